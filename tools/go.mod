@@ -1,0 +1,25 @@
+// The programs that .ci/run checks the code with, at fixed versions. By hand,
+// from the root of the repository:
+//
+//	GOWORK=off go tool -modfile=tools/go.mod gofumpt -l -w .
+//
+// A module of its own, and not part of go.work, so that they are in nobody's
+// module graph.
+module github.com/pgratelimit/ratelimit/tools
+
+go 1.26.0
+
+tool (
+	honnef.co/go/tools/cmd/staticcheck
+	mvdan.cc/gofumpt
+)
+
+require (
+	github.com/BurntSushi/toml v1.4.1-0.20240526193622-a339e1f7089c // indirect
+	golang.org/x/exp/typeparams v0.0.0-20231108232855-2478ac86f678 // indirect
+	golang.org/x/mod v0.41.0 // indirect
+	golang.org/x/sync v0.23.0 // indirect
+	golang.org/x/tools v0.51.0 // indirect
+	honnef.co/go/tools v0.8.2 // indirect
+	mvdan.cc/gofumpt v0.12.0 // indirect
+)
