@@ -1,0 +1,25 @@
+package migrations_test
+
+import (
+	"fmt"
+
+	"github.com/pgratelimit/ratelimit/migrations"
+)
+
+// The schema as plain SQL, for a migration tool other than goose. UpSQL, which
+// builds it, is longer.
+func ExampleDownSQL() {
+	fmt.Print(migrations.DownSQL())
+	// Output: DROP TABLE rate_limits;
+}
+
+// The files, as goose and other readers of an fs.FS see them.
+func Example() {
+	entries, err := migrations.FS.ReadDir(".")
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Println(entries[0].Name(), "is noted in", migrations.VersionTable)
+	// Output: 00001_rate_limits.sql is noted in rate_limits_version
+}

@@ -1,0 +1,84 @@
+package migrations
+
+import (
+	"fmt"
+	"regexp"
+	"strings"
+	"testing"
+)
+
+// Order of files() and goose's order are the same only while the names keep to
+// one width and have no gaps.
+func TestNames(t *testing.T) {
+	name := regexp.MustCompile(`^(\d{5})_[a-z0-9_]+\.sql$`)
+	for i, file := range files() {
+		match := name.FindStringSubmatch(file)
+		if match == nil {
+			t.Errorf("%s: want a name like 00001_words.sql", file)
+			continue
+		}
+		if want := fmt.Sprintf("%05d", i+1); match[1] != want {
+			t.Errorf("%s: got version %s, want %s", file, match[1], want)
+		}
+	}
+}
+
+func TestEveryFileGoesBothWays(t *testing.T) {
+	for _, file := range files() {
+		for _, way := range []direction{up, down} {
+			if strings.TrimSpace(join([]string{file}, way)) == "" {
+				t.Errorf("%s: no %s part", file, way)
+			}
+		}
+	}
+}
+
+func TestUpSQL(t *testing.T) {
+	got := UpSQL()
+	if !strings.Contains(got, "CREATE TABLE rate_limits (") {
+		t.Errorf("no CREATE TABLE in:\n%s", got)
+	}
+	if strings.Contains(got, "DROP TABLE") {
+		t.Errorf("a Down part in:\n%s", got)
+	}
+	if strings.Contains(got, "+goose") {
+		t.Errorf("an annotation in:\n%s", got)
+	}
+}
+
+func TestDownSQL(t *testing.T) {
+	if got, want := DownSQL(), "DROP TABLE rate_limits;\n"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+func TestPart(t *testing.T) {
+	const text = `-- about this file
+-- +goose NO TRANSACTION
+-- +goose Up
+CREATE TABLE a ();
+-- +goose StatementBegin
+CREATE FUNCTION f() RETURNS void LANGUAGE sql AS $$
+  SELECT; -- a comment of its own
+$$;
+-- +goose StatementEnd
+
+-- +goose Down
+DROP FUNCTION f;
+DROP TABLE a;
+`
+	tests := []struct {
+		way  direction
+		want string
+	}{
+		{up, "CREATE TABLE a ();\n" +
+			"CREATE FUNCTION f() RETURNS void LANGUAGE sql AS $$\n" +
+			"  SELECT; -- a comment of its own\n$$;\n"},
+		{down, "DROP FUNCTION f;\nDROP TABLE a;\n"},
+	}
+	for _, test := range tests {
+		if got := part(text, test.way); got != test.want {
+			t.Errorf("%s: got %q, want %q", test.way, got, test.want)
+		}
+	}
+}
