@@ -1,0 +1,56 @@
+# Runs one PostgreSQL server until its own stdin ends, then removes every trace.
+#
+# The process that wants the server holds the other end of stdin and writes
+# only the password, as one line. The kernel closes that end when the process
+# is gone, whichever way it went, so the server cannot outlive it.
+#
+# Arguments: the directory of the binaries, then the arguments of postgres.
+# When the server ends, or cannot start, the reason is on stderr.
+
+bin=$1
+shift
+umask 077
+# Nobody may be left to read stderr. That must not end the shell before its time.
+trap '' PIPE
+IFS= read -r password
+
+# Which directory the user of the server may write to is for the kernel to say.
+for base in "$TMPDIR" /tmp /var/tmp; do
+	dir=$(mktemp -d "$base/ratelimit-postgres.XXXXXX" 2>/dev/null) && break
+done
+if [ -z "$dir" ]; then
+	echo "no directory to write to: tried $TMPDIR, /tmp and /var/tmp" >&2
+	exit 1
+fi
+
+# Called with the exit status, once the server has ended.
+finish() {
+	tail -n 20 "$dir/log" >&2
+	cd / && rm -rf "$dir" || exit 1
+	exit "$1"
+}
+
+cd "$dir" || finish 1
+printf '%s\n' "$password" >password
+"$bin/initdb" -D "$dir/data" --username=postgres --pwfile=password \
+	--auth=scram-sha-256 --encoding=UTF8 --locale=C --no-sync \
+	>log 2>&1 </dev/null || finish 1
+
+# The shell gives background commands an empty stdin and ignores SIGQUIT in
+# them, hence the copy of stdin and the SIGTERM: it reaches a server that has
+# no signal handlers yet. SIGQUIT makes a running one stop without writing its
+# data, which nobody will read, nor waiting for its clients.
+exec 3<&0
+"$bin/postgres" -D "$dir/data" "$@" >log 2>&1 </dev/null 3<&- &
+server=$!
+{
+	read -r _ <&3
+	kill -TERM "$server"
+	kill -QUIT "$server"
+} 2>/dev/null &
+watcher=$!
+
+wait "$server"
+status=$?
+kill "$watcher" 2>/dev/null
+finish "$status"

@@ -1,0 +1,433 @@
+package throwaway
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/url"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// childVariable tells the test binary to be the child of TestParentKilled.
+const childVariable = "RATELIMIT_THROWAWAY_CHILD"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(childVariable) != "" {
+		if err := child(); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(1)
+		}
+		return
+	}
+	os.Exit(m.Run())
+}
+
+// child starts a server, prints its URL, and waits to be killed.
+func child() error {
+	s, err := startLocal(context.Background(), Options{})
+	if err != nil {
+		return err
+	}
+	fmt.Println(s.URL)
+	select {}
+}
+
+// startLocal starts a server from binaries, whatever DATABASE_URL says.
+func startLocal(ctx context.Context, opts Options) (*Server, error) {
+	return start(ctx, opts, machine{binDirs: binDirs, dockerHost: noEngine})
+}
+
+func noEngine(context.Context) (string, error) {
+	return "", errors.New("no engine in this test")
+}
+
+func noBinaries(context.Context) []string { return nil }
+
+func mustStartLocal(t *testing.T, opts Options) *Server {
+	t.Helper()
+	s, err := startLocal(t.Context(), opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s
+}
+
+// show returns a configuration parameter of the server.
+func show(t *testing.T, serverURL, parameter string) string {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), serverURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(context.Background())
+	var value string
+	if err := conn.QueryRow(t.Context(), "SHOW "+parameter).Scan(&value); err != nil {
+		t.Fatal(err)
+	}
+	return value
+}
+
+func exists(path string) bool {
+	_, err := os.Stat(path)
+	return err == nil
+}
+
+func TestStartAndClose(t *testing.T) {
+	s, err := startLocal(t.Context(), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Dir(show(t, s.URL, "data_directory"))
+	if !exists(dir) {
+		t.Errorf("%s does not exist while the server runs", dir)
+	}
+	if !strings.HasPrefix(s.Source, "PostgreSQL 1") {
+		t.Errorf("source %q", s.Source)
+	}
+
+	// A client that stays must not hold up Close.
+	conn, err := pgx.Connect(t.Context(), s.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+	var one int
+	if err := conn.QueryRow(t.Context(), "SELECT 1").Scan(&one); err != nil || one != 1 {
+		t.Errorf("SELECT 1: %d, %v", one, err)
+	}
+
+	for range 2 {
+		if err := s.Close(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if exists(dir) {
+		t.Errorf("%s still exists", dir)
+	}
+	if ping(t.Context(), s.URL) == nil {
+		t.Error("the server still answers")
+	}
+}
+
+func TestOptions(t *testing.T) {
+	for _, test := range []struct {
+		opts           Options
+		fsync, maxConn string
+	}{
+		{Options{}, "off", "200"},
+		{Options{Fsync: true, Settings: map[string]string{"max_connections": "17", "port": "1"}}, "on", "17"},
+	} {
+		s := mustStartLocal(t, test.opts)
+		for parameter, want := range map[string]string{
+			"fsync":            test.fsync,
+			"max_connections":  test.maxConn,
+			"listen_addresses": "127.0.0.1",
+			"server_encoding":  "UTF8",
+		} {
+			if got := show(t, s.URL, parameter); got != want {
+				t.Errorf("%+v: %s is %q, want %q", test.opts, parameter, got, want)
+			}
+		}
+	}
+}
+
+// A server must go with its process even if that has no chance to stop it.
+func TestParentKilled(t *testing.T) {
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), childVariable+"=1")
+	cmd.Stderr = os.Stderr
+	stdout, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = cmd.Wait() })
+
+	line, err := bufio.NewReader(stdout).ReadString('\n')
+	if err != nil {
+		t.Fatalf("the child printed no URL: %v", err)
+	}
+	serverURL := strings.TrimSpace(line)
+	dir := filepath.Dir(show(t, serverURL, "data_directory"))
+
+	// A client that stays must not keep the server alive.
+	conn, err := pgx.Connect(t.Context(), serverURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close(t.Context())
+
+	if err := cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	killed := time.Now()
+	for listens(t, serverURL) || exists(dir) {
+		if time.Since(killed) > 20*time.Second {
+			t.Fatalf("after %v: listens %v, directory exists %v", time.Since(killed), listens(t, serverURL), exists(dir))
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	t.Logf("all gone after %v", time.Since(killed))
+}
+
+// The same, at some moment of the start.
+func TestParentKilledEarly(t *testing.T) {
+	for _, delay := range []time.Duration{50, 200, 400, 800} {
+		delay *= time.Millisecond
+		t.Run(delay.String(), func(t *testing.T) {
+			t.Parallel()
+			dir := publicTempDir(t)
+			cmd := exec.Command(os.Args[0])
+			cmd.Env = append(os.Environ(), childVariable+"=1", "TMPDIR="+dir)
+			if err := cmd.Start(); err != nil {
+				t.Fatal(err)
+			}
+			time.Sleep(delay)
+			if err := cmd.Process.Kill(); err != nil {
+				t.Error(err)
+			}
+			_ = cmd.Wait()
+
+			killed := time.Now()
+			for !empty(t, dir) {
+				if time.Since(killed) > 20*time.Second {
+					t.Fatalf("%s is not empty after %v", dir, time.Since(killed))
+				}
+				time.Sleep(5 * time.Millisecond)
+			}
+		})
+	}
+}
+
+// publicTempDir is t.TempDir for servers that run as another user.
+func publicTempDir(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "throwaway-test")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	if err := os.Chmod(dir, 0o777); err != nil {
+		t.Fatal(err)
+	}
+	return dir
+}
+
+func empty(t *testing.T, dir string) bool {
+	t.Helper()
+	entries, err := os.ReadDir(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(entries) == 0
+}
+
+// listens reports whether anything listens at the URL's host and port.
+func listens(t *testing.T, serverURL string) bool {
+	t.Helper()
+	u, err := url.Parse(serverURL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := net.Dial("tcp", u.Host)
+	if err != nil {
+		return false
+	}
+	conn.Close()
+	return true
+}
+
+func TestDatabaseURL(t *testing.T) {
+	running := mustStartLocal(t, Options{})
+	s, err := start(t.Context(), Options{}, machine{databaseURL: running.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.URL != running.URL || s.Source != "DATABASE_URL" {
+		t.Errorf("got %+v", s)
+	}
+	if err := s.Close(); err != nil {
+		t.Error(err)
+	}
+	if err := ping(t.Context(), running.URL); err != nil {
+		t.Errorf("Close stopped a server that is not its own: %v", err)
+	}
+}
+
+func TestBadDatabaseURL(t *testing.T) {
+	running, err := url.Parse(mustStartLocal(t, Options{}).URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	running.User = url.UserPassword("postgres", "hunter2")
+
+	for name, databaseURL := range map[string]string{
+		"wrong password":  running.String(),
+		"nobody listens":  "postgres://user:hunter2@127.0.0.1:1/db",
+		"keywords":        "host=127.0.0.1 port=1 password=hunter2",
+		"no host":         "postgres://user:hunter2@:port/db",
+		"slash unescaped": "postgres://user:hunter2/hunter2@127.0.0.1/db",
+		"bad setting":     "postgres://user:hunter2@127.0.0.1/db?sslmode=perhaps",
+		"bad keywords":    "host=127.0.0.1 password='hunter2",
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := start(t.Context(), Options{}, machine{databaseURL: databaseURL})
+			if err == nil {
+				t.Fatal("no error")
+			}
+			if !strings.Contains(err.Error(), "DATABASE_URL") {
+				t.Errorf("the variable is not named: %v", err)
+			}
+			if strings.Contains(err.Error(), "hunter2") {
+				t.Errorf("the password is shown: %v", err)
+			}
+		})
+	}
+}
+
+func TestNothingFound(t *testing.T) {
+	_, err := start(t.Context(), Options{}, machine{binDirs: noBinaries, dockerHost: noEngine})
+	if err == nil {
+		t.Fatal("no error")
+	}
+	for _, want := range []string{"DATABASE_URL", "apt-get install postgresql", "brew install", "14 to 18", "found none", "Docker", "no engine in this test"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%q is missing from: %v", want, err)
+		}
+	}
+}
+
+// fakeBinaries makes a directory of server binaries that know their version
+// and nothing else.
+func fakeBinaries(t *testing.T, version string) string {
+	t.Helper()
+	dir := t.TempDir()
+	script := fmt.Sprintf("#!/bin/sh\necho 'postgres (PostgreSQL) %s'\n", version)
+	for _, name := range []string{"initdb", "postgres"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(script), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return dir
+}
+
+func TestNewest(t *testing.T) {
+	for _, test := range []struct {
+		versions []string
+		want     string
+	}{
+		{[]string{"15.9", "15.18 (Debian 15.18-0+deb12u1)", "14.30"}, "15.18"},
+		{[]string{"17.5", "18beta1", "19.0", "9.6.24"}, "18beta1"},
+		{[]string{"18rc1", "18.1", "18beta1"}, "18.1"},
+		{[]string{"14.0"}, "14.0"},
+	} {
+		dirs := []string{t.TempDir()} // holds no binaries
+		for _, version := range test.versions {
+			dirs = append(dirs, fakeBinaries(t, version))
+		}
+		inst, err := newest(t.Context(), dirs)
+		if err != nil || inst.version != test.want {
+			t.Errorf("%q: got %q, %v", test.versions, inst.version, err)
+		}
+	}
+}
+
+func TestUnsupportedBinaries(t *testing.T) {
+	dirs := []string{fakeBinaries(t, "13.4"), fakeBinaries(t, "")}
+	_, err := start(t.Context(), Options{}, machine{
+		binDirs:    func(context.Context) []string { return dirs },
+		dockerHost: noEngine,
+	})
+	for _, want := range []string{"passed over", "PostgreSQL 13.4 from " + dirs[0], dirs[1]} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q is missing from: %v", want, err)
+		}
+	}
+}
+
+func TestStartFails(t *testing.T) {
+	_, err := startLocal(t.Context(), Options{Settings: map[string]string{"no_such_parameter": "1"}})
+	if err == nil || !strings.Contains(err.Error(), `unrecognized configuration parameter "no_such_parameter"`) {
+		t.Errorf("the server's message is missing from: %v", err)
+	}
+}
+
+func TestPortTaken(t *testing.T) {
+	l, err := net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() { // answer, as a server would that is not PostgreSQL
+		for {
+			conn, err := l.Accept()
+			if err != nil {
+				return
+			}
+			conn.Close()
+		}
+	}()
+	inst, err := newest(t.Context(), binDirs(t.Context()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, port, _ := net.SplitHostPort(l.Addr().String())
+	if _, err := inst.startOn(t.Context(), port, Options{}); !errors.Is(err, errPortTaken) {
+		t.Errorf("got %v, want errPortTaken", err)
+	}
+}
+
+func TestStartCanceled(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := startLocal(ctx, Options{}); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestProgram has a shell play the program that starts a container.
+func TestProgram(t *testing.T) {
+	running := mustStartLocal(t, Options{})
+	stopped := filepath.Join(t.TempDir(), "stopped")
+	s, err := runProgram(t.Context(), exec.Command("sh", "-c", `echo "$0"; read -r _; touch "$1"`, running.URL, stopped))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s.URL != running.URL || exists(stopped) {
+		t.Errorf("got %+v, stopped %v", s, exists(stopped))
+	}
+	if err := s.Close(); err != nil || !exists(stopped) {
+		t.Errorf("Close: %v, stopped %v", err, exists(stopped))
+	}
+}
+
+func TestProgramFails(t *testing.T) {
+	_, err := runProgram(t.Context(), exec.Command("sh", "-c", "echo no image >&2; exit 3"))
+	if err == nil || !strings.Contains(err.Error(), "no image") {
+		t.Errorf("the program's stderr is missing from: %v", err)
+	}
+}
+
+func TestProgramCanceled(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+	defer cancel()
+	if _, err := runProgram(ctx, exec.Command("sleep", "60")); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v", err)
+	}
+}
