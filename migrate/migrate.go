@@ -1,0 +1,319 @@
+// Package migrate puts the schema of ratelimit in place, in one call:
+//
+//	applied, err := migrate.Up(ctx, pool, nil)
+//
+// Call it at every start of the program, before the first limit is used. When
+// there is nothing to do it changes nothing. Several processes may call it at
+// the same time: they take turns.
+//
+// The package runs the files of package migrations with goose. It notes what it
+// applied in a table of its own, [migrations.VersionTable], beside the table of
+// the limits, and neither sees nor touches the application's own migrations,
+// whether they use goose or not. Applications that would rather run the files
+// with their own goose do not need this package: see package migrations.
+//
+// # Connections
+//
+// All functions open up to two connections of their own, configured as those of
+// the pool that they are given, and close them before they return. The pool
+// itself is only asked for its configuration.
+//
+// Behind a connection pooler in transaction mode, such as PgBouncer, leave
+// [Config.Schema] empty, or go round the pooler: a search_path that is set on
+// such a connection is not kept for its owner, but handed on to others.
+//
+// # Errors
+//
+// Errors of the database can be had with errors.As as a *pgconn.PgError. A
+// migration runs in a transaction: one that fails leaves nothing behind, and
+// those before it stay. All functions are safe for concurrent use.
+package migrate
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"path"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/pressly/goose/v3"
+
+	"github.com/pgratelimit/ratelimit/migrations"
+)
+
+// Config says where the schema goes. The zero value, or a nil *Config, asks for
+// the defaults.
+type Config struct {
+	// Schema is the PostgreSQL schema that holds the tables, written as it is
+	// stored: it is quoted where need be. [Up] creates it if it is missing.
+	//
+	// Default: the first existing schema of the connection's search_path, which
+	// is public on most databases. The limiter's own connections look for the
+	// table along their search_path, so it must contain this schema.
+	Schema string
+}
+
+// A Migration is one step of the schema.
+type Migration struct {
+	Version int64  // 1, 2, 3, …
+	Name    string // of its file in package migrations
+	Applied bool   // whether the database has it, after the call that returned it
+}
+
+// Up brings the schema to the newest version and returns the migrations that it
+// applied, oldest first: none if the schema was there already.
+//
+// The role needs the right to create tables in the schema and, if the schema
+// itself is missing, to create schemas in the database.
+func Up(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Migration, error) {
+	var applied []Migration
+	err := withTarget(ctx, pool, cfg, func(t *target) (err error) {
+		applied, err = t.up(ctx)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("migrate up: %w", err)
+	}
+	return applied, nil
+}
+
+// Down takes the newest applied migration back, and only that one, and returns
+// it, or nil if none is applied. Call it until it returns nil to take all of
+// them back. The version table and the schema stay.
+//
+// Taking back version 1 drops the table: limits in use, debts and pauses are
+// lost, and every limit is full again.
+func Down(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (*Migration, error) {
+	var undone *Migration
+	err := withTarget(ctx, pool, cfg, func(t *target) (err error) {
+		undone, err = t.down(ctx)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("migrate down: %w", err)
+	}
+	return undone, nil
+}
+
+// Status returns all migrations, oldest first. It writes nothing, and waits for
+// no one.
+func Status(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Migration, error) {
+	var all []Migration
+	err := withTarget(ctx, pool, cfg, func(t *target) (err error) {
+		all, err = t.status(ctx)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("migrate status: %w", err)
+	}
+	return all, nil
+}
+
+// A target is a schema, and connections that have it first in their search_path.
+type target struct {
+	schema string // "" if the search_path was left as it is
+	pool   *pgxpool.Pool
+	goose  *goose.Provider
+}
+
+// withTarget runs f with connections of its own. They are made from the
+// configuration of the user's pool, because a search_path set on a connection
+// out of that pool would stay there after us, and because that configuration
+// knows things that no URL does, such as a BeforeConnect that fetches passwords.
+func withTarget(ctx context.Context, users *pgxpool.Pool, cfg *Config, f func(*target) error) error {
+	if users == nil {
+		return errors.New("the pool is nil")
+	}
+	var schema string
+	if cfg != nil {
+		schema = cfg.Schema
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, poolConfig(users.Config(), schema))
+	if err != nil {
+		return fmt.Errorf("connect: %w", err)
+	}
+	defer pool.Close()
+	db := stdlib.OpenDBFromPool(pool)
+	defer db.Close() // before pool.Close, which waits for its connections
+	provider, err := newProvider(db)
+	if err != nil {
+		return err
+	}
+	return f(&target{schema: schema, pool: pool, goose: provider})
+}
+
+// poolConfig turns the configuration of the user's pool into ours: two
+// connections, one that holds the lock and one that does the work.
+func poolConfig(cfg *pgxpool.Config, schema string) *pgxpool.Config {
+	cfg.MaxConns = 2
+	cfg.MinConns = 0
+	cfg.MinIdleConns = 0
+	if schema == "" {
+		return cfg
+	}
+	// A startup parameter would be shorter, but PgBouncer refuses it.
+	setPath := "SET search_path TO " + pgx.Identifier{schema}.Sanitize()
+	usersHook := cfg.AfterConnect
+	cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		if usersHook != nil {
+			if err := usersHook(ctx, conn); err != nil {
+				return err
+			}
+		}
+		_, err := conn.Exec(ctx, setPath)
+		return err
+	}
+	return cfg
+}
+
+func newProvider(db *sql.DB) (*goose.Provider, error) {
+	return goose.NewProvider(goose.DialectPostgres, db, migrations.FS,
+		goose.WithTableName(migrations.VersionTable),
+		// Without this, Go migrations that the host program registered for
+		// itself would be run as ours.
+		goose.WithDisableGlobalRegistry(true),
+	)
+}
+
+func (t *target) up(ctx context.Context) (applied []Migration, err error) {
+	if err := t.createSchema(ctx); err != nil {
+		return nil, err
+	}
+	if err := t.requireSchema(ctx); err != nil {
+		return nil, err
+	}
+	err = t.locked(ctx, func() error {
+		results, err := t.goose.Up(ctx)
+		for _, r := range results {
+			applied = append(applied, migration(r.Source, true))
+		}
+		return err
+	})
+	return applied, err
+}
+
+func (t *target) down(ctx context.Context) (undone *Migration, err error) {
+	err = t.locked(ctx, func() error {
+		if tracked, err := t.tracked(ctx); err != nil || !tracked {
+			return err
+		}
+		result, err := t.goose.Down(ctx)
+		if errors.Is(err, goose.ErrNoNextVersion) {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		m := migration(result.Source, false)
+		undone = &m
+		return nil
+	})
+	return undone, err
+}
+
+func (t *target) status(ctx context.Context) ([]Migration, error) {
+	tracked, err := t.tracked(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var all []Migration
+	if !tracked {
+		for _, source := range t.goose.ListSources() {
+			all = append(all, migration(source, false))
+		}
+		return all, nil
+	}
+	states, err := t.goose.Status(ctx)
+	for _, s := range states {
+		all = append(all, migration(s.Source, s.State == goose.StateApplied))
+	}
+	return all, err
+}
+
+// createSchema creates the configured schema if it is missing. It looks first,
+// because CREATE SCHEMA IF NOT EXISTS needs the right to create schemas even
+// where there is nothing to create.
+func (t *target) createSchema(ctx context.Context) error {
+	if t.schema == "" {
+		return nil
+	}
+	var exists bool
+	err := t.pool.QueryRow(ctx,
+		"SELECT EXISTS (SELECT FROM pg_namespace WHERE nspname = $1::text)", t.schema).Scan(&exists)
+	if err == nil && !exists {
+		_, err = t.pool.Exec(ctx, "CREATE SCHEMA IF NOT EXISTS "+pgx.Identifier{t.schema}.Sanitize())
+	}
+	if err != nil && !isDuplicate(err) {
+		return fmt.Errorf("create schema %q: %w", t.schema, err)
+	}
+	return nil
+}
+
+// isDuplicate reports whether someone else created the schema first. IF NOT
+// EXISTS does not cover that: it looks, and then inserts into a unique index,
+// where it waits for the other's transaction and fails if that commits.
+func isDuplicate(err error) bool {
+	const duplicateSchema, uniqueViolation = "42P06", "23505"
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && (pgErr.Code == duplicateSchema || pgErr.Code == uniqueViolation)
+}
+
+// requireSchema makes sure that unqualified names mean the tables that were
+// asked for. current_schema passes over schemas that the role must not use.
+func (t *target) requireSchema(ctx context.Context) error {
+	var current *string
+	if err := t.pool.QueryRow(ctx, "SELECT current_schema()::text").Scan(&current); err != nil {
+		return fmt.Errorf("read search_path: %w", err)
+	}
+	switch {
+	case t.schema == "" && current == nil:
+		return errors.New("the connection's search_path names no schema that this role may use: set Config.Schema")
+	case t.schema != "" && (current == nil || *current != t.schema):
+		return fmt.Errorf("schema %q cannot be used: this role lacks the right (USAGE), or a hook of the pool sets another search_path", t.schema)
+	}
+	return nil
+}
+
+// tracked reports whether goose has been here. It asks before goose is asked,
+// because goose would create its version table to find nothing in it.
+func (t *target) tracked(ctx context.Context) (exists bool, err error) {
+	err = t.pool.QueryRow(ctx, `
+		SELECT EXISTS (
+			SELECT FROM pg_tables
+			WHERE schemaname = coalesce(nullif($1::text, ''), current_schema())
+			AND tablename = $2::text
+		)`, t.schema, migrations.VersionTable).Scan(&exists)
+	if err != nil {
+		return false, fmt.Errorf("look for table %s: %w", migrations.VersionTable, err)
+	}
+	if t.schema != "" && !exists {
+		return false, nil // nor need the schema exist
+	}
+	return exists, t.requireSchema(ctx)
+}
+
+// lockID is the advisory lock that callers of this package take turns on, one
+// at a time in a database, whatever their schema: "rlimit" in ASCII. It is not
+// goose's default, for which the application's own migrations may be waiting.
+const lockID int64 = 0x72_6c_69_6d_69_74
+
+// locked runs f while no other caller of this package, in any process, runs
+// theirs. The lock belongs to a transaction that stays open beside the work:
+// unlike goose's own lock, which belongs to the session, it survives poolers in
+// transaction mode, cannot be left behind, and is waited for without polling.
+func (t *target) locked(ctx context.Context, f func() error) error {
+	return pgx.BeginFunc(ctx, t.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock($1::bigint)", lockID); err != nil {
+			return fmt.Errorf("wait for the lock: %w", err)
+		}
+		return f()
+	})
+}
+
+func migration(source *goose.Source, applied bool) Migration {
+	return Migration{Version: source.Version, Name: path.Base(source.Path), Applied: applied}
+}

@@ -1,0 +1,501 @@
+package migrate_test
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/fstest"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/stdlib"
+	"github.com/pressly/goose/v3"
+
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/migrate"
+	"github.com/pgratelimit/ratelimit/migrations"
+)
+
+var (
+	pending = []migrate.Migration{{Version: 1, Name: "00001_rate_limits.sql", Applied: false}}
+	applied = []migrate.Migration{{Version: 1, Name: "00001_rate_limits.sql", Applied: true}}
+)
+
+func TestTimeline(t *testing.T) {
+	ctx := t.Context()
+	db := pgtest.NewEmpty(t)
+	cfg := &migrate.Config{Schema: db.Schema}
+
+	wantStatus := func(want []migrate.Migration) {
+		t.Helper()
+		got, err := migrate.Status(ctx, db.Pool, cfg)
+		if err != nil || !slices.Equal(got, want) {
+			t.Fatalf("Status: got %v, %v, want %v", got, err, want)
+		}
+	}
+	wantUp := func(want []migrate.Migration) {
+		t.Helper()
+		got, err := migrate.Up(ctx, db.Pool, cfg)
+		if err != nil || !slices.Equal(got, want) {
+			t.Fatalf("Up: got %v, %v, want %v", got, err, want)
+		}
+	}
+	wantDown := func(want *migrate.Migration) {
+		t.Helper()
+		got, err := migrate.Down(ctx, db.Pool, cfg)
+		if err != nil || (got == nil) != (want == nil) || (got != nil && *got != *want) {
+			t.Fatalf("Down: got %v, %v, want %v", got, err, want)
+		}
+	}
+	wantTables := func(want ...string) {
+		t.Helper()
+		if got := tables(t, db.Pool, db.Schema); !slices.Equal(got, want) {
+			t.Fatalf("tables: got %v, want %v", got, want)
+		}
+	}
+
+	wantStatus(pending)
+	wantDown(nil)
+	wantTables() // neither of them left a version table
+	wantUp(applied)
+	wantTables("rate_limits", migrations.VersionTable)
+	wantStatus(applied)
+	wantUp(nil)
+	wantDown(&pending[0])
+	wantTables(migrations.VersionTable)
+	wantStatus(pending)
+	wantDown(nil)
+	wantUp(applied)
+	wantTables("rate_limits", migrations.VersionTable)
+}
+
+func TestDefaultSchema(t *testing.T) {
+	ctx := t.Context()
+	db := pgtest.NewEmpty(t)
+	pool := poolWith(t, db.Pool, "SET search_path TO no_such_schema, "+quote(db.Schema))
+
+	if got, err := migrate.Up(ctx, pool, nil); err != nil || !slices.Equal(got, applied) {
+		t.Fatalf("Up: got %v, %v, want %v", got, err, applied)
+	}
+	if got, err := migrate.Status(ctx, pool, nil); err != nil || !slices.Equal(got, applied) {
+		t.Errorf("Status: got %v, %v, want %v", got, err, applied)
+	}
+	if got, want := tables(t, pool, db.Schema), []string{"rate_limits", migrations.VersionTable}; !slices.Equal(got, want) {
+		t.Errorf("tables: got %v, want %v", got, want)
+	}
+}
+
+func TestMissingSchemaWithOddName(t *testing.T) {
+	ctx := t.Context()
+	db := pgtest.NewEmpty(t)
+	cfg := &migrate.Config{Schema: `My-"Schema" of ` + db.Schema}
+	dropSchema(t, db.Pool, cfg.Schema)
+
+	if got, err := migrate.Status(ctx, db.Pool, cfg); err != nil || !slices.Equal(got, pending) {
+		t.Fatalf("Status: got %v, %v, want %v", got, err, pending)
+	}
+	if got, err := migrate.Down(ctx, db.Pool, cfg); err != nil || got != nil {
+		t.Fatalf("Down: got %v, %v, want nil", got, err)
+	}
+	if got, err := migrate.Up(ctx, db.Pool, cfg); err != nil || !slices.Equal(got, applied) {
+		t.Fatalf("Up: got %v, %v, want %v", got, err, applied)
+	}
+	if got, want := tables(t, db.Pool, cfg.Schema), []string{"rate_limits", migrations.VersionTable}; !slices.Equal(got, want) {
+		t.Errorf("tables: got %v, want %v", got, want)
+	}
+}
+
+// Several processes start at once, on a database that has not even the schema.
+func TestAllAtOnce(t *testing.T) {
+	ctx := t.Context()
+	db := pgtest.NewEmpty(t)
+	cfg := &migrate.Config{Schema: db.Schema + "_at_once"}
+	dropSchema(t, db.Pool, cfg.Schema)
+
+	const callers = 8
+	var (
+		wg    sync.WaitGroup
+		did   [callers][]migrate.Migration
+		fails [callers]error
+	)
+	for i := range callers {
+		wg.Go(func() { did[i], fails[i] = migrate.Up(ctx, db.Pool, cfg) })
+	}
+	wg.Wait()
+
+	if err := errors.Join(fails[:]...); err != nil {
+		t.Error(err)
+	}
+	if got := slices.Concat(did[:]...); !slices.Equal(got, applied) {
+		t.Errorf("all of them together applied %v, want %v", got, applied)
+	}
+}
+
+func TestPoolIsLeftAlone(t *testing.T) {
+	ctx := t.Context()
+	db := pgtest.NewEmpty(t)
+	cfg := db.Pool.Config()
+	cfg.MaxConns = 1
+	pool := newPool(t, cfg)
+	conn, err := pool.Acquire(ctx) // the only one: needing it would wait for ever
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	before := searchPath(t, conn)
+
+	ctx, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if _, err := migrate.Up(ctx, pool, &migrate.Config{Schema: db.Schema}); err != nil {
+		t.Fatal(err)
+	}
+	if got := searchPath(t, conn); got != before {
+		t.Errorf("search_path: got %q, want %q", got, before)
+	}
+}
+
+func TestHostMigrationsAreNotDisturbed(t *testing.T) {
+	ctx := t.Context()
+	db := pgtest.NewEmpty(t)
+	pool := poolWith(t, db.Pool, "SET search_path TO "+quote(db.Schema))
+	host := newGoose(t, pool, fstest.MapFS{
+		"00001_host.sql": {Data: []byte("-- +goose Up\nCREATE TABLE host ();\n-- +goose Down\nDROP TABLE host;\n")},
+	})
+
+	if _, err := host.Up(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := migrate.Up(ctx, pool, nil); err != nil || !slices.Equal(got, applied) {
+		t.Fatalf("Up: got %v, %v, want %v", got, err, applied)
+	}
+	if pending, err := host.HasPending(ctx); err != nil || pending {
+		t.Errorf("host has pending migrations: got %t, %v, want false", pending, err)
+	}
+	if _, err := host.Down(ctx); err != nil {
+		t.Error(err)
+	}
+	if got, err := migrate.Status(ctx, pool, nil); err != nil || !slices.Equal(got, applied) {
+		t.Errorf("Status: got %v, %v, want %v", got, err, applied)
+	}
+	want := []string{goose.DefaultTablename, "rate_limits", migrations.VersionTable}
+	if got := tables(t, pool, db.Schema); !slices.Equal(got, want) {
+		t.Errorf("tables: got %v, want %v", got, want)
+	}
+}
+
+func TestGlobalGoMigrationsDoNotLeakIn(t *testing.T) {
+	db := pgtest.NewEmpty(t)
+	t.Cleanup(goose.ResetGlobalMigrations)
+	fail := func(context.Context, *sql.Tx) error { return errors.New("the host's migration was run as ours") }
+	goose.AddNamedMigrationContext("00001_host.go", fail, fail)
+	goose.AddNamedMigrationContext("00002_host.go", fail, fail)
+
+	got, err := migrate.Up(t.Context(), db.Pool, &migrate.Config{Schema: db.Schema})
+	if err != nil || !slices.Equal(got, applied) {
+		t.Errorf("Up: got %v, %v, want %v", got, err, applied)
+	}
+}
+
+// Whichever way the schema was put in place, it is the same schema.
+func TestAllWaysLeadToTheSameTable(t *testing.T) {
+	ctx := t.Context()
+	ways := []struct {
+		name string
+		up   func(pool *pgxpool.Pool) error
+	}{
+		{"migrate.Up", func(pool *pgxpool.Pool) error {
+			_, err := migrate.Up(ctx, pool, nil)
+			return err
+		}},
+		{"the user's own goose", func(pool *pgxpool.Pool) error {
+			_, err := newGoose(t, pool, migrations.FS, goose.WithTableName(migrations.VersionTable)).Up(ctx)
+			return err
+		}},
+		{"plain SQL", func(pool *pgxpool.Pool) error {
+			_, err := pool.Exec(ctx, migrations.UpSQL())
+			return err
+		}},
+	}
+	var want string
+	for _, way := range ways {
+		db := pgtest.NewEmpty(t)
+		pool := poolWith(t, db.Pool, "SET search_path TO "+quote(db.Schema))
+		if err := way.up(pool); err != nil {
+			t.Fatalf("%s: %v", way.name, err)
+		}
+		got := describe(t, pool)
+		if want == "" {
+			want = got
+		}
+		if got != want {
+			t.Errorf("%s: got\n%s\nwant\n%s", way.name, got, want)
+		}
+	}
+	if !strings.Contains(want, "fillfactor=50") || !strings.Contains(want, "PRIMARY KEY (name, key, shard)") {
+		t.Errorf("an incomplete table:\n%s", want)
+	}
+}
+
+func TestOwnGooseThenUp(t *testing.T) {
+	ctx := t.Context()
+	db := pgtest.NewEmpty(t)
+	pool := poolWith(t, db.Pool, "SET search_path TO "+quote(db.Schema))
+	if _, err := newGoose(t, pool, migrations.FS, goose.WithTableName(migrations.VersionTable)).Up(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := migrate.Up(ctx, pool, nil); err != nil || got != nil {
+		t.Errorf("Up: got %v, %v, want nothing to do", got, err)
+	}
+}
+
+func TestDownSQL(t *testing.T) {
+	ctx := t.Context()
+	db := pgtest.NewEmpty(t)
+	pool := poolWith(t, db.Pool, "SET search_path TO "+quote(db.Schema))
+	if _, err := pool.Exec(ctx, migrations.UpSQL()+migrations.DownSQL()); err != nil {
+		t.Fatal(err)
+	}
+	if got := tables(t, pool, db.Schema); len(got) != 0 {
+		t.Errorf("tables: got %v, want none", got)
+	}
+}
+
+func TestErrors(t *testing.T) {
+	const insufficientPrivilege = "42501"
+	db := pgtest.NewEmpty(t)
+	// A role that every server has and that may do nothing here.
+	asMonitor := poolWith(t, db.Pool, "SET ROLE pg_monitor")
+	grantUsage := "GRANT USAGE ON SCHEMA " + quote(db.Schema) + " TO pg_monitor"
+
+	tests := []struct {
+		name   string
+		before string
+		pool   *pgxpool.Pool
+		schema string
+		words  string // that the message must have
+		code   string // of the PgError inside, if any
+	}{
+		{"nil pool", "", nil, "", "migrate up: the pool is nil", ""},
+		{"no schema", "", poolWith(t, db.Pool, "SET search_path TO ''"), "", "set Config.Schema", ""},
+		{"no right to use the schema", "", asMonitor, db.Schema, "lacks the right (USAGE)", ""},
+		{"no right to create tables", grantUsage, asMonitor, db.Schema, "permission denied for schema " + db.Schema, insufficientPrivilege},
+		{"no right to create the schema", "", asMonitor, db.Schema + "_missing", `create schema "` + db.Schema + `_missing": `, insufficientPrivilege},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			if _, err := db.Pool.Exec(t.Context(), test.before); err != nil {
+				t.Fatal(err)
+			}
+			_, err := migrate.Up(t.Context(), test.pool, &migrate.Config{Schema: test.schema})
+			if err == nil || !strings.Contains(err.Error(), test.words) {
+				t.Errorf("got error %v, want one with %q", err, test.words)
+			}
+			if got := sqlState(err); got != test.code {
+				t.Errorf("SQLSTATE: got %q, want %q", got, test.code)
+			}
+		})
+	}
+}
+
+// The reason for the table's fillfactor, and for its only index. The test has a
+// database of its own: old row versions cannot be cleared away while any
+// transaction in the same database could still see them.
+func TestUpdatesStayHOT(t *testing.T) {
+	const updates = 10_000
+	tests := []struct {
+		name string
+		rows int
+	}{
+		{"one row", 1},
+		{"many rows", 1_000},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			pool := newDatabase(t)
+			if _, err := migrate.Up(t.Context(), pool, nil); err != nil {
+				t.Fatal(err)
+			}
+			updateOneByOne(t, pool, test.rows, updates)
+			if hot := hotUpdates(t, pool, updates); hot <= updates*99/100 {
+				t.Errorf("got %d HOT updates of %d, want more than 99 %%", hot, updates)
+			}
+		})
+	}
+}
+
+// updateOneByOne spends on the rows in turn, in a transaction each.
+func updateOneByOne(t *testing.T, pool *pgxpool.Pool, rows, updates int) {
+	t.Helper()
+	spend := fmt.Sprintf(`
+		DO $$ BEGIN
+			FOR i IN 1..%d LOOP
+				INSERT INTO rate_limits AS r (name, key, shard, value, ts)
+				VALUES ('l', 'user ' || i %% %d, 0, 100, clock_timestamp())
+				ON CONFLICT (name, key, shard) DO UPDATE
+				SET value = r.value - 0.001, ts = greatest(r.ts, excluded.ts);
+				COMMIT;
+			END LOOP;
+		END $$`, rows+updates, rows)
+	for _, stmt := range []string{"SET synchronous_commit TO off", spend} {
+		conn, err := pool.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		_, err = conn.Exec(t.Context(), stmt)
+		conn.Release()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	// A server process reports its counts when it ends, at the latest.
+	pool.Reset()
+}
+
+// hotUpdates waits until the statistics know of all updates and returns how
+// many of them were HOT.
+func hotUpdates(t *testing.T, pool *pgxpool.Pool, updates int) (hot int) {
+	t.Helper()
+	var seen int
+	for deadline := time.Now().Add(30 * time.Second); seen < updates; time.Sleep(50 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("the statistics show %d of %d updates", seen, updates)
+		}
+		err := pool.QueryRow(t.Context(),
+			"SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'rate_limits'").Scan(&seen, &hot)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Logf("%d of %d updates were HOT", hot, seen)
+	return hot
+}
+
+// newDatabase returns a pool for a new database on the server of the tests.
+func newDatabase(t *testing.T) *pgxpool.Pool {
+	t.Helper()
+	db := pgtest.NewEmpty(t)
+	name := db.Schema + "_db"
+	if _, err := db.Pool.Exec(t.Context(), "CREATE DATABASE "+quote(name)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := db.Pool.Exec(context.Background(), "DROP DATABASE "+quote(name)); err != nil {
+			t.Error(err)
+		}
+	})
+	cfg, err := pgxpool.ParseConfig(pgtest.URL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	cfg.ConnConfig.Database = name
+	cfg.MaxConns = 1
+	return newPool(t, cfg)
+}
+
+// poolWith returns a pool like another whose new connections begin with setup.
+func poolWith(t *testing.T, pool *pgxpool.Pool, setup string) *pgxpool.Pool {
+	t.Helper()
+	cfg := pool.Config()
+	before := cfg.AfterConnect
+	cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		if before != nil {
+			if err := before(ctx, conn); err != nil {
+				return err
+			}
+		}
+		_, err := conn.Exec(ctx, setup)
+		return err
+	}
+	return newPool(t, cfg)
+}
+
+func newPool(t *testing.T, cfg *pgxpool.Config) *pgxpool.Pool {
+	t.Helper()
+	pool, err := pgxpool.NewWithConfig(t.Context(), cfg)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+// newGoose returns a provider as an application makes it for itself.
+func newGoose(t *testing.T, pool *pgxpool.Pool, files fs.FS, options ...goose.ProviderOption) *goose.Provider {
+	t.Helper()
+	db := stdlib.OpenDBFromPool(pool)
+	t.Cleanup(func() { db.Close() })
+	options = append(options, goose.WithDisableGlobalRegistry(true))
+	provider, err := goose.NewProvider(goose.DialectPostgres, db, files, options...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return provider
+}
+
+func quote(name string) string { return pgx.Identifier{name}.Sanitize() }
+
+func dropSchema(t *testing.T, pool *pgxpool.Pool, name string) {
+	t.Cleanup(func() {
+		if _, err := pool.Exec(context.Background(), "DROP SCHEMA IF EXISTS "+quote(name)+" CASCADE"); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+func tables(t *testing.T, pool *pgxpool.Pool, schema string) []string {
+	t.Helper()
+	rows, err := pool.Query(t.Context(),
+		`SELECT tablename::text FROM pg_tables WHERE schemaname = $1::text ORDER BY tablename COLLATE "C"`, schema)
+	if err != nil {
+		t.Fatal(err)
+	}
+	names, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return names
+}
+
+func searchPath(t *testing.T, conn *pgxpool.Conn) (path string) {
+	t.Helper()
+	if err := conn.QueryRow(t.Context(), "SELECT current_setting('search_path')").Scan(&path); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// describe returns all that matters of the table, as text.
+func describe(t *testing.T, pool *pgxpool.Pool) (text string) {
+	t.Helper()
+	err := pool.QueryRow(t.Context(), `
+		SELECT concat_ws(E'\n',
+			(SELECT concat_ws(' ', reloptions::text, obj_description(oid)) FROM pg_class WHERE oid = table_oid),
+			(SELECT string_agg(concat_ws(' ', attname, format_type(atttypid, atttypmod), attnotnull,
+				attcollation::regcollation, col_description(attrelid, attnum)), E'\n' ORDER BY attnum)
+				FROM pg_attribute WHERE attrelid = table_oid AND attnum > 0),
+			(SELECT string_agg(pg_get_constraintdef(oid), E'\n' ORDER BY conname)
+				FROM pg_constraint WHERE conrelid = table_oid),
+			(SELECT string_agg(indexrelid::regclass::text, E'\n' ORDER BY indexrelid)
+				FROM pg_index WHERE indrelid = table_oid))
+		FROM (SELECT 'rate_limits'::regclass AS table_oid) AS t`).Scan(&text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return text
+}
+
+func sqlState(err error) string {
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) {
+		return pgErr.Code
+	}
+	return ""
+}
