@@ -1,0 +1,284 @@
+package ratelimit
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+)
+
+const year = 365 * 24 * time.Hour
+
+// fieldErrors is every *FieldError in err, which may be joined.
+func fieldErrors(err error) []*FieldError {
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		var all []*FieldError
+		for _, e := range joined.Unwrap() {
+			all = append(all, fieldErrors(e)...)
+		}
+		return all
+	}
+	var fe *FieldError
+	if errors.As(err, &fe) {
+		return []*FieldError{fe}
+	}
+	return nil
+}
+
+// windowOf is a fixed window with the fields of l, for what holds of both
+// kinds.
+func windowOf(l TokenBucket) FixedWindow {
+	return FixedWindow{
+		Name: l.Name, Rate: l.Rate, Period: l.Period, Capacity: l.Capacity,
+		MaxReserved: l.MaxReserved, Shards: l.Shards,
+	}
+}
+
+func TestValidate(t *testing.T) {
+	nan, inf := math.NaN(), math.Inf(1)
+	tests := []struct {
+		name  string
+		limit TokenBucket
+		want  []string // each bad field and its value
+	}{
+		{"least", TokenBucket{Name: "a", Rate: 1, Period: time.Second}, nil},
+		{"every field", TokenBucket{Name: "a", Rate: 0.5, Period: time.Hour, Capacity: 2.5, MaxReserved: 7.25, Shards: 4}, nil},
+		{"none", TokenBucket{Name: "a", Rate: 1, Period: time.Second, Capacity: None, MaxReserved: None}, nil},
+		{"zero", TokenBucket{}, []string{"Name ", "Rate 0", "Period 0s"}},
+
+		{"longest name", TokenBucket{Name: strings.Repeat("n", 255), Rate: 1, Period: time.Second}, nil},
+		{"long name", TokenBucket{Name: strings.Repeat("n", 256), Rate: 1, Period: time.Second}, []string{"Name " + strings.Repeat("n", 256)}},
+		{"name in UTF-8", TokenBucket{Name: "größe/日本", Rate: 1, Period: time.Second}, nil},
+		{"name not UTF-8", TokenBucket{Name: "a\xff", Rate: 1, Period: time.Second}, []string{"Name a\xff"}},
+		{"name with NUL", TokenBucket{Name: "a\x00b", Rate: 1, Period: time.Second}, []string{"Name a\x00b"}},
+
+		{"negative rate", TokenBucket{Name: "a", Rate: -1, Period: time.Second}, []string{"Rate -1"}},
+		{"rate NaN", TokenBucket{Name: "a", Rate: nan, Period: time.Second}, []string{"Rate NaN"}},
+		{"rate Inf", TokenBucket{Name: "a", Rate: inf, Period: time.Second}, []string{"Rate +Inf"}},
+		{"rate -Inf", TokenBucket{Name: "a", Rate: -inf, Period: time.Second}, []string{"Rate -Inf"}},
+		{"rate none", TokenBucket{Name: "a", Rate: None, Period: time.Second}, []string{"Rate 5e-324"}},
+		{"largest rate", TokenBucket{Name: "a", Rate: 1e12, Period: time.Second}, nil},
+		{"large rate", TokenBucket{Name: "a", Rate: 1.001e12, Period: time.Second, Capacity: 1}, []string{"Rate 1.001e+12"}},
+
+		{"shortest period", TokenBucket{Name: "a", Rate: 1, Period: time.Microsecond}, nil},
+		{"negative period", TokenBucket{Name: "a", Rate: 1, Period: -time.Second}, []string{"Period -1s"}},
+		{"period below a microsecond", TokenBucket{Name: "a", Rate: 1, Period: time.Nanosecond}, []string{"Period 1ns"}},
+		{"period not whole microseconds", TokenBucket{Name: "a", Rate: 1, Period: time.Second + 500}, []string{"Period 1.0000005s"}},
+		{"longest period", TokenBucket{Name: "a", Rate: 1, Period: 100 * year}, nil},
+		{"long period", TokenBucket{Name: "a", Rate: 1, Period: 100*year + time.Microsecond, Capacity: None}, []string{"Period 876000h0m0.000001s"}},
+
+		{"negative capacity", TokenBucket{Name: "a", Rate: 1, Period: time.Second, Capacity: -1}, []string{"Capacity -1"}},
+		{"capacity NaN", TokenBucket{Name: "a", Rate: 1, Period: time.Second, Capacity: nan}, []string{"Capacity NaN"}},
+		{"capacity Inf", TokenBucket{Name: "a", Rate: 1, Period: time.Second, Capacity: inf}, []string{"Capacity +Inf"}},
+		{"largest capacity", TokenBucket{Name: "a", Rate: 1e12, Period: time.Second, Capacity: 1e12}, nil},
+		{"large capacity", TokenBucket{Name: "a", Rate: 1e12, Period: time.Second, Capacity: 1.001e12}, []string{"Capacity 1.001e+12"}},
+		{"fills in 100 years", TokenBucket{Name: "a", Rate: 1, Period: year, Capacity: 100}, nil},
+		{"fills in 101 years", TokenBucket{Name: "a", Rate: 1, Period: year, Capacity: 101}, []string{"Capacity 101"}},
+		{"never fills", TokenBucket{Name: "a", Rate: 1e-300, Period: year, Capacity: 1e12}, []string{"Capacity 1e+12"}},
+
+		{"negative debt", TokenBucket{Name: "a", Rate: 1, Period: time.Second, MaxReserved: -1}, []string{"MaxReserved -1"}},
+		{"debt NaN", TokenBucket{Name: "a", Rate: 1, Period: time.Second, MaxReserved: nan}, []string{"MaxReserved NaN"}},
+		{"debt Inf", TokenBucket{Name: "a", Rate: 1, Period: time.Second, MaxReserved: inf}, []string{"MaxReserved +Inf"}},
+		{"largest debt", TokenBucket{Name: "a", Rate: 1, Period: time.Second, MaxReserved: 1e12}, nil},
+		{"large debt", TokenBucket{Name: "a", Rate: 1, Period: time.Second, MaxReserved: 1.001e12}, []string{"MaxReserved 1.001e+12"}},
+
+		{"negative shards", TokenBucket{Name: "a", Rate: 1, Period: time.Second, Shards: -1}, []string{"Shards -1"}},
+		{"most shards", TokenBucket{Name: "a", Rate: 1, Period: time.Second, Shards: 1024}, nil},
+		{"many shards", TokenBucket{Name: "a", Rate: 1, Period: time.Second, Shards: 1025}, []string{"Shards 1025"}},
+
+		{
+			"everything", TokenBucket{Rate: nan, Period: -1, Capacity: -2, MaxReserved: inf, Shards: -3},
+			[]string{"Name ", "Rate NaN", "Capacity -2", "MaxReserved +Inf", "Period -1ns", "Shards -3"},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			for _, limit := range []Limit{tt.limit, windowOf(tt.limit)} {
+				err := limit.Validate()
+				var got []string
+				for _, fe := range fieldErrors(err) {
+					got = append(got, fmt.Sprintf("%s %v", fe.Field, fe.Value))
+					if fe.Limit != tt.limit.Name || fe.Reason == "" {
+						t.Errorf("%T: %s: Limit, Reason = %q, %q, want %q and a reason", limit, fe.Field, fe.Limit, fe.Reason, tt.limit.Name)
+					}
+				}
+				slices.Sort(got)
+				want := slices.Sorted(slices.Values(tt.want))
+				if !slices.Equal(got, want) {
+					t.Errorf("%T: Validate() = %v, bad fields %q, want %q", limit, err, got, want)
+				}
+				if got, want := errors.Is(err, ErrInvalid), len(tt.want) > 0; got != want {
+					t.Errorf("%T: errors.Is(err, ErrInvalid) = %v, want %v", limit, got, want)
+				}
+				if errors.Is(err, ErrNever) || errors.Is(err, ErrRefused) {
+					t.Errorf("%T: %v is ErrNever or ErrRefused", limit, err)
+				}
+			}
+		})
+	}
+}
+
+// One bad field is a plain *FieldError, without a wrapper of one.
+func TestValidateOneError(t *testing.T) {
+	err := TokenBucket{Name: "a", Rate: -1, Period: time.Second}.Validate()
+	got, ok := err.(*FieldError)
+	if !ok {
+		t.Fatalf("Validate() = %T, want *FieldError", err)
+	}
+	if got.Limit != "a" || got.Field != "Rate" || got.Value != -1.0 {
+		t.Errorf("Validate() = %+v, want Rate -1 of limit a", got)
+	}
+	if got, want := err.Error(), `ratelimit: limit "a": Rate -1: must not be negative`; got != want {
+		t.Errorf("Error() = %q, want %q", got, want)
+	}
+}
+
+func TestDefinition(t *testing.T) {
+	inf := math.Inf(1)
+	start := time.Date(2025, 1, 6, 0, 0, 0, 0, time.UTC)
+	tests := []struct {
+		name  string
+		limit Limit
+		want  Definition
+	}{
+		{
+			"bucket's defaults", TokenBucket{Name: "a", Rate: 10, Period: time.Minute},
+			Definition{Name: "a", Kind: KindTokenBucket, Rate: 10, Period: time.Minute, Capacity: 10, MaxReserved: inf, Shards: 1},
+		},
+		{
+			"bucket's None", TokenBucket{Name: "a", Rate: 10, Period: time.Minute, Capacity: None, MaxReserved: None},
+			Definition{Name: "a", Kind: KindTokenBucket, Rate: 10, Period: time.Minute, Capacity: 0, MaxReserved: 0, Shards: 1},
+		},
+		{
+			"bucket's own", TokenBucket{Name: "a", Rate: 10, Period: time.Minute, Capacity: 2.5, MaxReserved: 0.5, Shards: 8},
+			Definition{Name: "a", Kind: KindTokenBucket, Rate: 10, Period: time.Minute, Capacity: 2.5, MaxReserved: 0.5, Shards: 8},
+		},
+		{
+			"window's defaults", FixedWindow{Name: "a", Rate: 10, Period: time.Minute},
+			Definition{Name: "a", Kind: KindFixedWindow, Rate: 10, Period: time.Minute, Capacity: 10, MaxReserved: inf, Shards: 1},
+		},
+		{
+			"window's None", FixedWindow{Name: "a", Rate: 10, Period: time.Minute, Capacity: None, MaxReserved: None},
+			Definition{Name: "a", Kind: KindFixedWindow, Rate: 10, Period: time.Minute, Capacity: 0, MaxReserved: 0, Shards: 1},
+		},
+		{
+			"window's own", FixedWindow{Name: "a", Rate: 10, Period: time.Minute, Capacity: 2.5, MaxReserved: 0.5, Shards: 8, Start: start},
+			Definition{Name: "a", Kind: KindFixedWindow, Rate: 10, Period: time.Minute, Capacity: 2.5, MaxReserved: 0.5, Shards: 8, Start: start},
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			if got := tt.limit.Definition(); got != tt.want {
+				t.Errorf("Definition() = %+v, want %+v", got, tt.want)
+			}
+		})
+	}
+}
+
+// The tick is the resolution of the limit's clock.
+func TestTick(t *testing.T) {
+	tests := []struct {
+		limit Limit
+		want  time.Duration
+	}{
+		{TokenBucket{Name: "a", Rate: 1, Period: time.Hour}, time.Microsecond},
+		{FixedWindow{Name: "a", Rate: 1, Period: time.Hour}, time.Hour},
+	}
+	for _, tt := range tests {
+		if got := tt.limit.Definition().Tick(); got != tt.want {
+			t.Errorf("%T: Tick() = %v, want %v", tt.limit, got, tt.want)
+		}
+	}
+}
+
+func TestFor(t *testing.T) {
+	bucket := TokenBucket{Name: "a", Rate: 1, Period: time.Second}
+	window := windowOf(bucket)
+	tests := []struct {
+		got, want Request
+	}{
+		{bucket.For("k"), Request{Limit: bucket, Key: "k", Count: 1}},
+		{bucket.ForN("k", 2.5), Request{Limit: bucket, Key: "k", Count: 2.5}},
+		{window.For(""), Request{Limit: window, Key: "", Count: 1}},
+		{window.ForN("", 0), Request{Limit: window, Key: "", Count: 0}},
+	}
+	for _, tt := range tests {
+		if tt.got != tt.want {
+			t.Errorf("got %+v, want %+v", tt.got, tt.want)
+		}
+	}
+}
+
+func TestRequestValidate(t *testing.T) {
+	limit := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
+	tests := []struct {
+		name    string
+		request Request
+		want    []string // each bad field and its value
+	}{
+		{"plain", limit.For("user 1"), nil},
+		{"empty key", limit.For(""), nil},
+		{"key in UTF-8", limit.For("größe/日本"), nil},
+		{"longest key", limit.For(strings.Repeat("k", 2048)), nil},
+		{"long key", limit.For(strings.Repeat("k", 2049)), []string{"Key " + strings.Repeat("k", 2049)}},
+		{"long key in bytes", limit.For(strings.Repeat("ä", 1025)), []string{"Key " + strings.Repeat("ä", 1025)}},
+		{"key not UTF-8", limit.For("k\xc3"), []string{"Key k\xc3"}},
+		{"key with NUL", limit.For("k\x00"), []string{"Key k\x00"}},
+
+		{"count 0", limit.ForN("k", 0), nil},
+		{"count a fraction", limit.ForN("k", 0.001), nil},
+		{"largest count", limit.ForN("k", 1e12), nil},
+		{"large count", limit.ForN("k", 1.001e12), []string{"Count 1.001e+12"}},
+		{"negative count", limit.ForN("k", -1), []string{"Count -1"}},
+		{"count NaN", limit.ForN("k", math.NaN()), []string{"Count NaN"}},
+		{"count Inf", limit.ForN("k", math.Inf(1)), []string{"Count +Inf"}},
+
+		{"no limit", Request{Key: "k", Count: 1}, []string{"Limit <nil>"}},
+		{"bad limit", FixedWindow{Name: "a", Rate: -1, Shards: -1}.For("k"), []string{"Rate -1", "Period 0s", "Shards -1"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			err := tt.request.Validate()
+			var got []string
+			for _, fe := range fieldErrors(err) {
+				got = append(got, fmt.Sprintf("%s %v", fe.Field, fe.Value))
+			}
+			if !slices.Equal(got, tt.want) {
+				t.Errorf("Validate() = %v, bad fields %q, want %q", err, got, tt.want)
+			}
+			if got, want := errors.Is(err, ErrInvalid), len(tt.want) > 0; got != want {
+				t.Errorf("errors.Is(err, ErrInvalid) = %v, want %v", got, want)
+			}
+		})
+	}
+}
+
+// A long value is cut, so that one bad key does not fill the log.
+func TestFieldErrorIsShort(t *testing.T) {
+	limit := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
+	got := limit.For(strings.Repeat("k", 100_000)).Validate().Error()
+	want := `ratelimit: limit "a": Key "` + strings.Repeat("k", 64) + `"…: must be at most 2048 bytes long`
+	if got != want {
+		t.Errorf("Error() = %.200q, want %q", got, want)
+	}
+}
+
+func TestKindString(t *testing.T) {
+	tests := []struct {
+		kind Kind
+		want string
+	}{
+		{KindTokenBucket, "token bucket"},
+		{KindFixedWindow, "fixed window"},
+		{0, "Kind(0)"},
+		{7, "Kind(7)"},
+	}
+	for _, tt := range tests {
+		if got := tt.kind.String(); got != tt.want {
+			t.Errorf("Kind(%d).String() = %q, want %q", uint8(tt.kind), got, tt.want)
+		}
+	}
+}

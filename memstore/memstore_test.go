@@ -1,0 +1,654 @@
+package memstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/memstore"
+)
+
+const d = 100 * time.Millisecond
+
+// A timeline's instants. At 10 tokens a second, d brings one token, exactly.
+var (
+	t0 = time.Date(2025, 3, 14, 12, 0, 0, 0, time.UTC)
+	t1 = t0.Add(1 * d)
+	t2 = t0.Add(2 * d)
+	t3 = t0.Add(3 * d)
+	t4 = t0.Add(4 * d)
+	t5 = t0.Add(5 * d)
+	t6 = t0.Add(6 * d)
+	t9 = t0.Add(9 * d)
+)
+
+var (
+	bucket = ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: time.Second, Capacity: 5, MaxReserved: 3}
+	other  = ratelimit.TokenBucket{Name: "other", Rate: 10, Period: time.Second}
+	window = ratelimit.FixedWindow{Name: "window", Rate: 3, Period: 4 * d, Start: t0, MaxReserved: ratelimit.None}
+)
+
+// clock is an instant that a test sets.
+type clock struct{ now time.Time }
+
+func (c *clock) read() time.Time { return c.now }
+
+// verb is what a step of a timeline does; its answer is told in a line.
+type verb func(ctx context.Context, s *memstore.Store) (string, error)
+
+type step struct {
+	at   time.Time
+	do   verb
+	want string
+}
+
+func run(t *testing.T, steps []step) {
+	t.Helper()
+	var c clock
+	s := memstore.New(c.read)
+	for i, st := range steps {
+		c.now = st.at
+		got, err := st.do(context.Background(), s)
+		if err != nil || got != st.want {
+			t.Errorf("step %d at t0%+v: %q, %v, want %q", i, st.at.Sub(t0), got, err, st.want)
+		}
+	}
+}
+
+// show tells a result: OK, the wait, and each limit's value.
+func show(res ratelimit.Result, err error) (string, error) {
+	line := fmt.Sprint(res.OK, " ", res.RetryAfter)
+	for _, s := range res.Each {
+		line += fmt.Sprint(" ", s.Value)
+	}
+	return line, err
+}
+
+func allow(requests ...ratelimit.Request) verb {
+	return func(ctx context.Context, s *memstore.Store) (string, error) {
+		return show(s.Allow(ctx, requests...))
+	}
+}
+
+func reserve(requests ...ratelimit.Request) verb {
+	return func(ctx context.Context, s *memstore.Store) (string, error) {
+		return show(s.Reserve(ctx, requests...))
+	}
+}
+
+func check(requests ...ratelimit.Request) verb {
+	return func(ctx context.Context, s *memstore.Store) (string, error) {
+		return show(s.Check(ctx, requests...))
+	}
+}
+
+func checkReserve(requests ...ratelimit.Request) verb {
+	return func(ctx context.Context, s *memstore.Store) (string, error) {
+		return show(s.CheckReserve(ctx, requests...))
+	}
+}
+
+func reset(r ratelimit.Request) verb {
+	return func(ctx context.Context, s *memstore.Store) (string, error) {
+		return "", s.Reset(ctx, r)
+	}
+}
+
+func credit(r ratelimit.Request) verb {
+	return func(ctx context.Context, s *memstore.Store) (string, error) {
+		status, err := s.Credit(ctx, r)
+		return fmt.Sprint(status.OK, " ", status.RetryAfter, " ", status.Value), err
+	}
+}
+
+func pause(r ratelimit.Request, until time.Time) verb {
+	return func(ctx context.Context, s *memstore.Store) (string, error) {
+		paused, err := s.Pause(ctx, r, until)
+		return fmt.Sprint(paused), err
+	}
+}
+
+func prune(limits ...ratelimit.Limit) verb {
+	return func(ctx context.Context, s *memstore.Store) (string, error) {
+		n, err := s.Prune(ctx, limits...)
+		return fmt.Sprint(n), err
+	}
+}
+
+func TestAllow(t *testing.T) {
+	run(t, []step{
+		{t0, allow(bucket.ForN("a", 5)), "true 0s 0"},
+		{t0, allow(bucket.For("a")), "false 100ms 0"},
+		{t0, allow(bucket.For("b")), "true 0s 4"}, // each key by itself
+		{t0, allow(other.For("a")), "true 0s 9"},  // each limit by itself
+		{t1, allow(bucket.For("a")), "true 0s 0"},
+
+		{t1, allow(window.ForN("a", 3)), "true 0s 0"},
+		{t3, allow(window.For("a")), "false 100ms 0"},
+		{t4, allow(window.For("a")), "true 0s 2"},
+	})
+}
+
+func TestAllowSeveral(t *testing.T) {
+	run(t, []step{
+		{t0, allow(other.ForN("", 2), bucket.ForN("", 3), window.For("")), "true 0s 8 2 2"},
+		{t0, allow(other.ForN("", 2), bucket.ForN("", 3), window.For("")), "false 100ms 8 2 2"},
+		{t0, allow(window.ForN("", 3), bucket.ForN("", 3)), "false 400ms 2 2"},
+		{t0, check(other.For(""), bucket.For(""), window.For("")), "true 0s 8 2 2"}, // nothing was taken
+		{t0, allow(bucket.For(""), bucket.For("")), "true 0s 0"},                    // the same twice is one
+	})
+}
+
+func TestReserve(t *testing.T) {
+	run(t, []step{
+		{t0, reserve(bucket.ForN("a", 6)), "true 100ms -1"},
+		{t0, reserve(bucket.ForN("a", 2)), "true 300ms -3"},
+		{t0, reserve(bucket.ForN("a", 2)), "false 200ms -3"},
+		{t2, reserve(bucket.ForN("a", 2)), "true 300ms -3"},
+		{t2, allow(bucket.ForN("a", 0)), "false 300ms -3"},
+		{t5, allow(bucket.ForN("a", 0)), "true 0s 0"},
+		{t5, reserve(other.ForN("a", 12), bucket.ForN("a", 1)), "true 200ms -2 -1"},
+	})
+}
+
+// A check says what the verb would and takes nothing.
+func TestCheck(t *testing.T) {
+	run(t, []step{
+		{t0, check(bucket.ForN("a", 5)), "true 0s 5"},
+		{t0, checkReserve(bucket.ForN("a", 7)), "true 200ms 5"},
+		{t0, check(bucket.ForN("a", 5)), "true 0s 5"},
+		{t0, reserve(bucket.ForN("a", 7)), "true 200ms -2"},
+		{t0, check(bucket.For("a")), "false 300ms -2"},
+		{t0, check(bucket.ForN("a", 0)), "false 200ms -2"},
+		{t0, checkReserve(bucket.For("a")), "true 300ms -2"},
+		{t0, checkReserve(bucket.ForN("a", 2)), "false 100ms -2"},
+	})
+
+	s := memstore.New(func() time.Time { return t0 })
+	res, err := s.Check(context.Background(), bucket.For("a"))
+	if err != nil || res.Receipt != nil {
+		t.Errorf("Check() = receipt %v, %v, want none", res.Receipt, err)
+	}
+}
+
+func TestReset(t *testing.T) {
+	run(t, []step{
+		{t0, reserve(bucket.ForN("a", 8)), "true 300ms -3"},
+		{t0, reserve(bucket.ForN("b", 8)), "true 300ms -3"},
+		{t0, reset(bucket.For("a")), ""},
+		{t0, check(bucket.For("a")), "true 0s 5"},
+		{t0, check(bucket.For("b")), "false 400ms -3"},
+		{t0, reset(bucket.For("never seen")), ""},
+	})
+}
+
+func TestCredit(t *testing.T) {
+	run(t, []step{
+		{t0, allow(bucket.ForN("a", 5)), "true 0s 0"},
+		{t0, credit(bucket.ForN("a", 1.5)), "true 0s 1.5"},
+		{t0, credit(bucket.ForN("a", 100)), "true 0s 5"},
+		{t0, reserve(bucket.ForN("a", 8)), "true 300ms -3"},
+		{t0, credit(bucket.ForN("a", 1)), "false 200ms -2"},
+		{t0, credit(bucket.ForN("fresh", 1)), "true 0s 5"},
+	})
+}
+
+func TestPause(t *testing.T) {
+	run(t, []step{
+		{t0, pause(bucket.For("a"), t4), "true"},
+		{t0, allow(bucket.For("a")), "false 500ms 0"},
+		{t0, allow(bucket.For("b")), "true 0s 4"},
+		{t4, allow(bucket.For("a")), "false 100ms 0"},
+		{t5, allow(bucket.For("a")), "true 0s 0"},
+		{t5, pause(bucket.For("a"), t5), "false"},
+		{t5, pause(bucket.For("c"), t1), "false"},
+		{t5, check(bucket.For("c")), "true 0s 5"},
+
+		{t5, pause(bucket.For("a"), t9), "true"},
+		{t5, credit(bucket.ForN("a", 2)), "true 0s 2"},
+		{t5, allow(bucket.ForN("a", 2)), "true 0s 0"},
+		{t5, allow(bucket.For("a")), "false 500ms 0"},
+		{t5, reset(bucket.For("a")), ""},
+		{t5, allow(bucket.ForN("a", 5)), "true 0s 0"},
+
+		{t0, pause(window.For("a"), t6), "true"},
+		{t5, allow(window.For("a")), "false 100ms 0"},
+		{t6, allow(window.ForN("a", 3)), "true 0s 0"},
+	})
+}
+
+// A prune forgets what is full, and never a debt or a pause.
+func TestPrune(t *testing.T) {
+	run(t, []step{
+		{t0, reserve(bucket.ForN("debt", 8)), "true 300ms -3"},
+		{t0, allow(bucket.For("spent")), "true 0s 4"},
+		{t0, pause(bucket.For("paused"), t9), "true"},
+		{t0, allow(other.For("spent")), "true 0s 9"},
+		{t0, allow(window.For("spent")), "true 0s 2"},
+		{t0, pause(window.For("paused"), t6), "true"},
+
+		{t0, prune(bucket, other, window), "0"},
+		{t1, prune(), "0"},
+		{t1, prune(bucket), "1"}, // the spent one
+		{t1, check(bucket.For("spent")), "true 0s 5"},
+		{t1, check(bucket.For("debt")), "false 300ms -2"},
+		{t1, check(bucket.For("paused")), "false 900ms 0"},
+		{t3, prune(window), "0"},
+		{t4, prune(window), "1"},
+		{t4, prune(window), "0"},
+		{t4, check(window.For("paused")), "false 200ms 0"},
+		{t6, prune(window), "0"}, // full, but with edges of its own
+		{t9, prune(bucket), "1"}, // the debt, paid and full
+		{t9, check(bucket.For("paused")), "false 100ms 0"},
+		{t9.Add(d), prune(window), "1"},
+		{t9.Add(5*d - 1), prune(bucket), "0"},
+		{t9.Add(5 * d), prune(bucket), "1"},
+		{t9.Add(5 * d), prune(bucket, other), "1"},
+	})
+
+	// A clock that went back: full, but not by now.
+	run(t, []step{
+		{t5, credit(bucket.For("a")), "true 0s 5"},
+		{t0, prune(bucket), "0"},
+		{t5, prune(bucket), "1"},
+	})
+}
+
+func TestCancel(t *testing.T) {
+	ctx := context.Background()
+	var c clock
+	s := memstore.New(c.read)
+	c.now = t0
+	kept, err := s.Reserve(ctx, bucket.ForN("a", 6), other.ForN("a", 2))
+	if err != nil {
+		t.Fatalf("Reserve() = %v", err)
+	}
+	result, err := s.Reserve(ctx, other.ForN("a", 3), bucket.ForN("a", 1), bucket.ForN("a", 1))
+	if err != nil {
+		t.Fatalf("Reserve() = %v", err)
+	}
+	refused, err := s.Reserve(ctx, bucket.ForN("a", 5))
+	if err != nil {
+		t.Fatalf("Reserve() = %v", err)
+	}
+	timeline := []struct {
+		name   string
+		at     time.Time
+		result ratelimit.Result
+		want   bool
+		bucket float64
+		other  float64
+	}{
+		{"what took nothing", t0, refused, false, -3, 5},
+		{"what took", t0, result, true, -1, 8},
+		{"again", t0, result, false, -1, 8},
+		{"again, much later", t1, result, false, 0, 9},
+		{"another", t1, kept, true, 5, 10}, // capped
+		{"nothing at all", t1, ratelimit.Result{}, false, 5, 10},
+	}
+	for _, tt := range timeline {
+		c.now = tt.at
+		got, err := s.Cancel(ctx, tt.result)
+		if err != nil || got != tt.want {
+			t.Errorf("cancel %s: %v, %v, want %v", tt.name, got, err, tt.want)
+		}
+		after, err := s.Check(ctx, bucket.ForN("a", 0), other.ForN("a", 0))
+		if err != nil {
+			t.Fatalf("Check() = %v", err)
+		}
+		if after.Each[0].Value != tt.bucket || after.Each[1].Value != tt.other {
+			t.Errorf("cancel %s: %v and %v tokens, want %v and %v", tt.name, after.Each[0].Value, after.Each[1].Value, tt.bucket, tt.other)
+		}
+	}
+}
+
+// Of many who cancel one reservation at once, one does.
+func TestCancelOnce(t *testing.T) {
+	ctx := context.Background()
+	s := memstore.New(func() time.Time { return t0 })
+	result, err := s.Allow(ctx, other.ForN("a", 1))
+	if err != nil {
+		t.Fatalf("Allow() = %v", err)
+	}
+	if _, err := s.Allow(ctx, other.ForN("a", 9)); err != nil {
+		t.Fatalf("Allow() = %v", err)
+	}
+	var cancelled atomic.Int64
+	together(64, func(int) {
+		ok, err := s.Cancel(ctx, result)
+		if err != nil {
+			t.Errorf("Cancel() = %v", err)
+		}
+		if ok {
+			cancelled.Add(1)
+		}
+	})
+	if got := cancelled.Load(); got != 1 {
+		t.Errorf("cancelled %d times, want once", got)
+	}
+	after, err := s.Check(ctx, other.ForN("a", 0))
+	if err != nil || after.Value != 1 {
+		t.Errorf("%v tokens, %v, want 1", after.Value, err)
+	}
+}
+
+// A count that was added up from several requests is given back whole, also
+// where no single request may ask for so much.
+func TestCancelLargeCount(t *testing.T) {
+	ctx := context.Background()
+	s := memstore.New(func() time.Time { return t0 })
+	vast := ratelimit.TokenBucket{Name: "vast", Rate: ratelimit.MaxTokens, Period: time.Second}
+	result, err := s.Reserve(ctx, vast.ForN("", ratelimit.MaxTokens), vast.ForN("", ratelimit.MaxTokens))
+	if err != nil || result.Value != -ratelimit.MaxTokens {
+		t.Fatalf("Reserve() = %v tokens, %v, want %v", result.Value, err, -ratelimit.MaxTokens)
+	}
+	if ok, err := s.Cancel(ctx, result); !ok || err != nil {
+		t.Errorf("Cancel() = %v, %v, want true", ok, err)
+	}
+	after, err := s.Check(ctx, vast.For(""))
+	if err != nil || after.Value != ratelimit.MaxTokens {
+		t.Errorf("%v tokens, %v, want %v", after.Value, err, ratelimit.MaxTokens)
+	}
+}
+
+// every is all the verbs on one request, each by its name.
+func every(s *memstore.Store, r ratelimit.Request) map[string]func(context.Context) error {
+	return map[string]func(context.Context) error{
+		"Allow":        func(ctx context.Context) error { _, err := s.Allow(ctx, r); return err },
+		"AllowSeveral": func(ctx context.Context) error { _, err := s.Allow(ctx, bucket.For("a"), r); return err },
+		"Reserve":      func(ctx context.Context) error { _, err := s.Reserve(ctx, bucket.For("a"), r); return err },
+		"Check":        func(ctx context.Context) error { _, err := s.Check(ctx, r); return err },
+		"CheckReserve": func(ctx context.Context) error { _, err := s.CheckReserve(ctx, r); return err },
+		"Reset":        func(ctx context.Context) error { return s.Reset(ctx, r) },
+		"Credit":       func(ctx context.Context) error { _, err := s.Credit(ctx, r); return err },
+		"Pause":        func(ctx context.Context) error { _, err := s.Pause(ctx, r, t9); return err },
+	}
+}
+
+// spent is a store in which bucket's key a has 2 tokens left, and the result
+// that took the others.
+func spent(t *testing.T) (*memstore.Store, ratelimit.Result) {
+	t.Helper()
+	s := memstore.New(func() time.Time { return t0 })
+	result, err := s.Allow(context.Background(), bucket.ForN("a", 3))
+	if err != nil {
+		t.Fatalf("Allow() = %v", err)
+	}
+	return s, result
+}
+
+func wantTokens(t *testing.T, s *memstore.Store, want float64) {
+	t.Helper()
+	res, err := s.Check(context.Background(), bucket.ForN("a", 0))
+	if err != nil || res.Value != want {
+		t.Errorf("%v tokens, %v, want %v", res.Value, err, want)
+	}
+}
+
+func TestInvalidChangesNothing(t *testing.T) {
+	tests := []struct {
+		name    string
+		request ratelimit.Request
+		field   string
+	}{
+		{"negative count", bucket.ForN("a", -1), "Count"},
+		{"count NaN", bucket.ForN("a", math.NaN()), "Count"},
+		{"count Inf", bucket.ForN("a", math.Inf(1)), "Count"},
+		{"bad key", bucket.For("a\x00"), "Key"},
+		{"bad definition", ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: time.Second, Capacity: -5}.For("a"), "Capacity"},
+		{"no limit", ratelimit.Request{Key: "a", Count: 1}, "Limit"},
+	}
+	for _, tt := range tests {
+		s, _ := spent(t)
+		for name, verb := range every(s, tt.request) {
+			t.Run(tt.name+"/"+name, func(t *testing.T) {
+				err := verb(context.Background())
+				var fe *ratelimit.FieldError
+				if !errors.As(err, &fe) || fe.Field != tt.field || !errors.Is(err, ratelimit.ErrInvalid) {
+					t.Errorf("error = %v, want *FieldError of %s that is ErrInvalid", err, tt.field)
+				}
+				wantTokens(t, s, 2)
+			})
+		}
+	}
+}
+
+func TestNeverChangesNothing(t *testing.T) {
+	s, _ := spent(t)
+	verbs := every(s, bucket.ForN("a", 8.5))
+	for _, name := range []string{"Allow", "AllowSeveral", "Reserve", "Check", "CheckReserve"} {
+		t.Run(name, func(t *testing.T) {
+			if err := verbs[name](context.Background()); !errors.Is(err, ratelimit.ErrNever) {
+				t.Errorf("error = %v, want ErrNever", err)
+			}
+			wantTokens(t, s, 2)
+		})
+	}
+}
+
+func TestNoRequests(t *testing.T) {
+	s, _ := spent(t)
+	_, err := s.Allow(context.Background())
+	if !errors.Is(err, ratelimit.ErrInvalid) {
+		t.Errorf("Allow() = %v, want ErrInvalid", err)
+	}
+}
+
+func TestPruneInvalid(t *testing.T) {
+	s, result := spent(t)
+	ctx := context.Background()
+	if _, err := s.Cancel(ctx, result); err != nil { // full, to be pruned
+		t.Fatalf("Cancel() = %v", err)
+	}
+	n, err := s.Prune(ctx, bucket, ratelimit.TokenBucket{Name: "bad"})
+	if !errors.Is(err, ratelimit.ErrInvalid) || n != 0 {
+		t.Errorf("Prune() = %d, %v, want 0, ErrInvalid", n, err)
+	}
+	if n, err := s.Prune(ctx, bucket); n != 1 || err != nil {
+		t.Errorf("Prune() = %d, %v, want the 1 that the bad call left", n, err)
+	}
+}
+
+func TestCancelledContext(t *testing.T) {
+	s, result := spent(t)
+	gone, cancel := context.WithCancel(context.Background())
+	cancel()
+	verbs := every(s, bucket.For("a"))
+	verbs["Cancel"] = func(ctx context.Context) error {
+		ok, err := s.Cancel(ctx, result)
+		if ok {
+			t.Error("Cancel() = true")
+		}
+		return err
+	}
+	verbs["Prune"] = func(ctx context.Context) error { _, err := s.Prune(ctx, bucket); return err }
+	for name, verb := range verbs {
+		t.Run(name, func(t *testing.T) {
+			if err := verb(gone); !errors.Is(err, context.Canceled) {
+				t.Errorf("error = %v, want context.Canceled", err)
+			}
+			wantTokens(t, s, 2)
+		})
+	}
+	// What was not cancelled for the context's sake still can be.
+	if ok, err := s.Cancel(context.Background(), result); !ok || err != nil {
+		t.Errorf("Cancel() = %v, %v, want true", ok, err)
+	}
+	wantTokens(t, s, 5)
+}
+
+// together runs f in n goroutines that start at once.
+func together(n int, f func(i int)) {
+	start := make(chan struct{})
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			<-start
+			f(i)
+		})
+	}
+	close(start)
+	wg.Wait()
+}
+
+// Many goroutines get what the limit has: never more, and when all ask for
+// more than that, not less.
+func TestConcurrentAllow(t *testing.T) {
+	const goroutines, calls, burst = 64, 200, 1000
+	limit := ratelimit.TokenBucket{Name: "a", Rate: 1, Period: time.Microsecond, Capacity: burst}
+	start := time.Now()
+	var now atomic.Int64 // microseconds that the clock went; it also goes back
+	s := memstore.New(func() time.Time { return start.Add(time.Duration(now.Load()) * time.Microsecond) })
+	var granted atomic.Int64
+	together(goroutines, func(i int) {
+		for call := range calls {
+			now.Store(int64(call+i) % 500)
+			res, err := s.Allow(context.Background(), limit.For("k"), other.ForN("k", 0))
+			if err != nil {
+				t.Errorf("Allow() = %v", err)
+			}
+			if res.OK {
+				granted.Add(1)
+			}
+		}
+	})
+	// The clock went to at most calls+goroutines−2, and capacity and what
+	// comes in until then are fewer than the calls.
+	const most = burst + calls + goroutines - 2
+	if got := granted.Load(); got < burst || got > most {
+		t.Errorf("granted %d, want from %d to %d", got, burst, most)
+	}
+}
+
+// Callers who name the same limits in different orders neither wait for each
+// other for ever nor take half of a call.
+func TestConcurrentSeveral(t *testing.T) {
+	const goroutines, burst = 64, 40
+	a := ratelimit.TokenBucket{Name: "a", Rate: burst, Period: time.Hour}
+	b := ratelimit.TokenBucket{Name: "b", Rate: 2 * burst, Period: time.Hour}
+	orders := [][]ratelimit.Request{{a.For(""), b.For("")}, {b.For(""), a.For("")}}
+	s := memstore.New(func() time.Time { return t0 })
+	var granted atomic.Int64
+	together(goroutines, func(i int) {
+		res, err := s.Allow(context.Background(), orders[i%2]...)
+		if err != nil {
+			t.Errorf("Allow() = %v", err)
+		}
+		if res.OK {
+			granted.Add(1)
+		}
+	})
+	if got := granted.Load(); got != burst {
+		t.Errorf("granted %d, want %d", got, burst)
+	}
+	left, err := s.Check(context.Background(), a.ForN("", 0), b.ForN("", 0))
+	if err != nil || left.Each[0].Value != 0 || left.Each[1].Value != burst {
+		t.Errorf("left %v and %v, %v, want 0 and %d", left.Each[0].Value, left.Each[1].Value, err, burst)
+	}
+}
+
+// Reservations by many goroutines each get an instant of their own.
+func TestConcurrentReserve(t *testing.T) {
+	const goroutines = 64
+	limit := ratelimit.TokenBucket{Name: "a", Rate: 1, Period: time.Second, Capacity: ratelimit.None}
+	s := memstore.New(func() time.Time { return t0 })
+	var mu sync.Mutex
+	places := map[time.Duration]int{}
+	together(goroutines, func(int) {
+		res, err := s.Reserve(context.Background(), limit.For(""))
+		if err != nil || !res.OK {
+			t.Errorf("Reserve() = OK %v, %v", res.OK, err)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		places[res.RetryAfter]++
+	})
+	for i := range goroutines {
+		after := time.Duration(i+1) * time.Second
+		if got := places[after]; got != 1 {
+			t.Errorf("%d reservations after %v, want 1", got, after)
+		}
+	}
+}
+
+// All verbs at once: the race detector looks, and what was only taken and
+// given back is all there in the end.
+func TestConcurrentVerbs(t *testing.T) {
+	ctx := context.Background()
+	limit := ratelimit.TokenBucket{Name: "a", Rate: 1000, Period: time.Hour}
+	s := memstore.New(func() time.Time { return t0 })
+	together(64, func(i int) {
+		res, err := s.Reserve(ctx, limit.ForN("k", float64(i)))
+		if err != nil {
+			t.Errorf("Reserve() = %v", err)
+		}
+		if _, err := s.Prune(ctx, limit); err != nil {
+			t.Errorf("Prune() = %v", err)
+		}
+		if _, err := s.Pause(ctx, limit.For(fmt.Sprint(i)), t9); err != nil {
+			t.Errorf("Pause() = %v", err)
+		}
+		if err := s.Reset(ctx, limit.For(fmt.Sprint(i))); err != nil {
+			t.Errorf("Reset() = %v", err)
+		}
+		if ok, err := s.Cancel(ctx, res); !ok || err != nil {
+			t.Errorf("Cancel() = %v, %v", ok, err)
+		}
+	})
+	res, err := s.Check(ctx, limit.For("k"))
+	if err != nil || res.Value != 1000 {
+		t.Errorf("%v tokens, %v, want 1000", res.Value, err)
+	}
+}
+
+// Without a clock of its own the store goes by the machine's.
+func TestNoClock(t *testing.T) {
+	before := time.Now().Truncate(time.Microsecond)
+	res, err := memstore.New(nil).Allow(context.Background(), bucket.For("a"))
+	if err != nil {
+		t.Fatalf("Allow() = %v", err)
+	}
+	if res.At.Before(before) || res.At.After(time.Now()) {
+		t.Errorf("At = %v, want between %v and now", res.At, before)
+	}
+}
+
+// A test of code that limits sets the clock, and need not wait.
+func ExampleNew() {
+	now := time.Date(2025, 3, 14, 12, 0, 0, 0, time.UTC)
+	store := memstore.New(func() time.Time { return now })
+	password := ratelimit.TokenBucket{Name: "password", Rate: 3, Period: time.Hour}
+
+	for _, later := range []time.Duration{0, 0, 0, 0, 20 * time.Minute} {
+		now = now.Add(later)
+		res, err := store.Allow(context.Background(), password.For("alice"))
+		if err != nil {
+			fmt.Println(err)
+			return
+		}
+		fmt.Println(now.Format(time.TimeOnly), res.OK, res.RetryAfter)
+	}
+	// Output:
+	// 12:00:00 true 0s
+	// 12:00:00 true 0s
+	// 12:00:00 true 0s
+	// 12:00:00 false 20m0s
+	// 12:20:00 true 0s
+}
+
+func BenchmarkAllow(b *testing.B) {
+	s := memstore.New(func() time.Time { return t0 })
+	limit := ratelimit.TokenBucket{Name: "a", Rate: ratelimit.MaxTokens, Period: time.Second}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := s.Allow(context.Background(), limit.For("k")); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
