@@ -1,0 +1,180 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"text/tabwriter"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit/migrate"
+	"github.com/pgratelimit/ratelimit/migrations"
+)
+
+const migrateHelp = `usage: ratelimit migrate up|down|status [--database-url URL] [--schema NAME]
+       ratelimit migrate print [--down]
+
+Put the schema in place, or take it back.
+
+  up       bring the schema to the newest version; does nothing if it is there
+  down     take the newest migration back; taking back the first one drops the
+           table, and all limits are full again
+  status   show which migrations the database has
+  print    print the SQL that builds the newest schema from nothing, for other
+           migration tools; needs no database
+
+  --database-url URL   the database; $DATABASE_URL if left out
+  --schema NAME        the schema that holds the tables, made if need be; the
+                       first of the connection's search_path if left out
+  --down               print the SQL that takes everything back
+
+Example: ratelimit migrate up --database-url postgres://localhost/app
+`
+
+// migrateFlags are the arguments of migrate.
+type migrateFlags struct {
+	action      string
+	databaseURL string
+	schema      string
+	down        bool
+}
+
+// migrateActions are the actions that need a database.
+var migrateActions = map[string]func(context.Context, io.Writer, *pgxpool.Pool, *migrate.Config) error{
+	"up":     migrateUp,
+	"down":   migrateDown,
+	"status": migrateStatus,
+}
+
+func parseMigrate(args []string) (f migrateFlags, err error) {
+	flags := newFlags("migrate")
+	flags.StringVar(&f.databaseURL, "database-url", "", "")
+	flags.StringVar(&f.schema, "schema", "", "")
+	flags.BoolVar(&f.down, "down", false, "")
+	operands, err := parse(flags, args)
+	if err != nil {
+		return f, err
+	}
+	if len(operands) == 1 {
+		f.action = operands[0]
+	}
+	_, needsDatabase := migrateActions[f.action]
+	switch {
+	case !needsDatabase && f.action != "print":
+		err = errors.New("want one of up, down, status and print")
+	case needsDatabase && f.down:
+		err = errors.New("--down is for print only")
+	case !needsDatabase && f.databaseURL+f.schema != "":
+		err = errors.New("print takes neither --database-url nor --schema: its names are unqualified")
+	}
+	if err != nil {
+		return f, badUsage(flags.Name(), err)
+	}
+	return f, nil
+}
+
+func runMigrate(ctx context.Context, std streams, args []string) error {
+	f, err := parseMigrate(args)
+	if err != nil {
+		return err
+	}
+	if f.action == "print" {
+		return migratePrint(std.out, f.down)
+	}
+	pool, err := connect(ctx, f.databaseURL)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	return migrateActions[f.action](ctx, std.out, pool, &migrate.Config{Schema: f.schema})
+}
+
+func migratePrint(w io.Writer, down bool) error {
+	text := migrations.UpSQL()
+	if down {
+		text = migrations.DownSQL()
+	}
+	_, err := io.WriteString(w, text)
+	return err
+}
+
+func migrateUp(ctx context.Context, w io.Writer, pool *pgxpool.Pool, cfg *migrate.Config) error {
+	applied, err := migrate.Up(ctx, pool, cfg)
+	if err != nil {
+		return err
+	}
+	for _, m := range applied {
+		fmt.Fprintln(w, "applied", m.Name)
+	}
+	if len(applied) == 0 {
+		fmt.Fprintln(w, "nothing to apply")
+	}
+	return nil
+}
+
+func migrateDown(ctx context.Context, w io.Writer, pool *pgxpool.Pool, cfg *migrate.Config) error {
+	undone, err := migrate.Down(ctx, pool, cfg)
+	if err != nil {
+		return err
+	}
+	if undone == nil {
+		fmt.Fprintln(w, "nothing to take back")
+		return nil
+	}
+	fmt.Fprintln(w, "took back", undone.Name)
+	return nil
+}
+
+func migrateStatus(ctx context.Context, w io.Writer, pool *pgxpool.Pool, cfg *migrate.Config) error {
+	all, err := migrate.Status(ctx, pool, cfg)
+	if err != nil {
+		return err
+	}
+	table := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
+	fmt.Fprintln(table, "VERSION\tAPPLIED\tMIGRATION")
+	for _, m := range all {
+		fmt.Fprintf(table, "%d\t%s\t%s\n", m.Version, yesNo(m.Applied), m.Name)
+	}
+	return table.Flush()
+}
+
+func yesNo(b bool) string {
+	if b {
+		return "yes"
+	}
+	return "no"
+}
+
+// connectTimeout bounds the first attempt to reach the database.
+const connectTimeout = 10 * time.Second
+
+// connect opens a pool on the database at url, or else at $DATABASE_URL, and
+// makes sure that it answers. No error shows a password.
+func connect(ctx context.Context, url string) (*pgxpool.Pool, error) {
+	if url == "" {
+		url = os.Getenv("DATABASE_URL")
+	}
+	if url == "" {
+		return nil, badInput{errors.New("no database: give --database-url, or set DATABASE_URL")}
+	}
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		// The cause may quote part of the password.
+		return nil, badInput{errors.New("the database URL is not valid (not shown, as it may hold a password)")}
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return nil, fmt.Errorf("open a pool: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	if err := pool.Ping(ctx); err != nil {
+		pool.Close()
+		return nil, fmt.Errorf("reach the database: %w", err)
+	}
+	return pool, nil
+}

@@ -1,0 +1,92 @@
+package main
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/migrations"
+)
+
+// A step of a schema's life: a verb and what it prints.
+type step struct {
+	verb, want string
+}
+
+const (
+	statusBefore = "VERSION   APPLIED   MIGRATION\n1         no        00001_rate_limits.sql\n"
+	statusAfter  = "VERSION   APPLIED   MIGRATION\n1         yes       00001_rate_limits.sql\n"
+)
+
+var life = []step{
+	{"status", statusBefore},
+	{"down", "nothing to take back\n"},
+	{"up", "applied 00001_rate_limits.sql\n"},
+	{"up", "nothing to apply\n"},
+	{"status", statusAfter},
+	{"down", "took back 00001_rate_limits.sql\n"},
+	{"status", statusBefore},
+}
+
+func TestMigrate(t *testing.T) {
+	t.Parallel()
+	db := pgtest.NewEmpty(t)
+	for _, s := range life {
+		o := execute(t, "", "migrate", s.verb, "--database-url", db.URL, "--schema", db.Schema)
+		o.wantStatus(t, exitOK)
+		if o.stdout != s.want {
+			t.Errorf("%s printed:\n%s\nwant:\n%s", s.verb, o.stdout, s.want)
+		}
+	}
+}
+
+func TestMigrateFindsTheDatabaseInTheEnvironment(t *testing.T) {
+	db := pgtest.NewEmpty(t)
+	t.Setenv("DATABASE_URL", db.URL)
+	execute(t, "", "migrate", "--schema", db.Schema, "up").wantStatus(t, exitOK)
+	var rows int
+	if err := db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM "+db.Schema+".rate_limits").Scan(&rows); err != nil {
+		t.Errorf("the table is not in the schema: %v", err)
+	}
+}
+
+func TestMigratePrint(t *testing.T) {
+	t.Setenv("DATABASE_URL", "") // print needs none
+	for flag, want := range map[string]string{"--down=false": migrations.UpSQL(), "--down": migrations.DownSQL()} {
+		o := execute(t, "", "migrate", "print", flag)
+		o.wantStatus(t, exitOK)
+		if o.stdout != want {
+			t.Errorf("print %s printed:\n%s", flag, o.stdout)
+		}
+	}
+}
+
+// nobody is an address at which no server listens.
+const nobody = "postgres://app:hunter2@127.0.0.1:1/app?connect_timeout=5"
+
+func TestNoErrorShowsAPassword(t *testing.T) {
+	tests := []struct {
+		name   string
+		url    string
+		args   []string
+		status int
+		want   string
+	}{
+		{"nobody there", nobody, []string{"migrate", "up"}, exitFailed, "reach the database: "},
+		{"no port", "postgres://app:hunter2@localhost:port/app", []string{"migrate", "up"}, exitBad, "not valid"},
+		{"bad escape", "postgres://app:hunter2%zz@localhost/app", []string{"migrate", "status"}, exitBad, "not valid"},
+		{"no URL", "password=hunter2 nonsense", []string{"migrate", "down"}, exitBad, "not valid"},
+		{"replay, nobody there", nobody, []string{"replay", "--store", "postgres", "-"}, exitFailed, "DATABASE_URL"},
+		{"replay, bad escape", "postgres://app:hunter2%zz@localhost/app", []string{"replay", "--store", "postgres", "-"}, exitFailed, "DATABASE_URL"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			t.Setenv("DATABASE_URL", test.url)
+			o := execute(t, "", test.args...)
+			o.wantStatus(t, test.status, test.want)
+			if strings.Contains(o.stderr+o.stdout, "hunter2") {
+				t.Errorf("the password is shown: %s", o.stderr)
+			}
+		})
+	}
+}

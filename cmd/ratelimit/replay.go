@@ -1,0 +1,194 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"slices"
+	"syscall"
+	"time"
+)
+
+const replayHelp = `usage: ratelimit replay [--verify] [--store memory|postgres [--portable]] FILE...
+
+Replay scenarios, each on an empty store, and print the answer to each call, one
+JSON object a line. FILE is a scenario; - is standard input. All files are read
+before the first call, and nothing is replayed if one of them is malformed.
+
+  --store memory    keep the limits in memory (the default)
+  --store postgres  keep them in PostgreSQL, in a schema that is dropped at the
+                    end: in the database that DATABASE_URL names, or else on a
+                    server that is started for it
+  --portable        on postgres: the form of the statements that runs everywhere
+  --verify          compare each answer with the call's "want", stop at the
+                    first that differs with exit status 1, and say on standard
+                    error how many agreed; the answers are printed all the same
+
+A scenario has one JSON object a line, a definition or a call; empty lines and
+lines that begin with # are passed over. Times are offsets from one instant.
+
+  {"limit": {"name": "l", "kind": "token bucket", "rate": 10, "period": "60s"}}
+  {"at": "0s", "do": "allow", "limit": "l", "key": "u1", "count": 7}
+  {"at": "6s", "do": "reserve", "limit": "l", "key": "u1", "count": 5,
+   "want": {"ok": true, "retryAfter": "6s", "value": -1}}      (on one line)
+
+A definition has also capacity and maxReserved (a number or "none"; maxReserved
+also "unlimited"), shards and, if its kind is "fixed window", start. Calls do
+allow, reserve, check (with "reserve": true: what reserve would say), reset,
+credit, or pause (with "until"). Several limits in one call are written
+"all": [{"limit": "a", "count": 5}, {"limit": "b"}]. A want of
+{"error": "never"} is for a call that can never succeed, {"error": "invalid"}
+for one that makes no sense, such as a negative count.
+
+Example: ratelimit replay --store postgres --verify scenarios/*.jsonl
+`
+
+// replayFlags are the arguments of replay.
+type replayFlags struct {
+	store    string
+	portable bool
+	verify   bool
+	files    []string
+}
+
+func parseReplay(args []string) (f replayFlags, err error) {
+	flags := newFlags("replay")
+	flags.StringVar(&f.store, "store", "memory", "")
+	flags.BoolVar(&f.portable, "portable", false, "")
+	flags.BoolVar(&f.verify, "verify", false, "")
+	if f.files, err = parse(flags, args); err != nil {
+		return f, err
+	}
+	switch {
+	case f.store != "memory" && f.store != "postgres":
+		err = fmt.Errorf("store %q: want memory or postgres", f.store)
+	case f.portable && f.store != "postgres":
+		err = errors.New("--portable is for --store postgres only")
+	case len(f.files) == 0:
+		err = errors.New("no file to replay")
+	}
+	if err != nil {
+		return f, badUsage(flags.Name(), err)
+	}
+	return f, nil
+}
+
+func replay(ctx context.Context, std streams, args []string) error {
+	flags, err := parseReplay(args)
+	if err != nil {
+		return err
+	}
+	scenarios, err := readScenarios(std.in, flags.files)
+	if err != nil {
+		return err
+	}
+
+	// Only now, when nothing waits for standard input any more: whoever stops
+	// a replay must not leave its schema behind. A closed pipe counts, too. The
+	// second signal ends the program at once.
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	defer stop()
+	context.AfterFunc(ctx, stop)
+
+	b, err := openBackend(ctx, flags)
+	if err != nil {
+		return err
+	}
+	agreed, err := replayAll(ctx, b, scenarios, std.out, flags.verify)
+	if err := errors.Join(err, b.close()); err != nil {
+		return err
+	}
+	if flags.verify {
+		fmt.Fprintf(std.err, "%s in %s agreed, on %s\n", plural(agreed, "call"), plural(len(scenarios), "file"), b)
+	}
+	return nil
+}
+
+func plural(n int, thing string) string {
+	if n == 1 {
+		return "1 " + thing
+	}
+	return fmt.Sprintf("%d %ss", n, thing)
+}
+
+func readScenarios(stdin io.Reader, files []string) ([]scenario, error) {
+	scenarios := make([]scenario, len(files))
+	for i, file := range files {
+		if file == "-" && slices.Contains(files[:i], "-") {
+			return nil, badInput{errors.New("standard input can be replayed once only")}
+		}
+		name, text, err := readFile(stdin, file)
+		if err != nil {
+			return nil, badInput{err}
+		}
+		if scenarios[i], err = parseScenario(name, text); err != nil {
+			return nil, err
+		}
+	}
+	return scenarios, nil
+}
+
+func readFile(stdin io.Reader, file string) (name string, text []byte, err error) {
+	if file != "-" {
+		text, err = os.ReadFile(file) // names the file in its error
+		return file, text, err
+	}
+	if text, err = io.ReadAll(stdin); err != nil {
+		err = fmt.Errorf("read standard input: %w", err)
+	}
+	return "<stdin>", text, err
+}
+
+// replayAll replays each scenario on an empty store, prints the answers and,
+// when verify is set, returns how many were as wanted.
+func replayAll(ctx context.Context, b backend, scenarios []scenario, out io.Writer, verify bool) (agreed int, err error) {
+	buffered := bufio.NewWriter(out)
+	r := runner{answers: json.NewEncoder(buffered), verify: verify}
+	r.answers.SetEscapeHTML(false)
+	for _, s := range scenarios {
+		err = b.withEmpty(ctx, r.clock, func(store store) error { return r.run(ctx, store, s) })
+		if err != nil {
+			break
+		}
+	}
+	if flushErr := buffered.Flush(); err == nil {
+		err = flushErr
+	}
+	return r.agreed, err
+}
+
+// runner puts the calls of scenarios to stores that live on its clock.
+type runner struct {
+	now     time.Time
+	answers *json.Encoder
+	verify  bool
+	agreed  int
+}
+
+func (r *runner) clock() time.Time { return r.now }
+
+func (r *runner) run(ctx context.Context, s store, sc scenario) error {
+	for _, c := range sc.calls {
+		r.now = c.at
+		got, err := c.ask(ctx, s)
+		if err != nil {
+			return fmt.Errorf("%s:%d: %s: %w", sc.name, c.line, c.do, err)
+		}
+		if err := r.answers.Encode(got); err != nil {
+			return fmt.Errorf("print the answer: %w", err)
+		}
+		if !r.verify || c.want == nil {
+			continue
+		}
+		if field := c.want.differs(got); field != "" {
+			return &difference{sc.name, c.line, field, *c.want, got}
+		}
+		r.agreed++
+	}
+	return nil
+}

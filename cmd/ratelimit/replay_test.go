@@ -1,0 +1,374 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+)
+
+// bucket is a definition for scenarios in tests.
+const bucket = `{"limit": {"name": "l", "kind": "token bucket", "rate": 10, "period": "60s"}}` + "\n"
+
+// allStores are the arguments for each of the stores.
+var allStores = map[string][]string{
+	"memory":            {"--store", "memory"},
+	"postgres":          {"--store", "postgres"},
+	"postgres portable": {"--store", "postgres", "--portable"},
+}
+
+// conformance lists the files that say what every store must answer.
+func conformance(t *testing.T) []string {
+	t.Helper()
+	files, err := filepath.Glob("../../testdata/conformance/*.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(files) == 0 {
+		t.Fatal("no scenarios found")
+	}
+	return files
+}
+
+func TestConformance(t *testing.T) {
+	t.Setenv("DATABASE_URL", pgtest.URL(t))
+	files := conformance(t)
+	for name, store := range allStores {
+		t.Run(name, func(t *testing.T) {
+			args := append([]string{"replay", "--verify"}, store...)
+			o := execute(t, "", append(args, files...)...)
+			o.wantStatus(t, exitOK, "calls in 12 files agreed")
+		})
+	}
+}
+
+// The stores must agree in every field of every answer, also where no want
+// looks.
+func TestStoresAnswerAlike(t *testing.T) {
+	t.Setenv("DATABASE_URL", pgtest.URL(t))
+	args := append([]string{"replay"}, conformance(t)...)
+	want := execute(t, "", args...)
+	want.wantStatus(t, exitOK)
+	for name, store := range allStores {
+		t.Run(name, func(t *testing.T) {
+			got := execute(t, "", append(args, store...)...)
+			got.wantStatus(t, exitOK)
+			if got.stdout != want.stdout {
+				t.Errorf("got:\n%s\nwant:\n%s", got.stdout, want.stdout)
+			}
+		})
+	}
+}
+
+func TestAnswers(t *testing.T) {
+	t.Parallel()
+	definitions := bucket +
+		`{"limit": {"name": "none", "kind": "token bucket", "rate": 1, "period": "1s", "capacity": "none", "maxReserved": 2}}` + "\n" +
+		`{"limit": {"name": "strict", "kind": "fixed window", "rate": 1, "period": "1s", "start": "500ms", "maxReserved": "none"}}` + "\n" +
+		`{"limit": {"name": "free", "kind": "token bucket", "rate": 1, "period": "1s", "maxReserved": "unlimited"}}` + "\n"
+	tests := []struct {
+		name  string
+		calls string
+		want  string
+	}{
+		{
+			"allow", `{"at": "0s", "do": "allow", "limit": "l", "count": 7.5}`,
+			`{"ok":true,"retryAfter":"0s","value":2.5,"remaining":2,"resetAfter":"45s","at":"0s","retryAt":"0s"}`,
+		},
+		{
+			"key and count by default", `{"at": "-1h", "do": "allow", "limit": "l"}`,
+			`{"ok":true,"retryAfter":"0s","value":9,"remaining":9,"resetAfter":"6s","at":"-1h0m0s","retryAt":"-1h0m0s"}`,
+		},
+		{
+			"reserve", `{"at": "6s", "do": "reserve", "limit": "l", "count": 11}`,
+			`{"ok":true,"retryAfter":"6s","value":-1,"remaining":0,"resetAfter":"1m6s","at":"6s","retryAt":"12s"}`,
+		},
+		{
+			"check", `{"at": "0s", "do": "check", "limit": "l", "count": 10, "reserve": false}`,
+			`{"ok":true,"retryAfter":"0s","value":10,"remaining":10,"resetAfter":"0s","at":"0s","retryAt":"0s"}`,
+		},
+		{
+			"check a reservation", `{"at": "0s", "do": "check", "limit": "l", "count": 11, "reserve": true}`,
+			`{"ok":true,"retryAfter":"6s","value":10,"remaining":10,"resetAfter":"0s","at":"0s","retryAt":"6s"}`,
+		},
+		{
+			"several", `{"at": "0s", "do": "allow", "all": [{"limit": "l"}, {"limit": "l", "key": "k", "count": 2}]}`,
+			`{"ok":true,"retryAfter":"0s","at":"0s","retryAt":"0s"}`,
+		},
+		{
+			"several that are one", `{"at": "0s", "do": "allow", "all": [{"limit": "l"}, {"limit": "l", "count": 2}]}`,
+			`{"ok":true,"retryAfter":"0s","value":7,"remaining":7,"resetAfter":"18s","at":"0s","retryAt":"0s"}`,
+		},
+		{"reset", `{"at": "0s", "do": "reset", "limit": "l"}`, `{}`},
+		{"credit", `{"at": "0s", "do": "credit", "limit": "l", "count": 3}`, `{"value":10}`},
+		{"pause", `{"at": "0s", "do": "pause", "limit": "l", "until": "1s"}`, `{}`},
+		{
+			"never", `{"at": "0s", "do": "allow", "limit": "l", "count": 11}`,
+			`{"error":"ratelimit: limit \"l\": 11 tokens can never be allowed at once, at most 10 can","never":true}`,
+		},
+		{
+			"negative", `{"at": "0s", "do": "credit", "limit": "l", "count": -1}`,
+			`{"error":"ratelimit: limit \"l\": Count -1: must not be negative"}`,
+		},
+		{
+			"none at all", `{"at": "0s", "do": "check", "all": []}`,
+			`{"error":"ratelimit: Requests 0: a call must have from 1 to 64"}`,
+		},
+		{
+			"no capacity", `{"at": "0s", "do": "reserve", "limit": "none"}`,
+			`{"ok":true,"retryAfter":"1s","value":-1,"remaining":0,"resetAfter":"1s","at":"0s","retryAt":"1s"}`,
+		},
+		{
+			"no debt", `{"at": "0s", "do": "reserve", "limit": "strict", "count": 2}`,
+			`{"error":"ratelimit: limit \"strict\": 2 tokens can never be reserved at once, at most 1 can","never":true}`,
+		},
+		{
+			"windows from start", `{"at": "0s", "do": "allow", "limit": "strict"}`,
+			`{"ok":true,"retryAfter":"0s","value":0,"remaining":0,"resetAfter":"500ms","at":"0s","retryAt":"0s"}`,
+		},
+		{
+			"unlimited debt", `{"at": "0s", "do": "reserve", "limit": "free", "count": 3601}`,
+			`{"ok":true,"retryAfter":"1h0m0s","value":-3600,"remaining":0,"resetAfter":"1h0m1s","at":"0s","retryAt":"1h0m0s"}`,
+		},
+		{
+			"a definition replaced", bucketOf("20") + `{"at": "0s", "do": "allow", "limit": "l", "count": 20}`,
+			`{"ok":true,"retryAfter":"0s","value":0,"remaining":0,"resetAfter":"1m0s","at":"0s","retryAt":"0s"}`,
+		},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			o := execute(t, definitions+test.calls, "replay", "-")
+			o.wantStatus(t, exitOK)
+			if got := strings.TrimSuffix(o.stdout, "\n"); got != test.want {
+				t.Errorf("got  %s\nwant %s", got, test.want)
+			}
+		})
+	}
+}
+
+// bucketOf is bucket with another rate.
+func bucketOf(rate string) string {
+	return strings.Replace(bucket, `"rate": 10`, `"rate": `+rate, 1)
+}
+
+func TestMalformedCallsAreAnsweredAndPassedOver(t *testing.T) {
+	t.Setenv("DATABASE_URL", pgtest.URL(t))
+	const calls = bucket +
+		`{"at": "0s", "do": "allow", "limit": "l", "count": -1, "want": {"error": "invalid"}}
+{"at": "0s", "do": "reset", "limit": "l", "key": "\u0000", "want": {"error": "invalid"}}
+{"at": "0s", "do": "allow", "limit": "l", "count": 10, "want": {"ok": true, "value": 0}}
+`
+	for name, store := range allStores {
+		t.Run(name, func(t *testing.T) {
+			o := execute(t, calls, append([]string{"replay", "--verify", "-"}, store...)...)
+			o.wantStatus(t, exitOK, "3 calls in 1 file agreed, on "+store[1])
+		})
+	}
+}
+
+func TestEachFileHasAnEmptyStore(t *testing.T) {
+	t.Setenv("DATABASE_URL", pgtest.URL(t))
+	file := writeFile(t, bucket+`{"at": "0s", "do": "allow", "limit": "l", "count": 10, "want": {"ok": true}}`)
+	for name, store := range allStores {
+		t.Run(name, func(t *testing.T) {
+			o := execute(t, "", append([]string{"replay", "--verify", file, file}, store...)...)
+			o.wantStatus(t, exitOK, "2 calls in 2 files agreed")
+		})
+	}
+}
+
+func TestVerifyFindsDifferences(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		name, call, want string // want is the message after the file's name
+	}{
+		{
+			"ok", `"do": "allow", "limit": "l", "count": 1, "want": {"ok": false}`,
+			":3: ok differs\n\twant {\"ok\":false}\n\tgot  {\"ok\":true,\"retryAfter\":\"0s\",\"value\":9,",
+		},
+		{"retryAfter", `"do": "reserve", "limit": "l", "count": 11, "want": {"retryAfter": "5999999us"}`, ":3: retryAfter differs"},
+		{"value", `"do": "allow", "limit": "l", "count": 1, "want": {"value": 9.000002}`, ":3: value differs"},
+		{"value of several", `"do": "allow", "all": [{"limit": "l"}, {"limit": "l", "key": "k"}], "want": {"value": 9}`, ":3: value differs"},
+		{"value of credit", `"do": "credit", "limit": "l", "want": {"value": 11}`, ":3: value differs"},
+		{"ok of reset", `"do": "reset", "limit": "l", "want": {"ok": true}`, ":3: ok differs"},
+		{"never", `"do": "allow", "limit": "l", "count": 1, "want": {"error": "never"}`, ":3: error differs"},
+		{"never unwanted", `"do": "allow", "limit": "l", "count": 11, "want": {"ok": false}`, ":3: error differs"},
+		{"never for invalid", `"do": "allow", "limit": "l", "count": -1, "want": {"error": "never"}`, ":3: error differs"},
+		{"invalid for never", `"do": "allow", "limit": "l", "count": 11, "want": {"error": "invalid"}`, ":3: error differs"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			file := writeFile(t, bucket+"# a comment\n{\"at\": \"0s\", "+test.call+"}\n"+
+				`{"at": "0s", "do": "check", "limit": "l"}`)
+			o := execute(t, "", "replay", "--verify", file)
+			o.wantStatus(t, exitFailed, file+test.want)
+			if got := strings.Count(o.stdout, "\n"); got != 1 {
+				t.Errorf("answers up to the difference: got %d, want 1", got)
+			}
+			execute(t, "", "replay", file).wantStatus(t, exitOK)
+		})
+	}
+}
+
+// Whatever is changed in whatever want must be noticed, and nothing before it.
+func TestVerifyFindsEveryTamperedWant(t *testing.T) {
+	t.Parallel()
+	for _, file := range conformance(t) {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		lines := strings.Split(string(text), "\n")
+		for i, line := range lines {
+			for field, changed := range tampered(t, line) {
+				scenario := slices.Concat(lines[:i], []string{changed}, lines[i+1:])
+				o := execute(t, strings.Join(scenario, "\n"), "replay", "--verify", "-")
+				o.wantStatus(t, exitFailed, fmt.Sprintf("<stdin>:%d: %s differs", i+1, field))
+			}
+		}
+	}
+}
+
+// tampered is line with each of the fields of its want changed by the least
+// that counts, by field.
+func tampered(t *testing.T, line string) map[string]string {
+	t.Helper()
+	if !strings.Contains(line, `"want"`) {
+		return nil
+	}
+	var call struct{ Want map[string]any }
+	if err := json.Unmarshal([]byte(line), &call); err != nil {
+		t.Fatal(err)
+	}
+	changed := map[string]string{}
+	for field, value := range call.Want {
+		call.Want[field] = otherThan(value)
+		changed[field] = withWant(t, line, call.Want)
+		call.Want[field] = value
+	}
+	return changed
+}
+
+func otherThan(value any) any {
+	switch v := value.(type) {
+	case bool:
+		return !v
+	case float64:
+		return v + 2e-6
+	case string:
+		if v == wantNever {
+			return wantInvalid
+		}
+		return v + "1us" // durations are sums: "6000000us1us"
+	}
+	return nil
+}
+
+// withWant is a call's line with another want.
+func withWant(t *testing.T, line string, want map[string]any) string {
+	t.Helper()
+	var call map[string]any
+	if err := json.Unmarshal([]byte(line), &call); err != nil {
+		t.Fatal(err)
+	}
+	call["want"] = want
+	text, err := json.Marshal(call)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+func TestMalformedFiles(t *testing.T) {
+	t.Parallel()
+	tests := []struct {
+		name, line, want string
+	}{
+		{"no JSON", `allow l 5`, "invalid character"},
+		{"cut short", `{"at": "0s", "do": "allow"`, "does not end"},
+		{"two values", `{"at": "0s", "do": "check", "limit": "l"} {}`, "after the JSON object"},
+		{"no object", `["at", "0s"]`, "unexpected array, want a JSON object"},
+		{"null", `null`, "neither a limit nor a call"},
+		{"not UTF-8", "{\"at\": \"0s\", \"do\": \"check\", \"limit\": \"l\", \"key\": \"\xff\"}", "UTF-8"},
+		{"empty object", `{}`, "neither a limit nor a call"},
+		{"an instant only", `{"at": "0s"}`, "neither a limit nor a call"},
+		{"unknown field of a call", `{"at": "0s", "do": "allow", "limit": "l", "cuont": 5}`, `unknown field "cuont"`},
+		{"unknown field of a want", `{"at": "0s", "do": "allow", "limit": "l", "want": {"okay": true}}`, `unknown field "okay"`},
+		{"unknown field of a limit", limitWith(`"burst": 5`), `unknown field "burst"`},
+		{"unknown field of several", `{"at": "0s", "do": "allow", "all": [{"limit": "l", "n": 5}]}`, `unknown field "n"`},
+		{"unknown call", `{"at": "0s", "do": "grant", "limit": "l"}`, `do "grant": want one of allow`},
+		{"no do", `{"at": "0s", "limit": "l"}`, `do "": want one of allow`},
+		{"no at", `{"do": "allow", "limit": "l"}`, `"at" is missing`},
+		{"no limit", `{"at": "0s", "do": "allow"}`, `"limit" is missing`},
+		{"no limit among several", `{"at": "0s", "do": "allow", "all": [{"count": 2}]}`, `"limit" is missing`},
+		{"undefined", `{"at": "0s", "do": "allow", "limit": "m"}`, `limit "m" is not defined above`},
+		{"undefined among several", `{"at": "0s", "do": "allow", "all": [{"limit": "l"}, {"limit": "m"}]}`, `limit "m" is not defined above`},
+		{"bad at", `{"at": "5", "do": "allow", "limit": "l"}`, `missing unit in duration "5"`},
+		{"at a number", `{"at": 5, "do": "allow", "limit": "l"}`, `field "at": unexpected number`},
+		{"count a string", `{"at": "0s", "do": "allow", "limit": "l", "count": "5"}`, `"count": unexpected string`},
+		{"count too large for a number", `{"at": "0s", "do": "allow", "limit": "l", "count": 1e999}`, `"count": unexpected number 1e999`},
+		{"limit a number", `{"at": "0s", "do": "allow", "limit": 1}`, `"limit": unexpected number`},
+		{"all and limit", `{"at": "0s", "do": "allow", "limit": "l", "all": [{"limit": "l"}]}`, `in place of "limit"`},
+		{"all and count", `{"at": "0s", "do": "allow", "count": 1, "all": [{"limit": "l"}]}`, `in place of "limit"`},
+		{"credit all", `{"at": "0s", "do": "credit", "all": [{"limit": "l"}]}`, "one limit at a time"},
+		{"reserve with allow", `{"at": "0s", "do": "allow", "limit": "l", "reserve": true}`, `"reserve" is for check`},
+		{"pause without until", `{"at": "0s", "do": "pause", "limit": "l"}`, `has "until"`},
+		{"until with allow", `{"at": "0s", "do": "allow", "limit": "l", "until": "1s"}`, `has "until"`},
+		{"bad until", `{"at": "0s", "do": "pause", "limit": "l", "until": "soon"}`, `invalid duration "soon"`},
+		{"bad want", `{"at": "0s", "do": "allow", "limit": "l", "want": {"retryAfter": "1"}}`, `missing unit in duration "1"`},
+		{"bad error in want", `{"at": "0s", "do": "allow", "limit": "l", "want": {"error": "no"}}`, `want error "no"`},
+		{"a limit and more", `{"limit": {"name": "m", "kind": "token bucket", "rate": 1, "period": "1s"}, "at": "0s"}`, `unknown field "at"`},
+		{"kind", `{"limit": {"name": "m", "kind": "leaky bucket", "rate": 1, "period": "1s"}}`, `kind "leaky bucket"`},
+		{"no kind", `{"limit": {"name": "m", "rate": 1, "period": "1s"}}`, `kind ""`},
+		{"no name", `{"limit": {"kind": "token bucket", "rate": 1, "period": "1s"}}`, "Name"},
+		{"no rate", `{"limit": {"name": "m", "kind": "token bucket", "period": "1s"}}`, "Rate"},
+		{"no period", `{"limit": {"name": "m", "kind": "token bucket", "rate": 1}}`, "Period"},
+		{"period below a microsecond", `{"limit": {"name": "m", "kind": "token bucket", "rate": 1, "period": "1ns"}}`, "Period"},
+		{"bad period", `{"limit": {"name": "m", "kind": "token bucket", "rate": 1, "period": "1 s"}}`, "duration"},
+		{"negative capacity", limitWith(`"capacity": -1`), "Capacity"},
+		{"capacity in words", limitWith(`"capacity": "lots"`), `"lots": want a number or "none"`},
+		{"capacity unlimited", limitWith(`"capacity": "unlimited"`), `"unlimited": want a number or "none"`},
+		{"capacity 0", limitWith(`"capacity": 0`), "could mean the default or none"},
+		{"maxReserved 0", limitWith(`"maxReserved": 0.0`), "could mean the default or none"},
+		{"negative shards", limitWith(`"shards": -1`), "Shards"},
+		{"half a shard", limitWith(`"shards": 1.5`), `"limit.shards": unexpected number 1.5`},
+		{"start of a token bucket", limitWith(`"start": "0s"`), `"start" is for a fixed window`},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			good := writeFile(t, bucket+`{"at": "0s", "do": "allow", "limit": "l"}`)
+			bad := writeFile(t, bucket+"\n# a comment\n"+test.line+"\n{\n")
+			o := execute(t, "", "replay", good, bad)
+			o.wantStatus(t, exitBad, bad+":4: ", test.want)
+			if o.stdout != "" {
+				t.Errorf("something was replayed: %s", o.stdout)
+			}
+		})
+	}
+}
+
+// limitWith is a sound definition with one more field.
+func limitWith(field string) string {
+	return strings.Replace(strings.TrimSpace(bucket), "}}", ", "+field+"}}", 1)
+}
+
+func writeFile(t *testing.T, text string) (name string) {
+	t.Helper()
+	f, err := os.CreateTemp(t.TempDir(), "*.jsonl")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if _, err := f.WriteString(text); err != nil {
+		t.Fatal(err)
+	}
+	return f.Name()
+}

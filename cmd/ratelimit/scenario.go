@@ -1,0 +1,308 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/pgratelimit/ratelimit"
+)
+
+// base is the instant from which scenarios count. Which one it is makes no
+// difference, but it must not depend on the day: answers are to be the same.
+var base = time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// A scenario is a file of calls.
+type scenario struct {
+	name  string
+	calls []call
+}
+
+// A call is one line of a scenario, with the limits that it names looked up.
+type call struct {
+	line     int
+	at       time.Time
+	do       string
+	reserve  bool // check only
+	requests []ratelimit.Request
+	until    time.Time // pause only
+	want     *want
+}
+
+// Calls that take several limits at once, and those that do not.
+var (
+	decisions = []string{"allow", "reserve", "check"}
+	edits     = []string{"reset", "credit", "pause"}
+)
+
+// parseScenario reads a whole scenario, so that nothing of a malformed one is
+// replayed. Errors name the file and the line.
+func parseScenario(name string, text []byte) (scenario, error) {
+	s := scenario{name: name}
+	limits := map[string]ratelimit.Limit{}
+	n := 0
+	for line := range bytes.Lines(text) {
+		n++
+		line = bytes.TrimSpace(line)
+		if len(line) == 0 || line[0] == '#' {
+			continue
+		}
+		c, err := parseLine(line, limits)
+		if err != nil {
+			return scenario{}, badInput{fmt.Errorf("%s:%d: %w", name, n, err)}
+		}
+		if c != nil {
+			c.line = n
+			s.calls = append(s.calls, *c)
+		}
+	}
+	return s, nil
+}
+
+// parseLine returns the call of a line, or adds the line's definition to
+// limits and returns nil. A definition replaces an earlier one of that name.
+func parseLine(text []byte, limits map[string]ratelimit.Limit) (*call, error) {
+	var kind struct {
+		Limit json.RawMessage `json:"limit"`
+	}
+	if err := decode(text, &kind, false); err != nil {
+		return nil, err
+	}
+	if !bytes.HasPrefix(kind.Limit, []byte("{")) {
+		return parseCall(text, limits)
+	}
+	limit, err := parseLimit(text)
+	if err != nil {
+		return nil, err
+	}
+	limits[limit.Definition().Name] = limit
+	return nil, nil
+}
+
+// limitLine is a definition as it is written.
+type limitLine struct {
+	Limit struct {
+		Name        string    `json:"name"`
+		Kind        string    `json:"kind"`
+		Rate        float64   `json:"rate"`
+		Period      duration  `json:"period"`
+		Capacity    amount    `json:"capacity"`
+		MaxReserved debt      `json:"maxReserved"`
+		Shards      int       `json:"shards"`
+		Start       *duration `json:"start"`
+	} `json:"limit"`
+}
+
+func parseLimit(text []byte) (ratelimit.Limit, error) {
+	var line limitLine
+	if err := decode(text, &line, true); err != nil {
+		return nil, err
+	}
+	limit, err := line.limit()
+	if err != nil {
+		return nil, err
+	}
+	return limit, limit.Validate()
+}
+
+func (l limitLine) limit() (ratelimit.Limit, error) {
+	f := l.Limit
+	window := ratelimit.FixedWindow{
+		Name: f.Name, Rate: f.Rate, Period: time.Duration(f.Period),
+		Capacity: float64(f.Capacity), MaxReserved: float64(f.MaxReserved), Shards: f.Shards,
+	}
+	switch f.Kind {
+	case ratelimit.KindFixedWindow.String():
+		if f.Start != nil {
+			window.Start = f.Start.after()
+		}
+		return window, nil
+	case ratelimit.KindTokenBucket.String():
+		if f.Start != nil {
+			return nil, errors.New(`"start" is for a fixed window only`)
+		}
+		return ratelimit.TokenBucket{
+			Name: window.Name, Rate: window.Rate, Period: window.Period,
+			Capacity: window.Capacity, MaxReserved: window.MaxReserved, Shards: window.Shards,
+		}, nil
+	}
+	return nil, fmt.Errorf("kind %q: want %q or %q", f.Kind, ratelimit.KindTokenBucket, ratelimit.KindFixedWindow)
+}
+
+// callLine is a call as it is written. Pointers tell what was left out.
+type callLine struct {
+	At      *duration `json:"at"`
+	Do      string    `json:"do"`
+	Limit   *string   `json:"limit"`
+	Key     *string   `json:"key"`
+	Count   *float64  `json:"count"`
+	All     []ask     `json:"all"` // in place of the three above
+	Reserve *bool     `json:"reserve"`
+	Until   *duration `json:"until"`
+	Want    *want     `json:"want"`
+}
+
+// ask is what a call wants of one limit.
+type ask struct {
+	Limit *string  `json:"limit"`
+	Key   *string  `json:"key"`
+	Count *float64 `json:"count"`
+}
+
+func (l callLine) one() ask { return ask{l.Limit, l.Key, l.Count} }
+
+func parseCall(text []byte, limits map[string]ratelimit.Limit) (*call, error) {
+	var line callLine
+	if err := decode(text, &line, true); err != nil {
+		return nil, err
+	}
+	if err := line.validate(); err != nil {
+		return nil, err
+	}
+	requests, err := line.requests(limits)
+	if err != nil {
+		return nil, err
+	}
+	c := &call{at: line.At.after(), do: line.Do, requests: requests, want: line.Want}
+	if line.Reserve != nil {
+		c.reserve = *line.Reserve
+	}
+	if line.Until != nil {
+		c.until = line.Until.after()
+	}
+	return c, nil
+}
+
+// validate finds fields that are missing and fields that have no meaning where
+// they are: to pass over them would be to replay something else.
+func (l callLine) validate() error {
+	switch {
+	case l.Do == "" && l.Limit == nil && l.All == nil:
+		return errors.New("neither a limit nor a call")
+	case !slices.Contains(decisions, l.Do) && !slices.Contains(edits, l.Do):
+		return fmt.Errorf("do %q: want one of %s", l.Do, strings.Join(slices.Concat(decisions, edits), ", "))
+	case l.At == nil:
+		return errors.New(`"at" is missing`)
+	case l.All != nil && l.one() != (ask{}):
+		return errors.New(`"all" stands in place of "limit", "key" and "count"`)
+	case l.All != nil && slices.Contains(edits, l.Do):
+		return fmt.Errorf("%s takes one limit at a time", l.Do)
+	case l.Reserve != nil && l.Do != "check":
+		return errors.New(`"reserve" is for check only`)
+	case (l.Until != nil) != (l.Do == "pause"):
+		return errors.New(`pause, and nothing else, has "until"`)
+	}
+	return l.Want.validate()
+}
+
+func (l callLine) requests(limits map[string]ratelimit.Limit) ([]ratelimit.Request, error) {
+	asks := l.All
+	if asks == nil {
+		asks = []ask{l.one()}
+	}
+	requests := make([]ratelimit.Request, len(asks))
+	for i, a := range asks {
+		if a.Limit == nil {
+			return nil, errors.New(`"limit" is missing`)
+		}
+		limit, ok := limits[*a.Limit]
+		if !ok {
+			return nil, fmt.Errorf("limit %q is not defined above", *a.Limit)
+		}
+		requests[i] = limit.ForN(orElse(a.Key, ""), orElse(a.Count, 1))
+	}
+	return requests, nil
+}
+
+func orElse[T any](p *T, otherwise T) T {
+	if p == nil {
+		return otherwise
+	}
+	return *p
+}
+
+// duration is written as Go writes durations: "1m30s".
+type duration time.Duration
+
+func (d *duration) UnmarshalText(text []byte) error {
+	v, err := time.ParseDuration(string(text))
+	*d = duration(v)
+	return err
+}
+
+func (d duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }
+
+// after is the instant that far after the base instant.
+func (d duration) after() time.Time { return base.Add(time.Duration(d)) }
+
+// since is how far t is after the base instant.
+func since(t time.Time) *duration { return new(duration(t.Sub(base))) }
+
+// amount is a number of tokens or "none", in the words of package ratelimit.
+type amount float64
+
+func (a *amount) UnmarshalJSON(text []byte) error {
+	if string(text) == `"none"` {
+		*a = ratelimit.None
+		return nil
+	}
+	var v float64
+	if err := json.Unmarshal(text, &v); err != nil {
+		return fmt.Errorf(`%s: want a number or "none"`, text)
+	}
+	if v == 0 && string(text) != "null" {
+		return errors.New(`0 could mean the default or none: leave it out, or say "none"`)
+	}
+	*a = amount(v)
+	return nil
+}
+
+// debt is an amount that may be "unlimited", which is its default.
+type debt float64
+
+func (d *debt) UnmarshalJSON(text []byte) error {
+	if string(text) == `"unlimited"` {
+		*d = 0
+		return nil
+	}
+	return (*amount)(d).UnmarshalJSON(text)
+}
+
+// decode reads the one JSON value in text, without or with fields that v has
+// not.
+func decode(text []byte, v any, strict bool) error {
+	if !utf8.Valid(text) {
+		return errors.New("not valid UTF-8")
+	}
+	d := json.NewDecoder(bytes.NewReader(text))
+	if strict {
+		d.DisallowUnknownFields()
+	}
+	if err := d.Decode(v); err != nil {
+		return plain(err)
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return errors.New("unexpected text after the JSON object")
+	}
+	return nil
+}
+
+// plain says errors of encoding/json without the names of Go's types.
+func plain(err error) error {
+	if e, ok := errors.AsType[*json.UnmarshalTypeError](err); ok {
+		if e.Field == "" {
+			return fmt.Errorf("unexpected %s, want a JSON object", e.Value)
+		}
+		return fmt.Errorf("field %q: unexpected %s", e.Field, e.Value)
+	}
+	if errors.Is(err, io.ErrUnexpectedEOF) {
+		return errors.New("the JSON object does not end")
+	}
+	return errors.New(strings.TrimPrefix(err.Error(), "json: "))
+}
