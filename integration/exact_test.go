@@ -1,0 +1,107 @@
+package integration
+
+import (
+	"math"
+	"math/big"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+)
+
+// limit is the exact model of a limit: the formulas of the package in
+// rational numbers, with instants in microseconds. It knows nothing of
+// rounding, and so says what the package's answers are measured by.
+type limit struct {
+	window         bool
+	rate, capacity *big.Rat
+	period         int64
+	floor          *big.Rat // of a reservation
+}
+
+// row is the exact model of a limit's two numbers.
+type row struct {
+	value *big.Rat
+	ts    int64
+}
+
+func newLimit(d ratelimit.Definition) limit {
+	l := limit{
+		window:   d.Kind == ratelimit.KindFixedWindow,
+		rate:     rat(d.Rate),
+		capacity: rat(d.Capacity),
+		period:   d.Period.Microseconds(),
+	}
+	span := new(big.Rat).Mul(l.rate, big.NewRat(ratelimit.MaxSpan.Microseconds(), l.period))
+	l.floor = span.Neg(span)
+	if !math.IsInf(d.MaxReserved, 1) {
+		if own := new(big.Rat).Neg(rat(d.MaxReserved)); own.Cmp(l.floor) > 0 {
+			l.floor = own
+		}
+	}
+	return l
+}
+
+func rat(f float64) *big.Rat { return new(big.Rat).SetFloat64(f) }
+
+// settle brings r to now.
+func (l limit) settle(r row, now int64) row {
+	came, ts := new(big.Rat), r.ts
+	if past := now - r.ts; past > 0 && l.window {
+		came.Mul(l.rate, big.NewRat(past/l.period, 1))
+		ts += past / l.period * l.period
+	} else if past > 0 {
+		came.Mul(l.rate, big.NewRat(past, l.period))
+		ts = now
+	}
+	return row{least(came.Add(r.value, came), l.capacity), ts}
+}
+
+// take is what is left of r when n tokens were taken at now, whether or not
+// they may be.
+func (l limit) take(r row, now int64, n float64) row {
+	settled := l.settle(r, now)
+	return row{new(big.Rat).Sub(settled.value, rat(n)), settled.ts}
+}
+
+func (l limit) credit(r row, now int64, n float64) row {
+	settled := l.settle(r, now)
+	return row{least(new(big.Rat).Add(settled.value, rat(n)), l.capacity), settled.ts}
+}
+
+func (l limit) pause(r row, now, until int64) row {
+	settled := l.settle(r, now)
+	if until <= now {
+		return settled
+	}
+	if l.window {
+		until -= l.period
+	}
+	return row{least(settled.value, new(big.Rat)), max(settled.ts, until)}
+}
+
+// when is the first instant at which missing more tokens have come in to a
+// settled row.
+func (l limit) when(r row, missing *big.Rat) int64 {
+	if missing.Sign() <= 0 {
+		return r.ts
+	}
+	wait := new(big.Rat).Quo(missing, l.rate)
+	if l.window {
+		return r.ts + ceil(wait)*l.period
+	}
+	return r.ts + ceil(wait.Mul(wait, big.NewRat(l.period, 1)))
+}
+
+func ceil(r *big.Rat) int64 {
+	up := new(big.Int).Add(r.Num(), r.Denom())
+	return up.Sub(up, big.NewInt(1)).Quo(up, r.Denom()).Int64() // r is positive
+}
+
+func least(a, b *big.Rat) *big.Rat {
+	if a.Cmp(b) <= 0 {
+		return a
+	}
+	return b
+}
+
+func instant(micros int64) time.Time { return time.UnixMicro(micros).UTC() }

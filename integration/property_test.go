@@ -1,0 +1,739 @@
+package integration
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"math"
+	"math/big"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/memstore"
+	"pgregory.net/rapid"
+)
+
+// The properties are quick; more checks than rapid's hundred find more.
+// -rapid.checks on the command line has the last word.
+func init() {
+	if err := flag.Set("rapid.checks", "5000"); err != nil {
+		panic(err)
+	}
+}
+
+// slack is how far rounding may move a value, relative to the largest number
+// that took part in its history: four times what a single decision tolerates.
+const slack = 0x1p-44
+
+const year = 365 * 24 * time.Hour
+
+// epoch is in the middle of the instants of the histories.
+var epoch = time.Date(2025, 3, 14, 12, 0, 0, 0, time.UTC).UnixMicro()
+
+// magnitude draws a number between least and most, evenly over their
+// logarithms, and as often a round one as not.
+func magnitude(least, most float64) *rapid.Generator[float64] {
+	return rapid.Custom(func(t *rapid.T) float64 {
+		v := math.Exp(rapid.Float64Range(math.Log(least), math.Log(most)).Draw(t, "log"))
+		switch rapid.IntRange(0, 3).Draw(t, "roundness") {
+		case 0:
+			v = math.Round(v)
+		case 1: // some decimals, few of them exact in binary
+			digits := math.Pow(10, math.Ceil(2-math.Log10(v)))
+			v = math.Round(v*digits) / digits
+		case 2: // one digit
+			ten := math.Pow(10, math.Floor(math.Log10(v)))
+			v = math.Round(v/ten) * ten
+		}
+		return min(max(v, least), most)
+	})
+}
+
+// period draws from a microsecond to a year.
+func period() *rapid.Generator[time.Duration] {
+	return rapid.OneOf(
+		rapid.SampledFrom([]time.Duration{
+			time.Microsecond, time.Millisecond, time.Second, time.Minute, time.Hour, 24 * time.Hour, 30 * 24 * time.Hour, year,
+		}),
+		rapid.Map(magnitude(1, float64(year.Microseconds())), func(v float64) time.Duration {
+			return time.Duration(v) * time.Microsecond
+		}),
+	)
+}
+
+// limits draws sound definitions with the given name.
+func limits(name string) *rapid.Generator[ratelimit.Limit] {
+	return rapid.Custom(func(t *rapid.T) ratelimit.Limit {
+		b := ratelimit.TokenBucket{
+			Name:   name,
+			Rate:   magnitude(1e-6, 1e9).Draw(t, "rate"),
+			Period: period().Draw(t, "period"),
+		}
+		most := min(1e6, 99*float64(year)/float64(b.Period), ratelimit.MaxTokens/b.Rate)
+		switch rapid.IntRange(0, 3).Draw(t, "capacity is") {
+		case 0:
+			b.Capacity = ratelimit.None
+		case 1:
+			b.Capacity = min(b.Rate*magnitude(1e-6, most).Draw(t, "capacity/rate"), ratelimit.MaxTokens)
+		case 2:
+			b.Capacity = magnitude(b.Rate*1e-3, b.Rate*min(1e3, most)).Draw(t, "capacity")
+		}
+		switch rapid.IntRange(0, 2).Draw(t, "maxReserved is") {
+		case 0:
+			b.MaxReserved = ratelimit.None
+		case 1:
+			b.MaxReserved = min(b.Rate*magnitude(1e-6, most).Draw(t, "maxReserved/rate"), ratelimit.MaxTokens)
+		}
+		if rapid.Bool().Draw(t, "token bucket") {
+			return b
+		}
+		w := ratelimit.FixedWindow{Name: b.Name, Rate: b.Rate, Period: b.Period, Capacity: b.Capacity, MaxReserved: b.MaxReserved}
+		if rapid.Bool().Draw(t, "has a start") {
+			w.Start = instant(epoch + rapid.Int64Range(-1e15, 1e15).Draw(t, "start"))
+		}
+		return w
+	})
+}
+
+// counts draws counts that d can grant at some time, and that are near its
+// measures.
+func counts(d ratelimit.Definition, reserve bool) *rapid.Generator[float64] {
+	most := min(d.Capacity-d.Floor(reserve), ratelimit.MaxTokens)
+	return rapid.Custom(func(t *rapid.T) float64 {
+		n := 0.0
+		switch rapid.IntRange(0, 5).Draw(t, "count is") {
+		case 0:
+		case 1:
+			n = most
+		case 2:
+			n = d.Capacity
+		case 3:
+			n = 1
+		case 4:
+			n = d.Rate * magnitude(1e-6, 1e3).Draw(t, "count/rate")
+		case 5:
+			n = most * rapid.Float64Range(0, 1).Draw(t, "count/most")
+		}
+		return min(n, most)
+	})
+}
+
+// fillTime is about how long d needs to fill, and at least a microsecond.
+func fillTime(d ratelimit.Definition) int64 {
+	span := (d.Capacity/d.Rate + 1) * float64(d.Period.Microseconds())
+	return int64(min(max(span, 1), float64((10 * year).Microseconds())))
+}
+
+// later draws the next instant of a history: at once, a little or long after,
+// just when or before something was promised, or before, when a clock goes
+// back.
+func later(t *rapid.T, d ratelimit.Definition, now, promised int64, back bool) int64 {
+	fill := fillTime(d)
+	switch rapid.IntRange(0, 5).Draw(t, "step is") {
+	case 1:
+		now += rapid.Int64Range(0, 1000).Draw(t, "µs")
+	case 2:
+		now += rapid.Int64Range(0, 3*fill).Draw(t, "µs")
+	case 3:
+		now = max(now, promised)
+	case 4:
+		now = max(now, promised-1)
+	case 5:
+		if back {
+			now -= rapid.Int64Range(0, 3*fill).Draw(t, "µs back")
+		}
+	}
+	span := (60 * year).Microseconds()
+	return min(max(now, epoch-span), epoch+span)
+}
+
+// history plays random calls on one limit through the package and through the
+// exact model.
+type history struct {
+	d     ratelimit.Definition
+	limit ratelimit.Limit
+	exact limit
+	state ratelimit.State
+	row   row
+	scale float64 // the largest number so far
+	now   int64
+	retry int64 // the instant that was promised last
+}
+
+func newHistory(t *rapid.T, l ratelimit.Limit) *history {
+	d := l.Definition()
+	if err := l.Validate(); err != nil {
+		t.Fatalf("drew a bad limit %+v: %v", l, err)
+	}
+	now := epoch + rapid.Int64Range(-1e12, 1e12).Draw(t, "now")
+	h := &history{d: d, limit: l, exact: newLimit(d), scale: d.Capacity, now: now, retry: now}
+	h.state = d.Fresh("k", instant(now))
+	h.row = row{rat(d.Capacity), h.state.TS.UnixMicro()}
+	if past := now - h.row.ts; past < 0 || d.Kind == ratelimit.KindTokenBucket && past > 0 || past >= d.Period.Microseconds() {
+		t.Fatalf("a fresh row at %v is of %v", instant(now), h.state.TS)
+	}
+	return h
+}
+
+// tolerance is how far the package may be from the exact value.
+func (h *history) tolerance() *big.Rat { return rat(h.scale * slack) }
+
+func (h *history) compare(t *rapid.T, what string, got ratelimit.State, want row) {
+	off := new(big.Rat).Sub(rat(got.Value), want.value)
+	if off.Abs(off).Cmp(h.tolerance()) > 0 {
+		t.Fatalf("%s: value %v, want %s", what, got.Value, want.value.FloatString(20))
+	}
+	if ts := got.TS.UnixMicro(); ts != want.ts {
+		t.Fatalf("%s: ts %v, want %v", what, got.TS, instant(want.ts))
+	}
+}
+
+// settle looks at the row at an instant and leaves it as it is.
+func (h *history) settle(t *rapid.T, now int64) {
+	h.scale = max(h.scale, math.Abs(h.state.Value))
+	h.compare(t, "settle", h.d.Settle(h.state, instant(now)), h.exact.settle(h.row, now))
+}
+
+// promise checks an instant that was told for missing tokens to come in to
+// the exact row r: it is the exact one, unless the value is so near a
+// boundary that the tolerance decides.
+func (h *history) promise(t *rapid.T, got time.Time, r row, missing *big.Rat) {
+	first := h.exact.when(r, new(big.Rat).Sub(missing, h.tolerance()))
+	last := h.exact.when(r, new(big.Rat).Add(missing, h.tolerance()))
+	if missing.Cmp(h.tolerance()) <= 0 {
+		first = min(first, h.now)
+	}
+	if us := got.UnixMicro(); us < first || us > last {
+		t.Fatalf("RetryAt = %v, want from %v to %v", got, instant(first), instant(last))
+	}
+}
+
+// take asks for n tokens and reports whether they were taken.
+func (h *history) take(t *rapid.T, reserve bool, n float64) bool {
+	call, err := ratelimit.NewCall(reserve, h.limit.ForN("k", n))
+	if err != nil {
+		t.Fatalf("NewCall(%v, %v) = %v", reserve, n, err)
+	}
+	h.scale = max(h.scale, math.Abs(h.state.Value), n)
+	result, after := call.Decide(instant(h.now), []ratelimit.State{h.state})
+	h.retry = result.RetryAt.UnixMicro()
+
+	floor := new(big.Rat)
+	if reserve {
+		floor = h.exact.floor
+	}
+	left := h.exact.take(h.row, h.now, n)
+	h.scale = max(h.scale, math.Abs(result.Value))
+	margin := new(big.Rat).Sub(left.value, floor)
+	if near := new(big.Rat).Abs(margin).Cmp(h.tolerance()) <= 0; !near && result.OK != (margin.Sign() > 0) {
+		t.Fatalf("OK = %v with a margin of %s", result.OK, margin.FloatString(20))
+	}
+	if want := instant(h.now).Add(result.RetryAfter); !result.RetryAt.Equal(want) {
+		t.Fatalf("RetryAt = %v, want %v, RetryAfter later", result.RetryAt, want)
+	}
+	if !result.OK {
+		if result.RetryAfter <= 0 {
+			t.Fatalf("refused with a RetryAfter of %v", result.RetryAfter)
+		}
+		h.promise(t, result.RetryAt, h.exact.settle(h.row, h.now), new(big.Rat).Neg(margin))
+		h.asPromised(t, call)
+		return false
+	}
+	h.row, h.state = left, after[0]
+	h.compare(t, "take", h.state, h.row)
+	if debt := new(big.Rat).Neg(left.value); debt.Cmp(h.tolerance()) > 0 {
+		h.promise(t, result.RetryAt, left, debt)
+		h.debtPaid(t, result)
+	} else if debt.Add(debt, h.tolerance()).Sign() < 0 && result.RetryAfter != 0 {
+		t.Fatalf("RetryAfter = %v with %v tokens left", result.RetryAfter, result.Value)
+	}
+	return true
+}
+
+// asPromised repeats a refused call at the instant that was told, and a
+// microsecond before.
+func (h *history) asPromised(t *rapid.T, call ratelimit.Call) {
+	state := []ratelimit.State{h.state}
+	if again := call.Check(instant(h.retry), state); !again.OK {
+		t.Fatalf("refused at %v, promised at %v: %v", again.At, instant(h.now), again.Err())
+	}
+	early := h.exact.take(h.row, h.retry-1, call.Asks[0].Count)
+	margin := early.value.Sub(early.value, rat(call.Asks[0].Floor))
+	if margin.Cmp(new(big.Rat).Neg(h.tolerance())) > 0 {
+		return // rounding may decide
+	}
+	if before := call.Check(instant(h.retry-1), state); before.OK {
+		t.Fatalf("granted at %v, a microsecond before the promise", before.At)
+	}
+}
+
+// debtPaid asks at a reservation's instant whether the limit is in debt.
+func (h *history) debtPaid(t *rapid.T, result ratelimit.Result) {
+	call, err := ratelimit.NewCall(false, h.limit.ForN("k", 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if due := call.Check(result.RetryAt, []ratelimit.State{h.state}); !due.OK {
+		t.Fatalf("in debt when the reservation is due, for another %v: %v tokens", due.RetryAfter, due.Value)
+	}
+}
+
+func (h *history) credit(t *rapid.T, n float64) {
+	h.scale = max(h.scale, math.Abs(h.state.Value), n)
+	h.state = h.d.Credit(h.state, instant(h.now), n)
+	h.row = h.exact.credit(h.row, h.now, n)
+	h.compare(t, "credit", h.state, h.row)
+}
+
+func (h *history) pause(t *rapid.T, until int64) {
+	h.scale = max(h.scale, math.Abs(h.state.Value))
+	h.state = h.d.Pause(h.state, instant(h.now), instant(until))
+	h.row = h.exact.pause(h.row, h.now, until)
+	h.compare(t, "pause", h.state, h.row)
+}
+
+// The package agrees with exact arithmetic: on the value to sixteen bits more
+// than a millionth needs, over whole histories, on every decision and every
+// instant that rounding does not decide. And what it promises it keeps.
+func TestExact(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		h := newHistory(t, limits("a").Draw(t, "limit"))
+		for range rapid.IntRange(1, 30).Draw(t, "steps") {
+			h.now = later(t, h.d, h.now, h.retry, true)
+			switch rapid.IntRange(0, 9).Draw(t, "do") {
+			case 0:
+				h.credit(t, counts(h.d, true).Draw(t, "credit"))
+			case 1:
+				h.pause(t, later(t, h.d, h.now, h.retry, true))
+			case 2, 3, 4, 5:
+				h.take(t, true, counts(h.d, true).Draw(t, "reserve"))
+			default:
+				h.take(t, false, counts(h.d, false).Draw(t, "allow"))
+			}
+			h.settle(t, h.retry)
+		}
+	})
+}
+
+// A caller who does as told, and waits for the RetryAfter each time, is
+// refused once and then granted, however the limit is defined.
+func TestPromise(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		h := newHistory(t, limits("a").Draw(t, "limit"))
+		reserve := rapid.Bool().Draw(t, "reserve")
+		n := counts(h.d, reserve).Filter(func(n float64) bool { return n > 0 || h.d.Capacity == 0 }).Draw(t, "count")
+		for range 20 {
+			if h.take(t, reserve, n) {
+				continue
+			}
+			if h.retry > epoch+(100*year).Microseconds() {
+				return // far beyond what later histories go to
+			}
+			h.now = h.retry
+			if !h.take(t, reserve, n) {
+				t.Fatalf("refused at the instant that was promised, %v", instant(h.now))
+			}
+		}
+	})
+}
+
+// Several limits at once are granted or refused together, and the promise is
+// for all of them.
+func TestSeveral(t *testing.T) {
+	ctx := context.Background()
+	rapid.Check(t, func(t *rapid.T) {
+		now := epoch
+		s := memstore.New(func() time.Time { return instant(now) })
+		names := []string{"a", "b", "c", "d"}[:rapid.IntRange(1, 4).Draw(t, "limits")]
+		var all []ratelimit.Limit
+		for _, name := range names {
+			all = append(all, limits(name).Draw(t, name))
+		}
+		promised := now
+		for range rapid.IntRange(1, 10).Draw(t, "steps") {
+			now = later(t, all[0].Definition(), now, promised, true)
+			reserve := rapid.Bool().Draw(t, "reserve")
+			take, check := s.Allow, s.Check
+			if reserve {
+				take, check = s.Reserve, s.CheckReserve
+			}
+			var requests, none []ratelimit.Request
+			for _, l := range rapid.Permutation(all).Draw(t, "order") {
+				requests = append(requests, l.ForN("k", counts(l.Definition(), reserve).Draw(t, "count")))
+				none = append(none, l.ForN("k", 0))
+			}
+			before := values(t, s, none)
+			foreseen, err := check(ctx, requests...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			result, err := take(ctx, requests...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if foreseen.OK != result.OK || foreseen.RetryAfter != result.RetryAfter {
+				t.Fatalf("check = %v, %v, the taking %v, %v", foreseen.OK, foreseen.RetryAfter, result.OK, result.RetryAfter)
+			}
+			after := values(t, s, none)
+			longest, refused := time.Duration(0), false
+			for i, each := range result.Each {
+				want := before[i]
+				if result.OK {
+					want -= requests[i].Count
+				}
+				if after[i] != want {
+					t.Fatalf("OK = %v: %s had %v and has %v, %v asked", result.OK, each.Request.Limit.Definition().Name, before[i], after[i], requests[i].Count)
+				}
+				refused = refused || !each.OK
+				if each.OK == result.OK {
+					longest = max(longest, each.RetryAfter)
+				}
+			}
+			if refused == result.OK || result.RetryAfter != longest {
+				t.Fatalf("OK, RetryAfter = %v, %v, want %v, %v", result.OK, result.RetryAfter, !refused, longest)
+			}
+			promised = result.RetryAt.UnixMicro()
+			if !result.OK {
+				asked := now
+				now = promised
+				if again, err := check(ctx, requests...); err != nil || !again.OK {
+					t.Fatalf("at the promised instant: OK %v, RetryAfter %v, %v", again.OK, again.RetryAfter, err)
+				}
+				now = asked
+			}
+		}
+	})
+}
+
+func values(t *rapid.T, s *memstore.Store, none []ratelimit.Request) []float64 {
+	res, err := s.Check(context.Background(), none...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var vs []float64
+	for _, each := range res.Each {
+		vs = append(vs, each.Value)
+	}
+	return vs
+}
+
+// Whatever is asked, credited and paused, and wherever the clock goes, what
+// was granted less what was given back is at most the capacity and what came
+// in between the first instant and the last.
+func TestNeverOver(t *testing.T) {
+	ctx := context.Background()
+	rapid.Check(t, func(t *rapid.T) {
+		l := limits("a").Draw(t, "limit")
+		d, exact := l.Definition(), newLimit(l.Definition())
+		now := epoch
+		s := memstore.New(func() time.Time { return instant(now) })
+		first, last, promised := now, now, now
+		granted, scale, debt := new(big.Rat), 0.0, new(big.Rat)
+		for range rapid.IntRange(1, 60).Draw(t, "steps") {
+			now = later(t, d, now, promised, true)
+			first, last = min(first, now), max(last, now)
+			switch rapid.IntRange(0, 9).Draw(t, "do") {
+			case 0:
+				n := counts(d, true).Draw(t, "credit")
+				if _, err := s.Credit(ctx, l.ForN("k", n)); err != nil {
+					t.Fatal(err)
+				}
+				granted.Sub(granted, rat(n))
+				scale = max(scale, n)
+			case 1:
+				until := later(t, d, now, promised, true)
+				if _, err := s.Pause(ctx, l.For("k"), instant(until)); err != nil {
+					t.Fatal(err)
+				}
+			case 2:
+				n := counts(d, true).Draw(t, "reserve")
+				res, err := s.Reserve(ctx, l.ForN("k", n))
+				if err != nil {
+					t.Fatal(err)
+				}
+				promised = res.RetryAt.UnixMicro()
+				if res.OK {
+					granted.Add(granted, rat(n))
+					scale = max(scale, n)
+					debt = new(big.Rat).Neg(exact.floor)
+				}
+			default:
+				n := counts(d, false).Draw(t, "allow")
+				res, err := s.Allow(ctx, l.ForN("k", n))
+				if err != nil {
+					t.Fatal(err)
+				}
+				promised = res.RetryAt.UnixMicro()
+				if res.OK {
+					granted.Add(granted, rat(n))
+				}
+			}
+			most := exact.most(d, first, last)
+			most.Add(most, debt)
+			most.Add(most, new(big.Rat).Mul(most, rat(1e-9)))
+			most.Add(most, rat(scale*slack))
+			if granted.Cmp(most) > 0 {
+				t.Fatalf("granted %s, want at most %s", granted.FloatString(9), most.FloatString(9))
+			}
+		}
+	})
+}
+
+// most is what a limit may grant from first to last: what is there and what
+// comes in.
+func (l limit) most(d ratelimit.Definition, first, last int64) *big.Rat {
+	came := new(big.Rat).Mul(l.rate, big.NewRat(last-first, l.period))
+	if l.window {
+		edges := (d.Fresh("k", instant(last)).TS.UnixMicro() - d.Fresh("k", instant(first)).TS.UnixMicro()) / l.period
+		came.Mul(l.rate, big.NewRat(edges, 1))
+	}
+	return came.Add(came, l.capacity)
+}
+
+// A limit that is asked all the time, without a break, still grants no more.
+func TestNeverOverWhenPolled(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		l := limits("a").Draw(t, "limit")
+		d, exact := l.Definition(), newLimit(l.Definition())
+		gap := rapid.Int64Range(1, max(1, fillTime(d)/100)).Draw(t, "gap")
+		n := counts(d, false).Draw(t, "count") / rapid.SampledFrom([]float64{1, 3, 100}).Draw(t, "part")
+		call, err := ratelimit.NewCall(false, l.ForN("k", n))
+		if err != nil {
+			t.Fatal(err)
+		}
+		states := []ratelimit.State{d.Fresh("k", instant(epoch))}
+		granted, now := 0, epoch
+		for range 500 {
+			if result, after := call.Decide(instant(now), states); result.OK {
+				states, granted = after, granted+1
+			}
+			now += gap
+		}
+		most := exact.most(d, epoch, now-gap)
+		most.Add(most, new(big.Rat).Mul(most, rat(1e-9)))
+		if total := new(big.Rat).Mul(rat(n), big.NewRat(int64(granted), 1)); total.Cmp(most) > 0 {
+			t.Fatalf("granted %s, want at most %s", total.FloatString(9), most.FloatString(9))
+		}
+	})
+}
+
+// A result that was cancelled gives back what it took, once.
+func TestCancelOnce(t *testing.T) {
+	ctx := context.Background()
+	rapid.Check(t, func(t *rapid.T) {
+		now := epoch
+		s := memstore.New(func() time.Time { return instant(now) })
+		l := limits("a").Draw(t, "limit")
+		d := l.Definition()
+		none := []ratelimit.Request{l.ForN("k", 0)}
+		var taken []ratelimit.Result
+		cancelled := map[*ratelimit.Receipt]bool{}
+		for range rapid.IntRange(1, 20).Draw(t, "steps") {
+			now = later(t, d, now, now, true)
+			if len(taken) == 0 || rapid.Bool().Draw(t, "take") {
+				res, err := s.Reserve(ctx, l.ForN("k", counts(d, true).Draw(t, "count")))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if res.OK != (res.Receipt != nil) {
+					t.Fatalf("OK = %v with receipt %v", res.OK, res.Receipt)
+				}
+				taken = append(taken, res)
+				continue
+			}
+			res := rapid.SampledFrom(taken).Draw(t, "cancel")
+			before := values(t, s, none)[0]
+			ok, err := s.Cancel(ctx, res)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := res.Receipt != nil && !cancelled[res.Receipt]; ok != want {
+				t.Fatalf("Cancel() = %v, want %v", ok, want)
+			}
+			want := before
+			if ok {
+				want = min(before+res.Request.Count, d.Capacity)
+				cancelled[res.Receipt] = true
+			}
+			if after := values(t, s, none)[0]; after != want {
+				t.Fatalf("Cancel() = %v of %v: %v tokens after %v, want %v", ok, res.Request.Count, after, before, want)
+			}
+		}
+	})
+}
+
+// Until a pause is over nothing is granted but what was credited since.
+func TestPause(t *testing.T) {
+	ctx := context.Background()
+	rapid.Check(t, func(t *rapid.T) {
+		now := epoch
+		s := memstore.New(func() time.Time { return instant(now) })
+		l := limits("a").Draw(t, "limit")
+		d := l.Definition()
+		for range rapid.IntRange(0, 5).Draw(t, "steps before") {
+			now = later(t, d, now, now, true)
+			if _, err := s.Reserve(ctx, l.ForN("k", counts(d, true).Draw(t, "count"))); err != nil {
+				t.Fatal(err)
+			}
+		}
+		length := rapid.Int64Range(1, 3*fillTime(d)).Draw(t, "length")
+		until := now + length
+		if ok, err := s.Pause(ctx, l.For("k"), instant(until)); !ok || err != nil {
+			t.Fatalf("Pause() = %v, %v", ok, err)
+		}
+		credited, granted := 0.0, 0.0
+		for range rapid.IntRange(1, 20).Draw(t, "steps") {
+			now = until - rapid.Int64Range(1, length).Draw(t, "before the end")
+			if rapid.IntRange(0, 4).Draw(t, "credit") == 0 {
+				n := counts(d, false).Draw(t, "count")
+				if _, err := s.Credit(ctx, l.ForN("k", n)); err != nil {
+					t.Fatal(err)
+				}
+				credited += n
+				continue
+			}
+			n := counts(d, false).Draw(t, "count")
+			res, err := s.Allow(ctx, l.ForN("k", n))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if res.OK {
+				granted += n
+			}
+			if granted > credited+max(credited, n, d.Capacity)*slack {
+				t.Fatalf("granted %v in a pause, %v credited", granted, credited)
+			}
+			if !res.OK && res.RetryAt.Before(instant(until)) {
+				t.Fatalf("RetryAt = %v, before the pause is over at %v", res.RetryAt, instant(until))
+			}
+		}
+	})
+}
+
+// A store that is pruned at any time answers as its twin that never is. The
+// clock does not go back behind a prune: a row that was full by then is full
+// for an earlier now too, when it is gone. A fixed window is paused to an edge
+// of its own, since a fresh row does not know of others.
+func TestPruneChangesNothing(t *testing.T) {
+	ctx := context.Background()
+	rapid.Check(t, func(t *rapid.T) {
+		now := epoch
+		clock := func() time.Time { return instant(now) }
+		pruned, twin := memstore.New(clock), memstore.New(clock)
+		all := []ratelimit.Limit{limits("a").Draw(t, "a"), limits("b").Draw(t, "b")}
+		keys := []string{"", "k"}
+		promised := now
+		gone := int64(0)
+		for range rapid.IntRange(1, 30).Draw(t, "steps") {
+			l := rapid.SampledFrom(all).Draw(t, "limit")
+			key := rapid.SampledFrom(keys).Draw(t, "key")
+			d := l.Definition()
+			now = later(t, d, now, promised, false)
+			var do func(*memstore.Store) string
+			switch rapid.IntRange(0, 6).Draw(t, "do") {
+			case 0:
+				n := counts(d, true).Draw(t, "credit")
+				do = func(s *memstore.Store) string {
+					status, err := s.Credit(ctx, l.ForN(key, n))
+					return fmt.Sprint(status, err)
+				}
+			case 1:
+				until := later(t, d, now, promised, false)
+				if d.Kind == ratelimit.KindFixedWindow {
+					until = d.Fresh(key, instant(until)).TS.UnixMicro()
+				}
+				do = func(s *memstore.Store) string {
+					paused, err := s.Pause(ctx, l.For(key), instant(until))
+					return fmt.Sprint(paused, err)
+				}
+			case 2:
+				do = func(s *memstore.Store) string { return fmt.Sprint(s.Reset(ctx, l.For(key))) }
+			case 3:
+				n, m := counts(d, true).Draw(t, "count"), counts(all[0].Definition(), true).Draw(t, "count of a")
+				do = func(s *memstore.Store) string {
+					return told(s.Reserve(ctx, l.ForN(key, n), all[0].ForN("another", m)))
+				}
+			default:
+				n := counts(d, false).Draw(t, "count")
+				do = func(s *memstore.Store) string { return told(s.Allow(ctx, l.ForN(key, n))) }
+			}
+			if got, want := do(pruned), do(twin); got != want {
+				t.Fatalf("after pruning %d rows: %s\nwithout: %s", gone, got, want)
+			}
+			n, err := pruned.Prune(ctx, rapid.SampledFrom([][]ratelimit.Limit{nil, all[:1], all}).Draw(t, "prune")...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			gone += n
+		}
+	})
+}
+
+// told is all that a result says, in a line.
+func told(res ratelimit.Result, err error) string {
+	res.Receipt = nil
+	return fmt.Sprintf("%+v %v", res, err)
+}
+
+// A count is asked for in vain exactly when it is above the most that the
+// limit can ever have.
+func TestNever(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		l := limits("a").Draw(t, "limit")
+		d, exact := l.Definition(), newLimit(l.Definition())
+		reserve := rapid.Bool().Draw(t, "reserve")
+		most := new(big.Rat).Set(exact.capacity)
+		if reserve {
+			most.Sub(most, exact.floor)
+		}
+		about, _ := most.Float64()
+		n := min(about*rapid.SampledFrom([]float64{0, 0.5, 1 - 1e-9, 1, 1 + 1e-9, 1.5, 1e3}).Draw(t, "count/most"), ratelimit.MaxTokens)
+		_, err := ratelimit.NewCall(reserve, l.ForN("k", n))
+		over := new(big.Rat).Sub(rat(n), most)
+		tolerance := rat(max(n, d.Capacity) * slack)
+		if near := new(big.Rat).Abs(over).Cmp(tolerance) <= 0; near {
+			return
+		}
+		if got, want := errors.Is(err, ratelimit.ErrNever), over.Sign() > 0; got != want {
+			t.Fatalf("NewCall(%v) = %v, want ErrNever: %v, for the most is %v", n, err, want, about)
+		}
+	})
+}
+
+// The order of the requests does not matter, to what is locked and to what is
+// said.
+func TestOrder(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		var requests []ratelimit.Request
+		for _, name := range rapid.SliceOfN(rapid.SampledFrom([]string{"a", "b", "c"}), 1, 8).Draw(t, "names") {
+			l := ratelimit.TokenBucket{Name: name, Rate: 100, Period: time.Second}
+			requests = append(requests, l.ForN(rapid.StringN(0, 3, 8).Filter(storable).Draw(t, "key"), float64(rapid.IntRange(0, 9).Draw(t, "count"))))
+		}
+		one, err := ratelimit.NewCall(false, requests...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		two, err := ratelimit.NewCall(false, rapid.Permutation(requests).Draw(t, "permuted")...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(locks(one), locks(two)) {
+			t.Fatalf("locks %q, and permuted %q", locks(one), locks(two))
+		}
+	})
+}
+
+func storable(key string) bool {
+	return ratelimit.TokenBucket{Name: "a", Rate: 1, Period: time.Second}.For(key).Validate() == nil
+}
+
+func locks(c ratelimit.Call) []string {
+	var all []string
+	for _, a := range c.Asks {
+		all = append(all, fmt.Sprintf("%s/%q %v", a.Definition.Name, a.Key, a.Count))
+	}
+	return all
+}
