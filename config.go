@@ -236,6 +236,15 @@ func validate(name string, rate float64, period time.Duration, capacity, maxRese
 	if shards < 0 || shards > MaxShards {
 		bad("Shards", shards, fmt.Sprintf("must be from 1 to %d (0 means 1)", MaxShards))
 	}
+	// Every call would have to take from several shards, which is slower than
+	// one row for all.
+	holds, field := orDefault(capacity, rate), "Capacity"
+	if holds == 0 {
+		holds, field = orDefault(maxReserved, math.Inf(1)), "MaxReserved"
+	}
+	if errs == nil && shards > 1 && float64(shards) > holds {
+		bad("Shards", shards, fmt.Sprintf("leaves each shard less than one token of %s %g", field, holds))
+	}
 	// Only a definition that is sound so far has a time to fill.
 	if errs == nil && capacity/rate*float64(period) > float64(MaxSpan) {
 		bad("Capacity", capacity, fmt.Sprintf("must fill within %v at this rate", MaxSpan))

@@ -45,7 +45,7 @@ func TestValidate(t *testing.T) {
 		want  []string // each bad field and its value
 	}{
 		{"least", TokenBucket{Name: "a", Rate: 1, Period: time.Second}, nil},
-		{"every field", TokenBucket{Name: "a", Rate: 0.5, Period: time.Hour, Capacity: 2.5, MaxReserved: 7.25, Shards: 4}, nil},
+		{"every field", TokenBucket{Name: "a", Rate: 0.5, Period: time.Hour, Capacity: 2.5, MaxReserved: 7.25, Shards: 2}, nil},
 		{"none", TokenBucket{Name: "a", Rate: 1, Period: time.Second, Capacity: None, MaxReserved: None}, nil},
 		{"zero", TokenBucket{}, []string{"Name ", "Rate 0", "Period 0s"}},
 
@@ -86,8 +86,13 @@ func TestValidate(t *testing.T) {
 		{"large debt", TokenBucket{Name: "a", Rate: 1, Period: time.Second, MaxReserved: 1.001e12}, []string{"MaxReserved 1.001e+12"}},
 
 		{"negative shards", TokenBucket{Name: "a", Rate: 1, Period: time.Second, Shards: -1}, []string{"Shards -1"}},
-		{"most shards", TokenBucket{Name: "a", Rate: 1, Period: time.Second, Shards: 1024}, nil},
+		{"most shards", TokenBucket{Name: "a", Rate: 1024, Period: time.Second, Shards: 1024}, nil},
 		{"many shards", TokenBucket{Name: "a", Rate: 1, Period: time.Second, Shards: 1025}, []string{"Shards 1025"}},
+
+		{"a token for each shard", TokenBucket{Name: "a", Rate: 1, Period: time.Second, Capacity: 8, Shards: 8}, nil},
+		{"more shards than tokens", TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 8, Shards: 9}, []string{"Shards 9"}},
+		{"more shards than debt", TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: None, MaxReserved: 3, Shards: 4}, []string{"Shards 4"}},
+		{"shards of debt alone", TokenBucket{Name: "a", Rate: 1, Period: time.Second, Capacity: None, Shards: 4}, nil},
 
 		{
 			"everything", TokenBucket{Rate: nan, Period: -1, Capacity: -2, MaxReserved: inf, Shards: -3},

@@ -1,0 +1,615 @@
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/memstore"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// The arithmetic stands in Go and in SQL. Here the same random histories go
+// through both, memstore and pgstore on one injected clock, and must get the
+// same answer to every call.
+
+// verbs is what memstore and pgstore have in common.
+type verbs interface {
+	Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
+	Reserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
+	Check(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
+	CheckReserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
+	Credit(ctx context.Context, r ratelimit.Request) (ratelimit.Status, error)
+	Cancel(ctx context.Context, result ratelimit.Result) (bool, error)
+	Pause(ctx context.Context, r ratelimit.Request, until time.Time) (bool, error)
+	Reset(ctx context.Context, r ratelimit.Request) error
+	Prune(ctx context.Context, limits ...ratelimit.Limit) (int64, error)
+}
+
+// txVerbs is a store's verbs in one transaction. Prune has no such form.
+type txVerbs struct {
+	*pgstore.Store
+	tx pgx.Tx
+}
+
+func (v txVerbs) Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return v.AllowTx(ctx, v.tx, requests...)
+}
+
+func (v txVerbs) Reserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return v.ReserveTx(ctx, v.tx, requests...)
+}
+
+func (v txVerbs) Check(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return v.CheckTx(ctx, v.tx, requests...)
+}
+
+func (v txVerbs) CheckReserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return v.CheckReserveTx(ctx, v.tx, requests...)
+}
+
+func (v txVerbs) Credit(ctx context.Context, r ratelimit.Request) (ratelimit.Status, error) {
+	return v.CreditTx(ctx, v.tx, r)
+}
+
+func (v txVerbs) Cancel(ctx context.Context, result ratelimit.Result) (bool, error) {
+	return v.CancelTx(ctx, v.tx, result)
+}
+
+func (v txVerbs) Pause(ctx context.Context, r ratelimit.Request, until time.Time) (bool, error) {
+	return v.PauseTx(ctx, v.tx, r, until)
+}
+
+func (v txVerbs) Reset(ctx context.Context, r ratelimit.Request) error {
+	return v.ResetTx(ctx, v.tx, r)
+}
+
+type verb string
+
+const (
+	allow        verb = "allow"
+	reserve      verb = "reserve"
+	check        verb = "check"
+	checkReserve verb = "check reserve"
+	credit       verb = "credit"
+	cancel       verb = "cancel"
+	pause        verb = "pause"
+	reset        verb = "reset"
+	prune        verb = "prune"
+)
+
+var allVerbs = []verb{allow, reserve, check, checkReserve, credit, cancel, pause, reset, prune}
+
+// op is one call of a history.
+type op struct {
+	at       time.Time
+	verb     verb
+	requests []ratelimit.Request
+	until    time.Time         // of pause
+	target   int               // of cancel: whose result, as an index into the history
+	limits   []ratelimit.Limit // of prune
+}
+
+func (o op) String() string {
+	return fmt.Sprintf("%v %s %+v until=%v target=%d limits=%+v", o.at, o.verb, o.requests, o.until, o.target, o.limits)
+}
+
+// reply is what a call said. What a verb does not say is zero.
+type reply struct {
+	result ratelimit.Result // of a credit, the status
+	said   bool
+	pruned int64
+	err    error
+}
+
+// do runs o on v. The results are those of the history so far.
+func (o op) do(ctx context.Context, v verbs, results []ratelimit.Result) (a reply) {
+	switch o.verb {
+	case allow:
+		a.result, a.err = v.Allow(ctx, o.requests...)
+	case reserve:
+		a.result, a.err = v.Reserve(ctx, o.requests...)
+	case check:
+		a.result, a.err = v.Check(ctx, o.requests...)
+	case checkReserve:
+		a.result, a.err = v.CheckReserve(ctx, o.requests...)
+	case credit:
+		a.result.Status, a.err = v.Credit(ctx, o.requests[0])
+	case cancel:
+		a.said, a.err = v.Cancel(ctx, results[o.target])
+	case pause:
+		a.said, a.err = v.Pause(ctx, o.requests[0], o.until)
+	case reset:
+		a.err = v.Reset(ctx, o.requests[0])
+	case prune:
+		a.pruned, a.err = v.Prune(ctx, o.limits...)
+	}
+	return a
+}
+
+// model is a memstore that can go back to an earlier point of its history, as
+// a transaction that rolls back does.
+type model struct {
+	clock   clock
+	store   *memstore.Store
+	log     []op
+	results []ratelimit.Result // one for each op of log
+}
+
+func newModel() *model {
+	m := new(model)
+	m.store = memstore.New(m.clock.now)
+	return m
+}
+
+func (m *model) do(ctx context.Context, o op) reply {
+	m.clock.set(o.at)
+	a := o.do(ctx, m.store, m.results)
+	m.log = append(m.log, o)
+	m.results = append(m.results, a.result)
+	return a
+}
+
+// rewind forgets all but the first n ops, by running those again.
+func (m *model) rewind(ctx context.Context, n int) {
+	log := m.log[:n]
+	m.store, m.log, m.results = memstore.New(m.clock.now), nil, nil
+	for _, o := range log {
+		m.do(ctx, o)
+	}
+}
+
+// form is in which way a history calls pgstore.
+type form struct {
+	name     string
+	inTx     bool
+	level    pgx.TxIsoLevel
+	portable bool
+}
+
+var forms = []form{
+	{name: "own"},
+	{name: "own portable", portable: true},
+	{name: "read committed", inTx: true, level: pgx.ReadCommitted},
+	{name: "read committed portable", inTx: true, level: pgx.ReadCommitted, portable: true},
+	{name: "repeatable read", inTx: true, level: pgx.RepeatableRead},
+	{name: "repeatable read portable", inTx: true, level: pgx.RepeatableRead, portable: true},
+	{name: "serializable", inTx: true, level: pgx.Serializable},
+	{name: "serializable portable", inTx: true, level: pgx.Serializable, portable: true},
+}
+
+func TestDifferential(t *testing.T) {
+	const histories, calls = 30, 70
+	db := pgtest.New(t)
+	total := newTally()
+	for i, f := range forms {
+		t.Run(f.name, func(t *testing.T) {
+			for j := range histories {
+				seed := uint64(1000*i + j)
+				total.add(runHistory(t, db, f, seed, calls))
+			}
+		})
+	}
+	if t.Failed() {
+		return
+	}
+	total.wantBroad(t, 20)
+	t.Logf("%v", total)
+}
+
+// tally counts what histories consisted of, so that a generator that has
+// become one-sided is noticed.
+type tally map[string]int
+
+func newTally() tally { return tally{} }
+
+func (c tally) add(other tally) {
+	for k, n := range other {
+		c[k] += n
+	}
+}
+
+// wantBroad fails unless all that a history should have came at least n times.
+func (c tally) wantBroad(t *testing.T, n int) {
+	t.Helper()
+	want := []string{
+		"granted", "refused", "in debt", "several granted", "several refused", "same key twice",
+		"never", "cancelled", "not cancelled", "paused", "not paused", "pruned rows", "clock went back",
+		"definition changed", "promise kept",
+	}
+	for _, v := range allVerbs {
+		want = append(want, string(v))
+	}
+	for _, k := range want {
+		if c[k] < n {
+			t.Errorf("%s: %d times, want %d at least: %v", k, c[k], n, c)
+		}
+	}
+}
+
+// history is one run through model and database.
+type history struct {
+	*generator
+	t       *testing.T
+	form    form
+	seed    uint64
+	model   *model
+	sql     *pgstore.Store
+	clock   *clock
+	results []ratelimit.Result // of the database, one for each op of model.log
+	tally   tally
+}
+
+// runHistory runs a random history of about the given number of calls, in
+// limits of its own.
+func runHistory(t *testing.T, db *pgtest.DB, f form, seed uint64, calls int) tally {
+	t.Helper()
+	c := newClock()
+	prefix := fmt.Sprintf("%s %d: ", f.name, seed)
+	h := &history{
+		generator: newGenerator(seed, prefix),
+		t:         t, form: f, seed: seed, model: newModel(), sql: newStore(t, db, onClock(c), isPortable(f.portable)), clock: c, tally: newTally(),
+	}
+	for len(h.model.log) < calls && h.tally["calls"] < 2*calls {
+		if f.inTx {
+			h.transaction(db)
+		} else {
+			h.step(h.sql)
+		}
+		if h.rand.IntN(12) == 0 {
+			h.call(h.sql, h.nextPrune())
+		}
+	}
+	return h.tally
+}
+
+// transaction makes some calls in a transaction that commits or rolls back.
+func (h *history) transaction(db *pgtest.DB) {
+	h.t.Helper()
+	ctx := h.t.Context()
+	tx, err := db.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: h.form.level})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	h.nested(tx, 1+h.rand.IntN(8), true)
+}
+
+// nested makes calls in tx, a transaction or a savepoint, and ends it. A
+// cancellation cannot be undone by a savepoint, so there is none in one.
+func (h *history) nested(tx pgx.Tx, calls int, outer bool) {
+	h.t.Helper()
+	ctx := h.t.Context()
+	start := len(h.model.log)
+	h.noCancel = !outer
+	for range calls {
+		h.step(txVerbs{h.sql, tx})
+		if outer && h.rand.IntN(8) == 0 {
+			h.within(tx, func(savepoint pgx.Tx) { h.nested(savepoint, 1+h.rand.IntN(3), false) })
+			h.noCancel = false
+		}
+	}
+	if h.rand.IntN(3) > 0 {
+		if err := tx.Commit(ctx); err != nil {
+			h.fail(err)
+		}
+		return
+	}
+	if err := tx.Rollback(ctx); err != nil {
+		h.fail(err)
+	}
+	h.model.rewind(ctx, start)
+	h.results = h.results[:start]
+	h.tally["rolled back"]++
+}
+
+// within runs do behind a savepoint of tx, as a caller makes them.
+func (h *history) within(tx pgx.Tx, do func(savepoint pgx.Tx)) {
+	h.t.Helper()
+	savepoint, err := tx.Begin(h.t.Context())
+	if err != nil {
+		h.fail(err)
+	}
+	do(savepoint)
+}
+
+// step makes one random call, and if it was refused sees to the promise.
+func (h *history) step(v verbs) {
+	h.t.Helper()
+	before := h.now
+	o := h.next(h.model)
+	if o.at.Before(before) {
+		h.tally["clock went back"]++
+	}
+	h.tally["definition changed"] += h.changed
+	h.changed = 0
+	a := h.call(v, o)
+	takes := o.verb == allow || o.verb == reserve
+	if !takes || a.err != nil || a.result.OK || a.result.RetryAfter > ratelimit.MaxSpan {
+		return
+	}
+	h.retryAt = a.result.RetryAt
+	if v, ok := v.(txVerbs); ok {
+		// Behind a savepoint, so that the wait may be of any length.
+		h.within(v.tx, func(savepoint pgx.Tx) {
+			h.keepsPromise(txVerbs{v.Store, savepoint}, o)
+			if err := savepoint.Rollback(h.t.Context()); err != nil {
+				h.fail(err)
+			}
+		})
+		return
+	}
+	if a.result.RetryAfter < 20*h.period {
+		o.at, h.now = h.retryAt, h.retryAt
+		if a := h.call(v, o); !a.result.OK {
+			h.fail(fmt.Errorf("promised for %v and refused: %+v", h.retryAt, a.result))
+		}
+		h.tally["promise kept"]++
+	}
+}
+
+// keepsPromise repeats a refused call at the instant that was promised.
+func (h *history) keepsPromise(v verbs, o op) {
+	h.t.Helper()
+	h.clock.set(h.retryAt)
+	a := o.do(h.t.Context(), v, h.results)
+	if a.err != nil || !a.result.OK {
+		h.fail(fmt.Errorf("%v: promised for %v and refused: %+v, %w", o, h.retryAt, a.result, a.err))
+	}
+	h.tally["promise kept"]++
+}
+
+// call makes one call in both, and compares.
+func (h *history) call(v verbs, o op) reply {
+	h.t.Helper()
+	ctx := h.t.Context()
+	want := h.model.do(ctx, o)
+	h.clock.set(o.at)
+	got := o.do(ctx, v, h.results)
+	h.results = append(h.results, got.result)
+	if err := sameReply(got, want); err != nil {
+		h.fail(fmt.Errorf("%v\ngot  %+v\nwant %+v\n%w", o, got, want, err))
+	}
+	h.count(o, got)
+	return got
+}
+
+func (h *history) count(o op, a reply) {
+	asked := o.verb == allow || o.verb == reserve
+	several := asked && len(a.result.Each) > 1
+	for k, is := range map[string]bool{
+		"calls":           true,
+		string(o.verb):    true,
+		"granted":         asked && a.result.OK,
+		"refused":         asked && a.err == nil && !a.result.OK,
+		"several granted": several && a.result.OK,
+		"several refused": several && !a.result.OK,
+		"same key twice":  asked && a.err == nil && len(a.result.Each) < len(o.requests),
+		"in debt":         o.verb == reserve && a.result.OK && a.result.RetryAfter > 0,
+		"never":           errors.Is(a.err, ratelimit.ErrNever),
+		"cancelled":       o.verb == cancel && a.said,
+		"not cancelled":   o.verb == cancel && !a.said,
+		"paused":          o.verb == pause && a.said,
+		"not paused":      o.verb == pause && !a.said,
+		"pruned rows":     a.pruned > 0,
+	} {
+		if is {
+			h.tally[k]++
+		}
+	}
+}
+
+func (h *history) fail(err error) {
+	h.t.Helper()
+	log := h.model.log
+	lines := make([]string, len(log))
+	for i, o := range log {
+		lines[i] = fmt.Sprintf("%d: %v", i, o)
+	}
+	h.t.Fatalf("form %s, seed %d, call %d: %v\nhistory:\n%s", h.form.name, h.seed, len(log), err, strings.Join(lines, "\n"))
+}
+
+// sameReply says in what got, of the database, differs from want.
+func sameReply(got, want reply) error {
+	for _, err := range []error{ratelimit.ErrInvalid, ratelimit.ErrNever} {
+		if errors.Is(got.err, err) != errors.Is(want.err, err) {
+			return fmt.Errorf("error %w, want %w", got.err, want.err)
+		}
+	}
+	if (got.err == nil) != (want.err == nil) {
+		return fmt.Errorf("error %w, want %w", got.err, want.err)
+	}
+	if got.said != want.said || got.pruned != want.pruned {
+		return fmt.Errorf("said %v, pruned %d; want %v, %d", got.said, got.pruned, want.said, want.pruned)
+	}
+	if !got.result.At.Equal(want.result.At) || len(got.result.Each) != len(want.result.Each) {
+		return fmt.Errorf("at %v of %d limits, want %v of %d", got.result.At, len(got.result.Each), want.result.At, len(want.result.Each))
+	}
+	errs := []error{sameStatus(got.result.Status, want.result.Status), samePayments(got.result, want.result)}
+	for i := range got.result.Each {
+		errs = append(errs, sameStatus(got.result.Each[i], want.result.Each[i]))
+	}
+	return errors.Join(errs...)
+}
+
+func sameStatus(got, want ratelimit.Status) error {
+	exact, wantExact := got, want
+	for _, s := range []*ratelimit.Status{&exact, &wantExact} {
+		s.Value, s.RetryAfter, s.RetryAt, s.ResetAfter = 0, 0, time.Time{}, 0
+	}
+	slack := 1e-6 * max(1, math.Abs(want.Value), want.Capacity)
+	switch {
+	case exact != wantExact:
+		return fmt.Errorf("status %+v, want %+v", exact, wantExact)
+	case math.Abs(got.Value-want.Value) > slack:
+		return fmt.Errorf("value %v, want %v", got.Value, want.Value)
+	case apart(got.RetryAfter, want.RetryAfter) > time.Microsecond:
+		return fmt.Errorf("retry after %v, want %v", got.RetryAfter, want.RetryAfter)
+	case got.RetryAt.Sub(want.RetryAt).Abs() > time.Microsecond:
+		return fmt.Errorf("retry at %v, want %v", got.RetryAt, want.RetryAt)
+	case apart(got.ResetAfter, want.ResetAfter) > time.Microsecond:
+		return fmt.Errorf("reset after %v, want %v", got.ResetAfter, want.ResetAfter)
+	}
+	return nil
+}
+
+func apart(a, b time.Duration) time.Duration { return (a - b).Abs() }
+
+func samePayments(got, want ratelimit.Result) error {
+	if got.Receipt == nil || want.Receipt == nil {
+		if got.Receipt != want.Receipt {
+			return fmt.Errorf("receipt %v, want %v", got.Receipt, want.Receipt)
+		}
+		return nil
+	}
+	if g, w := got.Receipt.Payments(), want.Receipt.Payments(); !slices.Equal(g, w) {
+		return fmt.Errorf("payments %+v, want %+v", g, w)
+	}
+	return nil
+}
+
+// generator makes up calls.
+type generator struct {
+	rand     *rand.Rand
+	now      time.Time
+	period   time.Duration // about that of the limits
+	limits   []ratelimit.Limit
+	retryAt  time.Time // of the last refusal
+	changed  int       // how many definitions changed since somebody asked
+	noCancel bool
+}
+
+func newGenerator(seed uint64, prefix string) *generator {
+	r := rand.New(rand.NewPCG(seed, 1))
+	g := &generator{rand: r, now: noon, retryAt: noon}
+	g.period = pick(r, time.Millisecond, time.Second, time.Minute, time.Hour, 24*time.Hour)
+	for i := range 3 {
+		// Names in an order that is not that of the calls.
+		g.limits = append(g.limits, g.limit(fmt.Sprintf("%s%c", prefix, 'c'-i)))
+	}
+	return g
+}
+
+func pick[T any](r *rand.Rand, from ...T) T { return from[r.IntN(len(from))] }
+
+// limit makes up a definition.
+func (g *generator) limit(name string) ratelimit.Limit {
+	r := g.rand
+	for {
+		rate := pick(r, 1, 3, 10, 0.1, 1.0/3, 7.77, 20*r.Float64(), 1e6)
+		period := time.Duration(float64(g.period) * pick(r, 1, 1, 1.0/3, 7, r.Float64()+0.01)).Truncate(time.Microsecond)
+		capacity := pick(r, 0, 0, ratelimit.None, rate*2.5, rate/7, 1, 12)
+		debt := pick(r, 0, 0, ratelimit.None, rate*3, rate/3, 1)
+		var l ratelimit.Limit = ratelimit.TokenBucket{
+			Name: name, Rate: rate, Period: period, Capacity: capacity, MaxReserved: debt,
+		}
+		if r.IntN(2) == 0 {
+			start := pick(r, time.Time{}, noon, noon.Add(period/3), noon.Add(-31*period), noon.Add(100*365*24*time.Hour))
+			l = ratelimit.FixedWindow{
+				Name: name, Rate: rate, Period: period, Capacity: capacity, MaxReserved: debt, Start: start,
+			}
+		}
+		if l.Validate() == nil {
+			return l
+		}
+	}
+}
+
+// next makes up a call that follows on those of m.
+func (g *generator) next(m *model) op {
+	g.tick()
+	if g.rand.IntN(15) == 0 {
+		i := g.rand.IntN(len(g.limits))
+		g.limits[i] = g.limit(g.limits[i].Definition().Name)
+		g.changed++
+	}
+	o := op{at: g.now, verb: pick(
+		g.rand,
+		allow, allow, allow, allow, allow, allow, reserve, reserve, reserve, reserve, reserve,
+		check, checkReserve, credit, cancel, cancel, pause, reset,
+	)}
+	o.requests = g.requests()
+	o.until = g.now.Add(time.Duration((g.rand.Float64()*3 - 1) * float64(g.period))) // not in whole microseconds
+	if o.verb == cancel {
+		if g.noCancel || len(m.log) == 0 {
+			o.verb = allow
+			return o
+		}
+		o.target = g.target(m)
+	}
+	return o
+}
+
+// target is most often the result of a call that took something, which may
+// have been cancelled already.
+func (g *generator) target(m *model) int {
+	last := max(0, len(m.log)-20)
+	for range 8 {
+		i := last + g.rand.IntN(len(m.log)-last)
+		if m.results[i].Receipt != nil {
+			return i
+		}
+	}
+	return last
+}
+
+func (g *generator) nextPrune() op {
+	g.tick()
+	if g.rand.IntN(2) == 0 {
+		g.now = g.now.Add(20 * g.period)
+	}
+	return op{at: g.now, verb: prune, limits: slices.Clone(g.limits[g.rand.IntN(len(g.limits)):])}
+}
+
+// tick moves the clock, now and then back.
+func (g *generator) tick() {
+	span := time.Duration(g.rand.Float64() * float64(g.period))
+	g.now = pick(
+		g.rand,
+		g.now, g.now, g.now.Add(span/8), g.now.Add(span/8), g.now.Add(span), g.now.Add(3*span),
+		g.now.Add(time.Microsecond), g.now.Add(-span/2), g.near(g.retryAt), g.near(g.retryAt.Add(-time.Microsecond)),
+	).Truncate(time.Microsecond)
+}
+
+// near is at, unless that is so far away that the rest of the history would
+// stand still.
+func (g *generator) near(at time.Time) time.Time {
+	if at.Sub(g.now).Abs() > 5*g.period {
+		return g.now
+	}
+	return at
+}
+
+// keys are such as would break out of a careless literal.
+var keys = []string{"", "a", `o'neil \ "$1" %s é`}
+
+func (g *generator) requests() []ratelimit.Request {
+	n := pick(g.rand, 1, 1, 1, 2, 3, 4)
+	requests := make([]ratelimit.Request, n)
+	for i := range requests {
+		l := pick(g.rand, g.limits...)
+		requests[i] = l.ForN(pick(g.rand, keys...), g.tokens(l))
+	}
+	return requests
+}
+
+func (g *generator) tokens(l ratelimit.Limit) float64 {
+	d := l.Definition()
+	unit := max(d.Capacity, d.Rate)
+	debt := min(d.MaxReserved, 5*unit)
+	return min(ratelimit.MaxTokens, pick(
+		g.rand,
+		0, 1, d.Capacity, d.Capacity/2, d.Capacity/3, unit*g.rand.Float64(), d.Capacity*g.rand.Float64(),
+		d.Capacity/8, d.Capacity+debt, d.Capacity+debt*g.rand.Float64(),
+	))
+}

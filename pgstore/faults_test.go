@@ -1,0 +1,591 @@
+package pgstore_test
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/internal/throwaway"
+	"github.com/pgratelimit/ratelimit/migrations"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// ownVerbs are all verbs on their own. They report what a caller would act on:
+// anything but false when there is an error is a fault.
+var ownVerbs = []struct {
+	name string
+	do   func(context.Context, *pgstore.Store, ratelimit.Request) (ok bool, err error)
+}{
+	{"Allow", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		result, err := s.Allow(ctx, r)
+		return result.OK || result.Receipt != nil, err
+	}},
+	{"Allow several", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		result, err := s.Allow(ctx, r, slow("another", 10).For(""))
+		return result.OK || result.Receipt != nil, err
+	}},
+	{"Reserve", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		result, err := s.Reserve(ctx, r)
+		return result.OK || result.Receipt != nil, err
+	}},
+	{"Check", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		result, err := s.Check(ctx, r)
+		return result.OK, err
+	}},
+	{"CheckReserve", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		result, err := s.CheckReserve(ctx, r)
+		return result.OK, err
+	}},
+	{"AllowFunc", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (ran bool, err error) {
+		result, err := s.AllowFunc(ctx, []ratelimit.Request{r}, func(pgx.Tx, ratelimit.Result) error {
+			ran = true
+			return nil
+		})
+		return ran || result.OK || result.Receipt != nil, err
+	}},
+	{"ReserveFunc", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (ran bool, err error) {
+		result, err := s.ReserveFunc(ctx, []ratelimit.Request{r}, func(pgx.Tx, ratelimit.Result) error {
+			ran = true
+			return nil
+		})
+		return ran || result.OK || result.Receipt != nil, err
+	}},
+	{"Reset", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		return false, s.Reset(ctx, r)
+	}},
+	{"Credit", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		status, err := s.Credit(ctx, r)
+		return status.OK, err
+	}},
+	{"Cancel", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		return s.Cancel(ctx, paid(r))
+	}},
+	{"Pause", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		return s.Pause(ctx, r, time.Now().Add(time.Hour))
+	}},
+	{"Prune", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		n, err := s.Prune(ctx, r.Limit)
+		return n != 0, err
+	}},
+}
+
+// txVerbs are all verbs in a transaction, in the same way.
+var verbsInTx = []struct {
+	name string
+	do   func(context.Context, *pgstore.Store, pgx.Tx, ratelimit.Request) (ok bool, err error)
+}{
+	{"AllowTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
+		result, err := s.AllowTx(ctx, tx, r)
+		return result.OK || result.Receipt != nil, err
+	}},
+	{"AllowTx several", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
+		result, err := s.AllowTx(ctx, tx, r, slow("another", 10).For(""))
+		return result.OK || result.Receipt != nil, err
+	}},
+	{"ReserveTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
+		result, err := s.ReserveTx(ctx, tx, r)
+		return result.OK || result.Receipt != nil, err
+	}},
+	{"CheckTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
+		result, err := s.CheckTx(ctx, tx, r)
+		return result.OK, err
+	}},
+	{"CheckReserveTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
+		result, err := s.CheckReserveTx(ctx, tx, r)
+		return result.OK, err
+	}},
+	{"ResetTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
+		return false, s.ResetTx(ctx, tx, r)
+	}},
+	{"CreditTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
+		status, err := s.CreditTx(ctx, tx, r)
+		return status.OK, err
+	}},
+	{"CancelTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
+		return s.CancelTx(ctx, tx, paid(r))
+	}},
+	{"PauseTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
+		return s.PauseTx(ctx, tx, r, time.Now().Add(time.Hour))
+	}},
+}
+
+// paid is a result that can be cancelled.
+func paid(r ratelimit.Request) ratelimit.Result {
+	return ratelimit.Result{Receipt: ratelimit.NewReceipt([]ratelimit.Payment{{Limit: r.Limit, Key: r.Key, Tokens: 1}})}
+}
+
+// wantClosed asks all verbs on their own, and wants an error from each.
+func wantClosed(t *testing.T, ctx func() (context.Context, context.CancelFunc), store *pgstore.Store, want error) {
+	t.Helper()
+	for _, limit := range []ratelimit.Limit{slow("bucket", 10), slowWindow("window", 10), shardedSlow("shards", 10, 2)} {
+		for _, verb := range ownVerbs {
+			ctx, cancel := ctx()
+			ok, err := verb.do(ctx, store, limit.For("k"))
+			cancel()
+			if ok || err == nil || want != nil && !errors.Is(err, want) {
+				t.Errorf("%s of %s: got OK %v, error %v; want error %v", verb.name, limit.Definition().Name, ok, err, want)
+			}
+		}
+	}
+}
+
+// soon is a context with a deadline that a server that answers would keep.
+func soon(t *testing.T) func() (context.Context, context.CancelFunc) {
+	return func() (context.Context, context.CancelFunc) { return context.WithTimeout(t.Context(), 20*time.Second) }
+}
+
+// shortly is a context for those who wait in vain.
+func shortly(t *testing.T) func() (context.Context, context.CancelFunc) {
+	return func() (context.Context, context.CancelFunc) {
+		return context.WithTimeout(t.Context(), 30*time.Millisecond)
+	}
+}
+
+func over(t *testing.T) func() (context.Context, context.CancelFunc) {
+	return func() (context.Context, context.CancelFunc) {
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		return ctx, cancel
+	}
+}
+
+// bothStores are a Store of each Config that takes other ways.
+func bothStores(t *testing.T, db *pgtest.DB) map[string]*pgstore.Store {
+	t.Helper()
+	return map[string]*pgstore.Store{"default": newStore(t, db), "portable": newStore(t, db, portable)}
+}
+
+func TestFailClosedWithoutPool(t *testing.T) {
+	for name, store := range bothStores(t, &pgtest.DB{}) {
+		t.Run(name, func(t *testing.T) { wantClosed(t, soon(t), store, pgstore.ErrNoPool) })
+	}
+}
+
+func TestFailClosedWhenNotMigrated(t *testing.T) {
+	db := pgtest.NewEmpty(t)
+	for name, store := range bothStores(t, db) {
+		t.Run(name, func(t *testing.T) { wantClosed(t, soon(t), store, pgstore.ErrNotMigrated) })
+		for _, verb := range verbsInTx {
+			t.Run(name+"/"+verb.name, func(t *testing.T) {
+				ok, err := verb.do(t.Context(), store, begin(t, db, pgx.ReadCommitted), slow("bucket", 10).For("k"))
+				if ok || !errors.Is(err, pgstore.ErrNotMigrated) || !strings.Contains(fmt.Sprint(err), "ratelimit migrate up") {
+					t.Errorf("got OK %v, error %v, want %v", ok, err, pgstore.ErrNotMigrated)
+				}
+			})
+		}
+	}
+}
+
+func TestFailClosedWhenCancelled(t *testing.T) {
+	db := pgtest.New(t)
+	for name, store := range bothStores(t, db) {
+		t.Run(name, func(t *testing.T) { wantClosed(t, over(t), store, context.Canceled) })
+		for _, verb := range verbsInTx {
+			t.Run(name+"/"+verb.name, func(t *testing.T) {
+				ctx, cancel := over(t)()
+				defer cancel()
+				ok, err := verb.do(ctx, store, begin(t, db, pgx.ReadCommitted), slow("bucket", 10).For("k"))
+				if ok || !errors.Is(err, context.Canceled) {
+					t.Errorf("got OK %v, error %v, want %v", ok, err, context.Canceled)
+				}
+			})
+		}
+	}
+	if got := tableOf(t, db); len(got) != 0 {
+		t.Errorf("got rows %q, want none", got)
+	}
+	idle(t, db.Pool)
+}
+
+func TestFailClosedInEndedTransaction(t *testing.T) {
+	db := pgtest.New(t)
+	store := newStore(t, db)
+	for _, verb := range verbsInTx {
+		t.Run(verb.name, func(t *testing.T) {
+			tx := begin(t, db, pgx.ReadCommitted)
+			if err := tx.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			ok, err := verb.do(t.Context(), store, tx, slow("bucket", 10).For("k"))
+			if ok || !errors.Is(err, pgx.ErrTxClosed) {
+				t.Errorf("got OK %v, error %v, want %v", ok, err, pgx.ErrTxClosed)
+			}
+		})
+		t.Run(verb.name+" after an error", func(t *testing.T) {
+			tx := begin(t, db, pgx.ReadCommitted)
+			if err := raise(t.Context(), "P0001")(tx); err == nil {
+				t.Fatal("got no error, want one")
+			}
+			ok, err := verb.do(t.Context(), store, tx, slow("bucket", 10).For("k"))
+			if ok || codeOf(err) != "25P02" {
+				t.Errorf("got OK %v, error %v, want code 25P02", ok, err)
+			}
+		})
+	}
+	if got := tableOf(t, db); len(got) != 0 {
+		t.Errorf("got rows %q, want none", got)
+	}
+}
+
+func TestFailClosedWhenPoolIsExhausted(t *testing.T) {
+	db := pgtest.New(t, maxConns(1))
+	conn, err := db.Pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, store := range bothStores(t, db) {
+		t.Run(name, func(t *testing.T) { wantClosed(t, shortly(t), store, context.DeadlineExceeded) })
+	}
+	conn.Release()
+	if got := tableOf(t, db); len(got) != 0 {
+		t.Errorf("got rows %q, want none", got)
+	}
+}
+
+// address is a pool of connections to an address where no PostgreSQL is.
+func address(t *testing.T, l net.Listener) *pgtest.DB {
+	t.Helper()
+	return &pgtest.DB{Schema: "none", Pool: newPool(t, fmt.Sprintf("postgres://nobody@%s/none?sslmode=disable", l.Addr()))}
+}
+
+func TestFailClosedWhenRefused(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	l.Close() // so connections are refused
+	for name, store := range bothStores(t, address(t, l)) {
+		t.Run(name, func(t *testing.T) { wantClosed(t, soon(t), store, nil) })
+	}
+}
+
+func TestFailClosedWhenSilent(t *testing.T) {
+	l, err := net.Listen("tcp", "127.0.0.1:0") // where nobody accepts
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	for name, store := range bothStores(t, address(t, l)) {
+		t.Run(name, func(t *testing.T) { wantClosed(t, shortly(t), store, context.DeadlineExceeded) })
+	}
+}
+
+// A server goes away while it is in full use. Nobody hangs, nobody is told OK
+// any more, and nobody was told OK more often than there were tokens.
+func TestFailClosedWhenServerStops(t *testing.T) {
+	t.Setenv("DATABASE_URL", "") // a server that may be stopped
+	server, err := throwaway.Start(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = server.Close() }) // it is closed already unless the test failed
+	pool := newPool(t, server.URL)
+	if _, err := pool.Exec(t.Context(), migrations.UpSQL()); err != nil {
+		t.Fatal(err)
+	}
+	db := &pgtest.DB{Schema: "public", Pool: pool}
+	limit := slow("bucket", 1e6)
+	var granted, failed atomic.Int64
+	tx := begin(t, db, pgx.ReadCommitted)
+	stores := bothStores(t, db)
+	var group sync.WaitGroup
+	for i, form := range takeForms {
+		store := newStore(t, db, form.change)
+		group.Go(func() {
+			for {
+				ctx, cancel := soon(t)()
+				result, err := form.take(ctx, pool, store, limit.For(form.name))
+				cancel()
+				if err != nil {
+					if result.OK {
+						t.Errorf("%s: got OK with error %v", form.name, err)
+					}
+					failed.Add(1)
+					return
+				}
+				granted.Add(1)
+			}
+		})
+		eventually(t, form.name+" grants", func() bool { return granted.Load() > int64(i) })
+	}
+	if err := server.Close(); err != nil {
+		t.Error(err)
+	}
+	group.Wait()
+	if got, want := failed.Load(), int64(len(takeForms)); got != want {
+		t.Errorf("%d callers failed, want %d", got, want)
+	}
+	for _, store := range stores {
+		wantClosed(t, soon(t), store, nil)
+	}
+	if result, err := stores["default"].AllowTx(t.Context(), tx, limit.For("")); err == nil || result.OK {
+		t.Errorf("got OK %v, error %v, want an error", result.OK, err)
+	}
+}
+
+// invalid are requests that no verb takes; any one of several is enough.
+var invalid = []struct {
+	name    string
+	request ratelimit.Request
+}{
+	{"negative count", slow("bucket", 10).ForN("k", -1)},
+	{"not a number", slow("bucket", 10).ForN("k", math.NaN())},
+	{"infinite count", slow("bucket", 10).ForN("k", math.Inf(1))},
+	{"negative infinite count", slow("bucket", 10).ForN("k", math.Inf(-1))},
+	{"enormous count", slow("bucket", 10).ForN("k", 1e300)},
+	{"no limit", ratelimit.Request{Key: "k", Count: 1}},
+	{"no definition", ratelimit.TokenBucket{}.For("k")},
+	{"empty name", slow("", 10).For("k")},
+	{"long name", slow(strings.Repeat("n", ratelimit.MaxNameLength+1), 10).For("k")},
+	{"zero byte in the name", slow("buc\x00ket", 10).For("k")},
+	{"name not UTF-8", slow("buc\xffket", 10).For("k")},
+	{"long key", slow("bucket", 10).For(strings.Repeat("k", ratelimit.MaxKeyLength+1))},
+	{"zero byte in the key", slow("bucket", 10).For("k\x00")},
+	{"key not UTF-8", slow("bucket", 10).For("\xff")},
+	{"negative rate", ratelimit.TokenBucket{Name: "bucket", Rate: -1, Period: time.Second}.For("k")},
+	{"rate not a number", ratelimit.TokenBucket{Name: "bucket", Rate: math.NaN(), Period: time.Second}.For("k")},
+	{"no period", ratelimit.FixedWindow{Name: "window", Rate: 1}.For("k")},
+	{"too many shards", ratelimit.FixedWindow{Name: "window", Rate: 1, Period: time.Second, Shards: ratelimit.MaxShards + 1}.For("k")},
+}
+
+// badCalls are calls that nobody can be granted, ever.
+func badCalls() map[string][]ratelimit.Request {
+	good := slow("a good one", 10).For("k")
+	calls := map[string][]ratelimit.Request{
+		"no requests":       nil,
+		"too many requests": slices.Repeat([]ratelimit.Request{good}, ratelimit.MaxRequests+1),
+		"two definitions":   {slow("bucket", 10).For("k"), slow("bucket", 11).For("k")},
+	}
+	for _, bad := range invalid {
+		calls[bad.name] = []ratelimit.Request{bad.request}
+		calls[bad.name+" after a good one"] = []ratelimit.Request{good, bad.request}
+	}
+	return calls
+}
+
+// neverCalls exceed a limit by themselves or together.
+func neverCalls() map[string][]ratelimit.Request {
+	bucket, window, shards := slow("bucket", 10), slowWindow("window", 10), shardedSlow("shards", 10, 2)
+	bucket.MaxReserved, window.MaxReserved, shards.MaxReserved = 5, 5, 5
+	return map[string][]ratelimit.Request{
+		"bucket":        {bucket.ForN("k", 15.001)},
+		"window":        {window.ForN("k", 16)},
+		"shards":        {shards.ForN("k", 16)},
+		"together":      {bucket.ForN("k", 8), bucket.ForN("k", 8)},
+		"one of two":    {slow("a good one", 10).For("k"), bucket.ForN("k", 16)},
+		"above allowed": {slow("a good one", 10).For("k"), bucket.ForN("k", 1e9)},
+	}
+}
+
+// takesAndChecks are the verbs that take several requests, in both forms.
+func takesAndChecks(ctx context.Context, store *pgstore.Store, tx pgx.Tx) map[string]func(...ratelimit.Request) (ratelimit.Result, error) {
+	type inTx = func(context.Context, pgx.Tx, ...ratelimit.Request) (ratelimit.Result, error)
+	type own = func(context.Context, ...ratelimit.Request) (ratelimit.Result, error)
+	type run = func(context.Context, []ratelimit.Request, func(pgx.Tx, ratelimit.Result) error) (ratelimit.Result, error)
+	verbs := make(map[string]func(...ratelimit.Request) (ratelimit.Result, error))
+	for name, verb := range map[string]inTx{
+		"AllowTx": store.AllowTx, "ReserveTx": store.ReserveTx, "CheckTx": store.CheckTx, "CheckReserveTx": store.CheckReserveTx,
+	} {
+		verbs[name] = func(r ...ratelimit.Request) (ratelimit.Result, error) { return verb(ctx, tx, r...) }
+	}
+	for name, verb := range map[string]own{
+		"Allow": store.Allow, "Reserve": store.Reserve, "Check": store.Check, "CheckReserve": store.CheckReserve,
+	} {
+		verbs[name] = func(r ...ratelimit.Request) (ratelimit.Result, error) { return verb(ctx, r...) }
+	}
+	for name, verb := range map[string]run{"AllowFunc": store.AllowFunc, "ReserveFunc": store.ReserveFunc} {
+		verbs[name] = func(r ...ratelimit.Request) (ratelimit.Result, error) {
+			return verb(ctx, r, func(pgx.Tx, ratelimit.Result) error { panic("a bad call ran") })
+		}
+	}
+	return verbs
+}
+
+// What is wrong by itself is an error that says so, does not reach the
+// database, and so leaves the rows and the transaction as they are.
+func TestBadInputChangesNothing(t *testing.T) {
+	var errorResponses errorResponses
+	db := pgtest.New(t, pgtest.WithConfig(errorResponses.watch))
+	store := newStore(t, db)
+	mustAllow(t, store, slow("bucket", 10).For("k"), slow("a good one", 10).For("k"))
+	want := tableOf(t, db)
+	tx := begin(t, db, pgx.Serializable)
+	for verb, do := range takesAndChecks(t.Context(), store, tx) {
+		for name, calls := range badCalls() {
+			result, err := do(calls...)
+			var field *ratelimit.FieldError
+			if result.OK || result.Receipt != nil || !errors.Is(err, ratelimit.ErrInvalid) || !errors.As(err, &field) {
+				t.Errorf("%s/%s: got OK %v, error %v, want %v", verb, name, result.OK, err, ratelimit.ErrInvalid)
+			}
+		}
+		for name, calls := range neverCalls() {
+			result, err := do(calls...)
+			var never *ratelimit.NeverError
+			if result.OK || result.Receipt != nil || !errors.Is(err, ratelimit.ErrNever) || !errors.As(err, &never) {
+				t.Errorf("%s/%s: got OK %v, error %v, want %v", verb, name, result.OK, err, ratelimit.ErrNever)
+			}
+		}
+	}
+	for _, bad := range invalid {
+		for _, verb := range ownVerbs {
+			if verb.name == "Cancel" || verb.name == "Prune" { // take no requests
+				continue
+			}
+			if ok, err := verb.do(t.Context(), store, bad.request); ok || !errors.Is(err, ratelimit.ErrInvalid) {
+				t.Errorf("%s/%s: got OK %v, error %v, want %v", verb.name, bad.name, ok, err, ratelimit.ErrInvalid)
+			}
+		}
+		for _, verb := range verbsInTx {
+			if verb.name == "CancelTx" {
+				continue
+			}
+			if ok, err := verb.do(t.Context(), store, tx, bad.request); ok || !errors.Is(err, ratelimit.ErrInvalid) {
+				t.Errorf("%s/%s: got OK %v, error %v, want %v", verb.name, bad.name, ok, err, ratelimit.ErrInvalid)
+			}
+		}
+	}
+	for _, until := range []time.Time{{}, time.Date(0, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)} {
+		if paused, err := store.PauseTx(t.Context(), tx, slow("bucket", 10).For("k"), until); paused || err != nil && !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("pause until %v: got %v, error %v", until, paused, err)
+		}
+	}
+	if got := tableOf(t, db); !slices.Equal(got, want) {
+		t.Errorf("got rows %q, want %q", got, want)
+	}
+	if result, err := store.AllowTx(t.Context(), tx, slow("bucket", 10).For("k")); err != nil || !result.OK {
+		t.Errorf("afterwards in the transaction: got OK %v, error %v", result.OK, err)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Error(err)
+	}
+	wantLeft(t, store, slow("bucket", 10).For("k"), 8)
+	if got := errorResponses.all(); len(got) != 0 {
+		t.Errorf("PostgreSQL reported errors: %q", got)
+	}
+}
+
+// terminate ends a connection from another, and returns when it has ended.
+func terminate(t *testing.T, db *pgtest.DB, pid uint32) {
+	t.Helper()
+	if _, err := db.Pool.Exec(t.Context(), `SELECT pg_terminate_backend($1, 20000)`, pid); err != nil {
+		t.Error(err)
+	}
+}
+
+// When the connection is lost before the COMMIT was sent, all is rolled back,
+// and nothing runs again.
+func TestRunnerLosesConnection(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		after func(*testing.T, *shop, pgx.Tx) error
+	}{
+		{"and says so", func(t *testing.T, s *shop, tx pgx.Tx) error {
+			return raise(t.Context(), serializationFailure)(tx) // not what comes back from a dead connection
+		}},
+		{"and says nothing", func(*testing.T, *shop, pgx.Tx) error { return nil }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := newShop(t, 10)
+			result, err := s.store.AllowFunc(t.Context(), s.requests(), s.order(t.Context(), func(tx pgx.Tx) error {
+				terminate(t, s.DB, tx.Conn().PgConn().PID())
+				return test.after(t, s, tx)
+			}))
+			if err == nil || result.OK {
+				t.Errorf("got OK %v, error %v, want an error", result.OK, err)
+			}
+			s.wantRuns(t, 1)
+			s.want(t, 0)
+			idle(t, s.Pool)
+		})
+	}
+}
+
+// The server ends the connection during the COMMIT, and so rolls back.
+func TestRunnerLosesConnectionAtCommit(t *testing.T) {
+	s := newShop(t, 10)
+	s.atCommit(t, 1, `PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(20)`)
+	result, err := s.store.AllowFunc(t.Context(), s.requests(), s.order(t.Context(), nothing))
+	if err == nil || result.OK || codeOf(err) != "57P01" {
+		t.Errorf("got OK %v, error %v, want code 57P01", result.OK, err)
+	}
+	s.wantRuns(t, 1)
+	s.want(t, 0)
+	idle(t, s.Pool)
+}
+
+// cutter loses connections as COMMIT is sent over them: the message itself,
+// or the server's reply to it.
+type cutter struct {
+	net.Conn
+	reply bool
+	armed *atomic.Bool
+}
+
+func (c *cutter) Write(p []byte) (n int, err error) {
+	if !bytes.Contains(bytes.ToLower(p), []byte("commit")) || !c.armed.CompareAndSwap(true, false) {
+		return c.Conn.Write(p)
+	}
+	if c.reply {
+		if n, err = c.Conn.Write(p); err != nil {
+			return n, err
+		}
+	}
+	return len(p), c.Conn.Close()
+}
+
+// When it is not known from the reply whether the server committed, what the
+// runner says is true all the same, and nothing runs twice.
+func TestRunnerLosesCommit(t *testing.T) {
+	for _, test := range []struct {
+		name  string
+		reply bool
+		want  int // orders
+	}{
+		{"the message", false, 0},
+		{"the reply", true, 1},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := newShop(t, 10)
+			var armed atomic.Bool
+			config := s.Pool.Config()
+			config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+				conn, err := new(net.Dialer).DialContext(ctx, network, address)
+				return &cutter{conn, test.reply, &armed}, err
+			}
+			pool, err := pgxpool.NewWithConfig(t.Context(), config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer pool.Close()
+			store := newStore(t, &pgtest.DB{Schema: s.Schema, Pool: pool})
+			result, err := store.AllowFunc(t.Context(), s.requests(), s.order(t.Context(), func(pgx.Tx) error {
+				armed.Store(true)
+				return nil
+			}))
+			if armed.Load() {
+				t.Fatal("the connection was not cut")
+			}
+			s.wantRuns(t, 1)
+			eventually(t, "the server has done with it", func() bool { return countOrders(t, s.DB, "order") == test.want })
+			s.want(t, test.want)
+			if committed := test.want == 1; (err == nil) != committed || result.OK != committed {
+				t.Errorf("got OK %v, error %v, want OK %v", result.OK, err, committed)
+			}
+			idle(t, pool)
+		})
+	}
+}

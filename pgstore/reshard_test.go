@@ -1,0 +1,128 @@
+package pgstore_test
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// What a limit holds, and owes, is the same with another number of shards.
+func TestReshard(t *testing.T) {
+	ctx, now := t.Context(), time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	db := pgtest.New(t)
+	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Clock: func() time.Time { return now }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	sharded := func(n int) ratelimit.TokenBucket {
+		return ratelimit.TokenBucket{Name: "l", Rate: 60, Period: time.Minute, Capacity: 120, Shards: n}
+	}
+	for _, test := range []struct {
+		name  string
+		from  int
+		to    int
+		take  float64
+		wait  time.Duration
+		value float64
+	}{
+		{"more", 2, 8, 100, 0, 20},
+		{"fewer", 8, 3, 100, 0, 20},
+		{"one", 8, 1, 50, 0, 70},
+		{"fewer, later", 8, 1, 120, 10 * time.Second, 10},
+		{"from one, in debt", 1, 4, 150, 0, -30},
+		{"fewer, in debt", 6, 2, 150, 0, -30},
+		{"no row yet", 4, 2, 0, 0, 120},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			from, to := sharded(test.from), sharded(test.to)
+			if err := store.Reset(ctx, from.For("k")); err != nil {
+				t.Fatal(err)
+			}
+			if test.take > 0 {
+				if result, err := store.Reserve(ctx, from.ForN("k", test.take)); err != nil || !result.OK {
+					t.Fatalf("Reserve() = %v, %v", result.OK, err)
+				}
+			}
+			now = now.Add(test.wait)
+			if err := store.Reshard(ctx, from, to, "k"); err != nil {
+				t.Fatal(err)
+			}
+			result, err := store.Check(ctx, to.For("k"))
+			if err != nil || result.Value < test.value-1e-6 || result.Value > test.value+1e-6 {
+				t.Errorf("value = %v, %v, want %v", result.Value, err, test.value)
+			}
+			var rows, highest int
+			sql := `SELECT count(*), max(shard) FROM ` + db.Schema + `.rate_limits WHERE name = 'l' AND key = 'k'`
+			if err := db.Pool.QueryRow(ctx, sql).Scan(&rows, &highest); err != nil {
+				t.Fatal(err)
+			}
+			if rows != test.to || highest != test.to-1 {
+				t.Errorf("%d rows up to shard %d, want %d", rows, highest, test.to)
+			}
+		})
+	}
+}
+
+func TestReshardKeepsPause(t *testing.T) {
+	ctx, now := t.Context(), time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+	db := pgtest.New(t)
+	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Clock: func() time.Time { return now }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		name     string
+		from, to ratelimit.Limit
+	}{
+		{
+			"token bucket",
+			ratelimit.TokenBucket{Name: "b", Rate: 4, Period: time.Second, Shards: 2},
+			ratelimit.TokenBucket{Name: "b", Rate: 4, Period: time.Second, Shards: 4},
+		},
+		{
+			"fixed window",
+			ratelimit.FixedWindow{Name: "w", Rate: 4, Period: time.Second, Shards: 2},
+			ratelimit.FixedWindow{Name: "w", Rate: 4, Period: time.Second, Shards: 4},
+		},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			until := now.Add(time.Hour)
+			if ok, err := store.Pause(ctx, test.from.For("k"), until); !ok || err != nil {
+				t.Fatalf("Pause() = %v, %v", ok, err)
+			}
+			if err := store.Reshard(ctx, test.from, test.to, "k"); err != nil {
+				t.Fatal(err)
+			}
+			now = until.Add(-time.Microsecond)
+			if result, err := store.Allow(ctx, test.to.ForN("k", 0.1)); err != nil || result.OK {
+				t.Errorf("before the pause is over: %v, %v, want a refusal", result.OK, err)
+			}
+			now = until.Add(time.Second)
+			if result, err := store.Allow(ctx, test.to.ForN("k", 4)); err != nil || !result.OK {
+				t.Errorf("a period after the pause: %v, %v, want all of it", result.OK, err)
+			}
+		})
+	}
+}
+
+func TestReshardInvalid(t *testing.T) {
+	db := pgtest.New(t)
+	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Second}
+	faster := limit
+	faster.Rate, faster.Shards = 20, 2
+	bad := limit
+	bad.Shards = 11 // more than there are tokens
+	for name, to := range map[string]ratelimit.Limit{"another rate": faster, "too many": bad, "none": nil} {
+		if err := store.Reshard(t.Context(), limit, to, ""); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("%s: got %v, want ErrInvalid", name, err)
+		}
+	}
+}

@@ -1,0 +1,230 @@
+package pgstore
+
+import (
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+)
+
+// The statements. Each is written once, for PostgreSQL 14 and later and for
+// what distributes it by key, so the take keeps to what Citus accepts: one
+// row, the clock in VALUES only, nothing volatile or stable, and no sub-select,
+// in SET, in the conflict's WHERE and in RETURNING. Every parameter is cast,
+// so that they run in all of pgx's query exec modes and through PgBouncer.
+//
+// The parameters of take and credit:
+//
+//	$1 name   $2 key   $3 shard
+//	$4 count          tokens to take; negative to give back
+//	$5 capacity       tokens
+//	$6 rate           tokens per period
+//	$7 period         microseconds
+//	$8 tick           microseconds: 1 for a token bucket, period for a fixed window
+//	$9 origin         an instant from which ticks are counted
+//	$10 floor         the lowest value to leave behind
+//	$11 now           the instant that decides; NULL for the database's clock
+const (
+	nowSQL = `coalesce($11::timestamptz, clock_timestamp())`
+
+	// tick($) is the last instant up to $ at which tokens came in. It is now
+	// for a token bucket and the edge of the current window for a fixed one:
+	// Definition.lastTick.
+	tickOfNow = `date_bin($8::float8 * interval '1 microsecond', ` + nowSQL + `, $9::timestamptz)`
+	tickOfRow = `date_bin($8::float8 * interval '1 microsecond', l.ts, $9::timestamptz)`
+
+	// settled is the row's value at excluded.ts: Definition.Settle, in the
+	// same order of operations.
+	//
+	//	min(value + max(0, now − ts) · rate / period, capacity)
+	settled = `least(l.value
+		+ greatest((extract(epoch FROM excluded.ts - l.ts) * 1000000)::float8, 0) * $6::float8 / $7::float8,
+		$5::float8)`
+
+	// tolerance is 64 units in the last place, as in Go: 2^-46.
+	tolerance = `greatest(abs(l.value), $4::float8, $5::float8) * 1.4210854715202004e-14`
+
+	// takeSQL is Definition.Take and Definition.Credit. It returns a row if
+	// and only if it took. It takes no predicate lock under SERIALIZABLE,
+	// since it never reads but through the row that it conflicts with.
+	//
+	// The clock is read before the wait for the row's lock, so another
+	// transaction may have left a later ts behind; greatest and the 0 in
+	// settled then count no time, rather than the same time twice.
+	//
+	// The last condition turns away a row whose ticks are not those of $9: a
+	// fixed window that was paused, or had another Start. excluded.ts says
+	// nothing about such a row; the caller reads it and comes again with its
+	// ts as the origin.
+	takeSQL = `INSERT INTO {table} AS l (name, key, shard, value, ts)
+VALUES ($1::text, $2::text, $3::int4, least($5::float8 - $4::float8, $5::float8), ` + tickOfNow + `)
+ON CONFLICT (name, key, shard) DO UPDATE
+SET value = least(` + settled + ` - $4::float8, $5::float8),
+	ts = greatest(l.ts, excluded.ts)
+WHERE ` + settled + ` - $4::float8 >= $10::float8 - ` + tolerance + `
+	AND ` + tickOfRow + ` = l.ts
+RETURNING value, ts`
+
+	// takeAtSQL is takeSQL for those whose answer depends on the instant and
+	// not only on the row that it left behind.
+	takeAtSQL = `WITH taken AS (` + takeSQL + `)
+SELECT value, ts, ` + nowSQL + ` FROM taken`
+
+	// takeFirstSQL is takeAtSQL with the transaction's ID, for the runner.
+	takeFirstSQL = `WITH taken AS (` + takeSQL + `)
+SELECT value, ts, ` + nowSQL + `, pg_current_xact_id()::text FROM taken`
+
+	// clockSQL reads the clock after a batch of takes, and the ID of the
+	// transaction if it wrote anything.
+	clockSQL = `SELECT coalesce($1::timestamptz, clock_timestamp()), pg_current_xact_id_if_assigned()::text`
+
+	// statesSQL reads all rows of a limit and key; the aggregates make it one
+	// row always.
+	statesSQL = `SELECT array_agg(shard), array_agg(value), array_agg(ts), coalesce($3::timestamptz, clock_timestamp())
+FROM {table} WHERE name = $1::text AND key = $2::text`
+
+	// ticksSQL reads an instant at which tokens came in to a row.
+	ticksSQL = `SELECT ts FROM {table} WHERE name = $1::text AND key = $2::text AND shard = $3::int4`
+
+	// pauseSQL is Definition.Pause on a row that was settled just before.
+	pauseSQL = `INSERT INTO {table} AS l (name, key, shard, value, ts)
+VALUES ($1::text, $2::text, $3::int4, 0, $4::timestamptz)
+ON CONFLICT (name, key, shard) DO UPDATE
+SET value = least(l.value, 0), ts = greatest(l.ts, excluded.ts)`
+
+	resetSQL     = `DELETE FROM {table} WHERE name = $1::text AND key = $2::text`
+	resetFromSQL = resetSQL + ` AND shard >= $3::int4`
+
+	// putSQL is Reshard's.
+	putSQL = `INSERT INTO {table} (name, key, shard, value, ts)
+VALUES ($1::text, $2::text, $3::int4, $4::float8, $5::timestamptz)
+ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = excluded.ts`
+)
+
+// The statements of Prune.
+const (
+	// listFullSQL lists full rows of a limit from a place on:
+	//
+	//	$1 name   $2 key and $3 shard after which to go on
+	//	$4 capacity   $5 rate   $6 period   $7 tick   $8 now   $9 rows at most
+	listFullSQL = `SELECT key, shard, value, ts FROM {table}
+WHERE name = $1::text AND (key, shard) > ($2::text, $3::int4) AND ts <= $8::timestamptz
+	AND least(value
+		+ (extract(epoch FROM date_bin($7::float8 * interval '1 microsecond', $8::timestamptz, ts) - ts) * 1000000)::float8
+			* $5::float8 / $6::float8,
+		$4::float8) >= $4::float8
+ORDER BY key, shard
+LIMIT $9::int8`
+
+	// deleteListedSQL deletes those of the listed rows that have not changed
+	// and that nobody has locked.
+	deleteListedSQL = `WITH same AS (
+	SELECT r.key, r.shard FROM unnest($2::text[], $3::int4[], $4::float8[], $5::timestamptz[]) AS w (key, shard, value, ts)
+	JOIN {table} AS r ON r.name = $1::text AND r.key = w.key AND r.shard = w.shard AND r.value = w.value AND r.ts = w.ts
+	FOR UPDATE OF r SKIP LOCKED
+)
+DELETE FROM {table} AS l USING same
+WHERE l.name = $1::text AND l.key = same.key AND l.shard = same.shard`
+
+	// deleteSameSQL is its portable form, for one row.
+	deleteSameSQL = `DELETE FROM {table}
+WHERE name = $1::text AND key = $2::text AND shard = $3::int4 AND value = $4::float8 AND ts = $5::timestamptz`
+)
+
+// The statements below are for decisions on their own, on plain PostgreSQL.
+const (
+	// takeQuickSQL is takeSQL for a row that is there. It writes and locks
+	// nothing when it refuses. Its parameters are $1 to $8 of takeSQL, $9 floor
+	// and $10 now. As it may read the row it counts ticks from the row's own.
+	takeQuickSQL = `UPDATE {table} AS l
+SET value = ` + quickSettled + ` - $4::float8, ts = greatest(l.ts, ` + quickTick + `)
+FROM (SELECT coalesce($10::timestamptz, clock_timestamp()) AS now OFFSET 0) AS c
+WHERE l.name = $1::text AND l.key = $2::text AND l.shard = $3::int4
+	AND ` + quickSettled + ` - $4::float8 >= $9::float8 - ` + tolerance + `
+RETURNING l.value, l.ts, c.now`
+
+	quickTick    = `date_bin($8::float8 * interval '1 microsecond', c.now, l.ts)`
+	quickSettled = `least(l.value
+		+ greatest((extract(epoch FROM ` + quickTick + ` - l.ts) * 1000000)::float8, 0) * $6::float8 / $7::float8,
+		$5::float8)`
+
+	// readRowsSQL reads rows in the order given, one index look-up each, and
+	// one clock for all.
+	readRowsSQL = `SELECT w.i, l.ctid::text, l.value, l.ts, (SELECT coalesce($4::timestamptz, clock_timestamp()))
+FROM unnest($1::text[], $2::text[], $3::int4[]) WITH ORDINALITY AS w (name, key, shard, i)
+LEFT JOIN LATERAL (
+	SELECT r.ctid, r.value, r.ts FROM {table} AS r
+	WHERE r.name = w.name AND r.key = w.key AND r.shard = w.shard
+	LIMIT 1 {lock}
+) AS l ON true`
+
+	// insertRowsSQL writes rows that are not there.
+	insertRowsSQL = `INSERT INTO {table} (name, key, shard, value, ts)
+SELECT * FROM unnest($1::text[], $2::text[], $3::int4[], $4::float8[], $5::timestamptz[])
+ON CONFLICT (name, key, shard) DO NOTHING
+RETURNING name, key, shard`
+
+	// updateRowsSQL writes rows that are still what was read: the same version
+	// in the same place. The ctid alone would find them, but a place can have
+	// been used again.
+	updateRowsSQL = `UPDATE {table} AS l
+SET value = w.value, ts = w.ts
+FROM unnest($1::text[]::tid[], $2::text[], $3::text[], $4::int4[], $5::float8[], $6::timestamptz[], $7::float8[], $8::timestamptz[])
+	WITH ORDINALITY AS w (ctid, name, key, shard, read_value, read_ts, value, ts, i)
+WHERE l.ctid = w.ctid AND l.name = w.name AND l.key = w.key AND l.shard = w.shard
+	AND l.value = w.read_value AND l.ts = w.read_ts
+RETURNING w.i`
+)
+
+// statements are the texts above for one table.
+type statements struct {
+	take, takeAt, takeFirst, states, ticks, pause, reset, resetFrom, put, listFull, deleteListed, deleteSame string
+	takeQuick, readRows, lockRows, insertRows, updateRows                                                    string
+}
+
+func newStatements(schema string) statements {
+	table := pgx.Identifier{Table}
+	if schema != "" {
+		table = pgx.Identifier{schema, Table}
+	}
+	in := func(sql string) string { return strings.ReplaceAll(sql, "{table}", table.Sanitize()) }
+	read := func(lock string) string { return in(strings.Replace(readRowsSQL, " {lock}", lock, 1)) }
+	return statements{
+		take: in(takeSQL), takeAt: in(takeAtSQL), takeFirst: in(takeFirstSQL), states: in(statesSQL), ticks: in(ticksSQL), pause: in(pauseSQL),
+		reset: in(resetSQL), resetFrom: in(resetFromSQL), put: in(putSQL),
+		listFull: in(listFullSQL), deleteListed: in(deleteListedSQL), deleteSame: in(deleteSameSQL),
+		takeQuick: in(takeQuickSQL), readRows: read(""), lockRows: read(" FOR UPDATE"),
+		insertRows: in(insertRowsSQL), updateRows: in(updateRowsSQL),
+	}
+}
+
+// part is what a call does to one row.
+type part struct {
+	ask        int                  // whose it is, in the call
+	definition ratelimit.Definition // of the shard
+	key        string
+	shard      int
+	count      float64
+	floor      float64
+	origin     time.Time
+}
+
+func (p *part) takeArgs(now *time.Time) []any {
+	d := &p.definition
+	return []any{
+		d.Name, p.key, int32(p.shard), p.count, d.Capacity, d.Rate,
+		micros(d.Period), micros(d.Tick()), p.origin, p.floor, now,
+	}
+}
+
+func (p *part) quickArgs(now *time.Time) []any {
+	d := &p.definition
+	return []any{
+		d.Name, p.key, int32(p.shard), p.count, d.Capacity, d.Rate,
+		micros(d.Period), micros(d.Tick()), p.floor, now,
+	}
+}
+
+func micros(d time.Duration) float64 { return float64(d.Microseconds()) }

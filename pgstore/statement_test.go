@@ -1,0 +1,315 @@
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+)
+
+// wire counts the round trips of its connections: the times that something is
+// written after something was read. It knows nothing of pgx or PostgreSQL.
+type wire struct {
+	mu      sync.Mutex
+	trips   int
+	written bool // and nothing read since
+}
+
+func (w *wire) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	conn, err := new(net.Dialer).DialContext(ctx, network, address)
+	return wireConn{conn, w}, err
+}
+
+func (w *wire) reset() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.trips, w.written = 0, false
+}
+
+func (w *wire) count() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.trips
+}
+
+type wireConn struct {
+	net.Conn
+	wire *wire
+}
+
+func (c wireConn) Write(p []byte) (int, error) {
+	c.wire.mu.Lock()
+	if !c.wire.written {
+		c.wire.trips++
+	}
+	c.wire.written = true
+	c.wire.mu.Unlock()
+	return c.Conn.Write(p)
+}
+
+func (c wireConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	c.wire.mu.Lock()
+	c.wire.written = c.wire.written && n == 0
+	c.wire.mu.Unlock()
+	return n, err
+}
+
+// statements counts what pgx sends: by themselves, and in batches.
+type statements struct {
+	queries, batches, batched atomic.Int64
+}
+
+func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	s.queries.Add(1)
+	return ctx
+}
+
+func (s *statements) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
+	s.batches.Add(1)
+	s.batched.Add(int64(data.Batch.Len()))
+	return ctx
+}
+
+func (*statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData)     {}
+func (*statements) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (*statements) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
+
+func (s *statements) reset() {
+	s.queries.Store(0)
+	s.batches.Store(0)
+	s.batched.Store(0)
+}
+
+// sent is what a call sent.
+type sent struct {
+	trips            int
+	queries, batches int64
+}
+
+// counted is a database whose one connection is watched.
+type counted struct {
+	*pgtest.DB
+	wire       wire
+	statements statements
+}
+
+func newCounted(t *testing.T) *counted {
+	t.Helper()
+	c := &counted{}
+	c.DB = pgtest.New(t, maxConns(1), pgtest.WithConfig(func(config *pgxpool.Config) {
+		config.ConnConfig.DialFunc = c.wire.dial
+		config.ConnConfig.Tracer = &c.statements
+	}))
+	return c
+}
+
+func (c *counted) reset() {
+	c.wire.reset()
+	c.statements.reset()
+}
+
+func (c *counted) sent() sent {
+	return sent{c.wire.count(), c.statements.queries.Load(), c.statements.batches.Load()}
+}
+
+// grants are calls that are granted in full limits.
+var grants = []struct {
+	name     string
+	reserve  bool
+	requests []ratelimit.Request
+}{
+	{"bucket", false, []ratelimit.Request{slow("A", 100).For("k")}},
+	{"window", false, []ratelimit.Request{slowWindow("B", 100).For("k")}},
+	{"shards", false, []ratelimit.Request{shardedSlow("C", 1000, 4).For("k")}},
+	{"reserve bucket", true, []ratelimit.Request{slow("D", 100).ForN("k", 150)}},
+	{"reserve window", true, []ratelimit.Request{slowWindow("E", 100).ForN("k", 150)}},
+	{"two", false, []ratelimit.Request{slow("F", 100).For("k"), slowWindow("G", 100).For("k")}},
+	{"three", false, []ratelimit.Request{slow("H", 100).For("k"), slow("H", 100).For("l"), shardedSlow("I", 1000, 4).For("k")}},
+	{"reserve two", true, []ratelimit.Request{slow("J", 100).ForN("k", 150), slowWindow("K", 100).ForN("k", 150)}},
+}
+
+// A granted decision in the caller's transaction is one statement, or for
+// several limits one batch, and either way one round trip. (The first on a
+// connection is one more: pgx prepares the statement.)
+func TestGrantedIsOneRoundTrip(t *testing.T) {
+	c := newCounted(t)
+	store := newStore(t, c.DB)
+	for _, test := range grants {
+		take, want := store.AllowTx, sent{trips: 1, queries: 1}
+		if test.reserve {
+			take = store.ReserveTx
+		}
+		if len(test.requests) > 1 {
+			want = sent{trips: 1, batches: 1}
+		}
+		for _, level := range isolationLevels {
+			t.Run(fmt.Sprintf("%s/%s", test.name, level), func(t *testing.T) {
+				for _, what := range []string{"prepares", "first of the key", "later"} {
+					tx := begin(t, c.DB, level)
+					c.reset()
+					result, err := take(t.Context(), tx, test.requests...)
+					if err != nil || !result.OK {
+						t.Fatalf("%s: got OK %v, error %v", what, result.OK, err)
+					}
+					if got := c.sent(); what != "prepares" && got != want {
+						t.Errorf("%s: got %+v, want %+v", what, got, want)
+					}
+					end := map[string]func(context.Context) error{"prepares": tx.Rollback}[what]
+					if end == nil {
+						end = tx.Commit
+					}
+					if err := end(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if _, err := c.Pool.Exec(t.Context(), "TRUNCATE "+c.Schema+".rate_limits"); err != nil {
+					t.Fatal(err)
+				}
+			})
+		}
+	}
+}
+
+// The runner adds one round trip to the take and the work: COMMIT.
+func TestRunnerRoundTrips(t *testing.T) {
+	c := newCounted(t)
+	store := newStore(t, c.DB)
+	for _, test := range grants {
+		t.Run(test.name, func(t *testing.T) {
+			run := store.AllowFunc
+			if test.reserve {
+				run = store.ReserveFunc
+			}
+			for _, what := range []string{"prepares", "later"} {
+				c.reset()
+				_, err := run(t.Context(), test.requests, func(pgx.Tx, ratelimit.Result) error { return nil })
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got := c.wire.count(); what == "later" && got != 2 {
+					t.Errorf("got %d round trips, want 2", got)
+				}
+			}
+		})
+	}
+}
+
+// predicateLocks is on what of the limits' table and its index tx holds
+// predicate locks.
+func predicateLocks(t *testing.T, db *pgtest.DB, tx pgx.Tx) []string {
+	t.Helper()
+	rows, err := db.Pool.Query(t.Context(), `SELECT concat_ws(' ', relation::regclass, locktype, page, tuple) FROM pg_locks
+		WHERE mode = 'SIReadLock' AND pid = $1 AND relation IN (
+			SELECT $2::regclass UNION SELECT indexrelid FROM pg_index WHERE indrelid = $2::regclass)`,
+		tx.Conn().PgConn().PID(), db.Schema+".rate_limits")
+	if err != nil {
+		t.Fatal(err)
+	}
+	locks, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return locks
+}
+
+// A grant does not read, as SERIALIZABLE sees it. That is why transactions
+// that take from different rows do not get in each other's way.
+func TestGrantedLeavesNoPredicateLock(t *testing.T) {
+	db := pgtest.New(t)
+	store := newStore(t, db)
+	for _, test := range grants {
+		take := store.AllowTx
+		if test.reserve {
+			take = store.ReserveTx
+		}
+		t.Run(test.name, func(t *testing.T) {
+			for _, what := range []string{"no row", "a row"} {
+				tx := begin(t, db, pgx.Serializable)
+				if result, err := take(t.Context(), tx, test.requests...); err != nil || !result.OK {
+					t.Fatalf("got OK %v, error %v", result.OK, err)
+				}
+				if got := predicateLocks(t, db, tx); len(got) != 0 {
+					t.Errorf("%s: got predicate locks on %q, want none", what, got)
+				}
+				if err := tx.Commit(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+			}
+		})
+	}
+	t.Run("but a check does", func(t *testing.T) {
+		tx := begin(t, db, pgx.Serializable)
+		if _, err := store.CheckTx(t.Context(), tx, grants[0].requests...); err != nil {
+			t.Fatal(err)
+		}
+		if got := predicateLocks(t, db, tx); len(got) == 0 {
+			t.Error("got no predicate lock, want one")
+		}
+	})
+}
+
+// Keys that share a page do not share their fate.
+func TestDifferentKeysDoNotConflict(t *testing.T) {
+	const (
+		goroutines   = 16
+		keys         = 100
+		transactions = 1000
+	)
+	db := pgtest.New(t, maxConns(goroutines))
+	store := newStore(t, db)
+	createOrders(t, db)
+	limit := slow("page", transactions)
+	key := func(i int) ratelimit.Request { return limit.For(fmt.Sprintf("%03d", i)) }
+	for i := range keys {
+		mustAllow(t, store, key(i))
+	}
+	// PostgreSQL reads a small table whole once it knows that it is small.
+	if _, err := db.Pool.Exec(t.Context(), "ANALYZE "+db.Schema+".rate_limits"); err != nil {
+		t.Fatal(err)
+	}
+	var pages int
+	err := db.Pool.QueryRow(t.Context(), "SELECT count(DISTINCT (ctid::text::point)[0]) FROM "+db.Schema+".rate_limits").Scan(&pages)
+	if err != nil || pages > 4 {
+		t.Fatalf("the keys are on %d pages, error %v, want a few", pages, err)
+	}
+
+	var next, busiest, open atomic.Int64
+	together(goroutines, func(g int) {
+		for i := g; next.Add(1) <= transactions; i = (i + goroutines) % keys {
+			// The key is this goroutine's own as long as it steps as the others do.
+			mine := i - i%goroutines + g
+			if mine >= keys {
+				mine = g
+			}
+			err := pgx.BeginTxFunc(t.Context(), db.Pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
+				result, err := store.AllowTx(t.Context(), tx, key(mine))
+				if err := errors.Join(err, result.Err()); err != nil {
+					return err
+				}
+				busiest.Store(max(busiest.Load(), open.Add(1)))
+				defer open.Add(-1)
+				_, err = tx.Exec(t.Context(), "INSERT INTO "+db.Schema+".orders (what) VALUES ('order')")
+				time.Sleep(time.Millisecond) // so that transactions overlap
+				return err
+			})
+			if err != nil {
+				t.Error(err)
+			}
+		}
+	})
+	wantOrders(t, db, "order", transactions)
+	if busiest.Load() < 2 {
+		t.Errorf("got %d transactions at a time, want some", busiest.Load())
+	}
+}

@@ -1,0 +1,309 @@
+package pgstore
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+)
+
+// AllowTx takes what is asked from all the limits inside tx, or refuses and
+// takes from none. What it takes is spent if and only if tx commits; rolling
+// back, to a savepoint before it too, gives it back.
+//
+// A refusal is a [ratelimit.Result] that is not OK, not an error, and leaves
+// tx usable. Errors are [ratelimit.ErrInvalid], [ratelimit.ErrNever],
+// [ErrNotMigrated] and what PostgreSQL and pgx return, within reach of
+// errors.As: under REPEATABLE READ and SERIALIZABLE a concurrent commit is a
+// *pgconn.PgError with code 40001, and the transaction must be run again from
+// its start, as [Store.AllowFunc] does.
+//
+// When granted it is one round trip. Its row stays locked until tx ends, so
+// others who want the same row wait: take late, or commit soon.
+func (s *Store) AllowTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return s.takeTx(ctx, tx, false, requests)
+}
+
+// ReserveTx is like [Store.AllowTx], but goes into debt if need be, down to
+// each limit's MaxReserved. When the result is OK the work may run at its
+// RetryAt: schedule it for then, in the same transaction, and do not ask
+// again. If tx rolls back there is neither debt nor row.
+func (s *Store) ReserveTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return s.takeTx(ctx, tx, true, requests)
+}
+
+// Allow is [Store.AllowTx] on its own: it is decided and durable when it
+// returns, and stays spent whatever happens to the caller.
+func (s *Store) Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return s.takeOwn(ctx, false, requests)
+}
+
+// Reserve is [Store.ReserveTx] on its own. [Store.Cancel] gives a reservation
+// back that is not wanted any more.
+func (s *Store) Reserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return s.takeOwn(ctx, true, requests)
+}
+
+func (s *Store) takeTx(ctx context.Context, tx pgx.Tx, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+	call, err := ratelimit.NewCall(reserve, requests...)
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	return s.take(ctx, &scope{q: tx, foreign: true}, call)
+}
+
+func (s *Store) takeOwn(ctx context.Context, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+	call, err := ratelimit.NewCall(reserve, requests...)
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	return s.decide(ctx, call, false)
+}
+
+// scope is where a call is decided.
+type scope struct {
+	q          querier
+	autocommit bool // q is no transaction
+	foreign    bool // q is the caller's transaction, whose snapshot is not touched without need
+	open       bool // there is a savepoint, to which a refusal rolls back
+
+	shards []int   // to take from, by ask; nil to choose
+	before string  // a statement to send with the first of the others
+	xid    *string // the transaction's ID, once known
+}
+
+// batch begins a batch.
+func (sc *scope) batch() *pgx.Batch {
+	var batch pgx.Batch
+	if sc.before != "" {
+		batch.Queue(sc.before)
+		sc.before = ""
+	}
+	return &batch
+}
+
+// outcome is what became of a part.
+type outcome struct {
+	after ratelimit.State
+	taken bool
+}
+
+// rounds bounds how often a call looks again because others changed a row
+// between its looking and its taking. The last round looks under locks.
+const rounds = 4
+
+// take decides a call. It tries the rows that most likely have enough without
+// looking at them. Only when one refuses does it look, at all shards of all
+// its limits, and refuses by what it sees or tries what it sees.
+func (s *Store) take(ctx context.Context, sc *scope, call ratelimit.Call) (ratelimit.Result, error) {
+	if parts, ok := s.guess(call, sc.shards); ok {
+		if result, ok, err := s.try(ctx, sc, call, parts); ok || err != nil {
+			return result, err
+		}
+	}
+	for round := 1; ; round++ {
+		found, err := s.look(ctx, sc, call, round == rounds)
+		if err != nil {
+			return ratelimit.Result{}, fault("look", err)
+		}
+		if parts, ok := found.plan(call); ok {
+			if result, ok, err := s.try(ctx, sc, call, parts); ok || err != nil {
+				return result, err
+			}
+			if round < rounds {
+				continue
+			}
+		}
+		return found.refusal(call), s.rollback(ctx, sc)
+	}
+}
+
+// guess names one row for each of the call's limits, in the given shards if
+// any; false if a count fits no single shard.
+func (s *Store) guess(call ratelimit.Call, shards []int) ([]part, bool) {
+	parts := make([]part, len(call.Asks))
+	for i, a := range call.Asks {
+		p := &parts[i]
+		*p = newPart(i, a, 0, a.Count)
+		if a.Definition.Shards > 1 {
+			if a.Count > p.definition.Capacity {
+				return nil, false
+			}
+			p.floor = 0 // debt only when no shard has enough, which is not known yet
+			if shards != nil {
+				p.shard = shards[i]
+			} else {
+				p.shard = s.shards.choose(a, upTo(a.Definition.Shards))
+			}
+		}
+	}
+	return parts, true
+}
+
+func upTo(n int) []int {
+	all := make([]int, n)
+	for i := range all {
+		all[i] = i
+	}
+	return all
+}
+
+func newPart(ask int, a ratelimit.Ask, shard int, count float64) part {
+	return part{
+		ask: ask, definition: a.Definition.Shard(), key: a.Key, shard: shard, count: count,
+		floor: a.Floor / float64(a.Definition.Shards), origin: a.Definition.Origin(a.Key),
+	}
+}
+
+// try takes all parts or none, in one round trip.
+func (s *Store) try(ctx context.Context, sc *scope, call ratelimit.Call, parts []part) (ratelimit.Result, bool, error) {
+	var (
+		outcomes []outcome
+		at       time.Time
+		err      error
+	)
+	switch {
+	case len(parts) > 1:
+		outcomes, at, err = s.takeAll(ctx, sc, parts)
+	case sc.before != "":
+		outcomes = make([]outcome, 1)
+		outcomes[0], at, err = s.takeFirst(ctx, sc, &parts[0])
+	default:
+		outcomes = make([]outcome, 1)
+		outcomes[0], at, err = s.takeOne(ctx, sc.q, &parts[0])
+	}
+	if err != nil {
+		return ratelimit.Result{}, false, fault("take", err)
+	}
+	for _, o := range outcomes {
+		if !o.taken {
+			return ratelimit.Result{}, false, nil
+		}
+	}
+	return s.granted(call, parts, outcomes, at), true, nil
+}
+
+// takeOne takes one part. The row that it leaves behind does not tell the
+// instant: its ts is later after a pause, or when the clock went back.
+func (s *Store) takeOne(ctx context.Context, q querier, p *part) (o outcome, at time.Time, err error) {
+	err = q.QueryRow(ctx, s.sql.takeAt, p.takeArgs(s.clock())...).Scan(&o.after.Value, &o.after.TS, &at)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return outcome{}, time.Time{}, nil
+	}
+	o.taken = err == nil
+	return o, at, err
+}
+
+const (
+	savepointSQL  = `SAVEPOINT ratelimit_take`
+	rollbackToSQL = `ROLLBACK TO SAVEPOINT ratelimit_take`
+	releaseSQL    = `RELEASE SAVEPOINT ratelimit_take`
+)
+
+// takeFirst takes one part in the batch that begins the transaction.
+func (s *Store) takeFirst(ctx context.Context, sc *scope, p *part) (o outcome, at time.Time, err error) {
+	batch := sc.batch()
+	batch.Queue(s.sql.takeFirst, p.takeArgs(s.clock())...).QueryRow(func(row pgx.Row) error {
+		err := row.Scan(&o.after.Value, &o.after.TS, &at, &sc.xid)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil
+		}
+		o.taken = err == nil
+		return err
+	})
+	err = sc.q.SendBatch(ctx, batch).Close()
+	return o, at, err
+}
+
+// takeAll takes several parts in one batch behind a savepoint. When all were
+// granted the savepoint stays open rather than cost another round trip:
+// whatever ends the transaction, or a savepoint around it, ends this one too.
+func (s *Store) takeAll(ctx context.Context, sc *scope, parts []part) ([]outcome, time.Time, error) {
+	now := s.clock()
+	batch := sc.batch()
+	sc.savepoint(batch)
+	outcomes := make([]outcome, len(parts))
+	for i := range parts {
+		s.queueTake(batch, now, &parts[i], &outcomes[i])
+	}
+	var at time.Time
+	batch.Queue(clockSQL, now).QueryRow(func(row pgx.Row) error { return row.Scan(&at, &sc.xid) })
+	if err := sc.q.SendBatch(ctx, batch).Close(); err != nil {
+		return nil, time.Time{}, err
+	}
+	return outcomes, at, nil
+}
+
+func (s *Store) queueTake(batch *pgx.Batch, now *time.Time, p *part, o *outcome) {
+	batch.Queue(s.sql.take, p.takeArgs(now)...).QueryRow(func(row pgx.Row) error {
+		err := row.Scan(&o.after.Value, &o.after.TS)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return nil
+		}
+		o.taken = err == nil
+		return err
+	})
+}
+
+// savepoint sets the savepoint behind which a batch takes.
+func (sc *scope) savepoint(batch *pgx.Batch) {
+	if !sc.open {
+		batch.Queue(savepointSQL)
+		sc.open = true
+	}
+}
+
+// undo gives back what is behind the savepoint, rows' locks included.
+func (sc *scope) undo(batch *pgx.Batch) {
+	if sc.open {
+		batch.Queue(rollbackToSQL)
+		batch.Queue(releaseSQL)
+		sc.open = false
+	}
+}
+
+func (s *Store) rollback(ctx context.Context, sc *scope) error {
+	if !sc.open {
+		return nil
+	}
+	batch := sc.batch()
+	sc.undo(batch)
+	if err := sc.q.SendBatch(ctx, batch).Close(); err != nil {
+		return fault("roll back", err)
+	}
+	return nil
+}
+
+// granted is the result of a call whose parts were all taken.
+func (s *Store) granted(call ratelimit.Call, parts []part, outcomes []outcome, at time.Time) ratelimit.Result {
+	at = at.UTC()
+	statuses := make([]ratelimit.Status, len(call.Asks))
+	payments := make([]ratelimit.Payment, len(parts))
+	for first := 0; first < len(parts); {
+		ask := parts[first].ask
+		a := call.Asks[ask]
+		last := first
+		counts := make([]float64, a.Definition.Shards)
+		var states []ratelimit.State
+		for ; last < len(parts) && parts[last].ask == ask; last++ {
+			p := parts[last]
+			payments[last] = ratelimit.Payment{Limit: a.Limit, Key: a.Key, Shard: p.shard, Tokens: p.count}
+			counts[p.shard] = p.count
+			if a.Definition.Shards > 1 {
+				states = s.shards.note(a, p.shard, outcomes[last].after)
+			}
+		}
+		if a.Definition.Shards == 1 {
+			statuses[ask] = a.Taken(outcomes[first].after, at)
+		} else {
+			statuses[ask] = a.TakenFrom(states, counts, at)
+		}
+		first = last
+	}
+	result := call.Result(at, statuses)
+	result.Receipt = ratelimit.NewReceipt(payments)
+	return result
+}

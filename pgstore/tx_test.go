@@ -1,0 +1,1051 @@
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/internal/throwaway"
+	"github.com/pgratelimit/ratelimit/migrations"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// slow is a limit to which nothing that counts comes in during a test.
+func slow(name string, capacity float64) ratelimit.TokenBucket {
+	return ratelimit.TokenBucket{Name: name, Rate: capacity, Period: 10 * 365 * 24 * time.Hour}
+}
+
+// slowWindow is slow as a fixed window, which has no edge during a test.
+func slowWindow(name string, capacity float64) ratelimit.FixedWindow {
+	return ratelimit.FixedWindow{Name: name, Rate: capacity, Period: 24 * time.Hour, Start: time.Now().Add(-12 * time.Hour).Truncate(time.Second)}
+}
+
+func begin(t *testing.T, db *pgtest.DB, level pgx.TxIsoLevel) pgx.Tx {
+	t.Helper()
+	tx, err := db.Pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = tx.Rollback(context.Background()) }) // unless it has ended
+	return tx
+}
+
+func newPool(t *testing.T, url string) *pgxpool.Pool {
+	t.Helper()
+	pool, err := pgxpool.New(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return pool
+}
+
+func mustExec(t *testing.T, tx pgx.Tx, sql string, args ...any) {
+	t.Helper()
+	if _, err := tx.Exec(t.Context(), sql, args...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func mustAllow(t *testing.T, store *pgstore.Store, requests ...ratelimit.Request) {
+	t.Helper()
+	if result, err := store.Allow(t.Context(), requests...); err != nil || !result.OK {
+		t.Fatalf("got OK %v, error %v", result.OK, err)
+	}
+}
+
+// wantLeft compares to a hundredth of a token: slow limits are not quite still.
+func wantLeft(t *testing.T, store *pgstore.Store, r ratelimit.Request, want float64) {
+	t.Helper()
+	result, err := store.Check(t.Context(), r)
+	if err != nil || math.Abs(result.Value-want) > 0.01 {
+		t.Errorf("%s: got %v left, error %v, want %v", r.Limit.Definition().Name, result.Value, err, want)
+	}
+}
+
+// codeOf is the code of PostgreSQL's answer, "" if that is not what err is.
+func codeOf(err error) string {
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) {
+		return pgErr.Code
+	}
+	return ""
+}
+
+// stateOf is the only row of a limit.
+func stateOf(t *testing.T, db *pgtest.DB, name string) (s ratelimit.State) {
+	t.Helper()
+	err := db.Pool.QueryRow(t.Context(), `SELECT value, ts FROM `+db.Schema+`.rate_limits WHERE name = $1`, name).Scan(&s.Value, &s.TS)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.TS = s.TS.UTC()
+	return s
+}
+
+// together runs do(0) to do(n-1) at the same time, as far as can be.
+func together(n int, do func(i int)) {
+	var group sync.WaitGroup
+	start := make(chan struct{})
+	for i := range n {
+		group.Go(func() {
+			<-start
+			do(i)
+		})
+	}
+	close(start)
+	group.Wait()
+}
+
+// eventually polls until it is so, and fails the test when it is not in time.
+func eventually(t *testing.T, what string, isSo func() bool) {
+	t.Helper()
+	for end := time.Now().Add(20 * time.Second); !isSo(); time.Sleep(2 * time.Millisecond) {
+		if time.Now().After(end) {
+			t.Fatalf("in vain waited for this: %s", what)
+		}
+	}
+}
+
+// waitsForLock returns when tx is seen to wait for another transaction.
+func waitsForLock(t *testing.T, db *pgtest.DB, tx pgx.Tx) {
+	t.Helper()
+	pid := tx.Conn().PgConn().PID()
+	eventually(t, "a transaction waits for a lock", func() (waits bool) {
+		err := db.Pool.QueryRow(t.Context(), `SELECT cardinality(pg_blocking_pids($1)) > 0
+			FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock'`, pid).Scan(&waits)
+		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+			t.Fatal(err)
+		}
+		return waits
+	})
+}
+
+// idle returns when all connections have come back to the pool. One that is
+// broken comes back a little later than the call that broke it.
+func idle(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	eventually(t, "all connections are back in the pool", func() bool { return pool.Stat().AcquiredConns() == 0 })
+}
+
+// takenLater is what a call in another goroutine came back with.
+type takenLater struct {
+	ratelimit.Result
+	err error
+}
+
+// allowLater takes in tx in a goroutine of its own. The context is not the
+// test's, so that nothing is left under way when that fails.
+func allowLater(store *pgstore.Store, tx pgx.Tx, requests ...ratelimit.Request) <-chan takenLater {
+	later := make(chan takenLater, 1)
+	go func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
+		result, err := store.AllowTx(ctx, tx, requests...)
+		later <- takenLater{result, err}
+	}()
+	return later
+}
+
+// edits are the verbs that change rows, in a transaction.
+var edits = []struct {
+	name     string
+	requests []ratelimit.Request
+	do       func(context.Context, *pgstore.Store, pgx.Tx, []ratelimit.Request) error
+}{
+	{"allow from a bucket", []ratelimit.Request{slow("bucket", 10).For("k")}, allowTx},
+	{"allow from a window", []ratelimit.Request{slowWindow("window", 10).For("k")}, allowTx},
+	{"allow from a shard", []ratelimit.Request{shardedSlow("shards", 20, 2).For("k")}, allowTx},
+	{"allow from several", []ratelimit.Request{slow("one", 10).For("k"), slowWindow("two", 10).For("k")}, allowTx},
+	{"reserve from a bucket", []ratelimit.Request{slow("bucket", 10).ForN("k", 15)}, reserveTx},
+	{"reserve from a window", []ratelimit.Request{slowWindow("window", 10).ForN("k", 15)}, reserveTx},
+	{"reserve from several", []ratelimit.Request{slow("one", 10).ForN("k", 15), slowWindow("two", 10).ForN("k", 15)}, reserveTx},
+	{"reset", []ratelimit.Request{slow("bucket", 10).For("k")}, resetTx},
+	{"credit", []ratelimit.Request{slow("bucket", 10).For("k")}, creditTx},
+	{"pause", []ratelimit.Request{slow("bucket", 10).For("k")}, pauseTx},
+}
+
+func shardedSlow(name string, capacity float64, shards int) ratelimit.TokenBucket {
+	limit := slow(name, capacity)
+	limit.Shards = shards
+	return limit
+}
+
+func allowTx(ctx context.Context, store *pgstore.Store, tx pgx.Tx, requests []ratelimit.Request) error {
+	result, err := store.AllowTx(ctx, tx, requests...)
+	return errors.Join(err, result.Err())
+}
+
+func reserveTx(ctx context.Context, store *pgstore.Store, tx pgx.Tx, requests []ratelimit.Request) error {
+	result, err := store.ReserveTx(ctx, tx, requests...)
+	return errors.Join(err, result.Err())
+}
+
+func resetTx(ctx context.Context, store *pgstore.Store, tx pgx.Tx, requests []ratelimit.Request) error {
+	return store.ResetTx(ctx, tx, requests[0])
+}
+
+func creditTx(ctx context.Context, store *pgstore.Store, tx pgx.Tx, requests []ratelimit.Request) error {
+	_, err := store.CreditTx(ctx, tx, requests[0])
+	return err
+}
+
+func pauseTx(ctx context.Context, store *pgstore.Store, tx pgx.Tx, requests []ratelimit.Request) error {
+	_, err := store.PauseTx(ctx, tx, requests[0], time.Now().Add(time.Hour))
+	return err
+}
+
+var errTest = errors.New("the test's own")
+
+// endings are the ways in which what a transaction did comes to nothing. Each
+// returns what do returned.
+var endings = []struct {
+	name string
+	run  func(t *testing.T, pool *pgxpool.Pool, level pgx.TxIsoLevel, do func(context.Context, pgx.Tx) error) error
+}{
+	{"rollback", endByRollback},
+	{"rollback to savepoint", endBySavepoint},
+	{"cancelled context", endByCancel},
+	{"panic", endByPanic},
+}
+
+func endByRollback(t *testing.T, pool *pgxpool.Pool, level pgx.TxIsoLevel, do func(context.Context, pgx.Tx) error) (err error) {
+	got := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
+		err = do(t.Context(), tx)
+		return errTest
+	})
+	if !errors.Is(got, errTest) {
+		t.Errorf("got %v, want %v", got, errTest)
+	}
+	return err
+}
+
+func endBySavepoint(t *testing.T, pool *pgxpool.Pool, level pgx.TxIsoLevel, do func(context.Context, pgx.Tx) error) (err error) {
+	got := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
+		got := pgx.BeginFunc(t.Context(), tx, func(tx pgx.Tx) error {
+			err = do(t.Context(), tx)
+			return errTest
+		})
+		if !errors.Is(got, errTest) {
+			t.Errorf("got %v, want %v", got, errTest)
+		}
+		return nil
+	})
+	if got != nil {
+		t.Error(got)
+	}
+	return err
+}
+
+func endByCancel(t *testing.T, pool *pgxpool.Pool, level pgx.TxIsoLevel, do func(context.Context, pgx.Tx) error) (err error) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	got := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
+		err = do(ctx, tx)
+		cancel()
+		return nil
+	})
+	if !errors.Is(got, context.Canceled) {
+		t.Errorf("got %v, want %v", got, context.Canceled)
+	}
+	return err
+}
+
+func endByPanic(t *testing.T, pool *pgxpool.Pool, level pgx.TxIsoLevel, do func(context.Context, pgx.Tx) error) (err error) {
+	defer func() {
+		if got := recover(); got != errTest {
+			t.Errorf("got %v, want %v", got, errTest)
+		}
+	}()
+	_ = pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
+		err = do(t.Context(), tx)
+		panic(errTest)
+	})
+	return err
+}
+
+// What did not commit did not happen: not a bit of the rows differs, those of
+// reservations included, and there are no rows where there were none.
+func TestNothingCommitted(t *testing.T) {
+	for _, edit := range edits {
+		db := pgtest.New(t)
+		store := newStore(t, db)
+		for _, ending := range endings {
+			for _, level := range isolationLevels {
+				name := fmt.Sprintf("%s/%s/%s", edit.name, ending.name, level)
+				do := func(ctx context.Context, tx pgx.Tx) error { return edit.do(ctx, store, tx, edit.requests) }
+				t.Run(name+"/no rows", func(t *testing.T) {
+					if err := ending.run(t, db.Pool, level, do); err != nil {
+						t.Fatal(err)
+					}
+					if got := tableOf(t, db); len(got) != 0 {
+						t.Errorf("got rows %q, want none", got)
+					}
+				})
+				t.Run(name+"/rows", func(t *testing.T) {
+					for _, r := range edit.requests {
+						mustAllow(t, store, r.Limit.ForN(r.Key, 2))
+						defer store.Reset(t.Context(), r)
+					}
+					want := tableOf(t, db)
+					if err := ending.run(t, db.Pool, level, do); err != nil {
+						t.Fatal(err)
+					}
+					if got := tableOf(t, db); !slices.Equal(got, want) {
+						t.Errorf("got rows %q, want %q", got, want)
+					}
+				})
+			}
+		}
+		idle(t, db.Pool)
+	}
+}
+
+// The same edits leave something behind when they are committed, or the test
+// above would prove nothing.
+func TestCommitted(t *testing.T) {
+	for _, edit := range edits {
+		t.Run(edit.name, func(t *testing.T) {
+			db := pgtest.New(t)
+			store := newStore(t, db)
+			for _, r := range edit.requests {
+				mustAllow(t, store, r.Limit.ForN(r.Key, 2))
+			}
+			before := tableOf(t, db)
+			err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+				return edit.do(t.Context(), store, tx, edit.requests)
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if after := tableOf(t, db); slices.Equal(before, after) {
+				t.Errorf("nothing changed: %q", after)
+			}
+		})
+	}
+}
+
+// Who waits for a row gets what the one before leaves, and knows what that one
+// did.
+func TestWaitingForARow(t *testing.T) {
+	db := pgtest.New(t)
+	store := newStore(t, db)
+	type outcome struct {
+		ok   bool
+		code string
+	}
+	granted, refused, again := outcome{true, ""}, outcome{false, ""}, outcome{false, serializationFailure}
+	for _, test := range []struct {
+		level  pgx.TxIsoLevel
+		commit bool
+		want   outcome
+	}{
+		{pgx.ReadCommitted, false, granted},
+		{pgx.RepeatableRead, false, granted},
+		{pgx.Serializable, false, granted},
+		{pgx.ReadCommitted, true, refused},
+		{pgx.RepeatableRead, true, again},
+		{pgx.Serializable, true, again},
+	} {
+		for _, rows := range []struct {
+			name  string
+			limit ratelimit.Limit
+			spent float64 // before
+		}{
+			{"no row", slow("bucket", 1), 0},
+			{"a row", slow("bucket", 10), 9},
+			{"no window", slowWindow("window", 1), 0},
+			{"a window", slowWindow("window", 10), 9},
+		} {
+			t.Run(fmt.Sprintf("%s/commit %v/%s", test.level, test.commit, rows.name), func(t *testing.T) {
+				r := rows.limit.For(t.Name())
+				if rows.spent > 0 {
+					mustAllow(t, store, rows.limit.ForN(r.Key, rows.spent))
+				}
+				first, second := begin(t, db, test.level), begin(t, db, test.level)
+				if result, err := store.AllowTx(t.Context(), first, r); err != nil || !result.OK {
+					t.Fatalf("first: got OK %v, error %v", result.OK, err)
+				}
+				later := allowLater(store, second, r)
+				waitsForLock(t, db, second)
+				end := first.Rollback
+				if test.commit {
+					end = first.Commit
+				}
+				if err := end(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				got := <-later
+				if got := (outcome{got.OK, codeOf(got.err)}); got != test.want {
+					t.Errorf("second: got %v, want %v", got, test.want)
+				}
+				if test.want.code == "" && got.err != nil {
+					t.Error(got.err)
+				}
+			})
+		}
+	}
+}
+
+// A caller who gives up waiting gets an error and takes nothing.
+func TestCancelledWhileWaiting(t *testing.T) {
+	db := pgtest.New(t)
+	store := newStore(t, db)
+	limit := slow("bucket", 10)
+	mustAllow(t, store, limit.For("k"))
+	want := tableOf(t, db)
+	first, second := begin(t, db, pgx.ReadCommitted), begin(t, db, pgx.ReadCommitted)
+	if _, err := store.AllowTx(t.Context(), first, limit.For("k")); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	later := make(chan takenLater, 1)
+	go func() {
+		result, err := store.AllowTx(ctx, second, limit.For("k"))
+		later <- takenLater{result, err}
+	}()
+	waitsForLock(t, db, second)
+	cancel()
+	if got := <-later; got.OK || !errors.Is(got.err, context.Canceled) {
+		t.Errorf("got OK %v, error %v, want %v", got.OK, got.err, context.Canceled)
+	}
+	if err := first.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := tableOf(t, db); !slices.Equal(got, want) {
+		t.Errorf("got rows %q, want %q", got, want)
+	}
+}
+
+// errorResponses collects what the server reports as errors.
+type errorResponses struct {
+	mu  sync.Mutex
+	got []string
+}
+
+func (e *errorResponses) watch(c *pgxpool.Config) {
+	c.ConnConfig.OnPgError = func(_ *pgconn.PgConn, err *pgconn.PgError) bool {
+		e.mu.Lock()
+		defer e.mu.Unlock()
+		e.got = append(e.got, err.Error())
+		return true
+	}
+}
+
+func (e *errorResponses) all() []string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return slices.Clone(e.got)
+}
+
+// A refusal takes nothing and harms nothing: the transaction goes on, with
+// what it did before, in savepoints too; other limits of the call are neither
+// changed nor locked; and PostgreSQL has no error to report.
+func TestRefusalLeavesTransactionUsable(t *testing.T) {
+	var errorResponses errorResponses
+	db := pgtest.New(t, pgtest.WithConfig(errorResponses.watch))
+	store := newStore(t, db)
+	createOrders(t, db)
+	plenty, window, empty := slow("a plenty", 10), slowWindow("b window", 10), slow("c empty", 1)
+	mustAllow(t, store, plenty.For(""), window.For(""), empty.For(""))
+	never := slow("d none yet", 10)
+	several := []ratelimit.Request{plenty.For(""), window.For(""), empty.For(""), never.For("")}
+	for _, take := range []struct {
+		name     string
+		do       func(context.Context, pgx.Tx, ...ratelimit.Request) (ratelimit.Result, error)
+		requests []ratelimit.Request
+	}{
+		{"one", store.AllowTx, []ratelimit.Request{empty.For("")}},
+		{"several", store.AllowTx, several},
+		{"reserve one", store.ReserveTx, noDebt(empty.For(""))},
+		{"reserve several", store.ReserveTx, noDebt(several...)},
+	} {
+		for _, level := range isolationLevels {
+			t.Run(fmt.Sprintf("%s/%s", take.name, level), func(t *testing.T) {
+				ctx := t.Context()
+				want := tableOf(t, db)
+				tx := begin(t, db, level)
+				mustExec(t, tx, "INSERT INTO "+db.Schema+".orders (what) VALUES ($1)", t.Name())
+				for range 2 { // a second refusal after the first, too
+					if result, err := take.do(ctx, tx, take.requests...); err != nil || result.OK || result.RetryAfter <= 0 {
+						t.Fatalf("got OK %v after %v, error %v, want a refusal", result.OK, result.RetryAfter, err)
+					}
+				}
+				if len(take.requests) > 1 {
+					wantUnlocked(t, db)
+				}
+				if err := tx.Commit(ctx); err != nil {
+					t.Fatal(err)
+				}
+				wantOrders(t, db, t.Name(), 1)
+				if got := tableOf(t, db); !slices.Equal(got, want) {
+					t.Errorf("got rows %q, want %q", got, want)
+				}
+			})
+		}
+	}
+	if got := errorResponses.all(); len(got) != 0 {
+		t.Errorf("PostgreSQL reported errors: %q", got)
+	}
+}
+
+// noDebt is the requests with limits that take no reservations into debt.
+func noDebt(requests ...ratelimit.Request) []ratelimit.Request {
+	var none []ratelimit.Request
+	for _, r := range requests {
+		switch l := r.Limit.(type) {
+		case ratelimit.TokenBucket:
+			l.MaxReserved = ratelimit.None
+			none = append(none, l.ForN(r.Key, r.Count))
+		case ratelimit.FixedWindow:
+			l.MaxReserved = ratelimit.None
+			none = append(none, l.ForN(r.Key, r.Count))
+		}
+	}
+	return none
+}
+
+// wantUnlocked locks all rows from another connection, without waiting.
+func wantUnlocked(t *testing.T, db *pgtest.DB) {
+	t.Helper()
+	err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), "SELECT FROM "+db.Schema+".rate_limits FOR UPDATE NOWAIT")
+		return err
+	})
+	if err != nil {
+		t.Errorf("a row is locked: %v", err)
+	}
+}
+
+// A refusal of several limits undoes what itself did, and not what the
+// transaction took before, or has in savepoints of its own.
+func TestRefusalUndoesOnlyItself(t *testing.T) {
+	db := pgtest.New(t)
+	store := newStore(t, db)
+	a, b := slow("A", 10), slow("B", 2)
+	for _, level := range isolationLevels {
+		t.Run(string(level), func(t *testing.T) {
+			ctx, key := t.Context(), t.Name()
+			take := func(tx pgx.Tx, want bool) {
+				t.Helper()
+				if result, err := store.AllowTx(ctx, tx, a.For(key), b.For(key)); err != nil || result.OK != want {
+					t.Fatalf("got OK %v, error %v, want %v", result.OK, err, want)
+				}
+			}
+			tx := begin(t, db, level)
+			take(tx, true)
+			inner, err := tx.Begin(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			take(inner, true)
+			take(inner, false)
+			if err := inner.Rollback(ctx); err != nil {
+				t.Fatal(err)
+			}
+			take(tx, true)
+			take(tx, false)
+			if inner, err = tx.Begin(ctx); err != nil {
+				t.Fatal(err)
+			}
+			take(inner, false)
+			if err := inner.Commit(ctx); err != nil {
+				t.Fatal(err)
+			}
+			if err := tx.Commit(ctx); err != nil {
+				t.Fatal(err)
+			}
+			wantLeft(t, store, a.For(key), 8)
+			wantLeft(t, store, b.For(key), 0)
+		})
+	}
+}
+
+// Neither a refusal nor a savepoint makes a line in the server's log. It has a
+// server of its own, whose log it reads by way of SQL.
+func TestRefusalIsNotLogged(t *testing.T) {
+	t.Setenv("DATABASE_URL", "")
+	server, err := throwaway.StartWith(t.Context(), throwaway.Options{Settings: map[string]string{
+		"logging_collector": "on", "log_destination": "stderr", "log_min_messages": "warning",
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	pool := newPool(t, server.URL)
+	if _, err := pool.Exec(t.Context(), migrations.UpSQL()); err != nil {
+		t.Fatal(err)
+	}
+	db := &pgtest.DB{URL: server.URL, Schema: "public", Pool: pool}
+	store := newStore(t, db)
+	a, b := slow("A", 10), slow("B", 1)
+	mustAllow(t, store, b.For(""))
+	for _, form := range takeForms {
+		for _, requests := range [][]ratelimit.Request{{b.For("")}, {a.For(""), b.For("")}} {
+			if result, err := form.take(t.Context(), pool, newStore(t, db, form.change), requests...); err != nil || result.OK {
+				t.Errorf("%s: got OK %v, error %v, want a refusal", form.name, result.OK, err)
+			}
+		}
+	}
+	// The log is written behind our back, in order: after this it is all there.
+	const marker = "the end of the log"
+	if _, err := pool.Exec(t.Context(), `DO $$ BEGIN RAISE EXCEPTION '`+marker+`'; END $$`); err == nil {
+		t.Fatal("got no error, want one")
+	}
+	var log string
+	eventually(t, "the log has the marker", func() bool {
+		if err := pool.QueryRow(t.Context(), `SELECT pg_read_file(pg_current_logfile())`).Scan(&log); err != nil {
+			t.Fatal(err)
+		}
+		return strings.Contains(log, marker)
+	})
+	log, _, _ = strings.Cut(log, marker)
+	if got := strings.Count(log, "ERROR:") - 1; got != 0 { // but the marker's
+		t.Errorf("got %d errors in the log, want none:\n%s", got, log)
+	}
+	if strings.Contains(log, "WARNING:") {
+		t.Errorf("got a warning in the log:\n%s", log)
+	}
+}
+
+// A reservation that is rolled back leaves neither debt nor row.
+func TestReservationRolledBack(t *testing.T) {
+	db := pgtest.New(t)
+	store := newStore(t, db)
+	for _, limit := range []ratelimit.Limit{slow("bucket", 10), slowWindow("window", 10), shardedSlow("shards", 10, 4)} {
+		for _, level := range isolationLevels {
+			t.Run(fmt.Sprintf("%s/%s", limit.Definition().Name, level), func(t *testing.T) {
+				tx := begin(t, db, level)
+				result, err := store.ReserveTx(t.Context(), tx, limit.ForN("k", 25))
+				if err != nil || !result.OK || result.RetryAfter <= 0 || result.Value >= 0 {
+					t.Fatalf("got OK %v after %v, %v left, error %v; want debt", result.OK, result.RetryAfter, result.Value, err)
+				}
+				if err := tx.Rollback(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if got := tableOf(t, db); len(got) != 0 {
+					t.Errorf("got rows %q, want none", got)
+				}
+				if result, err := store.Check(t.Context(), limit.ForN("k", 10)); err != nil || !result.OK {
+					t.Errorf("got OK %v, error %v, want a full limit", result.OK, err)
+				}
+			})
+		}
+	}
+}
+
+// createOrders makes the table in which tests do their work.
+func createOrders(t *testing.T, db *pgtest.DB) {
+	t.Helper()
+	if _, err := db.Pool.Exec(t.Context(), `CREATE TABLE `+db.Schema+`.orders (id bigserial PRIMARY KEY, what text)`); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func countOrders(t *testing.T, db *pgtest.DB, what string) (n int) {
+	t.Helper()
+	err := db.Pool.QueryRow(t.Context(), `SELECT count(*) FROM `+db.Schema+`.orders WHERE what = $1`, what).Scan(&n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func wantOrders(t *testing.T, db *pgtest.DB, what string, want int) {
+	t.Helper()
+	if got := countOrders(t, db, what); got != want {
+		t.Errorf("got %d orders, want %d", got, want)
+	}
+}
+
+// runner is AllowFunc or ReserveFunc.
+type runner func(context.Context, []ratelimit.Request, func(pgx.Tx, ratelimit.Result) error) (ratelimit.Result, error)
+
+// shop is a database in which an order costs a token.
+type shop struct {
+	*pgtest.DB
+	store *pgstore.Store
+	limit ratelimit.Limit
+	runs  atomic.Int64 // of the function
+}
+
+func newShop(t *testing.T, capacity float64, change ...func(*pgstore.Config)) *shop {
+	t.Helper()
+	db := pgtest.New(t, maxConns(16))
+	createOrders(t, db)
+	return &shop{DB: db, store: newStore(t, db, change...), limit: slow("orders", capacity)}
+}
+
+// order inserts an order and then does more.
+func (s *shop) order(ctx context.Context, more func(tx pgx.Tx) error) func(pgx.Tx, ratelimit.Result) error {
+	return func(tx pgx.Tx, _ ratelimit.Result) error {
+		s.runs.Add(1)
+		if _, err := tx.Exec(ctx, `INSERT INTO `+s.Schema+`.orders (what) VALUES ('order')`); err != nil {
+			return err
+		}
+		return more(tx)
+	}
+}
+
+func (s *shop) requests() []ratelimit.Request { return []ratelimit.Request{s.limit.For("k")} }
+
+// want compares the orders with n, and the tokens that were spent too.
+func (s *shop) want(t *testing.T, n int) {
+	t.Helper()
+	wantOrders(t, s.DB, "order", n)
+	wantLeft(t, s.store, s.limit.For("k"), s.limit.Definition().Capacity-float64(n))
+}
+
+func (s *shop) wantRuns(t *testing.T, want int64) {
+	t.Helper()
+	if got := s.runs.Load(); got != want {
+		t.Errorf("ran %d times, want %d", got, want)
+	}
+}
+
+func nothing(pgx.Tx) error { return nil }
+
+// raise is work that PostgreSQL answers with an error of the given code.
+func raise(ctx context.Context, code string) func(pgx.Tx) error {
+	return func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, `DO $$ BEGIN RAISE EXCEPTION 'raised by the test' USING ERRCODE = '`+code+`'; END $$`)
+		return err
+	}
+}
+
+func TestRunnerCommitsAll(t *testing.T) {
+	s := newShop(t, 10)
+	for i, run := range []runner{s.store.AllowFunc, s.store.ReserveFunc} {
+		result, err := run(t.Context(), s.requests(), func(tx pgx.Tx, result ratelimit.Result) error {
+			var level string
+			err := tx.QueryRow(t.Context(), `SHOW transaction_isolation`).Scan(&level)
+			if err != nil || level != "serializable" || !result.OK {
+				t.Errorf("got OK %v at level %q, error %v", result.OK, level, err)
+			}
+			return s.order(t.Context(), nothing)(tx, result)
+		})
+		if err != nil || !result.OK || result.Receipt == nil {
+			t.Errorf("got %+v, error %v", result, err)
+		}
+		s.want(t, i+1)
+	}
+	s.wantRuns(t, 2)
+	idle(t, s.Pool)
+}
+
+func TestRunnerRefused(t *testing.T) {
+	s := newShop(t, 1)
+	s.limit = ratelimit.TokenBucket{Name: "orders", Rate: 1, Period: time.Hour, MaxReserved: ratelimit.None}
+	mustAllow(t, s.store, s.requests()...)
+	before := tableOf(t, s.DB)
+	for _, run := range []runner{s.store.AllowFunc, s.store.ReserveFunc} {
+		result, err := run(t.Context(), s.requests(), s.order(t.Context(), nothing))
+		var refused *ratelimit.RefusedError
+		if !errors.Is(err, ratelimit.ErrRefused) || !errors.As(err, &refused) {
+			t.Fatalf("got %v, want %v", err, ratelimit.ErrRefused)
+		}
+		if result.OK || result.RetryAfter <= 0 || refused.Result.RetryAfter != result.RetryAfter || refused.Result.Request != s.requests()[0] {
+			t.Errorf("got %+v, in the error %+v", result, refused.Result)
+		}
+	}
+	s.wantRuns(t, 0)
+	if after := tableOf(t, s.DB); !slices.Equal(before, after) {
+		t.Errorf("got rows %q, want %q", after, before)
+	}
+	idle(t, s.Pool)
+}
+
+// Errors other than those that ask for it run nothing again, and come back as
+// they are.
+func TestRunnerErrors(t *testing.T) {
+	s := newShop(t, 10)
+	if _, err := s.Pool.Exec(t.Context(), `ALTER TABLE `+s.Schema+`.orders ADD UNIQUE (what)`); err != nil {
+		t.Fatal(err)
+	}
+	var returned error
+	returning := func(do func(pgx.Tx) error) func(pgx.Tx) error {
+		return func(tx pgx.Tx) error {
+			returned = do(tx)
+			return returned
+		}
+	}
+	for _, test := range []struct {
+		name string
+		do   func(pgx.Tx) error
+		code string
+	}{
+		{"own", func(pgx.Tx) error { return errTest }, ""},
+		{"a refusal by another limit", func(pgx.Tx) error { return &ratelimit.RefusedError{} }, ""},
+		{"deadline of another context", func(pgx.Tx) error { return context.DeadlineExceeded }, ""},
+		{"unique violation", func(tx pgx.Tx) error { return s.order(t.Context(), nothing)(tx, ratelimit.Result{}) }, "23505"},
+		{"lock not available", raise(t.Context(), "55P03"), "55P03"},
+		{"statement timeout", raise(t.Context(), "57014"), "57014"},
+		{"aborted before", func(tx pgx.Tx) error {
+			_ = raise(t.Context(), serializationFailure)(tx) // swallowed
+			return raise(t.Context(), "55P03")(tx)
+		}, "25P02"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			runs := 0
+			result, err := s.store.AllowFunc(t.Context(), s.requests(), s.order(t.Context(), func(tx pgx.Tx) error {
+				runs++
+				return returning(test.do)(tx)
+			}))
+			if err == nil || err != returned || codeOf(err) != test.code {
+				t.Errorf("got %v, want as it is %v with code %q", err, returned, test.code)
+			}
+			if runs != 1 {
+				t.Errorf("ran %d times, want 1", runs)
+			}
+			if result.OK || result.Receipt != nil {
+				t.Errorf("got a result of what was rolled back: %+v", result)
+			}
+			s.want(t, 0)
+			idle(t, s.Pool)
+		})
+	}
+}
+
+func TestRunnerPanic(t *testing.T) {
+	s := newShop(t, 10)
+	value := &struct{ int }{1}
+	func() {
+		defer func() {
+			if got := recover(); got != value {
+				t.Errorf("recovered %v, want %v", got, value)
+			}
+		}()
+		_, _ = s.store.AllowFunc(t.Context(), s.requests(), s.order(t.Context(), func(pgx.Tx) error { panic(value) }))
+	}()
+	s.wantRuns(t, 1)
+	s.want(t, 0)
+	idle(t, s.Pool)
+}
+
+// T.FailNow in the function ends its goroutine.
+func TestRunnerGoexit(t *testing.T) {
+	s := newShop(t, 10)
+	ended := make(chan bool)
+	go func() {
+		returned := false
+		defer func() { ended <- returned }()
+		_, _ = s.store.AllowFunc(t.Context(), s.requests(), s.order(t.Context(), func(pgx.Tx) error {
+			runtime.Goexit()
+			return nil
+		}))
+		returned = true
+	}()
+	if <-ended {
+		t.Error("AllowFunc returned, want the goroutine to end")
+	}
+	s.wantRuns(t, 1)
+	s.want(t, 0)
+	idle(t, s.Pool)
+}
+
+// atCommit makes the first n commits of an order end in plpgsql statements. A
+// sequence counts them, since a rollback does not take that back.
+func (s *shop) atCommit(t *testing.T, n int, plpgsql string) {
+	t.Helper()
+	_, err := s.Pool.Exec(t.Context(), strings.NewReplacer("{schema}", s.Schema, "{n}", fmt.Sprint(n), "{do}", plpgsql).Replace(`
+		CREATE SEQUENCE {schema}.commits;
+		CREATE FUNCTION {schema}.at_commit() RETURNS trigger LANGUAGE plpgsql AS $$
+		BEGIN
+			IF nextval('{schema}.commits') <= {n} THEN {do}; END IF;
+			RETURN NULL;
+		END $$;
+		CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT ON {schema}.orders
+			DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION {schema}.at_commit()`))
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+func TestRunnerRunsAgain(t *testing.T) {
+	for _, code := range []string{serializationFailure, deadlockDetected} {
+		t.Run(code+" in the function", func(t *testing.T) {
+			s := newShop(t, 10)
+			result, err := s.store.AllowFunc(t.Context(), s.requests(), s.order(t.Context(), func(tx pgx.Tx) error {
+				if s.runs.Load() <= 2 {
+					return fmt.Errorf("wrapped: %w", raise(t.Context(), code)(tx))
+				}
+				return nil
+			}))
+			if err != nil || !result.OK {
+				t.Errorf("got OK %v, error %v", result.OK, err)
+			}
+			s.wantRuns(t, 3)
+			s.want(t, 1)
+		})
+		t.Run(code+" at commit", func(t *testing.T) {
+			s := newShop(t, 10)
+			s.atCommit(t, 2, `RAISE EXCEPTION 'raised by the test' USING ERRCODE = '`+code+`'`)
+			result, err := s.store.AllowFunc(t.Context(), s.requests(), s.order(t.Context(), nothing))
+			if err != nil || !result.OK {
+				t.Errorf("got OK %v, error %v", result.OK, err)
+			}
+			s.wantRuns(t, 3)
+			s.want(t, 1)
+		})
+	}
+}
+
+// With true conflicts: on the limit's row, which the take meets, and between
+// reads and writes of the work, which PostgreSQL finds later, at commit even.
+func TestRunnerUnderContention(t *testing.T) {
+	const (
+		goroutines = 16
+		each       = 6
+		capacity   = 60
+	)
+	for _, test := range []struct {
+		name      string
+		keys      int
+		runsAgain bool // the function, too
+	}{
+		{"one key", 1, false},
+		{"many keys", 4, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := newShop(t, float64(capacity/test.keys))
+			var granted, refused atomic.Int64
+			together(goroutines, func(i int) {
+				requests := []ratelimit.Request{s.limit.For(fmt.Sprint(i % test.keys))}
+				for range each {
+					_, err := s.store.AllowFunc(t.Context(), requests, s.order(t.Context(), func(tx pgx.Tx) error {
+						_, err := tx.Exec(t.Context(), `SELECT count(*) FROM `+s.Schema+`.orders`)
+						return err
+					}))
+					switch {
+					case err == nil:
+						granted.Add(1)
+					case errors.Is(err, ratelimit.ErrRefused):
+						refused.Add(1)
+					default:
+						t.Error(err)
+					}
+				}
+			})
+			if granted.Load() != capacity || refused.Load() != goroutines*each-capacity {
+				t.Errorf("granted %d and refused %d, want %d and %d", granted.Load(), refused.Load(), capacity, goroutines*each-capacity)
+			}
+			if got := s.runs.Load() > capacity; got != test.runsAgain {
+				t.Errorf("ran %d times for %d orders, want again: %v", s.runs.Load(), capacity, test.runsAgain)
+			}
+			wantOrders(t, s.DB, "order", capacity)
+			for key := range test.keys {
+				wantLeft(t, s.store, s.limit.For(fmt.Sprint(key)), 0)
+			}
+			idle(t, s.Pool)
+		})
+	}
+}
+
+// When the time is over, the error says both that it is and what PostgreSQL
+// said last.
+func TestRunnerGivesUp(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		ctx  func(*testing.T) (context.Context, context.CancelFunc)
+		last func(context.Context, context.CancelFunc) func(pgx.Tx) error // the second run and later
+		want error
+	}{
+		{"at the deadline between attempts", inAMoment, func(ctx context.Context, _ context.CancelFunc) func(pgx.Tx) error {
+			return raise(ctx, serializationFailure)
+		}, context.DeadlineExceeded},
+		{"at the deadline in an attempt", inAMoment, func(ctx context.Context, _ context.CancelFunc) func(pgx.Tx) error {
+			return func(tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, "SELECT pg_sleep(60)")
+				return err
+			}
+		}, context.DeadlineExceeded},
+		{"cancelled in an attempt", cancellable, func(ctx context.Context, cancel context.CancelFunc) func(pgx.Tx) error {
+			return func(tx pgx.Tx) error {
+				cancel()
+				return raise(ctx, serializationFailure)(tx)
+			}
+		}, context.Canceled},
+		{"cancelled between attempts", cancellable, func(ctx context.Context, cancel context.CancelFunc) func(pgx.Tx) error {
+			return func(tx pgx.Tx) error {
+				err := raise(ctx, serializationFailure)(tx)
+				cancel()
+				return err
+			}
+		}, context.Canceled},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := newShop(t, 10)
+			ctx, cancel := test.ctx(t)
+			defer cancel()
+			result, err := s.store.AllowFunc(ctx, s.requests(), s.order(ctx, func(tx pgx.Tx) error {
+				if s.runs.Load() == 1 {
+					return raise(ctx, serializationFailure)(tx)
+				}
+				return test.last(ctx, cancel)(tx)
+			}))
+			if result.OK || !errors.Is(err, test.want) || !hasCode(err, serializationFailure) {
+				t.Errorf("got OK %v, error %v; want both %v and code %s", result.OK, err, test.want, serializationFailure)
+			}
+			if s.runs.Load() < 2 {
+				t.Errorf("ran %d times, want it to have run again", s.runs.Load())
+			}
+			s.want(t, 0)
+			idle(t, s.Pool)
+		})
+	}
+}
+
+func inAMoment(t *testing.T) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(t.Context(), 500*time.Millisecond)
+}
+
+func cancellable(t *testing.T) (context.Context, context.CancelFunc) {
+	return context.WithCancel(t.Context())
+}
+
+func TestRunnerGivesUpWithoutDeadline(t *testing.T) {
+	s := newShop(t, 10, func(c *pgstore.Config) { c.RetryBudget = 100 * time.Millisecond })
+	_, err := s.store.AllowFunc(t.Context(), s.requests(), s.order(t.Context(), raise(t.Context(), serializationFailure)))
+	if !hasCode(err, serializationFailure) || errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got %v, want code %s and no deadline", err, serializationFailure)
+	}
+	s.want(t, 0)
+}
+
+// A function that swallows PostgreSQL's errors has not succeeded.
+func TestRunnerSwallowedError(t *testing.T) {
+	for _, code := range []string{serializationFailure, deadlockDetected, "23505"} {
+		t.Run(code, func(t *testing.T) {
+			s := newShop(t, 10)
+			result, err := s.store.AllowFunc(t.Context(), s.requests(), s.order(t.Context(), func(tx pgx.Tx) error {
+				if err := raise(t.Context(), code)(tx); err == nil {
+					t.Error("got no error to swallow")
+				}
+				return nil
+			}))
+			if result.OK || !errors.Is(err, pgx.ErrTxCommitRollback) {
+				t.Errorf("got OK %v, error %v, want %v", result.OK, err, pgx.ErrTxCommitRollback)
+			}
+			s.wantRuns(t, 1)
+			s.want(t, 0)
+		})
+	}
+}
