@@ -24,7 +24,7 @@ import (
 // for the parameters and the rows.
 
 // plainOnly are the statements that the portable form does not use.
-var plainOnly = []string{"prune", "takeQuick", "readRows", "lockRows", "insertRows", "updateRows"}
+var plainOnly = []string{"deleteListed", "takeQuick", "readRows", "lockRows", "insertRows", "updateRows"}
 
 // portableStatements are all statements of the portable form, by name.
 func portableStatements() map[string]string {

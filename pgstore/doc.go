@@ -1,0 +1,39 @@
+// Package pgstore keeps rate limits in PostgreSQL, in the table of package
+// migrations.
+//
+// Each verb comes in two forms. With Tx in its name it works in the caller's
+// transaction, at any isolation level: what it does is there if and only if
+// that commits. Without, it is a decision on its own, and stays whatever
+// happens to the caller.
+//
+//	store, err := pgstore.New(pool, nil)
+//	...
+//	result, err := store.AllowTx(ctx, tx, SendMessage.For(userID))
+//	switch {
+//	case err != nil: // the call was malformed, or the database failed: not a yes
+//	case !result.OK: // come back after result.RetryAfter; tx is still usable
+//	}
+//
+// [Store.AllowFunc] and [Store.ReserveFunc] begin the transaction themselves,
+// SERIALIZABLE, and run it again when PostgreSQL asks for it.
+//
+// # The clock
+//
+// It is the database's, read by the statement that decides. The clocks of the
+// callers decide nothing, and a clock that goes back creates no tokens.
+//
+// # Isolation levels
+//
+// At READ COMMITTED a take that meets another waits for it, and is decided on
+// what it left. At REPEATABLE READ and SERIALIZABLE, if the other commits, the
+// take fails with 40001, as any update would; the transaction must be run again
+// from its start. A granted take makes no predicate locks, so transactions on
+// different keys do not disturb each other. A refused one reads the row, as
+// Check does.
+//
+// # Connections
+//
+// All of pgx's query exec modes work, and so does PgBouncer in transaction
+// mode, with a mode that it can bear. Decisions on their own use up to two
+// connections of the pool at a time, however many wait.
+package pgstore
