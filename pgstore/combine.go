@@ -283,7 +283,7 @@ func (s *Store) round(ctx context.Context, turns []*turn, locked bool) (again []
 	if multiple := sh.decide(s, turns); multiple {
 		return turns, nil
 	}
-	if err := s.insertRows(ctx, sh); err != nil {
+	if err := s.insertRows(ctx, s.pool, sh); err != nil {
 		return nil, fault("write", err)
 	}
 	if err := s.updateRows(ctx, s.pool, sh, false); err != nil {
@@ -317,7 +317,7 @@ func (s *Store) roundLocked(ctx context.Context, turns []*turn) (again []*turn, 
 			return nil, fault("roll back", err)
 		}
 		sh.fill()
-		if err := s.insertRows(ctx, sh); err != nil {
+		if err := s.insertRows(ctx, conn, sh); err != nil {
 			return nil, fault("write", err)
 		}
 	}

@@ -83,7 +83,7 @@ var ownVerbs = []struct {
 	}},
 }
 
-// txVerbs are all verbs in a transaction, in the same way.
+// verbsInTx are all verbs in a transaction, in the same way.
 var verbsInTx = []struct {
 	name string
 	do   func(context.Context, *pgstore.Store, pgx.Tx, ratelimit.Request) (ok bool, err error)

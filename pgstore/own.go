@@ -9,7 +9,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
 )
@@ -149,12 +148,10 @@ func (s *Store) run(ctx context.Context, reserve bool, requests []ratelimit.Requ
 			return fault("wait", err)
 		}
 		defer pass.leave()
-		conn, err := s.pool.Acquire(ctx)
-		if err != nil {
-			return fault("acquire", err)
+		result, err = s.attempt(ctx, call, pass.shards, do)
+		if failed, ok := err.(*failedCommit); ok {
+			return s.resolve(ctx, failed)
 		}
-		defer conn.Release()
-		result, err = s.attempt(ctx, conn, call, pass.shards, do)
 		return err
 	})
 	if err != nil && result.OK { // it was rolled back, so there is nothing to cancel
@@ -164,7 +161,12 @@ func (s *Store) run(ctx context.Context, reserve bool, requests []ratelimit.Requ
 }
 
 // attempt runs the transaction once. Its BEGIN travels with the take.
-func (s *Store) attempt(ctx context.Context, conn *pgxpool.Conn, call ratelimit.Call, shards []int, do func(pgx.Tx, ratelimit.Result) error) (ratelimit.Result, error) {
+func (s *Store) attempt(ctx context.Context, call ratelimit.Call, shards []int, do func(pgx.Tx, ratelimit.Result) error) (ratelimit.Result, error) {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return ratelimit.Result{}, fault("acquire", err)
+	}
+	defer conn.Release()
 	tx := &transaction{conn: conn.Conn()}
 	defer tx.end(ctx) // also when do panics or ends its goroutine
 	sc := &scope{q: conn, foreign: true, shards: shards, before: "BEGIN ISOLATION LEVEL SERIALIZABLE"}
@@ -176,20 +178,26 @@ func (s *Store) attempt(ctx context.Context, conn *pgxpool.Conn, call ratelimit.
 		return result, err
 	}
 	if err := do(tx, result); err != nil {
-		return ratelimit.Result{}, err
+		return result, err
 	}
 	if err := tx.Commit(ctx); err != nil {
-		if err := s.resolve(ctx, sc.xid, fault("commit", err)); err != nil {
-			return ratelimit.Result{}, err
-		}
+		return result, &failedCommit{fault("commit", err), sc.xid}
 	}
 	return result, nil
 }
 
+// failedCommit is a COMMIT that failed, and whose.
+type failedCommit struct {
+	error
+	xid *string
+}
+
 // resolve finds out what became of a transaction whose COMMIT failed: nil if
 // it was committed all the same. The server's own answer leaves no doubt; a
-// lost connection does, so a new one asks.
-func (s *Store) resolve(ctx context.Context, xid *string, failed error) error {
+// lost connection does, so a new one asks. None may be held by then, or a pool
+// of one would have no other.
+func (s *Store) resolve(ctx context.Context, commit *failedCommit) error {
+	failed, xid := commit.error, commit.xid
 	var pgErr *pgconn.PgError
 	if errors.Is(failed, pgx.ErrTxCommitRollback) || errors.Is(failed, pgx.ErrTxClosed) ||
 		errors.As(failed, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" {

@@ -173,12 +173,12 @@ func (sh *sheet) found(call ratelimit.Call) found {
 
 // insertRows writes the changed rows that were not there. Those that are there
 // by now are stale.
-func (s *Store) insertRows(ctx context.Context, sh *sheet) error {
+func (s *Store) insertRows(ctx context.Context, q querier, sh *sheet) error {
 	w := sh.changes(false)
 	if len(w.rows) == 0 {
 		return nil
 	}
-	rows, err := s.pool.Query(ctx, s.sql.insertRows, w.names, w.keys, w.shards, w.values, w.instants)
+	rows, err := q.Query(ctx, s.sql.insertRows, w.names, w.keys, w.shards, w.values, w.instants)
 	if err != nil {
 		return err
 	}

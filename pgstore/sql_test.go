@@ -51,6 +51,11 @@ func TestPortableSQL(t *testing.T) {
 // TestPortableSQLHasSomethingToJudge sees to it that the expressions are
 // found: none found would be none at fault.
 func TestPortableSQLHasSomethingToJudge(t *testing.T) {
+	for _, name := range plainOnly {
+		if !reflect.ValueOf(newStatements("s")).FieldByName(name).IsValid() {
+			t.Errorf("there is no statement %s any more", name)
+		}
+	}
 	for name, want := range map[string]int{"take": 5, "takeAt": 5, "takeFirst": 5, "pause": 2, "reset": 1, "states": 0} {
 		if got := expressions(portableStatements()[name]); len(got) != want {
 			t.Errorf("%s: %d expressions, want %d: %q", name, len(got), want, got)

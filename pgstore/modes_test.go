@@ -1,0 +1,126 @@
+package pgstore_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+)
+
+// queryModes are pgx's, and those of them that work without its cache of
+// prepared statements, as PgBouncer wants it.
+var queryModes = []struct {
+	name  string
+	mode  pgx.QueryExecMode
+	cache bool
+}{
+	{"cache statement", pgx.QueryExecModeCacheStatement, true},
+	{"cache describe", pgx.QueryExecModeCacheDescribe, true},
+	{"describe exec", pgx.QueryExecModeDescribeExec, true},
+	{"exec", pgx.QueryExecModeExec, true},
+	{"simple protocol", pgx.QueryExecModeSimpleProtocol, true},
+	{"cache describe without statement cache", pgx.QueryExecModeCacheDescribe, false},
+	{"describe exec without statement cache", pgx.QueryExecModeDescribeExec, false},
+	{"exec without statement cache", pgx.QueryExecModeExec, false},
+	{"simple protocol without statement cache", pgx.QueryExecModeSimpleProtocol, false},
+}
+
+// TestQueryExecModes runs the same histories of all verbs in each mode.
+func TestQueryExecModes(t *testing.T) {
+	for _, mode := range queryModes {
+		t.Run(mode.name, func(t *testing.T) {
+			db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) {
+				c.ConnConfig.DefaultQueryExecMode = mode.mode
+				if !mode.cache {
+					c.ConnConfig.StatementCacheCapacity = 0
+				}
+			}))
+			total := newTally()
+			for i, f := range forms {
+				for j := range 2 {
+					total.add(runHistory(t, db, f, uint64(9000+10*i+j), 60))
+				}
+			}
+			if !t.Failed() {
+				total.wantBroad(t, 1)
+			}
+			for _, portable := range []bool{false, true} {
+				shardedVerbs(t, db, portable)
+			}
+		})
+	}
+}
+
+// shardedVerbs is a story of all verbs on a sharded limit, which memstore does
+// not know: on their own, in a caller's transaction and in the runner's.
+func shardedVerbs(t *testing.T, db *pgtest.DB, portable bool) {
+	t.Helper()
+	ctx := t.Context()
+	c := newClock()
+	store := newStore(t, db, onClock(c), isPortable(portable))
+	l := ratelimit.FixedWindow{Name: "sharded", Rate: 8, Period: time.Hour, Start: noon, Shards: 4}
+	plain := perDay("with sharded", 100)
+	wantTaken := func(n float64, ok bool, left float64) {
+		t.Helper()
+		err := pgx.BeginTxFunc(ctx, db.Pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
+			result, err := store.AllowTx(ctx, tx, l.ForN("k", n), plain.For("k"))
+			if err == nil && result.OK != ok {
+				t.Errorf("%v: got OK %v", n, result.OK)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantLeft(t, store, l.ForN("k", 0), left)
+	}
+	for i := range 5 {
+		wantTaken(1, true, float64(7-i))
+	}
+	wantTaken(4, false, 3)
+	wantTaken(3, true, 0) // of two shards at least
+
+	reserved, err := store.ReserveFunc(ctx, []ratelimit.Request{l.ForN("k", 5)}, func(pgx.Tx, ratelimit.Result) error { return nil })
+	mustTake(t, reserved, err)
+	if reserved.RetryAfter != time.Hour {
+		t.Errorf("reserved: got %v, want an hour", reserved.RetryAfter)
+	}
+	cancelled, err := store.Cancel(ctx, reserved)
+	wantSaid(t, "cancel", cancelled, err, true)
+	if status, err := store.Credit(ctx, l.ForN("k", 2)); err != nil || status.Value != 2 {
+		t.Errorf("credit: got %v, error %v", status.Value, err)
+	}
+	wantTaken(2, true, 0)
+	paused, err := store.Pause(ctx, l.For("k"), noon.Add(70*time.Minute))
+	wantSaid(t, "pause", paused, err, true)
+	c.add(65 * time.Minute)
+	wantTaken(1, false, 0)
+	c.add(5 * time.Minute)
+	wantTaken(8, true, 0)
+	c.add(3 * time.Hour)
+	if n, err := store.Prune(ctx, l); err != nil || n != 4 {
+		t.Errorf("pruned %d, error %v, want 4", n, err)
+	}
+	wantTaken(8, true, 0)
+	for _, r := range []ratelimit.Request{l.For("k"), plain.For("k")} {
+		if err := store.Reset(ctx, r); err != nil {
+			t.Error(err)
+		}
+	}
+	wantLeft(t, store, l.ForN("k", 0), 8)
+}
+
+// TestDisabledStatementCache: pgx's default mode does not work without its
+// cache. It says so, and nothing is granted.
+func TestDisabledStatementCache(t *testing.T) {
+	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.StatementCacheCapacity = 0 }))
+	store := newStore(t, db)
+	result, err := store.Allow(t.Context(), slow("l", 1).For(""))
+	if err == nil || result.OK {
+		t.Errorf("got OK %v, error %v", result.OK, err)
+	}
+}

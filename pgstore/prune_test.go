@@ -1,0 +1,347 @@
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// pruneLimits hold 8 tokens and get one every hour, or eight in eight.
+func pruneLimits() []ratelimit.Limit {
+	const period = 8 * time.Hour
+	return []ratelimit.Limit{
+		ratelimit.TokenBucket{Name: "b", Rate: 8, Period: period},
+		ratelimit.FixedWindow{Name: "w", Rate: 8, Period: period, Start: noon},
+		ratelimit.TokenBucket{Name: "sb", Rate: 8, Period: period, Shards: 4},
+		ratelimit.FixedWindow{Name: "sw", Rate: 8, Period: period, Start: noon, Shards: 4},
+	}
+}
+
+// bothForms runs test with both forms of Prune, in a schema of its own.
+func bothForms(t *testing.T, test func(t *testing.T, db *pgtest.DB, c *clock, store *pgstore.Store)) {
+	t.Helper()
+	for name, portable := range map[string]bool{"plain": false, "portable": true} {
+		t.Run(name, func(t *testing.T) {
+			db, c := pgtest.New(t), newClock()
+			test(t, db, c, newStore(t, db, onClock(c), isPortable(portable)))
+		})
+	}
+}
+
+func wantPruned(t *testing.T, store *pgstore.Store, want int64, limits ...ratelimit.Limit) {
+	t.Helper()
+	got, err := store.Prune(t.Context(), limits...)
+	if err != nil || got != want {
+		t.Errorf("pruned %d, error %v, want %d", got, err, want)
+	}
+}
+
+// insert writes n rows of a limit, one a key.
+func insert(t *testing.T, db *pgtest.DB, name string, n int, value float64, ts time.Time) {
+	t.Helper()
+	_, err := db.Pool.Exec(t.Context(), `INSERT INTO `+db.Schema+`.rate_limits (name, key, shard, value, ts)
+		SELECT $1, $2 || i, 0, $3, $4 FROM generate_series(1, $5) AS i`,
+		name, fmt.Sprintf("%v at %v ", value, ts.Sub(noon)), value, ts, n)
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestPrune: rows that are full are deleted, in several batches, and no others.
+func TestPrune(t *testing.T) {
+	bothForms(t, func(t *testing.T, db *pgtest.DB, c *clock, store *pgstore.Store) {
+		const many = 2500
+		for _, l := range pruneLimits() {
+			d := l.Definition()
+			full := d.Shard().Capacity
+			// Not full batches in between, as rows that stay are passed over.
+			insert(t, db, d.Name, 1300, full, noon.Add(-8*time.Hour))
+			insert(t, db, d.Name, 1200, full-8/float64(d.Shards), noon.Add(-16*time.Hour)) // full again by now
+			insert(t, db, d.Name, 1100, -9, noon)                                          // in debt
+			insert(t, db, d.Name, 3, full, noon.Add(time.Hour))                            // paused, or of a clock that went back
+			insert(t, db, d.Name, 3, 0, noon.Add(8*time.Hour))
+			insert(t, db, d.Name, 3, full-0.001, noon)
+			insert(t, db, d.Name+" of another name", 3, full, noon.Add(-8*time.Hour))
+			wantPruned(t, store, many, l)
+			wantPruned(t, store, 0, l)
+			if got := len(rowsOf(t, db, d.Name)); got != 1100+3*3 {
+				t.Errorf("%s: %d rows stayed, want %d", d.Name, got, 1100+3*3)
+			}
+			if got := len(rowsOf(t, db, d.Name+" of another name")); got != 3 {
+				t.Errorf("%d rows of another limit stayed, want 3", got)
+			}
+		}
+		c.add(1000 * time.Hour)
+		wantPruned(t, store, 4*(1100+3*3), pruneLimits()...)
+	})
+}
+
+// TestPruneChangesNoAnswer: what a limit says before and after is the same.
+func TestPruneChangesNoAnswer(t *testing.T) {
+	bothForms(t, func(t *testing.T, _ *pgtest.DB, c *clock, store *pgstore.Store) {
+		ctx := t.Context()
+		for i, l := range pruneLimits() {
+			random := rand.New(rand.NewPCG(uint64(i), 2))
+			for range 25 {
+				key := fmt.Sprint(random.IntN(5))
+				c.add(time.Duration(random.Int64N(int64(4 * time.Hour))))
+				if result, err := store.Reserve(ctx, l.ForN(key, float64(random.IntN(7)))); err != nil || !result.OK {
+					t.Fatalf("got OK %v, error %v", result.OK, err)
+				}
+				c.add(time.Duration(random.Int64N(int64(9 * time.Hour))))
+				before := answers(t, store, l)
+				if _, err := store.Prune(ctx, l); err != nil {
+					t.Fatal(err)
+				}
+				if after := answers(t, store, l); !slices.Equal(after, before) {
+					t.Fatalf("%s: got  %q\nwant %q", l.Definition().Name, after, before)
+				}
+			}
+		}
+	})
+}
+
+func answers(t *testing.T, store *pgstore.Store, l ratelimit.Limit) (all []string) {
+	t.Helper()
+	for key := range 5 {
+		got, err := store.Check(t.Context(), l.ForN(fmt.Sprint(key), 3))
+		if err != nil {
+			t.Fatal(err)
+		}
+		all = append(all, fmt.Sprintf("%v %.9f %v %v", got.OK, got.Value, got.RetryAfter, got.ResetAfter))
+	}
+	return all
+}
+
+// TestPruneSkipsLocked: rows that somebody has locked are left for another
+// time, without a wait.
+func TestPruneSkipsLocked(t *testing.T) {
+	db, c := pgtest.New(t), newClock()
+	store := newStore(t, db, onClock(c))
+	for _, l := range pruneLimits() {
+		d := l.Definition()
+		insert(t, db, d.Name, 2100, d.Shard().Capacity, noon.Add(-9*time.Hour))
+	}
+	holder := begin(t, db, pgx.ReadCommitted)
+	mustExec(t, holder, `SELECT FROM `+db.Schema+`.rate_limits WHERE key LIKE '%7' FOR UPDATE`)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second) // it would wait for holder till then
+	defer cancel()
+	got, err := store.Prune(ctx, pruneLimits()...)
+	if err != nil || got != 4*(2100-210) {
+		t.Errorf("pruned %d, error %v, want %d", got, err, 4*(2100-210))
+	}
+	if err := holder.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	wantPruned(t, store, 4*210, pruneLimits()...)
+}
+
+// TestPrunePortableWaits: the portable form cannot skip, so it waits; and what
+// has changed meanwhile stays.
+func TestPrunePortableWaits(t *testing.T) {
+	db, c := pgtest.New(t), newClock()
+	store := newStore(t, db, onClock(c), isPortable(true))
+	l := pruneLimits()[0]
+	insert(t, db, "b", 3, 8, noon.Add(-time.Hour))
+	holder := begin(t, db, pgx.ReadCommitted)
+	key := rowsKey(t, db)
+	result, err := store.AllowTx(t.Context(), holder, l.For(key))
+	mustTake(t, result, err)
+	pruned := make(chan int64)
+	go func() {
+		n, err := store.Prune(t.Context(), l)
+		if err != nil {
+			t.Error(err)
+		}
+		pruned <- n
+	}()
+	eventually(t, "Prune waits for the lock", func() (waits bool) {
+		err := db.Pool.QueryRow(t.Context(), `SELECT count(*) > 0 FROM pg_stat_activity
+			WHERE $1 = ANY(pg_blocking_pids(pid))`, holder.Conn().PgConn().PID()).Scan(&waits)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return waits
+	})
+	if err := holder.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := <-pruned; n != 2 {
+		t.Errorf("pruned %d, want 2", n)
+	}
+	wantLeft(t, store, l.ForN(key, 0), 7)
+}
+
+func rowsKey(t *testing.T, db *pgtest.DB) (key string) {
+	t.Helper()
+	if err := db.Pool.QueryRow(t.Context(), "SELECT min(key) FROM "+db.Schema+".rate_limits").Scan(&key); err != nil {
+		t.Fatal(err)
+	}
+	return key
+}
+
+func TestPruneErrors(t *testing.T) {
+	bothForms(t, func(t *testing.T, db *pgtest.DB, _ *clock, store *pgstore.Store) {
+		sound := pruneLimits()[0]
+		insert(t, db, "b", 5, 8, noon.Add(-time.Hour))
+		before := tableOf(t, db)
+		cancelled, cancel := context.WithCancel(t.Context())
+		cancel()
+		for _, test := range []struct {
+			name   string
+			ctx    context.Context
+			limits []ratelimit.Limit
+			want   error
+		}{
+			{"no limits", t.Context(), nil, ratelimit.ErrInvalid},
+			{"a nil limit", t.Context(), []ratelimit.Limit{sound, nil}, ratelimit.ErrInvalid},
+			{"no rate", t.Context(), []ratelimit.Limit{sound, ratelimit.TokenBucket{Name: "x", Period: time.Hour}}, ratelimit.ErrInvalid},
+			{"no name", t.Context(), []ratelimit.Limit{sound, ratelimit.TokenBucket{Rate: 1, Period: time.Hour}}, ratelimit.ErrInvalid},
+			{"cancelled", cancelled, []ratelimit.Limit{sound}, context.Canceled},
+		} {
+			n, err := store.Prune(test.ctx, test.limits...)
+			if n != 0 || !errors.Is(err, test.want) {
+				t.Errorf("%s: pruned %d, error %v, want %v", test.name, n, err, test.want)
+			}
+		}
+		if got := tableOf(t, db); !slices.Equal(got, before) {
+			t.Errorf("got  %q\nwant %q", got, before)
+		}
+	})
+}
+
+// TestPruneDuringLoad: Prune loops while others take, reserve and give back on
+// the database's clock. Nothing is granted twice and no debt is lost.
+func TestPruneDuringLoad(t *testing.T) {
+	for name, portable := range map[string]bool{"plain": false, "portable": true} {
+		t.Run(name, func(t *testing.T) {
+			db := pgtest.New(t, maxConns(12))
+			store := newStore(t, db, isPortable(portable))
+			// Full again within 20 ms, so that there is always something to prune.
+			allowed := ratelimit.TokenBucket{Name: "allowed", Rate: 500, Period: time.Second, Capacity: 10}
+			sharded := ratelimit.TokenBucket{Name: "sharded", Rate: 400, Period: time.Second, Capacity: 8, Shards: 2}
+			debts := slow("debts", 1000)
+			keys := []string{"1", "2", "3"}
+
+			ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
+			defer cancel()
+			begun := databaseNow(t, db)
+			book := newLedger()
+			var pruned int64
+			var group, pruner sync.WaitGroup
+			pruner.Go(func() {
+				for ctx.Err() == nil {
+					n, err := store.Prune(t.Context(), allowed, sharded, debts)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					pruned += n
+				}
+			})
+			for i := range 6 {
+				group.Go(func() {
+					random := rand.New(rand.NewPCG(uint64(i), 3))
+					for ctx.Err() == nil {
+						loadOnce(t, store, book, random, allowed, sharded, debts, keys)
+						// So that limits are full now and then.
+						pauseFor(ctx, time.Duration(random.IntN(30))*time.Millisecond)
+					}
+				})
+			}
+			group.Wait()
+			pruner.Wait()
+			elapsed := databaseNow(t, db).Sub(begun)
+			if pruned == 0 {
+				t.Error("there was nothing to prune")
+			}
+			for _, l := range []ratelimit.TokenBucket{allowed, sharded} {
+				for _, key := range keys {
+					most := l.Capacity + l.Rate*elapsed.Seconds()
+					if got := book.of(l.For(key)); got > most+1e-6 || got == 0 {
+						t.Errorf("%s %s: granted %v, want at most %v", l.Name, key, got, most)
+					}
+				}
+			}
+			for _, key := range keys {
+				wantLeft(t, store, debts.ForN(key, 0), debts.Rate-book.of(debts.For(key)))
+			}
+			t.Logf("%d rows pruned", pruned)
+		})
+	}
+}
+
+func loadOnce(t *testing.T, store *pgstore.Store, book *ledger, random *rand.Rand, allowed, sharded, debts ratelimit.Limit, keys []string) {
+	ctx, key := t.Context(), pick(random, keys...)
+	l := pick(random, allowed, sharded)
+	result, err := store.Allow(ctx, l.ForN(key, float64(1+random.IntN(4))))
+	book.add(t, result, err)
+	result, err = store.Reserve(ctx, debts.ForN(key, 30)) // soon in debt
+	book.add(t, result, err)
+	if random.IntN(3) == 0 {
+		cancelled, err := store.Cancel(ctx, result)
+		wantSaid(t, "cancel", cancelled, err, true)
+		book.undo(result)
+	}
+}
+
+func pauseFor(ctx context.Context, d time.Duration) {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+}
+
+func databaseNow(t *testing.T, db *pgtest.DB) (now time.Time) {
+	t.Helper()
+	if err := db.Pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&now); err != nil {
+		t.Fatal(err)
+	}
+	return now
+}
+
+// ledger adds up what was granted. It is safe for concurrent use.
+type ledger struct {
+	mu    sync.Mutex
+	spent map[[2]string]float64
+}
+
+func newLedger() *ledger { return &ledger{spent: map[[2]string]float64{}} }
+
+func (b *ledger) add(t *testing.T, result ratelimit.Result, err error) {
+	t.Helper()
+	if err != nil {
+		t.Error(err)
+	}
+	b.book(result, 1)
+}
+
+func (b *ledger) undo(result ratelimit.Result) { b.book(result, -1) }
+
+func (b *ledger) book(result ratelimit.Result, times float64) {
+	if result.Receipt == nil {
+		return
+	}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, p := range result.Receipt.Payments() {
+		b.spent[[2]string{p.Limit.Definition().Name, p.Key}] += times * p.Tokens
+	}
+}
+
+func (b *ledger) of(r ratelimit.Request) float64 {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.spent[[2]string{r.Limit.Definition().Name, r.Key}]
+}

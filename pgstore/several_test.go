@@ -1,0 +1,285 @@
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// eachTake runs test for Allow on its own, in both forms, and in a transaction
+// of each isolation level, which is committed.
+func eachTake(t *testing.T, test func(t *testing.T, db *pgtest.DB, c *clock, store *pgstore.Store, allow allowing)) {
+	t.Helper()
+	db := pgtest.New(t)
+	run := func(name string, portable bool, allow func(*testing.T, *pgstore.Store) allowing) {
+		t.Run(name, func(t *testing.T) {
+			if _, err := db.Pool.Exec(t.Context(), "TRUNCATE "+db.Schema+".rate_limits"); err != nil {
+				t.Fatal(err)
+			}
+			c := newClock()
+			store := newStore(t, db, onClock(c), isPortable(portable))
+			test(t, db, c, store, allow(t, store))
+		})
+	}
+	own := func(t *testing.T, store *pgstore.Store) allowing {
+		return func(requests ...ratelimit.Request) (ratelimit.Result, error) {
+			return store.Allow(t.Context(), requests...)
+		}
+	}
+	run("own", false, own)
+	run("own portable", true, own)
+	for _, level := range isolationLevels {
+		run(string(level), false, func(t *testing.T, store *pgstore.Store) allowing {
+			return func(requests ...ratelimit.Request) (result ratelimit.Result, err error) {
+				err = pgx.BeginTxFunc(t.Context(), db.Pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
+					result, err = store.AllowTx(t.Context(), tx, requests...)
+					return err
+				})
+				return result, err
+			}
+		})
+	}
+}
+
+type allowing func(requests ...ratelimit.Request) (ratelimit.Result, error)
+
+// perDay is a limit whose window begins at noon.
+func perDay(name string, rate float64) ratelimit.FixedWindow {
+	return ratelimit.FixedWindow{Name: name, Rate: rate, Period: 24 * time.Hour, Start: noon}
+}
+
+func TestSeveralAllOrNothing(t *testing.T) {
+	eachTake(t, func(t *testing.T, db *pgtest.DB, _ *clock, store *pgstore.Store, allow allowing) {
+		// The one that is short comes first, last and between in the order of
+		// the locks.
+		for _, short := range []string{"a", "m", "z"} {
+			requests := []ratelimit.Request{perDay("c", 10).ForN(short, 4), slow("b", 10).ForN(short, 4), perDay(short, 3).ForN(short, 3)}
+			result, err := allow(requests...)
+			mustTake(t, result, err)
+			before := rowsOf(t, db, "b")
+			result, err = allow(requests...)
+			if err != nil || result.OK || result.Receipt != nil {
+				t.Errorf("got OK %v, receipt %v, error %v", result.OK, result.Receipt, err)
+			}
+			if result.Request != requests[2] {
+				t.Errorf("got %+v, want what was short", result.Request)
+			}
+			for i, want := range []struct {
+				ok   bool
+				left float64
+			}{{true, 6}, {true, 6}, {false, 0}} {
+				if got := result.Each[i]; got.OK != want.ok || got.Value != want.left {
+					t.Errorf("%d: got OK %v, %v left, want %v", i, got.OK, got.Value, want)
+				}
+			}
+			if got := rowsOf(t, db, "b"); !slices.Equal(got, before) {
+				t.Errorf("got  %q\nwant %q", got, before)
+			}
+			wantLeft(t, store, requests[0], 6)
+		}
+	})
+}
+
+// TestSeveralOrder: the answers are in the order of the call, whatever that of
+// the locks.
+func TestSeveralOrder(t *testing.T) {
+	eachTake(t, func(t *testing.T, _ *pgtest.DB, _ *clock, _ *pgstore.Store, allow allowing) {
+		requests := []ratelimit.Request{
+			perDay("z", 10).ForN("1", 1), perDay("a", 10).ForN("2", 2), perDay("m", 10).ForN("3", 3),
+			perDay("a", 10).ForN("1", 4), slow("b", 10).ForN("", 5),
+		}
+		for _, ok := range []bool{true, false} { // b is short the second time by a hair
+			if !ok {
+				requests[4].Count = 5.5
+			}
+			result, err := allow(requests...)
+			if err != nil || result.OK != ok || len(result.Each) != len(requests) {
+				t.Fatalf("got OK %v of %d, error %v", result.OK, len(result.Each), err)
+			}
+			for i, got := range result.Each {
+				if got.Request != requests[i] {
+					t.Errorf("%d: got %+v, want %+v", i, got.Request, requests[i])
+				}
+			}
+		}
+	})
+}
+
+// TestSeveralSameTwice: the same limit and key asked for twice is asked for
+// once, with the counts added up.
+func TestSeveralSameTwice(t *testing.T) {
+	eachTake(t, func(t *testing.T, _ *pgtest.DB, _ *clock, store *pgstore.Store, allow allowing) {
+		l, other := perDay("l", 10), perDay("a", 10)
+		for _, test := range []struct {
+			first, second float64
+			ok            bool
+			left          float64
+		}{{2, 3, true, 5}, {3, 2.5, false, 5}, {2.5, 2.5, true, 0}} {
+			result, err := allow(l.ForN("k", test.first), other.ForN("k", 1), l.ForN("k", test.second))
+			if err != nil || result.OK != test.ok || len(result.Each) != 2 {
+				t.Fatalf("%+v: got OK %v, %d, error %v", test, result.OK, len(result.Each), err)
+			}
+			got := result.Each[0]
+			if got.Request != l.ForN("k", test.first+test.second) || got.Value != test.left {
+				t.Errorf("%+v: got %+v", test, got)
+			}
+		}
+		if _, err := allow(l.ForN("k", 6), l.ForN("k", 6)); !errors.Is(err, ratelimit.ErrNever) {
+			t.Errorf("together above the capacity: got error %v", err)
+		}
+		faster := l
+		faster.Rate = 20
+		if _, err := allow(l.For("k"), faster.For("k")); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("with two definitions: got error %v", err)
+		}
+		wantLeft(t, store, other.ForN("k", 0), 8)
+	})
+}
+
+// TestSeveralWait: the answer's wait is the longest of those that refused, and
+// the call is accepted then.
+func TestSeveralWait(t *testing.T) {
+	eachTake(t, func(t *testing.T, _ *pgtest.DB, c *clock, store *pgstore.Store, allow allowing) {
+		minute := ratelimit.TokenBucket{Name: "minute", Rate: 1, Period: time.Minute}
+		hour := ratelimit.TokenBucket{Name: "hour", Rate: 1, Period: time.Hour, Capacity: 3}
+		day := perDay("day", 10) // has enough
+		reserved, err := store.Reserve(t.Context(), hour.ForN("k", 4), minute.ForN("k", 2), day.ForN("k", 9))
+		mustTake(t, reserved, err)
+		requests := []ratelimit.Request{minute.For("k"), day.For("k"), hour.ForN("k", 1.5)}
+		result, err := allow(requests...)
+		if want := 150 * time.Minute; err != nil || result.OK || result.RetryAfter != want || !result.RetryAt.Equal(noon.Add(want)) {
+			t.Errorf("got OK %v, %v, %v, error %v, want %v", result.OK, result.RetryAfter, result.RetryAt, err, want)
+		}
+		for i, want := range []time.Duration{2 * time.Minute, 0, 150 * time.Minute} {
+			if got := result.Each[i].RetryAfter; got != want {
+				t.Errorf("%d: got %v, want %v", i, got, want)
+			}
+		}
+		c.set(result.RetryAt.Add(-time.Microsecond))
+		if early, err := allow(requests...); err != nil || early.OK {
+			t.Errorf("too early: got OK %v, error %v", early.OK, err)
+		}
+		c.set(result.RetryAt)
+		result, err = allow(requests...)
+		mustTake(t, result, err)
+	})
+}
+
+// TestSeveralPausedWindows: rows whose edges are not those of their limits.
+func TestSeveralPausedWindows(t *testing.T) {
+	eachTake(t, func(t *testing.T, _ *pgtest.DB, c *clock, store *pgstore.Store, allow allowing) {
+		l := ratelimit.FixedWindow{Name: "l", Rate: 10, Period: time.Hour, Start: noon}
+		sharded := ratelimit.FixedWindow{Name: "sharded", Rate: 12, Period: time.Hour, Start: noon, Shards: 3}
+		for i, r := range []ratelimit.Request{l.For("1"), l.For("2"), sharded.For("")} {
+			paused, err := store.Pause(t.Context(), r, noon.Add(time.Duration(7*i+65)*time.Minute))
+			wantSaid(t, "pause", paused, err, true)
+		}
+		requests := []ratelimit.Request{sharded.ForN("", 9), l.ForN("2", 3), l.ForN("fresh", 1), l.ForN("1", 4)}
+		result, err := allow(requests...)
+		if want := 79 * time.Minute; err != nil || result.OK || result.RetryAfter != want {
+			t.Fatalf("got OK %v, %v, error %v, want %v", result.OK, result.RetryAfter, err, want)
+		}
+		c.set(result.RetryAt)
+		result, err = allow(requests...)
+		mustTake(t, result, err)
+		for i, want := range []float64{3, 7, 9, 6} {
+			if got := result.Each[i].Value; got != want {
+				t.Errorf("%d: got %v left, want %v", i, got, want)
+			}
+		}
+	})
+}
+
+func TestSeveralShardedAndNot(t *testing.T) {
+	eachTake(t, func(t *testing.T, db *pgtest.DB, _ *clock, store *pgstore.Store, allow allowing) {
+		plain, sharded := slow("plain", 100), slow("sharded", 40)
+		sharded.Shards = 4
+		for range 3 { // the last takes from several shards
+			result, err := allow(plain.ForN("k", 10), sharded.ForN("k", 10))
+			mustTake(t, result, err)
+		}
+		before := rowsOf(t, db, "sharded")
+		result, err := allow(sharded.ForN("k", 11), plain.For("k"))
+		if err != nil || result.OK || !result.Each[1].OK {
+			t.Errorf("got OK %v, %+v, error %v", result.OK, result.Each, err)
+		}
+		if got := rowsOf(t, db, "sharded"); !slices.Equal(got, before) {
+			t.Errorf("got  %q\nwant %q", got, before)
+		}
+		result, err = allow(sharded.ForN("k", 10), plain.For("k"))
+		mustTake(t, result, err)
+		wantLeft(t, store, sharded.ForN("k", 0), 0)
+		wantLeft(t, store, plain.ForN("k", 0), 69)
+	})
+}
+
+// TestSeveralInSavepoints mixes calls with the caller's own savepoints.
+func TestSeveralInSavepoints(t *testing.T) {
+	db := pgtest.New(t)
+	store := newStore(t, db, onClock(newClock()))
+	a, b, sharded := perDay("a", 100), slow("b", 100), slow("s", 40)
+	sharded.Shards = 4
+	requests := []ratelimit.Request{b.ForN("k", 10), a.ForN("k", 10), sharded.ForN("k", 4)}
+	never := append(slices.Clone(requests), perDay("short", 1).For("k"))
+	for _, level := range isolationLevels {
+		t.Run(string(level), func(t *testing.T) {
+			ctx := t.Context()
+			tx := begin(t, db, level)
+			takes := func(tx pgx.Tx, ok bool, requests ...ratelimit.Request) {
+				t.Helper()
+				result, err := store.AllowTx(ctx, tx, requests...)
+				if err != nil || result.OK != ok {
+					t.Fatalf("got OK %v, error %v, want %v", result.OK, err, ok)
+				}
+			}
+			takes(tx, true, requests...)
+			takes(tx, true, requests...) // twice in one transaction
+			takes(tx, true, perDay("short", 1).For("k"))
+			inSavepoint(t, tx, pgx.Tx.Rollback, func(tx pgx.Tx) {
+				takes(tx, true, requests...)
+				takes(tx, false, never...)
+				inSavepoint(t, tx, pgx.Tx.Commit, func(tx pgx.Tx) { takes(tx, true, requests...) })
+			})
+			inSavepoint(t, tx, pgx.Tx.Commit, func(tx pgx.Tx) {
+				takes(tx, false, never...)
+				takes(tx, true, requests...)
+				inSavepoint(t, tx, pgx.Tx.Rollback, func(tx pgx.Tx) { takes(tx, true, requests...) })
+				takes(tx, false, never...)
+			})
+			takes(tx, false, never...)
+			if err := tx.Commit(ctx); err != nil {
+				t.Fatal(err)
+			}
+			for _, r := range requests {
+				wantLeft(t, store, r.Limit.ForN("k", 0), r.Limit.Definition().Capacity-3*r.Count)
+				if err := store.Reset(ctx, r); err != nil {
+					t.Error(err)
+				}
+			}
+			if err := store.Reset(ctx, perDay("short", 1).For("k")); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// inSavepoint runs do in a nested transaction of tx, which end ends.
+func inSavepoint(t *testing.T, tx pgx.Tx, end func(pgx.Tx, context.Context) error, do func(tx pgx.Tx)) {
+	t.Helper()
+	nested, err := tx.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	do(nested)
+	if err := end(nested, t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,406 @@
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// TestShardsFresh: a fresh limit refuses nothing that fits the limit, though
+// no rows exist yet and no shard has enough.
+func TestShardsFresh(t *testing.T) {
+	eachTake(t, func(t *testing.T, _ *pgtest.DB, _ *clock, store *pgstore.Store, allow allowing) {
+		for i, test := range []struct {
+			shards int
+			counts []float64 // of 10 tokens
+		}{
+			{10, []float64{1, 1, 1, 1, 1, 1, 1, 1, 1, 1}},
+			{10, []float64{10}},
+			{2, []float64{6, 4}},
+			{2, []float64{5.5, 4.5}},
+			{3, []float64{4, 4, 2}},
+			{32, []float64{0.25, 9, 0.75}},
+			{32, []float64{3, 0, 7}},
+		} {
+			l := ratelimit.TokenBucket{Name: fmt.Sprint("l", i), Rate: 10, Period: time.Hour, Shards: test.shards}
+			for _, n := range test.counts {
+				result, err := allow(l.ForN("k", n))
+				if err != nil || !result.OK || result.RetryAfter != 0 {
+					t.Errorf("%+v, %v: got OK %v, wait %v, error %v", test, n, result.OK, result.RetryAfter, err)
+				}
+			}
+			result, err := allow(l.ForN("k", 0.1))
+			if err != nil || result.OK {
+				t.Errorf("%+v, one more: got OK %v, error %v", test, result.OK, err)
+			}
+			wantLeft(t, store, l.ForN("k", 0), 0)
+		}
+	})
+}
+
+// TestShardsPromise: a refused call is accepted at its RetryAt, and not long
+// before, whatever the shards hold.
+func TestShardsPromise(t *testing.T) {
+	eachTake(t, func(t *testing.T, _ *pgtest.DB, c *clock, store *pgstore.Store, allow allowing) {
+		refused := 0
+		for seed := range uint64(60) {
+			random := rand.New(rand.NewPCG(seed, 4))
+			l := shardedLimit(random, fmt.Sprint("l", seed))
+			d := l.Definition()
+			for range 12 {
+				c.add(time.Duration(random.Float64() * float64(d.Period) / 4))
+				r := l.ForN("k", pick(random, d.Capacity*random.Float64(), d.Capacity/float64(d.Shards), d.Capacity))
+				result, err := allow(r)
+				if err != nil {
+					t.Fatalf("seed %d: %v", seed, err)
+				}
+				if result.OK {
+					continue
+				}
+				refused++
+				c.set(result.RetryAt.Add(-l.Definition().Tick())) // an edge or a microsecond early
+				if early, err := store.Check(t.Context(), r); err != nil || early.OK && result.RetryAfter > d.Tick() {
+					t.Fatalf("seed %d: %+v: too early: got OK %v, error %v", seed, r, early.OK, err)
+				}
+				c.set(result.RetryAt)
+				if again, err := allow(r); err != nil || !again.OK {
+					t.Fatalf("seed %d: %+v: promised for %v, got OK %v, %v left, error %v", seed, r, result.RetryAt, again.OK, again.Value, err)
+				}
+			}
+		}
+		if refused < 100 {
+			t.Errorf("%d were refused, want more", refused)
+		}
+	})
+}
+
+func shardedLimit(random *rand.Rand, name string) ratelimit.Limit {
+	rate, shards := pick(random, 1, 10, 1.0/3, 7.77, 1e5), pick(random, 2, 3, 7)
+	capacity := rate * pick(random, 1, 2.5, 0.3)
+	if random.IntN(2) == 0 {
+		return ratelimit.FixedWindow{Name: name, Rate: rate, Period: time.Minute, Capacity: capacity, Shards: shards}
+	}
+	return ratelimit.TokenBucket{Name: name, Rate: rate, Period: time.Minute, Capacity: capacity, Shards: shards}
+}
+
+// TestShardsNeverOver: the sum over the shards obeys the limit, however many
+// callers come at once.
+func TestShardsNeverOver(t *testing.T) {
+	const (
+		goroutines = 64
+		lasts      = 700 * time.Millisecond
+	)
+	db := pgtest.New(t, maxConns(24))
+	for _, form := range takeForms {
+		for _, shards := range []int{1, 2, 3, 8, 32} {
+			t.Run(fmt.Sprintf("%s, %d shards", form.name, shards), func(t *testing.T) {
+				store := newStore(t, db, form.change)
+				l := ratelimit.TokenBucket{Name: t.Name(), Rate: 300, Period: time.Second, Capacity: 40, Shards: shards}
+				begun := databaseNow(t, db)
+				granted, refused := askAll(t, goroutines, lasts, func(random *rand.Rand) (ratelimit.Result, error) {
+					ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+					defer cancel()
+					return form.take(ctx, db.Pool, store, l.ForN("k", pick(random, 1, 1, 2, 0.5, 7.0)))
+				})
+				elapsed := databaseNow(t, db).Sub(begun)
+				most := l.Capacity + l.Rate*elapsed.Seconds()
+				if granted > most*(1+1e-12) {
+					t.Errorf("granted %v in %v, want at most %v", granted, elapsed, most)
+				}
+				// The burst at least; what more is a matter of speed.
+				if granted < l.Capacity-7 {
+					t.Errorf("granted %v in %v, want the capacity at least", granted, elapsed)
+				}
+				t.Logf("granted %.1f of %.1f in %v, %d refused", granted, most, elapsed, refused)
+			})
+		}
+	}
+}
+
+// askAll has goroutines ask for as long as it says, and adds up what they got.
+func askAll(t *testing.T, goroutines int, lasts time.Duration, ask func(*rand.Rand) (ratelimit.Result, error)) (granted float64, refused int) {
+	t.Helper()
+	var mu sync.Mutex
+	end := time.Now().Add(lasts)
+	together(goroutines, func(i int) {
+		random := rand.New(rand.NewPCG(uint64(i), 5))
+		for time.Now().Before(end) {
+			result, err := ask(random)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			mu.Lock()
+			if result.OK {
+				granted += result.Request.Count
+			} else {
+				refused++
+			}
+			mu.Unlock()
+		}
+	})
+	return granted, refused
+}
+
+// TestShardsNoFalseNo: under a demand that takes all there is, all there is
+// gets granted, though no shard has enough for the large counts.
+func TestShardsNoFalseNo(t *testing.T) {
+	for name, portable := range map[string]bool{"plain": false, "portable": true} {
+		t.Run(name, func(t *testing.T) {
+			db := pgtest.New(t, maxConns(16))
+			store := newStore(t, db, isPortable(portable))
+			const largest = 12
+			l := ratelimit.TokenBucket{Name: "l", Rate: 100, Period: time.Second, Capacity: 80, Shards: 8}
+			begun := databaseNow(t, db)
+			var lastRefusal atomic.Int64 // on the database's clock
+			granted, refused := askAll(t, 16, 4*time.Second, func(random *rand.Rand) (ratelimit.Result, error) {
+				result, err := store.Allow(t.Context(), l.ForN("k", pick(random, 1.0, 1, 2, 5, largest)))
+				if err == nil && !result.OK {
+					storeMax(&lastRefusal, result.At.UnixMicro())
+				}
+				return result, err
+			})
+			// When somebody was refused last there was less than that left.
+			elapsed := time.UnixMicro(lastRefusal.Load()).Sub(begun)
+			least := 0.99*(l.Capacity+l.Rate*elapsed.Seconds()) - largest
+			if refused == 0 || granted < least {
+				t.Errorf("granted %v in %v, %d refused, want at least %v", granted, elapsed, refused, least)
+			}
+			t.Logf("granted %v in %v, at least %.1f, %d refused", granted, elapsed, least, refused)
+		})
+	}
+}
+
+func storeMax(to *atomic.Int64, v int64) {
+	for {
+		old := to.Load()
+		if v <= old || to.CompareAndSwap(old, v) {
+			return
+		}
+	}
+}
+
+// TestShardsBalance: with two choices the shards differ by a handful. Of 3,000
+// single tokens, one choice leaves a spread of 50 over 16 shards.
+func TestShardsBalance(t *testing.T) {
+	const takes, most = 3000, 12
+	eachTake(t, func(t *testing.T, db *pgtest.DB, _ *clock, store *pgstore.Store, allow allowing) {
+		l := ratelimit.TokenBucket{Name: "l", Rate: 1e6, Period: time.Hour, Shards: 16}
+		for range takes {
+			result, err := allow(l.For("k"))
+			mustTake(t, result, err)
+		}
+		var least, greatest float64
+		err := db.Pool.QueryRow(t.Context(), `SELECT min(value), max(value) FROM `+db.Schema+`.rate_limits HAVING count(*) = 16`).Scan(&least, &greatest)
+		if err != nil || greatest-least > most {
+			t.Errorf("the shards hold %v to %v, error %v, want a spread of at most %d", least, greatest, err, most)
+		}
+		wantLeft(t, store, l.ForN("k", 0), 1e6-takes)
+	})
+}
+
+// TestShardsWithoutPool: with no connection to look on, a transaction looks in
+// itself.
+func TestShardsWithoutPool(t *testing.T) {
+	db := pgtest.New(t)
+	c := newClock()
+	store, err := pgstore.New(nil, &pgstore.Config{Schema: db.Schema, Clock: c.now})
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := ratelimit.TokenBucket{Name: "l", Rate: 24, Period: 24 * time.Hour, Shards: 4}
+	for _, level := range isolationLevels {
+		t.Run(string(level), func(t *testing.T) {
+			ctx := t.Context()
+			tx := begin(t, db, level)
+			for i, n := range []float64{1, 1, 6, 10, 6} {
+				result, err := store.AllowTx(ctx, tx, l.ForN("k", n))
+				if err != nil || !result.OK {
+					t.Errorf("%d: got OK %v, error %v", i, result.OK, err)
+				}
+			}
+			result, err := store.AllowTx(ctx, tx, l.For("k"))
+			if err != nil || result.OK {
+				t.Errorf("got OK %v, error %v, want a refusal", result.OK, err)
+			}
+			reserved, err := store.ReserveTx(ctx, tx, l.ForN("k", 8))
+			mustTake(t, reserved, err)
+			if got, want := reserved.RetryAfter, 8*time.Hour; got != want {
+				t.Errorf("reserved for %v, want %v", got, want)
+			}
+			cancelled, err := store.CancelTx(ctx, tx, reserved)
+			wantSaid(t, "cancel", cancelled, err, true)
+			paused, err := store.PauseTx(ctx, tx, l.For("k"), c.now().Add(time.Hour))
+			wantSaid(t, "pause", paused, err, true)
+			if status, err := store.CreditTx(ctx, tx, l.ForN("k", 2)); err != nil || status.Value != 2 {
+				t.Errorf("got %v, error %v, want 2", status.Value, err)
+			}
+			if err := store.ResetTx(ctx, tx, l.For("k")); err != nil {
+				t.Error(err)
+			}
+			checked, err := store.CheckTx(ctx, tx, l.ForN("k", 24))
+			mustTake(t, checked, err)
+		})
+	}
+}
+
+// TestShardsWithBusyPool: callers hold all connections while they want to look
+// at the shards, for which each would need another one. None waits for ever.
+func TestShardsWithBusyPool(t *testing.T) {
+	const callers, each = 16, 6
+	db := pgtest.New(t, maxConns(4))
+	store := newStore(t, db)
+	for _, form := range []struct {
+		name string
+		take takes
+	}{{"AllowFunc", allowFunc}, {"read committed", allowAt(pgx.ReadCommitted)}} {
+		t.Run(form.name, func(t *testing.T) {
+			l := slow(form.name, 60)
+			l.Shards = 8
+			ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
+			defer cancel()
+			var granted atomic.Int64
+			together(callers, func(int) {
+				for range each {
+					result, err := form.take(ctx, db.Pool, store, l.For("k"))
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if result.OK {
+						granted.Add(1)
+					}
+				}
+			})
+			if got := granted.Load(); got != 60 {
+				t.Errorf("granted %d of %d, want 60", got, callers*each)
+			}
+		})
+	}
+}
+
+// TestShardsWithPoolInTransactions: every connection is in a transaction of a
+// caller's whose next call must look.
+func TestShardsWithPoolInTransactions(t *testing.T) {
+	db := pgtest.New(t, maxConns(2))
+	store := newStore(t, db)
+	l := slow("l", 8)
+	l.Shards = 8
+	first, second := begin(t, db, pgx.ReadCommitted), begin(t, db, pgx.ReadCommitted)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	result, err := store.AllowTx(ctx, first, l.ForN("k", 3)) // of three shards
+	mustTake(t, result, err)
+	if err := first.Commit(ctx); err != nil {
+		t.Fatal(err)
+	}
+	first = begin(t, db, pgx.ReadCommitted)
+	result, err = store.AllowTx(ctx, second, l.ForN("k", 5))
+	mustTake(t, result, err)
+	result, err = store.AllowTx(ctx, second, l.For("k"))
+	if err != nil || result.OK {
+		t.Errorf("got OK %v, error %v, want a refusal", result.OK, err)
+	}
+	if err := errors.Join(first.Rollback(ctx), second.Commit(ctx)); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestSpreadAndFill: what is spread over the shards, taken or given back, adds
+// up, and keeps to each shard's floor and capacity.
+func TestSpreadAndFill(t *testing.T) {
+	spread, refused := 0, 0
+	for seed := range uint64(20_000) {
+		random := rand.New(rand.NewPCG(seed, 6))
+		l := ratelimit.TokenBucket{
+			Name: "l", Rate: 10 * random.Float64() * 10, Period: time.Minute, Shards: 2 + random.IntN(8),
+			Capacity: pick(random, 0, 5, 100*random.Float64(), ratelimit.None), MaxReserved: pick(random, ratelimit.None, 7, 100*random.Float64()),
+		}
+		if l.Validate() != nil {
+			continue
+		}
+		d := l.Definition()
+		states := make([]ratelimit.State, d.Shards)
+		values := make([]float64, d.Shards)
+		for i := range states {
+			values[i] = d.Shard().Capacity - (d.Shard().Capacity+d.Shard().MaxReserved)*random.Float64()
+			states[i] = ratelimit.State{Value: values[i], TS: noon}
+		}
+		call, err := ratelimit.NewCall(random.IntN(2) == 0, l.ForN("k", (d.Capacity+d.MaxReserved)*random.Float64()))
+		if errors.Is(err, ratelimit.ErrNever) {
+			continue
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		ask := call.Asks[0]
+		switch counts, ok := ask.Spread(noon, states); {
+		case ok:
+			spread++
+			wantSpread(t, seed, ask, values, counts)
+		default:
+			refused++
+			wantShort(t, seed, ask, values)
+		}
+		wantFilled(t, seed, d, values, pick(random, 0, ask.Count, 3*d.Capacity*random.Float64()))
+	}
+	if spread < 1000 || refused < 1000 {
+		t.Errorf("%d spread and %d refused, want more of both", spread, refused)
+	}
+}
+
+const hair = 1e-9 // what rounding may do to tens of tokens
+
+func wantSpread(t *testing.T, seed uint64, a ratelimit.Ask, values, counts []float64) {
+	t.Helper()
+	floor, sum := a.Floor/float64(len(values)), 0.0
+	for i, n := range counts {
+		sum += n
+		if n < 0 || n > 0 && values[i]-n < floor-hair {
+			t.Errorf("seed %d: took %v of %v down to a floor of %v", seed, n, values[i], floor)
+		}
+	}
+	if math.Abs(sum-a.Count) > hair {
+		t.Errorf("seed %d: took %v, want %v", seed, sum, a.Count)
+	}
+}
+
+func wantShort(t *testing.T, seed uint64, a ratelimit.Ask, values []float64) {
+	t.Helper()
+	floor, have := a.Floor/float64(len(values)), 0.0
+	for _, v := range values {
+		have += max(0, v-floor)
+	}
+	if have > a.Count+hair {
+		t.Errorf("seed %d: refused %v though the shards have %v", seed, a.Count, have)
+	}
+}
+
+func wantFilled(t *testing.T, seed uint64, d ratelimit.Definition, values []float64, n float64) {
+	t.Helper()
+	room, sum := 0.0, 0.0
+	counts := d.Fill(slices.Clone(values), n)
+	for i, c := range counts {
+		room += d.Shard().Capacity - values[i]
+		sum += c
+		if c < 0 || values[i]+c > d.Shard().Capacity+hair {
+			t.Errorf("seed %d: gave %v to a shard with %v of %v", seed, c, values[i], d.Shard().Capacity)
+		}
+	}
+	if want := min(n, room); math.Abs(sum-want) > hair {
+		t.Errorf("seed %d: gave %v back, want %v", seed, sum, want)
+	}
+}

@@ -1,0 +1,59 @@
+package pgstore_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// Every verb does with one connection: one that wants a second while it holds
+// the first waits for itself.
+func TestOneConnection(t *testing.T) {
+	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.MaxConns = 1 }))
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	for name, portable := range map[string]bool{"plain": false, "portable": true} {
+		t.Run(name, func(t *testing.T) {
+			store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Portable: portable})
+			if err != nil {
+				t.Fatal(err)
+			}
+			row := ratelimit.TokenBucket{Name: name + "_row", Rate: 10, Period: time.Hour}
+			rows := ratelimit.TokenBucket{Name: name + "_rows", Rate: 10, Period: time.Hour, Shards: 4}
+			some := []ratelimit.Request{row.For("k"), rows.ForN("k", 4)}
+			must := func(result ratelimit.Result, err error) ratelimit.Result {
+				t.Helper()
+				if err != nil || !result.OK {
+					t.Fatalf("got %v, %v, want a grant", result.OK, err)
+				}
+				return result
+			}
+			must(store.Allow(ctx, some...))
+			must(store.Check(ctx, some...))
+			reserved := must(store.Reserve(ctx, rows.ForN("k", 8)))
+			if _, err := store.Cancel(ctx, reserved); err != nil {
+				t.Error(err)
+			}
+			if _, err := store.Credit(ctx, rows.ForN("k", 1)); err != nil {
+				t.Error(err)
+			}
+			must(store.AllowFunc(ctx, some, func(pgx.Tx, ratelimit.Result) error { return nil }))
+			if _, err := store.Pause(ctx, rows.For("k"), time.Now().Add(time.Hour)); err != nil {
+				t.Error(err)
+			}
+			if err := store.Reset(ctx, rows.For("k")); err != nil {
+				t.Error(err)
+			}
+			if _, err := store.Prune(ctx, row, rows); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
