@@ -95,7 +95,8 @@ func TestValidate(t *testing.T) {
 		{"shards of debt alone", TokenBucket{Name: "a", Rate: 1, Period: time.Second, Capacity: None, Shards: 4}, nil},
 
 		{
-			"everything", TokenBucket{Rate: nan, Period: -1, Capacity: -2, MaxReserved: inf, Shards: -3},
+			"everything",
+			TokenBucket{Rate: nan, Period: -1, Capacity: -2, MaxReserved: inf, Shards: -3},
 			[]string{"Name ", "Rate NaN", "Capacity -2", "MaxReserved +Inf", "Period -1ns", "Shards -3"},
 		},
 	}
@@ -150,27 +151,33 @@ func TestDefinition(t *testing.T) {
 		want  Definition
 	}{
 		{
-			"bucket's defaults", TokenBucket{Name: "a", Rate: 10, Period: time.Minute},
+			"bucket's defaults",
+			TokenBucket{Name: "a", Rate: 10, Period: time.Minute},
 			Definition{Name: "a", Kind: KindTokenBucket, Rate: 10, Period: time.Minute, Capacity: 10, MaxReserved: inf, Shards: 1},
 		},
 		{
-			"bucket's None", TokenBucket{Name: "a", Rate: 10, Period: time.Minute, Capacity: None, MaxReserved: None},
+			"bucket's None",
+			TokenBucket{Name: "a", Rate: 10, Period: time.Minute, Capacity: None, MaxReserved: None},
 			Definition{Name: "a", Kind: KindTokenBucket, Rate: 10, Period: time.Minute, Capacity: 0, MaxReserved: 0, Shards: 1},
 		},
 		{
-			"bucket's own", TokenBucket{Name: "a", Rate: 10, Period: time.Minute, Capacity: 2.5, MaxReserved: 0.5, Shards: 8},
+			"bucket's own",
+			TokenBucket{Name: "a", Rate: 10, Period: time.Minute, Capacity: 2.5, MaxReserved: 0.5, Shards: 8},
 			Definition{Name: "a", Kind: KindTokenBucket, Rate: 10, Period: time.Minute, Capacity: 2.5, MaxReserved: 0.5, Shards: 8},
 		},
 		{
-			"window's defaults", FixedWindow{Name: "a", Rate: 10, Period: time.Minute},
+			"window's defaults",
+			FixedWindow{Name: "a", Rate: 10, Period: time.Minute},
 			Definition{Name: "a", Kind: KindFixedWindow, Rate: 10, Period: time.Minute, Capacity: 10, MaxReserved: inf, Shards: 1},
 		},
 		{
-			"window's None", FixedWindow{Name: "a", Rate: 10, Period: time.Minute, Capacity: None, MaxReserved: None},
+			"window's None",
+			FixedWindow{Name: "a", Rate: 10, Period: time.Minute, Capacity: None, MaxReserved: None},
 			Definition{Name: "a", Kind: KindFixedWindow, Rate: 10, Period: time.Minute, Capacity: 0, MaxReserved: 0, Shards: 1},
 		},
 		{
-			"window's own", FixedWindow{Name: "a", Rate: 10, Period: time.Minute, Capacity: 2.5, MaxReserved: 0.5, Shards: 8, Start: start},
+			"window's own",
+			FixedWindow{Name: "a", Rate: 10, Period: time.Minute, Capacity: 2.5, MaxReserved: 0.5, Shards: 8, Start: start},
 			Definition{Name: "a", Kind: KindFixedWindow, Rate: 10, Period: time.Minute, Capacity: 2.5, MaxReserved: 0.5, Shards: 8, Start: start},
 		},
 	}

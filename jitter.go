@@ -7,25 +7,25 @@ import (
 	"time"
 )
 
-// Jitter moves at to a random instant up to spread later, so that many who
-// were told the same instant do not come at once. It only ever adds, so the
-// promise of a RetryAt holds for what it returns. A spread that is not
-// positive adds nothing.
+// Jitter moves at to a random instant up to spread later, in whole microseconds,
+// so that many who were told the same instant do not come at once. It only ever adds, so the
+// promise of a RetryAt holds for what it returns. A spread under a
+// microsecond adds nothing.
 func Jitter(at time.Time, spread time.Duration) time.Time {
-	if spread <= 0 {
+	if spread < time.Microsecond {
 		return at
 	}
-	return at.Add(time.Duration(rand.Int64N(int64(spread))))
+	return at.Add(time.Duration(rand.Int64N(spread.Microseconds())) * time.Microsecond)
 }
 
 // JitterFor is Jitter with a shift that is always the same for an identity,
 // such as a job's or a customer's ID: the same on every machine, and spread
 // evenly over identities.
 func JitterFor(identity string, at time.Time, spread time.Duration) time.Time {
-	if spread <= 0 {
+	if spread < time.Microsecond {
 		return at
 	}
 	h := fnv.New64a()
 	io.WriteString(h, identity)
-	return at.Add(time.Duration(mix(h.Sum64()) % uint64(spread)))
+	return at.Add(time.Duration(mix(h.Sum64())%uint64(spread.Microseconds())) * time.Microsecond)
 }

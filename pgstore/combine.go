@@ -51,6 +51,7 @@ type turn struct {
 	ctx   context.Context
 	call  ratelimit.Call
 	check bool
+	rows  []int // where the rows of each ask begin, in the sheet of a round
 
 	done   chan struct{} // closed once result or err are there
 	result ratelimit.Result
@@ -247,11 +248,11 @@ func (s *Store) settleTurns(ctx context.Context, turns []*turn) {
 	locked := false
 	err := s.retry(ctx, func() error {
 		for len(turns) > 0 {
-			again, err := s.round(ctx, turns, locked)
-			if err != nil {
+			var err error
+			if turns, err = s.round(ctx, turns, locked); err != nil {
 				return err
 			}
-			turns, locked = again, true
+			locked = true
 		}
 		return nil
 	})
@@ -270,24 +271,26 @@ func (s *Store) settleTurns(ctx context.Context, turns []*turn) {
 	}
 }
 
-// round decides turns once, and returns those that must be decided again under
-// locks, in their order.
-func (s *Store) round(ctx context.Context, turns []*turn, locked bool) (again []*turn, err error) {
+// round decides turns once, and returns those that are not finished, in their
+// order: they must be decided again, under locks.
+func (s *Store) round(ctx context.Context, turns []*turn, locked bool) (left []*turn, err error) {
 	if locked {
 		return s.roundLocked(ctx, turns)
 	}
 	sh := newSheet(turns)
 	if err := s.readSheet(ctx, s.pool, sh, false); err != nil {
-		return nil, fault("read", err)
+		return turns, fault("read", err)
 	}
 	if multiple := sh.decide(s, turns); multiple {
 		return turns, nil
 	}
+	// Two transactions, since one would lock rows out of order. When the second
+	// fails, those whom the first served have been served.
 	if err := s.insertRows(ctx, s.pool, sh); err != nil {
-		return nil, fault("write", err)
+		return turns, fault("write", err)
 	}
 	if err := s.updateRows(ctx, s.pool, sh, false); err != nil {
-		return nil, fault("write", err)
+		return sh.finish(turns), fault("write", err)
 	}
 	return sh.finish(turns), nil
 }
@@ -295,30 +298,30 @@ func (s *Store) round(ctx context.Context, turns []*turn, locked bool) (again []
 // roundLocked is round with all rows locked, in their one order, from the
 // reading to the writing. Rows that are missing cannot be locked, so they are
 // made first: full, which means the same.
-func (s *Store) roundLocked(ctx context.Context, turns []*turn) (again []*turn, err error) {
+func (s *Store) roundLocked(ctx context.Context, turns []*turn) (left []*turn, err error) {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
-		return nil, fault("acquire", err)
+		return turns, fault("acquire", err)
 	}
 	defer conn.Release() // which closes a connection that is still in a transaction
 	for {
 		sh := newSheet(turns)
 		if err := s.readSheet(ctx, conn, sh, true); err != nil {
-			return nil, fault("lock", err)
+			return turns, fault("lock", err)
 		}
 		if sh.complete() {
 			sh.decide(s, turns)
 			if err := s.updateRows(ctx, conn, sh, true); err != nil {
-				return nil, fault("write", err)
+				return turns, fault("write", err)
 			}
 			return sh.finish(turns), nil
 		}
 		if _, err := conn.Exec(ctx, "ROLLBACK"); err != nil {
-			return nil, fault("roll back", err)
+			return turns, fault("roll back", err)
 		}
 		sh.fill()
 		if err := s.insertRows(ctx, conn, sh); err != nil {
-			return nil, fault("write", err)
+			return turns, fault("write", err)
 		}
 	}
 }

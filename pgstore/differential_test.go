@@ -175,10 +175,12 @@ type form struct {
 	inTx     bool
 	level    pgx.TxIsoLevel
 	portable bool
+	remember int // RefusalMemory, of decisions on their own only
 }
 
 var forms = []form{
 	{name: "own"},
+	{name: "own remembering", remember: 100},
 	{name: "own portable", portable: true},
 	{name: "read committed", inTx: true, level: pgx.ReadCommitted},
 	{name: "read committed portable", inTx: true, level: pgx.ReadCommitted, portable: true},
@@ -186,6 +188,10 @@ var forms = []form{
 	{name: "repeatable read portable", inTx: true, level: pgx.RepeatableRead, portable: true},
 	{name: "serializable", inTx: true, level: pgx.Serializable},
 	{name: "serializable portable", inTx: true, level: pgx.Serializable, portable: true},
+}
+
+func (f form) configure(config *pgstore.Config) {
+	config.Portable, config.RefusalMemory = f.portable, f.remember
 }
 
 func TestDifferential(t *testing.T) {
@@ -258,7 +264,7 @@ func runHistory(t *testing.T, db *pgtest.DB, f form, seed uint64, calls int) tal
 	prefix := fmt.Sprintf("%s %d: ", f.name, seed)
 	h := &history{
 		generator: newGenerator(seed, prefix),
-		t:         t, form: f, seed: seed, model: newModel(), sql: newStore(t, db, onClock(c), isPortable(f.portable)), clock: c, tally: newTally(),
+		t:         t, form: f, seed: seed, model: newModel(), sql: newStore(t, db, onClock(c), f.configure), clock: c, tally: newTally(),
 	}
 	for len(h.model.log) < calls && h.tally["calls"] < 2*calls {
 		if f.inTx {

@@ -48,10 +48,11 @@ func (s *Store) Credit(ctx context.Context, r ratelimit.Request) (status ratelim
 		status, err = s.credit(ctx, tx, r)
 		return err
 	})
-	if err == nil {
-		s.changed(r) // again, now that others see it
+	if err != nil {
+		return ratelimit.Status{}, err
 	}
-	return status, err
+	s.changed(r) // again, now that others see it
+	return status, nil
 }
 
 func (s *Store) credit(ctx context.Context, tx pgx.Tx, r ratelimit.Request) (ratelimit.Status, error) {

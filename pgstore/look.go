@@ -172,7 +172,7 @@ func (s *Store) noteAll(call ratelimit.Call, f found) {
 func (s *Store) lock(ctx context.Context, sc *scope, call ratelimit.Call) (found, error) {
 	batch := sc.batch()
 	sc.undo(batch)
-	sc.savepoint(batch)
+	sc.mark(batch)
 	if err := sc.q.SendBatch(ctx, batch).Close(); err != nil {
 		return found{}, err
 	}

@@ -169,7 +169,7 @@ func (s *Store) attempt(ctx context.Context, call ratelimit.Call, shards []int, 
 	defer conn.Release()
 	tx := &transaction{conn: conn.Conn()}
 	defer tx.end(ctx) // also when do panics or ends its goroutine
-	sc := &scope{q: conn, foreign: true, shards: shards, before: "BEGIN ISOLATION LEVEL SERIALIZABLE"}
+	sc := &scope{q: conn, foreign: true, shards: shards, begin: "BEGIN ISOLATION LEVEL SERIALIZABLE"}
 	result, err := s.take(ctx, sc, call)
 	if err != nil {
 		return ratelimit.Result{}, err

@@ -6,11 +6,13 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
@@ -182,6 +184,45 @@ func TestPrunePortableWaits(t *testing.T) {
 	}
 	wantLeft(t, store, l.ForN(key, 0), 7)
 }
+
+// TestPruneLooksAgain: what is taken between the listing of a row and its
+// deletion stays taken.
+func TestPruneLooksAgain(t *testing.T) {
+	for name, portable := range map[string]bool{"plain": false, "portable": true} {
+		t.Run(name, func(t *testing.T) {
+			hook, c := new(beforeDelete), newClock()
+			db := pgtest.New(t, pgtest.WithConfig(func(config *pgxpool.Config) { config.ConnConfig.Tracer = hook }))
+			store := newStore(t, db, onClock(c), isPortable(portable))
+			for _, l := range pruneLimits() {
+				full := l.Definition().Shard().Capacity
+				insert(t, db, l.Definition().Name, 3, full, noon.Add(-8*time.Hour))
+				key := rowsKey(t, db)
+				hook.do = func() {
+					result, err := store.Reserve(t.Context(), l.ForN(key, 11)) // all shards, into debt
+					mustTake(t, result, err)
+				}
+				wantPruned(t, store, 2, l)
+				wantLeft(t, store, l.ForN(key, 0), -3)
+				if err := store.Reset(t.Context(), l.For(key)); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+}
+
+// beforeDelete does something once, before the next DELETE is sent.
+type beforeDelete struct{ do func() }
+
+func (b *beforeDelete) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	if do := b.do; do != nil && strings.Contains(data.SQL, "DELETE FROM") {
+		b.do = nil
+		do()
+	}
+	return ctx
+}
+
+func (b *beforeDelete) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
 func rowsKey(t *testing.T, db *pgtest.DB) (key string) {
 	t.Helper()

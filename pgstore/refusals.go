@@ -112,6 +112,15 @@ func (m *refusals) forget(key limitKey) {
 		return
 	}
 	m.changes.Add(1)
+	m.drop(key)
+}
+
+// drop forgets a key from which this process took something: what is
+// remembered still refuses rightly, but promises too early an instant.
+func (m *refusals) drop(key limitKey) {
+	if m.most == 0 {
+		return
+	}
 	stripe := m.stripe(key)
 	stripe.Lock()
 	defer stripe.Unlock()

@@ -32,8 +32,8 @@ func TestShardsFresh(t *testing.T) {
 			{2, []float64{6, 4}},
 			{2, []float64{5.5, 4.5}},
 			{3, []float64{4, 4, 2}},
-			{32, []float64{0.25, 9, 0.75}},
-			{32, []float64{3, 0, 7}},
+			{8, []float64{0.25, 9, 0.75}},
+			{8, []float64{3, 0, 7}},
 		} {
 			l := ratelimit.TokenBucket{Name: fmt.Sprint("l", i), Rate: 10, Period: time.Hour, Shards: test.shards}
 			for _, n := range test.counts {
@@ -88,12 +88,17 @@ func TestShardsPromise(t *testing.T) {
 }
 
 func shardedLimit(random *rand.Rand, name string) ratelimit.Limit {
-	rate, shards := pick(random, 1, 10, 1.0/3, 7.77, 1e5), pick(random, 2, 3, 7)
-	capacity := rate * pick(random, 1, 2.5, 0.3)
-	if random.IntN(2) == 0 {
-		return ratelimit.FixedWindow{Name: name, Rate: rate, Period: time.Minute, Capacity: capacity, Shards: shards}
+	for {
+		rate, shards := pick(random, 3, 10, 4.0/3, 27.77, 1e5), pick(random, 2, 3, 7)
+		capacity := rate * pick(random, 1, 2.5, 0.3)
+		var l ratelimit.Limit = ratelimit.TokenBucket{Name: name, Rate: rate, Period: time.Minute, Capacity: capacity, Shards: shards}
+		if random.IntN(2) == 0 {
+			l = ratelimit.FixedWindow{Name: name, Rate: rate, Period: time.Minute, Capacity: capacity, Shards: shards}
+		}
+		if l.Validate() == nil {
+			return l
+		}
 	}
-	return ratelimit.TokenBucket{Name: name, Rate: rate, Period: time.Minute, Capacity: capacity, Shards: shards}
 }
 
 // TestShardsNeverOver: the sum over the shards obeys the limit, however many

@@ -41,8 +41,9 @@ type sheetRow struct {
 func newSheet(turns []*turn) *sheet {
 	sh := &sheet{first: make(map[sheetKey]int, len(turns))}
 	for _, t := range turns {
+		t.rows = t.rows[:0]
 		for _, a := range t.call.Asks {
-			sh.add(a)
+			t.rows = append(t.rows, sh.add(a))
 		}
 	}
 	sh.order = make([]int, len(sh.rows))
@@ -60,22 +61,25 @@ func keyOf(a ratelimit.Ask) sheetKey {
 	return sheetKey{limitKey{a.Definition.Name, a.Key}, a.Definition.Shards}
 }
 
-func (sh *sheet) add(a ratelimit.Ask) {
+// add returns where the rows of an ask begin.
+func (sh *sheet) add(a ratelimit.Ask) int {
 	key := keyOf(a)
-	if _, ok := sh.first[key]; ok {
-		return
+	if first, ok := sh.first[key]; ok {
+		return first
 	}
-	sh.first[key] = len(sh.rows)
+	first := len(sh.rows)
+	sh.first[key] = first
 	definition := a.Definition.Shard()
 	for shard := range key.shards {
 		sh.rows = append(sh.rows, sheetRow{definition: definition, key: a.Key, shard: shard})
 	}
+	return first
 }
 
-// of is the rows of an ask, by shard.
-func (sh *sheet) of(a ratelimit.Ask) []sheetRow {
-	first := sh.first[keyOf(a)]
-	return sh.rows[first : first+a.Definition.Shards]
+// of is the rows of a turn's i-th ask, by shard.
+func (sh *sheet) of(t *turn, i int) []sheetRow {
+	first := t.rows[i]
+	return sh.rows[first : first+t.call.Asks[i].Definition.Shards]
 }
 
 // readSheet reads all rows of sh, in order, and the clock; with lock, in a
@@ -135,7 +139,7 @@ func (sh *sheet) complete() bool {
 // It reports whether one takes from several rows.
 func (sh *sheet) decide(s *Store, turns []*turn) (multiple bool) {
 	for _, t := range turns {
-		f := sh.found(t.call)
+		f := sh.found(t)
 		parts, ok := f.plan(t.call)
 		if !ok || t.check {
 			t.result = f.result(t.call)
@@ -146,7 +150,7 @@ func (sh *sheet) decide(s *Store, turns []*turn) (multiple bool) {
 		}
 		outcomes := make([]outcome, len(parts))
 		for i, p := range parts {
-			row := &sh.of(t.call.Asks[p.ask])[p.shard]
+			row := &sh.of(t, p.ask)[p.shard]
 			settled := p.definition.Settle(row.state, sh.at)
 			settled.Value -= p.count
 			row.state, row.changed = settled, true
@@ -158,11 +162,11 @@ func (sh *sheet) decide(s *Store, turns []*turn) (multiple bool) {
 	return multiple
 }
 
-// found is the states of a call's rows.
-func (sh *sheet) found(call ratelimit.Call) found {
-	f := found{states: make([][]ratelimit.State, len(call.Asks)), at: sh.at}
-	for i, a := range call.Asks {
-		rows := sh.of(a)
+// found is the states of a turn's rows.
+func (sh *sheet) found(t *turn) found {
+	f := found{states: make([][]ratelimit.State, len(t.rows)), at: sh.at}
+	for i := range t.rows {
+		rows := sh.of(t, i)
 		f.states[i] = make([]ratelimit.State, len(rows))
 		for j := range rows {
 			f.states[i][j] = rows[j].state
@@ -269,7 +273,7 @@ func (sh *sheet) fill() {
 // stale: it returns them.
 func (sh *sheet) finish(turns []*turn) (again []*turn) {
 	for _, t := range turns {
-		if slices.ContainsFunc(t.call.Asks, sh.stale) {
+		if sh.stale(t) {
 			again = append(again, t)
 			continue
 		}
@@ -278,6 +282,12 @@ func (sh *sheet) finish(turns []*turn) (again []*turn) {
 	return again
 }
 
-func (sh *sheet) stale(a ratelimit.Ask) bool {
-	return slices.ContainsFunc(sh.of(a), func(r sheetRow) bool { return r.stale })
+// stale reports whether a turn saw a row that is.
+func (sh *sheet) stale(t *turn) bool {
+	for i := range t.rows {
+		if slices.ContainsFunc(sh.of(t, i), func(r sheetRow) bool { return r.stale }) {
+			return true
+		}
+	}
+	return false
 }

@@ -140,7 +140,7 @@ var grants = []struct {
 }
 
 // A granted decision in the caller's transaction is one statement, or for
-// several limits one batch, and either way one round trip. (The first on a
+// several limits and for shards one batch, and either way one round trip. (The first on a
 // connection is one more: pgx prepares the statement.)
 func TestGrantedIsOneRoundTrip(t *testing.T) {
 	c := newCounted(t)
@@ -150,7 +150,7 @@ func TestGrantedIsOneRoundTrip(t *testing.T) {
 		if test.reserve {
 			take = store.ReserveTx
 		}
-		if len(test.requests) > 1 {
+		if len(test.requests) > 1 || test.name == "shards" {
 			want = sent{trips: 1, batches: 1}
 		}
 		for _, level := range isolationLevels {

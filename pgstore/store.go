@@ -46,17 +46,20 @@ type Config struct {
 	Clock func() time.Time
 
 	// Portable keeps every statement to what a PostgreSQL that distributes
-	// tables (Citus) accepts. The take is written that way always; Prune then
-	// lists and deletes rather than skipping locked rows.
+	// tables (Citus) accepts, and prefers what is fast there. The take is
+	// written that way always. Decisions on their own are then not combined,
+	// Prune does not skip locked rows, and the At of a token bucket's AllowTx is
+	// the row's ts.
 	Portable bool
 
 	// RefusalMemory is for how many keys the Store remembers that they were
 	// refused, so that Allow and Reserve on their own refuse again without
-	// asking the database, until time has brought what a call wants. What it
-	// can miss, and for how long it then refuses at most: until the RetryAt
-	// that it tells; a reset or credit by another process or in a caller's
-	// transaction. It knows this Store's own, and changed definitions. It holds
-	// for one limit a call, without shards. The default, 0, remembers none.
+	// asking the database, until time has brought what a call wants. It can miss
+	// what happens elsewhere, in other processes and in callers' transactions:
+	// after a reset or credit it refuses too long, at most until the RetryAt that
+	// it tells, and after a take that RetryAt is too early. It knows this Store's
+	// own, and changed definitions. It holds for one limit a call, without
+	// shards. The default, 0, remembers none.
 	RefusalMemory int
 
 	// RetryBudget is for how long AllowFunc and ReserveFunc run a transaction

@@ -68,21 +68,71 @@ type scope struct {
 	q          querier
 	autocommit bool // q is no transaction
 	foreign    bool // q is the caller's transaction, whose snapshot is not touched without need
-	open       bool // there is a savepoint, to which a refusal rolls back
 
-	shards []int   // to take from, by ask; nil to choose
-	before string  // a statement to send with the first of the others
-	xid    *string // the transaction's ID, once known
+	// Of the runner, whose transaction begins with the call.
+	begin  string  // what begins it, "" in all other scopes
+	begun  bool    // it was sent
+	shards []int   // to take from, by ask
+	xid    *string // the transaction's ID, once it has one
+
+	undoable bool // there is something to undo when the call is refused
 }
 
-// batch begins a batch.
+// batch begins a batch, and with the first of them the runner's transaction.
 func (sc *scope) batch() *pgx.Batch {
 	var batch pgx.Batch
-	if sc.before != "" {
-		batch.Queue(sc.before)
-		sc.before = ""
+	if sc.begin != "" && !sc.begun {
+		batch.Queue(sc.begin)
+		sc.begun = true
 	}
 	return &batch
+}
+
+const (
+	savepointSQL  = `SAVEPOINT ratelimit_take`
+	rollbackToSQL = `ROLLBACK TO SAVEPOINT ratelimit_take`
+	releaseSQL    = `RELEASE SAVEPOINT ratelimit_take`
+)
+
+// mark comes before takes that a refusal must undo: of several rows, or of a
+// shard. A take that is refused keeps its row locked, and who goes on to other
+// rows must let go of it first, or two who do would deadlock. When all is
+// granted the savepoint stays open rather than cost another round trip:
+// whatever ends the transaction, or a savepoint around it, ends it too.
+func (sc *scope) mark(batch *pgx.Batch) {
+	if !sc.undoable && sc.begin == "" {
+		batch.Queue(savepointSQL)
+	}
+	sc.undoable = true
+}
+
+// undo gives back what came after the mark, and frees the rows. In a
+// transaction that began with the call nothing came before it, so that begins
+// again, with a new snapshot.
+func (sc *scope) undo(batch *pgx.Batch) {
+	switch {
+	case !sc.undoable:
+		return
+	case sc.begin != "":
+		batch.Queue("ROLLBACK")
+		batch.Queue(sc.begin)
+	default:
+		batch.Queue(rollbackToSQL)
+		batch.Queue(releaseSQL)
+	}
+	sc.undoable = false
+}
+
+func (s *Store) rollback(ctx context.Context, sc *scope) error {
+	if !sc.undoable {
+		return nil
+	}
+	batch := sc.batch()
+	sc.undo(batch)
+	if err := sc.q.SendBatch(ctx, batch).Close(); err != nil {
+		return fault("roll back", err)
+	}
+	return nil
 }
 
 // outcome is what became of a part.
@@ -166,14 +216,14 @@ func (s *Store) try(ctx context.Context, sc *scope, call ratelimit.Call, parts [
 		err      error
 	)
 	switch {
-	case len(parts) > 1:
+	case len(parts) > 1, sharded(call) && sc.begin == "":
 		outcomes, at, err = s.takeAll(ctx, sc, parts)
-	case sc.before != "":
+	case sc.begin != "":
 		outcomes = make([]outcome, 1)
-		outcomes[0], at, err = s.takeFirst(ctx, sc, &parts[0])
+		outcomes[0], at, err = s.takeFirst(ctx, sc, sharded(call), &parts[0])
 	default:
 		outcomes = make([]outcome, 1)
-		outcomes[0], at, err = s.takeOne(ctx, sc.q, &parts[0])
+		outcomes[0], at, err = s.takeOne(ctx, sc.q, call, &parts[0])
 	}
 	if err != nil {
 		return ratelimit.Result{}, false, fault("take", err)
@@ -186,10 +236,21 @@ func (s *Store) try(ctx context.Context, sc *scope, call ratelimit.Call, parts [
 	return s.granted(call, parts, outcomes, at), true, nil
 }
 
-// takeOne takes one part. The row that it leaves behind does not tell the
-// instant: its ts is later after a pause, or when the clock went back.
-func (s *Store) takeOne(ctx context.Context, q querier, p *part) (o outcome, at time.Time, err error) {
-	err = q.QueryRow(ctx, s.sql.takeAt, p.takeArgs(s.clock())...).Scan(&o.after.Value, &o.after.TS, &at)
+// takeOne takes one part.
+func (s *Store) takeOne(ctx context.Context, q querier, call ratelimit.Call, p *part) (o outcome, at time.Time, err error) {
+	now := s.clock()
+	if s.config.Portable && p.definition.Kind == ratelimit.KindTokenBucket && !call.Reserve {
+		// The bare upsert, which Citus runs several times faster than one in a
+		// CTE. The row's ts stands for the instant: it is that, but after a
+		// pause or when the clock went back.
+		err = q.QueryRow(ctx, s.sql.take, p.takeArgs(now)...).Scan(&o.after.Value, &o.after.TS)
+		at = o.after.TS
+		if now != nil {
+			at = *now
+		}
+	} else {
+		err = q.QueryRow(ctx, s.sql.takeAt, p.takeArgs(now)...).Scan(&o.after.Value, &o.after.TS, &at)
+	}
 	if errors.Is(err, pgx.ErrNoRows) {
 		return outcome{}, time.Time{}, nil
 	}
@@ -197,15 +258,12 @@ func (s *Store) takeOne(ctx context.Context, q querier, p *part) (o outcome, at 
 	return o, at, err
 }
 
-const (
-	savepointSQL  = `SAVEPOINT ratelimit_take`
-	rollbackToSQL = `ROLLBACK TO SAVEPOINT ratelimit_take`
-	releaseSQL    = `RELEASE SAVEPOINT ratelimit_take`
-)
-
-// takeFirst takes one part in the batch that begins the transaction.
-func (s *Store) takeFirst(ctx context.Context, sc *scope, p *part) (o outcome, at time.Time, err error) {
+// takeFirst takes one part in the transaction that it begins.
+func (s *Store) takeFirst(ctx context.Context, sc *scope, shard bool, p *part) (o outcome, at time.Time, err error) {
 	batch := sc.batch()
+	if shard {
+		sc.mark(batch)
+	}
 	batch.Queue(s.sql.takeFirst, p.takeArgs(s.clock())...).QueryRow(func(row pgx.Row) error {
 		err := row.Scan(&o.after.Value, &o.after.TS, &at, &sc.xid)
 		if errors.Is(err, pgx.ErrNoRows) {
@@ -218,13 +276,11 @@ func (s *Store) takeFirst(ctx context.Context, sc *scope, p *part) (o outcome, a
 	return o, at, err
 }
 
-// takeAll takes several parts in one batch behind a savepoint. When all were
-// granted the savepoint stays open rather than cost another round trip:
-// whatever ends the transaction, or a savepoint around it, ends this one too.
+// takeAll takes parts in one batch, so that it can be undone.
 func (s *Store) takeAll(ctx context.Context, sc *scope, parts []part) ([]outcome, time.Time, error) {
 	now := s.clock()
 	batch := sc.batch()
-	sc.savepoint(batch)
+	sc.mark(batch)
 	outcomes := make([]outcome, len(parts))
 	for i := range parts {
 		s.queueTake(batch, now, &parts[i], &outcomes[i])
@@ -248,35 +304,6 @@ func (s *Store) queueTake(batch *pgx.Batch, now *time.Time, p *part, o *outcome)
 	})
 }
 
-// savepoint sets the savepoint behind which a batch takes.
-func (sc *scope) savepoint(batch *pgx.Batch) {
-	if !sc.open {
-		batch.Queue(savepointSQL)
-		sc.open = true
-	}
-}
-
-// undo gives back what is behind the savepoint, rows' locks included.
-func (sc *scope) undo(batch *pgx.Batch) {
-	if sc.open {
-		batch.Queue(rollbackToSQL)
-		batch.Queue(releaseSQL)
-		sc.open = false
-	}
-}
-
-func (s *Store) rollback(ctx context.Context, sc *scope) error {
-	if !sc.open {
-		return nil
-	}
-	batch := sc.batch()
-	sc.undo(batch)
-	if err := sc.q.SendBatch(ctx, batch).Close(); err != nil {
-		return fault("roll back", err)
-	}
-	return nil
-}
-
 // granted is the result of a call whose parts were all taken.
 func (s *Store) granted(call ratelimit.Call, parts []part, outcomes []outcome, at time.Time) ratelimit.Result {
 	at = at.UTC()
@@ -285,6 +312,12 @@ func (s *Store) granted(call ratelimit.Call, parts []part, outcomes []outcome, a
 	for first := 0; first < len(parts); {
 		ask := parts[first].ask
 		a := call.Asks[ask]
+		if a.Definition.Shards == 1 {
+			payments[first] = ratelimit.Payment{Limit: a.Limit, Key: a.Key, Tokens: parts[first].count}
+			statuses[ask] = a.Taken(outcomes[first].after, at)
+			first++
+			continue
+		}
 		last := first
 		counts := make([]float64, a.Definition.Shards)
 		var states []ratelimit.State
@@ -292,16 +325,13 @@ func (s *Store) granted(call ratelimit.Call, parts []part, outcomes []outcome, a
 			p := parts[last]
 			payments[last] = ratelimit.Payment{Limit: a.Limit, Key: a.Key, Shard: p.shard, Tokens: p.count}
 			counts[p.shard] = p.count
-			if a.Definition.Shards > 1 {
-				states = s.shards.note(a, p.shard, outcomes[last].after)
-			}
+			states = s.shards.note(a, p.shard, outcomes[last].after)
 		}
-		if a.Definition.Shards == 1 {
-			statuses[ask] = a.Taken(outcomes[first].after, at)
-		} else {
-			statuses[ask] = a.TakenFrom(states, counts, at)
-		}
+		statuses[ask] = a.TakenFrom(states, counts, at)
 		first = last
+	}
+	for _, a := range call.Asks {
+		s.refusals.drop(limitKey{a.Definition.Name, a.Key})
 	}
 	result := call.Result(at, statuses)
 	result.Receipt = ratelimit.NewReceipt(payments)

@@ -1,0 +1,451 @@
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// Definitions are kept where the code that they limit is.
+var (
+	SendMessage = ratelimit.TokenBucket{Name: "send_message", Rate: 2, Period: time.Hour}
+	SignUp      = ratelimit.TokenBucket{Name: "sign_up", Rate: 3, Period: time.Hour}
+	Requests    = ratelimit.TokenBucket{Name: "requests", Rate: 60, Period: time.Hour}
+	Tokens      = ratelimit.TokenBucket{Name: "tokens", Rate: 40_000, Period: time.Hour}
+)
+
+// A message is written, and counted, or neither: the limit is in the same
+// transaction. A refusal is no error, so what else the transaction did stays.
+func ExampleStore_AllowTx() {
+	ctx := context.Background()
+	pool, done := exampleDatabase() // a *pgxpool.Pool
+	defer done()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	send := func(body string) error {
+		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			res, err := store.AllowTx(ctx, tx, SendMessage.For("alice"))
+			if err != nil {
+				return err
+			}
+			if !res.OK {
+				fmt.Printf("%s: not sent, try again in %v\n", body, res.RetryAfter.Round(time.Minute))
+				return nil
+			}
+			_, err = tx.Exec(ctx, `INSERT INTO messages (sender, body) VALUES ('alice', $1)`, body)
+			fmt.Printf("%s: sent, %d left\n", body, res.Remaining)
+			return err
+		})
+	}
+	for _, body := range []string{"one", "two", "three"} {
+		if err := send(body); err != nil {
+			log.Fatal(err)
+		}
+	}
+	// Output:
+	// one: sent, 1 left
+	// two: sent, 0 left
+	// three: not sent, try again in 30m0s
+}
+
+// What is rolled back costs nothing, roll-backs to a savepoint included.
+func ExampleStore_AllowTx_rollback() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if _, err := store.AllowTx(ctx, tx, SendMessage.For("alice")); err != nil {
+			return err
+		}
+		return errors.New("the work failed")
+	})
+	fmt.Println(err)
+
+	res, err := store.Check(ctx, SendMessage.For("alice"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(res.Remaining, "left")
+	// Output:
+	// the work failed
+	// 2 left
+}
+
+// On its own a decision is durable when it returns, and stays spent whatever
+// happens to the caller. Failed logins and sign-ups want that.
+func ExampleStore_Allow() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	for range 4 {
+		res, err := store.Allow(ctx, SignUp.For("203.0.113.7"))
+		if err != nil {
+			log.Fatal(err) // no answer is not a yes
+		}
+		fmt.Println(res.OK, res.Remaining, "of", res.Capacity)
+	}
+	// Output:
+	// true 2 of 3
+	// true 1 of 3
+	// true 0 of 3
+	// false 0 of 3
+}
+
+// The runner takes, does the work in the same SERIALIZABLE transaction, and
+// runs both again when PostgreSQL asks for it.
+func ExampleStore_AllowFunc() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	for range 3 {
+		requests := []ratelimit.Request{SendMessage.For("alice")}
+		_, err := store.AllowFunc(ctx, requests, func(tx pgx.Tx, _ ratelimit.Result) error {
+			_, err := tx.Exec(ctx, `INSERT INTO messages (sender, body) VALUES ('alice', 'hello')`)
+			return err
+		})
+		var refused *ratelimit.RefusedError
+		switch {
+		case errors.As(err, &refused):
+			fmt.Println("refused for", refused.Result.RetryAfter.Round(time.Minute))
+		case err != nil:
+			log.Fatal(err)
+		default:
+			fmt.Println("sent")
+		}
+	}
+	// Output:
+	// sent
+	// sent
+	// refused for 30m0s
+}
+
+// A reservation goes into debt and says when the work may run. It is scheduled
+// for then in the same transaction, and does not ask again.
+func ExampleStore_ReserveTx() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	for range 4 {
+		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			res, err := store.ReserveTx(ctx, tx, SendMessage.For("alice"))
+			if err != nil {
+				return err
+			}
+			if err := res.Err(); err != nil {
+				return err // more debt than MaxReserved allows
+			}
+			_, err = tx.Exec(ctx, `INSERT INTO messages (sender, body, send_at) VALUES ('alice', 'hello', $1)`, res.RetryAt)
+			fmt.Println("send in", res.RetryAfter.Round(time.Minute))
+			return err
+		})
+		if err != nil {
+			log.Fatal(err)
+		}
+	}
+	// Output:
+	// send in 0s
+	// send in 0s
+	// send in 30m0s
+	// send in 1h0m0s
+}
+
+// Several limits in one call: all or nothing. The second call is short of
+// tokens, so it costs no request either.
+func Example_severalLimits() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	for range 2 {
+		res, err := store.Allow(ctx, Requests.For("acme"), Tokens.ForN("acme", 30_000))
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(res.OK, res.RetryAfter.Round(time.Minute))
+		for _, s := range res.Each { // in the order of the call
+			fmt.Println(" ", s.Request.Limit.Definition().Name, s.OK, s.Remaining)
+		}
+	}
+	// Output:
+	// true 0s
+	//   requests true 59
+	//   tokens true 10000
+	// false 30m0s
+	//   requests true 59
+	//   tokens false 10000
+}
+
+// An estimate is settled once the true cost is known.
+func ExampleStore_Credit() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	const estimate, used = 10_000, 6_400
+	if _, err := store.Reserve(ctx, Tokens.ForN("acme", estimate)); err != nil {
+		log.Fatal(err)
+	}
+	status, err := store.Credit(ctx, Tokens.ForN("acme", estimate-used))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(status.Remaining)
+	// Output: 33600
+}
+
+// Cancel gives back what a call took, once, to where it came from.
+func ExampleStore_Cancel() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	res, err := store.Reserve(ctx, Requests.For("acme"), Tokens.ForN("acme", 30_000))
+	if err != nil {
+		log.Fatal(err)
+	}
+	for range 2 {
+		cancelled, err := store.Cancel(ctx, res)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(cancelled)
+	}
+	// Output:
+	// true
+	// false
+}
+
+// A third party answered 429 with Retry-After: nobody is to call it before.
+func ExampleStore_Pause() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	retryAfter := 90 * time.Minute
+	if _, err := store.Pause(ctx, Requests.For("api.example"), time.Now().Add(retryAfter)); err != nil {
+		log.Fatal(err)
+	}
+	res, err := store.Allow(ctx, Requests.For("api.example"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(res.OK, res.RetryAfter.Round(time.Minute)) // one comes in a minute later
+	// Output: false 1h31m0s
+}
+
+// Check says what Allow would, and takes nothing.
+func ExampleStore_Check() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	for range 2 {
+		res, err := store.Check(ctx, SendMessage.ForN("alice", 2))
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(res.OK, res.Remaining)
+	}
+	// Output:
+	// true 2
+	// true 2
+}
+
+// Reset forgets a key: full again, debt and pause gone.
+func ExampleStore_Reset() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	if _, err := store.Reserve(ctx, SendMessage.ForN("alice", 10)); err != nil {
+		log.Fatal(err)
+	}
+	if err := store.Reset(ctx, SendMessage.For("alice")); err != nil {
+		log.Fatal(err)
+	}
+	res, err := store.Allow(ctx, SendMessage.For("alice"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(res.OK, res.Remaining)
+	// Output: true 1
+}
+
+// Rows that are full mean the same as none. Prune deletes them, now and then,
+// beside any traffic.
+func ExampleStore_Prune() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	if _, err := store.Allow(ctx, SendMessage.For("alice")); err != nil {
+		log.Fatal(err)
+	}
+	if _, err := store.Allow(ctx, SendMessage.ForN("bob", 0)); err != nil { // full
+		log.Fatal(err)
+	}
+	deleted, err := store.Prune(ctx, SendMessage, SignUp)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(deleted)
+	// Output: 1
+}
+
+// A limit that everyone takes from is spread over several rows, so that it is
+// not one hot row. It is one limit all the same.
+func Example_shards() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	global := ratelimit.TokenBucket{Name: "global", Rate: 100, Period: time.Hour, Shards: 8}
+	for _, n := range []float64{1, 60, 39, 1} { // 60 are more than one row holds
+		res, err := store.Allow(ctx, global.ForN("", n))
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(n, res.OK, res.Remaining)
+	}
+	// Output:
+	// 1 true 99
+	// 60 true 39
+	// 39 true 0
+	// 1 false 0
+}
+
+// Refusals, calls that can never succeed, mistakes and faults of the database
+// are told apart with errors.Is and errors.As.
+func Example_errors() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	explain := func(res ratelimit.Result, err error) {
+		var fault *pgconn.PgError
+		switch {
+		case errors.Is(err, ratelimit.ErrNever):
+			fmt.Println("never:", err)
+		case errors.Is(err, ratelimit.ErrInvalid):
+			fmt.Println("invalid:", err)
+		case errors.Is(err, pgstore.ErrNotMigrated):
+			fmt.Println("the table is missing")
+		case errors.As(err, &fault):
+			fmt.Println("PostgreSQL:", fault.Code)
+		case err != nil:
+			fmt.Println(err) // such as a context's
+		case !res.OK:
+			fmt.Println(errors.Is(res.Err(), ratelimit.ErrRefused))
+		}
+	}
+	explain(store.Allow(ctx, SendMessage.ForN("alice", 3)))
+	explain(store.Allow(ctx, SendMessage.ForN("alice", -1)))
+
+	if _, err := store.Reserve(ctx, SendMessage.ForN("alice", 3)); err != nil {
+		log.Fatal(err)
+	}
+	explain(store.Allow(ctx, SendMessage.For("alice")))
+
+	if _, err := pool.Exec(ctx, `DROP TABLE rate_limits`); err != nil {
+		log.Fatal(err)
+	}
+	explain(store.Allow(ctx, SendMessage.For("alice")))
+	// Output:
+	// never: ratelimit: limit "send_message": 3 tokens can never be allowed at once, at most 2 can
+	// invalid: ratelimit: limit "send_message": Count -1: must not be negative
+	// true
+	// the table is missing
+}
+
+// Tests put in a clock of their own. A program leaves it to the database.
+func ExampleConfig() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+
+	now := time.Date(2025, 3, 14, 12, 0, 0, 0, time.UTC)
+	store, err := pgstore.New(pool, &pgstore.Config{Clock: func() time.Time { return now }})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for range 4 {
+		res, err := store.Allow(ctx, SendMessage.For("alice"))
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(now.Format(time.TimeOnly), res.OK, res.RetryAfter)
+		now = now.Add(res.RetryAfter)
+	}
+	// Output:
+	// 12:00:00 true 0s
+	// 12:00:00 true 0s
+	// 12:00:00 false 30m0s
+	// 12:30:00 true 0s
+}
