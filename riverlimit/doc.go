@@ -1,0 +1,33 @@
+// Package riverlimit brings rate limits to River's job queue, in the database
+// and in the transactions that River uses already.
+//
+// There are two places to limit a job, and they go together:
+//
+//   - [Inserter] reserves capacity where the job is inserted, in the same
+//     transaction: there is no job without capacity, and no capacity without a
+//     job. The job is scheduled for the instant at which its capacity is there.
+//   - [Middleware] reserves where the job is worked: once for each attempt, and
+//     not at all for what was reserved at insertion. It holds the job back until
+//     the instant, in the worker if that is near, otherwise with a snooze, so
+//     that limiting never uses up an attempt.
+//
+// # Averages and starts
+//
+// A reservation bounds how many jobs become due in any stretch of time. When
+// they start is up to River, which looks for due jobs once in a while and then
+// starts all of them: every 5 seconds for those that were inserted for later.
+// The long-run rate holds, the spacing does not. That is enough for most
+// purposes. A third party who counts calls, and bans whoever makes too many, is
+// not content with averages: see [MiddlewareConfig.HardStart].
+//
+// # The note
+//
+// What was reserved for a job is noted in its metadata, under [MetadataKey], by
+// name and key of the limits, with the attempt that it was reserved for. A job
+// that returns from a snooze finds its reservation there. An attempt that has
+// begun has used its reservation up, and the next one pays again: it calls the
+// third party again. A worker that is killed before it has recorded the note
+// costs its job's reservation, and never a limit.
+//
+// All functions and methods are safe for concurrent use.
+package riverlimit

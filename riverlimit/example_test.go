@@ -1,0 +1,64 @@
+package riverlimit_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/pgstore"
+	"github.com/pgratelimit/ratelimit/riverlimit"
+)
+
+// Emails is a limit for each customer, who may be an hour ahead of it.
+var Emails = ratelimit.TokenBucket{Name: "emails", Rate: 100, Period: time.Minute, MaxReserved: 6_000}
+
+// The order, its e-mail and the capacity for that commit together.
+func ExampleInserter_InsertTx() {
+	placeOrder := func(ctx context.Context, pool *pgxpool.Pool, jobs riverlimit.Inserter, customer string) error {
+		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, "INSERT INTO orders (customer) VALUES ($1)", customer); err != nil {
+				return err
+			}
+			_, err := jobs.InsertTx(ctx, tx, callArgs{}, nil, Emails.For(customer))
+			var refused *ratelimit.RefusedError
+			if errors.As(err, &refused) {
+				return fmt.Errorf("too many orders, come again in %v: %w", refused.Result.RetryAfter, err)
+			}
+			return err
+		})
+	}
+	_ = placeOrder
+}
+
+// The geocoder bans whoever calls more than 100 times in any minute.
+func ExampleNewMiddleware() {
+	geocoder := ratelimit.TokenBucket{Name: "geocoder", Rate: 100, Period: time.Minute, Capacity: 1}
+
+	newClient := func(pool *pgxpool.Pool, workers *river.Workers) (*river.Client[pgx.Tx], error) {
+		store, err := pgstore.New(pool, nil)
+		if err != nil {
+			return nil, err
+		}
+		limit, err := riverlimit.NewMiddleware(store, &riverlimit.MiddlewareConfig{
+			Limits:    riverlimit.ByKind(map[string]ratelimit.Limit{"geocode": geocoder}),
+			HardStart: true,
+		})
+		if err != nil {
+			return nil, err
+		}
+		return river.NewClient(riverpgxv5.New(pool), &river.Config{
+			Middleware: []rivertype.Middleware{limit},
+			Queues:     map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 50}},
+			Workers:    workers,
+		})
+	}
+	_ = newClient
+}

@@ -1,0 +1,258 @@
+package riverlimit_test
+
+import (
+	"context"
+	"encoding/json"
+	"io"
+	"log/slog"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivermigrate"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/pgstore"
+	"github.com/pgratelimit/ratelimit/riverlimit"
+)
+
+// patience bounds waits for what must happen, on a machine with much else to do.
+const patience = 90 * time.Second
+
+var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
+
+// callArgs is a job that calls somebody.
+type callArgs struct {
+	N int `json:"n"`
+}
+
+func (callArgs) Kind() string { return "call" }
+
+// bench is a schema with River's tables and the limits'.
+type bench struct {
+	*pgtest.DB
+	store *pgstore.Store
+}
+
+func newBench(t *testing.T) *bench {
+	t.Helper()
+	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.MaxConns = 20 }))
+	migrator, err := rivermigrate.New(riverpgxv5.New(db.Pool), &rivermigrate.Config{Schema: db.Schema, Logger: quiet})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := migrator.Migrate(t.Context(), rivermigrate.DirectionUp, nil); err != nil {
+		t.Fatal(err)
+	}
+	return &bench{db, newStore(t, db.Pool, db.Schema)}
+}
+
+func newStore(t testing.TB, pool *pgxpool.Pool, schema string) *pgstore.Store {
+	t.Helper()
+	store, err := pgstore.New(pool, &pgstore.Config{Schema: schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return store
+}
+
+// config is a River configuration with a worker for callArgs.
+func (b *bench) config(work func(context.Context, *river.Job[callArgs]) error, middleware ...rivertype.Middleware) *river.Config {
+	workers := river.NewWorkers()
+	river.AddWorker(workers, river.WorkFunc(work))
+	return &river.Config{
+		Logger:     quiet,
+		Middleware: middleware,
+		Queues:     map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 100}},
+		Schema:     b.Schema,
+		Workers:    workers,
+	}
+}
+
+func (b *bench) client(t *testing.T, config *river.Config) *river.Client[pgx.Tx] {
+	t.Helper()
+	client, err := river.NewClient(riverpgxv5.New(b.Pool), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+// inserter is one whose client only inserts.
+func (b *bench) inserter(t *testing.T) riverlimit.Inserter {
+	t.Helper()
+	return riverlimit.Inserter{Client: b.client(t, &river.Config{Logger: quiet, Schema: b.Schema}), Store: b.store}
+}
+
+// start starts a client, and stops it before the test ends.
+func start(t *testing.T, client *river.Client[pgx.Tx]) {
+	t.Helper()
+	if err := client.Start(context.Background()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+		defer cancel()
+		if err := client.StopAndCancel(ctx); err != nil {
+			t.Errorf("stop the client: %v", err)
+		}
+	})
+}
+
+func middleware(t testing.TB, store *pgstore.Store, config riverlimit.MiddlewareConfig) *riverlimit.Middleware {
+	t.Helper()
+	config.Logger = quiet
+	m, err := riverlimit.NewMiddleware(store, &config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func each(limit ratelimit.Limit) func(*rivertype.JobRow) []ratelimit.Request {
+	return riverlimit.ByKind(map[string]ratelimit.Limit{"call": limit})
+}
+
+// inTx runs do in a transaction that commits.
+func (b *bench) inTx(t *testing.T, do func(tx pgx.Tx) error) {
+	t.Helper()
+	if err := pgx.BeginFunc(t.Context(), b.Pool, do); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// query scans the only row of a query, in which %s stands for the schema.
+func (b *bench) query(t *testing.T, sql string, into ...any) {
+	t.Helper()
+	b.inTx(t, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(t.Context(), "SET LOCAL search_path = "+b.Schema); err != nil {
+			return err
+		}
+		return tx.QueryRow(t.Context(), sql).Scan(into...)
+	})
+}
+
+// count is query for a number.
+func (b *bench) count(t *testing.T, sql string) (n int) {
+	t.Helper()
+	b.query(t, sql, &n)
+	return n
+}
+
+// eventually polls until sql yields want.
+func (b *bench) eventually(t *testing.T, want int, sql string) {
+	t.Helper()
+	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
+		got := b.count(t, sql)
+		if got == want {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%s: got %d after %v, want %d", sql, got, patience, want)
+		}
+	}
+}
+
+// value is a limit's tokens in the database; its row must be there.
+func (b *bench) value(t *testing.T, name string) (v float64) {
+	t.Helper()
+	b.query(t, "SELECT value FROM rate_limits WHERE name = '"+name+"'", &v)
+	return v
+}
+
+// starts are the instants at which jobs started, on one monotonic clock.
+type starts struct {
+	mu sync.Mutex
+	at []time.Time
+}
+
+func (s *starts) add() {
+	now := time.Now()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.at = append(s.at, now)
+}
+
+// sorted are the starts as durations after the first.
+func (s *starts) sorted() []time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return sinceFirst(s.at)
+}
+
+func sinceFirst(at []time.Time) []time.Duration {
+	since := make([]time.Duration, len(at))
+	for i, a := range at {
+		since[i] = a.Sub(at[0])
+	}
+	slices.Sort(since)
+	for i := len(since) - 1; i >= 0; i-- {
+		since[i] -= since[0]
+	}
+	return since
+}
+
+// mostIn is the largest number of starts in any window [t, t+window).
+func mostIn(sorted []time.Duration, window time.Duration) int {
+	most, first := 0, 0
+	for i, at := range sorted {
+		for at-sorted[first] >= window {
+			first++
+		}
+		most = max(most, i-first+1)
+	}
+	return most
+}
+
+// noted is the note in a job's metadata.
+func noted(t *testing.T, job *rivertype.JobRow) (n struct {
+	Attempt int
+	At      time.Time
+	Paid    []struct{ Name, Key string }
+	Started bool
+},
+) {
+	t.Helper()
+	var metadata map[string]json.RawMessage
+	if err := json.Unmarshal(job.Metadata, &metadata); err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(metadata[riverlimit.MetadataKey], &n); err != nil {
+		t.Fatalf("metadata %s: %v", job.Metadata, err)
+	}
+	return n
+}
+
+// measureStalls measures for how long the machine had better things to do than
+// to run this process, until the returned function is called: how late short
+// sleeps are over, not counting the lateness of a machine that is idle.
+func measureStalls() (stalled func() time.Duration) {
+	const short, usual = 5 * time.Millisecond, 5 * time.Millisecond
+	stop, sum := make(chan struct{}), make(chan time.Duration)
+	go func() {
+		total := time.Duration(0)
+		for {
+			begun := time.Now()
+			select {
+			case <-stop:
+				sum <- total
+				return
+			case <-time.After(short):
+			}
+			if late := time.Since(begun) - short; late > usual {
+				total += late
+			}
+		}
+	}()
+	return func() time.Duration {
+		close(stop)
+		return <-sum
+	}
+}

@@ -1,0 +1,304 @@
+package riverlimit_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivertest"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/riverlimit"
+)
+
+// hourly is a limit whose debts do not go away while a test runs.
+var hourly = ratelimit.TokenBucket{Name: "hourly", Rate: 1, Period: time.Hour, Capacity: 2}
+
+// bounded is hourly with room for one reservation ahead.
+var bounded = ratelimit.TokenBucket{Name: "bounded", Rate: 1, Period: time.Hour, Capacity: 2, MaxReserved: 1}
+
+const (
+	countJobs   = `SELECT count(*) FROM river_job`
+	countLimits = `SELECT count(*) FROM rate_limits`
+)
+
+func TestInsertTx(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	in := b.inserter(t)
+	for i, wantWait := range []time.Duration{0, 0, time.Hour, 2 * time.Hour} {
+		b.inTx(t, func(tx pgx.Tx) error {
+			got, err := in.InsertTx(t.Context(), tx, callArgs{i}, nil, hourly.For("k"))
+			if err != nil {
+				return err
+			}
+			if off := got.Reservation.RetryAfter - wantWait; off.Abs() > time.Minute {
+				t.Errorf("job %d: wait %v, want %v", i, got.Reservation.RetryAfter, wantWait)
+			}
+			wantState := rivertype.JobStateAvailable
+			if wantWait > 0 {
+				wantState = rivertype.JobStateScheduled
+				if !got.Job.ScheduledAt.Equal(got.Reservation.RetryAt) {
+					t.Errorf("job %d is scheduled at %v, want %v", i, got.Job.ScheduledAt, got.Reservation.RetryAt)
+				}
+			}
+			if got.Job.State != wantState {
+				t.Errorf("job %d is %s, want %s", i, got.Job.State, wantState)
+			}
+			n := noted(t, got.Job)
+			if n.Attempt != 1 || n.Started || !n.At.Equal(got.Reservation.RetryAt) || len(n.Paid) != 1 || n.Paid[0].Name != "hourly" || n.Paid[0].Key != "k" {
+				t.Errorf("job %d: note %+v", i, n)
+			}
+			// River's own helper sees the job in the transaction.
+			rivertest.RequireInsertedTx[*riverpgxv5.Driver](t.Context(), t, tx, callArgs{}, &rivertest.RequireInsertedOpts{
+				Schema: b.Schema, State: wantState,
+			})
+			_, err = tx.Exec(t.Context(), "UPDATE "+b.Schema+".river_job SET kind = 'seen'") // the helper wants just one
+			return err
+		})
+	}
+}
+
+func TestInsertTxRollback(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	in := b.inserter(t)
+	tx, err := b.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i := range 5 {
+		if _, err := in.InsertTx(t.Context(), tx, callArgs{i}, nil, hourly.For("")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	jobs, limits := b.count(t, countJobs), b.count(t, countLimits)
+	t.Logf("after the rollback: %d jobs, %d rows of limits", jobs, limits)
+	if jobs != 0 || limits != 0 {
+		t.Error("want none of either")
+	}
+}
+
+// InsertTx and its like in a transaction that goes on and commits: each fails,
+// and leaves nothing behind.
+func TestInsertFailures(t *testing.T) {
+	t.Parallel()
+	three := func(limit ratelimit.Limit) []riverlimit.InsertManyParams {
+		return slices.Repeat([]riverlimit.InsertManyParams{{Args: callArgs{}, Requests: []ratelimit.Request{limit.For("")}}}, 3)
+	}
+	for _, test := range []struct {
+		name   string
+		insert func(context.Context, riverlimit.Inserter, pgx.Tx) error
+		want   error // by errors.Is, if it is one of ours
+	}{
+		{"refused, the fourth of many", func(ctx context.Context, in riverlimit.Inserter, tx pgx.Tx) error {
+			_, err := in.InsertManyTx(ctx, tx, append(three(bounded), three(bounded)...))
+			return err
+		}, ratelimit.ErrRefused},
+		{"never", func(ctx context.Context, in riverlimit.Inserter, tx pgx.Tx) error {
+			_, err := in.InsertTx(ctx, tx, callArgs{}, nil, bounded.ForN("", 4))
+			return err
+		}, ratelimit.ErrNever},
+		{"never, the last of many", func(ctx context.Context, in riverlimit.Inserter, tx pgx.Tx) error {
+			last := riverlimit.InsertManyParams{Args: callArgs{}, Requests: []ratelimit.Request{bounded.ForN("", 4)}}
+			_, err := in.InsertManyTx(ctx, tx, append(three(hourly), last))
+			return err
+		}, ratelimit.ErrNever},
+		{"River does not like the queue", func(ctx context.Context, in riverlimit.Inserter, tx pgx.Tx) error {
+			_, err := in.InsertTx(ctx, tx, callArgs{}, &river.InsertOpts{Queue: "no such name!"}, hourly.For(""))
+			return err
+		}, nil},
+		{"River does not like one queue of many", func(ctx context.Context, in riverlimit.Inserter, tx pgx.Tx) error {
+			params := three(hourly)
+			params[2].InsertOpts = &river.InsertOpts{Queue: "no such name!"}
+			_, err := in.InsertManyTx(ctx, tx, params)
+			return err
+		}, nil},
+		{"metadata is not an object", func(ctx context.Context, in riverlimit.Inserter, tx pgx.Tx) error {
+			_, err := in.InsertTx(ctx, tx, callArgs{}, &river.InsertOpts{Metadata: []byte("[1]")}, hourly.For(""))
+			return err
+		}, nil},
+		{"batch: metadata is not an object", func(ctx context.Context, in riverlimit.Inserter, tx pgx.Tx) error {
+			_, err := in.InsertBatchTx(ctx, tx, []river.InsertManyParams{{Args: callArgs{}, InsertOpts: &river.InsertOpts{Metadata: []byte("1")}}}, hourly.For(""))
+			return err
+		}, nil},
+		{"batch: nothing to insert", func(ctx context.Context, in riverlimit.Inserter, tx pgx.Tx) error {
+			_, err := in.InsertBatchTx(ctx, tx, nil, hourly.For(""))
+			return err
+		}, nil},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			b := newBench(t)
+			in := b.inserter(t)
+			b.inTx(t, func(tx pgx.Tx) error {
+				err := test.insert(t.Context(), in, tx)
+				if err == nil {
+					t.Error("no error")
+				}
+				if test.want != nil && !errors.Is(err, test.want) {
+					t.Errorf("got %v, want %v", err, test.want)
+				}
+				return nil
+			})
+			if got := b.count(t, countJobs); got != 0 {
+				t.Errorf("%d jobs", got)
+			}
+			if got := b.count(t, `SELECT count(*) FROM rate_limits WHERE value < 2`); got != 0 {
+				t.Errorf("%d limits that are not full", got)
+			}
+		})
+	}
+}
+
+// The typed error of a refusal says when to come back.
+func TestInsertRefused(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	in := b.inserter(t)
+	b.inTx(t, func(tx pgx.Tx) error {
+		if _, err := in.InsertTx(t.Context(), tx, callArgs{}, nil, bounded.ForN("", 3)); err != nil {
+			return err
+		}
+		_, err := in.InsertTx(t.Context(), tx, callArgs{}, nil, bounded.For(""))
+		var refused *ratelimit.RefusedError
+		if !errors.As(err, &refused) || (refused.Result.RetryAfter-time.Hour).Abs() > time.Minute {
+			t.Errorf("got %v, want a refusal with an hour to wait", err)
+		}
+		return nil
+	})
+	if jobs, value := b.count(t, countJobs), b.value(t, "bounded"); jobs != 1 || value > -0.99 {
+		t.Errorf("%d jobs and %v tokens, want the first job and its debt", jobs, value)
+	}
+}
+
+func TestInsertDuplicates(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	in := b.inserter(t)
+	unique := &river.InsertOpts{UniqueOpts: river.UniqueOpts{ByArgs: true}}
+	b.inTx(t, func(tx pgx.Tx) error {
+		for i := range 3 {
+			got, err := in.InsertTx(t.Context(), tx, callArgs{1}, unique, hourly.For(""))
+			if err != nil {
+				return err
+			}
+			if got.UniqueSkippedAsDuplicate != (i > 0) {
+				t.Errorf("insert %d: skipped is %v", i, got.UniqueSkippedAsDuplicate)
+			}
+		}
+		one := []ratelimit.Request{hourly.For("")}
+		_, err := in.InsertManyTx(t.Context(), tx, []riverlimit.InsertManyParams{
+			{callArgs{1}, unique, one}, {callArgs{2}, unique, one}, {callArgs{3}, unique, nil},
+		})
+		if err != nil {
+			return err
+		}
+		_, err = in.InsertBatchTx(t.Context(), tx, []river.InsertManyParams{
+			{Args: callArgs{1}, InsertOpts: unique}, {Args: callArgs{2}, InsertOpts: unique},
+		}, hourly.ForN("", 50))
+		return err
+	})
+	// Two jobs have paid of two tokens.
+	if got := b.value(t, "hourly"); got < -0.001 || got > 0.1 {
+		t.Errorf("%v tokens left, want 0", got)
+	}
+}
+
+func TestInsertBatchTx(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	in := b.inserter(t)
+	b.inTx(t, func(tx pgx.Tx) error {
+		got, err := in.InsertBatchTx(t.Context(), tx, []river.InsertManyParams{
+			{Args: callArgs{1}}, {Args: callArgs{2}}, {Args: callArgs{3}},
+		}, hourly.ForN("", 5))
+		if err != nil {
+			return err
+		}
+		for i, g := range got {
+			if !g.Job.ScheduledAt.Equal(got[0].Reservation.RetryAt) || (got[0].Reservation.RetryAfter-3*time.Hour).Abs() > time.Minute {
+				t.Errorf("job %d: scheduled at %v, reserved after %v", i, g.Job.ScheduledAt, g.Reservation.RetryAfter)
+			}
+		}
+		return nil
+	})
+	if got := b.value(t, "hourly"); got > -2.99 || got < -3 {
+		t.Errorf("%v tokens, want -3", got)
+	}
+}
+
+// What the caller asked of River stays.
+func TestInsertOpts(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	in := b.inserter(t)
+	tomorrow := time.Now().Add(24 * time.Hour).Truncate(time.Microsecond)
+	opts := &river.InsertOpts{
+		Metadata: []byte(`{"trace": {"id": 12345678901234567890}}`), ScheduledAt: tomorrow, Tags: []string{"tag"},
+	}
+	b.inTx(t, func(tx pgx.Tx) error {
+		got, err := in.InsertTx(t.Context(), tx, callArgs{}, opts, hourly.ForN("", 3))
+		if err != nil {
+			return err
+		}
+		if !got.Job.ScheduledAt.Equal(tomorrow) || !slices.Equal(got.Job.Tags, []string{"tag"}) {
+			t.Errorf("got %v and %v", got.Job.ScheduledAt, got.Job.Tags)
+		}
+		var metadata struct{ Trace struct{ ID json.Number } }
+		if err := json.Unmarshal(got.Job.Metadata, &metadata); err != nil || metadata.Trace.ID != "12345678901234567890" {
+			t.Errorf("metadata %s: %v", got.Job.Metadata, err)
+		}
+		plain, err := in.InsertTx(t.Context(), tx, callArgs{}, nil)
+		if err == nil && (plain.Job.State != rivertype.JobStateAvailable || string(plain.Job.Metadata) != "{}") {
+			t.Errorf("a job without limits: %s, metadata %s", plain.Job.State, plain.Job.Metadata)
+		}
+		return err
+	})
+	if string(opts.Metadata) != `{"trace": {"id": 12345678901234567890}}` || !opts.ScheduledAt.Equal(tomorrow) {
+		t.Error("the caller's options were changed")
+	}
+}
+
+func TestInsertJitter(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	in := b.inserter(t)
+	in.Jitter = 10 * time.Minute
+	different := map[time.Duration]bool{}
+	b.inTx(t, func(tx pgx.Tx) error {
+		for i := range 10 {
+			got, err := in.InsertTx(t.Context(), tx, callArgs{i}, nil, hourly.For(""))
+			if err != nil {
+				return err
+			}
+			shift := got.Job.ScheduledAt.Sub(got.Reservation.RetryAt)
+			if i < 2 { // due at once
+				if got.Job.State != rivertype.JobStateAvailable {
+					t.Errorf("job %d is %s", i, got.Job.State)
+				}
+				continue
+			}
+			if shift < 0 || shift > in.Jitter {
+				t.Errorf("job %d: shifted by %v", i, shift)
+			}
+			if !noted(t, got.Job).At.Equal(got.Job.ScheduledAt) {
+				t.Errorf("job %d: noted for %v, scheduled at %v", i, noted(t, got.Job).At, got.Job.ScheduledAt)
+			}
+			different[shift] = true
+		}
+		return nil
+	})
+	if len(different) < 2 {
+		t.Error("all shifted alike")
+	}
+}

@@ -1,0 +1,331 @@
+package riverlimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"time"
+
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+const (
+	defaultMaxWait    = 3 * time.Second
+	defaultStartSlack = 50 * time.Millisecond
+
+	// faultSnooze is how long a job is put off, on average, when the limiter's
+	// database does not answer.
+	faultSnooze = 5 * time.Second
+)
+
+// MiddlewareConfig says how a [Middleware] limits jobs.
+type MiddlewareConfig struct {
+	// Limits says what an attempt at a job takes, and from which limits: all or
+	// nothing. Nil means that the job is not limited. It must say the same each
+	// time it is asked about a job, and must not change the job. Required; see
+	// [ByKind] and [ByQueue] for simple ones.
+	Limits func(job *rivertype.JobRow) []ratelimit.Request
+
+	// HardStart bounds starts and not only averages, for a third party that
+	// counts them: in no window of a limit's Period do jobs start for more than
+	//
+	//	Rate + Capacity − 1
+	//
+	// tokens, wherever the window begins and however late River brings the
+	// jobs. (Counts being whole. Capacity is at least the largest count; for a
+	// FixedWindow it counts as that.) So who promised a third party not to call
+	// more often than 100 times a minute takes Rate 100, Capacity 1, which
+	// spaces the starts out evenly, or Rate 91, Capacity 10.
+	//
+	// Each job then pays at a gate as well, right before it starts: see
+	// [Middleware.Rows]. It may start StartSlack after it has paid, so
+	// StartSlack is added to the Period of token buckets: with a Period of a
+	// minute, the default takes 0.1 % off the rate.
+	HardStart bool
+
+	// StartSlack is how late a start may be, with HardStart, for the instant
+	// that the database has granted, the way to the worker included. A grant
+	// that is later than that is lost, and another asked for. So it must be well
+	// above the time in which the database answers. The default is 50 ms.
+	StartSlack time.Duration
+
+	// MaxWait is the longest that a job waits in the worker, where it occupies
+	// one of the queue's MaxWorkers, and can be on time to the millisecond. A
+	// job that must wait longer is snoozed, until half of MaxWait before its
+	// instant: River looks for jobs once every FetchPollInterval (1 second), so
+	// choose MaxWait above twice that. River's RescueStuckJobsAfter (1 hour)
+	// must be longer than twice MaxWait and the job's own time together. The
+	// default is 3 seconds.
+	MaxWait time.Duration
+
+	// Jitter spreads jobs that must wait over this much after their instants. A
+	// job that need not wait is not delayed. The default is none.
+	Jitter time.Duration
+
+	// Logger gets the faults of the limiter's database. The default is
+	// slog.Default().
+	Logger *slog.Logger
+}
+
+// ByKind limits jobs by their kind: one token of the kind's limit for each.
+// Jobs of other kinds are not limited.
+func ByKind(limits map[string]ratelimit.Limit) func(*rivertype.JobRow) []ratelimit.Request {
+	return func(job *rivertype.JobRow) []ratelimit.Request { return oneOf(limits[job.Kind]) }
+}
+
+// ByQueue limits jobs by their queue: one token of the queue's limit for each.
+// Jobs of other queues are not limited.
+func ByQueue(limits map[string]ratelimit.Limit) func(*rivertype.JobRow) []ratelimit.Request {
+	return func(job *rivertype.JobRow) []ratelimit.Request { return oneOf(limits[job.Queue]) }
+}
+
+func oneOf(limit ratelimit.Limit) []ratelimit.Request {
+	if limit == nil {
+		return nil
+	}
+	return []ratelimit.Request{limit.For("")}
+}
+
+// Middleware is a River worker middleware that limits how often jobs are
+// worked. It goes into river.Config.Middleware, as the last one if it has
+// HardStart: what comes between it and the worker delays the start.
+//
+// Before an attempt at a job it reserves, once, and holds the job back until
+// the reservation is due. A job whose reservation is due runs at once. An
+// attempt that fails, and one that the worker itself snoozes, has had its
+// reservation; the next pays again.
+//
+// Holding back never uses up an attempt, nor does a refusal (of a limit with a
+// MaxReserved), a shut-down, or a database that does not answer: the job comes
+// again later. (A client that stops waits for jobs that wait in the worker, as
+// for all others.) A job that asks for what its limit can never grant, or asks
+// nonsense, is cancelled, with the reason among its errors.
+//
+// Waits follow the database's clock. A worker whose clock differs, by up to an
+// hour, changes nothing.
+type Middleware struct {
+	river.MiddlewareDefaults
+
+	store  *pgstore.Store
+	config MiddlewareConfig
+	lines  lines
+}
+
+var _ rivertype.WorkerMiddleware = (*Middleware)(nil)
+
+// NewMiddleware makes a Middleware. The store needs a pool.
+func NewMiddleware(store *pgstore.Store, config *MiddlewareConfig) (*Middleware, error) {
+	if store == nil {
+		return nil, &ratelimit.FieldError{Field: "Store", Reason: "must not be nil"}
+	}
+	if config == nil || config.Limits == nil {
+		return nil, &ratelimit.FieldError{Field: "Limits", Reason: "must not be nil"}
+	}
+	m := &Middleware{store: store, config: *config}
+	for _, f := range []struct {
+		name  string
+		value *time.Duration
+		def   time.Duration
+	}{
+		{"StartSlack", &m.config.StartSlack, defaultStartSlack},
+		{"MaxWait", &m.config.MaxWait, defaultMaxWait},
+		{"Jitter", &m.config.Jitter, 0},
+	} {
+		if *f.value < 0 {
+			return nil, &ratelimit.FieldError{Field: f.name, Value: *f.value, Reason: "must not be negative"}
+		}
+		if *f.value == 0 {
+			*f.value = f.def
+		}
+	}
+	if m.config.Logger == nil {
+		m.config.Logger = slog.Default()
+	}
+	return m, nil
+}
+
+// Work implements River's rivertype.WorkerMiddleware.
+func (m *Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error) error {
+	requests := m.config.Limits(job)
+	if len(requests) == 0 {
+		return doInner(ctx)
+	}
+	n, err := m.hold(ctx, job, requests)
+	if err != nil {
+		return m.putOff(ctx, job, errors.Join(err, n.save(ctx)))
+	}
+	inner := context.WithValue(ctx, noteKey{job.ID}, n)
+	n.Started = true
+	if err := n.save(ctx); err != nil {
+		return err
+	}
+	return doInner(inner)
+}
+
+// hold returns when the job may start, with its reservation, or with an error
+// when it may not start in this round.
+func (m *Middleware) hold(ctx context.Context, job *rivertype.JobRow, requests []ratelimit.Request) (note, error) {
+	n, now, err := m.reserve(ctx, job, requests)
+	if err == nil {
+		err = m.await(ctx, job, n, now, requests)
+	}
+	if err == nil && m.config.HardStart {
+		err = m.pass(ctx, requests)
+	}
+	return n, err
+}
+
+// reserve returns the job's reservation, and if it had to be made, when.
+func (m *Middleware) reserve(ctx context.Context, job *rivertype.JobRow, requests []ratelimit.Request) (note, *instant, error) {
+	n := noteOf(ctx, job)
+	unpaid := n.unpaid(requests)
+	if len(unpaid) == 0 {
+		return n, nil, nil
+	}
+	limits := make([]ratelimit.Request, len(unpaid))
+	for i, r := range unpaid {
+		limits[i] = m.scheduled(r)
+	}
+	for begun := time.Now(); ; {
+		result, err := m.store.Reserve(ctx, limits...)
+		if err != nil {
+			return n, nil, err
+		}
+		now := decided(result)
+		at := result.RetryAt
+		if result.RetryAfter > 0 {
+			at = jitter(at, m.config.Jitter)
+		}
+		if result.OK {
+			return n.with(unpaid, at), now, nil
+		}
+		if time.Since(begun)+now.until(at) > m.config.MaxWait || !sleep(ctx, now.until(at)) {
+			return n, nil, now.snooze(at)
+		}
+	}
+}
+
+// await holds the job back until n is due. now is nil for a reservation that
+// was made earlier.
+func (m *Middleware) await(ctx context.Context, job *rivertype.JobRow, n note, now *instant, requests []ratelimit.Request) error {
+	if now == nil {
+		// This is when River's fetch found the job, on the database's clock.
+		if job.AttemptedAt != nil && !job.AttemptedAt.Before(n.At) {
+			return nil
+		}
+		var err error
+		if now, err = m.now(ctx, requests[0]); err != nil {
+			return err
+		}
+	}
+	if now.until(n.At) > m.config.MaxWait {
+		return now.snooze(n.At.Add(-m.config.MaxWait / 2))
+	}
+	if !sleep(ctx, now.until(n.At)) {
+		return now.snooze(n.At)
+	}
+	return nil
+}
+
+// putOff is what River is told of a job that does not start, and why.
+func (m *Middleware) putOff(ctx context.Context, job *rivertype.JobRow, err error) error {
+	var snooze *river.JobSnoozeError
+	switch {
+	case errors.As(err, &snooze):
+		return snooze
+	case errors.Is(err, ratelimit.ErrNever), errors.Is(err, ratelimit.ErrInvalid):
+		return river.JobCancel(fmt.Errorf("riverlimit: this job can never run: %w", err))
+	case ctx.Err() != nil: // the client stops, or the job was cancelled
+		return river.JobSnooze(0)
+	}
+	// The job is not to blame, and may have only one attempt.
+	m.config.Logger.ErrorContext(ctx, "riverlimit: the limit could not be asked; snoozing the job",
+		slog.Int64("job_id", job.ID), slog.String("kind", job.Kind), slog.Any("error", err))
+	return river.JobSnooze(faultSnooze/2 + rand.N(faultSnooze))
+}
+
+// now asks for the time.
+func (m *Middleware) now(ctx context.Context, r ratelimit.Request) (*instant, error) {
+	result, err := m.store.Check(ctx, r.Limit.ForN(r.Key, 0))
+	if err != nil {
+		return nil, err
+	}
+	return decided(result), nil
+}
+
+// Pause lets nothing start that takes from the limits and keys of requests, for
+// as long as a third party asks for with a 429 and Retry-After. It is decided
+// on its own, and by the database's clock. Jobs that are due before then come
+// again when the pause is over with HardStart; without it, reservations that
+// were made before stay as they are. (With HardStart, jobs that the gate has let
+// in already may start for up to 5 times StartSlack.) The requests' counts do
+// not matter.
+//
+// An error leaves some or all of the limits without the pause.
+func (m *Middleware) Pause(ctx context.Context, pause time.Duration, requests ...ratelimit.Request) error {
+	for _, r := range requests {
+		if err := r.Validate(); err != nil {
+			return err
+		}
+		now, err := m.now(ctx, r)
+		if err != nil {
+			return err
+		}
+		for _, row := range m.Rows(r) {
+			if _, err := m.store.Pause(ctx, row, now.database.Add(pause)); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// instant is an instant on the database's clock and on the worker's. The
+// worker's is that of the answer, hence a little late: waits that are counted
+// from it are never too short.
+type instant struct {
+	database, worker time.Time
+}
+
+func decided(r ratelimit.Result) *instant { return &instant{r.At, time.Now()} }
+
+// until is how long it is, now, to an instant on the database's clock.
+func (i instant) until(at time.Time) time.Duration {
+	return at.Sub(i.database) - time.Since(i.worker)
+}
+
+// maxSkew is how far the clocks may differ; beyond, one of them is a test's.
+const maxSkew = time.Hour
+
+// snooze has River bring the job again at an instant on the database's clock.
+// River adds the duration to the worker's clock and later compares that with
+// the database's, so by how much they differ is taken off. It is an error to
+// return.
+func (i instant) snooze(at time.Time) error {
+	wait := i.until(at)
+	if skew := i.worker.Sub(i.database); skew.Abs() <= maxSkew {
+		wait -= skew
+	}
+	return river.JobSnooze(max(0, wait))
+}
+
+// sleep waits for d, and reports false if ctx was over before.
+func sleep(ctx context.Context, d time.Duration) bool {
+	if d <= 0 {
+		return ctx.Err() == nil
+	}
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}
