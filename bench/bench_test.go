@@ -1,0 +1,219 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"encoding/xml"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+// tiny measures what only finds, for so short that the figures say nothing.
+func tiny(only string) options {
+	o := defaults()
+	o.levels = []int{1, 4}
+	o.rounds, o.round, o.warmUp = 2, 20*time.Millisecond, 5*time.Millisecond
+	o.overGrant = 100 * time.Millisecond
+	o.churn = churnSize{decisions: 500, first: 50 * time.Millisecond, atLeast: 100 * time.Millisecond}
+	o.only = regexp.MustCompile(only)
+	return o
+}
+
+// measureTiny runs o, and returns what it printed and its JSON.
+func measureTiny(t *testing.T, o options) (stdout, stderr string, entries []entry) {
+	t.Helper()
+	o.jsonFile = filepath.Join(t.TempDir(), "results.json")
+	var out, progress bytes.Buffer
+	if err := runWith(t.Context(), o, &out, &progress); err != nil {
+		t.Fatalf("%v\n%s%s", err, &out, &progress)
+	}
+	text, err := os.ReadFile(o.jsonFile)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := json.Unmarshal(text, &entries); err != nil {
+		t.Fatalf("%v in %s", err, text)
+	}
+	return out.String(), progress.String(), entries
+}
+
+// TestEveryImplementation has each decide something. Without Redis there is a
+// message instead of its rows.
+func TestEveryImplementation(t *testing.T) {
+	o := tiny(`^(granted-one-key|tx-one-key)/4/|^refused-one-key/4/|^over-grant|^churn-one-key/.*combined`)
+	o.plotFile = filepath.Join(t.TempDir(), "plot.svg")
+	stdout, stderr, entries := measureTiny(t, o)
+
+	_, err := exec.LookPath(o.redisServer)
+	if got, want := strings.Contains(stderr, "apt-get install redis-server"), err != nil; got != want {
+		t.Errorf("says how to install Redis: %v, want %v, in %q", got, want, stderr)
+	}
+	found := make(map[string]entry)
+	for _, e := range entries {
+		found[e.Impl] = e
+		if e.Errors != 0 || e.P50us <= 0 || e.P99us < e.P50us {
+			t.Errorf("got %+v, want no errors, and 0 < p50 <= p99", e)
+		}
+		if !strings.Contains(stdout, e.Impl) {
+			t.Errorf("%s is not in the table:\n%s", e.Impl, stdout)
+		}
+	}
+	for impl := range implementations {
+		if _, ok := found[impl]; ok == (needsRedis[impl] && err != nil) {
+			t.Errorf("%s was measured: %v", impl, ok)
+		}
+	}
+	if err := wellFormed(o.plotFile); err != nil {
+		t.Errorf("the picture: %v", err)
+	}
+}
+
+// wellFormed reads a file as XML.
+func wellFormed(file string) error {
+	f, err := os.Open(file)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	d := xml.NewDecoder(f)
+	for {
+		if _, err := d.Token(); errors.Is(err, io.EOF) {
+			return nil
+		} else if err != nil {
+			return err
+		}
+	}
+}
+
+func TestWithoutRedis(t *testing.T) {
+	o := tiny(`^granted-one-key/1/(ours, combined|Redis Lua)`)
+	o.redisServer = "no-such-redis-server"
+	stdout, stderr, entries := measureTiny(t, o)
+	if want := "apt-get install redis-server"; !strings.Contains(stderr, want) {
+		t.Errorf("stderr is %q, want %q in it", stderr, want)
+	}
+	if want := "Redis: none"; !strings.Contains(stdout, want) {
+		t.Errorf("want %q in:\n%s", want, stdout)
+	}
+	if len(entries) != 1 || entries[0].Impl != oursCombined || entries[0].Goroutines != 1 {
+		t.Errorf("got %+v, want %s alone", entries, oursCombined)
+	}
+}
+
+func TestList(t *testing.T) {
+	var out bytes.Buffer
+	args := []string{"--list", "--only", "granted-one-key/64/ours"}
+	if err := run(t.Context(), args, &out, io.Discard); err != nil {
+		t.Fatal(err)
+	}
+	want := "granted-one-key/64/ours, combined\ngranted-one-key/64/ours, one statement each\n"
+	if out.String() != want {
+		t.Errorf("got %q, want %q", out.String(), want)
+	}
+}
+
+func TestBadArguments(t *testing.T) {
+	for _, args := range [][]string{
+		{"--only", "no-such-case"},
+		{"--only", "("},
+		{"--no-such-flag"},
+		{"granted-one-key"},
+	} {
+		if err := run(t.Context(), args, io.Discard, io.Discard); err == nil {
+			t.Errorf("%q: no error", args)
+		}
+	}
+}
+
+// TestJobs holds the tables of implementations together: every job can be
+// opened, and every implementation is in a case.
+func TestJobs(t *testing.T) {
+	unused := make(map[string]bool)
+	for impl := range implementations {
+		unused[impl] = true
+	}
+	for _, j := range selectJobs(allCases([]int{1}), nil) {
+		if implementations[j.impl] == nil {
+			t.Errorf("%s cannot be opened", j)
+		}
+		delete(unused, j.impl)
+	}
+	for impl := range unused {
+		t.Errorf("%s is in no case", impl)
+	}
+}
+
+// TestSummarize: of three rounds of a second, the medians.
+func TestSummarize(t *testing.T) {
+	job := job{testCase{per: "trips", kind: kindThroughput}, 1, oursCombined}
+	var samples []*sample
+	for _, n := range []int64{30, 10, 20} {
+		s := &sample{decided: n, decisions: n, granted: n, latency: hdrhistogram.New(1, longest, 2)}
+		s.counts = snapshot{trips: 2 * n}
+		if err := s.latency.RecordValues(n*int64(time.Millisecond), n); err != nil {
+			t.Fatal(err)
+		}
+		samples = append(samples, s)
+	}
+	r := summarize(job, samples, time.Second)
+	if r.opsPerSec != 20 || r.perDecision != 2 || r.granted != 60 {
+		t.Errorf("got %v a second, %v trips, %v granted, want 20, 2, 60", r.opsPerSec, r.perDecision, r.granted)
+	}
+	for _, got := range []time.Duration{r.p50, r.p99} {
+		if got.Round(time.Millisecond) != 20*time.Millisecond {
+			t.Errorf("got a latency of %v, want 20 ms", got)
+		}
+	}
+}
+
+func TestWrong(t *testing.T) {
+	bound := int64(40)
+	of := func(impl string, granted, errors int64) []result {
+		return []result{{job: job{testCase{name: overGrant}, busy, impl}, granted: granted, bound: &bound, errors: errors}}
+	}
+	tests := []struct {
+		name    string
+		results []result
+		want    bool
+	}{
+		{"as much as is right", of(oursCombined, 40, 0), false},
+		{"one too many", of(oursCombined, 41, 0), true},
+		{"an error", of(oursTx, 40, 1), true},
+		{"not ours", of(redisRace, 4000, 1), false},
+	}
+	for _, tt := range tests {
+		if got := wrong(tt.results) != nil; got != tt.want {
+			t.Errorf("%s: wrong is %v, want %v", tt.name, got, tt.want)
+		}
+	}
+}
+
+func TestFormats(t *testing.T) {
+	tests := []struct{ got, want string }{
+		{thousands(0), "0"},
+		{thousands(999.4), "999"},
+		{thousands(1000), "1,000"},
+		{thousands(1234567), "1,234,567"},
+		{latency(612 * time.Nanosecond), "0.61 µs"},
+		{latency(412 * time.Microsecond), "412 µs"},
+		{latency(2310 * time.Microsecond), "2.31 ms"},
+		{latency(119 * time.Millisecond), "119 ms"},
+		{few(0), "0.00"},
+		{few(0.002), "0.002"},
+		{few(16.5), "16.50"},
+	}
+	for _, tt := range tests {
+		if tt.got != tt.want {
+			t.Errorf("got %q, want %q", tt.got, tt.want)
+		}
+	}
+}

@@ -1,0 +1,220 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"sync"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+)
+
+// The cases, as --only, --list and the JSON name them.
+const (
+	grantedOneKey = "granted-one-key"
+	granted10k    = "granted-10k-keys"
+	refusedOneKey = "refused-one-key"
+	refused10k    = "refused-10k-keys"
+	txOneKey      = "tx-one-key"
+	tx10k         = "tx-10k-keys"
+	overGrant     = "over-grant"
+	churnOneKey   = "churn-one-key"
+	churn10k      = "churn-10k-keys"
+)
+
+// The implementations.
+const (
+	oursCombined   = "ours, combined"
+	oursRemembered = "ours, combined, refusals remembered"
+	oursEach       = "ours, one statement each"
+	forUpdate      = "SELECT FOR UPDATE, UPDATE"
+	readCommitted  = "SELECT, UPDATE (race)"
+	serializable   = "SERIALIZABLE, retried at once"
+	plainUpdate    = "single-row UPDATE"
+	goRedisLua     = "Redis Lua, go-redis"
+	rueidisLua     = "Redis Lua, rueidis"
+	redisRace      = "Redis HMGET, HSET (race)"
+	redisWatch     = "Redis WATCH, MULTI"
+
+	oursTx         = "ours, in the transaction"
+	oursTx32       = "ours, in the transaction, 32 shards"
+	oursTx8        = "ours, in the transaction, 8 shards"
+	noLimit        = "no limit"
+	forUpdateTx    = "SELECT FOR UPDATE, in the transaction"
+	serializableTx = "SERIALIZABLE, in the transaction, retried at once"
+)
+
+// implementations says how to open each.
+var implementations = map[string]opener{
+	oursCombined:   openOurs(ours{}),
+	oursRemembered: openOurs(ours{remember: true}),
+	oursEach:       openOurs(ours{portable: true}),
+	forUpdate:      openNaive(naive{lock: true}),
+	readCommitted:  openNaive(naive{}),
+	serializable:   openNaive(naive{serializable: true}),
+	plainUpdate:    openPlainUpdate,
+	goRedisLua:     openGoRedisLua,
+	rueidisLua:     openRueidisLua,
+	redisRace:      openRedisRace,
+	redisWatch:     openRedisWatch,
+
+	oursTx:         openOursTx(1),
+	oursTx32:       openOursTx(32),
+	oursTx8:        openOursTx(8),
+	noLimit:        openNoLimit,
+	forUpdateTx:    openNaive(naive{lock: true, work: true}),
+	serializableTx: openNaive(naive{serializable: true, work: true}),
+}
+
+// correct are the implementations that must never grant too much, whatever the
+// schedule.
+var correct = map[string]bool{
+	oursCombined: true, oursRemembered: true, oursEach: true, oursTx: true, oursTx32: true, oursTx8: true,
+	forUpdate: true, serializable: true, forUpdateTx: true, serializableTx: true,
+	goRedisLua: true, rueidisLua: true, redisWatch: true,
+}
+
+// oursAll are the implementations that are this library.
+var oursAll = map[string]bool{
+	oursCombined: true, oursRemembered: true, oursEach: true, oursTx: true, oursTx32: true, oursTx8: true,
+}
+
+// needsRedis are those that do not run without it.
+var needsRedis = map[string]bool{goRedisLua: true, rueidisLua: true, redisRace: true, redisWatch: true}
+
+// opener makes an implementation ready for a workload.
+type opener func(ctx context.Context, e *env, w workload) (contender, error)
+
+// contender decides, for many goroutines at once.
+type contender struct {
+	decide func(ctx context.Context, key string) (granted bool, err error)
+	close  func() // may be nil
+}
+
+// empty asks once for every key, if they are to have nothing: it takes what is
+// there, as these limits have a capacity of one, or has a refusal remembered.
+func (c contender) empty(ctx context.Context, w workload) error {
+	if !w.empty {
+		return nil
+	}
+	var wg sync.WaitGroup
+	faults := make([]error, busy)
+	for i := range busy {
+		wg.Go(func() {
+			for k := i; k < len(w.keys) && faults[i] == nil; k += busy {
+				_, faults[i] = c.decide(ctx, w.keys[k])
+			}
+		})
+	}
+	wg.Wait()
+	if err := errors.Join(faults...); err != nil {
+		c.close()
+		return fmt.Errorf("taking what is there: %w", err)
+	}
+	return nil
+}
+
+// workload is what is asked for.
+type workload struct {
+	limit ratelimit.TokenBucket // its Name is one per implementation and case
+	keys  []string
+	empty bool // the keys have no tokens to begin with
+	hasty bool // not about speed, so where every decision is a commit, none waits for the disk
+}
+
+// kind is how a case is measured.
+type kind int
+
+const (
+	kindThroughput kind = iota
+	kindOverGrant
+	kindChurn
+)
+
+// testCase is what several implementations do with the same workload.
+type testCase struct {
+	name   string
+	title  string
+	per    string // what is counted per decision
+	kind   kind
+	keys   int
+	empty  bool
+	limit  ratelimit.TokenBucket
+	levels []int
+	impls  []string
+}
+
+var (
+	plenty  = ratelimit.TokenBucket{Rate: 1e9, Period: time.Second, Capacity: 6e10}
+	nothing = ratelimit.TokenBucket{Rate: 1, Period: 24 * time.Hour}
+	ten     = ratelimit.TokenBucket{Rate: 10, Period: time.Second}
+)
+
+const busy = 64 // goroutines where only one number of them is of interest
+
+// allCases are the cases, with these numbers of goroutines where more than one
+// is of interest.
+func allCases(levels []int) []testCase {
+	own := []string{
+		oursCombined, oursEach, plainUpdate, forUpdate, serializable,
+		goRedisLua, rueidisLua, redisRace, redisWatch,
+	}
+	refused := []string{oursRemembered, oursCombined, oursEach, forUpdate, goRedisLua, rueidisLua}
+	inTx := []string{noLimit, oursTx, oursTx32, forUpdateTx, serializableTx}
+	exact := []string{
+		oursCombined, oursRemembered, oursEach, oursTx, oursTx8, // a shard needs a capacity of one
+		forUpdate, serializable, forUpdateTx, serializableTx, readCommitted,
+		goRedisLua, rueidisLua, redisWatch, redisRace,
+	}
+	churning := []string{oursCombined, oursEach}
+	one := []int{busy}
+	return []testCase{
+		{grantedOneKey, "Granted, one key", "trips", kindThroughput, 1, false, plenty, levels, own},
+		{granted10k, "Granted, 10,000 keys", "trips", kindThroughput, 10_000, false, plenty, levels, own},
+		{refusedOneKey, "Refused, one key", "trips", kindThroughput, 1, true, nothing, levels, refused},
+		{refused10k, "Refused, 10,000 keys", "trips", kindThroughput, 10_000, true, nothing, one, refused},
+		{txOneKey, "Transactions with one INSERT, one key", "retries", kindThroughput, 1, false, plenty, levels, inTx},
+		{tx10k, "Transactions with one INSERT, 10,000 keys", "retries", kindThroughput, 10_000, false, plenty, one, inTx},
+		{overGrant, "Over-grant: burst 10, 10 a second", "trips", kindOverGrant, 1, false, ten, one, exact},
+		{churnOneKey, "Churn, one key", "writes", kindChurn, 1, false, plenty, one, churning},
+		{churn10k, "Churn, 10,000 keys", "writes", kindChurn, 10_000, false, plenty, one, churning},
+	}
+}
+
+// job is one implementation in one case with one number of goroutines.
+type job struct {
+	testCase
+	goroutines int
+	impl       string
+}
+
+func (j job) String() string { return fmt.Sprintf("%s/%d/%s", j.name, j.goroutines, j.impl) }
+
+// selectJobs is all jobs that only finds, in the order of the cases.
+func selectJobs(cases []testCase, only *regexp.Regexp) []job {
+	var jobs []job
+	for _, c := range cases {
+		for _, goroutines := range c.levels {
+			for _, impl := range c.impls {
+				j := job{c, goroutines, impl}
+				if only == nil || only.MatchString(j.String()) {
+					jobs = append(jobs, j)
+				}
+			}
+		}
+	}
+	return jobs
+}
+
+// workload is what an implementation is to decide. Each has a limit name of its
+// own, so that none finds another's rows.
+func (c testCase) workload(impl string) workload {
+	w := workload{limit: c.limit, keys: make([]string, c.keys), empty: c.empty, hasty: c.kind == kindChurn}
+	w.limit.Name = c.name + "/" + impl
+	for i := range w.keys {
+		w.keys[i] = fmt.Sprintf("user-%05d", i)
+	}
+	return w
+}

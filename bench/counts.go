@@ -1,0 +1,45 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"sync/atomic"
+)
+
+// counts are of what went to a server. Only one implementation runs at a time,
+// so all connections share them.
+type counts struct {
+	trips   atomic.Int64 // writes to a connection: a client flushes when it goes on to wait
+	retries atomic.Int64 // transactions that PostgreSQL asked to run again
+}
+
+type snapshot struct{ trips, retries int64 }
+
+func (c *counts) now() snapshot { return snapshot{c.trips.Load(), c.retries.Load()} }
+
+// countingConn keeps all else that a *net.TCPConn can do, as clients look for
+// some of it.
+type countingConn struct {
+	*net.TCPConn
+	counts *counts
+}
+
+func (c countingConn) Write(b []byte) (int, error) {
+	c.counts.trips.Add(1)
+	return c.TCPConn.Write(b)
+}
+
+// dial connects by TCP and counts.
+func (c *counts) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	conn, err := new(net.Dialer).DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	tcp, ok := conn.(*net.TCPConn)
+	if !ok {
+		conn.Close()
+		return nil, fmt.Errorf("%s %s is not TCP, which the comparison is over", network, address)
+	}
+	return countingConn{tcp, c}, nil
+}

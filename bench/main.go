@@ -1,0 +1,210 @@
+// Command bench compares limits in PostgreSQL with Redis and with what people
+// write by hand, side by side in one run on one machine. See "bench -h".
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"regexp"
+	"runtime/pprof"
+	"syscall"
+	"time"
+)
+
+const help = `Usage: go run ./bench [flags]
+
+Compares limits in PostgreSQL with Redis and with what people write by hand, on
+a throwaway PostgreSQL with its default durability (fsync on) and a throwaway
+Redis that keeps nothing on disk, both over TCP on this machine. With
+DATABASE_URL it uses that server, in a schema of its own. Without redis-server
+the rest runs.
+
+Every goroutine calls again as soon as it has its answer. All implementations
+of a case take turns, in several short rounds after a warm-up each; a figure is
+the median of its rounds. Only what was answered within a round counts as
+throughput; the latency of the rest counts too.
+
+What is measured:
+
+  granted-one-key, granted-10k-keys   decisions that are granted, each on its
+                                      own; trips are round trips a decision
+  refused-one-key, refused-10k-keys   decisions that are refused
+  tx-one-key, tx-10k-keys             transactions with one INSERT and a limit;
+                                      retries are those a transaction
+  over-grant                          64 goroutines ask a limit of burst 10 and
+                                      10 a second for 3 s: at most 40 are right
+  churn-one-key, churn-10k-keys       a million decisions: does the table stay
+                                      small, and are its updates HOT?
+
+"ours, combined" is Store.Allow over 4 connections; all else in PostgreSQL has
+16. "single-row UPDATE" counts and limits nothing: it is PostgreSQL's own bound
+for one statement a decision. The tables that are not ours have the fillfactor
+of ours. go-redis and rueidis have their defaults.
+
+Flags:
+`
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	stop()
+	switch {
+	case errors.Is(err, flag.ErrHelp):
+	case err != nil:
+		fmt.Fprintln(os.Stderr, "bench:", err)
+		os.Exit(1)
+	}
+}
+
+// options say what to run and for how long.
+type options struct {
+	only     *regexp.Regexp
+	list     bool
+	jsonFile string
+	plotFile string
+	profile  string
+
+	levels    []int         // how many goroutines
+	rounds    int           // of each measurement
+	round     time.Duration // of each round
+	warmUp    time.Duration // before each round
+	overGrant time.Duration
+	churn     churnSize
+
+	redisServer string // the program
+}
+
+func defaults() options {
+	return options{
+		levels: []int{1, 16, 64, 256},
+		rounds: 5, round: time.Second, warmUp: 200 * time.Millisecond,
+		overGrant:   3 * time.Second,
+		churn:       churnSize{decisions: 1_000_000, first: time.Minute, atLeast: 2 * time.Minute},
+		redisServer: "redis-server",
+	}
+}
+
+// quicken makes all of it run in less than two minutes.
+func (o *options) quicken() {
+	o.levels = []int{1, 64, 256}
+	o.rounds, o.round, o.warmUp = 3, 150*time.Millisecond, 30*time.Millisecond
+	o.overGrant = time.Second
+	o.churn = churnSize{decisions: 20_000, first: time.Second, atLeast: 3 * time.Second}
+}
+
+func parse(args []string, stderr io.Writer) (options, error) {
+	o := defaults()
+	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.Usage = func() {
+		fmt.Fprint(stderr, help)
+		flags.PrintDefaults()
+	}
+	quick := flags.Bool("quick", false, "less than two minutes for all: short rounds, 1, 64 and 256 goroutines")
+	only := flags.String("only", "", "measure only what this `regexp` finds in its line of --list")
+	flags.BoolVar(&o.list, "list", false, "list what can be measured, as case/goroutines/implementation, and exit")
+	flags.StringVar(&o.jsonFile, "json", "", "write the results to this `file`, as a JSON list of objects")
+	flags.StringVar(&o.plotFile, "plot", "", "draw the results into this `file`, as SVG")
+	flags.StringVar(&o.profile, "cpuprofile", "", "write a CPU profile of this program to this `file`; best with --only")
+	rounds := flags.Int("rounds", 0, "how often each measurement is made (default 5, or 3 with --quick)")
+	round := flags.Duration("round", 0, "how long one takes (default 1s, or 150ms with --quick)")
+	if err := flags.Parse(args); err != nil {
+		return o, err
+	}
+	if flags.NArg() > 0 {
+		return o, fmt.Errorf("arguments that mean nothing: %q", flags.Args())
+	}
+	if *quick {
+		o.quicken()
+	}
+	if *rounds > 0 {
+		o.rounds = *rounds
+	}
+	if *round > 0 {
+		o.round = *round
+	}
+	var err error
+	if o.only, err = regexp.Compile(*only); err != nil {
+		return o, fmt.Errorf("--only: %w", err)
+	}
+	return o, nil
+}
+
+func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	o, err := parse(args, stderr)
+	if err != nil {
+		return err
+	}
+	return runWith(ctx, o, stdout, stderr)
+}
+
+func runWith(ctx context.Context, o options, stdout, stderr io.Writer) (err error) {
+	jobs := selectJobs(allCases(o.levels), o.only)
+	if len(jobs) == 0 {
+		return fmt.Errorf("nothing to measure matches --only %q; see --list", o.only)
+	}
+	if o.list {
+		for _, j := range jobs {
+			fmt.Fprintln(stdout, j)
+		}
+		return nil
+	}
+	e, err := startServers(ctx, o, stderr)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, e.close()) }()
+
+	stopProfile, err := startProfile(o.profile)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stopProfile()) }()
+	results, err := measureAll(ctx, e, o, jobs, newProgress(stderr))
+	if err != nil {
+		return err
+	}
+	facts, err := e.facts(ctx)
+	if err != nil {
+		return err
+	}
+	checks := check(results)
+	if err := printReport(stdout, results, checks, facts); err != nil {
+		return err
+	}
+	if o.jsonFile != "" {
+		if err := writeJSON(o.jsonFile, results); err != nil {
+			return err
+		}
+	}
+	if o.plotFile != "" {
+		if err := drawPlot(o.plotFile, results, facts); err != nil {
+			return err
+		}
+	}
+	return wrong(results)
+}
+
+// startProfile starts a CPU profile, if file is not "", which the function that
+// it returns ends.
+func startProfile(file string) (stop func() error, err error) {
+	if file == "" {
+		return func() error { return nil }, nil
+	}
+	f, err := os.Create(file)
+	if err != nil {
+		return nil, fmt.Errorf("making the profile: %w", err)
+	}
+	if err := pprof.StartCPUProfile(f); err != nil {
+		return nil, errors.Join(fmt.Errorf("starting the profile: %w", err), f.Close())
+	}
+	return func() error {
+		pprof.StopCPUProfile()
+		return f.Close()
+	}, nil
+}

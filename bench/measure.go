@@ -1,0 +1,268 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/HdrHistogram/hdrhistogram-go"
+)
+
+// result is what was measured of a job.
+type result struct {
+	job
+	opsPerSec   float64
+	p50, p99    time.Duration
+	perDecision float64 // round trips, retries or writes: see testCase.per
+	granted     int64
+	bound       *int64 // of granted; nil where it is of no interest
+	decisions   int64
+	errors      int64
+	firstErr    error
+	rounds      []float64 // decisions a second, by round
+	churn       *churnResult
+}
+
+// sample is what happened in one round.
+type sample struct {
+	decided   int64 // within the round
+	decisions int64 // before and after it, too
+	granted   int64
+	errors    int64
+	firstErr  error
+	latency   *hdrhistogram.Histogram // nanoseconds
+	elapsed   time.Duration           // until the last answer
+	counts    snapshot
+}
+
+func (s *sample) add(other *sample) {
+	s.decided += other.decided
+	s.decisions += other.decisions
+	s.granted += other.granted
+	s.errors += other.errors
+	s.firstErr = cmp.Or(s.firstErr, other.firstErr)
+	s.latency.Merge(other.latency)
+}
+
+const (
+	longest    = int64(time.Minute) // latency that is told from longer ones
+	mostErrors = 100                // after which a goroutine gives up
+)
+
+func newSample() *sample {
+	return &sample{latency: hdrhistogram.New(1, longest, 2)} // 1 % exact
+}
+
+// round is one stretch of time in which goroutines ask a contender.
+type round struct {
+	contender  contender
+	keys       []string
+	goroutines int
+	warmUp     time.Duration
+	duration   time.Duration
+	enough     int64 // decisions of each goroutine without which it goes on
+	seed       uint64
+}
+
+func (r round) run(ctx context.Context, c *counts) *sample {
+	runtime.GC() // what the others left behind is not this one's to clear away
+	samples := make([]*sample, r.goroutines)
+	for i := range samples {
+		samples[i] = newSample()
+	}
+	before := c.now()
+	start := time.Now()
+	var wg sync.WaitGroup
+	for i, s := range samples {
+		wg.Go(func() { r.ask(ctx, start, uint64(i), s) })
+	}
+	wg.Wait()
+	total := newSample()
+	total.elapsed = time.Since(start)
+	after := c.now()
+	total.counts = snapshot{after.trips - before.trips, after.retries - before.retries}
+	for _, s := range samples {
+		total.add(s)
+	}
+	return total
+}
+
+// ask asks again and again. The clock is read once a decision: it ends one and
+// starts the next.
+func (r round) ask(ctx context.Context, start time.Time, i uint64, s *sample) {
+	ctx, cancel := context.WithCancel(ctx) // as each request has a context of its own
+	defer cancel()
+	random := rand.New(rand.NewPCG(r.seed, i))
+	end := r.warmUp + r.duration
+	for last := time.Since(start); last < end || s.decisions < r.enough; {
+		key := r.keys[0]
+		if len(r.keys) > 1 {
+			key = r.keys[random.IntN(len(r.keys))]
+		}
+		granted, err := r.contender.decide(ctx, key)
+		now := time.Since(start)
+		if err != nil {
+			if ctx.Err() != nil {
+				return
+			}
+			s.errors++
+			s.firstErr = cmp.Or(s.firstErr, err)
+			if s.errors == mostErrors {
+				return
+			}
+			last = now
+			continue
+		}
+		s.decisions++
+		if granted {
+			s.granted++
+		}
+		if now > r.warmUp {
+			_ = s.latency.RecordValue(min(int64(now-last), longest)) // an error is out of range only
+			if now <= end || r.enough > 0 {
+				s.decided++
+			}
+		}
+		last = now
+	}
+}
+
+// measureAll measures the jobs, case by case.
+func measureAll(ctx context.Context, e *env, o options, jobs []job, p *progress) ([]result, error) {
+	if e.redis == nil {
+		jobs = slices.DeleteFunc(slices.Clone(jobs), func(j job) bool { return needsRedis[j.impl] })
+	}
+	p.total(jobs, o)
+	defer p.clear()
+	var results []result
+	for len(jobs) > 0 {
+		n := slices.IndexFunc(jobs, func(j job) bool { return j.name != jobs[0].name })
+		if n < 0 {
+			n = len(jobs)
+		}
+		found, err := measureCase(ctx, e, o, jobs[:n], p)
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", jobs[0].name, err)
+		}
+		results = append(results, found...)
+		p.caseDone(jobs[0].name)
+		jobs = jobs[n:]
+	}
+	return results, nil
+}
+
+// measureCase measures jobs of one case.
+func measureCase(ctx context.Context, e *env, o options, jobs []job, p *progress) ([]result, error) {
+	if jobs[0].kind == kindChurn {
+		return measureChurn(ctx, e, o, jobs, p)
+	}
+	contenders, err := open(ctx, e, jobs)
+	defer closeAll(contenders)
+	if err != nil {
+		return nil, err
+	}
+	if err := e.postgres.analyze(ctx); err != nil {
+		return nil, err
+	}
+	if jobs[0].kind == kindOverGrant {
+		o.rounds, o.round, o.warmUp = 1, o.overGrant, 0
+	}
+	samples := make([][]*sample, len(jobs))
+	for n := range o.rounds {
+		for _, i := range order(n, len(jobs)) {
+			j := jobs[i]
+			p.step(j)
+			r := round{
+				contender: contenders[j.impl], keys: j.workload(j.impl).keys, goroutines: j.goroutines,
+				warmUp: o.warmUp, duration: o.round, seed: uint64(n),
+			}
+			samples[i] = append(samples[i], r.run(ctx, e.counts(j.impl)))
+			if err := ctx.Err(); err != nil {
+				return nil, fmt.Errorf("interrupted: %w", err)
+			}
+		}
+	}
+	results := make([]result, len(jobs))
+	for i, j := range jobs {
+		results[i] = summarize(j, samples[i], o.round)
+	}
+	return results, nil
+}
+
+// order is forwards in even rounds and backwards in odd ones, so that what
+// changes with time favours nobody.
+func order(round, n int) []int {
+	indexes := make([]int, n)
+	for i := range indexes {
+		indexes[i] = i
+	}
+	if round%2 == 1 {
+		slices.Reverse(indexes)
+	}
+	return indexes
+}
+
+// open opens each implementation once, for all numbers of goroutines.
+func open(ctx context.Context, e *env, jobs []job) (map[string]contender, error) {
+	contenders := make(map[string]contender)
+	for _, j := range jobs {
+		if _, ok := contenders[j.impl]; ok {
+			continue
+		}
+		c, err := implementations[j.impl](ctx, e, j.workload(j.impl))
+		if err != nil {
+			return contenders, fmt.Errorf("%s: %w", j.impl, err)
+		}
+		contenders[j.impl] = c
+	}
+	return contenders, nil
+}
+
+func closeAll(contenders map[string]contender) {
+	for _, c := range contenders {
+		if c.close != nil {
+			c.close()
+		}
+	}
+}
+
+// summarize makes the medians of a job's rounds.
+func summarize(j job, samples []*sample, duration time.Duration) result {
+	r := result{job: j}
+	var p50s, p99s []time.Duration
+	var counted snapshot
+	for _, s := range samples {
+		r.rounds = append(r.rounds, float64(s.decided)/duration.Seconds())
+		p50s = append(p50s, time.Duration(s.latency.ValueAtQuantile(50)))
+		p99s = append(p99s, time.Duration(s.latency.ValueAtQuantile(99)))
+		r.granted += s.granted
+		r.decisions += s.decisions
+		r.errors += s.errors
+		r.firstErr = cmp.Or(r.firstErr, s.firstErr)
+		counted.trips += s.counts.trips
+		counted.retries += s.counts.retries
+	}
+	r.opsPerSec, r.p50, r.p99 = median(r.rounds), median(p50s), median(p99s)
+	if j.per == "retries" {
+		r.perDecision = float64(counted.retries) / float64(max(r.decisions, 1))
+	} else {
+		r.perDecision = float64(counted.trips) / float64(max(r.decisions, 1))
+	}
+	if j.kind == kindOverGrant {
+		d := j.limit.Definition()
+		bound := int64(d.Capacity + d.Rate*float64(samples[0].elapsed)/float64(d.Period))
+		r.bound = &bound
+	}
+	return r
+}
+
+// median is the upper one of two.
+func median[T cmp.Ordered](values []T) T {
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[len(sorted)/2]
+}

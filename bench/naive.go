@@ -1,0 +1,92 @@
+package main
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// naive is what people write by hand: read the tokens, decide in the program,
+// write them back.
+type naive struct {
+	lock         bool // FOR UPDATE
+	serializable bool // and run again at once when PostgreSQL asks for it
+	work         bool // one INSERT in the same transaction
+}
+
+func openNaive(n naive) opener {
+	return func(ctx context.Context, e *env, w workload) (contender, error) {
+		const fill = `INSERT INTO naive_limits SELECT $1::text, k, $3::float8, clock_timestamp() FROM unnest($2::text[]) AS k
+ON CONFLICT DO NOTHING`
+		if err := e.postgres.fill(ctx, fill, w, w.tokens()); err != nil {
+			return contender{}, err
+		}
+		level := pgx.ReadCommitted
+		if n.serializable {
+			level = pgx.Serializable
+		}
+		decide := func(ctx context.Context, key string) (granted bool, err error) {
+			err = inTx(ctx, e.postgres.many, level, func(tx pgx.Tx) error {
+				granted, err = n.take(ctx, tx, w, key)
+				if err != nil || !granted || !n.work {
+					return err
+				}
+				_, err = tx.Exec(ctx, workSQL, key)
+				return err
+			})
+			return granted && err == nil, err
+		}
+		return contender{decide: decide}, nil
+	}
+}
+
+// inTx runs do in a transaction, and again at once for as long as PostgreSQL
+// asks for it.
+func inTx(ctx context.Context, pool *pgxpool.Pool, level pgx.TxIsoLevel, do func(pgx.Tx) error) error {
+	for {
+		err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, do)
+		if err == nil || !askedToRetry(err) || ctx.Err() != nil {
+			return err
+		}
+	}
+}
+
+func (n naive) take(ctx context.Context, tx pgx.Tx, w workload, key string) (bool, error) {
+	sql := `SELECT tokens, ts FROM naive_limits WHERE name = $1::text AND key = $2::text`
+	if n.lock {
+		sql += ` FOR UPDATE`
+	}
+	var b bucket
+	if err := tx.QueryRow(ctx, sql, w.limit.Name, key).Scan(&b.tokens, &b.ts); err != nil {
+		return false, err
+	}
+	if !b.take(w, time.Now()) {
+		return false, nil
+	}
+	const update = `UPDATE naive_limits SET tokens = $3::float8, ts = $4::timestamptz WHERE name = $1::text AND key = $2::text`
+	_, err := tx.Exec(ctx, update, w.limit.Name, key, b.tokens, b.ts)
+	return err == nil, err
+}
+
+// bucket is a token bucket as people write it.
+type bucket struct {
+	tokens float64
+	ts     time.Time
+}
+
+// take takes a token, if there is one.
+func (b *bucket) take(w workload, now time.Time) bool {
+	d := w.limit.Definition()
+	elapsed := max(0, now.Sub(b.ts))
+	b.tokens = min(d.Capacity, b.tokens+d.Rate*float64(elapsed)/float64(d.Period))
+	if now.After(b.ts) {
+		b.ts = now
+	}
+	if b.tokens < 1 {
+		return false
+	}
+	b.tokens--
+	return true
+}

@@ -1,0 +1,264 @@
+package main
+
+import (
+	"context"
+	"crypto/rand"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/throwaway"
+	"github.com/pgratelimit/ratelimit/migrations"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+const (
+	fewConns  = 4  // for decisions that are combined
+	manyConns = 16 // for all else
+)
+
+const (
+	startTimeout = 5 * time.Minute // an image may have to be pulled
+	closeTimeout = 30 * time.Second
+)
+
+// tablesSQL makes the tables that are not ours. They are given what keeps ours
+// small, too.
+const tablesSQL = `
+CREATE TABLE naive_limits (
+	name text, key text, tokens float8 NOT NULL, ts timestamptz NOT NULL, PRIMARY KEY (name, key)
+) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 50, autovacuum_vacuum_scale_factor = 0.05);
+CREATE TABLE counters (
+	name text, key text, n bigint NOT NULL, PRIMARY KEY (name, key)
+) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 50, autovacuum_vacuum_scale_factor = 0.05);
+CREATE TABLE work (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, body text NOT NULL);
+`
+
+// postgresServer is a server with a schema of our own on it.
+type postgresServer struct {
+	server *throwaway.Server
+	counts *counts
+	schema string
+	few    *pgxpool.Pool
+	many   *pgxpool.Pool
+	hasty  *pgxpool.Pool // commits do not wait for the disk
+}
+
+func startPostgres(ctx context.Context) (_ *postgresServer, err error) {
+	starting, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	server, err := throwaway.StartWith(starting, throwaway.Options{Fsync: true})
+	if err != nil {
+		return nil, err
+	}
+	p := &postgresServer{server: server, counts: &counts{}, schema: "ratelimit_bench_" + strings.ToLower(rand.Text()[:12])}
+	defer func() {
+		if err != nil {
+			err = errors.Join(err, p.close())
+		}
+	}()
+	if p.few, err = p.newPool(fewConns, "on"); err != nil {
+		return nil, err
+	}
+	if p.many, err = p.newPool(manyConns, "on"); err != nil {
+		return nil, err
+	}
+	if p.hasty, err = p.newPool(manyConns, "off"); err != nil {
+		return nil, err
+	}
+	return p, p.makeTables(ctx)
+}
+
+// newPool makes a pool whose connections see our schema first, and count.
+func (p *postgresServer) newPool(conns int32, synchronousCommit string) (*pgxpool.Pool, error) {
+	config, err := pgxpool.ParseConfig(p.server.URL)
+	if err != nil {
+		return nil, fmt.Errorf("parsing the URL of the server: %w", err)
+	}
+	config.MaxConns = conns
+	config.ConnConfig.DialFunc = p.counts.dial
+	maps.Copy(config.ConnConfig.RuntimeParams, map[string]string{
+		"search_path": p.schema, "application_name": p.schema, "synchronous_commit": synchronousCommit,
+	})
+	standard := config.ConnConfig.OnPgError
+	config.ConnConfig.OnPgError = func(conn *pgconn.PgConn, err *pgconn.PgError) bool {
+		if askedToRetry(err) {
+			p.counts.retries.Add(1)
+		}
+		return standard(conn, err)
+	}
+	pool, err := pgxpool.NewWithConfig(context.Background(), config)
+	if err != nil {
+		return nil, fmt.Errorf("making a pool: %w", err)
+	}
+	return pool, nil
+}
+
+// askedToRetry reports whether PostgreSQL wants the transaction run again:
+// serialization_failure or deadlock_detected.
+func askedToRetry(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && (pgErr.Code == "40001" || pgErr.Code == "40P01")
+}
+
+func (p *postgresServer) makeTables(ctx context.Context) error {
+	sql := "CREATE SCHEMA " + p.schema + ";" + migrations.UpSQL() + tablesSQL
+	if _, err := p.many.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol); err != nil {
+		return fmt.Errorf("making the tables: %w", err)
+	}
+	return nil
+}
+
+// close drops the schema, for the case that the server is not ours to stop, and
+// stops it otherwise.
+func (p *postgresServer) close() error {
+	ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)
+	defer cancel()
+	var err error
+	if p.many != nil {
+		if _, err = p.many.Exec(ctx, "DROP SCHEMA IF EXISTS "+p.schema+" CASCADE"); err != nil {
+			err = fmt.Errorf("dropping the schema: %w", err)
+		}
+		p.many.Close()
+	}
+	for _, pool := range []*pgxpool.Pool{p.few, p.hasty} {
+		if pool != nil {
+			pool.Close()
+		}
+	}
+	return errors.Join(err, p.server.Close())
+}
+
+func (p *postgresServer) facts(ctx context.Context) (string, error) {
+	var version, fsync, commit string
+	err := p.many.QueryRow(ctx,
+		`SELECT current_setting('server_version'), current_setting('fsync'), current_setting('synchronous_commit')`).
+		Scan(&version, &fsync, &commit)
+	if err != nil {
+		return "", fmt.Errorf("asking for the version: %w", err)
+	}
+	return fmt.Sprintf("PostgreSQL %s, fsync %s, synchronous_commit %s", version, fsync, commit), nil
+}
+
+// fill gives every key a row in one of the tables.
+func (p *postgresServer) fill(ctx context.Context, sql string, w workload, args ...any) error {
+	if _, err := p.many.Exec(ctx, sql, append([]any{w.limit.Name, w.keys}, args...)...); err != nil {
+		return fmt.Errorf("filling a table: %w", err)
+	}
+	return nil
+}
+
+// tokens are what a key has to begin with.
+func (w workload) tokens() float64 {
+	if w.empty {
+		return 0
+	}
+	return w.limit.Definition().Capacity
+}
+
+// fillOurs makes the rows of unsharded limits. Those of sharded ones are made
+// by the first calls.
+func (p *postgresServer) fillOurs(ctx context.Context, w workload) error {
+	if w.limit.Shards > 1 {
+		return nil
+	}
+	return p.fill(ctx, `INSERT INTO rate_limits (name, key, shard, value, ts)
+SELECT $1::text, k, 0, $3::float8, clock_timestamp() FROM unnest($2::text[]) AS k
+ON CONFLICT DO NOTHING`, w, w.tokens())
+}
+
+// ours is a way of using Store.Allow.
+type ours struct {
+	portable bool
+	remember bool
+}
+
+func openOurs(o ours) opener {
+	return func(ctx context.Context, e *env, w workload) (contender, error) {
+		if err := e.postgres.fillOurs(ctx, w); err != nil {
+			return contender{}, err
+		}
+		pool := e.postgres.few
+		config := pgstore.Config{Portable: o.portable}
+		switch {
+		case o.portable && w.hasty:
+			pool = e.postgres.hasty
+		case o.portable:
+			pool = e.postgres.many
+		}
+		if o.remember {
+			config.RefusalMemory = 100_000
+		}
+		store, err := pgstore.New(pool, &config)
+		if err != nil {
+			return contender{}, err
+		}
+		decide := func(ctx context.Context, key string) (bool, error) {
+			result, err := store.Allow(ctx, w.limit.For(key))
+			return result.OK, err
+		}
+		c := contender{decide, store.Close}
+		return c, c.empty(ctx, w)
+	}
+}
+
+const workSQL = `INSERT INTO work (body) VALUES ($1::text)`
+
+func openOursTx(shards int) opener {
+	return func(ctx context.Context, e *env, w workload) (contender, error) {
+		w.limit.Shards = shards
+		if err := e.postgres.fillOurs(ctx, w); err != nil {
+			return contender{}, err
+		}
+		store, err := pgstore.New(e.postgres.many, nil)
+		if err != nil {
+			return contender{}, err
+		}
+		decide := func(ctx context.Context, key string) (bool, error) {
+			_, err := store.AllowFunc(ctx, []ratelimit.Request{w.limit.For(key)},
+				func(tx pgx.Tx, _ ratelimit.Result) error {
+					_, err := tx.Exec(ctx, workSQL, key)
+					return err
+				})
+			if errors.Is(err, ratelimit.ErrRefused) {
+				return false, nil
+			}
+			return err == nil, err
+		}
+		return contender{decide, store.Close}, nil
+	}
+}
+
+// openNoLimit is the transaction and its work alone.
+func openNoLimit(_ context.Context, e *env, _ workload) (contender, error) {
+	decide := func(ctx context.Context, key string) (bool, error) {
+		err := inTx(ctx, e.postgres.many, pgx.Serializable, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, workSQL, key)
+			return err
+		})
+		return err == nil, err
+	}
+	return contender{decide: decide}, nil
+}
+
+// openPlainUpdate is the fastest that PostgreSQL can do with a statement for
+// each decision.
+func openPlainUpdate(ctx context.Context, e *env, w workload) (contender, error) {
+	const fill = `INSERT INTO counters SELECT $1::text, k, 0 FROM unnest($2::text[]) AS k ON CONFLICT DO NOTHING`
+	if err := e.postgres.fill(ctx, fill, w); err != nil {
+		return contender{}, err
+	}
+	const update = `UPDATE counters SET n = n + 1 WHERE name = $1::text AND key = $2::text`
+	decide := func(ctx context.Context, key string) (bool, error) {
+		_, err := e.postgres.many.Exec(ctx, update, w.limit.Name, key)
+		return err == nil, err
+	}
+	return contender{decide: decide}, nil
+}

@@ -1,0 +1,178 @@
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// entry is a result as the JSON has it.
+type entry struct {
+	Case        string  `json:"case"`
+	Impl        string  `json:"impl"`
+	Goroutines  int     `json:"goroutines"`
+	OpsPerSec   float64 `json:"opsPerSec"`
+	P50us       float64 `json:"p50us"`
+	P99us       float64 `json:"p99us"`
+	PerDecision float64 `json:"perDecision"`
+	Granted     int64   `json:"granted"`
+	Bound       *int64  `json:"bound"` // null where there is none
+	Errors      int64   `json:"errors"`
+
+	// Of churn only: HOT updates, and the bytes of the table and its index.
+	HotPercent *float64 `json:"hotPercent,omitempty"`
+	FirstBytes *int64   `json:"firstBytes,omitempty"`
+	EndBytes   *int64   `json:"endBytes,omitempty"`
+}
+
+func newEntry(r result) entry {
+	e := entry{
+		Case: r.name, Impl: r.impl, Goroutines: r.goroutines,
+		OpsPerSec: r.opsPerSec, P50us: micros(r.p50), P99us: micros(r.p99), PerDecision: r.perDecision,
+		Granted: r.granted, Bound: r.bound, Errors: r.errors,
+	}
+	if c := r.churn; c != nil {
+		e.HotPercent, e.FirstBytes, e.EndBytes = &c.hotPercent, &c.firstBytes, &c.endBytes
+	}
+	return e
+}
+
+func micros(d time.Duration) float64 { return float64(d) / float64(time.Microsecond) }
+
+func writeJSON(file string, results []result) error {
+	entries := make([]entry, len(results))
+	for i, r := range results {
+		entries[i] = newEntry(r)
+	}
+	text, err := json.MarshalIndent(entries, "", "  ")
+	if err != nil {
+		return fmt.Errorf("writing the results as JSON: %w", err)
+	}
+	if err := os.WriteFile(file, append(text, '\n'), 0o644); err != nil {
+		return fmt.Errorf("writing the results: %w", err)
+	}
+	return nil
+}
+
+// printer prints until the first error.
+type printer struct {
+	w   io.Writer
+	err error
+}
+
+func (p *printer) linef(format string, args ...any) {
+	if p.err == nil {
+		_, p.err = fmt.Fprintln(p.w, strings.TrimRight(fmt.Sprintf(format, args...), " "))
+	}
+}
+
+func printReport(w io.Writer, results []result, checks []criterion, facts []string) error {
+	p := &printer{w: w}
+	for i, r := range results {
+		if i == 0 || r.name != results[i-1].name {
+			p.head(r.testCase)
+		}
+		if r.kind == kindThroughput && (i == 0 || r.name != results[i-1].name || r.goroutines != results[i-1].goroutines) {
+			p.linef("  %s", plural(r.goroutines, "goroutine"))
+		}
+		p.row(r)
+	}
+	p.linef("\nWhat it must show: ratios in this run, and bounds\n")
+	p.linef("  %-75s %12s %12s", "", "wanted", "got")
+	for _, c := range checks {
+		p.linef("  %d %-73s %12s %12s  %s", c.number, c.what, c.wanted, c.got, c.verdict)
+	}
+	p.linef("\nOn")
+	for _, fact := range facts {
+		p.linef("  %s", fact)
+	}
+	return p.err
+}
+
+func plural(n int, what string) string {
+	if n == 1 {
+		return "1 " + what
+	}
+	return fmt.Sprintf("%d %ss", n, what)
+}
+
+func (p *printer) head(c testCase) {
+	p.linef("\n%s (%s)\n", c.title, c.name)
+	switch c.kind {
+	case kindThroughput:
+		p.linef("  %-50s %12s %9s %9s %9s", "", "a second", "p50", "p99", c.per)
+	case kindOverGrant:
+		p.linef("  %-50s %12s %9s %9s %9s", "", "a second", "granted", "bound", "too many")
+	case kindChurn:
+		p.linef("  %-50s %12s %9s %9s %9s %9s %9s", "", "a second", "decisions", "writes", "HOT", "early", "at end")
+	}
+}
+
+func (p *printer) row(r result) {
+	switch r.kind {
+	case kindThroughput:
+		p.linef("    %-48s %12s %9s %9s %9s", r.impl, thousands(r.opsPerSec), latency(r.p50), latency(r.p99), few(r.perDecision))
+	case kindOverGrant:
+		p.linef("    %-48s %12s %9d %9d %9d", r.impl, thousands(r.opsPerSec), r.granted, *r.bound, max(0, r.granted-*r.bound))
+	case kindChurn:
+		p.linef("    %-48s %12s %9s %9s %8.2f%% %9s %9s", r.impl, thousands(r.opsPerSec), thousands(float64(r.decisions)),
+			few(r.perDecision), r.churn.hotPercent, kib(r.churn.firstBytes), kib(r.churn.endBytes))
+	}
+	if r.errors > 0 {
+		p.linef("      errors: %d, the first: %v", r.errors, r.firstErr)
+	}
+}
+
+// thousands is a whole number that can be read.
+func thousands(v float64) string {
+	digits := strconv.FormatFloat(v, 'f', 0, 64)
+	for i := len(digits) - 3; i > 0; i -= 3 {
+		digits = digits[:i] + "," + digits[i:]
+	}
+	return digits
+}
+
+func latency(d time.Duration) string {
+	switch us := micros(d); {
+	case us < 10:
+		return fmt.Sprintf("%.2f µs", us)
+	case us < 1000:
+		return fmt.Sprintf("%.0f µs", us)
+	case us < 10_000:
+		return fmt.Sprintf("%.2f ms", us/1000)
+	default:
+		return fmt.Sprintf("%.0f ms", us/1000)
+	}
+}
+
+// few is a small number; one that is not zero does not look like it.
+func few(v float64) string {
+	if v > 0 && v < 0.005 {
+		return fmt.Sprintf("%.1g", v)
+	}
+	return fmt.Sprintf("%.2f", v)
+}
+
+func kib(bytes int64) string { return fmt.Sprintf("%d KiB", bytes/1024) }
+
+// wrong is what must not be in any run on any machine.
+func wrong(results []result) error {
+	var errs []error
+	for _, r := range results {
+		if !oursAll[r.impl] {
+			continue
+		}
+		if r.errors > 0 {
+			errs = append(errs, fmt.Errorf("%s: %d errors, the first: %w", r.job, r.errors, r.firstErr))
+		}
+		if r.bound != nil && r.granted > *r.bound {
+			errs = append(errs, fmt.Errorf("%s: granted %d of at most %d", r.job, r.granted, *r.bound))
+		}
+	}
+	return errors.Join(errs...)
+}
