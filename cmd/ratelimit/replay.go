@@ -89,11 +89,14 @@ func replay(ctx context.Context, std streams, args []string) error {
 	}
 
 	// Only now, when nothing waits for standard input any more: whoever stops
-	// a replay must not leave its schema behind. A closed pipe counts, too. The
-	// second signal ends the program at once.
-	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP, syscall.SIGPIPE)
+	// a replay must not leave its schema behind. The second signal ends the
+	// program at once. A pipe that was closed is no signal then, but an error of
+	// the writing.
+	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	context.AfterFunc(ctx, stop)
+	signal.Ignore(syscall.SIGPIPE)
+	defer signal.Reset(syscall.SIGPIPE)
 
 	b, err := openBackend(ctx, flags)
 	if err != nil {
