@@ -134,6 +134,10 @@ WHERE name = $1::text AND key = $2::text AND shard = $3::int4 AND value = $4::fl
 )
 
 // The statements below are for decisions on their own, on plain PostgreSQL.
+//
+// The arrays are behind sub-selects to hide their lengths from the planner. It
+// would otherwise find that it can do better for a short one, and plan each
+// time, which costs more than the statement.
 const (
 	// takeQuickSQL is takeSQL for a row that is there. It writes and locks
 	// nothing when it refuses. Its parameters are $1 to $8 of takeSQL, $9 floor
@@ -153,7 +157,7 @@ RETURNING l.value, l.ts, c.now`
 	// readRowsSQL reads rows in the order given, one index look-up each, and
 	// one clock for all.
 	readRowsSQL = `SELECT w.i, l.ctid::text, l.value, l.ts, (SELECT coalesce($4::timestamptz, clock_timestamp()))
-FROM unnest($1::text[], $2::text[], $3::int4[]) WITH ORDINALITY AS w (name, key, shard, i)
+FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::int4[])) WITH ORDINALITY AS w (name, key, shard, i)
 LEFT JOIN LATERAL (
 	SELECT r.ctid, r.value, r.ts FROM {table} AS r
 	WHERE r.name = w.name AND r.key = w.key AND r.shard = w.shard
@@ -168,13 +172,18 @@ RETURNING name, key, shard`
 
 	// updateRowsSQL writes rows that are still what was read: the same version
 	// in the same place. The ctid alone would find them, but a place can have
-	// been used again.
+	// been used again. The range of i is always true, and is there for the
+	// planner: it takes it for selective, and so goes to each place rather than
+	// through the whole table, also while the table is young and the plan is
+	// kept that was made when it was small.
 	updateRowsSQL = `UPDATE {table} AS l
 SET value = w.value, ts = w.ts
-FROM unnest($1::text[]::tid[], $2::text[], $3::text[], $4::int4[], $5::float8[], $6::timestamptz[], $7::float8[], $8::timestamptz[])
+FROM unnest((SELECT $1::text[]::tid[]), (SELECT $2::text[]), (SELECT $3::text[]), (SELECT $4::int4[]),
+	(SELECT $5::float8[]), (SELECT $6::timestamptz[]), (SELECT $7::float8[]), (SELECT $8::timestamptz[]))
 	WITH ORDINALITY AS w (ctid, name, key, shard, read_value, read_ts, value, ts, i)
 WHERE l.ctid = w.ctid AND l.name = w.name AND l.key = w.key AND l.shard = w.shard
 	AND l.value = w.read_value AND l.ts = w.read_ts
+	AND w.i BETWEEN 1 AND 1000000000
 RETURNING w.i`
 )
 

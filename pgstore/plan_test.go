@@ -1,0 +1,48 @@
+package pgstore
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+)
+
+// The plans that PostgreSQL keeps are made while the table is small, and must
+// do when it has grown: none may go through the whole table.
+func TestKeptPlans(t *testing.T) {
+	db := pgtest.New(t)
+	sql := newStatements(db.Schema)
+	conn, err := db.Pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	exec := func(t *testing.T, sql string) string {
+		t.Helper()
+		results, err := conn.Conn().PgConn().Exec(t.Context(), sql).ReadAll() // $1 stays $1
+		if err != nil {
+			t.Fatalf("%s: %v", sql, err)
+		}
+		var lines []string
+		for _, row := range results[0].Rows {
+			lines = append(lines, string(row[0]))
+		}
+		return strings.Join(lines, "\n")
+	}
+	exec(t, "SET plan_cache_mode = force_generic_plan")
+	for _, test := range []struct{ name, sql, args, want string }{
+		{"read", sql.readRows, "('{a}', '{k}', '{0}', NULL)", "Index Scan"},
+		{"lock", sql.lockRows, "('{a}', '{k}', '{0}', NULL)", "Index Scan"},
+		{"update", sql.updateRows, `('{"(0,1)"}', '{a}', '{k}', '{0}', '{1}', '{now}', '{1}', '{now}')`, "Tid Scan"},
+		{"quick", sql.takeQuick, "('a', 'k', 0, 1, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
+		{"states", sql.states, "('a', 'k', NULL)", "Scan"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			exec(t, "PREPARE "+test.name+" AS "+test.sql)
+			plan := exec(t, "EXPLAIN EXECUTE "+test.name+test.args)
+			if !strings.Contains(plan, test.want) || strings.Contains(plan, "Seq Scan") {
+				t.Errorf("want a %s and no Seq Scan:\n%s", test.want, plan)
+			}
+		})
+	}
+}

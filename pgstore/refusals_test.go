@@ -1,0 +1,199 @@
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// sentStatements counts what is sent, of both kinds.
+type sentStatements struct{ n atomic.Int64 }
+
+func (s *sentStatements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	s.n.Add(1)
+	return ctx
+}
+
+func (s *sentStatements) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	s.n.Add(1)
+	return ctx
+}
+
+func (*sentStatements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData)     {}
+func (*sentStatements) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (*sentStatements) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
+
+// remembering is a store with a memory of refusals, and what it sends.
+func remembering(t *testing.T) (*pgstore.Store, *sentStatements, *pgtest.DB) {
+	t.Helper()
+	sent := &sentStatements{}
+	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent }))
+	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, RefusalMemory: 100})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return store, sent, db
+}
+
+// A flood of calls that cannot succeed sends no statement, and each refusal
+// promises the same instant.
+func TestRefusalMemory(t *testing.T) {
+	store, sent, _ := remembering(t)
+	ctx := t.Context()
+	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Hour}
+	if result, err := store.Allow(ctx, limit.ForN("k", 10)); err != nil || !result.OK {
+		t.Fatalf("got %v, %v, want a grant", result.OK, err)
+	}
+	first, err := store.Allow(ctx, limit.For("k"))
+	if err != nil || first.OK {
+		t.Fatalf("got %v, %v, want a refusal", first.OK, err)
+	}
+	before := sent.n.Load()
+	for range 1000 {
+		result, err := store.Allow(ctx, limit.For("k"))
+		if err != nil || result.OK || result.RetryAfter <= 0 {
+			t.Fatalf("got %v after %v, %v, want a refusal", result.OK, result.RetryAfter, err)
+		}
+		if d := result.RetryAt.Sub(first.RetryAt).Abs(); d > time.Microsecond {
+			t.Fatalf("RetryAt is %v off the first", d)
+		}
+	}
+	if n := sent.n.Load() - before; n != 0 {
+		t.Errorf("sent %d statements, want none", n)
+	}
+	for name, give := range map[string]func() error{
+		"credit": func() error { _, err := store.Credit(ctx, limit.For("k")); return err },
+		"reset":  func() error { return store.Reset(ctx, limit.For("k")) },
+	} {
+		if err := give(); err != nil {
+			t.Fatal(err)
+		}
+		if result, err := store.Allow(ctx, limit.For("k")); err != nil || !result.OK {
+			t.Errorf("after a %s: got %v, %v, want a grant", name, result.OK, err)
+		}
+	}
+	faster := limit
+	faster.Capacity = 1000
+	if _, err := store.Allow(ctx, limit.ForN("k", 10)); err != nil {
+		t.Fatal(err)
+	}
+	before = sent.n.Load()
+	if _, err := store.Allow(ctx, faster.For("k")); err != nil || sent.n.Load() == before {
+		t.Errorf("another definition: error %v, %d statements, want it asked", err, sent.n.Load()-before)
+	}
+}
+
+// The memory is bounded: past the bound it forgets, and asks again.
+func TestRefusalMemoryIsBounded(t *testing.T) {
+	store, _, _ := remembering(t)
+	limit := ratelimit.TokenBucket{Name: "l", Rate: 1, Period: time.Hour}
+	for i := range 500 {
+		key := fmt.Sprint(i)
+		for _, want := range []bool{true, false, false} {
+			if result, err := store.Allow(t.Context(), limit.For(key)); err != nil || result.OK != want {
+				t.Fatalf("key %s: got %v, %v, want %v", key, result.OK, err, want)
+			}
+		}
+	}
+}
+
+// Without the memory a refusal writes no WAL, takes no transaction ID and
+// locks no row.
+func TestRefusalWritesNothing(t *testing.T) {
+	db := pgtest.New(t)
+	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := t.Context()
+	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Hour}
+	if _, err := store.Allow(ctx, limit.ForN("k", 10)); err != nil {
+		t.Fatal(err)
+	}
+	row := func() (row string) {
+		t.Helper()
+		// xmax changes with a lock, ctid and xmin with a write.
+		sql := `SELECT (xmin, xmax, ctid, value, ts)::text FROM ` + db.Schema + `.rate_limits`
+		if err := db.Pool.QueryRow(ctx, sql).Scan(&row); err != nil {
+			t.Fatal(err)
+		}
+		return row
+	}
+	before := row()
+	for range 100 {
+		if result, err := store.Allow(ctx, limit.For("k")); err != nil || result.OK {
+			t.Fatalf("got %v, %v, want a refusal", result.OK, err)
+		}
+	}
+	if after := row(); after != before {
+		t.Errorf("got the row %s, want %s", after, before)
+	}
+}
+
+// Close waits for those who are under way, and lets nobody begin.
+func TestClose(t *testing.T) {
+	db := pgtest.New(t)
+	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit := ratelimit.TokenBucket{Name: "l", Rate: 1e6, Period: time.Hour}
+	var closed atomic.Bool
+	var granted, late atomic.Int64
+	started := make(chan struct{}, 64)
+	done := make(chan struct{})
+	for range 64 {
+		go func() {
+			defer func() { done <- struct{}{} }()
+			for first := true; ; first = false {
+				result, err := store.Allow(t.Context(), limit.For("k"))
+				switch {
+				case errors.Is(err, pgstore.ErrClosed):
+					return
+				case err != nil || !result.OK:
+					t.Errorf("got %v, %v, want a grant", result.OK, err)
+					return
+				}
+				granted.Add(1)
+				if closed.Load() {
+					late.Add(1)
+				}
+				if first {
+					started <- struct{}{}
+				}
+			}
+		}()
+	}
+	for range 64 {
+		<-started
+	}
+	store.Close()
+	closed.Store(true)
+	for range 64 {
+		<-done
+	}
+	// Those whose answers were there before Close returned may come to look
+	// only after it; each of the 64 once.
+	if late.Load() > 64 {
+		t.Errorf("%d grants after Close", late.Load())
+	}
+	if err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		result, err := store.CheckTx(t.Context(), tx, limit.For("k"))
+		if spent := 1e6 - result.Value; int64(spent+0.5) > granted.Load() {
+			t.Errorf("spent %v, granted %d", spent, granted.Load())
+		}
+		return err
+	}); err != nil {
+		t.Error(err)
+	}
+}
