@@ -1,0 +1,135 @@
+package pgstore_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/throwaway"
+	"github.com/pgratelimit/ratelimit/migrations"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// plenty is a limit that does not bind.
+func plenty(shards int) ratelimit.TokenBucket {
+	return ratelimit.TokenBucket{
+		Name: fmt.Sprintf("plenty_%d", shards), Rate: 1e9, Period: time.Second, Shards: shards,
+	}
+}
+
+// durable is a pool on a server of its own with its default durability.
+func durable(b *testing.B) *pgxpool.Pool {
+	b.Helper()
+	server, err := throwaway.StartWith(b.Context(), throwaway.Options{Fsync: true})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { server.Close() })
+	config, err := pgxpool.ParseConfig(server.URL)
+	if err != nil {
+		b.Fatal(err)
+	}
+	config.MaxConns = 16
+	pool, err := pgxpool.NewWithConfig(b.Context(), config)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(pool.Close)
+	sql := "DROP SCHEMA IF EXISTS bench CASCADE; CREATE SCHEMA bench; SET search_path = bench;" +
+		migrations.UpSQL() + "; CREATE TABLE orders (id bigserial PRIMARY KEY, what text NOT NULL)"
+	conn, err := pool.Acquire(b.Context())
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer conn.Release()
+	if _, err := conn.Exec(b.Context(), sql, pgx.QueryExecModeSimpleProtocol); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { pool.Exec(context.Background(), "DROP SCHEMA bench CASCADE") })
+	return pool
+}
+
+// BenchmarkShards runs SERIALIZABLE transactions with one INSERT and a limit
+// that all share, from 64 goroutines: how many shards are worth it.
+func BenchmarkShards(b *testing.B) {
+	pool := durable(b)
+	store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	insert := func(tx pgx.Tx, _ ratelimit.Result) error {
+		_, err := tx.Exec(b.Context(), "INSERT INTO bench.orders (what) VALUES ('x')")
+		return err
+	}
+	for _, shards := range []int{1, 2, 4, 8, 16, 32, 64} {
+		b.Run(fmt.Sprint(shards), func(b *testing.B) {
+			requests := []ratelimit.Request{plenty(shards).For("")}
+			b.SetParallelism(32) // times GOMAXPROCS, 64 on two cores
+			b.ReportAllocs()
+			b.RunParallel(func(pb *testing.PB) {
+				for pb.Next() {
+					if _, err := store.AllowFunc(b.Context(), requests, insert); err != nil {
+						b.Error(err)
+						return
+					}
+				}
+			})
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "tx/s")
+		})
+	}
+}
+
+// BenchmarkAllow is a decision on its own, alone and from 64 goroutines.
+func BenchmarkAllow(b *testing.B) {
+	pool := durable(b)
+	store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	for name, goroutines := range map[string]int{"alone": 0, "together": 32} {
+		b.Run(name, func(b *testing.B) {
+			allow := func() {
+				if result, err := store.Allow(b.Context(), plenty(1).For("k")); err != nil || !result.OK {
+					b.Errorf("got %v, %v, want a grant", result.OK, err)
+				}
+			}
+			b.ReportAllocs()
+			if goroutines == 0 {
+				for b.Loop() {
+					allow()
+				}
+				return
+			}
+			b.SetParallelism(goroutines)
+			b.RunParallel(func(pb *testing.PB) {
+				for pb.Next() {
+					allow()
+				}
+			})
+		})
+	}
+}
+
+// BenchmarkRefusedFromMemory is a refusal that asks nobody.
+func BenchmarkRefusedFromMemory(b *testing.B) {
+	pool := durable(b)
+	store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench", RefusalMemory: 100})
+	if err != nil {
+		b.Fatal(err)
+	}
+	limit := ratelimit.TokenBucket{Name: "tight", Rate: 1, Period: time.Hour}
+	if _, err := store.Allow(b.Context(), limit.For("k")); err != nil {
+		b.Fatal(err)
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if result, err := store.Allow(b.Context(), limit.For("k")); err != nil || result.OK {
+			b.Fatalf("got %v, %v, want a refusal", result.OK, err)
+		}
+	}
+}
