@@ -523,8 +523,8 @@ func TestOppositeOrders(t *testing.T) {
 		change func(*pgstore.Config)
 	}{
 		{"read committed", allowAt(pgx.ReadCommitted), 10_000, unchanged},
-		{"repeatable read", allowAt(pgx.RepeatableRead), 1_500, unchanged},
-		{"serializable", allowAt(pgx.Serializable), 1_000, unchanged},
+		{"repeatable read", allowAt(pgx.RepeatableRead), 10_000, unchanged},
+		{"serializable", allowAt(pgx.Serializable), 10_000, unchanged},
 		{"AllowFunc", allowFunc, 500, unchanged},
 		{"on its own", allowOwn, 1_000, unchanged},
 		{"on its own, portable", allowOwn, 1_000, portable},
