@@ -110,33 +110,12 @@ func (s *Store) creditParts(ctx context.Context, tx pgx.Tx, call ratelimit.Call,
 // can be made again. (After a roll-back to a savepoint in the same transaction
 // it can not: the tokens then stay spent.)
 func (s *Store) CancelTx(ctx context.Context, tx pgx.Tx, result ratelimit.Result) (cancelled bool, err error) {
-	return s.cancel(ctx, tx, result, func() (string, error) {
-		var xid string
-		err := tx.QueryRow(ctx, `SELECT pg_current_xact_id()::text`).Scan(&xid)
-		return xid, err
-	})
-}
-
-// Cancel is [Store.CancelTx] on its own.
-func (s *Store) Cancel(ctx context.Context, result ratelimit.Result) (cancelled bool, err error) {
-	err = s.ownTx(ctx, func(tx pgx.Tx) error {
-		cancelled, err = s.CancelTx(ctx, tx, result)
-		return err
-	})
-	if err != nil {
-		return false, err
-	}
-	s.changedBy(result)
-	return cancelled, nil
-}
-
-// cancel marks the receipt with the transaction that gave back, so that a
-// later call can ask what became of it.
-func (s *Store) cancel(ctx context.Context, tx pgx.Tx, result ratelimit.Result, mark func() (string, error)) (cancelled bool, err error) {
 	if result.Receipt == nil {
 		return false, nil
 	}
-	err = result.Receipt.Redeem(func(before string) (string, error) {
+	// The receipt is marked with the transaction that gave back, so that a later
+	// call can ask what became of it.
+	err = result.Receipt.Redeem(func(before string) (xid string, err error) {
 		if before != "" {
 			var aborted bool
 			err := tx.QueryRow(ctx, `SELECT coalesce(pg_xact_status($1::text::xid8) = 'aborted', false)`, before).Scan(&aborted)
@@ -149,11 +128,25 @@ func (s *Store) cancel(ctx context.Context, tx pgx.Tx, result ratelimit.Result, 
 		}
 		s.changedBy(result)
 		cancelled = true
-		return mark()
+		err = tx.QueryRow(ctx, `SELECT pg_current_xact_id()::text`).Scan(&xid)
+		return xid, err
 	})
 	if err != nil {
 		return false, fault("cancel", err)
 	}
+	return cancelled, nil
+}
+
+// Cancel is [Store.CancelTx] on its own.
+func (s *Store) Cancel(ctx context.Context, result ratelimit.Result) (cancelled bool, err error) {
+	err = s.ownTx(ctx, func(tx pgx.Tx) error {
+		cancelled, err = s.CancelTx(ctx, tx, result)
+		return err
+	})
+	if err != nil {
+		return false, err
+	}
+	s.changedBy(result)
 	return cancelled, nil
 }
 

@@ -28,36 +28,25 @@ func (s *Store) ownTx(ctx context.Context, decide func(pgx.Tx) error) error {
 		return ErrNoPool
 	}
 	return s.retry(ctx, func() error {
-		return s.inTx(ctx, pgx.ReadCommitted, decide)
+		tx, err := s.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+		if err != nil {
+			return fault("begin", err)
+		}
+		defer rollback(ctx, tx)
+		if err := decide(tx); err != nil {
+			return err
+		}
+		if err := tx.Commit(ctx); err != nil {
+			return fault("commit", err)
+		}
+		return nil
 	})
 }
 
-// inTx runs do in a transaction, commits, and rolls back when do fails,
-// panics or ends its goroutine.
-func (s *Store) inTx(ctx context.Context, level pgx.TxIsoLevel, do func(pgx.Tx) error) error {
-	tx, err := s.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
-	if err != nil {
-		return fault("begin", err)
-	}
-	committed := false
-	defer func() {
-		if !committed {
-			rollback(ctx, tx)
-		}
-	}()
-	if err := do(tx); err != nil {
-		return err
-	}
-	committed = true // or failed; either way the transaction has ended
-	if err := tx.Commit(ctx); err != nil {
-		return fault("commit", err)
-	}
-	return nil
-}
-
-// rollback ends tx even when ctx is over. Its error is of no use: a
-// transaction that cannot be rolled back has lost its connection and with it
-// all that it did.
+// rollback ends tx, if it has not ended, even when ctx is over. It is deferred,
+// so that it also comes when a caller's function panics or ends its goroutine.
+// Its error is of no use: a transaction that cannot be rolled back has lost its
+// connection, and with it all that it did.
 func rollback(ctx context.Context, tx pgx.Tx) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 	defer cancel()
@@ -168,7 +157,7 @@ func (s *Store) attempt(ctx context.Context, call ratelimit.Call, shards []int, 
 	}
 	defer conn.Release()
 	tx := &transaction{conn: conn.Conn()}
-	defer tx.end(ctx) // also when do panics or ends its goroutine
+	defer rollback(ctx, tx)
 	sc := &scope{q: conn, foreign: true, shards: shards, begin: "BEGIN ISOLATION LEVEL SERIALIZABLE"}
 	result, err := s.take(ctx, sc, call)
 	if err != nil {

@@ -2,7 +2,6 @@ package pgstore
 
 import (
 	"context"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -17,15 +16,6 @@ type transaction struct {
 }
 
 var _ pgx.Tx = (*transaction)(nil)
-
-// end rolls back what is not closed, even when ctx is over. Its error is of no
-// use: a transaction that cannot be rolled back has lost its connection, and
-// with it all that it did.
-func (tx *transaction) end(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-	defer cancel()
-	_ = tx.Rollback(ctx)
-}
 
 func (tx *transaction) Commit(ctx context.Context) error {
 	if tx.closed {
