@@ -8,7 +8,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -19,14 +18,17 @@ import (
 // Decisions on their own are combined: while one statement is under way, the
 // calls that arrive gather, and the next statement decides all of them.
 // Nothing waits for company. A call that meets no other is decided at once, on
-// its caller's goroutine, by one UPDATE.
+// its caller's goroutine.
 //
-// Calls that gathered are decided by reading their rows, deciding in memory
-// with the algebra of the root package, in the order of arrival, and writing
-// each changed row back if it is still what was read. The write is what makes
-// a decision: it changes one row at most once, whoever else is at work. Calls
-// whose rows changed in between are decided again, this time under locks, and
-// so are those that take from several rows, all or nothing.
+// Calls that gathered for one row are granted together, if there is enough for
+// all of them, by one UPDATE, which is the same for one call and for many; see
+// group. The others, and calls for several limits, are decided by reading
+// their rows, deciding in memory with the algebra of the root package, in the
+// order of arrival, and writing each changed row back if it is still what was
+// read; see sheet. The write is what makes a decision: it changes one row at
+// most once, whoever else is at work. Calls whose rows changed in between are
+// decided again, this time under locks, and so are those that take from
+// several rows, all or nothing.
 
 // lanes is how many statements, and so how many connections, decide at a time.
 // Calls for one limit and key share a lane.
@@ -44,6 +46,8 @@ type lane struct {
 	mu      sync.Mutex
 	busy    bool
 	waiting []*turn
+
+	refusing bool // most of the last calls were refused; for whoever keeps the lane busy
 }
 
 // turn is a call that waits for its decision.
@@ -53,13 +57,14 @@ type turn struct {
 	check bool
 	rows  []int // where the rows of each ask begin, in the sheet of a round
 
-	done   chan struct{} // closed once result or err are there
-	result ratelimit.Result
-	err    error
+	finished bool
+	done     chan struct{} // closed once finished
+	result   ratelimit.Result
+	err      error
 }
 
 func (t *turn) finish(result ratelimit.Result, err error) {
-	t.result, t.err = result, err
+	t.result, t.err, t.finished = result, err, true
 	close(t.done)
 }
 
@@ -80,10 +85,10 @@ func (s *Store) decide(ctx context.Context, call ratelimit.Call, check bool) (ra
 	if s.config.Portable {
 		return s.decidePortable(ctx, call, check)
 	}
+	t := &turn{ctx: ctx, call: call, check: check, done: make(chan struct{})}
 	l := s.combiner.lane(call)
 	l.mu.Lock()
 	if l.busy {
-		t := &turn{ctx: ctx, call: call, check: check, done: make(chan struct{})}
 		l.waiting = append(l.waiting, t)
 		l.mu.Unlock()
 		return t.wait()
@@ -91,7 +96,8 @@ func (s *Store) decide(ctx context.Context, call ratelimit.Call, check bool) (ra
 	l.busy = true
 	l.mu.Unlock()
 	defer s.next(l)
-	return s.decideAlone(ctx, call, check)
+	s.settleTurns(ctx, l, []*turn{t})
+	return t.result, t.err
 }
 
 // decidePortable decides a call with the statements of the caller's
@@ -165,53 +171,19 @@ func (s *Store) drain(l *lane) {
 		turns := slices.Clone(l.waiting[:n])
 		l.waiting = slices.Delete(l.waiting, 0, n)
 		l.mu.Unlock()
-		s.decideTogether(turns)
+		s.decideTogether(l, turns)
 	}
-}
-
-// decideAlone decides one call.
-func (s *Store) decideAlone(ctx context.Context, call ratelimit.Call, check bool) (result ratelimit.Result, err error) {
-	if !check && len(call.Asks) == 1 {
-		result, ok, err := s.takeQuick(ctx, call)
-		if ok || err != nil && !serialization(err) {
-			return result, err
-		}
-	}
-	t := &turn{ctx: ctx, call: call, check: check, done: make(chan struct{})}
-	s.settleTurns(ctx, []*turn{t})
-	return t.result, t.err
-}
-
-// takeQuick takes from the one row that most likely has enough. It neither
-// writes nor locks anything unless it takes.
-func (s *Store) takeQuick(ctx context.Context, call ratelimit.Call) (result ratelimit.Result, ok bool, err error) {
-	parts, ok := s.guess(call, nil)
-	if !ok {
-		return ratelimit.Result{}, false, nil
-	}
-	var (
-		o  outcome
-		at time.Time
-	)
-	err = s.pool.QueryRow(ctx, s.sql.takeQuick, parts[0].quickArgs(s.clock())...).Scan(&o.after.Value, &o.after.TS, &at)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return ratelimit.Result{}, false, nil
-	}
-	if err != nil {
-		return ratelimit.Result{}, false, fault("take", err)
-	}
-	return s.granted(call, parts, []outcome{o}, at), true, nil
 }
 
 // decideTogether decides the turns whose callers are still there.
-func (s *Store) decideTogether(turns []*turn) {
+func (s *Store) decideTogether(l *lane, turns []*turn) {
 	turns = slices.DeleteFunc(turns, func(t *turn) bool { return t.ctx.Err() != nil })
 	if len(turns) == 0 {
 		return
 	}
 	ctx, stop := untilAllGone(turns)
 	defer stop()
-	s.settleTurns(ctx, turns)
+	s.settleTurns(ctx, l, turns)
 }
 
 // untilAllGone is a context that is over when those of all turns are: one
@@ -244,84 +216,96 @@ func untilAllGone(turns []*turn) (context.Context, func()) {
 // settleTurns finishes every turn. If the database finds fault with a
 // statement for many, each is decided by itself, so that only the one at
 // fault fails.
-func (s *Store) settleTurns(ctx context.Context, turns []*turn) {
-	locked := false
+func (s *Store) settleTurns(ctx context.Context, l *lane, turns []*turn) {
+	rounds := []func(context.Context, []*turn) error{s.roundQuick, s.roundRead, s.roundLocked}
+	if l.refusing {
+		rounds = rounds[1:] // not worth an attempt
+	}
+	left := turns
 	err := s.retry(ctx, func() error {
-		for len(turns) > 0 {
-			var err error
-			if turns, err = s.round(ctx, turns, locked); err != nil {
+		for len(left) > 0 {
+			round := rounds[0]
+			rounds = rounds[min(1, len(rounds)-1):]
+			err := round(ctx, left)
+			left = slices.DeleteFunc(slices.Clone(left), func(t *turn) bool { return t.finished })
+			if err != nil {
 				return err
 			}
-			locked = true
 		}
 		return nil
 	})
 	if err == nil {
+		refused := 0
+		for _, t := range turns {
+			if !t.result.OK {
+				refused++
+			}
+		}
+		l.refusing = 2*refused > len(turns)
 		return
 	}
 	var pgErr *pgconn.PgError
-	if len(turns) > 1 && errors.As(err, &pgErr) && !serialization(err) {
-		for _, t := range turns {
-			s.settleTurns(ctx, []*turn{t})
+	if len(left) > 1 && errors.As(err, &pgErr) && !serialization(err) {
+		for _, t := range left {
+			s.settleTurns(ctx, l, []*turn{t})
 		}
 		return
 	}
-	for _, t := range turns {
+	for _, t := range left {
 		t.finish(ratelimit.Result{}, err)
 	}
 }
 
-// round decides turns once, and returns those that are not finished, in their
-// order: they must be decided again, under locks.
-func (s *Store) round(ctx context.Context, turns []*turn, locked bool) (left []*turn, err error) {
-	if locked {
-		return s.roundLocked(ctx, turns)
-	}
+// roundRead finishes turns, but for those that must be decided again.
+func (s *Store) roundRead(ctx context.Context, turns []*turn) error {
 	sh := newSheet(turns)
 	if err := s.readSheet(ctx, s.pool, sh, false); err != nil {
-		return turns, fault("read", err)
+		return fault("read", err)
 	}
 	if multiple := sh.decide(s, turns); multiple {
-		return turns, nil
+		return nil
 	}
 	// Two transactions, since one would lock rows out of order. When the second
 	// fails, those whom the first served have been served.
 	if err := s.insertRows(ctx, s.pool, sh); err != nil {
-		return turns, fault("write", err)
+		return fault("write", err)
 	}
-	if err := s.updateRows(ctx, s.pool, sh, false); err != nil {
-		return sh.finish(turns), fault("write", err)
+	err := s.updateRows(ctx, s.pool, sh, false)
+	sh.finish(turns)
+	if err != nil {
+		return fault("write", err)
 	}
-	return sh.finish(turns), nil
+	return nil
 }
 
-// roundLocked is round with all rows locked, in their one order, from the
+// roundLocked is roundRead with all rows locked, in their one order, from the
 // reading to the writing. Rows that are missing cannot be locked, so they are
 // made first: full, which means the same.
-func (s *Store) roundLocked(ctx context.Context, turns []*turn) (left []*turn, err error) {
+func (s *Store) roundLocked(ctx context.Context, turns []*turn) error {
 	conn, err := s.pool.Acquire(ctx)
 	if err != nil {
-		return turns, fault("acquire", err)
+		return fault("acquire", err)
 	}
 	defer conn.Release() // which closes a connection that is still in a transaction
 	for {
 		sh := newSheet(turns)
 		if err := s.readSheet(ctx, conn, sh, true); err != nil {
-			return turns, fault("lock", err)
+			return fault("lock", err)
 		}
 		if sh.complete() {
 			sh.decide(s, turns)
 			if err := s.updateRows(ctx, conn, sh, true); err != nil {
-				return turns, fault("write", err)
+				return fault("write", err)
 			}
-			return sh.finish(turns), nil
+			sh.finish(turns)
+			return nil
 		}
 		if _, err := conn.Exec(ctx, "ROLLBACK"); err != nil {
-			return turns, fault("roll back", err)
+			return fault("roll back", err)
 		}
 		sh.fill()
 		if err := s.insertRows(ctx, conn, sh); err != nil {
-			return turns, fault("write", err)
+			return fault("write", err)
 		}
 	}
 }

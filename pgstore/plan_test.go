@@ -35,6 +35,7 @@ func TestKeptPlans(t *testing.T) {
 		{"lock", sql.lockRows, "('{a}', '{k}', '{0}', NULL)", "Index Scan"},
 		{"update", sql.updateRows, `('{"(0,1)"}', '{a}', '{k}', '{0}', '{1}', '{now}', '{1}', '{now}')`, "Tid Scan"},
 		{"quick", sql.takeQuick, "('a', 'k', 0, 1, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
+		{"quickly", sql.takeQuickly, "('{a}', '{k}', '{0}', '{1}', '{1}', '{1}', '{1}', '{1}', '{1}', NULL)", "Index Scan"},
 		{"states", sql.states, "('a', 'k', NULL)", "Scan"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

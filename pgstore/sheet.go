@@ -270,16 +270,13 @@ func (sh *sheet) fill() {
 }
 
 // finish gives the turns their answers, but for those that saw a row that is
-// stale: it returns them.
-func (sh *sheet) finish(turns []*turn) (again []*turn) {
+// stale.
+func (sh *sheet) finish(turns []*turn) {
 	for _, t := range turns {
-		if sh.stale(t) {
-			again = append(again, t)
-			continue
+		if !sh.stale(t) {
+			t.finish(t.result, nil)
 		}
-		t.finish(t.result, nil)
 	}
-	return again
 }
 
 // stale reports whether a turn saw a row that is.

@@ -39,8 +39,11 @@ const (
 	// same order of operations.
 	//
 	//	min(value + max(0, now − ts) · rate / period, capacity)
+	//
+	// date_part is several times faster than extract, which is numeric, and
+	// with round as exact for the 71 years in which microseconds are below 2^51.
 	settled = `least(l.value
-		+ greatest((extract(epoch FROM excluded.ts - l.ts) * 1000000)::float8, 0) * $6::float8 / $7::float8,
+		+ greatest(round(date_part('epoch', excluded.ts - l.ts) * 1000000), 0) * $6::float8 / $7::float8,
 		$5::float8)`
 
 	// tolerance is 64 units in the last place, as in Go: 2^-46.
@@ -112,7 +115,7 @@ const (
 	listFullSQL = `SELECT key, shard, value, ts FROM {table}
 WHERE name = $1::text AND (key, shard) > ($2::text, $3::int4) AND ts <= $8::timestamptz
 	AND least(value
-		+ (extract(epoch FROM date_bin($7::float8 * interval '1 microsecond', $8::timestamptz, ts) - ts) * 1000000)::float8
+		+ round(date_part('epoch', date_bin($7::float8 * interval '1 microsecond', $8::timestamptz, ts) - ts) * 1000000)
 			* $5::float8 / $6::float8,
 		$4::float8) >= $4::float8
 ORDER BY key, shard
@@ -139,20 +142,40 @@ WHERE name = $1::text AND key = $2::text AND shard = $3::int4 AND value = $4::fl
 // would otherwise find that it can do better for a short one, and plan each
 // time, which costs more than the statement.
 const (
-	// takeQuickSQL is takeSQL for a row that is there. It writes and locks
-	// nothing when it refuses. Its parameters are $1 to $8 of takeSQL, $9 floor
-	// and $10 now. As it may read the row it counts ticks from the row's own.
+	// takeQuickSQL takes from a row that is there what one call wants, or
+	// several together, if there is enough for all. It writes and locks nothing
+	// when it refuses. As it may read the row it counts ticks from the row's own.
+	//
+	//	$1 name   $2 key   $3 shard
+	//	$4 total          tokens to take
+	//	$5 need           tokens that there must be
+	//	$6 capacity   $7 rate   $8 period   $9 tick   $10 now, as above
 	takeQuickSQL = `UPDATE {table} AS l
-SET value = ` + quickSettled + ` - $4::float8, ts = greatest(l.ts, ` + quickTick + `)
-FROM (SELECT coalesce($10::timestamptz, clock_timestamp()) AS now OFFSET 0) AS c
-WHERE l.name = $1::text AND l.key = $2::text AND l.shard = $3::int4
-	AND ` + quickSettled + ` - $4::float8 >= $9::float8 - ` + tolerance + `
+SET value = ` + quickSettled + ` - w.total, ts = greatest(l.ts, ` + quickTick + `)
+FROM (VALUES ($1::text, $2::text, $3::int4, $4::float8, $5::float8, $6::float8, $7::float8, $8::float8, $9::float8))
+	AS w (name, key, shard, total, need, capacity, rate, period, tick),
+	(SELECT coalesce($10::timestamptz, clock_timestamp()) AS now OFFSET 0) AS c
+WHERE ` + quickWhere + `
 RETURNING l.value, l.ts, c.now`
 
-	quickTick    = `date_bin($8::float8 * interval '1 microsecond', c.now, l.ts)`
+	// takeQuicklySQL is takeQuickSQL for several rows, in the order given. See
+	// updateRowsSQL for the range of i.
+	takeQuicklySQL = `UPDATE {table} AS l
+SET value = ` + quickSettled + ` - w.total, ts = greatest(l.ts, ` + quickTick + `)
+FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::int4[]), (SELECT $4::float8[]), (SELECT $5::float8[]),
+	(SELECT $6::float8[]), (SELECT $7::float8[]), (SELECT $8::float8[]), (SELECT $9::float8[]))
+	WITH ORDINALITY AS w (name, key, shard, total, need, capacity, rate, period, tick, i),
+	(SELECT coalesce($10::timestamptz, clock_timestamp()) AS now OFFSET 0) AS c
+WHERE ` + quickWhere + `
+	AND w.i BETWEEN 1 AND 1000000000
+RETURNING w.i, l.value, l.ts, c.now`
+
+	quickTick    = `date_bin(w.tick * interval '1 microsecond', c.now, l.ts)`
 	quickSettled = `least(l.value
-		+ greatest((extract(epoch FROM ` + quickTick + ` - l.ts) * 1000000)::float8, 0) * $6::float8 / $7::float8,
-		$5::float8)`
+		+ greatest(round(date_part('epoch', ` + quickTick + ` - l.ts) * 1000000), 0) * w.rate / w.period,
+		w.capacity)`
+	quickWhere = `l.name = w.name AND l.key = w.key AND l.shard = w.shard
+	AND ` + quickSettled + ` - w.need >= greatest(abs(l.value), w.total, w.capacity) * -1.4210854715202004e-14`
 
 	// readRowsSQL reads rows in the order given, one index look-up each, and
 	// one clock for all.
@@ -190,7 +213,7 @@ RETURNING w.i`
 // statements are the texts above for one table.
 type statements struct {
 	take, takeAt, takeFirst, states, ticks, pause, reset, resetFrom, put, listFull, deleteListed, deleteSame string
-	takeQuick, readRows, lockRows, insertRows, updateRows                                                    string
+	takeQuick, takeQuickly, readRows, lockRows, insertRows, updateRows                                       string
 }
 
 func newStatements(schema string) statements {
@@ -204,7 +227,8 @@ func newStatements(schema string) statements {
 		take: in(takeSQL), takeAt: in(takeAtSQL), takeFirst: in(takeFirstSQL), states: in(statesSQL), ticks: in(ticksSQL), pause: in(pauseSQL),
 		reset: in(resetSQL), resetFrom: in(resetFromSQL), put: in(putSQL),
 		listFull: in(listFullSQL), deleteListed: in(deleteListedSQL), deleteSame: in(deleteSameSQL),
-		takeQuick: in(takeQuickSQL), readRows: read(""), lockRows: read(" FOR UPDATE"),
+		takeQuick: in(takeQuickSQL), takeQuickly: in(takeQuicklySQL),
+		readRows: read(""), lockRows: read(" FOR UPDATE"),
 		insertRows: in(insertRowsSQL), updateRows: in(updateRowsSQL),
 	}
 }
@@ -225,14 +249,6 @@ func (p *part) takeArgs(now *time.Time) []any {
 	return []any{
 		d.Name, p.key, int32(p.shard), p.count, d.Capacity, d.Rate,
 		micros(d.Period), micros(d.Tick()), p.origin, p.floor, now,
-	}
-}
-
-func (p *part) quickArgs(now *time.Time) []any {
-	d := &p.definition
-	return []any{
-		d.Name, p.key, int32(p.shard), p.count, d.Capacity, d.Rate,
-		micros(d.Period), micros(d.Tick()), p.floor, now,
 	}
 }
 
