@@ -287,8 +287,12 @@ func Credited(r Request, states []State, now time.Time) Status {
 	return status
 }
 
-// Result puts the statuses of c's asks, in the order of Asks, together.
+// Result puts the statuses of c's asks, in the order of Asks, together. It may
+// keep statuses.
 func (c Call) Result(now time.Time, statuses []Status) Result {
+	if len(statuses) == 1 {
+		return Result{Status: statuses[0], At: now, Each: statuses}
+	}
 	r := Result{Status: statuses[0], At: now, Each: make([]Status, len(statuses))}
 	for i, s := range statuses {
 		r.Each[c.Asks[i].place] = s

@@ -52,10 +52,16 @@ type lane struct {
 
 // turn is a call that waits for its decision.
 type turn struct {
-	ctx   context.Context
-	call  ratelimit.Call
-	check bool
-	rows  []int // where the rows of each ask begin, in the sheet of a round
+	ctx     context.Context
+	call    ratelimit.Call
+	check   bool
+	company *company // that is decided together, once it is; the lane's mu guards it
+
+	// For the round that is under way.
+	place int     // of the turn, among those of the round
+	shard int     // to take from
+	floor float64 // the lowest value to leave behind there
+	rows  []int   // where the rows of each ask begin, in the sheet
 
 	finished bool
 	done     chan struct{} // closed once finished
@@ -91,7 +97,7 @@ func (s *Store) decide(ctx context.Context, call ratelimit.Call, check bool) (ra
 	if l.busy {
 		l.waiting = append(l.waiting, t)
 		l.mu.Unlock()
-		return t.wait()
+		return t.wait(l)
 	}
 	l.busy = true
 	l.mu.Unlock()
@@ -133,12 +139,29 @@ func (c *combiner) lane(call ratelimit.Call) *lane {
 
 // wait returns early when the caller gives up. A call that has not been sent
 // by then is not decided any more.
-func (t *turn) wait() (ratelimit.Result, error) {
+func (t *turn) wait(l *lane) (ratelimit.Result, error) {
 	select {
 	case <-t.done:
 		return t.result, t.err
 	case <-t.ctx.Done():
+		l.mu.Lock()
+		company := t.company
+		l.mu.Unlock()
+		company.leave()
 		return ratelimit.Result{}, fault("decide", t.ctx.Err())
+	}
+}
+
+// company is callers whose calls are decided together. One who gives up must
+// not fail the others; when all have, it is cancelled.
+type company struct {
+	left   atomic.Int64
+	cancel context.CancelFunc
+}
+
+func (c *company) leave() {
+	if c != nil && c.left.Add(-1) == 0 {
+		c.cancel()
 	}
 }
 
@@ -161,56 +184,38 @@ func (s *Store) drain(l *lane) {
 		// Those who just got their answers may be about to ask again. Let them,
 		// if they are ready to; it costs a lone caller nothing.
 		runtime.Gosched()
-		l.mu.Lock()
-		n := min(len(l.waiting), mostCombined)
-		if n == 0 {
-			l.busy, l.waiting = false, nil
-			l.mu.Unlock()
+		turns, ctx, cancel := l.gathered()
+		if turns == nil {
 			return
 		}
-		turns := slices.Clone(l.waiting[:n])
-		l.waiting = slices.Delete(l.waiting, 0, n)
-		l.mu.Unlock()
-		s.decideTogether(l, turns)
-	}
-}
-
-// decideTogether decides the turns whose callers are still there.
-func (s *Store) decideTogether(l *lane, turns []*turn) {
-	turns = slices.DeleteFunc(turns, func(t *turn) bool { return t.ctx.Err() != nil })
-	if len(turns) == 0 {
-		return
-	}
-	ctx, stop := untilAllGone(turns)
-	defer stop()
-	s.settleTurns(ctx, l, turns)
-}
-
-// untilAllGone is a context that is over when those of all turns are: one
-// caller who gives up must not fail the others.
-func untilAllGone(turns []*turn) (context.Context, func()) {
-	for _, t := range turns {
-		if t.ctx.Done() == nil {
-			return context.WithoutCancel(t.ctx), func() {}
-		}
-	}
-	ctx, cancel := context.WithCancel(context.WithoutCancel(turns[0].ctx))
-	var left atomic.Int64
-	left.Store(int64(len(turns)))
-	stops := make([]func() bool, len(turns))
-	for i, t := range turns {
-		stops[i] = context.AfterFunc(t.ctx, func() {
-			if left.Add(-1) == 0 {
-				cancel()
-			}
-		})
-	}
-	return ctx, func() {
-		for _, stop := range stops {
-			stop()
+		if len(turns) > 0 {
+			s.settleTurns(ctx, l, turns)
 		}
 		cancel()
 	}
+}
+
+// gathered returns the turns that are next, but for those whose callers have
+// given up, and a context that is over when all callers have. If nobody waits
+// it returns no turns, nil, and the lane is free.
+func (l *lane) gathered() ([]*turn, context.Context, context.CancelFunc) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	n := min(len(l.waiting), mostCombined)
+	if n == 0 {
+		l.busy, l.waiting = false, nil
+		return nil, nil, nil
+	}
+	turns := slices.Clone(l.waiting[:n])
+	l.waiting = slices.Delete(l.waiting, 0, n)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(turns[0].ctx))
+	turns = slices.DeleteFunc(turns, func(t *turn) bool { return t.ctx.Err() != nil })
+	company := &company{cancel: cancel}
+	company.left.Store(int64(len(turns)))
+	for _, t := range turns {
+		t.company = company
+	}
+	return turns, ctx, cancel
 }
 
 // settleTurns finishes every turn. If the database finds fault with a

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"time"
 
@@ -17,64 +18,57 @@ import (
 // needs to have no more than the most that any of them needs after those
 // before it.
 type group struct {
-	turns []*turn
-	parts []part  // what each turn takes
-	total float64 // tokens that all of them take
+	part  part    // what they take together
 	need  float64 // tokens that there must be to grant all
-
+	turns []*turn
 	after outcome
 }
 
-// row identifies a row of the table.
-type row struct {
-	limitKey
-	shard int
-}
-
-// groups sorts out turns by the row that they would take from, and the groups
-// in the one order of rows. Those that check or take from several rows are in
-// none.
-func (s *Store) groups(turns []*turn) []*group {
-	var groups []*group
-	byRow := make(map[row]*group, len(turns))
-	for _, t := range turns {
+// groups sorts turns by the row that they would take from, in the one order of
+// rows. Those that check or take from several rows are in none.
+func (s *Store) groups(turns []*turn) []group {
+	sorted := make([]*turn, 0, len(turns))
+	for i, t := range turns {
 		if t.check || len(t.call.Asks) > 1 {
 			continue
 		}
-		parts, ok := s.guess(t.call, nil)
-		if !ok {
-			continue
+		if p, ok := s.guessPart(0, t.call.Asks[0], nil); ok {
+			t.place, t.shard, t.floor = i, p.shard, p.floor
+			sorted = append(sorted, t)
 		}
-		p := parts[0]
-		at := row{limitKey{p.definition.Name, p.key}, p.shard}
-		g := byRow[at]
-		if g == nil {
-			g = &group{}
-			byRow[at] = g
-			groups = append(groups, g)
-		}
-		g.add(t, p)
 	}
-	slices.SortFunc(groups, func(a, b *group) int {
-		p, q := &a.parts[0], &b.parts[0]
-		return cmp.Or(cmp.Compare(p.definition.Name, q.definition.Name), cmp.Compare(p.key, q.key), cmp.Compare(p.shard, q.shard))
+	slices.SortFunc(sorted, func(t, u *turn) int {
+		if c := t.row().compare(u.row()); c != 0 {
+			return c
+		}
+		return cmp.Compare(t.place, u.place)
 	})
+	var groups []group
+	for i, t := range sorted {
+		if i == 0 || t.row() != sorted[i-1].row() {
+			groups = append(groups, group{part: newPart(0, t.call.Asks[0], t.shard, 0), need: math.Inf(-1), turns: sorted[i:i]})
+		}
+		groups[len(groups)-1].add(t)
+	}
 	return groups
 }
 
-// add leaves a turn out whose definition is not that of the others: one of two
-// is being rolled out.
-func (g *group) add(t *turn, p part) {
-	if len(g.parts) > 0 && g.parts[0].definition != p.definition {
+// row is the one row that a turn of a group takes from.
+func (t *turn) row() row {
+	a := &t.call.Asks[0]
+	return row{a.Definition.Name, a.Key, t.shard}
+}
+
+// add leaves a turn out whose definition is not that of the others, while a
+// new one is being rolled out.
+func (g *group) add(t *turn) {
+	a := &t.call.Asks[0]
+	if len(g.turns) > 0 && a.Definition != g.turns[0].call.Asks[0].Definition {
 		return
 	}
 	g.turns = append(g.turns, t)
-	g.parts = append(g.parts, p)
-	g.total += p.count
-	need := g.total + p.floor
-	if len(g.parts) == 1 || need > g.need {
-		g.need = need
-	}
+	g.part.count += a.Count
+	g.need = max(g.need, g.part.count+t.floor)
 }
 
 // roundQuick finishes the turns of the groups whose rows have enough for all
@@ -89,16 +83,16 @@ func (s *Store) roundQuick(ctx context.Context, turns []*turn) error {
 	case 0:
 		return nil
 	case 1:
-		at, err = s.takeQuick(ctx, groups[0])
+		at, err = s.takeQuick(ctx, &groups[0])
 	default:
 		at, err = s.takeQuickly(ctx, groups)
 	}
 	if err != nil {
 		return fault("take", err)
 	}
-	for _, g := range groups {
-		if g.after.taken {
-			s.grant(g, at)
+	for i := range groups {
+		if groups[i].after.taken {
+			s.grant(&groups[i], at)
 		}
 	}
 	return nil
@@ -107,20 +101,20 @@ func (s *Store) roundQuick(ctx context.Context, turns []*turn) error {
 // grant finishes the turns of a group that was taken. Each is told what it
 // left behind.
 func (s *Store) grant(g *group, at time.Time) {
-	left := g.total
-	for i, t := range g.turns {
-		left -= g.parts[i].count
-		o := g.after
-		o.after.Value += left
-		t.finish(s.granted(t.call, g.parts[i:i+1], []outcome{o}, at), nil)
+	p, o := g.part, g.after
+	left := g.part.count
+	for _, t := range g.turns {
+		p.count = t.call.Asks[0].Count
+		left -= p.count
+		o.after.Value = g.after.after.Value + left
+		t.finish(s.granted(t.call, []part{p}, []outcome{o}, at), nil)
 	}
 }
 
 func (s *Store) takeQuick(ctx context.Context, g *group) (at time.Time, err error) {
-	p := &g.parts[0]
-	d := &p.definition
+	p, d := &g.part, &g.part.definition
 	err = s.pool.QueryRow(ctx, s.sql.takeQuick,
-		d.Name, p.key, int32(p.shard), g.total, g.need, d.Capacity, d.Rate, micros(d.Period), micros(d.Tick()), s.clock(),
+		d.Name, p.key, int32(p.shard), p.count, g.need, d.Capacity, d.Rate, micros(d.Period), micros(d.Tick()), s.clock(),
 	).Scan(&g.after.after.Value, &g.after.after.TS, &at)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return at, nil
@@ -129,17 +123,15 @@ func (s *Store) takeQuick(ctx context.Context, g *group) (at time.Time, err erro
 	return at, err
 }
 
-func (s *Store) takeQuickly(ctx context.Context, groups []*group) (at time.Time, err error) {
+func (s *Store) takeQuickly(ctx context.Context, groups []group) (at time.Time, err error) {
 	n := len(groups)
 	names, keys, shards := make([]string, n), make([]string, n), make([]int32, n)
-	figures := make([]float64, 6*n)
-	column := func(i int) []float64 { return figures[i*n : (i+1)*n : (i+1)*n] }
-	totals, needs, capacities, rates, periods, ticks := column(0), column(1), column(2), column(3), column(4), column(5)
-	for i, g := range groups {
-		p := &g.parts[0]
-		d := &p.definition
+	totals, needs := make([]float64, n), make([]float64, n)
+	capacities, rates, periods, ticks := make([]float64, n), make([]float64, n), make([]float64, n), make([]float64, n)
+	for i := range groups {
+		p, d := &groups[i].part, &groups[i].part.definition
 		names[i], keys[i], shards[i] = d.Name, p.key, int32(p.shard)
-		totals[i], needs[i] = g.total, g.need
+		totals[i], needs[i] = p.count, groups[i].need
 		capacities[i], rates[i], periods[i], ticks[i] = d.Capacity, d.Rate, micros(d.Period), micros(d.Tick())
 	}
 	rows, err := s.pool.Query(ctx, s.sql.takeQuickly, names, keys, shards, totals, needs, capacities, rates, periods, ticks, s.clock())

@@ -1,7 +1,6 @@
 package pgstore
 
 import (
-	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -38,6 +37,8 @@ type sheetRow struct {
 	stale      bool // it was not what was read any more when it was to be written
 }
 
+func (r *sheetRow) row() row { return row{r.definition.Name, r.key, r.shard} }
+
 func newSheet(turns []*turn) *sheet {
 	sh := &sheet{first: make(map[sheetKey]int, len(turns))}
 	for _, t := range turns {
@@ -51,8 +52,7 @@ func newSheet(turns []*turn) *sheet {
 		sh.order[i] = i
 	}
 	slices.SortFunc(sh.order, func(i, j int) int {
-		a, b := &sh.rows[i], &sh.rows[j]
-		return cmp.Or(cmp.Compare(a.definition.Name, b.definition.Name), cmp.Compare(a.key, b.key), cmp.Compare(a.shard, b.shard))
+		return sh.rows[i].row().compare(sh.rows[j].row())
 	})
 	return sh
 }
@@ -186,20 +186,16 @@ func (s *Store) insertRows(ctx context.Context, q querier, sh *sheet) error {
 	if err != nil {
 		return err
 	}
-	type id struct {
-		name, key string
-		shard     int32
-	}
-	inserted := make(map[id]bool, len(w.rows))
-	var one id
+	inserted := make(map[row]bool, len(w.rows))
+	var one row
 	if _, err := pgx.ForEachRow(rows, []any{&one.name, &one.key, &one.shard}, func() error {
 		inserted[one] = true
 		return nil
 	}); err != nil {
 		return err
 	}
-	for i, r := range w.rows {
-		r.stale = !inserted[id{w.names[i], w.keys[i], w.shards[i]}]
+	for _, r := range w.rows {
+		r.stale = !inserted[r.row()]
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package pgstore
 
 import (
+	"cmp"
 	"strings"
 	"time"
 
@@ -152,25 +153,31 @@ const (
 	//	$6 capacity   $7 rate   $8 period   $9 tick   $10 now, as above
 	takeQuickSQL = `UPDATE {table} AS l
 SET value = ` + quickSettled + ` - w.total, ts = greatest(l.ts, ` + quickTick + `)
-FROM (VALUES ($1::text, $2::text, $3::int4, $4::float8, $5::float8, $6::float8, $7::float8, $8::float8, $9::float8))
-	AS w (name, key, shard, total, need, capacity, rate, period, tick),
-	(SELECT coalesce($10::timestamptz, clock_timestamp()) AS now OFFSET 0) AS c
+FROM (
+	SELECT $1::text AS name, $2::text AS key, $3::int4 AS shard, $4::float8 AS total, $5::float8 AS need,
+		$6::float8 AS capacity, $7::float8 AS rate, $8::float8 AS period, $9::float8 AS tick,
+		coalesce($10::timestamptz, clock_timestamp()) AS now
+	OFFSET 0
+) AS w
 WHERE ` + quickWhere + `
-RETURNING l.value, l.ts, c.now`
+RETURNING l.value, l.ts, w.now`
 
 	// takeQuicklySQL is takeQuickSQL for several rows, in the order given. See
 	// updateRowsSQL for the range of i.
 	takeQuicklySQL = `UPDATE {table} AS l
 SET value = ` + quickSettled + ` - w.total, ts = greatest(l.ts, ` + quickTick + `)
-FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::int4[]), (SELECT $4::float8[]), (SELECT $5::float8[]),
-	(SELECT $6::float8[]), (SELECT $7::float8[]), (SELECT $8::float8[]), (SELECT $9::float8[]))
-	WITH ORDINALITY AS w (name, key, shard, total, need, capacity, rate, period, tick, i),
-	(SELECT coalesce($10::timestamptz, clock_timestamp()) AS now OFFSET 0) AS c
+FROM (
+	SELECT u.*, (SELECT coalesce($10::timestamptz, clock_timestamp())) AS now
+	FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::int4[]), (SELECT $4::float8[]), (SELECT $5::float8[]),
+		(SELECT $6::float8[]), (SELECT $7::float8[]), (SELECT $8::float8[]), (SELECT $9::float8[]))
+		WITH ORDINALITY AS u (name, key, shard, total, need, capacity, rate, period, tick, i)
+	WHERE u.i BETWEEN 1 AND 1000000000
+	OFFSET 0
+) AS w
 WHERE ` + quickWhere + `
-	AND w.i BETWEEN 1 AND 1000000000
-RETURNING w.i, l.value, l.ts, c.now`
+RETURNING w.i, l.value, l.ts, w.now`
 
-	quickTick    = `date_bin(w.tick * interval '1 microsecond', c.now, l.ts)`
+	quickTick    = `date_bin(w.tick * interval '1 microsecond', w.now, l.ts)`
 	quickSettled = `least(l.value
 		+ greatest(round(date_part('epoch', ` + quickTick + ` - l.ts) * 1000000), 0) * w.rate / w.period,
 		w.capacity)`
@@ -231,6 +238,23 @@ func newStatements(schema string) statements {
 		readRows: read(""), lockRows: read(" FOR UPDATE"),
 		insertRows: in(insertRowsSQL), updateRows: in(updateRowsSQL),
 	}
+}
+
+// row identifies a row of the table.
+type row struct {
+	name, key string
+	shard     int
+}
+
+// compare is the one order in which rows are locked.
+func (r row) compare(other row) int {
+	if c := strings.Compare(r.name, other.name); c != 0 {
+		return c
+	}
+	if c := strings.Compare(r.key, other.key); c != 0 {
+		return c
+	}
+	return cmp.Compare(r.shard, other.shard)
 }
 
 // part is what a call does to one row.

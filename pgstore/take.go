@@ -176,21 +176,29 @@ func (s *Store) take(ctx context.Context, sc *scope, call ratelimit.Call) (ratel
 func (s *Store) guess(call ratelimit.Call, shards []int) ([]part, bool) {
 	parts := make([]part, len(call.Asks))
 	for i, a := range call.Asks {
-		p := &parts[i]
-		*p = newPart(i, a, 0, a.Count)
-		if a.Definition.Shards > 1 {
-			if a.Count > p.definition.Capacity {
-				return nil, false
-			}
-			p.floor = 0 // debt only when no shard has enough, which is not known yet
-			if shards != nil {
-				p.shard = shards[i]
-			} else {
-				p.shard = s.shards.choose(a, upTo(a.Definition.Shards))
-			}
+		var ok bool
+		if parts[i], ok = s.guessPart(i, a, shards); !ok {
+			return nil, false
 		}
 	}
 	return parts, true
+}
+
+func (s *Store) guessPart(i int, a ratelimit.Ask, shards []int) (part, bool) {
+	p := newPart(i, a, 0, a.Count)
+	if a.Definition.Shards == 1 {
+		return p, true
+	}
+	if a.Count > p.definition.Capacity {
+		return part{}, false
+	}
+	p.floor = 0 // debt only when no shard has enough, which is not known yet
+	if shards != nil {
+		p.shard = shards[i]
+	} else {
+		p.shard = s.shards.choose(a, upTo(a.Definition.Shards))
+	}
+	return p, true
 }
 
 func upTo(n int) []int {
