@@ -3,7 +3,6 @@ package pgstore
 import (
 	"cmp"
 	"context"
-	"errors"
 	"math"
 	"slices"
 	"time"
@@ -113,13 +112,9 @@ func (s *Store) grant(g *group, at time.Time) {
 
 func (s *Store) takeQuick(ctx context.Context, g *group) (at time.Time, err error) {
 	p, d := &g.part, &g.part.definition
-	err = s.pool.QueryRow(ctx, s.sql.takeQuick,
+	err = g.after.scan(s.pool.QueryRow(ctx, s.sql.takeQuick,
 		d.Name, p.key, int32(p.shard), p.count, g.need, d.Capacity, d.Rate, micros(d.Period), micros(d.Tick()), s.clock(),
-	).Scan(&g.after.after.Value, &g.after.after.TS, &at)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return at, nil
-	}
-	g.after.taken = err == nil
+	), &at)
 	return at, err
 }
 

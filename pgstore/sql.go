@@ -48,7 +48,8 @@ const (
 		$5::float8)`
 
 	// tolerance is 64 units in the last place, as in Go: 2^-46.
-	tolerance = `greatest(abs(l.value), $4::float8, $5::float8) * 1.4210854715202004e-14`
+	tolerance = `greatest(abs(l.value), $4::float8, $5::float8) * ` + units64
+	units64   = `1.4210854715202004e-14`
 
 	// takeSQL is Definition.Take and Definition.Credit. It returns a row if
 	// and only if it took. It takes no predicate lock under SERIALIZABLE,
@@ -151,9 +152,7 @@ const (
 	//	$4 total          tokens to take
 	//	$5 need           tokens that there must be
 	//	$6 capacity   $7 rate   $8 period   $9 tick   $10 now, as above
-	takeQuickSQL = `UPDATE {table} AS l
-SET value = ` + quickSettled + ` - w.total, ts = greatest(l.ts, ` + quickTick + `)
-FROM (
+	takeQuickSQL = quickUpdate + `
 	SELECT $1::text AS name, $2::text AS key, $3::int4 AS shard, $4::float8 AS total, $5::float8 AS need,
 		$6::float8 AS capacity, $7::float8 AS rate, $8::float8 AS period, $9::float8 AS tick,
 		coalesce($10::timestamptz, clock_timestamp()) AS now
@@ -164,9 +163,7 @@ RETURNING l.value, l.ts, w.now`
 
 	// takeQuicklySQL is takeQuickSQL for several rows, in the order given. See
 	// updateRowsSQL for the range of i.
-	takeQuicklySQL = `UPDATE {table} AS l
-SET value = ` + quickSettled + ` - w.total, ts = greatest(l.ts, ` + quickTick + `)
-FROM (
+	takeQuicklySQL = quickUpdate + `
 	SELECT u.*, (SELECT coalesce($10::timestamptz, clock_timestamp())) AS now
 	FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::int4[]), (SELECT $4::float8[]), (SELECT $5::float8[]),
 		(SELECT $6::float8[]), (SELECT $7::float8[]), (SELECT $8::float8[]), (SELECT $9::float8[]))
@@ -177,12 +174,16 @@ FROM (
 WHERE ` + quickWhere + `
 RETURNING w.i, l.value, l.ts, w.now`
 
+	quickUpdate = `UPDATE {table} AS l
+SET value = ` + quickSettled + ` - w.total, ts = greatest(l.ts, ` + quickTick + `)
+FROM (`
+
 	quickTick    = `date_bin(w.tick * interval '1 microsecond', w.now, l.ts)`
 	quickSettled = `least(l.value
 		+ greatest(round(date_part('epoch', ` + quickTick + ` - l.ts) * 1000000), 0) * w.rate / w.period,
 		w.capacity)`
 	quickWhere = `l.name = w.name AND l.key = w.key AND l.shard = w.shard
-	AND ` + quickSettled + ` - w.need >= greatest(abs(l.value), w.total, w.capacity) * -1.4210854715202004e-14`
+	AND ` + quickSettled + ` - w.need >= -greatest(abs(l.value), w.total, w.capacity) * ` + units64
 
 	// readRowsSQL reads rows in the order given, one index look-up each, and
 	// one clock for all.

@@ -141,6 +141,16 @@ type outcome struct {
 	taken bool
 }
 
+// scan reads a row that a take returned, if it did.
+func (o *outcome) scan(row pgx.Row, more ...any) error {
+	err := row.Scan(append([]any{&o.after.Value, &o.after.TS}, more...)...)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil
+	}
+	o.taken = err == nil
+	return err
+}
+
 // rounds bounds how often a call looks again because others changed a row
 // between its looking and its taking. The last round looks under locks.
 const rounds = 4
@@ -251,18 +261,14 @@ func (s *Store) takeOne(ctx context.Context, q querier, call ratelimit.Call, p *
 		// The bare upsert, which Citus runs several times faster than one in a
 		// CTE. The row's ts stands for the instant: it is that, but after a
 		// pause or when the clock went back.
-		err = q.QueryRow(ctx, s.sql.take, p.takeArgs(now)...).Scan(&o.after.Value, &o.after.TS)
+		err = o.scan(q.QueryRow(ctx, s.sql.take, p.takeArgs(now)...))
 		at = o.after.TS
 		if now != nil {
 			at = *now
 		}
 	} else {
-		err = q.QueryRow(ctx, s.sql.takeAt, p.takeArgs(now)...).Scan(&o.after.Value, &o.after.TS, &at)
+		err = o.scan(q.QueryRow(ctx, s.sql.takeAt, p.takeArgs(now)...), &at)
 	}
-	if errors.Is(err, pgx.ErrNoRows) {
-		return outcome{}, time.Time{}, nil
-	}
-	o.taken = err == nil
 	return o, at, err
 }
 
@@ -273,12 +279,7 @@ func (s *Store) takeFirst(ctx context.Context, sc *scope, shard bool, p *part) (
 		sc.mark(batch)
 	}
 	batch.Queue(s.sql.takeFirst, p.takeArgs(s.clock())...).QueryRow(func(row pgx.Row) error {
-		err := row.Scan(&o.after.Value, &o.after.TS, &at, &sc.xid)
-		if errors.Is(err, pgx.ErrNoRows) {
-			return nil
-		}
-		o.taken = err == nil
-		return err
+		return o.scan(row, &at, &sc.xid)
 	})
 	err = sc.q.SendBatch(ctx, batch).Close()
 	return o, at, err
@@ -303,12 +304,7 @@ func (s *Store) takeAll(ctx context.Context, sc *scope, parts []part) ([]outcome
 
 func (s *Store) queueTake(batch *pgx.Batch, now *time.Time, p *part, o *outcome) {
 	batch.Queue(s.sql.take, p.takeArgs(now)...).QueryRow(func(row pgx.Row) error {
-		err := row.Scan(&o.after.Value, &o.after.TS)
-		if errors.Is(err, pgx.ErrNoRows) {
-			return nil
-		}
-		o.taken = err == nil
-		return err
+		return o.scan(row)
 	})
 }
 
