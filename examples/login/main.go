@@ -29,11 +29,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -109,14 +106,7 @@ func hash(password string, salt []byte) ([]byte, error) {
 	return pbkdf2.Key(sha512.New, password, salt, 210_000, sha512.Size)
 }
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx, os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "login:", err)
-		os.Exit(1)
-	}
-}
+func main() { demo.Main("login", run) }
 
 const password = "correct horse battery staple"
 
@@ -180,7 +170,7 @@ func (s service) rollBack(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return s.claim(left == 3, "the failures are counted all the same: %d of 5 left", left)
+	return demo.Claim(s.out, left == 3, "the failures are counted all the same: %d of 5 left", left)
 }
 
 func (s service) success(ctx context.Context) error {
@@ -196,7 +186,7 @@ func (s service) success(ctx context.Context) error {
 	if err := s.pool.QueryRow(ctx, `SELECT count(*) FROM sessions`).Scan(&sessions); err != nil {
 		return err
 	}
-	return s.claim(left == 5 && sessions == 1, "%d session, and her failures are forgotten: %d of 5 left", sessions, left)
+	return demo.Claim(s.out, left == 5 && sessions == 1, "%d session, and her failures are forgotten: %d of 5 left", sessions, left)
 }
 
 const guesses = 100
@@ -210,7 +200,7 @@ func (s service) guessing(ctx context.Context) error {
 		return err
 	}
 	checked := s.checked.Load()
-	if err := s.claim(checked == 5 && wrong == 5 && refused == guesses-5,
+	if err := demo.Claim(s.out, checked == 5 && wrong == 5 && refused == guesses-5,
 		"%d passwords were looked at, %d guesses refused", checked, refused); err != nil {
 		return err
 	}
@@ -219,7 +209,7 @@ func (s service) guessing(ctx context.Context) error {
 	if !errors.As(err, &locked) {
 		return fmt.Errorf("a promise does not hold: bob's account is not locked: %w", err)
 	}
-	return s.claim(s.checked.Load() == checked, "the right password is refused too, and not looked at: come back in %v",
+	return demo.Claim(s.out, s.checked.Load() == checked, "the right password is refused too, and not looked at: come back in %v",
 		locked.Result.RetryAfter.Round(time.Second))
 }
 
@@ -243,14 +233,4 @@ func (s service) guessAll(ctx context.Context) (wrong, refused int, err error) {
 	}
 	wg.Wait()
 	return wrong, refused, err
-}
-
-// claim prints what is promised, or is an error if it does not hold.
-func (s service) claim(holds bool, format string, args ...any) error {
-	text := fmt.Sprintf(format, args...)
-	if !holds {
-		return fmt.Errorf("a promise does not hold: %s", text)
-	}
-	fmt.Fprintln(s.out, "   ok:", text)
-	return nil
 }

@@ -1,10 +1,9 @@
 package main
 
 import (
-	"io"
-	"strings"
 	"testing"
 
+	"github.com/pgratelimit/ratelimit/examples/internal/demo/demotest"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
 
@@ -12,32 +11,9 @@ func TestMain(m *testing.M) { pgtest.Main(m) }
 
 // Nobody gets more guesses than the limit grants.
 func TestRun(t *testing.T) {
-	t.Setenv("DATABASE_URL", pgtest.URL(t))
-	var out strings.Builder
-	err := run(t.Context(), &out)
-	t.Log(out.String())
-	if err != nil {
-		t.Fatal(err)
-	}
-	for _, want := range []string{
+	demotest.Run(t, run, 4,
 		"3 of 5 left",
 		"5 of 5 left",
 		"5 passwords were looked at, 95 guesses refused",
-		"the right password is refused too",
-	} {
-		if !strings.Contains(out.String(), want) {
-			t.Errorf("the output lacks %q", want)
-		}
-	}
-	if got := strings.Count(out.String(), "   ok: "); got != 4 {
-		t.Errorf("%d promises checked, want 4", got)
-	}
-}
-
-// A promise that does not hold fails the program.
-func TestClaimFails(t *testing.T) {
-	d := service{out: io.Discard}
-	if err := d.claim(false, "%d is more", 1); err == nil || !strings.Contains(err.Error(), "1 is more") {
-		t.Errorf("got %v", err)
-	}
+		"the right password is refused too")
 }

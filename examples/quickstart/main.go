@@ -15,10 +15,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -34,14 +31,7 @@ var PlaceOrder = ratelimit.TokenBucket{Name: "place_order", Rate: 20, Period: ti
 
 const goroutines, rushTime = 32, 3 * time.Second
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx, os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "quickstart:", err)
-		os.Exit(1)
-	}
-}
+func main() { demo.Main("quickstart", run) }
 
 func run(ctx context.Context, out io.Writer) (err error) {
 	fmt.Fprintln(out, "1. A database")
@@ -105,9 +95,9 @@ func (s shop) rush(ctx context.Context) error {
 	most := PlaceOrder.Capacity + PlaceOrder.Rate*seconds // as its Period is a second
 	fmt.Fprintf(s.out, "   granted %d orders, refused %d\n", granted, refused)
 	return errors.Join(
-		s.claim(float64(granted) <= most, "never over: %d granted; the limit in this time: %g + %g/s · %.3f s = %.2f (database clock)",
+		demo.Claim(s.out, float64(granted) <= most, "never over: %d granted; the limit in this time: %g + %g/s · %.3f s = %.2f (database clock)",
 			granted, PlaceOrder.Capacity, PlaceOrder.Rate, seconds, most),
-		s.claim(orders == granted, "spent with the work: %d tokens spent, %d orders in the table", granted, orders))
+		demo.Claim(s.out, orders == granted, "spent with the work: %d tokens spent, %d orders in the table", granted, orders))
 }
 
 // placeOrders is the rush itself.
@@ -169,7 +159,7 @@ func (s shop) failure(ctx context.Context) error {
 	if err := s.pool.QueryRow(ctx, "SELECT count(*) FROM orders WHERE customer = 'bob'").Scan(&orders); err != nil {
 		return err
 	}
-	return s.claim(after.Value == after.Capacity && orders == 0, "never lost: rolled back, and %v later bob has %d of %g tokens, and %d orders",
+	return demo.Claim(s.out, after.Value == after.Capacity && orders == 0, "never lost: rolled back, and %v later bob has %d of %g tokens, and %d orders",
 		after.At.Sub(inside.At), after.Remaining, after.Capacity, orders)
 }
 
@@ -185,15 +175,5 @@ func (s shop) row(ctx context.Context) error {
 		"  -------------+-------+-------+----------------------+------------------------------\n"+
 		"   %-11s | %-5s | %5s | %20s | %s\n"+
 		"   It says: value tokens at the instant ts. The next call adds what came in since.\n", name, key, shard, value, ts)
-	return s.claim(rows == "1" && key == "alice", "nothing else to store: %s row, for bob's went with his transaction", rows)
-}
-
-// claim prints what is promised, or is an error if it does not hold.
-func (s shop) claim(holds bool, format string, args ...any) error {
-	text := fmt.Sprintf(format, args...)
-	if !holds {
-		return fmt.Errorf("a promise does not hold: %s", text)
-	}
-	fmt.Fprintln(s.out, "   ok:", text)
-	return nil
+	return demo.Claim(s.out, rows == "1" && key == "alice", "nothing else to store: %s row, for bob's went with his transaction", rows)
 }

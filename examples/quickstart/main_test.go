@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"io"
 	"regexp"
 	"slices"
 	"strconv"
@@ -143,12 +142,5 @@ func query(t *testing.T, url string, do func(*pgx.Conn) error) {
 	defer conn.Close(t.Context())
 	if err := do(conn); err != nil {
 		t.Fatal(err)
-	}
-}
-
-func TestBrokenPromise(t *testing.T) {
-	err := shop{out: io.Discard}.claim(false, "%d granted", 7)
-	if err == nil || !strings.Contains(err.Error(), "7 granted") {
-		t.Errorf("got %v, want an error that says what does not hold", err)
 	}
 }

@@ -27,8 +27,6 @@ import (
 	"io"
 	"log/slog"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -111,14 +109,7 @@ func (w *Worker) Work(ctx context.Context, job *river.Job[PromptArgs]) error {
 	})
 }
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx, os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "river:", err)
-		os.Exit(1)
-	}
-}
+func main() { demo.Main("river", run) }
 
 func run(ctx context.Context, out io.Writer) (err error) {
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
@@ -235,19 +226,9 @@ func (d *demonstration) check(ctx context.Context) error {
 	fmt.Fprintf(d.out, "2. After %.1f s: %d calls, %d tokens used, %d tokens reserved and given back\n", seconds, len(p.calls), used, unused)
 	most := Tokens.Capacity + Tokens.Rate*seconds
 	return errors.Join(
-		d.claim(completed == prompts, "%d of %d jobs completed", completed, prompts),
-		d.claim(p.most <= int(Requests.Rate), "at most %d requests came in within any second, %g are granted", p.most, Requests.Rate),
-		d.claim(float64(used) <= most, "%d tokens used, %.0f were granted in this time", used, most),
-		d.claim(p.refused == 1 && p.disregarded == 0, "%d answer of 429, and %d calls while it was in force", p.refused, p.disregarded),
-		d.claim(failed == 0, "%d jobs lost an attempt to a limit", failed))
-}
-
-// claim prints what is promised, or is an error if it does not hold.
-func (d *demonstration) claim(holds bool, format string, args ...any) error {
-	text := fmt.Sprintf(format, args...)
-	if !holds {
-		return fmt.Errorf("a promise does not hold: %s", text)
-	}
-	fmt.Fprintln(d.out, "   ok:", text)
-	return nil
+		demo.Claim(d.out, completed == prompts, "%d of %d jobs completed", completed, prompts),
+		demo.Claim(d.out, p.most <= int(Requests.Rate), "at most %d requests came in within any second, %g are granted", p.most, Requests.Rate),
+		demo.Claim(d.out, float64(used) <= most, "%d tokens used, %.0f were granted in this time", used, most),
+		demo.Claim(d.out, p.refused == 1 && p.disregarded == 0, "%d answer of 429, and %d calls while it was in force", p.refused, p.disregarded),
+		demo.Claim(d.out, failed == 0, "%d jobs lost an attempt to a limit", failed))
 }

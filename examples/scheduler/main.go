@@ -26,10 +26,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"os"
-	"os/signal"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/google/uuid"
@@ -196,14 +193,7 @@ const (
 	crashes = 2
 )
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx, os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "scheduler:", err)
-		os.Exit(1)
-	}
-}
+func main() { demo.Main("scheduler", run) }
 
 func run(ctx context.Context, out io.Writer) (err error) {
 	db, err := demo.Database(ctx)
@@ -277,7 +267,7 @@ func (d demonstration) rollBack(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return d.claimThat(jobs == 0 && left.Value == left.Capacity, "no job, no debt: %d jobs, %g of %g tokens", jobs, left.Value, left.Capacity)
+	return demo.Claim(d.out, jobs == 0 && left.Value == left.Capacity, "no job, no debt: %d jobs, %g of %g tokens", jobs, left.Value, left.Capacity)
 }
 
 // workAll runs workers until all is done. Some e-mails fail, some workers die.
@@ -359,17 +349,7 @@ func (d demonstration) check(ctx context.Context) error {
 		return err
 	}
 	return errors.Join(
-		d.claimThat(jobs == done, "nothing is lost: %d jobs, %d done", jobs, done),
-		d.claimThat(again >= crashes, "%d calls, %d of them repeated attempts", calls, again),
-		d.claimThat(over == 0, "never over: %d calls beyond %g + %g a second", over, Emails.Capacity, Emails.Rate))
-}
-
-// claimThat prints what is promised, or is an error if it does not hold.
-func (d demonstration) claimThat(holds bool, format string, args ...any) error {
-	text := fmt.Sprintf(format, args...)
-	if !holds {
-		return fmt.Errorf("a promise does not hold: %s", text)
-	}
-	fmt.Fprintln(d.out, "   ok:", text)
-	return nil
+		demo.Claim(d.out, jobs == done, "nothing is lost: %d jobs, %d done", jobs, done),
+		demo.Claim(d.out, again >= crashes, "%d calls, %d of them repeated attempts", calls, again),
+		demo.Claim(d.out, over == 0, "never over: %d calls beyond %g + %g a second", over, Emails.Capacity, Emails.Rate))
 }

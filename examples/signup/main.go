@@ -18,10 +18,7 @@ import (
 	"fmt"
 	"io"
 	"math"
-	"os"
-	"os/signal"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -63,14 +60,7 @@ func (s service) signUp(ctx context.Context, address, email string) error {
 	return err
 }
 
-func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := run(ctx, os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "signup:", err)
-		os.Exit(1)
-	}
-}
+func main() { demo.Main("signup", run) }
 
 func run(ctx context.Context, out io.Writer) (err error) {
 	db, err := demo.Database(ctx)
@@ -107,7 +97,7 @@ func (s service) duplicates(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return s.claim(left.Remaining == 2, "one account costs one sign-up, the failures none: %d of %g left", left.Remaining, left.Capacity)
+	return demo.Claim(s.out, left.Remaining == 2, "one account costs one sign-up, the failures none: %d of %g left", left.Remaining, left.Capacity)
 }
 
 const (
@@ -135,9 +125,9 @@ func (s service) crowd(ctx context.Context) error {
 	// What has come in since the start is far less than half a token.
 	spent := int(math.Round(left.Capacity - left.Value))
 	return errors.Join(
-		s.claim(most <= 3, "never over: no address has more than %d accounts", most),
-		s.claim(users == 1+addresses*3, "nor under: %d accounts, 3 for each of the crowd's addresses and ann's", users),
-		s.claim(spent == users, "spent with the work: %d accounts, %d of the service's sign-ups spent", users, spent))
+		demo.Claim(s.out, most <= 3, "never over: no address has more than %d accounts", most),
+		demo.Claim(s.out, users == 1+addresses*3, "nor under: %d accounts, 3 for each of the crowd's addresses and ann's", users),
+		demo.Claim(s.out, spent == users, "spent with the work: %d accounts, %d of the service's sign-ups spent", users, spent))
 }
 
 func (s service) signUpAll(ctx context.Context) (made, taken, refused int, err error) {
@@ -164,14 +154,4 @@ func (s service) signUpAll(ctx context.Context) (made, taken, refused int, err e
 	}
 	wg.Wait()
 	return made, taken, refused, err
-}
-
-// claim prints what is promised, or is an error if it does not hold.
-func (s service) claim(holds bool, format string, args ...any) error {
-	text := fmt.Sprintf(format, args...)
-	if !holds {
-		return fmt.Errorf("a promise does not hold: %s", text)
-	}
-	fmt.Fprintln(s.out, "   ok:", text)
-	return nil
 }

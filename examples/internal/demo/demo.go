@@ -1,4 +1,5 @@
-// Package demo gives an example a database to play in.
+// Package demo is what the examples have in common and is no lesson: how they
+// start and end, the claims that they check, and a database to play in.
 package demo
 
 import (
@@ -6,7 +7,11 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
+	"io"
+	"os"
+	"os/signal"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -15,6 +20,28 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/throwaway"
 	"github.com/pgratelimit/ratelimit/migrate"
 )
+
+// Main is the main function of the example of that name. Ctrl-C ends the context
+// and not the program, so that run gets to clean up. If run fails, so does the
+// program.
+func Main(name string, run func(ctx context.Context, out io.Writer) error) {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	if err := run(ctx, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, name+":", err)
+		os.Exit(1)
+	}
+}
+
+// Claim prints what is promised, or is an error if it does not hold.
+func Claim(out io.Writer, holds bool, format string, args ...any) error {
+	text := fmt.Sprintf(format, args...)
+	if !holds {
+		return fmt.Errorf("a promise does not hold: %s", text)
+	}
+	fmt.Fprintln(out, "   ok:", text)
+	return nil
+}
 
 // maxConns is enough for transactions to meet, and bearable for a server that
 // others use as well.
