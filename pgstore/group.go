@@ -112,9 +112,11 @@ func (s *Store) grant(g *group, at time.Time) {
 
 func (s *Store) takeQuick(ctx context.Context, g *group) (at time.Time, err error) {
 	p, d := &g.part, &g.part.definition
-	err = g.after.scan(s.pool.QueryRow(ctx, s.sql.takeQuick,
-		d.Name, p.key, int32(p.shard), p.count, g.need, d.Capacity, d.Rate, micros(d.Period), micros(d.Tick()), s.clock(),
-	), &at)
+	args := []any{d.Name, p.key, int32(p.shard), p.count, g.need, d.Capacity, d.Rate, micros(d.Period), s.clock()}
+	if d.Kind == ratelimit.KindFixedWindow {
+		args = append(args, micros(d.Tick()))
+	}
+	err = g.after.scan(s.pool.QueryRow(ctx, s.sql.takes(d).quick, args...), &at)
 	return at, err
 }
 
@@ -123,13 +125,17 @@ func (s *Store) takeQuickly(ctx context.Context, groups []group) (at time.Time, 
 	names, keys, shards := make([]string, n), make([]string, n), make([]int32, n)
 	totals, needs := make([]float64, n), make([]float64, n)
 	capacities, rates, periods, ticks := make([]float64, n), make([]float64, n), make([]float64, n), make([]float64, n)
+	sql := s.sql.bucket.quickly
 	for i := range groups {
 		p, d := &groups[i].part, &groups[i].part.definition
 		names[i], keys[i], shards[i] = d.Name, p.key, int32(p.shard)
 		totals[i], needs[i] = p.count, groups[i].need
 		capacities[i], rates[i], periods[i], ticks[i] = d.Capacity, d.Rate, micros(d.Period), micros(d.Tick())
+		if d.Kind == ratelimit.KindFixedWindow {
+			sql = s.sql.window.quickly // a token bucket's ticks are microseconds
+		}
 	}
-	rows, err := s.pool.Query(ctx, s.sql.takeQuickly, names, keys, shards, totals, needs, capacities, rates, periods, ticks, s.clock())
+	rows, err := s.pool.Query(ctx, sql, names, keys, shards, totals, needs, capacities, rates, periods, s.clock(), ticks)
 	if err != nil {
 		return at, err
 	}

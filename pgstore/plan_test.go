@@ -11,7 +11,7 @@ import (
 // do when it has grown: none may go through the whole table.
 func TestKeptPlans(t *testing.T) {
 	db := pgtest.New(t)
-	sql := newStatements(db.Schema)
+	sql := newStatements(db.Schema, false)
 	conn, err := db.Pool.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -34,8 +34,10 @@ func TestKeptPlans(t *testing.T) {
 		{"read", sql.readRows, "('{a}', '{k}', '{0}', NULL)", "Index Scan"},
 		{"lock", sql.lockRows, "('{a}', '{k}', '{0}', NULL)", "Index Scan"},
 		{"update", sql.updateRows, `('{"(0,1)"}', '{a}', '{k}', '{0}', '{1}', '{now}', '{1}', '{now}')`, "Tid Scan"},
-		{"quick", sql.takeQuick, "('a', 'k', 0, 1, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
-		{"quickly", sql.takeQuickly, "('{a}', '{k}', '{0}', '{1}', '{1}', '{1}', '{1}', '{1}', '{1}', NULL)", "Index Scan"},
+		{"bucket_quick", sql.bucket.quick, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
+		{"window_quick", sql.window.quick, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL, 1)", "Index Scan"},
+		{"bucket_quickly", sql.bucket.quickly, "('{a}', '{k}', '{0}', '{1}', '{1}', '{1}', '{1}', '{1}', NULL, '{1}')", "Index Scan"},
+		{"window_quickly", sql.window.quickly, "('{a}', '{k}', '{0}', '{1}', '{1}', '{1}', '{1}', '{1}', NULL, '{1}')", "Index Scan"},
 		{"states", sql.states, "('a', 'k', NULL)", "Scan"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -23,19 +23,17 @@ import (
 //	$5 capacity       tokens
 //	$6 rate           tokens per period
 //	$7 period         microseconds
-//	$8 tick           microseconds: 1 for a token bucket, period for a fixed window
-//	$9 origin         an instant from which ticks are counted
-//	$10 floor         the lowest value to leave behind
-//	$11 now           the instant that decides; NULL for the database's clock
+//	$8 floor          the lowest value to leave behind
+//	$9 now            the instant that decides; NULL for the database's clock
+//
+// and of a fixed window
+//
+//	$10 tick          microseconds
+//	$11 origin        an instant from which ticks are counted
+//
+// An executor that starts looks up each function of a statement, which costs
+// more than calling it. So what a token bucket does not need is not in its text.
 const (
-	nowSQL = `coalesce($11::timestamptz, clock_timestamp())`
-
-	// tick($) is the last instant up to $ at which tokens came in. It is now
-	// for a token bucket and the edge of the current window for a fixed one:
-	// Definition.lastTick.
-	tickOfNow = `date_bin($8::float8 * interval '1 microsecond', ` + nowSQL + `, $9::timestamptz)`
-	tickOfRow = `date_bin($8::float8 * interval '1 microsecond', l.ts, $9::timestamptz)`
-
 	// settled is the row's value at excluded.ts: Definition.Settle, in the
 	// same order of operations.
 	//
@@ -58,28 +56,28 @@ const (
 	// The clock is read before the wait for the row's lock, so another
 	// transaction may have left a later ts behind; greatest and the 0 in
 	// settled then count no time, rather than the same time twice.
-	//
-	// The last condition turns away a row whose ticks are not those of $9: a
-	// fixed window that was paused, or had another Start. excluded.ts says
-	// nothing about such a row; the caller reads it and comes again with its
-	// ts as the origin.
 	takeSQL = `INSERT INTO {table} AS l (name, key, shard, value, ts)
-VALUES ($1::text, $2::text, $3::int4, least($5::float8 - $4::float8, $5::float8), ` + tickOfNow + `)
+VALUES ($1::text, $2::text, $3::int4, least($5::float8 - $4::float8, $5::float8), {tick})
 ON CONFLICT (name, key, shard) DO UPDATE
 SET value = least(` + settled + ` - $4::float8, $5::float8),
 	ts = greatest(l.ts, excluded.ts)
-WHERE ` + settled + ` - $4::float8 >= $10::float8 - ` + tolerance + `
-	AND ` + tickOfRow + ` = l.ts
+WHERE ` + settled + ` - $4::float8 >= $8::float8 - ` + tolerance + `{ticks agree}
 RETURNING value, ts`
 
-	// takeAtSQL is takeSQL for those whose answer depends on the instant and
-	// not only on the row that it left behind.
-	takeAtSQL = `WITH taken AS (` + takeSQL + `)
-SELECT value, ts, ` + nowSQL + ` FROM taken`
+	nowSQL = `coalesce($9::timestamptz, {clock})`
 
-	// takeFirstSQL is takeAtSQL with the transaction's ID, for the runner.
-	takeFirstSQL = `WITH taken AS (` + takeSQL + `)
-SELECT value, ts, ` + nowSQL + `, pg_current_xact_id()::text FROM taken`
+	// windowTick is the edge of the current window, where a token bucket has
+	// now itself: Definition.lastTick.
+	windowTick = `date_bin($10::float8 * interval '1 microsecond', ` + nowSQL + `, $11::timestamptz)`
+
+	// windowAgrees turns away a row whose ticks are not those of $11: a fixed
+	// window that was paused, or had another Start. excluded.ts says nothing
+	// about such a row; the caller reads it and comes again with its ts as the
+	// origin.
+	windowAgrees = `
+	AND date_bin($10::float8 * interval '1 microsecond', l.ts, $11::timestamptz) = l.ts`
+
+	xidSQL = `pg_current_xact_id()::text`
 
 	// clockSQL reads the clock after a batch of takes, and the ID of the
 	// transaction if it wrote anything.
@@ -147,26 +145,18 @@ const (
 	// takeQuickSQL takes from a row that is there what one call wants, or
 	// several together, if there is enough for all. It writes and locks nothing
 	// when it refuses. As it may read the row it counts ticks from the row's own.
-	//
-	//	$1 name   $2 key   $3 shard
-	//	$4 total          tokens to take
-	//	$5 need           tokens that there must be
-	//	$6 capacity   $7 rate   $8 period   $9 tick   $10 now, as above
+	// What w is said to have are its parameters, those of quickParameters.
 	takeQuickSQL = quickUpdate + `
-	SELECT $1::text AS name, $2::text AS key, $3::int4 AS shard, $4::float8 AS total, $5::float8 AS need,
-		$6::float8 AS capacity, $7::float8 AS rate, $8::float8 AS period, $9::float8 AS tick,
-		coalesce($10::timestamptz, clock_timestamp()) AS now
-	OFFSET 0
-) AS w
 WHERE ` + quickWhere + `
 RETURNING l.value, l.ts, w.now`
 
 	// takeQuicklySQL is takeQuickSQL for several rows, in the order given. See
 	// updateRowsSQL for the range of i.
 	takeQuicklySQL = quickUpdate + `
-	SELECT u.*, (SELECT coalesce($10::timestamptz, clock_timestamp())) AS now
+FROM (
+	SELECT u.*, ` + nowSQL + ` AS now
 	FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::int4[]), (SELECT $4::float8[]), (SELECT $5::float8[]),
-		(SELECT $6::float8[]), (SELECT $7::float8[]), (SELECT $8::float8[]), (SELECT $9::float8[]))
+		(SELECT $6::float8[]), (SELECT $7::float8[]), (SELECT $8::float8[]), (SELECT $10::float8[]))
 		WITH ORDINALITY AS u (name, key, shard, total, need, capacity, rate, period, tick, i)
 	WHERE u.i BETWEEN 1 AND 1000000000
 	OFFSET 0
@@ -175,15 +165,16 @@ WHERE ` + quickWhere + `
 RETURNING w.i, l.value, l.ts, w.now`
 
 	quickUpdate = `UPDATE {table} AS l
-SET value = ` + quickSettled + ` - w.total, ts = greatest(l.ts, ` + quickTick + `)
-FROM (`
+SET value = ` + quickSettled + ` - w.total, ts = greatest(l.ts, {tick})`
 
-	quickTick    = `date_bin(w.tick * interval '1 microsecond', w.now, l.ts)`
 	quickSettled = `least(l.value
-		+ greatest(round(date_part('epoch', ` + quickTick + ` - l.ts) * 1000000), 0) * w.rate / w.period,
+		+ greatest(round(date_part('epoch', {tick} - l.ts) * 1000000), 0) * w.rate / w.period,
 		w.capacity)`
 	quickWhere = `l.name = w.name AND l.key = w.key AND l.shard = w.shard
 	AND ` + quickSettled + ` - w.need >= -greatest(abs(l.value), w.total, w.capacity) * ` + units64
+
+	// quickWindowTick is windowTick by the row's own ticks.
+	quickWindowTick = `date_bin(w.tick * interval '1 microsecond', w.now, l.ts)`
 
 	// readRowsSQL reads rows in the order given, one index look-up each, and
 	// one clock for all.
@@ -218,13 +209,30 @@ WHERE l.ctid = w.ctid AND l.name = w.name AND l.key = w.key AND l.shard = w.shar
 RETURNING w.i`
 )
 
+// quickParameters are the parameters of takeQuickSQL: w.total is to be taken,
+// and w.need must be there.
+var quickParameters = strings.NewReplacer(
+	"w.name", "$1::text", "w.key", "$2::text", "w.shard", "$3::int4", "w.total", "$4::float8", "w.need", "$5::float8",
+	"w.capacity", "$6::float8", "w.rate", "$7::float8", "w.period", "$8::float8", "w.now", nowSQL, "w.tick", "$10::float8",
+)
+
 // statements are the texts above for one table.
 type statements struct {
-	take, takeAt, takeFirst, states, ticks, pause, reset, resetFrom, put, listFull, deleteListed, deleteSame string
-	takeQuick, takeQuickly, readRows, lockRows, insertRows, updateRows                                       string
+	bucket, window takes
+
+	states, ticks, pause, reset, resetFrom, put, listFull, deleteListed, deleteSame string
+	readRows, lockRows, insertRows, updateRows                                      string
 }
 
-func newStatements(schema string) statements {
+// takes are those for one kind of limit.
+type takes struct {
+	bare           string // tells the row
+	at             string // the row and the instant that decided
+	first          string // and the transaction's ID, for the runner
+	quick, quickly string
+}
+
+func newStatements(schema string, portable bool) statements {
 	table := pgx.Identifier{Table}
 	if schema != "" {
 		table = pgx.Identifier{schema, Table}
@@ -232,12 +240,33 @@ func newStatements(schema string) statements {
 	in := func(sql string) string { return strings.ReplaceAll(sql, "{table}", table.Sanitize()) }
 	read := func(lock string) string { return in(strings.Replace(readRowsSQL, " {lock}", lock, 1)) }
 	return statements{
-		take: in(takeSQL), takeAt: in(takeAtSQL), takeFirst: in(takeFirstSQL), states: in(statesSQL), ticks: in(ticksSQL), pause: in(pauseSQL),
+		bucket: newTakes(in, portable, nowSQL, "", "w.now"),
+		window: newTakes(in, portable, windowTick, windowAgrees, quickWindowTick),
+		states: in(statesSQL), ticks: in(ticksSQL), pause: in(pauseSQL),
 		reset: in(resetSQL), resetFrom: in(resetFromSQL), put: in(putSQL),
 		listFull: in(listFullSQL), deleteListed: in(deleteListedSQL), deleteSame: in(deleteSameSQL),
-		takeQuick: in(takeQuickSQL), takeQuickly: in(takeQuicklySQL),
 		readRows: read(""), lockRows: read(" FOR UPDATE"),
 		insertRows: in(insertRowsSQL), updateRows: in(updateRowsSQL),
+	}
+}
+
+// newTakes makes the texts for a kind. PostgreSQL has one statement_timestamp()
+// for all of a statement, so RETURNING may tell it; what distributes tables
+// takes no clock there.
+func newTakes(in func(string) string, portable bool, tick, agrees, quickTick string) takes {
+	clock, bare := "statement_timestamp()", strings.NewReplacer("{tick}", tick, "{ticks agree}", agrees).Replace(takeSQL)
+	returning := func(more string) string { return bare + ", " + more }
+	if portable {
+		clock = "clock_timestamp()"
+		returning = func(more string) string {
+			return "WITH taken AS (" + bare + ")\nSELECT value, ts, " + more + " FROM taken"
+		}
+	}
+	full := func(sql string) string { return in(strings.ReplaceAll(sql, "{clock}", clock)) }
+	quick := func(sql string) string { return strings.ReplaceAll(sql, "{tick}", quickTick) }
+	return takes{
+		bare: full(bare), at: full(returning(nowSQL)), first: full(returning(nowSQL + ", " + xidSQL)),
+		quick: full(quickParameters.Replace(quick(takeQuickSQL))), quickly: full(quick(takeQuicklySQL)),
 	}
 }
 
@@ -269,12 +298,22 @@ type part struct {
 	origin     time.Time
 }
 
+// takes are the texts that take from such a limit.
+func (s *statements) takes(d *ratelimit.Definition) *takes {
+	if d.Kind == ratelimit.KindFixedWindow {
+		return &s.window
+	}
+	return &s.bucket
+}
+
+// takeArgs are the parameters of take.
 func (p *part) takeArgs(now *time.Time) []any {
 	d := &p.definition
-	return []any{
-		d.Name, p.key, int32(p.shard), p.count, d.Capacity, d.Rate,
-		micros(d.Period), micros(d.Tick()), p.origin, p.floor, now,
+	args := []any{d.Name, p.key, int32(p.shard), p.count, d.Capacity, d.Rate, micros(d.Period), p.floor, now}
+	if d.Kind == ratelimit.KindFixedWindow {
+		args = append(args, micros(d.Tick()), p.origin)
 	}
+	return args
 }
 
 func micros(d time.Duration) float64 { return float64(d.Microseconds()) }

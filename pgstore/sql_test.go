@@ -24,19 +24,30 @@ import (
 // for the parameters and the rows.
 
 // plainOnly are the statements that the portable form does not use.
-var plainOnly = []string{"deleteListed", "takeQuick", "takeQuickly", "readRows", "lockRows", "insertRows", "updateRows"}
+var plainOnly = []string{
+	"deleteListed", "readRows", "lockRows", "insertRows", "updateRows",
+	"bucket.quick", "bucket.quickly", "window.quick", "window.quickly",
+}
 
 // portableStatements are all statements of the portable form, by name.
 func portableStatements() map[string]string {
 	texts := map[string]string{"clock": clockSQL}
-	all := reflect.ValueOf(newStatements("s"))
-	for i := range all.NumField() {
-		name := all.Type().Field(i).Name
-		if !slices.Contains(plainOnly, name) {
-			texts[name] = all.Field(i).String()
-		}
+	addTexts(texts, "", reflect.ValueOf(newStatements("s", true)))
+	for _, name := range plainOnly {
+		delete(texts, name)
 	}
 	return texts
+}
+
+func addTexts(texts map[string]string, prefix string, all reflect.Value) {
+	for i := range all.NumField() {
+		name := prefix + all.Type().Field(i).Name
+		if field := all.Field(i); field.Kind() == reflect.Struct {
+			addTexts(texts, name+".", field)
+		} else {
+			texts[name] = field.String()
+		}
+	}
 }
 
 func TestPortableSQL(t *testing.T) {
@@ -51,12 +62,17 @@ func TestPortableSQL(t *testing.T) {
 // TestPortableSQLHasSomethingToJudge sees to it that the expressions are
 // found: none found would be none at fault.
 func TestPortableSQLHasSomethingToJudge(t *testing.T) {
+	all := make(map[string]string)
+	addTexts(all, "", reflect.ValueOf(newStatements("s", false)))
 	for _, name := range plainOnly {
-		if !reflect.ValueOf(newStatements("s")).FieldByName(name).IsValid() {
+		if all[name] == "" {
 			t.Errorf("there is no statement %s any more", name)
 		}
 	}
-	for name, want := range map[string]int{"take": 5, "takeAt": 5, "takeFirst": 5, "pause": 2, "reset": 1, "states": 0} {
+	for name, want := range map[string]int{
+		"bucket.bare": 5, "bucket.at": 5, "bucket.first": 5, "window.bare": 5, "window.at": 5, "window.first": 5,
+		"pause": 2, "reset": 1, "states": 0,
+	} {
 		if got := expressions(portableStatements()[name]); len(got) != want {
 			t.Errorf("%s: %d expressions, want %d: %q", name, len(got), want, got)
 		}
@@ -66,7 +82,7 @@ func TestPortableSQLHasSomethingToJudge(t *testing.T) {
 // TestPortableSQLFindsFaults has the test above find what somebody could write.
 func TestPortableSQLFindsFaults(t *testing.T) {
 	judge := newJudge(t)
-	take := portableStatements()["take"]
+	take := portableStatements()["window.bare"]
 	for _, test := range []struct{ name, old, new, want string }{
 		{"clock in RETURNING", "RETURNING value, ts", "RETURNING value, ts, clock_timestamp()", "IMMUTABLE"},
 		{"now in SET", "ts = greatest(l.ts, excluded.ts)", "ts = greatest(l.ts, now())", "IMMUTABLE"},

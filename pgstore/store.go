@@ -95,7 +95,7 @@ func New(pool *pgxpool.Pool, config *Config) (*Store, error) {
 	if config.RefusalMemory < 0 {
 		return nil, &ratelimit.FieldError{Field: "RefusalMemory", Value: config.RefusalMemory, Reason: "must not be negative"}
 	}
-	s := &Store{pool: pool, config: *config, sql: newStatements(config.Schema)}
+	s := &Store{pool: pool, config: *config, sql: newStatements(config.Schema, config.Portable)}
 	s.combiner.seed = maphash.MakeSeed()
 	s.refusals.remember(config.RefusalMemory)
 	if s.config.RetryBudget == 0 {
