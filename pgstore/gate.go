@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"context"
+	"slices"
 	"sync"
 
 	"github.com/pgratelimit/ratelimit"
@@ -24,7 +25,7 @@ type gates struct {
 
 type gate struct {
 	users   int          // at the gate or within
-	taken   []bool       // by shard
+	free    []int        // shards, in no order
 	waiting []chan<- int // for a shard, in order of arrival
 }
 
@@ -65,13 +66,13 @@ func (g *gates) wait(ctx context.Context, a ratelimit.Ask, memory *shardMemory) 
 		if g.open == nil {
 			g.open = make(map[sheetKey]*gate)
 		}
-		at = &gate{taken: make([]bool, key.shards)}
+		at = &gate{free: upTo(key.shards)}
 		g.open[key] = at
 	}
 	at.users++
-	if free := at.free(); len(free) > 0 {
-		shard := memory.choose(a, free)
-		at.taken[shard] = true
+	if len(at.free) > 0 {
+		shard := memory.choose(a, at.free)
+		at.free = slices.DeleteFunc(at.free, func(free int) bool { return free == shard })
 		g.mu.Unlock()
 		return shard, nil
 	}
@@ -112,19 +113,9 @@ func (g *gates) leave(key sheetKey, shard int) {
 		at.waiting[0] <- shard
 		at.waiting = at.waiting[1:]
 	} else {
-		at.taken[shard] = false
+		at.free = append(at.free, shard)
 	}
 	if at.users--; at.users == 0 {
 		delete(g.open, key)
 	}
-}
-
-func (at *gate) free() []int {
-	var free []int
-	for shard, taken := range at.taken {
-		if !taken {
-			free = append(free, shard)
-		}
-	}
-	return free
 }

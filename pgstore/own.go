@@ -157,7 +157,7 @@ func (s *Store) attempt(ctx context.Context, call ratelimit.Call, shards []int, 
 	}
 	defer conn.Release()
 	tx := &transaction{conn: conn.Conn()}
-	defer rollback(ctx, tx)
+	defer tx.end(ctx)
 	sc := &scope{q: conn, foreign: true, shards: shards, begin: "BEGIN ISOLATION LEVEL SERIALIZABLE"}
 	result, err := s.take(ctx, sc, call)
 	if err != nil {

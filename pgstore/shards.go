@@ -2,7 +2,9 @@ package pgstore
 
 import (
 	"math/rand/v2"
+	"slices"
 	"sync"
+	"time"
 
 	"github.com/pgratelimit/ratelimit"
 )
@@ -11,7 +13,7 @@ import (
 // guides which row is tried first, so it may be stale, and may be forgotten.
 type shardMemory struct {
 	mu   sync.Mutex
-	seen map[limitKey][]ratelimit.State // by shard; a zero TS is one not seen
+	seen map[limitKey][]ratelimit.State // by shard; one that was never seen counts as full
 }
 
 type limitKey struct{ name, key string }
@@ -30,43 +32,50 @@ func (m *shardMemory) choose(a ratelimit.Ask, among []int) int {
 	return m.better(a, among[i], among[j])
 }
 
-// better is the better of two shards. One that was never seen counts as full.
+// better is the better of two shards.
 func (m *shardMemory) better(a ratelimit.Ask, first, second int) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	states := m.seen[limitKey{a.Definition.Name, a.Key}]
-	if len(states) != a.Definition.Shards || states[first].TS.IsZero() {
+	if len(states) != a.Definition.Shards || a.Definition.Better(states[first], states[second]) {
 		return first
 	}
-	if states[second].TS.IsZero() || !a.Definition.Better(states[first], states[second]) {
-		return second
-	}
-	return first
+	return second
 }
 
-// note remembers a state and returns all that is known of the limit's shards;
-// those never seen are full at the instant of state.
-func (m *shardMemory) note(a ratelimit.Ask, shard int, state ratelimit.State) []ratelimit.State {
+// note remembers a state.
+func (m *shardMemory) note(a ratelimit.Ask, shard int, state ratelimit.State) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	m.states(a, state.TS)[shard] = state
+}
+
+// taken remembers what a's parts left behind when they were taken at an
+// instant, and tells a's status by what is known of all shards.
+func (m *shardMemory) taken(a ratelimit.Ask, parts []part, outcomes []outcome, at time.Time) ratelimit.Status {
+	counts := make([]float64, a.Definition.Shards)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	states := m.states(a, at)
+	for i, p := range parts {
+		states[p.shard], counts[p.shard] = outcomes[i].after, p.count
+	}
+	return a.TakenFrom(states, counts, at)
+}
+
+// states are those of a's shards, full at an instant if none was seen.
+func (m *shardMemory) states(a ratelimit.Ask, at time.Time) []ratelimit.State {
 	key := limitKey{a.Definition.Name, a.Key}
 	states := m.seen[key]
-	if len(states) != a.Definition.Shards {
-		if m.seen == nil || len(m.seen) >= mostSeen {
-			m.seen = make(map[limitKey][]ratelimit.State)
-		}
-		states = make([]ratelimit.State, a.Definition.Shards)
-		m.seen[key] = states
+	if len(states) == a.Definition.Shards {
+		return states
 	}
-	states[shard] = state
-	known := make([]ratelimit.State, len(states))
-	for i, s := range states {
-		if s.TS.IsZero() {
-			s = a.Definition.Shard().Fresh(a.Key, state.TS)
-		}
-		known[i] = s
+	if m.seen == nil || len(m.seen) >= mostSeen {
+		m.seen = make(map[limitKey][]ratelimit.State)
 	}
-	return known
+	states = slices.Repeat([]ratelimit.State{a.Definition.Shard().Fresh(a.Key, at)}, a.Definition.Shards)
+	m.seen[key] = states
+	return states
 }
 
 func (m *shardMemory) forget(key limitKey) {

@@ -312,32 +312,29 @@ func (s *Store) queueTake(batch *pgx.Batch, now *time.Time, p *part, o *outcome)
 func (s *Store) granted(call ratelimit.Call, parts []part, outcomes []outcome, at time.Time) ratelimit.Result {
 	at = at.UTC()
 	statuses := make([]ratelimit.Status, len(call.Asks))
-	payments := make([]ratelimit.Payment, len(parts))
-	for first := 0; first < len(parts); {
-		ask := parts[first].ask
-		a := call.Asks[ask]
+	first := 0
+	for i, a := range call.Asks {
+		last := first + 1
+		for last < len(parts) && parts[last].ask == i {
+			last++
+		}
 		if a.Definition.Shards == 1 {
-			payments[first] = ratelimit.Payment{Limit: a.Limit, Key: a.Key, Tokens: parts[first].count}
-			statuses[ask] = a.Taken(outcomes[first].after, at)
-			first++
-			continue
+			statuses[i] = a.Taken(outcomes[first].after, at)
+		} else {
+			statuses[i] = s.shards.taken(a, parts[first:last], outcomes[first:last], at)
 		}
-		last := first
-		counts := make([]float64, a.Definition.Shards)
-		var states []ratelimit.State
-		for ; last < len(parts) && parts[last].ask == ask; last++ {
-			p := parts[last]
-			payments[last] = ratelimit.Payment{Limit: a.Limit, Key: a.Key, Shard: p.shard, Tokens: p.count}
-			counts[p.shard] = p.count
-			states = s.shards.note(a, p.shard, outcomes[last].after)
-		}
-		statuses[ask] = a.TakenFrom(states, counts, at)
+		s.refusals.drop(limitKey{a.Definition.Name, a.Key})
 		first = last
 	}
-	for _, a := range call.Asks {
-		s.refusals.drop(limitKey{a.Definition.Name, a.Key})
-	}
 	result := call.Result(at, statuses)
-	result.Receipt = ratelimit.NewReceipt(payments)
+	result.Receipt = ratelimit.NewReceipt(payments(call, parts))
 	return result
+}
+
+func payments(call ratelimit.Call, parts []part) []ratelimit.Payment {
+	paid := make([]ratelimit.Payment, len(parts))
+	for i, p := range parts {
+		paid[i] = ratelimit.Payment{Limit: call.Asks[p.ask].Limit, Key: p.key, Shard: p.shard, Tokens: p.count}
+	}
+	return paid
 }

@@ -41,6 +41,13 @@ func (tx *transaction) Rollback(ctx context.Context) error {
 	return err
 }
 
+// end is rollback without a timer for what has ended.
+func (tx *transaction) end(ctx context.Context) {
+	if !tx.closed {
+		rollback(ctx, tx)
+	}
+}
+
 // within is pgx's own transaction on the same connection, for what only that
 // can do. What begins it does nothing.
 func (tx *transaction) within(ctx context.Context) (pgx.Tx, error) {
