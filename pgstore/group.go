@@ -74,18 +74,7 @@ func (g *group) add(t *turn) {
 // of them. Nothing is written or locked for the others.
 func (s *Store) roundQuick(ctx context.Context, turns []*turn) error {
 	groups := s.groups(turns)
-	var (
-		at  time.Time
-		err error
-	)
-	switch len(groups) {
-	case 0:
-		return nil
-	case 1:
-		at, err = s.takeQuick(ctx, &groups[0])
-	default:
-		at, err = s.takeQuickly(ctx, groups)
-	}
+	at, err := s.takeGroups(ctx, groups)
 	if err != nil {
 		return fault("take", err)
 	}
@@ -107,6 +96,17 @@ func (s *Store) grant(g *group, at time.Time) {
 		left -= p.count
 		o.after.Value = g.after.after.Value + left
 		t.finish(s.granted(t.call, []part{p}, []outcome{o}, at), nil)
+	}
+}
+
+func (s *Store) takeGroups(ctx context.Context, groups []group) (at time.Time, err error) {
+	switch len(groups) {
+	case 0:
+		return at, nil
+	case 1:
+		return s.takeQuick(ctx, &groups[0])
+	default:
+		return s.takeQuickly(ctx, groups)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -82,6 +83,53 @@ func TestGroups(t *testing.T) {
 				t.Errorf("got %v tokens, need %v, %d turns, want %v, %v, %d", g.part.count, g.need, len(g.turns), tt.total, tt.need, tt.grouped)
 			}
 		})
+	}
+}
+
+// TestGroupsAgree: what groups take in one statement, or one group in one of its
+// own, is what the algebra takes, for each kind and for both at once.
+func TestGroupsAgree(t *testing.T) {
+	db := pgtest.New(t)
+	now := time.Date(2026, 3, 14, 15, 9, 26, 535897000, time.UTC)
+	store, err := New(db.Pool, &Config{Schema: db.Schema, Clock: func() time.Time { return now }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Minute, Capacity: 20, MaxReserved: 15}
+	window := ratelimit.FixedWindow{Name: "window", Rate: 7, Period: time.Minute, Capacity: 20, MaxReserved: 15}
+	random := rand.New(rand.NewPCG(3, 14))
+	outcomes := make(map[bool]int)
+	for _, limits := range [][]ratelimit.Limit{{bucket}, {window}, {bucket, window}} {
+		for n := range 100 {
+			groups, before := make([]group, 1+n%5), make([]ratelimit.State, 1+n%5)
+			for i := range groups {
+				limit, count := limits[random.IntN(len(limits))], float64(random.IntN(12))
+				call, err := ratelimit.NewCall(random.IntN(2) == 0, limit.ForN(fmt.Sprint(i), count))
+				if err != nil {
+					t.Fatal(err)
+				}
+				groups[i] = group{part: newPart(0, call.Asks[0], 0, count), need: count + call.Asks[0].Floor}
+				before[i] = ratelimit.State{Value: float64(random.IntN(20)) - 6, TS: now.Add(time.Minute - time.Duration(random.IntN(300))*time.Second)}
+				p := &groups[i].part
+				if _, err := db.Pool.Exec(t.Context(), store.sql.put, p.definition.Name, p.key, 0, before[i].Value, before[i].TS); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := store.takeGroups(t.Context(), groups); err != nil {
+				t.Fatal(err)
+			}
+			for i := range groups {
+				p, got := &groups[i].part, groups[i].after
+				want, ok := p.definition.Take(before[i], now, p.count, p.floor)
+				if got.taken != ok || ok && (got.after.Value != want.Value || !got.after.TS.Equal(want.TS)) {
+					t.Fatalf("%v of a %s with %v: got %v, want %v %v", p.count, p.definition.Name, before[i], got, want, ok)
+				}
+				outcomes[ok]++
+			}
+		}
+	}
+	if outcomes[true] < 100 || outcomes[false] < 100 {
+		t.Errorf("%d taken and %d refused, so this test tells little", outcomes[true], outcomes[false])
 	}
 }
 
