@@ -42,6 +42,7 @@ const (
 	oursTx32       = "ours, in the transaction, 32 shards"
 	oursTx8        = "ours, in the transaction, 8 shards"
 	noLimit        = "no limit"
+	bareUpsert     = "no limit, but an upsert of a row of its own"
 	forUpdateTx    = "SELECT FOR UPDATE, in the transaction"
 	serializableTx = "SERIALIZABLE, in the transaction, retried at once"
 )
@@ -64,6 +65,7 @@ var implementations = map[string]opener{
 	oursTx32:       openOursTx(32),
 	oursTx8:        openOursTx(8),
 	noLimit:        openNoLimit,
+	bareUpsert:     openBareUpsert,
 	forUpdateTx:    openNaive(naive{lock: true, work: true}),
 	serializableTx: openNaive(naive{serializable: true, work: true}),
 }
@@ -162,7 +164,7 @@ func allCases(levels []int) []testCase {
 		goRedisLua, rueidisLua, redisRace, redisWatch,
 	}
 	refused := []string{oursRemembered, oursCombined, oursEach, forUpdate, goRedisLua, rueidisLua}
-	inTx := []string{noLimit, oursTx, oursTx32, forUpdateTx, serializableTx}
+	inTx := []string{noLimit, bareUpsert, oursTx, oursTx32, forUpdateTx, serializableTx}
 	exact := []string{
 		oursCombined, oursRemembered, oursEach, oursTx, oursTx8, // a shard needs a capacity of one
 		forUpdate, serializable, forUpdateTx, serializableTx, readCommitted,

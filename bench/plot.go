@@ -79,6 +79,7 @@ var looks = []struct {
 	{oursTx, look{blue, draw.BoxGlyph{}, nil, 2.5}},
 	{oursTx32, look{navy, draw.CircleGlyph{}, nil, 2.5}},
 	{noLimit, look{black, draw.RingGlyph{}, dotted, 1.2}},
+	{bareUpsert, look{grey, draw.RingGlyph{}, dotted, 1.2}},
 	{forUpdateTx, look{grey, draw.PyramidGlyph{}, dashed, 1.2}},
 	{serializableTx, look{silver, draw.CrossGlyph{}, dashed, 1.2}},
 }

@@ -248,6 +248,38 @@ func openNoLimit(_ context.Context, e *env, _ workload) (contender, error) {
 	return contender{decide: decide}, nil
 }
 
+// openBareUpsert is the transaction with a second write that decides nothing and
+// waits for nobody, in the round trip of BEGIN: what a limit costs at least.
+func openBareUpsert(_ context.Context, e *env, w workload) (contender, error) {
+	const upsert = `INSERT INTO counters AS c VALUES ($1::text, $2::text, 1)
+ON CONFLICT (name, key) DO UPDATE SET n = c.n + excluded.n RETURNING n`
+	rows := make(chan string, busy)
+	for i := range cap(rows) {
+		rows <- fmt.Sprint(i)
+	}
+	decide := func(ctx context.Context, key string) (bool, error) {
+		row := <-rows
+		defer func() { rows <- row }()
+		conn, err := e.postgres.many.Acquire(ctx)
+		if err != nil {
+			return false, err
+		}
+		defer conn.Release() // which closes it if its transaction is still open
+		var batch pgx.Batch
+		batch.Queue("BEGIN ISOLATION LEVEL SERIALIZABLE")
+		batch.Queue(upsert, w.limit.Name, row)
+		if err := conn.SendBatch(ctx, &batch).Close(); err != nil {
+			return false, err
+		}
+		if _, err := conn.Exec(ctx, workSQL, key); err != nil {
+			return false, err
+		}
+		_, err = conn.Exec(ctx, "COMMIT")
+		return err == nil, err
+	}
+	return contender{decide: decide}, nil
+}
+
 // openPlainUpdate is the fastest that PostgreSQL can do with a statement for
 // each decision.
 func openPlainUpdate(ctx context.Context, e *env, w workload) (contender, error) {
