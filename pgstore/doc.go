@@ -33,7 +33,8 @@
 //
 // # Connections
 //
-// All of pgx's query exec modes work, and so does PgBouncer in transaction
-// mode, with a mode that it can bear. Decisions on their own use up to two
-// connections of the pool at a time, however many wait.
+// All of pgx's query exec modes work. Through PgBouncer in transaction pooling
+// choose one that prepares nothing: exec, cache_describe or simple_protocol.
+// Decisions on their own use up to two connections of the pool at a time,
+// however many wait.
 package pgstore
