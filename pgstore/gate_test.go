@@ -29,6 +29,11 @@ func (g *gates) waitingAt() int {
 	return 0
 }
 
+// For the tests outside of the package: how many wait for the only row, and for
+// a connection.
+func (s *Store) Queued() int     { return s.gates.waitingAt() }
+func (s *Store) Connecting() int { return int(s.connecting.Load()) }
+
 // eventually polls for what another goroutine is about to do.
 func eventually(t *testing.T, what string, is func() bool) {
 	t.Helper()

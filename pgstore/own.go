@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
 )
@@ -137,7 +138,7 @@ func (s *Store) run(ctx context.Context, reserve bool, requests []ratelimit.Requ
 			return fault("wait", err)
 		}
 		defer pass.leave()
-		result, err = s.attempt(ctx, call, pass.shards, do)
+		result, err = s.attempt(ctx, call, pass, do)
 		if failed, ok := err.(*failedCommit); ok {
 			return s.resolve(ctx, failed)
 		}
@@ -149,16 +150,26 @@ func (s *Store) run(ctx context.Context, reserve bool, requests []ratelimit.Requ
 	return result, err
 }
 
+const (
+	beginSQL  = "BEGIN ISOLATION LEVEL SERIALIZABLE"
+	commitSQL = "COMMIT"
+)
+
 // attempt runs the transaction once. Its BEGIN travels with the take.
-func (s *Store) attempt(ctx context.Context, call ratelimit.Call, shards []int, do func(pgx.Tx, ratelimit.Result) error) (ratelimit.Result, error) {
-	conn, err := s.pool.Acquire(ctx)
+func (s *Store) attempt(ctx context.Context, call ratelimit.Call, p *pass, do func(pgx.Tx, ratelimit.Result) error) (ratelimit.Result, error) {
+	sc := &scope{foreign: true, shards: p.shards, begin: beginSQL}
+	conn, err := s.connect(ctx, p, sc)
 	if err != nil {
 		return ratelimit.Result{}, fault("acquire", err)
 	}
-	defer conn.Release()
+	handedOn := false
+	defer func() {
+		if !handedOn {
+			conn.Release()
+		}
+	}()
 	tx := &transaction{conn: conn.Conn()}
 	defer tx.end(ctx)
-	sc := &scope{q: conn, foreign: true, shards: shards, begin: "BEGIN ISOLATION LEVEL SERIALIZABLE"}
 	result, err := s.take(ctx, sc, call)
 	if err != nil {
 		return ratelimit.Result{}, err
@@ -169,10 +180,30 @@ func (s *Store) attempt(ctx context.Context, call ratelimit.Call, shards []int, 
 	if err := do(tx, result); err != nil {
 		return result, err
 	}
-	if err := tx.Commit(ctx); err != nil {
+	if handedOn, err = s.commit(ctx, conn, tx, p); err != nil {
 		return result, &failedCommit{fault("commit", err), sc.xid}
 	}
 	return result, nil
+}
+
+// connect takes a connection, the one on which the transaction has begun if it
+// has. If that is lost nothing has happened, and another will do.
+func (s *Store) connect(ctx context.Context, p *pass, sc *scope) (conn *pgxpool.Conn, err error) {
+	if a := p.ahead; a != nil {
+		p.ahead = nil
+		first := a.receive(ctx)
+		if !a.conn.Conn().IsClosed() {
+			sc.q, sc.begun, sc.first, sc.xid, p.length = a.conn, true, first, first.xid, a.length
+			return a.conn, nil
+		}
+		a.conn.Release()
+	}
+	s.connecting.Add(1)
+	defer s.connecting.Add(-1)
+	if conn, err = s.pool.Acquire(ctx); err == nil {
+		sc.q = conn
+	}
+	return conn, err
 }
 
 // failedCommit is a COMMIT that failed, and whose.

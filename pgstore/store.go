@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"hash/maphash"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -80,6 +81,9 @@ type Store struct {
 	refusals refusals
 	gates    gates
 	work     work
+
+	sendsAhead bool         // of the runner
+	connecting atomic.Int64 // that wait for a connection, of the runner
 }
 
 // New makes a Store. A nil pool is enough for the verbs that take a
@@ -98,6 +102,9 @@ func New(pool *pgxpool.Pool, config *Config) (*Store, error) {
 	s := &Store{pool: pool, config: *config, sql: newStatements(config.Schema, config.Portable)}
 	s.combiner.seed = maphash.MakeSeed()
 	s.refusals.remember(config.RefusalMemory)
+	if s.sendsAhead = maySendAhead(pool); pool != nil {
+		s.gates.most = int(pool.Config().MaxConns)
+	}
 	if s.config.RetryBudget == 0 {
 		s.config.RetryBudget = 10 * time.Second
 	}

@@ -73,6 +73,7 @@ type scope struct {
 	begin  string  // what begins it, "" in all other scopes
 	begun  bool    // it was sent
 	shards []int   // to take from, by ask
+	first  *first  // what became of the first take, if that was sent ahead
 	xid    *string // the transaction's ID, once it has one
 
 	undoable bool // there is something to undo when the call is refused
@@ -277,6 +278,10 @@ func (s *Store) takeFirst(ctx context.Context, sc *scope, shard bool, p *part) (
 	batch := sc.batch()
 	if shard {
 		sc.mark(batch)
+	}
+	if f := sc.first; f != nil {
+		sc.first = nil
+		return f.outcome, f.at, f.err
 	}
 	batch.Queue(s.sql.takes(&p.definition).first, p.takeArgs(s.clock())...).QueryRow(func(row pgx.Row) error {
 		return o.scan(row, &at, &sc.xid)

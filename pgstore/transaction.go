@@ -22,7 +22,7 @@ func (tx *transaction) Commit(ctx context.Context) error {
 		return pgx.ErrTxClosed
 	}
 	tx.closed = true
-	tag, err := tx.conn.Exec(ctx, "COMMIT")
+	tag, err := tx.conn.Exec(ctx, commitSQL)
 	if err != nil {
 		return err
 	}
