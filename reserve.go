@@ -241,7 +241,9 @@ func (r Request) Validate() error {
 func (a Ask) Taken(after State, now time.Time) Status {
 	at := now
 	if after.Value < -tolerance(after.Value, a.Count, a.Definition.Capacity) {
-		at = a.Definition.When(after, 0)
+		if paid := a.Definition.When(after, 0); paid.After(now) { // it may have been while the row was waited for
+			at = paid
+		}
 	}
 	return a.status(true, after, now, at)
 }

@@ -804,6 +804,20 @@ func TestInDebt(t *testing.T) {
 	}
 }
 
+// A debt can be paid by the time that the store reads the clock, if the row was
+// waited for.
+func TestTakenAfterWaiting(t *testing.T) {
+	now := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
+	call, err := NewCall(true, TokenBucket{Name: "l", Rate: 1, Period: time.Second}.For("k"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := call.Asks[0].Taken(State{Value: -1, TS: now.Add(-3 * time.Second)}, now)
+	if !got.OK || got.RetryAfter != 0 || !got.RetryAt.Equal(now) {
+		t.Errorf("got OK %v, RetryAfter %v, RetryAt %v, want no wait from %v on", got.OK, got.RetryAfter, got.RetryAt, now)
+	}
+}
+
 func TestStatus(t *testing.T) {
 	tests := []struct {
 		name      string

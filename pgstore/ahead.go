@@ -62,7 +62,7 @@ func (s *Store) commit(ctx context.Context, conn *pgxpool.Conn, tx *transaction,
 		return false, tx.Commit(ctx)
 	}
 	part, _ := s.guessPart(0, next.ask, p.shards)
-	a, err := commitAhead(ctx, conn, tx, s.sql.takes(&part.definition).first, part.takeArgs(now))
+	a, err := commitAhead(ctx, conn, tx, s.sql.of(&part.definition).first, part.takeArgs(now))
 	if a != nil {
 		a.length = p.length + 1
 	}

@@ -116,7 +116,7 @@ func (s *Store) takeQuick(ctx context.Context, g *group) (at time.Time, err erro
 	if d.Kind == ratelimit.KindFixedWindow {
 		args = append(args, micros(d.Tick()))
 	}
-	err = g.after.scan(s.pool.QueryRow(ctx, s.sql.takes(d).quick, args...), &at)
+	err = g.after.scan(s.pool.QueryRow(ctx, s.sql.of(d).quick, args...), &at)
 	return at, err
 }
 

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
@@ -281,5 +282,47 @@ func inSavepoint(t *testing.T, tx pgx.Tx, end func(pgx.Tx, context.Context) erro
 	do(nested)
 	if err := end(nested, t.Context()); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// TestSeveralReadTheClockEach: in the simple protocol all takes of a call are
+// one message. The later ones must not count from the time before the wait of
+// the first: their rows may have been taken from, filled up and pruned since.
+func TestSeveralReadTheClockEach(t *testing.T) {
+	for _, mode := range queryModes {
+		t.Run(mode.name, func(t *testing.T) {
+			db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode.mode }))
+			store := newStore(t, db)
+			first, second := slow("a", 10), ratelimit.TokenBucket{Name: "b", Rate: 10, Period: time.Millisecond}
+			holder, waiter := begin(t, db, pgx.ReadCommitted), begin(t, db, pgx.ReadCommitted)
+			result, err := store.AllowTx(t.Context(), holder, first.For("k"))
+			mustTake(t, result, err)
+			later := allowLater(store, waiter, first.For("k"), second.ForN("k", 10))
+			waitsForLock(t, db, waiter)
+			mustAllow(t, store, second.ForN("k", 10))
+			eventually(t, "the second is full again, and pruned", func() bool {
+				n, err := store.Prune(t.Context(), second)
+				return err == nil && n == 1
+			})
+			var pruned time.Time
+			if err := db.Pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&pruned); err != nil {
+				t.Fatal(err)
+			}
+			if err := holder.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			taken := <-later
+			mustTake(t, taken.Result, taken.err)
+			if err := waiter.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			var ts time.Time
+			if err := db.Pool.QueryRow(t.Context(), "SELECT ts FROM "+db.Schema+".rate_limits WHERE name = 'b'").Scan(&ts); err != nil {
+				t.Fatal(err)
+			}
+			if ts.Before(pruned) {
+				t.Errorf("the second counts from %v before it was taken from", pruned.Sub(ts))
+			}
+		})
 	}
 }

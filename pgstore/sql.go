@@ -10,13 +10,14 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// The statements. Each is written once, for PostgreSQL 14 and later and for
-// what distributes it by key, so the take keeps to what Citus accepts: one
-// row, the clock in VALUES only, nothing volatile or stable, and no sub-select,
-// in SET, in the conflict's WHERE and in RETURNING. Every parameter is cast,
-// so that they run in all of pgx's query exec modes and through PgBouncer.
+// The statements, for PostgreSQL 14 and later. The take is also for what
+// distributes it by key, so its upsert keeps to what Citus accepts: one row, the
+// clock in VALUES only, nothing volatile or stable, and no sub-select, in SET and
+// in the conflict's WHERE. What RETURNING may not tell there either, a CTE around
+// it tells in the portable form. Every parameter is cast, so that they run in all
+// of pgx's query exec modes and through PgBouncer.
 //
-// The parameters of take and credit:
+// The parameters of the take, which also credits and locks:
 //
 //	$1 name   $2 key   $3 shard
 //	$4 count          tokens to take; negative to give back
@@ -64,7 +65,7 @@ SET value = least(` + settled + ` - $4::float8, $5::float8),
 WHERE ` + settled + ` - $4::float8 >= $8::float8 - ` + tolerance + `{ticks agree}
 RETURNING value, ts`
 
-	nowSQL = `coalesce($9::timestamptz, {clock})`
+	nowSQL = `coalesce($9::timestamptz, clock_timestamp())`
 
 	// windowTick is the edge of the current window, where a token bucket has
 	// now itself: Definition.lastTick.
@@ -146,15 +147,18 @@ const (
 	// several together, if there is enough for all. It writes and locks nothing
 	// when it refuses. As it may read the row it counts ticks from the row's own.
 	// What w is said to have are its parameters, those of quickParameters.
+	//
+	// It names the instant more than once, so that must be one.
 	takeQuickSQL = quickUpdate + `
 WHERE ` + quickWhere + `
-RETURNING l.value, l.ts, w.now`
+RETURNING l.value, l.ts, ` + nowSQL
 
-	// takeQuicklySQL is takeQuickSQL for several rows, in the order given. See
-	// updateRowsSQL for the range of i.
+	// takeQuicklySQL is takeQuickSQL for several rows, in the order given, of
+	// either kind: $1 to $8 and $10 are arrays. See updateRowsSQL for the range
+	// of i.
 	takeQuicklySQL = quickUpdate + `
 FROM (
-	SELECT u.*, ` + nowSQL + ` AS now
+	SELECT u.*, ` + quickNow + ` AS now
 	FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::int4[]), (SELECT $4::float8[]), (SELECT $5::float8[]),
 		(SELECT $6::float8[]), (SELECT $7::float8[]), (SELECT $8::float8[]), (SELECT $10::float8[]))
 		WITH ORDINALITY AS u (name, key, shard, total, need, capacity, rate, period, tick, i)
@@ -162,7 +166,9 @@ FROM (
 	OFFSET 0
 ) AS w
 WHERE ` + quickWhere + `
-RETURNING w.i, l.value, l.ts, w.now`
+RETURNING w.i, l.value, l.ts, ` + nowSQL
+
+	quickNow = `coalesce($9::timestamptz, statement_timestamp())`
 
 	quickUpdate = `UPDATE {table} AS l
 SET value = ` + quickSettled + ` - w.total, ts = greatest(l.ts, {tick})`
@@ -213,7 +219,7 @@ RETURNING w.i`
 // and w.need must be there.
 var quickParameters = strings.NewReplacer(
 	"w.name", "$1::text", "w.key", "$2::text", "w.shard", "$3::int4", "w.total", "$4::float8", "w.need", "$5::float8",
-	"w.capacity", "$6::float8", "w.rate", "$7::float8", "w.period", "$8::float8", "w.now", nowSQL, "w.tick", "$10::float8",
+	"w.capacity", "$6::float8", "w.rate", "$7::float8", "w.period", "$8::float8", "w.now", quickNow, "w.tick", "$10::float8",
 )
 
 // statements are the texts above for one table.
@@ -250,23 +256,20 @@ func newStatements(schema string, portable bool) statements {
 	}
 }
 
-// newTakes makes the texts for a kind. PostgreSQL has one statement_timestamp()
-// for all of a statement, so RETURNING may tell it; what distributes tables
-// takes no clock there.
+// newTakes makes the texts for a kind of limit. They tell the instant after they
+// waited for the row, so that RetryAfter is what is left to wait.
 func newTakes(in func(string) string, portable bool, tick, agrees, quickTick string) takes {
-	clock, bare := "statement_timestamp()", strings.NewReplacer("{tick}", tick, "{ticks agree}", agrees).Replace(takeSQL)
-	returning := func(more string) string { return bare + ", " + more }
+	bare := strings.NewReplacer("{tick}", tick, "{ticks agree}", agrees).Replace(takeSQL)
+	telling := func(more string) string { return bare + ", " + more }
 	if portable {
-		clock = "clock_timestamp()"
-		returning = func(more string) string {
+		telling = func(more string) string {
 			return "WITH taken AS (" + bare + ")\nSELECT value, ts, " + more + " FROM taken"
 		}
 	}
-	full := func(sql string) string { return in(strings.ReplaceAll(sql, "{clock}", clock)) }
 	quick := func(sql string) string { return strings.ReplaceAll(sql, "{tick}", quickTick) }
 	return takes{
-		bare: full(bare), at: full(returning(nowSQL)), first: full(returning(nowSQL + ", " + xidSQL)),
-		quick: full(quickParameters.Replace(quick(takeQuickSQL))), quickly: full(quick(takeQuicklySQL)),
+		bare: in(bare), at: in(telling(nowSQL)), first: in(telling(nowSQL + ", " + xidSQL)),
+		quick: in(quickParameters.Replace(quick(takeQuickSQL))), quickly: in(quick(takeQuicklySQL)),
 	}
 }
 
@@ -298,8 +301,8 @@ type part struct {
 	origin     time.Time
 }
 
-// takes are the texts that take from such a limit.
-func (s *statements) takes(d *ratelimit.Definition) *takes {
+// of is the texts that take from such a limit.
+func (s *statements) of(d *ratelimit.Definition) *takes {
 	if d.Kind == ratelimit.KindFixedWindow {
 		return &s.window
 	}

@@ -47,10 +47,9 @@ type Config struct {
 	Clock func() time.Time
 
 	// Portable keeps every statement to what a PostgreSQL that distributes
-	// tables (Citus) accepts, and prefers what is fast there. The take is
-	// written that way always. Decisions on their own are then not combined,
-	// Prune does not skip locked rows, and the At of a token bucket's AllowTx is
-	// the row's ts.
+	// tables (Citus) accepts, and prefers what is fast there. Decisions on their
+	// own are then not combined, Prune does not skip locked rows, and the At of a
+	// token bucket's AllowTx is the row's ts.
 	Portable bool
 
 	// RefusalMemory is for how many keys the Store remembers that they were

@@ -262,13 +262,13 @@ func (s *Store) takeOne(ctx context.Context, q querier, call ratelimit.Call, p *
 		// The bare upsert, which Citus runs several times faster than one in a
 		// CTE. The row's ts stands for the instant: it is that, but after a
 		// pause or when the clock went back.
-		err = o.scan(q.QueryRow(ctx, s.sql.takes(&p.definition).bare, p.takeArgs(now)...))
+		err = o.scan(q.QueryRow(ctx, s.sql.of(&p.definition).bare, p.takeArgs(now)...))
 		at = o.after.TS
 		if now != nil {
 			at = *now
 		}
 	} else {
-		err = o.scan(q.QueryRow(ctx, s.sql.takes(&p.definition).at, p.takeArgs(now)...), &at)
+		err = o.scan(q.QueryRow(ctx, s.sql.of(&p.definition).at, p.takeArgs(now)...), &at)
 	}
 	return o, at, err
 }
@@ -283,7 +283,7 @@ func (s *Store) takeFirst(ctx context.Context, sc *scope, shard bool, p *part) (
 		sc.first = nil
 		return f.outcome, f.at, f.err
 	}
-	batch.Queue(s.sql.takes(&p.definition).first, p.takeArgs(s.clock())...).QueryRow(func(row pgx.Row) error {
+	batch.Queue(s.sql.of(&p.definition).first, p.takeArgs(s.clock())...).QueryRow(func(row pgx.Row) error {
 		return o.scan(row, &at, &sc.xid)
 	})
 	err = sc.q.SendBatch(ctx, batch).Close()
@@ -308,7 +308,7 @@ func (s *Store) takeAll(ctx context.Context, sc *scope, parts []part) ([]outcome
 }
 
 func (s *Store) queueTake(batch *pgx.Batch, now *time.Time, p *part, o *outcome) {
-	batch.Queue(s.sql.takes(&p.definition).bare, p.takeArgs(now)...).QueryRow(func(row pgx.Row) error {
+	batch.Queue(s.sql.of(&p.definition).bare, p.takeArgs(now)...).QueryRow(func(row pgx.Row) error {
 		return o.scan(row)
 	})
 }
