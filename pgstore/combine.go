@@ -63,6 +63,8 @@ type turn struct {
 	floor float64 // the lowest value to leave behind there
 	rows  []int   // where the rows of each ask begin, in the sheet
 
+	refused *found // what it was refused by, if it was read
+
 	finished bool
 	done     chan struct{} // closed once finished
 	result   ratelimit.Result
@@ -276,7 +278,7 @@ func (s *Store) roundRead(ctx context.Context, turns []*turn) error {
 		return fault("write", err)
 	}
 	err := s.updateRows(ctx, s.pool, sh, false)
-	sh.finish(turns)
+	sh.finish(s, turns)
 	if err != nil {
 		return fault("write", err)
 	}
@@ -302,7 +304,7 @@ func (s *Store) roundLocked(ctx context.Context, turns []*turn) error {
 			if err := s.updateRows(ctx, conn, sh, true); err != nil {
 				return fault("write", err)
 			}
-			sh.finish(turns)
+			sh.finish(s, turns)
 			return nil
 		}
 		if _, err := conn.Exec(ctx, "ROLLBACK"); err != nil {

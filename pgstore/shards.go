@@ -13,7 +13,12 @@ import (
 // guides which row is tried first, so it may be stale, and may be forgotten.
 type shardMemory struct {
 	mu   sync.Mutex
-	seen map[limitKey][]ratelimit.State // by shard; one that was never seen counts as full
+	seen map[limitKey]seenShards
+}
+
+type seenShards struct {
+	definition ratelimit.Definition
+	states     []ratelimit.State // one that was never seen counts as full
 }
 
 type limitKey struct{ name, key string }
@@ -36,8 +41,8 @@ func (m *shardMemory) choose(a ratelimit.Ask, among []int) int {
 func (m *shardMemory) better(a ratelimit.Ask, first, second int) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	states := m.seen[limitKey{a.Definition.Name, a.Key}]
-	if len(states) != a.Definition.Shards || a.Definition.Better(states[first], states[second]) {
+	seen := m.seen[limitKey{a.Definition.Name, a.Key}]
+	if seen.definition != a.Definition || a.Definition.Better(seen.states[first], seen.states[second]) {
 		return first
 	}
 	return second
@@ -63,19 +68,21 @@ func (m *shardMemory) taken(a ratelimit.Ask, parts []part, outcomes []outcome, a
 	return a.TakenFrom(states, counts, at)
 }
 
-// states are those of a's shards, full at an instant if none was seen.
+// states are those of a's shards, full at an instant if none was seen by this
+// definition.
 func (m *shardMemory) states(a ratelimit.Ask, at time.Time) []ratelimit.State {
 	key := limitKey{a.Definition.Name, a.Key}
-	states := m.seen[key]
-	if len(states) == a.Definition.Shards {
-		return states
+	seen := m.seen[key]
+	if seen.definition == a.Definition {
+		return seen.states
 	}
 	if m.seen == nil || len(m.seen) >= mostSeen {
-		m.seen = make(map[limitKey][]ratelimit.State)
+		m.seen = make(map[limitKey]seenShards)
 	}
-	states = slices.Repeat([]ratelimit.State{a.Definition.Shard().Fresh(a.Key, at)}, a.Definition.Shards)
-	m.seen[key] = states
-	return states
+	full := a.Definition.Shard().Fresh(a.Key, at)
+	seen = seenShards{a.Definition, slices.Repeat([]ratelimit.State{full}, a.Definition.Shards)}
+	m.seen[key] = seen
+	return seen.states
 }
 
 func (m *shardMemory) forget(key limitKey) {

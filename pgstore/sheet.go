@@ -61,17 +61,22 @@ func keyOf(a ratelimit.Ask) sheetKey {
 	return sheetKey{limitKey{a.Definition.Name, a.Key}, a.Definition.Shards}
 }
 
-// add returns where the rows of an ask begin.
+// add returns where the rows of an ask begin. When definitions differ, those of
+// one key have the one with the largest capacity: what is full by that is full
+// by all.
 func (sh *sheet) add(a ratelimit.Ask) int {
-	key := keyOf(a)
-	if first, ok := sh.first[key]; ok {
-		return first
-	}
-	first := len(sh.rows)
-	sh.first[key] = first
-	definition := a.Definition.Shard()
-	for shard := range key.shards {
-		sh.rows = append(sh.rows, sheetRow{definition: definition, key: a.Key, shard: shard})
+	key, definition := keyOf(a), a.Definition.Shard()
+	first, ok := sh.first[key]
+	if !ok {
+		first = len(sh.rows)
+		sh.first[key] = first
+		for shard := range key.shards {
+			sh.rows = append(sh.rows, sheetRow{definition: definition, key: a.Key, shard: shard})
+		}
+	} else if definition.Capacity > sh.rows[first].definition.Capacity {
+		for shard := range key.shards {
+			sh.rows[first+shard].definition = definition
+		}
 	}
 	return first
 }
@@ -139,12 +144,13 @@ func (sh *sheet) complete() bool {
 // It reports whether one takes from several rows.
 func (sh *sheet) decide(s *Store, turns []*turn) (multiple bool) {
 	for _, t := range turns {
+		t.refused = nil
 		f := sh.found(t)
 		parts, ok := f.plan(t.call)
 		if !ok || t.check {
 			t.result = f.result(t.call)
 			if !ok && !t.check {
-				s.refusals.note(t.call, f, sh.asked)
+				t.refused = &f
 			}
 			continue
 		}
@@ -196,6 +202,7 @@ func (s *Store) insertRows(ctx context.Context, q querier, sh *sheet) error {
 	}
 	for _, r := range w.rows {
 		r.stale = !inserted[r.row()]
+		delete(inserted, r.row()) // another with it, of another number of shards, was not
 	}
 	return nil
 }
@@ -266,12 +273,16 @@ func (sh *sheet) fill() {
 }
 
 // finish gives the turns their answers, but for those that saw a row that is
-// stale.
-func (sh *sheet) finish(turns []*turn) {
+// stale. Only then is a refusal remembered: what it saw is in the database.
+func (sh *sheet) finish(s *Store, turns []*turn) {
 	for _, t := range turns {
-		if !sh.stale(t) {
-			t.finish(t.result, nil)
+		if sh.stale(t) {
+			continue
 		}
+		if t.refused != nil {
+			s.refusals.note(t.call, *t.refused, sh.asked)
+		}
+		t.finish(t.result, nil)
 	}
 }
 
