@@ -113,7 +113,10 @@ func (s *Store) retry(ctx context.Context, attempt func() error) error {
 //
 // Transactions of one process that take from the same row queue before they
 // begin and before they take a connection from the pool, in order of arrival;
-// with several shards, each has one of its own.
+// with several shards, each has one of its own. One that waits for its turn has
+// its BEGIN and its take sent behind the COMMIT before it, on that connection,
+// unless the pool has hooks (PrepareConn, BeforeAcquire, AfterRelease) or a tracer,
+// or does not prepare statements.
 func (s *Store) AllowFunc(ctx context.Context, requests []ratelimit.Request, do func(tx pgx.Tx, result ratelimit.Result) error) (ratelimit.Result, error) {
 	return s.run(ctx, false, requests, do)
 }

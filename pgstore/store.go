@@ -110,9 +110,10 @@ func New(pool *pgxpool.Pool, config *Config) (*Store, error) {
 	return s, nil
 }
 
-// Close waits until the decisions on their own that are under way, those that
-// wait included, are there, and refuses new ones with [ErrClosed]. Close the
-// pool after it. The verbs that take a transaction go on working.
+// Close waits until allowing, reserving and checking on their own that are under
+// way, those that wait included, are there, and refuses new ones with
+// [ErrClosed], but for those that are refused from memory. Close the pool after
+// it. The other verbs go on working.
 func (s *Store) Close() { s.work.close() }
 
 // work counts what Close waits for.

@@ -21,8 +21,11 @@ import (
 // *pgconn.PgError with code 40001, and the transaction must be run again from
 // its start, as [Store.AllowFunc] does.
 //
-// When granted it is one round trip. Its row stays locked until tx ends, so
-// others who want the same row wait: take late, or commit soon.
+// When granted it is one round trip. A row that was asked stays locked until tx
+// ends, in vain too, so others who want the same row wait: take late, or commit
+// soon. Do not decide on your own meanwhile: see [Store.Allow]. A call for several
+// limits or shards leaves a savepoint open, so thousands of them in one transaction
+// become slow.
 func (s *Store) AllowTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return s.takeTx(ctx, tx, false, requests)
 }
@@ -37,6 +40,11 @@ func (s *Store) ReserveTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.
 
 // Allow is [Store.AllowTx] on its own: it is decided and durable when it
 // returns, and stays spent whatever happens to the caller.
+//
+// It shares its statement with others', and waits with them for a row that a
+// transaction has locked. So call it before a transaction of yours takes, or after
+// that has ended: within, it may wait for somebody who waits for you, which
+// PostgreSQL does not see, until the end of ctx.
 func (s *Store) Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return s.takeOwn(ctx, false, requests)
 }
