@@ -31,7 +31,7 @@ type ahead struct {
 
 // mostAhead bounds how many transactions follow one another on a connection,
 // for the sake of others who wait for one of the pool's.
-const mostAhead = 16
+const mostAhead = 32
 
 // maySendAhead reports whether connections may be handed on past the pool: there
 // is nothing that wants to see them come and go, or see every statement, and
