@@ -54,15 +54,15 @@ func (s *Store) commit(ctx context.Context, conn *pgxpool.Conn, tx *transaction,
 		return false, tx.Commit(ctx)
 	}
 	now := s.clock()
-	next := p.next(func(a ratelimit.Ask) bool {
-		_, ok := s.guessPart(0, a, p.shards)
-		return ok
+	var take part
+	next := p.next(func(a ratelimit.Ask) (fits bool) {
+		take, fits = s.guessPart(0, a, p.shards)
+		return fits
 	})
 	if next == nil {
 		return false, tx.Commit(ctx)
 	}
-	part, _ := s.guessPart(0, next.ask, p.shards)
-	a, err := commitAhead(ctx, conn, tx, s.sql.of(&part.definition).first, part.takeArgs(now))
+	a, err := commitAhead(ctx, conn, tx, s.sql.of(&take.definition).first, take.takeArgs(now))
 	if a != nil {
 		a.length = p.length + 1
 	}
@@ -118,10 +118,7 @@ func (a *ahead) committed() (lost bool, err error) {
 	if err := a.pipeline.Sync(); err != nil {
 		return true, err
 	}
-	tag, err := a.result()
-	if err == nil && tag.String() == "ROLLBACK" {
-		err = pgx.ErrTxCommitRollback
-	}
+	err = committed(a.result())
 	_, syncErr := a.pipeline.GetResults()
 	return syncErr != nil, err
 }
@@ -175,7 +172,12 @@ func (a *ahead) take(f *first) error {
 		return err
 	}
 	rows := pgx.RowsFromResultReader(a.conn.Conn().TypeMap(), reader)
-	return f.outcome.scan(onlyRow{rows}, &f.at, &f.xid)
+	o := &f.outcome
+	_, err = pgx.ForEachRow(rows, []any{&o.after.Value, &o.after.TS, &f.at, &f.xid}, func() error {
+		o.taken = true
+		return nil
+	})
+	return err
 }
 
 // end ends the pipeline, and closes the connection if it is not at its end.
@@ -190,22 +192,4 @@ func (a *ahead) abandon() {
 	a.cancel()
 	_ = a.end() // it was given up
 	a.conn.Release()
-}
-
-// onlyRow is the row of rows that has at most one.
-type onlyRow struct{ rows pgx.Rows }
-
-func (r onlyRow) Scan(dest ...any) error {
-	defer r.rows.Close()
-	if !r.rows.Next() {
-		if err := r.rows.Err(); err != nil {
-			return err
-		}
-		return pgx.ErrNoRows
-	}
-	if err := r.rows.Scan(dest...); err != nil {
-		return err
-	}
-	r.rows.Close()
-	return r.rows.Err()
 }

@@ -150,7 +150,8 @@ func (sh *sheet) decide(s *Store, turns []*turn) (multiple bool) {
 		if !ok || t.check {
 			t.result = f.result(t.call)
 			if !ok && !t.check {
-				t.refused = &f
+				refused := f // f itself would be allocated for those that are granted, too
+				t.refused = &refused
 			}
 			continue
 		}

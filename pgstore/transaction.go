@@ -22,14 +22,16 @@ func (tx *transaction) Commit(ctx context.Context) error {
 		return pgx.ErrTxClosed
 	}
 	tx.closed = true
-	tag, err := tx.conn.Exec(ctx, commitSQL)
-	if err != nil {
-		return err
-	}
-	if tag.String() == "ROLLBACK" {
+	return committed(tx.conn.Exec(ctx, commitSQL))
+}
+
+// committed is what became of a COMMIT. That of a failed transaction is answered
+// with ROLLBACK, which is no error to the server.
+func committed(tag pgconn.CommandTag, err error) error {
+	if err == nil && tag.String() == "ROLLBACK" {
 		return pgx.ErrTxCommitRollback
 	}
-	return nil
+	return err
 }
 
 func (tx *transaction) Rollback(ctx context.Context) error {
