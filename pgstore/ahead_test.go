@@ -25,15 +25,10 @@ type queue struct {
 	wg sync.WaitGroup
 }
 
-type answer struct {
-	ratelimit.Result
-	err error
-}
-
 // join has a call join the queue, behind those that did before.
-func (q *queue) join(ctx context.Context, t *testing.T, do func(pgx.Tx, ratelimit.Result) error) *answer {
+func (q *queue) join(ctx context.Context, t *testing.T, do func(pgx.Tx, ratelimit.Result) error) *takenLater {
 	t.Helper()
-	var a answer
+	var a takenLater
 	before := q.store.Queued()
 	q.wg.Go(func() { a.Result, a.err = q.store.AllowFunc(ctx, q.requests(), do) })
 	eventually(t, "it is in the queue", func() bool { return q.store.Queued() > before })
@@ -42,9 +37,9 @@ func (q *queue) join(ctx context.Context, t *testing.T, do func(pgx.Tx, ratelimi
 
 // first has a call be at the row, until the function that it returns is called
 // and it does more.
-func (q *queue) first(ctx context.Context, t *testing.T, more func(pgx.Tx) error) (*answer, func()) {
+func (q *queue) first(ctx context.Context, t *testing.T, more func(pgx.Tx) error) (*takenLater, func()) {
 	t.Helper()
-	var a answer
+	var a takenLater
 	there, goOn := make(chan struct{}), make(chan struct{})
 	q.wg.Go(func() {
 		a.Result, a.err = q.store.AllowFunc(ctx, q.requests(), q.order(t.Context(), func(tx pgx.Tx) error {
@@ -225,7 +220,7 @@ func TestQueueRefused(t *testing.T) {
 				_, g := q.first(t.Context(), t, nothing)
 				goOn = append(goOn, g)
 			}
-			var answers []*answer
+			var answers []*takenLater
 			for range 4 {
 				answers = append(answers, q.join(t.Context(), t, q.order(t.Context(), nothing)))
 			}
@@ -275,7 +270,7 @@ func TestQueueGivesUpAtCommit(t *testing.T) {
 			defer cancelSecond()
 			first, goOn := q.first(firstCtx, t, nothing)
 			secondEnded := make(chan struct{})
-			second := new(answer)
+			second := new(takenLater)
 			q.wg.Go(func() {
 				defer close(secondEnded)
 				second.Result, second.err = q.store.AllowFunc(secondCtx, q.requests(), q.order(secondCtx, nothing))

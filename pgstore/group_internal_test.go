@@ -91,10 +91,7 @@ func TestGroups(t *testing.T) {
 func TestGroupsAgree(t *testing.T) {
 	db := pgtest.New(t)
 	now := time.Date(2026, 3, 14, 15, 9, 26, 535897000, time.UTC)
-	store, err := New(db.Pool, &Config{Schema: db.Schema, Clock: func() time.Time { return now }})
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := internalStore(t, db, Config{Clock: func() time.Time { return now }})
 	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Minute, Capacity: 20, MaxReserved: 15}
 	window := ratelimit.FixedWindow{Name: "window", Rate: 7, Period: time.Minute, Capacity: 20, MaxReserved: 15}
 	random := rand.New(rand.NewPCG(3, 14))
@@ -139,10 +136,7 @@ func TestGiveUpTogether(t *testing.T) {
 	for _, all := range []bool{false, true} {
 		t.Run(fmt.Sprintf("all %v", all), func(t *testing.T) {
 			db := pgtest.New(t)
-			store, err := New(db.Pool, &Config{Schema: db.Schema})
-			if err != nil {
-				t.Fatal(err)
-			}
+			store := internalStore(t, db, Config{})
 			request := ratelimit.TokenBucket{Name: "limit", Rate: 10, Period: time.Hour}.For("k")
 			if _, err := store.Allow(t.Context(), request); err != nil {
 				t.Fatal(err)

@@ -39,19 +39,25 @@ func TestQueryExecModes(t *testing.T) {
 					c.ConnConfig.StatementCacheCapacity = 0
 				}
 			}))
-			total := newTally()
-			for i, f := range forms {
-				for j := range 2 {
-					total.add(runHistory(t, db, f, uint64(9000+10*i+j), 60))
-				}
-			}
-			if !t.Failed() {
-				total.wantBroad(t, 1)
-			}
-			for _, portable := range []bool{false, true} {
-				shardedVerbs(t, db, portable)
-			}
+			runHistories(t, db, 9000, 2)
 		})
+	}
+}
+
+// runHistories runs histories of all verbs in all forms, so many in each.
+func runHistories(t *testing.T, db *pgtest.DB, seed uint64, histories int) {
+	t.Helper()
+	total := newTally()
+	for i, f := range forms {
+		for j := range histories {
+			total.add(runHistory(t, db, f, seed+uint64(10*i+j), 60))
+		}
+	}
+	if !t.Failed() {
+		total.wantBroad(t, 1)
+	}
+	for _, portable := range []bool{false, true} {
+		shardedVerbs(t, db, portable)
 	}
 }
 

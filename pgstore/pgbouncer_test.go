@@ -29,16 +29,7 @@ func TestPgBouncer(t *testing.T) {
 				c.ConnConfig.Fallbacks, c.ConnConfig.TLSConfig = nil, nil
 				c.ConnConfig.DefaultQueryExecMode = mode
 			}))
-			total := newTally()
-			for i, f := range forms {
-				total.add(runHistory(t, db, f, uint64(9100+i), 60))
-			}
-			if !t.Failed() {
-				total.wantBroad(t, 1)
-			}
-			for _, portable := range []bool{false, true} {
-				shardedVerbs(t, db, portable)
-			}
+			runHistories(t, db, 9100, 1)
 		})
 	}
 }
