@@ -10,7 +10,10 @@ import (
 // builds it, is longer.
 func ExampleDownSQL() {
 	fmt.Print(migrations.DownSQL())
-	// Output: DROP TABLE rate_limits;
+	// Output:
+	// ALTER TABLE rate_limits DROP COLUMN paused;
+	//
+	// DROP TABLE rate_limits;
 }
 
 // The files, as goose and other readers of an fs.FS see them.

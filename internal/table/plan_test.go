@@ -1,4 +1,4 @@
-package pgstore
+package table
 
 import (
 	"strings"
@@ -11,7 +11,7 @@ import (
 // do when it has grown: none may go through the whole table.
 func TestKeptPlans(t *testing.T) {
 	db := pgtest.New(t)
-	sql := newStatements(db.Schema, false)
+	sql := New(db.Schema, false)
 	conn, err := db.Pool.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -31,14 +31,16 @@ func TestKeptPlans(t *testing.T) {
 	}
 	exec(t, "SET plan_cache_mode = force_generic_plan")
 	for _, test := range []struct{ name, sql, args, want string }{
-		{"read", sql.readRows, "('{a}', '{k}', '{0}', NULL)", "Index Scan"},
-		{"lock", sql.lockRows, "('{a}', '{k}', '{0}', NULL)", "Index Scan"},
-		{"update", sql.updateRows, `('{"(0,1)"}', '{a}', '{k}', '{0}', '{1}', '{now}', '{1}', '{now}')`, "Tid Scan"},
-		{"bucket_quick", sql.bucket.quick, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
-		{"window_quick", sql.window.quick, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL, 1)", "Index Scan"},
-		{"bucket_quickly", sql.bucket.quickly, "('{a}', '{k}', '{0}', '{1}', '{1}', '{1}', '{1}', '{1}', NULL, '{1}')", "Index Scan"},
-		{"window_quickly", sql.window.quickly, "('{a}', '{k}', '{0}', '{1}', '{1}', '{1}', '{1}', '{1}', NULL, '{1}')", "Index Scan"},
+		{"read", sql.read, "('{a}', '{k}', '{0}', NULL)", "Index Scan"},
+		{"lock", sql.lock, "('{a}', '{k}', '{0}', NULL)", "Index Scan"},
+		{"await", sql.await, "('a', 'k', 0)", "Index Scan"},
+		{"write", sql.write, "('{a}', '{k}', '{0}', '{1}', '{now}', '{now}')", "Index Scan"},
+		{"bucket_grant", sql.bucket.grant, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL, 1, false)", "Index Scan"},
+		{"window_grant", sql.window.grant, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL, 1, false)", "Index Scan"},
+		{"bucket_many", sql.grantMany, "('{a}', '{k}', '{0}', '{1}', '{1}', '{1}', '{1}', '{1}', NULL, '{1}', '{f}')", "Index Scan"},
+		{"window_many", sql.grantWindows, "('{a}', '{k}', '{0}', '{1}', '{1}', '{1}', '{1}', '{1}', NULL, '{1}', '{f}')", "Index Scan"},
 		{"states", sql.states, "('a', 'k', NULL)", "Scan"},
+		{"names", sql.names, "", "Index Only Scan"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			exec(t, "PREPARE "+test.name+" AS "+test.sql)

@@ -1,4 +1,4 @@
-package pgstore
+package table
 
 import (
 	"context"
@@ -25,14 +25,14 @@ import (
 
 // plainOnly are the statements that the portable form does not use.
 var plainOnly = []string{
-	"deleteListed", "readRows", "lockRows", "insertRows", "updateRows",
-	"bucket.quick", "bucket.quickly", "window.quick", "window.quickly",
+	"deleteListed", "read", "lock", "await", "fill", "write", "grantMany", "grantWindows",
+	"bucket.grant", "window.grant",
 }
 
 // portableStatements are all statements of the portable form, by name.
 func portableStatements() map[string]string {
-	texts := map[string]string{"clock": clockSQL}
-	addTexts(texts, "", reflect.ValueOf(newStatements("s", true)))
+	texts := make(map[string]string)
+	addTexts(texts, "", reflect.ValueOf(*New("s", true)))
 	for _, name := range plainOnly {
 		delete(texts, name)
 	}
@@ -63,15 +63,15 @@ func TestPortableSQL(t *testing.T) {
 // found: none found would be none at fault.
 func TestPortableSQLHasSomethingToJudge(t *testing.T) {
 	all := make(map[string]string)
-	addTexts(all, "", reflect.ValueOf(newStatements("s", false)))
+	addTexts(all, "", reflect.ValueOf(*New("s", false)))
 	for _, name := range plainOnly {
 		if all[name] == "" {
 			t.Errorf("there is no statement %s any more", name)
 		}
 	}
 	for name, want := range map[string]int{
-		"bucket.bare": 5, "bucket.at": 5, "bucket.first": 5, "window.bare": 5, "window.at": 5, "window.first": 5,
-		"pause": 2, "reset": 1, "states": 0,
+		"bucket.allow.bare": 6, "bucket.allow.full": 6, "bucket.reserve.full": 6, "window.allow.full": 6, "window.reserve.full": 6,
+		"bucket.give": 4, "window.give": 4, "put": 3, "reset": 1, "states": 0,
 	} {
 		if got := expressions(portableStatements()[name]); len(got) != want {
 			t.Errorf("%s: %d expressions, want %d: %q", name, len(got), want, got)
@@ -82,9 +82,9 @@ func TestPortableSQLHasSomethingToJudge(t *testing.T) {
 // TestPortableSQLFindsFaults has the test above find what somebody could write.
 func TestPortableSQLFindsFaults(t *testing.T) {
 	judge := newJudge(t)
-	take := portableStatements()["window.bare"]
+	take := portableStatements()["window.allow.full"]
 	for _, test := range []struct{ name, old, new, want string }{
-		{"clock in RETURNING", "RETURNING value, ts", "RETURNING value, ts, clock_timestamp()", "IMMUTABLE"},
+		{"clock in RETURNING", "RETURNING value, ts", "RETURNING value, clock_timestamp()", "IMMUTABLE"},
 		{"now in SET", "ts = greatest(l.ts, excluded.ts)", "ts = greatest(l.ts, now())", "IMMUTABLE"},
 		{"a time by keyword", "ts = greatest(l.ts, excluded.ts)", "ts = greatest(l.ts, CURRENT_TIMESTAMP)", "IMMUTABLE"},
 		{"clock in WHERE", "WHERE least(", "WHERE l.ts < clock_timestamp() AND least(", "IMMUTABLE"},
@@ -96,7 +96,7 @@ func TestPortableSQLFindsFaults(t *testing.T) {
 		{"a sub-select in WHERE", "WHERE least(", "WHERE EXISTS (SELECT) AND least(", "subquery"},
 		{"INSERT SELECT", "VALUES (", "SELECT (", "INSERT ... SELECT"},
 		{"a parameter without a cast", "- $4::float8", "- $4", "$4 has no cast"},
-		{"two writing CTEs", "RETURNING value, ts", "RETURNING value, ts), b AS (DELETE FROM s.rate_limits", "2 writing statements"},
+		{"two writing CTEs", "RETURNING value, ts, paused", "RETURNING value, ts, paused), b AS (DELETE FROM s.rate_limits", "2 writing statements"},
 	} {
 		mutant := strings.Replace(take, test.old, test.new, 1)
 		if mutant == take {
@@ -131,7 +131,7 @@ func newJudge(t *testing.T) judge {
 	t.Cleanup(func() { conn.Close(context.Background()) })
 	var columns []string
 	for _, prefix := range []string{"", "l_", "excluded_"} {
-		columns = append(columns, fmt.Sprintf("%[1]sname text, %[1]skey text, %[1]sshard int4, %[1]svalue float8, %[1]sts timestamptz", prefix))
+		columns = append(columns, fmt.Sprintf("%[1]sname text, %[1]skey text, %[1]sshard int4, %[1]svalue float8, %[1]sts timestamptz, %[1]spaused timestamptz", prefix))
 	}
 	for _, typ := range []string{"text", "int4", "int8", "float8", "timestamptz"} {
 		columns = append(columns, fmt.Sprintf("p_%[1]s %[1]s", typ))

@@ -1,0 +1,176 @@
+// Package batch serves calls in batches, as databases do commits: while one
+// batch is being served, the calls that arrive gather, and the next batch has
+// them all. Nothing waits for company.
+package batch
+
+import (
+	"context"
+	"errors"
+	"runtime"
+	"slices"
+	"sync"
+)
+
+// ErrUnfinished is what [Queue.Do] returns when serve ended, by returning or by
+// a panic, and had neither finished nor moved the call's ticket. It means a bug
+// of serve.
+var ErrUnfinished = errors.New("batch: serve ended without finishing the call")
+
+// Queue serves calls in batches, one batch at a time, in order of arrival. It
+// has no goroutine while it is idle. It is safe for concurrent use.
+type Queue[T any] struct {
+	most  int
+	serve func(context.Context, []*Ticket[T])
+	spawn func(func())
+
+	mu      sync.Mutex
+	busy    bool // somebody serves, and will look at waiting afterwards
+	waiting []*Ticket[T]
+}
+
+// New returns a queue that serves at most so many tickets at a time, one or
+// more, with serve. It starts goroutines with spawn, or with go if spawn is nil.
+//
+// Before serve ends it must have finished each ticket or moved it to another
+// queue with [Queue.Join], but for those that are [Ticket.Gone]. The callers of
+// the others get [ErrUnfinished]. The slice is serve's to change.
+//
+// A call that meets no other is served with its own context, on its caller's
+// goroutine; if serve panics there, so does [Queue.Do]. For all others serve
+// gets a context with the values of the first ticket's, which is canceled as
+// soon as nobody waits for this batch any more, because each ticket has been
+// finished, moved, or given up by its caller. So the last ticket must not be
+// settled before serve is done with that context, clean-up included. If serve
+// panics or ends the goroutine, the queue goes on with those who gathered; a
+// panic is the program's end all the same, unless spawn recovers it.
+func New[T any](most int, serve func(ctx context.Context, tickets []*Ticket[T]), spawn func(func())) *Queue[T] {
+	if most < 1 {
+		panic("batch: a batch must have room for a ticket")
+	}
+	if spawn == nil {
+		spawn = func(f func()) { go f() }
+	}
+	return &Queue[T]{most: most, serve: serve, spawn: spawn}
+}
+
+// Do returns the ticket of a call once it is finished, and then its Value is the
+// caller's.
+//
+// If ctx is over before that, Do returns the error of ctx and no ticket. The
+// call is not served any more if it was still waiting. Otherwise serve may be at
+// work on it yet, so what value points to must be left alone.
+func (q *Queue[T]) Do(ctx context.Context, value T) (*Ticket[T], error) {
+	if err := ctx.Err(); err != nil {
+		return nil, err
+	}
+	t := &Ticket[T]{Value: value, ctx: ctx}
+	if q.occupy(t) {
+		q.serveAlone(t)
+	}
+	return t.wait()
+}
+
+// Join moves tickets that serve of another queue got, and has not finished, to
+// the end of q, and does not wait for them. Their callers go on waiting where
+// they are. Tickets that are moved together are served together, if a batch has
+// room for them. q serves them on a goroutine of its own.
+func (q *Queue[T]) Join(tickets ...*Ticket[T]) {
+	for _, t := range tickets {
+		t.move()
+	}
+	q.mu.Lock()
+	idle := !q.busy
+	q.busy = true
+	q.waiting = append(q.waiting, tickets...)
+	q.mu.Unlock()
+	if idle {
+		q.spawn(q.drain)
+	}
+}
+
+// Idle reports whether nothing is being served and nobody waits.
+func (q *Queue[T]) Idle() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return !q.busy
+}
+
+// occupy reports whether the queue was idle, and now is the caller's, who must
+// call next. If it was not, t is among those waiting.
+func (q *Queue[T]) occupy(t *Ticket[T]) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.busy {
+		q.waiting = append(q.waiting, t)
+		return false
+	}
+	q.busy = true
+	return true
+}
+
+// next hands the queue on to those who gathered, or frees it.
+func (q *Queue[T]) next() {
+	q.mu.Lock()
+	q.busy = len(q.waiting) > 0
+	gathered := q.busy
+	if !gathered {
+		q.waiting = nil // may be large
+	}
+	q.mu.Unlock()
+	if gathered {
+		q.spawn(q.drain)
+	}
+}
+
+func (q *Queue[T]) serveAlone(t *Ticket[T]) {
+	defer q.next()
+	t.pending = alone
+	q.serveBatch(t.ctx, alone, []*Ticket[T]{t})
+}
+
+// drain serves what gathers until nothing does.
+func (q *Queue[T]) drain() {
+	defer q.next() // also when serve panics or ends the goroutine
+	for {
+		// Those who just got their answers may be about to ask again. Let them,
+		// if they are ready to.
+		runtime.Gosched()
+		ctx, p, tickets := q.gather()
+		if len(tickets) == 0 {
+			return
+		}
+		q.serveBatch(ctx, p, tickets)
+	}
+}
+
+// gather returns the next batch, without those who have given up. It is empty
+// only if nobody waits.
+func (q *Queue[T]) gather() (ctx context.Context, p *pending, tickets []*Ticket[T]) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	p = new(pending)
+	p.left.Store(1) // of gather itself, since tickets can be given up while it counts
+	n := 0
+	for ; n < len(q.waiting) && len(tickets) < q.most; n++ {
+		if t := q.waiting[n]; t.begin(p) {
+			tickets = append(tickets, t)
+		}
+	}
+	q.waiting = slices.Delete(q.waiting, 0, n)
+	if len(tickets) == 0 {
+		return nil, nil, nil
+	}
+	ctx, p.cancel = context.WithCancel(context.WithoutCancel(tickets[0].ctx))
+	p.done()
+	return ctx, p, tickets
+}
+
+// serveBatch serves tickets, and fails those that serve leaves behind.
+func (q *Queue[T]) serveBatch(ctx context.Context, p *pending, tickets []*Ticket[T]) {
+	defer func() {
+		for _, t := range tickets {
+			t.fail(p)
+		}
+	}()
+	q.serve(ctx, slices.Clone(tickets)) // serve may delete from its own
+}

@@ -1,0 +1,288 @@
+package decide
+
+import (
+	"math"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/exact"
+	"github.com/pgratelimit/ratelimit/internal/receipt"
+)
+
+// View is what there is: the states of all shards of a call's limits, in the
+// order of its asks, at one instant.
+type View struct {
+	States [][]ratelimit.State
+	At     time.Time
+}
+
+// Change is what a call does to one row.
+type Change struct {
+	Row
+	Ask        int                  // of the call, that it is for
+	Definition ratelimit.Definition // of the shard
+	Count      float64              // tokens to take
+	Floor      float64              // the lowest value to leave behind
+	Seen       ratelimit.State      // the row as it was looked at, zero if it was not
+	Over       time.Time            // the end of a pause that is over by then
+	After      ratelimit.State      // the row once it was changed
+}
+
+// Change takes n tokens from one of a's shards; i is a's place in its call.
+func (a *Ask) Change(i, shard int, n float64) Change {
+	return Change{
+		Row: Row{a.Of(), shard}, Ask: i, Definition: a.Definition.Shard(),
+		Count: n, Floor: a.Floor / float64(a.Definition.Shards),
+	}
+}
+
+// Plan says what to take from which row, all or nothing: false if one of the
+// limits is short, or paused. Each change has the state that it leaves behind.
+func (c *Call) Plan(v View) ([]Change, bool) {
+	changes := make([]Change, 0, len(c.Asks))
+	for i := range c.Asks {
+		a := &c.Asks[i]
+		if !c.Reserve && paused(v.States[i], v.At) {
+			return nil, false
+		}
+		counts, ok := a.Spread(v.At, v.States[i])
+		if !ok {
+			return nil, false
+		}
+		for shard, n := range counts {
+			if n > 0 || a.Count == 0 && shard == 0 {
+				changes = append(changes, a.planned(i, shard, n, v))
+			}
+		}
+	}
+	return changes, true
+}
+
+func (a *Ask) planned(i, shard int, n float64, v View) Change {
+	change := a.Change(i, shard, n)
+	change.Seen = v.States[i][shard]
+	if !change.Seen.Paused.After(v.At) {
+		change.Over = change.Seen.Paused
+	}
+	change.After = change.Definition.Settle(change.Seen, v.At)
+	change.After.Value -= n
+	// Spread has found this to be enough, and may have left a rounding error to
+	// this row that it alone could not tolerate.
+	change.Floor = min(change.Floor, change.After.Value)
+	return change
+}
+
+// paused reports whether one of a limit's rows is: a pause is in all of them.
+func paused(states []ratelimit.State, now time.Time) bool {
+	for _, s := range states {
+		if s.Paused.After(now) {
+			return true
+		}
+	}
+	return false
+}
+
+// Granted is the result of a call whose changes were all made. known is what is
+// known of the shards of its limits, what the changes left behind included; of a
+// limit that has one row, nothing need be known.
+func (c *Call) Granted(changes []Change, known View) ratelimit.Result {
+	statuses := make([]ratelimit.Status, len(c.Asks))
+	for i, first := 0, 0; i < len(c.Asks); i++ {
+		last := first + 1
+		for last < len(changes) && changes[last].Ask == i {
+			last++
+		}
+		a := &c.Asks[i]
+		if a.Sharded() {
+			statuses[i] = a.takenAmong(known.States[i], changes[first:last], known.At)
+		} else {
+			statuses[i] = a.taken(changes[first].After, known.At)
+		}
+		first = last
+	}
+	return c.result(known.At, statuses)
+}
+
+// Receipt is what changes paid. taker names the transaction that they are in, which
+// is on the connection conn; "" when they are committed.
+func (c *Call) Receipt(changes []Change, taker string, conn any) *ratelimit.Receipt {
+	payments := make([]receipt.Payment, len(changes))
+	for i := range changes {
+		ch, d := &changes[i], &c.Asks[changes[i].Ask].Definition
+		payments[i] = receipt.Payment{
+			Name: d.Name, Key: ch.Key.Key, Kind: uint8(d.Kind), Rate: d.Rate, Period: d.Period,
+			Capacity: d.Capacity, Shards: d.Shards, Start: d.Start, Shard: ch.Shard, Tokens: ch.Count,
+		}
+	}
+	return receipt.New(payments, taker, conn)
+}
+
+// Checked is what the call would get.
+func (c *Call) Checked(v View) ratelimit.Result {
+	statuses := make([]ratelimit.Status, len(c.Asks))
+	for i := range c.Asks {
+		statuses[i] = c.Asks[i].found(c.Reserve, v.States[i], v.At)
+	}
+	return c.result(v.At, statuses)
+}
+
+// Refused is Checked for a call that was refused. When others were faster each
+// time, there may be enough by what was seen last; then it is worth asking again
+// at once.
+func (c *Call) Refused(v View) ratelimit.Result {
+	result := c.Checked(v)
+	if result.OK {
+		result.OK = false
+		result.RetryAfter = max(result.RetryAfter, time.Microsecond)
+		result.RetryAt = result.At.Add(result.RetryAfter)
+	}
+	return result
+}
+
+// Credited is the status of r's limit, whose shards are in states, once its
+// count was given back at now. It is OK unless there is debt or a pause still,
+// and then RetryAt is when that is over.
+func Credited(r ratelimit.Request, states []ratelimit.State, now time.Time) ratelimit.Status {
+	a := Ask{Request: r, Definition: r.Limit.Definition()}
+	a.Count = 0
+	status := a.found(false, states, now)
+	status.Request = r
+	return status
+}
+
+// result puts the statuses of c's asks, in the order of Asks, together. It may
+// keep statuses.
+func (c *Call) result(now time.Time, statuses []ratelimit.Status) ratelimit.Result {
+	if len(statuses) == 1 {
+		return ratelimit.Result{Status: statuses[0], Each: statuses}
+	}
+	r := ratelimit.Result{Status: statuses[0], Each: make([]ratelimit.Status, len(statuses))}
+	for i, s := range statuses {
+		r.Each[c.Asks[i].place] = s
+		if outweighs(s, r.Status) {
+			r.Status = s
+		}
+	}
+	return r
+}
+
+// outweighs reports whether s, rather than t, is what a caller of both must
+// know.
+func outweighs(s, t ratelimit.Status) bool {
+	if s.OK != t.OK {
+		return t.OK
+	}
+	if s.RetryAfter != t.RetryAfter {
+		return s.RetryAfter > t.RetryAfter
+	}
+	return s.Remaining < t.Remaining
+}
+
+// taken is the status of a, of one row, when it was taken at now and left after
+// behind.
+func (a *Ask) taken(after ratelimit.State, now time.Time) ratelimit.Status {
+	return a.status(true, after, now, due(a.Definition, after, a.Count, now))
+}
+
+// due is when the debt that a taking of n tokens left in a row is paid, and the
+// row is not paused any more: now, if that is so already.
+func due(d ratelimit.Definition, after ratelimit.State, n float64, now time.Time) time.Time {
+	at := after.Paused
+	if after.Value < -exact.Tolerance(after.Value, n, d.Capacity) {
+		at = d.When(after, 0)
+	}
+	if at.After(now) {
+		return at
+	}
+	return now
+}
+
+// takenAmong is the status of a when changes were made to its shards, which are
+// in states since.
+func (a *Ask) takenAmong(states []ratelimit.State, changes []Change, now time.Time) ratelimit.Status {
+	at := now
+	for i := range changes {
+		if d := due(changes[i].Definition, changes[i].After, a.Count, now); d.After(at) {
+			at = d
+		}
+	}
+	return a.statusAmong(true, states, now, at)
+}
+
+// found is the status of a against the states of its shards, with nothing taken.
+func (a *Ask) found(reserve bool, states []ratelimit.State, now time.Time) ratelimit.Status {
+	counts, ok := a.Spread(now, states)
+	at := now
+	if ok {
+		at = a.dueAmong(states, counts, now)
+	} else {
+		at = a.ready(states, now)
+	}
+	if !reserve {
+		for _, s := range states {
+			if s.Paused.After(now) {
+				ok = false
+				at = latest(at, s.Paused)
+			}
+		}
+	}
+	return a.statusAmong(ok, states, now, at)
+}
+
+// dueAmong is due for taking counts from shards in states.
+func (a *Ask) dueAmong(states []ratelimit.State, counts []float64, now time.Time) time.Time {
+	shard, at := a.Definition.Shard(), now
+	for i, s := range states {
+		if counts[i] == 0 && (a.Count != 0 || i != 0) {
+			continue
+		}
+		after := shard.Settle(s, now)
+		after.Value -= counts[i]
+		at = latest(at, due(shard, after, a.Count, now))
+	}
+	return at
+}
+
+func latest(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
+}
+
+func (a *Ask) status(ok bool, s ratelimit.State, now, retryAt time.Time) ratelimit.Status {
+	d := a.Definition
+	status := ratelimit.Status{
+		Request:    a.Request,
+		At:         now,
+		OK:         ok,
+		RetryAfter: retryAt.Sub(now),
+		RetryAt:    retryAt,
+		Value:      s.Value,
+		Remaining:  int64(max(0, math.Floor(s.Value+exact.Tolerance(s.Value, 1, d.Capacity)))),
+		Capacity:   d.Capacity,
+		ResetAfter: max(0, d.When(s, d.Capacity).Sub(now)),
+	}
+	if s.Paused.After(now) {
+		status.PausedUntil = s.Paused
+	}
+	return status
+}
+
+// statusAmong is status for all shards together.
+func (a *Ask) statusAmong(ok bool, states []ratelimit.State, now, retryAt time.Time) ratelimit.Status {
+	shard := a.Definition.Shard()
+	if len(states) == 1 {
+		return a.status(ok, shard.Settle(states[0], now), now, retryAt)
+	}
+	total, full := ratelimit.State{TS: now}, now
+	for _, s := range states {
+		settled := shard.Settle(s, now)
+		total.Value += settled.Value
+		total.Paused = latest(total.Paused, settled.Paused)
+		full = latest(full, shard.When(settled, shard.Capacity))
+	}
+	status := a.status(ok, total, now, retryAt)
+	status.ResetAfter = full.Sub(now)
+	return status
+}

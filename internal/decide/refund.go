@@ -1,0 +1,154 @@
+package decide
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/receipt"
+)
+
+// Seen is the definitions that a store has met, by name. Its zero value is ready,
+// and it is safe for concurrent use.
+type Seen struct {
+	mu     sync.RWMutex
+	byName map[string]*family
+}
+
+// family is the definitions of one name.
+type family struct {
+	all    []ratelimit.Definition
+	newest ratelimit.Definition // of those that were called
+}
+
+// Note remembers the definition of a call. Those that differ in Rate and Capacity
+// only are kept as one, the slowest to fill and the largest: what is full by that
+// is full by each of them, and so the memory does not grow with the number of
+// plans.
+func (s *Seen) Note(d ratelimit.Definition) {
+	s.mu.RLock()
+	f := s.byName[d.Name]
+	known := f != nil && alike(f.newest, d) && f.covers(d)
+	s.mu.RUnlock()
+	if known {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	f = s.family(d.Name)
+	f.add(d)
+	f.newest = d
+}
+
+// family is the definitions of a name, under the lock.
+func (s *Seen) family(name string) *family {
+	f := s.byName[name]
+	if f == nil {
+		if s.byName == nil {
+			s.byName = make(map[string]*family)
+		}
+		f = &family{}
+		s.byName[name] = f
+	}
+	return f
+}
+
+func (f *family) covers(d ratelimit.Definition) bool {
+	return slices.ContainsFunc(f.all, func(e ratelimit.Definition) bool { return covers(e, d) })
+}
+
+func (f *family) add(d ratelimit.Definition) {
+	for i, e := range f.all {
+		if alike(e, d) {
+			f.all[i].Rate, f.all[i].Capacity = min(e.Rate, d.Rate), max(e.Capacity, d.Capacity)
+			return
+		}
+	}
+	f.all = append(f.all, d)
+}
+
+// NoteAll remembers the definitions of the limits that a Prune names, and returns
+// their names. There must be one, and all must be sound.
+func (s *Seen) NoteAll(limits []ratelimit.Limit) (names map[string]bool, err error) {
+	if len(limits) == 0 {
+		return nil, &ratelimit.FieldError{Field: "Limits", Value: 0, Reason: "there must be at least one"}
+	}
+	for _, l := range limits {
+		if err := (ratelimit.Request{Limit: l}).Validate(); err != nil {
+			return nil, err
+		}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	names = make(map[string]bool, len(limits))
+	for _, l := range limits {
+		d := l.Definition()
+		s.family(d.Name).add(d)
+		names[d.Name] = true
+	}
+	return names, nil
+}
+
+// alike reports whether two definitions fill in the same ticks and rows.
+func alike(d, e ratelimit.Definition) bool {
+	return d.Kind == e.Kind && d.Period == e.Period && d.Start.Equal(e.Start) && d.Shards == e.Shards
+}
+
+// covers reports whether what is full by e is full by d.
+func covers(e, d ratelimit.Definition) bool {
+	return alike(e, d) && e.Rate <= d.Rate && e.Capacity >= d.Capacity
+}
+
+// Of is the definitions of a name that were noted.
+func (s *Seen) Of(name string) []ratelimit.Definition {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	if f := s.byName[name]; f != nil {
+		return slices.Clone(f.all)
+	}
+	return nil
+}
+
+// Idle reports whether a row in a state means the same as no row, by all of the
+// definitions.
+func Idle(definitions []ratelimit.Definition, key string, s ratelimit.State, now time.Time) bool {
+	return !slices.ContainsFunc(definitions, func(d ratelimit.Definition) bool {
+		return !d.Shard().Idle(key, s, now)
+	})
+}
+
+// Refund is the changes that give back what a receipt says was paid, in the order
+// of rows. To add to a row's value, as it is stored, is to give back: with nothing
+// settled it is the same by every definition, whatever has been changed since,
+// and the next take cuts it to its capacity. A shard that the limit has no
+// longer, by the definition that was called last, stands for one that it has.
+func (s *Seen) Refund(r *ratelimit.Receipt) []Change {
+	payments := receipt.Payments(r)
+	changes := make([]Change, len(payments))
+	for i, p := range payments {
+		d := ratelimit.Definition{
+			Name: p.Name, Kind: ratelimit.Kind(p.Kind), Rate: p.Rate, Period: p.Period,
+			Capacity: p.Capacity, Shards: p.Shards, Start: p.Start,
+		}
+		if newest, ok := s.newest(p.Name); ok && !alike(newest, d) {
+			d = newest
+		}
+		changes[i] = Change{
+			Row: Row{Key{p.Name, p.Key}, p.Shard % d.Shards}, Definition: d.Shard(), Count: -p.Tokens,
+		}
+	}
+	slices.SortStableFunc(changes, func(a, b Change) int { return a.Row.Compare(b.Row) })
+	return changes
+}
+
+// newest is the definition of a name that was called last.
+func (s *Seen) newest(name string) (d ratelimit.Definition, ok bool) {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	f := s.byName[name]
+	if f == nil || f.newest.Shards == 0 {
+		return d, false
+	}
+	return f.newest, true
+}

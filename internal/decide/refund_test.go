@@ -1,0 +1,199 @@
+package decide_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	. "github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+)
+
+// paid is the receipt of taking n tokens of a full limit.
+func paid(t *testing.T, l Limit, n float64) *Receipt {
+	t.Helper()
+	call := newCall(t, false, l.ForN("k", n))
+	changes, ok := call.Plan(decide.View{States: [][]State{full(l.Definition())}, At: t0})
+	if !ok {
+		t.Fatalf("%v refuses %v", l, n)
+	}
+	return call.Receipt(changes, "", nil)
+}
+
+// refunded is what a Refund changes: shard and tokens given back.
+func refunded(changes []decide.Change) []string {
+	var all []string
+	for _, c := range changes {
+		all = append(all, fmt.Sprintf("%s/%s/%d %v", c.Name, c.Key.Key, c.Shard, -c.Count))
+	}
+	return all
+}
+
+// What several shards paid goes back to them, or to those that there are now:
+// by the definition that was called last, not by one that was named to Prune.
+func TestRefund(t *testing.T) {
+	eight := TokenBucket{Name: "a", Rate: 80, Period: time.Second, Shards: 8}
+	one := TokenBucket{Name: "a", Rate: 80, Period: time.Second}
+	receipt := paid(t, eight, 30)
+	asWas := []string{"a/k/0 10", "a/k/1 10", "a/k/2 10"}
+	toOne := []string{"a/k/0 10", "a/k/0 10", "a/k/0 10"}
+
+	var seen decide.Seen
+	steps := []struct {
+		name string
+		do   func()
+		want []string
+	}{
+		{"nothing seen", func() {}, asWas},
+		{"as it was", func() { seen.Note(eight.Definition()) }, asWas},
+		{"one shard now", func() { seen.Note(one.Definition()) }, toOne},
+		{"the old definition named", func() { seen.NoteAll([]Limit{eight}) }, toOne},
+		{"rolled back", func() { seen.Note(eight.Definition()) }, asWas},
+		{"and forth", func() { seen.Note(one.Definition()) }, toOne},
+	}
+	for _, s := range steps {
+		s.do()
+		if got := refunded(seen.Refund(receipt)); !slices.Equal(got, s.want) {
+			t.Errorf("%s: %q, want %q", s.name, got, s.want)
+		}
+	}
+}
+
+func TestRefundOrder(t *testing.T) {
+	a := TokenBucket{Name: "a", Rate: 80, Period: time.Second, Shards: 8}
+	b := TokenBucket{Name: "b", Rate: 80, Period: time.Second}
+	call := newCall(t, false, a.ForN("k", 15), b.For("z"), b.For("k"))
+	view := decide.View{States: [][]State{full(b.Definition()), full(b.Definition()), full(a.Definition())}, At: t0}
+	changes, ok := call.Plan(view)
+	if !ok {
+		t.Fatal("refused")
+	}
+	var seen decide.Seen
+	got := refunded(seen.Refund(call.Receipt(changes, "", nil)))
+	if want := []string{"a/k/0 10", "a/k/1 5", "b/k/0 1", "b/z/0 1"}; !slices.Equal(got, want) {
+		t.Errorf("Refund() = %q, want %q", got, want)
+	}
+}
+
+// Definitions that differ in rate and capacity only are kept as one, and others
+// by themselves, however many are noted.
+func TestSeen(t *testing.T) {
+	var seen decide.Seen
+	if got := seen.Of("a"); got != nil {
+		t.Errorf("Of() = %v before anything was noted", got)
+	}
+	base := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
+	for i := range 1000 {
+		plan := base
+		plan.Rate, plan.Capacity = 10+float64(i%50), 1+float64(i%70)
+		seen.Note(plan.Definition())
+	}
+	sharded, window := base, FixedWindow{Name: "a", Rate: 10, Period: time.Second}
+	sharded.Shards = 2
+	if _, err := seen.NoteAll([]Limit{sharded, window, window, TokenBucket{Name: "b", Rate: 1, Period: time.Second}}); err != nil {
+		t.Fatal(err)
+	}
+	merged := base
+	merged.Capacity = 70
+	want := []Definition{merged.Definition(), sharded.Definition(), window.Definition()}
+	if got := seen.Of("a"); !slices.Equal(got, want) {
+		t.Errorf("Of(a) = %v, want %v", got, want)
+	}
+	if got := len(seen.Of("b")); got != 1 {
+		t.Errorf("Of(b) has %d definitions, want 1", got)
+	}
+}
+
+func TestNoteAll(t *testing.T) {
+	a := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
+	b := FixedWindow{Name: "b", Rate: 10, Period: time.Second}
+	tests := []struct {
+		name   string
+		limits []Limit
+		field  string // that is bad
+	}{
+		{"two", []Limit{a, b}, ""},
+		{"none", nil, "Limits"},
+		{"nil", []Limit{a, nil}, "Limit"},
+		{"a nil bucket", []Limit{a, (*TokenBucket)(nil)}, "Limit"},
+		{"bad", []Limit{a, TokenBucket{Name: "c", Rate: 1, Period: -1}}, "Period"},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var seen decide.Seen
+			names, err := seen.NoteAll(tt.limits)
+			if tt.field == "" {
+				if err != nil || len(names) != 2 || !names["a"] || !names["b"] {
+					t.Errorf("NoteAll() = %v, %v, want a and b", names, err)
+				}
+				return
+			}
+			var fe *FieldError
+			if !errors.As(err, &fe) || fe.Field != tt.field || !errors.Is(err, ErrInvalid) {
+				t.Errorf("NoteAll() = %v, want a *FieldError of %s", err, tt.field)
+			}
+			if len(seen.Of("a")) != 0 {
+				t.Errorf("noted %v beside an error", seen.Of("a"))
+			}
+		})
+	}
+}
+
+// A row is idle when it is by every definition.
+func TestIdle(t *testing.T) {
+	slow := TokenBucket{Name: "a", Rate: 1, Period: time.Second, Capacity: 20}
+	fast := TokenBucket{Name: "a", Rate: 100, Period: time.Second, Capacity: 20}
+	large := TokenBucket{Name: "a", Rate: 100, Period: time.Second, Capacity: 200}
+	old := TokenBucket{Name: "a", Rate: 1, Period: time.Second, Capacity: 20, Shards: 4}
+	const minute = time.Minute
+	tests := []struct {
+		name   string
+		limits []Limit
+		state  State
+		now    time.Time
+		want   bool
+	}{
+		{"full", []Limit{slow}, row(20, t0), t0.Add(minute), true},
+		{"full by the faster only", []Limit{slow, fast}, row(10, t0), t0.Add(minute + 9*time.Second), false},
+		{"full by both", []Limit{slow, fast}, row(10, t0), t0.Add(minute + 10*time.Second), true},
+		{"full by the smaller only", []Limit{fast, large}, row(20, t0), t0.Add(minute), false},
+		{"full by the old one's shard only", []Limit{old, slow}, row(5, t0), t0.Add(minute), false},
+		{"full by one and the old one's shard", []Limit{old, slow}, row(5, t0), t0.Add(minute + 15*time.Second), true},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			var seen decide.Seen
+			if _, err := seen.NoteAll(tt.limits); err != nil {
+				t.Fatal(err)
+			}
+			if got := decide.Idle(seen.Of("a"), "k", tt.state, tt.now); got != tt.want {
+				t.Errorf("Idle() = %v, want %v", got, tt.want)
+			}
+		})
+	}
+}
+
+// Seen is used by all callers of a store at once; the race detector looks.
+func TestSeenConcurrently(t *testing.T) {
+	var seen decide.Seen
+	var wg sync.WaitGroup
+	for i := range 32 {
+		wg.Go(func() {
+			l := TokenBucket{Name: fmt.Sprint(i % 3), Rate: 10 + float64(i), Period: time.Second, Shards: 1 + i%2}
+			for range 100 {
+				seen.Note(l.Definition())
+				seen.Of(l.Name)
+				if _, err := seen.NoteAll([]Limit{l}); err != nil {
+					t.Error(err)
+				}
+			}
+			if got := seen.Refund(paid(t, l, 1)); len(got) != 1 {
+				t.Errorf("Refund() = %v, want 1 change", got)
+			}
+		})
+	}
+	wg.Wait()
+}

@@ -1,0 +1,163 @@
+package decide
+
+import (
+	"cmp"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/exact"
+)
+
+// Spread says how many tokens of a to take from each of its shards, in states
+// as they are at now; ok is false when they are short together.
+//
+// It touches as few rows as it can without keeping the caller waiting. What
+// can be had at once comes from the fullest shard, or if none has enough, from
+// the fullest ones together. A reservation that must wait goes to the shard
+// that is ready first, unless several together are ready in less than half the
+// time, or that shard may not go so deep into debt.
+func (a *Ask) Spread(now time.Time, states []ratelimit.State) (counts []float64, ok bool) {
+	if len(states) == 1 { // the very decision that the answer promises
+		_, ok = a.Definition.Take(states[0], now, a.Count, a.Floor)
+		return []float64{a.Count}, ok
+	}
+	shard := a.Definition.Shard()
+	values := make([]float64, len(states))
+	for i, s := range states {
+		values[i] = shard.Settle(s, now).Value
+	}
+	if counts, ok = a.draw(values, 0); ok || a.Floor == 0 {
+		return counts, ok
+	}
+	floor := a.Floor / float64(len(states))
+	best, level := fullest(values), a.level(values, floor)
+	if alone := values[best] - a.Count; alone >= floor-a.slack(1, floor) && alone >= 2*level {
+		counts = make([]float64, len(values))
+		counts[best] = a.Count
+		return counts, true
+	}
+	return a.draw(values, level)
+}
+
+// draw takes a's count from the shards with the given values, leaving at
+// least floor in each: from the fullest alone, or from the fullest first. The last
+// of several may be left a rounding error below the floor, so that what they
+// miss together is stored, and not granted again and again.
+func (a *Ask) draw(values []float64, floor float64) (counts []float64, ok bool) {
+	counts = make([]float64, len(values))
+	order := fullestFirst(values)
+	if best := order[0]; values[best]-floor >= a.Count-a.slack(1, floor) {
+		counts[best] = a.Count
+		return counts, true
+	}
+	left := a.Count
+	for taken, i := range order {
+		have := values[i] - floor
+		if have <= 0 {
+			break
+		}
+		if have >= left-a.slack(len(values), floor)*(1+float64(taken)/rounds) {
+			counts[i] = left
+			return counts, true
+		}
+		counts[i], left = have, left-have
+	}
+	return nil, false
+}
+
+// slack is the tolerance of taking a's count from some of its shards.
+func (a *Ask) slack(shards int, floor float64) float64 {
+	return exact.Tolerance(a.Count, a.Definition.Shard().Capacity*float64(shards), floor)
+}
+
+// rounds is how many subtractions a tolerance bears.
+const rounds = 64
+
+func fullestFirst(values []float64) []int {
+	order := make([]int, len(values))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(values[j], values[i]) })
+	return order
+}
+
+// level is the highest value, not below floor, at which the shards together
+// have a's count above it: leaving all of them there makes the last of them
+// ready as early as can be.
+func (a *Ask) level(values []float64, floor float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	slices.Reverse(sorted)
+	sum := 0.0
+	for i, v := range sorted {
+		sum += v
+		level := (sum - a.Count) / float64(i+1)
+		if i+1 == len(sorted) || level >= sorted[i+1] {
+			return max(level, floor)
+		}
+	}
+	return floor
+}
+
+// Fill says how to give n tokens back to a's shards, in states as they are at now:
+// to the emptiest first, and what no shard has room for to none.
+func (a *Ask) Fill(states []ratelimit.State, n float64, now time.Time) []float64 {
+	if len(states) == 1 {
+		return []float64{n}
+	}
+	shard := a.Definition.Shard()
+	room := make([]float64, len(states)) // what is missing, as if it were held
+	most := 0.0
+	for i, s := range states {
+		room[i] = shard.Capacity - shard.Settle(s, now).Value
+		most += max(0, room[i])
+	}
+	give := Ask{Request: ratelimit.Request{Count: min(n, most)}, Definition: a.Definition}
+	counts, ok := give.draw(room, give.level(room, 0))
+	if !ok {
+		return make([]float64, len(states))
+	}
+	return counts
+}
+
+func fullest(values []float64) int {
+	best := 0
+	for i, v := range values {
+		if v > values[best] {
+			best = i
+		}
+	}
+	return best
+}
+
+// ready is the first instant after now at which the shards are not short.
+// Several fill at different times, so it is looked for by halving; the promise
+// is honest because the decision itself is what is asked.
+func (a *Ask) ready(states []ratelimit.State, now time.Time) time.Time {
+	if len(states) == 1 {
+		return a.Definition.Ready(a.Definition.Settle(states[0], now), a.Count, a.Floor)
+	}
+	enough := func(wait time.Duration) bool {
+		_, ok := a.Spread(now.Add(wait), states)
+		return ok
+	}
+	most := time.Microsecond
+	if a.Definition.Kind == ratelimit.KindFixedWindow {
+		most = a.Definition.Period
+	}
+	for !enough(most) && most < math.MaxInt64/4 {
+		most *= 2
+	}
+	least := time.Duration(0)
+	for most-least > time.Microsecond {
+		middle := (least + (most-least)/2).Truncate(time.Microsecond)
+		if enough(middle) {
+			most = middle
+		} else {
+			least = middle
+		}
+	}
+	return now.Add(most)
+}

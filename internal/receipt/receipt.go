@@ -1,0 +1,73 @@
+// Package receipt is what a call paid, for giving it back. It imports nothing
+// of the library, so that the root package can name it.
+package receipt
+
+import (
+	"context"
+	"sync"
+	"time"
+)
+
+// Payment is tokens that were taken from one row, and the definition by which
+// they were taken.
+type Payment struct {
+	Name, Key string
+	Kind      uint8
+	Rate      float64
+	Period    time.Duration
+	Capacity  float64
+	Shards    int
+	Start     time.Time
+
+	Shard  int
+	Tokens float64
+}
+
+// Receipt is what a call paid, row by row. A store's Cancel gives exactly that
+// back, once. It is safe for concurrent use, and copies of a Result share it.
+type Receipt struct {
+	payments []Payment
+	taker    string
+	conn     any
+
+	mu   sync.Mutex
+	mark string
+}
+
+// New is the receipt of payments. taker names the transaction that paid, "" when
+// what it paid is committed, and conn is the connection that this is on.
+func New(payments []Payment, taker string, conn any) *Receipt {
+	return &Receipt{payments: payments, taker: taker, conn: conn}
+}
+
+// Payments returns what was paid; it must not be changed. It is a function, not
+// a method, so that users of the root package do not see it.
+func Payments(r *Receipt) []Payment { return r.payments }
+
+// Taker returns the transaction that paid, "" when that is committed.
+func Taker(r *Receipt) string { return r.taker }
+
+// Conn returns the connection of the transaction that paid.
+func Conn(r *Receipt) any { return r.conn }
+
+// turn is how often a caller looks whether another has redeemed the receipt.
+const turn = time.Millisecond
+
+// Redeem calls giveBack, one caller at a time, with the mark that the last call
+// left, "" at first. The mark that giveBack returns is kept when it returns no
+// error. A caller that waits for another does so no longer than for ctx.
+func Redeem(ctx context.Context, r *Receipt, giveBack func(mark string) (string, error)) error {
+	for !r.mu.TryLock() {
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-time.After(turn):
+		}
+	}
+	defer r.mu.Unlock()
+	mark, err := giveBack(r.mark)
+	if err == nil {
+		r.mark = mark
+	}
+	return err
+}

@@ -1,0 +1,141 @@
+package table
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+)
+
+// The statements that keep the table: Prune's, and those that ask what is there.
+const (
+	// listFullSQL lists full rows of a limit from a place on:
+	//
+	//	$1 name   $2 key and $3 shard after which to go on
+	//	$4 capacity   $5 rate   $6 period   $7 tick   $8 now   $9 rows at most
+	listFullSQL = `SELECT value, ts, paused, key, shard FROM {table}
+WHERE name = $1::text AND (key, shard) > ($2::text, $3::int4) AND ts <= $8::timestamptz
+	AND least(value
+		+ round(date_part('epoch', date_bin($7::float8 * interval '1 microsecond', $8::timestamptz, ts) - ts) * 1000000)
+			* $5::float8 / $6::float8,
+		$4::float8) >= $4::float8
+ORDER BY key, shard
+LIMIT $9::int8`
+
+	// deleteListedSQL deletes those of the listed rows that have not changed
+	// and that nobody has locked.
+	deleteListedSQL = `WITH same AS (
+	SELECT r.key, r.shard FROM unnest($2::text[], $3::int4[], $4::float8[], $5::timestamptz[]) AS w (key, shard, value, ts)
+	JOIN {table} AS r ON r.name = $1::text AND r.key = w.key AND r.shard = w.shard AND r.value = w.value AND r.ts = w.ts
+	FOR UPDATE OF r SKIP LOCKED
+)
+DELETE FROM {table} AS l USING same
+WHERE l.name = $1::text AND l.key = same.key AND l.shard = same.shard`
+
+	// deleteSameSQL is its portable form, for one row.
+	deleteSameSQL = `DELETE FROM {table}
+WHERE name = $1::text AND key = $2::text AND shard = $3::int4 AND value = $4::float8 AND ts = $5::timestamptz`
+
+	// namesSQL goes from one name to the next by the index.
+	namesSQL = `WITH RECURSIVE n AS (
+	(SELECT name FROM {table} ORDER BY name LIMIT 1)
+	UNION ALL
+	SELECT (SELECT name FROM {table} WHERE name > n.name ORDER BY name LIMIT 1) FROM n WHERE n.name IS NOT NULL
+)
+SELECT name FROM n WHERE name IS NOT NULL`
+
+	forgetSQL = `DELETE FROM {table} WHERE name = $1::text`
+
+	// readySQL reads every column that a statement of this package names.
+	readySQL = `SELECT name, key, shard, value, ts, paused FROM {table} LIMIT 0`
+)
+
+// ListFull reads rows of a definition's name, after a row, that are full by it at
+// an instant; most of them at most.
+func (t *Table) ListFull(ctx context.Context, q Querier, d *ratelimit.Definition, after decide.Row, now time.Time, most int) (*Rows, error) {
+	rows, err := q.Query(ctx, t.listFull, d.Name, after.Key.Key, int32(after.Shard),
+		d.Capacity, d.Rate, micros(d.Period), tick(d), now, int64(most))
+	if err != nil {
+		return nil, err
+	}
+	listed := &Rows{At: now}
+	var (
+		s     state
+		key   string
+		shard int
+	)
+	_, err = pgx.ForEachRow(rows, append(s.fields(), &key, &shard), func() error {
+		read, _ := s.get()
+		listed.Rows = append(listed.Rows, decide.Row{Key: decide.Key{Name: d.Name, Key: key}, Shard: shard})
+		listed.States = append(listed.States, read)
+		return nil
+	})
+	return listed, err
+}
+
+// DeleteSame deletes those rows of one name that are still as they were listed, but
+// not those that somebody has locked.
+func (t *Table) DeleteSame(ctx context.Context, q Querier, r *Rows) (int64, error) {
+	if len(r.Rows) == 0 {
+		return 0, nil
+	}
+	_, keys, shards := r.columns()
+	values, ts := make([]float64, len(r.Rows)), make([]time.Time, len(r.Rows))
+	for i, s := range r.States {
+		values[i], ts[i] = s.Value, s.TS
+	}
+	tag, err := q.Exec(ctx, t.deleteListed, r.Rows[0].Name, keys, shards, values, ts)
+	return tag.RowsAffected(), err
+}
+
+// DeleteSameEach is the portable form of DeleteSame, which waits for rows that
+// somebody has locked.
+func (t *Table) DeleteSameEach(ctx context.Context, q Querier, r *Rows) (deleted int64, err error) {
+	for i, row := range r.Rows {
+		tag, err := q.Exec(ctx, t.deleteSame, row.Name, row.Key.Key, int32(row.Shard), r.States[i].Value, r.States[i].TS)
+		if err != nil {
+			return deleted, err
+		}
+		deleted += tag.RowsAffected()
+	}
+	return deleted, nil
+}
+
+// Names reads the names of limits that have rows, in order.
+func (t *Table) Names(ctx context.Context, q Querier) ([]string, error) {
+	rows, err := q.Query(ctx, t.names)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+// Forget deletes all rows of a name.
+func (t *Table) Forget(ctx context.Context, q Querier, name string) (int64, error) {
+	tag, err := q.Exec(ctx, t.forget, name)
+	return tag.RowsAffected(), err
+}
+
+// Ready fails if the table is not there, or lacks a column.
+func (t *Table) Ready(ctx context.Context, q Querier) error {
+	_, err := q.Exec(ctx, t.ready)
+	return err
+}
+
+// Now reads the clock, unless now is given.
+func Now(ctx context.Context, q Querier, now *time.Time) (at time.Time, err error) {
+	if now != nil {
+		return *now, nil
+	}
+	err = q.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&at)
+	return at.UTC(), err
+}
+
+// SearchPath reads where a table whose name has no schema is looked for.
+func SearchPath(ctx context.Context, q Querier) (path string, err error) {
+	err = q.QueryRow(ctx, `SELECT current_setting('search_path')`).Scan(&path)
+	return path, err
+}

@@ -1,0 +1,62 @@
+package table
+
+import (
+	"context"
+
+	"github.com/pgratelimit/ratelimit/internal/decide"
+)
+
+// What became of a transaction, as the server tells.
+const (
+	Committed  = "committed"
+	Aborted    = "aborted"
+	InProgress = "in progress"
+	Forgotten  = "" // so long ago that the server does not know any more
+)
+
+// outcomeSQL asks what became of a transaction or savepoint. A row tells the lower
+// half of its ID only; the upper one is that of the newest ID that is not above it.
+const outcomeSQL = `SELECT coalesce(pg_xact_status((top - ((top - $1::text::int8) & 4294967295))::text::xid8), '')
+FROM (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8 - 1 AS top) AS s
+WHERE top >= (top - $1::text::int8) & 4294967295`
+
+// Outcome reads what became of a transaction or savepoint.
+func Outcome(ctx context.Context, q Querier, xid string) (outcome string, err error) {
+	rows, err := q.Query(ctx, outcomeSQL, xid)
+	if err != nil {
+		return "", err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		if err := rows.Scan(&outcome); err != nil {
+			return "", err
+		}
+	}
+	return outcome, rows.Err()
+}
+
+// serverSQL is what a crash, a restart or a promotion changes: when the server
+// began, which time line it writes, and, as a crash of one backend has the others
+// begin anew without a restart, when its statistics were last thrown away.
+const serverSQL = `SELECT concat_ws(' ', pg_postmaster_start_time(), pg_stat_get_bgwriter_stat_reset_time(),
+	CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_lsn()), 8) END)`
+
+// Server reads which life of which server a connection is to. A transaction ID that
+// was told in another life may since have been given to somebody else.
+func Server(ctx context.Context, q Querier) (life string, err error) {
+	err = q.QueryRow(ctx, serverSQL).Scan(&life)
+	return life, err
+}
+
+// wroteSQL asks whether a row is the very version that a transaction left behind.
+const wroteSQL = `SELECT EXISTS (SELECT FROM {table}
+WHERE name = $1::text AND key = $2::text AND shard = $3::int4 AND xmin::text = $4::text
+	AND value = $5::float8 AND ts = $6::timestamptz)`
+
+// Wrote reports whether a row is still the one that a take of a transaction left
+// behind. That it is proves that the transaction was committed; that it is not
+// proves nothing, since others may have written it since.
+func (t *Table) Wrote(ctx context.Context, q Querier, c *decide.Change, xid string) (wrote bool, err error) {
+	err = q.QueryRow(ctx, t.wrote, c.Name, c.Key.Key, int32(c.Shard), xid, c.After.Value, c.After.TS).Scan(&wrote)
+	return wrote, err
+}

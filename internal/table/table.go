@@ -1,0 +1,195 @@
+// Package table is the statements on the table that holds the limits, each
+// beside its arguments and the reading of its answer. It knows no Store: the
+// instant that decides, nil for the database's clock, is an argument.
+//
+// The statements are for PostgreSQL 14 and later. Every parameter is cast, so that
+// they run in all of pgx's query exec modes and through PgBouncer. Those that a
+// caller's transaction needs are also for what distributes PostgreSQL by key
+// (Citus): one row, the clock in VALUES only, nothing volatile or stable and no
+// sub-select in SET and in the conflict's WHERE.
+package table
+
+import (
+	"context"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+)
+
+// Name is the table that holds the limits; package migrations makes it.
+const Name = "rate_limits"
+
+// Querier is what pools, connections and transactions have in common.
+type Querier interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
+}
+
+// Table is the statements for one table.
+type Table struct {
+	bucket, window texts // of one kind of limit
+
+	put, states, reset, remove, there  string
+	grantMany, grantWindows            string
+	read, lock, await, fill, write     string
+	listFull, deleteListed, deleteSame string
+	names, forget, ready, wrote        string
+}
+
+// texts are the statements that differ between the kinds of limits.
+type texts struct {
+	allow, reserve forms
+	give           string
+	grant          string
+}
+
+// forms are a take that tells the row, when and by which transaction; and, if that is
+// faster and enough, one that tells the row alone.
+type forms struct{ full, bare string }
+
+// New makes the statements for the table in a schema, "" for the search_path's.
+// The portable ones are for a PostgreSQL that distributes tables. That takes no
+// clock in RETURNING; a CTE around the upsert reads it, several times slower there,
+// so a token bucket that is asked to allow does without: its row tells when.
+func New(schema string, portable bool) *Table {
+	name := pgx.Identifier{Name}
+	if schema != "" {
+		name = pgx.Identifier{schema, Name}
+	}
+	in := func(sql string) string { return strings.ReplaceAll(sql, "{table}", name.Sanitize()) }
+	return &Table{
+		bucket: newTexts(in, bucketTicks, portable),
+		window: newTexts(in, windowTicks, portable),
+		put:    in(putSQL), states: in(statesSQL), reset: in(resetSQL), remove: in(removeSQL), there: in(thereSQL),
+		grantMany:    in(bucketTicks.fill(grantManySQL)),
+		grantWindows: in(windowTicks.fill(grantManySQL)),
+		read:         in(readSQL), lock: in(lockSQL), await: in(awaitSQL), fill: in(fillSQL), write: in(writeSQL),
+		listFull: in(listFullSQL), deleteListed: in(deleteListedSQL), deleteSame: in(deleteSameSQL),
+		names: in(namesSQL), forget: in(forgetSQL), ready: in(readySQL), wrote: in(wroteSQL),
+	}
+}
+
+func newTexts(in func(string) string, t ticks, portable bool) texts {
+	bare := func(allowed string) string { return in(t.fill(strings.ReplaceAll(takeSQL, "{allowed}", allowed))) }
+	full := func(allowed string) string {
+		if portable {
+			return "WITH taken AS (" + bare(allowed) + ")\n" + t.fill(`SELECT value, ts, paused, {at}, pg_current_xact_id()::text FROM taken`)
+		}
+		return bare(allowed) + t.fill(`, {at}, xmin::text`)
+	}
+	allow := forms{full: full(notPausedSQL)}
+	if portable && t == bucketTicks {
+		allow.bare = bare(notPausedSQL)
+	}
+	give := t.fill(giveSQL) + ", " + nowSQL + ", xmax = 0"
+	if portable {
+		give = "WITH given AS (" + t.fill(giveSQL) + ")\nSELECT value, ts, paused, " + nowSQL + ", false FROM given"
+	}
+	return texts{
+		allow: allow, reserve: forms{full: full("")},
+		give: in(give), grant: in(grantParameters.Replace(t.fill(grantSQL))),
+	}
+}
+
+// of is the texts for limits of such a kind.
+func (t *Table) of(d *ratelimit.Definition) *texts {
+	if d.Kind == ratelimit.KindFixedWindow {
+		return &t.window
+	}
+	return &t.bucket
+}
+
+// ticks are the parts of a statement in which a fixed window, whose clock stands
+// still between edges, differs from a token bucket. An executor that starts looks
+// up each function of a statement, which costs more than calling it; so what a
+// token bucket does not need is not in its text.
+type ticks struct{ parts *strings.Replacer }
+
+func (t ticks) fill(sql string) string { return t.parts.Replace(sql) }
+
+var (
+	bucketTicks = ticks{strings.NewReplacer(
+		"{rate}", "$7::float8", "{period}", "$8::float8", "{floor}", "$9::float8", "{over}", "$10::timestamptz",
+		"{most}", "$7::float8",
+		"{tick}", nowSQL,
+		"{grant tick}", "n.now",
+		"{ticks agree}", "",
+		// When the row was waited for, the clock was read before that, and ts
+		// tells when.
+		"{at}", "least(ts, "+nowSQL+")",
+		"{granted at}", "least(l.ts, w.now)",
+	)}
+	windowTicks = ticks{strings.NewReplacer(
+		"{rate}", "$9::float8", "{period}", "$10::float8", "{floor}", "$11::float8", "{over}", "$12::timestamptz",
+		"{most}", "$9::float8",
+		"{tick}", "date_bin($7::float8 * interval '1 microsecond', "+nowSQL+", $8::timestamptz)",
+		"{grant tick}", "date_bin(u.tick * interval '1 microsecond', n.now, r.ts)",
+		// A row whose ticks are not those of $8, a fixed window that was paused
+		// or had another Start, is turned away: excluded.ts says nothing about
+		// it. The caller reads it and sends its ts as $8.
+		"{ticks agree}", `
+	AND date_bin($7::float8 * interval '1 microsecond', l.ts, $8::timestamptz) = l.ts`,
+		// An instant of the window that decided, also when the row was waited
+		// for until that was over.
+		"{at}", "least(ts + ($7::float8 - 1) * interval '1 microsecond', "+nowSQL+")",
+		"{granted at}", "least(l.ts + (w.tick - 1) * interval '1 microsecond', w.now)",
+	)}
+)
+
+const nowSQL = `coalesce($6::timestamptz, clock_timestamp())`
+
+// longAgo is before every instant that a limit is asked about. Edges are counted
+// from there, so that nobody divides a negative time.
+var longAgo = time.Date(300, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// arguments are those that takes and gives have in common.
+func arguments(c *decide.Change, count float64, now *time.Time) []any {
+	d := &c.Definition
+	args := []any{c.Name, c.Key.Key, int32(c.Shard), count, d.Capacity, now}
+	if d.Kind == ratelimit.KindFixedWindow {
+		origin := c.Seen.TS
+		if origin.IsZero() {
+			origin = d.Fresh(c.Key.Key, longAgo).TS
+		}
+		args = append(args, micros(d.Period), origin)
+	}
+	return args
+}
+
+func micros(d time.Duration) float64 { return float64(d.Microseconds()) }
+
+// state is a state as it is read.
+type state struct {
+	value  *float64
+	ts     *time.Time
+	paused *time.Time
+}
+
+func (s *state) fields() []any { return []any{&s.value, &s.ts, &s.paused} }
+
+// get returns the state; false when there was no row.
+func (s *state) get() (ratelimit.State, bool) {
+	if s.value == nil {
+		return ratelimit.State{}, false
+	}
+	read := ratelimit.State{Value: *s.value, TS: *s.ts}
+	if s.paused != nil {
+		read.Paused = *s.paused
+	}
+	return read, true
+}
+
+// instant is a time as an argument: NULL for the zero time.
+func instant(t time.Time) *time.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return &t
+}
