@@ -4,9 +4,12 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/pgratelimit/ratelimit/internal/exact"
 )
 
 // None in a Capacity or MaxReserved field means none at all, where zero would
@@ -29,12 +32,12 @@ const (
 	MaxKeyLength  = 2048                       // bytes in a key
 )
 
-// Kind tells how a limit's tokens come back.
+// Kind is how a limit refills.
 type Kind uint8
 
 const (
 	KindTokenBucket Kind = iota + 1 // continuously
-	KindFixedWindow                 // all at once, at the edge of each window
+	KindFixedWindow                 // at the edge of each window
 )
 
 func (k Kind) String() string {
@@ -53,7 +56,8 @@ func (k Kind) String() string {
 // it for all keys at their next call.
 type Limit interface {
 	// For asks for one token of this limit for key. Each key is a limit of
-	// its own; "" is the usual key of a global limit.
+	// its own; "" is the usual key of a global limit. See Key for keys of
+	// several parts.
 	For(key string) Request
 
 	// ForN asks for n tokens, which may be a fraction. Zero tokens is a legal
@@ -70,119 +74,10 @@ type Limit interface {
 	sealed()
 }
 
-// TokenBucket is a limit whose tokens come back continuously: Rate tokens a
-// Period, up to Capacity. It grants at most Capacity + Rate · elapsed / Period
-// over any stretch of time.
-type TokenBucket struct {
-	// Name is the limit's identity in the database, together with the key.
-	// Required, at most MaxNameLength bytes.
-	Name string
-
-	// Rate is how many tokens come in per Period. Required, positive, may be
-	// a fraction.
-	Rate float64
-
-	// Period is the time in which Rate tokens come in. Required, positive, in
-	// whole microseconds (PostgreSQL's resolution).
-	Period time.Duration
-
-	// Capacity is the most tokens that gather: the largest burst, and the
-	// largest count that Allow can grant. Zero means Rate; None means an
-	// empty bucket, whose reservations are spaced evenly.
-	Capacity float64
-
-	// MaxReserved is how deep into debt reservations may take the limit; the
-	// bound is inclusive. Zero means unlimited (in effect, what comes in
-	// during MaxSpan); None means no debt.
-	MaxReserved float64
-
-	// Shards spreads each key over that many rows, so that a limit that
-	// everyone takes from is not one hot row. Zero means 1.
-	Shards int
-}
-
-// FixedWindow is a limit whose tokens come back all at once: Rate tokens at
-// the edge of each window of length Period, up to Capacity. A Capacity above
-// Rate lets unused windows roll over.
-type FixedWindow struct {
-	// Name is the limit's identity in the database, together with the key.
-	// Required, at most MaxNameLength bytes.
-	Name string
-
-	// Rate is how many tokens come in at each window's start. Required,
-	// positive, may be a fraction.
-	Rate float64
-
-	// Period is the length of a window. Required, positive, in whole
-	// microseconds (PostgreSQL's resolution).
-	Period time.Duration
-
-	// Capacity is the most tokens that gather. Zero means Rate; None means
-	// none, so that only reservations succeed.
-	Capacity float64
-
-	// MaxReserved is how deep into debt reservations may take the limit; the
-	// bound is inclusive. Zero means unlimited (in effect, what comes in
-	// during MaxSpan); None means no debt.
-	MaxReserved float64
-
-	// Shards spreads each key over that many rows, so that a limit that
-	// everyone takes from is not one hot row. Zero means 1.
-	Shards int
-
-	// Start is an instant at which a window starts; the others follow from it
-	// by Period, in both directions. The zero time gives each key a phase of
-	// its own, a hash of name and key, so that not all customers' windows
-	// open in the same instant; it is the same on every machine.
-	Start time.Time
-}
-
-func (l TokenBucket) For(key string) Request             { return Request{l, key, 1} }
-func (l TokenBucket) ForN(key string, n float64) Request { return Request{l, key, n} }
-func (l FixedWindow) For(key string) Request             { return Request{l, key, 1} }
-func (l FixedWindow) ForN(key string, n float64) Request { return Request{l, key, n} }
-
-func (TokenBucket) sealed() {}
-func (FixedWindow) sealed() {}
-
-// Validate implements [Limit].
-func (l TokenBucket) Validate() error {
-	return validate(l.Name, l.Rate, l.Period, l.Capacity, l.MaxReserved, l.Shards)
-}
-
-// Validate implements [Limit].
-func (l FixedWindow) Validate() error {
-	err := validate(l.Name, l.Rate, l.Period, l.Capacity, l.MaxReserved, l.Shards)
-	if y := l.Start.Year(); y < 1 || y > 9999 {
-		return errors.Join(err, &FieldError{Limit: l.Name, Field: "Start", Value: l.Start, Reason: "must be in the years 1 to 9999"})
-	}
-	return err
-}
-
-// Definition implements [Limit].
-func (l TokenBucket) Definition() Definition {
-	return Definition{
-		Name: l.Name, Kind: KindTokenBucket, Rate: l.Rate, Period: l.Period,
-		Capacity:    orDefault(l.Capacity, l.Rate),
-		MaxReserved: orDefault(l.MaxReserved, math.Inf(1)),
-		Shards:      max(l.Shards, 1),
-	}
-}
-
-// Definition implements [Limit].
-func (l FixedWindow) Definition() Definition {
-	return Definition{
-		Name: l.Name, Kind: KindFixedWindow, Rate: l.Rate, Period: l.Period,
-		Capacity:    orDefault(l.Capacity, l.Rate),
-		MaxReserved: orDefault(l.MaxReserved, math.Inf(1)),
-		Shards:      max(l.Shards, 1),
-		Start:       l.Start.Round(0).UTC(), // comparable: no monotonic clock, one zone
-	}
-}
-
-// Definition is a limit with its defaults filled in: what the algebra works
-// on, and what a program that shows limits reads. Make one with a limit's
-// Definition method.
+// Definition is a limit with its defaults filled in: what stores work on, what a
+// program that shows limits reads, and what a configuration file holds as JSON.
+// Make one with a limit's Definition method. Its methods are the arithmetic that
+// stores share.
 type Definition struct {
 	Name        string
 	Kind        Kind
@@ -192,6 +87,69 @@ type Definition struct {
 	MaxReserved float64       // 0 is no debt, +Inf unlimited
 	Shards      int           // at least 1
 	Start       time.Time     // fixed window: an edge; zero for a phase by key
+}
+
+// Limit is the definition as a limit, whose Definition is d again: a definition
+// that was read from JSON is used by it. It is nil when d's Kind is none of this
+// package's.
+func (d Definition) Limit() Limit {
+	w := FixedWindow{
+		Name: d.Name, Rate: d.Rate, Period: d.Period, Capacity: orNone(d.Capacity),
+		MaxReserved: orNone(d.MaxReserved), Shards: d.Shards, Start: d.Start,
+	}
+	if math.IsInf(d.MaxReserved, 1) {
+		w.MaxReserved = 0 // unlimited by default
+	}
+	return ofKind(d.Kind, w)
+}
+
+// ofKind is the limit of a kind that has w's fields, nil when there is no such
+// kind.
+func ofKind(kind Kind, w FixedWindow) Limit {
+	switch kind {
+	case KindTokenBucket:
+		return TokenBucket{
+			Name: w.Name, Rate: w.Rate, Period: w.Period, Capacity: w.Capacity,
+			MaxReserved: w.MaxReserved, Shards: w.Shards,
+		}
+	case KindFixedWindow:
+		return w
+	}
+	return nil
+}
+
+// NameOf is limit's name, without building its Definition: "" for nil.
+func NameOf(limit Limit) string {
+	switch l := limit.(type) {
+	case TokenBucket:
+		return l.Name
+	case FixedWindow:
+		return l.Name
+	}
+	if missing(limit) {
+		return ""
+	}
+	return limit.Definition().Name
+}
+
+// missing reports whether limit is nil, be it as a pointer.
+func missing(limit Limit) bool {
+	switch l := limit.(type) {
+	case nil:
+		return true
+	case *TokenBucket:
+		return l == nil
+	case *FixedWindow:
+		return l == nil
+	}
+	return false
+}
+
+func orNone(v float64) float64 {
+	if v == 0 {
+		return None
+	}
+	return v
 }
 
 func orDefault(v, def float64) float64 {
@@ -204,56 +162,113 @@ func orDefault(v, def float64) float64 {
 	return v
 }
 
-func validate(name string, rate float64, period time.Duration, capacity, maxReserved float64, shards int) error {
-	var errs []error
-	bad := func(field string, value any, reason string) {
-		errs = append(errs, &FieldError{Limit: name, Field: field, Value: value, Reason: reason})
-	}
-	if reason := badText(name, MaxNameLength); reason != "" {
-		bad("Name", name, reason)
-	} else if name == "" {
-		bad("Name", name, "must not be empty")
-	}
-	if reason := badAmount(rate); reason != "" {
-		bad("Rate", rate, reason)
-	} else if rate == 0 || rate == None {
-		bad("Rate", rate, "must be positive")
-	}
-	if reason := badAmount(capacity); reason != "" {
-		bad("Capacity", capacity, reason)
-	}
-	if reason := badAmount(maxReserved); reason != "" {
-		bad("MaxReserved", maxReserved, reason)
-	}
-	switch {
-	case period <= 0:
-		bad("Period", period, "must be positive")
-	case period%time.Microsecond != 0:
-		bad("Period", period, "must be whole microseconds")
-	case period > MaxSpan:
-		bad("Period", period, fmt.Sprintf("must be at most %v", MaxSpan))
-	}
-	if shards < 0 || shards > MaxShards {
-		bad("Shards", shards, fmt.Sprintf("must be from 1 to %d (0 means 1)", MaxShards))
-	}
-	// Every call would have to take from several shards, which is slower than
-	// one row for all.
-	holds, field := orDefault(capacity, rate), "Capacity"
-	if holds == 0 {
-		holds, field = orDefault(maxReserved, math.Inf(1)), "MaxReserved"
-	}
-	if errs == nil && shards > 1 && float64(shards) > holds {
-		bad("Shards", shards, fmt.Sprintf("leaves each shard less than one token of %s %g", field, holds))
-	}
-	// Only a definition that is sound so far has a time to fill.
-	if errs == nil && capacity/rate*float64(period) > float64(MaxSpan) {
-		bad("Capacity", capacity, fmt.Sprintf("must fill within %v at this rate", MaxSpan))
-	}
+// faults are the bad fields of a limit.
+type faults struct {
+	limit string
+	errs  []error
+}
+
+func (f *faults) add(field string, value any, reason string) {
+	f.errs = append(f.errs, &FieldError{Limit: f.limit, Field: field, Value: value, Reason: reason})
+}
+
+// have reports whether a field is known to be bad.
+func (f *faults) have(field string) bool {
+	return slices.ContainsFunc(f.errs, func(err error) bool { return err.(*FieldError).Field == field })
+}
+
+// err is the faults as one error: nil, the only one, or all joined.
+func (f *faults) err() error { return joined(f.errs) }
+
+func joined(errs []error) error {
 	if len(errs) == 1 {
 		return errs[0]
 	}
 	return errors.Join(errs...)
 }
+
+// fields is what both kinds of limits have.
+type fields struct {
+	name        string
+	rate        float64
+	period      time.Duration
+	capacity    float64
+	maxReserved float64
+	shards      int
+}
+
+// check returns the bad fields of l. The arguments of faults.add are put into
+// interfaces, so it is called for faults only.
+func (l fields) check() faults {
+	f := faults{limit: l.name}
+	if reason := badText(l.name, MaxNameLength); reason != "" {
+		f.add("Name", l.name, reason)
+	} else if l.name == "" {
+		f.add("Name", l.name, "must not be empty")
+	}
+	if reason := badRate(l.rate); reason != "" {
+		f.add("Rate", l.rate, reason)
+	}
+	if reason := badAmount(l.capacity); reason != "" && l.capacity != None {
+		f.add("Capacity", l.capacity, reason)
+	}
+	if reason := badAmount(l.maxReserved); reason != "" && l.maxReserved != None {
+		f.add("MaxReserved", l.maxReserved, reason)
+	}
+	if reason := badPeriod(l.period); reason != "" {
+		f.add("Period", l.period, reason)
+	}
+	if l.shards < 0 || l.shards > MaxShards {
+		f.add("Shards", l.shards, fmt.Sprintf("must be from 1 to %d (0 means 1)", MaxShards))
+	}
+	if f.errs == nil { // what follows compares fields that are sound by themselves
+		l.checkTogether(&f)
+	}
+	return f
+}
+
+func (l fields) checkTogether(f *faults) {
+	if l.capacity == 0 && l.rate < 1 {
+		f.add("Rate", l.rate, "can never grant a whole token while Capacity is left out and so is the same: "+
+			"set Capacity to 1 or more, or state the rate over a longer period")
+	}
+	if l.capacity/l.rate*float64(l.period) > float64(MaxSpan) {
+		f.add("Capacity", l.capacity, fmt.Sprintf("must fill within %v at this rate", MaxSpan))
+	}
+	// With less than a token each, every call would have to take from several
+	// shards, which is slower than one row for all.
+	holds, field := orDefault(l.capacity, l.rate), "Capacity"
+	if holds == 0 {
+		holds, field = orDefault(l.maxReserved, math.Inf(1)), "MaxReserved"
+	}
+	if l.shards > 1 && float64(l.shards) > holds {
+		f.add("Shards", l.shards, fmt.Sprintf("leaves each shard less than one token of %s %g", field, holds))
+	}
+}
+
+func badRate(rate float64) string {
+	if rate == 0 || rate == None {
+		return "must be positive"
+	}
+	return badAmount(rate)
+}
+
+func badPeriod(period time.Duration) string {
+	switch {
+	case period <= 0:
+		return "must be positive"
+	case period%time.Microsecond != 0:
+		return "must be whole microseconds"
+	case period > MaxSpan:
+		return fmt.Sprintf("must be at most %v", MaxSpan)
+	}
+	return ""
+}
+
+// minTokens is the smallest amount above 0. It is far below practical ones, and
+// far enough above the smallest float64 that no product or quotient of a
+// definition's fields underflows, which PostgreSQL makes an error.
+const minTokens = 1e-15
 
 // badAmount says why v cannot be a number of tokens, or "".
 func badAmount(v float64) string {
@@ -264,6 +279,8 @@ func badAmount(v float64) string {
 		return "must not be negative"
 	case v > MaxTokens:
 		return fmt.Sprintf("must be at most %g", float64(MaxTokens))
+	case v > 0 && v < minTokens:
+		return fmt.Sprintf("must be at least %g", minTokens)
 	}
 	return ""
 }
@@ -280,4 +297,62 @@ func badText(s string, most int) string {
 		return "must not contain a zero byte"
 	}
 	return ""
+}
+
+// Validate reports what is wrong with limits, for a test or a program's start:
+// every bad field of each of them, a limit that is nil, and a name that is
+// defined twice. It is a *FieldError for one fault, several joined. All of them
+// are [ErrInvalid].
+//
+// The copies of a limit that plans have for a rate of their own share its name:
+// give it one of them.
+func Validate(limits ...Limit) error {
+	var errs []error
+	times := make(map[string]int, len(limits))
+	for i, l := range limits {
+		if missing(l) {
+			errs = append(errs, &FieldError{Field: fmt.Sprintf("Limits[%d]", i), Value: nil, Reason: "must not be nil"})
+			continue
+		}
+		switch err := l.Validate().(type) {
+		case nil:
+		case interface{ Unwrap() []error }:
+			errs = append(errs, err.Unwrap()...)
+		default:
+			errs = append(errs, err)
+		}
+		name := NameOf(l)
+		if times[name]++; times[name] == 2 {
+			errs = append(errs, &FieldError{Limit: name, Field: "Name", Value: name, Reason: "is defined twice"})
+		}
+	}
+	return joined(errs)
+}
+
+// Validate reports what is wrong with the request: its limit, its key or its
+// count, as a *FieldError. A count that is too small to be told apart beside
+// the limit's capacity (less than 2⁻⁴⁶ of it) is wrong too, since it would cost
+// nothing.
+func (r Request) Validate() error {
+	if missing(r.Limit) {
+		return &FieldError{Field: "Limit", Value: nil, Reason: "must not be nil"}
+	}
+	if err := r.Limit.Validate(); err != nil {
+		return err
+	}
+	d := r.Limit.Definition()
+	if reason := badText(r.Key, MaxKeyLength); reason != "" {
+		return &FieldError{Limit: d.Name, Field: "Key", Value: r.Key, Reason: reason}
+	}
+	if reason := badCount(r.Count, d.Capacity); reason != "" {
+		return &FieldError{Limit: d.Name, Field: "Count", Value: r.Count, Reason: reason}
+	}
+	return nil
+}
+
+func badCount(n, capacity float64) string {
+	if n > 0 && n < exact.Tolerance(capacity, 0, 0) {
+		return fmt.Sprintf("is too small to be told apart beside a Capacity of %g", capacity)
+	}
+	return badAmount(n)
 }

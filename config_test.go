@@ -1,4 +1,4 @@
-package ratelimit
+package ratelimit_test
 
 import (
 	"errors"
@@ -8,6 +8,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	. "github.com/pgratelimit/ratelimit"
 )
 
 const year = 365 * 24 * time.Hour
@@ -63,6 +65,13 @@ func TestValidate(t *testing.T) {
 		{"largest rate", TokenBucket{Name: "a", Rate: 1e12, Period: time.Second}, nil},
 		{"large rate", TokenBucket{Name: "a", Rate: 1.001e12, Period: time.Second, Capacity: 1}, []string{"Rate 1.001e+12"}},
 
+		{"smallest rate", TokenBucket{Name: "a", Rate: 1e-15, Period: time.Second, Capacity: None}, nil},
+		{"small rate", TokenBucket{Name: "a", Rate: 1e-320, Period: time.Second, Capacity: 1}, []string{"Rate 1e-320"}},
+		{"less than a token", TokenBucket{Name: "a", Rate: 0.5, Period: time.Second}, []string{"Rate 0.5"}},
+		{"less than a token, saved up", TokenBucket{Name: "a", Rate: 0.5, Period: time.Second, Capacity: 1}, nil},
+		{"less than a token, reserved", TokenBucket{Name: "a", Rate: 0.5, Period: time.Second, Capacity: None}, nil},
+		{"less than a token, on purpose", TokenBucket{Name: "a", Rate: 0.5, Period: time.Second, Capacity: 0.5}, nil},
+
 		{"shortest period", TokenBucket{Name: "a", Rate: 1, Period: time.Microsecond}, nil},
 		{"negative period", TokenBucket{Name: "a", Rate: 1, Period: -time.Second}, []string{"Period -1s"}},
 		{"period below a microsecond", TokenBucket{Name: "a", Rate: 1, Period: time.Nanosecond}, []string{"Period 1ns"}},
@@ -77,12 +86,16 @@ func TestValidate(t *testing.T) {
 		{"large capacity", TokenBucket{Name: "a", Rate: 1e12, Period: time.Second, Capacity: 1.001e12}, []string{"Capacity 1.001e+12"}},
 		{"fills in 100 years", TokenBucket{Name: "a", Rate: 1, Period: year, Capacity: 100}, nil},
 		{"fills in 101 years", TokenBucket{Name: "a", Rate: 1, Period: year, Capacity: 101}, []string{"Capacity 101"}},
-		{"never fills", TokenBucket{Name: "a", Rate: 1e-300, Period: year, Capacity: 1e12}, []string{"Capacity 1e+12"}},
+		{"never fills", TokenBucket{Name: "a", Rate: 1e-9, Period: year, Capacity: 1e12}, []string{"Capacity 1e+12"}},
+		{"smallest capacity", TokenBucket{Name: "a", Rate: 1, Period: time.Second, Capacity: 1e-15}, nil},
+		{"small capacity", TokenBucket{Name: "a", Rate: 1, Period: time.Second, Capacity: 9e-16}, []string{"Capacity 9e-16"}},
 
 		{"negative debt", TokenBucket{Name: "a", Rate: 1, Period: time.Second, MaxReserved: -1}, []string{"MaxReserved -1"}},
 		{"debt NaN", TokenBucket{Name: "a", Rate: 1, Period: time.Second, MaxReserved: nan}, []string{"MaxReserved NaN"}},
 		{"debt Inf", TokenBucket{Name: "a", Rate: 1, Period: time.Second, MaxReserved: inf}, []string{"MaxReserved +Inf"}},
 		{"largest debt", TokenBucket{Name: "a", Rate: 1, Period: time.Second, MaxReserved: 1e12}, nil},
+		{"smallest debt", TokenBucket{Name: "a", Rate: 1, Period: time.Second, MaxReserved: 1e-15}, nil},
+		{"small debt", TokenBucket{Name: "a", Rate: 1, Period: time.Second, MaxReserved: 9e-16}, []string{"MaxReserved 9e-16"}},
 		{"large debt", TokenBucket{Name: "a", Rate: 1, Period: time.Second, MaxReserved: 1.001e12}, []string{"MaxReserved 1.001e+12"}},
 
 		{"negative shards", TokenBucket{Name: "a", Rate: 1, Period: time.Second, Shards: -1}, []string{"Shards -1"}},
@@ -119,8 +132,8 @@ func TestValidate(t *testing.T) {
 				if got, want := errors.Is(err, ErrInvalid), len(tt.want) > 0; got != want {
 					t.Errorf("%T: errors.Is(err, ErrInvalid) = %v, want %v", limit, got, want)
 				}
-				if errors.Is(err, ErrNever) || errors.Is(err, ErrRefused) {
-					t.Errorf("%T: %v is ErrNever or ErrRefused", limit, err)
+				if errors.Is(err, ErrExceedsCapacity) || errors.Is(err, ErrRefused) {
+					t.Errorf("%T: %v is ErrExceedsCapacity or ErrRefused", limit, err)
 				}
 			}
 		})
@@ -190,22 +203,6 @@ func TestDefinition(t *testing.T) {
 	}
 }
 
-// The tick is the resolution of the limit's clock.
-func TestTick(t *testing.T) {
-	tests := []struct {
-		limit Limit
-		want  time.Duration
-	}{
-		{TokenBucket{Name: "a", Rate: 1, Period: time.Hour}, time.Microsecond},
-		{FixedWindow{Name: "a", Rate: 1, Period: time.Hour}, time.Hour},
-	}
-	for _, tt := range tests {
-		if got := tt.limit.Definition().Tick(); got != tt.want {
-			t.Errorf("%T: Tick() = %v, want %v", tt.limit, got, tt.want)
-		}
-	}
-}
-
 func TestFor(t *testing.T) {
 	bucket := TokenBucket{Name: "a", Rate: 1, Period: time.Second}
 	window := windowOf(bucket)
@@ -226,6 +223,7 @@ func TestFor(t *testing.T) {
 
 func TestRequestValidate(t *testing.T) {
 	limit := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
+	tiny := TokenBucket{Name: "a", Rate: 1e-3, Period: time.Second, Capacity: 1e-3}
 	tests := []struct {
 		name    string
 		request Request
@@ -245,10 +243,17 @@ func TestRequestValidate(t *testing.T) {
 		{"largest count", limit.ForN("k", 1e12), nil},
 		{"large count", limit.ForN("k", 1.001e12), []string{"Count 1.001e+12"}},
 		{"negative count", limit.ForN("k", -1), []string{"Count -1"}},
+		{"count beside the capacity", limit.ForN("k", 10*0x1p-46), nil},
+		{"count lost beside the capacity", limit.ForN("k", 9.9*0x1p-46), []string{"Count 1.4068746168049984e-13"}},
+		{"count none", limit.ForN("k", None), []string{"Count 5e-324"}},
+		{"smallest count", tiny.ForN("k", 1e-15), nil},
+		{"small count", tiny.ForN("k", 9e-16), []string{"Count 9e-16"}},
 		{"count NaN", limit.ForN("k", math.NaN()), []string{"Count NaN"}},
 		{"count Inf", limit.ForN("k", math.Inf(1)), []string{"Count +Inf"}},
 
 		{"no limit", Request{Key: "k", Count: 1}, []string{"Limit <nil>"}},
+		{"a nil bucket", Request{Limit: (*TokenBucket)(nil), Key: "k"}, []string{"Limit <nil>"}},
+		{"a nil window", Request{Limit: (*FixedWindow)(nil), Key: "k"}, []string{"Limit <nil>"}},
 		{"bad limit", FixedWindow{Name: "a", Rate: -1, Shards: -1}.For("k"), []string{"Rate -1", "Period 0s", "Shards -1"}},
 	}
 	for _, tt := range tests {
@@ -291,6 +296,76 @@ func TestKindString(t *testing.T) {
 	for _, tt := range tests {
 		if got := tt.kind.String(); got != tt.want {
 			t.Errorf("Kind(%d).String() = %q, want %q", uint8(tt.kind), got, tt.want)
+		}
+	}
+}
+
+func TestValidateLimits(t *testing.T) {
+	a := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
+	b := FixedWindow{Name: "b", Rate: 10, Period: time.Second}
+	tests := []struct {
+		name   string
+		limits []Limit
+		want   []string // each bad field and its value, by limit
+	}{
+		{"none", nil, nil},
+		{"sound", []Limit{a, b, &TokenBucket{Name: "c", Rate: 1, Period: 1000}}, nil},
+		{"bad", []Limit{a, TokenBucket{Name: "c", Rate: -1, Shards: -1}, FixedWindow{Name: "d", Rate: 1}}, []string{"c: Rate -1", "c: Period 0s", "c: Shards -1", "d: Period 0s"}},
+		{"nil", []Limit{a, nil, b, (*TokenBucket)(nil), (*FixedWindow)(nil)}, []string{": Limits[1] <nil>", ": Limits[3] <nil>", ": Limits[4] <nil>"}},
+		{"twice", []Limit{a, b, windowOf(a), &a}, []string{"a: Name a"}},
+		{"twice and bad", []Limit{b, FixedWindow{Name: "b"}}, []string{"b: Rate 0", "b: Period 0s", "b: Name b"}},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			err := Validate(tt.limits...)
+			var got []string
+			for _, fe := range fieldErrors(err) {
+				got = append(got, fmt.Sprintf("%s: %s %v", fe.Limit, fe.Field, fe.Value))
+			}
+			if !slices.Equal(got, tt.want) || errors.Is(err, ErrInvalid) != (len(tt.want) > 0) {
+				t.Errorf("Validate() = %v, bad fields %q, want %q", err, got, tt.want)
+			}
+		})
+	}
+}
+
+func TestValidateStart(t *testing.T) {
+	tests := []struct {
+		start time.Time
+		ok    bool
+	}{
+		{time.Time{}, true},
+		{time.Date(1, 1, 1, 0, 0, 0, 1000, time.UTC), true},
+		{time.Date(0, 12, 31, 23, 59, 59, 0, time.UTC), false},
+		{time.Date(1, 1, 1, 0, 0, 0, 0, time.FixedZone("", 3600)), false},
+		{time.Date(9999, 12, 31, 23, 59, 59, 0, time.UTC), true},
+		{time.Date(9999, 12, 31, 23, 59, 59, 0, time.FixedZone("", -3600)), false},
+	}
+	for _, tt := range tests {
+		err := FixedWindow{Name: "a", Rate: 1, Period: time.Second, Start: tt.start}.Validate()
+		fe, bad := err.(*FieldError)
+		if bad == tt.ok || bad && fe.Field != "Start" {
+			t.Errorf("Validate() with a start of %v = %v, want OK: %v", tt.start, err, tt.ok)
+		}
+	}
+}
+
+func TestNameOf(t *testing.T) {
+	tests := []struct {
+		limit Limit
+		want  string
+	}{
+		{TokenBucket{Name: "a"}, "a"},
+		{FixedWindow{Name: "b"}, "b"},
+		{&TokenBucket{Name: "c"}, "c"},
+		{struct{ FixedWindow }{FixedWindow{Name: "d"}}, "d"},
+		{nil, ""},
+		{(*TokenBucket)(nil), ""},
+		{(*FixedWindow)(nil), ""},
+	}
+	for _, tt := range tests {
+		if got := NameOf(tt.limit); got != tt.want {
+			t.Errorf("NameOf(%T) = %q, want %q", tt.limit, got, tt.want)
 		}
 	}
 }

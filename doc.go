@@ -8,22 +8,26 @@
 //
 // # Limits
 //
-// A [TokenBucket]'s tokens come back continuously, a [FixedWindow]'s all at
-// once at the edge of each window. Both are plain values, usually package
-// variables:
+// A token is what a call takes from a limit: the right to do something once. A
+// [TokenBucket] refills continuously, a [FixedWindow] at the edge of each window.
+// Both are plain values, usually package variables:
 //
 //	var SendMessage = ratelimit.TokenBucket{
 //		Name: "send_message", Rate: 10, Period: time.Minute, Capacity: 20,
 //	}
 //
-// Only the state of a limit is stored, by name and key, and only while it is
-// not full for want of a call. A change of the definition holds for all keys
-// from their next call on.
+// A [Definition] is a limit with its defaults filled in, and can be read from JSON.
+// [Validate] finds what is wrong with a program's limits; [Key] makes one key of
+// several parts.
+//
+// Only the state of a limit is stored, by name and key, and only while it is not
+// full. A change of the definition holds for all keys from their next call on.
 //
 // # The two numbers
 //
 // A row holds value, which is tokens and may be a fraction, and ts, the instant
-// at which there were so many. To decide a call at the instant now, the row is
+// at which there were so many. A value below 0 is debt: tokens that were reserved
+// before they were refilled. To decide a call at the instant now, the row is
 // brought there first ([Definition.Settle]):
 //
 //	token bucket   value = min(value + max(0, now − ts) · rate / period, capacity)
@@ -36,14 +40,25 @@
 // least −MaxReserved. Then what is left is stored; otherwise nothing is. A row
 // that does not exist is full.
 //
+// # Pauses
+//
+// A pause is for a third party that answers "not before": it empties a limit, and
+// until it is over nothing is allowed, not even a count of 0, and nothing is
+// refilled. It holds: what is credited or cancelled meanwhile can be reserved, for
+// when the pause is over or later, and is allowed only then. Resume and Reset end
+// it before its time.
+//
 // # What is promised
 //
 // Over any stretch of time a token bucket grants at most Capacity + Rate ·
 // elapsed / Period, and a fixed window at most Capacity + Rate for each edge,
-// whoever calls and whatever fails. (After Reset, Credit or a change of the
-// definition it starts from what these left.) What was rolled back or refused
-// costs nothing. A refused call that is repeated at exactly its RetryAt
-// succeeds, if nobody else came.
+// whatever calls and whatever fails: also when PostgreSQL aborts a transaction for
+// a serialization failure (40001: it cannot be ordered with another that ran at
+// the same time) or a deadlock (40P01: each of two waits for a row that the other
+// has locked), and the caller runs it again. (After Reset, Credit or a change of
+// the definition it starts from what these left.) What was rolled back or refused
+// costs nothing. A refused call that is repeated at exactly its RetryAt succeeds,
+// if no other call took tokens meanwhile.
 //
 // All functions and methods of this package are safe for concurrent use.
 package ratelimit

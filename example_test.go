@@ -2,9 +2,12 @@ package ratelimit_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log"
+	"log/slog"
+	"os"
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
@@ -77,7 +80,7 @@ func ExampleFixedWindow() {
 	// 13:00:00 true 1 0s
 }
 
-// Windows that nobody used roll over, up to a Capacity above Rate.
+// Windows that were not used roll over, up to a Capacity above Rate.
 func ExampleFixedWindow_rollover() {
 	now := noon
 	store := memstore.New(func() time.Time { return now })
@@ -167,7 +170,7 @@ func Example_reserve() {
 	// false 12:00:01
 }
 
-// Without capacity there are no bursts: however long nobody came, what is
+// Without capacity there are no bursts: however long it was idle, what is
 // reserved runs evenly spaced.
 func Example_spacing() {
 	store := memstore.New(func() time.Time { return noon })
@@ -212,15 +215,15 @@ func Example_inDebt() {
 }
 
 // A count that can never be granted is an error, and not a wait.
-func ExampleNeverError() {
+func ExampleExceedsCapacityError() {
 	store := memstore.New(func() time.Time { return noon })
 	limit := ratelimit.TokenBucket{Name: "llm_tokens", Rate: 40_000, Period: time.Minute}
 
 	_, err := store.Allow(context.Background(), limit.ForN("acme", 50_000))
-	fmt.Println(errors.Is(err, ratelimit.ErrNever))
-	var never *ratelimit.NeverError
-	if errors.As(err, &never) {
-		fmt.Println("at most", never.Most)
+	fmt.Println(errors.Is(err, ratelimit.ErrExceedsCapacity))
+	var exceeds *ratelimit.ExceedsCapacityError
+	if errors.As(err, &exceeds) {
+		fmt.Println("at most", exceeds.Most)
 	}
 	fmt.Println(err)
 	// Output:
@@ -249,7 +252,7 @@ func ExampleFieldError() {
 }
 
 // A refusal is a result, so that it does not roll back a transaction that has
-// other work in it. Err makes it an error for those who want one.
+// other work in it. Err makes it an error for callers that return one.
 func ExampleResult_Err() {
 	store := memstore.New(func() time.Time { return noon })
 	limit := ratelimit.TokenBucket{Name: "password", Rate: 1, Period: time.Minute}
@@ -292,7 +295,7 @@ func Example_credit() {
 	// Output: 38766
 }
 
-// A reservation whose work will not run is cancelled: what it took comes
+// A reservation whose work will not run is cancelled: what it took is given
 // back, once.
 func Example_cancel() {
 	ctx := context.Background()
@@ -323,17 +326,19 @@ func Example_cancel() {
 	// 2
 }
 
-// A third party answered 429 with a Retry-After of 30 seconds: nobody goes
-// there before, and nothing that was saved up is left after.
+// A third party answered 429 with a Retry-After of 30 seconds: nothing is
+// allowed before, and nothing that was saved up is left after.
 func Example_pause() {
 	ctx := context.Background()
 	now := noon
 	store := memstore.New(func() time.Time { return now })
 	limit := ratelimit.TokenBucket{Name: "third_party", Rate: 1, Period: time.Second, Capacity: 10}
 
-	if _, err := store.Pause(ctx, limit.For(""), now.Add(30*time.Second)); err != nil {
+	until, err := store.Pause(ctx, limit, "", 30*time.Second)
+	if err != nil {
 		log.Fatal(err)
 	}
+	fmt.Println("until", until.Format(time.TimeOnly))
 	for range 2 {
 		res, err := store.Allow(ctx, limit.For(""))
 		if err != nil {
@@ -343,6 +348,143 @@ func Example_pause() {
 		now = now.Add(res.RetryAfter)
 	}
 	// Output:
+	// until 12:00:30
 	// 12:00:00 false 0 31s
 	// 12:00:31 true 0 0s
+}
+
+// The third party is back early. From then on the limit fills again.
+func Example_resume() {
+	ctx := context.Background()
+	now := noon
+	store := memstore.New(func() time.Time { return now })
+	limit := ratelimit.TokenBucket{Name: "third_party", Rate: 1, Period: time.Second, Capacity: 10}
+
+	if _, err := store.Pause(ctx, limit, "", time.Hour); err != nil {
+		log.Fatal(err)
+	}
+	now = now.Add(time.Minute)
+	if err := store.Resume(ctx, limit, ""); err != nil {
+		log.Fatal(err)
+	}
+	res, err := store.Check(ctx, limit.For(""))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(res.OK, res.RetryAfter)
+	// Output: false 1s
+}
+
+// The parts of a key cannot run into each other: a user who chooses a name with
+// a colon in it does not get another's key.
+func ExampleKey() {
+	fmt.Println(ratelimit.Key("org 7", "alice"))
+	fmt.Println(ratelimit.Key("org 7", "alice:admin"))
+	fmt.Println(ratelimit.Key("org 7", "alice", "admin"))
+	// Output:
+	// org 7:alice
+	// org 7:alice\:admin
+	// org 7:alice:admin
+}
+
+// A test, or the program's start, looks at all its limits at once.
+func ExampleValidate() {
+	err := ratelimit.Validate(
+		ratelimit.TokenBucket{Name: "send_message", Rate: 10, Period: time.Minute},
+		ratelimit.TokenBucket{Name: "search", Rate: 0.5, Period: time.Second},
+		ratelimit.FixedWindow{Name: "send_message", Rate: -1, Period: time.Hour},
+	)
+	fmt.Println(err)
+	// Output:
+	// ratelimit: limit "search": Rate 0.5: can never grant a whole token while Capacity is left out and so is the same: set Capacity to 1 or more, or state the rate over a longer period
+	// ratelimit: limit "send_message": Rate -1: must not be negative
+	// ratelimit: limit "send_message": Name "send_message": is defined twice
+}
+
+// A list of limits, such as an admin page has. NameOf is for metrics too.
+func ExampleNameOf() {
+	limits := []ratelimit.Limit{
+		ratelimit.TokenBucket{Name: "mail", Rate: 4, Period: time.Second, Capacity: ratelimit.None, Shards: 8},
+		ratelimit.FixedWindow{Name: "sign_up", Rate: 100, Period: time.Hour, MaxReserved: 10},
+	}
+	for _, l := range limits {
+		fmt.Println(ratelimit.NameOf(l), "is", l)
+	}
+	// Output:
+	// mail is token bucket "mail": 4 per 1s, capacity none, max reserved unlimited, 8 shards
+	// sign_up is fixed window "sign_up": 100 per 1h, capacity 100, max reserved 10
+}
+
+// Printed, an answer has its key in it.
+func ExampleStatus_String() {
+	store := memstore.New(func() time.Time { return noon })
+	limit := ratelimit.TokenBucket{Name: "send_message", Rate: 10, Period: time.Minute}
+
+	for range 2 {
+		res, err := store.Allow(context.Background(), limit.ForN("alice", 6))
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(res)
+	}
+	// Output:
+	// 6 of "send_message" for "alice": ok, 4 of 10 left
+	// 6 of "send_message" for "alice": refused, retry after 12s, 4 of 10 left
+}
+
+// Logged, an answer is a group, without the key unless that is asked for.
+func ExampleLogKeys() {
+	logger := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{
+		ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
+			if len(groups) == 0 && a.Key == slog.TimeKey { // the output is to be the same each day
+				return slog.Attr{}
+			}
+			return a
+		},
+	}))
+	store := memstore.New(func() time.Time { return noon })
+	limit := ratelimit.TokenBucket{Name: "sign_in", Rate: 10, Period: time.Minute}
+
+	res, err := store.Allow(context.Background(), limit.For("alice@example.com"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	logger.Info("signed in", "limit", res.Request)
+	logger.Info("signed in", "limit", ratelimit.LogKeys(res.Request))
+	logger.Info("signed in", "", res) // inline
+	// Output:
+	// level=INFO msg="signed in" limit.limit=sign_in limit.count=1
+	// level=INFO msg="signed in" limit.limit=sign_in limit.key=alice@example.com limit.count=1
+	// level=INFO msg="signed in" limit=sign_in count=1 ok=true retry_after=0s value=9 remaining=9 capacity=10 reset_after=6s
+}
+
+// Limits from a configuration file. What is wrong in it is told by field.
+func ExampleDefinition_UnmarshalJSON() {
+	var limits []ratelimit.Definition
+	err := json.Unmarshal([]byte(`[
+		{"name": "api", "kind": "token bucket", "rate": 10, "period": "1m", "capacity": 20, "shards": 8},
+		{"name": "sign_up", "kind": "fixed window", "rate": 100, "period": "24h", "maxReserved": "none",
+		 "start": "2025-01-01T00:00:00+01:00"}
+	]`), &limits)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, d := range limits {
+		fmt.Println(d.Limit().For("alice"))
+		text, err := json.Marshal(d)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(string(text))
+	}
+
+	var d ratelimit.Definition
+	fmt.Println(json.Unmarshal([]byte(`{"name": "api", "kind": "token bucket", "rate": 10, "period": "1 minute", "burst": 5}`), &d))
+	// Output:
+	// 1 of "api" for "alice"
+	// {"name":"api","kind":"token bucket","rate":10,"period":"1m","capacity":20,"maxReserved":"unlimited","shards":8}
+	// 1 of "sign_up" for "alice"
+	// {"name":"sign_up","kind":"fixed window","rate":100,"period":"24h","capacity":100,"maxReserved":"none","shards":1,"start":"2024-12-31T23:00:00Z"}
+	// ratelimit: limit "api": period "1 minute": must be a duration such as "1m30s"
+	// ratelimit: limit "api": burst 5: is no field of a definition
 }

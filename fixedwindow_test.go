@@ -1,9 +1,11 @@
-package ratelimit
+package ratelimit_test
 
 import (
 	"fmt"
 	"testing"
 	"time"
+
+	. "github.com/pgratelimit/ratelimit"
 )
 
 func TestFixedWindow(t *testing.T) {
@@ -99,7 +101,7 @@ func TestFixedWindowStart(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			window := FixedWindow{Name: "a", Rate: 5, Period: tt.period, Start: tt.start}.Definition()
-			if got, want := window.Fresh("k", tt.now), (State{5, tt.want}); got != want {
+			if got, want := window.Fresh("k", tt.now), row(5, tt.want); got != want {
 				t.Errorf("Fresh() = %v, want %v", got, want)
 			}
 			if got := window.Origin("k"); got.Before(utc(1, 1, 1, 0)) || !got.Before(utc(1, 1, 1, 0).Add(tt.period)) {
@@ -165,7 +167,7 @@ func TestFixedWindowFresh(t *testing.T) {
 		{edge.Add(-1_000_000 * time.Hour), edge.Add(-1_000_000 * time.Hour)}, // in 1910
 	}
 	for _, tt := range tests {
-		if got := window.Fresh("alice", tt.now); got != (State{1, tt.want}) {
+		if got := window.Fresh("alice", tt.now); got != row(1, tt.want) {
 			t.Errorf("Fresh at %v = %v, want 1 token at %v", tt.now, got, tt.want)
 		}
 	}
@@ -218,17 +220,17 @@ func TestFixedWindowSettle(t *testing.T) {
 		now   time.Time
 		want  State
 	}{
-		{"at the edge", State{1, t0}, t0, State{1, t0}},
-		{"in the window", State{1, t0}, t1, State{1, t0}},
-		{"just before the next", State{1, t0}, t2.Add(-time.Microsecond), State{1, t0}},
-		{"at the next", State{1, t0}, t2, State{3, t2}},
-		{"in the one after", State{1, t0}, t5, State{5, t4}},
-		{"full", State{1, t0}, t9, State{5, t8}},
-		{"out of debt", State{-4, t0}, t5, State{0, t4}},
-		{"earlier", State{1, t4}, t1, State{1, t4}},
-		{"long before", State{1, t4}, t0.Add(-100 * time.Hour), State{1, t4}},
-		{"above capacity", State{9, t0}, t1, State{5, t0}},
-		{"edges of its own", State{1, t1}, t4, State{3, t3}},
+		{"at the edge", row(1, t0), t0, row(1, t0)},
+		{"in the window", row(1, t0), t1, row(1, t0)},
+		{"just before the next", row(1, t0), t2.Add(-time.Microsecond), row(1, t0)},
+		{"at the next", row(1, t0), t2, row(3, t2)},
+		{"in the one after", row(1, t0), t5, row(5, t4)},
+		{"full", row(1, t0), t9, row(5, t8)},
+		{"out of debt", row(-4, t0), t5, row(0, t4)},
+		{"earlier", row(1, t4), t1, row(1, t4)},
+		{"long before", row(1, t4), t0.Add(-100 * time.Hour), row(1, t4)},
+		{"above capacity", row(9, t0), t1, row(5, t0)},
+		{"edges of its own", row(1, t1), t4, row(3, t3)},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {

@@ -7,10 +7,10 @@ import (
 	"time"
 )
 
-// Jitter moves at to a random instant up to spread later, in whole microseconds,
-// so that many who were told the same instant do not come at once. It only ever adds, so the
-// promise of a RetryAt holds for what it returns. A spread under a
-// microsecond adds nothing.
+// Jitter returns a random instant from at up to spread later, in whole
+// microseconds, so that many callers that were told the same instant do not call
+// at once. It only ever adds, so the promise of a RetryAt holds for what it
+// returns. A spread under a microsecond adds nothing.
 func Jitter(at time.Time, spread time.Duration) time.Time {
 	if spread < time.Microsecond {
 		return at

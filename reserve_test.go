@@ -1,16 +1,20 @@
-package ratelimit
+package ratelimit_test
 
 import (
 	"errors"
-	"fmt"
 	"math"
-	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	. "github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
 const d = 100 * time.Millisecond
+
+// row is a state without a pause.
+func row(value float64, ts time.Time) State { return State{Value: value, TS: ts} }
 
 // A timeline's instants. At 10 tokens a second, d brings one token, exactly.
 var (
@@ -54,15 +58,17 @@ func (p *player) state(at time.Time) State {
 
 func (p *player) take(t *testing.T, reserve bool, at time.Time, n float64) Status {
 	t.Helper()
-	call, err := NewCall(reserve, p.limit.ForN(p.key, n))
+	call, err := decide.New(reserve, p.limit.ForN(p.key, n))
 	if err != nil {
-		t.Fatalf("NewCall(%v, %v tokens) = %v", reserve, n, err)
+		t.Fatalf("decide.New(%v, %v tokens) = %v", reserve, n, err)
 	}
-	result, after := call.Decide(at, []State{p.state(at)})
-	for i := range after {
-		p.row = &after[i]
+	view := decide.View{States: [][]State{{p.state(at)}}, At: at}
+	changes, ok := call.Plan(view)
+	if !ok {
+		return call.Refused(view).Status
 	}
-	return result.Status
+	p.row = &changes[0].After
+	return call.Granted(changes, view).Status
 }
 
 func allow(n float64) move {
@@ -75,9 +81,9 @@ func reserve(n float64) move {
 
 func credit(n float64) move {
 	return func(_ *testing.T, p *player, at time.Time) Status {
-		after := p.limit.Definition().Credit(p.state(at), at, n)
+		after := p.limit.Definition().Credit(p.state(at), n)
 		p.row = &after
-		return Credited(p.limit.ForN(p.key, n), []State{after}, at)
+		return decide.Credited(p.limit.ForN(p.key, n), []State{after}, at)
 	}
 }
 
@@ -85,14 +91,20 @@ func pause(until time.Time) move {
 	return func(_ *testing.T, p *player, at time.Time) Status {
 		after := p.limit.Definition().Pause(p.state(at), at, until)
 		p.row = &after
-		return Credited(p.limit.For(p.key), []State{after}, at)
+		return decide.Credited(p.limit.For(p.key), []State{after}, at)
 	}
+}
+
+func resume(_ *testing.T, p *player, at time.Time) Status {
+	after := p.limit.Definition().Resume(p.key, p.state(at), at)
+	p.row = &after
+	return decide.Credited(p.limit.For(p.key), []State{after}, at)
 }
 
 // reset forgets the row.
 func reset(_ *testing.T, p *player, at time.Time) Status {
 	p.row = nil
-	return Credited(p.limit.For(p.key), []State{p.state(at)}, at)
+	return decide.Credited(p.limit.For(p.key), []State{p.state(at)}, at)
 }
 
 // as is do after the definition was changed in code.
@@ -205,20 +217,20 @@ func TestTake(t *testing.T) {
 		want     State
 		ok       bool
 	}{
-		{"all", bucket, State{5, t0}, t0, 5, 0, State{0, t0}, true},
-		{"more than all", bucket, State{4, t0}, t0, 5, 0, State{4, t0}, false},
-		{"settled first", bucket, State{1, t0}, t3, 4, 0, State{0, t3}, true},
-		{"refused is settled", bucket, State{1, t0}, t2, 4, 0, State{3, t2}, false},
-		{"to the floor", bucket, State{1, t0}, t0, 4, -3, State{-3, t0}, true},
-		{"below the floor", bucket, State{1, t0}, t0, 4.5, -3, State{1, t0}, false},
-		{"none, full", bucket, State{5, t0}, t0, 0, 0, State{5, t0}, true},
-		{"none, in debt", bucket, State{-1, t0}, t0, 0, 0, State{-1, t0}, false},
-		{"none, in allowed debt", bucket, State{-1, t0}, t0, 0, -1, State{-1, t0}, true},
-		{"clock went back", bucket, State{4, t5}, t0, 4, 0, State{0, t5}, true},
-		{"a hair too little is rounding", bucket, State{math.Nextafter(3, 0), t0}, t0, 3, 0, State{math.Nextafter(3, 0) - 3, t0}, true},
-		{"a millionth too little is not", bucket, State{3 - 1e-6, t0}, t0, 3, 0, State{3 - 1e-6, t0}, false},
-		{"window before its edge", window, State{1, t0}, t9, 2, 0, State{1, t0}, false},
-		{"window at its edge", window, State{1, t0}, t0.Add(time.Second), 2, 0, State{2, t0.Add(time.Second)}, true},
+		{"all", bucket, row(5, t0), t0, 5, 0, row(0, t0), true},
+		{"more than all", bucket, row(4, t0), t0, 5, 0, row(4, t0), false},
+		{"settled first", bucket, row(1, t0), t3, 4, 0, row(0, t3), true},
+		{"refused is settled", bucket, row(1, t0), t2, 4, 0, row(3, t2), false},
+		{"to the floor", bucket, row(1, t0), t0, 4, -3, row(-3, t0), true},
+		{"below the floor", bucket, row(1, t0), t0, 4.5, -3, row(1, t0), false},
+		{"none, full", bucket, row(5, t0), t0, 0, 0, row(5, t0), true},
+		{"none, in debt", bucket, row(-1, t0), t0, 0, 0, row(-1, t0), false},
+		{"none, in allowed debt", bucket, row(-1, t0), t0, 0, -1, row(-1, t0), true},
+		{"clock went back", bucket, row(4, t5), t0, 4, 0, row(0, t5), true},
+		{"a hair too little is rounding", bucket, row(math.Nextafter(3, 0), t0), t0, 3, 0, row(math.Nextafter(3, 0)-3, t0), true},
+		{"a millionth too little is not", bucket, row(3-1e-6, t0), t0, 3, 0, row(3-1e-6, t0), false},
+		{"window before its edge", window, row(1, t0), t9, 2, 0, row(1, t0), false},
+		{"window at its edge", window, row(1, t0), t0.Add(time.Second), 2, 0, row(2, t0.Add(time.Second)), true},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -241,20 +253,20 @@ func TestWhen(t *testing.T) {
 		want  float64
 		at    time.Time
 	}{
-		{"has more", bucket, State{5, t0}, 1, t0},
-		{"has it", bucket, State{1, t0}, 1, t0},
-		{"lacks one", bucket, State{0, t0}, 1, t1},
-		{"lacks half a one", bucket, State{0.5, t0}, 1, t0.Add(d / 2)},
-		{"in debt", bucket, State{-4, t0}, 5, t9},
-		{"out of debt", bucket, State{-4, t1}, 0, t5},
-		{"a third of a second is rounded up", thirds, State{0, t0}, 1, t0.Add(333_334 * time.Microsecond)},
-		{"two thirds are", thirds, State{0, t0}, 2, t0.Add(666_667 * time.Microsecond)},
-		{"a whole second is not", thirds, State{0, t0}, 3, t0.Add(time.Second)},
-		{"window has it", window, State{2, t0}, 2, t0},
-		{"window lacks less than a window's", window, State{0, t0}, 0.5, t1},
-		{"window lacks a window's", window, State{0, t0}, 2, t1},
-		{"window lacks more", window, State{0, t0}, 2.5, t2},
-		{"window in debt", window, State{-4, t1}, 5, t6},
+		{"has more", bucket, row(5, t0), 1, t0},
+		{"has it", bucket, row(1, t0), 1, t0},
+		{"lacks one", bucket, row(0, t0), 1, t1},
+		{"lacks half a one", bucket, row(0.5, t0), 1, t0.Add(d / 2)},
+		{"in debt", bucket, row(-4, t0), 5, t9},
+		{"out of debt", bucket, row(-4, t1), 0, t5},
+		{"a third of a second is rounded up", thirds, row(0, t0), 1, t0.Add(333_334 * time.Microsecond)},
+		{"two thirds are", thirds, row(0, t0), 2, t0.Add(666_667 * time.Microsecond)},
+		{"a whole second is not", thirds, row(0, t0), 3, t0.Add(time.Second)},
+		{"window has it", window, row(2, t0), 2, t0},
+		{"window lacks less than a window's", window, row(0, t0), 0.5, t1},
+		{"window lacks a window's", window, row(0, t0), 2, t1},
+		{"window lacks more", window, row(0, t0), 2.5, t2},
+		{"window in debt", window, row(-4, t1), 5, t6},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -307,7 +319,7 @@ func TestCredit(t *testing.T) {
 	})
 
 	// What is stored is capped too, for a larger capacity to come.
-	if got, want := bucket.Definition().Credit(State{4, t0}, t1, 3), (State{5, t1}); got != want {
+	if got, want := bucket.Definition().Credit(row(4, t0), 3), row(5, t0); got != want {
 		t.Errorf("Credit() = %v, want %v", got, want)
 	}
 
@@ -331,10 +343,12 @@ func TestCredit(t *testing.T) {
 func TestPause(t *testing.T) {
 	bucket := TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 5}
 	run(t, bucket, []step{
-		{t0, pause(t4), true, 0, 0},
+		{t0, pause(t4), false, 4 * d, 0},
 		{t0, allow(1), false, 5 * d, 0},
-		{t0, allow(0), true, 0, 0},
+		{t0, allow(0), false, 4 * d, 0},
 		{t3, allow(1), false, 2 * d, 0},
+		{t3, allow(0), false, 1 * d, 0},
+		{t4, allow(0), true, 0, 0},
 		{t4, allow(1), false, 1 * d, 0},
 		{t5, allow(1), true, 0, 0},
 	})
@@ -350,10 +364,10 @@ func TestPause(t *testing.T) {
 
 	// The later of two pauses holds.
 	run(t, bucket, []step{
-		{t0, pause(t6), true, 0, 0},
-		{t1, pause(t3), true, 0, 0},
+		{t0, pause(t6), false, 6 * d, 0},
+		{t1, pause(t3), false, 5 * d, 0},
 		{t1, allow(1), false, 6 * d, 0},
-		{t1, pause(t8), true, 0, 0},
+		{t1, pause(t8), false, 7 * d, 0},
 		{t1, allow(1), false, 8 * d, 0},
 	})
 
@@ -365,21 +379,10 @@ func TestPause(t *testing.T) {
 		{t5, allow(4), true, 0, 0},
 	})
 
-	// A credit counts at once, and only what was credited; so does a reset.
-	run(t, bucket, []step{
-		{t0, pause(t8), true, 0, 0},
-		{t1, credit(2), true, 0, 2},
-		{t1, allow(2), true, 0, 0},
-		{t1, allow(1), false, 8 * d, 0},
-		{t2, reset, true, 0, 5},
-		{t2, allow(5), true, 0, 0},
-		{t3, allow(1), true, 0, 0},
-	})
-
 	// A window opens where the pause ends.
 	window := FixedWindow{Name: "a", Rate: 3, Period: 4 * d, Start: t0}
 	run(t, window, []step{
-		{t0, pause(t7), true, 0, 0},
+		{t0, pause(t7), false, 7 * d, 0},
 		{t1, allow(1), false, 6 * d, 0},
 		{t6, allow(1), false, 1 * d, 0},
 		{t7, allow(3), true, 0, 0},
@@ -388,17 +391,75 @@ func TestPause(t *testing.T) {
 
 	// Within the window that is open anyway, until its end.
 	run(t, window, []step{
-		{t0, pause(t2), true, 0, 0},
+		{t0, pause(t2), false, 2 * d, 0},
 		{t2, allow(1), false, 2 * d, 0},
 		{t4, allow(3), true, 0, 0},
 	})
 
-	// What gathered before the pause does not come back with it.
+	// What was saved up before the pause does not return with its end.
 	rollover := FixedWindow{Name: "a", Rate: 3, Period: 2 * d, Capacity: 9, Start: t0}
 	run(t, rollover, []step{
-		{t0, pause(t6), true, 0, 0},
+		{t0, pause(t6), false, 6 * d, 0},
 		{t6, allow(3), true, 0, 0},
 		{t6, allow(1), false, 2 * d, 0},
+	})
+}
+
+// What is given back during a pause is for reservations, which are due when it
+// is over or later, and for the rest after the pause. Only a reset ends one, and
+// a resume.
+func TestPauseHolds(t *testing.T) {
+	bucket := TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 5}
+	run(t, bucket, []step{
+		{t0, pause(t6), false, 6 * d, 0},
+		{t1, credit(3), false, 5 * d, 3},
+		{t1, allow(1), false, 5 * d, 3},
+		{t1, reserve(1), true, 5 * d, 2},
+		{t1, reserve(0), true, 5 * d, 2},
+		{t1, reserve(3), true, 6 * d, -1},
+		{t2, credit(9), false, 4 * d, 5}, // capped
+		{t5, allow(5), false, 1 * d, 5},
+		{t5, reserve(4), true, 1 * d, 1},
+		{t6, allow(1), true, 0, 0},
+		{t6, allow(1), false, 1 * d, 0},
+		{t7, allow(1), true, 0, 0},
+		{t7, pause(t9), false, 2 * d, 0},
+		{t8, reset, true, 0, 5},
+		{t8, allow(5), true, 0, 0},
+	})
+
+	// It is as long by a clock that went back, also when it was over before.
+	run(t, bucket, []step{
+		{t4, pause(t6), false, 2 * d, 0},
+		{t6, allow(0), true, 0, 0},
+		{t3, credit(1), false, 3 * d, 1},
+		{t6, allow(1), true, 0, 0},
+	})
+}
+
+// A resume leaves what is there. A token bucket fills from then on, a fixed
+// window has its own edges back.
+func TestResume(t *testing.T) {
+	bucket := TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 5}
+	run(t, bucket, []step{
+		{t0, pause(t9), false, 9 * d, 0},
+		{t1, credit(2), false, 8 * d, 2},
+		{t2, resume, true, 0, 2},
+		{t2, allow(3), false, 1 * d, 2},
+		{t3, allow(3), true, 0, 0},
+		{t3, reserve(2), true, 2 * d, -2},
+		{t3, pause(t9), false, 8 * d, -2},
+		{t4, resume, false, 2 * d, -2},
+		{t6, allow(0), true, 0, 0},
+		{t7, resume, true, 0, 1}, // there is no pause
+	})
+
+	window := FixedWindow{Name: "a", Rate: 3, Period: 4 * d, Start: t0}
+	run(t, window, []step{
+		{t0, pause(t7), false, 7 * d, 0},
+		{t1, resume, true, 0, 0},
+		{t1, allow(1), false, 3 * d, 0}, // what was there is gone all the same
+		{t4, allow(3), true, 0, 0},
 	})
 }
 
@@ -408,23 +469,24 @@ func TestPauseRoundsUp(t *testing.T) {
 	window := FixedWindow{Name: "a", Rate: 3, Period: 4 * d, Start: t0}
 	next := t7.Add(time.Microsecond)
 	run(t, window, []step{
-		{t0, pause(t7.Add(1)), true, 0, 0},
+		{t0, pause(t7.Add(1)), false, 7*d + time.Microsecond, 0},
 		{t7, allow(1), false, time.Microsecond, 0},
 		{next, allow(3), true, 0, 0},
 	})
 	bucket := TokenBucket{Name: "a", Rate: 1, Period: time.Microsecond}
 	run(t, bucket, []step{
-		{t0, pause(t7.Add(999)), true, 0, 0},
+		{t0, pause(t7.Add(999)), false, 7*d + time.Microsecond, 0},
 		{next, allow(1), false, time.Microsecond, 0},
 		{next.Add(time.Microsecond), allow(1), true, 0, 0},
 	})
 }
 
+// A row is idle when a minute ago it was what the table says.
 func TestIdle(t *testing.T) {
 	bucket := TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 5}
 	window := FixedWindow{Name: "a", Rate: 3, Period: 2 * d, Capacity: 5, Start: t0}
 	spaced := TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: None}
-	paused := bucket.Definition().Pause(State{5, t0}, t0, t4)
+	paused := bucket.Definition().Pause(row(5, t0), t0, t4)
 	tests := []struct {
 		name  string
 		limit Limit
@@ -432,421 +494,37 @@ func TestIdle(t *testing.T) {
 		now   time.Time
 		want  bool
 	}{
-		{"full", bucket, State{5, t0}, t0, true},
-		{"nearly full", bucket, State{4.999999, t0}, t0, false},
-		{"full by now", bucket, State{3, t0}, t2, true},
-		{"not full yet", bucket, State{3, t0}, t1, false},
-		{"full, of the future", bucket, State{5, t2}, t1, false},
-		{"in debt", bucket, State{-1, t0}, t0, false},
-		{"debt paid, not full", bucket, State{-1, t0}, t5, false},
-		{"debt paid, full", bucket, State{-1, t0}, t6, true},
+		{"full", bucket, row(5, t0), t0, true},
+		{"nearly full", bucket, row(4.999999, t0), t0, false},
+		{"full by now", bucket, row(3, t0), t2, true},
+		{"not full yet", bucket, row(3, t0), t1, false},
+		{"full, of the future", bucket, row(5, t2), t1, false},
+		{"in debt", bucket, row(-1, t0), t0, false},
+		{"debt paid, not full", bucket, row(-1, t0), t5, false},
+		{"debt paid, full", bucket, row(-1, t0), t6, true},
 		{"paused", bucket, paused, t3, false},
 		{"pause over", bucket, paused, t4, false},
 		{"full after a pause", bucket, paused, t9, true},
-		{"over full, capacity lowered", bucket, State{50, t0}, t0, true},
-		{"no capacity, no debt", spaced, State{0, t0}, t0, true},
-		{"no capacity, debt", spaced, State{-1, t0}, t0, false},
-		{"no capacity, debt paid", spaced, State{-1, t0}, t1, true},
-		{"window before the edge that fills it", window, State{2, t0}, t1, false},
-		{"window at the edge that fills it", window, State{2, t0}, t2, true},
-		{"window after one edge of two", window, State{1, t0}, t3, false},
-		{"window after two edges", window, State{1, t0}, t4, true},
-		{"window with edges of its own, full", window, State{2, t1}, t3, false},
-		{"window with edges of its own, before another edge", window, State{2, t1}, t5.Add(-time.Microsecond), false},
-		{"window with edges of its own, after another edge", window, State{2, t1}, t5, true},
+		{"over full, capacity lowered", bucket, row(50, t0), t0, true},
+		{"no capacity, no debt", spaced, row(0, t0), t0, true},
+		{"no capacity, debt", spaced, row(-1, t0), t0, false},
+		{"no capacity, debt paid", spaced, row(-1, t0), t1, true},
+		{"window before the edge that fills it", window, row(2, t0), t1, false},
+		{"window at the edge that fills it", window, row(2, t0), t2, true},
+		{"window after one edge of two", window, row(1, t0), t3, false},
+		{"window after two edges", window, row(1, t0), t4, true},
+		{"window with edges of its own, full", window, row(2, t1), t3, false},
+		{"window with edges of its own, before another edge", window, row(2, t1), t5.Add(-time.Microsecond), false},
+		{"window with edges of its own, after another edge", window, row(2, t1), t5, true},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := tt.limit.Definition().Idle("", tt.state, tt.now); got != tt.want {
-				t.Errorf("Idle(%v, t0%+v) = %v, want %v", tt.state, tt.now.Sub(t0), got, tt.want)
+			now := tt.now.Add(time.Minute)
+			if got := tt.limit.Definition().Idle("", tt.state, now); got != tt.want {
+				t.Errorf("Idle(%v, t0%+v) = %v, want %v", tt.state, now.Sub(t0), got, tt.want)
 			}
-		})
-	}
-}
-
-func TestNewCall(t *testing.T) {
-	a := TokenBucket{Name: "a", Rate: 10, Period: time.Second, MaxReserved: 5}
-	b := FixedWindow{Name: "b", Rate: 10, Period: time.Second, MaxReserved: None}
-	tests := []struct {
-		name     string
-		reserve  bool
-		requests []Request
-		want     []string // name/key count floor, in the order of locking
-	}{
-		{"one", false, []Request{a.For("k")}, []string{"a/k 1 0"}},
-		{"a reservation", true, []Request{a.For("k")}, []string{"a/k 1 -5"}},
-		{"by name", true, []Request{b.For("k"), a.For("k")}, []string{"a/k 1 -5", "b/k 1 0"}},
-		{"by key in a name", false, []Request{a.For("z"), b.For("a"), a.For("x"), a.For("")}, []string{"a/ 1 0", "a/x 1 0", "a/z 1 0", "b/a 1 0"}},
-		{"by bytes, not letters", false, []Request{a.For("é"), a.For("z"), a.For("Z")}, []string{"a/Z 1 0", "a/z 1 0", "a/é 1 0"}},
-		{"the same twice", false, []Request{a.ForN("k", 2), a.ForN("k", 3)}, []string{"a/k 5 0"}},
-		{"the same, apart", false, []Request{a.ForN("k", 2), b.For("k"), a.ForN("k", 0.5)}, []string{"a/k 2.5 0", "b/k 1 0"}},
-		{"all there is", false, []Request{a.ForN("k", 10)}, []string{"a/k 10 0"}},
-		{"all there is, tenth by tenth", false, slices.Repeat([]Request{a.ForN("k", 10.0/64)}, 64), []string{"a/k 10 0"}},
-		{"all there can be", true, []Request{a.ForN("k", 15)}, []string{"a/k 15 -5"}},
-		{"none", false, []Request{a.ForN("k", 0)}, []string{"a/k 0 0"}},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			call, err := NewCall(tt.reserve, tt.requests...)
-			if err != nil {
-				t.Fatalf("NewCall() = %v", err)
-			}
-			var got []string
-			for _, ask := range call.Asks {
-				got = append(got, fmt.Sprintf("%s/%s %v %v", ask.Definition.Name, ask.Key, ask.Count, ask.Floor))
-			}
-			if !slices.Equal(got, tt.want) {
-				t.Errorf("NewCall() asks %q, want %q", got, tt.want)
-			}
-			if call.Reserve != tt.reserve {
-				t.Errorf("Reserve = %v, want %v", call.Reserve, tt.reserve)
-			}
-		})
-	}
-}
-
-// The caller's requests stay as they were, in order and in count.
-func TestNewCallLeavesRequests(t *testing.T) {
-	a := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
-	requests := []Request{a.ForN("z", 1), a.ForN("b", 2), a.ForN("z", 3)}
-	want := slices.Clone(requests)
-	if _, err := NewCall(false, requests...); err != nil {
-		t.Fatalf("NewCall() = %v", err)
-	}
-	if !slices.Equal(requests, want) {
-		t.Errorf("requests = %v, want %v", requests, want)
-	}
-}
-
-func TestNewCallInvalid(t *testing.T) {
-	a := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
-	faster := a
-	faster.Rate = 20
-	window := windowOf(a)
-	tests := []struct {
-		name     string
-		requests []Request
-		field    string
-		value    any
-	}{
-		{"no request", nil, "Requests", 0},
-		{"too many requests", slices.Repeat([]Request{a.ForN("k", 0)}, 65), "Requests", 65},
-		{"bad definition", []Request{a.For("k"), TokenBucket{Name: "b", Rate: -1, Period: time.Second}.For("k")}, "Rate", -1.0},
-		{"bad key", []Request{a.For("k"), a.For("\x00")}, "Key", "\x00"},
-		{"bad count", []Request{a.For("k"), a.ForN("j", -1)}, "Count", -1.0},
-		{"two rates", []Request{a.For("k"), faster.For("k")}, "Limit", "a"},
-		{"two kinds", []Request{a.For("k"), window.For("k")}, "Limit", "a"},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			call, err := NewCall(false, tt.requests...)
-			var fe *FieldError
-			if !errors.As(err, &fe) || !errors.Is(err, ErrInvalid) {
-				t.Fatalf("NewCall() = %v, want a *FieldError that is ErrInvalid", err)
-			}
-			if fe.Field != tt.field || fe.Value != tt.value {
-				t.Errorf("NewCall() = %v, want field %s, value %v", err, tt.field, tt.value)
-			}
-			if len(call.Asks) != 0 {
-				t.Errorf("NewCall() asks %v beside an error", call.Asks)
-			}
-		})
-	}
-}
-
-// A plan's own rate under another key is no contradiction.
-func TestNewCallTwoPlans(t *testing.T) {
-	a := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
-	faster := a
-	faster.Rate = 20
-	call, err := NewCall(false, a.For("free"), faster.For("paid"))
-	if err != nil {
-		t.Fatalf("NewCall() = %v", err)
-	}
-	if got := []float64{call.Asks[0].Definition.Rate, call.Asks[1].Definition.Rate}; !slices.Equal(got, []float64{10, 20}) {
-		t.Errorf("rates = %v, want 10 and 20", got)
-	}
-}
-
-func TestNewCallMostRequests(t *testing.T) {
-	a := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
-	var requests []Request
-	for i := range 64 {
-		requests = append(requests, a.For(fmt.Sprintf("%02d", 63-i)))
-	}
-	call, err := NewCall(false, requests...)
-	if err != nil {
-		t.Fatalf("NewCall() = %v", err)
-	}
-	if got := len(call.Asks); got != 64 {
-		t.Errorf("NewCall() asks %d, want 64", got)
-	}
-}
-
-func TestNewCallNever(t *testing.T) {
-	a := TokenBucket{Name: "a", Rate: 10, Period: time.Second, MaxReserved: 5}
-	debtless := TokenBucket{Name: "b", Rate: 10, Period: time.Second, MaxReserved: None}
-	empty := TokenBucket{Name: "c", Rate: 10, Period: time.Second, Capacity: None}
-	unlimited := TokenBucket{Name: "d", Rate: 1, Period: year}
-	tests := []struct {
-		name     string
-		reserve  bool
-		requests []Request
-		limit    string
-		count    float64
-		most     float64
-	}{
-		{"above capacity", false, []Request{a.ForN("k", 10.5)}, "a", 10.5, 10},
-		{"above capacity by little", false, []Request{a.ForN("k", 10.000001)}, "a", 10.000001, 10},
-		{"above capacity and debt", true, []Request{a.ForN("k", 16)}, "a", 16, 15},
-		{"above capacity without debt", true, []Request{debtless.ForN("k", 11)}, "b", 11, 10},
-		{"above capacity when added up", false, []Request{a.ForN("k", 6), a.ForN("k", 5)}, "a", 11, 10},
-		{"one of several", false, []Request{a.For("k"), debtless.ForN("k", 11)}, "b", 11, 10},
-		{"from an empty bucket", false, []Request{empty.ForN("k", 0.1)}, "c", 0.1, 0},
-		{"above 100 years' worth", true, []Request{unlimited.ForN("k", 102)}, "d", 102, 101},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			_, err := NewCall(tt.reserve, tt.requests...)
-			var ne *NeverError
-			if !errors.As(err, &ne) || !errors.Is(err, ErrNever) {
-				t.Fatalf("NewCall() = %v, want a *NeverError that is ErrNever", err)
-			}
-			if got := ne.Request.Limit.Definition().Name; got != tt.limit || ne.Request.Count != tt.count || ne.Most != tt.most || ne.Reserve != tt.reserve {
-				t.Errorf("NewCall() = %+v, want limit %s, Count %v, Most %v, Reserve %v", ne, tt.limit, tt.count, tt.most, tt.reserve)
-			}
-			if errors.Is(err, ErrRefused) || errors.Is(err, ErrInvalid) {
-				t.Errorf("%v is ErrRefused or ErrInvalid", err)
-			}
-		})
-	}
-}
-
-// Of several limits all are taken from or none, and the answer's wait is the
-// longest of those that refused.
-func TestDecideSeveral(t *testing.T) {
-	a := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
-	b := TokenBucket{Name: "b", Rate: 10, Period: time.Second}
-	c := TokenBucket{Name: "c", Rate: 10, Period: time.Second, MaxReserved: 5}
-	tests := []struct {
-		name     string
-		reserve  bool
-		requests []Request
-		states   []State // in the order of name
-		decides  string  // name of the limit that does
-		ok       bool
-		retry    time.Duration
-		each     []float64 // values, in the order of the call
-		eachOK   []bool
-		after    []State // in the order of name
-	}{
-		{
-			"all", false,
-			[]Request{c.ForN("", 3), a.ForN("", 1), b.ForN("", 2)},
-			[]State{{10, t0}, {10, t0}, {10, t0}},
-			"c", true, 0,
-			[]float64{7, 9, 8},
-			[]bool{true, true, true},
-			[]State{{9, t0}, {8, t0}, {7, t0}},
-		},
-		{
-			"one refuses", false,
-			[]Request{c.For(""), a.For(""), b.For("")},
-			[]State{{10, t0}, {0, t0}, {5, t0}},
-			"b", false, d,
-			[]float64{5, 10, 0},
-			[]bool{true, true, false},
-			nil,
-		},
-		{
-			"two refuse", false,
-			[]Request{c.ForN("", 5), a.ForN("", 3), b.For("")},
-			[]State{{0, t0}, {0, t0}, {5, t0}},
-			"a", false, 3 * d,
-			[]float64{5, 0, 0},
-			[]bool{true, false, false},
-			nil,
-		},
-		{
-			"a debt that waits longer does not decide", true,
-			[]Request{a.ForN("", 9), c.ForN("", 1)},
-			[]State{{0, t0}, {-5, t0}},
-			"c", false, d,
-			[]float64{0, -5},
-			[]bool{true, false},
-			nil,
-		},
-		{
-			"the longest debt decides", true,
-			[]Request{a.ForN("", 2), c.ForN("", 4), b.For("")},
-			[]State{{0, t0}, {10, t0}, {0, t0}},
-			"c", true, 4 * d,
-			[]float64{-2, -4, 9},
-			[]bool{true, true, true},
-			[]State{{-2, t0}, {9, t0}, {-4, t0}},
-		},
-		{
-			"the fewest tokens left decide", false,
-			[]Request{a.For(""), b.For("")},
-			[]State{{10, t0}, {4, t0}},
-			"b", true, 0,
-			[]float64{9, 3},
-			[]bool{true, true},
-			[]State{{9, t0}, {3, t0}},
-		},
-	}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			call, err := NewCall(tt.reserve, tt.requests...)
-			if err != nil {
-				t.Fatalf("NewCall() = %v", err)
-			}
-			before := slices.Clone(tt.states)
-			result, after := call.Decide(t0, tt.states)
-			if got := result.Request.Limit.Definition().Name; got != tt.decides || result.OK != tt.ok || result.RetryAfter != tt.retry {
-				t.Errorf("Decide() = limit %s, OK %v, RetryAfter %v, want %s, %v, %v", got, result.OK, result.RetryAfter, tt.decides, tt.ok, tt.retry)
-			}
-			var each []float64
-			var eachOK []bool
-			for i, s := range result.Each {
-				each = append(each, s.Value)
-				eachOK = append(eachOK, s.OK)
-				if s.Request != tt.requests[i] {
-					t.Errorf("Each[%d].Request = %v, want %v", i, s.Request, tt.requests[i])
-				}
-			}
-			if !slices.Equal(each, tt.each) || !slices.Equal(eachOK, tt.eachOK) {
-				t.Errorf("Each: Value, OK = %v, %v, want %v, %v", each, eachOK, tt.each, tt.eachOK)
-			}
-			if !slices.Equal(after, tt.after) {
-				t.Errorf("Decide() stores %v, want %v", after, tt.after)
-			}
-			if !slices.Equal(tt.states, before) {
-				t.Errorf("Decide() changed its states to %v", tt.states)
-			}
-
-			// Check says the same, but what there is and not what there would be.
-			checked := call.Check(t0, tt.states)
-			if checked.OK != tt.ok || checked.RetryAfter != tt.retry {
-				t.Errorf("Check() = OK %v, RetryAfter %v, want %v, %v", checked.OK, checked.RetryAfter, tt.ok, tt.retry)
-			}
-			for i, s := range call.Asks {
-				if got, want := checked.Each[s.place].Value, tt.states[i].Value; got != want {
-					t.Errorf("Check(): Value of %s = %v, want %v", s.Definition.Name, got, want)
-				}
-			}
-		})
-	}
-}
-
-// Requests for the same limit and key have one status, with the counts added.
-func TestDecideSameTwice(t *testing.T) {
-	a := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
-	b := TokenBucket{Name: "b", Rate: 10, Period: time.Second}
-	call, err := NewCall(false, b.ForN("", 6), a.For(""), b.ForN("", 3))
-	if err != nil {
-		t.Fatalf("NewCall() = %v", err)
-	}
-	result, after := call.Decide(t0, []State{{10, t0}, {10, t0}})
-	if want := []State{{9, t0}, {1, t0}}; !slices.Equal(after, want) {
-		t.Errorf("Decide() stores %v, want %v", after, want)
-	}
-	var got []Request
-	for _, s := range result.Each {
-		got = append(got, s.Request)
-	}
-	if want := []Request{b.ForN("", 9), a.For("")}; !slices.Equal(got, want) {
-		t.Errorf("Each: %v, want %v", got, want)
-	}
-}
-
-// A decision is made at whole microseconds, as in the database.
-func TestDecideTruncates(t *testing.T) {
-	a := TokenBucket{Name: "a", Rate: 1, Period: time.Microsecond}
-	call, err := NewCall(false, a.For(""))
-	if err != nil {
-		t.Fatalf("NewCall() = %v", err)
-	}
-	result, after := call.Decide(t0.Add(1999), []State{{0, t0}})
-	if want := t0.Add(1000); !result.At.Equal(want) {
-		t.Errorf("At = %v, want %v", result.At, want)
-	}
-	if want := []State{{0, t0.Add(1000)}}; !slices.Equal(after, want) {
-		t.Errorf("Decide() stores %v, want %v", after, want)
-	}
-}
-
-// A count of 0 asks whether the key is in debt.
-func TestInDebt(t *testing.T) {
-	tests := []struct {
-		name  string
-		value float64
-		ok    bool
-		retry time.Duration
-	}{
-		{"full", 10, true, 0},
-		{"empty", 0, true, 0},
-		{"a little debt", -0.5, false, d / 2},
-		{"debt", -3, false, 3 * d},
-	}
-	a := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			call, err := NewCall(false, a.ForN("", 0))
-			if err != nil {
-				t.Fatalf("NewCall() = %v", err)
-			}
-			result := call.Check(t0, []State{{tt.value, t0}})
-			if result.OK != tt.ok || result.RetryAfter != tt.retry {
-				t.Errorf("OK, RetryAfter = %v, %v, want %v, %v", result.OK, result.RetryAfter, tt.ok, tt.retry)
-			}
-		})
-	}
-}
-
-// A debt can be paid by the time that the store reads the clock, if the row was
-// waited for.
-func TestTakenAfterWaiting(t *testing.T) {
-	now := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
-	call, err := NewCall(true, TokenBucket{Name: "l", Rate: 1, Period: time.Second}.For("k"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	got := call.Asks[0].Taken(State{Value: -1, TS: now.Add(-3 * time.Second)}, now)
-	if !got.OK || got.RetryAfter != 0 || !got.RetryAt.Equal(now) {
-		t.Errorf("got OK %v, RetryAfter %v, RetryAt %v, want no wait from %v on", got.OK, got.RetryAfter, got.RetryAt, now)
-	}
-}
-
-func TestStatus(t *testing.T) {
-	tests := []struct {
-		name      string
-		value     float64
-		remaining int64
-		reset     time.Duration
-	}{
-		{"full", 10, 10, 0},
-		{"fraction", 7.5, 7, d * 5 / 2},
-		{"less than one", 0.75, 0, d * 37 / 4},
-		{"a hair below a whole", math.Nextafter(3, 0), 3, 7 * d},
-		{"empty", 0, 0, 10 * d},
-		{"less than one of debt", -0.5, 0, d * 21 / 2},
-		{"debt", -5, 0, 15 * d},
-		{"deep debt", -1e6, 0, 1_000_010 * d},
-	}
-	a := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
-	for _, tt := range tests {
-		t.Run(tt.name, func(t *testing.T) {
-			call, err := NewCall(false, a.ForN("k", 1))
-			if err != nil {
-				t.Fatalf("NewCall() = %v", err)
-			}
-			got := call.Check(t0, []State{{tt.value, t0}}).Status
-			if got.Remaining != tt.remaining || got.ResetAfter != tt.reset {
-				t.Errorf("Remaining, ResetAfter = %v, %v, want %v, %v", got.Remaining, got.ResetAfter, tt.remaining, tt.reset)
-			}
-			if got.Capacity != 10 || got.Value != tt.value || got.Request != a.ForN("k", 1) {
-				t.Errorf("Capacity, Value, Request = %v, %v, %v, want 10, %v, %v", got.Capacity, got.Value, got.Request, tt.value, a.ForN("k", 1))
+			if tt.limit.Definition().Idle("", tt.state, tt.now) {
+				t.Errorf("Idle(%v, t0%+v) = true, a minute early", tt.state, tt.now.Sub(t0))
 			}
 		})
 	}
@@ -854,14 +532,15 @@ func TestStatus(t *testing.T) {
 
 func TestResultErr(t *testing.T) {
 	a := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
-	call, err := NewCall(false, a.ForN("k", 2))
+	call, err := decide.New(false, a.ForN("k", 2))
 	if err != nil {
-		t.Fatalf("NewCall() = %v", err)
+		t.Fatalf("decide.New() = %v", err)
 	}
-	if err := call.Check(t0, []State{{2, t0}}).Err(); err != nil {
+	checked := func(s State) Result { return call.Checked(decide.View{States: [][]State{{s}}, At: t0}) }
+	if err := checked(row(2, t0)).Err(); err != nil {
 		t.Errorf("Err() = %v for a result that is OK", err)
 	}
-	refused := call.Check(t0, []State{{0, t0}}).Err()
+	refused := checked(row(0, t0)).Err()
 	var re *RefusedError
 	if !errors.Is(refused, ErrRefused) || !errors.As(refused, &re) {
 		t.Fatalf("Err() = %v, want a *RefusedError that is ErrRefused", refused)
@@ -872,8 +551,8 @@ func TestResultErr(t *testing.T) {
 	if got, want := refused.Error(), `ratelimit: limit "a" refused, retry after 200ms`; got != want {
 		t.Errorf("Error() = %q, want %q", got, want)
 	}
-	if errors.Is(refused, ErrNever) || errors.Is(refused, ErrInvalid) {
-		t.Errorf("%v is ErrNever or ErrInvalid", refused)
+	if errors.Is(refused, ErrExceedsCapacity) || errors.Is(refused, ErrInvalid) {
+		t.Errorf("%v is ErrExceedsCapacity or ErrInvalid", refused)
 	}
 }
 
@@ -889,87 +568,18 @@ func TestZeroResultErr(t *testing.T) {
 	}
 }
 
-// A row's debt can be larger than its definition now allows: it was made
-// under another. The wait is longer than can be told, and so is not told
-// shorter.
-func TestWaitBeyondMaxSpan(t *testing.T) {
-	slow := TokenBucket{Name: "a", Rate: 1, Period: 100 * year}
-	call, err := NewCall(false, slow.For(""))
-	if err != nil {
-		t.Fatalf("NewCall() = %v", err)
-	}
-	for _, debt := range []float64{1e3, 1e6, 1e12, 1e27} {
-		result := call.Check(t0, []State{{-debt, t0}})
-		if result.OK || result.RetryAfter < MaxSpan || !result.RetryAt.After(t0.Add(MaxSpan-1)) {
-			t.Errorf("debt of %g: OK %v, RetryAfter %v, RetryAt %v, want a refusal for longer than %v", debt, result.OK, result.RetryAfter, result.RetryAt, MaxSpan)
-		}
-	}
-}
-
-func BenchmarkNewCall(b *testing.B) {
-	one := []Request{TokenBucket{Name: "a", Rate: 10, Period: time.Second}.For("k")}
-	for _, bm := range []struct {
-		name     string
-		requests []Request
-	}{
-		{"1", one},
-		{"4", fourLimits()},
-	} {
-		b.Run(bm.name, func(b *testing.B) {
-			b.ReportAllocs()
-			for b.Loop() {
-				if _, err := NewCall(true, bm.requests...); err != nil {
-					b.Fatal(err)
-				}
-			}
-		})
-	}
-}
-
-func BenchmarkDecide(b *testing.B) {
-	full := []State{{10, t0}, {10, t0}, {10, t0}, {10, t0}}
-	empty := []State{{0, t0}, {0, t0}, {0, t0}, {0, t0}}
-	for _, bm := range []struct {
-		name     string
-		requests []Request
-		states   []State
-	}{
-		{"1/taken", fourLimits()[:1], full[:1]},
-		{"1/refused", fourLimits()[:1], empty[:1]},
-		{"4/taken", fourLimits(), full},
-		{"4/refused", fourLimits(), empty},
-	} {
-		b.Run(bm.name, func(b *testing.B) {
-			call, err := NewCall(false, bm.requests...)
-			if err != nil {
-				b.Fatal(err)
-			}
-			b.ReportAllocs()
-			for b.Loop() {
-				call.Decide(t0, bm.states)
-			}
-		})
-	}
-}
-
 func BenchmarkSettle(b *testing.B) {
-	for _, limit := range fourLimits()[:2] {
-		definition := limit.Limit.Definition()
+	limits := []Limit{
+		TokenBucket{Name: "a", Rate: 10, Period: time.Second},
+		FixedWindow{Name: "a", Rate: 10, Period: time.Second},
+	}
+	for _, limit := range limits {
+		definition := limit.Definition()
 		b.Run(definition.Kind.String(), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				definition.Settle(State{1, t0}, t3)
+				definition.Settle(row(1, t0), t3)
 			}
 		})
-	}
-}
-
-// fourLimits is a call on limits of both kinds, not in order.
-func fourLimits() []Request {
-	return []Request{
-		TokenBucket{Name: "d", Rate: 10, Period: time.Second}.For("k"),
-		FixedWindow{Name: "a", Rate: 10, Period: time.Second}.For("k"),
-		TokenBucket{Name: "c", Rate: 10, Period: time.Second}.For("k"),
-		FixedWindow{Name: "b", Rate: 10, Period: time.Second}.For("k"),
 	}
 }

@@ -1,9 +1,11 @@
-package ratelimit
+package ratelimit_test
 
 import (
 	"math"
 	"testing"
 	"time"
+
+	. "github.com/pgratelimit/ratelimit"
 )
 
 func TestTokenBucket(t *testing.T) {
@@ -94,17 +96,17 @@ func TestTokenBucketSettle(t *testing.T) {
 		now   time.Time
 		want  State
 	}{
-		{"at once", State{1, t0}, t0, State{1, t0}},
-		{"later", State{1, t0}, t1, State{2, t1}},
-		{"a microsecond later", State{0, t0}, t0.Add(time.Microsecond), State{1e-5, t0.Add(time.Microsecond)}},
-		{"full", State{1, t0}, t2, State{3, t2}},
-		{"more than full", State{1, t0}, t9, State{3, t9}},
-		{"out of debt", State{-4, t0}, t5, State{1, t5}},
-		{"less debt", State{-4, t0}, t3, State{-1, t3}},
-		{"earlier", State{1, t5}, t0, State{1, t5}},
-		{"above capacity", State{7, t0}, t0, State{3, t0}},
-		{"above capacity, earlier", State{7, t5}, t0, State{3, t5}},
-		{"centuries later", State{0, time.Date(1700, 1, 1, 0, 0, 0, 0, time.UTC)}, t0, State{3, t0}},
+		{"at once", row(1, t0), t0, row(1, t0)},
+		{"later", row(1, t0), t1, row(2, t1)},
+		{"a microsecond later", row(0, t0), t0.Add(time.Microsecond), row(1e-5, t0.Add(time.Microsecond))},
+		{"full", row(1, t0), t2, row(3, t2)},
+		{"more than full", row(1, t0), t9, row(3, t9)},
+		{"out of debt", row(-4, t0), t5, row(1, t5)},
+		{"less debt", row(-4, t0), t3, row(-1, t3)},
+		{"earlier", row(1, t5), t0, row(1, t5)},
+		{"above capacity", row(7, t0), t0, row(3, t0)},
+		{"above capacity, earlier", row(7, t5), t0, row(3, t5)},
+		{"centuries later", row(0, time.Date(1700, 1, 1, 0, 0, 0, 0, time.UTC)), t0, row(3, t0)},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
@@ -121,11 +123,11 @@ func TestTokenBucketSettle(t *testing.T) {
 func TestTokenBucketDoesNotDrift(t *testing.T) {
 	bucket := TokenBucket{Name: "a", Rate: 7, Period: 13 * time.Second, Capacity: 1000}.Definition()
 	const calls, gap = 1_000_000, 97 * time.Microsecond
-	state := State{0, t0}
+	state := row(0, t0)
 	for i := range calls {
 		state, _ = bucket.Take(state, t0.Add(time.Duration(i+1)*gap), 0, 0)
 	}
-	got, want := state.Value, bucket.Settle(State{0, t0}, t0.Add(calls*gap)).Value
+	got, want := state.Value, bucket.Settle(row(0, t0), t0.Add(calls*gap)).Value
 	if math.Abs(got-want) > 1e-9*want {
 		t.Errorf("after %d calls %v tokens, want %v", calls, got, want)
 	}

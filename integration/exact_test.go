@@ -18,10 +18,11 @@ type limit struct {
 	floor          *big.Rat // of a reservation
 }
 
-// row is the exact model of a limit's two numbers.
+// row is the exact model of a limit's two numbers and its pause.
 type row struct {
-	value *big.Rat
-	ts    int64
+	value  *big.Rat
+	ts     int64
+	paused int64 // the end of the last pause, 0 for none
 }
 
 func newLimit(d ratelimit.Definition) limit {
@@ -53,19 +54,19 @@ func (l limit) settle(r row, now int64) row {
 		came.Mul(l.rate, big.NewRat(past, l.period))
 		ts = now
 	}
-	return row{least(came.Add(r.value, came), l.capacity), ts}
+	return row{least(came.Add(r.value, came), l.capacity), ts, r.paused}
 }
 
 // take is what is left of r when n tokens were taken at now, whether or not
 // they may be.
 func (l limit) take(r row, now int64, n float64) row {
 	settled := l.settle(r, now)
-	return row{new(big.Rat).Sub(settled.value, rat(n)), settled.ts}
+	return row{new(big.Rat).Sub(settled.value, rat(n)), settled.ts, settled.paused}
 }
 
-func (l limit) credit(r row, now int64, n float64) row {
-	settled := l.settle(r, now)
-	return row{least(new(big.Rat).Add(settled.value, rat(n)), l.capacity), settled.ts}
+// credit gives n back at the instant of the row, which is the same as now.
+func (l limit) credit(r row, n float64) row {
+	return row{least(new(big.Rat).Add(r.value, rat(n)), l.capacity), r.ts, r.paused}
 }
 
 func (l limit) pause(r row, now, until int64) row {
@@ -73,10 +74,30 @@ func (l limit) pause(r row, now, until int64) row {
 	if until <= now {
 		return settled
 	}
+	from := until
 	if l.window {
-		until -= l.period
+		from -= l.period
 	}
-	return row{least(settled.value, new(big.Rat)), max(settled.ts, until)}
+	return row{least(settled.value, new(big.Rat)), max(settled.ts, from), max(settled.paused, until)}
+}
+
+// resume ends a pause; tick is the last instant, up to now, at which tokens come
+// in to a row that was never paused.
+func (l limit) resume(r row, now, tick int64) row {
+	settled := l.settle(r, now)
+	if ongoing(r.paused, now) == 0 {
+		return settled
+	}
+	return row{settled.value, tick, 0}
+}
+
+// ongoing is the end of a pause that is not over by now, else 0, which is long
+// ago.
+func ongoing(paused, now int64) int64 {
+	if paused > now {
+		return paused
+	}
+	return 0
 }
 
 // when is the first instant at which missing more tokens have come in to a

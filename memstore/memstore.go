@@ -1,7 +1,7 @@
 // Package memstore keeps limits in memory: for unit tests of code that limits,
 // for trying definitions out on a clock of one's own, and for tools that are
 // one process. Its verbs are those of package pgstore and decide alike, call
-// by call; only what PostgreSQL is there for is missing, the transaction.
+// by call; only the transaction is missing.
 package memstore
 
 import (
@@ -10,20 +10,21 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
-// Store is limits in memory. It is safe for concurrent use. A limit's Shards
-// are ignored: there is one lock, so there is nothing to spread.
+// Store is limits in memory. It is safe for concurrent use. A nil Store answers
+// every verb with [ratelimit.ErrInvalid].
 //
 // The contexts of its verbs are looked at once, before anything changes.
 type Store struct {
 	clock func() time.Time
+	seen  decide.Seen
 
 	mu   sync.Mutex
-	rows map[row]ratelimit.State
+	rows map[decide.Row]ratelimit.State
 }
-
-type row struct{ name, key string }
 
 // New makes an empty store, in which every limit is full. A nil clock means
 // time.Now.
@@ -31,12 +32,12 @@ func New(clock func() time.Time) *Store {
 	if clock == nil {
 		clock = time.Now
 	}
-	return &Store{clock: clock, rows: map[row]ratelimit.State{}}
+	return &Store{clock: clock, rows: map[decide.Row]ratelimit.State{}}
 }
 
 // Allow takes what is asked from all the limits, or refuses and takes from
 // none. A refusal is a Result that is not OK, not an error; errors are
-// [ratelimit.ErrInvalid] and [ratelimit.ErrNever], and change nothing.
+// [ratelimit.ErrInvalid] and [ratelimit.ErrExceedsCapacity], and change nothing.
 func (s *Store) Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return s.take(ctx, false, requests)
 }
@@ -59,121 +60,186 @@ func (s *Store) CheckReserve(ctx context.Context, requests ...ratelimit.Request)
 }
 
 func (s *Store) take(ctx context.Context, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
-	call, err := newCall(ctx, reserve, requests)
+	call, err := s.call(ctx, reserve, requests)
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := s.clock()
-	result, after := call.Decide(now, s.states(call, now))
-	if after == nil {
-		return result, nil
+	view := s.view(&call)
+	changes, ok := call.Plan(view)
+	if !ok {
+		return call.Refused(view), nil
 	}
-	payments := make([]ratelimit.Payment, len(after))
-	for i, a := range call.Asks {
-		s.rows[row{a.Definition.Name, a.Key}] = after[i]
-		payments[i] = ratelimit.Payment{Limit: a.Limit, Key: a.Key, Tokens: a.Count}
-	}
-	result.Receipt = ratelimit.NewReceipt(payments)
+	s.make(changes)
+	result := call.Granted(changes, decide.View{States: s.states(&call, view.At), At: view.At})
+	result.Receipt = call.Receipt(changes, "", nil)
 	return result, nil
 }
 
 func (s *Store) check(ctx context.Context, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
-	call, err := newCall(ctx, reserve, requests)
+	call, err := s.call(ctx, reserve, requests)
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now := s.clock()
-	return call.Check(now, s.states(call, now)), nil
+	return call.Checked(s.view(&call)), nil
 }
 
-func newCall(ctx context.Context, reserve bool, requests []ratelimit.Request) (ratelimit.Call, error) {
-	if err := ctx.Err(); err != nil {
-		return ratelimit.Call{}, err
+// call is a call whose limits the store has seen, on a store and in a context
+// that are good for it.
+func (s *Store) call(ctx context.Context, reserve bool, requests []ratelimit.Request) (decide.Call, error) {
+	if err := s.usable(ctx); err != nil {
+		return decide.Call{}, err
 	}
-	return ratelimit.NewCall(reserve, requests...)
+	call, err := decide.New(reserve, requests...)
+	for i := range call.Asks {
+		s.seen.Note(call.Asks[i].Definition)
+	}
+	return call, err
 }
 
-func (s *Store) states(call ratelimit.Call, now time.Time) []ratelimit.State {
-	states := make([]ratelimit.State, len(call.Asks))
-	for i, a := range call.Asks {
-		states[i] = s.state(a.Definition, a.Key, now)
+func (s *Store) usable(ctx context.Context) error {
+	if s == nil || s.clock == nil {
+		return &ratelimit.FieldError{Field: "Store", Value: s, Reason: "must come from memstore.New"}
+	}
+	return ctx.Err()
+}
+
+// now is the instant that decides.
+func (s *Store) now() time.Time { return s.clock().Truncate(time.Microsecond) }
+
+func (s *Store) view(call *decide.Call) decide.View {
+	now := s.now()
+	return decide.View{States: s.states(call, now), At: now}
+}
+
+func (s *Store) states(call *decide.Call, now time.Time) [][]ratelimit.State {
+	states := make([][]ratelimit.State, len(call.Asks))
+	for i := range call.Asks {
+		states[i] = s.of(&call.Asks[i], now)
 	}
 	return states
 }
 
-func (s *Store) state(d ratelimit.Definition, key string, now time.Time) ratelimit.State {
-	if state, ok := s.rows[row{d.Name, key}]; ok {
-		return state
+// of is the states of all shards of an ask.
+func (s *Store) of(a *decide.Ask, now time.Time) []ratelimit.State {
+	states := make([]ratelimit.State, a.Definition.Shards)
+	for shard := range states {
+		states[shard] = s.state(a.Definition.Shard(), decide.Row{Key: a.Of(), Shard: shard}, now)
 	}
-	return d.Fresh(key, now)
+	return states
 }
 
-// Reset forgets the request's limit and key: full again, debt and pause gone.
-// The request's count does not matter.
-func (s *Store) Reset(ctx context.Context, r ratelimit.Request) error {
-	return s.edit(ctx, r, func(d ratelimit.Definition, _ time.Time) {
-		delete(s.rows, row{d.Name, r.Key})
+func (s *Store) state(d ratelimit.Definition, row decide.Row, now time.Time) ratelimit.State {
+	if state, ok := s.rows[row]; ok {
+		return state
+	}
+	return d.Fresh(row.Key.Key, now)
+}
+
+func (s *Store) make(changes []decide.Change) {
+	for i := range changes {
+		s.rows[changes[i].Row] = changes[i].After
+	}
+}
+
+// Reset forgets the limit's state for key: full again, debt and pause gone.
+func (s *Store) Reset(ctx context.Context, limit ratelimit.Limit, key string) error {
+	return s.edit(ctx, limit, key, func(a *decide.Ask, _ time.Time) {
+		for shard := range ratelimit.MaxShards {
+			delete(s.rows, decide.Row{Key: a.Of(), Shard: shard})
+		}
 	})
 }
 
 // Credit gives the request's count back to its limit, capped at the capacity,
 // and says what there is then.
 func (s *Store) Credit(ctx context.Context, r ratelimit.Request) (status ratelimit.Status, err error) {
-	err = s.edit(ctx, r, func(d ratelimit.Definition, now time.Time) {
-		after := d.Credit(s.state(d, r.Key, now), now, r.Count)
-		s.rows[row{d.Name, r.Key}] = after
-		status = ratelimit.Credited(r, []ratelimit.State{after}, now)
+	if err := r.Validate(); err != nil {
+		return ratelimit.Status{}, err
+	}
+	err = s.edit(ctx, r.Limit, r.Key, func(a *decide.Ask, now time.Time) {
+		states := s.of(a, now)
+		for shard, n := range a.Fill(states, r.Count, now) {
+			states[shard] = a.Definition.Shard().Credit(states[shard], n)
+			s.rows[decide.Row{Key: a.Of(), Shard: shard}] = states[shard]
+		}
+		status = decide.Credited(r, states, now)
 	})
 	return status, err
 }
 
-// Pause lets nothing come in to the request's limit and key before until, and
-// what is there is gone; debt stays. It reports false, and does nothing, when
-// until is not in the future. The request's count does not matter.
-func (s *Store) Pause(ctx context.Context, r ratelimit.Request, until time.Time) (paused bool, err error) {
-	err = s.edit(ctx, r, func(d ratelimit.Definition, now time.Time) {
-		if paused = until.After(now); paused {
-			s.rows[row{d.Name, r.Key}] = d.Pause(s.state(d, r.Key, now), now, until)
-		}
+// Pause empties the limit for key, and for a duration nothing can be allowed and
+// nothing is refilled; debt stays. What is credited or cancelled meanwhile can be
+// reserved, and allowed after the pause. The later of two pauses holds. It returns
+// the instant at which the pause ends.
+func (s *Store) Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (until time.Time, err error) {
+	if err := decide.BadPause(limit, lasts); err != nil {
+		return time.Time{}, err
+	}
+	err = s.edit(ctx, limit, key, func(a *decide.Ask, now time.Time) {
+		until = s.change(a, now, func(d ratelimit.Definition, state ratelimit.State) ratelimit.State {
+			return d.Pause(state, now, now.Add(lasts))
+		})
 	})
-	return paused, err
+	return until, err
 }
 
-// edit runs change under the lock for a request that was found sound.
-func (s *Store) edit(ctx context.Context, r ratelimit.Request, change func(ratelimit.Definition, time.Time)) error {
-	if err := ctx.Err(); err != nil {
-		return err
+// Resume ends a pause that is not over: the value stays, a token bucket refills
+// from now on, and a fixed window has its own edges back. Without a pause it
+// changes nothing.
+func (s *Store) Resume(ctx context.Context, limit ratelimit.Limit, key string) error {
+	return s.edit(ctx, limit, key, func(a *decide.Ask, now time.Time) {
+		s.change(a, now, func(d ratelimit.Definition, state ratelimit.State) ratelimit.State {
+			return d.Resume(key, state, now)
+		})
+	})
+}
+
+// change changes all shards of an ask, and returns until when the last of them
+// is paused.
+func (s *Store) change(a *decide.Ask, now time.Time, to func(ratelimit.Definition, ratelimit.State) ratelimit.State) (paused time.Time) {
+	for shard, state := range s.of(a, now) {
+		after := to(a.Definition.Shard(), state)
+		s.rows[decide.Row{Key: a.Of(), Shard: shard}] = after
+		if after.Paused.After(paused) {
+			paused = after.Paused
+		}
 	}
-	if err := r.Validate(); err != nil {
+	return paused
+}
+
+// edit runs change under the lock for a limit and key that were found sound.
+func (s *Store) edit(ctx context.Context, limit ratelimit.Limit, key string, change func(a *decide.Ask, now time.Time)) error {
+	call, err := s.call(ctx, false, []ratelimit.Request{{Limit: limit, Key: key}})
+	if err != nil {
 		return err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	change(r.Limit.Definition(), s.clock())
+	change(&call.Asks[0], s.now())
 	return nil
 }
 
-// Cancel gives back exactly what the result's call took, capped at each
-// limit's capacity. It reports false, and does nothing, when the result took
-// nothing or was cancelled before.
+// Cancel gives back exactly what the result's call took. It reports false, and
+// does nothing, when the result took nothing or was cancelled before.
 func (s *Store) Cancel(ctx context.Context, result ratelimit.Result) (cancelled bool, err error) {
-	if err := ctx.Err(); err != nil || result.Receipt == nil {
+	if err := s.usable(ctx); err != nil || result.Receipt == nil {
 		return false, err
 	}
-	err = result.Receipt.Redeem(func(mark string) (string, error) {
+	err = receipt.Redeem(ctx, result.Receipt, func(mark string) (string, error) {
 		if mark != "" {
 			return mark, nil
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		now := s.clock()
-		for _, p := range result.Receipt.Payments() {
-			d := p.Limit.Definition()
-			s.rows[row{d.Name, p.Key}] = d.Credit(s.state(d, p.Key, now), now, p.Tokens)
+		for _, c := range s.seen.Refund(result.Receipt) {
+			if state, ok := s.rows[c.Row]; ok { // no row is full already
+				state.Value -= c.Count
+				s.rows[c.Row] = state
+			}
 		}
 		cancelled = true
 		return "cancelled", nil
@@ -181,25 +247,23 @@ func (s *Store) Cancel(ctx context.Context, result ratelimit.Result) (cancelled 
 	return cancelled, err
 }
 
-// Prune forgets the rows of the given limits that are full, and so mean the
-// same as no row; it says how many. Rows in debt or paused stay.
+// Prune forgets the rows of the given limits that mean the same as no row: that
+// are full, have been for a minute, and are not paused, by every definition of
+// their name that is given or that the store has seen. It says how many.
 func (s *Store) Prune(ctx context.Context, limits ...ratelimit.Limit) (int64, error) {
-	definitions := make(map[string]ratelimit.Definition, len(limits))
-	for _, l := range limits {
-		if err := l.For("").Validate(); err != nil {
-			return 0, err
-		}
-		definitions[l.Definition().Name] = l.Definition()
+	if err := s.usable(ctx); err != nil {
+		return 0, err
 	}
-	if err := ctx.Err(); err != nil {
+	names, err := s.seen.NoteAll(limits)
+	if err != nil {
 		return 0, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	now, pruned := s.clock(), int64(0)
-	for r, state := range s.rows {
-		if d, ok := definitions[r.name]; ok && d.Idle(r.key, state, now) {
-			delete(s.rows, r)
+	now, pruned := s.now(), int64(0)
+	for row, state := range s.rows {
+		if names[row.Name] && decide.Idle(s.seen.Of(row.Name), row.Key.Key, state, now) {
+			delete(s.rows, row)
 			pruned++
 		}
 	}

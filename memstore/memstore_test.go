@@ -94,9 +94,15 @@ func checkReserve(requests ...ratelimit.Request) verb {
 	}
 }
 
-func reset(r ratelimit.Request) verb {
+func reset(limit ratelimit.Limit, key string) verb {
 	return func(ctx context.Context, s *memstore.Store) (string, error) {
-		return "", s.Reset(ctx, r)
+		return "", s.Reset(ctx, limit, key)
+	}
+}
+
+func resume(limit ratelimit.Limit, key string) verb {
+	return func(ctx context.Context, s *memstore.Store) (string, error) {
+		return "", s.Resume(ctx, limit, key)
 	}
 }
 
@@ -107,10 +113,11 @@ func credit(r ratelimit.Request) verb {
 	}
 }
 
-func pause(r ratelimit.Request, until time.Time) verb {
+// pause tells the end of the pause, by its distance from t0.
+func pause(limit ratelimit.Limit, key string, lasts time.Duration) verb {
 	return func(ctx context.Context, s *memstore.Store) (string, error) {
-		paused, err := s.Pause(ctx, r, until)
-		return fmt.Sprint(paused), err
+		until, err := s.Pause(ctx, limit, key, lasts)
+		return fmt.Sprint(until.Sub(t0)), err
 	}
 }
 
@@ -181,10 +188,10 @@ func TestReset(t *testing.T) {
 	run(t, []step{
 		{t0, reserve(bucket.ForN("a", 8)), "true 300ms -3"},
 		{t0, reserve(bucket.ForN("b", 8)), "true 300ms -3"},
-		{t0, reset(bucket.For("a")), ""},
+		{t0, reset(bucket, "a"), ""},
 		{t0, check(bucket.For("a")), "true 0s 5"},
 		{t0, check(bucket.For("b")), "false 400ms -3"},
-		{t0, reset(bucket.For("never seen")), ""},
+		{t0, reset(bucket, "never seen"), ""},
 	})
 }
 
@@ -201,62 +208,139 @@ func TestCredit(t *testing.T) {
 
 func TestPause(t *testing.T) {
 	run(t, []step{
-		{t0, pause(bucket.For("a"), t4), "true"},
+		{t0, pause(bucket, "a", 4*d), "400ms"},
 		{t0, allow(bucket.For("a")), "false 500ms 0"},
 		{t0, allow(bucket.For("b")), "true 0s 4"},
 		{t4, allow(bucket.For("a")), "false 100ms 0"},
 		{t5, allow(bucket.For("a")), "true 0s 0"},
-		{t5, pause(bucket.For("a"), t5), "false"},
-		{t5, pause(bucket.For("c"), t1), "false"},
-		{t5, check(bucket.For("c")), "true 0s 5"},
 
-		{t5, pause(bucket.For("a"), t9), "true"},
-		{t5, credit(bucket.ForN("a", 2)), "true 0s 2"},
-		{t5, allow(bucket.ForN("a", 2)), "true 0s 0"},
-		{t5, allow(bucket.For("a")), "false 500ms 0"},
-		{t5, reset(bucket.For("a")), ""},
+		{t5, pause(bucket, "a", 4*d), "900ms"},
+		{t5, pause(bucket, "a", 2*d), "900ms"}, // the later of two holds
+		{t5, credit(bucket.ForN("a", 2)), "false 400ms 2"},
+		{t5, allow(bucket.ForN("a", 2)), "false 400ms 2"},
+		{t5, check(bucket.ForN("a", 0)), "false 400ms 2"},
+		{t5, reserve(bucket.ForN("a", 1)), "true 400ms 1"},
+		{t5, reserve(bucket.ForN("a", 2)), "true 500ms -1"},
+		{t5, reset(bucket, "a"), ""},
 		{t5, allow(bucket.ForN("a", 5)), "true 0s 0"},
 
-		{t0, pause(window.For("a"), t6), "true"},
+		{t0, pause(window, "a", 6*d), "600ms"},
 		{t5, allow(window.For("a")), "false 100ms 0"},
 		{t6, allow(window.ForN("a", 3)), "true 0s 0"},
 	})
 }
 
-// A prune forgets what is full, and never a debt or a pause.
+func TestResume(t *testing.T) {
+	run(t, []step{
+		{t0, pause(bucket, "a", 9*d), "900ms"},
+		{t0, pause(bucket, "b", 9*d), "900ms"},
+		{t1, credit(bucket.ForN("a", 2)), "false 800ms 2"},
+		{t2, resume(bucket, "a"), ""},
+		{t2, allow(bucket.ForN("a", 3)), "false 100ms 2"},
+		{t3, allow(bucket.ForN("a", 3)), "true 0s 0"},
+		{t3, allow(bucket.For("b")), "false 700ms 0"},
+		{t3, resume(bucket, "never paused"), ""},
+		{t3, check(bucket.ForN("never paused", 5)), "true 0s 5"},
+
+		{t0, pause(window, "a", 6*d), "600ms"},
+		{t1, resume(window, "a"), ""},
+		{t3, allow(window.For("a")), "false 100ms 0"},
+		{t4, allow(window.ForN("a", 3)), "true 0s 0"},
+	})
+}
+
+// Of a sharded limit, all rows are paused, resumed and reset.
+func TestShards(t *testing.T) {
+	limit := ratelimit.TokenBucket{Name: "s", Rate: 40, Period: time.Second, Shards: 4, MaxReserved: 40}
+	run(t, []step{
+		{t0, allow(limit.ForN("k", 40)), "true 0s 0"},
+		{t0, allow(limit.ForN("k", 2)), "false 50ms 0"}, // from two of them
+		{t0, credit(limit.ForN("k", 12)), "true 0s 12"},
+		{t0, allow(limit.ForN("k", 12)), "true 0s 0"},
+		{t0, reserve(limit.ForN("k", 40)), "true 1s -40"},
+		{t0, reserve(limit.For("k")), "false 25ms -40"},
+		{t0, reset(limit, "k"), ""},
+		{t0, check(limit.ForN("k", 0)), "true 0s 40"},
+		{t0, pause(limit, "k", 4*d), "400ms"},
+		{t0, check(limit.For("k")), "false 425ms 0"},
+		{t0, credit(limit.ForN("k", 8)), "false 400ms 8"},
+		{t0, allow(limit.For("k")), "false 400ms 8"},
+		{t0, reserve(limit.ForN("k", 8)), "true 400ms 0"},
+		{t1, resume(limit, "k"), ""},
+		{t2, check(limit.ForN("k", 4)), "true 0s 4"},
+		{t2.Add(time.Minute), prune(limit), "0"},
+		{t2.Add(time.Minute + 9*d), prune(limit), "4"},
+	})
+}
+
+// A prune forgets what has been full for a minute, and never a debt or a pause.
 func TestPrune(t *testing.T) {
+	const m = time.Minute
 	run(t, []step{
 		{t0, reserve(bucket.ForN("debt", 8)), "true 300ms -3"},
 		{t0, allow(bucket.For("spent")), "true 0s 4"},
-		{t0, pause(bucket.For("paused"), t9), "true"},
+		{t0, pause(bucket, "paused", m+9*d), "1m0.9s"},
 		{t0, allow(other.For("spent")), "true 0s 9"},
 		{t0, allow(window.For("spent")), "true 0s 2"},
-		{t0, pause(window.For("paused"), t6), "true"},
+		{t0, pause(window, "paused", m+6*d), "1m0.6s"},
 
 		{t0, prune(bucket, other, window), "0"},
-		{t1, prune(), "0"},
-		{t1, prune(bucket), "1"}, // the spent one
-		{t1, check(bucket.For("spent")), "true 0s 5"},
-		{t1, check(bucket.For("debt")), "false 300ms -2"},
-		{t1, check(bucket.For("paused")), "false 900ms 0"},
-		{t3, prune(window), "0"},
-		{t4, prune(window), "1"},
-		{t4, prune(window), "0"},
-		{t4, check(window.For("paused")), "false 200ms 0"},
-		{t6, prune(window), "0"}, // full, but with edges of its own
-		{t9, prune(bucket), "1"}, // the debt, paid and full
-		{t9, check(bucket.For("paused")), "false 100ms 0"},
-		{t9.Add(d), prune(window), "1"},
-		{t9.Add(5*d - 1), prune(bucket), "0"},
-		{t9.Add(5 * d), prune(bucket), "1"},
-		{t9.Add(5 * d), prune(bucket, other), "1"},
+		{t1, prune(bucket), "0"}, // full, but only now
+		{t1.Add(m - 1), prune(bucket), "0"},
+		{t1.Add(m), prune(bucket), "1"}, // the spent one
+		{t1.Add(m), check(bucket.For("spent")), "true 0s 5"},
+		{t1.Add(m), check(bucket.For("paused")), "false 900ms 0"},
+		{t3.Add(m), prune(window), "0"},
+		{t4.Add(m), prune(window), "1"},
+		{t4.Add(m), prune(window), "0"},
+		{t4.Add(m), check(window.For("paused")), "false 200ms 0"},
+		{t6.Add(2 * m), prune(window), "0"},                        // full, but with edges of its own
+		{t6.Add(2*m + 4*d - time.Microsecond), prune(window), "0"}, // not a whole window for nothing
+		{t6.Add(2*m + 4*d), prune(window), "1"},
+		{t9.Add(m), check(bucket.For("paused")), "false 100ms 0"},
+		{t9.Add(m), prune(bucket), "1"}, // the debt, paid and full
+		{t9.Add(2*m + 5*d - 1), prune(bucket), "0"},
+		{t9.Add(2*m + 5*d), prune(bucket), "1"},
+		{t9.Add(2*m + 5*d), prune(bucket, other), "1"},
 	})
 
 	// A clock that went back: full, but not by now.
 	run(t, []step{
 		{t5, credit(bucket.For("a")), "true 0s 5"},
-		{t0, prune(bucket), "0"},
-		{t5, prune(bucket), "1"},
+		{t0.Add(m), prune(bucket), "0"},
+		{t5.Add(m), prune(bucket), "1"},
+	})
+}
+
+// A row does not tell by which definition of its name it was changed. Only what
+// is full by all of them goes.
+func TestPruneByEveryDefinition(t *testing.T) {
+	const m = time.Minute
+	premium, slow, sharded := bucket, bucket, bucket
+	premium.Rate, premium.Capacity = 100, 200
+	slow.Rate = 0.01
+	sharded.Shards = 2
+	run(t, []step{
+		{t0, allow(premium.ForN("alice", 180)), "true 0s 20"},
+		{t0.Add(m), prune(bucket), "0"}, // 20 is more than bucket's 5, and is not full
+		{t0.Add(m), check(premium.ForN("alice", 0)), "true 0s 200"},
+		{t0.Add(m + 18*time.Second), prune(bucket), "1"}, // by bucket's rate, the slower of the two
+	})
+	run(t, []step{
+		{t0, allow(slow.ForN("bob", 5)), "true 0s 0"},
+		{t0.Add(9 * m), prune(bucket), "0"},
+		{t0.Add(9 * m), prune(premium), "0"},
+	})
+	run(t, []step{
+		{t0, allow(bucket.ForN("carol", 5)), "true 0s 0"},
+		{t3.Add(m), prune(sharded), "0"}, // a shard of two is full with 2.5
+		{t5.Add(m), prune(sharded), "1"},
+	})
+	run(t, []step{
+		{t0, allow(bucket.ForN("carol", 5)), "true 0s 0"},
+		{t0.Add(2 * m), prune(bucket, slow), "0"}, // that it never met, but by name
+		{t0.Add(2 * m), prune(bucket), "0"},
+		{t0.Add(60 * m), prune(bucket), "1"},
 	})
 }
 
@@ -308,7 +392,7 @@ func TestCancel(t *testing.T) {
 	}
 }
 
-// Of many who cancel one reservation at once, one does.
+// Of many callers that cancel one reservation at once, one does.
 func TestCancelOnce(t *testing.T) {
 	ctx := context.Background()
 	s := memstore.New(func() time.Time { return t0 })
@@ -335,6 +419,98 @@ func TestCancelOnce(t *testing.T) {
 	after, err := s.Check(ctx, other.ForN("a", 0))
 	if err != nil || after.Value != 1 {
 		t.Errorf("%v tokens, %v, want 1", after.Value, err)
+	}
+}
+
+// What a receipt gives back is not cut to the capacity that the limit had, and
+// goes to a shard that it has.
+func TestCancelAfterAChange(t *testing.T) {
+	ctx := context.Background()
+	small := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Hour}
+	large := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Hour, Capacity: 100}
+	eight := ratelimit.TokenBucket{Name: "l", Rate: 80, Period: time.Hour, Shards: 8}
+	one := ratelimit.TokenBucket{Name: "l", Rate: 80, Period: time.Hour}
+	tests := []struct {
+		name     string
+		old, now ratelimit.Limit
+		took     float64
+		credit   float64 // by the new definition
+		want     float64
+	}{
+		{"a larger capacity", small, large, 1, 81, 91},
+		{"a smaller capacity", large, small, 60, 0, 10},
+		{"fewer shards", eight, one, 40, 20, 70}, // 10 are left in shard 0, whose row this is
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			s := memstore.New(func() time.Time { return t0 })
+			res, err := s.Allow(ctx, tt.old.ForN("k", tt.took))
+			if err != nil || !res.OK {
+				t.Fatalf("Allow() = %v, %v", res, err)
+			}
+			if _, err := s.Credit(ctx, tt.now.ForN("k", tt.credit)); err != nil {
+				t.Fatal(err)
+			}
+			before, err := s.Check(ctx, tt.now.ForN("k", 0))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if ok, err := s.Cancel(ctx, res); !ok || err != nil {
+				t.Errorf("Cancel() = %v, %v", ok, err)
+			}
+			after, err := s.Check(ctx, tt.now.ForN("k", 0))
+			if want := min(before.Value+tt.took, tt.now.Definition().Capacity); err != nil || after.Value != want {
+				t.Errorf("%v tokens after %v, %v, want %v", after.Value, before.Value, err, want)
+			}
+		})
+	}
+}
+
+// A plan's cancelling costs a faster plan nothing of what was refilled.
+func TestCancelBesidePlans(t *testing.T) {
+	ctx := context.Background()
+	var c clock
+	s := memstore.New(c.read)
+	c.now = t0
+	free := ratelimit.TokenBucket{Name: "api", Rate: 1, Period: time.Second, Capacity: 100}
+	paid := ratelimit.TokenBucket{Name: "api", Rate: 10, Period: time.Second, Capacity: 100}
+	res, err := s.Allow(ctx, paid.ForN("bob", 90))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Allow(ctx, free.For("alice")); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Allow(ctx, paid.ForN("bob", 10)); err != nil {
+		t.Fatal(err)
+	}
+	c.now = t0.Add(time.Second)
+	if ok, err := s.Cancel(ctx, res); !ok || err != nil {
+		t.Fatalf("Cancel() = %v, %v", ok, err)
+	}
+	after, err := s.Check(ctx, paid.ForN("bob", 0))
+	if err != nil || after.Value != 100 {
+		t.Errorf("%v tokens, %v, want the 90 that were given back and the 10 of a second", after.Value, err)
+	}
+}
+
+// What is given back during a pause is there when it is over.
+func TestCancelInAPause(t *testing.T) {
+	ctx := context.Background()
+	s := memstore.New(func() time.Time { return t0 })
+	res, err := s.Allow(ctx, bucket.ForN("a", 3))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := s.Pause(ctx, bucket, "a", time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	if ok, err := s.Cancel(ctx, res); !ok || err != nil {
+		t.Fatalf("Cancel() = %v, %v", ok, err)
+	}
+	got, err := s.Allow(ctx, bucket.For("a"))
+	if err != nil || got.OK || got.RetryAfter != time.Hour || got.Value != 3 {
+		t.Errorf("Allow() = %v, %v, want a refusal for an hour with 3 tokens there", got, err)
 	}
 }
 
@@ -365,11 +541,15 @@ func every(s *memstore.Store, r ratelimit.Request) map[string]func(context.Conte
 		"Reserve":      func(ctx context.Context) error { _, err := s.Reserve(ctx, bucket.For("a"), r); return err },
 		"Check":        func(ctx context.Context) error { _, err := s.Check(ctx, r); return err },
 		"CheckReserve": func(ctx context.Context) error { _, err := s.CheckReserve(ctx, r); return err },
-		"Reset":        func(ctx context.Context) error { return s.Reset(ctx, r) },
+		"Reset":        func(ctx context.Context) error { return s.Reset(ctx, r.Limit, r.Key) },
+		"Resume":       func(ctx context.Context) error { return s.Resume(ctx, r.Limit, r.Key) },
 		"Credit":       func(ctx context.Context) error { _, err := s.Credit(ctx, r); return err },
-		"Pause":        func(ctx context.Context) error { _, err := s.Pause(ctx, r, t9); return err },
+		"Pause":        func(ctx context.Context) error { _, err := s.Pause(ctx, r.Limit, r.Key, 9*d); return err },
 	}
 }
+
+// counts reports whether a verb has a count.
+func counts(verb string) bool { return verb != "Reset" && verb != "Pause" && verb != "Resume" }
 
 // spent is a store in which bucket's key a has 2 tokens left, and the result
 // that took the others.
@@ -403,10 +583,14 @@ func TestInvalidChangesNothing(t *testing.T) {
 		{"bad key", bucket.For("a\x00"), "Key"},
 		{"bad definition", ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: time.Second, Capacity: -5}.For("a"), "Capacity"},
 		{"no limit", ratelimit.Request{Key: "a", Count: 1}, "Limit"},
+		{"a nil limit", ratelimit.Request{Limit: (*ratelimit.TokenBucket)(nil), Key: "a", Count: 1}, "Limit"},
 	}
 	for _, tt := range tests {
 		s, _ := spent(t)
 		for name, verb := range every(s, tt.request) {
+			if tt.field == "Count" && !counts(name) {
+				continue
+			}
 			t.Run(tt.name+"/"+name, func(t *testing.T) {
 				err := verb(context.Background())
 				var fe *ratelimit.FieldError
@@ -419,13 +603,13 @@ func TestInvalidChangesNothing(t *testing.T) {
 	}
 }
 
-func TestNeverChangesNothing(t *testing.T) {
+func TestExceedsCapacityChangesNothing(t *testing.T) {
 	s, _ := spent(t)
 	verbs := every(s, bucket.ForN("a", 8.5))
 	for _, name := range []string{"Allow", "AllowSeveral", "Reserve", "Check", "CheckReserve"} {
 		t.Run(name, func(t *testing.T) {
-			if err := verbs[name](context.Background()); !errors.Is(err, ratelimit.ErrNever) {
-				t.Errorf("error = %v, want ErrNever", err)
+			if err := verbs[name](context.Background()); !errors.Is(err, ratelimit.ErrExceedsCapacity) {
+				t.Errorf("error = %v, want ErrExceedsCapacity", err)
 			}
 			wantTokens(t, s, 2)
 		})
@@ -441,15 +625,27 @@ func TestNoRequests(t *testing.T) {
 }
 
 func TestPruneInvalid(t *testing.T) {
-	s, result := spent(t)
-	ctx := context.Background()
+	ctx, now := context.Background(), t0
+	s := memstore.New(func() time.Time { return now })
+	result, err := s.Allow(ctx, bucket.ForN("a", 3))
+	if err != nil {
+		t.Fatalf("Allow() = %v", err)
+	}
 	if _, err := s.Cancel(ctx, result); err != nil { // full, to be pruned
 		t.Fatalf("Cancel() = %v", err)
 	}
-	n, err := s.Prune(ctx, bucket, ratelimit.TokenBucket{Name: "bad"})
-	if !errors.Is(err, ratelimit.ErrInvalid) || n != 0 {
-		t.Errorf("Prune() = %d, %v, want 0, ErrInvalid", n, err)
+	for name, limits := range map[string][]ratelimit.Limit{
+		"no limit":    nil,
+		"a nil limit": {bucket, nil},
+		"a nil plan":  {bucket, (*ratelimit.FixedWindow)(nil)},
+		"a bad limit": {bucket, ratelimit.TokenBucket{Name: "bad"}},
+	} {
+		n, err := s.Prune(ctx, limits...)
+		if !errors.Is(err, ratelimit.ErrInvalid) || n != 0 {
+			t.Errorf("Prune(%s) = %d, %v, want 0, ErrInvalid", name, n, err)
+		}
 	}
+	now = t0.Add(time.Minute)
 	if n, err := s.Prune(ctx, bucket); n != 1 || err != nil {
 		t.Errorf("Prune() = %d, %v, want the 1 that the bad call left", n, err)
 	}
@@ -526,7 +722,7 @@ func TestConcurrentAllow(t *testing.T) {
 	}
 }
 
-// Callers who name the same limits in different orders neither wait for each
+// Callers that name the same limits in different orders neither wait for each
 // other for ever nor take half of a call.
 func TestConcurrentSeveral(t *testing.T) {
 	const goroutines, burst = 64, 40
@@ -591,10 +787,10 @@ func TestConcurrentVerbs(t *testing.T) {
 		if _, err := s.Prune(ctx, limit); err != nil {
 			t.Errorf("Prune() = %v", err)
 		}
-		if _, err := s.Pause(ctx, limit.For(fmt.Sprint(i)), t9); err != nil {
+		if _, err := s.Pause(ctx, limit, fmt.Sprint(i), 9*d); err != nil {
 			t.Errorf("Pause() = %v", err)
 		}
-		if err := s.Reset(ctx, limit.For(fmt.Sprint(i))); err != nil {
+		if err := s.Reset(ctx, limit, fmt.Sprint(i)); err != nil {
 			t.Errorf("Reset() = %v", err)
 		}
 		if ok, err := s.Cancel(ctx, res); !ok || err != nil {
@@ -604,6 +800,55 @@ func TestConcurrentVerbs(t *testing.T) {
 	res, err := s.Check(ctx, limit.For("k"))
 	if err != nil || res.Value != 1000 {
 		t.Errorf("%v tokens, %v, want 1000", res.Value, err)
+	}
+}
+
+// A decision is made at whole microseconds, as in the database.
+func TestDecidesAtMicroseconds(t *testing.T) {
+	ctx := context.Background()
+	now := t0
+	s := memstore.New(func() time.Time { return now })
+	limit := ratelimit.TokenBucket{Name: "a", Rate: 1, Period: time.Microsecond}
+	if _, err := s.Allow(ctx, limit.For("k")); err != nil {
+		t.Fatal(err)
+	}
+	now = t0.Add(1999)
+	res, err := s.Allow(ctx, limit.For("k"))
+	if err != nil || !res.OK || !res.At.Equal(t0.Add(1000)) {
+		t.Errorf("Allow() = OK %v at %v, %v, want it granted at %v", res.OK, res.At, err, t0.Add(1000))
+	}
+	now = t0.Add(2000) // and what came in by then was not taken twice
+	if res, err := s.Allow(ctx, limit.For("k")); err != nil || !res.OK || res.Value != 0 {
+		t.Errorf("Allow() = OK %v, %v tokens, %v, want it granted and 0", res.OK, res.Value, err)
+	}
+}
+
+func TestBadPause(t *testing.T) {
+	s, _ := spent(t)
+	for _, lasts := range []time.Duration{0, -time.Second, ratelimit.MaxSpan + 1} {
+		_, err := s.Pause(context.Background(), bucket, "a", lasts)
+		var fe *ratelimit.FieldError
+		if !errors.As(err, &fe) || fe.Field != "Duration" || fe.Limit != bucket.Name {
+			t.Errorf("Pause(%v) = %v, want a *FieldError of Duration", lasts, err)
+		}
+	}
+	wantTokens(t, s, 2)
+}
+
+// A nil Store, and one that New has not made, are told.
+func TestNoStore(t *testing.T) {
+	for _, s := range []*memstore.Store{nil, {}} {
+		for name, verb := range every(s, bucket.For("a")) {
+			if err := verb(context.Background()); !errors.Is(err, ratelimit.ErrInvalid) {
+				t.Errorf("%s: %v, want ErrInvalid", name, err)
+			}
+		}
+		if _, err := s.Prune(context.Background(), bucket); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("Prune: %v, want ErrInvalid", err)
+		}
+		if _, err := s.Cancel(context.Background(), ratelimit.Result{}); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("Cancel: %v, want ErrInvalid", err)
+		}
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/internal/receipt"
 	"github.com/pgratelimit/ratelimit/memstore"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
@@ -31,8 +32,9 @@ type verbs interface {
 	CheckReserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	Credit(ctx context.Context, r ratelimit.Request) (ratelimit.Status, error)
 	Cancel(ctx context.Context, result ratelimit.Result) (bool, error)
-	Pause(ctx context.Context, r ratelimit.Request, until time.Time) (bool, error)
-	Reset(ctx context.Context, r ratelimit.Request) error
+	Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (time.Time, error)
+	Resume(ctx context.Context, limit ratelimit.Limit, key string) error
+	Reset(ctx context.Context, limit ratelimit.Limit, key string) error
 	Prune(ctx context.Context, limits ...ratelimit.Limit) (int64, error)
 }
 
@@ -66,12 +68,16 @@ func (v txVerbs) Cancel(ctx context.Context, result ratelimit.Result) (bool, err
 	return v.CancelTx(ctx, v.tx, result)
 }
 
-func (v txVerbs) Pause(ctx context.Context, r ratelimit.Request, until time.Time) (bool, error) {
-	return v.PauseTx(ctx, v.tx, r, until)
+func (v txVerbs) Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (time.Time, error) {
+	return v.PauseTx(ctx, v.tx, limit, key, lasts)
 }
 
-func (v txVerbs) Reset(ctx context.Context, r ratelimit.Request) error {
-	return v.ResetTx(ctx, v.tx, r)
+func (v txVerbs) Resume(ctx context.Context, limit ratelimit.Limit, key string) error {
+	return v.ResumeTx(ctx, v.tx, limit, key)
+}
+
+func (v txVerbs) Reset(ctx context.Context, limit ratelimit.Limit, key string) error {
+	return v.ResetTx(ctx, v.tx, limit, key)
 }
 
 type verb string
@@ -84,30 +90,32 @@ const (
 	credit       verb = "credit"
 	cancel       verb = "cancel"
 	pause        verb = "pause"
+	resume       verb = "resume"
 	reset        verb = "reset"
 	prune        verb = "prune"
 )
 
-var allVerbs = []verb{allow, reserve, check, checkReserve, credit, cancel, pause, reset, prune}
+var allVerbs = []verb{allow, reserve, check, checkReserve, credit, cancel, pause, resume, reset, prune}
 
 // op is one call of a history.
 type op struct {
 	at       time.Time
 	verb     verb
 	requests []ratelimit.Request
-	until    time.Time         // of pause
+	lasts    time.Duration     // of pause
 	target   int               // of cancel: whose result, as an index into the history
 	limits   []ratelimit.Limit // of prune
 }
 
 func (o op) String() string {
-	return fmt.Sprintf("%v %s %+v until=%v target=%d limits=%+v", o.at, o.verb, o.requests, o.until, o.target, o.limits)
+	return fmt.Sprintf("%v %s %+v lasts=%v target=%d limits=%+v", o.at, o.verb, o.requests, o.lasts, o.target, o.limits)
 }
 
 // reply is what a call said. What a verb does not say is zero.
 type reply struct {
 	result ratelimit.Result // of a credit, the status
 	said   bool
+	until  time.Time
 	pruned int64
 	err    error
 }
@@ -128,9 +136,11 @@ func (o op) do(ctx context.Context, v verbs, results []ratelimit.Result) (a repl
 	case cancel:
 		a.said, a.err = v.Cancel(ctx, results[o.target])
 	case pause:
-		a.said, a.err = v.Pause(ctx, o.requests[0], o.until)
+		a.until, a.err = v.Pause(ctx, o.requests[0].Limit, o.requests[0].Key, o.lasts)
+	case resume:
+		a.err = v.Resume(ctx, o.requests[0].Limit, o.requests[0].Key)
 	case reset:
-		a.err = v.Reset(ctx, o.requests[0])
+		a.err = v.Reset(ctx, o.requests[0].Limit, o.requests[0].Key)
 	case prune:
 		a.pruned, a.err = v.Prune(ctx, o.limits...)
 	}
@@ -144,6 +154,13 @@ type model struct {
 	store   *memstore.Store
 	log     []op
 	results []ratelimit.Result // one for each op of log
+	played  []played           // all that was ever done
+}
+
+// played is an op that was done, and perhaps undone since.
+type played struct {
+	op
+	undone bool
 }
 
 func newModel() *model {
@@ -153,6 +170,11 @@ func newModel() *model {
 }
 
 func (m *model) do(ctx context.Context, o op) reply {
+	m.played = append(m.played, played{op: o})
+	return m.play(ctx, o)
+}
+
+func (m *model) play(ctx context.Context, o op) reply {
 	m.clock.set(o.at)
 	a := o.do(ctx, m.store, m.results)
 	m.log = append(m.log, o)
@@ -162,10 +184,22 @@ func (m *model) do(ctx context.Context, o op) reply {
 
 // rewind forgets all but the first n ops, by running those again.
 func (m *model) rewind(ctx context.Context, n int) {
-	log := m.log[:n]
+	left := len(m.log)
+	for i := len(m.played) - 1; left > n; i-- {
+		if !m.played[i].undone {
+			m.played[i].undone = true
+			left--
+		}
+	}
 	m.store, m.log, m.results = memstore.New(m.clock.now), nil, nil
-	for _, o := range log {
-		m.do(ctx, o)
+	for _, p := range m.played {
+		if !p.undone {
+			m.play(ctx, p.op)
+			continue
+		}
+		for _, r := range p.requests { // their definitions have been seen all the same
+			_, _ = m.store.CheckReserve(ctx, r)
+		}
 	}
 }
 
@@ -402,11 +436,12 @@ func (h *history) count(o op, a reply) {
 		"several refused": several && !a.result.OK,
 		"same key twice":  asked && a.err == nil && len(a.result.Each) < len(o.requests),
 		"in debt":         o.verb == reserve && a.result.OK && a.result.RetryAfter > 0,
-		"never":           errors.Is(a.err, ratelimit.ErrNever),
+		"never":           errors.Is(a.err, ratelimit.ErrExceedsCapacity),
 		"cancelled":       o.verb == cancel && a.said,
 		"not cancelled":   o.verb == cancel && !a.said,
-		"paused":          o.verb == pause && a.said,
-		"not paused":      o.verb == pause && !a.said,
+		"paused":          o.verb == pause && a.err == nil,
+		"not paused":      o.verb == pause && a.err != nil,
+		"while paused":    asked && !a.result.PausedUntil.IsZero(),
 		"pruned rows":     a.pruned > 0,
 	} {
 		if is {
@@ -427,7 +462,7 @@ func (h *history) fail(err error) {
 
 // sameReply says in what got, of the database, differs from want.
 func sameReply(got, want reply) error {
-	for _, err := range []error{ratelimit.ErrInvalid, ratelimit.ErrNever} {
+	for _, err := range []error{ratelimit.ErrInvalid, ratelimit.ErrExceedsCapacity} {
 		if errors.Is(got.err, err) != errors.Is(want.err, err) {
 			return fmt.Errorf("error %w, want %w", got.err, want.err)
 		}
@@ -435,8 +470,8 @@ func sameReply(got, want reply) error {
 	if (got.err == nil) != (want.err == nil) {
 		return fmt.Errorf("error %w, want %w", got.err, want.err)
 	}
-	if got.said != want.said || got.pruned != want.pruned {
-		return fmt.Errorf("said %v, pruned %d; want %v, %d", got.said, got.pruned, want.said, want.pruned)
+	if got.said != want.said || !got.until.Equal(want.until) || got.pruned != want.pruned {
+		return fmt.Errorf("said %v, paused until %v, pruned %d; want %v, %v, %d", got.said, got.until, got.pruned, want.said, want.until, want.pruned)
 	}
 	if !got.result.At.Equal(want.result.At) || len(got.result.Each) != len(want.result.Each) {
 		return fmt.Errorf("at %v of %d limits, want %v of %d", got.result.At, len(got.result.Each), want.result.At, len(want.result.Each))
@@ -450,12 +485,11 @@ func sameReply(got, want reply) error {
 
 func sameStatus(got, want ratelimit.Status) error {
 	exact, wantExact := got, want
-	for _, s := range []*ratelimit.Status{&exact, &wantExact} {
-		s.Value, s.RetryAfter, s.RetryAt, s.ResetAfter = 0, 0, time.Time{}, 0
-	}
 	slack := 1e-6 * max(1, math.Abs(want.Value), want.Capacity)
 	switch {
-	case exact != wantExact:
+	case !exact.At.Equal(wantExact.At) || !exact.PausedUntil.Equal(wantExact.PausedUntil):
+		return fmt.Errorf("at %v, paused until %v, want %v, %v", got.At, got.PausedUntil, want.At, want.PausedUntil)
+	case exact.Request != wantExact.Request || exact.OK != wantExact.OK || exact.Remaining != wantExact.Remaining || exact.Capacity != wantExact.Capacity:
 		return fmt.Errorf("status %+v, want %+v", exact, wantExact)
 	case math.Abs(got.Value-want.Value) > slack:
 		return fmt.Errorf("value %v, want %v", got.Value, want.Value)
@@ -478,7 +512,7 @@ func samePayments(got, want ratelimit.Result) error {
 		}
 		return nil
 	}
-	if g, w := got.Receipt.Payments(), want.Receipt.Payments(); !slices.Equal(g, w) {
+	if g, w := receipt.Payments(got.Receipt), receipt.Payments(want.Receipt); !slices.Equal(g, w) {
 		return fmt.Errorf("payments %+v, want %+v", g, w)
 	}
 	return nil
@@ -542,10 +576,10 @@ func (g *generator) next(m *model) op {
 	o := op{at: g.now, verb: pick(
 		g.rand,
 		allow, allow, allow, allow, allow, allow, reserve, reserve, reserve, reserve, reserve,
-		check, checkReserve, credit, cancel, cancel, pause, reset,
+		check, checkReserve, credit, cancel, cancel, pause, resume, reset,
 	)}
 	o.requests = g.requests()
-	o.until = g.now.Add(time.Duration((g.rand.Float64()*3 - 1) * float64(g.period))) // not in whole microseconds
+	o.lasts = time.Duration((g.rand.Float64()*3 - 0.5) * float64(g.period)) // not in whole microseconds
 	if o.verb == cancel {
 		if g.noCancel || len(m.log) == 0 {
 			o.verb = allow

@@ -2,205 +2,346 @@ package pgstore
 
 import (
 	"context"
-	"errors"
 	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/receipt"
+	"github.com/pgratelimit/ratelimit/internal/table"
 )
 
-// ResetTx forgets the request's limit and key inside tx: full again, debt and
-// pause gone. The request's count does not matter.
-func (s *Store) ResetTx(ctx context.Context, tx pgx.Tx, r ratelimit.Request) error {
-	return s.reset(ctx, tx, r)
+// ResetTx forgets the limit's state for key inside tx: full again, debt and pause
+// gone. A receipt from before a reset gives back what the reset has given back
+// already: do not cancel it.
+func (s *Store) ResetTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, key string) error {
+	call, err := s.edit(tx, limit, key)
+	if err != nil {
+		return err
+	}
+	return s.reset(ctx, tx, call.Asks[0].Of())
 }
 
 // Reset is [Store.ResetTx] on its own.
-func (s *Store) Reset(ctx context.Context, r ratelimit.Request) error {
-	return s.own(ctx, func(q querier) error { return s.reset(ctx, q, r) })
+func (s *Store) Reset(ctx context.Context, limit ratelimit.Limit, key string) error {
+	return s.editOwn(ctx, limit, key, func(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
+		return s.reset(ctx, tx, call.Asks[0].Of())
+	})
 }
 
-func (s *Store) reset(ctx context.Context, q querier, r ratelimit.Request) error {
-	if err := r.Validate(); err != nil {
-		return err
+func (s *Store) reset(ctx context.Context, q table.Querier, key decide.Key) error {
+	if err := s.table.Reset(ctx, q, key); err != nil {
+		return s.fault("reset", err)
 	}
-	name := r.Limit.Definition().Name
-	if _, err := q.Exec(ctx, s.sql.reset, name, r.Key); err != nil {
-		return fault("reset", err)
-	}
-	s.changed(r)
+	s.hints.changed(key)
 	return nil
 }
 
 // CreditTx gives the request's count back to its limit inside tx, capped at
 // the capacity, and says what there is then. It is for settling an estimate:
 // reserve 1,000 tokens, use 640, credit 360. To give back all that a call
-// took, use [Store.CancelTx]. A sharded limit is credited where it has least.
+// took, use [Store.CancelTx]. A sharded limit is credited in the shard from which
+// tx took last, or else where it has least. While the limit is paused, what is
+// credited is there for reservations, and for the rest after the pause.
 func (s *Store) CreditTx(ctx context.Context, tx pgx.Tx, r ratelimit.Request) (ratelimit.Status, error) {
-	return s.credit(ctx, tx, r)
+	if err := r.Validate(); err != nil {
+		return ratelimit.Status{}, err
+	}
+	call, err := s.edit(tx, r.Limit, r.Key)
+	if err != nil {
+		return ratelimit.Status{}, err
+	}
+	return s.credit(ctx, tx, &call, r)
 }
 
 // Credit is [Store.CreditTx] on its own.
 func (s *Store) Credit(ctx context.Context, r ratelimit.Request) (status ratelimit.Status, err error) {
-	err = s.ownTx(ctx, func(tx pgx.Tx) error {
-		status, err = s.credit(ctx, tx, r)
+	if err := r.Validate(); err != nil {
+		return ratelimit.Status{}, err
+	}
+	err = s.editOwn(ctx, r.Limit, r.Key, func(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
+		status, err = s.credit(ctx, tx, call, r)
 		return err
 	})
 	if err != nil {
 		return ratelimit.Status{}, err
 	}
-	s.changed(r) // again, now that others see it
 	return status, nil
 }
 
-func (s *Store) credit(ctx context.Context, tx pgx.Tx, r ratelimit.Request) (ratelimit.Status, error) {
-	call, err := editCall(r)
-	if err != nil {
-		return ratelimit.Status{}, err
-	}
-	ask := call.Asks[0]
-	parts := []part{newPart(0, ask, 0, -r.Count)}
-	var states []ratelimit.State
-	if ask.Definition.Shards > 1 {
-		if parts, states, err = s.creditParts(ctx, tx, call, r.Count); err != nil {
-			return ratelimit.Status{}, fault("credit", err)
+func (s *Store) credit(ctx context.Context, tx pgx.Tx, call *decide.Call, r ratelimit.Request) (ratelimit.Status, error) {
+	a := &call.Asks[0]
+	view := decide.View{States: make([][]ratelimit.State, 1)}
+	shard, counts := 0, []float64{r.Count}
+	if a.Sharded() {
+		var held bool
+		if shard, held = s.hints.shards.heldBy(tx, a.Of()); held {
+			view.States = s.hints.shards.known(call, time.Time{})
+		} else {
+			var err error
+			if view, err = s.settled(ctx, tx, call); err != nil {
+				return ratelimit.Status{}, s.fault("credit", err)
+			}
+			shard, counts = 0, a.Fill(view.States[0], r.Count, view.At)
 		}
+	} else {
+		view.States[0] = make([]ratelimit.State, 1)
 	}
-	outcomes, at, err := s.force(ctx, tx, parts)
-	if err != nil {
-		return ratelimit.Status{}, fault("credit", err)
+	var batch pgx.Batch
+	given := make([]table.Taken, len(counts))
+	now := s.clock()
+	for i, n := range counts {
+		c := a.Change(0, shard+i, 0)
+		s.table.QueueGive(&batch, &c, n, c.Definition.Capacity, now, &given[i])
 	}
-	if states == nil {
-		states = make([]ratelimit.State, 1)
+	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
+		return ratelimit.Status{}, s.fault("credit", err)
 	}
-	for i, p := range parts {
-		states[p.shard] = outcomes[i].after
+	for i := range given {
+		view.States[0][shard+i], view.At = given[i].After, given[i].At.UTC()
 	}
-	s.changed(r)
-	return ratelimit.Credited(r, states, at), nil
+	s.hints.changed(a.Of())
+	s.hints.saw(call, view)
+	return decide.Credited(r, view.States[0], view.At), nil
 }
 
-// creditParts spreads a credit over the shards, by what they hold under lock.
-func (s *Store) creditParts(ctx context.Context, tx pgx.Tx, call ratelimit.Call, count float64) ([]part, []ratelimit.State, error) {
-	outcomes, _, err := s.force(ctx, tx, everyRow(call))
-	if err != nil {
-		return nil, nil, err
+// settled locks all rows of an edit's limit and key, in order, and returns what is
+// in them. It gives them nothing rather than reads them, so it leaves no predicate
+// locks under SERIALIZABLE.
+func (s *Store) settled(ctx context.Context, q table.Querier, call *decide.Call) (decide.View, error) {
+	a, now := &call.Asks[0], s.clock()
+	var batch pgx.Batch
+	given := make([]table.Taken, a.Definition.Shards)
+	for shard := range given {
+		c := a.Change(0, shard, 0)
+		s.table.QueueGive(&batch, &c, 0, 0, now, &given[shard])
 	}
-	states := make([]ratelimit.State, len(outcomes))
-	values := make([]float64, len(outcomes))
-	for i, o := range outcomes {
-		states[i], values[i] = o.after, o.after.Value
+	if err := q.SendBatch(ctx, &batch).Close(); err != nil {
+		return decide.View{}, err
 	}
-	var parts []part
-	for shard, n := range call.Asks[0].Definition.Fill(values, count) {
-		if n > 0 {
-			parts = append(parts, newPart(0, call.Asks[0], shard, -n))
-		}
+	view := decide.View{States: [][]ratelimit.State{make([]ratelimit.State, len(given))}}
+	for shard := range given {
+		view.States[0][shard] = given[shard].After
+		view.At = given[shard].At.UTC()
 	}
-	return parts, states, nil
+	return view, nil
 }
 
 // CancelTx gives back, inside tx, exactly what the result's call took, to the
-// shards that it came from, each capped at its capacity. It reports false, and
-// does nothing, when the result took nothing or was cancelled before.
+// shards that it came from. It reports false, and does nothing, when the result
+// took nothing, was cancelled before, or was taken in a transaction that was rolled
+// back. A result that was taken in another transaction that has not ended cannot be
+// cancelled yet: that is [ratelimit.ErrInvalid].
 //
 // A cancellation that was rolled back with its transaction did not happen, and
 // can be made again. (After a roll-back to a savepoint in the same transaction
 // it can not: the tokens then stay spent.)
 func (s *Store) CancelTx(ctx context.Context, tx pgx.Tx, result ratelimit.Result) (cancelled bool, err error) {
-	if result.Receipt == nil {
-		return false, nil
+	if err := s.usableIn(tx); err != nil || result.Receipt == nil {
+		return false, err
 	}
+	return s.cancel(ctx, tx, result.Receipt)
+}
+
+// Cancel is [Store.CancelTx] on its own.
+func (s *Store) Cancel(ctx context.Context, result ratelimit.Result) (cancelled bool, err error) {
+	if err := s.usable(); err != nil || result.Receipt == nil {
+		return false, err
+	}
+	err = s.ownTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		cancelled, err = s.cancel(ctx, tx, result.Receipt)
+		return err
+	})
+	if err != nil {
+		return false, err
+	}
+	s.changedBy(result.Receipt) // again, now that others see it
+	return cancelled, nil
+}
+
+func (s *Store) cancel(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt) (cancelled bool, err error) {
 	// The receipt is marked with the transaction that gave back, so that a later
 	// call can ask what became of it.
-	err = result.Receipt.Redeem(func(before string) (xid string, err error) {
-		if before != "" {
-			var aborted bool
-			err := tx.QueryRow(ctx, `SELECT coalesce(pg_xact_status($1::text::xid8) = 'aborted', false)`, before).Scan(&aborted)
-			if err != nil || !aborted {
-				return before, err
-			}
+	err = receipt.Redeem(ctx, r, func(before string) (xid string, err error) {
+		if owed, err := s.owed(ctx, tx, r, before); err != nil || !owed {
+			return before, err
 		}
-		if _, _, err := s.force(ctx, tx, paidParts(result.Receipt.Payments())); err != nil {
-			return "", err
+		if err := s.refund(ctx, tx, r); err != nil {
+			return before, err
 		}
-		s.changedBy(result)
 		cancelled = true
 		err = tx.QueryRow(ctx, `SELECT pg_current_xact_id()::text`).Scan(&xid)
 		return xid, err
 	})
 	if err != nil {
-		return false, fault("cancel", err)
+		return false, s.fault("cancel", err)
 	}
 	return cancelled, nil
 }
 
-// Cancel is [Store.CancelTx] on its own.
-func (s *Store) Cancel(ctx context.Context, result ratelimit.Result) (cancelled bool, err error) {
-	err = s.ownTx(ctx, func(tx pgx.Tx) error {
-		cancelled, err = s.CancelTx(ctx, tx, result)
-		return err
-	})
-	if err != nil {
+// owed reports whether a receipt's tokens are to be given back: what took them was
+// not rolled back, and what gave them back before, if anything, was.
+func (s *Store) owed(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, before string) (bool, error) {
+	if before != "" {
+		became, err := table.Outcome(ctx, tx, before)
+		if err != nil || became != table.Aborted {
+			return false, err
+		}
+	}
+	taker := receipt.Taker(r)
+	if taker == "" {
+		return true, nil
+	}
+	became, err := table.Outcome(ctx, tx, taker)
+	if err != nil || became == table.Aborted {
 		return false, err
 	}
-	s.changedBy(result)
-	return cancelled, nil
-}
-
-func paidParts(payments []ratelimit.Payment) []part {
-	parts := make([]part, len(payments))
-	for i, p := range payments {
-		a := ratelimit.Ask{Request: p.Limit.For(p.Key), Definition: p.Limit.Definition()}
-		parts[i] = newPart(i, a, p.Shard, -p.Tokens)
+	if became == table.InProgress && receipt.Conn(r) != any(tx.Conn()) {
+		return false, &ratelimit.FieldError{Field: "Result", Value: taker, Reason: "was taken in a transaction that has not ended"}
 	}
-	return parts
-}
-
-// PauseTx lets nothing come in to the request's limit and key before until,
-// inside tx, and what is there is gone; debt stays, and so does what is
-// credited from now on. It is for a third party's 429 with Retry-After. It
-// reports false, and changes nothing, when until is not in the future of the
-// database's clock. The request's count does not matter.
-func (s *Store) PauseTx(ctx context.Context, tx pgx.Tx, r ratelimit.Request, until time.Time) (paused bool, err error) {
-	call, err := editCall(r)
-	if err != nil {
-		return false, err
-	}
-	if y := until.Year(); y < 1 || y > 9999 {
-		return false, &ratelimit.FieldError{Limit: call.Asks[0].Definition.Name, Field: "Until", Value: until, Reason: "must be in the years 1 to 9999"}
-	}
-	sc := &scope{q: tx}
-	found, err := s.lock(ctx, sc, call)
-	if err != nil {
-		return false, fault("pause", err)
-	}
-	if !until.After(found.at) {
-		return false, s.rollback(ctx, sc)
-	}
-	var batch pgx.Batch
-	for _, p := range everyRow(call) {
-		// Less than a period ago, so that until alone says where the next edge is.
-		last := ratelimit.State{TS: found.at.Add(time.Microsecond - p.definition.Period)}
-		empty := p.definition.Pause(last, found.at, until)
-		batch.Queue(s.sql.pause, p.definition.Name, p.key, int32(p.shard), empty.TS)
-	}
-	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
-		return false, fault("pause", err)
-	}
-	s.changed(r)
 	return true, nil
 }
 
+// refund gives back what a receipt says was paid.
+func (s *Store) refund(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt) error {
+	changes, err := s.refunds(ctx, tx, r)
+	if err != nil {
+		return err
+	}
+	var batch pgx.Batch
+	now := s.clock()
+	given := make([]table.Taken, len(changes))
+	for i, c := range changes {
+		s.table.QueueGive(&batch, &c, -c.Count, math.MaxFloat64, now, &given[i])
+	}
+	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
+		return err
+	}
+	var made pgx.Batch // there was no row: full, perhaps by a definition that is not known here
+	for i, g := range given {
+		if g.Made {
+			s.table.QueueRemove(&made, changes[i].Row)
+		}
+	}
+	if err := tx.SendBatch(ctx, &made).Close(); err != nil {
+		return err
+	}
+	s.changedBy(r)
+	return nil
+}
+
+// refunds is the changes that give back what a receipt says was paid. The portable
+// form looks for their rows first, as its statement does not tell which it has made.
+func (s *Store) refunds(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt) ([]decide.Change, error) {
+	changes := s.seen.Refund(r)
+	if !s.config.Portable {
+		return changes, nil
+	}
+	rows := table.Rows{Rows: make([]decide.Row, len(changes))}
+	for i := range changes {
+		rows.Rows[i] = changes[i].Row
+	}
+	if err := s.table.FindEach(ctx, tx, &rows); err != nil {
+		return nil, err
+	}
+	var there []decide.Change
+	for i := range changes {
+		if rows.Found[i] {
+			there = append(there, changes[i])
+		}
+	}
+	return there, nil
+}
+
+// PauseTx lets nothing be allowed and nothing come in to the limit's key for a
+// duration, inside tx, and what is there is gone; debt stays. It is for a third
+// party's 429 with Retry-After. The later of two pauses holds; PauseTx returns the
+// instant at which it ends, on the database's clock.
+//
+// A pause holds: what is given back meanwhile, by credit or cancel, is there when it
+// is over and not before. A reservation during a pause is due when it is over or
+// later. One that was made before keeps the instant that it was told, which may be
+// within the pause: whoever is about to act on it asks [Store.Check] first, with a
+// count of 0, which says no while the limit is paused, and until when. Only
+// [Store.ResumeTx] and [Store.ResetTx] end a pause early.
+func (s *Store) PauseTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, key string, lasts time.Duration) (until time.Time, err error) {
+	if err := decide.BadPause(limit, lasts); err != nil {
+		return time.Time{}, err
+	}
+	call, err := s.edit(tx, limit, key)
+	if err != nil {
+		return time.Time{}, err
+	}
+	return s.pause(ctx, tx, &call, lasts)
+}
+
 // Pause is [Store.PauseTx] on its own.
-func (s *Store) Pause(ctx context.Context, r ratelimit.Request, until time.Time) (paused bool, err error) {
-	err = s.ownTx(ctx, func(tx pgx.Tx) error {
-		paused, err = s.PauseTx(ctx, tx, r, until)
+func (s *Store) Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (until time.Time, err error) {
+	if err := decide.BadPause(limit, lasts); err != nil {
+		return time.Time{}, err
+	}
+	err = s.editOwn(ctx, limit, key, func(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
+		until, err = s.pause(ctx, tx, call, lasts)
 		return err
 	})
-	return paused && err == nil, err
+	if err != nil {
+		return time.Time{}, err
+	}
+	return until, nil
+}
+
+func (s *Store) pause(ctx context.Context, tx pgx.Tx, call *decide.Call, lasts time.Duration) (until time.Time, err error) {
+	err = s.change(ctx, tx, call, func(share ratelimit.Definition, state ratelimit.State, at time.Time) ratelimit.State {
+		after := share.Pause(state, at, at.Add(lasts))
+		until = after.Paused
+		return after
+	})
+	return until, err
+}
+
+// ResumeTx ends a pause that is not over, inside tx: what is there stays, a token
+// bucket fills from now on, and a fixed window has its own edges back. Without a
+// pause it changes nothing.
+func (s *Store) ResumeTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, key string) error {
+	call, err := s.edit(tx, limit, key)
+	if err != nil {
+		return err
+	}
+	return s.resume(ctx, tx, &call)
+}
+
+// Resume is [Store.ResumeTx] on its own.
+func (s *Store) Resume(ctx context.Context, limit ratelimit.Limit, key string) error {
+	return s.editOwn(ctx, limit, key, s.resume)
+}
+
+func (s *Store) resume(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
+	key := call.Asks[0].Key
+	return s.change(ctx, tx, call, func(share ratelimit.Definition, state ratelimit.State, at time.Time) ratelimit.State {
+		return share.Resume(key, state, at)
+	})
+}
+
+// change changes all rows of an edit's limit and key.
+func (s *Store) change(ctx context.Context, tx pgx.Tx, call *decide.Call, to func(ratelimit.Definition, ratelimit.State, time.Time) ratelimit.State) error {
+	view, err := s.settled(ctx, tx, call)
+	if err != nil {
+		return s.fault("edit", err)
+	}
+	a := &call.Asks[0]
+	var batch pgx.Batch
+	for shard, state := range view.States[0] {
+		view.States[0][shard] = to(a.Definition.Shard(), state, view.At)
+		s.table.QueuePut(&batch, decide.Row{Key: a.Of(), Shard: shard}, view.States[0][shard])
+	}
+	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
+		return s.fault("edit", err)
+	}
+	s.hints.changed(a.Of())
+	s.hints.saw(call, view)
+	return nil
 }
 
 // Reshard changes a live limit and key from one number of shards to another:
@@ -213,11 +354,14 @@ func (s *Store) Pause(ctx context.Context, r ratelimit.Request, until time.Time)
 // exceeded by up to its rate. To be exact, [Store.Pause] the limit for as long
 // as the roll-out takes, and call Reshard in the meantime.
 func (s *Store) Reshard(ctx context.Context, from, to ratelimit.Limit, key string) error {
-	old, err := editCall(ratelimit.Request{Limit: from, Key: key})
+	if err := s.usable(); err != nil {
+		return err
+	}
+	old, err := s.call(false, []ratelimit.Request{{Limit: from, Key: key}})
 	if err != nil {
 		return err
 	}
-	renewed, err := editCall(ratelimit.Request{Limit: to, Key: key})
+	renewed, err := s.call(false, []ratelimit.Request{{Limit: to, Key: key}})
 	if err != nil {
 		return err
 	}
@@ -225,131 +369,71 @@ func (s *Store) Reshard(ctx context.Context, from, to ratelimit.Limit, key strin
 	if a.Shards = b.Shards; a != b {
 		return &ratelimit.FieldError{Limit: b.Name, Field: "Limit", Value: b, Reason: "must differ in nothing but Shards"}
 	}
-	err = s.ownTx(ctx, func(tx pgx.Tx) error { return s.reshard(ctx, tx, old, renewed) })
-	s.changed(ratelimit.Request{Limit: to, Key: key})
+	err = s.ownTx(ctx, func(ctx context.Context, tx pgx.Tx) error { return s.reshard(ctx, tx, &old, &renewed) })
+	s.hints.changed(renewed.Asks[0].Of())
 	return err
 }
 
-func (s *Store) reshard(ctx context.Context, tx pgx.Tx, old, renewed ratelimit.Call) error {
-	outcomes, _, err := s.force(ctx, tx, everyRow(old))
+func (s *Store) reshard(ctx context.Context, tx pgx.Tx, old, renewed *decide.Call) error {
+	view, err := s.settled(ctx, tx, old)
 	if err != nil {
-		return fault("reshard", err)
+		return s.fault("reshard", err)
 	}
-	share := ratelimit.State{TS: outcomes[0].after.TS}
-	for _, o := range outcomes {
-		share.Value += o.after.Value / float64(renewed.Asks[0].Definition.Shards)
-		if o.after.TS.After(share.TS) { // paused: nothing comes in before the last of them
-			share.TS = o.after.TS
+	states, n := view.States[0], renewed.Asks[0].Definition.Shards
+	share := ratelimit.State{TS: states[0].TS}
+	for _, state := range states {
+		share.Value += state.Value / float64(n)
+		if state.TS.After(share.TS) { // paused: nothing comes in before the last of them
+			share.TS = state.TS
+		}
+		if state.Paused.After(share.Paused) {
+			share.Paused = state.Paused
 		}
 	}
+	// To the old definition a missing row would be a full one.
+	empty := ratelimit.State{TS: share.TS, Paused: share.Paused}
 	var batch pgx.Batch
-	parts := everyRow(renewed)
-	for _, p := range parts {
-		batch.Queue(s.sql.put, p.definition.Name, p.key, int32(p.shard), share.Value, share.TS)
+	for shard := range max(n, len(states)) {
+		state := share
+		if shard >= n {
+			state = empty
+		}
+		s.table.QueuePut(&batch, decide.Row{Key: renewed.Asks[0].Of(), Shard: shard}, state)
 	}
-	batch.Queue(s.sql.resetFrom, parts[0].definition.Name, parts[0].key, int32(len(parts)))
 	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
-		return fault("reshard", err)
+		return s.fault("reshard", err)
 	}
 	return nil
 }
 
-// changed forgets what is remembered of a limit and key.
-func (s *Store) changed(r ratelimit.Request) {
-	key := limitKey{r.Limit.Definition().Name, r.Key}
-	s.shards.forget(key)
-	s.refusals.forget(key)
+// edit is a call that asks nothing of a limit and key, for a verb in tx that cannot
+// be refused.
+func (s *Store) edit(tx pgx.Tx, limit ratelimit.Limit, key string) (decide.Call, error) {
+	if err := s.usableIn(tx); err != nil {
+		return decide.Call{}, err
+	}
+	return s.call(false, []ratelimit.Request{{Limit: limit, Key: key}})
 }
 
-func (s *Store) changedBy(result ratelimit.Result) {
-	if result.Receipt == nil {
-		return
+// editOwn runs change in a transaction of its own.
+func (s *Store) editOwn(ctx context.Context, limit ratelimit.Limit, key string, change func(context.Context, pgx.Tx, *decide.Call) error) error {
+	if err := s.usable(); err != nil {
+		return err
 	}
-	for _, p := range result.Receipt.Payments() {
-		s.changed(p.Limit.For(p.Key))
+	call, err := s.call(false, []ratelimit.Request{{Limit: limit, Key: key}})
+	if err != nil {
+		return err
 	}
+	if err := s.ownTx(ctx, func(ctx context.Context, tx pgx.Tx) error { return change(ctx, tx, &call) }); err != nil {
+		return err
+	}
+	s.hints.changed(call.Asks[0].Of()) // again, now that others see it
+	return nil
 }
 
-// editCall is a call that asks nothing of r's limit and key, for the verbs
-// that cannot be refused.
-func editCall(r ratelimit.Request) (ratelimit.Call, error) {
-	if err := r.Validate(); err != nil {
-		return ratelimit.Call{}, err
+// changedBy forgets what is remembered of the limits that a receipt names.
+func (s *Store) changedBy(r *ratelimit.Receipt) {
+	for _, p := range receipt.Payments(r) {
+		s.hints.changed(decide.Key{Name: p.Name, Key: p.Key})
 	}
-	return ratelimit.NewCall(false, r.Limit.ForN(r.Key, 0))
-}
-
-// everyRow is a taking of nothing from each row of a call.
-func everyRow(call ratelimit.Call) []part {
-	var parts []part
-	for i, a := range call.Asks {
-		for shard := range a.Definition.Shards {
-			parts = append(parts, newPart(i, a, shard, 0))
-		}
-	}
-	return parts
-}
-
-// bottomless is a floor that nothing is below: finite, since an infinity is
-// not a number literal in PostgreSQL's simple protocol.
-const bottomless = -math.MaxFloat64 / 2
-
-// force takes the parts whatever their rows hold, and returns what it left
-// there and when.
-func (s *Store) force(ctx context.Context, q querier, parts []part) ([]outcome, time.Time, error) {
-	outcomes := make([]outcome, len(parts))
-	for i := range parts {
-		parts[i].floor = bottomless
-	}
-	for range rounds {
-		at, missed, err := s.takeMissing(ctx, q, parts, outcomes)
-		if err != nil || missed == 0 {
-			return outcomes, at, err
-		}
-		if err := s.align(ctx, q, parts, outcomes); err != nil {
-			return nil, time.Time{}, err
-		}
-	}
-	return nil, time.Time{}, errors.New("a row's windows changed each time it was looked at")
-}
-
-// takeMissing takes the parts that have no outcome yet.
-func (s *Store) takeMissing(ctx context.Context, q querier, parts []part, outcomes []outcome) (at time.Time, missed int, err error) {
-	now := s.clock()
-	var batch pgx.Batch
-	for i := range parts {
-		if !outcomes[i].taken {
-			s.queueTake(&batch, now, &parts[i], &outcomes[i])
-		}
-	}
-	batch.Queue(clockSQL, now).QueryRow(func(row pgx.Row) error { return row.Scan(&at, nil) })
-	if err := q.SendBatch(ctx, &batch).Close(); err != nil {
-		return time.Time{}, 0, err
-	}
-	for _, o := range outcomes {
-		if !o.taken {
-			missed++
-		}
-	}
-	return at.UTC(), missed, nil
-}
-
-// align gives the parts that have no outcome the ticks of their rows: of a
-// fixed window that was paused, or had another Start.
-func (s *Store) align(ctx context.Context, q querier, parts []part, outcomes []outcome) error {
-	var batch pgx.Batch
-	for i := range parts {
-		if outcomes[i].taken {
-			continue
-		}
-		p := &parts[i]
-		batch.Queue(s.sql.ticks, p.definition.Name, p.key, int32(p.shard)).QueryRow(func(row pgx.Row) error {
-			err := row.Scan(&p.origin)
-			if errors.Is(err, pgx.ErrNoRows) { // deleted since: fresh ticks do
-				return nil
-			}
-			return err
-		})
-	}
-	return q.SendBatch(ctx, &batch).Close()
 }

@@ -269,7 +269,7 @@ func ExampleStore_Pause() {
 	}
 
 	retryAfter := 90 * time.Minute
-	if _, err := store.Pause(ctx, Requests.For("api.example"), time.Now().Add(retryAfter)); err != nil {
+	if _, err := store.Pause(ctx, Requests, "api.example", retryAfter); err != nil {
 		log.Fatal(err)
 	}
 	res, err := store.Allow(ctx, Requests.For("api.example"))
@@ -312,10 +312,10 @@ func ExampleStore_Reset() {
 		log.Fatal(err)
 	}
 
-	if _, err := store.Reserve(ctx, SendMessage.ForN("alice", 10)); err != nil {
+	if _, err := store.Reserve(ctx, SendMessage.ForN("alice", 2)); err != nil {
 		log.Fatal(err)
 	}
-	if err := store.Reset(ctx, SendMessage.For("alice")); err != nil {
+	if err := store.Reset(ctx, SendMessage, "alice"); err != nil {
 		log.Fatal(err)
 	}
 	res, err := store.Allow(ctx, SendMessage.For("alice"))
@@ -332,17 +332,19 @@ func ExampleStore_Prune() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
 	defer done()
-	store, err := pgstore.New(pool, nil)
+	now := time.Now()
+	store, err := pgstore.New(pool, &pgstore.Config{Clock: func() time.Time { return now }})
 	if err != nil {
 		log.Fatal(err)
 	}
 
-	if _, err := store.Allow(ctx, SendMessage.For("alice")); err != nil {
+	if _, err := store.Allow(ctx, SendMessage.ForN("alice", 2)); err != nil {
 		log.Fatal(err)
 	}
-	if _, err := store.Allow(ctx, SendMessage.ForN("bob", 0)); err != nil { // full
+	if _, err := store.Allow(ctx, SendMessage.For("bob")); err != nil {
 		log.Fatal(err)
 	}
+	now = now.Add(time.Hour) // bob's limit has been full for half of it, alice's for no minute
 	deleted, err := store.Prune(ctx, SendMessage, SignUp)
 	if err != nil {
 		log.Fatal(err)
@@ -391,7 +393,7 @@ func Example_errors() {
 	explain := func(res ratelimit.Result, err error) {
 		var fault *pgconn.PgError
 		switch {
-		case errors.Is(err, ratelimit.ErrNever):
+		case errors.Is(err, ratelimit.ErrExceedsCapacity):
 			fmt.Println("never:", err)
 		case errors.Is(err, ratelimit.ErrInvalid):
 			fmt.Println("invalid:", err)

@@ -19,6 +19,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/internal/receipt"
 	"github.com/pgratelimit/ratelimit/internal/throwaway"
 	"github.com/pgratelimit/ratelimit/migrations"
 	"github.com/pgratelimit/ratelimit/pgstore"
@@ -65,7 +66,7 @@ var ownVerbs = []struct {
 		return ran || result.OK || result.Receipt != nil, err
 	}},
 	{"Reset", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
-		return false, s.Reset(ctx, r)
+		return false, s.Reset(ctx, r.Limit, r.Key)
 	}},
 	{"Credit", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
 		status, err := s.Credit(ctx, r)
@@ -75,7 +76,8 @@ var ownVerbs = []struct {
 		return s.Cancel(ctx, paid(r))
 	}},
 	{"Pause", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
-		return s.Pause(ctx, r, time.Now().Add(time.Hour))
+		until, err := s.Pause(ctx, r.Limit, r.Key, time.Hour)
+		return !until.IsZero(), err
 	}},
 	{"Prune", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
 		n, err := s.Prune(ctx, r.Limit)
@@ -109,7 +111,7 @@ var verbsInTx = []struct {
 		return result.OK, err
 	}},
 	{"ResetTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
-		return false, s.ResetTx(ctx, tx, r)
+		return false, s.ResetTx(ctx, tx, r.Limit, r.Key)
 	}},
 	{"CreditTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
 		status, err := s.CreditTx(ctx, tx, r)
@@ -119,13 +121,19 @@ var verbsInTx = []struct {
 		return s.CancelTx(ctx, tx, paid(r))
 	}},
 	{"PauseTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
-		return s.PauseTx(ctx, tx, r, time.Now().Add(time.Hour))
+		until, err := s.PauseTx(ctx, tx, r.Limit, r.Key, time.Hour)
+		return !until.IsZero(), err
 	}},
 }
 
 // paid is a result that can be cancelled.
 func paid(r ratelimit.Request) ratelimit.Result {
-	return ratelimit.Result{Receipt: ratelimit.NewReceipt([]ratelimit.Payment{{Limit: r.Limit, Key: r.Key, Tokens: 1}})}
+	d := r.Limit.Definition()
+	payment := receipt.Payment{
+		Name: d.Name, Key: r.Key, Kind: uint8(d.Kind), Rate: d.Rate, Period: d.Period,
+		Capacity: d.Capacity, Shards: d.Shards, Start: d.Start, Tokens: r.Count,
+	}
+	return ratelimit.Result{Receipt: receipt.New([]receipt.Payment{payment}, "", nil)}
 }
 
 // wantClosed asks all verbs on their own, and wants an error from each.
@@ -417,6 +425,14 @@ func takesAndChecks(ctx context.Context, store *pgstore.Store, tx pgx.Tx) map[st
 
 // What is wrong by itself is an error that says so, does not reach the
 // database, and so leaves the rows and the transaction as they are.
+// hasCount is the verbs on their own, and in a transaction, that take a count.
+var hasCount = map[string]bool{"Allow": true, "Reserve": true, "Check": true, "CheckReserve": true, "Credit": true}
+
+// badCount reports whether nothing is wrong with a request but its count.
+func badCount(r ratelimit.Request) bool {
+	return r.Limit != nil && r.Limit.For(r.Key).Validate() == nil
+}
+
 func TestBadInputChangesNothing(t *testing.T) {
 	var errorResponses errorResponses
 	db := pgtest.New(t, pgtest.WithConfig(errorResponses.watch))
@@ -434,15 +450,15 @@ func TestBadInputChangesNothing(t *testing.T) {
 		}
 		for name, calls := range neverCalls() {
 			result, err := do(calls...)
-			var never *ratelimit.NeverError
-			if result.OK || result.Receipt != nil || !errors.Is(err, ratelimit.ErrNever) || !errors.As(err, &never) {
-				t.Errorf("%s/%s: got OK %v, error %v, want %v", verb, name, result.OK, err, ratelimit.ErrNever)
+			var never *ratelimit.ExceedsCapacityError
+			if result.OK || result.Receipt != nil || !errors.Is(err, ratelimit.ErrExceedsCapacity) || !errors.As(err, &never) {
+				t.Errorf("%s/%s: got OK %v, error %v, want %v", verb, name, result.OK, err, ratelimit.ErrExceedsCapacity)
 			}
 		}
 	}
 	for _, bad := range invalid {
 		for _, verb := range ownVerbs {
-			if verb.name == "Cancel" || verb.name == "Prune" { // take no requests
+			if verb.name == "Cancel" || verb.name == "Prune" || !hasCount[verb.name] && badCount(bad.request) { // take no such requests
 				continue
 			}
 			if ok, err := verb.do(t.Context(), store, bad.request); ok || !errors.Is(err, ratelimit.ErrInvalid) {
@@ -450,7 +466,7 @@ func TestBadInputChangesNothing(t *testing.T) {
 			}
 		}
 		for _, verb := range verbsInTx {
-			if verb.name == "CancelTx" {
+			if verb.name == "CancelTx" || !hasCount[strings.TrimSuffix(verb.name, "Tx")] && badCount(bad.request) {
 				continue
 			}
 			if ok, err := verb.do(t.Context(), store, tx, bad.request); ok || !errors.Is(err, ratelimit.ErrInvalid) {
@@ -458,9 +474,9 @@ func TestBadInputChangesNothing(t *testing.T) {
 			}
 		}
 	}
-	for _, until := range []time.Time{{}, time.Date(0, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(10000, 1, 1, 0, 0, 0, 0, time.UTC)} {
-		if paused, err := store.PauseTx(t.Context(), tx, slow("bucket", 10).For("k"), until); paused || err != nil && !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Errorf("pause until %v: got %v, error %v", until, paused, err)
+	for _, lasts := range []time.Duration{0, -time.Hour, ratelimit.MaxSpan + 1} {
+		if until, err := store.PauseTx(t.Context(), tx, slow("bucket", 10), "k", lasts); !until.IsZero() || !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("pause for %v: got %v, error %v", lasts, until, err)
 		}
 	}
 	if got := tableOf(t, db); !slices.Equal(got, want) {

@@ -50,6 +50,21 @@ func tableOf(tb testing.TB, db *pgtest.DB) []string {
 	return table
 }
 
+// statesOf is what all of db's rows say, as text and to the last bit.
+func statesOf(tb testing.TB, db *pgtest.DB) []string {
+	tb.Helper()
+	rows, err := db.Pool.Query(tb.Context(), `SELECT concat_ws(' ', quote_literal(name), quote_literal(key), shard, value, extract(epoch FROM ts), extract(epoch FROM paused))
+		FROM `+db.Schema+`.rate_limits ORDER BY name, key, shard`)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	states, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return states
+}
+
 // noon is where injected clocks start.
 var noon = time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
 

@@ -101,8 +101,7 @@ func shardedVerbs(t *testing.T, db *pgtest.DB, portable bool) {
 		t.Errorf("credit: got %v, error %v", status.Value, err)
 	}
 	wantTaken(2, true, 0)
-	paused, err := store.Pause(ctx, l.For("k"), noon.Add(70*time.Minute))
-	wantSaid(t, "pause", paused, err, true)
+	wantPaused(t, store, l, "k", c.now(), noon.Add(70*time.Minute))
 	c.add(65 * time.Minute)
 	wantTaken(1, false, 0)
 	c.add(5 * time.Minute)
@@ -113,7 +112,7 @@ func shardedVerbs(t *testing.T, db *pgtest.DB, portable bool) {
 	}
 	wantTaken(8, true, 0)
 	for _, r := range []ratelimit.Request{l.For("k"), plain.For("k")} {
-		if err := store.Reset(ctx, r); err != nil {
+		if err := store.Reset(ctx, r.Limit, r.Key); err != nil {
 			t.Error(err)
 		}
 	}

@@ -612,7 +612,7 @@ func TestAlwaysTooLate(t *testing.T) {
 		}
 	}
 	tracer.fill = func() {
-		if err := others.Reset(ctx, limit.For("k")); err != nil {
+		if err := others.Reset(ctx, limit, "k"); err != nil {
 			t.Error(err)
 		}
 	}

@@ -1,250 +1,584 @@
 package pgstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
+	"hash/maphash"
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/batch"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/table"
 )
 
-// own runs decide on the pool, each statement a transaction of its own.
-func (s *Store) own(ctx context.Context, decide func(querier) error) error {
-	if s.pool == nil {
-		return ErrNoPool
-	}
-	return s.retry(ctx, func() error { return decide(s.pool) })
-}
+// Decisions on their own share statements: while one is under way, the calls that
+// arrive gather, and the next one decides all of them (package batch). They are
+// decided in two ways.
+//
+//   - grant: one UPDATE takes from each row what its callers want together, if it
+//     has enough for all of them. The row need not be read first.
+//   - settle: rows are locked, read, decided in memory, in the order of arrival, and
+//     written.
+//
+// In between the rows are read without a lock, to answer checks, and to refuse what
+// cannot be granted: that writes and locks nothing.
+//
+// Neither waits for a row that somebody else has locked; such rows are passed over.
+// Their callers go on in a queue for that row alone, which waits for it.
 
-// ownTx runs decide in a transaction of its own. READ COMMITTED is enough: a
-// take is right at every isolation level, and here nobody asks it again.
-func (s *Store) ownTx(ctx context.Context, decide func(pgx.Tx) error) error {
-	if s.pool == nil {
-		return ErrNoPool
-	}
-	return s.retry(ctx, func() error {
-		tx, err := s.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
-		if err != nil {
-			return fault("begin", err)
-		}
-		defer rollback(ctx, tx)
-		if err := decide(tx); err != nil {
-			return err
-		}
-		if err := tx.Commit(ctx); err != nil {
-			return fault("commit", err)
-		}
-		return nil
-	})
-}
+// lanes is how many statements, and so how many connections, decide at a time.
+// Calls for one limit and key share a lane.
+const lanes = 2
 
-// rollback ends tx, if it has not ended, even when ctx is over. It is deferred,
-// so that it also comes when a caller's function panics or ends its goroutine.
-// Its error is of no use: a transaction that cannot be rolled back has lost its
-// connection, and with it all that it did.
-func rollback(ctx context.Context, tx pgx.Tx) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-	defer cancel()
-	_ = tx.Rollback(ctx)
-}
+// mostTogether bounds the calls that one statement decides.
+const mostTogether = 1024
 
 const (
-	firstPause   = 2 * time.Millisecond
-	longestPause = 250 * time.Millisecond
+	passOver = 20 * time.Millisecond // how long a batch waits for a row that somebody has made and not committed
+	awaited  = time.Second           // how long a row's own queue waits at a time
+	poll     = 5 * time.Millisecond  // how often it looks when it may not wait, at first
+	slowPoll = 50 * time.Millisecond // and later
+	silence  = 5 * time.Second       // after which the server lets go of what is locked for a client that is not heard
 )
 
-// retry runs attempt until PostgreSQL does not ask for another, with full
-// jitter in between (Brooker, "Exponential Backoff And Jitter", 2015), until
-// the context's deadline, or for the retry budget if it has none. An error
-// because ctx is over has what PostgreSQL said last within reach too.
-func (s *Store) retry(ctx context.Context, attempt func() error) error {
-	end, hasDeadline := ctx.Deadline()
-	if !hasDeadline {
-		end = time.Now().Add(s.config.RetryBudget)
+// own is the decisions on their own that are under way.
+type own struct {
+	store *Store
+	seed  maphash.Seed
+	lanes [lanes]lane
+
+	// waiters are the connections that may wait for a locked row at a time: few, so
+	// that however many rows are locked, the pool has some for the rest.
+	waiters chan struct{}
+
+	mu     sync.Mutex
+	locked map[decide.Row]*lane // of rows that somebody had locked
+}
+
+// lane is a queue of calls that are decided together.
+type lane struct {
+	queue    *batch.Queue[*pending]
+	refusing bool // most of the last calls were refused, so that granting is not worth an attempt
+}
+
+// pending is a call that waits for its decision.
+type pending struct {
+	call  decide.Call
+	check bool
+
+	result ratelimit.Result
+	err    error
+
+	locked atomic.Pointer[decide.Row] // that it waits for
+}
+
+type ticket = batch.Ticket[*pending]
+
+func (o *own) init(s *Store) {
+	o.store, o.seed = s, maphash.MakeSeed()
+	o.locked = make(map[decide.Row]*lane)
+	for i := range o.lanes {
+		l := &o.lanes[i]
+		l.queue = batch.New(mostTogether, func(ctx context.Context, tickets []*ticket) { o.serve(ctx, l, tickets) }, s.work.spawn)
 	}
-	var last error // that asked for another attempt
-	limit := firstPause
-	for n := 1; ; n++ {
-		err := attempt()
-		if !serialization(err) {
-			if last != nil && ctx.Err() != nil && errors.Is(err, ctx.Err()) {
-				return fmt.Errorf("pgstore: gave up after %d attempts: %w: %w", n, err, last)
-			}
-			return err
-		}
-		last = err
-		pause := time.Duration(rand.Int64N(int64(limit)))
-		if time.Until(end) <= pause {
-			if hasDeadline {
-				err = fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
-			}
-			return fmt.Errorf("pgstore: gave up after %d attempts: %w", n, err)
-		}
-		limit = min(2*limit, longestPause)
-		select {
-		case <-time.After(pause):
-		case <-ctx.Done():
-			return fmt.Errorf("pgstore: gave up after %d attempts: %w: %w", n, ctx.Err(), err)
-		}
+	if s.pool != nil {
+		o.waiters = make(chan struct{}, min(s.pool.Config().MaxConns/4, 4))
 	}
 }
 
-// AllowFunc takes what is asked from all the limits and runs do in the same
-// SERIALIZABLE transaction, and commits: what is taken is spent if and only if
-// the work of do is there. It is for do to use tx for all its work.
-//
-// A refusal runs nothing and is an error, [ratelimit.ErrRefused]; the result
-// is returned with it, and is in the *[ratelimit.RefusedError]. An error of do
-// rolls everything back and comes back as it is, and so does a panic.
-//
-// When PostgreSQL asks for it, with 40001 or 40P01, all of it runs again, do
-// included, with full jitter in between, until the deadline of ctx, or for
-// Config.RetryBudget if it has none. So do must have no effect but through tx,
-// and must pass on the errors that tx gives it. Any other fault is returned at
-// once. When the connection is lost during the commit, a new one asks the server
-// what became of the transaction: if it was committed there is no error. Only
-// if that cannot be found out either is the error [ErrOutcomeUnknown].
-//
-// Transactions of one process that take from the same row queue before they
-// begin and before they take a connection from the pool, in order of arrival;
-// with several shards, each has one of its own. One that waits for its turn has
-// its BEGIN and its take sent behind the COMMIT before it, on that connection,
-// unless the pool has hooks (PrepareConn, BeforeAcquire, AfterRelease) or a tracer,
-// or does not prepare statements.
-func (s *Store) AllowFunc(ctx context.Context, requests []ratelimit.Request, do func(tx pgx.Tx, result ratelimit.Result) error) (ratelimit.Result, error) {
-	return s.run(ctx, false, requests, do)
-}
-
-// ReserveFunc is [Store.AllowFunc] with a reservation: do schedules its work
-// for the result's RetryAt.
-func (s *Store) ReserveFunc(ctx context.Context, requests []ratelimit.Request, do func(tx pgx.Tx, result ratelimit.Result) error) (ratelimit.Result, error) {
-	return s.run(ctx, true, requests, do)
-}
-
-func (s *Store) run(ctx context.Context, reserve bool, requests []ratelimit.Request, do func(pgx.Tx, ratelimit.Result) error) (result ratelimit.Result, err error) {
+// decide decides a call on its own.
+func (s *Store) decide(ctx context.Context, reserve, check bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+	if err := s.usable(); err != nil {
+		return ratelimit.Result{}, err
+	}
+	call, err := s.call(reserve, requests)
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
 	if s.pool == nil {
 		return ratelimit.Result{}, ErrNoPool
 	}
-	call, err := ratelimit.NewCall(reserve, requests...)
+	if !check {
+		if result, ok := s.hints.refusals.answer(&call, s.clock()); ok {
+			return result, ctx.Err()
+		}
+	}
+	ctx, done, err := s.bounded(ctx)
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
-	err = s.retry(ctx, func() error {
-		pass, err := s.gates.enter(ctx, call, &s.shards)
-		if err != nil {
-			return fault("wait", err)
-		}
-		defer pass.leave()
-		result, err = s.attempt(ctx, call, pass, do)
-		if failed, ok := err.(*failedCommit); ok {
-			return s.resolve(ctx, failed)
-		}
-		return err
-	})
-	if err != nil && result.OK { // it was rolled back, so there is nothing to cancel
-		return ratelimit.Result{}, err
+	defer done()
+	if s.config.Portable {
+		return s.decidePortably(ctx, &call, check)
 	}
-	return result, err
+	p := &pending{call: call, check: check}
+	if _, err := s.own.laneOf(&call).queue.Do(ctx, p); err != nil {
+		return ratelimit.Result{}, s.gaveUp(p, err)
+	}
+	return p.result, p.err
 }
 
-const (
-	beginSQL  = "BEGIN ISOLATION LEVEL SERIALIZABLE"
-	commitSQL = "COMMIT"
-)
-
-// attempt runs the transaction once. Its BEGIN travels with the take.
-func (s *Store) attempt(ctx context.Context, call ratelimit.Call, p *pass, do func(pgx.Tx, ratelimit.Result) error) (ratelimit.Result, error) {
-	sc := &scope{foreign: true, shards: p.shards, begin: beginSQL}
-	conn, err := s.connect(ctx, p, sc)
-	if err != nil {
-		return ratelimit.Result{}, fault("acquire", err)
-	}
-	handedOn := false
-	defer func() {
-		if !handedOn {
-			conn.Release()
+// decidePortably decides a call with the statements of callers' transactions. A
+// single row needs no transaction.
+func (s *Store) decidePortably(ctx context.Context, call *decide.Call, check bool) (result ratelimit.Result, err error) {
+	err = s.retry(ctx, func() error {
+		switch {
+		case check:
+			view, err := s.look(ctx, s.pool, &pgx.Batch{}, call, all)
+			if err == nil {
+				result = call.Checked(view)
+			}
+			return err
+		case len(call.Asks) == 1 && !call.Sharded():
+			asked := s.hints.refusals.moment()
+			var view decide.View
+			if result, view, err = s.takeOne(ctx, s.pool, call); err == nil && !result.OK {
+				s.hints.refusals.note(call, view, asked)
+			}
+			return err
+		default:
+			return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+				if result, err = s.takeSeveral(ctx, tx, call); err != nil {
+					return err
+				}
+				return result.Err() // which leaves nothing behind
+			})
 		}
-	}()
-	tx := &transaction{conn: conn.Conn()}
-	defer tx.end(ctx)
-	result, err := s.take(ctx, sc, call)
-	if err != nil {
-		return ratelimit.Result{}, err
-	}
-	if err := result.Err(); err != nil {
-		return result, err
-	}
-	if err := do(tx, result); err != nil {
-		return result, err
-	}
-	if handedOn, err = s.commit(ctx, conn, tx, p); err != nil {
-		return result, &failedCommit{fault("commit", err), sc.xid}
+	})
+	if err != nil && !errors.Is(err, ratelimit.ErrRefused) {
+		return ratelimit.Result{}, s.fault("decide", err)
 	}
 	return result, nil
 }
 
-// connect takes a connection, the one on which the transaction has begun if it
-// has. If that is lost nothing has happened, and another will do.
-func (s *Store) connect(ctx context.Context, p *pass, sc *scope) (conn *pgxpool.Conn, err error) {
-	if a := p.ahead; a != nil {
-		p.ahead = nil
-		first := a.receive(ctx)
-		if !a.conn.Conn().IsClosed() {
-			sc.q, sc.begun, sc.first, sc.xid, p.length = a.conn, true, first, first.xid, a.length
-			return a.conn, nil
+// gaveUp is the error of a caller whose context ended.
+func (s *Store) gaveUp(p *pending, err error) error {
+	if row := p.locked.Load(); row != nil {
+		return fmt.Errorf("%w: a transaction has locked the row of limit %q, key %q: %w", ErrLocked, row.Name, row.Key.Key, err)
+	}
+	return s.fault("decide", err)
+}
+
+func (o *own) laneOf(call *decide.Call) *lane {
+	return &o.lanes[maphash.Comparable(o.seed, call.Asks[0].Of())%lanes]
+}
+
+// serve decides the calls of a lane, but for those that go on in the queue of a
+// locked row.
+func (o *own) serve(ctx context.Context, l *lane, tickets []*ticket) {
+	tickets = o.redirect(tickets)
+	if len(tickets) == 0 {
+		return
+	}
+	granting := !l.refusing
+	decided := slices.Clone(tickets)
+	o.await(o.decide(ctx, tickets, granting, nil))
+	refused := 0
+	for _, t := range decided {
+		if t.Finished() && !t.Value.result.OK {
+			refused++
 		}
-		a.conn.Release()
 	}
-	s.connecting.Add(1)
-	defer s.connecting.Add(-1)
-	if conn, err = s.pool.Acquire(ctx); err == nil {
-		sc.q = conn
-	}
-	return conn, err
+	l.refusing = 2*refused > len(decided)
 }
 
-// failedCommit is a COMMIT that failed, and whose.
-type failedCommit struct {
-	error
-	xid *string
+// decide decides calls, and returns those whose rows are locked by somebody else.
+// If the database finds fault with a statement for many, each half of them is
+// decided by itself, so that only the one at fault fails. A row that is to be
+// waited for is await.
+func (o *own) decide(ctx context.Context, tickets []*ticket, granting bool, await *decide.Row) (locked []*ticket) {
+	left := tickets
+	err := o.store.retry(ctx, func() (err error) {
+		if granting {
+			if left, err = o.grant(ctx, left); err != nil || len(left) == 0 {
+				return err
+			}
+			granting = false
+		}
+		var sheet *decide.Sheet
+		if left, sheet, err = o.look(ctx, left); err != nil || len(left) == 0 {
+			return err
+		}
+		left, err = o.settle(ctx, left, sheet, await)
+		return err
+	})
+	switch {
+	case err == nil:
+		return left
+	case code(err) == lockNotAvailable && (len(left) == 1 || await != nil):
+		return left
+	case answered(err) && !retriable(err) && len(left) > 1:
+		half := len(left) / 2
+		return append(o.decide(ctx, left[:half:half], granting, nil), o.decide(ctx, left[half:], granting, nil)...)
+	}
+	for _, t := range left {
+		t.Value.err = err
+		t.Finish()
+	}
+	return nil
 }
 
-// resolve finds out what became of a transaction whose COMMIT failed: nil if
-// it was committed all the same. The server's own answer leaves no doubt; a
-// lost connection does, so a new one asks. None may be held by then, or a pool
-// of one would have no other.
-func (s *Store) resolve(ctx context.Context, commit *failedCommit) error {
-	failed, xid := commit.error, commit.xid
-	var pgErr *pgconn.PgError
-	if errors.Is(failed, pgx.ErrTxCommitRollback) || errors.Is(failed, pgx.ErrTxClosed) ||
-		errors.As(failed, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" {
-		return failed
+const lockNotAvailable = "55P03"
+
+// group is calls, in the order of arrival, that each take from the same one row.
+// It is granted as a whole or not at all: to grant all of them, the row needs to
+// have no more than the most that any of them needs after those before it.
+type group struct {
+	tickets []*ticket
+	choice  decide.Change // of the first
+}
+
+// single is a call that takes from one row.
+type single struct {
+	*ticket
+	decide.Change
+	place int
+}
+
+// grant decides the calls of the groups whose rows have enough for all of them.
+// Nothing is written or locked for the others, which it returns.
+func (o *own) grant(ctx context.Context, tickets []*ticket) (left []*ticket, err error) {
+	groups, grants, left := o.groups(tickets)
+	if len(groups) == 0 {
+		return left, nil
 	}
-	if xid == nil {
-		return fmt.Errorf("%w: %w", ErrOutcomeUnknown, failed)
+	if err := o.store.table.Grant(ctx, o.store.pool, grants, o.store.clock()); err != nil {
+		return tickets, o.store.fault("take", err)
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), s.config.RetryBudget)
-	defer cancel()
-	for {
-		var status *string
-		err := s.pool.QueryRow(ctx, `SELECT pg_xact_status($1::text::xid8)`, *xid).Scan(&status)
+	for i, g := range groups {
+		if !grants[i].Taken.OK {
+			left = append(left, g...)
+			continue
+		}
+		o.granted(g, &grants[i])
+	}
+	return left, nil
+}
+
+// granted answers the calls of a group. Each is told what it left behind.
+func (o *own) granted(tickets []*ticket, g *table.Grant) {
+	change := g.Change
+	change.After = g.Taken.After
+	rest := g.Count
+	for _, t := range tickets {
+		p := t.Value
+		change.Count = p.call.Asks[0].Count
+		rest -= change.Count
+		change.After.Value = g.Taken.After.Value + rest
+		p.result = o.store.granted(&p.call, []decide.Change{change}, g.Taken.At, "", nil)
+		t.Finish()
+	}
+}
+
+// groups sorts calls by the row that they would take from. Those that check or
+// take from several rows are in none, and neither are those whose definition is
+// not that of the others, while a new one is being rolled out.
+func (o *own) groups(tickets []*ticket) (groups [][]*ticket, grants []table.Grant, left []*ticket) {
+	singles := make([]single, 0, len(tickets))
+	for i, t := range tickets {
+		if c, ok := o.single(t.Value); ok {
+			singles = append(singles, single{t, c, i})
+		} else {
+			left = append(left, t)
+		}
+	}
+	slices.SortFunc(singles, func(a, b single) int {
+		return cmp.Or(a.Row.Compare(b.Row), cmp.Compare(a.place, b.place))
+	})
+	for i := range singles {
+		c, call := &singles[i].Change, &singles[i].Value.call
+		n := len(grants) - 1
 		switch {
-		case err == nil && status != nil && *status == "committed":
-			return nil
-		case err == nil && status != nil && *status == "aborted":
-			return fmt.Errorf("pgstore: the transaction was rolled back: %w", failed)
-		case err == nil && status == nil || ctx.Err() != nil:
-			return fmt.Errorf("%w: %w", ErrOutcomeUnknown, failed)
+		case i == 0 || c.Row != singles[i-1].Row:
+			grants = append(grants, table.Grant{Change: *c, Need: math.Inf(-1), Reserve: true})
+			groups = append(groups, nil)
+			n++
+			grants[n].Count = 0
+		case c.Definition != grants[n].Definition:
+			left = append(left, singles[i].ticket)
+			continue
 		}
-		select { // still in progress, or no server yet
-		case <-time.After(firstPause):
-		case <-ctx.Done():
+		g := &grants[n]
+		g.Count += c.Count
+		g.Need = max(g.Need, g.Count+c.Floor)
+		g.Reserve = g.Reserve && call.Reserve
+		groups[n] = append(groups[n], singles[i].ticket)
+	}
+	return groups, grants, left
+}
+
+// single is the taking of a call from one row; false if it is none.
+func (o *own) single(p *pending) (decide.Change, bool) {
+	if p.check || len(p.call.Asks) > 1 {
+		return decide.Change{}, false
+	}
+	changes, ok := o.store.guess(&p.call, func(a *decide.Ask) int {
+		return o.store.hints.shards.choose(a, upTo(a.Definition.Shards))
+	})
+	if !ok {
+		return decide.Change{}, false
+	}
+	return changes[0], true
+}
+
+// look reads the calls' rows, answers checks, and refuses what cannot be granted.
+// It returns the others, and what it has read.
+func (o *own) look(ctx context.Context, tickets []*ticket) (left []*ticket, sheet *decide.Sheet, err error) {
+	s, sheet := o.store, newSheet(tickets)
+	asked := s.hints.refusals.moment()
+	rows := table.Rows{Rows: sheet.Rows}
+	if err := s.table.Read(ctx, s.pool, &rows, s.clock()); err != nil {
+		return tickets, nil, s.fault("read", err)
+	}
+	sheet.States, sheet.Found, sheet.At = rows.States, rows.Found, rows.At
+	for _, t := range tickets {
+		p := t.Value
+		view := sheet.View(&p.call)
+		s.hints.saw(&p.call, view)
+		if _, ok := p.call.Plan(view); ok && !p.check {
+			left = append(left, t)
+			continue
+		}
+		p.result = p.call.Checked(view)
+		if !p.check {
+			s.hints.refusals.note(&p.call, view, asked)
+		}
+		t.Finish()
+	}
+	return left, sheet, nil
+}
+
+func newSheet(tickets []*ticket) *decide.Sheet {
+	calls := make([]*decide.Call, len(tickets))
+	for i, t := range tickets {
+		calls[i] = &t.Value.call
+	}
+	return decide.NewSheet(calls)
+}
+
+// settle decides calls with their rows locked, from the reading to the writing. It
+// returns those whose rows are locked by somebody else. Rows that are missing
+// cannot be locked, so they are made first: full, which means the same.
+func (o *own) settle(ctx context.Context, tickets []*ticket, seen *decide.Sheet, await *decide.Row) (left []*ticket, err error) {
+	conn, err := o.store.pool.Acquire(ctx)
+	if err != nil {
+		return tickets, o.store.fault("acquire", err)
+	}
+	defer release(ctx, conn)
+	sheet := newSheet(tickets)
+	asked := o.store.hints.refusals.moment()
+	if err := o.lock(ctx, conn, sheet, seen, await); err != nil {
+		o.waitFor(tickets, seen, await)
+		return tickets, o.store.fault("lock", err)
+	}
+	var decided []*ticket
+	for _, t := range tickets {
+		p := t.Value
+		if row, missing := sheet.Missing(&p.call); missing {
+			p.locked.Store(&row)
+			left = append(left, t)
+			continue
+		}
+		view := sheet.View(&p.call)
+		changes, ok := p.call.Plan(view)
+		if ok {
+			sheet.Make(changes)
+			p.result = p.call.Granted(changes, decide.View{States: sheet.View(&p.call).States, At: sheet.At})
+			p.result.Receipt = p.call.Receipt(changes, "", nil)
+		} else {
+			p.result = p.call.Refused(view)
+		}
+		decided = append(decided, t)
+	}
+	if err := o.write(ctx, conn, sheet); err != nil {
+		return tickets, o.store.fault("write", err)
+	}
+	for _, t := range decided { // it is in the database now
+		o.tell(t, sheet, asked)
+	}
+	return left, nil
+}
+
+// tell answers a call that was decided on a sheet that has been written.
+func (o *own) tell(t *ticket, sheet *decide.Sheet, asked moment) {
+	p, view := t.Value, sheet.View(&t.Value.call)
+	o.store.hints.saw(&p.call, view)
+	for i := range p.call.Asks {
+		o.store.hints.refusals.drop(p.call.Asks[i].Of())
+	}
+	if !p.result.OK {
+		o.store.hints.refusals.note(&p.call, view, asked)
+	}
+	t.Finish()
+}
+
+// waitFor notes the rows that calls wait for when a wait for a lock was given up:
+// the awaited one, or one that somebody has made and not committed.
+func (o *own) waitFor(tickets []*ticket, seen *decide.Sheet, await *decide.Row) {
+	for _, t := range tickets {
+		row, missing := seen.Missing(&t.Value.call)
+		switch {
+		case await != nil:
+			t.Value.locked.Store(await)
+		case missing:
+			t.Value.locked.Store(&row)
+		}
+	}
+}
+
+// lock begins a transaction that has a sheet's rows locked, and reads them, but for
+// those that somebody else has locked, which are not found. The awaited row is
+// waited for, before anything else is locked.
+func (o *own) lock(ctx context.Context, conn *pgxpool.Conn, sheet, seen *decide.Sheet, await *decide.Row) error {
+	t, now := o.store.table, o.store.clock()
+	var b pgx.Batch
+	b.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
+	if await != nil {
+		t.QueueBounds(&b, awaited, silence)
+		t.QueueFill(&b, &table.Rows{Rows: []decide.Row{*await}}, []ratelimit.Definition{sheet.DefinitionOf(*await)}, now)
+		t.QueueAwait(&b, *await)
+	}
+	t.QueueBounds(&b, passOver, silence)
+	if rows, definitions := seen.Fill(sheet); len(rows) > 0 {
+		t.QueueFill(&b, &table.Rows{Rows: rows}, definitions, now)
+	}
+	rows := table.Rows{Rows: sheet.Rows}
+	t.QueueLock(&b, &rows, now)
+	err := conn.SendBatch(ctx, &b).Close()
+	sheet.States, sheet.Found, sheet.At = rows.States, rows.Found, rows.At
+	return err
+}
+
+// write writes a sheet's changed rows, and commits.
+func (o *own) write(ctx context.Context, conn *pgxpool.Conn, sheet *decide.Sheet) error {
+	var changed table.Rows
+	for i, row := range sheet.Rows {
+		if sheet.Changed[i] {
+			changed.Rows = append(changed.Rows, row)
+			changed.States = append(changed.States, sheet.States[i])
+		}
+	}
+	var b pgx.Batch
+	if len(changed.Rows) > 0 {
+		o.store.table.QueueWrite(&b, &changed)
+	}
+	b.Queue("COMMIT")
+	return conn.SendBatch(ctx, &b).Close()
+}
+
+// release gives a connection back, after rolling back what a fault has left open.
+func release(ctx context.Context, conn *pgxpool.Conn) {
+	if status := conn.Conn().PgConn().TxStatus(); status != 'I' && !conn.Conn().IsClosed() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTime)
+		defer cancel()
+		_, _ = conn.Exec(ctx, "ROLLBACK") // a connection on which it fails is closed
+	}
+	conn.Release()
+}
+
+// redirect moves the calls for locked rows to the queues of those, and returns the
+// others.
+func (o *own) redirect(tickets []*ticket) (left []*ticket) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if len(o.locked) == 0 {
+		return tickets
+	}
+	for _, t := range tickets {
+		if row, ok := o.lockedRow(t.Value); ok {
+			t.Value.locked.Store(&row)
+			o.locked[row].queue.Join(t)
+		} else {
+			left = append(left, t)
+		}
+	}
+	return left
+}
+
+// lockedRow is a row of a call that is waited for. It needs mu.
+func (o *own) lockedRow(p *pending) (row decide.Row, ok bool) {
+	if p.check {
+		return row, false
+	}
+	for i := range p.call.Asks {
+		a := &p.call.Asks[i]
+		for shard := range a.Definition.Shards {
+			row = decide.Row{Key: a.Of(), Shard: shard}
+			l, ok := o.locked[row]
+			if !ok {
+				continue
+			}
+			if !l.queue.Idle() && !a.Sharded() {
+				return row, true
+			}
+			if l.queue.Idle() {
+				delete(o.locked, row)
+			}
+		}
+	}
+	return row, false
+}
+
+// await moves calls to the queues of the rows that they wait for.
+func (o *own) await(tickets []*ticket) {
+	if len(tickets) == 0 {
+		return
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, t := range tickets {
+		row := *t.Value.locked.Load()
+		l, ok := o.locked[row]
+		if !ok {
+			l = &lane{}
+			l.queue = batch.New(mostTogether, func(ctx context.Context, tickets []*ticket) { o.serveLocked(ctx, row, tickets) }, o.store.work.spawn)
+			o.locked[row] = l
+		}
+		l.queue.Join(t)
+	}
+}
+
+// serveLocked decides the calls that wait for a row, as soon as it is free. While
+// no connection may wait for it, it looks now and then.
+func (o *own) serveLocked(ctx context.Context, row decide.Row, tickets []*ticket) {
+	for pause := poll; len(tickets) > 0; pause = min(2*pause, slowPoll) {
+		var left []*ticket
+		select {
+		case o.waiters <- struct{}{}:
+			left = o.decide(ctx, tickets, false, &row)
+			<-o.waiters
+		default:
+			_ = sleep(ctx, pause) // if ctx is over nobody is left
+			left = o.decide(ctx, tickets, true, nil)
+		}
+		tickets = tickets[:0]
+		var others []*ticket
+		for _, t := range left {
+			switch {
+			case t.Gone():
+			case *t.Value.locked.Load() == row:
+				tickets = append(tickets, t)
+			default:
+				others = append(others, t)
+			}
+		}
+		o.await(others)
+	}
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for other, l := range o.locked {
+		if other != row && l.queue.Idle() {
+			delete(o.locked, other)
 		}
 	}
 }

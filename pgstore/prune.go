@@ -2,129 +2,135 @@ package pgstore
 
 import (
 	"context"
-	"time"
-
-	"github.com/jackc/pgx/v5"
+	"math"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/table"
 )
 
 // pruneBatch is how many rows Prune lists, and deletes in one transaction: few
 // enough that nobody waits for it long.
 const pruneBatch = 1000
 
-// Prune deletes the rows of the given limits that are full, and so mean the
-// same as no row, and says how many it deleted. It takes the limits'
-// definitions from its caller, and does not touch rows of other limits, rows
-// in debt or paused, nor rows that somebody has locked. It works in batches,
-// each a transaction of its own, and is safe beside any traffic; run it now
-// and then, from one process or several. What it deleted before an error stays
-// deleted, and is counted.
+// Prune deletes the rows of the given limits that mean the same as no row, and says
+// how many it deleted: those that are full, have been for a minute, and are not
+// paused, by every definition of their name that it is given or that this Store has
+// seen. A row does not tell whose it is, so name all plans of a limit, which are
+// copies with other numbers, and while a changed definition is rolled out the old
+// one as well.
+//
+// It does not touch rows of other limits, nor rows that somebody has locked. It
+// works in batches, each a transaction of its own, and is safe beside any traffic
+// of callers who wait for a row no longer than a minute; run it now and then, from
+// one process or several. What it deleted before an error stays deleted, and is
+// counted. Config.Timeout bounds each batch.
 //
 // A row is also what remembers that the clock was later once. If the server's
 // clock is set back after a Prune, a limit that was pruned grants its capacity
 // again in the time that then passes twice.
 func (s *Store) Prune(ctx context.Context, limits ...ratelimit.Limit) (deleted int64, err error) {
-	if s.pool == nil {
-		return 0, ErrNoPool
+	if err := s.usable(); err != nil {
+		return 0, err
 	}
-	if len(limits) == 0 {
-		return 0, &ratelimit.FieldError{Field: "Limits", Value: 0, Reason: "there must be at least one"}
+	names, err := s.seen.NoteAll(limits)
+	if err != nil {
+		return 0, err
 	}
-	for _, l := range limits {
-		if l == nil {
-			return 0, &ratelimit.FieldError{Field: "Limit", Value: l, Reason: "must not be nil"}
-		}
-		if err := l.Validate(); err != nil {
-			return 0, err
-		}
-	}
-	for _, l := range limits {
-		n, err := s.pruneLimit(ctx, l.Definition().Shard())
+	for name := range names {
+		n, err := s.pruneName(ctx, name)
 		deleted += n
 		if err != nil {
-			return deleted, fault("prune", err)
+			return deleted, err
 		}
 	}
 	return deleted, nil
 }
 
-// fullRow is a row as it was listed.
-type fullRow struct {
-	key   string
-	shard int32
-	state ratelimit.State
-}
-
-func (s *Store) pruneLimit(ctx context.Context, d ratelimit.Definition) (deleted int64, err error) {
-	from := fullRow{shard: -1} // before the first
+func (s *Store) pruneName(ctx context.Context, name string) (deleted int64, err error) {
+	after := decide.Row{Shard: math.MinInt32}
 	for {
-		var listed []fullRow
-		err := s.own(ctx, func(q querier) (err error) {
+		var listed int
+		err := s.alone(ctx, "prune", func(ctx context.Context) (err error) {
 			var n int64
-			listed, n, err = s.pruneFrom(ctx, q, d, from)
+			listed, n, err = s.pruneAfter(ctx, name, &after)
 			deleted += n
 			return err
 		})
-		if err != nil || len(listed) < pruneBatch {
+		if err != nil || listed < pruneBatch {
 			return deleted, err
 		}
-		from = listed[len(listed)-1]
 	}
 }
 
-// pruneFrom lists full rows after from, and deletes those that are idle.
-func (s *Store) pruneFrom(ctx context.Context, q querier, d ratelimit.Definition, from fullRow) (listed []fullRow, deleted int64, err error) {
-	var now time.Time
-	if err := q.QueryRow(ctx, clockSQL, s.clock()).Scan(&now, nil); err != nil {
-		return nil, 0, err
-	}
-	rows, err := q.Query(ctx, s.sql.listFull, d.Name, from.key, from.shard,
-		d.Capacity, d.Rate, micros(d.Period), micros(d.Tick()), now, int64(pruneBatch))
+// pruneAfter lists rows of a name that are full by one of its definitions, after a
+// row, which it moves to the last of them, and deletes those that are idle by all.
+func (s *Store) pruneAfter(ctx context.Context, name string, after *decide.Row) (listed int, deleted int64, err error) {
+	definitions := s.seen.Of(name)
+	now, err := table.Now(ctx, s.pool, s.clock())
 	if err != nil {
-		return nil, 0, err
+		return 0, 0, err
 	}
-	listed, err = pgx.CollectRows(rows, func(r pgx.CollectableRow) (row fullRow, err error) {
-		err = r.Scan(&row.key, &row.shard, &row.state.Value, &row.state.TS)
-		return row, err
-	})
-	if err != nil {
-		return nil, 0, err
+	share := definitions[0].Shard()
+	rows, err := s.table.ListFull(ctx, s.pool, &share, *after, now, pruneBatch)
+	if err != nil || len(rows.Rows) == 0 {
+		return 0, 0, err
 	}
-	var idle []fullRow
-	for _, row := range listed {
-		if d.Idle(row.key, row.state, now) {
-			idle = append(idle, row)
+	var idle table.Rows
+	for i, row := range rows.Rows {
+		if decide.Idle(definitions, row.Key.Key, rows.States[i], now) {
+			idle.Rows, idle.States = append(idle.Rows, row), append(idle.States, rows.States[i])
 		}
 	}
+	remove := s.table.DeleteSame
 	if s.config.Portable {
-		deleted, err = s.deleteEach(ctx, q, d.Name, idle)
-	} else {
-		deleted, err = s.deleteTogether(ctx, q, d.Name, idle)
+		remove = s.table.DeleteSameEach
 	}
-	return listed, deleted, err
+	if deleted, err = remove(ctx, s.pool, &idle); err == nil {
+		*after = rows.Rows[len(rows.Rows)-1]
+	}
+	return len(rows.Rows), deleted, err
 }
 
-func (s *Store) deleteTogether(ctx context.Context, q querier, name string, idle []fullRow) (int64, error) {
-	if len(idle) == 0 {
-		return 0, nil
-	}
-	keys, shards := make([]string, len(idle)), make([]int32, len(idle))
-	values, instants := make([]float64, len(idle)), make([]time.Time, len(idle))
-	for i, row := range idle {
-		keys[i], shards[i], values[i], instants[i] = row.key, row.shard, row.state.Value, row.state.TS
-	}
-	tag, err := q.Exec(ctx, s.sql.deleteListed, name, keys, shards, values, instants)
-	return tag.RowsAffected(), err
+// Names returns the names of limits that have rows in the table, in order: also of
+// those that the program does not define any more. See [Store.Forget].
+func (s *Store) Names(ctx context.Context) (names []string, err error) {
+	err = s.alone(ctx, "read names", func(ctx context.Context) error {
+		names, err = s.table.Names(ctx, s.pool)
+		return err
+	})
+	return names, err
 }
 
-func (s *Store) deleteEach(ctx context.Context, q querier, name string, idle []fullRow) (deleted int64, err error) {
-	for _, row := range idle {
-		tag, err := q.Exec(ctx, s.sql.deleteSame, name, row.key, row.shard, row.state.Value, row.state.TS)
-		if err != nil {
-			return deleted, err
-		}
-		deleted += tag.RowsAffected()
+// Forget deletes all rows of a limit's name, whatever is in them, and says how many
+// it deleted. It is for a limit that has left the program; to one that is in use it
+// is a reset of all its keys.
+func (s *Store) Forget(ctx context.Context, name string) (deleted int64, err error) {
+	err = s.alone(ctx, "forget", func(ctx context.Context) error {
+		deleted, err = s.table.Forget(ctx, s.pool, name)
+		return err
+	})
+	return deleted, err
+}
+
+// Ready fails if the database does not answer, with the error of that, or if the
+// table is not where the Store looks for it or lacks a column, with
+// [ErrNotMigrated]. It is for readiness probes, and reads no row.
+func (s *Store) Ready(ctx context.Context) error {
+	return s.alone(ctx, "look for the table", func(ctx context.Context) error {
+		return s.table.Ready(ctx, s.pool)
+	})
+}
+
+// alone runs do on the pool, each statement a transaction of its own.
+func (s *Store) alone(ctx context.Context, doing string, do func(context.Context) error) error {
+	ctx, done, err := s.bounded(ctx)
+	if err != nil {
+		return err
 	}
-	return deleted, nil
+	defer done()
+	if err := s.retry(ctx, func() error { return do(ctx) }); err != nil {
+		return s.fault(doing, err)
+	}
+	return nil
 }

@@ -73,7 +73,7 @@ func TestRefusalMemory(t *testing.T) {
 	}
 	for name, give := range map[string]func() error{
 		"credit": func() error { _, err := store.Credit(ctx, limit.For("k")); return err },
-		"reset":  func() error { return store.Reset(ctx, limit.For("k")) },
+		"reset":  func() error { return store.Reset(ctx, limit, "k") },
 	} {
 		if err := give(); err != nil {
 			t.Fatal(err)

@@ -133,7 +133,7 @@ func TestSeveralSameTwice(t *testing.T) {
 				t.Errorf("%+v: got %+v", test, got)
 			}
 		}
-		if _, err := allow(l.ForN("k", 6), l.ForN("k", 6)); !errors.Is(err, ratelimit.ErrNever) {
+		if _, err := allow(l.ForN("k", 6), l.ForN("k", 6)); !errors.Is(err, ratelimit.ErrExceedsCapacity) {
 			t.Errorf("together above the capacity: got error %v", err)
 		}
 		faster := l
@@ -180,8 +180,7 @@ func TestSeveralPausedWindows(t *testing.T) {
 		l := ratelimit.FixedWindow{Name: "l", Rate: 10, Period: time.Hour, Start: noon}
 		sharded := ratelimit.FixedWindow{Name: "sharded", Rate: 12, Period: time.Hour, Start: noon, Shards: 3}
 		for i, r := range []ratelimit.Request{l.For("1"), l.For("2"), sharded.For("")} {
-			paused, err := store.Pause(t.Context(), r, noon.Add(time.Duration(7*i+65)*time.Minute))
-			wantSaid(t, "pause", paused, err, true)
+			wantPaused(t, store, r.Limit, r.Key, noon, noon.Add(time.Duration(7*i+65)*time.Minute))
 		}
 		requests := []ratelimit.Request{sharded.ForN("", 9), l.ForN("2", 3), l.ForN("fresh", 1), l.ForN("1", 4)}
 		result, err := allow(requests...)
@@ -261,11 +260,11 @@ func TestSeveralInSavepoints(t *testing.T) {
 			}
 			for _, r := range requests {
 				wantLeft(t, store, r.Limit.ForN("k", 0), r.Limit.Definition().Capacity-3*r.Count)
-				if err := store.Reset(ctx, r); err != nil {
+				if err := store.Reset(ctx, r.Limit, r.Key); err != nil {
 					t.Error(err)
 				}
 			}
-			if err := store.Reset(ctx, perDay("short", 1).For("k")); err != nil {
+			if err := store.Reset(ctx, perDay("short", 1), "k"); err != nil {
 				t.Error(err)
 			}
 		})
@@ -287,7 +286,7 @@ func inSavepoint(t *testing.T, tx pgx.Tx, end func(pgx.Tx, context.Context) erro
 
 // TestSeveralReadTheClockEach: in the simple protocol all takes of a call are
 // one message. The later ones must not count from the time before the wait of
-// the first: their rows may have been taken from, filled up and pruned since.
+// the first: their rows may have been taken from, filled up and deleted since.
 func TestSeveralReadTheClockEach(t *testing.T) {
 	for _, mode := range queryModes {
 		t.Run(mode.name, func(t *testing.T) {
@@ -300,10 +299,13 @@ func TestSeveralReadTheClockEach(t *testing.T) {
 			later := allowLater(store, waiter, first.For("k"), second.ForN("k", 10))
 			waitsForLock(t, db, waiter)
 			mustAllow(t, store, second.ForN("k", 10))
-			eventually(t, "the second is full again, and pruned", func() bool {
-				n, err := store.Prune(t.Context(), second)
-				return err == nil && n == 1
+			eventually(t, "the second is full again", func() bool {
+				full, err := store.Check(t.Context(), second.ForN("k", 10))
+				return err == nil && full.OK
 			})
+			if err := store.Reset(t.Context(), second, "k"); err != nil {
+				t.Fatal(err)
+			}
 			var pruned time.Time
 			if err := db.Pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&pruned); err != nil {
 				t.Fatal(err)

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"math/rand/v2"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -71,8 +69,8 @@ func TestShardsPromise(t *testing.T) {
 					continue
 				}
 				refused++
-				c.set(result.RetryAt.Add(-l.Definition().Tick())) // an edge or a microsecond early
-				if early, err := store.Check(t.Context(), r); err != nil || early.OK && result.RetryAfter > d.Tick() {
+				c.set(result.RetryAt.Add(-tickOf(l.Definition()))) // an edge or a microsecond early
+				if early, err := store.Check(t.Context(), r); err != nil || early.OK && result.RetryAfter > tickOf(d) {
 					t.Fatalf("seed %d: %+v: too early: got OK %v, error %v", seed, r, early.OK, err)
 				}
 				c.set(result.RetryAt)
@@ -248,12 +246,13 @@ func TestShardsWithoutPool(t *testing.T) {
 			}
 			cancelled, err := store.CancelTx(ctx, tx, reserved)
 			wantSaid(t, "cancel", cancelled, err, true)
-			paused, err := store.PauseTx(ctx, tx, l.For("k"), c.now().Add(time.Hour))
-			wantSaid(t, "pause", paused, err, true)
+			if until, err := store.PauseTx(ctx, tx, l, "k", time.Hour); err != nil || !until.Equal(c.now().Add(time.Hour)) {
+				t.Errorf("paused until %v, error %v, want an hour", until, err)
+			}
 			if status, err := store.CreditTx(ctx, tx, l.ForN("k", 2)); err != nil || status.Value != 2 {
 				t.Errorf("got %v, error %v, want 2", status.Value, err)
 			}
-			if err := store.ResetTx(ctx, tx, l.For("k")); err != nil {
+			if err := store.ResetTx(ctx, tx, l, "k"); err != nil {
 				t.Error(err)
 			}
 			checked, err := store.CheckTx(ctx, tx, l.ForN("k", 24))
@@ -324,88 +323,10 @@ func TestShardsWithPoolInTransactions(t *testing.T) {
 	}
 }
 
-// TestSpreadAndFill: what is spread over the shards, taken or given back, adds
-// up, and keeps to each shard's floor and capacity.
-func TestSpreadAndFill(t *testing.T) {
-	spread, refused := 0, 0
-	for seed := range uint64(20_000) {
-		random := rand.New(rand.NewPCG(seed, 6))
-		l := ratelimit.TokenBucket{
-			Name: "l", Rate: 10 * random.Float64() * 10, Period: time.Minute, Shards: 2 + random.IntN(8),
-			Capacity: pick(random, 0, 5, 100*random.Float64(), ratelimit.None), MaxReserved: pick(random, ratelimit.None, 7, 100*random.Float64()),
-		}
-		if l.Validate() != nil {
-			continue
-		}
-		d := l.Definition()
-		states := make([]ratelimit.State, d.Shards)
-		values := make([]float64, d.Shards)
-		for i := range states {
-			values[i] = d.Shard().Capacity - (d.Shard().Capacity+d.Shard().MaxReserved)*random.Float64()
-			states[i] = ratelimit.State{Value: values[i], TS: noon}
-		}
-		call, err := ratelimit.NewCall(random.IntN(2) == 0, l.ForN("k", (d.Capacity+d.MaxReserved)*random.Float64()))
-		if errors.Is(err, ratelimit.ErrNever) {
-			continue
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		ask := call.Asks[0]
-		switch counts, ok := ask.Spread(noon, states); {
-		case ok:
-			spread++
-			wantSpread(t, seed, ask, values, counts)
-		default:
-			refused++
-			wantShort(t, seed, ask, values)
-		}
-		wantFilled(t, seed, d, values, pick(random, 0, ask.Count, 3*d.Capacity*random.Float64()))
+// tickOf is how long a limit's clock stands still at a time.
+func tickOf(d ratelimit.Definition) time.Duration {
+	if d.Kind == ratelimit.KindFixedWindow {
+		return d.Period
 	}
-	if spread < 1000 || refused < 1000 {
-		t.Errorf("%d spread and %d refused, want more of both", spread, refused)
-	}
-}
-
-const hair = 1e-9 // what rounding may do to tens of tokens
-
-func wantSpread(t *testing.T, seed uint64, a ratelimit.Ask, values, counts []float64) {
-	t.Helper()
-	floor, sum := a.Floor/float64(len(values)), 0.0
-	for i, n := range counts {
-		sum += n
-		if n < 0 || n > 0 && values[i]-n < floor-hair {
-			t.Errorf("seed %d: took %v of %v down to a floor of %v", seed, n, values[i], floor)
-		}
-	}
-	if math.Abs(sum-a.Count) > hair {
-		t.Errorf("seed %d: took %v, want %v", seed, sum, a.Count)
-	}
-}
-
-func wantShort(t *testing.T, seed uint64, a ratelimit.Ask, values []float64) {
-	t.Helper()
-	floor, have := a.Floor/float64(len(values)), 0.0
-	for _, v := range values {
-		have += max(0, v-floor)
-	}
-	if have > a.Count+hair {
-		t.Errorf("seed %d: refused %v though the shards have %v", seed, a.Count, have)
-	}
-}
-
-func wantFilled(t *testing.T, seed uint64, d ratelimit.Definition, values []float64, n float64) {
-	t.Helper()
-	room, sum := 0.0, 0.0
-	counts := d.Fill(slices.Clone(values), n)
-	for i, c := range counts {
-		room += d.Shard().Capacity - values[i]
-		sum += c
-		if c < 0 || values[i]+c > d.Shard().Capacity+hair {
-			t.Errorf("seed %d: gave %v to a shard with %v of %v", seed, c, values[i], d.Shard().Capacity)
-		}
-	}
-	if want := min(n, room); math.Abs(sum-want) > hair {
-		t.Errorf("seed %d: gave %v back, want %v", seed, sum, want)
-	}
+	return time.Microsecond
 }

@@ -45,10 +45,10 @@ func TestOneConnection(t *testing.T) {
 				t.Error(err)
 			}
 			must(store.AllowFunc(ctx, some, func(pgx.Tx, ratelimit.Result) error { return nil }))
-			if _, err := store.Pause(ctx, rows.For("k"), time.Now().Add(time.Hour)); err != nil {
+			if _, err := store.Pause(ctx, rows, "k", time.Hour); err != nil {
 				t.Error(err)
 			}
-			if err := store.Reset(ctx, rows.For("k")); err != nil {
+			if err := store.Reset(ctx, rows, "k"); err != nil {
 				t.Error(err)
 			}
 			if _, err := store.Prune(ctx, row, rows); err != nil {

@@ -4,9 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/maphash"
+	"reflect"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -14,10 +13,13 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/keyqueue"
+	"github.com/pgratelimit/ratelimit/internal/table"
 )
 
 // Table is the table that holds the limits; package migrations makes it.
-const Table = "rate_limits"
+const Table = table.Name
 
 var (
 	// ErrNoPool is a verb that needs a pool, on a Store that has none.
@@ -31,9 +33,18 @@ var (
 	// ErrClosed is a decision on its own after Close.
 	ErrClosed = errors.New("pgstore: the store is closed")
 
-	// ErrNotMigrated is a database that lacks the table.
-	ErrNotMigrated = errors.New("pgstore: table " + Table + " is missing; make it with `ratelimit migrate up` or migrate.Up")
+	// ErrLocked is a decision on its own that waited, until its context ended,
+	// for a row that a transaction has locked. The message names limit and key,
+	// and the context's error is within reach of errors.Is as well.
+	ErrLocked = errors.New("pgstore: waited for a lock")
+
+	// ErrNotMigrated is a database that lacks the table, or a column of it, where
+	// the Store looks: the message says where that is.
+	ErrNotMigrated = errors.New("pgstore: table " + Table + " is missing or not up to date; bring it there with `ratelimit migrate up` or migrate.Up")
 )
+
+// NoTimeout as Config.Timeout lets a decision on its own take as long as it does.
+const NoTimeout time.Duration = -1
 
 // Config says how a Store works. The zero value is a good one.
 type Config struct {
@@ -48,8 +59,9 @@ type Config struct {
 
 	// Portable keeps every statement to what a PostgreSQL that distributes
 	// tables (Citus) accepts, and prefers what is fast there. Decisions on their
-	// own are then not combined, Prune does not skip locked rows, and the At of a
-	// token bucket's AllowTx is the row's ts.
+	// own are then not combined, and wait for rows that are locked; Prune does
+	// not skip locked rows; and what AllowTx took and was rolled back can be
+	// cancelled, which gives away what was never taken.
 	Portable bool
 
 	// RefusalMemory is for how many keys the Store remembers that they were
@@ -62,9 +74,32 @@ type Config struct {
 	// shards. The default, 0, remembers none.
 	RefusalMemory int
 
-	// RetryBudget is for how long AllowFunc and ReserveFunc run a transaction
-	// again when their context has no deadline. The default is 10 seconds.
+	// Timeout is how long a decision on its own (the verbs without Tx, but for
+	// AllowFunc and ReserveFunc) may take when its context has no deadline, waits
+	// for a connection and for a locked row included. The default is 5 seconds;
+	// [NoTimeout] is none.
+	Timeout time.Duration
+
+	// RetryBudget is how long AllowFunc and ReserveFunc may take in all when
+	// their context has no deadline: the waits for their turn and a connection,
+	// all attempts with their functions, and the question what became of a lost
+	// COMMIT. The default is 10 seconds.
 	RetryBudget time.Duration
+}
+
+func (c *Config) validate() error {
+	bad := func(field string, value any, reason string) error {
+		return &ratelimit.FieldError{Field: field, Value: value, Reason: reason}
+	}
+	switch {
+	case c.RetryBudget < 0:
+		return bad("RetryBudget", c.RetryBudget, "must not be negative")
+	case c.RefusalMemory < 0:
+		return bad("RefusalMemory", c.RefusalMemory, "must not be negative")
+	case c.Timeout < 0 && c.Timeout != NoTimeout:
+		return bad("Timeout", c.Timeout, "must not be negative, unless it is NoTimeout")
+	}
+	return nil
 }
 
 // Store is limits in PostgreSQL. It is safe for concurrent use, and any number
@@ -72,48 +107,42 @@ type Config struct {
 // and no connection, so it need not be closed; see [Store.Close] for when to.
 type Store struct {
 	pool   *pgxpool.Pool
-	sql    statements
+	table  *table.Table
 	config Config
-	shards shardMemory
 
-	combiner combiner
-	refusals refusals
-	gates    gates
-	work     work
-
-	sendsAhead bool         // of the runner
-	connecting atomic.Int64 // that wait for a connection, of the runner
+	seen  decide.Seen
+	hints hints
+	own   own
+	turns keyqueue.Queue[turnKey] // of the runner's transactions
+	work  work
 }
 
 // New makes a Store. A nil pool is enough for the verbs that take a
 // transaction; a nil config means the defaults. The table must be there by the
-// first call: see packages migrations and migrate.
+// first call: see packages migrations and migrate, and [Store.Ready].
 func New(pool *pgxpool.Pool, config *Config) (*Store, error) {
 	if config == nil {
 		config = &Config{}
 	}
-	if config.RetryBudget < 0 {
-		return nil, &ratelimit.FieldError{Field: "RetryBudget", Value: config.RetryBudget, Reason: "must not be negative"}
+	if err := config.validate(); err != nil {
+		return nil, err
 	}
-	if config.RefusalMemory < 0 {
-		return nil, &ratelimit.FieldError{Field: "RefusalMemory", Value: config.RefusalMemory, Reason: "must not be negative"}
-	}
-	s := &Store{pool: pool, config: *config, sql: newStatements(config.Schema, config.Portable)}
-	s.combiner.seed = maphash.MakeSeed()
-	s.refusals.remember(config.RefusalMemory)
-	if s.sendsAhead = maySendAhead(pool); pool != nil {
-		s.gates.most = int(pool.Config().MaxConns)
-	}
+	s := &Store{pool: pool, config: *config, table: table.New(config.Schema, config.Portable)}
 	if s.config.RetryBudget == 0 {
 		s.config.RetryBudget = 10 * time.Second
 	}
+	if s.config.Timeout == 0 {
+		s.config.Timeout = 5 * time.Second
+	}
+	s.hints.init(config.RefusalMemory)
+	s.own.init(s)
 	return s, nil
 }
 
-// Close waits until allowing, reserving and checking on their own that are under
-// way, those that wait included, are there, and refuses new ones with
-// [ErrClosed], but for those that are refused from memory. Close the pool after
-// it. The other verbs go on working.
+// Close waits until decisions on their own that are under way, those that wait
+// included, have ended, and refuses new ones with [ErrClosed], but for those that
+// are refused from memory. Close the pool after it. The verbs that take a
+// transaction go on working.
 func (s *Store) Close() { s.work.close() }
 
 // work counts what Close waits for.
@@ -133,24 +162,16 @@ func (w *work) begin() error {
 	return nil
 }
 
-// more counts one more, begun by one that is counted.
-func (w *work) more() { w.wg.Add(1) }
-
 func (w *work) end() { w.wg.Done() }
+
+// spawn starts a goroutine for what was begun.
+func (w *work) spawn(f func()) { w.wg.Go(f) }
 
 func (w *work) close() {
 	w.mu.Lock()
 	w.closed = true
 	w.mu.Unlock()
 	w.wg.Wait()
-}
-
-// querier is what pools, connections and transactions have in common.
-type querier interface {
-	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
-	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
-	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
-	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
 }
 
 // clock is the instant that decides, nil for the database's.
@@ -162,19 +183,82 @@ func (s *Store) clock() *time.Time {
 	return &now
 }
 
+// usable is the error of a Store that did not come from New.
+func (s *Store) usable() error {
+	if s == nil || s.table == nil {
+		return &ratelimit.FieldError{Field: "Store", Value: s, Reason: "must come from pgstore.New"}
+	}
+	return nil
+}
+
+// usableIn is the error of a verb in a transaction that is none.
+func (s *Store) usableIn(tx pgx.Tx) error {
+	if err := s.usable(); err != nil {
+		return err
+	}
+	if v := reflect.ValueOf(tx); tx == nil || v.Kind() == reflect.Pointer && v.IsNil() {
+		return &ratelimit.FieldError{Field: "Tx", Value: nil, Reason: "must not be nil"}
+	}
+	return nil
+}
+
+// call is a call whose limits the Store has seen.
+func (s *Store) call(reserve bool, requests []ratelimit.Request) (decide.Call, error) {
+	call, err := decide.New(reserve, requests...)
+	for i := range call.Asks {
+		s.seen.Note(call.Asks[i].Definition)
+	}
+	return call, err
+}
+
 // fault wraps an error of the database. The original stays within reach of
 // errors.As, 40001 and 40P01 among them.
-func fault(doing string, err error) error {
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) && pgErr.Code == "42P01" { // undefined_table
-		return fmt.Errorf("%w: %w", ErrNotMigrated, err)
+func (s *Store) fault(doing string, err error) error {
+	switch code(err) {
+	case "42P01", "42703": // undefined_table, undefined_column
+		where := "the search_path of the connection (Config.Schema names another)"
+		if s.config.Schema != "" {
+			where = fmt.Sprintf("schema %q, which is Config.Schema", s.config.Schema)
+		}
+		return fmt.Errorf("%w; looked in %s: %w", ErrNotMigrated, where, err)
 	}
 	return fmt.Errorf("pgstore: %s: %w", doing, err)
 }
 
-// serialization reports whether PostgreSQL asks for the transaction to be run
-// again: serialization_failure or deadlock_detected.
-func serialization(err error) bool {
+// code is the SQLSTATE of the server's error in err, "" if there is none.
+func code(err error) string {
 	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && (pgErr.Code == "40001" || pgErr.Code == "40P01")
+	if errors.As(err, &pgErr) {
+		return pgErr.Code
+	}
+	return ""
 }
+
+// retriable reports whether PostgreSQL asks for the transaction to be run again:
+// serialization_failure or deadlock_detected.
+func retriable(err error) bool {
+	c := code(err)
+	return c == "40001" || c == "40P01"
+}
+
+// answered reports whether err is the server's own word that what it was sent was
+// not done, rather than that a connection was lost: also a pooler's, which says so
+// by an error of class 08 or one that ends the connection.
+func answered(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" && pgErr.Code[:min(2, len(pgErr.Code))] != "08"
+}
+
+var errNilFunc = &ratelimit.FieldError{Field: "Func", Value: nil, Reason: "must not be nil"}
+
+// end ends tx, if it has not ended, even when ctx is over. It is deferred, so that
+// it also happens when a caller's function panics or ends its goroutine. Its error
+// is of no use: a transaction that cannot be rolled back has lost its connection,
+// and with it all that it did.
+func end(ctx context.Context, tx pgx.Tx) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTime)
+	defer cancel()
+	_ = tx.Rollback(ctx)
+}
+
+const rollbackTime = 5 * time.Second

@@ -2,6 +2,7 @@ package pgstore_test
 
 import (
 	"errors"
+	"math"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -132,7 +133,7 @@ func TestCancelConcurrently(t *testing.T) {
 		wantLeft(t, store, l.ForN("", 0), 50)
 		wantLeft(t, store, l.ForN("other", 0), 50)
 		for _, key := range []string{"", "other"} {
-			if err := store.Reset(t.Context(), l.For(key)); err != nil {
+			if err := store.Reset(t.Context(), l, key); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -210,12 +211,19 @@ func TestCancelFindsItsShard(t *testing.T) {
 	}
 }
 
+// wantPaused pauses a limit at now until an instant.
+func wantPaused(t *testing.T, store *pgstore.Store, l ratelimit.Limit, key string, now, until time.Time) {
+	t.Helper()
+	if got, err := store.Pause(t.Context(), l, key, until.Sub(now)); err != nil || !got.Equal(until) {
+		t.Fatalf("paused until %v, error %v, want %v", got, err, until)
+	}
+}
+
 func TestPause(t *testing.T) {
 	eachKind(t, func(t *testing.T, _ *pgtest.DB, c *clock, store *pgstore.Store, l ratelimit.Limit) {
 		ctx := t.Context()
 		until := noon.Add(90 * time.Minute)
-		paused, err := store.Pause(ctx, l.For("k"), until) // a key without a row
-		wantSaid(t, "pause", paused, err, true)
+		wantPaused(t, store, l, "k", noon, until) // a key without a row
 		wantLeft(t, store, l.ForN("k", 0), 0)
 
 		status, err := store.Credit(ctx, l.ForN("k", 4))
@@ -225,18 +233,22 @@ func TestPause(t *testing.T) {
 		c.add(time.Hour)
 		wantLeft(t, store, l.ForN("k", 0), 4) // nothing came in
 		result, err := store.Allow(ctx, l.ForN("k", 4))
+		if err != nil || result.OK || result.RetryAfter != 30*time.Minute || !result.PausedUntil.Equal(until) {
+			t.Errorf("allowed %v, wait %v, paused until %v, error %v, want a refusal until the pause's end", result.OK, result.RetryAfter, result.PausedUntil, err)
+		}
+
+		result, err = store.Reserve(ctx, l.ForN("k", 6)) // due after the pause, and debt stays
 		mustTake(t, result, err)
 		if !result.At.Equal(noon.Add(time.Hour)) {
 			t.Errorf("decided at %v, want %v: not at the pause's end", result.At, noon.Add(time.Hour))
 		}
-
-		result, err = store.Reserve(ctx, l.ForN("k", 2)) // debt stays
-		mustTake(t, result, err)
-		paused, err = store.Pause(ctx, l.For("k"), until.Add(time.Hour))
-		wantSaid(t, "pause again", paused, err, true)
+		if result.RetryAt.Before(until) {
+			t.Errorf("due at %v, within the pause until %v", result.RetryAt, until)
+		}
+		wantPaused(t, store, l, "k", c.now(), until.Add(time.Hour))
 		wantLeft(t, store, l.ForN("k", 0), -2)
 
-		if err := store.Reset(ctx, l.For("k")); err != nil {
+		if err := store.Reset(ctx, l, "k"); err != nil {
 			t.Fatal(err)
 		}
 		wantLeft(t, store, l.ForN("k", 0), 12)
@@ -245,11 +257,12 @@ func TestPause(t *testing.T) {
 
 func TestPauseDoesNotShorten(t *testing.T) {
 	eachKind(t, func(t *testing.T, db *pgtest.DB, _ *clock, store *pgstore.Store, l ratelimit.Limit) {
-		paused, err := store.Pause(t.Context(), l.For("k"), noon.Add(3*time.Hour))
-		wantSaid(t, "pause", paused, err, true)
+		wantPaused(t, store, l, "k", noon, noon.Add(3*time.Hour))
 		before := rowsOf(t, db, l.Definition().Name)
-		paused, err = store.Pause(t.Context(), l.For("k"), noon.Add(time.Hour))
-		wantSaid(t, "shorter pause", paused, err, true)
+		until, err := store.Pause(t.Context(), l, "k", time.Hour)
+		if err != nil || !until.Equal(noon.Add(3*time.Hour)) {
+			t.Errorf("shorter pause: until %v, error %v, want the longer one's end", until, err)
+		}
 		if got := rowsOf(t, db, l.Definition().Name); !slices.Equal(got, before) {
 			t.Errorf("got  %q\nwant %q", got, before)
 		}
@@ -265,8 +278,10 @@ func TestPauseIntoThePast(t *testing.T) {
 			c.add(time.Hour)
 			before := tableOf(t, db)
 			for _, ago := range []time.Duration{0, time.Nanosecond, time.Microsecond, 365 * 24 * time.Hour} {
-				paused, err := store.Pause(t.Context(), l.For("k"), c.now().Add(-ago))
-				wantSaid(t, "pause", paused, err, false)
+				until, err := store.Pause(t.Context(), l, "k", -ago)
+				if !until.IsZero() || !errors.Is(err, ratelimit.ErrInvalid) {
+					t.Errorf("pause for %v: until %v, error %v", -ago, until, err)
+				}
 			}
 			if got := tableOf(t, db); !slices.Equal(got, before) {
 				t.Errorf("%v taken: got  %q\nwant %q", taken, got, before)
@@ -281,8 +296,9 @@ func TestPauseIntoThePastKeepsTransaction(t *testing.T) {
 	l := slow("past", 10)
 	tx := begin(t, db, pgx.Serializable)
 	mustExec(t, tx, "SELECT 1")
-	paused, err := store.PauseTx(t.Context(), tx, l.For("k"), noon.Add(-time.Hour))
-	wantSaid(t, "pause", paused, err, false)
+	if _, err := store.PauseTx(t.Context(), tx, l, "k", -time.Hour); !errors.Is(err, ratelimit.ErrInvalid) {
+		t.Errorf("got error %v, want %v", err, ratelimit.ErrInvalid)
+	}
 	result, err := store.AllowTx(t.Context(), tx, l.For("k"))
 	mustTake(t, result, err)
 	if err := tx.Commit(t.Context()); err != nil {
@@ -291,13 +307,13 @@ func TestPauseIntoThePastKeepsTransaction(t *testing.T) {
 	wantLeft(t, store, l.ForN("k", 0), 9)
 }
 
-func TestPauseBadInstant(t *testing.T) {
+func TestPauseTooLong(t *testing.T) {
 	db := pgtest.New(t)
 	store := newStore(t, db)
-	for _, until := range []time.Time{time.Date(0, 1, 1, 0, 0, 0, 0, time.UTC), time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC)} {
-		paused, err := store.Pause(t.Context(), slow("l", 1).For("k"), until)
-		if paused || !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Errorf("%v: got %v, error %v", until, paused, err)
+	for _, lasts := range []time.Duration{ratelimit.MaxSpan + 1, math.MaxInt64} {
+		until, err := store.Pause(t.Context(), slow("l", 1), "k", lasts)
+		if !until.IsZero() || !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("%v: got %v, error %v", lasts, until, err)
 		}
 	}
 }
@@ -308,8 +324,7 @@ func TestWindowAfterPause(t *testing.T) {
 	c := newClock()
 	store := newStore(t, db, onClock(c))
 	l := ratelimit.FixedWindow{Name: "w", Rate: 10, Period: time.Hour, Start: noon}
-	paused, err := store.Pause(t.Context(), l.For("k"), noon.Add(70*time.Minute))
-	wantSaid(t, "pause", paused, err, true)
+	wantPaused(t, store, l, "k", noon, noon.Add(70*time.Minute))
 	for _, step := range []struct {
 		minute int
 		count  float64
@@ -371,10 +386,10 @@ func TestReset(t *testing.T) {
 			result, err := store.Reserve(ctx, l.ForN(key, 30))
 			mustTake(t, result, err)
 		}
-		if err := store.Reset(ctx, l.For("k")); err != nil {
+		if err := store.Reset(ctx, l, "k"); err != nil {
 			t.Fatal(err)
 		}
-		if err := store.Reset(ctx, l.For("no row")); err != nil {
+		if err := store.Reset(ctx, l, "no row"); err != nil {
 			t.Error(err)
 		}
 		wantLeft(t, store, l.ForN("k", 0), 12)

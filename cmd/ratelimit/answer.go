@@ -17,9 +17,10 @@ type store interface {
 	Reserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	Check(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	CheckReserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-	Reset(ctx context.Context, r ratelimit.Request) error
+	Reset(ctx context.Context, limit ratelimit.Limit, key string) error
 	Credit(ctx context.Context, r ratelimit.Request) (ratelimit.Status, error)
-	Pause(ctx context.Context, r ratelimit.Request, until time.Time) (bool, error)
+	Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (until time.Time, err error)
+	Resume(ctx context.Context, limit ratelimit.Limit, key string) error
 }
 
 // answer is what a call was answered. Instants are offsets from the base
@@ -40,8 +41,8 @@ type answer struct {
 // cannot make sense of has an answer too; the error is the store's failure.
 func (c call) ask(ctx context.Context, s store) (answer, error) {
 	a, err := c.put(ctx, s)
-	if errors.Is(err, ratelimit.ErrNever) || errors.Is(err, ratelimit.ErrInvalid) {
-		return answer{Error: err.Error(), Never: errors.Is(err, ratelimit.ErrNever)}, nil
+	if errors.Is(err, ratelimit.ErrExceedsCapacity) || errors.Is(err, ratelimit.ErrInvalid) {
+		return answer{Error: err.Error(), Never: errors.Is(err, ratelimit.ErrExceedsCapacity)}, nil
 	}
 	return a, err
 }
@@ -57,14 +58,19 @@ func (c call) put(ctx context.Context, s store) (answer, error) {
 			return decision(s.CheckReserve(ctx, c.requests...))
 		}
 		return decision(s.Check(ctx, c.requests...))
-	case "reset":
-		return answer{}, s.Reset(ctx, c.requests[0])
 	case "credit":
 		status, err := s.Credit(ctx, c.requests[0])
 		return answer{Value: &status.Value}, err
-	case "pause":
-		_, err := s.Pause(ctx, c.requests[0], c.until)
+	}
+	limit, key := c.requests[0].Limit, c.requests[0].Key
+	switch c.do {
+	case "reset":
+		return answer{}, s.Reset(ctx, limit, key)
+	case "pause": // stores take a duration, and add it to the clock that decides
+		_, err := s.Pause(ctx, limit, key, c.until.Sub(c.at))
 		return answer{}, err
+	case "resume":
+		return answer{}, s.Resume(ctx, limit, key)
 	}
 	return answer{}, fmt.Errorf("no call is named %q", c.do)
 }

@@ -14,18 +14,28 @@ type step struct {
 }
 
 const (
-	statusBefore = "VERSION   APPLIED   MIGRATION\n1         no        00001_rate_limits.sql\n"
-	statusAfter  = "VERSION   APPLIED   MIGRATION\n1         yes       00001_rate_limits.sql\n"
+	heading   = "VERSION   APPLIED   MIGRATION\n"
+	noLimits  = "1         no        00001_rate_limits.sql\n"
+	limits    = "1         yes       00001_rate_limits.sql\n"
+	noPauses  = "2         no        00002_pauses.sql\n"
+	pauses    = "2         yes       00002_pauses.sql\n"
+	upLimits  = "applied 00001_rate_limits.sql\n"
+	upPauses  = "applied 00002_pauses.sql\n"
+	nothingUp = "nothing to apply\n"
 )
 
 var life = []step{
-	{"status", statusBefore},
+	{"status", heading + noLimits + noPauses},
 	{"down", "nothing to take back\n"},
-	{"up", "applied 00001_rate_limits.sql\n"},
-	{"up", "nothing to apply\n"},
-	{"status", statusAfter},
+	{"up", upLimits + upPauses},
+	{"up", nothingUp},
+	{"status", heading + limits + pauses},
+	{"down", "took back 00002_pauses.sql\n"},
+	{"status", heading + limits + noPauses},
+	{"up", upPauses},
+	{"down", "took back 00002_pauses.sql\n"},
 	{"down", "took back 00001_rate_limits.sql\n"},
-	{"status", statusBefore},
+	{"status", heading + noLimits + noPauses},
 }
 
 func TestMigrate(t *testing.T) {

@@ -40,7 +40,7 @@ lines that begin with # are passed over. Times are offsets from one instant.
 A definition has also capacity and maxReserved (a number or "none"; maxReserved
 also "unlimited"), shards and, if its kind is "fixed window", start. Calls do
 allow, reserve, check (with "reserve": true: what reserve would say), reset,
-credit, or pause (with "until"). Several limits in one call are written
+credit, pause (with "until") or resume. Several limits in one call are written
 "all": [{"limit": "a", "count": 5}, {"limit": "b"}]. A want of
 {"error": "never"} is for a call that can never succeed, {"error": "invalid"}
 for one that makes no sense, such as a negative count.
@@ -88,8 +88,8 @@ func replay(ctx context.Context, std streams, args []string) error {
 		return err
 	}
 
-	// Only now, when nothing waits for standard input any more: whoever stops
-	// a replay must not leave its schema behind. The second signal ends the
+	// Only now, when nothing waits for standard input any more: a replay
+	// that is stopped must not leave its schema behind. The second signal ends the
 	// program at once. A pipe that was closed is no signal then, but an error of
 	// the writing.
 	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)

@@ -42,7 +42,7 @@ func TestConformance(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			args := append([]string{"replay", "--verify"}, store...)
 			o := execute(t, "", append(args, files...)...)
-			o.wantStatus(t, exitOK, "calls in 12 files agreed")
+			o.wantStatus(t, exitOK, "calls in 13 files agreed")
 		})
 	}
 }
@@ -107,6 +107,11 @@ func TestAnswers(t *testing.T) {
 		{"reset", `{"at": "0s", "do": "reset", "limit": "l"}`, `{}`},
 		{"credit", `{"at": "0s", "do": "credit", "limit": "l", "count": 3}`, `{"value":10}`},
 		{"pause", `{"at": "0s", "do": "pause", "limit": "l", "until": "1s"}`, `{}`},
+		{"resume", `{"at": "0s", "do": "resume", "limit": "l"}`, `{}`},
+		{
+			"pause for no time", `{"at": "1s", "do": "pause", "limit": "l", "until": "1s"}`,
+			`{"error":"ratelimit: limit \"l\": Duration 0s: must be positive"}`,
+		},
 		{
 			"never", `{"at": "0s", "do": "allow", "limit": "l", "count": 11}`,
 			`{"error":"ratelimit: limit \"l\": 11 tokens can never be allowed at once, at most 10 can","never":true}`,
@@ -320,6 +325,8 @@ func TestMalformedFiles(t *testing.T) {
 		{"credit all", `{"at": "0s", "do": "credit", "all": [{"limit": "l"}]}`, "one limit at a time"},
 		{"reserve with allow", `{"at": "0s", "do": "allow", "limit": "l", "reserve": true}`, `"reserve" is for check`},
 		{"pause without until", `{"at": "0s", "do": "pause", "limit": "l"}`, `has "until"`},
+		{"resume all", `{"at": "0s", "do": "resume", "all": [{"limit": "l"}]}`, "one limit at a time"},
+		{"until with resume", `{"at": "0s", "do": "resume", "limit": "l", "until": "1s"}`, `has "until"`},
 		{"until with allow", `{"at": "0s", "do": "allow", "limit": "l", "until": "1s"}`, `has "until"`},
 		{"bad until", `{"at": "0s", "do": "pause", "limit": "l", "until": "soon"}`, `invalid duration "soon"`},
 		{"bad want", `{"at": "0s", "do": "allow", "limit": "l", "want": {"retryAfter": "1"}}`, `missing unit in duration "1"`},

@@ -38,7 +38,7 @@ type call struct {
 // Calls that take several limits at once, and those that do not.
 var (
 	decisions = []string{"allow", "reserve", "check"}
-	edits     = []string{"reset", "credit", "pause"}
+	edits     = []string{"reset", "credit", "pause", "resume"}
 )
 
 // parseScenario reads a whole scenario, so that nothing of a malformed one is

@@ -1,0 +1,96 @@
+package ratelimit
+
+import (
+	"errors"
+	"fmt"
+)
+
+// The sentinels that errors.Is finds. Faults of the database are none of them:
+// they are wrapped, so that errors.As still reaches a *pgconn.PgError.
+var (
+	// ErrInvalid is a malformed definition, key, count or call. As a
+	// *FieldError it names the field and the value. Nothing was changed.
+	ErrInvalid = errors.New("ratelimit: invalid")
+
+	// ErrExceedsCapacity is a count that the limit can never grant, however long the
+	// caller waits: above Capacity, or above Capacity + MaxReserved for a
+	// reservation. As a *ExceedsCapacityError it says which. Nothing was changed.
+	ErrExceedsCapacity = errors.New("ratelimit: can never be granted")
+
+	// ErrRefused is a refusal as an error: see Result.Err. As a *RefusedError
+	// it carries the result.
+	ErrRefused = errors.New("ratelimit: refused")
+)
+
+// FieldError is a field that has a value that it cannot have. It is
+// [ErrInvalid].
+type FieldError struct {
+	Limit  string // the limit's name, "" when the fault is not in one limit
+	Field  string // as in the source: "Rate", "Count", "Key"
+	Value  any
+	Reason string
+}
+
+func (e *FieldError) Error() string {
+	value := fmt.Sprint(e.Value)
+	switch v := e.Value.(type) {
+	case string:
+		value = quoteShort(v)
+	case float64:
+		value = amount(v)
+	}
+	if e.Limit == "" {
+		return fmt.Sprintf("ratelimit: %s %s: %s", e.Field, value, e.Reason)
+	}
+	return fmt.Sprintf("ratelimit: limit %s: %s %s: %s", quoteShort(e.Limit), e.Field, value, e.Reason)
+}
+
+// Unwrap makes errors.Is(err, ErrInvalid) true.
+func (e *FieldError) Unwrap() error { return ErrInvalid }
+
+// ExceedsCapacityError is a request that its limit can never grant. It is [ErrExceedsCapacity].
+type ExceedsCapacityError struct {
+	Request Request
+	Reserve bool    // was it a reservation?
+	Most    float64 // the largest count that could be granted
+}
+
+func (e *ExceedsCapacityError) Error() string {
+	verb := "allowed"
+	if e.Reserve {
+		verb = "reserved"
+	}
+	return fmt.Sprintf("ratelimit: limit %s: %g tokens can never be %s at once, at most %g can",
+		quoteShort(NameOf(e.Request.Limit)), e.Request.Count, verb, e.Most)
+}
+
+// Unwrap makes errors.Is(err, ErrExceedsCapacity) true.
+func (e *ExceedsCapacityError) Unwrap() error { return ErrExceedsCapacity }
+
+// RefusedError is a refusal as an error, for callers that return one.
+// It is [ErrRefused].
+type RefusedError struct {
+	Result Result
+}
+
+func (e *RefusedError) Error() string {
+	limit := e.Result.Request.Limit
+	if missing(limit) { // the zero Result, of a call that failed
+		return "ratelimit: refused"
+	}
+	return fmt.Sprintf("ratelimit: limit %s refused, retry after %v",
+		quoteShort(NameOf(limit)), e.Result.RetryAfter)
+}
+
+// Unwrap makes errors.Is(err, ErrRefused) true.
+func (e *RefusedError) Unwrap() error { return ErrRefused }
+
+// quoteShort quotes s for an error message, cut to a length that a log line
+// bears.
+func quoteShort(s string) string {
+	const most = 64
+	if len(s) > most {
+		return fmt.Sprintf("%q…", s[:most])
+	}
+	return fmt.Sprintf("%q", s)
+}

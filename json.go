@@ -1,0 +1,232 @@
+package ratelimit
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"math"
+	"time"
+)
+
+// definitionJSON is a Definition as JSON has it.
+type definitionJSON struct {
+	Name        string  `json:"name"`
+	Kind        string  `json:"kind"`
+	Rate        float64 `json:"rate"`
+	Period      string  `json:"period"`
+	Capacity    any     `json:"capacity"`
+	MaxReserved any     `json:"maxReserved"`
+	Shards      int     `json:"shards"`
+	Start       string  `json:"start,omitempty"`
+}
+
+// MarshalJSON writes the definition as UnmarshalJSON reads it. A definition that
+// is not sound is an error: that of its limit's Validate.
+func (d Definition) MarshalJSON() ([]byte, error) {
+	limit := d.Limit()
+	if limit == nil {
+		return nil, &FieldError{Limit: d.Name, Field: "Kind", Value: d.Kind, Reason: badKind}
+	}
+	if err := limit.Validate(); err != nil {
+		return nil, err
+	}
+	d = limit.Definition()
+	out := definitionJSON{
+		Name: d.Name, Kind: d.Kind.String(), Rate: d.Rate, Period: span(d.Period),
+		Capacity: jsonAmount(d.Capacity), MaxReserved: jsonAmount(d.MaxReserved), Shards: d.Shards,
+	}
+	if !d.Start.IsZero() {
+		out.Start = d.Start.Format(time.RFC3339Nano)
+	}
+	return json.Marshal(out)
+}
+
+func jsonAmount(v float64) any {
+	if v == 0 || math.IsInf(v, 1) {
+		return amountOrNone(v)
+	}
+	return v
+}
+
+// UnmarshalJSON reads a definition, for limits from a file:
+//
+//	{"name": "api", "kind": "token bucket", "rate": 10, "period": "1m",
+//	 "capacity": 20, "maxReserved": 5, "shards": 8}
+//
+// The kind is "token bucket" or "fixed window"; the period is a duration as Go
+// writes them. Capacity and maxReserved may be "none", and maxReserved
+// "unlimited". They, shards and a fixed window's start, an instant by RFC 3339,
+// may be left out for their defaults. A field that is unknown, is given
+// twice or has a value that it cannot have is an error that names it: a *FieldError
+// for one, several joined. All of them are [ErrInvalid], and leave d as it was.
+func (d *Definition) UnmarshalJSON(text []byte) error {
+	r := reader{raw: map[string]json.RawMessage{}}
+	if err := r.read(text); err != nil {
+		return &FieldError{Field: "Definition", Value: string(text), Reason: err.Error()}
+	}
+	limit := r.limit()
+	if err := r.faults.err(); err != nil {
+		return err
+	}
+	if err := limit.Validate(); err != nil {
+		return err
+	}
+	*d = limit.Definition()
+	return nil
+}
+
+// reader reads a definition from the fields of a JSON object, each by itself, so
+// that every fault names its field. encoding/json would match names in any case
+// and take the last of two.
+type reader struct {
+	raw    map[string]json.RawMessage // what is not read yet
+	order  []string
+	faults faults
+}
+
+// read splits the object in text into its fields.
+func (r *reader) read(text []byte) error {
+	d := json.NewDecoder(bytes.NewReader(text))
+	if open, err := d.Token(); err != nil || open != json.Delim('{') {
+		return errNoObject
+	}
+	for d.More() {
+		name, err := d.Token()
+		if err != nil {
+			return errNoObject
+		}
+		var value json.RawMessage
+		if err := d.Decode(&value); err != nil {
+			return errNoObject
+		}
+		r.field(name.(string), value)
+	}
+	if _, err := d.Token(); err != nil { // the closing brace
+		return errNoObject
+	}
+	if _, err := d.Token(); !errors.Is(err, io.EOF) {
+		return errNoObject
+	}
+	return nil
+}
+
+var errNoObject = errors.New("must be one JSON object")
+
+func (r *reader) field(name string, value json.RawMessage) {
+	if _, twice := r.raw[name]; twice {
+		r.faults.add(name, jsonValue(value), "is given twice")
+	}
+	r.raw[name], r.order = value, append(r.order, name)
+}
+
+// limit is the limit that the fields are of, nil when they are of none.
+func (r *reader) limit() Limit {
+	w := FixedWindow{Name: take[string](r, "name", "must be a text")}
+	r.faults.limit = w.Name
+	kind := r.kind()
+	w.Rate = take[float64](r, "rate", "must be a number")
+	w.Period = r.period()
+	w.Capacity = r.amount("capacity", `must be a number or "none"`)
+	w.MaxReserved = r.maxReserved()
+	w.Shards = take[int](r, "shards", "must be a whole number")
+	w.Start = r.start(kind)
+	for _, name := range r.order {
+		if value, left := r.raw[name]; left {
+			r.faults.add(name, jsonValue(value), "is no field of a definition")
+			delete(r.raw, name)
+		}
+	}
+	return ofKind(kind, w)
+}
+
+// take reads a field, which may be left out.
+func take[T any](r *reader, name, reason string) (v T) {
+	raw, ok := r.raw[name]
+	delete(r.raw, name)
+	if !ok {
+		return v
+	}
+	var p *T
+	if err := json.Unmarshal(raw, &p); err != nil || p == nil { // null is none of the values
+		r.faults.add(name, jsonValue(raw), reason)
+		return v
+	}
+	return *p
+}
+
+const badKind = `must be "token bucket" or "fixed window"`
+
+func (r *reader) kind() Kind {
+	text := take[string](r, "kind", badKind)
+	for _, k := range []Kind{KindTokenBucket, KindFixedWindow} {
+		if text == k.String() {
+			return k
+		}
+	}
+	if !r.faults.have("kind") {
+		r.faults.add("kind", text, badKind)
+	}
+	return 0
+}
+
+func (r *reader) period() time.Duration {
+	const reason = `must be a duration such as "1m30s"`
+	text := take[string](r, "period", reason)
+	period, err := time.ParseDuration(text)
+	if err != nil && !r.faults.have("period") {
+		r.faults.add("period", text, reason)
+	}
+	return period
+}
+
+// amount is what an amount's field of a limit holds: 0 when it is left out.
+func (r *reader) amount(name, reason string) float64 {
+	if string(r.raw[name]) == `"none"` {
+		delete(r.raw, name)
+		return None
+	}
+	_, given := r.raw[name]
+	v := take[float64](r, name, reason)
+	if given && (v == 0 || v == None) && !r.faults.have(name) {
+		r.faults.add(name, v, `could mean the default or none: leave it out, or write "none"`)
+	}
+	return v
+}
+
+func (r *reader) maxReserved() float64 {
+	if string(r.raw["maxReserved"]) == `"unlimited"` {
+		delete(r.raw, "maxReserved")
+		return 0
+	}
+	return r.amount("maxReserved", `must be a number, "none" or "unlimited"`)
+}
+
+func (r *reader) start(kind Kind) time.Time {
+	const reason = `must be an instant such as "2025-01-06T00:00:00Z"`
+	raw, given := r.raw["start"]
+	text := take[string](r, "start", reason)
+	if !given || r.faults.have("start") {
+		return time.Time{}
+	}
+	start, err := time.Parse(time.RFC3339, text)
+	if err != nil || start.IsZero() { // the zero time would be no start
+		r.faults.add("start", text, reason)
+	} else if kind == KindTokenBucket {
+		r.faults.add("start", jsonValue(raw), "is for a fixed window only")
+	}
+	return start
+}
+
+// jsonValue is a value for a FieldError: a text without its quotes, a number or
+// the JSON as it is.
+func jsonValue(raw json.RawMessage) any {
+	var v any
+	if err := json.Unmarshal(raw, &v); err == nil {
+		switch v.(type) {
+		case string, float64, bool:
+			return v
+		}
+	}
+	return string(raw)
+}

@@ -1,0 +1,116 @@
+package pgstore
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+)
+
+// AllowTx takes what is asked from all the limits inside tx, or refuses and
+// takes from none. What it takes is spent if and only if tx commits; rolling
+// back, to a savepoint before it too, gives it back.
+//
+// A refusal is a [ratelimit.Result] that is not OK, not an error, and leaves
+// tx usable. Errors are [ratelimit.ErrInvalid], [ratelimit.ErrExceedsCapacity],
+// [ErrNotMigrated] and what PostgreSQL and pgx return, within reach of
+// errors.As: under REPEATABLE READ and SERIALIZABLE a concurrent commit is a
+// *pgconn.PgError with code 40001, and the transaction must be run again from
+// its start, as [Store.AllowFunc] does.
+//
+// When granted it is one round trip. A row that was asked stays locked until tx
+// ends, in vain too, so others who want the same row wait: take late, or commit
+// soon. What bounds the wait is ctx, and the server's lock_timeout and
+// statement_timeout. A call for a limit with shards leaves a savepoint open, so
+// thousands of them in one transaction become slow.
+func (s *Store) AllowTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return s.takeTx(ctx, tx, false, requests)
+}
+
+// ReserveTx is like [Store.AllowTx], but goes into debt if need be, down to
+// each limit's MaxReserved. When the result is OK the work may run at its
+// RetryAt: schedule it for then, in the same transaction, and do not ask
+// again. If tx rolls back there is neither debt nor row.
+func (s *Store) ReserveTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return s.takeTx(ctx, tx, true, requests)
+}
+
+// CheckTx is what [Store.AllowTx] would say, in tx and with what tx has done
+// already. It takes, locks and writes nothing. Under SERIALIZABLE it reads
+// the limits' rows, as any SELECT does, so a concurrent take of them can fail
+// one of the two transactions with 40001.
+func (s *Store) CheckTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return s.checkTx(ctx, tx, false, requests)
+}
+
+// CheckReserveTx is to [Store.ReserveTx] what [Store.CheckTx] is to AllowTx.
+func (s *Store) CheckReserveTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return s.checkTx(ctx, tx, true, requests)
+}
+
+// Allow is [Store.AllowTx] on its own: it is decided and durable when it
+// returns, and stays spent whatever happens to the caller. After an error it is
+// spent or not, and the caller has no yes.
+//
+// It shares its statement with others'. If a transaction has the row locked it
+// waits for that, while the others do not, until its context ends; without a
+// deadline that is after Config.Timeout, and the error is [ErrLocked]. So it ends
+// also when it is the caller's own transaction that has the row, for which it
+// would otherwise wait for ever.
+func (s *Store) Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return s.decide(ctx, false, false, requests)
+}
+
+// Reserve is [Store.ReserveTx] on its own. [Store.Cancel] gives a reservation
+// back that is not wanted any more. It waits for a locked row as [Store.Allow] does.
+func (s *Store) Reserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return s.decide(ctx, true, false, requests)
+}
+
+// Check is what [Store.Allow] would say. It takes, locks and writes nothing, and
+// waits for no row.
+func (s *Store) Check(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return s.decide(ctx, false, true, requests)
+}
+
+// CheckReserve is what [Store.Reserve] would say. It takes, locks and writes
+// nothing, and waits for no row.
+func (s *Store) CheckReserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return s.decide(ctx, true, true, requests)
+}
+
+// AllowFunc takes what is asked from all the limits and runs do in the same
+// SERIALIZABLE transaction, and commits: what is taken is spent if and only if
+// the work of do is there. It is for do to use tx for all its work, and to leave
+// COMMIT and ROLLBACK to AllowFunc.
+//
+// A refusal runs nothing and is an error, [ratelimit.ErrRefused]; the result
+// is returned with it, and is in the *[ratelimit.RefusedError]. An error of do
+// rolls everything back and comes back as it is, and so does a panic. If do ended
+// the transaction itself, the server is asked how: AllowFunc returns no error if
+// and only if it was committed.
+//
+// When PostgreSQL asks for it, with 40001 or 40P01, all of it runs again, do
+// included, with full jitter in between, until the deadline of ctx, or for
+// Config.RetryBudget, which then bounds all the rest as well, if it has none. So
+// do must have no effect but through tx, and must pass on the errors that tx gives
+// it. Any other fault is returned at once.
+//
+// When the connection is lost during the commit, a new one asks the server what
+// became of the transaction: if it was committed there is no error. Only if that
+// cannot be found out either, or if the server has crashed in between, so that its
+// word may be about another transaction, is the error [ErrOutcomeUnknown].
+//
+// Transactions of one process that take from the same row queue before they
+// begin and before they take a connection from the pool, in order of arrival;
+// with several shards, each has one of its own.
+func (s *Store) AllowFunc(ctx context.Context, requests []ratelimit.Request, do func(tx pgx.Tx, result ratelimit.Result) error) (ratelimit.Result, error) {
+	return s.run(ctx, false, requests, do)
+}
+
+// ReserveFunc is [Store.AllowFunc] with a reservation: do schedules its work
+// for the result's RetryAt.
+func (s *Store) ReserveFunc(ctx context.Context, requests []ratelimit.Request, do func(tx pgx.Tx, result ratelimit.Result) error) (ratelimit.Result, error) {
+	return s.run(ctx, true, requests, do)
+}

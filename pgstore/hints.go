@@ -1,0 +1,295 @@
+package pgstore
+
+import (
+	"hash/maphash"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+)
+
+// hints are what this process remembers of limits and may forget: the shards that
+// it saw last, and what calls were refused by. They guide which row is tried first,
+// and refuse what cannot be granted; they grant nothing.
+type hints struct {
+	shards   shards
+	refusals refusals
+}
+
+func (h *hints) init(refusals int) {
+	h.refusals.most = (refusals + len(h.refusals.stripes) - 1) / len(h.refusals.stripes)
+	h.refusals.seed = maphash.MakeSeed()
+}
+
+// took notes what a call took, and returns what is known of its limits then.
+func (h *hints) took(call *decide.Call, changes []decide.Change, at time.Time) decide.View {
+	for i := range changes {
+		h.refusals.drop(changes[i].Key)
+	}
+	view := decide.View{At: at}
+	if call.Sharded() {
+		view.States = h.shards.took(call, changes, at)
+	}
+	return view
+}
+
+// saw notes what was seen of a call's limits.
+func (h *hints) saw(call *decide.Call, view decide.View) {
+	for i := range call.Asks {
+		if call.Asks[i].Sharded() {
+			h.shards.saw(&call.Asks[i], view.States[i])
+		}
+	}
+}
+
+// changed forgets a key to which something was given.
+func (h *hints) changed(key decide.Key) {
+	h.shards.forget(key)
+	h.refusals.forget(key)
+}
+
+// shards is what this process last saw of sharded limits.
+type shards struct {
+	mu   sync.Mutex
+	seen map[decide.Key]seenShards
+	held map[*pgx.Conn]heldShard
+}
+
+type seenShards struct {
+	definition ratelimit.Definition
+	states     []ratelimit.State // one that was never seen counts as full
+}
+
+// heldShard is the shard from which a transaction took last.
+type heldShard struct {
+	tx    pgx.Tx
+	key   decide.Key
+	shard int
+}
+
+// Past these all is forgotten.
+const (
+	mostSeen = 4096
+	mostHeld = 1024
+)
+
+// choose is the power of two choices: of two different shards at random among
+// those given, the better one as far as is known.
+func (m *shards) choose(a *decide.Ask, among []int) int {
+	if len(among) == 1 {
+		return among[0]
+	}
+	i := rand.IntN(len(among))
+	j := (i + 1 + rand.IntN(len(among)-1)) % len(among)
+	return m.better(a, among[i], among[j])
+}
+
+// better is the better of two shards.
+func (m *shards) better(a *decide.Ask, first, second int) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	seen := m.seen[a.Of()]
+	if seen.definition != a.Definition || a.Definition.Better(seen.states[first], seen.states[second]) {
+		return first
+	}
+	return second
+}
+
+// saw notes the states of all of a's shards.
+func (m *shards) saw(a *decide.Ask, states []ratelimit.State) {
+	if states == nil {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	copy(m.states(a, states[0].TS), states)
+}
+
+// took notes what changes left behind, and returns what is known of the shards of
+// all sharded limits of a call then.
+func (m *shards) took(call *decide.Call, changes []decide.Change, at time.Time) [][]ratelimit.State {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i := range changes {
+		if a := &call.Asks[changes[i].Ask]; a.Sharded() {
+			m.states(a, at)[changes[i].Shard] = changes[i].After
+		}
+	}
+	return m.all(call, at)
+}
+
+// known is what is known of the shards of all sharded limits of a call.
+func (m *shards) known(call *decide.Call, at time.Time) [][]ratelimit.State {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.all(call, at)
+}
+
+func (m *shards) all(call *decide.Call, at time.Time) [][]ratelimit.State {
+	states := make([][]ratelimit.State, len(call.Asks))
+	for i := range call.Asks {
+		if a := &call.Asks[i]; a.Sharded() {
+			states[i] = slices.Clone(m.states(a, at))
+		}
+	}
+	return states
+}
+
+// states are those of a's shards, full at an instant if none was seen by this
+// definition.
+func (m *shards) states(a *decide.Ask, at time.Time) []ratelimit.State {
+	seen := m.seen[a.Of()]
+	if seen.definition == a.Definition {
+		return seen.states
+	}
+	if m.seen == nil || len(m.seen) >= mostSeen {
+		m.seen = make(map[decide.Key]seenShards)
+	}
+	full := a.Definition.Shard().Fresh(a.Key, at)
+	seen = seenShards{a.Definition, slices.Repeat([]ratelimit.State{full}, a.Definition.Shards)}
+	m.seen[a.Of()] = seen
+	return seen.states
+}
+
+func (m *shards) forget(key decide.Key) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.seen, key)
+}
+
+// hold notes that a transaction has a shard locked. A second step of it on the same
+// limit keeps to that: two transactions that each want another's shard deadlock.
+func (m *shards) hold(tx pgx.Tx, row decide.Row) {
+	if reflect.TypeOf(tx).Kind() != reflect.Pointer { // somebody's own, that may not be comparable
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.held == nil || len(m.held) >= mostHeld {
+		m.held = make(map[*pgx.Conn]heldShard)
+	}
+	m.held[tx.Conn()] = heldShard{tx, row.Key, row.Shard}
+}
+
+// heldBy returns the shard of a key that a transaction has locked; false if none is
+// known.
+func (m *shards) heldBy(tx pgx.Tx, key decide.Key) (shard int, ok bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	held := m.held[tx.Conn()]
+	return held.shard, held.tx == tx && held.key == key
+}
+
+// refusals remembers what decisions on their own were refused by, so that a
+// flood of calls that cannot succeed costs the database nothing. Until time
+// has brought what a call wants, only a reset, a credit, or a definition that
+// changed elsewhere can make it succeed; those it does not see.
+//
+// It is right about time without trusting this machine's clock: it adds the
+// time that has passed here since before the refusing statement was sent, on
+// the monotonic clock, so it never believes the database's clock to be behind
+// where it is.
+type refusals struct {
+	most    int // per stripe; 0 remembers nothing
+	seed    maphash.Seed
+	stripes [64]stripe
+	changes atomic.Uint64 // how often something was given to a key
+}
+
+type stripe struct {
+	sync.RWMutex
+	seen map[decide.Key]refusal
+}
+
+type refusal struct {
+	definition ratelimit.Definition
+	state      ratelimit.State
+	at         time.Time // on the database's clock
+	sent       time.Time // on this machine's
+}
+
+func (m *refusals) stripe(key decide.Key) *stripe {
+	return &m.stripes[maphash.Comparable(m.seed, key)%uint64(len(m.stripes))]
+}
+
+// answer is the result of a call that is refused by what is remembered. now is
+// an instant that was injected, or nil.
+func (m *refusals) answer(call *decide.Call, now *time.Time) (ratelimit.Result, bool) {
+	if m.most == 0 || len(call.Asks) != 1 {
+		return ratelimit.Result{}, false
+	}
+	a := &call.Asks[0]
+	stripe := m.stripe(a.Of())
+	stripe.RLock()
+	r, ok := stripe.seen[a.Of()]
+	stripe.RUnlock()
+	if !ok || r.definition != a.Definition {
+		return ratelimit.Result{}, false
+	}
+	at := r.at.Add(time.Since(r.sent).Truncate(time.Microsecond))
+	if now != nil {
+		at = *now
+	}
+	result := call.Checked(decide.View{States: [][]ratelimit.State{{r.state}}, At: at})
+	return result, !result.OK
+}
+
+// moment is when a statement was sent that may find a refusal.
+type moment struct {
+	sent    time.Time
+	changes uint64
+}
+
+func (m *refusals) moment() moment {
+	if m.most == 0 {
+		return moment{}
+	}
+	return moment{time.Now(), m.changes.Load()}
+}
+
+// note remembers the state that refused a call, unless this process credited
+// or reset something since: then that may not be in the state.
+func (m *refusals) note(call *decide.Call, view decide.View, asked moment) {
+	if m.most == 0 || len(call.Asks) != 1 || call.Sharded() {
+		return
+	}
+	a := &call.Asks[0]
+	stripe := m.stripe(a.Of())
+	stripe.Lock()
+	defer stripe.Unlock()
+	if m.changes.Load() != asked.changes {
+		return
+	}
+	if stripe.seen == nil || len(stripe.seen) >= m.most {
+		stripe.seen = make(map[decide.Key]refusal)
+	}
+	stripe.seen[a.Of()] = refusal{a.Definition, view.States[0][0], view.At, asked.sent}
+}
+
+// forget forgets a key to which this process gave something.
+func (m *refusals) forget(key decide.Key) {
+	if m.most == 0 {
+		return
+	}
+	m.changes.Add(1)
+	m.drop(key)
+}
+
+// drop forgets a key from which this process took something: what is
+// remembered still refuses rightly, but promises too early an instant.
+func (m *refusals) drop(key decide.Key) {
+	if m.most == 0 {
+		return
+	}
+	stripe := m.stripe(key)
+	stripe.Lock()
+	defer stripe.Unlock()
+	delete(stripe.seen, key)
+}

@@ -1,0 +1,287 @@
+package pgstore
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/table"
+)
+
+// Transactions of one process that take from one row queue before they begin, and
+// before they hold a connection. They would queue for the row in any case, since it
+// stays locked until COMMIT; but in PostgreSQL those who waited have lost, since
+// under SERIALIZABLE the row has changed since their snapshot (40001), and those who
+// wait keep connections from others. A limit with several shards has a place for
+// each, so that every transaction has a shard of its own.
+
+// turnKey is what transactions queue for. It tells apart those that see a limit with
+// different numbers of shards, while a new definition is being rolled out.
+type turnKey struct {
+	decide.Key
+	shards int
+}
+
+func (s *Store) run(ctx context.Context, reserve bool, requests []ratelimit.Request, do func(pgx.Tx, ratelimit.Result) error) (result ratelimit.Result, err error) {
+	if err := s.usable(); err != nil {
+		return ratelimit.Result{}, err
+	}
+	if do == nil {
+		return ratelimit.Result{}, errNilFunc
+	}
+	call, err := s.call(reserve, requests)
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	if s.pool == nil {
+		return ratelimit.Result{}, ErrNoPool
+	}
+	bounded := ctx
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		bounded, cancel = context.WithTimeout(ctx, s.config.RetryBudget)
+		defer cancel()
+	}
+	err = s.retry(ctx, func() error {
+		places, leave, err := s.queue(bounded, &call)
+		if err != nil {
+			return s.fault("wait", err)
+		}
+		defer leave()
+		a := attempt{store: s, call: &call, places: places, do: do}
+		err = a.run(bounded)
+		result = a.result
+		return err
+	})
+	if err != nil && result.OK { // it was rolled back, so there is nothing to cancel
+		return ratelimit.Result{}, err
+	}
+	return result, err
+}
+
+// queue waits until each of the call's limits has a place for it. All calls wait in
+// one order, so none waits for one that waits for it.
+func (s *Store) queue(ctx context.Context, call *decide.Call) (places []int, leave func(), err error) {
+	keyOf := func(i int) turnKey { return turnKey{call.Asks[i].Of(), call.Asks[i].Definition.Shards} }
+	leave = func() {
+		for i, place := range places {
+			s.turns.Leave(keyOf(i), place)
+		}
+	}
+	for i := range call.Asks {
+		a := &call.Asks[i]
+		place, err := s.turns.Enter(ctx, keyOf(i), a.Definition.Shards, func(free []int) int { return s.hints.shards.choose(a, free) })
+		if err != nil {
+			leave()
+			return nil, nil, err
+		}
+		places = append(places, place)
+	}
+	return places, leave, nil
+}
+
+// attempt is one run of a transaction.
+type attempt struct {
+	store  *Store
+	call   *decide.Call
+	places []int // the shard of each limit that is this transaction's alone
+	do     func(pgx.Tx, ratelimit.Result) error
+
+	conn   *pgxpool.Conn
+	life   string // of the server, as far as it could be read
+	result ratelimit.Result
+	taken  try
+}
+
+// run takes, runs the function, and commits. It tells no error if and only if the
+// server has said that the transaction is committed.
+func (a *attempt) run(ctx context.Context) error {
+	lost, err := a.transact(ctx)
+	if lost {
+		return a.resolve(ctx, err)
+	}
+	return err
+}
+
+// transact runs the transaction on a connection of its own, which it has given back
+// then, or a pool of one would have no other to ask on. A COMMIT is lost when it was
+// sent, and the server did not answer.
+func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
+	conn, err := a.store.pool.Acquire(ctx)
+	if err != nil {
+		return false, a.store.fault("acquire", err)
+	}
+	defer conn.Release() // also when the function panics or ends its goroutine
+	a.conn, a.life = conn, life(ctx, conn)
+	tx, err := a.begin(ctx)
+	defer func() {
+		if tx != nil && a.conn.Conn().PgConn().TxStatus() != 'I' {
+			end(ctx, tx)
+		}
+	}()
+	if err != nil {
+		return false, err
+	}
+	if err := a.result.Err(); err != nil {
+		return false, err
+	}
+	if err := a.do(tx, a.result); err != nil {
+		return false, err
+	}
+	if a.conn.Conn().IsClosed() {
+		return false, fmt.Errorf("pgstore: the connection was lost before commit: %w", pgx.ErrTxClosed)
+	}
+	if a.conn.Conn().PgConn().TxStatus() == 'I' {
+		return false, a.ended(ctx)
+	}
+	err = tx.Commit(ctx)
+	if err == nil {
+		return false, nil
+	}
+	lost = a.conn.Conn().IsClosed() && !answered(err)
+	return lost, a.store.fault("commit", err)
+}
+
+// ended is the error of a function that has ended the transaction itself: none if
+// that was committed.
+func (a *attempt) ended(ctx context.Context) error {
+	became, err := table.Outcome(ctx, a.conn, a.taken.taken[0].Xid)
+	switch {
+	case err != nil:
+		return fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
+	case became == table.Committed:
+		return nil
+	}
+	return fmt.Errorf("pgstore: the function rolled the transaction back itself: %w", pgx.ErrTxClosed)
+}
+
+// begin begins a transaction that has taken what the call asks, in one round trip if
+// the rows that most likely have enough do. When one does not, all shards are looked
+// at, outside of any transaction, so that reading them disturbs no other; and then
+// what was seen is tried in a new one. The transaction may be there with an error,
+// too, and is for the caller to end.
+func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
+	s := a.store
+	next := 0
+	changes, ok := s.guess(a.call, func(ask *decide.Ask) int {
+		for i := range a.call.Asks {
+			if &a.call.Asks[i] == ask {
+				next = a.places[i]
+			}
+		}
+		return next
+	})
+	for round := 0; ; round++ {
+		if ok {
+			tx, err := a.take(ctx, changes)
+			if err != nil {
+				return tx, s.fault("take", err)
+			}
+			if a.taken.granted() {
+				a.result = a.taken.result(tx)
+				return tx, nil
+			}
+			if err := tx.Rollback(ctx); err != nil {
+				return nil, s.fault("roll back", err)
+			}
+		}
+		view, err := s.look(ctx, a.conn, &pgx.Batch{}, a.call, all)
+		if err != nil {
+			return nil, s.fault("look", err)
+		}
+		if changes, ok = a.call.Plan(view); !ok || round == rounds {
+			a.result = a.call.Refused(view)
+			return nil, nil
+		}
+	}
+}
+
+// take begins a transaction and tries changes in it, in one round trip.
+func (a *attempt) take(ctx context.Context, changes []decide.Change) (pgx.Tx, error) {
+	a.taken = try{store: a.store, call: a.call, changes: changes, taken: make([]table.Taken, len(changes))}
+	var batch pgx.Batch
+	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.Serializable})
+	now := a.store.clock()
+	for i := range changes {
+		a.store.table.QueueTake(&batch, a.call.Reserve, &changes[i], now, &a.taken.taken[i])
+	}
+	results := a.conn.SendBatch(ctx, &batch)
+	err := results.Close()
+	return results.Tx(), err
+}
+
+// lifeKey is where a connection keeps which life of which server it is to.
+const lifeKey = "ratelimit.life"
+
+// life returns that, which is read once for each connection; "" if it cannot be.
+func life(ctx context.Context, conn *pgxpool.Conn) string {
+	data := conn.Conn().PgConn().CustomData()
+	known, ok := data[lifeKey].(string)
+	if !ok {
+		known, _ = table.Server(ctx, conn) // without it, nothing is taken for committed
+		data[lifeKey] = known
+	}
+	return known
+}
+
+const (
+	askPause = 5 * time.Millisecond // before the server is asked again, at first
+	askSlow  = time.Second          // and later
+	askLong  = time.Second          // for how long, after the deadline too
+)
+
+// resolve finds out what became of a transaction whose COMMIT was lost: no error if
+// it was committed all the same.
+func (a *attempt) resolve(ctx context.Context, lost error) error {
+	left := askLong
+	if deadline, ok := ctx.Deadline(); ok {
+		left += max(0, time.Until(deadline))
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), left)
+	defer cancel()
+	unknown := fmt.Errorf("%w: %w", ErrOutcomeUnknown, lost)
+	for pause := askPause; ; pause = min(2*pause, askSlow) {
+		became, err := a.outcome(ctx)
+		switch {
+		case err == nil && became == table.Committed:
+			return nil
+		case err == nil && became == table.Aborted:
+			return fmt.Errorf("pgstore: the transaction was rolled back: %w", lost)
+		case err == nil && became == table.Forgotten:
+			return unknown
+		}
+		if sleep(ctx, pause) != nil { // it is in progress still, or there is no server yet
+			return unknown
+		}
+	}
+}
+
+// outcome asks the server, on a new connection, what became of the transaction.
+//
+// That it was committed is believed only in the same life of the same server. A
+// transaction that was open when the server crashed may have left nothing in the
+// log, and then its ID is given out again, to somebody who may commit. In another
+// life the row itself is looked at, which proves it if nobody has written it since.
+func (a *attempt) outcome(ctx context.Context) (became string, err error) {
+	xid := a.taken.taken[0].Xid
+	err = a.store.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+		if became, err = table.Outcome(ctx, conn, xid); err != nil || became != table.Committed {
+			return err
+		}
+		now, err := table.Server(ctx, conn)
+		if err == nil && now != "" && now == a.life {
+			return nil
+		}
+		wrote, err := a.store.table.Wrote(ctx, conn, &a.taken.changes[0], xid)
+		if err == nil && !wrote {
+			became = table.Forgotten
+		}
+		return err
+	})
+	return became, err
+}

@@ -1,0 +1,267 @@
+package pgstore
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/table"
+)
+
+// rounds bounds how often a call looks again because others changed a row between
+// its looking and its taking.
+const rounds = 8
+
+func (s *Store) takeTx(ctx context.Context, tx pgx.Tx, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+	if err := s.usableIn(tx); err != nil {
+		return ratelimit.Result{}, err
+	}
+	call, err := s.call(reserve, requests)
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	if len(call.Asks) == 1 && !call.Sharded() {
+		result, _, err := s.takeOne(ctx, tx, &call)
+		return result, err
+	}
+	return s.takeSeveral(ctx, tx, &call)
+}
+
+func (s *Store) checkTx(ctx context.Context, tx pgx.Tx, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+	if err := s.usableIn(tx); err != nil {
+		return ratelimit.Result{}, err
+	}
+	call, err := s.call(reserve, requests)
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	view, err := s.look(ctx, tx, &pgx.Batch{}, &call, all)
+	if err != nil {
+		return ratelimit.Result{}, s.fault("check", err)
+	}
+	return call.Checked(view), nil
+}
+
+// takeOne decides a call for one row. The row itself grants it. When it does not it
+// is looked at, and tells what to answer or, since it is locked by now, what to take:
+// its ticks may be its own, or a pause is over. The view is what refused the call.
+func (s *Store) takeOne(ctx context.Context, q table.Querier, call *decide.Call) (_ ratelimit.Result, view decide.View, _ error) {
+	change := call.Asks[0].Change(0, 0, call.Asks[0].Count)
+	for range rounds {
+		taken, err := s.table.Take(ctx, q, call.Reserve, &change, s.clock())
+		if err != nil {
+			return ratelimit.Result{}, view, s.fault("take", err)
+		}
+		if taken.OK {
+			change.After = taken.After
+			return s.granted(call, []decide.Change{change}, taken.At, taken.Xid, connOf(q)), view, nil
+		}
+		if view, err = s.look(ctx, q, &pgx.Batch{}, call, all); err != nil {
+			return ratelimit.Result{}, view, s.fault("look", err)
+		}
+		changes, ok := call.Plan(view)
+		if !ok {
+			break
+		}
+		change = changes[0]
+	}
+	return call.Refused(view), view, nil
+}
+
+// granted is the result of a call whose changes were made at an instant. xid is the
+// transaction that made them, on conn, unless they are committed.
+func (s *Store) granted(call *decide.Call, changes []decide.Change, at time.Time, xid string, conn *pgx.Conn) ratelimit.Result {
+	result := call.Granted(changes, s.hints.took(call, changes, at.UTC()))
+	result.Receipt = call.Receipt(changes, xid, conn)
+	return result
+}
+
+// connOf is the connection of a transaction, nil of a pool.
+func connOf(q table.Querier) *pgx.Conn {
+	if tx, ok := q.(pgx.Tx); ok {
+		return tx.Conn()
+	}
+	return nil
+}
+
+// all and unsharded choose the limits to look at.
+func all(*decide.Ask) bool         { return true }
+func unsharded(a *decide.Ask) bool { return !a.Sharded() }
+
+// look reads the states of a call's limits, of those that it is to look at; of the
+// others it tells what is known.
+func (s *Store) look(ctx context.Context, q table.Querier, batch *pgx.Batch, call *decide.Call, at func(*decide.Ask) bool) (decide.View, error) {
+	view, err := s.table.Look(ctx, q, batch, call, at, s.clock())
+	if err != nil {
+		return decide.View{}, err
+	}
+	s.hints.saw(call, view)
+	if call.Sharded() {
+		for i, known := range s.hints.shards.known(call, view.At) {
+			if view.States[i] == nil {
+				view.States[i] = known
+			}
+		}
+	}
+	return view, nil
+}
+
+// takeSeveral decides a call for several rows. It tries the rows that most likely
+// have enough without looking at them. Only when one refuses does it look, and
+// refuses by what it sees or tries what it sees.
+func (s *Store) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
+	changes, ok := s.guess(call, func(a *decide.Ask) int {
+		if shard, ok := s.hints.shards.heldBy(tx, a.Of()); ok {
+			return shard
+		}
+		return s.hints.shards.choose(a, upTo(a.Definition.Shards))
+	})
+	look, undo := all, &pgx.Batch{}
+	for round := 0; ; round++ {
+		if ok {
+			t := try{store: s, call: call, changes: changes}
+			if err := t.send(ctx, tx); err != nil {
+				return ratelimit.Result{}, s.fault("take", err)
+			}
+			if t.granted() {
+				return t.result(tx), nil
+			}
+			look, undo = t.undo()
+		}
+		view, err := s.look(ctx, tx, undo, call, look)
+		if err != nil {
+			return ratelimit.Result{}, s.fault("look", err)
+		}
+		if changes, ok = call.Plan(view); !ok || round == rounds {
+			return call.Refused(view), nil
+		}
+		look, undo = all, &pgx.Batch{}
+	}
+}
+
+// guess names one row for each of the call's limits; false if a count fits no
+// single shard.
+func (s *Store) guess(call *decide.Call, choose func(*decide.Ask) int) ([]decide.Change, bool) {
+	changes := make([]decide.Change, len(call.Asks))
+	for i := range call.Asks {
+		a := &call.Asks[i]
+		if !a.Sharded() {
+			changes[i] = a.Change(i, 0, a.Count)
+			continue
+		}
+		changes[i] = a.Change(i, choose(a), a.Count)
+		if a.Count > changes[i].Definition.Capacity {
+			return nil, false
+		}
+		changes[i].Floor = 0 // debt only when no shard has enough, which is not known yet
+	}
+	return changes, true
+}
+
+func upTo(n int) []int {
+	all := make([]int, n)
+	for i := range all {
+		all[i] = i
+	}
+	return all
+}
+
+// try is the taking of changes, one row each, in one round trip.
+//
+// There is no savepoint around the rows of limits without shards: the newest minor
+// versions of PostgreSQL keep a predicate lock on each row that is written behind one
+// under SERIALIZABLE, and more than two of those on a page abort strangers. What was
+// taken in vain is put back instead, for which each row is read as it is locked, by
+// giving it nothing; what was taken, added to what is left, would be another number,
+// and at another time. The rows that were asked stay locked, as one that
+// is asked alone does. A shard that was asked in vain must not: two transactions that
+// go on to each other's would deadlock. So shards are behind a savepoint, after all
+// else. In the portable form all rows are: that does not tell which rows a take made.
+type try struct {
+	store   *Store
+	call    *decide.Call
+	changes []decide.Change
+	before  []table.Taken // what was in the rows without shards
+	taken   []table.Taken
+}
+
+const savepoint = "ratelimit_take"
+
+func (t *try) send(ctx context.Context, q table.Querier) error {
+	t.before, t.taken = make([]table.Taken, len(t.changes)), make([]table.Taken, len(t.changes))
+	var batch pgx.Batch
+	now := t.store.clock()
+	for i := range t.changes {
+		if t.saved(i) && (i == 0 || !t.saved(i-1)) {
+			batch.Queue("SAVEPOINT " + savepoint)
+		}
+		if !t.saved(i) {
+			t.store.table.QueueGive(&batch, &t.changes[i], 0, 0, now, &t.before[i])
+		}
+		t.store.table.QueueTake(&batch, t.call.Reserve, &t.changes[i], now, &t.taken[i])
+	}
+	return q.SendBatch(ctx, &batch).Close()
+}
+
+func (t *try) sharded(i int) bool { return t.call.Asks[t.changes[i].Ask].Sharded() }
+
+// saved reports whether a change is made behind the savepoint.
+func (t *try) saved(i int) bool { return t.store.config.Portable || t.sharded(i) }
+
+// granted reports whether all was taken.
+func (t *try) granted() bool {
+	for i := range t.taken {
+		if !t.taken[i].OK {
+			return false
+		}
+	}
+	return true
+}
+
+// at is the instant by which all was decided.
+func (t *try) at() (at time.Time) {
+	for i := range t.taken {
+		t.changes[i].After = t.taken[i].After
+		if t.taken[i].At.After(at) {
+			at = t.taken[i].At
+		}
+	}
+	return at
+}
+
+// result is that of the call, which was granted in tx.
+func (t *try) result(tx pgx.Tx) ratelimit.Result {
+	for i := range t.changes {
+		if t.sharded(i) {
+			t.store.hints.shards.hold(tx, t.changes[i].Row)
+		}
+	}
+	return t.store.granted(t.call, t.changes, t.at(), t.taken[0].Xid, tx.Conn())
+}
+
+// undo begins a batch that puts back what was taken, and says what to look at
+// behind it. If a limit without shards has refused there is no need to know what
+// the others have.
+func (t *try) undo() (look func(*decide.Ask) bool, batch *pgx.Batch) {
+	look, batch = all, &pgx.Batch{}
+	if t.saved(len(t.changes) - 1) {
+		batch.Queue("ROLLBACK TO SAVEPOINT " + savepoint)
+		batch.Queue("RELEASE SAVEPOINT " + savepoint)
+	}
+	for i := range t.changes {
+		if !t.taken[i].OK && !t.sharded(i) {
+			look = unsharded
+		}
+		switch {
+		case t.saved(i) || !t.taken[i].OK && !t.before[i].Made:
+		case t.before[i].Made:
+			t.store.table.QueueRemove(batch, t.changes[i].Row)
+		default:
+			t.store.table.QueuePut(batch, t.changes[i].Row, t.before[i].After)
+		}
+	}
+	return look, batch
+}

@@ -1,0 +1,199 @@
+package ratelimit
+
+import (
+	"fmt"
+	"log/slog"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// This file is how definitions, requests and answers look in text and in logs.
+
+// String is the definition in a line, with its defaults:
+//
+//	token bucket "api": 10 per 1m, capacity 20, max reserved unlimited, 8 shards
+func (d Definition) String() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%v %s: %s per %s, capacity %s, max reserved %s", d.Kind, quoteShort(d.Name),
+		amount(d.Rate), span(d.Period), amountOrNone(d.Capacity), amountOrNone(d.MaxReserved))
+	if d.Shards > 1 {
+		fmt.Fprintf(&b, ", %d shards", d.Shards)
+	}
+	if !d.Start.IsZero() {
+		fmt.Fprintf(&b, ", start %s", d.Start.Format(time.RFC3339Nano))
+	}
+	return b.String()
+}
+
+// String is the limit's [Definition] in a line.
+func (l TokenBucket) String() string { return l.Definition().String() }
+
+// String is the limit's [Definition] in a line.
+func (l FixedWindow) String() string { return l.Definition().String() }
+
+// String is the request in a line, with its key:
+//
+//	2 of "api" for "alice"
+func (r Request) String() string {
+	if missing(r.Limit) {
+		return fmt.Sprintf("%s of no limit for %s", amount(r.Count), quoteShort(r.Key))
+	}
+	return fmt.Sprintf("%s of %s for %s", amount(r.Count), quoteShort(NameOf(r.Limit)), quoteShort(r.Key))
+}
+
+// String is the status in a line, with its key:
+//
+//	2 of "api" for "alice": refused, retry after 6s, 1 of 20 left
+func (s Status) String() string {
+	var b strings.Builder
+	b.WriteString(s.Request.String())
+	switch {
+	case !s.OK:
+		fmt.Fprintf(&b, ": refused, retry after %s", span(s.RetryAfter))
+	case s.RetryAfter > 0:
+		fmt.Fprintf(&b, ": ok after %s", span(s.RetryAfter))
+	default:
+		b.WriteString(": ok")
+	}
+	if s.Value < 0 {
+		fmt.Fprintf(&b, ", %s in debt", amount(-s.Value))
+	} else {
+		fmt.Fprintf(&b, ", %d of %s left", s.Remaining, amount(s.Capacity))
+	}
+	if !s.PausedUntil.IsZero() {
+		fmt.Fprintf(&b, ", paused until %s", s.PausedUntil.Format(time.RFC3339Nano))
+	}
+	return b.String()
+}
+
+// String is the Status that decides in a line, with its key, and of how many
+// limits it is one.
+func (r Result) String() string {
+	if len(r.Each) > 1 {
+		return fmt.Sprintf("%v (decides for %d limits)", r.Status, len(r.Each))
+	}
+	return r.Status.String()
+}
+
+// LogValue is the definition as a group.
+func (d Definition) LogValue() slog.Value {
+	attrs := []slog.Attr{
+		slog.String("name", d.Name),
+		slog.String("kind", d.Kind.String()),
+		slog.Float64("rate", d.Rate),
+		slog.Duration("period", d.Period),
+		logAmount("capacity", d.Capacity),
+		logAmount("max_reserved", d.MaxReserved),
+		slog.Int("shards", d.Shards),
+	}
+	if !d.Start.IsZero() {
+		attrs = append(attrs, slog.Time("start", d.Start))
+	}
+	return slog.GroupValue(attrs...)
+}
+
+// LogValue is the limit's [Definition] as a group.
+func (l TokenBucket) LogValue() slog.Value { return l.Definition().LogValue() }
+
+// LogValue is the limit's [Definition] as a group.
+func (l FixedWindow) LogValue() slog.Value { return l.Definition().LogValue() }
+
+// LogValue is the request as a group. The key is not in it, since it is often a
+// person's address: see [LogKeys].
+func (r Request) LogValue() slog.Value { return slog.GroupValue(r.attrs(false)...) }
+
+// LogValue is the status as a group, without the key: see [LogKeys].
+func (s Status) LogValue() slog.Value { return slog.GroupValue(s.attrs(false)...) }
+
+// LogValue is the Status that decides as a group, without the key (see
+// [LogKeys]), and of several limits the names.
+func (r Result) LogValue() slog.Value { return slog.GroupValue(r.attrs(false)...) }
+
+// LogKeys is v for a log that may have keys in it, which a LogValue leaves out:
+//
+//	slog.Info("refused", "limit", ratelimit.LogKeys(result))
+func LogKeys[T Request | Status | Result](v T) slog.LogValuer { return withKeys{any(v).(attrser)} }
+
+// attrser is a Request, a Status or a Result.
+type attrser interface{ attrs(keys bool) []slog.Attr }
+
+type withKeys struct{ of attrser }
+
+func (k withKeys) LogValue() slog.Value { return slog.GroupValue(k.of.attrs(true)...) }
+
+func (r Request) attrs(keys bool) []slog.Attr {
+	attrs := []slog.Attr{slog.String("limit", NameOf(r.Limit))}
+	if keys {
+		attrs = append(attrs, slog.String("key", r.Key))
+	}
+	return append(attrs, slog.Float64("count", r.Count))
+}
+
+func (s Status) attrs(keys bool) []slog.Attr {
+	attrs := append(s.Request.attrs(keys),
+		slog.Bool("ok", s.OK),
+		slog.Duration("retry_after", s.RetryAfter),
+		slog.Float64("value", s.Value),
+		slog.Int64("remaining", s.Remaining),
+		slog.Float64("capacity", s.Capacity),
+		slog.Duration("reset_after", s.ResetAfter),
+	)
+	if !s.PausedUntil.IsZero() {
+		attrs = append(attrs, slog.Time("paused_until", s.PausedUntil))
+	}
+	return attrs
+}
+
+func (r Result) attrs(keys bool) []slog.Attr {
+	attrs := r.Status.attrs(keys)
+	if len(r.Each) < 2 {
+		return attrs
+	}
+	names := make([]string, len(r.Each))
+	for i, s := range r.Each {
+		names[i] = NameOf(s.Request.Limit)
+	}
+	return append(attrs, slog.Any("limits", names))
+}
+
+// logAmount is an amount of a definition. JSON has no number for infinity.
+func logAmount(key string, v float64) slog.Attr {
+	if v == 0 || v == None || math.IsInf(v, 0) {
+		return slog.String(key, amountOrNone(v))
+	}
+	return slog.Float64(key, v)
+}
+
+// amountOrNone is an amount of a definition, where 0 is none.
+func amountOrNone(v float64) string {
+	if v == 0 {
+		v = None
+	}
+	return amount(v)
+}
+
+// amount is a number of tokens in the words of a limit's fields.
+func amount(v float64) string {
+	switch {
+	case v == None:
+		return "none"
+	case math.IsInf(v, 1):
+		return "unlimited"
+	}
+	return strconv.FormatFloat(v, 'g', -1, 64)
+}
+
+// span is a duration without the zeros that time.Duration ends with: 1m, not
+// 1m0s.
+func span(d time.Duration) string {
+	s := d.String()
+	if strings.HasSuffix(s, "m0s") {
+		s = s[:len(s)-len("0s")]
+	}
+	if strings.HasSuffix(s, "h0m") {
+		s = s[:len(s)-len("0m")]
+	}
+	return s
+}
