@@ -150,7 +150,8 @@ func (s *Store) Cancel(ctx context.Context, result ratelimit.Result) (cancelled 
 	if err := s.usable(); err != nil || result.Receipt == nil {
 		return false, err
 	}
-	err = s.ownTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
+	paid := receipt.Payments(result.Receipt)[0]
+	err = s.ownTx(ctx, decide.Key{Name: paid.Name, Key: paid.Key}, func(ctx context.Context, tx pgx.Tx) error {
 		cancelled, err = s.cancel(ctx, tx, result.Receipt)
 		return err
 	})
@@ -185,7 +186,7 @@ func (s *Store) cancel(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt) (ca
 // not rolled back, and what gave them back before, if anything, was.
 func (s *Store) owed(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, before string) (bool, error) {
 	if before != "" {
-		became, err := table.Outcome(ctx, tx, before)
+		became, err := table.Outcome(ctx, tx, before, false)
 		if err != nil || became != table.Aborted {
 			return false, err
 		}
@@ -194,11 +195,12 @@ func (s *Store) owed(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, befor
 	if taker == "" {
 		return true, nil
 	}
-	became, err := table.Outcome(ctx, tx, taker)
+	own := receipt.Conn(r) == any(tx.Conn())
+	became, err := table.Outcome(ctx, tx, taker, own)
 	if err != nil || became == table.Aborted {
 		return false, err
 	}
-	if became == table.InProgress && receipt.Conn(r) != any(tx.Conn()) {
+	if became == table.InProgress && !own {
 		return false, &ratelimit.FieldError{Field: "Result", Value: taker, Reason: "was taken in a transaction that has not ended"}
 	}
 	return true, nil
@@ -369,7 +371,7 @@ func (s *Store) Reshard(ctx context.Context, from, to ratelimit.Limit, key strin
 	if a.Shards = b.Shards; a != b {
 		return &ratelimit.FieldError{Limit: b.Name, Field: "Limit", Value: b, Reason: "must differ in nothing but Shards"}
 	}
-	err = s.ownTx(ctx, func(ctx context.Context, tx pgx.Tx) error { return s.reshard(ctx, tx, &old, &renewed) })
+	err = s.ownTx(ctx, renewed.Asks[0].Of(), func(ctx context.Context, tx pgx.Tx) error { return s.reshard(ctx, tx, &old, &renewed) })
 	s.hints.changed(renewed.Asks[0].Of())
 	return err
 }
@@ -424,7 +426,7 @@ func (s *Store) editOwn(ctx context.Context, limit ratelimit.Limit, key string, 
 	if err != nil {
 		return err
 	}
-	if err := s.ownTx(ctx, func(ctx context.Context, tx pgx.Tx) error { return change(ctx, tx, &call) }); err != nil {
+	if err := s.ownTx(ctx, call.Asks[0].Of(), func(ctx context.Context, tx pgx.Tx) error { return change(ctx, tx, &call) }); err != nil {
 		return err
 	}
 	s.hints.changed(call.Asks[0].Of()) // again, now that others see it

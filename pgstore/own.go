@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"hash/maphash"
 	"math"
 	"slices"
@@ -44,11 +43,10 @@ const lanes = 2
 const mostTogether = 1024
 
 const (
-	passOver = 20 * time.Millisecond // how long a batch waits for a row that somebody has made and not committed
-	awaited  = time.Second           // how long a row's own queue waits at a time
-	poll     = 5 * time.Millisecond  // how often it looks when it may not wait, at first
+	passOver = time.Millisecond      // how long anybody waits for a lock who has no connection to spare for it
+	awaited  = time.Second           // how long a connection that is spared for it waits at a time
+	poll     = 5 * time.Millisecond  // how often a locked row is looked at without one, at first
 	slowPoll = 50 * time.Millisecond // and later
-	silence  = 5 * time.Second       // after which the server lets go of what is locked for a client that is not heard
 )
 
 // own is the decisions on their own that are under way.
@@ -56,10 +54,6 @@ type own struct {
 	store *Store
 	seed  maphash.Seed
 	lanes [lanes]lane
-
-	// waiters are the connections that may wait for a locked row at a time: few, so
-	// that however many rows are locked, the pool has some for the rest.
-	waiters chan struct{}
 
 	mu     sync.Mutex
 	locked map[decide.Row]*lane // of rows that somebody had locked
@@ -90,9 +84,6 @@ func (o *own) init(s *Store) {
 	for i := range o.lanes {
 		l := &o.lanes[i]
 		l.queue = batch.New(mostTogether, func(ctx context.Context, tickets []*ticket) { o.serve(ctx, l, tickets) }, s.work.spawn)
-	}
-	if s.pool != nil {
-		o.waiters = make(chan struct{}, min(s.pool.Config().MaxConns/4, 4))
 	}
 }
 
@@ -164,7 +155,7 @@ func (s *Store) decidePortably(ctx context.Context, call *decide.Call, check boo
 // gaveUp is the error of a caller whose context ended.
 func (s *Store) gaveUp(p *pending, err error) error {
 	if row := p.locked.Load(); row != nil {
-		return fmt.Errorf("%w: a transaction has locked the row of limit %q, key %q: %w", ErrLocked, row.Name, row.Key.Key, err)
+		return locked(row.Key, err)
 	}
 	return s.fault("decide", err)
 }
@@ -215,20 +206,18 @@ func (o *own) decide(ctx context.Context, tickets []*ticket, granting bool, awai
 	switch {
 	case err == nil:
 		return left
-	case code(err) == lockNotAvailable && (len(left) == 1 || await != nil):
+	case code(err) == lockNotAvailable && left[0].Value.locked.Load() != nil:
 		return left
 	case answered(err) && !retriable(err) && len(left) > 1:
 		half := len(left) / 2
 		return append(o.decide(ctx, left[:half:half], granting, nil), o.decide(ctx, left[half:], granting, nil)...)
 	}
 	for _, t := range left {
-		t.Value.err = err
+		t.Value.result, t.Value.err = ratelimit.Result{}, err
 		t.Finish()
 	}
 	return nil
 }
-
-const lockNotAvailable = "55P03"
 
 // group is calls, in the order of arrival, that each take from the same one row.
 // It is granted as a whole or not at all: to grant all of them, the row needs to
@@ -378,14 +367,16 @@ func (o *own) settle(ctx context.Context, tickets []*ticket, seen *decide.Sheet,
 	sheet := newSheet(tickets)
 	asked := o.store.hints.refusals.moment()
 	if err := o.lock(ctx, conn, sheet, seen, await); err != nil {
-		o.waitFor(tickets, seen, await)
+		if code(err) == lockNotAvailable {
+			o.waitFor(ctx, conn, tickets, seen, await)
+		}
 		return tickets, o.store.fault("lock", err)
 	}
 	var decided []*ticket
 	for _, t := range tickets {
 		p := t.Value
-		if row, missing := sheet.Missing(&p.call); missing {
-			p.locked.Store(&row)
+		if missing := sheet.MissingOf(&p.call); missing != nil {
+			p.locked.Store(&missing[0])
 			left = append(left, t)
 			continue
 		}
@@ -422,18 +413,37 @@ func (o *own) tell(t *ticket, sheet *decide.Sheet, asked moment) {
 	t.Finish()
 }
 
-// waitFor notes the rows that calls wait for when a wait for a lock was given up:
-// the awaited one, or one that somebody has made and not committed.
-func (o *own) waitFor(tickets []*ticket, seen *decide.Sheet, await *decide.Row) {
+// waitFor notes the row that calls wait for when a wait for a lock was given up: the
+// awaited one, or for a single call one that somebody has made and not committed. (Of
+// several calls each half is tried by itself.)
+func (o *own) waitFor(ctx context.Context, conn *pgxpool.Conn, tickets []*ticket, seen *decide.Sheet, await *decide.Row) {
 	for _, t := range tickets {
-		row, missing := seen.Missing(&t.Value.call)
 		switch {
 		case await != nil:
 			t.Value.locked.Store(await)
-		case missing:
+		case len(tickets) == 1:
+			row := o.uncommitted(ctx, conn, &t.Value.call, seen)
 			t.Value.locked.Store(&row)
 		}
 	}
+}
+
+// uncommitted returns a row of a call that cannot be made, since somebody has made it
+// and not committed.
+func (o *own) uncommitted(ctx context.Context, conn *pgxpool.Conn, call *decide.Call, seen *decide.Sheet) decide.Row {
+	rollBack(ctx, conn)
+	rows := seen.MissingOf(call)
+	for _, row := range rows {
+		var b pgx.Batch
+		b.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
+		o.store.bounds(&b, passOver)
+		o.store.table.QueueFill(&b, &table.Rows{Rows: []decide.Row{row}}, []ratelimit.Definition{seen.DefinitionOf(row)}, o.store.clock())
+		b.Queue("COMMIT")
+		if err := conn.SendBatch(ctx, &b).Close(); err != nil {
+			return row
+		}
+	}
+	return rows[0] // it has ended meanwhile
 }
 
 // lock begins a transaction that has a sheet's rows locked, and reads them, but for
@@ -444,14 +454,15 @@ func (o *own) lock(ctx context.Context, conn *pgxpool.Conn, sheet, seen *decide.
 	var b pgx.Batch
 	b.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
 	if await != nil {
-		t.QueueBounds(&b, awaited, silence)
+		o.store.bounds(&b, awaited)
 		t.QueueFill(&b, &table.Rows{Rows: []decide.Row{*await}}, []ratelimit.Definition{sheet.DefinitionOf(*await)}, now)
 		t.QueueAwait(&b, *await)
 	}
-	t.QueueBounds(&b, passOver, silence)
 	if rows, definitions := seen.Fill(sheet); len(rows) > 0 {
+		o.store.bounds(&b, passOver)
 		t.QueueFill(&b, &table.Rows{Rows: rows}, definitions, now)
 	}
+	o.store.bounds(&b, 0) // nothing waits any more but for what others have put on the table
 	rows := table.Rows{Rows: sheet.Rows}
 	t.QueueLock(&b, &rows, now)
 	err := conn.SendBatch(ctx, &b).Close()
@@ -478,12 +489,16 @@ func (o *own) write(ctx context.Context, conn *pgxpool.Conn, sheet *decide.Sheet
 
 // release gives a connection back, after rolling back what a fault has left open.
 func release(ctx context.Context, conn *pgxpool.Conn) {
+	rollBack(ctx, conn)
+	conn.Release()
+}
+
+func rollBack(ctx context.Context, conn *pgxpool.Conn) {
 	if status := conn.Conn().PgConn().TxStatus(); status != 'I' && !conn.Conn().IsClosed() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTime)
 		defer cancel()
 		_, _ = conn.Exec(ctx, "ROLLBACK") // a connection on which it fails is closed
 	}
-	conn.Release()
 }
 
 // redirect moves the calls for locked rows to the queues of those, and returns the
@@ -551,16 +566,16 @@ func (o *own) await(tickets []*ticket) {
 // serveLocked decides the calls that wait for a row, as soon as it is free. While
 // no connection may wait for it, it looks now and then.
 func (o *own) serveLocked(ctx context.Context, row decide.Row, tickets []*ticket) {
-	for pause := poll; len(tickets) > 0; pause = min(2*pause, slowPoll) {
+	for w := o.store.waiting(); len(tickets) > 0; {
 		var left []*ticket
-		select {
-		case o.waiters <- struct{}{}:
-			left = o.decide(ctx, tickets, false, &row)
-			<-o.waiters
-		default:
-			_ = sleep(ctx, pause) // if ctx is over nobody is left
-			left = o.decide(ctx, tickets, true, nil)
-		}
+		_ = w.again(ctx, func(spared bool) error { // if ctx is over nobody is left
+			if spared {
+				left = o.decide(ctx, tickets, false, &row)
+			} else {
+				left = o.decide(ctx, tickets, true, nil)
+			}
+			return nil
+		})
 		tickets = tickets[:0]
 		var others []*ticket
 		for _, t := range left {

@@ -8,6 +8,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
 const (
@@ -82,26 +84,88 @@ func (s *Store) bounded(ctx context.Context) (_ context.Context, end func(), err
 	return ctx, func() { cancel(); s.work.end() }, nil
 }
 
-// ownTx runs do in a transaction of its own. READ COMMITTED is enough: a take is
-// right at every isolation level, and here nobody asks it again.
-func (s *Store) ownTx(ctx context.Context, do func(context.Context, pgx.Tx) error) error {
+// ownTx runs do, which changes what a key has, in a transaction of its own. READ
+// COMMITTED is enough: a take is right at every isolation level, and here nobody asks
+// it again. It waits for rows that are locked as decisions on their own do.
+func (s *Store) ownTx(ctx context.Context, key decide.Key, do func(context.Context, pgx.Tx) error) error {
 	ctx, done, err := s.bounded(ctx)
 	if err != nil {
 		return err
 	}
 	defer done()
-	return s.retry(ctx, func() error {
-		tx, err := s.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
-		if err != nil {
-			return s.fault("begin", err)
-		}
-		defer end(ctx, tx)
-		if err := do(ctx, tx); err != nil {
+	err = s.retry(ctx, func() error { return s.transact(ctx, passOver, do) })
+	for w := s.waiting(); code(err) == lockNotAvailable; {
+		ctxErr := w.again(ctx, func(spared bool) error {
+			wait := passOver
+			if spared {
+				wait = awaited
+			}
+			err = s.retry(ctx, func() error { return s.transact(ctx, wait, do) })
 			return err
+		})
+		if ctx.Err() != nil && errors.Is(ctxErr, ctx.Err()) {
+			return locked(key, ctx.Err())
 		}
-		if err := tx.Commit(ctx); err != nil {
-			return s.fault("commit", err)
-		}
-		return nil
-	})
+	}
+	return err
+}
+
+// transact runs do in a transaction that waits so long for a lock.
+func (s *Store) transact(ctx context.Context, wait time.Duration, do func(context.Context, pgx.Tx) error) error {
+	conn, err := s.pool.Acquire(ctx)
+	if err != nil {
+		return s.fault("acquire", err)
+	}
+	defer release(ctx, conn)
+	var batch pgx.Batch
+	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	s.bounds(&batch, wait)
+	results := conn.SendBatch(ctx, &batch)
+	if err := results.Close(); err != nil {
+		return s.fault("begin", err)
+	}
+	if err := do(ctx, results.Tx()); err != nil {
+		return err
+	}
+	if err := results.Tx().Commit(ctx); err != nil {
+		return s.fault("commit", err)
+	}
+	return nil
+}
+
+// bounds puts into a batch how long its transaction waits for a lock, and how long
+// the server keeps what it has locked while it hears nothing of us.
+func (s *Store) bounds(batch *pgx.Batch, wait time.Duration) {
+	silence := s.config.Timeout
+	if silence == NoTimeout {
+		silence = defaultTimeout
+	}
+	s.table.QueueBounds(batch, wait, silence)
+}
+
+// waiting is a wait for a row that somebody has locked. A few connections may wait in
+// PostgreSQL, where it is first come, first served: so few that however many rows are
+// locked, the pool has some for the rest. Without one, the row is looked at now and
+// then.
+type waiting struct {
+	store *Store
+	pause time.Duration
+}
+
+func (s *Store) waiting() *waiting { return &waiting{s, poll} }
+
+// again runs attempt once more, with a connection that is spared for waiting or else
+// after a pause. If ctx is over by then it returns the error of that.
+func (w *waiting) again(ctx context.Context, attempt func(spared bool) error) error {
+	select {
+	case w.store.spare <- struct{}{}:
+		defer func() { <-w.store.spare }()
+		return attempt(true)
+	default:
+	}
+	if err := sleep(ctx, w.pause); err != nil {
+		return err
+	}
+	w.pause = min(2*w.pause, slowPoll)
+	return attempt(false)
 }

@@ -150,7 +150,7 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 // ended is the error of a function that has ended the transaction itself: none if
 // that was committed.
 func (a *attempt) ended(ctx context.Context) error {
-	became, err := table.Outcome(ctx, a.conn, a.taken.taken[0].Xid)
+	became, err := table.Outcome(ctx, a.conn, a.taken.taken[0].Xid, true)
 	switch {
 	case err != nil:
 		return fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
@@ -270,7 +270,7 @@ func (a *attempt) resolve(ctx context.Context, lost error) error {
 func (a *attempt) outcome(ctx context.Context) (became string, err error) {
 	xid := a.taken.taken[0].Xid
 	err = a.store.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
-		if became, err = table.Outcome(ctx, conn, xid); err != nil || became != table.Committed {
+		if became, err = table.Outcome(ctx, conn, xid, false); err != nil || became != table.Committed {
 			return err
 		}
 		now, err := table.Server(ctx, conn)

@@ -43,6 +43,8 @@ var (
 	ErrNotMigrated = errors.New("pgstore: table " + Table + " is missing or not up to date; bring it there with `ratelimit migrate up` or migrate.Up")
 )
 
+const defaultTimeout = 5 * time.Second
+
 // NoTimeout as Config.Timeout lets a decision on its own take as long as it does.
 const NoTimeout time.Duration = -1
 
@@ -114,6 +116,7 @@ type Store struct {
 	hints hints
 	own   own
 	turns keyqueue.Queue[turnKey] // of the runner's transactions
+	spare chan struct{}           // connections that may wait for a locked row
 	work  work
 }
 
@@ -132,9 +135,12 @@ func New(pool *pgxpool.Pool, config *Config) (*Store, error) {
 		s.config.RetryBudget = 10 * time.Second
 	}
 	if s.config.Timeout == 0 {
-		s.config.Timeout = 5 * time.Second
+		s.config.Timeout = defaultTimeout
 	}
 	s.hints.init(config.RefusalMemory)
+	if pool != nil {
+		s.spare = make(chan struct{}, min(pool.Config().MaxConns/4, 4))
+	}
 	s.own.init(s)
 	return s, nil
 }
@@ -143,7 +149,11 @@ func New(pool *pgxpool.Pool, config *Config) (*Store, error) {
 // included, have ended, and refuses new ones with [ErrClosed], but for those that
 // are refused from memory. Close the pool after it. The verbs that take a
 // transaction go on working.
-func (s *Store) Close() { s.work.close() }
+func (s *Store) Close() {
+	if s.usable() == nil {
+		s.work.close()
+	}
+}
 
 // work counts what Close waits for.
 type work struct {
@@ -248,6 +258,14 @@ func answered(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" && pgErr.Code[:min(2, len(pgErr.Code))] != "08"
 }
+
+// locked is the error of a decision on its own that waited for a lock until its
+// context ended.
+func locked(key decide.Key, err error) error {
+	return fmt.Errorf("%w: a transaction has locked the row of limit %q, key %q: %w", ErrLocked, key.Name, key.Key, err)
+}
+
+const lockNotAvailable = "55P03"
 
 var errNilFunc = &ratelimit.FieldError{Field: "Func", Value: nil, Reason: "must not be nil"}
 

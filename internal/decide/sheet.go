@@ -48,17 +48,17 @@ func NewSheet(calls []*Call) *Sheet {
 	return s
 }
 
-// Missing returns a row of a call that has not been found; false if all have been.
-func (s *Sheet) Missing(call *Call) (row Row, missing bool) {
+// MissingOf returns the rows of a call that have not been found.
+func (s *Sheet) MissingOf(call *Call) (rows []Row) {
 	for i := range call.Asks {
 		a := &call.Asks[i]
 		for shard := range a.Definition.Shards {
-			if row = (Row{a.Of(), shard}); !s.Found[s.index[row]] {
-				return row, true
+			if row := (Row{a.Of(), shard}); !s.Found[s.index[row]] {
+				rows = append(rows, row)
 			}
 		}
 	}
-	return Row{}, false
+	return rows
 }
 
 // View is what the sheet says of a call's limits.

@@ -26,10 +26,11 @@ ORDER BY key, shard
 LIMIT $9::int8`
 
 	// deleteListedSQL deletes those of the listed rows that have not changed
-	// and that nobody has locked.
+	// and that nobody has locked. A connection may write values as text with 15
+	// digits; no count that can be taken is as small as that.
 	deleteListedSQL = `WITH same AS (
 	SELECT r.key, r.shard FROM unnest($2::text[], $3::int4[], $4::float8[], $5::timestamptz[]) AS w (key, shard, value, ts)
-	JOIN {table} AS r ON r.name = $1::text AND r.key = w.key AND r.shard = w.shard AND r.value = w.value AND r.ts = w.ts
+	JOIN {table} AS r ON r.name = $1::text AND r.key = w.key AND r.shard = w.shard AND r.ts = w.ts AND abs(r.value - w.value) <= abs(r.value) * 1e-14
 	FOR UPDATE OF r SKIP LOCKED
 )
 DELETE FROM {table} AS l USING same
@@ -37,7 +38,7 @@ WHERE l.name = $1::text AND l.key = same.key AND l.shard = same.shard`
 
 	// deleteSameSQL is its portable form, for one row.
 	deleteSameSQL = `DELETE FROM {table}
-WHERE name = $1::text AND key = $2::text AND shard = $3::int4 AND value = $4::float8 AND ts = $5::timestamptz`
+WHERE name = $1::text AND key = $2::text AND shard = $3::int4 AND ts = $5::timestamptz AND abs(value - $4::float8) <= abs(value) * 1e-14`
 
 	// namesSQL goes from one name to the next by the index.
 	namesSQL = `WITH RECURSIVE n AS (

@@ -15,24 +15,24 @@ const (
 )
 
 // outcomeSQL asks what became of a transaction or savepoint. A row tells the lower
-// half of its ID only; the upper one is that of the newest ID that is not above it.
-const outcomeSQL = `SELECT coalesce(pg_xact_status((top - ((top - $1::text::int8) & 4294967295))::text::xid8), '')
-FROM (SELECT pg_snapshot_xmax(pg_current_snapshot())::text::int8 - 1 AS top) AS s
-WHERE top >= (top - $1::text::int8) & 4294967295`
+// half of its ID only: it is the one that is nearest to the newest that is known here.
+// One beyond that is not over, or of a server that has lost it in a crash; the server
+// is asked for it only if it is known to be its own, since it fails otherwise.
+const outcomeSQL = `SELECT CASE
+	WHEN id > newest AND NOT $2::bool THEN 'in progress'
+	WHEN id < 3 THEN ''
+	ELSE coalesce(pg_xact_status(id::text::xid8), '')
+	END
+FROM (
+	SELECT newest, newest + (($1::text::int8 - newest + 2147483648) & 4294967295) - 2147483648 AS id
+	FROM (SELECT greatest(pg_current_xact_id()::text::int8, pg_snapshot_xmax(pg_current_snapshot())::text::int8 - 1) AS newest) AS n
+) AS t`
 
-// Outcome reads what became of a transaction or savepoint.
-func Outcome(ctx context.Context, q Querier, xid string) (outcome string, err error) {
-	rows, err := q.Query(ctx, outcomeSQL, xid)
-	if err != nil {
-		return "", err
-	}
-	defer rows.Close()
-	for rows.Next() {
-		if err := rows.Scan(&outcome); err != nil {
-			return "", err
-		}
-	}
-	return outcome, rows.Err()
+// Outcome reads what became of a transaction or savepoint. own says that it was on this
+// very connection.
+func Outcome(ctx context.Context, q Querier, xid string, own bool) (outcome string, err error) {
+	err = q.QueryRow(ctx, outcomeSQL, xid, own).Scan(&outcome)
+	return outcome, err
 }
 
 // serverSQL is what a crash, a restart or a promotion changes: when the server

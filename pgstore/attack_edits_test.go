@@ -1,0 +1,631 @@
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// Faults of the verbs that change rows, which attacks have found.
+
+// resumeKey ends a pause.
+func resumeKey(t *testing.T, store *pgstore.Store, l ratelimit.Limit, key string) {
+	t.Helper()
+	if err := store.Resume(t.Context(), l, key); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// forgetKey forgets a key.
+func forgetKey(t *testing.T, store *pgstore.Store, l ratelimit.Limit, key string) {
+	t.Helper()
+	if err := store.Reset(t.Context(), l, key); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// leftOf is how many tokens there are.
+func leftOf(t *testing.T, store *pgstore.Store, l ratelimit.Limit, key string) float64 {
+	t.Helper()
+	result, err := store.Check(t.Context(), l.ForN(key, 0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return result.Value
+}
+
+// family is definitions of one name: what a plan and what a roll-out make.
+type family struct {
+	name         string
+	spent, other ratelimit.Limit // of the key that is asked, and another
+	count        float64         // all but some of it
+}
+
+// families are such that the spent rows look full by the other definition.
+func families() []family {
+	const day = 24 * time.Hour
+	b := func(name string, rate, capacity float64, shards int) ratelimit.TokenBucket {
+		return ratelimit.TokenBucket{Name: name, Rate: rate, Period: day, Capacity: capacity, Shards: shards}
+	}
+	w := func(name string, rate float64, shards int) ratelimit.FixedWindow {
+		return ratelimit.FixedWindow{Name: name, Rate: rate, Period: day, Start: noon, Shards: shards}
+	}
+	return []family{
+		{"a plan with a larger capacity", b("capacity", 100, 200, 1), b("capacity", 10, 20, 1), 180},
+		{"a plan that is slower", b("rate", 20, 20, 1), b("rate", 1e9, 20, 1), 20},
+		{"a plan with larger windows", w("windows", 200, 1), w("windows", 20, 1), 180},
+		{"fewer shards than before", b("shards", 80, 80, 1), b("shards", 80, 80, 8), 70},
+		{"windows of fewer shards than before", w("windows' shards", 80, 1), w("windows' shards", 80, 8), 70},
+	}
+}
+
+// pruneUntilOver asks for all but some of a limit again and again, with a Prune
+// in between, and is what was granted within its first minute.
+func pruneUntilOver(t *testing.T, c *clock, store *pgstore.Store, f family, ask func(ratelimit.Request) (ratelimit.Result, error), limits ...ratelimit.Limit) (granted float64) {
+	t.Helper()
+	for range 10 {
+		c.add(6 * time.Second)
+		result, err := ask(f.spent.ForN("k", f.count))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if result.OK {
+			granted += f.count
+		}
+		if _, err := store.Prune(t.Context(), limits...); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return granted
+}
+
+// wantNotOver holds what was granted within a minute against a family's limit.
+func wantNotOver(t *testing.T, f family, granted float64) {
+	t.Helper()
+	d := f.spent.Definition()
+	if most := d.Capacity + d.Rate*float64(time.Minute)/float64(d.Period); granted > most {
+		t.Errorf("granted %v in a minute, want at most %v", granted, most)
+	}
+}
+
+// H5: Prune deletes what is full by every definition of the name that it is
+// given, in whatever order.
+func TestPruneHeedsEveryDefinitionNamed(t *testing.T) {
+	bothForms(t, func(t *testing.T, db *pgtest.DB, c *clock, pruner *pgstore.Store) {
+		store := newStore(t, db, onClock(c)) // so that the pruner sees nothing
+		for _, f := range families() {
+			for i, limits := range [][]ratelimit.Limit{{f.spent, f.other}, {f.other, f.spent}, {f.other, slow("another", 1), f.spent, f.other}} {
+				t.Run(fmt.Sprintf("%s/%d", f.name, i), func(t *testing.T) {
+					forgetKey(t, store, f.spent, "k")
+					granted := pruneUntilOver(t, c, pruner, f, func(r ratelimit.Request) (ratelimit.Result, error) {
+						return store.Allow(t.Context(), r)
+					}, limits...)
+					wantNotOver(t, f, granted)
+					c.add(1000 * time.Hour) // full by all
+					if _, err := pruner.Prune(t.Context(), limits...); err != nil || len(rowsOf(t, db, f.spent.Definition().Name)) != 0 {
+						t.Errorf("full by all: error %v, %q stayed", err, rowsOf(t, db, f.spent.Definition().Name))
+					}
+				})
+			}
+		}
+	})
+}
+
+// H5, the other half: it heeds those too that its store has seen, whatever the
+// verb.
+func TestPruneHeedsEveryDefinitionSeen(t *testing.T) {
+	for _, seen := range []struct {
+		name string
+		ask  func(*testing.T, *pgtest.DB, *pgstore.Store) allowing
+	}{
+		{"Allow", func(t *testing.T, _ *pgtest.DB, store *pgstore.Store) allowing {
+			return func(r ...ratelimit.Request) (ratelimit.Result, error) { return store.Allow(t.Context(), r...) }
+		}},
+		{"AllowTx", func(t *testing.T, db *pgtest.DB, store *pgstore.Store) allowing {
+			return func(r ...ratelimit.Request) (ratelimit.Result, error) {
+				return allowAt(pgx.ReadCommitted)(t.Context(), db.Pool, store, r...)
+			}
+		}},
+		{"AllowFunc", func(t *testing.T, _ *pgtest.DB, store *pgstore.Store) allowing {
+			return func(r ...ratelimit.Request) (ratelimit.Result, error) {
+				return allowFunc(t.Context(), nil, store, r...)
+			}
+		}},
+	} {
+		t.Run(seen.name, func(t *testing.T) {
+			bothForms(t, func(t *testing.T, db *pgtest.DB, c *clock, store *pgstore.Store) {
+				for _, f := range families() {
+					t.Run(f.name, func(t *testing.T) {
+						forgetKey(t, store, f.spent, "k")
+						ask := seen.ask(t, db, store)
+						granted := pruneUntilOver(t, c, store, f, func(r ratelimit.Request) (ratelimit.Result, error) { return ask(r) }, f.other)
+						wantNotOver(t, f, granted)
+					})
+				}
+			})
+		})
+	}
+}
+
+// ofShards is a limit with so many shards: a bucket, or a window.
+func ofShards(n int) []ratelimit.Limit {
+	const day = 24 * time.Hour
+	return []ratelimit.Limit{
+		ratelimit.TokenBucket{Name: "b", Rate: 80, Period: day, Shards: n, MaxReserved: ratelimit.None},
+		ratelimit.FixedWindow{Name: "w", Rate: 80, Period: day, Start: noon, Shards: n, MaxReserved: ratelimit.None},
+	}
+}
+
+// H6: during the pause in which a limit is given another number of shards,
+// processes that have the old definition get as little as those that have the
+// new one; after it there is what there was to be, and no row is left for good.
+func TestReshardGrantsNothingDuringItsPause(t *testing.T) {
+	for _, to := range []int{1, 2, 5, 8, 16} {
+		for i, old := range ofShards(8) {
+			t.Run(fmt.Sprintf("%d shards of a %s", to, old.Definition().Name), func(t *testing.T) {
+				db, c := pgtest.New(t), newClock()
+				store, newer := newStore(t, db, onClock(c)), ofShards(to)[i]
+				mustAllow(t, store, old.ForN("k", 40))
+				if _, err := store.Pause(t.Context(), old, "k", time.Hour); err != nil {
+					t.Fatal(err)
+				}
+				if err := store.Reshard(t.Context(), old, newer, "k"); err != nil {
+					t.Fatal(err)
+				}
+				c.add(59 * time.Minute)
+				for name, l := range map[string]ratelimit.Limit{"old": old, "new": newer} {
+					others := newStore(t, db, onClock(c)) // of a process that knows of nothing
+					if got := takeSingly(t, db, others, l.For("k"), 100); got != 0 {
+						t.Errorf("by the %s definition %d of 100 were granted, want none", name, got)
+					}
+				}
+				c.add(time.Minute + 24*time.Hour)
+				if got := leftOf(t, store, newer, "k"); math.Abs(got-80) > 1e-6 {
+					t.Errorf("a period after the pause: got %v left, want 80", got)
+				}
+				c.add(24 * time.Hour)
+				if _, err := store.Prune(t.Context(), old, newer); err != nil || len(tableOf(t, db)) != 0 {
+					t.Errorf("%d rows are left by Prune, error %v, want none", len(tableOf(t, db)), err)
+				}
+			})
+		}
+	}
+}
+
+// takeSingly asks n times, in all forms in turn, and is how often it was granted.
+func takeSingly(t *testing.T, db *pgtest.DB, store *pgstore.Store, r ratelimit.Request, n int) (granted int) {
+	t.Helper()
+	ways := []takes{allowOwn, allowAt(pgx.ReadCommitted), allowFunc, func(ctx context.Context, _ *pgxpool.Pool, s *pgstore.Store, r ...ratelimit.Request) (ratelimit.Result, error) {
+		return s.Reserve(ctx, r...)
+	}}
+	for i := range n {
+		result, err := ways[i%len(ways)](t.Context(), db.Pool, store, r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if result.OK {
+			granted++
+		}
+	}
+	return granted
+}
+
+// cancelLimits are of 10 tokens, of which 2 are left before a test takes.
+var cancelLimits = []ratelimit.Limit{slow("bucket", 10), slowWindow("window", 10), shardedSlow("shards", 10, 2)}
+
+// undone are ways in which what was taken came to nothing. Each is the result
+// that was kept of it.
+var undone = []struct {
+	name string
+	take func(t *testing.T, db *pgtest.DB, store *pgstore.Store, r ratelimit.Request) ratelimit.Result
+}{
+	{"a transaction", func(t *testing.T, db *pgtest.DB, store *pgstore.Store, r ratelimit.Request) ratelimit.Result {
+		tx := begin(t, db, pgx.ReadCommitted)
+		kept := takeIn(t, store, tx, r)
+		end(t, tx.Rollback)
+		return kept
+	}},
+	{"a transaction that failed", func(t *testing.T, db *pgtest.DB, store *pgstore.Store, r ratelimit.Request) ratelimit.Result {
+		tx := begin(t, db, pgx.ReadCommitted)
+		kept := takeIn(t, store, tx, r)
+		_ = raise(t.Context(), "P0001")(tx)
+		if err := tx.Commit(t.Context()); !errors.Is(err, pgx.ErrTxCommitRollback) {
+			t.Errorf("got %v, want %v", err, pgx.ErrTxCommitRollback)
+		}
+		return kept
+	}},
+	{"a transaction that was cut", func(t *testing.T, db *pgtest.DB, store *pgstore.Store, r ratelimit.Request) ratelimit.Result {
+		tx := begin(t, db, pgx.ReadCommitted)
+		kept := takeIn(t, store, tx, r)
+		terminate(t, db, tx.Conn().PgConn().PID())
+		return kept
+	}},
+	{"a savepoint", func(t *testing.T, db *pgtest.DB, store *pgstore.Store, r ratelimit.Request) (kept ratelimit.Result) {
+		tx := begin(t, db, pgx.ReadCommitted)
+		inSavepoint(t, tx, pgx.Tx.Rollback, func(tx pgx.Tx) { kept = takeIn(t, store, tx, r) })
+		end(t, tx.Commit)
+		return kept
+	}},
+	{"a savepoint, after other writes", func(t *testing.T, db *pgtest.DB, store *pgstore.Store, r ratelimit.Request) (kept ratelimit.Result) {
+		tx := begin(t, db, pgx.ReadCommitted)
+		takeIn(t, store, tx, r.Limit.For("another"))
+		inSavepoint(t, tx, pgx.Tx.Rollback, func(tx pgx.Tx) {
+			takeIn(t, store, tx, r.Limit.For("another"))
+			inSavepoint(t, tx, pgx.Tx.Commit, func(tx pgx.Tx) { kept = takeIn(t, store, tx, r) })
+		})
+		end(t, tx.Commit)
+		return kept
+	}},
+	{"an AllowFunc whose function failed", func(t *testing.T, _ *pgtest.DB, store *pgstore.Store, r ratelimit.Request) (kept ratelimit.Result) {
+		_, err := store.AllowFunc(t.Context(), []ratelimit.Request{r}, func(_ pgx.Tx, result ratelimit.Result) error {
+			kept = result
+			return errTest
+		})
+		if !errors.Is(err, errTest) {
+			t.Errorf("got %v, want %v", err, errTest)
+		}
+		return kept
+	}},
+	{"a ReserveFunc that ran again", func(t *testing.T, _ *pgtest.DB, store *pgstore.Store, r ratelimit.Request) ratelimit.Result {
+		var all []ratelimit.Result
+		last, err := store.ReserveFunc(t.Context(), []ratelimit.Request{r}, func(tx pgx.Tx, result ratelimit.Result) error {
+			if all = append(all, result); len(all) == 1 {
+				return raise(t.Context(), serializationFailure)(tx)
+			}
+			return nil
+		})
+		mustTake(t, last, err)
+		cancelled, err := store.Cancel(t.Context(), last)
+		wantSaid(t, "cancel what was committed", cancelled, err, true)
+		return all[0]
+	}},
+}
+
+// takeIn takes in a transaction.
+func takeIn(t *testing.T, store *pgstore.Store, tx pgx.Tx, r ratelimit.Request) ratelimit.Result {
+	t.Helper()
+	result, err := store.AllowTx(t.Context(), tx, r)
+	return mustTake(t, result, err)
+}
+
+func end(t *testing.T, end func(context.Context) error) {
+	t.Helper()
+	if err := end(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// M4: what came to nothing took nothing, so there is nothing to give back.
+func TestCancelGivesNothingBackThatWasUndone(t *testing.T) {
+	db := pgtest.New(t)
+	store := newStore(t, db)
+	for _, l := range cancelLimits {
+		for _, undone := range undone {
+			t.Run(l.Definition().Name+"/"+undone.name, func(t *testing.T) {
+				forgetKey(t, store, l, "k")
+				mustAllow(t, store, l.ForN("k", 8))
+				kept := undone.take(t, db, store, l.For("k"))
+				for range 2 {
+					cancelled, err := store.Cancel(t.Context(), kept)
+					wantSaid(t, "cancel", cancelled, err, false)
+				}
+				wantLeft(t, store, l.ForN("k", 0), 2)
+			})
+		}
+	}
+}
+
+// M4: nor is there in the transaction in which it was undone; but in the one in
+// which it was taken, there is.
+func TestCancelInTheTransactionThatTook(t *testing.T) {
+	db := pgtest.New(t)
+	store := newStore(t, db)
+	for _, l := range cancelLimits {
+		for _, test := range []struct {
+			name string
+			end  func(pgx.Tx, context.Context) error // of the savepoint
+			want bool
+		}{
+			{"rolled back", pgx.Tx.Rollback, false},
+			{"released", pgx.Tx.Commit, true},
+		} {
+			t.Run(l.Definition().Name+"/"+test.name, func(t *testing.T) {
+				forgetKey(t, store, l, "k")
+				mustAllow(t, store, l.ForN("k", 8))
+				tx := begin(t, db, pgx.ReadCommitted)
+				var kept ratelimit.Result
+				inSavepoint(t, tx, test.end, func(tx pgx.Tx) { kept = takeIn(t, store, tx, l.For("k")) })
+				cancelled, err := store.CancelTx(t.Context(), tx, kept)
+				wantSaid(t, "cancel", cancelled, err, test.want)
+				end(t, tx.Commit)
+				wantLeft(t, store, l.ForN("k", 0), 2)
+			})
+		}
+	}
+}
+
+// M4: a Cancel while the transaction that took is still open says nothing that
+// this does not keep to. It may wait, or say no, or fail.
+func TestCancelBeforeTheTransactionEnds(t *testing.T) {
+	db := pgtest.New(t, maxConns(8))
+	store := newStore(t, db)
+	for _, l := range cancelLimits {
+		for _, test := range []struct {
+			name      string
+			end       func(pgx.Tx, context.Context) error
+			committed bool
+		}{
+			{"rolled back", pgx.Tx.Rollback, false},
+			{"committed", pgx.Tx.Commit, true},
+		} {
+			t.Run(l.Definition().Name+"/"+test.name, func(t *testing.T) {
+				forgetKey(t, store, l, "k")
+				mustAllow(t, store, l.ForN("k", 8))
+				tx := begin(t, db, pgx.ReadCommitted)
+				kept := takeIn(t, store, tx, l.For("k"))
+				var cancelled bool
+				var err error
+				ended := make(chan struct{})
+				go func() {
+					defer close(ended)
+					cancelled, err = store.Cancel(within(t, 5*time.Second), kept)
+				}()
+				eventually(t, "Cancel waits, or does not", func() bool { return blocks(t, db, tx) || isClosed(ended) })
+				end(t, func(ctx context.Context) error { return test.end(tx, ctx) })
+				<-ended
+				if !cancelled || err != nil { // it may be so, and then again now
+					cancelled, err = store.Cancel(t.Context(), kept)
+				}
+				wantSaid(t, "cancel", cancelled, err, test.committed)
+				wantLeft(t, store, l.ForN("k", 0), 2)
+			})
+		}
+	}
+}
+
+func isClosed(c <-chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
+	}
+}
+
+// M6: Cancel never takes tokens away, whatever has become of the limit since:
+// neither those of another number of shards nor those of a larger capacity.
+func TestCancelTakesNothingAway(t *testing.T) {
+	const day = 24 * time.Hour
+	b := func(capacity float64, shards int) ratelimit.Limit {
+		return ratelimit.TokenBucket{Name: "b", Rate: capacity, Period: day, Shards: shards}
+	}
+	w := func(capacity float64, shards int) ratelimit.Limit {
+		return ratelimit.FixedWindow{Name: "w", Rate: capacity, Period: day, Shards: shards, Start: noon}
+	}
+	for kind, l := range map[string]func(float64, int) ratelimit.Limit{"bucket": b, "window": w} {
+		for _, test := range []struct {
+			name       string
+			old, newer ratelimit.Limit
+			count      float64 // by the old definition, to be cancelled
+			between    func(*testing.T, *clock, *pgstore.Store, ratelimit.Limit, ratelimit.Limit)
+			before     float64 // Cancel
+		}{
+			{"one shard of eight", l(80, 8), l(80, 1), 40, reshard, 40},
+			{"two shards of eight", l(80, 8), l(80, 2), 40, reshard, 40},
+			{"eight shards of one", l(80, 1), l(80, 8), 40, reshard, 40},
+			{"a larger capacity", l(10, 1), l(100, 1), 1, refill, 90},
+			{"a larger capacity of shards", l(16, 4), l(160, 4), 1, refill, 150},
+			{"a smaller capacity", l(100, 1), l(10, 1), 50, refill, 0},
+		} {
+			t.Run(kind+"/"+test.name, func(t *testing.T) {
+				db, c := pgtest.New(t), newClock()
+				store := newStore(t, db, onClock(c))
+				taken, err := store.Allow(t.Context(), test.old.ForN("k", test.count))
+				mustTake(t, taken, err)
+				test.between(t, c, store, test.old, test.newer)
+				before := leftOf(t, store, test.newer, "k")
+				if math.Abs(before-test.before) > 1e-6 {
+					t.Fatalf("got %v left before, want %v", before, test.before)
+				}
+				cancelled, err := store.Cancel(t.Context(), taken)
+				wantSaid(t, "cancel", cancelled, err, true)
+				got, most := leftOf(t, store, test.newer, "k"), min(before+test.count, test.newer.Definition().Capacity)
+				if got < before-1e-6 || got > most+1e-6 {
+					t.Errorf("got %v left after giving %v back, want from %v to %v", got, test.count, before, most)
+				}
+			})
+		}
+	}
+}
+
+// reshard gives a limit another number of shards.
+func reshard(t *testing.T, _ *clock, store *pgstore.Store, old, newer ratelimit.Limit) {
+	t.Helper()
+	if err := store.Reshard(t.Context(), old, newer, "k"); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// refill waits until the limit is full by its new definition, and takes 10.
+func refill(t *testing.T, c *clock, store *pgstore.Store, _, newer ratelimit.Limit) {
+	t.Helper()
+	c.add(48 * time.Hour)
+	mustAllow(t, store, newer.ForN("k", 10))
+}
+
+// L5: a Cancel keeps its deadline although another of the same result is waiting
+// for the row.
+func TestCancelKeepsItsDeadline(t *testing.T) {
+	const lasts, others, grace = 300 * time.Millisecond, 3 * time.Second, time.Second
+	db := pgtest.New(t, maxConns(8))
+	store := newStore(t, db)
+	for _, test := range []struct {
+		name   string
+		cancel func(context.Context, pgx.Tx, ratelimit.Result) (bool, error)
+	}{
+		{"on its own", func(ctx context.Context, _ pgx.Tx, kept ratelimit.Result) (bool, error) {
+			return store.Cancel(ctx, kept)
+		}},
+		{"in the transaction that has the row", store.CancelTx}, // where neither the server nor the other sees the deadlock
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			l := slow(test.name, 10)
+			mustAllow(t, store, l.ForN("k", 5))
+			kept, err := store.Allow(t.Context(), l.For("k"))
+			mustTake(t, kept, err)
+			holder := begin(t, db, pgx.ReadCommitted)
+			takeIn(t, store, holder, l.For("k"))
+			first := make(chan bool, 1)
+			go func() {
+				cancelled, _ := store.Cancel(within(t, others), kept)
+				first <- cancelled
+			}()
+			eventually(t, "the other Cancel waits", func() bool { return blocks(t, db, holder) })
+
+			ctx, cancel := context.WithTimeout(t.Context(), lasts)
+			defer cancel()
+			begun := time.Now()
+			second, err := test.cancel(ctx, holder, kept)
+			if took := time.Since(begun); took > lasts+grace {
+				t.Errorf("returned %v, error %v, after %v, want %v", second, err, took, lasts)
+			}
+			left := 4.0 // of 10: 5 and 2 were taken, and 1 was given back
+			if err == nil {
+				end(t, holder.Commit)
+			} else {
+				_ = holder.Rollback(t.Context()) // it can be gone, with its connection
+				left = 5
+			}
+			if <-first == second {
+				t.Errorf("both said %v, want one to have given back", second)
+			}
+			wantLeft(t, store, l.ForN("k", 0), left)
+		})
+	}
+}
+
+// givingBack are the ways to give 4 tokens back, of a result that took them.
+var givingBack = []struct {
+	name string
+	do   func(*testing.T, *pgtest.DB, *pgstore.Store, ratelimit.Limit, ratelimit.Result)
+}{
+	{"Credit", func(t *testing.T, _ *pgtest.DB, store *pgstore.Store, l ratelimit.Limit, _ ratelimit.Result) {
+		if _, err := store.Credit(t.Context(), l.ForN("k", 4)); err != nil {
+			t.Fatal(err)
+		}
+	}},
+	{"CreditTx", func(t *testing.T, db *pgtest.DB, store *pgstore.Store, l ratelimit.Limit, _ ratelimit.Result) {
+		tx := begin(t, db, pgx.Serializable)
+		if _, err := store.CreditTx(t.Context(), tx, l.ForN("k", 4)); err != nil {
+			t.Fatal(err)
+		}
+		end(t, tx.Commit)
+	}},
+	{"Cancel", func(t *testing.T, _ *pgtest.DB, store *pgstore.Store, _ ratelimit.Limit, taken ratelimit.Result) {
+		cancelled, err := store.Cancel(t.Context(), taken)
+		wantSaid(t, "cancel", cancelled, err, true)
+	}},
+	{"CancelTx", func(t *testing.T, db *pgtest.DB, store *pgstore.Store, _ ratelimit.Limit, taken ratelimit.Result) {
+		tx := begin(t, db, pgx.Serializable)
+		cancelled, err := store.CancelTx(t.Context(), tx, taken)
+		wantSaid(t, "cancel", cancelled, err, true)
+		end(t, tx.Commit)
+	}},
+}
+
+// wantWhilePaused has a key with tokens that were given back during its pause refuse,
+// in all forms, until that is over.
+func wantWhilePaused(t *testing.T, db *pgtest.DB, store *pgstore.Store, l ratelimit.Limit, until time.Time) {
+	t.Helper()
+	check := func(ctx context.Context, _ *pgxpool.Pool, s *pgstore.Store, r ...ratelimit.Request) (ratelimit.Result, error) {
+		return s.Check(ctx, r...)
+	}
+	for _, count := range []float64{1, 0} {
+		for _, form := range []struct {
+			name string
+			ask  takes
+		}{{"Allow", allowOwn}, {"AllowTx", allowAt(pgx.ReadCommitted)}, {"AllowFunc", allowFunc}, {"Check", check}} {
+			result, err := form.ask(t.Context(), db.Pool, store, l.ForN("k", count))
+			if err != nil || result.OK || !result.RetryAt.Equal(until) {
+				t.Fatalf("%s of %v: got OK %v until %v, error %v; want a refusal until %v", form.name, count, result.OK, result.RetryAt, err, until)
+			}
+		}
+	}
+}
+
+// An own pause holds: what is given back while it lasts is there when it is
+// over, and not before; what is reserved meanwhile is due then.
+func TestPauseHolds(t *testing.T) {
+	for _, way := range givingBack {
+		t.Run(way.name, func(t *testing.T) {
+			eachKind(t, func(t *testing.T, db *pgtest.DB, c *clock, store *pgstore.Store, l ratelimit.Limit) {
+				taken, err := store.Allow(t.Context(), l.ForN("k", 4))
+				mustTake(t, taken, err)
+				until := noon.Add(90 * time.Minute)
+				if _, err := store.Pause(t.Context(), l, "k", until.Sub(noon)); err != nil {
+					t.Fatal(err)
+				}
+				if result, err := store.Allow(t.Context(), l.For("k")); err != nil || result.OK || result.RetryAt.Before(until) {
+					t.Errorf("got OK %v until %v, error %v; want a refusal until %v or later", result.OK, result.RetryAt, err, until)
+				}
+				c.add(time.Hour)
+				way.do(t, db, store, l, taken)
+				wantWhilePaused(t, db, store, l, until)
+
+				reserved, err := store.Reserve(t.Context(), l.ForN("k", 1))
+				mustTake(t, reserved, err)
+				if !reserved.RetryAt.Equal(until) {
+					t.Errorf("reserved for %v, want %v", reserved.RetryAt, until)
+				}
+				c.set(until.Add(-time.Microsecond))
+				wantWhilePaused(t, db, store, l, until)
+				c.set(until)
+				result, err := store.Allow(t.Context(), l.ForN("k", 3))
+				mustTake(t, result, err)
+			})
+		})
+	}
+}
+
+// A pause that is rolled back, or resumed, or reset, is over.
+func TestPauseEnds(t *testing.T) {
+	for _, test := range []struct {
+		name string
+		end  func(*testing.T, *pgstore.Store, ratelimit.Limit)
+		left float64
+	}{
+		{"Reset", func(t *testing.T, store *pgstore.Store, l ratelimit.Limit) { forgetKey(t, store, l, "k") }, 12},
+		{"Resume", func(t *testing.T, store *pgstore.Store, l ratelimit.Limit) { resumeKey(t, store, l, "k") }, 4},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			eachKind(t, func(t *testing.T, db *pgtest.DB, c *clock, store *pgstore.Store, l ratelimit.Limit) {
+				tx := begin(t, db, pgx.ReadCommitted)
+				if _, err := store.PauseTx(t.Context(), tx, l, "k", time.Hour); err != nil {
+					t.Fatal(err)
+				}
+				end(t, tx.Rollback)
+				mustAllow(t, store, l.ForN("k", 2))
+				if _, err := store.Pause(t.Context(), l, "k", time.Hour); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := store.Credit(t.Context(), l.ForN("k", 4)); err != nil {
+					t.Fatal(err)
+				}
+				wantWhilePaused(t, db, store, l, noon.Add(time.Hour))
+				test.end(t, store, l)
+				wantLeft(t, store, l.ForN("k", 0), test.left)
+				mustAllow(t, store, l.ForN("k", test.left))
+			})
+		})
+	}
+}

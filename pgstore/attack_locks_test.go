@@ -1,0 +1,593 @@
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// What a row that somebody keeps locked does to those who ask for it, and what
+// it must not do to all others.
+
+// scene is a store, and the same schema seen past the store's pool, which those
+// who wait may have taken.
+type scene struct {
+	*pgtest.DB
+	store *pgstore.Store
+	side  *pgtest.DB
+}
+
+func newScene(t *testing.T, conns int32, change ...func(*pgstore.Config)) *scene {
+	t.Helper()
+	db := pgtest.New(t, maxConns(conns))
+	s := &scene{db, newStore(t, db, change...), beside(t, db)}
+	mustAllow(t, newStore(t, s.side), leaders()...)
+	return s
+}
+
+// beside is db with a pool of its own.
+func beside(t *testing.T, db *pgtest.DB) *pgtest.DB {
+	t.Helper()
+	return &pgtest.DB{URL: db.URL, Schema: db.Schema, Pool: newPool(t, db.URL)}
+}
+
+// held is a limit of 10 tokens of which a transaction has taken 3 for each of
+// some keys, whose rows it so keeps locked.
+type held struct {
+	limit ratelimit.TokenBucket
+	keys  []string
+	had   float64 // tokens of each key before
+	tx    pgx.Tx
+}
+
+// hold takes from keys whose rows are there, or are not: a row that the holder
+// has inserted itself nobody else can see.
+func (s *scene) hold(t *testing.T, rows int, there bool) *held {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), s.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	h := &held{limit: slow("the held limit", 10), had: 10}
+	if h.tx, err = conn.Begin(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	store := newStore(t, s.side)
+	for i := range rows {
+		h.keys = append(h.keys, fmt.Sprint("held key ", i))
+		if there {
+			mustAllow(t, store, h.limit.For(h.keys[i]))
+			h.had = 9
+		}
+		result, err := store.AllowTx(t.Context(), h.tx, h.limit.ForN(h.keys[i], 3))
+		mustTake(t, result, err)
+	}
+	return h
+}
+
+// eachRow runs test with rows that are there, and with rows that are not
+// committed.
+func eachRow(t *testing.T, test func(t *testing.T, there bool)) {
+	t.Helper()
+	for name, there := range map[string]bool{"a row": true, "a row not committed": false} {
+		t.Run(name, func(t *testing.T) { test(t, there) })
+	}
+}
+
+// asked is a call that came back.
+type asked struct {
+	takenLater
+	late time.Duration // after its deadline
+}
+
+// ask has calls for each held key wait: for it alone, and with another limit
+// that is locked before it or after it. Each takes one token of the key.
+func (s *scene) ask(t *testing.T, h *held, patience time.Duration) (calls []<-chan asked) {
+	t.Helper()
+	for _, key := range h.keys {
+		before, behind := slow("a limit before", 10).For("of "+key), slow("v limit behind", 10).For("of "+key)
+		calls = append(calls,
+			s.allow(t, patience, h.limit.For(key)),
+			s.allow(t, patience, before, h.limit.For(key)),
+			s.allow(t, patience, h.limit.For(key), behind))
+	}
+	waitFor(t, s.side, h.tx, 1)
+	return calls
+}
+
+// allow takes in a goroutine of its own.
+func (s *scene) allow(t *testing.T, patience time.Duration, requests ...ratelimit.Request) <-chan asked {
+	done := make(chan asked, 1)
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	deadline, _ := ctx.Deadline()
+	go func() {
+		defer cancel()
+		result, err := s.store.Allow(ctx, requests...)
+		done <- asked{takenLater{result, err}, time.Since(deadline)}
+	}()
+	return done
+}
+
+// aMoment is the deadline of those who have nobody to wait for.
+const aMoment = 400 * time.Millisecond
+
+// wantUndisturbed has callers of other keys ask for a while, in all manners, and
+// wants all of them answered in a moment.
+func (s *scene) wantUndisturbed(t *testing.T) {
+	t.Helper()
+	plain, other, shards := slow("one", 1e6), slow("other", 1e6), shardedSlow("shards", 1e6, 4)
+	manners := []func(context.Context, string) (ratelimit.Result, error){
+		func(ctx context.Context, key string) (ratelimit.Result, error) {
+			return s.store.Allow(ctx, plain.For(key))
+		},
+		func(ctx context.Context, key string) (ratelimit.Result, error) {
+			return s.store.Allow(ctx, plain.For(key), other.For(key))
+		},
+		func(ctx context.Context, key string) (ratelimit.Result, error) {
+			return s.store.Check(ctx, plain.For(key))
+		},
+		func(ctx context.Context, key string) (ratelimit.Result, error) {
+			return s.store.Reserve(ctx, shards.For(key))
+		},
+	}
+	undisturbed(t, manners...)
+}
+
+// undisturbed has callers ask for keys at random for a while, each until a call
+// of its is not granted in a moment.
+func undisturbed(t *testing.T, manners ...func(context.Context, string) (ratelimit.Result, error)) {
+	t.Helper()
+	const callers, lasts = 12, 300 * time.Millisecond
+	var calls, failed atomic.Int64
+	end := time.Now().Add(lasts)
+	together(callers, func(caller int) {
+		for i := caller; time.Now().Before(end); i++ {
+			ctx, cancel := context.WithTimeout(t.Context(), aMoment)
+			result, err := manners[i%len(manners)](ctx, fmt.Sprint(rand.IntN(1000)))
+			cancel()
+			calls.Add(1)
+			if err != nil || !result.OK {
+				failed.Add(1)
+				return
+			}
+		}
+	})
+	if n := failed.Load(); n > 0 {
+		t.Errorf("%d of %d callers of other keys failed, after %d calls together", n, callers, calls.Load()-n)
+	}
+}
+
+// H9. Rows that a transaction keeps locked disturb nobody who asks for others,
+// however many there are, whatever those who wait ask for besides, and however
+// few connections the pool has.
+func TestLockedRowsDisturbNobodyElse(t *testing.T) {
+	for _, conns := range []int32{4, 16} {
+		for _, rows := range []int{1, 7} {
+			t.Run(fmt.Sprintf("%d rows, %d connections", rows, conns), func(t *testing.T) {
+				eachRow(t, func(t *testing.T, there bool) {
+					s := newScene(t, conns)
+					h := s.hold(t, rows, there)
+					calls := s.ask(t, h, 20*time.Second)
+					s.wantUndisturbed(t)
+					if err := h.tx.Commit(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+					for _, call := range calls {
+						got := <-call
+						mustTake(t, got.Result, got.err)
+					}
+					for _, key := range h.keys {
+						wantLeft(t, s.store, h.limit.ForN(key, 0), h.had-3-3)
+					}
+				})
+			})
+		}
+	}
+}
+
+// H9. The same while the verbs wait that change a row and ask for nothing.
+func TestLockedRowsDisturbNobodyElseDuringEdits(t *testing.T) {
+	eachRow(t, func(t *testing.T, there bool) {
+		s := newScene(t, 4)
+		h := s.hold(t, 7, there)
+		done := make(chan error)
+		for i, key := range h.keys {
+			go func() {
+				ctx, cancel := soon(t)()
+				defer cancel()
+				switch i % 3 {
+				case 0:
+					_, err := s.store.Credit(ctx, h.limit.For(key))
+					done <- err
+				case 1:
+					_, err := s.store.Cancel(ctx, paid(h.limit.For(key)))
+					done <- err
+				default:
+					done <- resetKey(ctx, s.store, h.limit, key)
+				}
+			}()
+		}
+		waitFor(t, s.side, h.tx, 4)
+		s.wantUndisturbed(t)
+		if err := h.tx.Commit(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		for range h.keys {
+			if err := <-done; err != nil {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+// H9. A call that waits for one of its rows keeps no other locked meanwhile: not
+// from decisions on their own, of this store and another, nor from transactions.
+func TestWaitingKeepsNothingLocked(t *testing.T) {
+	eachRow(t, func(t *testing.T, there bool) {
+		s := newScene(t, 8)
+		h := s.hold(t, 1, there)
+		free := slow("a limit before", 1e6)
+		mustAllow(t, s.store, free.For("k"))
+		call := s.allow(t, 20*time.Second, free.For("k"), h.limit.For(h.keys[0]))
+		waitFor(t, s.side, h.tx, 1)
+		another := newStore(t, s.side)
+		undisturbed(t,
+			func(ctx context.Context, _ string) (ratelimit.Result, error) {
+				return s.store.Allow(ctx, free.For("k"))
+			},
+			func(ctx context.Context, _ string) (ratelimit.Result, error) {
+				return another.Allow(ctx, free.For("k"))
+			},
+			func(ctx context.Context, _ string) (ratelimit.Result, error) {
+				return allowAt(pgx.ReadCommitted)(ctx, s.side.Pool, another, free.For("k"))
+			})
+		if err := h.tx.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		got := <-call
+		mustTake(t, got.Result, got.err)
+	})
+}
+
+// H9. A call that waits for a lock, and whose context ends, says so: that it was
+// a lock, of which limit and which key; and no later than a moment after.
+func TestWaitingForALockSaysSo(t *testing.T) {
+	const patience = 200 * time.Millisecond
+	for _, verb := range waiting {
+		t.Run(verb.name, func(t *testing.T) {
+			eachRow(t, func(t *testing.T, there bool) {
+				if verb.name == "reset" && !there {
+					return // there is nothing to delete, and so to wait for
+				}
+				s := newScene(t, 4)
+				h := s.hold(t, 1, there)
+				begun := time.Now()
+				ctx, cancel := context.WithTimeout(t.Context(), patience)
+				defer cancel()
+				err := verb.do(ctx, s.store, h.limit, h.keys[0])
+				if took := time.Since(begun); took > patience+aMoment {
+					t.Errorf("returned after %v, want %v", took, patience)
+				}
+				wantLocked(t, err, h)
+				if !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("got %v, want %v", err, context.DeadlineExceeded)
+				}
+			})
+		})
+	}
+}
+
+// waiting are the verbs on their own that wait for a row that is locked.
+var waiting = []struct {
+	name string
+	do   func(context.Context, *pgstore.Store, ratelimit.Limit, string) error
+}{
+	{"allow", func(ctx context.Context, s *pgstore.Store, l ratelimit.Limit, key string) error {
+		_, err := s.Allow(ctx, l.For(key))
+		return err
+	}},
+	{"reserve", func(ctx context.Context, s *pgstore.Store, l ratelimit.Limit, key string) error {
+		_, err := s.Reserve(ctx, l.ForN(key, 15))
+		return err
+	}},
+	{"allow, first of several", func(ctx context.Context, s *pgstore.Store, l ratelimit.Limit, key string) error {
+		_, err := s.Allow(ctx, l.For(key), slow("v limit behind", 10).For("another"))
+		return err
+	}},
+	{"allow, last of several", func(ctx context.Context, s *pgstore.Store, l ratelimit.Limit, key string) error {
+		_, err := s.Allow(ctx, slow("a limit before", 10).For("another"), l.For(key))
+		return err
+	}},
+	{"credit", func(ctx context.Context, s *pgstore.Store, l ratelimit.Limit, key string) error {
+		_, err := s.Credit(ctx, l.For(key))
+		return err
+	}},
+	{"cancel", func(ctx context.Context, s *pgstore.Store, l ratelimit.Limit, key string) error {
+		_, err := s.Cancel(ctx, paid(l.For(key)))
+		return err
+	}},
+	{"reset", resetKey},
+	{"pause", func(ctx context.Context, s *pgstore.Store, l ratelimit.Limit, key string) error {
+		return pauseKey(ctx, s, l, key, time.Hour)
+	}},
+}
+
+func wantLocked(t *testing.T, err error, h *held) {
+	t.Helper()
+	if !isLocked(err) {
+		t.Errorf("got %v, want %s", err, "ErrLocked")
+	}
+	for _, want := range []string{"lock", h.limit.Name, h.keys[0]} {
+		if !strings.Contains(fmt.Sprint(err), want) {
+			t.Errorf("got %v, want it to name %q", err, want)
+		}
+	}
+}
+
+// H9. Those who wait for one row have each a deadline of their own.
+func TestWaitingHasEachItsDeadline(t *testing.T) {
+	eachRow(t, func(t *testing.T, there bool) {
+		s := newScene(t, 4)
+		h := s.hold(t, 1, there)
+		var calls []<-chan asked
+		for i := range 12 {
+			patience := time.Duration(100+50*(i*5%12)) * time.Millisecond // in no order
+			calls = append(calls, s.allow(t, patience, h.limit.For(h.keys[0])))
+		}
+		for i, call := range calls {
+			got := <-call
+			if got.OK || !errors.Is(got.err, context.DeadlineExceeded) || got.late < 0 || got.late > aMoment {
+				t.Errorf("call %d: got OK %v, error %v, %v after its deadline", i, got.OK, got.err, got.late)
+			}
+		}
+	})
+}
+
+// H9. When the row is free those who wait are served at once, by what the holder
+// has left.
+func TestWaitingIsServedWhenTheRowIsFree(t *testing.T) {
+	for name, commit := range map[string]bool{"commit": true, "rollback": false} {
+		t.Run(name, func(t *testing.T) {
+			eachRow(t, func(t *testing.T, there bool) {
+				s := newScene(t, 4)
+				h := s.hold(t, 7, there)
+				calls := s.ask(t, h, 20*time.Second)
+				mustExec(t, h.tx, `SELECT pg_sleep(0.5)`) // who comes back now and then comes rarely by now
+				end, left := h.tx.Rollback, h.had-3
+				if commit {
+					end, left = h.tx.Commit, left-3
+				}
+				freed := time.Now()
+				if err := end(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				for _, call := range calls {
+					got := <-call
+					mustTake(t, got.Result, got.err)
+				}
+				if took := time.Since(freed); took > time.Second {
+					t.Errorf("served after %v", took)
+				}
+				for _, key := range h.keys {
+					wantLeft(t, s.store, h.limit.ForN(key, 0), left)
+				}
+			})
+		})
+	}
+}
+
+// H9. A row that one transaction after another takes from, with the next waiting
+// for it already, is not kept from a call on its own for ever.
+func TestSuccessionOfTransactionsStarvesNobody(t *testing.T) {
+	s := newScene(t, 4)
+	limit := slow("l", 1e6)
+	mustAllow(t, s.store, limit.For("k"))
+	var committed atomic.Int64
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		defer close(ended)
+		others := newStore(t, s.side)
+		together(3, func(int) {
+			for ctx.Err() == nil {
+				err := pgx.BeginFunc(t.Context(), s.side.Pool, func(tx pgx.Tx) error {
+					_, err := others.AllowTx(t.Context(), tx, limit.For("k"))
+					pauseFor(ctx, 5*time.Millisecond)
+					return err
+				})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				committed.Add(1)
+			}
+		})
+	}()
+	eventually(t, "transactions follow one another", func() bool { return committed.Load() > 10 })
+	for i, requests := range [][]ratelimit.Request{
+		{limit.For("k")},
+		{slow("a limit before", 10).For("k"), limit.For("k")},
+		{limit.For("k"), slow("v limit behind", 10).For("k")},
+		{limit.For("k")},
+	} {
+		before, begun := committed.Load(), time.Now()
+		got := <-s.allow(t, 2*time.Second, requests...)
+		if got.err != nil || !got.OK {
+			t.Errorf("call %d: got OK %v, error %v, after %d transactions", i, got.OK, got.err, committed.Load()-before)
+		}
+		t.Logf("call %d: %v, %d transactions", i, time.Since(begun), committed.Load()-before)
+	}
+	cancel()
+	<-ended
+}
+
+// Point 6, H9. A call on its own within a transaction of the caller's that has
+// the row waits for what will not come. Without a deadline it ends with the
+// store's time-out, and disturbs nobody until then.
+func TestWaitingForOneselfEnds(t *testing.T) {
+	const timeout = 700 * time.Millisecond
+	eachRow(t, func(t *testing.T, there bool) {
+		s := newScene(t, 4, withTimeout(timeout))
+		h := s.hold(t, 1, there)
+		ctx, cancel := context.WithCancel(t.Context()) // has no deadline
+		defer cancel()
+		done := make(chan error, 1)
+		begun := time.Now()
+		go func() {
+			_, err := s.store.Allow(ctx, h.limit.For(h.keys[0]))
+			done <- err
+		}()
+		waitFor(t, s.side, h.tx, 1)
+		s.wantUndisturbed(t)
+		select {
+		case err := <-done:
+			wantLocked(t, err, h)
+			if took := time.Since(begun); took < timeout-50*time.Millisecond {
+				t.Errorf("ended after %v, want %v", took, timeout)
+			}
+		case <-time.After(timeout + time.Second):
+			t.Errorf("has not ended after %v, want it to after %v", time.Since(begun), timeout)
+		}
+		if err := h.tx.Commit(t.Context()); err != nil {
+			t.Error(err)
+		}
+		cancel()
+		wantLeft(t, newStore(t, s.side), h.limit.ForN(h.keys[0], 0), h.had-3)
+	})
+}
+
+// H8. When those who waited for a row have given up, nothing waits for it any
+// more that others would have to wait for: though callers who were decided
+// together with them have been served.
+func TestGivingUpLeavesNothingBehind(t *testing.T) {
+	s := newScene(t, 4)
+	h := s.hold(t, 1, true)
+	limit, other := slow("l", 10), slow("v limit behind", 10)
+	for i := range 8 {
+		mustAllow(t, s.store, limit.For(fmt.Sprint(i)))
+	}
+	g := gather(t, s.Pool)
+	g.lead(s.store)
+	for i := range 8 {
+		g.call(5*time.Second, func(ctx context.Context) {
+			if result, err := s.store.Allow(ctx, limit.For(fmt.Sprint(i))); err != nil || !result.OK {
+				t.Errorf("got OK %v, error %v", result.OK, err)
+			}
+		})
+		g.call(300*time.Millisecond, func(ctx context.Context) {
+			if result, err := s.store.Allow(ctx, other.For(fmt.Sprint(i)), h.limit.For(h.keys[0])); err == nil || result.OK {
+				t.Errorf("got OK %v, error %v, want an error", result.OK, err)
+			}
+		})
+	}
+	g.decide()
+	s.wantUndisturbed(t)
+}
+
+// M5. A transaction that takes in two steps cannot deadlock with calls on their
+// own for one key each: none of them keeps the one while it waits for the other.
+func TestTwoStepsMeetNoDeadlock(t *testing.T) {
+	s := newScene(t, 4)
+	h := s.hold(t, 1, true)
+	limit := slow("l", 10) // comes after the held one, in the order of locks
+	first := slow("a limit before", 10)
+	for i := range 8 {
+		mustAllow(t, s.store, first.For(fmt.Sprint(i)), limit.For(fmt.Sprint(i)))
+	}
+	g := gather(t, s.Pool)
+	g.lead(s.store)
+	one := func(r ratelimit.Request) {
+		g.call(10*time.Second, func(ctx context.Context) {
+			if result, err := s.store.Allow(ctx, r); err != nil || !result.OK {
+				t.Errorf("got OK %v, error %v", result.OK, err)
+			}
+		})
+	}
+	for i := range 8 {
+		one(first.For(fmt.Sprint(i)))
+		one(limit.For(fmt.Sprint(i)))
+	}
+	one(h.limit.For(h.keys[0]))
+	g.release()
+	waitFor(t, s.side, h.tx, 1)
+
+	store, begun := newStore(t, s.side), time.Now()
+	for i := range 8 {
+		if _, err := store.AllowTx(t.Context(), h.tx, first.For(fmt.Sprint(i))); err != nil {
+			t.Fatalf("after %v: %v", time.Since(begun), err)
+		}
+	}
+	if took := time.Since(begun); took > 900*time.Millisecond { // a deadlock is looked for after a second
+		t.Errorf("the second step took %v", took)
+	}
+	if err := h.tx.Commit(t.Context()); err != nil {
+		t.Error(err)
+	}
+	g.calls.Wait()
+}
+
+// M8. A check writes nothing, whoever it is decided together with.
+func TestCheckTogetherWritesNothing(t *testing.T) {
+	s := newScene(t, 4)
+	one, other := slow("one", 10), slow("other", 10)
+	g := gather(t, s.Pool)
+	g.lead(s.store)
+	for i := range 40 {
+		key := fmt.Sprint(i)
+		g.call(10*time.Second, func(ctx context.Context) {
+			result, err := s.store.Check(ctx, slow("checked", 10).For(key))
+			if err != nil || !result.OK || result.Value != 10 {
+				t.Errorf("got OK %v of %v, error %v", result.OK, result.Value, err)
+			}
+		})
+		if i%10 == 0 {
+			g.call(10*time.Second, func(ctx context.Context) {
+				if result, err := s.store.Allow(ctx, one.For(key), other.For(key)); err != nil || !result.OK {
+					t.Errorf("got OK %v, error %v", result.OK, err)
+				}
+			})
+		}
+	}
+	g.decide()
+	if rows := rowsOf(t, s.side, "checked"); len(rows) != 0 {
+		t.Errorf("%d of 40 keys that were only checked have rows", len(rows))
+	}
+}
+
+// M8. A check waits for nobody who has the row, whoever it is decided together
+// with, and says what there is but for what is not committed.
+func TestCheckTogetherWaitsForNobody(t *testing.T) {
+	eachRow(t, func(t *testing.T, there bool) {
+		s := newScene(t, 4)
+		h := s.hold(t, 8, there)
+		one, other := slow("one", 10), slow("other", 10)
+		g := gather(t, s.Pool)
+		g.lead(s.store)
+		var failed atomic.Int64
+		for i, key := range h.keys {
+			g.call(time.Second, func(ctx context.Context) { _, _ = s.store.Allow(ctx, one.For(fmt.Sprint(i)), other.For(fmt.Sprint(i))) })
+			g.call(time.Second, func(ctx context.Context) {
+				result, err := s.store.Check(ctx, h.limit.For(key))
+				if err != nil || !result.OK || result.Remaining != int64(h.had) {
+					failed.Add(1)
+				}
+			})
+		}
+		g.decide()
+		if n := failed.Load(); n > 0 {
+			t.Errorf("%d of %d checks failed", n, len(h.keys))
+		}
+	})
+}

@@ -1,0 +1,708 @@
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/internal/throwaway"
+	"github.com/pgratelimit/ratelimit/migrations"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// The tests in attack_*_test.go each show a fault that an attack has found in
+// decisions on their own. Their letters and numbers are those of the attacks'
+// report.
+
+// withTimeout bounds decisions whose context has no deadline.
+func withTimeout(d time.Duration) func(*pgstore.Config) {
+	return func(c *pgstore.Config) { c.Timeout = d }
+}
+
+// isLocked reports whether err says that a call waited for a lock.
+func isLocked(err error) bool {
+	return errors.Is(err, pgstore.ErrLocked)
+}
+
+func resetKey(ctx context.Context, store *pgstore.Store, l ratelimit.Limit, key string) error {
+	return store.Reset(ctx, l, key)
+}
+
+func pauseKey(ctx context.Context, store *pgstore.Store, l ratelimit.Limit, key string, d time.Duration) error {
+	_, err := store.Pause(ctx, l, key, d)
+	return err
+}
+
+// gathering is calls that arrive while all connections of a pool are taken, so
+// that those who can be decided together are.
+type gathering struct {
+	t     *testing.T
+	conns []*pgxpool.Conn
+	calls sync.WaitGroup
+}
+
+func gather(t *testing.T, pool *pgxpool.Pool) *gathering {
+	t.Helper()
+	g := &gathering{t: t}
+	for range pool.Config().MaxConns {
+		conn, err := pool.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		g.conns = append(g.conns, conn)
+	}
+	t.Cleanup(g.release)
+	return g
+}
+
+// call has a call begin, with a deadline, and returns when it waits.
+func (g *gathering) call(patience time.Duration, do func(context.Context)) {
+	ctx, cancel := context.WithTimeout(g.t.Context(), patience)
+	waits := make(chan struct{})
+	g.calls.Go(func() {
+		defer cancel()
+		do(&noticing{Context: ctx, waits: waits})
+	})
+	select {
+	case <-waits:
+	case <-time.After(100 * time.Millisecond): // or it does so unnoticed
+	}
+}
+
+// leaders are calls of other keys, behind which others gather.
+func leaders() (requests []ratelimit.Request) {
+	for i := range 8 {
+		requests = append(requests, slow("leaders", 10).For(fmt.Sprint("leader ", i)))
+	}
+	return requests
+}
+
+// lead has the leaders' calls begin. Their rows should be there.
+func (g *gathering) lead(store *pgstore.Store) {
+	for _, r := range leaders() {
+		g.call(2*time.Second, func(ctx context.Context) { _, _ = store.Allow(ctx, r) })
+	}
+}
+
+// release gives the connections back.
+func (g *gathering) release() {
+	for _, conn := range g.conns {
+		conn.Release()
+	}
+	g.conns = nil
+}
+
+// decide releases the connections, and returns when all calls have returned.
+func (g *gathering) decide() {
+	g.release()
+	g.calls.Wait()
+}
+
+// noticing is a context that tells when somebody first asks for its end.
+type noticing struct {
+	context.Context
+	once  sync.Once
+	waits chan struct{}
+}
+
+func (n *noticing) Done() <-chan struct{} {
+	n.once.Do(func() { close(n.waits) })
+	return n.Context.Done()
+}
+
+// execIn runs SQL in which {schema} stands for db's schema.
+func execIn(t *testing.T, db *pgtest.DB, sql string) {
+	t.Helper()
+	if _, err := db.Pool.Exec(t.Context(), strings.ReplaceAll(sql, "{schema}", db.Schema)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// atCommit has plpgsql statements run at the commit of whoever changes a row of
+// the limits, after the server has sent the answers of all statements.
+func atCommit(t *testing.T, db *pgtest.DB, plpgsql string) {
+	t.Helper()
+	execIn(t, db, `CREATE FUNCTION {schema}.at_commit() RETURNS trigger LANGUAGE plpgsql AS $$
+		BEGIN `+plpgsql+`; RETURN NULL; END $$;
+		CREATE CONSTRAINT TRIGGER at_commit AFTER INSERT OR UPDATE OR DELETE ON {schema}.rate_limits
+			DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION {schema}.at_commit()`)
+}
+
+// commitFails are the ways in which a commit fails whose statements succeeded.
+var commitFails = map[string]string{
+	"an error":            `RAISE EXCEPTION 'raised by the test at the commit'`,
+	"the connection ends": `PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(5)`,
+}
+
+// C1. Nobody is told OK by a statement that has not committed: of one call at a
+// time.
+func TestNoOKWithoutCommit(t *testing.T) {
+	plain, window, shards := slow("plain", 10), slowWindow("window", 10), shardedSlow("shards", 10, 2)
+	took := func(result ratelimit.Result, err error) (bool, error) { return result.OK, err }
+	for _, verb := range []struct {
+		name string
+		do   func(context.Context, *pgstore.Store) (bool, error)
+	}{
+		{"allow", func(ctx context.Context, s *pgstore.Store) (bool, error) { return took(s.Allow(ctx, plain.For("k"))) }},
+		{"allow, no row", func(ctx context.Context, s *pgstore.Store) (bool, error) { return took(s.Allow(ctx, plain.For("new"))) }},
+		{"allow, several", func(ctx context.Context, s *pgstore.Store) (bool, error) {
+			return took(s.Allow(ctx, plain.For("k"), window.For("k")))
+		}},
+		{"allow, over shards", func(ctx context.Context, s *pgstore.Store) (bool, error) {
+			return took(s.Allow(ctx, shards.ForN("k", 7)))
+		}},
+		{"reserve", func(ctx context.Context, s *pgstore.Store) (bool, error) {
+			return took(s.Reserve(ctx, window.ForN("k", 15)))
+		}},
+		{"reserve, a shard", func(ctx context.Context, s *pgstore.Store) (bool, error) {
+			return took(s.Reserve(ctx, shards.ForN("debt", 1)))
+		}},
+		{"run", func(ctx context.Context, s *pgstore.Store) (bool, error) {
+			return took(s.AllowFunc(ctx, []ratelimit.Request{plain.For("k")}, func(pgx.Tx, ratelimit.Result) error { return nil }))
+		}},
+		{"credit", func(ctx context.Context, s *pgstore.Store) (bool, error) {
+			_, err := s.Credit(ctx, plain.For("k"))
+			return err == nil, err
+		}},
+		{"cancel", func(ctx context.Context, s *pgstore.Store) (bool, error) { return s.Cancel(ctx, paid(plain.For("k"))) }},
+		{"reset", func(ctx context.Context, s *pgstore.Store) (bool, error) {
+			err := resetKey(ctx, s, plain, "k")
+			return err == nil, err
+		}},
+		{"pause", func(ctx context.Context, s *pgstore.Store) (bool, error) {
+			err := pauseKey(ctx, s, plain, "k", time.Hour)
+			return err == nil, err
+		}},
+	} {
+		for how, plpgsql := range commitFails {
+			t.Run(verb.name+"/"+how, func(t *testing.T) {
+				db := pgtest.New(t)
+				store := newStore(t, db)
+				mustAllow(t, store, plain.For("k"))
+				mustAllow(t, store, window.For("k"))
+				if _, err := store.Reserve(t.Context(), shards.ForN("debt", 14)); err != nil {
+					t.Fatal(err)
+				}
+				want := tableOf(t, db)
+				atCommit(t, db, plpgsql)
+				ctx, cancel := soon(t)()
+				defer cancel()
+				if ok, err := verb.do(ctx, store); ok || err == nil {
+					t.Errorf("got OK %v, error %v, want an error", ok, err)
+				}
+				if got := tableOf(t, db); !slices.Equal(got, want) {
+					t.Errorf("got rows %q, want %q", got, want)
+				}
+			})
+		}
+	}
+}
+
+// C1. The same of calls that are decided together, of which one is refused.
+func TestNoOKWithoutCommitTogether(t *testing.T) {
+	for how, plpgsql := range commitFails {
+		t.Run(how, func(t *testing.T) {
+			db := pgtest.New(t, maxConns(4))
+			store := newStore(t, db)
+			limit := slow("l", 10)
+			mustAllow(t, store, limit.ForN("k", 5))
+			atCommit(t, db, plpgsql)
+			g := gather(t, db.Pool)
+			g.call(20*time.Second, func(ctx context.Context) { _, _ = store.Check(ctx, limit.For("k")) })
+			var told atomic.Int64
+			for _, n := range []float64{8, 1, 1, 1, 8, 1} {
+				g.call(20*time.Second, func(ctx context.Context) {
+					if result, err := store.Allow(ctx, limit.ForN("k", n)); result.OK && err == nil {
+						told.Add(1)
+					}
+				})
+			}
+			g.decide()
+			if n := told.Load(); n != 0 {
+				t.Errorf("%d callers were told OK, want none", n)
+			}
+			wantLeft(t, store, limit.ForN("k", 0), 5)
+		})
+	}
+}
+
+// C1. The same when it is serializable's check at the commit that fails, of a
+// caller whose role has that level by default. Who reads the whole table, since
+// it has no other plan, is between two others: one that has read its row, and
+// one that has written another row and is committed first.
+func TestNoOKWithoutCommitUnderSerializable(t *testing.T) {
+	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) {
+		for _, plan := range []string{"enable_tidscan", "enable_indexscan", "enable_indexonlyscan", "enable_bitmapscan"} {
+			c.ConnConfig.RuntimeParams[plan] = "off"
+		}
+		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
+	}))
+	store := newStore(t, db)
+	limit := shardedSlow("l", 10, 2)
+	if _, err := store.Reserve(t.Context(), limit.ForN("k", 14)); err != nil {
+		t.Fatal(err)
+	}
+	mustAllow(t, store, slow("other", 10).For("k"))
+	execIn(t, db, `CREATE TABLE {schema}.gate ()`)
+	atCommit(t, db, `IF NEW.name = 'l' THEN LOCK TABLE `+db.Schema+`.gate IN SHARE MODE; END IF`)
+	gate := begin(t, db, pgx.ReadCommitted)
+	mustExec(t, gate, `LOCK TABLE `+db.Schema+`.gate`)
+
+	told := make(chan takenLater, 1)
+	go func() {
+		ctx, cancel := soon(t)()
+		defer cancel()
+		result, err := store.Reserve(ctx, limit.For("k"))
+		told <- takenLater{result, err}
+	}()
+	waitFor(t, db, gate, 1)
+	before := begin(t, db, pgx.Serializable)
+	mustExec(t, before, `SELECT FROM `+db.Schema+`.rate_limits`)
+	after := begin(t, db, pgx.Serializable)
+	mustExec(t, after, `UPDATE `+db.Schema+`.rate_limits SET value = value WHERE name = 'other'`)
+	if err := errors.Join(after.Commit(t.Context()), gate.Rollback(t.Context()), before.Rollback(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+	got, left := <-told, -4.0
+	if got.OK && got.err == nil {
+		left--
+	}
+	wantLeft(t, newStore(t, db), limit.ForN("k", 0), left)
+}
+
+// C1. The same when the server crashes at the commit of a statement for many.
+// The first of its answers, as many as fill a buffer of 8 kB, are there by then.
+func TestNoOKWithoutCommitWhenServerCrashes(t *testing.T) {
+	const callers = 1200
+	db := crashable(t)
+	limit := shardedSlow("l", 10, 2)
+	execIn(t, db, fmt.Sprintf(`INSERT INTO {schema}.rate_limits (name, key, shard, value, ts)
+		SELECT 'l', i::text, s, -1, clock_timestamp() FROM generate_series(1, %d) AS i, generate_series(0, 1) AS s`, callers))
+	atCommit(t, db, `IF (SELECT count(*) FROM {schema}.rate_limits WHERE xmin = pg_current_xact_id()::xid) > 400
+		THEN PERFORM pg_advisory_xact_lock(1); END IF`)
+	holder := begin(t, db, pgx.ReadCommitted)
+	mustExec(t, holder, `SELECT pg_advisory_xact_lock(1)`)
+
+	pool := newPool(t, db.URL)
+	store := newStore(t, &pgtest.DB{Schema: db.Schema, Pool: pool})
+	var told, returned atomic.Int64
+	g := gather(t, pool)
+	for i := range callers {
+		g.call(20*time.Second, func(ctx context.Context) {
+			defer returned.Add(1)
+			if result, err := store.Reserve(ctx, limit.For(fmt.Sprint(i+1))); err == nil && result.OK {
+				told.Add(1)
+			}
+		})
+	}
+	g.release()
+	var pid int
+	eventually(t, "a statement for many commits, or there is none", func() bool {
+		err := db.Pool.QueryRow(t.Context(), `SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted LIMIT 1`).Scan(&pid)
+		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+			t.Fatal(err)
+		}
+		return pid != 0 || returned.Load() == callers
+	})
+	if pid != 0 {
+		kill(t, pid)
+	}
+	g.calls.Wait()
+	eventually(t, "the server is there again", func() bool { return db.Pool.Ping(t.Context()) == nil })
+	var spent int64
+	if err := db.Pool.QueryRow(t.Context(), `SELECT count(*) FROM public.rate_limits WHERE value < -1.5`).Scan(&spent); err != nil {
+		t.Fatal(err)
+	}
+	if n := told.Load(); n > spent {
+		t.Errorf("%d were told OK, and %d reservations are there", n, spent)
+	}
+	t.Logf("%d of %d told OK, killed %v", told.Load(), callers, pid != 0)
+}
+
+// crashable is a database on a server of the test's own.
+func crashable(t *testing.T) *pgtest.DB {
+	t.Helper()
+	t.Setenv("DATABASE_URL", "")
+	server, err := throwaway.Start(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = server.Close() })
+	if !strings.HasPrefix(server.Source, "PostgreSQL") {
+		t.Skipf("the processes of %s cannot be killed from here", server.Source)
+	}
+	pool := newPool(t, server.URL)
+	if _, err := pool.Exec(t.Context(), migrations.UpSQL()); err != nil {
+		t.Fatal(err)
+	}
+	return &pgtest.DB{URL: server.URL, Schema: "public", Pool: pool}
+}
+
+// kill kills a server process, which makes the server throw its memory away and
+// recover.
+func kill(t *testing.T, pid int) {
+	t.Helper()
+	process, err := os.FindProcess(pid)
+	if err == nil {
+		err = process.Kill()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// H4. Callers of two stores who take from the same shards are charged once each.
+func TestShardsChargeOnce(t *testing.T) {
+	const stores, goroutines, calls = 2, 4, 300
+	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 1e6, Period: 50 * 365 * 24 * time.Hour, Capacity: 8, Shards: 8}
+	window := slowWindow("window", 8)
+	window.Shards = 8
+	for _, limit := range []ratelimit.Limit{bucket, window} {
+		t.Run(limit.Definition().Name, func(t *testing.T) {
+			db := pgtest.New(t)
+			var group sync.WaitGroup
+			for range stores {
+				store := newStore(t, &pgtest.DB{Schema: db.Schema, Pool: newPool(t, db.URL)})
+				group.Go(func() {
+					together(goroutines, func(int) {
+						for range calls {
+							if result, err := store.Reserve(t.Context(), limit.For("k")); err != nil || !result.OK {
+								t.Errorf("got OK %v, error %v", result.OK, err)
+								return
+							}
+						}
+					})
+				})
+			}
+			group.Wait()
+			var left float64
+			if err := db.Pool.QueryRow(t.Context(), "SELECT sum(value) FROM "+db.Schema+".rate_limits").Scan(&left); err != nil {
+				t.Fatal(err)
+			}
+			if got, want := 8-left, float64(stores*goroutines*calls); math.Abs(got-want) > 0.5 {
+				t.Errorf("the rows lack %.1f tokens, want %v", got, want)
+			}
+		})
+	}
+}
+
+// M1. Prune forgets nothing that is taken by a call that has read the clock, and
+// has its row only later: others took all, the row is full again, and Prune
+// deletes it meanwhile. The call waits in a trigger, so that Prune always comes
+// first; those that wait for the row itself are overtaken now and then.
+func TestPruneForgetsNoTakeUnderWay(t *testing.T) {
+	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: 200 * time.Millisecond}
+	for name, take := range map[string]takes{"AllowTx": allowAt(pgx.ReadCommitted), "AllowFunc": allowFunc, "Allow": allowOwn} {
+		t.Run(name, func(t *testing.T) {
+			db := pgtest.New(t)
+			store := newStore(t, db)
+			execIn(t, db, `CREATE TABLE {schema}.gate ();
+				CREATE FUNCTION {schema}.wait() RETURNS trigger LANGUAGE plpgsql AS $$
+				BEGIN LOCK TABLE {schema}.gate IN SHARE MODE; RETURN NEW; END $$;
+				CREATE TRIGGER wait BEFORE INSERT ON {schema}.rate_limits FOR EACH ROW EXECUTE FUNCTION {schema}.wait()`)
+			begun := databaseNow(t, db)
+			mustAllow(t, store, limit.ForN("k", 10))
+			gate := begin(t, db, pgx.ReadCommitted)
+			mustExec(t, gate, `LOCK TABLE `+db.Schema+`.gate`)
+			told := make(chan takenLater, 1)
+			go func() {
+				ctx, cancel := soon(t)()
+				defer cancel()
+				result, err := take(ctx, db.Pool, store, limit.ForN("k", 10))
+				told <- takenLater{result, err}
+			}()
+			waitFor(t, db, gate, 1)
+			mustExec(t, gate, `SELECT pg_sleep($1 - extract(epoch FROM clock_timestamp() - $2::timestamptz))`, 0.22, begun)
+			if _, err := store.Prune(t.Context(), limit); err != nil {
+				t.Fatal(err)
+			}
+			if err := gate.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			first := <-told
+			second, err := store.Allow(t.Context(), limit.ForN("k", 10))
+			if err := errors.Join(first.err, err); err != nil {
+				t.Fatal(err)
+			}
+			wantAtMost(t, limit, begun, 10, first.Result, second)
+		})
+	}
+}
+
+// wantAtMost wants what was granted since an instant to keep to the limit, by
+// what callers were told of when.
+func wantAtMost(t *testing.T, limit ratelimit.TokenBucket, begun time.Time, granted float64, results ...ratelimit.Result) {
+	t.Helper()
+	last := begun
+	for _, r := range results {
+		if r.OK {
+			granted += r.Request.Count
+			last = r.At
+		}
+	}
+	most := limit.Definition().Capacity + limit.Rate*float64(last.Sub(begun))/float64(limit.Period)
+	if granted > most+1e-6 {
+		t.Errorf("granted %v in %v, want at most %.1f", granted, last.Sub(begun), most)
+	}
+}
+
+// M2. After a wait for a row, what callers are told of when they were granted
+// what keeps to the limit: no second burst comes at the instant of the first.
+func TestWaitingMakesNoSecondBurst(t *testing.T) {
+	const period = 300 * time.Millisecond
+	db := pgtest.New(t, maxConns(40))
+	for _, verb := range []struct {
+		name string
+		take takes
+	}{{"AllowTx", allowAt(pgx.ReadCommitted)}, {"Allow", allowOwn}, {"AllowFunc", allowFunc}} {
+		for _, limit := range []ratelimit.Limit{
+			ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: period},
+			ratelimit.FixedWindow{Name: "window", Rate: 10, Period: period, Start: noon},
+		} {
+			for _, row := range []string{"a row", "no row"} {
+				t.Run(verb.name+"/"+limit.Definition().Name+"/"+row, func(t *testing.T) {
+					t.Parallel()
+					granted := afterAWait(t, db, verb.take, limit.ForN(t.Name(), 9), row == "a row")
+					wantWithin(t, limit.Definition(), granted)
+				})
+			}
+		}
+	}
+}
+
+// afterAWait is what is granted when a call that takes r has waited for its row
+// for longer than a period, and another comes right after it.
+func afterAWait(t *testing.T, db *pgtest.DB, take takes, r ratelimit.Request, there bool) (granted []ratelimit.Result) {
+	t.Helper()
+	store := newStore(t, db)
+	ask := func(take takes, r ratelimit.Request) {
+		result, err := take(t.Context(), db.Pool, store, r)
+		if err != nil {
+			t.Error(err)
+		} else if result.OK {
+			granted = append(granted, result)
+		}
+	}
+	holder := begin(t, db, pgx.ReadCommitted)
+	if there {
+		ask(allowOwn, r.Limit.ForN(r.Key, 0.5))
+		mustExec(t, holder, `SELECT FROM `+db.Schema+`.rate_limits WHERE key = $1 FOR UPDATE`, r.Key)
+	} else if _, err := store.AllowTx(t.Context(), holder, r); err != nil {
+		t.Fatal(err)
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		ask(take, r)
+		ask(allowOwn, r)
+	}()
+	waitFor(t, db, holder, 1)
+	mustExec(t, holder, `SELECT pg_sleep(0.31)`)
+	if err := holder.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	<-done
+	return granted
+}
+
+// waitFor returns when so many are seen to wait for tx, or after a moment: those
+// who do not wait in the database are not seen.
+func waitFor(t *testing.T, db *pgtest.DB, tx pgx.Tx, n int) {
+	t.Helper()
+	for end := time.Now().Add(200 * time.Millisecond); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+		var waiting int
+		err := db.Pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity
+			WHERE wait_event_type = 'Lock' AND $1 = ANY(pg_blocking_pids(pid))`, tx.Conn().PgConn().PID()).Scan(&waiting)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if waiting >= n {
+			return
+		}
+	}
+}
+
+// wantWithin wants what was granted, by what callers were told of when, to keep
+// to the limit in every stretch of time that begins and ends with a grant, or in
+// every window.
+func wantWithin(t *testing.T, d ratelimit.Definition, granted []ratelimit.Result) {
+	t.Helper()
+	window := func(at time.Time) time.Duration { return at.Sub(d.Start) / d.Period }
+	for i, first := range granted {
+		sum := 0.0
+		for _, r := range granted[i:] {
+			came := d.Rate * float64(r.At.Sub(first.At)) / float64(d.Period)
+			if d.Kind == ratelimit.KindFixedWindow {
+				came = d.Rate * float64(window(r.At)-window(first.At))
+			}
+			if sum += r.Request.Count; sum > d.Capacity+came+1e-6 {
+				t.Errorf("granted %v in %v, want at most %v", sum, r.At.Sub(first.At), d.Capacity+came)
+			}
+		}
+	}
+}
+
+// L1. A refusal that is remembered promises an instant at which the same call
+// succeeds, though others took after it was refused and before it was told.
+func TestRemembersWhatIsLeftAfterARefusal(t *testing.T) {
+	c := newClock()
+	db := pgtest.New(t, maxConns(1))
+	store := newStore(t, db, onClock(c), func(config *pgstore.Config) { config.RefusalMemory = 100 })
+	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Hour}
+	mustAllow(t, store, limit.ForN("k", 5))
+	g := gather(t, db.Pool)
+	for _, n := range []float64{0, 8, 3} { // decided alone, refused, granted
+		g.call(20*time.Second, func(ctx context.Context) {
+			if _, err := store.Allow(ctx, limit.ForN("k", n)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	g.decide()
+	wantLeft(t, store, limit.ForN("k", 0), 2)
+	refused, err := store.Allow(t.Context(), limit.ForN("k", 8))
+	if err != nil || refused.OK {
+		t.Fatalf("got OK %v, error %v, want a refusal", refused.OK, err)
+	}
+	c.set(refused.RetryAt)
+	if again, err := store.Allow(t.Context(), limit.ForN("k", 8)); err != nil || !again.OK {
+		t.Errorf("promised for %v, got OK %v, error %v, and then %v more", refused.RetryAfter, again.OK, err, again.RetryAfter)
+	}
+}
+
+// L2. A full limit grants its whole capacity, over however many shards, and an
+// empty one promises it for when it is full.
+func TestShardsGrantTheWholeCapacity(t *testing.T) {
+	c := newClock()
+	db := pgtest.New(t)
+	store := newStore(t, db, onClock(c))
+	for _, shards := range []int{538, 777, 1000} {
+		for _, capacity := range []float64{1000, 12345.678, 1e6 / 3} {
+			limit := ratelimit.TokenBucket{Name: fmt.Sprintf("%g of %d", capacity, shards), Rate: capacity, Period: time.Hour, Shards: shards}
+			if limit.Validate() != nil { // less than one token a shard
+				continue
+			}
+			t.Run(limit.Name, func(t *testing.T) {
+				all := limit.ForN("k", capacity)
+				if result, err := store.Allow(t.Context(), all); err != nil || !result.OK {
+					t.Fatalf("full: got OK %v, retry after %v, error %v", result.OK, result.RetryAfter, err)
+				}
+				empty, err := store.Check(t.Context(), all)
+				if err != nil || empty.OK || empty.RetryAfter > limit.Period+time.Second {
+					t.Fatalf("empty: got OK %v, retry after %v, error %v, want it in %v", empty.OK, empty.RetryAfter, err, limit.Period)
+				}
+				c.set(empty.RetryAt)
+				if again, err := store.Allow(t.Context(), all); err != nil || !again.OK {
+					t.Errorf("at the promised instant: got OK %v, error %v", again.OK, err)
+				}
+			})
+		}
+	}
+}
+
+// roundingPool is a pool whose server tells floats in text and rounded, as it
+// did by default before PostgreSQL 12.
+func roundingPool(mode pgx.QueryExecMode) pgtest.Option {
+	return pgtest.WithConfig(func(c *pgxpool.Config) {
+		c.ConnConfig.DefaultQueryExecMode = mode
+		c.ConnConfig.RuntimeParams["extra_float_digits"] = "0"
+	})
+}
+
+// L3. What the server tells of a row may be rounded: calls come to an end all
+// the same, lose nothing, and Prune finds what it has listed.
+func TestRoundedText(t *testing.T) {
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+		t.Run(mode.String(), func(t *testing.T) {
+			db := pgtest.New(t, roundingPool(mode))
+			limits := []ratelimit.TokenBucket{slow("a", 10), slow("b", 10)}
+			store := newStore(t, db)
+			for range 6 {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				result, err := store.Allow(ctx, limits[0].ForN("k", 1.0/3), limits[1].ForN("k", 1.0/7))
+				cancel()
+				if err != nil || !result.OK {
+					t.Fatalf("got OK %v, error %v", result.OK, err)
+				}
+			}
+			wantLeft(t, store, limits[0].ForN("k", 0), 10-6.0/3)
+			wantLeft(t, store, limits[1].ForN("k", 0), 10-6.0/7)
+		})
+		t.Run(mode.String()+"/prune", func(t *testing.T) {
+			db := pgtest.New(t, roundingPool(mode))
+			c := newClock()
+			store := newStore(t, db, onClock(c))
+			mustAllow(t, store, pruneLimits()[0].ForN("k", 1.0/3))
+			c.add(100 * time.Hour)
+			wantPruned(t, store, 1, pruneLimits()[0])
+		})
+	}
+}
+
+// L8. A rate is refused by Validate, or can be asked: not one that only
+// PostgreSQL cannot count with.
+func TestTinyRates(t *testing.T) {
+	c := newClock()
+	db := pgtest.New(t)
+	store := newStore(t, db, onClock(c))
+	for _, rate := range []float64{1e-320, 1e-310, 1e-305, 1e-300, 1e-290, 1e-200, 1e-100, 1e-20} {
+		for _, limit := range []ratelimit.Limit{
+			ratelimit.TokenBucket{Name: fmt.Sprint("bucket ", rate), Rate: rate, Period: time.Hour, Capacity: ratelimit.None},
+			ratelimit.TokenBucket{Name: fmt.Sprint("shards ", rate), Rate: rate, Period: time.Hour, Capacity: ratelimit.None, Shards: 2},
+			ratelimit.TokenBucket{Name: fmt.Sprint("full ", rate), Rate: rate, Period: time.Hour},
+			ratelimit.FixedWindow{Name: fmt.Sprint("window ", rate), Rate: rate, Period: time.Hour},
+		} {
+			if limit.Validate() != nil {
+				continue
+			}
+			for range 2 {
+				if _, err := store.Allow(t.Context(), limit.ForN("k", 0)); err != nil {
+					t.Errorf("%s: %v", limit.Definition().Name, err)
+				}
+				if _, err := store.Reserve(t.Context(), limit.ForN("k", rate)); err != nil {
+					t.Errorf("%s: %v", limit.Definition().Name, err)
+				}
+				c.add(time.Second)
+			}
+		}
+	}
+}
+
+// L9. What is granted is spent: a count that is too small to be subtracted is
+// refused as invalid.
+func TestTinyCountsAreNotFree(t *testing.T) {
+	const capacity, calls = 1e6, 200
+	c := newClock() // stands still, so nothing comes in
+	db := pgtest.New(t)
+	store := newStore(t, db, onClock(c))
+	limit := ratelimit.TokenBucket{Name: "l", Rate: capacity, Period: time.Hour}
+	mustAllow(t, store, limit.ForN("k", 100))
+	for _, count := range []float64{1e-11, 3e-11, 1e-10, 1e-9} {
+		before, granted := stateOf(t, db, "l").Value, 0.0
+		for range calls {
+			result, err := store.Allow(t.Context(), limit.ForN("k", count))
+			if err != nil && !errors.Is(err, ratelimit.ErrInvalid) {
+				t.Fatal(err)
+			}
+			if result.OK {
+				granted += count
+			}
+		}
+		if spent := before - stateOf(t, db, "l").Value; spent < granted/2 {
+			t.Errorf("%g: granted %g, and %g was spent", count, granted, spent)
+		}
+	}
+}

@@ -1,0 +1,741 @@
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgconn/ctxwatch"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/internal/throwaway"
+	"github.com/pgratelimit/ratelimit/migrations"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// Faults of the transaction runner that attacks have found.
+
+// budget is for how long the runner tries again when its context does not say.
+func budget(d time.Duration) func(*pgstore.Config) {
+	return func(c *pgstore.Config) { c.RetryBudget = d }
+}
+
+// within is a context that ends after d, so that a test ends although a fault
+// is there.
+func within(t *testing.T, d time.Duration) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), d)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+// another is a pool to the same schema as db's, with other settings.
+func another(t *testing.T, db *pgtest.DB, change func(*pgxpool.Config)) *pgtest.DB {
+	t.Helper()
+	config := db.Pool.Config()
+	change(config)
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return &pgtest.DB{URL: db.URL, Schema: db.Schema, Pool: pool}
+}
+
+// newShopOn is newShop on another pool.
+func newShopOn(t *testing.T, db *pgtest.DB, capacity float64, change ...func(*pgstore.Config)) *shop {
+	t.Helper()
+	createOrders(t, db)
+	return &shop{DB: db, store: newStore(t, db, change...), limit: slow("orders", capacity)}
+}
+
+// soonAfter gives goroutines that are about to do something the time to do it.
+// When they are late the fault that is looked for may be missed, and nothing else.
+func soonAfter(started *sync.WaitGroup) {
+	started.Wait()
+	time.Sleep(50 * time.Millisecond)
+}
+
+// newCrashingShop is a shop on a server of its own, which writes nothing to its
+// log of changes but what transactions have it write.
+func newCrashingShop(t *testing.T) *shop {
+	t.Helper()
+	t.Setenv("DATABASE_URL", "") // a server that may crash
+	server, err := throwaway.StartWith(t.Context(), throwaway.Options{Settings: map[string]string{
+		"autovacuum": "off", "wal_level": "minimal", "max_wal_senders": "0", "wal_writer_delay": "10s",
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := server.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	db := &pgtest.DB{URL: server.URL, Schema: "public", Pool: newPool(t, server.URL)}
+	if _, err := db.Pool.Exec(t.Context(), migrations.UpSQL()); err != nil {
+		t.Fatal(err)
+	}
+	return newShopOn(t, db, 1e6)
+}
+
+// crash has the server throw its shared memory away, as it does when one of its
+// processes is killed, and returns when it is up again.
+func crash(t *testing.T, url string) {
+	t.Helper()
+	bystander, victim := connect(t, url), connect(t, url)
+	// The shell's parent is the victim's process.
+	if _, err := victim.Exec(t.Context(), `COPY (SELECT 1) TO PROGRAM 'kill -9 $PPID'`); err == nil {
+		t.Fatal("got no error, want the process to be gone")
+	}
+	eventually(t, "the server throws everybody out", func() bool { return bystander.Ping(t.Context()) != nil })
+	eventually(t, "the server is up again", func() bool {
+		conn, err := pgx.Connect(t.Context(), url)
+		if err != nil {
+			return false
+		}
+		defer conn.Close(t.Context())
+		return conn.Ping(t.Context()) == nil
+	})
+}
+
+func connect(t *testing.T, url string) *pgx.Conn {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close(context.Background()) }) // it is gone when the server crashed
+	return conn
+}
+
+// statusOf is what the server says of a transaction.
+func statusOf(t *testing.T, conn *pgx.Conn, xid string) (status string) {
+	t.Helper()
+	err := conn.QueryRow(t.Context(), `SELECT coalesce(pg_xact_status($1::text::xid8), '')`, xid).Scan(&status)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return status
+}
+
+// C2: the transaction ID of what a crash has undone is given to somebody else,
+// who commits. Who lost his COMMIT must not take that for his own, not even if
+// the other took as many tokens from the same row.
+func TestLostCommitIsNotMistakenForAnother(t *testing.T) {
+	s := newCrashingShop(t)
+	for _, test := range []struct {
+		name   string
+		others int
+		do     func(context.Context, *pgx.Conn, *pgstore.Store) error
+	}{
+		{"other work", 50, func(ctx context.Context, conn *pgx.Conn, _ *pgstore.Store) error {
+			_, err := conn.Exec(ctx, `INSERT INTO orders (what) VALUES ('other')`)
+			return err
+		}},
+		{"takes from the same row", 50, takeOn(s.limit.For("k"))},
+		{"a take from the same row", 1, takeOn(s.limit.For("k"))},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			mustAllow(t, s.store, s.limit.For("k")) // there is a row
+			orders := countOrders(t, s.DB, "order")
+			var xid string
+			result, err := s.store.AllowFunc(within(t, 30*time.Second), s.requests(), s.order(t.Context(), func(tx pgx.Tx) error {
+				if err := tx.QueryRow(t.Context(), `SELECT pg_current_xact_id()::text`).Scan(&xid); err != nil {
+					return err
+				}
+				crash(t, s.URL)
+				conn := connect(t, s.URL)
+				for range test.others {
+					if err := test.do(t.Context(), conn, s.store); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if status := statusOf(t, conn, xid); status != "committed" {
+					t.Fatalf("the ID was not given out again: it is %q", status)
+				}
+				return nil
+			}))
+			s.Pool.Reset() // of connections from before the crash
+			if got := countOrders(t, s.DB, "order") - orders; err == nil || result.OK || got != 0 {
+				t.Errorf("got OK %v, error %v with %d orders, want an error and none", result.OK, err, got)
+			}
+		})
+	}
+}
+
+// takeOn takes on a connection that the test has, in a transaction.
+func takeOn(r ratelimit.Request) func(context.Context, *pgx.Conn, *pgstore.Store) error {
+	return func(ctx context.Context, conn *pgx.Conn, store *pgstore.Store) error {
+		return pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error { return allowTx(ctx, store, tx, []ratelimit.Request{r}) })
+	}
+}
+
+// losing is a connection that is lost with the first thing that is written once
+// it is armed: the server gets that, and its client no answer.
+type losing struct {
+	net.Conn
+	armed *atomic.Bool
+	after func() // before the client hears of it
+}
+
+func (c *losing) Write(p []byte) (int, error) {
+	if !c.armed.CompareAndSwap(true, false) {
+		return c.Conn.Write(p)
+	}
+	n, err := c.Conn.Write(p)
+	if err == nil {
+		c.after()
+		err = c.Conn.Close()
+	}
+	return n, err
+}
+
+// C2, the honest cases: what was committed is never said to be rolled back, and
+// is told as committed when the server was there all the time.
+func TestLostCommitThatWasCommitted(t *testing.T) {
+	s := newCrashingShop(t)
+	for _, test := range []struct {
+		name  string
+		after func()
+		mayBe error
+	}{
+		{"and all is well", func() {}, nil},
+		{"and others go on", func() {
+			for range 20 {
+				mustAllow(t, s.store, s.limit.For("k"))
+			}
+		}, nil},
+		{"and then a crash", func() { crash(t, s.URL) }, pgstore.ErrOutcomeUnknown},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s.Pool.Reset()
+			orders := countOrders(t, s.DB, "order")
+			committed := func() bool { return countOrders(t, s.DB, "order") == orders+1 }
+			var armed atomic.Bool
+			db := another(t, s.DB, func(c *pgxpool.Config) {
+				c.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+					conn, err := new(net.Dialer).DialContext(ctx, network, address)
+					return &losing{conn, &armed, func() {
+						eventually(t, "the server has committed", committed)
+						test.after()
+					}}, err
+				}
+			})
+			result, err := newStore(t, db).AllowFunc(within(t, 30*time.Second), s.requests(), s.order(t.Context(), func(pgx.Tx) error {
+				armed.Store(true)
+				return nil
+			}))
+			s.Pool.Reset() // of connections from before the crash
+			if err != nil && !errors.Is(err, test.mayBe) || result.OK != (err == nil) || !committed() {
+				t.Errorf("got OK %v, error %v, committed: %v", result.OK, err, committed())
+			}
+		})
+	}
+}
+
+// ownEndings are ways in which work ends the transaction, which is the runner's
+// to end.
+var ownEndings = []struct {
+	name      string
+	committed bool
+	end       func(context.Context, pgx.Tx) error
+}{
+	{"Rollback", false, func(ctx context.Context, tx pgx.Tx) error { return tx.Rollback(ctx) }},
+	{"ROLLBACK", false, ending("ROLLBACK")},
+	{"Commit of what failed", false, func(ctx context.Context, tx pgx.Tx) error {
+		_ = raise(ctx, "P0001")(tx)
+		_ = tx.Commit(ctx)
+		return nil
+	}},
+	{"COMMIT of what failed", false, func(ctx context.Context, tx pgx.Tx) error {
+		_ = raise(ctx, "P0001")(tx)
+		return ending("COMMIT")(ctx, tx)
+	}},
+	{"Commit", true, func(ctx context.Context, tx pgx.Tx) error { return tx.Commit(ctx) }},
+	{"COMMIT", true, ending("COMMIT")},
+}
+
+func ending(sql string) func(context.Context, pgx.Tx) error {
+	return func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, sql)
+		return err
+	}
+}
+
+// eachOwnEnding runs work that ends its transaction, alone and in a crowd on one
+// key in which every other call leaves the end to the runner, and compares how
+// many were told OK, and what is there, with what was committed.
+func eachOwnEnding(t *testing.T, committed bool) {
+	t.Helper()
+	for _, goroutines := range []int{1, 8} {
+		for _, ending := range ownEndings {
+			if ending.committed != committed {
+				continue
+			}
+			t.Run(fmt.Sprintf("%s/of %d", ending.name, goroutines), func(t *testing.T) {
+				s := newShop(t, 1000)
+				ctx := within(t, 20*time.Second)
+				const each = 5
+				want, told := 0, make([]atomic.Int64, 2) // told OK: of those who leave the end to the runner, and of the others
+				together(goroutines, func(g int) {
+					for i := range each {
+						self := (g + i + 1) % 2
+						end := []func(pgx.Tx) error{nothing, func(tx pgx.Tx) error { return ending.end(ctx, tx) }}[self]
+						result, err := s.store.AllowFunc(ctx, s.requests(), s.order(ctx, end))
+						if err == nil && result.OK {
+							told[self].Add(1)
+						} else if self == 0 || err == nil || result.OK {
+							t.Errorf("ends itself: %d: got OK %v, error %v", self, result.OK, err)
+						}
+					}
+				})
+				selves := (goroutines*each + 1) / 2
+				if committed {
+					want = selves
+				}
+				if got := told[1].Load(); got != int64(want) {
+					t.Errorf("%d of %d who ended the transaction were told OK, want %d", got, selves, want)
+				}
+				s.want(t, goroutines*each-selves+want)
+				idle(t, s.Pool)
+			})
+		}
+	}
+}
+
+// H1: work that rolled its transaction back is never told OK.
+func TestWorkThatRollsBackIsNotToldOK(t *testing.T) { eachOwnEnding(t, false) }
+
+// L12: work that committed its transaction is told OK, since all of it is there.
+func TestWorkThatCommitsIsToldOK(t *testing.T) { eachOwnEnding(t, true) }
+
+// H2: what the work sets for its transaction, it sets for its transaction: the
+// runner's own statements neither fail by it nor fail the work.
+func TestWorkMaySetWhatItLikes(t *testing.T) {
+	for _, test := range []struct {
+		name, set string
+		inPath    bool // the table is found by the search_path
+	}{
+		{"search_path", `SET LOCAL search_path = pg_temp`, true},
+		{"role", `SET LOCAL ROLE pg_signal_backend`, false}, // of every server; has no USAGE on the schema
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			db := pgtest.New(t, maxConns(8))
+			mayBe(t, db, "pg_signal_backend")
+			s := newShopOn(t, db, 1000)
+			if test.inPath {
+				db = another(t, db, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["search_path"] = s.Schema })
+				store, err := pgstore.New(db.Pool, nil)
+				if err != nil {
+					t.Fatal(err)
+				}
+				s.store = store
+			}
+			const goroutines, each = 8, 5
+			ctx := within(t, 20*time.Second)
+			var failed atomic.Int64
+			together(goroutines, func(int) {
+				for range each {
+					_, err := s.store.AllowFunc(ctx, s.requests(), s.order(ctx, func(tx pgx.Tx) error {
+						_, err := tx.Exec(ctx, test.set)
+						return err
+					}))
+					if err != nil && failed.Add(1) == 1 {
+						t.Error(err)
+					}
+				}
+			})
+			if n := failed.Load(); n != 0 {
+				t.Errorf("%d of %d failed", n, goroutines*each)
+			}
+			idle(t, db.Pool)
+			s.store = newStore(t, s.DB)
+			s.want(t, goroutines*each)
+		})
+	}
+}
+
+// mayBe skips the test if db's user may not become another.
+func mayBe(t *testing.T, db *pgtest.DB, role string) {
+	t.Helper()
+	var may bool
+	if err := db.Pool.QueryRow(t.Context(), `SELECT pg_has_role($1, 'member')`, role).Scan(&may); err != nil {
+		t.Fatal(err)
+	}
+	if !may {
+		t.Skipf("the user of DATABASE_URL is not a member of %s", role)
+	}
+}
+
+// nestings are stories of transactions within a transaction. They insert orders
+// by their letters.
+var nestings = []struct {
+	name string
+	do   func(*nest)
+}{
+	{"a helper's own within another's", func(n *nest) {
+		a := n.begin(n.tx)
+		n.insert(a, "a")
+		b := n.begin(n.tx) // in a helper that was given n.tx
+		n.insert(b, "b")
+		n.end(b.Rollback)
+		n.end(a.Rollback)
+	}},
+	{"the helper commits", func(n *nest) {
+		a := n.begin(n.tx)
+		n.insert(a, "a")
+		b := n.begin(n.tx)
+		n.insert(b, "b")
+		n.end(b.Commit)
+		n.end(a.Rollback)
+	}},
+	{"one after the other", func(n *nest) {
+		a := n.begin(n.tx)
+		n.insert(a, "a")
+		n.end(a.Commit)
+		b := n.begin(n.tx)
+		n.insert(b, "b")
+		n.end(b.Rollback)
+		n.insert(n.tx, "c")
+	}},
+	{"three deep", func(n *nest) {
+		a := n.begin(n.tx)
+		n.insert(a, "a")
+		b := n.begin(a)
+		n.insert(b, "b")
+		c := n.begin(n.tx)
+		n.insert(c, "c")
+		n.end(c.Rollback)
+		n.end(b.Rollback)
+		n.insert(a, "d")
+		n.end(a.Commit)
+	}},
+	{"of the three the first", func(n *nest) {
+		a := n.begin(n.tx)
+		n.insert(a, "a")
+		b := n.begin(n.tx)
+		n.end(b.Rollback)
+		c := n.begin(n.tx)
+		n.insert(c, "c")
+		n.end(c.Rollback)
+		n.end(a.Rollback)
+		n.insert(n.tx, "d")
+	}},
+}
+
+// nest is one telling of such a story.
+type nest struct {
+	t      *testing.T
+	schema string
+	what   string // all its orders are of
+	tx     pgx.Tx
+}
+
+func (n *nest) begin(tx pgx.Tx) pgx.Tx {
+	n.t.Helper()
+	nested, err := tx.Begin(n.t.Context())
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return nested
+}
+
+func (n *nest) insert(tx pgx.Tx, letter string) {
+	n.t.Helper()
+	mustExec(n.t, tx, `INSERT INTO `+n.schema+`.orders (what) VALUES ($1)`, n.what+letter)
+}
+
+func (n *nest) end(end func(context.Context) error) {
+	n.t.Helper()
+	if err := end(n.t.Context()); err != nil {
+		n.t.Error(err)
+	}
+}
+
+// H3: transactions within the runner's are what they are in pgx's own.
+func TestNestedTransactionsAreAsPgxs(t *testing.T) {
+	s := newShop(t, 1000)
+	for _, nesting := range nestings {
+		t.Run(nesting.name, func(t *testing.T) {
+			tell := func(who string) (string, func(pgx.Tx) error) {
+				what := nesting.name + " by " + who + " "
+				return what, func(tx pgx.Tx) error {
+					nesting.do(&nest{t, s.Schema, what, tx})
+					return nil
+				}
+			}
+			ours, do := tell("the runner")
+			_, err := s.store.AllowFunc(t.Context(), s.requests(), func(tx pgx.Tx, _ ratelimit.Result) error { return do(tx) })
+			if err != nil {
+				t.Error(err)
+			}
+			theirs, do := tell("pgx")
+			if err := pgx.BeginFunc(t.Context(), s.Pool, do); err != nil {
+				t.Fatal(err)
+			}
+			if got, want := lettersOf(t, s.DB, ours), lettersOf(t, s.DB, theirs); got != want {
+				t.Errorf("got orders %q, want %q", got, want)
+			}
+		})
+	}
+}
+
+// lettersOf is what the orders of what are followed by.
+func lettersOf(t *testing.T, db *pgtest.DB, what string) (letters string) {
+	t.Helper()
+	err := db.Pool.QueryRow(t.Context(), `SELECT coalesce(string_agg(right(what, 1), '' ORDER BY id), '')
+		FROM `+db.Schema+`.orders WHERE starts_with(what, $1)`, what).Scan(&letters)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return letters
+}
+
+// L4: work that has its connection forget all prepared statements is told OK, and
+// the connection is as good as before once pgx knows, which an error for each of its
+// few statements tells it.
+func TestConnectionOutlivesDeallocateAll(t *testing.T) {
+	const goroutines, each = 6, 4
+	s := newShopOn(t, pgtest.New(t, maxConns(1)), 1000)
+	ctx := within(t, 20*time.Second)
+	var orders atomic.Int64
+	crowd := func() (failed int64) {
+		var n atomic.Int64
+		together(goroutines, func(int) {
+			for range each {
+				if _, err := s.store.AllowFunc(ctx, s.requests(), s.order(ctx, nothing)); err != nil {
+					n.Add(1)
+				} else {
+					orders.Add(1)
+				}
+			}
+		})
+		return n.Load()
+	}
+	if failed := crowd(); failed != 0 { // has all statements prepared
+		t.Fatalf("%d failed before", failed)
+	}
+	var behind, started sync.WaitGroup
+	var failed atomic.Int64
+	started.Add(goroutines)
+	_, err := s.store.AllowFunc(ctx, s.requests(), s.order(ctx, func(tx pgx.Tx) error {
+		for range goroutines {
+			behind.Go(func() {
+				started.Done()
+				if _, err := s.store.AllowFunc(ctx, s.requests(), s.order(ctx, nothing)); err != nil {
+					failed.Add(1)
+				} else {
+					orders.Add(1)
+				}
+			})
+		}
+		soonAfter(&started)
+		_, err := tx.Exec(ctx, `DEALLOCATE ALL`)
+		return err
+	}))
+	if err != nil {
+		t.Errorf("who did it: %v", err)
+	} else {
+		orders.Add(1)
+	}
+	behind.Wait()
+	if n := failed.Load(); n > goroutines/2 {
+		t.Errorf("%d of %d behind it failed, want half at most", n, goroutines)
+	}
+	if n := crowd(); n != 0 {
+		t.Errorf("%d of %d that came later failed, want none", n, goroutines*each)
+	}
+	s.want(t, int(orders.Load()))
+	idle(t, s.Pool)
+}
+
+// M7: with a pool whose contexts send cancel requests to the server, who gives
+// up while he commits cancels nobody else's statement.
+func TestCancellationIsOnesOwn(t *testing.T) {
+	var request lateCancel
+	db := pgtest.New(t, maxConns(4), pgtest.WithConfig(request.configure))
+	s := newShopOn(t, db, 10)
+	observer := &pgtest.DB{Schema: s.Schema, Pool: newPool(t, db.URL)} // whose connections nobody cancels
+	mustAllow(t, s.store, s.requests()...)
+	if err := connectAll(t.Context(), db.Pool); err != nil {
+		t.Fatal(err)
+	}
+	s.atCommit(t, 1, `PERFORM pg_advisory_xact_lock(43)`)
+	s.atTake(t, 44)
+	commit, take := begin(t, observer, pgx.ReadCommitted), begin(t, observer, pgx.ReadCommitted)
+	mustExec(t, commit, `SELECT pg_advisory_xact_lock(43)`)
+
+	ctx, cancel := context.WithCancel(within(t, 30*time.Second))
+	defer cancel()
+	var group, started sync.WaitGroup
+	var second takenLater
+	secondEnded := make(chan struct{})
+	started.Add(1)
+	group.Go(func() { // who gives up
+		_, _ = s.store.AllowFunc(ctx, s.requests(), s.order(ctx, func(pgx.Tx) error {
+			group.Go(func() {
+				defer close(secondEnded)
+				started.Done()
+				second.Result, second.err = s.store.AllowFunc(within(t, 30*time.Second), s.requests(), s.order(t.Context(), nothing))
+			})
+			soonAfter(&started)
+			mustExec(t, take, `SELECT pg_advisory_xact_lock(44)`)
+			return nil
+		}))
+	})
+	eventually(t, "the COMMIT waits", func() bool { return blocks(t, observer, commit) })
+	request.held.Store(true) // as long as it may be under way
+	cancel()
+	eventually(t, "the first gives up", func() bool { return request.came.Load() > 0 })
+	if err := commit.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the second's take waits", func() bool { return blocks(t, observer, take) })
+	request.held.Store(false)
+	select {
+	case <-secondEnded:
+	case <-time.After(300 * time.Millisecond): // a request that finds nothing to cancel leaves no trace
+	}
+	if err := take.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	group.Wait()
+	if second.err != nil || !second.OK {
+		t.Errorf("who did not give up: got OK %v, error %v", second.OK, second.err)
+	}
+	idle(t, db.Pool)
+}
+
+// atTake has every take from a row that is there wait while somebody holds the
+// advisory lock.
+func (s *shop) atTake(t *testing.T, lock int) {
+	t.Helper()
+	_, err := s.Pool.Exec(t.Context(), strings.NewReplacer("{schema}", s.Schema, "{lock}", fmt.Sprint(lock)).Replace(`
+		CREATE FUNCTION {schema}.at_take() RETURNS trigger LANGUAGE plpgsql AS $$
+		BEGIN
+			PERFORM pg_advisory_lock_shared({lock});
+			PERFORM pg_advisory_unlock_shared({lock});
+			RETURN NEW;
+		END $$;
+		CREATE TRIGGER at_take BEFORE UPDATE ON {schema}.rate_limits FOR EACH ROW EXECUTE FUNCTION {schema}.at_take()`))
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// lateCancel has the contexts of a pool send cancel requests, and holds these
+// back while it is told to.
+type lateCancel struct {
+	held atomic.Bool
+	came atomic.Int64 // requests that were held
+}
+
+func (l *lateCancel) configure(c *pgxpool.Config) {
+	c.ConnConfig.BuildContextWatcherHandler = func(conn *pgconn.PgConn) ctxwatch.Handler {
+		return &pgconn.CancelRequestContextWatcherHandler{Conn: conn, DeadlineDelay: 30 * time.Second}
+	}
+	c.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+		if l.held.Load() {
+			l.came.Add(1)
+		}
+		for end := time.Now().Add(5 * time.Second); l.held.Load() && time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
+			if ctx.Err() != nil {
+				return nil, ctx.Err()
+			}
+		}
+		return new(net.Dialer).DialContext(ctx, network, address)
+	}
+}
+
+// blocks reports whether anybody waits for a lock of tx's.
+func blocks(t *testing.T, db *pgtest.DB, tx pgx.Tx) (yes bool) {
+	t.Helper()
+	err := db.Pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY(pg_blocking_pids(pid)))`,
+		tx.Conn().PgConn().PID()).Scan(&yes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return yes
+}
+
+// outage is a server that is gone with the next thing that is written to it.
+type outage struct {
+	begun atomic.Bool
+	dials atomic.Int64 // during it
+}
+
+func (o *outage) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	if o.begun.Load() {
+		o.dials.Add(1)
+		return nil, errors.New("connection refused by the test")
+	}
+	conn, err := new(net.Dialer).DialContext(ctx, network, address)
+	return outageConn{conn, o}, err
+}
+
+type outageConn struct {
+	net.Conn
+	outage *outage
+}
+
+func (c outageConn) Write(p []byte) (int, error) {
+	if c.outage.begun.Load() {
+		defer c.Conn.Close()
+	}
+	return c.Conn.Write(p)
+}
+
+// L7: who loses the answer to his COMMIT to a server that is gone hears that
+// before long, and does not hammer at the server's door until then.
+func TestLostCommitWhileServerIsGone(t *testing.T) {
+	const (
+		callers = 8
+		lasts   = time.Second // the callers' context
+		grace   = 1500 * time.Millisecond
+		dials   = 50 // for each caller
+	)
+	var outage outage
+	db := pgtest.New(t, maxConns(callers), pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.DialFunc = outage.dial }))
+	s := newShopOn(t, db, 10, budget(4*time.Second))
+	if err := connectAll(t.Context(), db.Pool); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), lasts)
+	defer cancel()
+	var ready sync.WaitGroup
+	ready.Add(callers)
+	var latest [callers]time.Time
+	together(callers, func(i int) {
+		_, err := s.store.AllowFunc(ctx, []ratelimit.Request{s.limit.For(fmt.Sprint(i))}, s.order(ctx, func(pgx.Tx) error {
+			ready.Done()
+			ready.Wait()
+			outage.begun.Store(true)
+			return nil
+		}))
+		latest[i] = time.Now()
+		if !errors.Is(err, pgstore.ErrOutcomeUnknown) {
+			t.Errorf("got %v, want %v", err, pgstore.ErrOutcomeUnknown)
+		}
+	})
+	deadline, _ := ctx.Deadline()
+	if late := slices.MaxFunc(latest[:], time.Time.Compare).Sub(deadline); late > grace {
+		t.Errorf("returned %v after the deadline, want %v at most", late, grace)
+	}
+	if got := outage.dials.Load(); got > callers*dials {
+		t.Errorf("got %d attempts to connect by %d callers, want %d at most", got, callers, callers*dials)
+	}
+	outage.begun.Store(false)
+	idle(t, db.Pool)
+}

@@ -1,0 +1,432 @@
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// Faults of calls in the caller's transaction, which attacks have found.
+
+// ample is a limit of which no test takes a noticeable part.
+func ample(name string, shards int) ratelimit.Limit { return shardedSlow(name, 1e9, shards) }
+
+// steps are transactions that come to a limit for a second time. They count the
+// deadlocks that they were told of.
+var steps = []struct {
+	name string
+	run  func(ctx context.Context, db *pgtest.DB, store *pgstore.Store, l ratelimit.Limit, deadlocks *atomic.Int64) error
+	took float64
+}{
+	{"AllowTx and CreditTx", inTwoSteps(creditTx), 840},
+	{"AllowTx twice", inTwoSteps(allowTx), 1560},
+	{"AllowTx and ReserveTx of several", inTwoSteps(func(ctx context.Context, store *pgstore.Store, tx pgx.Tx, requests []ratelimit.Request) error {
+		own := ample("own", 1).For(fmt.Sprint(tx.Conn().PgConn().PID()))
+		return reserveTx(ctx, store, tx, append(requests, own))
+	}), 1560},
+	{"AllowFunc and CreditTx", func(ctx context.Context, _ *pgtest.DB, store *pgstore.Store, l ratelimit.Limit, deadlocks *atomic.Int64) error {
+		_, err := store.AllowFunc(ctx, []ratelimit.Request{l.ForN("k", 1200)}, func(tx pgx.Tx, _ ratelimit.Result) error {
+			err := creditTx(ctx, store, tx, []ratelimit.Request{l.ForN("k", 360)})
+			if countDeadlock(deadlocks, err); deadlocks.Load() > 0 {
+				return errTest // so that it is not tried again
+			}
+			return err
+		})
+		return err
+	}, 840},
+}
+
+// inTwoSteps takes 1,200 tokens, and then does something with 360.
+func inTwoSteps(more func(context.Context, *pgstore.Store, pgx.Tx, []ratelimit.Request) error) func(context.Context, *pgtest.DB, *pgstore.Store, ratelimit.Limit, *atomic.Int64) error {
+	return func(ctx context.Context, db *pgtest.DB, store *pgstore.Store, l ratelimit.Limit, deadlocks *atomic.Int64) error {
+		err := pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
+			if err := allowTx(ctx, store, tx, []ratelimit.Request{l.ForN("k", 1200)}); err != nil {
+				return err
+			}
+			return more(ctx, store, tx, []ratelimit.Request{l.ForN("k", 360)})
+		})
+		countDeadlock(deadlocks, err)
+		return err
+	}
+}
+
+func countDeadlock(deadlocks *atomic.Int64, err error) {
+	if hasCode(err, deadlockDetected) {
+		deadlocks.Add(1)
+	}
+}
+
+// H7: a transaction that comes to a sharded limit for a second time deadlocks
+// with no other that does.
+func TestSecondStepDoesNotDeadlock(t *testing.T) {
+	const goroutines, each = 8, 20
+	for _, step := range steps {
+		t.Run(step.name, func(t *testing.T) {
+			db := pgtest.New(t, maxConns(goroutines))
+			store, l := newStore(t, db, onClock(newClock())), ample("l", 8)
+			if err := connectAll(t.Context(), db.Pool); err != nil {
+				t.Fatal(err)
+			}
+			ctx := within(t, 20*time.Second)
+			var committed, deadlocks atomic.Int64
+			together(goroutines, func(int) {
+				for range each {
+					if deadlocks.Load() > 0 { // each takes a second
+						return
+					}
+					if err := step.run(ctx, db, store, l, &deadlocks); err == nil {
+						committed.Add(1)
+					}
+				}
+			})
+			if got := committed.Load(); deadlocks.Load() != 0 || got != goroutines*each {
+				t.Fatalf("%d deadlocks by the time of %d of %d transactions", deadlocks.Load(), got, goroutines*each)
+			}
+			wantLeft(t, store, l.ForN("k", 0), 1e9-step.took*float64(committed.Load()))
+		})
+	}
+}
+
+// refuse has callers ask in transactions of their own, for as long as it says,
+// and is how many were refused.
+func refuse(t *testing.T, db *pgtest.DB, store *pgstore.Store, level pgx.TxIsoLevel, callers int, lasts time.Duration, requests ...ratelimit.Request) int64 {
+	t.Helper()
+	var refused atomic.Int64
+	ctx, end := within(t, 30*time.Second), time.Now().Add(lasts)
+	together(callers, func(int) {
+		for time.Now().Before(end) {
+			err := pgx.BeginTxFunc(ctx, db.Pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
+				result, err := store.AllowTx(ctx, tx, requests...)
+				if err == nil && result.OK {
+					t.Error("got OK, want a refusal")
+				}
+				return err
+			})
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			refused.Add(1)
+		}
+	})
+	return refused.Load()
+}
+
+// acquired is how often somebody took a connection from db's pool, or would have.
+func acquired(db *pgtest.DB) int64 {
+	stat := db.Pool.Stat()
+	return stat.AcquireCount() + stat.CanceledAcquireCount()
+}
+
+// What is refused in the caller's transaction is refused on the caller's
+// connection: with as many callers as there can be, another one is what they
+// all wait for. Shards cost no more than reading them does.
+func TestShardsAreRefusedOnTheCallersConnection(t *testing.T) {
+	const callers, tokens = 50, 16
+	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.Serializable} {
+		t.Run(string(level), func(t *testing.T) {
+			db := pgtest.New(t, maxConns(4))
+			store := newStore(t, db)
+			one, sharded := slow("one", tokens), shardedSlow("sharded", tokens, 16)
+			mustAllow(t, store, one.ForN("k", tokens), sharded.ForN("k", tokens))
+			var refused [2]int64
+			before := acquired(db)
+			for range 3 { // in turns, as the machine has other work
+				for i, l := range []ratelimit.Limit{one, sharded} {
+					refused[i] += refuse(t, db, store, level, callers, 150*time.Millisecond, l.For("k"))
+				}
+			}
+			if got, want := acquired(db)-before, refused[0]+refused[1]; got != want {
+				t.Errorf("took %d connections for %d transactions", got, want)
+			}
+			if 4*refused[1] < refused[0] {
+				t.Errorf("refused %d times with 16 shards and %d with one, want a quarter at least", refused[1], refused[0])
+			}
+			t.Logf("refused %d times with one shard, %d with 16", refused[0], refused[1])
+		})
+	}
+}
+
+// fetched is how many rows of the limits tx has read, since some instant.
+func fetched(t *testing.T, db *pgtest.DB, tx pgx.Tx) (n int64) {
+	t.Helper()
+	err := tx.QueryRow(t.Context(), `SELECT coalesce(sum(coalesce(idx_tup_fetch, 0) + seq_tup_read), 0)::bigint
+		FROM pg_stat_xact_user_tables WHERE relid = $1::regclass`, db.Schema+".rate_limits").Scan(&n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// A call that one limit refuses does not look at the shards of another, which
+// were not short: neither here nor on another connection.
+func TestRefusalDoesNotLookAtOthersShards(t *testing.T) {
+	const shards = 64
+	db := pgtest.New(t, maxConns(4))
+	store := newStore(t, db)
+	user, global := slow("per user", 1), shardedSlow("global", 64000, shards)
+	mustAllow(t, store, user.For("k"), global.ForN("k", 32000)) // there are rows of all shards
+	if got := len(rowsOf(t, db, "global")); got != shards {
+		t.Fatalf("got %d rows, want %d", got, shards)
+	}
+	for _, level := range isolationLevels {
+		for name, requests := range map[string][]ratelimit.Request{
+			"the user's first": {user.For("k"), global.For("k")},
+			"the global first": {global.For("k"), user.For("k")},
+			"reserved":         append(noDebt(user.For("k")), global.For("k")),
+		} {
+			t.Run(string(level)+"/"+name, func(t *testing.T) {
+				tx := begin(t, db, level)
+				mustExec(t, tx, `SET LOCAL enable_seqscan = off`)
+				take := store.AllowTx
+				if name == "reserved" {
+					take = store.ReserveTx
+				}
+				rows, connections := fetched(t, db, tx), acquired(db)
+				result, err := take(t.Context(), tx, requests...)
+				if err != nil || result.OK || result.Request.Limit.Definition().Name != "per user" {
+					t.Fatalf("got OK %v by %v, error %v, want a refusal by the user's", result.OK, result.Request.Limit, err)
+				}
+				if got := acquired(db) - connections; got != 0 {
+					t.Errorf("took %d more connections, want none", got)
+				}
+				if got := fetched(t, db, tx) - rows; got >= shards {
+					t.Errorf("read %d rows, want less than there are shards", got)
+				}
+			})
+		}
+	}
+}
+
+// Transactions on keys of their own do not fail one another, in calls of many
+// limits either. (PostgreSQL 15.20 and others of 2026-11 take a predicate lock
+// on each row that an upsert finds, and drop it at its update, but not in a
+// subtransaction; more than two on a page become one on the page.)
+func TestDifferentKeysDoNotConflictInCallsOfSeveral(t *testing.T) {
+	const goroutines, each = 32, 40
+	var errs errorResponses
+	db := pgtest.New(t, maxConns(goroutines), pgtest.WithConfig(errs.watch))
+	store := newStore(t, db)
+	createOrders(t, db)
+	order := func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, "INSERT INTO "+db.Schema+".orders (what) VALUES ('order')")
+		return err
+	}
+	requests := func(g int) (all []ratelimit.Request) {
+		for i := range 8 {
+			all = append(all, slow(fmt.Sprint("l", i), 1e6).For(fmt.Sprintf("%02d", g)))
+		}
+		return all
+	}
+	inTx := func(take func(context.Context, *pgstore.Store, pgx.Tx, []ratelimit.Request) error) func(context.Context, int) error {
+		return func(ctx context.Context, g int) error {
+			return pgx.BeginTxFunc(ctx, db.Pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
+				return errors.Join(take(ctx, store, tx, requests(g)), order(ctx, tx))
+			})
+		}
+	}
+	for g := range goroutines {
+		mustAllow(t, store, requests(g)...)
+	}
+	if _, err := db.Pool.Exec(t.Context(), "ANALYZE "+db.Schema+".rate_limits"); err != nil {
+		t.Fatal(err)
+	}
+	slowTakes(t, db)
+	for _, form := range []struct {
+		name string
+		run  func(context.Context, int) error
+	}{
+		{"AllowTx", inTx(allowTx)},
+		{"ReserveTx", inTx(reserveTx)},
+		{"AllowFunc", func(ctx context.Context, g int) error {
+			_, err := store.AllowFunc(ctx, requests(g), func(tx pgx.Tx, _ ratelimit.Result) error { return order(ctx, tx) })
+			return err
+		}},
+	} {
+		t.Run(form.name, func(t *testing.T) {
+			before, ctx := len(errs.all()), within(t, 20*time.Second)
+			var failed, again atomic.Int64
+			together(goroutines, func(g int) {
+				for range each {
+					switch err := form.run(ctx, g); {
+					case hasCode(err, serializationFailure):
+						again.Add(1)
+					case err != nil:
+						failed.Add(1)
+					}
+				}
+			})
+			if got := len(errs.all()) - before; again.Load() != 0 || failed.Load() != 0 || got != 0 {
+				t.Errorf("of %d transactions %d failed with code %s, and %d otherwise; the server reported %d errors",
+					goroutines*each, again.Load(), serializationFailure, failed.Load(), got)
+			}
+		})
+	}
+}
+
+// slowTakes has each row of a call take a moment, so that calls overlap.
+func slowTakes(t *testing.T, db *pgtest.DB) {
+	t.Helper()
+	_, err := db.Pool.Exec(t.Context(), strings.ReplaceAll(`
+		CREATE FUNCTION {schema}.slow_take() RETURNS trigger LANGUAGE plpgsql AS $$
+		BEGIN
+			PERFORM pg_sleep(0.0005);
+			RETURN NEW;
+		END $$;
+		CREATE TRIGGER slow_take BEFORE UPDATE ON {schema}.rate_limits FOR EACH ROW EXECUTE FUNCTION {schema}.slow_take()`, "{schema}", db.Schema))
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// numbersIn is what tx sees of all rows: their numbers, to the last bit.
+func numbersIn(t *testing.T, db *pgtest.DB, tx pgx.Tx) []string {
+	t.Helper()
+	rows, err := tx.Query(t.Context(), `SELECT concat_ws(' ', name, key, shard, value, extract(epoch FROM ts)) FROM `+db.Schema+`.rate_limits ORDER BY name, key, shard`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	return all
+}
+
+// quick is limits to which something comes in all the time, of all kinds, so that
+// one that is settled in vain shows.
+func quick(name string) []ratelimit.Limit {
+	return []ratelimit.Limit{
+		ratelimit.TokenBucket{Name: name + " bucket", Rate: 1e3 / 3.0, Period: time.Second, Capacity: 1e6},
+		ratelimit.FixedWindow{Name: name + " window", Rate: 1, Period: 7 * time.Millisecond, Capacity: 1e6},
+		ratelimit.TokenBucket{Name: name + " shards", Rate: 1e3 / 3.0, Period: time.Second, Capacity: 1e6, Shards: 3},
+	}
+}
+
+// A refusal by one of several limits leaves the numbers of all as they are, to
+// the last bit, whichever came first and whatever the transaction did before;
+// and the transaction as usable as it was.
+func TestRefusalOfSeveralChangesNoNumber(t *testing.T) {
+	db := pgtest.New(t)
+	store := newStore(t, db)
+	createOrders(t, db)
+	for _, empty := range []ratelimit.Limit{slow("empty", 1), slow("z empty", 1), slowWindow("empty window", 1), slowWindow("z empty window", 1), shardedSlow("empty shards", 2, 2)} {
+		name := empty.Definition().Name
+		mustAllow(t, store, empty.ForN("k", empty.Definition().Capacity))
+		for _, level := range isolationLevels {
+			for _, verb := range []string{"allow", "reserve"} {
+				t.Run(fmt.Sprintf("%s/%s/%s", name, level, verb), func(t *testing.T) {
+					take := store.AllowTx
+					requests := []ratelimit.Request{empty.For("k"), slow("never used", 10).For(t.Name())}
+					if verb == "reserve" {
+						take, requests[0] = store.ReserveTx, noDebt(empty.For("k"))[0]
+					}
+					for _, l := range quick("m") {
+						mustAllow(t, store, l.ForN(t.Name(), 1000.1))
+						requests = append(requests, l.ForN(t.Name(), 0.1))
+					}
+					refuse := func(tx pgx.Tx) {
+						t.Helper()
+						before := numbersIn(t, db, tx)
+						mustExec(t, tx, "SELECT pg_sleep(0.003)")
+						result, err := take(t.Context(), tx, requests...)
+						if err != nil || result.OK || result.RetryAfter <= 0 || result.Receipt != nil {
+							t.Fatalf("got OK %v after %v, error %v, want a refusal", result.OK, result.RetryAfter, err)
+						}
+						if after := numbersIn(t, db, tx); !slices.Equal(after, before) {
+							t.Fatalf("got  %q\nwant %q", after, before)
+						}
+					}
+					before := statesOf(t, db)
+					tx := begin(t, db, level)
+					mustExec(t, tx, "INSERT INTO "+db.Schema+".orders (what) VALUES ($1)", t.Name())
+					refuse(tx)
+					refuse(tx)
+					inSavepoint(t, tx, pgx.Tx.Rollback, refuse)
+					inSavepoint(t, tx, pgx.Tx.Commit, refuse)
+					if err := tx.Commit(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+					wantOrders(t, db, t.Name(), 1)
+					if after := statesOf(t, db); !slices.Equal(after, before) {
+						t.Errorf("afterwards got  %q\nwant %q", after, before)
+					}
+
+					tx = begin(t, db, level) // in which some was taken before
+					result, err := store.AllowTx(t.Context(), tx, requests[2:]...)
+					mustTake(t, result, err)
+					refuse(tx)
+					inSavepoint(t, tx, pgx.Tx.Rollback, refuse)
+					result, err = store.AllowTx(t.Context(), tx, requests[1:]...)
+					mustTake(t, result, err)
+					if err := tx.Commit(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+				})
+			}
+		}
+	}
+}
+
+// wantError has a verb return an error, and neither say yes nor panic.
+func wantError(t *testing.T, what string, verb func(context.Context) (ok bool, err error)) {
+	t.Helper()
+	t.Run(what, func(t *testing.T) {
+		defer func() {
+			if v := recover(); v != nil {
+				t.Errorf("panicked: %v", v)
+			}
+		}()
+		if ok, err := verb(within(t, 5*time.Second)); ok || err == nil {
+			t.Errorf("got OK %v, error %v, want an error", ok, err)
+		}
+	})
+}
+
+// What was forgotten is an error that says so, and no panic: a nil transaction,
+// a nil function, a Store that is nil or was not made by New.
+func TestNilIsAnError(t *testing.T) {
+	db := pgtest.New(t)
+	store, r := newStore(t, db), slow("bucket", 10).For("k")
+	for _, verb := range verbsInTx {
+		wantError(t, verb.name+" in no transaction", func(ctx context.Context) (bool, error) { return verb.do(ctx, store, nil, r) })
+	}
+	for name, run := range map[string]runner{"AllowFunc": store.AllowFunc, "ReserveFunc": store.ReserveFunc} {
+		wantError(t, name+" of no function", func(ctx context.Context) (bool, error) {
+			result, err := run(ctx, []ratelimit.Request{r}, nil)
+			return result.OK, err
+		})
+	}
+	idle(t, db.Pool)
+	for name, store := range map[string]*pgstore.Store{"nil": nil, "zero": new(pgstore.Store)} {
+		for _, verb := range ownVerbs {
+			wantError(t, verb.name+" of a Store that is "+name, func(ctx context.Context) (bool, error) { return verb.do(ctx, store, r) })
+		}
+		wantError(t, "Reshard of a Store that is "+name, func(ctx context.Context) (bool, error) {
+			return false, store.Reshard(ctx, slow("l", 10), shardedSlow("l", 10, 2), "")
+		})
+		for _, verb := range verbsInTx {
+			tx := begin(t, db, pgx.ReadCommitted)
+			wantError(t, verb.name+" of a Store that is "+name, func(ctx context.Context) (bool, error) { return verb.do(ctx, store, tx, r) })
+			_ = tx.Rollback(t.Context()) // whatever became of it
+		}
+		wantError(t, "Close of a Store that is "+name, func(context.Context) (bool, error) {
+			store.Close()
+			return false, errTest
+		})
+	}
+	if got := tableOf(t, db); len(got) != 0 {
+		t.Errorf("got rows %q, want none", got)
+	}
+}

@@ -1,0 +1,472 @@
+package pgstore_test
+
+import (
+	"bufio"
+	"context"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgproto3"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// What happens between a store and the server: a pooler, a network, a process
+// that stands still.
+
+// relay passes on what clients and the server say to each other, as a pooler
+// does, until a test has it do something else.
+type relay struct {
+	listener        net.Listener
+	network, server string
+
+	mu       sync.Mutex
+	requests int                 // since the test interfered
+	answers  int                 // in the same way
+	before   func(n int)         // is called before the n-th request is passed on
+	after    func(n int) outcome // says what becomes of the n-th answer
+	conns    []net.Conn
+}
+
+// outcome is what becomes of an answer of the server's.
+type outcome int
+
+const (
+	passed  outcome = iota // to the client
+	silence                // it is lost, and so is all that follows on the connection
+	fatal                  // the client is told that the connection to the server was lost
+)
+
+func newRelay(t *testing.T) *relay {
+	t.Helper()
+	config, err := pgx.ParseConfig(pgtest.URL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r := &relay{}
+	r.network, r.server = pgconn.NetworkAddress(config.Host, config.Port)
+	if r.listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+		t.Fatal(err)
+	}
+	go r.accept()
+	return r
+}
+
+// newScene is a scene whose store is behind the relay.
+func (r *relay) newScene(t *testing.T, conns int32, change ...func(*pgstore.Config)) *scene {
+	t.Helper()
+	address := r.listener.Addr().(*net.TCPAddr)
+	db := pgtest.New(t, maxConns(conns), pgtest.WithConfig(func(c *pgxpool.Config) {
+		c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec // so that nothing is asked but what is to be decided
+		c.ConnConfig.Host, c.ConnConfig.Port = address.IP.String(), uint16(address.Port)
+		c.ConnConfig.Fallbacks, c.ConnConfig.TLSConfig = nil, nil
+	}))
+	t.Cleanup(r.close) // before the pool, which waits for connections to end
+	s := &scene{db, newStore(t, db, change...), beside(t, db)}
+	mustAllow(t, newStore(t, s.side), leaders()...)
+	return s
+}
+
+// interfere counts requests and answers from now on.
+func (r *relay) interfere(before func(n int), after func(n int) outcome) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.requests, r.answers, r.before, r.after = 0, 0, before, after
+}
+
+func (r *relay) counted() (requests, answers int) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.requests, r.answers
+}
+
+func (r *relay) accept() {
+	for {
+		client, err := r.listener.Accept()
+		if err != nil {
+			return
+		}
+		server, err := net.Dial(r.network, r.server)
+		if err != nil {
+			client.Close()
+			continue
+		}
+		r.mu.Lock()
+		r.conns = append(r.conns, client, server)
+		r.mu.Unlock()
+		var silent atomic.Bool
+		go r.passRequests(server, client, &silent)
+		go r.passAnswers(client, server, &silent)
+	}
+}
+
+func (r *relay) close() {
+	r.listener.Close()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, conn := range r.conns {
+		conn.Close()
+	}
+}
+
+// passRequests passes on what the client says, each request as a whole.
+func (r *relay) passRequests(server, client net.Conn, silent *atomic.Bool) {
+	reader := bufio.NewReader(client)
+	message, err := readMessage(reader, 0) // the first has no type
+	for request := message; err == nil; {
+		switch kind := message[0]; kind {
+		case 'P', 'B', 'D', 'E', 'C': // Parse to Close: there is more to come
+		default:
+			if kind == 'S' || kind == 'Q' { // Sync, Query
+				r.request()
+			}
+			if !silent.Load() {
+				_, _ = server.Write(request) // if it fails, so does reading the answer
+			}
+			request = nil
+		}
+		message, err = readMessage(reader, 1)
+		request = append(request, message...)
+	}
+	if !silent.Load() { // or the server would hear of the client's end
+		server.Close()
+	}
+}
+
+// passAnswers passes on what the server says, each answer as a whole once the
+// client has been let in.
+func (r *relay) passAnswers(client, server net.Conn, silent *atomic.Bool) {
+	reader := bufio.NewReader(server)
+	var answer []byte
+	for letIn := false; ; {
+		message, err := readMessage(reader, 1)
+		if err != nil {
+			break
+		}
+		answer = append(answer, message...)
+		ready := message[0] == 'Z'
+		if letIn && !ready || silent.Load() {
+			continue
+		}
+		if letIn {
+			switch r.answer() {
+			case silence:
+				silent.Store(true)
+				continue
+			case fatal:
+				answer = fatalError()
+			}
+		}
+		letIn = letIn || ready
+		if _, err := client.Write(answer); err != nil {
+			break
+		}
+		answer = nil
+	}
+	if !silent.Load() {
+		client.Close()
+	}
+}
+
+// fatalError is what PgBouncer says when it loses the server.
+func fatalError() []byte {
+	message, err := (&pgproto3.ErrorResponse{
+		Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: "08P01", Message: "server conn crashed?",
+	}).Encode(nil)
+	if err != nil {
+		panic(err)
+	}
+	return message
+}
+
+// readMessage reads a message whose length comes after so many bytes.
+func readMessage(reader *bufio.Reader, after int) ([]byte, error) {
+	head, err := reader.Peek(after + 4)
+	if err != nil {
+		return nil, err
+	}
+	message := make([]byte, after+int(binary.BigEndian.Uint32(head[after:])))
+	_, err = io.ReadFull(reader, message)
+	return message, err
+}
+
+func (r *relay) request() {
+	r.mu.Lock()
+	r.requests++
+	n, before := r.requests, r.before
+	r.mu.Unlock()
+	if before != nil {
+		before(n)
+	}
+}
+
+func (r *relay) answer() outcome {
+	r.mu.Lock()
+	r.answers++
+	n, after := r.answers, r.after
+	r.mu.Unlock()
+	if after == nil {
+		return passed
+	}
+	return after(n)
+}
+
+// M3. When a pooler loses the server after that has committed, what it says is
+// no answer of the server's: nobody is charged again.
+func TestFatalChargesNobodyTwice(t *testing.T) {
+	const callers = 8
+	r := newRelay(t)
+	s := r.newScene(t, 1)
+	limit := slow("l", 1000)
+	mustAllow(t, s.store, limit.For("k"))
+	left := func() (left float64) {
+		if err := s.side.Pool.QueryRow(t.Context(), "SELECT value FROM "+s.Schema+".rate_limits WHERE name = 'l'").Scan(&left); err != nil {
+			t.Error(err)
+		}
+		return left
+	}
+	had := left()
+	g := gather(t, s.Pool)
+	var told, failed atomic.Int64
+	for range callers {
+		g.call(5*time.Second, func(ctx context.Context) {
+			result, err := s.store.Allow(ctx, limit.For("k"))
+			if err != nil {
+				failed.Add(1)
+			} else if result.OK {
+				told.Add(1)
+			}
+		})
+	}
+	var (
+		mu  sync.Mutex
+		cut bool // once, when several were charged together
+	)
+	last := had
+	r.interfere(nil, func(int) outcome {
+		mu.Lock()
+		defer mu.Unlock()
+		before := last
+		if last = left(); cut || before-last < 1.5 {
+			return passed
+		}
+		cut = true
+		return fatal
+	})
+	g.decide()
+	mu.Lock()
+	defer mu.Unlock()
+	spent := had - left()
+	if spent > callers+0.5 || spent < float64(told.Load())-0.5 {
+		t.Errorf("%d callers were told OK, %d an error, and %.0f tokens are spent", told.Load(), failed.Load(), spent)
+	}
+	t.Logf("%d told OK, %d an error, %.0f spent, cut %v", told.Load(), failed.Load(), spent, cut)
+}
+
+// M9. When the network goes silent for a connection that is open, whatever had
+// been said on it by then, what a call had locked is free again soon. Nobody
+// tells the server that its client is gone.
+func TestSilenceKeepsNothingLocked(t *testing.T) {
+	for _, verb := range waiting {
+		t.Run(verb.name, func(t *testing.T) {
+			t.Parallel()
+			r := newRelay(t)
+			s := r.newScene(t, 16, withTimeout(time.Second)) // pgx is long in closing one that is silent
+			limit := slow("l", 1000)
+			for n := 1; ; n++ {
+				key := fmt.Sprint(n)
+				mustAllow(t, newStore(t, s.side), limit.ForN(key, 100))
+				r.interfere(nil, func(i int) outcome {
+					if i == n {
+						return silence
+					}
+					return passed
+				})
+				ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+				err := verb.do(ctx, s.store, limit, key)
+				cancel()
+				_, answers := r.counted()
+				r.interfere(nil, nil)
+				if answers < n { // it has no such answer
+					if err != nil {
+						t.Errorf("got error %v", err)
+					}
+					return
+				}
+				if err == nil {
+					t.Errorf("answer %d was lost, and the call succeeded", n)
+				}
+				s.wantFree(t, limit.For(key), n)
+			}
+		})
+	}
+}
+
+// wantFree wants the row of r to be free soon: within the time-out of a second,
+// and a second more.
+func (s *scene) wantFree(t *testing.T, r ratelimit.Request, n int) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+	defer cancel()
+	if _, err := newStore(t, s.side).Allow(ctx, r); err != nil { // it may be paused by now
+		t.Fatalf("silent from answer %d on: %v", n, err)
+	}
+}
+
+// H8. The same for those who wait for an answer that does not come, on a
+// connection for which the network went silent, though others who were decided
+// together with them have been served.
+func TestGivingUpOnSilenceLeavesNothingBehind(t *testing.T) {
+	for n := range 8 {
+		t.Run(fmt.Sprintf("from answer %d on", n+1), func(t *testing.T) {
+			t.Parallel()
+			r := newRelay(t)
+			s := r.newScene(t, 8, withTimeout(time.Second))
+			limit, drained := slow("l", 10), slow("drained", 10)
+			for i := range 8 {
+				mustAllow(t, newStore(t, s.side), limit.For(fmt.Sprint(i)), drained.ForN(fmt.Sprint(i), 10))
+			}
+			g := gather(t, s.Pool)
+			g.lead(s.store)
+			for i := range 8 {
+				for _, l := range []ratelimit.Limit{limit, drained} {
+					g.call(300*time.Millisecond, func(ctx context.Context) { _, _ = s.store.Allow(ctx, l.For(fmt.Sprint(i))) })
+				}
+			}
+			r.interfere(nil, func(i int) outcome {
+				if i == n+1 {
+					return silence
+				}
+				return passed
+			})
+			g.decide()
+			r.interfere(nil, nil)
+			s.wantUndisturbed(t)
+		})
+	}
+}
+
+// M10. A process that stands still between any two of its statements forgets
+// nothing that others took meanwhile: the key was drained, is full again, and
+// was pruned.
+func TestStandingStillForgetsNothing(t *testing.T) {
+	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: 150 * time.Millisecond}
+	r := newRelay(t)
+	s := r.newScene(t, 4)
+	others := newStore(t, s.side)
+	for n := 1; ; n++ {
+		all := limit.ForN(fmt.Sprint(n), 10)
+		begun := databaseNow(t, s.side)
+		r.interfere(func(i int) {
+			if i != n {
+				return
+			}
+			result, err := others.Allow(t.Context(), all)
+			_, slept := s.side.Pool.Exec(t.Context(), `SELECT pg_sleep(0.16)`)
+			_, pruned := others.Prune(t.Context(), limit)
+			if err := errors.Join(err, result.Err(), slept, pruned); err != nil {
+				t.Error(err)
+			}
+		}, nil)
+		first, err := s.store.Allow(t.Context(), all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		requests, _ := r.counted()
+		r.interfere(nil, nil)
+		if requests < n {
+			return
+		}
+		second, err := others.Allow(t.Context(), all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		wantAtMost(t, limit, begun, 10, first, second)
+	}
+}
+
+// Point 6. Against a server that does not answer, every decision on its own
+// without a deadline ends within the store's time-out.
+func TestServerThatNeverAnswers(t *testing.T) {
+	t.Run("from the start", func(t *testing.T) {
+		l, err := net.Listen("tcp", "127.0.0.1:0") // the system accepts
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer l.Close()
+		wantEnds(t, newStore(t, address(t, l), withTimeout(300*time.Millisecond)))
+	})
+	t.Run("from some instant on", func(t *testing.T) {
+		r := newRelay(t)
+		s := r.newScene(t, 16, withTimeout(300*time.Millisecond))
+		if err := connectAll(t.Context(), s.Pool); err != nil {
+			t.Fatal(err)
+		}
+		r.interfere(nil, func(int) outcome { return silence })
+		wantEnds(t, s.store)
+	})
+}
+
+// wantEnds wants an error from all verbs on their own, soon after 300 ms.
+func wantEnds(t *testing.T, store *pgstore.Store) {
+	t.Helper()
+	const guard = 2 * time.Second
+	ctx, cancel := context.WithCancel(t.Context()) // has no deadline
+	defer cancel()
+	verbs := map[string]func(context.Context, ratelimit.Limit) error{
+		"Allow": func(ctx context.Context, l ratelimit.Limit) error { _, err := store.Allow(ctx, l.For("1")); return err },
+		"several": func(ctx context.Context, l ratelimit.Limit) error {
+			_, err := store.Allow(ctx, l.For("2"), l.For("3"))
+			return err
+		},
+		"Reserve": func(ctx context.Context, l ratelimit.Limit) error {
+			_, err := store.Reserve(ctx, l.For("4"))
+			return err
+		},
+		"Check": func(ctx context.Context, l ratelimit.Limit) error { _, err := store.Check(ctx, l.For("5")); return err },
+		"Credit": func(ctx context.Context, l ratelimit.Limit) error {
+			_, err := store.Credit(ctx, l.For("6"))
+			return err
+		},
+		"Cancel": func(ctx context.Context, l ratelimit.Limit) error {
+			_, err := store.Cancel(ctx, paid(l.For("7")))
+			return err
+		},
+		"Prune": func(ctx context.Context, l ratelimit.Limit) error { _, err := store.Prune(ctx, l); return err },
+		"Reset": func(ctx context.Context, l ratelimit.Limit) error { return resetKey(ctx, store, l, "8") },
+		"Pause": func(ctx context.Context, l ratelimit.Limit) error { return pauseKey(ctx, store, l, "9", time.Hour) },
+	}
+	type ended struct {
+		verb string
+		err  error
+	}
+	ends := make(chan ended, len(verbs))
+	for verb, do := range verbs {
+		go func() { ends <- ended{verb, do(ctx, slow("l", 10))} }()
+	}
+	over := time.After(guard)
+	for len(verbs) > 0 {
+		select {
+		case e := <-ends:
+			delete(verbs, e.verb)
+			if e.err == nil {
+				t.Errorf("%s: got no error", e.verb)
+			}
+		case <-over:
+			t.Errorf("%d verbs have not ended after %v", len(verbs), guard)
+			return
+		}
+	}
+}
