@@ -2,10 +2,12 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"encoding/xml"
 	"errors"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -49,7 +51,7 @@ func measureTiny(t *testing.T, o options) (stdout, stderr string, entries []entr
 // TestEveryImplementation has each decide something. Without Redis there is a
 // message instead of its rows.
 func TestEveryImplementation(t *testing.T) {
-	o := tiny(`^(granted-one-key|tx-one-key)/4/|^refused-one-key/4/|^over-grant|^churn-one-key/.*combined`)
+	o := tiny(`^(granted-one-key|tx-one-key)/4/|^refused-one-key/4/|^over-grant|^churn-one-key/.*combined|^locked-row`)
 	o.plotFile = filepath.Join(t.TempDir(), "plot.svg")
 	stdout, stderr, entries := measureTiny(t, o)
 
@@ -126,10 +128,95 @@ func TestBadArguments(t *testing.T) {
 		{"--only", "no-such-case"},
 		{"--only", "("},
 		{"--no-such-flag"},
+		{"--network", "-1ms"},
 		{"granted-one-key"},
 	} {
 		if err := run(t.Context(), args, io.Discard, io.Discard); err == nil {
 			t.Errorf("%q: no error", args)
+		}
+	}
+}
+
+// TestNetwork finds no decision that took less than the network does.
+func TestNetwork(t *testing.T) {
+	const wanted = 2 * time.Millisecond
+	o := tiny(`^(granted-one-key(-1ms)?|tx-one-key)/1/(ours|Redis Lua)`)
+	o.network = wanted
+	stdout, _, entries := measureTiny(t, o)
+	for _, e := range entries {
+		least := micros(wanted)
+		if e.Case == grantedOneKeyFar {
+			least = micros(time.Millisecond) // of its own
+		}
+		if e.NetworkUs == nil || *e.NetworkUs != least {
+			t.Errorf("%s, %s: got a network of %v, want %v µs", e.Case, e.Impl, e.NetworkUs, least)
+			continue
+		}
+		if *e.PingUs < least || e.P50us < 0.99*least { // which is how exact latencies are
+			t.Errorf("%s, %s: got a ping of %v and a median of %v, want at least %v µs", e.Case, e.Impl, *e.PingUs, e.P50us, least)
+		}
+	}
+	if want := "Granted, one key, 2ms of network (granted-one-key)"; !strings.Contains(stdout, want) {
+		t.Errorf("want %q in:\n%s", want, stdout)
+	}
+}
+
+// TestPatience: who has no answer in time is late, and nothing else is.
+func TestPatience(t *testing.T) {
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	fault := errors.New("fault")
+	patient := func(ctx context.Context, _ string) (bool, error) {
+		<-ctx.Done()
+		return false, ctx.Err()
+	}
+	tests := []struct {
+		name   string
+		ctx    context.Context
+		decide func(context.Context, string) (bool, error)
+		late   bool
+		err    error
+	}{
+		{"no answer", t.Context(), patient, true, nil},
+		{"the round is over", over, patient, false, context.Canceled},
+		{"an error", t.Context(), func(context.Context, string) (bool, error) { return false, fault }, false, fault},
+		{"an answer", t.Context(), func(context.Context, string) (bool, error) { return true, nil }, false, nil},
+	}
+	for _, tt := range tests {
+		r := round{contender: contender{decide: tt.decide}, patience: time.Millisecond}
+		if _, late, err := r.decide(tt.ctx, ""); late != tt.late || !errors.Is(err, tt.err) {
+			t.Errorf("%s: got late %v, %v, want %v, %v", tt.name, late, err, tt.late, tt.err)
+		}
+	}
+}
+
+// TestCheck judges the same figures twice: with network they are no answer.
+func TestCheck(t *testing.T) {
+	of := func(impl string, p99 time.Duration, late int64, network time.Duration) result {
+		return result{job: job{testCase{name: lockedRow, network: network}, busy, impl}, p99: p99, late: late}
+	}
+	for _, tt := range []struct {
+		network time.Duration
+		want    map[string]int
+	}{
+		{0, map[string]int{"yes": 2, "no": 2}},
+		{time.Millisecond, map[string]int{"not measured": 2}},
+	} {
+		got := make(map[string]int)
+		for _, c := range check([]result{
+			of(oursUndisturbed, time.Millisecond, 0, tt.network),
+			of(oursLocked1, 2*time.Millisecond, 0, tt.network),
+			of(oursLocked7, 3*time.Millisecond, 1, tt.network),
+		}) {
+			if c.claim == "" {
+				t.Errorf("%s judges nothing in words", c.what)
+			}
+			if strings.HasPrefix(c.what, lockedRow) {
+				got[c.verdict]++
+			}
+		}
+		if !maps.Equal(got, tt.want) {
+			t.Errorf("with %v of network: got %v, want %v", tt.network, got, tt.want)
 		}
 	}
 }

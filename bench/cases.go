@@ -22,6 +22,10 @@ const (
 	overGrant     = "over-grant"
 	churnOneKey   = "churn-one-key"
 	churn10k      = "churn-10k-keys"
+	lockedRow     = "locked-row"
+
+	grantedOneKeyFar = "granted-one-key-1ms"
+	txOneKeyFar      = "tx-one-key-1ms"
 )
 
 // The implementations.
@@ -38,9 +42,13 @@ const (
 	redisRace      = "Redis HMGET, HSET (race)"
 	redisWatch     = "Redis WATCH, MULTI"
 
-	oursTx         = "ours, in the transaction"
-	oursTx32       = "ours, in the transaction, 32 shards"
-	oursTx8        = "ours, in the transaction, 8 shards"
+	oursTx          = "ours, in the transaction"
+	oursTx32        = "ours, in the transaction, 32 shards"
+	oursTx8         = "ours, in the transaction, 8 shards"
+	oursUndisturbed = "ours, combined, no row locked"
+	oursLocked1     = "ours, combined, one row locked"
+	oursLocked7     = "ours, combined, seven rows locked"
+
 	noLimit        = "no limit"
 	bareUpsert     = "no limit, but an upsert of a row of its own"
 	forUpdateTx    = "SELECT FOR UPDATE, in the transaction"
@@ -61,9 +69,13 @@ var implementations = map[string]opener{
 	redisRace:      openRedisRace,
 	redisWatch:     openRedisWatch,
 
-	oursTx:         openOursTx(1),
-	oursTx32:       openOursTx(32),
-	oursTx8:        openOursTx(8),
+	oursTx:          openOursTx(1),
+	oursTx32:        openOursTx(32),
+	oursTx8:         openOursTx(8),
+	oursUndisturbed: openOursLocked(0),
+	oursLocked1:     openOursLocked(1),
+	oursLocked7:     openOursLocked(7),
+
 	noLimit:        openNoLimit,
 	bareUpsert:     openBareUpsert,
 	forUpdateTx:    openNaive(naive{lock: true, work: true}),
@@ -81,6 +93,7 @@ var correct = map[string]bool{
 // oursAll are the implementations that are this library.
 var oursAll = map[string]bool{
 	oursCombined: true, oursRemembered: true, oursEach: true, oursTx: true, oursTx32: true, oursTx8: true,
+	oursUndisturbed: true, oursLocked1: true, oursLocked7: true,
 }
 
 // needsRedis are those that do not run without it.
@@ -93,6 +106,10 @@ type opener func(ctx context.Context, e *env, w workload) (contender, error)
 type contender struct {
 	decide func(ctx context.Context, key string) (granted bool, err error)
 	close  func() // may be nil
+
+	// disturb, if it is not nil, does to each round what it is to bear, from
+	// before it begins until end is called.
+	disturb func(ctx context.Context) (end func() error, err error)
 }
 
 // empty asks once for every key, if they are to have nothing: it takes what is
@@ -133,7 +150,11 @@ const (
 	kindThroughput kind = iota
 	kindOverGrant
 	kindChurn
+	kindLocked
 )
+
+// inRounds reports whether it is measured in rounds, of which the median counts.
+func (k kind) inRounds() bool { return k == kindThroughput || k == kindLocked }
 
 // testCase is what several implementations do with the same workload.
 type testCase struct {
@@ -146,6 +167,8 @@ type testCase struct {
 	limit  ratelimit.TokenBucket
 	levels []int
 	impls  []string
+
+	network time.Duration // before the servers: a round trip takes so much longer
 }
 
 var (
@@ -171,17 +194,23 @@ func allCases(levels []int) []testCase {
 		goRedisLua, rueidisLua, redisWatch, redisRace,
 	}
 	churning := []string{oursCombined, oursEach}
-	one := []int{busy}
+	far := []string{oursCombined, plainUpdate, goRedisLua, rueidisLua}
+	farTx := []string{noLimit, oursTx, oursTx32, forUpdateTx}
+	locked := []string{oursUndisturbed, oursLocked1, oursLocked7}
+	one, two := []int{busy}, []int{1, busy}
 	return []testCase{
-		{grantedOneKey, "Granted, one key", "trips", kindThroughput, 1, false, plenty, levels, own},
-		{granted10k, "Granted, 10,000 keys", "trips", kindThroughput, 10_000, false, plenty, levels, own},
-		{refusedOneKey, "Refused, one key", "trips", kindThroughput, 1, true, nothing, levels, refused},
-		{refused10k, "Refused, 10,000 keys", "trips", kindThroughput, 10_000, true, nothing, one, refused},
-		{txOneKey, "Transactions with one INSERT, one key", "retries", kindThroughput, 1, false, plenty, levels, inTx},
-		{tx10k, "Transactions with one INSERT, 10,000 keys", "retries", kindThroughput, 10_000, false, plenty, one, inTx},
-		{overGrant, "Over-grant: burst 10, 10 a second", "trips", kindOverGrant, 1, false, ten, one, exact},
-		{churnOneKey, "Churn, one key", "writes", kindChurn, 1, false, plenty, one, churning},
-		{churn10k, "Churn, 10,000 keys", "writes", kindChurn, 10_000, false, plenty, one, churning},
+		{grantedOneKey, "Granted, one key", "trips", kindThroughput, 1, false, plenty, levels, own, 0},
+		{granted10k, "Granted, 10,000 keys", "trips", kindThroughput, 10_000, false, plenty, levels, own, 0},
+		{refusedOneKey, "Refused, one key", "trips", kindThroughput, 1, true, nothing, levels, refused, 0},
+		{refused10k, "Refused, 10,000 keys", "trips", kindThroughput, 10_000, true, nothing, one, refused, 0},
+		{txOneKey, "Transactions with one INSERT, one key", "retries", kindThroughput, 1, false, plenty, levels, inTx, 0},
+		{tx10k, "Transactions with one INSERT, 10,000 keys", "retries", kindThroughput, 10_000, false, plenty, one, inTx, 0},
+		{overGrant, "Over-grant: burst 10, 10 a second", "trips", kindOverGrant, 1, false, ten, one, exact, 0},
+		{churnOneKey, "Churn, one key", "writes", kindChurn, 1, false, plenty, one, churning, 0},
+		{churn10k, "Churn, 10,000 keys", "writes", kindChurn, 10_000, false, plenty, one, churning, 0},
+		{lockedRow, "Granted, 1,000 keys, while calls for other keys wait for locked rows", "", kindLocked, 1000, false, plenty, one, locked, 0},
+		{grantedOneKeyFar, "Granted, one key", "trips", kindThroughput, 1, false, plenty, two, far, time.Millisecond},
+		{txOneKeyFar, "Transactions with one INSERT, one key", "retries", kindThroughput, 1, false, plenty, two, farTx, time.Millisecond},
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 type counts struct {
 	trips   atomic.Int64 // writes to a connection: a client flushes when it goes on to wait
 	retries atomic.Int64 // transactions that PostgreSQL asked to run again
+	through string       // the address to connect to in the server's place, if there is network before it
 }
 
 type snapshot struct{ trips, retries int64 }
@@ -30,8 +31,11 @@ func (c countingConn) Write(b []byte) (int, error) {
 	return c.TCPConn.Write(b)
 }
 
-// dial connects by TCP and counts.
+// dial returns a connection by TCP that counts.
 func (c *counts) dial(ctx context.Context, network, address string) (net.Conn, error) {
+	if c.through != "" {
+		address = c.through
+	}
 	conn, err := new(net.Dialer).DialContext(ctx, network, address)
 	if err != nil {
 		return nil, err

@@ -17,6 +17,7 @@ import (
 type env struct {
 	postgres *postgresServer
 	redis    *redisServer // nil if there is none
+	network  *network     // nil if there is none
 }
 
 // counts are those of the server that an implementation uses. Clients of the

@@ -3,6 +3,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -40,11 +41,23 @@ What is measured:
                                       10 a second for 3 s: at most 40 are right
   churn-one-key, churn-10k-keys       a million decisions: does the table stay
                                       small, and are its updates HOT?
+  locked-row                          64 goroutines ask for 1,000 keys, while a
+                                      transaction holds the rows of one or seven
+                                      others, each of which one call waits for;
+                                      too late are calls without an answer after
+                                      400 ms, which count as so long in p50, p99
+  granted-one-key-1ms, tx-one-key-1ms as above, with 1 ms of network before the
+                                      servers: see --network
 
 "ours, combined" is Store.Allow over 4 connections; all else in PostgreSQL has
 16. "single-row UPDATE" counts and limits nothing: it is PostgreSQL's own bound
 for one statement a decision. The tables that are not ours have the fillfactor
 of ours. go-redis and rueidis have their defaults.
+
+With --network 1ms a proxy in this program passes all that goes to PostgreSQL and
+to Redis, and all that comes back, on half a millisecond later, so that a round
+trip takes 1 ms more, and no less goes through. What a ping takes with it and
+without is measured and printed. The proxy needs the processor, too.
 
 Flags:
 `
@@ -75,6 +88,8 @@ type options struct {
 	warmUp    time.Duration // before each round
 	overGrant time.Duration
 	churn     churnSize
+
+	network time.Duration // before the servers, in cases that have none of their own
 
 	redisServer string // the program
 }
@@ -111,6 +126,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	flags.StringVar(&o.jsonFile, "json", "", "write the results to this `file`, as a JSON list of objects")
 	flags.StringVar(&o.plotFile, "plot", "", "draw the results into this `file`, as SVG")
 	flags.StringVar(&o.profile, "cpuprofile", "", "write a CPU profile of this program to this `file`; best with --only")
+	flags.DurationVar(&o.network, "network", 0, "how much `longer` a round trip to a server is to be, half of it each way")
 	rounds := flags.Int("rounds", 0, "how often each measurement is made (default 5, or 3 with --quick)")
 	round := flags.Duration("round", 0, "how long one takes (default 1s, or 150ms with --quick)")
 	if err := flags.Parse(args); err != nil {
@@ -118,6 +134,9 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	}
 	if flags.NArg() > 0 {
 		return o, fmt.Errorf("arguments that mean nothing: %q", flags.Args())
+	}
+	if o.network < 0 {
+		return o, fmt.Errorf("--network %v: no round trip is shorter than without", o.network)
 	}
 	if *quick {
 		o.quicken()
@@ -143,8 +162,21 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 	return runWith(ctx, o, stdout, stderr)
 }
 
+// cases are all that there are, with network before the servers.
+func (o options) cases() []testCase {
+	cases := allCases(o.levels)
+	for i := range cases {
+		c := &cases[i]
+		c.network = cmp.Or(c.network, o.network)
+		if c.network > 0 {
+			c.title += fmt.Sprintf(", %v of network", c.network)
+		}
+	}
+	return cases
+}
+
 func runWith(ctx context.Context, o options, stdout, stderr io.Writer) (err error) {
-	jobs := selectJobs(allCases(o.levels), o.only)
+	jobs := selectJobs(o.cases(), o.only)
 	if len(jobs) == 0 {
 		return fmt.Errorf("nothing to measure matches --only %q; see --list", o.only)
 	}

@@ -22,10 +22,12 @@ type result struct {
 	granted     int64
 	bound       *int64 // of granted; nil where it is of no interest
 	decisions   int64
+	late        int64 // without an answer within patience
 	errors      int64
 	firstErr    error
 	rounds      []float64 // decisions a second, by round
 	churn       *churnResult
+	behind      *network // nil if there was none
 }
 
 // sample is what happened in one round.
@@ -33,9 +35,10 @@ type sample struct {
 	decided   int64 // within the round
 	decisions int64 // before and after it, too
 	granted   int64
+	late      int64
 	errors    int64
 	firstErr  error
-	latency   *hdrhistogram.Histogram // nanoseconds
+	latency   *hdrhistogram.Histogram // nanoseconds; those who gave up waited at least so long
 	elapsed   time.Duration           // until the last answer
 	counts    snapshot
 }
@@ -44,6 +47,7 @@ func (s *sample) add(other *sample) {
 	s.decided += other.decided
 	s.decisions += other.decisions
 	s.granted += other.granted
+	s.late += other.late
 	s.errors += other.errors
 	s.firstErr = cmp.Or(s.firstErr, other.firstErr)
 	s.latency.Merge(other.latency)
@@ -65,8 +69,26 @@ type round struct {
 	goroutines int
 	warmUp     time.Duration
 	duration   time.Duration
-	enough     int64 // decisions of each goroutine without which it goes on
+	patience   time.Duration // after which a call gives up; 0 is never
+	enough     int64         // decisions of each goroutine without which it goes on
 	seed       uint64
+}
+
+// runDisturbed is run with all that the contender is to bear. What goes wrong
+// with that counts as an error, too.
+func (r round) runDisturbed(ctx context.Context, c *counts) (*sample, error) {
+	if r.contender.disturb == nil {
+		return r.run(ctx, c), nil
+	}
+	end, err := r.contender.disturb(ctx)
+	if err != nil {
+		return nil, err
+	}
+	s := r.run(ctx, c)
+	if err := end(); err != nil {
+		s.fail(err)
+	}
+	return s, nil
 }
 
 func (r round) run(ctx context.Context, c *counts) *sample {
@@ -104,32 +126,58 @@ func (r round) ask(ctx context.Context, start time.Time, i uint64, s *sample) {
 		if len(r.keys) > 1 {
 			key = r.keys[random.IntN(len(r.keys))]
 		}
-		granted, err := r.contender.decide(ctx, key)
+		granted, late, err := r.decide(ctx, key)
 		now := time.Since(start)
-		if err != nil {
-			if ctx.Err() != nil {
-				return
-			}
-			s.errors++
-			s.firstErr = cmp.Or(s.firstErr, err)
+		switch {
+		case err != nil && ctx.Err() != nil:
+			return
+		case err != nil:
+			s.fail(err)
 			if s.errors == mostErrors {
 				return
 			}
-			last = now
-			continue
-		}
-		s.decisions++
-		if granted {
-			s.granted++
-		}
-		if now > r.warmUp {
+		case now > r.warmUp:
 			_ = s.latency.RecordValue(min(int64(now-last), longest)) // an error is out of range only
-			if now <= end || r.enough > 0 {
-				s.decided++
-			}
+			s.count(granted, late, now <= end || r.enough > 0)
+		default:
+			s.count(granted, late, false)
 		}
 		last = now
 	}
+}
+
+// decide asks once. No answer within the round's patience is no error.
+func (r round) decide(ctx context.Context, key string) (granted, late bool, err error) {
+	if r.patience == 0 {
+		granted, err = r.contender.decide(ctx, key)
+		return granted, false, err
+	}
+	call, cancel := context.WithTimeout(ctx, r.patience)
+	defer cancel()
+	granted, err = r.contender.decide(call, key)
+	if err != nil && call.Err() != nil && ctx.Err() == nil {
+		return false, true, nil
+	}
+	return granted, false, err
+}
+
+func (s *sample) count(granted, late, within bool) {
+	s.decisions++
+	switch {
+	case late:
+		s.late++
+		return
+	case granted:
+		s.granted++
+	}
+	if within {
+		s.decided++
+	}
+}
+
+func (s *sample) fail(err error) {
+	s.errors++
+	s.firstErr = cmp.Or(s.firstErr, err)
 }
 
 // measureAll measures the jobs, case by case.
@@ -158,6 +206,23 @@ func measureAll(ctx context.Context, e *env, o options, jobs []job, p *progress)
 
 // measureCase measures jobs of one case.
 func measureCase(ctx context.Context, e *env, o options, jobs []job, p *progress) ([]result, error) {
+	if wanted := jobs[0].network; wanted > 0 {
+		far, err := e.behind(ctx, wanted)
+		if err != nil {
+			return nil, fmt.Errorf("putting network before the servers: %w", err)
+		}
+		defer far.network.close()
+		e = far
+	}
+	results, err := measureOn(ctx, e, o, jobs, p)
+	for i := range results {
+		results[i].behind = e.network
+	}
+	return results, err
+}
+
+// measureOn measures jobs of one case on these servers.
+func measureOn(ctx context.Context, e *env, o options, jobs []job, p *progress) ([]result, error) {
 	if jobs[0].kind == kindChurn {
 		return measureChurn(ctx, e, o, jobs, p)
 	}
@@ -181,10 +246,17 @@ func measureCase(ctx context.Context, e *env, o options, jobs []job, p *progress
 				contender: contenders[j.impl], keys: j.workload(j.impl).keys, goroutines: j.goroutines,
 				warmUp: o.warmUp, duration: o.round, seed: uint64(n),
 			}
-			samples[i] = append(samples[i], r.run(ctx, e.counts(j.impl)))
-			if err := ctx.Err(); err != nil {
-				return nil, fmt.Errorf("interrupted: %w", err)
+			if j.kind == kindLocked {
+				r.patience = patience
 			}
+			s, err := r.runDisturbed(ctx, e.counts(j.impl))
+			if ctx.Err() != nil {
+				return nil, fmt.Errorf("interrupted: %w", ctx.Err())
+			}
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", j.impl, err)
+			}
+			samples[i] = append(samples[i], s)
 		}
 	}
 	results := make([]result, len(jobs))
@@ -242,6 +314,7 @@ func summarize(j job, samples []*sample, duration time.Duration) result {
 		p99s = append(p99s, time.Duration(s.latency.ValueAtQuantile(99)))
 		r.granted += s.granted
 		r.decisions += s.decisions
+		r.late += s.late
 		r.errors += s.errors
 		r.firstErr = cmp.Or(r.firstErr, s.firstErr)
 		counted.trips += s.counts.trips

@@ -64,16 +64,29 @@ func startPostgres(ctx context.Context) (_ *postgresServer, err error) {
 			err = errors.Join(err, p.close())
 		}
 	}()
-	if p.few, err = p.newPool(fewConns, "on"); err != nil {
-		return nil, err
-	}
-	if p.many, err = p.newPool(manyConns, "on"); err != nil {
-		return nil, err
-	}
-	if p.hasty, err = p.newPool(manyConns, "off"); err != nil {
+	if err := p.openPools(); err != nil {
 		return nil, err
 	}
 	return p, p.makeTables(ctx)
+}
+
+func (p *postgresServer) openPools() (err error) {
+	if p.few, err = p.newPool(fewConns, "on"); err != nil {
+		return err
+	}
+	if p.many, err = p.newPool(manyConns, "on"); err != nil {
+		return err
+	}
+	p.hasty, err = p.newPool(manyConns, "off")
+	return err
+}
+
+func (p *postgresServer) closePools() {
+	for _, pool := range []*pgxpool.Pool{p.few, p.many, p.hasty} {
+		if pool != nil {
+			pool.Close()
+		}
+	}
 }
 
 // newPool makes a pool whose connections see our schema first, and count.
@@ -126,13 +139,8 @@ func (p *postgresServer) close() error {
 		if _, err = p.many.Exec(ctx, "DROP SCHEMA IF EXISTS "+p.schema+" CASCADE"); err != nil {
 			err = fmt.Errorf("dropping the schema: %w", err)
 		}
-		p.many.Close()
 	}
-	for _, pool := range []*pgxpool.Pool{p.few, p.hasty} {
-		if pool != nil {
-			pool.Close()
-		}
-	}
+	p.closePools()
 	return errors.Join(err, p.server.Close())
 }
 
@@ -182,30 +190,39 @@ type ours struct {
 
 func openOurs(o ours) opener {
 	return func(ctx context.Context, e *env, w workload) (contender, error) {
-		if err := e.postgres.fillOurs(ctx, w); err != nil {
-			return contender{}, err
-		}
-		pool := e.postgres.few
-		config := pgstore.Config{Portable: o.portable}
-		switch {
-		case o.portable && w.hasty:
-			pool = e.postgres.hasty
-		case o.portable:
-			pool = e.postgres.many
-		}
-		if o.remember {
-			config.RefusalMemory = 100_000
-		}
-		store, err := pgstore.New(pool, &config)
+		store, err := o.newStore(ctx, e.postgres, w)
 		if err != nil {
 			return contender{}, err
 		}
-		decide := func(ctx context.Context, key string) (bool, error) {
-			result, err := store.Allow(ctx, w.limit.For(key))
-			return result.OK, err
-		}
-		c := contender{decide, store.Close}
+		c := contender{decide: allow(store, w.limit), close: store.Close}
 		return c, c.empty(ctx, w)
+	}
+}
+
+// newStore makes a store, and the rows that it is to be asked for.
+func (o ours) newStore(ctx context.Context, p *postgresServer, w workload) (*pgstore.Store, error) {
+	if err := p.fillOurs(ctx, w); err != nil {
+		return nil, err
+	}
+	pool := p.few
+	config := pgstore.Config{Portable: o.portable}
+	switch {
+	case o.portable && w.hasty:
+		pool = p.hasty
+	case o.portable:
+		pool = p.many
+	}
+	if o.remember {
+		config.RefusalMemory = 100_000
+	}
+	return pgstore.New(pool, &config)
+}
+
+// allow is Store.Allow of one limit.
+func allow(store *pgstore.Store, limit ratelimit.TokenBucket) func(context.Context, string) (bool, error) {
+	return func(ctx context.Context, key string) (bool, error) {
+		result, err := store.Allow(ctx, limit.For(key))
+		return result.OK, err
 	}
 }
 
@@ -232,7 +249,7 @@ func openOursTx(shards int) opener {
 			}
 			return err == nil, err
 		}
-		return contender{decide, store.Close}, nil
+		return contender{decide: decide, close: store.Close}, nil
 	}
 }
 

@@ -29,7 +29,7 @@ func newProgress(w io.Writer) *progress {
 // total says what is to come.
 func (p *progress) total(jobs []job, o options) {
 	for _, j := range jobs {
-		if j.kind == kindThroughput {
+		if j.kind.inRounds() {
 			p.steps += o.rounds
 		} else {
 			p.steps++

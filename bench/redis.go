@@ -57,7 +57,7 @@ func openGoRedisLua(ctx context.Context, e *env, w workload) (contender, error) 
 		}
 		return granted == 1, nil
 	}
-	c := contender{decide, func() { client.Close() }}
+	c := contender{decide: decide, close: func() { client.Close() }}
 	return c, c.empty(ctx, w)
 }
 
@@ -76,7 +76,7 @@ func openRueidisLua(ctx context.Context, e *env, w workload) (contender, error) 
 		granted, err := answer[0].AsInt64()
 		return granted == 1, err
 	}
-	c := contender{decide, client.Close}
+	c := contender{decide: decide, close: client.Close}
 	return c, c.empty(ctx, w)
 }
 
@@ -92,7 +92,7 @@ func openRedisRace(_ context.Context, e *env, w workload) (contender, error) {
 		}
 		return true, client.HSet(ctx, key, b.fields()).Err()
 	}
-	return contender{decide, func() { client.Close() }}, nil
+	return contender{decide: decide, close: func() { client.Close() }}, nil
 }
 
 // openRedisWatch is openRedisRace with optimistic locking: run again at once
@@ -119,7 +119,7 @@ func openRedisWatch(_ context.Context, e *env, w workload) (contender, error) {
 			e.redis.counts.retries.Add(1)
 		}
 	}
-	return contender{decide, func() { client.Close() }}, nil
+	return contender{decide: decide, close: func() { client.Close() }}, nil
 }
 
 type hashReader interface {

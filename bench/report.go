@@ -24,6 +24,17 @@ type entry struct {
 	Bound       *int64  `json:"bound"` // null where there is none
 	Errors      int64   `json:"errors"`
 
+	// With network only: what it is to add to a round trip, and what a ping of
+	// PostgreSQL takes with it and without.
+	NetworkUs  *float64 `json:"networkUs,omitempty"`
+	PingUs     *float64 `json:"pingUs,omitempty"`
+	NearPingUs *float64 `json:"nearPingUs,omitempty"`
+
+	// Of calls beside locked rows only: how many there were, and how many had no
+	// answer when their deadline passed.
+	Decisions *int64 `json:"decisions,omitempty"`
+	Late      *int64 `json:"late,omitempty"`
+
 	// Of churn only: HOT updates, and the bytes of the table and its index.
 	HotPercent *float64 `json:"hotPercent,omitempty"`
 	FirstBytes *int64   `json:"firstBytes,omitempty"`
@@ -38,6 +49,12 @@ func newEntry(r result) entry {
 	}
 	if c := r.churn; c != nil {
 		e.HotPercent, e.FirstBytes, e.EndBytes = &c.hotPercent, &c.firstBytes, &c.endBytes
+	}
+	if r.kind == kindLocked {
+		e.Decisions, e.Late = &r.decisions, &r.late
+	}
+	if n := r.behind; n != nil {
+		e.NetworkUs, e.PingUs, e.NearPingUs = new(micros(n.wanted)), new(micros(n.far)), new(micros(n.near))
 	}
 	return e
 }
@@ -75,7 +92,7 @@ func printReport(w io.Writer, results []result, checks []criterion, facts []stri
 	p := &printer{w: w}
 	for i, r := range results {
 		if i == 0 || r.name != results[i-1].name {
-			p.head(r.testCase)
+			p.head(r)
 		}
 		if r.kind == kindThroughput && (i == 0 || r.name != results[i-1].name || r.goroutines != results[i-1].goroutines) {
 			p.linef("  %s", plural(r.goroutines, "goroutine"))
@@ -84,8 +101,11 @@ func printReport(w io.Writer, results []result, checks []criterion, facts []stri
 	}
 	p.linef("\nWhat it must show: ratios in this run, and bounds\n")
 	p.linef("  %-75s %12s %12s", "", "wanted", "got")
-	for _, c := range checks {
-		p.linef("  %d %-73s %12s %12s  %s", c.number, c.what, c.wanted, c.got, c.verdict)
+	for i, c := range checks {
+		if i == 0 || c.claim != checks[i-1].claim {
+			p.linef("  %s:", c.claim)
+		}
+		p.linef("    %-73s %12s %12s  %s", c.what, c.wanted, c.got, c.verdict)
 	}
 	p.linef("\nOn")
 	for _, fact := range facts {
@@ -101,15 +121,21 @@ func plural(n int, what string) string {
 	return fmt.Sprintf("%d %ss", n, what)
 }
 
-func (p *printer) head(c testCase) {
-	p.linef("\n%s (%s)\n", c.title, c.name)
-	switch c.kind {
+// head is above the rows of a case.
+func (p *printer) head(r result) {
+	p.linef("\n%s (%s)\n", r.title, r.name)
+	if n := r.behind; n != nil {
+		p.linef("  PostgreSQL answers a ping after %s, and without the network after %s\n", latency(n.far), latency(n.near))
+	}
+	switch r.kind {
 	case kindThroughput:
-		p.linef("  %-50s %12s %9s %9s %9s", "", "a second", "p50", "p99", c.per)
+		p.linef("  %-50s %12s %9s %9s %9s", "", "a second", "p50", "p99", r.per)
 	case kindOverGrant:
 		p.linef("  %-50s %12s %9s %9s %9s", "", "a second", "granted", "bound", "too many")
 	case kindChurn:
 		p.linef("  %-50s %12s %9s %9s %9s %9s %9s", "", "a second", "decisions", "writes", "HOT", "early", "at end")
+	case kindLocked:
+		p.linef("  %-50s %12s %9s %9s %9s %9s", "", "a second", "p50", "p99", "calls", "too late")
 	}
 }
 
@@ -122,6 +148,9 @@ func (p *printer) row(r result) {
 	case kindChurn:
 		p.linef("    %-48s %12s %9s %9s %8.2f%% %9s %9s", r.impl, thousands(r.opsPerSec), thousands(float64(r.decisions)),
 			few(r.perDecision), r.churn.hotPercent, kib(r.churn.firstBytes), kib(r.churn.endBytes))
+	case kindLocked:
+		p.linef("    %-48s %12s %9s %9s %9s %9s", r.impl, thousands(r.opsPerSec), latency(r.p50), latency(r.p99),
+			thousands(float64(r.decisions)), thousands(float64(r.late)))
 	}
 	if r.errors > 0 {
 		p.linef("      errors: %d, the first: %v", r.errors, r.firstErr)

@@ -45,7 +45,8 @@ func Example() {
 		fmt.Println(m.Version, m.Name, m.Applied)
 	}
 	// Output:
-	// start 1: 1 applied
+	// start 1: 2 applied
 	// start 2: 0 applied
 	// 1 00001_rate_limits.sql true
+	// 2 00002_pauses.sql true
 }

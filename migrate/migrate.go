@@ -52,8 +52,8 @@ type Config struct {
 	// stored: it is quoted where need be. [Up] creates it if it is missing.
 	//
 	// Default: the first existing schema of the connection's search_path, which
-	// is public on most databases. The limiter's own connections look for the
-	// table along their search_path, so it must contain this schema.
+	// is public on most databases. A store looks for the table along its
+	// connections' search_path, unless pgstore.Config.Schema names this schema.
 	Schema string
 }
 
@@ -85,8 +85,8 @@ func Up(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Migration, erro
 // it, or nil if none is applied. Call it until it returns nil to take all of
 // them back. The version table and the schema stay.
 //
-// Taking back version 1 drops the table: limits in use, debts and pauses are
-// lost, and every limit is full again.
+// Taking back version 2 forgets pauses. Taking back version 1 drops the table:
+// limits in use and debts are lost, and every limit is full again.
 func Down(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (*Migration, error) {
 	var undone *Migration
 	err := withTarget(ctx, pool, cfg, func(t *target) (err error) {
@@ -191,7 +191,10 @@ func (t *target) up(ctx context.Context) (applied []Migration, err error) {
 		for _, r := range results {
 			applied = append(applied, migration(r.Source, true))
 		}
-		return err
+		if err != nil {
+			return err
+		}
+		return t.requireTable(ctx)
 	})
 	return applied, err
 }
@@ -231,7 +234,10 @@ func (t *target) status(ctx context.Context) ([]Migration, error) {
 	for _, s := range states {
 		all = append(all, migration(s.Source, s.State == goose.StateApplied))
 	}
-	return all, err
+	if err != nil || len(all) == 0 || !all[0].Applied {
+		return all, err
+	}
+	return all, t.requireTable(ctx)
 }
 
 // createSchema creates the configured schema if it is missing. It looks first,
@@ -274,6 +280,25 @@ func (t *target) requireSchema(ctx context.Context) error {
 		return errors.New("the connection's search_path names no schema that this role may use: set Config.Schema")
 	case t.schema != "" && (current == nil || *current != t.schema):
 		return fmt.Errorf("schema %q cannot be used: this role lacks the right (USAGE), or a hook of the pool sets another search_path", t.schema)
+	}
+	return nil
+}
+
+// requireTable is the error of a schema that is up to date by its version table,
+// and lacks the table.
+func (t *target) requireTable(ctx context.Context) error {
+	var schema string
+	var exists bool
+	err := t.pool.QueryRow(ctx, `
+		SELECT current_schema()::text, EXISTS (
+			SELECT FROM pg_tables WHERE schemaname = current_schema() AND tablename = 'rate_limits'
+		)`).Scan(&schema, &exists)
+	switch {
+	case err != nil:
+		return fmt.Errorf("look for table rate_limits: %w", err)
+	case !exists:
+		return fmt.Errorf("schema %q has the version table, but no table rate_limits: if goose was run with a version table name "+
+			"that has a schema in it, the table went to the first schema of its search_path; move it with ALTER TABLE … SET SCHEMA", schema)
 	}
 	return nil
 }

@@ -25,9 +25,17 @@ import (
 )
 
 var (
-	pending = []migrate.Migration{{Version: 1, Name: "00001_rate_limits.sql", Applied: false}}
-	applied = []migrate.Migration{{Version: 1, Name: "00001_rate_limits.sql", Applied: true}}
+	pending = all(0)
+	applied = all(2)
 )
+
+// all is the migrations when the first n are applied.
+func all(n int) []migrate.Migration {
+	return []migrate.Migration{
+		{Version: 1, Name: "00001_rate_limits.sql", Applied: n > 0},
+		{Version: 2, Name: "00002_pauses.sql", Applied: n > 1},
+	}
+}
 
 func TestTimeline(t *testing.T) {
 	ctx := t.Context()
@@ -69,6 +77,10 @@ func TestTimeline(t *testing.T) {
 	wantTables("rate_limits", migrations.VersionTable)
 	wantStatus(applied)
 	wantUp(nil)
+	wantDown(&pending[1])
+	wantStatus(all(1))
+	wantUp(applied[1:])
+	wantDown(&pending[1])
 	wantDown(&pending[0])
 	wantTables(migrations.VersionTable)
 	wantStatus(pending)
@@ -253,6 +265,89 @@ func TestOwnGooseThenUp(t *testing.T) {
 	}
 	if got, err := migrate.Up(ctx, pool, nil); err != nil || got != nil {
 		t.Errorf("Up: got %v, %v, want nothing to do", got, err)
+	}
+}
+
+// The user's own goose in a schema: the connections' search_path says where the
+// tables go.
+func TestOwnGooseInASchema(t *testing.T) {
+	ctx := t.Context()
+	for _, test := range []struct {
+		name string
+		open func(url, schema string) (*sql.DB, error)
+	}{
+		{"search_path in the configuration", func(url, schema string) (*sql.DB, error) {
+			config, err := pgx.ParseConfig(url)
+			if err != nil {
+				return nil, err
+			}
+			config.RuntimeParams["search_path"] = schema
+			return stdlib.OpenDB(*config), nil
+		}},
+		{"search_path in the URL", func(url, schema string) (*sql.DB, error) {
+			and := "?"
+			if strings.Contains(url, "?") {
+				and = "&"
+			}
+			return sql.Open("pgx", url+and+"search_path="+schema)
+		}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			pg := pgtest.NewEmpty(t)
+			db, err := test.open(pg.URL, pg.Schema)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer db.Close()
+			provider, err := goose.NewProvider(goose.DialectPostgres, db, migrations.FS,
+				goose.WithTableName(migrations.VersionTable),
+				goose.WithDisableGlobalRegistry(true))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := provider.Up(ctx); err != nil {
+				t.Fatal(err)
+			}
+			if got, want := tables(t, pg.Pool, pg.Schema), []string{"rate_limits", migrations.VersionTable}; !slices.Equal(got, want) {
+				t.Errorf("tables: got %v, want %v", got, want)
+			}
+			if got, err := migrate.Up(ctx, pg.Pool, &migrate.Config{Schema: pg.Schema}); err != nil || got != nil {
+				t.Errorf("Up: got %v, %v, want nothing to do", got, err)
+			}
+		})
+	}
+}
+
+// A version table's name with a schema in it moves that table and no other. Up and
+// Status then find a schema that is up to date, by its version table, and lacks
+// the table.
+func TestSchemaInTheVersionTablesName(t *testing.T) {
+	ctx := t.Context()
+	meant, other := pgtest.NewEmpty(t), pgtest.NewEmpty(t)
+	pool := poolWith(t, other.Pool, "SET search_path TO "+quote(other.Schema)) // public, elsewhere
+	name := meant.Schema + "." + migrations.VersionTable
+	if _, err := newGoose(t, pool, migrations.FS, goose.WithTableName(name)).Up(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if got, want := tables(t, pool, other.Schema), []string{"rate_limits"}; !slices.Equal(got, want) {
+		t.Errorf("tables of the first schema: got %v, want %v", got, want)
+	}
+
+	cfg := &migrate.Config{Schema: meant.Schema}
+	words := fmt.Sprintf("schema %q has the version table, but no table rate_limits", meant.Schema)
+	_, upErr := migrate.Up(ctx, pool, cfg)
+	_, statusErr := migrate.Status(ctx, pool, cfg)
+	for verb, err := range map[string]error{"Up": upErr, "Status": statusErr} {
+		if err == nil || !strings.Contains(err.Error(), words) || !strings.Contains(err.Error(), "SET SCHEMA") {
+			t.Errorf("%s: got error %v, want one with %q and the way out", verb, err, words)
+		}
+	}
+
+	if _, err := pool.Exec(ctx, fmt.Sprintf("ALTER TABLE %s.rate_limits SET SCHEMA %s", quote(other.Schema), quote(meant.Schema))); err != nil {
+		t.Fatal(err)
+	}
+	if got, err := migrate.Status(ctx, pool, cfg); err != nil || !slices.Equal(got, applied) {
+		t.Errorf("Status: got %v, %v, want %v", got, err, applied)
 	}
 }
 

@@ -29,7 +29,16 @@
 // may have been added. Files that were released never change.
 //
 // All names in the files are unqualified, so the table lands in the first
-// schema of the connection's search_path.
+// schema of the connection's search_path. For a schema of its own, which must
+// exist, say so to the connections that goose is given, and leave [VersionTable]
+// as it is: a name with a schema in it moves the version table alone.
+//
+//	config.RuntimeParams["search_path"] = "limits" // of the pgx.ConnConfig
+//	db := stdlib.OpenDB(*config)
+//
+// or on the command line
+//
+//	goose -dir "$dir" -table rate_limits_version postgres "$DATABASE_URL?search_path=limits" up
 package migrations
 
 import (

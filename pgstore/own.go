@@ -73,6 +73,9 @@ type pending struct {
 	result ratelimit.Result
 	err    error
 
+	change decide.Change // that it makes as one of a group
+	place  int           // in that
+
 	locked atomic.Pointer[decide.Row] // that it waits for
 }
 
@@ -83,7 +86,7 @@ func (o *own) init(s *Store) {
 	o.locked = make(map[decide.Row]*lane)
 	for i := range o.lanes {
 		l := &o.lanes[i]
-		l.queue = batch.New(mostTogether, func(ctx context.Context, tickets []*ticket) { o.serve(ctx, l, tickets) }, s.work.spawn)
+		l.queue = batch.New(mostTogether, s.config.Timeout, func(ctx context.Context, tickets []*ticket) { o.serve(ctx, l, tickets) }, s.work.spawn)
 	}
 }
 
@@ -104,14 +107,13 @@ func (s *Store) decide(ctx context.Context, reserve, check bool, requests []rate
 			return result, ctx.Err()
 		}
 	}
-	ctx, done, err := s.bounded(ctx)
-	if err != nil {
-		return ratelimit.Result{}, err
-	}
-	defer done()
 	if s.config.Portable {
 		return s.decidePortably(ctx, &call, check)
 	}
+	if err := s.work.begin(); err != nil {
+		return ratelimit.Result{}, err
+	}
+	defer s.work.end()
 	p := &pending{call: call, check: check}
 	if _, err := s.own.laneOf(&call).queue.Do(ctx, p); err != nil {
 		return ratelimit.Result{}, s.gaveUp(p, err)
@@ -122,6 +124,11 @@ func (s *Store) decide(ctx context.Context, reserve, check bool, requests []rate
 // decidePortably decides a call with the statements of callers' transactions. A
 // single row needs no transaction.
 func (s *Store) decidePortably(ctx context.Context, call *decide.Call, check bool) (result ratelimit.Result, err error) {
+	ctx, done, err := s.bounded(ctx)
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	defer done()
 	err = s.retry(ctx, func() error {
 		switch {
 		case check:
@@ -219,21 +226,6 @@ func (o *own) decide(ctx context.Context, tickets []*ticket, granting bool, awai
 	return nil
 }
 
-// group is calls, in the order of arrival, that each take from the same one row.
-// It is granted as a whole or not at all: to grant all of them, the row needs to
-// have no more than the most that any of them needs after those before it.
-type group struct {
-	tickets []*ticket
-	choice  decide.Change // of the first
-}
-
-// single is a call that takes from one row.
-type single struct {
-	*ticket
-	decide.Change
-	place int
-}
-
 // grant decides the calls of the groups whose rows have enough for all of them.
 // Nothing is written or locked for the others, which it returns.
 func (o *own) grant(ctx context.Context, tickets []*ticket) (left []*ticket, err error) {
@@ -269,55 +261,61 @@ func (o *own) granted(tickets []*ticket, g *table.Grant) {
 	}
 }
 
-// groups sorts calls by the row that they would take from. Those that check or
-// take from several rows are in none, and neither are those whose definition is
-// not that of the others, while a new one is being rolled out.
+// groups sorts calls by the row that they would take from. A group is granted as a
+// whole or not at all: to grant all of it, the row needs to have no more than the most
+// that any of its calls needs after those before it. Those that check or take from
+// several rows are in none, and neither are those whose definition is not that of the
+// others, while a new one is being rolled out.
 func (o *own) groups(tickets []*ticket) (groups [][]*ticket, grants []table.Grant, left []*ticket) {
-	singles := make([]single, 0, len(tickets))
+	singles := make([]*ticket, 0, len(tickets))
 	for i, t := range tickets {
-		if c, ok := o.single(t.Value); ok {
-			singles = append(singles, single{t, c, i})
+		if o.single(t.Value) {
+			t.Value.place = i
+			singles = append(singles, t)
 		} else {
 			left = append(left, t)
 		}
 	}
-	slices.SortFunc(singles, func(a, b single) int {
-		return cmp.Or(a.Row.Compare(b.Row), cmp.Compare(a.place, b.place))
+	slices.SortFunc(singles, func(a, b *ticket) int {
+		return cmp.Or(a.Value.change.Row.Compare(b.Value.change.Row), cmp.Compare(a.Value.place, b.Value.place))
 	})
-	for i := range singles {
-		c, call := &singles[i].Change, &singles[i].Value.call
+	for i, t := range singles {
+		c := &t.Value.change
 		n := len(grants) - 1
 		switch {
-		case i == 0 || c.Row != singles[i-1].Row:
+		case i == 0 || c.Row != grants[n].Row:
 			grants = append(grants, table.Grant{Change: *c, Need: math.Inf(-1), Reserve: true})
-			groups = append(groups, nil)
+			groups = append(groups, singles[i:i])
 			n++
 			grants[n].Count = 0
 		case c.Definition != grants[n].Definition:
-			left = append(left, singles[i].ticket)
+			left = append(left, t)
 			continue
 		}
 		g := &grants[n]
 		g.Count += c.Count
 		g.Need = max(g.Need, g.Count+c.Floor)
-		g.Reserve = g.Reserve && call.Reserve
-		groups[n] = append(groups[n], singles[i].ticket)
+		g.Reserve = g.Reserve && t.Value.call.Reserve
+		groups[n] = append(groups[n], t)
 	}
 	return groups, grants, left
 }
 
-// single is the taking of a call from one row; false if it is none.
-func (o *own) single(p *pending) (decide.Change, bool) {
+// single finds the change of a call that takes from one row; false if it is none.
+func (o *own) single(p *pending) bool {
 	if p.check || len(p.call.Asks) > 1 {
-		return decide.Change{}, false
+		return false
 	}
-	changes, ok := o.store.guess(&p.call, func(a *decide.Ask) int {
-		return o.store.hints.shards.choose(a, upTo(a.Definition.Shards))
-	})
-	if !ok {
-		return decide.Change{}, false
+	a := &p.call.Asks[0]
+	if !a.Sharded() {
+		p.change = a.Change(0, 0, a.Count)
+		return true
 	}
-	return changes[0], true
+	changes, ok := o.store.guess(&p.call, o.store.choose)
+	if ok {
+		p.change = changes[0]
+	}
+	return ok
 }
 
 // look reads the calls' rows, answers checks, and refuses what cannot be granted.
@@ -556,7 +554,7 @@ func (o *own) await(tickets []*ticket) {
 		l, ok := o.locked[row]
 		if !ok {
 			l = &lane{}
-			l.queue = batch.New(mostTogether, func(ctx context.Context, tickets []*ticket) { o.serveLocked(ctx, row, tickets) }, o.store.work.spawn)
+			l.queue = batch.New(mostTogether, 0, func(ctx context.Context, tickets []*ticket) { o.serveLocked(ctx, row, tickets) }, o.store.work.spawn)
 			o.locked[row] = l
 		}
 		l.queue.Join(t)

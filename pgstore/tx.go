@@ -117,7 +117,7 @@ func (s *Store) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (
 		if shard, ok := s.hints.shards.heldBy(tx, a.Of()); ok {
 			return shard
 		}
-		return s.hints.shards.choose(a, upTo(a.Definition.Shards))
+		return s.choose(a)
 	})
 	look, undo := all, &pgx.Batch{}
 	for round := 0; ; round++ {
@@ -159,6 +159,11 @@ func (s *Store) guess(call *decide.Call, choose func(*decide.Ask) int) ([]decide
 		changes[i].Floor = 0 // debt only when no shard has enough, which is not known yet
 	}
 	return changes, true
+}
+
+// choose is the shard to try first.
+func (s *Store) choose(a *decide.Ask) int {
+	return s.hints.shards.choose(a, upTo(a.Definition.Shards))
 }
 
 func upTo(n int) []int {

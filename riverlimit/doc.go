@@ -11,14 +11,17 @@
 //     the instant, in the worker if that is near, otherwise with a snooze, so
 //     that limiting never uses up an attempt.
 //
+// A Middleware is also what holds jobs back while their limit is paused, which
+// those that were inserted before the pause do not know: see [Middleware.Pause].
+//
 // # Averages and starts
 //
 // A reservation bounds how many jobs become due in any stretch of time. When
 // they start is up to River, which looks for due jobs once in a while and then
 // starts all of them: every 5 seconds for those that were inserted for later.
 // The long-run rate holds, the spacing does not. That is enough for most
-// purposes. A third party who counts calls, and bans whoever makes too many, is
-// not content with averages: see [MiddlewareConfig.HardStart].
+// purposes. For a third party that counts calls, and bans callers that make too
+// many, it is not: see [MiddlewareConfig.HardStart].
 //
 // # The note
 //
@@ -28,6 +31,18 @@
 // begun has used its reservation up, and the next one pays again: it calls the
 // third party again. A worker that is killed before it has recorded the note
 // costs its job's reservation, and never a limit.
+//
+// # Jobs that never run
+//
+// River says nothing when a job is cancelled or deleted before it has run, so what
+// was reserved for it stays reserved: after 10 such jobs at one a minute the next
+// is due 10 minutes later than need be. Give the reservation back in the
+// transaction that cancels or deletes the job: with the store's CancelTx where
+// [Inserted] is still at hand, and from anywhere else with CreditTx, of what was
+// asked for when it was inserted. Jobs that were inserted after it keep their
+// instants; later ones are due earlier, some in the same instant as those. See the
+// example of a job that is cancelled. Do not credit a job that has begun: it has
+// used its reservation.
 //
 // All functions and methods are safe for concurrent use.
 package riverlimit

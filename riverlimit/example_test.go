@@ -17,7 +17,7 @@ import (
 	"github.com/pgratelimit/ratelimit/riverlimit"
 )
 
-// Emails is a limit for each customer, who may be an hour ahead of it.
+// Emails is a limit for each customer, with reservations up to an hour ahead.
 var Emails = ratelimit.TokenBucket{Name: "emails", Rate: 100, Period: time.Minute, MaxReserved: 6_000}
 
 // The order, its e-mail and the capacity for that commit together.
@@ -30,7 +30,7 @@ func ExampleInserter_InsertTx() {
 			_, err := jobs.InsertTx(ctx, tx, callArgs{}, nil, Emails.For(customer))
 			var refused *ratelimit.RefusedError
 			if errors.As(err, &refused) {
-				return fmt.Errorf("too many orders, come again in %v: %w", refused.Result.RetryAfter, err)
+				return fmt.Errorf("too many orders, retry after %v: %w", refused.Result.RetryAfter, err)
 			}
 			return err
 		})
@@ -38,7 +38,25 @@ func ExampleInserter_InsertTx() {
 	_ = placeOrder
 }
 
-// The geocoder bans whoever calls more than 100 times in any minute.
+// A job that is cancelled before it has run gives back what was reserved when it
+// was inserted.
+func ExampleInserter_cancelled() {
+	cancelOrder := func(ctx context.Context, pool *pgxpool.Pool, jobs riverlimit.Inserter, jobID int64, customer string) error {
+		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			job, err := jobs.Client.JobCancelTx(ctx, tx, jobID)
+			if err != nil {
+				return err
+			}
+			if job.State == rivertype.JobStateCancelled && job.Attempt == 0 { // it has never begun
+				_, err = jobs.Store.CreditTx(ctx, tx, Emails.For(customer))
+			}
+			return err
+		})
+	}
+	_ = cancelOrder
+}
+
+// The geocoder bans callers that call more than 100 times in any minute.
 func ExampleNewMiddleware() {
 	geocoder := ratelimit.TokenBucket{Name: "geocoder", Rate: 100, Period: time.Minute, Capacity: 1}
 

@@ -1,7 +1,9 @@
 package riverlimit
 
 import (
+	"cmp"
 	"context"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -37,7 +39,8 @@ type Inserted struct {
 	*rivertype.JobInsertResult
 
 	// Reservation is what was reserved. It was given back already if River
-	// skipped the job as a duplicate.
+	// skipped the job as a duplicate. The store's Cancel gives it back when the job
+	// is cancelled or deleted before it has run.
 	Reservation ratelimit.Result
 }
 
@@ -63,6 +66,10 @@ type InsertManyParams struct {
 // The limits' rows stay locked until tx ends: insert late, or commit soon. River
 // promotes what is scheduled every 5 seconds, so a job may start that much late,
 // but never early.
+//
+// River does not tell anybody when it cancels or deletes a job, so the reservation
+// of a job that never runs stays until it is given back: see "Jobs that never run"
+// in the package's documentation.
 func (in Inserter) InsertTx(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *river.InsertOpts, requests ...ratelimit.Request) (*Inserted, error) {
 	inserted, err := in.InsertManyTx(ctx, tx, []InsertManyParams{{args, opts, requests}})
 	if err != nil {
@@ -72,16 +79,28 @@ func (in Inserter) InsertTx(ctx context.Context, tx pgx.Tx, args river.JobArgs, 
 }
 
 // InsertManyTx is [Inserter.InsertTx] for many jobs, with a reservation for
-// each, in the order given: all of them or, on an error, none. Each reservation
-// is a round trip; the jobs are inserted in one.
+// each: all of them or, on an error, none. Of jobs with the same limits, those
+// that are given first are due first. Each reservation is a round trip; the jobs
+// are inserted in one.
+//
+// The limits' rows are locked in one order, whatever the order of the jobs, so
+// two such calls never deadlock (40P01). Several calls in one transaction can, if
+// another transaction makes them in another order: put all jobs into one.
 func (in Inserter) InsertManyTx(ctx context.Context, tx pgx.Tx, params []InsertManyParams) ([]*Inserted, error) {
-	reservations := make([]ratelimit.Result, 0, len(params))
+	if err := in.usable(); err != nil {
+		return nil, err
+	}
+	order, err := in.inOrder(ctx, tx, params)
+	if err != nil {
+		return nil, err
+	}
+	reservations := make([]ratelimit.Result, len(params))
 	jobs := make([]river.InsertManyParams, len(params))
-	for i, p := range params {
-		reserved, err := in.reserve(ctx, tx, p.Requests)
+	for _, i := range order {
+		p := &params[i]
+		reservations[i], err = in.reserve(ctx, tx, p.Requests)
 		if err == nil {
-			jobs[i], err = in.job(p.Args, p.InsertOpts, p.Requests, reserved)
-			reservations = append(reservations, reserved)
+			jobs[i], err = in.job(p.Args, p.InsertOpts, p.Requests, reservations[i])
 		}
 		if err != nil {
 			in.giveBack(ctx, tx, reservations...)
@@ -105,10 +124,58 @@ func (in Inserter) InsertManyTx(ctx context.Context, tx pgx.Tx, params []InsertM
 	return inserted, nil
 }
 
+// inOrder returns the order in which to reserve for jobs, by their places in
+// params: that in which a call for several limits locks their rows. If there are
+// jobs with several limits no order of jobs is one of rows, so it locks all rows
+// first, which leaves the jobs in their own order.
+func (in Inserter) inOrder(ctx context.Context, tx pgx.Tx, params []InsertManyParams) (order []int, err error) {
+	var rows []ratelimit.Request
+	several := false
+	for i := range params {
+		order = append(order, i)
+		several = several || len(params[i].Requests) > 1
+		for _, r := range params[i].Requests {
+			if err := r.Validate(); err != nil {
+				return nil, err
+			}
+			r.Count = 0
+			rows = append(rows, r)
+		}
+	}
+	if !several {
+		slices.SortStableFunc(order, func(i, j int) int {
+			a, b := params[i].Requests, params[j].Requests
+			if len(a) == 0 || len(b) == 0 {
+				return cmp.Compare(len(a), len(b))
+			}
+			return compareRows(a[0], b[0])
+		})
+		return order, nil
+	}
+	slices.SortStableFunc(rows, compareRows)
+	rows = slices.CompactFunc(rows, func(a, b ratelimit.Request) bool { return compareRows(a, b) == 0 })
+	for some := range slices.Chunk(rows, ratelimit.MaxRequests) {
+		if _, err := in.Store.ReserveTx(ctx, tx, some...); err != nil {
+			return nil, err
+		}
+	}
+	return order, nil
+}
+
+// compareRows compares requests by the order in which a call locks their rows.
+func compareRows(a, b ratelimit.Request) int {
+	sharded := func(r ratelimit.Request) int { return min(r.Limit.Definition().Shards, 2) }
+	return cmp.Or(cmp.Compare(sharded(a), sharded(b)),
+		cmp.Compare(ratelimit.NameOf(a.Limit), ratelimit.NameOf(b.Limit)), cmp.Compare(a.Key, b.Key))
+}
+
 // InsertBatchTx is [Inserter.InsertTx] for many jobs with one reservation for
 // all of them: for jobs that are one unit of work, and due together. The
 // reservation is given back if River skips all of them as duplicates.
 func (in Inserter) InsertBatchTx(ctx context.Context, tx pgx.Tx, params []river.InsertManyParams, requests ...ratelimit.Request) ([]*Inserted, error) {
+	if err := in.usable(); err != nil {
+		return nil, err
+	}
 	reserved, err := in.reserve(ctx, tx, requests)
 	if err != nil {
 		return nil, err
@@ -138,8 +205,19 @@ func (in Inserter) InsertBatchTx(ctx context.Context, tx pgx.Tx, params []river.
 	return inserted, err
 }
 
-// reserve reserves and jitters. Its only error that is not the store's is the
-// refusal.
+// usable is the error of an Inserter that lacks a part.
+func (in Inserter) usable() error {
+	switch {
+	case in.Client == nil:
+		return invalid("Client", nil, "must not be nil")
+	case in.Store == nil:
+		return invalid("Store", nil, "must not be nil")
+	}
+	return nil
+}
+
+// reserve returns a reservation for a job. Its only error that is not the store's
+// is the refusal.
 func (in Inserter) reserve(ctx context.Context, tx pgx.Tx, requests []ratelimit.Request) (ratelimit.Result, error) {
 	if len(requests) == 0 {
 		return ratelimit.Result{}, nil
@@ -166,7 +244,7 @@ func (in Inserter) giveBack(ctx context.Context, tx pgx.Tx, reservations ...rate
 	}
 }
 
-// job is what River gets to insert.
+// job returns what River is to insert.
 func (in Inserter) job(args river.JobArgs, opts *river.InsertOpts, requests []ratelimit.Request, reserved ratelimit.Result) (river.InsertManyParams, error) {
 	if reserved.At.IsZero() { // not limited
 		return river.InsertManyParams{Args: args, InsertOpts: opts}, nil

@@ -5,10 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivertest"
@@ -108,12 +112,12 @@ func TestInsertFailures(t *testing.T) {
 		{"never", func(ctx context.Context, in riverlimit.Inserter, tx pgx.Tx) error {
 			_, err := in.InsertTx(ctx, tx, callArgs{}, nil, bounded.ForN("", 4))
 			return err
-		}, ratelimit.ErrNever},
+		}, ratelimit.ErrExceedsCapacity},
 		{"never, the last of many", func(ctx context.Context, in riverlimit.Inserter, tx pgx.Tx) error {
 			last := riverlimit.InsertManyParams{Args: callArgs{}, Requests: []ratelimit.Request{bounded.ForN("", 4)}}
 			_, err := in.InsertManyTx(ctx, tx, append(three(hourly), last))
 			return err
-		}, ratelimit.ErrNever},
+		}, ratelimit.ErrExceedsCapacity},
 		{"River does not like the queue", func(ctx context.Context, in riverlimit.Inserter, tx pgx.Tx) error {
 			_, err := in.InsertTx(ctx, tx, callArgs{}, &river.InsertOpts{Queue: "no such name!"}, hourly.For(""))
 			return err
@@ -300,5 +304,174 @@ func TestInsertJitter(t *testing.T) {
 	})
 	if len(different) < 2 {
 		t.Error("all shifted alike")
+	}
+}
+
+// paramsOf is numbered jobs with these requests.
+func paramsOf(jobs [][]ratelimit.Request) []riverlimit.InsertManyParams {
+	params := make([]riverlimit.InsertManyParams, len(jobs))
+	for i, requests := range jobs {
+		params[i] = riverlimit.InsertManyParams{Args: callArgs{i}, Requests: requests}
+	}
+	return params
+}
+
+// Transactions that insert jobs with the same limits in opposite orders wait for
+// each other, and never in a circle.
+func TestInsertManyNeverDeadlocks(t *testing.T) {
+	t.Parallel()
+	free := func(name string) ratelimit.TokenBucket {
+		return ratelimit.TokenBucket{Name: name, Rate: 1_000_000, Period: time.Second}
+	}
+	a, b, c := free("a"), free("b"), free("c")
+	b.Shards = 2
+	type jobs [][]ratelimit.Request
+	for _, test := range []struct {
+		name   string
+		half   jobs // of the inserters insert these
+		others jobs
+	}{
+		{"one limit each", jobs{{a.For("1")}, {a.For("2")}, {b.For("")}, nil, {c.For("")}}, jobs{{c.For("")}, nil, {b.For("")}, {a.For("2")}, {a.For("1")}}},
+		{"several each", jobs{{a.For("1"), c.For("")}, {a.For("2"), b.For("")}}, jobs{{b.For(""), a.For("2")}, {c.For(""), a.For("1")}}},
+		{"several each, whose rows overlap", jobs{{a.For("1"), c.For("")}, {a.For("3"), c.For("")}}, jobs{{a.For("3"), c.For("")}}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			const rounds, inserters = 15, 8
+			bench := newBench(t)
+			in := bench.inserter(t)
+			params := [][]riverlimit.InsertManyParams{paramsOf(test.half), paramsOf(test.others)}
+			var deadlocks atomic.Int64
+			var wg sync.WaitGroup
+			for i := range inserters {
+				wg.Go(func() {
+					for range rounds {
+						err := pgx.BeginFunc(t.Context(), bench.Pool, func(tx pgx.Tx) error {
+							_, err := in.InsertManyTx(t.Context(), tx, params[i%2])
+							return err
+						})
+						var pgErr *pgconn.PgError
+						if errors.As(err, &pgErr) && pgErr.Code == "40P01" {
+							deadlocks.Add(1)
+						} else if err != nil {
+							t.Error(err)
+						}
+					}
+				})
+			}
+			wg.Wait()
+			if got := deadlocks.Load(); got != 0 {
+				t.Errorf("%d of %d transactions deadlocked, want none", got, rounds*inserters)
+			}
+		})
+	}
+}
+
+// Of jobs that share their limits, the first are due first, whatever else they are
+// inserted with.
+func TestInsertManyOrder(t *testing.T) {
+	t.Parallel()
+	other := hourly
+	other.Name = "another"
+	for _, test := range []struct {
+		name string
+		jobs [][]ratelimit.Request
+		want []int // hours until each is due
+	}{
+		{"one limit each", [][]ratelimit.Request{{hourly.ForN("", 2)}, nil, {other.ForN("", 3)}, {hourly.For("")}, {hourly.For("")}, {other.For("")}}, []int{0, 0, 1, 1, 2, 2}},
+		{"several each", [][]ratelimit.Request{{hourly.ForN("", 2)}, {hourly.For(""), other.For("")}, {other.ForN("", 2)}, {other.For(""), hourly.For("")}}, []int{0, 1, 1, 2}},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			b := newBench(t)
+			b.inTx(t, func(tx pgx.Tx) error {
+				inserted, err := b.inserter(t).InsertManyTx(t.Context(), tx, paramsOf(test.jobs))
+				for i, job := range inserted {
+					var args callArgs
+					if err := json.Unmarshal(job.Job.EncodedArgs, &args); err != nil || args.N != i {
+						t.Errorf("job %d: got that with arguments %s", i, job.Job.EncodedArgs)
+					}
+					if got, want := job.Reservation.RetryAfter, time.Duration(test.want[i])*time.Hour; (got - want).Abs() > time.Minute {
+						t.Errorf("job %d is due in %v, want %v", i, got, want)
+					}
+				}
+				return err
+			})
+		})
+	}
+}
+
+// What was reserved for a job that is cancelled before it runs stays, until it is
+// given back.
+func TestInsertCancelled(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name     string
+		giveBack func(context.Context, riverlimit.Inserter, pgx.Tx, *riverlimit.Inserted) error
+		want     time.Duration // until the next job is due
+	}{
+		{"kept", func(context.Context, riverlimit.Inserter, pgx.Tx, *riverlimit.Inserted) error {
+			return nil
+		}, 9 * time.Hour},
+		{"cancelled", func(ctx context.Context, in riverlimit.Inserter, tx pgx.Tx, job *riverlimit.Inserted) error {
+			_, err := in.Store.CancelTx(ctx, tx, job.Reservation)
+			return err
+		}, 0},
+		{"credited", func(ctx context.Context, in riverlimit.Inserter, tx pgx.Tx, _ *riverlimit.Inserted) error {
+			_, err := in.Store.CreditTx(ctx, tx, hourly.For(""))
+			return err
+		}, 0},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			b := newBench(t)
+			in := b.inserter(t)
+			var jobs []*riverlimit.Inserted
+			b.inTx(t, func(tx pgx.Tx) (err error) {
+				params := slices.Repeat([]riverlimit.InsertManyParams{{Args: callArgs{}, Requests: []ratelimit.Request{hourly.For("")}}}, 10)
+				jobs, err = in.InsertManyTx(t.Context(), tx, params)
+				return err
+			})
+			b.inTx(t, func(tx pgx.Tx) error {
+				for _, job := range jobs {
+					row, err := in.Client.JobCancelTx(t.Context(), tx, job.Job.ID)
+					if err != nil || row.State != rivertype.JobStateCancelled {
+						t.Errorf("got %v, %v, want a job that is cancelled", row, err)
+					}
+					if err := test.giveBack(t.Context(), in, tx, job); err != nil {
+						t.Error(err)
+					}
+				}
+				return nil
+			})
+			b.inTx(t, func(tx pgx.Tx) error {
+				next, err := in.InsertTx(t.Context(), tx, callArgs{}, nil, hourly.For(""))
+				if err == nil && (next.Reservation.RetryAfter-test.want).Abs() > time.Minute {
+					t.Errorf("the next job is due in %v, want %v", next.Reservation.RetryAfter, test.want)
+				}
+				return err
+			})
+		})
+	}
+}
+
+func TestInserterInvalid(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	whole := b.inserter(t)
+	for _, test := range []struct {
+		field string
+		in    riverlimit.Inserter
+	}{
+		{"Client", riverlimit.Inserter{Store: whole.Store}},
+		{"Store", riverlimit.Inserter{Client: whole.Client}},
+	} {
+		b.inTx(t, func(tx pgx.Tx) error {
+			_, one := test.in.InsertTx(t.Context(), tx, callArgs{}, nil, hourly.For(""))
+			_, batch := test.in.InsertBatchTx(t.Context(), tx, []river.InsertManyParams{{Args: callArgs{}}}, hourly.For(""))
+			for _, err := range []error{one, batch} {
+				if !errors.Is(err, ratelimit.ErrInvalid) || !strings.HasPrefix(err.Error(), "riverlimit: "+test.field) {
+					t.Errorf("got %v, want an error about %s", err, test.field)
+				}
+			}
+			return nil
+		})
 	}
 }

@@ -6,12 +6,14 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"strings"
 	"time"
 
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/keyqueue"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -37,10 +39,10 @@ type MiddlewareConfig struct {
 	//
 	//	Rate + Capacity − 1
 	//
-	// tokens, wherever the window begins and however late River brings the
+	// tokens, wherever the window begins and however late River fetches the
 	// jobs. (Counts being whole. Capacity is at least the largest count; for a
-	// FixedWindow it counts as that.) So who promised a third party not to call
-	// more often than 100 times a minute takes Rate 100, Capacity 1, which
+	// FixedWindow it counts as that.) So a promise not to call a third party
+	// more often than 100 times a minute needs Rate 100, Capacity 1, which
 	// spaces the starts out evenly, or Rate 91, Capacity 10.
 	//
 	// Each job then pays at a gate as well, right before it starts: see
@@ -97,13 +99,14 @@ func oneOf(limit ratelimit.Limit) []ratelimit.Request {
 // HardStart: what comes between it and the worker delays the start.
 //
 // Before an attempt at a job it reserves, once, and holds the job back until
-// the reservation is due. A job whose reservation is due runs at once. An
-// attempt that fails, and one that the worker itself snoozes, has had its
-// reservation; the next pays again.
+// the reservation is due. A job whose reservation is due runs at once, unless a
+// limit has been paused since: see [Middleware.Pause]. An attempt that fails, and
+// one that the worker itself snoozes, has used its reservation up; the next pays
+// again.
 //
 // Holding back never uses up an attempt, nor does a refusal (of a limit with a
-// MaxReserved), a shut-down, or a database that does not answer: the job comes
-// again later. (A client that stops waits for jobs that wait in the worker, as
+// MaxReserved), a shut-down, or a database that does not answer: River
+// fetches the job again later. (A client that stops waits for jobs that wait in the worker, as
 // for all others.) A job that asks for what its limit can never grant, or asks
 // nonsense, is cancelled, with the reason among its errors.
 //
@@ -112,20 +115,22 @@ func oneOf(limit ratelimit.Limit) []ratelimit.Request {
 type Middleware struct {
 	river.MiddlewareDefaults
 
-	store  *pgstore.Store
-	config MiddlewareConfig
-	lines  lines
+	store   *pgstore.Store
+	config  MiddlewareConfig
+	turns   keyqueue.Queue[string] // of the jobs that ask at gates
+	passing counts                 // jobs that queue, ask, or wait for their start
 }
 
 var _ rivertype.WorkerMiddleware = (*Middleware)(nil)
 
-// NewMiddleware makes a Middleware. The store needs a pool.
+// NewMiddleware makes a Middleware. The store needs a pool. An error is
+// [ratelimit.ErrInvalid], as a *[ratelimit.FieldError].
 func NewMiddleware(store *pgstore.Store, config *MiddlewareConfig) (*Middleware, error) {
 	if store == nil {
-		return nil, &ratelimit.FieldError{Field: "Store", Reason: "must not be nil"}
+		return nil, invalid("Store", nil, "must not be nil")
 	}
 	if config == nil || config.Limits == nil {
-		return nil, &ratelimit.FieldError{Field: "Limits", Reason: "must not be nil"}
+		return nil, invalid("Limits", nil, "must not be nil")
 	}
 	m := &Middleware{store: store, config: *config}
 	for _, f := range []struct {
@@ -138,7 +143,7 @@ func NewMiddleware(store *pgstore.Store, config *MiddlewareConfig) (*Middleware,
 		{"Jitter", &m.config.Jitter, 0},
 	} {
 		if *f.value < 0 {
-			return nil, &ratelimit.FieldError{Field: f.name, Value: *f.value, Reason: "must not be negative"}
+			return nil, invalid(f.name, *f.value, "must not be negative")
 		}
 		if *f.value == 0 {
 			*f.value = f.def
@@ -149,6 +154,19 @@ func NewMiddleware(store *pgstore.Store, config *MiddlewareConfig) (*Middleware,
 	}
 	return m, nil
 }
+
+// invalidError is a field of this package that has a value that it cannot have.
+type invalidError struct{ field *ratelimit.FieldError }
+
+func invalid(field string, value any, reason string) error {
+	return &invalidError{&ratelimit.FieldError{Field: field, Value: value, Reason: reason}}
+}
+
+func (e *invalidError) Error() string {
+	return "riverlimit: " + strings.TrimPrefix(e.field.Error(), "ratelimit: ")
+}
+
+func (e *invalidError) Unwrap() error { return e.field }
 
 // Work implements River's rivertype.WorkerMiddleware.
 func (m *Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error) error {
@@ -173,7 +191,7 @@ func (m *Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner fu
 func (m *Middleware) hold(ctx context.Context, job *rivertype.JobRow, requests []ratelimit.Request) (note, error) {
 	n, now, err := m.reserve(ctx, job, requests)
 	if err == nil {
-		err = m.await(ctx, job, n, now, requests)
+		n, err = m.await(ctx, job, n, now, requests)
 	}
 	if err == nil && m.config.HardStart {
 		err = m.pass(ctx, requests)
@@ -211,35 +229,66 @@ func (m *Middleware) reserve(ctx context.Context, job *rivertype.JobRow, request
 	}
 }
 
-// await holds the job back until n is due. now is nil for a reservation that
-// was made earlier.
-func (m *Middleware) await(ctx context.Context, job *rivertype.JobRow, n note, now *instant, requests []ratelimit.Request) error {
-	if now == nil {
-		// This is when River's fetch found the job, on the database's clock.
-		if job.AttemptedAt != nil && !job.AttemptedAt.Before(n.At) {
-			return nil
+// await holds the job back until its reservation is due and, if a pause of its
+// limits began after that was made, until the pause is over. now is nil for a
+// reservation that was made earlier.
+func (m *Middleware) await(ctx context.Context, job *rivertype.JobRow, n note, now *instant, requests []ratelimit.Request) (note, error) {
+	// Of pauses the gate knows, and AttemptedAt is when River's fetch found the
+	// job, on the database's clock.
+	if m.config.HardStart && now == nil && job.AttemptedAt != nil && !job.AttemptedAt.Before(n.At) {
+		return n, nil
+	}
+	for {
+		if now == nil {
+			var err error
+			if n, now, err = m.again(ctx, n, requests); err != nil {
+				return n, err
+			}
 		}
-		var err error
-		if now, err = m.now(ctx, requests[0]); err != nil {
-			return err
+		wait := now.until(n.At)
+		if wait <= 0 {
+			return n, ctx.Err()
 		}
+		if wait > m.config.MaxWait {
+			return n, now.snooze(n.At.Add(-m.config.MaxWait / 2))
+		}
+		if !sleep(ctx, wait) {
+			return n, now.snooze(n.At)
+		}
+		if m.config.HardStart {
+			return n, nil
+		}
+		now = nil
 	}
-	if now.until(n.At) > m.config.MaxWait {
-		return now.snooze(n.At.Add(-m.config.MaxWait / 2))
-	}
-	if !sleep(ctx, now.until(n.At)) {
-		return now.snooze(n.At)
-	}
-	return nil
 }
 
-// putOff is what River is told of a job that does not start, and why.
+// again asks what time it is, and whether the limits are paused; then it returns n
+// put off until the pause is over.
+func (m *Middleware) again(ctx context.Context, n note, requests []ratelimit.Request) (note, *instant, error) {
+	questions := make([]ratelimit.Request, len(requests))
+	for i, r := range requests {
+		questions[i] = m.scheduled(r)
+		questions[i].Count = 0
+	}
+	result, err := m.store.Check(ctx, questions...)
+	if err != nil {
+		return n, nil, err
+	}
+	for _, status := range result.Each {
+		if status.PausedUntil.After(n.At) {
+			n = n.with(nil, jitter(status.PausedUntil, m.config.Jitter))
+		}
+	}
+	return n, decided(result), nil
+}
+
+// putOff returns what to tell River of a job that does not start because of err.
 func (m *Middleware) putOff(ctx context.Context, job *rivertype.JobRow, err error) error {
 	var snooze *river.JobSnoozeError
 	switch {
 	case errors.As(err, &snooze):
 		return snooze
-	case errors.Is(err, ratelimit.ErrNever), errors.Is(err, ratelimit.ErrInvalid):
+	case errors.Is(err, ratelimit.ErrExceedsCapacity), errors.Is(err, ratelimit.ErrInvalid):
 		return river.JobCancel(fmt.Errorf("riverlimit: this job can never run: %w", err))
 	case ctx.Err() != nil: // the client stops, or the job was cancelled
 		return river.JobSnooze(0)
@@ -250,22 +299,15 @@ func (m *Middleware) putOff(ctx context.Context, job *rivertype.JobRow, err erro
 	return river.JobSnooze(faultSnooze/2 + rand.N(faultSnooze))
 }
 
-// now asks for the time.
-func (m *Middleware) now(ctx context.Context, r ratelimit.Request) (*instant, error) {
-	result, err := m.store.Check(ctx, r.Limit.ForN(r.Key, 0))
-	if err != nil {
-		return nil, err
-	}
-	return decided(result), nil
-}
-
 // Pause lets nothing start that takes from the limits and keys of requests, for
 // as long as a third party asks for with a 429 and Retry-After. It is decided
-// on its own, and by the database's clock. Jobs that are due before then come
-// again when the pause is over with HardStart; without it, reservations that
-// were made before stay as they are. (With HardStart, jobs that the gate has let
-// in already may start for up to 5 times StartSlack.) The requests' counts do
-// not matter.
+// on its own, and by the database's clock. The requests' counts do not matter.
+//
+// It holds for reservations that were made before, too: a job asks again right
+// before it starts, and is held back until the pause is over. Without HardStart,
+// those that it has held back all start then, spread over Jitter; with it, they
+// start at the limit's rate. Jobs that have asked already may still start: with
+// HardStart, for up to 5 times StartSlack.
 //
 // An error leaves some or all of the limits without the pause.
 func (m *Middleware) Pause(ctx context.Context, pause time.Duration, requests ...ratelimit.Request) error {
@@ -273,12 +315,8 @@ func (m *Middleware) Pause(ctx context.Context, pause time.Duration, requests ..
 		if err := r.Validate(); err != nil {
 			return err
 		}
-		now, err := m.now(ctx, r)
-		if err != nil {
-			return err
-		}
 		for _, row := range m.Rows(r) {
-			if _, err := m.store.Pause(ctx, row, now.database.Add(pause)); err != nil {
+			if _, err := m.store.Pause(ctx, row.Limit, row.Key, pause); err != nil {
 				return err
 			}
 		}
@@ -295,7 +333,7 @@ type instant struct {
 
 func decided(r ratelimit.Result) *instant { return &instant{r.At, time.Now()} }
 
-// until is how long it is, now, to an instant on the database's clock.
+// until returns how long it is, now, to an instant on the database's clock.
 func (i instant) until(at time.Time) time.Duration {
 	return at.Sub(i.database) - time.Since(i.worker)
 }
@@ -303,10 +341,9 @@ func (i instant) until(at time.Time) time.Duration {
 // maxSkew is how far the clocks may differ; beyond, one of them is a test's.
 const maxSkew = time.Hour
 
-// snooze has River bring the job again at an instant on the database's clock.
-// River adds the duration to the worker's clock and later compares that with
-// the database's, so by how much they differ is taken off. It is an error to
-// return.
+// snooze returns the error that has River fetch the job again at an instant on the
+// database's clock. River adds the duration to the worker's clock and later
+// compares that with the database's, so by how much they differ is taken off.
 func (i instant) snooze(at time.Time) error {
 	wait := i.until(at)
 	if skew := i.worker.Sub(i.database); skew.Abs() <= maxSkew {
@@ -315,7 +352,7 @@ func (i instant) snooze(at time.Time) error {
 	return river.JobSnooze(max(0, wait))
 }
 
-// sleep waits for d, and reports false if ctx was over before.
+// sleep waits for d. It reports false if ctx was over before.
 func sleep(ctx context.Context, d time.Duration) bool {
 	if d <= 0 {
 		return ctx.Err() == nil

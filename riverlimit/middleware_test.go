@@ -409,11 +409,69 @@ func TestHardStartPause(t *testing.T) {
 		t.Errorf("snoozed for %v, want %v", wait, pause+time.Hour)
 	}
 	for _, row := range m.Rows(hourly.For("")) {
-		if err := b.store.Reset(t.Context(), row); err != nil {
+		if err := b.store.Reset(t.Context(), row.Limit, row.Key); err != nil {
 			t.Fatal(err)
 		}
 	}
 	o.work(job, river.EventKindJobCompleted, 1)
+}
+
+// Without HardStart, too, a job asks before it starts whether there is a pause that
+// began after it was reserved for.
+func TestPauseAfterReservation(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	m := middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(hourly)})
+	o := newOne(t, b, m)
+	in := b.inserter(t)
+	var inserted *riverlimit.Inserted
+	b.inTx(t, func(tx pgx.Tx) (err error) {
+		inserted, err = in.InsertTx(t.Context(), tx, callArgs{}, nil, hourly.For(""))
+		return err
+	})
+	const pause = 30 * time.Hour
+	if err := m.Pause(t.Context(), pause, hourly.For("")); err != nil {
+		t.Fatal(err)
+	}
+	job := o.work(inserted.Job, river.EventKindJobSnoozed, 0)
+	if wait := time.Until(job.ScheduledAt); (wait - pause).Abs() > 5*time.Minute {
+		t.Errorf("snoozed for %v, want %v", wait, pause)
+	}
+	if n := noted(t, job); len(n.Paid) != 1 || n.Started || !n.At.After(inserted.Reservation.RetryAt.Add(pause-time.Minute)) {
+		t.Errorf("note %+v, want the reservation, put off by the pause", n)
+	}
+	if err := b.store.Resume(t.Context(), hourly, ""); err != nil {
+		t.Fatal(err)
+	}
+	o.work(o.due(job), river.EventKindJobCompleted, 1)
+	o.wantValue(0) // the pause has emptied it, and the job had paid before
+}
+
+// A job that waits in the worker asks again when its instant has come.
+func TestPauseWhileWaiting(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	const wait = time.Second
+	slow := ratelimit.TokenBucket{Name: "slow", Rate: 1, Period: wait, Capacity: ratelimit.None}
+	m := middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(slow), MaxWait: 10 * wait})
+	o := newOne(t, b, m)
+	paused := make(chan error, 1)
+	go func() {
+		for { // until it is reserved
+			result, err := b.store.Check(t.Context(), slow.ForN("", 0))
+			if err != nil || !result.OK {
+				break
+			}
+		}
+		paused <- m.Pause(t.Context(), time.Hour, slow.For(""))
+	}()
+	job := o.work(nil, river.EventKindJobSnoozed, 0)
+	if err := <-paused; err != nil {
+		t.Fatal(err)
+	}
+	if got := time.Until(job.ScheduledAt); (got - time.Hour).Abs() > 5*time.Minute {
+		t.Errorf("snoozed for %v, want an hour", got)
+	}
 }
 
 func TestNewMiddlewareInvalid(t *testing.T) {
@@ -437,8 +495,11 @@ func TestNewMiddlewareInvalid(t *testing.T) {
 	} {
 		_, err := riverlimit.NewMiddleware(test.store, test.config)
 		var field *ratelimit.FieldError
-		if !errors.As(err, &field) || field.Field != test.field {
+		if !errors.As(err, &field) || field.Field != test.field || !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Errorf("got %v, want an error about %s", err, test.field)
+		}
+		if err != nil && !strings.HasPrefix(err.Error(), "riverlimit: "+test.field) {
+			t.Errorf("got %q, want it to begin with the package and the field", err)
 		}
 	}
 }

@@ -38,14 +38,14 @@ type paid struct {
 }
 
 func paidFor(r ratelimit.Request) paid {
-	return paid{r.Limit.Definition().Name, r.Key}
+	return paid{ratelimit.NameOf(r.Limit), r.Key}
 }
 
 // noteKey is for the note in a context: what an outer middleware has noted for
 // the same job is not in the job's metadata yet.
 type noteKey struct{ job int64 }
 
-// noteOf is the note for the attempt that job is at: an empty one if there is
+// noteOf returns the note for the attempt that job is at: an empty one if there is
 // none.
 func noteOf(ctx context.Context, job *rivertype.JobRow) note {
 	if n, ok := ctx.Value(noteKey{job.ID}).(note); ok {
@@ -62,7 +62,7 @@ func noteOf(ctx context.Context, job *rivertype.JobRow) note {
 	return metadata.Note
 }
 
-// unpaid are the requests that n does not cover.
+// unpaid returns the requests that n does not cover.
 func (n note) unpaid(requests []ratelimit.Request) []ratelimit.Request {
 	var unpaid []ratelimit.Request
 	for _, r := range requests {
@@ -73,7 +73,7 @@ func (n note) unpaid(requests []ratelimit.Request) []ratelimit.Request {
 	return unpaid
 }
 
-// with is n and a reservation that is due at at.
+// with returns n with a reservation that is due at an instant.
 func (n note) with(requests []ratelimit.Request, at time.Time) note {
 	n.Paid = slices.Clone(n.Paid)
 	for _, r := range requests {
@@ -109,7 +109,8 @@ func (n note) addTo(metadata []byte) ([]byte, error) {
 	return json.Marshal(object)
 }
 
-// jitter spreads instants, in PostgreSQL's resolution: River stores them there.
+// jitter returns an instant up to spread later, in PostgreSQL's resolution, in
+// which River stores it.
 func jitter(at time.Time, spread time.Duration) time.Time {
 	return ratelimit.Jitter(at, spread)
 }

@@ -78,7 +78,7 @@ func (s service) logIn(ctx context.Context, address, account, password string) e
 		if _, err := s.store.CancelTx(ctx, tx, failure); err != nil {
 			return err
 		}
-		return s.store.ResetTx(ctx, tx, FailuresByAccount.For(account))
+		return s.store.ResetTx(ctx, tx, FailuresByAccount, account)
 	})
 }
 

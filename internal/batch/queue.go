@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"time"
 )
 
 // ErrUnfinished is what [Queue.Do] returns when serve ended, by returning or by
@@ -19,9 +20,12 @@ var ErrUnfinished = errors.New("batch: serve ended without finishing the call")
 // Queue serves calls in batches, one batch at a time, in order of arrival. It
 // has no goroutine while it is idle. It is safe for concurrent use.
 type Queue[T any] struct {
-	most  int
-	serve func(context.Context, []*Ticket[T])
-	spawn func(func())
+	most     int
+	patience time.Duration
+	serve    func(context.Context, []*Ticket[T])
+	spawn    func(func())
+
+	timers sync.Pool // stopped; one made for each call that waits costs more than the rest of its wait
 
 	mu      sync.Mutex
 	busy    bool // somebody serves, and will look at waiting afterwards
@@ -29,7 +33,9 @@ type Queue[T any] struct {
 }
 
 // New returns a queue that serves at most so many tickets at a time, one or
-// more, with serve. It starts goroutines with spawn, or with go if spawn is nil.
+// more, with serve. A caller whose context has no deadline gives up once its
+// patience is over, if that is positive. The queue starts goroutines with spawn, or
+// with go if spawn is nil.
 //
 // Before serve ends it must have finished each ticket or moved it to another
 // queue with [Queue.Join], but for those that are [Ticket.Gone]. The callers of
@@ -43,20 +49,21 @@ type Queue[T any] struct {
 // settled before serve is done with that context, clean-up included. If serve
 // panics or ends the goroutine, the queue goes on with those who gathered; a
 // panic is the program's end all the same, unless spawn recovers it.
-func New[T any](most int, serve func(ctx context.Context, tickets []*Ticket[T]), spawn func(func())) *Queue[T] {
+func New[T any](most int, patience time.Duration, serve func(ctx context.Context, tickets []*Ticket[T]), spawn func(func())) *Queue[T] {
 	if most < 1 {
 		panic("batch: a batch must have room for a ticket")
 	}
 	if spawn == nil {
 		spawn = func(f func()) { go f() }
 	}
-	return &Queue[T]{most: most, serve: serve, spawn: spawn}
+	return &Queue[T]{most: most, patience: patience, serve: serve, spawn: spawn}
 }
 
 // Do returns the ticket of a call once it is finished, and then its Value is the
 // caller's.
 //
-// If ctx is over before that, Do returns the error of ctx and no ticket. The
+// If ctx is over before that, Do returns the error of ctx and no ticket, and
+// context.DeadlineExceeded if patience is. The
 // call is not served any more if it was still waiting. Otherwise serve may be at
 // work on it yet, so what value points to must be left alone.
 func (q *Queue[T]) Do(ctx context.Context, value T) (*Ticket[T], error) {
@@ -64,10 +71,13 @@ func (q *Queue[T]) Do(ctx context.Context, value T) (*Ticket[T], error) {
 		return nil, err
 	}
 	t := &Ticket[T]{Value: value, ctx: ctx}
+	if _, ok := ctx.Deadline(); !ok && q.patience > 0 {
+		t.deadline = time.Now().Add(q.patience)
+	}
 	if q.occupy(t) {
 		q.serveAlone(t)
 	}
-	return t.wait()
+	return t.wait(&q.timers)
 }
 
 // Join moves tickets that serve of another queue got, and has not finished, to
@@ -125,7 +135,13 @@ func (q *Queue[T]) next() {
 func (q *Queue[T]) serveAlone(t *Ticket[T]) {
 	defer q.next()
 	t.pending = alone
-	q.serveBatch(t.ctx, alone, []*Ticket[T]{t})
+	ctx := t.ctx
+	if !t.deadline.IsZero() {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithDeadline(ctx, t.deadline)
+		defer cancel()
+	}
+	q.serveBatch(ctx, alone, []*Ticket[T]{t})
 }
 
 // drain serves what gathers until nothing does.

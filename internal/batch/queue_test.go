@@ -50,7 +50,7 @@ func (r round) end() {
 // newQueue returns a queue, and where its rounds come out.
 func newQueue(most int, spawn func(func())) (*batch.Queue[int], <-chan round) {
 	rounds := make(chan round)
-	return batch.New(most, func(ctx context.Context, tickets []*batch.Ticket[int]) {
+	return batch.New(most, 0, func(ctx context.Context, tickets []*batch.Ticket[int]) {
 		r := round{ctx, tickets, make(chan func())}
 		rounds <- r
 		(<-r.last)()
@@ -118,7 +118,7 @@ func named(ctx context.Context, name string) context.Context {
 func TestAlone(t *testing.T) {
 	ctx := named(t.Context(), "mine")
 	var got context.Context
-	q := batch.New(10, func(ctx context.Context, tickets []*batch.Ticket[int]) {
+	q := batch.New(10, 0, func(ctx context.Context, tickets []*batch.Ticket[int]) {
 		got = ctx
 		tickets[0].Value++
 		tickets[0].Finish()
@@ -135,7 +135,7 @@ func TestAlone(t *testing.T) {
 }
 
 func TestAllocations(t *testing.T) {
-	q := batch.New(10, func(_ context.Context, tickets []*batch.Ticket[int]) { tickets[0].Finish() }, noGoroutine(t))
+	q := batch.New(10, 0, func(_ context.Context, tickets []*batch.Ticket[int]) { tickets[0].Finish() }, noGoroutine(t))
 	got := testing.AllocsPerRun(100, func() {
 		if _, err := q.Do(t.Context(), 1); err != nil {
 			t.Error(err)
@@ -329,7 +329,7 @@ func TestGiveUpOne(t *testing.T) {
 // An answer that was there before the caller could give up is not lost.
 func TestFinishedThenOver(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	q := batch.New(1, func(_ context.Context, tickets []*batch.Ticket[int]) {
+	q := batch.New(1, 0, func(_ context.Context, tickets []*batch.Ticket[int]) {
 		tickets[0].Finish()
 		cancel()
 	}, nil)
@@ -467,7 +467,7 @@ func TestUnfinished(t *testing.T) {
 func TestOverBefore(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	q := batch.New(1, func(context.Context, []*batch.Ticket[int]) { t.Error("served") }, noGoroutine(t))
+	q := batch.New(1, 0, func(context.Context, []*batch.Ticket[int]) { t.Error("served") }, noGoroutine(t))
 	if _, err := q.Do(ctx, 1); !errors.Is(err, context.Canceled) {
 		t.Errorf("got error %v, want %v", err, context.Canceled)
 	}
@@ -476,7 +476,7 @@ func TestOverBefore(t *testing.T) {
 // Who gives up, so that serve returns with nothing done, gets its own error.
 func TestAloneOver(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
-	q := batch.New(1, func(context.Context, []*batch.Ticket[int]) { cancel() }, noGoroutine(t))
+	q := batch.New(1, 0, func(context.Context, []*batch.Ticket[int]) { cancel() }, noGoroutine(t))
 	if _, err := q.Do(ctx, 1); !errors.Is(err, context.Canceled) {
 		t.Errorf("got error %v, want %v", err, context.Canceled)
 	}
@@ -540,7 +540,7 @@ func TestNoRoom(t *testing.T) {
 			t.Error("got a queue that can serve nothing")
 		}
 	}()
-	batch.New(0, func(context.Context, []*batch.Ticket[int]) {}, nil)
+	batch.New(0, 0, func(context.Context, []*batch.Ticket[int]) {}, nil)
 }
 
 // counter is a call, and how often it was served.
@@ -554,14 +554,14 @@ type counter struct {
 func TestConcurrent(t *testing.T) {
 	const callers, calls = 16, 50
 	var goroutines sync.WaitGroup
-	second := batch.New(4, func(_ context.Context, tickets []*batch.Ticket[*counter]) {
+	second := batch.New(4, 0, func(_ context.Context, tickets []*batch.Ticket[*counter]) {
 		for _, ticket := range tickets {
 			ticket.Value.answer = 2
 			ticket.Value.served.Add(1)
 			ticket.Finish()
 		}
 	}, goroutines.Go)
-	first := batch.New(5, func(_ context.Context, tickets []*batch.Ticket[*counter]) {
+	first := batch.New(5, 0, func(_ context.Context, tickets []*batch.Ticket[*counter]) {
 		for _, ticket := range tickets {
 			if rand.IntN(2) == 0 {
 				second.Join(ticket)
@@ -595,7 +595,7 @@ func TestConcurrent(t *testing.T) {
 }
 
 func BenchmarkAlone(b *testing.B) {
-	q := batch.New(1024, func(_ context.Context, tickets []*batch.Ticket[int]) { tickets[0].Finish() }, nil)
+	q := batch.New(1024, 0, func(_ context.Context, tickets []*batch.Ticket[int]) { tickets[0].Finish() }, nil)
 	ctx := b.Context()
 	b.ReportAllocs()
 	for b.Loop() {
@@ -608,7 +608,7 @@ func BenchmarkAlone(b *testing.B) {
 func Benchmark64(b *testing.B) {
 	const callers = 64
 	var batches atomic.Int64
-	q := batch.New(1024, func(_ context.Context, tickets []*batch.Ticket[int]) {
+	q := batch.New(1024, 0, func(_ context.Context, tickets []*batch.Ticket[int]) {
 		batches.Add(1)
 		runtime.Gosched() // as one who waits for a database does
 		for _, t := range tickets {
@@ -632,4 +632,43 @@ func Benchmark64(b *testing.B) {
 	}
 	wg.Wait()
 	b.ReportMetric(float64(b.N)/float64(batches.Load()), "calls/batch")
+}
+
+// A caller whose context has no deadline gives up when its patience is over, and so
+// does the batch that only it waits for.
+func TestPatience(t *testing.T) {
+	const patience = time.Second
+	synctest.Test(t, func(t *testing.T) {
+		var ended []error
+		q := batch.New(10, patience, func(ctx context.Context, tickets []*batch.Ticket[int]) {
+			<-ctx.Done()
+			ended = append(ended, ctx.Err())
+		}, nil)
+		begun := time.Now()
+		var calls sync.WaitGroup
+		for i := range 3 { // the first is served alone, the others wait behind it
+			calls.Go(func() {
+				if _, err := q.Do(t.Context(), i); !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("call %d: error %v, want %v", i, err, context.DeadlineExceeded)
+				}
+				if got := time.Since(begun); got != patience {
+					t.Errorf("call %d: gave up after %v, want %v", i, got, patience)
+				}
+			})
+			synctest.Wait()
+		}
+		calls.Wait()
+		synctest.Wait()
+		if len(ended) != 1 || !q.Idle() {
+			t.Errorf("%d batches were served, idle %v; want that of the first call only, and idle", len(ended), q.Idle())
+		}
+
+		// A deadline of the caller's own counts instead.
+		ctx, cancel := context.WithTimeout(t.Context(), 5*patience)
+		defer cancel()
+		begun = time.Now()
+		if _, err := q.Do(ctx, 0); !errors.Is(err, context.DeadlineExceeded) || time.Since(begun) != 5*patience {
+			t.Errorf("error %v after %v, want the context's after %v", err, time.Since(begun), 5*patience)
+		}
+	})
 }

@@ -4,13 +4,15 @@ import (
 	"context"
 	"sync"
 	"sync/atomic"
+	"time"
 )
 
 // Ticket is one call that waits to be served.
 type Ticket[T any] struct {
 	Value T // serve's, and once the ticket is finished the caller's
 
-	ctx context.Context
+	ctx      context.Context
+	deadline time.Time // of a caller whose context has none; zero if it waits for as long as it takes
 
 	mu      sync.Mutex
 	state   state
@@ -48,21 +50,53 @@ func (t *Ticket[T]) Finished() bool {
 	return t.state == finished
 }
 
-// Gone reports whether the ticket's caller has given up, since its context is
-// over. Such a ticket need not be finished.
-func (t *Ticket[T]) Gone() bool {
-	return t.ctx.Err() != nil
+// Gone reports whether the ticket's caller has given up, since its context or its
+// patience is over. Such a ticket need not be finished.
+func (t *Ticket[T]) Gone() bool { return t.over() != nil }
+
+// over returns the error of a caller whose context or patience is over.
+func (t *Ticket[T]) over() error {
+	if err := t.ctx.Err(); err != nil {
+		return err
+	}
+	if !t.deadline.IsZero() && !time.Now().Before(t.deadline) {
+		return context.DeadlineExceeded
+	}
+	return nil
 }
 
-// wait waits until the ticket is settled or its context is over.
-func (t *Ticket[T]) wait() (*Ticket[T], error) {
+// wait waits until the ticket is settled, or its context or patience is over.
+func (t *Ticket[T]) wait(timers *sync.Pool) (*Ticket[T], error) {
 	if settled := t.settling(); settled != nil {
+		t.await(settled, timers)
+	}
+	return t.result()
+}
+
+// await returns when the ticket is settled, or its context or patience is over.
+func (t *Ticket[T]) await(settled <-chan struct{}, timers *sync.Pool) {
+	if t.deadline.IsZero() {
 		select {
 		case <-settled:
 		case <-t.ctx.Done():
 		}
+		return
 	}
-	return t.result()
+	timer, ok := timers.Get().(*time.Timer)
+	if !ok {
+		timer = time.NewTimer(time.Until(t.deadline))
+	} else {
+		timer.Reset(time.Until(t.deadline))
+	}
+	defer func() {
+		timer.Stop()
+		timers.Put(timer)
+	}()
+	select {
+	case <-settled:
+	case <-t.ctx.Done():
+	case <-timer.C:
+	}
 }
 
 // settling returns a channel that is closed when the ticket is settled, nil if
@@ -85,7 +119,7 @@ func (t *Ticket[T]) result() (*Ticket[T], error) {
 	if t.state == finished {
 		return t, nil
 	}
-	if err := t.ctx.Err(); err != nil {
+	if err := t.over(); err != nil {
 		t.leave()
 		return nil, err
 	}
@@ -96,7 +130,7 @@ func (t *Ticket[T]) result() (*Ticket[T], error) {
 func (t *Ticket[T]) begin(p *pending) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.state != waiting || t.ctx.Err() != nil {
+	if t.state != waiting || t.over() != nil {
 		return false
 	}
 	p.left.Add(1)

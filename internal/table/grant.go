@@ -33,50 +33,54 @@ type Grant struct {
 
 const (
 	// grantSQL takes from a row that is there, that nobody has locked, and that
-	// has enough. It writes and locks nothing otherwise.
+	// has enough. It writes and locks nothing otherwise. As it waits for nothing,
+	// the statement's clock is that of the decision.
 	//
 	// The row is locked in its newest version before it is written, so that
 	// version is the one at r.ctid.
-	grantSQL = `UPDATE {table} AS l
-SET value = w.settled - w.total, ts = greatest(l.ts, w.ticked)
-FROM (
-	SELECT r.ctid, u.total AS total, n.now, u.tick AS tick, {grant tick} AS ticked, ` + grantSettled + ` AS settled
-	FROM (SELECT coalesce($9::timestamptz, clock_timestamp()) AS now OFFSET 0) AS n, {table} AS r
-	WHERE r.name = u.name AND r.key = u.key AND r.shard = u.shard ` + grantWhere + `
-	FOR UPDATE OF r SKIP LOCKED
+	grantSQL = grantUpdate + `
+	SELECT r.ctid, u.total AS total, u.now AS now, u.tick AS tick, {grant tick} AS ticked, ` + grantSettled + ` AS settled
+	FROM {table} AS r
+	WHERE ` + grantWhere + `
+	FOR UPDATE SKIP LOCKED
 ) AS w
 WHERE l.ctid = w.ctid
 RETURNING l.value, l.ts, l.paused, {granted at}`
 
 	// grantManySQL is grantSQL for several rows, in the order given, of either
 	// kind: $1 to $8, $10 and $11 are arrays.
-	grantManySQL = `UPDATE {table} AS l
-SET value = w.settled - w.total, ts = greatest(l.ts, w.ticked)
-FROM (
-	SELECT r.ctid, u.i, u.total, n.now, u.tick, {grant tick} AS ticked, ` + grantSettled + ` AS settled
-	FROM (SELECT coalesce($9::timestamptz, clock_timestamp()) AS now OFFSET 0) AS n,
-		unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::int4[]), (SELECT $4::float8[]), (SELECT $5::float8[]),
+	grantManySQL = grantUpdate + `
+	SELECT r.ctid, u.i, u.total, u.now, u.tick, {grant tick} AS ticked, ` + grantSettled + ` AS settled
+	FROM (
+		SELECT u.*, ` + grantNow + ` AS now
+		FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::int4[]), (SELECT $4::float8[]), (SELECT $5::float8[]),
 			(SELECT $6::float8[]), (SELECT $7::float8[]), (SELECT $8::float8[]), (SELECT $10::float8[]), (SELECT $11::bool[]))
-			WITH ORDINALITY AS u (name, key, shard, total, need, capacity, rate, period, tick, reserve, i),
-		{table} AS r
-	WHERE u.i BETWEEN 1 AND 1000000000
-		AND r.name = u.name AND r.key = u.key AND r.shard = u.shard ` + grantWhere + `
+			WITH ORDINALITY AS u (name, key, shard, total, need, capacity, rate, period, tick, reserve, i)
+		WHERE u.i BETWEEN 1 AND 1000000000
+		OFFSET 0
+	) AS u, {table} AS r
+	WHERE ` + grantWhere + `
 	FOR UPDATE OF r SKIP LOCKED
 ) AS w
 WHERE l.ctid = w.ctid
 RETURNING l.value, l.ts, l.paused, {granted at}, w.i`
 
+	grantUpdate = `UPDATE {table} AS l SET value = w.settled - w.total, ts = greatest(l.ts, w.ticked)
+FROM (`
+	grantNow     = `coalesce($9::timestamptz, statement_timestamp())`
 	grantSettled = `least(r.value
 		+ greatest(round(date_part('epoch', {grant tick} - r.ts) * 1000000), 0) * u.rate / u.period,
 		u.capacity)`
-	grantWhere = `AND (r.paused IS NULL OR r.paused <= n.now OR u.reserve)
-		AND ` + grantSettled + ` - u.need >= -greatest(abs(r.value), u.total, u.capacity) * ` + exact.SQL
+	grantWhere = `r.name = u.name AND r.key = u.key AND r.shard = u.shard
+		AND (r.paused IS NULL OR r.paused <= u.now OR u.reserve)
+		AND ` + grantSettled + ` - u.need >= -greatest(abs(r.value), u.total, u.capacity) * ` + exact.SQL + `
+	`
 )
 
 // grantParameters are the parameters of grantSQL.
 var grantParameters = strings.NewReplacer(
 	"u.name", "$1::text", "u.key", "$2::text", "u.shard", "$3::int4", "u.total", "$4::float8", "u.need", "$5::float8",
-	"u.capacity", "$6::float8", "u.rate", "$7::float8", "u.period", "$8::float8", "u.tick", "$10::float8", "u.reserve", "$11::bool",
+	"u.capacity", "$6::float8", "u.rate", "$7::float8", "u.period", "$8::float8", "u.tick", "$10::float8", "u.reserve", "$11::bool", "u.now", grantNow,
 )
 
 // Grant takes what grants say from the rows that have enough for all of it.

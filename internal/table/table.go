@@ -119,7 +119,7 @@ var (
 		"{rate}", "$7::float8", "{period}", "$8::float8", "{floor}", "$9::float8", "{over}", "$10::timestamptz",
 		"{most}", "$7::float8",
 		"{tick}", nowSQL,
-		"{grant tick}", "n.now",
+		"{grant tick}", "u.now",
 		"{ticks agree}", "",
 		// When the row was waited for, the clock was read before that, and ts
 		// tells when.
@@ -130,7 +130,7 @@ var (
 		"{rate}", "$9::float8", "{period}", "$10::float8", "{floor}", "$11::float8", "{over}", "$12::timestamptz",
 		"{most}", "$9::float8",
 		"{tick}", "date_bin($7::float8 * interval '1 microsecond', "+nowSQL+", $8::timestamptz)",
-		"{grant tick}", "date_bin(u.tick * interval '1 microsecond', n.now, r.ts)",
+		"{grant tick}", "date_bin(u.tick * interval '1 microsecond', u.now, r.ts)",
 		// A row whose ticks are not those of $8, a fixed window that was paused
 		// or had another Start, is turned away: excluded.ts says nothing about
 		// it. The caller reads it and sends its ts as $8.
