@@ -25,7 +25,7 @@ import (
 // statement_timeout. A call for a limit with shards leaves a savepoint open, so
 // thousands of them in one transaction become slow.
 func (s *Store) AllowTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.takeTx(ctx, tx, false, requests)
+	return s.parts().takeTx(ctx, tx, false, requests)
 }
 
 // ReserveTx is like [Store.AllowTx], but goes into debt if need be, down to
@@ -33,7 +33,7 @@ func (s *Store) AllowTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Re
 // RetryAt: schedule it for then, in the same transaction, and do not ask
 // again. If tx rolls back there is neither debt nor row.
 func (s *Store) ReserveTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.takeTx(ctx, tx, true, requests)
+	return s.parts().takeTx(ctx, tx, true, requests)
 }
 
 // CheckTx is what [Store.AllowTx] would say, in tx and with what tx has done
@@ -41,12 +41,12 @@ func (s *Store) ReserveTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.
 // the limits' rows, as any SELECT does, so a concurrent take of them can fail
 // one of the two transactions with 40001.
 func (s *Store) CheckTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.checkTx(ctx, tx, false, requests)
+	return s.parts().checkTx(ctx, tx, false, requests)
 }
 
 // CheckReserveTx is to [Store.ReserveTx] what [Store.CheckTx] is to AllowTx.
 func (s *Store) CheckReserveTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.checkTx(ctx, tx, true, requests)
+	return s.parts().checkTx(ctx, tx, true, requests)
 }
 
 // Allow is [Store.AllowTx] on its own: it is decided and durable when it
@@ -59,25 +59,25 @@ func (s *Store) CheckReserveTx(ctx context.Context, tx pgx.Tx, requests ...ratel
 // also when it is the caller's own transaction that has the row, for which it
 // would otherwise wait for ever.
 func (s *Store) Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.decide(ctx, false, false, requests)
+	return s.parts().own.decide(ctx, false, false, requests)
 }
 
 // Reserve is [Store.ReserveTx] on its own. [Store.Cancel] gives a reservation
 // back that is not wanted any more. It waits for a locked row as [Store.Allow] does.
 func (s *Store) Reserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.decide(ctx, true, false, requests)
+	return s.parts().own.decide(ctx, true, false, requests)
 }
 
 // Check is what [Store.Allow] would say. It takes, locks and writes nothing, and
 // waits for no row.
 func (s *Store) Check(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.decide(ctx, false, true, requests)
+	return s.parts().own.decide(ctx, false, true, requests)
 }
 
 // CheckReserve is what [Store.Reserve] would say. It takes, locks and writes
 // nothing, and waits for no row.
 func (s *Store) CheckReserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.decide(ctx, true, true, requests)
+	return s.parts().own.decide(ctx, true, true, requests)
 }
 
 // AllowFunc takes what is asked from all the limits and runs do in the same
@@ -106,11 +106,11 @@ func (s *Store) CheckReserve(ctx context.Context, requests ...ratelimit.Request)
 // begin and before they take a connection from the pool, in order of arrival;
 // with several shards, each has one of its own.
 func (s *Store) AllowFunc(ctx context.Context, requests []ratelimit.Request, do func(tx pgx.Tx, result ratelimit.Result) error) (ratelimit.Result, error) {
-	return s.run(ctx, false, requests, do)
+	return s.parts().runner.run(ctx, false, requests, do)
 }
 
 // ReserveFunc is [Store.AllowFunc] with a reservation: do schedules its work
 // for the result's RetryAt.
 func (s *Store) ReserveFunc(ctx context.Context, requests []ratelimit.Request, do func(tx pgx.Tx, result ratelimit.Result) error) (ratelimit.Result, error) {
-	return s.run(ctx, true, requests, do)
+	return s.parts().runner.run(ctx, true, requests, do)
 }

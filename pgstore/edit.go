@@ -265,8 +265,8 @@ func (s *Store) refunds(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt) ([
 // A pause holds: what is given back meanwhile, by credit or cancel, is there when it
 // is over and not before. A reservation during a pause is due when it is over or
 // later. One that was made before keeps the instant that it was told, which may be
-// within the pause: whoever is about to act on it asks [Store.Check] first, with a
-// count of 0, which says no while the limit is paused, and until when. Only
+// within the pause: whoever is about to act on it looks first, by [Store.Check], at
+// the PausedUntil of its Status. Only
 // [Store.ResumeTx] and [Store.ResetTx] end a pause early.
 func (s *Store) PauseTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, key string, lasts time.Duration) (until time.Time, err error) {
 	if err := decide.BadPause(limit, lasts); err != nil {

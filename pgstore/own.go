@@ -9,7 +9,6 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -42,16 +41,9 @@ const lanes = 2
 // mostTogether bounds the calls that one statement decides.
 const mostTogether = 1024
 
-const (
-	passOver = time.Millisecond      // how long anybody waits for a lock who has no connection to spare for it
-	awaited  = time.Second           // how long a connection that is spared for it waits at a time
-	poll     = 5 * time.Millisecond  // how often a locked row is looked at without one, at first
-	slowPoll = 50 * time.Millisecond // and later
-)
-
 // own is the decisions on their own that are under way.
 type own struct {
-	store *Store
+	*base
 	seed  maphash.Seed
 	lanes [lanes]lane
 
@@ -81,72 +73,72 @@ type pending struct {
 
 type ticket = batch.Ticket[*pending]
 
-func (o *own) init(s *Store) {
-	o.store, o.seed = s, maphash.MakeSeed()
-	o.locked = make(map[decide.Row]*lane)
+func newOwn(b *base) *own {
+	o := &own{base: b, seed: maphash.MakeSeed(), locked: make(map[decide.Row]*lane)}
 	for i := range o.lanes {
 		l := &o.lanes[i]
-		l.queue = batch.New(mostTogether, s.config.Timeout, func(ctx context.Context, tickets []*ticket) { o.serve(ctx, l, tickets) }, s.work.spawn)
+		l.queue = batch.New(mostTogether, b.config.Timeout, func(ctx context.Context, tickets []*ticket) { o.serve(ctx, l, tickets) }, b.work.spawn)
 	}
+	return o
 }
 
 // decide decides a call on its own.
-func (s *Store) decide(ctx context.Context, reserve, check bool, requests []ratelimit.Request) (ratelimit.Result, error) {
-	if err := s.usable(); err != nil {
-		return ratelimit.Result{}, err
+func (o *own) decide(ctx context.Context, reserve, check bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+	if o == nil {
+		return ratelimit.Result{}, (*base)(nil).usable()
 	}
-	call, err := s.call(reserve, requests)
+	call, err := o.call(reserve, requests)
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
-	if s.pool == nil {
+	if o.pool == nil {
 		return ratelimit.Result{}, ErrNoPool
 	}
 	if !check {
-		if result, ok := s.hints.refusals.answer(&call, s.clock()); ok {
+		if result, ok := o.hints.refusals.answer(&call, o.clock()); ok {
 			return result, ctx.Err()
 		}
 	}
-	if s.config.Portable {
-		return s.decidePortably(ctx, &call, check)
+	if o.config.Portable {
+		return o.decidePortably(ctx, &call, check)
 	}
-	if err := s.work.begin(); err != nil {
+	if err := o.work.begin(); err != nil {
 		return ratelimit.Result{}, err
 	}
-	defer s.work.end()
+	defer o.work.end()
 	p := &pending{call: call, check: check}
-	if _, err := s.own.laneOf(&call).queue.Do(ctx, p); err != nil {
-		return ratelimit.Result{}, s.gaveUp(p, err)
+	if _, err := o.laneOf(&call).queue.Do(ctx, p); err != nil {
+		return ratelimit.Result{}, o.gaveUp(p, err)
 	}
 	return p.result, p.err
 }
 
 // decidePortably decides a call with the statements of callers' transactions. A
 // single row needs no transaction.
-func (s *Store) decidePortably(ctx context.Context, call *decide.Call, check bool) (result ratelimit.Result, err error) {
-	ctx, done, err := s.bounded(ctx)
+func (o *own) decidePortably(ctx context.Context, call *decide.Call, check bool) (result ratelimit.Result, err error) {
+	ctx, done, err := o.bounded(ctx)
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
 	defer done()
-	err = s.retry(ctx, func() error {
+	err = o.retry(ctx, func() error {
 		switch {
 		case check:
-			view, err := s.look(ctx, s.pool, &pgx.Batch{}, call, all)
+			view, err := o.base.look(ctx, o.pool, &pgx.Batch{}, call, all)
 			if err == nil {
 				result = call.Checked(view)
 			}
 			return err
 		case len(call.Asks) == 1 && !call.Sharded():
-			asked := s.hints.refusals.moment()
+			asked := o.hints.refusals.moment()
 			var view decide.View
-			if result, view, err = s.takeOne(ctx, s.pool, call); err == nil && !result.OK {
-				s.hints.refusals.note(call, view, asked)
+			if result, view, err = o.takeOne(ctx, o.pool, call); err == nil && !result.OK {
+				o.hints.refusals.note(call, view, asked)
 			}
 			return err
 		default:
-			return pgx.BeginTxFunc(ctx, s.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-				if result, err = s.takeSeveral(ctx, tx, call); err != nil {
+			return pgx.BeginTxFunc(ctx, o.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+				if result, err = o.takeSeveral(ctx, tx, call); err != nil {
 					return err
 				}
 				return result.Err() // which leaves nothing behind
@@ -154,17 +146,17 @@ func (s *Store) decidePortably(ctx context.Context, call *decide.Call, check boo
 		}
 	})
 	if err != nil && !errors.Is(err, ratelimit.ErrRefused) {
-		return ratelimit.Result{}, s.fault("decide", err)
+		return ratelimit.Result{}, o.fault("decide", err)
 	}
 	return result, nil
 }
 
 // gaveUp is the error of a caller whose context ended.
-func (s *Store) gaveUp(p *pending, err error) error {
+func (o *own) gaveUp(p *pending, err error) error {
 	if row := p.locked.Load(); row != nil {
 		return locked(row.Key, err)
 	}
-	return s.fault("decide", err)
+	return o.fault("decide", err)
 }
 
 func (o *own) laneOf(call *decide.Call) *lane {
@@ -180,7 +172,7 @@ func (o *own) serve(ctx context.Context, l *lane, tickets []*ticket) {
 	}
 	granting := !l.refusing
 	decided := slices.Clone(tickets)
-	o.await(o.decide(ctx, tickets, granting, nil))
+	o.await(o.decideAll(ctx, tickets, granting, nil))
 	refused := 0
 	for _, t := range decided {
 		if t.Finished() && !t.Value.result.OK {
@@ -190,13 +182,13 @@ func (o *own) serve(ctx context.Context, l *lane, tickets []*ticket) {
 	l.refusing = 2*refused > len(decided)
 }
 
-// decide decides calls, and returns those whose rows are locked by somebody else.
+// decideAll decides calls, and returns those whose rows are locked by somebody else.
 // If the database finds fault with a statement for many, each half of them is
 // decided by itself, so that only the one at fault fails. A row that is to be
 // waited for is await.
-func (o *own) decide(ctx context.Context, tickets []*ticket, granting bool, await *decide.Row) (locked []*ticket) {
+func (o *own) decideAll(ctx context.Context, tickets []*ticket, granting bool, await *decide.Row) (locked []*ticket) {
 	left := tickets
-	err := o.store.retry(ctx, func() (err error) {
+	err := o.retry(ctx, func() (err error) {
 		if granting {
 			if left, err = o.grant(ctx, left); err != nil || len(left) == 0 {
 				return err
@@ -204,7 +196,7 @@ func (o *own) decide(ctx context.Context, tickets []*ticket, granting bool, awai
 			granting = false
 		}
 		var sheet *decide.Sheet
-		if left, sheet, err = o.look(ctx, left); err != nil || len(left) == 0 {
+		if left, sheet, err = o.read(ctx, left); err != nil || len(left) == 0 {
 			return err
 		}
 		left, err = o.settle(ctx, left, sheet, await)
@@ -217,7 +209,7 @@ func (o *own) decide(ctx context.Context, tickets []*ticket, granting bool, awai
 		return left
 	case answered(err) && !retriable(err) && len(left) > 1:
 		half := len(left) / 2
-		return append(o.decide(ctx, left[:half:half], granting, nil), o.decide(ctx, left[half:], granting, nil)...)
+		return append(o.decideAll(ctx, left[:half:half], granting, nil), o.decideAll(ctx, left[half:], granting, nil)...)
 	}
 	for _, t := range left {
 		t.Value.result, t.Value.err = ratelimit.Result{}, err
@@ -233,21 +225,21 @@ func (o *own) grant(ctx context.Context, tickets []*ticket) (left []*ticket, err
 	if len(groups) == 0 {
 		return left, nil
 	}
-	if err := o.store.table.Grant(ctx, o.store.pool, grants, o.store.clock()); err != nil {
-		return tickets, o.store.fault("take", err)
+	if err := o.table.Grant(ctx, o.pool, grants, o.clock()); err != nil {
+		return tickets, o.fault("take", err)
 	}
 	for i, g := range groups {
 		if !grants[i].Taken.OK {
 			left = append(left, g...)
 			continue
 		}
-		o.granted(g, &grants[i])
+		o.tellGroup(g, &grants[i])
 	}
 	return left, nil
 }
 
-// granted answers the calls of a group. Each is told what it left behind.
-func (o *own) granted(tickets []*ticket, g *table.Grant) {
+// tellGroup answers the calls of a group. Each is told what it left behind.
+func (o *own) tellGroup(tickets []*ticket, g *table.Grant) {
 	change := g.Change
 	change.After = g.Taken.After
 	rest := g.Count
@@ -256,7 +248,7 @@ func (o *own) granted(tickets []*ticket, g *table.Grant) {
 		change.Count = p.call.Asks[0].Count
 		rest -= change.Count
 		change.After.Value = g.Taken.After.Value + rest
-		p.result = o.store.granted(&p.call, []decide.Change{change}, g.Taken.At, "", nil)
+		p.result = o.granted(&p.call, []decide.Change{change}, g.Taken.At, "", nil)
 		t.Finish()
 	}
 }
@@ -311,34 +303,34 @@ func (o *own) single(p *pending) bool {
 		p.change = a.Change(0, 0, a.Count)
 		return true
 	}
-	changes, ok := o.store.guess(&p.call, o.store.choose)
+	changes, ok := o.guess(&p.call, o.choose)
 	if ok {
 		p.change = changes[0]
 	}
 	return ok
 }
 
-// look reads the calls' rows, answers checks, and refuses what cannot be granted.
+// read reads the calls' rows, answers checks, and refuses what cannot be granted.
 // It returns the others, and what it has read.
-func (o *own) look(ctx context.Context, tickets []*ticket) (left []*ticket, sheet *decide.Sheet, err error) {
-	s, sheet := o.store, newSheet(tickets)
-	asked := s.hints.refusals.moment()
+func (o *own) read(ctx context.Context, tickets []*ticket) (left []*ticket, sheet *decide.Sheet, err error) {
+	sheet = newSheet(tickets)
+	asked := o.hints.refusals.moment()
 	rows := table.Rows{Rows: sheet.Rows}
-	if err := s.table.Read(ctx, s.pool, &rows, s.clock()); err != nil {
-		return tickets, nil, s.fault("read", err)
+	if err := o.table.Read(ctx, o.pool, &rows, o.clock()); err != nil {
+		return tickets, nil, o.fault("read", err)
 	}
 	sheet.States, sheet.Found, sheet.At = rows.States, rows.Found, rows.At
 	for _, t := range tickets {
 		p := t.Value
 		view := sheet.View(&p.call)
-		s.hints.saw(&p.call, view)
+		o.hints.saw(&p.call, view)
 		if _, ok := p.call.Plan(view); ok && !p.check {
 			left = append(left, t)
 			continue
 		}
 		p.result = p.call.Checked(view)
 		if !p.check {
-			s.hints.refusals.note(&p.call, view, asked)
+			o.hints.refusals.note(&p.call, view, asked)
 		}
 		t.Finish()
 	}
@@ -357,18 +349,18 @@ func newSheet(tickets []*ticket) *decide.Sheet {
 // returns those whose rows are locked by somebody else. Rows that are missing
 // cannot be locked, so they are made first: full, which means the same.
 func (o *own) settle(ctx context.Context, tickets []*ticket, seen *decide.Sheet, await *decide.Row) (left []*ticket, err error) {
-	conn, err := o.store.pool.Acquire(ctx)
+	conn, err := o.pool.Acquire(ctx)
 	if err != nil {
-		return tickets, o.store.fault("acquire", err)
+		return tickets, o.fault("acquire", err)
 	}
 	defer release(ctx, conn)
 	sheet := newSheet(tickets)
-	asked := o.store.hints.refusals.moment()
+	asked := o.hints.refusals.moment()
 	if err := o.lock(ctx, conn, sheet, seen, await); err != nil {
 		if code(err) == lockNotAvailable {
 			o.waitFor(ctx, conn, tickets, seen, await)
 		}
-		return tickets, o.store.fault("lock", err)
+		return tickets, o.fault("lock", err)
 	}
 	var decided []*ticket
 	for _, t := range tickets {
@@ -390,7 +382,7 @@ func (o *own) settle(ctx context.Context, tickets []*ticket, seen *decide.Sheet,
 		decided = append(decided, t)
 	}
 	if err := o.write(ctx, conn, sheet); err != nil {
-		return tickets, o.store.fault("write", err)
+		return tickets, o.fault("write", err)
 	}
 	for _, t := range decided { // it is in the database now
 		o.tell(t, sheet, asked)
@@ -401,12 +393,12 @@ func (o *own) settle(ctx context.Context, tickets []*ticket, seen *decide.Sheet,
 // tell answers a call that was decided on a sheet that has been written.
 func (o *own) tell(t *ticket, sheet *decide.Sheet, asked moment) {
 	p, view := t.Value, sheet.View(&t.Value.call)
-	o.store.hints.saw(&p.call, view)
+	o.hints.saw(&p.call, view)
 	for i := range p.call.Asks {
-		o.store.hints.refusals.drop(p.call.Asks[i].Of())
+		o.hints.refusals.drop(p.call.Asks[i].Of())
 	}
 	if !p.result.OK {
-		o.store.hints.refusals.note(&p.call, view, asked)
+		o.hints.refusals.note(&p.call, view, asked)
 	}
 	t.Finish()
 }
@@ -434,8 +426,8 @@ func (o *own) uncommitted(ctx context.Context, conn *pgxpool.Conn, call *decide.
 	for _, row := range rows {
 		var b pgx.Batch
 		b.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
-		o.store.bounds(&b, passOver)
-		o.store.table.QueueFill(&b, &table.Rows{Rows: []decide.Row{row}}, []ratelimit.Definition{seen.DefinitionOf(row)}, o.store.clock())
+		o.bounds(&b, passOver)
+		o.table.QueueFill(&b, &table.Rows{Rows: []decide.Row{row}}, []ratelimit.Definition{seen.DefinitionOf(row)}, o.clock())
 		b.Queue("COMMIT")
 		if err := conn.SendBatch(ctx, &b).Close(); err != nil {
 			return row
@@ -448,19 +440,19 @@ func (o *own) uncommitted(ctx context.Context, conn *pgxpool.Conn, call *decide.
 // those that somebody else has locked, which are not found. The awaited row is
 // waited for, before anything else is locked.
 func (o *own) lock(ctx context.Context, conn *pgxpool.Conn, sheet, seen *decide.Sheet, await *decide.Row) error {
-	t, now := o.store.table, o.store.clock()
+	t, now := o.table, o.clock()
 	var b pgx.Batch
 	b.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
 	if await != nil {
-		o.store.bounds(&b, awaited)
+		o.bounds(&b, awaited)
 		t.QueueFill(&b, &table.Rows{Rows: []decide.Row{*await}}, []ratelimit.Definition{sheet.DefinitionOf(*await)}, now)
 		t.QueueAwait(&b, *await)
 	}
 	if rows, definitions := seen.Fill(sheet); len(rows) > 0 {
-		o.store.bounds(&b, passOver)
+		o.bounds(&b, passOver)
 		t.QueueFill(&b, &table.Rows{Rows: rows}, definitions, now)
 	}
-	o.store.bounds(&b, 0) // nothing waits any more but for what others have put on the table
+	o.bounds(&b, 0) // nothing waits any more but for what others have put on the table
 	rows := table.Rows{Rows: sheet.Rows}
 	t.QueueLock(&b, &rows, now)
 	err := conn.SendBatch(ctx, &b).Close()
@@ -479,24 +471,10 @@ func (o *own) write(ctx context.Context, conn *pgxpool.Conn, sheet *decide.Sheet
 	}
 	var b pgx.Batch
 	if len(changed.Rows) > 0 {
-		o.store.table.QueueWrite(&b, &changed)
+		o.table.QueueWrite(&b, &changed)
 	}
 	b.Queue("COMMIT")
 	return conn.SendBatch(ctx, &b).Close()
-}
-
-// release gives a connection back, after rolling back what a fault has left open.
-func release(ctx context.Context, conn *pgxpool.Conn) {
-	rollBack(ctx, conn)
-	conn.Release()
-}
-
-func rollBack(ctx context.Context, conn *pgxpool.Conn) {
-	if status := conn.Conn().PgConn().TxStatus(); status != 'I' && !conn.Conn().IsClosed() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTime)
-		defer cancel()
-		_, _ = conn.Exec(ctx, "ROLLBACK") // a connection on which it fails is closed
-	}
 }
 
 // redirect moves the calls for locked rows to the queues of those, and returns the
@@ -554,7 +532,7 @@ func (o *own) await(tickets []*ticket) {
 		l, ok := o.locked[row]
 		if !ok {
 			l = &lane{}
-			l.queue = batch.New(mostTogether, 0, func(ctx context.Context, tickets []*ticket) { o.serveLocked(ctx, row, tickets) }, o.store.work.spawn)
+			l.queue = batch.New(mostTogether, 0, func(ctx context.Context, tickets []*ticket) { o.serveLocked(ctx, row, tickets) }, o.work.spawn)
 			o.locked[row] = l
 		}
 		l.queue.Join(t)
@@ -564,13 +542,13 @@ func (o *own) await(tickets []*ticket) {
 // serveLocked decides the calls that wait for a row, as soon as it is free. While
 // no connection may wait for it, it looks now and then.
 func (o *own) serveLocked(ctx context.Context, row decide.Row, tickets []*ticket) {
-	for w := o.store.waiting(); len(tickets) > 0; {
+	for w := o.waiting(); len(tickets) > 0; {
 		var left []*ticket
 		_ = w.again(ctx, func(spared bool) error { // if ctx is over nobody is left
 			if spared {
-				left = o.decide(ctx, tickets, false, &row)
+				left = o.decideAll(ctx, tickets, false, &row)
 			} else {
-				left = o.decide(ctx, tickets, true, nil)
+				left = o.decideAll(ctx, tickets, true, nil)
 			}
 			return nil
 		})

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
@@ -23,10 +24,10 @@ const (
 // over has what PostgreSQL said last within reach too. A connection on which
 // somebody has thrown prepared statements away gets one more attempt: pgx prepares
 // them again.
-func (s *Store) retry(ctx context.Context, attempt func() error) error {
+func (b *base) retry(ctx context.Context, attempt func() error) error {
 	end, hasDeadline := ctx.Deadline()
 	if !hasDeadline {
-		end = time.Now().Add(s.config.RetryBudget)
+		end = time.Now().Add(b.config.RetryBudget)
 	}
 	var last error // that asked for another attempt
 	longest := firstPause
@@ -67,40 +68,40 @@ func sleep(ctx context.Context, pause time.Duration) error {
 
 // bounded is a context for a decision on its own: with the Store's time-out if ctx
 // has no deadline. The decision is counted until end is called.
-func (s *Store) bounded(ctx context.Context) (_ context.Context, end func(), err error) {
-	if err := s.usable(); err != nil {
+func (b *base) bounded(ctx context.Context) (_ context.Context, end func(), err error) {
+	if err := b.usable(); err != nil {
 		return nil, nil, err
 	}
-	if s.pool == nil {
+	if b.pool == nil {
 		return nil, nil, ErrNoPool
 	}
-	if err := s.work.begin(); err != nil {
+	if err := b.work.begin(); err != nil {
 		return nil, nil, err
 	}
-	if _, ok := ctx.Deadline(); ok || s.config.Timeout == NoTimeout {
-		return ctx, s.work.end, nil
+	if _, ok := ctx.Deadline(); ok || b.config.Timeout == NoTimeout {
+		return ctx, b.work.end, nil
 	}
-	ctx, cancel := context.WithTimeout(ctx, s.config.Timeout)
-	return ctx, func() { cancel(); s.work.end() }, nil
+	ctx, cancel := context.WithTimeout(ctx, b.config.Timeout)
+	return ctx, func() { cancel(); b.work.end() }, nil
 }
 
 // ownTx runs do, which changes what a key has, in a transaction of its own. READ
 // COMMITTED is enough: a take is right at every isolation level, and here nobody asks
 // it again. It waits for rows that are locked as decisions on their own do.
-func (s *Store) ownTx(ctx context.Context, key decide.Key, do func(context.Context, pgx.Tx) error) error {
-	ctx, done, err := s.bounded(ctx)
+func (b *base) ownTx(ctx context.Context, key decide.Key, do func(context.Context, pgx.Tx) error) error {
+	ctx, done, err := b.bounded(ctx)
 	if err != nil {
 		return err
 	}
 	defer done()
-	err = s.retry(ctx, func() error { return s.transact(ctx, passOver, do) })
-	for w := s.waiting(); code(err) == lockNotAvailable; {
+	err = b.retry(ctx, func() error { return b.transact(ctx, passOver, do) })
+	for w := b.waiting(); code(err) == lockNotAvailable; {
 		ctxErr := w.again(ctx, func(spared bool) error {
 			wait := passOver
 			if spared {
 				wait = awaited
 			}
-			err = s.retry(ctx, func() error { return s.transact(ctx, wait, do) })
+			err = b.retry(ctx, func() error { return b.transact(ctx, wait, do) })
 			return err
 		})
 		if ctx.Err() != nil && errors.Is(ctxErr, ctx.Err()) {
@@ -111,36 +112,36 @@ func (s *Store) ownTx(ctx context.Context, key decide.Key, do func(context.Conte
 }
 
 // transact runs do in a transaction that waits so long for a lock.
-func (s *Store) transact(ctx context.Context, wait time.Duration, do func(context.Context, pgx.Tx) error) error {
-	conn, err := s.pool.Acquire(ctx)
+func (b *base) transact(ctx context.Context, wait time.Duration, do func(context.Context, pgx.Tx) error) error {
+	conn, err := b.pool.Acquire(ctx)
 	if err != nil {
-		return s.fault("acquire", err)
+		return b.fault("acquire", err)
 	}
 	defer release(ctx, conn)
 	var batch pgx.Batch
 	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
-	s.bounds(&batch, wait)
+	b.bounds(&batch, wait)
 	results := conn.SendBatch(ctx, &batch)
 	if err := results.Close(); err != nil {
-		return s.fault("begin", err)
+		return b.fault("begin", err)
 	}
 	if err := do(ctx, results.Tx()); err != nil {
 		return err
 	}
 	if err := results.Tx().Commit(ctx); err != nil {
-		return s.fault("commit", err)
+		return b.fault("commit", err)
 	}
 	return nil
 }
 
 // bounds puts into a batch how long its transaction waits for a lock, and how long
 // the server keeps what it has locked while it hears nothing of us.
-func (s *Store) bounds(batch *pgx.Batch, wait time.Duration) {
-	silence := s.config.Timeout
+func (b *base) bounds(batch *pgx.Batch, wait time.Duration) {
+	silence := b.config.Timeout
 	if silence == NoTimeout {
 		silence = defaultTimeout
 	}
-	s.table.QueueBounds(batch, wait, silence)
+	b.table.QueueBounds(batch, wait, silence)
 }
 
 // waiting is a wait for a row that somebody has locked. A few connections may wait in
@@ -148,18 +149,18 @@ func (s *Store) bounds(batch *pgx.Batch, wait time.Duration) {
 // locked, the pool has some for the rest. Without one, the row is looked at now and
 // then.
 type waiting struct {
-	store *Store
+	base  *base
 	pause time.Duration
 }
 
-func (s *Store) waiting() *waiting { return &waiting{s, poll} }
+func (b *base) waiting() *waiting { return &waiting{b, poll} }
 
 // again runs attempt once more, with a connection that is spared for waiting or else
 // after a pause. If ctx is over by then it returns the error of that.
 func (w *waiting) again(ctx context.Context, attempt func(spared bool) error) error {
 	select {
-	case w.store.spare <- struct{}{}:
-		defer func() { <-w.store.spare }()
+	case w.base.spare <- struct{}{}:
+		defer func() { <-w.base.spare }()
 		return attempt(true)
 	default:
 	}
@@ -169,3 +170,36 @@ func (w *waiting) again(ctx context.Context, attempt func(spared bool) error) er
 	w.pause = min(2*w.pause, slowPoll)
 	return attempt(false)
 }
+
+const (
+	passOver = time.Millisecond      // how long anybody waits for a lock who has no connection to spare for it
+	awaited  = time.Second           // how long a connection that is spared for it waits at a time
+	poll     = 5 * time.Millisecond  // how often a locked row is looked at without one, at first
+	slowPoll = 50 * time.Millisecond // and later
+)
+
+// release gives a connection back, after rolling back what a fault has left open.
+func release(ctx context.Context, conn *pgxpool.Conn) {
+	rollBack(ctx, conn)
+	conn.Release()
+}
+
+func rollBack(ctx context.Context, conn *pgxpool.Conn) {
+	if status := conn.Conn().PgConn().TxStatus(); status != 'I' && !conn.Conn().IsClosed() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTime)
+		defer cancel()
+		_, _ = conn.Exec(ctx, "ROLLBACK") // a connection on which it fails is closed
+	}
+}
+
+// end ends tx, if it has not ended, even when ctx is over. It is deferred, so that
+// it also happens when a caller's function panics or ends its goroutine. Its error
+// is of no use: a transaction that cannot be rolled back has lost its connection,
+// and with it all that it did.
+func end(ctx context.Context, tx pgx.Tx) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTime)
+	defer cancel()
+	_ = tx.Rollback(ctx)
+}
+
+const rollbackTime = 5 * time.Second

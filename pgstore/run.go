@@ -10,6 +10,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/keyqueue"
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
 
@@ -27,33 +28,39 @@ type turnKey struct {
 	shards int
 }
 
-func (s *Store) run(ctx context.Context, reserve bool, requests []ratelimit.Request, do func(pgx.Tx, ratelimit.Result) error) (result ratelimit.Result, err error) {
-	if err := s.usable(); err != nil {
-		return ratelimit.Result{}, err
+// runner runs callers' functions in transactions.
+type runner struct {
+	*base
+	turns keyqueue.Queue[turnKey]
+}
+
+func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Request, do func(pgx.Tx, ratelimit.Result) error) (result ratelimit.Result, err error) {
+	if r == nil {
+		return ratelimit.Result{}, (*base)(nil).usable()
 	}
 	if do == nil {
 		return ratelimit.Result{}, errNilFunc
 	}
-	call, err := s.call(reserve, requests)
+	call, err := r.call(reserve, requests)
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
-	if s.pool == nil {
+	if r.pool == nil {
 		return ratelimit.Result{}, ErrNoPool
 	}
 	bounded := ctx
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
-		bounded, cancel = context.WithTimeout(ctx, s.config.RetryBudget)
+		bounded, cancel = context.WithTimeout(ctx, r.config.RetryBudget)
 		defer cancel()
 	}
-	err = s.retry(ctx, func() error {
-		places, leave, err := s.queue(bounded, &call)
+	err = r.retry(ctx, func() error {
+		places, leave, err := r.queue(bounded, &call)
 		if err != nil {
-			return s.fault("wait", err)
+			return r.fault("wait", err)
 		}
 		defer leave()
-		a := attempt{store: s, call: &call, places: places, do: do}
+		a := attempt{base: r.base, call: &call, places: places, do: do}
 		err = a.run(bounded)
 		result = a.result
 		return err
@@ -66,16 +73,16 @@ func (s *Store) run(ctx context.Context, reserve bool, requests []ratelimit.Requ
 
 // queue waits until each of the call's limits has a place for it. All calls wait in
 // one order, so none waits for one that waits for it.
-func (s *Store) queue(ctx context.Context, call *decide.Call) (places []int, leave func(), err error) {
+func (r *runner) queue(ctx context.Context, call *decide.Call) (places []int, leave func(), err error) {
 	keyOf := func(i int) turnKey { return turnKey{call.Asks[i].Of(), call.Asks[i].Definition.Shards} }
 	leave = func() {
 		for i, place := range places {
-			s.turns.Leave(keyOf(i), place)
+			r.turns.Leave(keyOf(i), place)
 		}
 	}
 	for i := range call.Asks {
 		a := &call.Asks[i]
-		place, err := s.turns.Enter(ctx, keyOf(i), a.Definition.Shards, func(free []int) int { return s.hints.shards.choose(a, free) })
+		place, err := r.turns.Enter(ctx, keyOf(i), a.Definition.Shards, func(free []int) int { return r.hints.shards.choose(a, free) })
 		if err != nil {
 			leave()
 			return nil, nil, err
@@ -87,7 +94,7 @@ func (s *Store) queue(ctx context.Context, call *decide.Call) (places []int, lea
 
 // attempt is one run of a transaction.
 type attempt struct {
-	store  *Store
+	base   *base
 	call   *decide.Call
 	places []int // the shard of each limit that is this transaction's alone
 	do     func(pgx.Tx, ratelimit.Result) error
@@ -112,9 +119,9 @@ func (a *attempt) run(ctx context.Context) error {
 // then, or a pool of one would have no other to ask on. A COMMIT is lost when it was
 // sent, and the server did not answer.
 func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
-	conn, err := a.store.pool.Acquire(ctx)
+	conn, err := a.base.pool.Acquire(ctx)
 	if err != nil {
-		return false, a.store.fault("acquire", err)
+		return false, a.base.fault("acquire", err)
 	}
 	defer conn.Release() // also when the function panics or ends its goroutine
 	a.conn, a.life = conn, life(ctx, conn)
@@ -144,7 +151,7 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 		return false, nil
 	}
 	lost = a.conn.Conn().IsClosed() && !answered(err)
-	return lost, a.store.fault("commit", err)
+	return lost, a.base.fault("commit", err)
 }
 
 // ended is the error of a function that has ended the transaction itself: none if
@@ -166,9 +173,9 @@ func (a *attempt) ended(ctx context.Context) error {
 // what was seen is tried in a new one. The transaction may be there with an error,
 // too, and is for the caller to end.
 func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
-	s := a.store
+	b := a.base
 	next := 0
-	changes, ok := s.guess(a.call, func(ask *decide.Ask) int {
+	changes, ok := b.guess(a.call, func(ask *decide.Ask) int {
 		for i := range a.call.Asks {
 			if &a.call.Asks[i] == ask {
 				next = a.places[i]
@@ -180,19 +187,19 @@ func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 		if ok {
 			tx, err := a.take(ctx, changes)
 			if err != nil {
-				return tx, s.fault("take", err)
+				return tx, b.fault("take", err)
 			}
 			if a.taken.granted() {
 				a.result = a.taken.result(tx)
 				return tx, nil
 			}
 			if err := tx.Rollback(ctx); err != nil {
-				return nil, s.fault("roll back", err)
+				return nil, b.fault("roll back", err)
 			}
 		}
-		view, err := s.look(ctx, a.conn, &pgx.Batch{}, a.call, all)
+		view, err := b.look(ctx, a.conn, &pgx.Batch{}, a.call, all)
 		if err != nil {
-			return nil, s.fault("look", err)
+			return nil, b.fault("look", err)
 		}
 		if changes, ok = a.call.Plan(view); !ok || round == rounds {
 			a.result = a.call.Refused(view)
@@ -203,12 +210,12 @@ func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 
 // take begins a transaction and tries changes in it, in one round trip.
 func (a *attempt) take(ctx context.Context, changes []decide.Change) (pgx.Tx, error) {
-	a.taken = try{store: a.store, call: a.call, changes: changes, taken: make([]table.Taken, len(changes))}
+	a.taken = try{base: a.base, call: a.call, changes: changes, taken: make([]table.Taken, len(changes))}
 	var batch pgx.Batch
 	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.Serializable})
-	now := a.store.clock()
+	now := a.base.clock()
 	for i := range changes {
-		a.store.table.QueueTake(&batch, a.call.Reserve, &changes[i], now, &a.taken.taken[i])
+		a.base.table.QueueTake(&batch, a.call.Reserve, &changes[i], now, &a.taken.taken[i])
 	}
 	results := a.conn.SendBatch(ctx, &batch)
 	err := results.Close()
@@ -269,7 +276,7 @@ func (a *attempt) resolve(ctx context.Context, lost error) error {
 // life the row itself is looked at, which proves it if nobody has written it since.
 func (a *attempt) outcome(ctx context.Context) (became string, err error) {
 	xid := a.taken.taken[0].Xid
-	err = a.store.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+	err = a.base.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
 		if became, err = table.Outcome(ctx, conn, xid, false); err != nil || became != table.Committed {
 			return err
 		}
@@ -277,7 +284,7 @@ func (a *attempt) outcome(ctx context.Context) (became string, err error) {
 		if err == nil && now != "" && now == a.life {
 			return nil
 		}
-		wrote, err := a.store.table.Wrote(ctx, conn, &a.taken.changes[0], xid)
+		wrote, err := a.base.table.Wrote(ctx, conn, &a.taken.changes[0], xid)
 		if err == nil && !wrote {
 			became = table.Forgotten
 		}

@@ -15,32 +15,32 @@ import (
 // its looking and its taking.
 const rounds = 8
 
-func (s *Store) takeTx(ctx context.Context, tx pgx.Tx, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
-	if err := s.usableIn(tx); err != nil {
+func (b *base) takeTx(ctx context.Context, tx pgx.Tx, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+	if err := b.usableIn(tx); err != nil {
 		return ratelimit.Result{}, err
 	}
-	call, err := s.call(reserve, requests)
+	call, err := b.call(reserve, requests)
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
 	if len(call.Asks) == 1 && !call.Sharded() {
-		result, _, err := s.takeOne(ctx, tx, &call)
+		result, _, err := b.takeOne(ctx, tx, &call)
 		return result, err
 	}
-	return s.takeSeveral(ctx, tx, &call)
+	return b.takeSeveral(ctx, tx, &call)
 }
 
-func (s *Store) checkTx(ctx context.Context, tx pgx.Tx, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
-	if err := s.usableIn(tx); err != nil {
+func (b *base) checkTx(ctx context.Context, tx pgx.Tx, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+	if err := b.usableIn(tx); err != nil {
 		return ratelimit.Result{}, err
 	}
-	call, err := s.call(reserve, requests)
+	call, err := b.call(reserve, requests)
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
-	view, err := s.look(ctx, tx, &pgx.Batch{}, &call, all)
+	view, err := b.look(ctx, tx, &pgx.Batch{}, &call, all)
 	if err != nil {
-		return ratelimit.Result{}, s.fault("check", err)
+		return ratelimit.Result{}, b.fault("check", err)
 	}
 	return call.Checked(view), nil
 }
@@ -48,19 +48,19 @@ func (s *Store) checkTx(ctx context.Context, tx pgx.Tx, reserve bool, requests [
 // takeOne decides a call for one row. The row itself grants it. When it does not it
 // is looked at, and tells what to answer or, since it is locked by now, what to take:
 // its ticks may be its own, or a pause is over. The view is what refused the call.
-func (s *Store) takeOne(ctx context.Context, q table.Querier, call *decide.Call) (_ ratelimit.Result, view decide.View, _ error) {
+func (b *base) takeOne(ctx context.Context, q table.Querier, call *decide.Call) (_ ratelimit.Result, view decide.View, _ error) {
 	change := call.Asks[0].Change(0, 0, call.Asks[0].Count)
 	for range rounds {
-		taken, err := s.table.Take(ctx, q, call.Reserve, &change, s.clock())
+		taken, err := b.table.Take(ctx, q, call.Reserve, &change, b.clock())
 		if err != nil {
-			return ratelimit.Result{}, view, s.fault("take", err)
+			return ratelimit.Result{}, view, b.fault("take", err)
 		}
 		if taken.OK {
 			change.After = taken.After
-			return s.granted(call, []decide.Change{change}, taken.At, taken.Xid, connOf(q)), view, nil
+			return b.granted(call, []decide.Change{change}, taken.At, taken.Xid, connOf(q)), view, nil
 		}
-		if view, err = s.look(ctx, q, &pgx.Batch{}, call, all); err != nil {
-			return ratelimit.Result{}, view, s.fault("look", err)
+		if view, err = b.look(ctx, q, &pgx.Batch{}, call, all); err != nil {
+			return ratelimit.Result{}, view, b.fault("look", err)
 		}
 		changes, ok := call.Plan(view)
 		if !ok {
@@ -73,8 +73,8 @@ func (s *Store) takeOne(ctx context.Context, q table.Querier, call *decide.Call)
 
 // granted is the result of a call whose changes were made at an instant. xid is the
 // transaction that made them, on conn, unless they are committed.
-func (s *Store) granted(call *decide.Call, changes []decide.Change, at time.Time, xid string, conn *pgx.Conn) ratelimit.Result {
-	result := call.Granted(changes, s.hints.took(call, changes, at.UTC()))
+func (b *base) granted(call *decide.Call, changes []decide.Change, at time.Time, xid string, conn *pgx.Conn) ratelimit.Result {
+	result := call.Granted(changes, b.hints.took(call, changes, at.UTC()))
 	result.Receipt = call.Receipt(changes, xid, conn)
 	return result
 }
@@ -93,14 +93,14 @@ func unsharded(a *decide.Ask) bool { return !a.Sharded() }
 
 // look reads the states of a call's limits, of those that it is to look at; of the
 // others it tells what is known.
-func (s *Store) look(ctx context.Context, q table.Querier, batch *pgx.Batch, call *decide.Call, at func(*decide.Ask) bool) (decide.View, error) {
-	view, err := s.table.Look(ctx, q, batch, call, at, s.clock())
+func (b *base) look(ctx context.Context, q table.Querier, batch *pgx.Batch, call *decide.Call, at func(*decide.Ask) bool) (decide.View, error) {
+	view, err := b.table.Look(ctx, q, batch, call, at, b.clock())
 	if err != nil {
 		return decide.View{}, err
 	}
-	s.hints.saw(call, view)
+	b.hints.saw(call, view)
 	if call.Sharded() {
-		for i, known := range s.hints.shards.known(call, view.At) {
+		for i, known := range b.hints.shards.known(call, view.At) {
 			if view.States[i] == nil {
 				view.States[i] = known
 			}
@@ -112,28 +112,28 @@ func (s *Store) look(ctx context.Context, q table.Querier, batch *pgx.Batch, cal
 // takeSeveral decides a call for several rows. It tries the rows that most likely
 // have enough without looking at them. Only when one refuses does it look, and
 // refuses by what it sees or tries what it sees.
-func (s *Store) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
-	changes, ok := s.guess(call, func(a *decide.Ask) int {
-		if shard, ok := s.hints.shards.heldBy(tx, a.Of()); ok {
+func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
+	changes, ok := b.guess(call, func(a *decide.Ask) int {
+		if shard, ok := b.hints.shards.heldBy(tx, a.Of()); ok {
 			return shard
 		}
-		return s.choose(a)
+		return b.choose(a)
 	})
 	look, undo := all, &pgx.Batch{}
 	for round := 0; ; round++ {
 		if ok {
-			t := try{store: s, call: call, changes: changes}
+			t := try{base: b, call: call, changes: changes}
 			if err := t.send(ctx, tx); err != nil {
-				return ratelimit.Result{}, s.fault("take", err)
+				return ratelimit.Result{}, b.fault("take", err)
 			}
 			if t.granted() {
 				return t.result(tx), nil
 			}
 			look, undo = t.undo()
 		}
-		view, err := s.look(ctx, tx, undo, call, look)
+		view, err := b.look(ctx, tx, undo, call, look)
 		if err != nil {
-			return ratelimit.Result{}, s.fault("look", err)
+			return ratelimit.Result{}, b.fault("look", err)
 		}
 		if changes, ok = call.Plan(view); !ok || round == rounds {
 			return call.Refused(view), nil
@@ -144,7 +144,7 @@ func (s *Store) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (
 
 // guess names one row for each of the call's limits; false if a count fits no
 // single shard.
-func (s *Store) guess(call *decide.Call, choose func(*decide.Ask) int) ([]decide.Change, bool) {
+func (b *base) guess(call *decide.Call, choose func(*decide.Ask) int) ([]decide.Change, bool) {
 	changes := make([]decide.Change, len(call.Asks))
 	for i := range call.Asks {
 		a := &call.Asks[i]
@@ -162,8 +162,8 @@ func (s *Store) guess(call *decide.Call, choose func(*decide.Ask) int) ([]decide
 }
 
 // choose is the shard to try first.
-func (s *Store) choose(a *decide.Ask) int {
-	return s.hints.shards.choose(a, upTo(a.Definition.Shards))
+func (b *base) choose(a *decide.Ask) int {
+	return b.hints.shards.choose(a, upTo(a.Definition.Shards))
 }
 
 func upTo(n int) []int {
@@ -186,7 +186,7 @@ func upTo(n int) []int {
 // go on to each other's would deadlock. So shards are behind a savepoint, after all
 // else. In the portable form all rows are: that does not tell which rows a take made.
 type try struct {
-	store   *Store
+	base    *base
 	call    *decide.Call
 	changes []decide.Change
 	before  []table.Taken // what was in the rows without shards
@@ -198,15 +198,15 @@ const savepoint = "ratelimit_take"
 func (t *try) send(ctx context.Context, q table.Querier) error {
 	t.before, t.taken = make([]table.Taken, len(t.changes)), make([]table.Taken, len(t.changes))
 	var batch pgx.Batch
-	now := t.store.clock()
+	now := t.base.clock()
 	for i := range t.changes {
 		if t.saved(i) && (i == 0 || !t.saved(i-1)) {
 			batch.Queue("SAVEPOINT " + savepoint)
 		}
 		if !t.saved(i) {
-			t.store.table.QueueGive(&batch, &t.changes[i], 0, 0, now, &t.before[i])
+			t.base.table.QueueGive(&batch, &t.changes[i], 0, 0, now, &t.before[i])
 		}
-		t.store.table.QueueTake(&batch, t.call.Reserve, &t.changes[i], now, &t.taken[i])
+		t.base.table.QueueTake(&batch, t.call.Reserve, &t.changes[i], now, &t.taken[i])
 	}
 	return q.SendBatch(ctx, &batch).Close()
 }
@@ -214,7 +214,7 @@ func (t *try) send(ctx context.Context, q table.Querier) error {
 func (t *try) sharded(i int) bool { return t.call.Asks[t.changes[i].Ask].Sharded() }
 
 // saved reports whether a change is made behind the savepoint.
-func (t *try) saved(i int) bool { return t.store.config.Portable || t.sharded(i) }
+func (t *try) saved(i int) bool { return t.base.config.Portable || t.sharded(i) }
 
 // granted reports whether all was taken.
 func (t *try) granted() bool {
@@ -241,10 +241,10 @@ func (t *try) at() (at time.Time) {
 func (t *try) result(tx pgx.Tx) ratelimit.Result {
 	for i := range t.changes {
 		if t.sharded(i) {
-			t.store.hints.shards.hold(tx, t.changes[i].Row)
+			t.base.hints.shards.hold(tx, t.changes[i].Row)
 		}
 	}
-	return t.store.granted(t.call, t.changes, t.at(), t.taken[0].Xid, tx.Conn())
+	return t.base.granted(t.call, t.changes, t.at(), t.taken[0].Xid, tx.Conn())
 }
 
 // undo begins a batch that puts back what was taken, and says what to look at
@@ -263,9 +263,9 @@ func (t *try) undo() (look func(*decide.Ask) bool, batch *pgx.Batch) {
 		switch {
 		case t.saved(i) || !t.taken[i].OK && !t.before[i].Made:
 		case t.before[i].Made:
-			t.store.table.QueueRemove(batch, t.changes[i].Row)
+			t.base.table.QueueRemove(batch, t.changes[i].Row)
 		default:
-			t.store.table.QueuePut(batch, t.changes[i].Row, t.before[i].After)
+			t.base.table.QueuePut(batch, t.changes[i].Row, t.before[i].After)
 		}
 	}
 	return look, batch

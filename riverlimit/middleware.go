@@ -96,7 +96,7 @@ func oneOf(limit ratelimit.Limit) []ratelimit.Request {
 
 // Middleware is a River worker middleware that limits how often jobs are
 // worked. It goes into river.Config.Middleware, as the last one if it has
-// HardStart: what comes between it and the worker delays the start.
+// HardStart: what runs between it and the worker delays the start.
 //
 // Before an attempt at a job it reserves, once, and holds the job back until
 // the reservation is due. A job whose reservation is due runs at once, unless a

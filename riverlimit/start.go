@@ -89,7 +89,7 @@ func (m *Middleware) gate(r ratelimit.Request) ratelimit.Request {
 // gate, the others queue: those that are late would otherwise all ask each time
 // one of them may start.
 //
-// A grant that is not used is lost. It must not be given back: those who were
+// A grant that is not used is lost. It must not be given back: jobs that were
 // granted theirs after it have their instants, and another one, at once, would
 // be a start that the spacing between those does not allow for.
 func (m *Middleware) pass(ctx context.Context, requests []ratelimit.Request) error {

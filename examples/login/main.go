@@ -7,12 +7,12 @@
 //
 //   - Failures are counted on their own, not in the transaction of the login:
 //     that one rolls back when the login fails, and would take the count along.
-//     And before that transaction begins: who holds one connection and waits for
-//     another can bring the whole pool to a standstill.
+//     And before that transaction begins: callers that hold one connection and
+//     wait for another can bring the whole pool to a standstill.
 //   - An attempt is counted before the password is looked at, and given back if
-//     it was right. Who looks at the limit first and counts the failure after
-//     lets a thousand guesses through that come at the same time: all of them
-//     look before any of them counts.
+//     it was right. Looking at the limit first and counting the failure after
+//     lets a thousand guesses through that are made at the same time: all of
+//     them look before any of them counts.
 //   - While an account is locked the right password is refused too. Otherwise
 //     guessing could go on, with the answer in plain sight.
 //
@@ -57,7 +57,7 @@ type service struct {
 }
 
 // logIn makes a session, or fails with errWrong or a *ratelimit.RefusedError,
-// which says when to come back.
+// which says when to try again.
 func (s service) logIn(ctx context.Context, address, account, password string) error {
 	// This is one failure, unless the password turns out to be right.
 	failure, err := s.store.Allow(ctx, FailuresByAccount.For(account), FailuresByAddress.For(address))
@@ -209,7 +209,7 @@ func (s service) guessing(ctx context.Context) error {
 	if !errors.As(err, &locked) {
 		return fmt.Errorf("a promise does not hold: bob's account is not locked: %w", err)
 	}
-	return demo.Claim(s.out, s.checked.Load() == checked, "the right password is refused too, and not looked at: come back in %v",
+	return demo.Claim(s.out, s.checked.Load() == checked, "the right password is refused too, and not looked at: try again in %v",
 		locked.Result.RetryAfter.Round(time.Second))
 }
 

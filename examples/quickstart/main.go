@@ -74,10 +74,10 @@ func (s shop) order(ctx context.Context, customer string) (ratelimit.Result, err
 	})
 }
 
-// rush has many goroutines order for alice, and counts what came of it.
+// rush has many goroutines order for alice, and counts the outcomes.
 func (s shop) rush(ctx context.Context) error {
 	fmt.Fprintf(s.out, "\n2. %d goroutines place orders for alice for %v, each as often as it can\n", goroutines, rushTime)
-	fmt.Fprintf(s.out, "   limit: %g tokens a second come in, at most %g gather; an order takes one\n"+
+	fmt.Fprintf(s.out, "   limit: %g tokens a second are refilled, up to %g; an order takes one\n"+
 		"   each order: BEGIN ISOLATION LEVEL SERIALIZABLE, take the token, INSERT, COMMIT\n", PlaceOrder.Rate, PlaceOrder.Capacity)
 	var start time.Time
 	var seconds float64
@@ -109,7 +109,7 @@ func (s shop) placeOrders(ctx context.Context) (granted, refused int, err error)
 	for range goroutines {
 		wg.Go(func() {
 			for open.Err() == nil {
-				// Not with open: who is in the shop when it closes is served.
+				// Not with open: customers in the shop when it closes are served.
 				result, orderErr := s.order(ctx, "alice")
 				mu.Lock()
 				switch {
@@ -174,6 +174,6 @@ func (s shop) row(ctx context.Context) error {
 	fmt.Fprintf(s.out, "   name        | key   | shard | value                | ts\n"+
 		"  -------------+-------+-------+----------------------+------------------------------\n"+
 		"   %-11s | %-5s | %5s | %20s | %s\n"+
-		"   It says: value tokens at the instant ts. The next call adds what came in since.\n", name, key, shard, value, ts)
+		"   It says: value tokens at the instant ts. The next call adds what was refilled since.\n", name, key, shard, value, ts)
 	return demo.Claim(s.out, rows == "1" && key == "alice", "nothing else to store: %s row, for bob's went with his transaction", rows)
 }

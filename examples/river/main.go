@@ -3,21 +3,21 @@
 //
 //	go run ./examples/river
 //
-// The provider counts requests and tokens, and answers 429 to who exceeds
+// The provider counts requests and tokens, and answers 429 to callers that exceed
 // either. What a call will cost is known only after it. So:
 //
 //   - A job reserves one request and the most tokens that it may use, from both
 //     limits or from none, before it runs. River's worker does not see any of
 //     that: a middleware does it, and waits, without using up attempts.
 //   - HardStart has the jobs pass a gate when they start, because the provider
-//     counts calls as they come in, and River brings jobs in bunches.
+//     counts calls as they arrive, and River starts jobs in bunches.
 //   - What a call did not use is credited in the transaction that stores its
 //     answer and completes the job: all three or none.
 //   - On a 429 all jobs of the organization pause, for as long as the provider
-//     asks, and the job comes again without losing an attempt.
+//     asks, and the job runs again without losing an attempt.
 //
-// The provider is a fake inside this program. It is strict: it counts what comes
-// in itself, and the program fails if it had any reason to complain.
+// The provider is a fake inside this program. It is strict: it counts calls
+// itself, and the program fails if it had any reason to complain.
 package main
 
 import (
@@ -227,7 +227,7 @@ func (d *demonstration) check(ctx context.Context) error {
 	most := Tokens.Capacity + Tokens.Rate*seconds
 	return errors.Join(
 		demo.Claim(d.out, completed == prompts, "%d of %d jobs completed", completed, prompts),
-		demo.Claim(d.out, p.most <= int(Requests.Rate), "at most %d requests came in within any second, %g are granted", p.most, Requests.Rate),
+		demo.Claim(d.out, p.most <= int(Requests.Rate), "at most %d requests arrived within any second, %g are granted", p.most, Requests.Rate),
 		demo.Claim(d.out, float64(used) <= most, "%d tokens used, %.0f were granted in this time", used, most),
 		demo.Claim(d.out, p.refused == 1 && p.disregarded == 0, "%d answer of 429, and %d calls while it was in force", p.refused, p.disregarded),
 		demo.Claim(d.out, failed == 0, "%d jobs lost an attempt to a limit", failed))

@@ -9,14 +9,14 @@ import (
 	"github.com/riverqueue/river/rivertype"
 )
 
-// provider is a fake of those who rent out language models.
+// provider is a fake of a company that rents out language models.
 type provider struct {
 	mu          sync.Mutex
 	calls       []time.Time
 	most        int       // calls within a second
 	refused     int       // answers of 429
 	closed      time.Time // until when there is a pause
-	known       time.Time // from when the callers knew, and had time to let go who had started
+	known       time.Time // from when the callers knew, and jobs that had started had time to end
 	disregarded int       // calls in a pause that was known
 }
 
@@ -60,7 +60,7 @@ func (p *provider) comeIn(now time.Time) error {
 }
 
 // pauseIsKnown notes that the callers have heard of the pause. A call that had
-// passed the gate before may still come in, for as long as the slack allows.
+// passed the gate before may still arrive, for as long as the slack allows.
 func (p *provider) pauseIsKnown() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

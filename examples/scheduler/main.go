@@ -113,7 +113,7 @@ func (s Scheduler) claim(ctx context.Context) (claimed *Job, err error) {
 		}
 		job.Attempt++
 		claimed = &job
-		// Spent as of now: whoever finds it after the lease must pay.
+		// Spent as of now: a worker that finds it after the lease must pay.
 		_, err = tx.Exec(ctx, `UPDATE jobs SET paid = false, attempt = $2, run_at = clock_timestamp() + $3 WHERE id = $1`,
 			job.ID, job.Attempt, lease)
 		return err
@@ -137,7 +137,7 @@ func (s Scheduler) pay(ctx context.Context, tx pgx.Tx, job Job) error {
 
 // finish ends a job. Give it the transaction in which the job's results are
 // written, and they are there if and only if the job is done. The attempt makes
-// sure that a worker who overslept its lease does not end somebody else's.
+// sure that a worker that overslept its lease does not end another's.
 func (s Scheduler) finish(ctx context.Context, tx pgx.Tx, job *Job) error {
 	tag, err := tx.Exec(ctx, `UPDATE jobs SET done_at = clock_timestamp() WHERE id = $1 AND attempt = $2`, job.ID, job.Attempt)
 	if err == nil && tag.RowsAffected() == 0 {

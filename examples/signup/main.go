@@ -45,7 +45,7 @@ type service struct {
 }
 
 // signUp makes an account. When it refuses, the error is a
-// *ratelimit.RefusedError, which says when to come back: what an HTTP server
+// *ratelimit.RefusedError, which says when to try again: what an HTTP server
 // answers as 429 with Retry-After.
 func (s service) signUp(ctx context.Context, address, email string) error {
 	requests := []ratelimit.Request{SignUpsByAddress.For(address), SignUps.For("")}
@@ -105,7 +105,7 @@ const (
 	attempts  = 8 // from each address, of which every other is a duplicate of the one before
 )
 
-// crowd has everybody sign up at once, and counts what came of it.
+// crowd has everybody sign up at once, and counts the outcomes.
 func (s service) crowd(ctx context.Context) error {
 	fmt.Fprintf(s.out, "\n2. %d sign-ups at once, from %d addresses, half of them duplicates\n", addresses*attempts, addresses)
 	made, taken, refused, err := s.signUpAll(ctx)
@@ -122,7 +122,7 @@ func (s service) crowd(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// What has come in since the start is far less than half a token.
+	// What was refilled since the start is far less than half a token.
 	spent := int(math.Round(left.Capacity - left.Value))
 	return errors.Join(
 		demo.Claim(s.out, most <= 3, "never over: no address has more than %d accounts", most),

@@ -134,9 +134,3 @@ func Now(ctx context.Context, q Querier, now *time.Time) (at time.Time, err erro
 	err = q.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&at)
 	return at.UTC(), err
 }
-
-// SearchPath reads where a table whose name has no schema is looked for.
-func SearchPath(ctx context.Context, q Querier) (path string, err error) {
-	err = q.QueryRow(ctx, `SELECT current_setting('search_path')`).Scan(&path)
-	return path, err
-}

@@ -1,0 +1,104 @@
+package pgstore
+
+import (
+	"reflect"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/table"
+)
+
+// base is what all of a Store's ways of deciding have in common.
+type base struct {
+	pool   *pgxpool.Pool
+	table  *table.Table
+	config Config
+
+	seen  decide.Seen
+	hints hints
+	work  work
+	spare chan struct{} // connections that may wait for a locked row
+}
+
+func newBase(pool *pgxpool.Pool, config Config) *base {
+	b := &base{pool: pool, config: config, table: table.New(config.Schema, config.Portable)}
+	b.hints.init(config.RefusalMemory)
+	if pool != nil {
+		b.spare = make(chan struct{}, min(pool.Config().MaxConns/4, 4))
+	}
+	return b
+}
+
+// work counts what Close waits for.
+type work struct {
+	mu     sync.Mutex
+	closed bool
+	wg     sync.WaitGroup
+}
+
+func (w *work) begin() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.closed {
+		return ErrClosed
+	}
+	w.wg.Add(1)
+	return nil
+}
+
+func (w *work) end() { w.wg.Done() }
+
+// spawn starts a goroutine for what was begun.
+func (w *work) spawn(f func()) { w.wg.Go(f) }
+
+func (w *work) close() {
+	w.mu.Lock()
+	w.closed = true
+	w.mu.Unlock()
+	w.wg.Wait()
+}
+
+// clock is the instant that decides, nil for the database's.
+func (b *base) clock() *time.Time {
+	if b.config.Clock == nil {
+		return nil
+	}
+	now := b.config.Clock().UTC().Truncate(time.Microsecond)
+	return &now
+}
+
+// usable is the error of a Store that did not come from New.
+func (b *base) usable() error {
+	if b == nil {
+		return &ratelimit.FieldError{Field: "Store", Value: nil, Reason: "must come from pgstore.New"}
+	}
+	return nil
+}
+
+// usableIn is the error of a verb in a transaction that is none.
+func (b *base) usableIn(tx pgx.Tx) error {
+	if err := b.usable(); err != nil {
+		return err
+	}
+	if v := reflect.ValueOf(tx); tx == nil || v.Kind() == reflect.Pointer && v.IsNil() {
+		return &ratelimit.FieldError{Field: "Tx", Value: nil, Reason: "must not be nil"}
+	}
+	return nil
+}
+
+// call is a call whose limits the Store has seen.
+func (b *base) call(reserve bool, requests []ratelimit.Request) (decide.Call, error) {
+	call, err := decide.New(reserve, requests...)
+	for i := range call.Asks {
+		b.seen.Note(call.Asks[i].Definition)
+	}
+	return call, err
+}
+
+// fault wraps an error of the database.
+func (b *base) fault(doing string, err error) error { return fault(b.config.Schema, doing, err) }

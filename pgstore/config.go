@@ -1,0 +1,96 @@
+package pgstore
+
+import (
+	"errors"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/table"
+)
+
+// Table is the table that holds the limits; package migrations makes it.
+const Table = table.Name
+
+var (
+	// ErrNoPool is a verb that needs a pool, on a Store that has none.
+	ErrNoPool = errors.New("pgstore: this needs a pool, and New was given nil")
+
+	// ErrOutcomeUnknown is a connection that was lost during COMMIT, when the
+	// server could not be asked afterwards either. The work and its tokens are
+	// there both or neither.
+	ErrOutcomeUnknown = errors.New("pgstore: the connection was lost during commit, and whether it was committed is not known")
+
+	// ErrClosed is a decision on its own after Close.
+	ErrClosed = errors.New("pgstore: the store is closed")
+
+	// ErrLocked is a decision on its own that waited, until its context ended,
+	// for a row that a transaction has locked. The message names limit and key,
+	// and the context's error is within reach of errors.Is as well.
+	ErrLocked = errors.New("pgstore: waited for a lock")
+
+	// ErrNotMigrated is a database that lacks the table, or a column of it, where
+	// the Store looks: the message says where that is.
+	ErrNotMigrated = errors.New("pgstore: table " + Table + " is missing or not up to date; bring it there with `ratelimit migrate up` or migrate.Up")
+)
+
+const defaultTimeout = 5 * time.Second
+
+// NoTimeout as Config.Timeout lets a decision on its own take as long as it does.
+const NoTimeout time.Duration = -1
+
+// Config says how a Store works. The zero value is a good one.
+type Config struct {
+	// Schema is the schema that holds the table. The default, "", leaves it to
+	// the connection's search_path.
+	Schema string
+
+	// Clock tells the instant that decides, for tests. The default, nil, is
+	// the database's clock, read by the deciding statement itself. Outside of
+	// tests anything else gives away what keeps several processes together.
+	Clock func() time.Time
+
+	// Portable keeps every statement to what a PostgreSQL that distributes
+	// tables (Citus) accepts, and prefers what is fast there. Decisions on their
+	// own are then not combined, and wait for rows that are locked; Prune does
+	// not skip locked rows; and what AllowTx took and was rolled back can be
+	// cancelled, which gives away what was never taken.
+	Portable bool
+
+	// RefusalMemory is for how many keys the Store remembers that they were
+	// refused, so that Allow and Reserve on their own refuse again without
+	// asking the database, until time has brought what a call wants. It can miss
+	// what happens elsewhere, in other processes and in callers' transactions:
+	// after a reset or credit it refuses too long, at most until the RetryAt that
+	// it tells, and after a take that RetryAt is too early. It knows this Store's
+	// own, and changed definitions. It holds for one limit a call, without
+	// shards. The default, 0, remembers none.
+	RefusalMemory int
+
+	// Timeout is how long a decision on its own (the verbs without Tx, but for
+	// AllowFunc and ReserveFunc) may take when its context has no deadline, waits
+	// for a connection and for a locked row included. The default is 5 seconds;
+	// [NoTimeout] is none.
+	Timeout time.Duration
+
+	// RetryBudget is how long AllowFunc and ReserveFunc may take when their
+	// context has no deadline: waiting for their turn and a connection, all
+	// attempts, and COMMIT. The time of their functions counts, but what these
+	// wait for is bounded by the contexts that they use. After a COMMIT whose answer
+	// was lost they may ask for a second more. The default is 10 seconds.
+	RetryBudget time.Duration
+}
+
+func (c *Config) validate() error {
+	bad := func(field string, value any, reason string) error {
+		return &ratelimit.FieldError{Field: field, Value: value, Reason: reason}
+	}
+	switch {
+	case c.RetryBudget < 0:
+		return bad("RetryBudget", c.RetryBudget, "must not be negative")
+	case c.RefusalMemory < 0:
+		return bad("RefusalMemory", c.RefusalMemory, "must not be negative")
+	case c.Timeout < 0 && c.Timeout != NoTimeout:
+		return bad("Timeout", c.Timeout, "must not be negative, unless it is NoTimeout")
+	}
+	return nil
+}

@@ -1,0 +1,59 @@
+package pgstore
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+)
+
+// fault wraps an error of the database. The original stays within reach of
+// errors.As, 40001 and 40P01 among them.
+func fault(schema, doing string, err error) error {
+	switch code(err) {
+	case "42P01", "42703": // undefined_table, undefined_column
+		where := "the search_path of the connection (Config.Schema names another)"
+		if schema != "" {
+			where = fmt.Sprintf("schema %q, which is Config.Schema", schema)
+		}
+		return fmt.Errorf("%w; looked in %s: %w", ErrNotMigrated, where, err)
+	}
+	return fmt.Errorf("pgstore: %s: %w", doing, err)
+}
+
+// code is the SQLSTATE of the server's error in err, "" if there is none.
+func code(err error) string {
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) {
+		return pgErr.Code
+	}
+	return ""
+}
+
+// retriable reports whether PostgreSQL asks for the transaction to be run again:
+// serialization_failure or deadlock_detected.
+func retriable(err error) bool {
+	c := code(err)
+	return c == "40001" || c == "40P01"
+}
+
+// answered reports whether err is the server's own word that what it was sent was
+// not done, rather than that a connection was lost: also a pooler's, which says so
+// by an error of class 08 or one that ends the connection.
+func answered(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" && pgErr.Code[:min(2, len(pgErr.Code))] != "08"
+}
+
+// locked is the error of a decision on its own that waited for a lock until its
+// context ended.
+func locked(key decide.Key, err error) error {
+	return fmt.Errorf("%w: a transaction has locked the row of limit %q, key %q: %w", ErrLocked, key.Name, key.Key, err)
+}
+
+const lockNotAvailable = "55P03"
+
+var errNilFunc = &ratelimit.FieldError{Field: "Func", Value: nil, Reason: "must not be nil"}
