@@ -54,7 +54,7 @@ type Status struct {
 	// PausedUntil is the end of a pause that is not over, else zero. Nothing is
 	// allowed before, and a reservation is due then or later. A reservation that
 	// was made before the pause keeps the RetryAt that it was told: check before
-	// you act on one, with a count of 0, which says no while the limit is paused.
+	// you act on one, and look at PausedUntil.
 	PausedUntil time.Time
 }
 

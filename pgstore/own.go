@@ -303,7 +303,7 @@ func (o *own) single(p *pending) bool {
 		p.change = a.Change(0, 0, a.Count)
 		return true
 	}
-	changes, ok := o.guess(&p.call, o.choose)
+	changes, ok := o.guess(&p.call, func(int) int { return o.choose(a) })
 	if ok {
 		p.change = changes[0]
 	}

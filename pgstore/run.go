@@ -174,15 +174,7 @@ func (a *attempt) ended(ctx context.Context) error {
 // too, and is for the caller to end.
 func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 	b := a.base
-	next := 0
-	changes, ok := b.guess(a.call, func(ask *decide.Ask) int {
-		for i := range a.call.Asks {
-			if &a.call.Asks[i] == ask {
-				next = a.places[i]
-			}
-		}
-		return next
-	})
+	changes, ok := b.guess(a.call, func(i int) int { return a.places[i] })
 	for round := 0; ; round++ {
 		if ok {
 			tx, err := a.take(ctx, changes)

@@ -113,11 +113,11 @@ func (b *base) look(ctx context.Context, q table.Querier, batch *pgx.Batch, call
 // have enough without looking at them. Only when one refuses does it look, and
 // refuses by what it sees or tries what it sees.
 func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
-	changes, ok := b.guess(call, func(a *decide.Ask) int {
-		if shard, ok := b.hints.shards.heldBy(tx, a.Of()); ok {
+	changes, ok := b.guess(call, func(i int) int {
+		if shard, ok := b.hints.shards.heldBy(tx, call.Asks[i].Of()); ok {
 			return shard
 		}
-		return b.choose(a)
+		return b.choose(&call.Asks[i])
 	})
 	look, undo := all, &pgx.Batch{}
 	for round := 0; ; round++ {
@@ -144,7 +144,7 @@ func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (r
 
 // guess names one row for each of the call's limits; false if a count fits no
 // single shard.
-func (b *base) guess(call *decide.Call, choose func(*decide.Ask) int) ([]decide.Change, bool) {
+func (b *base) guess(call *decide.Call, choose func(i int) int) ([]decide.Change, bool) {
 	changes := make([]decide.Change, len(call.Asks))
 	for i := range call.Asks {
 		a := &call.Asks[i]
@@ -152,7 +152,7 @@ func (b *base) guess(call *decide.Call, choose func(*decide.Ask) int) ([]decide.
 			changes[i] = a.Change(i, 0, a.Count)
 			continue
 		}
-		changes[i] = a.Change(i, choose(a), a.Count)
+		changes[i] = a.Change(i, choose(i), a.Count)
 		if a.Count > changes[i].Definition.Capacity {
 			return nil, false
 		}
