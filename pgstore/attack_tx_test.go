@@ -410,7 +410,7 @@ func TestNilIsAnError(t *testing.T) {
 	}
 	idle(t, db.Pool)
 	for name, store := range map[string]*pgstore.Store{"nil": nil, "zero": new(pgstore.Store)} {
-		for _, verb := range ownVerbs {
+		for _, verb := range append(tableVerbs, ownVerbs...) {
 			wantError(t, verb.name+" of a Store that is "+name, func(ctx context.Context) (bool, error) { return verb.do(ctx, store, r) })
 		}
 		wantError(t, "Reshard of a Store that is "+name, func(ctx context.Context) (bool, error) {

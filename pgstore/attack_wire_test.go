@@ -409,11 +409,11 @@ func TestServerThatNeverAnswers(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer l.Close()
-		wantEnds(t, newStore(t, address(t, l), withTimeout(300*time.Millisecond)))
+		wantEnds(t, newStore(t, address(t, l), withTimeout(300*time.Millisecond), budget(300*time.Millisecond)))
 	})
 	t.Run("from some instant on", func(t *testing.T) {
 		r := newRelay(t)
-		s := r.newScene(t, 16, withTimeout(300*time.Millisecond))
+		s := r.newScene(t, 24, withTimeout(300*time.Millisecond), budget(300*time.Millisecond))
 		if err := connectAll(t.Context(), s.Pool); err != nil {
 			t.Fatal(err)
 		}
@@ -421,6 +421,8 @@ func TestServerThatNeverAnswers(t *testing.T) {
 		wantEnds(t, s.store)
 	})
 }
+
+func nothingToDo(pgx.Tx, ratelimit.Result) error { return nil }
 
 // wantEnds wants an error from all verbs on their own, soon after 300 ms.
 func wantEnds(t *testing.T, store *pgstore.Store) {
@@ -447,9 +449,27 @@ func wantEnds(t *testing.T, store *pgstore.Store) {
 			_, err := store.Cancel(ctx, paid(l.For("7")))
 			return err
 		},
-		"Prune": func(ctx context.Context, l ratelimit.Limit) error { _, err := store.Prune(ctx, l); return err },
-		"Reset": func(ctx context.Context, l ratelimit.Limit) error { return resetKey(ctx, store, l, "8") },
-		"Pause": func(ctx context.Context, l ratelimit.Limit) error { return pauseKey(ctx, store, l, "9", time.Hour) },
+		"AllowFunc": func(ctx context.Context, l ratelimit.Limit) error {
+			_, err := store.AllowFunc(ctx, []ratelimit.Request{l.For("8")}, nothingToDo)
+			return err
+		},
+		"ReserveFunc": func(ctx context.Context, l ratelimit.Limit) error {
+			_, err := store.ReserveFunc(ctx, []ratelimit.Request{l.For("9")}, nothingToDo)
+			return err
+		},
+		"Reshard": func(ctx context.Context, l ratelimit.Limit) error {
+			return store.Reshard(ctx, l, shardedSlow(ratelimit.NameOf(l), 10, 2), "10")
+		},
+		"Prune":  func(ctx context.Context, l ratelimit.Limit) error { _, err := store.Prune(ctx, l); return err },
+		"Reset":  func(ctx context.Context, l ratelimit.Limit) error { return resetKey(ctx, store, l, "11") },
+		"Pause":  func(ctx context.Context, l ratelimit.Limit) error { return pauseKey(ctx, store, l, "12", time.Hour) },
+		"Resume": func(ctx context.Context, l ratelimit.Limit) error { return store.Resume(ctx, l, "13") },
+		"Names":  func(ctx context.Context, _ ratelimit.Limit) error { _, err := store.Names(ctx); return err },
+		"Forget": func(ctx context.Context, l ratelimit.Limit) error {
+			_, err := store.Forget(ctx, ratelimit.NameOf(l))
+			return err
+		},
+		"Ready": func(ctx context.Context, _ ratelimit.Limit) error { return store.Ready(ctx) },
 	}
 	type ended struct {
 		verb string

@@ -182,6 +182,13 @@ func (m *model) play(ctx context.Context, o op) reply {
 	return a
 }
 
+// paused reports whether the limit and key that o is about are.
+func (m *model) paused(ctx context.Context, o op) bool {
+	m.clock.set(o.at)
+	now, err := m.store.Check(ctx, o.requests[0].Limit.ForN(o.requests[0].Key, 0))
+	return err == nil && !now.PausedUntil.IsZero()
+}
+
 // rewind forgets all but the first n ops, by running those again.
 func (m *model) rewind(ctx context.Context, n int) {
 	left := len(m.log)
@@ -265,7 +272,7 @@ func (c tally) wantBroad(t *testing.T, n int) {
 	want := []string{
 		"granted", "refused", "in debt", "several granted", "several refused", "same key twice",
 		"never", "cancelled", "not cancelled", "paused", "not paused", "pruned rows", "clock went back",
-		"definition changed", "promise kept",
+		"definition changed", "promise kept", "while paused", "pause ended",
 	}
 	for _, v := range allVerbs {
 		want = append(want, string(v))
@@ -413,6 +420,9 @@ func (h *history) keepsPromise(v verbs, o op) {
 func (h *history) call(v verbs, o op) reply {
 	h.t.Helper()
 	ctx := h.t.Context()
+	if o.verb == resume && h.model.paused(ctx, o) {
+		h.tally["pause ended"]++
+	}
 	want := h.model.do(ctx, o)
 	h.clock.set(o.at)
 	got := o.do(ctx, v, h.results)

@@ -25,12 +25,15 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// ownVerbs are all verbs on their own. They report what a caller would act on:
-// anything but false when there is an error is a fault.
-var ownVerbs = []struct {
+// ownVerb is a verb on its own. It reports what a caller would act on: anything but
+// false when there is an error is a fault.
+type ownVerb struct {
 	name string
 	do   func(context.Context, *pgstore.Store, ratelimit.Request) (ok bool, err error)
-}{
+}
+
+// ownVerbs are all verbs on their own that take a limit.
+var ownVerbs = []ownVerb{
 	{"Allow", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
 		result, err := s.Allow(ctx, r)
 		return result.OK || result.Receipt != nil, err
@@ -79,9 +82,27 @@ var ownVerbs = []struct {
 		until, err := s.Pause(ctx, r.Limit, r.Key, time.Hour)
 		return !until.IsZero(), err
 	}},
+	{"Resume", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		return false, s.Resume(ctx, r.Limit, r.Key)
+	}},
 	{"Prune", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
 		n, err := s.Prune(ctx, r.Limit)
 		return n != 0, err
+	}},
+}
+
+// tableVerbs are those that take no definition, in the same way.
+var tableVerbs = []ownVerb{
+	{"Names", func(ctx context.Context, s *pgstore.Store, _ ratelimit.Request) (bool, error) {
+		names, err := s.Names(ctx)
+		return names != nil, err
+	}},
+	{"Forget", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		n, err := s.Forget(ctx, ratelimit.NameOf(r.Limit))
+		return n != 0, err
+	}},
+	{"Ready", func(ctx context.Context, s *pgstore.Store, _ ratelimit.Request) (bool, error) {
+		return false, s.Ready(ctx)
 	}},
 }
 
@@ -124,6 +145,9 @@ var verbsInTx = []struct {
 		until, err := s.PauseTx(ctx, tx, r.Limit, r.Key, time.Hour)
 		return !until.IsZero(), err
 	}},
+	{"ResumeTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
+		return false, s.ResumeTx(ctx, tx, r.Limit, r.Key)
+	}},
 }
 
 // paid is a result that can be cancelled.
@@ -140,7 +164,7 @@ func paid(r ratelimit.Request) ratelimit.Result {
 func wantClosed(t *testing.T, ctx func() (context.Context, context.CancelFunc), store *pgstore.Store, want error) {
 	t.Helper()
 	for _, limit := range []ratelimit.Limit{slow("bucket", 10), slowWindow("window", 10), shardedSlow("shards", 10, 2)} {
-		for _, verb := range ownVerbs {
+		for _, verb := range append(tableVerbs, ownVerbs...) {
 			ctx, cancel := ctx()
 			ok, err := verb.do(ctx, store, limit.For("k"))
 			cancel()

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -54,7 +55,8 @@ type own struct {
 // lane is a queue of calls that are decided together.
 type lane struct {
 	queue    *batch.Queue[*pending]
-	refusing bool // most of the last calls were refused, so that granting is not worth an attempt
+	refusing bool      // most of the last calls were refused, so that granting is not worth an attempt
+	used     time.Time // of a row's own queue: when a call last found it locked
 }
 
 // pending is a call that waits for its decision.
@@ -190,7 +192,7 @@ func (o *own) decideAll(ctx context.Context, tickets []*ticket, granting bool, a
 	left := tickets
 	err := o.retry(ctx, func() (err error) {
 		if granting {
-			if left, err = o.grant(ctx, left); err != nil || len(left) == 0 {
+			if left, err = o.grant(ctx, left, await); err != nil || len(left) == 0 {
 				return err
 			}
 			granting = false
@@ -205,7 +207,7 @@ func (o *own) decideAll(ctx context.Context, tickets []*ticket, granting bool, a
 	switch {
 	case err == nil:
 		return left
-	case code(err) == lockNotAvailable && left[0].Value.locked.Load() != nil:
+	case code(err) == lockNotAvailable && left[0].Value.locked.Load() != nil: // that it was given up to wait for
 		return left
 	case answered(err) && !retriable(err) && len(left) > 1:
 		half := len(left) / 2
@@ -220,12 +222,16 @@ func (o *own) decideAll(ctx context.Context, tickets []*ticket, granting bool, a
 
 // grant decides the calls of the groups whose rows have enough for all of them.
 // Nothing is written or locked for the others, which it returns.
-func (o *own) grant(ctx context.Context, tickets []*ticket) (left []*ticket, err error) {
+func (o *own) grant(ctx context.Context, tickets []*ticket, await *decide.Row) (left []*ticket, err error) {
 	groups, grants, left := o.groups(tickets)
 	if len(groups) == 0 {
 		return left, nil
 	}
-	if err := o.table.Grant(ctx, o.pool, grants, o.clock()); err != nil {
+	grant := o.grantFree
+	if await != nil && len(grants) == 1 && grants[0].Row == *await {
+		grant = o.grantInTurn
+	}
+	if err := grant(ctx, grants); err != nil {
 		return tickets, o.fault("take", err)
 	}
 	for i, g := range groups {
@@ -236,6 +242,26 @@ func (o *own) grant(ctx context.Context, tickets []*ticket) (left []*ticket, err
 		o.tellGroup(g, &grants[i])
 	}
 	return left, nil
+}
+
+// grantFree grants what can be had from rows that nobody has locked.
+func (o *own) grantFree(ctx context.Context, grants []table.Grant) error {
+	return o.table.Grant(ctx, o.pool, grants, o.clock())
+}
+
+// grantInTurn waits for its row, among all who do, in other processes too.
+func (o *own) grantInTurn(ctx context.Context, grants []table.Grant) error {
+	conn, err := o.pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer release(ctx, conn)
+	var b pgx.Batch
+	b.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
+	o.bounds(&b, awaited)
+	o.table.QueueGrant(&b, &grants[0], o.clock())
+	b.Queue("COMMIT")
+	return conn.SendBatch(ctx, &b).Close()
 }
 
 // tellGroup answers the calls of a group. Each is told what it left behind.
@@ -509,11 +535,10 @@ func (o *own) lockedRow(p *pending) (row decide.Row, ok bool) {
 			if !ok {
 				continue
 			}
-			if !l.queue.Idle() && !a.Sharded() {
-				return row, true
-			}
-			if l.queue.Idle() {
+			if l.queue.Idle() && time.Since(l.used) > contended {
 				delete(o.locked, row)
+			} else if !a.Sharded() {
+				return row, true
 			}
 		}
 	}
@@ -535,6 +560,7 @@ func (o *own) await(tickets []*ticket) {
 			l.queue = batch.New(mostTogether, 0, func(ctx context.Context, tickets []*ticket) { o.serveLocked(ctx, row, tickets) }, o.work.spawn)
 			o.locked[row] = l
 		}
+		l.used = time.Now()
 		l.queue.Join(t)
 	}
 }
@@ -542,14 +568,14 @@ func (o *own) await(tickets []*ticket) {
 // serveLocked decides the calls that wait for a row, as soon as it is free. While
 // no connection may wait for it, it looks now and then.
 func (o *own) serveLocked(ctx context.Context, row decide.Row, tickets []*ticket) {
-	for w := o.waiting(); len(tickets) > 0; {
+	for w := o.waiting(0); len(tickets) > 0; {
 		var left []*ticket
 		_ = w.again(ctx, func(spared bool) error { // if ctx is over nobody is left
+			var await *decide.Row
 			if spared {
-				left = o.decideAll(ctx, tickets, false, &row)
-			} else {
-				left = o.decideAll(ctx, tickets, true, nil)
+				await = &row
 			}
+			left = o.decideAll(ctx, tickets, true, await)
 			return nil
 		})
 		tickets = tickets[:0]
@@ -568,7 +594,7 @@ func (o *own) serveLocked(ctx context.Context, row decide.Row, tickets []*ticket
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for other, l := range o.locked {
-		if other != row && l.queue.Idle() {
+		if other != row && l.queue.Idle() && time.Since(l.used) > contended {
 			delete(o.locked, other)
 		}
 	}

@@ -107,6 +107,41 @@ func TestRefusalMemoryIsBounded(t *testing.T) {
 	}
 }
 
+// A refusal by tokens that were granted to others, and then not written, is not
+// remembered: neither when somebody has the row, nor when the commit fails.
+func TestRefusalNotRemembered(t *testing.T) {
+	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: 24 * time.Hour}
+	for name, hinder := range map[string]func(*testing.T, *pgtest.DB) (stop func()){
+		"a row that nobody else sees": func(t *testing.T, db *pgtest.DB) func() {
+			tx := begin(t, db, pgx.ReadCommitted)
+			takeIn(t, newStore(t, db), tx, limit.For("k"))
+			return func() { end(t, tx.Rollback) }
+		},
+		"a commit that fails": func(t *testing.T, db *pgtest.DB) func() {
+			atCommit(t, db, commitFails["an error"])
+			return func() { execIn(t, db, `DROP TRIGGER at_commit ON {schema}.rate_limits`) }
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			db := pgtest.New(t)
+			store := newStore(t, db, func(c *pgstore.Config) { c.RefusalMemory = 100 })
+			stop := hinder(t, beside(t, db))
+			g := gather(t, db.Pool)
+			g.call(200*time.Millisecond, func(ctx context.Context) { _, _ = store.Check(ctx, limit.For("k")) })
+			for range 2 {
+				g.call(400*time.Millisecond, func(ctx context.Context) {
+					if result, err := store.Allow(ctx, limit.ForN("k", 6)); err == nil {
+						t.Errorf("got OK %v, want an error", result.OK)
+					}
+				})
+			}
+			g.decide()
+			stop()
+			mustAllow(t, store, limit.ForN("k", 6))
+		})
+	}
+}
+
 // Without the memory a refusal writes no WAL, takes no transaction ID and
 // locks no row.
 func TestRefusalWritesNothing(t *testing.T) {

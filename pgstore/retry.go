@@ -95,7 +95,7 @@ func (b *base) ownTx(ctx context.Context, key decide.Key, do func(context.Contex
 	}
 	defer done()
 	err = b.retry(ctx, func() error { return b.transact(ctx, passOver, do) })
-	for w := b.waiting(); code(err) == lockNotAvailable; {
+	for w := b.waiting(poll); code(err) == lockNotAvailable; {
 		ctxErr := w.again(ctx, func(spared bool) error {
 			wait := passOver
 			if spared {
@@ -153,7 +153,7 @@ type waiting struct {
 	pause time.Duration
 }
 
-func (b *base) waiting() *waiting { return &waiting{b, poll} }
+func (b *base) waiting(pause time.Duration) *waiting { return &waiting{b, pause} }
 
 // again runs attempt once more, with a connection that is spared for waiting or else
 // after a pause. If ctx is over by then it returns the error of that.
@@ -167,7 +167,7 @@ func (w *waiting) again(ctx context.Context, attempt func(spared bool) error) er
 	if err := sleep(ctx, w.pause); err != nil {
 		return err
 	}
-	w.pause = min(2*w.pause, slowPoll)
+	w.pause = min(max(2*w.pause, poll), slowPoll)
 	return attempt(false)
 }
 
@@ -176,6 +176,8 @@ const (
 	awaited  = time.Second           // how long a connection that is spared for it waits at a time
 	poll     = 5 * time.Millisecond  // how often a locked row is looked at without one, at first
 	slowPoll = 50 * time.Millisecond // and later
+
+	contended = time.Second // for how long a row that was found locked keeps a queue of its own
 )
 
 // release gives a connection back, after rolling back what a fault has left open.

@@ -21,17 +21,10 @@ import (
 // wait keep connections from others. A limit with several shards has a place for
 // each, so that every transaction has a shard of its own.
 
-// turnKey is what transactions queue for. It tells apart those that see a limit with
-// different numbers of shards, while a new definition is being rolled out.
-type turnKey struct {
-	decide.Key
-	shards int
-}
-
 // runner runs callers' functions in transactions.
 type runner struct {
 	*base
-	turns keyqueue.Queue[turnKey]
+	turns keyqueue.Queue[decide.Row] // with the number of shards, which differs while a new definition is rolled out
 }
 
 func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Request, do func(pgx.Tx, ratelimit.Result) error) (result ratelimit.Result, err error) {
@@ -74,7 +67,9 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 // queue waits until each of the call's limits has a place for it. All calls wait in
 // one order, so none waits for one that waits for it.
 func (r *runner) queue(ctx context.Context, call *decide.Call) (places []int, leave func(), err error) {
-	keyOf := func(i int) turnKey { return turnKey{call.Asks[i].Of(), call.Asks[i].Definition.Shards} }
+	keyOf := func(i int) decide.Row {
+		return decide.Row{Key: call.Asks[i].Of(), Shard: call.Asks[i].Definition.Shards}
+	}
 	leave = func() {
 		for i, place := range places {
 			r.turns.Leave(keyOf(i), place)

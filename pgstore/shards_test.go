@@ -215,6 +215,19 @@ func TestShardsBalance(t *testing.T) {
 	})
 }
 
+// What was seen by another definition says nothing of how full shards are.
+func TestShardMemoryByDefinition(t *testing.T) {
+	db := pgtest.New(t)
+	store := newStore(t, db)
+	limit := ratelimit.TokenBucket{Name: "l", Rate: 8, Period: 24 * time.Hour, Shards: 8}
+	mustAllow(t, store, limit.For("k"))
+	limit.Rate = 800
+	result, err := store.Allow(t.Context(), limit.For("k"))
+	if err != nil || result.Remaining < 600 {
+		t.Errorf("got %d left, error %v, want what seven shards and more hold", result.Remaining, err)
+	}
+}
+
 // TestShardsWithoutPool: with no connection to look on, a transaction looks in
 // itself.
 func TestShardsWithoutPool(t *testing.T) {

@@ -181,24 +181,32 @@ func TestGrantedIsOneRoundTrip(t *testing.T) {
 	}
 }
 
-// The runner adds one round trip to the take and the work: COMMIT.
+// The runner adds one round trip to the take and the work: COMMIT. So with a
+// function that runs one statement they are three.
 func TestRunnerRoundTrips(t *testing.T) {
 	c := newCounted(t)
 	store := newStore(t, c.DB)
+	createOrders(t, c.DB)
+	works := []func(pgx.Tx) error{nothing, func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), "INSERT INTO "+c.Schema+".orders (what) VALUES ('order')")
+		return err
+	}}
 	for _, test := range grants {
 		t.Run(test.name, func(t *testing.T) {
 			run := store.AllowFunc
 			if test.reserve {
 				run = store.ReserveFunc
 			}
-			for _, what := range []string{"prepares", "later"} {
-				c.reset()
-				_, err := run(t.Context(), test.requests, func(pgx.Tx, ratelimit.Result) error { return nil })
-				if err != nil {
-					t.Fatal(err)
-				}
-				if got := c.wire.count(); what == "later" && got != 2 {
-					t.Errorf("got %d round trips, want 2", got)
+			for statements, work := range works {
+				for _, what := range []string{"prepares", "later"} {
+					c.reset()
+					_, err := run(t.Context(), test.requests, func(tx pgx.Tx, _ ratelimit.Result) error { return work(tx) })
+					if err != nil {
+						t.Fatal(err)
+					}
+					if got := c.wire.count(); what == "later" && got != 2+statements {
+						t.Errorf("got %d round trips, want %d", got, 2+statements)
+					}
 				}
 			}
 		})

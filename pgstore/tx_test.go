@@ -516,15 +516,56 @@ func noDebt(requests ...ratelimit.Request) []ratelimit.Request {
 	return none
 }
 
-// wantUnlocked locks all rows from another connection, without waiting.
-func wantUnlocked(t *testing.T, db *pgtest.DB) {
+// wantUnlocked locks all rows from another connection, without waiting, or wants
+// that to fail.
+func wantUnlocked(t *testing.T, db *pgtest.DB, want bool) {
 	t.Helper()
 	err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
 		_, err := tx.Exec(t.Context(), "SELECT FROM "+db.Schema+".rate_limits FOR UPDATE NOWAIT")
 		return err
 	})
-	if err != nil {
-		t.Errorf("a row is locked: %v", err)
+	if want && err != nil || !want && codeOf(err) != "55P03" {
+		t.Errorf("got %v, want all rows unlocked: %v", err, want)
+	}
+}
+
+// A refusal by a limit with shards leaves none of them locked, those of other
+// limits of the call included: a transaction that is refused may go on for long,
+// and another may ask for the shards one after the other.
+func TestShardedRefusalLeavesNoShardLocked(t *testing.T) {
+	db := pgtest.New(t)
+	store := newStore(t, db)
+	short, plenty, unused := shardedSlow("short", 8, 4), shardedSlow("plenty", 1000, 4), shardedSlow("unused", 1000, 4)
+	mustAllow(t, store, short.ForN("k", 7), plenty.ForN("k", 900)) // has rows of all shards
+	for name, requests := range map[string][]ratelimit.Request{
+		"one":                    {short.ForN("k", 2)},
+		"more than a shard has":  {short.ForN("k", 8)},
+		"one that has enough":    {plenty.For("k"), short.ForN("k", 2)},
+		"one that has no rows":   {short.ForN("k", 2), unused.For("k")},
+		"over several of others": {plenty.ForN("k", 90), short.ForN("k", 2)},
+	} {
+		for _, level := range isolationLevels {
+			t.Run(name+"/"+string(level), func(t *testing.T) {
+				tx := begin(t, db, level)
+				for range 2 {
+					for verb, take := range map[string]func(context.Context, pgx.Tx, ...ratelimit.Request) (ratelimit.Result, error){
+						"allow": store.AllowTx, "reserve": store.ReserveTx,
+					} {
+						asked := requests
+						if verb == "reserve" {
+							asked = noDebt(requests...)
+						}
+						if result, err := take(t.Context(), tx, asked...); err != nil || result.OK {
+							t.Fatalf("%s: got OK %v, error %v, want a refusal", verb, result.OK, err)
+						}
+						wantUnlocked(t, db, true)
+					}
+				}
+				takeIn(t, store, tx, plenty.For("k"))
+				wantUnlocked(t, db, false)
+				end(t, tx.Rollback)
+			})
+		}
 	}
 }
 

@@ -33,13 +33,12 @@ type Grant struct {
 
 const (
 	// grantSQL takes from a row that is there, that nobody has locked, and that
-	// has enough. It writes and locks nothing otherwise. As it waits for nothing,
-	// the statement's clock is that of the decision.
+	// has enough. It writes and locks nothing otherwise.
 	//
 	// The row is locked in its newest version before it is written, so that
 	// version is the one at r.ctid.
 	grantSQL = grantUpdate + `
-	SELECT r.ctid, u.total AS total, u.now AS now, u.tick AS tick, {grant tick} AS ticked, ` + grantSettled + ` AS settled
+	SELECT r.ctid, u.total AS total, u.tick AS tick, {grant tick} AS ticked, ` + grantSettled + ` AS settled
 	FROM {table} AS r
 	WHERE ` + grantWhere + `
 	FOR UPDATE SKIP LOCKED
@@ -50,7 +49,7 @@ RETURNING l.value, l.ts, l.paused, {granted at}`
 	// grantManySQL is grantSQL for several rows, in the order given, of either
 	// kind: $1 to $8, $10 and $11 are arrays.
 	grantManySQL = grantUpdate + `
-	SELECT r.ctid, u.i, u.total, u.now, u.tick, {grant tick} AS ticked, ` + grantSettled + ` AS settled
+	SELECT r.ctid, u.i, u.total, u.tick, {grant tick} AS ticked, ` + grantSettled + ` AS settled
 	FROM (
 		SELECT u.*, ` + grantNow + ` AS now
 		FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::int4[]), (SELECT $4::float8[]), (SELECT $5::float8[]),
@@ -64,6 +63,14 @@ RETURNING l.value, l.ts, l.paused, {granted at}`
 ) AS w
 WHERE l.ctid = w.ctid
 RETURNING l.value, l.ts, l.paused, {granted at}, w.i`
+
+	// grantInTurnSQL is grantSQL that waits for the row, and decides on what is in
+	// it then. (A row that changed while it was waited for is not at the place any
+	// more that the statement sees, so it is written as it is locked.)
+	grantInTurnSQL = `UPDATE {table} AS r
+SET value = ` + grantSettled + ` - u.total, ts = greatest(r.ts, {grant tick})
+WHERE ` + grantWhere + `
+RETURNING r.value, r.ts, r.paused, least(r.ts + (u.tick - 1) * interval '1 microsecond', coalesce($9::timestamptz, clock_timestamp()))`
 
 	grantUpdate = `UPDATE {table} AS l SET value = w.settled - w.total, ts = greatest(l.ts, w.ticked)
 FROM (`
@@ -92,9 +99,23 @@ func (t *Table) Grant(ctx context.Context, q Querier, grants []Grant, now *time.
 }
 
 func (t *Table) grantOne(ctx context.Context, q Querier, g *Grant, now *time.Time) error {
+	return g.Taken.scan(q.QueryRow(ctx, t.of(&g.Definition).grant, g.arguments(now)...), &g.Taken.At)
+}
+
+// QueueGrant puts into a batch a grant that waits for its row if somebody has locked
+// it.
+func (t *Table) QueueGrant(batch *pgx.Batch, g *Grant, now *time.Time) {
+	batch.Queue(t.of(&g.Definition).grantInTurn, g.arguments(now)...).QueryRow(func(row pgx.Row) error {
+		return g.Taken.scan(row, &g.Taken.At)
+	})
+}
+
+func (g *Grant) arguments(now *time.Time) []any {
 	d := &g.Definition
-	return g.Taken.scan(q.QueryRow(ctx, t.of(d).grant, g.Name, g.Key.Key, int32(g.Shard), g.Count, g.Need,
-		d.Capacity, d.Rate, micros(d.Period), now, tick(d), g.Reserve), &g.Taken.At)
+	return []any{
+		g.Name, g.Key.Key, int32(g.Shard), g.Count, g.Need,
+		d.Capacity, d.Rate, micros(d.Period), now, tick(d), g.Reserve,
+	}
 }
 
 func (t *Table) grantSeveral(ctx context.Context, q Querier, grants []Grant, now *time.Time) error {

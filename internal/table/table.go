@@ -45,9 +45,9 @@ type Table struct {
 
 // texts are the statements that differ between the kinds of limits.
 type texts struct {
-	allow, reserve forms
-	give           string
-	grant          string
+	allow, reserve     forms
+	give               string
+	grant, grantInTurn string
 }
 
 // forms are a take that tells the row, when and by which transaction; and, if that is
@@ -88,13 +88,14 @@ func newTexts(in func(string) string, t ticks, portable bool) texts {
 	if portable && t == bucketTicks {
 		allow.bare = bare(notPausedSQL)
 	}
+	grant := func(sql string) string { return in(grantParameters.Replace(t.fill(sql))) }
 	give := t.fill(giveSQL) + ", " + nowSQL + ", xmax = 0"
 	if portable {
 		give = "WITH given AS (" + t.fill(giveSQL) + ")\nSELECT value, ts, paused, " + nowSQL + ", false FROM given"
 	}
 	return texts{
 		allow: allow, reserve: forms{full: full("")},
-		give: in(give), grant: in(grantParameters.Replace(t.fill(grantSQL))),
+		give: in(give), grant: grant(grantSQL), grantInTurn: grant(grantInTurnSQL),
 	}
 }
 
@@ -124,7 +125,7 @@ var (
 		// When the row was waited for, the clock was read before that, and ts
 		// tells when.
 		"{at}", "least(ts, "+nowSQL+")",
-		"{granted at}", "least(l.ts, w.now)",
+		"{granted at}", "least(l.ts, coalesce($9::timestamptz, clock_timestamp()))",
 	)}
 	windowTicks = ticks{strings.NewReplacer(
 		"{rate}", "$9::float8", "{period}", "$10::float8", "{floor}", "$11::float8", "{over}", "$12::timestamptz",
@@ -139,7 +140,7 @@ var (
 		// An instant of the window that decided, also when the row was waited
 		// for until that was over.
 		"{at}", "least(ts + ($7::float8 - 1) * interval '1 microsecond', "+nowSQL+")",
-		"{granted at}", "least(l.ts + (w.tick - 1) * interval '1 microsecond', w.now)",
+		"{granted at}", "least(l.ts + (w.tick - 1) * interval '1 microsecond', coalesce($9::timestamptz, clock_timestamp()))",
 	)}
 )
 

@@ -1,0 +1,118 @@
+package table
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+)
+
+var quarterPast = time.Date(2026, 3, 14, 15, 9, 26, 535897000, time.UTC)
+
+// randomGrants are grants of a row each, and the states in which these are to be.
+func randomGrants(t *testing.T, random *rand.Rand, limits []ratelimit.Limit, n int) ([]Grant, []ratelimit.State) {
+	t.Helper()
+	grants, before := make([]Grant, n), make([]ratelimit.State, n)
+	for i := range grants {
+		limit, count := limits[random.IntN(len(limits))], float64(random.IntN(12))
+		call, err := decide.New(random.IntN(2) == 0, limit.ForN(fmt.Sprint(i), count))
+		if err != nil {
+			t.Fatal(err)
+		}
+		a := &call.Asks[0]
+		grants[i] = Grant{Change: a.Change(0, 0, count), Need: count + a.Floor, Reserve: call.Reserve}
+		before[i] = ratelimit.State{
+			Value: float64(random.IntN(20)) - 6,
+			TS:    quarterPast.Add(time.Minute - time.Duration(random.IntN(300))*time.Second),
+		}
+	}
+	return grants, before
+}
+
+// putAll writes the rows of grants.
+func putAll(t *testing.T, db *pgtest.DB, table *Table, grants []Grant, states []ratelimit.State) {
+	t.Helper()
+	var batch pgx.Batch
+	for i, g := range grants {
+		table.QueuePut(&batch, g.Row, states[i])
+	}
+	if err := db.Pool.SendBatch(t.Context(), &batch).Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// TestGrantAgrees: what groups take in one statement, or one group in one of its
+// own, is what the algebra takes, for each kind and for both at once.
+func TestGrantAgrees(t *testing.T) {
+	db := pgtest.New(t)
+	table, now := New(db.Schema, false), quarterPast
+	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Minute, Capacity: 20, MaxReserved: 15}
+	window := ratelimit.FixedWindow{Name: "window", Rate: 7, Period: time.Minute, Capacity: 20, MaxReserved: 15}
+	random := rand.New(rand.NewPCG(3, 14))
+	outcomes := make(map[bool]int)
+	for _, limits := range [][]ratelimit.Limit{{bucket}, {window}, {bucket, window}} {
+		for n := range 100 {
+			grants, before := randomGrants(t, random, limits, 1+n%5)
+			putAll(t, db, table, grants, before)
+			if err := table.Grant(t.Context(), db.Pool, grants, &now); err != nil {
+				t.Fatal(err)
+			}
+			for i := range grants {
+				g := &grants[i]
+				want, ok := g.Definition.Take(before[i], now, g.Count, g.Floor)
+				if got := g.Taken; got.OK != ok || ok && (got.After.Value != want.Value || !got.After.TS.Equal(want.TS)) {
+					t.Fatalf("%v of a %s with %v: got %v, want %v %v", g.Count, g.Definition.Name, before[i], got, want, ok)
+				}
+				outcomes[ok]++
+			}
+		}
+	}
+	if outcomes[true] < 100 || outcomes[false] < 100 {
+		t.Errorf("%d taken and %d refused, so this test tells little", outcomes[true], outcomes[false])
+	}
+}
+
+// TestGrantHeedsPauses: a row that is paused grants only what reserves, alone and
+// among others; one whose pause is over grants both.
+func TestGrantHeedsPauses(t *testing.T) {
+	db := pgtest.New(t)
+	table, now := New(db.Schema, false), quarterPast
+	for _, limit := range []ratelimit.Limit{
+		ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Minute},
+		ratelimit.FixedWindow{Name: "window", Rate: 7, Period: time.Minute},
+	} {
+		for _, n := range []int{1, 2} {
+			for _, paused := range []bool{true, false} {
+				for _, reserve := range []bool{true, false} {
+					grants, states := make([]Grant, n), make([]ratelimit.State, n)
+					for i := range grants {
+						call, err := decide.New(reserve, limit.For(fmt.Sprint(i)))
+						if err != nil {
+							t.Fatal(err)
+						}
+						grants[i] = Grant{Change: call.Asks[0].Change(0, 0, 1), Need: 1, Reserve: reserve}
+						states[i] = ratelimit.State{Value: 5, TS: now, Paused: now}
+						if paused {
+							states[i].Paused = now.Add(time.Microsecond)
+						}
+					}
+					putAll(t, db, table, grants, states)
+					if err := table.Grant(t.Context(), db.Pool, grants, &now); err != nil {
+						t.Fatal(err)
+					}
+					for _, g := range grants {
+						if want := reserve || !paused; g.Taken.OK != want {
+							t.Errorf("%s, %d rows, paused %v, reserve %v: got OK %v, want %v", g.Name, n, paused, reserve, g.Taken.OK, want)
+						}
+					}
+				}
+			}
+		}
+	}
+}

@@ -1,0 +1,175 @@
+package pgstore
+
+import (
+	"testing"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+)
+
+// newTicket is a call on its own that waits to be decided.
+func newTicket(t *testing.T, reserve, check bool, requests ...ratelimit.Request) *ticket {
+	t.Helper()
+	call, err := decide.New(reserve, requests...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &ticket{Value: &pending{call: call, check: check}}
+}
+
+func allowTicket(t *testing.T, requests ...ratelimit.Request) *ticket {
+	t.Helper()
+	return newTicket(t, false, false, requests...)
+}
+
+// TestGroups: calls that take from one row are granted together if the row has
+// what the neediest of them wants, after those before it.
+func TestGroups(t *testing.T) {
+	store, err := New(nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit := ratelimit.TokenBucket{Name: "limit", Rate: 10, Period: time.Second, MaxReserved: 4}
+	other := limit
+	other.Rate = 20
+	allow := func(key string, n float64) *ticket { return allowTicket(t, limit.ForN(key, n)) }
+	reserve := func(key string, n float64) *ticket { return newTicket(t, true, false, limit.ForN(key, n)) }
+	tests := []struct {
+		name        string
+		tickets     []*ticket
+		want        []string // keys of the groups
+		total, need float64  // of the first
+		grouped     int      // calls in the first
+		left        int      // calls in none
+	}{
+		{"alone", []*ticket{allow("a", 3)}, []string{"a"}, 3, 3, 1, 0},
+		{"a reservation may leave a debt", []*ticket{reserve("a", 3)}, []string{"a"}, 3, -1, 1, 0},
+		{"together", []*ticket{allow("a", 3), allow("a", 2)}, []string{"a"}, 5, 5, 2, 0},
+		{"a reservation after a call that must leave none", []*ticket{allow("a", 3), reserve("a", 2)}, []string{"a"}, 5, 3, 2, 0},
+		{"a call that must leave no debt after a reservation", []*ticket{reserve("a", 2), allow("a", 3)}, []string{"a"}, 5, 5, 2, 0},
+		{"rows in their one order", []*ticket{allow("c", 1), allow("a", 1), allow("b", 1), allow("a", 1)}, []string{"a", "b", "c"}, 2, 2, 2, 0},
+		{"two definitions", []*ticket{allow("a", 1), allowTicket(t, other.For("a"))}, []string{"a"}, 1, 1, 1, 1},
+		{
+			"what must be read",
+			[]*ticket{newTicket(t, false, true, limit.For("a")), allowTicket(t, limit.For("a"), limit.For("b"))},
+			nil,
+			0, 0, 0, 2,
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			groups, grants, left := store.own.groups(tt.tickets)
+			if len(groups) != len(tt.want) || len(grants) != len(tt.want) || len(left) != tt.left {
+				t.Fatalf("got %d groups, %d grants and %d left, want %d, as many, and %d", len(groups), len(grants), len(left), len(tt.want), tt.left)
+			}
+			for i, key := range tt.want {
+				if got := grants[i].Key.Key; got != key {
+					t.Errorf("group %d is of %q, want %q", i, got, key)
+				}
+			}
+			if len(groups) == 0 {
+				return
+			}
+			if g := &grants[0]; g.Count != tt.total || g.Need != tt.need || len(groups[0]) != tt.grouped {
+				t.Errorf("got %v tokens, need %v, %d calls, want %v, %v, %d", g.Count, g.Need, len(groups[0]), tt.total, tt.need, tt.grouped)
+			}
+		})
+	}
+}
+
+// A group may do without what pauses forbid only if all of it reserves.
+func TestGroupsReserve(t *testing.T) {
+	store, err := New(nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit := ratelimit.TokenBucket{Name: "limit", Rate: 10, Period: time.Second}
+	for _, reserve := range [][]bool{{true}, {false}, {true, true}, {true, false}, {false, true}, {true, false, true}} {
+		var tickets []*ticket
+		want := true
+		for _, r := range reserve {
+			tickets = append(tickets, newTicket(t, r, false, limit.For("k")))
+			want = want && r
+		}
+		_, grants, _ := store.own.groups(tickets)
+		if len(grants) != 1 || grants[0].Reserve != want {
+			t.Errorf("%v: got %+v, want one that reserves: %v", reserve, grants, want)
+		}
+	}
+}
+
+// together decides calls in one go, in both ways: with an attempt to grant them by
+// one statement, and without.
+func together(t *testing.T, test func(t *testing.T, db *pgtest.DB, decide func(...*ticket))) {
+	t.Helper()
+	for name, granting := range map[string]bool{"granting": true, "settling": false} {
+		t.Run(name, func(t *testing.T) {
+			db := pgtest.New(t)
+			store, err := New(db.Pool, &Config{Schema: db.Schema})
+			if err != nil {
+				t.Fatal(err)
+			}
+			test(t, db, func(tickets ...*ticket) {
+				t.Helper()
+				if left := store.own.decideAll(t.Context(), tickets, granting, nil); len(left) != 0 {
+					t.Errorf("%d calls wait for a row, want none", len(left))
+				}
+			})
+		})
+	}
+}
+
+// While a new number of shards is rolled out, two definitions can meet in one
+// statement, at a row that is not there yet. Each takes what it says it took.
+func TestCombinedShardCounts(t *testing.T) {
+	together(t, func(t *testing.T, db *pgtest.DB, decide func(...*ticket)) {
+		one := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: 24 * time.Hour}
+		two := one
+		two.Shards = 2
+		tickets := []*ticket{allowTicket(t, one.ForN("k", 2)), allowTicket(t, two.ForN("k", 3))}
+		decide(tickets...)
+		stored := 0.0 // what is missing in the rows
+		for shard, full := range []float64{10, 5} {
+			var value float64
+			err := db.Pool.QueryRow(t.Context(), "SELECT coalesce(min(value), $2) FROM "+db.Schema+".rate_limits WHERE shard = $1", shard, full).Scan(&value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			stored += full - value
+		}
+		for _, ticket := range tickets {
+			if p := ticket.Value; p.err != nil || !p.result.OK {
+				t.Errorf("got OK %v, error %v", p.result.OK, p.err)
+			}
+		}
+		// To the one of two shards, 10 tokens in a row are 5.
+		if stored < 5-0.001 {
+			t.Errorf("%v tokens are missing in the rows, want 5 at least", stored)
+		}
+	})
+}
+
+// A limit's definitions can differ, as those of plans do. A key that has no row
+// is full for each by its own.
+func TestCombinedDefinitions(t *testing.T) {
+	together(t, func(t *testing.T, _ *pgtest.DB, decide func(...*ticket)) {
+		plain := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: 24 * time.Hour}
+		premium, other := plain, plain
+		premium.Rate = 100
+		other.Name = "other"
+		for name, tickets := range map[string][]*ticket{
+			"one":     {newTicket(t, false, true, plain.For("a")), allowTicket(t, premium.ForN("a", 50))},
+			"several": {newTicket(t, false, true, plain.For("b")), allowTicket(t, premium.ForN("b", 50), other.For("b"))},
+		} {
+			decide(tickets...)
+			if got := tickets[0].Value; got.err != nil || got.result.Remaining != 10 {
+				t.Errorf("%s: plain has %d left, error %v, want 10", name, got.result.Remaining, got.err)
+			}
+			if got := tickets[1].Value; got.err != nil || !got.result.OK {
+				t.Errorf("%s: premium got OK %v, error %v", name, got.result.OK, got.err)
+			}
+		}
+	})
+}
