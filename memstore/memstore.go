@@ -73,7 +73,7 @@ func (s *Store) take(ctx context.Context, reserve bool, requests []ratelimit.Req
 	}
 	s.make(changes)
 	result := call.Granted(changes, decide.View{States: s.states(&call, view.At), At: view.At})
-	result.Receipt = call.Receipt(changes, "", nil)
+	result.Receipt = call.Receipt(changes, "", nil, view.At)
 	return result, nil
 }
 

@@ -89,7 +89,8 @@ func (s *Store) CheckReserve(ctx context.Context, requests ...ratelimit.Request)
 // is returned with it, and is in the *[ratelimit.RefusedError]. An error of do
 // rolls everything back and comes back as it is, and so does a panic. If do ended
 // the transaction itself, the server is asked how: AllowFunc returns no error if
-// and only if it was committed.
+// and only if it was committed. (A function that begins another in its place, as by
+// ROLLBACK AND CHAIN, is not found out.)
 //
 // When PostgreSQL asks for it, with 40001 or 40P01, all of it runs again, do
 // included, with full jitter in between, until the deadline of ctx, or for

@@ -16,7 +16,7 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// Faults of the verbs that change rows, which attacks have found.
+// Attacks on the verbs that change rows.
 
 // resumeKey ends a pause.
 func resumeKey(t *testing.T, store *pgstore.Store, l ratelimit.Limit, key string) {
@@ -98,8 +98,8 @@ func wantNotOver(t *testing.T, f family, granted float64) {
 	}
 }
 
-// H5: Prune deletes what is full by every definition of the name that it is
-// given, in whatever order.
+// A plan or a roll-out has two definitions of one name. Prune deletes what is
+// full by every definition of the name that it is given, in whatever order.
 func TestPruneHeedsEveryDefinitionNamed(t *testing.T) {
 	bothForms(t, func(t *testing.T, db *pgtest.DB, c *clock, pruner *pgstore.Store) {
 		store := newStore(t, db, onClock(c)) // so that the pruner sees nothing
@@ -121,8 +121,8 @@ func TestPruneHeedsEveryDefinitionNamed(t *testing.T) {
 	})
 }
 
-// H5, the other half: it heeds those too that its store has seen, whatever the
-// verb.
+// The same with a Prune that is given one of the two: it heeds those too that its
+// store has seen, whatever the verb.
 func TestPruneHeedsEveryDefinitionSeen(t *testing.T) {
 	for _, seen := range []struct {
 		name string
@@ -166,9 +166,10 @@ func ofShards(n int) []ratelimit.Limit {
 	}
 }
 
-// H6: during the pause in which a limit is given another number of shards,
-// processes that have the old definition get as little as those that have the
-// new one; after it there is what there was to be, and no row is left for good.
+// Processes ask by both definitions while a limit is resharded. During the pause
+// in which a limit is given another number of shards, processes that have the old
+// definition get as little as those that have the new one; after it there is what
+// there was to be, and no row is left for good.
 func TestReshardGrantsNothingDuringItsPause(t *testing.T) {
 	for _, to := range []int{1, 2, 5, 8, 16} {
 		for i, old := range ofShards(8) {
@@ -305,7 +306,8 @@ func end(t *testing.T, end func(context.Context) error) {
 	}
 }
 
-// M4: what came to nothing took nothing, so there is nothing to give back.
+// A result is kept of what was rolled back, and cancelled. What came to nothing
+// took nothing, so there is nothing to give back.
 func TestCancelGivesNothingBackThatWasUndone(t *testing.T) {
 	db := pgtest.New(t)
 	store := newStore(t, db)
@@ -325,8 +327,8 @@ func TestCancelGivesNothingBackThatWasUndone(t *testing.T) {
 	}
 }
 
-// M4: nor is there in the transaction in which it was undone; but in the one in
-// which it was taken, there is.
+// Nor is there in the transaction in which it was undone; but in the one in which
+// it was taken, there is.
 func TestCancelInTheTransactionThatTook(t *testing.T) {
 	db := pgtest.New(t)
 	store := newStore(t, db)
@@ -354,8 +356,8 @@ func TestCancelInTheTransactionThatTook(t *testing.T) {
 	}
 }
 
-// M4: a Cancel while the transaction that took is still open says nothing that
-// this does not keep to. It may wait, or say no, or fail.
+// A Cancel while the transaction that took is still open says nothing that this
+// does not keep to. It may wait, or say no, or fail.
 func TestCancelBeforeTheTransactionEnds(t *testing.T) {
 	db := pgtest.New(t, maxConns(8))
 	store := newStore(t, db)
@@ -402,8 +404,9 @@ func isClosed(c <-chan struct{}) bool {
 	}
 }
 
-// M6: Cancel never takes tokens away, whatever has become of the limit since:
-// neither those of another number of shards nor those of a larger capacity.
+// A result is cancelled whose limit has changed since. Cancel never takes tokens
+// away, whatever has become of the limit since: neither those of another number
+// of shards nor those of a larger capacity.
 func TestCancelTakesNothingAway(t *testing.T) {
 	const day = 24 * time.Hour
 	b := func(capacity float64, shards int) ratelimit.Limit {
@@ -463,8 +466,8 @@ func refill(t *testing.T, c *clock, store *pgstore.Store, _, newer ratelimit.Lim
 	mustAllow(t, store, newer.ForN("k", 10))
 }
 
-// L5: a Cancel keeps its deadline although another of the same result is waiting
-// for the row.
+// A Cancel keeps its deadline although another of the same result is waiting for
+// the row.
 func TestCancelKeepsItsDeadline(t *testing.T) {
 	const lasts, others, grace = 300 * time.Millisecond, 3 * time.Second, time.Second
 	db := pgtest.New(t, maxConns(8))
@@ -563,8 +566,8 @@ func wantWhilePaused(t *testing.T, db *pgtest.DB, store *pgstore.Store, l rateli
 	}
 }
 
-// An own pause holds: what is given back while it lasts is there when it is
-// over, and not before; what is reserved meanwhile is due then.
+// An own pause holds: what is given back while it lasts is there when it is over,
+// and not before; what is reserved meanwhile is due then.
 func TestPauseHolds(t *testing.T) {
 	for _, way := range givingBack {
 		t.Run(way.name, func(t *testing.T) {

@@ -23,9 +23,8 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// The tests in attack_*_test.go each show a fault that an attack has found in
-// decisions on their own. Their letters and numbers are those of the attacks'
-// report.
+// The tests in attack_*_test.go attack the store, each in a way that once found a
+// fault. These here attack decisions on their own.
 
 // withTimeout bounds decisions whose context has no deadline.
 func withTimeout(d time.Duration) func(*pgstore.Config) {
@@ -147,8 +146,8 @@ var commitFails = map[string]string{
 	"the connection ends": `PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(5)`,
 }
 
-// C1. Nobody is told OK by a statement that has not committed: of one call at a
-// time.
+// The commit fails after its statements have succeeded: nobody is told OK. Here
+// of one call at a time.
 func TestNoOKWithoutCommit(t *testing.T) {
 	plain, window, shards := slow("plain", 10), slowWindow("window", 10), shardedSlow("shards", 10, 2)
 	took := func(result ratelimit.Result, err error) (bool, error) { return result.OK, err }
@@ -211,7 +210,7 @@ func TestNoOKWithoutCommit(t *testing.T) {
 	}
 }
 
-// C1. The same of calls that are decided together, of which one is refused.
+// The same of calls that are decided together, of which one is refused.
 func TestNoOKWithoutCommitTogether(t *testing.T) {
 	for how, plpgsql := range commitFails {
 		t.Run(how, func(t *testing.T) {
@@ -239,10 +238,10 @@ func TestNoOKWithoutCommitTogether(t *testing.T) {
 	}
 }
 
-// C1. The same when it is serializable's check at the commit that fails, of a
-// caller whose role has that level by default. Who reads the whole table, since
-// it has no other plan, is between two others: one that has read its row, and
-// one that has written another row and is committed first.
+// The same when it is serializable's check at the commit that fails, of a caller
+// whose role has that level by default. Who reads the whole table, since it has
+// no other plan, is between two others: one that has read its row, and one that
+// has written another row and is committed first.
 func TestNoOKWithoutCommitUnderSerializable(t *testing.T) {
 	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) {
 		for _, plan := range []string{"enable_tidscan", "enable_indexscan", "enable_indexonlyscan", "enable_bitmapscan"} {
@@ -283,8 +282,8 @@ func TestNoOKWithoutCommitUnderSerializable(t *testing.T) {
 	wantLeft(t, newStore(t, db), limit.ForN("k", 0), left)
 }
 
-// C1. The same when the server crashes at the commit of a statement for many.
-// The first of its answers, as many as fill a buffer of 8 kB, are there by then.
+// The same when the server crashes at the commit of a statement for many. The
+// first of its answers, as many as fill a buffer of 8 kB, are there by then.
 func TestNoOKWithoutCommitWhenServerCrashes(t *testing.T) {
 	const callers = 1200
 	db := crashable(t)
@@ -364,7 +363,8 @@ func kill(t *testing.T, pid int) {
 	}
 }
 
-// H4. Callers of two stores who take from the same shards are charged once each.
+// Two stores take from the same shards at the same time: their callers are
+// charged once each.
 func TestShardsChargeOnce(t *testing.T) {
 	const stores, goroutines, calls = 2, 4, 300
 	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 1e6, Period: 50 * 365 * 24 * time.Hour, Capacity: 8, Shards: 8}
@@ -399,10 +399,11 @@ func TestShardsChargeOnce(t *testing.T) {
 	}
 }
 
-// M1. Prune forgets nothing that is taken by a call that has read the clock, and
-// has its row only later: others took all, the row is full again, and Prune
-// deletes it meanwhile. The call waits in a trigger, so that Prune always comes
-// first; those that wait for the row itself are overtaken now and then.
+// A Prune comes while a take is under way. It forgets nothing that is taken by a
+// call that has read the clock, and has its row only later: others took all, the
+// row is full again, and Prune deletes it meanwhile. The call waits in a trigger,
+// so that Prune always comes first; those that wait for the row itself are
+// overtaken now and then.
 func TestPruneForgetsNoTakeUnderWay(t *testing.T) {
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: 200 * time.Millisecond}
 	for name, take := range map[string]takes{"AllowTx": allowAt(pgx.ReadCommitted), "AllowFunc": allowFunc, "Allow": allowOwn} {
@@ -459,8 +460,9 @@ func wantAtMost(t *testing.T, limit ratelimit.TokenBucket, begun time.Time, gran
 	}
 }
 
-// M2. After a wait for a row, what callers are told of when they were granted
-// what keeps to the limit: no second burst comes at the instant of the first.
+// Calls wait for a row for longer than a period. After that, what callers are
+// told of when they were granted what keeps to the limit: no second burst comes
+// at the instant of the first.
 func TestWaitingMakesNoSecondBurst(t *testing.T) {
 	const period = 300 * time.Millisecond
 	db := pgtest.New(t, maxConns(40))
@@ -555,7 +557,7 @@ func wantWithin(t *testing.T, d ratelimit.Definition, granted []ratelimit.Result
 	}
 }
 
-// L1. A refusal that is remembered promises an instant at which the same call
+// A refusal that is remembered promises an instant at which the same call
 // succeeds, though others took after it was refused and before it was told.
 func TestRemembersWhatIsLeftAfterARefusal(t *testing.T) {
 	c := newClock()
@@ -583,8 +585,8 @@ func TestRemembersWhatIsLeftAfterARefusal(t *testing.T) {
 	}
 }
 
-// L2. A full limit grants its whole capacity, over however many shards, and an
-// empty one promises it for when it is full.
+// A full limit grants its whole capacity, over however many shards, and an empty
+// one promises it for when it is full.
 func TestShardsGrantTheWholeCapacity(t *testing.T) {
 	c := newClock()
 	db := pgtest.New(t)
@@ -622,8 +624,8 @@ func roundingPool(mode pgx.QueryExecMode) pgtest.Option {
 	})
 }
 
-// L3. What the server tells of a row may be rounded: calls come to an end all
-// the same, lose nothing, and Prune finds what it has listed.
+// What the server tells of a row may be rounded: calls come to an end all the
+// same, lose nothing, and Prune finds what it has listed.
 func TestRoundedText(t *testing.T) {
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
 		t.Run(mode.String(), func(t *testing.T) {
@@ -652,8 +654,8 @@ func TestRoundedText(t *testing.T) {
 	}
 }
 
-// L8. A rate is refused by Validate, or can be asked: not one that only
-// PostgreSQL cannot count with.
+// Rates as small as floats go: each is refused by Validate, or can be asked. None
+// is such that only PostgreSQL cannot count with it.
 func TestTinyRates(t *testing.T) {
 	c := newClock()
 	db := pgtest.New(t)
@@ -681,8 +683,8 @@ func TestTinyRates(t *testing.T) {
 	}
 }
 
-// L9. What is granted is spent: a count that is too small to be subtracted is
-// refused as invalid.
+// Tiny counts, asked for again and again: what is granted is spent, and a count
+// that is too small to be subtracted is refused as invalid.
 func TestTinyCountsAreNotFree(t *testing.T) {
 	const capacity, calls = 1e6, 200
 	c := newClock() // stands still, so nothing comes in

@@ -24,7 +24,7 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// Faults of the transaction runner that attacks have found.
+// Attacks on the transaction runner.
 
 // budget is for how long the runner tries again when its context does not say.
 func budget(d time.Duration) func(*pgstore.Config) {
@@ -130,9 +130,9 @@ func statusOf(t *testing.T, conn *pgx.Conn, xid string) (status string) {
 	return status
 }
 
-// C2: the transaction ID of what a crash has undone is given to somebody else,
-// who commits. Who lost his COMMIT must not take that for his own, not even if
-// the other took as many tokens from the same row.
+// The server crashes before COMMIT: the transaction ID of what a crash has undone
+// is given to somebody else, who commits. Who lost his COMMIT must not take that
+// for his own, not even if the other took as many tokens from the same row.
 func TestLostCommitIsNotMistakenForAnother(t *testing.T) {
 	s := newCrashingShop(t)
 	for _, test := range []struct {
@@ -202,8 +202,9 @@ func (c *losing) Write(p []byte) (int, error) {
 	return n, err
 }
 
-// C2, the honest cases: what was committed is never said to be rolled back, and
-// is told as committed when the server was there all the time.
+// The answer to a COMMIT is lost, and the COMMIT was done: what was committed is
+// never said to be rolled back, and is told as committed when the server was
+// there all the time.
 func TestLostCommitThatWasCommitted(t *testing.T) {
 	s := newCrashingShop(t)
 	for _, test := range []struct {
@@ -315,13 +316,13 @@ func eachOwnEnding(t *testing.T, committed bool) {
 	}
 }
 
-// H1: work that rolled its transaction back is never told OK.
+// Work that rolled its transaction back is never told OK.
 func TestWorkThatRollsBackIsNotToldOK(t *testing.T) { eachOwnEnding(t, false) }
 
-// L12: work that committed its transaction is told OK, since all of it is there.
+// Work that committed its transaction is told OK, since all of it is there.
 func TestWorkThatCommitsIsToldOK(t *testing.T) { eachOwnEnding(t, true) }
 
-// H2: what the work sets for its transaction, it sets for its transaction: the
+// What the work sets for its transaction, it sets for its transaction: the
 // runner's own statements neither fail by it nor fail the work.
 func TestWorkMaySetWhatItLikes(t *testing.T) {
 	for _, test := range []struct {
@@ -464,7 +465,7 @@ func (n *nest) end(end func(context.Context) error) {
 	}
 }
 
-// H3: transactions within the runner's are what they are in pgx's own.
+// Transactions within the runner's are what they are in pgx's own.
 func TestNestedTransactionsAreAsPgxs(t *testing.T) {
 	s := newShop(t, 1000)
 	for _, nesting := range nestings {
@@ -503,8 +504,8 @@ func lettersOf(t *testing.T, db *pgtest.DB, what string) (letters string) {
 	return letters
 }
 
-// L4: work that has its connection forget all prepared statements is told OK, and
-// the connection is as good as before once pgx knows, which an error for each of its
+// Work that has its connection forget all prepared statements is told OK, and the
+// connection is as good as before once pgx knows, which an error for each of its
 // few statements tells it.
 func TestConnectionOutlivesDeallocateAll(t *testing.T) {
 	const goroutines, each = 6, 4
@@ -561,8 +562,8 @@ func TestConnectionOutlivesDeallocateAll(t *testing.T) {
 	idle(t, s.Pool)
 }
 
-// M7: with a pool whose contexts send cancel requests to the server, who gives
-// up while he commits cancels nobody else's statement.
+// With a pool whose contexts send cancel requests to the server, who gives up
+// while he commits cancels nobody else's statement.
 func TestCancellationIsOnesOwn(t *testing.T) {
 	var request lateCancel
 	db := pgtest.New(t, maxConns(4), pgtest.WithConfig(request.configure))
@@ -697,8 +698,8 @@ func (c outageConn) Write(p []byte) (int, error) {
 	return c.Conn.Write(p)
 }
 
-// L7: who loses the answer to his COMMIT to a server that is gone hears that
-// before long, and does not hammer at the server's door until then.
+// Who loses the answer to his COMMIT to a server that is gone hears that before
+// long, and does not hammer at the server's door until then.
 func TestLostCommitWhileServerIsGone(t *testing.T) {
 	const (
 		callers = 8

@@ -17,7 +17,7 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// Faults of calls in the caller's transaction, which attacks have found.
+// Attacks by way of calls in the caller's transaction.
 
 // ample is a limit of which no test takes a noticeable part.
 func ample(name string, shards int) ratelimit.Limit { return shardedSlow(name, 1e9, shards) }
@@ -67,8 +67,8 @@ func countDeadlock(deadlocks *atomic.Int64, err error) {
 	}
 }
 
-// H7: a transaction that comes to a sharded limit for a second time deadlocks
-// with no other that does.
+// A transaction that comes to a sharded limit for a second time deadlocks with no
+// other that does.
 func TestSecondStepDoesNotDeadlock(t *testing.T) {
 	const goroutines, each = 8, 20
 	for _, step := range steps {
@@ -130,8 +130,8 @@ func acquired(db *pgtest.DB) int64 {
 }
 
 // What is refused in the caller's transaction is refused on the caller's
-// connection: with as many callers as there can be, another one is what they
-// all wait for. Shards cost no more than reading them does.
+// connection: with as many callers as there can be, another one is what they all
+// wait for. Shards cost no more than reading them does.
 func TestShardsAreRefusedOnTheCallersConnection(t *testing.T) {
 	const callers, tokens = 50, 16
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.Serializable} {
@@ -210,8 +210,8 @@ func TestRefusalDoesNotLookAtOthersShards(t *testing.T) {
 }
 
 // Transactions on keys of their own do not fail one another, in calls of many
-// limits either. (PostgreSQL 15.20 and others of 2026-11 take a predicate lock
-// on each row that an upsert finds, and drop it at its update, but not in a
+// limits either. (PostgreSQL 15.20 and others of 2026-11 take a predicate lock on
+// each row that an upsert finds, and drop it at its update, but not in a
 // subtransaction; more than two on a page become one on the page.)
 func TestDifferentKeysDoNotConflictInCallsOfSeveral(t *testing.T) {
 	const goroutines, each = 32, 40
@@ -315,8 +315,8 @@ func quick(name string) []ratelimit.Limit {
 }
 
 // A refusal by one of several limits leaves the numbers of all as they are, to
-// the last bit, whichever came first and whatever the transaction did before;
-// and the transaction as usable as it was.
+// the last bit, whichever came first and whatever the transaction did before; and
+// the transaction as usable as it was.
 func TestRefusalOfSeveralChangesNoNumber(t *testing.T) {
 	db := pgtest.New(t)
 	store := newStore(t, db)
@@ -394,8 +394,8 @@ func wantError(t *testing.T, what string, verb func(context.Context) (ok bool, e
 	})
 }
 
-// What was forgotten is an error that says so, and no panic: a nil transaction,
-// a nil function, a Store that is nil or was not made by New.
+// What was forgotten is an error that says so, and no panic: a nil transaction, a
+// nil function, a Store that is nil or was not made by New.
 func TestNilIsAnError(t *testing.T) {
 	db := pgtest.New(t)
 	store, r := newStore(t, db), slow("bucket", 10).For("k")

@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"context"
+	"errors"
 	"math"
 	"time"
 
@@ -77,7 +78,7 @@ func (s *Store) credit(ctx context.Context, tx pgx.Tx, call *decide.Call, r rate
 	shard, counts := 0, []float64{r.Count}
 	if a.Sharded() {
 		var held bool
-		if shard, held = s.hints.shards.heldBy(tx, a.Of()); held {
+		if shard, held = s.hints.shards.heldBy(tx, a); held {
 			view.States = s.hints.shards.known(call, time.Time{})
 		} else {
 			var err error
@@ -132,7 +133,8 @@ func (s *Store) settled(ctx context.Context, q table.Querier, call *decide.Call)
 // CancelTx gives back, inside tx, exactly what the result's call took, to the
 // shards that it came from. It reports false, and does nothing, when the result
 // took nothing, was cancelled before, or was taken in a transaction that was rolled
-// back. A result that was taken in another transaction that has not ended cannot be
+// back. If the server has crashed or was started anew since a transaction of the caller's
+// took, nobody knows whether it was committed: that is [ErrOutcomeUnknown]. A result that was taken in another transaction that has not ended cannot be
 // cancelled yet: that is [ratelimit.ErrInvalid].
 //
 // A cancellation that was rolled back with its transaction did not happen, and
@@ -150,8 +152,12 @@ func (s *Store) Cancel(ctx context.Context, result ratelimit.Result) (cancelled 
 	if err := s.usable(); err != nil || result.Receipt == nil {
 		return false, err
 	}
-	paid := receipt.Payments(result.Receipt)[0]
-	err = s.ownTx(ctx, decide.Key{Name: paid.Name, Key: paid.Key}, func(ctx context.Context, tx pgx.Tx) error {
+	changes := s.seen.Refund(result.Receipt)
+	rows := make([]decide.Row, len(changes))
+	for i := range changes {
+		rows[i] = changes[i].Row
+	}
+	err = s.ownTx(ctx, rows, func(ctx context.Context, tx pgx.Tx) error {
 		cancelled, err = s.cancel(ctx, tx, result.Receipt)
 		return err
 	})
@@ -199,6 +205,12 @@ func (s *Store) owed(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, befor
 	became, err := table.Outcome(ctx, tx, taker, own)
 	if err != nil || became == table.Aborted {
 		return false, err
+	}
+	if became == table.Committed && !own && s.config.Clock == nil {
+		// A crash gives IDs out again, so this may be somebody else's.
+		if same, err := table.UpSince(ctx, tx, receipt.At(r)); err != nil || !same {
+			return false, errors.Join(err, ErrOutcomeUnknown)
+		}
 	}
 	if became == table.InProgress && !own {
 		return false, &ratelimit.FieldError{Field: "Result", Value: taker, Reason: "was taken in a transaction that has not ended"}
@@ -371,7 +383,7 @@ func (s *Store) Reshard(ctx context.Context, from, to ratelimit.Limit, key strin
 	if a.Shards = b.Shards; a != b {
 		return &ratelimit.FieldError{Limit: b.Name, Field: "Limit", Value: b, Reason: "must differ in nothing but Shards"}
 	}
-	err = s.ownTx(ctx, renewed.Asks[0].Of(), func(ctx context.Context, tx pgx.Tx) error { return s.reshard(ctx, tx, &old, &renewed) })
+	err = s.ownTx(ctx, append(old.Asks[0].Rows(), renewed.Asks[0].Rows()...), func(ctx context.Context, tx pgx.Tx) error { return s.reshard(ctx, tx, &old, &renewed) })
 	s.hints.changed(renewed.Asks[0].Of())
 	return err
 }
@@ -384,6 +396,7 @@ func (s *Store) reshard(ctx context.Context, tx pgx.Tx, old, renewed *decide.Cal
 	states, n := view.States[0], renewed.Asks[0].Definition.Shards
 	share := ratelimit.State{TS: states[0].TS}
 	for _, state := range states {
+		state = old.Asks[0].Definition.Shard().Settle(state, view.At)
 		share.Value += state.Value / float64(n)
 		if state.TS.After(share.TS) { // paused: nothing comes in before the last of them
 			share.TS = state.TS
@@ -426,7 +439,7 @@ func (s *Store) editOwn(ctx context.Context, limit ratelimit.Limit, key string, 
 	if err != nil {
 		return err
 	}
-	if err := s.ownTx(ctx, call.Asks[0].Of(), func(ctx context.Context, tx pgx.Tx) error { return change(ctx, tx, &call) }); err != nil {
+	if err := s.ownTx(ctx, call.Asks[0].Rows(), func(ctx context.Context, tx pgx.Tx) error { return change(ctx, tx, &call) }); err != nil {
 		return err
 	}
 	s.hints.changed(call.Asks[0].Of()) // again, now that others see it

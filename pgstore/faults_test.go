@@ -157,7 +157,7 @@ func paid(r ratelimit.Request) ratelimit.Result {
 		Name: d.Name, Key: r.Key, Kind: uint8(d.Kind), Rate: d.Rate, Period: d.Period,
 		Capacity: d.Capacity, Shards: d.Shards, Start: d.Start, Tokens: r.Count,
 	}
-	return ratelimit.Result{Receipt: receipt.New([]receipt.Payment{payment}, "", nil)}
+	return ratelimit.Result{Receipt: receipt.New([]receipt.Payment{payment}, "", nil, time.Time{})}
 }
 
 // wantClosed asks all verbs on their own, and wants an error from each.
@@ -447,8 +447,6 @@ func takesAndChecks(ctx context.Context, store *pgstore.Store, tx pgx.Tx) map[st
 	return verbs
 }
 
-// What is wrong by itself is an error that says so, does not reach the
-// database, and so leaves the rows and the transaction as they are.
 // hasCount is the verbs on their own, and in a transaction, that take a count.
 var hasCount = map[string]bool{"Allow": true, "Reserve": true, "Check": true, "CheckReserve": true, "Credit": true}
 
@@ -457,6 +455,8 @@ func badCount(r ratelimit.Request) bool {
 	return r.Limit != nil && r.Limit.For(r.Key).Validate() == nil
 }
 
+// What is wrong by itself is an error that says so, does not reach the
+// database, and so leaves the rows and the transaction as they are.
 func TestBadInputChangesNothing(t *testing.T) {
 	var errorResponses errorResponses
 	db := pgtest.New(t, pgtest.WithConfig(errorResponses.watch))

@@ -178,13 +178,13 @@ func (m *shards) hold(tx pgx.Tx, row decide.Row) {
 	m.held[tx.Conn()] = heldShard{tx, row.Key, row.Shard}
 }
 
-// heldBy returns the shard of a key that a transaction has locked; false if none is
+// heldBy returns the shard of a limit that a transaction has locked; false if none is
 // known.
-func (m *shards) heldBy(tx pgx.Tx, key decide.Key) (shard int, ok bool) {
+func (m *shards) heldBy(tx pgx.Tx, a *decide.Ask) (shard int, ok bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	held := m.held[tx.Conn()]
-	return held.shard, held.tx == tx && held.key == key
+	return held.shard, held.tx == tx && held.key == a.Of() && held.shard < a.Definition.Shards
 }
 
 // refusals remembers what decisions on their own were refused by, so that a

@@ -128,8 +128,10 @@ func TestNotMigratedSaysWhere(t *testing.T) {
 				}
 			}
 			for _, verb := range verbsInTx {
-				_, err := verb.do(t.Context(), store, begin(t, db, pgx.ReadCommitted), r)
+				tx := begin(t, db, pgx.ReadCommitted)
+				_, err := verb.do(t.Context(), store, tx, r)
 				wantNotMigrated(t, err, test.where)
+				end(t, tx.Rollback)
 			}
 		})
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"hash/maphash"
 	"math"
 	"slices"
@@ -207,7 +208,7 @@ func (o *own) decideAll(ctx context.Context, tickets []*ticket, granting bool, a
 	switch {
 	case err == nil:
 		return left
-	case code(err) == lockNotAvailable && left[0].Value.locked.Load() != nil: // that it was given up to wait for
+	case code(err) == lockNotAvailable && allWait(left):
 		return left
 	case answered(err) && !retriable(err) && len(left) > 1:
 		half := len(left) / 2
@@ -218,6 +219,11 @@ func (o *own) decideAll(ctx context.Context, tickets []*ticket, granting bool, a
 		t.Finish()
 	}
 	return nil
+}
+
+// allWait reports whether of each call the row is known that it waits for.
+func allWait(tickets []*ticket) bool {
+	return !slices.ContainsFunc(tickets, func(t *ticket) bool { return t.Value.locked.Load() == nil })
 }
 
 // grant decides the calls of the groups whose rows have enough for all of them.
@@ -260,8 +266,12 @@ func (o *own) grantInTurn(ctx context.Context, grants []table.Grant) error {
 	b.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
 	o.bounds(&b, awaited)
 	o.table.QueueGrant(&b, &grants[0], o.clock())
-	b.Queue("COMMIT")
-	return conn.SendBatch(ctx, &b).Close()
+	if err := conn.SendBatch(ctx, &b).Close(); err != nil {
+		return err
+	}
+	// Not with the rest: the server would go on to it when nobody waits any more.
+	_, err = conn.Exec(ctx, "COMMIT")
+	return err
 }
 
 // tellGroup answers the calls of a group. Each is told what it left behind.
@@ -382,28 +392,29 @@ func (o *own) settle(ctx context.Context, tickets []*ticket, seen *decide.Sheet,
 	defer release(ctx, conn)
 	sheet := newSheet(tickets)
 	asked := o.hints.refusals.moment()
-	if err := o.lock(ctx, conn, sheet, seen, await); err != nil {
-		if code(err) == lockNotAvailable {
-			o.waitFor(ctx, conn, tickets, seen, await)
+	if err := o.hold(ctx, conn, sheet, seen, await); err != nil {
+		if code(err) == lockNotAvailable && await != nil {
+			for _, t := range tickets {
+				t.Value.locked.Store(await)
+			}
 		}
 		return tickets, o.fault("lock", err)
 	}
 	var decided []*ticket
 	for _, t := range tickets {
 		p := t.Value
-		if missing := sheet.MissingOf(&p.call); missing != nil {
+		changes, ok := p.call.Plan(sheet.Free(&p.call))
+		if missing := sheet.MissingOf(&p.call); !ok && missing != nil {
 			p.locked.Store(&missing[0])
 			left = append(left, t)
 			continue
 		}
-		view := sheet.View(&p.call)
-		changes, ok := p.call.Plan(view)
 		if ok {
 			sheet.Make(changes)
-			p.result = p.call.Granted(changes, decide.View{States: sheet.View(&p.call).States, At: sheet.At})
-			p.result.Receipt = p.call.Receipt(changes, "", nil)
+			p.result = p.call.Granted(changes, sheet.View(&p.call))
+			p.result.Receipt = p.call.Receipt(changes, "", nil, sheet.At)
 		} else {
-			p.result = p.call.Refused(view)
+			p.result = p.call.Refused(sheet.View(&p.call))
 		}
 		decided = append(decided, t)
 	}
@@ -429,61 +440,96 @@ func (o *own) tell(t *ticket, sheet *decide.Sheet, asked moment) {
 	t.Finish()
 }
 
-// waitFor notes the row that calls wait for when a wait for a lock was given up: the
-// awaited one, or for a single call one that somebody has made and not committed. (Of
-// several calls each half is tried by itself.)
-func (o *own) waitFor(ctx context.Context, conn *pgxpool.Conn, tickets []*ticket, seen *decide.Sheet, await *decide.Row) {
-	for _, t := range tickets {
-		switch {
-		case await != nil:
-			t.Value.locked.Store(await)
-		case len(tickets) == 1:
-			row := o.uncommitted(ctx, conn, &t.Value.call, seen)
-			t.Value.locked.Store(&row)
+// hold begins a transaction that has a sheet's rows locked, and reads them, but for
+// those that somebody else has locked, which are not found. If that fails because
+// somebody has made one of the missing rows and not committed, the others are made
+// apart. They are in any case before a row is waited for, so that nothing else is
+// locked meanwhile.
+func (o *own) hold(ctx context.Context, conn *pgxpool.Conn, sheet, seen *decide.Sheet, await *decide.Row) error {
+	missing := o.missing(sheet, seen, await)
+	if await == nil {
+		err := o.lock(ctx, conn, sheet, seen, missing, nil)
+		if code(err) != lockNotAvailable {
+			return err
 		}
+		rollBack(ctx, conn)
 	}
+	if err := o.fill(ctx, conn, sheet, missing); err != nil {
+		return err
+	}
+	return o.lock(ctx, conn, sheet, seen, nil, await)
 }
 
-// uncommitted returns a row of a call that cannot be made, since somebody has made it
-// and not committed.
-func (o *own) uncommitted(ctx context.Context, conn *pgxpool.Conn, call *decide.Call, seen *decide.Sheet) decide.Row {
+// missing returns the rows of a sheet that were not found on the one that was read, but
+// for the awaited one and those that somebody is known to have made.
+func (o *own) missing(sheet, seen *decide.Sheet, await *decide.Row) (rows []decide.Row) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	for _, row := range seen.Missing(sheet) {
+		l, known := o.locked[row]
+		if (!known || time.Since(l.used) > contended) && (await == nil || row != *await) {
+			rows = append(rows, row)
+		}
+	}
+	return rows
+}
+
+// fill makes rows, half by half where somebody has made one of them and not committed;
+// that is noted as locked.
+func (o *own) fill(ctx context.Context, conn *pgxpool.Conn, sheet *decide.Sheet, rows []decide.Row) error {
+	if len(rows) == 0 {
+		return nil
+	}
+	var b pgx.Batch
+	b.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
+	o.bounds(&b, passOver)
+	o.table.QueueFill(&b, rows, sheet.DefinitionsOf(rows), o.clock())
+	b.Queue("COMMIT")
+	err := conn.SendBatch(ctx, &b).Close()
+	if code(err) != lockNotAvailable {
+		return err
+	}
 	rollBack(ctx, conn)
-	rows := seen.MissingOf(call)
-	for _, row := range rows {
-		var b pgx.Batch
-		b.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
-		o.bounds(&b, passOver)
-		o.table.QueueFill(&b, &table.Rows{Rows: []decide.Row{row}}, []ratelimit.Definition{seen.DefinitionOf(row)}, o.clock())
-		b.Queue("COMMIT")
-		if err := conn.SendBatch(ctx, &b).Close(); err != nil {
-			return row
-		}
+	if len(rows) == 1 {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		o.queueOf(rows[0])
+		return nil
 	}
-	return rows[0] // it has ended meanwhile
+	half := len(rows) / 2
+	if err := o.fill(ctx, conn, sheet, rows[:half]); err != nil {
+		return err
+	}
+	return o.fill(ctx, conn, sheet, rows[half:])
 }
 
-// lock begins a transaction that has a sheet's rows locked, and reads them, but for
-// those that somebody else has locked, which are not found. The awaited row is
-// waited for, before anything else is locked.
-func (o *own) lock(ctx context.Context, conn *pgxpool.Conn, sheet, seen *decide.Sheet, await *decide.Row) error {
+// lock begins a transaction that makes missing rows, waits for the awaited one, and
+// locks and reads what nobody else has locked of a sheet.
+func (o *own) lock(ctx context.Context, conn *pgxpool.Conn, sheet, seen *decide.Sheet, missing []decide.Row, await *decide.Row) error {
 	t, now := o.table, o.clock()
 	var b pgx.Batch
 	b.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
 	if await != nil {
+		missing = []decide.Row{*await}
 		o.bounds(&b, awaited)
-		t.QueueFill(&b, &table.Rows{Rows: []decide.Row{*await}}, []ratelimit.Definition{sheet.DefinitionOf(*await)}, now)
-		t.QueueAwait(&b, *await)
-	}
-	if rows, definitions := seen.Fill(sheet); len(rows) > 0 {
+	} else if len(missing) > 0 {
 		o.bounds(&b, passOver)
-		t.QueueFill(&b, &table.Rows{Rows: rows}, definitions, now)
+	}
+	if len(missing) > 0 {
+		t.QueueFill(&b, missing, sheet.DefinitionsOf(missing), now)
+	}
+	if await != nil {
+		t.QueueAwait(&b, *await)
 	}
 	o.bounds(&b, 0) // nothing waits any more but for what others have put on the table
 	rows := table.Rows{Rows: sheet.Rows}
 	t.QueueLock(&b, &rows, now)
-	err := conn.SendBatch(ctx, &b).Close()
+	if err := conn.SendBatch(ctx, &b).Close(); err != nil {
+		return err
+	}
 	sheet.States, sheet.Found, sheet.At = rows.States, rows.Found, rows.At
-	return err
+	sheet.Assume(seen)
+	return nil
 }
 
 // write writes a sheet's changed rows, and commits.
@@ -491,6 +537,9 @@ func (o *own) write(ctx context.Context, conn *pgxpool.Conn, sheet *decide.Sheet
 	var changed table.Rows
 	for i, row := range sheet.Rows {
 		if sheet.Changed[i] {
+			if !sheet.Found[i] {
+				return fmt.Errorf("row %v is to be written and was not locked", row)
+			}
 			changed.Rows = append(changed.Rows, row)
 			changed.States = append(changed.States, sheet.States[i])
 		}
@@ -529,17 +578,14 @@ func (o *own) lockedRow(p *pending) (row decide.Row, ok bool) {
 	}
 	for i := range p.call.Asks {
 		a := &p.call.Asks[i]
-		for shard := range a.Definition.Shards {
-			row = decide.Row{Key: a.Of(), Shard: shard}
-			l, ok := o.locked[row]
-			if !ok {
-				continue
-			}
-			if l.queue.Idle() && time.Since(l.used) > contended {
-				delete(o.locked, row)
-			} else if !a.Sharded() {
-				return row, true
-			}
+		row = decide.Row{Key: a.Of()}
+		l, ok := o.locked[row]
+		switch {
+		case !ok || a.Sharded(): // of which another may do
+		case l.queue.Idle() && time.Since(l.used) > contended:
+			delete(o.locked, row)
+		default:
+			return row, true
 		}
 	}
 	return row, false
@@ -553,16 +599,20 @@ func (o *own) await(tickets []*ticket) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	for _, t := range tickets {
-		row := *t.Value.locked.Load()
-		l, ok := o.locked[row]
-		if !ok {
-			l = &lane{}
-			l.queue = batch.New(mostTogether, 0, func(ctx context.Context, tickets []*ticket) { o.serveLocked(ctx, row, tickets) }, o.work.spawn)
-			o.locked[row] = l
-		}
-		l.used = time.Now()
-		l.queue.Join(t)
+		o.queueOf(*t.Value.locked.Load()).Join(t)
 	}
+}
+
+// queueOf is the queue of a row that somebody was just found to have locked. It needs mu.
+func (o *own) queueOf(row decide.Row) *batch.Queue[*pending] {
+	l, ok := o.locked[row]
+	if !ok {
+		l = &lane{}
+		l.queue = batch.New(mostTogether, 0, func(ctx context.Context, tickets []*ticket) { o.serveLocked(ctx, row, tickets) }, o.work.spawn)
+		o.locked[row] = l
+	}
+	l.used = time.Now()
+	return l.queue
 }
 
 // serveLocked decides the calls that wait for a row, as soon as it is free. While

@@ -85,10 +85,10 @@ func (b *base) bounded(ctx context.Context) (_ context.Context, end func(), err 
 	return ctx, func() { cancel(); b.work.end() }, nil
 }
 
-// ownTx runs do, which changes what a key has, in a transaction of its own. READ
+// ownTx runs do, which locks rows, in a transaction of its own. READ
 // COMMITTED is enough: a take is right at every isolation level, and here nobody asks
 // it again. It waits for rows that are locked as decisions on their own do.
-func (b *base) ownTx(ctx context.Context, key decide.Key, do func(context.Context, pgx.Tx) error) error {
+func (b *base) ownTx(ctx context.Context, rows []decide.Row, do func(context.Context, pgx.Tx) error) error {
 	ctx, done, err := b.bounded(ctx)
 	if err != nil {
 		return err
@@ -98,17 +98,45 @@ func (b *base) ownTx(ctx context.Context, key decide.Key, do func(context.Contex
 	for w := b.waiting(poll); code(err) == lockNotAvailable; {
 		ctxErr := w.again(ctx, func(spared bool) error {
 			wait := passOver
-			if spared {
+			if spared && len(rows) == 1 {
 				wait = awaited
+			} else if spared {
+				err = b.awaitOne(ctx, rows)
 			}
-			err = b.retry(ctx, func() error { return b.transact(ctx, wait, do) })
+			if err == nil || code(err) == lockNotAvailable {
+				err = b.retry(ctx, func() error { return b.transact(ctx, wait, do) })
+			}
 			return err
 		})
 		if ctx.Err() != nil && errors.Is(ctxErr, ctx.Err()) {
-			return locked(key, ctx.Err())
+			return locked(rows[0].Key, ctx.Err())
 		}
 	}
 	return err
+}
+
+// awaitOne waits until the one of several rows that somebody has locked is free, and
+// keeps none of them locked meanwhile. It is the first that cannot be locked at once,
+// and moves to the front.
+func (b *base) awaitOne(ctx context.Context, rows []decide.Row) error {
+	await := func(row decide.Row, wait time.Duration) error {
+		return b.transact(ctx, wait, func(ctx context.Context, tx pgx.Tx) error {
+			var batch pgx.Batch
+			b.table.QueueAwait(&batch, row)
+			return tx.SendBatch(ctx, &batch).Close()
+		})
+	}
+	for i, row := range rows {
+		if err := await(row, passOver); code(err) != lockNotAvailable {
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		rows[0], rows[i] = rows[i], rows[0]
+		return await(row, awaited)
+	}
+	return nil
 }
 
 // transact runs do in a transaction that waits so long for a lock.
@@ -141,7 +169,7 @@ func (b *base) bounds(batch *pgx.Batch, wait time.Duration) {
 	if silence == NoTimeout {
 		silence = defaultTimeout
 	}
-	b.table.QueueBounds(batch, wait, silence)
+	b.table.QueueBounds(batch, wait, max(silence, time.Millisecond))
 }
 
 // waiting is a wait for a row that somebody has locked. A few connections may wait in
@@ -151,19 +179,25 @@ func (b *base) bounds(batch *pgx.Batch, wait time.Duration) {
 type waiting struct {
 	base  *base
 	pause time.Duration
+	quick bool // the last attempt did not wait in PostgreSQL, though it might
 }
 
-func (b *base) waiting(pause time.Duration) *waiting { return &waiting{b, pause} }
+func (b *base) waiting(pause time.Duration) *waiting { return &waiting{base: b, pause: pause} }
 
 // again runs attempt once more, with a connection that is spared for waiting or else
 // after a pause. If ctx is over by then it returns the error of that.
 func (w *waiting) again(ctx context.Context, attempt func(spared bool) error) error {
-	select {
-	case w.base.spare <- struct{}{}:
-		defer func() { <-w.base.spare }()
-		return attempt(true)
-	default:
+	if !w.quick {
+		select {
+		case w.base.spare <- struct{}{}:
+			defer func() { <-w.base.spare }()
+			begun := time.Now()
+			defer func() { w.quick = time.Since(begun) < poll }()
+			return attempt(true)
+		default:
+		}
 	}
+	w.quick = false
 	if err := sleep(ctx, w.pause); err != nil {
 		return err
 	}

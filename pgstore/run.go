@@ -11,6 +11,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/keyqueue"
+	"github.com/pgratelimit/ratelimit/internal/receipt"
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
 
@@ -58,6 +59,9 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 		result = a.result
 		return err
 	})
+	if err == nil && result.OK {
+		receipt.Committed(result.Receipt)
+	}
 	if err != nil && result.OK { // it was rolled back, so there is nothing to cancel
 		return ratelimit.Result{}, err
 	}
@@ -217,8 +221,10 @@ func life(ctx context.Context, conn *pgxpool.Conn) string {
 	data := conn.Conn().PgConn().CustomData()
 	known, ok := data[lifeKey].(string)
 	if !ok {
-		known, _ = table.Server(ctx, conn) // without it, nothing is taken for committed
-		data[lifeKey] = known
+		var err error
+		if known, err = table.Server(ctx, conn); err == nil { // without it, nothing is taken for committed
+			data[lifeKey] = known
+		}
 	}
 	return known
 }

@@ -75,7 +75,7 @@ func (b *base) takeOne(ctx context.Context, q table.Querier, call *decide.Call) 
 // transaction that made them, on conn, unless they are committed.
 func (b *base) granted(call *decide.Call, changes []decide.Change, at time.Time, xid string, conn *pgx.Conn) ratelimit.Result {
 	result := call.Granted(changes, b.hints.took(call, changes, at.UTC()))
-	result.Receipt = call.Receipt(changes, xid, conn)
+	result.Receipt = call.Receipt(changes, xid, conn, at)
 	return result
 }
 
@@ -114,7 +114,7 @@ func (b *base) look(ctx context.Context, q table.Querier, batch *pgx.Batch, call
 // refuses by what it sees or tries what it sees.
 func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
 	changes, ok := b.guess(call, func(i int) int {
-		if shard, ok := b.hints.shards.heldBy(tx, call.Asks[i].Of()); ok {
+		if shard, ok := b.hints.shards.heldBy(tx, &call.Asks[i]); ok {
 			return shard
 		}
 		return b.choose(&call.Asks[i])

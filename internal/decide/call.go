@@ -115,10 +115,13 @@ func (a *Ask) exceeds(reserve bool) error {
 	return &ratelimit.ExceedsCapacityError{Request: a.Request, Reserve: reserve, Most: most}
 }
 
-// Edit is a call that asks nothing of a limit and key, for the verbs that cannot
-// be refused.
-func Edit(limit ratelimit.Limit, key string) (Call, error) {
-	return New(false, ratelimit.Request{Limit: limit, Key: key})
+// Rows returns all rows of an ask's limit and key.
+func (a *Ask) Rows() []Row {
+	rows := make([]Row, a.Definition.Shards)
+	for shard := range rows {
+		rows[shard] = Row{a.Of(), shard}
+	}
+	return rows
 }
 
 // BadPause is the error of a pause that cannot be: for no time, or for longer than

@@ -49,13 +49,27 @@ func (c *Call) Plan(v View) ([]Change, bool) {
 		if !ok {
 			return nil, false
 		}
+		least := a.leastChange(v, i)
 		for shard, n := range counts {
-			if n > 0 || a.Count == 0 && shard == 0 {
+			if n > 0 || a.Count == 0 && shard == least {
 				changes = append(changes, a.planned(i, shard, n, v))
 			}
 		}
 	}
 	return changes, true
+}
+
+// leastChange is the shard that a count of 0 is taken from: the fullest, since one that
+// is not known to be there is empty.
+func (a *Ask) leastChange(v View, i int) int {
+	if a.Count > 0 || !a.Sharded() {
+		return 0
+	}
+	values := make([]float64, len(v.States[i]))
+	for shard, s := range v.States[i] {
+		values[shard] = a.Definition.Shard().Settle(s, v.At).Value
+	}
+	return fullest(values)
 }
 
 func (a *Ask) planned(i, shard int, n float64, v View) Change {
@@ -105,7 +119,7 @@ func (c *Call) Granted(changes []Change, known View) ratelimit.Result {
 
 // Receipt is what changes paid. taker names the transaction that they are in, which
 // is on the connection conn; "" when they are committed.
-func (c *Call) Receipt(changes []Change, taker string, conn any) *ratelimit.Receipt {
+func (c *Call) Receipt(changes []Change, taker string, conn any, at time.Time) *ratelimit.Receipt {
 	payments := make([]receipt.Payment, len(changes))
 	for i := range changes {
 		ch, d := &changes[i], &c.Asks[changes[i].Ask].Definition
@@ -114,7 +128,7 @@ func (c *Call) Receipt(changes []Change, taker string, conn any) *ratelimit.Rece
 			Capacity: d.Capacity, Shards: d.Shards, Start: d.Start, Shard: ch.Shard, Tokens: ch.Count,
 		}
 	}
-	return receipt.New(payments, taker, conn)
+	return receipt.New(payments, taker, conn, at)
 }
 
 // Checked is what the call would get.

@@ -20,7 +20,7 @@ func paid(t *testing.T, l Limit, n float64) *Receipt {
 	if !ok {
 		t.Fatalf("%v refuses %v", l, n)
 	}
-	return call.Receipt(changes, "", nil)
+	return call.Receipt(changes, "", nil, t0)
 }
 
 // refunded is what a Refund changes: shard and tokens given back.
@@ -72,7 +72,7 @@ func TestRefundOrder(t *testing.T) {
 		t.Fatal("refused")
 	}
 	var seen decide.Seen
-	got := refunded(seen.Refund(call.Receipt(changes, "", nil)))
+	got := refunded(seen.Refund(call.Receipt(changes, "", nil, t0)))
 	if want := []string{"a/k/0 10", "a/k/1 5", "b/k/0 1", "b/z/0 1"}; !slices.Equal(got, want) {
 		t.Errorf("Refund() = %q, want %q", got, want)
 	}

@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"math"
 	"slices"
 	"time"
 
@@ -17,7 +18,8 @@ type Sheet struct {
 	Changed     []bool
 	At          time.Time
 
-	index map[Row]int
+	index   map[Row]int
+	assumed bool // States has all rows, found or not
 }
 
 // NewSheet is a sheet of all rows of the calls, of which none has been found yet.
@@ -63,19 +65,54 @@ func (s *Sheet) MissingOf(call *Call) (rows []Row) {
 
 // View is what the sheet says of a call's limits.
 func (s *Sheet) View(call *Call) View {
+	return s.view(call, func(a *Ask, n int) ratelimit.State {
+		if s.Found[n] || s.assumed {
+			return s.States[n]
+		}
+		return a.Definition.Shard().Fresh(a.Key, s.At)
+	})
+}
+
+// bottom is less than any floor.
+const bottom = -math.MaxFloat64 / 1e20
+
+// Free is View with nothing in the rows that were not found, so that nothing is
+// planned to be taken from them.
+func (s *Sheet) Free(call *Call) View {
+	return s.view(call, func(*Ask, int) ratelimit.State { return ratelimit.State{Value: bottom, TS: s.At} })
+}
+
+func (s *Sheet) view(call *Call, missing func(a *Ask, n int) ratelimit.State) View {
 	view := View{States: make([][]ratelimit.State, len(call.Asks)), At: s.At}
 	for i := range call.Asks {
 		a := &call.Asks[i]
 		view.States[i] = make([]ratelimit.State, a.Definition.Shards)
 		for shard := range view.States[i] {
-			if n := s.index[Row{a.Of(), shard}]; s.Found[n] || s.Changed[n] {
+			n := s.index[Row{a.Of(), shard}]
+			if s.Found[n] {
 				view.States[i][shard] = s.States[n]
 			} else {
-				view.States[i][shard] = a.Definition.Shard().Fresh(a.Key, s.At)
+				view.States[i][shard] = missing(a, n)
 			}
 		}
 	}
 	return view
+}
+
+// Assume takes the rows that were not found for what they were on another sheet, that
+// has all of them.
+func (s *Sheet) Assume(of *Sheet) {
+	for i, row := range s.Rows {
+		n := of.index[row]
+		switch {
+		case s.Found[i]:
+		case of.Found[n]:
+			s.States[i] = of.States[n]
+		default:
+			s.States[i] = of.Definitions[n].Fresh(row.Key.Key, s.At)
+		}
+	}
+	s.assumed = true
 }
 
 // Make makes changes on the sheet.
@@ -86,18 +123,22 @@ func (s *Sheet) Make(changes []Change) {
 	}
 }
 
-// DefinitionOf is the definition of a row, which must be on the sheet.
-func (s *Sheet) DefinitionOf(row Row) ratelimit.Definition {
-	return s.Definitions[s.index[row]]
+// DefinitionsOf is the definitions of rows, which must be on the sheet.
+func (s *Sheet) DefinitionsOf(rows []Row) []ratelimit.Definition {
+	definitions := make([]ratelimit.Definition, len(rows))
+	for i, row := range rows {
+		definitions[i] = s.Definitions[s.index[row]]
+	}
+	return definitions
 }
 
-// Fill returns the rows of another sheet that were not found on this one, which has
+// Missing returns the rows of another sheet that were not found on this one, which has
 // all of them.
-func (s *Sheet) Fill(of *Sheet) (rows []Row, definitions []ratelimit.Definition) {
-	for i, row := range of.Rows {
+func (s *Sheet) Missing(of *Sheet) (rows []Row) {
+	for _, row := range of.Rows {
 		if !s.Found[s.index[row]] {
-			rows, definitions = append(rows, row), append(definitions, of.Definitions[i])
+			rows = append(rows, row)
 		}
 	}
-	return rows, definitions
+	return rows
 }

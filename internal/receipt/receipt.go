@@ -29,23 +29,35 @@ type Receipt struct {
 	payments []Payment
 	taker    string
 	conn     any
+	at       time.Time
 
 	mu   sync.Mutex
 	mark string
 }
 
 // New is the receipt of payments. taker names the transaction that paid, "" when
-// what it paid is committed, and conn is the connection that this is on.
-func New(payments []Payment, taker string, conn any) *Receipt {
-	return &Receipt{payments: payments, taker: taker, conn: conn}
+// what it paid is committed, conn is the connection that this is on, and at is when.
+func New(payments []Payment, taker string, conn any, at time.Time) *Receipt {
+	return &Receipt{payments: payments, taker: taker, conn: conn, at: at}
 }
 
 // Payments returns what was paid; it must not be changed. It is a function, not
 // a method, so that users of the root package do not see it.
 func Payments(r *Receipt) []Payment { return r.payments }
 
-// Taker returns the transaction that paid, "" when that is committed.
+// Taker returns the transaction that paid, "" when that is committed. Only the one who
+// redeems the receipt may ask.
 func Taker(r *Receipt) string { return r.taker }
+
+// At returns when it paid.
+func At(r *Receipt) time.Time { return r.at }
+
+// Committed notes that the transaction that paid is committed.
+func Committed(r *Receipt) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.taker = ""
+}
 
 // Conn returns the connection of the transaction that paid.
 func Conn(r *Receipt) any { return r.conn }

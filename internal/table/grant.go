@@ -175,6 +175,14 @@ func (r *Rows) columns() (names, keys []string, shards []int32) {
 	return names, keys, shards
 }
 
+func (r *Rows) states() (values []float64, ts []time.Time, paused []*time.Time) {
+	values, ts, paused = make([]float64, len(r.Rows)), make([]time.Time, len(r.Rows)), make([]*time.Time, len(r.Rows))
+	for i, s := range r.States {
+		values[i], ts[i], paused[i] = s.Value, s.TS, instant(s.Paused)
+	}
+	return values, ts, paused
+}
+
 const (
 	// readSQL reads rows in the order given, one index look-up each, and one
 	// clock for all.
@@ -267,24 +275,20 @@ func (t *Table) QueueAwait(batch *pgx.Batch, row decide.Row) {
 
 // QueueFill puts into a batch the making of rows that are not there, with one
 // definition for each.
-func (t *Table) QueueFill(batch *pgx.Batch, r *Rows, definitions []ratelimit.Definition, now *time.Time) {
-	n := len(r.Rows)
+func (t *Table) QueueFill(batch *pgx.Batch, rows []decide.Row, definitions []ratelimit.Definition, now *time.Time) {
+	n, r := len(rows), Rows{Rows: rows}
 	names, keys, shards := r.columns()
 	capacities, ticks, origins := make([]float64, n), make([]float64, n), make([]time.Time, n)
 	for i := range definitions {
 		d := &definitions[i]
-		capacities[i], ticks[i], origins[i] = d.Capacity, tick(d), d.Fresh(r.Rows[i].Key.Key, longAgo).TS
+		capacities[i], ticks[i], origins[i] = d.Capacity, tick(d), d.Fresh(rows[i].Key.Key, longAgo).TS
 	}
 	batch.Queue(t.fill, names, keys, shards, capacities, ticks, origins, now)
 }
 
 // QueueWrite puts into a batch the writing of rows that are locked.
 func (t *Table) QueueWrite(batch *pgx.Batch, r *Rows) {
-	n := len(r.Rows)
 	names, keys, shards := r.columns()
-	values, ts, paused := make([]float64, n), make([]time.Time, n), make([]*time.Time, n)
-	for i, s := range r.States {
-		values[i], ts[i], paused[i] = s.Value, s.TS, instant(s.Paused)
-	}
+	values, ts, paused := r.states()
 	batch.Queue(t.write, names, keys, shards, values, ts, paused)
 }

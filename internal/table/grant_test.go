@@ -82,37 +82,43 @@ func TestGrantAgrees(t *testing.T) {
 // among others; one whose pause is over grants both.
 func TestGrantHeedsPauses(t *testing.T) {
 	db := pgtest.New(t)
-	table, now := New(db.Schema, false), quarterPast
+	table := New(db.Schema, false)
 	for _, limit := range []ratelimit.Limit{
 		ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Minute},
 		ratelimit.FixedWindow{Name: "window", Rate: 7, Period: time.Minute},
 	} {
-		for _, n := range []int{1, 2} {
-			for _, paused := range []bool{true, false} {
+		for rows := 1; rows <= 2; rows++ {
+			for lasts, paused := range map[time.Duration]bool{0: false, time.Microsecond: true} {
 				for _, reserve := range []bool{true, false} {
-					grants, states := make([]Grant, n), make([]ratelimit.State, n)
-					for i := range grants {
-						call, err := decide.New(reserve, limit.For(fmt.Sprint(i)))
-						if err != nil {
-							t.Fatal(err)
-						}
-						grants[i] = Grant{Change: call.Asks[0].Change(0, 0, 1), Need: 1, Reserve: reserve}
-						states[i] = ratelimit.State{Value: 5, TS: now, Paused: now}
-						if paused {
-							states[i].Paused = now.Add(time.Microsecond)
-						}
-					}
-					putAll(t, db, table, grants, states)
-					if err := table.Grant(t.Context(), db.Pool, grants, &now); err != nil {
-						t.Fatal(err)
-					}
-					for _, g := range grants {
-						if want := reserve || !paused; g.Taken.OK != want {
-							t.Errorf("%s, %d rows, paused %v, reserve %v: got OK %v, want %v", g.Name, n, paused, reserve, g.Taken.OK, want)
+					for _, ok := range grantPaused(t, db, table, limit, rows, lasts, reserve) {
+						if want := reserve || !paused; ok != want {
+							t.Errorf("%s, %d rows, paused %v, reserve %v: got OK %v, want %v", limit.Definition().Name, rows, paused, reserve, ok, want)
 						}
 					}
 				}
 			}
 		}
 	}
+}
+
+// grantPaused asks rows, whose pause lasts so much longer, for a token of five each.
+func grantPaused(t *testing.T, db *pgtest.DB, table *Table, limit ratelimit.Limit, rows int, lasts time.Duration, reserve bool) (oks []bool) {
+	t.Helper()
+	grants, states, now := make([]Grant, rows), make([]ratelimit.State, rows), quarterPast
+	for i := range grants {
+		call, err := decide.New(reserve, limit.For(fmt.Sprint(i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		grants[i] = Grant{Change: call.Asks[0].Change(0, 0, 1), Need: 1, Reserve: reserve}
+		states[i] = ratelimit.State{Value: 5, TS: now, Paused: now.Add(lasts)}
+	}
+	putAll(t, db, table, grants, states)
+	if err := table.Grant(t.Context(), db.Pool, grants, &now); err != nil {
+		t.Fatal(err)
+	}
+	for i := range grants {
+		oks = append(oks, grants[i].Taken.OK)
+	}
+	return oks
 }

@@ -29,8 +29,9 @@ LIMIT $9::int8`
 	// and that nobody has locked. A connection may write values as text with 15
 	// digits; no count that can be taken is as small as that.
 	deleteListedSQL = `WITH same AS (
-	SELECT r.key, r.shard FROM unnest($2::text[], $3::int4[], $4::float8[], $5::timestamptz[]) AS w (key, shard, value, ts)
+	SELECT r.key, r.shard FROM unnest($2::text[], $3::int4[], $4::float8[], $5::timestamptz[], $6::timestamptz[]) AS w (key, shard, value, ts, paused)
 	JOIN {table} AS r ON r.name = $1::text AND r.key = w.key AND r.shard = w.shard AND r.ts = w.ts AND abs(r.value - w.value) <= abs(r.value) * 1e-14
+		AND r.paused IS NOT DISTINCT FROM w.paused
 	FOR UPDATE OF r SKIP LOCKED
 )
 DELETE FROM {table} AS l USING same
@@ -38,7 +39,8 @@ WHERE l.name = $1::text AND l.key = same.key AND l.shard = same.shard`
 
 	// deleteSameSQL is its portable form, for one row.
 	deleteSameSQL = `DELETE FROM {table}
-WHERE name = $1::text AND key = $2::text AND shard = $3::int4 AND ts = $5::timestamptz AND abs(value - $4::float8) <= abs(value) * 1e-14`
+WHERE name = $1::text AND key = $2::text AND shard = $3::int4 AND ts = $5::timestamptz AND abs(value - $4::float8) <= abs(value) * 1e-14
+	AND coalesce(paused = $6::timestamptz, paused IS NULL AND $6::timestamptz IS NULL)`
 
 	// namesSQL goes from one name to the next by the index.
 	namesSQL = `WITH RECURSIVE n AS (
@@ -84,11 +86,8 @@ func (t *Table) DeleteSame(ctx context.Context, q Querier, r *Rows) (int64, erro
 		return 0, nil
 	}
 	_, keys, shards := r.columns()
-	values, ts := make([]float64, len(r.Rows)), make([]time.Time, len(r.Rows))
-	for i, s := range r.States {
-		values[i], ts[i] = s.Value, s.TS
-	}
-	tag, err := q.Exec(ctx, t.deleteListed, r.Rows[0].Name, keys, shards, values, ts)
+	values, ts, paused := r.states()
+	tag, err := q.Exec(ctx, t.deleteListed, r.Rows[0].Name, keys, shards, values, ts, paused)
 	return tag.RowsAffected(), err
 }
 
@@ -96,7 +95,7 @@ func (t *Table) DeleteSame(ctx context.Context, q Querier, r *Rows) (int64, erro
 // somebody has locked.
 func (t *Table) DeleteSameEach(ctx context.Context, q Querier, r *Rows) (deleted int64, err error) {
 	for i, row := range r.Rows {
-		tag, err := q.Exec(ctx, t.deleteSame, row.Name, row.Key.Key, int32(row.Shard), r.States[i].Value, r.States[i].TS)
+		tag, err := q.Exec(ctx, t.deleteSame, row.Name, row.Key.Key, int32(row.Shard), r.States[i].Value, r.States[i].TS, instant(r.States[i].Paused))
 		if err != nil {
 			return deleted, err
 		}

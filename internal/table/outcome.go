@@ -2,6 +2,7 @@ package table
 
 import (
 	"context"
+	"time"
 
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
@@ -46,6 +47,13 @@ const serverSQL = `SELECT concat_ws(' ', pg_postmaster_start_time(), pg_stat_get
 func Server(ctx context.Context, q Querier) (life string, err error) {
 	err = q.QueryRow(ctx, serverSQL).Scan(&life)
 	return life, err
+}
+
+// UpSince reports whether the server has neither crashed nor been started since an
+// instant on its clock.
+func UpSince(ctx context.Context, q Querier, at time.Time) (up bool, err error) {
+	err = q.QueryRow(ctx, `SELECT coalesce(greatest(pg_postmaster_start_time(), pg_stat_get_bgwriter_stat_reset_time()) < $1::timestamptz, false)`, at).Scan(&up)
+	return up, err
 }
 
 // wroteSQL asks whether a row is the very version that a transaction left behind.
