@@ -55,6 +55,12 @@ func (h *hints) changed(key decide.Key) {
 	h.refusals.forget(key)
 }
 
+// clear forgets everything.
+func (h *hints) clear() {
+	h.shards.clear()
+	h.refusals.clear()
+}
+
 // shards is what this process last saw of sharded limits.
 type shards struct {
 	mu   sync.Mutex
@@ -162,6 +168,12 @@ func (m *shards) forget(key decide.Key) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.seen, key)
+}
+
+func (m *shards) clear() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	clear(m.seen)
 }
 
 // hold notes that a transaction has a shard locked. A second step of it on the same
@@ -280,6 +292,16 @@ func (m *refusals) forget(key decide.Key) {
 	}
 	m.changes.Add(1)
 	m.drop(key)
+}
+
+func (m *refusals) clear() {
+	m.changes.Add(1)
+	for i := range m.stripes {
+		stripe := &m.stripes[i]
+		stripe.Lock()
+		clear(stripe.seen)
+		stripe.Unlock()
+	}
 }
 
 // drop forgets a key from which this process took something: what is

@@ -108,6 +108,7 @@ func (s *Store) Names(ctx context.Context) (names []string, err error) {
 func (s *Store) Forget(ctx context.Context, name string) (deleted int64, err error) {
 	err = s.alone(ctx, "forget", func(ctx context.Context) error {
 		deleted, err = s.table.Forget(ctx, s.pool, name)
+		s.hints.clear()
 		return err
 	})
 	return deleted, err
@@ -124,6 +125,9 @@ func (s *Store) Ready(ctx context.Context) error {
 
 // alone runs do on the pool, each statement a transaction of its own.
 func (s *Store) alone(ctx context.Context, doing string, do func(context.Context) error) error {
+	if err := s.usable(); err != nil {
+		return err
+	}
 	ctx, done, err := s.bounded(ctx)
 	if err != nil {
 		return err
