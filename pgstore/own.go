@@ -68,8 +68,9 @@ type pending struct {
 	result ratelimit.Result
 	err    error
 
-	change decide.Change // that it makes as one of a group
-	place  int           // in that
+	row   decide.Row // from which it takes, as one of a group
+	floor float64    // the lowest value that it may leave behind there
+	place int        // in the order of arrival
 
 	locked atomic.Pointer[decide.Row] // that it waits for
 }
@@ -305,43 +306,43 @@ func (o *own) groups(tickets []*ticket) (groups [][]*ticket, grants []table.Gran
 		}
 	}
 	slices.SortFunc(singles, func(a, b *ticket) int {
-		return cmp.Or(a.Value.change.Row.Compare(b.Value.change.Row), cmp.Compare(a.Value.place, b.Value.place))
+		return cmp.Or(a.Value.row.Compare(b.Value.row), cmp.Compare(a.Value.place, b.Value.place))
 	})
 	for i, t := range singles {
-		c := &t.Value.change
+		p := t.Value
+		a := &p.call.Asks[0]
 		n := len(grants) - 1
 		switch {
-		case i == 0 || c.Row != grants[n].Row:
-			grants = append(grants, table.Grant{Change: *c, Need: math.Inf(-1), Reserve: true})
+		case i == 0 || p.row != grants[n].Row:
+			grants = append(grants, table.Grant{Change: a.Change(0, p.row.Shard, 0), Need: math.Inf(-1), Reserve: true})
 			groups = append(groups, singles[i:i])
 			n++
-			grants[n].Count = 0
-		case c.Definition != grants[n].Definition:
+		case a.Definition != groups[n][0].Value.call.Asks[0].Definition:
 			left = append(left, t)
 			continue
 		}
 		g := &grants[n]
-		g.Count += c.Count
-		g.Need = max(g.Need, g.Count+c.Floor)
-		g.Reserve = g.Reserve && t.Value.call.Reserve
+		g.Count += a.Count
+		g.Need = max(g.Need, g.Count+p.floor)
+		g.Reserve = g.Reserve && p.call.Reserve
 		groups[n] = append(groups[n], t)
 	}
 	return groups, grants, left
 }
 
-// single finds the change of a call that takes from one row; false if it is none.
+// single finds the row of a call that takes from one; false if it does not.
 func (o *own) single(p *pending) bool {
 	if p.check || len(p.call.Asks) > 1 {
 		return false
 	}
 	a := &p.call.Asks[0]
+	p.row, p.floor = decide.Row{Key: a.Of()}, a.Floor
 	if !a.Sharded() {
-		p.change = a.Change(0, 0, a.Count)
 		return true
 	}
 	changes, ok := o.guess(&p.call, func(int) int { return o.choose(a) })
 	if ok {
-		p.change = changes[0]
+		p.row, p.floor = changes[0].Row, changes[0].Floor
 	}
 	return ok
 }
