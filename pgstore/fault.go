@@ -27,7 +27,7 @@ func fault(schema, doing string, err error) error {
 // code is the SQLSTATE of the server's error in err, "" if there is none.
 func code(err error) string {
 	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) {
+	if err != nil && errors.As(err, &pgErr) {
 		return pgErr.Code
 	}
 	return ""

@@ -138,14 +138,13 @@ func (t *Table) grantSeveral(ctx context.Context, q Querier, grants []Grant, now
 		return err
 	}
 	var (
-		s  state
-		at time.Time
-		i  int64
+		taken  Taken
+		paused *time.Time
+		i      int64
 	)
-	_, err = pgx.ForEachRow(rows, append(s.fields(), &at, &i), func() error {
-		taken := &grants[i-1].Taken
-		taken.At = at
-		taken.After, taken.OK = s.get()
+	_, err = pgx.ForEachRow(rows, []any{&taken.After.Value, &taken.After.TS, &paused, &taken.At, &i}, func() error {
+		grants[i-1].Taken = taken
+		grants[i-1].Taken.take(paused)
 		return nil
 	})
 	return err

@@ -116,13 +116,22 @@ func takeArguments(reserve bool, c *decide.Change, now *time.Time) []any {
 
 // scan reads a row that a take returned, if it did.
 func (t *Taken) scan(row pgx.Row, more ...any) error {
-	var s state
-	err := row.Scan(append(s.fields(), more...)...)
+	var paused *time.Time
+	err := row.Scan(append([]any{&t.After.Value, &t.After.TS, &paused}, more...)...)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil
 	}
-	t.After, t.OK = s.get()
+	if err == nil {
+		t.take(paused)
+	}
 	return err
+}
+
+func (t *Taken) take(paused *time.Time) {
+	t.OK = true
+	if paused != nil {
+		t.After.Paused = *paused
+	}
 }
 
 // giveSQL gives back. It needs no clock, since giving what comes in before or after
