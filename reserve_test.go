@@ -463,6 +463,26 @@ func TestResume(t *testing.T) {
 	})
 }
 
+// A clock that went back, a pause and a resume bring no tokens twice.
+func TestResumeAfterClockWentBack(t *testing.T) {
+	for _, l := range []Limit{
+		TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 5},
+		FixedWindow{Name: "a", Rate: 5, Period: 5 * d, Start: t0},
+	} {
+		definition := l.Definition()
+		s, ok := definition.Take(definition.Fresh("k", t5), t5, 5, 0)
+		if !ok {
+			t.Fatalf("%v: a fresh one refused", l)
+		}
+		for range 10 {
+			s = definition.Resume("k", definition.Pause(s, t0, t1), t0)
+			if got := definition.Settle(s, t5).Value; got > 0 {
+				t.Fatalf("%v: %v tokens, want none", l, got)
+			}
+		}
+	}
+}
+
 // Rows know whole microseconds. A pause that ends between two of them is not
 // over at the first.
 func TestPauseRoundsUp(t *testing.T) {

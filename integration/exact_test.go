@@ -78,7 +78,24 @@ func (l limit) pause(r row, now, until int64) row {
 	if l.window {
 		from -= l.period
 	}
-	return row{least(settled.value, new(big.Rat)), max(settled.ts, from), max(settled.paused, until)}
+	value := least(settled.value, new(big.Rat))
+	if ongoing(r.paused, now) == 0 {
+		value.Sub(value, l.ahead(settled.ts, now))
+	}
+	return row{value, max(settled.ts, from), max(settled.paused, until)}
+}
+
+// ahead is what would come in between now and a ts that a clock that went back has left
+// behind. A pause takes it off, since a resume would have it come in twice.
+func (l limit) ahead(ts, now int64) *big.Rat {
+	if ts <= now {
+		return new(big.Rat)
+	}
+	if l.window {
+		windows := (ts - now + l.period - 1) / l.period
+		return new(big.Rat).Mul(l.rate, new(big.Rat).SetInt64(windows))
+	}
+	return new(big.Rat).Mul(l.rate, big.NewRat(ts-now, l.period))
 }
 
 // resume ends a pause; tick is the last instant, up to now, at which tokens come

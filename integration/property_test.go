@@ -321,6 +321,7 @@ func (h *history) pause(t *rapid.T, until int64) {
 	h.scale = max(h.scale, math.Abs(h.state.Value))
 	h.state = h.d.Pause(h.state, instant(h.now), instant(until))
 	h.row = h.exact.pause(h.row, h.now, until)
+	h.scale = max(h.scale, math.Abs(h.state.Value))
 	h.compare(t, "pause", h.state, h.row)
 }
 
