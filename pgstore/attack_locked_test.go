@@ -1,0 +1,101 @@
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// A call that takes nothing writes into no shard that somebody else has locked: what
+// stands for that shard meanwhile is not what is in it.
+func TestCountZeroLeavesALockedShardAlone(t *testing.T) {
+	db := pgtest.New(t)
+	store := newStore(t, db)
+	limit := shardedSlow("l", 10, 2)
+	mustAllow(t, store, limit.ForN("k", 7)) // from both
+	want := statesOf(t, db)
+	holder := begin(t, db, pgx.ReadCommitted)
+	mustExec(t, holder, "SELECT FROM "+db.Schema+".rate_limits WHERE shard = 0 FOR UPDATE")
+	for range 3 {
+		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+		if _, err := store.Allow(ctx, limit.ForN("k", 0)); err != nil && !errors.Is(err, pgstore.ErrLocked) {
+			t.Errorf("got error %v", err)
+		}
+		cancel()
+	}
+	if err := holder.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	store.Close() // whatever was under way has ended
+	wantLeft(t, newStore(t, db), limit.ForN("k", 0), 3)
+	if got := statesOf(t, db); len(got) != len(want) {
+		t.Errorf("got rows %q, want %q", got, want)
+	}
+}
+
+// Whoever gave up waiting for a locked row is not charged once it is free.
+func TestGivingUpChargesNothing(t *testing.T) {
+	db := pgtest.New(t)
+	store := newStore(t, db)
+	limit := slow("l", 10)
+	mustAllow(t, store, limit.For("k"))
+	holder := begin(t, db, pgx.ReadCommitted)
+	mustAllowIn(t, store, holder, limit.For("k"))
+	for range 5 {
+		ctx, cancel := context.WithTimeout(t.Context(), 60*time.Millisecond)
+		if result, err := store.Allow(ctx, limit.For("k")); result.OK || !errors.Is(err, pgstore.ErrLocked) {
+			t.Errorf("got OK %v, error %v, want %v", result.OK, err, pgstore.ErrLocked)
+		}
+		cancel()
+	}
+	if err := holder.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	store.Close()
+	wantLeft(t, newStore(t, db), limit.ForN("k", 0), 9)
+}
+
+func mustAllowIn(t *testing.T, store *pgstore.Store, tx pgx.Tx, requests ...ratelimit.Request) {
+	t.Helper()
+	result, err := store.AllowTx(t.Context(), tx, requests...)
+	mustTake(t, result, err)
+}
+
+// While a limit's number of shards changes, a transaction can meet both.
+func TestTwoNumbersOfShardsInOneTransaction(t *testing.T) {
+	db := pgtest.New(t)
+	store := newStore(t, db)
+	for range 20 {
+		tx := begin(t, db, pgx.ReadCommitted)
+		for _, shards := range []int{8, 2, 8} {
+			mustAllowIn(t, store, tx, shardedSlow("l", 1000, shards).For("k"))
+		}
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// Reshard counts what has come in since the rows were written.
+func TestReshardCountsWhatHasComeIn(t *testing.T) {
+	db := pgtest.New(t)
+	c := newClock()
+	store := newStore(t, db, onClock(c))
+	of := func(shards int) ratelimit.Limit {
+		return ratelimit.TokenBucket{Name: "l", Rate: 80, Period: time.Hour, Shards: shards}
+	}
+	mustAllow(t, store, of(8).ForN("k", 80))
+	c.add(time.Hour)
+	mustAllow(t, store, of(8).For("k"))
+	if err := store.Reshard(t.Context(), of(8), of(2), "k"); err != nil {
+		t.Fatal(err)
+	}
+	wantLeft(t, store, of(2).ForN("k", 0), 79)
+}
