@@ -165,7 +165,7 @@ func (s shop) failure(ctx context.Context) error {
 
 // row shows what the library keeps.
 func (s shop) row(ctx context.Context) error {
-	fmt.Fprintln(s.out, "\n4. All that is stored: SELECT * FROM rate_limits")
+	fmt.Fprintln(s.out, "\n4. All that is stored: SELECT name, key, shard, value, ts FROM rate_limits")
 	var name, key, shard, value, ts, rows string
 	const sql = "SELECT name, key, shard::text, value::text, ts::text, count(*) OVER ()::text FROM rate_limits"
 	if err := s.pool.QueryRow(ctx, sql).Scan(&name, &key, &shard, &value, &ts, &rows); err != nil {
