@@ -36,6 +36,9 @@ import (
 // Neither waits for a row that somebody else has locked; such rows are passed over.
 // Their callers go on in a queue for that row alone, which waits for it.
 
+// beginSQL begins a transaction in which a take is right, and nobody asks it again.
+const beginSQL = "BEGIN ISOLATION LEVEL READ COMMITTED"
+
 // lanes is how many statements, and so how many connections, decide at a time.
 // Calls for one limit and key share a lane.
 const lanes = 2
@@ -174,16 +177,14 @@ func (o *own) serve(ctx context.Context, l *lane, tickets []*ticket) {
 	if len(tickets) == 0 {
 		return
 	}
-	granting := !l.refusing
-	decided := slices.Clone(tickets)
-	o.await(o.decideAll(ctx, tickets, granting, nil))
+	o.await(o.decideAll(ctx, tickets, !l.refusing, nil))
 	refused := 0
-	for _, t := range decided {
+	for _, t := range tickets {
 		if t.Finished() && !t.Value.result.OK {
 			refused++
 		}
 	}
-	l.refusing = 2*refused > len(decided)
+	l.refusing = 2*refused > len(tickets)
 }
 
 // decideAll decides calls, and returns those whose rows are locked by somebody else.
@@ -264,7 +265,7 @@ func (o *own) grantInTurn(ctx context.Context, grants []table.Grant) error {
 	}
 	defer release(ctx, conn)
 	var b pgx.Batch
-	b.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
+	b.Queue(beginSQL)
 	o.bounds(&b, awaited)
 	o.table.QueueGrant(&b, &grants[0], o.clock())
 	if err := conn.SendBatch(ctx, &b).Close(); err != nil {
@@ -361,14 +362,14 @@ func (o *own) read(ctx context.Context, tickets []*ticket) (left []*ticket, shee
 		p := t.Value
 		view := sheet.View(&p.call)
 		o.hints.saw(&p.call, view)
-		if _, ok := p.call.Plan(view); ok && !p.check {
-			left = append(left, t)
-			continue
-		}
-		p.result = p.call.Checked(view)
 		if !p.check {
+			if _, ok := p.call.Plan(view); ok {
+				left = append(left, t)
+				continue
+			}
 			o.hints.refusals.note(&p.call, view, asked)
 		}
+		p.result = p.call.Checked(view)
 		t.Finish()
 	}
 	return left, sheet, nil
@@ -405,15 +406,14 @@ func (o *own) settle(ctx context.Context, tickets []*ticket, seen *decide.Sheet,
 	for _, t := range tickets {
 		p := t.Value
 		changes, ok := p.call.Plan(sheet.Free(&p.call))
-		if missing := sheet.MissingOf(&p.call); !ok && missing != nil {
-			p.locked.Store(&missing[0])
-			left = append(left, t)
-			continue
-		}
 		if ok {
 			sheet.Make(changes)
 			p.result = p.call.Granted(changes, sheet.View(&p.call))
 			p.result.Receipt = p.call.Receipt(changes, "", nil, sheet.At)
+		} else if missing := sheet.MissingOf(&p.call); missing != nil {
+			p.locked.Store(&missing[0])
+			left = append(left, t)
+			continue
 		} else {
 			p.result = p.call.Refused(sheet.View(&p.call))
 		}
@@ -482,7 +482,7 @@ func (o *own) fill(ctx context.Context, conn *pgxpool.Conn, sheet *decide.Sheet,
 		return nil
 	}
 	var b pgx.Batch
-	b.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
+	b.Queue(beginSQL)
 	o.bounds(&b, passOver)
 	o.table.QueueFill(&b, rows, sheet.DefinitionsOf(rows), o.clock())
 	b.Queue("COMMIT")
@@ -509,7 +509,7 @@ func (o *own) fill(ctx context.Context, conn *pgxpool.Conn, sheet *decide.Sheet,
 func (o *own) lock(ctx context.Context, conn *pgxpool.Conn, sheet, seen *decide.Sheet, missing []decide.Row, await *decide.Row) error {
 	t, now := o.table, o.clock()
 	var b pgx.Batch
-	b.Queue("BEGIN ISOLATION LEVEL READ COMMITTED")
+	b.Queue(beginSQL)
 	if await != nil {
 		missing = []decide.Row{*await}
 		o.bounds(&b, awaited)
@@ -604,10 +604,16 @@ func (o *own) await(tickets []*ticket) {
 	}
 }
 
-// queueOf is the queue of a row that somebody was just found to have locked. It needs mu.
+// queueOf is the queue of a row that somebody was just found to have locked. A new one
+// takes the place of those that nobody needs any more. It needs mu.
 func (o *own) queueOf(row decide.Row) *batch.Queue[*pending] {
 	l, ok := o.locked[row]
 	if !ok {
+		for other, l := range o.locked {
+			if l.queue.Idle() && time.Since(l.used) > contended {
+				delete(o.locked, other)
+			}
+		}
 		l = &lane{}
 		l.queue = batch.New(mostTogether, 0, func(ctx context.Context, tickets []*ticket) { o.serveLocked(ctx, row, tickets) }, o.work.spawn)
 		o.locked[row] = l
@@ -641,12 +647,5 @@ func (o *own) serveLocked(ctx context.Context, row decide.Row, tickets []*ticket
 			}
 		}
 		o.await(others)
-	}
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	for other, l := range o.locked {
-		if other != row && l.queue.Idle() && time.Since(l.used) > contended {
-			delete(o.locked, other)
-		}
 	}
 }
