@@ -94,10 +94,15 @@ func (b *base) usableIn(tx pgx.Tx) error {
 // call is a call whose limits the Store has seen.
 func (b *base) call(reserve bool, requests []ratelimit.Request) (decide.Call, error) {
 	call, err := decide.New(reserve, requests...)
+	b.note(&call)
+	return call, err
+}
+
+// note remembers the definitions of a call's limits.
+func (b *base) note(call *decide.Call) {
 	for i := range call.Asks {
 		b.seen.Note(call.Asks[i].Definition)
 	}
-	return call, err
 }
 
 // fault wraps an error of the database.

@@ -26,8 +26,11 @@ func fault(schema, doing string, err error) error {
 
 // code is the SQLSTATE of the server's error in err, "" if there is none.
 func code(err error) string {
+	if err == nil {
+		return ""
+	}
 	var pgErr *pgconn.PgError
-	if err != nil && errors.As(err, &pgErr) {
+	if errors.As(err, &pgErr) {
 		return pgErr.Code
 	}
 	return ""

@@ -94,27 +94,27 @@ func (o *own) decide(ctx context.Context, reserve, check bool, requests []rateli
 	if o == nil {
 		return ratelimit.Result{}, (*base)(nil).usable()
 	}
-	call, err := o.call(reserve, requests)
-	if err != nil {
+	p := &pending{check: check}
+	var err error
+	if p.call, err = decide.New(reserve, requests...); err != nil {
 		return ratelimit.Result{}, err
 	}
 	if o.pool == nil {
 		return ratelimit.Result{}, ErrNoPool
 	}
 	if !check {
-		if result, ok := o.hints.refusals.answer(&call, o.clock()); ok {
+		if result, ok := o.hints.refusals.answer(&p.call, o.clock()); ok {
 			return result, ctx.Err()
 		}
 	}
 	if o.config.Portable {
-		return o.decidePortably(ctx, &call, check)
+		return o.decidePortably(ctx, &p.call, check)
 	}
 	if err := o.work.begin(); err != nil {
 		return ratelimit.Result{}, err
 	}
 	defer o.work.end()
-	p := &pending{call: call, check: check}
-	if _, err := o.laneOf(&call).queue.Do(ctx, p); err != nil {
+	if _, err := o.laneOf(&p.call).queue.Do(ctx, p); err != nil {
 		return ratelimit.Result{}, o.gaveUp(p, err)
 	}
 	return p.result, p.err
@@ -123,6 +123,7 @@ func (o *own) decide(ctx context.Context, reserve, check bool, requests []rateli
 // decidePortably decides a call with the statements of callers' transactions. A
 // single row needs no transaction.
 func (o *own) decidePortably(ctx context.Context, call *decide.Call, check bool) (result ratelimit.Result, err error) {
+	o.note(call)
 	ctx, done, err := o.bounded(ctx)
 	if err != nil {
 		return ratelimit.Result{}, err
@@ -173,6 +174,7 @@ func (o *own) laneOf(call *decide.Call) *lane {
 // serve decides the calls of a lane, but for those that go on in the queue of a
 // locked row.
 func (o *own) serve(ctx context.Context, l *lane, tickets []*ticket) {
+	o.noteAll(tickets)
 	tickets = o.redirect(tickets)
 	if len(tickets) == 0 {
 		return
@@ -185,6 +187,19 @@ func (o *own) serve(ctx context.Context, l *lane, tickets []*ticket) {
 		}
 	}
 	l.refusing = 2*refused > len(tickets)
+}
+
+// noteAll remembers the definitions of calls, most of which are the same.
+func (o *own) noteAll(tickets []*ticket) {
+	var last ratelimit.Definition
+	for _, t := range tickets {
+		for i := range t.Value.call.Asks {
+			if a := &t.Value.call.Asks[i]; a.Definition != last {
+				last = a.Definition
+				o.seen.Note(last)
+			}
+		}
+	}
 }
 
 // decideAll decides calls, and returns those whose rows are locked by somebody else.
@@ -252,9 +267,13 @@ func (o *own) grant(ctx context.Context, tickets []*ticket, await *decide.Row) (
 	return left, nil
 }
 
-// grantFree grants what can be had from rows that nobody has locked.
+// grantFree grants what can be had from rows that nobody has locked: nothing, if one
+// of them was locked in the same moment.
 func (o *own) grantFree(ctx context.Context, grants []table.Grant) error {
-	return o.table.Grant(ctx, o.pool, grants, o.clock())
+	if err := o.table.Grant(ctx, o.pool, grants, o.clock()); code(err) != lockNotAvailable {
+		return err
+	}
+	return nil
 }
 
 // grantInTurn waits for its row, among all who do, in other processes too.
@@ -278,15 +297,15 @@ func (o *own) grantInTurn(ctx context.Context, grants []table.Grant) error {
 
 // tellGroup answers the calls of a group. Each is told what it left behind.
 func (o *own) tellGroup(tickets []*ticket, g *table.Grant) {
-	change := g.Change
+	changes := []decide.Change{g.Change}
+	change, rest := &changes[0], g.Count
 	change.After = g.Taken.After
-	rest := g.Count
 	for _, t := range tickets {
 		p := t.Value
 		change.Count = p.call.Asks[0].Count
 		rest -= change.Count
 		change.After.Value = g.Taken.After.Value + rest
-		p.result = o.granted(&p.call, []decide.Change{change}, g.Taken.At, "", nil)
+		p.result = o.granted(&p.call, changes, g.Taken.At, "", nil)
 		t.Finish()
 	}
 }
@@ -315,7 +334,7 @@ func (o *own) groups(tickets []*ticket) (groups [][]*ticket, grants []table.Gran
 		n := len(grants) - 1
 		switch {
 		case i == 0 || p.row != grants[n].Row:
-			grants = append(grants, table.Grant{Change: a.Change(0, p.row.Shard, 0), Need: math.Inf(-1), Reserve: true})
+			grants = append(grants, table.Grant{Change: a.Change(0, p.row.Shard, 0), Need: math.Inf(-1)})
 			groups = append(groups, singles[i:i])
 			n++
 		case a.Definition != groups[n][0].Value.call.Asks[0].Definition:
@@ -325,7 +344,6 @@ func (o *own) groups(tickets []*ticket) (groups [][]*ticket, grants []table.Gran
 		g := &grants[n]
 		g.Count += a.Count
 		g.Need = max(g.Need, g.Count+p.floor)
-		g.Reserve = g.Reserve && p.call.Reserve
 		groups[n] = append(groups[n], t)
 	}
 	return groups, grants, left

@@ -79,27 +79,6 @@ func TestGroups(t *testing.T) {
 	}
 }
 
-// A group may do without what pauses forbid only if all of it reserves.
-func TestGroupsReserve(t *testing.T) {
-	store, err := New(nil, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	limit := ratelimit.TokenBucket{Name: "limit", Rate: 10, Period: time.Second}
-	for _, reserve := range [][]bool{{true}, {false}, {true, true}, {true, false}, {false, true}, {true, false, true}} {
-		var tickets []*ticket
-		want := true
-		for _, r := range reserve {
-			tickets = append(tickets, newTicket(t, r, false, limit.For("k")))
-			want = want && r
-		}
-		_, grants, _ := store.own.groups(tickets)
-		if len(grants) != 1 || grants[0].Reserve != want {
-			t.Errorf("%v: got %+v, want one that reserves: %v", reserve, grants, want)
-		}
-	}
-}
-
 // together decides calls in one go, in both ways: with an attempt to grant them by
 // one statement, and without.
 func together(t *testing.T, test func(t *testing.T, db *pgtest.DB, decide func(...*ticket))) {
@@ -172,4 +151,44 @@ func TestCombinedDefinitions(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A row that turns out to be locked when the statement for many is at it delays
+// nobody: the calls for others are decided, and those for it wait apart. (A lock
+// behind a savepoint is one that the statement does not see before.)
+func TestLockedWhileGranting(t *testing.T) {
+	db := pgtest.New(t)
+	store, err := New(db.Pool, &Config{Schema: db.Schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Hour}
+	for _, key := range []string{"free", "locked"} {
+		if _, err := store.Allow(t.Context(), limit.For(key)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tx, err := db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	inner, err := tx.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := inner.Exec(t.Context(), "SELECT 1 FROM "+db.Schema+".rate_limits WHERE key = 'locked' FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Allow(t.Context(), limit.For("later")); err != nil { // so that the snapshot ends behind the savepoint
+		t.Fatal(err)
+	}
+	free, locked := newTicket(t, false, false, limit.For("free")), newTicket(t, false, false, limit.For("locked"))
+	left := store.own.decideAll(t.Context(), []*ticket{free, locked}, true, nil)
+	if len(left) != 1 || left[0] != locked || locked.Value.locked.Load() == nil {
+		t.Errorf("%d calls wait, want that for the locked row", len(left))
+	}
+	if !free.Finished() || free.Value.err != nil || !free.Value.result.OK {
+		t.Errorf("the other: got OK %v, error %v, want a grant", free.Value.result.OK, free.Value.err)
+	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/table"
 )
 
 const (
@@ -206,7 +207,7 @@ func (w *waiting) again(ctx context.Context, attempt func(spared bool) error) er
 }
 
 const (
-	passOver = time.Millisecond      // how long anybody waits for a lock who has no connection to spare for it
+	passOver = table.PassOver        // how long anybody waits for a lock who has no connection to spare for it
 	awaited  = time.Second           // how long a connection that is spared for it waits at a time
 	poll     = 5 * time.Millisecond  // how often a locked row is looked at without one, at first
 	slowPoll = 50 * time.Millisecond // and later

@@ -25,12 +25,18 @@ type Queue[T any] struct {
 	serve    func(context.Context, []*Ticket[T])
 	spawn    func(func())
 
-	timers sync.Pool // stopped; one made for each call that waits costs more than the rest of its wait
-
 	mu      sync.Mutex
 	busy    bool // somebody serves, and will look at waiting afterwards
+	serving []*Ticket[T]
+	one     [1]*Ticket[T] // what is being served, when it is served alone
 	waiting []*Ticket[T]
+	timer   *time.Timer   // for all tickets: one for each costs more than the rest of its wait
+	alarm   time.Duration // since epoch, when the timer rings; 0 if it is not set
 }
+
+// epoch is what instants are counted from: the monotonic clock alone is read in half
+// the time.
+var epoch = time.Now()
 
 // New returns a queue that serves at most so many tickets at a time, one or
 // more, with serve. A caller whose context has no deadline gives up once its
@@ -72,12 +78,13 @@ func (q *Queue[T]) Do(ctx context.Context, value T) (*Ticket[T], error) {
 	}
 	t := &Ticket[T]{Value: value, ctx: ctx}
 	if _, ok := ctx.Deadline(); !ok && q.patience > 0 {
-		t.deadline = time.Now().Add(q.patience)
+		t.deadline = time.Since(epoch) + q.patience
 	}
 	if q.occupy(t) {
 		q.serveAlone(t)
 	}
-	return t.wait(&q.timers)
+	t.wait()
+	return t.result()
 }
 
 // Join moves tickets that serve of another queue got, and has not finished, to
@@ -92,6 +99,9 @@ func (q *Queue[T]) Join(tickets ...*Ticket[T]) {
 	idle := !q.busy
 	q.busy = true
 	q.waiting = append(q.waiting, tickets...)
+	for _, t := range tickets {
+		q.watch(t)
+	}
 	q.mu.Unlock()
 	if idle {
 		q.spawn(q.drain)
@@ -110,17 +120,56 @@ func (q *Queue[T]) Idle() bool {
 func (q *Queue[T]) occupy(t *Ticket[T]) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	q.watch(t)
 	if q.busy {
 		q.waiting = append(q.waiting, t)
 		return false
 	}
 	q.busy = true
+	q.one[0] = t
+	q.serving = q.one[:]
 	return true
+}
+
+// watch sets the timer to a ticket's deadline, unless it rings before. It needs mu.
+func (q *Queue[T]) watch(t *Ticket[T]) {
+	if t.deadline == 0 || q.alarm != 0 && q.alarm <= t.deadline {
+		return
+	}
+	q.alarm = t.deadline
+	if q.timer == nil {
+		q.timer = time.AfterFunc(q.alarm-time.Since(epoch), q.expire)
+	} else {
+		q.timer.Reset(q.alarm - time.Since(epoch))
+	}
+}
+
+// expire gives up the tickets whose deadline is over, and sets the timer to the first
+// of the others. It rings once a patience, however many calls there are.
+func (q *Queue[T]) expire() {
+	now := time.Since(epoch)
+	var over []*Ticket[T]
+	q.mu.Lock()
+	q.alarm = 0
+	for _, tickets := range [][]*Ticket[T]{q.serving, q.waiting} {
+		for _, t := range tickets {
+			if t.deadline == 0 || now < t.deadline {
+				q.watch(t)
+			} else {
+				over = append(over, t)
+			}
+		}
+	}
+	q.mu.Unlock()
+	for _, t := range over {
+		t.settle(expired)
+	}
 }
 
 // next hands the queue on to those who gathered, or frees it.
 func (q *Queue[T]) next() {
 	q.mu.Lock()
+	q.serving, q.one[0] = nil, nil
 	q.busy = len(q.waiting) > 0
 	gathered := q.busy
 	if !gathered {
@@ -134,14 +183,15 @@ func (q *Queue[T]) next() {
 
 func (q *Queue[T]) serveAlone(t *Ticket[T]) {
 	defer q.next()
-	t.pending = alone
-	ctx := t.ctx
-	if !t.deadline.IsZero() {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithDeadline(ctx, t.deadline)
-		defer cancel()
+	ctx, p := t.ctx, alone
+	if t.deadline != 0 {
+		p = new(pending)
+		ctx, p.cancel = context.WithCancel(ctx)
+		defer p.cancel()
 	}
-	q.serveBatch(ctx, alone, []*Ticket[T]{t})
+	if t.begin(p) {
+		q.serveBatch(ctx, p, q.one[:])
+	}
 }
 
 // drain serves what gathers until nothing does.
@@ -173,6 +223,7 @@ func (q *Queue[T]) gather() (ctx context.Context, p *pending, tickets []*Ticket[
 		}
 	}
 	q.waiting = slices.Delete(q.waiting, 0, n)
+	q.serving = tickets
 	if len(tickets) == 0 {
 		return nil, nil, nil
 	}

@@ -12,7 +12,7 @@ type Ticket[T any] struct {
 	Value T // serve's, and once the ticket is finished the caller's
 
 	ctx      context.Context
-	deadline time.Time // of a caller whose context has none; zero if it waits for as long as it takes
+	deadline time.Duration // since epoch, of a caller whose context has none; 0 if it waits for as long as it takes
 
 	mu      sync.Mutex
 	state   state
@@ -25,23 +25,13 @@ type state uint8
 const (
 	waiting state = iota
 	finished
-	failed // serve ended without finishing it
+	failed  // serve ended without finishing it
+	expired // its deadline was over first
 )
-
-// Context returns the context of the ticket's caller.
-func (t *Ticket[T]) Context() context.Context {
-	return t.ctx
-}
 
 // Finish wakes the ticket's caller, whose Value is from then on. Only the first
 // call does anything.
-func (t *Ticket[T]) Finish() {
-	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.state == waiting {
-		t.settle(finished)
-	}
-}
+func (t *Ticket[T]) Finish() { t.settle(finished) }
 
 // Finished reports whether the ticket has been finished.
 func (t *Ticket[T]) Finished() bool {
@@ -52,50 +42,19 @@ func (t *Ticket[T]) Finished() bool {
 
 // Gone reports whether the ticket's caller has given up, since its context or its
 // patience is over. Such a ticket need not be finished.
-func (t *Ticket[T]) Gone() bool { return t.over() != nil }
-
-// over returns the error of a caller whose context or patience is over.
-func (t *Ticket[T]) over() error {
-	if err := t.ctx.Err(); err != nil {
-		return err
-	}
-	if !t.deadline.IsZero() && !time.Now().Before(t.deadline) {
-		return context.DeadlineExceeded
-	}
-	return nil
+func (t *Ticket[T]) Gone() bool {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	return t.state == expired || t.ctx.Err() != nil
 }
 
-// wait waits until the ticket is settled, or its context or patience is over.
-func (t *Ticket[T]) wait(timers *sync.Pool) (*Ticket[T], error) {
+// wait waits until the ticket is settled, or its context is over.
+func (t *Ticket[T]) wait() {
 	if settled := t.settling(); settled != nil {
-		t.await(settled, timers)
-	}
-	return t.result()
-}
-
-// await returns when the ticket is settled, or its context or patience is over.
-func (t *Ticket[T]) await(settled <-chan struct{}, timers *sync.Pool) {
-	if t.deadline.IsZero() {
 		select {
 		case <-settled:
 		case <-t.ctx.Done():
 		}
-		return
-	}
-	timer, ok := timers.Get().(*time.Timer)
-	if !ok {
-		timer = time.NewTimer(time.Until(t.deadline))
-	} else {
-		timer.Reset(time.Until(t.deadline))
-	}
-	defer func() {
-		timer.Stop()
-		timers.Put(timer)
-	}()
-	select {
-	case <-settled:
-	case <-t.ctx.Done():
-	case <-timer.C:
 	}
 }
 
@@ -103,12 +62,12 @@ func (t *Ticket[T]) await(settled <-chan struct{}, timers *sync.Pool) {
 // it is already. A call that is served alone is, and needs no channel.
 func (t *Ticket[T]) settling() <-chan struct{} {
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.state != waiting {
-		return nil
+	if t.state == waiting {
+		t.settled = make(chan struct{})
 	}
-	t.settled = make(chan struct{})
-	return t.settled
+	settled := t.settled
+	t.mu.Unlock()
+	return settled
 }
 
 // result returns what Do does once the wait is over. What is finished is
@@ -119,9 +78,12 @@ func (t *Ticket[T]) result() (*Ticket[T], error) {
 	if t.state == finished {
 		return t, nil
 	}
-	if err := t.over(); err != nil {
+	if err := t.ctx.Err(); err != nil {
 		t.leave()
 		return nil, err
+	}
+	if t.state == expired {
+		return nil, context.DeadlineExceeded
 	}
 	return nil, ErrUnfinished
 }
@@ -130,10 +92,12 @@ func (t *Ticket[T]) result() (*Ticket[T], error) {
 func (t *Ticket[T]) begin(p *pending) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.state != waiting || t.over() != nil {
+	if t.state != waiting || t.ctx.Err() != nil {
 		return false
 	}
-	p.left.Add(1)
+	if p != alone {
+		p.left.Add(1)
+	}
 	t.pending = p
 	return true
 }
@@ -148,19 +112,28 @@ func (t *Ticket[T]) move() {
 // fail settles the ticket if it is still in the batch of p.
 func (t *Ticket[T]) fail(p *pending) {
 	t.mu.Lock()
-	defer t.mu.Unlock()
-	if t.pending == p {
+	left := t.pending != p
+	t.mu.Unlock()
+	if !left {
 		t.settle(failed)
 	}
 }
 
-// settle ends the wait. It needs mu.
+// settle ends the wait, if nothing has ended it yet. The caller is woken outside of
+// the lock, for which it would have to wait.
 func (t *Ticket[T]) settle(s state) {
-	t.state = s
-	if t.settled != nil {
-		close(t.settled)
+	t.mu.Lock()
+	if t.state != waiting {
+		t.mu.Unlock()
+		return
 	}
+	t.state = s
+	settled := t.settled
 	t.leave()
+	t.mu.Unlock()
+	if settled != nil {
+		close(settled)
+	}
 }
 
 // leave takes the ticket out of its batch's count, once. It needs mu.

@@ -29,7 +29,7 @@ type family struct {
 func (s *Seen) Note(d ratelimit.Definition) {
 	s.mu.RLock()
 	f := s.byName[d.Name]
-	known := f != nil && alike(f.newest, d) && f.covers(d)
+	known := f != nil && (f.newest == d || alike(f.newest, d) && f.covers(d))
 	s.mu.RUnlock()
 	if known {
 		return

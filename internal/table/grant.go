@@ -2,6 +2,7 @@ package table
 
 import (
 	"context"
+	"errors"
 	"strconv"
 	"strings"
 	"time"
@@ -10,7 +11,6 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/exact"
 )
 
 // The statements below are for decisions on their own, on plain PostgreSQL. None
@@ -27,70 +27,99 @@ import (
 type Grant struct {
 	decide.Change         // Count is what they take together
 	Need          float64 // tokens that there must be to grant all of them
-	Reserve       bool    // all of them reserve, so that a pause does not matter
 	Taken         Taken
 }
 
+// PassOver is how long a statement waits for a lock that is not to wait for one:
+// PostgreSQL cannot tell an INSERT or an UPDATE not to wait at all.
+const PassOver = time.Millisecond
+
+// A grant is made as short as it can be, since an executor that starts looks at each
+// part of its statement, which costs more than the decision. So it turns away what the
+// algebra would grant in a pause, or by its tolerance: that is left to the statements
+// that lock and write.
 const (
-	// grantSQL takes from a row that is there, that nobody has locked, and that
-	// has enough. It writes and locks nothing otherwise.
-	//
-	// The row is locked in its newest version before it is written, so that
-	// version is the one at r.ctid.
-	grantSQL = grantUpdate + `
-	SELECT r.ctid, u.total AS total, u.tick AS tick, {grant tick} AS ticked, ` + grantSettled + ` AS settled
-	FROM {table} AS r
-	WHERE ` + grantWhere + `
-	FOR UPDATE SKIP LOCKED
-) AS w
-WHERE l.ctid = w.ctid
-RETURNING l.value, l.ts, l.paused, {granted at}`
+	// grantSQL takes from a row that is there and has enough. It writes and locks
+	// nothing otherwise.
+	grantSQL = `UPDATE {table} AS r` + grantSet + `
+WHERE ` + grantWhere + `
+RETURNING r.value, r.ts, {granted at}`
 
 	// grantManySQL is grantSQL for several rows, in the order given, of either
-	// kind: $1 to $8, $10 and $11 are arrays.
-	grantManySQL = grantUpdate + `
-	SELECT r.ctid, u.i, u.total, u.tick, {grant tick} AS ticked, ` + grantSettled + ` AS settled
-	FROM (
-		SELECT u.*, ` + grantNow + ` AS now
-		FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::int4[]), (SELECT $4::float8[]), (SELECT $5::float8[]),
-			(SELECT $6::float8[]), (SELECT $7::float8[]), (SELECT $8::float8[]), (SELECT $10::float8[]), (SELECT $11::bool[]))
-			WITH ORDINALITY AS u (name, key, shard, total, need, capacity, rate, period, tick, reserve, i)
-		WHERE u.i BETWEEN 1 AND 1000000000
-		OFFSET 0
-	) AS u, {table} AS r
-	WHERE ` + grantWhere + `
-	FOR UPDATE OF r SKIP LOCKED
-) AS w
-WHERE l.ctid = w.ctid
-RETURNING l.value, l.ts, l.paused, {granted at}, w.i`
-
-	// grantInTurnSQL is grantSQL that waits for the row, and decides on what is in
-	// it then. (A row that changed while it was waited for is not at the place any
-	// more that the statement sees, so it is written as it is locked.)
-	grantInTurnSQL = `UPDATE {table} AS r
-SET value = ` + grantSettled + ` - u.total, ts = greatest(r.ts, {grant tick})
+	// kind: $1 to $9 are arrays.
+	grantManySQL = `UPDATE {table} AS r` + grantSet + `
+FROM (
+	SELECT u.*, coalesce($10::timestamptz, statement_timestamp()) AS now
+	FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::int4[]), (SELECT $4::float8[]), (SELECT $5::float8[]),
+		(SELECT $6::float8[]), (SELECT $7::float8[]), (SELECT $8::float8[]), (SELECT $9::float8[]))
+		WITH ORDINALITY AS u (name, key, shard, total, need, capacity, rate, period, tick, i)
+	WHERE u.i BETWEEN 1 AND 1000000000
+	OFFSET 0
+) AS u
 WHERE ` + grantWhere + `
-RETURNING r.value, r.ts, r.paused, least(r.ts + (u.tick - 1) * interval '1 microsecond', coalesce($9::timestamptz, clock_timestamp()))`
+RETURNING r.value, r.ts, {granted at}, u.i`
 
-	grantUpdate = `UPDATE {table} AS l SET value = w.settled - w.total, ts = greatest(l.ts, w.ticked)
-FROM (`
-	grantNow     = `coalesce($9::timestamptz, statement_timestamp())`
+	grantSet = `
+SET value = ` + grantSettled + ` - u.total, ts = greatest(r.ts, {grant tick})`
 	grantSettled = `least(r.value
 		+ greatest(round(date_part('epoch', {grant tick} - r.ts) * 1000000), 0) * u.rate / u.period,
 		u.capacity)`
-	grantWhere = `r.name = u.name AND r.key = u.key AND r.shard = u.shard
-		AND (r.paused IS NULL OR r.paused <= u.now OR u.reserve)
-		AND ` + grantSettled + ` - u.need >= -greatest(abs(r.value), u.total, u.capacity) * ` + exact.SQL + `
-	`
+	grantWhere = `{free}r.name = u.name AND r.key = u.key AND r.shard = u.shard
+	AND (r.paused IS NULL OR r.paused <= u.now)
+	AND ` + grantSettled + ` >= u.need`
+
+	// passOverSQL is PassOver. Behind a sub-select it is set once, not for each
+	// row; but a statement that has a sub-select is walked through each time that
+	// it is executed, which costs more for one row.
+	passOverSQL = `set_config('lock_timeout', '1', true)`
 )
 
-// grantParameters are the parameters of grantSQL.
-var grantParameters = strings.NewReplacer(
-	"u.name", "$1::text", "u.key", "$2::text", "u.shard", "$3::int4", "u.total", "$4::float8", "u.need", "$5::float8",
-	"u.capacity", "$6::float8", "u.rate", "$7::float8", "u.period", "$8::float8", "u.tick", "$10::float8", "u.reserve", "$11::bool", "u.now", grantNow,
-)
+// freeSQL passes over rows that somebody has locked: xmax is who did so last, and a
+// transaction that the snapshot does not see may not have ended. That can be wrong,
+// as xmax may be a savepoint, or an ID of another epoch; and a row can be locked
+// between the reading of xmax and the writing. Then there is an error after PassOver,
+// and nothing has happened. Locking the rows with SKIP LOCKED before they are written
+// needs neither, but makes a statement for many rows slower by a sixth.
+func freeSQL(passOver string) string {
+	return passOver + ` IS NOT NULL
+	AND (r.xmax = '0'::xid OR pg_visible_in_snapshot(r.xmax::text::xid8, pg_current_snapshot()))
+	AND `
+}
 
-// Grant takes what grants say from the rows that have enough for all of it.
+// clocks are a statement that reads the clock, and one that is told the instant by
+// its last parameter: what need not be asked about is not in its text.
+type clocks struct{ read, told string }
+
+func (c *clocks) of(now *time.Time) string {
+	if now == nil {
+		return c.read
+	}
+	return c.told
+}
+
+// newGrant makes grantSQL.
+func newGrant(in func(string) string, t ticks, free string) clocks {
+	of := func(now, clock string) string {
+		return in(strings.NewReplacer(
+			"u.name", "$1::text", "u.key", "$2::text", "u.shard", "$3::int4", "u.total", "$4::float8", "u.need", "$5::float8",
+			"u.capacity", "$6::float8", "u.rate", "$7::float8", "u.period", "$8::float8",
+			"u.tick", "$8::float8", // of a fixed window; a token bucket has none
+			"u.now", now, "{clock}", clock, "{free}", free,
+		).Replace(t.fill(grantSQL)))
+	}
+	return clocks{read: of("statement_timestamp()", "clock_timestamp()"), told: of("$9::timestamptz", "$9::timestamptz")}
+}
+
+// newGrantMany makes grantManySQL.
+func newGrantMany(in func(string) string, t ticks) string {
+	return in(strings.NewReplacer(
+		"{clock}", "coalesce($10::timestamptz, clock_timestamp())", "{free}", freeSQL("(SELECT "+passOverSQL+")"),
+	).Replace(t.fill(grantManySQL)))
+}
+
+// Grant takes what grants say from the rows that have enough for all of it, but for
+// those that somebody has locked. If that is only found when it is too late to pass
+// over them, nothing is taken, and the error is lock_not_available.
 func (t *Table) Grant(ctx context.Context, q Querier, grants []Grant, now *time.Time) error {
 	if len(grants) == 1 {
 		return t.grantOne(ctx, q, &grants[0], now)
@@ -99,54 +128,65 @@ func (t *Table) Grant(ctx context.Context, q Querier, grants []Grant, now *time.
 }
 
 func (t *Table) grantOne(ctx context.Context, q Querier, g *Grant, now *time.Time) error {
-	return g.Taken.scan(q.QueryRow(ctx, t.of(&g.Definition).grant, g.arguments(now)...), &g.Taken.At)
+	return g.scan(q.QueryRow(ctx, t.of(&g.Definition).grant.of(now), g.arguments(now)...))
 }
 
 // QueueGrant puts into a batch a grant that waits for its row if somebody has locked
-// it.
+// it. (It is written by one statement that need not lock it first, since a row that has
+// changed while it was waited for is read again.)
 func (t *Table) QueueGrant(batch *pgx.Batch, g *Grant, now *time.Time) {
-	batch.Queue(t.of(&g.Definition).grantInTurn, g.arguments(now)...).QueryRow(func(row pgx.Row) error {
-		return g.Taken.scan(row, &g.Taken.At)
-	})
+	batch.Queue(t.of(&g.Definition).grantInTurn.of(now), g.arguments(now)...).QueryRow(g.scan)
 }
 
 func (g *Grant) arguments(now *time.Time) []any {
 	d := &g.Definition
-	return []any{
-		g.Name, g.Key.Key, int32(g.Shard), g.Count, g.Need,
-		d.Capacity, d.Rate, micros(d.Period), now, tick(d), g.Reserve,
+	args := []any{g.Name, g.Key.Key, int32(g.Shard), g.Count, g.Need, d.Capacity, d.Rate, micros(d.Period)}
+	if now != nil {
+		args = append(args, *now)
 	}
+	return args
+}
+
+// scan reads a row that a grant returned, if it did.
+func (g *Grant) scan(row pgx.Row) error {
+	err := row.Scan(&g.Taken.After.Value, &g.Taken.After.TS, &g.Taken.At)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil
+	}
+	g.Taken.OK = err == nil
+	return err
 }
 
 func (t *Table) grantSeveral(ctx context.Context, q Querier, grants []Grant, now *time.Time) error {
 	n := len(grants)
-	names, keys, shards := make([]string, n), make([]string, n), make([]int32, n)
-	totals, needs, reserves := make([]float64, n), make([]float64, n), make([]bool, n)
+	names, keys, shards, totals, needs := make([]string, n), make([]string, n), make([]int32, n), make([]float64, n), make([]float64, n)
 	capacities, rates, periods, ticks := make([]float64, n), make([]float64, n), make([]float64, n), make([]float64, n)
 	sql := t.grantMany
 	for i := range grants {
 		g, d := &grants[i], &grants[i].Definition
-		names[i], keys[i], shards[i] = g.Name, g.Key.Key, int32(g.Shard)
-		totals[i], needs[i], reserves[i] = g.Count, g.Need, g.Reserve
+		names[i], keys[i], shards[i], totals[i], needs[i] = g.Name, g.Key.Key, int32(g.Shard), g.Count, g.Need
 		capacities[i], rates[i], periods[i], ticks[i] = d.Capacity, d.Rate, micros(d.Period), tick(d)
 		if d.Kind == ratelimit.KindFixedWindow {
 			sql = t.grantWindows // a token bucket's ticks are microseconds
 		}
 	}
-	rows, err := q.Query(ctx, sql, names, keys, shards, totals, needs, capacities, rates, periods, now, ticks, reserves)
+	rows, err := q.Query(ctx, sql, names, keys, shards, totals, needs, capacities, rates, periods, ticks, now)
 	if err != nil {
 		return err
 	}
 	var (
-		taken  Taken
-		paused *time.Time
-		i      int64
+		taken = Taken{OK: true}
+		i     int64
 	)
-	_, err = pgx.ForEachRow(rows, []any{&taken.After.Value, &taken.After.TS, &paused, &taken.At, &i}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&taken.After.Value, &taken.After.TS, &taken.At, &i}, func() error {
 		grants[i-1].Taken = taken
-		grants[i-1].Taken.take(paused)
 		return nil
 	})
+	if err != nil { // nothing is taken, whatever has been read
+		for i := range grants {
+			grants[i].Taken = Taken{}
+		}
+	}
 	return err
 }
 

@@ -1,12 +1,14 @@
 package table
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
@@ -26,7 +28,7 @@ func randomGrants(t *testing.T, random *rand.Rand, limits []ratelimit.Limit, n i
 			t.Fatal(err)
 		}
 		a := &call.Asks[0]
-		grants[i] = Grant{Change: a.Change(0, 0, count), Need: count + a.Floor, Reserve: call.Reserve}
+		grants[i] = Grant{Change: a.Change(0, 0, count), Need: count + a.Floor}
 		before[i] = ratelimit.State{
 			Value: float64(random.IntN(20)) - 6,
 			TS:    quarterPast.Add(time.Minute - time.Duration(random.IntN(300))*time.Second),
@@ -78,8 +80,8 @@ func TestGrantAgrees(t *testing.T) {
 	}
 }
 
-// TestGrantHeedsPauses: a row that is paused grants only what reserves, alone and
-// among others; one whose pause is over grants both.
+// TestGrantHeedsPauses: a row that is paused grants nothing, alone and among others;
+// one whose pause is over does.
 func TestGrantHeedsPauses(t *testing.T) {
 	db := pgtest.New(t)
 	table := New(db.Schema, false)
@@ -88,12 +90,10 @@ func TestGrantHeedsPauses(t *testing.T) {
 		ratelimit.FixedWindow{Name: "window", Rate: 7, Period: time.Minute},
 	} {
 		for rows := 1; rows <= 2; rows++ {
-			for lasts, paused := range map[time.Duration]bool{0: false, time.Microsecond: true} {
-				for _, reserve := range []bool{true, false} {
-					for _, ok := range grantPaused(t, db, table, limit, rows, lasts, reserve) {
-						if want := reserve || !paused; ok != want {
-							t.Errorf("%s, %d rows, paused %v, reserve %v: got OK %v, want %v", limit.Definition().Name, rows, paused, reserve, ok, want)
-						}
+			for lasts, want := range map[time.Duration]bool{0: true, time.Microsecond: false} {
+				for _, ok := range grantPaused(t, db, table, limit, rows, lasts) {
+					if ok != want {
+						t.Errorf("%s, %d rows, paused for another %v: got OK %v, want %v", limit.Definition().Name, rows, lasts, ok, want)
 					}
 				}
 			}
@@ -102,15 +102,15 @@ func TestGrantHeedsPauses(t *testing.T) {
 }
 
 // grantPaused asks rows, whose pause lasts so much longer, for a token of five each.
-func grantPaused(t *testing.T, db *pgtest.DB, table *Table, limit ratelimit.Limit, rows int, lasts time.Duration, reserve bool) (oks []bool) {
+func grantPaused(t *testing.T, db *pgtest.DB, table *Table, limit ratelimit.Limit, rows int, lasts time.Duration) (oks []bool) {
 	t.Helper()
 	grants, states, now := make([]Grant, rows), make([]ratelimit.State, rows), quarterPast
 	for i := range grants {
-		call, err := decide.New(reserve, limit.For(fmt.Sprint(i)))
+		call, err := decide.New(true, limit.For(fmt.Sprint(i)))
 		if err != nil {
 			t.Fatal(err)
 		}
-		grants[i] = Grant{Change: call.Asks[0].Change(0, 0, 1), Need: 1, Reserve: reserve}
+		grants[i] = Grant{Change: call.Asks[0].Change(0, 0, 1), Need: 1}
 		states[i] = ratelimit.State{Value: 5, TS: now, Paused: now.Add(lasts)}
 	}
 	putAll(t, db, table, grants, states)
@@ -121,4 +121,57 @@ func grantPaused(t *testing.T, db *pgtest.DB, table *Table, limit ratelimit.Limi
 		oks = append(oks, grants[i].Taken.OK)
 	}
 	return oks
+}
+
+// TestGrantPassesOver: a row that somebody has locked grants nothing, and the others
+// grant theirs. A lock behind a savepoint may not be seen: then nothing is granted.
+func TestGrantPassesOver(t *testing.T) {
+	db := pgtest.New(t)
+	table, now := New(db.Schema, false), quarterPast
+	for savepoint, want := range map[string]struct {
+		first bool
+		code  string
+	}{"": {true, ""}, "; SAVEPOINT s": {false, "55P03"}} {
+		for n := 1; n <= 2; n++ {
+			grants, states := make([]Grant, n), make([]ratelimit.State, n)
+			for i := range grants {
+				call, err := decide.New(false, ratelimit.TokenBucket{Name: "l", Rate: 7, Period: time.Minute}.For(fmt.Sprint(i)))
+				if err != nil {
+					t.Fatal(err)
+				}
+				grants[i] = Grant{Change: call.Asks[0].Change(0, 0, 1), Need: 1}
+				states[i] = ratelimit.State{Value: 5, TS: now}
+			}
+			putAll(t, db, table, grants, states)
+			tx, err := db.Pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := tx.Exec(t.Context(), "SELECT 1"+savepoint, pgx.QueryExecModeSimpleProtocol); err != nil {
+				t.Fatal(err)
+			}
+			last := len(grants) - 1
+			if _, err := tx.Exec(t.Context(), table.await, "l", fmt.Sprint(last), 0); err != nil {
+				t.Fatal(err)
+			}
+			later, err := db.Pool.Exec(t.Context(), table.put, "l", "later", 0, 1.0, now, nil) // so that the snapshot ends behind the savepoint
+			if err != nil || later.RowsAffected() != 1 {
+				t.Fatal(err)
+			}
+			err = table.Grant(t.Context(), db.Pool, grants, &now)
+			var pgErr *pgconn.PgError
+			errors.As(err, &pgErr)
+			if pgErr == nil && want.code != "" || pgErr != nil && pgErr.Code != want.code {
+				t.Errorf("%d rows%s: error %v, want %q", n, savepoint, err, want.code)
+			}
+			for i := range grants {
+				if ok := want.first && i != last; grants[i].Taken.OK != ok {
+					t.Errorf("%d rows%s: row %d: got OK %v, want %v", n, savepoint, i, grants[i].Taken.OK, ok)
+				}
+			}
+			if err := tx.Rollback(t.Context()); err != nil {
+				t.Error(err)
+			}
+		}
+	}
 }

@@ -26,7 +26,7 @@ import (
 // plainOnly are the statements that the portable form does not use.
 var plainOnly = []string{
 	"deleteListed", "read", "lock", "await", "fill", "write", "grantMany", "grantWindows",
-	"bucket.grant", "window.grant", "bucket.grantInTurn", "window.grantInTurn",
+	"bucket.grant.read", "bucket.grant.told", "window.grant.read", "window.grant.told", "bucket.grantInTurn.read", "bucket.grantInTurn.told", "window.grantInTurn.read", "window.grantInTurn.told",
 }
 
 // portableStatements are all statements of the portable form, by name.

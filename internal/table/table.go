@@ -47,7 +47,7 @@ type Table struct {
 type texts struct {
 	allow, reserve     forms
 	give               string
-	grant, grantInTurn string
+	grant, grantInTurn clocks
 }
 
 // forms are a take that tells the row, when and by which transaction; and, if that is
@@ -68,8 +68,8 @@ func New(schema string, portable bool) *Table {
 		bucket: newTexts(in, bucketTicks, portable),
 		window: newTexts(in, windowTicks, portable),
 		put:    in(putSQL), states: in(statesSQL), reset: in(resetSQL), remove: in(removeSQL), there: in(thereSQL),
-		grantMany:    in(bucketTicks.fill(grantManySQL)),
-		grantWindows: in(windowTicks.fill(grantManySQL)),
+		grantMany:    newGrantMany(in, bucketTicks),
+		grantWindows: newGrantMany(in, windowTicks),
 		read:         in(readSQL), lock: in(lockSQL), await: in(awaitSQL), fill: in(fillSQL), write: in(writeSQL),
 		listFull: in(listFullSQL), deleteListed: in(deleteListedSQL), deleteSame: in(deleteSameSQL),
 		names: in(namesSQL), forget: in(forgetSQL), ready: in(readySQL), wrote: in(wroteSQL),
@@ -88,14 +88,14 @@ func newTexts(in func(string) string, t ticks, portable bool) texts {
 	if portable && t == bucketTicks {
 		allow.bare = bare(notPausedSQL)
 	}
-	grant := func(sql string) string { return in(grantParameters.Replace(t.fill(sql))) }
 	give := t.fill(giveSQL) + ", " + nowSQL + ", xmax = 0"
 	if portable {
 		give = "WITH given AS (" + t.fill(giveSQL) + ")\nSELECT value, ts, paused, " + nowSQL + ", false FROM given"
 	}
 	return texts{
 		allow: allow, reserve: forms{full: full("")},
-		give: in(give), grant: grant(grantSQL), grantInTurn: grant(grantInTurnSQL),
+		give:  in(give),
+		grant: newGrant(in, t, freeSQL(passOverSQL)), grantInTurn: newGrant(in, t, ""),
 	}
 }
 
@@ -125,7 +125,7 @@ var (
 		// When the row was waited for, the clock was read before that, and ts
 		// tells when.
 		"{at}", "least(ts, "+nowSQL+")",
-		"{granted at}", "least(l.ts, coalesce($9::timestamptz, clock_timestamp()))",
+		"{granted at}", "least(r.ts, {clock})",
 	)}
 	windowTicks = ticks{strings.NewReplacer(
 		"{rate}", "$9::float8", "{period}", "$10::float8", "{floor}", "$11::float8", "{over}", "$12::timestamptz",
@@ -140,7 +140,7 @@ var (
 		// An instant of the window that decided, also when the row was waited
 		// for until that was over.
 		"{at}", "least(ts + ($7::float8 - 1) * interval '1 microsecond', "+nowSQL+")",
-		"{granted at}", "least(l.ts + (w.tick - 1) * interval '1 microsecond', coalesce($9::timestamptz, clock_timestamp()))",
+		"{granted at}", "least(r.ts + (u.tick - 1) * interval '1 microsecond', {clock})",
 	)}
 )
 
