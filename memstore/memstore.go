@@ -13,6 +13,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
+	"github.com/pgratelimit/ratelimit/internal/wait"
 )
 
 // Store is limits in memory. It is safe for concurrent use. A nil Store answers
@@ -91,6 +92,15 @@ func (s *Store) AllowFirst(ctx context.Context, requests ...ratelimit.Request) (
 	}
 	call, err := decide.NewFirst(requests...)
 	return s.takeCall(call, err)
+}
+
+// Wait reserves what is asked, and returns when the reservation is due. If a limit has
+// been paused while it slept, it sleeps until the pause is over. If ctx ends first, or
+// its deadline is nearer than the wait, the reservation is given back and the error is a
+// *[ratelimit.WaitError]. A refusal is [ratelimit.ErrRefused]. It sleeps on the machine's
+// clock, for as long as the store's says: tests are best in a bubble of testing/synctest.
+func (s *Store) Wait(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return wait.Wait(ctx, s, requests...)
 }
 
 func (s *Store) take(ctx context.Context, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {

@@ -7,6 +7,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/wait"
 )
 
 // AllowTx takes what is asked from all the limits inside tx, or refuses and
@@ -139,6 +140,22 @@ func (s *Store) AllowFirstTx(ctx context.Context, tx pgx.Tx, requests ...ratelim
 func (s *Store) AllowFirst(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	call, err := decide.NewFirst(requests...)
 	return s.parts().own.decideMade(ctx, call, err)
+}
+
+// Wait reserves what is asked, and returns when the reservation is due, for worker
+// loops. It sleeps as long as the database says, on the monotonic clock of the machine;
+// it may return a little late, and never early. It returns the reservation's result.
+//
+// If a limit has been paused while it slept, it sleeps until the pause is over. If ctx
+// ends first the reservation is given back, and so it is at once when the deadline of ctx
+// is nearer than the wait: then the error is a *[ratelimit.WaitError], which has the wait,
+// and is [context.DeadlineExceeded], or what else ctx ended with. Config.Timeout bounds
+// its statements and not its sleep. A refusal, which only limits with a MaxReserved know,
+// is [ratelimit.ErrRefused]. Whoever is killed while it sleeps has spent the tokens.
+//
+// Do not call it while you hold a transaction open.
+func (s *Store) Wait(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return wait.Wait(ctx, s, requests...)
 }
 
 // AllowFunc takes what is asked from all the limits and runs do in the same
