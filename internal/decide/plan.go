@@ -183,7 +183,15 @@ func (c *Call) Receipt(changes []Change, taker string, conn any, at time.Time) *
 			Place: place, Shard: ch.Shard, Tokens: ch.Count,
 		}
 	}
-	return receipt.New(payments, taker, conn, at)
+	if !c.Reserve {
+		return receipt.New(payments, taker, conn, at)
+	}
+	left := make([]receipt.Left, len(changes))
+	for i := range changes {
+		after := &changes[i].After
+		left[i] = receipt.Left{Value: after.Value, TS: after.TS, Paused: after.Paused}
+	}
+	return receipt.NewReservation(payments, left, taker, conn, at)
 }
 
 // Checked is what the call would get.
