@@ -7,6 +7,7 @@ package memstore
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"time"
 
@@ -241,6 +242,35 @@ func (s *Store) Pause(ctx context.Context, limit ratelimit.Limit, key string, la
 		})
 	})
 	return until, err
+}
+
+// PauseAll is Pause for the limits and keys of several requests, whose counts do not
+// matter: all of them, or on an error none. It returns the last of the instants at which
+// their pauses end.
+func (s *Store) PauseAll(ctx context.Context, lasts time.Duration, requests ...ratelimit.Request) (until time.Time, err error) {
+	questions := slices.Clone(requests)
+	for i := range questions {
+		questions[i].Count = 0
+	}
+	call, err := s.call(ctx, false, questions)
+	if err != nil {
+		return time.Time{}, err
+	}
+	if err := decide.BadPause(requests[0].Limit, lasts); err != nil {
+		return time.Time{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.now()
+	for i := range call.Asks {
+		end := s.change(&call.Asks[i], now, func(d ratelimit.Definition, state ratelimit.State) ratelimit.State {
+			return d.Pause(state, now, now.Add(lasts))
+		})
+		if end.After(until) {
+			until = end
+		}
+	}
+	return until, nil
 }
 
 // Resume ends a pause that is not over: the value stays, a token bucket refills
