@@ -203,6 +203,22 @@ func (c *Call) Checked(v View) ratelimit.Result {
 	return c.result(v.At, statuses)
 }
 
+// CheckedEach is what each of the call's asks would get if it were asked alone.
+func (c *Call) CheckedEach(v View) []ratelimit.Status {
+	statuses := make([]ratelimit.Status, len(c.Asks))
+	for i := range c.Asks {
+		statuses[i] = c.Asks[i].found(false, v.States[i], v.At)
+	}
+	return statuses
+}
+
+// Shown is the status of a limit's key whose shards are in states, for showing it: OK
+// unless there is debt or a pause, and then RetryAt is when that is over.
+func Shown(limit ratelimit.Limit, key string, states []ratelimit.State, now time.Time) ratelimit.Status {
+	a := Ask{Request: limit.ForN(key, 0), Definition: limit.Definition()}
+	return a.found(false, states, now)
+}
+
 // Refused is Checked for a call that was refused. When others were faster each
 // time, there may be enough by what was seen last; then it is worth asking again
 // at once.

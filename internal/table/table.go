@@ -40,7 +40,7 @@ type Table struct {
 	grantMany, grantWindows            string
 	read, lock, await, fill, write     string
 	listFull, deleteListed, deleteSame string
-	names, forget, ready, wrote        string
+	names, page, forget, ready, wrote  string
 }
 
 // texts are the statements that differ between the kinds of limits.
@@ -72,7 +72,7 @@ func New(schema string, portable bool) *Table {
 		grantWindows: in(windowTicks.fill(grantManySQL)),
 		read:         in(readSQL), lock: in(lockSQL), await: in(awaitSQL), fill: in(fillSQL), write: in(writeSQL),
 		listFull: in(listFullSQL), deleteListed: in(deleteListedSQL), deleteSame: in(deleteSameSQL),
-		names: in(namesSQL), forget: in(forgetSQL), ready: in(readySQL), wrote: in(wroteSQL),
+		names: in(namesSQL), page: in(pageSQL), forget: in(forgetSQL), ready: in(readySQL), wrote: in(wroteSQL),
 	}
 }
 
