@@ -67,6 +67,9 @@ func (c *Call) Sharded() bool {
 	return c.Asks[len(c.Asks)-1].Sharded()
 }
 
+// AtMost reports whether c takes what there is, up to what it asks.
+func (c *Call) AtMost() bool { return c.asked > 0 }
+
 // Head is the call for what c is to take if it can be had: all, or the first.
 func (c *Call) Head() *Call {
 	if !c.First || len(c.Asks) == 1 {

@@ -74,7 +74,7 @@ func (c *Call) plan(changes []Change, i int, v View) ([]Change, bool) {
 // what there is, or if that is nothing, with the one token that it waits for.
 func (c *Call) ask(i int, v View) *Ask {
 	a := &c.Asks[i]
-	if c.asked == 0 {
+	if !c.AtMost() {
 		return a
 	}
 	some := *a
@@ -155,7 +155,7 @@ func (c *Call) Granted(changes []Change, known View) ratelimit.Result {
 
 // took is how many tokens changes took for a.
 func (c *Call) took(a *Ask, changes []Change) float64 {
-	if c.asked == 0 {
+	if !c.AtMost() {
 		return a.Count
 	}
 	sum := 0.0
@@ -246,7 +246,7 @@ func Credited(r ratelimit.Request, states []ratelimit.State, now time.Time) rate
 // result puts the statuses of c's asks, in the order of Asks, together. It may
 // keep statuses.
 func (c *Call) result(now time.Time, statuses []ratelimit.Status) ratelimit.Result {
-	if c.asked > 0 {
+	if c.AtMost() {
 		statuses[0].Request.Count = c.asked
 	}
 	if len(statuses) == 1 {
