@@ -85,15 +85,17 @@ func TestSettleInvalid(t *testing.T) {
 	taken, err := store.Allow(t.Context(), b.ForN("k", 5), a.ForN("k", 5))
 	mustTake(t, taken, err)
 	for name, settle := range map[string]func() (ratelimit.Result, error){
-		"no receipt":       func() (ratelimit.Result, error) { return store.Settle(t.Context(), nil, 1) },
-		"nothing taken":    func() (ratelimit.Result, error) { return store.Settle(t.Context(), new(ratelimit.Receipt), 1) },
-		"no count":         func() (ratelimit.Result, error) { return store.Settle(t.Context(), taken.Receipt) },
-		"too few counts":   func() (ratelimit.Result, error) { return store.Settle(t.Context(), taken.Receipt, 1) },
-		"too many":         func() (ratelimit.Result, error) { return store.Settle(t.Context(), taken.Receipt, 1, 1, 1) },
-		"negative":         func() (ratelimit.Result, error) { return store.Settle(t.Context(), taken.Receipt, 1, -1) },
-		"not a number":     func() (ratelimit.Result, error) { return store.Settle(t.Context(), taken.Receipt, 1, math.NaN()) },
-		"no transaction":   func() (ratelimit.Result, error) { return store.SettleTx(t.Context(), nil, taken.Receipt, 1, 1) },
-		"no store":         func() (ratelimit.Result, error) { return (*pgstore.Store)(nil).Settle(t.Context(), taken.Receipt, 1, 1) },
+		"no receipt":     func() (ratelimit.Result, error) { return store.Settle(t.Context(), nil, 1) },
+		"nothing taken":  func() (ratelimit.Result, error) { return store.Settle(t.Context(), new(ratelimit.Receipt), 1) },
+		"no count":       func() (ratelimit.Result, error) { return store.Settle(t.Context(), taken.Receipt) },
+		"too few counts": func() (ratelimit.Result, error) { return store.Settle(t.Context(), taken.Receipt, 1) },
+		"too many":       func() (ratelimit.Result, error) { return store.Settle(t.Context(), taken.Receipt, 1, 1, 1) },
+		"negative":       func() (ratelimit.Result, error) { return store.Settle(t.Context(), taken.Receipt, 1, -1) },
+		"not a number":   func() (ratelimit.Result, error) { return store.Settle(t.Context(), taken.Receipt, 1, math.NaN()) },
+		"no transaction": func() (ratelimit.Result, error) { return store.SettleTx(t.Context(), nil, taken.Receipt, 1, 1) },
+		"no store": func() (ratelimit.Result, error) {
+			return (*pgstore.Store)(nil).Settle(t.Context(), taken.Receipt, 1, 1)
+		},
 		"not its last one": func() (ratelimit.Result, error) { return store.Settle(t.Context(), taken.Receipt, 1, math.Inf(1)) },
 	} {
 		if result, err := settle(); !errors.Is(err, ratelimit.ErrInvalid) || result.OK {
