@@ -630,6 +630,7 @@ type generator struct {
 	retryAt  time.Time // of the last refusal
 	changed  int       // how many definitions changed since somebody asked
 	noCancel bool
+	paused   []ratelimit.Request // of the last pause, or none
 }
 
 func newGenerator(seed uint64, prefix string) *generator {
@@ -683,6 +684,16 @@ func (g *generator) next(m *model) op {
 	)}
 	o.requests = g.requests()
 	o.lasts = time.Duration((g.rand.Float64()*3 - 0.5) * float64(g.period)) // not in whole microseconds
+	switch {
+	case o.verb == pause:
+		g.paused = o.requests[:1]
+	case o.verb == resume && g.paused != nil && g.rand.IntN(4) > 0:
+		o.requests = g.paused
+	case o.verb == first && g.rand.IntN(2) == 0: // all of it, so that there is less for the next one
+		for i, r := range o.requests {
+			o.requests[i].Count = r.Limit.Definition().Capacity
+		}
+	}
 	if o.verb == cancel || o.verb == settle {
 		if g.noCancel || len(m.log) == 0 {
 			o.verb = allow

@@ -505,7 +505,10 @@ func takesAndChecks(ctx context.Context, store *pgstore.Store, tx pgx.Tx) map[st
 }
 
 // hasCount is the verbs on their own, and in a transaction, that take a count.
-var hasCount = map[string]bool{"Allow": true, "Reserve": true, "Check": true, "CheckReserve": true, "Credit": true}
+var hasCount = map[string]bool{
+	"Allow": true, "Reserve": true, "Check": true, "CheckReserve": true, "Credit": true,
+	"Take": true, "AllowAtMost": true, "AllowFirst": true, "Wait": true, "CheckEach": true,
+}
 
 // badCount reports whether nothing is wrong with a request but its count.
 func badCount(r ratelimit.Request) bool {
@@ -539,7 +542,7 @@ func TestBadInputChangesNothing(t *testing.T) {
 	}
 	for _, bad := range invalid {
 		for _, verb := range ownVerbs {
-			if verb.name == "Cancel" || verb.name == "Prune" || !hasCount[verb.name] && badCount(bad.request) { // take no such requests
+			if verb.name == "Cancel" || verb.name == "Settle" || verb.name == "Prune" || !hasCount[verb.name] && badCount(bad.request) { // take no such requests
 				continue
 			}
 			if ok, err := verb.do(t.Context(), store, bad.request); ok || !errors.Is(err, ratelimit.ErrInvalid) {
@@ -547,7 +550,7 @@ func TestBadInputChangesNothing(t *testing.T) {
 			}
 		}
 		for _, verb := range verbsInTx {
-			if verb.name == "CancelTx" || !hasCount[strings.TrimSuffix(verb.name, "Tx")] && badCount(bad.request) {
+			if verb.name == "CancelTx" || verb.name == "SettleTx" || !hasCount[strings.TrimSuffix(verb.name, "Tx")] && badCount(bad.request) {
 				continue
 			}
 			if ok, err := verb.do(t.Context(), store, tx, bad.request); ok || !errors.Is(err, ratelimit.ErrInvalid) {
