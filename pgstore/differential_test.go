@@ -448,7 +448,7 @@ func (h *history) step(v verbs) {
 	h.t.Helper()
 	before := h.now
 	o := h.next(h.model)
-	o.text = o.text && !h.form.inTx // that it is this very transaction is not in the text
+	o.text = o.text && !h.form.inTx // that a released savepoint was of this transaction is not to be known
 	if o.at.Before(before) {
 		h.tally["clock went back"]++
 	}

@@ -30,7 +30,8 @@ import (
 // that was rolled back with tx did not happen, and can be made again. (After a
 // roll-back to a savepoint in the same transaction it can not: the estimate then
 // stays.) Counts that cannot be, and a receipt of nothing, are [ratelimit.ErrInvalid],
-// and so is the receipt of another transaction that has not ended. If the server has
+// and so is the receipt of another transaction that has not ended; once it was read
+// from text, also that of a savepoint of tx that was released. If the server has
 // crashed or was started anew since a transaction of this process took, nobody knows
 // whether that was committed: that is [ErrOutcomeUnknown]. A receipt that was read
 // from text is proof of it, if it was stored in the transaction that took.
@@ -164,6 +165,11 @@ func (s *Store) owed(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, befor
 		// A crash gives IDs out again, so this may be somebody else's.
 		if same, err := table.UpSince(ctx, tx, receipt.At(r)); err != nil || !same {
 			return false, errors.Join(err, ErrOutcomeUnknown)
+		}
+	}
+	if became == table.InProgress && receipt.Read(r) {
+		if own, err = table.Holds(ctx, tx, taker); err != nil {
+			return false, err
 		}
 	}
 	if became == table.InProgress && !own {

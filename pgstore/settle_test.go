@@ -154,6 +154,37 @@ func TestSettleAndRollback(t *testing.T) {
 	}
 }
 
+// A receipt that was stored and read in the transaction that took, such as a test's that
+// is rolled back at the end, is settled there as any other.
+func TestSettleInTheSameTransaction(t *testing.T) {
+	db := pgtest.New(t)
+	for _, portable := range []bool{false, true} {
+		store := newStore(t, db, isPortable(portable))
+		l := slow(fmt.Sprint("settle same", portable), 10)
+		tx := begin(t, db, pgx.ReadCommitted)
+		taken := takeIn(t, store, tx, l.ForN("k", 5))
+		settled, err := store.SettleTx(t.Context(), tx, stored(t, taken.Receipt), 3)
+		if mustTake(t, settled, err); math.Abs(settled.Value-7) > 0.01 {
+			t.Errorf("%v left, want 7", settled.Value)
+		}
+		savepoint, err := tx.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		taken = takeIn(t, store, savepoint, l.ForN("k", 2))
+		settled, err = store.SettleTx(t.Context(), savepoint, stored(t, taken.Receipt), 1)
+		if mustTake(t, settled, err); math.Abs(settled.Value-6) > 0.01 {
+			t.Errorf("%v left, want 6", settled.Value)
+		}
+		if err := savepoint.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := store.SettleTx(t.Context(), tx, stored(t, taken.Receipt), 1); !portable && !errors.Is(err, ratelimit.ErrSettled) {
+			t.Errorf("rolled back to a savepoint: %v, want ErrSettled", err)
+		}
+	}
+}
+
 // Settling is one round trip when it gives back, two when it takes more, and one more when
 // the server is asked what became of the transaction that took.
 func TestSettleRoundTrips(t *testing.T) {

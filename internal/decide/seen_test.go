@@ -83,6 +83,45 @@ func TestRefundOrder(t *testing.T) {
 	}
 }
 
+// What was not used is given back by the last payments, what was used besides is taken
+// where most was paid, and counts are in the order of the call.
+func TestSettle(t *testing.T) {
+	a := TokenBucket{Name: "a", Rate: 80, Period: time.Second, Shards: 8}
+	b := FixedWindow{Name: "b", Rate: 80, Period: time.Second}
+	call := newCall(t, false, b.ForN("k", 20), a.ForN("k", 25))
+	changes, ok := call.Plan(decide.View{States: [][]State{full(b.Definition()), full(a.Definition())}, At: t0})
+	if !ok {
+		t.Fatal("refused")
+	}
+	receipt := call.Receipt(changes, "", nil, t0) // of a 10, 10 and 5
+	for _, test := range []struct {
+		used []float64 // of b and a
+		want []string  // shard and tokens given back
+	}{
+		{[]float64{20, 25}, []string{"a/k/0 -0", "a/k/1 -0", "a/k/2 -0", "b/k/0 -0"}},
+		{[]float64{7, 12}, []string{"a/k/0 -0", "a/k/1 8", "a/k/2 5", "b/k/0 13"}},
+		{[]float64{21, 0}, []string{"a/k/0 10", "a/k/1 10", "a/k/2 5", "b/k/0 -1"}},
+		{nil, []string{"a/k/0 10", "a/k/1 10", "a/k/2 5", "b/k/0 20"}},
+		{[]float64{20, 125}, []string{"a/k/0 -100", "a/k/1 -0", "a/k/2 -0", "b/k/0 -0"}},
+	} {
+		var seen decide.Seen
+		settlement, err := seen.Settle(receipt, test.used)
+		var got []string
+		for _, c := range settlement.Changes {
+			got = append(got, fmt.Sprintf("%s/%s/%d %v", c.Name, c.Key.Key, c.Shard, -c.Count))
+		}
+		if err != nil || !slices.Equal(got, test.want) {
+			t.Errorf("Settle(%v) = %q, %v, want %q", test.used, got, err, test.want)
+		}
+	}
+	for _, used := range [][]float64{{}, {1}, {1, 2, 3}, {-1, 1}} {
+		var seen decide.Seen
+		if got, err := seen.Settle(receipt, used); !errors.Is(err, ErrInvalid) || got.Changes != nil {
+			t.Errorf("Settle(%v) = %v, %v, want ErrInvalid", used, got, err)
+		}
+	}
+}
+
 // Definitions that differ in rate and capacity only are kept as one, and others
 // by themselves, however many are noted.
 func TestSeen(t *testing.T) {

@@ -43,6 +43,18 @@ func Outcome(ctx context.Context, q Querier, xid string, own bool) (outcome stri
 	return outcome, err
 }
 
+// holdsSQL asks for the lock that a transaction has on its own ID, and on those of its
+// savepoints that have not ended.
+const holdsSQL = `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock'
+	AND pid = pg_backend_pid() AND transactionid::text::int8 = $1::text::int8 & 4294967295)`
+
+// Holds reports whether an ID is that of this very transaction or of one of its
+// savepoints that have not ended.
+func Holds(ctx context.Context, q Querier, xid string) (holds bool, err error) {
+	err = q.QueryRow(ctx, holdsSQL, xid).Scan(&holds)
+	return holds, err
+}
+
 // serverSQL is what a crash, a restart or a promotion changes: when the server
 // began, which time line it writes, and, as a crash of one backend has the others
 // begin anew without a restart, when its statistics were last thrown away.
