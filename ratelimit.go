@@ -89,7 +89,7 @@ type Page struct {
 	Most int
 }
 
-// Result is the answer to allow, reserve and check.
+// Result is the answer to allow, reserve, check and settle.
 //
 // A refusal is a result and not an error, so that it does not roll back a
 // transaction that has other work in it; Err makes it one.
