@@ -44,7 +44,7 @@
 //
 // A pause is for a third party that answers "not before": it empties a limit, and
 // until it is over nothing is allowed, not even a count of 0, and nothing is
-// refilled. It holds: what is credited or cancelled meanwhile can be reserved, for
+// refilled. It holds: what is credited, settled or cancelled meanwhile can be reserved, for
 // when the pause is over or later, and is allowed only then. Resume and Reset end
 // it before its time.
 //
@@ -55,8 +55,8 @@
 // whatever calls and whatever fails: also when PostgreSQL aborts a transaction for
 // a serialization failure (40001: it cannot be ordered with another that ran at
 // the same time) or a deadlock (40P01: each of two waits for a row that the other
-// has locked), and the caller runs it again. (After Reset, Credit or a change of
-// the definition it starts from what these left.) What was rolled back or refused
+// has locked), and the caller runs it again. (After Reset, Credit, Settle or a change
+// of the definition it starts from what these left.) What was rolled back or refused
 // costs nothing. A refused call that is repeated at exactly its RetryAt succeeds,
 // if no other call took tokens meanwhile.
 //

@@ -3,14 +3,18 @@ package ratelimit
 import (
 	"errors"
 	"fmt"
+	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
 // The sentinels that errors.Is finds. Faults of the database are none of them:
 // they are wrapped, so that errors.As still reaches a *pgconn.PgError.
 var (
-	// ErrInvalid is a malformed definition, key, count or call. As a
-	// *FieldError it names the field and the value. Nothing was changed.
-	ErrInvalid = errors.New("ratelimit: invalid")
+	// ErrInvalid is a malformed definition, key, count, call or receipt. As a
+	// *FieldError, which all but a receipt's text are, it names the field and the
+	// value. Nothing was changed.
+	ErrInvalid = receipt.ErrInvalid
 
 	// ErrExceedsCapacity is a count that the limit can never grant, however long the
 	// caller waits: above Capacity, or above Capacity + MaxReserved for a
@@ -20,6 +24,10 @@ var (
 	// ErrRefused is a refusal as an error: see Result.Err. As a *RefusedError
 	// it carries the result.
 	ErrRefused = errors.New("ratelimit: refused")
+
+	// ErrSettled is a receipt for which there is nothing to settle any more: it was
+	// settled or cancelled before, or what took was rolled back. Nothing was changed.
+	ErrSettled = errors.New("ratelimit: settled before, or rolled back")
 )
 
 // FieldError is a field that has a value that it cannot have. It is
@@ -84,6 +92,22 @@ func (e *RefusedError) Error() string {
 
 // Unwrap makes errors.Is(err, ErrRefused) true.
 func (e *RefusedError) Unwrap() error { return ErrRefused }
+
+// WaitError is a Wait that ended before its reservation was due, since its context
+// ended, or would have. It is Err, which is mostly a context's error. The reservation was
+// given back; if that failed, the store's error is joined with this one.
+type WaitError struct {
+	Result Result        // of the reservation
+	Wait   time.Duration // that was left
+	Err    error
+}
+
+func (e *WaitError) Error() string {
+	return fmt.Sprintf("ratelimit: limit %s: the wait has %v to go: %v", quoteShort(NameOf(e.Result.Request.Limit)), e.Wait, e.Err)
+}
+
+// Unwrap returns e.Err.
+func (e *WaitError) Unwrap() error { return e.Err }
 
 // quoteShort quotes s for an error message, cut to a length that a log line
 // bears.

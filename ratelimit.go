@@ -27,6 +27,10 @@ type Status struct {
 	// OK is true when the tokens were taken, or for a check could be.
 	OK bool
 
+	// Taken is how many tokens were taken: Request.Count, or of AllowAtMost up to
+	// that. 0 for a refusal and a check.
+	Taken float64
+
 	// RetryAfter is how long after At: for a refusal, when the same call
 	// would be accepted if there were no other; for a reservation that went into
 	// debt, when the debt is paid and the work may run; otherwise 0. It is
@@ -58,7 +62,34 @@ type Status struct {
 	PausedUntil time.Time
 }
 
-// Result is the answer to allow, reserve and check.
+// Share is how full the limit is: Value as a share of Capacity, 0 when empty and 1 when
+// full, below 0 in debt. Of a limit without capacity it is 0.
+func (s Status) Share() float64 {
+	if s.Capacity == 0 {
+		return 0
+	}
+	return s.Value / s.Capacity
+}
+
+// FullAt is the instant at which the limit is full again if nothing is taken, on the
+// same clock as At.
+func (s Status) FullAt() time.Time { return s.At.Add(s.ResetAfter) }
+
+// Page says of which of a limit's keys Rows tells: of all, as its zero value.
+type Page struct {
+	// Prefix is what the keys begin with.
+	Prefix string
+
+	// After is a key: those up to it, in the order of bytes, are passed over; "" is
+	// before all of them. With a Most of at least 2 it makes pages: the next one begins
+	// after the last key of this one.
+	After string
+
+	// Most is how many keys there are at most; 0 is no bound.
+	Most int
+}
+
+// Result is the answer to allow, reserve, check and settle.
 //
 // A refusal is a result and not an error, so that it does not roll back a
 // transaction that has other work in it; Err makes it one.
@@ -73,13 +104,30 @@ type Result struct {
 	// others' Status says what they have.
 	Each []Status
 
-	// Receipt is what was taken, for Cancel; nil when nothing was.
+	// Receipt is what was taken, for Settle and Cancel; nil when nothing was.
 	Receipt *Receipt
 }
 
-// Receipt is what a call took, row by row. It is opaque: a store's Cancel gives
-// exactly that back, once. It is safe for concurrent use, and copies of a
-// [Result] share it.
+// Receipt is what a call took, row by row. It is opaque. A store's Settle replaces
+// what was taken by what was really used, and Cancel gives it back, once. It is safe
+// for concurrent use, and copies of a [Result] share it.
+//
+// A receipt is also a text, of some hundred bytes for a few limits: it has MarshalText
+// and UnmarshalText (so it is a string in JSON), Value and Scan, for a column of type
+// text. So another process can settle it. Three things to know:
+//
+//   - Keep it with the work, and if a caller's transaction took, in that transaction.
+//     Then there is no receipt of what was rolled back, also when the server crashes.
+//     (A receipt from elsewhere of a transaction that was rolled back is found out
+//     as long as the server knows what became of it.)
+//   - In one process a receipt is settled once. Two that were read from the same text
+//     do not know of each other: let the transaction that finishes the work, and finds
+//     that it is not finished yet, be the one that settles.
+//   - It has the limits' names and keys in it, and is not signed: whoever can change
+//     one can give tokens away. Do not hand it to clients.
+//
+// The zero Receipt, which NULL and an empty text are read as, is that of a call that
+// took nothing. A text that no receipt has is [ErrInvalid].
 type Receipt = receipt.Receipt
 
 // Err is nil when r is OK and a *RefusedError otherwise.

@@ -340,6 +340,33 @@ func TestCredit(t *testing.T) {
 	})
 }
 
+// What was used is charged below every bound; what another definition has left above
+// the capacity stays.
+func TestCharge(t *testing.T) {
+	bucket := TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 5, MaxReserved: None}.Definition()
+	window := FixedWindow{Name: "a", Rate: 10, Period: time.Second, Start: t0}.Definition()
+	for _, tt := range []struct {
+		name string
+		d    Definition
+		s    State
+		at   time.Time
+		n    float64
+		want State
+	}{
+		{"at once", bucket, row(5, t0), t0, 3, row(2, t0)},
+		{"below every bound", bucket, row(1, t0), t0, 30, row(-29, t0)},
+		{"refilled first, up to the capacity", bucket, row(4, t0), t0.Add(time.Hour), 30, row(-25, t0.Add(time.Hour))},
+		{"a late caller", bucket, row(4, t0), t0.Add(-time.Second), 1, row(3, t0)},
+		{"above the capacity", bucket, row(50, t0), t0.Add(time.Second), 1, row(49, t0.Add(time.Second))},
+		{"nothing", bucket, row(4, t0), t0, 0, row(4, t0)},
+		{"a window", window, row(3, t0), t0.Add(1500 * time.Millisecond), 12, row(-2, t0.Add(time.Second))},
+	} {
+		if got := tt.d.Charge(tt.s, tt.at, tt.n); got != tt.want {
+			t.Errorf("%s: Charge() = %v, want %v", tt.name, got, tt.want)
+		}
+	}
+}
+
 func TestPause(t *testing.T) {
 	bucket := TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 5}
 	run(t, bucket, []step{

@@ -21,6 +21,7 @@ func TestString(t *testing.T) {
 	api := TokenBucket{Name: "api", Rate: 10, Period: time.Minute, Capacity: 20}
 	ok := Status{Request: api.ForN("alice", 2), OK: true, Value: 17.5, Remaining: 17, Capacity: 20}
 	due := Status{Request: api.ForN("alice", 2), OK: true, Value: -1.5, Capacity: 20, RetryAfter: 9 * time.Second}
+	some := Status{Request: api.ForN("alice", 2), OK: true, Taken: 1, Value: 17.5, Remaining: 17, Capacity: 20}
 	refused := Status{Request: api.For("al\"ice"), Value: 0.5, Capacity: 20, RetryAfter: 3 * time.Second}
 	paused := refused
 	paused.PausedUntil = monday
@@ -52,6 +53,7 @@ func TestString(t *testing.T) {
 
 		{ok, `2 of "api" for "alice": ok, 17 of 20 left`},
 		{due, `2 of "api" for "alice": ok after 9s, 1.5 in debt`},
+		{some, `2 of "api" for "alice": ok, 1 taken, 17 of 20 left`},
 		{refused, `1 of "api" for "al\"ice": refused, retry after 3s, 0 of 20 left`},
 		{paused, `1 of "api" for "al\"ice": refused, retry after 3s, 0 of 20 left, paused until 2025-01-06T00:00:00Z`},
 		{Status{}, `0 of no limit for "": refused, retry after 0s, 0 of 0 left`},

@@ -639,7 +639,7 @@ func TestCancelOnce(t *testing.T) {
 			}
 			res := rapid.SampledFrom(taken).Draw(t, "cancel")
 			before := values(t, s, none)[0]
-			ok, err := s.Cancel(ctx, res)
+			ok, err := s.Cancel(ctx, res.Receipt)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -654,6 +654,109 @@ func TestCancelOnce(t *testing.T) {
 			}
 			if after := values(t, s, none)[0]; math.Abs(after-want) > off {
 				t.Fatalf("Cancel() = %v of %v: %v tokens after %v, want %v", ok, res.Request.Count, after, before, want)
+			}
+		}
+	})
+}
+
+// What is settled leaves what there would be if the call had taken that: less comes back,
+// up to the capacity, and more is taken whatever there is. By its text a receipt is as
+// good.
+func TestSettle(t *testing.T) {
+	ctx := context.Background()
+	rapid.Check(t, func(t *rapid.T) {
+		now := epoch
+		s := memstore.New(func() time.Time { return instant(now) })
+		l := limits("a").Draw(t, "limit")
+		d := l.Definition()
+		none := []ratelimit.Request{l.ForN("k", 0)}
+		for range rapid.IntRange(1, 12).Draw(t, "steps") {
+			now = later(t, d, now, now, true)
+			res, err := s.Reserve(ctx, l.ForN("k", counts(d, true).Draw(t, "count")))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !res.OK {
+				continue
+			}
+			now = later(t, d, now, now, true)
+			receipt := res.Receipt
+			if rapid.Bool().Draw(t, "by text") {
+				text, err := receipt.MarshalText()
+				if err != nil {
+					t.Fatal(err)
+				}
+				receipt = new(ratelimit.Receipt)
+				if err := receipt.UnmarshalText(text); err != nil {
+					t.Fatal(err)
+				}
+			}
+			before, used := values(t, s, none)[0], counts(d, true).Draw(t, "used")
+			settled, err := s.Settle(ctx, receipt, used)
+			if err != nil {
+				t.Fatal(err)
+			}
+			want := min(before+res.Taken-used, max(before, d.Capacity))
+			off := max(math.Abs(before), res.Taken, used, d.Capacity) * slack
+			if math.Abs(settled.Value-want) > off || settled.Taken != used || !settled.OK {
+				t.Fatalf("Settle(%v) of %v: %v tokens after %v, want %v", used, res.Taken, settled.Value, before, want)
+			}
+			if after := values(t, s, none)[0]; after != settled.Value {
+				t.Fatalf("Settle() tells of %v tokens, and there are %v", settled.Value, after)
+			}
+			if _, err := s.Settle(ctx, receipt, used); !errors.Is(err, ratelimit.ErrSettled) {
+				t.Fatalf("Settle() again: %v", err)
+			}
+		}
+	})
+}
+
+// At most takes as many whole tokens as Allow would, one more being too many.
+func TestAtMost(t *testing.T) {
+	ctx := context.Background()
+	rapid.Check(t, func(t *rapid.T) {
+		now := epoch
+		s := memstore.New(func() time.Time { return instant(now) })
+		l := limits("a").Draw(t, "limit")
+		d := l.Definition()
+		for range rapid.IntRange(1, 12).Draw(t, "steps") {
+			now = later(t, d, now, now, true)
+			n := counts(d, true).Draw(t, "count")
+			if rapid.Bool().Draw(t, "reserve") {
+				if _, err := s.Reserve(ctx, l.ForN("k", n)); err != nil {
+					t.Fatal(err)
+				}
+				continue
+			}
+			res, err := s.AllowAtMost(ctx, l.ForN("k", n))
+			switch {
+			case n < 1:
+				if !errors.Is(err, ratelimit.ErrInvalid) {
+					t.Fatalf("AllowAtMost(%v) = %v, want ErrInvalid", n, err)
+				}
+				continue
+			case errors.Is(err, ratelimit.ErrExceedsCapacity):
+				if d.Capacity >= 1 {
+					t.Fatal(err)
+				}
+				continue
+			case err != nil:
+				t.Fatal(err)
+			}
+			if res.OK != (res.Taken >= 1) || res.Taken != math.Floor(res.Taken) || res.Taken > n || res.Request.Count != n {
+				t.Fatalf("AllowAtMost(%v) took %v: %v", n, res.Taken, res)
+			}
+			if res.Taken+1 <= min(n, d.Capacity) {
+				more, err := s.Check(ctx, l.For("k"))
+				if err != nil || more.OK {
+					t.Fatalf("AllowAtMost(%v) took %v and left %v, %v", n, res.Taken, res.Value, err)
+				}
+			}
+			if !res.OK {
+				now = max(now, res.RetryAt.UnixMicro()) // as promised
+				if res, err := s.AllowAtMost(ctx, l.ForN("k", n)); err != nil || !res.OK {
+					t.Fatalf("promised for %v and refused: %v, %v", instant(now), res, err)
+				}
 			}
 		}
 	})

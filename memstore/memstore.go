@@ -6,12 +6,17 @@ package memstore
 
 import (
 	"context"
+	"errors"
+	"iter"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
+	"github.com/pgratelimit/ratelimit/internal/wait"
 )
 
 // Store is limits in memory. It is safe for concurrent use. A nil Store answers
@@ -59,9 +64,59 @@ func (s *Store) CheckReserve(ctx context.Context, requests ...ratelimit.Request)
 	return s.check(ctx, true, requests)
 }
 
-func (s *Store) take(ctx context.Context, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
-	call, err := s.call(ctx, reserve, requests)
+// Take is Allow for callers who want an error unless it is granted: a refusal is
+// [ratelimit.ErrRefused], as a *[ratelimit.RefusedError] with the result.
+func (s *Store) Take(ctx context.Context, requests ...ratelimit.Request) error {
+	result, err := s.Allow(ctx, requests...)
 	if err != nil {
+		return err
+	}
+	return result.Err()
+}
+
+// AllowAtMost takes as many whole tokens as there are, up to the request's count, and
+// says in the result's Taken how many. It is refused when there is not one. A count
+// below 1 is [ratelimit.ErrInvalid].
+func (s *Store) AllowAtMost(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) {
+	if err := s.usable(ctx); err != nil {
+		return ratelimit.Result{}, err
+	}
+	call, err := decide.NewAtMost(r)
+	return s.takeCall(call, err)
+}
+
+// AllowFirst takes from the first limit in the order of the requests that can grant what
+// is asked of it, and from no other. The result is about that limit. When all refuse,
+// RetryAfter is the shortest wait. A request that its limit can never grant is passed
+// over; two for one limit and key are [ratelimit.ErrInvalid].
+func (s *Store) AllowFirst(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	if err := s.usable(ctx); err != nil {
+		return ratelimit.Result{}, err
+	}
+	call, err := decide.NewFirst(requests...)
+	return s.takeCall(call, err)
+}
+
+// Wait reserves what is asked, and returns when the reservation is due. If a limit has
+// been paused while it slept, it sleeps until the pause is over. If ctx ends first, or
+// its deadline is nearer than the wait, the reservation is given back and the error is a
+// *[ratelimit.WaitError]. A refusal is [ratelimit.ErrRefused]. It sleeps on the machine's
+// clock, for as long as the store's says: tests are best in a bubble of testing/synctest.
+func (s *Store) Wait(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return wait.Wait(ctx, s, requests...)
+}
+
+func (s *Store) take(ctx context.Context, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+	if err := s.usable(ctx); err != nil {
+		return ratelimit.Result{}, err
+	}
+	call, err := decide.New(reserve, requests...)
+	return s.takeCall(call, err)
+}
+
+// takeCall decides a call that decide has made.
+func (s *Store) takeCall(call decide.Call, err error) (ratelimit.Result, error) {
+	if call, err = s.noted(call, err); err != nil {
 		return ratelimit.Result{}, err
 	}
 	s.mu.Lock()
@@ -87,13 +142,70 @@ func (s *Store) check(ctx context.Context, reserve bool, requests []ratelimit.Re
 	return call.Checked(s.view(&call)), nil
 }
 
+// CheckEach is Check for many requests, each by itself and not all or nothing, in their
+// order; at most [ratelimit.MaxChecks] of them.
+func (s *Store) CheckEach(ctx context.Context, requests ...ratelimit.Request) ([]ratelimit.Status, error) {
+	if err := s.usable(ctx); err != nil {
+		return nil, err
+	}
+	call, err := s.noted(decide.NewChecks(requests...))
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return call.CheckedEach(s.view(&call)), nil
+}
+
+// Rows returns what there is of each of a limit's keys that has a row, in the order of the keys' bytes. Of a Status see Value, Share, PausedUntil and
+// FullAt; OK is false while there is debt or a pause.
+func (s *Store) Rows(ctx context.Context, limit ratelimit.Limit, page ratelimit.Page) iter.Seq2[ratelimit.Status, error] {
+	return func(yield func(ratelimit.Status, error) bool) {
+		if err := errors.Join(s.usable(ctx), decide.BadPage(limit, page)); err != nil {
+			yield(ratelimit.Status{}, err)
+			return
+		}
+		for _, status := range s.listed(limit, page) {
+			if !yield(status, nil) {
+				return
+			}
+		}
+	}
+}
+
+func (s *Store) listed(limit ratelimit.Limit, page ratelimit.Page) (statuses []ratelimit.Status) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var keys []string
+	for row := range s.rows {
+		if row.Name == ratelimit.NameOf(limit) && strings.HasPrefix(row.Key.Key, page.Prefix) && (page.After == "" || row.Key.Key > page.After) {
+			keys = append(keys, row.Key.Key)
+		}
+	}
+	slices.Sort(keys)
+	keys = slices.Compact(keys)
+	if page.Most > 0 {
+		keys = keys[:min(page.Most, len(keys))]
+	}
+	now := s.now()
+	for _, key := range keys {
+		a := decide.Ask{Request: limit.For(key), Definition: limit.Definition()}
+		statuses = append(statuses, decide.Shown(limit, key, s.of(&a, now), now))
+	}
+	return statuses
+}
+
 // call is a call whose limits the store has seen, on a store and in a context
 // that are good for it.
 func (s *Store) call(ctx context.Context, reserve bool, requests []ratelimit.Request) (decide.Call, error) {
 	if err := s.usable(ctx); err != nil {
 		return decide.Call{}, err
 	}
-	call, err := decide.New(reserve, requests...)
+	return s.noted(decide.New(reserve, requests...))
+}
+
+// noted is a call, noting its definitions.
+func (s *Store) noted(call decide.Call, err error) (decide.Call, error) {
 	for i := range call.Asks {
 		s.seen.Note(call.Asks[i].Definition)
 	}
@@ -187,6 +299,35 @@ func (s *Store) Pause(ctx context.Context, limit ratelimit.Limit, key string, la
 	return until, err
 }
 
+// PauseAll is Pause for the limits and keys of several requests, whose counts do not
+// matter: all of them, or on an error none. It returns the last of the instants at which
+// their pauses end.
+func (s *Store) PauseAll(ctx context.Context, lasts time.Duration, requests ...ratelimit.Request) (until time.Time, err error) {
+	questions := slices.Clone(requests)
+	for i := range questions {
+		questions[i].Count = 0
+	}
+	call, err := s.call(ctx, false, questions)
+	if err != nil {
+		return time.Time{}, err
+	}
+	if err := decide.BadPause(requests[0].Limit, lasts); err != nil {
+		return time.Time{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.now()
+	for i := range call.Asks {
+		end := s.change(&call.Asks[i], now, func(d ratelimit.Definition, state ratelimit.State) ratelimit.State {
+			return d.Pause(state, now, now.Add(lasts))
+		})
+		if end.After(until) {
+			until = end
+		}
+	}
+	return until, nil
+}
+
 // Resume ends a pause that is not over: the value stays, a token bucket refills
 // from now on, and a fixed window has its own edges back. Without a pause it
 // changes nothing.
@@ -223,28 +364,55 @@ func (s *Store) edit(ctx context.Context, limit ratelimit.Limit, key string, cha
 	return nil
 }
 
-// Cancel gives back exactly what the result's call took. It reports false, and
-// does nothing, when the result took nothing or was cancelled before.
-func (s *Store) Cancel(ctx context.Context, result ratelimit.Result) (cancelled bool, err error) {
-	if err := s.usable(ctx); err != nil || result.Receipt == nil {
+// Settle replaces what a call took by what was really used: a count for each of its
+// limits, in the order of the call. What was not used goes back to where it came from;
+// what was used besides is taken whatever there is, below MaxReserved too. The result
+// says what there is then, and is OK; while there is debt or a pause its RetryAt is when
+// that is over. A receipt that was settled or cancelled before is
+// [ratelimit.ErrSettled]; counts that cannot be, and a receipt of nothing, are
+// [ratelimit.ErrInvalid].
+func (s *Store) Settle(ctx context.Context, r *ratelimit.Receipt, used ...float64) (ratelimit.Result, error) {
+	if err := s.usable(ctx); err != nil {
+		return ratelimit.Result{}, err
+	}
+	return s.settle(ctx, r, append([]float64{}, used...))
+}
+
+// Cancel gives back exactly what a call took. It reports false, and does nothing, when
+// the receipt is nil or of a call that took nothing, or was settled or cancelled before.
+func (s *Store) Cancel(ctx context.Context, r *ratelimit.Receipt) (cancelled bool, err error) {
+	if err := s.usable(ctx); err != nil || len(receipt.Payments(r)) == 0 {
 		return false, err
 	}
-	err = receipt.Redeem(ctx, result.Receipt, func(mark string) (string, error) {
+	_, err = s.settle(ctx, r, nil)
+	if errors.Is(err, ratelimit.ErrSettled) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+func (s *Store) settle(ctx context.Context, r *ratelimit.Receipt, used []float64) (result ratelimit.Result, err error) {
+	settlement, err := s.seen.Settle(r, used)
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	err = receipt.Redeem(ctx, r, func(mark string) (string, error) {
 		if mark != "" {
-			return mark, nil
+			return mark, ratelimit.ErrSettled
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		for _, c := range s.seen.Refund(result.Receipt) {
-			if state, ok := s.rows[c.Row]; ok { // no row is full already
-				state.Value -= c.Count
-				s.rows[c.Row] = state
+		now := s.now()
+		for i := range settlement.Changes {
+			c := &settlement.Changes[i]
+			if _, ok := s.rows[c.Row]; ok || c.Count > 0 { // no row is full already
+				s.rows[c.Row] = c.Settle(s.state(c.Definition, c.Row, now), now)
 			}
 		}
-		cancelled = true
-		return "cancelled", nil
+		result = settlement.Result(decide.View{States: s.states(&settlement.Call, now), At: now})
+		return "settled", nil
 	})
-	return cancelled, err
+	return result, err
 }
 
 // Prune forgets the rows of the given limits that mean the same as no row: that

@@ -53,7 +53,7 @@ type Config struct {
 	// tables (Citus) accepts, and prefers what is fast there. Decisions on their
 	// own are then not combined, and wait for rows that are locked; Prune does
 	// not skip locked rows; and what AllowTx took and was rolled back can be
-	// cancelled, which gives away what was never taken.
+	// settled and cancelled, which gives away what was never taken.
 	Portable bool
 
 	// RefusalMemory is for how many keys the Store remembers that they were

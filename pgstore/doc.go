@@ -14,6 +14,10 @@
 //	case !result.OK: // come back after result.RetryAfter; tx is still usable
 //	}
 //
+// Whoever wants an error in both cases takes the shorter form:
+//
+//	err := store.TakeTx(ctx, tx, SendMessage.For(userID))
+//
 // [Store.AllowFunc] and [Store.ReserveFunc] begin the transaction themselves,
 // SERIALIZABLE, and run it again when PostgreSQL asks for it.
 //

@@ -76,7 +76,7 @@ var ownVerbs = []ownVerb{
 		return status.OK, err
 	}},
 	{"Cancel", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
-		return s.Cancel(ctx, paid(r))
+		return s.Cancel(ctx, paid(r).Receipt)
 	}},
 	{"Pause", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
 		until, err := s.Pause(ctx, r.Limit, r.Key, time.Hour)
@@ -84,6 +84,40 @@ var ownVerbs = []ownVerb{
 	}},
 	{"Resume", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
 		return false, s.Resume(ctx, r.Limit, r.Key)
+	}},
+	{"Take", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		err := s.Take(ctx, r)
+		return err == nil, err
+	}},
+	{"AllowAtMost", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		result, err := s.AllowAtMost(ctx, r)
+		return result.OK || result.Taken != 0 || result.Receipt != nil, err
+	}},
+	{"AllowFirst", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		result, err := s.AllowFirst(ctx, r, slow("another", 10).For(""))
+		return result.OK || result.Receipt != nil, err
+	}},
+	{"Wait", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		result, err := s.Wait(ctx, r)
+		return result.OK || result.Receipt != nil, err
+	}},
+	{"Settle", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		result, err := s.Settle(ctx, paid(r).Receipt, r.Count+1)
+		return result.OK, err
+	}},
+	{"PauseAll", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		until, err := s.PauseAll(ctx, time.Hour, r, slow("another", 10).For(""))
+		return !until.IsZero(), err
+	}},
+	{"CheckEach", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		statuses, err := s.CheckEach(ctx, r, r)
+		return statuses != nil, err
+	}},
+	{"Rows", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (told bool, err error) {
+		for _, err = range s.Rows(ctx, r.Limit, ratelimit.Page{Prefix: r.Key}) {
+			told = told || err == nil
+		}
+		return told, err
 	}},
 	{"Prune", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
 		n, err := s.Prune(ctx, r.Limit)
@@ -139,7 +173,27 @@ var verbsInTx = []struct {
 		return status.OK, err
 	}},
 	{"CancelTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
-		return s.CancelTx(ctx, tx, paid(r))
+		return s.CancelTx(ctx, tx, paid(r).Receipt)
+	}},
+	{"TakeTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
+		err := s.TakeTx(ctx, tx, r)
+		return err == nil, err
+	}},
+	{"AllowAtMostTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
+		result, err := s.AllowAtMostTx(ctx, tx, r)
+		return result.OK || result.Taken != 0 || result.Receipt != nil, err
+	}},
+	{"AllowFirstTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
+		result, err := s.AllowFirstTx(ctx, tx, r, slow("another", 10).For(""))
+		return result.OK || result.Receipt != nil, err
+	}},
+	{"SettleTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
+		result, err := s.SettleTx(ctx, tx, paid(r).Receipt, r.Count+1)
+		return result.OK, err
+	}},
+	{"PauseAllTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
+		until, err := s.PauseAllTx(ctx, tx, time.Hour, r, slow("another", 10).For(""))
+		return !until.IsZero(), err
 	}},
 	{"PauseTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
 		until, err := s.PauseTx(ctx, tx, r.Limit, r.Key, time.Hour)
@@ -154,8 +208,11 @@ var verbsInTx = []struct {
 func paid(r ratelimit.Request) ratelimit.Result {
 	d := r.Limit.Definition()
 	payment := receipt.Payment{
-		Name: d.Name, Key: r.Key, Kind: uint8(d.Kind), Rate: d.Rate, Period: d.Period,
-		Capacity: d.Capacity, Shards: d.Shards, Start: d.Start, Tokens: r.Count,
+		Limit: receipt.Limit{
+			Name: d.Name, Key: r.Key, Kind: uint8(d.Kind), Rate: d.Rate, Period: d.Period,
+			Capacity: d.Capacity, MaxReserved: d.MaxReserved, Shards: d.Shards, Start: d.Start,
+		},
+		Tokens: r.Count,
 	}
 	return ratelimit.Result{Receipt: receipt.New([]receipt.Payment{payment}, "", nil, time.Time{})}
 }
@@ -448,7 +505,10 @@ func takesAndChecks(ctx context.Context, store *pgstore.Store, tx pgx.Tx) map[st
 }
 
 // hasCount is the verbs on their own, and in a transaction, that take a count.
-var hasCount = map[string]bool{"Allow": true, "Reserve": true, "Check": true, "CheckReserve": true, "Credit": true}
+var hasCount = map[string]bool{
+	"Allow": true, "Reserve": true, "Check": true, "CheckReserve": true, "Credit": true,
+	"Take": true, "AllowAtMost": true, "AllowFirst": true, "Wait": true, "CheckEach": true,
+}
 
 // badCount reports whether nothing is wrong with a request but its count.
 func badCount(r ratelimit.Request) bool {
@@ -482,7 +542,7 @@ func TestBadInputChangesNothing(t *testing.T) {
 	}
 	for _, bad := range invalid {
 		for _, verb := range ownVerbs {
-			if verb.name == "Cancel" || verb.name == "Prune" || !hasCount[verb.name] && badCount(bad.request) { // take no such requests
+			if verb.name == "Cancel" || verb.name == "Settle" || verb.name == "Prune" || !hasCount[verb.name] && badCount(bad.request) { // take no such requests
 				continue
 			}
 			if ok, err := verb.do(t.Context(), store, bad.request); ok || !errors.Is(err, ratelimit.ErrInvalid) {
@@ -490,7 +550,7 @@ func TestBadInputChangesNothing(t *testing.T) {
 			}
 		}
 		for _, verb := range verbsInTx {
-			if verb.name == "CancelTx" || !hasCount[strings.TrimSuffix(verb.name, "Tx")] && badCount(bad.request) {
+			if verb.name == "CancelTx" || verb.name == "SettleTx" || !hasCount[strings.TrimSuffix(verb.name, "Tx")] && badCount(bad.request) {
 				continue
 			}
 			if ok, err := verb.do(t.Context(), store, tx, bad.request); ok || !errors.Is(err, ratelimit.ErrInvalid) {

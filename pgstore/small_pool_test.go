@@ -38,14 +38,36 @@ func TestOneConnection(t *testing.T) {
 			must(store.Allow(ctx, some...))
 			must(store.Check(ctx, some...))
 			reserved := must(store.Reserve(ctx, rows.ForN("k", 8)))
-			if _, err := store.Cancel(ctx, reserved); err != nil {
+			if _, err := store.Cancel(ctx, reserved.Receipt); err != nil {
 				t.Error(err)
 			}
 			if _, err := store.Credit(ctx, rows.ForN("k", 1)); err != nil {
 				t.Error(err)
 			}
+			for _, used := range []float64{0, 5} {
+				reserved := must(store.Reserve(ctx, rows.ForN("settled", 3)))
+				must(store.Settle(ctx, reserved.Receipt, used))
+			}
+			must(store.AllowAtMost(ctx, row.ForN("most", 20)))
+			must(store.AllowFirst(ctx, row.For("most"), rows.For("k2")))
+			must(store.Wait(ctx, rows.For("k2")))
+			if err := store.Take(ctx, row.For("t"), rows.For("t")); err != nil {
+				t.Error(err)
+			}
+			if _, err := store.CheckEach(ctx, some...); err != nil {
+				t.Error(err)
+			}
+			for _, err := range store.Rows(ctx, row, ratelimit.Page{}) {
+				if err != nil {
+					t.Error(err)
+				}
+				must(store.Check(ctx, row.ForN("k2", 0))) // in the loop, no connection is held
+			}
 			must(store.AllowFunc(ctx, some, func(pgx.Tx, ratelimit.Result) error { return nil }))
 			if _, err := store.Pause(ctx, rows, "k", time.Hour); err != nil {
+				t.Error(err)
+			}
+			if _, err := store.PauseAll(ctx, time.Hour, some...); err != nil {
 				t.Error(err)
 			}
 			if err := store.Reset(ctx, rows, "k"); err != nil {

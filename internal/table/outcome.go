@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
@@ -29,11 +31,28 @@ FROM (
 	FROM (SELECT greatest(pg_current_xact_id()::text::int8, pg_snapshot_xmax(pg_current_snapshot())::text::int8 - 1) AS newest) AS n
 ) AS t`
 
+// QueueXid puts into a batch the reading of its transaction's ID.
+func QueueXid(batch *pgx.Batch, xid *string) {
+	batch.Queue(`SELECT pg_current_xact_id()::text`).QueryRow(func(row pgx.Row) error { return row.Scan(xid) })
+}
+
 // Outcome reads what became of a transaction or savepoint. own says that it was on this
 // very connection.
 func Outcome(ctx context.Context, q Querier, xid string, own bool) (outcome string, err error) {
 	err = q.QueryRow(ctx, outcomeSQL, xid, own).Scan(&outcome)
 	return outcome, err
+}
+
+// holdsSQL asks for the lock that a transaction has on its own ID, and on those of its
+// savepoints that have not ended.
+const holdsSQL = `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock'
+	AND pid = pg_backend_pid() AND transactionid::text::int8 = $1::text::int8 & 4294967295)`
+
+// Holds reports whether an ID is that of this very transaction or of one of its
+// savepoints that have not ended.
+func Holds(ctx context.Context, q Querier, xid string) (holds bool, err error) {
+	err = q.QueryRow(ctx, holdsSQL, xid).Scan(&holds)
+	return holds, err
 }
 
 // serverSQL is what a crash, a restart or a promotion changes: when the server
