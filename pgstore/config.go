@@ -38,6 +38,9 @@ const defaultTimeout = 5 * time.Second
 // NoTimeout as Config.Timeout lets a decision on its own take as long as it does.
 const NoTimeout time.Duration = -1
 
+// MaxEscrow is the longest Config.Escrow.
+const MaxEscrow = 10 * time.Second
+
 // Config says how a Store works. The zero value is a good one.
 type Config struct {
 	// Schema is the schema that holds the table. The default, "", leaves it to
@@ -66,6 +69,28 @@ type Config struct {
 	// shards. The default, 0, remembers none.
 	RefusalMemory int
 
+	// Escrow is for how long tokens are handed out from memory that were taken ahead.
+	// The default, 0, takes none ahead; some tenths of a second are much already, and
+	// [MaxEscrow] is the most. It is for limits that a process takes from many times in
+	// that time: the statement that serves those who wait then takes more, as much as
+	// this process has handed out lately, but no more than half of what there is, and
+	// Allow, Reserve, Wait, AllowFunc and ReserveFunc hand that out without asking the
+	// database, the last two before they begin their transaction. It is never too much:
+	// in every stretch of time a limit grants what it says at most.
+	//
+	// It costs a part of the burst: while a token bucket is taken ahead from, it holds
+	// no more than its Capacity less what is refilled during Escrow (a Capacity
+	// below that is never taken ahead from). Up to what a process held when it was killed
+	// is not granted at all. What was taken by it is seen by others at once, and what is
+	// not needed is given back; but the result's Value counts what this process holds and
+	// the row as it was seen last, and a pause or reset by another process is heeded
+	// when what is held has ended, after Escrow at the latest. A pause, reset or credit
+	// by this Store throws away what it holds of the key.
+	//
+	// The verbs with Tx, checks, AllowAtMost, AllowFirst and limits with shards ask the
+	// row. What is taken ahead from a fixed window ends with it.
+	Escrow time.Duration
+
 	// Timeout is how long a decision on its own (the verbs without Tx, but for
 	// AllowFunc and ReserveFunc) may take when its context has no deadline, waits
 	// for a connection and for a locked row included. The default is 5 seconds;
@@ -89,6 +114,10 @@ func (c *Config) validate() error {
 		return bad("RetryBudget", c.RetryBudget, "must not be negative")
 	case c.RefusalMemory < 0:
 		return bad("RefusalMemory", c.RefusalMemory, "must not be negative")
+	case c.Escrow < 0 || c.Escrow > MaxEscrow:
+		return bad("Escrow", c.Escrow, "must be from 0 (none) to "+MaxEscrow.String())
+	case c.Escrow%time.Microsecond != 0:
+		return bad("Escrow", c.Escrow, "must be whole microseconds")
 	case c.Timeout < 0 && c.Timeout != NoTimeout:
 		return bad("Timeout", c.Timeout, "must not be negative, unless it is NoTimeout")
 	}

@@ -34,7 +34,7 @@ func (s *Store) reset(ctx context.Context, q table.Querier, key decide.Key) erro
 	if err := s.table.Reset(ctx, q, key); err != nil {
 		return s.fault("reset", err)
 	}
-	s.hints.changed(key)
+	s.hints.edited(key)
 	return nil
 }
 
@@ -101,7 +101,7 @@ func (s *Store) credit(ctx context.Context, tx pgx.Tx, call *decide.Call, r rate
 	for i := range given {
 		view.States[0][shard+i], view.At = given[i].After, given[i].At.UTC()
 	}
-	s.hints.changed(a.Of())
+	s.hints.edited(a.Of())
 	s.hints.saw(call, view)
 	return decide.Credited(r, view.States[0], view.At), nil
 }
@@ -200,7 +200,7 @@ func (s *Store) PauseAll(ctx context.Context, lasts time.Duration, requests ...r
 		return time.Time{}, err
 	}
 	for i := range calls {
-		s.hints.changed(calls[i].Asks[0].Of()) // again, now that others see it
+		s.hints.edited(calls[i].Asks[0].Of()) // again, now that others see it
 	}
 	return until, nil
 }
@@ -284,7 +284,7 @@ func (s *Store) change(ctx context.Context, tx pgx.Tx, call *decide.Call, to fun
 	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
 		return s.fault("edit", err)
 	}
-	s.hints.changed(a.Of())
+	s.hints.edited(a.Of())
 	s.hints.saw(call, view)
 	return nil
 }
@@ -315,7 +315,7 @@ func (s *Store) Reshard(ctx context.Context, from, to ratelimit.Limit, key strin
 		return &ratelimit.FieldError{Limit: b.Name, Field: "Limit", Value: b, Reason: "must differ in nothing but Shards"}
 	}
 	err = s.ownTx(ctx, append(old.Asks[0].Rows(), renewed.Asks[0].Rows()...), func(ctx context.Context, tx pgx.Tx) error { return s.reshard(ctx, tx, &old, &renewed) })
-	s.hints.changed(renewed.Asks[0].Of())
+	s.hints.edited(renewed.Asks[0].Of())
 	return err
 }
 
@@ -373,6 +373,6 @@ func (s *Store) editOwn(ctx context.Context, limit ratelimit.Limit, key string, 
 	if err := s.ownTx(ctx, call.Asks[0].Rows(), func(ctx context.Context, tx pgx.Tx) error { return change(ctx, tx, &call) }); err != nil {
 		return err
 	}
-	s.hints.changed(call.Asks[0].Of()) // again, now that others see it
+	s.hints.edited(call.Asks[0].Of()) // again, now that others see it
 	return nil
 }

@@ -13,14 +13,16 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/escrow"
 )
 
 // hints are what this process remembers of limits and may forget: the shards that
 // it saw last, and what calls were refused by. They guide which row is tried first,
-// and refuse what cannot be granted; they grant nothing.
+// and refuse what cannot be granted; they grant nothing, but for what is held.
 type hints struct {
 	shards   shards
 	refusals refusals
+	held     *escrow.Memory // which does grant; nil if nothing is taken ahead
 }
 
 func (h *hints) init(refusals int) {
@@ -55,9 +57,17 @@ func (h *hints) changed(key decide.Key) {
 	h.refusals.forget(key)
 }
 
+// edited forgets a key of which something else than takes was changed, and throws away
+// what was taken ahead from it.
+func (h *hints) edited(key decide.Key) {
+	h.changed(key)
+	h.held.Drop(key)
+}
+
 // clear forgets everything.
 func (h *hints) clear() {
 	h.shards.clear()
+	h.held.DropAll()
 	h.refusals.clear()
 }
 

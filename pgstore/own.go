@@ -18,6 +18,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/batch"
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/escrow"
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
 
@@ -67,7 +68,9 @@ type lane struct {
 type pending struct {
 	call  decide.Call
 	check bool
+	hold  bool // it wants tokens that can be put back, or nothing
 
+	tokens escrow.Tokens // that it got so
 	result ratelimit.Result
 	err    error
 
@@ -94,12 +97,29 @@ func (o *own) decide(ctx context.Context, reserve, check bool, requests []rateli
 	if o == nil {
 		return ratelimit.Result{}, (*base)(nil).usable()
 	}
+	if !check && len(requests) == 1 && o.hints.held != nil {
+		if err := ctx.Err(); err != nil {
+			return ratelimit.Result{}, err
+		}
+		if t, ok := o.hints.held.Take(&requests[0]); ok {
+			return o.fromMemory(reserve, &t), nil
+		}
+	}
 	p := &pending{check: check}
 	var err error
 	if p.call, err = decide.New(reserve, requests...); err != nil {
 		return ratelimit.Result{}, err
 	}
 	return o.decideCall(ctx, p)
+}
+
+// fromMemory is the result of a call whose tokens were held.
+func (o *own) fromMemory(reserve bool, t *escrow.Tokens) ratelimit.Result {
+	if t.Low {
+		o.refill(t.Holder)
+	}
+	a := t.Ask()
+	return a.Held(reserve, t.After, t.At, "", nil)
 }
 
 // decideMade decides on its own a call that decide has made.
@@ -174,6 +194,52 @@ func (o *own) decidePortably(ctx context.Context, call *decide.Call, check bool)
 	return result, nil
 }
 
+// secure takes a call's tokens out of memory, or has them taken ahead for it. Each can be
+// put back. ok is false, and nothing is taken, if that cannot be.
+func (o *own) secure(ctx context.Context, call *decide.Call) (tokens []escrow.Tokens, ok bool, err error) {
+	if o.hints.held == nil {
+		return nil, false, nil
+	}
+	for i := range call.Asks {
+		t, ok, err := o.secureOne(ctx, call, i)
+		if !ok {
+			putBack(tokens)
+			return nil, false, err
+		}
+		tokens = append(tokens, t)
+	}
+	return tokens, true, nil
+}
+
+func putBack(tokens []escrow.Tokens) {
+	for i := range tokens {
+		tokens[i].PutBack()
+	}
+}
+
+func (o *own) secureOne(ctx context.Context, call *decide.Call, i int) (t escrow.Tokens, ok bool, err error) {
+	a := &call.Asks[i]
+	h := o.hints.held.Of(a)
+	if h == nil || a.Count == 0 {
+		return t, false, nil
+	}
+	if t, ok = h.Take(a.Count); ok {
+		if t.Low {
+			o.refill(h)
+		}
+		return t, true, nil
+	}
+	p := &pending{call: decide.Call{Reserve: call.Reserve, Asks: call.Asks[i : i+1 : i+1]}, hold: true}
+	if o.work.begin() != nil {
+		return t, false, nil // which the caller's transaction need not be
+	}
+	defer o.work.end()
+	if _, err := o.laneOf(&p.call).queue.Do(ctx, p); err != nil {
+		return t, false, o.gaveUp(p, err)
+	}
+	return p.tokens, p.tokens.Holder != nil, p.err
+}
+
 // gaveUp is the error of a caller whose context ended.
 func (o *own) gaveUp(p *pending, err error) error {
 	if row := p.locked.Load(); row != nil {
@@ -190,18 +256,52 @@ func (o *own) laneOf(call *decide.Call) *lane {
 // locked row.
 func (o *own) serve(ctx context.Context, l *lane, tickets []*ticket) {
 	o.noteAll(tickets)
-	tickets = o.redirect(tickets)
+	tickets = o.redirect(o.serveHeld(tickets))
 	if len(tickets) == 0 {
 		return
 	}
 	o.await(o.decideAll(ctx, tickets, !l.refusing, nil))
 	refused := 0
 	for _, t := range tickets {
-		if t.Finished() && !t.Value.result.OK {
+		if t.Finished() && !t.Value.hold && !t.Value.result.OK {
 			refused++
 		}
 	}
 	l.refusing = 2*refused > len(tickets)
+}
+
+// serveHeld answers calls for which enough has been taken ahead since they came, and
+// returns the others.
+func (o *own) serveHeld(tickets []*ticket) []*ticket {
+	if o.hints.held == nil {
+		return tickets
+	}
+	return slices.DeleteFunc(tickets, func(t *ticket) bool {
+		p := t.Value
+		if !o.plain(p) {
+			return false
+		}
+		a := &p.call.Asks[0]
+		tokens, ok := o.hints.held.Of(a).Take(a.Count)
+		if ok {
+			o.tellHeld(t, &tokens)
+		}
+		return ok
+	})
+}
+
+// plain reports whether a call takes what it asks, from one row.
+func (o *own) plain(p *pending) bool {
+	return !p.check && len(p.call.Asks) == 1 && !p.call.First && !p.call.AtMost() && !p.call.Sharded()
+}
+
+func (o *own) tellHeld(t *ticket, tokens *escrow.Tokens) {
+	if p := t.Value; p.hold {
+		p.tokens = *tokens
+	} else {
+		p.result = o.fromMemory(p.call.Reserve, tokens)
+	}
+	t.Finish()
 }
 
 // noteAll remembers the definitions of calls, most of which are the same.
@@ -230,6 +330,9 @@ func (o *own) decideAll(ctx context.Context, tickets []*ticket, granting bool, a
 			}
 			granting = false
 		}
+		if left = unheld(left); len(left) == 0 {
+			return nil
+		}
 		var sheet *decide.Sheet
 		if left, sheet, err = o.read(ctx, left); err != nil || len(left) == 0 {
 			return err
@@ -253,6 +356,16 @@ func (o *own) decideAll(ctx context.Context, tickets []*ticket, granting bool, a
 	return nil
 }
 
+// unheld tells those who want to hold what they take, or nothing, that it is nothing.
+func unheld(tickets []*ticket) []*ticket {
+	return slices.DeleteFunc(slices.Clone(tickets), func(t *ticket) bool {
+		if t.Value.hold {
+			t.Finish()
+		}
+		return t.Value.hold
+	})
+}
+
 // allWait reports whether of each call the row is known that it waits for.
 func allWait(tickets []*ticket) bool {
 	return !slices.ContainsFunc(tickets, func(t *ticket) bool { return t.Value.locked.Load() == nil })
@@ -262,9 +375,11 @@ func allWait(tickets []*ticket) bool {
 // Nothing is written or locked for the others, which it returns.
 func (o *own) grant(ctx context.Context, tickets []*ticket, await *decide.Row) (left []*ticket, err error) {
 	groups, grants, left := o.groups(tickets)
+	orders, groups, grants, left := o.orders(groups, grants, left)
 	if len(groups) == 0 {
 		return left, nil
 	}
+	sent := o.hints.held.Now()
 	grant := o.grantFree
 	if await != nil && len(grants) == 1 && grants[0].Row == *await {
 		grant = o.grantInTurn
@@ -277,9 +392,36 @@ func (o *own) grant(ctx context.Context, tickets []*ticket, await *decide.Row) (
 			left = append(left, g...)
 			continue
 		}
-		o.tellGroup(g, &grants[i])
+		if orders == nil || orders[i].Holder == nil {
+			o.tellGroup(g, &grants[i], nil)
+			continue
+		}
+		arrival := arrived(&orders[i], &grants[i], sent)
+		orders[i].Holder.Note(grants[i].Count, len(g))
+		o.tellGroup(g, &grants[i], &arrival)
 	}
 	return left, nil
+}
+
+// orders has grants take ahead for keys from which this process takes much. Those of
+// which something must be held, and cannot be, are left.
+func (o *own) orders(groups [][]*ticket, grants []table.Grant, left []*ticket) ([]escrow.Order, [][]*ticket, []table.Grant, []*ticket) {
+	if o.hints.held == nil {
+		return nil, groups, grants, left
+	}
+	orders, n := make([]escrow.Order, 0, len(groups)), 0
+	for i, g := range groups {
+		hold := slices.ContainsFunc(g, func(t *ticket) bool { return t.Value.hold })
+		order, ok := o.order(&grants[i], o.hints.held.Of(&g[0].Value.call.Head().Asks[0]), hold)
+		if !ok {
+			left = append(left, g...)
+			continue
+		}
+		orders = append(orders, order)
+		groups[n], grants[n] = g, grants[i]
+		n++
+	}
+	return orders, groups[:n], grants[:n], left
 }
 
 // grantFree grants what can be had from rows that nobody has locked: nothing, if one
@@ -310,8 +452,9 @@ func (o *own) grantInTurn(ctx context.Context, grants []table.Grant) error {
 	return err
 }
 
-// tellGroup answers the calls of a group. Each is told what it left behind.
-func (o *own) tellGroup(tickets []*ticket, g *table.Grant) {
+// tellGroup answers the calls of a group. Each is told what it left behind. What they
+// got can be put back if it came with an arrival.
+func (o *own) tellGroup(tickets []*ticket, g *table.Grant, arrival *escrow.Arrival) {
 	changes := []decide.Change{g.Change}
 	change, rest := &changes[0], g.Count
 	change.After = g.Taken.After
@@ -320,7 +463,11 @@ func (o *own) tellGroup(tickets []*ticket, g *table.Grant) {
 		change.Count = p.call.Asks[0].Count
 		rest -= change.Count
 		change.After.Value = g.Taken.After.Value + rest
-		p.result = o.granted(&p.call, changes, g.Taken.At, "", nil)
+		if p.hold {
+			p.tokens = arrival.Tokens(change.Count, change.After)
+		} else {
+			p.result = o.granted(&p.call, changes, g.Taken.At, "", nil)
+		}
 		t.Finish()
 	}
 }

@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -10,6 +11,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/escrow"
 	"github.com/pgratelimit/ratelimit/internal/keyqueue"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 	"github.com/pgratelimit/ratelimit/internal/table"
@@ -25,6 +27,7 @@ import (
 // runner runs callers' functions in transactions.
 type runner struct {
 	*base
+	own   *own
 	turns keyqueue.Queue[decide.Row] // with the number of shards, which differs while a new definition is rolled out
 }
 
@@ -48,17 +51,32 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 		bounded, cancel = context.WithTimeout(ctx, r.config.RetryBudget)
 		defer cancel()
 	}
+	tokens, held, err := r.own.secure(bounded, &call)
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	spent := false
+	defer func() { // also when the function panics or ends its goroutine
+		if !spent {
+			putBack(tokens)
+		}
+	}()
 	err = r.retry(ctx, func() error {
-		places, leave, err := r.queue(bounded, &call)
-		if err != nil {
-			return r.fault("wait", err)
+		places, leave := []int(nil), func() {}
+		if !held {
+			var err error
+			if places, leave, err = r.queue(bounded, &call); err != nil {
+				return r.fault("wait", err)
+			}
 		}
 		defer leave()
-		a := attempt{base: r.base, call: &call, places: places, do: do}
-		err = a.run(bounded)
+		a := attempt{base: r.base, call: &call, places: places, tokens: tokens, do: do}
+		defer func() { spent = spent || a.ended }()
+		err := a.run(bounded)
 		result = a.result
 		return err
 	})
+	spent = spent || err == nil || errors.Is(err, ErrOutcomeUnknown)
 	if err == nil && result.OK {
 		receipt.Committed(result.Receipt)
 	}
@@ -95,13 +113,15 @@ func (r *runner) queue(ctx context.Context, call *decide.Call) (places []int, le
 type attempt struct {
 	base   *base
 	call   *decide.Call
-	places []int // the shard of each limit that is this transaction's alone
+	places []int           // the shard of each limit that is this transaction's alone
+	tokens []escrow.Tokens // that are held already, of each limit, so that no row is touched
 	do     func(pgx.Tx, ratelimit.Result) error
 
 	conn   *pgxpool.Conn
 	life   string // of the server, as far as it could be read
 	result ratelimit.Result
 	taken  try
+	ended  bool // the function has ended the transaction itself, or may have
 }
 
 // run takes, runs the function, and commits. It tells no error if and only if the
@@ -125,7 +145,9 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 	defer conn.Release() // also when the function panics or ends its goroutine
 	a.conn, a.life = conn, life(ctx, conn)
 	tx, err := a.begin(ctx)
+	doing := false
 	defer func() {
+		a.ended = doing && a.conn.Conn().PgConn().TxStatus() == 'I'
 		if tx != nil && a.conn.Conn().PgConn().TxStatus() != 'I' {
 			end(ctx, tx)
 		}
@@ -136,6 +158,7 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 	if err := a.result.Err(); err != nil {
 		return false, err
 	}
+	doing = true
 	if err := a.do(tx, a.result); err != nil {
 		return false, err
 	}
@@ -143,8 +166,9 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 		return false, fmt.Errorf("pgstore: the connection was lost before commit: %w", pgx.ErrTxClosed)
 	}
 	if a.conn.Conn().PgConn().TxStatus() == 'I' {
-		return false, a.ended(ctx)
+		return false, a.became(ctx)
 	}
+	doing = false
 	err = tx.Commit(ctx)
 	if err == nil {
 		return false, nil
@@ -153,9 +177,9 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 	return lost, a.base.fault("commit", err)
 }
 
-// ended is the error of a function that has ended the transaction itself: none if
+// became is the error of a function that has ended the transaction itself: none if
 // that was committed.
-func (a *attempt) ended(ctx context.Context) error {
+func (a *attempt) became(ctx context.Context) error {
 	became, err := table.Outcome(ctx, a.conn, a.taken.taken[0].Xid, true)
 	switch {
 	case err != nil:
@@ -173,6 +197,9 @@ func (a *attempt) ended(ctx context.Context) error {
 // too, and is for the caller to end.
 func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 	b := a.base
+	if a.tokens != nil {
+		return a.beginHeld(ctx)
+	}
 	changes, ok := b.guess(a.call, func(i int) int { return a.places[i] })
 	for round := 0; ; round++ {
 		if ok {
@@ -197,6 +224,22 @@ func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 			return nil, nil
 		}
 	}
+}
+
+// beginHeld begins a transaction whose tokens are held already, and reads its ID, by
+// which is known what became of it.
+func (a *attempt) beginHeld(ctx context.Context) (pgx.Tx, error) {
+	a.taken = try{taken: make([]table.Taken, 1)}
+	xid := &a.taken.taken[0].Xid
+	var batch pgx.Batch
+	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.Serializable})
+	table.QueueXid(&batch, xid)
+	results := a.conn.SendBatch(ctx, &batch)
+	if err := results.Close(); err != nil {
+		return results.Tx(), a.base.fault("begin", err)
+	}
+	a.result = a.call.Held(escrow.Stands(a.tokens), *xid, results.Tx().Conn())
+	return results.Tx(), nil
 }
 
 // take begins a transaction and tries changes in it, in one round trip.
@@ -276,6 +319,10 @@ func (a *attempt) outcome(ctx context.Context) (became string, err error) {
 		now, err := table.Server(ctx, conn)
 		if err == nil && now != "" && now == a.life {
 			return nil
+		}
+		if a.taken.changes == nil { // no row was touched
+			became = table.Forgotten
+			return err
 		}
 		wrote, err := a.base.table.Wrote(ctx, conn, &a.taken.changes[0], xid)
 		if err == nil && !wrote {

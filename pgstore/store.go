@@ -34,16 +34,20 @@ func New(pool *pgxpool.Pool, config *Config) (*Store, error) {
 		c.Timeout = defaultTimeout
 	}
 	b := newBase(pool, c)
-	return &Store{base: b, own: newOwn(b), runner: &runner{base: b}}, nil
+	b.takeAhead()
+	own := newOwn(b)
+	return &Store{base: b, own: own, runner: &runner{base: b, own: own}}, nil
 }
 
 // Close waits until decisions on their own that are under way, those that wait
-// included, have ended, and refuses new ones with [ErrClosed], but for those that
-// are refused from memory. Close the pool after it. The verbs that take a
+// included, have ended, gives back what was taken ahead by Config.Escrow, and refuses
+// new ones with [ErrClosed], but for those that are refused from memory. Without
+// Config.Escrow it need not be called. Close the pool after it. The verbs that take a
 // transaction go on working.
 func (s *Store) Close() {
 	if s.usable() == nil {
 		s.work.close()
+		s.giveBack(s.hints.held.TakeBack())
 	}
 }
 

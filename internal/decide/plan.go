@@ -171,17 +171,11 @@ func (c *Call) Receipt(changes []Change, taker string, conn any, at time.Time) *
 	payments := make([]receipt.Payment, len(changes))
 	for i := range changes {
 		ch, a := &changes[i], &c.Asks[changes[i].Ask]
-		d, place := &a.Definition, a.place
+		place := a.place
 		if c.First { // the one that granted is all that the result is of
 			place = 0
 		}
-		payments[i] = receipt.Payment{
-			Limit: receipt.Limit{
-				Name: d.Name, Key: ch.Key.Key, Kind: uint8(d.Kind), Rate: d.Rate, Period: d.Period,
-				Capacity: d.Capacity, MaxReserved: d.MaxReserved, Shards: d.Shards, Start: d.Start,
-			},
-			Place: place, Shard: ch.Shard, Tokens: ch.Count,
-		}
+		payments[i] = a.payment(place, ch.Shard, ch.Count)
 	}
 	if !c.Reserve {
 		return receipt.New(payments, taker, conn, at)

@@ -54,6 +54,12 @@ func New(payments []Payment, taker string, conn any, at time.Time) *Receipt {
 	return &Receipt{payments: payments, taker: taker, conn: conn, at: at}
 }
 
+// Set makes r, which nobody has seen yet, the receipt of payments: for who has a place
+// for it already.
+func Set(r *Receipt, payments []Payment, left []Left, taker string, conn any, at time.Time) {
+	r.payments, r.left, r.taker, r.conn, r.at = payments, left, taker, conn, at
+}
+
 // NewReservation is the receipt of a reservation's payments, with what each left.
 func NewReservation(payments []Payment, left []Left, taker string, conn any, at time.Time) *Receipt {
 	r := New(payments, taker, conn, at)

@@ -27,8 +27,12 @@ import (
 type Grant struct {
 	decide.Change         // Count is what they take together
 	Need          float64 // tokens that there must be to grant all of them
+	Ahead         float64 // more tokens to take, but no more than half of what is left then
 	Taken         Taken
 }
+
+// TookAhead is how much a grant, which was taken, took ahead. It is told by what is left.
+func (g *Grant) TookAhead() float64 { return max(0, min(g.Ahead, g.Taken.After.Value)) }
 
 // PassOver is how long a statement waits for a lock that is not to wait for one:
 // PostgreSQL cannot tell an INSERT or an UPDATE not to wait at all.
@@ -45,14 +49,18 @@ const (
 WHERE ` + grantWhere + `
 RETURNING r.value, r.ts, {granted at}`
 
+	// takenAhead is taken besides. It is no more than is left, so what is left tells
+	// how much it was.
+	takenAhead = ` - greatest(least(u.ahead, (` + grantSettled + ` - u.total) / 2), 0)`
+
 	// grantManySQL is grantSQL for several rows, in the order given, of either
 	// kind: $1 to $9 are arrays.
 	grantManySQL = `UPDATE {table} AS r` + grantSet + `
 FROM (
 	SELECT u.*, coalesce($10::timestamptz, statement_timestamp()) AS now
 	FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::int4[]), (SELECT $4::float8[]), (SELECT $5::float8[]),
-		(SELECT $6::float8[]), (SELECT $7::float8[]), (SELECT $8::float8[]), (SELECT $9::float8[]))
-		WITH ORDINALITY AS u (name, key, shard, total, need, capacity, rate, period, tick, i)
+		(SELECT $6::float8[]), (SELECT $7::float8[]), (SELECT $8::float8[]), (SELECT $9::float8[]){aheads})
+		WITH ORDINALITY AS u (name, key, shard, total, need, capacity, rate, period, tick, {ahead column}i)
 	WHERE u.i BETWEEN 1 AND 1000000000
 	OFFSET 0
 ) AS u
@@ -60,7 +68,7 @@ WHERE ` + grantWhere + `
 RETURNING r.value, r.ts, {granted at}, u.i`
 
 	grantSet = `
-SET value = ` + grantSettled + ` - u.total, ts = greatest(r.ts, {grant tick})`
+SET value = ` + grantSettled + ` - u.total{ahead}, ts = greatest(r.ts, {grant tick})`
 	grantSettled = `least(r.value
 		+ greatest(round(date_part('epoch', {grant tick} - r.ts) * 1000000), 0) * u.rate / u.period,
 		u.capacity)`
@@ -97,24 +105,33 @@ func (c *clocks) of(now *time.Time) string {
 	return c.told
 }
 
-// newGrant makes grantSQL.
-func newGrant(in func(string) string, t ticks, free string) clocks {
+// newGrant makes grantSQL, of either form: that takes ahead or does not.
+func newGrant(in func(string) string, t ticks, free string, ahead bool) clocks {
+	taken, now := "", "$9::timestamptz"
+	if ahead {
+		taken, now = takenAhead, "$10::timestamptz"
+	}
 	of := func(now, clock string) string {
 		return in(strings.NewReplacer(
 			"u.name", "$1::text", "u.key", "$2::text", "u.shard", "$3::int4", "u.total", "$4::float8", "u.need", "$5::float8",
 			"u.capacity", "$6::float8", "u.rate", "$7::float8", "u.period", "$8::float8",
 			"u.tick", "$8::float8", // of a fixed window; a token bucket has none
+			"u.ahead", "$9::float8",
 			"u.now", now, "{clock}", clock, "{free}", free,
-		).Replace(t.fill(grantSQL)))
+		).Replace(t.fill(strings.ReplaceAll(grantSQL, "{ahead}", taken))))
 	}
-	return clocks{read: of("statement_timestamp()", "clock_timestamp()"), told: of("$9::timestamptz", "$9::timestamptz")}
+	return clocks{read: of("statement_timestamp()", "clock_timestamp()"), told: of(now, now)}
 }
 
-// newGrantMany makes grantManySQL.
-func newGrantMany(in func(string) string, t ticks) string {
+// newGrantMany makes grantManySQL, of either form.
+func newGrantMany(in func(string) string, t ticks, ahead bool) string {
+	parts := strings.NewReplacer("{ahead}", "", "{aheads}", "", "{ahead column}", "")
+	if ahead {
+		parts = strings.NewReplacer("{ahead}", takenAhead, "{aheads}", ", (SELECT $11::float8[])", "{ahead column}", "ahead, ")
+	}
 	return in(strings.NewReplacer(
 		"{clock}", "coalesce($10::timestamptz, clock_timestamp())", "{free}", freeSQL("(SELECT "+passOverSQL+")"),
-	).Replace(t.fill(grantManySQL)))
+	).Replace(t.fill(parts.Replace(grantManySQL))))
 }
 
 // Grant takes what grants say from the rows that have enough for all of it, but for
@@ -128,19 +145,32 @@ func (t *Table) Grant(ctx context.Context, q Querier, grants []Grant, now *time.
 }
 
 func (t *Table) grantOne(ctx context.Context, q Querier, g *Grant, now *time.Time) error {
-	return g.scan(q.QueryRow(ctx, t.of(&g.Definition).grant.of(now), g.arguments(now)...))
+	texts := t.of(&g.Definition)
+	return g.scan(q.QueryRow(ctx, g.either(&texts.grant, &texts.grantAhead).of(now), g.arguments(now)...))
 }
 
 // QueueGrant puts into a batch a grant that waits for its row if somebody has locked
 // it. (It is written by one statement that need not lock it first, since a row that has
 // changed while it was waited for is read again.)
 func (t *Table) QueueGrant(batch *pgx.Batch, g *Grant, now *time.Time) {
-	batch.Queue(t.of(&g.Definition).grantInTurn.of(now), g.arguments(now)...).QueryRow(g.scan)
+	texts := t.of(&g.Definition)
+	batch.Queue(g.either(&texts.grantInTurn, &texts.grantAheadInTurn).of(now), g.arguments(now)...).QueryRow(g.scan)
+}
+
+// either is one of two forms of a statement: the second if it is to take ahead.
+func (g *Grant) either(grant, ahead *clocks) *clocks {
+	if g.Ahead > 0 {
+		return ahead
+	}
+	return grant
 }
 
 func (g *Grant) arguments(now *time.Time) []any {
 	d := &g.Definition
 	args := []any{g.Name, g.Key.Key, int32(g.Shard), g.Count, g.Need, d.Capacity, d.Rate, micros(d.Period)}
+	if g.Ahead > 0 {
+		args = append(args, g.Ahead)
+	}
 	if now != nil {
 		args = append(args, *now)
 	}
@@ -161,16 +191,20 @@ func (t *Table) grantSeveral(ctx context.Context, q Querier, grants []Grant, now
 	n := len(grants)
 	names, keys, shards, totals, needs := make([]string, n), make([]string, n), make([]int32, n), make([]float64, n), make([]float64, n)
 	capacities, rates, periods, ticks := make([]float64, n), make([]float64, n), make([]float64, n), make([]float64, n)
-	sql := t.grantMany
+	aheads, ahead := make([]float64, n), false
+	windows := false // a token bucket's ticks are microseconds
 	for i := range grants {
 		g, d := &grants[i], &grants[i].Definition
 		names[i], keys[i], shards[i], totals[i], needs[i] = g.Name, g.Key.Key, int32(g.Shard), g.Count, g.Need
 		capacities[i], rates[i], periods[i], ticks[i] = d.Capacity, d.Rate, micros(d.Period), tick(d)
-		if d.Kind == ratelimit.KindFixedWindow {
-			sql = t.grantWindows // a token bucket's ticks are microseconds
-		}
+		aheads[i], ahead = g.Ahead, ahead || g.Ahead > 0
+		windows = windows || d.Kind == ratelimit.KindFixedWindow
 	}
-	rows, err := q.Query(ctx, sql, names, keys, shards, totals, needs, capacities, rates, periods, ticks, now)
+	args := []any{names, keys, shards, totals, needs, capacities, rates, periods, ticks, now}
+	if ahead {
+		args = append(args, aheads)
+	}
+	rows, err := q.Query(ctx, t.grantMany.of(windows, ahead), args...)
 	if err != nil {
 		return err
 	}
@@ -188,6 +222,61 @@ func (t *Table) grantSeveral(ctx context.Context, q Querier, grants []Grant, now
 		}
 	}
 	return err
+}
+
+// many are the statements that grant from several rows.
+type many struct{ buckets, windows, bucketsAhead, windowsAhead string }
+
+func newMany(in func(string) string) many {
+	return many{
+		buckets: newGrantMany(in, bucketTicks, false), bucketsAhead: newGrantMany(in, bucketTicks, true),
+		windows: newGrantMany(in, windowTicks, false), windowsAhead: newGrantMany(in, windowTicks, true),
+	}
+}
+
+func (m *many) of(windows, ahead bool) string {
+	switch {
+	case windows && ahead:
+		return m.windowsAhead
+	case windows:
+		return m.windows
+	case ahead:
+		return m.bucketsAhead
+	}
+	return m.buckets
+}
+
+// giveBackSQL gives back to a row what was taken ahead from it, less what it was refilled
+// with since:
+//
+//	$1 name   $2 key   $3 shard
+//	$4 count      $5 capacity   tokens
+//	$6 taken      $7 end        instants of the row
+//	$8 rate       $9 period     tokens, microseconds; of a token bucket
+//	$9 tick                     microseconds; of a fixed window
+//	$10 now
+//
+// Later than the end, in a pause, and if somebody has the row locked it does nothing.
+const giveBackSQL = `UPDATE {table} AS r
+SET value = least(r.value + greatest($4::float8 - {refilled}, 0), greatest(r.value, $5::float8))
+WHERE {free}r.name = $1::text AND r.key = $2::text AND r.shard = $3::int4
+	AND greatest(r.ts, {grant tick}) >= $6::timestamptz AND greatest(r.ts, {grant tick}) < $7::timestamptz
+	AND (r.paused IS NULL OR r.paused <= u.now)
+RETURNING 1`
+
+func newGiveBack(in func(string) string, t ticks) string {
+	return in(strings.NewReplacer(
+		"u.now", "coalesce($10::timestamptz, statement_timestamp())", "u.tick", "$9::float8", "{free}", freeSQL(passOverSQL),
+	).Replace(t.fill(giveBackSQL)))
+}
+
+// GiveBack gives back to a row what was taken ahead from it at an instant of the row, and
+// must be back before its end. given is false if it is too late, or somebody has the row
+// locked; if that is only found when it is too late to pass over it, the error is
+// lock_not_available.
+func (t *Table) GiveBack(ctx context.Context, q Querier, row decide.Row, d *ratelimit.Definition, n float64, taken, end time.Time, now *time.Time) (given bool, err error) {
+	tag, err := q.Exec(ctx, t.of(d).giveBack, row.Name, row.Key.Key, int32(row.Shard), n, d.Capacity, taken, end, d.Rate, micros(d.Period), now)
+	return tag.RowsAffected() > 0, err
 }
 
 // tick is the granularity of a limit's clock, in microseconds.

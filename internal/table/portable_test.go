@@ -25,7 +25,10 @@ import (
 
 // plainOnly are the statements that the portable form does not use.
 var plainOnly = []string{
-	"deleteListed", "read", "lock", "await", "fill", "write", "grantMany", "grantWindows",
+	"deleteListed", "read", "lock", "await", "fill", "write", "grantMany.buckets", "grantMany.windows", "grantMany.bucketsAhead", "grantMany.windowsAhead",
+	"bucket.grantAhead.read", "bucket.grantAhead.told", "window.grantAhead.read", "window.grantAhead.told",
+	"bucket.grantAheadInTurn.read", "bucket.grantAheadInTurn.told", "window.grantAheadInTurn.read", "window.grantAheadInTurn.told",
+	"bucket.giveBack", "window.giveBack",
 	"bucket.grant.read", "bucket.grant.told", "window.grant.read", "window.grant.told", "bucket.grantInTurn.read", "bucket.grantInTurn.told", "window.grantInTurn.read", "window.grantInTurn.told",
 }
 

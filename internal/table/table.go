@@ -37,7 +37,7 @@ type Table struct {
 	bucket, window texts // of one kind of limit
 
 	put, states, reset, remove, there  string
-	grantMany, grantWindows            string
+	grantMany                          many
 	read, lock, await, fill, write     string
 	listFull, deleteListed, deleteSame string
 	names, page, forget, ready, wrote  string
@@ -48,6 +48,9 @@ type texts struct {
 	allow, reserve     forms
 	give, atMost       string
 	grant, grantInTurn clocks
+	grantAhead         clocks
+	grantAheadInTurn   clocks
+	giveBack           string
 }
 
 // forms are a take that tells the row, when and by which transaction; and, if that is
@@ -68,9 +71,8 @@ func New(schema string, portable bool) *Table {
 		bucket: newTexts(in, bucketTicks, portable),
 		window: newTexts(in, windowTicks, portable),
 		put:    in(putSQL), states: in(statesSQL), reset: in(resetSQL), remove: in(removeSQL), there: in(thereSQL),
-		grantMany:    newGrantMany(in, bucketTicks),
-		grantWindows: newGrantMany(in, windowTicks),
-		read:         in(readSQL), lock: in(lockSQL), await: in(awaitSQL), fill: in(fillSQL), write: in(writeSQL),
+		grantMany: newMany(in),
+		read:      in(readSQL), lock: in(lockSQL), await: in(awaitSQL), fill: in(fillSQL), write: in(writeSQL),
 		listFull: in(listFullSQL), deleteListed: in(deleteListedSQL), deleteSame: in(deleteSameSQL),
 		names: in(namesSQL), page: in(pageSQL), forget: in(forgetSQL), ready: in(readySQL), wrote: in(wroteSQL),
 	}
@@ -95,7 +97,9 @@ func newTexts(in func(string) string, t ticks, portable bool) texts {
 	return texts{
 		allow: allow, reserve: forms{full: full(takeSQL, "")},
 		give: in(give), atMost: full(atMostSQL, notPausedSQL),
-		grant: newGrant(in, t, freeSQL(passOverSQL)), grantInTurn: newGrant(in, t, ""),
+		grant: newGrant(in, t, freeSQL(passOverSQL), false), grantInTurn: newGrant(in, t, "", false),
+		grantAhead: newGrant(in, t, freeSQL(passOverSQL), true), grantAheadInTurn: newGrant(in, t, "", true),
+		giveBack: newGiveBack(in, t),
 	}
 }
 
@@ -126,6 +130,7 @@ var (
 		// tells when.
 		"{at}", "least(ts, "+nowSQL+")",
 		"{granted at}", "least(r.ts, {clock})",
+		"{refilled}", "round(date_part('epoch', greatest(r.ts, u.now) - $6::timestamptz) * 1000000) * $8::float8 / $9::float8",
 	)}
 	windowTicks = ticks{strings.NewReplacer(
 		"{rate}", "$9::float8", "{period}", "$10::float8", "{floor}", "$11::float8", "{over}", "$12::timestamptz",
@@ -141,6 +146,7 @@ var (
 		// for until that was over.
 		"{at}", "least(ts + ($7::float8 - 1) * interval '1 microsecond', "+nowSQL+")",
 		"{granted at}", "least(r.ts + (u.tick - 1) * interval '1 microsecond', {clock})",
+		"{refilled}", "0 * $8::float8",
 	)}
 )
 

@@ -1,0 +1,89 @@
+// Package escrow is what a process has taken ahead from limits, and hands out from
+// memory for a moment (O'Neil, "The Escrow Transactional Method", 1986). It knows no
+// database: whoever uses it takes ahead, and gives back, by its own statements.
+//
+// In every stretch of time a limit grants no more than it would without. That is so
+// because what is in the row and what is in anybody's memory are together never more
+// than the capacity; a test looks at all states of a small model of it. Three rules see
+// to it:
+//
+//   - Whoever takes ahead from a token bucket counts with a capacity that is lower by
+//     what is refilled until the end of what was taken ahead. What is taken ahead from
+//     a fixed window ends with it, so nothing is refilled until then.
+//   - The end is judged from before the statement was sent that took, so that it is
+//     never late.
+//   - What is left can be given back before the end only, and of a token bucket less
+//     what was refilled since it was taken: others may have taken ahead meanwhile, from
+//     a row that could not have had as much with what is given back in it.
+package escrow
+
+import (
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+)
+
+// Lowered is the capacity that a definition counts with when something is taken ahead
+// for so long.
+func Lowered(d *ratelimit.Definition, lasts time.Duration) float64 {
+	if d.Kind == ratelimit.KindFixedWindow {
+		return d.Capacity
+	}
+	return d.Capacity - refilled(d, lasts)
+}
+
+// refilled is what a token bucket is refilled with in a time.
+func refilled(d *ratelimit.Definition, in time.Duration) float64 {
+	return d.Rate * float64(in) / float64(d.Period)
+}
+
+// end is the instant, of the row, before which what was taken ahead can be given back,
+// if the row's was taken when it was taken.
+func end(d *ratelimit.Definition, taken time.Time, lasts time.Duration) time.Time {
+	if d.Kind == ratelimit.KindFixedWindow {
+		return taken.Add(d.Period)
+	}
+	return taken.Add(lasts)
+}
+
+// usable is for how long what was taken ahead at an instant can be used.
+func usable(d *ratelimit.Definition, taken, at time.Time, lasts time.Duration) time.Duration {
+	if d.Kind == ratelimit.KindFixedWindow {
+		return min(lasts, taken.Add(d.Period).Sub(at))
+	}
+	return lasts
+}
+
+// Lot is what one statement has taken ahead from a row.
+type Lot struct {
+	Count float64
+	After ratelimit.State // the row as the statement left it
+	At    time.Time       // the instant of the decision, on the database's clock
+	Sent  time.Time       // on this machine's, before the statement was sent
+}
+
+// Return is what is left of a lot, to be given back to its row.
+type Return struct {
+	Row        decide.Row
+	Definition ratelimit.Definition
+	Count      float64
+	Taken      time.Time // the row's ts when it was taken
+	End        time.Time // before which it must arrive, in the row's time
+}
+
+// lot is a Lot in a memory. It needs its holder's lock.
+type lot struct {
+	Lot
+	lasts time.Duration
+	gone  bool // it is in no memory any more, so that nothing can be put back
+}
+
+// age is for how long, at now, tokens of the lot have been usable. Both clocks of the
+// machine count: the monotonic one stands still while it is asleep, the other can be set.
+func (l *lot) age(now time.Time, injected bool) time.Duration {
+	if injected {
+		return max(0, now.Sub(l.At))
+	}
+	return max(now.Sub(l.Sent), now.Round(0).Sub(l.Sent.Round(0)), 0)
+}

@@ -1,0 +1,260 @@
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"math"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// withEscrow has a store take ahead for so long.
+func withEscrow(lasts time.Duration) func(*pgstore.Config) {
+	return func(c *pgstore.Config) { c.Escrow = lasts }
+}
+
+// sluggish are limits of either kind that are refilled with nothing while a test runs, so
+// that what a row lacks is what was taken from it.
+var sluggish = map[string]ratelimit.Limit{
+	"bucket": ratelimit.TokenBucket{Name: "bucket", Rate: 1e6, Period: 1e5 * time.Hour},
+	"window": ratelimit.FixedWindow{Name: "window", Rate: 1e6, Period: 1e5 * time.Hour},
+}
+
+// lacks is how many tokens a limit's row lacks.
+func lacks(t *testing.T, db *pgtest.DB, limit ratelimit.Limit) float64 {
+	t.Helper()
+	var value float64
+	sql := `SELECT value FROM ` + db.Schema + `.rate_limits WHERE name = $1`
+	if err := db.Pool.QueryRow(t.Context(), sql, ratelimit.NameOf(limit)).Scan(&value); err != nil {
+		t.Fatal(err)
+	}
+	return limit.Definition().Capacity - value
+}
+
+// tallies reports whether a row lacks what was used of it, but for what is refilled
+// while a test runs.
+func tallies(lacks, used float64) bool { return math.Abs(lacks-used) < 0.01*used+1 }
+
+// warm takes until a process takes ahead, and returns how many that were.
+func warm(t *testing.T, store *pgstore.Store, sent *sentStatements, r ratelimit.Request) (taken float64) {
+	t.Helper()
+	for range 1000 {
+		before := sent.n.Load()
+		mustAllow(t, store, r)
+		taken += r.Count
+		if taken > 3 && sent.n.Load() == before {
+			return taken
+		}
+	}
+	t.Fatal("nothing was taken ahead in 1,000 calls")
+	return 0
+}
+
+// holding is a store that takes ahead, and what it sends.
+func holding(t *testing.T, lasts time.Duration, change ...func(*pgstore.Config)) (*pgstore.Store, *sentStatements, *pgtest.DB) {
+	t.Helper()
+	sent := &sentStatements{}
+	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent }))
+	return newStore(t, db, append(change, withEscrow(lasts))...), sent, db
+}
+
+// Most calls are granted without a statement, and when the Store is closed the rows lack
+// what was granted, no more and no less.
+func TestEscrowHandsOutFromMemory(t *testing.T) {
+	for name, limit := range sluggish {
+		t.Run(name, func(t *testing.T) {
+			store, sent, db := holding(t, 500*time.Millisecond)
+			var granted atomic.Int64
+			var wg sync.WaitGroup
+			for range 8 {
+				wg.Go(func() {
+					for range 5000 {
+						result, err := store.Allow(t.Context(), limit.For("k"))
+						if err != nil || !result.OK || result.Taken != 1 || len(result.Each) != 1 || result.RetryAfter != 0 {
+							t.Errorf("got %+v, %v, want a grant", result, err)
+							return
+						}
+						granted.Add(1)
+					}
+				})
+			}
+			wg.Wait()
+			store.Close()
+			if n := sent.n.Load(); n > 2000 {
+				t.Errorf("sent %d statements for %d calls", n, granted.Load())
+			}
+			if lacks := lacks(t, db, limit); !tallies(lacks, float64(granted.Load())) {
+				t.Errorf("the row lacks %v, granted %d", lacks, granted.Load())
+			}
+			if _, err := store.Allow(t.Context(), limit.For("k")); !errors.Is(err, pgstore.ErrClosed) {
+				t.Errorf("after Close: got %v, want ErrClosed", err)
+			}
+		})
+	}
+}
+
+// What nobody needs any more is back in the row before its end.
+func TestEscrowGivesBackWhatIsNotNeeded(t *testing.T) {
+	for name, limit := range sluggish {
+		t.Run(name, func(t *testing.T) {
+			store, sent, db := holding(t, 2*time.Second)
+			granted := warm(t, store, sent, limit.For("k"))
+			for begun := time.Now(); ; time.Sleep(10 * time.Millisecond) {
+				lacks := lacks(t, db, limit)
+				if tallies(lacks, granted) {
+					break
+				}
+				if time.Since(begun) > 10*time.Second {
+					t.Fatalf("the row lacks %v, granted %v", lacks, granted)
+				}
+			}
+		})
+	}
+}
+
+// What a receipt says was taken from memory can be settled and cancelled.
+func TestEscrowReceipts(t *testing.T) {
+	limit := sluggish["bucket"]
+	store, sent, db := holding(t, 2*time.Second)
+	warmed := warm(t, store, sent, limit.ForN("k", 10))
+	used := warmed
+	for _, reserve := range []bool{false, true} {
+		take := store.Allow
+		if reserve {
+			take = store.Reserve
+		}
+		first, err := take(t.Context(), limit.ForN("k", 10))
+		if err != nil || !first.OK || first.RetryAfter != 0 {
+			t.Fatalf("got %+v, %v", first, err)
+		}
+		second, err := take(t.Context(), limit.ForN("k", 10))
+		if err != nil || !second.OK {
+			t.Fatalf("got %+v, %v", second, err)
+		}
+		if _, err := store.Settle(t.Context(), first.Receipt, 4); err != nil {
+			t.Error(err)
+		}
+		if cancelled, err := store.Cancel(t.Context(), second.Receipt); err != nil || !cancelled {
+			t.Errorf("got %v, %v, want it cancelled", cancelled, err)
+		}
+		used += 4
+	}
+	store.Close()
+	if lacks := lacks(t, db, limit); !tallies(lacks, used) {
+		t.Errorf("the row lacks %v, used %v", lacks, used)
+	}
+}
+
+// Transactions of the runner touch no row of ours, and what is not committed is put back.
+func TestEscrowInTransactions(t *testing.T) {
+	limit := sluggish["bucket"]
+	cancelled, cancel := context.WithCancel(t.Context())
+	failed := errors.New("failed")
+	for name, test := range map[string]struct {
+		ctx   context.Context
+		do    func(pgx.Tx, ratelimit.Result) error
+		spent float64
+		err   error
+	}{
+		"commit": {do: func(tx pgx.Tx, _ ratelimit.Result) error { return nil }, spent: 1},
+		"error":  {do: func(tx pgx.Tx, _ ratelimit.Result) error { return failed }, err: failed},
+		"panic":  {do: func(tx pgx.Tx, _ ratelimit.Result) error { panic(failed) }, err: failed},
+		"a context that ends": {ctx: cancelled, do: func(tx pgx.Tx, _ ratelimit.Result) error {
+			cancel()
+			return nil
+		}, err: context.Canceled},
+		"a function that commits itself and fails": {do: func(tx pgx.Tx, _ ratelimit.Result) error {
+			return errors.Join(tx.Commit(t.Context()), failed)
+		}, spent: 1, err: failed},
+		"a function that commits itself": {do: func(tx pgx.Tx, _ ratelimit.Result) error {
+			return tx.Commit(t.Context())
+		}, spent: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store, sent, db := holding(t, 5*time.Second)
+			used := warm(t, store, sent, limit.For("k"))
+			before := tableOf(t, db)
+			ctx := test.ctx
+			if ctx == nil {
+				ctx = t.Context()
+			}
+			result, err := func() (result ratelimit.Result, err error) {
+				defer func() {
+					if p := recover(); p != nil {
+						err = p.(error)
+					}
+				}()
+				return store.AllowFunc(ctx, []ratelimit.Request{limit.For("k")}, test.do)
+			}()
+			if !errors.Is(err, test.err) || (err == nil) != result.OK {
+				t.Fatalf("got %v, %v, want %v", result.OK, err, test.err)
+			}
+			if after := tableOf(t, db); after[0] != before[0] {
+				t.Errorf("the row is %v, was %v", after, before)
+			}
+			store.Close()
+			if lacks := lacks(t, db, limit); math.Abs(lacks-used-test.spent) > 0.5 {
+				t.Errorf("the row lacks %v, want %v", lacks, used+test.spent)
+			}
+		})
+	}
+}
+
+// Transactions take ahead themselves, and then send BEGIN and COMMIT alone.
+func TestEscrowWarmsUpInTransactions(t *testing.T) {
+	limit := sluggish["bucket"]
+	store, sent, db := holding(t, 5*time.Second)
+	used, alone := 0.0, false
+	for ; used < 100 && !alone; used++ {
+		before := sent.n.Load()
+		if _, err := store.AllowFunc(t.Context(), []ratelimit.Request{limit.For("k")}, func(pgx.Tx, ratelimit.Result) error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+		alone = sent.n.Load() == before+2
+	}
+	if !alone {
+		t.Error("each transaction sent more than BEGIN and COMMIT")
+	}
+	store.Close()
+	if lacks := lacks(t, db, limit); !tallies(lacks, used) {
+		t.Errorf("the row lacks %v, want %v", lacks, used)
+	}
+}
+
+// A pause, a reset and a credit of this Store are heeded at once.
+func TestEscrowHeedsEdits(t *testing.T) {
+	limit := sluggish["bucket"]
+	for name, test := range map[string]struct {
+		edit func(*pgstore.Store) error
+		ok   bool
+	}{
+		"pause": {func(s *pgstore.Store) error { _, err := s.Pause(t.Context(), limit, "k", time.Hour); return err }, false},
+		"reset": {func(s *pgstore.Store) error { return s.Reset(t.Context(), limit, "k") }, true},
+		"credit": {func(s *pgstore.Store) error {
+			_, err := s.Credit(t.Context(), limit.ForN("k", 1))
+			return err
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store, sent, _ := holding(t, 5*time.Second)
+			warm(t, store, sent, limit.For("k"))
+			if err := test.edit(store); err != nil {
+				t.Fatal(err)
+			}
+			before := sent.n.Load()
+			result, err := store.Allow(t.Context(), limit.For("k"))
+			if err != nil || result.OK != test.ok || sent.n.Load() == before {
+				t.Errorf("got %v, %v by %d statements, want %v by the row", result.OK, err, sent.n.Load()-before, test.ok)
+			}
+		})
+	}
+}
