@@ -133,3 +133,80 @@ func BenchmarkRefusedFromMemory(b *testing.B) {
 		}
 	}
 }
+
+// BenchmarkEscrow is a decision that is handed out from memory, alone and from 64
+// goroutines, with the statements that it takes.
+func BenchmarkEscrow(b *testing.B) {
+	pool := durable(b)
+	for name, goroutines := range map[string]int{"alone": 0, "together": 32} {
+		b.Run(name, func(b *testing.B) {
+			store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench", Escrow: 100 * time.Millisecond})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer store.Close()
+			limit := plenty(1)
+			request := limit.For(name)
+			allow := func() {
+				if result, err := store.Allow(b.Context(), request); err != nil || !result.OK {
+					b.Errorf("got %v, %v, want a grant", result.OK, err)
+				}
+			}
+			b.ReportAllocs()
+			if goroutines == 0 {
+				for b.Loop() {
+					allow()
+				}
+				return
+			}
+			b.SetParallelism(goroutines)
+			b.RunParallel(func(pb *testing.PB) {
+				for pb.Next() {
+					allow()
+				}
+			})
+		})
+	}
+}
+
+// BenchmarkTransactions runs SERIALIZABLE transactions with one INSERT, from 64
+// goroutines, without a limit and with one that all share: from its row, and from memory.
+func BenchmarkTransactions(b *testing.B) {
+	pool := durable(b)
+	insert := func(tx pgx.Tx) error {
+		_, err := tx.Exec(b.Context(), "INSERT INTO bench.orders (what) VALUES ('x')")
+		return err
+	}
+	for _, test := range []struct {
+		name   string
+		escrow time.Duration
+	}{{"no limit", -1}, {"row", 0}, {"escrow", 100 * time.Millisecond}} {
+		b.Run(test.name, func(b *testing.B) {
+			run := func() error {
+				return pgx.BeginTxFunc(b.Context(), pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, insert)
+			}
+			if test.escrow >= 0 {
+				store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench", Escrow: test.escrow})
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer store.Close()
+				requests := []ratelimit.Request{plenty(1).For("")}
+				run = func() error {
+					_, err := store.AllowFunc(b.Context(), requests, func(tx pgx.Tx, _ ratelimit.Result) error { return insert(tx) })
+					return err
+				}
+			}
+			b.SetParallelism(32) // times GOMAXPROCS, 64 on two cores
+			b.RunParallel(func(pb *testing.PB) {
+				for pb.Next() {
+					if err := run(); err != nil {
+						b.Error(err)
+						return
+					}
+				}
+			})
+			b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "tx/s")
+		})
+	}
+}
