@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -252,5 +253,59 @@ func TestEscrowNeverOver(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// What others took ahead and do not need is there for the one who needs it: when one of
+// eight is busy, and when demand moves from one to the next.
+func TestEscrowStrandsLittle(t *testing.T) {
+	limit := ratelimit.TokenBucket{Name: "bucket", Rate: 1000, Period: time.Second, Capacity: 200}
+	for name, test := range map[string]struct {
+		moves time.Duration
+		least float64
+	}{
+		"one is busy":  {time.Hour, 0.95},
+		"demand moves": {100 * time.Millisecond, 0.9},
+	} {
+		t.Run(name, func(t *testing.T) {
+			db := pgtest.New(t, maxConns(8))
+			var stores [8]*pgstore.Store
+			for i := range stores {
+				stores[i] = newStore(t, db, withEscrow(floodEscrow))
+				defer stores[i].Close()
+				for range 5 { // so that each has some to give back
+					if _, err := stores[i].Allow(t.Context(), limit.For("k")); err != nil {
+						t.Fatal(err)
+					}
+				}
+			}
+			const lasts = 3 * time.Second
+			var granted atomic.Int64
+			var wg sync.WaitGroup
+			begun := time.Now()
+			for range 8 {
+				wg.Go(func() {
+					for time.Since(begun) < lasts {
+						store := stores[int(time.Since(begun)/test.moves)%len(stores)]
+						result, err := store.Allow(t.Context(), limit.For("k"))
+						switch {
+						case err != nil:
+							t.Error(err)
+							return
+						case result.OK:
+							granted.Add(1)
+						default:
+							time.Sleep(result.RetryAfter)
+						}
+					}
+				})
+			}
+			wg.Wait()
+			share := float64(granted.Load()) / (limit.Rate * time.Since(begun).Seconds())
+			t.Logf("granted %d, %.3f of the rate", granted.Load(), share)
+			if share < test.least {
+				t.Errorf("got %.3f of the rate, want %v", share, test.least)
+			}
+		})
 	}
 }

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"math"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -256,5 +258,86 @@ func TestEscrowHeedsEdits(t *testing.T) {
 				t.Errorf("got %v, %v by %d statements, want %v by the row", result.OK, err, sent.n.Load()-before, test.ok)
 			}
 		})
+	}
+}
+
+// Of several limits, what is held comes from memory and the rest from rows, all or nothing.
+func TestEscrowOfSeveralLimits(t *testing.T) {
+	hot, cold := sluggish["bucket"], ratelimit.TokenBucket{Name: "cold", Rate: 5, Period: 1e5 * time.Hour, MaxReserved: ratelimit.None}
+	insert := func(pgx.Tx, ratelimit.Result) error { return nil }
+	failed := errors.New("failed")
+	for name, take := range map[string]func(*pgstore.Store, ...ratelimit.Request) (ratelimit.Result, error){
+		"allow": func(s *pgstore.Store, r ...ratelimit.Request) (ratelimit.Result, error) {
+			return s.Allow(t.Context(), r...)
+		},
+		"reserve": func(s *pgstore.Store, r ...ratelimit.Request) (ratelimit.Result, error) {
+			return s.Reserve(t.Context(), r...)
+		},
+		"allow func": func(s *pgstore.Store, r ...ratelimit.Request) (ratelimit.Result, error) {
+			if _, err := s.AllowFunc(t.Context(), r, func(pgx.Tx, ratelimit.Result) error { return failed }); !errors.Is(err, failed) && !errors.Is(err, ratelimit.ErrRefused) {
+				t.Errorf("got %v, want %v", err, failed)
+			}
+			return s.AllowFunc(t.Context(), r, insert)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store, sent, db := holding(t, 5*time.Second)
+			used := warm(t, store, sent, hot.ForN("k", 3))
+			row := func() string { return slices.DeleteFunc(tableOf(t, db), func(r string) bool { return strings.Contains(r, "cold") })[0] }
+			before := row()
+			var last ratelimit.Result
+			for i := range 6 {
+				result, err := take(store, cold.For("k"), hot.For("k"))
+				if err != nil && !errors.Is(err, ratelimit.ErrRefused) {
+					t.Fatal(err)
+				}
+				if result.OK != (i < 5) || len(result.Each) != 2 {
+					t.Fatalf("call %d: got %+v", i, result)
+				}
+				if c, h := result.Each[0], result.Each[1]; ratelimit.NameOf(c.Request.Limit) != "cold" || c.OK != result.OK || !h.OK {
+					t.Errorf("call %d: got %+v", i, result.Each)
+				}
+				if result.OK {
+					used, last = used+1, result
+				}
+			}
+			if row() != before {
+				t.Errorf("the row is %s, was %s", row(), before)
+			}
+			if _, err := store.Settle(t.Context(), last.Receipt, 0, 1); err != nil {
+				t.Error(err)
+			}
+			if lacks := lacks(t, db, cold); math.Abs(lacks-4) > 0.01 {
+				t.Errorf("the row of the cold limit lacks %v, want 4", lacks)
+			}
+			store.Close()
+			if lacks := lacks(t, db, hot); !tallies(lacks, used) {
+				t.Errorf("the row lacks %v, used %v", lacks, used)
+			}
+		})
+	}
+}
+
+// A limit that is only ever asked together with others is taken ahead from, too.
+func TestEscrowWarmsUpAmongOthers(t *testing.T) {
+	store, sent, db := holding(t, 5*time.Second)
+	used, warmed := 0.0, false
+	for ; used < 200 && !warmed; used++ {
+		before := sent.n.Load()
+		result, err := store.Allow(t.Context(), sluggish["bucket"].For("k"), sluggish["window"].For("k"))
+		if err != nil || !result.OK {
+			t.Fatalf("got %+v, %v", result, err)
+		}
+		warmed = sent.n.Load() == before
+		time.Sleep(time.Millisecond)
+	}
+	if !warmed {
+		t.Error("each call sent a statement")
+	}
+	store.Close()
+	for _, limit := range sluggish {
+		if lacks := lacks(t, db, limit); !tallies(lacks, used) {
+			t.Errorf("the row lacks %v, used %v", lacks, used)
+		}
 	}
 }

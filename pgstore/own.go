@@ -137,6 +137,31 @@ func (o *own) decideCall(ctx context.Context, p *pending) (ratelimit.Result, err
 	if o.pool == nil {
 		return ratelimit.Result{}, ErrNoPool
 	}
+	if !p.check && o.hints.held != nil {
+		if err := ctx.Err(); err != nil {
+			return ratelimit.Result{}, err
+		}
+		if h := o.takeHeld(&p.call); h != nil {
+			return o.decideRest(ctx, h)
+		}
+	}
+	return o.decideByRows(ctx, p)
+}
+
+// decideRest decides what was not in memory of a call.
+func (o *own) decideRest(ctx context.Context, h *held) (rest ratelimit.Result, err error) {
+	if !h.all() {
+		if rest, err = o.decideByRows(ctx, &pending{call: h.rest}); err != nil || !rest.OK {
+			h.putBack()
+		}
+	}
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	return h.call.Whole(rest, h.stands, "", nil), nil
+}
+
+func (o *own) decideByRows(ctx context.Context, p *pending) (ratelimit.Result, error) {
 	if !p.check {
 		if result, ok := o.hints.refusals.answer(&p.call, o.clock()); ok {
 			return result, ctx.Err()
@@ -194,46 +219,78 @@ func (o *own) decidePortably(ctx context.Context, call *decide.Call, check bool)
 	return result, nil
 }
 
-// secure takes a call's tokens out of memory, or has them taken ahead for it. Each can be
-// put back. ok is false, and nothing is taken, if that cannot be.
-func (o *own) secure(ctx context.Context, call *decide.Call) (tokens []escrow.Tokens, ok bool, err error) {
-	if o.hints.held == nil {
-		return nil, false, nil
+// held is tokens that were taken out of memory for a call.
+type held struct {
+	call   *decide.Call
+	rest   decide.Call     // for what was not in memory
+	tokens []escrow.Tokens // of each of its asks; zero of one that was not
+	stands []*decide.Stand // of those
+}
+
+// putBack puts the tokens back, which were not used.
+func (h *held) putBack() {
+	for i := range h.tokens {
+		if h.stands[i] != nil {
+			h.tokens[i].PutBack()
+		}
 	}
+}
+
+// all reports whether all of the call was in memory.
+func (h *held) all() bool { return h != nil && len(h.rest.Asks) == 0 }
+
+// takeHeld takes out of memory what there is for a call, limit by limit; nil if there is
+// nothing. What is missed so is taken ahead for those who come later.
+func (o *own) takeHeld(call *decide.Call) *held {
+	if o.hints.held == nil || call.First || call.AtMost() {
+		return nil
+	}
+	var h *held
 	for i := range call.Asks {
-		t, ok, err := o.secureOne(ctx, call, i)
+		a := &call.Asks[i]
+		holder := o.hints.held.Of(a)
+		if holder == nil || a.Count == 0 {
+			continue
+		}
+		t, ok := holder.Take(a.Count)
+		if t.Low || !ok && len(call.Asks) > 1 && holder.Miss(a.Count) {
+			o.refill(holder)
+		}
 		if !ok {
-			putBack(tokens)
-			return nil, false, err
+			continue
 		}
-		tokens = append(tokens, t)
+		if h == nil {
+			h = &held{call: call, tokens: make([]escrow.Tokens, len(call.Asks)), stands: make([]*decide.Stand, len(call.Asks))}
+		}
+		h.tokens[i] = t
+		h.stands[i] = t.Stand()
 	}
-	return tokens, true, nil
+	if h != nil {
+		h.rest = call.Rest(h.stands)
+	}
+	return h
 }
 
-func putBack(tokens []escrow.Tokens) {
-	for i := range tokens {
-		tokens[i].PutBack()
+// secure is takeHeld for tokens that may be put back later. Those of a single limit are
+// taken ahead for the call, if that can be.
+func (o *own) secure(ctx context.Context, call *decide.Call) (*held, error) {
+	if h := o.takeHeld(call); h != nil || len(call.Asks) > 1 || o.hints.held == nil {
+		return h, nil
 	}
+	t, ok, err := o.secureOne(ctx, call)
+	if !ok {
+		return nil, err
+	}
+	return &held{call: call, tokens: []escrow.Tokens{t}, stands: []*decide.Stand{t.Stand()}}, nil
 }
 
-func (o *own) secureOne(ctx context.Context, call *decide.Call, i int) (t escrow.Tokens, ok bool, err error) {
-	a := &call.Asks[i]
-	h := o.hints.held.Of(a)
-	if h == nil || a.Count == 0 {
-		return t, false, nil
-	}
-	if t, ok = h.Take(a.Count); ok {
-		if t.Low {
-			o.refill(h)
-		}
-		return t, true, nil
-	}
-	p := &pending{call: decide.Call{Reserve: call.Reserve, Asks: call.Asks[i : i+1 : i+1]}, hold: true}
-	if o.work.begin() != nil {
-		return t, false, nil // which the caller's transaction need not be
+func (o *own) secureOne(ctx context.Context, call *decide.Call) (t escrow.Tokens, ok bool, err error) {
+	a := &call.Asks[0]
+	if a.Count == 0 || o.hints.held.Of(a) == nil || o.work.begin() != nil {
+		return t, false, nil // the caller's transaction takes from the row
 	}
 	defer o.work.end()
+	p := &pending{call: *call, hold: true}
 	if _, err := o.laneOf(&p.call).queue.Do(ctx, p); err != nil {
 		return t, false, o.gaveUp(p, err)
 	}

@@ -11,7 +11,6 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/escrow"
 	"github.com/pgratelimit/ratelimit/internal/keyqueue"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 	"github.com/pgratelimit/ratelimit/internal/table"
@@ -51,28 +50,29 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 		bounded, cancel = context.WithTimeout(ctx, r.config.RetryBudget)
 		defer cancel()
 	}
-	tokens, held, err := r.own.secure(bounded, &call)
+	h, err := r.own.secure(bounded, &call)
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
 	spent := false
 	defer func() { // also when the function panics or ends its goroutine
-		if !spent {
-			putBack(tokens)
+		if h != nil && !spent {
+			h.putBack()
 		}
 	}()
+	rows := &call
+	if h != nil {
+		rows = &h.rest
+	}
 	err = r.retry(ctx, func() error {
-		places, leave := []int(nil), func() {}
-		if !held {
-			var err error
-			if places, leave, err = r.queue(bounded, &call); err != nil {
-				return r.fault("wait", err)
-			}
+		places, leave, err := r.queue(bounded, rows)
+		if err != nil {
+			return r.fault("wait", err)
 		}
 		defer leave()
-		a := attempt{base: r.base, call: &call, places: places, tokens: tokens, do: do}
+		a := attempt{base: r.base, call: rows, places: places, held: h, do: do}
 		defer func() { spent = spent || a.ended }()
-		err := a.run(bounded)
+		err = a.run(bounded)
 		result = a.result
 		return err
 	})
@@ -113,8 +113,8 @@ func (r *runner) queue(ctx context.Context, call *decide.Call) (places []int, le
 type attempt struct {
 	base   *base
 	call   *decide.Call
-	places []int           // the shard of each limit that is this transaction's alone
-	tokens []escrow.Tokens // that are held already, of each limit, so that no row is touched
+	places []int // the shard of each limit that is this transaction's alone
+	held   *held // what is not taken from rows; nil if there is none
 	do     func(pgx.Tx, ratelimit.Result) error
 
 	conn   *pgxpool.Conn
@@ -197,7 +197,7 @@ func (a *attempt) became(ctx context.Context) error {
 // too, and is for the caller to end.
 func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 	b := a.base
-	if a.tokens != nil {
+	if a.held.all() {
 		return a.beginHeld(ctx)
 	}
 	changes, ok := b.guess(a.call, func(i int) int { return a.places[i] })
@@ -208,7 +208,7 @@ func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 				return tx, b.fault("take", err)
 			}
 			if a.taken.granted() {
-				a.result = a.taken.result(tx)
+				a.tell(a.taken.result(tx))
 				return tx, nil
 			}
 			if err := tx.Rollback(ctx); err != nil {
@@ -220,10 +220,18 @@ func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 			return nil, b.fault("look", err)
 		}
 		if changes, ok = a.call.Plan(view); !ok || round == rounds {
-			a.result = a.call.Refused(view)
+			a.tell(a.call.Refused(view))
 			return nil, nil
 		}
 	}
+}
+
+// tell makes the result of the rows that of the call.
+func (a *attempt) tell(result ratelimit.Result) {
+	if a.held != nil {
+		result = a.held.call.Whole(result, a.held.stands, "", nil)
+	}
+	a.result = result
 }
 
 // beginHeld begins a transaction whose tokens are held already, and reads its ID, by
@@ -238,7 +246,7 @@ func (a *attempt) beginHeld(ctx context.Context) (pgx.Tx, error) {
 	if err := results.Close(); err != nil {
 		return results.Tx(), a.base.fault("begin", err)
 	}
-	a.result = a.call.Held(escrow.Stands(a.tokens), *xid, results.Tx().Conn())
+	a.result = a.held.call.Whole(ratelimit.Result{}, a.held.stands, *xid, results.Tx().Conn())
 	return results.Tx(), nil
 }
 

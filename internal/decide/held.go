@@ -37,23 +37,63 @@ type Stand struct {
 	At    time.Time
 }
 
-// Held is the result of a call whose tokens the process held already, with how each of
-// its limits stands then.
-func (c *Call) Held(stands []Stand, taker string, conn any) ratelimit.Result {
-	if len(c.Asks) == 1 {
-		return c.Asks[0].Held(c.Reserve, stands[0].State, stands[0].At, taker, conn)
+// Rest is the call for those of c's asks that do not stand by tokens which the process
+// holds already.
+func (c *Call) Rest(stands []*Stand) Call {
+	rest := Call{Reserve: c.Reserve}
+	for i := range c.Asks {
+		if stands[i] == nil {
+			rest.Asks = append(rest.Asks, c.Asks[i])
+			rest.Asks[len(rest.Asks)-1].place = len(rest.Asks) - 1
+		}
 	}
-	statuses, changes, at := make([]ratelimit.Status, len(c.Asks)), make([]Change, len(c.Asks)), time.Time{}
+	return rest
+}
+
+// Whole is the result of c, by that of the rest of it and by how those of its limits stand
+// whose tokens the process held; that of nothing if there is no rest. If the rest was
+// refused, so is the whole. taker and conn are those of Receipt, if there is no rest.
+func (c *Call) Whole(rest ratelimit.Result, stands []*Stand, taker string, conn any) ratelimit.Result {
+	statuses := make([]ratelimit.Status, len(c.Asks))
+	var (
+		payments []receipt.Payment
+		left     []receipt.Left
+		at       time.Time
+		places   []int // of the rest's asks
+	)
 	for i := range c.Asks {
 		a := &c.Asks[i]
-		statuses[i] = a.status(true, stands[i].State, stands[i].At, stands[i].At)
-		statuses[i].Taken = a.Count
-		changes[i] = a.Change(i, 0, a.Count)
-		changes[i].After = ratelimit.State{TS: stands[i].At} // no debt
-		at = latest(at, stands[i].At)
+		if stands[i] == nil {
+			statuses[i] = rest.Each[len(places)]
+			places = append(places, a.place)
+		} else {
+			statuses[i] = a.status(true, stands[i].State, stands[i].At, stands[i].At)
+			statuses[i].Taken = a.Count
+			payments = append(payments, a.payment(a.place, 0, a.Count))
+			left = append(left, receipt.Left{TS: stands[i].At}) // no debt
+		}
+		at = latest(at, statuses[i].At)
+	}
+	if places != nil && !rest.OK {
+		for i := range statuses {
+			statuses[i].Taken = 0
+		}
+		return c.result(at, statuses)
+	}
+	if r := rest.Receipt; r != nil {
+		taker, conn, at = receipt.Taker(r), receipt.Conn(r), receipt.At(r)
+		for _, p := range receipt.Payments(r) {
+			p.Place = places[p.Place]
+			payments = append(payments, p)
+		}
+		left = append(left, receipt.Lefts(r)...)
 	}
 	result := c.result(at, statuses)
-	result.Receipt = c.Receipt(changes, taker, conn, at)
+	if c.Reserve {
+		result.Receipt = receipt.NewReservation(payments, left, taker, conn, at)
+	} else {
+		result.Receipt = receipt.New(payments, taker, conn, at)
+	}
 	return result
 }
 

@@ -228,7 +228,7 @@ func (h *Holder) Take(n float64) (t Tokens, ok bool) {
 	last := h.lots[len(h.lots)-1]
 	t.After = last.After
 	h.used += n
-	h.demand.add(n, now, h.memory.lasts)
+	h.demand.add(n, 1, now, h.memory.lasts)
 	left -= n
 	t.Low = !h.refilling && h.low(last, left, now)
 	h.refilling = h.refilling || t.Low
@@ -246,6 +246,18 @@ func (h *Holder) low(last *lot, left float64, now time.Time) bool {
 		return false
 	}
 	return left < h.wanted/2 || last.age(now, h.memory.clock != nil) > last.lasts-h.memory.lasts/4
+}
+
+// Miss notes that n tokens are taken from the row, since they are not held. It reports
+// whether it is time for the caller to take ahead.
+func (h *Holder) Miss(n float64) (low bool) {
+	now := h.memory.Now()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.demand.add(n, 1, now, h.memory.lasts)
+	low = !h.refilling && !now.Before(h.scarce) && h.demand.want(now, h.memory.lasts) >= 1
+	h.refilling = h.refilling || low
+	return low
 }
 
 // live throws away the lots that are over, and says how much there is in the others. It
@@ -303,13 +315,12 @@ func (t *Tokens) Ask() decide.Ask {
 	return a
 }
 
-// Stands is how the limits of tokens stand.
-func Stands(tokens []Tokens) []decide.Stand {
-	stands := make([]decide.Stand, len(tokens))
-	for i := range tokens {
-		stands[i] = decide.Stand{State: tokens[i].After, At: tokens[i].At}
+// Stand is how the limit of tokens stands; nil of none.
+func (t *Tokens) Stand() *decide.Stand {
+	if t.Holder == nil {
+		return nil
 	}
-	return stands
+	return &decide.Stand{State: t.After, At: t.At}
 }
 
 // Ask is the ask of a holder's key, for nothing.
@@ -394,7 +405,7 @@ func (h *Holder) Note(n float64, calls int) {
 	now := h.memory.Now()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.demand.addMany(n, calls, now, h.memory.lasts)
+	h.demand.add(n, calls, now, h.memory.lasts)
 }
 
 func (h *Holder) drop() {
@@ -489,9 +500,7 @@ func (d *demand) roll(now time.Time, lasts time.Duration) {
 	}
 }
 
-func (d *demand) add(n float64, now time.Time, lasts time.Duration) { d.addMany(n, 1, now, lasts) }
-
-func (d *demand) addMany(n float64, calls int, now time.Time, lasts time.Duration) {
+func (d *demand) add(n float64, calls int, now time.Time, lasts time.Duration) {
 	d.roll(now, lasts)
 	d.count += n
 	d.calls += calls
@@ -503,6 +512,9 @@ func (d *demand) want(now time.Time, lasts time.Duration) float64 {
 	if d.calls+d.called < enoughFor {
 		return 0
 	}
-	past := max(now.Sub(d.begun), lasts/1000, 1)
-	return max(d.before, min(d.count*float64(lasts)/float64(past), growth*(d.count+d.before)))
+	past := float64(max(now.Sub(d.begun), lasts/1000, 1)) / float64(lasts)
+	if d.called > 0 {
+		return d.count + d.before*(1-min(past, 1))
+	}
+	return min(d.count/past, growth*d.count)
 }

@@ -1,0 +1,222 @@
+package escrow_test
+
+import (
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/escrow"
+)
+
+var (
+	noon   = time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
+	bucket = ratelimit.TokenBucket{Name: "bucket", Rate: 100, Period: time.Second, Capacity: 1000}
+	window = ratelimit.FixedWindow{Name: "window", Rate: 1000, Period: time.Second}
+)
+
+// memory is one of what lasts a second, on a clock that is given, and what it gives back.
+type memory struct {
+	*escrow.Memory
+	t   *testing.T
+	now time.Time
+
+	mu   sync.Mutex
+	back []escrow.Return
+}
+
+func newMemory(t *testing.T) *memory {
+	m := &memory{t: t, now: noon}
+	m.Memory = escrow.New(time.Second, func() time.Time { return m.now }, func(r []escrow.Return) {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.back = append(m.back, r...)
+	})
+	return m
+}
+
+func (m *memory) of(limit ratelimit.Limit) *escrow.Holder {
+	m.t.Helper()
+	call, err := decide.New(false, limit.For("k"))
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	h := m.Of(&call.Asks[0])
+	if h == nil {
+		m.t.Fatal("nothing can be taken ahead")
+	}
+	return h
+}
+
+func (m *memory) order(h *escrow.Holder) escrow.Order {
+	m.t.Helper()
+	o, ok := h.Order(1)
+	if !ok {
+		m.t.Fatal("nothing can be ordered")
+	}
+	return o
+}
+
+// bring brings n tokens from a row.
+func (m *memory) bring(h *escrow.Holder, n float64) {
+	o := m.order(h)
+	o.Arrived(escrow.Lot{Count: n, After: ratelimit.State{Value: 500, TS: m.now}, At: m.now, Sent: m.now})
+}
+
+func (m *memory) want(limit ratelimit.Limit, n float64, want bool) escrow.Tokens {
+	m.t.Helper()
+	r := limit.ForN("k", n)
+	tokens, ok := m.Take(&r)
+	if ok != want {
+		m.t.Fatalf("%v of %s: got %v, want %v", n, ratelimit.NameOf(limit), ok, want)
+	}
+	return tokens
+}
+
+func TestTakeUntilTheEnd(t *testing.T) {
+	m := newMemory(t)
+	m.want(bucket, 1, false)
+	m.bring(m.of(bucket), 10)
+	if tokens := m.want(bucket, 4, true); !tokens.At.Equal(m.now) || tokens.After.Value != 506 {
+		t.Errorf("got %v at %v, want 506 at %v", tokens.After.Value, tokens.At, m.now)
+	}
+	m.want(bucket, 7, false)
+	m.want(bucket, 0, false) // asks the row
+	m.want(bucket, -1, false)
+	m.want(bucket, 1e-20, false)
+	m.now = m.now.Add(time.Second - time.Microsecond)
+	m.want(bucket, 5, true)
+	m.now = m.now.Add(time.Microsecond)
+	m.want(bucket, 1, false)
+}
+
+// Another definition, and one behind a pointer, which can change, are not known.
+func TestTakeKnowsOneDefinition(t *testing.T) {
+	m := newMemory(t)
+	m.bring(m.of(bucket), 10)
+	other := bucket
+	other.Rate = -1
+	m.want(other, 1, false)
+	if _, ok := m.Take(&ratelimit.Request{Limit: &bucket, Key: "k", Count: 1}); ok {
+		t.Error("a limit behind a pointer is known")
+	}
+	m.want(bucket, 1, true)
+	other.Rate = 200
+	m.of(other)
+	m.want(bucket, 1, false)
+	m.want(other, 1, false)
+}
+
+func TestTakenFromSeveralLots(t *testing.T) {
+	m := newMemory(t)
+	h := m.of(bucket)
+	m.bring(h, 3)
+	m.now = m.now.Add(time.Second / 2)
+	m.bring(h, 3)
+	tokens := m.want(bucket, 5, true)
+	m.now = m.now.Add(time.Second/2 + time.Microsecond)
+	tokens.PutBack() // three of them are over
+	m.want(bucket, 4, false)
+	m.want(bucket, 3, true)
+	m.want(bucket, 1, false)
+	m.now = m.now.Add(time.Second)
+	tokens.PutBack()
+	m.want(bucket, 1, false)
+}
+
+func TestWindowEndsWithIt(t *testing.T) {
+	m := newMemory(t)
+	h := m.of(window)
+	o := m.order(h)
+	o.Arrived(escrow.Lot{Count: 10, After: ratelimit.State{Value: 500, TS: m.now.Add(-time.Second * 9 / 10)}, At: m.now, Sent: m.now})
+	m.now = m.now.Add(time.Second/10 - time.Microsecond)
+	m.want(window, 1, true)
+	m.now = m.now.Add(time.Microsecond)
+	m.want(window, 1, false)
+}
+
+// What was asked for before a key was edited is not used after it.
+func TestDrop(t *testing.T) {
+	m := newMemory(t)
+	h := m.of(bucket)
+	m.bring(h, 10)
+	tokens := m.want(bucket, 1, true)
+	o := m.order(h)
+	m.Drop(decide.Key{Name: "bucket", Key: "k"})
+	o.Arrived(escrow.Lot{Count: 10, After: ratelimit.State{TS: m.now}, At: m.now, Sent: m.now})
+	tokens.PutBack()
+	m.want(bucket, 1, false)
+	m.bring(h, 10)
+	m.want(bucket, 1, true)
+}
+
+// An answer that comes late brings nothing, on the machine's clock.
+func TestArrivedLate(t *testing.T) {
+	m := escrow.New(time.Second, nil, func([]escrow.Return) {})
+	call, err := decide.New(false, bucket.For("k"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for late, want := range map[time.Duration]bool{0: true, 2 * time.Second: false} {
+		o, _ := m.Of(&call.Asks[0]).Order(1)
+		now := time.Now()
+		o.Arrived(escrow.Lot{Count: 10, After: ratelimit.State{TS: now}, At: now, Sent: now.Add(-late)})
+		r := bucket.ForN("k", 10)
+		if _, ok := m.Take(&r); ok != want {
+			t.Errorf("%v late: got %v, want %v", late, ok, want)
+		}
+	}
+}
+
+func TestTakeBack(t *testing.T) {
+	m := newMemory(t)
+	h := m.of(bucket)
+	m.bring(h, 10)
+	m.want(bucket, 4, true)
+	taken := m.now
+	back := m.TakeBack()
+	if len(back) != 1 || back[0].Count != 6 || !back[0].Taken.Equal(taken) || !back[0].End.Equal(taken.Add(time.Second)) {
+		t.Errorf("got %+v, want 6 until a second later", back)
+	}
+	m.want(bucket, 1, false)
+	if back := m.TakeBack(); back != nil {
+		t.Errorf("got %+v again", back)
+	}
+}
+
+// How much is ordered follows what was handed out, and is bounded by what the limit holds.
+func TestOrder(t *testing.T) {
+	m := newMemory(t)
+	h := m.of(bucket)
+	if o := m.order(h); o.Ahead != 0 || o.Capacity != 900 {
+		t.Errorf("got %+v, want nothing of 900", o)
+	}
+	if _, ok := h.Order(901); ok {
+		t.Error("more than the lowered capacity can be ordered")
+	}
+	for range 100 {
+		m.now = m.now.Add(10 * time.Millisecond)
+		h.Note(2, 1)
+	}
+	if o := m.order(h); o.Ahead < 190 || o.Ahead > 210 {
+		t.Errorf("got %v, want about 200, which were handed out in a second", o.Ahead)
+	}
+	h.Note(1e6, 1)
+	if o := m.order(h); o.Ahead > 900 {
+		t.Errorf("got %v, want 900 at most", o.Ahead)
+	}
+	m.now = m.now.Add(time.Minute)
+	if o := m.order(h); o.Ahead != 0 {
+		t.Errorf("got %v, want nothing after a minute", o.Ahead)
+	}
+	tight := bucket
+	tight.Capacity = 100
+	call, err := decide.New(false, tight.For("tight"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if h := m.Of(&call.Asks[0]); h != nil {
+		t.Error("a limit that is refilled in a second can be taken ahead from for one")
+	}
+}

@@ -1,0 +1,109 @@
+package table
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+)
+
+// What a grant takes ahead is what it said, or half of what is left if that is less; and
+// what is left tells which, for each kind and for one row and several.
+func TestTakeAhead(t *testing.T) {
+	db := pgtest.New(t)
+	table, now := New(db.Schema, false), quarterPast
+	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Minute, Capacity: 20}
+	window := ratelimit.FixedWindow{Name: "window", Rate: 7, Period: time.Minute, Capacity: 20}
+	random := rand.New(rand.NewPCG(3, 14))
+	halves, wholes := 0, 0
+	for _, limits := range [][]ratelimit.Limit{{bucket}, {window}, {bucket, window}} {
+		for n := range 60 {
+			grants, before := randomGrants(t, random, limits, 1+n%3)
+			for i := range grants {
+				grants[i].Ahead = float64(random.IntN(8))
+			}
+			putAll(t, db, table, grants, before)
+			if err := table.Grant(t.Context(), db.Pool, grants, &now); err != nil {
+				t.Fatal(err)
+			}
+			for i := range grants {
+				g := &grants[i]
+				left, ok := g.Definition.Take(before[i], now, g.Count, g.Floor)
+				if g.Taken.OK != ok {
+					t.Fatalf("%v of %v: got %v, want %v", g.Count, before[i], g.Taken.OK, ok)
+				}
+				if !ok {
+					continue
+				}
+				want := max(0, min(g.Ahead, left.Value/2))
+				if ahead := g.TookAhead(); ahead != want || g.Taken.After.Value != left.Value-want {
+					t.Fatalf("%v and %v ahead of %v: took %v and left %v, want %v of %v", g.Count, g.Ahead, before[i], ahead, g.Taken.After.Value, want, left.Value)
+				}
+				if want == g.Ahead {
+					wholes++
+				} else {
+					halves++
+				}
+			}
+		}
+	}
+	if halves < 20 || wholes < 20 {
+		t.Errorf("%d times half and %d times all, so this tests little", halves, wholes)
+	}
+}
+
+// What is given back is less by what was refilled since, of a token bucket; and nothing
+// when its end is over, and during a pause.
+func TestGiveBack(t *testing.T) {
+	db := pgtest.New(t)
+	table, taken := New(db.Schema, false), quarterPast
+	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: time.Second, Capacity: 100}.Definition()
+	window := ratelimit.FixedWindow{Name: "window", Rate: 100, Period: time.Second}.Definition()
+	for _, test := range []struct {
+		name         string
+		definition   ratelimit.Definition
+		count        float64
+		after, lasts time.Duration
+		paused       bool
+		given        bool
+		want         float64 // in the row then, as it is stored
+	}{
+		{"at once", bucket, 20, 0, time.Second, false, true, 30},
+		{"with five refilled", bucket, 20, time.Second / 2, time.Second, false, true, 25},
+		{"with more refilled than is given back", bucket, 3, time.Second / 2, time.Second, false, true, 10},
+		{"just before the end", bucket, 20, time.Second - time.Microsecond, time.Second, false, true, 20.00001},
+		{"at the end", bucket, 20, time.Second, time.Second, false, false, 10},
+		{"in a pause", bucket, 20, time.Second / 2, time.Second, true, false, 10},
+		{"from before the row", bucket, 20, -time.Second, time.Second, false, true, 30},
+		{"above the capacity", bucket, 200, 0, time.Second, false, true, 100},
+		{"a window", window, 20, time.Second / 2, time.Second, false, true, 30},
+		{"a window, just before the end", window, 20, time.Second - time.Microsecond, time.Second, false, true, 30},
+		{"a window that is over", window, 20, time.Second, time.Second, false, false, 10},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			row := decide.Row{Key: decide.Key{Name: test.definition.Name, Key: test.name}}
+			g := Grant{Change: decide.Change{Row: row, Definition: test.definition}}
+			state := ratelimit.State{Value: 10, TS: taken}
+			if test.paused {
+				state.Paused = taken.Add(time.Minute)
+			}
+			putAll(t, db, table, []Grant{g}, []ratelimit.State{state})
+			now := taken.Add(test.after)
+			given, err := table.GiveBack(t.Context(), db.Pool, row, &test.definition, test.count, taken, taken.Add(test.lasts), &now)
+			if err != nil || given != test.given {
+				t.Fatalf("got %v, %v, want %v", given, err, test.given)
+			}
+			var value float64
+			sql := `SELECT value FROM ` + db.Schema + `.rate_limits WHERE name = $1 AND key = $2`
+			if err := db.Pool.QueryRow(t.Context(), sql, row.Name, row.Key.Key).Scan(&value); err != nil {
+				t.Fatal(err)
+			}
+			if value-test.want > 1e-6 || test.want-value > 1e-6 {
+				t.Errorf("got %v, want %v", value, test.want)
+			}
+		})
+	}
+}
