@@ -117,7 +117,7 @@ func TestList(t *testing.T) {
 	if err := run(t.Context(), args, &out, io.Discard); err != nil {
 		t.Fatal(err)
 	}
-	want := "granted-one-key/64/ours, combined\ngranted-one-key/64/ours, one statement each\n"
+	want := "granted-one-key/64/ours, escrow\ngranted-one-key/64/ours, combined\ngranted-one-key/64/ours, one statement each\n"
 	if out.String() != want {
 		t.Errorf("got %q, want %q", out.String(), want)
 	}

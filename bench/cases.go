@@ -32,6 +32,7 @@ const (
 const (
 	oursCombined   = "ours, combined"
 	oursRemembered = "ours, combined, refusals remembered"
+	oursEscrow     = "ours, escrow"
 	oursEach       = "ours, one statement each"
 	forUpdate      = "SELECT FOR UPDATE, UPDATE"
 	readCommitted  = "SELECT, UPDATE (race)"
@@ -43,6 +44,7 @@ const (
 	redisWatch     = "Redis WATCH, MULTI"
 
 	oursTx          = "ours, in the transaction"
+	oursTxEscrow    = "ours, before the transaction, escrow"
 	oursTx32        = "ours, in the transaction, 32 shards"
 	oursTx8         = "ours, in the transaction, 8 shards"
 	oursUndisturbed = "ours, combined, no row locked"
@@ -59,6 +61,7 @@ const (
 var implementations = map[string]opener{
 	oursCombined:   openOurs(ours{}),
 	oursRemembered: openOurs(ours{remember: true}),
+	oursEscrow:     openOurs(ours{escrow: escrow}),
 	oursEach:       openOurs(ours{portable: true}),
 	forUpdate:      openNaive(naive{lock: true}),
 	readCommitted:  openNaive(naive{}),
@@ -69,9 +72,10 @@ var implementations = map[string]opener{
 	redisRace:      openRedisRace,
 	redisWatch:     openRedisWatch,
 
-	oursTx:          openOursTx(1),
-	oursTx32:        openOursTx(32),
-	oursTx8:         openOursTx(8),
+	oursTx:          openOursTx(1, 0),
+	oursTxEscrow:    openOursTx(1, escrow),
+	oursTx32:        openOursTx(32, 0),
+	oursTx8:         openOursTx(8, 0),
 	oursUndisturbed: openOursLocked(0),
 	oursLocked1:     openOursLocked(1),
 	oursLocked7:     openOursLocked(7),
@@ -85,14 +89,14 @@ var implementations = map[string]opener{
 // correct are the implementations that must never grant too much, whatever the
 // schedule.
 var correct = map[string]bool{
-	oursCombined: true, oursRemembered: true, oursEach: true, oursTx: true, oursTx32: true, oursTx8: true,
+	oursCombined: true, oursRemembered: true, oursEscrow: true, oursTxEscrow: true, oursEach: true, oursTx: true, oursTx32: true, oursTx8: true,
 	forUpdate: true, serializable: true, forUpdateTx: true, serializableTx: true,
 	goRedisLua: true, rueidisLua: true, redisWatch: true,
 }
 
 // oursAll are the implementations that are this library.
 var oursAll = map[string]bool{
-	oursCombined: true, oursRemembered: true, oursEach: true, oursTx: true, oursTx32: true, oursTx8: true,
+	oursCombined: true, oursRemembered: true, oursEscrow: true, oursTxEscrow: true, oursEach: true, oursTx: true, oursTx32: true, oursTx8: true,
 	oursUndisturbed: true, oursLocked1: true, oursLocked7: true,
 }
 
@@ -177,25 +181,28 @@ var (
 	ten     = ratelimit.TokenBucket{Rate: 10, Period: time.Second}
 )
 
+// escrow is for how long what was taken ahead is handed out.
+const escrow = 100 * time.Millisecond
+
 const busy = 64 // goroutines where only one number of them is of interest
 
 // allCases are the cases, with these numbers of goroutines where more than one
 // is of interest.
 func allCases(levels []int) []testCase {
 	own := []string{
-		oursCombined, oursEach, plainUpdate, forUpdate, serializable,
+		oursEscrow, oursCombined, oursEach, plainUpdate, forUpdate, serializable,
 		goRedisLua, rueidisLua, redisRace, redisWatch,
 	}
 	refused := []string{oursRemembered, oursCombined, oursEach, forUpdate, goRedisLua, rueidisLua}
-	inTx := []string{noLimit, bareUpsert, oursTx, oursTx32, forUpdateTx, serializableTx}
+	inTx := []string{noLimit, bareUpsert, oursTxEscrow, oursTx, oursTx32, forUpdateTx, serializableTx}
 	exact := []string{
-		oursCombined, oursRemembered, oursEach, oursTx, oursTx8, // a shard needs a capacity of one
+		oursCombined, oursRemembered, oursEscrow, oursTxEscrow, oursEach, oursTx, oursTx8, // a shard needs a capacity of one
 		forUpdate, serializable, forUpdateTx, serializableTx, readCommitted,
 		goRedisLua, rueidisLua, redisWatch, redisRace,
 	}
 	churning := []string{oursCombined, oursEach}
-	far := []string{oursCombined, plainUpdate, goRedisLua, rueidisLua}
-	farTx := []string{noLimit, oursTx, oursTx32, forUpdateTx}
+	far := []string{oursEscrow, oursCombined, plainUpdate, goRedisLua, rueidisLua}
+	farTx := []string{noLimit, oursTxEscrow, oursTx, oursTx32, forUpdateTx}
 	locked := []string{oursUndisturbed, oursLocked1, oursLocked7}
 	one, two := []int{busy}, []int{1, busy}
 	return []testCase{

@@ -19,6 +19,7 @@ func check(results []result) []criterion {
 	c := checker{results: results}
 	c.redis()
 	c.lone()
+	c.escrowed()
 	c.sharded()
 	c.unsharded()
 	c.flood()
@@ -119,6 +120,32 @@ func (c *checker) sharded() {
 	c.atLeast(what+"ours / "+noLimit, throughput(ours, none), 0.8)
 	c.atMost(what+"p99 of ours / "+noLimit, float64(ours.p99)/float64(none.p99), 2)
 	c.atMost(what+"retries", ours.perDecision, 0)
+}
+
+func (c *checker) escrowed() {
+	c.claim = "What was taken ahead is handed out as if there were no limit"
+	const tx, own = txOneKey + ", 64 goroutines, escrow: ", grantedOneKey + ", escrow: "
+	ours, none := c.find(txOneKey, busy, oursTxEscrow), c.find(txOneKey, busy, noLimit)
+	if ours == nil || none == nil {
+		c.missing(tx+"ours / "+noLimit, "≥ 0.97")
+	} else {
+		c.atLeast(tx+"ours / "+noLimit, throughput(ours, none), 0.97)
+		c.atMost(tx+"p99 of ours / "+noLimit, float64(ours.p99)/float64(none.p99), 1.1)
+		c.atMost(tx+"retries", ours.perDecision, 0)
+	}
+	for _, at := range []struct {
+		goroutines int
+		wanted     float64
+	}{{1, 50}, {busy, 40}} {
+		goroutines, wanted := at.goroutines, at.wanted
+		what := own + plural(goroutines, "goroutine") + " / " + rueidisLua
+		ours, redis := c.find(grantedOneKey, goroutines, oursEscrow), c.find(grantedOneKey, goroutines, rueidisLua)
+		if ours == nil || redis == nil {
+			c.missing(what, fmt.Sprintf("≥ %g", wanted))
+			continue
+		}
+		c.atLeast(what, throughput(ours, redis), wanted)
+	}
 }
 
 func (c *checker) unsharded() {

@@ -186,6 +186,7 @@ ON CONFLICT DO NOTHING`, w, w.tokens())
 type ours struct {
 	portable bool
 	remember bool
+	escrow   time.Duration
 }
 
 func openOurs(o ours) opener {
@@ -205,7 +206,7 @@ func (o ours) newStore(ctx context.Context, p *postgresServer, w workload) (*pgs
 		return nil, err
 	}
 	pool := p.few
-	config := pgstore.Config{Portable: o.portable}
+	config := pgstore.Config{Portable: o.portable, Escrow: o.escrow}
 	switch {
 	case o.portable && w.hasty:
 		pool = p.hasty
@@ -228,13 +229,13 @@ func allow(store *pgstore.Store, limit ratelimit.TokenBucket) func(context.Conte
 
 const workSQL = `INSERT INTO work (body) VALUES ($1::text)`
 
-func openOursTx(shards int) opener {
+func openOursTx(shards int, escrow time.Duration) opener {
 	return func(ctx context.Context, e *env, w workload) (contender, error) {
 		w.limit.Shards = shards
 		if err := e.postgres.fillOurs(ctx, w); err != nil {
 			return contender{}, err
 		}
-		store, err := pgstore.New(e.postgres.many, nil)
+		store, err := pgstore.New(e.postgres.many, &pgstore.Config{Escrow: escrow})
 		if err != nil {
 			return contender{}, err
 		}

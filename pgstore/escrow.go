@@ -47,7 +47,7 @@ func (b *base) refill(h *escrow.Holder) {
 	}
 	go func() {
 		defer b.work.end()
-		ctx, cancel := context.WithTimeout(context.Background(), b.config.Escrow)
+		ctx, cancel := context.WithTimeout(context.Background(), escrowTime)
 		defer cancel()
 		ok := false
 		defer func() { h.Refilled(ok) }()
@@ -59,11 +59,16 @@ func (b *base) refill(h *escrow.Holder) {
 		}
 		grants, sent := []table.Grant{g}, b.hints.held.Now()
 		if b.table.Grant(ctx, b.pool, grants, b.clock()) == nil && grants[0].Taken.OK {
+			b.hints.refusals.drop(g.Row.Key)
 			arrived(&o, &grants[0], sent)
 			ok = true
 		}
 	}()
 }
+
+// escrowTime bounds a statement that nobody waits for. An answer that is later than the
+// end brings nothing; but whoever gives up on one has lost a connection.
+const escrowTime = defaultTimeout
 
 // backTries is how often giving back is tried, since somebody may have the row locked.
 const backTries = 3
@@ -79,12 +84,15 @@ func (b *base) giveBackOwn(returns []escrow.Return) {
 
 // giveBack gives back what was taken ahead. What cannot be given back in time is lost.
 func (b *base) giveBack(returns []escrow.Return) {
-	ctx, cancel := context.WithTimeout(context.Background(), b.config.Escrow)
+	ctx, cancel := context.WithTimeout(context.Background(), escrowTime)
 	defer cancel()
 	for i := range returns {
 		r := &returns[i]
 		for try := range backTries {
 			given, err := b.table.GiveBack(ctx, b.pool, r.Row, &r.Definition, r.Count, r.Taken, r.End, b.clock())
+			if given {
+				b.hints.refusals.forget(r.Row.Key)
+			}
 			if given || err != nil && code(err) != lockNotAvailable || sleep(ctx, time.Duration(try+1)*poll) != nil {
 				break
 			}

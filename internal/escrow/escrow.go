@@ -76,7 +76,7 @@ type Return struct {
 type lot struct {
 	Lot
 	lasts time.Duration
-	gone  bool // it is in no memory any more, so that nothing can be put back
+	epoch int // of its holder, whose drops end it
 }
 
 // age is for how long, at now, tokens of the lot have been usable. Both clocks of the

@@ -267,7 +267,6 @@ func (h *Holder) live(now time.Time) (left float64) {
 	n := 0
 	for _, l := range h.lots {
 		if l.age(now, injected) >= l.lasts {
-			l.gone = true
 			continue
 		}
 		left += l.Count
@@ -287,7 +286,7 @@ func (t *Tokens) PutBack() {
 	defer h.mu.Unlock()
 	h.live(now)
 	for _, p := range t.parts {
-		if p.lot == nil || p.lot.gone || p.lot.age(now, h.memory.clock != nil) >= p.lot.lasts {
+		if p.lot == nil || p.lot.epoch != h.dropped || p.lot.age(now, h.memory.clock != nil) >= p.lot.lasts {
 			continue
 		}
 		p.lot.Count += p.count
@@ -362,9 +361,8 @@ func (o *Order) Arrived(l Lot) Arrival {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	d := &h.ask.Definition
-	had := &lot{Lot: l, lasts: usable(d, l.After.TS, l.At, h.memory.lasts)}
-	had.gone = h.dropped != o.dropped || had.age(now, h.memory.clock != nil) >= had.lasts
-	if l.Count > 0 && !had.gone {
+	had := &lot{Lot: l, lasts: usable(d, l.After.TS, l.At, h.memory.lasts), epoch: o.dropped}
+	if l.Count > 0 && h.dropped == o.dropped && had.age(now, h.memory.clock != nil) < had.lasts {
 		h.wanted = h.live(now) + l.Count
 		if l.Count < o.Ahead/2 {
 			h.scarce = now.Add(h.memory.lasts / 4)
@@ -412,9 +410,6 @@ func (h *Holder) drop() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.dropped++
-	for _, l := range h.lots {
-		l.gone = true
-	}
 	h.lots = nil
 }
 
