@@ -283,7 +283,9 @@ func TestEscrowOfSeveralLimits(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			store, sent, db := holding(t, 5*time.Second)
 			used := warm(t, store, sent, hot.ForN("k", 3))
-			row := func() string { return slices.DeleteFunc(tableOf(t, db), func(r string) bool { return strings.Contains(r, "cold") })[0] }
+			row := func() string {
+				return slices.DeleteFunc(tableOf(t, db), func(r string) bool { return strings.Contains(r, "cold") })[0]
+			}
 			before := row()
 			var last ratelimit.Result
 			for i := range 6 {

@@ -11,12 +11,11 @@ import (
 type held struct {
 	each    [1]ratelimit.Status
 	payment [1]receipt.Payment
-	left    [1]receipt.Left
 	receipt receipt.Receipt
 }
 
 // Held is the result of an ask, of one row, whose tokens the process held already: in one
-// allocation. after is what there is then. taker and conn are those of Receipt.
+// allocation, unless it is a reservation. after is what there is then. taker and conn are those of Receipt.
 func (a *Ask) Held(reserve bool, after ratelimit.State, at time.Time, taker string, conn any) ratelimit.Result {
 	h := new(held)
 	h.each[0] = a.status(true, after, at, at)
@@ -24,8 +23,7 @@ func (a *Ask) Held(reserve bool, after ratelimit.State, at time.Time, taker stri
 	h.payment[0] = a.payment(0, 0, a.Count)
 	var left []receipt.Left
 	if reserve {
-		h.left[0] = receipt.Left{TS: at} // no debt
-		left = h.left[:]
+		left = []receipt.Left{{TS: at}} // no debt
 	}
 	receipt.Set(&h.receipt, h.payment[:], left, taker, conn, at)
 	return ratelimit.Result{Status: h.each[0], Each: h.each[:], Receipt: &h.receipt}
@@ -54,6 +52,9 @@ func (c *Call) Rest(stands []*Stand) Call {
 // whose tokens the process held; that of nothing if there is no rest. If the rest was
 // refused, so is the whole. taker and conn are those of Receipt, if there is no rest.
 func (c *Call) Whole(rest ratelimit.Result, stands []*Stand, taker string, conn any) ratelimit.Result {
+	if len(c.Asks) == 1 && stands[0] != nil {
+		return c.Asks[0].Held(c.Reserve, stands[0].State, stands[0].At, taker, conn)
+	}
 	statuses := make([]ratelimit.Status, len(c.Asks))
 	var (
 		payments []receipt.Payment

@@ -57,6 +57,8 @@ func (m *Memory) Now() time.Time {
 	return time.Now()
 }
 
+func (m *Memory) moment() moment { return momentOf(m.Now()) }
+
 func (m *Memory) stripe(key decide.Key) *stripe {
 	h := maphash.String(m.seed, key.Key) ^ maphash.String(m.seed, key.Name)*3
 	return &m.stripes[h%stripes]
@@ -80,11 +82,11 @@ type Holder struct {
 	mu        sync.Mutex
 	lots      []*lot // oldest first
 	demand    demand
-	wanted    float64   // when something was taken ahead last
-	refilling bool      // somebody is taking ahead
-	scarce    time.Time // until then, taking ahead without being asked is not worth it
-	dropped   int       // how often what is held was thrown away
-	used      float64   // since the timer rang
+	wanted    float64       // when something was taken ahead last
+	refilling bool          // somebody is taking ahead
+	scarce    time.Duration // until then, taking ahead without being asked is not worth it
+	dropped   int           // how often what is held was thrown away
+	used      float64       // since the timer rang
 	timer     *time.Timer
 	ticking   bool
 }
@@ -134,7 +136,7 @@ func (s *stripe) forget() bool {
 func (h *Holder) idle() bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return len(h.lots) == 0 && !h.refilling && h.demand.over(h.memory.Now(), h.memory.lasts)
+	return len(h.lots) == 0 && !h.refilling && h.demand.over(h.memory.moment(), h.memory.lasts)
 }
 
 // Drop throws away what is held of a key, and what is being taken ahead.
@@ -204,14 +206,14 @@ func (h *Holder) Take(n float64) (t Tokens, ok bool) {
 	if h == nil || !(n >= h.least) { // a count of 0 asks the row whether there is debt
 		return t, false
 	}
-	now := h.memory.Now()
+	now := h.memory.moment()
 	h.mu.Lock()
 	left := h.live(now)
 	if !(n <= left) {
 		h.mu.Unlock()
 		return t, false
 	}
-	t.At = h.lots[0].At.Add(h.lots[0].age(now, h.memory.clock != nil))
+	t.At = h.lots[0].At.Add(h.lots[0].age(now))
 	for i, rest := 0, n; ; i++ {
 		l := h.lots[0]
 		count := min(rest, l.Count)
@@ -241,32 +243,31 @@ func (h *Holder) Take(n float64) (t Tokens, ok bool) {
 }
 
 // low reports whether it is time to take ahead, before nothing is left. It needs mu.
-func (h *Holder) low(last *lot, left float64, now time.Time) bool {
-	if now.Before(h.scarce) {
+func (h *Holder) low(last *lot, left float64, now moment) bool {
+	if now.mono < h.scarce {
 		return false
 	}
-	return left < h.wanted/2 || last.age(now, h.memory.clock != nil) > last.lasts-h.memory.lasts/4
+	return left < h.wanted/2 || last.age(now) > last.lasts-h.memory.lasts/4
 }
 
 // Miss notes that n tokens are taken from the row, since they are not held. It reports
 // whether it is time for the caller to take ahead.
 func (h *Holder) Miss(n float64) (low bool) {
-	now := h.memory.Now()
+	now := h.memory.moment()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.demand.add(n, 1, now, h.memory.lasts)
-	low = !h.refilling && !now.Before(h.scarce) && h.demand.want(now, h.memory.lasts) >= 1
+	low = !h.refilling && now.mono >= h.scarce && h.demand.want(now, h.memory.lasts) >= 1
 	h.refilling = h.refilling || low
 	return low
 }
 
 // live throws away the lots that are over, and says how much there is in the others. It
 // needs mu.
-func (h *Holder) live(now time.Time) (left float64) {
-	injected := h.memory.clock != nil
+func (h *Holder) live(now moment) (left float64) {
 	n := 0
 	for _, l := range h.lots {
-		if l.age(now, injected) >= l.lasts {
+		if l.age(now) >= l.lasts {
 			continue
 		}
 		left += l.Count
@@ -281,12 +282,12 @@ func (h *Holder) live(now time.Time) (left float64) {
 // PutBack puts tokens back that were taken and not used, unless their time is over.
 func (t *Tokens) PutBack() {
 	h := t.Holder
-	now := h.memory.Now()
+	now := h.memory.moment()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.live(now)
 	for _, p := range t.parts {
-		if p.lot == nil || p.lot.epoch != h.dropped || p.lot.age(now, h.memory.clock != nil) >= p.lot.lasts {
+		if p.lot == nil || p.lot.epoch != h.dropped || p.lot.age(now) >= p.lot.lasts {
 			continue
 		}
 		p.lot.Count += p.count
@@ -301,7 +302,7 @@ func (h *Holder) insert(l *lot) {
 		return
 	}
 	i := 0
-	for i < len(h.lots) && !h.lots[i].Sent.After(l.Sent) {
+	for i < len(h.lots) && h.lots[i].sent.mono <= l.sent.mono {
 		i++
 	}
 	h.lots = slices.Insert(h.lots, i, l)
@@ -343,7 +344,7 @@ func (h *Holder) Order(need float64) (o Order, ok bool) {
 	if need > lowered {
 		return o, false
 	}
-	now := h.memory.Now()
+	now := h.memory.moment()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	left := h.live(now)
@@ -357,15 +358,19 @@ func (h *Holder) Order(need float64) (o Order, ok bool) {
 // Arrived adds what an order has brought ahead. What it has brought besides, to those who
 // waited for it, each of them can put back: see Arrival.
 func (o *Order) Arrived(l Lot) Arrival {
-	h, now := o.Holder, o.Holder.memory.Now()
+	h, now := o.Holder, o.Holder.memory.moment()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	d := &h.ask.Definition
-	had := &lot{Lot: l, lasts: usable(d, l.After.TS, l.At, h.memory.lasts), epoch: o.dropped}
-	if l.Count > 0 && h.dropped == o.dropped && had.age(now, h.memory.clock != nil) < had.lasts {
+	sent := momentOf(l.Sent)
+	if h.memory.clock != nil {
+		sent = momentOf(l.At)
+	}
+	had := &lot{Lot: l, sent: sent, lasts: usable(d, l.After.TS, l.At, h.memory.lasts), epoch: o.dropped}
+	if l.Count > 0 && h.dropped == o.dropped && had.age(now) < had.lasts {
 		h.wanted = h.live(now) + l.Count
 		if l.Count < o.Ahead/2 {
-			h.scarce = now.Add(h.memory.lasts / 4)
+			h.scarce = now.mono + h.memory.lasts/4
 		}
 		h.insert(had)
 		h.tick()
@@ -386,12 +391,12 @@ func (a Arrival) Tokens(n float64, after ratelimit.State) Tokens {
 
 // Refilled notes that taking ahead, which Low has asked for, is over.
 func (h *Holder) Refilled(ok bool) {
-	now := h.memory.Now()
+	now := h.memory.moment()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.refilling = false
 	if !ok {
-		h.scarce = now.Add(h.memory.lasts / 4)
+		h.scarce = now.mono + h.memory.lasts/4
 	}
 }
 
@@ -400,7 +405,7 @@ func (h *Holder) Note(n float64, calls int) {
 	if h == nil {
 		return
 	}
-	now := h.memory.Now()
+	now := h.memory.moment()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.demand.add(n, calls, now, h.memory.lasts)
@@ -429,7 +434,7 @@ func (h *Holder) tick() {
 // ring gives back what is not needed.
 func (h *Holder) ring() {
 	h.mu.Lock()
-	h.live(h.memory.Now())
+	h.live(h.memory.moment())
 	used := h.used
 	h.ticking = false
 	h.mu.Unlock()
@@ -448,7 +453,7 @@ func (h *Holder) ring() {
 func (h *Holder) takeBack(needed float64) (returns []Return) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	left := h.live(h.memory.Now())
+	left := h.live(h.memory.moment())
 	if needed > 0 && left < 2*needed {
 		return nil
 	}
@@ -474,40 +479,40 @@ func (h *Holder) takeBack(needed float64) (returns []Return) {
 // demand is how much was handed out lately: in this stretch of time, and in the one
 // before it, which are as long as what is taken ahead lasts.
 type demand struct {
-	begun  time.Time
+	begun  time.Duration // on the monotonic clock
 	count  float64
 	calls  int
 	before float64
 	called int
 }
 
-func (d *demand) over(now time.Time, lasts time.Duration) bool {
-	return now.Sub(d.begun) >= 2*lasts
+func (d *demand) over(now moment, lasts time.Duration) bool {
+	return now.mono-d.begun >= 2*lasts
 }
 
-func (d *demand) roll(now time.Time, lasts time.Duration) {
-	past := now.Sub(d.begun)
+func (d *demand) roll(now moment, lasts time.Duration) {
+	past := now.mono - d.begun
 	switch {
 	case past < 0 || past >= 2*lasts:
-		*d = demand{begun: now}
+		*d = demand{begun: now.mono}
 	case past >= lasts:
-		*d = demand{begun: now, before: d.count * float64(lasts) / float64(past), called: d.calls}
+		*d = demand{begun: now.mono, before: d.count * float64(lasts) / float64(past), called: d.calls}
 	}
 }
 
-func (d *demand) add(n float64, calls int, now time.Time, lasts time.Duration) {
+func (d *demand) add(n float64, calls int, now moment, lasts time.Duration) {
 	d.roll(now, lasts)
 	d.count += n
 	d.calls += calls
 }
 
 // want is how much would be needed while it lasts.
-func (d *demand) want(now time.Time, lasts time.Duration) float64 {
+func (d *demand) want(now moment, lasts time.Duration) float64 {
 	d.roll(now, lasts)
 	if d.calls+d.called < enoughFor {
 		return 0
 	}
-	past := float64(max(now.Sub(d.begun), lasts/1000, 1)) / float64(lasts)
+	past := float64(max(now.mono-d.begun, lasts/1000, 1)) / float64(lasts)
 	if d.called > 0 {
 		return d.count + d.before*(1-min(past, 1))
 	}
