@@ -309,3 +309,78 @@ func TestEscrowStrandsLittle(t *testing.T) {
 		})
 	}
 }
+
+// While somebody holds what he took ahead, the row does not fill up so far that both are
+// more than the capacity; and what is given back just before its end counts for less, or
+// the row would fill up while somebody else holds what he took in the meantime.
+func TestEscrowAndRowTogether(t *testing.T) {
+	limit := ratelimit.TokenBucket{Name: "bucket", Rate: 5, Period: time.Second, Capacity: 200}
+	const almost = pgstore.MaxEscrow - time.Millisecond
+	for name, between := range map[string]func(*sharing){
+		"held until the end": func(to *sharing) {
+			to.warm(0)
+			to.clock.add(almost)
+		},
+		"given back before the end": func(to *sharing) {
+			to.warm(0)
+			to.clock.add(almost)
+			to.warm(1)
+			to.stores[0].Close()
+			to.clock.add(almost)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			to := &sharing{t: t, clock: newClock(), limit: limit}
+			db := pgtest.New(t)
+			for range 2 {
+				to.stores = append(to.stores, newStore(t, db, onClock(to.clock), withEscrow(pgstore.MaxEscrow)))
+			}
+			between(to)
+			to.stores = append([]*pgstore.Store{newStore(t, db, onClock(to.clock))}, to.stores...)
+			for i, store := range to.stores {
+				for i > 0 && to.held(store) || i == 0 && to.allow(store) {
+				}
+			}
+			worst := curve.Judge(to.events, curve.Of(limit.Definition()))
+			t.Log(worst)
+			if worst.Share > 1 || worst.Share < 0.9 {
+				t.Errorf("%v", worst)
+			}
+		})
+	}
+}
+
+// sharing is stores that share a limit, and what was granted.
+type sharing struct {
+	t      *testing.T
+	clock  *clock
+	limit  ratelimit.Limit
+	stores []*pgstore.Store
+	events []curve.Event
+}
+
+func (to *sharing) warm(i int) {
+	for range 8 {
+		to.allow(to.stores[i])
+	}
+}
+
+func (to *sharing) allow(store *pgstore.Store) bool {
+	to.t.Helper()
+	result, err := store.Allow(to.t.Context(), to.limit.For("k"))
+	if err != nil {
+		to.t.Fatal(err)
+	}
+	if result.OK {
+		to.events = append(to.events, curve.Event{At: result.At, Count: 1})
+	}
+	return result.OK
+}
+
+// held is allow, but for a store that is closed.
+func (to *sharing) held(store *pgstore.Store) bool {
+	if _, err := store.Check(to.t.Context(), to.limit.For("k")); errors.Is(err, pgstore.ErrClosed) {
+		return false
+	}
+	return to.allow(store)
+}

@@ -343,3 +343,26 @@ func TestEscrowWarmsUpAmongOthers(t *testing.T) {
 		}
 	}
 }
+
+// What is not there cannot be held: a reservation goes into debt by the row, and says so.
+func TestEscrowReservesDebtByTheRow(t *testing.T) {
+	limit := ratelimit.TokenBucket{Name: "bucket", Rate: 20, Period: 1e5 * time.Hour}
+	store, _, db := holding(t, 5*time.Second)
+	due := 0
+	for range 30 {
+		result, err := store.ReserveFunc(t.Context(), []ratelimit.Request{limit.For("k")}, func(pgx.Tx, ratelimit.Result) error { return nil })
+		if err != nil || !result.OK {
+			t.Fatalf("got %+v, %v", result, err)
+		}
+		if result.RetryAfter == 0 {
+			due++
+		}
+	}
+	if due > 20 {
+		t.Errorf("%d reservations are due at once, want 20 at most", due)
+	}
+	store.Close()
+	if lacks := lacks(t, db, limit); math.Abs(lacks-30) > 0.1 {
+		t.Errorf("the row lacks %v, want 30", lacks)
+	}
+}

@@ -290,7 +290,8 @@ func (o *own) secureOne(ctx context.Context, call *decide.Call) (t escrow.Tokens
 		return t, false, nil // the caller's transaction takes from the row
 	}
 	defer o.work.end()
-	p := &pending{call: *call, hold: true}
+	p := &pending{call: decide.Call{Asks: []decide.Ask{*a}}, hold: true}
+	p.call.Asks[0].Floor = 0 // debt is the row's to give
 	if _, err := o.laneOf(&p.call).queue.Do(ctx, p); err != nil {
 		return t, false, o.gaveUp(p, err)
 	}
