@@ -170,6 +170,9 @@ func TestConfigInvalid(t *testing.T) {
 		{"Timeout", pgstore.Config{Timeout: pgstore.NoTimeout - 1}},
 		{"RetryBudget", pgstore.Config{RetryBudget: -1}},
 		{"RefusalMemory", pgstore.Config{RefusalMemory: -1}},
+		{"Escrow", pgstore.Config{Escrow: -1}},
+		{"Escrow", pgstore.Config{Escrow: pgstore.MaxEscrow + 1}},
+		{"Escrow", pgstore.Config{Escrow: time.Nanosecond}},
 	} {
 		store, err := pgstore.New(nil, &test.config)
 		var field *ratelimit.FieldError

@@ -25,12 +25,15 @@ import (
 )
 
 // Lowered is the capacity that a definition counts with when something is taken ahead
-// for so long.
+// for so long; 0 if nothing can be.
 func Lowered(d *ratelimit.Definition, lasts time.Duration) float64 {
-	if d.Kind == ratelimit.KindFixedWindow {
+	switch d.Kind {
+	case ratelimit.KindTokenBucket:
+		return max(0, d.Capacity-refilled(d, lasts))
+	case ratelimit.KindFixedWindow:
 		return d.Capacity
 	}
-	return d.Capacity - refilled(d, lasts)
+	return 0
 }
 
 // refilled is what a token bucket is refilled with in a time.
