@@ -312,7 +312,7 @@ func (h *history) debtPaid(t *rapid.T, result ratelimit.Result) {
 
 func (h *history) credit(t *rapid.T, n float64) {
 	h.scale = max(h.scale, math.Abs(h.state.Value), n)
-	h.state = h.d.Credit(h.state, n)
+	h.state = h.d.Credit(h.state, time.Time{}, n)
 	h.row = h.exact.credit(h.row, n)
 	h.compare(t, "credit", h.state, h.row)
 }

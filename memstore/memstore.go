@@ -163,7 +163,7 @@ func (s *Store) Credit(ctx context.Context, r ratelimit.Request) (status ratelim
 	err = s.edit(ctx, r.Limit, r.Key, func(a *decide.Ask, now time.Time) {
 		states := s.of(a, now)
 		for shard, n := range a.Fill(states, r.Count, now) {
-			states[shard] = a.Definition.Shard().Credit(states[shard], n)
+			states[shard] = a.Definition.Shard().Credit(states[shard], now, n)
 			s.rows[decide.Row{Key: a.Of(), Shard: shard}] = states[shard]
 		}
 		status = decide.Credited(r, states, now)
@@ -237,8 +237,7 @@ func (s *Store) Cancel(ctx context.Context, result ratelimit.Result) (cancelled 
 		defer s.mu.Unlock()
 		for _, c := range s.seen.Refund(result.Receipt) {
 			if state, ok := s.rows[c.Row]; ok { // no row is full already
-				state.Value -= c.Count
-				s.rows[c.Row] = state
+				s.rows[c.Row] = c.Definition.Refund(state, s.now(), -c.Count, c.Slot)
 			}
 		}
 		cancelled = true

@@ -2,6 +2,7 @@ package decide
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
@@ -25,6 +26,7 @@ type Change struct {
 	Floor      float64              // the lowest value to leave behind
 	Seen       ratelimit.State      // the row as it was looked at, zero if it was not
 	Over       time.Time            // the end of a pause that is over by then
+	Slot       time.Time            // of what is given back, where that matters
 	After      ratelimit.State      // the row once it was changed
 }
 
@@ -78,12 +80,21 @@ func (a *Ask) planned(i, shard int, n float64, v View) Change {
 	if !change.Seen.Paused.After(v.At) {
 		change.Over = change.Seen.Paused
 	}
-	change.After = change.Definition.Settle(change.Seen, v.At)
-	change.After.Value -= n
+	change.After = taken(change.Definition, change.Seen, v.At, n, change.Floor)
 	// Spread has found this to be enough, and may have left a rounding error to
 	// this row that it alone could not tolerate.
 	change.Floor = min(change.Floor, change.After.Value)
 	return change
+}
+
+// taken is a row from which n tokens were taken, since they were found to be enough
+// when those of several rows were added up.
+func taken(d ratelimit.Definition, s ratelimit.State, now time.Time, n, floor float64) ratelimit.State {
+	after, ok := d.Take(s, now, n, floor)
+	if !ok {
+		return d.Spend(s, now, n)
+	}
+	return after
 }
 
 // paused reports whether one of a limit's rows is: a pause is in all of them.
@@ -125,7 +136,8 @@ func (c *Call) Receipt(changes []Change, taker string, conn any, at time.Time) *
 		ch, d := &changes[i], &c.Asks[changes[i].Ask].Definition
 		payments[i] = receipt.Payment{
 			Name: d.Name, Key: ch.Key.Key, Kind: uint8(d.Kind), Rate: d.Rate, Period: d.Period,
-			Capacity: d.Capacity, Shards: d.Shards, Start: d.Start, Shard: ch.Shard, Tokens: ch.Count,
+			Capacity: d.Capacity, Shards: d.Shards, Start: d.Start, Slots: d.Slots,
+			Shard: ch.Shard, Tokens: ch.Count, Slot: ch.Definition.Slot(ch.After),
 		}
 	}
 	return receipt.New(payments, taker, conn, at)
@@ -195,20 +207,8 @@ func outweighs(s, t ratelimit.Status) bool {
 // taken is the status of a, of one row, when it was taken at now and left after
 // behind.
 func (a *Ask) taken(after ratelimit.State, now time.Time) ratelimit.Status {
-	return a.status(true, after, now, due(a.Definition, after, a.Count, now))
-}
-
-// due is when the debt that a taking of n tokens left in a row is paid, and the
-// row is not paused any more: now, if that is so already.
-func due(d ratelimit.Definition, after ratelimit.State, n float64, now time.Time) time.Time {
-	at := after.Paused
-	if after.Value < -exact.Tolerance(after.Value, n, d.Capacity) {
-		at = d.When(after, 0)
-	}
-	if at.After(now) {
-		return at
-	}
-	return now
+	settled := a.Definition.Settle(after, now)
+	return a.status(true, settled, now, a.Definition.Due(settled, now, a.Count))
 }
 
 // takenAmong is the status of a when changes were made to its shards, which are
@@ -216,21 +216,24 @@ func due(d ratelimit.Definition, after ratelimit.State, n float64, now time.Time
 func (a *Ask) takenAmong(states []ratelimit.State, changes []Change, now time.Time) ratelimit.Status {
 	at := now
 	for i := range changes {
-		if d := due(changes[i].Definition, changes[i].After, a.Count, now); d.After(at) {
-			at = d
-		}
+		d := &changes[i].Definition
+		at = latest(at, d.Due(d.Settle(changes[i].After, now), now, a.Count))
 	}
 	return a.statusAmong(true, states, now, at)
 }
 
 // found is the status of a against the states of its shards, with nothing taken.
 func (a *Ask) found(reserve bool, states []ratelimit.State, now time.Time) ratelimit.Status {
-	counts, ok := a.Spread(now, states)
+	without := states
+	if !reserve && paused(states, now) {
+		without = unpaused(states)
+	}
+	counts, ok := a.Spread(now, without)
 	at := now
 	if ok {
-		at = a.dueAmong(states, counts, now)
+		at = a.dueAmong(without, counts, now)
 	} else {
-		at = a.ready(states, now)
+		at = a.ready(without, now)
 	}
 	if !reserve {
 		for _, s := range states {
@@ -243,16 +246,26 @@ func (a *Ask) found(reserve bool, states []ratelimit.State, now time.Time) ratel
 	return a.statusAmong(ok, states, now, at)
 }
 
+// unpaused is states as they would be without a pause, which for an allow does not
+// change what there is.
+func unpaused(states []ratelimit.State) []ratelimit.State {
+	states = slices.Clone(states)
+	for i := range states {
+		states[i].Paused = time.Time{}
+	}
+	return states
+}
+
 // dueAmong is due for taking counts from shards in states.
 func (a *Ask) dueAmong(states []ratelimit.State, counts []float64, now time.Time) time.Time {
 	shard, at := a.Definition.Shard(), now
+	floor := a.Floor / float64(len(states))
 	for i, s := range states {
 		if counts[i] == 0 && (a.Count != 0 || i != 0) {
 			continue
 		}
-		after := shard.Settle(s, now)
-		after.Value -= counts[i]
-		at = latest(at, due(shard, after, a.Count, now))
+		after := taken(shard, s, now, counts[i], floor)
+		at = latest(at, shard.Due(after, now, a.Count))
 	}
 	return at
 }

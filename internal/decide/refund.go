@@ -92,7 +92,7 @@ func (s *Seen) NoteAll(limits []ratelimit.Limit) (names map[string]bool, err err
 
 // alike reports whether two definitions fill in the same ticks and rows.
 func alike(d, e ratelimit.Definition) bool {
-	return d.Kind == e.Kind && d.Period == e.Period && d.Start.Equal(e.Start) && d.Shards == e.Shards
+	return d.Kind == e.Kind && d.Period == e.Period && d.Start.Equal(e.Start) && d.Shards == e.Shards && d.Slots == e.Slots
 }
 
 // covers reports whether what is full by e is full by d.
@@ -119,9 +119,7 @@ func Idle(definitions []ratelimit.Definition, key string, s ratelimit.State, now
 }
 
 // Refund is the changes that give back what a receipt says was paid, in the order
-// of rows. To add to a row's value, as it is stored, is to give back: with nothing
-// settled it is the same by every definition, whatever has been changed since,
-// and the next take cuts it to its capacity. A shard that the limit has no
+// of rows: see [ratelimit.Definition.Refund]. A shard that the limit has no
 // longer, by the definition that was called last, stands for one that it has.
 func (s *Seen) Refund(r *ratelimit.Receipt) []Change {
 	payments := receipt.Payments(r)
@@ -129,13 +127,13 @@ func (s *Seen) Refund(r *ratelimit.Receipt) []Change {
 	for i, p := range payments {
 		d := ratelimit.Definition{
 			Name: p.Name, Kind: ratelimit.Kind(p.Kind), Rate: p.Rate, Period: p.Period,
-			Capacity: p.Capacity, Shards: p.Shards, Start: p.Start,
+			Capacity: p.Capacity, Shards: p.Shards, Start: p.Start, Slots: p.Slots,
 		}
 		if newest, ok := s.newest(p.Name); ok && !alike(newest, d) {
 			d = newest
 		}
 		changes[i] = Change{
-			Row: Row{Key{p.Name, p.Key}, p.Shard % d.Shards}, Definition: d.Shard(), Count: -p.Tokens,
+			Row: Row{Key{p.Name, p.Key}, p.Shard % d.Shards}, Definition: d.Shard(), Count: -p.Tokens, Slot: p.Slot,
 		}
 	}
 	slices.SortStableFunc(changes, func(a, b Change) int { return a.Row.Compare(b.Row) })

@@ -18,9 +18,11 @@ type Payment struct {
 	Capacity  float64
 	Shards    int
 	Start     time.Time
+	Slots     int
 
 	Shard  int
 	Tokens float64
+	Slot   time.Time // of a sliding window: an instant of the slot that was given
 }
 
 // Receipt is what a call paid, row by row. A store's Cancel gives exactly that
