@@ -90,6 +90,16 @@ func (d Definition) Settle(s State, now time.Time) State {
 	return State{Value: min(s.Value+refill, d.Capacity), TS: instant(tick), Paused: s.Paused}
 }
 
+// ValueAt is the value at now of s, which is settled. Only a sliding window's differs
+// from that of s, when the newest slot is in the future: that is as far away as now says,
+// and not as the beginning of a slot.
+func (d Definition) ValueAt(s State, now time.Time) float64 {
+	if d.Kind == KindSlidingWindow && s.Slots.Ahead > 0 {
+		return -d.delayed(d.slotStart(s, 0) - now.UnixMicro())
+	}
+	return s.Value
+}
+
 // When is the first instant at which s, which is settled, is not paused and holds
 // want tokens, if nothing is taken: s.TS when it does already. want is at most Capacity.
 func (d Definition) When(s State, want float64) time.Time {
@@ -169,7 +179,7 @@ func (d Definition) Take(s State, now time.Time, n, floor float64) (after State,
 func (d Definition) Spend(s State, now time.Time, n float64) State {
 	settled := d.Settle(s, now)
 	if d.Kind == KindSlidingWindow {
-		return d.give(settled, now, n, 0)
+		return d.give(settled, n, 0)
 	}
 	settled.Value -= n
 	return settled
@@ -206,7 +216,7 @@ func (d Definition) Credit(s State, now time.Time, n float64) State {
 	if d.Kind == KindSlidingWindow {
 		s = d.Settle(s, now)
 		s.Slots = s.Slots.Oldest(n)
-		return d.slid(s, now.UnixMicro())
+		return d.valued(s)
 	}
 	s.Value = min(s.Value+n, max(s.Value, d.Capacity))
 	return s
@@ -218,7 +228,7 @@ func (d Definition) Credit(s State, now time.Time, n float64) State {
 // long ago.
 func (d Definition) Refund(s State, now time.Time, n float64, slot time.Time) State {
 	if d.Kind == KindSlidingWindow {
-		return d.refundSlot(d.Settle(s, now), now, slot, n)
+		return d.refundSlot(d.Settle(s, now), slot, n)
 	}
 	s.Value += n
 	return s

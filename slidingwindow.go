@@ -115,13 +115,13 @@ func (d Definition) slotMicros() int64 {
 	return (period + n - 1) / n
 }
 
-// mostBase bounds the totals before a row's oldest slot, in multiples of the rate.
-// Past it they are counted anew, which a statement cannot do.
+// mostBase bounds the total before a row's oldest slot, in multiples of the rate. Past
+// it totals are counted anew, which a statement cannot do.
 const mostBase = 8
 
 // slide is Settle for a sliding window.
 func (d Definition) slide(s State, now int64) State {
-	if s.Slots == nil || s.Slots.Width != d.slotMicros() || s.Slots.Count() != d.Slots {
+	if !d.own(s) {
 		s = d.adopt(s, now)
 	}
 	ts := s.TS.UnixMicro()
@@ -134,13 +134,14 @@ func (d Definition) slide(s State, now int64) State {
 	if held.Base() > mostBase*d.Rate {
 		held = held.Rebase()
 	}
-	return d.slid(State{TS: instant(tick), Paused: s.Paused, Slots: held}, now)
+	return d.valued(State{TS: instant(tick), Paused: s.Paused, Slots: held})
 }
 
-// slid is s with its value at now.
-func (d Definition) slid(s State, now int64) State {
+// valued is s with its value: what no slot holds, or when the newest is in the future
+// the time until that, as tokens.
+func (d Definition) valued(s State) State {
 	if s.Slots.Ahead > 0 {
-		s.Value = -d.delayed(d.slotStart(s, 0) - now)
+		s.Value = -d.delayed(s.Slots.Ahead * s.Slots.Width)
 	} else {
 		s.Value = d.Rate - s.Slots.Held(0)
 	}
@@ -166,7 +167,7 @@ func (d Definition) takeSlot(s State, now time.Time, n, floor float64) (after St
 	if settled.Slots.Ahead+later > 0 && d.delayed(d.slotStart(settled, later)-now.UnixMicro()) > -floor {
 		return settled, false
 	}
-	return d.give(settled, now, n, later), true
+	return d.give(settled, n, later), true
 }
 
 // delayed is a time, in microseconds, as the tokens that MaxReserved counts.
@@ -217,10 +218,31 @@ func (d Definition) unpaused(s State, now time.Time) int64 {
 	return (wait + s.Slots.Width - 1) / s.Slots.Width
 }
 
+// From is where the first slot of s begins for a reservation while s is paused. It is
+// zero without a pause, and for the other kinds, whose reservations need not know.
+func (d Definition) From(s State, now time.Time) time.Time {
+	if d.Kind != KindSlidingWindow || !s.Paused.After(now) {
+		return time.Time{}
+	}
+	settled := d.Settle(s, now)
+	return instant(d.slotStart(settled, d.unpaused(settled, now)))
+}
+
 // give gives n in the slot that is so many slots after the newest of s.
-func (d Definition) give(s State, now time.Time, n float64, later int64) State {
+func (d Definition) give(s State, n float64, later int64) State {
 	s.Slots = s.Slots.Add(n, later)
-	return d.slid(s, now.UnixMicro())
+	return d.valued(s)
+}
+
+// Plain reports whether s is as this definition writes it, and its totals are counted
+// from not long ago, so that a statement can add to it.
+func (d Definition) Plain(s State) bool {
+	return d.Kind != KindSlidingWindow || d.own(s) && s.Slots.Base() <= mostBase*d.Rate
+}
+
+// own reports whether s has slots, and of this definition.
+func (d Definition) own(s State) bool {
+	return s.Slots != nil && s.Slots.Width == d.slotMicros() && s.Slots.Count() == d.Slots
 }
 
 // readySlot is Ready for a sliding window: when the first slot begins in which n fits,
@@ -254,14 +276,14 @@ func (d Definition) fitsAt(settled State, n float64) time.Time {
 
 // refundSlot takes n out of the slot of settled in which the instant at lies, or what
 // of it is there. A slot that no window holds any more has nothing to give back.
-func (d Definition) refundSlot(settled State, now, at time.Time, n float64) State {
+func (d Definition) refundSlot(settled State, at time.Time, n float64) State {
 	oldest := d.slotStart(settled, -int64(d.Slots))
 	slot := at.UnixMicro() - oldest
 	if slot < 0 || slot/settled.Slots.Width > int64(d.Slots) {
 		return settled
 	}
 	settled.Slots = settled.Slots.Change(int(slot/settled.Slots.Width), -n)
-	return d.slid(settled, now.UnixMicro())
+	return d.valued(settled)
 }
 
 // adopt is s in slots of d, when another definition has written it: one with slots of
@@ -298,4 +320,26 @@ func (d Definition) adopt(s State, now int64) State {
 		}
 	}
 	return adopted
+}
+
+// shareSlots is Share for a sliding window: slot by slot, up to the newest of all rows.
+func (d Definition) shareSlots(states []State, share State, now time.Time, n int) (each, empty State) {
+	shard := d.Shard()
+	newest := share.TS.UnixMicro()
+	for _, s := range states {
+		newest = max(newest, shard.slotStart(shard.Settle(s, now), 0))
+	}
+	total := slots.New(d.slotMicros(), d.Slots)
+	total.Ahead = (newest - share.TS.UnixMicro()) / total.Width
+	for _, s := range states {
+		s = shard.Settle(s, now)
+		moved := s.Slots.Move((newest-shard.slotStart(s, 0))/total.Width, 0)
+		for i := range total.Totals {
+			total.Totals[i] += (moved.Totals[i] - moved.Base()) / float64(n)
+		}
+	}
+	d.Shards = n
+	each = d.Shard().valued(State{TS: share.TS, Paused: share.Paused, Slots: total})
+	nothing := shard.valued(State{TS: share.TS, Paused: share.Paused, Slots: slots.New(total.Width, d.Slots)})
+	return each, shard.give(nothing, shard.Rate, 0)
 }

@@ -34,6 +34,7 @@ func all(n int) []migrate.Migration {
 	return []migrate.Migration{
 		{Version: 1, Name: "00001_rate_limits.sql", Applied: n > 0},
 		{Version: 2, Name: "00002_pauses.sql", Applied: n > 1},
+		{Version: 3, Name: "00003_sliding_windows.sql", Applied: n > 2},
 	}
 }
 

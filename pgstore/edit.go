@@ -90,14 +90,13 @@ func (s *Store) credit(ctx context.Context, tx pgx.Tx, call *decide.Call, r rate
 	} else {
 		view.States[0] = make([]ratelimit.State, 1)
 	}
-	var batch pgx.Batch
-	given := make([]table.Taken, len(counts))
-	now := s.clock()
+	gifts := make([]gift, len(counts))
 	for i, n := range counts {
-		c := a.Change(0, shard+i, 0)
-		s.table.QueueGive(&batch, &c, n, c.Definition.Capacity, now, &given[i])
+		c := a.Change(0, shard+i, -n)
+		gifts[i] = gift{Change: c, most: c.Definition.Capacity, slots: c.Definition.Credit}
 	}
-	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
+	given, err := s.give(ctx, tx, gifts)
+	if err != nil {
 		return ratelimit.Status{}, s.fault("credit", err)
 	}
 	for i := range given {
@@ -106,6 +105,39 @@ func (s *Store) credit(ctx context.Context, tx pgx.Tx, call *decide.Call, r rate
 	s.hints.changed(a.Of())
 	s.hints.saw(call, view)
 	return decide.Credited(r, view.States[0], view.At), nil
+}
+
+// gift is what a change gives back to its row, which fills it no further than to most.
+// What is given back to slots needs them read: slots says how.
+type gift struct {
+	decide.Change
+	most  float64
+	slots func(s ratelimit.State, now time.Time, n float64) ratelimit.State
+}
+
+// give makes gifts, and returns what is in their rows then. Slots are given to in a
+// second round trip, with the row locked.
+func (s *Store) give(ctx context.Context, tx pgx.Tx, gifts []gift) ([]table.Taken, error) {
+	var batch, second pgx.Batch
+	given := make([]table.Taken, len(gifts))
+	now := s.clock()
+	for i := range gifts {
+		g := &gifts[i]
+		s.table.QueueGive(&batch, &g.Change, -g.Count, g.most, now, &given[i])
+	}
+	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
+		return nil, err
+	}
+	for i := range gifts {
+		if g := &gifts[i]; g.Definition.Kind == ratelimit.KindSlidingWindow && !given[i].Made {
+			given[i].After = g.slots(given[i].After, given[i].At, -g.Count)
+			s.table.QueuePut(&second, g.Row, given[i].After)
+		}
+	}
+	if second.Len() == 0 {
+		return given, nil
+	}
+	return given, tx.SendBatch(ctx, &second).Close()
 }
 
 // settled locks all rows of an edit's limit and key, in order, and returns what is
@@ -224,13 +256,14 @@ func (s *Store) refund(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt) err
 	if err != nil {
 		return err
 	}
-	var batch pgx.Batch
-	now := s.clock()
-	given := make([]table.Taken, len(changes))
+	gifts := make([]gift, len(changes))
 	for i, c := range changes {
-		s.table.QueueGive(&batch, &c, -c.Count, math.MaxFloat64, now, &given[i])
+		gifts[i] = gift{Change: c, most: math.MaxFloat64, slots: func(state ratelimit.State, now time.Time, n float64) ratelimit.State {
+			return c.Definition.Refund(state, now, n, c.Slot)
+		}}
 	}
-	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
+	given, err := s.give(ctx, tx, gifts)
+	if err != nil {
 		return err
 	}
 	var made pgx.Batch // there was no row: full, perhaps by a definition that is not known here
@@ -394,19 +427,7 @@ func (s *Store) reshard(ctx context.Context, tx pgx.Tx, old, renewed *decide.Cal
 		return s.fault("reshard", err)
 	}
 	states, n := view.States[0], renewed.Asks[0].Definition.Shards
-	share := ratelimit.State{TS: states[0].TS}
-	for _, state := range states {
-		state = old.Asks[0].Definition.Shard().Settle(state, view.At)
-		share.Value += state.Value / float64(n)
-		if state.TS.After(share.TS) { // paused: nothing comes in before the last of them
-			share.TS = state.TS
-		}
-		if state.Paused.After(share.Paused) {
-			share.Paused = state.Paused
-		}
-	}
-	// To the old definition a missing row would be a full one.
-	empty := ratelimit.State{TS: share.TS, Paused: share.Paused}
+	share, empty := old.Asks[0].Definition.Share(states, view.At, n)
 	var batch pgx.Batch
 	for shard := range max(n, len(states)) {
 		state := share

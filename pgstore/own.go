@@ -73,6 +73,7 @@ type pending struct {
 
 	row   decide.Row // from which it takes, as one of a group
 	floor float64    // the lowest value that it may leave behind there
+	heeds bool       // a pause of the row
 	place int        // in the order of arrival
 
 	locked atomic.Pointer[decide.Row] // that it waits for
@@ -285,7 +286,7 @@ func (o *own) tellGroup(tickets []*ticket, g *table.Grant) {
 		p := t.Value
 		change.Count = p.call.Asks[0].Count
 		rest -= change.Count
-		change.After.Value = g.Taken.After.Value + rest
+		change.After = g.Definition.Spend(g.Taken.After, g.Taken.At, -rest)
 		p.result = o.granted(&p.call, []decide.Change{change}, g.Taken.At, "", nil)
 		t.Finish()
 	}
@@ -325,7 +326,7 @@ func (o *own) groups(tickets []*ticket) (groups [][]*ticket, grants []table.Gran
 		g := &grants[n]
 		g.Count += a.Count
 		g.Need = max(g.Need, g.Count+p.floor)
-		g.Reserve = g.Reserve && p.call.Reserve
+		g.Reserve = g.Reserve && !p.heeds
 		groups[n] = append(groups[n], t)
 	}
 	return groups, grants, left
@@ -337,7 +338,11 @@ func (o *own) single(p *pending) bool {
 		return false
 	}
 	a := &p.call.Asks[0]
-	p.row, p.floor = decide.Row{Key: a.Of()}, a.Floor
+	p.row, p.floor, p.heeds = decide.Row{Key: a.Of()}, a.Floor, !p.call.Reserve
+	if a.Definition.Kind == ratelimit.KindSlidingWindow {
+		// What must wait has a slot of its own, so a group has all of it at once.
+		p.floor, p.heeds = 0, true
+	}
 	if !a.Sharded() {
 		return true
 	}

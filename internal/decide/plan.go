@@ -25,7 +25,8 @@ type Change struct {
 	Count      float64              // tokens to take
 	Floor      float64              // the lowest value to leave behind
 	Seen       ratelimit.State      // the row as it was looked at, zero if it was not
-	Over       time.Time            // the end of a pause that is over by then
+	Over       time.Time            // an instant that is known to be over
+	From       time.Time            // where the first slot begins that a reservation may have, since the row is paused
 	Slot       time.Time            // of what is given back, where that matters
 	After      ratelimit.State      // the row once it was changed
 }
@@ -77,24 +78,15 @@ func (a *Ask) leastChange(v View, i int) int {
 func (a *Ask) planned(i, shard int, n float64, v View) Change {
 	change := a.Change(i, shard, n)
 	change.Seen = v.States[i][shard]
-	if !change.Seen.Paused.After(v.At) {
-		change.Over = change.Seen.Paused
+	change.Over, change.From = v.At, change.Definition.From(change.Seen, v.At)
+	var ok bool
+	if change.After, ok = change.Definition.Take(change.Seen, v.At, n, change.Floor); !ok {
+		// Spread has found this to be enough, and has left a rounding error to
+		// this row that it alone could not tolerate.
+		change.After = change.Definition.Spend(change.Seen, v.At, n)
+		change.Floor = min(change.Floor, change.After.Value)
 	}
-	change.After = taken(change.Definition, change.Seen, v.At, n, change.Floor)
-	// Spread has found this to be enough, and may have left a rounding error to
-	// this row that it alone could not tolerate.
-	change.Floor = min(change.Floor, change.After.Value)
 	return change
-}
-
-// taken is a row from which n tokens were taken, since they were found to be enough
-// when those of several rows were added up.
-func taken(d ratelimit.Definition, s ratelimit.State, now time.Time, n, floor float64) ratelimit.State {
-	after, ok := d.Take(s, now, n, floor)
-	if !ok {
-		return d.Spend(s, now, n)
-	}
-	return after
 }
 
 // paused reports whether one of a limit's rows is: a pause is in all of them.
@@ -207,8 +199,9 @@ func outweighs(s, t ratelimit.Status) bool {
 // taken is the status of a, of one row, when it was taken at now and left after
 // behind.
 func (a *Ask) taken(after ratelimit.State, now time.Time) ratelimit.Status {
-	settled := a.Definition.Settle(after, now)
-	return a.status(true, settled, now, a.Definition.Due(settled, now, a.Count))
+	d := &a.Definition
+	settled := d.Settle(after, now)
+	return a.status(true, holdingOf(d, settled, now), now, d.Due(settled, now, a.Count))
 }
 
 // takenAmong is the status of a when changes were made to its shards, which are
@@ -264,7 +257,10 @@ func (a *Ask) dueAmong(states []ratelimit.State, counts []float64, now time.Time
 		if counts[i] == 0 && (a.Count != 0 || i != 0) {
 			continue
 		}
-		after := taken(shard, s, now, counts[i], floor)
+		after, ok := shard.Take(s, now, counts[i], floor)
+		if !ok { // but for a rounding error, as in planned
+			after = shard.Spend(s, now, counts[i])
+		}
 		at = latest(at, shard.Due(after, now, a.Count))
 	}
 	return at
@@ -277,21 +273,31 @@ func latest(a, b time.Time) time.Time {
 	return a
 }
 
-func (a *Ask) status(ok bool, s ratelimit.State, now, retryAt time.Time) ratelimit.Status {
-	d := a.Definition
+// holding is what one row holds, or several together.
+type holding struct {
+	value        float64
+	paused, full time.Time // until when, and from when on
+}
+
+func holdingOf(d *ratelimit.Definition, settled ratelimit.State, now time.Time) holding {
+	return holding{d.ValueAt(settled, now), settled.Paused, d.When(settled, d.Capacity)}
+}
+
+func (a *Ask) status(ok bool, h holding, now, retryAt time.Time) ratelimit.Status {
+	d := &a.Definition
 	status := ratelimit.Status{
 		Request:    a.Request,
 		At:         now,
 		OK:         ok,
 		RetryAfter: retryAt.Sub(now),
 		RetryAt:    retryAt,
-		Value:      s.Value,
-		Remaining:  int64(max(0, math.Floor(s.Value+exact.Tolerance(s.Value, 1, d.Capacity)))),
+		Value:      h.value,
+		Remaining:  int64(max(0, math.Floor(h.value+exact.Tolerance(h.value, 1, d.Capacity)))),
 		Capacity:   d.Capacity,
-		ResetAfter: max(0, d.When(s, d.Capacity).Sub(now)),
+		ResetAfter: max(0, h.full.Sub(now)),
 	}
-	if s.Paused.After(now) {
-		status.PausedUntil = s.Paused
+	if h.paused.After(now) {
+		status.PausedUntil = h.paused
 	}
 	return status
 }
@@ -299,17 +305,12 @@ func (a *Ask) status(ok bool, s ratelimit.State, now, retryAt time.Time) ratelim
 // statusAmong is status for all shards together.
 func (a *Ask) statusAmong(ok bool, states []ratelimit.State, now, retryAt time.Time) ratelimit.Status {
 	shard := a.Definition.Shard()
-	if len(states) == 1 {
-		return a.status(ok, shard.Settle(states[0], now), now, retryAt)
+	total := holdingOf(&shard, shard.Settle(states[0], now), now)
+	for _, s := range states[1:] {
+		h := holdingOf(&shard, shard.Settle(s, now), now)
+		total.value += h.value
+		total.paused = latest(total.paused, h.paused)
+		total.full = latest(total.full, h.full)
 	}
-	total, full := ratelimit.State{TS: now}, now
-	for _, s := range states {
-		settled := shard.Settle(s, now)
-		total.Value += settled.Value
-		total.Paused = latest(total.Paused, settled.Paused)
-		full = latest(full, shard.When(settled, shard.Capacity))
-	}
-	status := a.status(ok, total, now, retryAt)
-	status.ResetAfter = full.Sub(now)
-	return status
+	return a.status(ok, total, now, retryAt)
 }

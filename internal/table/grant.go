@@ -2,6 +2,7 @@ package table
 
 import (
 	"context"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -92,40 +93,59 @@ var grantParameters = strings.NewReplacer(
 
 // Grant takes what grants say from the rows that have enough for all of it.
 func (t *Table) Grant(ctx context.Context, q Querier, grants []Grant, now *time.Time) error {
-	if len(grants) == 1 {
-		return t.grantOne(ctx, q, &grants[0], now)
+	var sliding, others []*Grant
+	for i := range grants {
+		if grants[i].Definition.Kind == ratelimit.KindSlidingWindow {
+			sliding = append(sliding, &grants[i])
+		} else {
+			others = append(others, &grants[i])
+		}
 	}
-	return t.grantSeveral(ctx, q, grants, now)
+	if len(sliding) > 0 {
+		if err := t.grantSlots(ctx, q, sliding, now); err != nil {
+			return err
+		}
+	}
+	switch len(others) {
+	case 0:
+		return nil
+	case 1:
+		return t.grantOne(ctx, q, others[0], now)
+	}
+	return t.grantSeveral(ctx, q, others, now)
 }
 
 func (t *Table) grantOne(ctx context.Context, q Querier, g *Grant, now *time.Time) error {
-	return g.Taken.scan(q.QueryRow(ctx, t.of(&g.Definition).grant, g.arguments(now)...), &g.Taken.At)
+	return g.Taken.scan(q.QueryRow(ctx, t.of(&g.Definition).grant, g.arguments(now)...), &g.Definition, &g.Taken.At)
 }
 
 // QueueGrant puts into a batch a grant that waits for its row if somebody has locked
 // it.
 func (t *Table) QueueGrant(batch *pgx.Batch, g *Grant, now *time.Time) {
 	batch.Queue(t.of(&g.Definition).grantInTurn, g.arguments(now)...).QueryRow(func(row pgx.Row) error {
-		return g.Taken.scan(row, &g.Taken.At)
+		return g.Taken.scan(row, &g.Definition, &g.Taken.At)
 	})
 }
 
 func (g *Grant) arguments(now *time.Time) []any {
 	d := &g.Definition
+	if d.Kind == ratelimit.KindSlidingWindow {
+		return g.slotArguments(now)
+	}
 	return []any{
 		g.Name, g.Key.Key, int32(g.Shard), g.Count, g.Need,
 		d.Capacity, d.Rate, micros(d.Period), now, tick(d), g.Reserve,
 	}
 }
 
-func (t *Table) grantSeveral(ctx context.Context, q Querier, grants []Grant, now *time.Time) error {
+func (t *Table) grantSeveral(ctx context.Context, q Querier, grants []*Grant, now *time.Time) error {
 	n := len(grants)
 	names, keys, shards := make([]string, n), make([]string, n), make([]int32, n)
 	totals, needs, reserves := make([]float64, n), make([]float64, n), make([]bool, n)
 	capacities, rates, periods, ticks := make([]float64, n), make([]float64, n), make([]float64, n), make([]float64, n)
 	sql := t.grantMany
 	for i := range grants {
-		g, d := &grants[i], &grants[i].Definition
+		g, d := grants[i], &grants[i].Definition
 		names[i], keys[i], shards[i] = g.Name, g.Key.Key, int32(g.Shard)
 		totals[i], needs[i], reserves[i] = g.Count, g.Need, g.Reserve
 		capacities[i], rates[i], periods[i], ticks[i] = d.Capacity, d.Rate, micros(d.Period), tick(d)
@@ -152,8 +172,11 @@ func (t *Table) grantSeveral(ctx context.Context, q Querier, grants []Grant, now
 
 // tick is the granularity of a limit's clock, in microseconds.
 func tick(d *ratelimit.Definition) float64 {
-	if d.Kind == ratelimit.KindFixedWindow {
+	switch d.Kind {
+	case ratelimit.KindFixedWindow:
 		return micros(d.Period)
+	case ratelimit.KindSlidingWindow:
+		return micros(d.SlotWidth())
 	}
 	return 1
 }
@@ -185,20 +208,20 @@ func (r *Rows) states() (values []float64, ts []time.Time, paused []*time.Time) 
 const (
 	// readSQL reads rows in the order given, one index look-up each, and one
 	// clock for all.
-	readSQL = `SELECT l.value, l.ts, l.paused, w.i, (SELECT coalesce($4::timestamptz, clock_timestamp()))
+	readSQL = `SELECT l.value, l.ts, l.paused, l.slots, w.i, (SELECT coalesce($4::timestamptz, clock_timestamp()))
 FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::int4[])) WITH ORDINALITY AS w (name, key, shard, i)
 LEFT JOIN LATERAL (
-	SELECT r.value, r.ts, r.paused FROM {table} AS r
+	SELECT r.value, r.ts, r.paused, r.slots FROM {table} AS r
 	WHERE r.name = w.name AND r.key = w.key AND r.shard = w.shard
 	LIMIT 1
 ) AS l ON true`
 
 	// lockSQL is readSQL with the rows locked, but for those that somebody else
 	// has locked.
-	lockSQL = `SELECT l.value, l.ts, l.paused, w.i, (SELECT coalesce($4::timestamptz, clock_timestamp()))
+	lockSQL = `SELECT l.value, l.ts, l.paused, l.slots, w.i, (SELECT coalesce($4::timestamptz, clock_timestamp()))
 FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::int4[])) WITH ORDINALITY AS w (name, key, shard, i)
 LEFT JOIN LATERAL (
-	SELECT r.value, r.ts, r.paused FROM {table} AS r
+	SELECT r.value, r.ts, r.paused, r.slots FROM {table} AS r
 	WHERE r.name = w.name AND r.key = w.key AND r.shard = w.shard
 	LIMIT 1 FOR UPDATE SKIP LOCKED
 ) AS l ON true`
@@ -289,5 +312,13 @@ func (t *Table) QueueFill(batch *pgx.Batch, rows []decide.Row, definitions []rat
 func (t *Table) QueueWrite(batch *pgx.Batch, r *Rows) {
 	names, keys, shards := r.columns()
 	values, ts, paused := r.states()
-	batch.Queue(t.write, names, keys, shards, values, ts, paused)
+	if !slices.ContainsFunc(r.States, func(s ratelimit.State) bool { return s.Slots != nil }) {
+		batch.Queue(t.write, names, keys, shards, values, ts, paused)
+		return
+	}
+	texts := make([]*string, len(r.States))
+	for i := range r.States {
+		texts[i] = slotsText(&r.States[i])
+	}
+	batch.Queue(t.writeSlots, names, keys, shards, values, ts, paused, texts)
 }

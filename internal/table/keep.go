@@ -2,6 +2,7 @@ package table
 
 import (
 	"context"
+	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -16,7 +17,7 @@ const (
 	//
 	//	$1 name   $2 key and $3 shard after which to go on
 	//	$4 capacity   $5 rate   $6 period   $7 tick   $8 now   $9 rows at most
-	listFullSQL = `SELECT value, ts, paused, key, shard FROM {table}
+	listFullSQL = `SELECT value, ts, paused, slots, key, shard FROM {table}
 WHERE name = $1::text AND (key, shard) > ($2::text, $3::int4) AND ts <= $8::timestamptz
 	AND least(value
 		+ round(date_part('epoch', date_bin($7::float8 * interval '1 microsecond', $8::timestamptz, ts) - ts) * 1000000)
@@ -53,14 +54,18 @@ SELECT name FROM n WHERE name IS NOT NULL`
 	forgetSQL = `DELETE FROM {table} WHERE name = $1::text`
 
 	// readySQL reads every column that a statement of this package names.
-	readySQL = `SELECT name, key, shard, value, ts, paused FROM {table} LIMIT 0`
+	readySQL = `SELECT name, key, shard, value, ts, paused, slots FROM {table} LIMIT 0`
 )
 
 // ListFull reads rows of a definition's name, after a row, that are full by it at
 // an instant; most of them at most.
 func (t *Table) ListFull(ctx context.Context, q Querier, d *ratelimit.Definition, after decide.Row, now time.Time, most int) (*Rows, error) {
+	capacity, by := d.Capacity, now
+	if d.Kind == ratelimit.KindSlidingWindow { // full in any case when all slots are past
+		capacity, by = -math.MaxFloat64, now.Add(-d.Period-d.SlotWidth())
+	}
 	rows, err := q.Query(ctx, t.listFull, d.Name, after.Key.Key, int32(after.Shard),
-		d.Capacity, d.Rate, micros(d.Period), tick(d), now, int64(most))
+		capacity, d.Rate, micros(d.Period), tick(d), by, int64(most))
 	if err != nil {
 		return nil, err
 	}

@@ -41,7 +41,12 @@ func TestKeptPlans(t *testing.T) {
 		{"window_in_turn", sql.window.grantInTurn, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL, 1, false)", "Index Scan"},
 		{"bucket_many", sql.grantMany, "('{a}', '{k}', '{0}', '{1}', '{1}', '{1}', '{1}', '{1}', NULL, '{1}', '{f}')", "Index Scan"},
 		{"window_many", sql.grantWindows, "('{a}', '{k}', '{0}', '{1}', '{1}', '{1}', '{1}', '{1}', NULL, '{1}', '{f}')", "Index Scan"},
-		{"states", sql.states, "('a', 'k', NULL)", "Scan"},
+		{"states", sql.bucket.states, "('a', 'k', NULL)", "Scan"},
+		{"slots_states", sql.slots.states, "('a', 'k', NULL)", "Scan"},
+		{"write_slots", sql.writeSlots, "('{a}', '{k}', '{0}', '{1}', '{now}', '{now}', ARRAY['{1}'])", "Index Scan"},
+		{"slots_grant", sql.slots.grant, "('a', 'k', 0, 1, 1, 1, NULL, 18)", "Index Scan"},
+		{"slots_in_turn", sql.slots.grantInTurn, "('a', 'k', 0, 1, 1, 1, NULL, 18)", "Index Scan"},
+		{"slots_many", sql.grantSlotted, "('{a}', '{k}', '{0}', '{1}', '{1}', '{1}', NULL, '{18}')", "Index Scan"},
 		{"names", sql.names, "", "Index Only Scan"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

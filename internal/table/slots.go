@@ -1,0 +1,276 @@
+package table
+
+import (
+	"context"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/exact"
+	"github.com/pgratelimit/ratelimit/internal/slots"
+)
+
+// The statements of a sliding window. A row's slots are an array: the length of a slot,
+// how many slots the newest is after that of ts, the value, and then the running
+// totals T (package slots), so that what is decided and written are subscripts of it. In
+// the order of the Go (Definition.slide, takeSlot; Slots.First, Add):
+//
+//	passed  how many slots the one of now is after the newest; below 0 if that is ahead
+//	over    the newest total + n − rate − tolerance: n fits where T is more than that
+//	later   how many slots after the newest the one is that is given
+//	after   T from later on, filled up with the newest total, which n is added to
+//
+// Parameters: $1 to $8 are those of the other kinds, and then
+//
+//	$9 totals         how many, two more than slots
+//	$10 over          an instant that is known to be over; NULL for none
+//	$11 floor         the lowest value to leave behind
+//
+// and to reserve
+//
+//	$12 period        microseconds
+//	$13 from          where the first slot begins that may be given, because of a pause; NULL for any
+const (
+	takeSlotsSQL = `INSERT INTO {table} AS l (name, key, shard, value, ts, slots)
+VALUES ($1::text, $2::text, $3::int4, {rate} - {n}, {tick}, ` + freshSlots + ` || {n})
+ON CONFLICT (name, key, shard) DO UPDATE
+SET value = {value}, ts = greatest(l.ts, excluded.ts), slots = {after}
+WHERE ` + plainSlots + `
+	AND date_bin({width} * interval '1 microsecond', l.ts, $8::timestamptz) = l.ts
+	AND (l.paused IS NULL OR l.paused <= greatest(excluded.ts, $10::timestamptz{from}))
+	AND {enough}
+RETURNING value, ts, paused, slots`
+
+	// freshSlots is the array of a row that holds nothing, without the newest total.
+	freshSlots = `array[{width}, 0, {rate} - {n}] || array_fill(0::float8, array[{totals} - 1])`
+
+	// plainSlots asks whether the row is as this definition writes it: Definition.Plain. One
+	// that is not is turned away, read, and written anew before it is asked again. If the
+	// value is another than in the array, a limit of another kind has written the row.
+	plainSlots = `{row}.slots[1] = {width} AND cardinality({row}.slots) = {totals} + 3 AND {row}.slots[3] = {row}.value
+	AND {row}.slots[4] <= 8 * {rate}`
+
+	// In the conflict's clauses excluded.ts is where the slot of now begins, and
+	// excluded.ts − l.ts so many whole slots.
+	passedSQL = `(greatest(round(date_part('epoch', {now} - {row}.ts) * 1000000), 0) / {width} - {row}.slots[2])`
+	newestSQL = `{row}.slots[{totals} + 3]`
+	overSQL   = `(` + newestSQL + ` + {n} - {rate} - greatest(` + newestSQL + `, {n}, {rate}) * ` + exact.SQL + `)`
+
+	// To allow, the slot of now is given: later is passed.
+	atOnceSQL    = passedSQL + ` >= 0 AND {row}.slots[4 + {later}] > ` + overSQL + ` + {floor}`
+	atOnceLater  = `least(greatest(` + passedSQL + `, 0), {totals} - 1)::int4`
+	atOnceValue  = `{rate} - (` + newestSQL + ` + {n} - {row}.slots[4 + {later}])`
+	atOnceHeader = `array[{width}, 0, {value}]`
+
+	// To reserve, it is the first slot in which n fits.
+	firstSQL = `greatest(` + passedSQL + `, width_bucket(` + overSQL + `, {row}.slots[4:{totals} + 3]),
+		round(date_part('epoch', $13::timestamptz - {row}.ts) * 1000000) / {width} - {row}.slots[2])`
+	aheadSQL = `(` + firstSQL + ` - ` + passedSQL + `)`
+	soonSQL  = `(` + firstSQL + ` <= ` + passedSQL + ` OR (round(date_part('epoch', {row}.ts - greatest({now}, $10::timestamptz)) * 1000000)
+		+ (` + firstSQL + ` + {row}.slots[2]) * {width}) * {rate} / $12::float8 <= -{floor})`
+	laterSQL  = `least(` + firstSQL + `, {totals} - 1)::int4`
+	soonValue = `CASE WHEN ` + aheadSQL + ` > 0 THEN -(` + aheadSQL + ` * {width} * {rate} / $12::float8)
+		ELSE ` + atOnceValue + ` END`
+	soonHeader = `array[{width}, ` + aheadSQL + `, {value}]`
+
+	afterSQL = `{header} || ({row}.slots || array_fill(` + newestSQL + `, array[{totals}]))[4 + {later} : {totals} + 2 + {later}] || (` + newestSQL + ` + {n})`
+)
+
+// takeParameters name the parameters of a take, in its conflict's clauses.
+var takeParameters = strings.NewReplacer(
+	"{row}", "l", "{now}", "excluded.ts",
+	"{n}", "$4::float8", "{rate}", "$5::float8", "{width}", "$7::float8", "{totals}", "$9::int4", "{floor}", "$11::float8",
+)
+
+// takeSlots are the takes of a sliding window, to allow and to reserve.
+func takeSlots() (allow, reserve string) {
+	allow = strings.NewReplacer("{from}", "", "{enough}", atOnceSQL, "{value}", atOnceValue, "{after}", afterSQL).Replace(takeSlotsSQL)
+	allow = nest(allow, "{header}", atOnceHeader, "{value}", atOnceValue, "{later}", atOnceLater)
+	reserve = strings.NewReplacer("{from}", ", $13::timestamptz", "{enough}", soonSQL, "{value}", soonValue, "{after}", afterSQL).Replace(takeSlotsSQL)
+	reserve = nest(reserve, "{header}", soonHeader, "{value}", soonValue, "{later}", laterSQL)
+	return takeParameters.Replace(allow), takeParameters.Replace(reserve)
+}
+
+// nest replaces names by expressions that have later ones in them.
+func nest(sql string, pairs ...string) string {
+	for i := 0; i < len(pairs); i += 2 {
+		sql = strings.ReplaceAll(sql, pairs[i], pairs[i+1])
+	}
+	return sql
+}
+
+// slotArguments are the arguments of a take after the first eight.
+func slotArguments(reserve bool, c *decide.Change) []any {
+	d := &c.Definition
+	args := []any{int32(d.Slots + 2), instant(c.Over), c.Floor}
+	if reserve {
+		args = append(args, micros(d.Period), instant(c.From))
+	}
+	return args
+}
+
+// giveSlotsSQL makes a row that is not there, and locks and returns it. What is to be
+// given is taken out of slots, which the caller does.
+const giveSlotsSQL = `INSERT INTO {table} AS l (name, key, shard, value, ts, slots)
+VALUES ($1::text, $2::text, $3::int4, $5::float8, {tick}, array[$7::float8, 0, $5::float8] || array_fill(0::float8, array[$9::int4]))
+ON CONFLICT (name, key, shard) DO UPDATE SET value = l.value + $4::float8 * 0
+RETURNING value, ts, paused, slots`
+
+const (
+	// grantSlotsSQL is grantSQL for sliding windows, of one row or several.
+	grantSlotsSQL = `UPDATE {table} AS l SET value = w.value, ts = greatest(l.ts, w.ticked), slots = w.slots
+FROM (
+	SELECT r.ctid, u.i, u.width, {now} AS ticked, {value} AS value, {after} AS slots
+	FROM {asked}{table} AS r
+	WHERE ` + grantSlotsWhere + `
+	FOR UPDATE OF r SKIP LOCKED
+) AS w
+WHERE l.ctid = w.ctid
+RETURNING l.value, l.ts, l.paused, l.slots, least(l.ts + (w.width - 1) * interval '1 microsecond', coalesce($7::timestamptz, clock_timestamp())), w.i`
+
+	grantSlotsWhere = `r.name = u.name AND r.key = u.key AND r.shard = u.shard
+		AND (r.paused IS NULL OR r.paused <= u.now)
+		AND ` + plainSlots + `
+		AND {enough}`
+
+	// grantSlotsInTurnSQL is grantInTurnSQL for a sliding window.
+	grantSlotsInTurnSQL = `UPDATE {table} AS r
+SET value = {value}, ts = greatest(r.ts, {now}), slots = {after}
+WHERE ` + grantSlotsWhere + `
+RETURNING r.value, r.ts, r.paused, r.slots, least(r.ts + (u.width - 1) * interval '1 microsecond', coalesce($7::timestamptz, clock_timestamp()))`
+
+	manySlotsSQL = `(
+		SELECT u.*, coalesce($7::timestamptz, statement_timestamp()) AS now
+		FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::int4[]), (SELECT $4::float8[]), (SELECT $5::float8[]),
+			(SELECT $6::float8[]), (SELECT $8::int4[]))
+			WITH ORDINALITY AS u (name, key, shard, total, rate, width, size, i)
+		WHERE u.i BETWEEN 1 AND 1000000000
+		OFFSET 0
+	) AS u, `
+)
+
+// grantSlots are the grants of a sliding window: of one row, of one that is waited for,
+// and of several.
+func grantSlots() (one, inTurn, many string) {
+	fill := func(sql string) string {
+		sql = nest(sql, "{enough}", atOnceSQL, "{after}", afterSQL, "{header}", atOnceHeader, "{value}", atOnceValue, "{later}", atOnceLater)
+		sql = strings.NewReplacer("{row}", "r", "{n}", "u.total", "{rate}", "u.rate", "{width}", "u.width", "{totals}", "u.size", "{floor}", "0",
+			"{now}", "date_bin(u.width * interval '1 microsecond', u.now, r.ts)").Replace(sql)
+		return sql
+	}
+	parameters := strings.NewReplacer(
+		"u.name", "$1::text", "u.key", "$2::text", "u.shard", "$3::int4", "u.total", "$4::float8",
+		"u.rate", "$5::float8", "u.width", "$6::float8", "u.size", "$8::int4", "u.now", "coalesce($7::timestamptz, statement_timestamp())", "u.i", "1::int8 AS i", "w.width", "$6::float8",
+	)
+	alone := strings.NewReplacer("{asked}", "", ", u.width,", ",").Replace(grantSlotsSQL)
+	return parameters.Replace(fill(alone)),
+		parameters.Replace(fill(grantSlotsInTurnSQL)),
+		fill(strings.ReplaceAll(grantSlotsSQL, "{asked}", manySlotsSQL))
+}
+
+func (g *Grant) slotArguments(now *time.Time) []any {
+	d := &g.Definition
+	return []any{g.Name, g.Key.Key, int32(g.Shard), g.Count, d.Capacity, micros(d.SlotWidth()), now, int32(d.Slots + 2)}
+}
+
+// grantSlots takes what grants of sliding windows say.
+func (t *Table) grantSlots(ctx context.Context, q Querier, grants []*Grant, now *time.Time) error {
+	if len(grants) == 1 {
+		g := grants[0]
+		var i int64
+		return g.Taken.scan(q.QueryRow(ctx, t.slots.grant, g.slotArguments(now)...), &g.Definition, &g.Taken.At, &i)
+	}
+	n := len(grants)
+	names, keys, shards := make([]string, n), make([]string, n), make([]int32, n)
+	counts, rates, widths, totals := make([]float64, n), make([]float64, n), make([]float64, n), make([]int32, n)
+	for i, g := range grants {
+		names[i], keys[i], shards[i] = g.Name, g.Key.Key, int32(g.Shard)
+		counts[i], rates[i], widths[i], totals[i] = g.Count, g.Definition.Capacity, micros(g.Definition.SlotWidth()), int32(g.Definition.Slots+2)
+	}
+	rows, err := q.Query(ctx, t.grantSlotted, names, keys, shards, counts, rates, widths, now, totals)
+	if err != nil {
+		return err
+	}
+	defer rows.Close()
+	for rows.Next() {
+		var (
+			taken Taken
+			i     int64
+		)
+		if err := taken.scan(rows, &grants[0].Definition, &taken.At, &i); err != nil {
+			return err
+		}
+		grants[i-1].Taken = taken
+	}
+	return rows.Err()
+}
+
+const (
+	// statesSlotsSQL is statesSQL for a sliding window. PostgreSQL does not aggregate
+	// arrays that may be missing, so they are texts.
+	statesSlotsSQL = `SELECT array_agg(shard), array_agg(value), array_agg(ts), array_agg(paused),
+	coalesce($3::timestamptz, clock_timestamp()), array_agg(slots::text)
+FROM {table} WHERE name = $1::text AND key = $2::text`
+
+	// putSlotsSQL is putSQL for a sliding window.
+	putSlotsSQL = `INSERT INTO {table} (name, key, shard, value, ts, paused, slots)
+VALUES ($1::text, $2::text, $3::int4, $4::float8, $5::timestamptz, $6::timestamptz, $7::float8[])
+ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = excluded.ts, paused = excluded.paused, slots = excluded.slots`
+
+	// writeSlotsSQL is writeSQL for rows of which some are those of sliding windows.
+	writeSlotsSQL = `UPDATE {table} AS l
+SET value = w.value, ts = w.ts, paused = w.paused, slots = coalesce(w.slots::float8[], l.slots)
+FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::int4[]),
+	(SELECT $4::float8[]), (SELECT $5::timestamptz[]), (SELECT $6::timestamptz[]), (SELECT $7::text[]))
+	WITH ORDINALITY AS w (name, key, shard, value, ts, paused, slots, i)
+WHERE l.name = w.name AND l.key = w.key AND l.shard = w.shard AND w.i BETWEEN 1 AND 1000000000`
+
+	// renewSQL writes a row anew that has not changed since it was read. A connection
+	// may write values as text with 15 digits; no count that can be taken is as small
+	// as that.
+	renewSQL = `UPDATE {table} SET value = $4::float8, ts = $5::timestamptz, slots = $6::float8[]
+WHERE name = $1::text AND key = $2::text AND shard = $3::int4 AND ts = $7::timestamptz AND abs(value - $8::float8) <= abs(value) * 1e-14`
+)
+
+// Renew writes a sliding window's row, which means the same afterwards, as its
+// definition does, unless it has changed since it was seen.
+func (t *Table) Renew(ctx context.Context, q Querier, row decide.Row, seen, as ratelimit.State) error {
+	_, err := q.Exec(ctx, t.renew, row.Name, row.Key.Key, int32(row.Shard), as.Value, as.TS, as.Slots.Numbers(as.Value), seen.TS, seen.Value)
+	return err
+}
+
+// slotsText is the array of a state's slots as PostgreSQL reads it, nil without any.
+func slotsText(s *ratelimit.State) *string {
+	if s.Slots == nil {
+		return nil
+	}
+	text := []byte{'{'}
+	for i, v := range s.Slots.Numbers(s.Value) {
+		if i > 0 {
+			text = append(text, ',')
+		}
+		text = strconv.AppendFloat(text, v, 'g', -1, 64)
+	}
+	written := string(append(text, '}'))
+	return &written
+}
+
+// readSlots is the slots in an array as PostgreSQL writes it, nil if there are none.
+func readSlots(text *string, value float64) *slots.Slots {
+	if text == nil {
+		return nil
+	}
+	fields := strings.Split(strings.Trim(*text, "{}"), ",")
+	numbers := make([]float64, len(fields))
+	for i, f := range fields {
+		v, err := strconv.ParseFloat(f, 64)
+		if err != nil || math.IsNaN(v) {
+			return nil
+		}
+		numbers[i] = v
+	}
+	return slots.Read(numbers, value)
+}
