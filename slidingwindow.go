@@ -122,7 +122,7 @@ const mostBase = 8
 // slide is Settle for a sliding window.
 func (d Definition) slide(s State, now int64) State {
 	if !d.own(s) {
-		s = d.adopt(s, now)
+		s = d.adopt(s)
 	}
 	ts := s.TS.UnixMicro()
 	tick := max(ts, d.lastTick(ts, now))
@@ -287,35 +287,28 @@ func (d Definition) refundSlot(settled State, at time.Time, n float64) State {
 }
 
 // adopt is s in slots of d, when another definition has written it: one with slots of
-// another width, or of another kind. What a slot held goes to the one in which it
-// ended, or in which now is if it has not, which is the later and so the safe one. A
-// value of another kind is what is left, and debt is a reservation for when it is paid.
-func (d Definition) adopt(s State, now int64) State {
+// another width, or of another kind. What a slot held goes to the one in which it ends,
+// be that in the future, which is the latest and so the safe one. A value of another
+// kind is what is left, and debt is a reservation for when it is paid.
+func (d Definition) adopt(s State) State {
 	ts := s.TS.UnixMicro()
 	edge := ts
 	if !d.Start.IsZero() {
 		edge = d.Start.UnixMicro()
 	}
-	slotOf := func(micros int64) int64 { return d.windowTick(edge, micros) }
-	adopted := State{Paused: s.Paused, Slots: slots.New(d.slotMicros(), d.Slots)}
+	adopted := State{TS: instant(d.windowTick(edge, ts)), Paused: s.Paused, Slots: slots.New(d.slotMicros(), d.Slots)}
+	aheadOf := func(micros int64) int64 {
+		return (d.windowTick(edge, micros) - adopted.TS.UnixMicro()) / adopted.Slots.Width
+	}
 	if s.Slots == nil {
-		adopted.TS = instant(slotOf(ts))
-		head := slotOf(ts + d.wait(max(0, -s.Value)))
-		adopted.Slots.Ahead = (head - adopted.TS.UnixMicro()) / adopted.Slots.Width
+		adopted.Slots.Ahead = aheadOf(ts + d.wait(max(0, -s.Value)))
 		adopted.Slots = adopted.Slots.Add(min(max(d.Rate-s.Value, 0), d.Rate), 0)
 		return adopted
 	}
-	endOf := func(start int64) int64 { // or now, but not before the slot
-		return slotOf(min(start+s.Slots.Width-1, max(start, now)))
-	}
-	adopted.TS = instant(endOf(ts))
-	newest := max(adopted.TS.UnixMicro(), endOf(d.slotStart(s, 0)))
-	adopted.Slots.Ahead = (newest - adopted.TS.UnixMicro()) / adopted.Slots.Width
-	oldest := newest - int64(d.Slots)*adopted.Slots.Width
+	adopted.Slots.Ahead = aheadOf(d.slotStart(s, 1) - 1)
 	for i := range s.Slots.Count() + 1 {
-		start := d.slotStart(s, int64(i-s.Slots.Count()))
-		slot := max(0, endOf(start)-oldest) / adopted.Slots.Width
-		if endOf(start) >= oldest && s.Slots.Of(i) > 0 {
+		end := aheadOf(d.slotStart(s, int64(i-s.Slots.Count()+1)) - 1)
+		if slot := end - adopted.Slots.Ahead + int64(d.Slots); slot >= 0 && s.Slots.Of(i) > 0 {
 			adopted.Slots = adopted.Slots.Change(int(slot), s.Slots.Of(i))
 		}
 	}

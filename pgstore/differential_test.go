@@ -204,9 +204,19 @@ func (m *model) rewind(ctx context.Context, n int) {
 			m.play(ctx, p.op)
 			continue
 		}
-		for _, r := range p.requests { // their definitions have been seen all the same
-			_, _ = m.store.CheckReserve(ctx, r)
-		}
+		m.see(ctx, p.op) // its definitions have been seen all the same
+	}
+}
+
+// see has the store see the definitions that o, which was undone, has it see.
+func (m *model) see(ctx context.Context, o op) {
+	switch {
+	case o.verb == allow || o.verb == check:
+		_, _ = m.store.Check(ctx, o.requests...)
+	case o.verb == reserve || o.verb == checkReserve:
+		_, _ = m.store.CheckReserve(ctx, o.requests...)
+	case o.verb != cancel && (o.verb != pause || o.lasts > 0):
+		_, _ = m.store.Check(ctx, o.requests[0].Limit.ForN(o.requests[0].Key, 0))
 	}
 }
 
@@ -550,6 +560,10 @@ func newGenerator(seed uint64, prefix string) *generator {
 	return g
 }
 
+// slides reports whether a limit of a name is a sliding window. It stays one: what
+// another kind left in its row is only about what the row means.
+func slides(name string) bool { return strings.HasSuffix(name, "b") }
+
 func pick[T any](r *rand.Rand, from ...T) T { return from[r.IntN(len(from))] }
 
 // limit makes up a definition.
@@ -569,9 +583,20 @@ func (g *generator) limit(name string) ratelimit.Limit {
 				Name: name, Rate: rate, Period: period, Capacity: capacity, MaxReserved: debt, Start: start,
 			}
 		}
+		if slides(name) {
+			l = g.sliding(name, rate, period, debt)
+		}
 		if l.Validate() == nil {
 			return l
 		}
+	}
+}
+
+func (g *generator) sliding(name string, rate float64, period time.Duration, debt float64) ratelimit.Limit {
+	r := g.rand
+	return ratelimit.SlidingWindow{
+		Name: name, Rate: rate, Period: period, MaxReserved: debt, Slots: pick(r, 0, 0, 1, 2, 6, 7, 100),
+		Start: pick(r, time.Time{}, noon, noon.Add(period/3), noon.Add(-31*period)),
 	}
 }
 

@@ -2,7 +2,6 @@ package table
 
 import (
 	"context"
-	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -60,12 +59,11 @@ SELECT name FROM n WHERE name IS NOT NULL`
 // ListFull reads rows of a definition's name, after a row, that are full by it at
 // an instant; most of them at most.
 func (t *Table) ListFull(ctx context.Context, q Querier, d *ratelimit.Definition, after decide.Row, now time.Time, most int) (*Rows, error) {
-	capacity, by := d.Capacity, now
-	if d.Kind == ratelimit.KindSlidingWindow { // full in any case when all slots are past
-		capacity, by = -math.MaxFloat64, now.Add(-d.Period-d.SlotWidth())
+	sql, args := t.listFull, []any{d.Name, after.Key.Key, int32(after.Shard), d.Capacity, d.Rate, micros(d.Period), tick(d), now, int64(most)}
+	if d.Kind == ratelimit.KindSlidingWindow {
+		sql, args = t.listEmpty, append(args[:3], int32(d.Slots+2), tick(d), now, int64(most))
 	}
-	rows, err := q.Query(ctx, t.listFull, d.Name, after.Key.Key, int32(after.Shard),
-		capacity, d.Rate, micros(d.Period), tick(d), by, int64(most))
+	rows, err := q.Query(ctx, sql, args...)
 	if err != nil {
 		return nil, err
 	}

@@ -102,6 +102,12 @@ func nest(sql string, pairs ...string) string {
 	return sql
 }
 
+// listEmpty is the listing of empty rows.
+func listEmpty() string {
+	return strings.NewReplacer("{row}", "l", "{now}", "date_bin($5::float8 * interval '1 microsecond', $6::timestamptz, l.ts)", "{width}", "$5::float8", "{totals}", "$4::int4").
+		Replace(nest(listEmptySQL, "{later}", atOnceLater))
+}
+
 // slotArguments are the arguments of a take after the first eight.
 func slotArguments(reserve bool, c *decide.Change) []any {
 	d := &c.Definition
@@ -214,6 +220,17 @@ const (
 	statesSlotsSQL = `SELECT array_agg(shard), array_agg(value), array_agg(ts), array_agg(paused),
 	coalesce($3::timestamptz, clock_timestamp()), array_agg(slots::text)
 FROM {table} WHERE name = $1::text AND key = $2::text`
+
+	// listEmptySQL is listFullSQL for a sliding window: rows whose slots hold nothing any
+	// more, and those that another definition has written.
+	//
+	//	$1 name   $2 key and $3 shard after which to go on
+	//	$4 totals   $5 width   $6 now   $7 rows at most
+	listEmptySQL = `SELECT value, ts, paused, slots, key, shard FROM {table} AS l
+WHERE name = $1::text AND (key, shard) > ($2::text, $3::int4) AND ts <= $6::timestamptz
+	AND (slots IS NULL OR slots[1] <> $5::float8 OR cardinality(slots) <> $4::int4 + 3 OR slots[4 + {later}] = slots[$4::int4 + 3])
+ORDER BY key, shard
+LIMIT $7::int8`
 
 	// putSlotsSQL is putSQL for a sliding window.
 	putSlotsSQL = `INSERT INTO {table} (name, key, shard, value, ts, paused, slots)

@@ -41,7 +41,8 @@ type Table struct {
 	grantMany, grantWindows, grantSlotted string
 	read, lock, await, fill               string
 	write, writeSlots, renew              string
-	listFull, deleteListed, deleteSame    string
+	listFull, listEmpty                   string
+	deleteListed, deleteSame              string
 	names, forget, ready, wrote           string
 }
 
@@ -91,7 +92,7 @@ func New(schema string, portable bool) *Table {
 		grantSlotted: in(slotted),
 		read:         in(readSQL), lock: in(lockSQL), await: in(awaitSQL), fill: in(fillSQL),
 		write: in(writeSQL), writeSlots: in(writeSlotsSQL), renew: in(renewSQL),
-		listFull: in(listFullSQL), deleteListed: in(deleteListedSQL), deleteSame: in(deleteSameSQL),
+		listFull: in(listFullSQL), listEmpty: in(listEmpty()), deleteListed: in(deleteListedSQL), deleteSame: in(deleteSameSQL),
 		names: in(namesSQL), forget: in(forgetSQL), ready: in(readySQL), wrote: in(wroteSQL),
 	}
 }
