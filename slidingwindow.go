@@ -70,7 +70,14 @@ func (l SlidingWindow) ForN(key string, n float64) Request { return Request{l, k
 
 // Validate implements [Limit].
 func (l SlidingWindow) Validate() error {
-	f := fields{l.Name, l.Rate, l.Period, 0, l.MaxReserved, l.Shards}.check()
+	capacity := 0.0
+	if badRate(l.Rate) == "" {
+		capacity = l.Rate
+	}
+	f := fields{l.Name, l.Rate, l.Period, capacity, l.MaxReserved, l.Shards}.check()
+	if l.Rate < 1 && !f.have("Rate") {
+		f.add("Rate", l.Rate, "can never grant a whole token, since no window holds more: state the rate over a longer period")
+	}
 	if y := l.Start.UTC().Year(); y < 1 || y > 9999 {
 		f.add("Start", l.Start, "must be in the years 1 to 9999")
 	}

@@ -16,8 +16,11 @@ import (
 //	token bucket "api": 10 per 1m, capacity 20, max reserved unlimited, 8 shards
 func (d Definition) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%v %s: %s per %s, capacity %s, max reserved %s", d.Kind, quoteShort(d.Name),
-		amount(d.Rate), span(d.Period), amountOrNone(d.Capacity), amountOrNone(d.MaxReserved))
+	fmt.Fprintf(&b, "%v %s: %s per %s", d.Kind, quoteShort(d.Name), amount(d.Rate), span(d.Period))
+	if d.Kind != KindSlidingWindow { // whose capacity is its rate
+		fmt.Fprintf(&b, ", capacity %s", amountOrNone(d.Capacity))
+	}
+	fmt.Fprintf(&b, ", max reserved %s", amountOrNone(d.MaxReserved))
 	if d.Slots > 0 {
 		fmt.Fprintf(&b, ", %d slots", d.Slots)
 	}
