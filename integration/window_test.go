@@ -360,7 +360,6 @@ func TestArrivalCurve(t *testing.T) {
 	}
 }
 
-
 // fewer makes the histories of a test fewer, since each of them is long. The command
 // line has the last word.
 func fewer(t *testing.T) {

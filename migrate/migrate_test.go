@@ -26,7 +26,7 @@ import (
 
 var (
 	pending = all(0)
-	applied = all(2)
+	applied = all(3)
 )
 
 // all is the migrations when the first n are applied.
@@ -78,9 +78,11 @@ func TestTimeline(t *testing.T) {
 	wantTables("rate_limits", migrations.VersionTable)
 	wantStatus(applied)
 	wantUp(nil)
+	wantDown(&pending[2])
 	wantDown(&pending[1])
 	wantStatus(all(1))
 	wantUp(applied[1:])
+	wantDown(&pending[2])
 	wantDown(&pending[1])
 	wantDown(&pending[0])
 	wantTables(migrations.VersionTable)
