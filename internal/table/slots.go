@@ -245,17 +245,23 @@ FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::int4[]),
 	WITH ORDINALITY AS w (name, key, shard, value, ts, paused, slots, i)
 WHERE l.name = w.name AND l.key = w.key AND l.shard = w.shard AND w.i BETWEEN 1 AND 1000000000`
 
-	// renewSQL writes a row anew that has not changed since it was read. A connection
-	// may write values as text with 15 digits; no count that can be taken is as small
-	// as that.
+	// renewSQL writes a row anew that has not changed since it was read. The value does
+	// not tell whether a slot that is ahead has been given more, but the newest total
+	// does. A connection may write numbers as text with 15 digits; no count that can be
+	// taken is as small as that.
 	renewSQL = `UPDATE {table} SET value = $4::float8, ts = $5::timestamptz, slots = $6::float8[]
-WHERE name = $1::text AND key = $2::text AND shard = $3::int4 AND ts = $7::timestamptz AND abs(value - $8::float8) <= abs(value) * 1e-14`
+WHERE name = $1::text AND key = $2::text AND shard = $3::int4 AND ts = $7::timestamptz AND abs(value - $8::float8) <= abs(value) * 1e-14
+	AND ($9::float8 IS NULL OR abs(slots[cardinality(slots)] - $9::float8) <= $9::float8 * 1e-15)`
 )
 
 // Renew writes a sliding window's row, which means the same afterwards, as its
 // definition does, unless it has changed since it was seen.
 func (t *Table) Renew(ctx context.Context, q Querier, row decide.Row, seen, as ratelimit.State) error {
-	_, err := q.Exec(ctx, t.renew, row.Name, row.Key.Key, int32(row.Shard), as.Value, as.TS, as.Slots.Numbers(as.Value), seen.TS, seen.Value)
+	var newest *float64
+	if seen.Slots != nil {
+		newest = &seen.Slots.Totals[len(seen.Slots.Totals)-1]
+	}
+	_, err := q.Exec(ctx, t.renew, row.Name, row.Key.Key, int32(row.Shard), as.Value, as.TS, as.Slots.Numbers(as.Value), seen.TS, seen.Value, newest)
 	return err
 }
 
