@@ -170,11 +170,23 @@ func (d Definition) slotTolerance(s State, n float64) float64 {
 // that may be, as tokens. An allow asks before whether s is paused.
 func (d Definition) takeSlot(s State, now time.Time, n, floor float64) (after State, ok bool) {
 	settled := d.Settle(s, now)
+	if n > d.Rate+exact.Tolerance(n, d.Rate, 0) {
+		return settled, false // it fits in no window, and a shard may be asked for more than it holds
+	}
 	later := settled.Slots.First(n, d.Rate, d.slotTolerance(settled, n), d.unpaused(settled, now))
 	if settled.Slots.Ahead+later > 0 && d.delayed(d.slotStart(settled, later)-now.UnixMicro()) > -floor {
 		return settled, false
 	}
 	return d.give(settled, n, later), true
+}
+
+// TakeFrom takes n tokens from a sliding window's row at now, for the first slot that
+// begins at from or later and has room for them.
+func (d Definition) TakeFrom(s State, now time.Time, n float64, from time.Time) State {
+	settled := d.Settle(s, now)
+	wait := max(0, from.UnixMicro()-d.slotStart(settled, 0))
+	first := (wait + settled.Slots.Width - 1) / settled.Slots.Width
+	return d.give(settled, n, settled.Slots.First(n, d.Rate, d.slotTolerance(settled, n), first))
 }
 
 // delayed is a time, in microseconds, as the tokens that MaxReserved counts.

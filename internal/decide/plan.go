@@ -52,11 +52,14 @@ func (c *Call) Plan(v View) ([]Change, bool) {
 		if !ok {
 			return nil, false
 		}
-		least := a.leastChange(v, i)
+		least, first := a.leastChange(v.States[i], v.At), len(changes)
 		for shard, n := range counts {
 			if n > 0 || a.Count == 0 && shard == least {
 				changes = append(changes, a.planned(i, shard, n, v))
 			}
+		}
+		if len(changes) > first+1 {
+			inOneSlot(changes[first:], v.At)
 		}
 	}
 	return changes, true
@@ -64,13 +67,13 @@ func (c *Call) Plan(v View) ([]Change, bool) {
 
 // leastChange is the shard that a count of 0 is taken from: the fullest, since one that
 // is not known to be there is empty.
-func (a *Ask) leastChange(v View, i int) int {
+func (a *Ask) leastChange(states []ratelimit.State, now time.Time) int {
 	if a.Count > 0 || !a.Sharded() {
 		return 0
 	}
-	values := make([]float64, len(v.States[i]))
-	for shard, s := range v.States[i] {
-		values[shard] = a.Definition.Shard().Settle(s, v.At).Value
+	values := make([]float64, len(states))
+	for shard, s := range states {
+		values[shard] = a.Definition.Shard().Settle(s, now).Value
 	}
 	return fullest(values)
 }
@@ -87,6 +90,29 @@ func (a *Ask) planned(i, shard int, n float64, v View) Change {
 		change.Floor = min(change.Floor, change.After.Value)
 	}
 	return change
+}
+
+// inOneSlot has the changes of one limit, if it is a sliding window, give the same slot,
+// which is the latest of theirs: the work will not start before that, and must be counted
+// where it starts.
+func inOneSlot(changes []Change, now time.Time) {
+	var from time.Time
+	for i := range changes {
+		c := &changes[i]
+		if c.Definition.Kind != ratelimit.KindSlidingWindow {
+			return
+		}
+		if at := c.Definition.Due(c.After, now, c.Count); at.After(now) {
+			from = latest(from, at)
+		}
+	}
+	if from.IsZero() {
+		return
+	}
+	for i := range changes {
+		c := &changes[i]
+		c.From, c.After = latest(c.From, from), c.Definition.TakeFrom(c.Seen, now, c.Count, from)
+	}
 }
 
 // paused reports whether one of a limit's rows is: a pause is in all of them.
@@ -252,9 +278,9 @@ func unpaused(states []ratelimit.State) []ratelimit.State {
 // dueAmong is due for taking counts from shards in states.
 func (a *Ask) dueAmong(states []ratelimit.State, counts []float64, now time.Time) time.Time {
 	shard, at := a.Definition.Shard(), now
-	floor := a.Floor / float64(len(states))
+	floor, least := a.Floor/float64(len(states)), a.leastChange(states, now)
 	for i, s := range states {
-		if counts[i] == 0 && (a.Count != 0 || i != 0) {
+		if counts[i] == 0 && (a.Count != 0 || i != least) {
 			continue
 		}
 		after, ok := shard.Take(s, now, counts[i], floor)

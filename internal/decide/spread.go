@@ -53,11 +53,14 @@ func (a *Ask) spreadAhead(now time.Time, states []ratelimit.State, floor float64
 	settled, best, due := make([]ratelimit.State, len(states)), -1, time.Time{}
 	for i, s := range states {
 		settled[i] = shard.Settle(s, now)
-		if after, ok := shard.Take(s, now, a.Count, floor); ok && a.Count <= shard.Capacity+a.slack(1, floor) {
+		if after, ok := shard.Take(s, now, a.Count, floor); ok {
 			if at := shard.Due(after, now, a.Count); best < 0 || at.Before(due) {
 				best, due = i, at
 			}
 		}
+	}
+	if a.Count == 0 { // which every shard has, whenever
+		return make([]float64, len(states)), best >= 0
 	}
 	together := func(wait time.Duration) (counts []float64, ok bool) {
 		values := make([]float64, len(settled))
