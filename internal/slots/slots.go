@@ -70,7 +70,7 @@ func (s *Slots) Add(n float64, later int64) *Slots {
 // when that is none.
 func (s *Slots) Move(later, ahead int64) *Slots {
 	moved := &Slots{Width: s.Width, Ahead: ahead, Totals: s.Totals}
-	if later > 0 {
+	if later = min(later, int64(len(s.Totals))); later > 0 {
 		moved.Totals = make([]float64, len(s.Totals))
 		for i := range moved.Totals {
 			moved.Totals[i] = s.Totals[s.place(later+int64(i))]
@@ -110,16 +110,6 @@ func (s *Slots) Change(slot int, n float64) *Slots {
 	return out
 }
 
-// Last is the place of the newest slot that holds something, -1 when none does.
-func (s *Slots) Last() int {
-	for slot := len(s.Totals) - 2; slot >= 0; slot-- {
-		if s.Of(slot) > 0 {
-			return slot
-		}
-	}
-	return -1
-}
-
 // Numbers returns the slots as they are stored beside a value: the width, how far they
 // are ahead, the value, by which it is found whether another kind of limit has
 // written the row since, and the totals.
@@ -130,9 +120,10 @@ func (s *Slots) Numbers(value float64) []float64 {
 // Header is how many Numbers are before the totals.
 const Header = 3
 
-// Read returns the slots that are stored beside a value, nil if these are not they.
+// Read returns the slots that are stored beside a value, nil if these are not they. A
+// connection may read numbers as text with 15 digits.
 func Read(numbers []float64, value float64) *Slots {
-	if len(numbers) < Header+3 || numbers[2] != value || numbers[0] < 1 || numbers[0] > math.MaxInt64/2 {
+	if len(numbers) < Header+3 || math.Abs(numbers[2]-value) > math.Abs(value)*1e-14 || numbers[0] < 1 || numbers[0] > math.MaxInt64/2 {
 		return nil
 	}
 	return &Slots{Width: int64(numbers[0]), Ahead: int64(numbers[1]), Totals: numbers[Header:]}
