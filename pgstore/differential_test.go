@@ -283,6 +283,7 @@ func (c tally) wantBroad(t *testing.T, n int) {
 		"granted", "refused", "in debt", "several granted", "several refused", "same key twice",
 		"never", "cancelled", "not cancelled", "paused", "not paused", "pruned rows", "clock went back",
 		"definition changed", "promise kept", "while paused", "pause ended",
+		"sliding granted", "sliding refused", "sliding ahead", "sliding cancelled", "sliding credited",
 	}
 	for _, v := range allVerbs {
 		want = append(want, string(v))
@@ -447,6 +448,10 @@ func (h *history) call(v verbs, o op) reply {
 func (h *history) count(o op, a reply) {
 	asked := o.verb == allow || o.verb == reserve
 	several := asked && len(a.result.Each) > 1
+	sliding := a.err == nil && slides(ratelimit.NameOf(a.result.Request.Limit))
+	if o.verb == cancel {
+		sliding = slides(ratelimit.NameOf(h.results[o.target].Request.Limit))
+	}
 	for k, is := range map[string]bool{
 		"calls":           true,
 		string(o.verb):    true,
@@ -463,6 +468,12 @@ func (h *history) count(o op, a reply) {
 		"not paused":      o.verb == pause && a.err != nil,
 		"while paused":    asked && !a.result.PausedUntil.IsZero(),
 		"pruned rows":     a.pruned > 0,
+
+		"sliding granted":   sliding && asked && a.result.OK,
+		"sliding refused":   sliding && asked && !a.result.OK,
+		"sliding ahead":     sliding && o.verb == reserve && a.result.OK && a.result.RetryAfter > 0,
+		"sliding cancelled": sliding && o.verb == cancel && a.said,
+		"sliding credited":  sliding && o.verb == credit,
 	} {
 		if is {
 			h.tally[k]++
