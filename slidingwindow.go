@@ -25,8 +25,13 @@ const defaultSlots = 16
 // Slots / (Slots + 1) of it.
 //
 // A reservation is for the start of a slot. Work that starts late, anywhere within
-// that slot, still keeps the bound. Those who reserve are served in the order of
-// their coming, and while a reservation is ahead nothing is allowed before it.
+// that slot, still keeps the bound: up to SlotWidth after RetryAt. What is allowed at
+// once is counted in the slot of its [Status].At. Work that begins when its slot is
+// over, since its caller has waited long for the row, say, is counted too early.
+//
+// Those who reserve are served in the order of their coming, and while a
+// reservation is ahead nothing is allowed before it. In a call of several limits each is
+// reserved for an instant of its own, and the result has the latest.
 type SlidingWindow struct {
 	// Name is the limit's identity in the database, together with the key.
 	// Required, at most MaxNameLength bytes. A limit that was of another kind

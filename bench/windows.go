@@ -284,7 +284,7 @@ func runWindows(ctx context.Context, args []string, stdout, stderr io.Writer) (e
 		flags.PrintDefaults()
 	}
 	file := flags.String("plot", "", "draw the results into this `file`, as SVG")
-	rounds := flags.Int("rounds", 3, "how often each measurement is made")
+	rounds := flags.Int("rounds", 5, "how often each measurement is made")
 	duration := flags.Duration("round", time.Second, "how long one takes")
 	if err := flags.Parse(args); err != nil {
 		return err
