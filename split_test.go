@@ -212,8 +212,8 @@ func TestSplitErrors(t *testing.T) {
 
 // What a receipt can have by its text is what calls can have.
 func TestReceiptBounds(t *testing.T) {
-	got := []float64{receipt.MaxLimits, receipt.MaxShards, receipt.MaxNameLength, receipt.MaxKeyLength, receipt.MaxTokens}
-	want := []float64{MaxRequests, MaxShards, MaxNameLength, MaxKeyLength, MaxTokens}
+	got := []float64{receipt.MaxLimits, receipt.MaxShards, receipt.MaxNameLength, receipt.MaxKeyLength, receipt.MaxTokens, receipt.MaxSlots}
+	want := []float64{MaxRequests, MaxShards, MaxNameLength, MaxKeyLength, MaxTokens, MaxSlots}
 	if !slices.Equal(got, want) {
 		t.Errorf("bounds %v, want %v", got, want)
 	}

@@ -88,14 +88,8 @@ func (s *Store) credit(ctx context.Context, tx pgx.Tx, call *decide.Call, r rate
 	} else {
 		view.States[0] = make([]ratelimit.State, 1)
 	}
-	var batch pgx.Batch
-	given := make([]table.Taken, len(counts))
-	now := s.clock()
-	for i, n := range counts {
-		c := a.Change(0, shard+i, 0)
-		s.table.QueueGive(&batch, &c, n, c.Definition.Capacity, now, &given[i])
-	}
-	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
+	given, err := s.give(ctx, tx, a, shard, counts)
+	if err != nil {
 		return ratelimit.Status{}, s.fault("credit", err)
 	}
 	for i := range given {
@@ -104,6 +98,32 @@ func (s *Store) credit(ctx context.Context, tx pgx.Tx, call *decide.Call, r rate
 	s.hints.changed(a.Of())
 	s.hints.saw(call, view)
 	return decide.Credited(r, view.States[0], view.At), nil
+}
+
+// give gives counts to shards of an ask, from the given one on, and returns what is in
+// their rows then. A sliding window is given to in a second round trip, with the row locked.
+func (s *Store) give(ctx context.Context, tx pgx.Tx, a *decide.Ask, shard int, counts []float64) ([]table.Taken, error) {
+	var batch, second pgx.Batch
+	changes, given := make([]decide.Change, len(counts)), make([]table.Taken, len(counts))
+	now := s.clock()
+	for i, n := range counts {
+		c := &changes[i]
+		*c = a.Change(0, shard+i, 0)
+		s.table.QueueGive(&batch, c, n, c.Definition.Capacity, now, &given[i])
+	}
+	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
+		return nil, err
+	}
+	for i, n := range counts {
+		if c := &changes[i]; c.Definition.Kind == ratelimit.KindSlidingWindow && !given[i].Made {
+			given[i].After = c.Definition.Credit(given[i].After, given[i].At, n)
+			s.table.QueuePut(&second, c.Row, given[i].After)
+		}
+	}
+	if second.Len() == 0 {
+		return given, nil
+	}
+	return given, tx.SendBatch(ctx, &second).Close()
 }
 
 // settled locks all rows of an edit's limit and key, in order, and returns what is
@@ -325,19 +345,7 @@ func (s *Store) reshard(ctx context.Context, tx pgx.Tx, old, renewed *decide.Cal
 		return s.fault("reshard", err)
 	}
 	states, n := view.States[0], renewed.Asks[0].Definition.Shards
-	share := ratelimit.State{TS: states[0].TS}
-	for _, state := range states {
-		state = old.Asks[0].Definition.Shard().Settle(state, view.At)
-		share.Value += state.Value / float64(n)
-		if state.TS.After(share.TS) { // paused: nothing comes in before the last of them
-			share.TS = state.TS
-		}
-		if state.Paused.After(share.Paused) {
-			share.Paused = state.Paused
-		}
-	}
-	// To the old definition a missing row would be a full one.
-	empty := ratelimit.State{TS: share.TS, Paused: share.Paused}
+	share, empty := old.Asks[0].Definition.Share(states, view.At, n)
 	var batch pgx.Batch
 	for shard := range max(n, len(states)) {
 		state := share

@@ -319,7 +319,7 @@ func (o *own) tellGroup(tickets []*ticket, g *table.Grant) {
 		p := t.Value
 		change.Count = p.call.Asks[0].Count
 		rest -= change.Count
-		change.After.Value = g.Taken.After.Value + rest
+		change.After = g.Definition.Spend(g.Taken.After, g.Taken.At, -rest)
 		p.result = o.granted(&p.call, changes, g.Taken.At, "", nil)
 		t.Finish()
 	}
@@ -371,7 +371,9 @@ func (o *own) single(p *pending) bool {
 		return false
 	}
 	a := &call.Asks[0]
-	p.row, p.floor = decide.Row{Key: a.Of()}, a.Floor
+	if p.row, p.floor = (decide.Row{Key: a.Of()}), a.Floor; a.Definition.Kind == ratelimit.KindSlidingWindow {
+		p.floor = 0 // what must wait has a slot of its own, so a group has all of it at once
+	}
 	if !a.Sharded() {
 		return true
 	}

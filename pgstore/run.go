@@ -196,6 +196,9 @@ func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 			a.result = a.call.Refused(view)
 			return nil, nil
 		}
+		if err := b.renew(ctx, a.conn, changes, view.At); err != nil {
+			return nil, b.fault("renew", err)
+		}
 	}
 }
 

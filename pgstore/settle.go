@@ -189,8 +189,9 @@ type making struct {
 }
 
 // make makes the settlement in one round trip if nothing is to be taken, otherwise in
-// two: what is taken is taken from rows that are locked and were read. (They are given
-// nothing for that, which leaves no predicate locks under SERIALIZABLE.)
+// two: what is taken is taken from rows that are locked and were read, and so is what is
+// given back to the slots of a sliding window. (They are given nothing for that, which
+// leaves no predicate locks under SERIALIZABLE.)
 func (m *making) make(ctx context.Context, tx pgx.Tx) error {
 	if err := m.choose(ctx, tx); err != nil {
 		return err
@@ -244,7 +245,10 @@ func (m *making) remember() {
 	}
 	for i := range m.changes {
 		c, state := &m.changes[i], m.given[i].After
-		if c.Count > 0 {
+		if i > 0 && m.changes[i-1].Row == c.Row { // another slot of it
+			state, m.given[i].Made = m.changes[i-1].After, m.given[i-1].Made
+		}
+		if c.Count > 0 || slides(c) {
 			state = c.Settle(state, m.after.At)
 		}
 		m.changes[i].After = state
@@ -254,13 +258,16 @@ func (m *making) remember() {
 	m.hints.saw(call, m.after)
 }
 
+// slides reports whether a change is of a sliding window's row, which is written whole.
+func slides(c *decide.Change) bool { return c.Definition.Kind == ratelimit.KindSlidingWindow }
+
 // finish writes the rows from which something was taken, and deletes those that were
 // made to be given something.
 func (m *making) finish(ctx context.Context, tx pgx.Tx) error {
 	var batch pgx.Batch
 	for i := range m.changes {
 		switch c := &m.changes[i]; {
-		case c.Count > 0:
+		case c.Count > 0 || slides(c) && !m.given[i].Made:
 			m.table.QueuePut(&batch, c.Row, c.After)
 		case m.given[i].Made: // full, perhaps by a definition that is not known here
 			m.table.QueueRemove(&batch, c.Row)

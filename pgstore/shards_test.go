@@ -90,8 +90,11 @@ func shardedLimit(random *rand.Rand, name string) ratelimit.Limit {
 		rate, shards := pick(random, 3, 10, 4.0/3, 27.77, 1e5), pick(random, 2, 3, 7)
 		capacity := rate * pick(random, 1, 2.5, 0.3)
 		var l ratelimit.Limit = ratelimit.TokenBucket{Name: name, Rate: rate, Period: time.Minute, Capacity: capacity, Shards: shards}
-		if random.IntN(2) == 0 {
+		switch random.IntN(3) {
+		case 0:
 			l = ratelimit.FixedWindow{Name: name, Rate: rate, Period: time.Minute, Capacity: capacity, Shards: shards}
+		case 1:
+			l = ratelimit.SlidingWindow{Name: name, Rate: rate, Period: time.Minute, Slots: pick(random, 1, 6, 16), Shards: shards}
 		}
 		if l.Validate() == nil {
 			return l

@@ -115,9 +115,30 @@ func (b *base) takeChange(ctx context.Context, q table.Querier, call *decide.Cal
 		if !ok {
 			break
 		}
+		if err := b.renew(ctx, q, changes, view.At); err != nil {
+			return ratelimit.Result{}, view, b.fault("renew", err)
+		}
 		change = changes[0]
 	}
 	return call.Refused(view), view, nil
+}
+
+// renew writes the rows of changes anew that no take can add to, since another
+// definition has written them or they have been added to for long. They mean the same
+// afterwards.
+func (b *base) renew(ctx context.Context, q table.Querier, changes []decide.Change, at time.Time) error {
+	for i := range changes {
+		c := &changes[i]
+		if c.Definition.Plain(c.Seen) {
+			continue
+		}
+		as := c.Definition.Settle(c.Seen, at)
+		if err := b.table.Renew(ctx, q, c.Row, c.Seen, as); err != nil {
+			return err
+		}
+		c.Seen = as
+	}
+	return nil
 }
 
 // granted is the result of a call whose changes were made at an instant. xid is the
@@ -190,6 +211,9 @@ func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (r
 		if changes, ok = call.Plan(view); !ok || round == rounds {
 			return call.Refused(view), nil
 		}
+		if err := b.renew(ctx, tx, changes, view.At); err != nil {
+			return ratelimit.Result{}, b.fault("renew", err)
+		}
 		look, undo = all, &pgx.Batch{}
 	}
 }
@@ -216,6 +240,9 @@ func (b *base) takeFirst(ctx context.Context, tx pgx.Tx, call *decide.Call) (rat
 	}
 	result := call.Refused(view)
 	if changes, ok := call.Plan(view); ok {
+		if err := b.renew(ctx, tx, changes, view.At); err != nil {
+			return ratelimit.Result{}, b.fault("renew", err)
+		}
 		chosen, changes := call.Chosen(changes)
 		t := try{base: b, call: chosen, changes: changes}
 		if err := t.send(ctx, tx); err != nil {

@@ -330,10 +330,7 @@ func (in Inserter) job(args river.JobArgs, opts *river.InsertOpts, requests []ra
 	if reserved.At.IsZero() { // not limited
 		return river.InsertManyParams{Args: args, InsertOpts: opts}, nil
 	}
-	at := reserved.RetryAt
-	if reserved.RetryAfter > 0 {
-		at = jitter(at, in.Jitter)
-	}
+	n := note{Attempt: 1}.with(requests, reserved, in.Jitter).keep(receipt)
 	var scheduled river.InsertOpts
 	if opts != nil {
 		scheduled = *opts
@@ -343,10 +340,10 @@ func (in Inserter) job(args river.JobArgs, opts *river.InsertOpts, requests []ra
 	}
 	// A job that is due is not scheduled: that would have it wait for River's
 	// next promotion.
-	if at.After(reserved.At) && at.After(scheduled.ScheduledAt) {
-		scheduled.ScheduledAt = at
+	if n.At.After(reserved.At) && n.At.After(scheduled.ScheduledAt) {
+		scheduled.ScheduledAt = n.At
 	}
 	var err error
-	scheduled.Metadata, err = note{Attempt: 1}.with(requests, at, receipt).addTo(scheduled.Metadata)
+	scheduled.Metadata, err = n.addTo(scheduled.Metadata)
 	return river.InsertManyParams{Args: args, InsertOpts: &scheduled}, err
 }

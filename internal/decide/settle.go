@@ -12,7 +12,7 @@ import (
 // Settlement is how what a receipt says was paid becomes what was used.
 type Settlement struct {
 	Call    Call     // of what was used, in the order of the call that paid
-	Changes []Change // one for each row, in order; with negative counts to give back
+	Changes []Change // in the order of rows, mostly one for each; with negative counts to give back
 }
 
 // Settle says how to settle a receipt with what was used, one count for each limit in
@@ -50,7 +50,7 @@ func (s *Settlement) add(seen *Seen, payments []receipt.Payment, used []float64)
 	p, place := payments[0], len(s.Call.Asks)
 	d := ratelimit.Definition{
 		Name: p.Name, Kind: ratelimit.Kind(p.Kind), Rate: p.Rate, Period: p.Period,
-		Capacity: p.Capacity, MaxReserved: p.MaxReserved, Shards: p.Shards, Start: p.Start,
+		Capacity: p.Capacity, MaxReserved: p.MaxReserved, Shards: p.Shards, Start: p.Start, Slots: p.Slots,
 	}
 	count := 0.0
 	if place < len(used) {
@@ -74,18 +74,21 @@ func (s *Settlement) add(seen *Seen, payments []receipt.Payment, used []float64)
 		kept := min(p.Tokens, left)
 		left -= kept
 		change := a.Change(place, p.Shard%d.Shards, kept-p.Tokens)
+		if d.Kind == ratelimit.KindSlidingWindow {
+			change.Slot = time.UnixMicro(p.Slot).UTC()
+		}
 		s.Changes = append(s.Changes, change)
 	}
 	s.Changes[len(s.Changes)-len(payments)+most].Count += left
 	return nil
 }
 
-// merge puts changes in the order of rows, one for each.
+// merge puts changes in the order of rows, one for each row, or slot of a row.
 func (s *Settlement) merge() {
 	slices.SortStableFunc(s.Changes, func(a, b Change) int { return a.Row.Compare(b.Row) })
 	merged := s.Changes[:0]
 	for _, c := range s.Changes {
-		if n := len(merged) - 1; n >= 0 && merged[n].Row == c.Row {
+		if n := len(merged) - 1; n >= 0 && merged[n].Row == c.Row && merged[n].Slot.Equal(c.Slot) {
 			merged[n].Count += c.Count
 			continue
 		}
@@ -103,16 +106,13 @@ func (s *Settlement) Rows() []Row {
 	return rows
 }
 
-// Settle is a change's row in a state once it was settled at now. To add to a row's
-// value, as it is stored, is to give back: with nothing refilled it is the same by
-// every definition, whatever has been changed since, and the next take cuts it to its
-// capacity.
+// Settle is a change's row in a state once it was settled at now: see
+// [ratelimit.Definition.Charge] and [ratelimit.Definition.Refund].
 func (c *Change) Settle(state ratelimit.State, now time.Time) ratelimit.State {
 	if c.Count > 0 {
 		return c.Definition.Charge(state, now, c.Count)
 	}
-	state.Value -= c.Count
-	return state
+	return c.Definition.Refund(state, now, -c.Count, c.Slot)
 }
 
 // Result is that of a settlement, after which the limits' rows are as in the view.

@@ -3,6 +3,7 @@ package table
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/slots"
 )
 
 // The statements below are for decisions on their own, on plain PostgreSQL. None
@@ -90,6 +92,9 @@ func freeSQL(passOver string) string {
 // its last parameter: what need not be asked about is not in its text.
 type clocks struct{ read, told string }
 
+// in returns them with in made of each.
+func (c clocks) in(in func(string) string) clocks { return clocks{in(c.read), in(c.told)} }
+
 func (c *clocks) of(now *time.Time) string {
 	if now == nil {
 		return c.read
@@ -98,23 +103,28 @@ func (c *clocks) of(now *time.Time) string {
 }
 
 // newGrant makes grantSQL.
-func newGrant(in func(string) string, t ticks, free string) clocks {
-	of := func(now, clock string) string {
-		return in(strings.NewReplacer(
-			"u.name", "$1::text", "u.key", "$2::text", "u.shard", "$3::int4", "u.total", "$4::float8", "u.need", "$5::float8",
-			"u.capacity", "$6::float8", "u.rate", "$7::float8", "u.period", "$8::float8",
-			"u.tick", "$8::float8", // of a fixed window; a token bucket has none
-			"u.now", now, "{clock}", clock, "{free}", free,
-		).Replace(t.fill(grantSQL)))
-	}
-	return clocks{read: of("statement_timestamp()", "clock_timestamp()"), told: of("$9::timestamptz", "$9::timestamptz")}
+func newGrant(t ticks) func(free string) clocks {
+	return newClocks(t.fill(grantSQL), "$9::timestamptz",
+		"u.name", "$1::text", "u.key", "$2::text", "u.shard", "$3::int4", "u.total", "$4::float8", "u.need", "$5::float8",
+		"u.capacity", "$6::float8", "u.rate", "$7::float8", "u.period", "$8::float8",
+		"u.tick", "$8::float8", // of a fixed window; a token bucket has none
+	)
 }
 
-// newGrantMany makes grantManySQL.
-func newGrantMany(in func(string) string, t ticks) string {
-	return in(strings.NewReplacer(
-		"{clock}", "coalesce($10::timestamptz, clock_timestamp())", "{free}", freeSQL("(SELECT "+passOverSQL+")"),
-	).Replace(t.fill(grantManySQL)))
+// newClocks makes the statements of a grant of one row, whose parameters are named; told
+// is the last.
+func newClocks(sql, told string, parameters ...string) func(free string) clocks {
+	return func(free string) clocks {
+		of := func(now, clock string) string {
+			return strings.NewReplacer(append(parameters[:len(parameters):len(parameters)], "u.now", now, "{clock}", clock, "{free}", free)...).Replace(sql)
+		}
+		return clocks{read: of("statement_timestamp()", "clock_timestamp()"), told: of(told, told)}
+	}
+}
+
+// newGrantMany makes a grant of several rows; told is the last parameter.
+func newGrantMany(sql, told string) string {
+	return strings.NewReplacer("{clock}", "coalesce("+told+", clock_timestamp())", "{free}", freeSQL("(SELECT "+passOverSQL+")")).Replace(sql)
 }
 
 // Grant takes what grants say from the rows that have enough for all of it, but for
@@ -122,14 +132,34 @@ func newGrantMany(in func(string) string, t ticks) string {
 // over them, nothing is taken, and the error is lock_not_available.
 func (t *Table) Grant(ctx context.Context, q Querier, grants []Grant, now *time.Time) error {
 	if len(grants) == 1 {
-		return t.grantOne(ctx, q, &grants[0], now)
+		g := &grants[0]
+		return g.scan(q.QueryRow(ctx, t.of(&g.Definition).grant.of(now), g.arguments(now)...))
 	}
-	return t.grantSeveral(ctx, q, grants, now)
+	var sliding, others []*Grant
+	for i := range grants {
+		if grants[i].sliding() {
+			sliding = append(sliding, &grants[i])
+		} else {
+			others = append(others, &grants[i])
+		}
+	}
+	var batch pgx.Batch // of one statement mostly, and one transaction in any case
+	if len(others) > 0 {
+		t.queueOthers(&batch, others, now)
+	}
+	if len(sliding) > 0 {
+		t.queueSliding(&batch, sliding, now)
+	}
+	err := q.SendBatch(ctx, &batch).Close()
+	if err != nil { // nothing is taken, whatever has been read
+		for i := range grants {
+			grants[i].Taken = Taken{}
+		}
+	}
+	return err
 }
 
-func (t *Table) grantOne(ctx context.Context, q Querier, g *Grant, now *time.Time) error {
-	return g.scan(q.QueryRow(ctx, t.of(&g.Definition).grant.of(now), g.arguments(now)...))
-}
+func (g *Grant) sliding() bool { return g.Definition.Kind == ratelimit.KindSlidingWindow }
 
 // QueueGrant puts into a batch a grant that waits for its row if somebody has locked
 // it. (It is written by one statement that need not lock it first, since a row that has
@@ -140,7 +170,12 @@ func (t *Table) QueueGrant(batch *pgx.Batch, g *Grant, now *time.Time) {
 
 func (g *Grant) arguments(now *time.Time) []any {
 	d := &g.Definition
-	args := []any{g.Name, g.Key.Key, int32(g.Shard), g.Count, g.Need, d.Capacity, d.Rate, micros(d.Period)}
+	args := []any{g.Name, g.Key.Key, int32(g.Shard), g.Count}
+	if g.sliding() {
+		args = append(args, d.Rate, tick(d), int32(d.Slots+2))
+	} else {
+		args = append(args, g.Need, d.Capacity, d.Rate, micros(d.Period))
+	}
 	if now != nil {
 		args = append(args, *now)
 	}
@@ -149,51 +184,68 @@ func (g *Grant) arguments(now *time.Time) []any {
 
 // scan reads a row that a grant returned, if it did.
 func (g *Grant) scan(row pgx.Row) error {
-	err := row.Scan(&g.Taken.After.Value, &g.Taken.After.TS, &g.Taken.At)
+	taken, err := scanGrant(row, g.sliding())
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil
 	}
-	g.Taken.OK = err == nil
+	g.Taken = taken
 	return err
 }
 
-func (t *Table) grantSeveral(ctx context.Context, q Querier, grants []Grant, now *time.Time) error {
+func scanGrant(row pgx.Row, sliding bool, more ...any) (taken Taken, err error) {
+	var numbers []float64
+	fields := append(make([]any, 0, 5), &taken.After.Value, &taken.After.TS, &taken.At)
+	if sliding {
+		fields = append(fields, &numbers)
+	}
+	if err := row.Scan(append(fields, more...)...); err != nil {
+		return Taken{}, err
+	}
+	if taken.OK = true; sliding {
+		taken.After.Slots = slots.Read(numbers, taken.After.Value)
+	}
+	return taken, nil
+}
+
+// scanGrants reads the rows that a statement for several grants returned.
+func scanGrants(grants []*Grant) func(pgx.Rows) error {
+	return func(rows pgx.Rows) error {
+		for rows.Next() {
+			var i int64
+			taken, err := scanGrant(rows, grants[0].sliding(), &i)
+			if err != nil {
+				return err
+			}
+			grants[i-1].Taken = taken
+		}
+		return rows.Err()
+	}
+}
+
+// queueOthers puts into a batch grants of limits that are no sliding windows.
+func (t *Table) queueOthers(batch *pgx.Batch, grants []*Grant, now *time.Time) {
 	n := len(grants)
 	names, keys, shards, totals, needs := make([]string, n), make([]string, n), make([]int32, n), make([]float64, n), make([]float64, n)
 	capacities, rates, periods, ticks := make([]float64, n), make([]float64, n), make([]float64, n), make([]float64, n)
 	sql := t.grantMany
-	for i := range grants {
-		g, d := &grants[i], &grants[i].Definition
+	for i, g := range grants {
+		d := &g.Definition
 		names[i], keys[i], shards[i], totals[i], needs[i] = g.Name, g.Key.Key, int32(g.Shard), g.Count, g.Need
 		capacities[i], rates[i], periods[i], ticks[i] = d.Capacity, d.Rate, micros(d.Period), tick(d)
 		if d.Kind == ratelimit.KindFixedWindow {
 			sql = t.grantWindows // a token bucket's ticks are microseconds
 		}
 	}
-	rows, err := q.Query(ctx, sql, names, keys, shards, totals, needs, capacities, rates, periods, ticks, now)
-	if err != nil {
-		return err
-	}
-	var (
-		taken = Taken{OK: true}
-		i     int64
-	)
-	_, err = pgx.ForEachRow(rows, []any{&taken.After.Value, &taken.After.TS, &taken.At, &i}, func() error {
-		grants[i-1].Taken = taken
-		return nil
-	})
-	if err != nil { // nothing is taken, whatever has been read
-		for i := range grants {
-			grants[i].Taken = Taken{}
-		}
-	}
-	return err
+	batch.Queue(sql, names, keys, shards, totals, needs, capacities, rates, periods, ticks, now).Query(scanGrants(grants))
 }
 
 // tick is the granularity of a limit's clock, in microseconds.
 func tick(d *ratelimit.Definition) float64 {
-	if d.Kind == ratelimit.KindFixedWindow {
+	switch d.Kind {
+	case ratelimit.KindFixedWindow:
 		return micros(d.Period)
+	case ratelimit.KindSlidingWindow:
+		return micros(d.SlotWidth())
 	}
 	return 1
 }
@@ -225,20 +277,20 @@ func (r *Rows) states() (values []float64, ts []time.Time, paused []*time.Time) 
 const (
 	// readSQL reads rows in the order given, one index look-up each, and one
 	// clock for all.
-	readSQL = `SELECT l.value, l.ts, l.paused, w.i, (SELECT coalesce($4::timestamptz, clock_timestamp()))
+	readSQL = `SELECT l.value, l.ts, l.paused, l.slots, w.i, (SELECT coalesce($4::timestamptz, clock_timestamp()))
 FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::int4[])) WITH ORDINALITY AS w (name, key, shard, i)
 LEFT JOIN LATERAL (
-	SELECT r.value, r.ts, r.paused FROM {table} AS r
+	SELECT r.value, r.ts, r.paused, r.slots FROM {table} AS r
 	WHERE r.name = w.name AND r.key = w.key AND r.shard = w.shard
 	LIMIT 1
 ) AS l ON true`
 
 	// lockSQL is readSQL with the rows locked, but for those that somebody else
 	// has locked.
-	lockSQL = `SELECT l.value, l.ts, l.paused, w.i, (SELECT coalesce($4::timestamptz, clock_timestamp()))
+	lockSQL = `SELECT l.value, l.ts, l.paused, l.slots, w.i, (SELECT coalesce($4::timestamptz, clock_timestamp()))
 FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::int4[])) WITH ORDINALITY AS w (name, key, shard, i)
 LEFT JOIN LATERAL (
-	SELECT r.value, r.ts, r.paused FROM {table} AS r
+	SELECT r.value, r.ts, r.paused, r.slots FROM {table} AS r
 	WHERE r.name = w.name AND r.key = w.key AND r.shard = w.shard
 	LIMIT 1 FOR UPDATE SKIP LOCKED
 ) AS l ON true`
@@ -329,5 +381,13 @@ func (t *Table) QueueFill(batch *pgx.Batch, rows []decide.Row, definitions []rat
 func (t *Table) QueueWrite(batch *pgx.Batch, r *Rows) {
 	names, keys, shards := r.columns()
 	values, ts, paused := r.states()
-	batch.Queue(t.write, names, keys, shards, values, ts, paused)
+	if !slices.ContainsFunc(r.States, func(s ratelimit.State) bool { return s.Slots != nil }) {
+		batch.Queue(t.write, names, keys, shards, values, ts, paused)
+		return
+	}
+	texts := make([]*string, len(r.States))
+	for i := range r.States {
+		texts[i] = slotsText(&r.States[i])
+	}
+	batch.Queue(t.writeSlots, names, keys, shards, values, ts, paused, texts)
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"testing"
 	"time"
 
@@ -23,7 +24,11 @@ func randomGrants(t *testing.T, random *rand.Rand, limits []ratelimit.Limit, n i
 	grants, before := make([]Grant, n), make([]ratelimit.State, n)
 	for i := range grants {
 		limit, count := limits[random.IntN(len(limits))], float64(random.IntN(12))
-		call, err := decide.New(random.IntN(2) == 0, limit.ForN(fmt.Sprint(i), count))
+		sliding := limit.Definition().Kind == ratelimit.KindSlidingWindow
+		if sliding {
+			count = min(count, limit.Definition().Rate)
+		}
+		call, err := decide.New(random.IntN(2) == 0 && !sliding, limit.ForN(fmt.Sprint(i), count))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -33,8 +38,23 @@ func randomGrants(t *testing.T, random *rand.Rand, limits []ratelimit.Limit, n i
 			Value: float64(random.IntN(20)) - 6,
 			TS:    quarterPast.Add(time.Minute - time.Duration(random.IntN(300))*time.Second),
 		}
+		if sliding {
+			before[i] = randomSlots(random, a.Definition)
+		}
 	}
 	return grants, before
+}
+
+// randomSlots is the state of a sliding window that was taken from, now and then ahead
+// of its time.
+func randomSlots(random *rand.Rand, d ratelimit.Definition) ratelimit.State {
+	at := quarterPast.Add(-time.Duration(random.IntN(180)) * time.Second)
+	state := d.Fresh("k", at)
+	for range random.IntN(6) {
+		state, _ = d.Take(state, at, float64(random.IntN(8)), -float64(random.IntN(2)*10))
+		at = at.Add(time.Duration(random.IntN(30)) * time.Second)
+	}
+	return state
 }
 
 // putAll writes the rows of grants.
@@ -56,9 +76,10 @@ func TestGrantAgrees(t *testing.T) {
 	table, now := New(db.Schema, false), quarterPast
 	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Minute, Capacity: 20, MaxReserved: 15}
 	window := ratelimit.FixedWindow{Name: "window", Rate: 7, Period: time.Minute, Capacity: 20, MaxReserved: 15}
+	sliding := ratelimit.SlidingWindow{Name: "sliding", Rate: 20, Period: time.Minute, Slots: 6}
 	random := rand.New(rand.NewPCG(3, 14))
 	outcomes := make(map[bool]int)
-	for _, limits := range [][]ratelimit.Limit{{bucket}, {window}, {bucket, window}} {
+	for _, limits := range [][]ratelimit.Limit{{bucket}, {window}, {sliding}, {bucket, window}, {bucket, window, sliding}} {
 		for n := range 100 {
 			grants, before := randomGrants(t, random, limits, 1+n%5)
 			putAll(t, db, table, grants, before)
@@ -68,8 +89,12 @@ func TestGrantAgrees(t *testing.T) {
 			for i := range grants {
 				g := &grants[i]
 				want, ok := g.Definition.Take(before[i], now, g.Count, g.Floor)
-				if got := g.Taken; got.OK != ok || ok && (got.After.Value != want.Value || !got.After.TS.Equal(want.TS)) {
+				if got := g.Taken; got.OK != ok || ok && (got.After.Value != want.Value || !got.After.TS.Equal(want.TS) || !reflect.DeepEqual(got.After.Slots, want.Slots)) {
 					t.Fatalf("%v of a %s with %v: got %v, want %v %v", g.Count, g.Definition.Name, before[i], got, want, ok)
+				}
+				waited := grantInTurnTo(t, db, table, g, before[i], now)
+				if waited.OK != ok || ok && waited.After.Value != want.Value {
+					t.Fatalf("%v of a %s with %v, in turn: got %v, want %v %v", g.Count, g.Definition.Name, before[i], waited, want, ok)
 				}
 				outcomes[ok]++
 			}
@@ -78,6 +103,19 @@ func TestGrantAgrees(t *testing.T) {
 	if outcomes[true] < 100 || outcomes[false] < 100 {
 		t.Errorf("%d taken and %d refused, so this test tells little", outcomes[true], outcomes[false])
 	}
+}
+
+// grantInTurnTo is what became of a grant to a row in a state, that waits for the row.
+func grantInTurnTo(t *testing.T, db *pgtest.DB, table *Table, g *Grant, before ratelimit.State, now time.Time) Taken {
+	t.Helper()
+	again := Grant{Change: g.Change, Need: g.Need}
+	var batch pgx.Batch
+	table.QueuePut(&batch, g.Row, before)
+	table.QueueGrant(&batch, &again, &now)
+	if err := db.Pool.SendBatch(t.Context(), &batch).Close(); err != nil {
+		t.Fatal(err)
+	}
+	return again.Taken
 }
 
 // TestGrantHeedsPauses: a row that is paused grants nothing, alone and among others;
