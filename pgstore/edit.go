@@ -44,7 +44,7 @@ func (s *Store) reset(ctx context.Context, q table.Querier, key decide.Key) erro
 // the capacity, and says what there is then. It is for settling an estimate:
 // reserve 1,000 tokens, use 640, credit 360. To give back all that a call
 // took, use [Store.CancelTx]. A sharded limit is credited in the shard from which
-// tx took last, or else where it has least. While the limit is paused, what is
+// tx took last, or else where it has least; a sliding window in its oldest slots first. While the limit is paused, what is
 // credited is there for reservations, and for the rest after the pause.
 func (s *Store) CreditTx(ctx context.Context, tx pgx.Tx, r ratelimit.Request) (ratelimit.Status, error) {
 	if err := r.Validate(); err != nil {
@@ -163,7 +163,8 @@ func (s *Store) settled(ctx context.Context, q table.Querier, call *decide.Call)
 }
 
 // CancelTx gives back, inside tx, exactly what the result's call took, to the
-// shards that it came from. It reports false, and does nothing, when the result
+// shards that it came from, and to the slots of a sliding window, which has it back
+// already when no window holds the slot any more. It reports false, and does nothing, when the result
 // took nothing, was cancelled before, or was taken in a transaction that was rolled
 // back. If the server has crashed or was started anew since a transaction of the caller's
 // took, nobody knows whether it was committed: that is [ErrOutcomeUnknown]. A result that was taken in another transaction that has not ended cannot be
@@ -303,8 +304,8 @@ func (s *Store) refunds(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt) ([
 }
 
 // PauseTx lets nothing be allowed and nothing come in to the limit's key for a
-// duration, inside tx, and what is there is gone; debt stays. It is for a third
-// party's 429 with Retry-After. The later of two pauses holds; PauseTx returns the
+// duration, inside tx, and what is there is gone; debt stays, and so does what a sliding
+// window's slots hold. It is for a third party's 429 with Retry-After. The later of two pauses holds; PauseTx returns the
 // instant at which it ends, on the database's clock.
 //
 // A pause holds: what is given back meanwhile, by credit or cancel, is there when it
