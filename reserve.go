@@ -225,8 +225,8 @@ func (d Definition) Credit(s State, now time.Time, n float64) State {
 // Refund gives back to s at now what a call took. To add to the value as it is
 // stored is to give back: with nothing settled it is the same by every definition. A
 // sliding window gives back to the slot in which slot lies, or nothing if that is
-// long ago.
-func (d Definition) Refund(s State, now time.Time, n float64, slot time.Time) State {
+// long ago. With a negative n more is taken there, since it was spent.
+func (d Definition) Refund(s State, now time.Time, n float64, slot int64) State {
 	if d.Kind == KindSlidingWindow {
 		return d.refundSlot(d.Settle(s, now), slot, n)
 	}
@@ -234,14 +234,14 @@ func (d Definition) Refund(s State, now time.Time, n float64, slot time.Time) St
 	return s
 }
 
-// Slot is an instant of the slot in which a taking that left s behind was counted: its
-// last, which is in the slot to which another definition would count it. It is zero
-// for the other kinds.
-func (d Definition) Slot(s State) time.Time {
+// Slot is an instant of the slot in which a taking that left s behind was counted, in
+// microseconds since 1970: its last, which is in the slot to which another definition
+// would count it. It is 0 for the other kinds.
+func (d Definition) Slot(s State) int64 {
 	if d.Kind != KindSlidingWindow || s.Slots == nil {
-		return time.Time{}
+		return 0
 	}
-	return instant(d.slotStart(s, 1) - 1)
+	return d.slotStart(s, 1) - 1
 }
 
 // Pause empties s at now; before until nothing can be allowed and nothing is

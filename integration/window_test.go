@@ -125,7 +125,7 @@ func TestSlidingWindowExact(t *testing.T) {
 					t.Fatal(err)
 				}
 				p := receipt.Payments(taken[i].Receipt)[0]
-				m.refund(now, m.slotOf(p.Slot.UnixMicro()), rat(p.Tokens))
+				m.refund(now, m.slotOf(p.Slot), rat(p.Tokens))
 				taken = append(taken[:i], taken[i+1:]...)
 			case "pause":
 				lasts := rapid.Int64Range(1, 2*d.Period.Microseconds()).Draw(t, "lasts")

@@ -49,8 +49,9 @@ func (p paid) isFor(r ratelimit.Request) bool {
 func paidFor(r ratelimit.Request, reserved ratelimit.Result) paid {
 	p := paid{Name: ratelimit.NameOf(r.Limit), Key: r.Key}
 	for _, payment := range receipt.Payments(reserved.Receipt) {
-		if payment.Name == p.Name && payment.Key == p.Key && (p.Until.IsZero() || payment.Slot.Before(p.Until)) {
-			p.Until = payment.Slot // of several shards, the one that ends first
+		until := time.UnixMicro(payment.Slot).UTC()
+		if payment.Name == p.Name && payment.Key == p.Key && payment.Slot != 0 && (p.Until.IsZero() || until.Before(p.Until)) {
+			p.Until = until // of several shards, the one that ends first
 		}
 	}
 	return p

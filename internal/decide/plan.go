@@ -27,7 +27,7 @@ type Change struct {
 	Seen       ratelimit.State      // the row as it was looked at, zero if it was not
 	Over       time.Time            // an instant that is known to be over
 	From       time.Time            // where the first slot begins that a reservation may have, since the row is paused
-	Slot       time.Time            // of what is given back, where that matters
+	Slot       int64                // of what is given back, of a kind of limit that has slots
 	After      ratelimit.State      // the row once it was changed
 }
 

@@ -22,7 +22,7 @@ type Payment struct {
 
 	Shard  int
 	Tokens float64
-	Slot   time.Time // of a sliding window: an instant of the slot that was given
+	Slot   int64 // within the row, of a kind of limit that has slots: see Definition.Slot; otherwise 0
 }
 
 // Receipt is what a call paid, row by row. A store's Cancel gives exactly that
