@@ -240,7 +240,7 @@ func (d Definition) Charge(s State, now time.Time, n float64) State {
 // whatever has been changed since, and the next take cuts it to its capacity. A
 // sliding window gives back to the slot in which slot lies, or nothing if that is
 // long ago.
-func (d Definition) Refund(s State, now time.Time, n float64, slot time.Time) State {
+func (d Definition) Refund(s State, now time.Time, n float64, slot int64) State {
 	if d.Kind == KindSlidingWindow {
 		return d.refundSlot(d.Settle(s, now), slot, n)
 	}
@@ -248,14 +248,14 @@ func (d Definition) Refund(s State, now time.Time, n float64, slot time.Time) St
 	return s
 }
 
-// Slot is an instant of the slot in which a taking that left s behind was counted: its
-// last, which is in the slot to which another definition would count it. It is zero
-// for the other kinds.
-func (d Definition) Slot(s State) time.Time {
+// Slot is an instant of the slot in which a taking that left s behind was counted, in
+// microseconds since 1970: its last, which is in the slot to which another definition
+// would count it. It is 0 for the other kinds.
+func (d Definition) Slot(s State) int64 {
 	if d.Kind != KindSlidingWindow || s.Slots == nil {
-		return time.Time{}
+		return 0
 	}
-	return instant(d.slotStart(s, 1) - 1)
+	return d.slotStart(s, 1) - 1
 }
 
 // Pause empties s at now; before until nothing can be allowed and nothing is

@@ -300,9 +300,9 @@ func (d Definition) fitsAt(settled State, n float64) time.Time {
 
 // refundSlot takes n out of the slot of settled in which the instant at lies, or what
 // of it is there. A slot that no window holds any more has nothing to give back.
-func (d Definition) refundSlot(settled State, at time.Time, n float64) State {
+func (d Definition) refundSlot(settled State, at int64, n float64) State {
 	oldest := d.slotStart(settled, -int64(d.Slots))
-	slot := at.UnixMicro() - oldest
+	slot := at - oldest
 	if slot < 0 || slot/settled.Slots.Width > int64(d.Slots) {
 		return settled
 	}

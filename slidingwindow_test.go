@@ -122,7 +122,7 @@ func TestSlidingWindowRefund(t *testing.T) {
 	second, _ := definition.Take(first, t5, 3, 0)
 	for _, tt := range []struct {
 		name string
-		slot time.Time
+		slot int64
 		now  time.Time
 		n    float64
 		want float64
@@ -133,13 +133,14 @@ func TestSlidingWindowRefund(t *testing.T) {
 		{"more than is there", definition.Slot(second), t6, 5, 6},
 		{"just in time", definition.Slot(first), slot(11).Add(-1), 4, 7},
 		{"too late", definition.Slot(first), slot(11), 4, 7}, // it has come back by itself
-		{"a slot that was not given", t4, t6, 4, 3},
+		{"a slot that was not given", t4.UnixMicro(), t6, 4, 3},
+		{"more, since it was spent", definition.Slot(second), t6, -9, -6},
 	} {
 		if got := definition.Refund(second, tt.now, tt.n, tt.slot); got.Value != tt.want {
 			t.Errorf("%s: %v tokens, want %v", tt.name, got.Value, tt.want)
 		}
 	}
-	if second.Value != 3 || definition.Refund(second, t6, 0, t0).Value != 3 {
+	if second.Value != 3 || definition.Refund(second, t6, 0, t0.UnixMicro()).Value != 3 {
 		t.Error("giving back has changed the state that it was given")
 	}
 }

@@ -284,7 +284,7 @@ func (s *Store) Credit(ctx context.Context, r ratelimit.Request) (status ratelim
 }
 
 // Pause empties the limit for key, and for a duration nothing can be allowed and
-// nothing is refilled; debt stays. What is credited or cancelled meanwhile can be
+// nothing is refilled; debt stays, and so does what a sliding window's slots hold. What is credited or cancelled meanwhile can be
 // reserved, and allowed after the pause. The later of two pauses holds. It returns
 // the instant at which the pause ends.
 func (s *Store) Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (until time.Time, err error) {

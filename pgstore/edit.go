@@ -42,7 +42,8 @@ func (s *Store) reset(ctx context.Context, q table.Querier, key decide.Key) erro
 // the capacity, and says what there is then. To settle an estimate, or to give back
 // all that a call took, use [Store.SettleTx] and [Store.CancelTx], which know the rows
 // that it took from. A sharded limit is credited in the shard from which
-// tx took last, or else where it has least. While the limit is paused, what is
+// tx took last, or else where it has least; a sliding window in its oldest slots first.
+// While the limit is paused, what is
 // credited is there for reservations, and for the rest after the pause.
 func (s *Store) CreditTx(ctx context.Context, tx pgx.Tx, r ratelimit.Request) (ratelimit.Status, error) {
 	if err := r.Validate(); err != nil {
@@ -149,9 +150,9 @@ func (s *Store) settled(ctx context.Context, q table.Querier, call *decide.Call)
 }
 
 // PauseTx lets nothing be allowed and nothing come in to the limit's key for a
-// duration, inside tx, and what is there is gone; debt stays. It is for a third
-// party's 429 with Retry-After. The later of two pauses holds; PauseTx returns the
-// instant at which it ends, on the database's clock.
+// duration, inside tx, and what is there is gone; debt stays, and so does what a sliding
+// window's slots hold. It is for a third party's 429 with Retry-After. The later of two
+// pauses holds; PauseTx returns the instant at which it ends, on the database's clock.
 //
 // A pause holds: what is given back meanwhile, by credit or cancel, is there when it
 // is over and not before. A reservation during a pause is due when it is over or

@@ -52,7 +52,7 @@ func paidFor(r ratelimit.Request, reserved ratelimit.Result) paid {
 	p := paid{Name: ratelimit.NameOf(r.Limit), Key: r.Key}
 	for _, payment := range receipt.Payments(reserved.Receipt) {
 		until := time.UnixMicro(payment.Slot).UTC()
-		if payment.Slot != 0 && payment.Name == p.Name && payment.Key == p.Key && (p.Until.IsZero() || until.Before(p.Until)) {
+		if payment.Name == p.Name && payment.Key == p.Key && payment.Slot != 0 && (p.Until.IsZero() || until.Before(p.Until)) {
 			p.Until = until // of several shards, the one that ends first
 		}
 	}

@@ -27,7 +27,7 @@ type Change struct {
 	Seen       ratelimit.State      // the row as it was looked at, zero if it was not
 	Over       time.Time            // an instant that is known to be over
 	From       time.Time            // where the first slot begins that a reservation may have, since the row is paused
-	Slot       time.Time            // of what is given back, where that matters
+	Slot       int64                // of what is given back, of a kind of limit that has slots
 	After      ratelimit.State      // the row once it was changed
 }
 
@@ -209,7 +209,7 @@ func (c *Call) Receipt(changes []Change, taker string, conn any, at time.Time) *
 				Name: d.Name, Key: ch.Key.Key, Kind: uint8(d.Kind), Rate: d.Rate, Period: d.Period,
 				Capacity: d.Capacity, MaxReserved: d.MaxReserved, Shards: d.Shards, Start: d.Start, Slots: d.Slots,
 			},
-			Place: place, Shard: ch.Shard, Slot: ch.slot(), Tokens: ch.Count,
+			Place: place, Shard: ch.Shard, Slot: ch.Definition.Slot(ch.After), Tokens: ch.Count,
 		}
 	}
 	if !c.Reserve {
@@ -221,14 +221,6 @@ func (c *Call) Receipt(changes []Change, taker string, conn any, at time.Time) *
 		left[i] = receipt.Left{Value: after.Value, TS: after.TS, Paused: after.Paused}
 	}
 	return receipt.NewReservation(payments, left, taker, conn, at)
-}
-
-// slot is the slot in which a change of a sliding window is counted, as a receipt has it.
-func (c *Change) slot() int64 {
-	if slot := c.Definition.Slot(c.After); !slot.IsZero() {
-		return slot.UnixMicro()
-	}
-	return 0
 }
 
 // Checked is what the call would get.

@@ -74,9 +74,7 @@ func (s *Settlement) add(seen *Seen, payments []receipt.Payment, used []float64)
 		kept := min(p.Tokens, left)
 		left -= kept
 		change := a.Change(place, p.Shard%d.Shards, kept-p.Tokens)
-		if d.Kind == ratelimit.KindSlidingWindow {
-			change.Slot = time.UnixMicro(p.Slot).UTC()
-		}
+		change.Slot = p.Slot
 		s.Changes = append(s.Changes, change)
 	}
 	s.Changes[len(s.Changes)-len(payments)+most].Count += left
@@ -88,7 +86,7 @@ func (s *Settlement) merge() {
 	slices.SortStableFunc(s.Changes, func(a, b Change) int { return a.Row.Compare(b.Row) })
 	merged := s.Changes[:0]
 	for _, c := range s.Changes {
-		if n := len(merged) - 1; n >= 0 && merged[n].Row == c.Row && merged[n].Slot.Equal(c.Slot) {
+		if n := len(merged) - 1; n >= 0 && merged[n].Row == c.Row && merged[n].Slot == c.Slot {
 			merged[n].Count += c.Count
 			continue
 		}
