@@ -1,0 +1,365 @@
+package httplimit
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+)
+
+const (
+	defaultMaxWait  = 30 * time.Second
+	defaultMaxTries = 4
+	defaultMaxPause = time.Hour
+
+	pauseTimeout = 5 * time.Second // of pausing the limit after a 429
+	firstBackoff = time.Second     // after a 429 that does not say for how long
+)
+
+// TransportStore is what a [Transport] needs of a store to share a quota with other
+// processes: a *pgstore.Store or a *memstore.Store.
+type TransportStore interface {
+	Wait(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
+	Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (time.Time, error)
+}
+
+// TransportConfig says what a [Transport] does.
+type TransportConfig struct {
+	// Base sends the requests. The default is http.DefaultTransport.
+	Base http.RoundTripper
+
+	// MaxWait is the longest that a request waits in all, before it is sent and between
+	// its tries. The default is 30 seconds.
+	MaxWait time.Duration
+
+	// MaxTries is how often a request is sent at most. The default is 4; 1 never sends
+	// one again.
+	MaxTries int
+
+	// MaxPause is the longest that a server is believed when it says how long not to
+	// come back. The default is 1 hour.
+	MaxPause time.Duration
+
+	// Scope says which requests a server's word is about: those for which it returns the
+	// same. The default is the URL's scheme and host.
+	Scope func(*http.Request) string
+
+	// Store and Limit space requests out by a limit of the client's own, which all
+	// processes with the same store share: each try takes what Limit asks for, waiting
+	// if need be, and a 429 pauses that limit for all. A request without a Limit takes
+	// nothing. A store that fails keeps the request from being sent. Both or neither.
+	Store TransportStore
+	Limit func(*http.Request) ratelimit.Request
+
+	// Logger gets the faults of pausing. The default is slog.Default().
+	Logger *slog.Logger
+}
+
+// Transport is an http.RoundTripper that keeps to what servers say of their limits: see
+// [ReadAdvice].
+//
+// A 429, or a 503 with Retry-After, holds back all requests of its scope until the
+// instant that it names. One that can be sent again is, by then, if MaxWait, MaxTries
+// and the context's deadline allow: its method must be idempotent (or it must have an
+// Idempotency-Key), and it must have no body, or a GetBody. Otherwise the response is
+// returned as it is. A request that would have to be held back for longer than allowed
+// is not sent: the error is a *[WaitError]. A response that says that nothing is left
+// holds the next ones back too, but only if they may wait that long; otherwise
+// they are sent, and it is for the server to refuse them.
+//
+// Transport is safe for concurrent use.
+type Transport struct {
+	config TransportConfig
+	holds  holds
+}
+
+// NewTransport makes a Transport; a nil config has all the defaults. An error is
+// [ratelimit.ErrInvalid], as a *[ratelimit.FieldError].
+func NewTransport(config *TransportConfig) (*Transport, error) {
+	t := &Transport{}
+	if config != nil {
+		t.config = *config
+	}
+	c := &t.config
+	switch {
+	case c.MaxWait < 0:
+		return nil, invalid("MaxWait", c.MaxWait, "must not be negative")
+	case c.MaxTries < 0:
+		return nil, invalid("MaxTries", c.MaxTries, "must not be negative")
+	case c.MaxPause < 0 || c.MaxPause > ratelimit.MaxSpan:
+		return nil, invalid("MaxPause", c.MaxPause, "must be at least 0 and at most ratelimit.MaxSpan")
+	case (c.Store == nil) != (c.Limit == nil):
+		return nil, invalid("Store", c.Store, "must be given with Limit, and Limit with it")
+	}
+	if c.Base == nil {
+		c.Base = http.DefaultTransport
+	}
+	if c.Scope == nil {
+		c.Scope = func(r *http.Request) string { return r.URL.Scheme + "://" + r.URL.Host }
+	}
+	c.MaxWait = orDefault(c.MaxWait, defaultMaxWait)
+	c.MaxTries = orDefault(c.MaxTries, defaultMaxTries)
+	c.MaxPause = orDefault(c.MaxPause, defaultMaxPause)
+	c.Logger = orDefault(c.Logger, slog.Default())
+	return t, nil
+}
+
+// WaitError is a request that was not sent, because it would have had to wait for
+// longer than Config.MaxWait or its context allow.
+type WaitError struct {
+	Until time.Time // when it could be sent; zero when only the limit's store knows
+	Err   error     // what ended the wait for the limit, or nil
+}
+
+func (e *WaitError) Error() string {
+	if e.Err != nil {
+		return "httplimit: not sent: its limit had nothing in time: " + e.Err.Error()
+	}
+	return fmt.Sprintf("httplimit: not sent: the server wants no request before %s", e.Until.UTC().Format(time.RFC3339))
+}
+
+// Unwrap is what ended the wait.
+func (e *WaitError) Unwrap() error { return e.Err }
+
+// RoundTrip implements http.RoundTripper.
+func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
+	budget := newBudget(req.Context(), t.config.MaxWait)
+	scope, try := t.config.Scope(req), req
+	for n := 1; ; n++ {
+		if err := t.turn(try, scope, budget); err != nil {
+			closeBody(try)
+			return nil, err
+		}
+		resp, err := t.config.Base.RoundTrip(try)
+		if err != nil {
+			return nil, err
+		}
+		wait, refused := t.heed(try, scope, resp, n)
+		if !refused || n == t.config.MaxTries || !budget.allows(wait) || !repeatable(req) {
+			return resp, nil
+		}
+		if try, err = again(req); err != nil {
+			return resp, nil // the body cannot be had again, so the answer stands
+		}
+		discard(resp.Body)
+	}
+}
+
+// CloseIdleConnections closes those of the base.
+func (t *Transport) CloseIdleConnections() {
+	if c, ok := t.config.Base.(interface{ CloseIdleConnections() }); ok {
+		c.CloseIdleConnections()
+	}
+}
+
+// turn waits until req may be sent.
+func (t *Transport) turn(req *http.Request, scope string, b *budget) error {
+	for {
+		h := t.holds.of(scope)
+		wait := time.Until(h.until)
+		if wait <= 0 {
+			break
+		}
+		if !b.allows(wait) {
+			if !h.refused {
+				break
+			}
+			return &WaitError{Until: h.until}
+		}
+		// Those that were held back together do not go together.
+		if err := b.sleep(wait + rand.N(min(wait/10, b.left()-wait)+1)); err != nil {
+			return err
+		}
+	}
+	return t.take(req, b)
+}
+
+// take takes what req needs from the client's own limit.
+func (t *Transport) take(req *http.Request, b *budget) error {
+	if t.config.Limit == nil {
+		return req.Context().Err()
+	}
+	request := t.config.Limit(req)
+	if request.Limit == nil {
+		return req.Context().Err()
+	}
+	ctx, cancel := context.WithDeadline(req.Context(), b.end)
+	defer cancel()
+	_, err := t.config.Store.Wait(ctx, request)
+	switch {
+	case err == nil:
+		return nil
+	case req.Context().Err() != nil:
+		return req.Context().Err()
+	}
+	return &WaitError{Err: err}
+}
+
+// heed notes what a response says, and returns for how long it refuses, if it does.
+func (t *Transport) heed(req *http.Request, scope string, resp *http.Response, n int) (wait time.Duration, refused bool) {
+	advice := ReadAdvice(resp.Header, time.Now())
+	switch {
+	case advice.Told:
+		wait = advice.RetryAfter
+	case advice.Reset > 0:
+		wait = advice.Reset
+	case resp.StatusCode == http.StatusTooManyRequests:
+		wait = backoff(n)
+	}
+	wait = min(wait, t.config.MaxPause)
+	refused = resp.StatusCode == http.StatusTooManyRequests ||
+		resp.StatusCode == http.StatusServiceUnavailable && advice.Told
+	if refused || advice.Exhausted {
+		t.holds.set(scope, hold{time.Now().Add(wait), refused})
+	}
+	if resp.StatusCode == http.StatusTooManyRequests {
+		t.pause(req, wait)
+	}
+	return wait, refused
+}
+
+// backoff is 1, 2, 4 … seconds, less up to a half.
+func backoff(n int) time.Duration {
+	most := firstBackoff << min(n-1, 10)
+	return most/2 + rand.N(most/2)
+}
+
+// pause pauses the client's own limit, in the name of all who share it: the request's
+// context does not keep it from that.
+func (t *Transport) pause(req *http.Request, lasts time.Duration) {
+	if t.config.Limit == nil || lasts <= 0 {
+		return
+	}
+	request := t.config.Limit(req)
+	if request.Limit == nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(req.Context()), pauseTimeout)
+	defer cancel()
+	if _, err := t.config.Store.Pause(ctx, request.Limit, request.Key, lasts.Truncate(time.Microsecond)); err != nil {
+		t.config.Logger.ErrorContext(ctx, "httplimit: the limit could not be paused after a 429",
+			slog.String("limit", ratelimit.NameOf(request.Limit)), slog.Any("error", err))
+	}
+}
+
+// repeatable reports whether req can be sent again without doing twice what it asks
+// for: net/http has the same rule for connections that break.
+func repeatable(req *http.Request) bool {
+	if req.Body != nil && req.Body != http.NoBody && req.GetBody == nil {
+		return false
+	}
+	switch req.Method {
+	case "", http.MethodGet, http.MethodHead, http.MethodOptions, http.MethodTrace, http.MethodPut, http.MethodDelete:
+		return true
+	}
+	return req.Header.Get("Idempotency-Key") != "" || req.Header.Get("X-Idempotency-Key") != ""
+}
+
+// again is req for another try.
+func again(req *http.Request) (*http.Request, error) {
+	try := req.Clone(req.Context())
+	if req.Body == nil || req.Body == http.NoBody {
+		return try, nil
+	}
+	var err error
+	try.Body, err = req.GetBody()
+	return try, err
+}
+
+func closeBody(req *http.Request) {
+	if req.Body != nil {
+		req.Body.Close()
+	}
+}
+
+const (
+	drainMost = 64 << 10
+	drainTime = 100 * time.Millisecond
+)
+
+// discard reads what is left of a small body, so that its connection can be used
+// again, and closes it. A body that does not come to its end is closed under way.
+func discard(body io.ReadCloser) {
+	timer := time.AfterFunc(drainTime, func() { body.Close() })
+	io.CopyN(io.Discard, body, drainMost)
+	if timer.Stop() {
+		body.Close()
+	}
+}
+
+// budget is how long a request may still wait.
+type budget struct {
+	ctx context.Context
+	end time.Time
+}
+
+func newBudget(ctx context.Context, most time.Duration) *budget {
+	end := time.Now().Add(most)
+	if deadline, ok := ctx.Deadline(); ok && deadline.Before(end) {
+		end = deadline
+	}
+	return &budget{ctx, end}
+}
+
+func (b *budget) left() time.Duration { return time.Until(b.end) }
+
+func (b *budget) allows(wait time.Duration) bool { return wait < b.left() }
+
+// sleep waits for d, or until the request's context ends.
+func (b *budget) sleep(d time.Duration) error {
+	timer := time.NewTimer(d)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return b.ctx.Err()
+	case <-b.ctx.Done():
+		return b.ctx.Err()
+	}
+}
+
+// hold is until when requests are held back, and whether the server has refused one:
+// otherwise it has only said that the next would be refused.
+type hold struct {
+	until   time.Time
+	refused bool
+}
+
+// holds is the holds that are not over, by scope. The zero value is ready for use.
+type holds struct {
+	mu      sync.Mutex
+	byScope map[string]hold
+	sweep   int // how many there may be before those that are over are looked for
+}
+
+func (hs *holds) of(scope string) hold {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	return hs.byScope[scope]
+}
+
+// set has the later of two holds hold.
+func (hs *holds) set(scope string, h hold) {
+	hs.mu.Lock()
+	defer hs.mu.Unlock()
+	if hs.byScope == nil {
+		hs.byScope, hs.sweep = map[string]hold{}, 64
+	}
+	if h.until.After(hs.byScope[scope].until) {
+		hs.byScope[scope] = h
+	}
+	if len(hs.byScope) > hs.sweep {
+		now := time.Now()
+		for s, h := range hs.byScope {
+			if !h.until.After(now) {
+				delete(hs.byScope, s)
+			}
+		}
+		hs.sweep = max(64, 2*len(hs.byScope))
+	}
+}
