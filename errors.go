@@ -3,14 +3,17 @@ package ratelimit
 import (
 	"errors"
 	"fmt"
+
+	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
 // The sentinels that errors.Is finds. Faults of the database are none of them:
 // they are wrapped, so that errors.As still reaches a *pgconn.PgError.
 var (
-	// ErrInvalid is a malformed definition, key, count or call. As a
-	// *FieldError it names the field and the value. Nothing was changed.
-	ErrInvalid = errors.New("ratelimit: invalid")
+	// ErrInvalid is a malformed definition, key, count, call or receipt. As a
+	// *FieldError, which all but a receipt's text are, it names the field and the
+	// value. Nothing was changed.
+	ErrInvalid = receipt.ErrInvalid
 
 	// ErrExceedsCapacity is a count that the limit can never grant, however long the
 	// caller waits: above Capacity, or above Capacity + MaxReserved for a
@@ -20,6 +23,10 @@ var (
 	// ErrRefused is a refusal as an error: see Result.Err. As a *RefusedError
 	// it carries the result.
 	ErrRefused = errors.New("ratelimit: refused")
+
+	// ErrSettled is a receipt for which there is nothing to settle any more: it was
+	// settled or cancelled before, or what took was rolled back. Nothing was changed.
+	ErrSettled = errors.New("ratelimit: settled before, or rolled back")
 )
 
 // FieldError is a field that has a value that it cannot have. It is

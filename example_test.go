@@ -308,7 +308,7 @@ func Example_cancel() {
 	}
 	fmt.Println(res.Value)
 	for range 2 {
-		cancelled, err := store.Cancel(ctx, res)
+		cancelled, err := store.Cancel(ctx, res.Receipt)
 		if err != nil {
 			log.Fatal(err)
 		}

@@ -73,13 +73,30 @@ type Result struct {
 	// others' Status says what they have.
 	Each []Status
 
-	// Receipt is what was taken, for Cancel; nil when nothing was.
+	// Receipt is what was taken, for Settle and Cancel; nil when nothing was.
 	Receipt *Receipt
 }
 
-// Receipt is what a call took, row by row. It is opaque: a store's Cancel gives
-// exactly that back, once. It is safe for concurrent use, and copies of a
-// [Result] share it.
+// Receipt is what a call took, row by row. It is opaque. A store's Settle replaces
+// what was taken by what was really used, and Cancel gives it back, once. It is safe
+// for concurrent use, and copies of a [Result] share it.
+//
+// A receipt is also a text, of some hundred bytes for a few limits: it has MarshalText
+// and UnmarshalText (so it is a string in JSON), Value and Scan, for a column of type
+// text. So another process can settle it. Three things to know:
+//
+//   - Keep it with the work, and if a caller's transaction took, in that transaction.
+//     Then there is no receipt of what was rolled back, also when the server crashes.
+//     (A receipt from elsewhere of a transaction that was rolled back is found out
+//     as long as the server knows what became of it.)
+//   - In one process a receipt is settled once. Two that were read from the same text
+//     do not know of each other: let the transaction that finishes the work, and finds
+//     that it is not finished yet, be the one that settles.
+//   - It has the limits' names and keys in it, and is not signed: whoever can change
+//     one can give tokens away. Do not hand it to clients.
+//
+// The zero Receipt, which NULL and an empty text are read as, is that of a call that
+// took nothing. A text that no receipt has is [ErrInvalid].
 type Receipt = receipt.Receipt
 
 // Err is nil when r is OK and a *RefusedError otherwise.

@@ -125,6 +125,15 @@ func (d Definition) Credit(s State, n float64) State {
 	return s
 }
 
+// Charge takes n tokens from s at now, whatever there is and below every bound: they
+// were used already. More than Capacity, which another definition of the name has
+// left there, stays.
+func (d Definition) Charge(s State, now time.Time, n float64) State {
+	settled := d.Settle(s, now)
+	settled.Value = max(settled.Value, s.Value) - n
+	return settled
+}
+
 // Pause empties s at now; before until nothing can be allowed and nothing is
 // refilled. Debt stays. The later of two pauses holds. An until that is not after
 // now changes nothing.

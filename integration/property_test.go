@@ -639,7 +639,7 @@ func TestCancelOnce(t *testing.T) {
 			}
 			res := rapid.SampledFrom(taken).Draw(t, "cancel")
 			before := values(t, s, none)[0]
-			ok, err := s.Cancel(ctx, res)
+			ok, err := s.Cancel(ctx, res.Receipt)
 			if err != nil {
 				t.Fatal(err)
 			}

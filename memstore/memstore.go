@@ -6,6 +6,7 @@ package memstore
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"time"
 
@@ -223,28 +224,55 @@ func (s *Store) edit(ctx context.Context, limit ratelimit.Limit, key string, cha
 	return nil
 }
 
-// Cancel gives back exactly what the result's call took. It reports false, and
-// does nothing, when the result took nothing or was cancelled before.
-func (s *Store) Cancel(ctx context.Context, result ratelimit.Result) (cancelled bool, err error) {
-	if err := s.usable(ctx); err != nil || result.Receipt == nil {
+// Settle replaces what a call took by what was really used: a count for each of its
+// limits, in the order of the call. What was not used goes back to where it came from;
+// what was used besides is taken whatever there is, below MaxReserved too. The result
+// says what there is then, and is OK; while there is debt or a pause its RetryAt is when
+// that is over. A receipt that was settled or cancelled before is
+// [ratelimit.ErrSettled]; counts that cannot be, and a receipt of nothing, are
+// [ratelimit.ErrInvalid].
+func (s *Store) Settle(ctx context.Context, r *ratelimit.Receipt, used ...float64) (ratelimit.Result, error) {
+	if err := s.usable(ctx); err != nil {
+		return ratelimit.Result{}, err
+	}
+	return s.settle(ctx, r, append([]float64{}, used...))
+}
+
+// Cancel gives back exactly what a call took. It reports false, and does nothing, when
+// the receipt is nil or of a call that took nothing, or was settled or cancelled before.
+func (s *Store) Cancel(ctx context.Context, r *ratelimit.Receipt) (cancelled bool, err error) {
+	if err := s.usable(ctx); err != nil || len(receipt.Payments(r)) == 0 {
 		return false, err
 	}
-	err = receipt.Redeem(ctx, result.Receipt, func(mark string) (string, error) {
+	_, err = s.settle(ctx, r, nil)
+	if errors.Is(err, ratelimit.ErrSettled) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+func (s *Store) settle(ctx context.Context, r *ratelimit.Receipt, used []float64) (result ratelimit.Result, err error) {
+	settlement, err := s.seen.Settle(r, used)
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	err = receipt.Redeem(ctx, r, func(mark string) (string, error) {
 		if mark != "" {
-			return mark, nil
+			return mark, ratelimit.ErrSettled
 		}
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		for _, c := range s.seen.Refund(result.Receipt) {
-			if state, ok := s.rows[c.Row]; ok { // no row is full already
-				state.Value -= c.Count
-				s.rows[c.Row] = state
+		now := s.now()
+		for i := range settlement.Changes {
+			c := &settlement.Changes[i]
+			if _, ok := s.rows[c.Row]; ok || c.Count > 0 { // no row is full already
+				s.rows[c.Row] = c.Settle(s.state(c.Definition, c.Row, now), now)
 			}
 		}
-		cancelled = true
-		return "cancelled", nil
+		result = settlement.Result(decide.View{States: s.states(&settlement.Call, now), At: now})
+		return "settled", nil
 	})
-	return cancelled, err
+	return result, err
 }
 
 // Prune forgets the rows of the given limits that mean the same as no row: that

@@ -378,7 +378,7 @@ func TestCancel(t *testing.T) {
 	}
 	for _, tt := range timeline {
 		c.now = tt.at
-		got, err := s.Cancel(ctx, tt.result)
+		got, err := s.Cancel(ctx, tt.result.Receipt)
 		if err != nil || got != tt.want {
 			t.Errorf("cancel %s: %v, %v, want %v", tt.name, got, err, tt.want)
 		}
@@ -405,7 +405,7 @@ func TestCancelOnce(t *testing.T) {
 	}
 	var cancelled atomic.Int64
 	together(64, func(int) {
-		ok, err := s.Cancel(ctx, result)
+		ok, err := s.Cancel(ctx, result.Receipt)
 		if err != nil {
 			t.Errorf("Cancel() = %v", err)
 		}
@@ -455,7 +455,7 @@ func TestCancelAfterAChange(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if ok, err := s.Cancel(ctx, res); !ok || err != nil {
+			if ok, err := s.Cancel(ctx, res.Receipt); !ok || err != nil {
 				t.Errorf("Cancel() = %v, %v", ok, err)
 			}
 			after, err := s.Check(ctx, tt.now.ForN("k", 0))
@@ -485,7 +485,7 @@ func TestCancelBesidePlans(t *testing.T) {
 		t.Fatal(err)
 	}
 	c.now = t0.Add(time.Second)
-	if ok, err := s.Cancel(ctx, res); !ok || err != nil {
+	if ok, err := s.Cancel(ctx, res.Receipt); !ok || err != nil {
 		t.Fatalf("Cancel() = %v, %v", ok, err)
 	}
 	after, err := s.Check(ctx, paid.ForN("bob", 0))
@@ -505,7 +505,7 @@ func TestCancelInAPause(t *testing.T) {
 	if _, err := s.Pause(ctx, bucket, "a", time.Hour); err != nil {
 		t.Fatal(err)
 	}
-	if ok, err := s.Cancel(ctx, res); !ok || err != nil {
+	if ok, err := s.Cancel(ctx, res.Receipt); !ok || err != nil {
 		t.Fatalf("Cancel() = %v, %v", ok, err)
 	}
 	got, err := s.Allow(ctx, bucket.For("a"))
@@ -524,7 +524,7 @@ func TestCancelLargeCount(t *testing.T) {
 	if err != nil || result.Value != -ratelimit.MaxTokens {
 		t.Fatalf("Reserve() = %v tokens, %v, want %v", result.Value, err, -ratelimit.MaxTokens)
 	}
-	if ok, err := s.Cancel(ctx, result); !ok || err != nil {
+	if ok, err := s.Cancel(ctx, result.Receipt); !ok || err != nil {
 		t.Errorf("Cancel() = %v, %v, want true", ok, err)
 	}
 	after, err := s.Check(ctx, vast.For(""))
@@ -631,7 +631,7 @@ func TestPruneInvalid(t *testing.T) {
 	if err != nil {
 		t.Fatalf("Allow() = %v", err)
 	}
-	if _, err := s.Cancel(ctx, result); err != nil { // full, to be pruned
+	if _, err := s.Cancel(ctx, result.Receipt); err != nil { // full, to be pruned
 		t.Fatalf("Cancel() = %v", err)
 	}
 	for name, limits := range map[string][]ratelimit.Limit{
@@ -657,7 +657,7 @@ func TestCancelledContext(t *testing.T) {
 	cancel()
 	verbs := every(s, bucket.For("a"))
 	verbs["Cancel"] = func(ctx context.Context) error {
-		ok, err := s.Cancel(ctx, result)
+		ok, err := s.Cancel(ctx, result.Receipt)
 		if ok {
 			t.Error("Cancel() = true")
 		}
@@ -673,7 +673,7 @@ func TestCancelledContext(t *testing.T) {
 		})
 	}
 	// What was not cancelled for the context's sake still can be.
-	if ok, err := s.Cancel(context.Background(), result); !ok || err != nil {
+	if ok, err := s.Cancel(context.Background(), result.Receipt); !ok || err != nil {
 		t.Errorf("Cancel() = %v, %v, want true", ok, err)
 	}
 	wantTokens(t, s, 5)
@@ -793,7 +793,7 @@ func TestConcurrentVerbs(t *testing.T) {
 		if err := s.Reset(ctx, limit, fmt.Sprint(i)); err != nil {
 			t.Errorf("Reset() = %v", err)
 		}
-		if ok, err := s.Cancel(ctx, res); !ok || err != nil {
+		if ok, err := s.Cancel(ctx, res.Receipt); !ok || err != nil {
 			t.Errorf("Cancel() = %v, %v", ok, err)
 		}
 	})
@@ -846,7 +846,7 @@ func TestNoStore(t *testing.T) {
 		if _, err := s.Prune(context.Background(), bucket); !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Errorf("Prune: %v, want ErrInvalid", err)
 		}
-		if _, err := s.Cancel(context.Background(), ratelimit.Result{}); !errors.Is(err, ratelimit.ErrInvalid) {
+		if _, err := s.Cancel(context.Background(), nil); !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Errorf("Cancel: %v, want ErrInvalid", err)
 		}
 	}

@@ -286,7 +286,7 @@ var undone = []struct {
 			return nil
 		})
 		mustTake(t, last, err)
-		cancelled, err := store.Cancel(t.Context(), last)
+		cancelled, err := store.Cancel(t.Context(), last.Receipt)
 		wantSaid(t, "cancel what was committed", cancelled, err, true)
 		return all[0]
 	}},
@@ -318,7 +318,7 @@ func TestCancelGivesNothingBackThatWasUndone(t *testing.T) {
 				mustAllow(t, store, l.ForN("k", 8))
 				kept := undone.take(t, db, store, l.For("k"))
 				for range 2 {
-					cancelled, err := store.Cancel(t.Context(), kept)
+					cancelled, err := store.Cancel(t.Context(), kept.Receipt)
 					wantSaid(t, "cancel", cancelled, err, false)
 				}
 				wantLeft(t, store, l.ForN("k", 0), 2)
@@ -347,7 +347,7 @@ func TestCancelInTheTransactionThatTook(t *testing.T) {
 				tx := begin(t, db, pgx.ReadCommitted)
 				var kept ratelimit.Result
 				inSavepoint(t, tx, test.end, func(tx pgx.Tx) { kept = takeIn(t, store, tx, l.For("k")) })
-				cancelled, err := store.CancelTx(t.Context(), tx, kept)
+				cancelled, err := store.CancelTx(t.Context(), tx, kept.Receipt)
 				wantSaid(t, "cancel", cancelled, err, test.want)
 				end(t, tx.Commit)
 				wantLeft(t, store, l.ForN("k", 0), 2)
@@ -380,13 +380,13 @@ func TestCancelBeforeTheTransactionEnds(t *testing.T) {
 				ended := make(chan struct{})
 				go func() {
 					defer close(ended)
-					cancelled, err = store.Cancel(within(t, 5*time.Second), kept)
+					cancelled, err = store.Cancel(within(t, 5*time.Second), kept.Receipt)
 				}()
 				eventually(t, "Cancel waits, or does not", func() bool { return blocks(t, db, tx) || isClosed(ended) })
 				end(t, func(ctx context.Context) error { return test.end(tx, ctx) })
 				<-ended
 				if !cancelled || err != nil { // it may be so, and then again now
-					cancelled, err = store.Cancel(t.Context(), kept)
+					cancelled, err = store.Cancel(t.Context(), kept.Receipt)
 				}
 				wantSaid(t, "cancel", cancelled, err, test.committed)
 				wantLeft(t, store, l.ForN("k", 0), 2)
@@ -440,7 +440,7 @@ func TestCancelTakesNothingAway(t *testing.T) {
 				if math.Abs(before-test.before) > 1e-6 {
 					t.Fatalf("got %v left before, want %v", before, test.before)
 				}
-				cancelled, err := store.Cancel(t.Context(), taken)
+				cancelled, err := store.Cancel(t.Context(), taken.Receipt)
 				wantSaid(t, "cancel", cancelled, err, true)
 				got, most := leftOf(t, store, test.newer, "k"), min(before+test.count, test.newer.Definition().Capacity)
 				if got < before-1e-6 || got > most+1e-6 {
@@ -474,9 +474,9 @@ func TestCancelKeepsItsDeadline(t *testing.T) {
 	store := newStore(t, db)
 	for _, test := range []struct {
 		name   string
-		cancel func(context.Context, pgx.Tx, ratelimit.Result) (bool, error)
+		cancel func(context.Context, pgx.Tx, *ratelimit.Receipt) (bool, error)
 	}{
-		{"on its own", func(ctx context.Context, _ pgx.Tx, kept ratelimit.Result) (bool, error) {
+		{"on its own", func(ctx context.Context, _ pgx.Tx, kept *ratelimit.Receipt) (bool, error) {
 			return store.Cancel(ctx, kept)
 		}},
 		{"in the transaction that has the row", store.CancelTx}, // where neither the server nor the other sees the deadlock
@@ -490,7 +490,7 @@ func TestCancelKeepsItsDeadline(t *testing.T) {
 			takeIn(t, store, holder, l.For("k"))
 			first := make(chan bool, 1)
 			go func() {
-				cancelled, _ := store.Cancel(within(t, others), kept)
+				cancelled, _ := store.Cancel(within(t, others), kept.Receipt)
 				first <- cancelled
 			}()
 			eventually(t, "the other Cancel waits", func() bool { return blocks(t, db, holder) })
@@ -498,7 +498,7 @@ func TestCancelKeepsItsDeadline(t *testing.T) {
 			ctx, cancel := context.WithTimeout(t.Context(), lasts)
 			defer cancel()
 			begun := time.Now()
-			second, err := test.cancel(ctx, holder, kept)
+			second, err := test.cancel(ctx, holder, kept.Receipt)
 			if took := time.Since(begun); took > lasts+grace {
 				t.Errorf("returned %v, error %v, after %v, want %v", second, err, took, lasts)
 			}
@@ -535,12 +535,12 @@ var givingBack = []struct {
 		end(t, tx.Commit)
 	}},
 	{"Cancel", func(t *testing.T, _ *pgtest.DB, store *pgstore.Store, _ ratelimit.Limit, taken ratelimit.Result) {
-		cancelled, err := store.Cancel(t.Context(), taken)
+		cancelled, err := store.Cancel(t.Context(), taken.Receipt)
 		wantSaid(t, "cancel", cancelled, err, true)
 	}},
 	{"CancelTx", func(t *testing.T, db *pgtest.DB, store *pgstore.Store, _ ratelimit.Limit, taken ratelimit.Result) {
 		tx := begin(t, db, pgx.Serializable)
-		cancelled, err := store.CancelTx(t.Context(), tx, taken)
+		cancelled, err := store.CancelTx(t.Context(), tx, taken.Receipt)
 		wantSaid(t, "cancel", cancelled, err, true)
 		end(t, tx.Commit)
 	}},

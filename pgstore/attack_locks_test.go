@@ -212,7 +212,7 @@ func TestLockedRowsDisturbNobodyElseDuringEdits(t *testing.T) {
 					_, err := s.store.Credit(ctx, h.limit.For(key))
 					done <- err
 				case 1:
-					_, err := s.store.Cancel(ctx, paid(h.limit.For(key)))
+					_, err := s.store.Cancel(ctx, paid(h.limit.For(key)).Receipt)
 					done <- err
 				default:
 					done <- resetKey(ctx, s.store, h.limit, key)
@@ -318,7 +318,7 @@ var waiting = []struct {
 		return err
 	}},
 	{"cancel", func(ctx context.Context, s *pgstore.Store, l ratelimit.Limit, key string) error {
-		_, err := s.Cancel(ctx, paid(l.For(key)))
+		_, err := s.Cancel(ctx, paid(l.For(key)).Receipt)
 		return err
 	}},
 	{"reset", resetKey},

@@ -176,7 +176,9 @@ func TestNoOKWithoutCommit(t *testing.T) {
 			_, err := s.Credit(ctx, plain.For("k"))
 			return err == nil, err
 		}},
-		{"cancel", func(ctx context.Context, s *pgstore.Store) (bool, error) { return s.Cancel(ctx, paid(plain.For("k"))) }},
+		{"cancel", func(ctx context.Context, s *pgstore.Store) (bool, error) {
+			return s.Cancel(ctx, paid(plain.For("k")).Receipt)
+		}},
 		{"reset", func(ctx context.Context, s *pgstore.Store) (bool, error) {
 			err := resetKey(ctx, s, plain, "k")
 			return err == nil, err

@@ -451,7 +451,7 @@ func wantEnds(t *testing.T, store *pgstore.Store) {
 			return err
 		},
 		"Cancel": func(ctx context.Context, l ratelimit.Limit) error {
-			_, err := store.Cancel(ctx, paid(l.For("7")))
+			_, err := store.Cancel(ctx, paid(l.For("7")).Receipt)
 			return err
 		},
 		"AllowFunc": func(ctx context.Context, l ratelimit.Limit) error {

@@ -31,7 +31,7 @@ type verbs interface {
 	Check(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	CheckReserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	Credit(ctx context.Context, r ratelimit.Request) (ratelimit.Status, error)
-	Cancel(ctx context.Context, result ratelimit.Result) (bool, error)
+	Cancel(ctx context.Context, r *ratelimit.Receipt) (bool, error)
 	Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (time.Time, error)
 	Resume(ctx context.Context, limit ratelimit.Limit, key string) error
 	Reset(ctx context.Context, limit ratelimit.Limit, key string) error
@@ -64,8 +64,8 @@ func (v txVerbs) Credit(ctx context.Context, r ratelimit.Request) (ratelimit.Sta
 	return v.CreditTx(ctx, v.tx, r)
 }
 
-func (v txVerbs) Cancel(ctx context.Context, result ratelimit.Result) (bool, error) {
-	return v.CancelTx(ctx, v.tx, result)
+func (v txVerbs) Cancel(ctx context.Context, r *ratelimit.Receipt) (bool, error) {
+	return v.CancelTx(ctx, v.tx, r)
 }
 
 func (v txVerbs) Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (time.Time, error) {
@@ -134,7 +134,7 @@ func (o op) do(ctx context.Context, v verbs, results []ratelimit.Result) (a repl
 	case credit:
 		a.result.Status, a.err = v.Credit(ctx, o.requests[0])
 	case cancel:
-		a.said, a.err = v.Cancel(ctx, results[o.target])
+		a.said, a.err = v.Cancel(ctx, results[o.target].Receipt)
 	case pause:
 		a.until, a.err = v.Pause(ctx, o.requests[0].Limit, o.requests[0].Key, o.lasts)
 	case resume:

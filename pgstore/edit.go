@@ -2,15 +2,12 @@ package pgstore
 
 import (
 	"context"
-	"errors"
-	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/receipt"
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
 
@@ -41,9 +38,9 @@ func (s *Store) reset(ctx context.Context, q table.Querier, key decide.Key) erro
 }
 
 // CreditTx gives the request's count back to its limit inside tx, capped at
-// the capacity, and says what there is then. It is for settling an estimate:
-// reserve 1,000 tokens, use 640, credit 360. To give back all that a call
-// took, use [Store.CancelTx]. A sharded limit is credited in the shard from which
+// the capacity, and says what there is then. To settle an estimate, or to give back
+// all that a call took, use [Store.SettleTx] and [Store.CancelTx], which know the rows
+// that it took from. A sharded limit is credited in the shard from which
 // tx took last, or else where it has least. While the limit is paused, what is
 // credited is there for reservations, and for the rest after the pause.
 func (s *Store) CreditTx(ctx context.Context, tx pgx.Tx, r ratelimit.Request) (ratelimit.Status, error) {
@@ -128,145 +125,6 @@ func (s *Store) settled(ctx context.Context, q table.Querier, call *decide.Call)
 		view.At = given[shard].At.UTC()
 	}
 	return view, nil
-}
-
-// CancelTx gives back, inside tx, exactly what the result's call took, to the
-// shards that it came from. It reports false, and does nothing, when the result
-// took nothing, was cancelled before, or was taken in a transaction that was rolled
-// back. If the server has crashed or was started anew since a transaction of the caller's
-// took, nobody knows whether it was committed: that is [ErrOutcomeUnknown]. A result that was taken in another transaction that has not ended cannot be
-// cancelled yet: that is [ratelimit.ErrInvalid].
-//
-// A cancellation that was rolled back with its transaction did not happen, and
-// can be made again. (After a roll-back to a savepoint in the same transaction
-// it can not: the tokens then stay spent.)
-func (s *Store) CancelTx(ctx context.Context, tx pgx.Tx, result ratelimit.Result) (cancelled bool, err error) {
-	if err := s.usableIn(tx); err != nil || result.Receipt == nil {
-		return false, err
-	}
-	return s.cancel(ctx, tx, result.Receipt)
-}
-
-// Cancel is [Store.CancelTx] on its own.
-func (s *Store) Cancel(ctx context.Context, result ratelimit.Result) (cancelled bool, err error) {
-	if err := s.usable(); err != nil || result.Receipt == nil {
-		return false, err
-	}
-	changes := s.seen.Refund(result.Receipt)
-	rows := make([]decide.Row, len(changes))
-	for i := range changes {
-		rows[i] = changes[i].Row
-	}
-	err = s.ownTx(ctx, rows, func(ctx context.Context, tx pgx.Tx) error {
-		cancelled, err = s.cancel(ctx, tx, result.Receipt)
-		return err
-	})
-	if err != nil {
-		return false, err
-	}
-	s.changedBy(result.Receipt) // again, now that others see it
-	return cancelled, nil
-}
-
-func (s *Store) cancel(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt) (cancelled bool, err error) {
-	// The receipt is marked with the transaction that gave back, so that a later
-	// call can ask what became of it.
-	err = receipt.Redeem(ctx, r, func(before string) (xid string, err error) {
-		if owed, err := s.owed(ctx, tx, r, before); err != nil || !owed {
-			return before, err
-		}
-		if err := s.refund(ctx, tx, r); err != nil {
-			return before, err
-		}
-		cancelled = true
-		err = tx.QueryRow(ctx, `SELECT pg_current_xact_id()::text`).Scan(&xid)
-		return xid, err
-	})
-	if err != nil {
-		return false, s.fault("cancel", err)
-	}
-	return cancelled, nil
-}
-
-// owed reports whether a receipt's tokens are to be given back: what took them was
-// not rolled back, and what gave them back before, if anything, was.
-func (s *Store) owed(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, before string) (bool, error) {
-	if before != "" {
-		became, err := table.Outcome(ctx, tx, before, false)
-		if err != nil || became != table.Aborted {
-			return false, err
-		}
-	}
-	taker := receipt.Taker(r)
-	if taker == "" {
-		return true, nil
-	}
-	own := receipt.Conn(r) == any(tx.Conn())
-	became, err := table.Outcome(ctx, tx, taker, own)
-	if err != nil || became == table.Aborted {
-		return false, err
-	}
-	if became == table.Committed && !own && s.config.Clock == nil {
-		// A crash gives IDs out again, so this may be somebody else's.
-		if same, err := table.UpSince(ctx, tx, receipt.At(r)); err != nil || !same {
-			return false, errors.Join(err, ErrOutcomeUnknown)
-		}
-	}
-	if became == table.InProgress && !own {
-		return false, &ratelimit.FieldError{Field: "Result", Value: taker, Reason: "was taken in a transaction that has not ended"}
-	}
-	return true, nil
-}
-
-// refund gives back what a receipt says was paid.
-func (s *Store) refund(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt) error {
-	changes, err := s.refunds(ctx, tx, r)
-	if err != nil {
-		return err
-	}
-	var batch pgx.Batch
-	now := s.clock()
-	given := make([]table.Taken, len(changes))
-	for i, c := range changes {
-		s.table.QueueGive(&batch, &c, -c.Count, math.MaxFloat64, now, &given[i])
-	}
-	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
-		return err
-	}
-	var made pgx.Batch // there was no row: full, perhaps by a definition that is not known here
-	for i, g := range given {
-		if g.Made {
-			s.table.QueueRemove(&made, changes[i].Row)
-		}
-	}
-	if err := tx.SendBatch(ctx, &made).Close(); err != nil {
-		return err
-	}
-	s.changedBy(r)
-	return nil
-}
-
-// refunds is the changes that give back what a receipt says was paid. The portable
-// form looks for their rows first, as its statement does not tell which it has made.
-func (s *Store) refunds(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt) ([]decide.Change, error) {
-	changes := s.seen.Refund(r)
-	if !s.config.Portable {
-		return changes, nil
-	}
-	rows := table.Rows{Rows: make([]decide.Row, len(changes))}
-	for i := range changes {
-		rows.Rows[i] = changes[i].Row
-	}
-	if err := s.table.FindEach(ctx, tx, &rows); err != nil {
-		return nil, err
-	}
-	var there []decide.Change
-	for i := range changes {
-		if rows.Found[i] {
-			there = append(there, changes[i])
-		}
-	}
-	return there, nil
 }
 
 // PauseTx lets nothing be allowed and nothing come in to the limit's key for a
@@ -444,11 +302,4 @@ func (s *Store) editOwn(ctx context.Context, limit ratelimit.Limit, key string, 
 	}
 	s.hints.changed(call.Asks[0].Of()) // again, now that others see it
 	return nil
-}
-
-// changedBy forgets what is remembered of the limits that a receipt names.
-func (s *Store) changedBy(r *ratelimit.Receipt) {
-	for _, p := range receipt.Payments(r) {
-		s.hints.changed(decide.Key{Name: p.Name, Key: p.Key})
-	}
 }

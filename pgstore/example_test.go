@@ -247,7 +247,7 @@ func ExampleStore_Cancel() {
 		log.Fatal(err)
 	}
 	for range 2 {
-		cancelled, err := store.Cancel(ctx, res)
+		cancelled, err := store.Cancel(ctx, res.Receipt)
 		if err != nil {
 			log.Fatal(err)
 		}

@@ -76,7 +76,7 @@ var ownVerbs = []ownVerb{
 		return status.OK, err
 	}},
 	{"Cancel", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
-		return s.Cancel(ctx, paid(r))
+		return s.Cancel(ctx, paid(r).Receipt)
 	}},
 	{"Pause", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
 		until, err := s.Pause(ctx, r.Limit, r.Key, time.Hour)
@@ -139,7 +139,7 @@ var verbsInTx = []struct {
 		return status.OK, err
 	}},
 	{"CancelTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
-		return s.CancelTx(ctx, tx, paid(r))
+		return s.CancelTx(ctx, tx, paid(r).Receipt)
 	}},
 	{"PauseTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
 		until, err := s.PauseTx(ctx, tx, r.Limit, r.Key, time.Hour)
@@ -154,8 +154,11 @@ var verbsInTx = []struct {
 func paid(r ratelimit.Request) ratelimit.Result {
 	d := r.Limit.Definition()
 	payment := receipt.Payment{
-		Name: d.Name, Key: r.Key, Kind: uint8(d.Kind), Rate: d.Rate, Period: d.Period,
-		Capacity: d.Capacity, Shards: d.Shards, Start: d.Start, Tokens: r.Count,
+		Limit: receipt.Limit{
+			Name: d.Name, Key: r.Key, Kind: uint8(d.Kind), Rate: d.Rate, Period: d.Period,
+			Capacity: d.Capacity, MaxReserved: d.MaxReserved, Shards: d.Shards, Start: d.Start,
+		},
+		Tokens: r.Count,
 	}
 	return ratelimit.Result{Receipt: receipt.New([]receipt.Payment{payment}, "", nil, time.Time{})}
 }

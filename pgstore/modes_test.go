@@ -95,7 +95,7 @@ func shardedVerbs(t *testing.T, db *pgtest.DB, portable bool) {
 	if reserved.RetryAfter != time.Hour {
 		t.Errorf("reserved: got %v, want an hour", reserved.RetryAfter)
 	}
-	cancelled, err := store.Cancel(ctx, reserved)
+	cancelled, err := store.Cancel(ctx, reserved.Receipt)
 	wantSaid(t, "cancel", cancelled, err, true)
 	if status, err := store.Credit(ctx, l.ForN("k", 2)); err != nil || status.Value != 2 {
 		t.Errorf("credit: got %v, error %v", status.Value, err)

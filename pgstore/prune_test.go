@@ -339,7 +339,7 @@ func loadOnce(t *testing.T, store *pgstore.Store, book *ledger, random *rand.Ran
 	result, err = store.Reserve(ctx, debts.ForN(key, 30)) // soon in debt
 	book.add(t, result, err)
 	if random.IntN(3) == 0 {
-		cancelled, err := store.Cancel(ctx, result)
+		cancelled, err := store.Cancel(ctx, result.Receipt)
 		wantSaid(t, "cancel", cancelled, err, true)
 		book.undo(result)
 	}

@@ -257,7 +257,7 @@ func TestShardsWithoutPool(t *testing.T) {
 			if got, want := reserved.RetryAfter, 8*time.Hour; got != want {
 				t.Errorf("reserved for %v, want %v", got, want)
 			}
-			cancelled, err := store.CancelTx(ctx, tx, reserved)
+			cancelled, err := store.CancelTx(ctx, tx, reserved.Receipt)
 			wantSaid(t, "cancel", cancelled, err, true)
 			if until, err := store.PauseTx(ctx, tx, l, "k", time.Hour); err != nil || !until.Equal(c.now().Add(time.Hour)) {
 				t.Errorf("paused until %v, error %v, want an hour", until, err)

@@ -38,7 +38,7 @@ func TestOneConnection(t *testing.T) {
 			must(store.Allow(ctx, some...))
 			must(store.Check(ctx, some...))
 			reserved := must(store.Reserve(ctx, rows.ForN("k", 8)))
-			if _, err := store.Cancel(ctx, reserved); err != nil {
+			if _, err := store.Cancel(ctx, reserved.Receipt); err != nil {
 				t.Error(err)
 			}
 			if _, err := store.Credit(ctx, rows.ForN("k", 1)); err != nil {

@@ -100,11 +100,11 @@ func TestCancel(t *testing.T) {
 		mustTake(t, result, err)
 		wantLeft(t, store, l.ForN("k", 0), -4)
 		for _, want := range []bool{true, false, false} {
-			cancelled, err := store.Cancel(ctx, result)
+			cancelled, err := store.Cancel(ctx, result.Receipt)
 			wantSaid(t, "cancel", cancelled, err, want)
 			wantLeft(t, store, l.ForN("k", 0), 10)
 		}
-		cancelled, err := store.Cancel(ctx, ratelimit.Result{})
+		cancelled, err := store.Cancel(ctx, nil)
 		wantSaid(t, "cancel nothing", cancelled, err, false)
 	})
 }
@@ -119,7 +119,7 @@ func TestCancelConcurrently(t *testing.T) {
 		mustAllow(t, store, l.ForN("", 50), l.ForN("other", 50)) // so that a second credit would show
 		var cancelled atomic.Int32
 		together(16, func(int) {
-			ok, err := store.Cancel(t.Context(), result) // copies of a result share the receipt
+			ok, err := store.Cancel(t.Context(), result.Receipt) // copies of a result share the receipt
 			if err != nil {
 				t.Error(err)
 			}
@@ -148,7 +148,7 @@ func TestCancelInTransaction(t *testing.T) {
 
 		tx := begin(t, db, pgx.Serializable)
 		for _, want := range []bool{true, false} { // twice in the same transaction too
-			cancelled, err := store.CancelTx(ctx, tx, result)
+			cancelled, err := store.CancelTx(ctx, tx, result.Receipt)
 			wantSaid(t, "in a transaction", cancelled, err, want)
 		}
 		if err := tx.Rollback(ctx); err != nil {
@@ -157,13 +157,13 @@ func TestCancelInTransaction(t *testing.T) {
 		wantLeft(t, store, l.ForN("k", 0), 5)
 
 		tx = begin(t, db, pgx.ReadCommitted)
-		cancelled, err := store.CancelTx(ctx, tx, result)
+		cancelled, err := store.CancelTx(ctx, tx, result.Receipt)
 		wantSaid(t, "again, after the roll-back", cancelled, err, true)
 		if err := tx.Commit(ctx); err != nil {
 			t.Fatal(err)
 		}
 		for range 2 {
-			cancelled, err = store.Cancel(ctx, result)
+			cancelled, err = store.Cancel(ctx, result.Receipt)
 			wantSaid(t, "after the commit", cancelled, err, false)
 		}
 		wantLeft(t, store, l.ForN("k", 0), 12)
@@ -175,12 +175,12 @@ func TestCancelOnItsOwnAfterRollback(t *testing.T) {
 		result, err := store.Allow(t.Context(), l.ForN("k", 7))
 		mustTake(t, result, err)
 		tx := begin(t, db, pgx.RepeatableRead)
-		cancelled, err := store.CancelTx(t.Context(), tx, result)
+		cancelled, err := store.CancelTx(t.Context(), tx, result.Receipt)
 		wantSaid(t, "in a transaction", cancelled, err, true)
 		if err := tx.Rollback(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		cancelled, err = store.Cancel(t.Context(), result)
+		cancelled, err = store.Cancel(t.Context(), result.Receipt)
 		wantSaid(t, "on its own", cancelled, err, true)
 		wantLeft(t, store, l.ForN("k", 0), 12)
 	})
@@ -203,7 +203,7 @@ func TestCancelFindsItsShard(t *testing.T) {
 		if slices.Equal(rowsOf(t, db, l.Name), before) {
 			t.Errorf("%v tokens: nothing was taken", n)
 		}
-		cancelled, err := store.Cancel(t.Context(), result)
+		cancelled, err := store.Cancel(t.Context(), result.Receipt)
 		wantSaid(t, "cancel", cancelled, err, true)
 		if got := rowsOf(t, db, l.Name); !slices.Equal(got, before) {
 			t.Errorf("%v tokens: got  %q\nwant %q", n, got, before)

@@ -116,7 +116,7 @@ func (in Inserter) InsertManyTx(ctx context.Context, tx pgx.Tx, params []InsertM
 	for i, r := range results {
 		inserted[i] = &Inserted{r, reservations[i]}
 		if r.UniqueSkippedAsDuplicate {
-			if _, err := in.Store.CancelTx(ctx, tx, reservations[i]); err != nil {
+			if _, err := in.Store.CancelTx(ctx, tx, reservations[i].Receipt); err != nil {
 				return nil, err
 			}
 		}
@@ -200,7 +200,7 @@ func (in Inserter) InsertBatchTx(ctx context.Context, tx pgx.Tx, params []river.
 		}
 	}
 	if skipped == len(results) {
-		_, err = in.Store.CancelTx(ctx, tx, reserved)
+		_, err = in.Store.CancelTx(ctx, tx, reserved.Receipt)
 	}
 	return inserted, err
 }
@@ -238,7 +238,7 @@ func (in Inserter) giveBack(ctx context.Context, tx pgx.Tx, reservations ...rate
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTimeout)
 	defer cancel()
 	for _, r := range reservations {
-		if _, err := in.Store.CancelTx(ctx, tx, r); err != nil {
+		if _, err := in.Store.CancelTx(ctx, tx, r.Receipt); err != nil {
 			return
 		}
 	}

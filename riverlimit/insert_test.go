@@ -412,7 +412,7 @@ func TestInsertCancelled(t *testing.T) {
 			return nil
 		}, 9 * time.Hour},
 		{"cancelled", func(ctx context.Context, in riverlimit.Inserter, tx pgx.Tx, job *riverlimit.Inserted) error {
-			_, err := in.Store.CancelTx(ctx, tx, job.Reservation)
+			_, err := in.Store.CancelTx(ctx, tx, job.Reservation.Receipt)
 			return err
 		}, 0},
 		{"credited", func(ctx context.Context, in riverlimit.Inserter, tx pgx.Tx, _ *riverlimit.Inserted) error {

@@ -75,7 +75,7 @@ func (s service) logIn(ctx context.Context, address, account, password string) e
 			return err
 		}
 		// If there is no session, there was no success.
-		if _, err := s.store.CancelTx(ctx, tx, failure); err != nil {
+		if _, err := s.store.CancelTx(ctx, tx, failure.Receipt); err != nil {
 			return err
 		}
 		return s.store.ResetTx(ctx, tx, FailuresByAccount, account)

@@ -124,8 +124,11 @@ func (c *Call) Receipt(changes []Change, taker string, conn any, at time.Time) *
 	for i := range changes {
 		ch, d := &changes[i], &c.Asks[changes[i].Ask].Definition
 		payments[i] = receipt.Payment{
-			Name: d.Name, Key: ch.Key.Key, Kind: uint8(d.Kind), Rate: d.Rate, Period: d.Period,
-			Capacity: d.Capacity, Shards: d.Shards, Start: d.Start, Shard: ch.Shard, Tokens: ch.Count,
+			Limit: receipt.Limit{
+				Name: d.Name, Key: ch.Key.Key, Kind: uint8(d.Kind), Rate: d.Rate, Period: d.Period,
+				Capacity: d.Capacity, MaxReserved: d.MaxReserved, Shards: d.Shards, Start: d.Start,
+			},
+			Place: c.Asks[ch.Ask].place, Shard: ch.Shard, Tokens: ch.Count,
 		}
 	}
 	return receipt.New(payments, taker, conn, at)

@@ -1,5 +1,5 @@
-// Package receipt is what a call paid, for giving it back. It imports nothing
-// of the library, so that the root package can name it.
+// Package receipt is what a call paid, for settling it or giving it back. It imports
+// nothing of the library, so that the root package can name it.
 package receipt
 
 import (
@@ -8,28 +8,34 @@ import (
 	"time"
 )
 
-// Payment is tokens that were taken from one row, and the definition by which
-// they were taken.
-type Payment struct {
-	Name, Key string
-	Kind      uint8
-	Rate      float64
-	Period    time.Duration
-	Capacity  float64
-	Shards    int
-	Start     time.Time
+// Limit is a limit and key from which a call took, and the definition by which it did.
+type Limit struct {
+	Name, Key   string
+	Kind        uint8
+	Rate        float64
+	Period      time.Duration
+	Capacity    float64
+	MaxReserved float64
+	Shards      int
+	Start       time.Time
+}
 
+// Payment is tokens that were taken from one row.
+type Payment struct {
+	Limit
+	Place  int // of the limit in the order of the call
 	Shard  int
+	Slot   int64 // within the row, of a kind of limit that has slots; otherwise 0
 	Tokens float64
 }
 
-// Receipt is what a call paid, row by row. A store's Cancel gives exactly that
-// back, once. It is safe for concurrent use, and copies of a Result share it.
+// Receipt is what a call paid, row by row; the root package documents it.
 type Receipt struct {
 	payments []Payment
 	taker    string
 	conn     any
 	at       time.Time
+	read     bool // from text
 
 	mu   sync.Mutex
 	mark string
@@ -43,7 +49,12 @@ func New(payments []Payment, taker string, conn any, at time.Time) *Receipt {
 
 // Payments returns what was paid; it must not be changed. It is a function, not
 // a method, so that users of the root package do not see it.
-func Payments(r *Receipt) []Payment { return r.payments }
+func Payments(r *Receipt) []Payment {
+	if r == nil {
+		return nil
+	}
+	return r.payments
+}
 
 // Taker returns the transaction that paid, "" when that is committed. Only the one who
 // redeems the receipt may ask.
@@ -52,6 +63,9 @@ func Taker(r *Receipt) string { return r.taker }
 // At returns when it paid.
 func At(r *Receipt) time.Time { return r.at }
 
+// Read reports whether the receipt was read from text.
+func Read(r *Receipt) bool { return r.read }
+
 // Committed notes that the transaction that paid is committed.
 func Committed(r *Receipt) {
 	r.mu.Lock()
@@ -59,16 +73,16 @@ func Committed(r *Receipt) {
 	r.taker = ""
 }
 
-// Conn returns the connection of the transaction that paid.
+// Conn returns the connection of the transaction that paid, nil if it is not known.
 func Conn(r *Receipt) any { return r.conn }
 
 // turn is how often a caller looks whether another has redeemed the receipt.
 const turn = time.Millisecond
 
-// Redeem calls giveBack, one caller at a time, with the mark that the last call
-// left, "" at first. The mark that giveBack returns is kept when it returns no
+// Redeem calls settle, one caller at a time, with the mark that the last call
+// left, "" at first. The mark that settle returns is kept when it returns no
 // error. A caller that waits for another does so no longer than for ctx.
-func Redeem(ctx context.Context, r *Receipt, giveBack func(mark string) (string, error)) error {
+func Redeem(ctx context.Context, r *Receipt, settle func(mark string) (string, error)) error {
 	for !r.mu.TryLock() {
 		select {
 		case <-ctx.Done():
@@ -77,7 +91,7 @@ func Redeem(ctx context.Context, r *Receipt, giveBack func(mark string) (string,
 		}
 	}
 	defer r.mu.Unlock()
-	mark, err := giveBack(r.mark)
+	mark, err := settle(r.mark)
 	if err == nil {
 		r.mark = mark
 	}

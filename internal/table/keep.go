@@ -133,3 +133,16 @@ func Now(ctx context.Context, q Querier, now *time.Time) (at time.Time, err erro
 	err = q.QueryRow(ctx, `SELECT clock_timestamp()`).Scan(&at)
 	return at.UTC(), err
 }
+
+// QueueNow puts into a batch the reading of the clock, unless now is given.
+func QueueNow(batch *pgx.Batch, now, at *time.Time) {
+	if now != nil {
+		*at = *now
+		return
+	}
+	batch.Queue(`SELECT clock_timestamp()`).QueryRow(func(row pgx.Row) error {
+		err := row.Scan(at)
+		*at = at.UTC()
+		return err
+	})
+}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
@@ -28,6 +30,11 @@ FROM (
 	SELECT newest, newest + (($1::text::int8 - newest + 2147483648) & 4294967295) - 2147483648 AS id
 	FROM (SELECT greatest(pg_current_xact_id()::text::int8, pg_snapshot_xmax(pg_current_snapshot())::text::int8 - 1) AS newest) AS n
 ) AS t`
+
+// QueueXid puts into a batch the reading of its transaction's ID.
+func QueueXid(batch *pgx.Batch, xid *string) {
+	batch.Queue(`SELECT pg_current_xact_id()::text`).QueryRow(func(row pgx.Row) error { return row.Scan(xid) })
+}
 
 // Outcome reads what became of a transaction or savepoint. own says that it was on this
 // very connection.

@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
-	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
 // Seen is the definitions that a store has met, by name. Its zero value is ready,
@@ -116,30 +115,6 @@ func Idle(definitions []ratelimit.Definition, key string, s ratelimit.State, now
 	return !slices.ContainsFunc(definitions, func(d ratelimit.Definition) bool {
 		return !d.Shard().Idle(key, s, now)
 	})
-}
-
-// Refund is the changes that give back what a receipt says was paid, in the order
-// of rows. To add to a row's value, as it is stored, is to give back: with nothing
-// settled it is the same by every definition, whatever has been changed since,
-// and the next take cuts it to its capacity. A shard that the limit has no
-// longer, by the definition that was called last, stands for one that it has.
-func (s *Seen) Refund(r *ratelimit.Receipt) []Change {
-	payments := receipt.Payments(r)
-	changes := make([]Change, len(payments))
-	for i, p := range payments {
-		d := ratelimit.Definition{
-			Name: p.Name, Kind: ratelimit.Kind(p.Kind), Rate: p.Rate, Period: p.Period,
-			Capacity: p.Capacity, Shards: p.Shards, Start: p.Start,
-		}
-		if newest, ok := s.newest(p.Name); ok && !alike(newest, d) {
-			d = newest
-		}
-		changes[i] = Change{
-			Row: Row{Key{p.Name, p.Key}, p.Shard % d.Shards}, Definition: d.Shard(), Count: -p.Tokens,
-		}
-	}
-	slices.SortStableFunc(changes, func(a, b Change) int { return a.Row.Compare(b.Row) })
-	return changes
 }
 
 // newest is the definition of a name that was called last.

@@ -1,0 +1,129 @@
+package decide
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/receipt"
+)
+
+// Settlement is how what a receipt says was paid becomes what was used.
+type Settlement struct {
+	Call    Call     // of what was used, in the order of the call that paid
+	Changes []Change // one for each row, in order; with negative counts to give back
+}
+
+// Settle says how to settle a receipt with what was used, one count for each limit in
+// the order of its call; without counts, with nothing. Of what is not used, the last
+// payments are given back first. What was used besides is taken from the row that paid
+// most. A shard that the limit has no longer, by the definition that was called last,
+// stands for one that it has. Errors are ErrInvalid.
+func (s *Seen) Settle(r *ratelimit.Receipt, used []float64) (Settlement, error) {
+	payments := slices.Clone(receipt.Payments(r))
+	slices.SortStableFunc(payments, func(a, b receipt.Payment) int { return cmp.Compare(a.Place, b.Place) })
+	var settlement Settlement
+	for len(payments) > 0 {
+		n := 1
+		for n < len(payments) && payments[n].Place == payments[0].Place {
+			n++
+		}
+		if err := settlement.add(s, payments[:n], used); err != nil {
+			return Settlement{}, err
+		}
+		payments = payments[n:]
+	}
+	limits := len(settlement.Call.Asks)
+	switch {
+	case limits == 0:
+		return Settlement{}, &ratelimit.FieldError{Field: "Receipt", Value: nil, Reason: "must be of a call that took something"}
+	case used != nil && len(used) != limits:
+		return Settlement{}, &ratelimit.FieldError{Field: "Used", Value: used, Reason: "must be one count for each limit of the call, in its order"}
+	}
+	settlement.merge()
+	return settlement, nil
+}
+
+// add adds the payments of one limit.
+func (s *Settlement) add(seen *Seen, payments []receipt.Payment, used []float64) error {
+	p, place := payments[0], len(s.Call.Asks)
+	d := ratelimit.Definition{
+		Name: p.Name, Kind: ratelimit.Kind(p.Kind), Rate: p.Rate, Period: p.Period,
+		Capacity: p.Capacity, MaxReserved: p.MaxReserved, Shards: p.Shards, Start: p.Start,
+	}
+	count := 0.0
+	if place < len(used) {
+		count = used[place]
+	}
+	request := ratelimit.Request{Limit: d.Limit(), Key: p.Key, Count: count}
+	if err := request.Validate(); err != nil {
+		return err
+	}
+	if newest, ok := seen.newest(p.Name); ok && !alike(newest, d) {
+		d = newest
+		request.Limit = d.Limit()
+	}
+	a := Ask{Request: request, Definition: d, place: place}
+	s.Call.Asks = append(s.Call.Asks, a)
+	most, left := 0, count
+	for i, p := range payments {
+		if p.Tokens > payments[most].Tokens {
+			most = i
+		}
+		kept := min(p.Tokens, left)
+		left -= kept
+		change := a.Change(place, p.Shard%d.Shards, kept-p.Tokens)
+		s.Changes = append(s.Changes, change)
+	}
+	s.Changes[len(s.Changes)-len(payments)+most].Count += left
+	return nil
+}
+
+// merge puts changes in the order of rows, one for each.
+func (s *Settlement) merge() {
+	slices.SortStableFunc(s.Changes, func(a, b Change) int { return a.Row.Compare(b.Row) })
+	merged := s.Changes[:0]
+	for _, c := range s.Changes {
+		if n := len(merged) - 1; n >= 0 && merged[n].Row == c.Row {
+			merged[n].Count += c.Count
+			continue
+		}
+		merged = append(merged, c)
+	}
+	s.Changes = merged
+}
+
+// Rows returns the rows that a settlement changes.
+func (s *Settlement) Rows() []Row {
+	rows := make([]Row, len(s.Changes))
+	for i := range rows {
+		rows[i] = s.Changes[i].Row
+	}
+	return rows
+}
+
+// Settle is a change's row in a state once it was settled at now. To add to a row's
+// value, as it is stored, is to give back: with nothing refilled it is the same by
+// every definition, whatever has been changed since, and the next take cuts it to its
+// capacity.
+func (c *Change) Settle(state ratelimit.State, now time.Time) ratelimit.State {
+	if c.Count > 0 {
+		return c.Definition.Charge(state, now, c.Count)
+	}
+	state.Value -= c.Count
+	return state
+}
+
+// Result is that of a settlement, after which the limits' rows are as in the view.
+// Each status is OK, since a settlement is not refused; while there is debt or a pause,
+// RetryAt is when that is over.
+func (s *Settlement) Result(after View) ratelimit.Result {
+	statuses := make([]ratelimit.Status, len(s.Call.Asks))
+	for i := range s.Call.Asks {
+		a := &s.Call.Asks[i]
+		statuses[i] = Credited(a.Request, after.States[i], after.At)
+		statuses[i].OK = true
+	}
+	return s.Call.result(after.At, statuses)
+}

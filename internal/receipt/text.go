@@ -1,0 +1,326 @@
+package receipt
+
+import (
+	"database/sql"
+	"database/sql/driver"
+	"encoding"
+	"encoding/base64"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"math"
+	"math/bits"
+	"strconv"
+	"strings"
+	"time"
+	"unicode/utf8"
+)
+
+// A receipt as text is its version and then, in base64 for URLs,
+//
+//	receipt:  transaction  instant  limits  limit…
+//	limit:    name  key  kind  rate  period  capacity  max reserved  shards  start  place  payments  payment…
+//	payment:  shard  slot  tokens
+//
+// with whole numbers as varints; texts behind their lengths; instants in microseconds,
+// but a start, which is 0 for none or else 1, seconds and nanoseconds; and amounts as
+// varints of their bits from the last to the first, which is short for those that are
+// round.
+const version = "1"
+
+// What a receipt that came from a call can have at most. (The root package's bounds
+// of these names, which a test compares.)
+const (
+	MaxLimits     = 64
+	MaxShards     = 1024
+	MaxNameLength = 255
+	MaxKeyLength  = 2048
+	MaxTokens     = 1e12
+
+	// maxText is above the longest text of a receipt, of MaxLimits limits that
+	// took from MaxShards shards each.
+	maxText = 4 << 20
+)
+
+// ErrInvalid is the root package's, to which this one must not point.
+var ErrInvalid = errors.New("ratelimit: invalid")
+
+var (
+	_ encoding.TextMarshaler   = (*Receipt)(nil)
+	_ encoding.TextUnmarshaler = (*Receipt)(nil)
+	_ driver.Valuer            = (*Receipt)(nil)
+	_ sql.Scanner              = (*Receipt)(nil)
+)
+
+// MarshalText returns the receipt as text: letters, digits, - and _. That of a call
+// that took nothing is empty.
+func (r *Receipt) MarshalText() ([]byte, error) {
+	if r == nil || len(r.payments) == 0 {
+		return []byte{}, nil
+	}
+	r.mu.Lock()
+	taker := r.taker
+	r.mu.Unlock()
+	w := writer{}
+	if taker != "" {
+		xid, err := strconv.ParseInt(taker, 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("ratelimit: receipt: transaction %w", err)
+		}
+		w.uint(uint64(xid))
+	} else {
+		w.uint(0)
+	}
+	w.int(r.at.UnixMicro())
+	w.payments(r.payments)
+	text := make([]byte, 0, len(version)+base64.RawURLEncoding.EncodedLen(len(w)))
+	return base64.RawURLEncoding.AppendEncode(append(text, version...), w), nil
+}
+
+// UnmarshalText reads a receipt as MarshalText writes it. A text that it cannot have
+// written is an error, which is the library's ErrInvalid, and leaves r as it was.
+func (r *Receipt) UnmarshalText(text []byte) error {
+	if len(text) == 0 {
+		r.set(&Receipt{})
+		return nil
+	}
+	read, err := parse(string(text))
+	if err != nil {
+		return fmt.Errorf("%w: receipt: %w", ErrInvalid, err)
+	}
+	r.set(read)
+	return nil
+}
+
+func (r *Receipt) set(to *Receipt) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.payments, r.taker, r.conn, r.at, r.read, r.mark = to.payments, to.taker, nil, to.at, true, ""
+}
+
+// Value returns the receipt as text for a database, NULL when nothing was taken.
+func (r *Receipt) Value() (driver.Value, error) {
+	text, err := r.MarshalText()
+	if err != nil || len(text) == 0 {
+		return nil, err
+	}
+	return string(text), nil
+}
+
+// Scan reads a receipt from a database. NULL is that of a call that took nothing.
+func (r *Receipt) Scan(src any) error {
+	switch v := src.(type) {
+	case nil:
+		return r.UnmarshalText(nil)
+	case string:
+		return r.UnmarshalText([]byte(v))
+	case []byte:
+		return r.UnmarshalText(v)
+	}
+	return fmt.Errorf("%w: receipt: cannot be read from a %T, must be a text", ErrInvalid, src)
+}
+
+func parse(text string) (*Receipt, error) {
+	if len(text) > maxText {
+		return nil, fmt.Errorf("has %d bytes, can have at most %d", len(text), maxText)
+	}
+	body, ok := strings.CutPrefix(text, version)
+	if !ok {
+		return nil, fmt.Errorf("has version %q, this program knows %q", text[:1], version)
+	}
+	data, err := base64.RawURLEncoding.DecodeString(body)
+	if err != nil {
+		return nil, errors.New("is not in base64")
+	}
+	r := reader{data: data}
+	read := r.receipt()
+	if r.fault == nil && len(r.data) > 0 {
+		r.fail("goes on after its end")
+	}
+	if r.fault != nil {
+		return nil, r.fault
+	}
+	// There is one way only to write a receipt: no needless zeros, no line breaks.
+	if again, err := read.MarshalText(); err != nil || string(again) != text {
+		return nil, errors.New("is not as it was written")
+	}
+	return read, nil
+}
+
+// writer is the bytes of a receipt.
+type writer []byte
+
+func (w *writer) uint(v uint64)   { *w = binary.AppendUvarint(*w, v) }
+func (w *writer) int(v int64)     { *w = binary.AppendVarint(*w, v) }
+func (w *writer) float(v float64) { w.uint(bits.ReverseBytes64(math.Float64bits(v))) }
+func (w *writer) string(s string) { w.uint(uint64(len(s))); *w = append(*w, s...) }
+func (w *writer) start(t time.Time) {
+	if t.IsZero() {
+		w.uint(0)
+		return
+	}
+	w.uint(1)
+	w.int(t.Unix())
+	w.uint(uint64(t.Nanosecond()))
+}
+
+// payments writes payments, those in a row that are of one limit together.
+func (w *writer) payments(payments []Payment) {
+	limits := 0
+	for rest := payments; len(rest) > 0; rest = rest[together(rest):] {
+		limits++
+	}
+	w.uint(uint64(limits))
+	for rest := payments; len(rest) > 0; rest = rest[together(rest):] {
+		n := together(rest)
+		w.limit(&rest[0])
+		w.uint(uint64(n))
+		for i := range rest[:n] {
+			w.uint(uint64(rest[i].Shard))
+			w.int(rest[i].Slot)
+			w.float(rest[i].Tokens)
+		}
+	}
+}
+
+// together is how many payments, from the first on, are of its limit.
+func together(payments []Payment) int {
+	n := 1
+	for n < len(payments) && payments[n].Limit == payments[0].Limit && payments[n].Place == payments[0].Place {
+		n++
+	}
+	return n
+}
+
+func (w *writer) limit(p *Payment) {
+	w.string(p.Name)
+	w.string(p.Key)
+	w.uint(uint64(p.Kind))
+	w.float(p.Rate)
+	w.uint(uint64(p.Period.Microseconds()))
+	w.float(p.Capacity)
+	w.float(p.MaxReserved)
+	w.uint(uint64(p.Shards))
+	w.start(p.Start)
+	w.uint(uint64(p.Place))
+}
+
+// reader reads the bytes of a receipt. After its first fault all that it reads is
+// zero.
+type reader struct {
+	data  []byte
+	fault error
+}
+
+func (r *reader) fail(format string, args ...any) {
+	if r.fault == nil {
+		r.fault = fmt.Errorf(format, args...)
+	}
+	r.data = nil
+}
+
+// uint reads a whole number, which is most at most.
+func (r *reader) uint(field string, most uint64) uint64 {
+	v, n := binary.Uvarint(r.data)
+	return checked(r, field, v, n, v <= most)
+}
+
+func (r *reader) int(field string) int64 {
+	v, n := binary.Varint(r.data)
+	return checked(r, field, v, n, true)
+}
+
+// amount reads a number of tokens.
+func (r *reader) amount(field string, most float64) float64 {
+	v, n := binary.Uvarint(r.data)
+	f := math.Float64frombits(bits.ReverseBytes64(v))
+	return checked(r, field, f, n, f >= 0 && !math.Signbit(f) && f <= most)
+}
+
+// checked returns a number that was read from n bytes.
+func checked[T any](r *reader, field string, v T, n int, good bool) (read T) {
+	switch {
+	case r.fault != nil:
+		return read
+	case n <= 0:
+		r.fail("ends within its %s", field)
+		return read
+	case !good:
+		r.fail("has %s %v", field, v)
+		return read
+	}
+	r.data = r.data[n:]
+	return v
+}
+
+func (r *reader) string(field string, most int) string {
+	n := int(r.uint(field, uint64(most)))
+	if n > len(r.data) {
+		r.fail("ends within its %s", field)
+		return ""
+	}
+	s := string(r.data[:n])
+	if !utf8.ValidString(s) || strings.IndexByte(s, 0) >= 0 {
+		r.fail("has a %s that is no text", field)
+		return ""
+	}
+	r.data = r.data[n:]
+	return s
+}
+
+func (r *reader) start() time.Time {
+	if r.uint("start", 1) == 0 {
+		return time.Time{}
+	}
+	seconds, nanos := r.int("start"), r.uint("start", 999_999_999)
+	start := time.Unix(seconds, int64(nanos)).UTC()
+	if y := start.Year(); r.fault == nil && (y < 1 || y > 9999 || start.IsZero()) {
+		r.fail("has a start in the year %d", y)
+	}
+	return start
+}
+
+func (r *reader) receipt() *Receipt {
+	read := &Receipt{}
+	if xid := r.uint("transaction", math.MaxInt64); xid > 0 {
+		read.taker = strconv.FormatUint(xid, 10)
+	}
+	read.at = time.UnixMicro(r.int("instant")).UTC()
+	limits := r.uint("limits", MaxLimits)
+	places := make([]bool, limits)
+	for range limits {
+		if r.fault == nil {
+			r.limit(read, places)
+		}
+	}
+	if r.fault == nil && limits == 0 {
+		r.fail("has no limit")
+	}
+	return read
+}
+
+// limit reads a limit with its payments. Each has a place of its own in the call.
+func (r *reader) limit(read *Receipt, places []bool) {
+	limit := Limit{
+		Name: r.string("name", MaxNameLength), Key: r.string("key", MaxKeyLength),
+		Kind: uint8(r.uint("kind", math.MaxUint8)), Rate: r.amount("rate", MaxTokens),
+		Period:   time.Duration(r.uint("period", math.MaxInt64/uint64(time.Microsecond))) * time.Microsecond,
+		Capacity: r.amount("capacity", MaxTokens), MaxReserved: r.amount("max reserved", math.Inf(1)),
+		Shards: int(r.uint("shards", MaxShards)), Start: r.start(),
+	}
+	place := int(r.uint("place", uint64(len(places))-1))
+	payments := int(r.uint("payments", MaxShards))
+	if r.fault == nil && (places[place] || payments == 0) {
+		r.fail("has %d payments in place %d", payments, place)
+	}
+	for range payments {
+		if r.fault != nil {
+			return
+		}
+		read.payments = append(read.payments, Payment{
+			Limit: limit, Place: place,
+			Shard: int(r.uint("shard", uint64(max(limit.Shards, 1))-1)), Slot: r.int("slot"), Tokens: r.amount("tokens", MaxLimits*MaxTokens),
+		})
+	}
+	places[place] = true
+}

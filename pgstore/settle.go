@@ -1,0 +1,267 @@
+package pgstore
+
+import (
+	"context"
+	"errors"
+	"math"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/receipt"
+	"github.com/pgratelimit/ratelimit/internal/table"
+)
+
+// SettleTx replaces, inside tx, what a call took by what was really used: a count for
+// each of its limits, in the order of the call, which is that of the result's Each.
+// What was not used goes back to the rows that it came from. What was used besides is
+// taken from them whatever there is, below MaxReserved too, since it is spent. The
+// result says what there is of each limit then; it is OK, and while there is debt or a
+// pause its RetryAt is when that is over. It has no receipt.
+//
+// The receipt is that of a call's result, also one that another process has stored.
+// Settle in the transaction that finishes the work: work, price and the note that it
+// is finished are then there all or none. Within a process a receipt is settled once.
+// Of two copies that were read from text, that transaction sees to it.
+//
+// It is [ratelimit.ErrSettled], and changes nothing, when the receipt was settled or
+// cancelled before, or was taken in a transaction that was rolled back. A settlement
+// that was rolled back with tx did not happen, and can be made again. (After a
+// roll-back to a savepoint in the same transaction it can not: the estimate then
+// stays.) Counts that cannot be, and a receipt of nothing, are [ratelimit.ErrInvalid],
+// and so is the receipt of another transaction that has not ended. If the server has
+// crashed or was started anew since a transaction of this process took, nobody knows
+// whether that was committed: that is [ErrOutcomeUnknown]. A receipt that was read
+// from text is proof of it, if it was stored in the transaction that took.
+//
+// Do not settle a receipt from before a reset of its key: that has given back already.
+func (s *Store) SettleTx(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, used ...float64) (ratelimit.Result, error) {
+	if err := s.usableIn(tx); err != nil {
+		return ratelimit.Result{}, err
+	}
+	settlement, err := s.seen.Settle(r, append([]float64{}, used...))
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	return s.settle(ctx, tx, r, &settlement)
+}
+
+// Settle is [Store.SettleTx] on its own.
+func (s *Store) Settle(ctx context.Context, r *ratelimit.Receipt, used ...float64) (ratelimit.Result, error) {
+	if err := s.usable(); err != nil {
+		return ratelimit.Result{}, err
+	}
+	settlement, err := s.seen.Settle(r, append([]float64{}, used...))
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	return s.settleOwn(ctx, r, &settlement)
+}
+
+// CancelTx gives back, inside tx, exactly what a call took, to the rows that it came
+// from. It is [Store.SettleTx] with nothing, but that it reports false, rather than an
+// error, when there is nothing to give back: when the receipt is nil or of a call that
+// took nothing, was settled or cancelled before, or was taken in a transaction that was
+// rolled back.
+func (s *Store) CancelTx(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt) (cancelled bool, err error) {
+	if err := s.usableIn(tx); err != nil || len(receipt.Payments(r)) == 0 {
+		return false, err
+	}
+	settlement, err := s.seen.Settle(r, nil)
+	if err == nil {
+		_, err = s.settle(ctx, tx, r, &settlement)
+	}
+	return cancelledBy(err)
+}
+
+// Cancel is [Store.CancelTx] on its own.
+func (s *Store) Cancel(ctx context.Context, r *ratelimit.Receipt) (cancelled bool, err error) {
+	if err := s.usable(); err != nil || len(receipt.Payments(r)) == 0 {
+		return false, err
+	}
+	settlement, err := s.seen.Settle(r, nil)
+	if err == nil {
+		_, err = s.settleOwn(ctx, r, &settlement)
+	}
+	return cancelledBy(err)
+}
+
+// cancelledBy is what Cancel says of a settlement.
+func cancelledBy(err error) (bool, error) {
+	if errors.Is(err, ratelimit.ErrSettled) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+func (s *Store) settleOwn(ctx context.Context, r *ratelimit.Receipt, settlement *decide.Settlement) (result ratelimit.Result, err error) {
+	err = s.ownTx(ctx, settlement.Rows(), func(ctx context.Context, tx pgx.Tx) error {
+		result, err = s.settle(ctx, tx, r, settlement)
+		return err
+	})
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	s.changedBy(settlement) // again, now that others see it
+	return result, nil
+}
+
+// changedBy forgets what is remembered of the limits of a settlement.
+func (s *Store) changedBy(settlement *decide.Settlement) {
+	for i := range settlement.Call.Asks {
+		s.hints.changed(settlement.Call.Asks[i].Of())
+	}
+}
+
+// settle makes a settlement, unless there is nothing to settle any more.
+func (s *Store) settle(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, settlement *decide.Settlement) (result ratelimit.Result, err error) {
+	// The receipt is marked with the transaction that settled it, so that a later
+	// call can ask what became of it.
+	err = receipt.Redeem(ctx, r, func(before string) (xid string, err error) {
+		owed, err := s.owed(ctx, tx, r, before)
+		if err != nil {
+			return before, err
+		}
+		if !owed {
+			return before, ratelimit.ErrSettled
+		}
+		m := making{Store: s, settlement: settlement}
+		if err := m.make(ctx, tx); err != nil {
+			return before, err
+		}
+		result = settlement.Result(m.after)
+		return m.xid, nil
+	})
+	switch {
+	case err == nil:
+		return result, nil
+	case errors.Is(err, ratelimit.ErrSettled), errors.Is(err, ratelimit.ErrInvalid):
+		return ratelimit.Result{}, err
+	}
+	return ratelimit.Result{}, s.fault("settle", err)
+}
+
+// owed reports whether a receipt's tokens are to be settled: what took them was
+// not rolled back, and what settled them before, if anything, was.
+func (s *Store) owed(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, before string) (bool, error) {
+	if before != "" {
+		became, err := table.Outcome(ctx, tx, before, false)
+		if err != nil || became != table.Aborted {
+			return false, err
+		}
+	}
+	taker := receipt.Taker(r)
+	if taker == "" {
+		return true, nil
+	}
+	own := receipt.Conn(r) == any(tx.Conn())
+	became, err := table.Outcome(ctx, tx, taker, own)
+	if err != nil || became == table.Aborted {
+		return false, err
+	}
+	if became == table.Committed && !own && !receipt.Read(r) && s.config.Clock == nil {
+		// A crash gives IDs out again, so this may be somebody else's.
+		if same, err := table.UpSince(ctx, tx, receipt.At(r)); err != nil || !same {
+			return false, errors.Join(err, ErrOutcomeUnknown)
+		}
+	}
+	if became == table.InProgress && !own {
+		return false, &ratelimit.FieldError{Field: "Receipt", Value: taker, Reason: "was taken in a transaction that has not ended"}
+	}
+	return true, nil
+}
+
+// making is the making of a settlement.
+type making struct {
+	*Store
+	settlement *decide.Settlement
+	changes    []decide.Change // those for whose rows there is something to do
+	given      []table.Taken
+	xid        string
+	after      decide.View
+}
+
+// make makes the settlement in one round trip if nothing is to be taken, otherwise in
+// two: what is taken is taken from rows that are locked and were read. (They are given
+// nothing for that, which leaves no predicate locks under SERIALIZABLE.)
+func (m *making) make(ctx context.Context, tx pgx.Tx) error {
+	if err := m.choose(ctx, tx); err != nil {
+		return err
+	}
+	var batch pgx.Batch
+	now := m.clock()
+	m.given = make([]table.Taken, len(m.changes))
+	for i := range m.changes {
+		c := &m.changes[i]
+		m.table.QueueGive(&batch, c, max(0, -c.Count), math.MaxFloat64, now, &m.given[i])
+	}
+	table.QueueXid(&batch, &m.xid)
+	table.QueueNow(&batch, now, &m.after.At)
+	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
+		return err
+	}
+	m.remember()
+	return m.finish(ctx, tx)
+}
+
+// choose chooses the changes that there are to make. To give back to a row that is
+// not there changes nothing, since that is full. The portable form looks for those
+// first, as its statement does not tell which it has made.
+func (m *making) choose(ctx context.Context, tx pgx.Tx) error {
+	m.changes = m.settlement.Changes
+	if !m.config.Portable {
+		return nil
+	}
+	rows := table.Rows{Rows: m.settlement.Rows()}
+	if err := m.table.FindEach(ctx, tx, &rows); err != nil {
+		return err
+	}
+	m.changes = nil
+	for i, c := range m.settlement.Changes {
+		if rows.Found[i] || c.Count > 0 {
+			m.changes = append(m.changes, c)
+		}
+	}
+	return nil
+}
+
+// remember works out what is in the limits' rows, as far as is known of shards from
+// which the call did not take.
+func (m *making) remember() {
+	call := &m.settlement.Call
+	m.after.States = m.hints.shards.known(call, m.after.At)
+	for i := range call.Asks {
+		if a := &call.Asks[i]; !a.Sharded() {
+			m.after.States[i] = []ratelimit.State{a.Definition.Fresh(a.Key, m.after.At)}
+		}
+	}
+	for i := range m.changes {
+		c, state := &m.changes[i], m.given[i].After
+		if c.Count > 0 {
+			state = c.Settle(state, m.after.At)
+		}
+		m.changes[i].After = state
+		m.after.States[c.Ask][c.Shard] = state
+	}
+	m.changedBy(m.settlement)
+	m.hints.saw(call, m.after)
+}
+
+// finish writes the rows from which something was taken, and deletes those that were
+// made to be given something.
+func (m *making) finish(ctx context.Context, tx pgx.Tx) error {
+	var batch pgx.Batch
+	for i := range m.changes {
+		switch c := &m.changes[i]; {
+		case c.Count > 0:
+			m.table.QueuePut(&batch, c.Row, c.After)
+		case m.given[i].Made: // full, perhaps by a definition that is not known here
+			m.table.QueueRemove(&batch, c.Row)
+		}
+	}
+	if batch.Len() == 0 {
+		return nil
+	}
+	return tx.SendBatch(ctx, &batch).Close()
+}
