@@ -92,7 +92,7 @@ func (a *Addresses) Of(r *http.Request) (netip.Addr, error) {
 	for i := len(lines) - 1; i >= 0 && trusted; i-- {
 		for rest, more := lines[i], true; more && trusted; {
 			var hop string
-			rest, hop, more = lastHop(rest)
+			rest, hop, more = last(rest, ',')
 			next, isAddress := a.parse(hop)
 			trusted = isAddress && a.trusts(next)
 			if isAddress {
@@ -122,16 +122,16 @@ func (a *Addresses) parse(hop string) (netip.Addr, bool) {
 	return parseNode(hop)
 }
 
-// lastHop splits the last element off a list. It reads from the right, where trusted
+// last splits the last element off a list. It reads from the right, where trusted
 // proxies have written: what a client left open further to the left, such as a quote,
 // cannot swallow their elements.
-func lastHop(list string) (rest, hop string, more bool) {
+func last(list string, separator byte) (rest, element string, more bool) {
 	quoted := false
 	for i := len(list) - 1; i >= 0; i-- {
 		switch list[i] {
 		case '"':
-			quoted = !quoted
-		case ',':
+			quoted = quoted != !escaped(list, i)
+		case separator:
 			if !quoted {
 				return list[:i], list[i+1:], true
 			}
@@ -140,11 +140,19 @@ func lastHop(list string) (rest, hop string, more bool) {
 	return "", list, false
 }
 
+// escaped reports whether the quote at i is one within a quoted string.
+func escaped(s string, i int) bool {
+	before := strings.TrimRight(s[:i], `\`)
+	return (i-len(before))%2 == 1
+}
+
 // parseForwarded is the address in an element of a Forwarded field; for=unknown and
 // obfuscated names are none.
 func parseForwarded(element string) (addr netip.Addr, ok bool) {
 	found := false
-	for pair := range strings.SplitSeq(element, ";") {
+	for more := true; more; {
+		var pair string
+		element, pair, more = last(element, ';')
 		name, value, _ := strings.Cut(strings.TrimSpace(pair), "=")
 		if !strings.EqualFold(strings.TrimSpace(name), "for") {
 			continue

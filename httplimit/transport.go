@@ -2,9 +2,11 @@ package httplimit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"net/http"
 	"sync"
@@ -162,18 +164,18 @@ func (t *Transport) CloseIdleConnections() {
 func (t *Transport) turn(req *http.Request, scope string, b *budget) error {
 	for {
 		h := t.holds.of(scope)
-		wait := time.Until(h.until)
+		if time.Until(h.refused) >= b.left() {
+			return &WaitError{Until: h.refused}
+		}
+		wait := time.Until(h.refused)
+		if hinted := time.Until(h.exhausted); hinted < b.left() {
+			wait = max(wait, hinted)
+		}
 		if wait <= 0 {
 			break
 		}
-		if !b.allows(wait) {
-			if !h.refused {
-				break
-			}
-			return &WaitError{Until: h.until}
-		}
 		// Those that were held back together do not go together.
-		if err := b.sleep(wait + rand.N(min(wait/10, b.left()-wait)+1)); err != nil {
+		if err := b.sleep(wait + rand.N(max(1, min(wait/10, b.left()-wait)))); err != nil {
 			return err
 		}
 	}
@@ -198,7 +200,10 @@ func (t *Transport) take(req *http.Request, b *budget) error {
 	case req.Context().Err() != nil:
 		return req.Context().Err()
 	}
-	return &WaitError{Err: err}
+	if errors.Is(err, ratelimit.ErrRefused) || errors.Is(err, context.DeadlineExceeded) {
+		return &WaitError{Err: err}
+	}
+	return fmt.Errorf("httplimit: not sent: its limit could not be asked: %w", err)
 }
 
 // heed notes what a response says, and returns for how long it refuses, if it does.
@@ -215,8 +220,11 @@ func (t *Transport) heed(req *http.Request, scope string, resp *http.Response, n
 	wait = min(wait, t.config.MaxPause)
 	refused = resp.StatusCode == http.StatusTooManyRequests ||
 		resp.StatusCode == http.StatusServiceUnavailable && advice.Told
-	if refused || advice.Exhausted {
-		t.holds.set(scope, hold{time.Now().Add(wait), refused})
+	switch until := time.Now().Add(wait); {
+	case refused:
+		t.holds.set(scope, hold{refused: until})
+	case advice.Exhausted:
+		t.holds.set(scope, hold{exhausted: until})
 	}
 	if resp.StatusCode == http.StatusTooManyRequests {
 		t.pause(req, wait)
@@ -248,8 +256,7 @@ func (t *Transport) pause(req *http.Request, lasts time.Duration) {
 	}
 }
 
-// repeatable reports whether req can be sent again without doing twice what it asks
-// for: net/http has the same rule for connections that break.
+// repeatable reports whether req can be sent again without doing twice what it asks for.
 func repeatable(req *http.Request) bool {
 	if req.Body != nil && req.Body != http.NoBody && req.GetBody == nil {
 		return false
@@ -323,12 +330,12 @@ func (b *budget) sleep(d time.Duration) error {
 	}
 }
 
-// hold is until when requests are held back, and whether the server has refused one:
-// otherwise it has only said that the next would be refused.
-type hold struct {
-	until   time.Time
-	refused bool
-}
+// hold is until when requests are held back: because the server has refused one, or
+// because it has said that the next would be refused.
+type hold struct{ refused, exhausted time.Time }
+
+// over reports whether nothing is held back at now.
+func (h hold) over(now time.Time) bool { return !h.refused.After(now) && !h.exhausted.After(now) }
 
 // holds is the holds that are not over, by scope. The zero value is ready for use.
 type holds struct {
@@ -343,23 +350,27 @@ func (hs *holds) of(scope string) hold {
 	return hs.byScope[scope]
 }
 
-// set has the later of two holds hold.
+// set has h hold, and what holds for longer.
 func (hs *holds) set(scope string, h hold) {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
 	if hs.byScope == nil {
-		hs.byScope, hs.sweep = map[string]hold{}, 64
+		hs.byScope, hs.sweep = map[string]hold{}, minSweep
 	}
-	if h.until.After(hs.byScope[scope].until) {
-		hs.byScope[scope] = h
-	}
+	was := hs.byScope[scope]
+	hs.byScope[scope] = hold{latest(was.refused, h.refused), latest(was.exhausted, h.exhausted)}
 	if len(hs.byScope) > hs.sweep {
 		now := time.Now()
-		for s, h := range hs.byScope {
-			if !h.until.After(now) {
-				delete(hs.byScope, s)
-			}
-		}
-		hs.sweep = max(64, 2*len(hs.byScope))
+		maps.DeleteFunc(hs.byScope, func(_ string, h hold) bool { return h.over(now) })
+		hs.sweep = max(minSweep, 2*len(hs.byScope))
 	}
+}
+
+const minSweep = 64
+
+func latest(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
 }
