@@ -97,8 +97,15 @@ func TestCostByFunction(t *testing.T) {
 		cost   float64
 		status int
 	}{
-		{0, 200}, {1, 200}, {1001, 422}, {math.Inf(1), 422}, {1e13, 422},
-		{-1, 400}, {math.NaN(), 400}, {math.Inf(-1), 400}, {math.SmallestNonzeroFloat64, 400},
+		{0, 200},
+		{1, 200},
+		{1001, 422},
+		{math.Inf(1), 422},
+		{1e13, 422},
+		{-1, 400},
+		{math.NaN(), 400},
+		{math.Inf(-1), 400},
+		{math.SmallestNonzeroFloat64, 400},
 	} {
 		m := newMiddleware(t, memstore.New(newClock().Now), httplimit.Config{Policies: []httplimit.Policy{{Limit: rows, Cost: httplimit.Fixed(test.cost)}}})
 		if got := serve(m.Handler(&answering{}), get("/")).StatusCode; got != test.status {

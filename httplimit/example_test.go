@@ -7,6 +7,7 @@ import (
 	"net/http/httptest"
 	"net/netip"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
@@ -21,7 +22,13 @@ func exampleClock() time.Time { return noon }
 func show(h http.Handler, r *http.Request) {
 	w := httptest.NewRecorder()
 	h.ServeHTTP(w, r)
-	fmt.Println(w.Code, w.Header().Get("RateLimit"), "Retry-After:", w.Header().Get("Retry-After"))
+	line := []string{strconv.Itoa(w.Code)}
+	for _, name := range []string{"RateLimit", "Retry-After"} {
+		if value := w.Header().Get(name); value != "" {
+			line = append(line, name+": "+value)
+		}
+	}
+	fmt.Println(strings.Join(line, "  "))
 }
 
 func Example() {
@@ -41,9 +48,9 @@ func Example() {
 		show(h, r)
 	}
 	// Output:
-	// 200 "burst";r=1;t=1, "daily";r=999;t=86400 Retry-After:
-	// 200 "burst";r=0;t=1, "daily";r=998;t=86400 Retry-After:
-	// 429 "burst";r=0;t=1 Retry-After: 1
+	// 200  RateLimit: "burst";r=1;t=1, "daily";r=999;t=86400
+	// 200  RateLimit: "burst";r=0;t=1, "daily";r=998;t=86400
+	// 429  RateLimit: "burst";r=0;t=1  Retry-After: 1
 }
 
 // Behind a load balancer in 10.0.0.0/8, signed-in users have a limit each, and the rest
@@ -96,10 +103,10 @@ func ExampleCountOnly() {
 		show(logIn, r)
 	}
 	// Output:
-	// 200  Retry-After:
-	// 401  Retry-After:
-	// 200  Retry-After:
-	// 401  Retry-After:
+	// 200
+	// 401
+	// 200
+	// 401
 	// 429  Retry-After: 1800
 }
 
@@ -123,9 +130,9 @@ func ExampleUsed() {
 	show(h, httptest.NewRequest("GET", "/?max_tokens=800", nil))
 	show(h, httptest.NewRequest("GET", "/?max_tokens=2000", nil))
 	// Output:
-	// 200 "llm_tokens";r=200;t=1 Retry-After:
-	// 200 "llm_tokens";r=136;t=1 Retry-After:
-	// 422  Retry-After:
+	// 200  RateLimit: "llm_tokens";r=200;t=1
+	// 200  RateLimit: "llm_tokens";r=136;t=1
+	// 422
 }
 
 // The client waits as long as the server says, and asks again.
