@@ -27,6 +27,10 @@ type Status struct {
 	// OK is true when the tokens were taken, or for a check could be.
 	OK bool
 
+	// Taken is how many tokens were taken: Request.Count, or of AllowAtMost up to
+	// that. 0 for a refusal and a check.
+	Taken float64
+
 	// RetryAfter is how long after At: for a refusal, when the same call
 	// would be accepted if there were no other; for a reservation that went into
 	// debt, when the debt is paid and the work may run; otherwise 0. It is

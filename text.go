@@ -57,6 +57,9 @@ func (s Status) String() string {
 	default:
 		b.WriteString(": ok")
 	}
+	if s.OK && s.Taken > 0 && s.Taken != s.Request.Count {
+		fmt.Fprintf(&b, ", %s taken", amount(s.Taken))
+	}
 	if s.Value < 0 {
 		fmt.Fprintf(&b, ", %s in debt", amount(-s.Value))
 	} else {

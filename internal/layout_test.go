@@ -38,9 +38,10 @@ var mayImport = map[string][]string{
 	"internal/keyqueue":  {},
 	"internal/decide":    {".", "internal/exact", "internal/receipt"},
 	"internal/table":     {".", "internal/exact", "internal/decide", pgx},
-	"memstore":           {".", "internal/decide", "internal/receipt"},
+	"internal/wait":      {"."},
+	"memstore":           {".", "internal/decide", "internal/receipt", "internal/wait"},
 	"migrations":         {},
-	"pgstore":            {".", "internal/batch", "internal/decide", "internal/keyqueue", "internal/receipt", "internal/table", pgx},
+	"pgstore":            {".", "internal/batch", "internal/decide", "internal/keyqueue", "internal/receipt", "internal/table", "internal/wait", pgx},
 	"internal/throwaway": {pgx},
 	"internal/pgtest":    {"internal/throwaway", "migrations", pgx},
 }

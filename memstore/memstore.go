@@ -13,6 +13,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
+	"github.com/pgratelimit/ratelimit/internal/wait"
 )
 
 // Store is limits in memory. It is safe for concurrent use. A nil Store answers
@@ -60,9 +61,59 @@ func (s *Store) CheckReserve(ctx context.Context, requests ...ratelimit.Request)
 	return s.check(ctx, true, requests)
 }
 
-func (s *Store) take(ctx context.Context, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
-	call, err := s.call(ctx, reserve, requests)
+// Take is Allow for callers who want an error unless it is granted: a refusal is
+// [ratelimit.ErrRefused], as a *[ratelimit.RefusedError] with the result.
+func (s *Store) Take(ctx context.Context, requests ...ratelimit.Request) error {
+	result, err := s.Allow(ctx, requests...)
 	if err != nil {
+		return err
+	}
+	return result.Err()
+}
+
+// AllowAtMost takes as many whole tokens as there are, up to the request's count, and
+// says in the result's Taken how many. It is refused when there is not one. A count
+// below 1 is [ratelimit.ErrInvalid].
+func (s *Store) AllowAtMost(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) {
+	if err := s.usable(ctx); err != nil {
+		return ratelimit.Result{}, err
+	}
+	call, err := decide.NewAtMost(r)
+	return s.takeCall(call, err)
+}
+
+// AllowFirst takes from the first limit in the order of the requests that can grant what
+// is asked of it, and from no other. The result is about that limit. When all refuse,
+// RetryAfter is the shortest wait. A request that its limit can never grant is passed
+// over; two for one limit and key are [ratelimit.ErrInvalid].
+func (s *Store) AllowFirst(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	if err := s.usable(ctx); err != nil {
+		return ratelimit.Result{}, err
+	}
+	call, err := decide.NewFirst(requests...)
+	return s.takeCall(call, err)
+}
+
+// Wait reserves what is asked, and returns when the reservation is due. If a limit has
+// been paused while it slept, it sleeps until the pause is over. If ctx ends first, or
+// its deadline is nearer than the wait, the reservation is given back and the error is a
+// *[ratelimit.WaitError]. A refusal is [ratelimit.ErrRefused]. It sleeps on the machine's
+// clock, for as long as the store's says: tests are best in a bubble of testing/synctest.
+func (s *Store) Wait(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return wait.Wait(ctx, s, requests...)
+}
+
+func (s *Store) take(ctx context.Context, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+	if err := s.usable(ctx); err != nil {
+		return ratelimit.Result{}, err
+	}
+	call, err := decide.New(reserve, requests...)
+	return s.takeCall(call, err)
+}
+
+// takeCall decides a call that decide has made.
+func (s *Store) takeCall(call decide.Call, err error) (ratelimit.Result, error) {
+	if call, err = s.noted(call, err); err != nil {
 		return ratelimit.Result{}, err
 	}
 	s.mu.Lock()
@@ -94,7 +145,11 @@ func (s *Store) call(ctx context.Context, reserve bool, requests []ratelimit.Req
 	if err := s.usable(ctx); err != nil {
 		return decide.Call{}, err
 	}
-	call, err := decide.New(reserve, requests...)
+	return s.noted(decide.New(reserve, requests...))
+}
+
+// noted is a call, noting its definitions.
+func (s *Store) noted(call decide.Call, err error) (decide.Call, error) {
 	for i := range call.Asks {
 		s.seen.Note(call.Asks[i].Definition)
 	}

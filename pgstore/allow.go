@@ -6,6 +6,8 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/wait"
 )
 
 // AllowTx takes what is asked from all the limits inside tx, or refuses and
@@ -78,6 +80,82 @@ func (s *Store) Check(ctx context.Context, requests ...ratelimit.Request) (ratel
 // nothing, and waits for no row.
 func (s *Store) CheckReserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return s.parts().own.decide(ctx, true, true, requests)
+}
+
+// TakeTx is [Store.AllowTx] for callers who want an error unless it is granted: a
+// refusal is [ratelimit.ErrRefused], as a *[ratelimit.RefusedError] with the result. It
+// is the shortest form, and safe: a caller who passes the error on does not go on
+// without tokens.
+func (s *Store) TakeTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) error {
+	result, err := s.AllowTx(ctx, tx, requests...)
+	if err != nil {
+		return err
+	}
+	return result.Err()
+}
+
+// Take is [Store.TakeTx] on its own.
+func (s *Store) Take(ctx context.Context, requests ...ratelimit.Request) error {
+	result, err := s.Allow(ctx, requests...)
+	if err != nil {
+		return err
+	}
+	return result.Err()
+}
+
+// AllowAtMostTx takes, inside tx, as many whole tokens as there are, up to the request's
+// count, and says in the result's Taken how many. It is refused when there is not one;
+// RetryAfter is then when there is. It is for a scheduler that asks how many of 100 jobs
+// it may start now. A count below 1 is [ratelimit.ErrInvalid], and its fraction does not
+// count; one above the capacity takes what there is. In all else it is [Store.AllowTx].
+func (s *Store) AllowAtMostTx(ctx context.Context, tx pgx.Tx, r ratelimit.Request) (ratelimit.Result, error) {
+	call, err := decide.NewAtMost(r)
+	return s.parts().takeMade(ctx, tx, call, err)
+}
+
+// AllowAtMost is [Store.AllowAtMostTx] on its own.
+func (s *Store) AllowAtMost(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) {
+	call, err := decide.NewAtMost(r)
+	return s.parts().own.decideMade(ctx, call, err)
+}
+
+// AllowFirstTx takes, inside tx, from the first limit in the order of the requests that
+// can grant what is asked of it, and from no other, in one decision: from a customer's
+// own bucket first, and if that is short from the one that all share, so that each has
+// a guaranteed minimum and can borrow. The result is about the limit that granted,
+// which its Request names. When all refuse, Each has all of them, and RetryAfter is the
+// shortest wait. A request that its limit can never grant is passed over; if all are, it
+// is [ratelimit.ErrExceedsCapacity]. Two requests for one limit and key are
+// [ratelimit.ErrInvalid].
+//
+// A grant by the first limit is one round trip, and touches no row of the others. Only
+// when it refuses are the rows of all locked until tx ends, in the one order of all
+// calls, so that two of them do not deadlock. In all else it is [Store.AllowTx].
+func (s *Store) AllowFirstTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	call, err := decide.NewFirst(requests...)
+	return s.parts().takeMade(ctx, tx, call, err)
+}
+
+// AllowFirst is [Store.AllowFirstTx] on its own.
+func (s *Store) AllowFirst(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	call, err := decide.NewFirst(requests...)
+	return s.parts().own.decideMade(ctx, call, err)
+}
+
+// Wait reserves what is asked, and returns when the reservation is due, for worker
+// loops. It sleeps as long as the database says, on the monotonic clock of the machine;
+// it may return a little late, and never early. It returns the reservation's result.
+//
+// If a limit has been paused while it slept, it sleeps until the pause is over. If ctx
+// ends first the reservation is given back, and so it is at once when the deadline of ctx
+// is nearer than the wait: then the error is a *[ratelimit.WaitError], which has the wait,
+// and is [context.DeadlineExceeded], or what else ctx ended with. Config.Timeout bounds
+// its statements and not its sleep. A refusal, which only limits with a MaxReserved know,
+// is [ratelimit.ErrRefused]. Whoever is killed while it sleeps has spent the tokens.
+//
+// Do not call it while you hold a transaction open.
+func (s *Store) Wait(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return wait.Wait(ctx, s, requests...)
 }
 
 // AllowFunc takes what is asked from all the limits and runs do in the same

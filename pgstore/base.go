@@ -93,7 +93,11 @@ func (b *base) usableIn(tx pgx.Tx) error {
 
 // call is a call whose limits the Store has seen.
 func (b *base) call(reserve bool, requests []ratelimit.Request) (decide.Call, error) {
-	call, err := decide.New(reserve, requests...)
+	return b.noted(decide.New(reserve, requests...))
+}
+
+// noted is a call, noting its definitions.
+func (b *base) noted(call decide.Call, err error) (decide.Call, error) {
 	for i := range call.Asks {
 		b.seen.Note(call.Asks[i].Definition)
 	}

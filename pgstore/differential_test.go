@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 	"github.com/pgratelimit/ratelimit/memstore"
@@ -30,7 +31,10 @@ type verbs interface {
 	Reserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	Check(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	CheckReserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
+	AllowAtMost(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error)
+	AllowFirst(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	Credit(ctx context.Context, r ratelimit.Request) (ratelimit.Status, error)
+	Settle(ctx context.Context, r *ratelimit.Receipt, used ...float64) (ratelimit.Result, error)
 	Cancel(ctx context.Context, r *ratelimit.Receipt) (bool, error)
 	Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (time.Time, error)
 	Resume(ctx context.Context, limit ratelimit.Limit, key string) error
@@ -60,6 +64,18 @@ func (v txVerbs) CheckReserve(ctx context.Context, requests ...ratelimit.Request
 	return v.CheckReserveTx(ctx, v.tx, requests...)
 }
 
+func (v txVerbs) AllowAtMost(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) {
+	return v.AllowAtMostTx(ctx, v.tx, r)
+}
+
+func (v txVerbs) AllowFirst(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return v.AllowFirstTx(ctx, v.tx, requests...)
+}
+
+func (v txVerbs) Settle(ctx context.Context, r *ratelimit.Receipt, used ...float64) (ratelimit.Result, error) {
+	return v.SettleTx(ctx, v.tx, r, used...)
+}
+
 func (v txVerbs) Credit(ctx context.Context, r ratelimit.Request) (ratelimit.Status, error) {
 	return v.CreditTx(ctx, v.tx, r)
 }
@@ -87,7 +103,10 @@ const (
 	reserve      verb = "reserve"
 	check        verb = "check"
 	checkReserve verb = "check reserve"
+	atMost       verb = "at most"
+	first        verb = "first"
 	credit       verb = "credit"
+	settle       verb = "settle"
 	cancel       verb = "cancel"
 	pause        verb = "pause"
 	resume       verb = "resume"
@@ -95,7 +114,7 @@ const (
 	prune        verb = "prune"
 )
 
-var allVerbs = []verb{allow, reserve, check, checkReserve, credit, cancel, pause, resume, reset, prune}
+var allVerbs = []verb{allow, reserve, check, checkReserve, atMost, first, credit, settle, cancel, pause, resume, reset, prune}
 
 // op is one call of a history.
 type op struct {
@@ -103,12 +122,14 @@ type op struct {
 	verb     verb
 	requests []ratelimit.Request
 	lasts    time.Duration     // of pause
-	target   int               // of cancel: whose result, as an index into the history
+	target   int               // of cancel and settle: whose result, as an index into the history
+	used     []float64         // of settle
+	text     bool              // of settle: by a copy of the receipt that was read from text
 	limits   []ratelimit.Limit // of prune
 }
 
 func (o op) String() string {
-	return fmt.Sprintf("%v %s %+v lasts=%v target=%d limits=%+v", o.at, o.verb, o.requests, o.lasts, o.target, o.limits)
+	return fmt.Sprintf("%v %s %+v lasts=%v target=%d used=%v text=%v limits=%+v", o.at, o.verb, o.requests, o.lasts, o.target, o.used, o.text, o.limits)
 }
 
 // reply is what a call said. What a verb does not say is zero.
@@ -131,6 +152,12 @@ func (o op) do(ctx context.Context, v verbs, results []ratelimit.Result) (a repl
 		a.result, a.err = v.Check(ctx, o.requests...)
 	case checkReserve:
 		a.result, a.err = v.CheckReserve(ctx, o.requests...)
+	case atMost:
+		a.result, a.err = v.AllowAtMost(ctx, o.requests[0])
+	case first:
+		a.result, a.err = v.AllowFirst(ctx, o.requests...)
+	case settle:
+		a.result, a.err = v.Settle(ctx, o.receipt(results), o.used...)
 	case credit:
 		a.result.Status, a.err = v.Credit(ctx, o.requests[0])
 	case cancel:
@@ -145,6 +172,50 @@ func (o op) do(ctx context.Context, v verbs, results []ratelimit.Result) (a repl
 		a.pruned, a.err = v.Prune(ctx, o.limits...)
 	}
 	return a
+}
+
+// receipt is what o settles.
+func (o op) receipt(results []ratelimit.Result) *ratelimit.Receipt {
+	r := results[o.target].Receipt
+	if r == nil || !o.text {
+		return r
+	}
+	text, err := r.MarshalText()
+	if err != nil {
+		panic(err)
+	}
+	r = new(ratelimit.Receipt)
+	if err := r.UnmarshalText(text); err != nil {
+		panic(err)
+	}
+	return r
+}
+
+// seen is requests for the limits that a store has seen when o was done.
+func (o op) seen() (requests []ratelimit.Request) {
+	var call decide.Call
+	switch o.verb {
+	case settle, cancel, prune:
+		return nil
+	case allow, reserve, check, checkReserve:
+		call, _ = decide.New(o.verb == reserve || o.verb == checkReserve, o.requests...)
+	case atMost:
+		call, _ = decide.NewAtMost(o.requests[0])
+	case first:
+		call, _ = decide.NewFirst(o.requests...)
+	case pause:
+		if o.lasts > 0 {
+			return []ratelimit.Request{o.requests[0].Limit.ForN(o.requests[0].Key, 0)}
+		}
+	default:
+		if o.verb != credit || o.requests[0].Validate() == nil {
+			return []ratelimit.Request{o.requests[0].Limit.ForN(o.requests[0].Key, 0)}
+		}
+	}
+	for i := range call.Asks {
+		requests = append(requests, call.Asks[i].Limit.ForN(call.Asks[i].Key, 0))
+	}
+	return requests
 }
 
 // model is a memstore that can go back to an earlier point of its history, as
@@ -204,7 +275,7 @@ func (m *model) rewind(ctx context.Context, n int) {
 			m.play(ctx, p.op)
 			continue
 		}
-		for _, r := range p.requests { // their definitions have been seen all the same
+		for _, r := range p.seen() { // all the same
 			_, _ = m.store.CheckReserve(ctx, r)
 		}
 	}
@@ -236,7 +307,7 @@ func (f form) configure(config *pgstore.Config) {
 }
 
 func TestDifferential(t *testing.T) {
-	const histories, calls = 30, 70
+	const histories, calls = 60, 70
 	db := pgtest.New(t)
 	total := newTally()
 	for i, f := range forms {
@@ -273,6 +344,8 @@ func (c tally) wantBroad(t *testing.T, n int) {
 		"granted", "refused", "in debt", "several granted", "several refused", "same key twice",
 		"never", "cancelled", "not cancelled", "paused", "not paused", "pruned rows", "clock went back",
 		"definition changed", "promise kept", "while paused", "pause ended",
+		"settled for less", "settled for more", "not settled", "settled from text",
+		"at most some", "at most all", "at most none", "first of several", "second of several", "none of several",
 	}
 	for _, v := range allVerbs {
 		want = append(want, string(v))
@@ -375,13 +448,14 @@ func (h *history) step(v verbs) {
 	h.t.Helper()
 	before := h.now
 	o := h.next(h.model)
+	o.text = o.text && !h.form.inTx // that it is this very transaction is not in the text
 	if o.at.Before(before) {
 		h.tally["clock went back"]++
 	}
 	h.tally["definition changed"] += h.changed
 	h.changed = 0
 	a := h.call(v, o)
-	takes := o.verb == allow || o.verb == reserve
+	takes := o.verb == allow || o.verb == reserve || o.verb == atMost || o.verb == first
 	if !takes || a.err != nil || a.result.OK || a.result.RetryAfter > ratelimit.MaxSpan {
 		return
 	}
@@ -437,6 +511,14 @@ func (h *history) call(v verbs, o op) reply {
 func (h *history) count(o op, a reply) {
 	asked := o.verb == allow || o.verb == reserve
 	several := asked && len(a.result.Each) > 1
+	of := o.verb == first && a.err == nil && len(o.requests) > 1
+	settled := o.verb == settle && a.err == nil
+	more, less := false, false
+	if settled {
+		for i, status := range h.model.results[o.target].Each {
+			more, less = more || o.used[i] > status.Taken, less || o.used[i] < status.Taken
+		}
+	}
 	for k, is := range map[string]bool{
 		"calls":           true,
 		string(o.verb):    true,
@@ -453,6 +535,17 @@ func (h *history) count(o op, a reply) {
 		"not paused":      o.verb == pause && a.err != nil,
 		"while paused":    asked && !a.result.PausedUntil.IsZero(),
 		"pruned rows":     a.pruned > 0,
+
+		"settled for less":  less,
+		"settled for more":  more,
+		"settled from text": settled && o.text,
+		"not settled":       o.verb == settle && a.err != nil,
+		"at most all":       o.verb == atMost && a.result.OK && a.result.Taken == math.Floor(o.requests[0].Count),
+		"at most some":      o.verb == atMost && a.result.OK && a.result.Taken < math.Floor(o.requests[0].Count),
+		"at most none":      o.verb == atMost && a.err == nil && !a.result.OK,
+		"first of several":  of && a.result.OK && a.result.Request == o.requests[0],
+		"second of several": of && a.result.OK && a.result.Request != o.requests[0],
+		"none of several":   of && !a.result.OK && len(a.result.Each) > 1,
 	} {
 		if is {
 			h.tally[k]++
@@ -472,7 +565,7 @@ func (h *history) fail(err error) {
 
 // sameReply says in what got, of the database, differs from want.
 func sameReply(got, want reply) error {
-	for _, err := range []error{ratelimit.ErrInvalid, ratelimit.ErrExceedsCapacity} {
+	for _, err := range []error{ratelimit.ErrInvalid, ratelimit.ErrExceedsCapacity, ratelimit.ErrSettled} {
 		if errors.Is(got.err, err) != errors.Is(want.err, err) {
 			return fmt.Errorf("error %w, want %w", got.err, want.err)
 		}
@@ -499,7 +592,7 @@ func sameStatus(got, want ratelimit.Status) error {
 	switch {
 	case !exact.At.Equal(wantExact.At) || !exact.PausedUntil.Equal(wantExact.PausedUntil):
 		return fmt.Errorf("at %v, paused until %v, want %v, %v", got.At, got.PausedUntil, want.At, want.PausedUntil)
-	case exact.Request != wantExact.Request || exact.OK != wantExact.OK || exact.Remaining != wantExact.Remaining || exact.Capacity != wantExact.Capacity:
+	case exact.Request != wantExact.Request || exact.Taken != wantExact.Taken || exact.OK != wantExact.OK || exact.Remaining != wantExact.Remaining || exact.Capacity != wantExact.Capacity:
 		return fmt.Errorf("status %+v, want %+v", exact, wantExact)
 	case math.Abs(got.Value-want.Value) > slack:
 		return fmt.Errorf("value %v, want %v", got.Value, want.Value)
@@ -586,18 +679,31 @@ func (g *generator) next(m *model) op {
 	o := op{at: g.now, verb: pick(
 		g.rand,
 		allow, allow, allow, allow, allow, allow, reserve, reserve, reserve, reserve, reserve,
-		check, checkReserve, credit, cancel, cancel, pause, resume, reset,
+		check, checkReserve, atMost, atMost, first, first, credit, settle, settle, settle, cancel, cancel, pause, resume, reset,
 	)}
 	o.requests = g.requests()
 	o.lasts = time.Duration((g.rand.Float64()*3 - 0.5) * float64(g.period)) // not in whole microseconds
-	if o.verb == cancel {
+	if o.verb == cancel || o.verb == settle {
 		if g.noCancel || len(m.log) == 0 {
 			o.verb = allow
 			return o
 		}
 		o.target = g.target(m)
+		o.text = g.rand.IntN(3) == 0
+		for _, status := range m.results[o.target].Each {
+			o.used = append(o.used, g.used(status))
+		}
 	}
 	return o
+}
+
+// used is what was really used of what was taken.
+func (g *generator) used(status ratelimit.Status) float64 {
+	return min(ratelimit.MaxTokens, pick(
+		g.rand,
+		0, status.Taken, status.Taken/2, status.Taken*g.rand.Float64(), status.Taken+1, status.Taken*2,
+		status.Capacity*3, g.tokens(status.Request.Limit),
+	))
 }
 
 // target is most often the result of a call that took something, which may

@@ -98,6 +98,21 @@ func (o *own) decide(ctx context.Context, reserve, check bool, requests []rateli
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
+	return o.decideCall(ctx, call, check)
+}
+
+// decideMade decides on its own a call that decide has made.
+func (o *own) decideMade(ctx context.Context, call decide.Call, err error) (ratelimit.Result, error) {
+	if o == nil {
+		return ratelimit.Result{}, (*base)(nil).usable()
+	}
+	if call, err = o.noted(call, err); err != nil {
+		return ratelimit.Result{}, err
+	}
+	return o.decideCall(ctx, call, false)
+}
+
+func (o *own) decideCall(ctx context.Context, call decide.Call, check bool) (ratelimit.Result, error) {
 	if o.pool == nil {
 		return ratelimit.Result{}, ErrNoPool
 	}
@@ -333,15 +348,16 @@ func (o *own) groups(tickets []*ticket) (groups [][]*ticket, grants []table.Gran
 
 // single finds the row of a call that takes from one; false if it does not.
 func (o *own) single(p *pending) bool {
-	if p.check || len(p.call.Asks) > 1 {
+	call := p.call.Head()
+	if p.check || len(call.Asks) > 1 {
 		return false
 	}
-	a := &p.call.Asks[0]
+	a := &call.Asks[0]
 	p.row, p.floor = decide.Row{Key: a.Of()}, a.Floor
 	if !a.Sharded() {
 		return true
 	}
-	changes, ok := o.guess(&p.call, func(int) int { return o.choose(a) })
+	changes, ok := o.guess(call, func(int) int { return o.choose(a) })
 	if ok {
 		p.row, p.floor = changes[0].Row, changes[0].Floor
 	}
@@ -363,7 +379,8 @@ func (o *own) read(ctx context.Context, tickets []*ticket) (left []*ticket, shee
 		view := sheet.View(&p.call)
 		o.hints.saw(&p.call, view)
 		if !p.check {
-			if _, ok := p.call.Plan(view); ok {
+			if changes, ok := p.call.Plan(view); ok {
+				sheet.Need(&p.call, changes)
 				left = append(left, t)
 				continue
 			}
@@ -406,7 +423,7 @@ func (o *own) settle(ctx context.Context, tickets []*ticket, seen *decide.Sheet,
 	for _, t := range tickets {
 		p := t.Value
 		changes, ok := p.call.Plan(sheet.Free(&p.call))
-		if ok {
+		if ok && !sheet.Passes(&p.call, changes) {
 			sheet.Make(changes)
 			p.result = p.call.Granted(changes, sheet.View(&p.call))
 			p.result.Receipt = p.call.Receipt(changes, "", nil, sheet.At)
@@ -577,8 +594,9 @@ func (o *own) lockedRow(p *pending) (row decide.Row, ok bool) {
 	if p.check {
 		return row, false
 	}
-	for i := range p.call.Asks {
-		a := &p.call.Asks[i]
+	call := p.call.Head()
+	for i := range call.Asks {
+		a := &call.Asks[i]
 		row = decide.Row{Key: a.Of()}
 		l, ok := o.locked[row]
 		switch {

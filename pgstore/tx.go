@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -23,11 +24,26 @@ func (b *base) takeTx(ctx context.Context, tx pgx.Tx, reserve bool, requests []r
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
+	return b.takeCall(ctx, tx, &call)
+}
+
+// takeMade decides in tx a call that decide has made.
+func (b *base) takeMade(ctx context.Context, tx pgx.Tx, call decide.Call, err error) (ratelimit.Result, error) {
+	if err := b.usableIn(tx); err != nil {
+		return ratelimit.Result{}, err
+	}
+	if call, err = b.noted(call, err); err != nil {
+		return ratelimit.Result{}, err
+	}
+	return b.takeCall(ctx, tx, &call)
+}
+
+func (b *base) takeCall(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
 	if len(call.Asks) == 1 && !call.Sharded() {
-		result, _, err := b.takeOne(ctx, tx, &call)
+		result, _, err := b.takeOne(ctx, tx, call)
 		return result, err
 	}
-	return b.takeSeveral(ctx, tx, &call)
+	return b.takeSeveral(ctx, tx, call)
 }
 
 func (b *base) checkTx(ctx context.Context, tx pgx.Tx, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
@@ -113,6 +129,9 @@ func (b *base) look(ctx context.Context, q table.Querier, batch *pgx.Batch, call
 // have enough without looking at them. Only when one refuses does it look, and
 // refuses by what it sees or tries what it sees.
 func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
+	if call.First && len(call.Asks) > 1 {
+		return b.takeFirst(ctx, tx, call)
+	}
 	changes, ok := b.guess(call, func(i int) int {
 		if shard, ok := b.hints.shards.heldBy(tx, &call.Asks[i]); ok {
 			return shard
@@ -140,6 +159,106 @@ func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (r
 		}
 		look, undo = all, &pgx.Batch{}
 	}
+}
+
+// takeFirst decides a call that takes from the first limit that can grant. Most often
+// the first can, and is asked alone. If it refuses, the rows of all limits are locked, in
+// the one order, and what is in them decides. So that the order holds, the first is asked
+// behind a savepoint.
+func (b *base) takeFirst(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
+	head, undo := call.Head(), &pgx.Batch{}
+	if changes, ok := b.guess(head, func(i int) int { return b.choose(&head.Asks[i]) }); ok {
+		t := try{base: b, call: head, changes: changes, behind: true}
+		if err := t.send(ctx, tx); err != nil {
+			return ratelimit.Result{}, b.fault("take", err)
+		}
+		if t.granted() {
+			return t.result(tx), nil
+		}
+		_, undo = t.undo()
+	}
+	view, made, err := b.lockAll(ctx, tx, undo, call)
+	if err != nil {
+		return ratelimit.Result{}, b.fault("lock", err)
+	}
+	result := call.Refused(view)
+	if changes, ok := call.Plan(view); ok {
+		chosen, changes := call.Chosen(changes)
+		t := try{base: b, call: chosen, changes: changes}
+		if err := t.send(ctx, tx); err != nil {
+			return ratelimit.Result{}, b.fault("take", err)
+		}
+		if t.granted() {
+			result = t.result(tx)
+		}
+		for i := range changes {
+			delete(made, changes[i].Row)
+		}
+	}
+	if err := b.removeAll(ctx, tx, made); err != nil {
+		return ratelimit.Result{}, err
+	}
+	return result, nil
+}
+
+// lockAll locks all rows of a call, and reads them. It gives them nothing rather than
+// reads them, so it leaves no predicate locks under SERIALIZABLE. Rows that were not
+// there it has made, full; but in the portable form, which does not tell, it passes over
+// those.
+func (b *base) lockAll(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, call *decide.Call) (view decide.View, made map[decide.Row]bool, err error) {
+	var rows table.Rows
+	var changes []decide.Change
+	for _, i := range call.Locking() {
+		for shard, row := range call.Asks[i].Rows() {
+			rows.Rows = append(rows.Rows, row)
+			changes = append(changes, call.Asks[i].Change(i, shard, 0))
+		}
+	}
+	if b.config.Portable {
+		if err := errors.Join(tx.SendBatch(ctx, batch).Close(), b.table.FindEach(ctx, tx, &rows)); err != nil {
+			return view, nil, err
+		}
+		batch = &pgx.Batch{}
+	}
+	given, now := make([]table.Taken, len(changes)), b.clock()
+	for i := range changes {
+		if rows.Found == nil || rows.Found[i] {
+			b.table.QueueGive(batch, &changes[i], 0, 0, now, &given[i])
+		}
+	}
+	table.QueueNow(batch, now, &view.At)
+	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
+		return view, nil, err
+	}
+	made = make(map[decide.Row]bool)
+	view.States = make([][]ratelimit.State, len(call.Asks))
+	for i, c := range changes {
+		state := given[i].After
+		if rows.Found != nil && !rows.Found[i] {
+			state = c.Definition.Fresh(c.Key.Key, view.At)
+		}
+		view.States[c.Ask] = append(view.States[c.Ask], state)
+		if given[i].Made {
+			made[c.Row] = true
+		}
+	}
+	b.hints.saw(call, view)
+	return view, made, nil
+}
+
+// removeAll deletes rows that were made to be locked.
+func (b *base) removeAll(ctx context.Context, tx pgx.Tx, rows map[decide.Row]bool) error {
+	if len(rows) == 0 {
+		return nil
+	}
+	var batch pgx.Batch
+	for row := range rows {
+		b.table.QueueRemove(&batch, row)
+	}
+	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
+		return b.fault("remove", err)
+	}
+	return nil
 }
 
 // guess names one row for each of the call's limits; false if a count fits no
@@ -189,6 +308,7 @@ type try struct {
 	base    *base
 	call    *decide.Call
 	changes []decide.Change
+	behind  bool          // the savepoint, whatever they are
 	before  []table.Taken // what was in the rows without shards
 	taken   []table.Taken
 }
@@ -214,7 +334,7 @@ func (t *try) send(ctx context.Context, q table.Querier) error {
 func (t *try) sharded(i int) bool { return t.call.Asks[t.changes[i].Ask].Sharded() }
 
 // saved reports whether a change is made behind the savepoint.
-func (t *try) saved(i int) bool { return t.base.config.Portable || t.sharded(i) }
+func (t *try) saved(i int) bool { return t.behind || t.base.config.Portable || t.sharded(i) }
 
 // granted reports whether all was taken.
 func (t *try) granted() bool {

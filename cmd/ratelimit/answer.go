@@ -15,6 +15,8 @@ import (
 type store interface {
 	Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	Reserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
+	AllowAtMost(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error)
+	Settle(ctx context.Context, r *ratelimit.Receipt, used ...float64) (ratelimit.Result, error)
 	Check(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	CheckReserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	Reset(ctx context.Context, limit ratelimit.Limit, key string) error
@@ -28,6 +30,7 @@ type store interface {
 type answer struct {
 	OK         *bool     `json:"ok,omitempty"`
 	RetryAfter *duration `json:"retryAfter,omitempty"`
+	Taken      *float64  `json:"taken,omitempty"` // of at most, when ok
 	Value      *float64  `json:"value,omitempty"` // of one limit only
 	Remaining  *int64    `json:"remaining,omitempty"`
 	ResetAfter *duration `json:"resetAfter,omitempty"`
@@ -37,22 +40,43 @@ type answer struct {
 	Never      bool      `json:"never,omitempty"`
 }
 
+// receipts are what the calls of a scenario took, nil for those that took nothing.
+type receipts []*ratelimit.Receipt
+
 // ask puts c to s, whose clock must stand at c.at. A call that the limits
 // cannot make sense of has an answer too; the error is the store's failure.
-func (c call) ask(ctx context.Context, s store) (answer, error) {
-	a, err := c.put(ctx, s)
+func (c call) ask(ctx context.Context, s store, taken *receipts) (answer, error) {
+	*taken = append(*taken, nil)
+	a, err := c.put(ctx, s, *taken)
+	if errors.Is(err, ratelimit.ErrSettled) {
+		return answer{Error: err.Error()}, nil
+	}
 	if errors.Is(err, ratelimit.ErrExceedsCapacity) || errors.Is(err, ratelimit.ErrInvalid) {
 		return answer{Error: err.Error(), Never: errors.Is(err, ratelimit.ErrExceedsCapacity)}, nil
 	}
 	return a, err
 }
 
-func (c call) put(ctx context.Context, s store) (answer, error) {
+func (c call) put(ctx context.Context, s store, taken receipts) (answer, error) {
+	decision := func(r ratelimit.Result, err error) (answer, error) {
+		taken[len(taken)-1] = r.Receipt
+		return decision(r, err)
+	}
 	switch c.do {
 	case "allow":
 		return decision(s.Allow(ctx, c.requests...))
 	case "reserve":
 		return decision(s.Reserve(ctx, c.requests...))
+	case "at most":
+		r, err := s.AllowAtMost(ctx, c.requests[0])
+		a, err := decision(r, err)
+		if r.OK {
+			a.Taken = &r.Taken
+		}
+		return a, err
+	case "settle":
+		result, err := s.Settle(ctx, taken[c.of], c.used)
+		return answer{Value: &result.Value}, err
 	case "check":
 		if c.reserve {
 			return decision(s.CheckReserve(ctx, c.requests...))
@@ -94,6 +118,7 @@ func decision(r ratelimit.Result, err error) (answer, error) {
 type want struct {
 	OK         *bool     `json:"ok,omitempty"`
 	RetryAfter *duration `json:"retryAfter,omitempty"`
+	Taken      *float64  `json:"taken,omitempty"`
 	Value      *float64  `json:"value,omitempty"`
 	Error      string    `json:"error,omitempty"`
 }
@@ -124,6 +149,8 @@ func (w want) differs(a answer) string {
 		return "ok"
 	case w.RetryAfter != nil && (a.RetryAfter == nil || a.RetryAfter.micros() != w.RetryAfter.micros()):
 		return "retryAfter"
+	case w.Taken != nil && (a.Taken == nil || *a.Taken != *w.Taken):
+		return "taken"
 	case w.Value != nil && (a.Value == nil || math.Abs(*a.Value-*w.Value) > valueTolerance):
 		return "value"
 	}

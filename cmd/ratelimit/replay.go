@@ -39,8 +39,10 @@ lines that begin with # are passed over. Times are offsets from one instant.
 
 A definition has also capacity and maxReserved (a number or "none"; maxReserved
 also "unlimited"), shards and, if its kind is "fixed window", start. Calls do
-allow, reserve, check (with "reserve": true: what reserve would say), reset,
-credit, pause (with "until") or resume. Several limits in one call are written
+allow, reserve, check (with "reserve": true: what reserve would say), at most (as
+many whole tokens as there are, up to the count), settle (with "of": what that
+call, counted from 0, took was really the count; no limit), reset, credit, pause
+(with "until") or resume. Several limits in one call are written
 "all": [{"limit": "a", "count": 5}, {"limit": "b"}]. A want of
 {"error": "never"} is for a call that can never succeed, {"error": "invalid"}
 for one that makes no sense, such as a negative count.
@@ -176,9 +178,10 @@ type runner struct {
 func (r *runner) clock() time.Time { return r.now }
 
 func (r *runner) run(ctx context.Context, s store, sc scenario) error {
+	var taken receipts
 	for _, c := range sc.calls {
 		r.now = c.at
-		got, err := c.ask(ctx, s)
+		got, err := c.ask(ctx, s, &taken)
 		if err != nil {
 			return fmt.Errorf("%s:%d: %s: %w", sc.name, c.line, c.do, err)
 		}

@@ -32,13 +32,16 @@ type call struct {
 	reserve  bool // check only
 	requests []ratelimit.Request
 	until    time.Time // pause only
+	of       int       // settle only: the number of the call that took
+	used     float64   // settle only
 	want     *want
 }
 
 // Calls that take several limits at once, and those that do not.
 var (
 	decisions = []string{"allow", "reserve", "check"}
-	edits     = []string{"reset", "credit", "pause", "resume"}
+	edits     = []string{"at most", "settle", "reset", "credit", "pause", "resume"}
+	takes     = []string{"allow", "reserve", "at most"} // that can be settled
 )
 
 // parseScenario reads a whole scenario, so that nothing of a malformed one is
@@ -58,11 +61,28 @@ func parseScenario(name string, text []byte) (scenario, error) {
 			return scenario{}, badInput{fmt.Errorf("%s:%d: %w", name, n, err)}
 		}
 		if c != nil {
+			if err := c.settles(s.calls); err != nil {
+				return scenario{}, badInput{fmt.Errorf("%s:%d: %w", name, n, err)}
+			}
 			c.line = n
 			s.calls = append(s.calls, *c)
 		}
 	}
 	return s, nil
+}
+
+// settles is the error of a settle that is not of one of the calls before it that can
+// be settled.
+func (c *call) settles(before []call) error {
+	switch {
+	case c.do != "settle":
+		return nil
+	case c.of < 0 || c.of >= len(before):
+		return fmt.Errorf("of %d: there are %d calls before this one, counted from 0", c.of, len(before))
+	case !slices.Contains(takes, before[c.of].do) || len(before[c.of].requests) != 1:
+		return fmt.Errorf("of %d: want a call of one limit that is one of %s", c.of, strings.Join(takes, ", "))
+	}
+	return nil
 }
 
 // parseLine returns the call of a line, or adds the line's definition to
@@ -145,6 +165,7 @@ type callLine struct {
 	All     []ask     `json:"all"` // in place of the three above
 	Reserve *bool     `json:"reserve"`
 	Until   *duration `json:"until"`
+	Of      *int      `json:"of"`
 	Want    *want     `json:"want"`
 }
 
@@ -165,11 +186,15 @@ func parseCall(text []byte, limits map[string]ratelimit.Limit) (*call, error) {
 	if err := line.validate(); err != nil {
 		return nil, err
 	}
-	requests, err := line.requests(limits)
-	if err != nil {
+	c := &call{at: line.At.after(), do: line.Do, want: line.Want}
+	if line.Of != nil {
+		c.of, c.used = *line.Of, orElse(line.Count, 1)
+		return c, nil
+	}
+	var err error
+	if c.requests, err = line.requests(limits); err != nil {
 		return nil, err
 	}
-	c := &call{at: line.At.after(), do: line.Do, requests: requests, want: line.Want}
 	if line.Reserve != nil {
 		c.reserve = *line.Reserve
 	}
@@ -183,7 +208,7 @@ func parseCall(text []byte, limits map[string]ratelimit.Limit) (*call, error) {
 // they are: to pass over them would be to replay something else.
 func (l callLine) validate() error {
 	switch {
-	case l.Do == "" && l.Limit == nil && l.All == nil:
+	case l.Do == "" && l.Limit == nil && l.All == nil && l.Of == nil:
 		return errors.New("neither a limit nor a call")
 	case !slices.Contains(decisions, l.Do) && !slices.Contains(edits, l.Do):
 		return fmt.Errorf("do %q: want one of %s", l.Do, strings.Join(slices.Concat(decisions, edits), ", "))
@@ -193,6 +218,10 @@ func (l callLine) validate() error {
 		return errors.New(`"all" stands in place of "limit", "key" and "count"`)
 	case l.All != nil && slices.Contains(edits, l.Do):
 		return fmt.Errorf("%s takes one limit at a time", l.Do)
+	case (l.Of != nil) != (l.Do == "settle"):
+		return errors.New(`settle, and nothing else, has "of"`)
+	case l.Of != nil && (l.Limit != nil || l.Key != nil):
+		return errors.New(`settle names no limit and no key: those are of the call that it is "of"`)
 	case l.Reserve != nil && l.Do != "check":
 		return errors.New(`"reserve" is for check only`)
 	case (l.Until != nil) != (l.Do == "pause"):

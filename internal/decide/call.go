@@ -6,6 +6,7 @@ package decide
 import (
 	"cmp"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"time"
@@ -18,7 +19,10 @@ import (
 // for the same limit and key added up, in the one order in which rows are locked.
 type Call struct {
 	Reserve bool
+	First   bool // takes from the first of its asks that can grant, in whose order they are
 	Asks    []Ask
+
+	asked float64 // of a call that takes at most so many; its ask has what can be had
 }
 
 // Ask is a request of a call with its limit's definition.
@@ -56,17 +60,37 @@ func (a *Ask) Of() Key { return Key{a.Definition.Name, a.Key} }
 func (a *Ask) Sharded() bool { return a.Definition.Shards > 1 }
 
 // Sharded reports whether one of c's limits has several rows.
-func (c *Call) Sharded() bool { return c.Asks[len(c.Asks)-1].Sharded() }
+func (c *Call) Sharded() bool {
+	if c.First {
+		return slices.ContainsFunc(c.Asks, func(a Ask) bool { return a.Sharded() })
+	}
+	return c.Asks[len(c.Asks)-1].Sharded()
+}
+
+// Head is the call for what c is to take if it can be had: all, or the first.
+func (c *Call) Head() *Call {
+	if !c.First || len(c.Asks) == 1 {
+		return c
+	}
+	return &Call{Reserve: c.Reserve, Asks: c.Asks[:1]}
+}
+
+// Chosen is the call for the one of c's asks that changes, which Plan has made, are for,
+// and the changes as that one's.
+func (c *Call) Chosen(changes []Change) (*Call, []Change) {
+	i := changes[0].Ask
+	for j := range changes {
+		changes[j].Ask = 0
+	}
+	return &Call{Reserve: c.Reserve, First: true, Asks: c.Asks[i : i+1]}, changes
+}
 
 // New checks requests and puts them in order: those of one row first, since what
 // is taken from several must be undone differently, and then by name and key. Its
 // errors are ErrInvalid and ErrExceedsCapacity.
 func New(reserve bool, requests ...ratelimit.Request) (Call, error) {
-	if len(requests) == 0 || len(requests) > ratelimit.MaxRequests {
-		return Call{}, &ratelimit.FieldError{
-			Field: "Requests", Value: len(requests),
-			Reason: fmt.Sprintf("a call must have from 1 to %d", ratelimit.MaxRequests),
-		}
+	if err := badNumber(len(requests), ratelimit.MaxRequests); err != nil {
+		return Call{}, err
 	}
 	call := Call{Reserve: reserve, Asks: make([]Ask, 0, len(requests))}
 	for _, r := range requests {
@@ -79,10 +103,78 @@ func New(reserve bool, requests ...ratelimit.Request) (Call, error) {
 			return Call{}, err
 		}
 	}
-	slices.SortFunc(call.Asks, func(a, b Ask) int {
-		return cmp.Or(cmp.Compare(min(a.Definition.Shards, 2), min(b.Definition.Shards, 2)),
-			cmp.Compare(a.Definition.Name, b.Definition.Name), cmp.Compare(a.Key, b.Key))
-	})
+	slices.SortFunc(call.Asks, inLockingOrder)
+	return call, nil
+}
+
+func inLockingOrder(a, b Ask) int {
+	return cmp.Or(cmp.Compare(min(a.Definition.Shards, 2), min(b.Definition.Shards, 2)),
+		cmp.Compare(a.Definition.Name, b.Definition.Name), cmp.Compare(a.Key, b.Key))
+}
+
+// Locking returns the places of c's asks in the order in which their rows are locked.
+func (c *Call) Locking() []int {
+	order := make([]int, len(c.Asks))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(i, j int) int { return inLockingOrder(c.Asks[i], c.Asks[j]) })
+	return order
+}
+
+func badNumber(requests, most int) error {
+	if requests > 0 && requests <= most {
+		return nil
+	}
+	return &ratelimit.FieldError{
+		Field: "Requests", Value: requests,
+		Reason: fmt.Sprintf("a call must have from 1 to %d", most),
+	}
+}
+
+// NewAtMost is the call that takes as many whole tokens as there are, up to what is
+// requested. Its errors are those of New.
+func NewAtMost(r ratelimit.Request) (Call, error) {
+	if err := r.Validate(); err != nil {
+		return Call{}, err
+	}
+	d, asked := r.Limit.Definition(), r.Count
+	if r.Count = math.Floor(asked); r.Count < 1 {
+		return Call{}, &ratelimit.FieldError{Limit: d.Name, Field: "Count", Value: asked, Reason: "must be at least 1, since whole tokens are taken"}
+	}
+	r.Count = min(r.Count, math.Floor(d.Capacity+exact.Tolerance(d.Capacity, 1, 0)))
+	if r.Count < 1 {
+		r.Count = asked
+		return Call{}, &ratelimit.ExceedsCapacityError{Request: r, Most: d.Capacity}
+	}
+	return Call{Asks: []Ask{{Request: r, Definition: d}}, asked: asked}, nil
+}
+
+// NewFirst is the call that takes from the first of the limits that can grant. Those
+// that never can are left out; its errors, if there is no other, are those of New.
+func NewFirst(requests ...ratelimit.Request) (Call, error) {
+	if err := badNumber(len(requests), ratelimit.MaxRequests); err != nil {
+		return Call{}, err
+	}
+	call, never := Call{First: true}, error(nil)
+	for i, r := range requests {
+		had := len(call.Asks)
+		if err := call.add(r); err != nil {
+			return Call{}, err
+		}
+		if len(call.Asks) == had {
+			return Call{}, &ratelimit.FieldError{Limit: ratelimit.NameOf(r.Limit), Field: fmt.Sprintf("Requests[%d]", i), Value: r.Key, Reason: "is for a limit and key that another one is for"}
+		}
+		if err := call.Asks[had].exceeds(false); err != nil {
+			call.Asks, never = call.Asks[:had], cmp.Or(never, err)
+		}
+	}
+	if len(call.Asks) == 0 {
+		return Call{}, never
+	}
+	for i := range call.Asks {
+		call.Asks[i].place = i
+	}
 	return call, nil
 }
 

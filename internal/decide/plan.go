@@ -37,26 +37,62 @@ func (a *Ask) Change(i, shard int, n float64) Change {
 }
 
 // Plan says what to take from which row, all or nothing: false if one of the
-// limits is short, or paused. Each change has the state that it leaves behind.
+// limits is short, or paused; of a call that any one of them does, if all are. Each
+// change has the state that it leaves behind.
 func (c *Call) Plan(v View) ([]Change, bool) {
 	changes := make([]Change, 0, len(c.Asks))
 	for i := range c.Asks {
-		a := &c.Asks[i]
-		if !c.Reserve && paused(v.States[i], v.At) {
-			return nil, false
+		with, ok := c.plan(changes, i, v)
+		if ok == c.First {
+			return with, ok
 		}
-		counts, ok := a.Spread(v.At, v.States[i])
-		if !ok {
-			return nil, false
-		}
-		least := a.leastChange(v, i)
-		for shard, n := range counts {
-			if n > 0 || a.Count == 0 && shard == least {
-				changes = append(changes, a.planned(i, shard, n, v))
-			}
+		changes = with
+	}
+	return changes, !c.First
+}
+
+// plan adds to changes those for one of c's asks.
+func (c *Call) plan(changes []Change, i int, v View) ([]Change, bool) {
+	a := c.ask(i, v)
+	if !c.Reserve && paused(v.States[i], v.At) {
+		return nil, false
+	}
+	counts, ok := a.Spread(v.At, v.States[i])
+	if !ok {
+		return nil, false
+	}
+	least := a.leastChange(v, i)
+	for shard, n := range counts {
+		if n > 0 || a.Count == 0 && shard == least {
+			changes = append(changes, a.planned(i, shard, n, v))
 		}
 	}
 	return changes, true
+}
+
+// ask is one of c's asks; of a call that takes at most so many, with what it takes of
+// what there is, or if that is nothing, with the one token that it waits for.
+func (c *Call) ask(i int, v View) *Ask {
+	a := &c.Asks[i]
+	if c.asked == 0 {
+		return a
+	}
+	some := *a
+	some.Count = max(1, min(a.Count, a.whole(v.States[i], v.At)))
+	return &some
+}
+
+// whole is how many whole tokens there are in a's shards together.
+func (a *Ask) whole(states []ratelimit.State, now time.Time) float64 {
+	shard, sum := a.Definition.Shard(), 0.0
+	for _, s := range states {
+		sum += max(0, shard.Settle(s, now).Value)
+	}
+	slack := exact.Tolerance(sum, 1, a.Definition.Capacity) / 2
+	if len(states) == 1 { // no more than that of Take
+		slack = exact.Tolerance(states[0].Value, 1, a.Definition.Capacity)
+	}
+	return math.Floor(sum + slack)
 }
 
 // leastChange is the shard that a count of 0 is taken from: the fullest, since one that
@@ -100,21 +136,33 @@ func paused(states []ratelimit.State, now time.Time) bool {
 // known of the shards of its limits, what the changes left behind included; of a
 // limit that has one row, nothing need be known.
 func (c *Call) Granted(changes []Change, known View) ratelimit.Result {
-	statuses := make([]ratelimit.Status, len(c.Asks))
-	for i, first := 0, 0; i < len(c.Asks); i++ {
-		last := first + 1
+	statuses := make([]ratelimit.Status, 0, len(c.Asks))
+	for first, last := 0, 0; first < len(changes); first = last {
+		i := changes[first].Ask
 		for last < len(changes) && changes[last].Ask == i {
 			last++
 		}
 		a := &c.Asks[i]
 		if a.Sharded() {
-			statuses[i] = a.takenAmong(known.States[i], changes[first:last], known.At)
+			statuses = append(statuses, a.takenAmong(known.States[i], changes[first:last], known.At))
 		} else {
-			statuses[i] = a.taken(changes[first].After, known.At)
+			statuses = append(statuses, a.taken(changes[first].After, known.At))
 		}
-		first = last
+		statuses[len(statuses)-1].Taken = c.took(a, changes[first:last])
 	}
 	return c.result(known.At, statuses)
+}
+
+// took is how many tokens changes took for a.
+func (c *Call) took(a *Ask, changes []Change) float64 {
+	if c.asked == 0 {
+		return a.Count
+	}
+	sum := 0.0
+	for i := range changes {
+		sum += changes[i].Count
+	}
+	return math.Round(sum)
 }
 
 // Receipt is what changes paid. taker names the transaction that they are in, which
@@ -122,23 +170,35 @@ func (c *Call) Granted(changes []Change, known View) ratelimit.Result {
 func (c *Call) Receipt(changes []Change, taker string, conn any, at time.Time) *ratelimit.Receipt {
 	payments := make([]receipt.Payment, len(changes))
 	for i := range changes {
-		ch, d := &changes[i], &c.Asks[changes[i].Ask].Definition
+		ch, a := &changes[i], &c.Asks[changes[i].Ask]
+		d, place := &a.Definition, a.place
+		if c.First { // the one that granted is all that the result is of
+			place = 0
+		}
 		payments[i] = receipt.Payment{
 			Limit: receipt.Limit{
 				Name: d.Name, Key: ch.Key.Key, Kind: uint8(d.Kind), Rate: d.Rate, Period: d.Period,
 				Capacity: d.Capacity, MaxReserved: d.MaxReserved, Shards: d.Shards, Start: d.Start,
 			},
-			Place: c.Asks[ch.Ask].place, Shard: ch.Shard, Tokens: ch.Count,
+			Place: place, Shard: ch.Shard, Tokens: ch.Count,
 		}
 	}
-	return receipt.New(payments, taker, conn, at)
+	if !c.Reserve {
+		return receipt.New(payments, taker, conn, at)
+	}
+	left := make([]receipt.Left, len(changes))
+	for i := range changes {
+		after := &changes[i].After
+		left[i] = receipt.Left{Value: after.Value, TS: after.TS, Paused: after.Paused}
+	}
+	return receipt.NewReservation(payments, left, taker, conn, at)
 }
 
 // Checked is what the call would get.
 func (c *Call) Checked(v View) ratelimit.Result {
 	statuses := make([]ratelimit.Status, len(c.Asks))
 	for i := range c.Asks {
-		statuses[i] = c.Asks[i].found(c.Reserve, v.States[i], v.At)
+		statuses[i] = c.ask(i, v).found(c.Reserve, v.States[i], v.At)
 	}
 	return c.result(v.At, statuses)
 }
@@ -170,13 +230,16 @@ func Credited(r ratelimit.Request, states []ratelimit.State, now time.Time) rate
 // result puts the statuses of c's asks, in the order of Asks, together. It may
 // keep statuses.
 func (c *Call) result(now time.Time, statuses []ratelimit.Status) ratelimit.Result {
+	if c.asked > 0 {
+		statuses[0].Request.Count = c.asked
+	}
 	if len(statuses) == 1 {
 		return ratelimit.Result{Status: statuses[0], Each: statuses}
 	}
 	r := ratelimit.Result{Status: statuses[0], Each: make([]ratelimit.Status, len(statuses))}
 	for i, s := range statuses {
 		r.Each[c.Asks[i].place] = s
-		if outweighs(s, r.Status) {
+		if c.First && s.RetryAfter < r.RetryAfter || !c.First && outweighs(s, r.Status) {
 			r.Status = s
 		}
 	}

@@ -123,7 +123,7 @@ func (s *Settlement) Result(after View) ratelimit.Result {
 	for i := range s.Call.Asks {
 		a := &s.Call.Asks[i]
 		statuses[i] = Credited(a.Request, after.States[i], after.At)
-		statuses[i].OK = true
+		statuses[i].OK, statuses[i].Taken = true, a.Count
 	}
 	return s.Call.result(after.At, statuses)
 }

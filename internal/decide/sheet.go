@@ -19,7 +19,8 @@ type Sheet struct {
 	At          time.Time
 
 	index   map[Row]int
-	assumed bool // States has all rows, found or not
+	needed  []bool // to decide by
+	assumed bool   // States has all rows, found or not
 }
 
 // NewSheet is a sheet of all rows of the calls, of which none has been found yet.
@@ -46,8 +47,22 @@ func NewSheet(calls []*Call) *Sheet {
 	for i, row := range s.Rows {
 		s.Definitions[i], s.index[row] = definitions[row], i
 	}
-	s.Changed = make([]bool, len(s.Rows))
+	s.Changed, s.needed = make([]bool, len(s.Rows)), make([]bool, len(s.Rows))
 	return s
+}
+
+// Need notes the rows that are needed to decide a call, which changes were planned
+// for: all, or of one that takes from the first limit that can grant, none after that.
+func (s *Sheet) Need(call *Call, changes []Change) {
+	asks := call.Asks
+	if call.First {
+		asks = asks[:changes[0].Ask+1]
+	}
+	for i := range asks {
+		for shard := range asks[i].Definition.Shards {
+			s.needed[s.index[Row{asks[i].Of(), shard}]] = true
+		}
+	}
 }
 
 // MissingOf returns the rows of a call that have not been found.
@@ -61,6 +76,13 @@ func (s *Sheet) MissingOf(call *Call) (rows []Row) {
 		}
 	}
 	return rows
+}
+
+// Passes reports whether a call that takes from the first limit that can grant, and by
+// changes takes from a later one, would do so by rows that were not found: by what is
+// not known, the first could grant.
+func (s *Sheet) Passes(call *Call, changes []Change) bool {
+	return call.First && s.MissingOf(&Call{Asks: call.Asks[:changes[0].Ask]}) != nil
 }
 
 // View is what the sheet says of a call's limits.
@@ -132,11 +154,11 @@ func (s *Sheet) DefinitionsOf(rows []Row) []ratelimit.Definition {
 	return definitions
 }
 
-// Missing returns the rows of another sheet that were not found on this one, which has
-// all of them.
+// Missing returns the rows of another sheet that are needed and were not found on this
+// one, which has all of them.
 func (s *Sheet) Missing(of *Sheet) (rows []Row) {
 	for _, row := range of.Rows {
-		if !s.Found[s.index[row]] {
+		if n := s.index[row]; s.needed[n] && !s.Found[n] {
 			rows = append(rows, row)
 		}
 	}

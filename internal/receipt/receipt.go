@@ -29,9 +29,16 @@ type Payment struct {
 	Tokens float64
 }
 
+// Left is what a payment of a reservation left in its row.
+type Left struct {
+	Value      float64
+	TS, Paused time.Time
+}
+
 // Receipt is what a call paid, row by row; the root package documents it.
 type Receipt struct {
 	payments []Payment
+	left     []Left // of a reservation, for each payment; not in the text
 	taker    string
 	conn     any
 	at       time.Time
@@ -45,6 +52,23 @@ type Receipt struct {
 // what it paid is committed, conn is the connection that this is on, and at is when.
 func New(payments []Payment, taker string, conn any, at time.Time) *Receipt {
 	return &Receipt{payments: payments, taker: taker, conn: conn, at: at}
+}
+
+// NewReservation is the receipt of a reservation's payments, with what each left.
+func NewReservation(payments []Payment, left []Left, taker string, conn any, at time.Time) *Receipt {
+	r := New(payments, taker, conn, at)
+	r.left = left
+	return r
+}
+
+// Lefts returns what each payment of a reservation left; nil if that is not known.
+func Lefts(r *Receipt) []Left { return r.left }
+
+// Part returns the receipt of a part of what r is of.
+func Part(r *Receipt, payments []Payment) *Receipt {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return &Receipt{payments: payments, taker: r.taker, conn: r.conn, at: r.at, read: r.read}
 }
 
 // Payments returns what was paid; it must not be changed. It is a function, not

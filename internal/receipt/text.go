@@ -95,7 +95,7 @@ func (r *Receipt) UnmarshalText(text []byte) error {
 func (r *Receipt) set(to *Receipt) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.payments, r.taker, r.conn, r.at, r.read, r.mark = to.payments, to.taker, nil, to.at, true, ""
+	r.payments, r.left, r.taker, r.conn, r.at, r.read, r.mark = to.payments, nil, to.taker, nil, to.at, true, ""
 }
 
 // Value returns the receipt as text for a database, NULL when nothing was taken.

@@ -1,0 +1,215 @@
+package ratelimit
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/exact"
+	"github.com/pgratelimit/ratelimit/internal/receipt"
+)
+
+// Many equal pieces of work need one reservation only: of n · c tokens the first c are
+// refilled first, and so on. When is a matter of arithmetic.
+
+// Instants returns when each of n equal pieces of work may run that were reserved for
+// together, the first to be due first: those that n reservations, one after the other,
+// would have been told, to the microsecond. (With several rows for a key, those would
+// have chosen rows by themselves.) The last is r's RetryAt. r must be granted, and come
+// from Reserve in this process; of any other all are at RetryAt. It is nil for n below 1.
+func (r Result) Instants(n int) []time.Time {
+	if n < 1 {
+		return nil
+	}
+	instants := slices.Repeat([]time.Time{r.At}, n)
+	for _, p := range r.portions() {
+		due := p.At
+		for i := range n {
+			due = later(due, p.due(p.Taken*float64(i+1)/float64(n), due))
+			instants[i] = later(instants[i], due)
+		}
+	}
+	return instants
+}
+
+// Split divides a reservation among pieces of work, the first to be due first. A part is
+// how many tokens it has of each limit, in the order of r.Each. Each gets a result as if
+// it had been reserved by itself, one after the other, with RetryAt and a receipt of its
+// own; do not settle that of r as well. Parts that are not all that r has taken, and an r
+// that was not granted, are [ErrInvalid]. It is pure, and r should come from Reserve in
+// this process: for the parts of any other the RetryAt is that of r.
+func (r Result) Split(parts ...[]float64) ([]Result, error) {
+	if !r.OK {
+		return nil, &FieldError{Field: "Result", Value: r.OK, Reason: "must be granted"}
+	}
+	portions := r.portions()
+	for k, p := range portions {
+		if err := p.mayBe(parts, k); err != nil {
+			return nil, err
+		}
+	}
+	results := make([]Result, len(parts))
+	paid := make([][]receipt.Payment, len(parts))
+	for i := range results {
+		results[i].Each = make([]Status, len(portions))
+	}
+	for k, p := range portions {
+		due, sum := p.At, 0.0
+		for i, part := range parts {
+			sum += part[k]
+			if i+1 == len(parts) {
+				sum = p.Taken // without what adding up has rounded
+			}
+			due = later(due, p.due(sum, due))
+			results[i].Each[k] = p.part(part[k], sum, due)
+			paid[i] = append(paid[i], p.pay(part[k], i+1 == len(parts))...)
+		}
+	}
+	for i := range results {
+		results[i].Status = lastDue(results[i].Each)
+		if r.Receipt != nil {
+			results[i].Receipt = receipt.Part(r.Receipt, paid[i])
+		}
+	}
+	return results, nil
+}
+
+// lastDue is the status of several that decides.
+func lastDue(each []Status) Status {
+	last := each[0]
+	for _, s := range each[1:] {
+		if s.RetryAfter > last.RetryAfter || s.RetryAfter == last.RetryAfter && s.Remaining < last.Remaining {
+			last = s
+		}
+	}
+	return last
+}
+
+// portion is what a result took of one limit.
+type portion struct {
+	Status
+	shard    Definition
+	payments []receipt.Payment
+	left     []receipt.Left // nil if it is not known
+	next     int            // payment to divide
+	spent    float64        // of that
+}
+
+// portions returns those of r, in the order of Each.
+func (r Result) portions() []*portion {
+	portions := make([]*portion, len(r.Each))
+	for k, s := range r.Each {
+		portions[k] = &portion{Status: s, shard: s.Request.Limit.Definition().Shard()}
+	}
+	if r.Receipt == nil {
+		return portions
+	}
+	left := receipt.Lefts(r.Receipt)
+	for i, payment := range receipt.Payments(r.Receipt) {
+		p := portions[payment.Place]
+		p.payments = append(p.payments, payment)
+		if left != nil {
+			p.left = append(p.left, left[i])
+		}
+	}
+	return portions
+}
+
+// due is when the first so many tokens of p are there, which is not before from.
+func (p *portion) due(tokens float64, from time.Time) time.Time {
+	switch {
+	case p.left == nil || p.shard.Kind != KindTokenBucket && p.shard.Kind != KindFixedWindow:
+		return p.RetryAt
+	case len(p.left) == 1:
+		return p.dueInRow(tokens)
+	}
+	slack := exact.Tolerance(tokens, p.Taken, p.Capacity) / 2
+	least, most := from.UnixMicro(), later(from, p.RetryAt).UnixMicro()
+	for least < most {
+		middle := least + (most-least)/2
+		if p.refilled(instant(middle)) < tokens-slack {
+			least = middle + 1
+		} else {
+			most = middle
+		}
+	}
+	return instant(least)
+}
+
+// dueInRow is due for what was taken from one row.
+func (p *portion) dueInRow(tokens float64) time.Time {
+	left := p.left[0]
+	s := State{Value: left.Value + (p.Taken - tokens), TS: left.TS, Paused: left.Paused}
+	if s.Value < -exact.Tolerance(s.Value, tokens, p.shard.Capacity) {
+		return p.shard.When(s, 0)
+	}
+	return later(p.At, s.Paused)
+}
+
+// refilled is how many of p's tokens are there at an instant.
+func (p *portion) refilled(at time.Time) (sum float64) {
+	for i, left := range p.left {
+		if left.Paused.After(at) {
+			continue
+		}
+		s := p.shard.Settle(State{Value: left.Value, TS: left.TS}, at)
+		sum += min(max(0, p.payments[i].Tokens+min(0, s.Value)), p.payments[i].Tokens)
+	}
+	return sum
+}
+
+// part is the status of a part of p that is due at an instant; before is how much it
+// and those before it take.
+func (p *portion) part(tokens, before float64, due time.Time) Status {
+	s := p.Status
+	s.Request.Count, s.Taken = tokens, tokens
+	s.RetryAt, s.RetryAfter = due, due.Sub(s.At)
+	if rest := p.Taken - before; rest > 0 {
+		s.Value += rest
+		s.Remaining = int64(max(0, math.Floor(s.Value+exact.Tolerance(s.Value, 1, s.Capacity))))
+	}
+	return s
+}
+
+// pay is the payments of the next part of p; of the last one all that there are still.
+func (p *portion) pay(tokens float64, last bool) (paid []receipt.Payment) {
+	for p.next < len(p.payments) {
+		payment := p.payments[p.next]
+		there := payment.Tokens - p.spent
+		if !last && tokens < there {
+			payment.Tokens = tokens
+			p.spent += tokens
+			return append(paid, payment)
+		}
+		payment.Tokens = there
+		tokens -= there
+		paid = append(paid, payment)
+		if p.next++; p.next == len(p.payments) || !last && tokens <= 0 {
+			p.spent = 0
+			break
+		}
+		p.spent = 0
+	}
+	if len(paid) == 0 && len(p.payments) > 0 { // each limit has its place in a receipt
+		payment := p.payments[len(p.payments)-1]
+		payment.Tokens = 0
+		paid = append(paid, payment)
+	}
+	return paid
+}
+
+// mayBe is the error of parts that are not what p has taken; k is the place of p.
+func (p *portion) mayBe(parts [][]float64, k int) error {
+	sum := 0.0
+	for i, part := range parts {
+		if k >= len(part) || !(part[k] >= 0) {
+			return &FieldError{Field: fmt.Sprintf("Parts[%d]", i), Value: part, Reason: "must be tokens of each limit of the result"}
+		}
+		sum += part[k]
+	}
+	if slack := exact.Tolerance(sum, p.Taken, 0) * float64(1+len(parts)); math.Abs(sum-p.Taken) > slack {
+		return &FieldError{Field: "Parts", Value: sum, Reason: fmt.Sprintf("must have all %g tokens that were taken from limit %s", p.Taken, quoteShort(NameOf(p.Request.Limit)))}
+	}
+	return nil
+}

@@ -1,0 +1,210 @@
+package ratelimit_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"testing"
+	"time"
+
+	. "github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/memstore"
+)
+
+func reserved(t *testing.T, s *memstore.Store, requests ...Request) Result {
+	t.Helper()
+	r, err := s.Reserve(t.Context(), requests...)
+	if err == nil {
+		err = r.Err()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	return r
+}
+
+// 500 pieces of work that were reserved for together are due when 500 reservations would
+// have been, and their receipts are those.
+func TestSplitIsOneByOne(t *testing.T) {
+	const pieces = 500
+	noon := time.Date(2026, 3, 14, 12, 0, 0, 1000, time.UTC)
+	for seed := range uint64(200) {
+		r := rand.New(rand.NewPCG(seed, 3))
+		rate, period := []float64{1, 7.77, 1.0 / 3, 10, 1e4}[r.IntN(5)], []time.Duration{time.Millisecond, time.Second, 7 * time.Minute}[r.IntN(3)]
+		var l Limit = TokenBucket{Name: "l", Rate: rate, Period: period, Capacity: max(1, rate*r.Float64()*3)}
+		if r.IntN(3) == 0 {
+			l = FixedWindow{Name: "l", Rate: rate, Period: period, Capacity: max(1, rate*r.Float64()*3), Start: noon.Add(-period / 3)}
+		}
+		count := []float64{1, 0.3, rate / 3, 2.5}[r.IntN(4)]
+		t.Run(fmt.Sprintf("%d: %v by %g", seed, l, count), func(t *testing.T) {
+			now := noon
+			one, many := memstore.New(func() time.Time { return now }), memstore.New(func() time.Time { return now })
+			before := l.Definition().Capacity * r.Float64()
+			for _, s := range []*memstore.Store{one, many} {
+				now = noon
+				reserved(t, s, l.ForN("", before))
+				if seed%4 == 0 {
+					if _, err := s.Pause(t.Context(), l, "", period*2); err != nil {
+						t.Fatal(err)
+					}
+				}
+				now = noon.Add(period / 7).Truncate(time.Microsecond)
+			}
+			whole := reserved(t, one, l.ForN("", count*pieces))
+			instants := whole.Instants(pieces)
+			parts, err := whole.Split(slices.Repeat([][]float64{{count}}, pieces)...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range pieces {
+				want := reserved(t, many, l.ForN("", count))
+				if off := instants[i].Sub(want.RetryAt); off.Abs() > time.Microsecond {
+					t.Fatalf("piece %d is due at %v, want %v: %v off", i, instants[i], want.RetryAt, off)
+				}
+				if off := parts[i].RetryAt.Sub(want.RetryAt); off.Abs() > time.Microsecond || parts[i].RetryAfter != parts[i].RetryAt.Sub(now) {
+					t.Fatalf("part %d is due at %v, want %v: %v off", i, parts[i].RetryAt, want.RetryAt, off)
+				}
+				if got := parts[i].Value; got-want.Value > 1e-6*pieces || want.Value-got > 1e-6*pieces || parts[i].Taken != count {
+					t.Fatalf("part %d: %v taken and %v left, want %v and %v", i, parts[i].Taken, got, count, want.Value)
+				}
+			}
+			if last := instants[pieces-1]; !last.Equal(whole.RetryAt) {
+				t.Errorf("the last is due at %v, want %v", last, whole.RetryAt)
+			}
+			for _, part := range parts {
+				if ok, err := one.Cancel(t.Context(), part.Receipt); !ok || err != nil {
+					t.Fatal(ok, err)
+				}
+			}
+			after, err := one.Check(t.Context(), l.ForN("", 0))
+			if before := min(whole.Value+whole.Taken, whole.Capacity); err != nil || after.Value-before > 1e-6 || before-after.Value > 1e-6 {
+				t.Errorf("%v tokens after all were given back, %v, want %v", after.Value, err, before)
+			}
+		})
+	}
+}
+
+// Of a limit with shards the gaps are those of the whole limit.
+func TestSplitOverShards(t *testing.T) {
+	const pieces = 500
+	noon := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
+	for _, shards := range []int{3, 8, 10} { // of 2, one alone would not take more than twice as long
+		l := TokenBucket{Name: "l", Rate: 10, Period: time.Second, Capacity: 10, Shards: shards}
+		s := memstore.New(func() time.Time { return noon })
+		reserved(t, s, l.ForN("", 10)) // empty
+		whole := reserved(t, s, l.ForN("", pieces))
+		for i, at := range whole.Instants(pieces) {
+			want := noon.Add(time.Duration(i+1) * 100 * time.Millisecond)
+			if off := at.Sub(want); off.Abs() > time.Microsecond {
+				t.Fatalf("%d shards, piece %d: %v off", shards, i, off)
+			}
+		}
+	}
+}
+
+// By any instant no more is due than was refilled, pieces and other reservations
+// together.
+func TestSplitIsNeverEarly(t *testing.T) {
+	type work struct {
+		at     time.Time
+		tokens float64
+	}
+	noon := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
+	for seed := range uint64(100) {
+		r := rand.New(rand.NewPCG(seed, 5))
+		l := TokenBucket{Name: "l", Rate: 8, Period: time.Second, Capacity: 8 + 8*r.Float64(), Shards: 1 + r.IntN(8)}
+		s := memstore.New(func() time.Time { return noon })
+		var works []work
+		for range 3 {
+			for range r.IntN(12) {
+				n := 3 * r.Float64()
+				works = append(works, work{reserved(t, s, l.ForN("", n)).RetryAt, n})
+			}
+			pieces := 1 + r.IntN(50)
+			for _, at := range reserved(t, s, l.ForN("", float64(pieces))).Instants(pieces) {
+				works = append(works, work{at, 1})
+			}
+		}
+		slices.SortFunc(works, func(a, b work) int { return a.at.Compare(b.at) })
+		due := 0.0
+		for i, w := range works {
+			due += w.tokens
+			if refilled := l.Capacity + 8*w.at.Sub(noon).Seconds(); due > refilled+1e-5*float64(1+i) {
+				t.Fatalf("seed %d: %v tokens due after %v, when there were %v", seed, due, w.at.Sub(noon), refilled)
+			}
+		}
+	}
+}
+
+func TestSplitSeveral(t *testing.T) {
+	noon := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
+	requests := TokenBucket{Name: "requests", Rate: 2, Period: time.Second, Capacity: 1}
+	tokens := TokenBucket{Name: "tokens", Rate: 100, Period: time.Second, Capacity: 100, Shards: 2}
+	s := memstore.New(func() time.Time { return noon })
+	whole := reserved(t, s, tokens.ForN("org", 400), requests.ForN("org", 3))
+	parts, err := whole.Split([]float64{300, 1}, []float64{0, 1}, []float64{100, 1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, want := range []struct {
+		after  time.Duration
+		limit  string
+		counts [2]float64
+	}{
+		{2 * time.Second, "tokens", [2]float64{300, 1}},
+		{2 * time.Second, "tokens", [2]float64{0, 1}}, // behind the one before it
+		{3 * time.Second, "tokens", [2]float64{100, 1}},
+	} {
+		got := parts[i]
+		if got.RetryAfter != want.after || NameOf(got.Request.Limit) != want.limit || !got.OK {
+			t.Errorf("part %d: %v, want after %v by %s", i, got, want.after, want.limit)
+		}
+		for k, n := range want.counts {
+			if got.Each[k].Request.Count != n || got.Each[k].Taken != n {
+				t.Errorf("part %d, limit %d: %v, want %v", i, k, got.Each[k], n)
+			}
+		}
+	}
+	// The work of each settles by itself, in the order of the call.
+	settled, err := s.Settle(t.Context(), parts[1].Receipt, 50, 1)
+	if err != nil || settled.Each[0].Value != whole.Each[0].Value-50 || settled.Each[1].Value != whole.Each[1].Value {
+		t.Errorf("settled %v, %v", settled.Each, err)
+	}
+}
+
+func TestSplitErrors(t *testing.T) {
+	noon := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
+	l := TokenBucket{Name: "l", Rate: 10, Period: time.Second, MaxReserved: 5}
+	s := memstore.New(func() time.Time { return noon })
+	whole := reserved(t, s, l.ForN("", 10))
+	refused, err := s.Reserve(t.Context(), l.ForN("", 6))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, test := range map[string]struct {
+		result Result
+		parts  [][]float64
+	}{
+		"refused":       {refused, [][]float64{{6}}},
+		"too few":       {whole, [][]float64{{6}, {3}}},
+		"too many":      {whole, [][]float64{{6}, {5}}},
+		"none":          {whole, nil},
+		"negative":      {whole, [][]float64{{11}, {-1}}},
+		"without limit": {whole, [][]float64{{10}, {}}},
+	} {
+		if parts, err := test.result.Split(test.parts...); !errors.Is(err, ErrInvalid) || parts != nil {
+			t.Errorf("%s: %v, %v, want ErrInvalid", name, parts, err)
+		}
+	}
+	if got := whole.Instants(0); got != nil {
+		t.Errorf("Instants(0) = %v", got)
+	}
+	allowed, err := s.Check(t.Context(), l.For(""))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := allowed.Instants(2); len(got) != 2 || !got[0].Equal(allowed.RetryAt) || !got[1].Equal(allowed.RetryAt) {
+		t.Errorf("Instants(2) of a check: %v", got)
+	}
+}
