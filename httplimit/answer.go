@@ -25,6 +25,9 @@ type problem struct {
 
 func (p problem) write(w http.ResponseWriter) {
 	body, _ := json.Marshal(p) // of strings and an int, which cannot fail
+	for _, name := range []string{"Content-Encoding", "Etag", "Last-Modified", "Cache-Control"} {
+		w.Header().Del(name) // what was set for the answer that there would have been
+	}
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)+1))
 	w.WriteHeader(p.Status)

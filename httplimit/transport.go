@@ -2,7 +2,6 @@ package httplimit
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -13,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/keyqueue"
 )
 
 const (
@@ -27,7 +27,7 @@ const (
 // TransportStore is what a [Transport] needs of a store to share a quota with other
 // processes: a *pgstore.Store or a *memstore.Store.
 type TransportStore interface {
-	Wait(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
+	Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (time.Time, error)
 }
 
@@ -54,8 +54,9 @@ type TransportConfig struct {
 
 	// Store and Limit space requests out by a limit of the client's own, which all
 	// processes with the same store share: each try takes what Limit asks for, waiting
-	// if need be, and a 429 pauses that limit for all. A request without a Limit takes
-	// nothing. A store that fails keeps the request from being sent. Both or neither.
+	// if need be, those of a process in turn; and a 429 pauses that limit for all. A
+	// Capacity of 1 spaces requests evenly. A request without a Limit takes nothing. A
+	// store that fails keeps the request from being sent. Both or neither.
 	Store TransportStore
 	Limit func(*http.Request) ratelimit.Request
 
@@ -79,6 +80,7 @@ type TransportConfig struct {
 type Transport struct {
 	config TransportConfig
 	holds  holds
+	turns  keyqueue.Queue[string] // of those who want tokens, by limit and key
 }
 
 // NewTransport makes a Transport; a nil config has all the defaults. An error is
@@ -113,20 +115,21 @@ func NewTransport(config *TransportConfig) (*Transport, error) {
 }
 
 // WaitError is a request that was not sent, because it would have had to wait for
-// longer than Config.MaxWait or its context allow.
+// longer than TransportConfig.MaxWait or its context allow.
 type WaitError struct {
-	Until time.Time // when it could be sent; zero when only the limit's store knows
-	Err   error     // what ended the wait for the limit, or nil
+	Until time.Time // when it is worth another try, on this machine's clock
+	Err   error     // [ratelimit.ErrRefused] when its own limit had no tokens in time; else nil, or a context's error
 }
 
 func (e *WaitError) Error() string {
+	text := "httplimit: not sent: it would have to wait until " + e.Until.UTC().Format(time.RFC3339)
 	if e.Err != nil {
-		return "httplimit: not sent: its limit had nothing in time: " + e.Err.Error()
+		text += ": " + e.Err.Error()
 	}
-	return fmt.Sprintf("httplimit: not sent: the server wants no request before %s", e.Until.UTC().Format(time.RFC3339))
+	return text
 }
 
-// Unwrap is what ended the wait.
+// Unwrap returns e.Err.
 func (e *WaitError) Unwrap() error { return e.Err }
 
 // RoundTrip implements http.RoundTripper.
@@ -160,50 +163,74 @@ func (t *Transport) CloseIdleConnections() {
 	}
 }
 
-// turn waits until req may be sent.
+// turn waits until req may be sent: until its server wants to be asked again, and there
+// is a token, for which it may have waited so long that the server has refused another
+// request.
 func (t *Transport) turn(req *http.Request, scope string, b *budget) error {
+	if err := t.holdBack(scope, b); err != nil {
+		return err
+	}
+	if t.config.Limit != nil {
+		if request := t.config.Limit(req); request.Limit != nil {
+			if err := t.take(request, b); err != nil {
+				return err
+			}
+			return t.holdBack(scope, b)
+		}
+	}
+	return nil
+}
+
+// holdBack waits until no server holds requests of the scope back.
+func (t *Transport) holdBack(scope string, b *budget) error {
 	for {
 		h := t.holds.of(scope)
-		if time.Until(h.refused) >= b.left() {
-			return &WaitError{Until: h.refused}
-		}
 		wait := time.Until(h.refused)
+		if wait >= b.left() {
+			return &WaitError{Until: h.refused, Err: b.ctx.Err()}
+		}
 		if hinted := time.Until(h.exhausted); hinted < b.left() {
 			wait = max(wait, hinted)
 		}
 		if wait <= 0 {
-			break
+			return b.ctx.Err()
 		}
 		// Those that were held back together do not go together.
 		if err := b.sleep(wait + rand.N(max(1, min(wait/10, b.left()-wait)))); err != nil {
 			return err
 		}
 	}
-	return t.take(req, b)
 }
 
-// take takes what req needs from the client's own limit.
-func (t *Transport) take(req *http.Request, b *budget) error {
-	if t.config.Limit == nil {
-		return req.Context().Err()
-	}
-	request := t.config.Limit(req)
-	if request.Limit == nil {
-		return req.Context().Err()
-	}
-	ctx, cancel := context.WithDeadline(req.Context(), b.end)
+// askers is how many requests of a process ask for the same tokens at a time. The others
+// wait in turn, and do not ask: when one is refused, so would they be.
+const askers = 4
+
+// take takes from the client's own limit, waiting if need be. It asks again rather than
+// reserve: what was reserved before a pause would all be due at its end.
+func (t *Transport) take(request ratelimit.Request, b *budget) error {
+	ctx, cancel := context.WithDeadline(b.ctx, b.end)
 	defer cancel()
-	_, err := t.config.Store.Wait(ctx, request)
-	switch {
-	case err == nil:
-		return nil
-	case req.Context().Err() != nil:
-		return req.Context().Err()
+	turn := identity(request)
+	place, err := t.turns.Enter(ctx, turn, askers, nil)
+	if err != nil {
+		return b.over(err)
 	}
-	if errors.Is(err, ratelimit.ErrRefused) || errors.Is(err, context.DeadlineExceeded) {
-		return &WaitError{Err: err}
+	defer t.turns.Leave(turn, place)
+	for {
+		result, err := t.config.Store.Allow(ctx, request)
+		switch {
+		case err != nil:
+			return b.over(fmt.Errorf("httplimit: not sent: its limit could not be asked: %w", err))
+		case result.OK:
+			return nil
+		case result.RetryAfter >= b.left():
+			return &WaitError{Until: time.Now().Add(result.RetryAfter), Err: result.Err()}
+		}
+		if err := b.sleep(result.RetryAfter); err != nil {
+			return err
+		}
 	}
-	return fmt.Errorf("httplimit: not sent: its limit could not be asked: %w", err)
 }
 
 // heed notes what a response says, and returns for how long it refuses, if it does.
@@ -315,6 +342,17 @@ func newBudget(ctx context.Context, most time.Duration) *budget {
 }
 
 func (b *budget) left() time.Duration { return time.Until(b.end) }
+
+// over is err, or if it came because the budget is used up, what that is to the caller.
+func (b *budget) over(err error) error {
+	switch {
+	case b.ctx.Err() != nil:
+		return b.ctx.Err()
+	case b.left() <= 0:
+		return &WaitError{Until: time.Now(), Err: err}
+	}
+	return err
+}
 
 func (b *budget) allows(wait time.Duration) bool { return wait < b.left() }
 

@@ -330,32 +330,12 @@ func TestTransportEndlessBody(t *testing.T) {
 	})
 }
 
-// waiting is a store in memory that waits.
-type waiting struct{ *memstore.Store }
-
-func (s waiting) Wait(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	for {
-		result, err := s.Allow(ctx, requests...)
-		if err != nil || result.OK {
-			return result, err
-		}
-		if deadline, ok := ctx.Deadline(); ok && time.Until(deadline) < result.RetryAfter {
-			return result, result.Err()
-		}
-		select {
-		case <-time.After(result.RetryAfter):
-		case <-ctx.Done():
-			return ratelimit.Result{}, ctx.Err()
-		}
-	}
-}
-
 // Two processes that share a partner's quota keep to it together, and a 429 that one
 // gets holds back both.
 func TestTransportsShareALimit(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		quota := ratelimit.TokenBucket{Name: "partner", Rate: 10, Period: time.Second, Capacity: 1}
-		store := waiting{memstore.New(nil)}
+		store := memstore.New(nil)
 		s := newServer(func(n int, _ *http.Request) *http.Response {
 			if n == 10 {
 				return response(429, "Retry-After", "5")
@@ -397,7 +377,7 @@ func TestTransportsShareALimit(t *testing.T) {
 // broken is a store that does not answer.
 type broken struct{}
 
-func (broken) Wait(context.Context, ...ratelimit.Request) (ratelimit.Result, error) {
+func (broken) Allow(context.Context, ...ratelimit.Request) (ratelimit.Result, error) {
 	return ratelimit.Result{}, errDatabase
 }
 
@@ -422,7 +402,7 @@ func TestTransportStoreFails(t *testing.T) {
 		if resp, err := transport.RoundTrip(request(t, "POST", nil)); err != nil || resp.StatusCode != 200 {
 			t.Errorf("without a limit: got %v, %v, want 200", resp, err)
 		}
-		full := newTransport(t, httplimit.TransportConfig{Base: s, Store: waiting{memstore.New(nil)}, Limit: func(*http.Request) ratelimit.Request { return quota.For("") }})
+		full := newTransport(t, httplimit.TransportConfig{Base: s, Store: memstore.New(nil), Limit: func(*http.Request) ratelimit.Request { return quota.For("") }})
 		if _, err := full.RoundTrip(request(t, "GET", nil)); err != nil {
 			t.Error(err)
 		}

@@ -3,6 +3,8 @@ package httplimit_test
 import (
 	"errors"
 	"net/http"
+	"net/http/httptest"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -202,9 +204,70 @@ func TestImports(t *testing.T) {
 	for _, imported := range importsOf(t) {
 		switch first, _, _ := strings.Cut(imported, "/"); {
 		case !strings.Contains(first, "."):
-		case imported == "github.com/pgratelimit/ratelimit", imported == "github.com/dunglas/httpsfv":
+		case imported == "github.com/dunglas/httpsfv", imported == "github.com/pgratelimit/ratelimit", imported == "github.com/pgratelimit/ratelimit/internal/keyqueue":
 		default:
 			t.Errorf("the package imports %s", imported)
 		}
 	}
+}
+
+// Two processes share a partner's quota through the database, and what the partner tells
+// one of them holds for both.
+func TestTransportsShareALimitInPostgreSQL(t *testing.T) {
+	const requests = 40
+	quota := ratelimit.TokenBucket{Name: "partner", Rate: 50, Period: time.Second, Capacity: 1}
+	store, db := newStore(t, nil)
+	other, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	var came []time.Time
+	partner := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		if came = append(came, time.Now()); len(came) == requests/2 {
+			w.Header().Set("Retry-After", "1")
+			w.WriteHeader(http.StatusTooManyRequests)
+		}
+	}))
+	defer partner.Close()
+	begun := time.Now()
+	var wg sync.WaitGroup
+	for i, s := range []*pgstore.Store{store, other} {
+		transport := newTransport(t, httplimit.TransportConfig{
+			Base: partner.Client().Transport, Store: s, Limit: func(*http.Request) ratelimit.Request { return quota.For("") },
+			Scope: func(*http.Request) string { return strconv.Itoa(i) },
+		})
+		client := &http.Client{Transport: transport}
+		for range requests / 2 {
+			wg.Go(func() {
+				resp, err := client.Get(partner.URL)
+				if err != nil || resp.StatusCode != 200 {
+					t.Errorf("got %v, %v, want 200", resp, err)
+					return
+				}
+				resp.Body.Close()
+			})
+		}
+	}
+	wg.Wait()
+	if len(came) != requests+1 {
+		t.Fatalf("%d requests came, want %d", len(came), requests+1)
+	}
+	for i, at := range came {
+		// One at once, then 50 a second. After the pause, what was under way may come.
+		elapsed := at.Sub(begun)
+		if most := 1 + 50*elapsed.Seconds(); float64(i+1) > most {
+			t.Errorf("request %d came after %v, by when there were %.1f tokens", i+1, elapsed, most)
+		}
+	}
+	pause := time.Duration(0)
+	for i := requests / 2; i < len(came); i++ {
+		pause = max(pause, came[i].Sub(came[i-1]))
+	}
+	if pause < 900*time.Millisecond {
+		t.Errorf("the longest gap after the 429 is %v, want the pause of 1 s: both hold", pause)
+	}
+	t.Logf("%d requests in %v, with a pause of %v", len(came), came[len(came)-1].Sub(begun), pause)
 }
