@@ -213,19 +213,22 @@ func (e *invalidError) Unwrap() error { return e.field }
 // context in which [Used] says what it has really used.
 func (m *Middleware) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		requests, err := m.Requests(r)
-		if err == nil && len(requests) == 0 {
-			next.ServeHTTP(w, r)
-			return
-		}
-		var result ratelimit.Result
-		if err == nil {
-			result, err = m.allow(r.Context(), requests)
-		}
-		if m.decided(w, r, result, err) {
+		if result, ok := m.decide(w, r); ok {
 			m.serve(w, r, next, result)
 		}
 	})
+}
+
+// decide decides on r, and answers it unless ok says that it is let through.
+func (m *Middleware) decide(w http.ResponseWriter, r *http.Request) (result ratelimit.Result, ok bool) {
+	requests, err := m.Requests(r)
+	if err == nil && len(requests) == 0 {
+		return result, true // no policy applies
+	}
+	if err == nil {
+		result, err = m.allow(r.Context(), requests)
+	}
+	return result, m.decided(w, r, result, err)
 }
 
 // Requests returns what the policies ask for r, in their order, without those that
@@ -274,8 +277,8 @@ func (m *Middleware) allow(ctx context.Context, requests []ratelimit.Request) (r
 	return m.store.Allow(ctx, requests...)
 }
 
-// decided tells of a decision and answers the request, unless it reports true:
-// that the request is let through.
+// decided tells of a decision, and answers the request unless it reports that it is let
+// through.
 func (m *Middleware) decided(w http.ResponseWriter, r *http.Request, result ratelimit.Result, err error) bool {
 	e := Event{Decision: decisionOf(result, err), Shadow: m.config.Shadow, Result: result, Err: err}
 	gone := r.Context().Err() != nil // a client that has gone is not let through because its leaving failed the call
@@ -292,7 +295,7 @@ func (m *Middleware) decided(w http.ResponseWriter, r *http.Request, result rate
 }
 
 func (m *Middleware) observe(r *http.Request, e Event) {
-	if e.Decision == Failed || e.Decision == SettleFailed {
+	if e.Decision == SettleFailed || e.Decision == Failed && r.Context().Err() == nil {
 		m.config.Logger.ErrorContext(r.Context(), "httplimit: the limit could not be asked",
 			slog.String("decision", e.Decision.String()), slog.Bool("passed", e.Passed), slog.Any("error", e.Err))
 	}

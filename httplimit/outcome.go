@@ -46,15 +46,15 @@ func CountExcept(first, last int) func(Outcome) bool {
 //
 // An error is [ratelimit.ErrInvalid]: the count is negative or not finite, or ctx is
 // not that of a request with such a policy, or the handler has returned. Used is safe
-// for concurrent use. Where nothing was taken, in shadow mode or because the store
-// failed open, it does nothing.
+// for concurrent use. Where nothing was taken, since the policy does not apply, or the
+// request was let through in shadow mode or because the store failed, it does nothing.
 func Used(ctx context.Context, policy string, n float64) error {
 	if !(n >= 0) || n > ratelimit.MaxTokens {
 		return invalid("Used", n, "must be a number of tokens")
 	}
 	for c, _ := ctx.Value(chargeKey{}).(*charge); c != nil; c = c.outer {
-		if i := c.policy(policy); i >= 0 {
-			return c.use(i, n)
+		if c.of.policy(policy) != nil {
+			return c.use(policy, n)
 		}
 	}
 	return invalid("Policy", policy, "the request has none of that name")
@@ -64,13 +64,13 @@ type chargeKey struct{}
 
 // charge is what a request has taken, and what it has used.
 type charge struct {
-	outer    *charge // of a middleware around this one
-	policies []*Policy
-	receipt  *ratelimit.Receipt // nil when nothing was taken
-	taken    []float64
+	of      *Middleware
+	outer   *charge            // of a middleware around that one
+	receipt *ratelimit.Receipt // nil when nothing was taken
+	taken   []ratelimit.Request
 
 	mu   sync.Mutex
-	used []float64
+	used []float64 // of each that was taken
 	done bool
 }
 
@@ -91,44 +91,40 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 }
 
 func (m *Middleware) charge(r *http.Request, result ratelimit.Result) *charge {
-	c := &charge{receipt: result.Receipt}
+	c := &charge{of: m, receipt: result.Receipt}
 	c.outer, _ = r.Context().Value(chargeKey{}).(*charge)
-	if result.Receipt == nil {
-		for i := range m.config.Policies {
-			c.policies = append(c.policies, &m.config.Policies[i])
-		}
-		c.used = make([]float64, len(c.policies))
+	if c.receipt == nil {
 		return c
 	}
 	for _, s := range result.Each {
-		c.policies = append(c.policies, m.policy(s.Request.Limit))
-		c.taken = append(c.taken, s.Request.Count)
+		c.taken = append(c.taken, s.Request)
+		c.used = append(c.used, s.Request.Count)
 	}
-	c.used = slices.Clone(c.taken)
 	return c
 }
 
-func (m *Middleware) policy(limit ratelimit.Limit) *Policy {
-	name := ratelimit.NameOf(limit)
+// policy is m's policy of that name, or nil.
+func (m *Middleware) policy(name string) *Policy {
 	for i := range m.config.Policies {
 		if p := &m.config.Policies[i]; ratelimit.NameOf(p.Limit) == name {
 			return p
 		}
 	}
-	return nil // not reached: the limits are the policies' own
+	return nil
 }
 
-func (c *charge) policy(name string) int {
-	return slices.IndexFunc(c.policies, func(p *Policy) bool { return ratelimit.NameOf(p.Limit) == name })
-}
-
-func (c *charge) use(i int, n float64) error {
+// use notes what was used of a policy, if the request has taken from it.
+func (c *charge) use(policy string, n float64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.done {
 		return invalid("Used", n, "comes after the handler has returned")
 	}
-	c.used[i] = n
+	for i, t := range c.taken {
+		if ratelimit.NameOf(t.Limit) == policy {
+			c.used[i] = n
+		}
+	}
 	return nil
 }
 
@@ -143,18 +139,15 @@ func (c *charge) close() []float64 {
 // settle brings what r has taken to what it has used. A client that has gone does not
 // keep it from that. If it fails, what was taken stays.
 func (m *Middleware) settle(r *http.Request, c *charge, o *Outcome) {
-	used := c.close()
-	if c.receipt == nil {
-		return
-	}
-	if o != nil {
-		for i, p := range c.policies {
-			if p.Counts != nil && !p.Counts(*o) {
-				used[i] = 0
-			}
+	used, differs := c.close(), false
+	for i, t := range c.taken {
+		p := m.policy(ratelimit.NameOf(t.Limit))
+		if o != nil && p.Counts != nil && !p.Counts(*o) {
+			used[i] = 0
 		}
+		differs = differs || used[i] != t.Count
 	}
-	if slices.Equal(used, c.taken) {
+	if !differs {
 		return
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), m.config.Timeout)

@@ -150,6 +150,15 @@ func TestUsedFindsFaults(t *testing.T) {
 			t.Errorf("where nothing was taken: got %v, want nil", err)
 		}
 	})), get("/"))
+	exempt := newMiddleware(t, memstore.New(nil), httplimit.Config{Policies: []httplimit.Policy{{
+		Limit: perMinute,
+		Tier:  func(*http.Request) (ratelimit.Limit, error) { return nil, nil },
+	}}})
+	serve(exempt.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if err := httplimit.Used(r.Context(), "per_minute", 1); err != nil {
+			t.Errorf("where the policy does not apply: got %v, want nil", err)
+		}
+	})), get("/"))
 }
 
 // halfway is a store that grants, and fails to settle.
