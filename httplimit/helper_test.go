@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -62,11 +63,11 @@ func newMiddleware(t testing.TB, store httplimit.Store, config httplimit.Config)
 // answering is a handler that answers with a status and counts its requests.
 type answering struct {
 	status int
-	served int
+	served atomic.Int64
 }
 
 func (a *answering) ServeHTTP(w http.ResponseWriter, _ *http.Request) {
-	a.served++
+	a.served.Add(1)
 	if a.status != 0 {
 		w.WriteHeader(a.status)
 	}

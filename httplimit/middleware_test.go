@@ -109,8 +109,8 @@ func TestGrantsThenRefuses(t *testing.T) {
 			}
 		}
 	}
-	if next.served != 5 {
-		t.Errorf("the handler served %d requests, want 5", next.served)
+	if next.served.Load() != 5 {
+		t.Errorf("the handler served %d requests, want 5", next.served.Load())
 	}
 }
 
@@ -379,7 +379,7 @@ func TestFailure(t *testing.T) {
 					t.Errorf("the client is told of the database: %q", p.Detail)
 				}
 			}
-			if got := next.served == 1; got != test.passed {
+			if got := next.served.Load() == 1; got != test.passed {
 				t.Errorf("the handler ran: %v, want %v", got, test.passed)
 			}
 			if len(events) != 1 || events[0].Decision != httplimit.Failed || events[0].Passed != test.passed || !errors.Is(events[0].Err, errDatabase) {
@@ -406,7 +406,7 @@ func TestGoneIsNotLetThrough(t *testing.T) {
 	cancel()
 	next := &answering{}
 	serve(m.Handler(next), get("/").WithContext(ctx))
-	if next.served != 0 {
+	if next.served.Load() != 0 {
 		t.Error("the handler ran for a client that has gone")
 	}
 }
@@ -433,8 +433,8 @@ func TestShadow(t *testing.T) {
 		wantHeader(t, resp, "Retry-After", "")
 	}
 	want := []httplimit.Decision{httplimit.Granted, httplimit.Granted, httplimit.Refused, httplimit.TooLarge, httplimit.BadRequest}
-	if !slices.Equal(decisions, want) || next.served != 5 {
-		t.Errorf("got %v, and %d requests served, want %v, and 5", decisions, next.served, want)
+	if !slices.Equal(decisions, want) || next.served.Load() != 5 {
+		t.Errorf("got %v, and %d requests served, want %v, and 5", decisions, next.served.Load(), want)
 	}
 	if got := left(t, store, perMinute, ""); got != 0 {
 		t.Errorf("%g tokens are left, want 0: shadow mode takes them", got)
