@@ -70,7 +70,7 @@ func (m *Middleware) answer(w http.ResponseWriter, r *http.Request, e Event) {
 }
 
 func (m *Middleware) refuse(w http.ResponseWriter, r *http.Request, result ratelimit.Result) {
-	m.SetFields(w.Header(), result)
+	m.setFields(w.Header(), result)
 	after := m.retryAfter(result)
 	w.Header().Set("Retry-After", strconv.FormatInt(after, 10))
 	if m.config.Refused != nil {

@@ -41,10 +41,16 @@ const (
 	NoFields Fields = 128
 )
 
-// SetFields adds the fields that tell of a result to h, as Config.Fields says. A
-// result that is no answer, such as that of a failed call, adds none. It is for
-// handlers that take in their own transaction.
+// SetFields adds the fields that tell of a grant to h, as Config.Fields says. It is for
+// handlers that take in their own transaction: once, when that has committed. A result
+// that is no grant adds none, since [Middleware.Answer] adds those of a refusal.
 func (m *Middleware) SetFields(h http.Header, result ratelimit.Result) {
+	if result.OK {
+		m.setFields(h, result)
+	}
+}
+
+func (m *Middleware) setFields(h http.Header, result ratelimit.Result) {
 	if m.config.Fields == NoFields || len(result.Each) == 0 {
 		return
 	}

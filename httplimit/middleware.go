@@ -232,8 +232,33 @@ func (m *Middleware) decide(w http.ResponseWriter, r *http.Request) (result rate
 }
 
 // Requests returns what the policies ask for r, in their order, without those that
-// do not apply. A handler that takes in its own transaction passes it to AllowTx, and
-// what comes of that to [Middleware.SetFields] and [Middleware.Answer].
+// do not apply. A handler that takes in its own transaction passes them to AllowTx, and
+// what comes of that to [Middleware.SetFields] or [Middleware.Answer]:
+//
+//	var result ratelimit.Result
+//	requests, err := limit.Requests(r)
+//	if err == nil {
+//		err = pgx.BeginFunc(r.Context(), pool, func(tx pgx.Tx) (err error) {
+//			if result, err = store.AllowTx(r.Context(), tx, requests...); err != nil {
+//				return err
+//			}
+//			if err = result.Err(); err != nil {
+//				return err // rolls back
+//			}
+//			return placeOrder(r, tx)
+//		})
+//	}
+//	switch {
+//	case limit.Answer(w, r, err): // was about the limits
+//	case err != nil:
+//		http.Error(w, "no order", http.StatusInternalServerError)
+//	default:
+//		limit.SetFields(w.Header(), result)
+//		w.WriteHeader(http.StatusCreated)
+//	}
+//
+// Such a handler is not behind [Middleware.Handler], so Shadow, FailOpen, Timeout and
+// Counts are not for it.
 func (m *Middleware) Requests(r *http.Request) ([]ratelimit.Request, error) {
 	requests := make([]ratelimit.Request, 0, len(m.config.Policies))
 	for i := range m.config.Policies {

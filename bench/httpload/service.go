@@ -219,17 +219,16 @@ func (s *service) order() http.Handler {
 // comes last: its row is locked from then on.
 func (s *service) orderInTx(m *httplimit.Middleware) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		var result ratelimit.Result
 		requests, err := m.Requests(r)
 		if err == nil {
-			err = pgx.BeginFunc(r.Context(), s.pool, func(tx pgx.Tx) error {
-				if _, err := tx.Exec(r.Context(), insert, r.Header.Get("X-User")); err != nil {
+			err = pgx.BeginFunc(r.Context(), s.pool, func(tx pgx.Tx) (err error) {
+				if _, err = tx.Exec(r.Context(), insert, r.Header.Get("X-User")); err != nil {
 					return err
 				}
-				result, err := s.store.AllowTx(r.Context(), tx, requests...)
-				if err != nil {
+				if result, err = s.store.AllowTx(r.Context(), tx, requests...); err != nil {
 					return err
 				}
-				m.SetFields(w.Header(), result)
 				return result.Err()
 			})
 		}
@@ -238,6 +237,7 @@ func (s *service) orderInTx(m *httplimit.Middleware) http.Handler {
 		case err != nil:
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 		default:
+			m.SetFields(w.Header(), result)
 			w.WriteHeader(http.StatusCreated)
 		}
 	})

@@ -162,18 +162,16 @@ type orders struct {
 }
 
 func (o orders) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	var result ratelimit.Result
 	requests, err := o.limit.Requests(r)
 	if err == nil {
-		err = pgx.BeginFunc(r.Context(), o.pool, func(tx pgx.Tx) error {
-			_, err := tx.Exec(r.Context(), "INSERT INTO orders VALUES ($1)", r.Header.Get("X-Api-Key"))
-			if err != nil {
+		err = pgx.BeginFunc(r.Context(), o.pool, func(tx pgx.Tx) (err error) {
+			if _, err = tx.Exec(r.Context(), "INSERT INTO orders VALUES ($1)", r.Header.Get("X-Api-Key")); err != nil {
 				return err
 			}
-			result, err := o.store.AllowTx(r.Context(), tx, requests...)
-			if err != nil {
+			if result, err = o.store.AllowTx(r.Context(), tx, requests...); err != nil {
 				return err
 			}
-			o.limit.SetFields(w.Header(), result)
 			return result.Err() // a refusal rolls the order back
 		})
 	}
@@ -182,6 +180,7 @@ func (o orders) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case err != nil:
 		http.Error(w, "the order could not be placed", http.StatusInternalServerError)
 	default:
+		o.limit.SetFields(w.Header(), result)
 		w.WriteHeader(http.StatusCreated)
 		fmt.Fprintln(w, "ordered")
 	}
