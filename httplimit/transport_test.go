@@ -11,6 +11,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -287,6 +288,43 @@ func TestTransportHoldsBack(t *testing.T) {
 	})
 }
 
+// The longest hold holds, and none holds for longer than MaxPause.
+func TestTransportHoldsForTheLongest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var asked atomic.Int64
+		transport := newTransport(t, httplimit.TransportConfig{MaxWait: 2 * time.Hour, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+			switch asked.Add(1) {
+			case 1:
+				time.Sleep(time.Second) // so that both are under way
+				return response(429, "Retry-After", "99999999999"), nil
+			case 2:
+				time.Sleep(2 * time.Second)
+				return response(429, "Retry-After", "2"), nil
+			}
+			return response(200), nil
+		})})
+		begun := time.Now()
+		var wg sync.WaitGroup
+		for range 2 {
+			wg.Go(func() {
+				resp, err := transport.RoundTrip(request(t, "POST", nil))
+				if err != nil || resp.StatusCode != 429 {
+					t.Errorf("got %v, %v, want 429", resp, err)
+				}
+			})
+		}
+		wg.Wait()
+		resp, err := transport.RoundTrip(request(t, "GET", nil))
+		if err != nil || resp.StatusCode != 200 || !within(time.Since(begun), time.Hour) {
+			t.Errorf("got %v, %v after %v, want 200 after an hour", resp, err, time.Since(begun))
+		}
+	})
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
 // A server that says that nothing is left is believed, unless that were to fail a request.
 func TestTransportHeedsExhaustion(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -370,6 +408,39 @@ func TestTransportsShareALimit(t *testing.T) {
 			if gap := s.asked[i] - s.asked[i-1]; gap < least-time.Millisecond {
 				t.Errorf("request %d came %v after the one before, want %v: %v", i+1, gap, least, s.asked)
 			}
+		}
+	})
+}
+
+// A request that waits for its own limit is held back too by what the server says
+// meanwhile to another one, of another limit.
+func TestTransportHoldsBackWhoWaitsForTokens(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newServer(func(_ int, r *http.Request) *http.Response {
+			if r.Method == http.MethodPost {
+				return response(429, "Retry-After", "10")
+			}
+			return response(200)
+		})
+		transport := newTransport(t, httplimit.TransportConfig{Base: s, Store: memstore.New(nil), Limit: func(r *http.Request) ratelimit.Request {
+			return ratelimit.TokenBucket{Name: r.Method, Rate: 1, Period: 3 * time.Second}.For("")
+		}})
+		send := func(method string) {
+			resp, err := transport.RoundTrip(request(t, method, nil))
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			resp.Body.Close()
+		}
+		send(http.MethodGet)
+		var wg sync.WaitGroup
+		wg.Go(func() { send(http.MethodGet) }) // has a token after 3 s
+		time.Sleep(time.Second)
+		send(http.MethodPost)
+		wg.Wait()
+		if want := []time.Duration{0, time.Second, 11 * time.Second}; !slices.EqualFunc(s.asked, want, within) {
+			t.Errorf("asked at %v, want %v", s.asked, want)
 		}
 	})
 }
