@@ -257,8 +257,10 @@ func (m *Middleware) decide(w http.ResponseWriter, r *http.Request) (result rate
 //		w.WriteHeader(http.StatusCreated)
 //	}
 //
-// Such a handler is not behind [Middleware.Handler], so Shadow, FailOpen, Timeout and
-// Counts are not for it.
+// When no policy applies there are no requests, and nothing to take: AllowTx is not to be
+// called then. Requests comes before the transaction begins, so that a Tier or Key that
+// reads the database does not ask for a second connection. Such a handler is not
+// behind [Middleware.Handler], so Shadow, FailOpen, Timeout and Counts are not for it.
 func (m *Middleware) Requests(r *http.Request) ([]ratelimit.Request, error) {
 	requests := make([]ratelimit.Request, 0, len(m.config.Policies))
 	for i := range m.config.Policies {
