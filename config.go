@@ -28,6 +28,7 @@ const (
 	MaxSpan       = 100 * 365 * 24 * time.Hour // longest period, longest time to fill an empty limit, and longest wait for a reservation
 	MaxShards     = 1024                       // most shards of a limit
 	MaxRequests   = 64                         // most limits in one call
+	MaxChecks     = 10_000                     // most rows that a CheckEach reads: one for each request, or as many as its limit has shards
 	MaxNameLength = 255                        // bytes in a limit's name
 	MaxKeyLength  = 2048                       // bytes in a key
 )

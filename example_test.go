@@ -488,3 +488,55 @@ func ExampleDefinition_UnmarshalJSON() {
 	// ratelimit: limit "api": period "1 minute": must be a duration such as "1m30s"
 	// ratelimit: limit "api": burst 5: is no field of a definition
 }
+
+// A batch of equal jobs is one reservation, and each of them has its instant.
+func ExampleResult_Instants() {
+	ctx := context.Background()
+	store := memstore.New(func() time.Time { return noon })
+	limit := ratelimit.TokenBucket{Name: "emails", Rate: 10, Period: time.Second, Capacity: 2}
+
+	const jobs = 5
+	res, err := store.Reserve(ctx, limit.ForN("", jobs))
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, at := range res.Instants(jobs) {
+		fmt.Println(at.Sub(res.At))
+	}
+	// Output:
+	// 0s
+	// 0s
+	// 100ms
+	// 200ms
+	// 300ms
+}
+
+// Jobs of different sizes share a reservation. Each has a receipt of its own, with which
+// it is settled.
+func ExampleResult_Split() {
+	ctx := context.Background()
+	store := memstore.New(func() time.Time { return noon })
+	limit := ratelimit.TokenBucket{Name: "llm_tokens", Rate: 1_000, Period: time.Second}
+
+	res, err := store.Reserve(ctx, limit.ForN("", 3_500))
+	if err != nil {
+		log.Fatal(err)
+	}
+	jobs, err := res.Split([]float64{500}, []float64{2_000}, []float64{1_000})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, job := range jobs {
+		fmt.Println(job.Taken, "after", job.RetryAfter)
+	}
+	settled, err := store.Settle(ctx, jobs[1].Receipt, 1_200)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(settled.Value)
+	// Output:
+	// 500 after 0s
+	// 2000 after 1.5s
+	// 1000 after 2.5s
+	// -1700
+}

@@ -62,6 +62,33 @@ type Status struct {
 	PausedUntil time.Time
 }
 
+// Share is how full the limit is: Value as a share of Capacity, 0 when empty and 1 when
+// full, below 0 in debt. Of a limit without capacity it is 0.
+func (s Status) Share() float64 {
+	if s.Capacity == 0 {
+		return 0
+	}
+	return s.Value / s.Capacity
+}
+
+// FullAt is the instant at which the limit is full again if nothing is taken, on the
+// same clock as At.
+func (s Status) FullAt() time.Time { return s.At.Add(s.ResetAfter) }
+
+// Page says of which of a limit's keys Rows tells: of all, as its zero value.
+type Page struct {
+	// Prefix is what the keys begin with.
+	Prefix string
+
+	// After is a key: those up to it, in the order of bytes, are passed over; "" is
+	// before all of them. With a Most of at least 2 it makes pages: the next one begins
+	// after the last key of this one.
+	After string
+
+	// Most is how many keys there are at most; 0 is no bound.
+	Most int
+}
+
 // Result is the answer to allow, reserve and check.
 //
 // A refusal is a result and not an error, so that it does not roll back a

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	. "github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/receipt"
 	"github.com/pgratelimit/ratelimit/memstore"
 )
 
@@ -206,5 +207,14 @@ func TestSplitErrors(t *testing.T) {
 	}
 	if got := allowed.Instants(2); len(got) != 2 || !got[0].Equal(allowed.RetryAt) || !got[1].Equal(allowed.RetryAt) {
 		t.Errorf("Instants(2) of a check: %v", got)
+	}
+}
+
+// What a receipt can have by its text is what calls can have.
+func TestReceiptBounds(t *testing.T) {
+	got := []float64{receipt.MaxLimits, receipt.MaxShards, receipt.MaxNameLength, receipt.MaxKeyLength, receipt.MaxTokens}
+	want := []float64{MaxRequests, MaxShards, MaxNameLength, MaxKeyLength, MaxTokens}
+	if !slices.Equal(got, want) {
+		t.Errorf("bounds %v, want %v", got, want)
 	}
 }

@@ -7,6 +7,9 @@ package memstore
 import (
 	"context"
 	"errors"
+	"iter"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -139,6 +142,59 @@ func (s *Store) check(ctx context.Context, reserve bool, requests []ratelimit.Re
 	return call.Checked(s.view(&call)), nil
 }
 
+// CheckEach is Check for many requests, each by itself and not all or nothing, in their
+// order; at most [ratelimit.MaxChecks] of them.
+func (s *Store) CheckEach(ctx context.Context, requests ...ratelimit.Request) ([]ratelimit.Status, error) {
+	if err := s.usable(ctx); err != nil {
+		return nil, err
+	}
+	call, err := s.noted(decide.NewChecks(requests...))
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return call.CheckedEach(s.view(&call)), nil
+}
+
+// Rows returns what there is of each of a limit's keys that has a row, in the order of the keys' bytes. Of a Status see Value, Share, PausedUntil and
+// FullAt; OK is false while there is debt or a pause.
+func (s *Store) Rows(ctx context.Context, limit ratelimit.Limit, page ratelimit.Page) iter.Seq2[ratelimit.Status, error] {
+	return func(yield func(ratelimit.Status, error) bool) {
+		if err := errors.Join(s.usable(ctx), decide.BadPage(limit, page)); err != nil {
+			yield(ratelimit.Status{}, err)
+			return
+		}
+		for _, status := range s.listed(limit, page) {
+			if !yield(status, nil) {
+				return
+			}
+		}
+	}
+}
+
+func (s *Store) listed(limit ratelimit.Limit, page ratelimit.Page) (statuses []ratelimit.Status) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var keys []string
+	for row := range s.rows {
+		if row.Name == ratelimit.NameOf(limit) && strings.HasPrefix(row.Key.Key, page.Prefix) && (page.After == "" || row.Key.Key > page.After) {
+			keys = append(keys, row.Key.Key)
+		}
+	}
+	slices.Sort(keys)
+	keys = slices.Compact(keys)
+	if page.Most > 0 {
+		keys = keys[:min(page.Most, len(keys))]
+	}
+	now := s.now()
+	for _, key := range keys {
+		a := decide.Ask{Request: limit.For(key), Definition: limit.Definition()}
+		statuses = append(statuses, decide.Shown(limit, key, s.of(&a, now), now))
+	}
+	return statuses
+}
+
 // call is a call whose limits the store has seen, on a store and in a context
 // that are good for it.
 func (s *Store) call(ctx context.Context, reserve bool, requests []ratelimit.Request) (decide.Call, error) {
@@ -241,6 +297,35 @@ func (s *Store) Pause(ctx context.Context, limit ratelimit.Limit, key string, la
 		})
 	})
 	return until, err
+}
+
+// PauseAll is Pause for the limits and keys of several requests, whose counts do not
+// matter: all of them, or on an error none. It returns the last of the instants at which
+// their pauses end.
+func (s *Store) PauseAll(ctx context.Context, lasts time.Duration, requests ...ratelimit.Request) (until time.Time, err error) {
+	questions := slices.Clone(requests)
+	for i := range questions {
+		questions[i].Count = 0
+	}
+	call, err := s.call(ctx, false, questions)
+	if err != nil {
+		return time.Time{}, err
+	}
+	if err := decide.BadPause(requests[0].Limit, lasts); err != nil {
+		return time.Time{}, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.now()
+	for i := range call.Asks {
+		end := s.change(&call.Asks[i], now, func(d ratelimit.Definition, state ratelimit.State) ratelimit.State {
+			return d.Pause(state, now, now.Add(lasts))
+		})
+		if end.After(until) {
+			until = end
+		}
+	}
+	return until, nil
 }
 
 // Resume ends a pause that is not over: the value stays, a token bucket refills

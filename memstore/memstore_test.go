@@ -545,6 +545,11 @@ func every(s *memstore.Store, r ratelimit.Request) map[string]func(context.Conte
 		"Resume":       func(ctx context.Context) error { return s.Resume(ctx, r.Limit, r.Key) },
 		"Credit":       func(ctx context.Context) error { _, err := s.Credit(ctx, r); return err },
 		"Pause":        func(ctx context.Context) error { _, err := s.Pause(ctx, r.Limit, r.Key, 9*d); return err },
+		"Take":         func(ctx context.Context) error { return s.Take(ctx, r) },
+		"AllowAtMost":  func(ctx context.Context) error { _, err := s.AllowAtMost(ctx, r); return err },
+		"AllowFirst":   func(ctx context.Context) error { _, err := s.AllowFirst(ctx, r, other.For("a")); return err },
+		"Wait":         func(ctx context.Context) error { _, err := s.Wait(ctx, r); return err },
+		"CheckEach":    func(ctx context.Context) error { _, err := s.CheckEach(ctx, bucket.For("a"), r); return err },
 	}
 }
 
@@ -837,7 +842,19 @@ func TestBadPause(t *testing.T) {
 
 // A nil Store, and one that New has not made, are told.
 func TestNoStore(t *testing.T) {
+	r := new(ratelimit.Receipt)
 	for _, s := range []*memstore.Store{nil, {}} {
+		if _, err := s.Settle(context.Background(), r, 1); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("Settle: %v, want ErrInvalid", err)
+		}
+		if _, err := s.PauseAll(context.Background(), d, bucket.For("a")); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("PauseAll: %v, want ErrInvalid", err)
+		}
+		for _, err := range s.Rows(context.Background(), bucket, ratelimit.Page{}) {
+			if !errors.Is(err, ratelimit.ErrInvalid) {
+				t.Errorf("Rows: %v, want ErrInvalid", err)
+			}
+		}
 		for name, verb := range every(s, bucket.For("a")) {
 			if err := verb(context.Background()); !errors.Is(err, ratelimit.ErrInvalid) {
 				t.Errorf("%s: %v, want ErrInvalid", name, err)

@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -160,6 +161,78 @@ func (s *Store) Pause(ctx context.Context, limit ratelimit.Limit, key string, la
 	})
 	if err != nil {
 		return time.Time{}, err
+	}
+	return until, nil
+}
+
+// PauseAllTx is [Store.PauseTx] for the limits and keys of several requests, whose counts
+// do not matter: all of them for the same duration, or on an error none. It returns the
+// last of the instants at which their pauses end.
+func (s *Store) PauseAllTx(ctx context.Context, tx pgx.Tx, lasts time.Duration, requests ...ratelimit.Request) (until time.Time, err error) {
+	if err := s.usableIn(tx); err != nil {
+		return time.Time{}, err
+	}
+	calls, err := s.pauses(lasts, requests)
+	if err != nil {
+		return time.Time{}, err
+	}
+	return s.pauseAll(ctx, tx, calls, lasts)
+}
+
+// PauseAll is [Store.PauseAllTx] on its own, in one transaction.
+func (s *Store) PauseAll(ctx context.Context, lasts time.Duration, requests ...ratelimit.Request) (until time.Time, err error) {
+	if err := s.usable(); err != nil {
+		return time.Time{}, err
+	}
+	calls, err := s.pauses(lasts, requests)
+	if err != nil {
+		return time.Time{}, err
+	}
+	var rows []decide.Row
+	for i := range calls {
+		rows = append(rows, calls[i].Asks[0].Rows()...)
+	}
+	err = s.ownTx(ctx, rows, func(ctx context.Context, tx pgx.Tx) error {
+		until, err = s.pauseAll(ctx, tx, calls, lasts)
+		return err
+	})
+	if err != nil {
+		return time.Time{}, err
+	}
+	for i := range calls {
+		s.hints.changed(calls[i].Asks[0].Of()) // again, now that others see it
+	}
+	return until, nil
+}
+
+// pauses are the calls for limits that are to be paused, in the order of locking.
+func (s *Store) pauses(lasts time.Duration, requests []ratelimit.Request) (calls []decide.Call, err error) {
+	questions := slices.Clone(requests)
+	for i := range questions {
+		questions[i].Count = 0
+	}
+	call, err := s.call(false, questions)
+	if err != nil {
+		return nil, err
+	}
+	for i := range call.Asks {
+		if err := decide.BadPause(call.Asks[i].Limit, lasts); err != nil {
+			return nil, err
+		}
+		calls = append(calls, decide.Call{Asks: call.Asks[i : i+1]})
+	}
+	return calls, nil
+}
+
+func (s *Store) pauseAll(ctx context.Context, tx pgx.Tx, calls []decide.Call, lasts time.Duration) (until time.Time, err error) {
+	for i := range calls {
+		end, err := s.pause(ctx, tx, &calls[i], lasts)
+		if err != nil {
+			return time.Time{}, err
+		}
+		if end.After(until) {
+			until = end
+		}
 	}
 	return until, nil
 }

@@ -451,3 +451,288 @@ func ExampleConfig() {
 	// 12:00:00 false 30m0s
 	// 12:30:00 true 0s
 }
+
+// Take is the shortest form, and the safe one: no error means that it was granted.
+func ExampleStore_TakeTx() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	for range 3 {
+		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, `INSERT INTO messages (sender, body) VALUES ('alice', 'hello')`); err != nil {
+				return err
+			}
+			return store.TakeTx(ctx, tx, SendMessage.For("alice")) // a refusal rolls the message back
+		})
+		var refused *ratelimit.RefusedError
+		switch {
+		case errors.As(err, &refused):
+			fmt.Println("try again in", refused.Result.RetryAfter.Round(time.Minute))
+		case err != nil:
+			log.Fatal(err)
+		default:
+			fmt.Println("sent")
+		}
+	}
+	// Output:
+	// sent
+	// sent
+	// try again in 30m0s
+}
+
+// On its own, for a program that needs no more than yes or an error.
+func ExampleStore_Take() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	fmt.Println(store.Take(ctx, SendMessage.ForN("alice", 2)))
+	err = store.Take(ctx, SendMessage.For("alice"))
+	fmt.Println(errors.Is(err, ratelimit.ErrRefused))
+	// Output:
+	// <nil>
+	// true
+}
+
+// What a call will cost is known only after it. The receipt of the estimate is stored with
+// the work; whoever finishes that, in whichever process, settles it in the same
+// transaction.
+func ExampleStore_SettleTx() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	if _, err := pool.Exec(ctx, `CREATE TABLE prompts (id int, receipt text, answered bool DEFAULT false)`); err != nil {
+		log.Fatal(err)
+	}
+
+	const estimate, used = 10_000, 6_400
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		res, err := store.ReserveTx(ctx, tx, Requests.For("acme"), Tokens.ForN("acme", estimate))
+		if err == nil {
+			err = res.Err()
+		}
+		if err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, `INSERT INTO prompts VALUES (1, $1)`, res.Receipt)
+		return err
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		var receipt ratelimit.Receipt
+		const finish = `UPDATE prompts SET answered = true WHERE id = 1 AND NOT answered RETURNING receipt`
+		if err := tx.QueryRow(ctx, finish).Scan(&receipt); err != nil {
+			return err // pgx.ErrNoRows: somebody else has finished it, and settled
+		}
+		res, err := store.SettleTx(ctx, tx, &receipt, 1, used) // in the order of the call
+		if err == nil {
+			fmt.Println(res.Each[1].Remaining)
+		}
+		return err
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// Output: 33600
+}
+
+// More than was reserved is taken, too, since it is spent.
+func ExampleStore_Settle() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	res, err := store.Allow(ctx, Tokens.ForN("acme", 30_000))
+	if err != nil {
+		log.Fatal(err)
+	}
+	settled, err := store.Settle(ctx, res.Receipt, 42_000)
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(settled.Remaining, settled.RetryAfter.Round(time.Minute))
+	// Output: 0 3m0s
+}
+
+// A scheduler asks how many of 100 messages it may send now.
+func ExampleStore_AllowAtMostTx() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	for range 2 {
+		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			res, err := store.AllowAtMostTx(ctx, tx, Requests.ForN("", 100))
+			if err != nil || !res.OK {
+				fmt.Println(res.OK, res.RetryAfter.Round(time.Minute))
+				return err
+			}
+			fmt.Println(res.OK, res.Taken) // fetch so many, in tx
+			return nil
+		})
+		if err != nil {
+			log.Fatal(err)
+		}
+	}
+	// Output:
+	// true 60
+	// false 1m0s
+}
+
+// Each customer has a guaranteed minimum, and borrows from what all share.
+func ExampleStore_AllowFirst() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	own := ratelimit.TokenBucket{Name: "reports_own", Rate: 1, Period: time.Hour}
+	shared := ratelimit.TokenBucket{Name: "reports_shared", Rate: 2, Period: time.Hour}
+	for _, customer := range []string{"acme", "acme", "acme", "acme", "globex"} {
+		res, err := store.AllowFirst(ctx, own.For(customer), shared.For(""))
+		if err != nil {
+			log.Fatal(err)
+		}
+		if res.OK {
+			fmt.Println(customer, "from", ratelimit.NameOf(res.Request.Limit))
+		} else {
+			fmt.Println(customer, "in", res.RetryAfter.Round(time.Minute))
+		}
+	}
+	// Output:
+	// acme from reports_own
+	// acme from reports_shared
+	// acme from reports_shared
+	// acme in 30m0s
+	// globex from reports_own
+}
+
+// A worker's loop calls a third party no faster than it may, and does not begin what it
+// has no time for.
+func ExampleStore_Wait() {
+	pool, done := exampleDatabase()
+	defer done()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	geocode := ratelimit.TokenBucket{Name: "geocode", Rate: 1, Period: time.Hour}
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	for range 2 {
+		_, err := store.Wait(ctx, geocode.For(""))
+		var tooLong *ratelimit.WaitError
+		switch {
+		case errors.As(err, &tooLong):
+			fmt.Println("not in time:", tooLong.Wait.Round(time.Minute), errors.Is(err, context.DeadlineExceeded))
+		case err != nil:
+			log.Fatal(err)
+		default:
+			fmt.Println("call")
+		}
+	}
+	// Output:
+	// call
+	// not in time: 1h0m0s true
+}
+
+// The provider has refused a call that counts for several limits.
+func ExampleStore_PauseAll() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	if _, err := store.PauseAll(ctx, 90*time.Minute, Requests.For("acme"), Tokens.For("acme")); err != nil {
+		log.Fatal(err)
+	}
+	res, err := store.Check(ctx, Tokens.ForN("acme", 0))
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(res.OK, res.PausedUntil.Sub(res.At).Round(time.Minute))
+	// Output: false 1h30m0s
+}
+
+// A dashboard shows the customers of a region, a page at a time.
+func ExampleStore_Rows() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	for customer, tokens := range map[string]float64{"eu/acme": 10_000, "eu/globex": 50_000, "us/initech": 1} {
+		if _, err := store.Reserve(ctx, Tokens.ForN(customer, tokens)); err != nil {
+			log.Fatal(err)
+		}
+	}
+	for status, err := range store.Rows(ctx, Tokens, ratelimit.Page{Prefix: "eu/", Most: 50}) {
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Printf("%s: %d left, %.0f %%, full in %v\n", status.Request.Key, status.Remaining,
+			100*status.Share(), status.FullAt().Sub(status.At).Round(time.Minute))
+	}
+	// Output:
+	// eu/acme: 30000 left, 75 %, full in 15m0s
+	// eu/globex: 0 left, -25 %, full in 1h15m0s
+}
+
+// Many keys are checked at once, each by itself.
+func ExampleStore_CheckEach() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	if err := store.Take(ctx, SendMessage.ForN("bob", 2)); err != nil {
+		log.Fatal(err)
+	}
+	statuses, err := store.CheckEach(ctx, SendMessage.For("alice"), SendMessage.For("bob"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, status := range statuses {
+		fmt.Println(status.Request.Key, status.OK)
+	}
+	// Output:
+	// alice true
+	// bob false
+}

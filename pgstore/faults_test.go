@@ -85,6 +85,40 @@ var ownVerbs = []ownVerb{
 	{"Resume", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
 		return false, s.Resume(ctx, r.Limit, r.Key)
 	}},
+	{"Take", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		err := s.Take(ctx, r)
+		return err == nil, err
+	}},
+	{"AllowAtMost", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		result, err := s.AllowAtMost(ctx, r)
+		return result.OK || result.Taken != 0 || result.Receipt != nil, err
+	}},
+	{"AllowFirst", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		result, err := s.AllowFirst(ctx, r, slow("another", 10).For(""))
+		return result.OK || result.Receipt != nil, err
+	}},
+	{"Wait", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		result, err := s.Wait(ctx, r)
+		return result.OK || result.Receipt != nil, err
+	}},
+	{"Settle", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		result, err := s.Settle(ctx, paid(r).Receipt, r.Count+1)
+		return result.OK, err
+	}},
+	{"PauseAll", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		until, err := s.PauseAll(ctx, time.Hour, r, slow("another", 10).For(""))
+		return !until.IsZero(), err
+	}},
+	{"CheckEach", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		statuses, err := s.CheckEach(ctx, r, r)
+		return statuses != nil, err
+	}},
+	{"Rows", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (told bool, err error) {
+		for _, err = range s.Rows(ctx, r.Limit, ratelimit.Page{Prefix: r.Key}) {
+			told = told || err == nil
+		}
+		return told, err
+	}},
 	{"Prune", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
 		n, err := s.Prune(ctx, r.Limit)
 		return n != 0, err
@@ -140,6 +174,26 @@ var verbsInTx = []struct {
 	}},
 	{"CancelTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
 		return s.CancelTx(ctx, tx, paid(r).Receipt)
+	}},
+	{"TakeTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
+		err := s.TakeTx(ctx, tx, r)
+		return err == nil, err
+	}},
+	{"AllowAtMostTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
+		result, err := s.AllowAtMostTx(ctx, tx, r)
+		return result.OK || result.Taken != 0 || result.Receipt != nil, err
+	}},
+	{"AllowFirstTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
+		result, err := s.AllowFirstTx(ctx, tx, r, slow("another", 10).For(""))
+		return result.OK || result.Receipt != nil, err
+	}},
+	{"SettleTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
+		result, err := s.SettleTx(ctx, tx, paid(r).Receipt, r.Count+1)
+		return result.OK, err
+	}},
+	{"PauseAllTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
+		until, err := s.PauseAllTx(ctx, tx, time.Hour, r, slow("another", 10).For(""))
+		return !until.IsZero(), err
 	}},
 	{"PauseTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
 		until, err := s.PauseTx(ctx, tx, r.Limit, r.Key, time.Hour)

@@ -3,6 +3,7 @@ package pgstore
 import (
 	"context"
 	"errors"
+	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -66,6 +67,37 @@ func (b *base) checkTx(ctx context.Context, tx pgx.Tx, reserve bool, requests []
 // its ticks may be its own, or a pause is over. The view is what refused the call.
 func (b *base) takeOne(ctx context.Context, q table.Querier, call *decide.Call) (_ ratelimit.Result, view decide.View, _ error) {
 	change := call.Asks[0].Change(0, 0, call.Asks[0].Count)
+	if tx, ok := q.(pgx.Tx); ok && call.AtMost() {
+		return b.takeAtMost(ctx, tx, call, change)
+	}
+	return b.takeChange(ctx, q, call, change)
+}
+
+// takeAtMost decides, for one row, a call that takes what there is: in one round trip,
+// granted or not, since the row is read as it is locked. That also tells how much was
+// taken.
+func (b *base) takeAtMost(ctx context.Context, tx pgx.Tx, call *decide.Call, change decide.Change) (_ ratelimit.Result, view decide.View, _ error) {
+	var batch pgx.Batch
+	var before, taken table.Taken
+	now := b.clock()
+	b.table.QueueGive(&batch, &change, 0, 0, now, &before)
+	b.table.QueueTakeAtMost(&batch, &change, now, &taken)
+	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
+		return ratelimit.Result{}, view, b.fault("take", err)
+	}
+	if taken.OK {
+		change.After = taken.After
+		change.Count = math.Round(change.Definition.Settle(before.After, taken.After.TS).Value - taken.After.Value)
+		return b.granted(call, []decide.Change{change}, taken.At, taken.Xid, tx.Conn()), view, nil
+	}
+	view = decide.View{States: [][]ratelimit.State{{before.After}}, At: before.At.UTC()}
+	if changes, ok := call.Plan(view); ok {
+		return b.takeChange(ctx, tx, call, changes[0])
+	}
+	return call.Refused(view), view, nil
+}
+
+func (b *base) takeChange(ctx context.Context, q table.Querier, call *decide.Call, change decide.Change) (_ ratelimit.Result, view decide.View, _ error) {
 	for range rounds {
 		taken, err := b.table.Take(ctx, q, call.Reserve, &change, b.clock())
 		if err != nil {

@@ -26,7 +26,8 @@
 // # The note
 //
 // What was reserved for a job is noted in its metadata, under [MetadataKey], by
-// name and key of the limits, with the attempt that it was reserved for. A job
+// name and key of the limits, with the attempt that it was reserved for, and with the
+// receipts. A job
 // that returns from a snooze finds its reservation there. An attempt that has
 // begun has used its reservation up, and the next one pays again: it calls the
 // third party again. A worker that is killed before it has recorded the note
@@ -37,12 +38,17 @@
 // River says nothing when a job is cancelled or deleted before it has run, so what
 // was reserved for it stays reserved: after 10 such jobs at one a minute the next
 // is due 10 minutes later than need be. Give the reservation back in the
-// transaction that cancels or deletes the job: with the store's CancelTx where
-// [Inserted] is still at hand, and from anywhere else with CreditTx, of what was
-// asked for when it was inserted. Jobs that were inserted after it keep their
+// transaction that cancels or deletes the job, with [CancelTx], which finds the
+// receipt in the job's metadata. Jobs that were inserted after it keep their
 // instants; later ones are due earlier, some in the same instant as those. See the
-// example of a job that is cancelled. Do not credit a job that has begun: it has
-// used its reservation.
+// example of a job that is cancelled. A job that has begun has used its reservation,
+// and CancelTx leaves it alone.
+//
+// # What it really cost
+//
+// A job that reserves an estimate, such as the most tokens that a language model may
+// use, settles it by what it really used, with [SettleTx] in the transaction that
+// completes the job.
 //
 // All functions and methods are safe for concurrent use.
 package riverlimit

@@ -41,19 +41,37 @@ func ExampleInserter_InsertTx() {
 // A job that is cancelled before it has run gives back what was reserved when it
 // was inserted.
 func ExampleInserter_cancelled() {
-	cancelOrder := func(ctx context.Context, pool *pgxpool.Pool, jobs riverlimit.Inserter, jobID int64, customer string) error {
+	cancelOrder := func(ctx context.Context, pool *pgxpool.Pool, jobs riverlimit.Inserter, jobID int64) error {
 		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 			job, err := jobs.Client.JobCancelTx(ctx, tx, jobID)
 			if err != nil {
 				return err
 			}
-			if job.State == rivertype.JobStateCancelled && job.Attempt == 0 { // it has never begun
-				_, err = jobs.Store.CreditTx(ctx, tx, Emails.For(customer))
-			}
+			_, err = riverlimit.CancelTx(ctx, tx, jobs.Store, job) // unless it has begun
 			return err
 		})
 	}
 	_ = cancelOrder
+}
+
+// What a job has really used replaces what was reserved for it, in the transaction that
+// stores its result and completes it.
+func ExampleSettleTx() {
+	llmTokens := ratelimit.TokenBucket{Name: "llm_tokens", Rate: 40_000, Period: time.Minute}
+
+	finish := func(ctx context.Context, pool *pgxpool.Pool, store *pgstore.Store, job *river.Job[callArgs], answer string, used float64) error {
+		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, "INSERT INTO answers (job, answer) VALUES ($1, $2)", job.ID, answer); err != nil {
+				return err
+			}
+			if err := riverlimit.SettleTx(ctx, tx, store, job.JobRow, llmTokens.ForN("acme", used)); err != nil {
+				return err
+			}
+			_, err := river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, job)
+			return err
+		})
+	}
+	_ = finish
 }
 
 // The geocoder bans callers that call more than 100 times in any minute.

@@ -3,6 +3,7 @@ package riverlimit
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"time"
 
@@ -39,8 +40,9 @@ type Inserted struct {
 	*rivertype.JobInsertResult
 
 	// Reservation is what was reserved. It was given back already if River
-	// skipped the job as a duplicate. The store's Cancel gives it back when the job
-	// is cancelled or deleted before it has run.
+	// skipped the job as a duplicate. The store's Cancel gives its receipt back when
+	// the job is cancelled or deleted before it has run; the receipt is in the job's
+	// metadata, too: see [SettleTx] and [CancelTx].
 	Reservation ratelimit.Result
 }
 
@@ -78,10 +80,11 @@ func (in Inserter) InsertTx(ctx context.Context, tx pgx.Tx, args river.JobArgs, 
 	return inserted[0], nil
 }
 
-// InsertManyTx is [Inserter.InsertTx] for many jobs, with a reservation for
-// each: all of them or, on an error, none. Of jobs with the same limits, those
-// that are given first are due first. Each reservation is a round trip; the jobs
-// are inserted in one.
+// InsertManyTx is [Inserter.InsertTx] for many jobs, each as if it had a reservation of
+// its own: all of them or, on an error, none. Of jobs with the same limits, those
+// that are given first are due first. Jobs that take from the same limits and keys share
+// one reservation, if each takes from one limit, or else if they are next to each other,
+// so 500 of them cost no more round trips than one does.
 //
 // The limits' rows are locked in one order, whatever the order of the jobs, so
 // two such calls never deadlock (40P01). Several calls in one transaction can, if
@@ -94,34 +97,110 @@ func (in Inserter) InsertManyTx(ctx context.Context, tx pgx.Tx, params []InsertM
 	if err != nil {
 		return nil, err
 	}
-	reservations := make([]ratelimit.Result, len(params))
-	jobs := make([]river.InsertManyParams, len(params))
-	for _, i := range order {
-		p := &params[i]
-		reservations[i], err = in.reserve(ctx, tx, p.Requests)
-		if err == nil {
-			jobs[i], err = in.job(p.Args, p.InsertOpts, p.Requests, reservations[i])
-		}
-		if err != nil {
-			in.giveBack(ctx, tx, reservations...)
-			return nil, err
-		}
-	}
-	results, err := in.Client.InsertManyTx(ctx, tx, jobs)
+	all := reservations{in: in, params: params, jobs: make([]ratelimit.Result, len(params))}
+	results, err := all.insert(ctx, tx, order)
 	if err != nil {
-		in.giveBack(ctx, tx, reservations...)
+		in.giveBack(ctx, tx, all.wholes...)
 		return nil, err
 	}
 	inserted := make([]*Inserted, len(results))
 	for i, r := range results {
-		inserted[i] = &Inserted{r, reservations[i]}
+		inserted[i] = &Inserted{r, all.jobs[i]}
 		if r.UniqueSkippedAsDuplicate {
-			if _, err := in.Store.CancelTx(ctx, tx, reservations[i].Receipt); err != nil {
+			if _, err := in.Store.CancelTx(ctx, tx, all.jobs[i].Receipt); err != nil {
 				return nil, err
 			}
 		}
 	}
 	return inserted, nil
+}
+
+// reservations are those for many jobs.
+type reservations struct {
+	in     Inserter
+	params []InsertManyParams
+	jobs   []ratelimit.Result // of each job
+	wholes []ratelimit.Result // of which those are parts
+}
+
+// insert reserves for the jobs in an order, and inserts them in their own.
+func (r *reservations) insert(ctx context.Context, tx pgx.Tx, order []int) ([]*rivertype.JobInsertResult, error) {
+	for rest := order; len(rest) > 0; {
+		n := r.alike(rest)
+		if err := r.together(ctx, tx, rest[:n]); err != nil {
+			return nil, err
+		}
+		rest = rest[n:]
+	}
+	jobs := make([]river.InsertManyParams, len(r.params))
+	for i, p := range r.params {
+		var err error
+		if jobs[i], err = r.in.job(p.Args, p.InsertOpts, p.Requests, r.jobs[i], r.jobs[i].Receipt); err != nil {
+			return nil, err
+		}
+	}
+	return r.in.Client.InsertManyTx(ctx, tx, jobs)
+}
+
+// alike is how many jobs, from the first on, take from its limits and keys.
+func (r *reservations) alike(order []int) int {
+	first, n := r.params[order[0]].Requests, 1
+	same := func(a, b ratelimit.Request) bool {
+		return a.Key == b.Key && a.Limit.Definition() == b.Limit.Definition()
+	}
+	for n < len(order) && slices.EqualFunc(first, r.params[order[n]].Requests, same) {
+		n++
+	}
+	return n
+}
+
+// together makes one reservation for jobs that are alike. What they want together can be
+// more than could ever be granted at once, though some of them could be: then each is
+// asked for by itself, so that the answer is that of the first for which it is too much.
+func (r *reservations) together(ctx context.Context, tx pgx.Tx, jobs []int) error {
+	sum, counts := r.sum(jobs)
+	whole, err := r.in.reserve(ctx, tx, sum)
+	if len(jobs) > 1 && (errors.Is(err, ratelimit.ErrExceedsCapacity) || errors.Is(err, ratelimit.ErrInvalid)) {
+		for i := range jobs {
+			if err := r.together(ctx, tx, jobs[i:i+1]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	if err != nil || len(sum) == 0 {
+		return err
+	}
+	r.wholes = append(r.wholes, whole)
+	parts, err := whole.Split(counts...)
+	for i := range parts {
+		r.jobs[jobs[i]] = parts[i]
+	}
+	return err
+}
+
+// sum is what jobs that are alike take together, and what each of them takes, both in the
+// order of a result's Each: requests for the same limit and key are one there.
+func (r *reservations) sum(jobs []int) (sum []ratelimit.Request, counts [][]float64) {
+	var place []int
+	for i, a := range r.params[jobs[0]].Requests {
+		k := slices.IndexFunc(sum, func(b ratelimit.Request) bool { return compareRows(a, b) == 0 })
+		if k < 0 {
+			k = len(sum)
+			sum = append(sum, r.params[jobs[0]].Requests[i])
+			sum[k].Count = 0
+		}
+		place = append(place, k)
+	}
+	counts = make([][]float64, len(jobs))
+	for i, job := range jobs {
+		counts[i] = make([]float64, len(sum))
+		for j, request := range r.params[job].Requests {
+			counts[i][place[j]] += request.Count
+			sum[place[j]].Count += request.Count
+		}
+	}
+	return sum, counts
 }
 
 // inOrder returns the order in which to reserve for jobs, by their places in
@@ -171,7 +250,8 @@ func compareRows(a, b ratelimit.Request) int {
 
 // InsertBatchTx is [Inserter.InsertTx] for many jobs with one reservation for
 // all of them: for jobs that are one unit of work, and due together. The
-// reservation is given back if River skips all of them as duplicates.
+// reservation is given back if River skips all of them as duplicates. No job has the
+// receipt, since it is of all: settle that of the Reservation.
 func (in Inserter) InsertBatchTx(ctx context.Context, tx pgx.Tx, params []river.InsertManyParams, requests ...ratelimit.Request) ([]*Inserted, error) {
 	if err := in.usable(); err != nil {
 		return nil, err
@@ -182,7 +262,7 @@ func (in Inserter) InsertBatchTx(ctx context.Context, tx pgx.Tx, params []river.
 	}
 	jobs := make([]river.InsertManyParams, len(params))
 	for i, p := range params {
-		if jobs[i], err = in.job(p.Args, p.InsertOpts, requests, reserved); err != nil {
+		if jobs[i], err = in.job(p.Args, p.InsertOpts, requests, reserved, nil); err != nil {
 			in.giveBack(ctx, tx, reserved)
 			return nil, err
 		}
@@ -244,8 +324,9 @@ func (in Inserter) giveBack(ctx context.Context, tx pgx.Tx, reservations ...rate
 	}
 }
 
-// job returns what River is to insert.
-func (in Inserter) job(args river.JobArgs, opts *river.InsertOpts, requests []ratelimit.Request, reserved ratelimit.Result) (river.InsertManyParams, error) {
+// job returns what River is to insert. The receipt, nil for none, is for the job's worker
+// to settle.
+func (in Inserter) job(args river.JobArgs, opts *river.InsertOpts, requests []ratelimit.Request, reserved ratelimit.Result, receipt *ratelimit.Receipt) (river.InsertManyParams, error) {
 	if reserved.At.IsZero() { // not limited
 		return river.InsertManyParams{Args: args, InsertOpts: opts}, nil
 	}
@@ -266,6 +347,6 @@ func (in Inserter) job(args river.JobArgs, opts *river.InsertOpts, requests []ra
 		scheduled.ScheduledAt = at
 	}
 	var err error
-	scheduled.Metadata, err = note{Attempt: 1}.with(requests, at).addTo(scheduled.Metadata)
+	scheduled.Metadata, err = note{Attempt: 1}.with(requests, at, receipt).addTo(scheduled.Metadata)
 	return river.InsertManyParams{Args: args, InsertOpts: &scheduled}, err
 }

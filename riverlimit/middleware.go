@@ -194,7 +194,9 @@ func (m *Middleware) hold(ctx context.Context, job *rivertype.JobRow, requests [
 		n, err = m.await(ctx, job, n, now, requests)
 	}
 	if err == nil && m.config.HardStart {
-		err = m.pass(ctx, requests)
+		var passed *ratelimit.Receipt
+		passed, err = m.pass(ctx, requests)
+		n = n.with(nil, n.At, passed)
 	}
 	return n, err
 }
@@ -221,7 +223,7 @@ func (m *Middleware) reserve(ctx context.Context, job *rivertype.JobRow, request
 			at = jitter(at, m.config.Jitter)
 		}
 		if result.OK {
-			return n.with(unpaid, at), now, nil
+			return n.with(unpaid, at, result.Receipt), now, nil
 		}
 		if time.Since(begun)+now.until(at) > m.config.MaxWait || !sleep(ctx, now.until(at)) {
 			return n, nil, now.snooze(at)
@@ -276,7 +278,7 @@ func (m *Middleware) again(ctx context.Context, n note, requests []ratelimit.Req
 	}
 	for _, status := range result.Each {
 		if status.PausedUntil.After(n.At) {
-			n = n.with(nil, jitter(status.PausedUntil, m.config.Jitter))
+			n = n.with(nil, jitter(status.PausedUntil, m.config.Jitter), nil)
 		}
 	}
 	return n, decided(result), nil
@@ -309,19 +311,17 @@ func (m *Middleware) putOff(ctx context.Context, job *rivertype.JobRow, err erro
 // start at the limit's rate. Jobs that have asked already may still start: with
 // HardStart, for up to 5 times StartSlack.
 //
-// An error leaves some or all of the limits without the pause.
+// It is one decision: an error leaves all of them without the pause.
 func (m *Middleware) Pause(ctx context.Context, pause time.Duration, requests ...ratelimit.Request) error {
+	var rows []ratelimit.Request
 	for _, r := range requests {
 		if err := r.Validate(); err != nil {
 			return err
 		}
-		for _, row := range m.Rows(r) {
-			if _, err := m.store.Pause(ctx, row.Limit, row.Key, pause); err != nil {
-				return err
-			}
-		}
+		rows = append(rows, m.Rows(r)...)
 	}
-	return nil
+	_, err := m.store.PauseAll(ctx, pause, rows...)
+	return err
 }
 
 // instant is an instant on the database's clock and on the worker's. The

@@ -25,6 +25,8 @@ type note struct {
 	At time.Time `json:"at"`
 	// Paid is what was reserved.
 	Paid []paid `json:"paid"`
+	// Receipts are those of what was reserved, of gates too.
+	Receipts []*ratelimit.Receipt `json:"receipts,omitempty"`
 	// Started is true when the attempt has begun. River takes back attempts of
 	// workers that snooze or are shut down as well, and those have called
 	// whatever the limit protects.
@@ -73,8 +75,12 @@ func (n note) unpaid(requests []ratelimit.Request) []ratelimit.Request {
 	return unpaid
 }
 
-// with returns n with a reservation that is due at an instant.
-func (n note) with(requests []ratelimit.Request, at time.Time) note {
+// with returns n with a reservation that is due at an instant, and its receipt, if there
+// is one.
+func (n note) with(requests []ratelimit.Request, at time.Time, receipt *ratelimit.Receipt) note {
+	if receipt != nil {
+		n.Receipts = append(slices.Clone(n.Receipts), receipt)
+	}
 	n.Paid = slices.Clone(n.Paid)
 	for _, r := range requests {
 		if p := paidFor(r); !slices.Contains(n.Paid, p) {

@@ -84,7 +84,7 @@ func (m *Middleware) gate(r ratelimit.Request) ratelimit.Request {
 	}.ForN(r.Key, r.Count)
 }
 
-// pass has the job pay at the gates and returns nil if it may start, which it
+// pass has the job pay at the gates and returns its receipt if it may start, which it
 // must do at once. Of the jobs in this process only one at a time asks at a
 // gate, the others queue: those that are late would otherwise all ask each time
 // one of them may start.
@@ -92,7 +92,7 @@ func (m *Middleware) gate(r ratelimit.Request) ratelimit.Request {
 // A grant that is not used is lost. It must not be given back: jobs that were
 // granted theirs after it have their instants, and another one, at once, would
 // be a start that the spacing between those does not allow for.
-func (m *Middleware) pass(ctx context.Context, requests []ratelimit.Request) error {
+func (m *Middleware) pass(ctx context.Context, requests []ratelimit.Request) (*ratelimit.Receipt, error) {
 	gates := m.gates(requests)
 	key := queueKey(gates)
 	ahead := m.passing.add(key, 1)
@@ -103,19 +103,19 @@ func (m *Middleware) pass(ctx context.Context, requests []ratelimit.Request) err
 		place, err := m.turns.Enter(waiting, key, 1, nil)
 		if err != nil {
 			if ctx.Err() != nil {
-				return ctx.Err()
+				return nil, ctx.Err()
 			}
 			// It is due already, so there is no better instant than its turn.
-			return river.JobSnooze(max(time.Duration(ahead)*spacing(gates)-m.config.MaxWait, m.config.MaxWait/2))
+			return nil, river.JobSnooze(max(time.Duration(ahead)*spacing(gates)-m.config.MaxWait, m.config.MaxWait/2))
 		}
 		asked, result, err := m.ask(ctx, gates)
 		m.turns.Leave(key, place)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		late, err := m.atItsInstant(ctx, asked, result)
 		if err != nil || late <= m.config.StartSlack {
-			return err
+			return result.Receipt, err
 		}
 		m.config.Logger.WarnContext(ctx, "riverlimit: too late to start; asking again",
 			slog.Duration("late", late), slog.Duration("start_slack", m.config.StartSlack))

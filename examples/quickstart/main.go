@@ -54,7 +54,7 @@ func run(ctx context.Context, out io.Writer) (err error) {
 			return err
 		}
 	}
-	fmt.Fprintln(out, "\nNext: README.md, from \"Define limits\" on, and go run ./examples/signup, login, scheduler, river.")
+	fmt.Fprintln(out, "\nNext: README.md, from \"Define limits\" on, and go run ./examples/signup, login, scheduler, llm, river.")
 	return nil
 }
 
@@ -139,7 +139,10 @@ func (s shop) failure(ctx context.Context) error {
 	var inside ratelimit.Result
 	errPayment := errors.New("the payment failed")
 	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) (err error) {
-		if inside, err = s.store.AllowTx(ctx, tx, PlaceOrder.ForN("bob", 40)); err != nil {
+		if err := s.store.TakeTx(ctx, tx, PlaceOrder.ForN("bob", 40)); err != nil {
+			return err // a refusal too
+		}
+		if inside, err = s.store.CheckTx(ctx, tx, PlaceOrder.ForN("bob", 0)); err != nil {
 			return err
 		}
 		if _, err = tx.Exec(ctx, "INSERT INTO orders VALUES ('bob', 40)"); err != nil {

@@ -11,8 +11,9 @@
 //     that: a middleware does it, and waits, without using up attempts.
 //   - HardStart has the jobs pass a gate when they start, because the provider
 //     counts calls as they arrive, and River starts jobs in bunches.
-//   - What a call did not use is credited in the transaction that stores its
-//     answer and completes the job: all three or none.
+//   - What a call has really used is settled in the transaction that stores its
+//     answer and completes the job: all three or none. The receipt of what was
+//     reserved travels with the job.
 //   - On a 429 all jobs of the organization pause, for as long as the provider
 //     asks, and the job runs again without losing an attempt.
 //
@@ -94,15 +95,12 @@ func (w *Worker) Work(ctx context.Context, job *river.Job[PromptArgs]) error {
 	if err != nil {
 		return err
 	}
-	unused := Tokens.ForN(organization, float64(job.Args.MaxTokens-used))
 	return pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `INSERT INTO answers VALUES ($1, $2, $3)`, job.ID, used, job.Args.MaxTokens-used); err != nil {
 			return err
 		}
-		for _, row := range w.middleware.Rows(unused) { // the limit, and its gate
-			if _, err := w.store.CreditTx(ctx, tx, row); err != nil {
-				return err
-			}
+		if err := riverlimit.SettleTx(ctx, tx, w.store, job.JobRow, Tokens.ForN(organization, float64(used))); err != nil {
+			return err
 		}
 		_, err := river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, job)
 		return err
@@ -223,7 +221,7 @@ func (d *demonstration) check(ctx context.Context) error {
 		return err
 	}
 	p := d.provider
-	fmt.Fprintf(d.out, "2. After %.1f s: %d calls, %d tokens used, %d tokens reserved and given back\n", seconds, len(p.calls), used, unused)
+	fmt.Fprintf(d.out, "2. After %.1f s: %d calls, %d tokens used, %d more reserved and given back\n", seconds, len(p.calls), used, unused)
 	most := Tokens.Capacity + Tokens.Rate*seconds
 	return errors.Join(
 		demo.Claim(d.out, completed == prompts, "%d of %d jobs completed", completed, prompts),

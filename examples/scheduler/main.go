@@ -3,14 +3,15 @@
 //
 //	go run ./examples/scheduler
 //
-// It sends e-mails for customers, each of whom may send 20 a second. All of it
-// is in four places:
+// It sends e-mails for customers, each of whom may send 20 a second, through a mail
+// server that takes 30 a second of all of them. All of it is in four places:
 //
 //   - schema, a jobs table;
 //   - enqueue, which reserves capacity and inserts the job in the caller's
 //     transaction: no job without capacity, no capacity without a job;
 //   - claim, with which any number of workers in any number of processes take
-//     jobs that are due, without waiting for each other (SKIP LOCKED);
+//     jobs that are due, without waiting for each other (SKIP LOCKED): as many of
+//     a batch as the mail server takes now;
 //   - finish and fail, which end an attempt.
 //
 // An attempt that failed, or whose worker died, has called the mail server and
@@ -26,6 +27,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -38,8 +41,11 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// Emails is the limit: 20 a second for each customer, up to 5 of them at once.
-var Emails = ratelimit.TokenBucket{Name: "emails", Rate: 20, Period: time.Second, Capacity: 5}
+// Emails is a limit for each customer, up to 5 at once; MailServer is for all together.
+var (
+	Emails     = ratelimit.TokenBucket{Name: "emails", Rate: 20, Period: time.Second, Capacity: 5}
+	MailServer = ratelimit.TokenBucket{Name: "mail_server", Rate: 30, Period: time.Second, Capacity: 6}
+)
 
 // schema is the jobs table. run_at is when the job may be claimed; paid is
 // whether capacity is reserved for that instant.
@@ -59,6 +65,7 @@ const schema = `
 const (
 	lease = 2 * time.Second      // after which a worker that was not heard of is dead
 	idle  = 5 * time.Millisecond // between looks for jobs that are due; LISTEN would do as well
+	batch = 4                    // jobs that a worker claims at most
 )
 
 // Job is a job that was claimed.
@@ -93,35 +100,67 @@ func (s Scheduler) enqueue(ctx context.Context, tx pgx.Tx, customer string) (rat
 	return reserved, err
 }
 
-// claim takes a job that is due, for as long as the lease, or returns nil.
-func (s Scheduler) claim(ctx context.Context) (claimed *Job, err error) {
+// claim takes some jobs that are due, for as long as the lease: of a batch, as many as the
+// mail server takes now. The others stay for later.
+func (s Scheduler) claim(ctx context.Context) (claimed []*Job, err error) {
 	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
-		var job Job
-		var paid bool
-		err := tx.QueryRow(ctx, `
-			SELECT id, customer, attempt, paid FROM jobs
-			WHERE done_at IS NULL AND run_at <= clock_timestamp()
-			ORDER BY run_at LIMIT 1 FOR UPDATE SKIP LOCKED`).Scan(&job.ID, &job.Customer, &job.Attempt, &paid)
-		if errors.Is(err, pgx.ErrNoRows) {
-			return nil
+		due, err := s.due(ctx, tx)
+		if err != nil || len(due) == 0 {
+			return err
 		}
+		may, err := s.store.AllowAtMostTx(ctx, tx, MailServer.ForN("", float64(len(due))))
 		if err != nil {
 			return err
 		}
-		if !paid {
-			return s.pay(ctx, tx, job)
+		claimed = due[:int(may.Taken)] // none when it is refused
+		for _, job := range claimed {
+			job.Attempt++
+			// Spent as of now: a worker that finds it after the lease must pay.
+			_, err := tx.Exec(ctx, `UPDATE jobs SET paid = false, attempt = $2, run_at = clock_timestamp() + $3 WHERE id = $1`,
+				job.ID, job.Attempt, lease)
+			if err != nil {
+				return err
+			}
 		}
-		job.Attempt++
-		claimed = &job
-		// Spent as of now: a worker that finds it after the lease must pay.
-		_, err = tx.Exec(ctx, `UPDATE jobs SET paid = false, attempt = $2, run_at = clock_timestamp() + $3 WHERE id = $1`,
-			job.ID, job.Attempt, lease)
-		return err
+		return nil
 	})
 	if err != nil {
 		return nil, err
 	}
 	return claimed, nil
+}
+
+// due returns a batch of jobs that are due and paid, locked until tx ends. Those that are
+// not paid, it pays for.
+func (s Scheduler) due(ctx context.Context, tx pgx.Tx) (due []*Job, err error) {
+	rows, err := tx.Query(ctx, `
+		SELECT id, customer, attempt, paid FROM jobs
+		WHERE done_at IS NULL AND run_at <= clock_timestamp()
+		ORDER BY run_at LIMIT $1 FOR UPDATE SKIP LOCKED`, batch)
+	if err != nil {
+		return nil, err
+	}
+	var job Job
+	var paid bool
+	var unpaid []Job
+	_, err = pgx.ForEachRow(rows, []any{&job.ID, &job.Customer, &job.Attempt, &paid}, func() error {
+		if found := job; paid {
+			due = append(due, &found)
+		} else {
+			unpaid = append(unpaid, found)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
+	}
+	slices.SortFunc(unpaid, func(a, b Job) int { return strings.Compare(a.Customer, b.Customer) }) // one order of locking
+	for _, job := range unpaid {
+		if err := s.pay(ctx, tx, job); err != nil {
+			return nil, err
+		}
+	}
+	return due, nil
 }
 
 // pay reserves for another attempt, which is claimed when that is due.
@@ -158,31 +197,34 @@ var errCrash = errors.New("the worker's process is gone")
 // work claims jobs and sends their e-mails until ctx is over.
 func (s Scheduler) work(ctx context.Context, send func(context.Context, *Job) error) error {
 	for ctx.Err() == nil {
-		job, err := s.claim(ctx)
+		jobs, err := s.claim(ctx)
 		if err != nil {
 			return err
 		}
-		if job == nil {
+		for _, job := range jobs {
+			if err := s.run(ctx, job, send); err != nil {
+				return err
+			}
+		}
+		if len(jobs) == 0 {
 			select {
 			case <-time.After(idle):
 			case <-ctx.Done():
 			}
-			continue
-		}
-		err = send(ctx, job)
-		switch {
-		case errors.Is(err, errCrash): // only here; a true one would not even return
-			return err
-		case err != nil:
-			err = s.fail(ctx, job, 100*time.Millisecond)
-		default:
-			err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { return s.finish(ctx, tx, job) })
-		}
-		if err != nil {
-			return err
 		}
 	}
 	return ctx.Err()
+}
+
+func (s Scheduler) run(ctx context.Context, job *Job, send func(context.Context, *Job) error) error {
+	err := send(ctx, job)
+	switch {
+	case errors.Is(err, errCrash): // only here; a true one would not even return
+		return err
+	case err != nil:
+		return s.fail(ctx, job, 100*time.Millisecond)
+	}
+	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { return s.finish(ctx, tx, job) })
 }
 
 // That was the scheduler. What follows uses it, and checks it.
@@ -332,24 +374,27 @@ func (m *mailServer) send(ctx context.Context, pool *pgxpool.Pool, job *Job) err
 }
 
 func (d demonstration) check(ctx context.Context) error {
-	var jobs, done, calls, again, over int
+	var jobs, done, calls, again, over, overAll int
 	err := d.pool.QueryRow(ctx, `
 		WITH counted AS (
 			-- The n-th call for a customer, t seconds after the first reservations were made.
 			SELECT c.attempt,
 				row_number() OVER (PARTITION BY j.customer ORDER BY c.at) AS n,
+				row_number() OVER (ORDER BY c.at) AS of_all,
 				extract(epoch FROM c.at - j.created_at)::float8 AS t
 			FROM calls c JOIN jobs j ON j.id = c.job
 		)
 		SELECT (SELECT count(*) FROM jobs), (SELECT count(*) FROM jobs WHERE done_at IS NOT NULL AND id IN (SELECT job FROM calls)),
 			count(*), count(*) FILTER (WHERE attempt > 1),
-			count(*) FILTER (WHERE n > $1::float8 + $2::float8 * t)
-		FROM counted`, Emails.Capacity, Emails.Rate).Scan(&jobs, &done, &calls, &again, &over)
+			count(*) FILTER (WHERE n > $1::float8 + $2::float8 * t),
+			count(*) FILTER (WHERE of_all > $3::float8 + $4::float8 * t)
+		FROM counted`, Emails.Capacity, Emails.Rate, MailServer.Capacity, MailServer.Rate).Scan(&jobs, &done, &calls, &again, &over, &overAll)
 	if err != nil {
 		return err
 	}
 	return errors.Join(
 		demo.Claim(d.out, jobs == done, "nothing is lost: %d jobs, %d done", jobs, done),
 		demo.Claim(d.out, again >= crashes, "%d calls, %d of them repeated attempts", calls, again),
-		demo.Claim(d.out, over == 0, "never over: %d calls beyond %g + %g a second", over, Emails.Capacity, Emails.Rate))
+		demo.Claim(d.out, over == 0, "never over: %d calls beyond %g + %g a second", over, Emails.Capacity, Emails.Rate),
+		demo.Claim(d.out, overAll == 0, "nor for the mail server: %d calls beyond %g + %g a second", overAll, MailServer.Capacity, MailServer.Rate))
 }

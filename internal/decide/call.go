@@ -67,6 +67,9 @@ func (c *Call) Sharded() bool {
 	return c.Asks[len(c.Asks)-1].Sharded()
 }
 
+// AtMost reports whether c takes what there is, up to what it asks.
+func (c *Call) AtMost() bool { return c.asked > 0 }
+
 // Head is the call for what c is to take if it can be had: all, or the first.
 func (c *Call) Head() *Call {
 	if !c.First || len(c.Asks) == 1 {
@@ -178,6 +181,29 @@ func NewFirst(requests ...ratelimit.Request) (Call, error) {
 	return call, nil
 }
 
+// NewChecks is a call of requests that are each checked by itself; several can be for the
+// same limit and key. Its errors are those of New.
+func NewChecks(requests ...ratelimit.Request) (Call, error) {
+	if err := badNumber(len(requests), ratelimit.MaxChecks); err != nil {
+		return Call{}, err
+	}
+	call, rows := Call{Asks: make([]Ask, len(requests))}, 0
+	for i, r := range requests {
+		if err := r.Validate(); err != nil {
+			return Call{}, err
+		}
+		call.Asks[i] = Ask{Request: r, Definition: r.Limit.Definition(), place: i}
+		if err := call.Asks[i].exceeds(false); err != nil {
+			return Call{}, err
+		}
+		rows += call.Asks[i].Definition.Shards
+	}
+	if err := badNumber(rows, ratelimit.MaxChecks); err != nil { // shards counted
+		return Call{}, err
+	}
+	return call, nil
+}
+
 func (c *Call) add(r ratelimit.Request) error {
 	if err := r.Validate(); err != nil {
 		return err
@@ -214,6 +240,19 @@ func (a *Ask) Rows() []Row {
 		rows[shard] = Row{a.Of(), shard}
 	}
 	return rows
+}
+
+// BadPage is the error of a limit or a page that cannot be.
+func BadPage(limit ratelimit.Limit, page ratelimit.Page) error {
+	for _, key := range []string{page.Prefix, page.After} {
+		if err := (ratelimit.Request{Limit: limit, Key: key}).Validate(); err != nil {
+			return err
+		}
+	}
+	if page.Most < 0 {
+		return &ratelimit.FieldError{Limit: ratelimit.NameOf(limit), Field: "Most", Value: page.Most, Reason: "must not be negative"}
+	}
+	return nil
 }
 
 // BadPause is the error of a pause that cannot be: for no time, or for longer than

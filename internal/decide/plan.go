@@ -74,7 +74,7 @@ func (c *Call) plan(changes []Change, i int, v View) ([]Change, bool) {
 // what there is, or if that is nothing, with the one token that it waits for.
 func (c *Call) ask(i int, v View) *Ask {
 	a := &c.Asks[i]
-	if c.asked == 0 {
+	if !c.AtMost() {
 		return a
 	}
 	some := *a
@@ -155,7 +155,7 @@ func (c *Call) Granted(changes []Change, known View) ratelimit.Result {
 
 // took is how many tokens changes took for a.
 func (c *Call) took(a *Ask, changes []Change) float64 {
-	if c.asked == 0 {
+	if !c.AtMost() {
 		return a.Count
 	}
 	sum := 0.0
@@ -203,6 +203,22 @@ func (c *Call) Checked(v View) ratelimit.Result {
 	return c.result(v.At, statuses)
 }
 
+// CheckedEach is what each of the call's asks would get if it were asked alone.
+func (c *Call) CheckedEach(v View) []ratelimit.Status {
+	statuses := make([]ratelimit.Status, len(c.Asks))
+	for i := range c.Asks {
+		statuses[i] = c.Asks[i].found(false, v.States[i], v.At)
+	}
+	return statuses
+}
+
+// Shown is the status of a limit's key whose shards are in states, for showing it: OK
+// unless there is debt or a pause, and then RetryAt is when that is over.
+func Shown(limit ratelimit.Limit, key string, states []ratelimit.State, now time.Time) ratelimit.Status {
+	a := Ask{Request: limit.ForN(key, 0), Definition: limit.Definition()}
+	return a.found(false, states, now)
+}
+
 // Refused is Checked for a call that was refused. When others were faster each
 // time, there may be enough by what was seen last; then it is worth asking again
 // at once.
@@ -230,7 +246,7 @@ func Credited(r ratelimit.Request, states []ratelimit.State, now time.Time) rate
 // result puts the statuses of c's asks, in the order of Asks, together. It may
 // keep statuses.
 func (c *Call) result(now time.Time, statuses []ratelimit.Status) ratelimit.Result {
-	if c.asked > 0 {
+	if c.AtMost() {
 		statuses[0].Request.Count = c.asked
 	}
 	if len(statuses) == 1 {

@@ -50,6 +50,12 @@ WHERE name = $1::text AND key = $2::text AND shard = $3::int4 AND ts = $5::times
 )
 SELECT name FROM n WHERE name IS NOT NULL`
 
+	// pageSQL lists rows of a name from a place on, in the order of the index.
+	pageSQL = `SELECT value, ts, paused, key, shard, coalesce($5::timestamptz, clock_timestamp()) FROM {table}
+WHERE name = $1::text AND (key, shard) > ($2::text, $3::int4)
+ORDER BY key, shard
+LIMIT $4::int8`
+
 	forgetSQL = `DELETE FROM {table} WHERE name = $1::text`
 
 	// readySQL reads every column that a statement of this package names.
@@ -77,6 +83,28 @@ func (t *Table) ListFull(ctx context.Context, q Querier, d *ratelimit.Definition
 		return nil
 	})
 	return listed, err
+}
+
+// Page reads rows of a row's name after it, most of them at most, in order.
+func (t *Table) Page(ctx context.Context, q Querier, after decide.Row, most int, now *time.Time) (*Rows, error) {
+	rows, err := q.Query(ctx, t.page, after.Name, after.Key.Key, int32(after.Shard), int64(most), now)
+	if err != nil {
+		return nil, err
+	}
+	var (
+		page  Rows
+		s     state
+		key   string
+		shard int
+	)
+	_, err = pgx.ForEachRow(rows, append(s.fields(), &key, &shard, &page.At), func() error {
+		read, _ := s.get()
+		page.Rows = append(page.Rows, decide.Row{Key: decide.Key{Name: after.Name, Key: key}, Shard: shard})
+		page.States = append(page.States, read)
+		return nil
+	})
+	page.At = page.At.UTC()
+	return &page, err
 }
 
 // DeleteSame deletes those rows of one name that are still as they were listed, but

@@ -43,6 +43,7 @@ func TestKeptPlans(t *testing.T) {
 		{"window_many", sql.grantWindows, "('{a}', '{k}', '{0}', '{1}', '{1}', '{1}', '{1}', '{1}', NULL, '{1}', '{f}')", "Index Scan"},
 		{"states", sql.states, "('a', 'k', NULL)", "Scan"},
 		{"names", sql.names, "", "Index Only Scan"},
+		{"page", sql.page, "('a', 'k', 0, 1000, NULL)", "Index Scan"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			exec(t, "PREPARE "+test.name+" AS "+test.sql)

@@ -71,6 +71,7 @@ func TestPortableSQLHasSomethingToJudge(t *testing.T) {
 	}
 	for name, want := range map[string]int{
 		"bucket.allow.bare": 6, "bucket.allow.full": 6, "bucket.reserve.full": 6, "window.allow.full": 6, "window.reserve.full": 6,
+		"bucket.atMost": 6, "window.atMost": 6,
 		"bucket.give": 4, "window.give": 4, "put": 3, "reset": 1, "states": 0,
 	} {
 		if got := expressions(portableStatements()[name]); len(got) != want {

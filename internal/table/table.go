@@ -40,13 +40,13 @@ type Table struct {
 	grantMany, grantWindows            string
 	read, lock, await, fill, write     string
 	listFull, deleteListed, deleteSame string
-	names, forget, ready, wrote        string
+	names, page, forget, ready, wrote  string
 }
 
 // texts are the statements that differ between the kinds of limits.
 type texts struct {
 	allow, reserve     forms
-	give               string
+	give, atMost       string
 	grant, grantInTurn string
 }
 
@@ -72,21 +72,21 @@ func New(schema string, portable bool) *Table {
 		grantWindows: in(windowTicks.fill(grantManySQL)),
 		read:         in(readSQL), lock: in(lockSQL), await: in(awaitSQL), fill: in(fillSQL), write: in(writeSQL),
 		listFull: in(listFullSQL), deleteListed: in(deleteListedSQL), deleteSame: in(deleteSameSQL),
-		names: in(namesSQL), forget: in(forgetSQL), ready: in(readySQL), wrote: in(wroteSQL),
+		names: in(namesSQL), page: in(pageSQL), forget: in(forgetSQL), ready: in(readySQL), wrote: in(wroteSQL),
 	}
 }
 
 func newTexts(in func(string) string, t ticks, portable bool) texts {
-	bare := func(allowed string) string { return in(t.fill(strings.ReplaceAll(takeSQL, "{allowed}", allowed))) }
-	full := func(allowed string) string {
+	bare := func(take, allowed string) string { return in(t.fill(strings.ReplaceAll(take, "{allowed}", allowed))) }
+	full := func(take, allowed string) string {
 		if portable {
-			return "WITH taken AS (" + bare(allowed) + ")\n" + t.fill(`SELECT value, ts, paused, {at}, pg_current_xact_id()::text FROM taken`)
+			return "WITH taken AS (" + bare(take, allowed) + ")\n" + t.fill(`SELECT value, ts, paused, {at}, pg_current_xact_id()::text FROM taken`)
 		}
-		return bare(allowed) + t.fill(`, {at}, xmin::text`)
+		return bare(take, allowed) + t.fill(`, {at}, xmin::text`)
 	}
-	allow := forms{full: full(notPausedSQL)}
+	allow := forms{full: full(takeSQL, notPausedSQL)}
 	if portable && t == bucketTicks {
-		allow.bare = bare(notPausedSQL)
+		allow.bare = bare(takeSQL, notPausedSQL)
 	}
 	grant := func(sql string) string { return in(grantParameters.Replace(t.fill(sql))) }
 	give := t.fill(giveSQL) + ", " + nowSQL + ", xmax = 0"
@@ -94,8 +94,8 @@ func newTexts(in func(string) string, t ticks, portable bool) texts {
 		give = "WITH given AS (" + t.fill(giveSQL) + ")\nSELECT value, ts, paused, " + nowSQL + ", false FROM given"
 	}
 	return texts{
-		allow: allow, reserve: forms{full: full("")},
-		give: in(give), grant: grant(grantSQL), grantInTurn: grant(grantInTurnSQL),
+		allow: allow, reserve: forms{full: full(takeSQL, "")},
+		give: in(give), atMost: full(atMostSQL, notPausedSQL), grant: grant(grantSQL), grantInTurn: grant(grantInTurnSQL),
 	}
 }
 

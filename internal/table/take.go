@@ -65,6 +65,16 @@ SET value = ` + settled + ` - $4::float8, ts = greatest(l.ts, excluded.ts)
 WHERE ` + settled + ` - $4::float8
 		>= {floor} - greatest(abs(l.value), $4::float8, $5::float8) * ` + exact.SQL + `{ticks agree}{allowed}
 RETURNING value, ts, paused`
+
+	// atMostSQL takes as many whole tokens as there are, up to the count. What it
+	// leaves does not tell how many; what was in the row does.
+	atMostSQL = `INSERT INTO {table} AS l (name, key, shard, value, ts)
+VALUES ($1::text, $2::text, $3::int4, $5::float8 - $4::float8, {tick})
+ON CONFLICT (name, key, shard) DO UPDATE
+SET value = ` + settled + ` - least($4::float8, floor(` + settled + ` + greatest(abs(l.value), 1, $5::float8) * ` + exact.SQL + `)),
+	ts = greatest(l.ts, excluded.ts)
+WHERE ` + settled + ` - 1 >= {floor} - greatest(abs(l.value), 1, $5::float8) * ` + exact.SQL + `{ticks agree}{allowed}
+RETURNING value, ts, paused`
 )
 
 // Taken is what became of a take.
@@ -95,6 +105,15 @@ func (t *Table) Take(ctx context.Context, q Querier, reserve bool, c *decide.Cha
 // QueueTake puts a take into a batch.
 func (t *Table) QueueTake(batch *pgx.Batch, reserve bool, c *decide.Change, now *time.Time, taken *Taken) {
 	batch.Queue(t.takes(reserve, c).full, takeArguments(reserve, c, now)...).QueryRow(func(row pgx.Row) error {
+		return taken.scan(row, &taken.At, &taken.Xid)
+	})
+}
+
+// QueueTakeAtMost puts into a batch a take of as many whole tokens as there are, up to
+// the count of the change, in a transaction that has read the row as it is and keeps it
+// locked.
+func (t *Table) QueueTakeAtMost(batch *pgx.Batch, c *decide.Change, now *time.Time, taken *Taken) {
+	batch.Queue(t.of(&c.Definition).atMost, takeArguments(false, c, now)...).QueryRow(func(row pgx.Row) error {
 		return taken.scan(row, &taken.At, &taken.Xid)
 	})
 }

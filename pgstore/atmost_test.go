@@ -1,0 +1,380 @@
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// All that there is, some of it, or nothing: each is one round trip in a transaction.
+func TestAtMostRoundTrips(t *testing.T) {
+	c := newCounted(t)
+	for _, portable := range []bool{false, true} {
+		store := newStore(t, c.DB, isPortable(portable))
+		for _, l := range []ratelimit.Limit{slow(fmt.Sprint("bucket", portable), 10), slowWindow(fmt.Sprint("window", portable), 10)} {
+			for step, want := range []float64{7, 3, 0, 0} { // the first one prepares
+				tx := begin(t, c.DB, pgx.Serializable)
+				c.reset()
+				result, err := store.AllowAtMostTx(t.Context(), tx, l.ForN("k", 7))
+				if err != nil || result.OK != (want > 0) || result.Taken != want {
+					t.Errorf("%v, step %d: %v, %v, want %v taken", l, step, result, err, want)
+				}
+				if got := c.sent().trips; step > 0 && got != 1 {
+					t.Errorf("%v, step %d: %d round trips, want 1", l, step, got)
+				}
+				end(t, tx.Commit)
+			}
+		}
+	}
+}
+
+// It leaves no predicate lock, so that transactions on different keys do not fail each
+// other under SERIALIZABLE.
+func TestAtMostLeavesNoPredicateLock(t *testing.T) {
+	db := pgtest.New(t)
+	store := newStore(t, db)
+	l := slow("at most locks", 10)
+	for _, want := range []float64{7, 3} {
+		tx := begin(t, db, pgx.Serializable)
+		result, err := store.AllowAtMostTx(t.Context(), tx, l.ForN("k", 7))
+		if mustTake(t, result, err); result.Taken != want {
+			t.Errorf("%v, want %v taken", result, want)
+		}
+		if locks := predicateLocks(t, db, tx); len(locks) > 0 {
+			t.Errorf("predicate locks %q, want none", locks)
+		}
+		end(t, tx.Commit)
+	}
+}
+
+// Many that take what there is, in every way, take no more and no less, and each is told
+// how much.
+func TestAtMostNeverOver(t *testing.T) {
+	db := pgtest.New(t, maxConns(8))
+	for _, portable := range []bool{false, true} {
+		for _, shards := range []int{1, 4} {
+			t.Run(fmt.Sprintf("portable %v, %d shards", portable, shards), func(t *testing.T) {
+				store := newStore(t, db, isPortable(portable))
+				l := shardedSlow(t.Name(), 500, shards)
+				var sum atomic.Int64
+				var group sync.WaitGroup
+				for i := range 16 {
+					group.Go(func() {
+						for refused := false; !refused; {
+							var result ratelimit.Result
+							var err error
+							if i%2 == 0 {
+								result, err = store.AllowAtMost(t.Context(), l.ForN("k", float64(1+i)))
+							} else {
+								err = pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+									result, err = store.AllowAtMostTx(t.Context(), tx, l.ForN("k", float64(1+i)))
+									return err
+								})
+							}
+							if err != nil {
+								t.Error(err)
+								return
+							}
+							if sum.Add(int64(result.Taken)); result.OK != (result.Taken >= 1) || result.Taken > float64(1+i) {
+								t.Errorf("%v with %v taken", result, result.Taken)
+							}
+							refused = !result.OK
+						}
+					})
+				}
+				group.Wait()
+				if got := sum.Load(); got != 500 {
+					t.Errorf("%d taken, want 500", got)
+				}
+			})
+		}
+	}
+}
+
+func TestAtMostInvalid(t *testing.T) {
+	store := newStore(t, pgtest.New(t))
+	l := slow("at most", 10)
+	empty := ratelimit.TokenBucket{Name: "empty", Rate: 1, Period: time.Second, Capacity: 0.5}
+	for _, test := range []struct {
+		request ratelimit.Request
+		want    error
+	}{
+		{l.ForN("k", 0), ratelimit.ErrInvalid},
+		{l.ForN("k", 0.9), ratelimit.ErrInvalid},
+		{l.ForN("k", -1), ratelimit.ErrInvalid},
+		{ratelimit.Request{}, ratelimit.ErrInvalid},
+		{empty.ForN("k", 1), ratelimit.ErrExceedsCapacity},
+	} {
+		if result, err := store.AllowAtMost(t.Context(), test.request); !errors.Is(err, test.want) || result.OK {
+			t.Errorf("%v: %v, %v, want %v", test.request, result, err, test.want)
+		}
+	}
+	if _, err := store.AllowAtMostTx(t.Context(), nil, l.For("k")); !errors.Is(err, ratelimit.ErrInvalid) {
+		t.Errorf("no transaction: %v", err)
+	}
+}
+
+// Each customer has a bucket of his own, and borrows from the one that all share.
+func TestFirst(t *testing.T) {
+	db := pgtest.New(t)
+	for _, shards := range []int{1, 4} {
+		for _, portable := range []bool{false, true} {
+			for _, inTx := range []bool{false, true} {
+				name := fmt.Sprintf("%d shards, portable %v, in tx %v", shards, portable, inTx)
+				t.Run(name, func(t *testing.T) {
+					store := newStore(t, db, isPortable(portable))
+					first := store.AllowFirst
+					if inTx {
+						first = func(ctx context.Context, requests ...ratelimit.Request) (result ratelimit.Result, err error) {
+							err = pgx.BeginTxFunc(ctx, db.Pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
+								result, err = store.AllowFirstTx(ctx, tx, requests...)
+								return err
+							})
+							return result, err
+						}
+					}
+					own, shared := slow("own "+name, 5), shardedSlow("all "+name, 8, shards)
+					var from []string
+					for range 6 {
+						for _, who := range []string{"alice", "bob"} {
+							result, err := first(t.Context(), own.ForN(who, 2), shared.ForN("", 2))
+							if err != nil {
+								t.Fatal(err)
+							}
+							if !result.OK {
+								from = append(from, "-")
+								if len(result.Each) != 2 || result.Receipt != nil || result.RetryAfter != min(result.Each[0].RetryAfter, result.Each[1].RetryAfter) {
+									t.Errorf("%v, %v, want both, and the shorter wait", result, result.Each)
+								}
+								continue
+							}
+							from = append(from, ratelimit.NameOf(result.Request.Limit)[:3])
+							if len(result.Each) != 1 || result.Taken != 2 {
+								t.Errorf("%v with %d limits, want the one that granted", result, len(result.Each))
+							}
+						}
+					}
+					if want := []string{"own", "own", "own", "own", "all", "all", "all", "all", "-", "-", "-", "-"}; !slices.Equal(from, want) {
+						t.Errorf("taken from %q, want %q", from, want)
+					}
+					// What was borrowed goes back to where it came from.
+					mustReset(t, store, own, "alice")
+					taken, err := first(t.Context(), own.ForN("alice", 5), shared.ForN("", 2))
+					mustTake(t, taken, err)
+					settled, err := store.Settle(t.Context(), stored(t, taken.Receipt), 1)
+					mustTake(t, settled, err)
+					wantLeft(t, store, own.ForN("alice", 0), 4)
+				})
+			}
+		}
+	}
+}
+
+func mustReset(t *testing.T, store *pgstore.Store, l ratelimit.Limit, key string) {
+	t.Helper()
+	if err := store.Reset(t.Context(), l, key); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A grant by the first limit is one round trip, and touches no row of the others.
+func TestFirstRoundTrips(t *testing.T) {
+	c := newCounted(t)
+	store := newStore(t, c.DB)
+	own, shared := slow("own", 100), slow("all", 100)
+	for _, what := range []string{"prepares", "later"} {
+		tx := begin(t, c.DB, pgx.ReadCommitted)
+		c.reset()
+		result, err := store.AllowFirstTx(t.Context(), tx, own.For("alice"), shared.For(""))
+		mustTake(t, result, err)
+		if got := c.sent().trips; what == "later" && got != 1 {
+			t.Errorf("%d round trips, want 1", got)
+		}
+		end(t, tx.Commit)
+	}
+	if rows := statesOf(t, c.DB); len(rows) != 1 {
+		t.Errorf("rows %q, want alice's", rows)
+	}
+}
+
+// Whatever the order in which they name them, two calls do not deadlock on limits that are
+// all short of what is asked.
+func TestFirstDoesNotDeadlock(t *testing.T) {
+	db := pgtest.New(t, maxConns(12))
+	store := newStore(t, db)
+	a, b := slow("first a", 10), slow("first b", 10)
+	mustAllow(t, store, a.ForN("k", 10), b.ForN("k", 10))
+	orders := [][]ratelimit.Request{{a.For("k"), b.For("k")}, {b.For("k"), a.For("k")}}
+	var group sync.WaitGroup
+	for i := range 10 {
+		group.Go(func() {
+			for range 30 {
+				err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+					result, err := store.AllowFirstTx(t.Context(), tx, orders[i%2]...)
+					if err == nil && result.OK {
+						err = errors.New("granted what is not there")
+					}
+					return err
+				})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	group.Wait()
+}
+
+// A transaction that has the own bucket's row is waited for: it may give back what it has
+// taken, so nothing is borrowed meanwhile. One that has the shared row is not.
+func TestFirstWaitsForTheFirst(t *testing.T) {
+	db := pgtest.New(t)
+	store := newStore(t, db)
+	own, shared := slow("wait own", 5), slow("wait shared", 5)
+	mustAllow(t, store, own.For("k"), shared.For(""))
+	tx := begin(t, db, pgx.ReadCommitted)
+	takeIn(t, store, tx, shared.For(""))
+	result, err := store.AllowFirst(within(t, 5*time.Second), own.For("k"), shared.For(""))
+	mustTake(t, result, err)
+	end(t, tx.Rollback)
+
+	tx = begin(t, db, pgx.ReadCommitted)
+	takeIn(t, store, tx, own.ForN("k", 3))
+	done := make(chan ratelimit.Result, 1)
+	go func() {
+		result, err := store.AllowFirst(within(t, 10*time.Second), own.ForN("k", 2), shared.ForN("", 2))
+		if err != nil {
+			t.Error(err)
+		}
+		done <- result
+	}()
+	eventually(t, "it waits for the row", func() bool { return blocks(t, db, tx) })
+	end(t, tx.Rollback)
+	if result := <-done; ratelimit.NameOf(result.Request.Limit) != "wait own" {
+		t.Errorf("%v, want it from the own bucket", result)
+	}
+}
+
+func TestFirstInvalid(t *testing.T) {
+	store := newStore(t, pgtest.New(t))
+	small, large := slow("small", 2), slow("large", 10)
+	for _, test := range []struct {
+		requests []ratelimit.Request
+		want     error
+	}{
+		{nil, ratelimit.ErrInvalid},
+		{[]ratelimit.Request{small.For("k"), small.ForN("k", 2)}, ratelimit.ErrInvalid},
+		{[]ratelimit.Request{small.For("k"), large.ForN("k", -1)}, ratelimit.ErrInvalid},
+		{[]ratelimit.Request{small.ForN("k", 3), large.ForN("k", 11)}, ratelimit.ErrExceedsCapacity},
+	} {
+		if result, err := store.AllowFirst(t.Context(), test.requests...); !errors.Is(err, test.want) || result.OK {
+			t.Errorf("%v: %v, %v, want %v", test.requests, result, err, test.want)
+		}
+	}
+	result, err := store.AllowFirst(t.Context(), small.ForN("k", 3), large.ForN("k", 3)) // small is passed over
+	if mustTake(t, result, err); ratelimit.NameOf(result.Request.Limit) != "large" {
+		t.Errorf("%v, want it from large", result)
+	}
+}
+
+// The shortest form is an error unless it is granted.
+func TestTake(t *testing.T) {
+	db := pgtest.New(t)
+	store := newStore(t, db)
+	l := slow("take", 2)
+	if err := store.Take(t.Context(), l.For("k")); err != nil {
+		t.Error(err)
+	}
+	err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		if err := store.TakeTx(t.Context(), tx, l.For("k")); err != nil {
+			t.Error(err)
+		}
+		return store.TakeTx(t.Context(), tx, l.For("k"))
+	})
+	var refused *ratelimit.RefusedError
+	if !errors.Is(err, ratelimit.ErrRefused) || !errors.As(err, &refused) || refused.Result.RetryAfter <= 0 {
+		t.Errorf("error %v, want a refusal", err)
+	}
+	wantLeft(t, store, l.ForN("k", 0), 1) // rolled back by the error
+	if err := store.Take(t.Context(), l.ForN("k", 2)); !errors.Is(err, ratelimit.ErrRefused) {
+		t.Errorf("error %v, want a refusal", err)
+	}
+	if err := store.Take(t.Context(), l.ForN("k", -1)); !errors.Is(err, ratelimit.ErrInvalid) {
+		t.Errorf("error %v, want ErrInvalid", err)
+	}
+}
+
+// By the database's clock a wait is never over too early.
+func TestWait(t *testing.T) {
+	db := pgtest.New(t)
+	store := newStore(t, db)
+	l := ratelimit.TokenBucket{Name: "wait", Rate: 50, Period: time.Second, Capacity: 1}
+	for range 5 {
+		result, err := store.Wait(t.Context(), l.For("k"))
+		mustTake(t, result, err)
+		var now time.Time
+		if err := db.Pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&now); err != nil {
+			t.Fatal(err)
+		}
+		if now.Before(result.RetryAt) {
+			t.Errorf("returned %v early", result.RetryAt.Sub(now))
+		}
+	}
+	still := slow("still", 5)
+	mustAllow(t, store, still.ForN("k", 5))
+	_, err := store.Wait(within(t, time.Minute), still.ForN("k", 2))
+	var failed *ratelimit.WaitError
+	if !errors.As(err, &failed) || !errors.Is(err, context.DeadlineExceeded) || failed.Wait < 365*24*time.Hour {
+		t.Errorf("error %v, want a *WaitError with a wait of years", err)
+	}
+	wantLeft(t, store, still.ForN("k", 0), 0)
+}
+
+// All are paused or none.
+func TestPauseAll(t *testing.T) {
+	db := pgtest.New(t)
+	for _, portable := range []bool{false, true} {
+		store := newStore(t, db, isPortable(portable))
+		a, b := slow(fmt.Sprint("pause b", portable), 5), shardedSlow(fmt.Sprint("pause a", portable), 8, 2)
+		if _, err := store.PauseAll(t.Context(), time.Hour, a.For("k"), ratelimit.TokenBucket{Name: "bad"}.For("k")); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("a bad limit: %v", err)
+		}
+		if _, err := store.PauseAll(t.Context(), -time.Hour, a.For("k"), b.For("k")); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("a bad duration: %v", err)
+		}
+		rollBack := errors.New("roll back")
+		err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+			_, err := store.PauseAllTx(t.Context(), tx, time.Hour, a.For("k"), b.For("k"))
+			return errors.Join(err, rollBack)
+		})
+		if !errors.Is(err, rollBack) {
+			t.Fatal(err)
+		}
+		wantLeft(t, store, a.ForN("k", 0), 5)
+		until, err := store.PauseAll(t.Context(), time.Hour, a.For("k"), b.ForN("k", 3), b.For("k"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		statuses, err := store.CheckEach(t.Context(), a.ForN("k", 0), b.ForN("k", 0))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, status := range statuses {
+			if status.OK || status.PausedUntil.After(until) || until.Sub(status.PausedUntil) > time.Second {
+				t.Errorf("%v, want a pause until %v", status, until)
+			}
+		}
+	}
+}

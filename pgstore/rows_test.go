@@ -1,0 +1,271 @@
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/memstore"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// lists is what both stores have for looking at many keys.
+type lists interface {
+	verbs
+	Rows(ctx context.Context, limit ratelimit.Limit, page ratelimit.Page) func(yield func(ratelimit.Status, error) bool)
+	CheckEach(ctx context.Context, requests ...ratelimit.Request) ([]ratelimit.Status, error)
+}
+
+type pgLists struct{ *pgstore.Store }
+
+func (l pgLists) Rows(ctx context.Context, limit ratelimit.Limit, page ratelimit.Page) func(yield func(ratelimit.Status, error) bool) {
+	return l.Store.Rows(ctx, limit, page)
+}
+
+type memLists struct{ *memstore.Store }
+
+func (l memLists) Rows(ctx context.Context, limit ratelimit.Limit, page ratelimit.Page) func(yield func(ratelimit.Status, error) bool) {
+	return l.Store.Rows(ctx, limit, page)
+}
+
+// everyList runs a test on both stores, and in the portable form.
+func everyList(t *testing.T, do func(t *testing.T, s lists, c *clock)) {
+	t.Helper()
+	db := pgtest.New(t)
+	for _, portable := range []bool{false, true} {
+		t.Run(fmt.Sprintf("postgres, portable %v", portable), func(t *testing.T) {
+			if _, err := db.Pool.Exec(t.Context(), "TRUNCATE "+db.Schema+".rate_limits"); err != nil {
+				t.Fatal(err)
+			}
+			c := newClock()
+			do(t, pgLists{newStore(t, db, onClock(c), isPortable(portable))}, c)
+		})
+	}
+	t.Run("memory", func(t *testing.T) {
+		c := newClock()
+		do(t, memLists{memstore.New(c.now)}, c)
+	})
+}
+
+// told is what Rows tells, a line each.
+func told(t *testing.T, s lists, limit ratelimit.Limit, page ratelimit.Page) (lines []string) {
+	t.Helper()
+	for status, err := range s.Rows(t.Context(), limit, page) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		paused := ""
+		if !status.PausedUntil.IsZero() {
+			paused = fmt.Sprintf(" paused for %v", status.PausedUntil.Sub(noon))
+		}
+		lines = append(lines, fmt.Sprintf("%s: %g, %g, full after %v, ok %v%s", status.Request.Key, status.Value, status.Share(), status.FullAt().Sub(noon), status.OK, paused))
+	}
+	return lines
+}
+
+func TestRows(t *testing.T) {
+	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: 10 * time.Second}
+	sharded := ratelimit.TokenBucket{Name: "sharded", Rate: 8, Period: 8 * time.Second, Shards: 4}
+	other := ratelimit.FixedWindow{Name: "bucket2", Rate: 10, Period: time.Minute, Start: noon}
+	everyList(t, func(t *testing.T, s lists, c *clock) {
+		ctx := t.Context()
+		for key, n := range map[string]float64{"": 1, "org 1/a": 10, "org 1/b": 14, "org 10": 2, "org 1/é": 5, "z": 3} {
+			if _, err := s.Reserve(ctx, bucket.ForN(key, n)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := s.Pause(ctx, bucket, "z", 20*time.Second); err != nil {
+			t.Fatal(err)
+		}
+		for key, n := range map[string]float64{"a": 7, "b": 1, "c": 12} {
+			if _, err := s.Reserve(ctx, sharded.ForN(key, n)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if _, err := s.Allow(ctx, other.For("org 1/a")); err != nil {
+			t.Fatal(err)
+		}
+		c.add(time.Second)
+		all := []string{
+			": 10, 1, full after 1s, ok true",
+			"org 1/a: 1, 0.1, full after 10s, ok true",
+			"org 1/b: -3, -0.3, full after 14s, ok false",
+			"org 1/é: 6, 0.6, full after 5s, ok true",
+			"org 10: 9, 0.9, full after 2s, ok true",
+			"z: 0, 0, full after 30s, ok false paused for 20s",
+		}
+		for _, test := range []struct {
+			page ratelimit.Page
+			want []string
+		}{
+			{ratelimit.Page{}, all},
+			{ratelimit.Page{Most: 2}, all[:2]},
+			{ratelimit.Page{Most: 2, After: "org 1/a"}, all[2:4]},
+			{ratelimit.Page{Prefix: "org 1/"}, all[1:4]},
+			{ratelimit.Page{Prefix: "org 1"}, all[1:5]},
+			{ratelimit.Page{Prefix: "org 1/", After: "org 1/a", Most: 1}, all[2:3]},
+			{ratelimit.Page{Prefix: "org 1/", After: "a"}, all[1:4]},
+			{ratelimit.Page{Prefix: "org 1/", After: "x"}, nil},
+			{ratelimit.Page{Prefix: "nobody"}, nil},
+		} {
+			if got := told(t, s, bucket, test.page); !slices.Equal(got, test.want) {
+				t.Errorf("%+v:\ngot  %q\nwant %q", test.page, got, test.want)
+			}
+		}
+		for _, page := range []ratelimit.Page{{}, {Most: 3}, {Most: 2}, {Most: 1}} {
+			got := told(t, s, sharded, page)
+			if n := len(got); page.Most > 0 && n != page.Most || page.Most == 0 && n != 3 {
+				t.Errorf("%+v: %q", page, got)
+			}
+			for i, want := range []string{"a: 2, 0.25, ", "b: 7.25, 0.90625, full after 4s", "c: -3, -0.375, "}[:len(got)] {
+				if !strings.HasPrefix(got[i], want) {
+					t.Errorf("%+v: %q, want %q…", page, got[i], want)
+				}
+			}
+		}
+	})
+}
+
+func TestRowsInvalid(t *testing.T) {
+	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: time.Second}
+	everyList(t, func(t *testing.T, s lists, _ *clock) {
+		for name, test := range map[string]struct {
+			limit ratelimit.Limit
+			page  ratelimit.Page
+		}{
+			"no limit":      {nil, ratelimit.Page{}},
+			"a bad limit":   {ratelimit.TokenBucket{Name: "a"}, ratelimit.Page{}},
+			"a bad prefix":  {bucket, ratelimit.Page{Prefix: "\xff"}},
+			"a bad key":     {bucket, ratelimit.Page{After: "\x00"}},
+			"negative most": {bucket, ratelimit.Page{Most: -1}},
+		} {
+			n := 0
+			for status, err := range s.Rows(t.Context(), test.limit, test.page) {
+				if n++; !errors.Is(err, ratelimit.ErrInvalid) || status.Request.Limit != nil {
+					t.Errorf("%s: %v, %v, want ErrInvalid", name, status, err)
+				}
+			}
+			if n != 1 {
+				t.Errorf("%s: told %d times, want once", name, n)
+			}
+		}
+	})
+}
+
+// A page of a large table costs what is on it: it reads no rows of others.
+func TestRowsOfMany(t *testing.T) {
+	const keys = 200_000
+	db := pgtest.New(t)
+	limit := ratelimit.TokenBucket{Name: "many", Rate: 10, Period: time.Hour}
+	if _, err := db.Pool.Exec(t.Context(), fmt.Sprintf(`INSERT INTO %[1]s.rate_limits (name, key, shard, value, ts)
+		SELECT n.name, 'org ' || lpad((i / 100)::text, 6, '0') || '/' || i %% 100, 0, 5, clock_timestamp()
+		FROM generate_series(0, %[2]d - 1) AS i, (VALUES ('lots'), ('many'), ('more')) AS n (name)`, db.Schema, keys/3)); err != nil {
+		t.Fatal(err)
+	}
+	store := newStore(t, db)
+	for _, page := range []ratelimit.Page{{Most: 50}, {Prefix: "org 000500/"}, {Prefix: "org 000500/", After: "org 000500/50", Most: 10}} {
+		before := tuplesRead(t, db)
+		told := 0
+		for status, err := range store.Rows(t.Context(), limit, page) {
+			if err != nil {
+				t.Fatal(err)
+			}
+			if told++; status.Value < 5 || !strings.HasPrefix(status.Request.Key, page.Prefix) {
+				t.Errorf("%+v: %v", page, status)
+			}
+		}
+		want := page.Most
+		if want == 0 {
+			want = 100
+		}
+		if read := tuplesRead(t, db) - before; told != want || read > 1000 {
+			t.Errorf("%+v: %d keys told, %d rows read, want %d and at most 1000", page, told, read, want)
+		}
+	}
+	told := 0
+	begun := time.Now()
+	for _, err := range store.Rows(t.Context(), limit, ratelimit.Page{}) {
+		if err != nil {
+			t.Fatal(err)
+		}
+		told++
+	}
+	t.Logf("all %d of %d rows in %v", told, keys, time.Since(begun))
+	if told != keys/3 {
+		t.Errorf("told of %d keys, want %d", told, keys/3)
+	}
+}
+
+// tuplesRead is how many rows of the table this server has fetched by scans of it and of
+// its index.
+func tuplesRead(t *testing.T, db *pgtest.DB) (n int64) {
+	t.Helper()
+	err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		return tx.QueryRow(t.Context(), `SELECT pg_stat_get_tuples_returned(c.oid) + pg_stat_get_tuples_fetched(c.oid)
+			FROM pg_class AS c WHERE c.oid = $1::regclass`, db.Schema+".rate_limits").Scan(&n)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func TestCheckEach(t *testing.T) {
+	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: 10 * time.Second}
+	window := ratelimit.FixedWindow{Name: "window", Rate: 4, Period: time.Minute, Start: noon, Shards: 2}
+	everyList(t, func(t *testing.T, s lists, c *clock) {
+		ctx := t.Context()
+		if _, err := s.Allow(ctx, bucket.ForN("a", 10), window.ForN("b", 3)); err != nil {
+			t.Fatal(err)
+		}
+		c.add(time.Second)
+		var requests []ratelimit.Request
+		for i := range 3000 {
+			requests = append(requests, bucket.ForN("a", float64(i%3)), window.For("b"), bucket.For(fmt.Sprint(i)))
+		}
+		before, err := s.Check(ctx, bucket.ForN("a", 2))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if before.RetryAfter != time.Second {
+			t.Fatalf("got %v, want a second", before)
+		}
+		if _, err := s.CheckEach(ctx, requests...); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("12,000 rows: %v, want ErrInvalid", err)
+		}
+		statuses, err := s.CheckEach(ctx, requests[:7500]...)
+		if err != nil || len(statuses) != 7500 {
+			t.Fatalf("%d statuses, %v", len(statuses), err)
+		}
+		for i, got := range statuses {
+			want, err := ratelimit.Result{}, error(nil)
+			if i < 12 || i%500 == 0 {
+				if want, err = s.Check(ctx, requests[i]); err != nil {
+					t.Fatal(err)
+				}
+				if err := sameStatus(got, want.Status); err != nil {
+					t.Errorf("request %d: %v", i, err)
+				}
+			}
+			if got.Request != requests[i] {
+				t.Fatalf("request %d: %v, want %v", i, got.Request, requests[i])
+			}
+		}
+		for name, requests := range map[string][]ratelimit.Request{"none": nil, "bad": {bucket.For("a"), bucket.ForN("a", -1)}} {
+			if got, err := s.CheckEach(ctx, requests...); !errors.Is(err, ratelimit.ErrInvalid) || got != nil {
+				t.Errorf("%s: %v, %v, want ErrInvalid", name, got, err)
+			}
+		}
+		if _, err := s.CheckEach(ctx, bucket.ForN("a", 11)); !errors.Is(err, ratelimit.ErrExceedsCapacity) {
+			t.Errorf("never: %v", err)
+		}
+	})
+}

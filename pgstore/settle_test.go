@@ -1,0 +1,340 @@
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// stored is a receipt as another process has it.
+func stored(t *testing.T, r *ratelimit.Receipt) *ratelimit.Receipt {
+	t.Helper()
+	text, err := r.MarshalText()
+	if err != nil {
+		t.Fatal(err)
+	}
+	again := new(ratelimit.Receipt)
+	if err := again.UnmarshalText(text); err != nil {
+		t.Fatal(err)
+	}
+	return again
+}
+
+// What is settled goes back to the rows that it came from, or is taken from them, over
+// shards too, in the transaction and on its own.
+func TestSettle(t *testing.T) {
+	db := pgtest.New(t)
+	for _, portable := range []bool{false, true} {
+		for _, shards := range []int{1, 8} {
+			for _, inTx := range []bool{false, true} {
+				name := fmt.Sprintf("portable %v, %d shards, in tx %v", portable, shards, inTx)
+				t.Run(name, func(t *testing.T) {
+					store := newStore(t, db, isPortable(portable))
+					settle := store.Settle
+					if inTx {
+						settle = func(ctx context.Context, r *ratelimit.Receipt, used ...float64) (result ratelimit.Result, err error) {
+							err = pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
+								result, err = store.SettleTx(ctx, tx, r, used...)
+								return err
+							})
+							return result, err
+						}
+					}
+					l := shardedSlow(name, 80, shards)
+					left := 80.0
+					for i, step := range []struct{ count, used float64 }{
+						{10, 3}, {30, 0}, {30, 30}, {5, 25}, {40, 40.5}, {0, 7}, {20, 90}, {2, 1},
+					} {
+						taken, err := store.Reserve(t.Context(), l.ForN("k", step.count))
+						mustTake(t, taken, err)
+						result, err := settle(t.Context(), stored(t, taken.Receipt), step.used)
+						left -= step.used
+						if err != nil || !result.OK || math.Abs(result.Value-left) > 0.01 || result.Taken != step.used {
+							t.Errorf("step %d: %v, %v, want %v left", i, result, err, left)
+						}
+						if result.OK && (result.Value < 0) != (result.RetryAfter > 0) && shards == 1 {
+							t.Errorf("step %d: %v tokens after %v", i, result.Value, result.RetryAfter)
+						}
+						wantLeft(t, store, l.ForN("k", 0), left)
+					}
+				})
+			}
+		}
+	}
+}
+
+func TestSettleInvalid(t *testing.T) {
+	db := pgtest.New(t)
+	store := newStore(t, db)
+	a, b := slow("settle a", 10), slow("settle b", 10)
+	taken, err := store.Allow(t.Context(), b.ForN("k", 5), a.ForN("k", 5))
+	mustTake(t, taken, err)
+	for name, settle := range map[string]func() (ratelimit.Result, error){
+		"no receipt":     func() (ratelimit.Result, error) { return store.Settle(t.Context(), nil, 1) },
+		"nothing taken":  func() (ratelimit.Result, error) { return store.Settle(t.Context(), new(ratelimit.Receipt), 1) },
+		"no count":       func() (ratelimit.Result, error) { return store.Settle(t.Context(), taken.Receipt) },
+		"too few counts": func() (ratelimit.Result, error) { return store.Settle(t.Context(), taken.Receipt, 1) },
+		"too many":       func() (ratelimit.Result, error) { return store.Settle(t.Context(), taken.Receipt, 1, 1, 1) },
+		"negative":       func() (ratelimit.Result, error) { return store.Settle(t.Context(), taken.Receipt, 1, -1) },
+		"not a number":   func() (ratelimit.Result, error) { return store.Settle(t.Context(), taken.Receipt, 1, math.NaN()) },
+		"no transaction": func() (ratelimit.Result, error) { return store.SettleTx(t.Context(), nil, taken.Receipt, 1, 1) },
+		"no store": func() (ratelimit.Result, error) {
+			return (*pgstore.Store)(nil).Settle(t.Context(), taken.Receipt, 1, 1)
+		},
+		"not its last one": func() (ratelimit.Result, error) { return store.Settle(t.Context(), taken.Receipt, 1, math.Inf(1)) },
+	} {
+		if result, err := settle(); !errors.Is(err, ratelimit.ErrInvalid) || result.OK {
+			t.Errorf("%s: %v, %v, want ErrInvalid", name, result, err)
+		}
+	}
+	// In the order of the call, and not of the names.
+	result, err := store.Settle(t.Context(), taken.Receipt, 1, 2)
+	if err != nil || math.Abs(result.Each[0].Value-9) > 0.01 || math.Abs(result.Each[1].Value-8) > 0.01 {
+		t.Errorf("%v, %v, want 9 and 8 left", result.Each, err)
+	}
+	if _, err := store.Settle(t.Context(), taken.Receipt, 1, 2); !errors.Is(err, ratelimit.ErrSettled) {
+		t.Errorf("the second time: %v, want ErrSettled", err)
+	}
+	cancelled, err := store.Cancel(t.Context(), taken.Receipt)
+	wantSaid(t, "cancel what was settled", cancelled, err, false)
+}
+
+// A settlement is of its transaction; and what was rolled back is not settled, also by
+// a receipt that knows no more than its text.
+func TestSettleAndRollback(t *testing.T) {
+	db := pgtest.New(t)
+	store := newStore(t, db)
+	l := slow("settle rollback", 10)
+	for _, read := range []bool{false, true} {
+		key := fmt.Sprint(read)
+		copied := func(r *ratelimit.Receipt) *ratelimit.Receipt {
+			if read {
+				return stored(t, r)
+			}
+			return r
+		}
+		tx := begin(t, db, pgx.ReadCommitted)
+		taken := takeIn(t, store, tx, l.ForN(key, 5))
+		if _, err := store.Settle(t.Context(), copied(taken.Receipt), 3); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("read %v, while it is open: %v, want ErrInvalid", read, err)
+		}
+		end(t, tx.Rollback)
+		if _, err := store.Settle(t.Context(), copied(taken.Receipt), 3); !errors.Is(err, ratelimit.ErrSettled) {
+			t.Errorf("read %v, rolled back: %v, want ErrSettled", read, err)
+		}
+		wantLeft(t, store, l.ForN(key, 0), 10)
+
+		tx = begin(t, db, pgx.ReadCommitted)
+		taken = takeIn(t, store, tx, l.ForN(key, 5))
+		end(t, tx.Commit)
+		receipt := copied(taken.Receipt)
+		tx = begin(t, db, pgx.Serializable)
+		result, err := store.SettleTx(t.Context(), tx, receipt, 3)
+		mustTake(t, result, err)
+		end(t, tx.Rollback)
+		wantLeft(t, store, l.ForN(key, 0), 5)
+		result, err = store.Settle(t.Context(), receipt, 8)
+		mustTake(t, result, err)
+		wantLeft(t, store, l.ForN(key, 0), 2)
+	}
+}
+
+// Settling is one round trip when it gives back, two when it takes more, and one more when
+// the server is asked what became of the transaction that took.
+func TestSettleRoundTrips(t *testing.T) {
+	c := newCounted(t)
+	store := newStore(t, c.DB)
+	l := slow("settle trips", 1000)
+	for _, test := range []struct {
+		name  string
+		used  float64
+		inTx  bool // was it taken
+		trips int
+	}{{"less", 3, false, 1}, {"more", 7, false, 2}, {"less, from another transaction", 3, true, 2}} {
+		t.Run(test.name, func(t *testing.T) {
+			for _, what := range []string{"prepares", "later"} {
+				var taken ratelimit.Result
+				if test.inTx {
+					tx := begin(t, c.DB, pgx.ReadCommitted)
+					taken = takeIn(t, store, tx, l.ForN("k", 5))
+					end(t, tx.Commit)
+				} else {
+					res, err := store.Allow(t.Context(), l.ForN("k", 5))
+					taken = mustTake(t, res, err)
+				}
+				receipt := stored(t, taken.Receipt)
+				tx := begin(t, c.DB, pgx.ReadCommitted)
+				c.reset()
+				_, err := store.SettleTx(t.Context(), tx, receipt, test.used)
+				if got := c.sent().trips; err != nil || what == "later" && got != test.trips {
+					t.Errorf("%d round trips, %v, want %d", got, err, test.trips)
+				}
+				end(t, tx.Commit)
+			}
+		})
+	}
+}
+
+// settleVariable names the environment variable that makes
+// TestSettleInAnotherProcess a worker.
+const settleVariable = "RATELIMIT_TEST_SETTLE"
+
+// costs is how much job i has really used: less than what was reserved, or more.
+func costs(i int) float64 { return float64((i * 37) % 150) }
+
+var settleLimits = []ratelimit.TokenBucket{slow("settle requests", 1000), shardedSlow("settle tokens", 100_000, 4)}
+
+// work settles jobs, in the transactions that finish them, until there are none.
+func settleJobs(ctx context.Context, pool *pgxpool.Pool, schema string) error {
+	store, err := pgstore.New(pool, &pgstore.Config{Schema: schema})
+	if err != nil {
+		return err
+	}
+	for left := true; left; {
+		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			var id int
+			var receipt ratelimit.Receipt
+			err := tx.QueryRow(ctx, `SELECT id, receipt FROM `+schema+`.jobs WHERE used IS NULL ORDER BY random() LIMIT 1 FOR UPDATE SKIP LOCKED`).Scan(&id, &receipt)
+			if errors.Is(err, pgx.ErrNoRows) {
+				left = false
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			if _, err := store.SettleTx(ctx, tx, &receipt, 1, costs(id)); err != nil {
+				return fmt.Errorf("job %d: %w", id, err)
+			}
+			_, err = tx.Exec(ctx, `UPDATE `+schema+`.jobs SET used = $2 WHERE id = $1`, id, costs(id))
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// Jobs are settled by other processes, which are killed at it again and again. What they
+// settled, and committed, is what the rows say, to the token.
+func TestSettleInAnotherProcess(t *testing.T) {
+	if schema, ok := strings.CutPrefix(os.Getenv(settleVariable), "schema "); ok {
+		pool, err := pgxpool.New(t.Context(), os.Getenv(childURL+"_SETTLE"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer pool.Close()
+		fmt.Println("working")
+		if err := settleJobs(t.Context(), pool, schema); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	const jobs, workers, kills = 400, 2, 6
+	db := pgtest.New(t)
+	store := newStore(t, db)
+	if _, err := db.Pool.Exec(t.Context(), `CREATE TABLE `+db.Schema+`.jobs (id int PRIMARY KEY, receipt text, used float8)`); err != nil {
+		t.Fatal(err)
+	}
+	rolledBack := errors.New("roll back")
+	for i := range jobs + jobs/4 {
+		err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+			taken, err := store.ReserveTx(t.Context(), tx, settleLimits[0].For("k"), settleLimits[1].ForN("k", 100))
+			if err != nil {
+				return err
+			}
+			if _, err := tx.Exec(t.Context(), `INSERT INTO `+db.Schema+`.jobs VALUES ($1, $2)`, i, taken.Receipt); err != nil {
+				return err
+			}
+			if i >= jobs {
+				return rolledBack
+			}
+			return nil
+		})
+		if err != nil && !errors.Is(err, rolledBack) {
+			t.Fatal(err)
+		}
+	}
+	var killed int
+	var mu sync.Mutex
+	var group sync.WaitGroup
+	for worker := range workers {
+		group.Go(func() {
+			for n := 0; ; n++ {
+				err := runSettler(t, db, n < kills, worker)
+				if err == nil {
+					return
+				}
+				if n >= kills {
+					t.Error(err)
+					return
+				}
+				mu.Lock()
+				killed++
+				mu.Unlock()
+			}
+		})
+	}
+	group.Wait()
+	var done int
+	var used float64
+	if err := db.Pool.QueryRow(t.Context(), `SELECT count(used), sum(used) FROM `+db.Schema+`.jobs`).Scan(&done, &used); err != nil {
+		t.Fatal(err)
+	}
+	want := 0.0
+	for i := range jobs {
+		want += costs(i)
+	}
+	t.Logf("%d jobs settled, %v tokens, by %d workers that were killed %d times", done, used, workers, killed)
+	if done != jobs || used != want || killed == 0 {
+		t.Errorf("%d jobs settled, %v tokens, killed %d times, want %d, %v and some", done, used, killed, jobs, want)
+	}
+	wantLeft(t, store, settleLimits[0].ForN("k", 0), settleLimits[0].Rate-jobs)
+	wantLeft(t, store, settleLimits[1].ForN("k", 0), settleLimits[1].Rate-used)
+}
+
+// runSettler runs a worker process, and if it is to be, kills it a moment after it has
+// begun.
+func runSettler(t *testing.T, db *pgtest.DB, kill bool, worker int) error {
+	child := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestSettleInAnotherProcess$")
+	child.Env = append(os.Environ(), childURL+"_SETTLE="+db.URL, settleVariable+"=schema "+db.Schema)
+	var said strings.Builder
+	child.Stderr = &said
+	out, err := child.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := child.Start(); err != nil {
+		return err
+	}
+	first := make([]byte, 1)
+	_, err = out.Read(first)
+	if kill && err == nil {
+		time.Sleep(time.Duration(5+rand.IntN(60)) * time.Millisecond) // anywhere in its work
+		err = child.Process.Kill()
+	}
+	rest := make([]byte, 1<<16)
+	for n := 0; err == nil; {
+		n, err = out.Read(rest)
+		said.Write(rest[:n])
+	}
+	if err := child.Wait(); err != nil {
+		return fmt.Errorf("worker %d: %w\n%s", worker, err, said.String())
+	}
+	return nil
+}

@@ -1,0 +1,139 @@
+package riverlimit
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/receipt"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// SettleTx replaces, inside tx, what was reserved for a job's attempt by what it really
+// used, less or more: the store's SettleTx for the receipts in the job's note, those of
+// the gates that it has passed included. A limit and key that used does not name keep
+// what was reserved. Call it with the worker's context, in the transaction that completes
+// the job, which then has happened all or not at all:
+//
+//	if err := riverlimit.SettleTx(ctx, tx, store, job.JobRow, Tokens.ForN(org, used)); err != nil {
+//		return err
+//	}
+//	_, err := river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, job)
+//
+// A limit and key for which nothing was reserved, or a job without a note, are
+// [ratelimit.ErrInvalid]; a second time, within the same attempt, is
+// [ratelimit.ErrSettled]. Nothing is settled then, once tx has been rolled back.
+//
+// Without a [Middleware] it settles what was reserved when the job was inserted,
+// whichever attempt this is.
+func SettleTx(ctx context.Context, tx pgx.Tx, store *pgstore.Store, job *rivertype.JobRow, used ...ratelimit.Request) error {
+	receipts, err := receiptsOf(ctx, store, job)
+	if err != nil {
+		return err
+	}
+	known := make([]bool, len(used))
+	for i, r := range used {
+		if err := r.Validate(); err != nil {
+			return err
+		}
+		known[i] = slices.ContainsFunc(receipts, func(of *ratelimit.Receipt) bool {
+			return slices.ContainsFunc(receipt.Payments(of), func(p receipt.Payment) bool { return pays(p, r) })
+		})
+		if !known[i] {
+			return invalid("Used", r, "is a limit and key for which nothing was reserved")
+		}
+	}
+	for _, r := range receipts {
+		if counts, changed := settled(r, used); changed {
+			if _, err := store.SettleTx(ctx, tx, r, counts...); err != nil {
+				return fmt.Errorf("riverlimit: %w", err)
+			}
+		}
+	}
+	return nil
+}
+
+// CancelTx gives back, inside tx, what was reserved for a job that has not begun, in the
+// transaction that cancels or deletes it. It reports false when there is nothing to give
+// back: no reservation, or one that an attempt has used up.
+func CancelTx(ctx context.Context, tx pgx.Tx, store *pgstore.Store, job *rivertype.JobRow) (cancelled bool, err error) {
+	if err := usable(store, job); err != nil {
+		return false, err
+	}
+	n, err := storedNote(job)
+	if err != nil || n.Started || job.Attempt >= n.Attempt { // River has taken back attempts that were snoozes
+		return false, nil
+	}
+	for _, r := range n.Receipts {
+		given, err := store.CancelTx(ctx, tx, r)
+		if err != nil {
+			return false, fmt.Errorf("riverlimit: %w", err)
+		}
+		cancelled = cancelled || given
+	}
+	return cancelled, nil
+}
+
+func usable(store *pgstore.Store, job *rivertype.JobRow) error {
+	switch {
+	case store == nil:
+		return invalid("Store", nil, "must not be nil")
+	case job == nil:
+		return invalid("Job", nil, "must not be nil")
+	}
+	return nil
+}
+
+// receiptsOf returns those of what was reserved for the attempt that job is at.
+func receiptsOf(ctx context.Context, store *pgstore.Store, job *rivertype.JobRow) ([]*ratelimit.Receipt, error) {
+	if err := usable(store, job); err != nil {
+		return nil, err
+	}
+	n, ok := ctx.Value(noteKey{job.ID}).(note)
+	if !ok {
+		n, _ = storedNote(job) // what is not ours to understand has no receipt
+	}
+	if len(n.Receipts) == 0 {
+		return nil, invalid("Job", job.ID, "has no receipt of what was reserved for it")
+	}
+	return n.Receipts, nil
+}
+
+// storedNote returns the note in a job's metadata.
+func storedNote(job *rivertype.JobRow) (note, error) {
+	var metadata struct {
+		Note note `json:"ratelimit"` // MetadataKey
+	}
+	err := json.Unmarshal(job.Metadata, &metadata)
+	return metadata.Note, err
+}
+
+// settled returns what to settle a receipt with, in the order of its call, and whether
+// that is not what it says anyway.
+func settled(r *ratelimit.Receipt, used []ratelimit.Request) (counts []float64, changed bool) {
+	for _, p := range receipt.Payments(r) {
+		for len(counts) <= p.Place {
+			counts = append(counts, 0)
+		}
+		counts[p.Place] += p.Tokens
+	}
+	for _, p := range receipt.Payments(r) {
+		for _, u := range used {
+			if pays(p, u) {
+				counts[p.Place], changed = u.Count, true
+			}
+		}
+	}
+	return counts, changed
+}
+
+// pays reports whether a payment is for what r names, or for its gate.
+func pays(p receipt.Payment, r ratelimit.Request) bool {
+	name := ratelimit.NameOf(r.Limit)
+	return p.Key == r.Key && (p.Name == name || p.Name == name+startSuffix)
+}
