@@ -36,8 +36,9 @@ type TransportConfig struct {
 	// Base sends the requests. The default is http.DefaultTransport.
 	Base http.RoundTripper
 
-	// MaxWait is the longest that a request waits in all, before it is sent and between
-	// its tries. The default is 30 seconds.
+	// MaxWait bounds the waits of a request, before it is sent and between its tries: none
+	// lasts beyond MaxWait after the request came, time under way included. The default is
+	// 30 seconds.
 	MaxWait time.Duration
 
 	// MaxTries is how often a request is sent at most. The default is 4; 1 never sends
