@@ -28,6 +28,7 @@ type Grant struct {
 	decide.Change         // Count is what they take together
 	Need          float64 // tokens that there must be to grant all of them
 	Reserve       bool    // all of them reserve, so that a pause does not matter
+	AtMost        bool    // it is one call that takes what there is, up to Count; alone, it does, and Count is then what it took
 	Taken         Taken
 }
 
@@ -45,6 +46,19 @@ const (
 ) AS w
 WHERE l.ctid = w.ctid
 RETURNING l.value, l.ts, l.paused, {granted at}`
+
+	// grantAtMostSQL is grantSQL for as many whole tokens as there are, up to the
+	// total, and tells how many.
+	grantAtMostSQL = `UPDATE {table} AS l SET value = w.settled - w.taken, ts = greatest(l.ts, w.ticked)
+FROM (
+	SELECT r.ctid, u.tick AS tick, {grant tick} AS ticked, ` + grantSettled + ` AS settled,
+		least(u.total, floor(` + grantSettled + ` + ` + grantSlack + `)) AS taken
+	FROM {table} AS r
+	WHERE ` + grantWhere + `
+	FOR UPDATE SKIP LOCKED
+) AS w
+WHERE l.ctid = w.ctid
+RETURNING l.value, l.ts, l.paused, {granted at}, w.taken`
 
 	// grantManySQL is grantSQL for several rows, in the order given, of either
 	// kind: $1 to $8, $10 and $11 are arrays.
@@ -80,8 +94,9 @@ FROM (`
 		u.capacity)`
 	grantWhere = `r.name = u.name AND r.key = u.key AND r.shard = u.shard
 		AND (r.paused IS NULL OR r.paused <= u.now OR u.reserve)
-		AND ` + grantSettled + ` - u.need >= -greatest(abs(r.value), u.total, u.capacity) * ` + exact.SQL + `
+		AND ` + grantSettled + ` - u.need >= -` + grantSlack + `
 	`
+	grantSlack = `greatest(abs(r.value), u.total, u.capacity) * ` + exact.SQL
 )
 
 // grantParameters are the parameters of grantSQL.
@@ -99,6 +114,11 @@ func (t *Table) Grant(ctx context.Context, q Querier, grants []Grant, now *time.
 }
 
 func (t *Table) grantOne(ctx context.Context, q Querier, g *Grant, now *time.Time) error {
+	if g.AtMost {
+		one := *g
+		one.Need = 1
+		return g.Taken.scan(q.QueryRow(ctx, t.of(&g.Definition).grantAtMost, one.arguments(now)...), &g.Taken.At, &g.Count)
+	}
 	return g.Taken.scan(q.QueryRow(ctx, t.of(&g.Definition).grant, g.arguments(now)...), &g.Taken.At)
 }
 

@@ -37,6 +37,8 @@ func TestKeptPlans(t *testing.T) {
 		{"write", sql.write, "('{a}', '{k}', '{0}', '{1}', '{now}', '{now}')", "Index Scan"},
 		{"bucket_grant", sql.bucket.grant, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL, 1, false)", "Index Scan"},
 		{"window_grant", sql.window.grant, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL, 1, false)", "Index Scan"},
+		{"bucket_at_most", sql.bucket.grantAtMost, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL, 1, false)", "Index Scan"},
+		{"window_at_most", sql.window.grantAtMost, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL, 1, false)", "Index Scan"},
 		{"bucket_in_turn", sql.bucket.grantInTurn, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL, 1, false)", "Index Scan"},
 		{"window_in_turn", sql.window.grantInTurn, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL, 1, false)", "Index Scan"},
 		{"bucket_many", sql.grantMany, "('{a}', '{k}', '{0}', '{1}', '{1}', '{1}', '{1}', '{1}', NULL, '{1}', '{f}')", "Index Scan"},

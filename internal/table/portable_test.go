@@ -27,6 +27,7 @@ import (
 var plainOnly = []string{
 	"deleteListed", "read", "lock", "await", "fill", "write", "grantMany", "grantWindows",
 	"bucket.grant", "window.grant", "bucket.grantInTurn", "window.grantInTurn",
+	"bucket.grantAtMost", "window.grantAtMost",
 }
 
 // portableStatements are all statements of the portable form, by name.

@@ -48,6 +48,7 @@ type texts struct {
 	allow, reserve     forms
 	give, atMost       string
 	grant, grantInTurn string
+	grantAtMost        string
 }
 
 // forms are a take that tells the row, when and by which transaction; and, if that is
@@ -95,7 +96,7 @@ func newTexts(in func(string) string, t ticks, portable bool) texts {
 	}
 	return texts{
 		allow: allow, reserve: forms{full: full(takeSQL, "")},
-		give: in(give), atMost: full(atMostSQL, notPausedSQL), grant: grant(grantSQL), grantInTurn: grant(grantInTurnSQL),
+		give: in(give), atMost: full(atMostSQL, notPausedSQL), grant: grant(grantSQL), grantInTurn: grant(grantInTurnSQL), grantAtMost: grant(grantAtMostSQL),
 	}
 }
 
