@@ -56,3 +56,35 @@ func TestKeptPlans(t *testing.T) {
 		})
 	}
 }
+
+// A page of a large table is read along the index, and nothing but what is on it.
+func TestPageReadsNothingElse(t *testing.T) {
+	db := pgtest.New(t)
+	sql := New(db.Schema, false)
+	conn, err := db.Pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	var plan string
+	for _, text := range []string{
+		`INSERT INTO ` + db.Schema + `.rate_limits (name, key, shard, value, ts)
+			SELECT n, 'org ' || i, 0, 5, clock_timestamp() FROM generate_series(1, 20000) AS i, unnest('{a,b,c}'::text[]) AS n`,
+		`ANALYZE ` + db.Schema + `.rate_limits`,
+		`SET plan_cache_mode = force_generic_plan`,
+		`PREPARE page AS ` + sql.page,
+		`EXPLAIN (ANALYZE, TIMING OFF, SUMMARY OFF, COSTS OFF) EXECUTE page('b', 'org 15', 0, 100, NULL)`,
+	} {
+		results, err := conn.Conn().PgConn().Exec(t.Context(), text).ReadAll()
+		if err != nil {
+			t.Fatalf("%s: %v", text, err)
+		}
+		plan = ""
+		for _, row := range results[0].Rows {
+			plan += string(row[0]) + "\n"
+		}
+	}
+	if strings.Count(plan, "rows=100") != 2 || !strings.Contains(plan, "Index Scan") || strings.Contains(plan, "Removed") || strings.Contains(plan, "Sort") {
+		t.Errorf("want 100 rows read along the index, and no others:\n%s", plan)
+	}
+}
