@@ -27,6 +27,7 @@ import (
 type Grant struct {
 	decide.Change         // Count is what they take together
 	Need          float64 // tokens that there must be to grant all of them
+	AtMost        bool    // it is one call that takes what there is, up to Count; alone, it does, and Count is then what it took
 	Taken         Taken
 }
 
@@ -44,6 +45,20 @@ const (
 	grantSQL = `UPDATE {table} AS r` + grantSet + `
 WHERE ` + grantWhere + `
 RETURNING r.value, r.ts, {granted at}`
+
+	// grantAtMostSQL is grantSQL for as many whole tokens as there are, up to the
+	// total, and tells how many. What there was must be read for that, and so the row
+	// is locked first.
+	grantAtMostSQL = `UPDATE {table} AS r
+SET value = w.settled - w.taken, ts = greatest(r.ts, w.ticked)
+FROM (
+	SELECT r.ctid, {grant tick} AS ticked, ` + grantSettled + ` AS settled, least(u.total, floor(` + grantSettled + `)) AS taken
+	FROM {table} AS r
+	WHERE ` + grantWhere + `
+	FOR UPDATE SKIP LOCKED
+) AS w
+WHERE r.ctid = w.ctid
+RETURNING r.value, r.ts, {granted at}, w.taken`
 
 	// grantManySQL is grantSQL for several rows, in the order given, of either
 	// kind: $1 to $9 are arrays.
@@ -97,15 +112,15 @@ func (c *clocks) of(now *time.Time) string {
 	return c.told
 }
 
-// newGrant makes grantSQL.
-func newGrant(in func(string) string, t ticks, free string) clocks {
+// newGrant makes a statement for one row.
+func newGrant(in func(string) string, t ticks, sql, free string) clocks {
 	of := func(now, clock string) string {
 		return in(strings.NewReplacer(
 			"u.name", "$1::text", "u.key", "$2::text", "u.shard", "$3::int4", "u.total", "$4::float8", "u.need", "$5::float8",
 			"u.capacity", "$6::float8", "u.rate", "$7::float8", "u.period", "$8::float8",
 			"u.tick", "$8::float8", // of a fixed window; a token bucket has none
 			"u.now", now, "{clock}", clock, "{free}", free,
-		).Replace(t.fill(grantSQL)))
+		).Replace(t.fill(sql)))
 	}
 	return clocks{read: of("statement_timestamp()", "clock_timestamp()"), told: of("$9::timestamptz", "$9::timestamptz")}
 }
@@ -128,6 +143,11 @@ func (t *Table) Grant(ctx context.Context, q Querier, grants []Grant, now *time.
 }
 
 func (t *Table) grantOne(ctx context.Context, q Querier, g *Grant, now *time.Time) error {
+	if g.AtMost {
+		one := *g
+		one.Need = 1
+		return g.scan(q.QueryRow(ctx, t.of(&g.Definition).grantAtMost.of(now), one.arguments(now)...), &g.Count)
+	}
 	return g.scan(q.QueryRow(ctx, t.of(&g.Definition).grant.of(now), g.arguments(now)...))
 }
 
@@ -135,7 +155,7 @@ func (t *Table) grantOne(ctx context.Context, q Querier, g *Grant, now *time.Tim
 // it. (It is written by one statement that need not lock it first, since a row that has
 // changed while it was waited for is read again.)
 func (t *Table) QueueGrant(batch *pgx.Batch, g *Grant, now *time.Time) {
-	batch.Queue(t.of(&g.Definition).grantInTurn.of(now), g.arguments(now)...).QueryRow(g.scan)
+	batch.Queue(t.of(&g.Definition).grantInTurn.of(now), g.arguments(now)...).QueryRow(func(row pgx.Row) error { return g.scan(row) })
 }
 
 func (g *Grant) arguments(now *time.Time) []any {
@@ -148,8 +168,8 @@ func (g *Grant) arguments(now *time.Time) []any {
 }
 
 // scan reads a row that a grant returned, if it did.
-func (g *Grant) scan(row pgx.Row) error {
-	err := row.Scan(&g.Taken.After.Value, &g.Taken.After.TS, &g.Taken.At)
+func (g *Grant) scan(row pgx.Row, more ...any) error {
+	err := row.Scan(append([]any{&g.Taken.After.Value, &g.Taken.After.TS, &g.Taken.At}, more...)...)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil
 	}

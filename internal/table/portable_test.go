@@ -27,6 +27,7 @@ import (
 var plainOnly = []string{
 	"deleteListed", "read", "lock", "await", "fill", "write", "grantMany", "grantWindows",
 	"bucket.grant.read", "bucket.grant.told", "window.grant.read", "window.grant.told", "bucket.grantInTurn.read", "bucket.grantInTurn.told", "window.grantInTurn.read", "window.grantInTurn.told",
+	"bucket.grantAtMost.read", "bucket.grantAtMost.told", "window.grantAtMost.read", "window.grantAtMost.told",
 }
 
 // portableStatements are all statements of the portable form, by name.

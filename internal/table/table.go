@@ -48,6 +48,7 @@ type texts struct {
 	allow, reserve     forms
 	give, atMost       string
 	grant, grantInTurn clocks
+	grantAtMost        clocks
 }
 
 // forms are a take that tells the row, when and by which transaction; and, if that is
@@ -95,7 +96,8 @@ func newTexts(in func(string) string, t ticks, portable bool) texts {
 	return texts{
 		allow: allow, reserve: forms{full: full(takeSQL, "")},
 		give: in(give), atMost: full(atMostSQL, notPausedSQL),
-		grant: newGrant(in, t, freeSQL(passOverSQL)), grantInTurn: newGrant(in, t, ""),
+		grant: newGrant(in, t, grantSQL, freeSQL(passOverSQL)), grantInTurn: newGrant(in, t, grantSQL, ""),
+		grantAtMost: newGrant(in, t, grantAtMostSQL, ""),
 	}
 }
 
