@@ -133,24 +133,42 @@ func fullest(values []float64) int {
 }
 
 // ready is the first instant after now at which the shards are not short.
-// Several fill at different times, so it is looked for by halving; the promise
-// is honest because the decision itself is what is asked.
+// Several fill at different times, so it is looked for; the promise is honest because
+// the decision itself is what is asked.
 func (a *Ask) ready(states []ratelimit.State, now time.Time) time.Time {
 	if len(states) == 1 {
 		return a.Definition.Ready(a.Definition.Settle(states[0], now), a.Count, a.Floor)
 	}
-	enough := func(wait time.Duration) bool {
+	return now.Add(earliest(a.likely(states, now), func(wait time.Duration) bool {
 		_, ok := a.Spread(now.Add(wait), states)
 		return ok
+	}))
+}
+
+// likely is when the shards are not short any more if they fill as one row, which holds
+// what they hold together.
+func (a *Ask) likely(states []ratelimit.State, now time.Time) time.Duration {
+	one := a.Definition.Shard().Settle(states[0], now)
+	for _, s := range states[1:] {
+		settled := a.Definition.Shard().Settle(s, now)
+		one.Value += settled.Value
+		one.TS = latest(one.TS, settled.TS)
 	}
-	most := time.Microsecond
-	if a.Definition.Kind == ratelimit.KindFixedWindow {
-		most = a.Definition.Period
+	return a.Definition.Ready(one, a.Count, a.Floor).Sub(now)
+}
+
+// earliest is the shortest wait above 0, in whole microseconds, that is enough: from a
+// likely one on it looks further and further away, and then by halving.
+func earliest(likely time.Duration, enough func(time.Duration) bool) time.Duration {
+	const farthest = math.MaxInt64 / 4
+	least, most, step := time.Duration(0), max(likely, time.Microsecond), time.Microsecond
+	for !enough(most) && most < farthest {
+		least, most, step = most, most+step, 2*step
 	}
-	for !enough(most) && most < math.MaxInt64/4 {
-		most *= 2
+	for step = time.Microsecond; most-step > least && enough(most-step); step *= 2 {
+		most -= step
 	}
-	least := time.Duration(0)
+	least = max(least, most-step)
 	for most-least > time.Microsecond {
 		middle := (least + (most-least)/2).Truncate(time.Microsecond)
 		if enough(middle) {
@@ -159,5 +177,5 @@ func (a *Ask) ready(states []ratelimit.State, now time.Time) time.Time {
 			least = middle
 		}
 	}
-	return now.Add(most)
+	return most
 }
