@@ -39,6 +39,28 @@ func TestAtMostRoundTrips(t *testing.T) {
 	}
 }
 
+// On its own it is one statement, all or some, once the row is there; a refusal is
+// looked at, too.
+func TestAtMostOnItsOwnRoundTrips(t *testing.T) {
+	c := newCounted(t)
+	store := newStore(t, c.DB)
+	for _, l := range []ratelimit.Limit{slow("bucket", 20), slowWindow("window", 20)} {
+		for step, test := range []struct {
+			want  float64
+			trips int
+		}{{7, 0}, {7, 0}, {6, 1}, {0, 2}} { // the first ones make the row, and prepare
+			c.reset()
+			result, err := store.AllowAtMost(t.Context(), l.ForN("k", 7))
+			if err != nil || result.Taken != test.want || result.OK != (test.want > 0) {
+				t.Errorf("%v, step %d: %v, %v, want %v taken", l, step, result, err, test.want)
+			}
+			if got := c.sent().trips; test.trips > 0 && got != test.trips {
+				t.Errorf("%v, step %d: %d round trips, want %d", l, step, got, test.trips)
+			}
+		}
+	}
+}
+
 // It leaves no predicate lock, so that transactions on different keys do not fail each
 // other under SERIALIZABLE.
 func TestAtMostLeavesNoPredicateLock(t *testing.T) {

@@ -318,6 +318,9 @@ func (o *own) tellGroup(tickets []*ticket, g *table.Grant) {
 	for _, t := range tickets {
 		p := t.Value
 		change.Count = p.call.Asks[0].Count
+		if g.AtMost { // alone: less, if there was less
+			change.Count = g.Count
+		}
 		rest -= change.Count
 		change.After = g.Definition.Spend(g.Taken.After, g.Taken.At, -rest)
 		p.result = o.granted(&p.call, changes, g.Taken.At, "", nil)
@@ -359,6 +362,7 @@ func (o *own) groups(tickets []*ticket) (groups [][]*ticket, grants []table.Gran
 		g := &grants[n]
 		g.Count += a.Count
 		g.Need = max(g.Need, g.Count+p.floor)
+		g.AtMost = len(groups[n]) == 0 && p.call.AtMost()
 		groups[n] = append(groups[n], t)
 	}
 	return groups, grants, left

@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/memstore"
@@ -160,7 +158,8 @@ func TestRowsInvalid(t *testing.T) {
 	})
 }
 
-// A page of a large table costs what is on it: it reads no rows of others.
+// Of a large table it tells what was asked for, across the pages that it reads. (That these
+// are ranges of the index is for a test of package table.)
 func TestRowsOfMany(t *testing.T) {
 	const keys = 200_000
 	db := pgtest.New(t)
@@ -172,7 +171,6 @@ func TestRowsOfMany(t *testing.T) {
 	}
 	store := newStore(t, db)
 	for _, page := range []ratelimit.Page{{Most: 50}, {Prefix: "org 000500/"}, {Prefix: "org 000500/", After: "org 000500/50", Most: 10}} {
-		before := tuplesRead(t, db)
 		told := 0
 		for status, err := range store.Rows(t.Context(), limit, page) {
 			if err != nil {
@@ -186,8 +184,8 @@ func TestRowsOfMany(t *testing.T) {
 		if want == 0 {
 			want = 100
 		}
-		if read := tuplesRead(t, db) - before; told != want || read > 1000 {
-			t.Errorf("%+v: %d keys told, %d rows read, want %d and at most 1000", page, told, read, want)
+		if told != want {
+			t.Errorf("%+v: told of %d keys, want %d", page, told, want)
 		}
 	}
 	told := 0
@@ -202,20 +200,6 @@ func TestRowsOfMany(t *testing.T) {
 	if told != keys/3 {
 		t.Errorf("told of %d keys, want %d", told, keys/3)
 	}
-}
-
-// tuplesRead is how many rows of the table this server has fetched by scans of it and of
-// its index.
-func tuplesRead(t *testing.T, db *pgtest.DB) (n int64) {
-	t.Helper()
-	err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
-		return tx.QueryRow(t.Context(), `SELECT pg_stat_get_tuples_returned(c.oid) + pg_stat_get_tuples_fetched(c.oid)
-			FROM pg_class AS c WHERE c.oid = $1::regclass`, db.Schema+".rate_limits").Scan(&n)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
 }
 
 func TestCheckEach(t *testing.T) {

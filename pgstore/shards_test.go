@@ -346,3 +346,45 @@ func tickOf(d ratelimit.Definition) time.Duration {
 	}
 	return time.Microsecond
 }
+
+// What this process remembers of a refusal guides it only: a limit that another one
+// has reset grants at once, and so does one in which tokens have come in.
+func TestShardsRefusedLately(t *testing.T) {
+	db := pgtest.New(t)
+	now := time.Date(2026, 3, 14, 15, 9, 26, 0, time.UTC)
+	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Clock: func() time.Time { return now }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit := ratelimit.TokenBucket{Name: "l", Rate: 8, Period: time.Hour, Shards: 4}
+	allow := func(n float64, want bool) {
+		t.Helper()
+		err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+			result, err := store.AllowTx(t.Context(), tx, limit.ForN("k", n))
+			if err == nil && result.OK != want {
+				t.Errorf("%v at %v: got OK %v, want %v", n, now, result.OK, want)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	allow(8, true)
+	allow(1, false)
+	allow(1, false)
+	now = now.Add(time.Hour/8 - time.Microsecond)
+	allow(1, false)
+	now = now.Add(time.Microsecond)
+	allow(1, true)
+	allow(1, false)
+	if err := other.Reset(t.Context(), limit, "k"); err != nil {
+		t.Fatal(err)
+	}
+	allow(8, true)
+	allow(1, false)
+}

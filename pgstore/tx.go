@@ -180,8 +180,8 @@ func (b *base) look(ctx context.Context, q table.Querier, batch *pgx.Batch, call
 }
 
 // takeSeveral decides a call for several rows. It tries the rows that most likely
-// have enough without looking at them. Only when one refuses does it look, and
-// refuses by what it sees or tries what it sees.
+// have enough without looking at them. Only when one refuses, or all shards of a limit
+// have refused lately, does it look, and refuses by what it sees or tries what it sees.
 func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
 	if call.First && len(call.Asks) > 1 {
 		return b.takeFirst(ctx, tx, call)
@@ -192,6 +192,7 @@ func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (r
 		}
 		return b.choose(&call.Asks[i])
 	})
+	ok = ok && !b.hints.shards.refuse(call, b.clock())
 	look, undo := all, &pgx.Batch{}
 	for round := 0; ; round++ {
 		if ok {
@@ -209,6 +210,7 @@ func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (r
 			return ratelimit.Result{}, b.fault("look", err)
 		}
 		if changes, ok = call.Plan(view); !ok || round == rounds {
+			b.hints.shards.refused(call, view.At)
 			return call.Refused(view), nil
 		}
 		if err := b.renew(ctx, tx, changes, view.At); err != nil {

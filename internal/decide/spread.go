@@ -73,7 +73,7 @@ func (a *Ask) spreadAhead(now time.Time, states []ratelimit.State, floor float64
 	if _, ok := together(wait); !ok {
 		return nil, false
 	}
-	wait = earliest(wait, func(wait time.Duration) bool { _, ok := together(wait); return ok })
+	wait = earliest(0, func(wait time.Duration) bool { _, ok := together(wait); return ok })
 	if best >= 0 && due.Sub(now) <= 2*wait {
 		counts = make([]float64, len(states))
 		counts[best] = a.Count
@@ -174,29 +174,49 @@ func fullest(values []float64) int {
 }
 
 // ready is the first instant after now at which the shards are not short.
-// Several fill at different times, so it is looked for by halving; the promise
-// is honest because the decision itself is what is asked.
+// Several fill at different times, so it is looked for; the promise is honest because
+// the decision itself is what is asked.
 func (a *Ask) ready(states []ratelimit.State, now time.Time) time.Time {
 	if len(states) == 1 {
 		return a.Definition.Ready(states[0], now, a.Count, a.Floor)
 	}
-	enough := func(wait time.Duration) bool {
+	return now.Add(earliest(a.likely(states, now), func(wait time.Duration) bool {
 		_, ok := a.Spread(now.Add(wait), states)
 		return ok
-	}
-	most := time.Microsecond
-	if a.Definition.Kind != ratelimit.KindTokenBucket {
-		most = a.Definition.Period
-	}
-	for !enough(most) && most < math.MaxInt64/4 {
-		most *= 2
-	}
-	return now.Add(earliest(most, enough))
+	}))
 }
 
-// earliest is the shortest wait above 0 that is enough, by halving; most is.
-func earliest(most time.Duration, enough func(time.Duration) bool) time.Duration {
-	least := time.Duration(0)
+// likely is when the shards are not short any more if they fill as one row, which holds
+// what they hold together; of a sliding window, if each gives as much.
+func (a *Ask) likely(states []ratelimit.State, now time.Time) time.Duration {
+	if a.Definition.Kind == ratelimit.KindSlidingWindow {
+		shard, n, at := a.Definition.Shard(), float64(len(states)), now
+		for _, s := range states {
+			at = latest(at, shard.Ready(s, now, a.Count/n, a.Floor/n))
+		}
+		return at.Sub(now)
+	}
+	one := a.Definition.Shard().Settle(states[0], now)
+	for _, s := range states[1:] {
+		settled := a.Definition.Shard().Settle(s, now)
+		one.Value += settled.Value
+		one.TS = latest(one.TS, settled.TS)
+	}
+	return a.Definition.Ready(one, now, a.Count, a.Floor).Sub(now)
+}
+
+// earliest is the shortest wait above 0, in whole microseconds, that is enough: from a
+// likely one on it looks further and further away, and then by halving.
+func earliest(likely time.Duration, enough func(time.Duration) bool) time.Duration {
+	const farthest = math.MaxInt64 / 4
+	least, most, step := time.Duration(0), max(likely, time.Microsecond), time.Microsecond
+	for !enough(most) && most < farthest {
+		least, most, step = most, most+step, 2*step
+	}
+	for step = time.Microsecond; most-step > least && enough(most-step); step *= 2 {
+		most -= step
+	}
+	least = max(least, most-step)
 	for most-least > time.Microsecond {
 		middle := (least + (most-least)/2).Truncate(time.Microsecond)
 		if enough(middle) {

@@ -29,6 +29,7 @@ import (
 type Grant struct {
 	decide.Change         // Count is what they take together
 	Need          float64 // tokens that there must be to grant all of them
+	AtMost        bool    // it is one call that takes what there is, up to Count; alone, it does, and Count is then what it took
 	Taken         Taken
 }
 
@@ -46,6 +47,20 @@ const (
 	grantSQL = `UPDATE {table} AS r` + grantSet + `
 WHERE ` + grantWhere + `
 RETURNING r.value, r.ts, {granted at}`
+
+	// grantAtMostSQL is grantSQL for as many whole tokens as there are, up to the
+	// total, and tells how many. What there was must be read for that, and so the row
+	// is locked first.
+	grantAtMostSQL = `UPDATE {table} AS r
+SET value = w.settled - w.taken, ts = greatest(r.ts, w.ticked)
+FROM (
+	SELECT r.ctid, {grant tick} AS ticked, ` + grantSettled + ` AS settled, least(u.total, floor(` + grantSettled + `)) AS taken
+	FROM {table} AS r
+	WHERE ` + grantWhere + `
+	FOR UPDATE SKIP LOCKED
+) AS w
+WHERE r.ctid = w.ctid
+RETURNING r.value, r.ts, {granted at}, w.taken`
 
 	// grantManySQL is grantSQL for several rows, in the order given, of either
 	// kind: $1 to $9 are arrays.
@@ -102,9 +117,9 @@ func (c *clocks) of(now *time.Time) string {
 	return c.told
 }
 
-// newGrant makes grantSQL.
-func newGrant(t ticks) func(free string) clocks {
-	return newClocks(t.fill(grantSQL), "$9::timestamptz",
+// newGrant makes a statement for one row.
+func newGrant(t ticks, sql string) func(free string) clocks {
+	return newClocks(t.fill(sql), "$9::timestamptz",
 		"u.name", "$1::text", "u.key", "$2::text", "u.shard", "$3::int4", "u.total", "$4::float8", "u.need", "$5::float8",
 		"u.capacity", "$6::float8", "u.rate", "$7::float8", "u.period", "$8::float8",
 		"u.tick", "$8::float8", // of a fixed window; a token bucket has none
@@ -132,8 +147,7 @@ func newGrantMany(sql, told string) string {
 // over them, nothing is taken, and the error is lock_not_available.
 func (t *Table) Grant(ctx context.Context, q Querier, grants []Grant, now *time.Time) error {
 	if len(grants) == 1 {
-		g := &grants[0]
-		return g.scan(q.QueryRow(ctx, t.of(&g.Definition).grant.of(now), g.arguments(now)...))
+		return t.grantOne(ctx, q, &grants[0], now)
 	}
 	var sliding, others []*Grant
 	for i := range grants {
@@ -159,13 +173,22 @@ func (t *Table) Grant(ctx context.Context, q Querier, grants []Grant, now *time.
 	return err
 }
 
+func (t *Table) grantOne(ctx context.Context, q Querier, g *Grant, now *time.Time) error {
+	if g.AtMost {
+		one := *g
+		one.Need = 1
+		return g.scan(q.QueryRow(ctx, t.of(&g.Definition).grantAtMost.of(now), one.arguments(now)...), &g.Count)
+	}
+	return g.scan(q.QueryRow(ctx, t.of(&g.Definition).grant.of(now), g.arguments(now)...))
+}
+
 func (g *Grant) sliding() bool { return g.Definition.Kind == ratelimit.KindSlidingWindow }
 
 // QueueGrant puts into a batch a grant that waits for its row if somebody has locked
 // it. (It is written by one statement that need not lock it first, since a row that has
 // changed while it was waited for is read again.)
 func (t *Table) QueueGrant(batch *pgx.Batch, g *Grant, now *time.Time) {
-	batch.Queue(t.of(&g.Definition).grantInTurn.of(now), g.arguments(now)...).QueryRow(g.scan)
+	batch.Queue(t.of(&g.Definition).grantInTurn.of(now), g.arguments(now)...).QueryRow(func(row pgx.Row) error { return g.scan(row) })
 }
 
 func (g *Grant) arguments(now *time.Time) []any {
@@ -183,8 +206,8 @@ func (g *Grant) arguments(now *time.Time) []any {
 }
 
 // scan reads a row that a grant returned, if it did.
-func (g *Grant) scan(row pgx.Row) error {
-	taken, err := scanGrant(row, g.sliding())
+func (g *Grant) scan(row pgx.Row, more ...any) error {
+	taken, err := scanGrant(row, g.sliding(), more...)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil
 	}

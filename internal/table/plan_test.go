@@ -44,6 +44,9 @@ func TestKeptPlans(t *testing.T) {
 		{"bucket_many", sql.grantMany, "('{a}', '{k}', '{0}', '{1}', '{1}', '{1}', '{1}', '{1}', '{1}', NULL)", "Index Scan"},
 		{"window_many", sql.grantWindows, "('{a}', '{k}', '{0}', '{1}', '{1}', '{1}', '{1}', '{1}', '{1}', NULL)", "Index Scan"},
 		{"slots_many", sql.grantSlotted, "('{a}', '{k}', '{0}', '{1}', '{1}', '{1}', '{18}', NULL)", "Index Scan"},
+		{"bucket_at_most", sql.bucket.grantAtMost.read, "('a', 'k', 0, 1, 1, 1, 1, 1)", "Index Scan"},
+		{"window_at_most", sql.window.grantAtMost.read, "('a', 'k', 0, 1, 1, 1, 1, 1)", "Index Scan"},
+		{"slots_at_most", sql.slots.grantAtMost.read, "('a', 'k', 0, 1, 1, 1, 18)", "Index Scan"},
 		{"states", sql.bucket.states, "('a', 'k', NULL)", "Scan"},
 		{"slots_states", sql.slots.states, "('a', 'k', NULL)", "Scan"},
 		{"write_slots", sql.writeSlots, "('{a}', '{k}', '{0}', '{1}', '{now}', '{now}', ARRAY['{1}'])", "Index Scan"},
@@ -57,5 +60,37 @@ func TestKeptPlans(t *testing.T) {
 				t.Errorf("want a %s and no Seq Scan:\n%s", test.want, plan)
 			}
 		})
+	}
+}
+
+// A page of a large table is read along the index, and nothing but what is on it.
+func TestPageReadsNothingElse(t *testing.T) {
+	db := pgtest.New(t)
+	sql := New(db.Schema, false)
+	conn, err := db.Pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	var plan string
+	for _, text := range []string{
+		`INSERT INTO ` + db.Schema + `.rate_limits (name, key, shard, value, ts)
+			SELECT n, 'org ' || i, 0, 5, clock_timestamp() FROM generate_series(1, 20000) AS i, unnest('{a,b,c}'::text[]) AS n`,
+		`ANALYZE ` + db.Schema + `.rate_limits`,
+		`SET plan_cache_mode = force_generic_plan`,
+		`PREPARE page AS ` + sql.page,
+		`EXPLAIN (ANALYZE, TIMING OFF, SUMMARY OFF, COSTS OFF) EXECUTE page('b', 'org 15', 0, 100, NULL)`,
+	} {
+		results, err := conn.Conn().PgConn().Exec(t.Context(), text).ReadAll()
+		if err != nil {
+			t.Fatalf("%s: %v", text, err)
+		}
+		plan = ""
+		for _, row := range results[0].Rows {
+			plan += string(row[0]) + "\n"
+		}
+	}
+	if strings.Count(plan, "rows=100") != 2 || !strings.Contains(plan, "Index Scan") || strings.Contains(plan, "Removed") || strings.Contains(plan, "Sort") {
+		t.Errorf("want 100 rows read along the index, and no others:\n%s", plan)
 	}
 }

@@ -28,6 +28,7 @@ var plainOnly = []string{
 	"deleteListed", "read", "lock", "await", "fill", "write", "writeSlots", "grantMany", "grantWindows", "grantSlotted",
 	"bucket.grant.read", "bucket.grant.told", "window.grant.read", "window.grant.told", "slots.grant.read", "slots.grant.told",
 	"bucket.grantInTurn.read", "bucket.grantInTurn.told", "window.grantInTurn.read", "window.grantInTurn.told", "slots.grantInTurn.read", "slots.grantInTurn.told",
+	"bucket.grantAtMost.read", "bucket.grantAtMost.told", "window.grantAtMost.read", "window.grantAtMost.told", "slots.grantAtMost.read", "slots.grantAtMost.told",
 }
 
 // portableStatements are all statements of the portable form, by name.

@@ -141,6 +141,18 @@ const (
 WHERE ` + grantSlotsWhere + `
 RETURNING r.value, r.ts, ` + grantSlotsAt + `, r.slots`
 
+	// grantAtMostSlotsSQL is grantAtMostSQL for a sliding window.
+	grantAtMostSlotsSQL = `UPDATE {table} AS r
+SET value = w.value, ts = greatest(r.ts, w.ticked), slots = w.slots
+FROM (
+	SELECT r.ctid, {now} AS ticked, {value} AS value, {after} AS slots, {n} AS taken
+	FROM {table} AS r
+	WHERE ` + grantSlotsWhere + `
+	FOR UPDATE SKIP LOCKED
+) AS w
+WHERE r.ctid = w.ctid
+RETURNING r.value, r.ts, ` + grantSlotsAt + `, r.slots, w.taken`
+
 	// grantManySlotsSQL is grantManySQL for sliding windows: $1 to $7 are arrays.
 	grantManySlotsSQL = `UPDATE {table} AS r` + grantSlotsSet + `
 FROM (
@@ -159,20 +171,25 @@ SET value = {value}, ts = greatest(r.ts, {now}), slots = {after}`
 	grantSlotsWhere = `{free}r.name = u.name AND r.key = u.key AND r.shard = u.shard
 	AND (r.paused IS NULL OR r.paused <= u.now)
 	AND ` + plainSlots + `
-	AND ` + passedSQL + ` >= 0 AND {row}.slots[4 + {later}] >= ` + newestSQL + ` + {n} - {rate}`
+	AND ` + passedSQL + ` >= 0 AND {row}.slots[4 + {later}] >= ` + newestSQL + ` + {need} - {rate}`
 	grantSlotsAt = `least(r.ts + (u.width - 1) * interval '1 microsecond', {clock})`
 )
 
-// fillGrantSlots names what a grant of a sliding window has to do with.
-func fillGrantSlots(sql string) string {
-	sql = nest(sql, "{after}", afterSQL, "{header}", atOnceHeader, "{value}", atOnceValue, "{later}", atOnceLater)
-	return strings.NewReplacer("{row}", "r", "{n}", "u.total", "{rate}", "u.rate", "{width}", "u.width", "{totals}", "u.size",
+// fillGrantSlots names what a grant of a sliding window has to do with, which needs so
+// many tokens: all that it takes, or of those that there are one.
+func fillGrantSlots(sql, need string) string {
+	n := "u.total"
+	if need != n {
+		n = `least(u.total, floor({rate} - (` + newestSQL + ` - {row}.slots[4 + {later}])))`
+	}
+	sql = nest(sql, "{after}", afterSQL, "{header}", atOnceHeader, "{value}", atOnceValue, "{n}", n, "{need}", need, "{later}", atOnceLater)
+	return strings.NewReplacer("{row}", "r", "{rate}", "u.rate", "{width}", "u.width", "{totals}", "u.size",
 		"{now}", "date_bin(u.width * interval '1 microsecond', u.now, r.ts)").Replace(sql)
 }
 
-// newGrantSlots makes grantSlotsSQL.
-func newGrantSlots() func(free string) clocks {
-	return newClocks(fillGrantSlots(grantSlotsSQL), "$8::timestamptz",
+// newGrantSlots makes a statement for one row.
+func newGrantSlots(sql, need string) func(free string) clocks {
+	return newClocks(fillGrantSlots(sql, need), "$8::timestamptz",
 		"u.name", "$1::text", "u.key", "$2::text", "u.shard", "$3::int4", "u.total", "$4::float8",
 		"u.rate", "$5::float8", "u.width", "$6::float8", "u.size", "$7::int4",
 	)

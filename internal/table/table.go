@@ -48,9 +48,9 @@ type Table struct {
 
 // texts are the statements that differ between the kinds of limits.
 type texts struct {
-	allow, reserve       forms
-	give, states, atMost string
-	grant, grantInTurn   clocks
+	allow, reserve                  forms
+	give, states, atMost            string
+	grant, grantInTurn, grantAtMost clocks
 }
 
 // forms are a take that tells the row, when and by which transaction; and, if that is
@@ -69,11 +69,14 @@ func New(schema string, portable bool) *Table {
 	in := func(sql string) string { return strings.ReplaceAll(sql, "{table}", name.Sanitize()) }
 	bucket := kind{
 		ticks: bucketTicks, allow: allowed(takeSQL, notPausedSQL), reserve: allowed(takeSQL, ""), atMost: allowed(atMostSQL, notPausedSQL),
-		give: giveSQL, states: statesSQL, grant: newGrant(bucketTicks), returned: "value, ts, paused",
+		give: giveSQL, states: statesSQL, grant: newGrant(bucketTicks, grantSQL), grantAtMost: newGrant(bucketTicks, grantAtMostSQL), returned: "value, ts, paused",
 	}
 	window := bucket
-	window.ticks, window.grant = windowTicks, newGrant(windowTicks)
-	sliding := kind{ticks: windowTicks, give: giveSlotsSQL, states: statesSlotsSQL, grant: newGrantSlots(), returned: "value, ts, paused, slots"}
+	window.ticks, window.grant, window.grantAtMost = windowTicks, newGrant(windowTicks, grantSQL), newGrant(windowTicks, grantAtMostSQL)
+	sliding := kind{
+		ticks: windowTicks, give: giveSlotsSQL, states: statesSlotsSQL,
+		grant: newGrantSlots(grantSlotsSQL, "u.total"), grantAtMost: newGrantSlots(grantAtMostSlotsSQL, "1"), returned: "value, ts, paused, slots",
+	}
 	sliding.allow, sliding.reserve, sliding.atMost = takeSlots()
 	return &Table{
 		bucket: bucket.texts(in, portable),
@@ -82,7 +85,7 @@ func New(schema string, portable bool) *Table {
 		put:    in(putSQL), putSlots: in(putSlotsSQL), reset: in(resetSQL), remove: in(removeSQL), there: in(thereSQL),
 		grantMany:    in(newGrantMany(bucketTicks.fill(grantManySQL), "$10::timestamptz")),
 		grantWindows: in(newGrantMany(windowTicks.fill(grantManySQL), "$10::timestamptz")),
-		grantSlotted: in(newGrantMany(fillGrantSlots(grantManySlotsSQL), "$8::timestamptz")),
+		grantSlotted: in(newGrantMany(fillGrantSlots(grantManySlotsSQL, "u.total"), "$8::timestamptz")),
 		read:         in(readSQL), lock: in(lockSQL), await: in(awaitSQL), fill: in(fillSQL),
 		write: in(writeSQL), writeSlots: in(writeSlotsSQL), renew: in(renewSQL),
 		listFull: in(listFullSQL), listEmpty: in(listEmpty()), deleteListed: in(deleteListedSQL), deleteSame: in(deleteSameSQL),
@@ -95,7 +98,7 @@ type kind struct {
 	ticks
 	allow, reserve, atMost string // the take
 	give, states           string
-	grant                  func(free string) clocks
+	grant, grantAtMost     func(free string) clocks
 	returned               string // by takes and gives
 }
 
@@ -120,7 +123,7 @@ func (k kind) texts(in func(string) string, portable bool) texts {
 	return texts{
 		allow: allow, reserve: forms{full: full(k.reserve)},
 		give: in(give), states: in(k.states), atMost: full(k.atMost),
-		grant: k.grant(freeSQL(passOverSQL)).in(in), grantInTurn: k.grant("").in(in),
+		grant: k.grant(freeSQL(passOverSQL)).in(in), grantInTurn: k.grant("").in(in), grantAtMost: k.grantAtMost("").in(in),
 	}
 }
 
