@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"math"
 	"math/big"
 
 	"github.com/pgratelimit/ratelimit"
@@ -106,6 +107,19 @@ func (m *slidingModel) ask(reserve bool, now int64, n float64) (a answer, slot i
 	return answer{false, retry}, slot
 }
 
+// askAtMost is the answer to a call that takes what there is, up to n, its slot and how
+// much that is.
+func (m *slidingModel) askAtMost(now int64, n float64) (a answer, slot int64, some float64) {
+	whole := new(big.Int)
+	if there := m.value(now); there.Sign() > 0 {
+		whole.Quo(there.Num(), there.Denom())
+	}
+	there, _ := new(big.Float).SetInt(whole).Float64()
+	some = max(1, min(math.Floor(n), there))
+	a, slot = m.ask(false, now, some)
+	return a, slot, some
+}
+
 // reservable is the first slot from head on that begins when a pause is over.
 func (m *slidingModel) reservable(head, paused int64) int64 {
 	for paused != 0 && m.start(head) < paused {
@@ -162,6 +176,12 @@ func (m *slidingModel) refund(now, slot int64, n *big.Rat) *big.Rat {
 	out := new(big.Rat).Set(least(n, m.given[slot]))
 	m.add(slot, new(big.Rat).Neg(out))
 	return out
+}
+
+// charge counts n in the newest slot, whatever there is.
+func (m *slidingModel) charge(now int64, n *big.Rat) {
+	m.write(now)
+	m.add(m.head, n)
 }
 
 func (m *slidingModel) pause(now, until int64) {

@@ -80,7 +80,7 @@ RETURNING value, ts, paused, slots`
 
 	// To take at most so many, it is the whole tokens that the slots do not hold.
 	someSQL    = `least($4::float8, floor({rate} - (` + newestSQL + ` - {row}.slots[4 + {later}]) + greatest({rate} - (` + newestSQL + ` - {row}.slots[4 + {later}]), 1, {rate}) * ` + exact.SQL + ` / 2))`
-	someEnough = passedSQL + ` >= 0 AND ` + someSQL + ` >= 1`
+	someEnough = passedSQL + ` >= 0 AND ` + someSQL + ` >= 1 + {floor}`
 
 	afterSQL = `{header} || ({row}.slots || array_fill(` + newestSQL + `, array[{totals}]))[4 + {later} : {totals} + 2 + {later}] || (` + newestSQL + ` + {n})`
 )
