@@ -185,27 +185,35 @@ func TestSettleInTheSameTransaction(t *testing.T) {
 	}
 }
 
-// Settling is one round trip when it gives back, two when it takes more, and one more when
-// the server is asked what became of the transaction that took.
+// Settling is one round trip when it gives back, two when it takes more or the limit is a
+// sliding window, and one more when the server is asked what became of the transaction that
+// took.
 func TestSettleRoundTrips(t *testing.T) {
 	c := newCounted(t)
 	store := newStore(t, c.DB)
-	l := slow("settle trips", 1000)
+	l, sliding := slow("settle trips", 1000), slowSliding("settle slots", 1000)
 	for _, test := range []struct {
 		name  string
+		limit ratelimit.Limit
 		used  float64
 		inTx  bool // was it taken
 		trips int
-	}{{"less", 3, false, 1}, {"more", 7, false, 2}, {"less, from another transaction", 3, true, 2}} {
+	}{
+		{"less", l, 3, false, 1},
+		{"more", l, 7, false, 2},
+		{"less, from another transaction", l, 3, true, 2},
+		{"less of a sliding window", sliding, 3, false, 2},
+		{"more of a sliding window", sliding, 7, false, 2},
+	} {
 		t.Run(test.name, func(t *testing.T) {
 			for _, what := range []string{"prepares", "later"} {
 				var taken ratelimit.Result
 				if test.inTx {
 					tx := begin(t, c.DB, pgx.ReadCommitted)
-					taken = takeIn(t, store, tx, l.ForN("k", 5))
+					taken = takeIn(t, store, tx, test.limit.ForN("k", 5))
 					end(t, tx.Commit)
 				} else {
-					res, err := store.Allow(t.Context(), l.ForN("k", 5))
+					res, err := store.Allow(t.Context(), test.limit.ForN("k", 5))
 					taken = mustTake(t, res, err)
 				}
 				receipt := stored(t, taken.Receipt)

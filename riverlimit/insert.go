@@ -161,8 +161,8 @@ func (r *reservations) together(ctx context.Context, tx pgx.Tx, jobs []int) erro
 	sum, counts := r.sum(jobs)
 	whole, err := r.in.reserve(ctx, tx, sum)
 	if len(jobs) > 1 && (errors.Is(err, ratelimit.ErrExceedsCapacity) || errors.Is(err, ratelimit.ErrInvalid)) {
-		for i := range jobs {
-			if err := r.together(ctx, tx, jobs[i:i+1]); err != nil {
+		for some := range slices.Chunk(jobs, fitting(len(jobs), err)) {
+			if err := r.together(ctx, tx, some); err != nil {
 				return err
 			}
 		}
@@ -177,6 +177,17 @@ func (r *reservations) together(ctx context.Context, tx pgx.Tx, jobs []int) erro
 		r.jobs[jobs[i]] = parts[i]
 	}
 	return err
+}
+
+// fitting returns how many of so many equal jobs one reservation is tried for, when for
+// all of them it cannot be.
+func fitting(jobs int, err error) int {
+	var exceeds *ratelimit.ExceedsCapacityError
+	if !errors.As(err, &exceeds) {
+		return 1
+	}
+	share := exceeds.Most / exceeds.Request.Count
+	return min(max(int(float64(jobs)*share+1e-9), 1), jobs-1)
 }
 
 // sum is what jobs that are alike take together, and what each of them takes, both in the

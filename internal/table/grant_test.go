@@ -3,6 +3,7 @@ package table
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"reflect"
 	"testing"
@@ -92,6 +93,10 @@ func TestGrantAgrees(t *testing.T) {
 				if got := g.Taken; got.OK != ok || ok && (got.After.Value != want.Value || !got.After.TS.Equal(want.TS) || !reflect.DeepEqual(got.After.Slots, want.Slots)) {
 					t.Fatalf("%v of a %s with %v: got %v, want %v %v", g.Count, g.Definition.Name, before[i], got, want, ok)
 				}
+				some := grantAtMostTo(t, db, table, g, before[i], now)
+				if want, all := whole(g, before[i], now); g.Count > 0 && (some.Taken.OK != (all >= 1) || some.Taken.OK && (some.Count != all || some.Taken.After.Value != want.Value || !reflect.DeepEqual(some.Taken.After.Slots, want.Slots))) {
+					t.Fatalf("at most %v of a %s with %v: got %v %v, want %v %v", g.Count, g.Definition.Name, before[i], some.Count, some.Taken, all, want)
+				}
 				waited := grantInTurnTo(t, db, table, g, before[i], now)
 				if waited.OK != ok || ok && waited.After.Value != want.Value {
 					t.Fatalf("%v of a %s with %v, in turn: got %v, want %v %v", g.Count, g.Definition.Name, before[i], waited, want, ok)
@@ -103,6 +108,26 @@ func TestGrantAgrees(t *testing.T) {
 	if outcomes[true] < 100 || outcomes[false] < 100 {
 		t.Errorf("%d taken and %d refused, so this test tells little", outcomes[true], outcomes[false])
 	}
+}
+
+// grantAtMostTo is what became of a grant of what there is.
+func grantAtMostTo(t *testing.T, db *pgtest.DB, table *Table, g *Grant, before ratelimit.State, now time.Time) Grant {
+	t.Helper()
+	some := []Grant{{Change: g.Change, Need: g.Count, AtMost: true}}
+	putAll(t, db, table, some, []ratelimit.State{before})
+	if err := table.Grant(t.Context(), db.Pool, some, &now); err != nil {
+		t.Fatal(err)
+	}
+	return some[0]
+}
+
+// whole is how many whole tokens a grant of what there is takes, and what it leaves.
+func whole(g *Grant, before ratelimit.State, now time.Time) (after ratelimit.State, n float64) {
+	n = min(g.Count, math.Floor(g.Definition.Settle(before, now).Value))
+	if n < 1 {
+		return before, 0
+	}
+	return g.Definition.Spend(before, now, n), n
 }
 
 // grantInTurnTo is what became of a grant to a row in a state, that waits for the row.
@@ -126,6 +151,7 @@ func TestGrantHeedsPauses(t *testing.T) {
 	for _, limit := range []ratelimit.Limit{
 		ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Minute},
 		ratelimit.FixedWindow{Name: "window", Rate: 7, Period: time.Minute},
+		ratelimit.SlidingWindow{Name: "sliding", Rate: 7, Period: time.Minute},
 	} {
 		for rows := 1; rows <= 2; rows++ {
 			for lasts, want := range map[time.Duration]bool{0: true, time.Microsecond: false} {
@@ -149,7 +175,9 @@ func grantPaused(t *testing.T, db *pgtest.DB, table *Table, limit ratelimit.Limi
 			t.Fatal(err)
 		}
 		grants[i] = Grant{Change: call.Asks[0].Change(0, 0, 1), Need: 1}
-		states[i] = ratelimit.State{Value: 5, TS: now, Paused: now.Add(lasts)}
+		d := &grants[i].Definition
+		states[i] = d.Spend(d.Fresh("k", now), now, 2)
+		states[i].Paused = now.Add(lasts)
 	}
 	putAll(t, db, table, grants, states)
 	if err := table.Grant(t.Context(), db.Pool, grants, &now); err != nil {
@@ -166,19 +194,24 @@ func grantPaused(t *testing.T, db *pgtest.DB, table *Table, limit ratelimit.Limi
 func TestGrantPassesOver(t *testing.T) {
 	db := pgtest.New(t)
 	table, now := New(db.Schema, false), quarterPast
+	limits := []ratelimit.Limit{
+		ratelimit.TokenBucket{Name: "l", Rate: 7, Period: time.Minute},
+		ratelimit.SlidingWindow{Name: "l", Rate: 7, Period: time.Minute},
+	}
 	for savepoint, want := range map[string]struct {
 		first bool
 		code  string
 	}{"": {true, ""}, "; SAVEPOINT s": {false, "55P03"}} {
-		for n := 1; n <= 2; n++ {
+		for kinds := range 8 { // one row or two, of one kind or both
+			n := 1 + kinds/4
 			grants, states := make([]Grant, n), make([]ratelimit.State, n)
 			for i := range grants {
-				call, err := decide.New(false, ratelimit.TokenBucket{Name: "l", Rate: 7, Period: time.Minute}.For(fmt.Sprint(i)))
+				call, err := decide.New(false, limits[kinds>>i&1].For(fmt.Sprint(i)))
 				if err != nil {
 					t.Fatal(err)
 				}
 				grants[i] = Grant{Change: call.Asks[0].Change(0, 0, 1), Need: 1}
-				states[i] = ratelimit.State{Value: 5, TS: now}
+				states[i] = grants[i].Definition.Fresh("k", now)
 			}
 			putAll(t, db, table, grants, states)
 			tx, err := db.Pool.Begin(t.Context())
