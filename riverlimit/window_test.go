@@ -7,8 +7,11 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/curve"
 	"github.com/pgratelimit/ratelimit/riverlimit"
 )
 
@@ -81,5 +84,68 @@ func TestHardStartSlotsTooNarrow(t *testing.T) {
 	job := o.work(nil, river.EventKindJobCancelled, 0)
 	if len(job.Errors) != 1 {
 		t.Errorf("errors %v, want one", job.Errors)
+	}
+}
+
+// Jobs that are inserted together reserve for as many of them as fit a window: as fast as
+// the limit allows, and no faster.
+func TestInsertManySlidingWindow(t *testing.T) {
+	t.Parallel()
+	const jobs, rate = 205, 20
+	b := newBench(t)
+	l := ratelimit.SlidingWindow{Name: "window", Rate: rate, Period: time.Minute, Slots: 6}
+	params := make([]riverlimit.InsertManyParams, jobs)
+	for i := range params {
+		params[i] = riverlimit.InsertManyParams{Args: callArgs{i}, Requests: []ratelimit.Request{l.For("")}}
+	}
+	var inserted []*riverlimit.Inserted
+	b.inTx(t, func(tx pgx.Tx) (err error) {
+		inserted, err = b.inserter(t).InsertManyTx(t.Context(), tx, params)
+		return err
+	})
+	var events []curve.Event
+	for i, job := range inserted {
+		events = append(events, curve.Event{At: job.Reservation.RetryAt, Count: 1})
+		if after := job.Reservation.RetryAfter; i%rate != 0 && !job.Reservation.RetryAt.Equal(inserted[i-1].Reservation.RetryAt) ||
+			after > time.Duration(i/rate)*70*time.Second {
+			t.Errorf("job %d is due after %v", i, after)
+		}
+	}
+	if worst := curve.Judge(events, curve.Of(l.Definition())); worst.Share != 1 {
+		t.Errorf("at worst %v", worst)
+	}
+	if ok, err := b.store.Cancel(t.Context(), inserted[jobs-1].Reservation.Receipt); !ok || err != nil {
+		t.Errorf("cancelling the last job: %v, %v", ok, err)
+	}
+}
+
+// A job that has missed its slot and was given another has used what it has used once:
+// the slot that it missed has all of it back.
+func TestSettleMissedSlot(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	slots := ratelimit.SlidingWindow{Name: "slots", Rate: 1000, Period: 20 * time.Second, Slots: 100}
+	b.inTx(t, func(tx pgx.Tx) error {
+		_, err := b.inserter(t).InsertTx(t.Context(), tx, callArgs{0}, nil, slots.ForN("", 100))
+		return err
+	})
+	b.eventually(t, 1, `SELECT count(*) FROM river_job WHERE created_at < now() - interval '400 ms'`) // two slots
+	m := middleware(t, b.store, riverlimit.MiddlewareConfig{
+		Limits:    func(*rivertype.JobRow) []ratelimit.Request { return []ratelimit.Request{slots.ForN("", 100)} },
+		HardStart: true,
+	})
+	start(t, b.client(t, b.config(func(ctx context.Context, job *river.Job[callArgs]) error {
+		return pgx.BeginFunc(ctx, b.Pool, func(tx pgx.Tx) error {
+			if err := riverlimit.SettleTx(ctx, tx, b.store, job.JobRow, slots.ForN("", 30)); err != nil {
+				return err
+			}
+			_, err := river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, job)
+			return err
+		})
+	}, m)))
+	b.eventually(t, 1, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
+	left, err := b.store.Check(t.Context(), slots.ForN("", 0))
+	if err != nil || left.Value != 970 {
+		t.Errorf("%v, %v, want 970 left", left, err)
 	}
 }
