@@ -29,6 +29,12 @@ const defaultSlots = 16
 // once is counted in the slot of its [Status].At. Work that begins when its slot is
 // over, since its caller has waited long for the row, say, is counted too early.
 //
+// To settle for less gives back to the slot that was given, unless no window holds that
+// any more. To settle for more counts it in the newest slot, so that no later grant shares
+// a window with more than Rate, whether the work is thought of as done when it was granted
+// or when it was settled. (With Shards that is so for each row.) Work that is reserved for
+// together, by [Result.Instants] and [Result.Split], is in one slot, and due when it begins.
+//
 // Those who reserve are served in the order of their coming, and while a
 // reservation is ahead nothing is allowed before it. In a call of several limits each is
 // reserved for an instant of its own, and the result has the latest.

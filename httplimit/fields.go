@@ -113,7 +113,8 @@ func isFieldString(s string) bool {
 	return err == nil
 }
 
-// fillTime is how long an empty limit takes to fill.
+// fillTime is how long an empty limit takes to fill; a sliding window's period, in which no
+// more can be used.
 func fillTime(d ratelimit.Definition) time.Duration {
 	periods := d.Capacity / d.Rate
 	if d.Kind == ratelimit.KindFixedWindow {
@@ -129,7 +130,11 @@ func effectiveWindow(s ratelimit.Status) time.Duration {
 	d := s.Request.Limit.Definition()
 	wait := nextToken(d, s)
 	if paused := s.PausedUntil.Sub(s.At); !s.PausedUntil.IsZero() && paused > 0 {
-		wait += paused
+		if d.Kind == ratelimit.KindSlidingWindow { // whose slots go on in a pause
+			wait = max(wait, paused)
+		} else {
+			wait += paused
+		}
 	}
 	if !s.OK {
 		wait = min(wait, s.RetryAfter)
@@ -144,6 +149,13 @@ func nextToken(d ratelimit.Definition, s ratelimit.Status) time.Duration {
 			return next
 		}
 		return d.Period
+	}
+	if d.Kind == ratelimit.KindSlidingWindow {
+		// What was taken comes back at the beginning of slots, the last of it at ResetAfter.
+		if s.ResetAfter == 0 {
+			return d.Period
+		}
+		return (s.ResetAfter-1)%d.SlotWidth() + 1
 	}
 	missing := min(float64(s.Remaining)+1-s.Value, 1)
 	if s.Value < 0 {

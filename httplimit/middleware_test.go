@@ -182,6 +182,38 @@ func TestEffectiveWindow(t *testing.T) {
 	wantFields(fields(store.Allow, perDay.For("paused")), fmt.Sprintf(`"per_day";r=0;t=%d`, int(math.Ceil(result.RetryAfter.Seconds()))))
 }
 
+// The effective window of a sliding window ends where its next slot begins.
+func TestEffectiveWindowOfSlots(t *testing.T) {
+	clock := newClock()
+	store := memstore.New(clock.Now)
+	limit := ratelimit.SlidingWindow{Name: "l", Rate: 3, Period: time.Minute, Slots: 6, Start: noon}
+	m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: limit}}})
+	want := func(verb func(context.Context, ...ratelimit.Request) (ratelimit.Result, error), field string) {
+		t.Helper()
+		result, err := verb(t.Context(), limit.For(""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := httptest.NewRecorder()
+		m.SetFields(w.Header(), result)
+		m.Answer(w, get("/"), result.Err())
+		if got := w.Header().Get("RateLimit"); got != field {
+			t.Errorf("got %s, want %s", got, field)
+		}
+	}
+	at := clock.Now()
+	edge := 10*time.Second - at.Sub(noon)%(10*time.Second)
+	want(store.Check, `"l";r=3;t=60`)
+	clock.add(edge - 4*time.Second)
+	want(store.Allow, `"l";r=2;t=4`)
+	clock.add(4 * time.Second)
+	want(store.Check, `"l";r=2;t=10`)
+	if _, err := store.Pause(t.Context(), limit, "", 25*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	want(store.Check, `"l";r=2;t=25`)
+}
+
 // Middlewares around each other add to the fields, and the one that refuses decides.
 func TestNested(t *testing.T) {
 	store := memstore.New(newClock().Now)
@@ -287,6 +319,7 @@ func keepRetryAfter(t *testing.T, store httplimit.Store, clock *clock, clients i
 		ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: 61 * time.Second, Capacity: 3},
 		ratelimit.TokenBucket{Name: "fast", Rate: 333, Period: time.Second, Capacity: 2},
 		ratelimit.FixedWindow{Name: "window", Rate: 3, Period: 17 * time.Second},
+		ratelimit.SlidingWindow{Name: "sliding", Rate: 3, Period: 17 * time.Second, Slots: 7},
 		ratelimit.FixedWindow{Name: "long", Rate: 2.5, Period: 1234567 * time.Microsecond, Capacity: 4},
 	}
 	through := 0
