@@ -15,8 +15,10 @@ import (
 
 // SettleTx replaces, inside tx, what a call took by what was really used: a count for
 // each of its limits, in the order of the call, which is that of the result's Each.
-// What was not used goes back to the rows that it came from. What was used besides is
-// taken from them whatever there is, below MaxReserved too, since it is spent. The
+// What was not used goes back to the rows that it came from, and to the slots of a sliding
+// window, which has it back already when no window holds the slot any more. What was used
+// besides is taken from them whatever there is, below MaxReserved too, since it is spent;
+// of a sliding window in its newest slot. The
 // result says what there is of each limit then; it is OK, and while there is debt or a
 // pause its RetryAt is when that is over. It has no receipt.
 //

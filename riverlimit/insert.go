@@ -84,7 +84,9 @@ func (in Inserter) InsertTx(ctx context.Context, tx pgx.Tx, args river.JobArgs, 
 // its own: all of them or, on an error, none. Of jobs with the same limits, those
 // that are given first are due first. Jobs that take from the same limits and keys share
 // one reservation, if each takes from one limit, or else if they are next to each other,
-// so 500 of them cost no more round trips than one does.
+// so 500 of them cost no more round trips than one does. If they are more than a limit can
+// ever grant at once, there is one reservation for as many as it can; those of a sliding
+// window are due together, when a slot begins that has room for them.
 //
 // The limits' rows are locked in one order, whatever the order of the jobs, so
 // two such calls never deadlock (40P01). Several calls in one transaction can, if
