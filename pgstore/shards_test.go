@@ -223,7 +223,11 @@ func TestShardMemoryByDefinition(t *testing.T) {
 	db := pgtest.New(t)
 	store := newStore(t, db)
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 8, Period: 24 * time.Hour, Shards: 8}
-	mustAllow(t, store, limit.For("k"))
+	tx := begin(t, db, pgx.ReadCommitted) // which makes the row of one shard only
+	mustAllowIn(t, store, tx, limit.For("k"))
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	limit.Rate = 800
 	result, err := store.Allow(t.Context(), limit.For("k"))
 	if err != nil || result.Remaining < 600 {

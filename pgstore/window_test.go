@@ -102,8 +102,9 @@ func TestSlidingWindowShards(t *testing.T) {
 				var (
 					mu     sync.Mutex
 					events []curve.Event
+					worst  curve.Worst
 				)
-				_, refused := askAll(t, 32, 800*time.Millisecond, func(*rand.Rand) (ratelimit.Result, error) {
+				ask := func(*rand.Rand) (ratelimit.Result, error) {
 					result, err := form.take(t.Context(), db.Pool, store, limit.For("k"))
 					if err == nil && result.OK {
 						mu.Lock()
@@ -111,8 +112,13 @@ func TestSlidingWindowShards(t *testing.T) {
 						events = append(events, curve.Event{At: result.At, Count: 1})
 					}
 					return result, err
-				})
-				worst := curve.Judge(events, curve.Of(limit.Definition()))
+				}
+				refused := 0
+				for round := 0; round < 10 && (worst.Share < 1 || refused == 0); round++ { // a busy machine may ask too slowly
+					_, no := askAll(t, 32, 800*time.Millisecond, ask)
+					refused += no
+					worst = curve.Judge(events, curve.Of(limit.Definition()))
+				}
 				t.Logf("%d granted, %d refused, at worst %v", len(events), refused, worst)
 				if worst.Share != 1 || refused == 0 {
 					t.Errorf("at worst %v, want all of it and no more", worst)
