@@ -406,8 +406,8 @@ func TestArrivalCurve(t *testing.T) {
 
 // TestSettledWindow: whatever was settled, for less or more, by when it was told or by when
 // it was settled, and however many pieces share a reservation: at each grant, in no window
-// that has it there is more than Rate. (With shards what was used besides is taken from
-// one of them, and the others go on, so there it is settled for less only.)
+// that has it there is more than Rate. (With shards it is settled for less only: what is
+// given back to one shard can be granted while others are in debt.)
 func TestSettledWindow(t *testing.T) {
 	for _, shards := range []bool{false, true} {
 		t.Run(fmt.Sprint("shards ", shards), func(t *testing.T) {
@@ -434,7 +434,7 @@ func TestSettledWindow(t *testing.T) {
 				t.Errorf("the bound was never touched: at worst %v", worst)
 			}
 			for _, what := range []string{"less", "more", "at most", "batch"} {
-				if tally[what] < 100 && (what != "more" || !shards) {
+				if tally[what] < 20 && (what != "more" || !shards) {
 					t.Errorf("%s %d times tells little", what, tally[what])
 				}
 			}

@@ -403,6 +403,11 @@ func (s *Store) settle(ctx context.Context, r *ratelimit.Receipt, used []float64
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		now := s.now()
+		states := make([]ratelimit.State, len(settlement.Changes))
+		for i, c := range settlement.Changes {
+			states[i] = s.state(c.Definition, c.Row, now)
+		}
+		settlement.Spread(settlement.Changes, states, now)
 		for i := range settlement.Changes {
 			c := &settlement.Changes[i]
 			if _, ok := s.rows[c.Row]; ok || c.Count > 0 { // no row is full already

@@ -17,10 +17,11 @@ import (
 // each of its limits, in the order of the call, which is that of the result's Each.
 // What was not used goes back to the rows that it came from, and to the slots of a sliding
 // window, which has it back already when no window holds the slot any more. What was used
-// besides is taken from them whatever there is, below MaxReserved too, since it is spent;
-// of a sliding window in its newest slot. The
-// result says what there is of each limit then; it is OK, and while there is debt or a
-// pause its RetryAt is when that is over. It has no receipt.
+// besides is taken whatever there is, below MaxReserved too, since it is spent: of a limit
+// with shards from the fullest first, so that they all are left with as much, and of a
+// sliding window in its newest slot. The result says what there is of each limit then; it
+// is OK, and while there is debt or a pause its RetryAt is when that is over. It has no
+// receipt.
 //
 // The receipt is that of a call's result, also one that another process has stored.
 // Settle in the transaction that finishes the work: work, price and the note that it
@@ -228,7 +229,7 @@ func (m *making) choose(ctx context.Context, tx pgx.Tx) error {
 	}
 	m.changes = nil
 	for i, c := range m.settlement.Changes {
-		if rows.Found[i] || c.Count > 0 {
+		if rows.Found[i] || c.Count > 0 || m.settlement.Spreads(&c) {
 			m.changes = append(m.changes, c)
 		}
 	}
@@ -245,8 +246,13 @@ func (m *making) remember() {
 			m.after.States[i] = []ratelimit.State{a.Definition.Fresh(a.Key, m.after.At)}
 		}
 	}
+	states := make([]ratelimit.State, len(m.given))
+	for i := range m.given {
+		states[i] = m.given[i].After
+	}
+	m.settlement.Spread(m.changes, states, m.after.At)
 	for i := range m.changes {
-		c, state := &m.changes[i], m.given[i].After
+		c, state := &m.changes[i], states[i]
 		if i > 0 && m.changes[i-1].Row == c.Row { // another slot of it
 			state, m.given[i].Made = m.changes[i-1].After, m.given[i-1].Made
 		}

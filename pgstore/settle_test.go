@@ -377,3 +377,31 @@ func runSettler(t *testing.T, db *pgtest.DB, kill bool, worker int) error {
 	}
 	return nil
 }
+
+// What was used besides is taken from all shards, so that none of them grants it again.
+func TestSettleForMoreWithShards(t *testing.T) {
+	for _, l := range []ratelimit.Limit{
+		ratelimit.TokenBucket{Name: "bucket", Rate: 8, Period: 24 * time.Hour, Shards: 2},
+		ratelimit.FixedWindow{Name: "window", Rate: 8, Period: 24 * time.Hour, Shards: 2},
+		ratelimit.SlidingWindow{Name: "slots", Rate: 8, Period: 24 * time.Hour, Shards: 2},
+	} {
+		for _, portable := range []bool{false, true} {
+			t.Run(fmt.Sprint(ratelimit.NameOf(l), " ", portable), func(t *testing.T) {
+				c := newClock()
+				store := newStore(t, pgtest.New(t), onClock(c), func(c *pgstore.Config) { c.Portable = portable })
+				taken, err := store.Allow(t.Context(), l.ForN("k", 4))
+				mustTake(t, taken, err)
+				settled, err := store.Settle(t.Context(), taken.Receipt, 7)
+				if err != nil || settled.Value != 1 {
+					t.Errorf("settled: got %v left, error %v, want 1", settled.Value, err)
+				}
+				if got, err := store.Allow(t.Context(), l.For("k")); err != nil || !got.OK {
+					t.Errorf("the last: got OK %v, error %v, want it granted", got.OK, err)
+				}
+				if got, err := store.Allow(t.Context(), l.For("k")); err != nil || got.OK {
+					t.Errorf("one more: got OK %v, error %v, want a refusal", got.OK, err)
+				}
+			})
+		}
+	}
+}
