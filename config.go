@@ -37,8 +37,9 @@ const (
 type Kind uint8
 
 const (
-	KindTokenBucket Kind = iota + 1 // continuously
-	KindFixedWindow                 // at the edge of each window
+	KindTokenBucket   Kind = iota + 1 // continuously
+	KindFixedWindow                   // at the edge of each window
+	KindSlidingWindow                 // slot by slot, as what was taken leaves the window
 )
 
 func (k Kind) String() string {
@@ -47,12 +48,14 @@ func (k Kind) String() string {
 		return "token bucket"
 	case KindFixedWindow:
 		return "fixed window"
+	case KindSlidingWindow:
+		return "sliding window"
 	}
 	return fmt.Sprintf("Kind(%d)", uint8(k))
 }
 
-// Limit is a limit's definition: a [TokenBucket] or a [FixedWindow]. Both are
-// plain values: copy one and change its Rate to give a customer's plan a rate
+// Limit is a limit's definition: a [TokenBucket], a [FixedWindow] or a
+// [SlidingWindow]. All are plain values: copy one and change its Rate to give a customer's plan a rate
 // of its own. Nothing of a definition is stored; changing it in code changes
 // it for all keys at their next call.
 type Limit interface {
@@ -84,10 +87,11 @@ type Definition struct {
 	Kind        Kind
 	Rate        float64       // tokens per Period
 	Period      time.Duration // whole microseconds
-	Capacity    float64       // 0 is an empty bucket
+	Capacity    float64       // 0 is an empty bucket; Rate for a sliding window
 	MaxReserved float64       // 0 is no debt, +Inf unlimited
 	Shards      int           // at least 1
-	Start       time.Time     // fixed window: an edge; zero for a phase by key
+	Start       time.Time     // of a window: an edge; zero for a phase by key
+	Slots       int           // sliding window: into how many its period is cut; otherwise 0
 }
 
 // Limit is the definition as a limit, whose Definition is d again: a definition
@@ -101,12 +105,12 @@ func (d Definition) Limit() Limit {
 	if math.IsInf(d.MaxReserved, 1) {
 		w.MaxReserved = 0 // unlimited by default
 	}
-	return ofKind(d.Kind, w)
+	return ofKind(d.Kind, w, d.Slots)
 }
 
-// ofKind is the limit of a kind that has w's fields, nil when there is no such
-// kind.
-func ofKind(kind Kind, w FixedWindow) Limit {
+// ofKind is the limit of a kind that has w's fields, and so many slots, nil when
+// there is no such kind.
+func ofKind(kind Kind, w FixedWindow, slots int) Limit {
 	switch kind {
 	case KindTokenBucket:
 		return TokenBucket{
@@ -115,6 +119,11 @@ func ofKind(kind Kind, w FixedWindow) Limit {
 		}
 	case KindFixedWindow:
 		return w
+	case KindSlidingWindow:
+		return SlidingWindow{
+			Name: w.Name, Rate: w.Rate, Period: w.Period, Slots: slots,
+			MaxReserved: w.MaxReserved, Shards: w.Shards, Start: w.Start,
+		}
 	}
 	return nil
 }
@@ -125,6 +134,8 @@ func NameOf(limit Limit) string {
 	case TokenBucket:
 		return l.Name
 	case FixedWindow:
+		return l.Name
+	case SlidingWindow:
 		return l.Name
 	}
 	if missing(limit) {
@@ -141,6 +152,8 @@ func missing(limit Limit) bool {
 	case *TokenBucket:
 		return l == nil
 	case *FixedWindow:
+		return l == nil
+	case *SlidingWindow:
 		return l == nil
 	}
 	return false
@@ -188,7 +201,7 @@ func joined(errs []error) error {
 	return errors.Join(errs...)
 }
 
-// fields is what both kinds of limits have.
+// fields is what all kinds of limits have.
 type fields struct {
 	name        string
 	rate        float64

@@ -290,6 +290,7 @@ func TestKindString(t *testing.T) {
 	}{
 		{KindTokenBucket, "token bucket"},
 		{KindFixedWindow, "fixed window"},
+		{KindSlidingWindow, "sliding window"},
 		{0, "Kind(0)"},
 		{7, "Kind(7)"},
 	}
@@ -311,7 +312,7 @@ func TestValidateLimits(t *testing.T) {
 		{"none", nil, nil},
 		{"sound", []Limit{a, b, &TokenBucket{Name: "c", Rate: 1, Period: 1000}}, nil},
 		{"bad", []Limit{a, TokenBucket{Name: "c", Rate: -1, Shards: -1}, FixedWindow{Name: "d", Rate: 1}}, []string{"c: Rate -1", "c: Period 0s", "c: Shards -1", "d: Period 0s"}},
-		{"nil", []Limit{a, nil, b, (*TokenBucket)(nil), (*FixedWindow)(nil)}, []string{": Limits[1] <nil>", ": Limits[3] <nil>", ": Limits[4] <nil>"}},
+		{"nil", []Limit{a, nil, b, (*TokenBucket)(nil), (*FixedWindow)(nil), (*SlidingWindow)(nil)}, []string{": Limits[1] <nil>", ": Limits[3] <nil>", ": Limits[4] <nil>", ": Limits[5] <nil>"}},
 		{"twice", []Limit{a, b, windowOf(a), &a}, []string{"a: Name a"}},
 		{"twice and bad", []Limit{b, FixedWindow{Name: "b"}}, []string{"b: Rate 0", "b: Period 0s", "b: Name b"}},
 	}
@@ -357,6 +358,9 @@ func TestNameOf(t *testing.T) {
 	}{
 		{TokenBucket{Name: "a"}, "a"},
 		{FixedWindow{Name: "b"}, "b"},
+		{SlidingWindow{Name: "s"}, "s"},
+		{&SlidingWindow{Name: "s"}, "s"},
+		{(*SlidingWindow)(nil), ""},
 		{&TokenBucket{Name: "c"}, "c"},
 		{struct{ FixedWindow }{FixedWindow{Name: "d"}}, "d"},
 		{nil, ""},

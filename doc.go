@@ -9,8 +9,9 @@
 // # Limits
 //
 // A token is what a call takes from a limit: the right to do something once. A
-// [TokenBucket] refills continuously, a [FixedWindow] at the edge of each window.
-// Both are plain values, usually package variables:
+// [TokenBucket] refills continuously, a [FixedWindow] at the edge of each window, and a
+// [SlidingWindow] never grants more than its rate in any window, wherever that begins.
+// All are plain values, usually package variables:
 //
 //	var SendMessage = ratelimit.TokenBucket{
 //		Name: "send_message", Rate: 10, Period: time.Minute, Capacity: 20,
@@ -36,6 +37,9 @@
 //	               value = min(value + w · rate, capacity)
 //	               ts    = ts + w · period
 //
+// A sliding window has a third column, with what was given in each of its S + 1 newest
+// slots of a length of period / S; value is what these leave of the rate.
+//
 // A call for n tokens succeeds if at least 0 is left, or for a reservation at
 // least −MaxReserved. Then what is left is stored; otherwise nothing is. A row
 // that does not exist is full.
@@ -51,7 +55,8 @@
 // # What is promised
 //
 // Over any stretch of time a token bucket grants at most Capacity + Rate ·
-// elapsed / Period, and a fixed window at most Capacity + Rate for each edge,
+// elapsed / Period, a fixed window at most Capacity + Rate for each edge, and a sliding
+// window at most Rate in any Period,
 // whatever calls and whatever fails: also when PostgreSQL aborts a transaction for
 // a serialization failure (40001: it cannot be ordered with another that ran at
 // the same time) or a deadlock (40P01: each of two waits for a row that the other

@@ -55,6 +55,31 @@ func ExampleTokenBucket() {
 	// 12:00:06 true 0 0s
 }
 
+// Never more than three calls in any minute, wherever it begins; the slots are 20
+// seconds long, and begin on the minute because of Start. What was taken in one of them
+// is back four slots later.
+func ExampleSlidingWindow() {
+	now := noon
+	store := memstore.New(func() time.Time { return now })
+	limit := ratelimit.SlidingWindow{Name: "call_partner", Rate: 3, Period: time.Minute, Slots: 3, Start: noon}
+
+	for range 6 {
+		res, err := store.Allow(context.Background(), limit.For(""))
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(now.Format(time.TimeOnly), res.OK, res.Remaining, res.RetryAfter)
+		now = now.Add(15*time.Second + res.RetryAfter)
+	}
+	// Output:
+	// 12:00:00 true 2 0s
+	// 12:00:15 true 1 0s
+	// 12:00:30 true 0 0s
+	// 12:00:45 false 0 35s
+	// 12:01:35 true 1 0s
+	// 12:01:50 true 1 0s
+}
+
 // Two sign-ups an hour, all of them at once if need be; the hours begin on
 // the hour because of Start.
 func ExampleFixedWindow() {

@@ -74,12 +74,13 @@ func (FixedWindow) sealed() {}
 // A fixed window is a token bucket whose clock stands still between the edges
 // of its windows. That is all that tells the two kinds apart, here and in SQL.
 
-// windowTick is the last edge up to now of the windows that have one at edge.
+// windowTick is the last edge up to now of the windows, or slots, that have one at
+// edge.
 func (d Definition) windowTick(edge, now int64) int64 {
-	period := d.Period.Microseconds()
-	past := (now - edge) % period
+	tick := d.tick()
+	past := (now - edge) % tick
 	if past < 0 {
-		past += period
+		past += tick
 	}
 	return now - past
 }
@@ -94,11 +95,10 @@ func (d Definition) windowWait(tokens float64) int64 {
 // asked about, so that no negative time is divided.
 var firstEdge = time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
 
-// origin is an edge of the windows of key's rows when they are fresh.
+// origin is an edge of the windows, or slots, of key's rows when they are fresh.
 func (d Definition) origin(key string) int64 {
 	if !d.Start.IsZero() {
-		start, period := d.Start.UnixMicro(), d.Period.Microseconds()
-		return d.windowTick(start, firstEdge+period-1)
+		return d.windowTick(d.Start.UnixMicro(), firstEdge+d.tick()-1)
 	}
 	return firstEdge + d.phase(key)
 }

@@ -15,10 +15,11 @@ type definitionJSON struct {
 	Kind        string  `json:"kind"`
 	Rate        float64 `json:"rate"`
 	Period      string  `json:"period"`
-	Capacity    any     `json:"capacity"`
+	Capacity    any     `json:"capacity,omitempty"`
 	MaxReserved any     `json:"maxReserved"`
 	Shards      int     `json:"shards"`
 	Start       string  `json:"start,omitempty"`
+	Slots       int     `json:"slots,omitempty"`
 }
 
 // MarshalJSON writes the definition as UnmarshalJSON reads it. A definition that
@@ -34,7 +35,10 @@ func (d Definition) MarshalJSON() ([]byte, error) {
 	d = limit.Definition()
 	out := definitionJSON{
 		Name: d.Name, Kind: d.Kind.String(), Rate: d.Rate, Period: span(d.Period),
-		Capacity: jsonAmount(d.Capacity), MaxReserved: jsonAmount(d.MaxReserved), Shards: d.Shards,
+		Capacity: jsonAmount(d.Capacity), MaxReserved: jsonAmount(d.MaxReserved), Shards: d.Shards, Slots: d.Slots,
+	}
+	if d.Kind == KindSlidingWindow {
+		out.Capacity = nil // it is the rate
 	}
 	if !d.Start.IsZero() {
 		out.Start = d.Start.Format(time.RFC3339Nano)
@@ -54,10 +58,11 @@ func jsonAmount(v float64) any {
 //	{"name": "api", "kind": "token bucket", "rate": 10, "period": "1m",
 //	 "capacity": 20, "maxReserved": 5, "shards": 8}
 //
-// The kind is "token bucket" or "fixed window"; the period is a duration as Go
-// writes them. Capacity and maxReserved may be "none", and maxReserved
-// "unlimited". They, shards and a fixed window's start, an instant by RFC 3339,
-// may be left out for their defaults. A field that is unknown, is given
+// The kind is "token bucket", "fixed window" or "sliding window"; the period is a
+// duration as Go writes them. Capacity and maxReserved may be "none", and maxReserved
+// "unlimited". They, shards and a window's start, an instant by RFC 3339,
+// may be left out for their defaults. A sliding window has slots, which may be left
+// out too, and no capacity. A field that is unknown, is given
 // twice or has a value that it cannot have is an error that names it: a *FieldError
 // for one, several joined. All of them are [ErrInvalid], and leave d as it was.
 func (d *Definition) UnmarshalJSON(text []byte) error {
@@ -122,6 +127,7 @@ func (r *reader) field(name string, value json.RawMessage) {
 
 // limit is the limit that the fields are of, nil when they are of none.
 func (r *reader) limit() Limit {
+	capacity := r.raw["capacity"]
 	w := FixedWindow{Name: take[string](r, "name", "must be a text")}
 	r.faults.limit = w.Name
 	kind := r.kind()
@@ -131,13 +137,17 @@ func (r *reader) limit() Limit {
 	w.MaxReserved = r.maxReserved()
 	w.Shards = take[int](r, "shards", "must be a whole number")
 	w.Start = r.start(kind)
+	slots := r.slots(kind)
+	if kind == KindSlidingWindow && w.Capacity != 0 {
+		r.faults.add("capacity", jsonValue(capacity), "is not for a sliding window, whose capacity is its rate")
+	}
 	for _, name := range r.order {
 		if value, left := r.raw[name]; left {
 			r.faults.add(name, jsonValue(value), "is no field of a definition")
 			delete(r.raw, name)
 		}
 	}
-	return ofKind(kind, w)
+	return ofKind(kind, w, slots)
 }
 
 // take reads a field, which may be left out.
@@ -155,11 +165,11 @@ func take[T any](r *reader, name, reason string) (v T) {
 	return *p
 }
 
-const badKind = `must be "token bucket" or "fixed window"`
+const badKind = `must be "token bucket", "fixed window" or "sliding window"`
 
 func (r *reader) kind() Kind {
 	text := take[string](r, "kind", badKind)
-	for _, k := range []Kind{KindTokenBucket, KindFixedWindow} {
+	for _, k := range []Kind{KindTokenBucket, KindFixedWindow, KindSlidingWindow} {
 		if text == k.String() {
 			return k
 		}
@@ -213,9 +223,18 @@ func (r *reader) start(kind Kind) time.Time {
 	if err != nil || start.IsZero() { // the zero time would be no start
 		r.faults.add("start", text, reason)
 	} else if kind == KindTokenBucket {
-		r.faults.add("start", jsonValue(raw), "is for a fixed window only")
+		r.faults.add("start", jsonValue(raw), "is for a window only")
 	}
 	return start
+}
+
+func (r *reader) slots(kind Kind) int {
+	raw, given := r.raw["slots"]
+	n := take[int](r, "slots", "must be a whole number")
+	if given && kind != KindSlidingWindow && !r.faults.have("slots") {
+		r.faults.add("slots", jsonValue(raw), "is for a sliding window only")
+	}
+	return n
 }
 
 // jsonValue is a value for a FieldError: a text without its quotes, a number or

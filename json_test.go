@@ -33,6 +33,14 @@ func TestDefinitionJSON(t *testing.T) {
 			FixedWindow{Name: "w", Rate: 1, Period: time.Hour + time.Second, Start: monday.In(time.FixedZone("", 3600)).Add(1)},
 			`{"name":"w","kind":"fixed window","rate":1,"period":"1h0m1s","capacity":1,"maxReserved":"unlimited","shards":1,"start":"2025-01-06T00:00:00.000000001Z"}`,
 		},
+		{
+			SlidingWindow{Name: "s", Rate: 100, Period: time.Minute, MaxReserved: 50},
+			`{"name":"s","kind":"sliding window","rate":100,"period":"1m","maxReserved":50,"shards":1,"slots":16}`,
+		},
+		{
+			SlidingWindow{Name: "s", Rate: 2.5, Period: time.Minute, Slots: 60, MaxReserved: None, Shards: 2, Start: monday},
+			`{"name":"s","kind":"sliding window","rate":2.5,"period":"1m","maxReserved":"none","shards":2,"start":"2025-01-06T00:00:00Z","slots":60}`,
+		},
 	}
 	for _, tt := range tests {
 		d := tt.limit.Definition()
@@ -115,6 +123,11 @@ func TestUnmarshalInvalid(t *testing.T) {
 		{`{"name": "a", "kind": "token bucket", "rate": 10, "period": "1ns"}`, []string{"Period 1ns"}},
 		{`{"name": "a", "kind": "token bucket", "rate": 0.5, "period": "1s"}`, []string{"Rate 0.5"}},
 		{`{"name": "a", "kind": "token bucket", "rate": 1, "period": "1s", "start": "2025-01-06T00:00:00Z"}`, []string{"start 2025-01-06T00:00:00Z"}},
+		{least + `, "slots": 6}`, []string{"slots 6"}},
+		{`{"name": "a", "kind": "sliding window", "rate": 1, "period": "1s", "slots": 1.5}`, []string{"slots 1.5"}},
+		{`{"name": "a", "kind": "sliding window", "rate": 1, "period": "1s", "slots": 1001}`, []string{"Slots 1001"}},
+		{`{"name": "a", "kind": "sliding window", "rate": 1, "period": "1s", "capacity": 5}`, []string{"capacity 5"}},
+		{`{"name": "a", "kind": "sliding window", "rate": 0.5, "period": "1s"}`, []string{"Rate 0.5"}},
 	}
 	for _, tt := range tests {
 		var d Definition

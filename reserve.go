@@ -4,15 +4,17 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit/internal/exact"
+	"github.com/pgratelimit/ratelimit/internal/slots"
 )
 
 // State is a limit's two numbers, for one key and shard, and whether it is
 // paused. It needs the limit's definition to mean anything: see
 // [Definition.Settle].
 type State struct {
-	Value  float64   // tokens at TS; negative is debt
-	TS     time.Time // in whole microseconds
-	Paused time.Time // the end of the last pause; zero when there is none
+	Value  float64      // tokens at TS; negative is debt
+	TS     time.Time    // in whole microseconds
+	Paused time.Time    // the end of the last pause; zero when there is none
+	Slots  *slots.Slots // what a sliding window has given; nil for the other kinds
 }
 
 func (d Definition) periodMicros() float64 { return float64(d.Period.Microseconds()) }
@@ -20,10 +22,22 @@ func (d Definition) periodMicros() float64 { return float64(d.Period.Microsecond
 // lastTick is the last instant up to now at which a row was refilled that was
 // refilled at ts.
 func (d Definition) lastTick(ts, now int64) int64 {
-	if d.Kind == KindFixedWindow {
-		return d.windowTick(ts, now)
+	if d.Kind == KindTokenBucket {
+		return bucketTick(now)
 	}
-	return bucketTick(now)
+	return d.windowTick(ts, now)
+}
+
+// tick is the time, in microseconds, in which a limit's clock stands still: a fixed
+// window's period, a sliding window's slot.
+func (d Definition) tick() int64 {
+	switch d.Kind {
+	case KindFixedWindow:
+		return d.Period.Microseconds()
+	case KindSlidingWindow:
+		return d.slotMicros()
+	}
+	return 1
 }
 
 // longestWait, in microseconds, is above every wait that a definition allows.
@@ -47,33 +61,60 @@ func instant(micros int64) time.Time { return time.UnixMicro(micros).UTC() }
 // Fresh is the state of a key that has no row: full.
 func (d Definition) Fresh(key string, now time.Time) State {
 	origin := firstEdge
-	if d.Kind == KindFixedWindow {
+	if d.Kind != KindTokenBucket {
 		origin = d.origin(key)
 	}
-	return State{Value: d.Capacity, TS: instant(d.lastTick(origin, now.UnixMicro()))}
+	s := State{Value: d.Capacity, TS: instant(d.lastTick(origin, now.UnixMicro()))}
+	if d.Kind == KindSlidingWindow {
+		s.Slots = slots.New(d.slotMicros(), d.Slots)
+	}
+	return s
 }
 
 // Settle brings s to now: it adds the tokens that were refilled since, up to
 // Capacity. A now before s.TS, from a clock that went back or a caller that is
 // late, neither takes tokens away nor creates any.
+//
+// A state of another definition of the name is taken as it is, so a new Rate holds at
+// once for all keys. From a limit of another kind or with other slots, a sliding
+// window takes over what was taken lately and counts it as late as it may have been,
+// and the other kinds take over what was left; while programs with both are at work the
+// bound is not kept.
 func (d Definition) Settle(s State, now time.Time) State {
+	if d.Kind == KindSlidingWindow {
+		return d.slide(s, now.UnixMicro())
+	}
 	ts := s.TS.UnixMicro()
 	tick := max(ts, d.lastTick(ts, now.UnixMicro()))
 	refill := float64(tick-ts) * d.Rate / d.periodMicros()
 	return State{Value: min(s.Value+refill, d.Capacity), TS: instant(tick), Paused: s.Paused}
 }
 
-// When is the first instant at which s, if nothing is taken, is not paused and
-// holds want tokens: s.TS when it does already. want is at most Capacity.
+// ValueAt is the value at now of s, which is settled. Only a sliding window's differs
+// from that of s, when the newest slot is in the future: that is as far away as now says,
+// and not as the beginning of a slot.
+func (d Definition) ValueAt(s State, now time.Time) float64 {
+	if d.Kind == KindSlidingWindow && s.Slots.Ahead > 0 {
+		return -d.delayed(d.slotStart(s, 0) - now.UnixMicro())
+	}
+	return s.Value
+}
+
+// When is the first instant at which s, which is settled, is not paused and holds
+// want tokens, if nothing is taken: s.TS when it does already. want is at most Capacity.
 func (d Definition) When(s State, want float64) time.Time {
 	return later(d.enough(s, want, want), s.Paused)
 }
 
 // Ready is the first instant at which n tokens can be taken from s so that at
-// least floor is left, if nothing else is taken: s.TS when they can be already. A
-// pause does not count, since it does not for a reservation.
-func (d Definition) Ready(s State, n, floor float64) time.Time {
-	return d.enough(s, n+floor, n)
+// least floor is left, if nothing else is taken: not after now when they can be
+// already. A pause does not count, since it does not for a reservation, but that of a
+// sliding window is for a slot after it.
+func (d Definition) Ready(s State, now time.Time, n, floor float64) time.Time {
+	if d.Kind == KindSlidingWindow {
+		return d.readySlot(s, now, n, floor)
+	}
+	return d.enough(d.Settle(s, now), n+floor, n)
 }
 
 // enough is the first instant at which s holds want tokens, of which n are to
@@ -81,6 +122,9 @@ func (d Definition) Ready(s State, n, floor float64) time.Time {
 // other half is there for the rounding between this promise and the decision
 // that keeps it.
 func (d Definition) enough(s State, want, n float64) time.Time {
+	if d.Kind == KindSlidingWindow {
+		return d.fitsAt(s, want)
+	}
 	missing := want - s.Value - exact.Tolerance(s.Value, n, d.Capacity)/2
 	if missing <= 0 {
 		return s.TS
@@ -105,10 +149,23 @@ func (d Definition) Floor(reserve bool) float64 {
 	return 0 - min(d.MaxReserved, d.Rate*float64(MaxSpan)/float64(d.Period))
 }
 
+// Most is the largest count that a call may ever take that may leave floor behind.
+func (d Definition) Most(floor float64) float64 {
+	if d.Kind == KindSlidingWindow {
+		return d.Rate // a reservation is ahead in time, and not below what a window holds
+	}
+	return d.Capacity - floor
+}
+
 // Take takes n tokens from s at now if that leaves at least floor; it returns
 // what to store, or when ok is false, what there is. It does not ask whether s
-// is paused, which hinders allow and not reserve.
+// is paused, which hinders allow and not reserve; but a sliding window gives a
+// reservation a slot that begins when the pause is over, so that for an allow
+// s must not be paused.
 func (d Definition) Take(s State, now time.Time, n, floor float64) (after State, ok bool) {
+	if d.Kind == KindSlidingWindow {
+		return d.takeSlot(s, now, n, floor)
+	}
 	settled := d.Settle(s, now)
 	if settled.Value-n < floor-exact.Tolerance(s.Value, n, d.Capacity) {
 		return settled, false
@@ -117,32 +174,103 @@ func (d Definition) Take(s State, now time.Time, n, floor float64) (after State,
 	return settled, true
 }
 
-// Credit gives n tokens back to s, up to Capacity. While s is paused they can be
+// Spend takes n tokens from s at now, whatever there is. A negative n puts back what
+// was taken last.
+func (d Definition) Spend(s State, now time.Time, n float64) State {
+	settled := d.Settle(s, now)
+	if d.Kind == KindSlidingWindow {
+		return d.give(settled, n, 0)
+	}
+	settled.Value -= n
+	return settled
+}
+
+// Due is when the work may run for which n tokens were taken that left s behind: now,
+// unless s is in debt or paused.
+func (d Definition) Due(s State, now time.Time, n float64) time.Time {
+	due := later(now, s.Paused)
+	switch {
+	case d.Kind == KindSlidingWindow:
+		if s.Slots.Ahead > 0 {
+			due = later(due, instant(d.slotStart(s, 0)))
+		}
+	case s.Value < -exact.Tolerance(s.Value, n, d.Capacity):
+		due = later(due, d.When(s, 0))
+	}
+	return due
+}
+
+// Missing is the most that a credit gives back to s, which is settled.
+func (d Definition) Missing(s State) float64 {
+	if d.Kind == KindSlidingWindow {
+		return s.Slots.Held(0)
+	}
+	return d.Capacity - s.Value
+}
+
+// Credit gives n tokens back to s at now, up to Capacity, and a sliding window to its
+// oldest slots first. While s is paused they can be
 // reserved, and allowed after the pause. More than
 // Capacity, which another definition of the name has left there, stays.
-func (d Definition) Credit(s State, n float64) State {
+func (d Definition) Credit(s State, now time.Time, n float64) State {
+	if d.Kind == KindSlidingWindow {
+		s = d.Settle(s, now)
+		s.Slots = s.Slots.Oldest(n)
+		return d.valued(s)
+	}
 	s.Value = min(s.Value+n, max(s.Value, d.Capacity))
 	return s
 }
 
 // Charge takes n tokens from s at now, whatever there is and below every bound: they
 // were used already. More than Capacity, which another definition of the name has
-// left there, stays.
+// left there, stays. A sliding window counts them in its newest slot: whoever comes later
+// is given that or a later one, so that no window that has them has too much besides.
 func (d Definition) Charge(s State, now time.Time, n float64) State {
 	settled := d.Settle(s, now)
+	if d.Kind == KindSlidingWindow {
+		return d.give(settled, n, 0)
+	}
 	settled.Value = max(settled.Value, s.Value) - n
 	return settled
 }
 
+// Refund gives back to s at now what a call took. To add to the value as it is
+// stored is to give back: with nothing refilled it is the same by every definition,
+// whatever has been changed since, and the next take cuts it to its capacity. A
+// sliding window gives back to the slot in which slot lies, or nothing if that is
+// long ago.
+func (d Definition) Refund(s State, now time.Time, n float64, slot int64) State {
+	if d.Kind == KindSlidingWindow {
+		return d.refundSlot(d.Settle(s, now), slot, n)
+	}
+	s.Value += n
+	return s
+}
+
+// Slot is an instant of the slot in which a taking that left s behind was counted, in
+// microseconds since 1970: its last, which is in the slot to which another definition
+// would count it. It is 0 for the other kinds.
+func (d Definition) Slot(s State) int64 {
+	if d.Kind != KindSlidingWindow || s.Slots == nil {
+		return 0
+	}
+	return d.slotStart(s, 1) - 1
+}
+
 // Pause empties s at now; before until nothing can be allowed and nothing is
 // refilled. Debt stays. The later of two pauses holds. An until that is not after
-// now changes nothing.
+// now changes nothing. A sliding window keeps what its slots hold.
 func (d Definition) Pause(s State, now, until time.Time) State {
 	settled := d.Settle(s, now)
 	if !until.After(now) {
 		return settled
 	}
 	until = instant(until.Add(time.Microsecond - 1).UnixMicro()) // not before until
+	if d.Kind == KindSlidingWindow {
+		settled.Paused = later(settled.Paused, until)
+		return settled
+	}
 	from := until
 	if d.Kind == KindFixedWindow {
 		from = until.Add(-d.Period) // so that the next edge is until
@@ -166,6 +294,10 @@ func (d Definition) Resume(key string, s State, now time.Time) State {
 	if !s.Paused.After(now) {
 		return settled
 	}
+	if d.Kind == KindSlidingWindow {
+		settled.Paused = time.Time{}
+		return settled
+	}
 	return State{Value: settled.Value, TS: d.Fresh(key, now).TS}
 }
 
@@ -185,5 +317,11 @@ func (d Definition) Idle(key string, s State, now time.Time) bool {
 		now = now.Add(-d.Period)
 	}
 	settled := d.Settle(s, now)
-	return !s.TS.After(now) && !s.Paused.After(now) && settled.Value >= d.Capacity
+	if s.TS.After(now) || s.Paused.After(now) {
+		return false
+	}
+	if d.Kind == KindSlidingWindow {
+		return settled.Slots.Ahead == 0 && settled.Slots.Held(0) == 0
+	}
+	return settled.Value >= d.Capacity
 }

@@ -81,7 +81,7 @@ func reserve(n float64) move {
 
 func credit(n float64) move {
 	return func(_ *testing.T, p *player, at time.Time) Status {
-		after := p.limit.Definition().Credit(p.state(at), n)
+		after := p.limit.Definition().Credit(p.state(at), at, n)
 		p.row = &after
 		return decide.Credited(p.limit.ForN(p.key, n), []State{after}, at)
 	}
@@ -319,7 +319,7 @@ func TestCredit(t *testing.T) {
 	})
 
 	// What is stored is capped too, for a larger capacity to come.
-	if got, want := bucket.Definition().Credit(row(4, t0), 3), row(5, t0); got != want {
+	if got, want := bucket.Definition().Credit(row(4, t0), t0, 3), row(5, t0); got != want {
 		t.Errorf("Credit() = %v, want %v", got, want)
 	}
 

@@ -16,7 +16,8 @@ import (
 // Instants returns when each of n equal pieces of work may run that were reserved for
 // together, the first to be due first: those that n reservations, one after the other,
 // would have been told, to the microsecond. (With several rows for a key, those would
-// have chosen rows by themselves.) The last is r's RetryAt. r must be granted, and come
+// have chosen rows by themselves.) A sliding window counts all of them in one slot, whose
+// start is the instant of each. The last is r's RetryAt. r must be granted, and come
 // from Reserve in this process; of any other all are at RetryAt. It is nil for n below 1.
 func (r Result) Instants(n int) []time.Time {
 	if n < 1 {
@@ -119,7 +120,7 @@ func (r Result) portions() []*portion {
 // due is when the first so many tokens of p are there, which is not before from.
 func (p *portion) due(tokens float64, from time.Time) time.Time {
 	switch {
-	case p.left == nil || p.shard.Kind != KindTokenBucket && p.shard.Kind != KindFixedWindow:
+	case p.left == nil || p.shard.Kind == KindSlidingWindow: // which counts all of it in one slot
 		return p.RetryAt
 	case len(p.left) == 1:
 		return p.dueInRow(tokens)
@@ -165,7 +166,8 @@ func (p *portion) part(tokens, before float64, due time.Time) Status {
 	s := p.Status
 	s.Request.Count, s.Taken = tokens, tokens
 	s.RetryAt, s.RetryAfter = due, due.Sub(s.At)
-	if rest := p.Taken - before; rest > 0 {
+	ahead := p.shard.Kind == KindSlidingWindow && p.RetryAfter > 0 // then the value is a time
+	if rest := p.Taken - before; rest > 0 && !ahead {
 		s.Value += rest
 		s.Remaining = int64(max(0, math.Floor(s.Value+exact.Tolerance(s.Value, 1, s.Capacity))))
 	}

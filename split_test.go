@@ -212,9 +212,56 @@ func TestSplitErrors(t *testing.T) {
 
 // What a receipt can have by its text is what calls can have.
 func TestReceiptBounds(t *testing.T) {
-	got := []float64{receipt.MaxLimits, receipt.MaxShards, receipt.MaxNameLength, receipt.MaxKeyLength, receipt.MaxTokens}
-	want := []float64{MaxRequests, MaxShards, MaxNameLength, MaxKeyLength, MaxTokens}
+	got := []float64{receipt.MaxLimits, receipt.MaxShards, receipt.MaxNameLength, receipt.MaxKeyLength, receipt.MaxTokens, receipt.MaxSlots}
+	want := []float64{MaxRequests, MaxShards, MaxNameLength, MaxKeyLength, MaxTokens, MaxSlots}
 	if !slices.Equal(got, want) {
 		t.Errorf("bounds %v, want %v", got, want)
+	}
+}
+
+// The pieces of a reservation from a sliding window are counted in one slot, and so all due
+// when that begins: never before one by one, and each can be given back to it.
+func TestSplitSlidingWindow(t *testing.T) {
+	now := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
+	for _, shards := range []int{1, 4} {
+		l := SlidingWindow{Name: "l", Rate: 40, Period: time.Minute, Slots: 6, Start: now, Shards: shards}
+		for name, test := range map[string]struct {
+			before float64
+			due    time.Duration
+			value  float64 // after the first of four pieces of two
+		}{
+			"at once": {10, 0, 28},
+			"ahead":   {36, 70 * time.Second, -40.0 * 70 / 60},
+		} {
+			t.Run(fmt.Sprint(name, " from ", shards), func(t *testing.T) {
+				s := memstore.New(func() time.Time { return now })
+				reserved(t, s, l.ForN("", test.before))
+				whole := reserved(t, s, l.ForN("", 8))
+				for i, at := range whole.Instants(4) {
+					if !at.Equal(now.Add(test.due)) {
+						t.Errorf("piece %d is due after %v, want %v", i, at.Sub(now), test.due)
+					}
+				}
+				parts, err := whole.Split([]float64{2}, []float64{2}, []float64{2}, []float64{2})
+				if err != nil {
+					t.Fatal(err)
+				}
+				for i, part := range parts {
+					if part.RetryAfter != test.due || part.Taken != 2 {
+						t.Errorf("part %d: %v", i, part)
+					}
+					if i == 0 && shards == 1 && part.Value != test.value {
+						t.Errorf("after the first part there are %v, want %v", part.Value, test.value)
+					}
+					if ok, err := s.Cancel(t.Context(), part.Receipt); !ok || err != nil {
+						t.Errorf("cancelling part %d: %v, %v", i, ok, err)
+					}
+				}
+				again := reserved(t, s, l.ForN("", 8))
+				if again.RetryAfter != test.due {
+					t.Errorf("once they were given back, as much is due after %v, want %v", again.RetryAfter, test.due)
+				}
+			})
+		}
 	}
 }

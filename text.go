@@ -16,8 +16,14 @@ import (
 //	token bucket "api": 10 per 1m, capacity 20, max reserved unlimited, 8 shards
 func (d Definition) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%v %s: %s per %s, capacity %s, max reserved %s", d.Kind, quoteShort(d.Name),
-		amount(d.Rate), span(d.Period), amountOrNone(d.Capacity), amountOrNone(d.MaxReserved))
+	fmt.Fprintf(&b, "%v %s: %s per %s", d.Kind, quoteShort(d.Name), amount(d.Rate), span(d.Period))
+	if d.Kind != KindSlidingWindow { // whose capacity is its rate
+		fmt.Fprintf(&b, ", capacity %s", amountOrNone(d.Capacity))
+	}
+	fmt.Fprintf(&b, ", max reserved %s", amountOrNone(d.MaxReserved))
+	if d.Slots > 0 {
+		fmt.Fprintf(&b, ", %d slots", d.Slots)
+	}
 	if d.Shards > 1 {
 		fmt.Fprintf(&b, ", %d shards", d.Shards)
 	}
@@ -32,6 +38,9 @@ func (l TokenBucket) String() string { return l.Definition().String() }
 
 // String is the limit's [Definition] in a line.
 func (l FixedWindow) String() string { return l.Definition().String() }
+
+// String is the limit's [Definition] in a line.
+func (l SlidingWindow) String() string { return l.Definition().String() }
 
 // String is the request in a line, with its key:
 //
@@ -91,6 +100,9 @@ func (d Definition) LogValue() slog.Value {
 		logAmount("max_reserved", d.MaxReserved),
 		slog.Int("shards", d.Shards),
 	}
+	if d.Slots > 0 {
+		attrs = append(attrs, slog.Int("slots", d.Slots))
+	}
 	if !d.Start.IsZero() {
 		attrs = append(attrs, slog.Time("start", d.Start))
 	}
@@ -102,6 +114,9 @@ func (l TokenBucket) LogValue() slog.Value { return l.Definition().LogValue() }
 
 // LogValue is the limit's [Definition] as a group.
 func (l FixedWindow) LogValue() slog.Value { return l.Definition().LogValue() }
+
+// LogValue is the limit's [Definition] as a group.
+func (l SlidingWindow) LogValue() slog.Value { return l.Definition().LogValue() }
 
 // LogValue is the request as a group. The key is not in it, since it is often a
 // person's address: see [LogKeys].

@@ -40,6 +40,10 @@ func TestString(t *testing.T) {
 			FixedWindow{Name: "w\n", Rate: 1e9, Period: 24 * time.Hour, MaxReserved: 7, Start: monday},
 			`fixed window "w\n": 1e+09 per 24h, capacity 1e+09, max reserved 7, start 2025-01-06T00:00:00Z`,
 		},
+		{
+			SlidingWindow{Name: "s", Rate: 100, Period: time.Minute, Shards: 2, Start: monday},
+			`sliding window "s": 100 per 1m, max reserved unlimited, 16 slots, 2 shards, start 2025-01-06T00:00:00Z`,
+		},
 		{FixedWindow{Name: "w", Rate: 1, Period: 100 * time.Microsecond}, `fixed window "w": 1 per 100µs, capacity 1, max reserved unlimited`},
 		{TokenBucket{Name: strings.Repeat("n", 99)}, `token bucket "` + strings.Repeat("n", 64) + `"…: 0 per 0s, capacity none, max reserved unlimited`},
 		{TokenBucket{}, `token bucket "": 0 per 0s, capacity none, max reserved unlimited`},

@@ -48,6 +48,27 @@ func measureTiny(t *testing.T, o options) (stdout, stderr string, entries []entr
 	return out.String(), progress.String(), entries
 }
 
+// TestWindows: what the attacks on kinds of limits show, on a clock of their own, is the
+// same on every machine.
+func TestWindows(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "windows.svg")
+	var out, errs bytes.Buffer
+	if err := run(t.Context(), []string{"windows", "--rounds", "1", "--round", "20ms", "--plot", file}, &out, &errs); err != nil {
+		t.Fatalf("%v\n%s%s", err, &out, &errs)
+	}
+	for _, want := range []string{
+		`fixed window +2\.00 +1\.00 `, `two weighted counters +1\.99 +\d`, `token bucket +1\.99 +1\.00 `, `token bucket, half of both +0\.99 +0\.50 `,
+		`sliding window, 16 slots +1\.00 +0\.94 `, `sliding window, 60 slots +1\.00 +0\.98 `,
+	} {
+		if !regexp.MustCompile(want).MatchString(out.String()) {
+			t.Errorf("no %q in\n%s", want, &out)
+		}
+	}
+	if err := wellFormed(file); err != nil {
+		t.Errorf("the picture: %v", err)
+	}
+}
+
 // TestEveryImplementation has each decide something. Without Redis there is a
 // message instead of its rows.
 func TestEveryImplementation(t *testing.T) {

@@ -6,6 +6,7 @@ require (
 	github.com/google/uuid v1.6.0
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/pgratelimit/ratelimit v0.0.0-00010101000000-000000000000
+	github.com/pgratelimit/ratelimit/httplimit v0.0.0-00010101000000-000000000000
 	github.com/pgratelimit/ratelimit/migrate v0.0.0-00010101000000-000000000000
 	github.com/pgratelimit/ratelimit/riverlimit v0.0.0-00010101000000-000000000000
 	github.com/riverqueue/river v0.51.0
@@ -14,6 +15,7 @@ require (
 )
 
 require (
+	github.com/dunglas/httpsfv v1.1.2 // indirect
 	github.com/jackc/pgpassfile v1.0.0 // indirect
 	github.com/jackc/pgservicefile v0.0.0-20240606120523-5a60cdf6a761 // indirect
 	github.com/jackc/puddle/v2 v2.2.3 // indirect
@@ -33,6 +35,7 @@ require (
 
 replace (
 	github.com/pgratelimit/ratelimit => ../
+	github.com/pgratelimit/ratelimit/httplimit => ../httplimit
 	github.com/pgratelimit/ratelimit/migrate => ../migrate
 	github.com/pgratelimit/ratelimit/riverlimit => ../riverlimit
 )

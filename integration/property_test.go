@@ -20,10 +20,12 @@ import (
 // The properties are quick; more checks than rapid's hundred find more.
 // -rapid.checks on the command line has the last word.
 func init() {
-	if err := flag.Set("rapid.checks", "5000"); err != nil {
+	if err := flag.Set("rapid.checks", manyChecks); err != nil {
 		panic(err)
 	}
 }
+
+const manyChecks = "5000"
 
 // slack is how far rounding may move a value, relative to the largest number
 // that took part in its history: four times what a single decision tolerates.
@@ -312,7 +314,7 @@ func (h *history) debtPaid(t *rapid.T, result ratelimit.Result) {
 
 func (h *history) credit(t *rapid.T, n float64) {
 	h.scale = max(h.scale, math.Abs(h.state.Value), n)
-	h.state = h.d.Credit(h.state, n)
+	h.state = h.d.Credit(h.state, time.Time{}, n)
 	h.row = h.exact.credit(h.row, n)
 	h.compare(t, "credit", h.state, h.row)
 }

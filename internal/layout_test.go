@@ -31,15 +31,16 @@ const (
 // mayImport is what the packages of the root module may import besides the standard
 // library: packages of the module by their directories, and others by their paths.
 var mayImport = map[string][]string{
-	".":                  {"internal/exact", "internal/receipt"},
+	".":                  {"internal/exact", "internal/receipt", "internal/slots"},
 	"internal/exact":     {},
 	"internal/receipt":   {},
+	"internal/slots":     {},
 	"internal/batch":     {},
 	"internal/keyqueue":  {},
 	"internal/decide":    {".", "internal/exact", "internal/receipt"},
 	"internal/curve":     {"."},
 	"internal/escrow":    {".", "internal/exact", "internal/decide"},
-	"internal/table":     {".", "internal/exact", "internal/decide", pgx},
+	"internal/table":     {".", "internal/exact", "internal/slots", "internal/decide", pgx},
 	"internal/wait":      {"."},
 	"memstore":           {".", "internal/decide", "internal/receipt", "internal/wait"},
 	"migrations":         {},

@@ -275,7 +275,7 @@ func (s *Store) Credit(ctx context.Context, r ratelimit.Request) (status ratelim
 	err = s.edit(ctx, r.Limit, r.Key, func(a *decide.Ask, now time.Time) {
 		states := s.of(a, now)
 		for shard, n := range a.Fill(states, r.Count, now) {
-			states[shard] = a.Definition.Shard().Credit(states[shard], n)
+			states[shard] = a.Definition.Shard().Credit(states[shard], now, n)
 			s.rows[decide.Row{Key: a.Of(), Shard: shard}] = states[shard]
 		}
 		status = decide.Credited(r, states, now)
@@ -284,7 +284,7 @@ func (s *Store) Credit(ctx context.Context, r ratelimit.Request) (status ratelim
 }
 
 // Pause empties the limit for key, and for a duration nothing can be allowed and
-// nothing is refilled; debt stays. What is credited or cancelled meanwhile can be
+// nothing is refilled; debt stays, and so does what a sliding window's slots hold. What is credited or cancelled meanwhile can be
 // reserved, and allowed after the pause. The later of two pauses holds. It returns
 // the instant at which the pause ends.
 func (s *Store) Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (until time.Time, err error) {
@@ -403,6 +403,11 @@ func (s *Store) settle(ctx context.Context, r *ratelimit.Receipt, used []float64
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		now := s.now()
+		states := make([]ratelimit.State, len(settlement.Changes))
+		for i, c := range settlement.Changes {
+			states[i] = s.state(c.Definition, c.Row, now)
+		}
+		settlement.Spread(settlement.Changes, states, now)
 		for i := range settlement.Changes {
 			c := &settlement.Changes[i]
 			if _, ok := s.rows[c.Row]; ok || c.Count > 0 { // no row is full already

@@ -85,7 +85,7 @@ func Up(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Migration, erro
 // it, or nil if none is applied. Call it until it returns nil to take all of
 // them back. The version table and the schema stay.
 //
-// Taking back version 2 forgets pauses. Taking back version 1 drops the table:
+// Taking back version 3 forgets what sliding windows have given, version 2 pauses. Taking back version 1 drops the table:
 // limits in use and debts are lost, and every limit is full again.
 func Down(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (*Migration, error) {
 	var undone *Migration

@@ -26,7 +26,7 @@ import (
 
 var (
 	pending = all(0)
-	applied = all(2)
+	applied = all(3)
 )
 
 // all is the migrations when the first n are applied.
@@ -34,6 +34,7 @@ func all(n int) []migrate.Migration {
 	return []migrate.Migration{
 		{Version: 1, Name: "00001_rate_limits.sql", Applied: n > 0},
 		{Version: 2, Name: "00002_pauses.sql", Applied: n > 1},
+		{Version: 3, Name: "00003_sliding_windows.sql", Applied: n > 2},
 	}
 }
 
@@ -77,9 +78,11 @@ func TestTimeline(t *testing.T) {
 	wantTables("rate_limits", migrations.VersionTable)
 	wantStatus(applied)
 	wantUp(nil)
+	wantDown(&pending[2])
 	wantDown(&pending[1])
 	wantStatus(all(1))
 	wantUp(applied[1:])
+	wantDown(&pending[2])
 	wantDown(&pending[1])
 	wantDown(&pending[0])
 	wantTables(migrations.VersionTable)

@@ -11,6 +11,8 @@ import (
 func ExampleDownSQL() {
 	fmt.Print(migrations.DownSQL())
 	// Output:
+	// ALTER TABLE rate_limits DROP COLUMN slots;
+	//
 	// ALTER TABLE rate_limits DROP COLUMN paused;
 	//
 	// DROP TABLE rate_limits;

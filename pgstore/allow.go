@@ -107,13 +107,15 @@ func (s *Store) Take(ctx context.Context, requests ...ratelimit.Request) error {
 // count, and says in the result's Taken how many. It is refused when there is not one;
 // RetryAfter is then when there is. It is for a scheduler that asks how many of 100 jobs
 // it may start now. A count below 1 is [ratelimit.ErrInvalid], and its fraction does not
-// count; one above the capacity takes what there is. In all else it is [Store.AllowTx].
+// count; one above the capacity takes what there is. Of a limit without shards it is one
+// round trip, granted or not. In all else it is [Store.AllowTx].
 func (s *Store) AllowAtMostTx(ctx context.Context, tx pgx.Tx, r ratelimit.Request) (ratelimit.Result, error) {
 	call, err := decide.NewAtMost(r)
 	return s.parts().takeMade(ctx, tx, call, err)
 }
 
-// AllowAtMost is [Store.AllowAtMostTx] on its own.
+// AllowAtMost is [Store.AllowAtMostTx] on its own: one statement when it is granted, unless
+// others take from the row at the same time.
 func (s *Store) AllowAtMost(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) {
 	call, err := decide.NewAtMost(r)
 	return s.parts().own.decideMade(ctx, call, err)

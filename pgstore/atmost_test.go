@@ -22,7 +22,7 @@ func TestAtMostRoundTrips(t *testing.T) {
 	c := newCounted(t)
 	for _, portable := range []bool{false, true} {
 		store := newStore(t, c.DB, isPortable(portable))
-		for _, l := range []ratelimit.Limit{slow(fmt.Sprint("bucket", portable), 10), slowWindow(fmt.Sprint("window", portable), 10)} {
+		for _, l := range []ratelimit.Limit{slow(fmt.Sprint("bucket", portable), 10), slowWindow(fmt.Sprint("window", portable), 10), slowSliding(fmt.Sprint("sliding", portable), 10)} {
 			for step, want := range []float64{7, 3, 0, 0} { // the first one prepares
 				tx := begin(t, c.DB, pgx.Serializable)
 				c.reset()
@@ -39,22 +39,45 @@ func TestAtMostRoundTrips(t *testing.T) {
 	}
 }
 
+// On its own it is one statement, all or some, once the row is there; a refusal is
+// looked at, too.
+func TestAtMostOnItsOwnRoundTrips(t *testing.T) {
+	c := newCounted(t)
+	store := newStore(t, c.DB)
+	for _, l := range []ratelimit.Limit{slow("bucket", 20), slowWindow("window", 20), slowSliding("sliding", 20)} {
+		for step, test := range []struct {
+			want  float64
+			trips int
+		}{{7, 0}, {7, 0}, {6, 1}, {0, 2}} { // the first ones make the row, and prepare
+			c.reset()
+			result, err := store.AllowAtMost(t.Context(), l.ForN("k", 7))
+			if err != nil || result.Taken != test.want || result.OK != (test.want > 0) {
+				t.Errorf("%v, step %d: %v, %v, want %v taken", l, step, result, err, test.want)
+			}
+			if got := c.sent().trips; test.trips > 0 && got != test.trips {
+				t.Errorf("%v, step %d: %d round trips, want %d", l, step, got, test.trips)
+			}
+		}
+	}
+}
+
 // It leaves no predicate lock, so that transactions on different keys do not fail each
 // other under SERIALIZABLE.
 func TestAtMostLeavesNoPredicateLock(t *testing.T) {
 	db := pgtest.New(t)
 	store := newStore(t, db)
-	l := slow("at most locks", 10)
-	for _, want := range []float64{7, 3} {
-		tx := begin(t, db, pgx.Serializable)
-		result, err := store.AllowAtMostTx(t.Context(), tx, l.ForN("k", 7))
-		if mustTake(t, result, err); result.Taken != want {
-			t.Errorf("%v, want %v taken", result, want)
+	for _, l := range []ratelimit.Limit{slow("at most locks", 10), slowSliding("at most slots", 10)} {
+		for _, want := range []float64{7, 3} {
+			tx := begin(t, db, pgx.Serializable)
+			result, err := store.AllowAtMostTx(t.Context(), tx, l.ForN("k", 7))
+			if mustTake(t, result, err); result.Taken != want {
+				t.Errorf("%v, want %v taken", result, want)
+			}
+			if locks := predicateLocks(t, db, tx); len(locks) > 0 {
+				t.Errorf("%v: predicate locks %q, want none", l, locks)
+			}
+			end(t, tx.Commit)
 		}
-		if locks := predicateLocks(t, db, tx); len(locks) > 0 {
-			t.Errorf("predicate locks %q, want none", locks)
-		}
-		end(t, tx.Commit)
 	}
 }
 

@@ -84,34 +84,78 @@ func BenchmarkShards(b *testing.B) {
 	}
 }
 
-// BenchmarkAllow is a decision on its own, alone and from 64 goroutines.
+// kinds are limits of each kind that do not bind.
+var kinds = []struct {
+	name  string
+	limit ratelimit.Limit
+}{
+	{"bucket", plenty(1)},
+	{"fixed", ratelimit.FixedWindow{Name: "plenty_fixed", Rate: 1e9, Period: time.Second}},
+	{"sliding", ratelimit.SlidingWindow{Name: "plenty_sliding", Rate: 1e9, Period: time.Second}},
+}
+
+// BenchmarkAllow is a decision on its own, alone and from 64 goroutines, of each kind
+// of limit.
 func BenchmarkAllow(b *testing.B) {
 	pool := durable(b)
 	store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench"})
 	if err != nil {
 		b.Fatal(err)
 	}
-	for name, goroutines := range map[string]int{"alone": 0, "together": 32} {
-		b.Run(name, func(b *testing.B) {
-			allow := func() {
-				if result, err := store.Allow(b.Context(), plenty(1).For("k")); err != nil || !result.OK {
-					b.Errorf("got %v, %v, want a grant", result.OK, err)
-				}
+	for _, kind := range kinds {
+		allow := func(b *testing.B) {
+			if result, err := store.Allow(b.Context(), kind.limit.For("k")); err != nil || !result.OK {
+				b.Errorf("got %v, %v, want a grant", result.OK, err)
 			}
+		}
+		b.Run(kind.name+"/alone", func(b *testing.B) {
 			b.ReportAllocs()
-			if goroutines == 0 {
-				for b.Loop() {
-					allow()
-				}
-				return
+			for b.Loop() {
+				allow(b)
 			}
-			b.SetParallelism(goroutines)
+		})
+		b.Run(kind.name+"/together", func(b *testing.B) {
+			b.ReportAllocs()
+			b.SetParallelism(32)
 			b.RunParallel(func(pb *testing.PB) {
 				for pb.Next() {
-					allow()
+					allow(b)
 				}
 			})
 		})
+	}
+}
+
+// BenchmarkTakeTx is a decision in a transaction that does nothing else and is never
+// committed: the statement, without the disk, for each kind of limit.
+func BenchmarkTakeTx(b *testing.B) {
+	pool := durable(b)
+	store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	for _, kind := range kinds {
+		for name, take := range map[string]func(context.Context, pgx.Tx, ...ratelimit.Request) (ratelimit.Result, error){
+			"allow": store.AllowTx, "reserve": store.ReserveTx,
+		} {
+			b.Run(kind.name+"/"+name, func(b *testing.B) {
+				tx, err := pool.Begin(b.Context())
+				if err != nil {
+					b.Fatal(err)
+				}
+				defer tx.Rollback(context.Background())
+				for n := 0; b.Loop(); n++ {
+					if n%100 == 99 { // versions of a row pile up in a transaction
+						if _, err := tx.Exec(b.Context(), "COMMIT; BEGIN"); err != nil {
+							b.Fatal(err)
+						}
+					}
+					if result, err := take(b.Context(), tx, kind.limit.For("t")); err != nil || !result.OK {
+						b.Fatalf("got %v, %v, want a grant", result.OK, err)
+					}
+				}
+			})
+		}
 	}
 }
 

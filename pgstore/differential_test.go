@@ -346,6 +346,8 @@ func (c tally) wantBroad(t *testing.T, n int) {
 		"definition changed", "promise kept", "while paused", "pause ended",
 		"settled for less", "settled for more", "not settled", "settled from text",
 		"at most some", "at most all", "at most none", "first of several", "second of several", "none of several",
+		"sliding granted", "sliding refused", "sliding ahead", "sliding cancelled", "sliding credited",
+		"sliding settled for less", "sliding settled for more", "sliding at most some", "sliding chosen",
 	}
 	for _, v := range allVerbs {
 		want = append(want, string(v))
@@ -519,6 +521,10 @@ func (h *history) count(o op, a reply) {
 			more, less = more || o.used[i] > status.Taken, less || o.used[i] < status.Taken
 		}
 	}
+	sliding := a.err == nil && slides(ratelimit.NameOf(a.result.Request.Limit))
+	if o.verb == cancel {
+		sliding = slides(ratelimit.NameOf(h.results[o.target].Request.Limit))
+	}
 	for k, is := range map[string]bool{
 		"calls":           true,
 		string(o.verb):    true,
@@ -546,6 +552,16 @@ func (h *history) count(o op, a reply) {
 		"first of several":  of && a.result.OK && a.result.Request == o.requests[0],
 		"second of several": of && a.result.OK && a.result.Request != o.requests[0],
 		"none of several":   of && !a.result.OK && len(a.result.Each) > 1,
+
+		"sliding granted":          sliding && asked && a.result.OK,
+		"sliding refused":          sliding && asked && !a.result.OK,
+		"sliding ahead":            sliding && o.verb == reserve && a.result.OK && a.result.RetryAfter > 0,
+		"sliding cancelled":        sliding && o.verb == cancel && a.said,
+		"sliding credited":         sliding && o.verb == credit,
+		"sliding settled for less": sliding && less,
+		"sliding settled for more": sliding && more,
+		"sliding at most some":     sliding && o.verb == atMost && a.result.OK && a.result.Taken < math.Floor(o.requests[0].Count),
+		"sliding chosen":           sliding && of && a.result.OK,
 	} {
 		if is {
 			h.tally[k]++
@@ -644,6 +660,10 @@ func newGenerator(seed uint64, prefix string) *generator {
 	return g
 }
 
+// slides reports whether a limit of a name is a sliding window. It stays one: what
+// another kind left in its row is only about what the row means.
+func slides(name string) bool { return strings.HasSuffix(name, "b") }
+
 func pick[T any](r *rand.Rand, from ...T) T { return from[r.IntN(len(from))] }
 
 // limit makes up a definition.
@@ -663,9 +683,20 @@ func (g *generator) limit(name string) ratelimit.Limit {
 				Name: name, Rate: rate, Period: period, Capacity: capacity, MaxReserved: debt, Start: start,
 			}
 		}
+		if slides(name) {
+			l = g.sliding(name, rate, period, debt)
+		}
 		if l.Validate() == nil {
 			return l
 		}
+	}
+}
+
+func (g *generator) sliding(name string, rate float64, period time.Duration, debt float64) ratelimit.Limit {
+	r := g.rand
+	return ratelimit.SlidingWindow{
+		Name: name, Rate: rate, Period: period, MaxReserved: debt, Slots: pick(r, 0, 0, 1, 2, 6, 7, 100),
+		Start: pick(r, time.Time{}, noon, noon.Add(period/3), noon.Add(-31*period)),
 	}
 }
 

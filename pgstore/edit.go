@@ -42,7 +42,8 @@ func (s *Store) reset(ctx context.Context, q table.Querier, key decide.Key) erro
 // the capacity, and says what there is then. To settle an estimate, or to give back
 // all that a call took, use [Store.SettleTx] and [Store.CancelTx], which know the rows
 // that it took from. A sharded limit is credited in the shard from which
-// tx took last, or else where it has least. While the limit is paused, what is
+// tx took last, or else where it has least; a sliding window in its oldest slots first.
+// While the limit is paused, what is
 // credited is there for reservations, and for the rest after the pause.
 func (s *Store) CreditTx(ctx context.Context, tx pgx.Tx, r ratelimit.Request) (ratelimit.Status, error) {
 	if err := r.Validate(); err != nil {
@@ -88,14 +89,8 @@ func (s *Store) credit(ctx context.Context, tx pgx.Tx, call *decide.Call, r rate
 	} else {
 		view.States[0] = make([]ratelimit.State, 1)
 	}
-	var batch pgx.Batch
-	given := make([]table.Taken, len(counts))
-	now := s.clock()
-	for i, n := range counts {
-		c := a.Change(0, shard+i, 0)
-		s.table.QueueGive(&batch, &c, n, c.Definition.Capacity, now, &given[i])
-	}
-	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
+	given, err := s.give(ctx, tx, a, shard, counts)
+	if err != nil {
 		return ratelimit.Status{}, s.fault("credit", err)
 	}
 	for i := range given {
@@ -104,6 +99,32 @@ func (s *Store) credit(ctx context.Context, tx pgx.Tx, call *decide.Call, r rate
 	s.hints.edited(a.Of())
 	s.hints.saw(call, view)
 	return decide.Credited(r, view.States[0], view.At), nil
+}
+
+// give gives counts to shards of an ask, from the given one on, and returns what is in
+// their rows then. A sliding window is given to in a second round trip, with the row locked.
+func (s *Store) give(ctx context.Context, tx pgx.Tx, a *decide.Ask, shard int, counts []float64) ([]table.Taken, error) {
+	var batch, second pgx.Batch
+	changes, given := make([]decide.Change, len(counts)), make([]table.Taken, len(counts))
+	now := s.clock()
+	for i, n := range counts {
+		c := &changes[i]
+		*c = a.Change(0, shard+i, 0)
+		s.table.QueueGive(&batch, c, n, c.Definition.Capacity, now, &given[i])
+	}
+	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
+		return nil, err
+	}
+	for i, n := range counts {
+		if c := &changes[i]; c.Definition.Kind == ratelimit.KindSlidingWindow && !given[i].Made {
+			given[i].After = c.Definition.Credit(given[i].After, given[i].At, n)
+			s.table.QueuePut(&second, c.Row, given[i].After)
+		}
+	}
+	if second.Len() == 0 {
+		return given, nil
+	}
+	return given, tx.SendBatch(ctx, &second).Close()
 }
 
 // settled locks all rows of an edit's limit and key, in order, and returns what is
@@ -129,9 +150,9 @@ func (s *Store) settled(ctx context.Context, q table.Querier, call *decide.Call)
 }
 
 // PauseTx lets nothing be allowed and nothing come in to the limit's key for a
-// duration, inside tx, and what is there is gone; debt stays. It is for a third
-// party's 429 with Retry-After. The later of two pauses holds; PauseTx returns the
-// instant at which it ends, on the database's clock.
+// duration, inside tx, and what is there is gone; debt stays, and so does what a sliding
+// window's slots hold. It is for a third party's 429 with Retry-After. The later of two
+// pauses holds; PauseTx returns the instant at which it ends, on the database's clock.
 //
 // A pause holds: what is given back meanwhile, by credit or cancel, is there when it
 // is over and not before. A reservation during a pause is due when it is over or
@@ -325,19 +346,7 @@ func (s *Store) reshard(ctx context.Context, tx pgx.Tx, old, renewed *decide.Cal
 		return s.fault("reshard", err)
 	}
 	states, n := view.States[0], renewed.Asks[0].Definition.Shards
-	share := ratelimit.State{TS: states[0].TS}
-	for _, state := range states {
-		state = old.Asks[0].Definition.Shard().Settle(state, view.At)
-		share.Value += state.Value / float64(n)
-		if state.TS.After(share.TS) { // paused: nothing comes in before the last of them
-			share.TS = state.TS
-		}
-		if state.Paused.After(share.Paused) {
-			share.Paused = state.Paused
-		}
-	}
-	// To the old definition a missing row would be a full one.
-	empty := ratelimit.State{TS: share.TS, Paused: share.Paused}
+	share, empty := old.Asks[0].Definition.Share(states, view.At, n)
 	var batch pgx.Batch
 	for shard := range max(n, len(states)) {
 		state := share

@@ -27,6 +27,9 @@ func (b *base) takeAhead() {
 // must be held, and not only granted, are served in no other way. ok is false if they
 // cannot be.
 func (b *base) order(g *table.Grant, h *escrow.Holder, hold bool) (o escrow.Order, ok bool) {
+	if g.AtMost {
+		return o, true // it takes all that there is
+	}
 	if o, ok = h.Order(g.Need); ok && (o.Ahead > 0 || hold) {
 		g.Ahead, g.Definition.Capacity = o.Ahead, o.Capacity
 	}

@@ -53,7 +53,7 @@ func tableOf(tb testing.TB, db *pgtest.DB) []string {
 // statesOf is what all of db's rows say, as text and to the last bit.
 func statesOf(tb testing.TB, db *pgtest.DB) []string {
 	tb.Helper()
-	rows, err := db.Pool.Query(tb.Context(), `SELECT concat_ws(' ', quote_literal(name), quote_literal(key), shard, value, extract(epoch FROM ts), extract(epoch FROM paused))
+	rows, err := db.Pool.Query(tb.Context(), `SELECT concat_ws(' ', quote_literal(name), quote_literal(key), shard, value, extract(epoch FROM ts), extract(epoch FROM paused), slots)
 		FROM `+db.Schema+`.rate_limits ORDER BY name, key, shard`)
 	if err != nil {
 		tb.Fatal(err)

@@ -81,7 +81,12 @@ type shards struct {
 type seenShards struct {
 	definition ratelimit.Definition
 	states     []ratelimit.State // one that was never seen counts as full
+	short      short
 }
+
+// short is when all shards together were found to have too little: on the database's
+// clock, and on this machine's. It is zero when they were not.
+type short struct{ at, here time.Time }
 
 // heldShard is the shard from which a transaction took last.
 type heldShard struct {
@@ -141,6 +146,43 @@ func (m *shards) took(call *decide.Call, changes []decide.Change, at time.Time) 
 	return m.all(call, at)
 }
 
+// refused notes that a call was refused at an instant.
+func (m *shards) refused(call *decide.Call, at time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i := range call.Asks {
+		a := &call.Asks[i]
+		if seen, ok := m.seen[a.Of()]; ok && seen.definition == a.Definition {
+			seen.short = short{at, time.Now()}
+			m.seen[a.Of()] = seen
+		}
+	}
+}
+
+// refuse reports whether a call was refused, and would be again by what was seen of the
+// shards of its limits. now is an instant that was injected, or nil.
+func (m *shards) refuse(call *decide.Call, now *time.Time) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i := range call.Asks {
+		a := &call.Asks[i]
+		seen := m.seen[a.Of()]
+		if seen.short.at.IsZero() || seen.definition != a.Definition {
+			continue
+		}
+		at := seen.short.at.Add(time.Since(seen.short.here))
+		if now != nil {
+			at = *now
+		}
+		if _, ok := a.Spread(at, seen.states); !ok {
+			return true
+		}
+		seen.short = short{}
+		m.seen[a.Of()] = seen
+	}
+	return false
+}
+
 // known is what is known of the shards of all sharded limits of a call.
 func (m *shards) known(call *decide.Call, at time.Time) [][]ratelimit.State {
 	m.mu.Lock()
@@ -169,7 +211,7 @@ func (m *shards) states(a *decide.Ask, at time.Time) []ratelimit.State {
 		m.seen = make(map[decide.Key]seenShards)
 	}
 	full := a.Definition.Shard().Fresh(a.Key, at)
-	seen = seenShards{a.Definition, slices.Repeat([]ratelimit.State{full}, a.Definition.Shards)}
+	seen = seenShards{definition: a.Definition, states: slices.Repeat([]ratelimit.State{full}, a.Definition.Shards)}
 	m.seen[a.Of()] = seen
 	return seen.states
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/curve"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
@@ -91,6 +92,19 @@ func portable(c *pgstore.Config) { c.Portable = true }
 // burst is 10 tokens at once and 10 a second.
 var burst = ratelimit.TokenBucket{Name: "burst", Rate: 10, Period: time.Second}
 
+// strict is 10 tokens in any half second.
+var strict = ratelimit.SlidingWindow{Name: "strict", Rate: 10, Period: 500 * time.Millisecond, Slots: 5}
+
+// judges are what is asked for, and how it is judged.
+var judges = []struct {
+	name  string
+	limit ratelimit.Limit
+	judge func(*testing.T, []decision)
+}{
+	{"token bucket", burst, judge},
+	{"sliding window", strict, judgeByCurve},
+}
+
 // window is for how long burst is asked, on the database's clock.
 func window() time.Duration {
 	if testing.Short() {
@@ -110,8 +124,8 @@ type decision struct {
 // which the row was settled, which can be a little before At: it follows from
 // when the row is full.
 func decided(r ratelimit.Result) decision {
-	if !r.OK {
-		return decision{At: r.At, Value: r.Value}
+	if r.Request.Limit != ratelimit.Limit(burst) || !r.OK {
+		return decision{At: r.At, OK: r.OK, Value: r.Value}
 	}
 	toFull := time.Duration((burst.Rate - r.Value) / burst.Rate * float64(burst.Period))
 	return decision{At: r.At.Add(r.ResetAfter - toFull), OK: true, Value: r.Value}
@@ -133,7 +147,7 @@ func connectAll(ctx context.Context, pool *pgxpool.Pool) error {
 // askForLong has 64 goroutines ask for a token of key, each as fast as it can,
 // for a little longer than window. It leaves out refusals that came shortly
 // after another.
-func askForLong(ctx context.Context, pool *pgxpool.Pool, store *pgstore.Store, take takes, key string) ([]decision, error) {
+func askForLong(ctx context.Context, pool *pgxpool.Pool, store *pgstore.Store, take takes, limit ratelimit.Limit, key string) ([]decision, error) {
 	const (
 		goroutines = 64
 		shortly    = time.Millisecond
@@ -152,7 +166,7 @@ func askForLong(ctx context.Context, pool *pgxpool.Pool, store *pgstore.Store, t
 		group.Go(func() {
 			var last time.Time
 			for time.Now().Before(end) {
-				result, err := take(ctx, pool, store, burst.For(key))
+				result, err := take(ctx, pool, store, limit.For(key))
 				if d := decided(result); err != nil || d.OK || d.At.Sub(last) > shortly {
 					mu.Lock()
 					decisions, errs = append(decisions, d), append(errs, err)
@@ -213,17 +227,36 @@ func judge(t *testing.T, decisions []decision) {
 	}
 }
 
+// judgeByCurve says by how much of strict's bound its decisions for one key have used,
+// in any window: all of it, and no more.
+func judgeByCurve(t *testing.T, decisions []decision) {
+	t.Helper()
+	var events []curve.Event
+	for _, d := range decisions {
+		if d.OK {
+			events = append(events, curve.Event{At: d.At, Count: 1})
+		}
+	}
+	worst := curve.Judge(events, curve.Of(strict.Definition()))
+	t.Logf("%d decisions, %d granted, at worst %v", len(decisions), len(events), worst)
+	if worst.Share != 1 {
+		t.Errorf("at worst %v, want all of it and no more", worst)
+	}
+}
+
 func TestNeverOver(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t, maxConns(48))
-	for _, form := range takeForms {
-		t.Run(form.name, func(t *testing.T) {
-			decisions, err := askForLong(t.Context(), db.Pool, newStore(t, db, form.change), form.take, form.name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			judge(t, decisions)
-		})
+	for _, j := range judges {
+		for _, form := range takeForms {
+			t.Run(j.name+"/"+form.name, func(t *testing.T) {
+				decisions, err := askForLong(t.Context(), db.Pool, newStore(t, db, form.change), form.take, j.limit, form.name)
+				if err != nil {
+					t.Fatal(err)
+				}
+				j.judge(t, decisions)
+			})
+		}
 	}
 }
 
@@ -244,17 +277,19 @@ func TestNeverOverInTwoProcesses(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t, maxConns(24))
 	child := startChild(t, db)
-	for i, form := range takeForms {
-		t.Run(form.name, func(t *testing.T) {
-			child.ask(t, i)
-			decisions, err := askForLong(t.Context(), db.Pool, newStore(t, db, form.change), form.take, form.name)
-			if err != nil {
-				t.Fatal(err)
-			}
-			childs := child.answer(t)
-			t.Logf("%d decisions in this process, %d in the other", len(decisions), len(childs))
-			judge(t, append(decisions, childs...))
-		})
+	for k, j := range judges {
+		for i, form := range takeForms {
+			t.Run(j.name+"/"+form.name, func(t *testing.T) {
+				child.ask(t, k, i)
+				decisions, err := askForLong(t.Context(), db.Pool, newStore(t, db, form.change), form.take, j.limit, form.name)
+				if err != nil {
+					t.Fatal(err)
+				}
+				childs := child.answer(t)
+				t.Logf("%d decisions in this process, %d in the other", len(decisions), len(childs))
+				j.judge(t, append(decisions, childs...))
+			})
+		}
 	}
 }
 
@@ -292,9 +327,9 @@ func startChild(t *testing.T, db *pgtest.DB) child {
 	return c
 }
 
-func (c child) ask(t *testing.T, form int) {
+func (c child) ask(t *testing.T, limit, form int) {
 	t.Helper()
-	if _, err := fmt.Fprintln(c.in, form); err != nil {
+	if _, err := fmt.Fprintln(c.in, limit, form); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -329,12 +364,12 @@ func beChild(t *testing.T) {
 	answers := json.NewEncoder(os.Stdout)
 	answers.Encode([]decision{})
 	for {
-		var i int
-		if _, err := fmt.Scan(&i); err != nil {
+		var k, i int
+		if _, err := fmt.Scan(&k, &i); err != nil {
 			return // the parent has no more to ask
 		}
 		form := takeForms[i]
-		decisions, err := askForLong(t.Context(), pool, newStore(t, db, form.change), form.take, form.name)
+		decisions, err := askForLong(t.Context(), pool, newStore(t, db, form.change), form.take, judges[k].limit, form.name)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -519,8 +519,11 @@ func (o *own) tellGroup(tickets []*ticket, g *table.Grant, arrival *escrow.Arriv
 	for _, t := range tickets {
 		p := t.Value
 		change.Count = p.call.Asks[0].Count
+		if g.AtMost { // alone: less, if there was less
+			change.Count = g.Count
+		}
 		rest -= change.Count
-		change.After.Value = g.Taken.After.Value + rest
+		change.After = g.Definition.Spend(g.Taken.After, g.Taken.At, -rest)
 		if p.hold {
 			p.tokens = arrival.Tokens(change.Count, change.After)
 		} else {
@@ -564,6 +567,7 @@ func (o *own) groups(tickets []*ticket) (groups [][]*ticket, grants []table.Gran
 		g := &grants[n]
 		g.Count += a.Count
 		g.Need = max(g.Need, g.Count+p.floor)
+		g.AtMost = len(groups[n]) == 0 && p.call.AtMost()
 		groups[n] = append(groups[n], t)
 	}
 	return groups, grants, left
@@ -576,7 +580,9 @@ func (o *own) single(p *pending) bool {
 		return false
 	}
 	a := &call.Asks[0]
-	p.row, p.floor = decide.Row{Key: a.Of()}, a.Floor
+	if p.row, p.floor = (decide.Row{Key: a.Of()}), a.Floor; a.Definition.Kind == ratelimit.KindSlidingWindow {
+		p.floor = 0 // what must wait has a slot of its own, so a group has all of it at once
+	}
 	if !a.Sharded() {
 		return true
 	}

@@ -29,7 +29,7 @@ func TestPgBouncer(t *testing.T) {
 				c.ConnConfig.Fallbacks, c.ConnConfig.TLSConfig = nil, nil
 				c.ConnConfig.DefaultQueryExecMode = mode
 			}))
-			runHistories(t, db, 9100, 1)
+			runHistories(t, db, 9100, 2)
 		})
 	}
 }

@@ -35,7 +35,7 @@ func (b *base) retry(ctx context.Context, attempt func() error) error {
 	for n := 1; ; n++ {
 		err := attempt()
 		if !retriable(err) && (n > 1 || code(err) != "26000") { // invalid_sql_statement_name
-			if last != nil && ctx.Err() != nil && errors.Is(err, ctx.Err()) {
+			if last != nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)) {
 				return fmt.Errorf("pgstore: gave up after %d attempts: %w: %w", n, err, last)
 			}
 			return err

@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/memstore"
@@ -134,6 +132,47 @@ func TestRows(t *testing.T) {
 	})
 }
 
+func TestRowsOfSlidingWindows(t *testing.T) {
+	one := ratelimit.SlidingWindow{Name: "one", Rate: 10, Period: time.Minute, Start: noon, Slots: 6}
+	sharded := ratelimit.SlidingWindow{Name: "sharded", Rate: 8, Period: time.Minute, Start: noon, Slots: 6, Shards: 2}
+	everyList(t, func(t *testing.T, s lists, c *clock) {
+		ctx := t.Context()
+		for key, counts := range map[string][]float64{"a": {4}, "b": {10, 5}, "p": {3}} {
+			for _, n := range counts {
+				if _, err := s.Reserve(ctx, one.ForN(key, n)); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		if _, err := s.Pause(ctx, one, "p", 20*time.Second); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Reserve(ctx, sharded.ForN("k", 6)); err != nil {
+			t.Fatal(err)
+		}
+		settled, err := s.Allow(ctx, one.ForN("s", 4))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := s.Settle(ctx, settled.Receipt, 12); err != nil {
+			t.Fatal(err)
+		}
+		c.add(10 * time.Second)
+		want := []string{
+			"a: 6, 0.6, full after 1m10s, ok true",
+			"b: -10, -1, full after 2m20s, ok false", // the five are for when the ten are gone, in a minute
+			"p: 7, 0.7, full after 1m10s, ok false paused for 20s",
+			"s: -2, -0.2, full after 1m10s, ok false",
+		}
+		if got := told(t, s, one, ratelimit.Page{}); !slices.Equal(got, want) {
+			t.Errorf("got  %q\nwant %q", got, want)
+		}
+		if got, want := told(t, s, sharded, ratelimit.Page{}), []string{"k: 2, 0.25, full after 1m10s, ok true"}; !slices.Equal(got, want) {
+			t.Errorf("got  %q\nwant %q", got, want)
+		}
+	})
+}
+
 func TestRowsInvalid(t *testing.T) {
 	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: time.Second}
 	everyList(t, func(t *testing.T, s lists, _ *clock) {
@@ -160,7 +199,8 @@ func TestRowsInvalid(t *testing.T) {
 	})
 }
 
-// A page of a large table costs what is on it: it reads no rows of others.
+// Of a large table it tells what was asked for, across the pages that it reads. (That these
+// are ranges of the index is for a test of package table.)
 func TestRowsOfMany(t *testing.T) {
 	const keys = 200_000
 	db := pgtest.New(t)
@@ -172,7 +212,6 @@ func TestRowsOfMany(t *testing.T) {
 	}
 	store := newStore(t, db)
 	for _, page := range []ratelimit.Page{{Most: 50}, {Prefix: "org 000500/"}, {Prefix: "org 000500/", After: "org 000500/50", Most: 10}} {
-		before := tuplesRead(t, db)
 		told := 0
 		for status, err := range store.Rows(t.Context(), limit, page) {
 			if err != nil {
@@ -186,8 +225,8 @@ func TestRowsOfMany(t *testing.T) {
 		if want == 0 {
 			want = 100
 		}
-		if read := tuplesRead(t, db) - before; told != want || read > 1000 {
-			t.Errorf("%+v: %d keys told, %d rows read, want %d and at most 1000", page, told, read, want)
+		if told != want {
+			t.Errorf("%+v: told of %d keys, want %d", page, told, want)
 		}
 	}
 	told := 0
@@ -204,32 +243,19 @@ func TestRowsOfMany(t *testing.T) {
 	}
 }
 
-// tuplesRead is how many rows of the table this server has fetched by scans of it and of
-// its index.
-func tuplesRead(t *testing.T, db *pgtest.DB) (n int64) {
-	t.Helper()
-	err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
-		return tx.QueryRow(t.Context(), `SELECT pg_stat_get_tuples_returned(c.oid) + pg_stat_get_tuples_fetched(c.oid)
-			FROM pg_class AS c WHERE c.oid = $1::regclass`, db.Schema+".rate_limits").Scan(&n)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return n
-}
-
 func TestCheckEach(t *testing.T) {
 	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: 10 * time.Second}
 	window := ratelimit.FixedWindow{Name: "window", Rate: 4, Period: time.Minute, Start: noon, Shards: 2}
+	sliding := ratelimit.SlidingWindow{Name: "sliding", Rate: 10, Period: time.Minute, Start: noon, Slots: 6}
 	everyList(t, func(t *testing.T, s lists, c *clock) {
 		ctx := t.Context()
-		if _, err := s.Allow(ctx, bucket.ForN("a", 10), window.ForN("b", 3)); err != nil {
+		if _, err := s.Allow(ctx, bucket.ForN("a", 10), window.ForN("b", 3), sliding.ForN("a", 7)); err != nil {
 			t.Fatal(err)
 		}
 		c.add(time.Second)
 		var requests []ratelimit.Request
 		for i := range 3000 {
-			requests = append(requests, bucket.ForN("a", float64(i%3)), window.For("b"), bucket.For(fmt.Sprint(i)))
+			requests = append(requests, bucket.ForN("a", float64(i%3)), window.For("b"), []ratelimit.Request{bucket.For(fmt.Sprint(i)), sliding.ForN("a", float64(i%7))}[i%2])
 		}
 		before, err := s.Check(ctx, bucket.ForN("a", 2))
 		if err != nil {

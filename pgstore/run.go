@@ -223,6 +223,9 @@ func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 			a.tell(a.call.Refused(view))
 			return nil, nil
 		}
+		if err := b.renew(ctx, a.conn, changes, view.At); err != nil {
+			return nil, b.fault("renew", err)
+		}
 	}
 }
 

@@ -15,10 +15,13 @@ import (
 
 // SettleTx replaces, inside tx, what a call took by what was really used: a count for
 // each of its limits, in the order of the call, which is that of the result's Each.
-// What was not used goes back to the rows that it came from. What was used besides is
-// taken from them whatever there is, below MaxReserved too, since it is spent. The
-// result says what there is of each limit then; it is OK, and while there is debt or a
-// pause its RetryAt is when that is over. It has no receipt.
+// What was not used goes back to the rows that it came from, and to the slots of a sliding
+// window, which has it back already when no window holds the slot any more. What was used
+// besides is taken whatever there is, below MaxReserved too, since it is spent: of a limit
+// with shards from the fullest first, so that they all are left with as much, and of a
+// sliding window in its newest slot. The result says what there is of each limit then; it
+// is OK, and while there is debt or a pause its RetryAt is when that is over. It has no
+// receipt.
 //
 // The receipt is that of a call's result, also one that another process has stored.
 // Settle in the transaction that finishes the work: work, price and the note that it
@@ -189,8 +192,9 @@ type making struct {
 }
 
 // make makes the settlement in one round trip if nothing is to be taken, otherwise in
-// two: what is taken is taken from rows that are locked and were read. (They are given
-// nothing for that, which leaves no predicate locks under SERIALIZABLE.)
+// two: what is taken is taken from rows that are locked and were read, and so is what is
+// given back to the slots of a sliding window. (They are given nothing for that, which
+// leaves no predicate locks under SERIALIZABLE.)
 func (m *making) make(ctx context.Context, tx pgx.Tx) error {
 	if err := m.choose(ctx, tx); err != nil {
 		return err
@@ -225,7 +229,7 @@ func (m *making) choose(ctx context.Context, tx pgx.Tx) error {
 	}
 	m.changes = nil
 	for i, c := range m.settlement.Changes {
-		if rows.Found[i] || c.Count > 0 {
+		if rows.Found[i] || c.Count > 0 || m.settlement.Spreads(&c) {
 			m.changes = append(m.changes, c)
 		}
 	}
@@ -242,9 +246,17 @@ func (m *making) remember() {
 			m.after.States[i] = []ratelimit.State{a.Definition.Fresh(a.Key, m.after.At)}
 		}
 	}
+	states := make([]ratelimit.State, len(m.given))
+	for i := range m.given {
+		states[i] = m.given[i].After
+	}
+	m.settlement.Spread(m.changes, states, m.after.At)
 	for i := range m.changes {
-		c, state := &m.changes[i], m.given[i].After
-		if c.Count > 0 {
+		c, state := &m.changes[i], states[i]
+		if i > 0 && m.changes[i-1].Row == c.Row { // another slot of it
+			state, m.given[i].Made = m.changes[i-1].After, m.given[i-1].Made
+		}
+		if c.Count > 0 || slides(c) {
 			state = c.Settle(state, m.after.At)
 		}
 		m.changes[i].After = state
@@ -254,13 +266,16 @@ func (m *making) remember() {
 	m.hints.saw(call, m.after)
 }
 
+// slides reports whether a change is of a sliding window's row, which is written whole.
+func slides(c *decide.Change) bool { return c.Definition.Kind == ratelimit.KindSlidingWindow }
+
 // finish writes the rows from which something was taken, and deletes those that were
 // made to be given something.
 func (m *making) finish(ctx context.Context, tx pgx.Tx) error {
 	var batch pgx.Batch
 	for i := range m.changes {
 		switch c := &m.changes[i]; {
-		case c.Count > 0:
+		case c.Count > 0 || slides(c) && !m.given[i].Made:
 			m.table.QueuePut(&batch, c.Row, c.After)
 		case m.given[i].Made: // full, perhaps by a definition that is not known here
 			m.table.QueueRemove(&batch, c.Row)

@@ -185,27 +185,35 @@ func TestSettleInTheSameTransaction(t *testing.T) {
 	}
 }
 
-// Settling is one round trip when it gives back, two when it takes more, and one more when
-// the server is asked what became of the transaction that took.
+// Settling is one round trip when it gives back, two when it takes more or the limit is a
+// sliding window, and one more when the server is asked what became of the transaction that
+// took.
 func TestSettleRoundTrips(t *testing.T) {
 	c := newCounted(t)
 	store := newStore(t, c.DB)
-	l := slow("settle trips", 1000)
+	l, sliding := slow("settle trips", 1000), slowSliding("settle slots", 1000)
 	for _, test := range []struct {
 		name  string
+		limit ratelimit.Limit
 		used  float64
 		inTx  bool // was it taken
 		trips int
-	}{{"less", 3, false, 1}, {"more", 7, false, 2}, {"less, from another transaction", 3, true, 2}} {
+	}{
+		{"less", l, 3, false, 1},
+		{"more", l, 7, false, 2},
+		{"less, from another transaction", l, 3, true, 2},
+		{"less of a sliding window", sliding, 3, false, 2},
+		{"more of a sliding window", sliding, 7, false, 2},
+	} {
 		t.Run(test.name, func(t *testing.T) {
 			for _, what := range []string{"prepares", "later"} {
 				var taken ratelimit.Result
 				if test.inTx {
 					tx := begin(t, c.DB, pgx.ReadCommitted)
-					taken = takeIn(t, store, tx, l.ForN("k", 5))
+					taken = takeIn(t, store, tx, test.limit.ForN("k", 5))
 					end(t, tx.Commit)
 				} else {
-					res, err := store.Allow(t.Context(), l.ForN("k", 5))
+					res, err := store.Allow(t.Context(), test.limit.ForN("k", 5))
 					taken = mustTake(t, res, err)
 				}
 				receipt := stored(t, taken.Receipt)
@@ -368,4 +376,32 @@ func runSettler(t *testing.T, db *pgtest.DB, kill bool, worker int) error {
 		return fmt.Errorf("worker %d: %w\n%s", worker, err, said.String())
 	}
 	return nil
+}
+
+// What was used besides is taken from all shards, so that none of them grants it again.
+func TestSettleForMoreWithShards(t *testing.T) {
+	for _, l := range []ratelimit.Limit{
+		ratelimit.TokenBucket{Name: "bucket", Rate: 8, Period: 24 * time.Hour, Shards: 2},
+		ratelimit.FixedWindow{Name: "window", Rate: 8, Period: 24 * time.Hour, Shards: 2},
+		ratelimit.SlidingWindow{Name: "slots", Rate: 8, Period: 24 * time.Hour, Shards: 2},
+	} {
+		for _, portable := range []bool{false, true} {
+			t.Run(fmt.Sprint(ratelimit.NameOf(l), " ", portable), func(t *testing.T) {
+				c := newClock()
+				store := newStore(t, pgtest.New(t), onClock(c), func(c *pgstore.Config) { c.Portable = portable })
+				taken, err := store.Allow(t.Context(), l.ForN("k", 4))
+				mustTake(t, taken, err)
+				settled, err := store.Settle(t.Context(), taken.Receipt, 7)
+				if err != nil || settled.Value != 1 {
+					t.Errorf("settled: got %v left, error %v, want 1", settled.Value, err)
+				}
+				if got, err := store.Allow(t.Context(), l.For("k")); err != nil || !got.OK {
+					t.Errorf("the last: got OK %v, error %v, want it granted", got.OK, err)
+				}
+				if got, err := store.Allow(t.Context(), l.For("k")); err != nil || got.OK {
+					t.Errorf("one more: got OK %v, error %v, want a refusal", got.OK, err)
+				}
+			})
+		}
+	}
 }

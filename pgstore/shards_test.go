@@ -90,8 +90,11 @@ func shardedLimit(random *rand.Rand, name string) ratelimit.Limit {
 		rate, shards := pick(random, 3, 10, 4.0/3, 27.77, 1e5), pick(random, 2, 3, 7)
 		capacity := rate * pick(random, 1, 2.5, 0.3)
 		var l ratelimit.Limit = ratelimit.TokenBucket{Name: name, Rate: rate, Period: time.Minute, Capacity: capacity, Shards: shards}
-		if random.IntN(2) == 0 {
+		switch random.IntN(3) {
+		case 0:
 			l = ratelimit.FixedWindow{Name: name, Rate: rate, Period: time.Minute, Capacity: capacity, Shards: shards}
+		case 1:
+			l = ratelimit.SlidingWindow{Name: name, Rate: rate, Period: time.Minute, Slots: pick(random, 1, 6, 16), Shards: shards}
 		}
 		if l.Validate() == nil {
 			return l
@@ -220,7 +223,11 @@ func TestShardMemoryByDefinition(t *testing.T) {
 	db := pgtest.New(t)
 	store := newStore(t, db)
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 8, Period: 24 * time.Hour, Shards: 8}
-	mustAllow(t, store, limit.For("k"))
+	tx := begin(t, db, pgx.ReadCommitted) // which makes the row of one shard only
+	mustAllowIn(t, store, tx, limit.For("k"))
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
 	limit.Rate = 800
 	result, err := store.Allow(t.Context(), limit.For("k"))
 	if err != nil || result.Remaining < 600 {
@@ -342,4 +349,46 @@ func tickOf(d ratelimit.Definition) time.Duration {
 		return d.Period
 	}
 	return time.Microsecond
+}
+
+// What this process remembers of a refusal guides it only: a limit that another one
+// has reset grants at once, and so does one in which tokens have come in.
+func TestShardsRefusedLately(t *testing.T) {
+	db := pgtest.New(t)
+	now := time.Date(2026, 3, 14, 15, 9, 26, 0, time.UTC)
+	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Clock: func() time.Time { return now }})
+	if err != nil {
+		t.Fatal(err)
+	}
+	other, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit := ratelimit.TokenBucket{Name: "l", Rate: 8, Period: time.Hour, Shards: 4}
+	allow := func(n float64, want bool) {
+		t.Helper()
+		err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+			result, err := store.AllowTx(t.Context(), tx, limit.ForN("k", n))
+			if err == nil && result.OK != want {
+				t.Errorf("%v at %v: got OK %v, want %v", n, now, result.OK, want)
+			}
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	allow(8, true)
+	allow(1, false)
+	allow(1, false)
+	now = now.Add(time.Hour/8 - time.Microsecond)
+	allow(1, false)
+	now = now.Add(time.Microsecond)
+	allow(1, true)
+	allow(1, false)
+	if err := other.Reset(t.Context(), limit, "k"); err != nil {
+		t.Fatal(err)
+	}
+	allow(8, true)
+	allow(1, false)
 }

@@ -137,6 +137,13 @@ var grants = []struct {
 	{"two", false, []ratelimit.Request{slow("F", 100).For("k"), slowWindow("G", 100).For("k")}},
 	{"three", false, []ratelimit.Request{slow("H", 100).For("k"), slow("H", 100).For("l"), shardedSlow("I", 1000, 4).For("k")}},
 	{"reserve two", true, []ratelimit.Request{slow("J", 100).ForN("k", 150), slowWindow("K", 100).ForN("k", 150)}},
+	{"sliding window", false, []ratelimit.Request{slowSliding("L", 100).For("k")}},
+	{"reserve sliding window", true, []ratelimit.Request{slowSliding("M", 100).ForN("k", 60)}}, // the second is ahead
+	{"two with a sliding window", false, []ratelimit.Request{slow("N", 100).For("k"), slowSliding("O", 100).For("k")}},
+}
+
+func slowSliding(name string, rate float64) ratelimit.SlidingWindow {
+	return ratelimit.SlidingWindow{Name: name, Rate: rate, Period: 24 * time.Hour}
 }
 
 // A granted decision in the caller's transaction is one statement, or for

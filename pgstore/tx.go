@@ -115,9 +115,30 @@ func (b *base) takeChange(ctx context.Context, q table.Querier, call *decide.Cal
 		if !ok {
 			break
 		}
+		if err := b.renew(ctx, q, changes, view.At); err != nil {
+			return ratelimit.Result{}, view, b.fault("renew", err)
+		}
 		change = changes[0]
 	}
 	return call.Refused(view), view, nil
+}
+
+// renew writes the rows of changes anew that no take can add to, since another
+// definition has written them or they have been added to for long. They mean the same
+// afterwards.
+func (b *base) renew(ctx context.Context, q table.Querier, changes []decide.Change, at time.Time) error {
+	for i := range changes {
+		c := &changes[i]
+		if c.Definition.Plain(c.Seen) {
+			continue
+		}
+		as := c.Definition.Settle(c.Seen, at)
+		if err := b.table.Renew(ctx, q, c.Row, c.Seen, as); err != nil {
+			return err
+		}
+		c.Seen = as
+	}
+	return nil
 }
 
 // granted is the result of a call whose changes were made at an instant. xid is the
@@ -159,8 +180,8 @@ func (b *base) look(ctx context.Context, q table.Querier, batch *pgx.Batch, call
 }
 
 // takeSeveral decides a call for several rows. It tries the rows that most likely
-// have enough without looking at them. Only when one refuses does it look, and
-// refuses by what it sees or tries what it sees.
+// have enough without looking at them. Only when one refuses, or all shards of a limit
+// have refused lately, does it look, and refuses by what it sees or tries what it sees.
 func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
 	if call.First && len(call.Asks) > 1 {
 		return b.takeFirst(ctx, tx, call)
@@ -171,6 +192,7 @@ func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (r
 		}
 		return b.choose(&call.Asks[i])
 	})
+	ok = ok && !b.hints.shards.refuse(call, b.clock())
 	look, undo := all, &pgx.Batch{}
 	for round := 0; ; round++ {
 		if ok {
@@ -188,7 +210,11 @@ func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (r
 			return ratelimit.Result{}, b.fault("look", err)
 		}
 		if changes, ok = call.Plan(view); !ok || round == rounds {
+			b.hints.shards.refused(call, view.At)
 			return call.Refused(view), nil
+		}
+		if err := b.renew(ctx, tx, changes, view.At); err != nil {
+			return ratelimit.Result{}, b.fault("renew", err)
 		}
 		look, undo = all, &pgx.Batch{}
 	}
@@ -216,6 +242,9 @@ func (b *base) takeFirst(ctx context.Context, tx pgx.Tx, call *decide.Call) (rat
 	}
 	result := call.Refused(view)
 	if changes, ok := call.Plan(view); ok {
+		if err := b.renew(ctx, tx, changes, view.At); err != nil {
+			return ratelimit.Result{}, b.fault("renew", err)
+		}
 		chosen, changes := call.Chosen(changes)
 		t := try{base: b, call: chosen, changes: changes}
 		if err := t.send(ctx, tx); err != nil {

@@ -21,7 +21,8 @@
 // starts all of them: every 5 seconds for those that were inserted for later.
 // The long-run rate holds, the spacing does not. That is enough for most
 // purposes. For a third party that counts calls, and bans callers that make too
-// many, it is not: see [MiddlewareConfig.HardStart].
+// many, it is not: see [MiddlewareConfig.HardStart], best with a
+// [ratelimit.SlidingWindow] whose slots are longer than River is late.
 //
 // # The note
 //

@@ -84,7 +84,9 @@ func (in Inserter) InsertTx(ctx context.Context, tx pgx.Tx, args river.JobArgs, 
 // its own: all of them or, on an error, none. Of jobs with the same limits, those
 // that are given first are due first. Jobs that take from the same limits and keys share
 // one reservation, if each takes from one limit, or else if they are next to each other,
-// so 500 of them cost no more round trips than one does.
+// so 500 of them cost no more round trips than one does. If they are more than a limit can
+// ever grant at once, there is one reservation for as many as it can; those of a sliding
+// window are due together, when a slot begins that has room for them.
 //
 // The limits' rows are locked in one order, whatever the order of the jobs, so
 // two such calls never deadlock (40P01). Several calls in one transaction can, if
@@ -161,8 +163,8 @@ func (r *reservations) together(ctx context.Context, tx pgx.Tx, jobs []int) erro
 	sum, counts := r.sum(jobs)
 	whole, err := r.in.reserve(ctx, tx, sum)
 	if len(jobs) > 1 && (errors.Is(err, ratelimit.ErrExceedsCapacity) || errors.Is(err, ratelimit.ErrInvalid)) {
-		for i := range jobs {
-			if err := r.together(ctx, tx, jobs[i:i+1]); err != nil {
+		for some := range slices.Chunk(jobs, fitting(len(jobs), err)) {
+			if err := r.together(ctx, tx, some); err != nil {
 				return err
 			}
 		}
@@ -177,6 +179,17 @@ func (r *reservations) together(ctx context.Context, tx pgx.Tx, jobs []int) erro
 		r.jobs[jobs[i]] = parts[i]
 	}
 	return err
+}
+
+// fitting returns how many of so many equal jobs one reservation is tried for, when for
+// all of them it cannot be.
+func fitting(jobs int, err error) int {
+	var exceeds *ratelimit.ExceedsCapacityError
+	if !errors.As(err, &exceeds) {
+		return 1
+	}
+	share := exceeds.Most / exceeds.Request.Count
+	return min(max(int(float64(jobs)*share+1e-9), 1), jobs-1)
 }
 
 // sum is what jobs that are alike take together, and what each of them takes, both in the
@@ -330,10 +343,7 @@ func (in Inserter) job(args river.JobArgs, opts *river.InsertOpts, requests []ra
 	if reserved.At.IsZero() { // not limited
 		return river.InsertManyParams{Args: args, InsertOpts: opts}, nil
 	}
-	at := reserved.RetryAt
-	if reserved.RetryAfter > 0 {
-		at = jitter(at, in.Jitter)
-	}
+	n := note{Attempt: 1}.with(requests, reserved, in.Jitter).keep(receipt)
 	var scheduled river.InsertOpts
 	if opts != nil {
 		scheduled = *opts
@@ -343,10 +353,10 @@ func (in Inserter) job(args river.JobArgs, opts *river.InsertOpts, requests []ra
 	}
 	// A job that is due is not scheduled: that would have it wait for River's
 	// next promotion.
-	if at.After(reserved.At) && at.After(scheduled.ScheduledAt) {
-		scheduled.ScheduledAt = at
+	if n.At.After(reserved.At) && n.At.After(scheduled.ScheduledAt) {
+		scheduled.ScheduledAt = n.At
 	}
 	var err error
-	scheduled.Metadata, err = note{Attempt: 1}.with(requests, at, receipt).addTo(scheduled.Metadata)
+	scheduled.Metadata, err = n.addTo(scheduled.Metadata)
 	return river.InsertManyParams{Args: args, InsertOpts: &scheduled}, err
 }

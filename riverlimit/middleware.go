@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"time"
 
@@ -39,20 +40,30 @@ type MiddlewareConfig struct {
 	//
 	//	Rate + Capacity − 1
 	//
-	// tokens, wherever the window begins and however late River fetches the
-	// jobs. (Counts being whole. Capacity is at least the largest count; for a
+	// tokens, for a SlidingWindow more than Rate, wherever the window begins and
+	// however late River fetches the jobs. (Counts being whole. Capacity is at least the largest count; for a
 	// FixedWindow it counts as that.) So a promise not to call a third party
 	// more often than 100 times a minute needs Rate 100, Capacity 1, which
 	// spaces the starts out evenly, or Rate 91, Capacity 10.
 	//
-	// Each job then pays at a gate as well, right before it starts: see
+	// A SlidingWindow of Rate 100 keeps that promise with the whole burst, and
+	// without a second limit: a job that starts in the slot that it has reserved
+	// keeps the bound, however late in it. One that River brings later than that,
+	// by more than Period / Slots, has lost its slot and asks for another, to start
+	// at once. So have slots that are longer than River is late: with a Period of a minute,
+	// 12 slots of 5 seconds for jobs that were inserted for later, 60 of a second for
+	// jobs that wait in the worker; and longer than StartSlack, or the job is
+	// cancelled. A flood then gets Slots / (Slots + 1) of Rate.
+	//
+	// For the other kinds each job pays at a gate as well, right before it starts: see
 	// [Middleware.Rows]. It may start StartSlack after it has paid, so
 	// StartSlack is added to the Period of token buckets: with a Period of a
 	// minute, the default takes 0.1 % off the rate.
 	HardStart bool
 
 	// StartSlack is how late a start may be, with HardStart, for the instant
-	// that the database has granted, the way to the worker included. A grant
+	// that the database has granted, the way to the worker included; and how long
+	// before the end of a sliding window's slot a job starts at the latest. A grant
 	// that is later than that is lost, and another asked for. So it must be well
 	// above the time in which the database answers. The default is 50 ms.
 	StartSlack time.Duration
@@ -189,16 +200,26 @@ func (m *Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner fu
 // hold returns when the job may start, with its reservation, or with an error
 // when it may not start in this round.
 func (m *Middleware) hold(ctx context.Context, job *rivertype.JobRow, requests []ratelimit.Request) (note, error) {
+	if m.config.HardStart {
+		if err := m.tooNarrow(requests); err != nil {
+			return noteOf(ctx, job), err
+		}
+	}
 	n, now, err := m.reserve(ctx, job, requests)
 	if err == nil {
-		n, err = m.await(ctx, job, n, now, requests)
+		n, now, err = m.await(ctx, job, n, now, requests)
 	}
 	if err == nil && m.config.HardStart {
 		var passed *ratelimit.Receipt
-		passed, err = m.pass(ctx, requests)
-		n = n.with(nil, n.At, passed)
+		passed, err = m.pass(ctx, m.gates(requests, n, now))
+		n = n.keep(passed)
 	}
 	return n, err
+}
+
+// slides reports whether a request is for a sliding window, which is its own gate.
+func slides(r ratelimit.Request) bool {
+	return r.Limit != nil && r.Limit.Definition().Kind == ratelimit.KindSlidingWindow
 }
 
 // reserve returns the job's reservation, and if it had to be made, when.
@@ -213,18 +234,16 @@ func (m *Middleware) reserve(ctx context.Context, job *rivertype.JobRow, request
 		limits[i] = m.scheduled(r)
 	}
 	for begun := time.Now(); ; {
+		asked := time.Now()
 		result, err := m.store.Reserve(ctx, limits...)
 		if err != nil {
 			return n, nil, err
 		}
-		now := decided(result)
-		at := result.RetryAt
-		if result.RetryAfter > 0 {
-			at = jitter(at, m.config.Jitter)
-		}
+		now := decided(result, asked)
 		if result.OK {
-			return n.with(unpaid, at, result.Receipt), now, nil
+			return n.with(unpaid, result, m.config.Jitter).keep(result.Receipt), now, nil
 		}
+		at := jitter(result.RetryAt, m.config.Jitter)
 		if time.Since(begun)+now.until(at) > m.config.MaxWait || !sleep(ctx, now.until(at)) {
 			return n, nil, now.snooze(at)
 		}
@@ -234,31 +253,32 @@ func (m *Middleware) reserve(ctx context.Context, job *rivertype.JobRow, request
 // await holds the job back until its reservation is due and, if a pause of its
 // limits began after that was made, until the pause is over. now is nil for a
 // reservation that was made earlier.
-func (m *Middleware) await(ctx context.Context, job *rivertype.JobRow, n note, now *instant, requests []ratelimit.Request) (note, error) {
+func (m *Middleware) await(ctx context.Context, job *rivertype.JobRow, n note, now *instant, requests []ratelimit.Request) (note, *instant, error) {
 	// Of pauses the gate knows, and AttemptedAt is when River's fetch found the
-	// job, on the database's clock.
-	if m.config.HardStart && now == nil && job.AttemptedAt != nil && !job.AttemptedAt.Before(n.At) {
-		return n, nil
+	// job, on the database's clock. A sliding window has no gate if it is in time.
+	gated := m.config.HardStart && !slices.ContainsFunc(requests, slides)
+	if gated && now == nil && job.AttemptedAt != nil && !job.AttemptedAt.Before(n.At) {
+		return n, nil, nil
 	}
 	for {
 		if now == nil {
 			var err error
 			if n, now, err = m.again(ctx, n, requests); err != nil {
-				return n, err
+				return n, nil, err
 			}
 		}
 		wait := now.until(n.At)
 		if wait <= 0 {
-			return n, ctx.Err()
+			return n, now, ctx.Err()
 		}
 		if wait > m.config.MaxWait {
-			return n, now.snooze(n.At.Add(-m.config.MaxWait / 2))
+			return n, nil, now.snooze(n.At.Add(-m.config.MaxWait / 2))
 		}
 		if !sleep(ctx, wait) {
-			return n, now.snooze(n.At)
+			return n, nil, now.snooze(n.At)
 		}
-		if m.config.HardStart {
-			return n, nil
+		if gated {
+			return n, nil, nil
 		}
 		now = nil
 	}
@@ -272,16 +292,17 @@ func (m *Middleware) again(ctx context.Context, n note, requests []ratelimit.Req
 		questions[i] = m.scheduled(r)
 		questions[i].Count = 0
 	}
+	asked := time.Now()
 	result, err := m.store.Check(ctx, questions...)
 	if err != nil {
 		return n, nil, err
 	}
 	for _, status := range result.Each {
 		if status.PausedUntil.After(n.At) {
-			n = n.with(nil, jitter(status.PausedUntil, m.config.Jitter), nil)
+			n = n.notBefore(jitter(status.PausedUntil, m.config.Jitter))
 		}
 	}
-	return n, decided(result), nil
+	return n, decided(result, asked), nil
 }
 
 // putOff returns what to tell River of a job that does not start because of err.
@@ -329,9 +350,13 @@ func (m *Middleware) Pause(ctx context.Context, pause time.Duration, requests ..
 // from it are never too short.
 type instant struct {
 	database, worker time.Time
+	asked            time.Time // when the database was, on the worker's
 }
 
-func decided(r ratelimit.Result) *instant { return &instant{r.At, time.Now()} }
+func decided(r ratelimit.Result, asked time.Time) *instant { return &instant{r.At, time.Now(), asked} }
+
+// latest returns the latest that it can be by now on the database's clock.
+func (i instant) latest() time.Time { return i.database.Add(time.Since(i.asked)) }
 
 // until returns how long it is, now, to an instant on the database's clock.
 func (i instant) until(at time.Time) time.Duration {

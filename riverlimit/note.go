@@ -11,6 +11,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
 // MetadataKey is where in a job's metadata its reservation is noted.
@@ -33,14 +34,29 @@ type note struct {
 	Started bool `json:"started,omitempty"`
 }
 
-// paid is a limit's identity in the database.
+// paid is a limit's identity in the database and, of a sliding window, the last
+// instant of the slot that was reserved.
 type paid struct {
-	Name string `json:"name"`
-	Key  string `json:"key"`
+	Name  string    `json:"name"`
+	Key   string    `json:"key"`
+	Until time.Time `json:"until,omitzero"`
 }
 
-func paidFor(r ratelimit.Request) paid {
-	return paid{ratelimit.NameOf(r.Limit), r.Key}
+// isFor reports whether it was for r's limit and key.
+func (p paid) isFor(r ratelimit.Request) bool {
+	return p.Name == ratelimit.NameOf(r.Limit) && p.Key == r.Key
+}
+
+// paidFor returns what a reservation has paid for r, which it was made for.
+func paidFor(r ratelimit.Request, reserved ratelimit.Result) paid {
+	p := paid{Name: ratelimit.NameOf(r.Limit), Key: r.Key}
+	for _, payment := range receipt.Payments(reserved.Receipt) {
+		until := time.UnixMicro(payment.Slot).UTC()
+		if payment.Name == p.Name && payment.Key == p.Key && payment.Slot != 0 && (p.Until.IsZero() || until.Before(p.Until)) {
+			p.Until = until // of several shards, the one that ends first
+		}
+	}
+	return p
 }
 
 // noteKey is for the note in a context: what an outer middleware has noted for
@@ -68,29 +84,53 @@ func noteOf(ctx context.Context, job *rivertype.JobRow) note {
 func (n note) unpaid(requests []ratelimit.Request) []ratelimit.Request {
 	var unpaid []ratelimit.Request
 	for _, r := range requests {
-		if r.Limit == nil || !slices.Contains(n.Paid, paidFor(r)) {
+		if r.Limit == nil || !slices.ContainsFunc(n.Paid, func(p paid) bool { return p.isFor(r) }) {
 			unpaid = append(unpaid, r)
 		}
 	}
 	return unpaid
 }
 
-// with returns n with a reservation that is due at an instant, and its receipt, if there
-// is one.
-func (n note) with(requests []ratelimit.Request, at time.Time, receipt *ratelimit.Receipt) note {
+// keep returns n with the receipt of what was reserved, if there is one.
+func (n note) keep(receipt *ratelimit.Receipt) note {
 	if receipt != nil {
 		n.Receipts = append(slices.Clone(n.Receipts), receipt)
 	}
+	return n
+}
+
+// with returns n with a reservation for requests, which is put off by up to spread if
+// it must wait. A sliding window's is not put off beyond its slot.
+func (n note) with(requests []ratelimit.Request, reserved ratelimit.Result, spread time.Duration) note {
 	n.Paid = slices.Clone(n.Paid)
+	at := reserved.RetryAt
+	if reserved.RetryAfter > 0 {
+		at = jitter(at, spread)
+	}
 	for _, r := range requests {
-		if p := paidFor(r); !slices.Contains(n.Paid, p) {
-			n.Paid = append(n.Paid, p)
+		if slices.ContainsFunc(n.Paid, func(p paid) bool { return p.isFor(r) }) {
+			continue
+		}
+		p := paidFor(r, reserved)
+		n.Paid = append(n.Paid, p)
+		if !p.Until.IsZero() && p.Until.Before(at) && !p.Until.Before(reserved.RetryAt) {
+			at = p.Until
 		}
 	}
+	return n.notBefore(at)
+}
+
+// notBefore returns n, due at an instant at the earliest.
+func (n note) notBefore(at time.Time) note {
 	if at.After(n.At) {
 		n.At = at
 	}
 	return n
+}
+
+// missed reports whether the slot is over, at an instant, that was reserved for r.
+func (n note) missed(r ratelimit.Request, at time.Time) bool {
+	return slices.ContainsFunc(n.Paid, func(p paid) bool { return p.isFor(r) && at.After(p.Until) })
 }
 
 // save has River write n to the job when this round of work ends, whichever

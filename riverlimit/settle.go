@@ -48,8 +48,8 @@ func SettleTx(ctx context.Context, tx pgx.Tx, store *pgstore.Store, job *riverty
 			return invalid("Used", r, "is a limit and key for which nothing was reserved")
 		}
 	}
-	for _, r := range receipts {
-		if counts, changed := settled(r, used); changed {
+	for i, r := range receipts {
+		if counts, changed := settled(r, receipts[i+1:], used); changed {
 			if _, err := store.SettleTx(ctx, tx, r, counts...); err != nil {
 				return fmt.Errorf("riverlimit: %w", err)
 			}
@@ -114,8 +114,9 @@ func storedNote(job *rivertype.JobRow) (note, error) {
 }
 
 // settled returns what to settle a receipt with, in the order of its call, and whether
-// that is not what it says anyway.
-func settled(r *ratelimit.Receipt, used []ratelimit.Request) (counts []float64, changed bool) {
+// that is not what it says anyway. later are those that were made after it: one for the
+// same limit is for a slot that took the place of one that the job has missed.
+func settled(r *ratelimit.Receipt, later []*ratelimit.Receipt, used []ratelimit.Request) (counts []float64, changed bool) {
 	for _, p := range receipt.Payments(r) {
 		for len(counts) <= p.Place {
 			counts = append(counts, 0)
@@ -124,12 +125,20 @@ func settled(r *ratelimit.Receipt, used []ratelimit.Request) (counts []float64, 
 	}
 	for _, p := range receipt.Payments(r) {
 		for _, u := range used {
-			if pays(p, u) {
-				counts[p.Place], changed = u.Count, true
+			if !pays(p, u) {
+				continue
+			}
+			if counts[p.Place], changed = u.Count, true; slices.ContainsFunc(later, func(r *ratelimit.Receipt) bool { return hasPaid(r, p) }) {
+				counts[p.Place] = 0
 			}
 		}
 	}
 	return counts, changed
+}
+
+// hasPaid reports whether a receipt is for a payment's limit and key as well.
+func hasPaid(r *ratelimit.Receipt, p receipt.Payment) bool {
+	return slices.ContainsFunc(receipt.Payments(r), func(q receipt.Payment) bool { return q.Name == p.Name && q.Key == p.Key })
 }
 
 // pays reports whether a payment is for what r names, or for its gate.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
+	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -18,7 +19,7 @@ const startSuffix = ":start"
 
 // Rows returns the requests with which the middleware takes what r asks for: from
 // the limit, and with HardStart from the gate too, a token bucket of the same
-// name with ":start" after it. They are for programs that credit, pause, reset
+// name with ":start" after it, which a sliding window does without. They are for programs that credit, pause, reset
 // or prune what the middleware takes:
 //
 //	for _, row := range middleware.Rows(Tokens.ForN(org, unused)) {
@@ -28,7 +29,7 @@ const startSuffix = ":start"
 //
 // For the bound on starts, what is credited counts as refilled.
 func (m *Middleware) Rows(r ratelimit.Request) []ratelimit.Request {
-	if !m.config.HardStart || r.Limit == nil {
+	if !m.config.HardStart || r.Limit == nil || slides(r) {
 		return []ratelimit.Request{r}
 	}
 	return []ratelimit.Request{m.scheduled(r), m.gate(r)}
@@ -92,8 +93,10 @@ func (m *Middleware) gate(r ratelimit.Request) ratelimit.Request {
 // A grant that is not used is lost. It must not be given back: jobs that were
 // granted theirs after it have their instants, and another one, at once, would
 // be a start that the spacing between those does not allow for.
-func (m *Middleware) pass(ctx context.Context, requests []ratelimit.Request) (*ratelimit.Receipt, error) {
-	gates := m.gates(requests)
+func (m *Middleware) pass(ctx context.Context, gates []ratelimit.Request) (*ratelimit.Receipt, error) {
+	if len(gates) == 0 {
+		return nil, nil
+	}
 	key := queueKey(gates)
 	ahead := m.passing.add(key, 1)
 	defer m.passing.add(key, -1)
@@ -114,7 +117,7 @@ func (m *Middleware) pass(ctx context.Context, requests []ratelimit.Request) (*r
 			return nil, err
 		}
 		late, err := m.atItsInstant(ctx, asked, result)
-		if err != nil || late <= m.config.StartSlack {
+		if err != nil || late <= m.config.StartSlack && !m.over(gates, asked, result) {
 			return result.Receipt, err
 		}
 		m.config.Logger.WarnContext(ctx, "riverlimit: too late to start; asking again",
@@ -122,20 +125,59 @@ func (m *Middleware) pass(ctx context.Context, requests []ratelimit.Request) (*r
 	}
 }
 
-// gates returns the gates that a job passes.
-func (m *Middleware) gates(requests []ratelimit.Request) []ratelimit.Request {
-	gates := make([]ratelimit.Request, len(requests))
-	for i, r := range requests {
-		gates[i] = m.gate(r)
-		if len(requests) == 1 {
-			continue
+// gates returns the gates that a job passes with its reservations, at an instant. A
+// sliding window whose slot it has missed is one itself.
+func (m *Middleware) gates(requests []ratelimit.Request, n note, now *instant) (gates []ratelimit.Request) {
+	for _, r := range requests {
+		if !slides(r) {
+			gates = append(gates, m.gate(r))
+		} else if m.missed(n, r, now) {
+			gates = append(gates, atOnce(r))
 		}
-		// With debt each would have an instant of its own; without it is the same.
-		alone := gates[i].Limit.(ratelimit.TokenBucket)
-		alone.MaxReserved = ratelimit.None
-		gates[i].Limit = alone
+	}
+	if len(gates) == 1 {
+		return gates
+	}
+	for i := range gates { // with debt each would have an instant of its own; without it is the same
+		gates[i] = atOnce(gates[i])
 	}
 	return gates
+}
+
+// over reports whether the slot of a sliding window among gates is over that was
+// granted to somebody who has asked for it.
+func (m *Middleware) over(gates []ratelimit.Request, asked time.Time, granted ratelimit.Result) bool {
+	n, now := note{}.with(gates, granted, 0), decided(granted, asked)
+	return slices.ContainsFunc(gates, func(r ratelimit.Request) bool { return slides(r) && m.missed(n, r, now) })
+}
+
+// missed reports whether the slot may be over that was reserved for r, when the job
+// starts.
+func (m *Middleware) missed(n note, r ratelimit.Request, now *instant) bool {
+	return n.missed(r, now.latest().Add(m.config.StartSlack))
+}
+
+// tooNarrow is the error of a sliding window whose slots are over before a job starts.
+func (m *Middleware) tooNarrow(requests []ratelimit.Request) error {
+	for _, r := range requests {
+		if !slides(r) {
+			continue
+		}
+		if d := r.Limit.Definition(); d.SlotWidth() <= m.config.StartSlack {
+			return &ratelimit.FieldError{
+				Limit: d.Name, Field: "Slots", Value: d.Slots,
+				Reason: fmt.Sprintf("makes slots of %v, which must be longer than StartSlack, %v", d.SlotWidth(), m.config.StartSlack),
+			}
+		}
+	}
+	return nil
+}
+
+// atOnce returns what r asks for of the same limit, that is not to be ahead.
+func atOnce(r ratelimit.Request) ratelimit.Request {
+	d := r.Limit.Definition()
+	d.MaxReserved = 0
+	return d.Limit().ForN(r.Key, r.Count)
 }
 
 // ask asks until the gates grant the job an instant, and returns when it asked.
@@ -146,7 +188,7 @@ func (m *Middleware) ask(ctx context.Context, gates []ratelimit.Request) (asked 
 		if err != nil || result.OK {
 			return asked, result, err
 		}
-		now := decided(result)
+		now := decided(result, asked)
 		if now.until(result.RetryAt) > m.config.MaxWait {
 			return asked, result, now.snooze(result.RetryAt.Add(-m.config.MaxWait / 2))
 		}
@@ -159,7 +201,7 @@ func (m *Middleware) ask(ctx context.Context, gates []ratelimit.Request) (asked 
 // atItsInstant waits for the instant that was granted, and returns how long ago it
 // is at most: the database decided after it was asked.
 func (m *Middleware) atItsInstant(ctx context.Context, asked time.Time, result ratelimit.Result) (late time.Duration, err error) {
-	now := decided(result)
+	now := decided(result, asked)
 	if now.until(result.RetryAt) > m.config.MaxWait { // in a pause
 		return 0, now.snooze(result.RetryAt.Add(-m.config.MaxWait / 2))
 	}

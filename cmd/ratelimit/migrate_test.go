@@ -20,22 +20,27 @@ const (
 	noPauses  = "2         no        00002_pauses.sql\n"
 	pauses    = "2         yes       00002_pauses.sql\n"
 	upLimits  = "applied 00001_rate_limits.sql\n"
+	noSlots   = "3         no        00003_sliding_windows.sql\n"
+	slots     = "3         yes       00003_sliding_windows.sql\n"
 	upPauses  = "applied 00002_pauses.sql\n"
+	upSlots   = "applied 00003_sliding_windows.sql\n"
 	nothingUp = "nothing to apply\n"
 )
 
 var life = []step{
-	{"status", heading + noLimits + noPauses},
+	{"status", heading + noLimits + noPauses + noSlots},
 	{"down", "nothing to take back\n"},
-	{"up", upLimits + upPauses},
+	{"up", upLimits + upPauses + upSlots},
 	{"up", nothingUp},
-	{"status", heading + limits + pauses},
+	{"status", heading + limits + pauses + slots},
+	{"down", "took back 00003_sliding_windows.sql\n"},
 	{"down", "took back 00002_pauses.sql\n"},
-	{"status", heading + limits + noPauses},
-	{"up", upPauses},
+	{"status", heading + limits + noPauses + noSlots},
+	{"up", upPauses + upSlots},
+	{"down", "took back 00003_sliding_windows.sql\n"},
 	{"down", "took back 00002_pauses.sql\n"},
 	{"down", "took back 00001_rate_limits.sql\n"},
-	{"status", heading + noLimits + noPauses},
+	{"status", heading + noLimits + noPauses + noSlots},
 }
 
 func TestMigrate(t *testing.T) {

@@ -116,6 +116,7 @@ type limitLine struct {
 		MaxReserved debt      `json:"maxReserved"`
 		Shards      int       `json:"shards"`
 		Start       *duration `json:"start"`
+		Slots       *int      `json:"slots"`
 	} `json:"limit"`
 }
 
@@ -137,22 +138,33 @@ func (l limitLine) limit() (ratelimit.Limit, error) {
 		Name: f.Name, Rate: f.Rate, Period: time.Duration(f.Period),
 		Capacity: float64(f.Capacity), MaxReserved: float64(f.MaxReserved), Shards: f.Shards,
 	}
+	if f.Start != nil {
+		window.Start = f.Start.after()
+	}
+	if f.Slots != nil && f.Kind != ratelimit.KindSlidingWindow.String() {
+		return nil, errors.New(`"slots" is for a sliding window only`)
+	}
 	switch f.Kind {
 	case ratelimit.KindFixedWindow.String():
-		if f.Start != nil {
-			window.Start = f.Start.after()
-		}
 		return window, nil
+	case ratelimit.KindSlidingWindow.String():
+		if f.Capacity != 0 {
+			return nil, errors.New(`"capacity" is not for a sliding window, whose capacity is its rate`)
+		}
+		return ratelimit.SlidingWindow{
+			Name: window.Name, Rate: window.Rate, Period: window.Period, Slots: orElse(f.Slots, 0),
+			MaxReserved: window.MaxReserved, Shards: window.Shards, Start: window.Start,
+		}, nil
 	case ratelimit.KindTokenBucket.String():
 		if f.Start != nil {
-			return nil, errors.New(`"start" is for a fixed window only`)
+			return nil, errors.New(`"start" is for a fixed window or a sliding window only`)
 		}
 		return ratelimit.TokenBucket{
 			Name: window.Name, Rate: window.Rate, Period: window.Period,
 			Capacity: window.Capacity, MaxReserved: window.MaxReserved, Shards: window.Shards,
 		}, nil
 	}
-	return nil, fmt.Errorf("kind %q: want %q or %q", f.Kind, ratelimit.KindTokenBucket, ratelimit.KindFixedWindow)
+	return nil, fmt.Errorf("kind %q: want %q, %q or %q", f.Kind, ratelimit.KindTokenBucket, ratelimit.KindFixedWindow, ratelimit.KindSlidingWindow)
 }
 
 // callLine is a call as it is written. Pointers tell what was left out.

@@ -32,6 +32,8 @@ func Of(d ratelimit.Definition) Curve {
 	return func(length time.Duration) float64 {
 		periods := float64(length) / float64(d.Period)
 		switch d.Kind {
+		case ratelimit.KindSlidingWindow:
+			return d.Rate * (math.Floor(periods) + 1)
 		case ratelimit.KindFixedWindow:
 			return d.Capacity + d.Rate*(math.Floor(periods)+1)
 		}

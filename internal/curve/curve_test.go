@@ -20,6 +20,7 @@ func at(seconds ...float64) (events []Event) {
 func TestJudge(t *testing.T) {
 	bucket := ratelimit.TokenBucket{Name: "a", Rate: 1, Period: time.Second, Capacity: 2}.Definition()
 	window := ratelimit.FixedWindow{Name: "a", Rate: 2, Period: time.Second}.Definition()
+	sliding := ratelimit.SlidingWindow{Name: "a", Rate: 2, Period: time.Second}.Definition()
 	for _, tt := range []struct {
 		name   string
 		curve  Curve
@@ -33,6 +34,10 @@ func TestJudge(t *testing.T) {
 		{"not the whole history but a part of it", Of(bucket), at(0, 100, 100, 100, 200), 1.5},
 		{"both sides of an edge", Of(window), at(0.9, 0.9, 1.1, 1.1), 1},
 		{"three windows in one period", Of(window), at(0, 0.1, 0.2, 0.3, 0.4, 0.5), 1.5},
+		{"a window", Of(sliding), at(0, 0.999999, 1, 1.999999), 1},
+		{"one too many in a window", Of(sliding), at(0, 0.5, 0.999999), 1.5},
+		{"just not in a window", Of(sliding), at(0, 0, 1, 1, 2, 2), 1},
+		{"out of order", Of(sliding), at(0.5, 0, 0.999999), 1.5},
 		{"a partner's window", Within(2, time.Second), at(0, 0.5, 0.999999), 1.5},
 		{"two of a partner's windows", Within(2, time.Second), at(0, 0.5, 1), 1},
 	} {

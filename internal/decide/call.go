@@ -226,8 +226,8 @@ func (c *Call) add(r ratelimit.Request) error {
 
 // exceeds is the error of a count that can never be granted.
 func (a *Ask) exceeds(reserve bool) error {
-	most := a.Definition.Capacity - a.Floor
-	if a.Count <= most+exact.Tolerance(a.Count, a.Floor, most)/2 {
+	most := a.Definition.Most(a.Floor)
+	if a.Count <= most+exact.Tolerance(a.Count, most, 0)/2 {
 		return nil
 	}
 	return &ratelimit.ExceedsCapacityError{Request: a.Request, Reserve: reserve, Most: most}

@@ -18,7 +18,7 @@ type held struct {
 // allocation, unless it is a reservation. after is what there is then. taker and conn are those of Receipt.
 func (a *Ask) Held(reserve bool, after ratelimit.State, at time.Time, taker string, conn any) ratelimit.Result {
 	h := new(held)
-	h.each[0] = a.status(true, after, at, at)
+	h.each[0] = a.status(true, holdingOf(&a.Definition, after, at), at, at)
 	h.each[0].Taken = a.Count
 	h.payment[0] = a.payment(0, 0, a.Count)
 	var left []receipt.Left
@@ -68,7 +68,7 @@ func (c *Call) Whole(rest ratelimit.Result, stands []*Stand, taker string, conn 
 			statuses[i] = rest.Each[len(places)]
 			places = append(places, a.place)
 		} else {
-			statuses[i] = a.status(true, stands[i].State, stands[i].At, stands[i].At)
+			statuses[i] = a.status(true, holdingOf(&a.Definition, stands[i].State, stands[i].At), stands[i].At, stands[i].At)
 			statuses[i].Taken = a.Count
 			payments = append(payments, a.payment(a.place, 0, a.Count))
 			left = append(left, receipt.Left{TS: stands[i].At}) // no debt
@@ -104,7 +104,7 @@ func (a *Ask) payment(place, shard int, n float64) receipt.Payment {
 	return receipt.Payment{
 		Limit: receipt.Limit{
 			Name: d.Name, Key: a.Key, Kind: uint8(d.Kind), Rate: d.Rate, Period: d.Period,
-			Capacity: d.Capacity, MaxReserved: d.MaxReserved, Shards: d.Shards, Start: d.Start,
+			Capacity: d.Capacity, MaxReserved: d.MaxReserved, Shards: d.Shards, Start: d.Start, Slots: d.Slots,
 		},
 		Place: place, Shard: shard, Tokens: n,
 	}

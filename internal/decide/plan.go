@@ -2,6 +2,7 @@ package decide
 
 import (
 	"math"
+	"slices"
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
@@ -24,7 +25,9 @@ type Change struct {
 	Count      float64              // tokens to take
 	Floor      float64              // the lowest value to leave behind
 	Seen       ratelimit.State      // the row as it was looked at, zero if it was not
-	Over       time.Time            // the end of a pause that is over by then
+	Over       time.Time            // an instant that is known to be over
+	From       time.Time            // where the first slot begins that a reservation may have, since the row is paused
+	Slot       int64                // of what is given back, of a kind of limit that has slots
 	After      ratelimit.State      // the row once it was changed
 }
 
@@ -61,11 +64,14 @@ func (c *Call) plan(changes []Change, i int, v View) ([]Change, bool) {
 	if !ok {
 		return nil, false
 	}
-	least := a.leastChange(v, i)
+	least, first := a.leastChange(v.States[i], v.At), len(changes)
 	for shard, n := range counts {
 		if n > 0 || a.Count == 0 && shard == least {
 			changes = append(changes, a.planned(i, shard, n, v))
 		}
+	}
+	if len(changes) > first+1 {
+		inOneSlot(changes[first:], v.At)
 	}
 	return changes, true
 }
@@ -89,7 +95,7 @@ func (a *Ask) whole(states []ratelimit.State, now time.Time) float64 {
 		sum += max(0, shard.Settle(s, now).Value)
 	}
 	slack := exact.Tolerance(sum, 1, a.Definition.Capacity) / 2
-	if len(states) == 1 { // no more than that of Take
+	if len(states) == 1 && a.Definition.Kind != ratelimit.KindSlidingWindow { // no more than that of Take
 		slack = exact.Tolerance(states[0].Value, 1, a.Definition.Capacity)
 	}
 	return math.Floor(sum + slack)
@@ -97,13 +103,13 @@ func (a *Ask) whole(states []ratelimit.State, now time.Time) float64 {
 
 // leastChange is the shard that a count of 0 is taken from: the fullest, since one that
 // is not known to be there is empty.
-func (a *Ask) leastChange(v View, i int) int {
+func (a *Ask) leastChange(states []ratelimit.State, now time.Time) int {
 	if a.Count > 0 || !a.Sharded() {
 		return 0
 	}
-	values := make([]float64, len(v.States[i]))
-	for shard, s := range v.States[i] {
-		values[shard] = a.Definition.Shard().Settle(s, v.At).Value
+	values := make([]float64, len(states))
+	for shard, s := range states {
+		values[shard] = a.Definition.Shard().Settle(s, now).Value
 	}
 	return fullest(values)
 }
@@ -111,15 +117,38 @@ func (a *Ask) leastChange(v View, i int) int {
 func (a *Ask) planned(i, shard int, n float64, v View) Change {
 	change := a.Change(i, shard, n)
 	change.Seen = v.States[i][shard]
-	if !change.Seen.Paused.After(v.At) {
-		change.Over = change.Seen.Paused
+	change.Over, change.From = v.At, change.Definition.From(change.Seen, v.At)
+	var ok bool
+	if change.After, ok = change.Definition.Take(change.Seen, v.At, n, change.Floor); !ok {
+		// Spread has found this to be enough, and has left a rounding error to
+		// this row that it alone could not tolerate.
+		change.After = change.Definition.Spend(change.Seen, v.At, n)
+		change.Floor = min(change.Floor, change.After.Value)
 	}
-	change.After = change.Definition.Settle(change.Seen, v.At)
-	change.After.Value -= n
-	// Spread has found this to be enough, and may have left a rounding error to
-	// this row that it alone could not tolerate.
-	change.Floor = min(change.Floor, change.After.Value)
 	return change
+}
+
+// inOneSlot has the changes of one limit, if it is a sliding window, give the same slot,
+// which is the latest of theirs: the work will not start before that, and must be counted
+// where it starts.
+func inOneSlot(changes []Change, now time.Time) {
+	var from time.Time
+	for i := range changes {
+		c := &changes[i]
+		if c.Definition.Kind != ratelimit.KindSlidingWindow {
+			return
+		}
+		if at := c.Definition.Due(c.After, now, c.Count); at.After(now) {
+			from = latest(from, at)
+		}
+	}
+	if from.IsZero() {
+		return
+	}
+	for i := range changes {
+		c := &changes[i]
+		c.From, c.After = latest(c.From, from), c.Definition.TakeFrom(c.Seen, now, c.Count, from)
+	}
 }
 
 // paused reports whether one of a limit's rows is: a pause is in all of them.
@@ -176,6 +205,7 @@ func (c *Call) Receipt(changes []Change, taker string, conn any, at time.Time) *
 			place = 0
 		}
 		payments[i] = a.payment(place, ch.Shard, ch.Count)
+		payments[i].Slot = ch.Definition.Slot(ch.After)
 	}
 	if !c.Reserve {
 		return receipt.New(payments, taker, conn, at)
@@ -271,20 +301,9 @@ func outweighs(s, t ratelimit.Status) bool {
 // taken is the status of a, of one row, when it was taken at now and left after
 // behind.
 func (a *Ask) taken(after ratelimit.State, now time.Time) ratelimit.Status {
-	return a.status(true, after, now, due(a.Definition, after, a.Count, now))
-}
-
-// due is when the debt that a taking of n tokens left in a row is paid, and the
-// row is not paused any more: now, if that is so already.
-func due(d ratelimit.Definition, after ratelimit.State, n float64, now time.Time) time.Time {
-	at := after.Paused
-	if after.Value < -exact.Tolerance(after.Value, n, d.Capacity) {
-		at = d.When(after, 0)
-	}
-	if at.After(now) {
-		return at
-	}
-	return now
+	d := &a.Definition
+	settled := d.Settle(after, now)
+	return a.status(true, holdingOf(d, settled, now), now, d.Due(settled, now, a.Count))
 }
 
 // takenAmong is the status of a when changes were made to its shards, which are
@@ -292,21 +311,24 @@ func due(d ratelimit.Definition, after ratelimit.State, n float64, now time.Time
 func (a *Ask) takenAmong(states []ratelimit.State, changes []Change, now time.Time) ratelimit.Status {
 	at := now
 	for i := range changes {
-		if d := due(changes[i].Definition, changes[i].After, a.Count, now); d.After(at) {
-			at = d
-		}
+		d := &changes[i].Definition
+		at = latest(at, d.Due(d.Settle(changes[i].After, now), now, a.Count))
 	}
 	return a.statusAmong(true, states, now, at)
 }
 
 // found is the status of a against the states of its shards, with nothing taken.
 func (a *Ask) found(reserve bool, states []ratelimit.State, now time.Time) ratelimit.Status {
-	counts, ok := a.Spread(now, states)
+	without := states
+	if !reserve && paused(states, now) {
+		without = unpaused(states)
+	}
+	counts, ok := a.Spread(now, without)
 	at := now
 	if ok {
-		at = a.dueAmong(states, counts, now)
+		at = a.dueAmong(without, counts, now)
 	} else {
-		at = a.ready(states, now)
+		at = a.ready(without, now)
 	}
 	if !reserve {
 		for _, s := range states {
@@ -319,16 +341,29 @@ func (a *Ask) found(reserve bool, states []ratelimit.State, now time.Time) ratel
 	return a.statusAmong(ok, states, now, at)
 }
 
+// unpaused is states as they would be without a pause, which for an allow does not
+// change what there is.
+func unpaused(states []ratelimit.State) []ratelimit.State {
+	states = slices.Clone(states)
+	for i := range states {
+		states[i].Paused = time.Time{}
+	}
+	return states
+}
+
 // dueAmong is due for taking counts from shards in states.
 func (a *Ask) dueAmong(states []ratelimit.State, counts []float64, now time.Time) time.Time {
 	shard, at := a.Definition.Shard(), now
+	floor, least := a.Floor/float64(len(states)), a.leastChange(states, now)
 	for i, s := range states {
-		if counts[i] == 0 && (a.Count != 0 || i != 0) {
+		if counts[i] == 0 && (a.Count != 0 || i != least) {
 			continue
 		}
-		after := shard.Settle(s, now)
-		after.Value -= counts[i]
-		at = latest(at, due(shard, after, a.Count, now))
+		after, ok := shard.Take(s, now, counts[i], floor)
+		if !ok { // but for a rounding error, as in planned
+			after = shard.Spend(s, now, counts[i])
+		}
+		at = latest(at, shard.Due(after, now, a.Count))
 	}
 	return at
 }
@@ -340,21 +375,31 @@ func latest(a, b time.Time) time.Time {
 	return a
 }
 
-func (a *Ask) status(ok bool, s ratelimit.State, now, retryAt time.Time) ratelimit.Status {
-	d := a.Definition
+// holding is what one row holds, or several together.
+type holding struct {
+	value        float64
+	paused, full time.Time // until when, and from when on
+}
+
+func holdingOf(d *ratelimit.Definition, settled ratelimit.State, now time.Time) holding {
+	return holding{d.ValueAt(settled, now), settled.Paused, d.When(settled, d.Capacity)}
+}
+
+func (a *Ask) status(ok bool, h holding, now, retryAt time.Time) ratelimit.Status {
+	d := &a.Definition
 	status := ratelimit.Status{
 		Request:    a.Request,
 		At:         now,
 		OK:         ok,
 		RetryAfter: retryAt.Sub(now),
 		RetryAt:    retryAt,
-		Value:      s.Value,
-		Remaining:  int64(max(0, math.Floor(s.Value+exact.Tolerance(s.Value, 1, d.Capacity)))),
+		Value:      h.value,
+		Remaining:  int64(max(0, math.Floor(h.value+exact.Tolerance(h.value, 1, d.Capacity)))),
 		Capacity:   d.Capacity,
-		ResetAfter: max(0, d.When(s, d.Capacity).Sub(now)),
+		ResetAfter: max(0, h.full.Sub(now)),
 	}
-	if s.Paused.After(now) {
-		status.PausedUntil = s.Paused
+	if h.paused.After(now) {
+		status.PausedUntil = h.paused
 	}
 	return status
 }
@@ -362,17 +407,12 @@ func (a *Ask) status(ok bool, s ratelimit.State, now, retryAt time.Time) ratelim
 // statusAmong is status for all shards together.
 func (a *Ask) statusAmong(ok bool, states []ratelimit.State, now, retryAt time.Time) ratelimit.Status {
 	shard := a.Definition.Shard()
-	if len(states) == 1 {
-		return a.status(ok, shard.Settle(states[0], now), now, retryAt)
+	total := holdingOf(&shard, shard.Settle(states[0], now), now)
+	for _, s := range states[1:] {
+		h := holdingOf(&shard, shard.Settle(s, now), now)
+		total.value += h.value
+		total.paused = latest(total.paused, h.paused)
+		total.full = latest(total.full, h.full)
 	}
-	total, full := ratelimit.State{TS: now}, now
-	for _, s := range states {
-		settled := shard.Settle(s, now)
-		total.Value += settled.Value
-		total.Paused = latest(total.Paused, settled.Paused)
-		full = latest(full, shard.When(settled, shard.Capacity))
-	}
-	status := a.status(ok, total, now, retryAt)
-	status.ResetAfter = full.Sub(now)
-	return status
+	return a.status(ok, total, now, retryAt)
 }

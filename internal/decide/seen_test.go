@@ -84,7 +84,8 @@ func TestRefundOrder(t *testing.T) {
 }
 
 // What was not used is given back by the last payments, what was used besides is taken
-// where most was paid, and counts are in the order of the call.
+// from all shards, so that they are left with as much, and counts are in the order of
+// the call.
 func TestSettle(t *testing.T) {
 	a := TokenBucket{Name: "a", Rate: 80, Period: time.Second, Shards: 8}
 	b := FixedWindow{Name: "b", Rate: 80, Period: time.Second}
@@ -102,13 +103,30 @@ func TestSettle(t *testing.T) {
 		{[]float64{7, 12}, []string{"a/k/0 -0", "a/k/1 8", "a/k/2 5", "b/k/0 13"}},
 		{[]float64{21, 0}, []string{"a/k/0 10", "a/k/1 10", "a/k/2 5", "b/k/0 -1"}},
 		{nil, []string{"a/k/0 10", "a/k/1 10", "a/k/2 5", "b/k/0 20"}},
-		{[]float64{20, 125}, []string{"a/k/0 -100", "a/k/1 -0", "a/k/2 -0", "b/k/0 -0"}},
+		{[]float64{20, 27}, []string{
+			"a/k/0 -0", "a/k/1 -0", "a/k/2 -0", "a/k/3 -0.4", "a/k/4 -0.4", "a/k/5 -0.4", "a/k/6 -0.4", "a/k/7 -0.4", "b/k/0 -0",
+		}},
+		{[]float64{20, 125}, []string{
+			"a/k/0 -5.625", "a/k/1 -5.625", "a/k/2 -10.62", "a/k/3 -15.62", "a/k/4 -15.62", "a/k/5 -15.62", "a/k/6 -15.62", "a/k/7 -15.62", "b/k/0 -0",
+		}},
 	} {
 		var seen decide.Seen
 		settlement, err := seen.Settle(receipt, test.used)
 		var got []string
+		states := make([]State, len(settlement.Changes))
+		for i, c := range settlement.Changes {
+			states[i] = State{Value: c.Definition.Capacity, TS: t0}
+			for _, paid := range changes {
+				if paid.Row == c.Row {
+					states[i].Value -= paid.Count
+				}
+			}
+		}
+		for range 2 { // once more, when a transaction is run again
+			settlement.Spread(settlement.Changes, states, t0)
+		}
 		for _, c := range settlement.Changes {
-			got = append(got, fmt.Sprintf("%s/%s/%d %v", c.Name, c.Key.Key, c.Shard, -c.Count))
+			got = append(got, fmt.Sprintf("%s/%s/%d %.4g", c.Name, c.Key.Key, c.Shard, -c.Count))
 		}
 		if err != nil || !slices.Equal(got, test.want) {
 			t.Errorf("Settle(%v) = %q, %v, want %q", test.used, got, err, test.want)

@@ -12,13 +12,21 @@ import (
 // Settlement is how what a receipt says was paid becomes what was used.
 type Settlement struct {
 	Call    Call     // of what was used, in the order of the call that paid
-	Changes []Change // one for each row, in order; with negative counts to give back
+	Changes []Change // in the order of rows, mostly one for each; with negative counts to give back
+
+	over []over
+}
+
+// over is what was used of a limit with shards besides what was taken.
+type over struct {
+	ask   int
+	count float64
 }
 
 // Settle says how to settle a receipt with what was used, one count for each limit in
 // the order of its call; without counts, with nothing. Of what is not used, the last
-// payments are given back first. What was used besides is taken from the row that paid
-// most. A shard that the limit has no longer, by the definition that was called last,
+// payments are given back first. What was used besides is taken from all shards: see
+// Spread. A shard that the limit has no longer, by the definition that was called last,
 // stands for one that it has. Errors are ErrInvalid.
 func (s *Seen) Settle(r *ratelimit.Receipt, used []float64) (Settlement, error) {
 	payments := slices.Clone(receipt.Payments(r))
@@ -50,7 +58,7 @@ func (s *Settlement) add(seen *Seen, payments []receipt.Payment, used []float64)
 	p, place := payments[0], len(s.Call.Asks)
 	d := ratelimit.Definition{
 		Name: p.Name, Kind: ratelimit.Kind(p.Kind), Rate: p.Rate, Period: p.Period,
-		Capacity: p.Capacity, MaxReserved: p.MaxReserved, Shards: p.Shards, Start: p.Start,
+		Capacity: p.Capacity, MaxReserved: p.MaxReserved, Shards: p.Shards, Start: p.Start, Slots: p.Slots,
 	}
 	count := 0.0
 	if place < len(used) {
@@ -66,26 +74,58 @@ func (s *Settlement) add(seen *Seen, payments []receipt.Payment, used []float64)
 	}
 	a := Ask{Request: request, Definition: d, place: place}
 	s.Call.Asks = append(s.Call.Asks, a)
-	most, left := 0, count
-	for i, p := range payments {
-		if p.Tokens > payments[most].Tokens {
-			most = i
-		}
+	left := count
+	for _, p := range payments {
 		kept := min(p.Tokens, left)
 		left -= kept
 		change := a.Change(place, p.Shard%d.Shards, kept-p.Tokens)
+		change.Slot = p.Slot
 		s.Changes = append(s.Changes, change)
 	}
-	s.Changes[len(s.Changes)-len(payments)+most].Count += left
+	switch {
+	case left <= 0:
+	case a.Sharded():
+		s.over = append(s.over, over{place, left})
+		for shard := range d.Shards {
+			s.Changes = append(s.Changes, a.Change(place, shard, 0))
+		}
+	default:
+		s.Changes[len(s.Changes)-1].Count += left
+	}
 	return nil
 }
 
-// merge puts changes in the order of rows, one for each.
+// Spreads reports whether a change is of a limit of which Spread takes.
+func (s *Settlement) Spreads(c *Change) bool {
+	return slices.ContainsFunc(s.over, func(o over) bool { return o.ask == c.Ask })
+}
+
+// Spread has the changes, whose rows are in states at now, take what was used of limits
+// with shards besides what was taken: from the fullest first, so that they all are left
+// with as much. What is taken from one shard alone, others would grant again.
+func (s *Settlement) Spread(changes []Change, states []ratelimit.State, now time.Time) {
+	for _, o := range s.over {
+		a := s.Call.Asks[o.ask]
+		a.Count = o.count
+		values, of := make([]float64, a.Definition.Shards), make([]*Change, a.Definition.Shards)
+		for i := range changes {
+			if c := &changes[i]; c.Ask == o.ask && c.Slot == 0 {
+				values[c.Shard], of[c.Shard] = c.Definition.Settle(states[i], now).Value, c
+			}
+		}
+		level := a.level(values, bottom)
+		for shard, v := range values {
+			of[shard].Count = max(0, v-level) // nothing of what was taken is given back
+		}
+	}
+}
+
+// merge puts changes in the order of rows, one for each row, or slot of a row.
 func (s *Settlement) merge() {
 	slices.SortStableFunc(s.Changes, func(a, b Change) int { return a.Row.Compare(b.Row) })
 	merged := s.Changes[:0]
 	for _, c := range s.Changes {
-		if n := len(merged) - 1; n >= 0 && merged[n].Row == c.Row {
+		if n := len(merged) - 1; n >= 0 && merged[n].Row == c.Row && merged[n].Slot == c.Slot {
 			merged[n].Count += c.Count
 			continue
 		}
@@ -103,16 +143,13 @@ func (s *Settlement) Rows() []Row {
 	return rows
 }
 
-// Settle is a change's row in a state once it was settled at now. To add to a row's
-// value, as it is stored, is to give back: with nothing refilled it is the same by
-// every definition, whatever has been changed since, and the next take cuts it to its
-// capacity.
+// Settle is a change's row in a state once it was settled at now: see
+// [ratelimit.Definition.Charge] and [ratelimit.Definition.Refund].
 func (c *Change) Settle(state ratelimit.State, now time.Time) ratelimit.State {
 	if c.Count > 0 {
 		return c.Definition.Charge(state, now, c.Count)
 	}
-	state.Value -= c.Count
-	return state
+	return c.Definition.Refund(state, now, -c.Count, c.Slot)
 }
 
 // Result is that of a settlement, after which the limits' rows are as in the view.

@@ -32,6 +32,9 @@ func (a *Ask) Spread(now time.Time, states []ratelimit.State) (counts []float64,
 		return counts, ok
 	}
 	floor := a.Floor / float64(len(states))
+	if a.Definition.Kind == ratelimit.KindSlidingWindow {
+		return a.spreadAhead(now, states, floor)
+	}
 	best, level := fullest(values), a.level(values, floor)
 	if alone := values[best] - a.Count; alone >= floor-a.slack(1, floor) && alone >= 2*level {
 		counts = make([]float64, len(values))
@@ -39,6 +42,44 @@ func (a *Ask) Spread(now time.Time, states []ratelimit.State) (counts []float64,
 		return counts, true
 	}
 	return a.draw(values, level)
+}
+
+// spreadAhead is Spread for a reservation from the shards of a sliding window that must
+// wait. What is short there is not a value but a slot: it goes to the shard that has
+// one first, unless several together have them in less than half the time, or none
+// holds as much.
+func (a *Ask) spreadAhead(now time.Time, states []ratelimit.State, floor float64) (counts []float64, ok bool) {
+	shard := a.Definition.Shard()
+	settled, best, due := make([]ratelimit.State, len(states)), -1, time.Time{}
+	for i, s := range states {
+		settled[i] = shard.Settle(s, now)
+		if after, ok := shard.Take(s, now, a.Count, floor); ok {
+			if at := shard.Due(after, now, a.Count); best < 0 || at.Before(due) {
+				best, due = i, at
+			}
+		}
+	}
+	if a.Count == 0 { // which every shard has, whenever
+		return make([]float64, len(states)), best >= 0
+	}
+	together := func(wait time.Duration) (counts []float64, ok bool) {
+		values := make([]float64, len(settled))
+		for i, s := range settled {
+			values[i] = shard.By(s, now, now.Add(wait))
+		}
+		return a.draw(values, 0)
+	}
+	wait := shard.Longest(floor)
+	if _, ok := together(wait); !ok {
+		return nil, false
+	}
+	wait = earliest(0, func(wait time.Duration) bool { _, ok := together(wait); return ok })
+	if best >= 0 && due.Sub(now) <= 2*wait {
+		counts = make([]float64, len(states))
+		counts[best] = a.Count
+		return counts, true
+	}
+	return together(wait)
 }
 
 // draw takes a's count from the shards with the given values, leaving at
@@ -111,7 +152,7 @@ func (a *Ask) Fill(states []ratelimit.State, n float64, now time.Time) []float64
 	room := make([]float64, len(states)) // what is missing, as if it were held
 	most := 0.0
 	for i, s := range states {
-		room[i] = shard.Capacity - shard.Settle(s, now).Value
+		room[i] = shard.Missing(shard.Settle(s, now))
 		most += max(0, room[i])
 	}
 	give := Ask{Request: ratelimit.Request{Count: min(n, most)}, Definition: a.Definition}
@@ -133,24 +174,49 @@ func fullest(values []float64) int {
 }
 
 // ready is the first instant after now at which the shards are not short.
-// Several fill at different times, so it is looked for by halving; the promise
-// is honest because the decision itself is what is asked.
+// Several fill at different times, so it is looked for; the promise is honest because
+// the decision itself is what is asked.
 func (a *Ask) ready(states []ratelimit.State, now time.Time) time.Time {
 	if len(states) == 1 {
-		return a.Definition.Ready(a.Definition.Settle(states[0], now), a.Count, a.Floor)
+		return a.Definition.Ready(states[0], now, a.Count, a.Floor)
 	}
-	enough := func(wait time.Duration) bool {
+	return now.Add(earliest(a.likely(states, now), func(wait time.Duration) bool {
 		_, ok := a.Spread(now.Add(wait), states)
 		return ok
+	}))
+}
+
+// likely is when the shards are not short any more if they fill as one row, which holds
+// what they hold together; of a sliding window, if each gives as much.
+func (a *Ask) likely(states []ratelimit.State, now time.Time) time.Duration {
+	if a.Definition.Kind == ratelimit.KindSlidingWindow {
+		shard, n, at := a.Definition.Shard(), float64(len(states)), now
+		for _, s := range states {
+			at = latest(at, shard.Ready(s, now, a.Count/n, a.Floor/n))
+		}
+		return at.Sub(now)
 	}
-	most := time.Microsecond
-	if a.Definition.Kind == ratelimit.KindFixedWindow {
-		most = a.Definition.Period
+	one := a.Definition.Shard().Settle(states[0], now)
+	for _, s := range states[1:] {
+		settled := a.Definition.Shard().Settle(s, now)
+		one.Value += settled.Value
+		one.TS = latest(one.TS, settled.TS)
 	}
-	for !enough(most) && most < math.MaxInt64/4 {
-		most *= 2
+	return a.Definition.Ready(one, now, a.Count, a.Floor).Sub(now)
+}
+
+// earliest is the shortest wait above 0, in whole microseconds, that is enough: from a
+// likely one on it looks further and further away, and then by halving.
+func earliest(likely time.Duration, enough func(time.Duration) bool) time.Duration {
+	const farthest = math.MaxInt64 / 4
+	least, most, step := time.Duration(0), max(likely, time.Microsecond), time.Microsecond
+	for !enough(most) && most < farthest {
+		least, most, step = most, most+step, 2*step
 	}
-	least := time.Duration(0)
+	for step = time.Microsecond; most-step > least && enough(most-step); step *= 2 {
+		most -= step
+	}
+	least = max(least, most-step)
 	for most-least > time.Microsecond {
 		middle := (least + (most-least)/2).Truncate(time.Microsecond)
 		if enough(middle) {
@@ -159,5 +225,5 @@ func (a *Ask) ready(states []ratelimit.State, now time.Time) time.Time {
 			least = middle
 		}
 	}
-	return now.Add(most)
+	return most
 }

@@ -18,6 +18,7 @@ type Limit struct {
 	MaxReserved float64
 	Shards      int
 	Start       time.Time
+	Slots       int
 }
 
 // Payment is tokens that were taken from one row.
@@ -25,7 +26,7 @@ type Payment struct {
 	Limit
 	Place  int // of the limit in the order of the call
 	Shard  int
-	Slot   int64 // within the row, of a kind of limit that has slots; otherwise 0
+	Slot   int64 // of a sliding window: the last microsecond of the slot that was given; otherwise 0
 	Tokens float64
 }
 

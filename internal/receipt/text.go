@@ -19,11 +19,12 @@ import (
 // A receipt as text is its version and then, in base64 for URLs,
 //
 //	receipt:  transaction  instant  limits  limit…
-//	limit:    name  key  kind  rate  period  capacity  max reserved  shards  start  place  payments  payment…
+//	limit:    name  key  kind  rate  period  capacity  max reserved  shards  start  [slots]  place  payments  payment…
 //	payment:  shard  slot  tokens
 //
 // with whole numbers as varints; texts behind their lengths; instants in microseconds,
-// but a start, which is 0 for none or else 1, seconds and nanoseconds; and amounts as
+// but a start, which is 0 for none or else 1, seconds and nanoseconds; slots only of a
+// sliding window; and amounts as
 // varints of their bits from the last to the first, which is short for those that are
 // round.
 const version = "1"
@@ -33,6 +34,7 @@ const version = "1"
 const (
 	MaxLimits     = 64
 	MaxShards     = 1024
+	MaxSlots      = 1000
 	MaxNameLength = 255
 	MaxKeyLength  = 2048
 	MaxTokens     = 1e12
@@ -41,6 +43,9 @@ const (
 	// took from MaxShards shards each.
 	maxText = 4 << 20
 )
+
+// slidingWindow is the kind that has slots.
+const slidingWindow = 3
 
 // ErrInvalid is the root package's, to which this one must not point.
 var ErrInvalid = errors.New("ratelimit: invalid")
@@ -202,6 +207,9 @@ func (w *writer) limit(p *Payment) {
 	w.float(p.MaxReserved)
 	w.uint(uint64(p.Shards))
 	w.start(p.Start)
+	if p.Kind == slidingWindow {
+		w.uint(uint64(p.Slots))
+	}
 	w.uint(uint64(p.Place))
 }
 
@@ -307,6 +315,9 @@ func (r *reader) limit(read *Receipt, places []bool) {
 		Period:   time.Duration(r.uint("period", math.MaxInt64/uint64(time.Microsecond))) * time.Microsecond,
 		Capacity: r.amount("capacity", MaxTokens), MaxReserved: r.amount("max reserved", math.Inf(1)),
 		Shards: int(r.uint("shards", MaxShards)), Start: r.start(),
+	}
+	if limit.Kind == slidingWindow {
+		limit.Slots = int(r.uint("slots", MaxSlots))
 	}
 	place := int(r.uint("place", uint64(len(places))-1))
 	payments := int(r.uint("payments", MaxShards))

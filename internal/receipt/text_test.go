@@ -22,6 +22,10 @@ var (
 		Name: "requests", Key: `o'neil \ "$1" é`, Kind: 2, Rate: 1.0 / 3, Period: 24*time.Hour + time.Microsecond,
 		Capacity: 10, MaxReserved: 0.1, Shards: 1, Start: time.Date(1969, 12, 31, 23, 59, 59, 999_999_999, time.UTC),
 	}
+	sliding = receipt.Limit{
+		Name: "partner", Key: "k", Kind: 3, Rate: 100, Period: time.Minute,
+		Capacity: 100, MaxReserved: math.Inf(1), Shards: 4, Slots: 1000,
+	}
 	decided = time.Date(2026, 3, 14, 12, 0, 0, 123_456_000, time.UTC)
 )
 
@@ -47,7 +51,8 @@ func TestText(t *testing.T) {
 	for name, want := range map[string]*receipt.Receipt{
 		"one":         receipt.New([]receipt.Payment{{Limit: bucket, Tokens: 1200}}, "", nil, decided),
 		"several":     several(),
-		"with a slot": receipt.New([]receipt.Payment{{Limit: window, Slot: -1 << 62, Tokens: 3}}, "7", nil, decided),
+		"with a slot": receipt.New([]receipt.Payment{{Limit: sliding, Slot: -1 << 62, Tokens: 3}}, "7", nil, decided),
+		"with slots":  receipt.New([]receipt.Payment{{Limit: sliding, Slot: decided.UnixMicro(), Tokens: 3}, {Limit: sliding, Shard: 3, Slot: decided.UnixMicro(), Tokens: 1}}, "7", nil, decided),
 		"no key":      receipt.New([]receipt.Payment{{Limit: receipt.Limit{Name: "a", Kind: 1, Rate: 1, Period: 1000, Shards: 1}, Tokens: 1}}, "", nil, time.Time{}),
 	} {
 		t.Run(name, func(t *testing.T) {

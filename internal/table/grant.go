@@ -3,6 +3,7 @@ package table
 import (
 	"context"
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -11,6 +12,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/slots"
 )
 
 // The statements below are for decisions on their own, on plain PostgreSQL. None
@@ -27,12 +29,10 @@ import (
 type Grant struct {
 	decide.Change         // Count is what they take together
 	Need          float64 // tokens that there must be to grant all of them
-	Ahead         float64 // more tokens to take, but no more than half of what is left then
+	AtMost        bool    // it is one call that takes what there is, up to Count; alone, it does, and Count is then what it took
+	Ahead         float64 // more tokens to take, but no more than half of what is left then; of no sliding window
 	Taken         Taken
 }
-
-// TookAhead is how much a grant, which was taken, took ahead. It is told by what is left.
-func (g *Grant) TookAhead() float64 { return max(0, min(g.Ahead, g.Taken.After.Value)) }
 
 // PassOver is how long a statement waits for a lock that is not to wait for one:
 // PostgreSQL cannot tell an INSERT or an UPDATE not to wait at all.
@@ -49,9 +49,19 @@ const (
 WHERE ` + grantWhere + `
 RETURNING r.value, r.ts, {granted at}`
 
-	// takenAhead is taken besides. It is no more than is left, so what is left tells
-	// how much it was.
-	takenAhead = ` - greatest(least(u.ahead, (` + grantSettled + ` - u.total) / 2), 0)`
+	// grantAtMostSQL is grantSQL for as many whole tokens as there are, up to the
+	// total, and tells how many. What there was must be read for that, and so the row
+	// is locked first.
+	grantAtMostSQL = `UPDATE {table} AS r
+SET value = w.settled - w.taken, ts = greatest(r.ts, w.ticked)
+FROM (
+	SELECT r.ctid, {grant tick} AS ticked, ` + grantSettled + ` AS settled, least(u.total, floor(` + grantSettled + `)) AS taken
+	FROM {table} AS r
+	WHERE ` + grantWhere + `
+	FOR UPDATE SKIP LOCKED
+) AS w
+WHERE r.ctid = w.ctid
+RETURNING r.value, r.ts, {granted at}, w.taken`
 
 	// grantManySQL is grantSQL for several rows, in the order given, of either
 	// kind: $1 to $9 are arrays.
@@ -59,8 +69,8 @@ RETURNING r.value, r.ts, {granted at}`
 FROM (
 	SELECT u.*, coalesce($10::timestamptz, statement_timestamp()) AS now
 	FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::int4[]), (SELECT $4::float8[]), (SELECT $5::float8[]),
-		(SELECT $6::float8[]), (SELECT $7::float8[]), (SELECT $8::float8[]), (SELECT $9::float8[]){aheads})
-		WITH ORDINALITY AS u (name, key, shard, total, need, capacity, rate, period, tick, {ahead column}i)
+		(SELECT $6::float8[]), (SELECT $7::float8[]), (SELECT $8::float8[]), (SELECT $9::float8[]))
+		WITH ORDINALITY AS u (name, key, shard, total, need, capacity, rate, period, tick, i)
 	WHERE u.i BETWEEN 1 AND 1000000000
 	OFFSET 0
 ) AS u
@@ -68,7 +78,7 @@ WHERE ` + grantWhere + `
 RETURNING r.value, r.ts, {granted at}, u.i`
 
 	grantSet = `
-SET value = ` + grantSettled + ` - u.total{ahead}, ts = greatest(r.ts, {grant tick})`
+SET value = ` + grantSettled + ` - u.total, ts = greatest(r.ts, {grant tick})`
 	grantSettled = `least(r.value
 		+ greatest(round(date_part('epoch', {grant tick} - r.ts) * 1000000), 0) * u.rate / u.period,
 		u.capacity)`
@@ -98,6 +108,9 @@ func freeSQL(passOver string) string {
 // its last parameter: what need not be asked about is not in its text.
 type clocks struct{ read, told string }
 
+// in returns them with in made of each.
+func (c clocks) in(in func(string) string) clocks { return clocks{in(c.read), in(c.told)} }
+
 func (c *clocks) of(now *time.Time) string {
 	if now == nil {
 		return c.read
@@ -105,33 +118,29 @@ func (c *clocks) of(now *time.Time) string {
 	return c.told
 }
 
-// newGrant makes grantSQL, of either form: that takes ahead or does not.
-func newGrant(in func(string) string, t ticks, free string, ahead bool) clocks {
-	taken, now := "", "$9::timestamptz"
-	if ahead {
-		taken, now = takenAhead, "$10::timestamptz"
-	}
-	of := func(now, clock string) string {
-		return in(strings.NewReplacer(
-			"u.name", "$1::text", "u.key", "$2::text", "u.shard", "$3::int4", "u.total", "$4::float8", "u.need", "$5::float8",
-			"u.capacity", "$6::float8", "u.rate", "$7::float8", "u.period", "$8::float8",
-			"u.tick", "$8::float8", // of a fixed window; a token bucket has none
-			"u.ahead", "$9::float8",
-			"u.now", now, "{clock}", clock, "{free}", free,
-		).Replace(t.fill(strings.ReplaceAll(grantSQL, "{ahead}", taken))))
-	}
-	return clocks{read: of("statement_timestamp()", "clock_timestamp()"), told: of(now, now)}
+// newGrant makes a statement for one row.
+func newGrant(t ticks, sql string) func(free string) clocks {
+	return newClocks(t.fill(sql), "$9::timestamptz",
+		"u.name", "$1::text", "u.key", "$2::text", "u.shard", "$3::int4", "u.total", "$4::float8", "u.need", "$5::float8",
+		"u.capacity", "$6::float8", "u.rate", "$7::float8", "u.period", "$8::float8",
+		"u.tick", "$8::float8", // of a fixed window; a token bucket has none
+	)
 }
 
-// newGrantMany makes grantManySQL, of either form.
-func newGrantMany(in func(string) string, t ticks, ahead bool) string {
-	parts := strings.NewReplacer("{ahead}", "", "{aheads}", "", "{ahead column}", "")
-	if ahead {
-		parts = strings.NewReplacer("{ahead}", takenAhead, "{aheads}", ", (SELECT $11::float8[])", "{ahead column}", "ahead, ")
+// newClocks makes the statements of a grant of one row, whose parameters are named; told
+// is the last.
+func newClocks(sql, told string, parameters ...string) func(free string) clocks {
+	return func(free string) clocks {
+		of := func(now, clock string) string {
+			return strings.NewReplacer(append(parameters[:len(parameters):len(parameters)], "u.now", now, "{clock}", clock, "{free}", free)...).Replace(sql)
+		}
+		return clocks{read: of("statement_timestamp()", "clock_timestamp()"), told: of(told, told)}
 	}
-	return in(strings.NewReplacer(
-		"{clock}", "coalesce($10::timestamptz, clock_timestamp())", "{free}", freeSQL("(SELECT "+passOverSQL+")"),
-	).Replace(t.fill(parts.Replace(grantManySQL))))
+}
+
+// newGrantMany makes a grant of several rows; told is the last parameter.
+func newGrantMany(sql, told string) string {
+	return strings.NewReplacer("{clock}", "coalesce("+told+", clock_timestamp())", "{free}", freeSQL("(SELECT "+passOverSQL+")")).Replace(sql)
 }
 
 // Grant takes what grants say from the rows that have enough for all of it, but for
@@ -141,33 +150,58 @@ func (t *Table) Grant(ctx context.Context, q Querier, grants []Grant, now *time.
 	if len(grants) == 1 {
 		return t.grantOne(ctx, q, &grants[0], now)
 	}
-	return t.grantSeveral(ctx, q, grants, now)
+	var sliding, others []*Grant
+	for i := range grants {
+		if grants[i].sliding() {
+			sliding = append(sliding, &grants[i])
+		} else {
+			others = append(others, &grants[i])
+		}
+	}
+	var batch pgx.Batch // of one statement mostly, and one transaction in any case
+	if len(others) > 0 {
+		t.queueOthers(&batch, others, now)
+	}
+	if len(sliding) > 0 {
+		t.queueSliding(&batch, sliding, now)
+	}
+	err := q.SendBatch(ctx, &batch).Close()
+	if err != nil { // nothing is taken, whatever has been read
+		for i := range grants {
+			grants[i].Taken = Taken{}
+		}
+	}
+	return err
 }
 
 func (t *Table) grantOne(ctx context.Context, q Querier, g *Grant, now *time.Time) error {
+	if g.AtMost {
+		one := *g
+		one.Need = 1
+		return g.scan(q.QueryRow(ctx, t.of(&g.Definition).grantAtMost.of(now), one.arguments(now)...), &g.Count)
+	}
 	texts := t.of(&g.Definition)
-	return g.scan(q.QueryRow(ctx, g.either(&texts.grant, &texts.grantAhead).of(now), g.arguments(now)...))
+	return g.scan(q.QueryRow(ctx, g.either(&texts.grant, &texts.ahead).of(now), g.arguments(now)...))
 }
+
+func (g *Grant) sliding() bool { return g.Definition.Kind == ratelimit.KindSlidingWindow }
 
 // QueueGrant puts into a batch a grant that waits for its row if somebody has locked
 // it. (It is written by one statement that need not lock it first, since a row that has
 // changed while it was waited for is read again.)
 func (t *Table) QueueGrant(batch *pgx.Batch, g *Grant, now *time.Time) {
 	texts := t.of(&g.Definition)
-	batch.Queue(g.either(&texts.grantInTurn, &texts.grantAheadInTurn).of(now), g.arguments(now)...).QueryRow(g.scan)
-}
-
-// either is one of two forms of a statement: the second if it is to take ahead.
-func (g *Grant) either(grant, ahead *clocks) *clocks {
-	if g.Ahead > 0 {
-		return ahead
-	}
-	return grant
+	batch.Queue(g.either(&texts.grantInTurn, &texts.aheadInTurn).of(now), g.arguments(now)...).QueryRow(func(row pgx.Row) error { return g.scan(row) })
 }
 
 func (g *Grant) arguments(now *time.Time) []any {
 	d := &g.Definition
-	args := []any{g.Name, g.Key.Key, int32(g.Shard), g.Count, g.Need, d.Capacity, d.Rate, micros(d.Period)}
+	args := []any{g.Name, g.Key.Key, int32(g.Shard), g.Count}
+	if g.sliding() {
+		args = append(args, d.Rate, tick(d), int32(d.Slots+2))
+	} else {
+		args = append(args, g.Need, d.Capacity, d.Rate, micros(d.Period))
+	}
 	if g.Ahead > 0 {
 		args = append(args, g.Ahead)
 	}
@@ -178,111 +212,72 @@ func (g *Grant) arguments(now *time.Time) []any {
 }
 
 // scan reads a row that a grant returned, if it did.
-func (g *Grant) scan(row pgx.Row) error {
-	err := row.Scan(&g.Taken.After.Value, &g.Taken.After.TS, &g.Taken.At)
+func (g *Grant) scan(row pgx.Row, more ...any) error {
+	taken, err := scanGrant(row, g.sliding(), more...)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil
 	}
-	g.Taken.OK = err == nil
+	g.Taken = taken
 	return err
 }
 
-func (t *Table) grantSeveral(ctx context.Context, q Querier, grants []Grant, now *time.Time) error {
+func scanGrant(row pgx.Row, sliding bool, more ...any) (taken Taken, err error) {
+	var numbers []float64
+	fields := append(make([]any, 0, 5), &taken.After.Value, &taken.After.TS, &taken.At)
+	if sliding {
+		fields = append(fields, &numbers)
+	}
+	if err := row.Scan(append(fields, more...)...); err != nil {
+		return Taken{}, err
+	}
+	if taken.OK = true; sliding {
+		taken.After.Slots = slots.Read(numbers, taken.After.Value)
+	}
+	return taken, nil
+}
+
+// scanGrants reads the rows that a statement for several grants returned.
+func scanGrants(grants []*Grant) func(pgx.Rows) error {
+	return func(rows pgx.Rows) error {
+		for rows.Next() {
+			var i int64
+			taken, err := scanGrant(rows, grants[0].sliding(), &i)
+			if err != nil {
+				return err
+			}
+			grants[i-1].Taken = taken
+		}
+		return rows.Err()
+	}
+}
+
+// queueOthers puts into a batch grants of limits that are no sliding windows.
+func (t *Table) queueOthers(batch *pgx.Batch, grants []*Grant, now *time.Time) {
 	n := len(grants)
 	names, keys, shards, totals, needs := make([]string, n), make([]string, n), make([]int32, n), make([]float64, n), make([]float64, n)
 	capacities, rates, periods, ticks := make([]float64, n), make([]float64, n), make([]float64, n), make([]float64, n)
-	aheads, ahead := make([]float64, n), false
-	windows := false // a token bucket's ticks are microseconds
-	for i := range grants {
-		g, d := &grants[i], &grants[i].Definition
+	aheads, ahead, windows := make([]float64, n), false, false
+	for i, g := range grants {
+		d := &g.Definition
 		names[i], keys[i], shards[i], totals[i], needs[i] = g.Name, g.Key.Key, int32(g.Shard), g.Count, g.Need
 		capacities[i], rates[i], periods[i], ticks[i] = d.Capacity, d.Rate, micros(d.Period), tick(d)
 		aheads[i], ahead = g.Ahead, ahead || g.Ahead > 0
-		windows = windows || d.Kind == ratelimit.KindFixedWindow
+		windows = windows || d.Kind == ratelimit.KindFixedWindow // a token bucket's ticks are microseconds
 	}
 	args := []any{names, keys, shards, totals, needs, capacities, rates, periods, ticks, now}
 	if ahead {
 		args = append(args, aheads)
 	}
-	rows, err := q.Query(ctx, t.grantMany.of(windows, ahead), args...)
-	if err != nil {
-		return err
-	}
-	var (
-		taken = Taken{OK: true}
-		i     int64
-	)
-	_, err = pgx.ForEachRow(rows, []any{&taken.After.Value, &taken.After.TS, &taken.At, &i}, func() error {
-		grants[i-1].Taken = taken
-		return nil
-	})
-	if err != nil { // nothing is taken, whatever has been read
-		for i := range grants {
-			grants[i].Taken = Taken{}
-		}
-	}
-	return err
-}
-
-// many are the statements that grant from several rows.
-type many struct{ buckets, windows, bucketsAhead, windowsAhead string }
-
-func newMany(in func(string) string) many {
-	return many{
-		buckets: newGrantMany(in, bucketTicks, false), bucketsAhead: newGrantMany(in, bucketTicks, true),
-		windows: newGrantMany(in, windowTicks, false), windowsAhead: newGrantMany(in, windowTicks, true),
-	}
-}
-
-func (m *many) of(windows, ahead bool) string {
-	switch {
-	case windows && ahead:
-		return m.windowsAhead
-	case windows:
-		return m.windows
-	case ahead:
-		return m.bucketsAhead
-	}
-	return m.buckets
-}
-
-// giveBackSQL gives back to a row what was taken ahead from it, less what it was refilled
-// with since:
-//
-//	$1 name   $2 key   $3 shard
-//	$4 count      $5 capacity   tokens
-//	$6 taken      $7 end        instants of the row
-//	$8 rate       $9 period     tokens, microseconds; of a token bucket
-//	$9 tick                     microseconds; of a fixed window
-//	$10 now
-//
-// Later than the end, in a pause, and if somebody has the row locked it does nothing.
-const giveBackSQL = `UPDATE {table} AS r
-SET value = least(r.value + greatest($4::float8 - {refilled}, 0), greatest(r.value, $5::float8))
-WHERE {free}r.name = $1::text AND r.key = $2::text AND r.shard = $3::int4
-	AND greatest(r.ts, {grant tick}) >= $6::timestamptz AND greatest(r.ts, {grant tick}) < $7::timestamptz
-	AND (r.paused IS NULL OR r.paused <= u.now)
-RETURNING 1`
-
-func newGiveBack(in func(string) string, t ticks) string {
-	return in(strings.NewReplacer(
-		"u.now", "coalesce($10::timestamptz, statement_timestamp())", "u.tick", "$9::float8", "{free}", freeSQL(passOverSQL),
-	).Replace(t.fill(giveBackSQL)))
-}
-
-// GiveBack gives back to a row what was taken ahead from it at an instant of the row, and
-// must be back before its end. given is false if it is too late, or somebody has the row
-// locked; if that is only found when it is too late to pass over it, the error is
-// lock_not_available.
-func (t *Table) GiveBack(ctx context.Context, q Querier, row decide.Row, d *ratelimit.Definition, n float64, taken, end time.Time, now *time.Time) (given bool, err error) {
-	tag, err := q.Exec(ctx, t.of(d).giveBack, row.Name, row.Key.Key, int32(row.Shard), n, d.Capacity, taken, end, d.Rate, micros(d.Period), now)
-	return tag.RowsAffected() > 0, err
+	batch.Queue(t.many(windows, ahead), args...).Query(scanGrants(grants))
 }
 
 // tick is the granularity of a limit's clock, in microseconds.
 func tick(d *ratelimit.Definition) float64 {
-	if d.Kind == ratelimit.KindFixedWindow {
+	switch d.Kind {
+	case ratelimit.KindFixedWindow:
 		return micros(d.Period)
+	case ratelimit.KindSlidingWindow:
+		return micros(d.SlotWidth())
 	}
 	return 1
 }
@@ -314,20 +309,20 @@ func (r *Rows) states() (values []float64, ts []time.Time, paused []*time.Time) 
 const (
 	// readSQL reads rows in the order given, one index look-up each, and one
 	// clock for all.
-	readSQL = `SELECT l.value, l.ts, l.paused, w.i, (SELECT coalesce($4::timestamptz, clock_timestamp()))
+	readSQL = `SELECT l.value, l.ts, l.paused, l.slots, w.i, (SELECT coalesce($4::timestamptz, clock_timestamp()))
 FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::int4[])) WITH ORDINALITY AS w (name, key, shard, i)
 LEFT JOIN LATERAL (
-	SELECT r.value, r.ts, r.paused FROM {table} AS r
+	SELECT r.value, r.ts, r.paused, r.slots FROM {table} AS r
 	WHERE r.name = w.name AND r.key = w.key AND r.shard = w.shard
 	LIMIT 1
 ) AS l ON true`
 
 	// lockSQL is readSQL with the rows locked, but for those that somebody else
 	// has locked.
-	lockSQL = `SELECT l.value, l.ts, l.paused, w.i, (SELECT coalesce($4::timestamptz, clock_timestamp()))
+	lockSQL = `SELECT l.value, l.ts, l.paused, l.slots, w.i, (SELECT coalesce($4::timestamptz, clock_timestamp()))
 FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::int4[])) WITH ORDINALITY AS w (name, key, shard, i)
 LEFT JOIN LATERAL (
-	SELECT r.value, r.ts, r.paused FROM {table} AS r
+	SELECT r.value, r.ts, r.paused, r.slots FROM {table} AS r
 	WHERE r.name = w.name AND r.key = w.key AND r.shard = w.shard
 	LIMIT 1 FOR UPDATE SKIP LOCKED
 ) AS l ON true`
@@ -418,5 +413,13 @@ func (t *Table) QueueFill(batch *pgx.Batch, rows []decide.Row, definitions []rat
 func (t *Table) QueueWrite(batch *pgx.Batch, r *Rows) {
 	names, keys, shards := r.columns()
 	values, ts, paused := r.states()
-	batch.Queue(t.write, names, keys, shards, values, ts, paused)
+	if !slices.ContainsFunc(r.States, func(s ratelimit.State) bool { return s.Slots != nil }) {
+		batch.Queue(t.write, names, keys, shards, values, ts, paused)
+		return
+	}
+	texts := make([]*string, len(r.States))
+	for i := range r.States {
+		texts[i] = slotsText(&r.States[i])
+	}
+	batch.Queue(t.writeSlots, names, keys, shards, values, ts, paused, texts)
 }

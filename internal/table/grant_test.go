@@ -3,7 +3,9 @@ package table
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
+	"reflect"
 	"testing"
 	"time"
 
@@ -23,7 +25,11 @@ func randomGrants(t *testing.T, random *rand.Rand, limits []ratelimit.Limit, n i
 	grants, before := make([]Grant, n), make([]ratelimit.State, n)
 	for i := range grants {
 		limit, count := limits[random.IntN(len(limits))], float64(random.IntN(12))
-		call, err := decide.New(random.IntN(2) == 0, limit.ForN(fmt.Sprint(i), count))
+		sliding := limit.Definition().Kind == ratelimit.KindSlidingWindow
+		if sliding {
+			count = min(count, limit.Definition().Rate)
+		}
+		call, err := decide.New(random.IntN(2) == 0 && !sliding, limit.ForN(fmt.Sprint(i), count))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -33,8 +39,23 @@ func randomGrants(t *testing.T, random *rand.Rand, limits []ratelimit.Limit, n i
 			Value: float64(random.IntN(20)) - 6,
 			TS:    quarterPast.Add(time.Minute - time.Duration(random.IntN(300))*time.Second),
 		}
+		if sliding {
+			before[i] = randomSlots(random, a.Definition)
+		}
 	}
 	return grants, before
+}
+
+// randomSlots is the state of a sliding window that was taken from, now and then ahead
+// of its time.
+func randomSlots(random *rand.Rand, d ratelimit.Definition) ratelimit.State {
+	at := quarterPast.Add(-time.Duration(random.IntN(180)) * time.Second)
+	state := d.Fresh("k", at)
+	for range random.IntN(6) {
+		state, _ = d.Take(state, at, float64(random.IntN(8)), -float64(random.IntN(2)*10))
+		at = at.Add(time.Duration(random.IntN(30)) * time.Second)
+	}
+	return state
 }
 
 // putAll writes the rows of grants.
@@ -56,9 +77,10 @@ func TestGrantAgrees(t *testing.T) {
 	table, now := New(db.Schema, false), quarterPast
 	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Minute, Capacity: 20, MaxReserved: 15}
 	window := ratelimit.FixedWindow{Name: "window", Rate: 7, Period: time.Minute, Capacity: 20, MaxReserved: 15}
+	sliding := ratelimit.SlidingWindow{Name: "sliding", Rate: 20, Period: time.Minute, Slots: 6}
 	random := rand.New(rand.NewPCG(3, 14))
 	outcomes := make(map[bool]int)
-	for _, limits := range [][]ratelimit.Limit{{bucket}, {window}, {bucket, window}} {
+	for _, limits := range [][]ratelimit.Limit{{bucket}, {window}, {sliding}, {bucket, window}, {bucket, window, sliding}} {
 		for n := range 100 {
 			grants, before := randomGrants(t, random, limits, 1+n%5)
 			putAll(t, db, table, grants, before)
@@ -68,8 +90,16 @@ func TestGrantAgrees(t *testing.T) {
 			for i := range grants {
 				g := &grants[i]
 				want, ok := g.Definition.Take(before[i], now, g.Count, g.Floor)
-				if got := g.Taken; got.OK != ok || ok && (got.After.Value != want.Value || !got.After.TS.Equal(want.TS)) {
+				if got := g.Taken; got.OK != ok || ok && (got.After.Value != want.Value || !got.After.TS.Equal(want.TS) || !reflect.DeepEqual(got.After.Slots, want.Slots)) {
 					t.Fatalf("%v of a %s with %v: got %v, want %v %v", g.Count, g.Definition.Name, before[i], got, want, ok)
+				}
+				some := grantAtMostTo(t, db, table, g, before[i], now)
+				if want, all := whole(g, before[i], now); g.Count > 0 && (some.Taken.OK != (all >= 1) || some.Taken.OK && (some.Count != all || some.Taken.After.Value != want.Value || !reflect.DeepEqual(some.Taken.After.Slots, want.Slots))) {
+					t.Fatalf("at most %v of a %s with %v: got %v %v, want %v %v", g.Count, g.Definition.Name, before[i], some.Count, some.Taken, all, want)
+				}
+				waited := grantInTurnTo(t, db, table, g, before[i], now)
+				if waited.OK != ok || ok && waited.After.Value != want.Value {
+					t.Fatalf("%v of a %s with %v, in turn: got %v, want %v %v", g.Count, g.Definition.Name, before[i], waited, want, ok)
 				}
 				outcomes[ok]++
 			}
@@ -80,6 +110,39 @@ func TestGrantAgrees(t *testing.T) {
 	}
 }
 
+// grantAtMostTo is what became of a grant of what there is.
+func grantAtMostTo(t *testing.T, db *pgtest.DB, table *Table, g *Grant, before ratelimit.State, now time.Time) Grant {
+	t.Helper()
+	some := []Grant{{Change: g.Change, Need: g.Count, AtMost: true}}
+	putAll(t, db, table, some, []ratelimit.State{before})
+	if err := table.Grant(t.Context(), db.Pool, some, &now); err != nil {
+		t.Fatal(err)
+	}
+	return some[0]
+}
+
+// whole is how many whole tokens a grant of what there is takes, and what it leaves.
+func whole(g *Grant, before ratelimit.State, now time.Time) (after ratelimit.State, n float64) {
+	n = min(g.Count, math.Floor(g.Definition.Settle(before, now).Value))
+	if n < 1 {
+		return before, 0
+	}
+	return g.Definition.Spend(before, now, n), n
+}
+
+// grantInTurnTo is what became of a grant to a row in a state, that waits for the row.
+func grantInTurnTo(t *testing.T, db *pgtest.DB, table *Table, g *Grant, before ratelimit.State, now time.Time) Taken {
+	t.Helper()
+	again := Grant{Change: g.Change, Need: g.Need}
+	var batch pgx.Batch
+	table.QueuePut(&batch, g.Row, before)
+	table.QueueGrant(&batch, &again, &now)
+	if err := db.Pool.SendBatch(t.Context(), &batch).Close(); err != nil {
+		t.Fatal(err)
+	}
+	return again.Taken
+}
+
 // TestGrantHeedsPauses: a row that is paused grants nothing, alone and among others;
 // one whose pause is over does.
 func TestGrantHeedsPauses(t *testing.T) {
@@ -88,6 +151,7 @@ func TestGrantHeedsPauses(t *testing.T) {
 	for _, limit := range []ratelimit.Limit{
 		ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Minute},
 		ratelimit.FixedWindow{Name: "window", Rate: 7, Period: time.Minute},
+		ratelimit.SlidingWindow{Name: "sliding", Rate: 7, Period: time.Minute},
 	} {
 		for rows := 1; rows <= 2; rows++ {
 			for lasts, want := range map[time.Duration]bool{0: true, time.Microsecond: false} {
@@ -111,7 +175,9 @@ func grantPaused(t *testing.T, db *pgtest.DB, table *Table, limit ratelimit.Limi
 			t.Fatal(err)
 		}
 		grants[i] = Grant{Change: call.Asks[0].Change(0, 0, 1), Need: 1}
-		states[i] = ratelimit.State{Value: 5, TS: now, Paused: now.Add(lasts)}
+		d := &grants[i].Definition
+		states[i] = d.Spend(d.Fresh("k", now), now, 2)
+		states[i].Paused = now.Add(lasts)
 	}
 	putAll(t, db, table, grants, states)
 	if err := table.Grant(t.Context(), db.Pool, grants, &now); err != nil {
@@ -128,19 +194,24 @@ func grantPaused(t *testing.T, db *pgtest.DB, table *Table, limit ratelimit.Limi
 func TestGrantPassesOver(t *testing.T) {
 	db := pgtest.New(t)
 	table, now := New(db.Schema, false), quarterPast
+	limits := []ratelimit.Limit{
+		ratelimit.TokenBucket{Name: "l", Rate: 7, Period: time.Minute},
+		ratelimit.SlidingWindow{Name: "l", Rate: 7, Period: time.Minute},
+	}
 	for savepoint, want := range map[string]struct {
 		first bool
 		code  string
 	}{"": {true, ""}, "; SAVEPOINT s": {false, "55P03"}} {
-		for n := 1; n <= 2; n++ {
+		for kinds := range 8 { // one row or two, of one kind or both
+			n := 1 + kinds/4
 			grants, states := make([]Grant, n), make([]ratelimit.State, n)
 			for i := range grants {
-				call, err := decide.New(false, ratelimit.TokenBucket{Name: "l", Rate: 7, Period: time.Minute}.For(fmt.Sprint(i)))
+				call, err := decide.New(false, limits[kinds>>i&1].For(fmt.Sprint(i)))
 				if err != nil {
 					t.Fatal(err)
 				}
 				grants[i] = Grant{Change: call.Asks[0].Change(0, 0, 1), Need: 1}
-				states[i] = ratelimit.State{Value: 5, TS: now}
+				states[i] = grants[i].Definition.Fresh("k", now)
 			}
 			putAll(t, db, table, grants, states)
 			tx, err := db.Pool.Begin(t.Context())

@@ -16,7 +16,7 @@ const (
 	//
 	//	$1 name   $2 key and $3 shard after which to go on
 	//	$4 capacity   $5 rate   $6 period   $7 tick   $8 now   $9 rows at most
-	listFullSQL = `SELECT value, ts, paused, key, shard FROM {table}
+	listFullSQL = `SELECT value, ts, paused, slots, key, shard FROM {table}
 WHERE name = $1::text AND (key, shard) > ($2::text, $3::int4) AND ts <= $8::timestamptz
 	AND least(value
 		+ round(date_part('epoch', date_bin($7::float8 * interval '1 microsecond', $8::timestamptz, ts) - ts) * 1000000)
@@ -51,7 +51,7 @@ WHERE name = $1::text AND key = $2::text AND shard = $3::int4 AND ts = $5::times
 SELECT name FROM n WHERE name IS NOT NULL`
 
 	// pageSQL lists rows of a name from a place on, in the order of the index.
-	pageSQL = `SELECT value, ts, paused, key, shard, coalesce($5::timestamptz, clock_timestamp()) FROM {table}
+	pageSQL = `SELECT value, ts, paused, slots, key, shard, coalesce($5::timestamptz, clock_timestamp()) FROM {table}
 WHERE name = $1::text AND (key, shard) > ($2::text, $3::int4)
 ORDER BY key, shard
 LIMIT $4::int8`
@@ -59,14 +59,17 @@ LIMIT $4::int8`
 	forgetSQL = `DELETE FROM {table} WHERE name = $1::text`
 
 	// readySQL reads every column that a statement of this package names.
-	readySQL = `SELECT name, key, shard, value, ts, paused FROM {table} LIMIT 0`
+	readySQL = `SELECT name, key, shard, value, ts, paused, slots FROM {table} LIMIT 0`
 )
 
 // ListFull reads rows of a definition's name, after a row, that are full by it at
 // an instant; most of them at most.
 func (t *Table) ListFull(ctx context.Context, q Querier, d *ratelimit.Definition, after decide.Row, now time.Time, most int) (*Rows, error) {
-	rows, err := q.Query(ctx, t.listFull, d.Name, after.Key.Key, int32(after.Shard),
-		d.Capacity, d.Rate, micros(d.Period), tick(d), now, int64(most))
+	sql, args := t.listFull, []any{d.Name, after.Key.Key, int32(after.Shard), d.Capacity, d.Rate, micros(d.Period), tick(d), now, int64(most)}
+	if d.Kind == ratelimit.KindSlidingWindow {
+		sql, args = t.listEmpty, append(args[:3], int32(d.Slots+2), tick(d), now, int64(most))
+	}
+	rows, err := q.Query(ctx, sql, args...)
 	if err != nil {
 		return nil, err
 	}

@@ -37,19 +37,27 @@ func TestKeptPlans(t *testing.T) {
 		{"write", sql.write, "('{a}', '{k}', '{0}', '{1}', '{now}', '{now}')", "Index Scan"},
 		{"bucket_grant", sql.bucket.grant.read, "('a', 'k', 0, 1, 1, 1, 1, 1)", "Index Scan"},
 		{"window_grant", sql.window.grant.read, "('a', 'k', 0, 1, 1, 1, 1, 1)", "Index Scan"},
+		{"slots_grant", sql.slots.grant.read, "('a', 'k', 0, 1, 1, 1, 18)", "Index Scan"},
 		{"bucket_in_turn", sql.bucket.grantInTurn.read, "('a', 'k', 0, 1, 1, 1, 1, 1)", "Index Scan"},
 		{"window_in_turn", sql.window.grantInTurn.read, "('a', 'k', 0, 1, 1, 1, 1, 1)", "Index Scan"},
-		{"bucket_ahead", sql.bucket.grantAhead.read, "('a', 'k', 0, 1, 1, 1, 1, 1, 1)", "Index Scan"},
-		{"window_ahead", sql.window.grantAhead.read, "('a', 'k', 0, 1, 1, 1, 1, 1, 1)", "Index Scan"},
-		{"bucket_ahead_in_turn", sql.bucket.grantAheadInTurn.read, "('a', 'k', 0, 1, 1, 1, 1, 1, 1)", "Index Scan"},
-		{"window_ahead_in_turn", sql.window.grantAheadInTurn.read, "('a', 'k', 0, 1, 1, 1, 1, 1, 1)", "Index Scan"},
+		{"slots_in_turn", sql.slots.grantInTurn.read, "('a', 'k', 0, 1, 1, 1, 18)", "Index Scan"},
+		{"bucket_many", sql.grantMany, "('{a}', '{k}', '{0}', '{1}', '{1}', '{1}', '{1}', '{1}', '{1}', NULL)", "Index Scan"},
+		{"window_many", sql.grantWindows, "('{a}', '{k}', '{0}', '{1}', '{1}', '{1}', '{1}', '{1}', '{1}', NULL)", "Index Scan"},
+		{"slots_many", sql.grantSlotted, "('{a}', '{k}', '{0}', '{1}', '{1}', '{1}', '{18}', NULL)", "Index Scan"},
+		{"bucket_ahead", sql.bucket.ahead.read, "('a', 'k', 0, 1, 1, 1, 1, 1, 1)", "Index Scan"},
+		{"window_ahead", sql.window.ahead.read, "('a', 'k', 0, 1, 1, 1, 1, 1, 1)", "Index Scan"},
+		{"bucket_ahead_in_turn", sql.bucket.aheadInTurn.read, "('a', 'k', 0, 1, 1, 1, 1, 1, 1)", "Index Scan"},
+		{"window_ahead_in_turn", sql.window.aheadInTurn.read, "('a', 'k', 0, 1, 1, 1, 1, 1, 1)", "Index Scan"},
+		{"buckets_ahead", sql.bucketsAhead, "('{a}', '{k}', '{0}', '{1}', '{1}', '{1}', '{1}', '{1}', '{1}', NULL, '{1}')", "Index Scan"},
+		{"windows_ahead", sql.windowsAhead, "('{a}', '{k}', '{0}', '{1}', '{1}', '{1}', '{1}', '{1}', '{1}', NULL, '{1}')", "Index Scan"},
 		{"bucket_back", sql.bucket.giveBack, "('a', 'k', 0, 1, 1, 'now', 'now', 1, 1, NULL)", "Index Scan"},
 		{"window_back", sql.window.giveBack, "('a', 'k', 0, 1, 1, 'now', 'now', 1, 1, NULL)", "Index Scan"},
-		{"bucket_many_ahead", sql.grantMany.bucketsAhead, "('{a}', '{k}', '{0}', '{1}', '{1}', '{1}', '{1}', '{1}', '{1}', NULL, '{1}')", "Index Scan"},
-		{"window_many_ahead", sql.grantMany.windowsAhead, "('{a}', '{k}', '{0}', '{1}', '{1}', '{1}', '{1}', '{1}', '{1}', NULL, '{1}')", "Index Scan"},
-		{"bucket_many", sql.grantMany.buckets, "('{a}', '{k}', '{0}', '{1}', '{1}', '{1}', '{1}', '{1}', '{1}', NULL)", "Index Scan"},
-		{"window_many", sql.grantMany.windows, "('{a}', '{k}', '{0}', '{1}', '{1}', '{1}', '{1}', '{1}', '{1}', NULL)", "Index Scan"},
-		{"states", sql.states, "('a', 'k', NULL)", "Scan"},
+		{"bucket_at_most", sql.bucket.grantAtMost.read, "('a', 'k', 0, 1, 1, 1, 1, 1)", "Index Scan"},
+		{"window_at_most", sql.window.grantAtMost.read, "('a', 'k', 0, 1, 1, 1, 1, 1)", "Index Scan"},
+		{"slots_at_most", sql.slots.grantAtMost.read, "('a', 'k', 0, 1, 1, 1, 18)", "Index Scan"},
+		{"states", sql.bucket.states, "('a', 'k', NULL)", "Scan"},
+		{"slots_states", sql.slots.states, "('a', 'k', NULL)", "Scan"},
+		{"write_slots", sql.writeSlots, "('{a}', '{k}', '{0}', '{1}', '{now}', '{now}', ARRAY['{1}'])", "Index Scan"},
 		{"names", sql.names, "", "Index Only Scan"},
 		{"page", sql.page, "('a', 'k', 0, 1000, NULL)", "Index Scan"},
 	} {
@@ -60,5 +68,37 @@ func TestKeptPlans(t *testing.T) {
 				t.Errorf("want a %s and no Seq Scan:\n%s", test.want, plan)
 			}
 		})
+	}
+}
+
+// A page of a large table is read along the index, and nothing but what is on it.
+func TestPageReadsNothingElse(t *testing.T) {
+	db := pgtest.New(t)
+	sql := New(db.Schema, false)
+	conn, err := db.Pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	var plan string
+	for _, text := range []string{
+		`INSERT INTO ` + db.Schema + `.rate_limits (name, key, shard, value, ts)
+			SELECT n, 'org ' || i, 0, 5, clock_timestamp() FROM generate_series(1, 20000) AS i, unnest('{a,b,c}'::text[]) AS n`,
+		`ANALYZE ` + db.Schema + `.rate_limits`,
+		`SET plan_cache_mode = force_generic_plan`,
+		`PREPARE page AS ` + sql.page,
+		`EXPLAIN (ANALYZE, TIMING OFF, SUMMARY OFF, COSTS OFF) EXECUTE page('b', 'org 15', 0, 100, NULL)`,
+	} {
+		results, err := conn.Conn().PgConn().Exec(t.Context(), text).ReadAll()
+		if err != nil {
+			t.Fatalf("%s: %v", text, err)
+		}
+		plan = ""
+		for _, row := range results[0].Rows {
+			plan += string(row[0]) + "\n"
+		}
+	}
+	if strings.Count(plan, "rows=100") != 2 || !strings.Contains(plan, "Index Scan") || strings.Contains(plan, "Removed") || strings.Contains(plan, "Sort") {
+		t.Errorf("want 100 rows read along the index, and no others:\n%s", plan)
 	}
 }

@@ -25,11 +25,12 @@ import (
 
 // plainOnly are the statements that the portable form does not use.
 var plainOnly = []string{
-	"deleteListed", "read", "lock", "await", "fill", "write", "grantMany.buckets", "grantMany.windows", "grantMany.bucketsAhead", "grantMany.windowsAhead",
-	"bucket.grantAhead.read", "bucket.grantAhead.told", "window.grantAhead.read", "window.grantAhead.told",
-	"bucket.grantAheadInTurn.read", "bucket.grantAheadInTurn.told", "window.grantAheadInTurn.read", "window.grantAheadInTurn.told",
-	"bucket.giveBack", "window.giveBack",
-	"bucket.grant.read", "bucket.grant.told", "window.grant.read", "window.grant.told", "bucket.grantInTurn.read", "bucket.grantInTurn.told", "window.grantInTurn.read", "window.grantInTurn.told",
+	"deleteListed", "read", "lock", "await", "fill", "write", "writeSlots", "grantMany", "grantWindows", "grantSlotted",
+	"bucketsAhead", "windowsAhead", "bucket.ahead.read", "bucket.ahead.told", "window.ahead.read", "window.ahead.told",
+	"bucket.aheadInTurn.read", "bucket.aheadInTurn.told", "window.aheadInTurn.read", "window.aheadInTurn.told", "bucket.giveBack", "window.giveBack",
+	"bucket.grant.read", "bucket.grant.told", "window.grant.read", "window.grant.told", "slots.grant.read", "slots.grant.told",
+	"bucket.grantInTurn.read", "bucket.grantInTurn.told", "window.grantInTurn.read", "window.grantInTurn.told", "slots.grantInTurn.read", "slots.grantInTurn.told",
+	"bucket.grantAtMost.read", "bucket.grantAtMost.told", "window.grantAtMost.read", "window.grantAtMost.told", "slots.grantAtMost.read", "slots.grantAtMost.told",
 }
 
 // portableStatements are all statements of the portable form, by name.
@@ -74,8 +75,9 @@ func TestPortableSQLHasSomethingToJudge(t *testing.T) {
 	}
 	for name, want := range map[string]int{
 		"bucket.allow.bare": 6, "bucket.allow.full": 6, "bucket.reserve.full": 6, "window.allow.full": 6, "window.reserve.full": 6,
-		"bucket.atMost": 6, "window.atMost": 6,
-		"bucket.give": 4, "window.give": 4, "put": 3, "reset": 1, "states": 0,
+		"slots.allow.full": 8, "slots.reserve.full": 8, "slots.give": 5, "putSlots": 4, "renew": 4,
+		"bucket.atMost": 6, "window.atMost": 6, "slots.atMost": 8,
+		"bucket.give": 4, "window.give": 4, "put": 3, "reset": 1, "bucket.states": 0, "slots.states": 0,
 	} {
 		if got := expressions(portableStatements()[name]); len(got) != want {
 			t.Errorf("%s: %d expressions, want %d: %q", name, len(got), want, got)
@@ -135,11 +137,12 @@ func newJudge(t *testing.T) judge {
 	t.Cleanup(func() { conn.Close(context.Background()) })
 	var columns []string
 	for _, prefix := range []string{"", "l_", "excluded_"} {
-		columns = append(columns, fmt.Sprintf("%[1]sname text, %[1]skey text, %[1]sshard int4, %[1]svalue float8, %[1]sts timestamptz, %[1]spaused timestamptz", prefix))
+		columns = append(columns, fmt.Sprintf("%[1]sname text, %[1]skey text, %[1]sshard int4, %[1]svalue float8, %[1]sts timestamptz, %[1]spaused timestamptz, %[1]sslots float8[]", prefix))
 	}
 	for _, typ := range []string{"text", "int4", "int8", "float8", "timestamptz"} {
 		columns = append(columns, fmt.Sprintf("p_%[1]s %[1]s", typ))
 	}
+	columns = append(columns, "p_floats float8[]")
 	table := db.Schema + ".judge"
 	create := "CREATE TABLE " + table + " (" + strings.Join(columns, ", ") + ")"
 	if _, err := conn.Exec(t.Context(), create); err != nil {
@@ -173,7 +176,7 @@ func (j judge) faults(t *testing.T, text string) (faults []string) {
 
 // immutable is PostgreSQL's objection to an index on the expression.
 func (j judge) immutable(ctx context.Context, expression string) error {
-	expression = parameterRE.ReplaceAllString(expression, "p_$3")
+	expression = parameterRE.ReplaceAllString(strings.ReplaceAll(expression, "float8[]", "floats"), "p_$3")
 	for _, row := range []string{"l", "excluded"} {
 		expression = strings.ReplaceAll(expression, row+".", row+"_")
 	}
@@ -253,14 +256,14 @@ func keywords(text string) (all []string) {
 	return all
 }
 
-// splitTop splits at the commas that are in no parentheses.
+// splitTop splits at the commas that are in no parentheses or brackets.
 func splitTop(list string) (parts []string) {
 	depth, start := 0, 0
 	for i, c := range list {
 		switch c {
-		case '(':
+		case '(', '[':
 			depth++
-		case ')':
+		case ')', ']':
 			depth--
 		case ',':
 			if depth == 0 {

@@ -19,6 +19,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/slots"
 )
 
 // Name is the table that holds the limits; package migrations makes it.
@@ -34,23 +35,25 @@ type Querier interface {
 
 // Table is the statements for one table.
 type Table struct {
-	bucket, window texts // of one kind of limit
+	bucket, window, slots texts // of one kind of limit
 
-	put, states, reset, remove, there  string
-	grantMany                          many
-	read, lock, await, fill, write     string
-	listFull, deleteListed, deleteSame string
-	names, page, forget, ready, wrote  string
+	put, putSlots, reset, remove, there   string
+	grantMany, grantWindows, grantSlotted string
+	bucketsAhead, windowsAhead            string
+	read, lock, await, fill               string
+	write, writeSlots, renew              string
+	listFull, listEmpty                   string
+	deleteListed, deleteSame              string
+	names, page, forget, ready, wrote     string
 }
 
 // texts are the statements that differ between the kinds of limits.
 type texts struct {
-	allow, reserve     forms
-	give, atMost       string
-	grant, grantInTurn clocks
-	grantAhead         clocks
-	grantAheadInTurn   clocks
-	giveBack           string
+	allow, reserve                  forms
+	give, states, atMost            string
+	grant, grantInTurn, grantAtMost clocks
+	ahead, aheadInTurn              clocks // nothing of a sliding window
+	giveBack                        string
 }
 
 // forms are a take that tells the row, when and by which transaction; and, if that is
@@ -67,46 +70,75 @@ func New(schema string, portable bool) *Table {
 		name = pgx.Identifier{schema, Name}
 	}
 	in := func(sql string) string { return strings.ReplaceAll(sql, "{table}", name.Sanitize()) }
+	bucket := kind{
+		ticks: bucketTicks, allow: allowed(takeSQL, notPausedSQL), reserve: allowed(takeSQL, ""), atMost: allowed(atMostSQL, notPausedSQL),
+		give: giveSQL, states: statesSQL, grant: newGrant(bucketTicks, grantSQL), grantAtMost: newGrant(bucketTicks, grantAtMostSQL), returned: "value, ts, paused",
+	}
+	window := bucket
+	window.ticks, window.grant, window.grantAtMost = windowTicks, newGrant(windowTicks, grantSQL), newGrant(windowTicks, grantAtMostSQL)
+	sliding := kind{
+		ticks: windowTicks, give: giveSlotsSQL, states: statesSlotsSQL,
+		grant: newGrantSlots(grantSlotsSQL, "u.total"), grantAtMost: newGrantSlots(grantAtMostSlotsSQL, "1"), returned: "value, ts, paused, slots",
+	}
+	sliding.allow, sliding.reserve, sliding.atMost = takeSlots()
 	return &Table{
-		bucket: newTexts(in, bucketTicks, portable),
-		window: newTexts(in, windowTicks, portable),
-		put:    in(putSQL), states: in(statesSQL), reset: in(resetSQL), remove: in(removeSQL), there: in(thereSQL),
-		grantMany: newMany(in),
-		read:      in(readSQL), lock: in(lockSQL), await: in(awaitSQL), fill: in(fillSQL), write: in(writeSQL),
-		listFull: in(listFullSQL), deleteListed: in(deleteListedSQL), deleteSame: in(deleteSameSQL),
+		bucket: bucket.texts(in, portable).takingAhead(in, bucketTicks),
+		window: window.texts(in, portable).takingAhead(in, windowTicks),
+		slots:  sliding.texts(in, portable),
+		put:    in(putSQL), putSlots: in(putSlotsSQL), reset: in(resetSQL), remove: in(removeSQL), there: in(thereSQL),
+		grantMany:    in(newGrantMany(bucketTicks.fill(grantManySQL), "$10::timestamptz")),
+		bucketsAhead: in(newGrantMany(bucketTicks.fill(grantManyAheadSQL), "$10::timestamptz")),
+		windowsAhead: in(newGrantMany(windowTicks.fill(grantManyAheadSQL), "$10::timestamptz")),
+		grantWindows: in(newGrantMany(windowTicks.fill(grantManySQL), "$10::timestamptz")),
+		grantSlotted: in(newGrantMany(fillGrantSlots(grantManySlotsSQL, "u.total"), "$8::timestamptz")),
+		read:         in(readSQL), lock: in(lockSQL), await: in(awaitSQL), fill: in(fillSQL),
+		write: in(writeSQL), writeSlots: in(writeSlotsSQL), renew: in(renewSQL),
+		listFull: in(listFullSQL), listEmpty: in(listEmpty()), deleteListed: in(deleteListedSQL), deleteSame: in(deleteSameSQL),
 		names: in(namesSQL), page: in(pageSQL), forget: in(forgetSQL), ready: in(readySQL), wrote: in(wroteSQL),
 	}
 }
 
-func newTexts(in func(string) string, t ticks, portable bool) texts {
-	bare := func(take, allowed string) string { return in(t.fill(strings.ReplaceAll(take, "{allowed}", allowed))) }
-	full := func(take, allowed string) string {
+// kind is what the statements of a kind of limit are made of.
+type kind struct {
+	ticks
+	allow, reserve, atMost string // the take
+	give, states           string
+	grant, grantAtMost     func(free string) clocks
+	returned               string // by takes and gives
+}
+
+func allowed(take, condition string) string { return strings.ReplaceAll(take, "{allowed}", condition) }
+
+func (k kind) texts(in func(string) string, portable bool) texts {
+	bare := func(take string) string { return in(k.fill(take)) }
+	full := func(take string) string {
 		if portable {
-			return "WITH taken AS (" + bare(take, allowed) + ")\n" + t.fill(`SELECT value, ts, paused, {at}, pg_current_xact_id()::text FROM taken`)
+			return "WITH taken AS (" + bare(take) + ")\n" + k.fill("SELECT "+k.returned+", {at}, pg_current_xact_id()::text FROM taken")
 		}
-		return bare(take, allowed) + t.fill(`, {at}, xmin::text`)
+		return bare(take) + k.fill(", {at}, xmin::text")
 	}
-	allow := forms{full: full(takeSQL, notPausedSQL)}
-	if portable && t == bucketTicks {
-		allow.bare = bare(takeSQL, notPausedSQL)
+	allow := forms{full: full(k.allow)}
+	if portable && k.ticks == bucketTicks {
+		allow.bare = bare(k.allow)
 	}
-	give := t.fill(giveSQL) + ", " + nowSQL + ", xmax = 0"
+	give := k.fill(k.give) + ", " + nowSQL + ", xmax = 0"
 	if portable {
-		give = "WITH given AS (" + t.fill(giveSQL) + ")\nSELECT value, ts, paused, " + nowSQL + ", false FROM given"
+		give = "WITH given AS (" + k.fill(k.give) + ")\nSELECT " + k.returned + ", " + nowSQL + ", false FROM given"
 	}
 	return texts{
-		allow: allow, reserve: forms{full: full(takeSQL, "")},
-		give: in(give), atMost: full(atMostSQL, notPausedSQL),
-		grant: newGrant(in, t, freeSQL(passOverSQL), false), grantInTurn: newGrant(in, t, "", false),
-		grantAhead: newGrant(in, t, freeSQL(passOverSQL), true), grantAheadInTurn: newGrant(in, t, "", true),
-		giveBack: newGiveBack(in, t),
+		allow: allow, reserve: forms{full: full(k.reserve)},
+		give: in(give), states: in(k.states), atMost: full(k.atMost),
+		grant: k.grant(freeSQL(passOverSQL)).in(in), grantInTurn: k.grant("").in(in), grantAtMost: k.grantAtMost("").in(in),
 	}
 }
 
 // of is the texts for limits of such a kind.
 func (t *Table) of(d *ratelimit.Definition) *texts {
-	if d.Kind == ratelimit.KindFixedWindow {
+	switch d.Kind {
+	case ratelimit.KindFixedWindow:
 		return &t.window
+	case ratelimit.KindSlidingWindow:
+		return &t.slots
 	}
 	return &t.bucket
 }
@@ -160,12 +192,12 @@ var longAgo = time.Date(300, 1, 1, 0, 0, 0, 0, time.UTC)
 func arguments(c *decide.Change, count float64, now *time.Time) []any {
 	d := &c.Definition
 	args := []any{c.Name, c.Key.Key, int32(c.Shard), count, d.Capacity, now}
-	if d.Kind == ratelimit.KindFixedWindow {
+	if d.Kind != ratelimit.KindTokenBucket {
 		origin := c.Seen.TS
 		if origin.IsZero() {
 			origin = d.Fresh(c.Key.Key, longAgo).TS
 		}
-		args = append(args, micros(d.Period), origin)
+		args = append(args, tick(d), origin)
 	}
 	return args
 }
@@ -177,9 +209,10 @@ type state struct {
 	value  *float64
 	ts     *time.Time
 	paused *time.Time
+	slots  []float64
 }
 
-func (s *state) fields() []any { return []any{&s.value, &s.ts, &s.paused} }
+func (s *state) fields() []any { return []any{&s.value, &s.ts, &s.paused, &s.slots} }
 
 // get returns the state; false when there was no row.
 func (s *state) get() (ratelimit.State, bool) {
@@ -189,6 +222,10 @@ func (s *state) get() (ratelimit.State, bool) {
 	read := ratelimit.State{Value: *s.value, TS: *s.ts}
 	if s.paused != nil {
 		read.Paused = *s.paused
+	}
+	if s.slots != nil {
+		read.Slots = slots.Read(s.slots, read.Value)
+		s.slots = nil // of which it has a part
 	}
 	return read, true
 }

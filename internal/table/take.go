@@ -10,6 +10,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/exact"
+	"github.com/pgratelimit/ratelimit/internal/slots"
 )
 
 // The parameters of a take and of a give:
@@ -91,21 +92,21 @@ type Taken struct {
 func (t *Table) Take(ctx context.Context, q Querier, reserve bool, c *decide.Change, now *time.Time) (Taken, error) {
 	var taken Taken
 	if sql := t.takes(reserve, c).bare; sql != "" {
-		err := taken.scan(q.QueryRow(ctx, sql, takeArguments(reserve, c, now)...))
+		err := taken.scan(q.QueryRow(ctx, sql, takeArguments(reserve, c, now)...), &c.Definition)
 		taken.At = taken.After.TS // it is that, but after the clock went back
 		if now != nil {
 			taken.At = *now
 		}
 		return taken, err
 	}
-	err := taken.scan(q.QueryRow(ctx, t.takes(reserve, c).full, takeArguments(reserve, c, now)...), &taken.At, &taken.Xid)
+	err := taken.scan(q.QueryRow(ctx, t.takes(reserve, c).full, takeArguments(reserve, c, now)...), &c.Definition, &taken.At, &taken.Xid)
 	return taken, err
 }
 
 // QueueTake puts a take into a batch.
 func (t *Table) QueueTake(batch *pgx.Batch, reserve bool, c *decide.Change, now *time.Time, taken *Taken) {
 	batch.Queue(t.takes(reserve, c).full, takeArguments(reserve, c, now)...).QueryRow(func(row pgx.Row) error {
-		return taken.scan(row, &taken.At, &taken.Xid)
+		return taken.scan(row, &c.Definition, &taken.At, &taken.Xid)
 	})
 }
 
@@ -114,7 +115,7 @@ func (t *Table) QueueTake(batch *pgx.Batch, reserve bool, c *decide.Change, now 
 // locked.
 func (t *Table) QueueTakeAtMost(batch *pgx.Batch, c *decide.Change, now *time.Time, taken *Taken) {
 	batch.Queue(t.of(&c.Definition).atMost, takeArguments(false, c, now)...).QueryRow(func(row pgx.Row) error {
-		return taken.scan(row, &taken.At, &taken.Xid)
+		return taken.scan(row, &c.Definition, &taken.At, &taken.Xid)
 	})
 }
 
@@ -126,6 +127,9 @@ func (t *Table) takes(reserve bool, c *decide.Change) *forms {
 }
 
 func takeArguments(reserve bool, c *decide.Change, now *time.Time) []any {
+	if c.Definition.Kind == ratelimit.KindSlidingWindow {
+		return append(arguments(c, c.Count, now), slotArguments(reserve, c)...)
+	}
 	args := append(arguments(c, c.Count, now), c.Definition.Rate, micros(c.Definition.Period), c.Floor)
 	if reserve {
 		return args
@@ -133,15 +137,23 @@ func takeArguments(reserve bool, c *decide.Change, now *time.Time) []any {
 	return append(args, instant(c.Over))
 }
 
-// scan reads a row that a take returned, if it did.
-func (t *Taken) scan(row pgx.Row, more ...any) error {
-	var paused *time.Time
-	err := row.Scan(append([]any{&t.After.Value, &t.After.TS, &paused}, more...)...)
+// scan reads a row of such a definition that a take returned, if it did.
+func (t *Taken) scan(row pgx.Row, d *ratelimit.Definition, more ...any) error {
+	var (
+		paused  *time.Time
+		numbers []float64
+	)
+	fields := []any{&t.After.Value, &t.After.TS, &paused}
+	if d.Kind == ratelimit.KindSlidingWindow {
+		fields = append(fields, &numbers)
+	}
+	err := row.Scan(append(fields, more...)...)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil
 	}
 	if err == nil {
 		t.take(paused)
+		t.After.Slots = slots.Read(numbers, t.After.Value)
 	}
 	return err
 }
@@ -163,11 +175,15 @@ RETURNING value, ts, paused`
 // QueueGive puts into a batch the giving of n tokens to a change's row, which fills
 // it no further than to most. Whatever is there, a row is returned, as it is before
 // it is settled, and is locked. One that is missing is made, full; giving nothing so
-// is a way to lock it. It leaves no predicate lock under SERIALIZABLE.
+// is a way to lock it, and all that is done to a sliding window. It leaves no predicate
+// lock under SERIALIZABLE.
 func (t *Table) QueueGive(batch *pgx.Batch, c *decide.Change, n, most float64, now *time.Time, taken *Taken) {
 	args := append(arguments(c, n, now), most)
+	if c.Definition.Kind == ratelimit.KindSlidingWindow {
+		args[len(args)-1] = int32(c.Definition.Slots + 2)
+	}
 	batch.Queue(t.of(&c.Definition).give, args...).QueryRow(func(row pgx.Row) error {
-		return taken.scan(row, &taken.At, &taken.Made)
+		return taken.scan(row, &c.Definition, &taken.At, &taken.Made)
 	})
 }
 
@@ -201,6 +217,10 @@ ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = exclud
 
 // QueuePut puts into a batch the writing of a row whatever is there.
 func (t *Table) QueuePut(batch *pgx.Batch, row decide.Row, s ratelimit.State) {
+	if s.Slots != nil {
+		batch.Queue(t.putSlots, row.Name, row.Key.Key, int32(row.Shard), s.Value, s.TS, instant(s.Paused), s.Slots.Numbers(s.Value))
+		return
+	}
 	batch.Queue(t.put, row.Name, row.Key.Key, int32(row.Shard), s.Value, s.TS, instant(s.Paused))
 }
 
@@ -225,8 +245,8 @@ func (t *Table) Look(ctx context.Context, q Querier, batch *pgx.Batch, call *dec
 	rows := make([]shardRows, len(call.Asks))
 	for i := range call.Asks {
 		if a := &call.Asks[i]; at(a) {
-			batch.Queue(t.states, a.Definition.Name, a.Key, now).QueryRow(func(row pgx.Row) error {
-				return rows[i].scan(row, &view.At)
+			batch.Queue(t.of(&a.Definition).states, a.Definition.Name, a.Key, now).QueryRow(func(row pgx.Row) error {
+				return rows[i].scan(row, &a.Definition, &view.At)
 			})
 		}
 	}
@@ -248,10 +268,15 @@ type shardRows struct {
 	values []float64
 	ts     []time.Time
 	paused []*time.Time
+	slots  []*string
 }
 
-func (r *shardRows) scan(row pgx.Row, at *time.Time) error {
-	return row.Scan(&r.shards, &r.values, &r.ts, &r.paused, at)
+func (r *shardRows) scan(row pgx.Row, d *ratelimit.Definition, at *time.Time) error {
+	fields := []any{&r.shards, &r.values, &r.ts, &r.paused, at}
+	if d.Kind == ratelimit.KindSlidingWindow {
+		fields = append(fields, &r.slots)
+	}
+	return row.Scan(fields...)
 }
 
 // states is the states of all of an ask's shards.
@@ -263,8 +288,11 @@ func (r *shardRows) states(a *decide.Ask, now time.Time) []ratelimit.State {
 	}
 	for i, shard := range r.shards {
 		if int(shard) < len(states) {
-			s := state{&r.values[i], &r.ts[i], r.paused[i]}
+			s := state{value: &r.values[i], ts: &r.ts[i], paused: r.paused[i]}
 			states[shard], _ = s.get()
+			if r.slots != nil {
+				states[shard].Slots = readSlots(r.slots[i], r.values[i])
+			}
 		}
 	}
 	return states

@@ -1,0 +1,412 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"image/color"
+	"io"
+	"os"
+	"time"
+
+	"gonum.org/v1/plot"
+	"gonum.org/v1/plot/font"
+	"gonum.org/v1/plot/plotter"
+	"gonum.org/v1/plot/vg"
+	"gonum.org/v1/plot/vg/draw"
+	"gonum.org/v1/plot/vg/vgsvg"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/curve"
+	"github.com/pgratelimit/ratelimit/memstore"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+const windowsHelp = `Usage: go run ./bench windows [flags]
+
+Attacks limits of 100 a minute, and says how much of what a third party allows in
+any minute they let through, and what that costs:
+
+  most in any minute   the most that was granted in any window of a minute,
+                       wherever it begins, as a share of the 100: the worst of
+                       all attacks. Each of these takes at once what is there, at
+                       some phase of the minute, and then asks all the time
+  flood                what a flood that never ends gets, as a share of 100 a minute
+  one key              decisions a second of 64 goroutines for one key, combined
+  each                 the same over 10,000 keys with one statement each
+  row                  bytes of a row that is in use
+
+The attacks run in memory, on a clock of their own; the rest on a throwaway
+PostgreSQL. "two weighted counters" is the usual approximation of a sliding window:
+what the last window had, weighted with how much of it is still in sight, and what
+this one has. It is written by hand, as one upsert, and so is not combined.
+
+Flags:
+`
+
+const (
+	allowed      = 100 // by the third party
+	windowPeriod = time.Minute
+)
+
+// limiter is one of those that are attacked. It has a definition of ours, or is the
+// one that is written by hand.
+type limiter struct {
+	name  string
+	limit ratelimit.Limit
+}
+
+var limiters = []limiter{
+	{"fixed window", ratelimit.FixedWindow{Name: "fixed", Rate: allowed, Period: windowPeriod, Start: windowStart}},
+	{"two weighted counters", nil},
+	{"token bucket", ratelimit.TokenBucket{Name: "bucket", Rate: allowed, Period: windowPeriod}},
+	{"token bucket, half of both", ratelimit.TokenBucket{Name: "half", Rate: allowed / 2, Period: windowPeriod, Capacity: allowed / 2}},
+	{"sliding window, 16 slots", ratelimit.SlidingWindow{Name: "sliding", Rate: allowed, Period: windowPeriod, Start: windowStart}},
+	{"sliding window, 60 slots", ratelimit.SlidingWindow{Name: "sliding60", Rate: allowed, Period: windowPeriod, Slots: 60, Start: windowStart}},
+}
+
+// windowStart is when a window begins, and a history.
+var windowStart = time.Date(2025, 3, 14, 12, 0, 0, 0, time.UTC)
+
+// weighted is two weighted counters.
+type weighted struct {
+	window    int64
+	last, now float64
+}
+
+func (w *weighted) take(at time.Time) bool {
+	past := at.Sub(windowStart)
+	window := int64(past / windowPeriod)
+	switch window - w.window {
+	case 0:
+	case 1:
+		w.window, w.last, w.now = window, w.now, 0
+	default:
+		w.window, w.last, w.now = window, 0, 0
+	}
+	inSight := 1 - float64(past%windowPeriod)/float64(windowPeriod)
+	if w.last*inSight+w.now+1 > allowed {
+		return false
+	}
+	w.now++
+	return true
+}
+
+// taker is a fresh limiter's way to take one at an instant.
+func (l limiter) taker() func(at time.Time) (bool, error) {
+	if l.limit == nil {
+		w := &weighted{}
+		return func(at time.Time) (bool, error) { return w.take(at), nil }
+	}
+	now := windowStart
+	store := memstore.New(func() time.Time { return now })
+	return func(at time.Time) (bool, error) {
+		now = at
+		result, err := store.Allow(context.Background(), l.limit.For(""))
+		return result.OK, err
+	}
+}
+
+const (
+	phases   = 40   // at which an attack begins
+	asks     = 3000 // in a period, of an attack
+	attacked = 3    // periods
+	polls    = 960  // in a period, of a flood: slots begin when one is due
+	settling = 3    // periods, until what was saved up is gone
+	flooded  = 17 * 61
+)
+
+// attack takes what is there at a phase of the second period, then asks again and again
+// for some periods, and returns what was granted.
+func (l limiter) attack(phase float64, periods, asks int) (events []curve.Event, err error) {
+	take := l.taker()
+	begin := windowStart.Add(windowPeriod + time.Duration(phase*float64(windowPeriod)).Truncate(time.Microsecond))
+	for i := range periods * asks {
+		at := begin.Add(time.Duration(i) * windowPeriod / time.Duration(asks)).Truncate(time.Microsecond)
+		for {
+			ok, err := take(at)
+			if err != nil {
+				return nil, err
+			}
+			if !ok {
+				break
+			}
+			events = append(events, curve.Event{At: at, Count: 1})
+		}
+	}
+	return events, nil
+}
+
+// judged is what was found of a limiter.
+type judged struct {
+	limiter
+	most, flood  float64
+	oneKey, each float64 // decisions a second
+	row          int     // bytes
+}
+
+func (l limiter) judge() (j judged, err error) {
+	j.limiter = l
+	for i := range phases + 1 {
+		phase := min(float64(i)/phases, 0.99999) // and right before the edge
+		events, err := l.attack(phase, attacked, asks)
+		if err != nil {
+			return j, err
+		}
+		j.most = max(j.most, curve.Judge(events, curve.Within(allowed, windowPeriod)).Share)
+	}
+	events, err := l.attack(0, settling+flooded, polls)
+	settled := windowStart.Add((1 + settling) * windowPeriod)
+	granted := 0.0
+	for _, e := range events {
+		if !e.At.Before(settled) {
+			granted++
+		}
+	}
+	j.flood = granted / (allowed * flooded)
+	return j, err
+}
+
+const weightedSQL = `INSERT INTO weighted_counters AS w (name, key, win, last, now)
+VALUES ($1::text, $2::text, floor(extract(epoch FROM clock_timestamp()) / 60), 0, 1)
+ON CONFLICT (name, key) DO UPDATE SET
+	last = CASE excluded.win - w.win WHEN 0 THEN w.last WHEN 1 THEN w.now ELSE 0 END,
+	now = CASE excluded.win - w.win WHEN 0 THEN w.now ELSE 0 END + 1,
+	win = excluded.win
+WHERE CASE excluded.win - w.win WHEN 0 THEN w.last WHEN 1 THEN w.now ELSE 0 END
+		* (1 - extract(epoch FROM clock_timestamp() - to_timestamp(excluded.win * 60)) / 60)
+	+ CASE excluded.win - w.win WHEN 0 THEN w.now ELSE 0 END + 1 <= 1e9
+RETURNING 1`
+
+// plentiful is a limiter's limit with a rate that does not bind, for its speed.
+func (l limiter) plentiful() ratelimit.Limit {
+	switch limit := l.limit.(type) {
+	case ratelimit.FixedWindow:
+		limit.Rate = 1e9
+		return limit
+	case ratelimit.TokenBucket:
+		limit.Rate, limit.Capacity = 1e9, 1e9
+		return limit
+	case ratelimit.SlidingWindow:
+		limit.Rate = 1e9
+		return limit
+	}
+	return nil
+}
+
+// contenders are what decides one key, combined, and many, with one statement each;
+// the first is missing where there is no such thing.
+func (l limiter) contenders(p *postgresServer) (oneKey, each *contender, err error) {
+	limit := l.plentiful()
+	if limit == nil {
+		return nil, &contender{decide: func(ctx context.Context, key string) (bool, error) {
+			tag, err := p.many.Exec(ctx, weightedSQL, l.name, key)
+			return tag.RowsAffected() == 1, err
+		}}, nil
+	}
+	combined, err := pgstore.New(p.few, nil)
+	if err != nil {
+		return nil, nil, err
+	}
+	portable, err := pgstore.New(p.many, &pgstore.Config{Portable: true})
+	if err != nil {
+		return nil, nil, err
+	}
+	by := func(store *pgstore.Store) *contender {
+		return &contender{decide: func(ctx context.Context, key string) (bool, error) {
+			result, err := store.Allow(ctx, limit.For(key))
+			return result.OK, err
+		}, close: store.Close}
+	}
+	return by(combined), by(portable), nil
+}
+
+// measure fills in what a limiter costs: the best of the rounds, in which the
+// limiters take turns.
+func measureWindows(ctx context.Context, p *postgresServer, all []judged, rounds int, duration time.Duration) error {
+	const table = `CREATE TABLE weighted_counters (name text, key text, win bigint NOT NULL, last float8 NOT NULL, now float8 NOT NULL,
+PRIMARY KEY (name, key)) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 50, autovacuum_vacuum_scale_factor = 0.05)`
+	if _, err := p.many.Exec(ctx, table); err != nil {
+		return fmt.Errorf("making a table: %w", err)
+	}
+	keys := make([]string, 10_000)
+	for i := range keys {
+		keys[i] = fmt.Sprintf("user-%05d", i)
+	}
+	for n := range rounds {
+		for i := range all {
+			oneKey, each, err := all[i].contenders(p)
+			if err != nil {
+				return err
+			}
+			for _, m := range []struct {
+				c    *contender
+				keys []string
+				into *float64
+			}{{oneKey, keys[:1], &all[i].oneKey}, {each, keys, &all[i].each}} {
+				if m.c == nil {
+					continue
+				}
+				s := round{contender: *m.c, keys: m.keys, goroutines: busy, warmUp: duration / 4, duration: duration, seed: uint64(n)}.run(ctx, p.counts)
+				if err := errors.Join(ctx.Err(), s.firstErr); err != nil {
+					return err
+				}
+				*m.into = max(*m.into, float64(s.decided)/duration.Seconds())
+				if m.c.close != nil {
+					m.c.close()
+				}
+			}
+		}
+	}
+	return measureRows(ctx, p, all)
+}
+
+// measureRows fills in the size of a row as PostgreSQL stores it.
+func measureRows(ctx context.Context, p *postgresServer, all []judged) error {
+	for i := range all {
+		sql, name := `SELECT max(pg_column_size(r)) FROM weighted_counters AS r WHERE name = $1`, all[i].name
+		if all[i].limit != nil {
+			sql, name = `SELECT max(pg_column_size(r)) FROM rate_limits AS r WHERE name = $1`, ratelimit.NameOf(all[i].limit)
+		}
+		if err := p.many.QueryRow(ctx, sql, name).Scan(&all[i].row); err != nil {
+			return fmt.Errorf("measuring a row of %s: %w", all[i].name, err)
+		}
+	}
+	return nil
+}
+
+func runWindows(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
+	flags := flag.NewFlagSet("bench windows", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.Usage = func() {
+		fmt.Fprint(stderr, windowsHelp)
+		flags.PrintDefaults()
+	}
+	file := flags.String("plot", "", "draw the results into this `file`, as SVG")
+	rounds := flags.Int("rounds", 5, "how often each measurement is made")
+	duration := flags.Duration("round", time.Second, "how long one takes")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if flags.NArg() > 0 {
+		return fmt.Errorf("arguments that mean nothing: %q", flags.Args())
+	}
+	all := make([]judged, len(limiters))
+	for i, l := range limiters {
+		if all[i], err = l.judge(); err != nil {
+			return fmt.Errorf("%s: %w", l.name, err)
+		}
+	}
+	p, err := startPostgres(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.close()) }()
+	if err := measureWindows(ctx, p, all, *rounds, *duration); err != nil {
+		return err
+	}
+	if err := printWindows(stdout, all); err != nil {
+		return err
+	}
+	if *file != "" {
+		if err := drawWindows(*file, all); err != nil {
+			return err
+		}
+	}
+	for _, j := range all {
+		if _, ok := j.limit.(ratelimit.SlidingWindow); ok && j.most > 1 {
+			return fmt.Errorf("%s: %.3f of what is allowed in a window", j.name, j.most)
+		}
+	}
+	return nil
+}
+
+func printWindows(w io.Writer, all []judged) error {
+	p := printer{w: w}
+	p.linef("%-28s %18s %7s %10s %10s %6s", "", "most in any minute", "flood", "one key", "each", "row")
+	for _, j := range all {
+		oneKey := "-"
+		if j.oneKey > 0 {
+			oneKey = thousands(j.oneKey)
+		}
+		p.linef("%-28s %18.2f %7.2f %10s %10s %6d", j.name, j.most, j.flood, oneKey, thousands(j.each), j.row)
+	}
+	return p.err
+}
+
+// drawWindows draws three panels of bars, a bar for each limiter.
+func drawWindows(file string, all []judged) error {
+	plot.DefaultFont = font.Font{Typeface: "Liberation", Variant: "Sans"}
+	plotter.DefaultFont = plot.DefaultFont
+	panels := []struct {
+		title string
+		value func(judged) float64
+		line  float64 // that no bar should reach over; 0 for none
+	}{
+		{"Most granted in any minute, of 100 that are allowed", func(j judged) float64 { return allowed * j.most }, allowed},
+		{"What a flood gets, a minute", func(j judged) float64 { return allowed * j.flood }, 0},
+		{"Decisions a second over 10,000 keys, one statement each", func(j judged) float64 { return j.each }, 0},
+	}
+	svg := vgsvg.New(13.5*vg.Inch, 4.6*vg.Inch)
+	c := draw.New(svg)
+	c.SetColor(color.White)
+	c.Fill(c.Rectangle.Path())
+	c = draw.Crop(c, margin, -margin, margin, -margin)
+	tiles := draw.Tiles{Rows: 1, Cols: len(panels), PadX: panelGap}
+	for i, panel := range panels {
+		p, err := bars(all, panel.title, panel.value, panel.line, i == 0)
+		if err != nil {
+			return err
+		}
+		p.Draw(tiles.At(c, i, 0))
+	}
+	f, err := os.Create(file)
+	if err != nil {
+		return fmt.Errorf("making the picture: %w", err)
+	}
+	_, err = svg.WriteTo(f)
+	if err := errors.Join(err, f.Close()); err != nil {
+		return fmt.Errorf("writing the picture: %w", err)
+	}
+	return nil
+}
+
+// bars is one panel: a bar for each limiter from the top down, red where it is over the
+// line.
+func bars(all []judged, title string, value func(judged) float64, line float64, names bool) (*plot.Plot, error) {
+	p := plot.New()
+	p.Title.Text, p.Title.Padding = title, 6
+	p.Title.TextStyle.Font.Size = 12
+	p.X.Min = 0
+	labels := make([]string, len(all))
+	for i, j := range all {
+		row := len(all) - 1 - i
+		if names {
+			labels[row] = j.name
+		}
+		bar, err := plotter.NewBarChart(plotter.Values{value(j)}, 16)
+		if err != nil {
+			return nil, fmt.Errorf("drawing a bar: %w", err)
+		}
+		bar.Horizontal, bar.XMin, bar.LineStyle.Width, bar.Color = true, float64(row), 0, grey
+		switch _, ours := j.limit.(ratelimit.SlidingWindow); {
+		case line > 0 && value(j) > line+0.5:
+			bar.Color = red
+		case ours:
+			bar.Color = blue
+		}
+		p.Add(bar)
+	}
+	if line > 0 {
+		mark, err := plotter.NewLine(plotter.XYs{{X: line, Y: -0.5}, {X: line, Y: float64(len(all)) - 0.5}})
+		if err != nil {
+			return nil, fmt.Errorf("drawing a line: %w", err)
+		}
+		mark.LineStyle = draw.LineStyle{Color: black, Width: 1.2, Dashes: dashed}
+		p.Add(mark)
+	}
+	p.NominalY(labels...)
+	p.Y.Min, p.Y.Max = -0.5, float64(len(all))-0.5
+	return p, nil
+}

@@ -1,0 +1,189 @@
+package httplimit
+
+import (
+	"fmt"
+	"net/http"
+	"net/netip"
+	"strings"
+)
+
+// AddressConfig says how the client's address is found behind proxies.
+type AddressConfig struct {
+	// Trusted are the addresses of the proxies whose word is believed. A request from
+	// anywhere else is its sender's own, whatever its headers say. The default is none.
+	Trusted []netip.Prefix
+
+	// Header is the one header in which the trusted proxies tell where a request came
+	// from: X-Forwarded-For, Forwarded (RFC 7239), or one with a single address such as
+	// X-Real-IP. Every trusted proxy must append to it or replace it; other headers are
+	// not looked at, as a client can send them through. The default is X-Forwarded-For.
+	Header string
+
+	// UnixSocket trusts what comes over a Unix socket, which has no address, as from a
+	// proxy on the same machine. Without it such requests fail.
+	UnixSocket bool
+
+	// IPv4Bits and IPv6Bits are how much of an address is the key: one customer has
+	// many IPv6 addresses. The defaults are 32 and 64.
+	IPv4Bits, IPv6Bits int
+}
+
+// Addresses finds the addresses of clients. It is safe for concurrent use.
+type Addresses struct{ config AddressConfig }
+
+// NewAddresses makes an Addresses. A nil config believes no proxy. An error is
+// [ratelimit.ErrInvalid], as a *[ratelimit.FieldError].
+func NewAddresses(config *AddressConfig) (*Addresses, error) {
+	a := &Addresses{}
+	if config != nil {
+		a.config = *config
+		a.config.Trusted = append([]netip.Prefix(nil), config.Trusted...)
+	}
+	c := &a.config
+	for i, p := range c.Trusted {
+		if !p.IsValid() {
+			return nil, invalid(fmt.Sprintf("Trusted[%d]", i), p, "must be a valid prefix")
+		}
+		c.Trusted[i] = unmapped(p)
+	}
+	c.Header = http.CanonicalHeaderKey(orDefault(c.Header, "X-Forwarded-For"))
+	c.IPv4Bits = orDefault(c.IPv4Bits, 32)
+	c.IPv6Bits = orDefault(c.IPv6Bits, 64)
+	switch {
+	case c.IPv4Bits < 0 || c.IPv4Bits > 32:
+		return nil, invalid("IPv4Bits", c.IPv4Bits, "must be 1 to 32")
+	case c.IPv6Bits < 0 || c.IPv6Bits > 128:
+		return nil, invalid("IPv6Bits", c.IPv6Bits, "must be 1 to 128")
+	}
+	return a, nil
+}
+
+// unmapped is p as addresses are compared: ::ffff:10.0.0.0/104 is 10.0.0.0/8.
+func unmapped(p netip.Prefix) netip.Prefix {
+	if p.Addr().Is4In6() && p.Bits() >= 96 {
+		return netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+	}
+	return p
+}
+
+// Key is the client's address, as far as Config says: "192.0.2.1/32" or
+// "2001:db8::/64". It is a [Key].
+func (a *Addresses) Key(r *http.Request) (string, error) {
+	addr, err := a.Of(r)
+	if err != nil {
+		return "", err
+	}
+	bits := a.config.IPv6Bits
+	if addr.Is4() {
+		bits = a.config.IPv4Bits
+	}
+	prefix, err := addr.Prefix(bits)
+	return prefix.String(), err
+}
+
+// Of is the client's address: that of the nearest hop, going from this server
+// towards the client, that is not a trusted proxy. If all are, it is the furthest.
+// Where a trusted proxy does not give an address, it is the proxy's own, so that
+// nobody gets a new key by sending what cannot be read.
+func (a *Addresses) Of(r *http.Request) (netip.Addr, error) {
+	addr, ok := parseNode(r.RemoteAddr)
+	trusted := a.trusts(addr) || !ok && a.config.UnixSocket
+	lines := r.Header[a.config.Header]
+	for i := len(lines) - 1; i >= 0 && trusted; i-- {
+		for rest, more := lines[i], true; more && trusted; {
+			var hop string
+			rest, hop, more = last(rest, ',')
+			next, isAddress := a.parse(hop)
+			trusted = isAddress && a.trusts(next)
+			if isAddress {
+				addr, ok = next, true
+			}
+		}
+	}
+	if !ok {
+		return netip.Addr{}, fmt.Errorf("httplimit: neither the request's RemoteAddr %q nor a trusted proxy gives an address", r.RemoteAddr)
+	}
+	return addr, nil
+}
+
+func (a *Addresses) trusts(addr netip.Addr) bool {
+	for _, p := range a.config.Trusted {
+		if p.Contains(addr) {
+			return true
+		}
+	}
+	return false
+}
+
+func (a *Addresses) parse(hop string) (netip.Addr, bool) {
+	if a.config.Header == "Forwarded" {
+		return parseForwarded(hop)
+	}
+	return parseNode(hop)
+}
+
+// last splits the last element off a list. It reads from the right, where trusted
+// proxies have written: what a client left open further to the left, such as a quote,
+// cannot swallow their elements.
+func last(list string, separator byte) (rest, element string, more bool) {
+	quoted := false
+	for i := len(list) - 1; i >= 0; i-- {
+		switch list[i] {
+		case '"':
+			quoted = quoted != !escaped(list, i)
+		case separator:
+			if !quoted {
+				return list[:i], list[i+1:], true
+			}
+		}
+	}
+	return "", list, false
+}
+
+// escaped reports whether the quote at i is one within a quoted string.
+func escaped(s string, i int) bool {
+	before := strings.TrimRight(s[:i], `\`)
+	return (i-len(before))%2 == 1
+}
+
+// parseForwarded is the address in an element of a Forwarded field; for=unknown and
+// obfuscated names are none.
+func parseForwarded(element string) (addr netip.Addr, ok bool) {
+	found := false
+	for more := true; more; {
+		var pair string
+		element, pair, more = last(element, ';')
+		name, value, _ := strings.Cut(strings.TrimSpace(pair), "=")
+		if !strings.EqualFold(strings.TrimSpace(name), "for") {
+			continue
+		}
+		if found {
+			return netip.Addr{}, false
+		}
+		found = true
+		value = strings.TrimSpace(value)
+		if inner, quoted := strings.CutPrefix(value, `"`); quoted {
+			value, quoted = strings.CutSuffix(inner, `"`)
+			if !quoted {
+				return netip.Addr{}, false
+			}
+		}
+		addr, ok = parseNode(value)
+	}
+	return addr, ok
+}
+
+// parseNode is the address in "192.0.2.1", "192.0.2.1:80", "2001:db8::1",
+// "[2001:db8::1]" or "[2001:db8::1]:80", without a zone, and as IPv4 when it is one
+// within IPv6.
+func parseNode(s string) (netip.Addr, bool) {
+	s = strings.TrimSpace(s)
+	if withPort, err := netip.ParseAddrPort(s); err == nil {
+		return withPort.Addr().WithZone("").Unmap(), true
+	}
+	if strings.HasPrefix(s, "[") && strings.HasSuffix(s, "]") {
+		s = s[1 : len(s)-1]
+	}
+	addr, err := netip.ParseAddr(s)
+	return addr.WithZone("").Unmap(), err == nil
+}

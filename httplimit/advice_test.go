@@ -1,0 +1,128 @@
+package httplimit_test
+
+import (
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/httplimit"
+)
+
+func header(pairs ...string) http.Header {
+	h := http.Header{}
+	for i := 0; i < len(pairs); i += 2 {
+		h.Add(pairs[i], pairs[i+1])
+	}
+	return h
+}
+
+func TestReadAdvice(t *testing.T) {
+	type advice = httplimit.Advice
+	const second, most = time.Second, ratelimit.MaxSpan
+	retryAfter := func(d time.Duration) advice { return advice{RetryAfter: d, Told: true} }
+	exhausted := func(d time.Duration) advice { return advice{Exhausted: true, Reset: d} }
+	left := func(d time.Duration) advice { return advice{Reset: d} }
+	const date = "Sat, 14 Mar 2026 12:00:00 GMT" // noon
+	for _, test := range []struct {
+		name   string
+		header []string
+		want   advice
+	}{
+		{"nothing", nil, advice{}},
+
+		{"Retry-After", []string{"Retry-After", "12"}, retryAfter(12 * second)},
+		{"Retry-After 0", []string{"Retry-After", "0"}, retryAfter(0)},
+		{"Retry-After with a fraction", []string{"Retry-After", "1.5"}, retryAfter(1500 * time.Millisecond)},
+		{"Retry-After, a date", []string{"Retry-After", "Sat, 14 Mar 2026 12:00:30 GMT"}, retryAfter(30 * second)},
+		{"Retry-After, a date that is over", []string{"Retry-After", "Sat, 14 Mar 2026 11:00:30 GMT"}, retryAfter(0)},
+		{"Retry-After, a date on the server's clock", []string{"Retry-After", "Sat, 14 Mar 2026 13:00:30 GMT", "Date", "Sat, 14 Mar 2026 13:00:00 GMT"}, retryAfter(30 * second)},
+		{"Retry-After, a date in obsolete form", []string{"Retry-After", "Saturday, 14-Mar-26 12:00:30 GMT"}, retryAfter(30 * second)},
+		{"Retry-After, absurd", []string{"Retry-After", strings.Repeat("9", 400)}, retryAfter(most)},
+		{"Retry-After, the last date", []string{"Retry-After", "Fri, 31 Dec 9999 23:59:59 GMT"}, retryAfter(most)},
+		{"Retry-After, negative", []string{"Retry-After", "-5"}, advice{}},
+		{"Retry-After, no number", []string{"Retry-After", "NaN"}, advice{}},
+		{"Retry-After, infinite", []string{"Retry-After", "Inf"}, advice{}},
+		{"Retry-After, an exponent", []string{"Retry-After", "1e9"}, advice{}},
+		{"Retry-After, two points", []string{"Retry-After", "1.2.3"}, advice{}},
+		{"Retry-After, garbage", []string{"Retry-After", "soon"}, advice{}},
+		{"Retry-After, and the rest", []string{"Retry-After", "12", "RateLimit", `"a";r=0;t=10`}, advice{12 * second, true, true, 10 * second}},
+
+		{"a list", []string{"RateLimit", `"a";r=0;t=10`}, exhausted(10 * second)},
+		{"a list of several", []string{"RateLimit", `"a";r=5;t=10, "b";r=0;t=20, "c";r=0;t=15`}, exhausted(20 * second)},
+		{"a list in several lines", []string{"RateLimit", `"a";r=5;t=10`, "RateLimit", `"b";r=0;t=20`}, exhausted(20 * second)},
+		{"a list with something left", []string{"RateLimit", `"a";r=5;t=10, "b";r=9;t=2`}, left(2 * second)},
+		{"a list with tokens, as in revision 8", []string{"RateLimit", `default;r=0;t=10`}, exhausted(10 * second)},
+		{"a list without t", []string{"RateLimit", `"a";r=0`}, exhausted(0)},
+		{"a list with other parameters", []string{"RateLimit", `"a";r=0;t=10;pk=:YQ==:;x=1.5`}, exhausted(10 * second)},
+		{"a list without r", []string{"RateLimit", `"a";t=10`}, advice{}},
+		{"a list with a negative r", []string{"RateLimit", `"a";r=-1;t=10`}, advice{}},
+		{"a list with a negative t", []string{"RateLimit", `"a";r=0;t=-10`}, exhausted(0)},
+		{"a list with a fraction", []string{"RateLimit", `"a";r=0.5;t=10`}, advice{}},
+		{"a list, absurd", []string{"RateLimit", `"a";r=0;t=999999999999999`}, exhausted(most)},
+		{"a list, too many digits", []string{"RateLimit", `"a";r=0;t=9999999999999999`}, advice{}},
+		{"a list, malformed", []string{"RateLimit", `"a";r=0;t=10,`}, advice{}},
+		{"a list, endless", []string{"RateLimit", strings.Repeat(`"a";r=0;t=10, `, 1000) + `"a";r=0;t=10`}, advice{}},
+		{"an inner list", []string{"RateLimit", `("a" "b");r=0;t=10`}, advice{}},
+
+		{"a dictionary, as in revision 7", []string{"RateLimit", "limit=100, remaining=0, reset=5"}, exhausted(5 * second)},
+		{"a dictionary with something left", []string{"RateLimit", "limit=100, remaining=7, reset=5"}, left(5 * second)},
+
+		{"the triple", []string{"RateLimit-Limit", "100", "RateLimit-Remaining", "0", "RateLimit-Reset", "50"}, exhausted(50 * second)},
+		{"the triple with something left", []string{"RateLimit-Remaining", "1", "RateLimit-Reset", "50"}, left(50 * second)},
+		{"the list before the triple", []string{"RateLimit", `"a";r=0;t=10`, "RateLimit-Remaining", "0", "RateLimit-Reset", "50"}, exhausted(10 * second)},
+
+		{"X, in seconds", []string{"X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "50"}, exhausted(50 * second)},
+		{"X, since 1970", []string{"X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "1773489650"}, exhausted(50 * second)},
+		{"X, since 1970, with a fraction", []string{"X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "1773489650.5"}, exhausted(50*second + 500*time.Millisecond)},
+		{"X, since 1970, on the server's clock", []string{"Date", "Sat, 14 Mar 2026 12:00:20 GMT", "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "1773489650"}, exhausted(30 * second)},
+		{"X, in milliseconds since 1970", []string{"X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "1773489650000"}, exhausted(50 * second)},
+		{"X, since 1970, over", []string{"X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "1500000000"}, exhausted(0)},
+		{"X, a date", []string{"X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "Sat, 14 Mar 2026 12:00:50 GMT"}, exhausted(50 * second)},
+		{"X, another date", []string{"X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "2026-03-14T13:00:50+01:00"}, exhausted(50 * second)},
+		{"X, written otherwise", []string{"X-Rate-Limit-Remaining", "0", "X-Rate-Limit-Reset", "50"}, exhausted(50 * second)},
+		{"X, something left", []string{"X-RateLimit-Remaining", "3", "X-RateLimit-Reset", "50"}, left(50 * second)},
+		{"X, absurd", []string{"X-RateLimit-Remaining", "0", "X-RateLimit-Reset", strings.Repeat("9", 400)}, exhausted(most)},
+		{"X, negative", []string{"X-RateLimit-Remaining", "-1", "X-RateLimit-Reset", "-50"}, advice{}},
+	} {
+		if got := httplimit.ReadAdvice(header(test.header...), noon); got != test.want {
+			t.Errorf("%s: got %+v, want %+v", test.name, got, test.want)
+		}
+	}
+	if got := noon.Format(http.TimeFormat); got != date {
+		t.Errorf("noon is %s, want %s", got, date)
+	}
+}
+
+// Whatever a server sends, waits are bounded, and nothing panics.
+func FuzzAdvice(f *testing.F) {
+	for _, s := range []string{
+		"", "12", "-1", "1e999", "NaN", ".5", "9999999999999999999", "Sat, 14 Mar 2026 12:00:30 GMT", "2026-03-14T13:00:50+01:00",
+		`"a";r=0;t=10`, `"a";r=0;t=999999999999999`, `("a");r=0`, "limit=1, remaining=0, reset=5", `"a`, "a;r=?1;t=:YQ==:", "@1;r=0", "%\"a\"", "1773489650",
+		"1773489650000", "\x00", `"a";r=0;t=10,,`, "*=1",
+	} {
+		f.Add(s, s)
+	}
+	names := []string{"Retry-After", "RateLimit", "RateLimit-Remaining", "RateLimit-Reset", "X-RateLimit-Remaining", "X-RateLimit-Reset", "X-Rate-Limit-Reset", "Date"}
+	f.Fuzz(func(t *testing.T, a, b string) {
+		headers := []http.Header{{}}
+		for _, name := range names {
+			headers = append(headers, header(name, a), header(name, a, name, b))
+			headers[0].Add(name, a)
+			headers[0].Add(name, b)
+			for _, other := range names {
+				headers = append(headers, header(name, a, other, b))
+			}
+		}
+		for _, h := range headers {
+			got := httplimit.ReadAdvice(h, noon)
+			if got.RetryAfter < 0 || got.RetryAfter > ratelimit.MaxSpan || got.Reset < 0 || got.Reset > ratelimit.MaxSpan {
+				t.Fatalf("%v: got %+v, want waits from 0 to %v", h, got, ratelimit.MaxSpan)
+			}
+			if !got.Told && got.RetryAfter != 0 {
+				t.Fatalf("%v: got %+v: a wait that was not told", h, got)
+			}
+		}
+	})
+}

@@ -1,0 +1,148 @@
+package httplimit
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+)
+
+// quotaExceeded is the problem type of a refusal that the draft registers.
+const quotaExceeded = "https://iana.org/assignments/http-problem-types#quota-exceeded"
+
+// problem is a problem detail of RFC 9457.
+type problem struct {
+	Type     string   `json:"type,omitempty"` // absent is about:blank
+	Title    string   `json:"title"`
+	Status   int      `json:"status"`
+	Detail   string   `json:"detail,omitempty"`
+	Violated []string `json:"violated-policies,omitempty"`
+}
+
+func (p problem) write(w http.ResponseWriter) {
+	body, _ := json.Marshal(p) // of strings and an int, which cannot fail
+	for _, name := range []string{"Content-Encoding", "Etag", "Last-Modified", "Cache-Control"} {
+		w.Header().Del(name) // what was set for the answer that there would have been
+	}
+	w.Header().Set("Content-Type", "application/problem+json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(body)+1))
+	w.WriteHeader(p.Status)
+	w.Write(append(body, '\n')) // the client may have gone
+}
+
+// Answer answers r if err is about its limits, and reports whether it did; any other
+// error, the database's too, is left to the caller. It is for handlers that take in
+// their own transaction, with the error that ended it: a refusal, which is
+// result.Err(), becomes the same 429 as the middleware's, fields and all; a cost that
+// can never be granted the same 413 or 422, and a *[RequestError] what it says.
+func (m *Middleware) Answer(w http.ResponseWriter, r *http.Request, err error) bool {
+	e := Event{Decision: decisionOf(ratelimit.Result{}, err), Err: err}
+	var refused *ratelimit.RefusedError
+	switch {
+	case err == nil || e.Decision == Failed:
+		return false
+	case errors.As(err, &refused):
+		e.Result, e.Err = refused.Result, nil
+	}
+	if m.config.Observe != nil {
+		m.config.Observe(r, e)
+	}
+	m.answer(w, r, e)
+	return true
+}
+
+// answer answers a request that is not let through.
+func (m *Middleware) answer(w http.ResponseWriter, r *http.Request, e Event) {
+	switch e.Decision {
+	case Refused:
+		m.refuse(w, r, e.Result)
+	case TooLarge:
+		tooLarge(e.Err, m.config.TooLarge).write(w)
+	case BadRequest:
+		badRequest(e.Err).write(w)
+	default:
+		m.fail(w, r, e.Err)
+	}
+}
+
+func (m *Middleware) refuse(w http.ResponseWriter, r *http.Request, result ratelimit.Result) {
+	m.setFields(w.Header(), result)
+	after := m.retryAfter(result)
+	w.Header().Set("Retry-After", strconv.FormatInt(after, 10))
+	if m.config.Refused != nil {
+		m.config.Refused(w, r, result)
+		return
+	}
+	p := problem{
+		Type:   quotaExceeded,
+		Title:  "The request exceeds a quota",
+		Status: http.StatusTooManyRequests,
+		Detail: fmt.Sprintf("Try again in %d s.", after),
+	}
+	for _, s := range result.Each {
+		if !s.OK {
+			p.Violated = append(p.Violated, ratelimit.NameOf(s.Request.Limit))
+		}
+	}
+	p.write(w)
+}
+
+// retryAfter is the wait of a refusal in whole seconds, never too short, with the
+// jitter of the key that decides.
+func (m *Middleware) retryAfter(result ratelimit.Result) int64 {
+	spread := time.Duration(m.config.Jitter * float64(result.RetryAfter))
+	return seconds(result.RetryAfter + shift(identity(result.Request), spread))
+}
+
+// shift is an identity's fixed share of a spread.
+func shift(identity string, spread time.Duration) time.Duration {
+	return ratelimit.JitterFor(identity, time.Time{}, spread).Sub(time.Time{})
+}
+
+func tooLarge(err error, status int) problem {
+	p := problem{Title: "The request costs more than its limit ever grants", Status: status}
+	var exceeds *ratelimit.ExceedsCapacityError
+	if errors.As(err, &exceeds) {
+		p.Detail = fmt.Sprintf("The request would take %g tokens from %q, which grants at most %g at once. Ask for less.",
+			exceeds.Request.Count, ratelimit.NameOf(exceeds.Request.Limit), exceeds.Most)
+	}
+	return p
+}
+
+func badRequest(err error) problem {
+	var request *RequestError
+	if errors.As(err, &request) {
+		status := request.Status
+		if status < 400 || status > 499 {
+			status = http.StatusBadRequest
+		}
+		return problem{Title: http.StatusText(status), Status: status, Detail: request.Detail}
+	}
+	p := problem{Title: "The request cannot be counted", Status: http.StatusBadRequest}
+	var field *ratelimit.FieldError // of the key or the count; its value is not for the client
+	if errors.As(err, &field) {
+		p.Detail = fmt.Sprintf("The %s for limit %q %s.", lower[field.Field], field.Limit, field.Reason)
+	}
+	return p
+}
+
+// lower is how problems call the fields of a request.
+var lower = map[string]string{"Key": "key", "Count": "cost"}
+
+func (m *Middleware) fail(w http.ResponseWriter, r *http.Request, err error) {
+	after := m.config.FailureRetryAfter + shift(r.RemoteAddr, m.config.FailureRetryAfter)
+	w.Header().Set("Retry-After", strconv.FormatInt(seconds(after), 10))
+	if m.config.Failed != nil {
+		m.config.Failed(w, r, err)
+		return
+	}
+	problem{
+		Title:  http.StatusText(http.StatusServiceUnavailable),
+		Status: http.StatusServiceUnavailable,
+		Detail: "The request's limits could not be asked.",
+	}.write(w)
+}

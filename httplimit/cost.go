@@ -1,0 +1,84 @@
+package httplimit
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"net/url"
+	"strconv"
+	"strings"
+
+	"github.com/pgratelimit/ratelimit"
+)
+
+// Cost says how many tokens a request takes; 0 takes none. An error that is a
+// *[RequestError] is answered with its status, any other as a failure of the store.
+// What a client says must not make its request cheaper than it is: see
+// [CostFromQuery].
+type Cost func(*http.Request) (float64, error)
+
+// Fixed is the same cost for all requests.
+func Fixed(n float64) Cost {
+	return func(*http.Request) (float64, error) { return n, nil }
+}
+
+// CostFromHeader is a cost that the client states in a header, as CostFromQuery is
+// one in the query.
+func CostFromHeader(name string, least, otherwise float64) Cost {
+	name = http.CanonicalHeaderKey(name)
+	return func(r *http.Request) (float64, error) {
+		return stated("header "+name, r.Header[name], least, otherwise)
+	}
+}
+
+// CostFromQuery is a cost that the client states in the URL's query, such as how
+// many rows it wants. Less than least counts as least. If it is absent or not a
+// number, the cost is otherwise: what such a request costs the handler. A value that
+// is negative or not finite, or several values, of which the handler may see
+// another one, are a *[RequestError] with status 400, and so is a query that cannot
+// be parsed. The handler must read the same parameter: with r.URL.Query, since
+// r.FormValue prefers one in the body.
+func CostFromQuery(name string, least, otherwise float64) Cost {
+	return func(r *http.Request) (float64, error) {
+		query, err := url.ParseQuery(r.URL.RawQuery)
+		if err != nil {
+			return 0, &RequestError{http.StatusBadRequest, "the query cannot be parsed"}
+		}
+		return stated("query parameter "+name, query[name], least, otherwise)
+	}
+}
+
+// stated is the cost that values state.
+func stated(what string, values []string, least, otherwise float64) (float64, error) {
+	switch len(values) {
+	case 0:
+		return otherwise, nil
+	case 1:
+	default:
+		return 0, &RequestError{http.StatusBadRequest, fmt.Sprintf("%s has several values", what)}
+	}
+	n, err := strconv.ParseFloat(strings.TrimSpace(values[0]), 64)
+	if errors.Is(err, strconv.ErrRange) && n > 0 {
+		n, err = math.MaxFloat64, nil // a number, which no limit grants
+	}
+	switch {
+	case math.IsNaN(n) || math.IsInf(n, 0) || n < 0:
+		return 0, &RequestError{http.StatusBadRequest, fmt.Sprintf("%s must be a number that is finite and not negative", what)}
+	case err != nil:
+		return otherwise, nil
+	}
+	return max(n, least), nil
+}
+
+// bounded is request, or the error that its count is when no store would take it for
+// a count.
+func bounded(request ratelimit.Request) (ratelimit.Request, error) {
+	switch n := request.Count; {
+	case !(n >= 0):
+		return request, &RequestError{http.StatusBadRequest, "the cost of the request is negative or not a number"}
+	case n > ratelimit.MaxTokens:
+		return request, &ratelimit.ExceedsCapacityError{Request: request, Most: request.Limit.Definition().Capacity}
+	}
+	return request, nil
+}

@@ -1,0 +1,53 @@
+// Package httplimit limits HTTP requests with package ratelimit's limits. It has a
+// [Middleware] for servers, whose answers clients can trust, and a [Transport] for
+// clients, which keeps to what servers answer.
+//
+// # Servers
+//
+//	limit, err := httplimit.New(store, &httplimit.Config{
+//		Policies: []httplimit.Policy{
+//			{Limit: PerSecond, Key: httplimit.ByHeader("X-Api-Key")},
+//			{Limit: PerDay, Key: httplimit.ByHeader("X-Api-Key")},
+//		},
+//		Jitter: 0.1,
+//	})
+//	if err != nil {
+//		return err
+//	}
+//	http.ListenAndServe(":8080", limit.Handler(mux))
+//
+// All policies grant a request, or nothing is taken from any. What is answered then:
+//
+//	granted                      the handler's answer, with RateLimit and RateLimit-Policy
+//	refused                      429 with Retry-After, and a problem that names the policies
+//	can never be granted         422 (or 413), since there is no later
+//	no usable key or cost        400, or what a [RequestError] says
+//	the store does not answer    503 with Retry-After; or the handler's, with FailOpen
+//
+// A client that waits for as long as Retry-After says gets through, if no other request
+// took tokens of the same key meanwhile. Problems are application/problem+json (RFC
+// 9457). The fields follow draft 11 of draft-ietf-httpapi-ratelimit-headers, which may
+// still change: see [Draft11].
+//
+// A request takes before its handler runs, on its own: it stays spent if the handler's
+// work is rolled back. What it took is given back, or settled, after the handler: by
+// how the request ended ([Policy].Counts), or by what it has really used ([Used]). If
+// that fails, or the process dies before, what was taken stays. A handler that wants
+// tokens and work in one transaction takes the tokens itself: see [Middleware.Requests].
+//
+// # Keys and addresses
+//
+// A limit is as good as its key. A client that can choose its key has as many limits as
+// it likes: so use what was authenticated, and for addresses say which proxies are
+// trusted ([AddressConfig]). Keys appear in no answer.
+//
+// # Clients
+//
+//	transport, err := httplimit.NewTransport(nil)
+//	if err != nil {
+//		return err
+//	}
+//	client := &http.Client{Transport: transport}
+//
+// It waits where servers say so, and sends again what is safe to send again.
+package httplimit

@@ -1,0 +1,170 @@
+package httplimit
+
+import (
+	"crypto/hmac"
+	"crypto/sha256"
+	"math"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/dunglas/httpsfv"
+
+	"github.com/pgratelimit/ratelimit"
+)
+
+// Fields says which response fields tell of the limits. Draft11 and Triple can be
+// had together, as Draft11 | Triple.
+type Fields uint8
+
+const (
+	// Draft11 is RateLimit-Policy and RateLimit, as in draft 11 of
+	// draft-ietf-httpapi-ratelimit-headers:
+	//
+	//	RateLimit-Policy: "api";q=20;w=120
+	//	RateLimit: "api";r=19;t=6
+	//
+	// q is the limit's Capacity and w the time in which an empty limit fills up to it, so
+	// q/w is its rate. r is what is left, in whole tokens, and t the time within which
+	// no more than r can be used: in which another token is refilled. All times are
+	// whole seconds, rounded up. A refusal has only the limits that refused in
+	// RateLimit, so t never ends after Retry-After.
+	Draft11 Fields = 1 << iota
+
+	// Triple is what the draft's early revisions had, and older clients read:
+	// RateLimit-Limit, RateLimit-Remaining and RateLimit-Reset (q, r and t), for the
+	// limit that decides.
+	Triple
+
+	// NoFields leaves both out, for routes where the counts help an attacker, such as
+	// logins. Retry-After and the names of the limits that refused remain.
+	NoFields Fields = 128
+)
+
+// SetFields adds the fields that tell of a grant to h, as Config.Fields says. It is for
+// handlers that take in their own transaction: once, when that has committed. A result
+// that is no grant adds none, since [Middleware.Answer] adds those of a refusal.
+func (m *Middleware) SetFields(h http.Header, result ratelimit.Result) {
+	if result.OK {
+		m.setFields(h, result)
+	}
+}
+
+func (m *Middleware) setFields(h http.Header, result ratelimit.Result) {
+	if m.config.Fields == NoFields || len(result.Each) == 0 {
+		return
+	}
+	if m.config.Fields&Draft11 != 0 {
+		m.setDraft11(h, result)
+	}
+	if m.config.Fields&Triple != 0 {
+		h.Set("RateLimit-Limit", strconv.FormatInt(int64(result.Capacity), 10))
+		h.Set("RateLimit-Remaining", strconv.FormatInt(result.Remaining, 10))
+		h.Set("RateLimit-Reset", strconv.FormatInt(seconds(effectiveWindow(result.Status)), 10))
+	}
+}
+
+// setDraft11 is the one serialiser of draft 11's fields. A later revision goes beside it.
+func (m *Middleware) setDraft11(h http.Header, result ratelimit.Result) {
+	var policies, limits httpsfv.List
+	for _, s := range result.Each {
+		d := s.Request.Limit.Definition()
+		policy := httpsfv.NewItem(d.Name)
+		policy.Params.Add("q", int64(d.Capacity))
+		policy.Params.Add("w", seconds(fillTime(d)))
+		limit := httpsfv.NewItem(d.Name)
+		limit.Params.Add("r", s.Remaining)
+		limit.Params.Add("t", seconds(effectiveWindow(s)))
+		if len(m.config.PartitionSecret) > 0 {
+			pk := m.partition(s.Request)
+			policy.Params.Add("pk", pk)
+			limit.Params.Add("pk", pk)
+		}
+		policies = append(policies, policy)
+		if result.OK || !s.OK {
+			limits = append(limits, limit)
+		}
+	}
+	addList(h, "RateLimit-Policy", policies)
+	addList(h, "RateLimit", limits)
+}
+
+// addList adds a list; a middleware around this one may have added another. What the
+// grammar forbids, a name that New has not seen, is left out.
+func addList(h http.Header, name string, list httpsfv.List) {
+	if text, err := httpsfv.Marshal(list); err == nil && text != "" {
+		h.Add(name, text)
+	}
+}
+
+// partition is the policy and key of r under the secret.
+func (m *Middleware) partition(r ratelimit.Request) []byte {
+	mac := hmac.New(sha256.New, m.config.PartitionSecret)
+	mac.Write([]byte(identity(r)))
+	return mac.Sum(nil)[:12]
+}
+
+// identity is limit and key in one string. No name holds a zero byte.
+func identity(r ratelimit.Request) string { return ratelimit.NameOf(r.Limit) + "\x00" + r.Key }
+
+// isFieldString reports whether s can be a String of a structured field.
+func isFieldString(s string) bool {
+	_, err := httpsfv.Marshal(httpsfv.NewItem(s))
+	return err == nil
+}
+
+// fillTime is how long an empty limit takes to fill; a sliding window's period, in which no
+// more can be used.
+func fillTime(d ratelimit.Definition) time.Duration {
+	periods := d.Capacity / d.Rate
+	if d.Kind == ratelimit.KindFixedWindow {
+		periods = math.Ceil(periods)
+	}
+	return time.Duration(min(periods*float64(d.Period), float64(ratelimit.MaxSpan)))
+}
+
+// effectiveWindow is the time within which no more than s.Remaining can be used: until
+// there is another whole token, or for a full limit, how long that takes once one is
+// used.
+func effectiveWindow(s ratelimit.Status) time.Duration {
+	d := s.Request.Limit.Definition()
+	wait := nextToken(d, s)
+	if paused := s.PausedUntil.Sub(s.At); !s.PausedUntil.IsZero() && paused > 0 {
+		if d.Kind == ratelimit.KindSlidingWindow { // whose slots go on in a pause
+			wait = max(wait, paused)
+		} else {
+			wait += paused
+		}
+	}
+	if !s.OK {
+		wait = min(wait, s.RetryAfter)
+	}
+	return wait
+}
+
+func nextToken(d ratelimit.Definition, s ratelimit.Status) time.Duration {
+	if d.Kind == ratelimit.KindFixedWindow {
+		// The limit is full at an edge, and the next edge lies whole periods before it.
+		if next := s.ResetAfter % d.Period; next > 0 {
+			return next
+		}
+		return d.Period
+	}
+	if d.Kind == ratelimit.KindSlidingWindow {
+		// What was taken comes back at the beginning of slots, the last of it at ResetAfter.
+		if s.ResetAfter == 0 {
+			return d.Period
+		}
+		return (s.ResetAfter-1)%d.SlotWidth() + 1
+	}
+	missing := min(float64(s.Remaining)+1-s.Value, 1)
+	if s.Value < 0 {
+		missing = 1 - s.Value
+	}
+	return time.Duration(min(missing/d.Rate*float64(d.Period), float64(ratelimit.MaxSpan)))
+}
+
+// seconds is d in whole seconds, rounded up, and at least 1.
+func seconds(d time.Duration) int64 {
+	return max(1, int64((d+time.Second-1)/time.Second))
+}

@@ -1,0 +1,109 @@
+package httplimit
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"errors"
+	"net/http"
+	"strconv"
+
+	"github.com/pgratelimit/ratelimit"
+)
+
+// Key says whose limit a request takes from. An error that is a *[RequestError] is
+// answered with its status, any other as a failure of the store. What a client can
+// choose freely is no key: it would choose a new one for each request.
+//
+// Keys are stored in the database and named in its errors; see [Hashed] for secrets.
+type Key func(*http.Request) (string, error)
+
+// ForAll is one key for all requests.
+func ForAll(*http.Request) (string, error) { return "", nil }
+
+// ByHeader is the value of a header that was checked before, such as an API key.
+// Without it, or with several values, of which the handler may see another one, the
+// request is answered 400.
+func ByHeader(name string) Key {
+	name = http.CanonicalHeaderKey(name)
+	return func(r *http.Request) (string, error) {
+		values := r.Header[name]
+		if len(values) != 1 || values[0] == "" {
+			return "", &RequestError{http.StatusBadRequest, "header " + name + " must be given once"}
+		}
+		return values[0], nil
+	}
+}
+
+// BySubject is the user that authentication has found, such as from the request's
+// context. Without one, "", the request is answered 401.
+func BySubject(subject func(*http.Request) string) Key {
+	return func(r *http.Request) (string, error) {
+		if s := subject(r); s != "" {
+			return s, nil
+		}
+		return "", &RequestError{http.StatusUnauthorized, "the request must be authenticated"}
+	}
+}
+
+// ByRoute is the pattern by which mux serves a request, such as "GET /orders/{id}";
+// requests that match none share one key. A nil mux is the one that has routed the
+// request already, for a middleware around single handlers.
+func ByRoute(mux *http.ServeMux) Key {
+	return func(r *http.Request) (string, error) {
+		if mux == nil {
+			return r.Pattern, nil
+		}
+		_, pattern := mux.Handler(r)
+		return pattern, nil
+	}
+}
+
+// Join is a key of several, such as a user and a route. Different parts make
+// different keys: see [ratelimit.Key].
+func Join(key Key, keys ...Key) Key {
+	return func(r *http.Request) (string, error) {
+		first, err := key(r)
+		if err != nil {
+			return "", err
+		}
+		rest := make([]string, len(keys))
+		for i, k := range keys {
+			if rest[i], err = k(r); err != nil {
+				return "", err
+			}
+		}
+		return ratelimit.Key(first, rest...), nil
+	}
+}
+
+// FirstOf is the first of keys that the request has, such as the user's, or else the
+// address. Keys of different places in the list differ, so nobody can take another's
+// address for a name.
+func FirstOf(keys ...Key) Key {
+	return func(r *http.Request) (string, error) {
+		err := error(&RequestError{http.StatusBadRequest, "the request has no key"})
+		for i, k := range keys {
+			var key string
+			if key, err = k(r); err == nil {
+				return ratelimit.Key(strconv.Itoa(i), key), nil
+			}
+			if request := (*RequestError)(nil); !errors.As(err, &request) {
+				return "", err
+			}
+		}
+		return "", err
+	}
+}
+
+// Hashed is the SHA-256 of key in base64, for keys that are secrets, of any length or
+// not UTF-8. It hides only what cannot be guessed: not addresses.
+func Hashed(key Key) Key {
+	return func(r *http.Request) (string, error) {
+		k, err := key(r)
+		if err != nil {
+			return "", err
+		}
+		sum := sha256.Sum256([]byte(k))
+		return base64.RawURLEncoding.EncodeToString(sum[:]), nil
+	}
+}

@@ -1,0 +1,509 @@
+package httplimit_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/dunglas/httpsfv"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/httplimit"
+	"github.com/pgratelimit/ratelimit/memstore"
+)
+
+var (
+	perMinute = ratelimit.TokenBucket{Name: "per_minute", Rate: 10, Period: time.Minute, Capacity: 3}
+	perDay    = ratelimit.FixedWindow{Name: "per_day", Rate: 4, Period: 24 * time.Hour, Start: noon}
+)
+
+var byUser = httplimit.ByHeader("X-User")
+
+func TestNewFindsFaults(t *testing.T) {
+	named := func(name string) []httplimit.Policy {
+		l := perMinute
+		l.Name = name
+		return []httplimit.Policy{{Limit: l}}
+	}
+	good := named("a")
+	empty := ratelimit.TokenBucket{Name: "empty", Rate: 1, Period: time.Second, Capacity: ratelimit.None}
+	for _, test := range []struct {
+		name   string
+		config *httplimit.Config
+		want   string
+	}{
+		{"no config", nil, "Config"},
+		{"no policy", &httplimit.Config{}, "Policies"},
+		{"no limit", &httplimit.Config{Policies: []httplimit.Policy{{}}}, "Limits[0]"},
+		{"a bad limit", &httplimit.Config{Policies: []httplimit.Policy{{Limit: ratelimit.TokenBucket{Name: "a"}}}}, "Rate"},
+		{"the same name twice", &httplimit.Config{Policies: append(named("a"), named("a")...)}, "defined twice"},
+		{"a name with a letter outside of ASCII", &httplimit.Config{Policies: named("größe")}, "printable ASCII"},
+		{"a name with a line break", &httplimit.Config{Policies: named("a\r\nSet-Cookie: b")}, "printable ASCII"},
+		{"a limit that holds nothing", &httplimit.Config{Policies: []httplimit.Policy{{Limit: empty}}}, "Capacity"},
+		{"jitter above 1", &httplimit.Config{Policies: good, Jitter: 1.1}, "Jitter"},
+		{"jitter that is no number", &httplimit.Config{Policies: good, Jitter: math.NaN()}, "Jitter"},
+		{"another status for too much", &httplimit.Config{Policies: good, TooLarge: 429}, "TooLarge"},
+		{"a negative time-out", &httplimit.Config{Policies: good, Timeout: -1}, "Timeout"},
+		{"a negative wait", &httplimit.Config{Policies: good, FailureRetryAfter: -1}, "FailureRetryAfter"},
+		{"fields that there are not", &httplimit.Config{Policies: good, Fields: 64}, "Fields"},
+	} {
+		_, err := httplimit.New(memstore.New(nil), test.config)
+		if !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(fmt.Sprint(err), test.want) {
+			t.Errorf("%s: got %v, want ErrInvalid with %q", test.name, err, test.want)
+		}
+	}
+	if _, err := httplimit.New(nil, &httplimit.Config{Policies: good}); !errors.Is(err, ratelimit.ErrInvalid) {
+		t.Errorf("no store: got %v, want ErrInvalid", err)
+	}
+}
+
+func TestGrantsThenRefuses(t *testing.T) {
+	clock := newClock()
+	m := newMiddleware(t, memstore.New(clock.Now), httplimit.Config{Policies: []httplimit.Policy{
+		{Limit: perMinute, Key: byUser}, {Limit: perDay},
+	}})
+	next := &answering{status: http.StatusCreated}
+	h := m.Handler(next)
+	const policy = `"per_minute";q=3;w=18, "per_day";q=4;w=86400`
+	for _, step := range []struct {
+		after      time.Duration // the step before
+		user       string
+		status     int
+		limits     string
+		retryAfter string
+		violated   string
+	}{
+		{0, "ann", 201, `"per_minute";r=2;t=6, "per_day";r=3;t=86400`, "", ""},
+		{0, "ann", 201, `"per_minute";r=1;t=6, "per_day";r=2;t=86400`, "", ""},
+		{500 * time.Millisecond, "ann", 201, `"per_minute";r=0;t=6, "per_day";r=1;t=86400`, "", ""},
+		{0, "ann", 429, `"per_minute";r=0;t=6`, "6", "[per_minute]"},
+		{5 * time.Second, "ann", 429, `"per_minute";r=0;t=1`, "1", "[per_minute]"},
+		{0, "bob", 201, `"per_minute";r=2;t=6, "per_day";r=0;t=86395`, "", ""},
+		{0, "bob", 429, `"per_day";r=0;t=86395`, "86395", "[per_day]"},
+		{0, "ann", 429, `"per_minute";r=0;t=1, "per_day";r=0;t=86395`, "86395", "[per_minute per_day]"},
+		{86395 * time.Second, "ann", 201, `"per_minute";r=2;t=6, "per_day";r=3;t=86400`, "", ""},
+	} {
+		clock.add(step.after)
+		resp := serve(h, get("/", "X-User", step.user))
+		wantStatus(t, resp, step.status)
+		wantHeader(t, resp, "RateLimit-Policy", policy)
+		wantHeader(t, resp, "RateLimit", step.limits)
+		wantHeader(t, resp, "Retry-After", step.retryAfter)
+		if step.status == 429 {
+			p := readProblem(t, resp)
+			if p.Type != "https://iana.org/assignments/http-problem-types#quota-exceeded" || fmt.Sprint(p.Violated) != step.violated {
+				t.Errorf("got the problem %+v, want quota-exceeded of %s", p, step.violated)
+			}
+		}
+		for _, name := range []string{"RateLimit", "RateLimit-Policy"} {
+			if _, err := httpsfv.UnmarshalList(resp.Header.Values(name)); err != nil {
+				t.Errorf("%s does not parse: %v", name, err)
+			}
+		}
+	}
+	if next.served.Load() != 5 {
+		t.Errorf("the handler served %d requests, want 5", next.served.Load())
+	}
+}
+
+func TestFieldsByOption(t *testing.T) {
+	for _, test := range []struct {
+		fields httplimit.Fields
+		want   string
+	}{
+		{0, `RateLimit="l \"1\\";r=2;t=6 RateLimit-Policy="l \"1\\";q=3;w=18`},
+		{httplimit.Draft11, `RateLimit="l \"1\\";r=2;t=6 RateLimit-Policy="l \"1\\";q=3;w=18`},
+		{httplimit.Triple, `RateLimit-Limit=3 RateLimit-Remaining=2 RateLimit-Reset=6`},
+		{httplimit.Draft11 | httplimit.Triple, `RateLimit="l \"1\\";r=2;t=6 RateLimit-Limit=3 RateLimit-Policy="l \"1\\";q=3;w=18 RateLimit-Remaining=2 RateLimit-Reset=6`},
+		{httplimit.NoFields, ``},
+	} {
+		limit := perMinute
+		limit.Name = `l "1\`
+		m := newMiddleware(t, memstore.New(newClock().Now), httplimit.Config{Policies: []httplimit.Policy{{Limit: limit}}, Fields: test.fields})
+		resp := serve(m.Handler(&answering{}), get("/"))
+		var got []string
+		for _, name := range []string{"RateLimit", "RateLimit-Limit", "RateLimit-Policy", "RateLimit-Remaining", "RateLimit-Reset"} {
+			if v := resp.Header.Get(name); v != "" {
+				got = append(got, name+"="+v)
+			}
+		}
+		if strings.Join(got, " ") != test.want {
+			t.Errorf("fields %d: got %q, want %q", test.fields, got, test.want)
+		}
+	}
+}
+
+// The effective window of a full limit, one in debt, and one that is paused.
+func TestEffectiveWindow(t *testing.T) {
+	clock := newClock()
+	store := memstore.New(clock.Now)
+	m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: perMinute}, {Limit: perDay}}})
+	fields := func(verb func(context.Context, ...ratelimit.Request) (ratelimit.Result, error), requests ...ratelimit.Request) string {
+		result, err := verb(t.Context(), requests...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := httptest.NewRecorder()
+		m.SetFields(w.Header(), result)
+		m.Answer(w, get("/"), result.Err())
+		if got := w.Header().Values("RateLimit"); len(got) != 1 {
+			t.Errorf("got %d RateLimit fields, want 1", len(got))
+		}
+		return w.Header().Get("RateLimit")
+	}
+	wantFields := func(got, want string) {
+		t.Helper()
+		if got != want {
+			t.Errorf("got %s, want %s", got, want)
+		}
+	}
+	wantFields(fields(store.Check, perMinute.For(""), perDay.For("")), `"per_minute";r=3;t=6, "per_day";r=4;t=86400`)
+	wantFields(fields(store.Reserve, perMinute.ForN("", 5)), `"per_minute";r=0;t=18`)
+	wantFields(fields(store.Allow, perMinute.ForN("", 0.5)), `"per_minute";r=0;t=15`)
+	wantFields(fields(store.Allow, perDay.ForN("", 1)), `"per_day";r=3;t=86400`)
+	for _, l := range []ratelimit.Limit{perMinute, perDay} {
+		if _, err := store.Pause(t.Context(), l, "paused", time.Hour); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantFields(fields(store.Allow, perMinute.For("paused")), `"per_minute";r=0;t=3606`)
+	result, err := store.Allow(t.Context(), perDay.For("paused"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantFields(fields(store.Allow, perDay.For("paused")), fmt.Sprintf(`"per_day";r=0;t=%d`, int(math.Ceil(result.RetryAfter.Seconds()))))
+}
+
+// The effective window of a sliding window ends where its next slot begins.
+func TestEffectiveWindowOfSlots(t *testing.T) {
+	clock := newClock()
+	store := memstore.New(clock.Now)
+	limit := ratelimit.SlidingWindow{Name: "l", Rate: 3, Period: time.Minute, Slots: 6, Start: noon}
+	m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: limit}}})
+	want := func(verb func(context.Context, ...ratelimit.Request) (ratelimit.Result, error), field string) {
+		t.Helper()
+		result, err := verb(t.Context(), limit.For(""))
+		if err != nil {
+			t.Fatal(err)
+		}
+		w := httptest.NewRecorder()
+		m.SetFields(w.Header(), result)
+		m.Answer(w, get("/"), result.Err())
+		if got := w.Header().Get("RateLimit"); got != field {
+			t.Errorf("got %s, want %s", got, field)
+		}
+	}
+	at := clock.Now()
+	edge := 10*time.Second - at.Sub(noon)%(10*time.Second)
+	want(store.Check, `"l";r=3;t=60`)
+	clock.add(edge - 4*time.Second)
+	want(store.Allow, `"l";r=2;t=4`)
+	clock.add(4 * time.Second)
+	want(store.Check, `"l";r=2;t=10`)
+	if _, err := store.Pause(t.Context(), limit, "", 25*time.Second); err != nil {
+		t.Fatal(err)
+	}
+	want(store.Check, `"l";r=2;t=25`)
+}
+
+// Middlewares around each other add to the fields, and the one that refuses decides.
+func TestNested(t *testing.T) {
+	store := memstore.New(newClock().Now)
+	outer := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: perDay}}})
+	inner := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: perMinute}}})
+	h := outer.Handler(inner.Handler(&answering{}))
+	resp := serve(h, get("/"))
+	list, err := httpsfv.UnmarshalList(resp.Header.Values("RateLimit"))
+	if err != nil || len(list) != 2 {
+		t.Errorf("got %d limits, %v, in %q, want 2", len(list), err, resp.Header.Values("RateLimit"))
+	}
+	for range 2 {
+		wantStatus(t, serve(h, get("/")), 200)
+	}
+	resp = serve(h, get("/"))
+	wantStatus(t, resp, 429)
+	if p := readProblem(t, resp); !slices.Equal(p.Violated, []string{"per_minute"}) {
+		t.Errorf("got %v, want per_minute violated", p.Violated)
+	}
+}
+
+func TestKeysAreNotTold(t *testing.T) {
+	const key = "zoe@example.org"
+	m := newMiddleware(t, memstore.New(newClock().Now), httplimit.Config{
+		Policies:        []httplimit.Policy{{Limit: perMinute, Key: byUser, Cost: httplimit.CostFromQuery("n", 1, 1)}},
+		PartitionSecret: []byte("a secret of the service"),
+	})
+	h := m.Handler(&answering{})
+	var partitions []string
+	for _, r := range []*http.Request{
+		get("/", "X-User", key), get("/?n=3", "X-User", key), get("/?n=9", "X-User", key),
+		get("/", "X-User", key+"\xff"), get("/", "X-User", strings.Repeat(key, 200)), get("/", "X-User", "bob"),
+	} {
+		w := httptest.NewRecorder()
+		h.ServeHTTP(w, r)
+		var wire strings.Builder
+		if err := w.Result().Write(&wire); err != nil {
+			t.Fatal(err)
+		}
+		if strings.Contains(wire.String(), "zoe") {
+			t.Errorf("the response holds the key:\n%s", &wire)
+		}
+		if list, err := httpsfv.UnmarshalList(w.Result().Header.Values("RateLimit")); err == nil && len(list) == 1 {
+			pk, _ := list[0].(httpsfv.Item).Params.Get("pk")
+			partitions = append(partitions, fmt.Sprintf("%x", pk))
+		}
+	}
+	if len(partitions) != 3 || partitions[0] != partitions[1] || partitions[0] == partitions[2] || len(partitions[0]) != 24 {
+		t.Errorf("got the partition keys %q, want two the same, and another", partitions)
+	}
+}
+
+func TestTier(t *testing.T) {
+	premium := perMinute
+	premium.Capacity = 100
+	renamed := premium
+	renamed.Name = "premium"
+	m := newMiddleware(t, memstore.New(newClock().Now), httplimit.Config{Policies: []httplimit.Policy{{
+		Limit: perMinute,
+		Key:   byUser,
+		Tier: func(r *http.Request) (ratelimit.Limit, error) {
+			switch r.Header.Get("X-Plan") {
+			case "premium":
+				return premium, nil
+			case "internal":
+				return nil, nil
+			case "wrong":
+				return renamed, nil
+			case "unpaid":
+				return nil, &httplimit.RequestError{Status: http.StatusPaymentRequired, Detail: "the plan is not paid"}
+			}
+			return perMinute, nil
+		},
+	}}})
+	h := m.Handler(&answering{})
+	for _, test := range []struct {
+		plan   string
+		status int
+		policy string
+	}{
+		{"free", 200, `"per_minute";q=3;w=18`},
+		{"premium", 200, `"per_minute";q=100;w=600`},
+		{"internal", 200, ""},
+		{"wrong", 503, ""},
+		{"unpaid", 402, ""},
+	} {
+		resp := serve(h, get("/", "X-User", test.plan, "X-Plan", test.plan))
+		wantStatus(t, resp, test.status)
+		wantHeader(t, resp, "RateLimit-Policy", test.policy)
+	}
+}
+
+// A client that waits exactly as long as Retry-After says gets through the first time,
+// whatever the kind of the limit.
+func TestRetryAfterIsKept(t *testing.T) {
+	clock := newClock()
+	keepRetryAfter(t, memstore.New(clock.Now), clock, 1000)
+}
+
+// keepRetryAfter has clients use their limits up, wait, and come back.
+func keepRetryAfter(t *testing.T, store httplimit.Store, clock *clock, clients int) {
+	limits := []ratelimit.Limit{
+		ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: 61 * time.Second, Capacity: 3},
+		ratelimit.TokenBucket{Name: "fast", Rate: 333, Period: time.Second, Capacity: 2},
+		ratelimit.FixedWindow{Name: "window", Rate: 3, Period: 17 * time.Second},
+		ratelimit.SlidingWindow{Name: "sliding", Rate: 3, Period: 17 * time.Second, Slots: 7},
+		ratelimit.FixedWindow{Name: "long", Rate: 2.5, Period: 1234567 * time.Microsecond, Capacity: 4},
+	}
+	through := 0
+	for i := range clients {
+		m := newMiddleware(t, store, httplimit.Config{
+			Policies: []httplimit.Policy{{Limit: limits[i%len(limits)], Key: byUser}},
+			Jitter:   float64(i%3) / 4,
+		})
+		next := &answering{}
+		h, user := m.Handler(next), strconv.Itoa(i)
+		clock.add(time.Duration(i) * 1777 * time.Microsecond)
+		resp := serve(h, get("/", "X-User", user))
+		for ; resp.StatusCode == 200; resp = serve(h, get("/", "X-User", user)) {
+		}
+		wantStatus(t, resp, 429)
+		wait, err := strconv.Atoi(resp.Header.Get("Retry-After"))
+		if err != nil || wait < 1 {
+			t.Fatalf("got Retry-After %q, want whole seconds", resp.Header.Get("Retry-After"))
+		}
+		clock.add(time.Duration(wait) * time.Second)
+		if serve(h, get("/", "X-User", user)).StatusCode == 200 {
+			through++
+		}
+	}
+	if through != clients {
+		t.Errorf("%d of %d clients got through the first time, want all", through, clients)
+	}
+	t.Logf("%d of %d clients that waited exactly Retry-After got through the first time", through, clients)
+}
+
+// Clients that one window refuses come back spread over the jitter's range.
+func TestJitterSpreads(t *testing.T) {
+	const clients, share = 1000, 0.5
+	clock := newClock()
+	store := memstore.New(clock.Now)
+	window := ratelimit.FixedWindow{Name: "window", Rate: 1, Period: time.Minute, Start: noon}
+	m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: window, Key: byUser}}, Jitter: share})
+	h := m.Handler(&answering{})
+	histogram := map[int]int{}
+	for i := range clients {
+		user := fmt.Sprintf("user %d", i)
+		wantStatus(t, serve(h, get("/", "X-User", user)), 200)
+		first, again := serve(h, get("/", "X-User", user)), serve(h, get("/", "X-User", user))
+		wantStatus(t, first, 429)
+		if got, want := again.Header.Get("Retry-After"), first.Header.Get("Retry-After"); got != want {
+			t.Fatalf("%s is told %s s, and then %s s: jitter must be the same for a key", user, want, got)
+		}
+		wait, _ := strconv.Atoi(first.Header.Get("Retry-After"))
+		histogram[wait]++
+	}
+	// Evenly it were 33 in each second from 61 to 90. The users are always the same, and
+	// so is the histogram.
+	least, most, early := clients, 0, 0
+	for second := 61; second <= 90; second++ {
+		least, most = min(least, histogram[second]), max(most, histogram[second])
+	}
+	for second, n := range histogram {
+		if second < 60 || second > 90 {
+			early += n
+		}
+	}
+	if early != 0 || least < 15 || most > 55 {
+		t.Errorf("got %d to %d clients in a second, %d outside of 60 to 90, want 15 to 55 and none: %v", least, most, early, histogram)
+	}
+	t.Logf("1,000 clients of one window come back in the seconds 60 to 90: %d to %d in each", least, most)
+}
+
+func TestFailure(t *testing.T) {
+	for _, test := range []struct {
+		name     string
+		failOpen bool
+		status   int
+		passed   bool
+	}{
+		{"closed", false, 503, false},
+		{"open", true, 200, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var events []httplimit.Event
+			m := newMiddleware(t, failing{}, httplimit.Config{
+				Policies: []httplimit.Policy{{Limit: perMinute}},
+				FailOpen: test.failOpen,
+				Observe:  func(_ *http.Request, e httplimit.Event) { events = append(events, e) },
+			})
+			next := &answering{}
+			resp := serve(m.Handler(next), get("/"))
+			wantStatus(t, resp, test.status)
+			if !test.passed {
+				if wait, err := strconv.Atoi(resp.Header.Get("Retry-After")); err != nil || wait < 5 || wait > 10 {
+					t.Errorf("got Retry-After %q, want 5 to 10", resp.Header.Get("Retry-After"))
+				}
+				if p := readProblem(t, resp); strings.Contains(p.Detail, "database") {
+					t.Errorf("the client is told of the database: %q", p.Detail)
+				}
+			}
+			if got := next.served.Load() == 1; got != test.passed {
+				t.Errorf("the handler ran: %v, want %v", got, test.passed)
+			}
+			if len(events) != 1 || events[0].Decision != httplimit.Failed || events[0].Passed != test.passed || !errors.Is(events[0].Err, errDatabase) {
+				t.Errorf("got the events %+v, want one failure", events)
+			}
+		})
+	}
+}
+
+// A database that does not answer does not hang requests.
+func TestTimeout(t *testing.T) {
+	store := failing{release: make(chan struct{})}
+	defer close(store.release)
+	m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: perMinute}}, Timeout: 10 * time.Millisecond})
+	wantStatus(t, serve(m.Handler(&answering{}), get("/")), 503)
+}
+
+// A client that goes while the store is asked does not open what fails open.
+func TestGoneIsNotLetThrough(t *testing.T) {
+	store := failing{release: make(chan struct{})}
+	defer close(store.release)
+	m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: perMinute}}, FailOpen: true})
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	next := &answering{}
+	serve(m.Handler(next), get("/").WithContext(ctx))
+	if next.served.Load() != 0 {
+		t.Error("the handler ran for a client that has gone")
+	}
+}
+
+func TestShadow(t *testing.T) {
+	store := memstore.New(newClock().Now)
+	var decisions []httplimit.Decision
+	m := newMiddleware(t, store, httplimit.Config{
+		Policies: []httplimit.Policy{{Limit: perMinute, Cost: httplimit.CostFromQuery("n", 1, 1)}},
+		Shadow:   true,
+		Observe: func(_ *http.Request, e httplimit.Event) {
+			if !e.Shadow || !e.Passed {
+				t.Errorf("got %+v, want a request that passes in shadow mode", e)
+			}
+			decisions = append(decisions, e.Decision)
+		},
+	})
+	next := &answering{}
+	h := m.Handler(next)
+	for _, query := range []string{"", "?n=2", "", "?n=4", "?n=-1"} {
+		resp := serve(h, get("/"+query))
+		wantStatus(t, resp, 200)
+		wantHeader(t, resp, "RateLimit", "")
+		wantHeader(t, resp, "Retry-After", "")
+	}
+	want := []httplimit.Decision{httplimit.Granted, httplimit.Granted, httplimit.Refused, httplimit.TooLarge, httplimit.BadRequest}
+	if !slices.Equal(decisions, want) || next.served.Load() != 5 {
+		t.Errorf("got %v, and %d requests served, want %v, and 5", decisions, next.served.Load(), want)
+	}
+	if got := left(t, store, perMinute, ""); got != 0 {
+		t.Errorf("%g tokens are left, want 0: shadow mode takes them", got)
+	}
+}
+
+func TestOwnHandlers(t *testing.T) {
+	refused := newMiddleware(t, memstore.New(newClock().Now), httplimit.Config{
+		Policies: []httplimit.Policy{{Limit: perMinute}},
+		Refused: func(w http.ResponseWriter, _ *http.Request, result ratelimit.Result) {
+			w.WriteHeader(http.StatusTooManyRequests)
+			fmt.Fprintf(w, "in %v", result.RetryAfter)
+		},
+	})
+	h := refused.Handler(&answering{})
+	for range 3 {
+		wantStatus(t, serve(h, get("/")), 200)
+	}
+	w := httptest.NewRecorder()
+	h.ServeHTTP(w, get("/"))
+	if w.Code != 429 || w.Body.String() != "in 6s" || w.Header().Get("Retry-After") != "6" || w.Header().Get("RateLimit") != `"per_minute";r=0;t=6` {
+		t.Errorf("got %d %q %v, want 429, the handler's body, and the fields", w.Code, w.Body, w.Header())
+	}
+	failed := newMiddleware(t, failing{}, httplimit.Config{
+		Policies: []httplimit.Policy{{Limit: perMinute}},
+		Failed: func(w http.ResponseWriter, _ *http.Request, err error) {
+			w.WriteHeader(http.StatusBadGateway)
+			fmt.Fprint(w, errors.Is(err, errDatabase))
+		},
+	})
+	w = httptest.NewRecorder()
+	failed.Handler(&answering{}).ServeHTTP(w, get("/"))
+	if w.Code != 502 || w.Body.String() != "true" || w.Header().Get("Retry-After") == "" {
+		t.Errorf("got %d %q %v, want 502, the handler's body, and Retry-After", w.Code, w.Body, w.Header())
+	}
+}

@@ -1,0 +1,324 @@
+package httplimit_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/httplimit"
+	"github.com/pgratelimit/ratelimit/memstore"
+)
+
+var failures = ratelimit.TokenBucket{Name: "failures", Rate: 5, Period: time.Hour}
+
+// A request takes before its handler runs, and what it took comes back after it, by how
+// it ended.
+func TestCountsByOutcome(t *testing.T) {
+	write := func(status int) http.HandlerFunc {
+		return func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(status) }
+	}
+	logins, honest := httplimit.CountOnly(401, 403), httplimit.CountExcept(500, 599)
+	for _, test := range []struct {
+		name   string
+		counts func(httplimit.Outcome) bool
+		do     http.HandlerFunc
+		gone   bool // the client, while the handler runs
+		taken  float64
+	}{
+		{"a failed login", logins, write(401), false, 1},
+		{"another", logins, write(403), false, 1},
+		{"a login", logins, write(200), false, 0},
+		{"nothing written", logins, func(http.ResponseWriter, *http.Request) {}, false, 0},
+		{"only a body", logins, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok") }, false, 0},
+		{"not changed", httplimit.CountExcept(304, 304), write(304), false, 0},
+		{"changed", httplimit.CountExcept(304, 304), write(200), false, 1},
+		{"early hints", logins, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(103); w.WriteHeader(401) }, false, 1},
+		{"only early hints", logins, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(103) }, false, 0},
+		{"the first status holds", logins, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(401); w.WriteHeader(200) }, false, 1},
+		{"a status after the body", logins, func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "ok"); w.WriteHeader(401) }, false, 0},
+		{"a status after a flush", logins, func(w http.ResponseWriter, _ *http.Request) { w.(http.Flusher).Flush(); w.WriteHeader(401) }, false, 0},
+		{"a copied body", logins, func(w http.ResponseWriter, _ *http.Request) { io.Copy(w, strings.NewReader("ok")); w.WriteHeader(401) }, false, 0},
+		{"the server's fault", honest, write(500), false, 0},
+		{"not the server's fault", honest, write(404), false, 1},
+		{"a panic", honest, func(http.ResponseWriter, *http.Request) { panic("!") }, false, 0},
+		{"a panic in a login", logins, func(http.ResponseWriter, *http.Request) { panic("!") }, false, 1},
+		{"a panic after the answer", logins, func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(200); panic("!") }, false, 1},
+		{"a panic to abort", honest, func(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }, false, 0},
+		{"gone before the answer", logins, func(http.ResponseWriter, *http.Request) {}, true, 1},
+		{"gone before the answer, not a login", honest, func(http.ResponseWriter, *http.Request) {}, true, 1},
+		{"gone, and failed", logins, write(401), true, 1},
+		{"gone, but logged in", logins, write(200), true, 0},
+	} {
+		store := memstore.New(newClock().Now)
+		m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: perMinute}, {Limit: failures, Counts: test.counts}}})
+		ctx, leave := context.WithCancel(t.Context())
+		during := 0.0
+		h := m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			during = 5 - left(t, store, failures, "")
+			if test.gone {
+				leave()
+			}
+			test.do(w, r)
+		}))
+		func() {
+			defer func() { recover() }() // as net/http does
+			h.ServeHTTP(httptest.NewRecorder(), get("/").WithContext(ctx))
+		}()
+		leave()
+		if taken := 5 - left(t, store, failures, ""); during != 1 || taken != test.taken {
+			t.Errorf("%s: got %g taken while the handler ran, and %g after it, want 1 and %g", test.name, during, taken, test.taken)
+		}
+		if got := 3 - left(t, store, perMinute, ""); got != 1 {
+			t.Errorf("%s: got %g taken from the policy that counts all, want 1", test.name, got)
+		}
+	}
+}
+
+// What a handler says that it has used replaces what was taken.
+func TestUsed(t *testing.T) {
+	tokens := ratelimit.TokenBucket{Name: "tokens", Rate: 1000, Period: time.Hour}
+	for _, test := range []struct {
+		name  string
+		cost  float64
+		do    func(ctx context.Context) error
+		taken float64
+	}{
+		{"nothing said", 100, func(context.Context) error { return nil }, 100},
+		{"less", 100, func(ctx context.Context) error { return httplimit.Used(ctx, "tokens", 64) }, 64},
+		{"nothing used", 100, func(ctx context.Context) error { return httplimit.Used(ctx, "tokens", 0) }, 0},
+		{"more", 100, func(ctx context.Context) error { return httplimit.Used(ctx, "tokens", 400.5) }, 400.5},
+		{"more than there is", 100, func(ctx context.Context) error { return httplimit.Used(ctx, "tokens", 1500) }, 1500},
+		{"after taking nothing", 0, func(ctx context.Context) error { return httplimit.Used(ctx, "tokens", 7) }, 7},
+		{"twice", 100, func(ctx context.Context) error {
+			return errors.Join(httplimit.Used(ctx, "tokens", 1), httplimit.Used(ctx, "tokens", 2))
+		}, 2},
+		{"and panicked", 100, func(ctx context.Context) error { httplimit.Used(ctx, "tokens", 3); panic("!") }, 3},
+	} {
+		store := memstore.New(newClock().Now)
+		outer := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: perMinute}, {Limit: tokens, Cost: httplimit.Fixed(test.cost)}}})
+		inner := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: perDay, Counts: httplimit.CountExcept(500, 599)}}})
+		var after context.Context
+		h := outer.Handler(inner.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+			after = r.Context()
+			if err := test.do(r.Context()); err != nil {
+				t.Errorf("%s: %v", test.name, err)
+			}
+		})))
+		func() {
+			defer func() { recover() }() // as net/http does
+			h.ServeHTTP(httptest.NewRecorder(), get("/"))
+		}()
+		if got := 1000 - left(t, store, tokens, ""); got != test.taken {
+			t.Errorf("%s: got %g taken, want %g", test.name, got, test.taken)
+		}
+		if got := 3 - left(t, store, perMinute, ""); got != 1 {
+			t.Errorf("%s: got %g taken from the other policy, want 1", test.name, got)
+		}
+		if err := httplimit.Used(after, "tokens", 1); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("%s: after the handler: got %v, want ErrInvalid", test.name, err)
+		}
+	}
+}
+
+func TestUsedFindsFaults(t *testing.T) {
+	m := newMiddleware(t, memstore.New(newClock().Now), httplimit.Config{Policies: []httplimit.Policy{{Limit: perMinute}}})
+	serve(m.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		for _, err := range []error{
+			httplimit.Used(r.Context(), "per_minute", -1),
+			httplimit.Used(r.Context(), "per_minute", 1e13),
+			httplimit.Used(r.Context(), "other", 1),
+			httplimit.Used(context.Background(), "per_minute", 1),
+		} {
+			if !errors.Is(err, ratelimit.ErrInvalid) {
+				t.Errorf("got %v, want ErrInvalid", err)
+			}
+		}
+	})), get("/"))
+	open := newMiddleware(t, failing{}, httplimit.Config{Policies: []httplimit.Policy{{Limit: perMinute}}, FailOpen: true})
+	serve(open.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if err := httplimit.Used(r.Context(), "per_minute", 1); err != nil {
+			t.Errorf("where nothing was taken: got %v, want nil", err)
+		}
+	})), get("/"))
+	exempt := newMiddleware(t, memstore.New(nil), httplimit.Config{Policies: []httplimit.Policy{{
+		Limit: perMinute,
+		Tier:  func(*http.Request) (ratelimit.Limit, error) { return nil, nil },
+	}}})
+	serve(exempt.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if err := httplimit.Used(r.Context(), "per_minute", 1); err != nil {
+			t.Errorf("where the policy does not apply: got %v, want nil", err)
+		}
+	})), get("/"))
+}
+
+// halfway is a store that grants, and fails to settle.
+type halfway struct{ *memstore.Store }
+
+func (halfway) Settle(context.Context, *ratelimit.Receipt, ...float64) (ratelimit.Result, error) {
+	return ratelimit.Result{}, errDatabase
+}
+
+func TestSettleFails(t *testing.T) {
+	store := memstore.New(newClock().Now)
+	var events []httplimit.Event
+	m := newMiddleware(t, halfway{store}, httplimit.Config{
+		Policies: []httplimit.Policy{{Limit: failures, Counts: httplimit.CountOnly(401)}},
+		Observe:  func(_ *http.Request, e httplimit.Event) { events = append(events, e) },
+	})
+	wantStatus(t, serve(m.Handler(&answering{}), get("/")), 200)
+	if len(events) != 2 || events[1].Decision != httplimit.SettleFailed || !errors.Is(events[1].Err, errDatabase) {
+		t.Errorf("got the events %+v, want a grant, and that settling failed", events)
+	}
+	if got := left(t, store, failures, ""); got != 4 {
+		t.Errorf("%g are left, want 4: what was taken stays", got)
+	}
+}
+
+// A client that leaves while its handler works, over a connection, settles as well.
+func TestClientGone(t *testing.T) {
+	store := memstore.New(nil)
+	m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: failures, Counts: httplimit.CountExcept(500, 599)}}})
+	done := make(chan struct{})
+	inner := m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+		if err := httplimit.Used(r.Context(), "failures", 3); err != nil {
+			t.Error(err)
+		}
+	}))
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer close(done)
+		inner.ServeHTTP(w, r)
+	}))
+	defer server.Close()
+	resp, err := server.Client().Get(server.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	resp.Body.Close()
+	<-done
+	if got := left(t, store, failures, ""); got > 2.1 || got < 2 {
+		t.Errorf("%g are left, want 2", got)
+	}
+}
+
+// A handler can do through the middleware what it can without.
+func TestWriterKeepsItsMethods(t *testing.T) {
+	m := newMiddleware(t, memstore.New(newClock().Now), httplimit.Config{Policies: []httplimit.Policy{{Limit: rows, Counts: httplimit.CountOnly(101)}}})
+	through := func(w http.ResponseWriter, do func(http.ResponseWriter)) {
+		m.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { do(w) })).ServeHTTP(w, get("/"))
+	}
+	for _, test := range []struct {
+		name            string
+		w               http.ResponseWriter
+		flushes, hijack bool
+	}{
+		{"plain", plainWriter{}, false, false},
+		{"flushes", flushWriter{}, true, false},
+		{"hijacks", hijackWriter{}, false, true},
+		{"both", bothWriter{}, true, true},
+	} {
+		through(test.w, func(w http.ResponseWriter) {
+			f, flushes := w.(http.Flusher)
+			h, hijacks := w.(http.Hijacker)
+			if flushes != test.flushes || hijacks != test.hijack {
+				t.Errorf("%s: flushes %v, hijacks %v, want %v, %v", test.name, flushes, hijacks, test.flushes, test.hijack)
+			}
+			if flushes {
+				f.Flush()
+			}
+			if hijacks {
+				if _, _, err := h.Hijack(); !errors.Is(err, errHijack) {
+					t.Errorf("%s: got %v, want the wrapped writer's answer", test.name, err)
+				}
+			}
+			err := http.NewResponseController(w).SetWriteDeadline(time.Time{})
+			if !errors.Is(err, errors.ErrUnsupported) {
+				t.Errorf("%s: got %v, want ErrUnsupported of the wrapped writer", test.name, err)
+			}
+		})
+	}
+}
+
+var errHijack = errors.New("no connection here")
+
+type plainWriter struct{}
+
+func (plainWriter) Header() http.Header         { return http.Header{} }
+func (plainWriter) Write(p []byte) (int, error) { return len(p), nil }
+func (plainWriter) WriteHeader(int)             {}
+
+type flushWriter struct{ plainWriter }
+
+func (flushWriter) Flush() {}
+
+type hijackWriter struct{ plainWriter }
+
+func (hijackWriter) Hijack() (net.Conn, *bufio.ReadWriter, error) { return nil, nil, errHijack }
+
+type bothWriter struct {
+	flushWriter
+	hijackWriter
+}
+
+func (bothWriter) Header() http.Header         { return http.Header{} }
+func (bothWriter) Write(p []byte) (int, error) { return len(p), nil }
+func (bothWriter) WriteHeader(int)             {}
+
+// Over a real connection: a file is sent, a stream is flushed, a connection taken over.
+func TestRealWriter(t *testing.T) {
+	store := memstore.New(nil)
+	m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: failures, Counts: httplimit.CountOnly(101)}}})
+	mux := http.NewServeMux()
+	mux.HandleFunc("/copy", func(w http.ResponseWriter, _ *http.Request) { io.Copy(w, strings.NewReader("copied")) })
+	mux.HandleFunc("/flush", func(w http.ResponseWriter, _ *http.Request) {
+		controller := http.NewResponseController(w)
+		if err := errors.Join(controller.SetWriteDeadline(time.Now().Add(time.Minute)), controller.EnableFullDuplex(), controller.Flush()); err != nil {
+			t.Error(err)
+		}
+		io.WriteString(w, "flushed")
+	})
+	mux.HandleFunc("/hijack", func(w http.ResponseWriter, _ *http.Request) {
+		conn, rw, err := http.NewResponseController(w).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer conn.Close()
+		fmt.Fprint(rw, "HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\ntaken")
+		rw.Flush()
+	})
+	var settled sync.WaitGroup
+	h := m.Handler(mux)
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		defer settled.Done()
+		h.ServeHTTP(w, r)
+	}))
+	defer server.Close()
+	for _, test := range []struct{ path, body string }{{"/copy", "copied"}, {"/flush", "flushed"}, {"/hijack", "taken"}} {
+		settled.Add(1)
+		resp, err := server.Client().Get(server.URL + test.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, err := io.ReadAll(resp.Body)
+		resp.Body.Close()
+		if err != nil || string(body) != test.body {
+			t.Errorf("%s: got %q, %v, want %q", test.path, body, err, test.body)
+		}
+	}
+	settled.Wait()
+	if got := left(t, store, failures, ""); got < 4 || got > 4.1 {
+		t.Errorf("%g are left, want 4: only the connection that was taken over counts", got)
+	}
+}

@@ -1,0 +1,276 @@
+package httplimit_test
+
+import (
+	"errors"
+	"net/http"
+	"net/http/httptest"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/httplimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+func newStore(t testing.TB, clock func() time.Time) (*pgstore.Store, *pgtest.DB) {
+	t.Helper()
+	db := pgtest.New(t)
+	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Clock: clock})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return store, db
+}
+
+func TestRetryAfterIsKeptInPostgreSQL(t *testing.T) {
+	clock := newClock()
+	store, _ := newStore(t, clock.Now)
+	keepRetryAfter(t, store, clock, 1000)
+}
+
+// orders is a service that inserts an order and takes a token in one transaction.
+type orders struct {
+	pool  *pgxpool.Pool
+	store *pgstore.Store
+	limit *httplimit.Middleware
+	table string
+}
+
+var errNoSuchPiece = errors.New("no such piece")
+
+func (o orders) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	var result ratelimit.Result
+	requests, err := o.limit.Requests(r)
+	if err == nil {
+		err = pgx.BeginFunc(r.Context(), o.pool, func(tx pgx.Tx) (err error) {
+			if result, err = o.store.AllowTx(r.Context(), tx, requests...); err == nil {
+				err = result.Err()
+			}
+			if err != nil {
+				return err
+			}
+			_, err = tx.Exec(r.Context(), "INSERT INTO "+o.table+" VALUES ($1)", r.Header.Get("X-User"))
+			if err == nil && r.URL.Query().Has("fail") {
+				return errNoSuchPiece
+			}
+			return err
+		})
+	}
+	switch {
+	case o.limit.Answer(w, r, err):
+	case err != nil:
+		http.Error(w, "no order", http.StatusInternalServerError)
+	default:
+		o.limit.SetFields(w.Header(), result)
+		w.WriteHeader(http.StatusCreated)
+	}
+}
+
+// A handler that takes in its own transaction refuses as the middleware does, and
+// what it rolls back costs nothing.
+func TestInTheHandlersTransaction(t *testing.T) {
+	clock := newClock()
+	store, db := newStore(t, clock.Now)
+	table := db.Schema + ".orders"
+	if _, err := db.Pool.Exec(t.Context(), "CREATE TABLE "+table+" (customer text)"); err != nil {
+		t.Fatal(err)
+	}
+	var decisions []httplimit.Decision
+	limit := newMiddleware(t, store, httplimit.Config{
+		Policies: []httplimit.Policy{{Limit: perMinute, Key: byUser, Cost: httplimit.CostFromQuery("n", 1, 1)}},
+		Observe:  func(_ *http.Request, e httplimit.Event) { decisions = append(decisions, e.Decision) },
+	})
+	h := orders{db.Pool, store, limit, table}
+	for _, step := range []struct {
+		query  string
+		status int
+		limits string
+		orders int
+	}{
+		{"", 201, `"per_minute";r=2;t=6`, 1},
+		{"?fail", 500, "", 1},
+		{"?n=2", 201, `"per_minute";r=0;t=6`, 2},
+		{"", 429, `"per_minute";r=0;t=6`, 2},
+		{"?n=4", 422, "", 2},
+		{"?n=-4", 400, "", 2},
+	} {
+		resp := serve(h, get("/"+step.query, "X-User", "ann"))
+		wantStatus(t, resp, step.status)
+		wantHeader(t, resp, "RateLimit", step.limits)
+		if got := len(resp.Header.Values("RateLimit")); got > 1 {
+			t.Errorf("%q: got %d RateLimit fields", step.query, got)
+		}
+		if step.status == 429 {
+			wantHeader(t, resp, "Retry-After", "6")
+			if p := readProblem(t, resp); len(p.Violated) != 1 || p.Violated[0] != "per_minute" {
+				t.Errorf("got the problem %+v", p)
+			}
+		}
+		var got int
+		if err := db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM "+table).Scan(&got); err != nil || got != step.orders {
+			t.Errorf("%q: got %d orders, %v, want %d", step.query, got, err, step.orders)
+		}
+	}
+	if want := []httplimit.Decision{httplimit.Refused, httplimit.TooLarge, httplimit.BadRequest}; len(decisions) != 3 || decisions[0] != want[0] || decisions[1] != want[1] || decisions[2] != want[2] {
+		t.Errorf("observed %v, want %v", decisions, want)
+	}
+	if limit.Answer(nil, nil, nil) || limit.Answer(nil, nil, errDatabase) {
+		t.Error("Answer answered what is not about limits")
+	}
+}
+
+// A row that somebody keeps locked does not hang requests for longer than the time-out,
+// and those of other keys not at all.
+func TestLockedRow(t *testing.T) {
+	store, db := newStore(t, nil)
+	m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: rows, Key: byUser}}, Timeout: time.Second})
+	h := m.Handler(&answering{})
+	tx, err := db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	if result, err := store.AllowTx(t.Context(), tx, rows.For("ann")); err != nil || !result.OK {
+		t.Fatalf("got %v, %v, want a grant", result, err)
+	}
+	var wg sync.WaitGroup
+	for _, test := range []struct {
+		user   string
+		status int
+	}{{"ann", 503}, {"bob", 200}, {"eve", 200}} {
+		wg.Go(func() {
+			if got := serve(h, get("/", "X-User", test.user)).StatusCode; got != test.status {
+				t.Errorf("%s: got %d, want %d", test.user, got, test.status)
+			}
+		})
+	}
+	wg.Wait()
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	wantStatus(t, serve(h, get("/", "X-User", "ann")), 200)
+}
+
+// However many come at the same time, no more get through than there are tokens: a
+// hundred guesses at once are no better than one after the other.
+func TestNeverOver(t *testing.T) {
+	store, _ := newStore(t, newClock().Now)
+	m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: failures, Key: byUser, Counts: httplimit.CountOnly(401)}}})
+	var mu sync.Mutex
+	looked := 0
+	h := m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		looked++
+		mu.Unlock()
+		w.WriteHeader(http.StatusUnauthorized)
+	}))
+	var wg sync.WaitGroup
+	for range 100 {
+		wg.Go(func() { serve(h, get("/", "X-User", "ann")) })
+	}
+	wg.Wait()
+	if looked != 5 {
+		t.Errorf("%d passwords were looked at, want 5", looked)
+	}
+}
+
+// A handler's use of more than was taken is paid later: as debt.
+func TestUsedInPostgreSQL(t *testing.T) {
+	clock := newClock()
+	store, _ := newStore(t, clock.Now)
+	m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: rows, Cost: httplimit.Fixed(10)}}})
+	h := m.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		if err := httplimit.Used(r.Context(), "rows", 1500); err != nil {
+			t.Error(err)
+		}
+	}))
+	wantStatus(t, serve(h, get("/")), 200)
+	resp := serve(h, get("/"))
+	wantStatus(t, resp, 429)
+	wantHeader(t, resp, "Retry-After", "1836") // 510 tokens, of 1,000 an hour
+	result, err := store.Check(t.Context(), ratelimit.Limit(rows).ForN("", 0))
+	if err != nil || result.Value != -500 {
+		t.Errorf("got %g, %v, want 500 in debt", result.Value, err)
+	}
+}
+
+func TestImports(t *testing.T) {
+	for _, imported := range importsOf(t) {
+		switch first, _, _ := strings.Cut(imported, "/"); {
+		case !strings.Contains(first, "."):
+		case imported == "github.com/dunglas/httpsfv", imported == "github.com/pgratelimit/ratelimit", imported == "github.com/pgratelimit/ratelimit/internal/keyqueue":
+		default:
+			t.Errorf("the package imports %s", imported)
+		}
+	}
+}
+
+// Two processes share a partner's quota through the database, and what the partner tells
+// one of them holds for both.
+func TestTransportsShareALimitInPostgreSQL(t *testing.T) {
+	const requests = 40
+	quota := ratelimit.TokenBucket{Name: "partner", Rate: 50, Period: time.Second, Capacity: 1}
+	store, db := newStore(t, nil)
+	other, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var mu sync.Mutex
+	var came []time.Time
+	partner := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		if came = append(came, time.Now()); len(came) == requests/2 {
+			w.Header().Set("Retry-After", "1")
+			w.WriteHeader(http.StatusTooManyRequests)
+		}
+	}))
+	defer partner.Close()
+	begun := time.Now()
+	var wg sync.WaitGroup
+	for i, s := range []*pgstore.Store{store, other} {
+		transport := newTransport(t, httplimit.TransportConfig{
+			Base: partner.Client().Transport, Store: s, Limit: func(*http.Request) ratelimit.Request { return quota.For("") },
+			Scope: func(*http.Request) string { return strconv.Itoa(i) },
+		})
+		client := &http.Client{Transport: transport}
+		for range requests / 2 {
+			wg.Go(func() {
+				resp, err := client.Get(partner.URL)
+				if err != nil || resp.StatusCode != 200 {
+					t.Errorf("got %v, %v, want 200", resp, err)
+					return
+				}
+				resp.Body.Close()
+			})
+		}
+	}
+	wg.Wait()
+	if len(came) != requests+1 {
+		t.Fatalf("%d requests came, want %d", len(came), requests+1)
+	}
+	for i, at := range came {
+		// One at once, then 50 a second. After the pause, what was under way may come.
+		elapsed := at.Sub(begun)
+		if most := 1 + 50*elapsed.Seconds(); float64(i+1) > most {
+			t.Errorf("request %d came after %v, by when there were %.1f tokens", i+1, elapsed, most)
+		}
+	}
+	pause := time.Duration(0)
+	for i := requests / 2; i < len(came); i++ {
+		pause = max(pause, came[i].Sub(came[i-1]))
+	}
+	if pause < 900*time.Millisecond {
+		t.Errorf("the longest gap after the 429 is %v, want the pause of 1 s: both hold", pause)
+	}
+	t.Logf("%d requests in %v, with a pause of %v", len(came), came[len(came)-1].Sub(begun), pause)
+}

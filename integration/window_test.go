@@ -1,0 +1,562 @@
+package integration
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"math"
+	"math/big"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/curve"
+	"github.com/pgratelimit/ratelimit/internal/receipt"
+	"github.com/pgratelimit/ratelimit/memstore"
+	"pgregory.net/rapid"
+)
+
+// slidingWindows draws sound definitions. Where dyadic, their numbers of tokens are
+// multiples of a power of two, so that floating point counts them exactly and no
+// answer is left to rounding.
+func slidingWindows(dyadic bool) *rapid.Generator[ratelimit.SlidingWindow] {
+	return rapid.Custom(func(t *rapid.T) ratelimit.SlidingWindow {
+		l := ratelimit.SlidingWindow{
+			Name:   "a",
+			Rate:   magnitude(1, 1e9).Draw(t, "rate"),
+			Period: period().Draw(t, "period"),
+			Slots:  rapid.SampledFrom([]int{0, 1, 2, 3, 6, 12, 16, 60, 1000}).Draw(t, "slots"),
+		}
+		if dyadic {
+			l.Rate = math.Ceil(l.Rate*16) / 16
+		}
+		switch rapid.IntRange(0, 2).Draw(t, "maxReserved is") {
+		case 0:
+			l.MaxReserved = ratelimit.None
+		case 1:
+			l.MaxReserved = min(l.Rate*magnitude(1e-3, 100).Draw(t, "maxReserved/rate"), ratelimit.MaxTokens)
+		}
+		if rapid.Bool().Draw(t, "has a start") {
+			l.Start = instant(epoch + rapid.Int64Range(-1e15, 1e15).Draw(t, "start"))
+		}
+		return l
+	})
+}
+
+// sharded draws a number of shards for l, such that each of them has whole sixteenths.
+func sharded(t *rapid.T, l ratelimit.SlidingWindow) ratelimit.SlidingWindow {
+	l.Shards = rapid.SampledFrom([]int{2, 4, 8}).Draw(t, "shards")
+	l.Rate = math.Ceil(l.Rate/8) * 8
+	return l
+}
+
+// windowCounts draws counts that l can grant.
+func windowCounts(l ratelimit.SlidingWindow, dyadic bool) *rapid.Generator[float64] {
+	return rapid.Custom(func(t *rapid.T) float64 {
+		n := l.Rate
+		switch rapid.IntRange(0, 4).Draw(t, "count is") {
+		case 0:
+			return 0
+		case 1:
+			n = 1
+		case 2:
+			n = l.Rate * rapid.Float64Range(0, 1).Draw(t, "count/rate")
+		case 3:
+			n = l.Rate / 3
+		}
+		if dyadic {
+			return math.Floor(n*16) / 16
+		}
+		return max(n, l.Rate*1e-9) // far above what rounding decides
+	})
+}
+
+// windowStep draws the next instant: at once, a little later, at or around the edge of
+// a slot, as promised, or back.
+func windowStep(t *rapid.T, d ratelimit.Definition, origin, now, promised int64) int64 {
+	width, period := d.SlotWidth().Microseconds(), d.Period.Microseconds()
+	switch rapid.IntRange(0, 6).Draw(t, "step is") {
+	case 1:
+		now += rapid.Int64Range(0, width).Draw(t, "µs")
+	case 2:
+		now += rapid.Int64Range(0, 2*period).Draw(t, "µs")
+	case 3: // an edge, or a microsecond before it
+		edge := now - (now-origin)%width + width*rapid.Int64Range(1, int64(d.Slots+2)).Draw(t, "slots")
+		now = edge - rapid.Int64Range(0, 1).Draw(t, "µs before")
+	case 4:
+		now = max(now, promised)
+	case 5:
+		now = max(now, promised-1)
+	case 6:
+		now -= rapid.Int64Range(0, 2*period).Draw(t, "µs back")
+	}
+	span := (60 * year).Microseconds()
+	return min(max(now, epoch-span), epoch+span)
+}
+
+// TestSlidingWindowExact: every answer of random histories is that of the exact model.
+func TestSlidingWindowExact(t *testing.T) {
+	ctx := context.Background()
+	rapid.Check(t, func(t *rapid.T) {
+		l := slidingWindows(true).Draw(t, "limit")
+		d := l.Definition()
+		now := epoch
+		s := memstore.New(func() time.Time { return instant(now) })
+		origin := d.Fresh("k", instant(epoch-int64(70*year/time.Microsecond))).TS.UnixMicro()
+		m := newSlidingModel(d, origin)
+		promised := now
+		var taken []ratelimit.Result
+		for range rapid.IntRange(1, 30).Draw(t, "steps") {
+			now = windowStep(t, d, origin, now, promised)
+			n := windowCounts(l, true).Draw(t, "count")
+			switch do := rapid.SampledFrom([]string{"allow", "allow", "allow", "reserve", "reserve", "reserve", "at most", "check", "credit", "settle", "settle", "cancel", "pause", "resume"}).Draw(t, "do"); do {
+			case "credit":
+				if _, err := s.Credit(ctx, l.ForN("k", n)); err != nil {
+					t.Fatal(err)
+				}
+				m.credit(now, n)
+			case "cancel":
+				if len(taken) == 0 {
+					continue
+				}
+				i := rapid.IntRange(0, len(taken)-1).Draw(t, "which")
+				if _, err := s.Cancel(ctx, taken[i].Receipt); err != nil {
+					t.Fatal(err)
+				}
+				p := receipt.Payments(taken[i].Receipt)[0]
+				m.refund(now, m.slotOf(p.Slot), rat(p.Tokens))
+				taken = append(taken[:i], taken[i+1:]...)
+			case "settle":
+				if len(taken) == 0 {
+					continue
+				}
+				i := rapid.IntRange(0, len(taken)-1).Draw(t, "which")
+				p, used := receipt.Payments(taken[i].Receipt)[0], n*float64(rapid.IntRange(1, 3).Draw(t, "times"))
+				settled, err := s.Settle(ctx, taken[i].Receipt, used)
+				if err != nil || settled.Taken != used {
+					t.Fatalf("settled for %v: %v, %v", used, settled, err)
+				}
+				if more := rat(used - p.Tokens); more.Sign() > 0 {
+					m.charge(now, more)
+				} else {
+					m.refund(now, m.slotOf(p.Slot), more.Neg(more))
+				}
+				taken = append(taken[:i], taken[i+1:]...)
+			case "at most":
+				if n < 1 {
+					continue
+				}
+				want, slot, some := m.askAtMost(now, n)
+				got, err := s.AllowAtMost(ctx, l.ForN("k", n))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if got.OK != want.ok || got.RetryAt.UnixMicro() != want.retryAt || got.OK && got.Taken != some {
+					t.Fatalf("at most %v at %v: %v of them %v at %v, want %v of them %v at %v", n, instant(now), got.Taken, got.OK, got.RetryAt, some, want.ok, instant(want.retryAt))
+				}
+				if promised = want.retryAt; got.OK {
+					m.take(now, slot, some)
+					taken = append(taken, got)
+				}
+			case "pause":
+				lasts := rapid.Int64Range(1, 2*d.Period.Microseconds()).Draw(t, "lasts")
+				if _, err := s.Pause(ctx, l, "k", time.Duration(lasts)*time.Microsecond); err != nil {
+					t.Fatal(err)
+				}
+				m.pause(now, now+lasts)
+			case "resume":
+				if err := s.Resume(ctx, l, "k"); err != nil {
+					t.Fatal(err)
+				}
+				m.resume(now)
+			default:
+				ask := map[string]func(context.Context, ...ratelimit.Request) (ratelimit.Result, error){
+					"allow": s.Allow, "reserve": s.Reserve, "check": s.Check,
+				}[do]
+				want, slot := m.ask(do == "reserve", now, n)
+				got, err := ask(ctx, l.ForN("k", n))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if delay := m.tokens(m.start(slot) - now); do == "reserve" && delay.Cmp(m.most) != 0 && near(delay, m.most) {
+					return // rounding may decide how far ahead is too far
+				}
+				off := got.RetryAt.UnixMicro() - want.retryAt
+				if do == "reserve" && !want.ok && off*off <= 1 {
+					off = 0 // rounding may decide which microsecond is near enough
+				}
+				if got.OK != want.ok || off != 0 {
+					t.Fatalf("%s %v at %v: %v at %v, want %v at %v", do, n, instant(now), got.OK, got.RetryAt, want.ok, instant(want.retryAt))
+				}
+				if promised = want.retryAt; got.OK && do != "check" {
+					m.take(now, slot, n)
+					taken = append(taken, got)
+				}
+			}
+			none, err := s.Check(ctx, l.ForN("k", 0))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if want := m.value(now); !near(rat(none.Value), want) {
+				t.Fatalf("at %v: %v tokens, want %s", instant(now), none.Value, want.FloatString(9))
+			}
+		}
+	})
+}
+
+// near reports whether two numbers are the same but for rounding.
+func near(a, b *big.Rat) bool {
+	slack := new(big.Rat).Abs(b)
+	slack.Add(slack, big.NewRat(1, 1)).Mul(slack, rat(1e-9))
+	off := new(big.Rat).Sub(a, b)
+	return off.Abs(off).Cmp(slack) <= 0
+}
+
+// TestSlidingWindowPromise: whoever is refused and asks again exactly at RetryAfter is
+// served, whatever the definition and the counts, and a microsecond before is not.
+func TestSlidingWindowPromise(t *testing.T) {
+	ctx := context.Background()
+	definitions, kept := 0, 0
+	rapid.Check(t, func(t *rapid.T) {
+		definitions++
+		l := slidingWindows(false).Draw(t, "limit")
+		if rapid.IntRange(0, 9).Draw(t, "sharded") == 0 {
+			l = sharded(t, l)
+		}
+		d := l.Definition()
+		now := epoch
+		s := memstore.New(func() time.Time { return instant(now) })
+		origin := d.Fresh("k", instant(epoch)).TS.UnixMicro()
+		for range 20 {
+			if now > epoch+int64(60*year/time.Microsecond) {
+				return
+			}
+			now = windowStep(t, d, origin, now, now)
+			take, check := s.Allow, s.Check
+			if rapid.Bool().Draw(t, "reserve") {
+				take, check = s.Reserve, s.CheckReserve
+			}
+			if rapid.IntRange(0, 9).Draw(t, "pause") == 0 {
+				if _, err := s.Pause(ctx, l, "k", time.Duration(1+rapid.Int64Range(0, d.Period.Microseconds()).Draw(t, "lasts"))*time.Microsecond); err != nil {
+					t.Fatal(err)
+				}
+			}
+			ask := l.ForN("k", windowCounts(l, false).Draw(t, "count"))
+			refused, err := take(ctx, ask)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if refused.OK {
+				continue
+			}
+			now = refused.RetryAt.UnixMicro() - 1
+			if early, err := check(ctx, ask); err != nil || early.OK {
+				t.Fatalf("%v at %v, a microsecond before %v that was promised, %v", early, instant(now), refused.RetryAt, err)
+			}
+			now++
+			if served, err := take(ctx, ask); err != nil || !served.OK {
+				t.Fatalf("%v when it was promised, %v", served, err)
+			}
+			kept++
+		}
+	})
+	t.Logf("%d definitions, %d promises kept", definitions, kept)
+	if kept < definitions {
+		t.Errorf("%d promises for %d definitions tell little", kept, definitions)
+	}
+}
+
+// arrivals are the instants at which work begins that a limit has granted, by a clock
+// that never goes back.
+type arrivals struct {
+	s      *memstore.Store
+	l      ratelimit.Limit
+	now    int64 // by that clock
+	behind int64 // how far the limit's clock is, since it went back
+	events []curve.Event
+}
+
+func newArrivals(l ratelimit.Limit) *arrivals {
+	a := &arrivals{l: l, now: epoch}
+	a.s = memstore.New(func() time.Time { return instant(a.now - a.behind) })
+	return a
+}
+
+// take asks for n. The work begins when the answer says, or late after that.
+func (a *arrivals) take(reserve bool, n float64, late time.Duration) ratelimit.Result {
+	take := a.s.Allow
+	if reserve {
+		take = a.s.Reserve
+	}
+	result, err := take(context.Background(), a.l.ForN("k", n))
+	if err != nil {
+		panic(err)
+	}
+	if result.OK && n > 0 {
+		at := instant(a.now).Add(result.RetryAfter + late)
+		if result.RetryAfter == 0 && late > 0 { // within the slot that it is in
+			at = instant(a.now)
+		}
+		a.events = append(a.events, curve.Event{At: at, Count: n})
+	}
+	return result
+}
+
+// attacks are ways to get more than is promised.
+var attacks = []struct {
+	name string
+	late bool // jobs start late in their slots, which only a sliding window allows
+	run  func(t *rapid.T, a *arrivals, late func() time.Duration)
+}{
+	{"flood", false, func(t *rapid.T, a *arrivals, _ func() time.Duration) {
+		gap := rapid.Int64Range(1, max(1, a.l.Definition().Period.Microseconds()/7)).Draw(t, "gap")
+		for range 200 {
+			for a.take(false, a.l.Definition().Rate/10, 0).OK {
+			}
+			a.now += gap
+		}
+	}},
+	{"edges", false, func(t *rapid.T, a *arrivals, _ func() time.Duration) {
+		for range 50 { // as much as can be had, right before and right after what is promised
+			part := rapid.SampledFrom([]float64{1, 2, 7}).Draw(t, "part")
+			n := a.l.Definition().Rate / part
+			result := a.take(false, n, 0)
+			if !result.OK {
+				a.now = max(a.now+1, result.RetryAt.UnixMicro()+a.behind-rapid.Int64Range(0, 1).Draw(t, "before"))
+			} else if rapid.Bool().Draw(t, "wait") {
+				a.now += rapid.Int64Range(0, a.l.Definition().Period.Microseconds()).Draw(t, "µs")
+			}
+		}
+	}},
+	{"late starts", true, func(t *rapid.T, a *arrivals, late func() time.Duration) {
+		for range 100 {
+			a.take(true, a.l.Definition().Rate/float64(rapid.IntRange(1, 10).Draw(t, "part")), late())
+			a.now += rapid.Int64Range(0, a.l.Definition().Period.Microseconds()/3).Draw(t, "µs")
+		}
+	}},
+	{"a clock that goes back", false, func(t *rapid.T, a *arrivals, _ func() time.Duration) {
+		for range 100 {
+			if rapid.IntRange(0, 9).Draw(t, "back") == 0 {
+				a.behind += rapid.Int64Range(1, 2*a.l.Definition().Period.Microseconds()).Draw(t, "µs back")
+			}
+			a.take(rapid.Bool().Draw(t, "reserve"), a.l.Definition().Rate/5, 0)
+			a.now += rapid.Int64Range(0, a.l.Definition().Period.Microseconds()/3).Draw(t, "µs")
+		}
+	}},
+	{"clock back and late starts", true, func(t *rapid.T, a *arrivals, late func() time.Duration) {
+		for range 100 {
+			if rapid.IntRange(0, 9).Draw(t, "back") == 0 {
+				a.behind += rapid.Int64Range(1, 2*a.l.Definition().Period.Microseconds()).Draw(t, "µs back")
+			}
+			a.take(true, a.l.Definition().Rate/5, late())
+			a.now += rapid.Int64Range(0, a.l.Definition().Period.Microseconds()/3).Draw(t, "µs")
+		}
+	}},
+}
+
+// TestArrivalCurve: over all stretches of every history no kind of limit grants more
+// than it promises, whatever is tried, and all of that can be had.
+func TestArrivalCurve(t *testing.T) {
+	kinds := []struct {
+		name  string
+		limit func(*rapid.T) ratelimit.Limit
+	}{
+		{"token bucket", func(t *rapid.T) ratelimit.Limit {
+			return ratelimit.TokenBucket{Name: "a", Rate: float64(rapid.IntRange(1, 1000).Draw(t, "rate")), Period: period().Draw(t, "period")}
+		}},
+		{"fixed window", func(t *rapid.T) ratelimit.Limit {
+			return ratelimit.FixedWindow{Name: "a", Rate: float64(rapid.IntRange(1, 1000).Draw(t, "rate")), Period: period().Draw(t, "period")}
+		}},
+		{"sliding window", func(t *rapid.T) ratelimit.Limit { return slidingWindows(true).Draw(t, "limit") }},
+		{"sliding window, shards", func(t *rapid.T) ratelimit.Limit { return sharded(t, slidingWindows(true).Draw(t, "limit")) }},
+	}
+	fewer(t)
+	for _, kind := range kinds {
+		for _, attack := range attacks {
+			if attack.late && !strings.HasPrefix(kind.name, "sliding window") {
+				continue
+			}
+			t.Run(fmt.Sprint(kind.name, "/", attack.name), func(t *testing.T) {
+				var worst curve.Worst
+				histories := 0
+				rapid.Check(t, func(rt *rapid.T) {
+					histories++
+					a := newArrivals(kind.limit(rt))
+					d := a.l.Definition()
+					attack.run(rt, a, func() time.Duration {
+						return time.Duration(rapid.Int64Range(0, max(0, d.SlotWidth().Microseconds()-1)).Draw(rt, "late")) * time.Microsecond
+					})
+					got := curve.Judge(a.events, curve.Of(d))
+					if got.Share > 1+1e-9 {
+						rt.Fatalf("%v, %v", d, got)
+					}
+					if got.Share > worst.Share {
+						worst = got
+					}
+				})
+				t.Logf("%d histories, at worst %v", histories, worst)
+				if worst.Share < 1-1e-9 {
+					t.Errorf("the bound was never touched: at worst %v", worst)
+				}
+			})
+		}
+	}
+}
+
+// TestSettledWindow: whatever was settled, for less or more, by when it was told or by when
+// it was settled, and however many pieces share a reservation: at each grant, in no window
+// that has it there is more than Rate. (With shards it is settled for less only: what is
+// given back to one shard can be granted while others are in debt.)
+func TestSettledWindow(t *testing.T) {
+	for _, shards := range []bool{false, true} {
+		t.Run(fmt.Sprint("shards ", shards), func(t *testing.T) {
+			fewer(t)
+			worst := 0.0
+			tally := map[string]int{}
+			rapid.Check(t, func(rt *rapid.T) {
+				l := slidingWindows(true).Draw(rt, "limit")
+				if shards {
+					l = sharded(rt, l)
+				}
+				w := settledWindow{arrivals: newArrivals(l), tally: tally}
+				for range 60 {
+					w.step(rt)
+					w.now += rapid.Int64Range(0, l.Definition().Period.Microseconds()/3).Draw(rt, "µs")
+				}
+				if w.worst > 1+1e-9 {
+					rt.Fatalf("%v: a window has %v of its rate", l, w.worst)
+				}
+				worst = max(worst, w.worst)
+			})
+			t.Logf("at worst %.4f of the bound; %v", worst, tally)
+			if worst < 1-1e-9 {
+				t.Errorf("the bound was never touched: at worst %v", worst)
+			}
+			for _, what := range []string{"less", "more", "at most", "batch"} {
+				if tally[what] < 20 && (what != "more" || !shards) {
+					t.Errorf("%s %d times tells little", what, tally[what])
+				}
+			}
+		})
+	}
+}
+
+// settledWindow is a history of a sliding window whose calls are settled.
+type settledWindow struct {
+	*arrivals
+	open  []openCall
+	worst float64
+	tally map[string]int
+}
+
+// openCall is a call that can be settled, which has the events from first to last.
+type openCall struct {
+	ratelimit.Result
+	first, last int
+}
+
+// granted notes n equal pieces of what a call took, and judges the windows that they are in.
+func (w *settledWindow) granted(t *rapid.T, r ratelimit.Result, n int) {
+	d := w.l.Definition()
+	first := len(w.events)
+	for _, at := range r.Instants(n) {
+		if at.After(instant(w.now)) {
+			at = at.Add(time.Duration(rapid.Int64Range(0, d.SlotWidth().Microseconds()-1).Draw(t, "late")) * time.Microsecond)
+		}
+		w.events = append(w.events, curve.Event{At: at, Count: r.Taken / float64(n)})
+	}
+	w.open = append(w.open, openCall{r, first, len(w.events)})
+	for _, e := range w.events[first:] {
+		w.worst = max(w.worst, w.around(e.At)/d.Rate)
+	}
+}
+
+// around is the most that is in any window that has an instant in it.
+func (w *settledWindow) around(at time.Time) (most float64) {
+	period := w.l.Definition().Period
+	for _, from := range w.events {
+		if from.At.After(at) || at.Sub(from.At) >= period {
+			continue
+		}
+		sum := 0.0
+		for _, e := range w.events {
+			if since := e.At.Sub(from.At); since >= 0 && since < period {
+				sum += e.Count
+			}
+		}
+		most = max(most, sum)
+	}
+	return most
+}
+
+func (w *settledWindow) step(t *rapid.T) {
+	ctx, rate := context.Background(), w.l.Definition().Rate
+	n := math.Floor(rate/float64(rapid.IntRange(1, 10).Draw(t, "part"))*16) / 16
+	switch do := rapid.SampledFrom([]string{"allow", "reserve", "batch", "at most", "settle", "settle"}).Draw(t, "do"); do {
+	case "settle":
+		w.settle(t, n)
+	default:
+		take := map[string]func() (ratelimit.Result, error){
+			"allow":   func() (ratelimit.Result, error) { return w.s.Allow(ctx, w.l.ForN("k", n)) },
+			"reserve": func() (ratelimit.Result, error) { return w.s.Reserve(ctx, w.l.ForN("k", n)) },
+			"batch":   func() (ratelimit.Result, error) { return w.s.Reserve(ctx, w.l.ForN("k", n)) },
+			"at most": func() (ratelimit.Result, error) { return w.s.AllowAtMost(ctx, w.l.ForN("k", max(n, 1))) },
+		}[do]
+		r, err := take()
+		if err != nil {
+			t.Fatal(err)
+		}
+		pieces := 1
+		if do == "batch" {
+			pieces = 4
+		}
+		if r.OK {
+			w.tally[do]++
+			w.granted(t, r, pieces)
+		}
+	}
+}
+
+// settle settles one of the open calls: less of each of its events, or more at its
+// instant or at that of the settlement.
+func (w *settledWindow) settle(t *rapid.T, used float64) {
+	if len(w.open) == 0 {
+		return
+	}
+	i := rapid.IntRange(0, len(w.open)-1).Draw(t, "which")
+	call := w.open[i]
+	w.open = append(w.open[:i], w.open[i+1:]...)
+	if used *= float64(rapid.IntRange(0, 2).Draw(t, "times")); w.l.Definition().Shards > 1 {
+		used = min(used, call.Taken)
+	}
+	if _, err := w.s.Settle(context.Background(), call.Receipt, used); err != nil {
+		t.Fatal(err)
+	}
+	if used <= call.Taken {
+		w.tally["less"]++
+		for i := call.first; i < call.last; i++ {
+			w.events[i].Count = used / float64(call.last-call.first)
+		}
+		return
+	}
+	w.tally["more"]++
+	at := w.events[call.first].At
+	if rapid.Bool().Draw(t, "as of now") {
+		at = instant(w.now)
+	}
+	w.events = append(w.events, curve.Event{At: at, Count: used - call.Taken})
+}
+
+// fewer makes the histories of a test fewer, since each of them is long. The command
+// line has the last word.
+func fewer(t *testing.T) {
+	checks := flag.Lookup("rapid.checks")
+	if checks.Value.String() != manyChecks {
+		return
+	}
+	if err := checks.Value.Set("200"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = checks.Value.Set(manyChecks) })
+}

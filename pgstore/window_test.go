@@ -1,0 +1,302 @@
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/curve"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/migrations"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// reserveForms are all the ways to reserve.
+var reserveForms = []struct {
+	name   string
+	take   takes
+	change func(*pgstore.Config)
+}{
+	{"read committed", func(ctx context.Context, pool *pgxpool.Pool, store *pgstore.Store, requests ...ratelimit.Request) (result ratelimit.Result, err error) {
+		err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			result, err = store.ReserveTx(ctx, tx, requests...)
+			return err
+		})
+		return result, err
+	}, unchanged},
+	{"serializable", func(ctx context.Context, _ *pgxpool.Pool, store *pgstore.Store, requests ...ratelimit.Request) (ratelimit.Result, error) {
+		return store.ReserveFunc(ctx, requests, func(pgx.Tx, ratelimit.Result) error { return nil })
+	}, unchanged},
+	{"on its own", reserveOwn, unchanged},
+	{"on its own, portable", reserveOwn, portable},
+}
+
+func reserveOwn(ctx context.Context, _ *pgxpool.Pool, store *pgstore.Store, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return store.Reserve(ctx, requests...)
+}
+
+// TestSlidingWindowReservations: what many reserve at once keeps the bound, wherever in
+// its slot each of them starts.
+func TestSlidingWindowReservations(t *testing.T) {
+	t.Parallel()
+	const goroutines, each = 32, 5
+	db := pgtest.New(t, maxConns(16))
+	limit := ratelimit.SlidingWindow{Name: "slots", Rate: 10, Period: time.Minute, Slots: 120}
+	for _, form := range reserveForms {
+		t.Run(form.name, func(t *testing.T) {
+			var (
+				store  = newStore(t, db, form.change)
+				mu     sync.Mutex
+				events []curve.Event
+				errs   []error
+				group  sync.WaitGroup
+			)
+			for i := range goroutines {
+				random := rand.New(rand.NewPCG(uint64(i), 9))
+				group.Go(func() {
+					for range each {
+						result, err := form.take(t.Context(), db.Pool, store, limit.ForN(form.name, float64(1+random.IntN(3))))
+						mu.Lock()
+						errs = append(errs, err, result.Err())
+						start := result.RetryAt
+						if result.RetryAfter > 0 {
+							start = start.Add(time.Duration(random.Int64N(int64(limit.Definition().SlotWidth()))))
+						}
+						events = append(events, curve.Event{At: start, Count: result.Request.Count})
+						mu.Unlock()
+					}
+				})
+			}
+			group.Wait()
+			if err := errors.Join(errs...); err != nil {
+				t.Fatal(err)
+			}
+			worst := curve.Judge(events, curve.Of(limit.Definition()))
+			t.Logf("%d reservations, at worst %v", len(events), worst)
+			if worst.Share != 1 {
+				t.Errorf("at worst %v, want all of it and no more", worst)
+			}
+		})
+	}
+}
+
+// TestSlidingWindowShards: all shards together keep the bound.
+func TestSlidingWindowShards(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t, maxConns(24))
+	for _, form := range takeForms {
+		for _, shards := range []int{2, 8} {
+			t.Run(fmt.Sprintf("%s, %d shards", form.name, shards), func(t *testing.T) {
+				store := newStore(t, db, form.change)
+				limit := ratelimit.SlidingWindow{Name: t.Name(), Rate: 16, Period: 400 * time.Millisecond, Slots: 4, Shards: shards}
+				var (
+					mu     sync.Mutex
+					events []curve.Event
+					worst  curve.Worst
+				)
+				ask := func(*rand.Rand) (ratelimit.Result, error) {
+					result, err := form.take(t.Context(), db.Pool, store, limit.For("k"))
+					if err == nil && result.OK {
+						mu.Lock()
+						defer mu.Unlock()
+						events = append(events, curve.Event{At: result.At, Count: 1})
+					}
+					return result, err
+				}
+				refused := 0
+				for round := 0; round < 10 && (worst.Share < 1 || refused == 0); round++ { // a busy machine may ask too slowly
+					_, no := askAll(t, 32, 800*time.Millisecond, ask)
+					refused += no
+					worst = curve.Judge(events, curve.Of(limit.Definition()))
+				}
+				t.Logf("%d granted, %d refused, at worst %v", len(events), refused, worst)
+				if worst.Share != 1 || refused == 0 {
+					t.Errorf("at worst %v, want all of it and no more", worst)
+				}
+			})
+		}
+	}
+}
+
+// TestSlidingWindowReshard: what the slots hold is the same with another number of
+// shards.
+func TestSlidingWindowReshard(t *testing.T) {
+	ctx, c := t.Context(), newClock()
+	store := newStore(t, pgtest.New(t), onClock(c))
+	sharded := func(n int) ratelimit.SlidingWindow {
+		return ratelimit.SlidingWindow{Name: "l", Rate: 120, Period: time.Minute, Slots: 6, Start: noon, Shards: n}
+	}
+	for _, test := range []struct {
+		from, to int
+		ahead    float64 // reserved
+		want     float64 // left
+	}{{2, 8, 0, 40}, {8, 3, 0, 40}, {8, 1, 0, 40}, {1, 4, 100, -140}, {6, 2, 120, -140}} {
+		t.Run(fmt.Sprint(test), func(t *testing.T) {
+			c.set(noon)
+			from, to := sharded(test.from), sharded(test.to)
+			if err := store.Reset(ctx, from, "k"); err != nil {
+				t.Fatal(err)
+			}
+			mustAllow(t, store, from.ForN("k", 30))
+			c.add(20 * time.Second)
+			mustAllow(t, store, from.ForN("k", 50))
+			if test.ahead > 0 {
+				if result, err := store.Reserve(ctx, from.ForN("k", test.ahead)); err != nil || !result.OK {
+					t.Fatalf("Reserve() = %v, %v", result.OK, err)
+				}
+			}
+			if err := store.Reshard(ctx, from, to, "k"); err != nil {
+				t.Fatal(err)
+			}
+			wantValueNow := func(want float64) {
+				t.Helper()
+				if result, err := store.Check(ctx, to.ForN("k", 0)); err != nil || result.Value < want-1e-6 || result.Value > want+1e-6 {
+					t.Errorf("at %v: value = %v, %v, want %v", c.now(), result.Value, err, want)
+				}
+			}
+			if test.ahead > 0 {
+				wantValueNow(test.want)
+				return
+			}
+			wantValueNow(40)
+			c.add(50 * time.Second) // the first slot is past
+			wantValueNow(70)
+		})
+	}
+}
+
+// before is the schema up to a version.
+func before(t *testing.T, version string) (up, rest string) {
+	t.Helper()
+	files, err := fs.Glob(migrations.FS, "*.sql")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, file := range files {
+		text, err := fs.ReadFile(migrations.FS, file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sql, _, _ := strings.Cut(string(text), "-- +goose Down")
+		if file < version {
+			up += sql
+		} else {
+			rest += sql
+		}
+	}
+	return up, rest
+}
+
+// TestSchemaOfTheVersionBefore: rows of the other kinds are as large with the column
+// for sliding windows as they were without it, and the statements of a program that
+// does not know of it go on working, beside a program that does.
+func TestSchemaOfTheVersionBefore(t *testing.T) {
+	ctx, db := t.Context(), pgtest.NewEmpty(t)
+	conn, err := pgx.Connect(ctx, db.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close(context.Background()) })
+	exec := func(sql string, args ...any) {
+		t.Helper()
+		if _, err := conn.Exec(ctx, sql, append([]any{pgx.QueryExecModeSimpleProtocol}, args...)...); err != nil {
+			t.Fatalf("%s: %v", sql, err)
+		}
+	}
+	// As they were sent before there was the column.
+	const (
+		take = `INSERT INTO rate_limits AS l (name, key, shard, value, ts)
+VALUES ($1::text, $2::text, 0, 10::float8 - 1, clock_timestamp())
+ON CONFLICT (name, key, shard) DO UPDATE SET value = least(l.value
+	+ greatest(round(date_part('epoch', excluded.ts - l.ts) * 1000000), 0) * 1e-9, 10::float8) - 1, ts = greatest(l.ts, excluded.ts)
+WHERE l.value >= 1 AND (l.paused IS NULL OR l.paused <= excluded.ts)`
+		put = `INSERT INTO rate_limits (name, key, shard, value, ts, paused) VALUES ($1::text, $2::text, 0, 5, now(), now())
+ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = excluded.ts, paused = excluded.paused`
+	)
+	size := func() (bytes string) {
+		t.Helper()
+		sql := `SELECT string_agg(concat_ws(' ', name, key, pg_column_size(r)), ', ' ORDER BY name, key) FROM rate_limits AS r WHERE name = 'old'`
+		if err := conn.QueryRow(ctx, sql).Scan(&bytes); err != nil {
+			t.Fatal(err)
+		}
+		return bytes
+	}
+	up, rest := before(t, "00003")
+	exec("SET search_path = " + db.Schema)
+	exec(up)
+	exec(take, "old", "taken")
+	exec(put, "old", "paused")
+	was := size()
+	exec(rest)
+	if got := size(); got != was {
+		t.Errorf("rows that were there are %s bytes, want %s", got, was)
+	}
+	exec("DELETE FROM rate_limits")
+	exec(take, "old", "taken")
+	exec(put, "old", "paused")
+	exec(take, "old", "taken")
+	if got := size(); got != was {
+		t.Errorf("new rows are %s bytes, want %s", got, was)
+	}
+
+	store := newStore(t, db)
+	bucket := ratelimit.TokenBucket{Name: "old", Rate: 10, Period: time.Hour}
+	window := ratelimit.SlidingWindow{Name: "new", Rate: 10, Period: time.Hour}
+	mustAllow(t, store, bucket.ForN("taken", 2))
+	mustAllow(t, store, window.ForN("k", 4))
+	exec(take, "old", "taken")
+	if result, err := store.Check(ctx, bucket.ForN("taken", 0)); err != nil || result.Value < 5 || result.Value > 5.1 {
+		t.Errorf("%v tokens after three of theirs and two of ours, %v, want 5", result.Value, err)
+	}
+	if got := size(); got != was {
+		t.Errorf("rows that both have written are %s bytes, want %s", got, was)
+	}
+
+	// A program that has another kind under the name takes what is left in the row, and
+	// the sliding window sees that it has.
+	exec(take, "new", "k")
+	if result, err := store.Allow(ctx, window.ForN("k", 6)); err != nil || result.OK {
+		t.Errorf("six of the five that are left: %v, %v, want a refusal", result.OK, err)
+	}
+	mustAllow(t, store, window.ForN("k", 5))
+}
+
+// TestSlidingWindowRenewed: a row whose totals have grown is counted anew, in every form,
+// and holds what it held.
+func TestSlidingWindowRenewed(t *testing.T) {
+	db := pgtest.New(t)
+	c := newClock()
+	limit := ratelimit.SlidingWindow{Name: "renewed", Rate: 10, Period: time.Minute, Slots: 6, Start: noon}
+	other := ratelimit.TokenBucket{Name: "another", Rate: 1e6, Period: time.Second}
+	for i, form := range append(takeForms, reserveForms...) {
+		for _, requests := range [][]ratelimit.Request{
+			{limit.ForN(fmt.Sprint(i, " ", form.name), 5)},
+			{limit.ForN(fmt.Sprint(i, " ", form.name, " with another"), 5), other.For(form.name)},
+		} {
+			c.set(noon)
+			store := newStore(t, db, onClock(c), form.change)
+			for i := range 100 {
+				result, err := form.take(t.Context(), db.Pool, store, requests...)
+				if err != nil || !result.OK || result.RetryAfter != 0 {
+					t.Fatalf("%s, call %d: %v, %v, want a grant at once", form.name, i, result, err)
+				}
+				c.add(35 * time.Second)
+			}
+			var base float64
+			sql := "SELECT slots[4] FROM " + db.Schema + ".rate_limits WHERE name = 'renewed' AND key = $1"
+			if err := db.Pool.QueryRow(t.Context(), sql, requests[0].Key).Scan(&base); err != nil || base > 90 {
+				t.Errorf("%s: a total of %v from before the oldest slot, %v", form.name, base, err)
+			}
+		}
+	}
+}

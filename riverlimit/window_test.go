@@ -1,0 +1,151 @@
+package riverlimit_test
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/curve"
+	"github.com/pgratelimit/ratelimit/riverlimit"
+)
+
+// tenth has slots of 100 ms, and lets perSecond jobs start in any second.
+var tenth = ratelimit.SlidingWindow{Name: "tenth", Rate: perSecond, Period: time.Second, Slots: 10}
+
+// wantWindowKept works all jobs and wants no more starts than that in any second, as
+// many in one of them, and no second limit.
+func wantWindowKept(t *testing.T, b *bench, jobs int) {
+	t.Helper()
+	var started starts
+	stalled := measureStalls()
+	m := middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(tenth), HardStart: true})
+	start(t, b.client(t, b.config(func(context.Context, *river.Job[callArgs]) error {
+		started.add()
+		return nil
+	}, m)))
+	b.eventually(t, jobs, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
+	sorted := started.sorted()
+	most, stall := mostIn(sorted, time.Second), stalled()
+	t.Logf("%d jobs at most %d in any second: most starts %d, first to last start %v, the machine stood still for %v",
+		jobs, perSecond, most, sorted[len(sorted)-1].Round(time.Millisecond), stall)
+	if most > perSecond && stall < 50*time.Millisecond {
+		t.Errorf("%d starts in a second, want at most %d", most, perSecond)
+	}
+	if most < perSecond {
+		t.Errorf("%d starts in a second at most, want %d", most, perSecond)
+	}
+	if got := b.count(t, `SELECT count(*) FROM rate_limits WHERE name <> 'tenth'`); got != 0 {
+		t.Errorf("%d rows of other limits, want none", got)
+	}
+	if got := b.count(t, completedOnce); got != jobs {
+		t.Errorf("%d jobs completed at their first attempt and without errors, want %d", got, jobs)
+	}
+}
+
+// TestHardStartSlidingWindow: a job that starts in the slot that it has reserved needs
+// no gate.
+func TestHardStartSlidingWindow(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.insertPlain(t, 100)
+	wantWindowKept(t, b, 100)
+}
+
+// TestHardStartSlidingWindowBunched: those that River brings in bunches, seconds after
+// the slots that were reserved when they were inserted, ask for others.
+func TestHardStartSlidingWindowBunched(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	const n = 60
+	params := make([]riverlimit.InsertManyParams, n)
+	for i := range params {
+		params[i] = riverlimit.InsertManyParams{Args: callArgs{i}, Requests: []ratelimit.Request{tenth.For("")}}
+	}
+	b.inTx(t, func(tx pgx.Tx) error {
+		_, err := b.inserter(t).InsertManyTx(t.Context(), tx, params)
+		return err
+	})
+	wantWindowKept(t, b, n)
+}
+
+// A slot that is over before a job can start would be missed each time.
+func TestHardStartSlotsTooNarrow(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	narrow := tenth
+	narrow.Slots = 20 // of 50 ms
+	o := newOne(t, b, middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(narrow), HardStart: true}))
+	job := o.work(nil, river.EventKindJobCancelled, 0)
+	if len(job.Errors) != 1 {
+		t.Errorf("errors %v, want one", job.Errors)
+	}
+}
+
+// Jobs that are inserted together reserve for as many of them as fit a window: as fast as
+// the limit allows, and no faster.
+func TestInsertManySlidingWindow(t *testing.T) {
+	t.Parallel()
+	const jobs, rate = 205, 20
+	b := newBench(t)
+	l := ratelimit.SlidingWindow{Name: "window", Rate: rate, Period: time.Minute, Slots: 6}
+	params := make([]riverlimit.InsertManyParams, jobs)
+	for i := range params {
+		params[i] = riverlimit.InsertManyParams{Args: callArgs{i}, Requests: []ratelimit.Request{l.For("")}}
+	}
+	var inserted []*riverlimit.Inserted
+	b.inTx(t, func(tx pgx.Tx) (err error) {
+		inserted, err = b.inserter(t).InsertManyTx(t.Context(), tx, params)
+		return err
+	})
+	var events []curve.Event
+	for i, job := range inserted {
+		events = append(events, curve.Event{At: job.Reservation.RetryAt, Count: 1})
+		if after := job.Reservation.RetryAfter; i%rate != 0 && !job.Reservation.RetryAt.Equal(inserted[i-1].Reservation.RetryAt) ||
+			after > time.Duration(i/rate)*70*time.Second {
+			t.Errorf("job %d is due after %v", i, after)
+		}
+	}
+	if worst := curve.Judge(events, curve.Of(l.Definition())); worst.Share != 1 {
+		t.Errorf("at worst %v", worst)
+	}
+	if ok, err := b.store.Cancel(t.Context(), inserted[jobs-1].Reservation.Receipt); !ok || err != nil {
+		t.Errorf("cancelling the last job: %v, %v", ok, err)
+	}
+}
+
+// A job that has missed its slot and was given another has used what it has used once:
+// the slot that it missed has all of it back.
+func TestSettleMissedSlot(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	slots := ratelimit.SlidingWindow{Name: "slots", Rate: 1000, Period: 20 * time.Second, Slots: 100}
+	b.inTx(t, func(tx pgx.Tx) error {
+		_, err := b.inserter(t).InsertTx(t.Context(), tx, callArgs{0}, nil, slots.ForN("", 100))
+		return err
+	})
+	b.eventually(t, 1, `SELECT count(*) FROM river_job WHERE created_at < now() - interval '400 ms'`) // two slots
+	m := middleware(t, b.store, riverlimit.MiddlewareConfig{
+		Limits:    func(*rivertype.JobRow) []ratelimit.Request { return []ratelimit.Request{slots.ForN("", 100)} },
+		HardStart: true,
+	})
+	start(t, b.client(t, b.config(func(ctx context.Context, job *river.Job[callArgs]) error {
+		return pgx.BeginFunc(ctx, b.Pool, func(tx pgx.Tx) error {
+			if err := riverlimit.SettleTx(ctx, tx, b.store, job.JobRow, slots.ForN("", 30)); err != nil {
+				return err
+			}
+			_, err := river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, job)
+			return err
+		})
+	}, m)))
+	b.eventually(t, 1, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
+	left, err := b.store.Check(t.Context(), slots.ForN("", 0))
+	if err != nil || left.Value != 970 {
+		t.Errorf("%v, %v, want 970 left", left, err)
+	}
+}
