@@ -141,7 +141,15 @@ func (o *own) decideCall(ctx context.Context, p *pending) (ratelimit.Result, err
 		if err := ctx.Err(); err != nil {
 			return ratelimit.Result{}, err
 		}
-		if h := o.takeHeld(&p.call); h != nil {
+		h := o.takeHeld(&p.call)
+		rest := &p.call
+		if h != nil {
+			rest = &h.rest
+		}
+		if len(rest.Asks) > 1 && !rest.First {
+			o.missed(rest)
+		}
+		if h != nil {
 			return o.decideRest(ctx, h)
 		}
 	}
@@ -239,8 +247,19 @@ func (h *held) putBack() {
 // all reports whether all of the call was in memory.
 func (h *held) all() bool { return h != nil && len(h.rest.Asks) == 0 }
 
+// missed has what a call takes from rows taken ahead for those who come later, unless the
+// statement that grants it does that.
+func (o *own) missed(call *decide.Call) {
+	for i := range call.Asks {
+		a := &call.Asks[i]
+		if holder := o.hints.held.Of(a); holder != nil && holder.Miss(a.Count) {
+			o.refill(holder)
+		}
+	}
+}
+
 // takeHeld takes out of memory what there is for a call, limit by limit; nil if there is
-// nothing. What is missed so is taken ahead for those who come later.
+// nothing.
 func (o *own) takeHeld(call *decide.Call) *held {
 	if o.hints.held == nil || call.First || call.AtMost() {
 		return nil
@@ -253,11 +272,11 @@ func (o *own) takeHeld(call *decide.Call) *held {
 			continue
 		}
 		t, ok := holder.Take(a.Count)
-		if t.Low || !ok && len(call.Asks) > 1 && holder.Miss(a.Count) {
-			o.refill(holder)
-		}
 		if !ok {
 			continue
+		}
+		if t.Low {
+			o.refill(holder)
 		}
 		if h == nil {
 			h = &held{call: call, tokens: make([]escrow.Tokens, len(call.Asks)), stands: make([]*decide.Stand, len(call.Asks))}
@@ -274,8 +293,16 @@ func (o *own) takeHeld(call *decide.Call) *held {
 // secure is takeHeld for tokens that may be put back later. Those of a single limit are
 // taken ahead for the call, if that can be.
 func (o *own) secure(ctx context.Context, call *decide.Call) (*held, error) {
-	if h := o.takeHeld(call); h != nil || len(call.Asks) > 1 || o.hints.held == nil {
+	h := o.takeHeld(call)
+	switch {
+	case o.hints.held == nil:
+		return nil, nil
+	case h != nil:
+		o.missed(&h.rest)
 		return h, nil
+	case len(call.Asks) > 1:
+		o.missed(call)
+		return nil, nil
 	}
 	t, ok, err := o.secureOne(ctx, call)
 	if !ok {

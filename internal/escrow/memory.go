@@ -16,7 +16,7 @@ const (
 	stripes   = 64
 	mostKeys  = 256 // a stripe; past that, keys that hold nothing are forgotten
 	lookedAt  = 8   // of them, for one more
-	enoughFor = 3   // calls of a key lately, before anything is taken ahead
+	enoughFor = 8   // calls of a key lately, before anything is taken ahead: for keys that are asked now and then it would only have to be given back
 	growth    = 8   // times what was handed out lately is the most that is taken ahead
 )
 
