@@ -37,6 +37,7 @@ var mayImport = map[string][]string{
 	"internal/batch":     {},
 	"internal/keyqueue":  {},
 	"internal/decide":    {".", "internal/exact", "internal/receipt"},
+	"internal/curve":     {"."},
 	"internal/table":     {".", "internal/exact", "internal/decide", pgx},
 	"internal/wait":      {"."},
 	"memstore":           {".", "internal/decide", "internal/receipt", "internal/wait"},

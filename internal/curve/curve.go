@@ -1,0 +1,96 @@
+// Package curve judges what a limit has granted by its arrival curve: over all
+// stretches of a history, wherever they begin and however long they are, the most that
+// was granted as a share of what the limit promises. More than 1 is too much; and a
+// share that is never near 1 means that the history has tried nothing.
+package curve
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+)
+
+// Event is a number of tokens that were used at an instant.
+type Event struct {
+	At    time.Time
+	Count float64
+}
+
+// Curve is the most that may be used in a stretch of a length, both of its ends
+// included.
+type Curve func(time.Duration) float64
+
+// Of is the curve that a definition promises. A token bucket's is its capacity and what
+// is refilled; a fixed window's has the tokens of one edge more than there are whole
+// periods; a sliding window's is its rate for each period that is begun. Reservations
+// count when they are due, for which the curve must be that of work that begins on
+// time, but for a sliding window's.
+func Of(d ratelimit.Definition) Curve {
+	return func(length time.Duration) float64 {
+		periods := float64(length) / float64(d.Period)
+		switch d.Kind {
+		case ratelimit.KindFixedWindow:
+			return d.Capacity + d.Rate*(math.Floor(periods)+1)
+		}
+		return d.Capacity + d.Rate*periods
+	}
+}
+
+// Within is the curve of somebody who allows no more than most in any window of a
+// length, and so counts every stretch that is shorter.
+func Within(most float64, window time.Duration) Curve {
+	return func(length time.Duration) float64 {
+		if length < window {
+			return most
+		}
+		return math.Inf(1)
+	}
+}
+
+// Worst is the stretch of a history that has the largest share of what it may have.
+type Worst struct {
+	Share    float64 // of what may be used
+	Used     float64
+	From, To time.Time
+}
+
+func (w Worst) String() string {
+	return fmt.Sprintf("%.4f of the bound: %g in %v", w.Share, w.Used, w.To.Sub(w.From))
+}
+
+// Judge looks at all stretches that begin and end with an event: the others hold no
+// more. Its time grows with the square of the number of events.
+func Judge(events []Event, curve Curve) (worst Worst) {
+	events = together(events)
+	for i := range events {
+		used := 0.0
+		for _, e := range events[i:] {
+			used += e.Count
+			most := curve(e.At.Sub(events[i].At))
+			if math.IsInf(most, 1) {
+				break
+			}
+			if share := used / most; share > worst.Share {
+				worst = Worst{share, used, events[i].At, e.At}
+			}
+		}
+	}
+	return worst
+}
+
+// together is events in order, those of one instant as one.
+func together(events []Event) (sorted []Event) {
+	events = slices.Clone(events)
+	slices.SortFunc(events, func(a, b Event) int { return a.At.Compare(b.At) })
+	for _, e := range events {
+		if n := len(sorted) - 1; n >= 0 && sorted[n].At.Equal(e.At) {
+			sorted[n].Count += e.Count
+			continue
+		}
+		sorted = append(sorted, e)
+	}
+	return sorted
+}
