@@ -37,7 +37,8 @@ type task struct {
 
 // jobs are what children can do.
 var jobs = map[string]func(context.Context, *env) error{
-	"work": work,
+	"work":   work,
+	"arrive": arrive,
 }
 
 // env is what a child works with.

@@ -25,6 +25,8 @@ import (
 // sections are the attacks, in the order of the report.
 var sections = []section{
 	{"accounts", "Exact accounts", attackAccounts},
+	{"arrivals", "The arrival curve", attackArrivals},
+	{"linear", "Linearizability", attackLinear},
 }
 
 // section is an attack.
