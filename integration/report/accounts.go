@@ -27,10 +27,13 @@ type account struct {
 	moves  map[[2]string]*move       // of decisions on their own, and of none
 	ended  int                       // processes that came to their end
 	begun  time.Time
+
+	rolled      map[string]int // what else was told with what was rolled back
+	connections int            // that were made
 }
 
 func newAccount() *account {
-	return &account{counts: map[string]map[string]int{}, faults: map[string]int{}, byID: map[int64]string{}, moves: map[[2]string]*move{}, begun: time.Now()}
+	return &account{counts: map[string]map[string]int{}, faults: map[string]int{}, rolled: map[string]int{}, byID: map[int64]string{}, moves: map[[2]string]*move{}, begun: time.Now()}
 }
 
 // read enters a line of a journal.
@@ -43,6 +46,7 @@ func (a *account) read(line []byte) error {
 	defer a.mu.Unlock()
 	if t.Done {
 		a.ended++
+		a.connections += t.Connections
 		return nil
 	}
 	if a.counts[t.Verb] == nil {
@@ -51,6 +55,9 @@ func (a *account) read(line []byte) error {
 	a.counts[t.Verb][t.What]++
 	if t.What == "error" || t.What == "unknown" {
 		a.faults[t.Verb+": "+t.Err]++
+	}
+	if t.What == "rolled back" {
+		a.rolled[t.Err]++
 	}
 	if t.ID != 0 {
 		a.byID[t.ID] = t.What

@@ -28,7 +28,10 @@ type task struct {
 	Process     int // its number
 	Workers     int
 	Conns       int32
-	Isolation   string // the level of its connections' transactions, if nobody says another
+	Isolation   string            // the level of its connections' transactions, if nobody says another
+	Params      map[string]string // of its connections
+	Relay       string            // the address that it connects to, if that is not the server's
+	Patience    time.Duration     // of a call; 0 for long
 	For         time.Duration
 	Lifetime    time.Duration // of a connection; 0 for long
 	Seed        uint64
@@ -60,6 +63,12 @@ func runChild() error {
 	pool, err := newPool(ctx, t.URL, t.Conns, func(c *pgxpool.Config) {
 		if t.Isolation != "" {
 			c.ConnConfig.RuntimeParams["default_transaction_isolation"] = t.Isolation
+		}
+		for name, value := range t.Params {
+			c.ConnConfig.RuntimeParams[name] = value
+		}
+		if t.Relay != "" {
+			relayed(c, t.Relay)
 		}
 		if t.Lifetime > 0 {
 			c.MaxConnLifetime, c.HealthCheckPeriod = t.Lifetime, t.Lifetime

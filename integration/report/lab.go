@@ -39,8 +39,7 @@ func newLab(ctx context.Context, o options) (*lab, error) {
 		Fsync: true, Restart: true, BinDir: o.bin,
 		Settings: map[string]string{
 			"max_connections": "300", "synchronous_commit": "on",
-			"restart_after_crash": "on", "track_io_timing": "off",
-			"log_min_messages": "fatal", "autovacuum_naptime": "1s",
+			"restart_after_crash": "on", "autovacuum_naptime": "1s",
 		},
 	})
 	if err != nil {

@@ -26,6 +26,9 @@ import (
 var sections = []section{
 	{"accounts", "Exact accounts", attackAccounts},
 	{"arrivals", "The arrival curve", attackArrivals},
+	{"wire", "Faults on the wire", attackWire},
+	{"crash", "Killed servers, connections and clients", attackCrash},
+	{"limits", "Time-outs, small pools, short connections", attackPools},
 	{"linear", "Linearizability", attackLinear},
 }
 

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -56,6 +57,8 @@ type told struct {
 	Moves []move `json:"m,omitempty"` // of a decision on its own
 	Err   string `json:"e,omitempty"`
 	Done  bool   `json:"d,omitempty"` // the process came to its end
+
+	Connections int `json:"c,omitempty"` // that it made until then
 }
 
 // work calls all verbs, in all forms, for a while.
@@ -72,7 +75,7 @@ func work(ctx context.Context, e *env) error {
 		})
 	}
 	group.Wait()
-	e.out.write(told{Verb: "end", Done: true})
+	e.out.write(told{Verb: "end", Done: true, Connections: int(e.pool.Stat().NewConnsCount())})
 	return nil
 }
 
@@ -87,7 +90,7 @@ type worker struct {
 const patience = 20 * time.Second // of a call
 
 func (w *worker) turn() {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), cmp.Or(w.Patience, patience))
 	defer cancel()
 	switch w.rand.IntN(8) {
 	case 0, 1, 2:
@@ -474,25 +477,27 @@ func (w *worker) giveBackTx(ctx context.Context, tx pgx.Tx, result ratelimit.Res
 var behaviours = []struct {
 	name string
 	do   func(ctx context.Context, w *worker, tx pgx.Tx) error
+
+	commits bool // itself, so that its error does not say what became of that
 }{
-	{"well", func(context.Context, *worker, pgx.Tx) error { return nil }},
-	{"well", func(context.Context, *worker, pgx.Tx) error { return nil }},
-	{"well", func(context.Context, *worker, pgx.Tx) error { return nil }},
-	{"an error", func(context.Context, *worker, pgx.Tx) error { return errRolledBack }},
-	{"a panic", func(context.Context, *worker, pgx.Tx) error { panic(errRolledBack) }},
-	{"the end of its goroutine", func(context.Context, *worker, pgx.Tx) error { runtime.Goexit(); return nil }},
-	{"its own Rollback", func(ctx context.Context, _ *worker, tx pgx.Tx) error { return tx.Rollback(ctx) }},
-	{"its own ROLLBACK", func(ctx context.Context, _ *worker, tx pgx.Tx) error { return send(ctx, tx, "ROLLBACK") }},
-	{"its own Commit", func(ctx context.Context, _ *worker, tx pgx.Tx) error { return tx.Commit(ctx) }},
-	{"its own COMMIT", func(ctx context.Context, _ *worker, tx pgx.Tx) error { return send(ctx, tx, "COMMIT") }},
+	{"well", func(context.Context, *worker, pgx.Tx) error { return nil }, false},
+	{"well", func(context.Context, *worker, pgx.Tx) error { return nil }, false},
+	{"well", func(context.Context, *worker, pgx.Tx) error { return nil }, false},
+	{"an error", func(context.Context, *worker, pgx.Tx) error { return errRolledBack }, false},
+	{"a panic", func(context.Context, *worker, pgx.Tx) error { panic(errRolledBack) }, false},
+	{"the end of its goroutine", func(context.Context, *worker, pgx.Tx) error { runtime.Goexit(); return nil }, false},
+	{"its own Rollback", func(ctx context.Context, _ *worker, tx pgx.Tx) error { return tx.Rollback(ctx) }, false},
+	{"its own ROLLBACK", func(ctx context.Context, _ *worker, tx pgx.Tx) error { return send(ctx, tx, "ROLLBACK") }, false},
+	{"its own Commit", func(ctx context.Context, _ *worker, tx pgx.Tx) error { return tx.Commit(ctx) }, true},
+	{"its own COMMIT", func(ctx context.Context, _ *worker, tx pgx.Tx) error { return send(ctx, tx, "COMMIT") }, true},
 	{"a swallowed error", func(ctx context.Context, _ *worker, tx pgx.Tx) error {
 		_ = send(ctx, tx, "SELECT 1/0")
 		return nil
-	}},
+	}, false},
 	{"rows that stay open", func(ctx context.Context, _ *worker, tx pgx.Tx) error {
 		_, err := tx.Query(ctx, "SELECT generate_series(1, 3)")
 		return err
-	}},
+	}, false},
 	{"a nested transaction that is rolled back", func(ctx context.Context, w *worker, tx pgx.Tx) error {
 		inner, err := tx.Begin(ctx)
 		if err != nil {
@@ -502,10 +507,11 @@ var behaviours = []struct {
 			return err
 		}
 		return inner.Rollback(ctx)
-	}},
+	}, false},
+	{"a nap of 30 ms", func(context.Context, *worker, pgx.Tx) error { time.Sleep(30 * time.Millisecond); return nil }, false},
 	{"SET LOCAL", func(ctx context.Context, _ *worker, tx pgx.Tx) error {
 		return send(ctx, tx, "SET LOCAL search_path = pg_catalog; SET LOCAL statement_timeout = '3s'; SET LOCAL lock_timeout = '1s'")
-	}},
+	}, false},
 }
 
 func send(ctx context.Context, tx pgx.Tx, sql string) error {
@@ -535,7 +541,7 @@ func (w *worker) runner(ctx context.Context) {
 		t.What = "ok"
 	case errors.Is(err, ratelimit.ErrRefused):
 		t.What = "refused"
-	case errors.Is(err, pgstore.ErrOutcomeUnknown):
+	case errors.Is(err, pgstore.ErrOutcomeUnknown), behaviour.commits:
 		t.What, t.Err = "unknown", err.Error()
 	case behaviour.name == "well" || behaviour.name == "SET LOCAL":
 		t.What, t.Err = "error", err.Error()
