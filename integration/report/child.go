@@ -42,6 +42,7 @@ type task struct {
 var jobs = map[string]func(context.Context, *env) error{
 	"work":   work,
 	"arrive": arrive,
+	"stroll": stroll,
 }
 
 // env is what a child works with.

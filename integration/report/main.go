@@ -26,6 +26,7 @@ import (
 var sections = []section{
 	{"accounts", "Exact accounts", attackAccounts},
 	{"arrivals", "The arrival curve", attackArrivals},
+	{"strangers", "Nobody stalls a stranger", attackStrangers},
 	{"wire", "Faults on the wire", attackWire},
 	{"crash", "Killed servers, connections and clients", attackCrash},
 	{"limits", "Time-outs, small pools, short connections", attackPools},
