@@ -30,10 +30,11 @@ type account struct {
 
 	rolled      map[string]int // what else was told with what was rolled back
 	connections int            // that were made
+	heaps       map[int]int    // of processes, as they were last told
 }
 
 func newAccount() *account {
-	return &account{counts: map[string]map[string]int{}, faults: map[string]int{}, rolled: map[string]int{}, byID: map[int64]string{}, moves: map[[2]string]*move{}, begun: time.Now()}
+	return &account{counts: map[string]map[string]int{}, faults: map[string]int{}, rolled: map[string]int{}, heaps: map[int]int{}, byID: map[int64]string{}, moves: map[[2]string]*move{}, begun: time.Now()}
 }
 
 // read enters a line of a journal.
@@ -44,6 +45,10 @@ func (a *account) read(line []byte) error {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if t.Heap > 0 {
+		a.heaps[t.Process] = t.Heap
+		return nil
+	}
 	if t.Done {
 		a.ended++
 		a.connections += t.Connections
@@ -80,6 +85,15 @@ func (a *account) of(limit, key string) *move {
 		a.moves[id] = &move{Limit: limit, Key: key}
 	}
 	return a.moves[id]
+}
+
+func (a *account) largestHeap() (largest int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, n := range a.heaps {
+		largest = max(largest, n)
+	}
+	return largest
 }
 
 // total counts what was told, for verbs that begin so.

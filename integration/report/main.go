@@ -31,6 +31,7 @@ var sections = []section{
 	{"crash", "Killed servers, connections and clients", attackCrash},
 	{"limits", "Time-outs, small pools, short connections", attackPools},
 	{"linear", "Linearizability", attackLinear},
+	{"endurance", "Endurance", attackEndurance},
 }
 
 // section is an attack.

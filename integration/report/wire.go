@@ -101,7 +101,7 @@ func attackWire(ctx context.Context, l *lab, c *chapter) error {
 
 // suffer has processes do the work of the accounts while something is done to them, and
 // compares. Each of killed processes takes what it was not told with it.
-func (l *lab) suffer(ctx context.Context, c *chapter, tasks []task, lasts time.Duration, killed int, harm func(ctx context.Context, children []*child) error) (*account, error) {
+func (l *lab) suffer(ctx context.Context, c *chapter, tasks []task, lasts time.Duration, killed int, harm func(ctx context.Context, children []*child, a *account) error) (*account, error) {
 	schema, err := l.schema(ctx)
 	if err != nil {
 		return nil, err
@@ -120,7 +120,7 @@ func (l *lab) suffer(ctx context.Context, c *chapter, tasks []task, lasts time.D
 		children = append(children, child)
 	}
 	if harm != nil {
-		err = harm(ctx, children)
+		err = harm(ctx, children, a)
 	}
 	gone := 0
 	for _, child := range children {
@@ -192,7 +192,7 @@ func attackCrash(ctx context.Context, l *lab, c *chapter) error {
 		{Conns: 8, Workers: 8, Patience: 5 * time.Second},
 		{Conns: 8, Workers: 8, Patience: 5 * time.Second, Isolation: "serializable"},
 	}
-	_, err := l.suffer(ctx, c, tasks, l.seconds(45, 12), 1, func(ctx context.Context, children []*child) error {
+	_, err := l.suffer(ctx, c, tasks, l.seconds(45, 12), 1, func(ctx context.Context, children []*child, _ *account) error {
 		time.Sleep(time.Second)
 		if err := children[0].cmd.Process.Kill(); err != nil {
 			return err

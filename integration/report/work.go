@@ -59,6 +59,8 @@ type told struct {
 	Done  bool   `json:"d,omitempty"` // the process came to its end
 
 	Connections int `json:"c,omitempty"` // that it made until then
+	Process     int `json:"p,omitempty"` // of a heap
+	Heap        int `json:"h,omitempty"` // bytes, after a collection
 }
 
 // work calls all verbs, in all forms, for a while.
@@ -74,9 +76,24 @@ func work(ctx context.Context, e *env) error {
 			}
 		})
 	}
+	for ctx.Err() == nil {
+		e.out.write(told{Verb: "heap", Process: e.Process, Heap: heap()})
+		select {
+		case <-ctx.Done():
+		case <-time.After(time.Second):
+		}
+	}
 	group.Wait()
 	e.out.write(told{Verb: "end", Done: true, Connections: int(e.pool.Stat().NewConnsCount())})
 	return nil
+}
+
+// heap is how much is in use.
+func heap() int {
+	runtime.GC()
+	var m runtime.MemStats
+	runtime.ReadMemStats(&m)
+	return int(m.HeapAlloc)
 }
 
 // worker is one goroutine that calls. Its calls have contexts of their own, so that
