@@ -152,7 +152,7 @@ func copyTree(ctx context.Context, to string) error {
 	return nil
 }
 
-const longest = 3 * time.Minute // of one mutant's tests
+const longest = 2 * time.Minute // of one mutant's tests
 
 // kill plants the fault in the copy, runs the tests, and takes it out again. It returns
 // the tests that failed.
