@@ -389,12 +389,19 @@ func (w *worker) transaction(ctx context.Context) {
 		if t.What == "unknown" { // COMMIT was never sent
 			t.What = "error"
 		}
-		_ = tx.Rollback(context.WithoutCancel(ctx))
+		rollBack(tx)
 	}
 	if err != nil {
 		t.Err = err.Error()
 	}
 	w.out.write(t)
+}
+
+// rollBack gives up soon: the network may have gone silent.
+func rollBack(tx pgx.Tx) {
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Second)
+	defer cancel()
+	_ = tx.Rollback(ctx) // if it fails, the connection is closed
 }
 
 var errRolledBack = errors.New("as it should be")
