@@ -37,6 +37,7 @@ type faulty struct {
 	mu     sync.Mutex
 	rarely int // one of so many messages
 	done   map[string]int
+	turns  map[string]int // of kinds of messages: how many came to harm
 }
 
 var harms = map[relay.Fate]string{
@@ -58,12 +59,10 @@ func (f *faulty) judge(what string, fates []relay.Fate) relay.Judge {
 		if rand.IntN(rarely) > 0 {
 			return relay.Pass
 		}
-		fate := fates[rand.IntN(len(fates))]
-		if fate == relay.Silence && rand.IntN(2) > 0 { // it costs its caller all its patience
-			fate = relay.Cut
-		}
 		f.mu.Lock()
 		defer f.mu.Unlock()
+		fate := fates[f.turns[kind]%len(fates)]
+		f.turns[kind]++
 		f.done[harms[fate]+" "+kind]++
 		return fate
 	}
@@ -80,7 +79,7 @@ func attackWire(ctx context.Context, l *lab, c *chapter) error {
 		return err
 	}
 	defer r.Close()
-	f := &faulty{rarely: 80, done: map[string]int{}}
+	f := &faulty{rarely: 60, done: map[string]int{}, turns: map[string]int{}}
 	fates := []relay.Fate{relay.Cut, relay.CutWithin, relay.CutAfter, relay.Slow, relay.Silence}
 	r.Interfere(f.judge("request", fates), f.judge("answer", append(fates, relay.Fatal)))
 	c.say("Two processes do the work of the accounts through a relay that cuts connections before, within and after requests and answers, has some arrive byte by byte, tells FATAL as a pooler does, or goes silent while new connections work. What a caller was told an error of is counted as perhaps taken; all else is exact.")
