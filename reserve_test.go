@@ -552,6 +552,7 @@ func TestIdle(t *testing.T) {
 		{"paused", bucket, paused, t3, false},
 		{"pause over", bucket, paused, t4, false},
 		{"full after a pause", bucket, paused, t9, true},
+		{"window paused until one of its edges, full by what was given back", window, State{Value: 5, TS: t0, Paused: t4}, t2, false},
 		{"over full, capacity lowered", bucket, row(50, t0), t0, true},
 		{"no capacity, no debt", spaced, row(0, t0), t0, true},
 		{"no capacity, debt", spaced, row(-1, t0), t0, false},

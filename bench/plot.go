@@ -114,7 +114,11 @@ func drawPlot(file string, results []result, facts []string) error {
 	c.SetColor(color.White)
 	c.Fill(c.Rectangle.Path())
 	arrange(draw.Crop(c, margin, -margin, margin, -margin), drawn, decisions, transactions, facts)
+	return writePicture(svg, file)
+}
 
+// writePicture writes a picture to a file.
+func writePicture(svg *vgsvg.Canvas, file string) error {
 	f, err := os.Create(file)
 	if err != nil {
 		return fmt.Errorf("making the picture: %w", err)

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"image/color"
 	"io"
-	"os"
 	"time"
 
 	"gonum.org/v1/plot"
@@ -361,15 +360,7 @@ func drawWindows(file string, all []judged) error {
 		}
 		p.Draw(tiles.At(c, i, 0))
 	}
-	f, err := os.Create(file)
-	if err != nil {
-		return fmt.Errorf("making the picture: %w", err)
-	}
-	_, err = svg.WriteTo(f)
-	if err := errors.Join(err, f.Close()); err != nil {
-		return fmt.Errorf("writing the picture: %w", err)
-	}
-	return nil
+	return writePicture(svg, file)
 }
 
 // bars is one panel: a bar for each limiter from the top down, red where it is over the

@@ -507,6 +507,68 @@ func lettersOf(t *testing.T, db *pgtest.DB, what string) (letters string) {
 // Work that has its connection forget all prepared statements is told OK, and the
 // connection is as good as before once pgx knows, which an error for each of its
 // few statements tells it.
+// Work that has committed itself is not done again, though the connection on which the
+// server is asked about it has forgotten what was prepared.
+func TestWorkThatCommitsIsDoneOnce(t *testing.T) {
+	s := newShopOn(t, pgtest.New(t, maxConns(1)), 1000)
+	ctx := within(t, 20*time.Second)
+	commits := func(also string) func(pgx.Tx) error {
+		return func(tx pgx.Tx) error {
+			_, err := tx.Conn().Exec(ctx, also+"COMMIT")
+			return err
+		}
+	}
+	for _, also := range []string{"", "", "DEALLOCATE ALL;"} { // the statements that ask are prepared by then
+		if _, err := s.store.AllowFunc(ctx, s.requests(), s.order(ctx, commits(also))); err != nil {
+			t.Errorf("%q: %v", also, err)
+		}
+	}
+	s.want(t, 3)
+}
+
+// The same for decisions on their own: each connection that has forgotten has many
+// statements to prepare again, and callers see none of that.
+func TestOwnDecisionsOutliveDeallocateAll(t *testing.T) {
+	db := pgtest.New(t, maxConns(4))
+	store := newStore(t, db)
+	limit, several := slow("l", 1000), []ratelimit.Request{slow("l", 1000).For("a"), slow("l", 1000).For("b")}
+	use := func() error {
+		_, allowed := store.Allow(t.Context(), limit.For("a"))
+		both, twice := store.Allow(t.Context(), several...)
+		_, cancelled := store.Cancel(t.Context(), both.Receipt)
+		_, credited := store.Credit(t.Context(), limit.For("a"))
+		_, checked := store.Check(t.Context(), limit.For("a"))
+		return errors.Join(allowed, twice, cancelled, credited, checked)
+	}
+	crowd := func() {
+		together(4, func(int) {
+			for range 5 {
+				if err := use(); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	crowd()
+	for range 3 {
+		var conns []*pgxpool.Conn
+		for range 4 {
+			conn, err := db.Pool.Acquire(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := conn.Exec(t.Context(), "DEALLOCATE ALL"); err != nil {
+				t.Error(err)
+			}
+			conns = append(conns, conn)
+		}
+		for _, conn := range conns {
+			conn.Release()
+		}
+		crowd()
+	}
+}
+
 func TestConnectionOutlivesDeallocateAll(t *testing.T) {
 	const goroutines, each = 6, 4
 	s := newShopOn(t, pgtest.New(t, maxConns(1)), 1000)

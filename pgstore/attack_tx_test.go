@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+	"weak"
 
 	"github.com/jackc/pgx/v5"
 
@@ -429,4 +431,30 @@ func TestNilIsAnError(t *testing.T) {
 	if got := tableOf(t, db); len(got) != 0 {
 		t.Errorf("got rows %q, want none", got)
 	}
+}
+
+// A connection that is closed is not kept in memory by what the store noted of its
+// transactions.
+func TestStoreKeepsNoClosedConnection(t *testing.T) {
+	db := pgtest.New(t)
+	store := newStore(t, db)
+	closed := func() weak.Pointer[pgx.Conn] {
+		config := db.Pool.Config().ConnConfig
+		conn, err := pgx.ConnectConfig(t.Context(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close(t.Context())
+		if err := pgx.BeginFunc(t.Context(), conn, func(tx pgx.Tx) error {
+			return store.TakeTx(t.Context(), tx, shardedSlow("l", 100, 4).For("k"))
+		}); err != nil {
+			t.Fatal(err)
+		}
+		return weak.Make(conn)
+	}()
+	eventually(t, "the connection is collected", func() bool {
+		runtime.GC()
+		return closed.Value() == nil
+	})
+	runtime.KeepAlive(store)
 }

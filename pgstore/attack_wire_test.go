@@ -1,12 +1,9 @@
 package pgstore_test
 
 import (
-	"bufio"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -15,212 +12,59 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgproto3"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/internal/relay"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
 // What happens between a store and the server: a pooler, a network, a process
 // that stands still.
 
-// relay passes on what clients and the server say to each other, as a pooler
-// does, until a test has it do something else.
-type relay struct {
-	listener        net.Listener
-	network, server string
+// line is a relay between a test and its server.
+type line struct{ *relay.Relay }
 
-	mu       sync.Mutex
-	requests int                 // since the test interfered
-	answers  int                 // in the same way
-	before   func(n int)         // is called before the n-th request is passed on
-	after    func(n int) outcome // says what becomes of the n-th answer
-	conns    []net.Conn
-}
-
-// outcome is what becomes of an answer of the server's.
-type outcome int
-
-const (
-	passed  outcome = iota // to the client
-	silence                // it is lost, and so is all that follows on the connection
-	fatal                  // the client is told that the connection to the server was lost
-)
-
-func newRelay(t *testing.T) *relay {
+func newRelay(t *testing.T) *line {
 	t.Helper()
 	config, err := pgx.ParseConfig(pgtest.URL(t))
 	if err != nil {
 		t.Fatal(err)
 	}
-	r := &relay{}
-	r.network, r.server = pgconn.NetworkAddress(config.Host, config.Port)
-	if r.listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+	r, err := relay.New(pgconn.NetworkAddress(config.Host, config.Port))
+	if err != nil {
 		t.Fatal(err)
 	}
-	go r.accept()
-	return r
+	return &line{r}
 }
 
 // newScene is a scene whose store is behind the relay.
-func (r *relay) newScene(t *testing.T, conns int32, change ...func(*pgstore.Config)) *scene {
+func (r *line) newScene(t *testing.T, conns int32, change ...func(*pgstore.Config)) *scene {
 	t.Helper()
-	address := r.listener.Addr().(*net.TCPAddr)
+	address := r.Address()
 	db := pgtest.New(t, maxConns(conns), pgtest.WithConfig(func(c *pgxpool.Config) {
 		c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec // so that nothing is asked but what is to be decided
 		c.ConnConfig.Host, c.ConnConfig.Port = address.IP.String(), uint16(address.Port)
 		c.ConnConfig.Fallbacks, c.ConnConfig.TLSConfig = nil, nil
 	}))
-	t.Cleanup(r.close) // before the pool, which waits for connections to end
+	t.Cleanup(r.Close) // before the pool, which waits for connections to end
 	s := &scene{db, newStore(t, db, change...), beside(t, db)}
 	mustAllow(t, newStore(t, s.side), leaders()...)
 	return s
 }
 
-// interfere counts requests and answers from now on.
-func (r *relay) interfere(before func(n int), after func(n int) outcome) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.requests, r.answers, r.before, r.after = 0, 0, before, after
-}
-
-func (r *relay) counted() (requests, answers int) {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	return r.requests, r.answers
-}
-
-func (r *relay) accept() {
-	for {
-		client, err := r.listener.Accept()
-		if err != nil {
-			return
-		}
-		server, err := net.Dial(r.network, r.server)
-		if err != nil {
-			client.Close()
-			continue
-		}
-		r.mu.Lock()
-		r.conns = append(r.conns, client, server)
-		r.mu.Unlock()
-		var silent atomic.Bool
-		go r.passRequests(server, client, &silent)
-		go r.passAnswers(client, server, &silent)
-	}
-}
-
-func (r *relay) close() {
-	r.listener.Close()
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	for _, conn := range r.conns {
-		conn.Close()
-	}
-}
-
-// passRequests passes on what the client says, each request as a whole.
-func (r *relay) passRequests(server, client net.Conn, silent *atomic.Bool) {
-	reader := bufio.NewReader(client)
-	message, err := readMessage(reader, 0) // the first has no type
-	for request := message; err == nil; {
-		switch kind := message[0]; kind {
-		case 'P', 'B', 'D', 'E', 'C': // Parse to Close: there is more to come
-		default:
-			if kind == 'S' || kind == 'Q' { // Sync, Query
-				r.request()
-			}
-			if !silent.Load() {
-				_, _ = server.Write(request) // if it fails, so does reading the answer
-			}
-			request = nil
-		}
-		message, err = readMessage(reader, 1)
-		request = append(request, message...)
-	}
-	if !silent.Load() { // or the server would hear of the client's end
-		server.Close()
-	}
-}
-
-// passAnswers passes on what the server says, each answer as a whole once the
-// client has been let in.
-func (r *relay) passAnswers(client, server net.Conn, silent *atomic.Bool) {
-	reader := bufio.NewReader(server)
-	var answer []byte
-	for letIn := false; ; {
-		message, err := readMessage(reader, 1)
-		if err != nil {
-			break
-		}
-		answer = append(answer, message...)
-		ready := message[0] == 'Z'
-		if letIn && !ready || silent.Load() {
-			continue
-		}
-		if letIn {
-			switch r.answer() {
-			case silence:
-				silent.Store(true)
-				continue
-			case fatal:
-				answer = fatalError()
-			}
-		}
-		letIn = letIn || ready
-		if _, err := client.Write(answer); err != nil {
-			break
-		}
-		answer = nil
-	}
-	if !silent.Load() {
-		client.Close()
-	}
-}
-
-// fatalError is what PgBouncer says when it loses the server.
-func fatalError() []byte {
-	message, err := (&pgproto3.ErrorResponse{
-		Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: "08P01", Message: "server conn crashed?",
-	}).Encode(nil)
-	if err != nil {
-		panic(err)
-	}
-	return message
-}
-
-// readMessage reads a message whose length comes after so many bytes.
-func readMessage(reader *bufio.Reader, after int) ([]byte, error) {
-	head, err := reader.Peek(after + 4)
-	if err != nil {
-		return nil, err
-	}
-	message := make([]byte, after+int(binary.BigEndian.Uint32(head[after:])))
-	_, err = io.ReadFull(reader, message)
-	return message, err
-}
-
-func (r *relay) request() {
-	r.mu.Lock()
-	r.requests++
-	n, before := r.requests, r.before
-	r.mu.Unlock()
+// interfere counts requests and answers from now on. before is called before the n-th
+// request is passed on, and after says what becomes of the n-th answer.
+func (r *line) interfere(before func(n int), after func(n int) relay.Fate) {
+	var requests, answers relay.Judge
 	if before != nil {
-		before(n)
+		requests = func(n int, _ []byte) relay.Fate { before(n); return relay.Pass }
 	}
-}
-
-func (r *relay) answer() outcome {
-	r.mu.Lock()
-	r.answers++
-	n, after := r.answers, r.after
-	r.mu.Unlock()
-	if after == nil {
-		return passed
+	if after != nil {
+		answers = func(n int, _ []byte) relay.Fate { return after(n) }
 	}
-	return after(n)
+	r.Interfere(requests, answers)
 }
 
 // When a pooler loses the server after that has committed, what it says is no
@@ -255,15 +99,15 @@ func TestFatalChargesNobodyTwice(t *testing.T) {
 		cut bool // once, when several were charged together
 	)
 	last := had
-	r.interfere(nil, func(int) outcome {
+	r.interfere(nil, func(int) relay.Fate {
 		mu.Lock()
 		defer mu.Unlock()
 		before := last
 		if last = left(); cut || before-last < 1.5 {
-			return passed
+			return relay.Pass
 		}
 		cut = true
-		return fatal
+		return relay.Fatal
 	})
 	g.decide()
 	mu.Lock()
@@ -283,7 +127,7 @@ func TestSilenceKeepsNothingLocked(t *testing.T) {
 		t.Run(verb.name, func(t *testing.T) {
 			t.Parallel()
 			limit := slow("l", 1000)
-			var r *relay
+			var r *line
 			var s *scene
 			for n, patience := 1, 200*time.Millisecond; ; n++ {
 				if s == nil {
@@ -292,16 +136,16 @@ func TestSilenceKeepsNothingLocked(t *testing.T) {
 				}
 				key, lost := fmt.Sprint(n), n
 				mustAllow(t, newStore(t, s.side), limit.ForN(key, 100))
-				r.interfere(nil, func(i int) outcome {
+				r.interfere(nil, func(i int) relay.Fate {
 					if i == lost {
-						return silence
+						return relay.Silence
 					}
-					return passed
+					return relay.Pass
 				})
 				ctx, cancel := context.WithTimeout(t.Context(), patience)
 				err := verb.do(ctx, s.store, limit, key)
 				cancel()
-				_, answers := r.counted()
+				_, answers := r.Counted()
 				r.interfere(nil, nil)
 				switch {
 				case answers >= n && err == nil:
@@ -351,11 +195,11 @@ func TestGivingUpOnSilenceLeavesNothingBehind(t *testing.T) {
 					g.call(300*time.Millisecond, func(ctx context.Context) { _, _ = s.store.Allow(ctx, l.For(fmt.Sprint(i))) })
 				}
 			}
-			r.interfere(nil, func(i int) outcome {
+			r.interfere(nil, func(i int) relay.Fate {
 				if i == n+1 {
-					return silence
+					return relay.Silence
 				}
-				return passed
+				return relay.Pass
 			})
 			g.decide()
 			r.interfere(nil, nil)
@@ -392,7 +236,7 @@ func TestStandingStillForgetsNothing(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		requests, _ := r.counted()
+		requests, _ := r.Counted()
 		r.interfere(nil, nil)
 		if requests < n {
 			return
@@ -422,7 +266,7 @@ func TestServerThatNeverAnswers(t *testing.T) {
 		if err := connectAll(t.Context(), s.Pool); err != nil {
 			t.Fatal(err)
 		}
-		r.interfere(nil, func(int) outcome { return silence })
+		r.interfere(nil, func(int) relay.Fate { return relay.Silence })
 		wantEnds(t, s.store)
 	})
 }

@@ -75,7 +75,6 @@ func (h *hints) clear() {
 type shards struct {
 	mu   sync.Mutex
 	seen map[decide.Key]seenShards
-	held map[*pgx.Conn]heldShard
 }
 
 type seenShards struct {
@@ -88,18 +87,20 @@ type seenShards struct {
 // clock, and on this machine's. It is zero when they were not.
 type short struct{ at, here time.Time }
 
-// heldShard is the shard from which a transaction took last.
+// heldShard is the shard from which a transaction took last. Its connection keeps it,
+// and nobody else does: a connection that is closed must not stay in memory.
 type heldShard struct {
+	by    *shards
 	tx    pgx.Tx
 	key   decide.Key
 	shard int
 }
 
-// Past these all is forgotten.
-const (
-	mostSeen = 4096
-	mostHeld = 1024
-)
+// heldKey is where a connection keeps it.
+const heldKey = "ratelimit.shard"
+
+// mostSeen is how many keys' shards are remembered; past it all is forgotten.
+const mostSeen = 4096
 
 // choose is the power of two choices: of two different shards at random among
 // those given, the better one as far as is known.
@@ -234,21 +235,20 @@ func (m *shards) hold(tx pgx.Tx, row decide.Row) {
 	if reflect.TypeOf(tx).Kind() != reflect.Pointer { // somebody's own, that may not be comparable
 		return
 	}
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if m.held == nil || len(m.held) >= mostHeld {
-		m.held = make(map[*pgx.Conn]heldShard)
+	if conn := tx.Conn(); conn != nil {
+		conn.PgConn().CustomData()[heldKey] = heldShard{m, tx, row.Key, row.Shard}
 	}
-	m.held[tx.Conn()] = heldShard{tx, row.Key, row.Shard}
 }
 
 // heldBy returns the shard of a limit that a transaction has locked; false if none is
 // known.
 func (m *shards) heldBy(tx pgx.Tx, a *decide.Ask) (shard int, ok bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	held := m.held[tx.Conn()]
-	return held.shard, held.tx == tx && held.key == a.Of() && held.shard < a.Definition.Shards
+	conn := tx.Conn()
+	if conn == nil {
+		return 0, false
+	}
+	held, ok := conn.PgConn().CustomData()[heldKey].(heldShard)
+	return held.shard, ok && held.by == m && held.tx == tx && held.key == a.Of() && held.shard < a.Definition.Shards
 }
 
 // refusals remembers what decisions on their own were refused by, so that a

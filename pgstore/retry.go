@@ -17,14 +17,16 @@ import (
 const (
 	firstPause   = 2 * time.Millisecond
 	longestPause = 250 * time.Millisecond
+
+	mostForgotten = 24 // prepared statements that a decision finds gone, at most
 )
 
 // retry runs attempt until PostgreSQL does not ask for another, with full
 // jitter in between (Brooker, "Exponential Backoff And Jitter", 2015), until ctx
 // is over, or for the retry budget if it has no deadline. An error because ctx is
-// over has what PostgreSQL said last within reach too. A connection on which
-// somebody has thrown prepared statements away gets one more attempt: pgx prepares
-// them again.
+// over has what PostgreSQL said last within reach too. On a connection on which
+// somebody has thrown prepared statements away, pgx prepares one more with each
+// attempt. What may have been committed is not attempted again.
 func (b *base) retry(ctx context.Context, attempt func() error) error {
 	end, hasDeadline := ctx.Deadline()
 	if !hasDeadline {
@@ -32,9 +34,13 @@ func (b *base) retry(ctx context.Context, attempt func() error) error {
 	}
 	var last error // that asked for another attempt
 	longest := firstPause
-	for n := 1; ; n++ {
+	for n, forgotten := 1, 0; ; n++ {
 		err := attempt()
-		if !retriable(err) && (n > 1 || code(err) != "26000") { // invalid_sql_statement_name
+		if isForgotten(err) && forgotten < mostForgotten && ctx.Err() == nil {
+			forgotten++
+			continue
+		}
+		if !retriable(err) || errors.Is(err, ErrOutcomeUnknown) {
 			if last != nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)) {
 				return fmt.Errorf("pgstore: gave up after %d attempts: %w: %w", n, err, last)
 			}
@@ -53,6 +59,12 @@ func (b *base) retry(ctx context.Context, attempt func() error) error {
 			return fmt.Errorf("pgstore: gave up after %d attempts: %w: %w", n, ctxErr, err)
 		}
 	}
+}
+
+// isForgotten reports whether the server did nothing, since the connection does not
+// have a statement any more that pgx had prepared.
+func isForgotten(err error) bool {
+	return code(err) == "26000" && !errors.Is(err, ErrOutcomeUnknown) // invalid_sql_statement_name
 }
 
 // sleep returns after a pause, or with ctx's error when that is over first.

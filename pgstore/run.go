@@ -180,7 +180,11 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 // became is the error of a function that has ended the transaction itself: none if
 // that was committed.
 func (a *attempt) became(ctx context.Context) error {
-	became, err := table.Outcome(ctx, a.conn, a.taken.taken[0].Xid, true)
+	ask := func() (string, error) { return table.Outcome(ctx, a.conn, a.taken.taken[0].Xid, true) }
+	became, err := ask()
+	if isForgotten(err) { // pgx prepares it again
+		became, err = ask()
+	}
 	switch {
 	case err != nil:
 		return fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)

@@ -90,9 +90,9 @@ func (m *Middleware) gate(r ratelimit.Request) ratelimit.Request {
 // gate, the others queue: those that are late would otherwise all ask each time
 // one of them may start.
 //
-// A grant that is not used is lost. It must not be given back: jobs that were
-// granted theirs after it have their instants, and another one, at once, would
-// be a start that the spacing between those does not allow for.
+// A grant that is not used is lost, but for those of sliding windows. It must not be
+// given back: jobs that were granted theirs after it have their instants, and another
+// one, at once, would be a start that the spacing between those does not allow for.
 func (m *Middleware) pass(ctx context.Context, gates []ratelimit.Request) (*ratelimit.Receipt, error) {
 	if len(gates) == 0 {
 		return nil, nil
@@ -122,7 +122,31 @@ func (m *Middleware) pass(ctx context.Context, gates []ratelimit.Request) (*rate
 		}
 		m.config.Logger.WarnContext(ctx, "riverlimit: too late to start; asking again",
 			slog.Duration("late", late), slog.Duration("start_slack", m.config.StartSlack))
+		if err := m.leave(ctx, gates, asked, result); err != nil {
+			return nil, err
+		}
 	}
+}
+
+// leave ends what was granted too late to start. A sliding window counts by its slots,
+// which others have again when it is given back. It returns when those that are over
+// too soon are over: until then they would be granted again and again.
+func (m *Middleware) leave(ctx context.Context, gates []ratelimit.Request, asked time.Time, granted ratelimit.Result) error {
+	if !slices.ContainsFunc(gates, func(r ratelimit.Request) bool { return !slides(r) }) {
+		if _, err := m.store.Cancel(ctx, granted.Receipt); err != nil {
+			return err
+		}
+	}
+	if !m.over(gates, asked, granted) {
+		return nil
+	}
+	now := decided(granted, asked)
+	for _, p := range (note{}).with(gates, granted, 0).Paid {
+		if !sleep(ctx, now.until(p.Until)) {
+			return ctx.Err()
+		}
+	}
+	return nil
 }
 
 // gates returns the gates that a job passes with its reservations, at an instant. A

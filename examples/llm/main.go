@@ -227,43 +227,11 @@ func run(ctx context.Context, out io.Writer) (err error) {
 	if err := pgx.BeginFunc(ctx, p.pool, func(tx pgx.Tx) error { return p.ask(ctx, tx, texts...) }); err != nil {
 		return err
 	}
-	if err := p.workAll(ctx, provider); err != nil {
+	work := func(ctx context.Context) error { return p.work(ctx, provider) }
+	if err := demo.WorkAll(ctx, p.pool, workers, `SELECT count(*) FROM prompts WHERE used IS NULL`, work); err != nil {
 		return err
 	}
 	return p.check(ctx, out, provider, begun)
-}
-
-// workAll runs workers until all prompts are answered.
-func (p Prompts) workAll(ctx context.Context, provider *provider) error {
-	working, stop := context.WithCancel(ctx)
-	defer stop()
-	failed := make(chan error, workers)
-	var group sync.WaitGroup
-	for range workers {
-		group.Go(func() {
-			if err := p.work(working, provider); err != nil && working.Err() == nil {
-				failed <- err
-			}
-		})
-	}
-	err := p.untilDone(ctx, failed)
-	stop()
-	group.Wait()
-	return err
-}
-
-func (p Prompts) untilDone(ctx context.Context, failed <-chan error) error {
-	for {
-		var left int
-		if err := p.pool.QueryRow(ctx, `SELECT count(*) FROM prompts WHERE used IS NULL`).Scan(&left); err != nil || left == 0 {
-			return err
-		}
-		select {
-		case err := <-failed:
-			return err
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
 }
 
 // check holds the outcome against what was promised.

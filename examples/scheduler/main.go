@@ -317,37 +317,14 @@ func (d demonstration) workAll(ctx context.Context) error {
 	fmt.Fprintf(d.out, "\n3. %d workers; some calls fail, and %d workers die in the middle of a job\n", workers, crashes)
 	ctx, cancel := context.WithTimeout(ctx, time.Minute)
 	defer cancel()
-	working, stop := context.WithCancel(ctx)
-	defer stop()
 	var mailServer mailServer
 	send := func(ctx context.Context, job *Job) error { return mailServer.send(ctx, d.pool, job) }
-	failed := make(chan error, workers)
-	var wg sync.WaitGroup
-	for range workers {
-		wg.Go(func() {
-			if err := d.work(working, send); err != nil && !errors.Is(err, errCrash) && working.Err() == nil {
-				failed <- err
-			}
-		})
-	}
-	err := d.untilDone(ctx, failed)
-	stop()
-	wg.Wait()
-	return err
-}
-
-func (d demonstration) untilDone(ctx context.Context, failed <-chan error) error {
-	for {
-		var left int
-		if err := d.pool.QueryRow(ctx, `SELECT count(*) FROM jobs WHERE done_at IS NULL`).Scan(&left); err != nil || left == 0 {
+	return demo.WorkAll(ctx, d.pool, workers, `SELECT count(*) FROM jobs WHERE done_at IS NULL`, func(ctx context.Context) error {
+		if err := d.work(ctx, send); !errors.Is(err, errCrash) {
 			return err
 		}
-		select {
-		case err := <-failed:
-			return err
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
+		return nil
+	})
 }
 
 // mailServer notes the calls that it gets, and is not too reliable.

@@ -161,7 +161,11 @@ func (i installation) start(ctx context.Context, opts Options) (*Server, error) 
 }
 
 func (i installation) startOn(ctx context.Context, port string, opts Options) (*Server, error) {
-	args := append([]string{"-c", supervisor, "supervisor", i.dir}, serverArgs(port, opts)...)
+	again := "0"
+	if opts.Restart {
+		again = "1"
+	}
+	args := append([]string{"-c", supervisor, "supervisor", i.dir, again}, serverArgs(port, opts)...)
 	cmd := exec.Command("/bin/sh", args...)
 	cmd.Dir = "/" // the current directory may be closed to the server's user
 	cmd.Env = serverEnv()

@@ -4,11 +4,12 @@
 # only the password, as one line. The kernel closes that end when the process
 # is gone, whichever way it went, so the server cannot outlive it.
 #
-# Arguments: the directory of the binaries, then the arguments of postgres.
-# When the server ends, or cannot start, the reason is on stderr.
+# Arguments: the directory of the binaries, 1 if a server that has ended is to be
+# started again on its data, then the arguments of postgres. When the server ends,
+# or cannot start, the reason is on stderr.
 
-bin=$1
-shift
+bin=$1 again=$2
+shift 2
 umask 077
 # Nobody may be left to read stderr. That must not end the shell before its time.
 trap '' PIPE
@@ -41,16 +42,22 @@ printf '%s\n' "$password" >password
 # no signal handlers yet. SIGQUIT makes a running one stop without writing its
 # data, which nobody will read, nor waiting for its clients.
 exec 3<&0
-"$bin/postgres" -D "$dir/data" "$@" >log 2>&1 </dev/null 3<&- &
-server=$!
-{
-	read -r _ <&3
-	kill -TERM "$server"
-	kill -QUIT "$server"
-} 2>/dev/null &
-watcher=$!
+while :; do
+	"$bin/postgres" -D "$dir/data" "$@" >>log 2>&1 </dev/null 3<&- &
+	server=$!
+	{
+		read -r _ <&3
+		: >stop
+		kill -TERM "$server"
+		kill -QUIT "$server"
+	} 2>/dev/null &
+	watcher=$!
 
-wait "$server"
-status=$?
-kill "$watcher" 2>/dev/null
-finish "$status"
+	wait "$server"
+	status=$?
+	kill "$watcher" 2>/dev/null
+	if [ "$again" = 0 ] || [ -e stop ] || ! grep -q 'ready to accept connections' log; then
+		finish "$status"
+	fi
+	sleep 0.1 # after kill -9 others of its processes may still be ending
+done

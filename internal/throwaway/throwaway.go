@@ -53,6 +53,9 @@ type Options struct {
 	// max_connections, which is 200 otherwise. The address and the port are not
 	// among them.
 	Settings map[string]string
+	// Restart has a server that ends, as when it is killed, started again on its
+	// data, until it is closed. A server in a container is not.
+	Restart bool
 	// BinDir, if set, is the only directory searched for server binaries.
 	BinDir string
 }

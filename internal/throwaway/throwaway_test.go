@@ -146,6 +146,44 @@ func TestOptions(t *testing.T) {
 }
 
 // A server must go with its process even if that has no chance to stop it.
+// With Restart a server whose first process is killed comes back on its data.
+func TestRestart(t *testing.T) {
+	s := mustStartLocal(t, Options{Fsync: true, Restart: true})
+	ask := func(sql string) (answer string, err error) {
+		conn, err := pgx.Connect(t.Context(), s.URL)
+		if err != nil {
+			return "", err
+		}
+		defer conn.Close(context.Background())
+		err = conn.QueryRow(t.Context(), sql).Scan(&answer)
+		return answer, err
+	}
+	const started = "SELECT pg_postmaster_start_time()::text"
+	before, err := ask(started)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := ask("CREATE TABLE kept ()"); !errors.Is(err, pgx.ErrNoRows) {
+		t.Fatal(err)
+	}
+	_, _ = ask("COPY (SELECT 1) TO PROGRAM 'kill -9 $(head -n 1 postmaster.pid)'") // it may live to answer
+	for deadline := time.Now().Add(localTimeout); ; time.Sleep(pollInterval) {
+		after, err := ask(started)
+		if err == nil && after != before {
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("started %s, and not again: %s, %v", before, after, err)
+		}
+	}
+	if _, err := ask("TABLE kept"); !errors.Is(err, pgx.ErrNoRows) {
+		t.Errorf("the table is gone: %v", err)
+	}
+	if err := s.Close(); err != nil || ping(t.Context(), s.URL) == nil {
+		t.Errorf("closed with %v, and it still answers", err)
+	}
+}
+
 func TestParentKilled(t *testing.T) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), childVariable+"=1")

@@ -1,0 +1,408 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// account is what all processes were told, and what the database has.
+type account struct {
+	mu     sync.Mutex
+	counts map[string]map[string]int // by verb and what was told
+	faults map[string]int            // what went wrong besides, by its text
+	byID   map[int64]string          // of transactions: what was told
+	moves  map[[2]string]*move       // of decisions on their own, and of none
+	ended  int                       // processes that came to their end
+	begun  time.Time
+
+	rolled      map[string]int // what else was told with what was rolled back
+	connections int            // that were made
+	heaps       map[int]int    // of processes, as they were last told
+}
+
+func newAccount() *account {
+	return &account{counts: map[string]map[string]int{}, faults: map[string]int{}, rolled: map[string]int{}, heaps: map[int]int{}, byID: map[int64]string{}, moves: map[[2]string]*move{}, begun: time.Now()}
+}
+
+// read enters a line of a journal.
+func (a *account) read(line []byte) error {
+	var t told
+	if err := json.Unmarshal(line, &t); err != nil {
+		return err
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if t.Heap > 0 {
+		a.heaps[t.Process] = t.Heap
+		return nil
+	}
+	if t.Done {
+		a.ended++
+		a.connections += t.Connections
+		return nil
+	}
+	if a.counts[t.Verb] == nil {
+		a.counts[t.Verb] = map[string]int{}
+	}
+	a.counts[t.Verb][t.What]++
+	if t.What == "error" || t.What == "unknown" {
+		a.faults[t.Verb+": "+t.Err]++
+	}
+	if t.What == "rolled back" {
+		a.rolled[t.Err]++
+	}
+	if t.ID != 0 {
+		a.byID[t.ID] = t.What
+	}
+	a.add(t.Moves)
+	return nil
+}
+
+func (a *account) add(moves []move) {
+	for _, m := range moves {
+		sum := a.of(m.Limit, m.Key)
+		sum.Low += m.Low
+		sum.High += m.High
+	}
+}
+
+func (a *account) of(limit, key string) *move {
+	id := [2]string{limit, key}
+	if a.moves[id] == nil {
+		a.moves[id] = &move{Limit: limit, Key: key}
+	}
+	return a.moves[id]
+}
+
+func (a *account) largestHeap() (largest int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, n := range a.heaps {
+		largest = max(largest, n)
+	}
+	return largest
+}
+
+// total counts what was told, for verbs that begin so.
+func (a *account) total(verb, what string) (n int) {
+	for v, counts := range a.counts {
+		if strings.HasPrefix(v, verb) {
+			n += counts[what]
+		}
+	}
+	return n
+}
+
+// owed is the debt that a limit begins with: a pause takes what is there, but no debt.
+const owed = -1000
+
+// seed fills the rows of the limits half, so that giving back never meets a full one.
+func (l *lab) seed(ctx context.Context, schema string) error {
+	conn, err := pgx.Connect(ctx, l.server.URL)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(ctx)
+	var b pgx.Batch
+	for _, limit := range seeded {
+		d := limit.Definition()
+		ts := time.Now()
+		if d.Kind == ratelimit.KindFixedWindow {
+			ts = d.Start
+		}
+		for key := range keys {
+			for shard := range d.Shards {
+				b.Queue("INSERT INTO "+schema+".rate_limits (name, key, shard, value, ts) VALUES ($1::text, $2::text, $3::int4, $4::float8, $5::timestamptz)",
+					d.Name, fmt.Sprint(key), shard, had(d.Name)/float64(d.Shards), ts)
+			}
+		}
+	}
+	return conn.SendBatch(ctx, &b).Close()
+}
+
+// had is what a limit and key had in the beginning.
+func had(limit string) float64 {
+	switch limit {
+	case tight.Name:
+		return tight.Capacity
+	case old.Name:
+		return old.Capacity
+	case debt.Name:
+		return owed
+	}
+	return much / 2
+}
+
+// verdict is how the accounts differ.
+type verdict struct {
+	lost, minted       float64 // tokens that are gone and nobody took; that are there and were taken
+	missing, unwelcome int     // told OK and not there; told an error and there
+	twice              int     // there more than once
+	resolved           int     // unknown, and there
+	rows, taken        int
+}
+
+// audit compares what was told with what is there.
+func (a *account) audit(ctx context.Context, pool *pgxpool.Pool, schema string) (v verdict, err error) {
+	there := map[int64]int{}
+	rows, err := pool.Query(ctx, "SELECT id, name, key, tokens FROM "+schema+".ledger")
+	if err != nil {
+		return v, err
+	}
+	var id int64
+	var m move
+	if _, err = pgx.ForEachRow(rows, []any{&id, &m.Limit, &m.Key, &m.Low}, func() error {
+		if m.Limit == "" {
+			there[id]++
+			return nil
+		}
+		m.High = m.Low
+		a.add([]move{m})
+		return nil
+	}); err != nil {
+		return v, err
+	}
+	for id, what := range a.byID {
+		n := there[id]
+		switch {
+		case what == "ok" && n == 0:
+			v.missing++
+		case what != "ok" && what != "unknown" && n > 0:
+			v.unwelcome++
+		case what == "unknown" && n > 0:
+			v.resolved++
+		}
+		if n > 1 {
+			v.twice++
+		}
+	}
+	return v, a.compare(ctx, pool, schema, &v)
+}
+
+// compare compares the rows with what was taken from them.
+func (a *account) compare(ctx context.Context, pool *pgxpool.Pool, schema string, v *verdict) error {
+	rows, err := pool.Query(ctx, "SELECT name, key, sum(value) FROM "+schema+".rate_limits WHERE key NOT LIKE 'edited%' GROUP BY name, key")
+	if err != nil {
+		return err
+	}
+	values := map[[2]string]float64{}
+	var limit, key string
+	var value float64
+	if _, err := pgx.ForEachRow(rows, []any{&limit, &key, &value}, func() error {
+		values[[2]string{limit, key}] = value
+		a.of(limit, key)
+		return nil
+	}); err != nil {
+		return err
+	}
+	tolerance := 0.01 + 2*much*time.Since(a.begun).Seconds()/eon.Seconds() // what comes in to the fastest limit
+	for id, m := range a.moves {
+		spent := 0.0
+		if value, ok := values[id]; ok {
+			spent = had(id[0]) - value
+		}
+		v.lost = max(v.lost, spent-m.High-tolerance)
+		v.minted = max(v.minted, m.Low-spent-tolerance)
+		v.taken += int(math.Round(max(spent, 0)))
+		v.rows++
+	}
+	return nil
+}
+
+// disturbed is what happens beside the accounts.
+type disturbed struct{ rounds, pruned, edits, pauses int }
+
+// disturb prunes, edits other keys of the same limits, and pauses what is in debt,
+// until ctx is over.
+func (l *lab) disturb(ctx context.Context, pool *pgxpool.Pool, schema string) (d disturbed, err error) {
+	store, err := pgstore.New(pool, &pgstore.Config{Schema: schema})
+	if err != nil {
+		return d, err
+	}
+	fewer := shards
+	fewer.Shards = 2
+	for ctx.Err() == nil {
+		whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+		err = l.disturbOnce(whole, pool, store, schema, fewer, &d)
+		cancel()
+		if err != nil {
+			return d, err
+		}
+	}
+	return d, nil
+}
+
+func (l *lab) disturbOnce(ctx context.Context, pool *pgxpool.Pool, store *pgstore.Store, schema string, fewer ratelimit.TokenBucket, d *disturbed) error {
+	d.rounds++
+	aged := make([]string, 40)
+	for i := range aged {
+		aged[i] = oldKey(i - 20)
+	}
+	if _, err := pool.Exec(ctx, "INSERT INTO "+schema+".rate_limits (name, key, shard, value, ts) SELECT $1::text, k, 0, $2::float8, now() - interval '1 hour' FROM unnest($3::text[]) k ON CONFLICT DO NOTHING",
+		old.Name, old.Capacity, aged); err != nil && outcome(err) != "again" { // it can meet a transaction that has one of them
+		return fmt.Errorf("ageing rows: %w", err)
+	}
+	n, err := store.Prune(ctx, append(slices.Clone(all), debt)...)
+	if err != nil {
+		return fmt.Errorf("pruning: %w", err)
+	}
+	d.pruned += int(n)
+	owing := fmt.Sprint(d.rounds % keys)
+	if _, err := store.Pause(ctx, debt, owing, 5*time.Millisecond); err != nil {
+		return fmt.Errorf("pausing: %w", err)
+	}
+	if d.rounds%2 == 0 {
+		if err := store.Resume(ctx, debt, owing); err != nil {
+			return fmt.Errorf("resuming: %w", err)
+		}
+	}
+	d.pauses++
+	key := fmt.Sprintf("edited %d", d.rounds%3)
+	for what, edit := range map[string]func() error{
+		"take":    func() error { _, err := store.Allow(ctx, shards.ForN(key, 5), bucket.ForN(key, 5)); return err },
+		"pause":   func() error { _, err := store.Pause(ctx, bucket, key, time.Hour); return err },
+		"reshard": func() error { return store.Reshard(ctx, shards, fewer, key) },
+		"back":    func() error { return store.Reshard(ctx, fewer, shards, key) },
+		"credit":  func() error { _, err := store.Credit(ctx, bucket.ForN(key, 3)); return err },
+		"resume":  func() error { return store.Resume(ctx, bucket, key) },
+		"reset":   func() error { return store.Reset(ctx, bucket, key) },
+	} {
+		if err := edit(); err != nil {
+			return fmt.Errorf("%s: %w", what, err)
+		}
+		d.edits++
+	}
+	return nil
+}
+
+// attackAccounts has several processes call everything in every way, and then finds
+// every token again.
+func attackAccounts(ctx context.Context, l *lab, c *chapter) error {
+	schema, err := l.schema(ctx)
+	if err != nil {
+		return err
+	}
+	if err := l.seed(ctx, schema); err != nil {
+		return err
+	}
+	pool, err := l.pool(ctx, 8)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	const processes, workers = 3, 8
+	lasts := l.seconds(60, 12)
+	a := newAccount()
+	beside, stop := context.WithCancel(ctx)
+	defer stop()
+	var d disturbed
+	disturbing := make(chan error, 1)
+	go func() {
+		var err error
+		d, err = l.disturb(beside, pool, schema)
+		disturbing <- err
+	}()
+	var children []*child
+	for n := range processes {
+		child, err := start(ctx, task{
+			Job: "work", URL: l.server.URL, Schema: schema, Process: n + 1, Workers: workers, Conns: 10,
+			Isolation: []string{"read committed", "repeatable read", "serializable"}[n], For: lasts, Seed: uint64(time.Now().UnixNano()),
+		}, a.read)
+		if err != nil {
+			return err
+		}
+		children = append(children, child)
+	}
+	for _, child := range children {
+		if err := <-child.done; err != nil {
+			return err
+		}
+	}
+	stop()
+	if err := <-disturbing; err != nil {
+		c.fail("beside the accounts: " + err.Error())
+	}
+	v, err := a.audit(ctx, pool, schema)
+	if err != nil {
+		return err
+	}
+	c.say("%d processes of %d goroutines call all verbs that take and give back, on their own, in transactions at every isolation level, and in the runner with functions that misbehave, for %d limits with two kinds, shards and plans, the connections of each process with another default level; Prune, pauses and edits go on beside.", processes, workers, len(all)+1)
+	c.tell("decisions on their own", "%d", a.own())
+	c.tell("transactions and runs", "%d", len(a.byID))
+	c.tell("limits and keys, tokens gone from them", "%d, %d", v.rows, v.taken)
+	v.lines(c)
+	c.zero("errors that nobody made", a.unexpected(c))
+	for _, verb := range slices.Sorted(maps.Keys(a.counts)) {
+		what := ""
+		for _, w := range slices.Sorted(maps.Keys(a.counts[verb])) {
+			what += fmt.Sprintf(", %d %s", a.counts[verb][w], w)
+		}
+		c.tell("told: "+verb, "%s", strings.TrimPrefix(what, ", "))
+	}
+	c.happened("transactions that PostgreSQL asked to run again", a.total("transaction", "again"))
+	c.happened("transactions that were rolled back", a.total("transaction, rolled back", "rolled back"))
+	c.happened("refusals", a.total("", "refused"))
+	seen := map[string]bool{}
+	for _, b := range behaviours {
+		if verb := "runner, " + b.name; !seen[verb] {
+			seen[verb] = true
+			n := 0
+			for what, count := range a.counts[verb] {
+				if what != "refused" {
+					n += count
+				}
+			}
+			c.happened("functions with "+b.name, n)
+		}
+	}
+	c.happened("rows pruned beside", d.pruned)
+	c.happened("edits of other keys beside", d.edits)
+	c.happened("pauses of what is in debt beside", d.pauses)
+	return nil
+}
+
+// own counts decisions on their own.
+func (a *account) own() (n int) {
+	for verb, counts := range a.counts {
+		if !strings.HasPrefix(verb, "transaction") && !strings.HasPrefix(verb, "runner") {
+			for _, count := range counts {
+				n += count
+			}
+		}
+	}
+	return n
+}
+
+// unexpected counts errors, and says which they were.
+func (a *account) unexpected(c *chapter) (n int) {
+	const most = 12
+	for i, text := range slices.Sorted(maps.Keys(a.faults)) {
+		n += a.faults[text]
+		if i < most {
+			c.tell("error", "%d × %s", a.faults[text], strings.ReplaceAll(text, "|", "/"))
+		}
+	}
+	return n
+}
+
+// lines are the figures of a verdict.
+func (v *verdict) lines(c *chapter) {
+	c.atMost("most tokens gone from a limit that nobody took", max(v.lost, 0), 0, "")
+	c.atMost("most tokens left in a limit that were taken", max(v.minted, 0), 0, "")
+	c.zero("told OK, and not there", v.missing)
+	c.zero("told an error, and there", v.unwelcome)
+	c.zero("there twice", v.twice)
+}

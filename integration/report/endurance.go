@@ -1,0 +1,112 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// attackEndurance has the work of the accounts go on, and looks whether anything grows.
+func attackEndurance(ctx context.Context, l *lab, c *chapter) error {
+	lasts := l.seconds(60, 30)
+	if l.minutes > 0 {
+		lasts = time.Duration(l.minutes * float64(time.Minute))
+	}
+	c.say("Two processes do the work of the accounts for %v, beside Prune and edits, while a snapshot is held for the first half, so that PostgreSQL can throw away no old version of a row, and then released. All along, the p99 of a call with a key of its own, the table and the processes' heaps, after a collection, are measured, in quarters.", lasts)
+	var w watch
+	_, err := l.suffer(ctx, c, []task{{Conns: 8, Workers: 4}, {Conns: 8, Workers: 4, Isolation: "repeatable read"}}, lasts, 0, func(ctx context.Context, _ []*child, a *account) error {
+		return w.watch(ctx, l, fmt.Sprintf("attack_%d", l.schemas), a, lasts-time.Second)
+	})
+	if err != nil {
+		return err
+	}
+	for i, q := range w.quarters {
+		c.tell(fmt.Sprintf("quarter %d: calls measured, p99; table per row; largest heap", i+1), "%d, %.2f ms; %d B; %.1f MB",
+			len(q.took), q.p99(), q.table/max(q.rows, 1), float64(q.heap)/1e6)
+	}
+	first, second, last := w.quarters[0], w.quarters[1], w.quarters[3]
+	c.happened("snapshot held for the first half: s", int(lasts.Seconds()/2))
+	c.happened("rounds of Prune and edits beside", w.disturbed.rounds)
+	c.atMost("p99 of the last quarter, of the first", last.p99()/first.p99(), 3, "×")
+	c.atMost("table at the end, beyond what it had when the snapshot was released", float64(last.table-second.table)/float64(max(second.table, 1)), 0.5, "×")
+	c.atMost("heap at the end, beyond that in the first quarter", float64(last.heap-first.heap)/1e6, 8, "MB")
+	return nil
+}
+
+// watch is what is measured meanwhile.
+type watch struct {
+	quarters  [4]quarter
+	disturbed disturbed
+}
+
+type quarter struct {
+	took        []time.Duration
+	table, rows int
+	heap        int // of a process, the largest, as it was last told
+}
+
+func (q *quarter) p99() float64 {
+	if len(q.took) == 0 {
+		return 0
+	}
+	slices.Sort(q.took)
+	return float64(q.took[len(q.took)*99/100].Microseconds()) / 1000
+}
+
+func (w *watch) watch(ctx context.Context, l *lab, schema string, a *account, lasts time.Duration) error {
+	pool, err := l.pool(ctx, 6)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	store, err := pgstore.New(pool, &pgstore.Config{Schema: schema})
+	if err != nil {
+		return err
+	}
+	beside, stop := context.WithCancel(ctx)
+	defer stop()
+	disturbing := make(chan error, 1)
+	go func() {
+		var err error
+		w.disturbed, err = l.disturb(beside, pool, schema)
+		disturbing <- err
+	}()
+	snapshot, err := pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
+	if err != nil {
+		return err
+	}
+	if _, err := snapshot.Exec(ctx, "SELECT count(*) FROM "+schema+".rate_limits"); err != nil {
+		return err
+	}
+	measured := ratelimit.TokenBucket{Name: "measured", Rate: 1e9, Period: time.Second}
+	begun := time.Now()
+	for n := range w.quarters {
+		q := &w.quarters[n]
+		for time.Since(begun) < lasts*time.Duration(n+1)/4 {
+			at := time.Now()
+			if _, err := store.Allow(ctx, measured.For(fmt.Sprint("edited ", rand.IntN(10)))); err != nil {
+				return err
+			}
+			q.took = append(q.took, time.Since(at))
+			time.Sleep(5 * time.Millisecond)
+		}
+		if err := pool.QueryRow(ctx, "SELECT pg_total_relation_size('"+schema+".rate_limits'), (SELECT count(*) FROM "+schema+".rate_limits)").Scan(&q.table, &q.rows); err != nil {
+			return err
+		}
+		q.heap = a.largestHeap()
+		if n == 1 {
+			if err := snapshot.Rollback(ctx); err != nil {
+				return err
+			}
+		}
+	}
+	stop()
+	return <-disturbing
+}

