@@ -104,6 +104,19 @@ func Committed(r *Receipt) {
 	r.taker = ""
 }
 
+// Never is the mark of a receipt of what was rolled back, which nobody settles.
+const Never = "never"
+
+// RolledBack notes that what paid was rolled back.
+func RolledBack(r *Receipt) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.mark = Never
+}
+
 // Conn returns the connection of the transaction that paid, nil if it is not known.
 func Conn(r *Receipt) any { return r.conn }
 
