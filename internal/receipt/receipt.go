@@ -23,7 +23,7 @@ type Limit struct {
 
 // Payment is tokens that were taken from one row.
 type Payment struct {
-	Limit
+	*Limit     // which those of one limit share
 	Place  int // of the limit in the order of the call
 	Shard  int
 	Slot   int64 // of a sliding window: the last microsecond of the slot that was given; otherwise 0
