@@ -84,6 +84,9 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 	spent = spent || err == nil || errors.Is(err, ErrOutcomeUnknown)
 	if err == nil && result.OK {
 		receipt.Committed(result.Receipt)
+		for i := range rows.Asks { // again, now that others see it
+			r.hints.memory.Changed(rows.Asks[i].Of())
+		}
 	}
 	if err != nil && result.OK { // it was rolled back, so there is nothing to cancel
 		return ratelimit.Result{}, err
