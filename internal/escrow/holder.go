@@ -125,9 +125,11 @@ func (h *Holder) takeOfSeveral(n float64, now moment) (t Tokens, ok bool) {
 	rest := n
 	var parts []part
 	for _, l := range h.lots {
-		took, _ := l.take(rest, true)
-		rest -= took
-		if parts = append(parts, part{l, took}); rest <= 0 {
+		if took, _ := l.take(rest, true); took > 0 {
+			parts = append(parts, part{l, took})
+			rest -= took
+		}
+		if rest <= 0 {
 			break
 		}
 	}
