@@ -67,6 +67,9 @@ func isForgotten(err error) bool {
 	return code(err) == "26000" && !isDone(err) // invalid_sql_statement_name
 }
 
+// errCommitted is a function that failed after it had committed.
+var errCommitted = errors.New("pgstore: the function committed the transaction itself, so it is not run again")
+
 // isDone reports whether what was attempted is there, or may be.
 func isDone(err error) bool {
 	return errors.Is(err, ErrOutcomeUnknown) || errors.Is(err, errCommitted)

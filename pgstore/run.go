@@ -2,7 +2,6 @@ package pgstore
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -105,9 +104,6 @@ type attempt struct {
 	taken  try
 	failed bool // the function returned an error
 }
-
-// errCommitted is a function that failed after it had committed.
-var errCommitted = errors.New("pgstore: the function committed the transaction itself, so it is not run again")
 
 // run takes, runs the function, and commits. It tells no error if and only if the
 // function did not, and the server has said that the transaction is committed.
