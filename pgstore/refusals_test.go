@@ -34,11 +34,11 @@ func (*sentStatements) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatc
 func (*sentStatements) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
 
 // remembering is a store with a memory of refusals, and what it sends.
-func remembering(t *testing.T) (*pgstore.Store, *sentStatements, *pgtest.DB) {
+func remembering(t *testing.T, portable bool) (*pgstore.Store, *sentStatements, *pgtest.DB) {
 	t.Helper()
 	sent := &sentStatements{}
 	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent }))
-	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, RefusalMemory: 100})
+	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, RefusalMemory: 100, Portable: portable})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +48,14 @@ func remembering(t *testing.T) (*pgstore.Store, *sentStatements, *pgtest.DB) {
 // A flood of calls that cannot succeed sends no statement, and each refusal
 // promises the same instant.
 func TestRefusalMemory(t *testing.T) {
-	store, sent, _ := remembering(t)
+	for name, portable := range map[string]bool{"plain": false, "portable": true} {
+		t.Run(name, func(t *testing.T) { remembersRefusals(t, portable) })
+	}
+}
+
+func remembersRefusals(t *testing.T, portable bool) {
+	t.Helper()
+	store, sent, _ := remembering(t, portable)
 	ctx := t.Context()
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Hour}
 	if result, err := store.Allow(ctx, limit.ForN("k", 10)); err != nil || !result.OK {
@@ -95,7 +102,7 @@ func TestRefusalMemory(t *testing.T) {
 
 // The memory is bounded: past the bound it forgets, and asks again.
 func TestRefusalMemoryIsBounded(t *testing.T) {
-	store, _, _ := remembering(t)
+	store, _, _ := remembering(t, false)
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 1, Period: time.Hour}
 	for i := range 500 {
 		key := fmt.Sprint(i)
