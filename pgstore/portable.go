@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -167,6 +168,11 @@ type rowCalls struct {
 	asked moment      // before it was seen
 }
 
+// viewOf is a view of one row.
+func viewOf(state ratelimit.State, at time.Time) decide.View {
+	return decide.View{States: [][]ratelimit.State{{state}}, At: at.UTC()}
+}
+
 func (r *rowCalls) call() *decide.Call { return &r.left[0].Value.call }
 
 func (r *rowCalls) seen() bool { return r.view.States != nil }
@@ -188,7 +194,7 @@ func (r *rowCalls) decide(ctx context.Context) error {
 			}
 		}
 		g := r.plan()
-		if len(g.tickets) == 0 || round > rounds {
+		if r.seen() && (len(g.tickets) == 0 || round > rounds) {
 			r.refuse()
 			return nil
 		}
@@ -224,31 +230,39 @@ type rowGrant struct {
 	judged  int  // of the calls that are left, those that come before the first one that must wait for its turn
 }
 
-// plan finds the calls that can be granted together: by what was seen, or if that is
-// nothing those for which a full row has enough, since a row that is not there is full.
+// plan finds the calls that can be granted together, one after another in order of arrival.
+// As long as the row was not seen it is taken for full: what a full row has not enough for
+// no row has; and one that is not there is full, and takes what it is told to. On its own is
+// what waits for a slot of a sliding window, and what takes less than it asks.
 func (r *rowCalls) plan() (g rowGrant) {
 	if r.seen() {
 		return r.planSeen()
 	}
-	for _, t := range r.left {
+	a := &r.call().Asks[0]
+	state := a.Definition.Fresh(a.Key, time.Unix(0, 0))
+	for i, t := range r.left {
 		a := &t.Value.call.Asks[0]
-		c := a.Change(0, 0, a.Count)
-		if len(g.tickets) > 0 && g.Count+c.Count+floorAmong(&c) > a.Definition.Capacity {
-			continue
+		after, ok := a.Definition.Take(state, state.TS, a.Count, a.Floor)
+		alone := ok && after.Slots != nil && after.Slots.Ahead > 0 || !ok && t.Value.call.AtMost()
+		if alone && len(g.tickets) > 0 {
+			g.judged = i
+			return g
 		}
-		g.add(t, c)
+		if ok || i == 0 {
+			g.add(t, a.Change(0, 0, a.Count))
+			state = after
+		}
 	}
 	g.judged = len(r.left)
 	return g
 }
 
-// planSeen finds the calls that what was seen has enough for, one after another. What waits
-// for a slot of a sliding window, and what takes less than it asks, is on its own.
+// planSeen is plan by what was seen.
 func (r *rowCalls) planSeen() (g rowGrant) {
 	state := r.view.States[0][0]
 	for i, t := range r.left {
 		call := &t.Value.call
-		changes, ok := call.Plan(decide.View{States: [][]ratelimit.State{{state}}, At: r.view.At})
+		changes, ok := call.Plan(viewOf(state, r.view.At))
 		if !ok {
 			continue
 		}
@@ -329,14 +343,14 @@ func (r *rowCalls) take(ctx context.Context, g *rowGrant, o escrow.Order) error 
 		arrival = &a
 	}
 	r.tellGroup(g.tickets, &g.Grant, arrival)
-	r.view = decide.View{States: [][]ratelimit.State{{g.Taken.After}}, At: g.Taken.At.UTC()}
+	r.view = viewOf(g.Taken.After, g.Taken.At)
 	r.tell(refused)
 	return nil
 }
 
 // judge takes those of the calls that are decided by a grant out of those that are left,
 // and returns the ones that it refuses: in order of arrival, each by what the calls before it
-// left behind.
+// left behind, or if there are none by what was seen.
 func (r *rowCalls) judge(g *rowGrant) (refused []*ticket) {
 	d, rest, n := &r.call().Asks[0].Definition, g.Count, 0
 	left := slices.Clone(r.left[g.judged:])
@@ -347,7 +361,10 @@ func (r *rowCalls) judge(g *rowGrant) (refused []*ticket) {
 			rest -= t.Value.call.Asks[0].Count
 			continue
 		}
-		view := decide.View{States: [][]ratelimit.State{{d.Spend(g.Taken.After, g.Taken.At, -rest)}}, At: g.Taken.At.UTC()}
+		view := r.view
+		if n > 0 {
+			view = viewOf(d.Spend(g.Taken.After, g.Taken.At, -rest), g.Taken.At)
+		}
 		if _, ok := t.Value.call.Plan(view); ok {
 			more = append(more, t)
 			continue
