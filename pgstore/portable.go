@@ -132,14 +132,14 @@ func (p *portable) serve(ctx context.Context, row *rowQueue, tickets []*ticket) 
 	row.refusing = 2*refused > len(tickets)
 }
 
-// decideRow decides calls for a row. If the database finds fault with what they are
+// decideRow decides calls for a row, which it looks at first if it is told to. If the database finds fault with what they are
 // together, each half of them is decided by itself, so that only the one at fault fails.
 func (p *portable) decideRow(ctx context.Context, tickets []*ticket, look bool) {
-	r := &rowCalls{portable: p, left: tickets, look: look}
+	r := &rowCalls{portable: p, left: tickets, unsure: look}
 	err := p.retry(ctx, func() error { return r.decide(ctx) })
 	if n := len(r.left); n > 1 && isOfValues(err) {
-		p.decideRow(ctx, r.left[:n/2:n/2], r.look)
-		p.decideRow(ctx, r.left[n/2:], r.look)
+		p.decideRow(ctx, r.left[:n/2:n/2], false)
+		p.decideRow(ctx, r.left[n/2:], false)
 		return
 	}
 	for _, t := range r.left { // there are none without an error, but for those that are gone
@@ -155,14 +155,14 @@ func isOfValues(err error) bool {
 		return false
 	}
 	class := code(err)[:min(2, len(code(err)))]
-	return class != "53" && class != "55" && class != "57" // resources, prerequisites, intervention
+	return !slices.Contains([]string{"42", "53", "55", "57"}, class) // the table or a right, resources, a lock, intervention
 }
 
 // rowCalls are calls for one row, by one definition.
 type rowCalls struct {
 	*portable
-	left []*ticket // to decide, in order of arrival
-	look bool      // first
+	left   []*ticket // to decide, in order of arrival
+	unsure bool      // it is better to look at the row than to take
 
 	view  decide.View // of the row as it was seen last; of nothing if it was not
 	asked moment      // before it was seen
@@ -180,21 +180,22 @@ func (r *rowCalls) seen() bool { return r.view.States != nil }
 // decide decides the calls that are left. An attempt to take that comes too late, because
 // others have taken meanwhile, is followed by another look, for some rounds.
 func (r *rowCalls) decide(ctx context.Context) error {
-	for round := 0; ; round++ {
+	for tries := 0; ; {
 		r.left = slices.DeleteFunc(r.left, (*ticket).Gone)
-		if r.look || r.seen() {
+		if r.unsure || r.seen() {
 			r.left = unheld(r.left)
 		}
 		if len(r.left) == 0 {
 			return nil
 		}
-		if r.look {
+		if r.unsure {
 			if err := r.see(ctx); err != nil {
 				return err
 			}
+			continue // without those who have given up meanwhile
 		}
 		g := r.plan()
-		if r.seen() && (len(g.tickets) == 0 || round > rounds) {
+		if r.seen() && (len(g.tickets) == 0 || tries > rounds) {
 			r.refuse()
 			return nil
 		}
@@ -206,19 +207,20 @@ func (r *rowCalls) decide(ctx context.Context) error {
 		if err := r.take(ctx, &g, order); err != nil {
 			return err
 		}
-		if r.look = !g.Taken.OK; !r.look {
-			round = 0
+		if tries++; g.Taken.OK {
+			tries = 0
 		}
+		r.unsure = !g.Taken.OK
 	}
 }
 
 // see looks at the row.
 func (r *rowCalls) see(ctx context.Context) (err error) {
 	r.asked = r.hints.refusals.moment()
-	if r.view, err = r.portable.look(ctx, r.pool, &pgx.Batch{}, r.call(), all); err != nil {
+	if r.view, err = r.look(ctx, r.pool, &pgx.Batch{}, r.call(), all); err != nil {
 		return r.fault("look", err)
 	}
-	r.look = false
+	r.unsure = false
 	return nil
 }
 
