@@ -26,7 +26,7 @@ var gathered = []ratelimit.Limit{
 }
 
 // gather has calls wait for a row in their order, and then decided together.
-func gather(t *testing.T, p *portable, look bool, calls ...*pending) {
+func gather(t *testing.T, decide func(context.Context, []*ticket), calls ...*pending) {
 	t.Helper()
 	first := &pending{}
 	there, goOn := make(chan struct{}), make(chan struct{})
@@ -37,7 +37,7 @@ func gather(t *testing.T, p *portable, look bool, calls ...*pending) {
 			tickets[0].Finish()
 			return
 		}
-		p.decideRow(ctx, tickets, look)
+		decide(ctx, tickets)
 	}, nil)
 	var wg sync.WaitGroup
 	wg.Go(func() { _, _ = row.Do(t.Context(), first) })
@@ -130,7 +130,8 @@ func TestGatheredOneAfterAnother(t *testing.T) {
 				}
 				calls, wants = append(calls, call), append(wants, want)
 			}
-			gather(t, p, random.IntN(3) == 0, calls...)
+			look := random.IntN(3) == 0
+			gather(t, func(ctx context.Context, tickets []*ticket) { p.decideRow(ctx, tickets, look) }, calls...)
 			for i, call := range calls {
 				if want := wants[i]; call.err != nil || !alike(call.result, want) {
 					t.Fatalf("history %d, batch %d, call %d of %d, %+v:\ngot  %v %+v\nwant %+v", history, batch, i+1, len(calls), call.call, call.err, call.result.Status, want.Status)
@@ -176,7 +177,7 @@ func TestGatheredFault(t *testing.T) {
 	for _, n := range []float64{1, 2, 7, 1, 3} {
 		calls = append(calls, allowTicket(t, limit.ForN("k", n)).Value)
 	}
-	gather(t, newPortable(store.own), false, calls...)
+	gather(t, func(ctx context.Context, tickets []*ticket) { newPortable(store.own).decideRow(ctx, tickets, false) }, calls...)
 	for i, call := range calls {
 		if (call.err != nil) != (i == 2) || call.result.OK != (i != 2) {
 			t.Errorf("call %d: got OK %v, error %v", i, call.result.OK, call.err)
@@ -184,6 +185,71 @@ func TestGatheredFault(t *testing.T) {
 	}
 	if check, err := store.Check(t.Context(), limit.For("k")); err != nil || math.Round(check.Value) != 92 {
 		t.Errorf("got %v left, error %v, want 92", check.Value, err)
+	}
+}
+
+// Calls of two plans that gather at a row are each decided by their own.
+func TestGatheredDefinitions(t *testing.T) {
+	db := pgtest.New(t)
+	store, err := New(db.Pool, &Config{Schema: db.Schema, Portable: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := newPortable(store.own)
+	basic := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: 24 * time.Hour}
+	premium := basic
+	premium.Rate = 100
+	var calls []*pending
+	for _, r := range []ratelimit.Request{basic.ForN("k", 3), premium.ForN("k", 50), basic.ForN("k", 4), premium.ForN("k", 1), basic.ForN("k", 5)} {
+		calls = append(calls, allowTicket(t, r).Value)
+	}
+	row := p.enter(decide.Key{Name: "l", Key: "k"})
+	gather(t, func(ctx context.Context, tickets []*ticket) { p.serve(ctx, row, tickets) }, calls...)
+	// The basic plan makes the row, with ten tokens, and the premium one finds what is left.
+	for i, want := range []bool{true, false, true, true, false} {
+		got := calls[i]
+		if got.err != nil || got.result.OK != want || got.result.Capacity != got.call.Asks[0].Definition.Capacity {
+			t.Errorf("call %d: got %+v, error %v, want OK %v", i, got.result.Status, got.err, want)
+		}
+	}
+}
+
+// A flood of calls that are refused writes next to nothing.
+func TestGatheredRefusals(t *testing.T) {
+	db := pgtest.New(t)
+	store, err := New(db.Pool, &Config{Schema: db.Schema, Portable: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit := ratelimit.TokenBucket{Name: "l", Rate: 1, Period: 24 * time.Hour}
+	if _, err := store.Allow(t.Context(), limit.For("k")); err != nil {
+		t.Fatal(err)
+	}
+	p := newPortable(store.own)
+	row := p.enter(decide.Key{Name: "l", Key: "k"})
+	version := func() (version string) {
+		t.Helper()
+		if err := db.Pool.QueryRow(t.Context(), "SELECT concat_ws(' ', xmin, xmax, ctid) FROM "+db.Schema+".rate_limits").Scan(&version); err != nil {
+			t.Fatal(err)
+		}
+		return version
+	}
+	for round, before := 0, ""; round < 3; round++ {
+		var calls []*pending
+		for range 5 {
+			calls = append(calls, allowTicket(t, limit.For("k")).Value)
+		}
+		gather(t, func(ctx context.Context, tickets []*ticket) { p.serve(ctx, row, tickets) }, calls...)
+		for _, call := range calls {
+			if call.err != nil || call.result.OK || call.result.RetryAfter <= 0 {
+				t.Errorf("got %+v, error %v, want a refusal", call.result.Status, call.err)
+			}
+		}
+		if after := version(); round > 0 && after != before {
+			t.Errorf("round %d has touched the row", round)
+		} else {
+			before = after
+		}
 	}
 }
 
