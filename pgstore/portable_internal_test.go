@@ -2,12 +2,16 @@ package pgstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/batch"
@@ -25,15 +29,17 @@ var gathered = []ratelimit.Limit{
 	ratelimit.SlidingWindow{Name: "few slots", Rate: 12, Period: time.Second, Slots: 2},
 }
 
-// gather has calls wait for a row in their order, and then decided together.
-func gather(t *testing.T, decide func(context.Context, []*ticket), calls ...*pending) {
+// gathering returns a function by which calls come to wait for a row in their order, and one
+// that has them decided together and returns when they are. Errors of those whose context is
+// over are as they should be.
+func gathering(t *testing.T, decide func(context.Context, []*ticket)) (join func(context.Context, *pending), goOn func()) {
 	t.Helper()
 	first := &pending{}
-	there, goOn := make(chan struct{}), make(chan struct{})
+	there, leave := make(chan struct{}), make(chan struct{})
 	row := batch.New(mostTogether, 0, func(ctx context.Context, tickets []*ticket) {
 		if tickets[0].Value == first {
 			close(there)
-			<-goOn
+			<-leave
 			tickets[0].Finish()
 			return
 		}
@@ -42,21 +48,30 @@ func gather(t *testing.T, decide func(context.Context, []*ticket), calls ...*pen
 	var wg sync.WaitGroup
 	wg.Go(func() { _, _ = row.Do(t.Context(), first) })
 	<-there
-	for _, call := range calls {
+	join = func(ctx context.Context, call *pending) {
 		joined := make(chan struct{})
 		door := batch.New(1, 0, func(_ context.Context, tickets []*ticket) {
 			row.Join(tickets...)
 			close(joined)
 		}, nil)
 		wg.Go(func() {
-			if _, err := door.Do(t.Context(), call); err != nil {
-				t.Error(err)
+			if _, err := door.Do(ctx, call); !errors.Is(err, ctx.Err()) {
+				t.Errorf("got error %v, want %v", err, ctx.Err())
 			}
 		})
 		<-joined
 	}
-	close(goOn)
-	wg.Wait()
+	return join, func() { close(leave); wg.Wait() }
+}
+
+// gather has calls wait for a row in their order, and then decided together.
+func gather(t *testing.T, decide func(context.Context, []*ticket), calls ...*pending) {
+	t.Helper()
+	join, goOn := gathering(t, decide)
+	for _, call := range calls {
+		join(t.Context(), call)
+	}
+	goOn()
 }
 
 // randomCall is a call for a limit that is to be allowed, to reserve, or to take at most
@@ -250,6 +265,44 @@ func TestGatheredRefusals(t *testing.T) {
 		} else {
 			before = after
 		}
+	}
+}
+
+// onLook is a tracer that does something when a row is looked at.
+type onLook func()
+
+func (f onLook) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	f()
+	return ctx
+}
+
+func (onLook) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (onLook) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
+func (onLook) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+func (onLook) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// Who gives up between two statements for those who gathered is not charged.
+func TestGatheredGivingUp(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	defer cancel()
+	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = onLook(cancel) }))
+	store, err := New(db.Pool, &Config{Schema: db.Schema, Portable: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit := ratelimit.TokenBucket{Name: "l", Rate: 6, Period: 24 * time.Hour}
+	if _, err := store.Allow(t.Context(), limit.For("k")); err != nil {
+		t.Fatal(err)
+	}
+	join, goOn := gathering(t, func(ctx context.Context, tickets []*ticket) { newPortable(store.own).decideRow(ctx, tickets, false) })
+	join(ctx, allowTicket(t, limit.ForN("k", 4)).Value)
+	stays := allowTicket(t, limit.ForN("k", 2)).Value
+	join(t.Context(), stays)
+	goOn()
+	if stays.err != nil || !stays.result.OK || stays.result.Remaining != 3 {
+		t.Errorf("got %+v, error %v, want 3 left", stays.result.Status, stays.err)
 	}
 }
 
