@@ -248,7 +248,7 @@ func TestPortableClose(t *testing.T) {
 func TestPortableEscrow(t *testing.T) {
 	for name, limit := range sluggish {
 		t.Run(name, func(t *testing.T) {
-			store, sent, db := holding(t, 500*time.Millisecond, portable)
+			store, sent, db := holding(t, 500*time.Millisecond, portable, onClock(newClock())) // which stands still
 			var granted atomic.Int64
 			failed := errors.New("failed")
 			together(8, func(i int) {
@@ -293,7 +293,7 @@ func TestPortableEscrow(t *testing.T) {
 func TestPortableEscrowGivesBack(t *testing.T) {
 	for name, limit := range sluggish {
 		t.Run(name, func(t *testing.T) {
-			store, sent, db := holding(t, 2*time.Second, portable)
+			store, sent, db := holding(t, 2*time.Second, portable, onClock(newClock()))
 			granted := warm(t, store, sent, limit.For("k"))
 			if before := lacks(t, db, limit); tallies(before, granted) {
 				t.Fatalf("nothing was taken ahead: the row lacks %v", before)
