@@ -119,7 +119,7 @@ func (b *base) ownTx(ctx context.Context, rows []decide.Row, do func(context.Con
 			if spared && len(rows) == 1 {
 				wait = awaited
 			} else if spared {
-				err = b.awaitOne(ctx, rows)
+				err = b.retry(ctx, func() error { return b.awaitOne(ctx, rows) })
 			}
 			if err == nil || code(err) == lockNotAvailable {
 				err = b.retry(ctx, func() error { return b.transact(ctx, wait, do) })
