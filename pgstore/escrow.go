@@ -13,7 +13,7 @@ import (
 
 // takeAhead gives the Store a memory of what it has taken ahead, if it is to do that.
 func (b *base) takeAhead() {
-	if b.config.Escrow == 0 || b.pool == nil || b.config.Portable {
+	if b.config.Escrow == 0 || b.pool == nil {
 		return
 	}
 	var now func() time.Time
@@ -61,13 +61,25 @@ func (b *base) refill(h *escrow.Holder) {
 		if !orders || g.Ahead <= 0 {
 			return
 		}
-		grants, sent := []table.Grant{g}, b.hints.memory.Now()
-		if b.table.Grant(ctx, b.pool, grants, b.clock()) == nil && grants[0].Taken.OK {
+		sent := b.hints.memory.Now()
+		if b.grantOne(ctx, &g) == nil && g.Taken.OK {
 			h.Changed()
-			arrived(&o, &grants[0], sent)
+			arrived(&o, &g, sent)
 			ok = true
 		}
 	}()
+}
+
+// grantOne makes a grant for which nobody waits.
+func (b *base) grantOne(ctx context.Context, g *table.Grant) error {
+	if b.config.Portable {
+		g.Floor = 0
+		return b.table.TakeGrant(ctx, b.pool, false, g, b.clock())
+	}
+	grants := []table.Grant{*g}
+	err := b.table.Grant(ctx, b.pool, grants, b.clock())
+	*g = grants[0]
+	return err
 }
 
 // escrowTime bounds a statement that nobody waits for. An answer that is later than the
@@ -90,10 +102,14 @@ func (b *base) giveBackOwn(returns []escrow.Return) {
 func (b *base) giveBack(returns []escrow.Return) {
 	ctx, cancel := context.WithTimeout(context.Background(), escrowTime)
 	defer cancel()
+	give := b.table.GiveBack
+	if b.config.Portable {
+		give = b.table.BringBack
+	}
 	for i := range returns {
 		r := &returns[i]
 		for try := range backTries {
-			given, err := b.table.GiveBack(ctx, b.pool, r.Row, &r.Definition, r.Count, r.Taken, r.End, b.clock())
+			given, err := give(ctx, b.pool, r.Row, &r.Definition, r.Count, r.Taken, r.End, b.clock())
 			if given {
 				b.hints.memory.Changed(r.Row.Key)
 			}

@@ -99,11 +99,16 @@ func (b *base) bounded(ctx context.Context) (_ context.Context, end func(), err 
 	if err := b.work.begin(); err != nil {
 		return nil, nil, err
 	}
-	if _, ok := ctx.Deadline(); ok || b.config.Timeout == NoTimeout {
-		return ctx, b.work.end, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, b.config.Timeout)
+	ctx, cancel := b.timed(ctx)
 	return ctx, func() { cancel(); b.work.end() }, nil
+}
+
+// timed is a context with the Store's time-out, if ctx has no deadline.
+func (b *base) timed(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok || b.config.Timeout == NoTimeout {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, b.config.Timeout)
 }
 
 // ownTx runs do, which locks rows, in a transaction of its own. READ
@@ -122,7 +127,7 @@ func (b *base) ownTx(ctx context.Context, rows []decide.Row, do func(context.Con
 			if spared && len(rows) == 1 {
 				wait = awaited
 			} else if spared {
-				err = b.awaitOne(ctx, rows)
+				err = b.retry(ctx, func() error { return b.awaitOne(ctx, rows) })
 			}
 			if err == nil || code(err) == lockNotAvailable {
 				err = b.retry(ctx, func() error { return b.transact(ctx, wait, do) })
