@@ -31,6 +31,8 @@ func (b *base) order(g *table.Grant, h *escrow.Holder, hold bool) (o escrow.Orde
 		return o, true // it takes all that there is
 	}
 	if o, ok = h.Order(g.Need); ok && (o.Ahead > 0 || hold) {
+		lasts := b.config.Escrow
+		o.Ahead *= float64(escrow.Longest(&g.Definition, lasts)) / float64(lasts) // more would end unused
 		g.Ahead, g.Definition.Capacity = o.Ahead, o.Capacity
 	}
 	return o, ok || !hold

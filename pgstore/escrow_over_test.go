@@ -28,8 +28,9 @@ import (
 
 // flooded are limits that more is wanted of than they have.
 var flooded = map[string]ratelimit.Limit{
-	"bucket": ratelimit.TokenBucket{Name: "bucket", Rate: 500, Period: time.Second, Capacity: 100},
-	"window": ratelimit.FixedWindow{Name: "window", Rate: 100, Period: 200 * time.Millisecond},
+	"bucket":  ratelimit.TokenBucket{Name: "bucket", Rate: 500, Period: time.Second, Capacity: 100},
+	"window":  ratelimit.FixedWindow{Name: "window", Rate: 100, Period: 200 * time.Millisecond},
+	"sliding": ratelimit.SlidingWindow{Name: "sliding", Rate: 100, Period: 200 * time.Millisecond, Slots: 4},
 }
 
 const floodEscrow = 100 * time.Millisecond

@@ -21,6 +21,7 @@ func (a *Ask) Held(reserve bool, after ratelimit.State, at time.Time, taker stri
 	h.each[0] = a.status(true, holdingOf(&a.Definition, after, at), at, at)
 	h.each[0].Taken = a.Count
 	h.payment[0] = a.payment(0, 0, a.Count)
+	h.payment[0].Slot = a.Definition.Slot(after)
 	var left []receipt.Left
 	if reserve {
 		left = []receipt.Left{{TS: at}} // no debt
@@ -71,6 +72,7 @@ func (c *Call) Whole(rest ratelimit.Result, stands []*Stand, taker string, conn 
 			statuses[i] = a.status(true, holdingOf(&a.Definition, stands[i].State, stands[i].At), stands[i].At, stands[i].At)
 			statuses[i].Taken = a.Count
 			payments = append(payments, a.payment(a.place, 0, a.Count))
+			payments[len(payments)-1].Slot = a.Definition.Slot(stands[i].State)
 			left = append(left, receipt.Left{TS: stands[i].At}) // no debt
 		}
 		at = latest(at, statuses[i].At)
