@@ -260,54 +260,68 @@ func TestEscrowNeverOver(t *testing.T) {
 // What others took ahead and do not need is there for the one who needs it: when one of
 // eight is busy, and when demand moves from one to the next.
 func TestEscrowStrandsLittle(t *testing.T) {
-	limit := ratelimit.TokenBucket{Name: "bucket", Rate: 1000, Period: time.Second, Capacity: 200}
-	for name, test := range map[string]struct {
-		moves time.Duration
-		least float64
-	}{
-		"one is busy":  {time.Hour, 0.95},
-		"demand moves": {100 * time.Millisecond, 0.9},
+	for kind, limit := range map[string]ratelimit.Limit{
+		"bucket":  ratelimit.TokenBucket{Name: "bucket", Rate: 1000, Period: time.Second, Capacity: 200},
+		"window":  ratelimit.FixedWindow{Name: "window", Rate: 200, Period: 200 * time.Millisecond},
+		"sliding": ratelimit.SlidingWindow{Name: "sliding", Rate: 1000, Period: time.Second},
 	} {
-		t.Run(name, func(t *testing.T) {
-			db := pgtest.New(t, maxConns(8))
-			var stores [8]*pgstore.Store
-			for i := range stores {
-				stores[i] = newStore(t, db, withEscrow(floodEscrow))
-				defer stores[i].Close()
-				for range 16 { // so that each has some to give back
-					if _, err := stores[i].Allow(t.Context(), limit.For("k")); err != nil {
-						t.Fatal(err)
-					}
+		for name, test := range map[string]struct {
+			moves time.Duration
+			least float64
+		}{
+			"one is busy":  {time.Hour, 0.95},
+			"demand moves": {100 * time.Millisecond, 0.9},
+		} {
+			t.Run(kind+", "+name, func(t *testing.T) { strands(t, limit, test.moves, test.least) })
+		}
+	}
+}
+
+// strands has demand of the first of eight stores, or of each for a while in turn, and
+// wants them to get so large a part of what the limit grants to a flood.
+func strands(t *testing.T, limit ratelimit.Limit, moves time.Duration, least float64) {
+	db := pgtest.New(t, maxConns(8))
+	var stores [8]*pgstore.Store
+	for i := range stores {
+		stores[i] = newStore(t, db, withEscrow(floodEscrow))
+		defer stores[i].Close()
+		for range 16 { // so that each has some to give back
+			if _, err := stores[i].Allow(t.Context(), limit.For("k")); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	d := limit.Definition()
+	rate := d.Rate / d.Period.Seconds()
+	if d.Kind == ratelimit.KindSlidingWindow {
+		rate *= float64(d.Slots) / float64(d.Slots+1)
+	}
+	const settles, lasts = time.Second, 3 * time.Second // after the burst
+	var granted atomic.Int64
+	var wg sync.WaitGroup
+	begun := time.Now()
+	for range 16 {
+		wg.Go(func() {
+			for past := time.Duration(0); past < settles+lasts; past = time.Since(begun) {
+				store := stores[int(past/moves)%len(stores)]
+				result, err := store.Allow(t.Context(), limit.For("k"))
+				switch {
+				case err != nil:
+					t.Error(err)
+					return
+				case !result.OK:
+					time.Sleep(min(result.RetryAfter, moves))
+				case past >= settles:
+					granted.Add(1)
 				}
 			}
-			const lasts = 3 * time.Second
-			var granted atomic.Int64
-			var wg sync.WaitGroup
-			begun := time.Now()
-			for range 16 {
-				wg.Go(func() {
-					for time.Since(begun) < lasts {
-						store := stores[int(time.Since(begun)/test.moves)%len(stores)]
-						result, err := store.Allow(t.Context(), limit.For("k"))
-						switch {
-						case err != nil:
-							t.Error(err)
-							return
-						case result.OK:
-							granted.Add(1)
-						default:
-							time.Sleep(result.RetryAfter)
-						}
-					}
-				})
-			}
-			wg.Wait()
-			share := float64(granted.Load()) / (limit.Rate * time.Since(begun).Seconds())
-			t.Logf("granted %d, %.3f of the rate", granted.Load(), share)
-			if share < test.least {
-				t.Errorf("got %.3f of the rate, want %v", share, test.least)
-			}
 		})
+	}
+	wg.Wait()
+	share := float64(granted.Load()) / (rate * lasts.Seconds())
+	t.Logf("granted %d, %.3f of the rate", granted.Load(), share)
+	if share < least {
+		t.Errorf("got %.3f of the rate, want %v", share, least)
 	}
 }
 
