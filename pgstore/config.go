@@ -59,16 +59,6 @@ type Config struct {
 	// settled and cancelled, which gives away what was never taken.
 	Portable bool
 
-	// RefusalMemory is for how many keys the Store remembers that they were
-	// refused, so that Allow and Reserve on their own refuse again without
-	// asking the database, until time has brought what a call wants. It can miss
-	// what happens elsewhere, in other processes and in callers' transactions:
-	// after a reset or credit it refuses too long, at most until the RetryAt that
-	// it tells, and after a take that RetryAt is too early. It knows this Store's
-	// own, and changed definitions. It holds for one limit a call, without
-	// shards. The default, 0, remembers none.
-	RefusalMemory int
-
 	// Escrow is for how long tokens are handed out from memory that were taken ahead.
 	// The default, 0, takes none ahead; some tenths of a second are much already, and
 	// [MaxEscrow] is the most. It is for limits that a process takes from many times in
@@ -112,8 +102,6 @@ func (c *Config) validate() error {
 	switch {
 	case c.RetryBudget < 0:
 		return bad("RetryBudget", c.RetryBudget, "must not be negative")
-	case c.RefusalMemory < 0:
-		return bad("RefusalMemory", c.RefusalMemory, "must not be negative")
 	case c.Escrow < 0 || c.Escrow > MaxEscrow:
 		return bad("Escrow", c.Escrow, "must be from 0 (none) to "+MaxEscrow.String())
 	case c.Escrow%time.Microsecond != 0:

@@ -20,7 +20,7 @@ func (b *base) takeAhead() {
 	if b.config.Clock != nil {
 		now = func() time.Time { return *b.clock() }
 	}
-	b.hints.held = escrow.New(b.config.Escrow, now, b.giveBackOwn)
+	b.hints.memory = escrow.New(b.config.Escrow, now, b.giveBackOwn)
 }
 
 // order sets a grant to take ahead as well, if that is worth it; those of its calls that
@@ -39,7 +39,7 @@ func (b *base) order(g *table.Grant, h *escrow.Holder, hold bool) (o escrow.Orde
 }
 
 // arrived notes what a grant took ahead, since a statement was sent.
-func arrived(o *escrow.Order, g *table.Grant, sent time.Time) escrow.Arrival {
+func arrived(o *escrow.Order, g *table.Grant, sent time.Time) *escrow.Arrival {
 	return o.Arrived(escrow.Lot{Count: g.TookAhead(), After: g.Taken.After, At: g.Taken.At.UTC(), Sent: sent})
 }
 
@@ -62,9 +62,9 @@ func (b *base) refill(h *escrow.Holder) {
 		if !orders || g.Ahead <= 0 {
 			return
 		}
-		grants, sent := []table.Grant{g}, b.hints.held.Now()
+		grants, sent := []table.Grant{g}, b.hints.memory.Now()
 		if b.table.Grant(ctx, b.pool, grants, b.clock()) == nil && grants[0].Taken.OK {
-			b.hints.refusals.drop(g.Row.Key)
+			h.Changed()
 			arrived(&o, &grants[0], sent)
 			ok = true
 		}
@@ -96,7 +96,7 @@ func (b *base) giveBack(returns []escrow.Return) {
 		for try := range backTries {
 			given, err := b.table.GiveBack(ctx, b.pool, r.Row, &r.Definition, r.Count, r.Taken, r.End, b.clock())
 			if given {
-				b.hints.refusals.forget(r.Row.Key)
+				b.hints.memory.Changed(r.Row.Key)
 			}
 			if given || err != nil && code(err) != lockNotAvailable || sleep(ctx, time.Duration(try+1)*poll) != nil {
 				break

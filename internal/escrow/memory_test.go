@@ -67,7 +67,7 @@ func (m *memory) bring(h *escrow.Holder, n float64) {
 func (m *memory) want(limit ratelimit.Limit, n float64, want bool) escrow.Tokens {
 	m.t.Helper()
 	r := limit.ForN("k", n)
-	tokens, ok := m.Take(&r)
+	tokens, ok := m.Seen(&r).Take(n)
 	if ok != want {
 		m.t.Fatalf("%v of %s: got %v, want %v", n, ratelimit.NameOf(limit), ok, want)
 	}
@@ -98,7 +98,7 @@ func TestTakeKnowsOneDefinition(t *testing.T) {
 	other := bucket
 	other.Rate = -1
 	m.want(other, 1, false)
-	if _, ok := m.Take(&ratelimit.Request{Limit: &bucket, Key: "k", Count: 1}); ok {
+	if m.Seen(&ratelimit.Request{Limit: &bucket, Key: "k", Count: 1}) != nil {
 		t.Error("a limit behind a pointer is known")
 	}
 	m.want(bucket, 1, true)
@@ -147,7 +147,7 @@ func TestDrop(t *testing.T) {
 	waited := empty.Arrived(escrow.Lot{After: ratelimit.State{TS: m.now}, At: m.now, Sent: m.now}).Tokens(1, ratelimit.State{})
 	waited.PutBack()
 	m.want(bucket, 1, true)
-	m.Drop(decide.Key{Name: "bucket", Key: "k"})
+	m.Edited(decide.Key{Name: "bucket", Key: "k"})
 	o.Arrived(escrow.Lot{Count: 10, After: ratelimit.State{TS: m.now}, At: m.now, Sent: m.now})
 	tokens.PutBack()
 	waited.PutBack()
@@ -168,7 +168,7 @@ func TestArrivedLate(t *testing.T) {
 		now := time.Now()
 		o.Arrived(escrow.Lot{Count: 10, After: ratelimit.State{TS: now}, At: now, Sent: now.Add(-late)})
 		r := bucket.ForN("k", 10)
-		if _, ok := m.Take(&r); ok != want {
+		if _, ok := m.Seen(&r).Take(10); ok != want {
 			t.Errorf("%v late: got %v, want %v", late, ok, want)
 		}
 	}
@@ -221,7 +221,7 @@ func TestOrder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if h := m.Of(&call.Asks[0]); h != nil {
+	if h := m.Of(&call.Asks[0]); h.Holds() {
 		t.Error("a limit that is refilled in a second can be taken ahead from for one")
 	}
 }
