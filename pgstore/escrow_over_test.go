@@ -325,6 +325,38 @@ func strands(t *testing.T, limit ratelimit.Limit, moves time.Duration, least flo
 	}
 }
 
+// Demand that is less than what a limit grants is granted, as it is without memory: what
+// one process took ahead and did not need does not stay counted.
+func TestEscrowRefusesNothingThatIsThere(t *testing.T) {
+	for name, limit := range map[string]ratelimit.Limit{
+		"bucket":  ratelimit.TokenBucket{Name: "bucket", Rate: 1000, Period: time.Second, Capacity: 300},
+		"window":  ratelimit.FixedWindow{Name: "window", Rate: 1000, Period: time.Second},
+		"sliding": ratelimit.SlidingWindow{Name: "sliding", Rate: 1000, Period: time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := newStore(t, pgtest.New(t), withEscrow(floodEscrow))
+			defer store.Close()
+			begun, asked, granted := time.Now(), 0, 0
+			for past := time.Duration(0); past < 3*time.Second; past = time.Since(begun) {
+				for ; float64(asked) < 750*past.Seconds(); asked++ {
+					result, err := store.Allow(t.Context(), limit.For("k"))
+					if err != nil {
+						t.Fatal(err)
+					}
+					if result.OK {
+						granted++
+					}
+				}
+				time.Sleep(time.Millisecond)
+			}
+			t.Logf("granted %d of %d", granted, asked)
+			if granted < asked*95/100 {
+				t.Errorf("granted %d of %d", granted, asked)
+			}
+		})
+	}
+}
+
 // While somebody holds what he took ahead, the row does not fill up so far that both are
 // more than the capacity; and what is given back just before its end counts for less, or
 // the row would fill up while somebody else holds what he took in the meantime.

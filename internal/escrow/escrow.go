@@ -84,6 +84,10 @@ func end(d *ratelimit.Definition, taken time.Time, lasts time.Duration) time.Tim
 	return taken.Add(lasts)
 }
 
+// outlasts reports whether what was taken ahead can be given back when it can be used no
+// more.
+func outlasts(d *ratelimit.Definition) bool { return d.Kind == ratelimit.KindSlidingWindow }
+
 // Lot is what one statement has taken ahead from a row.
 type Lot struct {
 	Count float64
