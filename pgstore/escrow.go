@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/pgratelimit/ratelimit/internal/escrow"
@@ -75,9 +76,6 @@ func (b *base) refill(h *escrow.Holder) {
 // end brings nothing; but whoever gives up on one has lost a connection.
 const escrowTime = defaultTimeout
 
-// backTries is how often giving back is tried, since somebody may have the row locked.
-const backTries = 3
-
 // giveBackOwn gives back what is not needed, if the Store is not closed.
 func (b *base) giveBackOwn(returns []escrow.Return) {
 	if b.work.begin() != nil {
@@ -88,19 +86,29 @@ func (b *base) giveBackOwn(returns []escrow.Return) {
 }
 
 // giveBack gives back what was taken ahead. What cannot be given back in time is lost.
+// Where somebody has the row locked, which is often if others take from it as much, it is
+// tried again, after the others' turn.
 func (b *base) giveBack(returns []escrow.Return) {
 	ctx, cancel := context.WithTimeout(context.Background(), escrowTime)
 	defer cancel()
-	for i := range returns {
-		r := &returns[i]
-		for try := range backTries {
-			given, err := b.table.GiveBack(ctx, b.pool, r.Row, &r.Definition, r.Count, r.Taken, r.End, b.clock())
-			if given {
-				b.hints.memory.Changed(r.Row.Key)
-			}
-			if given || err != nil && code(err) != lockNotAvailable || sleep(ctx, time.Duration(try+1)*poll) != nil {
-				break
-			}
+	begun := b.hints.memory.Now()
+	for pause := passOver; ; pause = min(2*pause, slowPoll) {
+		past := b.hints.memory.Now().Sub(begun)
+		returns = slices.DeleteFunc(returns, func(r escrow.Return) bool {
+			return past > r.End.Sub(r.Taken) || b.giveBackOnce(ctx, &r)
+		})
+		if len(returns) == 0 || sleep(ctx, pause) != nil {
+			return
 		}
 	}
+}
+
+// giveBackOnce reports whether there is nothing left to be done: not if somebody has the
+// row locked, or it is too late, which PostgreSQL does not tell apart.
+func (b *base) giveBackOnce(ctx context.Context, r *escrow.Return) bool {
+	given, err := b.table.GiveBack(ctx, b.pool, r.Row, &r.Definition, r.Count, r.Taken, r.End, b.clock())
+	if given {
+		b.hints.memory.Changed(r.Row.Key)
+	}
+	return given || err != nil && code(err) != lockNotAvailable
 }
