@@ -24,19 +24,20 @@ func (b *base) takeAhead() {
 	b.hints.memory = escrow.New(b.config.Escrow, now, b.giveBackOwn)
 }
 
-// order sets a grant to take ahead as well, if that is worth it; those of its calls that
-// must be held, and not only granted, are served in no other way. ok is false if they
-// cannot be.
+// order sets a grant to take ahead as well, if that is worth it; the order is zero if it is
+// not. Calls of which something must be held, and not only granted, are served in no other
+// way: ok is false if they cannot be.
 func (b *base) order(g *table.Grant, h *escrow.Holder, hold bool) (o escrow.Order, ok bool) {
 	if g.AtMost {
 		return o, true // it takes all that there is
 	}
-	if o, ok = h.Order(g.Need); ok && (o.Ahead > 0 || hold) {
-		lasts := b.config.Escrow
-		o.Ahead *= float64(escrow.Longest(&g.Definition, lasts)) / float64(lasts) // more would end unused
-		g.Ahead, g.Definition.Capacity = o.Ahead, o.Capacity
+	if o, ok = h.Order(g.Need); !ok || o.Ahead == 0 && !hold {
+		return escrow.Order{}, ok || !hold
 	}
-	return o, ok || !hold
+	lasts := b.config.Escrow
+	o.Ahead *= float64(escrow.Longest(&g.Definition, lasts)) / float64(lasts) // more would end unused
+	g.Ahead, g.Definition.Capacity = o.Ahead, o.Capacity
+	return o, true
 }
 
 // arrived notes what a grant took ahead, since a statement was sent.

@@ -500,12 +500,12 @@ func (o *own) grant(ctx context.Context, tickets []*ticket, await *decide.Row) (
 			left = append(left, g...)
 			continue
 		}
+		g[0].Value.holder.Note(grants[i].Count, len(g))
 		if orders == nil || orders[i].Holder == nil {
 			o.tellGroup(g, &grants[i], nil)
-			continue
+		} else {
+			o.tellGroup(g, &grants[i], arrived(&orders[i], &grants[i], sent))
 		}
-		orders[i].Holder.Note(grants[i].Count, len(g))
-		o.tellGroup(g, &grants[i], arrived(&orders[i], &grants[i], sent))
 	}
 	return left, nil
 }

@@ -15,14 +15,13 @@ type held struct {
 }
 
 // Held is the result of n tokens of a, of one row, that the process held already: in one
-// allocation, unless it is a reservation. after is what there is then.
-func (a *Ask) Held(n float64, reserve bool, after ratelimit.State, at time.Time) ratelimit.Result {
+// allocation, unless it is a reservation. paid is a's Paid, after is what there is then.
+func (a *Ask) Held(paid *receipt.Limit, n float64, reserve bool, after ratelimit.State, at time.Time) ratelimit.Result {
 	h := new(held)
 	status := &h.each[0]
 	*status = a.status(true, holdingOf(&a.Definition, after, at), at, at)
 	status.Request.Count, status.Taken = n, n
-	h.payment[0] = a.payment(0, 0, n)
-	h.payment[0].Slot = a.Definition.Slot(after)
+	h.payment[0] = receipt.Payment{Limit: paid, Slot: a.Definition.Slot(after), Tokens: n}
 	var left []receipt.Left
 	if reserve {
 		left = []receipt.Left{{TS: at}} // no debt
@@ -80,7 +79,7 @@ func (c *Call) Rest(stands []*Stand) Call {
 // refused, so is the whole. taker and conn are those of Receipt, if there is no rest.
 func (c *Call) Whole(rest ratelimit.Result, stands []*Stand, taker string, conn any) ratelimit.Result {
 	if len(c.Asks) == 1 && stands[0] != nil {
-		return c.Asks[0].Held(c.Asks[0].Count, c.Reserve, stands[0].State, stands[0].At)
+		return c.Asks[0].Held(c.Asks[0].Paid(), c.Asks[0].Count, c.Reserve, stands[0].State, stands[0].At)
 	}
 	statuses := make([]ratelimit.Status, len(c.Asks))
 	var (
@@ -97,8 +96,7 @@ func (c *Call) Whole(rest ratelimit.Result, stands []*Stand, taker string, conn 
 		} else {
 			statuses[i] = a.status(true, holdingOf(&a.Definition, stands[i].State, stands[i].At), stands[i].At, stands[i].At)
 			statuses[i].Taken = a.Count
-			payments = append(payments, a.payment(a.place, 0, a.Count))
-			payments[len(payments)-1].Slot = a.Definition.Slot(stands[i].State)
+			payments = append(payments, receipt.Payment{Limit: a.Paid(), Place: a.place, Slot: a.Definition.Slot(stands[i].State), Tokens: a.Count})
 			left = append(left, receipt.Left{TS: stands[i].At}) // no debt
 		}
 		at = latest(at, statuses[i].At)
@@ -126,14 +124,11 @@ func (c *Call) Whole(rest ratelimit.Result, stands []*Stand, taker string, conn 
 	return result
 }
 
-// payment is n tokens that were taken from one of a's shards.
-func (a *Ask) payment(place, shard int, n float64) receipt.Payment {
+// Paid is a's limit and key in receipts.
+func (a *Ask) Paid() *receipt.Limit {
 	d := &a.Definition
-	return receipt.Payment{
-		Limit: receipt.Limit{
-			Name: d.Name, Key: a.Key, Kind: uint8(d.Kind), Rate: d.Rate, Period: d.Period,
-			Capacity: d.Capacity, MaxReserved: d.MaxReserved, Shards: d.Shards, Start: d.Start, Slots: d.Slots,
-		},
-		Place: place, Shard: shard, Tokens: n,
+	return &receipt.Limit{
+		Name: d.Name, Key: a.Key, Kind: uint8(d.Kind), Rate: d.Rate, Period: d.Period,
+		Capacity: d.Capacity, MaxReserved: d.MaxReserved, Shards: d.Shards, Start: d.Start, Slots: d.Slots,
 	}
 }

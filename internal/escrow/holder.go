@@ -9,12 +9,14 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/exact"
+	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
 // Holder is what a process knows of one key.
 type Holder struct {
 	memory  *Memory
 	ask     decide.Ask      // an allow of nothing; sound, so that a request that is like it need not be checked
+	paid    *receipt.Limit  // the ask's in receipts
 	limit   ratelimit.Limit // of the ask, to compare; nil if that can change
 	lowered float64         // capacity; 0 if nothing can be taken ahead
 	least   float64         // count that is handed out
@@ -124,9 +126,11 @@ func (h *Holder) takeOfSeveral(n float64, now moment) (t Tokens, ok bool) {
 	rest := n
 	var parts []part
 	for _, l := range h.lots {
-		took, _ := l.take(rest, true)
-		rest -= took
-		if parts = append(parts, part{l, took}); rest <= 0 {
+		if took, _ := l.take(rest, true); took > 0 {
+			parts = append(parts, part{l, took})
+			rest -= took
+		}
+		if rest <= 0 {
 			break
 		}
 	}
@@ -245,7 +249,7 @@ func (h *Holder) insert(l *lot) {
 
 // Result is the result of the call that got the tokens.
 func (t *Tokens) Result(reserve bool) ratelimit.Result {
-	return t.Holder.ask.Held(t.Count, reserve, t.After, t.At)
+	return t.Holder.ask.Held(t.Holder.paid, t.Count, reserve, t.After, t.At)
 }
 
 // Stand is how the limit of tokens stands; nil of none.

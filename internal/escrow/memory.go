@@ -117,6 +117,7 @@ func (m *Memory) remember(a *decide.Ask) *Holder {
 func newHolder(m *Memory, a *decide.Ask) *Holder {
 	h := &Holder{memory: m, ask: *a, lowered: Lowered(&a.Definition, m.lasts), least: leastOf(&a.Definition)}
 	h.ask.Count, h.ask.Floor = 0, a.Definition.Floor(false)
+	h.paid = h.ask.Paid()
 	if reflect.TypeOf(a.Limit).Kind() != reflect.Pointer {
 		h.limit = a.Limit
 	}
