@@ -2,8 +2,10 @@ package pgstore
 
 import (
 	"context"
+	"slices"
 	"time"
 
+	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/escrow"
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
@@ -20,7 +22,11 @@ func (b *base) takeAhead() {
 	if b.config.Clock != nil {
 		now = func() time.Time { return *b.clock() }
 	}
-	b.hints.memory = escrow.New(b.config.Escrow, now, b.giveBackOwn)
+	var never []ratelimit.Kind
+	if b.config.Portable { // a row with slots is not given back to in one statement there
+		never = []ratelimit.Kind{ratelimit.KindSlidingWindow}
+	}
+	b.hints.memory = escrow.New(b.config.Escrow, now, b.giveBackOwn, never...)
 }
 
 // order sets a grant to take ahead as well, if that is worth it; the order is zero if it is
@@ -33,6 +39,8 @@ func (b *base) order(g *table.Grant, h *escrow.Holder, hold bool) (o escrow.Orde
 	if o, ok = h.Order(g.Need); !ok || o.Ahead == 0 && !hold {
 		return escrow.Order{}, ok || !hold
 	}
+	lasts := b.config.Escrow
+	o.Ahead *= float64(escrow.Longest(&g.Definition, lasts)) / float64(lasts) // more would end unused
 	g.Ahead, g.Definition.Capacity = o.Ahead, o.Capacity
 	return o, true
 }
@@ -86,9 +94,6 @@ func (b *base) grantOne(ctx context.Context, g *table.Grant) error {
 // end brings nothing; but whoever gives up on one has lost a connection.
 const escrowTime = defaultTimeout
 
-// backTries is how often giving back is tried, since somebody may have the row locked.
-const backTries = 3
-
 // giveBackOwn gives back what is not needed, if the Store is not closed.
 func (b *base) giveBackOwn(returns []escrow.Return) {
 	if b.work.begin() != nil {
@@ -99,23 +104,33 @@ func (b *base) giveBackOwn(returns []escrow.Return) {
 }
 
 // giveBack gives back what was taken ahead. What cannot be given back in time is lost.
+// Where somebody has the row locked, which is often if others take from it as much, it is
+// tried again, after the others' turn.
 func (b *base) giveBack(returns []escrow.Return) {
 	ctx, cancel := context.WithTimeout(context.Background(), escrowTime)
 	defer cancel()
+	begun := b.hints.memory.Now()
+	for pause := passOver; ; pause = min(2*pause, slowPoll) {
+		past := b.hints.memory.Now().Sub(begun)
+		returns = slices.DeleteFunc(returns, func(r escrow.Return) bool {
+			return past > r.End.Sub(r.Taken) || b.giveBackOnce(ctx, &r)
+		})
+		if len(returns) == 0 || sleep(ctx, pause) != nil {
+			return
+		}
+	}
+}
+
+// giveBackOnce reports whether there is nothing left to be done: not if somebody has the
+// row locked, or it is too late, which PostgreSQL does not tell apart.
+func (b *base) giveBackOnce(ctx context.Context, r *escrow.Return) bool {
 	give := b.table.GiveBack
 	if b.config.Portable {
 		give = b.table.BringBack
 	}
-	for i := range returns {
-		r := &returns[i]
-		for try := range backTries {
-			given, err := give(ctx, b.pool, r.Row, &r.Definition, r.Count, r.Taken, r.End, b.clock())
-			if given {
-				b.hints.memory.Changed(r.Row.Key)
-			}
-			if given || err != nil && code(err) != lockNotAvailable || sleep(ctx, time.Duration(try+1)*poll) != nil {
-				break
-			}
-		}
+	given, err := give(ctx, b.pool, r.Row, &r.Definition, r.Count, r.Taken, r.End, b.clock())
+	if given {
+		b.hints.memory.Changed(r.Row.Key)
 	}
+	return given || err != nil && code(err) != lockNotAvailable
 }

@@ -2,7 +2,9 @@ package table
 
 import (
 	"context"
+	"fmt"
 	"math/rand/v2"
+	"reflect"
 	"testing"
 	"time"
 
@@ -20,6 +22,7 @@ func TestTakeAhead(t *testing.T) {
 	now := quarterPast
 	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Minute, Capacity: 20}
 	window := ratelimit.FixedWindow{Name: "window", Rate: 7, Period: time.Minute, Capacity: 20}
+	sliding := ratelimit.SlidingWindow{Name: "sliding", Rate: 20, Period: time.Minute, Slots: 6}
 	random := rand.New(rand.NewPCG(3, 14))
 	halves, wholes := 0, 0
 	plain, portable := New(db.Schema, false), New(db.Schema, true)
@@ -30,6 +33,8 @@ func TestTakeAhead(t *testing.T) {
 		{plain, []ratelimit.Limit{bucket}},
 		{plain, []ratelimit.Limit{window}},
 		{plain, []ratelimit.Limit{bucket, window}},
+		{plain, []ratelimit.Limit{sliding}},
+		{plain, []ratelimit.Limit{bucket, window, sliding}},
 		{portable, []ratelimit.Limit{bucket}},
 		{portable, []ratelimit.Limit{window}},
 	} {
@@ -60,8 +65,9 @@ func TestTakeAhead(t *testing.T) {
 					continue
 				}
 				want := max(0, min(g.Ahead, left.Value/2))
-				if ahead := g.TookAhead(); ahead != want || g.Taken.After.Value != left.Value-want {
-					t.Fatalf("%v and %v ahead of %v: took %v and left %v, want %v of %v", g.Count, g.Ahead, before[i], ahead, g.Taken.After.Value, want, left.Value)
+				after := g.Definition.Spend(left, now, want)
+				if ahead := g.TookAhead(); ahead != want || g.Taken.After.Value != left.Value-want || !reflect.DeepEqual(g.Taken.After.Slots, after.Slots) {
+					t.Fatalf("%v and %v ahead of %v: took %v and left %v, want %v and %v", g.Count, g.Ahead, before[i], ahead, g.Taken.After, want, after)
 				}
 				if want == g.Ahead {
 					wholes++
@@ -162,4 +168,66 @@ func mustCall(t *testing.T, r ratelimit.Request) decide.Call {
 		t.Fatal(err)
 	}
 	return call
+}
+
+// What is given back to a slot of a sliding window is what the algebra gives back, be it
+// that the row is ahead or long past; and nothing to one that another definition has
+// written, or that somebody else has locked.
+func TestGiveBackSlots(t *testing.T) {
+	db := pgtest.New(t)
+	table := New(db.Schema, false)
+	limit := ratelimit.SlidingWindow{Name: "sliding", Rate: 20, Period: time.Minute, Slots: 6}
+	d := limit.Definition()
+	random := rand.New(rand.NewPCG(3, 14))
+	outcomes := make(map[bool]int)
+	for n := range 300 {
+		row := decide.Row{Key: decide.Key{Name: "sliding", Key: fmt.Sprint(n)}}
+		before := randomSlots(random, d)
+		before.Paused = []time.Time{{}, quarterPast.Add(time.Hour)}[random.IntN(2)]
+		taken := before.TS.Add(d.SlotWidth() * time.Duration(random.IntN(12)-8))
+		count, now := float64(random.IntN(9)), quarterPast.Add(time.Duration(random.IntN(120)-60)*time.Second)
+		end := taken.Add(7 * d.SlotWidth())
+		putAll(t, db, table, []Grant{{Change: decide.Change{Row: row, Definition: d}}}, []ratelimit.State{before})
+		given, err := table.GiveBack(t.Context(), db.Pool, row, &d, count, taken, end, &now)
+		if err != nil {
+			t.Fatal(err)
+		}
+		rows := Rows{Rows: []decide.Row{row}}
+		if err := table.Read(t.Context(), db.Pool, &rows, &now); err != nil {
+			t.Fatal(err)
+		}
+		after, want := rows.States[0], before
+		if given {
+			want = d.Refund(before, before.TS, count, d.Slot(ratelimit.State{TS: taken, Slots: d.Fresh("", taken).Slots}))
+		}
+		if after.Value != want.Value || !after.TS.Equal(want.TS) || !after.Paused.Equal(want.Paused) || !reflect.DeepEqual(after.Slots, want.Slots) {
+			t.Fatalf("%v to %v of %v: got %v, want %v", count, taken, before, after, want)
+		}
+		last := before.TS.Add(d.SlotWidth() * time.Duration(before.Slots.Ahead))
+		there := !taken.After(last) && !taken.Before(last.Add(-6*d.SlotWidth())) && now.Before(end)
+		if given != there {
+			t.Fatalf("%v to %v of %v, at %v: given %v, want %v", count, taken, before, now, given, there)
+		}
+		outcomes[given]++
+	}
+	if outcomes[true] < 50 || outcomes[false] < 50 {
+		t.Errorf("%d given and %d not, so this tests little", outcomes[true], outcomes[false])
+	}
+	other := limit
+	other.Slots = 7
+	for name, change := range map[string]func(*ratelimit.Definition, *ratelimit.State){
+		"by the same":         func(*ratelimit.Definition, *ratelimit.State) {},
+		"by another":          func(_ *ratelimit.Definition, s *ratelimit.State) { *s = other.Definition().Settle(*s, quarterPast) },
+		"by one without them": func(_ *ratelimit.Definition, s *ratelimit.State) { s.Slots = nil },
+	} {
+		row := decide.Row{Key: decide.Key{Name: "sliding", Key: name}}
+		state := d.Spend(d.Fresh("", quarterPast), quarterPast, 9)
+		taken := state.TS
+		change(&d, &state)
+		putAll(t, db, table, []Grant{{Change: decide.Change{Row: row, Definition: d}}}, []ratelimit.State{state})
+		given, err := table.GiveBack(t.Context(), db.Pool, row, &d, 5, taken, taken.Add(time.Minute), &taken)
+		if want := name == "by the same"; err != nil || given != want {
+			t.Errorf("written %s: given %v, %v, want %v", name, given, err, want)
+		}
+	}
 }

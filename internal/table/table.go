@@ -40,6 +40,7 @@ type Table struct {
 	put, putSlots, reset, remove, there   string
 	grantMany, grantWindows, grantSlotted string
 	bucketsAhead, windowsAhead            string
+	slottedAhead                          string
 	read, lock, await, fill               string
 	write, writeSlots, renew              string
 	listFull, listEmpty                   string
@@ -52,8 +53,8 @@ type texts struct {
 	allow, reserve                  forms
 	give, states, atMost            string
 	grant, grantInTurn, grantAtMost clocks
-	ahead, aheadInTurn              clocks // this and what follows: nothing of a sliding window
-	takeAhead                       forms
+	ahead, aheadInTurn              clocks
+	takeAhead                       forms // nothing of a sliding window
 	giveBack, bringBack             string
 }
 
@@ -79,19 +80,21 @@ func New(schema string, portable bool) *Table {
 	window.ticks, window.grant, window.grantAtMost = windowTicks, newGrant(windowTicks, grantSQL), newGrant(windowTicks, grantAtMostSQL)
 	sliding := kind{
 		ticks: windowTicks, give: giveSlotsSQL, states: statesSlotsSQL,
-		grant: newGrantSlots(grantSlotsSQL, "u.total"), grantAtMost: newGrantSlots(grantAtMostSlotsSQL, "1"), returned: "value, ts, paused, slots",
+		grant:       newGrantSlots(grantSlotsSQL, "u.total", "u.total", "$8::timestamptz"),
+		grantAtMost: newGrantSlots(grantAtMostSlotsSQL, wholeSlots, "1", "$8::timestamptz"), returned: "value, ts, paused, slots",
 	}
 	sliding.allow, sliding.reserve, sliding.atMost = takeSlots()
 	return &Table{
 		bucket: bucket.texts(in, portable).takingAhead(in, bucketTicks),
 		window: window.texts(in, portable).takingAhead(in, windowTicks),
-		slots:  sliding.texts(in, portable),
+		slots:  sliding.texts(in, portable).slidingAhead(in),
 		put:    in(putSQL), putSlots: in(putSlotsSQL), reset: in(resetSQL), remove: in(removeSQL), there: in(thereSQL),
 		grantMany:    in(newGrantMany(bucketTicks.fill(grantManySQL), "$10::timestamptz")),
 		bucketsAhead: in(newGrantMany(bucketTicks.fill(grantManyAheadSQL), "$10::timestamptz")),
 		windowsAhead: in(newGrantMany(windowTicks.fill(grantManyAheadSQL), "$10::timestamptz")),
 		grantWindows: in(newGrantMany(windowTicks.fill(grantManySQL), "$10::timestamptz")),
-		grantSlotted: in(newGrantMany(fillGrantSlots(grantManySlotsSQL, "u.total"), "$8::timestamptz")),
+		grantSlotted: in(newGrantMany(fillGrantSlots(grantManySlotsSQL, "u.total", "u.total"), "$8::timestamptz")),
+		slottedAhead: in(newGrantMany(fillGrantSlots(grantManySlotsAheadSQL, withAhead, "u.total"), "$8::timestamptz")),
 		read:         in(readSQL), lock: in(lockSQL), await: in(awaitSQL), fill: in(fillSQL),
 		write: in(writeSQL), writeSlots: in(writeSlotsSQL), renew: in(renewSQL),
 		listFull: in(listFullSQL), listEmpty: in(listEmpty()), deleteListed: in(deleteListedSQL), deleteSame: in(deleteSameSQL),
