@@ -35,7 +35,7 @@ var gathered = []ratelimit.Limit{
 func gathering(t *testing.T, decide func(context.Context, []*ticket)) (join func(context.Context, *pending), goOn func()) {
 	t.Helper()
 	first := &pending{}
-	there, leave := make(chan struct{}), make(chan struct{})
+	there, leave, decided := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	row := batch.New(mostTogether, 0, func(ctx context.Context, tickets []*ticket) {
 		if tickets[0].Value == first {
 			close(there)
@@ -43,6 +43,7 @@ func gathering(t *testing.T, decide func(context.Context, []*ticket)) (join func
 			tickets[0].Finish()
 			return
 		}
+		defer close(decided)
 		decide(ctx, tickets)
 	}, nil)
 	var wg sync.WaitGroup
@@ -61,7 +62,7 @@ func gathering(t *testing.T, decide func(context.Context, []*ticket)) (join func
 		})
 		<-joined
 	}
-	return join, func() { close(leave); wg.Wait() }
+	return join, func() { close(leave); wg.Wait(); <-decided }
 }
 
 // gather has calls wait for a row in their order, and then decided together.
