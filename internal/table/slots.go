@@ -195,6 +195,12 @@ func newGrantSlots(sql, need string) func(free string) clocks {
 	)
 }
 
+// newGrantManySlots makes a statement for several rows.
+func newGrantManySlots() string {
+	return strings.NewReplacer("{clock}", "coalesce($8::timestamptz, clock_timestamp())", "{free}", freeSQL("(SELECT "+passOverSQL+")")).
+		Replace(fillGrantSlots(grantManySlotsSQL, "u.total"))
+}
+
 // queueSliding puts into a batch grants of sliding windows.
 func (t *Table) queueSliding(batch *pgx.Batch, grants []*Grant, now *time.Time) {
 	n := len(grants)
