@@ -66,8 +66,9 @@ RETURNING r.value, r.ts, {granted at}, w.taken`
 
 	// grantManySQL is grantSQL for several rows, in the order given, of either kind:
 	// $1 to $5 are arrays of what is to be taken, and $6 to $9 of the definitions that $2
-	// counts from 1. An array that is subscripted costs less than one that is unnested. Of
-	// most rows what is in them is enough, and what was refilled need not be counted twice.
+	// counts from 1. $3 is NULL if no limit has shards, $5 if each needs what it takes. An
+	// array that is subscripted costs less than one that is unnested. Of most rows what is
+	// in them is enough, and what was refilled need not be counted twice.
 	grantManySQL = `UPDATE {table} AS r` + grantSet + grantManyFrom + `
 RETURNING r.value, r.ts, {granted at}, u.i`
 
@@ -142,7 +143,8 @@ func newClocks(sql, told string, parameters ...string) func(free string) clocks 
 // arrays: "u.tick", if fixed windows are among them, and "u.ahead".
 func newGrantMany(t ticks, sql string, more ...string) clocks {
 	parameters := []string{
-		"u.name", "($6::text[])[u.definition]", "u.shard", "($3::int4[])[u.i]", "u.total", "($4::float8[])[u.i]", "u.need", "($5::float8[])[u.i]",
+		"u.name", "($6::text[])[u.definition]", "u.shard", "coalesce(($3::int4[])[u.i], 0)",
+		"u.total", "($4::float8[])[u.i]", "u.need", "coalesce(($5::float8[])[u.i], ($4::float8[])[u.i])",
 		"u.capacity", "($7::float8[])[u.definition]", "u.rate", "($8::float8[])[u.definition]", "u.period", "($9::float8[])[u.definition]",
 	}
 	last := 9
@@ -283,29 +285,41 @@ func scanGrants(grants []*Grant) func(pgx.Rows) error {
 // queueOthers puts into a batch grants of limits that are no sliding windows.
 func (t *Table) queueOthers(batch *pgx.Batch, grants []*Grant, now *time.Time) {
 	n := len(grants)
-	keys, places, shards, totals, needs := make([]string, n), make([]int32, n), make([]int32, n), make([]float64, n), make([]float64, n)
-	var ds definitions
-	var aheads []float64
+	keys, places, totals := make([]string, n), make([]int32, n), make([]float64, n)
+	var of definitions
+	sharded, less, ahead := false, false, false
 	for i, g := range grants {
-		keys[i], places[i], shards[i], totals[i], needs[i] = g.Key.Key, ds.place(&g.Definition), int32(g.Shard), g.Count, g.Need
-		if g.Ahead > 0 && aheads == nil {
-			aheads = make([]float64, n)
-		}
-		if aheads != nil {
-			aheads[i] = g.Ahead
-		}
+		keys[i], places[i], totals[i] = g.Key.Key, of.place(&g.Definition), g.Count
+		sharded, less, ahead = sharded || g.Shard != 0, less || g.Need != g.Count, ahead || g.Ahead > 0
 	}
-	args := append(make([]any, 0, 12), keys, places, shards, totals, needs, ds.names, ds.capacities, ds.rates, ds.periods)
-	if ds.windows {
-		args = append(args, ds.ticks)
+	var shards []int32
+	if sharded {
+		shards = column(grants, func(g *Grant) int32 { return int32(g.Shard) })
 	}
-	if aheads != nil {
-		args = append(args, aheads)
+	var needs []float64
+	if less {
+		needs = column(grants, func(g *Grant) float64 { return g.Need })
+	}
+	args := append(make([]any, 0, 12), keys, places, shards, totals, needs, of.names, of.capacities, of.rates, of.periods)
+	if of.windows {
+		args = append(args, of.ticks)
+	}
+	if ahead {
+		args = append(args, column(grants, func(g *Grant) float64 { return g.Ahead }))
 	}
 	if now != nil {
 		args = append(args, *now)
 	}
-	batch.Queue(t.many(ds.windows, aheads != nil).of(now), args...).Query(scanGrants(grants))
+	batch.Queue(t.many(of.windows, ahead).of(now), args...).Query(scanGrants(grants))
+}
+
+// column is what grants have one of each.
+func column[T any](grants []*Grant, of func(*Grant) T) []T {
+	values := make([]T, len(grants))
+	for i, g := range grants {
+		values[i] = of(g)
+	}
+	return values
 }
 
 // definitions are those of several grants, one after another: of most they are the same.
