@@ -39,7 +39,7 @@ var mayImport = map[string][]string{
 	"internal/keyqueue":  {},
 	"internal/decide":    {".", "internal/exact", "internal/receipt"},
 	"internal/curve":     {"."},
-	"internal/escrow":    {".", "internal/exact", "internal/decide"},
+	"internal/escrow":    {".", "internal/exact", "internal/decide", "internal/receipt"},
 	"internal/table":     {".", "internal/exact", "internal/slots", "internal/decide", pgx},
 	"internal/wait":      {"."},
 	"memstore":           {".", "internal/decide", "internal/receipt", "internal/wait"},

@@ -564,7 +564,7 @@ func wantWithin(t *testing.T, d ratelimit.Definition, granted []ratelimit.Result
 func TestRemembersWhatIsLeftAfterARefusal(t *testing.T) {
 	c := newClock()
 	db := pgtest.New(t, maxConns(1))
-	store := newStore(t, db, onClock(c), func(config *pgstore.Config) { config.RefusalMemory = 100 })
+	store := newStore(t, db, onClock(c), func(config *pgstore.Config) { config.Escrow = pgstore.MaxEscrow })
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Hour}
 	mustAllow(t, store, limit.ForN("k", 5))
 	g := gather(t, db.Pool)

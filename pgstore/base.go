@@ -27,7 +27,6 @@ type base struct {
 
 func newBase(pool *pgxpool.Pool, config Config) *base {
 	b := &base{pool: pool, config: config, table: table.New(config.Schema, config.Portable)}
-	b.hints.init(config.RefusalMemory)
 	if pool != nil {
 		b.spare = make(chan struct{}, min(pool.Config().MaxConns/4, 4))
 	}

@@ -162,7 +162,7 @@ func BenchmarkTakeTx(b *testing.B) {
 // BenchmarkRefusedFromMemory is a refusal that asks nobody.
 func BenchmarkRefusedFromMemory(b *testing.B) {
 	pool := durable(b)
-	store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench", RefusalMemory: 100})
+	store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench", Escrow: pgstore.MaxEscrow})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -59,36 +59,37 @@ type Config struct {
 	// settled and cancelled, which gives away what was never taken.
 	Portable bool
 
-	// RefusalMemory is for how many keys the Store remembers that they were
-	// refused, so that Allow and Reserve on their own refuse again without
-	// asking the database, until time has brought what a call wants. It can miss
-	// what happens elsewhere, in other processes and in callers' transactions:
-	// after a reset or credit it refuses too long, at most until the RetryAt that
-	// it tells, and after a take that RetryAt is too early. It knows this Store's
-	// own, and changed definitions. It holds for one limit a call, without
-	// shards. The default, 0, remembers none.
-	RefusalMemory int
-
-	// Escrow is for how long tokens are handed out from memory that were taken ahead.
-	// The default, 0, takes none ahead; some tenths of a second are much already, and
-	// [MaxEscrow] is the most. It is for limits that a process takes from many times in
-	// that time: the statement that serves those who wait then takes more, as much as
-	// this process has handed out lately, but no more than half of what there is, and
-	// Allow, Reserve, Wait, AllowFunc and ReserveFunc hand that out without asking the
-	// database, the last two before they begin their transaction. It is never too much:
-	// in every stretch of time a limit grants what it says at most.
+	// Escrow is for how long the Store may decide from memory what its row has told it.
+	// The default, 0, remembers nothing; some tenths of a second are much already, and
+	// [MaxEscrow] is the most.
+	//
+	// Tokens are taken ahead from limits that a process takes from many times in that
+	// time: the statement that serves those who wait then takes more, as much as this
+	// process has handed out lately, but no more than half of what there is, and Allow,
+	// Reserve, Wait, AllowFunc and ReserveFunc hand that out without asking the database,
+	// the last two before they begin their transaction. It is never too much: in every
+	// stretch of time a limit grants what it says at most. And Allow on its own refuses
+	// again what its row has just refused.
 	//
 	// It costs a part of the burst: while a token bucket is taken ahead from, it holds
 	// no more than its Capacity less what is refilled during Escrow (a Capacity
 	// below that is never taken ahead from). Up to what a process held when it was killed
 	// is not granted at all. What was taken by it is seen by others at once, and what is
-	// not needed is given back; but the result's Value counts what this process holds and
-	// the row as it was seen last, and a pause or reset by another process is heeded
-	// when what is held has ended, after Escrow at the latest. A pause, reset or credit
-	// by this Store throws away what it holds of the key.
+	// not needed is given back; but a granted result's Value counts what this process holds
+	// and the row as it was seen last. A pause, reset or credit by another process is
+	// heeded when what is known has ended, after Escrow at the latest; what others took
+	// since counts, in the RetryAt of a refusal, as if it came after. By this Store all
+	// that is heeded at once, but what is edited in a caller's transaction when it is
+	// edited, not when that commits.
+	//
+	// A transaction of AllowFunc and ReserveFunc whose tokens were held asks the server
+	// for nothing. So when the answer to its COMMIT is lost, or the function has ended it
+	// itself, that is [ErrOutcomeUnknown], and its tokens stay spent. A receipt of it that
+	// left the transaction as text is believed, even if that was rolled back.
 	//
 	// The verbs with Tx, checks, AllowAtMost, AllowFirst and limits with shards ask the
-	// row. What is taken ahead from a fixed window ends with it.
+	// row. What is taken ahead from a fixed window ends with it. At most some 16,000 keys
+	// are remembered.
 	Escrow time.Duration
 
 	// Timeout is how long a decision on its own (the verbs without Tx, but for
@@ -112,8 +113,6 @@ func (c *Config) validate() error {
 	switch {
 	case c.RetryBudget < 0:
 		return bad("RetryBudget", c.RetryBudget, "must not be negative")
-	case c.RefusalMemory < 0:
-		return bad("RefusalMemory", c.RefusalMemory, "must not be negative")
 	case c.Escrow < 0 || c.Escrow > MaxEscrow:
 		return bad("Escrow", c.Escrow, "must be from 0 (none) to "+MaxEscrow.String())
 	case c.Escrow%time.Microsecond != 0:

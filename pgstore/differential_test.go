@@ -287,12 +287,12 @@ type form struct {
 	inTx     bool
 	level    pgx.TxIsoLevel
 	portable bool
-	remember int // RefusalMemory, of decisions on their own only
+	remember time.Duration // Escrow, of decisions on their own only; so short that next to nothing is taken ahead, which would lower the burst
 }
 
 var forms = []form{
 	{name: "own"},
-	{name: "own remembering", remember: 100},
+	{name: "own remembering", remember: time.Microsecond},
 	{name: "own portable", portable: true},
 	{name: "read committed", inTx: true, level: pgx.ReadCommitted},
 	{name: "read committed portable", inTx: true, level: pgx.ReadCommitted, portable: true},
@@ -303,7 +303,7 @@ var forms = []form{
 }
 
 func (f form) configure(config *pgstore.Config) {
-	config.Portable, config.RefusalMemory = f.portable, f.remember
+	config.Portable, config.Escrow = f.portable, f.remember
 }
 
 func TestDifferential(t *testing.T) {

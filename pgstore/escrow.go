@@ -20,24 +20,25 @@ func (b *base) takeAhead() {
 	if b.config.Clock != nil {
 		now = func() time.Time { return *b.clock() }
 	}
-	b.hints.held = escrow.New(b.config.Escrow, now, b.giveBackOwn)
+	b.hints.memory = escrow.New(b.config.Escrow, now, b.giveBackOwn)
 }
 
-// order sets a grant to take ahead as well, if that is worth it; those of its calls that
-// must be held, and not only granted, are served in no other way. ok is false if they
-// cannot be.
+// order sets a grant to take ahead as well, if that is worth it; the order is zero if it is
+// not. Calls of which something must be held, and not only granted, are served in no other
+// way: ok is false if they cannot be.
 func (b *base) order(g *table.Grant, h *escrow.Holder, hold bool) (o escrow.Order, ok bool) {
 	if g.AtMost {
 		return o, true // it takes all that there is
 	}
-	if o, ok = h.Order(g.Need); ok && (o.Ahead > 0 || hold) {
-		g.Ahead, g.Definition.Capacity = o.Ahead, o.Capacity
+	if o, ok = h.Order(g.Need); !ok || o.Ahead == 0 && !hold {
+		return escrow.Order{}, ok || !hold
 	}
-	return o, ok || !hold
+	g.Ahead, g.Definition.Capacity = o.Ahead, o.Capacity
+	return o, true
 }
 
 // arrived notes what a grant took ahead, since a statement was sent.
-func arrived(o *escrow.Order, g *table.Grant, sent time.Time) escrow.Arrival {
+func arrived(o *escrow.Order, g *table.Grant, sent time.Time) *escrow.Arrival {
 	return o.Arrived(escrow.Lot{Count: g.TookAhead(), After: g.Taken.After, At: g.Taken.At.UTC(), Sent: sent})
 }
 
@@ -60,9 +61,9 @@ func (b *base) refill(h *escrow.Holder) {
 		if !orders || g.Ahead <= 0 {
 			return
 		}
-		grants, sent := []table.Grant{g}, b.hints.held.Now()
+		grants, sent := []table.Grant{g}, b.hints.memory.Now()
 		if b.table.Grant(ctx, b.pool, grants, b.clock()) == nil && grants[0].Taken.OK {
-			b.hints.refusals.drop(g.Row.Key)
+			h.Changed()
 			arrived(&o, &grants[0], sent)
 			ok = true
 		}
@@ -94,7 +95,7 @@ func (b *base) giveBack(returns []escrow.Return) {
 		for try := range backTries {
 			given, err := b.table.GiveBack(ctx, b.pool, r.Row, &r.Definition, r.Count, r.Taken, r.End, b.clock())
 			if given {
-				b.hints.refusals.forget(r.Row.Key)
+				b.hints.memory.Changed(r.Row.Key)
 			}
 			if given || err != nil && code(err) != lockNotAvailable || sleep(ctx, time.Duration(try+1)*poll) != nil {
 				break

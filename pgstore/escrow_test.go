@@ -179,7 +179,7 @@ func TestEscrowInTransactions(t *testing.T) {
 		}, spent: 1, err: failed},
 		"a function that commits itself": {do: func(tx pgx.Tx, _ ratelimit.Result) error {
 			return tx.Commit(t.Context())
-		}, spent: 1},
+		}, spent: 1, err: pgstore.ErrOutcomeUnknown},
 	} {
 		t.Run(name, func(t *testing.T) {
 			store, sent, db := holding(t, 5*time.Second)
@@ -189,19 +189,28 @@ func TestEscrowInTransactions(t *testing.T) {
 			if ctx == nil {
 				ctx = t.Context()
 			}
+			var receipt *ratelimit.Receipt
 			result, err := func() (result ratelimit.Result, err error) {
 				defer func() {
 					if p := recover(); p != nil {
 						err = p.(error)
 					}
 				}()
-				return store.AllowFunc(ctx, []ratelimit.Request{limit.For("k")}, test.do)
+				return store.AllowFunc(ctx, []ratelimit.Request{limit.For("k")}, func(tx pgx.Tx, result ratelimit.Result) error {
+					receipt = result.Receipt
+					return test.do(tx, result)
+				})
 			}()
 			if !errors.Is(err, test.err) || (err == nil) != result.OK {
 				t.Fatalf("got %v, %v, want %v", result.OK, err, test.err)
 			}
 			if after := tableOf(t, db); after[0] != before[0] {
 				t.Errorf("the row is %v, was %v", after, before)
+			}
+			if test.spent == 0 {
+				if cancelled, err := store.Cancel(t.Context(), receipt); err != nil || cancelled {
+					t.Errorf("got %v, %v, want nothing to cancel of what was put back", cancelled, err)
+				}
 			}
 			store.Close()
 			if lacks := lacks(t, db, limit); math.Abs(lacks-used-test.spent) > 0.5 {

@@ -379,6 +379,36 @@ func Example_shards() {
 	// 1 false 0
 }
 
+// A limit that a process takes from all the time need not ask its row each time: with
+// Escrow a statement takes ahead, and what it took is handed out from memory, also to
+// transactions, which then wait for nobody. It is never too much.
+func Example_fromMemory() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	store, err := pgstore.New(pool, &pgstore.Config{Escrow: time.Second})
+	if err != nil {
+		log.Fatal(err)
+	}
+
+	global := ratelimit.FixedWindow{Name: "global", Rate: 500, Period: 24 * time.Hour}
+	granted := 0
+	for range 600 {
+		res, err := store.AllowFunc(ctx, []ratelimit.Request{global.For("")}, func(tx pgx.Tx, _ ratelimit.Result) error {
+			return nil // the work
+		})
+		if err != nil && !errors.Is(err, ratelimit.ErrRefused) {
+			log.Fatal(err)
+		}
+		if res.OK {
+			granted++
+		}
+	}
+	fmt.Println(granted > 0, granted <= 500)
+	store.Close() // gives back what is left
+	// Output: true true
+}
+
 // Refusals, calls that can never succeed, mistakes and faults of the database
 // are told apart with errors.Is and errors.As.
 func Example_errors() {

@@ -208,7 +208,7 @@ var verbsInTx = []struct {
 func paid(r ratelimit.Request) ratelimit.Result {
 	d := r.Limit.Definition()
 	payment := receipt.Payment{
-		Limit: receipt.Limit{
+		Limit: &receipt.Limit{
 			Name: d.Name, Key: r.Key, Kind: uint8(d.Kind), Rate: d.Rate, Period: d.Period,
 			Capacity: d.Capacity, MaxReserved: d.MaxReserved, Shards: d.Shards, Start: d.Start,
 		},

@@ -1,12 +1,10 @@
 package pgstore
 
 import (
-	"hash/maphash"
 	"math/rand/v2"
 	"reflect"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -16,24 +14,18 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/escrow"
 )
 
-// hints are what this process remembers of limits and may forget: the shards that
-// it saw last, and what calls were refused by. They guide which row is tried first,
-// and refuse what cannot be granted; they grant nothing, but for what is held.
+// hints are what this process remembers of limits: the shards that it saw last, and what
+// it knows of keys by Config.Escrow. The former guide which row is tried first, and refuse
+// what cannot be granted; they grant nothing.
 type hints struct {
-	shards   shards
-	refusals refusals
-	held     *escrow.Memory // which does grant; nil if nothing is taken ahead
-}
-
-func (h *hints) init(refusals int) {
-	h.refusals.most = (refusals + len(h.refusals.stripes) - 1) / len(h.refusals.stripes)
-	h.refusals.seed = maphash.MakeSeed()
+	shards shards
+	memory *escrow.Memory // nil without Config.Escrow
 }
 
 // took notes what a call took, and returns what is known of its limits then.
 func (h *hints) took(call *decide.Call, changes []decide.Change, at time.Time) decide.View {
 	for i := range changes {
-		h.refusals.drop(changes[i].Key)
+		h.memory.Changed(changes[i].Key)
 	}
 	view := decide.View{At: at}
 	if call.Sharded() {
@@ -54,21 +46,20 @@ func (h *hints) saw(call *decide.Call, view decide.View) {
 // changed forgets a key to which something was given.
 func (h *hints) changed(key decide.Key) {
 	h.shards.forget(key)
-	h.refusals.forget(key)
+	h.memory.Changed(key)
 }
 
 // edited forgets a key of which something else than takes was changed, and throws away
 // what was taken ahead from it.
 func (h *hints) edited(key decide.Key) {
-	h.changed(key)
-	h.held.Drop(key)
+	h.shards.forget(key)
+	h.memory.Edited(key)
 }
 
 // clear forgets everything.
 func (h *hints) clear() {
 	h.shards.clear()
-	h.held.DropAll()
-	h.refusals.clear()
+	h.memory.DropAll()
 }
 
 // shards is what this process last saw of sharded limits.
@@ -249,121 +240,4 @@ func (m *shards) heldBy(tx pgx.Tx, a *decide.Ask) (shard int, ok bool) {
 	}
 	held, ok := conn.PgConn().CustomData()[heldKey].(heldShard)
 	return held.shard, ok && held.by == m && held.tx == tx && held.key == a.Of() && held.shard < a.Definition.Shards
-}
-
-// refusals remembers what decisions on their own were refused by, so that a
-// flood of calls that cannot succeed costs the database nothing. Until time
-// has brought what a call wants, only a reset, a credit, or a definition that
-// changed elsewhere can make it succeed; those it does not see.
-//
-// It is right about time without trusting this machine's clock: it adds the
-// time that has passed here since before the refusing statement was sent, on
-// the monotonic clock, so it never believes the database's clock to be behind
-// where it is.
-type refusals struct {
-	most    int // per stripe; 0 remembers nothing
-	seed    maphash.Seed
-	stripes [64]stripe
-	changes atomic.Uint64 // how often something was given to a key
-}
-
-type stripe struct {
-	sync.RWMutex
-	seen map[decide.Key]refusal
-}
-
-type refusal struct {
-	definition ratelimit.Definition
-	state      ratelimit.State
-	at         time.Time // on the database's clock
-	sent       time.Time // on this machine's
-}
-
-func (m *refusals) stripe(key decide.Key) *stripe {
-	return &m.stripes[maphash.Comparable(m.seed, key)%uint64(len(m.stripes))]
-}
-
-// answer is the result of a call that is refused by what is remembered. now is
-// an instant that was injected, or nil.
-func (m *refusals) answer(call *decide.Call, now *time.Time) (ratelimit.Result, bool) {
-	if m.most == 0 || len(call.Asks) != 1 {
-		return ratelimit.Result{}, false
-	}
-	a := &call.Asks[0]
-	stripe := m.stripe(a.Of())
-	stripe.RLock()
-	r, ok := stripe.seen[a.Of()]
-	stripe.RUnlock()
-	if !ok || r.definition != a.Definition {
-		return ratelimit.Result{}, false
-	}
-	at := r.at.Add(time.Since(r.sent).Truncate(time.Microsecond))
-	if now != nil {
-		at = *now
-	}
-	result := call.Checked(decide.View{States: [][]ratelimit.State{{r.state}}, At: at})
-	return result, !result.OK
-}
-
-// moment is when a statement was sent that may find a refusal.
-type moment struct {
-	sent    time.Time
-	changes uint64
-}
-
-func (m *refusals) moment() moment {
-	if m.most == 0 {
-		return moment{}
-	}
-	return moment{time.Now(), m.changes.Load()}
-}
-
-// note remembers the state that refused a call, unless this process credited
-// or reset something since: then that may not be in the state.
-func (m *refusals) note(call *decide.Call, view decide.View, asked moment) {
-	if m.most == 0 || len(call.Asks) != 1 || call.Sharded() {
-		return
-	}
-	a := &call.Asks[0]
-	stripe := m.stripe(a.Of())
-	stripe.Lock()
-	defer stripe.Unlock()
-	if m.changes.Load() != asked.changes {
-		return
-	}
-	if stripe.seen == nil || len(stripe.seen) >= m.most {
-		stripe.seen = make(map[decide.Key]refusal)
-	}
-	stripe.seen[a.Of()] = refusal{a.Definition, view.States[0][0], view.At, asked.sent}
-}
-
-// forget forgets a key to which this process gave something.
-func (m *refusals) forget(key decide.Key) {
-	if m.most == 0 {
-		return
-	}
-	m.changes.Add(1)
-	m.drop(key)
-}
-
-func (m *refusals) clear() {
-	m.changes.Add(1)
-	for i := range m.stripes {
-		stripe := &m.stripes[i]
-		stripe.Lock()
-		clear(stripe.seen)
-		stripe.Unlock()
-	}
-}
-
-// drop forgets a key from which this process took something: what is
-// remembered still refuses rightly, but promises too early an instant.
-func (m *refusals) drop(key decide.Key) {
-	if m.most == 0 {
-		return
-	}
-	stripe := m.stripe(key)
-	stripe.Lock()
-	defer stripe.Unlock()
-	delete(stripe.seen, key)
 }

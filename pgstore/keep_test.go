@@ -169,7 +169,6 @@ func TestConfigInvalid(t *testing.T) {
 		{"Timeout", pgstore.Config{Timeout: -time.Second}},
 		{"Timeout", pgstore.Config{Timeout: pgstore.NoTimeout - 1}},
 		{"RetryBudget", pgstore.Config{RetryBudget: -1}},
-		{"RefusalMemory", pgstore.Config{RefusalMemory: -1}},
 		{"Escrow", pgstore.Config{Escrow: -1}},
 		{"Escrow", pgstore.Config{Escrow: pgstore.MaxEscrow + 1}},
 		{"Escrow", pgstore.Config{Escrow: time.Nanosecond}},

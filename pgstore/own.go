@@ -70,6 +70,9 @@ type pending struct {
 	check bool
 	hold  bool // it wants tokens that can be put back, or nothing
 
+	holder  *escrow.Holder // of its key, if it asks for one row and that is remembered; else nil
+	changes int            // of the holder, before a statement was sent
+
 	tokens escrow.Tokens // that it got so
 	result ratelimit.Result
 	err    error
@@ -97,12 +100,12 @@ func (o *own) decide(ctx context.Context, reserve, check bool, requests []rateli
 	if o == nil {
 		return ratelimit.Result{}, (*base)(nil).usable()
 	}
-	if !check && len(requests) == 1 && o.hints.held != nil {
+	if !check && len(requests) == 1 && o.hints.memory != nil {
 		if err := ctx.Err(); err != nil {
 			return ratelimit.Result{}, err
 		}
-		if t, ok := o.hints.held.Take(&requests[0]); ok {
-			return o.fromMemory(reserve, &t), nil
+		if result, ok := o.fromMemory(reserve, &requests[0]); ok {
+			return result, nil
 		}
 	}
 	p := &pending{check: check}
@@ -113,13 +116,24 @@ func (o *own) decide(ctx context.Context, reserve, check bool, requests []rateli
 	return o.decideCall(ctx, p)
 }
 
-// fromMemory is the result of a call whose tokens were held.
-func (o *own) fromMemory(reserve bool, t *escrow.Tokens) ratelimit.Result {
+// fromMemory is the result of a call that was seen before, if it is in memory.
+func (o *own) fromMemory(reserve bool, r *ratelimit.Request) (ratelimit.Result, bool) {
+	h := o.hints.memory.Seen(r)
+	if t, ok := h.Take(r.Count); ok {
+		return o.told(reserve, &t), true
+	}
+	if reserve { // there may be debt to give
+		return ratelimit.Result{}, false
+	}
+	return h.Refuse(r.Count)
+}
+
+// told is the result of a call whose tokens were held.
+func (o *own) told(reserve bool, t *escrow.Tokens) ratelimit.Result {
 	if t.Low {
 		o.refill(t.Holder)
 	}
-	a := t.Ask()
-	return a.Held(reserve, t.After, t.At, "", nil)
+	return t.Result(reserve)
 }
 
 // decideMade decides on its own a call that decide has made.
@@ -137,7 +151,7 @@ func (o *own) decideCall(ctx context.Context, p *pending) (ratelimit.Result, err
 	if o.pool == nil {
 		return ratelimit.Result{}, ErrNoPool
 	}
-	if !p.check && o.hints.held != nil {
+	if !p.check && o.hints.memory != nil {
 		if err := ctx.Err(); err != nil {
 			return ratelimit.Result{}, err
 		}
@@ -170,13 +184,14 @@ func (o *own) decideRest(ctx context.Context, h *held) (rest ratelimit.Result, e
 }
 
 func (o *own) decideByRows(ctx context.Context, p *pending) (ratelimit.Result, error) {
-	if !p.check {
-		if result, ok := o.hints.refusals.answer(&p.call, o.clock()); ok {
+	if !p.check && len(p.call.Asks) == 1 {
+		p.holder = o.hints.memory.Of(&p.call.Asks[0])
+		if result, ok := refusedBefore(p); ok {
 			return result, ctx.Err()
 		}
 	}
 	if o.config.Portable {
-		return o.decidePortably(ctx, &p.call, p.check)
+		return o.decidePortably(ctx, p)
 	}
 	if err := o.work.begin(); err != nil {
 		return ratelimit.Result{}, err
@@ -188,9 +203,20 @@ func (o *own) decideByRows(ctx context.Context, p *pending) (ratelimit.Result, e
 	return p.result, p.err
 }
 
+// refusedBefore is the result of a call that is refused by what is remembered.
+func refusedBefore(p *pending) (ratelimit.Result, bool) {
+	state, at, ok := p.holder.Refusal()
+	if !ok {
+		return ratelimit.Result{}, false
+	}
+	result := p.call.Checked(decide.View{States: [][]ratelimit.State{{state}}, At: at})
+	return result, !result.OK
+}
+
 // decidePortably decides a call with the statements of callers' transactions. A
 // single row needs no transaction.
-func (o *own) decidePortably(ctx context.Context, call *decide.Call, check bool) (result ratelimit.Result, err error) {
+func (o *own) decidePortably(ctx context.Context, p *pending) (result ratelimit.Result, err error) {
+	call := &p.call
 	o.note(call)
 	ctx, done, err := o.bounded(ctx)
 	if err != nil {
@@ -199,17 +225,17 @@ func (o *own) decidePortably(ctx context.Context, call *decide.Call, check bool)
 	defer done()
 	err = o.retry(ctx, func() error {
 		switch {
-		case check:
+		case p.check:
 			view, err := o.base.look(ctx, o.pool, &pgx.Batch{}, call, all)
 			if err == nil {
 				result = call.Checked(view)
 			}
 			return err
 		case len(call.Asks) == 1 && !call.Sharded():
-			asked := o.hints.refusals.moment()
+			sent := o.asking([]*ticket{{Value: p}})
 			var view decide.View
 			if result, view, err = o.takeOne(ctx, o.pool, call); err == nil && !result.OK {
-				o.hints.refusals.note(call, view, asked)
+				p.refused(view, sent)
 			}
 			return err
 		default:
@@ -252,7 +278,7 @@ func (h *held) all() bool { return h != nil && len(h.rest.Asks) == 0 }
 func (o *own) missed(call *decide.Call) {
 	for i := range call.Asks {
 		a := &call.Asks[i]
-		if holder := o.hints.held.Of(a); holder != nil && holder.Miss(a.Count) {
+		if holder := o.hints.memory.Of(a); holder.Miss(a.Count) {
 			o.refill(holder)
 		}
 	}
@@ -261,16 +287,13 @@ func (o *own) missed(call *decide.Call) {
 // takeHeld takes out of memory what there is for a call, limit by limit; nil if there is
 // nothing.
 func (o *own) takeHeld(call *decide.Call) *held {
-	if o.hints.held == nil || call.First || call.AtMost() {
+	if o.hints.memory == nil || call.First || call.AtMost() {
 		return nil
 	}
 	var h *held
 	for i := range call.Asks {
 		a := &call.Asks[i]
-		holder := o.hints.held.Of(a)
-		if holder == nil || a.Count == 0 {
-			continue
-		}
+		holder := o.hints.memory.Of(a)
 		t, ok := holder.Take(a.Count)
 		if !ok {
 			continue
@@ -295,7 +318,7 @@ func (o *own) takeHeld(call *decide.Call) *held {
 func (o *own) secure(ctx context.Context, call *decide.Call) (*held, error) {
 	h := o.takeHeld(call)
 	switch {
-	case o.hints.held == nil:
+	case o.hints.memory == nil:
 		return nil, nil
 	case h != nil:
 		o.missed(&h.rest)
@@ -313,11 +336,12 @@ func (o *own) secure(ctx context.Context, call *decide.Call) (*held, error) {
 
 func (o *own) secureOne(ctx context.Context, call *decide.Call) (t escrow.Tokens, ok bool, err error) {
 	a := &call.Asks[0]
-	if a.Count == 0 || o.hints.held.Of(a) == nil || o.work.begin() != nil {
+	h := o.hints.memory.Of(a)
+	if a.Count == 0 || !h.Holds() || o.work.begin() != nil {
 		return t, false, nil // the caller's transaction takes from the row
 	}
 	defer o.work.end()
-	p := &pending{call: decide.Call{Asks: []decide.Ask{*a}}, hold: true}
+	p := &pending{call: decide.Call{Asks: []decide.Ask{*a}}, hold: true, holder: h}
 	p.call.Asks[0].Floor = 0 // debt is the row's to give
 	if _, err := o.laneOf(&p.call).queue.Do(ctx, p); err != nil {
 		return t, false, o.gaveUp(p, err)
@@ -358,7 +382,7 @@ func (o *own) serve(ctx context.Context, l *lane, tickets []*ticket) {
 // serveHeld answers calls for which enough has been taken ahead since they came, and
 // returns the others.
 func (o *own) serveHeld(tickets []*ticket) []*ticket {
-	if o.hints.held == nil {
+	if o.hints.memory == nil {
 		return tickets
 	}
 	return slices.DeleteFunc(tickets, func(t *ticket) bool {
@@ -366,8 +390,7 @@ func (o *own) serveHeld(tickets []*ticket) []*ticket {
 		if !o.plain(p) {
 			return false
 		}
-		a := &p.call.Asks[0]
-		tokens, ok := o.hints.held.Of(a).Take(a.Count)
+		tokens, ok := p.holder.Take(p.call.Asks[0].Count)
 		if ok {
 			o.tellHeld(t, &tokens)
 		}
@@ -384,7 +407,7 @@ func (o *own) tellHeld(t *ticket, tokens *escrow.Tokens) {
 	if p := t.Value; p.hold {
 		p.tokens = *tokens
 	} else {
-		p.result = o.fromMemory(p.call.Reserve, tokens)
+		p.result = o.told(p.call.Reserve, tokens)
 	}
 	t.Finish()
 }
@@ -465,7 +488,7 @@ func (o *own) grant(ctx context.Context, tickets []*ticket, await *decide.Row) (
 	if len(groups) == 0 {
 		return left, nil
 	}
-	sent := o.hints.held.Now()
+	sent := o.hints.memory.Now()
 	grant := o.grantFree
 	if await != nil && len(grants) == 1 && grants[0].Row == *await {
 		grant = o.grantInTurn
@@ -478,13 +501,12 @@ func (o *own) grant(ctx context.Context, tickets []*ticket, await *decide.Row) (
 			left = append(left, g...)
 			continue
 		}
+		g[0].Value.holder.Note(grants[i].Count, len(g))
 		if orders == nil || orders[i].Holder == nil {
 			o.tellGroup(g, &grants[i], nil)
-			continue
+		} else {
+			o.tellGroup(g, &grants[i], arrived(&orders[i], &grants[i], sent))
 		}
-		arrival := arrived(&orders[i], &grants[i], sent)
-		orders[i].Holder.Note(grants[i].Count, len(g))
-		o.tellGroup(g, &grants[i], &arrival)
 	}
 	return left, nil
 }
@@ -492,13 +514,13 @@ func (o *own) grant(ctx context.Context, tickets []*ticket, await *decide.Row) (
 // orders has grants take ahead for keys from which this process takes much. Those of
 // which something must be held, and cannot be, are left.
 func (o *own) orders(groups [][]*ticket, grants []table.Grant, left []*ticket) ([]escrow.Order, [][]*ticket, []table.Grant, []*ticket) {
-	if o.hints.held == nil {
+	if o.hints.memory == nil {
 		return nil, groups, grants, left
 	}
 	orders, n := make([]escrow.Order, 0, len(groups)), 0
 	for i, g := range groups {
 		hold := slices.ContainsFunc(g, func(t *ticket) bool { return t.Value.hold })
-		order, ok := o.order(&grants[i], o.hints.held.Of(&g[0].Value.call.Head().Asks[0]), hold)
+		order, ok := o.order(&grants[i], g[0].Value.holder, hold)
 		if !ok {
 			left = append(left, g...)
 			continue
@@ -650,7 +672,7 @@ func (o *own) single(p *pending) bool {
 // It returns the others, and what it has read.
 func (o *own) read(ctx context.Context, tickets []*ticket) (left []*ticket, sheet *decide.Sheet, err error) {
 	sheet = newSheet(tickets)
-	asked := o.hints.refusals.moment()
+	sent := o.asking(tickets)
 	rows := table.Rows{Rows: sheet.Rows}
 	if err := o.table.Read(ctx, o.pool, &rows, o.clock()); err != nil {
 		return tickets, nil, o.fault("read", err)
@@ -666,12 +688,31 @@ func (o *own) read(ctx context.Context, tickets []*ticket) (left []*ticket, shee
 				left = append(left, t)
 				continue
 			}
-			o.hints.refusals.note(&p.call, view, asked)
+			p.refused(view, sent)
 		}
 		p.result = p.call.Checked(view)
 		t.Finish()
 	}
 	return left, sheet, nil
+}
+
+// asking notes what is known of the keys of calls for which a statement is about to be
+// sent, and returns when that is.
+func (o *own) asking(tickets []*ticket) time.Time {
+	if o.hints.memory == nil {
+		return time.Time{}
+	}
+	for _, t := range tickets {
+		t.Value.changes = t.Value.holder.Changes()
+	}
+	return o.hints.memory.Now()
+}
+
+// refused remembers what refused a call that was asked in a statement sent then.
+func (p *pending) refused(view decide.View, sent time.Time) {
+	if p.holder != nil {
+		p.holder.Refused(view.States[0][0], view.At, sent, p.changes)
+	}
 }
 
 func newSheet(tickets []*ticket) *decide.Sheet {
@@ -692,7 +733,7 @@ func (o *own) settle(ctx context.Context, tickets []*ticket, seen *decide.Sheet,
 	}
 	defer release(ctx, conn)
 	sheet := newSheet(tickets)
-	asked := o.hints.refusals.moment()
+	sent := o.asking(tickets)
 	if err := o.hold(ctx, conn, sheet, seen, await); err != nil {
 		if code(err) == lockNotAvailable && await != nil {
 			for _, t := range tickets {
@@ -722,20 +763,21 @@ func (o *own) settle(ctx context.Context, tickets []*ticket, seen *decide.Sheet,
 		return tickets, o.fault("write", err)
 	}
 	for _, t := range decided { // it is in the database now
-		o.tell(t, sheet, asked)
+		o.tell(t, sheet, sent)
 	}
 	return left, nil
 }
 
 // tell answers a call that was decided on a sheet that has been written.
-func (o *own) tell(t *ticket, sheet *decide.Sheet, asked moment) {
+func (o *own) tell(t *ticket, sheet *decide.Sheet, sent time.Time) {
 	p, view := t.Value, sheet.View(&t.Value.call)
 	o.hints.saw(&p.call, view)
-	for i := range p.call.Asks {
-		o.hints.refusals.drop(p.call.Asks[i].Of())
-	}
-	if !p.result.OK {
-		o.hints.refusals.note(&p.call, view, asked)
+	if p.result.OK {
+		for i := range p.call.Asks {
+			o.hints.memory.Changed(p.call.Asks[i].Of())
+		}
+	} else {
+		p.refused(view, sent)
 	}
 	t.Finish()
 }

@@ -38,7 +38,7 @@ func remembering(t *testing.T) (*pgstore.Store, *sentStatements, *pgtest.DB) {
 	t.Helper()
 	sent := &sentStatements{}
 	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent }))
-	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, RefusalMemory: 100})
+	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Escrow: pgstore.MaxEscrow})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -124,7 +124,7 @@ func TestRefusalNotRemembered(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			db := pgtest.New(t)
-			store := newStore(t, db, func(c *pgstore.Config) { c.RefusalMemory = 100 })
+			store := newStore(t, db, func(c *pgstore.Config) { c.Escrow = pgstore.MaxEscrow })
 			stop := hinder(t, beside(t, db))
 			g := gather(t, db.Pool)
 			g.call(200*time.Millisecond, func(ctx context.Context) { _, _ = store.Check(ctx, limit.For("k")) })

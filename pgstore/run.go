@@ -71,14 +71,22 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 		}
 		defer leave()
 		a := attempt{base: r.base, call: rows, places: places, held: h, do: do}
-		defer func() { spent = spent || a.ended }()
+		undone := true
+		defer func() {
+			if spent = spent || a.ended; undone && !a.ended {
+				receipt.RolledBack(a.result.Receipt)
+			}
+		}()
 		err = a.run(bounded)
-		result = a.result
+		result, undone = a.result, err != nil && !errors.Is(err, ErrOutcomeUnknown)
 		return err
 	})
 	spent = spent || err == nil || errors.Is(err, ErrOutcomeUnknown)
 	if err == nil && result.OK {
 		receipt.Committed(result.Receipt)
+		for i := range rows.Asks { // again, now that others see it
+			r.hints.memory.Changed(rows.Asks[i].Of())
+		}
 	}
 	if err != nil && result.OK { // it was rolled back, so there is nothing to cancel
 		return ratelimit.Result{}, err
@@ -128,6 +136,9 @@ type attempt struct {
 // server has said that the transaction is committed.
 func (a *attempt) run(ctx context.Context) error {
 	lost, err := a.transact(ctx)
+	if lost && a.held.all() {
+		return fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
+	}
 	if lost {
 		return a.resolve(ctx, err)
 	}
@@ -169,6 +180,9 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 		return false, a.became(ctx)
 	}
 	doing = false
+	if err := ctx.Err(); err != nil { // pgx would close the connection, which looks as if COMMIT was lost
+		return false, a.base.fault("commit", err)
+	}
 	err = tx.Commit(ctx)
 	if err == nil {
 		return false, nil
@@ -180,6 +194,9 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 // became is the error of a function that has ended the transaction itself: none if
 // that was committed.
 func (a *attempt) became(ctx context.Context) error {
+	if a.held.all() {
+		return fmt.Errorf("%w: the function ended the transaction itself: %w", ErrOutcomeUnknown, pgx.ErrTxClosed)
+	}
 	ask := func() (string, error) { return table.Outcome(ctx, a.conn, a.taken.taken[0].Xid, true) }
 	became, err := ask()
 	if isForgotten(err) { // pgx prepares it again
@@ -241,20 +258,15 @@ func (a *attempt) tell(result ratelimit.Result) {
 	a.result = result
 }
 
-// beginHeld begins a transaction whose tokens are held already, and reads its ID, by
-// which is known what became of it.
+// beginHeld begins a transaction whose tokens are held already. Nothing of it is asked of
+// the server, not even its ID, without which nobody can ask later what became of it.
 func (a *attempt) beginHeld(ctx context.Context) (pgx.Tx, error) {
-	a.taken = try{taken: make([]table.Taken, 1)}
-	xid := &a.taken.taken[0].Xid
-	var batch pgx.Batch
-	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.Serializable})
-	table.QueueXid(&batch, xid)
-	results := a.conn.SendBatch(ctx, &batch)
-	if err := results.Close(); err != nil {
-		return results.Tx(), a.base.fault("begin", err)
+	tx, err := a.conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.Serializable})
+	if err != nil {
+		return nil, a.base.fault("begin", err)
 	}
-	a.result = a.held.call.Whole(ratelimit.Result{}, a.held.stands, *xid, results.Tx().Conn())
-	return results.Tx(), nil
+	a.result = a.held.call.Whole(ratelimit.Result{}, a.held.stands, "", tx.Conn())
+	return tx, nil
 }
 
 // take begins a transaction and tries changes in it, in one round trip.
@@ -334,10 +346,6 @@ func (a *attempt) outcome(ctx context.Context) (became string, err error) {
 		now, err := table.Server(ctx, conn)
 		if err == nil && now != "" && now == a.life {
 			return nil
-		}
-		if a.taken.changes == nil { // no row was touched
-			became = table.Forgotten
-			return err
 		}
 		wrote, err := a.base.table.Wrote(ctx, conn, &a.taken.changes[0], xid)
 		if err == nil && !wrote {

@@ -149,6 +149,9 @@ func (s *Store) settle(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, set
 // owed reports whether a receipt's tokens are to be settled: what took them was
 // not rolled back, and what settled them before, if anything, was.
 func (s *Store) owed(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, before string) (bool, error) {
+	if before == receipt.Never {
+		return false, nil
+	}
 	if before != "" {
 		became, err := table.Outcome(ctx, tx, before, false)
 		if err != nil || became != table.Aborted {

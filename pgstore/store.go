@@ -47,7 +47,7 @@ func New(pool *pgxpool.Pool, config *Config) (*Store, error) {
 func (s *Store) Close() {
 	if s.usable() == nil {
 		s.work.close()
-		s.giveBack(s.hints.held.TakeBack())
+		s.giveBack(s.hints.memory.TakeBack())
 	}
 }
 

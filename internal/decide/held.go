@@ -14,19 +14,45 @@ type held struct {
 	receipt receipt.Receipt
 }
 
-// Held is the result of an ask, of one row, whose tokens the process held already: in one
-// allocation, unless it is a reservation. after is what there is then. taker and conn are those of Receipt.
-func (a *Ask) Held(reserve bool, after ratelimit.State, at time.Time, taker string, conn any) ratelimit.Result {
+// Held is the result of n tokens of a, of one row, that the process held already: in one
+// allocation, unless it is a reservation. paid is a's Paid, after is what there is then.
+func (a *Ask) Held(paid *receipt.Limit, n float64, reserve bool, after ratelimit.State, at time.Time) ratelimit.Result {
 	h := new(held)
-	h.each[0] = a.status(true, holdingOf(&a.Definition, after, at), at, at)
-	h.each[0].Taken = a.Count
-	h.payment[0] = a.payment(0, 0, a.Count)
+	status := &h.each[0]
+	*status = a.status(true, holdingOf(&a.Definition, after, at), at, at)
+	status.Request.Count, status.Taken = n, n
+	h.payment[0] = receipt.Payment{Limit: paid, Tokens: n}
 	var left []receipt.Left
 	if reserve {
 		left = []receipt.Left{{TS: at}} // no debt
 	}
-	receipt.Set(&h.receipt, h.payment[:], left, taker, conn, at)
-	return ratelimit.Result{Status: h.each[0], Each: h.each[:], Receipt: &h.receipt}
+	receipt.Set(&h.receipt, h.payment[:], left, "", nil, at)
+	return ratelimit.Result{Status: *status, Each: h.each[:], Receipt: &h.receipt}
+}
+
+// Refused is the result of an allow of n tokens of a, of one row that is in a state, which
+// it cannot grant; false if it can. It is in one allocation.
+func (a *Ask) Refused(n float64, state ratelimit.State, at time.Time) (ratelimit.Result, bool) {
+	d, without := &a.Definition, state
+	paused := state.Paused.After(at)
+	if paused { // which for an allow does not change what there is
+		without.Paused = time.Time{}
+	}
+	_, ok := d.Take(without, at, n, a.Floor)
+	if ok && !paused {
+		return ratelimit.Result{}, false
+	}
+	retryAt := at
+	if !ok {
+		retryAt = d.Ready(without, at, n, a.Floor)
+	}
+	if paused {
+		retryAt = latest(retryAt, state.Paused)
+	}
+	each := new([1]ratelimit.Status)
+	each[0] = a.status(false, holdingOf(d, d.Settle(state, at), at), at, retryAt)
+	each[0].Request.Count = n
+	return ratelimit.Result{Status: each[0], Each: each[:]}, true
 }
 
 // Stand is what there is of a limit at an instant.
@@ -53,7 +79,7 @@ func (c *Call) Rest(stands []*Stand) Call {
 // refused, so is the whole. taker and conn are those of Receipt, if there is no rest.
 func (c *Call) Whole(rest ratelimit.Result, stands []*Stand, taker string, conn any) ratelimit.Result {
 	if len(c.Asks) == 1 && stands[0] != nil {
-		return c.Asks[0].Held(c.Reserve, stands[0].State, stands[0].At, taker, conn)
+		return c.Asks[0].Held(c.Asks[0].Paid(), c.Asks[0].Count, c.Reserve, stands[0].State, stands[0].At)
 	}
 	statuses := make([]ratelimit.Status, len(c.Asks))
 	var (
@@ -70,7 +96,7 @@ func (c *Call) Whole(rest ratelimit.Result, stands []*Stand, taker string, conn 
 		} else {
 			statuses[i] = a.status(true, holdingOf(&a.Definition, stands[i].State, stands[i].At), stands[i].At, stands[i].At)
 			statuses[i].Taken = a.Count
-			payments = append(payments, a.payment(a.place, 0, a.Count))
+			payments = append(payments, receipt.Payment{Limit: a.Paid(), Place: a.place, Tokens: a.Count})
 			left = append(left, receipt.Left{TS: stands[i].At}) // no debt
 		}
 		at = latest(at, statuses[i].At)
@@ -98,14 +124,11 @@ func (c *Call) Whole(rest ratelimit.Result, stands []*Stand, taker string, conn 
 	return result
 }
 
-// payment is n tokens that were taken from one of a's shards.
-func (a *Ask) payment(place, shard int, n float64) receipt.Payment {
+// Paid is a's limit and key in receipts.
+func (a *Ask) Paid() *receipt.Limit {
 	d := &a.Definition
-	return receipt.Payment{
-		Limit: receipt.Limit{
-			Name: d.Name, Key: a.Key, Kind: uint8(d.Kind), Rate: d.Rate, Period: d.Period,
-			Capacity: d.Capacity, MaxReserved: d.MaxReserved, Shards: d.Shards, Start: d.Start, Slots: d.Slots,
-		},
-		Place: place, Shard: shard, Tokens: n,
+	return &receipt.Limit{
+		Name: d.Name, Key: a.Key, Kind: uint8(d.Kind), Rate: d.Rate, Period: d.Period,
+		Capacity: d.Capacity, MaxReserved: d.MaxReserved, Shards: d.Shards, Start: d.Start, Slots: d.Slots,
 	}
 }

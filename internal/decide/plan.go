@@ -199,13 +199,16 @@ func (c *Call) took(a *Ask, changes []Change) float64 {
 func (c *Call) Receipt(changes []Change, taker string, conn any, at time.Time) *ratelimit.Receipt {
 	payments := make([]receipt.Payment, len(changes))
 	for i := range changes {
-		ch, a := &changes[i], &c.Asks[changes[i].Ask]
-		place := a.place
-		if c.First { // the one that granted is all that the result is of
-			place = 0
+		ch, a, p := &changes[i], &c.Asks[changes[i].Ask], &payments[i]
+		if p.Place = a.place; c.First { // the one that granted is all that the result is of
+			p.Place = 0
 		}
-		payments[i] = a.payment(place, ch.Shard, ch.Count)
-		payments[i].Slot = ch.Definition.Slot(ch.After)
+		if i > 0 && changes[i-1].Ask == ch.Ask {
+			p.Limit = payments[i-1].Limit
+		} else {
+			p.Limit = a.Paid()
+		}
+		p.Shard, p.Slot, p.Tokens = ch.Shard, ch.Definition.Slot(ch.After), ch.Count
 	}
 	if !c.Reserve {
 		return receipt.New(payments, taker, conn, at)

@@ -74,28 +74,3 @@ type Return struct {
 	Taken      time.Time // the row's ts when it was taken
 	End        time.Time // before which it must arrive, in the row's time
 }
-
-// moment is an instant on both clocks of the machine: the monotonic one stands still while
-// it is asleep, the other can be set. They are numbers, since those are compared in a
-// fraction of the time that a time.Time takes.
-type moment struct{ mono, wall time.Duration }
-
-// epoch is what the monotonic clock is counted from.
-var epoch = time.Now()
-
-func momentOf(t time.Time) moment {
-	return moment{t.Sub(epoch), time.Duration(t.UnixNano())}
-}
-
-// lot is a Lot in a memory. It needs its holder's lock.
-type lot struct {
-	Lot
-	sent  moment
-	lasts time.Duration
-	epoch int // of its holder, whose drops end it
-}
-
-// age is for how long, at now, tokens of the lot have been usable.
-func (l *lot) age(now moment) time.Duration {
-	return max(now.mono-l.sent.mono, now.wall-l.sent.wall, 0)
-}

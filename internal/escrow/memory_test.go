@@ -1,7 +1,10 @@
 package escrow_test
 
 import (
+	"runtime"
+	"strconv"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -19,21 +22,33 @@ var (
 // memory is one of what lasts a second, on a clock that is given, and what it gives back.
 type memory struct {
 	*escrow.Memory
-	t   *testing.T
-	now time.Time
+	t *testing.T
 
 	mu   sync.Mutex
+	at   time.Time
 	back []escrow.Return
 }
 
 func newMemory(t *testing.T) *memory {
-	m := &memory{t: t, now: noon}
-	m.Memory = escrow.New(time.Second, func() time.Time { return m.now }, func(r []escrow.Return) {
+	m := &memory{t: t, at: noon}
+	m.Memory = escrow.New(time.Second, m.now, func(r []escrow.Return) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		m.back = append(m.back, r...)
 	})
 	return m
+}
+
+func (m *memory) now() time.Time {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.at
+}
+
+func (m *memory) pass(d time.Duration) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.at = m.at.Add(d)
 }
 
 func (m *memory) of(limit ratelimit.Limit) *escrow.Holder {
@@ -61,13 +76,13 @@ func (m *memory) order(h *escrow.Holder) escrow.Order {
 // bring brings n tokens from a row.
 func (m *memory) bring(h *escrow.Holder, n float64) {
 	o := m.order(h)
-	o.Arrived(escrow.Lot{Count: n, After: ratelimit.State{Value: 500, TS: m.now}, At: m.now, Sent: m.now})
+	o.Arrived(escrow.Lot{Count: n, After: ratelimit.State{Value: 500, TS: m.now()}, At: m.now(), Sent: m.now()})
 }
 
 func (m *memory) want(limit ratelimit.Limit, n float64, want bool) escrow.Tokens {
 	m.t.Helper()
 	r := limit.ForN("k", n)
-	tokens, ok := m.Take(&r)
+	tokens, ok := m.Seen(&r).Take(n)
 	if ok != want {
 		m.t.Fatalf("%v of %s: got %v, want %v", n, ratelimit.NameOf(limit), ok, want)
 	}
@@ -78,16 +93,16 @@ func TestTakeUntilTheEnd(t *testing.T) {
 	m := newMemory(t)
 	m.want(bucket, 1, false)
 	m.bring(m.of(bucket), 10)
-	if tokens := m.want(bucket, 4, true); !tokens.At.Equal(m.now) || tokens.After.Value != 506 {
-		t.Errorf("got %v at %v, want 506 at %v", tokens.After.Value, tokens.At, m.now)
+	if tokens := m.want(bucket, 4, true); !tokens.At.Equal(m.now()) || tokens.After.Value != 506 {
+		t.Errorf("got %v at %v, want 506 at %v", tokens.After.Value, tokens.At, m.now())
 	}
 	m.want(bucket, 7, false)
 	m.want(bucket, 0, false) // asks the row
 	m.want(bucket, -1, false)
 	m.want(bucket, 1e-20, false)
-	m.now = m.now.Add(time.Second - time.Microsecond)
+	m.pass(time.Second - time.Microsecond)
 	m.want(bucket, 5, true)
-	m.now = m.now.Add(time.Microsecond)
+	m.pass(time.Microsecond)
 	m.want(bucket, 1, false)
 }
 
@@ -98,7 +113,7 @@ func TestTakeKnowsOneDefinition(t *testing.T) {
 	other := bucket
 	other.Rate = -1
 	m.want(other, 1, false)
-	if _, ok := m.Take(&ratelimit.Request{Limit: &bucket, Key: "k", Count: 1}); ok {
+	if m.Seen(&ratelimit.Request{Limit: &bucket, Key: "k", Count: 1}) != nil {
 		t.Error("a limit behind a pointer is known")
 	}
 	m.want(bucket, 1, true)
@@ -112,15 +127,15 @@ func TestTakenFromSeveralLots(t *testing.T) {
 	m := newMemory(t)
 	h := m.of(bucket)
 	m.bring(h, 3)
-	m.now = m.now.Add(time.Second / 2)
+	m.pass(time.Second / 2)
 	m.bring(h, 3)
 	tokens := m.want(bucket, 5, true)
-	m.now = m.now.Add(time.Second/2 + time.Microsecond)
+	m.pass(time.Second/2 + time.Microsecond)
 	tokens.PutBack() // three of them are over
 	m.want(bucket, 4, false)
 	m.want(bucket, 3, true)
 	m.want(bucket, 1, false)
-	m.now = m.now.Add(time.Second)
+	m.pass(time.Second)
 	tokens.PutBack()
 	m.want(bucket, 1, false)
 }
@@ -129,10 +144,10 @@ func TestWindowEndsWithIt(t *testing.T) {
 	m := newMemory(t)
 	h := m.of(window)
 	o := m.order(h)
-	o.Arrived(escrow.Lot{Count: 10, After: ratelimit.State{Value: 500, TS: m.now.Add(-time.Second * 9 / 10)}, At: m.now, Sent: m.now})
-	m.now = m.now.Add(time.Second/10 - time.Microsecond)
+	o.Arrived(escrow.Lot{Count: 10, After: ratelimit.State{Value: 500, TS: m.now().Add(-time.Second * 9 / 10)}, At: m.now(), Sent: m.now()})
+	m.pass(time.Second/10 - time.Microsecond)
 	m.want(window, 1, true)
-	m.now = m.now.Add(time.Microsecond)
+	m.pass(time.Microsecond)
 	m.want(window, 1, false)
 }
 
@@ -144,11 +159,11 @@ func TestDrop(t *testing.T) {
 	tokens := m.want(bucket, 10, true) // of which nothing is left
 	o := m.order(h)
 	empty := m.order(h)
-	waited := empty.Arrived(escrow.Lot{After: ratelimit.State{TS: m.now}, At: m.now, Sent: m.now}).Tokens(1, ratelimit.State{})
+	waited := empty.Arrived(escrow.Lot{After: ratelimit.State{TS: m.now()}, At: m.now(), Sent: m.now()}).Tokens(1, ratelimit.State{})
 	waited.PutBack()
 	m.want(bucket, 1, true)
-	m.Drop(decide.Key{Name: "bucket", Key: "k"})
-	o.Arrived(escrow.Lot{Count: 10, After: ratelimit.State{TS: m.now}, At: m.now, Sent: m.now})
+	m.Edited(decide.Key{Name: "bucket", Key: "k"})
+	o.Arrived(escrow.Lot{Count: 10, After: ratelimit.State{TS: m.now()}, At: m.now(), Sent: m.now()})
 	tokens.PutBack()
 	waited.PutBack()
 	m.want(bucket, 1, false)
@@ -168,7 +183,7 @@ func TestArrivedLate(t *testing.T) {
 		now := time.Now()
 		o.Arrived(escrow.Lot{Count: 10, After: ratelimit.State{TS: now}, At: now, Sent: now.Add(-late)})
 		r := bucket.ForN("k", 10)
-		if _, ok := m.Take(&r); ok != want {
+		if _, ok := m.Seen(&r).Take(10); ok != want {
 			t.Errorf("%v late: got %v, want %v", late, ok, want)
 		}
 	}
@@ -179,7 +194,7 @@ func TestTakeBack(t *testing.T) {
 	h := m.of(bucket)
 	m.bring(h, 10)
 	m.want(bucket, 4, true)
-	taken := m.now
+	taken := m.now()
 	back := m.TakeBack()
 	if len(back) != 1 || back[0].Count != 6 || !back[0].Taken.Equal(taken) || !back[0].End.Equal(taken.Add(time.Second)) {
 		t.Errorf("got %+v, want 6 until a second later", back)
@@ -201,7 +216,7 @@ func TestOrder(t *testing.T) {
 		t.Error("more than the lowered capacity can be ordered")
 	}
 	for range 100 {
-		m.now = m.now.Add(10 * time.Millisecond)
+		m.pass(10 * time.Millisecond)
 		h.Note(2, 1)
 	}
 	if o := m.order(h); o.Ahead < 190 || o.Ahead > 210 {
@@ -211,7 +226,7 @@ func TestOrder(t *testing.T) {
 	if o := m.order(h); o.Ahead > 900 {
 		t.Errorf("got %v, want 900 at most", o.Ahead)
 	}
-	m.now = m.now.Add(time.Minute)
+	m.pass(time.Minute)
 	if o := m.order(h); o.Ahead != 0 {
 		t.Errorf("got %v, want nothing after a minute", o.Ahead)
 	}
@@ -221,7 +236,156 @@ func TestOrder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if h := m.Of(&call.Asks[0]); h != nil {
+	if h := m.Of(&call.Asks[0]); h.Holds() {
 		t.Error("a limit that is refilled in a second can be taken ahead from for one")
+	}
+}
+
+// A refusal is told again until time has brought enough, the row is known to have changed,
+// or the moment is over.
+func TestRefusal(t *testing.T) {
+	empty := ratelimit.State{TS: noon}
+	for name, test := range map[string]struct {
+		do   func(*memory, *escrow.Holder)
+		n    float64
+		want bool
+	}{
+		"at once":             {n: 1, want: true},
+		"more":                {n: 1000, want: true},
+		"more than there is":  {n: 1001},
+		"nothing":             {n: 0},
+		"just before":         {do: func(m *memory, _ *escrow.Holder) { m.pass(999 * time.Millisecond) }, n: 100, want: true},
+		"enough has come":     {do: func(m *memory, _ *escrow.Holder) { m.pass(10 * time.Millisecond) }, n: 1},
+		"over":                {do: func(m *memory, _ *escrow.Holder) { m.pass(time.Second) }, n: 1000},
+		"the clock went back": {do: func(m *memory, _ *escrow.Holder) { m.pass(-1) }, n: 1},
+		"taken since":         {do: func(_ *memory, h *escrow.Holder) { h.Changed() }, n: 1},
+		"edited since":        {do: func(m *memory, h *escrow.Holder) { m.Edited(h.Ask().Of()) }, n: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newMemory(t)
+			h := m.of(bucket)
+			h.Refused(empty, m.now(), m.now(), h.Changes())
+			if test.do != nil {
+				test.do(m, h)
+			}
+			result, ok := h.Refuse(test.n)
+			if ok != test.want {
+				t.Fatalf("got %v, want %v", ok, test.want)
+			}
+			due := noon.Add(time.Duration(test.n) * 10 * time.Millisecond)
+			if ok && (result.OK || result.Request.Count != test.n || !result.At.Equal(m.now()) || !result.RetryAt.Equal(due)) {
+				t.Errorf("got %+v, want %v refused until %v", result, test.n, due)
+			}
+		})
+	}
+}
+
+// What a statement read before the row changed is not remembered.
+func TestRefusalBeforeAChange(t *testing.T) {
+	m := newMemory(t)
+	h := m.of(bucket)
+	asked := h.Changes()
+	h.Changed()
+	h.Refused(ratelimit.State{TS: noon}, m.now(), m.now(), asked)
+	if _, ok := h.Refuse(1); ok {
+		t.Error("refused by what was there before")
+	}
+}
+
+// In a pause the end of it is what a refusal tells.
+func TestRefusalInAPause(t *testing.T) {
+	m := newMemory(t)
+	h, end := m.of(bucket), noon.Add(time.Minute)
+	h.Refused(ratelimit.State{Value: 1000, TS: noon, Paused: end}, m.now(), m.now(), h.Changes())
+	if result, ok := h.Refuse(1); !ok || result.OK || !result.RetryAt.Equal(end) || !result.PausedUntil.Equal(end) || result.Value != 1000 {
+		t.Errorf("got %v, %+v, want a refusal until %v with 1000 left", ok, result, end)
+	}
+}
+
+// A memory remembers so many keys. Those of which nothing is known any more make place.
+func TestMemoryIsBounded(t *testing.T) {
+	const keys, most = 30_000, 2048 * 8
+	m := newMemory(t)
+	ask := func(i int) *escrow.Holder {
+		call, err := decide.New(false, bucket.For(strconv.Itoa(i)))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return m.Of(&call.Asks[0])
+	}
+	fill := func(from int) (n int) {
+		for i := range keys {
+			if h := ask(from + i); h != nil {
+				h.Note(1, 1)
+				n++
+			}
+		}
+		return n
+	}
+	held := ask(-1)
+	m.bring(held, 10)
+	if n := fill(0); n > most || n < most*8/10 {
+		t.Errorf("remembers %d keys, want up to %d", n, most)
+	}
+	if n := fill(keys); n > most/5 {
+		t.Errorf("remembers %d keys more, while all are in use", n)
+	}
+	m.pass(time.Second - 1)
+	if ask(-1) != held {
+		t.Error("a key that holds something was forgotten")
+	}
+	m.pass(time.Minute)
+	if n := fill(2 * keys); n < most*8/10 {
+		t.Errorf("remembers %d other keys after a minute, want about %d", n, most)
+	}
+}
+
+// However many take and put back at once, each token is handed out once.
+func TestTokensAreHandedOutOnce(t *testing.T) {
+	const goroutines, lots, each = 16, 20, 1000
+	m := newMemory(t)
+	h := m.of(window)
+	request := window.For("k")
+	var taken atomic.Int64
+	var wg sync.WaitGroup
+	stop := make(chan struct{})
+	for i := range goroutines {
+		wg.Go(func() {
+			for n := 0; ; n++ {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				tokens, ok := m.Seen(&request).Take(float64(1 + i%3))
+				switch {
+				case ok && n%5 == 0:
+					tokens.PutBack()
+				case ok:
+					taken.Add(int64(tokens.Count))
+				default:
+					runtime.Gosched()
+				}
+			}
+		})
+	}
+	back := 0.0
+	for range lots {
+		m.bring(h, each)
+		for want := taken.Load() + each/2; taken.Load() < want; {
+			runtime.Gosched()
+		}
+		for _, r := range m.TakeBack() {
+			back += r.Count
+		}
+		m.bring(h, each)
+	}
+	close(stop)
+	wg.Wait()
+	for _, r := range append(m.TakeBack(), m.back...) {
+		back += r.Count
+	}
+	if sum := back + float64(taken.Load()); sum != 2*lots*each {
+		t.Errorf("handed out %d, gave back %v: %v, want %d", taken.Load(), back, sum, 2*lots*each)
 	}
 }

@@ -23,7 +23,7 @@ type Limit struct {
 
 // Payment is tokens that were taken from one row.
 type Payment struct {
-	Limit
+	*Limit     // which those of one limit share
 	Place  int // of the limit in the order of the call
 	Shard  int
 	Slot   int64 // of a sliding window: the last microsecond of the slot that was given; otherwise 0
@@ -102,6 +102,19 @@ func Committed(r *Receipt) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	r.taker = ""
+}
+
+// Never is the mark of a receipt of what was rolled back, which nobody settles.
+const Never = "never"
+
+// RolledBack notes that what paid was rolled back.
+func RolledBack(r *Receipt) {
+	if r == nil {
+		return
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.mark = Never
 }
 
 // Conn returns the connection of the transaction that paid, nil if it is not known.

@@ -191,7 +191,7 @@ func (w *writer) payments(payments []Payment) {
 // together is how many payments, from the first on, are of its limit.
 func together(payments []Payment) int {
 	n := 1
-	for n < len(payments) && payments[n].Limit == payments[0].Limit && payments[n].Place == payments[0].Place {
+	for n < len(payments) && *payments[n].Limit == *payments[0].Limit && payments[n].Place == payments[0].Place {
 		n++
 	}
 	return n
@@ -329,7 +329,7 @@ func (r *reader) limit(read *Receipt, places []bool) {
 			return
 		}
 		read.payments = append(read.payments, Payment{
-			Limit: limit, Place: place,
+			Limit: &limit, Place: place,
 			Shard: int(r.uint("shard", uint64(max(limit.Shards, 1))-1)), Slot: r.int("slot"), Tokens: r.amount("tokens", MaxLimits*MaxTokens),
 		})
 	}

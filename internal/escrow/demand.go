@@ -1,0 +1,51 @@
+package escrow
+
+import "time"
+
+const (
+	enoughFor = 8 // calls of a key lately, before anything is taken ahead: for keys that are asked now and then it would only have to be given back
+	growth    = 8 // times what was handed out lately is the most that is taken ahead
+)
+
+// demand is how much was handed out lately: in this stretch of time, and in the one
+// before it, which are as long as what is taken ahead lasts.
+type demand struct {
+	begun  time.Duration // on the monotonic clock
+	count  float64
+	calls  int
+	before float64
+	called int
+}
+
+func (d *demand) over(now moment, lasts time.Duration) bool {
+	return now.mono-d.begun >= 2*lasts
+}
+
+func (d *demand) roll(now moment, lasts time.Duration) {
+	past := now.mono - d.begun
+	switch {
+	case past < 0 || past >= 2*lasts:
+		*d = demand{begun: now.mono}
+	case past >= lasts:
+		*d = demand{begun: now.mono, before: d.count * float64(lasts) / float64(past), called: d.calls}
+	}
+}
+
+func (d *demand) add(n float64, calls int, now moment, lasts time.Duration) {
+	d.roll(now, lasts)
+	d.count = max(0, d.count+n)
+	d.calls += calls
+}
+
+// want is how much would be needed while it lasts.
+func (d *demand) want(now moment, lasts time.Duration) float64 {
+	d.roll(now, lasts)
+	if d.calls+d.called < enoughFor {
+		return 0
+	}
+	past := float64(max(now.mono-d.begun, lasts/1000, 1)) / float64(lasts)
+	if d.called > 0 {
+		return d.count + d.before*(1-min(past, 1))
+	}
+	return min(d.count/past, growth*d.count)
+}
