@@ -13,10 +13,9 @@ const (
 )
 
 // boundSQL takes from rows of our table, and neither decides nor tells anything.
-const boundSQL = `UPDATE rate_limits AS r SET value = r.value - u.n
-FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::int4[]), (SELECT $4::float8[]))
-	WITH ORDINALITY AS u (name, key, shard, n, i)
-WHERE r.name = u.name AND r.key = u.key AND r.shard = u.shard AND u.i BETWEEN 1 AND 1000000000`
+const boundSQL = `UPDATE rate_limits AS r SET value = r.value - ($4::float8[])[u.i]
+FROM unnest($1::text[], $2::text[]) WITH ORDINALITY AS u (name, key, i)
+WHERE r.name = u.name AND r.key = u.key AND r.shard = ($3::int4[])[u.i] AND u.i BETWEEN 1 AND 1000000000`
 
 // openServerBound is the most that PostgreSQL can do for calls that gather as ours do:
 // a statement that only writes their rows. Of calls for the same row it serves one, so
