@@ -214,7 +214,7 @@ func (o ours) newStore(ctx context.Context, p *postgresServer, w workload) (*pgs
 		pool = p.many
 	}
 	if o.remember {
-		config.RefusalMemory = 100_000
+		config.Escrow = escrow
 	}
 	return pgstore.New(pool, &config)
 }

@@ -450,6 +450,7 @@ func allWait(tickets []*ticket) bool {
 // Nothing is written or locked for the others, which it returns.
 func (o *own) grant(ctx context.Context, tickets []*ticket, await *decide.Row) (left []*ticket, err error) {
 	groups, grants, left := o.groups(tickets)
+	defer spare(grants)
 	orders, groups, grants, left := o.orders(groups, grants, left)
 	if len(groups) == 0 {
 		return left, nil
@@ -567,6 +568,13 @@ func (o *own) groups(tickets []*ticket) (groups [][]*ticket, grants []table.Gran
 	slices.SortFunc(singles, func(a, b *ticket) int {
 		return cmp.Or(a.Value.row.Compare(b.Value.row), cmp.Compare(a.Value.place, b.Value.place))
 	})
+	rows := 0
+	for i, t := range singles {
+		if i == 0 || t.Value.row != singles[i-1].Value.row {
+			rows++
+		}
+	}
+	groups, grants = make([][]*ticket, 0, rows), spareGrants(rows)
 	for i, t := range singles {
 		p := t.Value
 		a := &p.call.Asks[0]
@@ -587,6 +595,24 @@ func (o *own) groups(tickets []*ticket) (groups [][]*ticket, grants []table.Gran
 		groups[n] = append(groups[n], t)
 	}
 	return groups, grants, left
+}
+
+// spares are grants that are not in use, for the next statement: one is half a kilobyte,
+// and there is one for each row.
+var spares sync.Pool
+
+// spareGrants has room for n grants.
+func spareGrants(n int) []table.Grant {
+	if grants, ok := spares.Get().(*[]table.Grant); ok && cap(*grants) >= n {
+		return *grants
+	}
+	return make([]table.Grant, 0, n)
+}
+
+func spare(grants []table.Grant) {
+	clear(grants)
+	grants = grants[:0]
+	spares.Put(&grants)
 }
 
 // single finds the row of a call that takes from one; false if it does not.

@@ -61,7 +61,7 @@ func start(ctx context.Context) (s *service, err error) {
 	if s.store, err = pgstore.New(s.pool, nil); err != nil {
 		return nil, err
 	}
-	s.remembers, err = pgstore.New(s.pool, &pgstore.Config{RefusalMemory: 10_000})
+	s.remembers, err = pgstore.New(s.pool, &pgstore.Config{Escrow: 100 * time.Millisecond})
 	return s, err
 }
 

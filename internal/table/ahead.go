@@ -19,17 +19,8 @@ const (
 WHERE ` + grantWhere + `
 RETURNING r.value, r.ts, {granted at}`
 
-	// grantManyAheadSQL is grantManySQL that takes ahead besides; $11 is how much.
-	grantManyAheadSQL = `UPDATE {table} AS r` + grantAheadSet + `
-FROM (
-	SELECT u.*, coalesce($10::timestamptz, statement_timestamp()) AS now
-	FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::int4[]), (SELECT $4::float8[]), (SELECT $5::float8[]),
-		(SELECT $6::float8[]), (SELECT $7::float8[]), (SELECT $8::float8[]), (SELECT $9::float8[]), (SELECT $11::float8[]))
-		WITH ORDINALITY AS u (name, key, shard, total, need, capacity, rate, period, tick, ahead, i)
-	WHERE u.i BETWEEN 1 AND 1000000000
-	OFFSET 0
-) AS u
-WHERE ` + grantWhere + `
+	// grantManyAheadSQL is grantManySQL that takes ahead besides.
+	grantManyAheadSQL = `UPDATE {table} AS r` + grantAheadSet + grantManyFrom + `
 RETURNING r.value, r.ts, {granted at}, u.i`
 
 	// takeAheadSQL is takeSQL that takes ahead besides.
@@ -91,16 +82,16 @@ func (g *Grant) either(grant, ahead *clocks) *clocks {
 }
 
 // many is the statement that grants from several rows that are no sliding windows.
-func (t *Table) many(windows, ahead bool) string {
+func (t *Table) many(windows, ahead bool) *clocks {
 	switch {
 	case windows && ahead:
-		return t.windowsAhead
+		return &t.windowsAhead
 	case windows:
-		return t.grantWindows
+		return &t.grantWindows
 	case ahead:
-		return t.bucketsAhead
+		return &t.bucketsAhead
 	}
-	return t.grantMany
+	return &t.grantMany
 }
 
 // takingAhead adds the statements of this file to those of a kind of limit.

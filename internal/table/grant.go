@@ -3,6 +3,7 @@ package table
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -18,11 +19,11 @@ import (
 // The statements below are for decisions on their own, on plain PostgreSQL. None
 // of them waits for a row that somebody has locked, but those that say so.
 //
-// The arrays are behind sub-selects to hide their lengths from the planner. It
-// would otherwise find that it can do better for a short one, and plan each time,
-// which costs more than the statement. The range of i is always true, and is there
-// for the planner: it takes it for selective, and so goes to each row by the index
-// rather than through the whole table, also while the table is young and the plan
+// The arrays of most statements are behind sub-selects to hide their
+// lengths from the planner. It would otherwise find that it can do better for a short one,
+// and plan each time, which costs more than the statement. The range of i is always true,
+// and is there for the planner: it takes it for selective, and so goes to each row by the
+// index rather than through the whole table, also while the table is young and the plan
 // is kept that was made when it was small.
 
 // Grant is what several calls take together from one row: all of it or nothing.
@@ -63,28 +64,28 @@ FROM (
 WHERE r.ctid = w.ctid
 RETURNING r.value, r.ts, {granted at}, w.taken`
 
-	// grantManySQL is grantSQL for several rows, in the order given, of either
-	// kind: $1 to $9 are arrays.
-	grantManySQL = `UPDATE {table} AS r` + grantSet + `
-FROM (
-	SELECT u.*, coalesce($10::timestamptz, statement_timestamp()) AS now
-	FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::int4[]), (SELECT $4::float8[]), (SELECT $5::float8[]),
-		(SELECT $6::float8[]), (SELECT $7::float8[]), (SELECT $8::float8[]), (SELECT $9::float8[]))
-		WITH ORDINALITY AS u (name, key, shard, total, need, capacity, rate, period, tick, i)
-	WHERE u.i BETWEEN 1 AND 1000000000
-	OFFSET 0
-) AS u
-WHERE ` + grantWhere + `
+	// grantManySQL is grantSQL for several rows, in the order given, of either kind:
+	// $1 to $5 are arrays of what is to be taken, and $6 to $9 of the definitions that $2
+	// counts from 1. $3 is NULL if no limit has shards, $5 if each needs what it takes. An
+	// array that is subscripted costs less than one that is unnested. Of most rows what is
+	// in them is enough, and what was refilled need not be counted twice.
+	grantManySQL = `UPDATE {table} AS r` + grantSet + grantManyFrom + `
 RETURNING r.value, r.ts, {granted at}, u.i`
+
+	grantManyFrom = `
+FROM unnest($1::text[], $2::int4[]) WITH ORDINALITY AS u (key, definition, i)
+WHERE u.i BETWEEN 1 AND 1000000000 AND ` + grantRow + `
+	AND (least(r.value, u.capacity) >= u.need OR ` + grantSettled + ` >= u.need)`
 
 	grantSet = `
 SET value = ` + grantSettled + ` - u.total, ts = greatest(r.ts, {grant tick})`
 	grantSettled = `least(r.value
 		+ greatest(round(date_part('epoch', {grant tick} - r.ts) * 1000000), 0) * u.rate / u.period,
 		u.capacity)`
-	grantWhere = `{free}r.name = u.name AND r.key = u.key AND r.shard = u.shard
-	AND (r.paused IS NULL OR r.paused <= u.now)
+	grantWhere = grantRow + `
 	AND ` + grantSettled + ` >= u.need`
+	grantRow = `{free}r.name = u.name AND r.key = u.key AND r.shard = u.shard
+	AND (r.paused IS NULL OR r.paused <= u.now)`
 
 	// passOverSQL is PassOver. Behind a sub-select it is set once, not for each
 	// row; but a statement that has a sub-select is walked through each time that
@@ -138,9 +139,24 @@ func newClocks(sql, told string, parameters ...string) func(free string) clocks 
 	}
 }
 
-// newGrantMany makes a grant of several rows; told is the last parameter.
-func newGrantMany(sql, told string) string {
-	return strings.NewReplacer("{clock}", "coalesce("+told+", clock_timestamp())", "{free}", freeSQL("(SELECT "+passOverSQL+")")).Replace(sql)
+// newGrantMany makes a grant of several rows, which may have more to count with than nine
+// arrays: "u.tick", if fixed windows are among them, and "u.ahead".
+func newGrantMany(t ticks, sql string, more ...string) clocks {
+	parameters := []string{
+		"u.name", "($6::text[])[u.definition]", "u.shard", "coalesce(($3::int4[])[u.i], 0)",
+		"u.total", "($4::float8[])[u.i]", "u.need", "coalesce(($5::float8[])[u.i], ($4::float8[])[u.i])",
+		"u.capacity", "($7::float8[])[u.definition]", "u.rate", "($8::float8[])[u.definition]", "u.period", "($9::float8[])[u.definition]",
+	}
+	last := 9
+	for _, name := range more {
+		of := "u.definition"
+		if name == "u.ahead" {
+			of = "u.i"
+		}
+		last++
+		parameters = append(parameters, name, fmt.Sprintf("($%d::float8[])[%s]", last, of))
+	}
+	return newClocks(t.fill(sql), fmt.Sprintf("$%d::timestamptz", last+1), parameters...)(freeSQL("(SELECT " + passOverSQL + ")"))
 }
 
 // Grant takes what grants say from the rows that have enough for all of it, but for
@@ -150,7 +166,8 @@ func (t *Table) Grant(ctx context.Context, q Querier, grants []Grant, now *time.
 	if len(grants) == 1 {
 		return t.grantOne(ctx, q, &grants[0], now)
 	}
-	var sliding, others []*Grant
+	var sliding []*Grant
+	others := make([]*Grant, 0, len(grants))
 	for i := range grants {
 		if grants[i].sliding() {
 			sliding = append(sliding, &grants[i])
@@ -213,39 +230,53 @@ func (g *Grant) arguments(now *time.Time) []any {
 
 // scan reads a row that a grant returned, if it did.
 func (g *Grant) scan(row pgx.Row, more ...any) error {
-	taken, err := scanGrant(row, g.sliding(), more...)
+	r := returned{sliding: g.sliding()}
+	err := row.Scan(r.fields(more...)...)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return nil
 	}
-	g.Taken = taken
+	if err == nil {
+		g.Taken = r.taken()
+	}
 	return err
 }
 
-func scanGrant(row pgx.Row, sliding bool, more ...any) (taken Taken, err error) {
-	var numbers []float64
-	fields := append(make([]any, 0, 5), &taken.After.Value, &taken.After.TS, &taken.At)
-	if sliding {
-		fields = append(fields, &numbers)
+// returned is a row that a grant returned.
+type returned struct {
+	value   float64
+	ts, at  time.Time
+	sliding bool
+	slots   []float64
+}
+
+func (r *returned) fields(more ...any) []any {
+	fields := append(make([]any, 0, 5), &r.value, &r.ts, &r.at)
+	if r.sliding {
+		fields = append(fields, &r.slots)
 	}
-	if err := row.Scan(append(fields, more...)...); err != nil {
-		return Taken{}, err
+	return append(fields, more...)
+}
+
+func (r *returned) taken() Taken {
+	t := Taken{OK: true, After: ratelimit.State{Value: r.value, TS: r.ts}, At: r.at}
+	if r.sliding {
+		t.After.Slots = slots.Read(r.slots, r.value)
+		r.slots = nil // of which it has a part
 	}
-	if taken.OK = true; sliding {
-		taken.After.Slots = slots.Read(numbers, taken.After.Value)
-	}
-	return taken, nil
+	return t
 }
 
 // scanGrants reads the rows that a statement for several grants returned.
 func scanGrants(grants []*Grant) func(pgx.Rows) error {
 	return func(rows pgx.Rows) error {
+		var i int64
+		r := returned{sliding: grants[0].sliding()}
+		fields := r.fields(&i)
 		for rows.Next() {
-			var i int64
-			taken, err := scanGrant(rows, grants[0].sliding(), &i)
-			if err != nil {
+			if err := rows.Scan(fields...); err != nil {
 				return err
 			}
-			grants[i-1].Taken = taken
+			grants[i-1].Taken = r.taken()
 		}
 		return rows.Err()
 	}
@@ -254,21 +285,61 @@ func scanGrants(grants []*Grant) func(pgx.Rows) error {
 // queueOthers puts into a batch grants of limits that are no sliding windows.
 func (t *Table) queueOthers(batch *pgx.Batch, grants []*Grant, now *time.Time) {
 	n := len(grants)
-	names, keys, shards, totals, needs := make([]string, n), make([]string, n), make([]int32, n), make([]float64, n), make([]float64, n)
-	capacities, rates, periods, ticks := make([]float64, n), make([]float64, n), make([]float64, n), make([]float64, n)
-	aheads, ahead, windows := make([]float64, n), false, false
+	keys, places, totals := make([]string, n), make([]int32, n), make([]float64, n)
+	var of definitions
+	sharded, less, ahead := false, false, false
 	for i, g := range grants {
-		d := &g.Definition
-		names[i], keys[i], shards[i], totals[i], needs[i] = g.Name, g.Key.Key, int32(g.Shard), g.Count, g.Need
-		capacities[i], rates[i], periods[i], ticks[i] = d.Capacity, d.Rate, micros(d.Period), tick(d)
-		aheads[i], ahead = g.Ahead, ahead || g.Ahead > 0
-		windows = windows || d.Kind == ratelimit.KindFixedWindow // a token bucket's ticks are microseconds
+		keys[i], places[i], totals[i] = g.Key.Key, of.place(&g.Definition), g.Count
+		sharded, less, ahead = sharded || g.Shard != 0, less || g.Need != g.Count, ahead || g.Ahead > 0
 	}
-	args := []any{names, keys, shards, totals, needs, capacities, rates, periods, ticks, now}
+	var shards []int32
+	if sharded {
+		shards = column(grants, func(g *Grant) int32 { return int32(g.Shard) })
+	}
+	var needs []float64
+	if less {
+		needs = column(grants, func(g *Grant) float64 { return g.Need })
+	}
+	args := append(make([]any, 0, 12), keys, places, shards, totals, needs, of.names, of.capacities, of.rates, of.periods)
+	if of.windows {
+		args = append(args, of.ticks)
+	}
 	if ahead {
-		args = append(args, aheads)
+		args = append(args, column(grants, func(g *Grant) float64 { return g.Ahead }))
 	}
-	batch.Queue(t.many(windows, ahead), args...).Query(scanGrants(grants))
+	if now != nil {
+		args = append(args, *now)
+	}
+	batch.Queue(t.many(of.windows, ahead).of(now), args...).Query(scanGrants(grants))
+}
+
+// column is what grants have one of each.
+func column[T any](grants []*Grant, of func(*Grant) T) []T {
+	values := make([]T, len(grants))
+	for i, g := range grants {
+		values[i] = of(g)
+	}
+	return values
+}
+
+// definitions are those of several grants, one after another: of most they are the same.
+type definitions struct {
+	last                              *ratelimit.Definition
+	names                             []string
+	capacities, rates, periods, ticks []float64
+	windows                           bool // is there a fixed window? A token bucket's ticks are microseconds
+}
+
+// place is where a definition is, from 1.
+func (s *definitions) place(d *ratelimit.Definition) int32 {
+	if s.last == nil || *s.last != *d {
+		s.last = d
+		s.names = append(s.names, d.Name)
+		s.capacities, s.rates = append(s.capacities, d.Capacity), append(s.rates, d.Rate)
+		s.periods, s.ticks = append(s.periods, micros(d.Period)), append(s.ticks, tick(d))
+		s.windows = s.windows || d.Kind == ratelimit.KindFixedWindow
+	}
+	return int32(len(s.names))
 }
 
 // tick is the granularity of a limit's clock, in microseconds.

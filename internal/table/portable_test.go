@@ -25,8 +25,10 @@ import (
 
 // plainOnly are the statements that the portable form does not use.
 var plainOnly = []string{
-	"deleteListed", "read", "lock", "await", "fill", "write", "writeSlots", "grantMany", "grantWindows", "grantSlotted",
-	"bucketsAhead", "windowsAhead", "slottedAhead", "slots.ahead.read", "slots.ahead.told", "slots.aheadInTurn.read", "slots.aheadInTurn.told", "slots.giveBack", "bucket.ahead.read", "bucket.ahead.told", "window.ahead.read", "window.ahead.told",
+	"deleteListed", "read", "lock", "await", "fill", "write", "writeSlots", "grantSlotted", "slottedAhead",
+	"slots.ahead.read", "slots.ahead.told", "slots.aheadInTurn.read", "slots.aheadInTurn.told", "slots.giveBack",
+	"grantMany.read", "grantMany.told", "grantWindows.read", "grantWindows.told",
+	"bucketsAhead.read", "bucketsAhead.told", "windowsAhead.read", "windowsAhead.told", "bucket.ahead.read", "bucket.ahead.told", "window.ahead.read", "window.ahead.told",
 	"bucket.aheadInTurn.read", "bucket.aheadInTurn.told", "window.aheadInTurn.read", "window.aheadInTurn.told", "bucket.giveBack", "window.giveBack",
 	"bucket.grant.read", "bucket.grant.told", "window.grant.read", "window.grant.told", "slots.grant.read", "slots.grant.told",
 	"bucket.grantInTurn.read", "bucket.grantInTurn.told", "window.grantInTurn.read", "window.grantInTurn.told", "slots.grantInTurn.read", "slots.grantInTurn.told",

@@ -195,6 +195,12 @@ func newGrantSlots(sql, n, need, told string, more ...string) func(free string) 
 	return newClocks(fillGrantSlots(sql, n, need), told, append(parameters, more...)...)
 }
 
+// newGrantManySlots makes a statement for several rows, which takes n tokens from each.
+func newGrantManySlots(sql, n string) string {
+	return strings.NewReplacer("{clock}", "coalesce($8::timestamptz, clock_timestamp())", "{free}", freeSQL("(SELECT "+passOverSQL+")")).
+		Replace(fillGrantSlots(sql, n, "u.total"))
+}
+
 // queueSliding puts into a batch grants of sliding windows.
 func (t *Table) queueSliding(batch *pgx.Batch, grants []*Grant, now *time.Time) {
 	n := len(grants)

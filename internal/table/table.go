@@ -37,15 +37,15 @@ type Querier interface {
 type Table struct {
 	bucket, window, slots texts // of one kind of limit
 
-	put, putSlots, reset, remove, there   string
-	grantMany, grantWindows, grantSlotted string
-	bucketsAhead, windowsAhead            string
-	slottedAhead                          string
-	read, lock, await, fill               string
-	write, writeSlots, renew              string
-	listFull, listEmpty                   string
-	deleteListed, deleteSame              string
-	names, page, forget, ready, wrote     string
+	put, putSlots, reset, remove, there string
+	grantMany, grantWindows             clocks
+	bucketsAhead, windowsAhead          clocks
+	grantSlotted, slottedAhead          string
+	read, lock, await, fill             string
+	write, writeSlots, renew            string
+	listFull, listEmpty                 string
+	deleteListed, deleteSame            string
+	names, page, forget, ready, wrote   string
 }
 
 // texts are the statements that differ between the kinds of limits.
@@ -89,12 +89,12 @@ func New(schema string, portable bool) *Table {
 		window: window.texts(in, portable).takingAhead(in, windowTicks),
 		slots:  sliding.texts(in, portable).slidingAhead(in),
 		put:    in(putSQL), putSlots: in(putSlotsSQL), reset: in(resetSQL), remove: in(removeSQL), there: in(thereSQL),
-		grantMany:    in(newGrantMany(bucketTicks.fill(grantManySQL), "$10::timestamptz")),
-		bucketsAhead: in(newGrantMany(bucketTicks.fill(grantManyAheadSQL), "$10::timestamptz")),
-		windowsAhead: in(newGrantMany(windowTicks.fill(grantManyAheadSQL), "$10::timestamptz")),
-		grantWindows: in(newGrantMany(windowTicks.fill(grantManySQL), "$10::timestamptz")),
-		grantSlotted: in(newGrantMany(fillGrantSlots(grantManySlotsSQL, "u.total", "u.total"), "$8::timestamptz")),
-		slottedAhead: in(newGrantMany(fillGrantSlots(grantManySlotsAheadSQL, withAhead, "u.total"), "$8::timestamptz")),
+		grantMany:    newGrantMany(bucketTicks, grantManySQL).in(in),
+		grantWindows: newGrantMany(windowTicks, grantManySQL, "u.tick").in(in),
+		bucketsAhead: newGrantMany(bucketTicks, grantManyAheadSQL, "u.ahead").in(in),
+		windowsAhead: newGrantMany(windowTicks, grantManyAheadSQL, "u.tick", "u.ahead").in(in),
+		grantSlotted: in(newGrantManySlots(grantManySlotsSQL, "u.total")),
+		slottedAhead: in(newGrantManySlots(grantManySlotsAheadSQL, withAhead)),
 		read:         in(readSQL), lock: in(lockSQL), await: in(awaitSQL), fill: in(fillSQL),
 		write: in(writeSQL), writeSlots: in(writeSlotsSQL), renew: in(renewSQL),
 		listFull: in(listFullSQL), listEmpty: in(listEmpty()), deleteListed: in(deleteListedSQL), deleteSame: in(deleteSameSQL),
