@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/escrow"
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
@@ -14,7 +15,7 @@ import (
 
 // takeAhead gives the Store a memory of what it has taken ahead, if it is to do that.
 func (b *base) takeAhead() {
-	if b.config.Escrow == 0 || b.pool == nil || b.config.Portable {
+	if b.config.Escrow == 0 || b.pool == nil {
 		return
 	}
 	var now func() time.Time
@@ -31,6 +32,9 @@ func (b *base) order(g *table.Grant, h *escrow.Holder, hold bool) (o escrow.Orde
 	if g.AtMost {
 		return o, true // it takes all that there is
 	}
+	if b.config.Portable && g.Definition.Kind == ratelimit.KindSlidingWindow {
+		return o, !hold // its statement takes nothing ahead
+	}
 	if o, ok = h.Order(g.Need); !ok || o.Ahead == 0 && !hold {
 		return escrow.Order{}, ok || !hold
 	}
@@ -40,9 +44,14 @@ func (b *base) order(g *table.Grant, h *escrow.Holder, hold bool) (o escrow.Orde
 	return o, true
 }
 
-// arrived notes what a grant took ahead, since a statement was sent.
+// arrived notes what a grant took ahead, since a statement was sent. It counts from the
+// instant of the row, when the clock is behind that.
 func arrived(o *escrow.Order, g *table.Grant, sent time.Time) *escrow.Arrival {
-	return o.Arrived(escrow.Lot{Count: g.TookAhead(), After: g.Taken.After, At: g.Taken.At.UTC(), Sent: sent})
+	at := g.Taken.At.UTC()
+	if ts := g.Taken.After.TS.UTC(); ts.After(at) {
+		at = ts
+	}
+	return o.Arrived(escrow.Lot{Count: g.TookAhead(), After: g.Taken.After, At: at, Sent: sent})
 }
 
 // refill takes ahead before what is held has run out. It is called on the way of a call,
@@ -64,13 +73,25 @@ func (b *base) refill(h *escrow.Holder) {
 		if !orders || g.Ahead <= 0 {
 			return
 		}
-		grants, sent := []table.Grant{g}, b.hints.memory.Now()
-		if b.table.Grant(ctx, b.pool, grants, b.clock()) == nil && grants[0].Taken.OK {
+		sent := b.hints.memory.Now()
+		if b.grantOne(ctx, &g) == nil && g.Taken.OK {
 			h.Changed()
-			arrived(&o, &grants[0], sent)
+			arrived(&o, &g, sent)
 			ok = true
 		}
 	}()
+}
+
+// grantOne makes a grant for which nobody waits.
+func (b *base) grantOne(ctx context.Context, g *table.Grant) error {
+	if b.config.Portable {
+		g.Floor = 0
+		return b.table.TakeGrant(ctx, b.pool, false, g, b.clock())
+	}
+	grants := []table.Grant{*g}
+	err := b.table.Grant(ctx, b.pool, grants, b.clock())
+	*g = grants[0]
+	return err
 }
 
 // escrowTime bounds a statement that nobody waits for. An answer that is later than the
@@ -107,7 +128,11 @@ func (b *base) giveBack(returns []escrow.Return) {
 // giveBackOnce reports whether there is nothing left to be done: not if somebody has the
 // row locked, or it is too late, which PostgreSQL does not tell apart.
 func (b *base) giveBackOnce(ctx context.Context, r *escrow.Return) bool {
-	given, err := b.table.GiveBack(ctx, b.pool, r.Row, &r.Definition, r.Count, r.Taken, r.End, b.clock())
+	give := b.table.GiveBack
+	if b.config.Portable {
+		give = b.table.BringBack
+	}
+	given, err := give(ctx, b.pool, r.Row, &r.Definition, r.Count, r.Taken, r.End, b.clock())
 	if given {
 		b.hints.memory.Changed(r.Row.Key)
 	}

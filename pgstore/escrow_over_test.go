@@ -149,7 +149,7 @@ func floodChild(t *testing.T) {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 	}()
 	var mu sync.Mutex
-	f := flood{store: store, pool: pool, schema: os.Getenv(floodSchema), clock: time.Now, tell: func(s served) {
+	f := flood{store: store, pool: pool, clock: time.Now, tell: func(s served) {
 		mu.Lock()
 		defer mu.Unlock()
 		fmt.Printf("granted %d %d %d %d %g\n", s.limit, s.at.UnixMicro(), s.From.UnixMicro(), s.To.UnixMicro(), s.Count)

@@ -3,7 +3,6 @@ package pgstore
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"hash/maphash"
 	"math"
@@ -53,6 +52,10 @@ type own struct {
 	seed  maphash.Seed
 	lanes [lanes]lane
 
+	// together has a call decided with others: in its lane, or as Config.Portable has it.
+	// The error is that of a caller who gave up.
+	together func(context.Context, *pending) error
+
 	mu     sync.Mutex
 	locked map[decide.Row]*lane // of rows that somebody had locked
 }
@@ -92,6 +95,7 @@ func newOwn(b *base) *own {
 		l := &o.lanes[i]
 		l.queue = batch.New(mostTogether, b.config.Timeout, func(ctx context.Context, tickets []*ticket) { o.serve(ctx, l, tickets) }, b.work.spawn)
 	}
+	o.together = o.inLane
 	return o
 }
 
@@ -190,14 +194,11 @@ func (o *own) decideByRows(ctx context.Context, p *pending) (ratelimit.Result, e
 			return result, ctx.Err()
 		}
 	}
-	if o.config.Portable {
-		return o.decidePortably(ctx, p)
-	}
 	if err := o.work.begin(); err != nil {
 		return ratelimit.Result{}, err
 	}
 	defer o.work.end()
-	if _, err := o.laneOf(&p.call).queue.Do(ctx, p); err != nil {
+	if err := o.together(ctx, p); err != nil {
 		return ratelimit.Result{}, o.gaveUp(p, err)
 	}
 	return p.result, p.err
@@ -211,46 +212,6 @@ func refusedBefore(p *pending) (ratelimit.Result, bool) {
 	}
 	result := p.call.Checked(decide.View{States: [][]ratelimit.State{{state}}, At: at})
 	return result, !result.OK
-}
-
-// decidePortably decides a call with the statements of callers' transactions. A
-// single row needs no transaction.
-func (o *own) decidePortably(ctx context.Context, p *pending) (result ratelimit.Result, err error) {
-	call := &p.call
-	o.note(call)
-	ctx, done, err := o.bounded(ctx)
-	if err != nil {
-		return ratelimit.Result{}, err
-	}
-	defer done()
-	err = o.retry(ctx, func() error {
-		switch {
-		case p.check:
-			view, err := o.base.look(ctx, o.pool, &pgx.Batch{}, call, all)
-			if err == nil {
-				result = call.Checked(view)
-			}
-			return err
-		case len(call.Asks) == 1 && !call.Sharded():
-			sent := o.asking([]*ticket{{Value: p}})
-			var view decide.View
-			if result, view, err = o.takeOne(ctx, o.pool, call); err == nil && !result.OK {
-				p.refused(view, sent)
-			}
-			return err
-		default:
-			return pgx.BeginTxFunc(ctx, o.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-				if result, err = o.takeSeveral(ctx, tx, call); err != nil {
-					return err
-				}
-				return result.Err() // which leaves nothing behind
-			})
-		}
-	})
-	if err != nil && !errors.Is(err, ratelimit.ErrRefused) {
-		return ratelimit.Result{}, o.fault("decide", err)
-	}
-	return result, nil
 }
 
 // held is tokens that were taken out of memory for a call.
@@ -343,7 +304,7 @@ func (o *own) secureOne(ctx context.Context, call *decide.Call) (t escrow.Tokens
 	defer o.work.end()
 	p := &pending{call: decide.Call{Asks: []decide.Ask{*a}}, hold: true, holder: h}
 	p.call.Asks[0].Floor = 0 // debt is the row's to give
-	if _, err := o.laneOf(&p.call).queue.Do(ctx, p); err != nil {
+	if err := o.together(ctx, p); err != nil {
 		return t, false, o.gaveUp(p, err)
 	}
 	return p.tokens, p.tokens.Holder != nil, p.err
@@ -355,6 +316,12 @@ func (o *own) gaveUp(p *pending, err error) error {
 		return locked(row.Key, err)
 	}
 	return o.fault("decide", err)
+}
+
+// inLane has a call decided with those of its lane.
+func (o *own) inLane(ctx context.Context, p *pending) error {
+	_, err := o.laneOf(&p.call).queue.Do(ctx, p)
+	return err
 }
 
 func (o *own) laneOf(call *decide.Call) *lane {

@@ -36,6 +36,9 @@ func New(pool *pgxpool.Pool, config *Config) (*Store, error) {
 	b := newBase(pool, c)
 	b.takeAhead()
 	own := newOwn(b)
+	if c.Portable {
+		own.together = newPortable(own).together
+	}
 	return &Store{base: b, own: own, runner: &runner{base: b, own: own}}, nil
 }
 

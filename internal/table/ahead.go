@@ -7,9 +7,12 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/exact"
 )
 
-// The statements that take more than is asked, and give back what was not needed.
+// The statements that take more than is asked, and give back what was not needed. Those of
+// the portable form are single-row upserts, as all of its takes are, since nothing else may
+// read the clock there.
 const (
 	// grantAheadSQL is grantSQL that takes ahead besides.
 	grantAheadSQL = `UPDATE {table} AS r` + grantAheadSet + `
@@ -28,6 +31,17 @@ FROM (
 ) AS u
 WHERE ` + grantWhere + `
 RETURNING r.value, r.ts, {granted at}, u.i`
+
+	// takeAheadSQL is takeSQL that takes ahead besides.
+	takeAheadSQL = `INSERT INTO {table} AS l (name, key, shard, value, ts)
+VALUES ($1::text, $2::text, $3::int4,
+	$5::float8 - $4::float8 - greatest(least({ahead}, ($5::float8 - $4::float8) / 2), 0), {tick})
+ON CONFLICT (name, key, shard) DO UPDATE
+SET value = ` + settled + ` - $4::float8 - greatest(least({ahead}, (` + settled + ` - $4::float8) / 2), 0),
+	ts = greatest(l.ts, excluded.ts)
+WHERE ` + settled + ` - $4::float8
+		>= {floor} - greatest(abs(l.value), $4::float8, $5::float8) * ` + exact.SQL + `{ticks agree}{allowed}
+RETURNING value, ts, paused`
 
 	// What is taken ahead is no more than is left, so what is left tells how much it was.
 	grantAheadSet = `
@@ -51,6 +65,19 @@ RETURNING r.value, r.ts, ` + grantSlotsAt + `, r.slots, u.i`
 	// are counted in the slot of now.
 	withAhead = `(u.total + greatest(least(u.ahead, ({rate} - (` + newestSQL + ` + u.total - {row}.slots[4 + {later}])) / 2), 0))`
 )
+
+// TakeGrant is Grant for one row in the portable form, of calls that all reserve or are to
+// be allowed: it waits for its row, makes it if it is not there, and counts with the floor of
+// the change rather than with what the grant needs. That must be what a full row has.
+func (t *Table) TakeGrant(ctx context.Context, q Querier, reserve bool, g *Grant, now *time.Time) (err error) {
+	if g.Ahead <= 0 {
+		g.Taken, err = t.Take(ctx, q, reserve, &g.Change, now)
+		return err
+	}
+	args := append(takeArguments(false, &g.Change, now), g.Ahead)
+	g.Taken, err = t.of(&g.Definition).takeAhead.take(ctx, q, &g.Definition, args, now)
+	return err
+}
 
 // TookAhead is how much a grant, which was taken, took ahead. It is told by what is left.
 func (g *Grant) TookAhead() float64 { return max(0, min(g.Ahead, g.Taken.After.Value)) }
@@ -85,7 +112,7 @@ func (x texts) takingAhead(in func(string) string, t ticks) texts {
 		"u.ahead", "$9::float8",
 	)
 	x.ahead, x.aheadInTurn = grant(freeSQL(passOverSQL)).in(in), grant("").in(in)
-	x.giveBack = newGiveBack(in, t)
+	x.giveBack, x.bringBack = newGiveBack(in, t), in(t.fill(bringBackSQL))
 	return x
 }
 
@@ -166,5 +193,26 @@ func (t *Table) GiveBack(ctx context.Context, q Querier, row decide.Row, d *rate
 		args = []any{row.Name, row.Key.Key, int32(row.Shard), n, int32(d.Slots + 2), taken, end, tick(d), now}
 	}
 	tag, err := q.Exec(ctx, t.of(d).giveBack, args...)
+	return tag.RowsAffected() > 0, err
+}
+
+// bringBackSQL is giveBackSQL in the portable form, with the first parameters of a take. It
+// waits for its row; its clock is read before that, and the row counts with the later of
+// the two instants. A row that is not there is full, and is made so.
+const bringBackSQL = `INSERT INTO {table} AS l (name, key, shard, value, ts)
+VALUES ($1::text, $2::text, $3::int4, $5::float8, {tick})
+ON CONFLICT (name, key, shard) DO UPDATE
+SET value = least(l.value + greatest($4::float8 - {brought refilled}, 0), greatest(l.value, $5::float8))
+WHERE greatest(l.ts, excluded.ts) >= {taken} AND greatest(l.ts, excluded.ts) < {end}
+	AND (l.paused IS NULL OR l.paused <= excluded.ts){ticks agree}`
+
+// BringBack is GiveBack in the portable form.
+func (t *Table) BringBack(ctx context.Context, q Querier, row decide.Row, d *ratelimit.Definition, n float64, taken, end time.Time, now *time.Time) (given bool, err error) {
+	c := decide.Change{Row: row, Definition: *d, Seen: ratelimit.State{TS: taken}} // with its ticks
+	args := append(arguments(&c, n, now), taken, end)
+	if d.Kind == ratelimit.KindTokenBucket {
+		args = append(args, d.Rate, micros(d.Period))
+	}
+	tag, err := q.Exec(ctx, t.of(d).bringBack, args...)
 	return tag.RowsAffected() > 0, err
 }

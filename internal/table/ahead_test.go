@@ -1,11 +1,14 @@
 package table
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"reflect"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
@@ -16,20 +19,40 @@ import (
 // what is left tells which, for each kind and for one row and several.
 func TestTakeAhead(t *testing.T) {
 	db := pgtest.New(t)
-	table, now := New(db.Schema, false), quarterPast
+	now := quarterPast
 	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Minute, Capacity: 20}
 	window := ratelimit.FixedWindow{Name: "window", Rate: 7, Period: time.Minute, Capacity: 20}
 	sliding := ratelimit.SlidingWindow{Name: "sliding", Rate: 20, Period: time.Minute, Slots: 6}
 	random := rand.New(rand.NewPCG(3, 14))
 	halves, wholes := 0, 0
-	for _, limits := range [][]ratelimit.Limit{{bucket}, {window}, {sliding}, {bucket, window}, {bucket, window, sliding}} {
+	plain, portable := New(db.Schema, false), New(db.Schema, true)
+	for _, test := range []struct {
+		table  *Table
+		limits []ratelimit.Limit
+	}{
+		{plain, []ratelimit.Limit{bucket}},
+		{plain, []ratelimit.Limit{window}},
+		{plain, []ratelimit.Limit{sliding}},
+		{plain, []ratelimit.Limit{bucket, window}},
+		{plain, []ratelimit.Limit{bucket, window, sliding}},
+		{portable, []ratelimit.Limit{bucket}},
+		{portable, []ratelimit.Limit{window}},
+	} {
+		table, limits := test.table, test.limits
 		for n := range 60 {
 			grants, before := randomGrants(t, random, limits, 1+n%3)
 			for i := range grants {
 				grants[i].Ahead = float64(random.IntN(8))
 			}
 			putAll(t, db, table, grants, before)
-			if err := table.Grant(t.Context(), db.Pool, grants, &now); err != nil {
+			if table == portable {
+				for i := range grants {
+					grants[i].Seen, grants[i].Over = before[i], now
+					if err := table.TakeGrant(t.Context(), db.Pool, false, &grants[i], &now); err != nil {
+						t.Fatal(err)
+					}
+				}
+			} else if err := table.Grant(t.Context(), db.Pool, grants, &now); err != nil {
 				t.Fatal(err)
 			}
 			for i := range grants {
@@ -64,6 +87,9 @@ func TestTakeAhead(t *testing.T) {
 func TestGiveBack(t *testing.T) {
 	db := pgtest.New(t)
 	table, taken := New(db.Schema, false), quarterPast
+	forms := map[string]func(context.Context, Querier, decide.Row, *ratelimit.Definition, float64, time.Time, time.Time, *time.Time) (bool, error){
+		"plain": table.GiveBack, "portable": New(db.Schema, true).BringBack,
+	}
 	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: time.Second, Capacity: 100}.Definition()
 	window := ratelimit.FixedWindow{Name: "window", Rate: 100, Period: time.Second}.Definition()
 	for _, test := range []struct {
@@ -87,8 +113,8 @@ func TestGiveBack(t *testing.T) {
 		{"a window, just before the end", window, 20, time.Second - time.Microsecond, time.Second, false, true, 30},
 		{"a window that is over", window, 20, time.Second, time.Second, false, false, 10},
 	} {
-		t.Run(test.name, func(t *testing.T) {
-			row := decide.Row{Key: decide.Key{Name: test.definition.Name, Key: test.name}}
+		testEach(t, test.name, forms, func(t *testing.T, form string) {
+			row := decide.Row{Key: decide.Key{Name: test.definition.Name, Key: test.name + form}}
 			g := Grant{Change: decide.Change{Row: row, Definition: test.definition}}
 			state := ratelimit.State{Value: 10, TS: taken}
 			if test.paused {
@@ -96,7 +122,7 @@ func TestGiveBack(t *testing.T) {
 			}
 			putAll(t, db, table, []Grant{g}, []ratelimit.State{state})
 			now := taken.Add(test.after)
-			given, err := table.GiveBack(t.Context(), db.Pool, row, &test.definition, test.count, taken, taken.Add(test.lasts), &now)
+			given, err := forms[form](t.Context(), db.Pool, row, &test.definition, test.count, taken, taken.Add(test.lasts), &now)
 			if err != nil || given != test.given {
 				t.Fatalf("got %v, %v, want %v", given, err, test.given)
 			}
@@ -172,4 +198,36 @@ func TestGiveBackSlots(t *testing.T) {
 			t.Errorf("written %s: given %v, %v, want %v", name, given, err, want)
 		}
 	}
+}
+
+// testEach runs a test once for each form.
+func testEach[F any](t *testing.T, name string, forms map[string]F, test func(t *testing.T, form string)) {
+	t.Helper()
+	for form := range forms {
+		t.Run(form+"/"+name, func(t *testing.T) { test(t, form) })
+	}
+}
+
+// What is brought back to a row that is not there leaves it full.
+func TestBringBackToNoRow(t *testing.T) {
+	db := pgtest.New(t)
+	table, taken := New(db.Schema, true), quarterPast
+	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: time.Second, Capacity: 100}
+	d, call := bucket.Definition(), mustCall(t, bucket.For("k"))
+	if _, err := table.BringBack(t.Context(), db.Pool, call.Asks[0].Rows()[0], &d, 5, taken, taken.Add(time.Second), &taken); err != nil {
+		t.Fatal(err)
+	}
+	view, err := table.Look(t.Context(), db.Pool, new(pgx.Batch), &call, func(*decide.Ask) bool { return true }, &taken)
+	if err != nil || view.States[0][0].Value != 100 {
+		t.Errorf("got %v, %v, want 100", view.States, err)
+	}
+}
+
+func mustCall(t *testing.T, r ratelimit.Request) decide.Call {
+	t.Helper()
+	call, err := decide.New(false, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return call
 }

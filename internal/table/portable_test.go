@@ -27,7 +27,8 @@ import (
 var plainOnly = []string{
 	"deleteListed", "read", "lock", "await", "fill", "write", "writeSlots", "grantMany", "grantWindows", "grantSlotted",
 	"bucketsAhead", "windowsAhead", "bucket.ahead.read", "bucket.ahead.told", "window.ahead.read", "window.ahead.told",
-	"bucket.aheadInTurn.read", "bucket.aheadInTurn.told", "window.aheadInTurn.read", "window.aheadInTurn.told", "bucket.giveBack", "window.giveBack",
+	"bucket.aheadInTurn.read", "bucket.aheadInTurn.told", "window.aheadInTurn.read", "window.aheadInTurn.told", "slottedAhead", "slots.ahead.read", "slots.ahead.told",
+	"slots.aheadInTurn.read", "slots.aheadInTurn.told", "slots.giveBack", "bucket.giveBack", "window.giveBack",
 	"bucket.grant.read", "bucket.grant.told", "window.grant.read", "window.grant.told", "slots.grant.read", "slots.grant.told",
 	"bucket.grantInTurn.read", "bucket.grantInTurn.told", "window.grantInTurn.read", "window.grantInTurn.told", "slots.grantInTurn.read", "slots.grantInTurn.told",
 	"bucket.grantAtMost.read", "bucket.grantAtMost.told", "window.grantAtMost.read", "window.grantAtMost.told", "slots.grantAtMost.read", "slots.grantAtMost.told",
@@ -76,6 +77,7 @@ func TestPortableSQLHasSomethingToJudge(t *testing.T) {
 	for name, want := range map[string]int{
 		"bucket.allow.bare": 6, "bucket.allow.full": 6, "bucket.reserve.full": 6, "window.allow.full": 6, "window.reserve.full": 6,
 		"slots.allow.full": 8, "slots.reserve.full": 8, "slots.give": 5, "putSlots": 4, "renew": 4,
+		"bucket.takeAhead.bare": 6, "bucket.takeAhead.full": 6, "window.takeAhead.full": 6, "bucket.bringBack": 2, "window.bringBack": 2,
 		"bucket.atMost": 6, "window.atMost": 6, "slots.atMost": 8,
 		"bucket.give": 4, "window.give": 4, "put": 3, "reset": 1, "bucket.states": 0, "slots.states": 0,
 	} {

@@ -55,6 +55,8 @@ type texts struct {
 	grant, grantInTurn, grantAtMost clocks
 	ahead, aheadInTurn              clocks
 	giveBack                        string
+	takeAhead                       forms  // in the portable form; nothing of a sliding window
+	bringBack                       string // likewise
 }
 
 // forms are a take that tells the row, when and by which transaction; and, if that is
@@ -72,7 +74,7 @@ func New(schema string, portable bool) *Table {
 	}
 	in := func(sql string) string { return strings.ReplaceAll(sql, "{table}", name.Sanitize()) }
 	bucket := kind{
-		ticks: bucketTicks, allow: allowed(takeSQL, notPausedSQL), reserve: allowed(takeSQL, ""), atMost: allowed(atMostSQL, notPausedSQL),
+		ticks: bucketTicks, allow: allowed(takeSQL, notPausedSQL), reserve: allowed(takeSQL, ""), atMost: allowed(atMostSQL, notPausedSQL), ahead: allowed(takeAheadSQL, notPausedSQL),
 		give: giveSQL, states: statesSQL, grant: newGrant(bucketTicks, grantSQL), grantAtMost: newGrant(bucketTicks, grantAtMostSQL), returned: "value, ts, paused",
 	}
 	window := bucket
@@ -105,6 +107,7 @@ func New(schema string, portable bool) *Table {
 type kind struct {
 	ticks
 	allow, reserve, atMost string // the take
+	ahead                  string // "" of a kind of which nothing is taken ahead
 	give, states           string
 	grant, grantAtMost     func(free string) clocks
 	returned               string // by takes and gives
@@ -120,16 +123,21 @@ func (k kind) texts(in func(string) string, portable bool) texts {
 		}
 		return bare(take) + k.fill(", {at}, xmin::text")
 	}
-	allow := forms{full: full(k.allow)}
-	if portable && k.ticks == bucketTicks {
-		allow.bare = bare(k.allow)
+	both := func(take string) (f forms) {
+		if take != "" {
+			f.full = full(take)
+		}
+		if portable && k.ticks == bucketTicks {
+			f.bare = bare(take)
+		}
+		return f
 	}
 	give := k.fill(k.give) + ", " + nowSQL + ", xmax = 0"
 	if portable {
 		give = "WITH given AS (" + k.fill(k.give) + ")\nSELECT " + k.returned + ", " + nowSQL + ", false FROM given"
 	}
 	return texts{
-		allow: allow, reserve: forms{full: full(k.reserve)},
+		allow: both(k.allow), reserve: forms{full: full(k.reserve)}, takeAhead: both(k.ahead),
 		give: in(give), states: in(k.states), atMost: full(k.atMost),
 		grant: k.grant(freeSQL(passOverSQL)).in(in), grantInTurn: k.grant("").in(in), grantAtMost: k.grantAtMost("").in(in),
 	}
@@ -157,7 +165,8 @@ func (t ticks) fill(sql string) string { return t.parts.Replace(sql) }
 var (
 	bucketTicks = ticks{strings.NewReplacer(
 		"{rate}", "$7::float8", "{period}", "$8::float8", "{floor}", "$9::float8", "{over}", "$10::timestamptz",
-		"{most}", "$7::float8",
+		"{ahead}", "$11::float8", "{most}", "$7::float8",
+		"{taken}", "$7::timestamptz", "{end}", "$8::timestamptz",
 		"{tick}", nowSQL,
 		"{grant tick}", "u.now",
 		"{ticks agree}", "",
@@ -166,10 +175,12 @@ var (
 		"{at}", "least(ts, "+nowSQL+")",
 		"{granted at}", "least(r.ts, {clock})",
 		"{refilled}", "round(date_part('epoch', greatest(r.ts, u.now) - $6::timestamptz) * 1000000) * $8::float8 / $9::float8",
+		"{brought refilled}", "round(date_part('epoch', greatest(l.ts, excluded.ts) - $7::timestamptz) * 1000000) * $9::float8 / $10::float8",
 	)}
 	windowTicks = ticks{strings.NewReplacer(
 		"{rate}", "$9::float8", "{period}", "$10::float8", "{floor}", "$11::float8", "{over}", "$12::timestamptz",
-		"{most}", "$9::float8",
+		"{ahead}", "$13::float8", "{most}", "$9::float8",
+		"{taken}", "$9::timestamptz", "{end}", "$10::timestamptz",
 		"{tick}", "date_bin($7::float8 * interval '1 microsecond', "+nowSQL+", $8::timestamptz)",
 		"{grant tick}", "date_bin(u.tick * interval '1 microsecond', u.now, r.ts)",
 		// A row whose ticks are not those of $8, a fixed window that was paused
@@ -182,6 +193,7 @@ var (
 		"{at}", "least(ts + ($7::float8 - 1) * interval '1 microsecond', "+nowSQL+")",
 		"{granted at}", "least(r.ts + (u.tick - 1) * interval '1 microsecond', {clock})",
 		"{refilled}", "0 * $8::float8",
+		"{brought refilled}", "0",
 	)}
 )
 
