@@ -361,3 +361,24 @@ func TestEscrowGivesBackToALockedRow(t *testing.T) {
 		})
 	}
 }
+
+// What a transaction puts back that outlasts its store is not handed out: the store is closed.
+func TestEscrowPutBackAfterClose(t *testing.T) {
+	for name, limit := range sluggish {
+		t.Run(name, func(t *testing.T) {
+			store, sent, _ := holding(t, pgstore.MaxEscrow)
+			warm(t, store, sent, limit.For("k"))
+			_, err := store.AllowFunc(t.Context(), []ratelimit.Request{limit.For("k")}, func(pgx.Tx, ratelimit.Result) error {
+				store.Close()
+				return errUndone
+			})
+			if !errors.Is(err, errUndone) {
+				t.Fatal(err)
+			}
+			result, err := store.Allow(t.Context(), limit.For("k"))
+			if !errors.Is(err, pgstore.ErrClosed) {
+				t.Errorf("after Close: got %v, %v, want ErrClosed", result.OK, err)
+			}
+		})
+	}
+}
