@@ -96,8 +96,9 @@ type Config struct {
 	// left the transaction as text is believed, even if that was rolled back.
 	//
 	// The verbs with Tx, checks, AllowAtMost, AllowFirst and limits with shards ask the
-	// row. What is taken ahead from a fixed window ends with it. At most some 16,000 keys
-	// are remembered.
+	// row, and with Portable so do sliding windows. What is taken ahead from a fixed window
+	// ends with it, and from a sliding window with the slot in which it counts, to which
+	// what is left goes back. At most some 16,000 keys are remembered.
 	Escrow time.Duration
 
 	// Timeout is how long a decision on its own (the verbs without Tx, but for

@@ -39,8 +39,6 @@ func (b *base) order(g *table.Grant, h *escrow.Holder, hold bool) (o escrow.Orde
 	if o, ok = h.Order(g.Need); !ok || o.Ahead == 0 && !hold {
 		return escrow.Order{}, ok || !hold
 	}
-	lasts := b.config.Escrow
-	o.Ahead *= float64(escrow.Longest(&g.Definition, lasts)) / float64(lasts) // more would end unused
 	g.Ahead, g.Definition.Capacity = o.Ahead, o.Capacity
 	return o, true
 }

@@ -48,11 +48,10 @@ type served struct {
 
 // flood is somebody who takes from all limits, in every form that there is.
 type flood struct {
-	store  *pgstore.Store
-	pool   *pgxpool.Pool
-	schema string
-	clock  func() time.Time
-	tell   func(served)
+	store *pgstore.Store
+	pool  *pgxpool.Pool
+	clock func() time.Time
+	tell  func(served)
 }
 
 // run takes until its time is over, or its context.
@@ -149,7 +148,7 @@ func floodChild(t *testing.T) {
 		_, _ = io.Copy(io.Discard, os.Stdin)
 	}()
 	var mu sync.Mutex
-	f := flood{store: store, pool: pool, schema: os.Getenv(floodSchema), clock: time.Now, tell: func(s served) {
+	f := flood{store: store, pool: pool, clock: time.Now, tell: func(s served) {
 		mu.Lock()
 		defer mu.Unlock()
 		fmt.Printf("granted %d %d %d %d %g\n", s.limit, s.at.UnixMicro(), s.From.UnixMicro(), s.To.UnixMicro(), s.Count)
@@ -501,7 +500,7 @@ func strands(t *testing.T, limit ratelimit.Limit, moves time.Duration, least flo
 	if d.Kind == ratelimit.KindSlidingWindow {
 		rate *= float64(d.Slots) / float64(d.Slots+1)
 	}
-	const settles, lasts = time.Second, 3 * time.Second // after the burst
+	const settles, lasts = time.Second / 2, 2 * time.Second // after the burst
 	var granted atomic.Int64
 	var wg sync.WaitGroup
 	begun := time.Now()
@@ -542,7 +541,7 @@ func TestEscrowRefusesNothingThatIsThere(t *testing.T) {
 			store := newStore(t, pgtest.New(t), withEscrow(floodEscrow))
 			defer store.Close()
 			begun, asked, granted := time.Now(), 0, 0
-			for past := time.Duration(0); past < 3*time.Second; past = time.Since(begun) {
+			for past := time.Duration(0); past < 2*time.Second; past = time.Since(begun) {
 				for ; float64(asked) < 750*past.Seconds(); asked++ {
 					result, err := store.Allow(t.Context(), limit.For("k"))
 					if err != nil {

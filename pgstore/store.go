@@ -50,7 +50,9 @@ func New(pool *pgxpool.Pool, config *Config) (*Store, error) {
 func (s *Store) Close() {
 	if s.usable() == nil {
 		s.work.close()
-		s.giveBack(s.hints.memory.TakeBack())
+		returns := s.hints.memory.TakeBack()
+		s.hints.memory.DropAll() // also what a transaction that goes on puts back later
+		s.giveBack(returns)
 	}
 }
 

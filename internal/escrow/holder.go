@@ -278,7 +278,8 @@ func (h *Holder) Order(need float64) (o Order, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	left := h.live(now)
-	want := h.demand.want(now, h.memory.lasts) - left
+	lasts := h.memory.lasts
+	want := h.demand.want(now, lasts)*float64(Longest(&h.ask.Definition, lasts))/float64(lasts) - left
 	if want < 1 {
 		want = 0
 	}

@@ -32,8 +32,8 @@ func TestTakeAhead(t *testing.T) {
 	}{
 		{plain, []ratelimit.Limit{bucket}},
 		{plain, []ratelimit.Limit{window}},
-		{plain, []ratelimit.Limit{bucket, window}},
 		{plain, []ratelimit.Limit{sliding}},
+		{plain, []ratelimit.Limit{bucket, window}},
 		{plain, []ratelimit.Limit{bucket, window, sliding}},
 		{portable, []ratelimit.Limit{bucket}},
 		{portable, []ratelimit.Limit{window}},
@@ -138,38 +138,6 @@ func TestGiveBack(t *testing.T) {
 	}
 }
 
-// testEach runs a test once for each form.
-func testEach[F any](t *testing.T, name string, forms map[string]F, test func(t *testing.T, form string)) {
-	t.Helper()
-	for form := range forms {
-		t.Run(form+"/"+name, func(t *testing.T) { test(t, form) })
-	}
-}
-
-// What is brought back to a row that is not there leaves it full.
-func TestBringBackToNoRow(t *testing.T) {
-	db := pgtest.New(t)
-	table, taken := New(db.Schema, true), quarterPast
-	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: time.Second, Capacity: 100}
-	d, call := bucket.Definition(), mustCall(t, bucket.For("k"))
-	if _, err := table.BringBack(t.Context(), db.Pool, call.Asks[0].Rows()[0], &d, 5, taken, taken.Add(time.Second), &taken); err != nil {
-		t.Fatal(err)
-	}
-	view, err := table.Look(t.Context(), db.Pool, new(pgx.Batch), &call, func(*decide.Ask) bool { return true }, &taken)
-	if err != nil || view.States[0][0].Value != 100 {
-		t.Errorf("got %v, %v, want 100", view.States, err)
-	}
-}
-
-func mustCall(t *testing.T, r ratelimit.Request) decide.Call {
-	t.Helper()
-	call, err := decide.New(false, r)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return call
-}
-
 // What is given back to a slot of a sliding window is what the algebra gives back, be it
 // that the row is ahead or long past; and nothing to one that another definition has
 // written, or that somebody else has locked.
@@ -230,4 +198,36 @@ func TestGiveBackSlots(t *testing.T) {
 			t.Errorf("written %s: given %v, %v, want %v", name, given, err, want)
 		}
 	}
+}
+
+// testEach runs a test once for each form.
+func testEach[F any](t *testing.T, name string, forms map[string]F, test func(t *testing.T, form string)) {
+	t.Helper()
+	for form := range forms {
+		t.Run(form+"/"+name, func(t *testing.T) { test(t, form) })
+	}
+}
+
+// What is brought back to a row that is not there leaves it full.
+func TestBringBackToNoRow(t *testing.T) {
+	db := pgtest.New(t)
+	table, taken := New(db.Schema, true), quarterPast
+	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: time.Second, Capacity: 100}
+	d, call := bucket.Definition(), mustCall(t, bucket.For("k"))
+	if _, err := table.BringBack(t.Context(), db.Pool, call.Asks[0].Rows()[0], &d, 5, taken, taken.Add(time.Second), &taken); err != nil {
+		t.Fatal(err)
+	}
+	view, err := table.Look(t.Context(), db.Pool, new(pgx.Batch), &call, func(*decide.Ask) bool { return true }, &taken)
+	if err != nil || view.States[0][0].Value != 100 {
+		t.Errorf("got %v, %v, want 100", view.States, err)
+	}
+}
+
+func mustCall(t *testing.T, r ratelimit.Request) decide.Call {
+	t.Helper()
+	call, err := decide.New(false, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return call
 }

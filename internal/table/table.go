@@ -54,8 +54,9 @@ type texts struct {
 	give, states, atMost            string
 	grant, grantInTurn, grantAtMost clocks
 	ahead, aheadInTurn              clocks
-	takeAhead                       forms // nothing of a sliding window
-	giveBack, bringBack             string
+	giveBack                        string
+	takeAhead                       forms  // in the portable form; nothing of a sliding window
+	bringBack                       string // likewise
 }
 
 // forms are a take that tells the row, when and by which transaction; and, if that is
