@@ -317,8 +317,8 @@ func TestEscrowAccounts(t *testing.T) {
 					case <-done:
 						return
 					case <-time.After(10 * time.Millisecond):
-						if n, err := pruner.Prune(t.Context(), scant...); err != nil || n > 0 {
-							t.Errorf("pruned %d, %v", n, err)
+						if _, err := pruner.Prune(t.Context(), scant...); err != nil {
+							t.Error(err)
 						}
 					}
 				}
