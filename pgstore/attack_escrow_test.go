@@ -381,3 +381,24 @@ func TestEscrowPutBackAfterClose(t *testing.T) {
 		})
 	}
 }
+
+// What is told to be there is: the row's and what the process holds, be it granted by the
+// row or from memory.
+func TestEscrowTellsWhatIsThere(t *testing.T) {
+	for name, limit := range sluggish {
+		t.Run(name, func(t *testing.T) {
+			db := pgtest.New(t)
+			store := newStore(t, db, onClock(newClock()), withEscrow(pgstore.MaxEscrow))
+			defer store.Close()
+			for n := range 50 {
+				result, err := store.Allow(t.Context(), limit.For("k"))
+				if err != nil || !result.OK {
+					t.Fatal(err)
+				}
+				if want := limit.Definition().Capacity - float64(n+1); result.Value < want-1 || result.Value > want+1 {
+					t.Errorf("call %d: got %v, want %v", n, result.Value, want)
+				}
+			}
+		})
+	}
+}
