@@ -103,7 +103,7 @@ func (o *own) grantInTurn(ctx context.Context, grants []table.Grant) error {
 // got can be put back if it came with an arrival.
 func (o *own) tellGroup(tickets []*ticket, g *table.Grant, arrival *escrow.Arrival) {
 	changes := []decide.Change{g.Change}
-	change, rest := &changes[0], g.Count
+	change, rest := &changes[0], g.Count+g.TookAhead() // which is this process's, as what others are told counts
 	change.After = g.Taken.After
 	for _, t := range tickets {
 		p := t.Value

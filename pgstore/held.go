@@ -158,6 +158,9 @@ func (o *own) serveHeld(tickets []*ticket) []*ticket {
 
 func (o *own) tellHeld(t *ticket, tokens *escrow.Tokens) {
 	if p := t.Value; p.hold {
+		if tokens.Low {
+			o.refill(tokens.Holder)
+		}
 		p.tokens = *tokens
 	} else {
 		p.result = o.told(p.call.Reserve, tokens)
