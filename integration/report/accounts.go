@@ -110,6 +110,8 @@ func (a *account) total(verb, what string) (n int) {
 const owed = -1000
 
 // seed fills the rows of the limits half, so that giving back never meets a full one.
+// Those of sliding windows have no slots, as after another kind of limit, until a call
+// makes some.
 func (l *lab) seed(ctx context.Context, schema string) error {
 	conn, err := pgx.Connect(ctx, l.server.URL)
 	if err != nil {
@@ -138,6 +140,8 @@ func had(limit string) float64 {
 	switch limit {
 	case tight.Name:
 		return tight.Capacity
+	case narrow.Name:
+		return narrow.Rate
 	case old.Name:
 		return old.Capacity
 	case debt.Name:
@@ -153,6 +157,7 @@ type verdict struct {
 	twice              int     // there more than once
 	resolved           int     // unknown, and there
 	rows, taken        int
+	worst              string // limit and key with the largest difference
 }
 
 // audit compares what was told with what is there.
@@ -214,8 +219,11 @@ func (a *account) compare(ctx context.Context, pool *pgxpool.Pool, schema string
 		if value, ok := values[id]; ok {
 			spent = had(id[0]) - value
 		}
-		v.lost = max(v.lost, spent-m.High-tolerance)
-		v.minted = max(v.minted, m.Low-spent-tolerance)
+		lost, minted := spent-m.High-tolerance, m.Low-spent-tolerance
+		if d := max(lost, minted); d > max(v.lost, v.minted, 0) {
+			v.worst = fmt.Sprintf("%s, key %q: %g gone, told %g to %g", id[0], id[1], spent, m.Low, m.High)
+		}
+		v.lost, v.minted = max(v.lost, lost), max(v.minted, minted)
 		v.taken += int(math.Round(max(spent, 0)))
 		v.rows++
 	}
@@ -232,11 +240,9 @@ func (l *lab) disturb(ctx context.Context, pool *pgxpool.Pool, schema string) (d
 	if err != nil {
 		return d, err
 	}
-	fewer := shards
-	fewer.Shards = 2
 	for ctx.Err() == nil {
 		whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
-		err = l.disturbOnce(whole, pool, store, schema, fewer, &d)
+		err = l.disturbOnce(whole, pool, store, schema, &d)
 		cancel()
 		if err != nil {
 			return d, err
@@ -245,7 +251,7 @@ func (l *lab) disturb(ctx context.Context, pool *pgxpool.Pool, schema string) (d
 	return d, nil
 }
 
-func (l *lab) disturbOnce(ctx context.Context, pool *pgxpool.Pool, store *pgstore.Store, schema string, fewer ratelimit.TokenBucket, d *disturbed) error {
+func (l *lab) disturbOnce(ctx context.Context, pool *pgxpool.Pool, store *pgstore.Store, schema string, d *disturbed) error {
 	d.rounds++
 	aged := make([]string, 40)
 	for i := range aged {
@@ -271,14 +277,22 @@ func (l *lab) disturbOnce(ctx context.Context, pool *pgxpool.Pool, store *pgstor
 	}
 	d.pauses++
 	key := fmt.Sprintf("edited %d", d.rounds%3)
+	edited := []ratelimit.Limit{bucket, sliding}[d.rounds%2]
+	fewer, fewerSlides := shards, slides
+	fewer.Shards, fewerSlides.Shards = 2, 2
 	for what, edit := range map[string]func() error{
-		"take":    func() error { _, err := store.Allow(ctx, shards.ForN(key, 5), bucket.ForN(key, 5)); return err },
-		"pause":   func() error { _, err := store.Pause(ctx, bucket, key, time.Hour); return err },
-		"reshard": func() error { return store.Reshard(ctx, shards, fewer, key) },
-		"back":    func() error { return store.Reshard(ctx, fewer, shards, key) },
-		"credit":  func() error { _, err := store.Credit(ctx, bucket.ForN(key, 3)); return err },
-		"resume":  func() error { return store.Resume(ctx, bucket, key) },
-		"reset":   func() error { return store.Reset(ctx, bucket, key) },
+		"take": func() error {
+			_, err := store.Allow(ctx, shards.ForN(key, 5), slides.ForN(key, 5), edited.ForN(key, 5))
+			return err
+		},
+		"pause":        func() error { _, err := store.Pause(ctx, edited, key, time.Hour); return err },
+		"reshard":      func() error { return store.Reshard(ctx, shards, fewer, key) },
+		"back":         func() error { return store.Reshard(ctx, fewer, shards, key) },
+		"fewer slides": func() error { return store.Reshard(ctx, slides, fewerSlides, key) },
+		"more slides":  func() error { return store.Reshard(ctx, fewerSlides, slides, key) },
+		"credit":       func() error { _, err := store.Credit(ctx, edited.ForN(key, 3)); return err },
+		"resume":       func() error { return store.Resume(ctx, edited, key) },
+		"reset":        func() error { return store.Reset(ctx, edited, key) },
 	} {
 		if err := edit(); err != nil {
 			return fmt.Errorf("%s: %w", what, err)
@@ -339,7 +353,7 @@ func attackAccounts(ctx context.Context, l *lab, c *chapter) error {
 	if err != nil {
 		return err
 	}
-	c.say("%d processes of %d goroutines call all verbs that take and give back, on their own, in transactions at every isolation level, and in the runner with functions that misbehave, for %d limits with two kinds, shards and plans, the connections of each process with another default level; Prune, pauses and edits go on beside.", processes, workers, len(all)+1)
+	c.say("%d processes of %d goroutines call all verbs that take and give back, on their own, in transactions at every isolation level, and in the runner with functions that misbehave, for %d limits of all three kinds, with shards and plans, the connections of each process with another default level; Prune, pauses and edits go on beside.", processes, workers, len(all)+1)
 	c.tell("decisions on their own", "%d", a.own())
 	c.tell("transactions and runs", "%d", len(a.byID))
 	c.tell("limits and keys, tokens gone from them", "%d, %d", v.rows, v.taken)
@@ -402,6 +416,9 @@ func (a *account) unexpected(c *chapter) (n int) {
 func (v *verdict) lines(c *chapter) {
 	c.atMost("most tokens gone from a limit that nobody took", max(v.lost, 0), 0, "")
 	c.atMost("most tokens left in a limit that were taken", max(v.minted, 0), 0, "")
+	if v.worst != "" {
+		c.tell("the largest difference", "%s", v.worst)
+	}
 	c.zero("told OK, and not there", v.missing)
 	c.zero("told an error, and there", v.unwelcome)
 	c.zero("there twice", v.twice)
