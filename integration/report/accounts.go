@@ -142,7 +142,7 @@ func had(limit string) float64 {
 		return tight.Capacity
 	case narrow.Name:
 		return narrow.Rate
-	case old.Name:
+	case old.Name, past.Name:
 		return old.Capacity
 	case debt.Name:
 		return owed
@@ -253,13 +253,15 @@ func (l *lab) disturb(ctx context.Context, pool *pgxpool.Pool, schema string) (d
 
 func (l *lab) disturbOnce(ctx context.Context, pool *pgxpool.Pool, store *pgstore.Store, schema string, d *disturbed) error {
 	d.rounds++
-	aged := make([]string, 40)
-	for i := range aged {
-		aged[i] = oldKey(i - 20)
+	now := make([]string, 40)
+	for i := range now {
+		now[i] = oldKey(i - 20)
 	}
-	if _, err := pool.Exec(ctx, "INSERT INTO "+schema+".rate_limits (name, key, shard, value, ts) SELECT $1::text, k, 0, $2::float8, now() - interval '1 hour' FROM unnest($3::text[]) k ON CONFLICT DO NOTHING",
-		old.Name, old.Capacity, aged); err != nil && outcome(err) != "again" { // it can meet a transaction that has one of them
-		return fmt.Errorf("ageing rows: %w", err)
+	for _, limit := range aged {
+		if _, err := pool.Exec(ctx, "INSERT INTO "+schema+".rate_limits (name, key, shard, value, ts) SELECT $1::text, k, 0, $2::float8, now() - interval '1 hour' FROM unnest($3::text[]) k ON CONFLICT DO NOTHING",
+			ratelimit.NameOf(limit), had(ratelimit.NameOf(limit)), now); err != nil && outcome(err) != "again" { // it can meet a transaction that has one of them
+			return fmt.Errorf("ageing rows: %w", err)
+		}
 	}
 	n, err := store.Prune(ctx, append(slices.Clone(all), debt)...)
 	if err != nil {
@@ -382,6 +384,11 @@ func attackAccounts(ctx context.Context, l *lab, c *chapter) error {
 			c.happened("functions with "+b.name, n)
 		}
 	}
+	var slides int
+	if err := pool.QueryRow(ctx, "SELECT count(*) FROM "+schema+".rate_limits WHERE slots IS NOT NULL").Scan(&slides); err != nil {
+		return err
+	}
+	c.happened("rows of sliding windows that calls made or made anew", slides)
 	c.happened("rows pruned beside", d.pruned)
 	c.happened("edits of other keys beside", d.edits)
 	c.happened("pauses of what is in debt beside", d.pauses)

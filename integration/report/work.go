@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -37,8 +38,11 @@ var (
 	slides  = ratelimit.SlidingWindow{Name: "sliding windows", Rate: much, Period: eon, Slots: 5, Shards: 3}
 	narrow  = ratelimit.SlidingWindow{Name: "narrow window", Rate: 60, Period: eon, MaxReserved: ratelimit.None} // what is ahead is no count
 
+	past    = ratelimit.SlidingWindow{Name: "old window", Rate: 50, Period: eon, MaxReserved: ratelimit.None}
+
+	aged   = []ratelimit.Limit{old, past} // whose keys come and go
 	seeded = []ratelimit.Limit{bucket, window, shards, windows, basic, debt, sliding, slides} // rows that are there from the start
-	all    = []ratelimit.Limit{bucket, window, shards, windows, sliding, slides, basic, premium, tight, narrow, old}
+	all    = []ratelimit.Limit{bucket, window, shards, windows, sliding, slides, basic, premium, tight, narrow, old, past}
 )
 
 const keys = 6
@@ -131,7 +135,7 @@ func (w *worker) request() ratelimit.Request {
 }
 
 func (w *worker) key(limit ratelimit.Limit) string {
-	if ratelimit.NameOf(limit) == old.Name {
+	if slices.Contains(aged, limit) {
 		return oldKey(w.rand.IntN(40) - 20)
 	}
 	return fmt.Sprint(w.rand.IntN(keys))
