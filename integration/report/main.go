@@ -28,7 +28,10 @@ var sections = []section{
 	{"arrivals", "The arrival curve", attackArrivals},
 	{"strangers", "Nobody stalls a stranger", attackStrangers},
 	{"wire", "Faults on the wire", attackWire},
+	{"pooler", "PgBouncer between", attackPooler},
 	{"crash", "Killed servers, connections and clients", attackCrash},
+	{"standby", "A standby promoted", attackPromotion},
+	{"disk", "Full disks, and a server that is read-only", attackDisk},
 	{"limits", "Time-outs, small pools, short connections", attackPools},
 	{"linear", "Linearizability", attackLinear},
 	{"endurance", "Endurance", attackEndurance},
@@ -57,8 +60,12 @@ func exit(err error) {
 	os.Exit(0)
 }
 
-// errAttacked is a report with a figure that must not be.
-var errAttacked = errors.New("a figure is not what it must be")
+var (
+	// errAttacked is a report with a figure that must not be.
+	errAttacked = errors.New("a figure is not what it must be")
+	// errAbsent is a whole report that is not whole. A quick one just says so.
+	errAbsent = errors.New("not all was run, for want of what this machine has not: the report says what")
+)
 
 func run(ctx context.Context) error {
 	var o options
@@ -101,8 +108,11 @@ func run(ctx context.Context) error {
 			return err
 		}
 	}
-	if !r.ok() {
+	switch {
+	case !r.ok():
 		return errAttacked
+	case len(r.absent()) > 0 && !o.quick:
+		return errAbsent
 	}
 	return ctx.Err()
 }

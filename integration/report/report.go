@@ -24,6 +24,7 @@ type chapter struct {
 	about  []string
 	lines  []line
 	failed []string
+	absent []string // what could not be tried on this machine
 }
 
 // line is one figure.
@@ -39,6 +40,11 @@ func (c *chapter) say(format string, args ...any) {
 
 // fail adds a reason for which the section as a whole is not passed.
 func (c *chapter) fail(reason string) { c.failed = append(c.failed, reason) }
+
+// notRun adds an attack that this machine has not what it needs for.
+func (c *chapter) notRun(what string, why error) {
+	c.absent = append(c.absent, fmt.Sprintf("%s (%v)", what, why))
+}
 
 // tell adds a figure that can be any.
 func (c *chapter) tell(what, format string, args ...any) {
@@ -88,6 +94,14 @@ func (r *report) ok() bool {
 	return len(r.chapters) > 0
 }
 
+// absent is what could not be tried.
+func (r *report) absent() (absent []string) {
+	for _, c := range r.chapters {
+		absent = append(absent, c.absent...)
+	}
+	return absent
+}
+
 // markdown is the report as it is printed and kept.
 func (r *report) markdown() string {
 	var b strings.Builder
@@ -100,6 +114,9 @@ func (r *report) markdown() string {
 		fmt.Fprintf(&b, "- %s\n", fact)
 	}
 	b.WriteString("\nEvery figure is counted in that run, the zeros too. A line whose fault did not happen\nfails, and so does the command. [INVARIANTS.md](../INVARIANTS.md) says what is promised;\n`go run ./integration/mutants` plants known faults again and shows which test finds each.\n")
+	if absent := r.absent(); len(absent) > 0 {
+		fmt.Fprintf(&b, "\n**Not run, for want of what this machine has not: %s. As a whole this run is not valid.**\n", strings.Join(absent, "; "))
+	}
 	for _, c := range r.chapters {
 		c.write(&b)
 	}
@@ -114,6 +131,9 @@ func (c *chapter) write(b *strings.Builder) {
 	fmt.Fprintf(b, "It took %d s.\n\n", int(c.took.Seconds()+0.5))
 	for _, reason := range c.failed {
 		fmt.Fprintf(b, "**FAILED: %s**\n\n", reason)
+	}
+	for _, what := range c.absent {
+		fmt.Fprintf(b, "**Not run: %s**\n\n", what)
 	}
 	if len(c.lines) == 0 {
 		return

@@ -8,16 +8,13 @@ import (
 	"maps"
 	"math/rand/v2"
 	"net"
-	"os"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
 	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit/internal/relay"
@@ -70,18 +67,13 @@ func (f *faulty) judge(what string, fates []relay.Fate) relay.Judge {
 
 // attackWire has processes work through a network that loses, cuts and delays.
 func attackWire(ctx context.Context, l *lab, c *chapter) error {
-	config, err := pgx.ParseConfig(l.server.URL)
-	if err != nil {
-		return err
-	}
-	r, err := relay.New(pgconn.NetworkAddress(config.Host, config.Port))
+	r, err := relayTo(l.server.URL)
 	if err != nil {
 		return err
 	}
 	defer r.Close()
 	f := &faulty{rarely: 60, done: map[string]int{}, turns: map[string]int{}}
-	fates := []relay.Fate{relay.Cut, relay.CutWithin, relay.CutAfter, relay.Slow, relay.Silence}
-	r.Interfere(f.judge("request", fates), f.judge("answer", append(fates, relay.Fatal)))
+	f.interfere(r)
 	c.say("Two processes do the work of the accounts through a relay that cuts connections before, within and after requests and answers, has some arrive byte by byte, tells FATAL as a pooler does, or goes silent while new connections work. What a caller was told an error of is counted as perhaps taken; all else is exact.")
 	_, err = l.suffer(ctx, c, []task{
 		{Conns: 8, Workers: 8, Relay: r.Address().String(), Patience: 1500 * time.Millisecond},
@@ -90,11 +82,7 @@ func attackWire(ctx context.Context, l *lab, c *chapter) error {
 	if err != nil {
 		return err
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, what := range slices.Sorted(maps.Keys(f.done)) {
-		c.happened(what, f.done[what])
-	}
+	f.tell(c, "")
 	return nil
 }
 
@@ -235,19 +223,26 @@ func (l *lab) terminate(ctx context.Context) error {
 // has recovered.
 func (l *lab) killBackend(ctx context.Context) error {
 	var pid int
-	var reset, again time.Time
-	const crashes = "SELECT stats_reset FROM pg_stat_bgwriter"
-	if err := l.ask(ctx, crashes, &reset); err != nil {
-		return err
-	}
 	if err := within(ctx, 5*time.Second, "a backend is at work", func() bool {
 		return l.ask(ctx, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND state <> 'idle' AND pid <> pg_backend_pid() LIMIT 1", &pid) == nil
 	}); err != nil {
 		return err
 	}
-	process, err := os.FindProcess(pid)
-	if err == nil {
-		err = process.Kill()
+	return l.crash(ctx, func() (up func() error, err error) {
+		return func() error { return nil }, syscall.Kill(pid, syscall.SIGKILL)
+	})
+}
+
+// crash has the server fall, then what hinders it go, and returns when it has recovered.
+func (l *lab) crash(ctx context.Context, fall func() (up func() error, err error)) error {
+	const crashes = "SELECT stats_reset FROM pg_stat_bgwriter"
+	var reset, again time.Time
+	if err := l.ask(ctx, crashes, &reset); err != nil {
+		return err
+	}
+	up, err := fall()
+	if up != nil {
+		err = errors.Join(err, up())
 	}
 	if err != nil {
 		return err
@@ -259,27 +254,29 @@ func (l *lab) killBackend(ctx context.Context) error {
 
 // attackPools has the server's time-outs strike, and pools that are too small.
 func attackPools(ctx context.Context, l *lab, c *chapter) error {
-	c.say("The work of the accounts on connections whose statement_timeout, lock_timeout and idle_in_transaction_session_timeout strike; then 500 goroutines with a pool of one connection and 500 with a pool of four; then connections that live 30 ms.")
-	a, err := l.suffer(ctx, c, []task{
+	timeouts := []struct{ name, code string }{
+		{"statement_timeout", "57014"}, {"lock_timeout", "55P03"},
+		{"idle_in_transaction_session_timeout", "25P03"}, {"transaction_timeout", "25P04"},
+	}
+	tasks := []task{
 		{Conns: 8, Workers: 8, Params: map[string]string{"statement_timeout": "10ms", "idle_in_transaction_session_timeout": "10ms"}},
 		{Conns: 8, Workers: 12, Params: map[string]string{"lock_timeout": "3ms"}, Isolation: "repeatable read"},
-	}, l.seconds(20, 5), 0, nil)
+		{Conns: 8, Workers: 8, Params: map[string]string{"transaction_timeout": "10ms"}},
+	}
+	var known bool // since PostgreSQL 17
+	if err := l.ask(ctx, "SELECT count(*) > 0 FROM pg_settings WHERE name = 'transaction_timeout'", &known); err != nil {
+		return err
+	}
+	if !known {
+		timeouts, tasks = timeouts[:3], tasks[:2]
+	}
+	c.say("The work of the accounts on connections whose time-outs strike (transaction_timeout is there since PostgreSQL 17); then 500 goroutines with a pool of one connection and 500 with a pool of four; then connections that live 30 ms.")
+	a, err := l.suffer(ctx, c, tasks, l.seconds(20, 5), 0, nil)
 	if err != nil {
 		return err
 	}
-	for _, code := range []string{"57014", "25P03", "55P03"} {
-		n := 0
-		for text, count := range a.faults {
-			if strings.Contains(text, code) {
-				n += count
-			}
-		}
-		for text, count := range a.rolled {
-			if strings.Contains(text, code) {
-				n += count
-			}
-		}
-		c.happened(map[string]string{"57014": "statement time-outs", "25P03": "idle time-outs", "55P03": "lock time-outs"}[code], n)
+	for _, t := range timeouts {
+		c.happened(fmt.Sprintf("told of %s (%s)", t.name, t.code), a.coded(t.code))
 	}
 	for _, conns := range []int32{1, 4} {
 		a, err := l.suffer(ctx, c, []task{{Conns: conns, Workers: 500}}, l.seconds(10, 3), 0, nil)
@@ -293,7 +290,7 @@ func attackPools(ctx context.Context, l *lab, c *chapter) error {
 	if err != nil {
 		return err
 	}
-	c.happened("connections that lived 30 ms", a.connections)
+	c.atLeast("connections that lived 30 ms", float64(a.connections), 50, "")
 	c.zero("errors on them", a.unexpected(c))
 	return nil
 }

@@ -38,9 +38,9 @@ var (
 	slides  = ratelimit.SlidingWindow{Name: "sliding windows", Rate: much, Period: eon, Slots: 5, Shards: 3}
 	narrow  = ratelimit.SlidingWindow{Name: "narrow window", Rate: 60, Period: eon, MaxReserved: ratelimit.None} // what is ahead is no count
 
-	past    = ratelimit.SlidingWindow{Name: "old window", Rate: 50, Period: eon, MaxReserved: ratelimit.None}
+	past = ratelimit.SlidingWindow{Name: "old window", Rate: 50, Period: eon, MaxReserved: ratelimit.None}
 
-	aged   = []ratelimit.Limit{old, past} // whose keys come and go
+	aged   = []ratelimit.Limit{old, past}                                                     // whose keys come and go
 	seeded = []ratelimit.Limit{bucket, window, shards, windows, basic, debt, sliding, slides} // rows that are there from the start
 	all    = []ratelimit.Limit{bucket, window, shards, windows, sliding, slides, basic, premium, tight, narrow, old, past}
 )
