@@ -320,7 +320,7 @@ func attackAccounts(ctx context.Context, l *lab, c *chapter) error {
 	}
 	defer pool.Close()
 	const processes, workers = 3, 8
-	lasts := l.seconds(60, 12)
+	lasts := l.seconds(60, 10)
 	a := newAccount()
 	beside, stop := context.WithCancel(ctx)
 	defer stop()

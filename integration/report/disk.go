@@ -17,14 +17,14 @@ func attackDisk(ctx context.Context, l *lab, c *chapter) error {
 	c.say("Two processes do the work of the accounts, first while default_transaction_read_only goes on and off; then with tables on a small file system that is filled up and emptied again; then with the write-ahead log on such a one, which is the end of the server each time, until there is space again.")
 	rounds := 6
 	if l.quick {
-		rounds = 2
+		rounds = 1
 	}
 	if err := l.readOnly(ctx, c, rounds); err != nil {
 		return err
 	}
 	small, disks, err := l.onSmallDisks(ctx)
 	if errors.Is(err, fs.ErrPermission) || errors.Is(err, errors.ErrUnsupported) {
-		c.notRun("full disks", err)
+		c.notRun("full disks", err.Error())
 		return nil
 	}
 	if err != nil {
@@ -33,7 +33,7 @@ func attackDisk(ctx context.Context, l *lab, c *chapter) error {
 	defer disks.remove()
 	err = small.fullTables(ctx, c, disks, rounds)
 	if err == nil {
-		err = small.fullLog(ctx, c, disks, rounds/2)
+		err = small.fullLog(ctx, c, disks, (rounds+1)/2)
 	}
 	return errors.Join(err, small.close())
 }
@@ -186,7 +186,7 @@ func (l *lab) fullTables(ctx context.Context, c *chapter, d disks, rounds int) e
 
 func (l *lab) fullLog(ctx context.Context, c *chapter, d disks, rounds int) error {
 	fell := 0
-	_, err := l.suffer(ctx, c, two, time.Duration(4*rounds+2)*time.Second, 0, func(ctx context.Context, _ []*child, _ *account) error {
+	_, err := l.suffer(ctx, c, two, time.Duration(4*rounds)*time.Second, 0, func(ctx context.Context, _ []*child, _ *account) error {
 		for range rounds {
 			time.Sleep(time.Second)
 			err := l.crash(ctx, func() (up func() error, err error) {

@@ -3,8 +3,8 @@
 // a report with what it counted, and fails if one figure is not what it must be, or if
 // a fault that it was to live through did not really happen.
 //
-//	go run ./integration/report          # some ten minutes
-//	go run ./integration/report --quick  # some two, as in CI
+//	go run ./integration/report          # some fifteen minutes
+//	go run ./integration/report --quick  # less than three, as in CI
 //	go run ./integration/report --write  # the report into docs/attacks.md as well
 //	go run ./integration/report --only endurance --minutes 20
 //
@@ -19,6 +19,7 @@ import (
 	"os"
 	"os/signal"
 	"regexp"
+	"strings"
 	"time"
 )
 
@@ -83,7 +84,7 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r := report{begun: time.Now(), facts: l.facts(), quick: o.quick}
+	r := report{begun: time.Now(), facts: l.facts(), command: strings.Join(append([]string{"go run ./integration/report"}, os.Args[1:]...), " ")}
 	for _, s := range sections {
 		if !only.MatchString(s.name) {
 			continue

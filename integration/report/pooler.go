@@ -37,7 +37,7 @@ func attackPooler(ctx context.Context, l *lab, c *chapter) error {
 	behind.Host = r.Address().String()
 	bouncer, err := throwaway.PgBouncer(ctx, behind.String(), pooled)
 	if errors.Is(err, exec.ErrNotFound) {
-		c.notRun("PgBouncer between", err)
+		c.notRun("PgBouncer between", "there is no pgbouncer")
 		return nil
 	}
 	if err != nil {

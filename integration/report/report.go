@@ -12,7 +12,7 @@ const document = "docs/attacks.md"
 // report is what all sections found.
 type report struct {
 	begun    time.Time
-	quick    bool
+	command  string
 	facts    []string
 	chapters []*chapter
 }
@@ -42,9 +42,7 @@ func (c *chapter) say(format string, args ...any) {
 func (c *chapter) fail(reason string) { c.failed = append(c.failed, reason) }
 
 // notRun adds an attack that this machine has not what it needs for.
-func (c *chapter) notRun(what string, why error) {
-	c.absent = append(c.absent, fmt.Sprintf("%s (%v)", what, why))
-}
+func (c *chapter) notRun(what, why string) { c.absent = append(c.absent, what+" ("+why+")") }
 
 // tell adds a figure that can be any.
 func (c *chapter) tell(what, format string, args ...any) {
@@ -105,11 +103,7 @@ func (r *report) absent() (absent []string) {
 // markdown is the report as it is printed and kept.
 func (r *report) markdown() string {
 	var b strings.Builder
-	command := "go run ./integration/report"
-	if r.quick {
-		command += " --quick"
-	}
-	fmt.Fprintf(&b, "# What was attacked, and what it found\n\nMade by `%s` on %s:\n\n", command, r.begun.UTC().Format("2006-01-02"))
+	fmt.Fprintf(&b, "# What was attacked, and what it found\n\nMade by `%s` on %s:\n\n", r.command, r.begun.UTC().Format("2006-01-02"))
 	for _, fact := range r.facts {
 		fmt.Fprintf(&b, "- %s\n", fact)
 	}

@@ -27,7 +27,7 @@ func attackPromotion(ctx context.Context, l *lab, c *chapter) error {
 	for range rounds {
 		n, err := l.promoteOnce(ctx, c)
 		if errors.Is(err, exec.ErrNotFound) {
-			c.notRun("a standby promoted", err)
+			c.notRun("a standby promoted", "there is no pg_basebackup")
 			return nil
 		}
 		if err != nil {
@@ -57,7 +57,7 @@ func (l *lab) promoteOnce(ctx context.Context, c *chapter) (after int, err error
 		return 0, err
 	}
 	defer r.Close()
-	lasts := l.seconds(20, 6)
+	lasts := l.seconds(20, 5)
 	before := 0
 	a, err := pair.suffer(ctx, c, []task{
 		{Conns: 8, Workers: 8, Relay: r.Address().String(), Patience: 3 * time.Second},

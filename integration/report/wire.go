@@ -78,7 +78,7 @@ func attackWire(ctx context.Context, l *lab, c *chapter) error {
 	_, err = l.suffer(ctx, c, []task{
 		{Conns: 8, Workers: 8, Relay: r.Address().String(), Patience: 1500 * time.Millisecond},
 		{Conns: 8, Workers: 8, Relay: r.Address().String(), Patience: 1500 * time.Millisecond, Isolation: "serializable"},
-	}, l.seconds(40, 10), 0, nil)
+	}, l.seconds(40, 9), 0, nil)
 	if err != nil {
 		return err
 	}
@@ -271,7 +271,7 @@ func attackPools(ctx context.Context, l *lab, c *chapter) error {
 		timeouts, tasks = timeouts[:3], tasks[:2]
 	}
 	c.say("The work of the accounts on connections whose time-outs strike (transaction_timeout is there since PostgreSQL 17); then 500 goroutines with a pool of one connection and 500 with a pool of four; then connections that live 30 ms.")
-	a, err := l.suffer(ctx, c, tasks, l.seconds(20, 5), 0, nil)
+	a, err := l.suffer(ctx, c, tasks, l.seconds(20, 4), 0, nil)
 	if err != nil {
 		return err
 	}
@@ -279,14 +279,14 @@ func attackPools(ctx context.Context, l *lab, c *chapter) error {
 		c.happened(fmt.Sprintf("told of %s (%s)", t.name, t.code), a.coded(t.code))
 	}
 	for _, conns := range []int32{1, 4} {
-		a, err := l.suffer(ctx, c, []task{{Conns: conns, Workers: 500}}, l.seconds(10, 3), 0, nil)
+		a, err := l.suffer(ctx, c, []task{{Conns: conns, Workers: 500}}, l.seconds(10, 2), 0, nil)
 		if err != nil {
 			return err
 		}
 		c.atLeast(fmt.Sprintf("calls of 500 goroutines with a pool of %d", conns), float64(a.own()+len(a.byID)), 500, "")
 		c.zero("errors among them", a.unexpected(c))
 	}
-	a, err = l.suffer(ctx, c, []task{{Conns: 4, Workers: 16, Lifetime: 30 * time.Millisecond}}, l.seconds(10, 3), 0, nil)
+	a, err = l.suffer(ctx, c, []task{{Conns: 4, Workers: 16, Lifetime: 30 * time.Millisecond}}, l.seconds(10, 2), 0, nil)
 	if err != nil {
 		return err
 	}

@@ -167,7 +167,7 @@ func (i installation) startOn(ctx context.Context, port string, opts Options) (*
 	}
 	if opts.StandbyOf != "" {
 		if _, err := exec.LookPath(filepath.Join(i.dir, "pg_basebackup")); err != nil {
-			return nil, fmt.Errorf("a standby: %w: %w", exec.ErrNotFound, err)
+			return nil, fmt.Errorf("%w: %w", exec.ErrNotFound, err)
 		}
 	}
 	primary, password, err := splitURL(opts.StandbyOf)
