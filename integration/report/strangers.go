@@ -102,7 +102,7 @@ func (l *lab) strangersOnce(ctx context.Context, c *chapter, which string) (rati
 	if err != nil {
 		return nil, err
 	}
-	holding := l.seconds(10, 2)
+	holding := l.seconds(10, 2.5)
 	const rounds = 2
 	var mu sync.Mutex
 	var samples []sample

@@ -51,13 +51,16 @@ func (f *faulty) judge(what string, fates []relay.Fate) relay.Judge {
 	return func(_ int, message []byte) relay.Fate {
 		kind, rarely := "a statement's "+what, f.rarely
 		if bytes.Contains(bytes.ToUpper(message), []byte("COMMIT\x00")) {
-			kind, rarely = "COMMIT's "+what, max(f.rarely/4, 1)
-		}
-		if rand.IntN(rarely) > 0 {
-			return relay.Pass
+			kind, rarely = "COMMIT's "+what, f.rarely/4
 		}
 		f.mu.Lock()
 		defer f.mu.Unlock()
+		if f.turns[kind] < len(fates) { // until each has happened once
+			rarely /= 4
+		}
+		if rand.IntN(max(rarely, 1)) > 0 {
+			return relay.Pass
+		}
 		fate := fates[f.turns[kind]%len(fates)]
 		f.turns[kind]++
 		f.done[harms[fate]+" "+kind]++
@@ -78,7 +81,7 @@ func attackWire(ctx context.Context, l *lab, c *chapter) error {
 	_, err = l.suffer(ctx, c, []task{
 		{Conns: 8, Workers: 8, Relay: r.Address().String(), Patience: 1500 * time.Millisecond},
 		{Conns: 8, Workers: 8, Relay: r.Address().String(), Patience: 1500 * time.Millisecond, Isolation: "serializable"},
-	}, l.seconds(40, 9), 0, nil)
+	}, l.seconds(40, 10), 0, nil)
 	if err != nil {
 		return err
 	}
