@@ -3,12 +3,14 @@
 // a report with what it counted, and fails if one figure is not what it must be, or if
 // a fault that it was to live through did not really happen.
 //
-//	go run ./integration/report          # some fifteen minutes
+//	go run ./integration/report          # half an hour
 //	go run ./integration/report --quick  # less than three, as in CI
 //	go run ./integration/report --write  # the report into docs/attacks.md as well
-//	go run ./integration/report --only endurance --minutes 20
+//	go run ./integration/report --only endurance --minutes 60
 //
-// It starts PostgreSQL servers of its own, with fsync on, and kills them.
+// It starts PostgreSQL servers of its own, with fsync on, and kills them. For all of it,
+// this machine needs PgBouncer, and the right to mount a file system: what it does not have
+// is said to be not run, and then a run that is not quick fails.
 package main
 
 import (
@@ -73,7 +75,7 @@ func run(ctx context.Context) error {
 	flag.BoolVar(&o.quick, "quick", false, "less of everything")
 	flag.BoolVar(&o.write, "write", false, "write the report into "+document+" as well")
 	flag.StringVar(&o.only, "only", "", "the sections whose names match this regular expression")
-	flag.Float64Var(&o.minutes, "minutes", 0, "how long endurance takes; by default 1, with --quick half of one")
+	flag.Float64Var(&o.minutes, "minutes", 0, "how long endurance takes; by default 20, with --quick half of one")
 	flag.StringVar(&o.bin, "bin", "", "the directory of the server programs; by default the newest found")
 	flag.Parse()
 	only, err := regexp.Compile(o.only)
