@@ -45,8 +45,10 @@ var two = []task{
 }
 
 func (l *lab) readOnly(ctx context.Context, c *chapter, rounds int) error {
-	defer l.set(context.WithoutCancel(ctx), "default_transaction_read_only", "off") //nolint:errcheck // as it is by now, unless this failed before
-	a, err := l.suffer(ctx, c, two, time.Duration(rounds+1)*time.Second, 0, func(ctx context.Context, _ []*child, _ *account) error {
+	defer func() { // it is off by now, unless this failed
+		_ = l.set(context.WithoutCancel(ctx), "default_transaction_read_only", "off")
+	}()
+	a, err := l.suffer(ctx, c, two, time.Duration(rounds+1)*time.Second, 0, func(ctx context.Context, _ *suffering) error {
 		for range rounds {
 			time.Sleep(600 * time.Millisecond)
 			if err := l.set(ctx, "default_transaction_read_only", "on"); err != nil {
@@ -162,15 +164,15 @@ func (l *lab) onSmallDisks(ctx context.Context) (small *lab, d disks, err error)
 
 func (l *lab) fullTables(ctx context.Context, c *chapter, d disks, rounds int) error {
 	const full = "53100"
-	a, err := l.suffer(ctx, c, two, time.Duration(3*rounds+2)*time.Second, 0, func(ctx context.Context, _ []*child, a *account) error {
+	a, err := l.suffer(ctx, c, two, time.Duration(3*rounds+2)*time.Second, 0, func(ctx context.Context, s *suffering) error {
 		for range rounds {
 			time.Sleep(500 * time.Millisecond)
 			free, err := fill(d.tables())
 			if err != nil {
 				return err
 			}
-			before := a.coded(full) // it comes when the pages are full that the tables have already
-			err = within(ctx, 10*time.Second, "calls that are told that the disk is full", func() bool { return a.coded(full) > before+100 })
+			before := s.coded(full) // it comes when the pages are full that the tables have already
+			err = within(ctx, 10*time.Second, "calls that are told that the disk is full", func() bool { return s.coded(full) > before+100 })
 			if err := errors.Join(err, free()); err != nil {
 				return err
 			}
@@ -186,7 +188,7 @@ func (l *lab) fullTables(ctx context.Context, c *chapter, d disks, rounds int) e
 
 func (l *lab) fullLog(ctx context.Context, c *chapter, d disks, rounds int) error {
 	fell := 0
-	_, err := l.suffer(ctx, c, two, time.Duration(4*rounds)*time.Second, 0, func(ctx context.Context, _ []*child, _ *account) error {
+	_, err := l.suffer(ctx, c, two, time.Duration(4*rounds)*time.Second, 0, func(ctx context.Context, _ *suffering) error {
 		for range rounds {
 			time.Sleep(time.Second)
 			err := l.crash(ctx, func() (up func() error, err error) {

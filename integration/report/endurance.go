@@ -22,8 +22,8 @@ func attackEndurance(ctx context.Context, l *lab, c *chapter) error {
 	}
 	c.say("Two processes do the work of the accounts for %v, beside Prune and edits, while a snapshot is held for the first half, so that PostgreSQL can throw away no old version of a row, and then released. Keys come and go: those that were taken from stay, so the table grows by rows, and must not by row. All along, the p99 of a call with a key of its own, the table and the processes' heaps, after a collection, are measured, in quarters.", lasts)
 	var w watch
-	_, err := l.suffer(ctx, c, []task{{Conns: 8, Workers: 4}, {Conns: 8, Workers: 4, Isolation: "repeatable read"}}, lasts, 0, func(ctx context.Context, _ []*child, a *account) error {
-		return w.watch(ctx, l, fmt.Sprintf("attack_%d", l.schemas), a, lasts-time.Second)
+	_, err := l.suffer(ctx, c, []task{{Conns: 8, Workers: 4}, {Conns: 8, Workers: 4, Isolation: "repeatable read"}}, lasts, 0, func(ctx context.Context, s *suffering) error {
+		return w.watch(ctx, l, s, lasts-time.Second)
 	})
 	if err != nil {
 		return err
@@ -64,29 +64,25 @@ func (q *quarter) p99() float64 {
 
 func (q *quarter) perRow() float64 { return float64(q.table) / float64(max(q.rows, 1)) }
 
-func (w *watch) watch(ctx context.Context, l *lab, schema string, a *account, lasts time.Duration) error {
-	pool, err := l.pool(ctx, 6)
+func (w *watch) watch(ctx context.Context, l *lab, s *suffering, lasts time.Duration) error {
+	pool, err := l.pool(ctx, 2)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	store, err := pgstore.New(pool, &pgstore.Config{Schema: schema})
+	store, err := pgstore.New(pool, &pgstore.Config{Schema: s.schema})
 	if err != nil {
 		return err
 	}
-	beside, stop := context.WithCancel(ctx)
-	defer stop()
-	disturbing := make(chan error, 1)
-	go func() {
-		var err error
-		w.disturbed, err = l.disturb(beside, pool, schema)
-		disturbing <- err
-	}()
+	stop, err := l.disturb(ctx, s.schema)
+	if err != nil {
+		return err
+	}
 	snapshot, err := pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.RepeatableRead})
 	if err != nil {
 		return err
 	}
-	if _, err := snapshot.Exec(ctx, "SELECT count(*) FROM "+schema+".rate_limits"); err != nil {
+	if _, err := snapshot.Exec(ctx, "SELECT count(*) FROM "+s.schema+".rate_limits"); err != nil {
 		return err
 	}
 	measured := ratelimit.TokenBucket{Name: "measured", Rate: 1e9, Period: time.Second}
@@ -101,10 +97,10 @@ func (w *watch) watch(ctx context.Context, l *lab, schema string, a *account, la
 			q.took = append(q.took, time.Since(at))
 			time.Sleep(5 * time.Millisecond)
 		}
-		if err := pool.QueryRow(ctx, "SELECT pg_total_relation_size('"+schema+".rate_limits'), (SELECT count(*) FROM "+schema+".rate_limits)").Scan(&q.table, &q.rows); err != nil {
+		if err := pool.QueryRow(ctx, "SELECT pg_total_relation_size('"+s.schema+".rate_limits'), (SELECT count(*) FROM "+s.schema+".rate_limits)").Scan(&q.table, &q.rows); err != nil {
 			return err
 		}
-		q.heap = a.largestHeap()
+		q.heap = s.largestHeap()
 		if n == 1 {
 			err := snapshot.QueryRow(ctx, "SELECT age(backend_xmin) FROM pg_stat_activity WHERE pid = pg_backend_pid()").Scan(&w.unseen)
 			if err := errors.Join(err, snapshot.Rollback(ctx)); err != nil {
@@ -112,6 +108,6 @@ func (w *watch) watch(ctx context.Context, l *lab, schema string, a *account, la
 			}
 		}
 	}
-	stop()
-	return <-disturbing
+	w.disturbed, err = stop()
+	return err
 }

@@ -54,7 +54,7 @@ func attackPooler(ctx context.Context, l *lab, c *chapter) error {
 	}
 	lasts := l.seconds(15, 4)
 	var clients, servers int
-	a, err := l.suffer(ctx, c, tasks, lasts, 0, func(ctx context.Context, _ []*child, _ *account) (err error) {
+	a, err := l.suffer(ctx, c, tasks, lasts, 0, func(ctx context.Context, _ *suffering) (err error) {
 		time.Sleep(lasts / 2)
 		clients, servers, err = pools(ctx, bouncer.URL)
 		return err

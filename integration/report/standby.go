@@ -62,7 +62,7 @@ func (l *lab) promoteOnce(ctx context.Context, c *chapter) (after int, err error
 	a, err := pair.suffer(ctx, c, []task{
 		{Conns: 8, Workers: 8, Relay: r.Address().String(), Patience: 3 * time.Second},
 		{Conns: 8, Workers: 8, Relay: r.Address().String(), Patience: 3 * time.Second, Isolation: "serializable"},
-	}, lasts, 0, func(ctx context.Context, _ []*child, a *account) error {
+	}, lasts, 0, func(ctx context.Context, s *suffering) error {
 		time.Sleep(lasts / 3)
 		pid, err := pair.postmaster(ctx)
 		if err != nil {
@@ -76,7 +76,7 @@ func (l *lab) promoteOnce(ctx context.Context, c *chapter) (after int, err error
 		if err := pair.ask(ctx, "SELECT pg_promote()", &done); err != nil || !done {
 			return fmt.Errorf("promoted: %v, %w", done, err)
 		}
-		before = a.granted()
+		before = s.granted()
 		return redirect(r, standby.URL)
 	})
 	if err != nil {

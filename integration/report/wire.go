@@ -89,31 +89,38 @@ func attackWire(ctx context.Context, l *lab, c *chapter) error {
 	return nil
 }
 
+// suffering is what work is under way, and then what came of it.
+type suffering struct {
+	*account
+	schema   string
+	children []*child
+	verdict  verdict
+}
+
 // suffer has processes do the work of the accounts while something is done to them, and
 // compares. Each of killed processes takes what it was not told with it.
-func (l *lab) suffer(ctx context.Context, c *chapter, tasks []task, lasts time.Duration, killed int, harm func(ctx context.Context, children []*child, a *account) error) (*account, error) {
-	schema, err := l.schema(ctx)
-	if err != nil {
+func (l *lab) suffer(ctx context.Context, c *chapter, tasks []task, lasts time.Duration, killed int, harm func(context.Context, *suffering) error) (*suffering, error) {
+	s := &suffering{account: newAccount()}
+	var err error
+	if s.schema, err = l.schema(ctx); err != nil {
 		return nil, err
 	}
-	if err := l.seed(ctx, schema); err != nil {
+	if err := l.seed(ctx, s.schema); err != nil {
 		return nil, err
 	}
-	a := newAccount()
-	var children []*child
 	for n, t := range tasks {
-		t.Job, t.URL, t.Schema, t.Process, t.For, t.Seed = "work", l.server.URL, schema, n+1, lasts, rand.Uint64()
-		child, err := start(ctx, t, a.read)
+		t.Job, t.URL, t.Schema, t.Process, t.For, t.Seed = "work", l.server.URL, s.schema, n+1, lasts, rand.Uint64()
+		child, err := start(ctx, t, s.read)
 		if err != nil {
 			return nil, err
 		}
-		children = append(children, child)
+		s.children = append(s.children, child)
 	}
 	if harm != nil {
-		err = harm(ctx, children, a)
+		err = harm(ctx, s)
 	}
 	gone := 0
-	for _, child := range children {
+	for _, child := range s.children {
 		if <-child.done != nil {
 			gone++
 		}
@@ -124,36 +131,32 @@ func (l *lab) suffer(ctx context.Context, c *chapter, tasks []task, lasts time.D
 	if gone != killed {
 		return nil, fmt.Errorf("%d processes failed, want %d", gone, killed)
 	}
+	slack := 0.0
+	for _, t := range tasks[:killed] {
+		slack += float64(t.Workers) * 9 // three requests for one key, three tokens each
+	}
+	return s, l.compare(ctx, c, s, slack)
+}
+
+// compare compares what is there with what was told, give or take what killed clients had
+// under way.
+func (l *lab) compare(ctx context.Context, c *chapter, s *suffering, slack float64) error {
 	pool, err := l.pool(ctx, 2)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer pool.Close()
 	if err := l.quiet(ctx); err != nil {
-		return nil, err
+		return err
 	}
-	v, err := a.audit(ctx, pool, schema)
-	if err != nil {
-		return nil, err
+	if s.verdict, err = s.audit(ctx, pool, s.schema); err != nil {
+		return err
 	}
-	c.tell("decisions on their own, transactions and runs", "%d, %d", a.own(), len(a.byID))
-	c.tell("tokens gone", "%d", v.taken)
-	if killed > 0 {
-		slack := 0.0
-		for _, t := range tasks[:killed] {
-			slack += float64(t.Workers) * 9 // three requests for one key, three tokens each
-		}
-		c.atMost("most tokens gone from a limit that nobody was told of, with what killed clients had under way", max(v.lost, 0), slack, "")
-		c.atMost("most tokens left in a limit that were taken, in the same way", max(v.minted, 0), slack, "")
-		c.zero("told OK, and not there", v.missing)
-		c.zero("told an error, and there", v.unwelcome)
-		c.zero("there twice", v.twice)
-	} else {
-		v.lines(c)
-	}
-	c.tell("calls that were told an error, or that nobody knows", "%d", a.total("", "error")+a.total("", "unknown"))
-	c.tell("of transactions that nobody knew of: there", "%d of %d", v.resolved, a.total("", "unknown"))
-	return a, nil
+	c.tell("decisions on their own, transactions and runs", "%d, %d", s.own(), len(s.byID))
+	s.verdict.lines(c, slack)
+	c.tell("calls that were told an error, or that nobody knows", "%d", s.total("", "error")+s.total("", "unknown"))
+	c.tell("of transactions that nobody knew of: there", "%d of %d", s.verdict.resolved, s.total("", "unknown"))
+	return nil
 }
 
 // quiet waits until the server has ended what clients left behind: transactions of
@@ -182,9 +185,9 @@ func attackCrash(ctx context.Context, l *lab, c *chapter) error {
 		{Conns: 8, Workers: 8, Patience: 5 * time.Second},
 		{Conns: 8, Workers: 8, Patience: 5 * time.Second, Isolation: "serializable"},
 	}
-	_, err := l.suffer(ctx, c, tasks, l.seconds(45, 12), 1, func(ctx context.Context, children []*child, _ *account) error {
+	_, err := l.suffer(ctx, c, tasks, l.seconds(45, 12), 1, func(ctx context.Context, s *suffering) error {
 		time.Sleep(time.Second)
-		if err := children[0].cmd.Process.Kill(); err != nil {
+		if err := s.children[0].cmd.Process.Kill(); err != nil {
 			return err
 		}
 		done["client process, kill -9"]++
