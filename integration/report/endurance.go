@@ -82,6 +82,7 @@ func (w *watch) watch(ctx context.Context, l *lab, s *suffering, lasts time.Dura
 	if err != nil {
 		return err
 	}
+	defer func() { _ = snapshot.Rollback(context.WithoutCancel(ctx)) }() // closing the pool waits for it
 	if _, err := snapshot.Exec(ctx, "SELECT count(*) FROM "+s.schema+".rate_limits"); err != nil {
 		return err
 	}

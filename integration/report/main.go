@@ -99,6 +99,9 @@ func run(ctx context.Context) error {
 		if err != nil {
 			c.fail(fmt.Sprintf("could not be carried out: %v", err))
 		}
+		for _, reason := range c.reasons() {
+			fmt.Fprintf(os.Stderr, "  FAILED: %s\n", reason)
+		}
 		r.chapters = append(r.chapters, c)
 	}
 	if err := l.close(); err != nil {

@@ -74,18 +74,20 @@ func figure(v float64, unit string) string {
 	return strings.TrimSpace(fmt.Sprintf("%.6g %s", v, unit))
 }
 
-func (c *chapter) ok() bool {
+// reasons are why the section is not passed.
+func (c *chapter) reasons() []string {
+	reasons := c.failed
 	for _, l := range c.lines {
 		if !l.ok {
-			return false
+			reasons = append(reasons, fmt.Sprintf("%s: %s, must be %s", l.what, l.measured, l.must))
 		}
 	}
-	return len(c.failed) == 0
+	return reasons
 }
 
 func (r *report) ok() bool {
 	for _, c := range r.chapters {
-		if !c.ok() {
+		if len(c.reasons()) > 0 {
 			return false
 		}
 	}
