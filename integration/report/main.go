@@ -70,6 +70,17 @@ var (
 	errAbsent = errors.New("not all was run, for want of what this machine has not: the report says what")
 )
 
+// command is what this was called with, but for where the report goes.
+func command() string {
+	words := []string{"go run ./integration/report"}
+	for _, word := range os.Args[1:] {
+		if strings.TrimLeft(word, "-") != "write" {
+			words = append(words, word)
+		}
+	}
+	return strings.Join(words, " ")
+}
+
 func run(ctx context.Context) error {
 	var o options
 	flag.BoolVar(&o.quick, "quick", false, "less of everything")
@@ -86,7 +97,7 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r := report{begun: time.Now(), facts: l.facts(), command: strings.Join(append([]string{"go run ./integration/report"}, os.Args[1:]...), " ")}
+	r := report{begun: time.Now(), facts: l.facts(), command: command()}
 	for _, s := range sections {
 		if !only.MatchString(s.name) {
 			continue
