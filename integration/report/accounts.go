@@ -106,6 +106,27 @@ func (a *account) total(verb, what string) (n int) {
 	return n
 }
 
+// coded counts what was told with an SQLSTATE.
+func (a *account) coded(code string) (n int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, texts := range []map[string]int{a.faults, a.rolled} {
+		for text, count := range texts {
+			if strings.Contains(text, "SQLSTATE "+code) {
+				n += count
+			}
+		}
+	}
+	return n
+}
+
+// granted counts what was told OK.
+func (a *account) granted() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.total("", "ok")
+}
+
 // owed is the debt that a limit begins with: a pause takes what is there, but no debt.
 const owed = -1000
 

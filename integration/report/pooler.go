@@ -4,17 +4,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/url"
 	"os/exec"
 	"slices"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgratelimit/ratelimit/internal/relay"
 	"github.com/pgratelimit/ratelimit/internal/throwaway"
 )
 
@@ -116,40 +113,4 @@ func pools(ctx context.Context, through string) (clients, servers int, err error
 		}
 	}
 	return clients, servers, nil
-}
-
-// interfere has a relay do all kinds of harm.
-func (f *faulty) interfere(r *relay.Relay) {
-	fates := []relay.Fate{relay.Cut, relay.CutWithin, relay.CutAfter, relay.Slow, relay.Silence}
-	r.Interfere(f.judge("request", fates), f.judge("answer", append(fates, relay.Fatal)))
-}
-
-// tell tells of each kind of harm how often it was done.
-func (f *faulty) tell(c *chapter, where string) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, what := range slices.Sorted(maps.Keys(f.done)) {
-		c.happened(where+what, f.done[what])
-	}
-}
-
-// coded counts what was told with an SQLSTATE.
-func (a *account) coded(code string) (n int) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	for _, texts := range []map[string]int{a.faults, a.rolled} {
-		for text, count := range texts {
-			if strings.Contains(text, "SQLSTATE "+code) {
-				n += count
-			}
-		}
-	}
-	return n
-}
-
-// granted counts what was told OK.
-func (a *account) granted() int {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.total("", "ok")
 }

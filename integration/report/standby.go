@@ -8,10 +8,6 @@ import (
 	"syscall"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
-
-	"github.com/pgratelimit/ratelimit/internal/relay"
 	"github.com/pgratelimit/ratelimit/internal/throwaway"
 )
 
@@ -110,22 +106,4 @@ func (l *lab) withStandby(ctx context.Context) (pair *lab, standby *throwaway.Se
 		return nil, nil, errors.Join(err, standby.Close(), primary.Close())
 	}
 	return pair, standby, nil
-}
-
-// relayTo is a relay to the server with a URL.
-func relayTo(url string) (*relay.Relay, error) {
-	config, err := pgx.ParseConfig(url)
-	if err != nil {
-		return nil, err
-	}
-	return relay.New(pgconn.NetworkAddress(config.Host, config.Port))
-}
-
-func redirect(r *relay.Relay, url string) error {
-	config, err := pgx.ParseConfig(url)
-	if err != nil {
-		return err
-	}
-	r.Redirect(pgconn.NetworkAddress(config.Host, config.Port))
-	return nil
 }
