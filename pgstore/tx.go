@@ -405,8 +405,9 @@ func (t *try) sharded(i int) bool { return t.call.Asks[t.changes[i].Ask].Sharded
 // saved reports whether a change is made behind the savepoint.
 func (t *try) saved(i int) bool { return t.behind || t.base.config.Portable || t.sharded(i) }
 
-// granted reports whether all was taken, and what one sliding window's shards gave in one
-// slot: another call may have moved a shard on, to a slot that has begun since it was seen.
+// granted reports whether all was taken.
+// What one sliding window's shards gave must be in one slot, too: another call may have
+// moved a shard on, to a slot that has begun since it was seen.
 func (t *try) granted() bool {
 	for i := range t.taken {
 		if !t.taken[i].OK {
