@@ -40,7 +40,7 @@ func (b *base) retry(ctx context.Context, attempt func() error) error {
 			forgotten++
 			continue
 		}
-		if !retriable(err) || errors.Is(err, ErrOutcomeUnknown) {
+		if !retriable(err) || isDone(err) {
 			if last != nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)) {
 				return fmt.Errorf("pgstore: gave up after %d attempts: %w: %w", n, err, last)
 			}
@@ -64,7 +64,15 @@ func (b *base) retry(ctx context.Context, attempt func() error) error {
 // isForgotten reports whether the server did nothing, since the connection does not
 // have a statement any more that pgx had prepared.
 func isForgotten(err error) bool {
-	return code(err) == "26000" && !errors.Is(err, ErrOutcomeUnknown) // invalid_sql_statement_name
+	return code(err) == "26000" && !isDone(err) // invalid_sql_statement_name
+}
+
+// errCommitted is a function that failed after it had committed.
+var errCommitted = errors.New("pgstore: the function committed the transaction itself, so it is not run again")
+
+// isDone reports whether what was attempted is there, or may be.
+func isDone(err error) bool {
+	return errors.Is(err, ErrOutcomeUnknown) || errors.Is(err, errCommitted)
 }
 
 // sleep returns after a pause, or with ctx's error when that is over first.

@@ -102,21 +102,28 @@ type attempt struct {
 	life   string // of the server, as far as it could be read
 	result ratelimit.Result
 	taken  try
+	failed bool // the function returned an error
 }
 
 // run takes, runs the function, and commits. It tells no error if and only if the
-// server has said that the transaction is committed.
+// function did not, and the server has said that the transaction is committed.
 func (a *attempt) run(ctx context.Context) error {
 	lost, err := a.transact(ctx)
-	if lost {
-		return a.resolve(ctx, err)
+	if !lost {
+		return err
 	}
-	return err
+	if rolledBack := a.resolve(ctx, err); rolledBack != nil {
+		return rolledBack
+	}
+	if a.failed {
+		return fmt.Errorf("%w: %w", errCommitted, err)
+	}
+	return nil
 }
 
 // transact runs the transaction on a connection of its own, which it has given back
-// then, or a pool of one would have no other to ask on. A COMMIT is lost when it was
-// sent, and the server did not answer.
+// then, or a pool of one would have no other to ask on. A transaction is lost if what
+// became of it is known to nobody here, since its connection is closed.
 func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 	conn, err := a.base.pool.Acquire(ctx)
 	if err != nil {
@@ -137,7 +144,8 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 		return false, err
 	}
 	if err := a.do(tx, a.result); err != nil {
-		return false, err
+		a.failed = true
+		return a.again(ctx, tx, err)
 	}
 	if a.conn.Conn().IsClosed() {
 		return false, fmt.Errorf("pgstore: the connection was lost before commit: %w", pgx.ErrTxClosed)
@@ -149,25 +157,59 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 	if err == nil {
 		return false, nil
 	}
-	lost = a.conn.Conn().IsClosed() && !answered(err)
-	return lost, a.base.fault("commit", err)
+	if err = a.base.fault("commit", err); a.conn.Conn().IsClosed() && !answered(err) {
+		return true, err
+	}
+	return a.again(ctx, tx, err)
+}
+
+// again is what transact returns for an error of the function or of COMMIT. One that
+// asks for another attempt does so in vain if the function has committed the take
+// itself, whatever it has begun since: then its work would be done twice.
+func (a *attempt) again(ctx context.Context, tx pgx.Tx, err error) (lost bool, _ error) {
+	if !retriable(err) && !isForgotten(err) {
+		return false, err
+	}
+	if a.conn.Conn().PgConn().TxStatus() != 'I' {
+		end(ctx, tx)
+	}
+	if a.conn.Conn().IsClosed() {
+		return true, err
+	}
+	committed, unknown := a.committed(ctx)
+	switch {
+	case unknown != nil:
+		return false, fmt.Errorf("%w: %w", unknown, err)
+	case committed:
+		return false, fmt.Errorf("%w: %w", errCommitted, err)
+	}
+	return false, err
 }
 
 // ended is the error of a function that has ended the transaction itself: none if
 // that was committed.
 func (a *attempt) ended(ctx context.Context) error {
+	committed, err := a.committed(ctx)
+	if err == nil && !committed {
+		err = fmt.Errorf("pgstore: the function rolled the transaction back itself: %w", pgx.ErrTxClosed)
+	}
+	return err
+}
+
+// committed reports, on the connection of a transaction that is over, whether it was
+// committed, also when ctx is over.
+func (a *attempt) committed(ctx context.Context) (bool, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTime)
+	defer cancel()
 	ask := func() (string, error) { return table.Outcome(ctx, a.conn, a.taken.taken[0].Xid, true) }
 	became, err := ask()
 	if isForgotten(err) { // pgx prepares it again
 		became, err = ask()
 	}
-	switch {
-	case err != nil:
-		return fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
-	case became == table.Committed:
-		return nil
+	if err != nil {
+		return false, fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
 	}
-	return fmt.Errorf("pgstore: the function rolled the transaction back itself: %w", pgx.ErrTxClosed)
+	return became == table.Committed, nil
 }
 
 // begin begins a transaction that has taken what the call asks, in one round trip if

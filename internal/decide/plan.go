@@ -301,8 +301,8 @@ func outweighs(s, t ratelimit.Status) bool {
 	if s.OK != t.OK {
 		return t.OK
 	}
-	if s.RetryAfter != t.RetryAfter {
-		return s.RetryAfter > t.RetryAfter
+	if (s.RetryAfter > 0 || t.RetryAfter > 0) && !s.RetryAt.Equal(t.RetryAt) {
+		return s.RetryAt.After(t.RetryAt)
 	}
 	return s.Remaining < t.Remaining
 }
@@ -311,19 +311,32 @@ func outweighs(s, t ratelimit.Status) bool {
 // behind.
 func (a *Ask) taken(after ratelimit.State, now time.Time) ratelimit.Status {
 	d := &a.Definition
-	settled := d.Settle(after, now)
-	return a.status(true, holdingOf(d, settled, now), now, d.Due(settled, now, a.Count))
+	at, due := a.counts(d, after, now)
+	return a.status(true, holdingOf(d, d.Settle(after, at), at), at, due)
 }
 
 // takenAmong is the status of a when changes were made to its shards, which are
 // in states since.
 func (a *Ask) takenAmong(states []ratelimit.State, changes []Change, now time.Time) ratelimit.Status {
-	at := now
+	var at, due time.Time
 	for i := range changes {
-		d := &changes[i].Definition
-		at = latest(at, d.Due(d.Settle(changes[i].After, now), now, a.Count))
+		counted, ready := a.counts(&changes[i].Definition, changes[i].After, now)
+		at, due = latest(at, counted), latest(due, ready)
 	}
-	return a.statusAmong(true, states, now, at)
+	return a.statusAmong(true, states, at, latest(at, due))
+}
+
+// counts is when a taking of a at now that left after behind is told, and when it is due.
+// At once, it is told at the instant at which it counts, so that what callers are told
+// keeps to the limit. What is due later counts then, and the wait for that is from now,
+// by the one clock of all rows, however far the clock has gone back.
+func (a *Ask) counts(d *ratelimit.Definition, after ratelimit.State, now time.Time) (at, due time.Time) {
+	at = d.Charged(after, now)
+	due = d.Due(d.Settle(after, at), at, a.Count)
+	if at.After(now) && (due.After(at) || after.Paused.After(now)) {
+		at = now
+	}
+	return at, due
 }
 
 // found is the status of a against the states of its shards, with nothing taken.

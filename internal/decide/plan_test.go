@@ -217,8 +217,8 @@ func TestInDebt(t *testing.T) {
 	}
 }
 
-// A debt can be paid by the time that the store reads the clock, if the row was
-// waited for.
+// Another row of the call was waited for, until a debt was paid. That is told as of when
+// it was made.
 func TestGrantedAfterWaiting(t *testing.T) {
 	now := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
 	call, err := decide.New(true, TokenBucket{Name: "l", Rate: 1, Period: time.Second}.For("k"))
@@ -228,8 +228,8 @@ func TestGrantedAfterWaiting(t *testing.T) {
 	changes := []decide.Change{call.Asks[0].Change(0, 0, 1)}
 	changes[0].After = row(-1, now.Add(-3*time.Second))
 	got := call.Granted(changes, decide.View{At: now})
-	if !got.OK || got.RetryAfter != 0 || !got.RetryAt.Equal(now) {
-		t.Errorf("got OK %v, RetryAfter %v, RetryAt %v, want no wait from %v on", got.OK, got.RetryAfter, got.RetryAt, now)
+	if want := now.Add(-3 * time.Second); !got.OK || !got.At.Equal(want) || got.RetryAfter != time.Second || !got.RetryAt.Equal(want.Add(time.Second)) {
+		t.Errorf("got OK %v at %v, RetryAfter %v, RetryAt %v, want it at %v, and a wait of 1s from then on", got.OK, got.At, got.RetryAfter, got.RetryAt, want)
 	}
 }
 
