@@ -104,7 +104,7 @@ func attackArrivals(ctx context.Context, l *lab, c *chapter) error {
 	if err != nil {
 		return err
 	}
-	c.say("Three processes take from each limit in every form, while rows are kept locked and processes stand still (SIGSTOP). For every stretch between two grants, wherever it begins and however long it is, the tokens granted are divided by what the limit promises for it; told is the largest share. A second run has one process whose clock, which then decides, is set forward and back; while it is behind a row, that row's instant counts.")
+	c.say("Three processes take from each limit in every form, while rows are kept locked and processes stand still (SIGSTOP). For every stretch between two grants, wherever it begins and however long it is, the tokens granted are divided by what the limit promises for it; told is the largest share. A second run has one process whose clock, which then decides, is set forward and back.")
 	events := make([][]curve.Event, len(arrivals))
 	var mu sync.Mutex
 	read := func(line []byte) error {
@@ -191,8 +191,7 @@ func (l *lab) stall(ctx context.Context, schema string, children []*child, lasts
 	return stalls, holds, nil
 }
 
-// stepClock takes from the limits by a clock that is set forward and back. While it is
-// behind a row, the row's instant counts, which is when its tokens came in.
+// stepClock takes from the limits by a clock that is set forward and back.
 func (l *lab) stepClock(ctx context.Context, c *chapter) error {
 	schema, err := l.schema(ctx)
 	if err != nil {
@@ -203,7 +202,7 @@ func (l *lab) stepClock(ctx context.Context, c *chapter) error {
 		return err
 	}
 	defer pool.Close()
-	s := stepped{pool: pool, events: make([][]curve.Event, len(arrivals)), rows: make([]time.Time, len(arrivals))}
+	s := stepped{pool: pool, events: make([][]curve.Event, len(arrivals))}
 	s.store, err = pgstore.New(pool, &pgstore.Config{Schema: schema, Clock: func() time.Time {
 		return time.Now().Add(time.Duration(s.offset.Load()))
 	}})
@@ -224,21 +223,21 @@ func (l *lab) stepClock(ctx context.Context, c *chapter) error {
 		}
 	}
 	forward, back := 0, 0
-	for ctx.Err() == nil && err == nil {
+	for ctx.Err() == nil {
 		step := time.Duration(rand.IntN(400)-200) * time.Millisecond
 		if step > 0 {
 			forward++
 		} else {
 			back++
 		}
-		err = s.set(context.WithoutCancel(ctx), schema, step)
+		s.set(step)
 		time.Sleep(50 * time.Millisecond)
 	}
 	group.Wait()
 	judge(c, ", clock set", s.events, 0.5)
 	c.happened("clock set forward by up to 200 ms", forward)
 	c.happened("clock set back by up to 200 ms", back)
-	return errors.Join(append(errs, err)...)
+	return errors.Join(errs...)
 }
 
 // stepped takes by a clock that somebody sets when no call is under way.
@@ -248,23 +247,15 @@ type stepped struct {
 	offset atomic.Int64
 
 	setting sync.RWMutex
-	rows    []time.Time // the instants of the rows when the clock was last set
 
 	mu     sync.Mutex
 	events [][]curve.Event
 }
 
-func (s *stepped) set(ctx context.Context, schema string, step time.Duration) error {
+func (s *stepped) set(step time.Duration) {
 	s.setting.Lock()
 	defer s.setting.Unlock()
-	for i, a := range arrivals {
-		err := s.pool.QueryRow(ctx, "SELECT max(ts) FROM "+schema+".rate_limits WHERE name = $1 HAVING count(*) > 0", ratelimit.NameOf(a.limit)).Scan(&s.rows[i])
-		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
-			return err
-		}
-	}
 	s.offset.Add(int64(step))
-	return nil
 }
 
 func (s *stepped) takeOnce(limit int) error {
@@ -273,9 +264,6 @@ func (s *stepped) takeOnce(limit int) error {
 	a, _, err := arriveAt(rand.New(rand.NewPCG(rand.Uint64(), 0)), s.pool, s.store, limit)
 	if err != nil || a.Count == 0 {
 		return err
-	}
-	if row := s.rows[limit]; row.After(a.At) {
-		a.At = row
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
