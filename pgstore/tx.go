@@ -205,9 +205,6 @@ func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (r
 			b.hints.shards.refused(call, view.At)
 			return call.Refused(view), nil
 		}
-		if err := b.renew(ctx, tx, changes, view.At); err != nil {
-			return ratelimit.Result{}, b.fault("renew", err)
-		}
 		look, undo = all, &pgx.Batch{}
 	}
 }
@@ -244,9 +241,13 @@ func (b *base) takeFirst(ctx context.Context, tx pgx.Tx, call *decide.Call) (rat
 		}
 		if t.granted() {
 			result = t.result(tx)
-		}
-		for i := range changes {
-			delete(made, changes[i].Row)
+			for i := range changes {
+				delete(made, changes[i].Row)
+			}
+		} else if _, undo := t.undo(); undo.Len() > 0 {
+			if err := tx.SendBatch(ctx, undo).Close(); err != nil {
+				return ratelimit.Result{}, b.fault("undo", err)
+			}
 		}
 	}
 	if err := b.removeAll(ctx, tx, made); err != nil {
@@ -357,7 +358,8 @@ func upTo(n int) []int {
 // and at another time. The rows that were asked stay locked, as one that
 // is asked alone does. A shard that was asked in vain must not: two transactions that
 // go on to each other's would deadlock. So shards are behind a savepoint, after all
-// else. In the portable form all rows are: that does not tell which rows a take made.
+// else; and a row that has to be written anew is so when it is its turn. In the portable
+// form all rows are: that does not tell which rows a take made.
 type try struct {
 	base    *base
 	call    *decide.Call
@@ -377,6 +379,11 @@ func (t *try) send(ctx context.Context, q table.Querier) error {
 		if t.saved(i) && (i == 0 || !t.saved(i-1)) {
 			batch.Queue("SAVEPOINT " + savepoint)
 		}
+		if c := &t.changes[i]; !c.Over.IsZero() && !c.Definition.Plain(c.Seen) {
+			as := c.Definition.Settle(c.Seen, c.Over)
+			t.base.table.QueueRenew(&batch, c.Row, c.Seen, as)
+			c.Seen = as
+		}
 		if !t.saved(i) {
 			t.base.table.QueueGive(&batch, &t.changes[i], 0, 0, now, &t.before[i])
 		}
@@ -391,14 +398,21 @@ func (t *try) sharded(i int) bool { return t.call.Asks[t.changes[i].Ask].Sharded
 func (t *try) saved(i int) bool { return t.behind || t.base.config.Portable || t.sharded(i) }
 
 // granted reports whether all was taken.
+// What one sliding window's shards gave must be in one slot, too: another call may have
+// moved a shard on, to a slot that has begun since it was seen.
 func (t *try) granted() bool {
 	for i := range t.taken {
 		if !t.taken[i].OK {
 			return false
 		}
+		if i > 0 && t.changes[i].Ask == t.changes[i-1].Ask && t.slot(i) != t.slot(i-1) {
+			return false
+		}
 	}
 	return true
 }
+
+func (t *try) slot(i int) int64 { return t.changes[i].Definition.Slot(t.taken[i].After) }
 
 // at is the instant by which all was decided.
 func (t *try) at() (at time.Time) {

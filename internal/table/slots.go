@@ -263,12 +263,21 @@ WHERE name = $1::text AND key = $2::text AND shard = $3::int4 AND ts = $7::times
 // Renew writes a sliding window's row, which means the same afterwards, as its
 // definition does, unless it has changed since it was seen.
 func (t *Table) Renew(ctx context.Context, q Querier, row decide.Row, seen, as ratelimit.State) error {
+	_, err := q.Exec(ctx, t.renew, renewArguments(row, seen, as)...)
+	return err
+}
+
+// QueueRenew puts a Renew into a batch.
+func (t *Table) QueueRenew(batch *pgx.Batch, row decide.Row, seen, as ratelimit.State) {
+	batch.Queue(t.renew, renewArguments(row, seen, as)...)
+}
+
+func renewArguments(row decide.Row, seen, as ratelimit.State) []any {
 	var newest *float64
 	if seen.Slots != nil {
 		newest = &seen.Slots.Totals[len(seen.Slots.Totals)-1]
 	}
-	_, err := q.Exec(ctx, t.renew, row.Name, row.Key.Key, int32(row.Shard), as.Value, as.TS, as.Slots.Numbers(as.Value), seen.TS, seen.Value, newest)
-	return err
+	return []any{row.Name, row.Key.Key, int32(row.Shard), as.Value, as.TS, as.Slots.Numbers(as.Value), seen.TS, seen.Value, newest}
 }
 
 // slotsText is the array of a state's slots as PostgreSQL reads it, nil without any.

@@ -130,6 +130,9 @@ func (t *Table) takes(reserve bool, c *decide.Change) *forms {
 }
 
 func takeArguments(reserve bool, c *decide.Change, now *time.Time) []any {
+	if !c.At.IsZero() {
+		now = &c.At
+	}
 	if c.Definition.Kind == ratelimit.KindSlidingWindow {
 		return append(arguments(c, c.Count, now), slotArguments(reserve, c)...)
 	}
