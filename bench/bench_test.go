@@ -72,7 +72,7 @@ func TestWindows(t *testing.T) {
 // TestEveryImplementation has each decide something. Without Redis there is a
 // message instead of its rows.
 func TestEveryImplementation(t *testing.T) {
-	o := tiny(`^(granted-one-key|tx-one-key)/4/|^refused-one-key/4/|^over-grant|^churn-one-key/.*combined|^locked-row`)
+	o := tiny(`^(granted-one-key|tx-one-key)/4/|^granted-10k-keys/4/UPDATE of many|^refused-one-key/4/|^over-grant|^churn-one-key/.*combined|^locked-row`)
 	o.plotFile = filepath.Join(t.TempDir(), "plot.svg")
 	stdout, stderr, entries := measureTiny(t, o)
 
@@ -118,7 +118,7 @@ func wellFormed(file string) error {
 }
 
 func TestWithoutRedis(t *testing.T) {
-	o := tiny(`^granted-one-key/1/(ours, combined|Redis Lua)`)
+	o := tiny(`^granted-one-key/1/(ours, combined$|Redis Lua)`)
 	o.redisServer = "no-such-redis-server"
 	stdout, stderr, entries := measureTiny(t, o)
 	if want := "apt-get install redis-server"; !strings.Contains(stderr, want) {
@@ -323,6 +323,20 @@ func TestFormats(t *testing.T) {
 	for _, tt := range tests {
 		if tt.got != tt.want {
 			t.Errorf("got %q, want %q", tt.got, tt.want)
+		}
+	}
+}
+
+// TestReplaceSection: what is between the lines changes, and nothing else.
+func TestReplaceSection(t *testing.T) {
+	const page = "a\n<!-- bench: run -->\nold\n<!-- end -->\nb\n<!-- end -->\n"
+	got, err := replaceSection(page, "run", "new\n")
+	if want := "a\n<!-- bench: run -->\nnew\n<!-- end -->\nb\n<!-- end -->\n"; err != nil || got != want {
+		t.Errorf("got %q, %v, want %q", got, err, want)
+	}
+	for _, bad := range []string{"", "<!-- bench: run -->\n", "<!-- end -->\n"} {
+		if got, err := replaceSection(bad, "run", "new\n"); err == nil {
+			t.Errorf("%q: got %q and no error", bad, got)
 		}
 	}
 }

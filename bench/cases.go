@@ -134,7 +134,7 @@ type contender struct {
 }
 
 // empty asks once for every key, if they are to have nothing: it takes what is
-// there, as these limits have a capacity of one, or has a refusal remembered.
+// there, as these limits have a capacity of one, or has it remembered that there is nothing.
 func (c contender) empty(ctx context.Context, w workload) error {
 	if !w.empty {
 		return nil
