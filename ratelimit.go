@@ -19,9 +19,10 @@ type Status struct {
 	// times in one call has one Status, with the counts added up.
 	Request Request
 
-	// At is the instant of the decision, on the clock that decided: the
-	// database's. When the row was waited for it can be earlier than the answer,
-	// and RetryAfter is counted from it.
+	// At is the instant of the decision, on the clock that decided: the database's.
+	// RetryAfter is counted from it. What was granted at once counts then, and by that
+	// the limit is kept: so when the row was waited for it can be earlier than the
+	// answer, and after the clock went back, later than what the clock says.
 	At time.Time
 
 	// OK is true when the tokens were taken, or for a check could be.

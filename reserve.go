@@ -200,6 +200,20 @@ func (d Definition) Due(s State, now time.Time, n float64) time.Time {
 	return due
 }
 
+// Charged is when a taking at now counts that left s behind: now, but within the tick
+// of s. That one begins later if the clock went back or another call was decided by a
+// later instant, and is over if now is that of another row which had to be waited for.
+func (d Definition) Charged(s State, now time.Time) time.Time {
+	last := s.TS.Add(time.Duration(d.tick()-1) * time.Microsecond)
+	switch {
+	case now.Before(s.TS):
+		return s.TS
+	case now.After(last):
+		return last
+	}
+	return now
+}
+
 // Missing is the most that a credit gives back to s, which is settled.
 func (d Definition) Missing(s State) float64 {
 	if d.Kind == KindSlidingWindow {

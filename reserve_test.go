@@ -125,7 +125,7 @@ func run(t *testing.T, limit Limit, steps []step) {
 			t.Errorf("step %d at t0%+v: OK, RetryAfter, Value = %v, %v, %v, want %v, %v, %v",
 				i, s.at.Sub(t0), got.ok, got.retryAfter, got.value, want.ok, want.retryAfter, want.value)
 		}
-		if want := s.at.Add(got.RetryAfter); !got.RetryAt.Equal(want) {
+		if want := got.At.Add(got.RetryAfter); !got.RetryAt.Equal(want) {
 			t.Errorf("step %d at t0%+v: RetryAt = %v, want %v, RetryAfter later", i, s.at.Sub(t0), got.RetryAt, want)
 		}
 	}

@@ -80,7 +80,8 @@ func (r Result) Split(parts ...[]float64) ([]Result, error) {
 func lastDue(each []Status) Status {
 	last := each[0]
 	for _, s := range each[1:] {
-		if s.RetryAfter > last.RetryAfter || s.RetryAfter == last.RetryAfter && s.Remaining < last.Remaining {
+		waits := (s.RetryAfter > 0 || last.RetryAfter > 0) && !s.RetryAt.Equal(last.RetryAt)
+		if waits && s.RetryAt.After(last.RetryAt) || !waits && s.Remaining < last.Remaining {
 			last = s
 		}
 	}
@@ -145,13 +146,13 @@ func (p *portion) dueInRow(tokens float64) time.Time {
 	if s.Value < -exact.Tolerance(s.Value, tokens, p.shard.Capacity) {
 		return p.shard.When(s, 0)
 	}
-	return later(p.At, s.Paused)
+	return later(later(p.At, s.TS), s.Paused)
 }
 
 // refilled is how many of p's tokens are there at an instant.
 func (p *portion) refilled(at time.Time) (sum float64) {
 	for i, left := range p.left {
-		if left.Paused.After(at) {
+		if left.Paused.After(at) || left.TS.After(at) {
 			continue
 		}
 		s := p.shard.Settle(State{Value: left.Value, TS: left.TS}, at)

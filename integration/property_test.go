@@ -262,7 +262,7 @@ func (h *history) take(t *rapid.T, reserve bool, n float64) bool {
 	if want := margin.Sign() > 0 && hinders == 0; (!near || hinders != 0) && result.OK != want {
 		t.Fatalf("OK = %v with a margin of %s, paused until %v", result.OK, margin.FloatString(20), instant(hinders))
 	}
-	if want := instant(h.now).Add(result.RetryAfter); !result.RetryAt.Equal(want) {
+	if want := result.At.Add(result.RetryAfter); !result.RetryAt.Equal(want) {
 		t.Fatalf("RetryAt = %v, want %v, RetryAfter later", result.RetryAt, want)
 	}
 	if !result.OK {
@@ -275,11 +275,18 @@ func (h *history) take(t *rapid.T, reserve bool, n float64) bool {
 	}
 	h.row, h.state = left, after
 	h.compare(t, "take", h.state, h.row)
+	counts := max(h.now, left.ts) // the clock may be behind the row
 	if debt := new(big.Rat).Neg(left.value); debt.Cmp(h.tolerance()) > 0 {
 		h.promise(t, result.RetryAt, left, debt, paused)
 		h.debtPaid(t, result)
-	} else if want := max(0, instant(paused).Sub(instant(h.now))); debt.Add(debt, h.tolerance()).Sign() < 0 && result.RetryAfter != want {
-		t.Fatalf("RetryAfter = %v with %v tokens left, want %v", result.RetryAfter, result.Value, want)
+	} else if want := instant(max(counts, paused)); debt.Add(debt, h.tolerance()).Sign() < 0 && !result.RetryAt.Equal(want) {
+		t.Fatalf("RetryAt = %v with %v tokens left, want %v", result.RetryAt, result.Value, want)
+	}
+	if paused != 0 || result.RetryAfter > 0 {
+		counts = h.now
+	}
+	if want := instant(counts); !result.At.Equal(want) {
+		t.Fatalf("At = %v, want %v", result.At, want)
 	}
 	return true
 }

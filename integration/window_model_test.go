@@ -107,6 +107,15 @@ func (m *slidingModel) ask(reserve bool, now int64, n float64) (a answer, slot i
 	return answer{false, retry}, slot
 }
 
+// told is the answer to a call that takes what it is granted, which counts in its slot,
+// also if the clock is behind that.
+func (m *slidingModel) told(a answer, slot int64) answer {
+	if a.ok {
+		a.retryAt = max(a.retryAt, m.start(slot))
+	}
+	return a
+}
+
 // askAtMost is the answer to a call that takes what there is, up to n, its slot and how
 // much that is.
 func (m *slidingModel) askAtMost(now int64, n float64) (a answer, slot int64, some float64) {

@@ -148,6 +148,7 @@ func TestSlidingWindowExact(t *testing.T) {
 					continue
 				}
 				want, slot, some := m.askAtMost(now, n)
+				want = m.told(want, slot)
 				got, err := s.AllowAtMost(ctx, l.ForN("k", n))
 				if err != nil {
 					t.Fatal(err)
@@ -175,6 +176,9 @@ func TestSlidingWindowExact(t *testing.T) {
 					"allow": s.Allow, "reserve": s.Reserve, "check": s.Check,
 				}[do]
 				want, slot := m.ask(do == "reserve", now, n)
+				if do != "check" {
+					want = m.told(want, slot)
+				}
 				got, err := ask(ctx, l.ForN("k", n))
 				if err != nil {
 					t.Fatal(err)
@@ -268,13 +272,13 @@ func TestSlidingWindowPromise(t *testing.T) {
 }
 
 // arrivals are the instants at which work begins that a limit has granted, by a clock
-// that never goes back.
+// that never goes back, and those that callers are told, by the limit's clock.
 type arrivals struct {
-	s      *memstore.Store
-	l      ratelimit.Limit
-	now    int64 // by that clock
-	behind int64 // how far the limit's clock is, since it went back
-	events []curve.Event
+	s            *memstore.Store
+	l            ratelimit.Limit
+	now          int64 // by the clock that never goes back
+	behind       int64 // how far the limit's clock is, since it went back
+	events, told []curve.Event
 }
 
 func newArrivals(l ratelimit.Limit) *arrivals {
@@ -296,9 +300,10 @@ func (a *arrivals) take(reserve bool, n float64, late time.Duration) ratelimit.R
 	if result.OK && n > 0 {
 		at := instant(a.now).Add(result.RetryAfter + late)
 		if result.RetryAfter == 0 && late > 0 { // within the slot that it is in
-			at = instant(a.now)
+			at, late = instant(a.now), 0
 		}
 		a.events = append(a.events, curve.Event{At: at, Count: n})
+		a.told = append(a.told, curve.Event{At: result.RetryAt.Add(late), Count: n})
 	}
 	return result
 }
@@ -390,6 +395,9 @@ func TestArrivalCurve(t *testing.T) {
 					got := curve.Judge(a.events, curve.Of(d))
 					if got.Share > 1+1e-9 {
 						rt.Fatalf("%v, %v", d, got)
+					}
+					if told := curve.Judge(a.told, curve.Of(d)); told.Share > 1+1e-9 {
+						rt.Fatalf("%v, by the instants that callers were told %v", d, told)
 					}
 					if got.Share > worst.Share {
 						worst = got

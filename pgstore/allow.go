@@ -168,15 +168,17 @@ func (s *Store) Wait(ctx context.Context, requests ...ratelimit.Request) (rateli
 // A refusal runs nothing and is an error, [ratelimit.ErrRefused]; the result
 // is returned with it, and is in the *[ratelimit.RefusedError]. An error of do
 // rolls everything back and comes back as it is, and so does a panic. If do ended
-// the transaction itself, the server is asked how: AllowFunc returns no error if
-// and only if it was committed. (A function that begins another in its place, as by
-// ROLLBACK AND CHAIN, is not found out.)
+// the transaction itself and returns no error, the server is asked how: AllowFunc
+// returns no error if and only if it was committed. (A function that begins another in
+// its place, as by ROLLBACK AND CHAIN, is then not found out.) What do has committed
+// itself stays, whatever it returns.
 //
 // When PostgreSQL asks for it, with 40001 or 40P01, all of it runs again, do
 // included, with full jitter in between, until the deadline of ctx, or for
 // Config.RetryBudget, which then bounds all the rest as well, if it has none. So
 // do must have no effect but through tx, and must pass on the errors that tx gives
-// it. Any other fault is returned at once.
+// it. It does not run again if the server says that do has committed what was taken
+// itself, nor if that cannot be found out. Any other fault is returned at once.
 //
 // When the connection is lost during the commit, a new one asks the server what
 // became of the transaction: if it was committed there is no error. Only if that

@@ -587,6 +587,39 @@ func TestRemembersWhatIsLeftAfterARefusal(t *testing.T) {
 	}
 }
 
+// The same if this store took after it, in whichever way.
+func TestRemembersWhatItTookAfterARefusal(t *testing.T) {
+	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Hour}
+	for name, take := range map[string]takes{"granted without being read": allowOwn, "runner": allowFunc, "caller's transaction": allowAt(pgx.ReadCommitted)} {
+		t.Run(name, func(t *testing.T) {
+			c := newClock()
+			db := pgtest.New(t, maxConns(1))
+			store := newStore(t, db, onClock(c), func(config *pgstore.Config) { config.Escrow = pgstore.MaxEscrow })
+			mustAllow(t, store, limit.ForN("k", 3))
+			g := gather(t, db.Pool)
+			for _, n := range []float64{0, 4, 5} { // decided alone, granted, refused by what that left
+				g.call(20*time.Second, func(ctx context.Context) {
+					if _, err := store.Allow(ctx, limit.ForN("k", n)); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			g.decide()
+			if result, err := take(t.Context(), db.Pool, store, limit.ForN("k", 2)); err != nil || !result.OK {
+				t.Fatalf("got OK %v, error %v, want a grant", result.OK, err)
+			}
+			refused, err := store.Allow(t.Context(), limit.ForN("k", 5))
+			if err != nil || refused.OK {
+				t.Fatalf("got OK %v, error %v, want a refusal", refused.OK, err)
+			}
+			c.set(refused.RetryAt)
+			if again, err := store.Allow(t.Context(), limit.ForN("k", 5)); err != nil || !again.OK {
+				t.Errorf("promised for %v, got OK %v, error %v, and then %v more", refused.RetryAfter, again.OK, err, again.RetryAfter)
+			}
+		})
+	}
+}
+
 // A full limit grants its whole capacity, over however many shards, and an empty
 // one promises it for when it is full.
 func TestShardsGrantTheWholeCapacity(t *testing.T) {

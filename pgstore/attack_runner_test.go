@@ -504,9 +504,6 @@ func lettersOf(t *testing.T, db *pgtest.DB, what string) (letters string) {
 	return letters
 }
 
-// Work that has its connection forget all prepared statements is told OK, and the
-// connection is as good as before once pgx knows, which an error for each of its
-// few statements tells it.
 // Work that has committed itself is not done again, though the connection on which the
 // server is asked about it has forgotten what was prepared.
 func TestWorkThatCommitsIsDoneOnce(t *testing.T) {
@@ -524,6 +521,85 @@ func TestWorkThatCommitsIsDoneOnce(t *testing.T) {
 		}
 	}
 	s.want(t, 3)
+}
+
+// Work that has ended its transaction itself, and then fails with an error that asks for
+// another attempt, has one if it has rolled back, and none if it has committed, whatever
+// it has done since.
+func TestWorkThatCommitsAndFailsIsDoneOnce(t *testing.T) {
+	for _, test := range []struct {
+		name      string
+		end       func(context.Context, pgx.Tx) error
+		committed bool
+		lost      bool // the connection, then
+	}{
+		{"Commit", func(ctx context.Context, tx pgx.Tx) error { return tx.Commit(ctx) }, true, false},
+		{"COMMIT", ending("COMMIT"), true, false},
+		{"COMMIT AND CHAIN", ending("COMMIT AND CHAIN"), true, false},
+		{"COMMIT, BEGIN", ending("COMMIT; BEGIN"), true, false},
+		{"Commit, and no connection", func(ctx context.Context, tx pgx.Tx) error { return tx.Commit(ctx) }, true, true},
+		{"Rollback", func(ctx context.Context, tx pgx.Tx) error { return tx.Rollback(ctx) }, false, false},
+		{"ROLLBACK AND CHAIN", ending("ROLLBACK AND CHAIN"), false, false},
+		{"Rollback, and no connection", func(ctx context.Context, tx pgx.Tx) error { return tx.Rollback(ctx) }, false, true},
+	} {
+		for _, code := range []string{serializationFailure, deadlockDetected, "26000"} {
+			t.Run(test.name+" "+code, func(t *testing.T) {
+				s := newShopOn(t, pgtest.New(t, maxConns(1)), 1000)
+				ctx := within(t, 20*time.Second)
+				result, err := s.store.AllowFunc(ctx, s.requests(), s.order(ctx, func(tx pgx.Tx) error {
+					if s.runs.Load() > 1 {
+						return nil
+					}
+					if err := test.end(ctx, tx); err != nil {
+						return err
+					}
+					_, err := tx.Conn().Exec(ctx, raising(code))
+					if test.lost {
+						_ = tx.Conn().Close(ctx)
+					}
+					return err
+				}))
+				wantCode(t, err, code, test.committed)
+				if test.committed {
+					s.wantRuns(t, 1)
+				} else {
+					s.wantRuns(t, 2)
+				}
+				if result.OK != (err == nil) {
+					t.Errorf("got OK %v, error %v", result.OK, err)
+				}
+				s.want(t, 1)
+				idle(t, s.Pool)
+			})
+		}
+	}
+}
+
+// wantCode wants an error of PostgreSQL with a code, or none.
+func wantCode(t *testing.T, err error, code string, want bool) {
+	t.Helper()
+	var pgErr *pgconn.PgError
+	if want && (!errors.As(err, &pgErr) || pgErr.Code != code) || !want && err != nil {
+		t.Errorf("got error %v, want one of code %s: %v", err, code, want)
+	}
+}
+
+// The same if it is the COMMIT of what the work has begun in its place that fails.
+func TestWorkThatCommitsAndCannotCommitIsDoneOnce(t *testing.T) {
+	s := newShop(t, 1000)
+	s.atCommit(t, 2, "IF currval('"+s.Schema+".commits') = 2 THEN RAISE EXCEPTION 'raised by the test' USING ERRCODE = '40001'; END IF")
+	ctx := within(t, 20*time.Second)
+	_, err := s.store.AllowFunc(ctx, s.requests(), s.order(ctx, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, "COMMIT AND CHAIN")
+		if err == nil {
+			_, err = tx.Exec(ctx, `INSERT INTO `+s.Schema+`.orders (what) VALUES ('another')`)
+		}
+		return err
+	}))
+	wantCode(t, err, serializationFailure, true)
+	s.wantRuns(t, 1)
+	s.want(t, 1)
+	wantOrders(t, s.DB, "another", 0)
 }
 
 // The same for decisions on their own: each connection that has forgotten has many
@@ -569,6 +645,9 @@ func TestOwnDecisionsOutliveDeallocateAll(t *testing.T) {
 	}
 }
 
+// Work that has its connection forget all prepared statements is told OK, and the
+// connection is as good as before once pgx knows, which an error for each of its
+// few statements tells it.
 func TestConnectionOutlivesDeallocateAll(t *testing.T) {
 	const goroutines, each = 6, 4
 	s := newShopOn(t, pgtest.New(t, maxConns(1)), 1000)

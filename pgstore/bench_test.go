@@ -3,6 +3,7 @@ package pgstore_test
 import (
 	"context"
 	"fmt"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -123,6 +124,43 @@ func BenchmarkAllow(b *testing.B) {
 				}
 			})
 		})
+	}
+}
+
+// BenchmarkPortable is a decision on its own with Portable, of one key and from 64
+// goroutines, of each kind of limit: one statement for each, as when each goroutine is a
+// process of its own, and together.
+func BenchmarkPortable(b *testing.B) {
+	pool := durable(b)
+	for _, kind := range kinds {
+		for _, test := range []struct {
+			name   string
+			stores int64
+		}{{"each", 64}, {"together", 1}} {
+			b.Run(kind.name+"/"+test.name, func(b *testing.B) {
+				stores := make([]*pgstore.Store, test.stores)
+				for i := range stores {
+					store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench", Portable: true})
+					if err != nil {
+						b.Fatal(err)
+					}
+					stores[i] = store
+				}
+				var goroutines atomic.Int64
+				b.ReportAllocs()
+				b.SetParallelism(32) // times GOMAXPROCS, 64 on two cores
+				b.RunParallel(func(pb *testing.PB) {
+					store := stores[goroutines.Add(1)%test.stores]
+					for pb.Next() {
+						if result, err := store.Allow(b.Context(), kind.limit.For("portable")); err != nil || !result.OK {
+							b.Errorf("got %v, %v, want a grant", result.OK, err)
+							return
+						}
+					}
+				})
+				b.ReportMetric(float64(b.N)/b.Elapsed().Seconds(), "calls/s")
+			})
+		}
 	}
 }
 

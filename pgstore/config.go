@@ -54,9 +54,17 @@ type Config struct {
 
 	// Portable keeps every statement to what a PostgreSQL that distributes
 	// tables (Citus) accepts, and prefers what is fast there. Decisions on their
-	// own are then not combined, and wait for rows that are locked; Prune does
-	// not skip locked rows; and what AllowTx took and was rolled back can be
-	// settled and cancelled, which gives away what was never taken.
+	// own are then combined row by row: calls for one limit and key that gather while
+	// a statement for them is under way go together in the next one, if they allow,
+	// reserve or take at most so many of one limit without shards. Those for several
+	// limits, limits with shards, and checks are one transaction or statement each.
+	//
+	// They wait for rows that are locked: all calls for such a row by one statement,
+	// which has one connection of the pool, while calls for other rows go on as long
+	// as the pool has connections for them. Who gives up gets an answer at once, but
+	// pays if its statement was under way; the error is that of its context, and not
+	// [ErrLocked]. Prune does not skip locked rows; and what AllowTx took and was
+	// rolled back can be settled and cancelled, which gives away what was never taken.
 	Portable bool
 
 	// Escrow is for how long the Store may decide from memory what its row has told it.
@@ -88,8 +96,9 @@ type Config struct {
 	// left the transaction as text is believed, even if that was rolled back.
 	//
 	// The verbs with Tx, checks, AllowAtMost, AllowFirst and limits with shards ask the
-	// row. What is taken ahead from a fixed window ends with it. At most some 16,000 keys
-	// are remembered.
+	// row, and with Portable so do sliding windows. What is taken ahead from a fixed window
+	// ends with it, and from a sliding window with the slot in which it counts, to which
+	// what is left goes back. At most some 16,000 keys are remembered.
 	Escrow time.Duration
 
 	// Timeout is how long a decision on its own (the verbs without Tx, but for

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -631,7 +632,7 @@ func samePayments(got, want ratelimit.Result) error {
 		}
 		return nil
 	}
-	if g, w := receipt.Payments(got.Receipt), receipt.Payments(want.Receipt); !slices.Equal(g, w) {
+	if g, w := receipt.Payments(got.Receipt), receipt.Payments(want.Receipt); !reflect.DeepEqual(g, w) {
 		return fmt.Errorf("payments %+v, want %+v", g, w)
 	}
 	return nil

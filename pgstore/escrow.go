@@ -2,8 +2,10 @@ package pgstore
 
 import (
 	"context"
+	"slices"
 	"time"
 
+	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/escrow"
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
@@ -13,14 +15,18 @@ import (
 
 // takeAhead gives the Store a memory of what it has taken ahead, if it is to do that.
 func (b *base) takeAhead() {
-	if b.config.Escrow == 0 || b.pool == nil || b.config.Portable {
+	if b.config.Escrow == 0 || b.pool == nil {
 		return
 	}
 	var now func() time.Time
 	if b.config.Clock != nil {
 		now = func() time.Time { return *b.clock() }
 	}
-	b.hints.memory = escrow.New(b.config.Escrow, now, b.giveBackOwn)
+	var never []ratelimit.Kind
+	if b.config.Portable { // a row with slots is not given back to in one statement there
+		never = []ratelimit.Kind{ratelimit.KindSlidingWindow}
+	}
+	b.hints.memory = escrow.New(b.config.Escrow, now, b.giveBackOwn, never...)
 }
 
 // order sets a grant to take ahead as well, if that is worth it; the order is zero if it is
@@ -61,21 +67,30 @@ func (b *base) refill(h *escrow.Holder) {
 		if !orders || g.Ahead <= 0 {
 			return
 		}
-		grants, sent := []table.Grant{g}, b.hints.memory.Now()
-		if b.table.Grant(ctx, b.pool, grants, b.clock()) == nil && grants[0].Taken.OK {
+		sent := b.hints.memory.Now()
+		if b.grantOne(ctx, &g) == nil && g.Taken.OK {
 			h.Changed()
-			arrived(&o, &grants[0], sent)
+			arrived(&o, &g, sent)
 			ok = true
 		}
 	}()
 }
 
+// grantOne makes a grant for which nobody waits.
+func (b *base) grantOne(ctx context.Context, g *table.Grant) error {
+	if b.config.Portable {
+		g.Floor = 0
+		return b.table.TakeGrant(ctx, b.pool, false, g, b.clock())
+	}
+	grants := []table.Grant{*g}
+	err := b.table.Grant(ctx, b.pool, grants, b.clock())
+	*g = grants[0]
+	return err
+}
+
 // escrowTime bounds a statement that nobody waits for. An answer that is later than the
 // end brings nothing; but whoever gives up on one has lost a connection.
 const escrowTime = defaultTimeout
-
-// backTries is how often giving back is tried, since somebody may have the row locked.
-const backTries = 3
 
 // giveBackOwn gives back what is not needed, if the Store is not closed.
 func (b *base) giveBackOwn(returns []escrow.Return) {
@@ -87,19 +102,33 @@ func (b *base) giveBackOwn(returns []escrow.Return) {
 }
 
 // giveBack gives back what was taken ahead. What cannot be given back in time is lost.
+// Where somebody has the row locked, which is often if others take from it as much, it is
+// tried again, after the others' turn.
 func (b *base) giveBack(returns []escrow.Return) {
 	ctx, cancel := context.WithTimeout(context.Background(), escrowTime)
 	defer cancel()
-	for i := range returns {
-		r := &returns[i]
-		for try := range backTries {
-			given, err := b.table.GiveBack(ctx, b.pool, r.Row, &r.Definition, r.Count, r.Taken, r.End, b.clock())
-			if given {
-				b.hints.memory.Changed(r.Row.Key)
-			}
-			if given || err != nil && code(err) != lockNotAvailable || sleep(ctx, time.Duration(try+1)*poll) != nil {
-				break
-			}
+	begun := b.hints.memory.Now()
+	for pause := passOver; ; pause = min(2*pause, slowPoll) {
+		past := b.hints.memory.Now().Sub(begun)
+		returns = slices.DeleteFunc(returns, func(r escrow.Return) bool {
+			return past > r.End.Sub(r.Taken) || b.giveBackOnce(ctx, &r)
+		})
+		if len(returns) == 0 || sleep(ctx, pause) != nil {
+			return
 		}
 	}
+}
+
+// giveBackOnce reports whether there is nothing left to be done: not if somebody has the
+// row locked, or it is too late, which PostgreSQL does not tell apart.
+func (b *base) giveBackOnce(ctx context.Context, r *escrow.Return) bool {
+	give := b.table.GiveBack
+	if b.config.Portable {
+		give = b.table.BringBack
+	}
+	given, err := give(ctx, b.pool, r.Row, &r.Definition, r.Count, r.Taken, r.End, b.clock())
+	if given {
+		b.hints.memory.Changed(r.Row.Key)
+	}
+	return given || err != nil && code(err) != lockNotAvailable
 }

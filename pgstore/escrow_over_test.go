@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"math/rand/v2"
+	"net"
 	"os"
 	"os/exec"
 	"strconv"
@@ -23,54 +24,45 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/curve"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/internal/relay"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// flooded are limits that more is wanted of than they have.
-var flooded = map[string]ratelimit.Limit{
-	"bucket": ratelimit.TokenBucket{Name: "bucket", Rate: 500, Period: time.Second, Capacity: 100},
-	"window": ratelimit.FixedWindow{Name: "window", Rate: 100, Period: 200 * time.Millisecond},
+// flooded are limits that more is wanted of than they have. Nothing is reserved that is
+// not there, so that all is used when it is granted.
+var flooded = []ratelimit.Limit{
+	ratelimit.TokenBucket{Name: "bucket", Rate: 300, Period: time.Second, Capacity: 600, MaxReserved: ratelimit.None},
+	ratelimit.FixedWindow{Name: "window", Rate: 100, Period: 200 * time.Millisecond, MaxReserved: ratelimit.None},
+	ratelimit.SlidingWindow{Name: "sliding", Rate: 100, Period: 200 * time.Millisecond, Slots: 4, MaxReserved: ratelimit.None},
 }
 
 const floodEscrow = 100 * time.Millisecond
 
-// flood takes from a limit for a while, with pauses, in every form that can be served
-// from memory, and tells what was granted.
-func flood(ctx context.Context, store *pgstore.Store, limit ratelimit.Limit, lasts time.Duration, granted func(curve.Event)) error {
-	var (
-		group  sync.WaitGroup
-		errs   = make([]error, 8)
-		end    = time.Now().Add(lasts)
-		failed = errors.New("failed")
-	)
+// served is what somebody was granted: when, by what he was told, and between which
+// instants for certain.
+type served struct {
+	limit int // of flooded
+	at    time.Time
+	curve.Served
+}
+
+// flood is somebody who takes from all limits, in every form that there is.
+type flood struct {
+	store *pgstore.Store
+	pool  *pgxpool.Pool
+	clock func() time.Time
+	tell  func(served)
+}
+
+// run takes until its time is over, or its context.
+func (f *flood) run(ctx context.Context, lasts time.Duration) error {
+	var group sync.WaitGroup
+	errs := make([]error, 4*len(flooded))
+	end := time.Now().Add(lasts)
 	for i := range errs {
 		group.Go(func() {
-			for n := 0; time.Now().Before(end) && errs[i] == nil; n++ {
-				request := limit.ForN("k", float64(1+n%3))
-				var result ratelimit.Result
-				var err error
-				switch {
-				case n%4 == 3:
-					result, err = store.AllowFunc(ctx, []ratelimit.Request{request}, func(pgx.Tx, ratelimit.Result) error {
-						if n%8 == 7 {
-							return failed
-						}
-						return nil
-					})
-				default:
-					result, err = store.Allow(ctx, request)
-				}
-				switch {
-				case err == nil && result.OK:
-					granted(curve.Event{At: result.At, Count: request.Count})
-				case err == nil, errors.Is(err, ratelimit.ErrRefused):
-					time.Sleep(time.Duration(rand.IntN(5)) * time.Millisecond)
-				case !errors.Is(err, failed):
-					errs[i] = err
-				}
-				if n%200 == 199 {
-					time.Sleep(time.Duration(rand.IntN(300)) * time.Millisecond)
-				}
+			for n := i; time.Now().Before(end) && ctx.Err() == nil && errs[i] == nil; n++ {
+				errs[i] = f.once(i%len(flooded), n)
 			}
 		})
 	}
@@ -78,15 +70,69 @@ func flood(ctx context.Context, store *pgstore.Store, limit ratelimit.Limit, las
 	return errors.Join(errs...)
 }
 
+func (f *flood) once(limit, n int) error {
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	request := flooded[limit].ForN("k", float64(1+rand.IntN(3)))
+	from := f.clock()
+	result, err := f.take(ctx, request, n)
+	switch {
+	case errors.Is(err, errUndone):
+		return nil
+	case err == nil && result.OK:
+		f.tell(served{limit, result.At, curve.Served{From: from, To: f.clock(), Count: request.Count}})
+		return nil
+	case err == nil || errors.Is(err, ratelimit.ErrRefused):
+		time.Sleep(time.Duration(rand.IntN(4000)) * time.Microsecond)
+		return nil
+	}
+	return err
+}
+
+// errUndone is the error of work that is undone.
+var errUndone = errors.New("undone")
+
+// take takes on its own, in the runner with work that is done or undone, or in a
+// transaction of its own.
+func (f *flood) take(ctx context.Context, request ratelimit.Request, n int) (result ratelimit.Result, err error) {
+	switch n % 16 {
+	case 3, 7, 11:
+		return f.store.AllowFunc(ctx, []ratelimit.Request{request}, func(pgx.Tx, ratelimit.Result) error {
+			if n%16 == 3 {
+				return errUndone
+			}
+			return nil
+		})
+	case 5:
+		err = pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) (err error) {
+			result, err = f.store.AllowTx(ctx, tx, request)
+			return err
+		})
+		return result, err
+	case 6, 9:
+		return f.store.Reserve(ctx, request)
+	}
+	return f.store.Allow(ctx, request)
+}
+
 const (
 	floodSchema = "RATELIMIT_TEST_ESCROW_SCHEMA"
 	floodURL    = childURL + "_ESCROW"
-	floodLimit  = "RATELIMIT_TEST_ESCROW_LIMIT"
+	floodRelay  = "RATELIMIT_TEST_ESCROW_RELAY"
 )
 
-// floodChild is what another process does.
+// floodChild is what another process does, until its stdin ends.
 func floodChild(t *testing.T) {
-	pool, err := pgxpool.New(t.Context(), os.Getenv(floodURL))
+	config, err := pgxpool.ParseConfig(os.Getenv(floodURL))
+	if err != nil {
+		t.Fatal(err)
+	}
+	host, port, _ := net.SplitHostPort(os.Getenv(floodRelay))
+	n, _ := strconv.ParseUint(port, 10, 16)
+	config.MaxConns = 6
+	config.ConnConfig.Host, config.ConnConfig.Port = host, uint16(n)
+	config.ConnConfig.Fallbacks, config.ConnConfig.TLSConfig = nil, nil
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -96,215 +142,420 @@ func floodChild(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer store.Close()
+	ctx, stop := context.WithCancel(t.Context())
+	go func() {
+		defer stop()
+		_, _ = io.Copy(io.Discard, os.Stdin)
+	}()
 	var mu sync.Mutex
-	err = flood(t.Context(), store, flooded[os.Getenv(floodLimit)], 4*time.Second, func(e curve.Event) {
+	f := flood{store: store, pool: pool, clock: time.Now, tell: func(s served) {
 		mu.Lock()
 		defer mu.Unlock()
-		fmt.Printf("granted %d %g\n", e.At.UnixMicro(), e.Count)
+		fmt.Printf("granted %d %d %d %d %g\n", s.limit, s.at.UnixMicro(), s.From.UnixMicro(), s.To.UnixMicro(), s.Count)
+	}}
+	if err := f.run(ctx, time.Minute); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// flooding is processes that flood, and what they were granted.
+type flooding struct {
+	t     *testing.T
+	db    *pgtest.DB
+	relay string
+
+	mu     sync.Mutex
+	served [3][]served // by limit
+	rest   strings.Builder
+}
+
+// process is one of them.
+type process struct {
+	*exec.Cmd
+	stop  io.Closer
+	begun chan struct{} // it was granted something
+	read  chan struct{} // all that it says
+}
+
+func (f *flooding) start() *process {
+	f.t.Helper()
+	p := &process{Cmd: exec.CommandContext(f.t.Context(), os.Args[0], "-test.run=^TestEscrowNeverOverInProcesses$"), begun: make(chan struct{}), read: make(chan struct{})}
+	p.Env = append(os.Environ(), floodURL+"="+f.db.URL, floodSchema+"="+f.db.Schema, floodRelay+"="+f.relay)
+	stop, err := p.StdinPipe()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	out, err := p.StdoutPipe()
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	p.stop, p.Stderr = stop, os.Stderr
+	if err := p.Start(); err != nil {
+		f.t.Fatal(err)
+	}
+	go func() {
+		defer close(p.read)
+		var begun sync.Once
+		for lines := bufio.NewScanner(out); lines.Scan(); {
+			f.heard(lines.Text())
+			begun.Do(func() { close(p.begun) })
+		}
+	}()
+	return p
+}
+
+// heard notes a line that a process has written.
+func (f *flooding) heard(line string) {
+	var limit int
+	var at, from, to int64
+	var count float64
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if _, err := fmt.Sscanf(line, "granted %d %d %d %d %g", &limit, &at, &from, &to, &count); err != nil {
+		f.rest.WriteString(line + "\n")
+		return
+	}
+	f.served[limit] = append(f.served[limit], served{limit, time.UnixMicro(at), curve.Served{From: time.UnixMicro(from), To: time.UnixMicro(to).Add(time.Microsecond), Count: count}})
+}
+
+// end has a process end, by itself or not.
+func (f *flooding) end(p *process, kill bool) {
+	f.t.Helper()
+	if kill {
+		signal(f.t, p, syscall.SIGKILL)
+	}
+	p.stop.Close()
+	<-p.read
+	if err := p.Wait(); err != nil && !kill {
+		f.mu.Lock()
+		defer f.mu.Unlock()
+		f.t.Errorf("%v\n%s", err, f.rest.String())
+	}
+}
+
+// judgeTold says by how much of their bounds limits were used by what callers were told:
+// by all of it, and no more.
+func judgeTold(t *testing.T, all [3][]served) {
+	t.Helper()
+	for i, limit := range flooded {
+		var events []curve.Event
+		for _, s := range all[i] {
+			events = append(events, curve.Event{At: s.at, Count: s.Count})
+		}
+		worst := curve.Judge(events, curve.Of(limit.Definition()))
+		t.Logf("%s, %d grants, by what was told: %v", ratelimit.NameOf(limit), len(events), worst)
+		if worst.Share > 1+1e-9 {
+			t.Errorf("%s: too much", ratelimit.NameOf(limit))
+		}
+		if worst.Share < 0.6 { // it is 0.95 and more where there is nobody else on the machine
+			t.Errorf("%s: too little to be a test", ratelimit.NameOf(limit))
+		}
+	}
+}
+
+// judgeServed says the same by callers' own clocks.
+func judgeServed(t *testing.T, all [3][]served) {
+	t.Helper()
+	for i, limit := range flooded {
+		var spans []curve.Served
+		for _, s := range all[i] {
+			spans = append(spans, s.Served)
+		}
+		worst := curve.JudgeServed(spans, curve.Of(limit.Definition()))
+		t.Logf("%s, for certain: %v", ratelimit.NameOf(limit), worst)
+		if worst.Share > 1+1e-9 {
+			t.Errorf("%s: too much", ratelimit.NameOf(limit))
+		}
+	}
+}
+
+// Processes that take ahead use together what a limit grants at most, in every stretch of
+// time: while they are stopped for longer than what they hold lasts, and killed, with
+// others in their place; while statements and their answers are late, those of all at
+// once too; and while somebody keeps rows locked.
+func TestEscrowNeverOverInProcesses(t *testing.T) {
+	if os.Getenv(floodSchema) != "" {
+		floodChild(t)
+		return
+	}
+	for _, n := range []int{1, 2, 8} {
+		t.Run(fmt.Sprint(n), func(t *testing.T) {
+			r := newRelay(t)
+			t.Cleanup(r.Close)
+			var stalled atomic.Int64 // nothing arrives until then
+			var quiet atomic.Bool
+			quiet.Store(true)
+			late := func(int, []byte) relay.Fate {
+				if !quiet.Load() && rand.IntN(200) == 0 {
+					time.Sleep(time.Duration(rand.IntN(150)) * time.Millisecond)
+				}
+				time.Sleep(time.Until(time.UnixMicro(stalled.Load())))
+				return relay.Pass
+			}
+			r.Interfere(late, late)
+			f := &flooding{t: t, db: pgtest.New(t, maxConns(4)), relay: r.Address().String()}
+			var processes []*process
+			for range n {
+				processes = append(processes, f.start())
+			}
+			for _, p := range processes {
+				select {
+				case <-p.begun:
+				case <-p.read:
+				}
+			}
+			time.Sleep(time.Second)
+			quiet.Store(false)
+			for i := range 4 {
+				p := &processes[i%n]
+				signal(t, *p, syscall.SIGSTOP)
+				time.Sleep(2 * floodEscrow)
+				if i%2 == 0 {
+					signal(t, *p, syscall.SIGCONT)
+				} else {
+					f.end(*p, true)
+					*p = f.start()
+				}
+				time.Sleep(200 * time.Millisecond)
+				stalled.Store(time.Now().Add(2 * floodEscrow).UnixMicro())
+				time.Sleep(300 * time.Millisecond)
+				holdRows(t, f.db, floodEscrow)
+			}
+			for _, p := range processes {
+				p.stop.Close()
+			}
+			for _, p := range processes {
+				f.end(p, false)
+			}
+			judgeTold(t, f.served)
+			judgeServed(t, f.served)
+		})
+	}
+}
+
+// holdRows keeps all rows of limits locked for a while.
+func holdRows(t *testing.T, db *pgtest.DB, lasts time.Duration) {
+	t.Helper()
+	err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), "SELECT FROM "+db.Schema+".rate_limits FOR UPDATE")
+		time.Sleep(lasts)
+		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 }
 
-// events reads what another process was granted.
-func events(r io.Reader) (events []curve.Event, rest string) {
-	for lines := bufio.NewScanner(r); lines.Scan(); {
-		f := strings.Fields(lines.Text())
-		if len(f) != 3 || f[0] != "granted" {
-			rest += lines.Text() + "\n"
-			continue
+func signal(t *testing.T, p *process, s syscall.Signal) {
+	t.Helper()
+	if err := p.Process.Signal(s); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// setClock is a database whose clock can be set, or a clock that is given, and those who
+// take by it. It is set when none of them is under way.
+type setClock struct {
+	t      *testing.T
+	db     *pgtest.DB
+	ahead  atomic.Int64 // microseconds, of the given one
+	moving sync.RWMutex
+	rows   [3]time.Time // the instants of the limits' rows when it was last set
+
+	mu     sync.Mutex
+	served [3][]served
+}
+
+// newSetClock has the statements on a pool read clocks that are behind or ahead of the
+// server's, by what the schema says.
+func newSetClock(t *testing.T) (*setClock, *pgxpool.Pool) {
+	t.Helper()
+	db := pgtest.New(t, maxConns(2))
+	execIn(t, db, "CREATE TABLE {schema}.ahead AS SELECT interval '0' AS by")
+	for clock, kind := range map[string]string{"clock_timestamp": "VOLATILE", "statement_timestamp": "STABLE"} {
+		execIn(t, db, "CREATE FUNCTION {schema}."+clock+"() RETURNS timestamptz LANGUAGE sql "+kind+
+			" AS 'SELECT pg_catalog."+clock+"() + by FROM {schema}.ahead'")
+	}
+	config, err := pgxpool.ParseConfig(db.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.MaxConns = 8
+	config.ConnConfig.RuntimeParams["search_path"] = db.Schema + ", pg_catalog"
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	return &setClock{t: t, db: db}, pool
+}
+
+// given is the clock that is given.
+func (c *setClock) given() time.Time {
+	return time.Now().Add(time.Duration(c.ahead.Load()) * time.Microsecond)
+}
+
+// move sets both clocks by so much.
+func (c *setClock) move(by time.Duration) {
+	c.moving.Lock()
+	defer c.moving.Unlock()
+	for i, limit := range flooded {
+		err := c.db.Pool.QueryRow(c.t.Context(), "SELECT ts FROM "+c.db.Schema+".rate_limits WHERE name = $1", ratelimit.NameOf(limit)).Scan(&c.rows[i])
+		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+			c.t.Error(err)
 		}
-		at, _ := strconv.ParseInt(f[1], 10, 64)
-		count, _ := strconv.ParseFloat(f[2], 64)
-		events = append(events, curve.Event{At: time.UnixMicro(at), Count: count})
 	}
-	return events, rest
+	c.ahead.Add(by.Microseconds())
+	execIn(c.t, c.db, fmt.Sprintf("UPDATE {schema}.ahead SET by = by + interval '%d microseconds'", by.Microseconds()))
 }
 
-// Processes that take ahead, one of which is stopped for longer than what it holds lasts
-// and goes on, and one of which is killed, use together what the limit grants at most, in
-// every stretch of time.
-func TestEscrowNeverOverInTwoProcesses(t *testing.T) {
-	if os.Getenv(floodSchema) != "" {
-		floodChild(t)
-		return
+// take takes with the clock at rest. While it is behind a row, that row's instant counts.
+func (c *setClock) take(f *flood, limit, n int) error {
+	c.moving.RLock()
+	defer c.moving.RUnlock()
+	f.tell = func(s served) {
+		if row := c.rows[s.limit]; row.After(s.at) {
+			s.at = row
+		}
+		c.mu.Lock()
+		defer c.mu.Unlock()
+		c.served[s.limit] = append(c.served[s.limit], s)
 	}
-	for name, limit := range flooded {
-		t.Run(name, func(t *testing.T) {
-			db := pgtest.New(t, maxConns(8))
-			var children [2]*exec.Cmd
-			var outs [2]strings.Builder
-			begun := dbNow(t, db)
-			for i := range children {
-				children[i] = exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestEscrowNeverOverInTwoProcesses$")
-				children[i].Env = append(os.Environ(), floodURL+"="+db.URL, floodSchema+"="+db.Schema, floodLimit+"="+name)
-				children[i].Stdout, children[i].Stderr = &outs[i], &outs[i]
-				if err := children[i].Start(); err != nil {
-					t.Fatal(err)
-				}
-			}
-			for range 3 {
-				time.Sleep(700 * time.Millisecond)
-				signal(t, children[0], syscall.SIGSTOP)
-				time.Sleep(3 * floodEscrow)
-				signal(t, children[0], syscall.SIGCONT)
-			}
-			signal(t, children[1], syscall.SIGKILL)
-			_ = children[1].Wait() // it was killed
-			if err := children[0].Wait(); err != nil {
-				t.Fatalf("%v\n%s", err, outs[0].String())
-			}
-			elapsed := dbNow(t, db).Sub(begun)
-			var all []curve.Event
-			total := 0.0
-			for i := range outs {
-				granted, rest := events(strings.NewReader(outs[i].String()))
-				if len(granted) == 0 {
-					t.Errorf("process %d was granted nothing:\n%s", i, rest)
-				}
-				for _, e := range granted {
-					total += e.Count
-				}
-				all = append(all, granted...)
-			}
-			promised := curve.Of(limit.Definition())
-			worst := curve.Judge(all, promised)
-			t.Logf("%v; %g of %g in all", worst, total, promised(elapsed))
-			if worst.Share > 1 || total > promised(elapsed) {
-				t.Errorf("too much: %v; in all %g, bound %g", worst, total, promised(elapsed))
-			}
-			if worst.Share < 0.5 {
-				t.Errorf("%v: too little to be a test", worst)
-			}
-		})
-	}
+	return f.once(limit, n)
 }
 
-func signal(t *testing.T, child *exec.Cmd, s syscall.Signal) {
-	t.Helper()
-	if err := child.Process.Signal(s); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func dbNow(t *testing.T, db *pgtest.DB) (now time.Time) {
-	t.Helper()
-	if err := db.Pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&now); err != nil {
-		t.Fatal(err)
-	}
-	return now
-}
-
-// One process, on the database's clock and on one that is given and runs ahead by leaps.
-func TestEscrowNeverOver(t *testing.T) {
-	for name, limit := range flooded {
-		for _, given := range []bool{false, true} {
-			t.Run(fmt.Sprintf("%s, clock given %v", name, given), func(t *testing.T) {
-				db := pgtest.New(t, maxConns(8))
-				var stores [2]*pgstore.Store
-				clock := newClock()
-				for i := range stores {
-					stores[i] = newStore(t, db, withEscrow(floodEscrow), func(c *pgstore.Config) {
-						if given {
-							c.Clock = clock.now
-						}
-					})
-				}
-				var (
-					mu  sync.Mutex
-					all []curve.Event
-					wg  sync.WaitGroup
-				)
-				stop := make(chan struct{})
-				if given {
-					wg.Go(func() {
-						for {
-							select {
-							case <-stop:
+// The clock that decides is set forward and back.
+func TestEscrowNeverOverWhenTheClockIsSet(t *testing.T) {
+	for _, given := range []bool{false, true} {
+		t.Run(map[bool]string{false: "the database's", true: "one that is given"}[given], func(t *testing.T) {
+			c, pool := newSetClock(t)
+			var group sync.WaitGroup
+			ctx, stop := context.WithTimeout(t.Context(), 3*time.Second)
+			defer stop()
+			for range 2 {
+				store := newStore(t, &pgtest.DB{Schema: c.db.Schema, Pool: pool}, withEscrow(floodEscrow), func(config *pgstore.Config) {
+					if given {
+						config.Clock = c.given
+					}
+				})
+				defer store.Close()
+				for i := range 3 * len(flooded) {
+					f := &flood{store: store, pool: pool, clock: time.Now}
+					group.Go(func() {
+						for n := i; ctx.Err() == nil; n++ {
+							if err := c.take(f, i%len(flooded), n); err != nil {
+								t.Error(err)
 								return
-							case <-time.After(time.Millisecond):
-								clock.add(time.Duration(rand.IntN(10)*rand.IntN(10)*rand.IntN(3)) * 100 * time.Microsecond)
 							}
 						}
 					})
 				}
-				var floods sync.WaitGroup
-				for _, store := range stores {
-					floods.Go(func() {
-						err := flood(t.Context(), store, limit, 2*time.Second, func(e curve.Event) {
-							mu.Lock()
-							defer mu.Unlock()
-							all = append(all, e)
-						})
-						if err != nil {
-							t.Error(err)
-						}
-						store.Close()
-					})
-				}
-				floods.Wait()
-				close(stop)
-				wg.Wait()
-				worst := curve.Judge(all, curve.Of(limit.Definition()))
-				t.Log(worst)
-				if worst.Share > 1 || worst.Share < 0.5 {
-					t.Errorf("%v", worst)
-				}
-			})
-		}
+			}
+			for ctx.Err() == nil {
+				time.Sleep(70 * time.Millisecond)
+				c.move(time.Duration(rand.IntN(400)-200) * time.Millisecond)
+			}
+			group.Wait()
+			judgeTold(t, c.served)
+		})
 	}
 }
 
 // What others took ahead and do not need is there for the one who needs it: when one of
 // eight is busy, and when demand moves from one to the next.
 func TestEscrowStrandsLittle(t *testing.T) {
-	limit := ratelimit.TokenBucket{Name: "bucket", Rate: 1000, Period: time.Second, Capacity: 200}
-	for name, test := range map[string]struct {
-		moves time.Duration
-		least float64
-	}{
-		"one is busy":  {time.Hour, 0.95},
-		"demand moves": {100 * time.Millisecond, 0.9},
+	for kind, limit := range map[string]ratelimit.Limit{
+		"bucket":  ratelimit.TokenBucket{Name: "bucket", Rate: 1000, Period: time.Second, Capacity: 200},
+		"window":  ratelimit.FixedWindow{Name: "window", Rate: 200, Period: 200 * time.Millisecond},
+		"sliding": ratelimit.SlidingWindow{Name: "sliding", Rate: 1000, Period: time.Second},
 	} {
-		t.Run(name, func(t *testing.T) {
-			db := pgtest.New(t, maxConns(8))
-			var stores [8]*pgstore.Store
-			for i := range stores {
-				stores[i] = newStore(t, db, withEscrow(floodEscrow))
-				defer stores[i].Close()
-				for range 16 { // so that each has some to give back
-					if _, err := stores[i].Allow(t.Context(), limit.For("k")); err != nil {
-						t.Fatal(err)
-					}
+		for name, test := range map[string]struct {
+			moves time.Duration
+			least float64
+		}{
+			"one is busy":  {time.Hour, 0.95},
+			"demand moves": {100 * time.Millisecond, 0.9},
+		} {
+			t.Run(kind+", "+name, func(t *testing.T) { strands(t, limit, test.moves, test.least) })
+		}
+	}
+}
+
+// strands has demand of the first of eight stores, or of each for a while in turn, and
+// wants them to get so large a part of what the limit grants to a flood.
+func strands(t *testing.T, limit ratelimit.Limit, moves time.Duration, least float64) {
+	db := pgtest.New(t, maxConns(8))
+	var stores [8]*pgstore.Store
+	for i := range stores {
+		stores[i] = newStore(t, db, withEscrow(floodEscrow))
+		defer stores[i].Close()
+		for range 16 { // so that each has some to give back
+			if _, err := stores[i].Allow(t.Context(), limit.For("k")); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	d := limit.Definition()
+	rate := d.Rate / d.Period.Seconds()
+	if d.Kind == ratelimit.KindSlidingWindow {
+		rate *= float64(d.Slots) / float64(d.Slots+1)
+	}
+	const settles, lasts = time.Second / 2, 2 * time.Second // after the burst
+	var granted atomic.Int64
+	var wg sync.WaitGroup
+	begun := time.Now()
+	for range 16 {
+		wg.Go(func() {
+			for past := time.Duration(0); past < settles+lasts; past = time.Since(begun) {
+				store := stores[int(past/moves)%len(stores)]
+				result, err := store.Allow(t.Context(), limit.For("k"))
+				switch {
+				case err != nil:
+					t.Error(err)
+					return
+				case !result.OK:
+					time.Sleep(min(result.RetryAfter, moves))
+				case past >= settles:
+					granted.Add(1)
 				}
 			}
-			const lasts = 3 * time.Second
-			var granted atomic.Int64
-			var wg sync.WaitGroup
-			begun := time.Now()
-			for range 16 {
-				wg.Go(func() {
-					for time.Since(begun) < lasts {
-						store := stores[int(time.Since(begun)/test.moves)%len(stores)]
-						result, err := store.Allow(t.Context(), limit.For("k"))
-						switch {
-						case err != nil:
-							t.Error(err)
-							return
-						case result.OK:
-							granted.Add(1)
-						default:
-							time.Sleep(result.RetryAfter)
-						}
+		})
+	}
+	wg.Wait()
+	share := float64(granted.Load()) / (rate * lasts.Seconds())
+	t.Logf("granted %d, %.3f of the rate", granted.Load(), share)
+	if share < least {
+		t.Errorf("got %.3f of the rate, want %v", share, least)
+	}
+}
+
+// Demand that is less than what a limit grants is granted, as it is without memory: what
+// one process took ahead and did not need does not stay counted.
+func TestEscrowRefusesNothingThatIsThere(t *testing.T) {
+	for name, limit := range map[string]ratelimit.Limit{
+		"bucket":  ratelimit.TokenBucket{Name: "bucket", Rate: 1000, Period: time.Second, Capacity: 300},
+		"window":  ratelimit.FixedWindow{Name: "window", Rate: 1000, Period: time.Second},
+		"sliding": ratelimit.SlidingWindow{Name: "sliding", Rate: 1000, Period: time.Second},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := newStore(t, pgtest.New(t), withEscrow(floodEscrow))
+			defer store.Close()
+			begun, asked, granted := time.Now(), 0, 0
+			for past := time.Duration(0); past < 2*time.Second; past = time.Since(begun) {
+				for ; float64(asked) < 750*past.Seconds(); asked++ {
+					result, err := store.Allow(t.Context(), limit.For("k"))
+					if err != nil {
+						t.Fatal(err)
 					}
-				})
+					if result.OK {
+						granted++
+					}
+				}
+				time.Sleep(time.Millisecond)
 			}
-			wg.Wait()
-			share := float64(granted.Load()) / (limit.Rate * time.Since(begun).Seconds())
-			t.Logf("granted %d, %.3f of the rate", granted.Load(), share)
-			if share < test.least {
-				t.Errorf("got %.3f of the rate, want %v", share, test.least)
+			t.Logf("granted %d of %d", granted, asked)
+			if granted < asked*95/100 {
+				t.Errorf("granted %d of %d", granted, asked)
 			}
 		})
 	}

@@ -24,11 +24,12 @@ func withEscrow(lasts time.Duration) func(*pgstore.Config) {
 	return func(c *pgstore.Config) { c.Escrow = lasts }
 }
 
-// sluggish are limits of either kind that are refilled with nothing while a test runs, so
+// sluggish are limits of each kind that are refilled with nothing while a test runs, so
 // that what a row lacks is what was taken from it.
 var sluggish = map[string]ratelimit.Limit{
-	"bucket": ratelimit.TokenBucket{Name: "bucket", Rate: 1e6, Period: 1e5 * time.Hour},
-	"window": ratelimit.FixedWindow{Name: "window", Rate: 1e6, Period: 1e5 * time.Hour},
+	"bucket":  ratelimit.TokenBucket{Name: "bucket", Rate: 1e6, Period: 1e5 * time.Hour},
+	"window":  ratelimit.FixedWindow{Name: "window", Rate: 1e6, Period: 1e5 * time.Hour},
+	"sliding": ratelimit.SlidingWindow{Name: "sliding", Rate: 1e6, Period: 1e5 * time.Hour},
 }
 
 // lacks is how many tokens a limit's row lacks.
@@ -125,7 +126,12 @@ func TestEscrowGivesBackWhatIsNotNeeded(t *testing.T) {
 
 // What a receipt says was taken from memory can be settled and cancelled.
 func TestEscrowReceipts(t *testing.T) {
-	limit := sluggish["bucket"]
+	for name, limit := range sluggish {
+		t.Run(name, func(t *testing.T) { escrowReceipts(t, limit) })
+	}
+}
+
+func escrowReceipts(t *testing.T, limit ratelimit.Limit) {
 	store, sent, db := holding(t, 2*time.Second)
 	warmed := warm(t, store, sent, limit.ForN("k", 10))
 	used := warmed
@@ -331,11 +337,11 @@ func TestEscrowOfSeveralLimits(t *testing.T) {
 
 // A limit that is only ever asked together with others is taken ahead from, too.
 func TestEscrowWarmsUpAmongOthers(t *testing.T) {
-	store, sent, db := holding(t, 5*time.Second)
+	store, sent, db := holding(t, time.Second)
 	used, warmed := 0.0, false
-	for ; used < 200 && !warmed; used++ {
+	for begun := time.Now(); !warmed && time.Since(begun) < 10*time.Second; used++ {
 		before := sent.n.Load()
-		result, err := store.Allow(t.Context(), sluggish["bucket"].For("k"), sluggish["window"].For("k"))
+		result, err := store.Allow(t.Context(), sluggish["bucket"].For("k"), sluggish["window"].For("k"), sluggish["sliding"].For("k"))
 		if err != nil || !result.OK {
 			t.Fatalf("got %+v, %v", result, err)
 		}

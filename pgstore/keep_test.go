@@ -74,7 +74,7 @@ func TestForget(t *testing.T) {
 
 // A limit that was forgotten is not refused from memory.
 func TestForgetForgetsRefusals(t *testing.T) {
-	store, _, _ := remembering(t)
+	store, _, _ := remembering(t, false)
 	limit := slow("l", 1)
 	mustAllow(t, store, limit.For("k"))
 	for range 2 {

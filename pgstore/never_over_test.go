@@ -72,12 +72,15 @@ func allowOwn(ctx context.Context, _ *pgxpool.Pool, store *pgstore.Store, reques
 	return store.Allow(ctx, requests...)
 }
 
-// takeForms are all the ways to take, with the Config that they need.
-var takeForms = []struct {
+// takeForm is a way to take, with the Config that it needs.
+type takeForm struct {
 	name   string
 	take   takes
 	change func(*pgstore.Config)
-}{
+}
+
+// takeForms are all the ways to take.
+var takeForms = []takeForm{
 	{"read committed", allowAt(pgx.ReadCommitted), unchanged},
 	{"repeatable read", allowAt(pgx.RepeatableRead), unchanged},
 	{"serializable", allowFunc, unchanged},

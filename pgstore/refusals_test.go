@@ -3,7 +3,6 @@ package pgstore_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -34,11 +33,11 @@ func (*sentStatements) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatc
 func (*sentStatements) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
 
 // remembering is a store with a memory of refusals, and what it sends.
-func remembering(t *testing.T) (*pgstore.Store, *sentStatements, *pgtest.DB) {
+func remembering(t *testing.T, portable bool) (*pgstore.Store, *sentStatements, *pgtest.DB) {
 	t.Helper()
 	sent := &sentStatements{}
 	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent }))
-	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Escrow: pgstore.MaxEscrow})
+	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Escrow: pgstore.MaxEscrow, Portable: portable})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,8 +46,15 @@ func remembering(t *testing.T) (*pgstore.Store, *sentStatements, *pgtest.DB) {
 
 // A flood of calls that cannot succeed sends no statement, and each refusal
 // promises the same instant.
-func TestRefusalMemory(t *testing.T) {
-	store, sent, _ := remembering(t)
+func TestRefusalsAreRemembered(t *testing.T) {
+	for name, portable := range map[string]bool{"plain": false, "portable": true} {
+		t.Run(name, func(t *testing.T) { remembersRefusals(t, portable) })
+	}
+}
+
+func remembersRefusals(t *testing.T, portable bool) {
+	t.Helper()
+	store, sent, _ := remembering(t, portable)
 	ctx := t.Context()
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Hour}
 	if result, err := store.Allow(ctx, limit.ForN("k", 10)); err != nil || !result.OK {
@@ -90,20 +96,6 @@ func TestRefusalMemory(t *testing.T) {
 	before = sent.n.Load()
 	if _, err := store.Allow(ctx, faster.For("k")); err != nil || sent.n.Load() == before {
 		t.Errorf("another definition: error %v, %d statements, want it asked", err, sent.n.Load()-before)
-	}
-}
-
-// The memory is bounded: past the bound it forgets, and asks again.
-func TestRefusalMemoryIsBounded(t *testing.T) {
-	store, _, _ := remembering(t)
-	limit := ratelimit.TokenBucket{Name: "l", Rate: 1, Period: time.Hour}
-	for i := range 500 {
-		key := fmt.Sprint(i)
-		for _, want := range []bool{true, false, false} {
-			if result, err := store.Allow(t.Context(), limit.For(key)); err != nil || result.OK != want {
-				t.Fatalf("key %s: got %v, %v, want %v", key, result.OK, err, want)
-			}
-		}
 	}
 }
 

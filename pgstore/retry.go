@@ -40,7 +40,7 @@ func (b *base) retry(ctx context.Context, attempt func() error) error {
 			forgotten++
 			continue
 		}
-		if !retriable(err) || errors.Is(err, ErrOutcomeUnknown) {
+		if !retriable(err) || isDone(err) {
 			if last != nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)) {
 				return fmt.Errorf("pgstore: gave up after %d attempts: %w: %w", n, err, last)
 			}
@@ -64,7 +64,15 @@ func (b *base) retry(ctx context.Context, attempt func() error) error {
 // isForgotten reports whether the server did nothing, since the connection does not
 // have a statement any more that pgx had prepared.
 func isForgotten(err error) bool {
-	return code(err) == "26000" && !errors.Is(err, ErrOutcomeUnknown) // invalid_sql_statement_name
+	return code(err) == "26000" && !isDone(err) // invalid_sql_statement_name
+}
+
+// errCommitted is a function that failed after it had committed.
+var errCommitted = errors.New("pgstore: the function committed the transaction itself, so it is not run again")
+
+// isDone reports whether what was attempted is there, or may be.
+func isDone(err error) bool {
+	return errors.Is(err, ErrOutcomeUnknown) || errors.Is(err, errCommitted)
 }
 
 // sleep returns after a pause, or with ctx's error when that is over first.
@@ -91,11 +99,16 @@ func (b *base) bounded(ctx context.Context) (_ context.Context, end func(), err 
 	if err := b.work.begin(); err != nil {
 		return nil, nil, err
 	}
-	if _, ok := ctx.Deadline(); ok || b.config.Timeout == NoTimeout {
-		return ctx, b.work.end, nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, b.config.Timeout)
+	ctx, cancel := b.timed(ctx)
 	return ctx, func() { cancel(); b.work.end() }, nil
+}
+
+// timed is a context with the Store's time-out, if ctx has no deadline.
+func (b *base) timed(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok || b.config.Timeout == NoTimeout {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, b.config.Timeout)
 }
 
 // ownTx runs do, which locks rows, in a transaction of its own. READ
@@ -114,7 +127,7 @@ func (b *base) ownTx(ctx context.Context, rows []decide.Row, do func(context.Con
 			if spared && len(rows) == 1 {
 				wait = awaited
 			} else if spared {
-				err = b.awaitOne(ctx, rows)
+				err = b.retry(ctx, func() error { return b.awaitOne(ctx, rows) })
 			}
 			if err == nil || code(err) == lockNotAvailable {
 				err = b.retry(ctx, func() error { return b.transact(ctx, wait, do) })

@@ -2,7 +2,6 @@ package pgstore
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -71,17 +70,17 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 		}
 		defer leave()
 		a := attempt{base: r.base, call: rows, places: places, held: h, do: do}
-		undone := true
+		done := false
 		defer func() {
-			if spent = spent || a.ended; undone && !a.ended {
+			if done = done || a.ended; !done {
 				receipt.RolledBack(a.result.Receipt)
 			}
+			spent = spent || done
 		}()
 		err = a.run(bounded)
-		result, undone = a.result, err != nil && !errors.Is(err, ErrOutcomeUnknown)
+		result, done = a.result, err == nil || isDone(err)
 		return err
 	})
-	spent = spent || err == nil || errors.Is(err, ErrOutcomeUnknown)
 	if err == nil && result.OK {
 		receipt.Committed(result.Receipt)
 		for i := range rows.Asks { // again, now that others see it
@@ -129,25 +128,32 @@ type attempt struct {
 	life   string // of the server, as far as it could be read
 	result ratelimit.Result
 	taken  try
-	ended  bool // the function has ended the transaction itself, or may have
+	failed bool // the function returned an error
+	ended  bool // the function has ended the transaction itself
 }
 
 // run takes, runs the function, and commits. It tells no error if and only if the
-// server has said that the transaction is committed.
+// function did not, and the server has said that the transaction is committed.
 func (a *attempt) run(ctx context.Context) error {
 	lost, err := a.transact(ctx)
-	if lost && a.held.all() {
+	if !lost {
+		return err
+	}
+	if a.held.all() {
 		return fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
 	}
-	if lost {
-		return a.resolve(ctx, err)
+	if rolledBack := a.resolve(ctx, err); rolledBack != nil {
+		return rolledBack
 	}
-	return err
+	if a.failed {
+		return fmt.Errorf("%w: %w", errCommitted, err)
+	}
+	return nil
 }
 
 // transact runs the transaction on a connection of its own, which it has given back
-// then, or a pool of one would have no other to ask on. A COMMIT is lost when it was
-// sent, and the server did not answer.
+// then, or a pool of one would have no other to ask on. A transaction is lost if what
+// became of it is known to nobody here, since its connection is closed.
 func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 	conn, err := a.base.pool.Acquire(ctx)
 	if err != nil {
@@ -158,8 +164,10 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 	tx, err := a.begin(ctx)
 	doing := false
 	defer func() {
-		a.ended = doing && a.conn.Conn().PgConn().TxStatus() == 'I'
-		if tx != nil && a.conn.Conn().PgConn().TxStatus() != 'I' {
+		if doing { // it panicked, or ended its goroutine
+			a.ended = a.over()
+		}
+		if tx != nil && !a.over() {
 			end(ctx, tx)
 		}
 	}()
@@ -170,16 +178,16 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 		return false, err
 	}
 	doing = true
-	if err := a.do(tx, a.result); err != nil {
-		return false, err
-	}
-	if a.conn.Conn().IsClosed() {
+	err = a.do(tx, a.result)
+	doing, a.failed, a.ended = false, err != nil, a.over()
+	switch {
+	case a.failed:
+		return a.again(ctx, tx, err)
+	case a.conn.Conn().IsClosed():
 		return false, fmt.Errorf("pgstore: the connection was lost before commit: %w", pgx.ErrTxClosed)
-	}
-	if a.conn.Conn().PgConn().TxStatus() == 'I' {
+	case a.ended:
 		return false, a.became(ctx)
 	}
-	doing = false
 	if err := ctx.Err(); err != nil { // pgx would close the connection, which looks as if COMMIT was lost
 		return false, a.base.fault("commit", err)
 	}
@@ -187,8 +195,40 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 	if err == nil {
 		return false, nil
 	}
-	lost = a.conn.Conn().IsClosed() && !answered(err)
-	return lost, a.base.fault("commit", err)
+	if err = a.base.fault("commit", err); a.conn.Conn().IsClosed() && !answered(err) {
+		return true, err
+	}
+	return a.again(ctx, tx, err)
+}
+
+// over reports whether there is no transaction any more on the attempt's connection.
+func (a *attempt) over() bool { return a.conn.Conn().PgConn().TxStatus() == 'I' }
+
+// again is what transact returns for an error of the function or of COMMIT. One that
+// asks for another attempt does so in vain if the function has committed the take
+// itself, whatever it has begun since: then its work would be done twice.
+func (a *attempt) again(ctx context.Context, tx pgx.Tx, err error) (lost bool, _ error) {
+	switch {
+	case !retriable(err) && !isForgotten(err):
+		return false, err
+	case a.held.all() && a.ended:
+		return false, fmt.Errorf("%w: the function ended the transaction itself: %w", ErrOutcomeUnknown, err)
+	case a.held.all(): // nobody can ask, and a function that has begun another is not found out
+		return false, err
+	case !a.over():
+		end(ctx, tx)
+	}
+	if a.conn.Conn().IsClosed() {
+		return true, err
+	}
+	committed, unknown := a.committed(ctx)
+	switch {
+	case unknown != nil:
+		return false, fmt.Errorf("%w: %w", unknown, err)
+	case committed:
+		return false, fmt.Errorf("%w: %w", errCommitted, err)
+	}
+	return false, err
 }
 
 // became is the error of a function that has ended the transaction itself: none if
@@ -197,18 +237,27 @@ func (a *attempt) became(ctx context.Context) error {
 	if a.held.all() {
 		return fmt.Errorf("%w: the function ended the transaction itself: %w", ErrOutcomeUnknown, pgx.ErrTxClosed)
 	}
+	committed, err := a.committed(ctx)
+	if err == nil && !committed {
+		err = fmt.Errorf("pgstore: the function rolled the transaction back itself: %w", pgx.ErrTxClosed)
+	}
+	return err
+}
+
+// committed reports, on the connection of a transaction that is over, whether it was
+// committed, also when ctx is over.
+func (a *attempt) committed(ctx context.Context) (bool, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTime)
+	defer cancel()
 	ask := func() (string, error) { return table.Outcome(ctx, a.conn, a.taken.taken[0].Xid, true) }
 	became, err := ask()
 	if isForgotten(err) { // pgx prepares it again
 		became, err = ask()
 	}
-	switch {
-	case err != nil:
-		return fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
-	case became == table.Committed:
-		return nil
+	if err != nil {
+		return false, fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
 	}
-	return fmt.Errorf("pgstore: the function rolled the transaction back itself: %w", pgx.ErrTxClosed)
+	return became == table.Committed, nil
 }
 
 // begin begins a transaction that has taken what the call asks, in one round trip if

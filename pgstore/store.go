@@ -36,6 +36,9 @@ func New(pool *pgxpool.Pool, config *Config) (*Store, error) {
 	b := newBase(pool, c)
 	b.takeAhead()
 	own := newOwn(b)
+	if c.Portable {
+		own.together = newPortable(own).together
+	}
 	return &Store{base: b, own: own, runner: &runner{base: b, own: own}}, nil
 }
 
@@ -47,7 +50,9 @@ func New(pool *pgxpool.Pool, config *Config) (*Store, error) {
 func (s *Store) Close() {
 	if s.usable() == nil {
 		s.work.close()
-		s.giveBack(s.hints.memory.TakeBack())
+		returns := s.hints.memory.TakeBack()
+		s.hints.memory.DropAll() // also what a transaction that goes on puts back later
+		s.giveBack(returns)
 	}
 }
 

@@ -42,8 +42,7 @@ func (b *base) takeMade(ctx context.Context, tx pgx.Tx, call decide.Call, err er
 
 func (b *base) takeCall(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
 	if len(call.Asks) == 1 && !call.Sharded() {
-		result, _, err := b.takeOne(ctx, tx, call)
-		return result, err
+		return b.takeOne(ctx, tx, call)
 	}
 	return b.takeSeveral(ctx, tx, call)
 }
@@ -65,62 +64,63 @@ func (b *base) checkTx(ctx context.Context, tx pgx.Tx, reserve bool, requests []
 
 // takeOne decides a call for one row. The row itself grants it. When it does not it
 // is looked at, and tells what to answer or, since it is locked by now, what to take:
-// its ticks may be its own, or a pause is over. The view is what refused the call.
-func (b *base) takeOne(ctx context.Context, q table.Querier, call *decide.Call) (_ ratelimit.Result, view decide.View, _ error) {
+// its ticks may be its own, or a pause is over.
+func (b *base) takeOne(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
 	change := call.Asks[0].Change(0, 0, call.Asks[0].Count)
-	if tx, ok := q.(pgx.Tx); ok && call.AtMost() {
+	if call.AtMost() {
 		return b.takeAtMost(ctx, tx, call, change)
 	}
-	return b.takeChange(ctx, q, call, change)
+	return b.takeChange(ctx, tx, call, change)
 }
 
 // takeAtMost decides, for one row, a call that takes what there is: in one round trip,
 // granted or not, since the row is read as it is locked. That also tells how much was
 // taken.
-func (b *base) takeAtMost(ctx context.Context, tx pgx.Tx, call *decide.Call, change decide.Change) (_ ratelimit.Result, view decide.View, _ error) {
+func (b *base) takeAtMost(ctx context.Context, tx pgx.Tx, call *decide.Call, change decide.Change) (ratelimit.Result, error) {
 	var batch pgx.Batch
 	var before, taken table.Taken
 	now := b.clock()
 	b.table.QueueGive(&batch, &change, 0, 0, now, &before)
 	b.table.QueueTakeAtMost(&batch, &change, now, &taken)
 	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
-		return ratelimit.Result{}, view, b.fault("take", err)
+		return ratelimit.Result{}, b.fault("take", err)
 	}
 	if taken.OK {
 		change.After = taken.After
 		change.Count = math.Round(change.Definition.Settle(before.After, taken.After.TS).Value - taken.After.Value)
-		return b.granted(call, []decide.Change{change}, taken.At, taken.Xid, tx.Conn()), view, nil
+		return b.granted(call, []decide.Change{change}, taken.At, taken.Xid, tx.Conn()), nil
 	}
-	view = decide.View{States: [][]ratelimit.State{{before.After}}, At: before.At.UTC()}
+	view := decide.View{States: [][]ratelimit.State{{before.After}}, At: before.At.UTC()}
 	if changes, ok := call.Plan(view); ok {
 		return b.takeChange(ctx, tx, call, changes[0])
 	}
-	return call.Refused(view), view, nil
+	return call.Refused(view), nil
 }
 
-func (b *base) takeChange(ctx context.Context, q table.Querier, call *decide.Call, change decide.Change) (_ ratelimit.Result, view decide.View, _ error) {
+func (b *base) takeChange(ctx context.Context, tx pgx.Tx, call *decide.Call, change decide.Change) (ratelimit.Result, error) {
+	var view decide.View
 	for range rounds {
-		taken, err := b.table.Take(ctx, q, call.Reserve, &change, b.clock())
+		taken, err := b.table.Take(ctx, tx, call.Reserve, &change, b.clock())
 		if err != nil {
-			return ratelimit.Result{}, view, b.fault("take", err)
+			return ratelimit.Result{}, b.fault("take", err)
 		}
 		if taken.OK {
 			change.After = taken.After
-			return b.granted(call, []decide.Change{change}, taken.At, taken.Xid, connOf(q)), view, nil
+			return b.granted(call, []decide.Change{change}, taken.At, taken.Xid, tx.Conn()), nil
 		}
-		if view, err = b.look(ctx, q, &pgx.Batch{}, call, all); err != nil {
-			return ratelimit.Result{}, view, b.fault("look", err)
+		if view, err = b.look(ctx, tx, &pgx.Batch{}, call, all); err != nil {
+			return ratelimit.Result{}, b.fault("look", err)
 		}
 		changes, ok := call.Plan(view)
 		if !ok {
 			break
 		}
-		if err := b.renew(ctx, q, changes, view.At); err != nil {
-			return ratelimit.Result{}, view, b.fault("renew", err)
+		if err := b.renew(ctx, tx, changes, view.At); err != nil {
+			return ratelimit.Result{}, b.fault("renew", err)
 		}
 		change = changes[0]
 	}
-	return call.Refused(view), view, nil
+	return call.Refused(view), nil
 }
 
 // renew writes the rows of changes anew that no take can add to, since another
@@ -147,14 +147,6 @@ func (b *base) granted(call *decide.Call, changes []decide.Change, at time.Time,
 	result := call.Granted(changes, b.hints.took(call, changes, at.UTC()))
 	result.Receipt = call.Receipt(changes, xid, conn, at)
 	return result
-}
-
-// connOf is the connection of a transaction, nil of a pool.
-func connOf(q table.Querier) *pgx.Conn {
-	if tx, ok := q.(pgx.Tx); ok {
-		return tx.Conn()
-	}
-	return nil
 }
 
 // all and unsharded choose the limits to look at.
@@ -213,9 +205,6 @@ func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (r
 			b.hints.shards.refused(call, view.At)
 			return call.Refused(view), nil
 		}
-		if err := b.renew(ctx, tx, changes, view.At); err != nil {
-			return ratelimit.Result{}, b.fault("renew", err)
-		}
 		look, undo = all, &pgx.Batch{}
 	}
 }
@@ -252,9 +241,13 @@ func (b *base) takeFirst(ctx context.Context, tx pgx.Tx, call *decide.Call) (rat
 		}
 		if t.granted() {
 			result = t.result(tx)
-		}
-		for i := range changes {
-			delete(made, changes[i].Row)
+			for i := range changes {
+				delete(made, changes[i].Row)
+			}
+		} else if _, undo := t.undo(); undo.Len() > 0 {
+			if err := tx.SendBatch(ctx, undo).Close(); err != nil {
+				return ratelimit.Result{}, b.fault("undo", err)
+			}
 		}
 	}
 	if err := b.removeAll(ctx, tx, made); err != nil {
@@ -365,7 +358,8 @@ func upTo(n int) []int {
 // and at another time. The rows that were asked stay locked, as one that
 // is asked alone does. A shard that was asked in vain must not: two transactions that
 // go on to each other's would deadlock. So shards are behind a savepoint, after all
-// else. In the portable form all rows are: that does not tell which rows a take made.
+// else; and a row that has to be written anew is so when it is its turn. In the portable
+// form all rows are: that does not tell which rows a take made.
 type try struct {
 	base    *base
 	call    *decide.Call
@@ -385,6 +379,11 @@ func (t *try) send(ctx context.Context, q table.Querier) error {
 		if t.saved(i) && (i == 0 || !t.saved(i-1)) {
 			batch.Queue("SAVEPOINT " + savepoint)
 		}
+		if c := &t.changes[i]; !c.Over.IsZero() && !c.Definition.Plain(c.Seen) {
+			as := c.Definition.Settle(c.Seen, c.Over)
+			t.base.table.QueueRenew(&batch, c.Row, c.Seen, as)
+			c.Seen = as
+		}
 		if !t.saved(i) {
 			t.base.table.QueueGive(&batch, &t.changes[i], 0, 0, now, &t.before[i])
 		}
@@ -399,14 +398,21 @@ func (t *try) sharded(i int) bool { return t.call.Asks[t.changes[i].Ask].Sharded
 func (t *try) saved(i int) bool { return t.behind || t.base.config.Portable || t.sharded(i) }
 
 // granted reports whether all was taken.
+// What one sliding window's shards gave must be in one slot, too: another call may have
+// moved a shard on, to a slot that has begun since it was seen.
 func (t *try) granted() bool {
 	for i := range t.taken {
 		if !t.taken[i].OK {
 			return false
 		}
+		if i > 0 && t.changes[i].Ask == t.changes[i-1].Ask && t.slot(i) != t.slot(i-1) {
+			return false
+		}
 	}
 	return true
 }
+
+func (t *try) slot(i int) int64 { return t.changes[i].Definition.Slot(t.taken[i].After) }
 
 // at is the instant by which all was decided.
 func (t *try) at() (at time.Time) {

@@ -764,9 +764,13 @@ func nothing(pgx.Tx) error { return nil }
 // raise is work that PostgreSQL answers with an error of the given code.
 func raise(ctx context.Context, code string) func(pgx.Tx) error {
 	return func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, `DO $$ BEGIN RAISE EXCEPTION 'raised by the test' USING ERRCODE = '`+code+`'; END $$`)
+		_, err := tx.Exec(ctx, raising(code))
 		return err
 	}
+}
+
+func raising(code string) string {
+	return `DO $$ BEGIN RAISE EXCEPTION 'raised by the test' USING ERRCODE = '` + code + `'; END $$`
 }
 
 func TestRunnerCommitsAll(t *testing.T) {

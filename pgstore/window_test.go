@@ -22,11 +22,7 @@ import (
 )
 
 // reserveForms are all the ways to reserve.
-var reserveForms = []struct {
-	name   string
-	take   takes
-	change func(*pgstore.Config)
-}{
+var reserveForms = []takeForm{
 	{"read committed", func(ctx context.Context, pool *pgxpool.Pool, store *pgstore.Store, requests ...ratelimit.Request) (result ratelimit.Result, err error) {
 		err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 			result, err = store.ReserveTx(ctx, tx, requests...)

@@ -2,8 +2,9 @@
 // the repository, and runs the tests that must find it. It fails if one finds nothing,
 // or if a patch does not fit the code any more.
 //
-//	go run ./integration/mutants             # all
+//	go run ./integration/mutants             # all, some ten minutes
 //	go run ./integration/mutants --only c1   # those whose names match
+//	go run ./integration/mutants --check     # only that each fits the code, and compiles
 //
 // Faults whose mechanism is gone are listed in faults/gone.md, with the reason.
 package main
@@ -22,6 +23,7 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"time"
 )
@@ -47,6 +49,7 @@ func main() {
 
 func run(ctx context.Context) error {
 	pattern := flag.String("only", "", "the mutants whose names match this regular expression")
+	fits := flag.Bool("check", false, "test nothing: see whether each mutant fits the code, and compiles")
 	flag.Parse()
 	only, err := regexp.Compile(*pattern)
 	if err != nil {
@@ -56,6 +59,10 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	mutants = slices.DeleteFunc(mutants, func(m mutant) bool { return !only.MatchString(m.name) })
+	if len(mutants) == 0 {
+		return fmt.Errorf("no mutant's name matches %s", only)
+	}
 	dir, err := os.MkdirTemp("", "ratelimit-mutants")
 	if err != nil {
 		return err
@@ -64,14 +71,21 @@ func run(ctx context.Context) error {
 	if err := copyTree(ctx, dir); err != nil {
 		return err
 	}
-	planted, killed := 0, 0
+	if *fits {
+		return check(ctx, dir, mutants)
+	}
+	return killAll(ctx, dir, mutants)
+}
+
+// killAll plants one mutant after the other, and tells which test finds each.
+func killAll(ctx context.Context, dir string, mutants []mutant) error {
+	killed := 0
 	for _, m := range mutants {
-		if !only.MatchString(m.name) || ctx.Err() != nil {
-			continue
-		}
 		begun := time.Now()
 		finder, err := m.kill(ctx, dir)
-		planted++
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
 		verdict := "killed by " + finder
 		switch {
 		case err != nil:
@@ -87,11 +101,52 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	fmt.Printf("\n%d killed of %d planted\n\n%s", killed, planted, gone)
-	if killed < planted || planted == 0 {
+	fmt.Printf("\n%d killed of %d planted\n\n%s", killed, len(mutants), gone)
+	if killed < len(mutants) {
 		return errors.New("not all were killed")
 	}
+	return nil
+}
+
+// check sees whether each mutant fits the code and compiles, as many of them at a time as
+// fit beside each other.
+func check(ctx context.Context, dir string, mutants []mutant) error {
+	for rest := mutants; len(rest) > 0; {
+		if err := rest[0].apply(ctx, dir); err != nil {
+			return fmt.Errorf("%s does not fit: %w", rest[0].name, err)
+		}
+		together := 1
+		for together < len(rest) && rest[together].apply(ctx, dir) == nil {
+			together++
+		}
+		err := compile(ctx, dir)
+		for _, m := range slices.Backward(rest[:together]) {
+			err = errors.Join(err, m.apply(ctx, dir, "-R"))
+		}
+		if err != nil && together > 1 { // one of them, or they do not go together
+			for i := range together {
+				if err := check(ctx, dir, rest[i:i+1]); err != nil {
+					return err
+				}
+			}
+		} else if err != nil {
+			return fmt.Errorf("%s: %w", rest[0].name, err)
+		}
+		rest = rest[together:]
+	}
+	if len(mutants) > 1 {
+		fmt.Printf("%d faults can be planted\n", len(mutants))
+	}
 	return ctx.Err()
+}
+
+func compile(ctx context.Context, dir string) error {
+	build := exec.CommandContext(ctx, "go", "build", "-trimpath", "./...", "./riverlimit/...")
+	build.Dir = dir
+	if out, err := build.CombinedOutput(); err != nil {
+		return fmt.Errorf("%w: %s", err, out[:min(len(out), 600)])
+	}
+	return nil
 }
 
 func read() (mutants []mutant, err error) {
@@ -187,8 +242,9 @@ func (m *mutant) kill(ctx context.Context, dir string) (finder string, err error
 	return "", fmt.Errorf("the tests could not be run: %s", out[max(0, len(out)-600):])
 }
 
+// apply applies the patch, with little heed of what is around the lines that it changes.
 func (m *mutant) apply(ctx context.Context, dir string, more ...string) error {
-	apply := exec.CommandContext(ctx, "git", append([]string{"apply", "--whitespace=nowarn"}, more...)...)
+	apply := exec.CommandContext(ctx, "git", append([]string{"apply", "-C1", "--whitespace=nowarn"}, more...)...)
 	apply.Dir, apply.Stdin = dir, bytes.NewReader(m.patch)
 	if out, err := apply.CombinedOutput(); err != nil {
 		return fmt.Errorf("%w: %s", err, bytes.TrimSpace(out))

@@ -106,10 +106,33 @@ func (a *account) total(verb, what string) (n int) {
 	return n
 }
 
+// coded counts what was told with an SQLSTATE.
+func (a *account) coded(code string) (n int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, texts := range []map[string]int{a.faults, a.rolled} {
+		for text, count := range texts {
+			if strings.Contains(text, "SQLSTATE "+code) {
+				n += count
+			}
+		}
+	}
+	return n
+}
+
+// granted counts what was told OK.
+func (a *account) granted() int {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.total("", "ok")
+}
+
 // owed is the debt that a limit begins with: a pause takes what is there, but no debt.
 const owed = -1000
 
 // seed fills the rows of the limits half, so that giving back never meets a full one.
+// Those of sliding windows have no slots, as after another kind of limit, until a call
+// makes some.
 func (l *lab) seed(ctx context.Context, schema string) error {
 	conn, err := pgx.Connect(ctx, l.server.URL)
 	if err != nil {
@@ -138,7 +161,9 @@ func had(limit string) float64 {
 	switch limit {
 	case tight.Name:
 		return tight.Capacity
-	case old.Name:
+	case narrow.Name:
+		return narrow.Rate
+	case old.Name, past.Name:
 		return old.Capacity
 	case debt.Name:
 		return owed
@@ -153,6 +178,7 @@ type verdict struct {
 	twice              int     // there more than once
 	resolved           int     // unknown, and there
 	rows, taken        int
+	worst              string // limit and key with the largest difference
 }
 
 // audit compares what was told with what is there.
@@ -214,8 +240,11 @@ func (a *account) compare(ctx context.Context, pool *pgxpool.Pool, schema string
 		if value, ok := values[id]; ok {
 			spent = had(id[0]) - value
 		}
-		v.lost = max(v.lost, spent-m.High-tolerance)
-		v.minted = max(v.minted, m.Low-spent-tolerance)
+		lost, minted := spent-m.High-tolerance, m.Low-spent-tolerance
+		if d := max(lost, minted); d > max(v.lost, v.minted, 0) {
+			v.worst = fmt.Sprintf("%s, key %q: %g gone, told %g to %g", id[0], id[1], spent, m.Low, m.High)
+		}
+		v.lost, v.minted = max(v.lost, lost), max(v.minted, minted)
 		v.taken += int(math.Round(max(spent, 0)))
 		v.rows++
 	}
@@ -226,34 +255,48 @@ func (a *account) compare(ctx context.Context, pool *pgxpool.Pool, schema string
 type disturbed struct{ rounds, pruned, edits, pauses int }
 
 // disturb prunes, edits other keys of the same limits, and pauses what is in debt,
-// until ctx is over.
-func (l *lab) disturb(ctx context.Context, pool *pgxpool.Pool, schema string) (d disturbed, err error) {
+// until it is stopped.
+func (l *lab) disturb(ctx context.Context, schema string) (stop func() (disturbed, error), err error) {
+	pool, err := l.pool(ctx, 4)
+	if err != nil {
+		return nil, err
+	}
 	store, err := pgstore.New(pool, &pgstore.Config{Schema: schema})
 	if err != nil {
-		return d, err
+		pool.Close()
+		return nil, err
 	}
-	fewer := shards
-	fewer.Shards = 2
-	for ctx.Err() == nil {
-		whole, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
-		err = l.disturbOnce(whole, pool, store, schema, fewer, &d)
-		cancel()
-		if err != nil {
-			return d, err
+	var d disturbed
+	until, end := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() {
+		defer pool.Close()
+		var err error
+		for err == nil && until.Err() == nil {
+			once, cancel := context.WithTimeout(ctx, time.Minute)
+			err = l.disturbOnce(once, pool, store, schema, &d)
+			cancel()
 		}
-	}
-	return d, nil
+		done <- err
+	}()
+	return func() (disturbed, error) {
+		end()
+		err := <-done
+		return d, err
+	}, nil
 }
 
-func (l *lab) disturbOnce(ctx context.Context, pool *pgxpool.Pool, store *pgstore.Store, schema string, fewer ratelimit.TokenBucket, d *disturbed) error {
+func (l *lab) disturbOnce(ctx context.Context, pool *pgxpool.Pool, store *pgstore.Store, schema string, d *disturbed) error {
 	d.rounds++
-	aged := make([]string, 40)
-	for i := range aged {
-		aged[i] = oldKey(i - 20)
+	now := make([]string, 40)
+	for i := range now {
+		now[i] = oldKey(i - 20)
 	}
-	if _, err := pool.Exec(ctx, "INSERT INTO "+schema+".rate_limits (name, key, shard, value, ts) SELECT $1::text, k, 0, $2::float8, now() - interval '1 hour' FROM unnest($3::text[]) k ON CONFLICT DO NOTHING",
-		old.Name, old.Capacity, aged); err != nil && outcome(err) != "again" { // it can meet a transaction that has one of them
-		return fmt.Errorf("ageing rows: %w", err)
+	for _, limit := range aged {
+		if _, err := pool.Exec(ctx, "INSERT INTO "+schema+".rate_limits (name, key, shard, value, ts) SELECT $1::text, k, 0, $2::float8, now() - interval '1 hour' FROM unnest($3::text[]) k ON CONFLICT DO NOTHING",
+			ratelimit.NameOf(limit), had(ratelimit.NameOf(limit)), now); err != nil && outcome(err) != "again" { // it can meet a transaction that has one of them
+			return fmt.Errorf("ageing rows: %w", err)
+		}
 	}
 	n, err := store.Prune(ctx, append(slices.Clone(all), debt)...)
 	if err != nil {
@@ -271,14 +314,22 @@ func (l *lab) disturbOnce(ctx context.Context, pool *pgxpool.Pool, store *pgstor
 	}
 	d.pauses++
 	key := fmt.Sprintf("edited %d", d.rounds%3)
+	edited := []ratelimit.Limit{bucket, sliding}[d.rounds%2]
+	fewer, fewerSlides := shards, slides
+	fewer.Shards, fewerSlides.Shards = 2, 2
 	for what, edit := range map[string]func() error{
-		"take":    func() error { _, err := store.Allow(ctx, shards.ForN(key, 5), bucket.ForN(key, 5)); return err },
-		"pause":   func() error { _, err := store.Pause(ctx, bucket, key, time.Hour); return err },
-		"reshard": func() error { return store.Reshard(ctx, shards, fewer, key) },
-		"back":    func() error { return store.Reshard(ctx, fewer, shards, key) },
-		"credit":  func() error { _, err := store.Credit(ctx, bucket.ForN(key, 3)); return err },
-		"resume":  func() error { return store.Resume(ctx, bucket, key) },
-		"reset":   func() error { return store.Reset(ctx, bucket, key) },
+		"take": func() error {
+			_, err := store.Allow(ctx, shards.ForN(key, 5), slides.ForN(key, 5), edited.ForN(key, 5))
+			return err
+		},
+		"pause":        func() error { _, err := store.Pause(ctx, edited, key, time.Hour); return err },
+		"reshard":      func() error { return store.Reshard(ctx, shards, fewer, key) },
+		"back":         func() error { return store.Reshard(ctx, fewer, shards, key) },
+		"fewer slides": func() error { return store.Reshard(ctx, slides, fewerSlides, key) },
+		"more slides":  func() error { return store.Reshard(ctx, fewerSlides, slides, key) },
+		"credit":       func() error { _, err := store.Credit(ctx, edited.ForN(key, 3)); return err },
+		"resume":       func() error { return store.Resume(ctx, edited, key) },
+		"reset":        func() error { return store.Reset(ctx, edited, key) },
 	} {
 		if err := edit(); err != nil {
 			return fmt.Errorf("%s: %w", what, err)
@@ -291,59 +342,26 @@ func (l *lab) disturbOnce(ctx context.Context, pool *pgxpool.Pool, store *pgstor
 // attackAccounts has several processes call everything in every way, and then finds
 // every token again.
 func attackAccounts(ctx context.Context, l *lab, c *chapter) error {
-	schema, err := l.schema(ctx)
-	if err != nil {
-		return err
+	const workers = 8
+	var tasks []task
+	for _, level := range []string{"read committed", "repeatable read", "serializable"} {
+		tasks = append(tasks, task{Workers: workers, Conns: 10, Isolation: level})
 	}
-	if err := l.seed(ctx, schema); err != nil {
-		return err
-	}
-	pool, err := l.pool(ctx, 8)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	const processes, workers = 3, 8
-	lasts := l.seconds(60, 12)
-	a := newAccount()
-	beside, stop := context.WithCancel(ctx)
-	defer stop()
+	c.say("%d processes of %d goroutines call all verbs that take and give back, on their own, in transactions at every isolation level, and in the runner with functions that misbehave, for %d limits of all three kinds, with shards and plans, the connections of each process with another default level; Prune, pauses and edits go on beside.", len(tasks), workers, len(all)+1)
+	lasts := l.seconds(60, 10)
 	var d disturbed
-	disturbing := make(chan error, 1)
-	go func() {
-		var err error
-		d, err = l.disturb(beside, pool, schema)
-		disturbing <- err
-	}()
-	var children []*child
-	for n := range processes {
-		child, err := start(ctx, task{
-			Job: "work", URL: l.server.URL, Schema: schema, Process: n + 1, Workers: workers, Conns: 10,
-			Isolation: []string{"read committed", "repeatable read", "serializable"}[n], For: lasts, Seed: uint64(time.Now().UnixNano()),
-		}, a.read)
+	a, err := l.suffer(ctx, c, tasks, lasts, 0, func(ctx context.Context, s *suffering) error {
+		stop, err := l.disturb(ctx, s.schema)
 		if err != nil {
 			return err
 		}
-		children = append(children, child)
-	}
-	for _, child := range children {
-		if err := <-child.done; err != nil {
-			return err
-		}
-	}
-	stop()
-	if err := <-disturbing; err != nil {
-		c.fail("beside the accounts: " + err.Error())
-	}
-	v, err := a.audit(ctx, pool, schema)
+		time.Sleep(lasts)
+		d, err = stop()
+		return err
+	})
 	if err != nil {
 		return err
 	}
-	c.say("%d processes of %d goroutines call all verbs that take and give back, on their own, in transactions at every isolation level, and in the runner with functions that misbehave, for %d limits with two kinds, shards and plans, the connections of each process with another default level; Prune, pauses and edits go on beside.", processes, workers, len(all)+1)
-	c.tell("decisions on their own", "%d", a.own())
-	c.tell("transactions and runs", "%d", len(a.byID))
-	c.tell("limits and keys, tokens gone from them", "%d, %d", v.rows, v.taken)
-	v.lines(c)
 	c.zero("errors that nobody made", a.unexpected(c))
 	for _, verb := range slices.Sorted(maps.Keys(a.counts)) {
 		what := ""
@@ -368,6 +386,11 @@ func attackAccounts(ctx context.Context, l *lab, c *chapter) error {
 			c.happened("functions with "+b.name, n)
 		}
 	}
+	var slides int
+	if err := l.ask(ctx, "SELECT count(*) FROM "+a.schema+".rate_limits WHERE slots IS NOT NULL", &slides); err != nil {
+		return err
+	}
+	c.happened("rows of sliding windows that calls made or made anew", slides)
 	c.happened("rows pruned beside", d.pruned)
 	c.happened("edits of other keys beside", d.edits)
 	c.happened("pauses of what is in debt beside", d.pauses)
@@ -398,10 +421,18 @@ func (a *account) unexpected(c *chapter) (n int) {
 	return n
 }
 
-// lines are the figures of a verdict.
-func (v *verdict) lines(c *chapter) {
-	c.atMost("most tokens gone from a limit that nobody took", max(v.lost, 0), 0, "")
-	c.atMost("most tokens left in a limit that were taken", max(v.minted, 0), 0, "")
+// lines are the figures of a verdict. Killed clients may have had some tokens under way.
+func (v *verdict) lines(c *chapter, slack float64) {
+	besides := ""
+	if slack > 0 {
+		besides = ", but for what killed clients had under way"
+	}
+	c.tell("limits and keys, tokens gone from them", "%d, %d", v.rows, v.taken)
+	c.atMost("most tokens gone from a limit that nobody took"+besides, max(v.lost, 0), slack, "")
+	c.atMost("most tokens left in a limit that were taken"+besides, max(v.minted, 0), slack, "")
+	if v.worst != "" {
+		c.tell("the largest difference", "%s", v.worst)
+	}
 	c.zero("told OK, and not there", v.missing)
 	c.zero("told an error, and there", v.unwelcome)
 	c.zero("there twice", v.twice)

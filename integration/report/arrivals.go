@@ -30,6 +30,9 @@ var arrivals = []struct {
 	{ratelimit.TokenBucket{Name: "token bucket, reserved", Rate: 100, Period: time.Second, Capacity: 20, MaxReserved: 100}, true},
 	{ratelimit.FixedWindow{Name: "fixed window", Rate: 10, Period: 100 * time.Millisecond}, false},
 	{ratelimit.FixedWindow{Name: "fixed window, 3 shards", Rate: 12, Period: 100 * time.Millisecond, Shards: 3}, false},
+	{ratelimit.SlidingWindow{Name: "sliding window", Rate: 20, Period: 200 * time.Millisecond}, false},
+	{ratelimit.SlidingWindow{Name: "sliding window, 3 shards", Rate: 24, Period: 200 * time.Millisecond, Shards: 3}, false},
+	{ratelimit.SlidingWindow{Name: "sliding window, reserved", Rate: 20, Period: 200 * time.Millisecond, MaxReserved: 20}, true},
 }
 
 const arrivalKey = "k"
@@ -60,56 +63,39 @@ func arrive(ctx context.Context, e *env) error {
 }
 
 func arriveOnce(r *rand.Rand, e *env, limit int) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	a := arrivals[limit]
-	request := a.limit.ForN(arrivalKey, float64(1+r.IntN(3)))
-	result, err := takeSomehow(ctx, r, e.pool, e.store, a.reserve, request)
-	if err != nil {
-		return fmt.Errorf("%s: %w", ratelimit.NameOf(a.limit), err)
+	a, wait, err := arriveAt(r, e.pool, e.store, limit)
+	if a.Count > 0 {
+		e.out.write(a)
 	}
-	if result.OK {
-		at := result.At
-		if a.reserve {
-			at = result.RetryAt
-		}
-		e.out.write(arrival{limit, at, request.Count})
-		return nil
-	}
-	time.Sleep(min(result.RetryAfter, 20*time.Millisecond))
-	return nil
+	time.Sleep(wait)
+	return err
 }
 
-// takeSomehow takes on its own, in a transaction that is held for a while or not, or in
-// the runner.
-func takeSomehow(ctx context.Context, r *rand.Rand, pool *pgxpool.Pool, store *pgstore.Store, reserve bool, request ratelimit.Request) (result ratelimit.Result, err error) {
-	alone, within, run := store.Allow, store.AllowTx, store.AllowFunc
-	if reserve {
-		alone, within, run = store.Reserve, store.ReserveTx, store.ReserveFunc
+// arriveAt takes from a limit, and returns when that counts and how much; after a
+// refusal, which is a count of 0, how long to wait.
+func arriveAt(r *rand.Rand, pool *pgxpool.Pool, store *pgstore.Store, limit int) (a arrival, wait time.Duration, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	of := arrivals[limit]
+	v := allow(store)
+	if of.reserve {
+		v = reserve(store)
 	}
-	held := time.Duration(0)
+	hold := time.Duration(0)
 	if r.IntN(20) == 0 {
-		held = time.Duration(r.IntN(40)) * time.Millisecond
+		hold = time.Duration(r.IntN(40)) * time.Millisecond
 	}
-	switch r.IntN(4) {
-	case 0:
-		err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) (err error) {
-			result, err = within(ctx, tx, request)
-			time.Sleep(held)
-			return err
-		})
-	case 1:
-		result, err = run(ctx, []ratelimit.Request{request}, func(pgx.Tx, ratelimit.Result) error {
-			time.Sleep(held)
-			return nil
-		})
-		if errors.Is(err, ratelimit.ErrRefused) {
-			err = nil
-		}
-	default:
-		result, err = alone(ctx, request)
+	request := of.limit.ForN(arrivalKey, float64(1+r.IntN(3)))
+	result, err := v.somehow(ctx, r, pool, hold, request)
+	switch {
+	case err != nil:
+		return a, 0, fmt.Errorf("%s: %w", ratelimit.NameOf(of.limit), err)
+	case !result.OK:
+		return a, min(result.RetryAfter, 20*time.Millisecond), nil
+	case of.reserve:
+		return arrival{limit, result.RetryAt, request.Count}, 0, nil
 	}
-	return result, err
+	return arrival{limit, result.At, request.Count}, 0, nil
 }
 
 // attackArrivals judges what several processes were granted in all stretches of time.
@@ -118,7 +104,7 @@ func attackArrivals(ctx context.Context, l *lab, c *chapter) error {
 	if err != nil {
 		return err
 	}
-	c.say("Three processes take from each limit in every form, while rows are kept locked and processes stand still (SIGSTOP). For every stretch between two grants, wherever it begins and however long it is, the tokens granted are divided by what the limit promises for it; told is the largest share. A second run has one process whose clock, which then decides, is set forward and back; while it is behind a row, that row's instant counts.")
+	c.say("Three processes take from each limit in every form, while rows are kept locked and processes stand still (SIGSTOP). For every stretch between two grants, wherever it begins and however long it is, the tokens granted are divided by what the limit promises for it; told is the largest share. A second run has one process whose clock, which then decides, is set forward and back.")
 	events := make([][]curve.Event, len(arrivals))
 	var mu sync.Mutex
 	read := func(line []byte) error {
@@ -205,8 +191,7 @@ func (l *lab) stall(ctx context.Context, schema string, children []*child, lasts
 	return stalls, holds, nil
 }
 
-// stepClock takes from the limits by a clock that is set forward and back. While it is
-// behind a row, the row's instant counts, which is when its tokens came in.
+// stepClock takes from the limits by a clock that is set forward and back.
 func (l *lab) stepClock(ctx context.Context, c *chapter) error {
 	schema, err := l.schema(ctx)
 	if err != nil {
@@ -217,7 +202,7 @@ func (l *lab) stepClock(ctx context.Context, c *chapter) error {
 		return err
 	}
 	defer pool.Close()
-	s := stepped{pool: pool, events: make([][]curve.Event, len(arrivals)), rows: make([]time.Time, len(arrivals))}
+	s := stepped{pool: pool, events: make([][]curve.Event, len(arrivals))}
 	s.store, err = pgstore.New(pool, &pgstore.Config{Schema: schema, Clock: func() time.Time {
 		return time.Now().Add(time.Duration(s.offset.Load()))
 	}})
@@ -238,21 +223,21 @@ func (l *lab) stepClock(ctx context.Context, c *chapter) error {
 		}
 	}
 	forward, back := 0, 0
-	for ctx.Err() == nil && err == nil {
+	for ctx.Err() == nil {
 		step := time.Duration(rand.IntN(400)-200) * time.Millisecond
 		if step > 0 {
 			forward++
 		} else {
 			back++
 		}
-		err = s.set(context.WithoutCancel(ctx), schema, step)
+		s.set(step)
 		time.Sleep(50 * time.Millisecond)
 	}
 	group.Wait()
 	judge(c, ", clock set", s.events, 0.5)
 	c.happened("clock set forward by up to 200 ms", forward)
 	c.happened("clock set back by up to 200 ms", back)
-	return errors.Join(append(errs, err)...)
+	return errors.Join(errs...)
 }
 
 // stepped takes by a clock that somebody sets when no call is under way.
@@ -262,45 +247,26 @@ type stepped struct {
 	offset atomic.Int64
 
 	setting sync.RWMutex
-	rows    []time.Time // the instants of the rows when the clock was last set
 
 	mu     sync.Mutex
 	events [][]curve.Event
 }
 
-func (s *stepped) set(ctx context.Context, schema string, step time.Duration) error {
+func (s *stepped) set(step time.Duration) {
 	s.setting.Lock()
 	defer s.setting.Unlock()
-	for i, a := range arrivals {
-		err := s.pool.QueryRow(ctx, "SELECT max(ts) FROM "+schema+".rate_limits WHERE name = $1 HAVING count(*) > 0", ratelimit.NameOf(a.limit)).Scan(&s.rows[i])
-		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
-			return err
-		}
-	}
 	s.offset.Add(int64(step))
-	return nil
 }
 
 func (s *stepped) takeOnce(limit int) error {
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
-	defer cancel()
-	a := arrivals[limit]
-	request := a.limit.ForN(arrivalKey, float64(1+rand.IntN(3)))
 	s.setting.RLock()
 	defer s.setting.RUnlock()
-	result, err := takeSomehow(ctx, rand.New(rand.NewPCG(rand.Uint64(), 0)), s.pool, s.store, a.reserve, request)
-	if err != nil || !result.OK {
+	a, _, err := arriveAt(rand.New(rand.NewPCG(rand.Uint64(), 0)), s.pool, s.store, limit)
+	if err != nil || a.Count == 0 {
 		return err
-	}
-	at := result.At
-	if a.reserve {
-		at = result.RetryAt
-	}
-	if row := s.rows[limit]; row.After(at) {
-		at = row
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.events[limit] = append(s.events[limit], curve.Event{At: at, Count: request.Count})
+	s.events[limit] = append(s.events[limit], curve.Event{At: a.At, Count: a.Count})
 	return nil
 }

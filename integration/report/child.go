@@ -78,7 +78,7 @@ func runChild() error {
 	if err != nil {
 		return err
 	}
-	defer pool.Close()
+	// Its connections end with the process: to close them is to wait for a silent network.
 	store, err := pgstore.New(pool, &pgstore.Config{Schema: t.Schema})
 	if err != nil {
 		return err

@@ -29,19 +29,21 @@ type options struct {
 // killed.
 type lab struct {
 	options
-	server  *throwaway.Server
-	version string
-	schemas int
+	server     *throwaway.Server
+	version    string
+	schemas    int
+	tablespace string // of the tables that schema makes; "" for the usual
+}
+
+// settings are those of servers that are attacked.
+var settings = map[string]string{
+	"max_connections": "300", "synchronous_commit": "on",
+	"restart_after_crash": "on", "autovacuum_naptime": "1s",
 }
 
 func newLab(ctx context.Context, o options) (*lab, error) {
-	server, err := throwaway.StartWith(ctx, throwaway.Options{
-		Fsync: true, Restart: true, BinDir: o.bin,
-		Settings: map[string]string{
-			"max_connections": "300", "synchronous_commit": "on",
-			"restart_after_crash": "on", "autovacuum_naptime": "1s",
-		},
-	})
+	_ = os.Unsetenv("DATABASE_URL") // nobody's server is to be killed
+	server, err := throwaway.StartWith(ctx, throwaway.Options{Fsync: true, Restart: true, BinDir: o.bin, Settings: settings})
 	if err != nil {
 		return nil, err
 	}
@@ -81,9 +83,9 @@ func (l *lab) ask(ctx context.Context, sql string, to ...any) error {
 func (l *lab) schema(ctx context.Context) (name string, err error) {
 	l.schemas++
 	name = fmt.Sprintf("attack_%d", l.schemas)
-	return name, l.ask(ctx, fmt.Sprintf(`CREATE SCHEMA %[1]s; SET search_path = %[1]s; %[2]s;
+	return name, l.ask(ctx, fmt.Sprintf(`SET default_tablespace = '%[3]s'; CREATE SCHEMA %[1]s; SET search_path = %[1]s; %[2]s;
 		CREATE TABLE ledger (id int8, name text, key text, tokens float8);
-		CREATE INDEX ON ledger (id)`, name, migrations.UpSQL()))
+		CREATE INDEX ON ledger (id)`, name, migrations.UpSQL(), l.tablespace))
 }
 
 // pool is connections to the server, of which no more than so many.

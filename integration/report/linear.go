@@ -6,14 +6,15 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/anishathalye/porcupine"
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/slots"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -28,57 +29,51 @@ type asked struct {
 type answer struct {
 	ok           bool
 	taken, value float64
-	at           time.Time
-}
-
-// stored is the row, comparable.
-type stored struct {
-	value float64
-	ts    int64
+	at, due      time.Time // due for a reservation
 }
 
 // rowModel is a row of a limit as the pure algebra has it.
-func rowModel(d ratelimit.Definition, begin stored) porcupine.Model {
+func rowModel(d ratelimit.Definition, begin ratelimit.State) porcupine.Model {
 	return porcupine.Model{
 		Init: func() any { return begin },
 		Step: func(state, input, output any) (bool, any) {
-			return stepRow(d, state.(stored), input.(asked), output.(answer))
+			return stepRow(d, state.(ratelimit.State), input.(asked), output.(answer))
+		},
+		Equal: func(a, b any) bool {
+			s, t := a.(ratelimit.State), b.(ratelimit.State)
+			return s.Value == t.Value && s.TS.Equal(t.TS) && (s.Slots == nil || s.Slots.Ahead == t.Slots.Ahead && slices.Equal(s.Slots.Totals, t.Slots.Totals))
 		},
 		DescribeOperation: func(input, output any) string { return fmt.Sprintf("%+v -> %+v", input, output) },
 	}
 }
 
-func stepRow(d ratelimit.Definition, s stored, in asked, out answer) (bool, stored) {
-	before := ratelimit.State{Value: s.value, TS: time.UnixMicro(s.ts).UTC()}
+func stepRow(d ratelimit.Definition, s ratelimit.State, in asked, out answer) (bool, ratelimit.State) {
+	const rounding = 1e-6
+	settled := d.Settle(s, out.at)
 	count := in.count
 	if in.verb == "at most" {
-		there := math.Floor(d.Settle(before, out.at).Value + 1e-9)
-		if count = min(count, there); count < 1 {
-			count = 1
-		}
+		count = max(1, min(count, math.Floor(settled.Value+1e-9)))
 	}
-	after, ok := d.Take(before, out.at, count, d.Floor(in.verb == "reserve"))
-	if ok != out.ok || math.Abs(out.value-valueTold(in, before, after, d, out, ok)) > 1e-6 {
+	after, ok := d.Take(s, out.at, count, d.Floor(in.verb == "reserve"))
+	takes := ok && in.verb != "check"
+	left := settled
+	if takes {
+		left = after
+	}
+	if ok != out.ok || math.Abs(out.value-d.ValueAt(left, out.at)) > rounding {
 		return false, s
 	}
-	if !ok || in.verb == "check" {
+	if !takes {
 		return true, s
 	}
-	return out.taken == count, stored{after.Value, after.TS.UnixMicro()}
-}
-
-// valueTold is the value that a call tells: what it leaves, or if it takes nothing what is
-// there.
-func valueTold(in asked, before, after ratelimit.State, d ratelimit.Definition, out answer, ok bool) float64 {
-	if !ok || in.verb == "check" {
-		return d.Settle(before, out.at).Value
-	}
-	return after.Value
+	due := d.Due(after, out.at, count)
+	return out.taken == count && out.due.Sub(due).Abs() <= time.Microsecond, after
 }
 
 var linear = []ratelimit.Limit{
 	ratelimit.TokenBucket{Name: "token bucket", Rate: 300, Period: time.Second, Capacity: 20, MaxReserved: 10},
 	ratelimit.FixedWindow{Name: "fixed window", Rate: 30, Period: 100 * time.Millisecond, MaxReserved: 10},
+	ratelimit.SlidingWindow{Name: "sliding window", Rate: 30, Period: 100 * time.Millisecond, Slots: 5, MaxReserved: 30},
 }
 
 // attackLinear looks for one order of all calls of a row in which each got the answer
@@ -124,7 +119,7 @@ func attackLinear(ctx context.Context, l *lab, c *chapter) error {
 }
 
 // history is what was asked of a row, and answered.
-func (l *lab) history(ctx context.Context, pool *pgxpool.Pool, schema string, limit ratelimit.Limit, key string) (history []porcupine.Operation, begin stored, err error) {
+func (l *lab) history(ctx context.Context, pool *pgxpool.Pool, schema string, limit ratelimit.Limit, key string) (history []porcupine.Operation, begin ratelimit.State, err error) {
 	var stores [2]*pgstore.Store
 	for i := range stores {
 		if stores[i], err = pgstore.New(pool, &pgstore.Config{Schema: schema}); err != nil {
@@ -134,11 +129,11 @@ func (l *lab) history(ctx context.Context, pool *pgxpool.Pool, schema string, li
 	if _, err := stores[0].Allow(ctx, limit.For(key)); err != nil {
 		return nil, begin, err
 	}
-	var ts time.Time
-	if err := pool.QueryRow(ctx, "SELECT value, ts FROM "+schema+".rate_limits WHERE name = $1 AND key = $2", ratelimit.NameOf(limit), key).Scan(&begin.value, &ts); err != nil {
+	var totals []float64
+	if err := pool.QueryRow(ctx, "SELECT value, ts, slots FROM "+schema+".rate_limits WHERE name = $1 AND key = $2", ratelimit.NameOf(limit), key).Scan(&begin.Value, &begin.TS, &totals); err != nil {
 		return nil, begin, err
 	}
-	begin.ts = ts.UnixMicro()
+	begin.Slots = slots.Read(totals, begin.Value)
 	const clients, each = 8, 60
 	var (
 		mu    sync.Mutex
@@ -147,16 +142,17 @@ func (l *lab) history(ctx context.Context, pool *pgxpool.Pool, schema string, li
 		epoch = time.Now()
 	)
 	for client := range clients {
+		r := rand.New(rand.NewPCG(rand.Uint64(), uint64(client)))
 		group.Go(func() {
 			for range each {
-				in := asked{[]string{"allow", "allow", "reserve", "check", "at most"}[rand.IntN(5)], float64(1 + rand.IntN(4))}
+				in := asked{[]string{"allow", "allow", "reserve", "check", "at most"}[r.IntN(5)], float64(1 + r.IntN(4))}
 				called := time.Since(epoch)
-				result, err := askRow(ctx, pool, stores[client%2], in, limit.ForN(key, in.count))
+				result, err := askRow(ctx, r, pool, stores[client%2], in, limit.ForN(key, in.count))
 				if err != nil {
 					errs[client] = err
 					return
 				}
-				out := answer{result.OK, result.Taken, result.Value, result.At}
+				out := answer{result.OK, result.Taken, result.Value, result.At, result.RetryAt}
 				mu.Lock()
 				history = append(history, porcupine.Operation{ClientId: client, Input: in, Call: int64(called), Output: out, Return: int64(time.Since(epoch))})
 				mu.Unlock()
@@ -167,34 +163,14 @@ func (l *lab) history(ctx context.Context, pool *pgxpool.Pool, schema string, li
 	return history, begin, errors.Join(errs[:]...)
 }
 
-func askRow(ctx context.Context, pool *pgxpool.Pool, store *pgstore.Store, in asked, r ratelimit.Request) (result ratelimit.Result, err error) {
-	own := rand.IntN(2) == 0
-	switch {
-	case in.verb == "check":
-		return store.Check(ctx, r)
-	case in.verb == "allow" && rand.IntN(3) == 0:
-		result, err = store.AllowFunc(ctx, []ratelimit.Request{r}, func(pgx.Tx, ratelimit.Result) error { return nil })
-		if errors.Is(err, ratelimit.ErrRefused) {
-			err = nil
-		}
-		return result, err
-	case own:
-		return map[string]func(context.Context) (ratelimit.Result, error){
-			"allow":   func(ctx context.Context) (ratelimit.Result, error) { return store.Allow(ctx, r) },
-			"reserve": func(ctx context.Context) (ratelimit.Result, error) { return store.Reserve(ctx, r) },
-			"at most": func(ctx context.Context) (ratelimit.Result, error) { return store.AllowAtMost(ctx, r) },
-		}[in.verb](ctx)
+func askRow(ctx context.Context, r *rand.Rand, pool *pgxpool.Pool, store *pgstore.Store, in asked, request ratelimit.Request) (ratelimit.Result, error) {
+	switch in.verb {
+	case "check":
+		return store.Check(ctx, request)
+	case "reserve":
+		return reserve(store).somehow(ctx, r, pool, 0, request)
+	case "at most":
+		return atMost(store).somehow(ctx, r, pool, 0, request)
 	}
-	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) (err error) {
-		switch in.verb {
-		case "allow":
-			result, err = store.AllowTx(ctx, tx, r)
-		case "reserve":
-			result, err = store.ReserveTx(ctx, tx, r)
-		default:
-			result, err = store.AllowAtMostTx(ctx, tx, r)
-		}
-		return err
-	})
-	return result, err
+	return allow(store).somehow(ctx, r, pool, 0, request)
 }

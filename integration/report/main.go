@@ -3,12 +3,14 @@
 // a report with what it counted, and fails if one figure is not what it must be, or if
 // a fault that it was to live through did not really happen.
 //
-//	go run ./integration/report          # some ten minutes
-//	go run ./integration/report --quick  # some two, as in CI
+//	go run ./integration/report          # half an hour
+//	go run ./integration/report --quick  # less than three, as in CI
 //	go run ./integration/report --write  # the report into docs/attacks.md as well
-//	go run ./integration/report --only endurance --minutes 20
+//	go run ./integration/report --only endurance --minutes 60
 //
-// It starts PostgreSQL servers of its own, with fsync on, and kills them.
+// It starts PostgreSQL servers of its own, with fsync on, and kills them. For all of it,
+// this machine needs PgBouncer, and the right to mount a file system: what it does not have
+// is said to be not run, and then a run that is not quick fails.
 package main
 
 import (
@@ -19,6 +21,7 @@ import (
 	"os"
 	"os/signal"
 	"regexp"
+	"strings"
 	"time"
 )
 
@@ -28,7 +31,10 @@ var sections = []section{
 	{"arrivals", "The arrival curve", attackArrivals},
 	{"strangers", "Nobody stalls a stranger", attackStrangers},
 	{"wire", "Faults on the wire", attackWire},
+	{"pooler", "PgBouncer between", attackPooler},
 	{"crash", "Killed servers, connections and clients", attackCrash},
+	{"standby", "A standby promoted", attackPromotion},
+	{"disk", "Full disks, and a server that is read-only", attackDisk},
 	{"limits", "Time-outs, small pools, short connections", attackPools},
 	{"linear", "Linearizability", attackLinear},
 	{"endurance", "Endurance", attackEndurance},
@@ -57,15 +63,30 @@ func exit(err error) {
 	os.Exit(0)
 }
 
-// errAttacked is a report with a figure that must not be.
-var errAttacked = errors.New("a figure is not what it must be")
+var (
+	// errAttacked is a report with a figure that must not be.
+	errAttacked = errors.New("a figure is not what it must be")
+	// errAbsent is a whole report that is not whole. A quick one just says so.
+	errAbsent = errors.New("not all was run, for want of what this machine has not: the report says what")
+)
+
+// command is what this was called with, but for where the report goes.
+func command() string {
+	words := []string{"go run ./integration/report"}
+	for _, word := range os.Args[1:] {
+		if strings.TrimLeft(word, "-") != "write" {
+			words = append(words, word)
+		}
+	}
+	return strings.Join(words, " ")
+}
 
 func run(ctx context.Context) error {
 	var o options
 	flag.BoolVar(&o.quick, "quick", false, "less of everything")
 	flag.BoolVar(&o.write, "write", false, "write the report into "+document+" as well")
 	flag.StringVar(&o.only, "only", "", "the sections whose names match this regular expression")
-	flag.Float64Var(&o.minutes, "minutes", 0, "how long endurance takes; by default 1, with --quick half of one")
+	flag.Float64Var(&o.minutes, "minutes", 0, "how long endurance takes; by default 20, with --quick half of one")
 	flag.StringVar(&o.bin, "bin", "", "the directory of the server programs; by default the newest found")
 	flag.Parse()
 	only, err := regexp.Compile(o.only)
@@ -76,7 +97,7 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r := report{begun: time.Now(), facts: l.facts(), quick: o.quick}
+	r := report{begun: time.Now(), facts: l.facts(), command: command()}
 	for _, s := range sections {
 		if !only.MatchString(s.name) {
 			continue
@@ -88,6 +109,9 @@ func run(ctx context.Context) error {
 		c.took = time.Since(begun)
 		if err != nil {
 			c.fail(fmt.Sprintf("could not be carried out: %v", err))
+		}
+		for _, reason := range c.reasons() {
+			fmt.Fprintf(os.Stderr, "  FAILED: %s\n", reason)
 		}
 		r.chapters = append(r.chapters, c)
 	}
@@ -101,8 +125,11 @@ func run(ctx context.Context) error {
 			return err
 		}
 	}
-	if !r.ok() {
+	switch {
+	case !r.ok():
 		return errAttacked
+	case len(r.absent()) > 0 && !o.quick:
+		return errAbsent
 	}
 	return ctx.Err()
 }

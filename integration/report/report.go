@@ -12,7 +12,7 @@ const document = "docs/attacks.md"
 // report is what all sections found.
 type report struct {
 	begun    time.Time
-	quick    bool
+	command  string
 	facts    []string
 	chapters []*chapter
 }
@@ -24,6 +24,7 @@ type chapter struct {
 	about  []string
 	lines  []line
 	failed []string
+	absent []string // what could not be tried on this machine
 }
 
 // line is one figure.
@@ -39,6 +40,9 @@ func (c *chapter) say(format string, args ...any) {
 
 // fail adds a reason for which the section as a whole is not passed.
 func (c *chapter) fail(reason string) { c.failed = append(c.failed, reason) }
+
+// notRun adds an attack that this machine has not what it needs for.
+func (c *chapter) notRun(what, why string) { c.absent = append(c.absent, what+" ("+why+")") }
 
 // tell adds a figure that can be any.
 func (c *chapter) tell(what, format string, args ...any) {
@@ -70,36 +74,45 @@ func figure(v float64, unit string) string {
 	return strings.TrimSpace(fmt.Sprintf("%.6g %s", v, unit))
 }
 
-func (c *chapter) ok() bool {
+// reasons are why the section is not passed.
+func (c *chapter) reasons() []string {
+	reasons := c.failed
 	for _, l := range c.lines {
 		if !l.ok {
-			return false
+			reasons = append(reasons, fmt.Sprintf("%s: %s, must be %s", l.what, l.measured, l.must))
 		}
 	}
-	return len(c.failed) == 0
+	return reasons
 }
 
 func (r *report) ok() bool {
 	for _, c := range r.chapters {
-		if !c.ok() {
+		if len(c.reasons()) > 0 {
 			return false
 		}
 	}
 	return len(r.chapters) > 0
 }
 
+// absent is what could not be tried.
+func (r *report) absent() (absent []string) {
+	for _, c := range r.chapters {
+		absent = append(absent, c.absent...)
+	}
+	return absent
+}
+
 // markdown is the report as it is printed and kept.
 func (r *report) markdown() string {
 	var b strings.Builder
-	command := "go run ./integration/report"
-	if r.quick {
-		command += " --quick"
-	}
-	fmt.Fprintf(&b, "# What was attacked, and what it found\n\nMade by `%s` on %s:\n\n", command, r.begun.UTC().Format("2006-01-02"))
+	fmt.Fprintf(&b, "# What was attacked, and what it found\n\nMade by `%s` on %s:\n\n", r.command, r.begun.UTC().Format("2006-01-02"))
 	for _, fact := range r.facts {
 		fmt.Fprintf(&b, "- %s\n", fact)
 	}
 	b.WriteString("\nEvery figure is counted in that run, the zeros too. A line whose fault did not happen\nfails, and so does the command. [INVARIANTS.md](../INVARIANTS.md) says what is promised;\n`go run ./integration/mutants` plants known faults again and shows which test finds each.\n")
+	if absent := r.absent(); len(absent) > 0 {
+		fmt.Fprintf(&b, "\n**Not run, for want of what this machine has not: %s. As a whole this run is not valid.**\n", strings.Join(absent, "; "))
+	}
 	for _, c := range r.chapters {
 		c.write(&b)
 	}
@@ -114,6 +127,9 @@ func (c *chapter) write(b *strings.Builder) {
 	fmt.Fprintf(b, "It took %d s.\n\n", int(c.took.Seconds()+0.5))
 	for _, reason := range c.failed {
 		fmt.Fprintf(b, "**FAILED: %s**\n\n", reason)
+	}
+	for _, what := range c.absent {
+		fmt.Fprintf(b, "**Not run: %s**\n\n", what)
 	}
 	if len(c.lines) == 0 {
 		return

@@ -3,17 +3,12 @@ package main
 import (
 	"bytes"
 	"context"
-	"errors"
-	"fmt"
 	"maps"
 	"math/rand/v2"
 	"net"
-	"os"
 	"slices"
 	"strconv"
-	"strings"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -30,6 +25,24 @@ func relayed(c *pgxpool.Config, address string) {
 	n, _ := strconv.Atoi(port) // it is a listener's
 	c.ConnConfig.Host, c.ConnConfig.Port, c.ConnConfig.Fallbacks = host, uint16(n), nil
 	c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+}
+
+// relayTo is a relay to the server with a URL.
+func relayTo(url string) (*relay.Relay, error) {
+	config, err := pgx.ParseConfig(url)
+	if err != nil {
+		return nil, err
+	}
+	return relay.New(pgconn.NetworkAddress(config.Host, config.Port))
+}
+
+func redirect(r *relay.Relay, url string) error {
+	config, err := pgx.ParseConfig(url)
+	if err != nil {
+		return err
+	}
+	r.Redirect(pgconn.NetworkAddress(config.Host, config.Port))
+	return nil
 }
 
 // faulty does harm to some of what a relay passes on, and counts it.
@@ -54,13 +67,16 @@ func (f *faulty) judge(what string, fates []relay.Fate) relay.Judge {
 	return func(_ int, message []byte) relay.Fate {
 		kind, rarely := "a statement's "+what, f.rarely
 		if bytes.Contains(bytes.ToUpper(message), []byte("COMMIT\x00")) {
-			kind, rarely = "COMMIT's "+what, max(f.rarely/4, 1)
-		}
-		if rand.IntN(rarely) > 0 {
-			return relay.Pass
+			kind, rarely = "COMMIT's "+what, f.rarely/4
 		}
 		f.mu.Lock()
 		defer f.mu.Unlock()
+		if f.turns[kind] < len(fates) { // until each has happened once
+			rarely /= 4
+		}
+		if rand.IntN(max(rarely, 1)) > 0 {
+			return relay.Pass
+		}
 		fate := fates[f.turns[kind]%len(fates)]
 		f.turns[kind]++
 		f.done[harms[fate]+" "+kind]++
@@ -68,20 +84,30 @@ func (f *faulty) judge(what string, fates []relay.Fate) relay.Judge {
 	}
 }
 
+// interfere has a relay do all kinds of harm.
+func (f *faulty) interfere(r *relay.Relay) {
+	fates := []relay.Fate{relay.Cut, relay.CutWithin, relay.CutAfter, relay.Slow, relay.Silence}
+	r.Interfere(f.judge("request", fates), f.judge("answer", append(fates, relay.Fatal)))
+}
+
+// tell tells of each kind of harm how often it was done.
+func (f *faulty) tell(c *chapter, where string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, what := range slices.Sorted(maps.Keys(f.done)) {
+		c.happened(where+what, f.done[what])
+	}
+}
+
 // attackWire has processes work through a network that loses, cuts and delays.
 func attackWire(ctx context.Context, l *lab, c *chapter) error {
-	config, err := pgx.ParseConfig(l.server.URL)
-	if err != nil {
-		return err
-	}
-	r, err := relay.New(pgconn.NetworkAddress(config.Host, config.Port))
+	r, err := relayTo(l.server.URL)
 	if err != nil {
 		return err
 	}
 	defer r.Close()
 	f := &faulty{rarely: 60, done: map[string]int{}, turns: map[string]int{}}
-	fates := []relay.Fate{relay.Cut, relay.CutWithin, relay.CutAfter, relay.Slow, relay.Silence}
-	r.Interfere(f.judge("request", fates), f.judge("answer", append(fates, relay.Fatal)))
+	f.interfere(r)
 	c.say("Two processes do the work of the accounts through a relay that cuts connections before, within and after requests and answers, has some arrive byte by byte, tells FATAL as a pooler does, or goes silent while new connections work. What a caller was told an error of is counted as perhaps taken; all else is exact.")
 	_, err = l.suffer(ctx, c, []task{
 		{Conns: 8, Workers: 8, Relay: r.Address().String(), Patience: 1500 * time.Millisecond},
@@ -90,210 +116,6 @@ func attackWire(ctx context.Context, l *lab, c *chapter) error {
 	if err != nil {
 		return err
 	}
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	for _, what := range slices.Sorted(maps.Keys(f.done)) {
-		c.happened(what, f.done[what])
-	}
-	return nil
-}
-
-// suffer has processes do the work of the accounts while something is done to them, and
-// compares. Each of killed processes takes what it was not told with it.
-func (l *lab) suffer(ctx context.Context, c *chapter, tasks []task, lasts time.Duration, killed int, harm func(ctx context.Context, children []*child, a *account) error) (*account, error) {
-	schema, err := l.schema(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if err := l.seed(ctx, schema); err != nil {
-		return nil, err
-	}
-	a := newAccount()
-	var children []*child
-	for n, t := range tasks {
-		t.Job, t.URL, t.Schema, t.Process, t.For, t.Seed = "work", l.server.URL, schema, n+1, lasts, rand.Uint64()
-		child, err := start(ctx, t, a.read)
-		if err != nil {
-			return nil, err
-		}
-		children = append(children, child)
-	}
-	if harm != nil {
-		err = harm(ctx, children, a)
-	}
-	gone := 0
-	for _, child := range children {
-		if <-child.done != nil {
-			gone++
-		}
-	}
-	if err != nil {
-		return nil, err
-	}
-	if gone != killed {
-		return nil, fmt.Errorf("%d processes failed, want %d", gone, killed)
-	}
-	pool, err := l.pool(ctx, 2)
-	if err != nil {
-		return nil, err
-	}
-	defer pool.Close()
-	if err := l.quiet(ctx); err != nil {
-		return nil, err
-	}
-	v, err := a.audit(ctx, pool, schema)
-	if err != nil {
-		return nil, err
-	}
-	c.tell("decisions on their own, transactions and runs", "%d, %d", a.own(), len(a.byID))
-	c.tell("tokens gone", "%d", v.taken)
-	if killed > 0 {
-		slack := 0.0
-		for _, t := range tasks[:killed] {
-			slack += float64(t.Workers) * 9 // three requests for one key, three tokens each
-		}
-		c.atMost("most tokens gone from a limit that nobody was told of, with what killed clients had under way", max(v.lost, 0), slack, "")
-		c.atMost("most tokens left in a limit that were taken, in the same way", max(v.minted, 0), slack, "")
-		c.zero("told OK, and not there", v.missing)
-		c.zero("told an error, and there", v.unwelcome)
-		c.zero("there twice", v.twice)
-	} else {
-		v.lines(c)
-	}
-	c.tell("calls that were told an error, or that nobody knows", "%d", a.total("", "error")+a.total("", "unknown"))
-	c.tell("of transactions that nobody knew of: there", "%d of %d", v.resolved, a.total("", "unknown"))
-	return a, nil
-}
-
-// quiet waits until the server has ended what clients left behind: transactions of
-// callers that it has not heard of for good, and what it is still doing.
-func (l *lab) quiet(ctx context.Context) error {
-	var busy int
-	if err := l.ask(ctx, "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE state LIKE 'idle in transaction%'", &busy); err != nil {
-		return err
-	}
-	return within(ctx, time.Minute, "nothing is under way any more", func() bool {
-		err := l.ask(ctx, "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid() AND (state <> 'idle' OR backend_xid IS NOT NULL)", &busy)
-		return err == nil && busy == 0
-	})
-}
-
-// attackCrash kills servers, their processes, and clients.
-func attackCrash(ctx context.Context, l *lab, c *chapter) error {
-	c.say("Two processes do the work of the accounts while the server's processes are killed (kill -9 of one backend, which has PostgreSQL recover from its log, and of the first process), while it is restarted, and while single connections are terminated; a third client process is killed itself. fsync is on.")
-	rounds := 4
-	if l.quick {
-		rounds = 1
-	}
-	done := map[string]int{}
-	tasks := []task{
-		{Conns: 8, Workers: 8, Patience: 5 * time.Second}, // is killed
-		{Conns: 8, Workers: 8, Patience: 5 * time.Second},
-		{Conns: 8, Workers: 8, Patience: 5 * time.Second, Isolation: "serializable"},
-	}
-	_, err := l.suffer(ctx, c, tasks, l.seconds(45, 12), 1, func(ctx context.Context, children []*child, _ *account) error {
-		time.Sleep(time.Second)
-		if err := children[0].cmd.Process.Kill(); err != nil {
-			return err
-		}
-		done["client process, kill -9"]++
-		for range rounds {
-			for _, harm := range []struct {
-				name string
-				do   func(context.Context) error
-			}{
-				{"connections, pg_terminate_backend", l.terminate},
-				{"backend, kill -9", l.killBackend},
-				{"server, kill -9", func(ctx context.Context) error { return l.signal(ctx, syscall.SIGKILL) }},
-				{"server, fast restart", func(ctx context.Context) error { return l.signal(ctx, syscall.SIGINT) }},
-			} {
-				time.Sleep(700 * time.Millisecond)
-				if err := harm.do(ctx); err != nil {
-					return fmt.Errorf("%s: %w", harm.name, err)
-				}
-				done[harm.name]++
-			}
-		}
-		return nil
-	})
-	for _, name := range slices.Sorted(maps.Keys(done)) {
-		c.happened(name, done[name])
-	}
-	return err
-}
-
-func (l *lab) terminate(ctx context.Context) error {
-	var n int
-	err := l.ask(ctx, "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()", &n)
-	if err == nil && n == 0 {
-		err = errors.New("nobody was there")
-	}
-	return err
-}
-
-// killBackend kills a process of the server that has work, and returns when the server
-// has recovered.
-func (l *lab) killBackend(ctx context.Context) error {
-	var pid int
-	var reset, again time.Time
-	const crashes = "SELECT stats_reset FROM pg_stat_bgwriter"
-	if err := l.ask(ctx, crashes, &reset); err != nil {
-		return err
-	}
-	if err := within(ctx, 5*time.Second, "a backend is at work", func() bool {
-		return l.ask(ctx, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND state <> 'idle' AND pid <> pg_backend_pid() LIMIT 1", &pid) == nil
-	}); err != nil {
-		return err
-	}
-	process, err := os.FindProcess(pid)
-	if err == nil {
-		err = process.Kill()
-	}
-	if err != nil {
-		return err
-	}
-	return within(ctx, time.Minute, "the server has recovered", func() bool {
-		return l.ask(ctx, crashes, &again) == nil && !again.Equal(reset)
-	})
-}
-
-// attackPools has the server's time-outs strike, and pools that are too small.
-func attackPools(ctx context.Context, l *lab, c *chapter) error {
-	c.say("The work of the accounts on connections whose statement_timeout, lock_timeout and idle_in_transaction_session_timeout strike; then 500 goroutines with a pool of one connection and 500 with a pool of four; then connections that live 30 ms.")
-	a, err := l.suffer(ctx, c, []task{
-		{Conns: 8, Workers: 8, Params: map[string]string{"statement_timeout": "10ms", "idle_in_transaction_session_timeout": "10ms"}},
-		{Conns: 8, Workers: 12, Params: map[string]string{"lock_timeout": "3ms"}, Isolation: "repeatable read"},
-	}, l.seconds(20, 5), 0, nil)
-	if err != nil {
-		return err
-	}
-	for _, code := range []string{"57014", "25P03", "55P03"} {
-		n := 0
-		for text, count := range a.faults {
-			if strings.Contains(text, code) {
-				n += count
-			}
-		}
-		for text, count := range a.rolled {
-			if strings.Contains(text, code) {
-				n += count
-			}
-		}
-		c.happened(map[string]string{"57014": "statement time-outs", "25P03": "idle time-outs", "55P03": "lock time-outs"}[code], n)
-	}
-	for _, conns := range []int32{1, 4} {
-		a, err := l.suffer(ctx, c, []task{{Conns: conns, Workers: 500}}, l.seconds(10, 3), 0, nil)
-		if err != nil {
-			return err
-		}
-		c.atLeast(fmt.Sprintf("calls of 500 goroutines with a pool of %d", conns), float64(a.own()+len(a.byID)), 500, "")
-		c.zero("errors among them", a.unexpected(c))
-	}
-	a, err = l.suffer(ctx, c, []task{{Conns: 4, Workers: 16, Lifetime: 30 * time.Millisecond}}, l.seconds(10, 3), 0, nil)
-	if err != nil {
-		return err
-	}
-	c.happened("connections that lived 30 ms", a.connections)
-	c.zero("errors on them", a.unexpected(c))
+	f.tell(c, "")
 	return nil
 }

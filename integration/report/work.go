@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -33,9 +34,15 @@ var (
 	tight   = ratelimit.TokenBucket{Name: "tight", Rate: 60, Period: eon, Capacity: 60}
 	old     = ratelimit.TokenBucket{Name: "old", Rate: 50, Period: eon, Capacity: 50}
 	debt    = ratelimit.TokenBucket{Name: "debt", Rate: much, Period: eon, Capacity: 10, MaxReserved: much}
+	sliding = ratelimit.SlidingWindow{Name: "sliding window", Rate: much, Period: eon}
+	slides  = ratelimit.SlidingWindow{Name: "sliding windows", Rate: much, Period: eon, Slots: 5, Shards: 3}
+	narrow  = ratelimit.SlidingWindow{Name: "narrow window", Rate: 60, Period: eon, MaxReserved: ratelimit.None} // what is ahead is no count
 
-	seeded = []ratelimit.Limit{bucket, window, shards, windows, basic, debt} // rows that are there from the start
-	all    = []ratelimit.Limit{bucket, window, shards, windows, basic, premium, tight, old}
+	past = ratelimit.SlidingWindow{Name: "old window", Rate: 50, Period: eon, MaxReserved: ratelimit.None}
+
+	aged   = []ratelimit.Limit{old, past}                                                     // whose keys come and go
+	seeded = []ratelimit.Limit{bucket, window, shards, windows, basic, debt, sliding, slides} // rows that are there from the start
+	all    = []ratelimit.Limit{bucket, window, shards, windows, sliding, slides, basic, premium, tight, narrow, old, past}
 )
 
 const keys = 6
@@ -128,7 +135,7 @@ func (w *worker) request() ratelimit.Request {
 }
 
 func (w *worker) key(limit ratelimit.Limit) string {
-	if ratelimit.NameOf(limit) == old.Name {
+	if slices.Contains(aged, limit) {
 		return oldKey(w.rand.IntN(40) - 20)
 	}
 	return fmt.Sprint(w.rand.IntN(keys))
@@ -183,86 +190,32 @@ func perhaps(requests []ratelimit.Request) (moves []move) {
 	return moves
 }
 
-// takes are the verbs that take, in a transaction or, with none, on their own.
+// takes are the verbs that take, and what they ask for.
 var takes = []struct {
-	name string
-	take func(ctx context.Context, w *worker, tx pgx.Tx) ([]ratelimit.Request, ratelimit.Result, error)
+	name     string
+	verb     func(*pgstore.Store) verb
+	requests func(w *worker) []ratelimit.Request
 }{
-	{"Allow", func(ctx context.Context, w *worker, tx pgx.Tx) (rs []ratelimit.Request, result ratelimit.Result, err error) {
-		rs = []ratelimit.Request{w.request()}
-		if tx != nil {
-			result, err = w.store.AllowTx(ctx, tx, rs...)
-		} else {
-			result, err = w.store.Allow(ctx, rs...)
-		}
-		return rs, result, err
+	{"Allow", allow, func(w *worker) []ratelimit.Request { return []ratelimit.Request{w.request()} }},
+	{"Allow several", allow, (*worker).requests},
+	{"Reserve", reserve, func(w *worker) []ratelimit.Request {
+		return distinct([]ratelimit.Request{w.owing(), w.request()})[:1+w.rand.IntN(2)]
 	}},
-	{"Allow several", func(ctx context.Context, w *worker, tx pgx.Tx) (rs []ratelimit.Request, result ratelimit.Result, err error) {
-		rs = w.requests()
-		if tx != nil {
-			result, err = w.store.AllowTx(ctx, tx, rs...)
-		} else {
-			result, err = w.store.Allow(ctx, rs...)
-		}
-		return rs, result, err
+	{"AllowAtMost", atMost, func(w *worker) []ratelimit.Request { return []ratelimit.Request{w.request()} }},
+	{"AllowFirst", first, func(w *worker) []ratelimit.Request {
+		return distinct([]ratelimit.Request{tight.For(fmt.Sprint(w.rand.IntN(keys))), w.request()})
 	}},
-	{"Reserve", func(ctx context.Context, w *worker, tx pgx.Tx) (rs []ratelimit.Request, result ratelimit.Result, err error) {
-		rs = distinct([]ratelimit.Request{w.owing(), w.request()})[:1+w.rand.IntN(2)]
-		if tx != nil {
-			result, err = w.store.ReserveTx(ctx, tx, rs...)
-		} else {
-			result, err = w.store.Reserve(ctx, rs...)
-		}
-		return rs, result, err
-	}},
-	{"AllowAtMost", func(ctx context.Context, w *worker, tx pgx.Tx) (rs []ratelimit.Request, result ratelimit.Result, err error) {
-		rs = []ratelimit.Request{w.request()}
-		if tx != nil {
-			result, err = w.store.AllowAtMostTx(ctx, tx, rs[0])
-		} else {
-			result, err = w.store.AllowAtMost(ctx, rs[0])
-		}
-		return rs, result, err
-	}},
-	{"AllowFirst", func(ctx context.Context, w *worker, tx pgx.Tx) (rs []ratelimit.Request, result ratelimit.Result, err error) {
-		rs = distinct([]ratelimit.Request{tight.For(fmt.Sprint(w.rand.IntN(keys))), w.request()})
-		if tx != nil {
-			result, err = w.store.AllowFirstTx(ctx, tx, rs...)
-		} else {
-			result, err = w.store.AllowFirst(ctx, rs...)
-		}
-		return rs, result, err
-	}},
-	{"Take", func(ctx context.Context, w *worker, tx pgx.Tx) (rs []ratelimit.Request, result ratelimit.Result, err error) {
-		rs = []ratelimit.Request{w.request()}
-		if tx != nil {
-			err = w.store.TakeTx(ctx, tx, rs...)
-		} else {
-			err = w.store.Take(ctx, rs...)
-		}
-		if errors.Is(err, ratelimit.ErrRefused) {
-			return rs, result, nil
-		}
-		if result.OK = err == nil; result.OK {
-			result.Each = []ratelimit.Status{{Request: rs[0], Taken: rs[0].Count}}
-		}
-		return rs, result, err
-	}},
-	{"Wait", func(ctx context.Context, w *worker, tx pgx.Tx) (rs []ratelimit.Request, result ratelimit.Result, err error) {
-		rs = []ratelimit.Request{bucket.ForN(fmt.Sprint(w.rand.IntN(keys)), 2)}
-		if tx != nil {
-			result, err = w.store.ReserveTx(ctx, tx, rs...)
-		} else {
-			result, err = w.store.Wait(ctx, rs...)
-		}
-		return rs, result, err
+	{"Take", take, func(w *worker) []ratelimit.Request { return []ratelimit.Request{w.request()} }},
+	{"Wait", wait, func(w *worker) []ratelimit.Request {
+		return []ratelimit.Request{bucket.ForN(fmt.Sprint(w.rand.IntN(keys)), 2)}
 	}},
 }
 
 // own takes on its own, and often gives back.
 func (w *worker) own(ctx context.Context) {
 	verb := takes[w.rand.IntN(len(takes))]
-	requests, result, err := verb.take(ctx, w, nil)
+	requests := verb.requests(w)
+	result, err := verb.verb(w.store).own(ctx, requests...)
 	t := told{Verb: verb.name, What: "refused", Moves: took(result)}
 	switch {
 	case err != nil:
@@ -434,7 +387,7 @@ func (w *worker) steps(ctx context.Context, tx pgx.Tx, n int) (moves []move, err
 			continue
 		}
 		verb := takes[w.rand.IntN(len(takes))]
-		_, result, err := verb.take(ctx, w, tx)
+		result, err := verb.verb(w.store).inTx(ctx, tx, verb.requests(w)...)
 		if err != nil {
 			return nil, err
 		}

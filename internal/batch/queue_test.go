@@ -11,6 +11,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"weak"
 
 	"github.com/pgratelimit/ratelimit/internal/batch"
 )
@@ -668,4 +669,29 @@ func TestPatience(t *testing.T) {
 			t.Errorf("error %v after %v, want the context's after %v", err, time.Since(begun), 5*patience)
 		}
 	})
+}
+
+// A queue that is not used any more does not stay until a patience is over.
+func TestIdleQueueIsForgotten(t *testing.T) {
+	queues := make([]weak.Pointer[batch.Queue[int]], 100)
+	for i := range queues {
+		q := batch.New(10, time.Hour, func(_ context.Context, tickets []*batch.Ticket[int]) { tickets[0].Finish() }, nil)
+		if _, err := q.Do(t.Context(), i); err != nil {
+			t.Fatal(err)
+		}
+		queues[i] = weak.Make(q)
+	}
+	kept := 0
+	for range 10 {
+		runtime.GC()
+		kept = 0
+		for _, q := range queues {
+			if q.Value() != nil {
+				kept++
+			}
+		}
+	}
+	if kept > len(queues)/10 {
+		t.Errorf("%d of %d queues are kept", kept, len(queues))
+	}
 }

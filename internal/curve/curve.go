@@ -83,6 +83,33 @@ func Judge(events []Event, curve Curve) (worst Worst) {
 	return worst
 }
 
+// Served is a number of tokens that were used at some instant between two, both included:
+// between when somebody asked and when he was told, say.
+type Served struct {
+	From, To time.Time
+	Count    float64
+}
+
+// JudgeServed looks at all stretches, and in each counts what was used in it for certain.
+// Its time grows with the square of the number of what was served.
+func JudgeServed(served []Served, curve Curve) (worst Worst) {
+	served = slices.Clone(served)
+	slices.SortFunc(served, func(a, b Served) int { return a.To.Compare(b.To) })
+	for i := range served {
+		used, from := 0.0, served[i].From
+		for _, s := range served {
+			if s.From.Before(from) {
+				continue
+			}
+			used += s.Count
+			if share := used / curve(s.To.Sub(from)); share > worst.Share {
+				worst = Worst{share, used, from, s.To}
+			}
+		}
+	}
+	return worst
+}
+
 // together is events in order, those of one instant as one.
 func together(events []Event) (sorted []Event) {
 	events = slices.Clone(events)

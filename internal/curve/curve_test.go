@@ -46,3 +46,28 @@ func TestJudge(t *testing.T) {
 		}
 	}
 }
+
+// between is one that was served from one second to another.
+func between(from, to float64) Served {
+	return Served{at(from)[0].At, at(to)[0].At, 1}
+}
+
+func TestJudgeServed(t *testing.T) {
+	sliding := ratelimit.SlidingWindow{Name: "a", Rate: 2, Period: time.Second}.Definition()
+	for _, tt := range []struct {
+		name   string
+		served []Served
+		want   float64
+	}{
+		{"nothing", nil, 0},
+		{"at an instant each", []Served{between(0, 0), between(0.5, 0.5), between(0.9, 0.9)}, 1.5},
+		{"one in the other", []Served{between(0.1, 0.8), between(0.2, 0.3), between(0.9, 0.95)}, 1.5},
+		{"over more than one window", []Served{between(0, 0.1), between(0.2, 0.3), between(0.4, 1)}, 1},
+		{"perhaps in one window and perhaps not", []Served{between(0, 0.5), between(0.1, 0.6), between(0.2, 1.1)}, 1},
+		{"out of order", []Served{between(0.9, 0.9), between(0, 0), between(0.5, 0.5)}, 1.5},
+	} {
+		if got := JudgeServed(tt.served, Of(sliding)); got.Share != tt.want {
+			t.Errorf("%s: %v, want a share of %v", tt.name, got, tt.want)
+		}
+	}
+}

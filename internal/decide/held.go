@@ -21,7 +21,7 @@ func (a *Ask) Held(paid *receipt.Limit, n float64, reserve bool, after ratelimit
 	status := &h.each[0]
 	*status = a.status(true, holdingOf(&a.Definition, after, at), at, at)
 	status.Request.Count, status.Taken = n, n
-	h.payment[0] = receipt.Payment{Limit: paid, Tokens: n}
+	h.payment[0] = receipt.Payment{Limit: paid, Slot: a.Definition.Slot(after), Tokens: n}
 	var left []receipt.Left
 	if reserve {
 		left = []receipt.Left{{TS: at}} // no debt
@@ -96,7 +96,7 @@ func (c *Call) Whole(rest ratelimit.Result, stands []*Stand, taker string, conn 
 		} else {
 			statuses[i] = a.status(true, holdingOf(&a.Definition, stands[i].State, stands[i].At), stands[i].At, stands[i].At)
 			statuses[i].Taken = a.Count
-			payments = append(payments, receipt.Payment{Limit: a.Paid(), Place: a.place, Tokens: a.Count})
+			payments = append(payments, receipt.Payment{Limit: a.Paid(), Place: a.place, Slot: a.Definition.Slot(stands[i].State), Tokens: a.Count})
 			left = append(left, receipt.Left{TS: stands[i].At}) // no debt
 		}
 		at = latest(at, statuses[i].At)

@@ -25,6 +25,7 @@ type Change struct {
 	Count      float64              // tokens to take
 	Floor      float64              // the lowest value to leave behind
 	Seen       ratelimit.State      // the row as it was looked at, zero if it was not
+	At         time.Time            // the instant that decides, if it was planned as of one; zero for the clock
 	Over       time.Time            // an instant that is known to be over
 	From       time.Time            // where the first slot begins that a reservation may have, since the row is paused
 	Slot       int64                // of what is given back, of a kind of limit that has slots
@@ -70,8 +71,8 @@ func (c *Call) plan(changes []Change, i int, v View) ([]Change, bool) {
 			changes = append(changes, a.planned(i, shard, n, v))
 		}
 	}
-	if len(changes) > first+1 {
-		inOneSlot(changes[first:], v.At)
+	if len(changes) > first+1 && a.Definition.Kind == ratelimit.KindSlidingWindow {
+		a.inOneSlot(changes[first:], v)
 	}
 	return changes, true
 }
@@ -128,17 +129,20 @@ func (a *Ask) planned(i, shard int, n float64, v View) Change {
 	return change
 }
 
-// inOneSlot has the changes of one limit, if it is a sliding window, give the same slot,
-// which is the latest of theirs: the work will not start before that, and must be counted
-// where it starts.
-func inOneSlot(changes []Change, now time.Time) {
+// inOneSlot has the changes of a, a sliding window, give the same slot, which is the latest
+// of theirs: the work is done once, and must be counted when it is by every row. So all are
+// decided as of the latest instant that has written one of their rows.
+func (a *Ask) inOneSlot(changes []Change, v View) {
+	over := v.At
+	for i := range changes {
+		v.At = latest(v.At, changes[i].Seen.TS)
+	}
 	var from time.Time
 	for i := range changes {
 		c := &changes[i]
-		if c.Definition.Kind != ratelimit.KindSlidingWindow {
-			return
-		}
-		if at := c.Definition.Due(c.After, now, c.Count); at.After(now) {
+		*c = a.planned(c.Ask, c.Shard, c.Count, v)
+		c.At, c.Over = v.At, over
+		if at := c.Definition.Due(c.After, v.At, c.Count); at.After(v.At) {
 			from = latest(from, at)
 		}
 	}
@@ -147,7 +151,7 @@ func inOneSlot(changes []Change, now time.Time) {
 	}
 	for i := range changes {
 		c := &changes[i]
-		c.From, c.After = latest(c.From, from), c.Definition.TakeFrom(c.Seen, now, c.Count, from)
+		c.From, c.After = latest(c.From, from), c.Definition.TakeFrom(c.Seen, v.At, c.Count, from)
 	}
 }
 
@@ -295,8 +299,8 @@ func outweighs(s, t ratelimit.Status) bool {
 	if s.OK != t.OK {
 		return t.OK
 	}
-	if s.RetryAfter != t.RetryAfter {
-		return s.RetryAfter > t.RetryAfter
+	if (s.RetryAfter > 0 || t.RetryAfter > 0) && !s.RetryAt.Equal(t.RetryAt) {
+		return s.RetryAt.After(t.RetryAt)
 	}
 	return s.Remaining < t.Remaining
 }
@@ -305,19 +309,32 @@ func outweighs(s, t ratelimit.Status) bool {
 // behind.
 func (a *Ask) taken(after ratelimit.State, now time.Time) ratelimit.Status {
 	d := &a.Definition
-	settled := d.Settle(after, now)
-	return a.status(true, holdingOf(d, settled, now), now, d.Due(settled, now, a.Count))
+	at, due := a.counts(d, after, now)
+	return a.status(true, holdingOf(d, d.Settle(after, at), at), at, due)
 }
 
 // takenAmong is the status of a when changes were made to its shards, which are
 // in states since.
 func (a *Ask) takenAmong(states []ratelimit.State, changes []Change, now time.Time) ratelimit.Status {
-	at := now
+	var at, due time.Time
 	for i := range changes {
-		d := &changes[i].Definition
-		at = latest(at, d.Due(d.Settle(changes[i].After, now), now, a.Count))
+		counted, ready := a.counts(&changes[i].Definition, changes[i].After, now)
+		at, due = latest(at, counted), latest(due, ready)
 	}
-	return a.statusAmong(true, states, now, at)
+	return a.statusAmong(true, states, at, latest(at, due))
+}
+
+// counts is when a taking of a at now that left after behind is told, and when it is due.
+// At once, it is told at the instant at which it counts, so that what callers are told
+// keeps to the limit. What is due later counts then, and the wait for that is from now,
+// by the one clock of all rows, however far the clock has gone back.
+func (a *Ask) counts(d *ratelimit.Definition, after ratelimit.State, now time.Time) (at, due time.Time) {
+	at = d.Charged(after, now)
+	due = d.Due(d.Settle(after, at), at, a.Count)
+	if at.After(now) && (due.After(at) || after.Paused.After(now)) {
+		at = now
+	}
+	return at, due
 }
 
 // found is the status of a against the states of its shards, with nothing taken.

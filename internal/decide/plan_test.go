@@ -217,8 +217,8 @@ func TestInDebt(t *testing.T) {
 	}
 }
 
-// A debt can be paid by the time that the store reads the clock, if the row was
-// waited for.
+// Another row of the call was waited for, until a debt was paid. That is told as of when
+// it was made.
 func TestGrantedAfterWaiting(t *testing.T) {
 	now := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
 	call, err := decide.New(true, TokenBucket{Name: "l", Rate: 1, Period: time.Second}.For("k"))
@@ -228,8 +228,37 @@ func TestGrantedAfterWaiting(t *testing.T) {
 	changes := []decide.Change{call.Asks[0].Change(0, 0, 1)}
 	changes[0].After = row(-1, now.Add(-3*time.Second))
 	got := call.Granted(changes, decide.View{At: now})
-	if !got.OK || got.RetryAfter != 0 || !got.RetryAt.Equal(now) {
-		t.Errorf("got OK %v, RetryAfter %v, RetryAt %v, want no wait from %v on", got.OK, got.RetryAfter, got.RetryAt, now)
+	if want := now.Add(-3 * time.Second); !got.OK || !got.At.Equal(want) || got.RetryAfter != time.Second || !got.RetryAt.Equal(want.Add(time.Second)) {
+		t.Errorf("got OK %v at %v, RetryAfter %v, RetryAt %v, want it at %v, and a wait of 1s from then on", got.OK, got.At, got.RetryAfter, got.RetryAt, want)
+	}
+}
+
+// After the clock went back, what is granted at once counts at the instant of its row, and
+// what is due later is waited for from what the clock says, which is the same for all rows.
+func TestGrantedAfterTheClockWentBack(t *testing.T) {
+	now := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
+	later := func(d time.Duration) time.Time { return now.Add(d) }
+	paused := row(0, later(3*time.Second))
+	paused.Paused = paused.TS
+	for _, test := range []struct {
+		name        string
+		after       State
+		at, retryAt time.Time
+	}{
+		{"at once", row(0, later(time.Second)), later(time.Second), later(time.Second)},
+		{"in debt", row(-1, later(time.Second)), now, later(2 * time.Second)},
+		{"paused", paused, now, later(3 * time.Second)},
+	} {
+		call, err := decide.New(true, TokenBucket{Name: "l", Rate: 1, Period: time.Second}.For("k"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		changes := []decide.Change{call.Asks[0].Change(0, 0, 1)}
+		changes[0].After = test.after
+		got := call.Granted(changes, decide.View{At: now})
+		if !got.At.Equal(test.at) || !got.RetryAt.Equal(test.retryAt) || got.RetryAfter != test.retryAt.Sub(test.at) {
+			t.Errorf("%s: at %v, RetryAfter %v, RetryAt %v, want it at %v, and due at %v", test.name, got.At, got.RetryAfter, got.RetryAt, test.at, test.retryAt)
+		}
 	}
 }
 

@@ -68,6 +68,9 @@ func (s *Settlement) add(seen *Seen, payments []receipt.Payment, used []float64)
 	if err := request.Validate(); err != nil {
 		return err
 	}
+	if d != d.Limit().Definition() { // in a receipt that somebody has written
+		return &ratelimit.FieldError{Field: "Receipt", Value: d, Reason: "must be of limits that can be"}
+	}
 	if newest, ok := seen.newest(p.Name); ok && !alike(newest, d) {
 		d = newest
 		request.Limit = d.Limit()

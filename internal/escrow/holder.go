@@ -29,10 +29,11 @@ type Holder struct {
 	mu      sync.Mutex
 	lots    []*lot // oldest first
 	demand  demand
-	wanted  float64 // when something was taken ahead last
-	dropped int     // how often what is held was thrown away
-	changes int     // how often a statement is known to have changed the row
-	used    float64 // since the timer rang
+	wanted  float64  // when something was taken ahead last
+	dropped int      // how often what is held was thrown away
+	changes int      // how often a statement is known to have changed the row
+	used    float64  // since the timer rang
+	ended   []Return // what was left of lots that were over, and can be given back all the same
 	timer   *time.Timer
 	ticking bool
 }
@@ -155,6 +156,7 @@ func (h *Holder) live(now moment) (left float64) {
 		calls += int(l.calls.Swap(0))
 		used += l.seen - l.count()
 		if l.seen = l.count(); l.over(now) {
+			h.end(l)
 			continue
 		}
 		left += l.seen
@@ -169,6 +171,24 @@ func (h *Holder) live(now moment) (left float64) {
 		h.restock()
 	}
 	return left
+}
+
+// end keeps what is left of a lot that is over, if it can be given back still. It needs mu.
+func (h *Holder) end(l *lot) {
+	if !outlasts(&h.ask.Definition) {
+		return
+	}
+	if n, _ := l.take(l.count(), true); n > 0 {
+		h.ended = append(h.ended, h.returnOf(l, n))
+	}
+}
+
+func (h *Holder) returnOf(l *lot, n float64) Return {
+	d := &h.ask.Definition
+	return Return{
+		Row: decide.Row{Key: h.ask.Of()}, Definition: *d, Count: n,
+		Taken: l.after.TS, End: end(d, l.after.TS, h.memory.lasts),
+	}
 }
 
 // restock has what is held handed out from the first lot of which there is any. It needs mu.
@@ -204,8 +224,13 @@ func (t *Tokens) PutBack() {
 }
 
 func (h *Holder) putBack(p part, now moment) {
-	if p.lot.epoch == h.dropped && !p.lot.over(now) {
-		p.lot.put(p.count)
+	if p.lot.epoch != h.dropped {
+		return
+	}
+	p.lot.put(p.count)
+	if p.lot.over(now) {
+		h.end(p.lot)
+	} else {
 		h.insert(p.lot)
 	}
 }
@@ -253,7 +278,8 @@ func (h *Holder) Order(need float64) (o Order, ok bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	left := h.live(now)
-	want := h.demand.want(now, h.memory.lasts) - left
+	lasts := h.memory.lasts
+	want := h.demand.want(now, lasts)*float64(Longest(&h.ask.Definition, lasts))/float64(lasts) - left
 	if want < 1 {
 		want = 0
 	}
@@ -266,9 +292,10 @@ func (o *Order) Arrived(l Lot) *Arrival {
 	h, now := o.Holder, o.Holder.memory.moment()
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	counts := h.ask.Definition.Charged(l.After, l.At) // later than At if the clock has gone back
 	had := &lot{
-		after: l.After, at: l.At, sent: h.memory.sent(l.Sent, l.At), epoch: o.dropped, seen: l.Count,
-		lasts: usable(&h.ask.Definition, l.After.TS, l.At, h.memory.lasts),
+		after: l.After, at: counts, sent: h.memory.sent(l.Sent, l.At), epoch: o.dropped, seen: l.Count,
+		lasts: usable(&h.ask.Definition, l.After.TS, counts, h.memory.lasts),
 	}
 	had.put(l.Count)
 	if l.Count > 0 && h.dropped == o.dropped && !had.over(now) {
@@ -347,7 +374,7 @@ func (h *Holder) drop() {
 	for _, l := range h.lots {
 		l.left.Store(0)
 	}
-	h.lots = nil
+	h.lots, h.ended = nil, nil
 	h.restock()
 }
 
@@ -355,7 +382,7 @@ func (h *Holder) idle(now moment) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	r := h.refusal.Load()
-	return len(h.lots) == 0 && !h.refilling.Load() && h.demand.over(now, h.memory.lasts) && (r == nil || r.over(now, h.memory.lasts))
+	return len(h.lots)+len(h.ended) == 0 && !h.refilling.Load() && h.demand.over(now, h.memory.lasts) && (r == nil || r.over(now, h.memory.lasts))
 }
 
 // tick has the timer ring, four times while what is held lasts. It needs mu.
@@ -383,31 +410,28 @@ func (h *Holder) ring() {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if len(h.lots) > 0 {
+	if len(h.lots)+len(h.ended) > 0 {
 		h.tick()
 	}
 }
 
-// takeBack takes out of memory what is more than is needed, the newest first: of that
-// the most is given back. What is hardly more is kept.
+// takeBack takes out of memory what is over, and what is more than is needed, the newest
+// first: of that the most is given back. What is hardly more is kept.
 func (h *Holder) takeBack(needed float64) (returns []Return) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	left := h.live(h.memory.moment())
+	returns, h.ended = h.ended, nil
 	if needed > 0 && left < 2*needed {
-		return nil
+		return returns
 	}
-	d := &h.ask.Definition
 	for i := len(h.lots) - 1; i >= 0 && left > needed; i-- {
 		l := h.lots[i]
 		n, _ := l.take(left-needed, true)
 		l.seen -= n
 		left -= n
 		if n > 0 {
-			returns = append(returns, Return{
-				Row: decide.Row{Key: h.ask.Of()}, Definition: *d, Count: n,
-				Taken: l.after.TS, End: end(d, l.after.TS, h.memory.lasts),
-			})
+			returns = append(returns, h.returnOf(l, n))
 		}
 	}
 	h.restock()

@@ -28,7 +28,7 @@ func (m moment) since(earlier moment) time.Duration {
 // lot is what is left of a Lot.
 type lot struct {
 	after ratelimit.State // the row as the statement left it
-	at    time.Time       // the instant of the decision, on the database's clock
+	at    time.Time       // from which it counts, on the database's clock
 	sent  moment
 	lasts time.Duration
 	epoch int // of its holder, whose drops end it

@@ -3,6 +3,7 @@ package escrow
 import (
 	"hash/maphash"
 	"reflect"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,6 +26,7 @@ type Memory struct {
 	lasts time.Duration
 	clock func() time.Time // nil for the machine's
 	give  func([]Return)
+	never []ratelimit.Kind // from which nothing is taken ahead
 	seed  maphash.Seed
 	sets  []set
 
@@ -34,9 +36,10 @@ type Memory struct {
 type set [ways]atomic.Pointer[Holder]
 
 // New is an empty memory of what lasts so long. The clock, if it is not nil, is one that
-// was injected. give is called, on a goroutine of its own, with what is not needed.
-func New(lasts time.Duration, clock func() time.Time, give func([]Return)) *Memory {
-	return &Memory{lasts: lasts, clock: clock, give: give, seed: maphash.MakeSeed(), sets: make([]set, sets)}
+// was injected. give is called, on a goroutine of its own, with what is not needed. From
+// never, which are kinds of limits, nothing is taken ahead.
+func New(lasts time.Duration, clock func() time.Time, give func([]Return), never ...ratelimit.Kind) *Memory {
+	return &Memory{lasts: lasts, clock: clock, give: give, never: never, seed: maphash.MakeSeed(), sets: make([]set, sets)}
 }
 
 // Now is the instant from which a statement's lot must count that is not sent yet.
@@ -115,7 +118,10 @@ func (m *Memory) remember(a *decide.Ask) *Holder {
 }
 
 func newHolder(m *Memory, a *decide.Ask) *Holder {
-	h := &Holder{memory: m, ask: *a, lowered: Lowered(&a.Definition, m.lasts), least: leastOf(&a.Definition)}
+	h := &Holder{memory: m, ask: *a, least: leastOf(&a.Definition)}
+	if !slices.Contains(m.never, a.Definition.Kind) {
+		h.lowered = Lowered(&a.Definition, m.lasts)
+	}
 	h.ask.Count, h.ask.Floor = 0, a.Definition.Floor(false)
 	h.paid = h.ask.Paid()
 	if reflect.TypeOf(a.Limit).Kind() != reflect.Pointer {

@@ -241,6 +241,40 @@ func TestOrder(t *testing.T) {
 	}
 }
 
+// What is left of a slot that is over goes back to it all the same: no window would have
+// room for it else for a whole period. What is put back then goes with it.
+func TestSlotIsGivenBackAfterItsEnd(t *testing.T) {
+	m := newMemory(t)
+	sliding := ratelimit.SlidingWindow{Name: "sliding", Rate: 1000, Period: 2 * time.Second, Slots: 10}
+	h := m.of(sliding)
+	o := m.order(h)
+	o.Arrived(escrow.Lot{Count: 10, After: sliding.Definition().Fresh("k", m.now()), At: m.now(), Sent: m.now()})
+	used := m.want(sliding, 1, true)
+	undone := m.want(sliding, 3, true)
+	m.pass(200*time.Millisecond + time.Microsecond)
+	m.want(sliding, 1, false)
+	undone.PutBack()
+	back := m.TakeBack()
+	total := 0.0
+	for _, b := range back {
+		total += b.Count
+		if want := used.After.TS.Add(11 * 200 * time.Millisecond); !b.Taken.Equal(used.After.TS) || !b.End.Equal(want) {
+			t.Errorf("got %+v, want it to the slot of %v until %v", b, used.After.TS, want)
+		}
+	}
+	if total != 9 {
+		t.Errorf("got %v back, want 9", total)
+	}
+	if back := m.TakeBack(); back != nil {
+		t.Errorf("got %+v again", back)
+	}
+	m.Edited(decide.Key{Name: "sliding", Key: "k"})
+	used.PutBack()
+	if back := m.TakeBack(); back != nil {
+		t.Errorf("got %+v of what was thrown away", back)
+	}
+}
+
 // A refusal is told again until time has brought enough, the row is known to have changed,
 // or the moment is over.
 func TestRefusal(t *testing.T) {

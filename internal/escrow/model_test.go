@@ -148,26 +148,28 @@ func (r rules) arrive(s state, i int, with func(holder) state, visit func(string
 	visit(fmt.Sprintf("%d gave back", i), to)
 }
 
-// explore looks at every state, and returns how it came to one in which there is more
-// than the capacity; nil if there is none.
-func (r rules) explore() (path []string, states int) {
+// tooMuch reports whether there is too much.
+func (r rules) tooMuch(s state) bool { return s.row+r.inMemory(s) > r.capacity }
+
+// explore looks at every state that can follow a start, and returns how it came to one
+// that is broken; nil if there is none.
+func explore[S comparable](start S, next func(S, func(string, S)), broken func(S) bool) (path []string, states int) {
 	type from struct {
-		state
-		what string
+		state S
+		what  string
 	}
-	start := state{row: r.capacity}
-	came := map[state]from{start: {}}
-	queue := []state{start}
+	came := map[S]from{start: {}}
+	queue := []S{start}
 	for len(queue) > 0 {
 		s := queue[0]
 		queue = queue[1:]
-		if s.row+r.inMemory(s) > r.capacity {
+		if broken(s) {
 			for at := s; at != start; at = came[at].state {
 				path = append([]string{fmt.Sprintf("%s: %+v", came[at].what, at)}, path...)
 			}
 			return path, len(came)
 		}
-		r.next(s, func(what string, to state) {
+		next(s, func(what string, to S) {
 			if _, ok := came[to]; !ok {
 				came[to] = from{s, what}
 				queue = append(queue, to)
@@ -196,7 +198,7 @@ func TestModel(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			r := test.rules
 			test.change(&r)
-			path, states := r.explore()
+			path, states := explore(state{row: r.capacity}, r.next, r.tooMuch)
 			if (path != nil) != test.breaks {
 				t.Errorf("of %d states, want one with too much: %v; got %q", states, test.breaks, path)
 			}

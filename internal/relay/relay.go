@@ -33,13 +33,18 @@ type Judge func(n int, message []byte) Fate
 // Relay listens for clients and connects each to the server. It is safe for concurrent
 // use.
 type Relay struct {
-	listener        net.Listener
-	network, server string
+	listener net.Listener
 
-	mu               sync.Mutex
-	requests, answer Judge
-	asked, answered  int
-	conns            []net.Conn
+	mu                sync.Mutex
+	network, server   string
+	requests, answers judged
+	conns             []net.Conn
+}
+
+// judged is what is judged, and how much of it there was.
+type judged struct {
+	judge Judge
+	n     int
 }
 
 // New listens on the loopback interface for connections to a server.
@@ -61,14 +66,21 @@ func (r *Relay) Address() *net.TCPAddr { return r.listener.Addr().(*net.TCPAddr)
 func (r *Relay) Interfere(requests, answers Judge) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.asked, r.answered, r.requests, r.answer = 0, 0, requests, answers
+	r.requests, r.answers = judged{judge: requests}, judged{judge: answers}
 }
 
 // Counted is how many requests and answers there were since Interfere.
 func (r *Relay) Counted() (requests, answers int) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return r.asked, r.answered
+	return r.requests.n, r.answers.n
+}
+
+// Redirect has new connections go to another server.
+func (r *Relay) Redirect(network, server string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.network, r.server = network, server
 }
 
 // Close ends all connections.
@@ -87,7 +99,10 @@ func (r *Relay) accept() {
 		if err != nil {
 			return
 		}
-		server, err := net.Dial(r.network, r.server)
+		r.mu.Lock()
+		network, address := r.network, r.server
+		r.mu.Unlock()
+		server, err := net.Dial(network, address)
 		if err != nil {
 			client.Close()
 			continue
@@ -137,7 +152,7 @@ func (l *link) passRequests() {
 		case 'P', 'B', 'D', 'E', 'C': // Parse to Close: there is more to come
 			continue
 		case 'S', 'Q': // Sync, Query
-			fate = l.relay.judgeRequest(request)
+			fate = l.relay.judge(&l.relay.requests, request)
 		}
 		if !l.pass(l.server, request, fate) {
 			return
@@ -164,7 +179,7 @@ func (l *link) passAnswers() {
 		}
 		fate := Pass
 		if letIn {
-			if fate = l.relay.judgeAnswer(answer); fate == Fatal {
+			if fate = l.relay.judge(&l.relay.answers, answer); fate == Fatal {
 				answer = fatalError()
 			}
 		}
@@ -233,21 +248,10 @@ func readMessage(reader *bufio.Reader, after int) ([]byte, error) {
 	return message, err
 }
 
-func (r *Relay) judgeRequest(message []byte) Fate {
+func (r *Relay) judge(of *judged, message []byte) Fate {
 	r.mu.Lock()
-	r.asked++
-	n, judge := r.asked, r.requests
-	r.mu.Unlock()
-	if judge == nil {
-		return Pass
-	}
-	return judge(n, message)
-}
-
-func (r *Relay) judgeAnswer(message []byte) Fate {
-	r.mu.Lock()
-	r.answered++
-	n, judge := r.answered, r.answer
+	of.n++
+	n, judge := of.n, of.judge
 	r.mu.Unlock()
 	if judge == nil {
 		return Pass

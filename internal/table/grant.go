@@ -31,7 +31,7 @@ type Grant struct {
 	decide.Change         // Count is what they take together
 	Need          float64 // tokens that there must be to grant all of them
 	AtMost        bool    // it is one call that takes what there is, up to Count; alone, it does, and Count is then what it took
-	Ahead         float64 // more tokens to take, but no more than half of what is left then; of no sliding window
+	Ahead         float64 // more tokens to take, but no more than half of what is left then
 	Taken         Taken
 }
 

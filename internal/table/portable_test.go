@@ -25,7 +25,8 @@ import (
 
 // plainOnly are the statements that the portable form does not use.
 var plainOnly = []string{
-	"deleteListed", "read", "lock", "await", "fill", "write", "writeSlots", "grantSlotted",
+	"deleteListed", "read", "lock", "await", "fill", "write", "writeSlots", "grantSlotted", "slottedAhead",
+	"slots.ahead.read", "slots.ahead.told", "slots.aheadInTurn.read", "slots.aheadInTurn.told", "slots.giveBack",
 	"grantMany.read", "grantMany.told", "grantWindows.read", "grantWindows.told",
 	"bucketsAhead.read", "bucketsAhead.told", "windowsAhead.read", "windowsAhead.told", "bucket.ahead.read", "bucket.ahead.told", "window.ahead.read", "window.ahead.told",
 	"bucket.aheadInTurn.read", "bucket.aheadInTurn.told", "window.aheadInTurn.read", "window.aheadInTurn.told", "bucket.giveBack", "window.giveBack",
@@ -77,6 +78,7 @@ func TestPortableSQLHasSomethingToJudge(t *testing.T) {
 	for name, want := range map[string]int{
 		"bucket.allow.bare": 6, "bucket.allow.full": 6, "bucket.reserve.full": 6, "window.allow.full": 6, "window.reserve.full": 6,
 		"slots.allow.full": 8, "slots.reserve.full": 8, "slots.give": 5, "putSlots": 4, "renew": 4,
+		"bucket.takeAhead.bare": 6, "bucket.takeAhead.full": 6, "window.takeAhead.full": 6, "bucket.bringBack": 2, "window.bringBack": 2,
 		"bucket.atMost": 6, "window.atMost": 6, "slots.atMost": 8,
 		"bucket.give": 4, "window.give": 4, "put": 3, "reset": 1, "bucket.states": 0, "slots.states": 0,
 	} {

@@ -175,30 +175,30 @@ SET value = {value}, ts = greatest(r.ts, {now}), slots = {after}`
 	grantSlotsAt = `least(r.ts + (u.width - 1) * interval '1 microsecond', {clock})`
 )
 
-// fillGrantSlots names what a grant of a sliding window has to do with, which needs so
-// many tokens: all that it takes, or of those that there are one.
-func fillGrantSlots(sql, need string) string {
-	n := "u.total"
-	if need != n {
-		n = `least(u.total, floor({rate} - (` + newestSQL + ` - {row}.slots[4 + {later}])))`
-	}
+// fillGrantSlots names what a grant of a sliding window has to do with, which takes n
+// tokens if there are as many as it needs.
+func fillGrantSlots(sql, n, need string) string {
 	sql = nest(sql, "{after}", afterSQL, "{header}", atOnceHeader, "{value}", atOnceValue, "{n}", n, "{need}", need, "{later}", atOnceLater)
 	return strings.NewReplacer("{row}", "r", "{rate}", "u.rate", "{width}", "u.width", "{totals}", "u.size",
 		"{now}", "date_bin(u.width * interval '1 microsecond', u.now, r.ts)").Replace(sql)
 }
 
-// newGrantSlots makes a statement for one row.
-func newGrantSlots(sql, need string) func(free string) clocks {
-	return newClocks(fillGrantSlots(sql, need), "$8::timestamptz",
+// wholeSlots is what a grant takes that takes what there is.
+const wholeSlots = `least(u.total, floor({rate} - (` + newestSQL + ` - {row}.slots[4 + {later}])))`
+
+// newGrantSlots makes a statement for one row; told is the last parameter, after more.
+func newGrantSlots(sql, n, need, told string, more ...string) func(free string) clocks {
+	parameters := []string{
 		"u.name", "$1::text", "u.key", "$2::text", "u.shard", "$3::int4", "u.total", "$4::float8",
 		"u.rate", "$5::float8", "u.width", "$6::float8", "u.size", "$7::int4",
-	)
+	}
+	return newClocks(fillGrantSlots(sql, n, need), told, append(parameters, more...)...)
 }
 
-// newGrantManySlots makes a statement for several rows.
-func newGrantManySlots() string {
+// newGrantManySlots makes a statement for several rows, which takes n tokens from each.
+func newGrantManySlots(sql, n string) string {
 	return strings.NewReplacer("{clock}", "coalesce($8::timestamptz, clock_timestamp())", "{free}", freeSQL("(SELECT "+passOverSQL+")")).
-		Replace(fillGrantSlots(grantManySlotsSQL, "u.total"))
+		Replace(fillGrantSlots(sql, n, "u.total"))
 }
 
 // queueSliding puts into a batch grants of sliding windows.
@@ -206,12 +206,18 @@ func (t *Table) queueSliding(batch *pgx.Batch, grants []*Grant, now *time.Time) 
 	n := len(grants)
 	names, keys, shards := make([]string, n), make([]string, n), make([]int32, n)
 	counts, rates, widths, totals := make([]float64, n), make([]float64, n), make([]float64, n), make([]int32, n)
+	aheads, ahead := make([]float64, n), false
 	for i, g := range grants {
 		d := &g.Definition
 		names[i], keys[i], shards[i] = g.Name, g.Key.Key, int32(g.Shard)
 		counts[i], rates[i], widths[i], totals[i] = g.Count, d.Rate, tick(d), int32(d.Slots+2)
+		aheads[i], ahead = g.Ahead, ahead || g.Ahead > 0
 	}
-	batch.Queue(t.grantSlotted, names, keys, shards, counts, rates, widths, totals, now).Query(scanGrants(grants))
+	sql, args := t.grantSlotted, []any{names, keys, shards, counts, rates, widths, totals, now}
+	if ahead {
+		sql, args = t.slottedAhead, append(args, aheads)
+	}
+	batch.Queue(sql, args...).Query(scanGrants(grants))
 }
 
 const (
@@ -257,12 +263,21 @@ WHERE name = $1::text AND key = $2::text AND shard = $3::int4 AND ts = $7::times
 // Renew writes a sliding window's row, which means the same afterwards, as its
 // definition does, unless it has changed since it was seen.
 func (t *Table) Renew(ctx context.Context, q Querier, row decide.Row, seen, as ratelimit.State) error {
+	_, err := q.Exec(ctx, t.renew, renewArguments(row, seen, as)...)
+	return err
+}
+
+// QueueRenew puts a Renew into a batch.
+func (t *Table) QueueRenew(batch *pgx.Batch, row decide.Row, seen, as ratelimit.State) {
+	batch.Queue(t.renew, renewArguments(row, seen, as)...)
+}
+
+func renewArguments(row decide.Row, seen, as ratelimit.State) []any {
 	var newest *float64
 	if seen.Slots != nil {
 		newest = &seen.Slots.Totals[len(seen.Slots.Totals)-1]
 	}
-	_, err := q.Exec(ctx, t.renew, row.Name, row.Key.Key, int32(row.Shard), as.Value, as.TS, as.Slots.Numbers(as.Value), seen.TS, seen.Value, newest)
-	return err
+	return []any{row.Name, row.Key.Key, int32(row.Shard), as.Value, as.TS, as.Slots.Numbers(as.Value), seen.TS, seen.Value, newest}
 }
 
 // slotsText is the array of a state's slots as PostgreSQL reads it, nil without any.

@@ -40,7 +40,7 @@ type Table struct {
 	put, putSlots, reset, remove, there string
 	grantMany, grantWindows             clocks
 	bucketsAhead, windowsAhead          clocks
-	grantSlotted                        string
+	grantSlotted, slottedAhead          string
 	read, lock, await, fill             string
 	write, writeSlots, renew            string
 	listFull, listEmpty                 string
@@ -53,8 +53,10 @@ type texts struct {
 	allow, reserve                  forms
 	give, states, atMost            string
 	grant, grantInTurn, grantAtMost clocks
-	ahead, aheadInTurn              clocks // nothing of a sliding window
+	ahead, aheadInTurn              clocks
 	giveBack                        string
+	takeAhead                       forms  // in the portable form; nothing of a sliding window
+	bringBack                       string // likewise
 }
 
 // forms are a take that tells the row, when and by which transaction; and, if that is
@@ -72,26 +74,28 @@ func New(schema string, portable bool) *Table {
 	}
 	in := func(sql string) string { return strings.ReplaceAll(sql, "{table}", name.Sanitize()) }
 	bucket := kind{
-		ticks: bucketTicks, allow: allowed(takeSQL, notPausedSQL), reserve: allowed(takeSQL, ""), atMost: allowed(atMostSQL, notPausedSQL),
+		ticks: bucketTicks, allow: allowed(takeSQL, notPausedSQL), reserve: allowed(takeSQL, ""), atMost: allowed(atMostSQL, notPausedSQL), ahead: allowed(takeAheadSQL, notPausedSQL),
 		give: giveSQL, states: statesSQL, grant: newGrant(bucketTicks, grantSQL), grantAtMost: newGrant(bucketTicks, grantAtMostSQL), returned: "value, ts, paused",
 	}
 	window := bucket
 	window.ticks, window.grant, window.grantAtMost = windowTicks, newGrant(windowTicks, grantSQL), newGrant(windowTicks, grantAtMostSQL)
 	sliding := kind{
 		ticks: windowTicks, give: giveSlotsSQL, states: statesSlotsSQL,
-		grant: newGrantSlots(grantSlotsSQL, "u.total"), grantAtMost: newGrantSlots(grantAtMostSlotsSQL, "1"), returned: "value, ts, paused, slots",
+		grant:       newGrantSlots(grantSlotsSQL, "u.total", "u.total", "$8::timestamptz"),
+		grantAtMost: newGrantSlots(grantAtMostSlotsSQL, wholeSlots, "1", "$8::timestamptz"), returned: "value, ts, paused, slots",
 	}
 	sliding.allow, sliding.reserve, sliding.atMost = takeSlots()
 	return &Table{
 		bucket: bucket.texts(in, portable).takingAhead(in, bucketTicks),
 		window: window.texts(in, portable).takingAhead(in, windowTicks),
-		slots:  sliding.texts(in, portable),
+		slots:  sliding.texts(in, portable).slidingAhead(in),
 		put:    in(putSQL), putSlots: in(putSlotsSQL), reset: in(resetSQL), remove: in(removeSQL), there: in(thereSQL),
 		grantMany:    newGrantMany(bucketTicks, grantManySQL).in(in),
 		grantWindows: newGrantMany(windowTicks, grantManySQL, "u.tick").in(in),
 		bucketsAhead: newGrantMany(bucketTicks, grantManyAheadSQL, "u.ahead").in(in),
 		windowsAhead: newGrantMany(windowTicks, grantManyAheadSQL, "u.tick", "u.ahead").in(in),
-		grantSlotted: in(newGrantManySlots()),
+		grantSlotted: in(newGrantManySlots(grantManySlotsSQL, "u.total")),
+		slottedAhead: in(newGrantManySlots(grantManySlotsAheadSQL, withAhead)),
 		read:         in(readSQL), lock: in(lockSQL), await: in(awaitSQL), fill: in(fillSQL),
 		write: in(writeSQL), writeSlots: in(writeSlotsSQL), renew: in(renewSQL),
 		listFull: in(listFullSQL), listEmpty: in(listEmpty()), deleteListed: in(deleteListedSQL), deleteSame: in(deleteSameSQL),
@@ -103,6 +107,7 @@ func New(schema string, portable bool) *Table {
 type kind struct {
 	ticks
 	allow, reserve, atMost string // the take
+	ahead                  string // "" of a kind of which nothing is taken ahead
 	give, states           string
 	grant, grantAtMost     func(free string) clocks
 	returned               string // by takes and gives
@@ -118,16 +123,21 @@ func (k kind) texts(in func(string) string, portable bool) texts {
 		}
 		return bare(take) + k.fill(", {at}, xmin::text")
 	}
-	allow := forms{full: full(k.allow)}
-	if portable && k.ticks == bucketTicks {
-		allow.bare = bare(k.allow)
+	both := func(take string) (f forms) {
+		if take != "" {
+			f.full = full(take)
+		}
+		if portable && k.ticks == bucketTicks {
+			f.bare = bare(take)
+		}
+		return f
 	}
 	give := k.fill(k.give) + ", " + nowSQL + ", xmax = 0"
 	if portable {
 		give = "WITH given AS (" + k.fill(k.give) + ")\nSELECT " + k.returned + ", " + nowSQL + ", false FROM given"
 	}
 	return texts{
-		allow: allow, reserve: forms{full: full(k.reserve)},
+		allow: both(k.allow), reserve: forms{full: full(k.reserve)}, takeAhead: both(k.ahead),
 		give: in(give), states: in(k.states), atMost: full(k.atMost),
 		grant: k.grant(freeSQL(passOverSQL)).in(in), grantInTurn: k.grant("").in(in), grantAtMost: k.grantAtMost("").in(in),
 	}
@@ -155,7 +165,8 @@ func (t ticks) fill(sql string) string { return t.parts.Replace(sql) }
 var (
 	bucketTicks = ticks{strings.NewReplacer(
 		"{rate}", "$7::float8", "{period}", "$8::float8", "{floor}", "$9::float8", "{over}", "$10::timestamptz",
-		"{most}", "$7::float8",
+		"{ahead}", "$11::float8", "{most}", "$7::float8",
+		"{taken}", "$7::timestamptz", "{end}", "$8::timestamptz",
 		"{tick}", nowSQL,
 		"{grant tick}", "u.now",
 		"{ticks agree}", "",
@@ -164,10 +175,12 @@ var (
 		"{at}", "least(ts, "+nowSQL+")",
 		"{granted at}", "least(r.ts, {clock})",
 		"{refilled}", "round(date_part('epoch', greatest(r.ts, u.now) - $6::timestamptz) * 1000000) * $8::float8 / $9::float8",
+		"{brought refilled}", "round(date_part('epoch', greatest(l.ts, excluded.ts) - $7::timestamptz) * 1000000) * $9::float8 / $10::float8",
 	)}
 	windowTicks = ticks{strings.NewReplacer(
 		"{rate}", "$9::float8", "{period}", "$10::float8", "{floor}", "$11::float8", "{over}", "$12::timestamptz",
-		"{most}", "$9::float8",
+		"{ahead}", "$13::float8", "{most}", "$9::float8",
+		"{taken}", "$9::timestamptz", "{end}", "$10::timestamptz",
 		"{tick}", "date_bin($7::float8 * interval '1 microsecond', "+nowSQL+", $8::timestamptz)",
 		"{grant tick}", "date_bin(u.tick * interval '1 microsecond', u.now, r.ts)",
 		// A row whose ticks are not those of $8, a fixed window that was paused
@@ -180,6 +193,7 @@ var (
 		"{at}", "least(ts + ($7::float8 - 1) * interval '1 microsecond', "+nowSQL+")",
 		"{granted at}", "least(r.ts + (u.tick - 1) * interval '1 microsecond', {clock})",
 		"{refilled}", "0 * $8::float8",
+		"{brought refilled}", "0",
 	)}
 )
 

@@ -90,16 +90,19 @@ type Taken struct {
 // Take takes what a change says, if its row has enough and, unless it is to
 // reserve, is not paused. The row stays locked when it has not, too.
 func (t *Table) Take(ctx context.Context, q Querier, reserve bool, c *decide.Change, now *time.Time) (Taken, error) {
-	var taken Taken
-	if sql := t.takes(reserve, c).bare; sql != "" {
-		err := taken.scan(q.QueryRow(ctx, sql, takeArguments(reserve, c, now)...), &c.Definition)
-		taken.At = taken.After.TS // it is that, but after the clock went back
-		if now != nil {
-			taken.At = *now
-		}
+	return t.takes(reserve, c).take(ctx, q, &c.Definition, takeArguments(reserve, c, now), now)
+}
+
+func (f *forms) take(ctx context.Context, q Querier, d *ratelimit.Definition, args []any, now *time.Time) (taken Taken, err error) {
+	if f.bare == "" {
+		err = taken.scan(q.QueryRow(ctx, f.full, args...), d, &taken.At, &taken.Xid)
 		return taken, err
 	}
-	err := taken.scan(q.QueryRow(ctx, t.takes(reserve, c).full, takeArguments(reserve, c, now)...), &c.Definition, &taken.At, &taken.Xid)
+	err = taken.scan(q.QueryRow(ctx, f.bare, args...), d)
+	taken.At = taken.After.TS // it is that, but after the clock went back
+	if now != nil {
+		taken.At = *now
+	}
 	return taken, err
 }
 
@@ -127,6 +130,9 @@ func (t *Table) takes(reserve bool, c *decide.Change) *forms {
 }
 
 func takeArguments(reserve bool, c *decide.Change, now *time.Time) []any {
+	if !c.At.IsZero() {
+		now = &c.At
+	}
 	if c.Definition.Kind == ratelimit.KindSlidingWindow {
 		return append(arguments(c, c.Count, now), slotArguments(reserve, c)...)
 	}

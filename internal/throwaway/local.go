@@ -165,18 +165,26 @@ func (i installation) startOn(ctx context.Context, port string, opts Options) (*
 	if opts.Restart {
 		again = "1"
 	}
-	args := append([]string{"-c", supervisor, "supervisor", i.dir, again}, serverArgs(port, opts)...)
+	if opts.StandbyOf != "" {
+		if _, err := exec.LookPath(filepath.Join(i.dir, "pg_basebackup")); err != nil {
+			return nil, fmt.Errorf("%w: %w", exec.ErrNotFound, err)
+		}
+	}
+	primary, password, err := splitURL(opts.StandbyOf)
+	if err != nil {
+		return nil, err
+	}
+	args := append([]string{"-c", supervisor, "supervisor", i.dir, again, primary, opts.WALDir}, serverArgs(port, opts)...)
 	cmd := exec.Command("/bin/sh", args...)
 	cmd.Dir = "/" // the current directory may be closed to the server's user
 	cmd.Env = serverEnv()
-	if err := dropRoot(cmd); err != nil {
+	if err := dropRoot(cmd, opts.WALDir); err != nil {
 		return nil, err
 	}
 	p, err := startProcess(cmd)
 	if err != nil {
 		return nil, err
 	}
-	password := rand.Text()
 	// If this fails, so does the supervisor, which knows better why.
 	_, _ = fmt.Fprintln(p.stdin, password)
 
@@ -185,6 +193,21 @@ func (i installation) startOn(ctx context.Context, port string, opts Options) (*
 		return nil, err
 	}
 	return s, nil
+}
+
+// splitURL takes the password out of a URL, which all users of the machine could read among
+// the arguments of a program. Without a URL it makes a password up.
+func splitURL(text string) (without, password string, err error) {
+	if text == "" {
+		return "", rand.Text(), nil
+	}
+	u, err := url.Parse(text)
+	if err != nil {
+		return "", "", err
+	}
+	password, _ = u.User.Password()
+	u.User = url.User(u.User.Username())
+	return u.String(), password, nil
 }
 
 // waitUntilReady stops the server again if it fails.

@@ -5,11 +5,13 @@
 # is gone, whichever way it went, so the server cannot outlive it.
 #
 # Arguments: the directory of the binaries, 1 if a server that has ended is to be
-# started again on its data, then the arguments of postgres. When the server ends,
-# or cannot start, the reason is on stderr.
+# started again on its data, the URL of the server that it is a standby of (without the
+# password, which is the same) or nothing, the directory of its log of changes or nothing,
+# then the arguments of postgres. When the server ends, or cannot start, the reason is on
+# stderr.
 
-bin=$1 again=$2
-shift 2
+bin=$1 again=$2 primary=$3 wal=$4
+shift 4
 umask 077
 # Nobody may be left to read stderr. That must not end the shell before its time.
 trap '' PIPE
@@ -33,9 +35,15 @@ finish() {
 
 cd "$dir" || finish 1
 printf '%s\n' "$password" >password
-"$bin/initdb" -D "$dir/data" --username=postgres --pwfile=password \
-	--auth=scram-sha-256 --encoding=UTF8 --locale=C --no-sync \
-	>log 2>&1 </dev/null || finish 1
+if [ -n "$primary" ]; then
+	PGPASSWORD=$password "$bin/pg_basebackup" -D "$dir/data" -d "$primary" \
+		--write-recovery-conf --wal-method=stream --checkpoint=fast --no-sync \
+		>log 2>&1 </dev/null || finish 1
+else
+	"$bin/initdb" -D "$dir/data" --username=postgres --pwfile=password \
+		--auth=scram-sha-256 --encoding=UTF8 --locale=C --no-sync \
+		${wal:+--waldir="$wal" --wal-segsize=1} >log 2>&1 </dev/null || finish 1
+fi
 
 # The shell gives background commands an empty stdin and ignores SIGQUIT in
 # them, hence the copy of stdin and the SIGTERM: it reaches a server that has

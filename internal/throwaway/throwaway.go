@@ -58,6 +58,13 @@ type Options struct {
 	Restart bool
 	// BinDir, if set, is the only directory searched for server binaries.
 	BinDir string
+	// StandbyOf, if set, is the URL of a server that StartWith started, of which the
+	// new one is to be a standby. The error is exec.ErrNotFound where there is no
+	// pg_basebackup. It is for local servers only.
+	StandbyOf string
+	// WALDir, if set, is a directory for the write-ahead log, in files of 1 MB. The
+	// server gets it if it is root's. It is for local servers only.
+	WALDir string
 }
 
 // Start is StartWith without options.
@@ -101,8 +108,8 @@ func start(ctx context.Context, opts Options, m machine) (*Server, error) {
 		return external(ctx, m.databaseURL)
 	}
 	s, localErr := local(ctx, m.binDirs(ctx), opts)
-	if localErr == nil {
-		return s, nil
+	if localErr == nil || opts.StandbyOf != "" || opts.WALDir != "" {
+		return s, localErr
 	}
 	s, containerErr := container(ctx, m.dockerHost, opts)
 	if containerErr == nil {

@@ -184,6 +184,51 @@ func TestRestart(t *testing.T) {
 	}
 }
 
+// A standby follows its primary, and takes its place.
+func TestStandby(t *testing.T) {
+	primary := mustStartLocal(t, Options{})
+	standby, err := startLocal(t.Context(), Options{StandbyOf: primary.URL})
+	if errors.Is(err, exec.ErrNotFound) {
+		t.Skip("there is no pg_basebackup here")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = standby.Close() })
+	ask := func(s *Server, sql string) (answer string) {
+		t.Helper()
+		conn, err := pgx.Connect(t.Context(), s.URL)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Close(t.Context())
+		if err := conn.QueryRow(t.Context(), sql).Scan(&answer); err != nil {
+			t.Fatal(err)
+		}
+		return answer
+	}
+	for deadline := time.Now().Add(10 * time.Second); ask(primary, "SELECT count(*)::text FROM pg_stat_replication WHERE state = 'streaming'") != "1"; time.Sleep(pollInterval) {
+		if time.Now().After(deadline) {
+			t.Fatal("the standby does not follow")
+		}
+	}
+	if got := ask(standby, "SELECT pg_is_in_recovery()::text"); got != "true" {
+		t.Errorf("a standby in recovery: %s", got)
+	}
+	if got := ask(standby, "SELECT pg_promote()::text"); got != "true" {
+		t.Errorf("promoted: %s", got)
+	}
+	ask(standby, "SELECT pg_current_xact_id()::text") // which a standby refuses
+}
+
+func TestWALDir(t *testing.T) {
+	dir := publicTempDir(t)
+	mustStartLocal(t, Options{WALDir: dir})
+	if empty(t, dir) {
+		t.Errorf("%s has no write-ahead log", dir)
+	}
+}
+
 func TestParentKilled(t *testing.T) {
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), childVariable+"=1")

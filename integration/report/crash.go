@@ -1,0 +1,97 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"syscall"
+	"time"
+)
+
+// attackCrash kills servers, their processes, and clients.
+func attackCrash(ctx context.Context, l *lab, c *chapter) error {
+	c.say("Two processes do the work of the accounts while the server's processes are killed (kill -9 of one backend, which has PostgreSQL recover from its log, and of the first process), while it is restarted, and while single connections are terminated; a third client process is killed itself. fsync is on.")
+	rounds := 4
+	if l.quick {
+		rounds = 1
+	}
+	done := map[string]int{}
+	tasks := []task{
+		{Conns: 8, Workers: 8, Patience: 5 * time.Second}, // is killed
+		{Conns: 8, Workers: 8, Patience: 5 * time.Second},
+		{Conns: 8, Workers: 8, Patience: 5 * time.Second, Isolation: "serializable"},
+	}
+	_, err := l.suffer(ctx, c, tasks, l.seconds(45, 12), 1, func(ctx context.Context, s *suffering) error {
+		time.Sleep(time.Second)
+		if err := s.children[0].cmd.Process.Kill(); err != nil {
+			return err
+		}
+		done["client process, kill -9"]++
+		for range rounds {
+			for _, harm := range []struct {
+				name string
+				do   func(context.Context) error
+			}{
+				{"connections, pg_terminate_backend", l.terminate},
+				{"backend, kill -9", l.killBackend},
+				{"server, kill -9", func(ctx context.Context) error { return l.signal(ctx, syscall.SIGKILL) }},
+				{"server, fast restart", func(ctx context.Context) error { return l.signal(ctx, syscall.SIGINT) }},
+			} {
+				time.Sleep(700 * time.Millisecond)
+				if err := harm.do(ctx); err != nil {
+					return fmt.Errorf("%s: %w", harm.name, err)
+				}
+				done[harm.name]++
+			}
+		}
+		return nil
+	})
+	for _, name := range slices.Sorted(maps.Keys(done)) {
+		c.happened(name, done[name])
+	}
+	return err
+}
+
+func (l *lab) terminate(ctx context.Context) error {
+	var n int
+	err := l.ask(ctx, "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()", &n)
+	if err == nil && n == 0 {
+		err = errors.New("nobody was there")
+	}
+	return err
+}
+
+// killBackend kills a process of the server that has work, and returns when the server
+// has recovered.
+func (l *lab) killBackend(ctx context.Context) error {
+	var pid int
+	if err := within(ctx, 5*time.Second, "a backend is at work", func() bool {
+		return l.ask(ctx, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND state <> 'idle' AND pid <> pg_backend_pid() LIMIT 1", &pid) == nil
+	}); err != nil {
+		return err
+	}
+	return l.crash(ctx, func() (up func() error, err error) {
+		return func() error { return nil }, syscall.Kill(pid, syscall.SIGKILL)
+	})
+}
+
+// crash has the server fall, then what hinders it go, and returns when it has recovered.
+func (l *lab) crash(ctx context.Context, fall func() (up func() error, err error)) error {
+	const crashes = "SELECT stats_reset FROM pg_stat_bgwriter"
+	var reset, again time.Time
+	if err := l.ask(ctx, crashes, &reset); err != nil {
+		return err
+	}
+	up, err := fall()
+	if up != nil {
+		err = errors.Join(err, up())
+	}
+	if err != nil {
+		return err
+	}
+	return within(ctx, time.Minute, "the server has recovered", func() bool {
+		return l.ask(ctx, crashes, &again) == nil && !again.Equal(reset)
+	})
+}

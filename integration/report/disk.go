@@ -1,0 +1,212 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/throwaway"
+)
+
+// attackDisk has the server refuse to write, and its disks be full.
+func attackDisk(ctx context.Context, l *lab, c *chapter) error {
+	c.say("Two processes do the work of the accounts, first while default_transaction_read_only goes on and off; then with tables on a small file system that is filled up and emptied again; then with the write-ahead log on such a one, which is the end of the server each time, until there is space again.")
+	rounds := 6
+	if l.quick {
+		rounds = 1
+	}
+	if err := l.readOnly(ctx, c, rounds); err != nil {
+		return err
+	}
+	small, disks, err := l.onSmallDisks(ctx)
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, errors.ErrUnsupported) {
+		c.notRun("full disks", err.Error())
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer disks.remove()
+	err = small.fullTables(ctx, c, disks, rounds)
+	if err == nil {
+		err = small.fullLog(ctx, c, disks, (rounds+1)/2)
+	}
+	return errors.Join(err, small.close())
+}
+
+// two are the processes that do the work.
+var two = []task{
+	{Conns: 8, Workers: 8, Patience: 5 * time.Second},
+	{Conns: 8, Workers: 8, Patience: 5 * time.Second, Isolation: "repeatable read"},
+}
+
+func (l *lab) readOnly(ctx context.Context, c *chapter, rounds int) error {
+	defer func() { // it is off by now, unless this failed
+		_ = l.set(context.WithoutCancel(ctx), "default_transaction_read_only", "off")
+	}()
+	a, err := l.suffer(ctx, c, two, time.Duration(rounds+1)*time.Second, 0, func(ctx context.Context, _ *suffering) error {
+		for range rounds {
+			time.Sleep(600 * time.Millisecond)
+			if err := l.set(ctx, "default_transaction_read_only", "on"); err != nil {
+				return err
+			}
+			time.Sleep(300 * time.Millisecond)
+			if err := l.set(ctx, "default_transaction_read_only", "off"); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	c.happened("told that the server is read-only (25006)", a.coded("25006"))
+	return nil
+}
+
+// set changes a setting of the running server, and returns when it holds.
+func (l *lab) set(ctx context.Context, name, value string) error {
+	if err := l.ask(ctx, fmt.Sprintf("ALTER SYSTEM SET %s = '%s'", name, value)); err != nil {
+		return err
+	}
+	return within(ctx, 10*time.Second, name+" is "+value, func() bool {
+		var reloaded bool
+		var now string
+		return l.ask(ctx, "SELECT pg_reload_conf(), current_setting('"+name+"')", &reloaded, &now) == nil && now == value
+	})
+}
+
+// disks are two small file systems.
+type disks struct{ dir string }
+
+const diskSize = 48 << 20
+
+func (d disks) tables() string { return filepath.Join(d.dir, "tables") }
+func (d disks) log() string    { return filepath.Join(d.dir, "log") }
+
+func newDisks() (d disks, err error) {
+	if d.dir, err = os.MkdirTemp("", "ratelimit-disks"); err != nil {
+		return d, err
+	}
+	err = os.Chmod(d.dir, 0o755) // the server is another user
+	for _, disk := range []string{d.tables(), d.log()} {
+		if err == nil {
+			err = os.Mkdir(disk, 0o755)
+		}
+		if err == nil {
+			err = mountSmall(disk, diskSize)
+		}
+	}
+	if err != nil {
+		d.remove()
+	}
+	return d, err
+}
+
+func (d disks) remove() {
+	for _, disk := range []string{d.tables(), d.log()} {
+		_ = unmount(disk) // it may not have come that far
+	}
+	_ = os.RemoveAll(d.dir)
+}
+
+// fill fills a file system up; what it returns frees it again.
+func fill(disk string) (free func() error, err error) {
+	name := filepath.Join(disk, "filler")
+	file, err := os.Create(name)
+	if err != nil {
+		return nil, err
+	}
+	defer file.Close()
+	for chunk := make([]byte, 1<<20); len(chunk) > 0; {
+		if _, err := file.Write(chunk); err != nil {
+			chunk = chunk[:len(chunk)/2] // down to the last byte
+		}
+	}
+	return func() error { return os.Remove(name) }, nil
+}
+
+// onSmallDisks starts a server whose log and whose tables are on small file systems.
+func (l *lab) onSmallDisks(ctx context.Context) (small *lab, d disks, err error) {
+	if d, err = newDisks(); err != nil {
+		return nil, d, err
+	}
+	wal, tables := filepath.Join(d.log(), "wal"), filepath.Join(d.tables(), "space")
+	if err := errors.Join(os.Mkdir(wal, 0o700), os.Mkdir(tables, 0o700)); err != nil {
+		d.remove()
+		return nil, d, err
+	}
+	with := map[string]string{"min_wal_size": "2MB", "max_wal_size": "8MB"}
+	for name, value := range settings {
+		with[name] = value
+	}
+	server, err := throwaway.StartWith(ctx, throwaway.Options{Fsync: true, Restart: true, BinDir: l.bin, Settings: with, WALDir: wal})
+	if err != nil {
+		d.remove()
+		return nil, d, err
+	}
+	small = &lab{options: l.options, server: server, tablespace: "small"}
+	err = sameOwner(tables, wal)
+	if err == nil {
+		err = small.ask(ctx, "CREATE TABLESPACE small LOCATION '"+tables+"'")
+	}
+	if err != nil {
+		err = errors.Join(err, small.close())
+		d.remove()
+		return nil, d, err
+	}
+	return small, d, nil
+}
+
+func (l *lab) fullTables(ctx context.Context, c *chapter, d disks, rounds int) error {
+	const full = "53100"
+	a, err := l.suffer(ctx, c, two, time.Duration(3*rounds+2)*time.Second, 0, func(ctx context.Context, s *suffering) error {
+		for range rounds {
+			time.Sleep(500 * time.Millisecond)
+			free, err := fill(d.tables())
+			if err != nil {
+				return err
+			}
+			before := s.coded(full) // it comes when the pages are full that the tables have already
+			err = within(ctx, 10*time.Second, "calls that are told that the disk is full", func() bool { return s.coded(full) > before+100 })
+			if err := errors.Join(err, free()); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	c.happened("told that the disk is full (53100)", a.coded(full))
+	return nil
+}
+
+func (l *lab) fullLog(ctx context.Context, c *chapter, d disks, rounds int) error {
+	fell := 0
+	_, err := l.suffer(ctx, c, two, time.Duration(4*rounds)*time.Second, 0, func(ctx context.Context, _ *suffering) error {
+		for range rounds {
+			time.Sleep(time.Second)
+			err := l.crash(ctx, func() (up func() error, err error) {
+				free, err := fill(d.log())
+				if err != nil {
+					return nil, err
+				}
+				return free, within(ctx, 30*time.Second, "the server falls", func() bool {
+					return l.ask(ctx, "SELECT pg_switch_wal()") != nil // what is left of the log is used up sooner
+				})
+			})
+			if err != nil {
+				return err
+			}
+			fell++
+		}
+		return nil
+	})
+	c.happened("server that fell because the disk of its log was full", fell)
+	return err
+}

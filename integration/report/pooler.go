@@ -1,0 +1,116 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"os/exec"
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit/internal/throwaway"
+)
+
+// pooled is how many connections PgBouncer has to the server.
+const pooled = 4
+
+// attackPooler has processes work through PgBouncer, whose connections to the server then
+// come to harm.
+func attackPooler(ctx context.Context, l *lab, c *chapter) error {
+	c.say("Two processes of eight connections each do the work of the accounts through PgBouncer in transaction pooling, which has %d connections to the server; first undisturbed, then with a relay between PgBouncer and the server that cuts, delays and silences.", pooled)
+	r, err := relayTo(l.server.URL)
+	if err != nil {
+		return err
+	}
+	defer r.Close()
+	behind, err := url.Parse(l.server.URL)
+	if err != nil {
+		return err
+	}
+	behind.Host = r.Address().String()
+	bouncer, err := throwaway.PgBouncer(ctx, behind.String(), pooled)
+	if errors.Is(err, exec.ErrNotFound) {
+		c.notRun("PgBouncer between", "there is no pgbouncer")
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer func() { _ = bouncer.Close() }()
+	through, err := url.Parse(bouncer.URL)
+	if err != nil {
+		return err
+	}
+	tasks := []task{
+		{Conns: 8, Workers: 8, Relay: through.Host, Patience: 10 * time.Second},
+		{Conns: 8, Workers: 8, Relay: through.Host, Patience: 10 * time.Second},
+	}
+	lasts := l.seconds(15, 4)
+	var clients, servers int
+	a, err := l.suffer(ctx, c, tasks, lasts, 0, func(ctx context.Context, _ *suffering) (err error) {
+		time.Sleep(lasts / 2)
+		clients, servers, err = pools(ctx, bouncer.URL)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	c.zero("errors that nobody made", a.unexpected(c))
+	c.atLeast("connections of clients to PgBouncer", float64(clients), pooled+1, "")
+	c.atMost("connections of PgBouncer to the server, for those", float64(servers), pooled, "")
+
+	f := &faulty{rarely: 60, done: map[string]int{}, turns: map[string]int{}}
+	f.interfere(r)
+	for i := range tasks {
+		tasks[i].Patience = 1500 * time.Millisecond
+	}
+	a, err = l.suffer(ctx, c, tasks, l.seconds(30, 6), 0, nil)
+	r.Interfere(nil, nil)
+	if err != nil {
+		return err
+	}
+	c.happened("calls told by PgBouncer that the server was gone (08P01)", a.coded("08P01"))
+	f.tell(c, "between PgBouncer and server: ")
+	return nil
+}
+
+// pools asks PgBouncer how many connections it has from clients and to the server.
+func pools(ctx context.Context, through string) (clients, servers int, err error) {
+	config, err := pgx.ParseConfig(through)
+	if err != nil {
+		return 0, 0, err
+	}
+	config.Database, config.DefaultQueryExecMode = "pgbouncer", pgx.QueryExecModeSimpleProtocol
+	conn, err := pgx.ConnectConfig(ctx, config)
+	if err != nil {
+		return 0, 0, err
+	}
+	defer conn.Close(ctx)
+	rows, err := conn.Query(ctx, "SHOW POOLS")
+	if err != nil {
+		return 0, 0, err
+	}
+	all, err := pgx.CollectRows(rows, pgx.RowToMap)
+	if err != nil {
+		return 0, 0, err
+	}
+	for _, pool := range all {
+		if pool["database"] == "pgbouncer" {
+			continue // the console
+		}
+		for name, value := range pool {
+			n, _ := strconv.Atoi(fmt.Sprint(value)) // others have names
+			switch {
+			case name == "cl_active", name == "cl_waiting":
+				clients += n
+			case slices.Contains([]string{"sv_active", "sv_idle", "sv_used", "sv_tested", "sv_login"}, name):
+				servers += n
+			}
+		}
+	}
+	return clients, servers, nil
+}

@@ -1,0 +1,109 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"syscall"
+	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/throwaway"
+)
+
+// attackPromotion kills a primary in the middle of its work, and has its synchronous
+// standby go on.
+func attackPromotion(ctx context.Context, l *lab, c *chapter) error {
+	c.say("Two processes do the work of the accounts on a primary with a synchronous standby (pg_basebackup, synchronous_standby_names). The primary is killed (kill -9) in the middle, the standby is promoted, and the address leads there from then on. What was told OK must be there.")
+	rounds := 3
+	if l.quick {
+		rounds = 1
+	}
+	promoted, after := 0, 0
+	for range rounds {
+		n, err := l.promoteOnce(ctx, c)
+		if errors.Is(err, exec.ErrNotFound) {
+			c.notRun("a standby promoted", "there is no pg_basebackup")
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		promoted++
+		after += n
+	}
+	c.happened("standby promoted when the primary was killed", promoted)
+	c.happened("calls told OK by the new primary", after)
+	return nil
+}
+
+// promoteOnce promotes a standby once, and counts the calls that were told OK by it.
+func (l *lab) promoteOnce(ctx context.Context, c *chapter) (after int, err error) {
+	pair, standby, err := l.withStandby(ctx)
+	if err != nil {
+		return 0, err
+	}
+	primary := pair.server
+	defer func() {
+		_ = primary.Close() // it was killed
+		err = errors.Join(err, standby.Close())
+	}()
+	r, err := relayTo(primary.URL)
+	if err != nil {
+		return 0, err
+	}
+	defer r.Close()
+	lasts := l.seconds(20, 5)
+	before := 0
+	a, err := pair.suffer(ctx, c, []task{
+		{Conns: 8, Workers: 8, Relay: r.Address().String(), Patience: 3 * time.Second},
+		{Conns: 8, Workers: 8, Relay: r.Address().String(), Patience: 3 * time.Second, Isolation: "serializable"},
+	}, lasts, 0, func(ctx context.Context, s *suffering) error {
+		time.Sleep(lasts / 3)
+		pid, err := pair.postmaster(ctx)
+		if err != nil {
+			return err
+		}
+		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+			return err
+		}
+		pair.server = standby
+		var done bool
+		if err := pair.ask(ctx, "SELECT pg_promote()", &done); err != nil || !done {
+			return fmt.Errorf("promoted: %v, %w", done, err)
+		}
+		before = s.granted()
+		return redirect(r, standby.URL)
+	})
+	if err != nil {
+		return 0, err
+	}
+	return a.granted() - before, nil
+}
+
+// withStandby starts a primary, which is the server of the lab that it returns, and a
+// standby without which it commits nothing.
+func (l *lab) withStandby(ctx context.Context) (pair *lab, standby *throwaway.Server, err error) {
+	options := throwaway.Options{Fsync: true, BinDir: l.bin, Settings: settings}
+	primary, err := throwaway.StartWith(ctx, options)
+	if err != nil {
+		return nil, nil, err
+	}
+	options.StandbyOf = primary.URL
+	standby, err = throwaway.StartWith(ctx, options)
+	if err != nil {
+		return nil, nil, errors.Join(err, primary.Close())
+	}
+	pair = &lab{options: l.options, server: primary}
+	err = pair.set(ctx, "synchronous_standby_names", "*")
+	if err == nil {
+		err = within(ctx, time.Minute, "the standby is synchronous", func() bool {
+			var n int
+			return pair.ask(ctx, "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync' AND state = 'streaming'", &n) == nil && n == 1
+		})
+	}
+	if err != nil {
+		return nil, nil, errors.Join(err, standby.Close(), primary.Close())
+	}
+	return pair, standby, nil
+}

@@ -1,0 +1,51 @@
+package escrow
+
+import (
+	"testing"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+)
+
+// For each kind: what is counted with, for how long what was taken ahead can be used, and
+// until when it can be given back.
+func TestRulesOfKinds(t *testing.T) {
+	noon := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
+	bucket := ratelimit.TokenBucket{Name: "b", Rate: 10, Period: time.Second, Capacity: 100}.Definition()
+	window := ratelimit.FixedWindow{Name: "w", Rate: 10, Period: 3 * time.Second, Capacity: 100}.Definition()
+	sliding := ratelimit.SlidingWindow{Name: "s", Rate: 10, Period: 3 * time.Second, Slots: 3}.Definition()
+	for _, test := range []struct {
+		name            string
+		definition      ratelimit.Definition
+		into, lasts     time.Duration // how far into what stands still it was taken
+		lowered         float64
+		longest, usable time.Duration
+		givenBack       time.Duration // after it
+	}{
+		{"a token bucket", bucket, 0, 2 * time.Second, 80, 2 * time.Second, 2 * time.Second, 2 * time.Second},
+		{"a token bucket that is refilled meanwhile", bucket, 0, 10 * time.Second, 0, 10 * time.Second, 10 * time.Second, 10 * time.Second},
+		{"a fixed window", window, 0, 2 * time.Second, 100, 2 * time.Second, 2 * time.Second, 3 * time.Second},
+		{"late in a fixed window", window, 2 * time.Second, 2 * time.Second, 100, 2 * time.Second, time.Second, 3 * time.Second},
+		{"a short fixed window", window, 0, 10 * time.Second, 100, 3 * time.Second, 3 * time.Second, 3 * time.Second},
+		{"a sliding window", sliding, 0, time.Second / 2, 10, time.Second / 2, time.Second / 2, 4 * time.Second},
+		{"late in a slot", sliding, 999 * time.Millisecond, time.Second / 2, 10, time.Second / 2, time.Millisecond, 4 * time.Second},
+		{"a short slot", sliding, 0, 2 * time.Second, 10, time.Second, time.Second, 4 * time.Second},
+		{"a slot that is ahead of the clock", sliding, -time.Minute, 2 * time.Second, 10, time.Second, 2 * time.Second, 4 * time.Second},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			d := &test.definition
+			if got := Lowered(d, test.lasts); got != test.lowered {
+				t.Errorf("counts with %v, want %v", got, test.lowered)
+			}
+			if got := Longest(d, test.lasts); got != test.longest {
+				t.Errorf("can be used for %v at the longest, want %v", got, test.longest)
+			}
+			if got := usable(d, noon, noon.Add(test.into), test.lasts); got != test.usable {
+				t.Errorf("can be used for %v, want %v", got, test.usable)
+			}
+			if got := end(d, noon, test.lasts).Sub(noon); got != test.givenBack {
+				t.Errorf("can be given back until %v, want %v", got, test.givenBack)
+			}
+		})
+	}
+}

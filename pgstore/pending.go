@@ -1,0 +1,125 @@
+package pgstore
+
+import (
+	"context"
+	"hash/maphash"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/batch"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/escrow"
+)
+
+// own is the decisions on their own that are under way.
+type own struct {
+	*base
+	seed  maphash.Seed
+	lanes [lanes]lane
+
+	// together has a call decided with others: in its lane, or as Config.Portable has it.
+	// The error is that of a caller who gave up.
+	together func(context.Context, *pending) error
+
+	mu     sync.Mutex
+	locked map[decide.Row]*lane // of rows that somebody had locked
+}
+
+// lane is a queue of calls that are decided together.
+type lane struct {
+	queue    *batch.Queue[*pending]
+	refusing bool      // most of the last calls were refused, so that granting is not worth an attempt
+	used     time.Time // of a row's own queue: when a call last found it locked
+}
+
+// pending is a call that waits for its decision.
+type pending struct {
+	call  decide.Call
+	check bool
+	hold  bool // it wants tokens that can be put back, or nothing
+
+	holder  *escrow.Holder // of its key, if it asks for one row and that is remembered; else nil
+	changes int            // of the holder, before a statement was sent
+
+	tokens escrow.Tokens // that it got so
+	result ratelimit.Result
+	err    error
+
+	row   decide.Row // from which it takes, as one of a group
+	floor float64    // the lowest value that it may leave behind there
+	place int        // in the order of arrival
+
+	locked atomic.Pointer[decide.Row] // that it waits for
+}
+
+type ticket = batch.Ticket[*pending]
+
+// lanes is how many statements, and so how many connections, decide at a time.
+// Calls for one limit and key share a lane.
+const lanes = 2
+
+// mostTogether bounds the calls that one statement decides.
+const mostTogether = 1024
+
+// beginSQL begins a transaction in which a take is right, and nobody asks it again.
+const beginSQL = "BEGIN ISOLATION LEVEL READ COMMITTED"
+
+// mark notes that somebody was just found to have a row locked, in the place of those of
+// which that is long past. It needs mu.
+func (o *own) mark(row decide.Row) {
+	l, ok := o.locked[row]
+	if !ok {
+		for other, l := range o.locked {
+			if l.idle() {
+				delete(o.locked, other)
+			}
+		}
+		l = &lane{}
+		o.locked[row] = l
+	}
+	l.used = time.Now()
+}
+
+// idle reports whether a row's queue is not needed any more.
+func (l *lane) idle() bool {
+	return time.Since(l.used) > contended && (l.queue == nil || l.queue.Idle())
+}
+
+// gaveUp is the error of a caller whose context ended.
+func (o *own) gaveUp(p *pending, err error) error {
+	if row := p.locked.Load(); row != nil {
+		return locked(row.Key, err)
+	}
+	return o.fault("decide", err)
+}
+
+// noteAll remembers the definitions of calls, most of which are the same.
+func (o *own) noteAll(tickets []*ticket) {
+	var last ratelimit.Definition
+	for _, t := range tickets {
+		for i := range t.Value.call.Asks {
+			if a := &t.Value.call.Asks[i]; a.Definition != last {
+				last = a.Definition
+				o.seen.Note(last)
+			}
+		}
+	}
+}
+
+// plain reports whether a call takes what it asks, from one row.
+func (o *own) plain(p *pending) bool {
+	return !p.check && len(p.call.Asks) == 1 && !p.call.First && !p.call.AtMost() && !p.call.Sharded()
+}
+
+// unheld tells those who want to hold what they take, or nothing, that it is nothing.
+func unheld(tickets []*ticket) []*ticket {
+	return slices.DeleteFunc(slices.Clone(tickets), func(t *ticket) bool {
+		if t.Value.hold {
+			t.Finish()
+		}
+		return t.Value.hold
+	})
+}

@@ -1,0 +1,347 @@
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// From 64 goroutines and two stores as many tokens are granted as there are, to the last
+// one, and each is taken from the row.
+func TestPortableGrantsWhatThereIs(t *testing.T) {
+	const tokens, debt = 700, 300
+	far := time.Now().Add(-12 * time.Hour).Truncate(time.Second)
+	for name, test := range map[string]struct {
+		limit ratelimit.Limit
+		most  float64 // with what can be reserved
+	}{
+		"bucket":  {ratelimit.TokenBucket{Name: "l", Rate: tokens, Period: 10 * 365 * 24 * time.Hour, MaxReserved: debt}, tokens + debt},
+		"window":  {ratelimit.FixedWindow{Name: "l", Rate: tokens, Period: 24 * time.Hour, Start: far, MaxReserved: debt}, tokens + debt},
+		"sliding": {ratelimit.SlidingWindow{Name: "l", Rate: tokens, Period: 24 * time.Hour, MaxReserved: ratelimit.None}, tokens},
+	} {
+		t.Run(name, func(t *testing.T) {
+			db := pgtest.New(t)
+			stores := [2]*pgstore.Store{newStore(t, db, portable), newStore(t, db, portable)}
+			var granted, reserved atomic.Int64
+			together(64, func(i int) {
+				store := stores[i%2]
+				for n := range 40 {
+					count := 1 + (i+n)%2
+					verb, sum := store.Allow, &granted
+					if i%4 > 1 && n > 20 {
+						verb, sum = store.Reserve, &reserved
+					}
+					result, err := verb(t.Context(), test.limit.ForN("k", float64(count)))
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if result.OK {
+						sum.Add(int64(count))
+					}
+				}
+			})
+			for range 2 { // what a count of 2 has left
+				for _, verb := range []func(context.Context, ...ratelimit.Request) (ratelimit.Result, error){stores[0].Allow, stores[0].Reserve} {
+					if result, err := verb(t.Context(), test.limit.For("k")); err != nil {
+						t.Error(err)
+					} else if result.OK {
+						granted.Add(1)
+					}
+				}
+			}
+			if got := float64(granted.Load() + reserved.Load()); got != test.most {
+				t.Errorf("granted %v and reserved %v, want %v in all", granted.Load(), reserved.Load(), test.most)
+			}
+			wantLeft(t, stores[1], test.limit.ForN("k", 0), tokens-test.most)
+		})
+	}
+}
+
+// heldRow is a row that a transaction has locked.
+type heldRow struct {
+	store *pgstore.Store
+	db    *pgtest.DB
+	limit ratelimit.Limit
+	tx    pgx.Tx
+	aside *pgxpool.Pool // to look at the server by
+}
+
+// newHeldRow makes a row, of which one token is taken, and locks it.
+func newHeldRow(t *testing.T, options ...pgtest.Option) *heldRow {
+	t.Helper()
+	h := &heldRow{db: pgtest.New(t, options...), limit: slow("l", 1000)}
+	h.store = newStore(t, h.db, portable)
+	mustAllow(t, h.store, h.limit.For("held"))
+	h.tx, h.aside = begin(t, h.db, pgx.ReadCommitted), newPool(t, h.db.URL)
+	mustExec(t, h.tx, "SELECT FROM "+h.db.Schema+".rate_limits FOR UPDATE")
+	return h
+}
+
+// waiting is how many statements of others wait for the row.
+func (h *heldRow) waiting(t *testing.T) (n int) {
+	t.Helper()
+	sql := `SELECT count(*) FROM pg_stat_activity WHERE $1::int4 = ANY (pg_blocking_pids(pid))`
+	if err := h.aside.QueryRow(t.Context(), sql, int32(h.tx.Conn().PgConn().PID())).Scan(&n); err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func (h *heldRow) release(t *testing.T) {
+	t.Helper()
+	if err := h.tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// However many wait for a locked row, they wait by one statement, and others get what they
+// want from a pool that has one connection left. When the row is free, those who waited
+// are decided by one statement more.
+func TestPortableLockedRowStallsNobodyElse(t *testing.T) {
+	const callers = 50
+	sent := &sentStatements{}
+	h := newHeldRow(t, maxConns(3), pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent }))
+	var wg sync.WaitGroup
+	ask := func() {
+		result, err := h.store.Allow(t.Context(), h.limit.For("held"))
+		if err != nil || !result.OK {
+			t.Errorf("got OK %v, error %v, want a grant", result.OK, err)
+		}
+	}
+	wg.Go(ask)
+	eventually(t, "it waits for the row", func() bool { return h.waiting(t) == 1 })
+	for range callers - 1 {
+		wg.Go(ask)
+	}
+	together(8, func(i int) {
+		for n := range 20 {
+			result, err := h.store.Allow(t.Context(), h.limit.For(fmt.Sprint(i, n)))
+			if err != nil || !result.OK {
+				t.Errorf("another key: got OK %v, error %v, want a grant", result.OK, err)
+			}
+		}
+	})
+	if n := h.waiting(t); n != 1 {
+		t.Errorf("%d statements wait for the row, want one", n)
+	}
+	before := sent.n.Load()
+	h.release(t) // one statement
+	wg.Wait()
+	if n := sent.n.Load() - before - 1; n > 2 {
+		t.Errorf("%d statements for those who gathered, want one, or two if somebody came late", n)
+	}
+	wantLeft(t, h.store, h.limit.ForN("held", 0), 1000-1-callers)
+}
+
+// Who gives up while another's statement is under way gets an answer at once, and is not
+// charged.
+func TestPortableGivingUp(t *testing.T) {
+	h := newHeldRow(t)
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		if result, err := h.store.Allow(t.Context(), h.limit.For("held")); err != nil || !result.OK {
+			t.Errorf("got OK %v, error %v, want a grant", result.OK, err)
+		}
+	})
+	eventually(t, "it waits for the row", func() bool { return h.waiting(t) == 1 })
+	ctx, cancel := context.WithCancel(t.Context())
+	var gaveUp sync.WaitGroup
+	for range 20 {
+		gaveUp.Go(func() {
+			if result, err := h.store.Allow(ctx, h.limit.For("held")); result.OK || !errors.Is(err, context.Canceled) {
+				t.Errorf("got OK %v, error %v, want %v", result.OK, err, context.Canceled)
+			}
+		})
+	}
+	wg.Go(func() { // and one who stays among them
+		if result, err := h.store.Allow(t.Context(), h.limit.For("held")); err != nil || !result.OK {
+			t.Errorf("got OK %v, error %v, want a grant", result.OK, err)
+		}
+	})
+	cancel()
+	gaveUp.Wait() // while the row is locked
+	h.release(t)
+	wg.Wait()
+	h.store.Close()
+	wantLeft(t, newStore(t, h.db), h.limit.ForN("held", 0), 1000-3)
+	idle(t, h.db.Pool)
+}
+
+// So does the one whose statement waits for the row, and its statement ends with it.
+func TestPortableGivingUpAtTheRow(t *testing.T) {
+	for name, change := range map[string]func(*pgstore.Config){
+		"deadline": unchanged,
+		"time-out": func(c *pgstore.Config) { c.Timeout = 100 * time.Millisecond },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHeldRow(t)
+			h.store = newStore(t, h.db, portable, change)
+			ctx := t.Context()
+			if name == "deadline" {
+				var cancel context.CancelFunc
+				ctx, cancel = context.WithTimeout(ctx, 100*time.Millisecond)
+				defer cancel()
+			}
+			together(4, func(int) {
+				if result, err := h.store.Allow(ctx, h.limit.For("held")); result.OK || !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("got OK %v, error %v, want %v", result.OK, err, context.DeadlineExceeded)
+				}
+			})
+			eventually(t, "nobody waits for the row", func() bool { return h.waiting(t) == 0 })
+			h.release(t)
+			h.store.Close()
+			if _, err := h.store.Allow(t.Context(), h.limit.For("held")); !errors.Is(err, pgstore.ErrClosed) {
+				t.Errorf("after Close: got %v, want %v", err, pgstore.ErrClosed)
+			}
+			wantLeft(t, newStore(t, h.db), h.limit.ForN("held", 0), 1000-1)
+		})
+	}
+}
+
+// Close waits for those who wait for a row.
+func TestPortableClose(t *testing.T) {
+	h := newHeldRow(t)
+	var granted atomic.Int64
+	var wg sync.WaitGroup
+	for range 5 {
+		wg.Go(func() {
+			if result, err := h.store.Allow(t.Context(), h.limit.For("held")); err == nil && result.OK {
+				granted.Add(1)
+			} else if !errors.Is(err, pgstore.ErrClosed) {
+				t.Error(err)
+			}
+		})
+	}
+	eventually(t, "one waits for the row", func() bool { return h.waiting(t) == 1 })
+	closed := make(chan struct{})
+	go func() {
+		h.store.Close()
+		close(closed)
+	}()
+	select {
+	case <-closed:
+		t.Error("closed while a call was under way")
+	case <-time.After(20 * time.Millisecond):
+	}
+	h.release(t)
+	<-closed
+	wg.Wait()
+	wantLeft(t, newStore(t, h.db), h.limit.ForN("held", 0), 1000-1-float64(granted.Load()))
+}
+
+// With Portable as without, most calls are granted from memory by a store that takes ahead,
+// and the row lacks what was granted.
+func TestPortableEscrow(t *testing.T) {
+	for name, limit := range sluggish {
+		if limit.Definition().Kind == ratelimit.KindSlidingWindow {
+			continue // its portable statements take nothing ahead
+		}
+		t.Run(name, func(t *testing.T) {
+			store, sent, db := holding(t, 500*time.Millisecond, portable, onClock(newClock())) // which stands still
+			var granted atomic.Int64
+			failed := errors.New("failed")
+			together(8, func(i int) {
+				for n := range 2000 {
+					if n%50 != 49 {
+						result, err := store.Allow(t.Context(), limit.For("k"))
+						if err != nil || !result.OK || result.Taken != 1 {
+							t.Errorf("got %+v, %v, want a grant", result, err)
+							return
+						}
+						granted.Add(1)
+						continue
+					}
+					_, err := store.AllowFunc(t.Context(), []ratelimit.Request{limit.For("k")}, func(pgx.Tx, ratelimit.Result) error {
+						if n%100 == 99 {
+							return failed
+						}
+						return nil
+					})
+					switch {
+					case err == nil:
+						granted.Add(1)
+					case !errors.Is(err, failed):
+						t.Error(err)
+					}
+				}
+			})
+			statements := sent.n.Load()
+			store.Close()
+			transactions := int64(8 * 2000 / 50)
+			if statements > 1000+4*transactions {
+				t.Errorf("sent %d statements for %d calls", statements, granted.Load())
+			}
+			if lacks := lacks(t, db, limit); !tallies(lacks, float64(granted.Load())) {
+				t.Errorf("the row lacks %v, granted %d", lacks, granted.Load())
+			}
+		})
+	}
+}
+
+// What nobody needs goes back to the row, with Portable too.
+func TestPortableEscrowGivesBack(t *testing.T) {
+	for name, limit := range sluggish {
+		if limit.Definition().Kind == ratelimit.KindSlidingWindow {
+			continue // its portable statements take nothing ahead
+		}
+		t.Run(name, func(t *testing.T) {
+			store, sent, db := holding(t, 2*time.Second, portable, onClock(newClock()))
+			granted := warm(t, store, sent, limit.For("k"))
+			if before := lacks(t, db, limit); tallies(before, granted) {
+				t.Fatalf("nothing was taken ahead: the row lacks %v", before)
+			}
+			eventually(t, "the row lacks what was granted", func() bool { return tallies(lacks(t, db, limit), granted) })
+		})
+	}
+}
+
+// Two stores with Portable and one without, all of which take ahead, never grant too much in
+// any stretch of time, while transactions keep the row locked now and then.
+func TestPortableEscrowNeverOver(t *testing.T) {
+	db := pgtest.New(t, maxConns(24))
+	var (
+		mu     sync.Mutex
+		all    [3][]served
+		floods sync.WaitGroup
+	)
+	for i := range 3 {
+		store := newStore(t, db, withEscrow(floodEscrow), isPortable(i < 2))
+		f := flood{store: store, pool: db.Pool, clock: time.Now, tell: func(s served) {
+			mu.Lock()
+			defer mu.Unlock()
+			all[s.limit] = append(all[s.limit], s)
+		}}
+		floods.Go(func() {
+			if err := f.run(t.Context(), 3*time.Second); err != nil {
+				t.Error(err)
+			}
+			store.Close()
+		})
+	}
+	done := make(chan struct{})
+	go func() { floods.Wait(); close(done) }()
+	time.Sleep(time.Second)
+	for holding := true; holding; {
+		select {
+		case <-done:
+			holding = false
+		case <-time.After(time.Duration(rand.IntN(100)) * time.Millisecond):
+			holdRows(t, db, time.Duration(rand.IntN(150))*time.Millisecond)
+		}
+	}
+	judgeTold(t, all)
+	judgeServed(t, all)
+}
