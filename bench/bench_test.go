@@ -72,7 +72,7 @@ func TestWindows(t *testing.T) {
 // TestEveryImplementation has each decide something. Without Redis there is a
 // message instead of its rows.
 func TestEveryImplementation(t *testing.T) {
-	o := tiny(`^(granted-one-key|tx-one-key)/4/|^refused-one-key/4/|^over-grant|^churn-one-key/.*combined|^locked-row`)
+	o := tiny(`^(granted-one-key|tx-one-key)/4/|^granted-10k-keys/4/UPDATE of many|^refused-one-key/4/|^over-grant|^churn-one-key/.*combined|^locked-row`)
 	o.plotFile = filepath.Join(t.TempDir(), "plot.svg")
 	stdout, stderr, entries := measureTiny(t, o)
 
@@ -118,7 +118,7 @@ func wellFormed(file string) error {
 }
 
 func TestWithoutRedis(t *testing.T) {
-	o := tiny(`^granted-one-key/1/(ours, combined|Redis Lua)`)
+	o := tiny(`^granted-one-key/1/(ours, combined$|Redis Lua)`)
 	o.redisServer = "no-such-redis-server"
 	stdout, stderr, entries := measureTiny(t, o)
 	if want := "apt-get install redis-server"; !strings.Contains(stderr, want) {
@@ -134,11 +134,11 @@ func TestWithoutRedis(t *testing.T) {
 
 func TestList(t *testing.T) {
 	var out bytes.Buffer
-	args := []string{"--list", "--only", "granted-one-key/64/ours"}
+	args := []string{"--list", "--only", "granted-one-key/64/ours, comb"}
 	if err := run(t.Context(), args, &out, io.Discard); err != nil {
 		t.Fatal(err)
 	}
-	want := "granted-one-key/64/ours, escrow\ngranted-one-key/64/ours, combined\ngranted-one-key/64/ours, one statement each\n"
+	want := "granted-one-key/64/ours, combined\ngranted-one-key/64/ours, combined, synchronous_commit off\n"
 	if out.String() != want {
 		t.Errorf("got %q, want %q", out.String(), want)
 	}
@@ -220,14 +220,15 @@ func TestCheck(t *testing.T) {
 		network time.Duration
 		want    map[string]int
 	}{
-		{0, map[string]int{"yes": 2, "no": 2}},
-		{time.Millisecond, map[string]int{"not measured": 2}},
+		{0, map[string]int{"yes": 4, "no": 2}},
+		{time.Millisecond, map[string]int{"not measured": 3}},
 	} {
 		got := make(map[string]int)
 		for _, c := range check([]result{
 			of(oursUndisturbed, time.Millisecond, 0, tt.network),
 			of(oursLocked1, 2*time.Millisecond, 0, tt.network),
 			of(oursLocked7, 3*time.Millisecond, 1, tt.network),
+			of(escrowLocked7, time.Millisecond, 0, tt.network),
 		}) {
 			if c.claim == "" {
 				t.Errorf("%s judges nothing in words", c.what)
@@ -265,16 +266,16 @@ func TestSummarize(t *testing.T) {
 	job := job{testCase{per: "trips", kind: kindThroughput}, 1, oursCombined}
 	var samples []*sample
 	for _, n := range []int64{30, 10, 20} {
-		s := &sample{decided: n, decisions: n, granted: n, latency: hdrhistogram.New(1, longest, 2)}
-		s.counts = snapshot{trips: 2 * n}
+		s := &sample{decided: n, tally: tally{decisions: n, granted: n}, elapsed: time.Second, latency: hdrhistogram.New(1, longest, 2)}
+		s.counts = snapshot{trips: 2 * n, statements: 3 * n}
 		if err := s.latency.RecordValues(n*int64(time.Millisecond), n); err != nil {
 			t.Fatal(err)
 		}
 		samples = append(samples, s)
 	}
 	r := summarize(job, samples, time.Second)
-	if r.opsPerSec != 20 || r.perDecision != 2 || r.granted != 60 {
-		t.Errorf("got %v a second, %v trips, %v granted, want 20, 2, 60", r.opsPerSec, r.perDecision, r.granted)
+	if r.opsPerSec != 20 || r.perDecision != 2 || r.granted != 60 || r.statements != 60 {
+		t.Errorf("got %v a second, %v trips, %v granted, %v statements a second, want 20, 2, 60, 60", r.opsPerSec, r.perDecision, r.granted, r.statements)
 	}
 	for _, got := range []time.Duration{r.p50, r.p99} {
 		if got.Round(time.Millisecond) != 20*time.Millisecond {
@@ -322,6 +323,20 @@ func TestFormats(t *testing.T) {
 	for _, tt := range tests {
 		if tt.got != tt.want {
 			t.Errorf("got %q, want %q", tt.got, tt.want)
+		}
+	}
+}
+
+// TestReplaceSection: what is between the lines changes, and nothing else.
+func TestReplaceSection(t *testing.T) {
+	const page = "a\n<!-- bench: run -->\nold\n<!-- end -->\nb\n<!-- end -->\n"
+	got, err := replaceSection(page, "run", "new\n")
+	if want := "a\n<!-- bench: run -->\nnew\n<!-- end -->\nb\n<!-- end -->\n"; err != nil || got != want {
+		t.Errorf("got %q, %v, want %q", got, err, want)
+	}
+	for _, bad := range []string{"", "<!-- bench: run -->\n", "<!-- end -->\n"} {
+		if got, err := replaceSection(bad, "run", "new\n"); err == nil {
+			t.Errorf("%q: got %q and no error", bad, got)
 		}
 	}
 }

@@ -31,9 +31,11 @@ const (
 // The implementations.
 const (
 	oursCombined   = "ours, combined"
-	oursRemembered = "ours, combined, refusals remembered"
 	oursEscrow     = "ours, escrow"
-	oursEach       = "ours, one statement each"
+	oursHasty      = "ours, combined, synchronous_commit off"
+	oursPortable   = "ours, portable"
+	portableEscrow = "ours, portable, escrow"
+	oneUpsert      = "upsert of ours, one statement each"
 	forUpdate      = "SELECT FOR UPDATE, UPDATE"
 	readCommitted  = "SELECT, UPDATE (race)"
 	serializable   = "SERIALIZABLE, retried at once"
@@ -43,6 +45,7 @@ const (
 	rueidisLua     = "Redis Lua, rueidis"
 	redisRace      = "Redis HMGET, HSET (race)"
 	redisWatch     = "Redis WATCH, MULTI"
+	harness        = "nothing: the harness alone"
 
 	oursTx          = "ours, in the transaction"
 	oursTxEscrow    = "ours, before the transaction, escrow"
@@ -51,6 +54,7 @@ const (
 	oursUndisturbed = "ours, combined, no row locked"
 	oursLocked1     = "ours, combined, one row locked"
 	oursLocked7     = "ours, combined, seven rows locked"
+	escrowLocked7   = "ours, escrow, seven rows locked"
 
 	noLimit        = "no limit"
 	bareUpsert     = "no limit, but an upsert of a row of its own"
@@ -61,9 +65,11 @@ const (
 // implementations says how to open each.
 var implementations = map[string]opener{
 	oursCombined:   openOurs(ours{}),
-	oursRemembered: openOurs(ours{remember: true}),
 	oursEscrow:     openOurs(ours{escrow: escrow}),
-	oursEach:       openOurs(ours{portable: true}),
+	oursHasty:      openOurs(ours{hasty: true}),
+	oursPortable:   openOurs(ours{portable: true}),
+	portableEscrow: openOurs(ours{portable: true, escrow: escrow}),
+	oneUpsert:      openOneUpsert,
 	forUpdate:      openNaive(naive{lock: true}),
 	readCommitted:  openNaive(naive{}),
 	serializable:   openNaive(naive{serializable: true}),
@@ -73,14 +79,16 @@ var implementations = map[string]opener{
 	rueidisLua:     openRueidisLua,
 	redisRace:      openRedisRace,
 	redisWatch:     openRedisWatch,
+	harness:        openHarness,
 
 	oursTx:          openOursTx(1, 0),
 	oursTxEscrow:    openOursTx(1, escrow),
 	oursTx32:        openOursTx(32, 0),
 	oursTx8:         openOursTx(8, 0),
-	oursUndisturbed: openOursLocked(0),
-	oursLocked1:     openOursLocked(1),
-	oursLocked7:     openOursLocked(7),
+	oursUndisturbed: openOursLocked(ours{}, 0),
+	oursLocked1:     openOursLocked(ours{}, 1),
+	oursLocked7:     openOursLocked(ours{}, 7),
+	escrowLocked7:   openOursLocked(ours{escrow: escrow}, 7),
 
 	noLimit:        openNoLimit,
 	bareUpsert:     openBareUpsert,
@@ -91,19 +99,26 @@ var implementations = map[string]opener{
 // correct are the implementations that must never grant too much, whatever the
 // schedule.
 var correct = map[string]bool{
-	oursCombined: true, oursRemembered: true, oursEscrow: true, oursTxEscrow: true, oursEach: true, oursTx: true, oursTx32: true, oursTx8: true,
+	oursCombined: true, oursEscrow: true, oursHasty: true, oursPortable: true, portableEscrow: true, oneUpsert: true,
+	oursTxEscrow: true, oursTx: true, oursTx32: true, oursTx8: true,
 	forUpdate: true, serializable: true, forUpdateTx: true, serializableTx: true,
 	goRedisLua: true, rueidisLua: true, redisWatch: true,
 }
 
 // oursAll are the implementations that are this library.
 var oursAll = map[string]bool{
-	oursCombined: true, oursRemembered: true, oursEscrow: true, oursTxEscrow: true, oursEach: true, oursTx: true, oursTx32: true, oursTx8: true,
-	oursUndisturbed: true, oursLocked1: true, oursLocked7: true,
+	oursCombined: true, oursEscrow: true, oursHasty: true, oursPortable: true, portableEscrow: true, oneUpsert: true,
+	oursTxEscrow: true, oursTx: true, oursTx32: true, oursTx8: true,
+	oursUndisturbed: true, oursLocked1: true, oursLocked7: true, escrowLocked7: true,
 }
 
 // needsRedis are those that do not run without it.
 var needsRedis = map[string]bool{goRedisLua: true, rueidisLua: true, redisRace: true, redisWatch: true}
+
+// openHarness decides nothing: what is measured of it is what the others are measured with.
+func openHarness(context.Context, *env, workload) (contender, error) {
+	return contender{decide: func(context.Context, string) (bool, error) { return true, nil }}, nil
+}
 
 // opener makes an implementation ready for a workload.
 type opener func(ctx context.Context, e *env, w workload) (contender, error)
@@ -119,7 +134,7 @@ type contender struct {
 }
 
 // empty asks once for every key, if they are to have nothing: it takes what is
-// there, as these limits have a capacity of one, or has a refusal remembered.
+// there, as these limits have a capacity of one, or has it remembered that there is nothing.
 func (c contender) empty(ctx context.Context, w workload) error {
 	if !w.empty {
 		return nil
@@ -192,21 +207,25 @@ const busy = 64 // goroutines where only one number of them is of interest
 // is of interest.
 func allCases(levels []int) []testCase {
 	own := []string{
-		oursEscrow, oursCombined, oursEach, plainUpdate, forUpdate, serializable,
+		oursEscrow, oursCombined, oursHasty, oursPortable, portableEscrow, oneUpsert, plainUpdate, forUpdate, serializable,
+		goRedisLua, rueidisLua, redisRace, redisWatch, harness,
+	}
+	own10k := []string{
+		oursEscrow, oursCombined, serverBound, oursPortable, portableEscrow, oneUpsert, plainUpdate, forUpdate, serializable,
 		goRedisLua, rueidisLua, redisRace, redisWatch,
 	}
-	own10k := append(own[:len(own):len(own)], serverBound)
-	refused := []string{oursRemembered, oursCombined, oursEach, forUpdate, goRedisLua, rueidisLua}
+	refused := []string{oursEscrow, oursCombined, oursPortable, portableEscrow, forUpdate, goRedisLua, rueidisLua, harness}
 	inTx := []string{noLimit, bareUpsert, oursTxEscrow, oursTx, oursTx32, forUpdateTx, serializableTx}
 	exact := []string{
-		oursCombined, oursRemembered, oursEscrow, oursTxEscrow, oursEach, oursTx, oursTx8, // a shard needs a capacity of one
+		oursCombined, oursEscrow, oursHasty, oursPortable, portableEscrow, oneUpsert,
+		oursTxEscrow, oursTx, oursTx8, // a shard needs a capacity of one
 		forUpdate, serializable, forUpdateTx, serializableTx, readCommitted,
 		goRedisLua, rueidisLua, redisWatch, redisRace,
 	}
-	churning := []string{oursCombined, oursEach}
+	churning := []string{oursEscrow, oursCombined, oneUpsert}
 	far := []string{oursEscrow, oursCombined, plainUpdate, goRedisLua, rueidisLua}
 	farTx := []string{noLimit, oursTxEscrow, oursTx, oursTx32, forUpdateTx}
-	locked := []string{oursUndisturbed, oursLocked1, oursLocked7}
+	locked := []string{oursUndisturbed, oursLocked1, oursLocked7, escrowLocked7}
 	one, two := []int{busy}, []int{1, busy}
 	return []testCase{
 		{grantedOneKey, "Granted, one key", "trips", kindThroughput, 1, false, plenty, levels, own, 0},

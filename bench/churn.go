@@ -58,7 +58,8 @@ func measureOneChurn(ctx context.Context, e *env, size churnSize, j job) (result
 	}
 	early := e.postgres.sizeAfter(ctx, size.first)
 	perGoroutine := (size.decisions + int64(j.goroutines) - 1) / int64(j.goroutines)
-	s := round{contender: c, keys: w.keys, goroutines: j.goroutines, duration: size.atLeast, enough: perGoroutine}.run(ctx, e.counts(j.impl))
+	asked := round{contender: c, keys: w.keys, goroutines: j.goroutines, duration: size.atLeast, enough: perGoroutine}
+	s := asked.run(ctx, e.counts(j.impl))
 	first := <-early
 	if err := errors.Join(ctx.Err(), first.err); err != nil {
 		return result{}, err
@@ -131,11 +132,11 @@ const (
 func (p *postgresServer) updates(ctx context.Context) (updates, error) {
 	ctx, cancel := context.WithTimeout(ctx, statsTimeout)
 	defer cancel()
-	for _, pool := range []*pgxpool.Pool{p.few, p.many, p.hasty} {
-		pool.Reset()
-	}
 	last := updates{-1, -1}
 	for {
+		for _, pool := range []*pgxpool.Pool{p.few, p.many, p.hasty} {
+			pool.Reset() // each time, since what was taken ahead is given back a little later
+		}
 		var (
 			now    updates
 			others int

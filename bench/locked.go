@@ -19,9 +19,9 @@ const patience = 400 * time.Millisecond
 
 // openOursLocked is Store.Allow while a transaction holds so many rows that
 // nobody else asks for, but for one call that waits for each.
-func openOursLocked(rows int) opener {
+func openOursLocked(o ours, rows int) opener {
 	return func(ctx context.Context, e *env, w workload) (contender, error) {
-		store, err := ours{}.newStore(ctx, e.postgres, w)
+		store, err := o.newStore(ctx, e.postgres, w)
 		if err != nil {
 			return contender{}, err
 		}

@@ -19,6 +19,7 @@ type result struct {
 	opsPerSec   float64
 	p50, p99    time.Duration
 	perDecision float64 // round trips, retries or writes: see testCase.per
+	statements  float64 // a second, that PostgreSQL was sent
 	granted     int64
 	bound       *int64 // of granted; nil where it is of no interest
 	decisions   int64
@@ -32,22 +33,18 @@ type result struct {
 
 // sample is what happened in one round.
 type sample struct {
-	decided   int64 // within the round
-	decisions int64 // before and after it, too
-	granted   int64
-	late      int64
-	errors    int64
-	firstErr  error
-	latency   *hdrhistogram.Histogram // nanoseconds; those who gave up waited at least so long
-	elapsed   time.Duration           // until the last answer
-	counts    snapshot
+	decided  int64 // within the round
+	tally          // before and after it, too
+	errors   int64
+	firstErr error
+	latency  *hdrhistogram.Histogram // nanoseconds; those who gave up waited at least so long
+	elapsed  time.Duration           // until the last answer
+	counts   snapshot
 }
 
 func (s *sample) add(other *sample) {
 	s.decided += other.decided
-	s.decisions += other.decisions
-	s.granted += other.granted
-	s.late += other.late
+	s.tally.add(other.tally)
 	s.errors += other.errors
 	s.firstErr = cmp.Or(s.firstErr, other.firstErr)
 	s.latency.Merge(other.latency)
@@ -76,7 +73,7 @@ type round struct {
 
 // runDisturbed is run with all that the contender is to bear. What goes wrong
 // with that counts as an error, too.
-func (r round) runDisturbed(ctx context.Context, c *counts) (*sample, error) {
+func (r *round) runDisturbed(ctx context.Context, c *counts) (*sample, error) {
 	if r.contender.disturb == nil {
 		return r.run(ctx, c), nil
 	}
@@ -91,7 +88,7 @@ func (r round) runDisturbed(ctx context.Context, c *counts) (*sample, error) {
 	return s, nil
 }
 
-func (r round) run(ctx context.Context, c *counts) *sample {
+func (r *round) run(ctx context.Context, c *counts) *sample {
 	runtime.GC() // what the others left behind is not this one's to clear away
 	samples := make([]*sample, r.goroutines)
 	for i := range samples {
@@ -107,47 +104,66 @@ func (r round) run(ctx context.Context, c *counts) *sample {
 	total := newSample()
 	total.elapsed = time.Since(start)
 	after := c.now()
-	total.counts = snapshot{after.trips - before.trips, after.retries - before.retries}
+	total.counts = after.minus(before)
 	for _, s := range samples {
 		total.add(s)
 	}
 	return total
 }
 
+// While calls take less than soon, one of oneOf is timed, and counts for all of them: to
+// read the clock and note what it says takes as long as a call that is served from memory.
+const (
+	soon  = time.Microsecond
+	oneOf = 16
+)
+
 // ask asks again and again. The clock is read once a decision: it ends one and
 // starts the next.
-func (r round) ask(ctx context.Context, start time.Time, i uint64, s *sample) {
+func (r *round) ask(ctx context.Context, start time.Time, i uint64, s *sample) {
 	ctx, cancel := context.WithCancel(ctx) // as each request has a context of its own
 	defer cancel()
 	random := rand.New(rand.NewPCG(r.seed, i))
-	end := r.warmUp + r.duration
-	for last := time.Since(start); last < end || s.decisions < r.enough; {
-		key := r.keys[0]
-		if len(r.keys) > 1 {
-			key = r.keys[random.IntN(len(r.keys))]
-		}
-		granted, late, err := r.decide(ctx, key)
-		now := time.Since(start)
-		switch {
-		case err != nil && ctx.Err() != nil:
-			return
-		case err != nil:
-			s.fail(err)
-			if s.errors == mostErrors {
-				return
+	end, stride := r.warmUp+r.duration, 1
+	for now := time.Since(start); now < end || s.decisions < r.enough; {
+		begun := now
+		var t tally
+		for n := range stride {
+			if n > 0 && n == stride-1 {
+				begun = time.Since(start)
 			}
-		case now > r.warmUp:
-			_ = s.latency.RecordValue(min(int64(now-last), longest)) // an error is out of range only
-			s.count(granted, late, now <= end || r.enough > 0)
-		default:
-			s.count(granted, late, false)
+			key := r.keys[0]
+			if len(r.keys) > 1 {
+				key = r.keys[random.IntN(len(r.keys))]
+			}
+			granted, late, err := r.decide(ctx, key)
+			switch {
+			case err == nil:
+				t.count(granted, late)
+			case ctx.Err() != nil:
+				return
+			default:
+				if s.fail(err); s.errors == mostErrors {
+					return
+				}
+			}
 		}
-		last = now
+		now = time.Since(start)
+		s.tally.add(t)
+		if now > r.warmUp && t.decisions > 0 {
+			_ = s.latency.RecordValues(min(int64(now-begun), longest), t.decisions) // an error is out of range only
+			if now <= end || r.enough > 0 {
+				s.decided += t.decisions - t.late
+			}
+		}
+		if stride = 1; now-begun < soon {
+			stride = oneOf
+		}
 	}
 }
 
 // decide asks once. No answer within the round's patience is no error.
-func (r round) decide(ctx context.Context, key string) (granted, late bool, err error) {
+func (r *round) decide(ctx context.Context, key string) (granted, late bool, err error) {
 	if r.patience == 0 {
 		granted, err = r.contender.decide(ctx, key)
 		return granted, false, err
@@ -161,18 +177,23 @@ func (r round) decide(ctx context.Context, key string) (granted, late bool, err 
 	return granted, false, err
 }
 
-func (s *sample) count(granted, late, within bool) {
-	s.decisions++
+// tally is what became of some decisions.
+type tally struct{ decisions, granted, late int64 }
+
+func (t *tally) count(granted, late bool) {
+	t.decisions++
 	switch {
 	case late:
-		s.late++
-		return
+		t.late++
 	case granted:
-		s.granted++
+		t.granted++
 	}
-	if within {
-		s.decided++
-	}
+}
+
+func (t *tally) add(other tally) {
+	t.decisions += other.decisions
+	t.granted += other.granted
+	t.late += other.late
 }
 
 func (s *sample) fail(err error) {
@@ -242,7 +263,7 @@ func measureOn(ctx context.Context, e *env, o options, jobs []job, p *progress) 
 		for _, i := range order(n, len(jobs)) {
 			j := jobs[i]
 			p.step(j)
-			r := round{
+			r := &round{
 				contender: contenders[j.impl], keys: j.workload(j.impl).keys, goroutines: j.goroutines,
 				warmUp: o.warmUp, duration: o.round, seed: uint64(n),
 			}
@@ -308,6 +329,7 @@ func summarize(j job, samples []*sample, duration time.Duration) result {
 	r := result{job: j}
 	var p50s, p99s []time.Duration
 	var counted snapshot
+	var elapsed time.Duration
 	for _, s := range samples {
 		r.rounds = append(r.rounds, float64(s.decided)/duration.Seconds())
 		p50s = append(p50s, time.Duration(s.latency.ValueAtQuantile(50)))
@@ -317,10 +339,11 @@ func summarize(j job, samples []*sample, duration time.Duration) result {
 		r.late += s.late
 		r.errors += s.errors
 		r.firstErr = cmp.Or(r.firstErr, s.firstErr)
-		counted.trips += s.counts.trips
-		counted.retries += s.counts.retries
+		counted.add(s.counts)
+		elapsed += s.elapsed
 	}
 	r.opsPerSec, r.p50, r.p99 = median(r.rounds), median(p50s), median(p99s)
+	r.statements = float64(counted.statements) / max(elapsed.Seconds(), 1e-9)
 	if j.per == "retries" {
 		r.perDecision = float64(counted.retries) / float64(max(r.decisions, 1))
 	} else {

@@ -14,6 +14,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/table"
 	"github.com/pgratelimit/ratelimit/internal/throwaway"
 	"github.com/pgratelimit/ratelimit/migrations"
 	"github.com/pgratelimit/ratelimit/pgstore"
@@ -96,7 +98,7 @@ func (p *postgresServer) newPool(conns int32, synchronousCommit string) (*pgxpoo
 		return nil, fmt.Errorf("parsing the URL of the server: %w", err)
 	}
 	config.MaxConns = conns
-	config.ConnConfig.DialFunc = p.counts.dial
+	config.ConnConfig.DialFunc, config.ConnConfig.Tracer = p.counts.dial, tracer{p.counts}
 	maps.Copy(config.ConnConfig.RuntimeParams, map[string]string{
 		"search_path": p.schema, "application_name": p.schema, "synchronous_commit": synchronousCommit,
 	})
@@ -185,8 +187,8 @@ ON CONFLICT DO NOTHING`, w, w.tokens())
 // ours is a way of using Store.Allow.
 type ours struct {
 	portable bool
-	remember bool
 	escrow   time.Duration
+	hasty    bool // its commits do not wait for the disk
 }
 
 func openOurs(o ours) opener {
@@ -206,17 +208,32 @@ func (o ours) newStore(ctx context.Context, p *postgresServer, w workload) (*pgs
 		return nil, err
 	}
 	pool := p.few
-	config := pgstore.Config{Portable: o.portable, Escrow: o.escrow}
 	switch {
-	case o.portable && w.hasty:
+	case o.hasty:
 		pool = p.hasty
 	case o.portable:
 		pool = p.many
 	}
-	if o.remember {
-		config.Escrow = escrow
+	return pgstore.New(pool, &pgstore.Config{Portable: o.portable, Escrow: o.escrow})
+}
+
+// openOneUpsert is a statement for each decision: that of a caller's transaction, in
+// none. Where it is not about speed, its commits do not wait for the disk.
+func openOneUpsert(ctx context.Context, e *env, w workload) (contender, error) {
+	if err := e.postgres.fillOurs(ctx, w); err != nil {
+		return contender{}, err
 	}
-	return pgstore.New(pool, &config)
+	pool, statements := e.postgres.many, table.New("", true)
+	if w.hasty {
+		pool = e.postgres.hasty
+	}
+	definition := w.limit.Definition()
+	decide := func(ctx context.Context, key string) (bool, error) {
+		change := decide.Change{Row: decide.Row{Key: decide.Key{Name: definition.Name, Key: key}}, Definition: definition, Count: 1}
+		taken, err := statements.Take(ctx, pool, false, &change, nil)
+		return taken.OK, err
+	}
+	return contender{decide: decide}, nil
 }
 
 // allow is Store.Allow of one limit.

@@ -20,6 +20,7 @@ type entry struct {
 	P50us       float64 `json:"p50us"`
 	P99us       float64 `json:"p99us"`
 	PerDecision float64 `json:"perDecision"`
+	Statements  float64 `json:"statementsPerSec"` // that PostgreSQL was sent
 	Granted     int64   `json:"granted"`
 	Bound       *int64  `json:"bound"` // null where there is none
 	Errors      int64   `json:"errors"`
@@ -44,7 +45,7 @@ type entry struct {
 func newEntry(r result) entry {
 	e := entry{
 		Case: r.name, Impl: r.impl, Goroutines: r.goroutines,
-		OpsPerSec: r.opsPerSec, P50us: micros(r.p50), P99us: micros(r.p99), PerDecision: r.perDecision,
+		OpsPerSec: r.opsPerSec, P50us: micros(r.p50), P99us: micros(r.p99), PerDecision: r.perDecision, Statements: r.statements,
 		Granted: r.granted, Bound: r.bound, Errors: r.errors,
 	}
 	if c := r.churn; c != nil {
@@ -129,28 +130,32 @@ func (p *printer) head(r result) {
 	}
 	switch r.kind {
 	case kindThroughput:
-		p.linef("  %-50s %12s %9s %9s %9s", "", "a second", "p50", "p99", r.per)
+		p.linef("  %-50s %12s %9s %9s %9s %12s", "", "a second", "p50", "p99", r.per, "statements/s")
 	case kindOverGrant:
-		p.linef("  %-50s %12s %9s %9s %9s", "", "a second", "granted", "bound", "too many")
+		p.linef("  %-50s %12s %9s %9s %9s %12s", "", "a second", "granted", "bound", "too many", "statements/s")
 	case kindChurn:
-		p.linef("  %-50s %12s %9s %9s %9s %9s %9s", "", "a second", "decisions", "writes", "HOT", "early", "at end")
+		p.linef("  %-50s %12s %9s %9s %9s %9s %9s %12s", "", "a second", "decisions", "writes", "HOT", "early", "at end", "statements/s")
 	case kindLocked:
-		p.linef("  %-50s %12s %9s %9s %9s %9s", "", "a second", "p50", "p99", "calls", "too late")
+		p.linef("  %-50s %12s %9s %9s %9s %9s %12s", "", "a second", "p50", "p99", "calls", "too late", "statements/s")
 	}
 }
 
 func (p *printer) row(r result) {
+	statements := "-" // Redis has none
+	if !needsRedis[r.impl] {
+		statements = thousands(r.statements)
+	}
 	switch r.kind {
 	case kindThroughput:
-		p.linef("    %-48s %12s %9s %9s %9s", r.impl, thousands(r.opsPerSec), latency(r.p50), latency(r.p99), few(r.perDecision))
+		p.linef("    %-48s %12s %9s %9s %9s %12s", r.impl, thousands(r.opsPerSec), latency(r.p50), latency(r.p99), few(r.perDecision), statements)
 	case kindOverGrant:
-		p.linef("    %-48s %12s %9d %9d %9d", r.impl, thousands(r.opsPerSec), r.granted, *r.bound, max(0, r.granted-*r.bound))
+		p.linef("    %-48s %12s %9d %9d %9d %12s", r.impl, thousands(r.opsPerSec), r.granted, *r.bound, max(0, r.granted-*r.bound), statements)
 	case kindChurn:
-		p.linef("    %-48s %12s %9s %9s %8.2f%% %9s %9s", r.impl, thousands(r.opsPerSec), thousands(float64(r.decisions)),
-			few(r.perDecision), r.churn.hotPercent, kib(r.churn.firstBytes), kib(r.churn.endBytes))
+		p.linef("    %-48s %12s %9s %9s %8.2f%% %9s %9s %12s", r.impl, thousands(r.opsPerSec), thousands(float64(r.decisions)),
+			few(r.perDecision), r.churn.hotPercent, kib(r.churn.firstBytes), kib(r.churn.endBytes), statements)
 	case kindLocked:
-		p.linef("    %-48s %12s %9s %9s %9s %9s", r.impl, thousands(r.opsPerSec), latency(r.p50), latency(r.p99),
-			thousands(float64(r.decisions)), thousands(float64(r.late)))
+		p.linef("    %-48s %12s %9s %9s %9s %9s %12s", r.impl, thousands(r.opsPerSec), latency(r.p50), latency(r.p99),
+			thousands(float64(r.decisions)), thousands(float64(r.late)), statements)
 	}
 	if r.errors > 0 {
 		p.linef("      errors: %d, the first: %v", r.errors, r.firstErr)

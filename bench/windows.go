@@ -247,7 +247,8 @@ PRIMARY KEY (name, key)) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 50
 				if m.c == nil {
 					continue
 				}
-				s := round{contender: *m.c, keys: m.keys, goroutines: busy, warmUp: duration / 4, duration: duration, seed: uint64(n)}.run(ctx, p.counts)
+				r := round{contender: *m.c, keys: m.keys, goroutines: busy, warmUp: duration / 4, duration: duration, seed: uint64(n)}
+				s := r.run(ctx, p.counts)
 				if err := errors.Join(ctx.Err(), s.firstErr); err != nil {
 					return err
 				}

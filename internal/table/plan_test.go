@@ -1,9 +1,13 @@
 package table
 
 import (
+	"fmt"
 	"strings"
 	"testing"
+	"time"
 
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
 
@@ -104,5 +108,54 @@ func TestPageReadsNothingElse(t *testing.T) {
 	}
 	if strings.Count(plan, "rows=100") != 2 || !strings.Contains(plan, "Index Scan") || strings.Contains(plan, "Removed") || strings.Contains(plan, "Sort") {
 		t.Errorf("want 100 rows read along the index, and no others:\n%s", plan)
+	}
+}
+
+// Its arrays are not hidden from the planner, which keeps its plan all the same: for few
+// rows and for many, while the table is young and when it is not.
+func TestGrantManyKeepsItsPlan(t *testing.T) {
+	db := pgtest.New(t)
+	sql := New(db.Schema, false)
+	conn, err := db.Pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	grant := func(n int) {
+		t.Helper()
+		grants := make([]Grant, n)
+		for i := range grants {
+			call, err := decide.New(false, ratelimit.TokenBucket{Name: "a", Rate: 1e9, Period: time.Second}.For(fmt.Sprint("k", i)))
+			if err != nil {
+				t.Fatal(err)
+			}
+			grants[i] = Grant{Change: call.Asks[0].Change(0, 0, 1), Need: 1}
+		}
+		for range 10 { // of which the first five are planned anyway
+			if err := sql.Grant(t.Context(), conn, grants, nil); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, rows := range []int{0, 20_000} {
+		if _, err := conn.Exec(t.Context(), `INSERT INTO `+db.Schema+`.rate_limits (name, key, shard, value, ts)
+SELECT 'a', 'k' || i, 0, 1e9, clock_timestamp() FROM generate_series(1, $1::int4) AS i`, rows); err != nil {
+			t.Fatal(err)
+		}
+		if rows > 0 {
+			if _, err := conn.Exec(t.Context(), `ANALYZE `+db.Schema+`.rate_limits`); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, n := range []int{2, 20, 500} {
+			grant(n)
+		}
+		var kept, planned int
+		if err := conn.QueryRow(t.Context(), `SELECT generic_plans, custom_plans FROM pg_prepared_statements WHERE statement = $1`, sql.grantMany.read).Scan(&kept, &planned); err != nil {
+			t.Fatal(err)
+		}
+		if planned > 5 || kept < 20 {
+			t.Errorf("%d rows: planned %d times and kept the plan %d times", rows, planned, kept)
+		}
 	}
 }

@@ -1,0 +1,55 @@
+package main
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+)
+
+// writeDocs writes what a run shows, and its whole output, between the lines of
+// docs/benchmark.md that say where.
+func writeDocs(dir, report string, checks []criterion) error {
+	file := filepath.Join(dir, "docs", "benchmark.md")
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return fmt.Errorf("reading what to write into: %w", err)
+	}
+	page := string(text)
+	for _, section := range []struct{ name, text string }{
+		{"claims", claims(checks)},
+		{"run", "```\n" + strings.Trim(report, "\n") + "\n```\n"},
+	} {
+		if page, err = replaceSection(page, section.name, section.text); err != nil {
+			return fmt.Errorf("%s: %w", file, err)
+		}
+	}
+	if err := os.WriteFile(file, []byte(page), 0o644); err != nil {
+		return fmt.Errorf("writing the results: %w", err)
+	}
+	return nil
+}
+
+// replaceSection returns a page with other text between the lines
+// "<!-- bench: name -->" and "<!-- end -->".
+func replaceSection(page, name, text string) (string, error) {
+	head, rest, ok := strings.Cut(page, "<!-- bench: "+name+" -->\n")
+	_, tail, ended := strings.Cut(rest, "<!-- end -->\n")
+	if !ok || !ended {
+		return "", fmt.Errorf("there are no lines <!-- bench: %s --> and <!-- end -->", name)
+	}
+	return head + "<!-- bench: " + name + " -->\n" + text + "<!-- end -->\n" + tail, nil
+}
+
+// claims is a table of what was wanted and what the run shows.
+func claims(checks []criterion) string {
+	var b strings.Builder
+	b.WriteString("| | wanted | got | |\n|---|---|---|---|\n")
+	for i, c := range checks {
+		if i == 0 || c.claim != checks[i-1].claim {
+			fmt.Fprintf(&b, "| **%s** | | | |\n", c.claim)
+		}
+		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", c.what, c.wanted, c.got, c.verdict)
+	}
+	return b.String()
+}
