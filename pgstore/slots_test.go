@@ -13,32 +13,10 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
-// What one call takes from several shards of a sliding window counts in one slot, also
-// when a clock that went back is behind one of the shards. In several slots, a row would
-// forget its part before a period was over.
+// What one call takes from several shards of a sliding window counts in one slot, while
+// other calls move the shards on. In several slots, a row would forget its part before a
+// period was over.
 func TestShardsOfSlidingWindowCountInOneSlot(t *testing.T) {
-	db, c := pgtest.New(t), newClock()
-	limit := ratelimit.SlidingWindow{Name: "l", Rate: 20, Period: 10 * time.Second, Slots: 10, Shards: 2, Start: noon}
-	for i, form := range append(takeForms, reserveForms...) {
-		t.Run(fmt.Sprint(i, " ", form.name), func(t *testing.T) {
-			c.set(noon.Add(5 * time.Second))
-			store, key := newStore(t, db, onClock(c), form.change), t.Name()
-			mustAllow(t, newStore(t, db, onClock(c), portable), limit.For(key)) // which makes the row of one shard only
-			c.add(-2 * time.Second)
-			result, err := form.take(t.Context(), db.Pool, store, limit.ForN(key, 15))
-			if err != nil || !result.OK {
-				t.Fatalf("OK %v, error %v", result.OK, err)
-			}
-			paid := receipt.Payments(result.Receipt)
-			if len(paid) != 2 || paid[0].Slot != paid[1].Slot {
-				t.Errorf("paid %+v, want both shards to have paid in one slot", paid)
-			}
-		})
-	}
-}
-
-// So it is when calls compete, each of which moves the shards on that it takes from.
-func TestShardsOfSlidingWindowCountInOneSlotInCompetition(t *testing.T) {
 	const enough = 40 // calls that took from several shards
 	db := pgtest.New(t)
 	for i, form := range append(takeForms, reserveForms...) {

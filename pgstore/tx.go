@@ -398,21 +398,17 @@ func (t *try) sharded(i int) bool { return t.call.Asks[t.changes[i].Ask].Sharded
 func (t *try) saved(i int) bool { return t.behind || t.base.config.Portable || t.sharded(i) }
 
 // granted reports whether all was taken.
-// What one sliding window's shards gave must be in one slot, too: another call may have
-// moved a shard on, to a slot that has begun since it was seen.
+// What shards of a sliding window gave must be in the slots that were planned, too: another
+// call may have moved one of them on, to a slot that has begun since it was seen.
 func (t *try) granted() bool {
 	for i := range t.taken {
-		if !t.taken[i].OK {
-			return false
-		}
-		if i > 0 && t.changes[i].Ask == t.changes[i-1].Ask && t.slot(i) != t.slot(i-1) {
+		c := &t.changes[i]
+		if !t.taken[i].OK || !c.At.IsZero() && c.Definition.Slot(t.taken[i].After) != c.Definition.Slot(c.After) {
 			return false
 		}
 	}
 	return true
 }
-
-func (t *try) slot(i int) int64 { return t.changes[i].Definition.Slot(t.taken[i].After) }
 
 // at is the instant by which all was decided.
 func (t *try) at() (at time.Time) {

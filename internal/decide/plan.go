@@ -72,7 +72,7 @@ func (c *Call) plan(changes []Change, i int, v View) ([]Change, bool) {
 		}
 	}
 	if len(changes) > first+1 && a.Definition.Kind == ratelimit.KindSlidingWindow {
-		a.inOneSlot(changes[first:], v)
+		inOneSlot(changes[first:], v.At)
 	}
 	return changes, true
 }
@@ -129,20 +129,16 @@ func (a *Ask) planned(i, shard int, n float64, v View) Change {
 	return change
 }
 
-// inOneSlot has the changes of a, a sliding window, give the same slot, which is the latest
-// of theirs: the work is done once, and must be counted when it is by every row. So all are
-// decided as of the latest instant that has written one of their rows.
-func (a *Ask) inOneSlot(changes []Change, v View) {
-	over := v.At
-	for i := range changes {
-		v.At = latest(v.At, changes[i].Seen.TS)
-	}
+// inOneSlot has the changes of one sliding window give the same slot: the work is done once,
+// and must be counted when it is by every row. So all are decided as of the same instant, and
+// reservations for the latest of their slots. (Rows that a clock was ahead of before it went
+// back keep slots of their own: to move the others on would give back what they hold.)
+func inOneSlot(changes []Change, now time.Time) {
 	var from time.Time
 	for i := range changes {
 		c := &changes[i]
-		*c = a.planned(c.Ask, c.Shard, c.Count, v)
-		c.At, c.Over = v.At, over
-		if at := c.Definition.Due(c.After, v.At, c.Count); at.After(v.At) {
+		c.At = now
+		if at := c.Definition.Due(c.After, now, c.Count); at.After(now) {
 			from = latest(from, at)
 		}
 	}
@@ -151,7 +147,7 @@ func (a *Ask) inOneSlot(changes []Change, v View) {
 	}
 	for i := range changes {
 		c := &changes[i]
-		c.From, c.After = latest(c.From, from), c.Definition.TakeFrom(c.Seen, v.At, c.Count, from)
+		c.From, c.After = latest(c.From, from), c.Definition.TakeFrom(c.Seen, now, c.Count, from)
 	}
 }
 
