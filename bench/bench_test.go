@@ -158,7 +158,7 @@ func TestBadArguments(t *testing.T) {
 	}
 }
 
-// TestNetwork finds no decision that took less than the network does.
+// TestNetwork finds no decision that took less than the network does, but from memory.
 func TestNetwork(t *testing.T) {
 	const wanted = 2 * time.Millisecond
 	o := tiny(`^(granted-one-key(-1ms)?|tx-one-key)/1/(ours|Redis Lua)`)
@@ -173,7 +173,8 @@ func TestNetwork(t *testing.T) {
 			t.Errorf("%s, %s: got a network of %v, want %v µs", e.Case, e.Impl, e.NetworkUs, least)
 			continue
 		}
-		if *e.PingUs < least || e.P50us < 0.99*least { // which is how exact latencies are
+		far := e.P50us >= 0.99*least || strings.HasSuffix(e.Impl, "escrow")
+		if *e.PingUs < least || !far { // which is how exact latencies are
 			t.Errorf("%s, %s: got a ping of %v and a median of %v, want at least %v µs", e.Case, e.Impl, *e.PingUs, e.P50us, least)
 		}
 	}

@@ -95,16 +95,16 @@ func (h *Holder) Take(n float64) (t Tokens, ok bool) {
 		if took > 0 {
 			s.calls.Add(1)
 			t.part = part{s.lot, n}
-			h.tell(&t, n, s, left, now)
+			h.tell(&t, n, s.lot, s, left, now)
 			return t, true
 		}
 	}
 	return h.takeOfSeveral(n, now)
 }
 
-// tell completes tokens that were taken.
-func (h *Holder) tell(t *Tokens, n float64, s *stock, left float64, now moment) {
-	t.Holder, t.Count, t.At = h, n, s.databaseAt(now)
+// tell completes tokens that were taken from a lot, the last of them.
+func (h *Holder) tell(t *Tokens, n float64, from *lot, s *stock, left float64, now moment) {
+	t.Holder, t.Count, t.At = h, n, from.databaseAt(now)
 	t.After = h.ask.Definition.Settle(s.last.after, t.At)
 	t.After.Value += left
 	if (left < s.low || now.since(s.last.sent) > s.fresh) && now.mono >= time.Duration(h.scarce.Load()) {
@@ -125,7 +125,7 @@ func (h *Holder) takeOfSeveral(n float64, now moment) (t Tokens, ok bool) {
 	}
 	rest := n
 	var parts []part
-	for _, l := range h.lots {
+	for _, l := range h.together(n) {
 		if took, _ := l.take(rest, true); took > 0 {
 			parts = append(parts, part{l, took})
 			rest -= took
@@ -142,10 +142,32 @@ func (h *Holder) takeOfSeveral(n float64, now moment) (t Tokens, ok bool) {
 		}
 		return t, false
 	}
-	parts[len(parts)-1].lot.calls.Add(1)
+	last := parts[len(parts)-1].lot
+	last.calls.Add(1)
 	t.part, t.more = parts[0], parts[1:]
-	h.tell(&t, n, s, s.count()+s.others, now)
+	h.tell(&t, n, last, s, s.count()+s.others, now)
 	return t, true
+}
+
+// together is the lots that n tokens can be taken from: all, or those that count in one
+// window or slot, since that is when a call is told that it takes. It needs mu.
+func (h *Holder) together(n float64) []*lot {
+	if stands(&h.ask.Definition) == 0 {
+		return h.lots
+	}
+	for _, first := range h.lots {
+		var same []*lot
+		left := 0.0
+		for _, l := range h.lots {
+			if l.after.TS.Equal(first.after.TS) {
+				same, left = append(same, l), left+l.count()
+			}
+		}
+		if left >= n {
+			return same
+		}
+	}
+	return nil
 }
 
 // live throws away the lots that are over, counts what was handed out of all, and says how

@@ -157,6 +157,25 @@ func TestWindowEndsWithIt(t *testing.T) {
 	m.want(window, 1, false)
 }
 
+// A call counts in one window: what is held of two is not put together for it, and it is
+// told an instant of the window that it counts in.
+func TestTakenFromOneWindow(t *testing.T) {
+	m := newMemory(t)
+	h := m.of(window)
+	for _, window := range []time.Duration{0, 500 * time.Millisecond} { // the database's clock was set
+		o, at := m.order(h), noon.Add(window)
+		o.Arrived(escrow.Lot{Count: 3, After: ratelimit.State{TS: at}, At: at, Sent: m.now()})
+	}
+	m.want(window, 4, false)
+	m.want(window, 2, true)
+	if tokens := m.want(window, 2, true); !tokens.At.Equal(noon.Add(500 * time.Millisecond)) {
+		t.Errorf("told %v, want an instant of the second window", tokens.At)
+	}
+	if tokens := m.want(window, 1, true); !tokens.At.Equal(noon) {
+		t.Errorf("told %v, want %v", tokens.At, noon)
+	}
+}
+
 // What was asked for before a key was edited is not used after it.
 func TestDrop(t *testing.T) {
 	m := newMemory(t)
