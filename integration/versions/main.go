@@ -68,7 +68,8 @@ func run(ctx context.Context) error {
 			verdict = "**FAILED**"
 			failed = append(failed, fmt.Errorf("PostgreSQL %s: %w", major, err))
 		}
-		row := fmt.Sprintf("| %s | `go %s` in %d s | %s |\n", version, strings.Join(slices.Concat(args, tested), " "), int(took.Seconds()+0.5), verdict)
+		command := strings.ReplaceAll(strings.Join(slices.Concat(args, tested), " "), "|", `\|`) // which would end a cell
+		row := fmt.Sprintf("| %s | `go %s` in %d s | %s |\n", version, command, int(took.Seconds()+0.5), verdict)
 		fmt.Print(row)
 		table += row
 	}
