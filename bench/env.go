@@ -9,8 +9,9 @@ import (
 	"path/filepath"
 	"runtime"
 	"slices"
-	"strings"
 	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/machine"
 )
 
 // env is the servers.
@@ -62,22 +63,11 @@ func (e *env) facts(ctx context.Context) ([]string, error) {
 			return nil, err
 		}
 	}
-	machine := fmt.Sprintf("%s, %d cores, %s/%s, %s", cpuModel(), runtime.NumCPU(), runtime.GOOS, runtime.GOARCH, runtime.Version())
 	disk, err := syncTime()
 	if err != nil {
 		return nil, err
 	}
-	return []string{machine, postgres, redis, fmt.Sprintf("one fsync of 8 KiB in the directory for temporary files: %d µs", disk.Microseconds())}, nil
-}
-
-func cpuModel() string {
-	text, _ := os.ReadFile("/proc/cpuinfo") // on Linux only
-	for line := range strings.Lines(string(text)) {
-		if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
-			return strings.TrimSpace(value)
-		}
-	}
-	return "unknown CPU"
+	return []string{machine.Name() + ", " + runtime.Version(), postgres, redis, fmt.Sprintf("one fsync of 8 KiB in the directory for temporary files: %d µs", disk.Microseconds())}, nil
 }
 
 // syncTime is the median time that the disk takes to keep a page.

@@ -46,6 +46,7 @@ var mayImport = map[string][]string{
 	"migrations":         {},
 	"pgstore":            {".", "internal/batch", "internal/decide", "internal/escrow", "internal/keyqueue", "internal/receipt", "internal/table", "internal/wait", pgx},
 	"internal/throwaway": {pgx},
+	"internal/machine":   {},
 	"internal/pgtest":    {"internal/throwaway", "migrations", pgx},
 	"internal/relay":     {pgx},
 }

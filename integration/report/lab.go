@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgratelimit/ratelimit/internal/machine"
 	"github.com/pgratelimit/ratelimit/internal/throwaway"
 	"github.com/pgratelimit/ratelimit/migrations"
 )
@@ -148,9 +149,8 @@ func within(ctx context.Context, most time.Duration, what string, so func() bool
 
 // facts are what the figures depend on.
 func (l *lab) facts() []string {
-	machine := fmt.Sprintf("%s, %d cores, %s/%s", cpuModel(), runtime.NumCPU(), runtime.GOOS, runtime.GOARCH)
 	return []string{
-		machine,
+		machine.Name(),
 		fmt.Sprintf("PostgreSQL %s, fsync on; %s; pgx %s", l.version, runtime.Version(), moduleVersion("github.com/jackc/pgx/v5")),
 	}
 }
@@ -164,14 +164,4 @@ func moduleVersion(path string) string {
 		}
 	}
 	return "of an unknown version"
-}
-
-func cpuModel() string {
-	text, _ := os.ReadFile("/proc/cpuinfo") // on Linux only
-	for line := range strings.Lines(string(text)) {
-		if name, value, ok := strings.Cut(line, ":"); ok && strings.TrimSpace(name) == "model name" {
-			return strings.TrimSpace(value)
-		}
-	}
-	return "unknown CPU"
 }
