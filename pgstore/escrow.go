@@ -26,7 +26,7 @@ func (b *base) takeAhead() {
 	if b.config.Portable { // a row with slots is not given back to in one statement there
 		never = []ratelimit.Kind{ratelimit.KindSlidingWindow}
 	}
-	b.hints.memory = escrow.New(b.config.Escrow, now, b.giveBackOwn, never...)
+	b.hints.memory = escrow.New(b.config.Escrow, now, b.refill, b.giveBackOwn, never...)
 }
 
 // order sets a grant to take ahead as well, if that is worth it; the order is zero if it is

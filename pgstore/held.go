@@ -15,20 +15,12 @@ import (
 func (o *own) fromMemory(reserve bool, r *ratelimit.Request) (ratelimit.Result, bool) {
 	h := o.hints.memory.Seen(r)
 	if t, ok := h.Take(r.Count); ok {
-		return o.told(reserve, &t), true
+		return t.Result(reserve), true
 	}
 	if reserve { // there may be debt to give
 		return ratelimit.Result{}, false
 	}
 	return h.Refuse(r.Count)
-}
-
-// told is the result of a call whose tokens were held.
-func (o *own) told(reserve bool, t *escrow.Tokens) ratelimit.Result {
-	if t.Low {
-		o.refill(t.Holder)
-	}
-	return t.Result(reserve)
 }
 
 // refusedBefore is the result of a call that is refused by what is remembered.
@@ -66,9 +58,7 @@ func (h *held) all() bool { return h != nil && len(h.rest.Asks) == 0 }
 func (o *own) missed(call *decide.Call) {
 	for i := range call.Asks {
 		a := &call.Asks[i]
-		if holder := o.hints.memory.Of(a); holder.Miss(a.Count) {
-			o.refill(holder)
-		}
+		o.hints.memory.Of(a).Miss(a.Count)
 	}
 }
 
@@ -81,13 +71,9 @@ func (o *own) takeHeld(call *decide.Call) *held {
 	var h *held
 	for i := range call.Asks {
 		a := &call.Asks[i]
-		holder := o.hints.memory.Of(a)
-		t, ok := holder.Take(a.Count)
+		t, ok := o.hints.memory.Of(a).Take(a.Count)
 		if !ok {
 			continue
-		}
-		if t.Low {
-			o.refill(holder)
 		}
 		if h == nil {
 			h = &held{call: call, tokens: make([]escrow.Tokens, len(call.Asks)), stands: make([]*decide.Stand, len(call.Asks))}
@@ -145,7 +131,7 @@ func (o *own) serveHeld(tickets []*ticket) []*ticket {
 	}
 	return slices.DeleteFunc(tickets, func(t *ticket) bool {
 		p := t.Value
-		if !o.plain(p) {
+		if p.call.First || p.call.AtMost() { // which take from rows
 			return false
 		}
 		tokens, ok := p.holder.Take(p.call.Asks[0].Count)
@@ -158,12 +144,9 @@ func (o *own) serveHeld(tickets []*ticket) []*ticket {
 
 func (o *own) tellHeld(t *ticket, tokens *escrow.Tokens) {
 	if p := t.Value; p.hold {
-		if tokens.Low {
-			o.refill(tokens.Holder)
-		}
 		p.tokens = *tokens
 	} else {
-		p.result = o.told(p.call.Reserve, tokens)
+		p.result = tokens.Result(p.call.Reserve)
 	}
 	t.Finish()
 }

@@ -109,11 +109,6 @@ func (o *own) noteAll(tickets []*ticket) {
 	}
 }
 
-// plain reports whether a call takes what it asks, from one row.
-func (o *own) plain(p *pending) bool {
-	return !p.check && len(p.call.Asks) == 1 && !p.call.First && !p.call.AtMost() && !p.call.Sharded()
-}
-
 // unheld tells those who want to hold what they take, or nothing, that it is nothing.
 func unheld(tickets []*ticket) []*ticket {
 	return slices.DeleteFunc(slices.Clone(tickets), func(t *ticket) bool {

@@ -65,7 +65,6 @@ type Tokens struct {
 	Count  float64
 	At     time.Time       // on the database's clock, as far as it is known
 	After  ratelimit.State // what there is then: in the row, as far as it is known, and in this memory
-	Low    bool            // it is time for the caller to take ahead: see Refill
 
 	part part
 	more []part // if it was not all of one lot
@@ -102,19 +101,22 @@ func (h *Holder) Take(n float64) (t Tokens, ok bool) {
 	return h.takeOfSeveral(n, now)
 }
 
-// tell completes tokens that were taken from a lot, the last of them.
+// tell completes tokens that were taken from a lot, the last of them, and has more taken
+// ahead if it is time.
 func (h *Holder) tell(t *Tokens, n float64, from *lot, s *stock, left float64, now moment) {
 	t.Holder, t.Count, t.At = h, n, from.databaseAt(now)
 	t.After = h.ask.Definition.Settle(s.last.after, t.At)
 	t.After.Value += left
 	if (left < s.low || now.since(s.last.sent) > s.fresh) && now.mono >= time.Duration(h.scarce.Load()) {
-		t.Low = h.claim()
+		h.refill()
 	}
 }
 
-// claim reports whether the caller is to take ahead, and nobody else until Refilled.
-func (h *Holder) claim() bool {
-	return !h.refilling.Load() && h.refilling.CompareAndSwap(false, true)
+// refill has somebody take ahead, if nobody does.
+func (h *Holder) refill() {
+	if !h.refilling.Load() && h.refilling.CompareAndSwap(false, true) {
+		h.memory.refill(h)
+	}
 }
 
 func (h *Holder) takeOfSeveral(n float64, now moment) (t Tokens, ok bool) {
@@ -355,7 +357,7 @@ func (a *Arrival) Tokens(n float64, after ratelimit.State) Tokens {
 // waitFor has nobody take ahead without being asked for a while, since there is little.
 func (h *Holder) waitFor(now moment) { h.scarce.Store(int64(now.mono + h.memory.lasts/4)) }
 
-// Refilled notes that taking ahead, which Low has asked for, is over.
+// Refilled notes that taking ahead, which a memory's refill was called for, is over.
 func (h *Holder) Refilled(ok bool) {
 	if !ok {
 		h.waitFor(h.memory.moment())
@@ -374,17 +376,19 @@ func (h *Holder) Note(n float64, calls int) {
 	h.demand.add(n, calls, now, h.memory.lasts)
 }
 
-// Miss notes that n tokens are taken from the row, since they are not held. It reports
-// whether it is time for the caller to take ahead.
-func (h *Holder) Miss(n float64) (low bool) {
+// Miss notes that n tokens are taken from the row, since they are not held, and has more
+// taken ahead if it is time.
+func (h *Holder) Miss(n float64) {
 	if !h.Holds() {
-		return false
+		return
 	}
 	now := h.memory.moment()
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.demand.add(n, 1, now, h.memory.lasts)
-	return now.mono >= time.Duration(h.scarce.Load()) && h.demand.want(now, h.memory.lasts) >= 1 && h.claim()
+	if now.mono >= time.Duration(h.scarce.Load()) && h.demand.want(now, h.memory.lasts) >= 1 {
+		h.refill()
+	}
 }
 
 // drop throws away what is held, and what is being taken ahead.

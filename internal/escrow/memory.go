@@ -23,12 +23,13 @@ const (
 // is too little. It is safe for concurrent use. Nothing on the way of a call that is
 // answered from memory is locked.
 type Memory struct {
-	lasts time.Duration
-	clock func() time.Time // nil for the machine's
-	give  func([]Return)
-	never []ratelimit.Kind // from which nothing is taken ahead
-	seed  maphash.Seed
-	sets  []set
+	lasts  time.Duration
+	clock  func() time.Time // nil for the machine's
+	refill func(*Holder)
+	give   func([]Return)
+	never  []ratelimit.Kind // from which nothing is taken ahead
+	seed   maphash.Seed
+	sets   []set
 
 	mu sync.Mutex // to remember another key
 }
@@ -36,10 +37,12 @@ type Memory struct {
 type set [ways]atomic.Pointer[Holder]
 
 // New is an empty memory of what lasts so long. The clock, if it is not nil, is one that
-// was injected. give is called, on a goroutine of its own, with what is not needed. From
-// never, which are kinds of limits, nothing is taken ahead.
-func New(lasts time.Duration, clock func() time.Time, give func([]Return), never ...ratelimit.Kind) *Memory {
-	return &Memory{lasts: lasts, clock: clock, give: give, never: never, seed: maphash.MakeSeed(), sets: make([]set, sets)}
+// was injected. refill is called when it is time to take ahead, on the way of a call that
+// is not to wait for it; Refilled must be when that is over. give is called, on a goroutine
+// of its own, with what is not needed. From never, which are kinds of limits, nothing is
+// taken ahead.
+func New(lasts time.Duration, clock func() time.Time, refill func(*Holder), give func([]Return), never ...ratelimit.Kind) *Memory {
+	return &Memory{lasts: lasts, clock: clock, refill: refill, give: give, never: never, seed: maphash.MakeSeed(), sets: make([]set, sets)}
 }
 
 // Now is the instant from which a statement's lot must count that is not sent yet.

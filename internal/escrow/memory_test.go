@@ -31,7 +31,7 @@ type memory struct {
 
 func newMemory(t *testing.T) *memory {
 	m := &memory{t: t, at: noon}
-	m.Memory = escrow.New(time.Second, m.now, func(r []escrow.Return) {
+	m.Memory = escrow.New(time.Second, m.now, func(*escrow.Holder) {}, func(r []escrow.Return) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		m.back = append(m.back, r...)
@@ -198,7 +198,7 @@ func TestDrop(t *testing.T) {
 
 // An answer that comes late brings nothing, on the machine's clock.
 func TestArrivedLate(t *testing.T) {
-	m := escrow.New(time.Second, nil, func([]escrow.Return) {})
+	m := escrow.New(time.Second, nil, func(*escrow.Holder) {}, func([]escrow.Return) {})
 	call, err := decide.New(false, bucket.For("k"))
 	if err != nil {
 		t.Fatal(err)
