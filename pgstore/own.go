@@ -100,7 +100,7 @@ func (o *own) decideRest(ctx context.Context, h *held) (rest ratelimit.Result, e
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
-	return h.call.Whole(rest, h.stands, "", nil), nil
+	return h.call.Whole(rest, h.stands), nil
 }
 
 func (o *own) decideByRows(ctx context.Context, p *pending) (ratelimit.Result, error) {

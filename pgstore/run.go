@@ -302,7 +302,7 @@ func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 // tell makes the result of the rows that of the call.
 func (a *attempt) tell(result ratelimit.Result) {
 	if a.held != nil {
-		result = a.held.call.Whole(result, a.held.stands, "", nil)
+		result = a.held.call.Whole(result, a.held.stands)
 	}
 	a.result = result
 }
@@ -314,7 +314,7 @@ func (a *attempt) beginHeld(ctx context.Context) (pgx.Tx, error) {
 	if err != nil {
 		return nil, a.base.fault("begin", err)
 	}
-	a.result = a.held.call.Whole(ratelimit.Result{}, a.held.stands, "", tx.Conn())
+	a.result = a.held.call.Whole(ratelimit.Result{}, a.held.stands)
 	return tx, nil
 }
 

@@ -76,8 +76,8 @@ func (c *Call) Rest(stands []*Stand) Call {
 
 // Whole is the result of c, by that of the rest of it and by how those of its limits stand
 // whose tokens the process held; that of nothing if there is no rest. If the rest was
-// refused, so is the whole. taker and conn are those of Receipt, if there is no rest.
-func (c *Call) Whole(rest ratelimit.Result, stands []*Stand, taker string, conn any) ratelimit.Result {
+// refused, so is the whole.
+func (c *Call) Whole(rest ratelimit.Result, stands []*Stand) ratelimit.Result {
 	if len(c.Asks) == 1 && stands[0] != nil {
 		return c.Asks[0].Held(c.Asks[0].Paid(), c.Asks[0].Count, c.Reserve, stands[0].State, stands[0].At)
 	}
@@ -85,6 +85,8 @@ func (c *Call) Whole(rest ratelimit.Result, stands []*Stand, taker string, conn 
 	var (
 		payments []receipt.Payment
 		left     []receipt.Left
+		taker    string // of the rest, as is conn
+		conn     any
 		at       time.Time
 		places   []int // of the rest's asks
 	)
