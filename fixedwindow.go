@@ -76,7 +76,7 @@ func (FixedWindow) sealed() {}
 
 // windowTick is the last edge up to now of the windows, or slots, that have one at
 // edge.
-func (d Definition) windowTick(edge, now int64) int64 {
+func (d *Definition) windowTick(edge, now int64) int64 {
 	tick := d.tick()
 	past := (now - edge) % tick
 	if past < 0 {
@@ -87,7 +87,7 @@ func (d Definition) windowTick(edge, now int64) int64 {
 
 // windowWait is how long, in microseconds, from one edge to the one at which
 // tokens have been refilled.
-func (d Definition) windowWait(tokens float64) int64 {
+func (d *Definition) windowWait(tokens float64) int64 {
 	return int64(math.Ceil(tokens/d.Rate)) * d.Period.Microseconds()
 }
 
@@ -96,7 +96,7 @@ func (d Definition) windowWait(tokens float64) int64 {
 var firstEdge = time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
 
 // origin is an edge of the windows, or slots, of key's rows when they are fresh.
-func (d Definition) origin(key string) int64 {
+func (d *Definition) origin(key string) int64 {
 	if !d.Start.IsZero() {
 		return d.windowTick(d.Start.UnixMicro(), firstEdge+d.tick()-1)
 	}
@@ -106,7 +106,7 @@ func (d Definition) origin(key string) int64 {
 // phase spreads the windows of different keys over the period: a hash, the
 // same on every machine and for ever, since a row that was pruned must have
 // the edges again that it had.
-func (d Definition) phase(key string) int64 {
+func (d *Definition) phase(key string) int64 {
 	h := fnv.New64a()
 	io.WriteString(h, d.Name)
 	h.Write([]byte{0}) // in neither name nor key, so ("a", "bc") is not ("ab", "c")

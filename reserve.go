@@ -17,11 +17,11 @@ type State struct {
 	Slots  *slots.Slots // what a sliding window has given; nil for the other kinds
 }
 
-func (d Definition) periodMicros() float64 { return float64(d.Period.Microseconds()) }
+func (d *Definition) periodMicros() float64 { return float64(d.Period.Microseconds()) }
 
 // lastTick is the last instant up to now at which a row was refilled that was
 // refilled at ts.
-func (d Definition) lastTick(ts, now int64) int64 {
+func (d *Definition) lastTick(ts, now int64) int64 {
 	if d.Kind == KindTokenBucket {
 		return bucketTick(now)
 	}
@@ -30,7 +30,7 @@ func (d Definition) lastTick(ts, now int64) int64 {
 
 // tick is the time, in microseconds, in which a limit's clock stands still: a fixed
 // window's period, a sliding window's slot.
-func (d Definition) tick() int64 {
+func (d *Definition) tick() int64 {
 	switch d.Kind {
 	case KindFixedWindow:
 		return d.Period.Microseconds()
@@ -46,7 +46,7 @@ func (d Definition) tick() int64 {
 const longestWait = 4 * int64(MaxSpan/time.Microsecond)
 
 // wait is how long, in microseconds, tokens take to be refilled.
-func (d Definition) wait(tokens float64) int64 {
+func (d *Definition) wait(tokens float64) int64 {
 	if tokens/d.Rate*d.periodMicros() > float64(longestWait) {
 		return longestWait
 	}
@@ -59,7 +59,7 @@ func (d Definition) wait(tokens float64) int64 {
 func instant(micros int64) time.Time { return time.UnixMicro(micros).UTC() }
 
 // Fresh is the state of a key that has no row: full.
-func (d Definition) Fresh(key string, now time.Time) State {
+func (d *Definition) Fresh(key string, now time.Time) State {
 	origin := firstEdge
 	if d.Kind != KindTokenBucket {
 		origin = d.origin(key)
@@ -80,7 +80,7 @@ func (d Definition) Fresh(key string, now time.Time) State {
 // window takes over what was taken lately and counts it as late as it may have been,
 // and the other kinds take over what was left; while programs with both are at work the
 // bound is not kept.
-func (d Definition) Settle(s State, now time.Time) State {
+func (d *Definition) Settle(s State, now time.Time) State {
 	if d.Kind == KindSlidingWindow {
 		return d.slide(s, now.UnixMicro())
 	}
@@ -93,7 +93,7 @@ func (d Definition) Settle(s State, now time.Time) State {
 // ValueAt is the value at now of s, which is settled. Only a sliding window's differs
 // from that of s, when the newest slot is in the future: that is as far away as now says,
 // and not as the beginning of a slot.
-func (d Definition) ValueAt(s State, now time.Time) float64 {
+func (d *Definition) ValueAt(s State, now time.Time) float64 {
 	if d.Kind == KindSlidingWindow && s.Slots.Ahead > 0 {
 		return -d.delayed(d.slotStart(s, 0) - now.UnixMicro())
 	}
@@ -102,7 +102,7 @@ func (d Definition) ValueAt(s State, now time.Time) float64 {
 
 // When is the first instant at which s, which is settled, is not paused and holds
 // want tokens, if nothing is taken: s.TS when it does already. want is at most Capacity.
-func (d Definition) When(s State, want float64) time.Time {
+func (d *Definition) When(s State, want float64) time.Time {
 	return later(d.enough(s, want, want), s.Paused)
 }
 
@@ -110,7 +110,7 @@ func (d Definition) When(s State, want float64) time.Time {
 // least floor is left, if nothing else is taken: not after now when they can be
 // already. A pause does not count, since it does not for a reservation, but that of a
 // sliding window is for a slot after it.
-func (d Definition) Ready(s State, now time.Time, n, floor float64) time.Time {
+func (d *Definition) Ready(s State, now time.Time, n, floor float64) time.Time {
 	if d.Kind == KindSlidingWindow {
 		return d.readySlot(s, now, n, floor)
 	}
@@ -121,7 +121,7 @@ func (d Definition) Ready(s State, now time.Time, n, floor float64) time.Time {
 // be taken: its size counts for the tolerance. Half of that goes here, and the
 // other half is there for the rounding between this promise and the decision
 // that keeps it.
-func (d Definition) enough(s State, want, n float64) time.Time {
+func (d *Definition) enough(s State, want, n float64) time.Time {
 	if d.Kind == KindSlidingWindow {
 		return d.fitsAt(s, want)
 	}
@@ -142,7 +142,7 @@ func later(a, b time.Time) time.Time {
 // Floor is the lowest value that a call may leave behind: 0, or for a
 // reservation what MaxReserved allows, and never more than is refilled during
 // MaxSpan, so that every wait can be told.
-func (d Definition) Floor(reserve bool) float64 {
+func (d *Definition) Floor(reserve bool) float64 {
 	if !reserve {
 		return 0
 	}
@@ -150,7 +150,7 @@ func (d Definition) Floor(reserve bool) float64 {
 }
 
 // Most is the largest count that a call may ever take that may leave floor behind.
-func (d Definition) Most(floor float64) float64 {
+func (d *Definition) Most(floor float64) float64 {
 	if d.Kind == KindSlidingWindow {
 		return d.Rate // a reservation is ahead in time, and not below what a window holds
 	}
@@ -162,7 +162,7 @@ func (d Definition) Most(floor float64) float64 {
 // is paused, which hinders allow and not reserve; but a sliding window gives a
 // reservation a slot that begins when the pause is over, so that for an allow
 // s must not be paused.
-func (d Definition) Take(s State, now time.Time, n, floor float64) (after State, ok bool) {
+func (d *Definition) Take(s State, now time.Time, n, floor float64) (after State, ok bool) {
 	if d.Kind == KindSlidingWindow {
 		return d.takeSlot(s, now, n, floor)
 	}
@@ -176,7 +176,7 @@ func (d Definition) Take(s State, now time.Time, n, floor float64) (after State,
 
 // Spend takes n tokens from s at now, whatever there is. A negative n puts back what
 // was taken last.
-func (d Definition) Spend(s State, now time.Time, n float64) State {
+func (d *Definition) Spend(s State, now time.Time, n float64) State {
 	settled := d.Settle(s, now)
 	if d.Kind == KindSlidingWindow {
 		return d.give(settled, n, 0)
@@ -187,7 +187,7 @@ func (d Definition) Spend(s State, now time.Time, n float64) State {
 
 // Due is when the work may run for which n tokens were taken that left s behind: now,
 // unless s is in debt or paused.
-func (d Definition) Due(s State, now time.Time, n float64) time.Time {
+func (d *Definition) Due(s State, now time.Time, n float64) time.Time {
 	due := later(now, s.Paused)
 	switch {
 	case d.Kind == KindSlidingWindow:
@@ -203,7 +203,7 @@ func (d Definition) Due(s State, now time.Time, n float64) time.Time {
 // Charged is when a taking at now counts that left s behind: now, but within the tick
 // of s. That one begins later if the clock went back or another call was decided by a
 // later instant, and is over if now is that of another row which had to be waited for.
-func (d Definition) Charged(s State, now time.Time) time.Time {
+func (d *Definition) Charged(s State, now time.Time) time.Time {
 	last := s.TS.Add(time.Duration(d.tick()-1) * time.Microsecond)
 	switch {
 	case now.Before(s.TS):
@@ -215,7 +215,7 @@ func (d Definition) Charged(s State, now time.Time) time.Time {
 }
 
 // Missing is the most that a credit gives back to s, which is settled.
-func (d Definition) Missing(s State) float64 {
+func (d *Definition) Missing(s State) float64 {
 	if d.Kind == KindSlidingWindow {
 		return s.Slots.Held(0)
 	}
@@ -226,7 +226,7 @@ func (d Definition) Missing(s State) float64 {
 // oldest slots first. While s is paused they can be
 // reserved, and allowed after the pause. More than
 // Capacity, which another definition of the name has left there, stays.
-func (d Definition) Credit(s State, now time.Time, n float64) State {
+func (d *Definition) Credit(s State, now time.Time, n float64) State {
 	if d.Kind == KindSlidingWindow {
 		s = d.Settle(s, now)
 		s.Slots = s.Slots.Oldest(n)
@@ -240,7 +240,7 @@ func (d Definition) Credit(s State, now time.Time, n float64) State {
 // were used already. More than Capacity, which another definition of the name has
 // left there, stays. A sliding window counts them in its newest slot: whoever comes later
 // is given that or a later one, so that no window that has them has too much besides.
-func (d Definition) Charge(s State, now time.Time, n float64) State {
+func (d *Definition) Charge(s State, now time.Time, n float64) State {
 	settled := d.Settle(s, now)
 	if d.Kind == KindSlidingWindow {
 		return d.give(settled, n, 0)
@@ -254,7 +254,7 @@ func (d Definition) Charge(s State, now time.Time, n float64) State {
 // whatever has been changed since, and the next take cuts it to its capacity. A
 // sliding window gives back to the slot in which slot lies, or nothing if that is
 // long ago.
-func (d Definition) Refund(s State, now time.Time, n float64, slot int64) State {
+func (d *Definition) Refund(s State, now time.Time, n float64, slot int64) State {
 	if d.Kind == KindSlidingWindow {
 		return d.refundSlot(d.Settle(s, now), slot, n)
 	}
@@ -265,7 +265,7 @@ func (d Definition) Refund(s State, now time.Time, n float64, slot int64) State 
 // Slot is an instant of the slot in which a taking that left s behind was counted, in
 // microseconds since 1970: its last, which is in the slot to which another definition
 // would count it. It is 0 for the other kinds.
-func (d Definition) Slot(s State) int64 {
+func (d *Definition) Slot(s State) int64 {
 	if d.Kind != KindSlidingWindow || s.Slots == nil {
 		return 0
 	}
@@ -275,7 +275,7 @@ func (d Definition) Slot(s State) int64 {
 // Pause empties s at now; before until nothing can be allowed and nothing is
 // refilled. Debt stays. The later of two pauses holds. An until that is not after
 // now changes nothing. A sliding window keeps what its slots hold.
-func (d Definition) Pause(s State, now, until time.Time) State {
+func (d *Definition) Pause(s State, now, until time.Time) State {
 	settled := d.Settle(s, now)
 	if !until.After(now) {
 		return settled
@@ -303,7 +303,7 @@ func (d Definition) Pause(s State, now, until time.Time) State {
 // Resume ends at now a pause of key that is not over: the value stays, a token
 // bucket fills from now on, and a fixed window has its own edges back. It
 // changes nothing when there is no such pause.
-func (d Definition) Resume(key string, s State, now time.Time) State {
+func (d *Definition) Resume(key string, s State, now time.Time) State {
 	settled := d.Settle(s, now)
 	if !s.Paused.After(now) {
 		return settled
@@ -325,7 +325,7 @@ const idleFor = time.Minute
 // not those of a fresh row, since it was paused, means that only once it has let
 // an edge pass unused: otherwise, with its edges moved, more could be refilled
 // than in any window.
-func (d Definition) Idle(key string, s State, now time.Time) bool {
+func (d *Definition) Idle(key string, s State, now time.Time) bool {
 	now = now.Add(-idleFor)
 	if !d.Settle(s, now).TS.Equal(d.Fresh(key, now).TS) {
 		now = now.Add(-d.Period)

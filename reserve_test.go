@@ -49,11 +49,16 @@ type step struct {
 
 type move func(t *testing.T, p *player, at time.Time) Status
 
+func definition(l Limit) *Definition {
+	d := l.Definition()
+	return &d
+}
+
 func (p *player) state(at time.Time) State {
 	if p.row != nil {
 		return *p.row
 	}
-	return p.limit.Definition().Fresh(p.key, at)
+	return definition(p.limit).Fresh(p.key, at)
 }
 
 func (p *player) take(t *testing.T, reserve bool, at time.Time, n float64) Status {
@@ -81,7 +86,7 @@ func reserve(n float64) move {
 
 func credit(n float64) move {
 	return func(_ *testing.T, p *player, at time.Time) Status {
-		after := p.limit.Definition().Credit(p.state(at), at, n)
+		after := definition(p.limit).Credit(p.state(at), at, n)
 		p.row = &after
 		return decide.Credited(p.limit.ForN(p.key, n), []State{after}, at)
 	}
@@ -89,14 +94,14 @@ func credit(n float64) move {
 
 func pause(until time.Time) move {
 	return func(_ *testing.T, p *player, at time.Time) Status {
-		after := p.limit.Definition().Pause(p.state(at), at, until)
+		after := definition(p.limit).Pause(p.state(at), at, until)
 		p.row = &after
 		return decide.Credited(p.limit.For(p.key), []State{after}, at)
 	}
 }
 
 func resume(_ *testing.T, p *player, at time.Time) Status {
-	after := p.limit.Definition().Resume(p.key, p.state(at), at)
+	after := definition(p.limit).Resume(p.key, p.state(at), at)
 	p.row = &after
 	return decide.Credited(p.limit.For(p.key), []State{after}, at)
 }
@@ -292,7 +297,7 @@ func TestFloor(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := tt.limit.Definition().Floor(tt.reserve); got != tt.want {
+			if got := definition(tt.limit).Floor(tt.reserve); got != tt.want {
 				t.Errorf("Floor(%v) = %v, want %v", tt.reserve, got, tt.want)
 			}
 		})
@@ -319,7 +324,7 @@ func TestCredit(t *testing.T) {
 	})
 
 	// What is stored is capped too, for a larger capacity to come.
-	if got, want := bucket.Definition().Credit(row(4, t0), t0, 3), row(5, t0); got != want {
+	if got, want := definition(bucket).Credit(row(4, t0), t0, 3), row(5, t0); got != want {
 		t.Errorf("Credit() = %v, want %v", got, want)
 	}
 
@@ -533,7 +538,7 @@ func TestIdle(t *testing.T) {
 	bucket := TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 5}
 	window := FixedWindow{Name: "a", Rate: 3, Period: 2 * d, Capacity: 5, Start: t0}
 	spaced := TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: None}
-	paused := bucket.Definition().Pause(row(5, t0), t0, t4)
+	paused := definition(bucket).Pause(row(5, t0), t0, t4)
 	tests := []struct {
 		name  string
 		limit Limit
@@ -568,10 +573,10 @@ func TestIdle(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			now := tt.now.Add(time.Minute)
-			if got := tt.limit.Definition().Idle("", tt.state, now); got != tt.want {
+			if got := definition(tt.limit).Idle("", tt.state, now); got != tt.want {
 				t.Errorf("Idle(%v, t0%+v) = %v, want %v", tt.state, now.Sub(t0), got, tt.want)
 			}
-			if tt.limit.Definition().Idle("", tt.state, tt.now) {
+			if definition(tt.limit).Idle("", tt.state, tt.now) {
 				t.Errorf("Idle(%v, t0%+v) = true, a minute early", tt.state, tt.now.Sub(t0))
 			}
 		})

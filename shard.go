@@ -17,7 +17,7 @@ func (d Definition) Shard() Definition {
 // the one that has more when both are brought to the later of their instants.
 // If only one could serve it is that one, and if none, the one that is ready
 // first, since all shards of a limit fill at one rate.
-func (d Definition) Better(a, b State) bool {
+func (d *Definition) Better(a, b State) bool {
 	at, shard := later(a.TS, b.TS), d.Shard()
 	return shard.Settle(a, at).Value >= shard.Settle(b, at).Value
 }
@@ -25,7 +25,7 @@ func (d Definition) Better(a, b State) bool {
 // Share is what each of n rows holds that hold together what d's shards do at now,
 // debt and pause included. To a definition with more rows a missing one would be full,
 // so those past the n-th must be empty.
-func (d Definition) Share(states []State, now time.Time, n int) (share, empty State) {
+func (d *Definition) Share(states []State, now time.Time, n int) (share, empty State) {
 	shard := d.Shard()
 	for i, s := range states {
 		s = shard.Settle(s, now)

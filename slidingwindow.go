@@ -120,7 +120,7 @@ func (SlidingWindow) sealed() {}
 // reservation may start so that the bound is kept. It is Period / Slots, rounded up
 // to a whole microsecond; 0 for the other kinds, whose bound is for work that starts
 // on time.
-func (d Definition) SlotWidth() time.Duration {
+func (d *Definition) SlotWidth() time.Duration {
 	if d.Kind != KindSlidingWindow {
 		return 0
 	}
@@ -128,7 +128,7 @@ func (d Definition) SlotWidth() time.Duration {
 }
 
 // slotMicros is the length of a slot in microseconds.
-func (d Definition) slotMicros() int64 {
+func (d *Definition) slotMicros() int64 {
 	period, n := d.Period.Microseconds(), int64(d.Slots)
 	return (period + n - 1) / n
 }
@@ -138,7 +138,7 @@ func (d Definition) slotMicros() int64 {
 const mostBase = 8
 
 // slide is Settle for a sliding window.
-func (d Definition) slide(s State, now int64) State {
+func (d *Definition) slide(s State, now int64) State {
 	if !d.own(s) {
 		s = d.adopt(s)
 	}
@@ -157,7 +157,7 @@ func (d Definition) slide(s State, now int64) State {
 
 // valued is s with its value: what no slot holds, or when the newest is in the future
 // the time until that, as tokens.
-func (d Definition) valued(s State) State {
+func (d *Definition) valued(s State) State {
 	if s.Slots.Ahead > 0 {
 		s.Value = -d.delayed(s.Slots.Ahead * s.Slots.Width)
 	} else {
@@ -167,19 +167,19 @@ func (d Definition) valued(s State) State {
 }
 
 // slotStart is when the slot starts that is so many slots after the newest of s.
-func (d Definition) slotStart(s State, later int64) int64 {
+func (d *Definition) slotStart(s State, later int64) int64 {
 	return s.TS.UnixMicro() + (s.Slots.Ahead+later)*s.Slots.Width
 }
 
 // slotTolerance is the tolerance of a decision about n tokens of s.
-func (d Definition) slotTolerance(s State, n float64) float64 {
+func (d *Definition) slotTolerance(s State, n float64) float64 {
 	return exact.Tolerance(s.Slots.Greatest(n), d.Rate, 0)
 }
 
 // takeSlot is Take for a sliding window. n goes into the first slot in which it fits
 // and which, while s is paused, begins when the pause is over. -floor is how far ahead
 // that may be, as tokens. An allow asks before whether s is paused.
-func (d Definition) takeSlot(s State, now time.Time, n, floor float64) (after State, ok bool) {
+func (d *Definition) takeSlot(s State, now time.Time, n, floor float64) (after State, ok bool) {
 	settled := d.Settle(s, now)
 	if n > d.Rate+exact.Tolerance(n, d.Rate, 0) {
 		return settled, false // it fits in no window, and a shard may be asked for more than it holds
@@ -193,7 +193,7 @@ func (d Definition) takeSlot(s State, now time.Time, n, floor float64) (after St
 
 // TakeFrom takes n tokens from a sliding window's row at now, for the first slot that
 // begins at from or later and has room for them.
-func (d Definition) TakeFrom(s State, now time.Time, n float64, from time.Time) State {
+func (d *Definition) TakeFrom(s State, now time.Time, n float64, from time.Time) State {
 	settled := d.Settle(s, now)
 	wait := max(0, from.UnixMicro()-d.slotStart(settled, 0))
 	first := (wait + settled.Slots.Width - 1) / settled.Slots.Width
@@ -201,11 +201,13 @@ func (d Definition) TakeFrom(s State, now time.Time, n float64, from time.Time) 
 }
 
 // delayed is a time, in microseconds, as the tokens that MaxReserved counts.
-func (d Definition) delayed(micros int64) float64 { return float64(micros) * d.Rate / d.periodMicros() }
+func (d *Definition) delayed(micros int64) float64 {
+	return float64(micros) * d.Rate / d.periodMicros()
+}
 
 // longestDelay is the longest time, in microseconds, that is no more than so many
 // tokens by delayed, to the very microsecond.
-func (d Definition) longestDelay(tokens float64) int64 {
+func (d *Definition) longestDelay(tokens float64) int64 {
 	delay := int64(min(tokens*d.periodMicros()/d.Rate, float64(longestWait)))
 	for d.delayed(delay) > tokens {
 		delay--
@@ -218,13 +220,13 @@ func (d Definition) longestDelay(tokens float64) int64 {
 
 // Longest is how far ahead a sliding window's reservation may be that may leave floor
 // behind.
-func (d Definition) Longest(floor float64) time.Duration {
+func (d *Definition) Longest(floor float64) time.Duration {
 	return time.Duration(min(d.longestDelay(-floor), math.MaxInt64/int64(time.Microsecond))) * time.Microsecond
 }
 
 // By is how many tokens a reservation from a sliding window can take at now for a slot
 // that begins by an instant. s is settled.
-func (d Definition) By(s State, now, at time.Time) float64 {
+func (d *Definition) By(s State, now, at time.Time) float64 {
 	wait := at.UnixMicro() - d.slotStart(s, 0)
 	if s.Slots.Ahead == 0 {
 		wait = max(wait, 0) // it has begun, although a clock may have gone back
@@ -237,7 +239,7 @@ func (d Definition) By(s State, now, at time.Time) float64 {
 
 // unpaused is how many slots after the newest of s begins the first one for a
 // reservation: 0 unless s is paused.
-func (d Definition) unpaused(s State, now time.Time) int64 {
+func (d *Definition) unpaused(s State, now time.Time) int64 {
 	if !s.Paused.After(now) {
 		return 0
 	}
@@ -250,7 +252,7 @@ func (d Definition) unpaused(s State, now time.Time) int64 {
 
 // From is where the first slot of s begins for a reservation while s is paused. It is
 // zero without a pause, and for the other kinds, whose reservations need not know.
-func (d Definition) From(s State, now time.Time) time.Time {
+func (d *Definition) From(s State, now time.Time) time.Time {
 	if d.Kind != KindSlidingWindow || !s.Paused.After(now) {
 		return time.Time{}
 	}
@@ -259,26 +261,26 @@ func (d Definition) From(s State, now time.Time) time.Time {
 }
 
 // give gives n in the slot that is so many slots after the newest of s.
-func (d Definition) give(s State, n float64, later int64) State {
+func (d *Definition) give(s State, n float64, later int64) State {
 	s.Slots = s.Slots.Add(n, later)
 	return d.valued(s)
 }
 
 // Plain reports whether s is as this definition writes it, and its totals are counted
 // from not long ago, so that a statement can add to it.
-func (d Definition) Plain(s State) bool {
+func (d *Definition) Plain(s State) bool {
 	return d.Kind != KindSlidingWindow || d.own(s) && s.Slots.Base() <= mostBase*d.Rate
 }
 
 // own reports whether s has slots, and of this definition.
-func (d Definition) own(s State) bool {
+func (d *Definition) own(s State) bool {
 	return s.Slots != nil && s.Slots.Width == d.slotMicros() && s.Slots.Count() == d.Slots
 }
 
 // readySlot is Ready for a sliding window: when the first slot begins in which n fits,
 // or the part of that wait is over which a reservation may be ahead. When a pause is
 // over, an earlier slot may do than before.
-func (d Definition) readySlot(s State, now time.Time, n, floor float64) time.Time {
+func (d *Definition) readySlot(s State, now time.Time, n, floor float64) time.Time {
 	settled := d.Settle(s, now)
 	ahead := d.longestDelay(-floor)
 	at := func(from int64) time.Time {
@@ -296,7 +298,7 @@ func (d Definition) readySlot(s State, now time.Time, n, floor float64) time.Tim
 }
 
 // fitsAt is enough for a sliding window: when the first slot begins in which n fits.
-func (d Definition) fitsAt(settled State, n float64) time.Time {
+func (d *Definition) fitsAt(settled State, n float64) time.Time {
 	first := settled.Slots.First(n, d.Rate, d.slotTolerance(settled, n)/2, 0)
 	if settled.Slots.Ahead+first == 0 {
 		return settled.TS
@@ -306,7 +308,7 @@ func (d Definition) fitsAt(settled State, n float64) time.Time {
 
 // refundSlot takes n out of the slot of settled in which the instant at lies, or what
 // of it is there. A slot that no window holds any more has nothing to give back.
-func (d Definition) refundSlot(settled State, at int64, n float64) State {
+func (d *Definition) refundSlot(settled State, at int64, n float64) State {
 	oldest := d.slotStart(settled, -int64(d.Slots))
 	slot := at - oldest
 	if slot < 0 || slot/settled.Slots.Width > int64(d.Slots) {
@@ -320,7 +322,7 @@ func (d Definition) refundSlot(settled State, at int64, n float64) State {
 // another width, or of another kind. What a slot held goes to the one in which it ends,
 // be that in the future, which is the latest and so the safe one. A value of another
 // kind is what is left, and debt is a reservation for when it is paid.
-func (d Definition) adopt(s State) State {
+func (d *Definition) adopt(s State) State {
 	ts := s.TS.UnixMicro()
 	edge := ts
 	if !d.Start.IsZero() {
@@ -346,7 +348,7 @@ func (d Definition) adopt(s State) State {
 }
 
 // shareSlots is Share for a sliding window: slot by slot, up to the newest of all rows.
-func (d Definition) shareSlots(states []State, share State, now time.Time, n int) (each, empty State) {
+func (d *Definition) shareSlots(states []State, share State, now time.Time, n int) (each, empty State) {
 	shard := d.Shard()
 	newest := share.TS.UnixMicro()
 	for _, s := range states {
@@ -361,8 +363,10 @@ func (d Definition) shareSlots(states []State, share State, now time.Time, n int
 			total.Totals[i] += (moved.Totals[i] - moved.Base()) / float64(n)
 		}
 	}
-	d.Shards = n
-	each = d.Shard().valued(State{TS: share.TS, Paused: share.Paused, Slots: total})
+	after := *d
+	after.Shards = n
+	after = after.Shard()
+	each = after.valued(State{TS: share.TS, Paused: share.Paused, Slots: total})
 	nothing := shard.valued(State{TS: share.TS, Paused: share.Paused, Slots: slots.New(total.Width, d.Slots)})
 	return each, shard.give(nothing, shard.Rate, 0)
 }

@@ -247,7 +247,7 @@ func TestSlotWidth(t *testing.T) {
 		{TokenBucket{Period: time.Minute}, 0},
 		{FixedWindow{Period: time.Minute}, 0},
 	} {
-		if got := tt.limit.Definition().SlotWidth(); got != tt.want {
+		if got := definition(tt.limit).SlotWidth(); got != tt.want {
 			t.Errorf("%v: SlotWidth() = %v, want %v", tt.limit, got, tt.want)
 		}
 	}

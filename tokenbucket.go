@@ -66,6 +66,6 @@ func (TokenBucket) sealed() {}
 func bucketTick(now int64) int64 { return now }
 
 // bucketWait is how long, in microseconds, the bucket needs for tokens.
-func (d Definition) bucketWait(tokens float64) int64 {
+func (d *Definition) bucketWait(tokens float64) int64 {
 	return int64(math.Ceil(tokens * d.periodMicros() / d.Rate))
 }

@@ -273,9 +273,9 @@ func (s *Store) Credit(ctx context.Context, r ratelimit.Request) (status ratelim
 		return ratelimit.Status{}, err
 	}
 	err = s.edit(ctx, r.Limit, r.Key, func(a *decide.Ask, now time.Time) {
-		states := s.of(a, now)
+		states, each := s.of(a, now), a.Definition.Shard()
 		for shard, n := range a.Fill(states, r.Count, now) {
-			states[shard] = a.Definition.Shard().Credit(states[shard], now, n)
+			states[shard] = each.Credit(states[shard], now, n)
 			s.rows[decide.Row{Key: a.Of(), Shard: shard}] = states[shard]
 		}
 		status = decide.Credited(r, states, now)

@@ -11,16 +11,19 @@ import (
 
 // What is decided from memory: package escrow has what is held, and the rules.
 
-// fromMemory is the result of a call that was seen before, if it is in memory.
-func (o *own) fromMemory(reserve bool, r *ratelimit.Request) (ratelimit.Result, bool) {
+// fromMemory tells the result of a call that was seen before, if it is in memory.
+func (o *own) fromMemory(reserve bool, r *ratelimit.Request, result *ratelimit.Result) (ok bool) {
 	h := o.hints.memory.Seen(r)
-	if t, ok := h.Take(r.Count); ok {
-		return t.Result(reserve), true
+	var t escrow.Tokens
+	if h.Take(r.Count, &t) {
+		t.Result(reserve, result)
+		return true
 	}
 	if reserve { // there may be debt to give
-		return ratelimit.Result{}, false
+		return false
 	}
-	return h.Refuse(r.Count)
+	*result, ok = h.Refuse(r.Count)
+	return ok
 }
 
 // refusedBefore is the result of a call that is refused by what is remembered.
@@ -71,8 +74,8 @@ func (o *own) takeHeld(call *decide.Call) *held {
 	var h *held
 	for i := range call.Asks {
 		a := &call.Asks[i]
-		t, ok := o.hints.memory.Of(a).Take(a.Count)
-		if !ok {
+		var t escrow.Tokens
+		if !o.hints.memory.Of(a).Take(a.Count, &t) {
 			continue
 		}
 		if h == nil {
@@ -134,7 +137,8 @@ func (o *own) serveHeld(tickets []*ticket) []*ticket {
 		if p.call.First || p.call.AtMost() { // which take from rows
 			return false
 		}
-		tokens, ok := p.holder.Take(p.call.Asks[0].Count)
+		var tokens escrow.Tokens
+		ok := p.holder.Take(p.call.Asks[0].Count, &tokens)
 		if ok {
 			o.tellHeld(t, &tokens)
 		}
@@ -146,7 +150,7 @@ func (o *own) tellHeld(t *ticket, tokens *escrow.Tokens) {
 	if p := t.Value; p.hold {
 		p.tokens = *tokens
 	} else {
-		p.result = tokens.Result(p.call.Reserve)
+		tokens.Result(p.call.Reserve, &p.result)
 	}
 	t.Finish()
 }

@@ -202,7 +202,8 @@ func (m *shards) states(a *decide.Ask, at time.Time) []ratelimit.State {
 	if m.seen == nil || len(m.seen) >= mostSeen {
 		m.seen = make(map[decide.Key]seenShards)
 	}
-	full := a.Definition.Shard().Fresh(a.Key, at)
+	each := a.Definition.Shard()
+	full := each.Fresh(a.Key, at)
 	seen = seenShards{definition: a.Definition, states: slices.Repeat([]ratelimit.State{full}, a.Definition.Shards)}
 	m.seen[a.Of()] = seen
 	return seen.states

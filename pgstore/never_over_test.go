@@ -442,7 +442,8 @@ func TestOldTransactionTakesByTheClock(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := stateOf(t, db, limit.Name)
-	want, ok := limit.Definition().Take(before, got.TS, 1, 0)
+	d := limit.Definition()
+	want, ok := d.Take(before, got.TS, 1, 0)
 	if !ok || got.Value != want.Value || got.Value != result.Value {
 		t.Errorf("got %v and in the result %v, want %v from %v", got, result.Value, want, before)
 	}

@@ -36,20 +36,19 @@ func newOwn(b *base) *own {
 }
 
 // decide decides a call on its own.
-func (o *own) decide(ctx context.Context, reserve, check bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+func (o *own) decide(ctx context.Context, reserve, check bool, requests []ratelimit.Request) (result ratelimit.Result, err error) {
 	if o == nil {
 		return ratelimit.Result{}, (*base)(nil).usable()
 	}
 	if !check && len(requests) == 1 && o.hints.memory != nil {
 		if err := ctx.Err(); err != nil {
-			return ratelimit.Result{}, err
+			return result, err
 		}
-		if result, ok := o.fromMemory(reserve, &requests[0]); ok {
+		if o.fromMemory(reserve, &requests[0], &result) {
 			return result, nil
 		}
 	}
 	p := &pending{check: check}
-	var err error
 	if p.call, err = decide.New(reserve, requests...); err != nil {
 		return ratelimit.Result{}, err
 	}

@@ -54,10 +54,11 @@ func (s *Store) readEach(ctx context.Context, call *decide.Call) (decide.View, e
 	view, n := decide.View{States: make([][]ratelimit.State, len(call.Asks)), At: rows.At}, 0
 	for i := range call.Asks {
 		a := &call.Asks[i]
+		each := a.Definition.Shard()
 		view.States[i] = make([]ratelimit.State, a.Definition.Shards)
 		for shard := range view.States[i] {
 			if view.States[i][shard] = rows.States[n]; !rows.Found[n] {
-				view.States[i][shard] = a.Definition.Shard().Fresh(a.Key, view.At)
+				view.States[i][shard] = each.Fresh(a.Key, view.At)
 			}
 			n++
 		}
@@ -145,7 +146,8 @@ func (l *listing) add(row decide.Row, state ratelimit.State, at time.Time) {
 	d := l.limit.Definition()
 	l.at = at
 	if l.states == nil {
-		fresh := d.Shard().Fresh(row.Key.Key, at)
+		each := d.Shard()
+		fresh := each.Fresh(row.Key.Key, at)
 		l.key, l.states = row.Key.Key, make([]ratelimit.State, d.Shards)
 		for shard := range l.states {
 			l.states[shard] = fresh

@@ -64,9 +64,9 @@ func TestSlidingWindowReservations(t *testing.T) {
 						result, err := form.take(t.Context(), db.Pool, store, limit.ForN(form.name, float64(1+random.IntN(3))))
 						mu.Lock()
 						errs = append(errs, err, result.Err())
-						start := result.RetryAt
+						start, d := result.RetryAt, limit.Definition()
 						if result.RetryAfter > 0 {
-							start = start.Add(time.Duration(random.Int64N(int64(limit.Definition().SlotWidth()))))
+							start = start.Add(time.Duration(random.Int64N(int64(d.SlotWidth()))))
 						}
 						events = append(events, curve.Event{At: start, Count: result.Request.Count})
 						mu.Unlock()

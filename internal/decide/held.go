@@ -14,20 +14,22 @@ type held struct {
 	receipt receipt.Receipt
 }
 
-// Held is the result of n tokens of a, of one row, that the process held already: in one
-// allocation, unless it is a reservation. paid is a's Paid, after is what there is then.
-func (a *Ask) Held(paid *receipt.Limit, n float64, reserve bool, after ratelimit.State, at time.Time) ratelimit.Result {
+// Held tells the result of n tokens of a, of one row, that the process held already: in
+// one allocation, unless it is a reservation. paid is a's Paid, after is what there is then.
+func (a *Ask) Held(paid *receipt.Limit, n float64, reserve bool, after *ratelimit.State, at time.Time, result *ratelimit.Result) {
 	h := new(held)
-	status := &h.each[0]
-	*status = a.status(true, holdingOf(&a.Definition, after, at), at, at)
-	status.Request.Count, status.Taken = n, n
-	h.payment[0] = receipt.Payment{Limit: paid, Slot: a.Definition.Slot(after), Tokens: n}
+	holding := holdingOf(&a.Definition, *after, at)
+	a.tell(&result.Status, true, &holding, at, at)
+	result.Request.Count, result.Taken = n, n
+	p := &h.payment[0]
+	p.Limit, p.Slot, p.Tokens = paid, a.Definition.Slot(*after), n
 	var left []receipt.Left
 	if reserve {
 		left = []receipt.Left{{TS: at}} // no debt
 	}
 	receipt.Set(&h.receipt, h.payment[:], left, "", nil, at)
-	return ratelimit.Result{Status: *status, Each: h.each[:], Receipt: &h.receipt}
+	h.each[0] = result.Status
+	result.Each, result.Receipt = h.each[:], &h.receipt
 }
 
 // Refused is the result of an allow of n tokens of a, of one row that is in a state, which
@@ -79,7 +81,10 @@ func (c *Call) Rest(stands []*Stand) Call {
 // refused, so is the whole.
 func (c *Call) Whole(rest ratelimit.Result, stands []*Stand) ratelimit.Result {
 	if len(c.Asks) == 1 && stands[0] != nil {
-		return c.Asks[0].Held(c.Asks[0].Paid(), c.Asks[0].Count, c.Reserve, stands[0].State, stands[0].At)
+		a := &c.Asks[0]
+		var result ratelimit.Result
+		a.Held(a.Paid(), a.Count, c.Reserve, &stands[0].State, stands[0].At, &result)
+		return result
 	}
 	statuses := make([]ratelimit.Status, len(c.Asks))
 	var (

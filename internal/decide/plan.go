@@ -108,9 +108,9 @@ func (a *Ask) leastChange(states []ratelimit.State, now time.Time) int {
 	if a.Count > 0 || !a.Sharded() {
 		return 0
 	}
-	values := make([]float64, len(states))
+	values, each := make([]float64, len(states)), a.Definition.Shard()
 	for shard, s := range states {
-		values[shard] = a.Definition.Shard().Settle(s, now).Value
+		values[shard] = each.Settle(s, now).Value
 	}
 	return fullest(values)
 }
@@ -401,23 +401,22 @@ func holdingOf(d *ratelimit.Definition, settled ratelimit.State, now time.Time) 
 	return holding{d.ValueAt(settled, now), settled.Paused, d.When(settled, d.Capacity)}
 }
 
-func (a *Ask) status(ok bool, h holding, now, retryAt time.Time) ratelimit.Status {
-	d := &a.Definition
-	status := ratelimit.Status{
-		Request:    a.Request,
-		At:         now,
-		OK:         ok,
-		RetryAfter: retryAt.Sub(now),
-		RetryAt:    retryAt,
-		Value:      h.value,
-		Remaining:  int64(max(0, math.Floor(h.value+exact.Tolerance(h.value, 1, d.Capacity)))),
-		Capacity:   d.Capacity,
-		ResetAfter: max(0, h.full.Sub(now)),
-	}
+func (a *Ask) status(ok bool, h holding, now, retryAt time.Time) (s ratelimit.Status) {
+	a.tell(&s, ok, &h, now, retryAt)
+	return s
+}
+
+// tell sets s, which is zero.
+func (a *Ask) tell(s *ratelimit.Status, ok bool, h *holding, now, retryAt time.Time) {
+	s.Request, s.Capacity = a.Request, a.Definition.Capacity
+	s.At, s.OK = now, ok
+	s.RetryAfter, s.RetryAt = retryAt.Sub(now), retryAt
+	s.Value = h.value
+	s.Remaining = int64(max(0, math.Floor(h.value+exact.Tolerance(h.value, 1, s.Capacity))))
+	s.ResetAfter = max(0, h.full.Sub(now))
 	if h.paused.After(now) {
-		status.PausedUntil = h.paused
+		s.PausedUntil = h.paused
 	}
-	return status
 }
 
 // statusAmong is status for all shards together.

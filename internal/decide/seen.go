@@ -113,7 +113,8 @@ func (s *Seen) Of(name string) []ratelimit.Definition {
 // definitions.
 func Idle(definitions []ratelimit.Definition, key string, s ratelimit.State, now time.Time) bool {
 	return !slices.ContainsFunc(definitions, func(d ratelimit.Definition) bool {
-		return !d.Shard().Idle(key, s, now)
+		d = d.Shard()
+		return !d.Idle(key, s, now)
 	})
 }
 

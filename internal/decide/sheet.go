@@ -91,7 +91,8 @@ func (s *Sheet) View(call *Call) View {
 		if s.Found[n] || s.assumed {
 			return s.States[n]
 		}
-		return a.Definition.Shard().Fresh(a.Key, s.At)
+		d := a.Definition.Shard()
+		return d.Fresh(a.Key, s.At)
 	})
 }
 

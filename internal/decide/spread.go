@@ -189,16 +189,17 @@ func (a *Ask) ready(states []ratelimit.State, now time.Time) time.Time {
 // likely is when the shards are not short any more if they fill as one row, which holds
 // what they hold together; of a sliding window, if each gives as much.
 func (a *Ask) likely(states []ratelimit.State, now time.Time) time.Duration {
+	shard := a.Definition.Shard()
 	if a.Definition.Kind == ratelimit.KindSlidingWindow {
-		shard, n, at := a.Definition.Shard(), float64(len(states)), now
+		n, at := float64(len(states)), now
 		for _, s := range states {
 			at = latest(at, shard.Ready(s, now, a.Count/n, a.Floor/n))
 		}
 		return at.Sub(now)
 	}
-	one := a.Definition.Shard().Settle(states[0], now)
+	one := shard.Settle(states[0], now)
 	for _, s := range states[1:] {
-		settled := a.Definition.Shard().Settle(s, now)
+		settled := shard.Settle(s, now)
 		one.Value += settled.Value
 		one.TS = latest(one.TS, settled.TS)
 	}

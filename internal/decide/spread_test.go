@@ -203,9 +203,9 @@ func wantFilled(t *testing.T, seed uint64, a decide.Ask, values []float64, n flo
 
 // full is the states of a limit's shards that have no rows.
 func full(d Definition) []State {
-	states := make([]State, d.Shards)
+	states, each := make([]State, d.Shards), d.Shard()
 	for i := range states {
-		states[i] = d.Shard().Fresh("k", t0)
+		states[i] = each.Fresh("k", t0)
 	}
 	return states
 }

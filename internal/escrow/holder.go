@@ -76,29 +76,29 @@ type part struct {
 	count float64
 }
 
-// Take takes n tokens, if so many are held.
-func (h *Holder) Take(n float64) (t Tokens, ok bool) {
+// Take takes n tokens, if so many are held, into t. It reports whether it did.
+func (h *Holder) Take(n float64, t *Tokens) bool {
 	if h == nil || !(n >= h.least) { // a count of 0 asks the row whether there is debt
-		return t, false
+		return false
 	}
 	s := h.stock.Load()
 	if s == nil {
-		return t, false
+		return false
 	}
 	now := h.memory.moment()
 	if !s.over(now) {
 		took, left := s.take(n, false)
 		if left += s.others; took == 0 && !(n <= left) {
-			return t, false
+			return false
 		}
 		if took > 0 {
 			s.calls.Add(1)
 			t.part = part{s.lot, n}
-			h.tell(&t, n, s.lot, s, left, now)
-			return t, true
+			h.tell(t, n, s.lot, s, left, now)
+			return true
 		}
 	}
-	return h.takeOfSeveral(n, now)
+	return h.takeOfSeveral(n, now, t)
 }
 
 // tell completes tokens that were taken from a lot, the last of them, and has more taken
@@ -119,11 +119,11 @@ func (h *Holder) refill() {
 	}
 }
 
-func (h *Holder) takeOfSeveral(n float64, now moment) (t Tokens, ok bool) {
+func (h *Holder) takeOfSeveral(n float64, now moment, t *Tokens) bool {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if !(n <= h.live(now)) {
-		return t, false
+		return false
 	}
 	rest := n
 	var parts []part
@@ -142,13 +142,13 @@ func (h *Holder) takeOfSeveral(n float64, now moment) (t Tokens, ok bool) {
 		for _, p := range parts {
 			p.lot.put(p.count)
 		}
-		return t, false
+		return false
 	}
 	last := parts[len(parts)-1].lot
 	last.calls.Add(1)
 	t.part, t.more = parts[0], parts[1:]
-	h.tell(&t, n, last, s, s.count()+s.others, now)
-	return t, true
+	h.tell(t, n, last, s, s.count()+s.others, now)
+	return true
 }
 
 // together is the lots that n tokens can be taken from: all, or those that count in one
@@ -271,9 +271,9 @@ func (h *Holder) insert(l *lot) {
 	h.lots = slices.Insert(h.lots, i, l)
 }
 
-// Result is the result of the call that got the tokens.
-func (t *Tokens) Result(reserve bool) ratelimit.Result {
-	return t.Holder.ask.Held(t.Holder.paid, t.Count, reserve, t.After, t.At)
+// Result tells the result of the call that got the tokens.
+func (t *Tokens) Result(reserve bool, result *ratelimit.Result) {
+	t.Holder.ask.Held(t.Holder.paid, t.Count, reserve, &t.After, t.At, result)
 }
 
 // Stand is how the limit of tokens stands; nil of none.

@@ -27,15 +27,16 @@ func (m moment) since(earlier moment) time.Duration {
 
 // lot is what is left of a Lot.
 type lot struct {
+	left  atomic.Uint64 // the bits of a float64
+	calls atomic.Int64  // that were handed out of it, and are not counted yet
+	_     [48]byte      // a line of a processor's cache is not shared with what is only read
+
 	after ratelimit.State // the row as the statement left it
 	at    time.Time       // from which it counts, on the database's clock
 	sent  moment
 	lasts time.Duration
-	epoch int // of its holder, whose drops end it
-
-	left  atomic.Uint64 // the bits of a float64
-	calls atomic.Int64  // that were handed out of it, and are not counted yet
-	seen  float64       // of left, when that was counted last; needs the holder's lock
+	epoch int     // of its holder, whose drops end it
+	seen  float64 // of left, when that was counted last; needs the holder's lock
 }
 
 func (l *lot) count() float64 { return math.Float64frombits(l.left.Load()) }

@@ -88,8 +88,8 @@ func (m *memory) bring(h *escrow.Holder, n float64) {
 func (m *memory) want(limit ratelimit.Limit, n float64, want bool) escrow.Tokens {
 	m.t.Helper()
 	r := limit.ForN("k", n)
-	tokens, ok := m.Seen(&r).Take(n)
-	if ok != want {
+	var tokens escrow.Tokens
+	if ok := m.Seen(&r).Take(n, &tokens); ok != want {
 		m.t.Fatalf("%v of %s: got %v, want %v", n, ratelimit.NameOf(limit), ok, want)
 	}
 	return tokens
@@ -208,7 +208,7 @@ func TestArrivedLate(t *testing.T) {
 		now := time.Now()
 		o.Arrived(escrow.Lot{Count: 10, After: ratelimit.State{TS: now}, At: now, Sent: now.Add(-late)})
 		r := bucket.ForN("k", 10)
-		if _, ok := m.Seen(&r).Take(10); ok != want {
+		if ok := m.Seen(&r).Take(10, new(escrow.Tokens)); ok != want {
 			t.Errorf("%v late: got %v, want %v", late, ok, want)
 		}
 	}
@@ -271,9 +271,9 @@ func TestOrder(t *testing.T) {
 func TestSlotIsGivenBackAfterItsEnd(t *testing.T) {
 	m := newMemory(t)
 	sliding := ratelimit.SlidingWindow{Name: "sliding", Rate: 1000, Period: 2 * time.Second, Slots: 10}
-	h := m.of(sliding)
+	h, d := m.of(sliding), sliding.Definition()
 	o := m.order(h)
-	o.Arrived(escrow.Lot{Count: 10, After: sliding.Definition().Fresh("k", m.now()), At: m.now(), Sent: m.now()})
+	o.Arrived(escrow.Lot{Count: 10, After: d.Fresh("k", m.now()), At: m.now(), Sent: m.now()})
 	used := m.want(sliding, 1, true)
 	undone := m.want(sliding, 3, true)
 	m.pass(200*time.Millisecond + time.Microsecond)
@@ -416,7 +416,8 @@ func TestTokensAreHandedOutOnce(t *testing.T) {
 					return
 				default:
 				}
-				tokens, ok := m.Seen(&request).Take(float64(1 + i%3))
+				var tokens escrow.Tokens
+				ok := m.Seen(&request).Take(float64(1+i%3), &tokens)
 				switch {
 				case ok && n%5 == 0:
 					tokens.PutBack()

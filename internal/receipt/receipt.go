@@ -5,6 +5,7 @@ package receipt
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"time"
 )
 
@@ -39,43 +40,72 @@ type Left struct {
 // Receipt is what a call paid, row by row; the root package documents it.
 type Receipt struct {
 	payments []Payment
-	left     []Left // of a reservation, for each payment; not in the text
-	taker    string
-	conn     any
-	at       time.Time
-	read     bool // from text
+	at       int64 // in microseconds since 1970
+	mu       sync.Mutex
+	more     atomic.Pointer[more] // nil if all of it is zero
+}
 
-	mu   sync.Mutex
-	mark string
+// more is what few receipts have: not those of calls that were decided on their own, or
+// from memory, until they are settled. Another takes its place when something changes.
+type more struct {
+	left  []Left // of a reservation, for each payment; not in the text
+	taker string
+	conn  any
+	read  bool // from text
+	mark  string
 }
 
 // New is the receipt of payments. taker names the transaction that paid, "" when
 // what it paid is committed, conn is the connection that this is on, and at is when.
 func New(payments []Payment, taker string, conn any, at time.Time) *Receipt {
-	return &Receipt{payments: payments, taker: taker, conn: conn, at: at}
-}
-
-// Set makes r, which nobody has seen yet, the receipt of payments: for who has a place
-// for it already.
-func Set(r *Receipt, payments []Payment, left []Left, taker string, conn any, at time.Time) {
-	r.payments, r.left, r.taker, r.conn, r.at = payments, left, taker, conn, at
+	r := new(Receipt)
+	Set(r, payments, nil, taker, conn, at)
+	return r
 }
 
 // NewReservation is the receipt of a reservation's payments, with what each left.
 func NewReservation(payments []Payment, left []Left, taker string, conn any, at time.Time) *Receipt {
-	r := New(payments, taker, conn, at)
-	r.left = left
+	r := new(Receipt)
+	Set(r, payments, left, taker, conn, at)
 	return r
 }
 
+// Set makes r, which nobody has seen yet, the receipt of payments, with what each left if
+// they are of a reservation: for who has a place for it already.
+func Set(r *Receipt, payments []Payment, left []Left, taker string, conn any, at time.Time) {
+	r.payments, r.at = payments, at.UnixMicro()
+	if left != nil || taker != "" || conn != nil {
+		r.more.Store(&more{left: left, taker: taker, conn: conn})
+	}
+}
+
+// rest returns what few receipts have.
+func (r *Receipt) rest() more {
+	if m := r.more.Load(); m != nil {
+		return *m
+	}
+	return more{}
+}
+
+// change changes what few receipts have. It needs mu.
+func (r *Receipt) change(do func(*more)) {
+	m := r.rest()
+	do(&m)
+	r.more.Store(&m)
+}
+
 // Lefts returns what each payment of a reservation left; nil if that is not known.
-func Lefts(r *Receipt) []Left { return r.left }
+func Lefts(r *Receipt) []Left { return r.rest().left }
 
 // Part returns the receipt of a part of what r is of.
 func Part(r *Receipt, payments []Payment) *Receipt {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	return &Receipt{payments: payments, taker: r.taker, conn: r.conn, at: r.at, read: r.read}
+	part := &Receipt{payments: payments, at: r.at}
+	if of := r.rest(); of.taker != "" || of.conn != nil || of.read {
+		part.more.Store(&more{taker: of.taker, conn: of.conn, read: of.read})
+	}
+	return part
 }
 
 // Payments returns what was paid; it must not be changed. It is a function, not
@@ -89,19 +119,19 @@ func Payments(r *Receipt) []Payment {
 
 // Taker returns the transaction that paid, "" when that is committed. Only the one who
 // redeems the receipt may ask.
-func Taker(r *Receipt) string { return r.taker }
+func Taker(r *Receipt) string { return r.rest().taker }
 
 // At returns when it paid.
-func At(r *Receipt) time.Time { return r.at }
+func At(r *Receipt) time.Time { return time.UnixMicro(r.at).UTC() }
 
 // Read reports whether the receipt was read from text.
-func Read(r *Receipt) bool { return r.read }
+func Read(r *Receipt) bool { return r.rest().read }
 
 // Committed notes that the transaction that paid is committed.
 func Committed(r *Receipt) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.taker = ""
+	r.change(func(m *more) { m.taker = "" })
 }
 
 // Never is the mark of a receipt of what was rolled back, which nobody settles.
@@ -114,11 +144,11 @@ func RolledBack(r *Receipt) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.mark = Never
+	r.change(func(m *more) { m.mark = Never })
 }
 
 // Conn returns the connection of the transaction that paid, nil if it is not known.
-func Conn(r *Receipt) any { return r.conn }
+func Conn(r *Receipt) any { return r.rest().conn }
 
 // turn is how often a caller looks whether another has redeemed the receipt.
 const turn = time.Millisecond
@@ -135,9 +165,9 @@ func Redeem(ctx context.Context, r *Receipt, settle func(mark string) (string, e
 		}
 	}
 	defer r.mu.Unlock()
-	mark, err := settle(r.mark)
+	mark, err := settle(r.rest().mark)
 	if err == nil {
-		r.mark = mark
+		r.change(func(m *more) { m.mark = mark })
 	}
 	return err
 }

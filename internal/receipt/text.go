@@ -64,7 +64,7 @@ func (r *Receipt) MarshalText() ([]byte, error) {
 		return []byte{}, nil
 	}
 	r.mu.Lock()
-	taker := r.taker
+	taker := r.rest().taker
 	r.mu.Unlock()
 	w := writer{}
 	if taker != "" {
@@ -76,7 +76,7 @@ func (r *Receipt) MarshalText() ([]byte, error) {
 	} else {
 		w.uint(0)
 	}
-	w.int(r.at.UnixMicro())
+	w.int(r.at)
 	w.payments(r.payments)
 	text := make([]byte, 0, len(version)+base64.RawURLEncoding.EncodedLen(len(w)))
 	return base64.RawURLEncoding.AppendEncode(append(text, version...), w), nil
@@ -100,7 +100,8 @@ func (r *Receipt) UnmarshalText(text []byte) error {
 func (r *Receipt) set(to *Receipt) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.payments, r.left, r.taker, r.conn, r.at, r.read, r.mark = to.payments, nil, to.taker, nil, to.at, true, ""
+	r.payments, r.at = to.payments, to.at
+	r.more.Store(&more{taker: to.rest().taker, read: true})
 }
 
 // Value returns the receipt as text for a database, NULL when nothing was taken.
@@ -291,9 +292,9 @@ func (r *reader) start() time.Time {
 func (r *reader) receipt() *Receipt {
 	read := &Receipt{}
 	if xid := r.uint("transaction", math.MaxInt64); xid > 0 {
-		read.taker = strconv.FormatUint(xid, 10)
+		read.more.Store(&more{taker: strconv.FormatUint(xid, 10)})
 	}
-	read.at = time.UnixMicro(r.int("instant")).UTC()
+	read.at = r.int("instant")
 	limits := r.uint("limits", MaxLimits)
 	places := make([]bool, limits)
 	for range limits {

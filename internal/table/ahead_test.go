@@ -183,9 +183,10 @@ func TestGiveBackSlots(t *testing.T) {
 	}
 	other := limit
 	other.Slots = 7
+	otherwise := other.Definition()
 	for name, change := range map[string]func(*ratelimit.Definition, *ratelimit.State){
 		"by the same":         func(*ratelimit.Definition, *ratelimit.State) {},
-		"by another":          func(_ *ratelimit.Definition, s *ratelimit.State) { *s = other.Definition().Settle(*s, quarterPast) },
+		"by another":          func(_ *ratelimit.Definition, s *ratelimit.State) { *s = otherwise.Settle(*s, quarterPast) },
 		"by one without them": func(_ *ratelimit.Definition, s *ratelimit.State) { s.Slots = nil },
 	} {
 		row := decide.Row{Key: decide.Key{Name: "sliding", Key: name}}

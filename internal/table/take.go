@@ -288,7 +288,8 @@ func (r *shardRows) scan(row pgx.Row, d *ratelimit.Definition, at *time.Time) er
 // states is the states of all of an ask's shards.
 func (r *shardRows) states(a *decide.Ask, now time.Time) []ratelimit.State {
 	states := make([]ratelimit.State, a.Definition.Shards)
-	fresh := a.Definition.Shard().Fresh(a.Key, now)
+	each := a.Definition.Shard()
+	fresh := each.Fresh(a.Key, now)
 	for shard := range states {
 		states[shard] = fresh
 	}
