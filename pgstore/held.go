@@ -38,19 +38,36 @@ func refusedBefore(p *pending) (ratelimit.Result, bool) {
 
 // held is tokens that were taken out of memory for a call.
 type held struct {
-	call   *decide.Call
-	rest   decide.Call     // for what was not in memory
-	tokens []escrow.Tokens // of each of its asks; zero of one that was not
-	stands []*decide.Stand // of those
+	reserve bool
+	tokens  []escrow.Tokens // of each of its asks; zero of one that was not in memory
+	call    *decide.Call    // nil if it may be, since all is in memory of a single ask
+	rest    decide.Call     // for what was not in memory
 }
 
 // putBack puts the tokens back, which were not used.
 func (h *held) putBack() {
 	for i := range h.tokens {
-		if h.stands[i] != nil {
+		if h.tokens[i].Holder != nil {
 			h.tokens[i].PutBack()
 		}
 	}
+}
+
+func (h *held) stands() []*decide.Stand {
+	stands := make([]*decide.Stand, len(h.tokens))
+	for i := range h.tokens {
+		stands[i] = h.tokens[i].Stand()
+	}
+	return stands
+}
+
+// whole is the result of the whole call, by that of the rest.
+func (h *held) whole(rest ratelimit.Result) (result ratelimit.Result) {
+	if len(h.tokens) > 1 {
+		return h.call.Whole(rest, h.stands())
+	}
+	h.tokens[0].Result(h.reserve, &result)
+	return result
 }
 
 // all reports whether all of the call was in memory.
@@ -79,15 +96,26 @@ func (o *own) takeHeld(call *decide.Call) *held {
 			continue
 		}
 		if h == nil {
-			h = &held{call: call, tokens: make([]escrow.Tokens, len(call.Asks)), stands: make([]*decide.Stand, len(call.Asks))}
+			h = &held{reserve: call.Reserve, tokens: make([]escrow.Tokens, len(call.Asks)), call: call}
 		}
 		h.tokens[i] = t
-		h.stands[i] = t.Stand()
 	}
 	if h != nil {
-		h.rest = call.Rest(h.stands)
+		h.rest = call.Rest(h.stands())
 	}
 	return h
+}
+
+// takeSeen is takeHeld for a call for one limit that was seen before.
+func (o *own) takeSeen(reserve bool, requests []ratelimit.Request) *held {
+	if len(requests) != 1 || o.hints.memory == nil {
+		return nil
+	}
+	var t escrow.Tokens
+	if !o.hints.memory.Seen(&requests[0]).Take(requests[0].Count, &t) {
+		return nil
+	}
+	return &held{reserve: reserve, tokens: []escrow.Tokens{t}}
 }
 
 // secure is takeHeld for tokens that may be put back later. Those of a single limit are
@@ -108,7 +136,7 @@ func (o *own) secure(ctx context.Context, call *decide.Call) (*held, error) {
 	if !ok {
 		return nil, err
 	}
-	return &held{call: call, tokens: []escrow.Tokens{t}, stands: []*decide.Stand{t.Stand()}}, nil
+	return &held{reserve: call.Reserve, tokens: []escrow.Tokens{t}}, nil
 }
 
 func (o *own) secureOne(ctx context.Context, call *decide.Call) (t escrow.Tokens, ok bool, err error) {

@@ -99,7 +99,7 @@ func (o *own) decideRest(ctx context.Context, h *held) (rest ratelimit.Result, e
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
-	return h.call.Whole(rest, h.stands), nil
+	return h.whole(rest), nil
 }
 
 func (o *own) decideByRows(ctx context.Context, p *pending) (ratelimit.Result, error) {

@@ -36,20 +36,13 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 	if do == nil {
 		return ratelimit.Result{}, errNilFunc
 	}
-	call, err := r.call(reserve, requests)
-	if err != nil {
-		return ratelimit.Result{}, err
-	}
-	if r.pool == nil {
-		return ratelimit.Result{}, ErrNoPool
-	}
 	bounded := ctx
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
 		bounded, cancel = context.WithTimeout(ctx, r.config.RetryBudget)
 		defer cancel()
 	}
-	h, err := r.own.secure(bounded, &call)
+	rows, h, err := r.taken(bounded, reserve, requests)
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
@@ -59,10 +52,6 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 			h.putBack()
 		}
 	}()
-	rows := &call
-	if h != nil {
-		rows = &h.rest
-	}
 	err = r.retry(ctx, func() error {
 		places, leave, err := r.queue(bounded, rows)
 		if err != nil {
@@ -91,6 +80,25 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 		return ratelimit.Result{}, err
 	}
 	return result, err
+}
+
+// taken is what is in memory of what a call asks, and the call for the rest, which is to
+// be taken from rows.
+func (r *runner) taken(ctx context.Context, reserve bool, requests []ratelimit.Request) (rows *decide.Call, h *held, err error) {
+	if h = r.own.takeSeen(reserve, requests); h != nil {
+		return &h.rest, h, nil
+	}
+	call, err := r.call(reserve, requests)
+	if err != nil {
+		return nil, nil, err
+	}
+	if r.pool == nil {
+		return nil, nil, ErrNoPool
+	}
+	if h, err = r.own.secure(ctx, &call); h == nil || err != nil {
+		return &call, nil, err
+	}
+	return &h.rest, h, nil
 }
 
 // queue waits until each of the call's limits has a place for it. All calls wait in
@@ -302,7 +310,7 @@ func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 // tell makes the result of the rows that of the call.
 func (a *attempt) tell(result ratelimit.Result) {
 	if a.held != nil {
-		result = a.held.call.Whole(result, a.held.stands)
+		result = a.held.whole(result)
 	}
 	a.result = result
 }
@@ -314,7 +322,7 @@ func (a *attempt) beginHeld(ctx context.Context) (pgx.Tx, error) {
 	if err != nil {
 		return nil, a.base.fault("begin", err)
 	}
-	a.result = a.held.call.Whole(ratelimit.Result{}, a.held.stands)
+	a.result = a.held.whole(ratelimit.Result{})
 	return tx, nil
 }
 

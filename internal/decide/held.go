@@ -80,12 +80,6 @@ func (c *Call) Rest(stands []*Stand) Call {
 // whose tokens the process held; that of nothing if there is no rest. If the rest was
 // refused, so is the whole.
 func (c *Call) Whole(rest ratelimit.Result, stands []*Stand) ratelimit.Result {
-	if len(c.Asks) == 1 && stands[0] != nil {
-		a := &c.Asks[0]
-		var result ratelimit.Result
-		a.Held(a.Paid(), a.Count, c.Reserve, &stands[0].State, stands[0].At, &result)
-		return result
-	}
 	statuses := make([]ratelimit.Status, len(c.Asks))
 	var (
 		payments []receipt.Payment

@@ -131,7 +131,9 @@ func Read(r *Receipt) bool { return r.rest().read }
 func Committed(r *Receipt) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.change(func(m *more) { m.taker = "" })
+	if r.rest().taker != "" {
+		r.change(func(m *more) { m.taker = "" })
+	}
 }
 
 // Never is the mark of a receipt of what was rolled back, which nobody settles.
