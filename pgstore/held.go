@@ -11,18 +11,18 @@ import (
 
 // What is decided from memory: package escrow has what is held, and the rules.
 
-// fromMemory tells the result of a call that was seen before, if it is in memory.
-func (o *own) fromMemory(reserve bool, r *ratelimit.Request, result *ratelimit.Result) (ok bool) {
-	h := o.hints.memory.Seen(r)
+// fromMemory tells the result of a call for n tokens of a key that was seen before, if it
+// is in memory.
+func fromMemory(h *escrow.Holder, reserve bool, n float64, result *ratelimit.Result) (ok bool) {
 	var t escrow.Tokens
-	if h.Take(r.Count, &t) {
+	if h.Take(n, &t) {
 		t.Result(reserve, result)
 		return true
 	}
 	if reserve { // there may be debt to give
 		return false
 	}
-	*result, ok = h.Refuse(r.Count)
+	*result, ok = h.Refuse(n)
 	return ok
 }
 

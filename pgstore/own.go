@@ -8,6 +8,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/batch"
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/escrow"
 )
 
 // Decisions on their own share statements: while one is under way, the calls that
@@ -40,15 +41,16 @@ func (o *own) decide(ctx context.Context, reserve, check bool, requests []rateli
 	if o == nil {
 		return ratelimit.Result{}, (*base)(nil).usable()
 	}
+	var h *escrow.Holder
 	if !check && len(requests) == 1 && o.hints.memory != nil {
 		if err := ctx.Err(); err != nil {
 			return result, err
 		}
-		if o.fromMemory(reserve, &requests[0], &result) {
+		if h = o.hints.memory.Seen(&requests[0]); fromMemory(h, reserve, requests[0].Count, &result) {
 			return result, nil
 		}
 	}
-	p := &pending{check: check}
+	p := &pending{check: check, holder: h}
 	if p.call, err = decide.New(reserve, requests...); err != nil {
 		return ratelimit.Result{}, err
 	}
@@ -70,7 +72,7 @@ func (o *own) decideCall(ctx context.Context, p *pending) (ratelimit.Result, err
 	if o.pool == nil {
 		return ratelimit.Result{}, ErrNoPool
 	}
-	if !p.check && o.hints.memory != nil {
+	if !p.check && p.holder == nil && o.hints.memory != nil {
 		if err := ctx.Err(); err != nil {
 			return ratelimit.Result{}, err
 		}
@@ -104,7 +106,9 @@ func (o *own) decideRest(ctx context.Context, h *held) (rest ratelimit.Result, e
 
 func (o *own) decideByRows(ctx context.Context, p *pending) (ratelimit.Result, error) {
 	if !p.check && len(p.call.Asks) == 1 {
-		p.holder = o.hints.memory.Of(&p.call.Asks[0])
+		if p.holder == nil {
+			p.holder = o.hints.memory.Of(&p.call.Asks[0])
+		}
 		if result, ok := refusedBefore(p); ok {
 			return result, ctx.Err()
 		}
