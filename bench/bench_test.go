@@ -69,6 +69,24 @@ func TestWindows(t *testing.T) {
 	}
 }
 
+// TestTrade: a flood never gets more at once than the capacity, and less by what is
+// refilled during Escrow.
+func TestTrade(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "escrow.svg")
+	var out, errs bytes.Buffer
+	if err := run(t.Context(), []string{"escrow", "--rounds", "1", "--round", "20ms", "--plot", file}, &out, &errs); err != nil {
+		t.Fatalf("%v\n%s%s", err, &out, &errs)
+	}
+	for _, want := range []string{`none +[\d,]+ +[\d,]+ +[\d,]+\n`, `500ms +[\d,]+ +[\d,]+ +[1-5],\d\d\d\n`} {
+		if !regexp.MustCompile(want).MatchString(out.String()) {
+			t.Errorf("no %q in\n%s", want, &out)
+		}
+	}
+	if err := wellFormed(file); err != nil {
+		t.Errorf("the picture: %v", err)
+	}
+}
+
 // TestEveryImplementation has each decide something. Without Redis there is a
 // message instead of its rows.
 func TestEveryImplementation(t *testing.T) {

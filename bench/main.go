@@ -70,7 +70,8 @@ to Redis, and all that comes back, on half a millisecond later, so that a round
 trip takes 1 ms more, and no less goes through. What a ping takes with it and
 without is measured and printed. The proxy needs the processor, too.
 
-"bench windows" is another comparison, of kinds of limits: see "bench windows -h".
+"bench windows" is another comparison, of kinds of limits: see "bench windows -h". And
+"bench escrow" is one of lengths of pgstore.Config.Escrow.
 
 Flags:
 `
@@ -170,8 +171,13 @@ func parse(args []string, stderr io.Writer) (options, error) {
 }
 
 func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
-	if len(args) > 0 && args[0] == "windows" {
-		return runWindows(ctx, args[1:], stdout, stderr)
+	if len(args) > 0 {
+		switch args[0] {
+		case "windows":
+			return runWindows(ctx, args[1:], stdout, stderr)
+		case "escrow":
+			return runTrade(ctx, args[1:], stdout, stderr)
+		}
 	}
 	o, err := parse(args, stderr)
 	if err != nil {

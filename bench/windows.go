@@ -5,16 +5,8 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"image/color"
 	"io"
 	"time"
-
-	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/font"
-	"gonum.org/v1/plot/plotter"
-	"gonum.org/v1/plot/vg"
-	"gonum.org/v1/plot/vg/draw"
-	"gonum.org/v1/plot/vg/vgsvg"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/curve"
@@ -335,70 +327,25 @@ func printWindows(w io.Writer, all []judged) error {
 	return p.err
 }
 
-// drawWindows draws three panels of bars, a bar for each limiter.
+// drawWindows draws three panels of bars, a bar for each limiter: ours blue, and red what
+// is over the line.
 func drawWindows(file string, all []judged) error {
-	plot.DefaultFont = font.Font{Typeface: "Liberation", Variant: "Sans"}
-	plotter.DefaultFont = plot.DefaultFont
-	panels := []struct {
-		title string
-		value func(judged) float64
-		line  float64 // that no bar should reach over; 0 for none
-	}{
-		{"Most granted in any minute, of 100 that are allowed", func(j judged) float64 { return allowed * j.most }, allowed},
-		{"What a flood gets, a minute", func(j judged) float64 { return allowed * j.flood }, 0},
-		{"Decisions a second over 10,000 keys, one statement each", func(j judged) float64 { return j.each }, 0},
+	barsOf := func(value func(judged) float64, line float64) (bars []bar) {
+		for _, j := range all {
+			b := bar{j.name, value(j), grey}
+			switch _, ours := j.limit.(ratelimit.SlidingWindow); {
+			case line > 0 && b.value > line+0.5:
+				b.color = red
+			case ours:
+				b.color = blue
+			}
+			bars = append(bars, b)
+		}
+		return bars
 	}
-	svg := vgsvg.New(13.5*vg.Inch, 4.6*vg.Inch)
-	c := draw.New(svg)
-	c.SetColor(color.White)
-	c.Fill(c.Rectangle.Path())
-	c = draw.Crop(c, margin, -margin, margin, -margin)
-	tiles := draw.Tiles{Rows: 1, Cols: len(panels), PadX: panelGap}
-	for i, panel := range panels {
-		p, err := bars(all, panel.title, panel.value, panel.line, i == 0)
-		if err != nil {
-			return err
-		}
-		p.Draw(tiles.At(c, i, 0))
-	}
-	return writePicture(svg, file)
-}
-
-// bars is one panel: a bar for each limiter from the top down, red where it is over the
-// line.
-func bars(all []judged, title string, value func(judged) float64, line float64, names bool) (*plot.Plot, error) {
-	p := plot.New()
-	p.Title.Text, p.Title.Padding = title, 6
-	p.Title.TextStyle.Font.Size = 12
-	p.X.Min = 0
-	labels := make([]string, len(all))
-	for i, j := range all {
-		row := len(all) - 1 - i
-		if names {
-			labels[row] = j.name
-		}
-		bar, err := plotter.NewBarChart(plotter.Values{value(j)}, 16)
-		if err != nil {
-			return nil, fmt.Errorf("drawing a bar: %w", err)
-		}
-		bar.Horizontal, bar.XMin, bar.LineStyle.Width, bar.Color = true, float64(row), 0, grey
-		switch _, ours := j.limit.(ratelimit.SlidingWindow); {
-		case line > 0 && value(j) > line+0.5:
-			bar.Color = red
-		case ours:
-			bar.Color = blue
-		}
-		p.Add(bar)
-	}
-	if line > 0 {
-		mark, err := plotter.NewLine(plotter.XYs{{X: line, Y: -0.5}, {X: line, Y: float64(len(all)) - 0.5}})
-		if err != nil {
-			return nil, fmt.Errorf("drawing a line: %w", err)
-		}
-		mark.LineStyle = draw.LineStyle{Color: black, Width: 1.2, Dashes: dashed}
-		p.Add(mark)
-	}
-	p.NominalY(labels...)
-	p.Y.Min, p.Y.Max = -0.5, float64(len(all))-0.5
-	return p, nil
+	return drawBars(file, []barPanel{
+		{"Most granted in any minute, of 100 that are allowed", barsOf(func(j judged) float64 { return allowed * j.most }, allowed), allowed},
+		{"What a flood gets, a minute", barsOf(func(j judged) float64 { return allowed * j.flood }, 0), 0},
+		{"Decisions a second over 10,000 keys, one statement each", barsOf(func(j judged) float64 { return j.each }, 0), 0},
+	})
 }

@@ -83,6 +83,21 @@ func Judge(events []Event, curve Curve) (worst Worst) {
 	return worst
 }
 
+// Burst is the most that was used in any stretch above what a rate gives in it: what a
+// definition of that rate would need as its capacity.
+func Burst(events []Event, d ratelimit.Definition) (most float64) {
+	level := 0.0
+	events = together(events)
+	for i, e := range events {
+		if i > 0 {
+			level -= d.Rate * float64(e.At.Sub(events[i-1].At)) / float64(d.Period)
+		}
+		level = max(level, 0) + e.Count
+		most = max(most, level)
+	}
+	return most
+}
+
 // Served is a number of tokens that were used at some instant between two, both included:
 // between when somebody asked and when he was told, say.
 type Served struct {

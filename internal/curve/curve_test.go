@@ -1,6 +1,7 @@
 package curve
 
 import (
+	"math"
 	"testing"
 	"time"
 
@@ -50,6 +51,24 @@ func TestJudge(t *testing.T) {
 // between is one that was served from one second to another.
 func between(from, to float64) Served {
 	return Served{at(from)[0].At, at(to)[0].At, 1}
+}
+
+func TestBurst(t *testing.T) {
+	d := ratelimit.TokenBucket{Name: "b", Rate: 10, Period: time.Second}.Definition()
+	for name, test := range map[string]struct {
+		events []Event
+		want   float64
+	}{
+		"nothing":                  {nil, 0},
+		"at one instant":           {at(0, 0, 0), 3},
+		"in any order":             {at(1, 0, 0), 2},
+		"what was refilled is not": {at(0, 0, 0, 0.2, 0.2), 3},
+		"a pause saves up nothing": {at(0, 0, 60, 60, 60, 60.1), 3},
+	} {
+		if got := Burst(test.events, d); math.Abs(got-test.want) > 1e-9 {
+			t.Errorf("%s: got %v, want %v", name, got, test.want)
+		}
+	}
 }
 
 func TestJudgeServed(t *testing.T) {

@@ -1,0 +1,180 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"sync"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/curve"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+const tradeHelp = `Usage: go run ./bench escrow [flags]
+
+Measures what pgstore.Config.Escrow gives and what it costs, for several lengths of it:
+
+  a second     decisions of 64 goroutines for one key, all granted
+  statements   a second, that these took
+  at once      the most that a flood gets at once from a full token bucket of 10,000
+               that is refilled with 10,000 a second: what is above the line of its
+               rate, over all stretches of the flood
+
+All of it on a throwaway PostgreSQL.
+
+Flags:
+`
+
+// trade is what a length of Config.Escrow gives and costs.
+type trade struct {
+	escrow     time.Duration
+	pace       float64 // decisions a second
+	statements float64 // a second
+	atOnce     float64 // tokens
+}
+
+func (t trade) String() string {
+	if t.escrow == 0 {
+		return "none"
+	}
+	return t.escrow.String()
+}
+
+// escrows are the lengths that are compared.
+var escrows = []time.Duration{0, 10 * time.Millisecond, 50 * time.Millisecond, 100 * time.Millisecond, 200 * time.Millisecond, 500 * time.Millisecond}
+
+const (
+	burstCapacity = 10_000
+	burstFor      = 300 * time.Millisecond // of a flood: until a full bucket is empty, and then some
+)
+
+// measure fills in t for one round; the best of all is kept.
+func (t *trade) measure(ctx context.Context, p *postgresServer, n int, duration time.Duration) (err error) {
+	store, err := pgstore.New(p.few, &pgstore.Config{Escrow: t.escrow})
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	plenty := ratelimit.TokenBucket{Name: "plenty", Rate: 1e9, Period: time.Second}
+	r := round{
+		contender: contender{decide: allow(store, plenty)}, keys: []string{""}, goroutines: busy,
+		warmUp: duration / 4, duration: duration, seed: uint64(n),
+	}
+	s := r.run(ctx, p.counts)
+	if err := errors.Join(ctx.Err(), s.firstErr); err != nil {
+		return err
+	}
+	if pace := float64(s.decided) / duration.Seconds(); pace > t.pace {
+		t.pace, t.statements = pace, float64(s.counts.statements)/s.elapsed.Seconds()
+	}
+	atOnce, err := burst(ctx, store, fmt.Sprint(t, n))
+	t.atOnce = max(t.atOnce, atOnce)
+	return err
+}
+
+// burst is the most that a flood of a key that was never used gets at once.
+func burst(ctx context.Context, store *pgstore.Store, key string) (float64, error) {
+	limit := ratelimit.TokenBucket{Name: "burst", Rate: burstCapacity, Period: time.Second}
+	var (
+		mu     sync.Mutex
+		events []curve.Event
+		failed error
+		wg     sync.WaitGroup
+	)
+	end := time.Now().Add(burstFor)
+	for range busy {
+		wg.Go(func() {
+			for time.Now().Before(end) {
+				result, err := store.Allow(ctx, limit.For(key))
+				mu.Lock()
+				if failed = errors.Join(failed, err); result.OK {
+					events = append(events, curve.Event{At: result.At, Count: 1})
+				}
+				mu.Unlock()
+				if err != nil {
+					return
+				}
+			}
+		})
+	}
+	wg.Wait()
+	return curve.Burst(events, limit.Definition()), failed
+}
+
+func runTrade(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
+	flags := flag.NewFlagSet("bench escrow", flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.Usage = func() {
+		fmt.Fprint(stderr, tradeHelp)
+		flags.PrintDefaults()
+	}
+	file := flags.String("plot", "", "draw the results into this `file`, as SVG")
+	rounds := flags.Int("rounds", 5, "how often each measurement is made; the best counts")
+	duration := flags.Duration("round", 2*time.Second, "how long one takes")
+	if err := flags.Parse(args); err != nil {
+		return err
+	}
+	if flags.NArg() > 0 {
+		return fmt.Errorf("arguments that mean nothing: %q", flags.Args())
+	}
+	p, err := startPostgres(ctx)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, p.close()) }()
+	all := make([]trade, len(escrows))
+	for n := range *rounds {
+		for i := range all {
+			all[i].escrow = escrows[i]
+			if err := all[i].measure(ctx, p, n, *duration); err != nil {
+				return fmt.Errorf("Escrow of %s: %w", all[i], err)
+			}
+		}
+	}
+	if err := printTrade(stdout, all); err != nil {
+		return err
+	}
+	if *file != "" {
+		if err := drawTrade(*file, all); err != nil {
+			return err
+		}
+	}
+	for _, t := range all {
+		if t.atOnce > burstCapacity*(1+1e-9) {
+			return fmt.Errorf("Escrow of %s: %g at once from a bucket of %d", t, t.atOnce, burstCapacity)
+		}
+	}
+	return nil
+}
+
+func printTrade(w io.Writer, all []trade) error {
+	p := printer{w: w}
+	p.linef("%-8s %12s %12s %10s", "Escrow", "a second", "statements", "at once")
+	for _, t := range all {
+		p.linef("%-8s %12s %12s %10s", t, thousands(t.pace), thousands(t.statements), thousands(t.atOnce))
+	}
+	return p.err
+}
+
+// drawTrade draws a panel of bars for each figure.
+func drawTrade(file string, all []trade) error {
+	barsOf := func(value func(trade) float64) (bars []bar) {
+		for _, t := range all {
+			b := bar{"Escrow " + t.String(), value(t), blue}
+			if t.escrow == 0 {
+				b.color = grey
+			}
+			bars = append(bars, b)
+		}
+		return bars
+	}
+	return drawBars(file, []barPanel{
+		{"Decisions a second, one key, 64 goroutines", barsOf(func(t trade) float64 { return t.pace }), 0},
+		{"Statements a second that these take", barsOf(func(t trade) float64 { return t.statements }), 0},
+		{"Most at once, from a full bucket of 10,000", barsOf(func(t trade) float64 { return t.atOnce }), burstCapacity},
+	})
+}
