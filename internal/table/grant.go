@@ -207,8 +207,12 @@ func (t *Table) Grant(ctx context.Context, q Querier, grants []Grant, now *time.
 	return err
 }
 
-// sorts divides grants into those that take the same from rows of one limit, if most do,
-// others, and those of sliding windows.
+// fewAlike is how many rows that are alike, with others, are not worth a statement of their
+// own: beginning another costs the server what so many of them save.
+const fewAlike = 24
+
+// sorts divides grants into those that take the same from rows of one limit, others, and
+// those of sliding windows; each in the order given.
 func sorts(grants []Grant) (alike, others, sliding []*Grant) {
 	alike = make([]*Grant, 0, len(grants))
 	usual := usual(grants)
@@ -222,13 +226,15 @@ func sorts(grants []Grant) (alike, others, sliding []*Grant) {
 			others = append(others, g)
 		}
 	}
-	if len(alike) <= len(others) { // they are not worth a statement of their own
-		return nil, append(others, alike...), sliding
+	if len(others) > 0 && len(alike) <= fewAlike {
+		others = append(others, alike...)
+		slices.SortFunc(others, func(g, h *Grant) int { return g.Row.Compare(h.Row) })
+		alike = nil
 	}
 	return alike, others, sliding
 }
 
-// usual is the grant that most of grants are alike; any, if there is no such majority.
+// usual is the grant that most of grants are like; any, if there is no such majority.
 func usual(grants []Grant) (usual *Grant) {
 	votes := 0
 	for i := range grants {
