@@ -166,6 +166,38 @@ func TestGrantAlikeAgrees(t *testing.T) {
 	}
 }
 
+// TestGrantAlikeInAnyOrder: whatever order the server returns rows in, each grant is told
+// what its own row has.
+func TestGrantAlikeInAnyOrder(t *testing.T) {
+	db := pgtest.New(t)
+	table, now := New(db.Schema, false), quarterPast
+	limit := ratelimit.TokenBucket{Name: "l", Rate: 1, Period: time.Hour, Capacity: 1000}
+	grants, before := alikeGrants(t, rand.New(rand.NewPCG(1, 1)), limit, 40, 0)
+	var batch pgx.Batch
+	for i := len(grants) - 1; i >= 0; i-- { // so that the last of them are the first in the table
+		before[i] = ratelimit.State{Value: float64(100 + i), TS: now}
+		table.QueuePut(&batch, grants[i].Row, before[i])
+	}
+	conn, err := db.Pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	batch.Queue("SET enable_indexscan = off")
+	batch.Queue("SET enable_bitmapscan = off")
+	if err := conn.SendBatch(t.Context(), &batch).Close(); err != nil {
+		t.Fatal(err)
+	}
+	if err := table.Grant(t.Context(), conn, grants, &now); err != nil {
+		t.Fatal(err)
+	}
+	for i := range grants {
+		if got := grants[i].Taken; !got.OK || got.After.Value != before[i].Value-grants[i].Count {
+			t.Errorf("row %d had %v: got %v", i, before[i].Value, got)
+		}
+	}
+}
+
 // alikeGrants are n grants of a row each, in their order, of which so many are not like
 // the others, and the states in which the rows are to be.
 func alikeGrants(t *testing.T, random *rand.Rand, limit ratelimit.Limit, n, others int) ([]Grant, []ratelimit.State) {
