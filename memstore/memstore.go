@@ -127,9 +127,7 @@ func (s *Store) takeCall(call decide.Call, err error) (ratelimit.Result, error) 
 		return call.Refused(view), nil
 	}
 	s.make(changes)
-	result := call.Granted(changes, decide.View{States: s.states(&call, view.At), At: view.At})
-	result.Receipt = call.Receipt(changes, "", nil, view.At)
-	return result, nil
+	return call.Receipted(changes, decide.View{States: s.states(&call, view.At), At: view.At}, "", nil), nil
 }
 
 func (s *Store) check(ctx context.Context, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {

@@ -3,6 +3,9 @@ package pgstore_test
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
+	"runtime"
+	"strconv"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -121,6 +124,36 @@ func BenchmarkAllow(b *testing.B) {
 			b.RunParallel(func(pb *testing.PB) {
 				for pb.Next() {
 					allow(b)
+				}
+			})
+		})
+	}
+}
+
+// BenchmarkAllowMany is a decision on its own over 10,000 keys, from 64 and 256
+// goroutines.
+func BenchmarkAllowMany(b *testing.B) {
+	pool := durable(b)
+	store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench"})
+	if err != nil {
+		b.Fatal(err)
+	}
+	limit := plenty(1)
+	if _, err := pool.Exec(b.Context(), `INSERT INTO bench.rate_limits (name, key, shard, value, ts)
+SELECT $1::text, i::text, 0, $2::float8, clock_timestamp() FROM generate_series(0, 9999) AS i`, limit.Name, limit.Rate); err != nil {
+		b.Fatal(err)
+	}
+	for _, goroutines := range []int{64, 256} {
+		b.Run(fmt.Sprint(goroutines), func(b *testing.B) {
+			b.ReportAllocs()
+			b.SetParallelism(goroutines / runtime.GOMAXPROCS(0))
+			b.RunParallel(func(pb *testing.PB) {
+				for pb.Next() {
+					key := strconv.Itoa(rand.IntN(10_000))
+					if result, err := store.Allow(b.Context(), limit.For(key)); err != nil || !result.OK {
+						b.Errorf("got %v, %v, want a grant", result.OK, err)
+						return
+					}
 				}
 			})
 		})

@@ -104,17 +104,19 @@ func (o *own) grantInTurn(ctx context.Context, grants []table.Grant) error {
 func (o *own) tellGroup(tickets []*ticket, g *table.Grant, arrival *escrow.Arrival) {
 	changes := []decide.Change{g.Change}
 	change, rest := &changes[0], g.Count+g.TookAhead() // which is this process's, as what others are told counts
-	change.After = g.Taken.After
 	for _, t := range tickets {
 		p := t.Value
 		change.Count = p.call.Asks[0].Count
 		if g.AtMost { // alone: less, if there was less
 			change.Count = g.Count
 		}
-		rest -= change.Count
-		change.After = g.Definition.Spend(g.Taken.After, g.Taken.At, -rest)
+		change.After = g.Taken.After
+		if rest -= change.Count; rest != 0 { // as before those that come after it
+			change.After = g.Definition.Spend(g.Taken.After, g.Taken.At, -rest)
+		}
 		if p.hold {
-			p.tokens = arrival.Tokens(change.Count, change.After)
+			tokens := arrival.Tokens(change.Count, change.After)
+			p.tokens = &tokens
 		} else {
 			p.result = o.granted(&p.call, changes, g.Taken.At, "", nil)
 		}
@@ -138,7 +140,11 @@ func (o *own) groups(tickets []*ticket) (groups [][]*ticket, grants []table.Gran
 		}
 	}
 	slices.SortFunc(singles, func(a, b *ticket) int {
-		return cmp.Or(a.Value.row.Compare(b.Value.row), cmp.Compare(a.Value.place, b.Value.place))
+		p, q := a.Value, b.Value
+		if c := p.row.Compare(q.row); c != 0 {
+			return c
+		}
+		return cmp.Compare(p.place, q.place)
 	})
 	rows := 0
 	for i, t := range singles {

@@ -151,7 +151,10 @@ func (o *own) secureOne(ctx context.Context, call *decide.Call) (t escrow.Tokens
 	if err := o.together(ctx, p); err != nil {
 		return t, false, o.gaveUp(p, err)
 	}
-	return p.tokens, p.tokens.Holder != nil, p.err
+	if p.tokens == nil {
+		return t, false, p.err
+	}
+	return *p.tokens, true, p.err
 }
 
 // serveHeld answers calls for which enough has been taken ahead since they came, and
@@ -176,7 +179,8 @@ func (o *own) serveHeld(tickets []*ticket) []*ticket {
 
 func (o *own) tellHeld(t *ticket, tokens *escrow.Tokens) {
 	if p := t.Value; p.hold {
-		p.tokens = *tokens
+		held := *tokens
+		p.tokens = &held
 	} else {
 		tokens.Result(p.call.Reserve, &p.result)
 	}

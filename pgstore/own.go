@@ -51,7 +51,7 @@ func (o *own) decide(ctx context.Context, reserve, check bool, requests []rateli
 		}
 	}
 	p := &pending{check: check, holder: h}
-	if p.call, err = decide.New(reserve, requests...); err != nil {
+	if p.call, err = decide.NewIn(p.one[:0], reserve, requests...); err != nil {
 		return ratelimit.Result{}, err
 	}
 	return o.decideCall(ctx, p)
@@ -105,10 +105,10 @@ func (o *own) decideRest(ctx context.Context, h *held) (rest ratelimit.Result, e
 }
 
 func (o *own) decideByRows(ctx context.Context, p *pending) (ratelimit.Result, error) {
-	if !p.check && len(p.call.Asks) == 1 {
-		if p.holder == nil {
-			p.holder = o.hints.memory.Of(&p.call.Asks[0])
-		}
+	if p.holder == nil && !p.check && len(p.call.Asks) == 1 {
+		p.holder = o.hints.memory.Of(&p.call.Asks[0])
+	}
+	if p.holder != nil {
 		if result, ok := refusedBefore(p); ok {
 			return result, ctx.Err()
 		}

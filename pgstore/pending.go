@@ -38,13 +38,14 @@ type lane struct {
 // pending is a call that waits for its decision.
 type pending struct {
 	call  decide.Call
+	one   [1]decide.Ask // for those of call, if it is one
 	check bool
 	hold  bool // it wants tokens that can be put back, or nothing
 
 	holder  *escrow.Holder // of its key, if it asks for one row and that is remembered; else nil
 	changes int            // of the holder, before a statement was sent
 
-	tokens escrow.Tokens // that it got so
+	tokens *escrow.Tokens // that it got so
 	result ratelimit.Result
 	err    error
 

@@ -95,8 +95,7 @@ func (o *own) settle(ctx context.Context, tickets []*ticket, seen *decide.Sheet,
 		changes, ok := p.call.Plan(sheet.Free(&p.call))
 		if ok && !sheet.Passes(&p.call, changes) {
 			sheet.Make(changes)
-			p.result = p.call.Granted(changes, sheet.View(&p.call))
-			p.result.Receipt = p.call.Receipt(changes, "", nil, sheet.At)
+			p.result = p.call.Receipted(changes, sheet.View(&p.call), "", nil)
 		} else if missing := sheet.MissingOf(&p.call); missing != nil {
 			p.locked.Store(&missing[0])
 			left = append(left, t)

@@ -144,9 +144,7 @@ func (b *base) renew(ctx context.Context, q table.Querier, changes []decide.Chan
 // granted is the result of a call whose changes were made at an instant. xid is the
 // transaction that made them, on conn, unless they are committed.
 func (b *base) granted(call *decide.Call, changes []decide.Change, at time.Time, xid string, conn *pgx.Conn) ratelimit.Result {
-	result := call.Granted(changes, b.hints.took(call, changes, at.UTC()))
-	result.Receipt = call.Receipt(changes, xid, conn, at)
-	return result
+	return call.Receipted(changes, b.hints.took(call, changes, at.UTC()), xid, conn)
 }
 
 // all and unsharded choose the limits to look at.

@@ -92,10 +92,15 @@ func (c *Call) Chosen(changes []Change) (*Call, []Change) {
 // is taken from several must be undone differently, and then by name and key. Its
 // errors are ErrInvalid and ErrExceedsCapacity.
 func New(reserve bool, requests ...ratelimit.Request) (Call, error) {
+	return NewIn(nil, reserve, requests...)
+}
+
+// NewIn is New with a place for the asks: that of asks, if there is room for all of them.
+func NewIn(asks []Ask, reserve bool, requests ...ratelimit.Request) (Call, error) {
 	if err := badNumber(len(requests), ratelimit.MaxRequests); err != nil {
 		return Call{}, err
 	}
-	call := Call{Reserve: reserve, Asks: make([]Ask, 0, len(requests))}
+	call := Call{Reserve: reserve, Asks: slices.Grow(asks[:0], len(requests))}
 	for _, r := range requests {
 		if err := call.add(r); err != nil {
 			return Call{}, err

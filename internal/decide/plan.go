@@ -171,15 +171,43 @@ func (c *Call) Granted(changes []Change, known View) ratelimit.Result {
 		for last < len(changes) && changes[last].Ask == i {
 			last++
 		}
-		a := &c.Asks[i]
-		if a.Sharded() {
-			statuses = append(statuses, a.takenAmong(known.States[i], changes[first:last], known.At))
-		} else {
-			statuses = append(statuses, a.taken(changes[first].After, known.At))
-		}
-		statuses[len(statuses)-1].Taken = c.took(a, changes[first:last])
+		statuses = append(statuses, c.grantedOf(i, changes[first:last], known))
 	}
 	return c.result(known.At, statuses)
+}
+
+// grantedOf is the status of one of c's asks, for which changes were made.
+func (c *Call) grantedOf(i int, changes []Change, known View) (status ratelimit.Status) {
+	a := &c.Asks[i]
+	if a.Sharded() {
+		status = a.takenAmong(known.States[i], changes, known.At)
+	} else {
+		status = a.taken(changes[0].After, known.At)
+	}
+	status.Taken = c.took(a, changes)
+	return status
+}
+
+// Receipted is Granted with the Receipt of the changes: if it is one, in one allocation,
+// unless that is of a reservation.
+func (c *Call) Receipted(changes []Change, known View, taker string, conn any) ratelimit.Result {
+	if len(changes) > 1 {
+		result := c.Granted(changes, known)
+		result.Receipt = c.Receipt(changes, taker, conn, known.At)
+		return result
+	}
+	i := changes[0].Ask
+	h := new(struct {
+		held
+		limit receipt.Limit
+	})
+	h.each[0] = c.grantedOf(i, changes, known)
+	h.limit = *c.Asks[i].Paid()
+	h.payment[0] = c.payment(&changes[0], &h.limit)
+	receipt.Set(&h.receipt, h.payment[:], c.left(changes), taker, conn, known.At)
+	result := c.result(known.At, h.each[:])
+	result.Receipt = &h.receipt
+	return result
 }
 
 // took is how many tokens changes took for a.
@@ -199,26 +227,36 @@ func (c *Call) took(a *Ask, changes []Change) float64 {
 func (c *Call) Receipt(changes []Change, taker string, conn any, at time.Time) *ratelimit.Receipt {
 	payments := make([]receipt.Payment, len(changes))
 	for i := range changes {
-		ch, a, p := &changes[i], &c.Asks[changes[i].Ask], &payments[i]
-		if p.Place = a.place; c.First { // the one that granted is all that the result is of
-			p.Place = 0
-		}
+		ch := &changes[i]
 		if i > 0 && changes[i-1].Ask == ch.Ask {
-			p.Limit = payments[i-1].Limit
+			payments[i] = c.payment(ch, payments[i-1].Limit)
 		} else {
-			p.Limit = a.Paid()
+			payments[i] = c.payment(ch, c.Asks[ch.Ask].Paid())
 		}
-		p.Shard, p.Slot, p.Tokens = ch.Shard, ch.Definition.Slot(ch.After), ch.Count
 	}
+	return receipt.NewReservation(payments, c.left(changes), taker, conn, at)
+}
+
+// payment is what a change paid for a limit.
+func (c *Call) payment(ch *Change, limit *receipt.Limit) receipt.Payment {
+	place := c.Asks[ch.Ask].place
+	if c.First { // the one that granted is all that the result is of
+		place = 0
+	}
+	return receipt.Payment{Limit: limit, Place: place, Shard: ch.Shard, Slot: ch.Definition.Slot(ch.After), Tokens: ch.Count}
+}
+
+// left is what changes left behind, if c is a reservation.
+func (c *Call) left(changes []Change) []receipt.Left {
 	if !c.Reserve {
-		return receipt.New(payments, taker, conn, at)
+		return nil
 	}
 	left := make([]receipt.Left, len(changes))
 	for i := range changes {
 		after := &changes[i].After
 		left[i] = receipt.Left{Value: after.Value, TS: after.TS, Paused: after.Paused}
 	}
-	return receipt.NewReservation(payments, left, taker, conn, at)
+	return left
 }
 
 // Checked is what the call would get.
@@ -305,8 +343,8 @@ func outweighs(s, t ratelimit.Status) bool {
 // behind.
 func (a *Ask) taken(after ratelimit.State, now time.Time) ratelimit.Status {
 	d := &a.Definition
-	at, due := a.counts(d, after, now)
-	return a.status(true, holdingOf(d, d.Settle(after, at), at), at, due)
+	at, due, settled := a.counts(d, after, now)
+	return a.status(true, holdingOf(d, settled, at), at, due)
 }
 
 // takenAmong is the status of a when changes were made to its shards, which are
@@ -314,23 +352,25 @@ func (a *Ask) taken(after ratelimit.State, now time.Time) ratelimit.Status {
 func (a *Ask) takenAmong(states []ratelimit.State, changes []Change, now time.Time) ratelimit.Status {
 	var at, due time.Time
 	for i := range changes {
-		counted, ready := a.counts(&changes[i].Definition, changes[i].After, now)
+		counted, ready, _ := a.counts(&changes[i].Definition, changes[i].After, now)
 		at, due = latest(at, counted), latest(due, ready)
 	}
 	return a.statusAmong(true, states, at, latest(at, due))
 }
 
-// counts is when a taking of a at now that left after behind is told, and when it is due.
+// counts is when a taking of a at now that left after behind is told, when it is due, and
+// what there is when it is told.
 // At once, it is told at the instant at which it counts, so that what callers are told
 // keeps to the limit. What is due later counts then, and the wait for that is from now,
 // by the one clock of all rows, however far the clock has gone back.
-func (a *Ask) counts(d *ratelimit.Definition, after ratelimit.State, now time.Time) (at, due time.Time) {
+func (a *Ask) counts(d *ratelimit.Definition, after ratelimit.State, now time.Time) (at, due time.Time, settled ratelimit.State) {
 	at = d.Charged(after, now)
-	due = d.Due(d.Settle(after, at), at, a.Count)
+	settled = d.Settle(after, at)
+	due = d.Due(settled, at, a.Count)
 	if at.After(now) && (due.After(at) || after.Paused.After(now)) {
-		at = now
+		at, settled = now, d.Settle(after, now)
 	}
-	return at, due
+	return at, due, settled
 }
 
 // found is the status of a against the states of its shards, with nothing taken.

@@ -74,7 +74,7 @@ func NewReservation(payments []Payment, left []Left, taker string, conn any, at 
 // they are of a reservation: for who has a place for it already.
 func Set(r *Receipt, payments []Payment, left []Left, taker string, conn any, at time.Time) {
 	r.payments, r.at = payments, at.UnixMicro()
-	if left != nil || taker != "" || conn != nil {
+	if left != nil || taker != "" {
 		r.more.Store(&more{left: left, taker: taker, conn: conn})
 	}
 }
@@ -102,7 +102,7 @@ func Part(r *Receipt, payments []Payment) *Receipt {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	part := &Receipt{payments: payments, at: r.at}
-	if of := r.rest(); of.taker != "" || of.conn != nil || of.read {
+	if of := r.rest(); of.taker != "" || of.read {
 		part.more.Store(&more{taker: of.taker, conn: of.conn, read: of.read})
 	}
 	return part

@@ -28,6 +28,7 @@ var plainOnly = []string{
 	"deleteListed", "read", "lock", "await", "fill", "write", "writeSlots", "grantSlotted", "slottedAhead",
 	"slots.ahead.read", "slots.ahead.told", "slots.aheadInTurn.read", "slots.aheadInTurn.told", "slots.giveBack",
 	"grantMany.read", "grantMany.told", "grantWindows.read", "grantWindows.told",
+	"bucket.grantAlike.read", "bucket.grantAlike.told", "window.grantAlike.read", "window.grantAlike.told",
 	"bucketsAhead.read", "bucketsAhead.told", "windowsAhead.read", "windowsAhead.told", "bucket.ahead.read", "bucket.ahead.told", "window.ahead.read", "window.ahead.told",
 	"bucket.aheadInTurn.read", "bucket.aheadInTurn.told", "window.aheadInTurn.read", "window.aheadInTurn.told", "bucket.giveBack", "window.giveBack",
 	"bucket.grant.read", "bucket.grant.told", "window.grant.read", "window.grant.told", "slots.grant.read", "slots.grant.told",

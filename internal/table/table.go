@@ -53,6 +53,7 @@ type texts struct {
 	allow, reserve                  forms
 	give, states, atMost            string
 	grant, grantInTurn, grantAtMost clocks
+	grantAlike                      clocks // nothing of a sliding window
 	ahead, aheadInTurn              clocks
 	giveBack                        string
 	takeAhead                       forms  // in the portable form; nothing of a sliding window
@@ -75,10 +76,11 @@ func New(schema string, portable bool) *Table {
 	in := func(sql string) string { return strings.ReplaceAll(sql, "{table}", name.Sanitize()) }
 	bucket := kind{
 		ticks: bucketTicks, allow: allowed(takeSQL, notPausedSQL), reserve: allowed(takeSQL, ""), atMost: allowed(atMostSQL, notPausedSQL), ahead: allowed(takeAheadSQL, notPausedSQL),
-		give: giveSQL, states: statesSQL, grant: newGrant(bucketTicks, grantSQL), grantAtMost: newGrant(bucketTicks, grantAtMostSQL), returned: "value, ts, paused",
+		give: giveSQL, states: statesSQL, grant: newGrant(bucketTicks, grantSQL), grantAtMost: newGrant(bucketTicks, grantAtMostSQL), grantAlike: newGrantAlike(bucketTicks), returned: "value, ts, paused",
 	}
 	window := bucket
 	window.ticks, window.grant, window.grantAtMost = windowTicks, newGrant(windowTicks, grantSQL), newGrant(windowTicks, grantAtMostSQL)
+	window.grantAlike = newGrantAlike(windowTicks)
 	sliding := kind{
 		ticks: windowTicks, give: giveSlotsSQL, states: statesSlotsSQL,
 		grant:       newGrantSlots(grantSlotsSQL, "u.total", "u.total", "$8::timestamptz"),
@@ -110,6 +112,7 @@ type kind struct {
 	ahead                  string // "" of a kind of which nothing is taken ahead
 	give, states           string
 	grant, grantAtMost     func(free string) clocks
+	grantAlike             clocks // nothing of a sliding window
 	returned               string // by takes and gives
 }
 
@@ -140,6 +143,7 @@ func (k kind) texts(in func(string) string, portable bool) texts {
 		allow: both(k.allow), reserve: forms{full: full(k.reserve)}, takeAhead: both(k.ahead),
 		give: in(give), states: in(k.states), atMost: full(k.atMost),
 		grant: k.grant(freeSQL(passOverSQL)).in(in), grantInTurn: k.grant("").in(in), grantAtMost: k.grantAtMost("").in(in),
+		grantAlike: k.grantAlike.in(in),
 	}
 }
 
