@@ -29,6 +29,7 @@ type Server struct {
 	Source string
 
 	process *process // nil if the server is not ours to stop
+	here    bool     // its processes are this machine's
 }
 
 // Close stops the server and removes its data, if Start started it. Connections
