@@ -212,6 +212,30 @@ func TestPatience(t *testing.T) {
 	}
 }
 
+// TestWarmUp: what happens in it is in no figure.
+func TestWarmUp(t *testing.T) {
+	const warmUp, duration = 150 * time.Millisecond, 50 * time.Millisecond
+	c, begun := &counts{}, time.Now()
+	r := round{
+		contender: contender{decide: func(context.Context, string) (bool, error) {
+			if time.Since(begun) < warmUp/3 {
+				c.trips.Add(1000)
+			}
+			c.trips.Add(1)
+			time.Sleep(time.Millisecond)
+			return true, nil
+		}},
+		keys: []string{""}, goroutines: 2, warmUp: warmUp, duration: duration,
+	}
+	s := r.run(t.Context(), c)
+	if s.decisions == 0 || s.counts.trips == 0 || s.counts.trips >= 1000 {
+		t.Errorf("got %d round trips of %d decisions, want as many", s.counts.trips, s.decisions)
+	}
+	if s.elapsed < duration || s.elapsed > time.Since(begun)-warmUp {
+		t.Errorf("got %v, want what came after the warm-up", s.elapsed)
+	}
+}
+
 // TestCheck judges the same figures twice: with network they are no answer.
 func TestCheck(t *testing.T) {
 	of := func(impl string, p99 time.Duration, late int64, network time.Duration) result {
