@@ -89,6 +89,15 @@ func (l *lab) schema(ctx context.Context) (name string, err error) {
 		CREATE INDEX ON ledger (id)`, name, migrations.UpSQL(), l.tablespace))
 }
 
+// place makes a schema, and connections to the server.
+func (l *lab) place(ctx context.Context, most int32) (schema string, pool *pgxpool.Pool, err error) {
+	if schema, err = l.schema(ctx); err != nil {
+		return "", nil, err
+	}
+	pool, err = l.pool(ctx, most)
+	return schema, pool, err
+}
+
 // pool is connections to the server, of which no more than so many.
 func (l *lab) pool(ctx context.Context, most int32) (*pgxpool.Pool, error) {
 	return newPool(ctx, l.server.URL, most, nil)
