@@ -7,7 +7,6 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -116,16 +115,6 @@ func newPool(ctx context.Context, url string, most int32, change func(*pgxpool.C
 	return pgxpool.NewWithConfig(ctx, config)
 }
 
-// postmaster is the first process of the server.
-func (l *lab) postmaster(ctx context.Context) (pid int, err error) {
-	var text string
-	if err := l.ask(ctx, "SELECT pg_read_file('postmaster.pid')", &text); err != nil {
-		return 0, err
-	}
-	first, _, _ := strings.Cut(text, "\n")
-	return strconv.Atoi(first)
-}
-
 // signal sends a signal to the server's first process, and returns when another
 // answers in its place, or the same again.
 func (l *lab) signal(ctx context.Context, signal syscall.Signal) error {
@@ -134,7 +123,7 @@ func (l *lab) signal(ctx context.Context, signal syscall.Signal) error {
 	if err := l.ask(ctx, life, &before); err != nil {
 		return err
 	}
-	pid, err := l.postmaster(ctx)
+	pid, err := l.server.Postmaster(ctx)
 	if err != nil {
 		return err
 	}

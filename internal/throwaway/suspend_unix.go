@@ -6,8 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strconv"
-	"strings"
 	"syscall"
 
 	"github.com/jackc/pgx/v5"
@@ -20,13 +18,13 @@ func (s *Server) Suspend(ctx context.Context) (resume func() error, err error) {
 	if !s.here {
 		return nil, fmt.Errorf("throwaway: suspending %s: %w", s.Source, errors.ErrUnsupported)
 	}
+	first, err := s.Postmaster(ctx)
+	if err != nil {
+		return nil, err
+	}
 	conn, err := pgx.Connect(ctx, s.URL)
 	if err != nil {
 		return nil, fmt.Errorf("throwaway: suspending: %w", err)
-	}
-	first, err := postmaster(ctx, conn)
-	if err != nil {
-		return nil, errors.Join(fmt.Errorf("throwaway: suspending: %w", err), conn.Close(ctx))
 	}
 	stopped := []int{first} // before the others: it starts no more of them then
 	resume = func() (err error) {
@@ -52,14 +50,4 @@ func (s *Server) Suspend(ctx context.Context) (resume func() error, err error) {
 		stopped = append(stopped, pid)
 	}
 	return resume, nil
-}
-
-// postmaster is the ID of the server's first process.
-func postmaster(ctx context.Context, conn *pgx.Conn) (pid int, err error) {
-	var text string
-	if err := conn.QueryRow(ctx, "SELECT pg_read_file('postmaster.pid')").Scan(&text); err != nil {
-		return 0, err
-	}
-	line, _, _ := strings.Cut(text, "\n")
-	return strconv.Atoi(line)
 }
