@@ -25,7 +25,7 @@ func tiny(only string) options {
 	o.levels = []int{1, 4}
 	o.rounds, o.round, o.warmUp = 2, 20*time.Millisecond, 5*time.Millisecond
 	o.overGrant = 100 * time.Millisecond
-	o.churn = churnSize{decisions: 500, first: 50 * time.Millisecond, atLeast: 100 * time.Millisecond}
+	o.churn = churnSize{decisions: 500, vacuum: 20 * time.Millisecond, atLeast: 300 * time.Millisecond}
 	o.only = regexp.MustCompile(only)
 	return o
 }
@@ -227,6 +227,30 @@ func TestPatience(t *testing.T) {
 		if _, late, err := r.decide(tt.ctx, ""); late != tt.late || !errors.Is(err, tt.err) {
 			t.Errorf("%s: got late %v, %v, want %v, %v", tt.name, late, err, tt.late, tt.err)
 		}
+	}
+}
+
+// TestWarmUp: what happens in it is in no figure.
+func TestWarmUp(t *testing.T) {
+	const warmUp, duration = 150 * time.Millisecond, 50 * time.Millisecond
+	c, begun := &counts{}, time.Now()
+	r := round{
+		contender: contender{decide: func(context.Context, string) (bool, error) {
+			if time.Since(begun) < warmUp/3 {
+				c.trips.Add(1000)
+			}
+			c.trips.Add(1)
+			time.Sleep(time.Millisecond)
+			return true, nil
+		}},
+		keys: []string{""}, goroutines: 2, warmUp: warmUp, duration: duration,
+	}
+	s := r.run(t.Context(), c)
+	if s.decisions == 0 || s.counts.trips == 0 || s.counts.trips >= 1000 {
+		t.Errorf("got %d round trips of %d decisions, want as many", s.counts.trips, s.decisions)
+	}
+	if s.elapsed < duration || s.elapsed > time.Since(begun)-warmUp {
+		t.Errorf("got %v, want what came after the warm-up", s.elapsed)
 	}
 }
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -13,7 +14,7 @@ import (
 // and for so long.
 type churnSize struct {
 	decisions int64
-	first     time.Duration // after which the table's size is taken for the first time
+	vacuum    time.Duration // so often the table is vacuumed: see vacuumEach
 	atLeast   time.Duration
 }
 
@@ -56,12 +57,17 @@ func measureOneChurn(ctx context.Context, e *env, size churnSize, j job) (result
 	if err != nil {
 		return result{}, err
 	}
-	early := e.postgres.sizeAfter(ctx, size.first)
+	vacuuming, stop := context.WithCancel(ctx)
+	defer stop()
+	var early int64
+	var vacuumed sync.WaitGroup
+	vacuumed.Go(func() { early, err = e.postgres.vacuumEach(vacuuming, size.vacuum) })
 	perGoroutine := (size.decisions + int64(j.goroutines) - 1) / int64(j.goroutines)
 	asked := round{contender: c, keys: w.keys, goroutines: j.goroutines, duration: size.atLeast, enough: perGoroutine}
 	s := asked.run(ctx, e.counts(j.impl))
-	first := <-early
-	if err := errors.Join(ctx.Err(), first.err); err != nil {
+	stop()
+	vacuumed.Wait()
+	if err := errors.Join(ctx.Err(), err); err != nil {
 		return result{}, err
 	}
 	end, err := e.postgres.size(ctx)
@@ -77,28 +83,32 @@ func measureOneChurn(ctx context.Context, e *env, size churnSize, j job) (result
 	r.perDecision = float64(done.all) / float64(max(s.decisions, 1))
 	r.churn = &churnResult{
 		hotPercent: 100 * float64(done.hot) / float64(max(done.all, 1)),
-		firstBytes: first.bytes, endBytes: end,
+		firstBytes: early, endBytes: end,
 	}
 	return r, nil
 }
 
-type measuredSize struct {
-	bytes int64
-	err   error
-}
-
-// sizeAfter measures the table once some time has passed.
-func (p *postgresServer) sizeAfter(ctx context.Context, d time.Duration) <-chan measuredSize {
-	answer := make(chan measuredSize, 1)
-	go func() {
+// vacuumEach vacuums the table again and again until ctx is over, as autovacuum does each
+// minute, at the same moments for everyone, and returns its size after the second time. In
+// between a table grows by what no transaction could clear away; that is to be room enough
+// from then on.
+func (p *postgresServer) vacuumEach(ctx context.Context, d time.Duration) (early int64, err error) {
+	whole := context.WithoutCancel(ctx)
+	for n := 1; ; n++ {
 		select {
 		case <-time.After(d):
 		case <-ctx.Done():
+			return early, nil
 		}
-		bytes, err := p.size(ctx)
-		answer <- measuredSize{bytes, err}
-	}()
-	return answer
+		if _, err := p.many.Exec(whole, "VACUUM rate_limits"); err != nil {
+			return 0, fmt.Errorf("vacuuming the table: %w", err)
+		}
+		if n == 2 {
+			if early, err = p.size(whole); err != nil {
+				return 0, err
+			}
+		}
+	}
 }
 
 // size is that of the table and its index.

@@ -129,15 +129,14 @@ func (c *checker) sharded() {
 func (c *checker) escrowed() {
 	c.claim = "What was taken ahead is handed out from memory, and the servers are seldom asked"
 	const what = grantedOneKey + ", 64 goroutines, escrow: "
-	perSecond := fmt.Sprintf("≤ %d", 4*time.Second/escrow)
 	if r := c.find(grantedOneKey, busy, oursEscrow); r == nil {
 		c.missing(what+"a second", "≥ 5,000,000")
 		c.missing(what+"p50", "< 1 µs")
-		c.missing(what+"statements a second", perSecond)
+		c.missing(what+"statements a second", seldom)
 	} else {
 		c.add(what+"a second", "≥ 5,000,000", thousands(r.opsPerSec), r.opsPerSec >= 5e6)
 		c.add(what+"p50", "< 1 µs", latency(r.p50), r.p50 < time.Microsecond)
-		c.add(what+"statements a second", perSecond, thousands(r.statements), r.statements <= float64(4*time.Second/escrow))
+		c.seldom(what, r)
 	}
 	c.ratio(grantedOneKey, busy, oursEscrow, rueidisLua, 40)
 	c.ratio(grantedOneKey, 1, oursEscrow, rueidisLua, 50)
@@ -184,17 +183,31 @@ func (c *checker) unsharded() {
 }
 
 func (c *checker) flood() {
-	c.claim = "A flood that is refused from memory is two million a second, and asks no server"
+	c.claim = "A flood that is refused from memory is two million a second, and the server is seldom asked"
 	const what = refusedOneKey + ", 64 goroutines, escrow: "
 	r := c.find(refusedOneKey, busy, oursEscrow)
 	if r == nil {
 		c.missing(what+"a second", "≥ 2,000,000")
+		c.missing(what+"statements a second", seldom)
 		return
 	}
 	c.add(what+"a second", "≥ 2,000,000", thousands(r.opsPerSec), r.opsPerSec >= 2e6)
-	c.atMost(what+"round trips", r.perDecision, 0)
+	c.seldom(what, r)
 }
 
+// mostAsked is how many statements a second a key is to cost that is decided from memory:
+// four while that lasts.
+const mostAsked = 4 * float64(time.Second) / float64(escrow)
+
+var seldom = fmt.Sprintf("≤ %g", mostAsked)
+
+func (c *checker) seldom(what string, r *result) {
+	c.add(what+"statements a second", seldom, thousands(r.statements), r.statements <= mostAsked)
+}
+
+// churned makes no claim of how many updates are HOT of one statement each: those that wait
+// for a row, or for the processor, see it as it was before, and keep the versions since then
+// from being cleared away. That is some 99.4 % over minutes, and by chance in a second.
 func (c *checker) churned() {
 	c.claim = "The table stays small: its updates are HOT, and it does not go on growing"
 	for _, name := range []string{churnOneKey, churn10k} {
@@ -202,10 +215,12 @@ func (c *checker) churned() {
 			what := name + ", " + impl + ": "
 			r := c.find(name, busy, impl)
 			if r == nil {
-				c.missing(what+"HOT updates", "> 99 %")
+				c.missing(what+"size at end / early", "≤ 2")
 				continue
 			}
-			c.add(what+"HOT updates", "> 99 %", fmt.Sprintf("%.2f %%", r.churn.hotPercent), r.churn.hotPercent > 99)
+			if impl == oursCombined {
+				c.add(what+"HOT updates", "> 99 %", fmt.Sprintf("%.2f %%", r.churn.hotPercent), r.churn.hotPercent > 99)
+			}
 			c.atMost(what+"size at end / early", float64(r.churn.endBytes)/float64(r.churn.firstBytes), 2)
 		}
 	}

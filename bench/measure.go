@@ -31,11 +31,11 @@ type result struct {
 	behind      *network // nil if there was none
 }
 
-// sample is what happened in one round.
+// sample is what happened in one round, after its warm-up.
 type sample struct {
 	decided  int64 // within the round
-	tally          // before and after it, too
-	errors   int64
+	tally          // after it, too
+	errors   int64 // in the warm-up, too
 	firstErr error
 	latency  *hdrhistogram.Histogram // nanoseconds; those who gave up waited at least so long
 	elapsed  time.Duration           // until the last answer
@@ -94,17 +94,22 @@ func (r *round) run(ctx context.Context, c *counts) *sample {
 	for i := range samples {
 		samples[i] = newSample()
 	}
-	before := c.now()
+	before := make(chan snapshot, 1)
 	start := time.Now()
+	if r.warmUp == 0 {
+		before <- c.now()
+	} else {
+		time.AfterFunc(r.warmUp, func() { before <- c.now() })
+	}
 	var wg sync.WaitGroup
 	for i, s := range samples {
 		wg.Go(func() { r.ask(ctx, start, uint64(i), s) })
 	}
 	wg.Wait()
 	total := newSample()
-	total.elapsed = time.Since(start)
+	total.elapsed = time.Since(start) - r.warmUp
 	after := c.now()
-	total.counts = after.minus(before)
+	total.counts = after.minus(<-before)
 	for _, s := range samples {
 		total.add(s)
 	}
@@ -149,8 +154,8 @@ func (r *round) ask(ctx context.Context, start time.Time, i uint64, s *sample) {
 			}
 		}
 		now = time.Since(start)
-		s.tally.add(t)
 		if now > r.warmUp && t.decisions > 0 {
+			s.tally.add(t)
 			_ = s.latency.RecordValues(min(int64(now-begun), longest), t.decisions) // an error is out of range only
 			if now <= end || r.enough > 0 {
 				s.decided += t.decisions - t.late

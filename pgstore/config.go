@@ -71,13 +71,13 @@ type Config struct {
 	// The default, 0, remembers nothing; some tenths of a second are much already, and
 	// [MaxEscrow] is the most.
 	//
-	// Tokens are taken ahead from limits that a process takes from many times in that
-	// time: the statement that serves those who wait then takes more, as much as this
-	// process has handed out lately, but no more than half of what there is, and Allow,
-	// Reserve, Wait, AllowFunc and ReserveFunc hand that out without asking the database,
-	// the last two before they begin their transaction. It is never too much: in every
-	// stretch of time a limit grants what it says at most. And Allow on its own refuses
-	// again what its row has just refused.
+	// Tokens are taken ahead from keys that a process takes from often, which is 32 times
+	// within twice that time: the statement that serves those who wait then takes more, as
+	// much as this process has handed out lately, but no more than half of what there is.
+	// Allow, Reserve, Wait, AllowFunc and ReserveFunc hand that out without asking the
+	// database, the last two before they begin their transaction. It is never too much: in
+	// every stretch of time a limit grants what it says at most. And Allow on its own
+	// refuses again what its row has just refused.
 	//
 	// It costs a part of the burst: while a token bucket is taken ahead from, it holds
 	// no more than its Capacity less what is refilled during Escrow (a Capacity

@@ -342,6 +342,6 @@ func TestPortableEscrowNeverOver(t *testing.T) {
 			holdRows(t, db, time.Duration(rand.IntN(150))*time.Millisecond)
 		}
 	}
-	judgeTold(t, all)
+	judgeTold(t, all, disturbed)
 	judgeServed(t, all)
 }

@@ -19,12 +19,14 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// arrivals are the limits whose curves are judged. Reservations count when they are
-// due, all else at the instant that callers are told.
-var arrivals = []struct {
+// arriving is a limit whose curve is judged. Reservations count when they are due, all else
+// at the instant that callers are told.
+type arriving struct {
 	limit   ratelimit.Limit
 	reserve bool
-}{
+}
+
+var arrivals = []arriving{
 	{ratelimit.TokenBucket{Name: "token bucket", Rate: 100, Period: time.Second, Capacity: 20}, false},
 	{ratelimit.TokenBucket{Name: "token bucket, 4 shards", Rate: 100, Period: time.Second, Capacity: 20, Shards: 4}, false},
 	{ratelimit.TokenBucket{Name: "token bucket, reserved", Rate: 100, Period: time.Second, Capacity: 20, MaxReserved: 100}, true},
@@ -45,16 +47,18 @@ type arrival struct {
 }
 
 // arrive takes from all the limits for a while, in every form.
-func arrive(ctx context.Context, e *env) error {
+func arrive(ctx context.Context, e *env) error { return arriveAll(ctx, e, arrivals) }
+
+func arriveAll(ctx context.Context, e *env, limits []arriving) error {
 	ctx, cancel := context.WithTimeout(ctx, e.For)
 	defer cancel()
 	var group sync.WaitGroup
-	errs := make([]error, len(arrivals)*e.Workers)
+	errs := make([]error, len(limits)*e.Workers)
 	for i := range errs {
 		r := rand.New(rand.NewPCG(e.Seed, uint64(e.Process<<8+i)))
 		group.Go(func() {
 			for ctx.Err() == nil && errs[i] == nil {
-				errs[i] = arriveOnce(r, e, i%len(arrivals))
+				errs[i] = arriveOnce(r, e, i%len(limits), limits[i%len(limits)])
 			}
 		})
 	}
@@ -62,10 +66,10 @@ func arrive(ctx context.Context, e *env) error {
 	return errors.Join(errs...)
 }
 
-func arriveOnce(r *rand.Rand, e *env, limit int) error {
-	a, wait, err := arriveAt(r, e.pool, e.store, limit)
-	if a.Count > 0 {
-		e.out.write(a)
+func arriveOnce(r *rand.Rand, e *env, limit int, of arriving) error {
+	event, wait, err := arriveAt(r, e.pool, e.store, of)
+	if event.Count > 0 {
+		e.out.write(arrival{limit, event.At, event.Count})
 	}
 	time.Sleep(wait)
 	return err
@@ -73,10 +77,9 @@ func arriveOnce(r *rand.Rand, e *env, limit int) error {
 
 // arriveAt takes from a limit, and returns when that counts and how much; after a
 // refusal, which is a count of 0, how long to wait.
-func arriveAt(r *rand.Rand, pool *pgxpool.Pool, store *pgstore.Store, limit int) (a arrival, wait time.Duration, err error) {
+func arriveAt(r *rand.Rand, pool *pgxpool.Pool, store *pgstore.Store, of arriving) (event curve.Event, wait time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
-	of := arrivals[limit]
 	v := allow(store)
 	if of.reserve {
 		v = reserve(store)
@@ -89,13 +92,39 @@ func arriveAt(r *rand.Rand, pool *pgxpool.Pool, store *pgstore.Store, limit int)
 	result, err := v.somehow(ctx, r, pool, hold, request)
 	switch {
 	case err != nil:
-		return a, 0, fmt.Errorf("%s: %w", ratelimit.NameOf(of.limit), err)
+		return event, 0, fmt.Errorf("%s: %w", ratelimit.NameOf(of.limit), err)
 	case !result.OK:
-		return a, min(result.RetryAfter, 20*time.Millisecond), nil
+		return event, min(result.RetryAfter, 20*time.Millisecond), nil
 	case of.reserve:
-		return arrival{limit, result.RetryAt, request.Count}, 0, nil
+		return curve.Event{At: result.RetryAt, Count: request.Count}, 0, nil
 	}
-	return arrival{limit, result.At, request.Count}, 0, nil
+	return curve.Event{At: result.At, Count: request.Count}, 0, nil
+}
+
+// arrived is what processes were granted, by limit. It is safe for concurrent use.
+type arrived struct {
+	limits []arriving
+
+	mu     sync.Mutex
+	events [][]curve.Event
+}
+
+func newArrived(limits []arriving) *arrived {
+	return &arrived{limits: limits, events: make([][]curve.Event, len(limits))}
+}
+
+func (a *arrived) add(limit int, event curve.Event) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.events[limit] = append(a.events[limit], event)
+}
+
+// read reads a line of the journal of a process.
+func (a *arrived) read(line []byte) error {
+	var one arrival
+	err := json.Unmarshal(line, &one)
+	a.add(one.Limit, curve.Event{At: one.At, Count: one.Count})
+	return err
 }
 
 // attackArrivals judges what several processes were granted in all stretches of time.
@@ -105,22 +134,13 @@ func attackArrivals(ctx context.Context, l *lab, c *chapter) error {
 		return err
 	}
 	c.say("Three processes take from each limit in every form, while rows are kept locked and processes stand still (SIGSTOP). For every stretch between two grants, wherever it begins and however long it is, the tokens granted are divided by what the limit promises for it; told is the largest share. A second run has one process whose clock, which then decides, is set forward and back.")
-	events := make([][]curve.Event, len(arrivals))
-	var mu sync.Mutex
-	read := func(line []byte) error {
-		var a arrival
-		err := json.Unmarshal(line, &a)
-		mu.Lock()
-		defer mu.Unlock()
-		events[a.Limit] = append(events[a.Limit], curve.Event{At: a.At, Count: a.Count})
-		return err
-	}
+	granted := newArrived(arrivals)
 	lasts := l.seconds(20, 5)
 	var children []*child
 	for n := range 3 {
 		child, err := start(ctx, task{
 			Job: "arrive", URL: l.server.URL, Schema: schema, Process: n + 1, Workers: 3, Conns: 10, For: lasts, Seed: uint64(time.Now().UnixNano()),
-		}, read)
+		}, granted.read)
 		if err != nil {
 			return err
 		}
@@ -133,28 +153,28 @@ func attackArrivals(ctx context.Context, l *lab, c *chapter) error {
 	if err != nil {
 		return err
 	}
-	for i, a := range arrivals {
-		if len(events[i]) == 0 {
-			return fmt.Errorf("%s: nothing was granted", ratelimit.NameOf(a.limit))
-		}
+	if err := granted.judge(c, "", 0.85); err != nil {
+		return err
 	}
-	judge(c, "", events, 0.85)
 	c.happened("processes that stood still for 50 to 150 ms", stalls)
 	c.happened("rows that were kept locked for 30 to 100 ms", holds)
 	return l.stepClock(ctx, c)
 }
 
-func judge(c *chapter, how string, events [][]curve.Event, reached float64) {
-	for i, a := range arrivals {
-		d := a.limit.Definition()
-		if events[i] == nil {
-			continue
+// judge says by how much of their bounds limits were used. Of those that nobody was to take
+// from there is nothing.
+func (a *arrived) judge(c *chapter, how string, reached float64) error {
+	for i, of := range a.limits {
+		d := of.limit.Definition()
+		if len(a.events[i]) == 0 {
+			return fmt.Errorf("%s%s: nothing was granted", d.Name, how)
 		}
-		worst := curve.Judge(events[i], curve.Of(d))
-		c.tell(d.Name+how+", grants judged", "%d", len(events[i]))
+		worst := curve.Judge(a.events[i], curve.Of(d))
+		c.tell(d.Name+how+", grants judged", "%d", len(a.events[i]))
 		c.atMost(d.Name+how+", largest share", worst.Share, 1+1e-9, "")
 		c.atLeast(d.Name+how+", reached", worst.Share, reached, "")
 	}
+	return nil
 }
 
 // stall stops processes and locks rows for a while, in turn.
@@ -166,43 +186,55 @@ func (l *lab) stall(ctx context.Context, schema string, children []*child, lasts
 	defer conn.Close(ctx)
 	for end := time.Now().Add(lasts - time.Second); time.Now().Before(end); time.Sleep(time.Duration(rand.IntN(100)) * time.Millisecond) {
 		if rand.IntN(2) == 0 {
-			process := children[rand.IntN(len(children))].cmd.Process
-			if err := process.Signal(syscall.SIGSTOP); err != nil {
-				return stalls, holds, err
-			}
-			time.Sleep(time.Duration(50+rand.IntN(100)) * time.Millisecond)
-			if err := process.Signal(syscall.SIGCONT); err != nil {
+			if err := children[rand.IntN(len(children))].standStill(time.Duration(50+rand.IntN(100)) * time.Millisecond); err != nil {
 				return stalls, holds, err
 			}
 			stalls++
 			continue
 		}
-		name := ratelimit.NameOf(arrivals[rand.IntN(len(arrivals))].limit)
-		err := pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-			tag, err := tx.Exec(ctx, "SELECT FROM "+schema+".rate_limits WHERE name = $1 AND shard = 0 FOR UPDATE", name)
-			holds += int(tag.RowsAffected())
-			time.Sleep(time.Duration(30+rand.IntN(70)) * time.Millisecond)
-			return err
-		})
+		n, err := holdRow(ctx, conn, schema, arrivals[rand.IntN(len(arrivals))].limit, time.Duration(30+rand.IntN(70))*time.Millisecond)
 		if err != nil {
 			return stalls, holds, err
 		}
+		holds += n
 	}
 	return stalls, holds, nil
 }
 
-// stepClock takes from the limits by a clock that is set forward and back.
-func (l *lab) stepClock(ctx context.Context, c *chapter) error {
-	schema, err := l.schema(ctx)
-	if err != nil {
+// standStill stops a process for a while.
+func (c *child) standStill(lasts time.Duration) error {
+	if err := c.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
 		return err
 	}
-	pool, err := l.pool(ctx, 12)
+	time.Sleep(lasts)
+	return c.cmd.Process.Signal(syscall.SIGCONT)
+}
+
+// holdRow keeps the first row of a limit locked for a while, if there is one: it says how many.
+func holdRow(ctx context.Context, conn *pgx.Conn, schema string, limit ratelimit.Limit, lasts time.Duration) (n int, err error) {
+	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+		tag, err := tx.Exec(ctx, "SELECT FROM "+schema+".rate_limits WHERE name = $1 AND shard = 0 FOR UPDATE", ratelimit.NameOf(limit))
+		n = int(tag.RowsAffected())
+		time.Sleep(lasts)
+		return err
+	})
+	return n, err
+}
+
+// stepClock takes from the limits by a clock that is set forward and back.
+func (l *lab) stepClock(ctx context.Context, c *chapter) error {
+	schema, pool, err := l.place(ctx, 12)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	s := stepped{pool: pool, events: make([][]curve.Event, len(arrivals))}
+	var limits []arriving
+	for _, a := range arrivals {
+		if a.limit.Definition().Shards == 1 {
+			limits = append(limits, a)
+		}
+	}
+	s := stepped{pool: pool, arrived: newArrived(limits)}
 	s.store, err = pgstore.New(pool, &pgstore.Config{Schema: schema, Clock: func() time.Time {
 		return time.Now().Add(time.Duration(s.offset.Load()))
 	}})
@@ -211,16 +243,14 @@ func (l *lab) stepClock(ctx context.Context, c *chapter) error {
 	}
 	ctx, stop := context.WithTimeout(ctx, l.seconds(10, 4))
 	defer stop()
-	errs := make([]error, 2*len(arrivals))
+	errs := make([]error, 2*len(limits))
 	var group sync.WaitGroup
 	for i := range errs {
-		if limit := i % len(arrivals); arrivals[limit].limit.Definition().Shards == 1 {
-			group.Go(func() {
-				for ctx.Err() == nil && errs[i] == nil {
-					errs[i] = s.takeOnce(limit)
-				}
-			})
-		}
+		group.Go(func() {
+			for ctx.Err() == nil && errs[i] == nil {
+				errs[i] = s.takeOnce(i % len(limits))
+			}
+		})
 	}
 	forward, back := 0, 0
 	for ctx.Err() == nil {
@@ -234,7 +264,7 @@ func (l *lab) stepClock(ctx context.Context, c *chapter) error {
 		time.Sleep(50 * time.Millisecond)
 	}
 	group.Wait()
-	judge(c, ", clock set", s.events, 0.5)
+	errs = append(errs, s.judge(c, ", clock set", 0.5))
 	c.happened("clock set forward by up to 200 ms", forward)
 	c.happened("clock set back by up to 200 ms", back)
 	return errors.Join(errs...)
@@ -242,14 +272,12 @@ func (l *lab) stepClock(ctx context.Context, c *chapter) error {
 
 // stepped takes by a clock that somebody sets when no call is under way.
 type stepped struct {
+	*arrived
 	pool   *pgxpool.Pool
 	store  *pgstore.Store
 	offset atomic.Int64
 
 	setting sync.RWMutex
-
-	mu     sync.Mutex
-	events [][]curve.Event
 }
 
 func (s *stepped) set(step time.Duration) {
@@ -261,12 +289,9 @@ func (s *stepped) set(step time.Duration) {
 func (s *stepped) takeOnce(limit int) error {
 	s.setting.RLock()
 	defer s.setting.RUnlock()
-	a, _, err := arriveAt(rand.New(rand.NewPCG(rand.Uint64(), 0)), s.pool, s.store, limit)
-	if err != nil || a.Count == 0 {
-		return err
+	event, _, err := arriveAt(rand.New(rand.NewPCG(rand.Uint64(), 0)), s.pool, s.store, s.limits[limit])
+	if err == nil && event.Count > 0 {
+		s.add(limit, event)
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.events[limit] = append(s.events[limit], curve.Event{At: a.At, Count: a.Count})
-	return nil
+	return err
 }

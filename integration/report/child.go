@@ -36,12 +36,14 @@ type task struct {
 	Lifetime    time.Duration // of a connection; 0 for long
 	Seed        uint64
 	Limit       int // of arrivals: which one
+	Escrow      time.Duration
 }
 
 // jobs are what children can do.
 var jobs = map[string]func(context.Context, *env) error{
 	"work":   work,
 	"arrive": arrive,
+	"hoard":  hoard,
 	"stroll": stroll,
 }
 
@@ -79,7 +81,7 @@ func runChild() error {
 		return err
 	}
 	// Its connections end with the process: to close them is to wait for a silent network.
-	store, err := pgstore.New(pool, &pgstore.Config{Schema: t.Schema})
+	store, err := pgstore.New(pool, &pgstore.Config{Schema: t.Schema, Escrow: t.Escrow})
 	if err != nil {
 		return err
 	}

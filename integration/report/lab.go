@@ -7,7 +7,6 @@ import (
 	"os"
 	"runtime"
 	"runtime/debug"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -89,6 +88,15 @@ func (l *lab) schema(ctx context.Context) (name string, err error) {
 		CREATE INDEX ON ledger (id)`, name, migrations.UpSQL(), l.tablespace))
 }
 
+// place makes a schema, and connections to the server.
+func (l *lab) place(ctx context.Context, most int32) (schema string, pool *pgxpool.Pool, err error) {
+	if schema, err = l.schema(ctx); err != nil {
+		return "", nil, err
+	}
+	pool, err = l.pool(ctx, most)
+	return schema, pool, err
+}
+
 // pool is connections to the server, of which no more than so many.
 func (l *lab) pool(ctx context.Context, most int32) (*pgxpool.Pool, error) {
 	return newPool(ctx, l.server.URL, most, nil)
@@ -107,16 +115,6 @@ func newPool(ctx context.Context, url string, most int32, change func(*pgxpool.C
 	return pgxpool.NewWithConfig(ctx, config)
 }
 
-// postmaster is the first process of the server.
-func (l *lab) postmaster(ctx context.Context) (pid int, err error) {
-	var text string
-	if err := l.ask(ctx, "SELECT pg_read_file('postmaster.pid')", &text); err != nil {
-		return 0, err
-	}
-	first, _, _ := strings.Cut(text, "\n")
-	return strconv.Atoi(first)
-}
-
 // signal sends a signal to the server's first process, and returns when another
 // answers in its place, or the same again.
 func (l *lab) signal(ctx context.Context, signal syscall.Signal) error {
@@ -125,7 +123,7 @@ func (l *lab) signal(ctx context.Context, signal syscall.Signal) error {
 	if err := l.ask(ctx, life, &before); err != nil {
 		return err
 	}
-	pid, err := l.postmaster(ctx)
+	pid, err := l.server.Postmaster(ctx)
 	if err != nil {
 		return err
 	}

@@ -79,11 +79,7 @@ var linear = []ratelimit.Limit{
 // attackLinear looks for one order of all calls of a row in which each got the answer
 // that the algebra gives.
 func attackLinear(ctx context.Context, l *lab, c *chapter) error {
-	schema, err := l.schema(ctx)
-	if err != nil {
-		return err
-	}
-	pool, err := l.pool(ctx, 12)
+	schema, pool, err := l.place(ctx, 12)
 	if err != nil {
 		return err
 	}

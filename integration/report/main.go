@@ -29,6 +29,7 @@ import (
 var sections = []section{
 	{"accounts", "Exact accounts", attackAccounts},
 	{"arrivals", "The arrival curve", attackArrivals},
+	{"memory", "Granted from memory", attackMemory},
 	{"strangers", "Nobody stalls a stranger", attackStrangers},
 	{"wire", "Faults on the wire", attackWire},
 	{"pooler", "PgBouncer between", attackPooler},

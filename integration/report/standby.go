@@ -60,7 +60,7 @@ func (l *lab) promoteOnce(ctx context.Context, c *chapter) (after int, err error
 		{Conns: 8, Workers: 8, Relay: r.Address().String(), Patience: 3 * time.Second, Isolation: "serializable"},
 	}, lasts, 0, func(ctx context.Context, s *suffering) error {
 		time.Sleep(lasts / 3)
-		pid, err := pair.postmaster(ctx)
+		pid, err := pair.server.Postmaster(ctx)
 		if err != nil {
 			return err
 		}

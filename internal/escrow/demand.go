@@ -3,7 +3,11 @@ package escrow
 import "time"
 
 const (
-	enoughFor = 8 // calls of a key lately, before anything is taken ahead: for keys that are asked now and then it would only have to be given back
+	// enoughFor is of how many calls of a key lately, in up to twice the time that tokens
+	// last, before anything is taken ahead. It costs a statement or two for the key in that
+	// time, and one more to give back. Calls that it saves would have shared theirs with
+	// calls for other keys, and cost little each.
+	enoughFor = 32
 	growth    = 8 // times what was handed out lately is the most that is taken ahead
 )
 
@@ -37,10 +41,14 @@ func (d *demand) add(n float64, calls int, now moment, lasts time.Duration) {
 	d.calls += calls
 }
 
+// enough reports whether there were so many calls lately that it is worth to take ahead. Time
+// that passes makes them fewer.
+func (d *demand) enough() bool { return d.calls+d.called >= enoughFor }
+
 // want is how much would be needed while it lasts.
 func (d *demand) want(now moment, lasts time.Duration) float64 {
 	d.roll(now, lasts)
-	if d.calls+d.called < enoughFor {
+	if !d.enough() {
 		return 0
 	}
 	past := float64(max(now.mono-d.begun, lasts/1000, 1)) / float64(lasts)

@@ -1,6 +1,7 @@
 package escrow
 
 import (
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -298,16 +299,29 @@ func (h *Holder) Order(need float64) (o Order, ok bool) {
 	if !h.Holds() || need > h.lowered {
 		return o, false
 	}
-	now := h.memory.moment()
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	left := h.live(now)
-	lasts := h.memory.lasts
-	want := h.demand.want(now, lasts)*float64(Longest(&h.ask.Definition, lasts))/float64(lasts) - left
-	if want < 1 {
-		want = 0
+	o = Order{Holder: h, Capacity: h.lowered, dropped: h.dropped}
+	if len(h.lots) == 0 && !h.demand.enough() {
+		return o, true
 	}
-	return Order{Holder: h, Ahead: min(want, h.lowered), Capacity: h.lowered, dropped: h.dropped}, true
+	now, lasts := h.memory.moment(), h.memory.lasts
+	left := h.live(now)
+	want := h.demand.want(now, lasts)*float64(Longest(&h.ask.Definition, lasts))/float64(lasts) - left
+	if min(want, h.spare(need, now)) >= 1 {
+		o.Ahead = min(want, h.lowered)
+	}
+	return o, true
+}
+
+// spare is what a statement that takes need tokens can take ahead besides, by what is known
+// of the row: it has more only if others have given back. It needs mu.
+func (h *Holder) spare(need float64, now moment) float64 {
+	if len(h.lots) == 0 {
+		return math.Inf(1)
+	}
+	last := h.lots[len(h.lots)-1]
+	return (h.ask.Definition.Settle(last.after, last.databaseAt(now)).Value - need) / 2
 }
 
 // Arrived adds what an order has brought ahead. What it has brought besides, to those who
@@ -442,17 +456,22 @@ func (h *Holder) ring() {
 }
 
 // takeBack takes out of memory what is over, and what is more than is needed, the newest
-// first: of that the most is given back. What is hardly more is kept.
+// first: of that the most is given back. What is hardly more is kept, and a lot of which
+// nothing would be in the row again: that can be used here only.
 func (h *Holder) takeBack(needed float64) (returns []Return) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	left := h.live(h.memory.moment())
+	now := h.memory.moment()
+	left := h.live(now)
 	returns, h.ended = h.ended, nil
 	if needed > 0 && left < 2*needed {
 		return returns
 	}
 	for i := len(h.lots) - 1; i >= 0 && left > needed; i-- {
 		l := h.lots[i]
+		if !h.arrives(l, now) {
+			continue
+		}
 		n, _ := l.take(left-needed, true)
 		l.seen -= n
 		left -= n
@@ -462,4 +481,11 @@ func (h *Holder) takeBack(needed float64) (returns []Return) {
 	}
 	h.restock()
 	return returns
+}
+
+// arrives reports whether anything of what is left of a lot would be in the row, if it were
+// given back.
+func (h *Holder) arrives(l *lot, now moment) bool {
+	d := &h.ask.Definition
+	return stands(d) > 0 || l.count() > refilled(d, now.since(l.sent))
 }

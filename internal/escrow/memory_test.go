@@ -266,6 +266,61 @@ func TestOrder(t *testing.T) {
 	}
 }
 
+// Of a key that is asked now and then nothing is taken ahead.
+func TestOrderOfFewCalls(t *testing.T) {
+	m := newMemory(t)
+	h := m.of(bucket)
+	h.Note(100, 31)
+	if o := m.order(h); o.Ahead != 0 {
+		t.Errorf("got %v after 31 calls, want nothing", o.Ahead)
+	}
+	h.Note(1, 1)
+	if o := m.order(h); o.Ahead < 100 {
+		t.Errorf("got %v after 32 calls, want what they took", o.Ahead)
+	}
+	m.pass(1999 * time.Millisecond)
+	if o := m.order(h); o.Ahead == 0 {
+		t.Error("got nothing in the second after them")
+	}
+	m.pass(2 * time.Second)
+	if o := m.order(h); o.Ahead != 0 {
+		t.Errorf("got %v after two seconds more, want nothing", o.Ahead)
+	}
+}
+
+// From a row that is known to have next to nothing nothing is taken ahead, until it has come in.
+func TestOrderOfLittle(t *testing.T) {
+	m := newMemory(t)
+	h := m.of(bucket)
+	h.Note(100, 100)
+	o := m.order(h)
+	o.Arrived(escrow.Lot{Count: 1, After: ratelimit.State{Value: 1, TS: m.now()}, At: m.now(), Sent: m.now()})
+	if o := m.order(h); o.Ahead != 0 {
+		t.Errorf("got %v, want nothing", o.Ahead)
+	}
+	m.pass(50 * time.Millisecond)
+	if o := m.order(h); o.Ahead == 0 {
+		t.Error("got nothing when 5 have come in")
+	}
+}
+
+// What would not be in the row if it were given back, since as much has come in, is kept.
+func TestTakeBackKeepsWhatWouldBeLost(t *testing.T) {
+	m := newMemory(t)
+	h := m.of(bucket)
+	m.bring(h, 10)
+	m.pass(100 * time.Millisecond)
+	if back := m.TakeBack(); back != nil {
+		t.Errorf("got %+v, of which nothing would be in the row", back)
+	}
+	m.want(bucket, 10, true)
+	m.bring(h, 10)
+	m.pass(99 * time.Millisecond)
+	if back := m.TakeBack(); len(back) != 1 || back[0].Count != 10 {
+		t.Errorf("got %+v, want 10", back)
+	}
+}
+
 // What is left of a slot that is over goes back to it all the same: no window would have
 // room for it else for a whole period. What is put back then goes with it.
 func TestSlotIsGivenBackAfterItsEnd(t *testing.T) {

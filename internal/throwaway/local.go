@@ -188,7 +188,7 @@ func (i installation) startOn(ctx context.Context, port string, opts Options) (*
 	// If this fails, so does the supervisor, which knows better why.
 	_, _ = fmt.Fprintln(p.stdin, password)
 
-	s := &Server{URL: loopbackURL(port, password), Source: i.String(), process: p}
+	s := &Server{URL: loopbackURL(port, password), Source: i.String(), process: p, here: true}
 	if err := s.waitUntilReady(ctx); err != nil {
 		return nil, err
 	}

@@ -12,6 +12,8 @@ import (
 	"maps"
 	"os"
 	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -29,6 +31,7 @@ type Server struct {
 	Source string
 
 	process *process // nil if the server is not ours to stop
+	here    bool     // its processes are this machine's
 }
 
 // Close stops the server and removes its data, if Start started it. Connections
@@ -41,6 +44,21 @@ func (s *Server) Close() error {
 		return fmt.Errorf("throwaway: stopping %s: %w", s.Source, err)
 	}
 	return nil
+}
+
+// Postmaster is the ID of the server's first process.
+func (s *Server) Postmaster(ctx context.Context) (pid int, err error) {
+	conn, err := pgx.Connect(ctx, s.URL)
+	if err != nil {
+		return 0, fmt.Errorf("throwaway: looking for the first process: %w", err)
+	}
+	defer conn.Close(ctx)
+	var text string
+	if err := conn.QueryRow(ctx, "SELECT pg_read_file('postmaster.pid')").Scan(&text); err != nil {
+		return 0, fmt.Errorf("throwaway: looking for the first process: %w", err)
+	}
+	line, _, _ := strings.Cut(text, "\n")
+	return strconv.Atoi(line)
 }
 
 // Options are wishes for a server that has yet to be started. A server named by

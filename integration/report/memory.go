@@ -1,0 +1,214 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// hoarded are the limits that processes take ahead from: of each so much is granted that all
+// of them do.
+var hoarded = []arriving{
+	{ratelimit.TokenBucket{Name: "token bucket", Rate: 800, Period: time.Second, Capacity: 2400, MaxReserved: ratelimit.None}, false},
+	{ratelimit.FixedWindow{Name: "fixed window", Rate: 160, Period: 200 * time.Millisecond, MaxReserved: ratelimit.None}, false},
+	{ratelimit.SlidingWindow{Name: "sliding window", Rate: 160, Period: 200 * time.Millisecond, Slots: 4, MaxReserved: ratelimit.None}, false},
+	{ratelimit.TokenBucket{Name: "token bucket, reserved", Rate: 800, Period: time.Second, Capacity: 2400, MaxReserved: 200}, true},
+}
+
+const (
+	hoards    = 3 // processes
+	hoardedAt = 200 * time.Millisecond
+)
+
+// hoard is arrive from limits that are taken ahead from.
+func hoard(ctx context.Context, e *env) error { return arriveAll(ctx, e, hoarded) }
+
+// attackMemory judges what processes that take ahead were granted in all stretches of time.
+func attackMemory(ctx context.Context, l *lab, c *chapter) error {
+	c.say("%d processes with Config.Escrow of %v take from each limit in every form, while one is stopped for longer than what it holds lasts, or killed and another started, while rows are kept locked, and while the whole server is stopped. As above, told is the largest share of what a limit promises, over all stretches between two grants. Then one process floods a key that has enough.", hoards, hoardedAt)
+	h := &hoarding{lab: l, granted: newArrived(hoarded), end: time.Now().Add(l.seconds(20, 8))}
+	if err := h.run(ctx); err != nil {
+		return err
+	}
+	if err := h.granted.judge(c, "", 0.8); err != nil {
+		return err
+	}
+	c.happened("processes that were stopped for 250 to 400 ms", h.stopped)
+	c.happened("processes that were killed", h.killed)
+	c.happened("rows that were kept locked for 250 to 400 ms", h.locked)
+	c.happened("times that the server was stopped for 250 to 400 ms", h.suspended)
+	return l.countStatements(ctx, c)
+}
+
+// hoarding is processes that take ahead, and what happens to them.
+type hoarding struct {
+	*lab
+	granted *arrived
+	end     time.Time
+
+	schema                             string
+	children                           []*child
+	stopped, killed, locked, suspended int
+}
+
+func (h *hoarding) run(ctx context.Context) (err error) {
+	if h.schema, err = h.lab.schema(ctx); err != nil {
+		return err
+	}
+	for range hoards {
+		if err := h.startOne(ctx); err != nil {
+			return err
+		}
+	}
+	err = h.harm(ctx)
+	for _, child := range h.children {
+		err = errors.Join(err, <-child.done)
+	}
+	return err
+}
+
+func (h *hoarding) startOne(ctx context.Context) error {
+	child, err := start(ctx, task{
+		Job: "hoard", URL: h.server.URL, Schema: h.schema, Process: len(h.children) + h.killed + 1, Workers: 3, Conns: 10,
+		For: time.Until(h.end), Seed: rand.Uint64(), Escrow: hoardedAt,
+	}, h.granted.read)
+	h.children = append(h.children, child)
+	return err
+}
+
+// harm does one thing after the other, until a second before the end. Before that it lets
+// them be, to see that they get what there is.
+func (h *hoarding) harm(ctx context.Context) error {
+	conn, err := pgx.Connect(ctx, h.server.URL)
+	if err != nil {
+		return err
+	}
+	defer conn.Close(ctx)
+	time.Sleep(2 * time.Second)
+	for n := 0; time.Until(h.end) > time.Second; n++ {
+		time.Sleep(time.Duration(50+rand.IntN(200)) * time.Millisecond)
+		long := hoardedAt + time.Duration(50+rand.IntN(150))*time.Millisecond
+		switch n % 4 {
+		case 0:
+			h.stopped++
+			err = h.children[rand.IntN(hoards)].standStill(long)
+		case 1:
+			err = h.killOne(ctx)
+		case 2:
+			var rows int
+			rows, err = holdRow(ctx, conn, h.schema, hoarded[rand.IntN(len(hoarded))].limit, long)
+			h.locked += rows
+		case 3:
+			err = h.suspend(ctx, long)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// killOne kills a process, and starts another.
+func (h *hoarding) killOne(ctx context.Context) error {
+	i := rand.IntN(hoards)
+	victim := h.children[i]
+	if err := victim.cmd.Process.Kill(); err != nil {
+		return err
+	}
+	<-victim.done // with an error, of course
+	h.killed++
+	h.children = append(h.children[:i], h.children[i+1:]...)
+	return h.startOne(ctx)
+}
+
+// suspend stops the server for a while.
+func (h *hoarding) suspend(ctx context.Context, lasts time.Duration) error {
+	resume, err := h.server.Suspend(ctx)
+	if err != nil {
+		return err
+	}
+	h.suspended++
+	time.Sleep(lasts)
+	return resume()
+}
+
+// countStatements floods a key that has enough, and counts what the server is sent for it,
+// when that has found its measure: in the middle one of five stretches.
+func (l *lab) countStatements(ctx context.Context, c *chapter) error {
+	schema, err := l.schema(ctx)
+	if err != nil {
+		return err
+	}
+	sent := &sentStatements{}
+	pool, err := newPool(ctx, l.server.URL, 4, func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent })
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	store, err := pgstore.New(pool, &pgstore.Config{Schema: schema, Escrow: hoardedAt})
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	limit := ratelimit.TokenBucket{Name: "enough", Rate: 1e9, Period: time.Second, Capacity: 6e10}
+	flood, stop := context.WithCancel(ctx)
+	defer stop()
+	var group sync.WaitGroup
+	var granted atomic.Int64
+	var errs [8]error
+	for i := range errs {
+		group.Go(func() {
+			for flood.Err() == nil && errs[i] == nil {
+				if result, err := store.Allow(ctx, limit.For(arrivalKey)); err != nil || !result.OK {
+					errs[i] = fmt.Errorf("got %v, %w", result.OK, err)
+				}
+				granted.Add(1)
+			}
+		})
+	}
+	const lasts = 4 * hoardedAt
+	time.Sleep(lasts)
+	var perSecond [2][]float64
+	for range 5 {
+		decisions, statements := granted.Load(), sent.n.Load()
+		time.Sleep(lasts)
+		perSecond[0] = append(perSecond[0], float64(granted.Load()-decisions)/lasts.Seconds())
+		perSecond[1] = append(perSecond[1], float64(sent.n.Load()-statements)/lasts.Seconds())
+	}
+	stop()
+	group.Wait()
+	for _, figures := range perSecond {
+		slices.Sort(figures)
+	}
+	c.tell("a key that has enough, granted in a second", "%.0f", perSecond[0][2])
+	c.atMost("a key that has enough, statements a second", perSecond[1][2], 4*float64(time.Second)/float64(hoardedAt), "")
+	return errors.Join(errs[:]...)
+}
+
+// sentStatements counts the statements of a pool.
+type sentStatements struct{ n atomic.Int64 }
+
+func (s *sentStatements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	s.n.Add(1)
+	return ctx
+}
+
+func (s *sentStatements) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
+	s.n.Add(int64(data.Batch.Len()))
+	return ctx
+}
+
+func (*sentStatements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData)     {}
+func (*sentStatements) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (*sentStatements) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
