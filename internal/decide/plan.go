@@ -171,21 +171,22 @@ func (c *Call) Granted(changes []Change, known View) ratelimit.Result {
 		for last < len(changes) && changes[last].Ask == i {
 			last++
 		}
-		statuses = append(statuses, c.grantedOf(i, changes[first:last], known))
+		statuses = append(statuses, ratelimit.Status{})
+		c.tellGranted(&statuses[len(statuses)-1], i, changes[first:last], known)
 	}
 	return c.result(known.At, statuses)
 }
 
-// grantedOf is the status of one of c's asks, for which changes were made.
-func (c *Call) grantedOf(i int, changes []Change, known View) (status ratelimit.Status) {
+// tellGranted sets s, which is zero, to the status of one of c's asks, for which changes
+// were made.
+func (c *Call) tellGranted(s *ratelimit.Status, i int, changes []Change, known View) {
 	a := &c.Asks[i]
 	if a.Sharded() {
-		status = a.takenAmong(known.States[i], changes, known.At)
+		*s = a.takenAmong(known.States[i], changes, known.At)
 	} else {
-		status = a.taken(changes[0].After, known.At)
+		a.tellTaken(s, changes[0].After, known.At)
 	}
-	status.Taken = c.took(a, changes)
-	return status
+	s.Taken = c.took(a, changes)
 }
 
 // Receipted is Granted with the Receipt of the changes: if it is one, in one allocation,
@@ -201,7 +202,7 @@ func (c *Call) Receipted(changes []Change, known View, taker string, conn any) r
 		held
 		limit receipt.Limit
 	})
-	h.each[0] = c.grantedOf(i, changes, known)
+	c.tellGranted(&h.each[0], i, changes, known)
 	h.limit = *c.Asks[i].Paid()
 	h.payment[0] = c.payment(&changes[0], &h.limit)
 	receipt.Set(&h.receipt, h.payment[:], c.left(changes), taker, conn, known.At)
@@ -339,12 +340,13 @@ func outweighs(s, t ratelimit.Status) bool {
 	return s.Remaining < t.Remaining
 }
 
-// taken is the status of a, of one row, when it was taken at now and left after
-// behind.
-func (a *Ask) taken(after ratelimit.State, now time.Time) ratelimit.Status {
+// tellTaken sets s, which is zero, to the status of a, of one row, when it was taken at now
+// and left after behind.
+func (a *Ask) tellTaken(s *ratelimit.Status, after ratelimit.State, now time.Time) {
 	d := &a.Definition
 	at, due, settled := a.counts(d, after, now)
-	return a.status(true, holdingOf(d, settled, at), at, due)
+	h := holdingOf(d, settled, at)
+	a.tell(s, true, &h, at, due)
 }
 
 // takenAmong is the status of a when changes were made to its shards, which are

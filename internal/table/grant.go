@@ -187,8 +187,8 @@ func (t *Table) Grant(ctx context.Context, q Querier, grants []Grant, now *time.
 	if len(grants) == 1 {
 		return t.grantOne(ctx, q, &grants[0], now)
 	}
-	alike, others, sliding := sorts(grants)
 	var batch pgx.Batch // of one statement mostly, and one transaction in any case
+	alike, others, sliding := sorts(grants, t.statistics.known(&batch))
 	if len(alike) > 0 {
 		t.queueAlike(&batch, alike, now)
 	}
@@ -211,9 +211,9 @@ func (t *Table) Grant(ctx context.Context, q Querier, grants []Grant, now *time.
 // own: beginning another costs the server what so many of them save.
 const fewAlike = 24
 
-// sorts divides grants into those that take the same from rows of one limit, others, and
-// those of sliding windows; each in the order given.
-func sorts(grants []Grant) (alike, others, sliding []*Grant) {
+// sorts divides grants into those that take the same from rows of one limit, if that is
+// wanted, others, and those of sliding windows; each in the order given.
+func sorts(grants []Grant, scan bool) (alike, others, sliding []*Grant) {
 	alike = make([]*Grant, 0, len(grants))
 	usual := usual(grants)
 	for i := range grants {
@@ -226,7 +226,7 @@ func sorts(grants []Grant) (alike, others, sliding []*Grant) {
 			others = append(others, g)
 		}
 	}
-	if len(others) > 0 && len(alike) <= fewAlike {
+	if !scan || len(others) > 0 && len(alike) <= fewAlike {
 		others = append(others, alike...)
 		slices.SortFunc(others, func(g, h *Grant) int { return g.Row.Compare(h.Row) })
 		alike = nil

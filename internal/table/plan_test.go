@@ -130,7 +130,7 @@ func TestGrantManyKeepsItsPlan(t *testing.T) {
 func testKeepsPlan(t *testing.T, most int, count func(i int) float64, text func(*Table) string) {
 	t.Helper()
 	db := pgtest.New(t)
-	sql := New(db.Schema, false)
+	sql := scanning(New(db.Schema, false))
 	conn, err := db.Pool.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)

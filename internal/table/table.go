@@ -46,6 +46,8 @@ type Table struct {
 	listFull, listEmpty                 string
 	deleteListed, deleteSame            string
 	names, page, forget, ready, wrote   string
+
+	statistics statistics
 }
 
 // texts are the statements that differ between the kinds of limits.
@@ -102,6 +104,7 @@ func New(schema string, portable bool) *Table {
 		write: in(writeSQL), writeSlots: in(writeSlotsSQL), renew: in(renewSQL),
 		listFull: in(listFullSQL), listEmpty: in(listEmpty()), deleteListed: in(deleteListedSQL), deleteSame: in(deleteSameSQL),
 		names: in(namesSQL), page: in(pageSQL), forget: in(forgetSQL), ready: in(readySQL), wrote: in(wroteSQL),
+		statistics: statistics{sql: in(statisticsSQL)},
 	}
 }
 

@@ -1,0 +1,45 @@
+package table
+
+import (
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+)
+
+// statisticsSQL asks whether PostgreSQL has statistics of the table, which was not tiny
+// when they were made.
+const statisticsSQL = `SELECT reltuples >= 1000
+	AND coalesce(pg_stat_get_last_analyze_time(oid), pg_stat_get_last_autoanalyze_time(oid)) IS NOT NULL
+FROM pg_class WHERE oid = '{table}'::regclass`
+
+// statistics is what is known of the planner's. Up to PostgreSQL 16 it may look keys up
+// along the index, or go through all rows of a limit and compare each with all keys. It
+// takes those rows for hardly any while it has no statistics, so for the first minute of a
+// table, until autovacuum has come.
+type statistics struct {
+	sql    string
+	asked  atomic.Int64 // since epoch; 0 is never
+	enough atomic.Bool
+}
+
+// askAgain is how long an answer holds, also that there are none.
+const askAgain = 10 * time.Second
+
+// epoch is what the monotonic clock is counted from: a while ago, so that 0 is never now.
+var epoch = time.Now().Add(-time.Second)
+
+// known reports whether the planner is known to look keys up along the index. Now and then
+// it has the statements of a batch, of which it is the first, tell for the next ones.
+func (s *statistics) known(b *pgx.Batch) bool {
+	now, last := int64(time.Since(epoch)), s.asked.Load()
+	if (last == 0 || now-last >= int64(askAgain)) && s.asked.CompareAndSwap(last, now) {
+		b.Queue(s.sql).QueryRow(func(row pgx.Row) error {
+			var enough bool
+			err := row.Scan(&enough)
+			s.enough.Store(enough)
+			return err
+		})
+	}
+	return s.enough.Load()
+}
