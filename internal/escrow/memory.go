@@ -12,8 +12,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
-// A memory remembers no more keys than sets · ways. Those with the same hash share a set,
-// which is a line of a processor's cache.
+// A memory remembers no more keys than sets · ways. Those with the same hash share a set.
 const (
 	sets = 2048
 	ways = 8
@@ -34,7 +33,12 @@ type Memory struct {
 	mu sync.Mutex // to remember another key
 }
 
-type set [ways]atomic.Pointer[Holder]
+// set is some holders. Each has another part of its key's hash beside it, so that those of
+// other keys need not be looked at, which are seldom in a processor's cache.
+type set struct {
+	tags    [ways]atomic.Uint32
+	holders [ways]atomic.Pointer[Holder]
+}
 
 // New is an empty memory of what lasts so long. The clock, if it is not nil, is one that
 // was injected. refill is called when it is time to take ahead, on the way of a call that
@@ -58,8 +62,9 @@ func (m *Memory) Now() time.Time {
 
 func (m *Memory) moment() moment { return momentOf(m.Now()) }
 
-func (m *Memory) set(name, key string) *set {
-	return &m.sets[(maphash.String(m.seed, key)^maphash.String(m.seed, name)*3)%sets]
+func (m *Memory) set(name, key string) (s *set, tag uint32) {
+	hash := maphash.String(m.seed, key) ^ maphash.String(m.seed, name)*3
+	return &m.sets[hash%sets], uint32(hash >> 32)
 }
 
 // holder is the holder of a key; nil if none is remembered.
@@ -67,9 +72,12 @@ func (m *Memory) holder(name, key string) *Holder {
 	if m == nil {
 		return nil
 	}
-	s := m.set(name, key)
-	for i := range s {
-		if h := s[i].Load(); h != nil && h.ask.Key == key && h.ask.Definition.Name == name {
+	s, tag := m.set(name, key)
+	for i := range s.tags {
+		if s.tags[i].Load() != tag {
+			continue
+		}
+		if h := s.holders[i].Load(); h != nil && h.ask.Key == key && h.ask.Definition.Name == name {
 			return h
 		}
 	}
@@ -104,14 +112,16 @@ func (m *Memory) remember(a *decide.Ask) *Holder {
 	if before != nil && before.ask.Definition == a.Definition {
 		return before
 	}
-	s, now := m.set(a.Definition.Name, a.Key), m.moment()
-	for i := range s {
-		there := s[i].Load()
+	s, tag := m.set(a.Definition.Name, a.Key)
+	now := m.moment()
+	for i := range s.holders {
+		there := s.holders[i].Load()
 		if there != before && (before != nil || !there.idle(now)) {
 			continue
 		}
 		h := newHolder(m, a)
-		s[i].Store(h)
+		s.holders[i].Store(h)
+		s.tags[i].Store(tag)
 		if before != nil {
 			before.drop()
 		}
@@ -160,8 +170,8 @@ func (m *Memory) each(do func(*Holder)) {
 		return
 	}
 	for i := range m.sets {
-		for j := range m.sets[i] {
-			if h := m.sets[i][j].Load(); h != nil {
+		for j := range m.sets[i].holders {
+			if h := m.sets[i].holders[j].Load(); h != nil {
 				do(h)
 			}
 		}
