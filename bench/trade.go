@@ -131,7 +131,7 @@ func runTrade(ctx context.Context, args []string, stdout, stderr io.Writer) (err
 		for i := range all {
 			all[i].escrow = escrows[i]
 			if err := all[i].measure(ctx, p, n, *duration); err != nil {
-				return fmt.Errorf("Escrow of %s: %w", all[i], err)
+				return fmt.Errorf("escrow of %s: %w", all[i], err)
 			}
 		}
 	}
@@ -145,7 +145,7 @@ func runTrade(ctx context.Context, args []string, stdout, stderr io.Writer) (err
 	}
 	for _, t := range all {
 		if t.atOnce > burstCapacity*(1+1e-9) {
-			return fmt.Errorf("Escrow of %s: %g at once from a bucket of %d", t, t.atOnce, burstCapacity)
+			return fmt.Errorf("escrow of %s: %g at once from a bucket of %d", t, t.atOnce, burstCapacity)
 		}
 	}
 	return nil
