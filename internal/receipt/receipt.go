@@ -58,9 +58,7 @@ type more struct {
 // New is the receipt of payments. taker names the transaction that paid, "" when
 // what it paid is committed, conn is the connection that this is on, and at is when.
 func New(payments []Payment, taker string, conn any, at time.Time) *Receipt {
-	r := new(Receipt)
-	Set(r, payments, nil, taker, conn, at)
-	return r
+	return NewReservation(payments, nil, taker, conn, at)
 }
 
 // NewReservation is the receipt of a reservation's payments, with what each left.

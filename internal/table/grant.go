@@ -214,19 +214,23 @@ const fewAlike = 24
 // sorts divides grants into those that take the same from rows of one limit, if that is
 // wanted, others, and those of sliding windows; each in the order given.
 func sorts(grants []Grant, scan bool) (alike, others, sliding []*Grant) {
-	alike = make([]*Grant, 0, len(grants))
-	usual := usual(grants)
+	var common *Grant
+	if scan {
+		common, alike = usual(grants), make([]*Grant, 0, len(grants))
+	} else {
+		others = make([]*Grant, 0, len(grants))
+	}
 	for i := range grants {
 		switch g := &grants[i]; {
 		case g.sliding():
 			sliding = append(sliding, g)
-		case g.alike(usual):
+		case scan && g.alike(common):
 			alike = append(alike, g)
 		default:
 			others = append(others, g)
 		}
 	}
-	if !scan || len(others) > 0 && len(alike) <= fewAlike {
+	if len(others) > 0 && len(alike) > 0 && len(alike) <= fewAlike {
 		others = append(others, alike...)
 		slices.SortFunc(others, func(g, h *Grant) int { return g.Row.Compare(h.Row) })
 		alike = nil

@@ -19,21 +19,18 @@ FROM pg_class WHERE oid = '{table}'::regclass`
 // table, until autovacuum has come.
 type statistics struct {
 	sql    string
-	asked  atomic.Int64 // since epoch; 0 is never
+	asked  atomic.Pointer[time.Time] // nil for never
 	enough atomic.Bool
 }
 
 // askAgain is how long an answer holds, also that there are none.
 const askAgain = 10 * time.Second
 
-// epoch is what the monotonic clock is counted from: a while ago, so that 0 is never now.
-var epoch = time.Now().Add(-time.Second)
-
 // known reports whether the planner is known to look keys up along the index. Now and then
 // it has the statements of a batch, of which it is the first, tell for the next ones.
 func (s *statistics) known(b *pgx.Batch) bool {
-	now, last := int64(time.Since(epoch)), s.asked.Load()
-	if (last == 0 || now-last >= int64(askAgain)) && s.asked.CompareAndSwap(last, now) {
+	now, last := time.Now(), s.asked.Load()
+	if (last == nil || now.Sub(*last) >= askAgain) && s.asked.CompareAndSwap(last, &now) {
 		b.Queue(s.sql).QueryRow(func(row pgx.Row) error {
 			var enough bool
 			err := row.Scan(&enough)

@@ -14,8 +14,9 @@ import (
 
 // scanning is a table as if PostgreSQL had statistics of it.
 func scanning(table *Table) *Table {
+	later := time.Now().Add(time.Hour)
 	table.statistics.enough.Store(true)
-	table.statistics.asked.Store(int64(time.Since(epoch) + time.Hour))
+	table.statistics.asked.Store(&later)
 	return table
 }
 
@@ -34,7 +35,7 @@ SELECT 'a', lpad(i::text, 5, '0'), 0, 1e9, clock_timestamp() FROM generate_serie
 	}
 	defer conn.Release()
 	for range 3 {
-		table.statistics.asked.Store(0)
+		table.statistics.asked.Store(nil)
 		grantAlike(t, conn, table)
 	}
 	if prepared(t, conn, table.bucket.grantAlike.read) {
@@ -47,7 +48,7 @@ SELECT 'a', lpad(i::text, 5, '0'), 0, 1e9, clock_timestamp() FROM generate_serie
 		if time.Now().After(end) { // the server tells of it a little later
 			t.Fatal("never used the statistics")
 		}
-		table.statistics.asked.Store(0)
+		table.statistics.asked.Store(nil)
 		grantAlike(t, conn, table)
 	}
 }
