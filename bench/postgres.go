@@ -98,7 +98,7 @@ func (p *postgresServer) newPool(conns int32, synchronousCommit string) (*pgxpoo
 		return nil, fmt.Errorf("parsing the URL of the server: %w", err)
 	}
 	config.MaxConns = conns
-	config.ConnConfig.DialFunc, config.ConnConfig.Tracer = p.counts.dial, tracer{p.counts}
+	config.ConnConfig.DialFunc, config.ConnConfig.Tracer = p.counts.dial, &p.counts.statements
 	maps.Copy(config.ConnConfig.RuntimeParams, map[string]string{
 		"search_path": p.schema, "application_name": p.schema, "synchronous_commit": synchronousCommit,
 	})

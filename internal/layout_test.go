@@ -47,6 +47,7 @@ var mayImport = map[string][]string{
 	"pgstore":            {".", "internal/batch", "internal/decide", "internal/escrow", "internal/keyqueue", "internal/receipt", "internal/table", "internal/wait", pgx},
 	"internal/throwaway": {pgx},
 	"internal/machine":   {},
+	"internal/traced":    {pgx},
 	"internal/pgtest":    {"internal/throwaway", "migrations", pgx},
 	"internal/relay":     {pgx},
 }

@@ -25,6 +25,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/curve"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/internal/relay"
+	"github.com/pgratelimit/ratelimit/internal/traced"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -507,7 +508,7 @@ func TestEscrowNeverOverWhenTheClockIsSet(t *testing.T) {
 func TestEscrowGrantsWhatThereIs(t *testing.T) {
 	for _, limit := range flooded {
 		t.Run(ratelimit.NameOf(limit), func(t *testing.T) {
-			sent := &sentStatements{}
+			sent := &traced.Statements{}
 			db := pgtest.New(t, maxConns(16), pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent }))
 			d, now := limit.Definition(), newClock()
 			if d.Kind == ratelimit.KindFixedWindow {
@@ -540,7 +541,7 @@ func TestEscrowGrantsWhatThereIs(t *testing.T) {
 				group.Wait()
 				now.add(5 * time.Millisecond)
 			}
-			t.Logf("%d grants, %d statements", len(events), sent.n.Load())
+			t.Logf("%d grants, %d statements", len(events), sent.Sends())
 			closed := make(chan struct{})
 			go func() {
 				defer close(closed)

@@ -16,6 +16,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/internal/traced"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -48,13 +49,13 @@ func lacks(t *testing.T, db *pgtest.DB, limit ratelimit.Limit) float64 {
 func tallies(lacks, used float64) bool { return math.Abs(lacks-used) < 0.01*used+1 }
 
 // warm takes until a process takes ahead, and returns how many that were.
-func warm(t *testing.T, store *pgstore.Store, sent *sentStatements, r ratelimit.Request) (taken float64) {
+func warm(t *testing.T, store *pgstore.Store, sent *traced.Statements, r ratelimit.Request) (taken float64) {
 	t.Helper()
 	for range 1000 {
-		before := sent.n.Load()
+		before := sent.Sends()
 		mustAllow(t, store, r)
 		taken += r.Count
-		if taken > 3 && sent.n.Load() == before {
+		if taken > 3 && sent.Sends() == before {
 			return taken
 		}
 	}
@@ -63,9 +64,9 @@ func warm(t *testing.T, store *pgstore.Store, sent *sentStatements, r ratelimit.
 }
 
 // holding is a store that takes ahead, and what it sends.
-func holding(t *testing.T, lasts time.Duration, change ...func(*pgstore.Config)) (*pgstore.Store, *sentStatements, *pgtest.DB) {
+func holding(t *testing.T, lasts time.Duration, change ...func(*pgstore.Config)) (*pgstore.Store, *traced.Statements, *pgtest.DB) {
 	t.Helper()
-	sent := &sentStatements{}
+	sent := &traced.Statements{}
 	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent }))
 	return newStore(t, db, append(change, withEscrow(lasts))...), sent, db
 }
@@ -92,7 +93,7 @@ func TestEscrowHandsOutFromMemory(t *testing.T) {
 			}
 			wg.Wait()
 			store.Close()
-			if n := sent.n.Load(); n > 2000 {
+			if n := sent.Sends(); n > 2000 {
 				t.Errorf("sent %d statements for %d calls", n, granted.Load())
 			}
 			if lacks := lacks(t, db, limit); !tallies(lacks, float64(granted.Load())) {
@@ -232,11 +233,11 @@ func TestEscrowWarmsUpInTransactions(t *testing.T) {
 	store, sent, db := holding(t, 5*time.Second)
 	used, alone := 0.0, false
 	for ; used < 100 && !alone; used++ {
-		before := sent.n.Load()
+		before := sent.Sends()
 		if _, err := store.AllowFunc(t.Context(), []ratelimit.Request{limit.For("k")}, func(pgx.Tx, ratelimit.Result) error { return nil }); err != nil {
 			t.Fatal(err)
 		}
-		alone = sent.n.Load() == before+2
+		alone = sent.Sends() == before+2
 	}
 	if !alone {
 		t.Error("each transaction sent more than BEGIN and COMMIT")
@@ -267,10 +268,10 @@ func TestEscrowHeedsEdits(t *testing.T) {
 			if err := test.edit(store); err != nil {
 				t.Fatal(err)
 			}
-			before := sent.n.Load()
+			before := sent.Sends()
 			result, err := store.Allow(t.Context(), limit.For("k"))
-			if err != nil || result.OK != test.ok || sent.n.Load() == before {
-				t.Errorf("got %v, %v by %d statements, want %v by the row", result.OK, err, sent.n.Load()-before, test.ok)
+			if err != nil || result.OK != test.ok || sent.Sends() == before {
+				t.Errorf("got %v, %v by %d statements, want %v by the row", result.OK, err, sent.Sends()-before, test.ok)
 			}
 		})
 	}
@@ -340,12 +341,12 @@ func TestEscrowWarmsUpAmongOthers(t *testing.T) {
 	store, sent, db := holding(t, time.Second)
 	used, warmed := 0.0, false
 	for begun := time.Now(); !warmed && time.Since(begun) < 10*time.Second; used++ {
-		before := sent.n.Load()
+		before := sent.Sends()
 		result, err := store.Allow(t.Context(), sluggish["bucket"].For("k"), sluggish["window"].For("k"), sluggish["sliding"].For("k"))
 		if err != nil || !result.OK {
 			t.Fatalf("got %+v, %v", result, err)
 		}
-		warmed = sent.n.Load() == before
+		warmed = sent.Sends() == before
 		time.Sleep(time.Millisecond)
 	}
 	if !warmed {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/internal/traced"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -112,7 +113,7 @@ func (h *heldRow) release(t *testing.T) {
 // are decided by one statement more.
 func TestPortableLockedRowStallsNobodyElse(t *testing.T) {
 	const callers = 50
-	sent := &sentStatements{}
+	sent := &traced.Statements{}
 	h := newHeldRow(t, maxConns(3), pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent }))
 	var wg sync.WaitGroup
 	ask := func() {
@@ -137,10 +138,10 @@ func TestPortableLockedRowStallsNobodyElse(t *testing.T) {
 	if n := h.waiting(t); n != 1 {
 		t.Errorf("%d statements wait for the row, want one", n)
 	}
-	before := sent.n.Load()
+	before := sent.Sends()
 	h.release(t) // one statement
 	wg.Wait()
-	if n := sent.n.Load() - before - 1; n > 2 {
+	if n := sent.Sends() - before - 1; n > 2 {
 		t.Errorf("%d statements for those who gathered, want one, or two if somebody came late", n)
 	}
 	wantLeft(t, h.store, h.limit.ForN("held", 0), 1000-1-callers)
@@ -278,7 +279,7 @@ func TestPortableEscrow(t *testing.T) {
 					}
 				}
 			})
-			statements := sent.n.Load()
+			statements := sent.Sends()
 			store.Close()
 			transactions := int64(8 * 2000 / 50)
 			if statements > 1000+4*transactions {

@@ -12,30 +12,14 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/internal/traced"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// sentStatements counts what is sent, of both kinds.
-type sentStatements struct{ n atomic.Int64 }
-
-func (s *sentStatements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
-	s.n.Add(1)
-	return ctx
-}
-
-func (s *sentStatements) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
-	s.n.Add(1)
-	return ctx
-}
-
-func (*sentStatements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData)     {}
-func (*sentStatements) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
-func (*sentStatements) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
-
 // remembering is a store with a memory of refusals, and what it sends.
-func remembering(t *testing.T, portable bool) (*pgstore.Store, *sentStatements, *pgtest.DB) {
+func remembering(t *testing.T, portable bool) (*pgstore.Store, *traced.Statements, *pgtest.DB) {
 	t.Helper()
-	sent := &sentStatements{}
+	sent := &traced.Statements{}
 	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent }))
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Escrow: pgstore.MaxEscrow, Portable: portable})
 	if err != nil {
@@ -64,7 +48,7 @@ func remembersRefusals(t *testing.T, portable bool) {
 	if err != nil || first.OK {
 		t.Fatalf("got %v, %v, want a refusal", first.OK, err)
 	}
-	before := sent.n.Load()
+	before := sent.Sends()
 	for range 1000 {
 		result, err := store.Allow(ctx, limit.For("k"))
 		if err != nil || result.OK || result.RetryAfter <= 0 {
@@ -74,7 +58,7 @@ func remembersRefusals(t *testing.T, portable bool) {
 			t.Fatalf("RetryAt is %v off the first", d)
 		}
 	}
-	if n := sent.n.Load() - before; n != 0 {
+	if n := sent.Sends() - before; n != 0 {
 		t.Errorf("sent %d statements, want none", n)
 	}
 	for name, give := range map[string]func() error{
@@ -93,9 +77,9 @@ func remembersRefusals(t *testing.T, portable bool) {
 	if _, err := store.Allow(ctx, limit.ForN("k", 10)); err != nil {
 		t.Fatal(err)
 	}
-	before = sent.n.Load()
-	if _, err := store.Allow(ctx, faster.For("k")); err != nil || sent.n.Load() == before {
-		t.Errorf("another definition: error %v, %d statements, want it asked", err, sent.n.Load()-before)
+	before = sent.Sends()
+	if _, err := store.Allow(ctx, faster.For("k")); err != nil || sent.Sends() == before {
+		t.Errorf("another definition: error %v, %d statements, want it asked", err, sent.Sends()-before)
 	}
 }
 

@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/internal/traced"
 )
 
 // wire counts the round trips of its connections: the times that something is
@@ -65,32 +66,6 @@ func (c wireConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// statements counts what pgx sends: by themselves, and in batches.
-type statements struct {
-	queries, batches, batched atomic.Int64
-}
-
-func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
-	s.queries.Add(1)
-	return ctx
-}
-
-func (s *statements) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
-	s.batches.Add(1)
-	s.batched.Add(int64(data.Batch.Len()))
-	return ctx
-}
-
-func (*statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData)     {}
-func (*statements) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
-func (*statements) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
-
-func (s *statements) reset() {
-	s.queries.Store(0)
-	s.batches.Store(0)
-	s.batched.Store(0)
-}
-
 // sent is what a call sent.
 type sent struct {
 	trips            int
@@ -101,7 +76,7 @@ type sent struct {
 type counted struct {
 	*pgtest.DB
 	wire       wire
-	statements statements
+	statements traced.Statements
 }
 
 func newCounted(t *testing.T) *counted {
@@ -116,11 +91,11 @@ func newCounted(t *testing.T) *counted {
 
 func (c *counted) reset() {
 	c.wire.reset()
-	c.statements.reset()
+	c.statements.Reset()
 }
 
 func (c *counted) sent() sent {
-	return sent{c.wire.count(), c.statements.queries.Load(), c.statements.batches.Load()}
+	return sent{c.wire.count(), c.statements.Queries(), c.statements.Batches()}
 }
 
 // grants are calls that are granted in full limits.

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/traced"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -150,7 +151,7 @@ func (l *lab) countStatements(ctx context.Context, c *chapter) error {
 	if err != nil {
 		return err
 	}
-	sent := &sentStatements{}
+	sent := &traced.Statements{}
 	pool, err := newPool(ctx, l.server.URL, 4, func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent })
 	if err != nil {
 		return err
@@ -181,10 +182,10 @@ func (l *lab) countStatements(ctx context.Context, c *chapter) error {
 	time.Sleep(lasts)
 	var perSecond [2][]float64
 	for range 5 {
-		decisions, statements := granted.Load(), sent.n.Load()
+		decisions, statements := granted.Load(), sent.All()
 		time.Sleep(lasts)
 		perSecond[0] = append(perSecond[0], float64(granted.Load()-decisions)/lasts.Seconds())
-		perSecond[1] = append(perSecond[1], float64(sent.n.Load()-statements)/lasts.Seconds())
+		perSecond[1] = append(perSecond[1], float64(sent.All()-statements)/lasts.Seconds())
 	}
 	stop()
 	group.Wait()
@@ -195,20 +196,3 @@ func (l *lab) countStatements(ctx context.Context, c *chapter) error {
 	c.atMost("a key that has enough, statements a second", perSecond[1][2], 4*float64(time.Second)/float64(hoardedAt), "")
 	return errors.Join(errs[:]...)
 }
-
-// sentStatements counts the statements of a pool.
-type sentStatements struct{ n atomic.Int64 }
-
-func (s *sentStatements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
-	s.n.Add(1)
-	return ctx
-}
-
-func (s *sentStatements) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
-	s.n.Add(int64(data.Batch.Len()))
-	return ctx
-}
-
-func (*sentStatements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData)     {}
-func (*sentStatements) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
-func (*sentStatements) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
