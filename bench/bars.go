@@ -5,11 +5,9 @@ import (
 	"image/color"
 
 	"gonum.org/v1/plot"
-	"gonum.org/v1/plot/font"
 	"gonum.org/v1/plot/plotter"
 	"gonum.org/v1/plot/vg"
 	"gonum.org/v1/plot/vg/draw"
-	"gonum.org/v1/plot/vg/vgsvg"
 )
 
 // barPanel is a panel of bars, from the top down.
@@ -27,13 +25,7 @@ type bar struct {
 
 // drawBars draws panels side by side. The first has the names of the bars.
 func drawBars(file string, panels []barPanel) error {
-	plot.DefaultFont = font.Font{Typeface: "Liberation", Variant: "Sans"}
-	plotter.DefaultFont = plot.DefaultFont
-	svg := vgsvg.New(13.5*vg.Inch, 4.6*vg.Inch)
-	c := draw.New(svg)
-	c.SetColor(color.White)
-	c.Fill(c.Rectangle.Path())
-	c = draw.Crop(c, margin, -margin, margin, -margin)
+	svg, c := newPicture(pictureWidth, 4.6*vg.Inch)
 	tiles := draw.Tiles{Rows: 1, Cols: len(panels), PadX: panelGap}
 	for i, panel := range panels {
 		p, err := panel.plot(i == 0)

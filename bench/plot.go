@@ -89,8 +89,7 @@ var looks = []struct {
 
 // drawPlot draws the results that have a panel.
 func drawPlot(file string, results []result, facts []string) error {
-	plot.DefaultFont = font.Font{Typeface: "Liberation", Variant: "Sans"}
-	plotter.DefaultFont = plot.DefaultFont
+	svg, c := newPicture(pictureWidth, pictureHeight)
 	var drawn []*plot.Plot
 	for _, name := range panels {
 		p, err := panel(results, name)
@@ -112,12 +111,20 @@ func drawPlot(file string, results []result, facts []string) error {
 	if err != nil {
 		return err
 	}
-	svg := vgsvg.New(pictureWidth, pictureHeight)
+	arrange(c, drawn, decisions, transactions, facts)
+	return writePicture(svg, file)
+}
+
+// newPicture is a white picture, and what is within its margins. Its fonts are those of
+// what is made after it.
+func newPicture(width, height vg.Length) (*vgsvg.Canvas, draw.Canvas) {
+	plot.DefaultFont = font.Font{Typeface: "Liberation", Variant: "Sans"}
+	plotter.DefaultFont = plot.DefaultFont
+	svg := vgsvg.New(width, height)
 	c := draw.New(svg)
 	c.SetColor(color.White)
 	c.Fill(c.Rectangle.Path())
-	arrange(draw.Crop(c, margin, -margin, margin, -margin), drawn, decisions, transactions, facts)
-	return writePicture(svg, file)
+	return svg, draw.Crop(c, margin, -margin, margin, -margin)
 }
 
 // writePicture writes a picture to a file.

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"sync"
@@ -53,22 +52,18 @@ const (
 )
 
 // measure fills in t for one round; the best of all is kept.
-func (t *trade) measure(ctx context.Context, p *postgresServer, n int, duration time.Duration) (err error) {
+func (t *trade) measure(ctx context.Context, p *postgresServer, n int, duration time.Duration) error {
 	store, err := pgstore.New(p.few, &pgstore.Config{Escrow: t.escrow})
 	if err != nil {
 		return err
 	}
 	defer store.Close()
 	plenty := ratelimit.TokenBucket{Name: "plenty", Rate: 1e9, Period: time.Second}
-	r := round{
-		contender: contender{decide: allow(store, plenty)}, keys: []string{""}, goroutines: busy,
-		warmUp: duration / 4, duration: duration, seed: uint64(n),
-	}
-	s := r.run(ctx, p.counts)
-	if err := errors.Join(ctx.Err(), s.firstErr); err != nil {
+	s, pace, err := compared(ctx, p, contender{decide: allow(store, plenty)}, []string{""}, n, duration)
+	if err != nil {
 		return err
 	}
-	if pace := float64(s.decided) / duration.Seconds(); pace > t.pace {
+	if pace > t.pace {
 		t.pace, t.statements = pace, float64(s.counts.statements)/s.elapsed.Seconds()
 	}
 	atOnce, err := burst(ctx, store, fmt.Sprint(t, n))
@@ -106,20 +101,9 @@ func burst(ctx context.Context, store *pgstore.Store, key string) (float64, erro
 }
 
 func runTrade(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
-	flags := flag.NewFlagSet("bench escrow", flag.ContinueOnError)
-	flags.SetOutput(stderr)
-	flags.Usage = func() {
-		fmt.Fprint(stderr, tradeHelp)
-		flags.PrintDefaults()
-	}
-	file := flags.String("plot", "", "draw the results into this `file`, as SVG")
-	rounds := flags.Int("rounds", 5, "how often each measurement is made; the best counts")
-	duration := flags.Duration("round", 2*time.Second, "how long one takes")
-	if err := flags.Parse(args); err != nil {
+	o, err := parseComparison("escrow", tradeHelp, 2*time.Second, args, stderr)
+	if err != nil {
 		return err
-	}
-	if flags.NArg() > 0 {
-		return fmt.Errorf("arguments that mean nothing: %q", flags.Args())
 	}
 	p, err := startPostgres(ctx)
 	if err != nil {
@@ -127,10 +111,10 @@ func runTrade(ctx context.Context, args []string, stdout, stderr io.Writer) (err
 	}
 	defer func() { err = errors.Join(err, p.close()) }()
 	all := make([]trade, len(escrows))
-	for n := range *rounds {
+	for n := range o.rounds {
 		for i := range all {
 			all[i].escrow = escrows[i]
-			if err := all[i].measure(ctx, p, n, *duration); err != nil {
+			if err := all[i].measure(ctx, p, n, o.round); err != nil {
 				return fmt.Errorf("escrow of %s: %w", all[i], err)
 			}
 		}
@@ -138,8 +122,8 @@ func runTrade(ctx context.Context, args []string, stdout, stderr io.Writer) (err
 	if err := printTrade(stdout, all); err != nil {
 		return err
 	}
-	if *file != "" {
-		if err := drawTrade(*file, all); err != nil {
+	if o.file != "" {
+		if err := drawTrade(o.file, all); err != nil {
 			return err
 		}
 	}

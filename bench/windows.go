@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"time"
@@ -239,12 +238,11 @@ PRIMARY KEY (name, key)) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 50
 				if m.c == nil {
 					continue
 				}
-				r := round{contender: *m.c, keys: m.keys, goroutines: busy, warmUp: duration / 4, duration: duration, seed: uint64(n)}
-				s := r.run(ctx, p.counts)
-				if err := errors.Join(ctx.Err(), s.firstErr); err != nil {
+				_, pace, err := compared(ctx, p, *m.c, m.keys, n, duration)
+				if err != nil {
 					return err
 				}
-				*m.into = max(*m.into, float64(s.decided)/duration.Seconds())
+				*m.into = max(*m.into, pace)
 				if m.c.close != nil {
 					m.c.close()
 				}
@@ -269,20 +267,9 @@ func measureRows(ctx context.Context, p *postgresServer, all []judged) error {
 }
 
 func runWindows(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
-	flags := flag.NewFlagSet("bench windows", flag.ContinueOnError)
-	flags.SetOutput(stderr)
-	flags.Usage = func() {
-		fmt.Fprint(stderr, windowsHelp)
-		flags.PrintDefaults()
-	}
-	file := flags.String("plot", "", "draw the results into this `file`, as SVG")
-	rounds := flags.Int("rounds", 5, "how often each measurement is made")
-	duration := flags.Duration("round", time.Second, "how long one takes")
-	if err := flags.Parse(args); err != nil {
+	o, err := parseComparison("windows", windowsHelp, time.Second, args, stderr)
+	if err != nil {
 		return err
-	}
-	if flags.NArg() > 0 {
-		return fmt.Errorf("arguments that mean nothing: %q", flags.Args())
 	}
 	all := make([]judged, len(limiters))
 	for i, l := range limiters {
@@ -295,14 +282,14 @@ func runWindows(ctx context.Context, args []string, stdout, stderr io.Writer) (e
 		return err
 	}
 	defer func() { err = errors.Join(err, p.close()) }()
-	if err := measureWindows(ctx, p, all, *rounds, *duration); err != nil {
+	if err := measureWindows(ctx, p, all, o.rounds, o.round); err != nil {
 		return err
 	}
 	if err := printWindows(stdout, all); err != nil {
 		return err
 	}
-	if *file != "" {
-		if err := drawWindows(*file, all); err != nil {
+	if o.file != "" {
+		if err := drawWindows(o.file, all); err != nil {
 			return err
 		}
 	}

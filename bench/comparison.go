@@ -1,0 +1,44 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"time"
+)
+
+// comparison is how one is made that is none of the cases: "bench windows", "bench escrow".
+type comparison struct {
+	file   string // for a picture; "" for none
+	rounds int
+	round  time.Duration
+}
+
+func parseComparison(name, help string, round time.Duration, args []string, stderr io.Writer) (c comparison, err error) {
+	flags := flag.NewFlagSet("bench "+name, flag.ContinueOnError)
+	flags.SetOutput(stderr)
+	flags.Usage = func() {
+		fmt.Fprint(stderr, help)
+		flags.PrintDefaults()
+	}
+	flags.StringVar(&c.file, "plot", "", "draw the results into this `file`, as SVG")
+	flags.IntVar(&c.rounds, "rounds", 5, "how often each measurement is made; the best counts")
+	flags.DurationVar(&c.round, "round", round, "how long one takes")
+	if err := flags.Parse(args); err != nil {
+		return c, err
+	}
+	if flags.NArg() > 0 {
+		return c, fmt.Errorf("arguments that mean nothing: %q", flags.Args())
+	}
+	return c, nil
+}
+
+// compared is the n-th round of a contender, after a quarter of it to warm up, and what was
+// decided in it, a second.
+func compared(ctx context.Context, p *postgresServer, c contender, keys []string, n int, duration time.Duration) (s *sample, perSecond float64, err error) {
+	r := round{contender: c, keys: keys, goroutines: busy, warmUp: duration / 4, duration: duration, seed: uint64(n)}
+	s = r.run(ctx, p.counts)
+	return s, float64(s.decided) / duration.Seconds(), errors.Join(ctx.Err(), s.firstErr)
+}
