@@ -103,7 +103,8 @@ func (j *journal) write(v any) {
 // child is a process that was started.
 type child struct {
 	cmd  *exec.Cmd
-	done chan error // of reading its journal to the end, and of the process
+	told chan struct{} // is closed when it has been told something
+	done chan error    // of reading its journal to the end, and of the process
 }
 
 // start starts a process, and has each line of its journal read.
@@ -122,9 +123,14 @@ func start(ctx context.Context, t task, read func(line []byte) error) (*child, e
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	c := &child{cmd, make(chan error, 1)}
+	c := &child{cmd, make(chan struct{}), make(chan error, 1)}
+	first := sync.OnceFunc(func() { close(c.told) })
 	go func() {
-		err := readLines(out, read)
+		err := readLines(out, func(line []byte) error {
+			first()
+			return read(line)
+		})
+		first() // nothing comes any more
 		c.done <- errors.Join(err, cmd.Wait())
 	}()
 	return c, nil

@@ -66,14 +66,13 @@ func (l *lab) terminate(ctx context.Context) error {
 // killBackend kills a process of the server that has work, and returns when the server
 // has recovered.
 func (l *lab) killBackend(ctx context.Context) error {
-	var pid int
-	if err := within(ctx, 5*time.Second, "a backend is at work", func() bool {
-		return l.ask(ctx, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND state <> 'idle' AND pid <> pg_backend_pid() LIMIT 1", &pid) == nil
-	}); err != nil {
-		return err
-	}
 	return l.crash(ctx, func() (up func() error, err error) {
-		return func() error { return nil }, syscall.Kill(pid, syscall.SIGKILL)
+		err = within(ctx, 5*time.Second, "a backend at work is killed", func() bool {
+			var pid int
+			err := l.ask(ctx, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND state <> 'idle' AND pid <> pg_backend_pid() LIMIT 1", &pid)
+			return err == nil && syscall.Kill(pid, syscall.SIGKILL) == nil // it may have ended in between
+		})
+		return func() error { return nil }, err
 	})
 }
 

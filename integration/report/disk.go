@@ -48,14 +48,16 @@ func (l *lab) readOnly(ctx context.Context, c *chapter, rounds int) error {
 	defer func() { // it is off by now, unless this failed
 		_ = l.set(context.WithoutCancel(ctx), "default_transaction_read_only", "off")
 	}()
-	a, err := l.suffer(ctx, c, two, time.Duration(rounds+1)*time.Second, 0, func(ctx context.Context, _ *suffering) error {
+	const refuses = "25006"
+	a, err := l.suffer(ctx, c, two, time.Duration(rounds+2)*time.Second, 0, func(ctx context.Context, s *suffering) error {
 		for range rounds {
-			time.Sleep(600 * time.Millisecond)
+			time.Sleep(500 * time.Millisecond)
 			if err := l.set(ctx, "default_transaction_read_only", "on"); err != nil {
 				return err
 			}
-			time.Sleep(300 * time.Millisecond)
-			if err := l.set(ctx, "default_transaction_read_only", "off"); err != nil {
+			before := s.coded(refuses)
+			told := within(ctx, 10*time.Second, "calls that are told that the server is read-only", func() bool { return s.coded(refuses) > before+100 })
+			if err := errors.Join(told, l.set(ctx, "default_transaction_read_only", "off")); err != nil {
 				return err
 			}
 		}
@@ -64,7 +66,7 @@ func (l *lab) readOnly(ctx context.Context, c *chapter, rounds int) error {
 	if err != nil {
 		return err
 	}
-	c.happened("told that the server is read-only (25006)", a.coded("25006"))
+	c.happened("told that the server is read-only (25006)", a.coded(refuses))
 	return nil
 }
 

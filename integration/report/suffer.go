@@ -15,8 +15,8 @@ type suffering struct {
 	verdict  verdict
 }
 
-// suffer has processes do the work of the accounts while something is done to them, and
-// compares. Each of killed processes takes what it was not told with it.
+// suffer has processes do the work of the accounts while something is done to them, from
+// when all of them are at work, and compares. Each of killed processes takes what it was not told with it.
 func (l *lab) suffer(ctx context.Context, c *chapter, tasks []task, lasts time.Duration, killed int, harm func(context.Context, *suffering) error) (*suffering, error) {
 	s := &suffering{account: newAccount()}
 	var err error
@@ -33,6 +33,9 @@ func (l *lab) suffer(ctx context.Context, c *chapter, tasks []task, lasts time.D
 			return nil, err
 		}
 		s.children = append(s.children, child)
+	}
+	for _, child := range s.children {
+		<-child.told
 	}
 	if harm != nil {
 		err = harm(ctx, s)
