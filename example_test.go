@@ -161,7 +161,7 @@ func Example_severalLimits() {
 			log.Fatal(err)
 		}
 		fmt.Println(res.OK, res.RetryAfter)
-		for _, s := range res.Each {
+		for _, s := range res.Each() {
 			fmt.Println(" ", s.Request.Limit.Definition().Name, s.OK, s.Remaining)
 		}
 	}

@@ -100,13 +100,22 @@ type Result struct {
 	// one with the longest wait, and then the one with the fewest tokens left.
 	Status
 
-	// Each says what was found of each limit, in the order of the call. When
-	// one of several limits refuses, nothing is taken from any, and the
-	// others' Status says what they have.
-	Each []Status
+	// Several says what was found of each limit, in the order of the call, if there
+	// is more than one; [Result.Each] is for one as well. When one of several limits
+	// refuses, nothing is taken from any, and the others' Status says what they have.
+	Several []Status
 
 	// Receipt is what was taken, for Settle and Cancel; nil when nothing was.
 	Receipt *Receipt
+}
+
+// Each returns what was found of each limit, in the order of the call; nothing for the
+// zero Result.
+func (r Result) Each() []Status {
+	if r.Several != nil || r.Request.Limit == nil {
+		return r.Several
+	}
+	return []Status{r.Status}
 }
 
 // Receipt is what a call took, row by row. It is opaque. A store's Settle replaces

@@ -35,7 +35,7 @@ func (r Result) Instants(n int) []time.Time {
 }
 
 // Split divides a reservation among pieces of work, the first to be due first. A part is
-// how many tokens it has of each limit, in the order of r.Each. Each gets a result as if
+// how many tokens it has of each limit, in the order of r.Each. Every piece gets a result as if
 // it had been reserved by itself, one after the other, with RetryAt and a receipt of its
 // own; do not settle that of r as well. Parts that are not all that r has taken, and an r
 // that was not granted, are [ErrInvalid]. It is pure, and r should come from Reserve in
@@ -50,11 +50,8 @@ func (r Result) Split(parts ...[]float64) ([]Result, error) {
 			return nil, err
 		}
 	}
-	results := make([]Result, len(parts))
+	each := make([][]Status, len(parts))
 	paid := make([][]receipt.Payment, len(parts))
-	for i := range results {
-		results[i].Each = make([]Status, len(portions))
-	}
 	for k, p := range portions {
 		due, sum := p.At, 0.0
 		for i, part := range parts {
@@ -63,12 +60,16 @@ func (r Result) Split(parts ...[]float64) ([]Result, error) {
 				sum = p.Taken // without what adding up has rounded
 			}
 			due = later(due, p.due(sum, due))
-			results[i].Each[k] = p.part(part[k], sum, due)
+			each[i] = append(each[i], p.part(part[k], sum, due))
 			paid[i] = append(paid[i], p.pay(part[k], i+1 == len(parts))...)
 		}
 	}
+	results := make([]Result, len(parts))
 	for i := range results {
-		results[i].Status = lastDue(results[i].Each)
+		results[i].Status = lastDue(each[i])
+		if r.Several != nil {
+			results[i].Several = each[i]
+		}
 		if r.Receipt != nil {
 			results[i].Receipt = receipt.Part(r.Receipt, paid[i])
 		}
@@ -100,8 +101,9 @@ type portion struct {
 
 // portions returns those of r, in the order of Each.
 func (r Result) portions() []*portion {
-	portions := make([]*portion, len(r.Each))
-	for k, s := range r.Each {
+	each := r.Each()
+	portions := make([]*portion, len(each))
+	for k, s := range each {
 		portions[k] = &portion{Status: s, shard: s.Request.Limit.Definition().Shard()}
 	}
 	if r.Receipt == nil {

@@ -162,15 +162,15 @@ func TestSplitSeveral(t *testing.T) {
 			t.Errorf("part %d: %v, want after %v by %s", i, got, want.after, want.limit)
 		}
 		for k, n := range want.counts {
-			if got.Each[k].Request.Count != n || got.Each[k].Taken != n {
-				t.Errorf("part %d, limit %d: %v, want %v", i, k, got.Each[k], n)
+			if got.Each()[k].Request.Count != n || got.Each()[k].Taken != n {
+				t.Errorf("part %d, limit %d: %v, want %v", i, k, got.Each()[k], n)
 			}
 		}
 	}
 	// The work of each settles by itself, in the order of the call.
 	settled, err := s.Settle(t.Context(), parts[1].Receipt, 50, 1)
-	if err != nil || settled.Each[0].Value != whole.Each[0].Value-50 || settled.Each[1].Value != whole.Each[1].Value {
-		t.Errorf("settled %v, %v", settled.Each, err)
+	if err != nil || settled.Each()[0].Value != whole.Each()[0].Value-50 || settled.Each()[1].Value != whole.Each()[1].Value {
+		t.Errorf("settled %v, %v", settled.Each(), err)
 	}
 }
 

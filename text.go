@@ -83,8 +83,8 @@ func (s Status) String() string {
 // String is the Status that decides in a line, with its key, and of how many
 // limits it is one.
 func (r Result) String() string {
-	if len(r.Each) > 1 {
-		return fmt.Sprintf("%v (decides for %d limits)", r.Status, len(r.Each))
+	if len(r.Several) > 1 {
+		return fmt.Sprintf("%v (decides for %d limits)", r.Status, len(r.Several))
 	}
 	return r.Status.String()
 }
@@ -166,11 +166,11 @@ func (s Status) attrs(keys bool) []slog.Attr {
 
 func (r Result) attrs(keys bool) []slog.Attr {
 	attrs := r.Status.attrs(keys)
-	if len(r.Each) < 2 {
+	if len(r.Several) < 2 {
 		return attrs
 	}
-	names := make([]string, len(r.Each))
-	for i, s := range r.Each {
+	names := make([]string, len(r.Several))
+	for i, s := range r.Several {
 		names[i] = NameOf(s.Request.Limit)
 	}
 	return append(attrs, slog.Any("limits", names))

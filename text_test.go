@@ -62,8 +62,8 @@ func TestString(t *testing.T) {
 		{paused, `1 of "api" for "al\"ice": refused, retry after 3s, 0 of 20 left, paused until 2025-01-06T00:00:00Z`},
 		{Status{}, `0 of no limit for "": refused, retry after 0s, 0 of 0 left`},
 
-		{Result{Status: ok, Each: []Status{ok}}, `2 of "api" for "alice": ok, 17 of 20 left`},
-		{Result{Status: ok, Each: []Status{ok, due}}, `2 of "api" for "alice": ok, 17 of 20 left (decides for 2 limits)`},
+		{Result{Status: ok, Several: []Status{ok}}, `2 of "api" for "alice": ok, 17 of 20 left`},
+		{Result{Status: ok, Several: []Status{ok, due}}, `2 of "api" for "alice": ok, 17 of 20 left (decides for 2 limits)`},
 		{Result{}, `0 of no limit for "": refused, retry after 0s, 0 of 0 left`},
 	}
 	for _, tt := range tests {
@@ -90,7 +90,7 @@ func TestLogValue(t *testing.T) {
 	window := FixedWindow{Name: "w", Rate: 10, Period: time.Second, Capacity: None, MaxReserved: 5.5, Shards: 2, Start: monday}
 	ok := Status{Request: api.ForN("alice", 2), OK: true, Value: 17.5, Remaining: 17, Capacity: 20, ResetAfter: time.Second}
 	paused := Status{Request: window.For("alice"), Value: -1, RetryAfter: time.Second, PausedUntil: monday}
-	both := Result{Status: paused, Each: []Status{ok, paused}}
+	both := Result{Status: paused, Several: []Status{ok, paused}}
 	const (
 		api1    = `{"name":"api","kind":"token bucket","rate":10,"period":60000000000,"capacity":20,"max_reserved":"unlimited","shards":1}`
 		okText  = `"count":2,"ok":true,"retry_after":0,"value":17.5,"remaining":17,"capacity":20,"reset_after":1000000000`
@@ -109,7 +109,7 @@ func TestLogValue(t *testing.T) {
 		{ok, `{"limit":"api",` + okText + `}`},
 		{LogKeys(ok), `{"limit":"api","key":"alice",` + okText + `}`},
 		{paused, `{"limit":"w",` + pausing + `}`},
-		{Result{Status: ok, Each: []Status{ok}}, `{"limit":"api",` + okText + `}`},
+		{Result{Status: ok, Several: []Status{ok}}, `{"limit":"api",` + okText + `}`},
 		{both, `{"limit":"w",` + pausing + `,"limits":["api","w"]}`},
 		{LogKeys(both), `{"limit":"w","key":"alice",` + pausing + `,"limits":["api","w"]}`},
 	}
@@ -128,7 +128,7 @@ func TestLogsHaveNoKeys(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, v := range []any{res, res.Status, res.Each[1], res.Request, &res} {
+	for _, v := range []any{res, res.Status, res.Each()[1], res.Request, &res} {
 		if got := logged(t, v); strings.Contains(got, "example.com") {
 			t.Errorf("%T: %s", v, got)
 		}
@@ -151,11 +151,11 @@ func TestTextOfAnything(t *testing.T) {
 		Request{},
 		Status{},
 		Result{},
-		Result{Each: make([]Status, 2)},
+		Result{Several: make([]Status, 2)},
 		(*TokenBucket)(nil), (*FixedWindow)(nil), (*Result)(nil),
 		Request{Limit: (*TokenBucket)(nil)},
 		Request{Limit: FixedWindow{Rate: math.NaN()}, Count: math.Inf(1)},
-		LogKeys(Request{}), LogKeys(Status{}), LogKeys(Result{Each: make([]Status, 2)}),
+		LogKeys(Request{}), LogKeys(Status{}), LogKeys(Result{Several: make([]Status, 2)}),
 	} {
 		if got := fmt.Sprintf("%v %+v %s", v, v, v); got == "" {
 			t.Errorf("%T has no text", v)

@@ -83,7 +83,7 @@ func (m *Middleware) refuse(w http.ResponseWriter, r *http.Request, result ratel
 		Status: http.StatusTooManyRequests,
 		Detail: fmt.Sprintf("Try again in %d s.", after),
 	}
-	for _, s := range result.Each {
+	for _, s := range result.Each() {
 		if !s.OK {
 			p.Violated = append(p.Violated, ratelimit.NameOf(s.Request.Limit))
 		}

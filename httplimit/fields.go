@@ -51,7 +51,7 @@ func (m *Middleware) SetFields(h http.Header, result ratelimit.Result) {
 }
 
 func (m *Middleware) setFields(h http.Header, result ratelimit.Result) {
-	if m.config.Fields == NoFields || len(result.Each) == 0 {
+	if m.config.Fields == NoFields || result.Request.Limit == nil {
 		return
 	}
 	if m.config.Fields&Draft11 != 0 {
@@ -67,7 +67,7 @@ func (m *Middleware) setFields(h http.Header, result ratelimit.Result) {
 // setDraft11 is the one serialiser of draft 11's fields. A later revision goes beside it.
 func (m *Middleware) setDraft11(h http.Header, result ratelimit.Result) {
 	var policies, limits httpsfv.List
-	for _, s := range result.Each {
+	for _, s := range result.Each() {
 		d := s.Request.Limit.Definition()
 		policy := httpsfv.NewItem(d.Name)
 		policy.Params.Add("q", int64(d.Capacity))

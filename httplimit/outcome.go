@@ -96,7 +96,7 @@ func (m *Middleware) charge(r *http.Request, result ratelimit.Result) *charge {
 	if c.receipt == nil {
 		return c
 	}
-	for _, s := range result.Each {
+	for _, s := range result.Each() {
 		c.taken = append(c.taken, s.Request)
 		c.used = append(c.used, s.Request.Count)
 	}

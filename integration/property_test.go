@@ -428,7 +428,7 @@ func TestSeveral(t *testing.T) {
 			}
 			after := values(t, s, none)
 			longest, refused := time.Duration(0), false
-			for i, each := range result.Each {
+			for i, each := range result.Each() {
 				want := before[i]
 				if result.OK {
 					want -= requests[i].Count
@@ -463,7 +463,7 @@ func values(t *rapid.T, s *memstore.Store, none []ratelimit.Request) []float64 {
 		t.Fatal(err)
 	}
 	var vs []float64
-	for _, each := range res.Each {
+	for _, each := range res.Each() {
 		vs = append(vs, each.Value)
 	}
 	return vs
@@ -903,7 +903,7 @@ func TestPruneChangesNothing(t *testing.T) {
 // told is all that a result says, in a line.
 func told(res ratelimit.Result, err error) string {
 	line := fmt.Sprintf("%+v %v", plain(res.Status), err)
-	for _, each := range res.Each {
+	for _, each := range res.Each() {
 		line += fmt.Sprintf(" %+v", plain(each))
 	}
 	return line

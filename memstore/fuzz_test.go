@@ -51,7 +51,7 @@ func FuzzReceipt(f *testing.F) {
 		if err != nil && !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Fatalf("Settle() = %v, want ErrInvalid", err)
 		}
-		for _, status := range result.Each {
+		for _, status := range result.Each() {
 			if math.IsNaN(status.Value) || math.IsInf(status.Value, 0) || status.RetryAfter < 0 || status.ResetAfter < 0 {
 				t.Errorf("left %+v", status)
 			}

@@ -64,7 +64,7 @@ func run(t *testing.T, steps []step) {
 // show tells a result: OK, the wait, and each limit's value.
 func show(res ratelimit.Result, err error) (string, error) {
 	line := fmt.Sprint(res.OK, " ", res.RetryAfter)
-	for _, s := range res.Each {
+	for _, s := range res.Each() {
 		line += fmt.Sprint(" ", s.Value)
 	}
 	return line, err
@@ -386,8 +386,8 @@ func TestCancel(t *testing.T) {
 		if err != nil {
 			t.Fatalf("Check() = %v", err)
 		}
-		if after.Each[0].Value != tt.bucket || after.Each[1].Value != tt.other {
-			t.Errorf("cancel %s: %v and %v tokens, want %v and %v", tt.name, after.Each[0].Value, after.Each[1].Value, tt.bucket, tt.other)
+		if after.Each()[0].Value != tt.bucket || after.Each()[1].Value != tt.other {
+			t.Errorf("cancel %s: %v and %v tokens, want %v and %v", tt.name, after.Each()[0].Value, after.Each()[1].Value, tt.bucket, tt.other)
 		}
 	}
 }
@@ -749,8 +749,8 @@ func TestConcurrentSeveral(t *testing.T) {
 		t.Errorf("granted %d, want %d", got, burst)
 	}
 	left, err := s.Check(context.Background(), a.ForN("", 0), b.ForN("", 0))
-	if err != nil || left.Each[0].Value != 0 || left.Each[1].Value != burst {
-		t.Errorf("left %v and %v, %v, want 0 and %d", left.Each[0].Value, left.Each[1].Value, err, burst)
+	if err != nil || left.Each()[0].Value != 0 || left.Each()[1].Value != burst {
+		t.Errorf("left %v and %v, %v, want 0 and %d", left.Each()[0].Value, left.Each()[1].Value, err, burst)
 	}
 }
 

@@ -177,14 +177,14 @@ func TestFirst(t *testing.T) {
 							}
 							if !result.OK {
 								from = append(from, "-")
-								if len(result.Each) != 2 || result.Receipt != nil || result.RetryAfter != min(result.Each[0].RetryAfter, result.Each[1].RetryAfter) {
-									t.Errorf("%v, %v, want both, and the shorter wait", result, result.Each)
+								if len(result.Each()) != 2 || result.Receipt != nil || result.RetryAfter != min(result.Each()[0].RetryAfter, result.Each()[1].RetryAfter) {
+									t.Errorf("%v, %v, want both, and the shorter wait", result, result.Each())
 								}
 								continue
 							}
 							from = append(from, ratelimit.NameOf(result.Request.Limit)[:3])
-							if len(result.Each) != 1 || result.Taken != 2 {
-								t.Errorf("%v with %d limits, want the one that granted", result, len(result.Each))
+							if len(result.Each()) != 1 || result.Taken != 2 {
+								t.Errorf("%v with %d limits, want the one that granted", result, len(result.Each()))
 							}
 						}
 					}

@@ -513,12 +513,12 @@ func (h *history) call(v verbs, o op) reply {
 
 func (h *history) count(o op, a reply) {
 	asked := o.verb == allow || o.verb == reserve
-	several := asked && len(a.result.Each) > 1
+	several := asked && len(a.result.Each()) > 1
 	of := o.verb == first && a.err == nil && len(o.requests) > 1
 	settled := o.verb == settle && a.err == nil
 	more, less := false, false
 	if settled {
-		for i, status := range h.model.results[o.target].Each {
+		for i, status := range h.model.results[o.target].Each() {
 			more, less = more || o.used[i] > status.Taken, less || o.used[i] < status.Taken
 		}
 	}
@@ -533,7 +533,7 @@ func (h *history) count(o op, a reply) {
 		"refused":         asked && a.err == nil && !a.result.OK,
 		"several granted": several && a.result.OK,
 		"several refused": several && !a.result.OK,
-		"same key twice":  asked && a.err == nil && len(a.result.Each) < len(o.requests),
+		"same key twice":  asked && a.err == nil && len(a.result.Each()) < len(o.requests),
 		"in debt":         o.verb == reserve && a.result.OK && a.result.RetryAfter > 0,
 		"never":           errors.Is(a.err, ratelimit.ErrExceedsCapacity),
 		"cancelled":       o.verb == cancel && a.said,
@@ -552,7 +552,7 @@ func (h *history) count(o op, a reply) {
 		"at most none":      o.verb == atMost && a.err == nil && !a.result.OK,
 		"first of several":  of && a.result.OK && a.result.Request == o.requests[0],
 		"second of several": of && a.result.OK && a.result.Request != o.requests[0],
-		"none of several":   of && !a.result.OK && len(a.result.Each) > 1,
+		"none of several":   of && !a.result.OK && len(a.result.Each()) > 1,
 
 		"sliding granted":          sliding && asked && a.result.OK,
 		"sliding refused":          sliding && asked && !a.result.OK,
@@ -593,12 +593,12 @@ func sameReply(got, want reply) error {
 	if got.said != want.said || !got.until.Equal(want.until) || got.pruned != want.pruned {
 		return fmt.Errorf("said %v, paused until %v, pruned %d; want %v, %v, %d", got.said, got.until, got.pruned, want.said, want.until, want.pruned)
 	}
-	if !got.result.At.Equal(want.result.At) || len(got.result.Each) != len(want.result.Each) {
-		return fmt.Errorf("at %v of %d limits, want %v of %d", got.result.At, len(got.result.Each), want.result.At, len(want.result.Each))
+	if !got.result.At.Equal(want.result.At) || len(got.result.Each()) != len(want.result.Each()) {
+		return fmt.Errorf("at %v of %d limits, want %v of %d", got.result.At, len(got.result.Each()), want.result.At, len(want.result.Each()))
 	}
 	errs := []error{sameStatus(got.result.Status, want.result.Status), samePayments(got.result, want.result)}
-	for i := range got.result.Each {
-		errs = append(errs, sameStatus(got.result.Each[i], want.result.Each[i]))
+	for i := range got.result.Each() {
+		errs = append(errs, sameStatus(got.result.Each()[i], want.result.Each()[i]))
 	}
 	return errors.Join(errs...)
 }
@@ -733,7 +733,7 @@ func (g *generator) next(m *model) op {
 		}
 		o.target = g.target(m)
 		o.text = g.rand.IntN(3) == 0
-		for _, status := range m.results[o.target].Each {
+		for _, status := range m.results[o.target].Each() {
 			o.used = append(o.used, g.used(status))
 		}
 	}

@@ -83,7 +83,7 @@ func TestEscrowHandsOutFromMemory(t *testing.T) {
 				wg.Go(func() {
 					for range 5000 {
 						result, err := store.Allow(t.Context(), limit.For("k"))
-						if err != nil || !result.OK || result.Taken != 1 || len(result.Each) != 1 || result.RetryAfter != 0 {
+						if err != nil || !result.OK || result.Taken != 1 || len(result.Each()) != 1 || result.RetryAfter != 0 {
 							t.Errorf("got %+v, %v, want a grant", result, err)
 							return
 						}
@@ -309,11 +309,11 @@ func TestEscrowOfSeveralLimits(t *testing.T) {
 				if err != nil && !errors.Is(err, ratelimit.ErrRefused) {
 					t.Fatal(err)
 				}
-				if result.OK != (i < 5) || len(result.Each) != 2 {
+				if result.OK != (i < 5) || len(result.Each()) != 2 {
 					t.Fatalf("call %d: got %+v", i, result)
 				}
-				if c, h := result.Each[0], result.Each[1]; ratelimit.NameOf(c.Request.Limit) != "cold" || c.OK != result.OK || !h.OK {
-					t.Errorf("call %d: got %+v", i, result.Each)
+				if c, h := result.Each()[0], result.Each()[1]; ratelimit.NameOf(c.Request.Limit) != "cold" || c.OK != result.OK || !h.OK {
+					t.Errorf("call %d: got %+v", i, result.Each())
 				}
 				if result.OK {
 					used, last = used+1, result

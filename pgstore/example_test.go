@@ -197,7 +197,7 @@ func Example_severalLimits() {
 			log.Fatal(err)
 		}
 		fmt.Println(res.OK, res.RetryAfter.Round(time.Minute))
-		for _, s := range res.Each { // in the order of the call
+		for _, s := range res.Each() { // in the order of the call
 			fmt.Println(" ", s.Request.Limit.Definition().Name, s.OK, s.Remaining)
 		}
 	}
@@ -572,7 +572,7 @@ func ExampleStore_SettleTx() {
 		}
 		res, err := store.SettleTx(ctx, tx, &receipt, 1, used) // in the order of the call
 		if err == nil {
-			fmt.Println(res.Each[1].Remaining)
+			fmt.Println(res.Each()[1].Remaining)
 		}
 		return err
 	})

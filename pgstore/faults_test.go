@@ -214,7 +214,7 @@ func paid(r ratelimit.Request) ratelimit.Result {
 		},
 		Tokens: r.Count,
 	}
-	return ratelimit.Result{Receipt: receipt.New([]receipt.Payment{payment}, "", nil, time.Time{})}
+	return ratelimit.Result{Receipt: receipt.New([]receipt.Payment{payment}, nil, "", nil, time.Time{})}
 }
 
 // wantClosed asks all verbs on their own, and wants an error from each.

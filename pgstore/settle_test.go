@@ -104,8 +104,8 @@ func TestSettleInvalid(t *testing.T) {
 	}
 	// In the order of the call, and not of the names.
 	result, err := store.Settle(t.Context(), taken.Receipt, 1, 2)
-	if err != nil || math.Abs(result.Each[0].Value-9) > 0.01 || math.Abs(result.Each[1].Value-8) > 0.01 {
-		t.Errorf("%v, %v, want 9 and 8 left", result.Each, err)
+	if err != nil || math.Abs(result.Each()[0].Value-9) > 0.01 || math.Abs(result.Each()[1].Value-8) > 0.01 {
+		t.Errorf("%v, %v, want 9 and 8 left", result.Each(), err)
 	}
 	if _, err := store.Settle(t.Context(), taken.Receipt, 1, 2); !errors.Is(err, ratelimit.ErrSettled) {
 		t.Errorf("the second time: %v, want ErrSettled", err)

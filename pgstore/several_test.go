@@ -77,7 +77,7 @@ func TestSeveralAllOrNothing(t *testing.T) {
 				ok   bool
 				left float64
 			}{{true, 6}, {true, 6}, {false, 0}} {
-				if got := result.Each[i]; got.OK != want.ok || got.Value != want.left {
+				if got := result.Each()[i]; got.OK != want.ok || got.Value != want.left {
 					t.Errorf("%d: got OK %v, %v left, want %v", i, got.OK, got.Value, want)
 				}
 			}
@@ -102,10 +102,10 @@ func TestSeveralOrder(t *testing.T) {
 				requests[4].Count = 5.5
 			}
 			result, err := allow(requests...)
-			if err != nil || result.OK != ok || len(result.Each) != len(requests) {
-				t.Fatalf("got OK %v of %d, error %v", result.OK, len(result.Each), err)
+			if err != nil || result.OK != ok || len(result.Each()) != len(requests) {
+				t.Fatalf("got OK %v of %d, error %v", result.OK, len(result.Each()), err)
 			}
-			for i, got := range result.Each {
+			for i, got := range result.Each() {
 				if got.Request != requests[i] {
 					t.Errorf("%d: got %+v, want %+v", i, got.Request, requests[i])
 				}
@@ -125,10 +125,10 @@ func TestSeveralSameTwice(t *testing.T) {
 			left          float64
 		}{{2, 3, true, 5}, {3, 2.5, false, 5}, {2.5, 2.5, true, 0}} {
 			result, err := allow(l.ForN("k", test.first), other.ForN("k", 1), l.ForN("k", test.second))
-			if err != nil || result.OK != test.ok || len(result.Each) != 2 {
-				t.Fatalf("%+v: got OK %v, %d, error %v", test, result.OK, len(result.Each), err)
+			if err != nil || result.OK != test.ok || len(result.Each()) != 2 {
+				t.Fatalf("%+v: got OK %v, %d, error %v", test, result.OK, len(result.Each()), err)
 			}
-			got := result.Each[0]
+			got := result.Each()[0]
 			if got.Request != l.ForN("k", test.first+test.second) || got.Value != test.left {
 				t.Errorf("%+v: got %+v", test, got)
 			}
@@ -160,7 +160,7 @@ func TestSeveralWait(t *testing.T) {
 			t.Errorf("got OK %v, %v, %v, error %v, want %v", result.OK, result.RetryAfter, result.RetryAt, err, want)
 		}
 		for i, want := range []time.Duration{2 * time.Minute, 0, 150 * time.Minute} {
-			if got := result.Each[i].RetryAfter; got != want {
+			if got := result.Each()[i].RetryAfter; got != want {
 				t.Errorf("%d: got %v, want %v", i, got, want)
 			}
 		}
@@ -191,7 +191,7 @@ func TestSeveralPausedWindows(t *testing.T) {
 		result, err = allow(requests...)
 		mustTake(t, result, err)
 		for i, want := range []float64{3, 7, 9, 6} {
-			if got := result.Each[i].Value; got != want {
+			if got := result.Each()[i].Value; got != want {
 				t.Errorf("%d: got %v left, want %v", i, got, want)
 			}
 		}
@@ -208,8 +208,8 @@ func TestSeveralShardedAndNot(t *testing.T) {
 		}
 		before := rowsOf(t, db, "sharded")
 		result, err := allow(sharded.ForN("k", 11), plain.For("k"))
-		if err != nil || result.OK || !result.Each[1].OK {
-			t.Errorf("got OK %v, %+v, error %v", result.OK, result.Each, err)
+		if err != nil || result.OK || !result.Each()[1].OK {
+			t.Errorf("got OK %v, %+v, error %v", result.OK, result.Each(), err)
 		}
 		if got := rowsOf(t, db, "sharded"); !slices.Equal(got, before) {
 			t.Errorf("got  %q\nwant %q", got, before)

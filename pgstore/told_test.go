@@ -102,7 +102,7 @@ func TestToldWhenOneOfSeveralIsWaitedFor(t *testing.T) {
 						if err != nil {
 							t.Error(err)
 						} else if result.OK {
-							told = append(told, curve.Event{At: result.Each[0].At, Count: 9})
+							told = append(told, curve.Event{At: result.Each()[0].At, Count: 9})
 						}
 					}
 				}()

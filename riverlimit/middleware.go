@@ -297,7 +297,7 @@ func (m *Middleware) again(ctx context.Context, n note, requests []ratelimit.Req
 	if err != nil {
 		return n, nil, err
 	}
-	for _, status := range result.Each {
+	for _, status := range result.Each() {
 		if status.PausedUntil.After(n.At) {
 			n = n.notBefore(jitter(status.PausedUntil, m.config.Jitter))
 		}

@@ -107,7 +107,7 @@ func decision(r ratelimit.Result, err error) (answer, error) {
 		OK: &r.OK, RetryAfter: new(duration(r.RetryAfter)),
 		At: since(r.At), RetryAt: since(r.RetryAt),
 	}
-	if len(r.Each) == 1 {
+	if len(r.Several) < 2 {
 		a.Value, a.Remaining, a.ResetAfter = &r.Value, &r.Remaining, new(duration(r.ResetAfter))
 	}
 	return a, nil

@@ -55,7 +55,7 @@ func taken(rs []ratelimit.Request, err error) (result ratelimit.Result, _ error)
 	}
 	result.OK = true
 	for _, r := range rs {
-		result.Each = append(result.Each, ratelimit.Status{Request: r, Taken: r.Count})
+		result.Several = append(result.Several, ratelimit.Status{Request: r, Taken: r.Count})
 	}
 	return result, nil
 }

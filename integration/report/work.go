@@ -176,7 +176,7 @@ func took(result ratelimit.Result) (moves []move) {
 	if !result.OK {
 		return nil
 	}
-	for _, s := range result.Each {
+	for _, s := range result.Each() {
 		moves = append(moves, move{ratelimit.NameOf(s.Request.Limit), s.Request.Key, s.Taken, s.Taken})
 	}
 	return moves
@@ -274,7 +274,8 @@ func (w *worker) giveBack(ctx context.Context, result ratelimit.Result) {
 		_, err := w.store.Settle(ctx, result.Receipt, used...)
 		w.tellOwn("Settle", err, moves, between(moves))
 	case 2:
-		s := result.Each[w.rand.IntN(len(result.Each))]
+		each := result.Each()
+		s := each[w.rand.IntN(len(each))]
 		moves := []move{{ratelimit.NameOf(s.Request.Limit), s.Request.Key, -1, -1}}
 		_, err := w.store.Credit(ctx, ratelimit.Request{Limit: s.Request.Limit, Key: s.Request.Key, Count: 1})
 		w.tellOwn("Credit", err, moves, between(moves))
@@ -283,7 +284,7 @@ func (w *worker) giveBack(ctx context.Context, result ratelimit.Result) {
 
 // backTo is what replacing what was taken by what was used moves.
 func backTo(result ratelimit.Result, used func(taken float64) float64) (moves []move) {
-	for _, s := range result.Each {
+	for _, s := range result.Each() {
 		n := used(s.Taken) - s.Taken
 		moves = append(moves, move{ratelimit.NameOf(s.Request.Limit), s.Request.Key, n, n})
 	}
@@ -442,7 +443,7 @@ func (w *worker) giveBackTx(ctx context.Context, tx pgx.Tx, result ratelimit.Res
 		_, err := w.store.SettleTx(ctx, tx, result.Receipt, used...)
 		return moves, err
 	case 2:
-		s := result.Each[0]
+		s := result.Each()[0]
 		_, err := w.store.CreditTx(ctx, tx, ratelimit.Request{Limit: s.Request.Limit, Key: s.Request.Key, Count: 1})
 		return []move{{ratelimit.NameOf(s.Request.Limit), s.Request.Key, -1, -1}}, err
 	}

@@ -7,33 +7,21 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
-// held is a result and all that it points to.
-type held struct {
-	each    [1]ratelimit.Status
-	payment [1]receipt.Payment
-	receipt receipt.Receipt
-}
-
 // Held tells the result of n tokens of a, of one row, that the process held already: in
 // one allocation, unless it is a reservation. paid is a's Paid, after is what there is then.
 func (a *Ask) Held(paid *receipt.Limit, n float64, reserve bool, after *ratelimit.State, at time.Time, result *ratelimit.Result) {
-	h := new(held)
 	holding := holdingOf(&a.Definition, *after, at)
 	a.tell(&result.Status, true, &holding, at, at)
 	result.Request.Count, result.Taken = n, n
-	p := &h.payment[0]
-	p.Limit, p.Slot, p.Tokens = paid, a.Definition.Slot(*after), n
 	var left []receipt.Left
 	if reserve {
 		left = []receipt.Left{{TS: at}} // no debt
 	}
-	receipt.Set(&h.receipt, h.payment[:], left, "", nil, at)
-	h.each[0] = result.Status
-	result.Each, result.Receipt = h.each[:], &h.receipt
+	result.Receipt = receipt.One(receipt.Payment{Limit: paid, Slot: a.Definition.Slot(*after), Tokens: n}, left, "", nil, at)
 }
 
 // Refused is the result of an allow of n tokens of a, of one row that is in a state, which
-// it cannot grant; false if it can. It is in one allocation.
+// it cannot grant; false if it can.
 func (a *Ask) Refused(n float64, state ratelimit.State, at time.Time) (ratelimit.Result, bool) {
 	d, without := &a.Definition, state
 	paused := state.Paused.After(at)
@@ -51,10 +39,9 @@ func (a *Ask) Refused(n float64, state ratelimit.State, at time.Time) (ratelimit
 	if paused {
 		retryAt = latest(retryAt, state.Paused)
 	}
-	each := new([1]ratelimit.Status)
-	each[0] = a.status(false, holdingOf(d, d.Settle(state, at), at), at, retryAt)
-	each[0].Request.Count = n
-	return ratelimit.Result{Status: each[0], Each: each[:]}, true
+	result := ratelimit.Result{Status: a.status(false, holdingOf(d, d.Settle(state, at), at), at, retryAt)}
+	result.Request.Count = n
+	return result, true
 }
 
 // Stand is what there is of a limit at an instant.
@@ -89,10 +76,11 @@ func (c *Call) Whole(rest ratelimit.Result, stands []*Stand) ratelimit.Result {
 		at       time.Time
 		places   []int // of the rest's asks
 	)
+	each := rest.Each()
 	for i := range c.Asks {
 		a := &c.Asks[i]
 		if stands[i] == nil {
-			statuses[i] = rest.Each[len(places)]
+			statuses[i] = each[len(places)]
 			places = append(places, a.place)
 		} else {
 			statuses[i] = a.status(true, holdingOf(&a.Definition, stands[i].State, stands[i].At), stands[i].At, stands[i].At)
@@ -106,7 +94,7 @@ func (c *Call) Whole(rest ratelimit.Result, stands []*Stand) ratelimit.Result {
 		for i := range statuses {
 			statuses[i].Taken = 0
 		}
-		return c.result(at, statuses)
+		return c.result(statuses)
 	}
 	if r := rest.Receipt; r != nil {
 		taker, conn, at = receipt.Taker(r), receipt.Conn(r), receipt.At(r)
@@ -116,12 +104,11 @@ func (c *Call) Whole(rest ratelimit.Result, stands []*Stand) ratelimit.Result {
 		}
 		left = append(left, receipt.Lefts(r)...)
 	}
-	result := c.result(at, statuses)
-	if c.Reserve {
-		result.Receipt = receipt.NewReservation(payments, left, taker, conn, at)
-	} else {
-		result.Receipt = receipt.New(payments, taker, conn, at)
+	result := c.result(statuses)
+	if !c.Reserve {
+		left = nil
 	}
+	result.Receipt = receipt.New(payments, left, taker, conn, at)
 	return result
 }
 

@@ -174,7 +174,7 @@ func (c *Call) Granted(changes []Change, known View) ratelimit.Result {
 		statuses = append(statuses, ratelimit.Status{})
 		c.tellGranted(&statuses[len(statuses)-1], i, changes[first:last], known)
 	}
-	return c.result(known.At, statuses)
+	return c.result(statuses)
 }
 
 // tellGranted sets s, which is zero, to the status of one of c's asks, for which changes
@@ -198,16 +198,10 @@ func (c *Call) Receipted(changes []Change, known View, taker string, conn any) r
 		return result
 	}
 	i := changes[0].Ask
-	h := new(struct {
-		held
-		limit receipt.Limit
-	})
-	c.tellGranted(&h.each[0], i, changes, known)
-	h.limit = *c.Asks[i].Paid()
-	h.payment[0] = c.payment(&changes[0], &h.limit)
-	receipt.Set(&h.receipt, h.payment[:], c.left(changes), taker, conn, known.At)
-	result := c.result(known.At, h.each[:])
-	result.Receipt = &h.receipt
+	var statuses [1]ratelimit.Status
+	c.tellGranted(&statuses[0], i, changes, known)
+	result := c.result(statuses[:])
+	result.Receipt = receipt.Own(c.payment(&changes[0], c.Asks[i].Paid()), c.left(changes), taker, conn, known.At)
 	return result
 }
 
@@ -235,7 +229,7 @@ func (c *Call) Receipt(changes []Change, taker string, conn any, at time.Time) *
 			payments[i] = c.payment(ch, c.Asks[ch.Ask].Paid())
 		}
 	}
-	return receipt.NewReservation(payments, c.left(changes), taker, conn, at)
+	return receipt.New(payments, c.left(changes), taker, conn, at)
 }
 
 // payment is what a change paid for a limit.
@@ -266,7 +260,7 @@ func (c *Call) Checked(v View) ratelimit.Result {
 	for i := range c.Asks {
 		statuses[i] = c.ask(i, v).found(c.Reserve, v.States[i], v.At)
 	}
-	return c.result(v.At, statuses)
+	return c.result(statuses)
 }
 
 // CheckedEach is what each of the call's asks would get if it were asked alone.
@@ -309,18 +303,19 @@ func Credited(r ratelimit.Request, states []ratelimit.State, now time.Time) rate
 	return status
 }
 
-// result puts the statuses of c's asks, in the order of Asks, together. It may
-// keep statuses.
-func (c *Call) result(now time.Time, statuses []ratelimit.Status) ratelimit.Result {
+// result puts the statuses of c's asks, in the order of Asks, together. It does not keep
+// statuses.
+func (c *Call) result(statuses []ratelimit.Status) ratelimit.Result {
 	if c.AtMost() {
 		statuses[0].Request.Count = c.asked
 	}
+	r := ratelimit.Result{Status: statuses[0]}
 	if len(statuses) == 1 {
-		return ratelimit.Result{Status: statuses[0], Each: statuses}
+		return r
 	}
-	r := ratelimit.Result{Status: statuses[0], Each: make([]ratelimit.Status, len(statuses))}
+	r.Several = make([]ratelimit.Status, len(statuses))
 	for i, s := range statuses {
-		r.Each[c.Asks[i].place] = s
+		r.Several[c.Asks[i].place] = s
 		if c.First && s.RetryAfter < r.RetryAfter || !c.First && outweighs(s, r.Status) {
 			r.Status = s
 		}

@@ -137,7 +137,7 @@ func TestPlanSeveral(t *testing.T) {
 			}
 			var each []float64
 			var eachOK []bool
-			for i, s := range result.Each {
+			for i, s := range result.Each() {
 				each = append(each, s.Value)
 				eachOK = append(eachOK, s.OK)
 				if s.Request != tt.requests[i] {
@@ -160,7 +160,7 @@ func TestPlanSeveral(t *testing.T) {
 				t.Errorf("Checked() = OK %v, RetryAfter %v, want %v, %v", checked.OK, checked.RetryAfter, tt.ok, tt.retry)
 			}
 			for i, s := range tt.requests {
-				if got, want := checked.Each[i].Value, stateOf(call, tt.states, s).Value; got != want {
+				if got, want := checked.Each()[i].Value, stateOf(call, tt.states, s).Value; got != want {
 					t.Errorf("Checked(): Value of %v = %v, want %v", s, got, want)
 				}
 			}
@@ -181,7 +181,7 @@ func TestPlanSameTwice(t *testing.T) {
 		t.Errorf("Plan() stores %v, want %v", after, want)
 	}
 	var got []Request
-	for _, s := range result.Each {
+	for _, s := range result.Each() {
 		got = append(got, s.Request)
 	}
 	if want := []Request{b.ForN("", 9), a.For("")}; !slices.Equal(got, want) {

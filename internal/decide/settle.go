@@ -165,5 +165,5 @@ func (s *Settlement) Result(after View) ratelimit.Result {
 		statuses[i] = Credited(a.Request, after.States[i], after.At)
 		statuses[i].OK, statuses[i].Taken = true, a.Count
 	}
-	return s.Call.result(after.At, statuses)
+	return s.Call.result(statuses)
 }

@@ -39,42 +39,69 @@ type Left struct {
 
 // Receipt is what a call paid, row by row; the root package documents it.
 type Receipt struct {
-	payments []Payment
-	at       int64 // in microseconds since 1970
-	mu       sync.Mutex
-	more     atomic.Pointer[more] // nil if all of it is zero
+	one  [1]Payment // if there is one; otherwise its Limit is nil
+	at   int64      // in microseconds since 1970
+	mu   sync.Mutex
+	more atomic.Pointer[more] // nil if all of it is zero
 }
 
-// more is what few receipts have: not those of calls that were decided on their own, or
-// from memory, until they are settled. Another takes its place when something changes.
+// more is what few receipts have: not those of calls for one row that were decided on
+// their own, or from memory, until they are settled. Another takes its place when
+// something changes.
 type more struct {
-	left  []Left // of a reservation, for each payment; not in the text
-	taker string
-	conn  any
-	read  bool // from text
-	mark  string
+	several []Payment
+	left    []Left // of a reservation, for each payment; not in the text
+	taker   string
+	conn    any
+	read    bool // from text
+	mark    string
 }
 
 // New is the receipt of payments. taker names the transaction that paid, "" when
 // what it paid is committed, conn is the connection that this is on, and at is when.
-func New(payments []Payment, taker string, conn any, at time.Time) *Receipt {
-	return NewReservation(payments, nil, taker, conn, at)
-}
-
-// NewReservation is the receipt of a reservation's payments, with what each left.
-func NewReservation(payments []Payment, left []Left, taker string, conn any, at time.Time) *Receipt {
-	r := new(Receipt)
-	Set(r, payments, left, taker, conn, at)
+// Of a reservation, left is what each payment left.
+func New(payments []Payment, left []Left, taker string, conn any, at time.Time) *Receipt {
+	if len(payments) == 1 {
+		return One(payments[0], left, taker, conn, at)
+	}
+	r := &Receipt{at: at.UnixMicro()}
+	r.more.Store(&more{several: payments, left: left, taker: taker, conn: conn})
 	return r
 }
 
-// Set makes r, which nobody has seen yet, the receipt of payments, with what each left if
-// they are of a reservation: for who has a place for it already.
-func Set(r *Receipt, payments []Payment, left []Left, taker string, conn any, at time.Time) {
-	r.payments, r.at = payments, at.UnixMicro()
+// One is New of a single payment: one allocation, if it is of no reservation, and
+// committed.
+func One(p Payment, left []Left, taker string, conn any, at time.Time) *Receipt {
+	r := new(Receipt)
+	r.set(&p, left, taker, conn, at)
+	return r
+}
+
+// Own is One with a copy of the payment's limit, in the same allocation.
+func Own(p Payment, left []Left, taker string, conn any, at time.Time) *Receipt {
+	r := new(struct {
+		Receipt
+		limit Limit
+	})
+	r.limit = *p.Limit
+	p.Limit = &r.limit
+	r.set(&p, left, taker, conn, at)
+	return &r.Receipt
+}
+
+func (r *Receipt) set(p *Payment, left []Left, taker string, conn any, at time.Time) {
+	r.one[0], r.at = *p, at.UnixMicro()
 	if left != nil || taker != "" {
 		r.more.Store(&more{left: left, taker: taker, conn: conn})
 	}
+}
+
+// payments returns what was paid; it must not be changed.
+func (r *Receipt) payments() []Payment {
+	if r.one[0].Limit != nil {
+		return r.one[:]
+	}
+	return r.rest().several
 }
 
 // rest returns what few receipts have.
@@ -99,9 +126,10 @@ func Lefts(r *Receipt) []Left { return r.rest().left }
 func Part(r *Receipt, payments []Payment) *Receipt {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	part := &Receipt{payments: payments, at: r.at}
-	if of := r.rest(); of.taker != "" || of.read {
-		part.more.Store(&more{taker: of.taker, conn: of.conn, read: of.read})
+	of := r.rest()
+	part := New(payments, nil, of.taker, of.conn, At(r))
+	if of.read {
+		part.change(func(m *more) { m.read = true })
 	}
 	return part
 }
@@ -112,7 +140,7 @@ func Payments(r *Receipt) []Payment {
 	if r == nil {
 		return nil
 	}
-	return r.payments
+	return r.payments()
 }
 
 // Taker returns the transaction that paid, "" when that is committed. Only the one who

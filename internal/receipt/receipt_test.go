@@ -16,7 +16,7 @@ func TestPayments(t *testing.T) {
 		{Limit: &receipt.Limit{Name: "a", Key: "k", Kind: 1, Rate: 10, Period: time.Second, Capacity: 10, Shards: 2}, Shard: 0, Tokens: 2},
 		{Limit: &receipt.Limit{Name: "a", Key: "k", Kind: 1, Rate: 10, Period: time.Second, Capacity: 10, Shards: 2}, Shard: 1, Tokens: 0.5},
 	}
-	r := receipt.New(slices.Clone(want), "tx 1", 7, time.Time{})
+	r := receipt.New(slices.Clone(want), nil, "tx 1", 7, time.Time{})
 	if got := receipt.Payments(r); !slices.Equal(got, want) {
 		t.Errorf("Payments() = %v, want %v", got, want)
 	}
@@ -39,7 +39,7 @@ func TestRedeem(t *testing.T) {
 		{"tx 1", "tx 2", nil},
 		{"tx 2", "tx 2", nil},
 	}
-	r := receipt.New(nil, "", nil, time.Time{})
+	r := receipt.New(nil, nil, "", nil, time.Time{})
 	for i, tt := range tests {
 		var told string
 		err := receipt.Redeem(t.Context(), r, func(mark string) (string, error) {
@@ -54,7 +54,7 @@ func TestRedeem(t *testing.T) {
 
 // Of many callers at once one gives back, and the others know.
 func TestRedeemOnce(t *testing.T) {
-	r := receipt.New(nil, "", nil, time.Time{})
+	r := receipt.New(nil, nil, "", nil, time.Time{})
 	given := 0 // no lock of its own: the race detector looks
 	var wg sync.WaitGroup
 	for range 64 {
@@ -76,7 +76,7 @@ func TestRedeemOnce(t *testing.T) {
 
 // A caller who waits for another to give back waits no longer than for its context.
 func TestRedeemHasAnEnd(t *testing.T) {
-	r := receipt.New(nil, "", nil, time.Time{})
+	r := receipt.New(nil, nil, "", nil, time.Time{})
 	ctx, cancel := context.WithCancel(t.Context())
 	err := receipt.Redeem(t.Context(), r, func(string) (string, error) {
 		cancel()

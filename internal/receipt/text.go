@@ -60,7 +60,7 @@ var (
 // MarshalText returns the receipt as text: letters, digits, - and _. That of a call
 // that took nothing is empty.
 func (r *Receipt) MarshalText() ([]byte, error) {
-	if r == nil || len(r.payments) == 0 {
+	if r == nil || len(r.payments()) == 0 {
 		return []byte{}, nil
 	}
 	r.mu.Lock()
@@ -77,7 +77,7 @@ func (r *Receipt) MarshalText() ([]byte, error) {
 		w.uint(0)
 	}
 	w.int(r.at)
-	w.payments(r.payments)
+	w.payments(r.payments())
 	text := make([]byte, 0, len(version)+base64.RawURLEncoding.EncodedLen(len(w)))
 	return base64.RawURLEncoding.AppendEncode(append(text, version...), w), nil
 }
@@ -86,22 +86,23 @@ func (r *Receipt) MarshalText() ([]byte, error) {
 // written is an error, which is the library's ErrInvalid, and leaves r as it was.
 func (r *Receipt) UnmarshalText(text []byte) error {
 	if len(text) == 0 {
-		r.set(&Receipt{})
+		r.become(&Receipt{})
 		return nil
 	}
 	read, err := parse(string(text))
 	if err != nil {
 		return fmt.Errorf("%w: receipt: %w", ErrInvalid, err)
 	}
-	r.set(read)
+	r.become(read)
 	return nil
 }
 
-func (r *Receipt) set(to *Receipt) {
+func (r *Receipt) become(to *Receipt) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.payments, r.at = to.payments, to.at
-	r.more.Store(&more{taker: to.rest().taker, read: true})
+	r.one, r.at = to.one, to.at
+	rest := to.rest()
+	r.more.Store(&more{several: rest.several, taker: rest.taker, read: true})
 }
 
 // Value returns the receipt as text for a database, NULL when nothing was taken.
@@ -290,26 +291,27 @@ func (r *reader) start() time.Time {
 }
 
 func (r *reader) receipt() *Receipt {
-	read := &Receipt{}
+	taker := ""
 	if xid := r.uint("transaction", math.MaxInt64); xid > 0 {
-		read.more.Store(&more{taker: strconv.FormatUint(xid, 10)})
+		taker = strconv.FormatUint(xid, 10)
 	}
-	read.at = r.int("instant")
+	at := r.int("instant")
 	limits := r.uint("limits", MaxLimits)
 	places := make([]bool, limits)
+	var payments []Payment
 	for range limits {
 		if r.fault == nil {
-			r.limit(read, places)
+			payments = append(payments, r.limit(places)...)
 		}
 	}
 	if r.fault == nil && limits == 0 {
 		r.fail("has no limit")
 	}
-	return read
+	return New(payments, nil, taker, nil, time.UnixMicro(at))
 }
 
 // limit reads a limit with its payments. Each has a place of its own in the call.
-func (r *reader) limit(read *Receipt, places []bool) {
+func (r *reader) limit(places []bool) (paid []Payment) {
 	limit := Limit{
 		Name: r.string("name", MaxNameLength), Key: r.string("key", MaxKeyLength),
 		Kind: uint8(r.uint("kind", math.MaxUint8)), Rate: r.amount("rate", MaxTokens),
@@ -327,12 +329,13 @@ func (r *reader) limit(read *Receipt, places []bool) {
 	}
 	for range payments {
 		if r.fault != nil {
-			return
+			return nil
 		}
-		read.payments = append(read.payments, Payment{
+		paid = append(paid, Payment{
 			Limit: &limit, Place: place,
 			Shard: int(r.uint("shard", uint64(max(limit.Shards, 1))-1)), Slot: r.int("slot"), Tokens: r.amount("tokens", MaxLimits*MaxTokens),
 		})
 	}
 	places[place] = true
+	return paid
 }

@@ -34,7 +34,7 @@ func several() *receipt.Receipt {
 		{Limit: window, Place: 1, Tokens: 1},
 		{Limit: bucket, Place: 0, Shard: 3, Tokens: 900.25},
 		{Limit: bucket, Place: 0, Shard: 7, Tokens: 0},
-	}, "4294967297", nil, decided)
+	}, nil, "4294967297", nil, decided)
 }
 
 func textOf(t *testing.T, r *receipt.Receipt) string {
@@ -48,11 +48,11 @@ func textOf(t *testing.T, r *receipt.Receipt) string {
 
 func TestText(t *testing.T) {
 	for name, want := range map[string]*receipt.Receipt{
-		"one":         receipt.New([]receipt.Payment{{Limit: bucket, Tokens: 1200}}, "", nil, decided),
+		"one":         receipt.New([]receipt.Payment{{Limit: bucket, Tokens: 1200}}, nil, "", nil, decided),
 		"several":     several(),
-		"with a slot": receipt.New([]receipt.Payment{{Limit: sliding, Slot: -1 << 62, Tokens: 3}}, "7", nil, decided),
-		"with slots":  receipt.New([]receipt.Payment{{Limit: sliding, Slot: decided.UnixMicro(), Tokens: 3}, {Limit: sliding, Shard: 3, Slot: decided.UnixMicro(), Tokens: 1}}, "7", nil, decided),
-		"no key":      receipt.New([]receipt.Payment{{Limit: &receipt.Limit{Name: "a", Kind: 1, Rate: 1, Period: 1000, Shards: 1}, Tokens: 1}}, "", nil, time.Time{}),
+		"with a slot": receipt.New([]receipt.Payment{{Limit: sliding, Slot: -1 << 62, Tokens: 3}}, nil, "7", nil, decided),
+		"with slots":  receipt.New([]receipt.Payment{{Limit: sliding, Slot: decided.UnixMicro(), Tokens: 3}, {Limit: sliding, Shard: 3, Slot: decided.UnixMicro(), Tokens: 1}}, nil, "7", nil, decided),
+		"no key":      receipt.New([]receipt.Payment{{Limit: &receipt.Limit{Name: "a", Kind: 1, Rate: 1, Period: 1000, Shards: 1}, Tokens: 1}}, nil, "", nil, time.Time{}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			text := textOf(t, want)
@@ -96,7 +96,7 @@ func TestTextIsShort(t *testing.T) {
 		"one limit":    {[]receipt.Payment{{Limit: bucket, Tokens: 1200}}, 80},
 		"three limits": {[]receipt.Payment{{Limit: bucket, Tokens: 1200}, {Limit: window, Place: 1, Tokens: 1}, {Limit: bucket, Place: 2, Tokens: 1200}}, 260},
 	} {
-		if got := len(textOf(t, receipt.New(test.payments, "123456789", nil, decided))); got > test.most {
+		if got := len(textOf(t, receipt.New(test.payments, nil, "123456789", nil, decided))); got > test.most {
 			t.Errorf("%s: %d bytes, want at most %d", name, got, test.most)
 		}
 	}
@@ -159,7 +159,7 @@ func TestBadText(t *testing.T) {
 		"cut":             good[:len(good)-4],
 		"longer":          good + "AAAA",
 		"huge":            "1" + strings.Repeat("A", 5<<20),
-		"many limits":     textOf(t, receipt.New(limits(65), "", nil, decided)),
+		"many limits":     textOf(t, receipt.New(limits(65), nil, "", nil, decided)),
 	}
 	for name, change := range map[string]func(*receipt.Payment){
 		"long name":       func(p *receipt.Payment) { p.Name = strings.Repeat("a", 256) },
@@ -180,9 +180,9 @@ func TestBadText(t *testing.T) {
 		limit := *bucket
 		p := receipt.Payment{Limit: &limit, Tokens: 1}
 		change(&p)
-		tests[name] = textOf(t, receipt.New([]receipt.Payment{p}, "", nil, decided))
+		tests[name] = textOf(t, receipt.New([]receipt.Payment{p}, nil, "", nil, decided))
 	}
-	tests["two in one place"] = textOf(t, receipt.New([]receipt.Payment{{Limit: bucket}, {Limit: window}}, "", nil, decided))
+	tests["two in one place"] = textOf(t, receipt.New([]receipt.Payment{{Limit: bucket}, {Limit: window}}, nil, "", nil, decided))
 	for name, text := range tests {
 		t.Run(name, func(t *testing.T) {
 			r := several()
@@ -214,7 +214,7 @@ func limits(n int) []receipt.Payment {
 // Whatever a text says, reading it does no harm, and what was read is written as it
 // was.
 func FuzzText(f *testing.F) {
-	for _, r := range []*receipt.Receipt{several(), receipt.New(limits(3), "", nil, decided), receipt.New(limits(64), "1", nil, decided)} {
+	for _, r := range []*receipt.Receipt{several(), receipt.New(limits(3), nil, "", nil, decided), receipt.New(limits(64), nil, "1", nil, decided)} {
 		text, err := r.MarshalText()
 		if err != nil {
 			f.Fatal(err)

@@ -75,7 +75,7 @@ func paused(ctx context.Context, s Store, requests []ratelimit.Request) (left ti
 		questions[i].Count = 0
 	}
 	result, err := s.Check(ctx, questions...)
-	for _, status := range result.Each {
+	for _, status := range result.Each() {
 		left = max(left, status.PausedUntil.Sub(status.At))
 	}
 	return left, err
