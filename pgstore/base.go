@@ -1,8 +1,10 @@
 package pgstore
 
 import (
+	"math"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -27,39 +29,52 @@ type base struct {
 
 func newBase(pool *pgxpool.Pool, config Config) *base {
 	b := &base{pool: pool, config: config, table: table.New(config.Schema, config.Portable)}
+	b.work.over = make(chan struct{})
 	if pool != nil {
 		b.spare = make(chan struct{}, min(pool.Config().MaxConns/4, 4))
 	}
 	return b
 }
 
-// work counts what Close waits for.
+// work counts what Close waits for. All calls pass here, and each writes this one number
+// twice; a lock and a sync.WaitGroup would have it write four times what others wait for.
 type work struct {
-	mu     sync.Mutex
-	closed bool
-	wg     sync.WaitGroup
+	under          atomic.Int64 // how much is under way; by closing less when nothing more is to begin
+	closing, ended sync.Once
+	over           chan struct{} // closed when nothing is under way then
 }
+
+const closing = math.MinInt64 / 2
 
 func (w *work) begin() error {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	if w.closed {
-		return ErrClosed
+	if w.under.Add(1) > 0 {
+		return nil
 	}
-	w.wg.Add(1)
-	return nil
+	w.end()
+	return ErrClosed
 }
 
-func (w *work) end() { w.wg.Done() }
+func (w *work) end() {
+	if w.under.Add(-1) == closing {
+		w.ended.Do(func() { close(w.over) })
+	}
+}
 
 // spawn starts a goroutine for what was begun.
-func (w *work) spawn(f func()) { w.wg.Go(f) }
+func (w *work) spawn(f func()) {
+	w.under.Add(1)
+	go func() {
+		defer w.end()
+		f()
+	}()
+}
 
 func (w *work) close() {
-	w.mu.Lock()
-	w.closed = true
-	w.mu.Unlock()
-	w.wg.Wait()
+	w.closing.Do(func() {
+		w.under.Add(closing + 1)
+		w.end()
+	})
+	<-w.over
 }
 
 // clock is the instant that decides, nil for the database's.

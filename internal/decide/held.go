@@ -17,7 +17,7 @@ func (a *Ask) Held(paid *receipt.Limit, n float64, reserve bool, after *ratelimi
 	if reserve {
 		left = []receipt.Left{{TS: at}} // no debt
 	}
-	result.Receipt = receipt.One(receipt.Payment{Limit: paid, Slot: a.Definition.Slot(*after), Tokens: n}, left, "", nil, at)
+	result.Receipt = receipt.One(paid, a.Definition.Slot(*after), n, left, at)
 }
 
 // Refused is the result of an allow of n tokens of a, of one row that is in a state, which

@@ -201,7 +201,7 @@ func (c *Call) Receipted(changes []Change, known View, taker string, conn any) r
 	var statuses [1]ratelimit.Status
 	c.tellGranted(&statuses[0], i, changes, known)
 	result := c.result(statuses[:])
-	result.Receipt = receipt.Own(c.payment(&changes[0], c.Asks[i].Paid()), c.left(changes), taker, conn, known.At)
+	result.Receipt = receipt.Own(*c.Asks[i].Paid(), c.payment(&changes[0], nil), c.left(changes), taker, conn, known.At)
 	return result
 }
 

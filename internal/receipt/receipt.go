@@ -61,39 +61,42 @@ type more struct {
 // what it paid is committed, conn is the connection that this is on, and at is when.
 // Of a reservation, left is what each payment left.
 func New(payments []Payment, left []Left, taker string, conn any, at time.Time) *Receipt {
-	if len(payments) == 1 {
-		return One(payments[0], left, taker, conn, at)
-	}
 	r := &Receipt{at: at.UnixMicro()}
-	r.more.Store(&more{several: payments, left: left, taker: taker, conn: conn})
+	rest := more{left: left, taker: taker, conn: conn}
+	if len(payments) == 1 {
+		r.one[0] = payments[0]
+	} else {
+		rest.several = payments
+	}
+	r.more.Store(&rest)
 	return r
 }
 
-// One is New of a single payment: one allocation, if it is of no reservation, and
-// committed.
-func One(p Payment, left []Left, taker string, conn any, at time.Time) *Receipt {
+// One is the receipt of tokens that were taken from the only row of a limit, in no
+// transaction of the caller's: one allocation, if there is nothing left to tell.
+func One(limit *Limit, slot int64, tokens float64, left []Left, at time.Time) *Receipt {
 	r := new(Receipt)
-	r.set(&p, left, taker, conn, at)
+	r.one[0].Limit, r.one[0].Slot, r.one[0].Tokens, r.at = limit, slot, tokens, at.UnixMicro()
+	if left != nil {
+		r.more.Store(&more{left: left})
+	}
 	return r
 }
 
-// Own is One with a copy of the payment's limit, in the same allocation.
-func Own(p Payment, left []Left, taker string, conn any, at time.Time) *Receipt {
+// Own is New of a single payment of a limit that it has for itself: one allocation, if it
+// is of no reservation, and committed.
+func Own(limit Limit, p Payment, left []Left, taker string, conn any, at time.Time) *Receipt {
 	r := new(struct {
 		Receipt
 		limit Limit
 	})
-	r.limit = *p.Limit
+	r.limit = limit
 	p.Limit = &r.limit
-	r.set(&p, left, taker, conn, at)
-	return &r.Receipt
-}
-
-func (r *Receipt) set(p *Payment, left []Left, taker string, conn any, at time.Time) {
-	r.one[0], r.at = *p, at.UnixMicro()
+	r.one[0], r.at = p, at.UnixMicro()
 	if left != nil || taker != "" {
 		r.more.Store(&more{left: left, taker: taker, conn: conn})
 	}
+	return &r.Receipt
 }
 
 // payments returns what was paid; it must not be changed.
