@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/escrow"
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
@@ -14,19 +15,19 @@ import (
 // the reasons.
 
 // takeAhead gives the Store a memory of what it has taken ahead, if it is to do that.
-func (b *base) takeAhead() {
-	if b.config.Escrow == 0 || b.pool == nil {
+func (o *own) takeAhead() {
+	if o.config.Escrow == 0 || o.pool == nil {
 		return
 	}
 	var now func() time.Time
-	if b.config.Clock != nil {
-		now = func() time.Time { return *b.clock() }
+	if o.config.Clock != nil {
+		now = func() time.Time { return *o.clock() }
 	}
 	var never []ratelimit.Kind
-	if b.config.Portable { // a row with slots is not given back to in one statement there
+	if o.config.Portable { // a row with slots is not given back to in one statement there
 		never = []ratelimit.Kind{ratelimit.KindSlidingWindow}
 	}
-	b.hints.memory = escrow.New(b.config.Escrow, now, b.refill, b.giveBackOwn, never...)
+	o.hints.memory = escrow.New(o.config.Escrow, now, o.refill, o.giveBackOwn, never...)
 }
 
 // order sets a grant to take ahead as well, if that is worth it; the order is zero if it is
@@ -49,43 +50,20 @@ func arrived(o *escrow.Order, g *table.Grant, sent time.Time) *escrow.Arrival {
 }
 
 // refill takes ahead before what is held has run out. It is called on the way of a call,
-// and does not keep that waiting.
-func (b *base) refill(h *escrow.Holder) {
-	if b.work.begin() != nil {
+// and does not keep that waiting. It goes with the calls for its key that were too late, by
+// the same statement: two would find each other's lock on the row.
+func (o *own) refill(h *escrow.Holder) {
+	if o.work.begin() != nil {
 		h.Refilled(false)
 		return
 	}
 	go func() {
-		defer b.work.end()
+		defer o.work.end()
 		ctx, cancel := context.WithTimeout(context.Background(), escrowTime)
 		defer cancel()
-		ok := false
-		defer func() { h.Refilled(ok) }()
-		a := h.Ask()
-		g := table.Grant{Change: a.Change(0, 0, 0)}
-		o, orders := b.order(&g, h, false)
-		if !orders || g.Ahead <= 0 {
-			return
-		}
-		sent := b.hints.memory.Now()
-		if b.grantOne(ctx, &g) == nil && g.Taken.OK {
-			h.Changed()
-			arrived(&o, &g, sent)
-			ok = true
-		}
+		p := &pending{call: decide.Call{Asks: []decide.Ask{*h.Ask()}}, wants: ahead, holder: h}
+		h.Refilled(o.together(ctx, p) == nil && p.result.OK)
 	}()
-}
-
-// grantOne makes a grant for which nobody waits.
-func (b *base) grantOne(ctx context.Context, g *table.Grant) error {
-	if b.config.Portable {
-		g.Floor = 0
-		return b.table.TakeGrant(ctx, b.pool, false, g, b.clock())
-	}
-	grants := []table.Grant{*g}
-	err := b.table.Grant(ctx, b.pool, grants, b.clock())
-	*g = grants[0]
-	return err
 }
 
 // escrowTime bounds a statement that nobody waits for. An answer that is later than the

@@ -58,8 +58,7 @@ func (o *own) orders(groups [][]*ticket, grants []table.Grant, left []*ticket) (
 	}
 	orders, n := make([]escrow.Order, 0, len(groups)), 0
 	for i, g := range groups {
-		hold := slices.ContainsFunc(g, func(t *ticket) bool { return t.Value.hold })
-		order, ok := o.order(&grants[i], g[0].Value.holder, hold)
+		order, ok := o.order(&grants[i], g[0].Value.holder, wanting(g, toHold))
 		if !ok {
 			left = append(left, g...)
 			continue
@@ -114,11 +113,17 @@ func (o *own) tellGroup(tickets []*ticket, g *table.Grant, arrival *escrow.Arriv
 		if rest -= change.Count; rest != 0 { // as before those that come after it
 			change.After = g.Definition.Spend(g.Taken.After, g.Taken.At, -rest)
 		}
-		if p.hold {
+		switch p.wants {
+		case toHold:
 			tokens := arrival.Tokens(change.Count, change.After)
 			p.tokens = &tokens
-		} else {
+		case ahead:
+			p.result.OK = arrival != nil
+		default:
 			p.result = o.granted(&p.call, changes, g.Taken.At, "", nil)
+		}
+		if p.wants != aResult { // as granted does
+			p.holder.Changed()
 		}
 		t.Finish()
 	}

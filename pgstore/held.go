@@ -146,7 +146,7 @@ func (o *own) secureOne(ctx context.Context, call *decide.Call) (t escrow.Tokens
 		return t, false, nil // the caller's transaction takes from the row
 	}
 	defer o.work.end()
-	p := &pending{call: decide.Call{Asks: []decide.Ask{*a}}, hold: true, holder: h}
+	p := &pending{call: decide.Call{Asks: []decide.Ask{*a}}, wants: toHold, holder: h}
 	p.call.Asks[0].Floor = 0 // debt is the row's to give
 	if err := o.together(ctx, p); err != nil {
 		return t, false, o.gaveUp(p, err)
@@ -168,6 +168,9 @@ func (o *own) serveHeld(tickets []*ticket) []*ticket {
 		if p.call.First || p.call.AtMost() { // which take from rows
 			return false
 		}
+		if p.wants == ahead {
+			return o.enough(t)
+		}
 		var tokens escrow.Tokens
 		ok := p.holder.Take(p.call.Asks[0].Count, &tokens)
 		if ok {
@@ -178,11 +181,21 @@ func (o *own) serveHeld(tickets []*ticket) []*ticket {
 }
 
 func (o *own) tellHeld(t *ticket, tokens *escrow.Tokens) {
-	if p := t.Value; p.hold {
+	if p := t.Value; p.wants == toHold {
 		held := *tokens
 		p.tokens = &held
 	} else {
 		tokens.Result(p.call.Reserve, &p.result)
 	}
 	t.Finish()
+}
+
+// enough answers a call that wants more taken ahead, if there is no need any more, or no more
+// to be had.
+func (o *own) enough(t *ticket) bool {
+	if order, _ := t.Value.holder.Order(0); order.Ahead > 0 {
+		return false
+	}
+	t.Finish()
+	return true
 }

@@ -141,14 +141,8 @@ func (o *own) serve(ctx context.Context, l *lane, tickets []*ticket) {
 	if len(tickets) == 0 {
 		return
 	}
-	o.await(o.decideAll(ctx, tickets, !l.refusing, nil))
-	refused := 0
-	for _, t := range tickets {
-		if t.Finished() && !t.Value.hold && !t.Value.result.OK {
-			refused++
-		}
-	}
-	l.refusing = 2*refused > len(tickets)
+	o.await(o.decideAll(ctx, tickets, !l.refusing || wanting(tickets, ahead), nil))
+	l.refusing = mostRefused(tickets)
 }
 
 // decideAll decides calls, and returns those whose rows are locked by somebody else.
@@ -204,11 +198,15 @@ func (o *own) redirect(tickets []*ticket) (left []*ticket) {
 		return tickets
 	}
 	for _, t := range tickets {
-		if row, ok := o.lockedRow(t.Value); ok {
+		row, ok := o.lockedRow(t.Value)
+		switch {
+		case !ok:
+			left = append(left, t)
+		case t.Value.wants == ahead:
+			t.Finish() // nobody waits for it
+		default:
 			t.Value.locked.Store(&row)
 			o.queueOf(row).Join(t)
-		} else {
-			left = append(left, t)
 		}
 	}
 	return left

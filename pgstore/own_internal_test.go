@@ -1,12 +1,18 @@
 package pgstore
 
 import (
+	"context"
+	"math"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/escrow"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/internal/traced"
 )
 
 // newTicket is a call on its own that waits to be decided.
@@ -190,5 +196,134 @@ func TestLockedWhileGranting(t *testing.T) {
 	}
 	if !free.Finished() || free.Value.err != nil || !free.Value.result.OK {
 		t.Errorf("the other: got OK %v, error %v, want a grant", free.Value.result.OK, free.Value.err)
+	}
+}
+
+// TestAheadGoesWithOthers: what is taken ahead goes by the same statement as the calls for
+// its row that found nothing held, and is told of it; if nothing can be, it waits for nothing.
+func TestAheadGoesWithOthers(t *testing.T) {
+	ways := map[string]func(context.Context, *own, []*ticket){
+		"plain": func(ctx context.Context, o *own, tickets []*ticket) {
+			if left := o.decideAll(ctx, tickets, true, nil); len(left) != 0 {
+				t.Errorf("%d calls wait for a row, want none", len(left))
+			}
+		},
+		"portable": func(ctx context.Context, o *own, tickets []*ticket) { newPortable(o).decideRow(ctx, tickets, false) },
+	}
+	for name, decide := range ways {
+		t.Run(name, func(t *testing.T) {
+			sent := &traced.Statements{}
+			db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent }))
+			store, err := New(db.Pool, &Config{Schema: db.Schema, Escrow: 10 * time.Second, Portable: name == "portable"})
+			if err != nil {
+				t.Fatal(err)
+			}
+			limit := ratelimit.TokenBucket{Name: "limit", Rate: 1, Period: time.Hour, Capacity: 1000}
+			if _, err := store.Allow(t.Context(), limit.ForN("k", 10)); err != nil { // so that there is a row
+				t.Fatal(err)
+			}
+			h := store.hints.memory.Seen(&ratelimit.Request{Limit: limit, Key: "k"})
+			h.Note(100, 100)
+			var calls []*pending
+			for _, n := range []float64{3, 0, 4} {
+				p := allowTicket(t, limit.ForN("k", n)).Value
+				if p.holder = h; n == 0 {
+					p.wants = ahead
+				}
+				calls = append(calls, p)
+			}
+			sent.Reset()
+			gather(t, func(ctx context.Context, tickets []*ticket) { decide(ctx, store.own, tickets) }, calls...)
+			if n := sent.Sends(); n != 1 {
+				t.Errorf("%d statements, want 1", n)
+			}
+			for i, p := range calls {
+				if p.err != nil || !p.result.OK {
+					t.Errorf("call %d: OK %v, %v", i, p.result.OK, p.err)
+				}
+			}
+			var tokens escrow.Tokens
+			if !h.Take(5, &tokens) {
+				t.Error("nothing is held")
+			}
+			store.Close()
+			var left float64
+			if err := db.Pool.QueryRow(t.Context(), "SELECT value FROM "+db.Schema+".rate_limits").Scan(&left); err != nil || math.Abs(left-978) > 0.01 {
+				t.Errorf("%v left, %v, want 978", left, err)
+			}
+		})
+	}
+}
+
+// TestAheadWaitsForNothing: of a row that somebody has locked nothing is taken ahead, and of
+// one from which nothing is to be had.
+func TestAheadWaitsForNothing(t *testing.T) {
+	db := pgtest.New(t)
+	store, err := New(db.Pool, &Config{Schema: db.Schema, Escrow: 10 * time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	limit := ratelimit.TokenBucket{Name: "limit", Rate: 1, Period: time.Hour, Capacity: 1000}
+	if _, err := store.Allow(t.Context(), limit.ForN("k", 10)); err != nil {
+		t.Fatal(err)
+	}
+	h := store.hints.memory.Seen(&ratelimit.Request{Limit: limit, Key: "k"})
+	want := func(what string) {
+		t.Helper()
+		p := &pending{call: decide.Call{Asks: []decide.Ask{*h.Ask()}}, wants: ahead, holder: h}
+		if err := store.own.together(t.Context(), p); err != nil || p.result.OK || h.Take(1, new(escrow.Tokens)) {
+			t.Errorf("%s: OK %v, %v", what, p.result.OK, err)
+		}
+	}
+	want("nobody has taken much")
+	h.Note(100, 100)
+	tx, err := db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	if _, err := tx.Exec(t.Context(), "SELECT FROM "+db.Schema+".rate_limits FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	want("locked")
+	row := decide.Row{Key: h.Ask().Of()}
+	store.own.mu.Lock()
+	store.own.mark(row)
+	store.own.mu.Unlock()
+	want("known to be locked")
+}
+
+// TestHeldIsAChange: when the row has changed, by what was held or taken ahead as well, what
+// was told to those who were refused before is not told again.
+func TestHeldIsAChange(t *testing.T) {
+	for name, wants := range map[string]want{"held": toHold, "taken ahead": ahead} {
+		t.Run(name, func(t *testing.T) {
+			db := pgtest.New(t)
+			store, err := New(db.Pool, &Config{Schema: db.Schema, Escrow: 10 * time.Second})
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer store.Close()
+			limit := ratelimit.TokenBucket{Name: "limit", Rate: 1, Period: time.Hour, Capacity: 1000}
+			for _, n := range []float64{10, 995} {
+				if result, err := store.Allow(t.Context(), limit.ForN("k", n)); err != nil || result.OK != (n == 10) {
+					t.Fatalf("%v: %v, %v", n, result, err)
+				}
+			}
+			h := store.hints.memory.Seen(&ratelimit.Request{Limit: limit, Key: "k"})
+			if _, _, known := h.Refusal(); !known {
+				t.Error("the refusal is not remembered")
+			}
+			h.Note(100, 100)
+			p := &pending{call: decide.Call{Asks: []decide.Ask{*h.Ask()}}, wants: wants, holder: h}
+			store.own.laneOf(&p.call).refusing = false // as if others had been granted what they asked for
+			if err := store.own.together(t.Context(), p); err != nil || !p.result.OK && p.tokens == nil {
+				t.Fatalf("OK %v, %v", p.result.OK, err)
+			}
+			if _, _, known := h.Refusal(); known {
+				t.Error("the refusal is remembered")
+			}
+		})
 	}
 }

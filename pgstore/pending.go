@@ -40,7 +40,7 @@ type pending struct {
 	call  decide.Call
 	one   [1]decide.Ask // for those of call, if it is one
 	check bool
-	hold  bool // it wants tokens that can be put back, or nothing
+	wants want
 
 	holder  *escrow.Holder // of its key, if it asks for one row and that is remembered; else nil
 	changes int            // of the holder, before a statement was sent
@@ -55,6 +55,15 @@ type pending struct {
 
 	locked atomic.Pointer[decide.Row] // that it waits for
 }
+
+// want is what a call waits for.
+type want uint8
+
+const (
+	aResult want = iota
+	toHold       // tokens that can be put back, or nothing
+	ahead        // that more is taken ahead, or nothing: for calls that come later
+)
 
 type ticket = batch.Ticket[*pending]
 
@@ -110,12 +119,29 @@ func (o *own) noteAll(tickets []*ticket) {
 	}
 }
 
-// unheld tells those who want to hold what they take, or nothing, that it is nothing.
+// wanting reports whether one of calls wants something.
+func wanting(tickets []*ticket, w want) bool {
+	return slices.ContainsFunc(tickets, func(t *ticket) bool { return t.Value.wants == w })
+}
+
+// unheld tells those who want to hold what they take, or more to be taken ahead, or nothing,
+// that it is nothing.
 func unheld(tickets []*ticket) []*ticket {
 	return slices.DeleteFunc(slices.Clone(tickets), func(t *ticket) bool {
-		if t.Value.hold {
+		if t.Value.wants != aResult {
 			t.Finish()
 		}
-		return t.Value.hold
+		return t.Value.wants != aResult
 	})
+}
+
+// mostRefused reports whether most of the calls that wanted a result were refused.
+func mostRefused(tickets []*ticket) bool {
+	refused := 0
+	for _, t := range tickets {
+		if t.Finished() && t.Value.wants == aResult && !t.Value.result.OK {
+			refused++
+		}
+	}
+	return 2*refused > len(tickets)
 }

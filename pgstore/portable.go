@@ -123,13 +123,7 @@ func (p *portable) serve(ctx context.Context, row *rowQueue, tickets []*ticket) 
 		p.decideRow(ctx, same, row.refusing)
 		left = others
 	}
-	refused := 0
-	for _, t := range tickets {
-		if t.Finished() && !t.Value.hold && !t.Value.result.OK {
-			refused++
-		}
-	}
-	row.refusing = 2*refused > len(tickets)
+	row.refusing = mostRefused(tickets)
 }
 
 // decideRow decides calls for a row, which it looks at first if it is told to. If the
@@ -315,10 +309,9 @@ func (g *rowGrant) add(t *ticket, c decide.Change) {
 // them must be held, and cannot be.
 func (r *rowCalls) order(g *rowGrant) (o escrow.Order, ok bool) {
 	if r.hints.memory == nil || r.seen() || len(g.tickets) < len(r.left) {
-		return o, !slices.ContainsFunc(r.left, func(t *ticket) bool { return t.Value.hold })
+		return o, !wanting(r.left, toHold)
 	}
-	hold := slices.ContainsFunc(g.tickets, func(t *ticket) bool { return t.Value.hold })
-	return r.own.order(&g.Grant, g.tickets[0].Value.holder, hold)
+	return r.own.order(&g.Grant, g.tickets[0].Value.holder, wanting(g.tickets, toHold))
 }
 
 // take takes what a grant says, and if that was there decides the calls by it.

@@ -34,8 +34,8 @@ func New(pool *pgxpool.Pool, config *Config) (*Store, error) {
 		c.Timeout = defaultTimeout
 	}
 	b := newBase(pool, c)
-	b.takeAhead()
 	own := newOwn(b)
+	own.takeAhead()
 	if c.Portable {
 		own.together = newPortable(own).together
 	}
