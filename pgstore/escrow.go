@@ -59,11 +59,21 @@ func (o *own) refill(h *escrow.Holder) {
 	}
 	go func() {
 		defer o.work.end()
-		ctx, cancel := context.WithTimeout(context.Background(), escrowTime)
+		ctx, cancel := context.WithTimeout(context.Background(), o.lateRefill())
 		defer cancel()
 		p := &pending{call: decide.Call{Asks: []decide.Ask{*h.Ask()}}, wants: ahead, holder: h}
 		h.Refilled(o.together(ctx, p) == nil && p.result.OK)
 	}()
+}
+
+// lateRefill is when to give up on taking ahead: what comes later than what is held lasts is
+// of no use, and a connection that has fallen silent holds up all who gather behind it.
+func (o *own) lateRefill() time.Duration {
+	late := max(o.config.Escrow, 250*time.Millisecond)
+	if o.config.Timeout > 0 {
+		late = min(late, o.config.Timeout)
+	}
+	return late
 }
 
 // escrowTime bounds a statement that nobody waits for. An answer that is later than the

@@ -40,7 +40,7 @@ func (o *own) grant(ctx context.Context, tickets []*ticket, await *decide.Row) (
 			left = append(left, g...)
 			continue
 		}
-		g[0].Value.holder.Note(grants[i].Count, len(g))
+		note(g, grants[i].Count)
 		if orders == nil || orders[i].Holder == nil {
 			o.tellGroup(g, &grants[i], nil)
 		} else {
@@ -58,7 +58,7 @@ func (o *own) orders(groups [][]*ticket, grants []table.Grant, left []*ticket) (
 	}
 	orders, n := make([]escrow.Order, 0, len(groups)), 0
 	for i, g := range groups {
-		order, ok := o.order(&grants[i], g[0].Value.holder, wanting(g, toHold))
+		order, ok := o.order(&grants[i], holderOf(g), wanting(g, toHold))
 		if !ok {
 			left = append(left, g...)
 			continue
@@ -105,6 +105,12 @@ func (o *own) tellGroup(tickets []*ticket, g *table.Grant, arrival *escrow.Arriv
 	change, rest := &changes[0], g.Count+g.TookAhead() // which is this process's, as what others are told counts
 	for _, t := range tickets {
 		p := t.Value
+		if p.wants == ahead {
+			p.result.OK = arrival != nil && g.TookAhead() > 0
+			p.holder.Changed() // as granted says
+			t.Finish()
+			continue
+		}
 		change.Count = p.call.Asks[0].Count
 		if g.AtMost { // alone: less, if there was less
 			change.Count = g.Count
@@ -113,17 +119,12 @@ func (o *own) tellGroup(tickets []*ticket, g *table.Grant, arrival *escrow.Arriv
 		if rest -= change.Count; rest != 0 { // as before those that come after it
 			change.After = g.Definition.Spend(g.Taken.After, g.Taken.At, -rest)
 		}
-		switch p.wants {
-		case toHold:
+		if p.wants == toHold {
 			tokens := arrival.Tokens(change.Count, change.After)
 			p.tokens = &tokens
-		case ahead:
-			p.result.OK = arrival != nil
-		default:
-			p.result = o.granted(&p.call, changes, g.Taken.At, "", nil)
-		}
-		if p.wants != aResult { // as granted does
 			p.holder.Changed()
+		} else {
+			p.result = o.granted(&p.call, changes, g.Taken.At, "", nil)
 		}
 		t.Finish()
 	}
@@ -172,12 +173,41 @@ func (o *own) groups(tickets []*ticket) (groups [][]*ticket, grants []table.Gran
 			continue
 		}
 		g := &grants[n]
+		groups[n] = append(groups[n], t)
+		if p.wants == ahead { // which goes with the others, and asks for no more than they do
+			continue
+		}
+		g.AtMost = math.IsInf(g.Need, -1) && p.call.AtMost()
 		g.Count += a.Count
 		g.Need = max(g.Need, g.Count+p.floor)
-		g.AtMost = len(groups[n]) == 0 && p.call.AtMost()
-		groups[n] = append(groups[n], t)
+	}
+	for i := range grants {
+		if math.IsInf(grants[i].Need, -1) {
+			grants[i].Need = 0
+		}
 	}
 	return groups, grants, left
+}
+
+// holderOf is the holder of a group's key; nil if none of its calls knows it.
+func holderOf(group []*ticket) *escrow.Holder {
+	for _, t := range group {
+		if t.Value.holder != nil {
+			return t.Value.holder
+		}
+	}
+	return nil
+}
+
+// note notes that so much was handed out to a group.
+func note(group []*ticket, n float64) {
+	calls := 0
+	for _, t := range group {
+		if t.Value.wants != ahead {
+			calls++
+		}
+	}
+	holderOf(group).Note(n, calls)
 }
 
 // spares are grants that are not in use, for the next statement: one is half a kilobyte,

@@ -141,8 +141,28 @@ func (o *own) serve(ctx context.Context, l *lane, tickets []*ticket) {
 	if len(tickets) == 0 {
 		return
 	}
-	o.await(o.decideAll(ctx, tickets, !l.refusing || wanting(tickets, ahead), nil))
+	if l.refusing {
+		tickets = o.grantAhead(ctx, tickets)
+	}
+	o.await(o.decideAll(ctx, tickets, !l.refusing, nil))
 	l.refusing = mostRefused(tickets)
+}
+
+// grantAhead serves those who want more taken ahead, which takes a grant, and returns the
+// others.
+func (o *own) grantAhead(ctx context.Context, tickets []*ticket) (others []*ticket) {
+	var more []*ticket
+	for _, t := range tickets {
+		if t.Value.wants == ahead {
+			more = append(more, t)
+		} else {
+			others = append(others, t)
+		}
+	}
+	if len(more) > 0 {
+		o.decideAll(ctx, more, true, nil)
+	}
+	return others
 }
 
 // decideAll decides calls, and returns those whose rows are locked by somebody else.
@@ -202,11 +222,13 @@ func (o *own) redirect(tickets []*ticket) (left []*ticket) {
 		switch {
 		case !ok:
 			left = append(left, t)
-		case t.Value.wants == ahead:
-			t.Finish() // nobody waits for it
-		default:
+		case t.Value.wants != ahead:
 			t.Value.locked.Store(&row)
 			o.queueOf(row).Join(t)
+		case o.queueOf(row).Idle(): // it does not wait; the row may be free
+			left = append(left, t)
+		default: // those who wait for the row take ahead as well
+			t.Finish()
 		}
 	}
 	return left

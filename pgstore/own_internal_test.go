@@ -30,6 +30,14 @@ func allowTicket(t *testing.T, requests ...ratelimit.Request) *ticket {
 	return newTicket(t, false, false, requests...)
 }
 
+func aheadTicket(t *testing.T, r ratelimit.Request) *ticket {
+	t.Helper()
+	r.Count = 0
+	ticket := allowTicket(t, r)
+	ticket.Value.wants = ahead
+	return ticket
+}
+
 // TestGroups: calls that take from one row are granted together if the row has
 // what the neediest of them wants, after those before it.
 func TestGroups(t *testing.T) {
@@ -55,6 +63,8 @@ func TestGroups(t *testing.T) {
 		{"together", []*ticket{allow("a", 3), allow("a", 2)}, []string{"a"}, 5, 5, 2, 0},
 		{"a reservation after a call that must leave none", []*ticket{allow("a", 3), reserve("a", 2)}, []string{"a"}, 5, 3, 2, 0},
 		{"a call that must leave no debt after a reservation", []*ticket{reserve("a", 2), allow("a", 3)}, []string{"a"}, 5, 5, 2, 0},
+		{"what is taken ahead asks for nothing", []*ticket{aheadTicket(t, limit.For("a")), reserve("a", 3), aheadTicket(t, limit.For("a"))}, []string{"a"}, 3, -1, 3, 0},
+		{"but for a row without debt", []*ticket{aheadTicket(t, limit.For("a"))}, []string{"a"}, 0, 0, 1, 0},
 		{"rows in their one order", []*ticket{allow("c", 1), allow("a", 1), allow("b", 1), allow("a", 1)}, []string{"a", "b", "c"}, 2, 2, 2, 0},
 		{"two definitions", []*ticket{allow("a", 1), allowTicket(t, other.For("a"))}, []string{"a"}, 1, 1, 1, 1},
 		{
@@ -227,7 +237,10 @@ func TestAheadGoesWithOthers(t *testing.T) {
 			var calls []*pending
 			for _, n := range []float64{3, 0, 4} {
 				p := allowTicket(t, limit.ForN("k", n)).Value
-				if p.holder = h; n == 0 {
+				if n != 3 { // a call for the first of several does not know it
+					p.holder = h
+				}
+				if n == 0 {
 					p.wants = ahead
 				}
 				calls = append(calls, p)

@@ -223,6 +223,7 @@ func (r *rowCalls) see(ctx context.Context) (err error) {
 type rowGrant struct {
 	table.Grant
 	tickets []*ticket
+	calls   int  // of them that ask for something
 	reserve bool // all of them, by the statement that can
 	judged  int  // of the calls that are left, those that come before the first one that must wait for its turn
 }
@@ -293,16 +294,23 @@ func floorAmong(c *decide.Change) float64 {
 // add adds a call. The row must have no more than the most that any of them needs after
 // those before it.
 func (g *rowGrant) add(t *ticket, c decide.Change) {
-	if g.tickets = append(g.tickets, t); len(g.tickets) == 1 {
+	g.tickets = append(g.tickets, t)
+	if t.Value.wants == ahead && len(g.tickets) > 1 {
+		return // it asks for no more than the others do
+	}
+	if g.calls == 0 {
 		g.Change, g.Need = c, c.Count+floorAmong(&c)
 		g.AtMost, g.reserve = t.Value.call.AtMost(), t.Value.call.Reserve
-		return
+	} else {
+		g.Count += c.Count
+		g.Need = max(g.Need, g.Count+floorAmong(&c))
+		g.Floor = g.Need - g.Count
+		g.AtMost = false
+		g.reserve = g.reserve && t.Value.call.Reserve && c.Definition.Kind != ratelimit.KindSlidingWindow
 	}
-	g.Count += c.Count
-	g.Need = max(g.Need, g.Count+floorAmong(&c))
-	g.Floor = g.Need - g.Count
-	g.AtMost = false
-	g.reserve = g.reserve && t.Value.call.Reserve && c.Definition.Kind != ratelimit.KindSlidingWindow
+	if t.Value.wants != ahead {
+		g.calls++
+	}
 }
 
 // order has a grant of all calls take ahead, if that is worth it; ok is false if some of
@@ -311,7 +319,7 @@ func (r *rowCalls) order(g *rowGrant) (o escrow.Order, ok bool) {
 	if r.hints.memory == nil || r.seen() || len(g.tickets) < len(r.left) {
 		return o, !wanting(r.left, toHold)
 	}
-	return r.own.order(&g.Grant, g.tickets[0].Value.holder, wanting(g.tickets, toHold))
+	return r.own.order(&g.Grant, holderOf(g.tickets), wanting(g.tickets, toHold))
 }
 
 // take takes what a grant says, and if that was there decides the calls by it.
@@ -333,7 +341,7 @@ func (r *rowCalls) take(ctx context.Context, g *rowGrant, o escrow.Order) error 
 	r.sent = sent
 	refused := r.judge(g)
 	var arrival *escrow.Arrival
-	g.tickets[0].Value.holder.Note(g.Count, len(g.tickets))
+	note(g.tickets, g.Count)
 	if o.Holder != nil {
 		arrival = arrived(&o, &g.Grant, sent)
 	}

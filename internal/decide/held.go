@@ -94,7 +94,11 @@ func (c *Call) Whole(rest ratelimit.Result, stands []*Stand) ratelimit.Result {
 		for i := range statuses {
 			statuses[i].Taken = 0
 		}
-		return c.result(statuses)
+		result := c.result(statuses)
+		if result.OK { // others were faster: there may be enough by now
+			result.Status = rest.Status
+		}
+		return result
 	}
 	if r := rest.Receipt; r != nil {
 		taker, conn, at = receipt.Taker(r), receipt.Conn(r), receipt.At(r)
