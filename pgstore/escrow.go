@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
-	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/escrow"
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
@@ -61,7 +60,7 @@ func (o *own) refill(h *escrow.Holder) {
 		defer o.work.end()
 		ctx, cancel := context.WithTimeout(context.Background(), o.lateRefill())
 		defer cancel()
-		p := &pending{call: decide.Call{Asks: []decide.Ask{*h.Ask()}}, wants: ahead, holder: h}
+		p := callOf(h.Ask(), ahead, h)
 		h.Refilled(o.together(ctx, p) == nil && p.result.OK)
 	}()
 }

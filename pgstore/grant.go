@@ -107,7 +107,6 @@ func (o *own) tellGroup(tickets []*ticket, g *table.Grant, arrival *escrow.Arriv
 		p := t.Value
 		if p.wants == ahead {
 			p.result.OK = arrival != nil && g.TookAhead() > 0
-			p.holder.Changed() // as granted says
 			t.Finish()
 			continue
 		}
@@ -122,7 +121,6 @@ func (o *own) tellGroup(tickets []*ticket, g *table.Grant, arrival *escrow.Arriv
 		if p.wants == toHold {
 			tokens := arrival.Tokens(change.Count, change.After)
 			p.tokens = &tokens
-			p.holder.Changed()
 		} else {
 			p.result = o.granted(&p.call, changes, g.Taken.At, "", nil)
 		}

@@ -146,7 +146,7 @@ func (o *own) secureOne(ctx context.Context, call *decide.Call) (t escrow.Tokens
 		return t, false, nil // the caller's transaction takes from the row
 	}
 	defer o.work.end()
-	p := &pending{call: decide.Call{Asks: []decide.Ask{*a}}, wants: toHold, holder: h}
+	p := callOf(a, toHold, h)
 	p.call.Asks[0].Floor = 0 // debt is the row's to give
 	if err := o.together(ctx, p); err != nil {
 		return t, false, o.gaveUp(p, err)

@@ -209,6 +209,22 @@ func TestLockedWhileGranting(t *testing.T) {
 	}
 }
 
+// known is a limit of whose key "k" a store that is knowing knows.
+var known = ratelimit.TokenBucket{Name: "limit", Rate: 1, Period: time.Hour, Capacity: 1000}
+
+// knowing is a store that takes ahead and has taken 10 tokens of known, and what it knows.
+func knowing(t *testing.T, db *pgtest.DB, portable bool) (*Store, *escrow.Holder) {
+	t.Helper()
+	store, err := New(db.Pool, &Config{Schema: db.Schema, Escrow: 10 * time.Second, Portable: portable})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if result, err := store.Allow(t.Context(), known.ForN("k", 10)); err != nil || !result.OK {
+		t.Fatalf("%v, %v, want a grant", result, err)
+	}
+	return store, store.hints.memory.Seen(&ratelimit.Request{Limit: known, Key: "k"})
+}
+
 // TestAheadGoesWithOthers: what is taken ahead goes by the same statement as the calls for
 // its row that found nothing held, and is told of it; if nothing can be, it waits for nothing.
 func TestAheadGoesWithOthers(t *testing.T) {
@@ -224,19 +240,11 @@ func TestAheadGoesWithOthers(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			sent := &traced.Statements{}
 			db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent }))
-			store, err := New(db.Pool, &Config{Schema: db.Schema, Escrow: 10 * time.Second, Portable: name == "portable"})
-			if err != nil {
-				t.Fatal(err)
-			}
-			limit := ratelimit.TokenBucket{Name: "limit", Rate: 1, Period: time.Hour, Capacity: 1000}
-			if _, err := store.Allow(t.Context(), limit.ForN("k", 10)); err != nil { // so that there is a row
-				t.Fatal(err)
-			}
-			h := store.hints.memory.Seen(&ratelimit.Request{Limit: limit, Key: "k"})
+			store, h := knowing(t, db, name == "portable")
 			h.Note(100, 100)
 			var calls []*pending
 			for _, n := range []float64{3, 0, 4} {
-				p := allowTicket(t, limit.ForN("k", n)).Value
+				p := allowTicket(t, known.ForN("k", n)).Value
 				if n != 3 { // a call for the first of several does not know it
 					p.holder = h
 				}
@@ -272,19 +280,11 @@ func TestAheadGoesWithOthers(t *testing.T) {
 // one from which nothing is to be had.
 func TestAheadWaitsForNothing(t *testing.T) {
 	db := pgtest.New(t)
-	store, err := New(db.Pool, &Config{Schema: db.Schema, Escrow: 10 * time.Second})
-	if err != nil {
-		t.Fatal(err)
-	}
+	store, h := knowing(t, db, false)
 	defer store.Close()
-	limit := ratelimit.TokenBucket{Name: "limit", Rate: 1, Period: time.Hour, Capacity: 1000}
-	if _, err := store.Allow(t.Context(), limit.ForN("k", 10)); err != nil {
-		t.Fatal(err)
-	}
-	h := store.hints.memory.Seen(&ratelimit.Request{Limit: limit, Key: "k"})
 	want := func(what string) {
 		t.Helper()
-		p := &pending{call: decide.Call{Asks: []decide.Ask{*h.Ask()}}, wants: ahead, holder: h}
+		p := callOf(h.Ask(), ahead, h)
 		if err := store.own.together(t.Context(), p); err != nil || p.result.OK || h.Take(1, new(escrow.Tokens)) {
 			t.Errorf("%s: OK %v, %v", what, p.result.OK, err)
 		}
@@ -313,23 +313,16 @@ func TestHeldIsAChange(t *testing.T) {
 	for name, wants := range map[string]want{"held": toHold, "taken ahead": ahead} {
 		t.Run(name, func(t *testing.T) {
 			db := pgtest.New(t)
-			store, err := New(db.Pool, &Config{Schema: db.Schema, Escrow: 10 * time.Second})
-			if err != nil {
-				t.Fatal(err)
-			}
+			store, h := knowing(t, db, false)
 			defer store.Close()
-			limit := ratelimit.TokenBucket{Name: "limit", Rate: 1, Period: time.Hour, Capacity: 1000}
-			for _, n := range []float64{10, 995} {
-				if result, err := store.Allow(t.Context(), limit.ForN("k", n)); err != nil || result.OK != (n == 10) {
-					t.Fatalf("%v: %v, %v", n, result, err)
-				}
+			if result, err := store.Allow(t.Context(), known.ForN("k", 995)); err != nil || result.OK {
+				t.Fatalf("%v, %v, want a refusal", result, err)
 			}
-			h := store.hints.memory.Seen(&ratelimit.Request{Limit: limit, Key: "k"})
 			if _, _, known := h.Refusal(); !known {
 				t.Error("the refusal is not remembered")
 			}
 			h.Note(100, 100)
-			p := &pending{call: decide.Call{Asks: []decide.Ask{*h.Ask()}}, wants: wants, holder: h}
+			p := callOf(h.Ask(), wants, h)
 			store.own.laneOf(&p.call).refusing = false // as if others had been granted what they asked for
 			if err := store.own.together(t.Context(), p); err != nil || !p.result.OK && p.tokens == nil {
 				t.Fatalf("OK %v, %v", p.result.OK, err)

@@ -65,6 +65,11 @@ const (
 	ahead        // that more is taken ahead, or nothing: for calls that come later
 )
 
+// callOf is the call of an ask whose holder is known, which wants something else than a result.
+func callOf(a *decide.Ask, w want, h *escrow.Holder) *pending {
+	return &pending{call: decide.Call{Asks: []decide.Ask{*a}}, wants: w, holder: h}
+}
+
 type ticket = batch.Ticket[*pending]
 
 // lanes is how many statements, and so how many connections, decide at a time.

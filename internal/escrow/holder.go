@@ -330,6 +330,7 @@ func (o *Order) Arrived(l Lot) *Arrival {
 	h, now := o.Holder, o.Holder.memory.moment()
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	h.forget()                                        // it was of the row as it was before
 	counts := h.ask.Definition.Charged(l.After, l.At) // later than At if the clock has gone back
 	had := &lot{
 		after: l.After, at: counts, sent: h.memory.sent(l.Sent, l.At), epoch: o.dropped, seen: l.Count,

@@ -62,13 +62,10 @@ type more struct {
 // Of a reservation, left is what each payment left.
 func New(payments []Payment, left []Left, taker string, conn any, at time.Time) *Receipt {
 	r := &Receipt{at: at.UnixMicro()}
-	rest := more{left: left, taker: taker, conn: conn}
 	if len(payments) == 1 {
-		r.one[0] = payments[0]
-	} else {
-		rest.several = payments
+		r.one[0], payments = payments[0], nil
 	}
-	r.more.Store(&rest)
+	r.keep(payments, left, taker, conn)
 	return r
 }
 
@@ -77,9 +74,7 @@ func New(payments []Payment, left []Left, taker string, conn any, at time.Time) 
 func One(limit *Limit, slot int64, tokens float64, left []Left, at time.Time) *Receipt {
 	r := new(Receipt)
 	r.one[0].Limit, r.one[0].Slot, r.one[0].Tokens, r.at = limit, slot, tokens, at.UnixMicro()
-	if left != nil {
-		r.more.Store(&more{left: left})
-	}
+	r.keep(nil, left, "", nil)
 	return r
 }
 
@@ -93,10 +88,15 @@ func Own(limit Limit, p Payment, left []Left, taker string, conn any, at time.Ti
 	r.limit = limit
 	p.Limit = &r.limit
 	r.one[0], r.at = p, at.UnixMicro()
-	if left != nil || taker != "" {
-		r.more.Store(&more{left: left, taker: taker, conn: conn})
-	}
+	r.keep(nil, left, taker, conn)
 	return &r.Receipt
+}
+
+// keep keeps what few receipts have, if a new one has it.
+func (r *Receipt) keep(several []Payment, left []Left, taker string, conn any) {
+	if several != nil || left != nil || taker != "" {
+		r.more.Store(&more{several: several, left: left, taker: taker, conn: conn})
+	}
 }
 
 // payments returns what was paid; it must not be changed.
