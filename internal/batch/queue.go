@@ -151,7 +151,7 @@ func (q *Queue[T]) expire() {
 	var over []*Ticket[T]
 	q.mu.Lock()
 	q.alarm = 0
-	for _, tickets := range [][]*Ticket[T]{q.serving, q.waiting} {
+	for _, tickets := range [][]*Ticket[T]{q.waiting, q.serving} { // whose end has the next batch begin
 		for _, t := range tickets {
 			if t.deadline == 0 || now < t.deadline {
 				q.watch(t)
