@@ -25,16 +25,13 @@ type account struct {
 	faults map[string]int            // what went wrong besides, by its text
 	byID   map[int64]string          // of transactions: what was told
 	moves  map[[2]string]*move       // of decisions on their own, and of none
-	ended  int                       // processes that came to their end
+	rolled map[string]int            // what else was told with what was rolled back
+	states map[int]told              // of processes, as they were last told
 	begun  time.Time
-
-	rolled      map[string]int // what else was told with what was rolled back
-	connections int            // that were made
-	heaps       map[int]int    // of processes, as they were last told
 }
 
 func newAccount() *account {
-	return &account{counts: map[string]map[string]int{}, faults: map[string]int{}, rolled: map[string]int{}, heaps: map[int]int{}, byID: map[int64]string{}, moves: map[[2]string]*move{}, begun: time.Now()}
+	return &account{counts: map[string]map[string]int{}, faults: map[string]int{}, rolled: map[string]int{}, states: map[int]told{}, byID: map[int64]string{}, moves: map[[2]string]*move{}, begun: time.Now()}
 }
 
 // read enters a line of a journal.
@@ -45,13 +42,8 @@ func (a *account) read(line []byte) error {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if t.Heap > 0 {
-		a.heaps[t.Process] = t.Heap
-		return nil
-	}
-	if t.Done {
-		a.ended++
-		a.connections += t.Connections
+	if t.Process > 0 {
+		a.states[t.Process] = t
 		return nil
 	}
 	if a.counts[t.Verb] == nil {
@@ -90,14 +82,26 @@ func (a *account) of(limit, key string) *move {
 func (a *account) largestHeap() (largest int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for _, n := range a.heaps {
-		largest = max(largest, n)
+	for _, t := range a.states {
+		largest = max(largest, t.Heap)
 	}
 	return largest
 }
 
+// connections counts those that processes have made.
+func (a *account) connections() (n int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, t := range a.states {
+		n += t.Connections
+	}
+	return n
+}
+
 // total counts what was told, for verbs that begin so.
 func (a *account) total(verb, what string) (n int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	for v, counts := range a.counts {
 		if strings.HasPrefix(v, verb) {
 			n += counts[what]
@@ -121,11 +125,7 @@ func (a *account) coded(code string) (n int) {
 }
 
 // granted counts what was told OK.
-func (a *account) granted() int {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	return a.total("", "ok")
-}
+func (a *account) granted() int { return a.total("", "ok") }
 
 // owed is the debt that a limit begins with: a pause takes what is there, but no debt.
 const owed = -1000
@@ -350,7 +350,7 @@ func attackAccounts(ctx context.Context, l *lab, c *chapter) error {
 	c.say("%d processes of %d goroutines call all verbs that take and give back, on their own, in transactions at every isolation level, and in the runner with functions that misbehave, for %d limits of all three kinds, with shards and plans, the connections of each process with another default level; Prune, pauses and edits go on beside.", len(tasks), workers, len(all)+1)
 	lasts := l.seconds(60, 10)
 	var d disturbed
-	a, err := l.suffer(ctx, c, tasks, lasts, 0, func(ctx context.Context, s *suffering) error {
+	harm := func(ctx context.Context, s *suffering) error {
 		stop, err := l.disturb(ctx, s.schema)
 		if err != nil {
 			return err
@@ -358,7 +358,8 @@ func attackAccounts(ctx context.Context, l *lab, c *chapter) error {
 		time.Sleep(lasts)
 		d, err = stop()
 		return err
-	})
+	}
+	a, err := l.suffer(ctx, c, attack{tasks: tasks, lasts: lasts, harm: harm, must: (*suffering).variety})
 	if err != nil {
 		return err
 	}
@@ -370,35 +371,60 @@ func attackAccounts(ctx context.Context, l *lab, c *chapter) error {
 		}
 		c.tell("told: "+verb, "%s", strings.TrimPrefix(what, ", "))
 	}
-	c.happened("transactions that PostgreSQL asked to run again", a.total("transaction", "again"))
-	c.happened("transactions that were rolled back", a.total("transaction, rolled back", "rolled back"))
-	c.happened("refusals", a.total("", "refused"))
-	seen := map[string]bool{}
-	for _, b := range behaviours {
-		if verb := "runner, " + b.name; !seen[verb] {
-			seen[verb] = true
-			n := 0
-			for what, count := range a.counts[verb] {
-				if what != "refused" {
-					n += count
-				}
-			}
-			c.happened("functions with "+b.name, n)
-		}
-	}
 	var slides int
 	if err := l.ask(ctx, "SELECT count(*) FROM "+a.schema+".rate_limits WHERE slots IS NOT NULL", &slides); err != nil {
 		return err
 	}
-	c.happened("rows of sliding windows that calls made or made anew", slides)
-	c.happened("rows pruned beside", d.pruned)
-	c.happened("edits of other keys beside", d.edits)
-	c.happened("pauses of what is in debt beside", d.pauses)
+	c.happened(
+		count{"rows of sliding windows that calls made or made anew", slides},
+		count{"rows pruned beside", d.pruned},
+		count{"edits of other keys beside", d.edits},
+		count{"pauses of what is in debt beside", d.pauses},
+	)
 	return nil
+}
+
+// variety is what the work is to have of all kinds.
+func (s *suffering) variety() []count {
+	counts := []count{
+		{"transactions that PostgreSQL asked to run again", s.total("transaction", "again")},
+		{"transactions that were rolled back", s.total("transaction, rolled back", "rolled back")},
+		{"refusals", s.total("", "refused")},
+	}
+	seen := map[string]bool{}
+	for _, b := range behaviours {
+		if !seen[b.name] {
+			seen[b.name] = true
+			counts = append(counts, count{"functions with " + b.name, s.ran("runner, " + b.name)})
+		}
+	}
+	return counts
+}
+
+// calls counts decisions on their own, transactions and runs.
+func (a *account) calls() (n int) {
+	own := a.own()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return own + len(a.byID)
+}
+
+// ran counts what a function of the runner did that was run.
+func (a *account) ran(verb string) (n int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for what, count := range a.counts[verb] {
+		if what != "refused" {
+			n += count
+		}
+	}
+	return n
 }
 
 // own counts decisions on their own.
 func (a *account) own() (n int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	for verb, counts := range a.counts {
 		if !strings.HasPrefix(verb, "transaction") && !strings.HasPrefix(verb, "runner") {
 			for _, count := range counts {

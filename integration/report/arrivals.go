@@ -46,12 +46,10 @@ type arrival struct {
 	Count float64   `json:"n"`
 }
 
-// arrive takes from all the limits for a while, in every form.
+// arrive takes from all the limits, in every form.
 func arrive(ctx context.Context, e *env) error { return arriveAll(ctx, e, arrivals) }
 
 func arriveAll(ctx context.Context, e *env, limits []arriving) error {
-	ctx, cancel := context.WithTimeout(ctx, e.For)
-	defer cancel()
 	var group sync.WaitGroup
 	errs := make([]error, len(limits)*e.Workers)
 	for i := range errs {
@@ -135,29 +133,24 @@ func attackArrivals(ctx context.Context, l *lab, c *chapter) error {
 	}
 	c.say("Three processes take from each limit in every form, while rows are kept locked and processes stand still (SIGSTOP). For every stretch between two grants, wherever it begins and however long it is, the tokens granted are divided by what the limit promises for it; told is the largest share. A second run has one process whose clock, which then decides, is set forward and back.")
 	granted := newArrived(arrivals)
-	lasts := l.seconds(20, 5)
 	var children []*child
 	for n := range 3 {
 		child, err := start(ctx, task{
-			Job: "arrive", URL: l.server.URL, Schema: schema, Process: n + 1, Workers: 3, Conns: 10, For: lasts, Seed: uint64(time.Now().UnixNano()),
+			Job: "arrive", URL: l.server.URL, Schema: schema, Process: n + 1, Workers: 3, Conns: 10, Seed: uint64(time.Now().UnixNano()),
 		}, granted.read)
 		if err != nil {
 			return err
 		}
 		children = append(children, child)
 	}
-	stalls, holds, err := l.stall(ctx, schema, children, lasts)
-	for _, child := range children {
-		err = errors.Join(err, <-child.done)
-	}
-	if err != nil {
+	stalls, err := l.stall(ctx, schema, children, l.seconds(19, 4))
+	if err := errors.Join(append(end(children), err)...); err != nil {
 		return err
 	}
 	if err := granted.judge(c, "", 0.85); err != nil {
 		return err
 	}
-	c.happened("processes that stood still for 50 to 150 ms", stalls)
-	c.happened("rows that were kept locked for 30 to 100 ms", holds)
+	c.happened(stalls...)
 	return l.stepClock(ctx, c)
 }
 
@@ -177,28 +170,30 @@ func (a *arrived) judge(c *chapter, how string, reached float64) error {
 	return nil
 }
 
-// stall stops processes and locks rows for a while, in turn.
-func (l *lab) stall(ctx context.Context, schema string, children []*child, lasts time.Duration) (stalls, holds int, err error) {
+// stall stops processes that are at work, and locks rows, in turn.
+func (l *lab) stall(ctx context.Context, schema string, children []*child, lasts time.Duration) ([]count, error) {
+	stalls := []count{{what: "processes that stood still for 50 to 150 ms"}, {what: "rows that were kept locked for 30 to 100 ms"}}
 	conn, err := pgx.Connect(ctx, l.server.URL)
 	if err != nil {
-		return 0, 0, err
+		return nil, err
 	}
 	defer conn.Close(ctx)
-	for end := time.Now().Add(lasts - time.Second); time.Now().Before(end); time.Sleep(time.Duration(rand.IntN(100)) * time.Millisecond) {
-		if rand.IntN(2) == 0 {
-			if err := children[rand.IntN(len(children))].standStill(time.Duration(50+rand.IntN(100)) * time.Millisecond); err != nil {
-				return stalls, holds, err
-			}
-			stalls++
-			continue
-		}
-		n, err := holdRow(ctx, conn, schema, arrivals[rand.IntN(len(arrivals))].limit, time.Duration(30+rand.IntN(70))*time.Millisecond)
-		if err != nil {
-			return stalls, holds, err
-		}
-		holds += n
+	for _, child := range children {
+		<-child.told
 	}
-	return stalls, holds, nil
+	for more := until(lasts, func() bool { return happened(stalls...) }); more(); time.Sleep(time.Duration(rand.IntN(100)) * time.Millisecond) {
+		which, n := rand.IntN(len(stalls)), 1
+		if which == 0 {
+			err = children[rand.IntN(len(children))].standStill(time.Duration(50+rand.IntN(100)) * time.Millisecond)
+		} else {
+			n, err = holdRow(ctx, conn, schema, arrivals[rand.IntN(len(arrivals))].limit, time.Duration(30+rand.IntN(70))*time.Millisecond)
+		}
+		if err != nil {
+			return nil, err
+		}
+		stalls[which].n += n
+	}
+	return stalls, nil
 }
 
 // standStill stops a process for a while.
@@ -241,7 +236,7 @@ func (l *lab) stepClock(ctx context.Context, c *chapter) error {
 	if err != nil {
 		return err
 	}
-	ctx, stop := context.WithTimeout(ctx, l.seconds(10, 4))
+	ctx, stop := context.WithCancel(ctx)
 	defer stop()
 	errs := make([]error, 2*len(limits))
 	var group sync.WaitGroup
@@ -252,21 +247,16 @@ func (l *lab) stepClock(ctx context.Context, c *chapter) error {
 			}
 		})
 	}
-	forward, back := 0, 0
-	for ctx.Err() == nil {
-		step := time.Duration(rand.IntN(400)-200) * time.Millisecond
-		if step > 0 {
-			forward++
-		} else {
-			back++
-		}
-		s.set(step)
-		time.Sleep(50 * time.Millisecond)
+	steps := []count{{what: "clock set forward by up to 200 ms"}, {what: "clock set back by up to 200 ms"}}
+	for more := until(l.seconds(10, 4), func() bool { return happened(steps...) }); more(); time.Sleep(50 * time.Millisecond) {
+		direction := rand.IntN(len(steps))
+		steps[direction].n++
+		s.set(time.Duration(1-2*direction) * time.Duration(1+rand.IntN(200)) * time.Millisecond)
 	}
+	stop()
 	group.Wait()
 	errs = append(errs, s.judge(c, ", clock set", 0.5))
-	c.happened("clock set forward by up to 200 ms", forward)
-	c.happened("clock set back by up to 200 ms", back)
+	c.happened(steps...)
 	return errors.Join(errs...)
 }
 

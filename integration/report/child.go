@@ -20,8 +20,8 @@ import (
 // childVariable has what a child process is to do.
 const childVariable = "RATELIMIT_REPORT_CHILD"
 
-// task is what a child process does. It writes a journal to its stdout: a line of JSON
-// for each thing that it was told, at once, so that it can be killed.
+// task is what a child process does until its stdin ends. It writes a journal to its
+// stdout: a line of JSON for each thing that it was told, at once, so that it can be killed.
 type task struct {
 	Job         string // the name of one of jobs
 	URL, Schema string
@@ -32,10 +32,8 @@ type task struct {
 	Params      map[string]string // of its connections
 	Relay       string            // the address that it connects to, if that is not the server's
 	Patience    time.Duration     // of a call; 0 for long
-	For         time.Duration
-	Lifetime    time.Duration // of a connection; 0 for long
+	Lifetime    time.Duration     // of a connection; 0 for long
 	Seed        uint64
-	Limit       int // of arrivals: which one
 	Escrow      time.Duration
 }
 
@@ -62,7 +60,8 @@ func runChild() error {
 	if err := json.Unmarshal([]byte(os.Getenv(childVariable)), &t); err != nil {
 		return err
 	}
-	ctx := context.Background()
+	ctx, end := context.WithCancel(context.Background())
+	defer end()
 	pool, err := newPool(ctx, t.URL, t.Conns, func(c *pgxpool.Config) {
 		if t.Isolation != "" {
 			c.ConnConfig.RuntimeParams["default_transaction_isolation"] = t.Isolation
@@ -85,6 +84,10 @@ func runChild() error {
 	if err != nil {
 		return err
 	}
+	go func() {
+		defer end()
+		_, _ = io.Copy(io.Discard, os.Stdin)
+	}()
 	return jobs[t.Job](ctx, &env{t, pool, store, &journal{to: json.NewEncoder(os.Stdout)}})
 }
 
@@ -103,6 +106,7 @@ func (j *journal) write(v any) {
 // child is a process that was started.
 type child struct {
 	cmd  *exec.Cmd
+	work io.Closer     // ends its work
 	told chan struct{} // is closed when it has been told something
 	done chan error    // of reading its journal to the end, and of the process
 }
@@ -116,6 +120,10 @@ func start(ctx context.Context, t task, read func(line []byte) error) (*child, e
 	cmd := exec.CommandContext(ctx, os.Args[0])
 	cmd.Env = append(os.Environ(), childVariable+"="+string(text))
 	cmd.Stderr = os.Stderr
+	work, err := cmd.StdinPipe()
+	if err != nil {
+		return nil, err
+	}
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		return nil, err
@@ -123,7 +131,7 @@ func start(ctx context.Context, t task, read func(line []byte) error) (*child, e
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	c := &child{cmd, make(chan struct{}), make(chan error, 1)}
+	c := &child{cmd, work, make(chan struct{}), make(chan error, 1)}
 	first := sync.OnceFunc(func() { close(c.told) })
 	go func() {
 		err := readLines(out, func(line []byte) error {
@@ -134,6 +142,17 @@ func start(ctx context.Context, t task, read func(line []byte) error) (*child, e
 		c.done <- errors.Join(err, cmd.Wait())
 	}()
 	return c, nil
+}
+
+// end has processes come to their end, and says what became of each.
+func end(children []*child) (errs []error) {
+	for _, child := range children {
+		_ = child.work.Close() // that of one that was killed is closed
+	}
+	for _, child := range children {
+		errs = append(errs, <-child.done)
+	}
+	return errs
 }
 
 func readLines(from io.Reader, read func(line []byte) error) error {

@@ -18,38 +18,37 @@ func attackCrash(ctx context.Context, l *lab, c *chapter) error {
 		rounds = 1
 	}
 	done := map[string]int{}
+	harms := []struct {
+		name string
+		do   func(context.Context) error
+	}{
+		{"connections, pg_terminate_backend", l.terminate},
+		{"backend, kill -9", l.killBackend},
+		{"server, kill -9", func(ctx context.Context) error { return l.signal(ctx, syscall.SIGKILL) }},
+		{"server, fast restart", func(ctx context.Context) error { return l.signal(ctx, syscall.SIGINT) }},
+	}
 	tasks := []task{
 		{Conns: 8, Workers: 8, Patience: 5 * time.Second}, // is killed
 		{Conns: 8, Workers: 8, Patience: 5 * time.Second},
 		{Conns: 8, Workers: 8, Patience: 5 * time.Second, Isolation: "serializable"},
 	}
-	_, err := l.suffer(ctx, c, tasks, l.seconds(45, 12), 1, func(ctx context.Context, s *suffering) error {
-		time.Sleep(time.Second)
-		if err := s.children[0].cmd.Process.Kill(); err != nil {
+	_, err := l.suffer(ctx, c, attack{tasks: tasks, lasts: l.seconds(45, 12), killed: 1, harm: func(ctx context.Context, s *suffering) error {
+		if err := errors.Join(s.goOn(ctx), s.children[0].cmd.Process.Kill()); err != nil {
 			return err
 		}
 		done["client process, kill -9"]++
 		for range rounds {
-			for _, harm := range []struct {
-				name string
-				do   func(context.Context) error
-			}{
-				{"connections, pg_terminate_backend", l.terminate},
-				{"backend, kill -9", l.killBackend},
-				{"server, kill -9", func(ctx context.Context) error { return l.signal(ctx, syscall.SIGKILL) }},
-				{"server, fast restart", func(ctx context.Context) error { return l.signal(ctx, syscall.SIGINT) }},
-			} {
-				time.Sleep(700 * time.Millisecond)
-				if err := harm.do(ctx); err != nil {
+			for _, harm := range harms {
+				if err := errors.Join(s.goOn(ctx), harm.do(ctx)); err != nil {
 					return fmt.Errorf("%s: %w", harm.name, err)
 				}
 				done[harm.name]++
 			}
 		}
-		return nil
-	})
+		return s.goOn(ctx)
+	}})
 	for _, name := range slices.Sorted(maps.Keys(done)) {
-		c.happened(name, done[name])
+		c.happened(count{name, done[name]})
 	}
 	return err
 }

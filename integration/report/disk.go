@@ -49,24 +49,23 @@ func (l *lab) readOnly(ctx context.Context, c *chapter, rounds int) error {
 		_ = l.set(context.WithoutCancel(ctx), "default_transaction_read_only", "off")
 	}()
 	const refuses = "25006"
-	a, err := l.suffer(ctx, c, two, time.Duration(rounds+2)*time.Second, 0, func(ctx context.Context, s *suffering) error {
+	a, err := l.suffer(ctx, c, attack{tasks: two, harm: func(ctx context.Context, s *suffering) error {
 		for range rounds {
-			time.Sleep(500 * time.Millisecond)
-			if err := l.set(ctx, "default_transaction_read_only", "on"); err != nil {
+			if err := errors.Join(s.goOn(ctx), l.set(ctx, "default_transaction_read_only", "on")); err != nil {
 				return err
 			}
 			before := s.coded(refuses)
-			told := within(ctx, 10*time.Second, "calls that are told that the server is read-only", func() bool { return s.coded(refuses) > before+100 })
+			told := within(ctx, patient, "calls that are told that the server is read-only", func() bool { return s.coded(refuses) > before+100 })
 			if err := errors.Join(told, l.set(ctx, "default_transaction_read_only", "off")); err != nil {
 				return err
 			}
 		}
-		return nil
-	})
+		return s.goOn(ctx)
+	}})
 	if err != nil {
 		return err
 	}
-	c.happened("told that the server is read-only (25006)", a.coded(refuses))
+	c.happened(count{"told that the server is read-only (25006)", a.coded(refuses)})
 	return nil
 }
 
@@ -166,39 +165,43 @@ func (l *lab) onSmallDisks(ctx context.Context) (small *lab, d disks, err error)
 
 func (l *lab) fullTables(ctx context.Context, c *chapter, d disks, rounds int) error {
 	const full = "53100"
-	a, err := l.suffer(ctx, c, two, time.Duration(3*rounds+2)*time.Second, 0, func(ctx context.Context, s *suffering) error {
+	a, err := l.suffer(ctx, c, attack{tasks: two, harm: func(ctx context.Context, s *suffering) error {
 		for range rounds {
-			time.Sleep(500 * time.Millisecond)
+			if err := s.goOn(ctx); err != nil {
+				return err
+			}
 			free, err := fill(d.tables())
 			if err != nil {
 				return err
 			}
 			before := s.coded(full) // it comes when the pages are full that the tables have already
-			err = within(ctx, 10*time.Second, "calls that are told that the disk is full", func() bool { return s.coded(full) > before+100 })
+			err = within(ctx, patient, "calls that are told that the disk is full", func() bool { return s.coded(full) > before+100 })
 			if err := errors.Join(err, free()); err != nil {
 				return err
 			}
 		}
-		return nil
-	})
+		return s.goOn(ctx)
+	}})
 	if err != nil {
 		return err
 	}
-	c.happened("told that the disk is full (53100)", a.coded(full))
+	c.happened(count{"told that the disk is full (53100)", a.coded(full)})
 	return nil
 }
 
 func (l *lab) fullLog(ctx context.Context, c *chapter, d disks, rounds int) error {
 	fell := 0
-	_, err := l.suffer(ctx, c, two, time.Duration(4*rounds)*time.Second, 0, func(ctx context.Context, _ *suffering) error {
+	_, err := l.suffer(ctx, c, attack{tasks: two, harm: func(ctx context.Context, s *suffering) error {
 		for range rounds {
-			time.Sleep(time.Second)
+			if err := s.goOn(ctx); err != nil {
+				return err
+			}
 			err := l.crash(ctx, func() (up func() error, err error) {
 				free, err := fill(d.log())
 				if err != nil {
 					return nil, err
 				}
-				return free, within(ctx, 30*time.Second, "the server falls", func() bool {
+				return free, within(ctx, patient, "the server falls", func() bool {
 					return l.ask(ctx, "SELECT pg_switch_wal()") != nil // what is left of the log is used up sooner
 				})
 			})
@@ -207,8 +210,8 @@ func (l *lab) fullLog(ctx context.Context, c *chapter, d disks, rounds int) erro
 			}
 			fell++
 		}
-		return nil
-	})
-	c.happened("server that fell because the disk of its log was full", fell)
+		return s.goOn(ctx)
+	}})
+	c.happened(count{"server that fell because the disk of its log was full", fell})
 	return err
 }

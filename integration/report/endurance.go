@@ -22,9 +22,10 @@ func attackEndurance(ctx context.Context, l *lab, c *chapter) error {
 	}
 	c.say("Two processes do the work of the accounts for %v, beside Prune and edits, while a snapshot is held for the first half, so that PostgreSQL can throw away no old version of a row, and then released. Keys come and go: those that were taken from stay, so the table grows by rows, and must not by row. All along, the p99 of a call with a key of its own, the table and the processes' heaps, after a collection, are measured, in quarters.", lasts)
 	var w watch
-	_, err := l.suffer(ctx, c, []task{{Conns: 8, Workers: 4}, {Conns: 8, Workers: 4, Isolation: "repeatable read"}}, lasts, 0, func(ctx context.Context, s *suffering) error {
-		return w.watch(ctx, l, s, lasts-time.Second)
-	})
+	tasks := []task{{Conns: 8, Workers: 4}, {Conns: 8, Workers: 4, Isolation: "repeatable read"}}
+	_, err := l.suffer(ctx, c, attack{tasks: tasks, harm: func(ctx context.Context, s *suffering) error {
+		return w.watch(ctx, l, s, lasts)
+	}})
 	if err != nil {
 		return err
 	}
@@ -33,8 +34,10 @@ func attackEndurance(ctx context.Context, l *lab, c *chapter) error {
 			len(q.took), q.p99(), q.rows, q.perRow(), float64(q.heap)/1e6)
 	}
 	first, second, last := w.quarters[0], w.quarters[1], w.quarters[3]
-	c.happened("transactions begun while the snapshot was held, of which it saw none", w.unseen)
-	c.happened("rounds of Prune and edits beside", w.disturbed.rounds)
+	c.happened(
+		count{"transactions begun while the snapshot was held, of which it saw none", w.unseen},
+		count{"rounds of Prune and edits beside", w.disturbed.rounds},
+	)
 	c.atMost("p99 of the last quarter, of the first", last.p99()/first.p99(), 3, "×")
 	c.atMost("table per row at the end, of that when the snapshot was released", last.perRow()/second.perRow(), 1, "×")
 	c.atMost("heap at the end, beyond that in the first quarter", float64(last.heap-first.heap)/1e6, 8, "MB")

@@ -145,6 +145,16 @@ func within(ctx context.Context, most time.Duration, what string, so func() bool
 	return nil
 }
 
+// until says whether to go on: for as long as this lasts, and up to patient longer until
+// something is so.
+func until(lasts time.Duration, so func() bool) (more func() bool) {
+	begun := time.Now()
+	return func() bool {
+		since := time.Since(begun)
+		return since < lasts || since < lasts+patient && !so()
+	}
+}
+
 // facts are what the figures depend on.
 func (l *lab) facts() []string {
 	return []string{

@@ -27,26 +27,34 @@ func attackPools(ctx context.Context, l *lab, c *chapter) error {
 		timeouts, tasks = timeouts[:3], tasks[:2]
 	}
 	c.say("The work of the accounts on connections whose time-outs strike (transaction_timeout is there since PostgreSQL 17); then 500 goroutines with a pool of one connection and 500 with a pool of four; then connections that live 30 ms.")
-	a, err := l.suffer(ctx, c, tasks, l.seconds(20, 4), 0, nil)
-	if err != nil {
+	struck := func(s *suffering) (counts []count) {
+		for _, t := range timeouts {
+			counts = append(counts, count{fmt.Sprintf("told of %s (%s)", t.name, t.code), s.coded(t.code)})
+		}
+		return counts
+	}
+	if _, err := l.suffer(ctx, c, attack{tasks: tasks, lasts: l.seconds(20, 4), must: struck}); err != nil {
 		return err
 	}
-	for _, t := range timeouts {
-		c.happened(fmt.Sprintf("told of %s (%s)", t.name, t.code), a.coded(t.code))
-	}
 	for _, conns := range []int32{1, 4} {
-		a, err := l.suffer(ctx, c, []task{{Conns: conns, Workers: 500}}, l.seconds(10, 2), 0, nil)
+		const goroutines = 500
+		a, err := l.suffer(ctx, c, attack{tasks: []task{{Conns: conns, Workers: goroutines}}, lasts: l.seconds(10, 2), harm: func(ctx context.Context, s *suffering) error {
+			return within(ctx, patient, "a call of each goroutine", func() bool { return s.calls() >= goroutines })
+		}})
 		if err != nil {
 			return err
 		}
-		c.atLeast(fmt.Sprintf("calls of 500 goroutines with a pool of %d", conns), float64(a.own()+len(a.byID)), 500, "")
+		c.atLeast(fmt.Sprintf("calls of %d goroutines with a pool of %d", goroutines, conns), float64(a.calls()), goroutines, "")
 		c.zero("errors among them", a.unexpected(c))
 	}
-	a, err = l.suffer(ctx, c, []task{{Conns: 4, Workers: 16, Lifetime: 30 * time.Millisecond}}, l.seconds(10, 2), 0, nil)
+	const connections = 50
+	a, err := l.suffer(ctx, c, attack{tasks: []task{{Conns: 4, Workers: 16, Lifetime: 30 * time.Millisecond}}, lasts: l.seconds(10, 2), harm: func(ctx context.Context, s *suffering) error {
+		return within(ctx, patient, "connections come and go", func() bool { return s.connections() >= connections })
+	}})
 	if err != nil {
 		return err
 	}
-	c.atLeast("connections that lived 30 ms", float64(a.connections), 50, "")
+	c.atLeast("connections that lived 30 ms", float64(a.connections()), connections, "")
 	c.zero("errors on them", a.unexpected(c))
 	return nil
 }

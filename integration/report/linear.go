@@ -107,7 +107,7 @@ func attackLinear(ctx context.Context, l *lab, c *chapter) error {
 		}
 		name := ratelimit.NameOf(limit)
 		c.tell(name+", calls in histories", "%d in %d", calls, rounds)
-		c.happened(name+", refusals among them", refused)
+		c.happened(count{name + ", refusals among them", refused})
 		c.zero(name+", histories without such an order", verdicts[porcupine.Illegal])
 		c.zero(name+", histories that were not decided in a minute", verdicts[porcupine.Unknown])
 	}

@@ -38,17 +38,15 @@ func hoard(ctx context.Context, e *env) error { return arriveAll(ctx, e, hoarded
 // attackMemory judges what processes that take ahead were granted in all stretches of time.
 func attackMemory(ctx context.Context, l *lab, c *chapter) error {
 	c.say("%d processes with Config.Escrow of %v take from each limit in every form, while one is stopped for longer than what it holds lasts, or killed and another started, while rows are kept locked, and while the whole server is stopped. As above, told is the largest share of what a limit promises, over all stretches between two grants. Then one process floods a key that has enough.", hoards, hoardedAt)
-	h := &hoarding{lab: l, granted: newArrived(hoarded), end: time.Now().Add(l.seconds(20, 8))}
-	if err := h.run(ctx); err != nil {
+	h := &hoarding{lab: l, granted: newArrived(hoarded)}
+	harmed, err := h.run(ctx)
+	if err != nil {
 		return err
 	}
 	if err := h.granted.judge(c, "", 0.8); err != nil {
 		return err
 	}
-	c.happened("processes that were stopped for 250 to 400 ms", h.stopped)
-	c.happened("processes that were killed", h.killed)
-	c.happened("rows that were kept locked for 250 to 400 ms", h.locked)
-	c.happened("times that the server was stopped for 250 to 400 ms", h.suspended)
+	c.happened(harmed...)
 	return l.countStatements(ctx, c)
 }
 
@@ -56,68 +54,77 @@ func attackMemory(ctx context.Context, l *lab, c *chapter) error {
 type hoarding struct {
 	*lab
 	granted *arrived
-	end     time.Time
 
-	schema                             string
-	children                           []*child
-	stopped, killed, locked, suspended int
+	schema   string
+	started  int
+	children []*child
 }
 
-func (h *hoarding) run(ctx context.Context) (err error) {
+func (h *hoarding) run(ctx context.Context) (harmed []count, err error) {
 	if h.schema, err = h.lab.schema(ctx); err != nil {
-		return err
+		return nil, err
 	}
 	for range hoards {
 		if err := h.startOne(ctx); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	err = h.harm(ctx)
-	for _, child := range h.children {
-		err = errors.Join(err, <-child.done)
-	}
-	return err
+	harmed, err = h.harm(ctx)
+	return harmed, errors.Join(append(end(h.children), err)...)
 }
 
 func (h *hoarding) startOne(ctx context.Context) error {
+	h.started++
 	child, err := start(ctx, task{
-		Job: "hoard", URL: h.server.URL, Schema: h.schema, Process: len(h.children) + h.killed + 1, Workers: 3, Conns: 10,
-		For: time.Until(h.end), Seed: rand.Uint64(), Escrow: hoardedAt,
+		Job: "hoard", URL: h.server.URL, Schema: h.schema, Process: h.started, Workers: 3, Conns: 10,
+		Seed: rand.Uint64(), Escrow: hoardedAt,
 	}, h.granted.read)
-	h.children = append(h.children, child)
+	if err == nil {
+		h.children = append(h.children, child)
+	}
 	return err
 }
 
-// harm does one thing after the other, until a second before the end. Before that it lets
-// them be, to see that they get what there is.
-func (h *hoarding) harm(ctx context.Context) error {
+// harm does one thing after the other. Before and after that it lets them be, to see that
+// they get what there is.
+func (h *hoarding) harm(ctx context.Context) ([]count, error) {
 	conn, err := pgx.Connect(ctx, h.server.URL)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer conn.Close(ctx)
+	for _, child := range h.children {
+		<-child.told
+	}
 	time.Sleep(2 * time.Second)
-	for n := 0; time.Until(h.end) > time.Second; n++ {
+	harmed := []count{
+		{what: "processes that were stopped for 250 to 400 ms"},
+		{what: "processes that were killed"},
+		{what: "rows that were kept locked for 250 to 400 ms"},
+		{what: "times that the server was stopped for 250 to 400 ms"},
+	}
+	more := until(h.seconds(17, 5), func() bool { return happened(harmed...) })
+	for n := 0; more(); n++ {
 		time.Sleep(time.Duration(50+rand.IntN(200)) * time.Millisecond)
 		long := hoardedAt + time.Duration(50+rand.IntN(150))*time.Millisecond
-		switch n % 4 {
+		which, times := n%len(harmed), 1
+		switch which {
 		case 0:
-			h.stopped++
 			err = h.children[rand.IntN(hoards)].standStill(long)
 		case 1:
 			err = h.killOne(ctx)
 		case 2:
-			var rows int
-			rows, err = holdRow(ctx, conn, h.schema, hoarded[rand.IntN(len(hoarded))].limit, long)
-			h.locked += rows
+			times, err = holdRow(ctx, conn, h.schema, hoarded[rand.IntN(len(hoarded))].limit, long)
 		case 3:
 			err = h.suspend(ctx, long)
 		}
 		if err != nil {
-			return err
+			return nil, err
 		}
+		harmed[which].n += times
 	}
-	return nil
+	time.Sleep(time.Second)
+	return harmed, nil
 }
 
 // killOne kills a process, and starts another.
@@ -128,7 +135,6 @@ func (h *hoarding) killOne(ctx context.Context) error {
 		return err
 	}
 	<-victim.done // with an error, of course
-	h.killed++
 	h.children = append(h.children[:i], h.children[i+1:]...)
 	return h.startOne(ctx)
 }
@@ -139,7 +145,6 @@ func (h *hoarding) suspend(ctx context.Context, lasts time.Duration) error {
 	if err != nil {
 		return err
 	}
-	h.suspended++
 	time.Sleep(lasts)
 	return resume()
 }

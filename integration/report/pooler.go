@@ -49,13 +49,13 @@ func attackPooler(ctx context.Context, l *lab, c *chapter) error {
 		{Conns: 8, Workers: 8, Relay: through.Host, Patience: 10 * time.Second},
 		{Conns: 8, Workers: 8, Relay: through.Host, Patience: 10 * time.Second},
 	}
-	lasts := l.seconds(15, 4)
 	var clients, servers int
-	a, err := l.suffer(ctx, c, tasks, lasts, 0, func(ctx context.Context, _ *suffering) (err error) {
-		time.Sleep(lasts / 2)
-		clients, servers, err = pools(ctx, bouncer.URL)
-		return err
-	})
+	a, err := l.suffer(ctx, c, attack{tasks: tasks, lasts: l.seconds(15, 4), harm: func(ctx context.Context, s *suffering) error {
+		return within(ctx, patient, "more connections of clients than of the server", func() bool {
+			clients, servers, err = pools(ctx, bouncer.URL)
+			return err == nil && clients > pooled && s.granted() > 100
+		})
+	}})
 	if err != nil {
 		return err
 	}
@@ -68,14 +68,12 @@ func attackPooler(ctx context.Context, l *lab, c *chapter) error {
 	for i := range tasks {
 		tasks[i].Patience = 1500 * time.Millisecond
 	}
-	a, err = l.suffer(ctx, c, tasks, l.seconds(30, 6), 0, nil)
+	_, err = l.suffer(ctx, c, attack{tasks: tasks, lasts: l.seconds(30, 6), must: func(s *suffering) []count {
+		gone := count{"calls told by PgBouncer that the server was gone (08P01)", s.coded("08P01")}
+		return append(f.counts("between PgBouncer and server: "), gone)
+	}})
 	r.Interfere(nil, nil)
-	if err != nil {
-		return err
-	}
-	c.happened("calls told by PgBouncer that the server was gone (08P01)", a.coded("08P01"))
-	f.tell(c, "between PgBouncer and server: ")
-	return nil
+	return err
 }
 
 // pools asks PgBouncer how many connections it has from clients and to the server.

@@ -54,10 +54,11 @@ func (c *chapter) zero(what string, n int) {
 	c.lines = append(c.lines, line{what, fmt.Sprint(n), "0", n == 0})
 }
 
-// happened adds a count of something that must really have happened, a fault for
-// example, or the section has attacked nothing.
-func (c *chapter) happened(what string, n int) {
-	c.lines = append(c.lines, line{what, fmt.Sprint(n), "at least 1", n > 0})
+// happened adds counts of what must really have happened.
+func (c *chapter) happened(counts ...count) {
+	for _, n := range counts {
+		c.lines = append(c.lines, line{n.what, fmt.Sprint(n.n), "at least 1", happened(n)})
+	}
 }
 
 // atMost adds a figure that has an upper bound.

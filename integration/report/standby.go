@@ -32,8 +32,10 @@ func attackPromotion(ctx context.Context, l *lab, c *chapter) error {
 		promoted++
 		after += n
 	}
-	c.happened("standby promoted when the primary was killed", promoted)
-	c.happened("calls told OK by the new primary", after)
+	c.happened(
+		count{"standby promoted when the primary was killed", promoted},
+		count{"calls told OK by the new primary", after},
+	)
 	return nil
 }
 
@@ -55,10 +57,10 @@ func (l *lab) promoteOnce(ctx context.Context, c *chapter) (after int, err error
 	defer r.Close()
 	lasts := l.seconds(20, 5)
 	before := 0
-	a, err := pair.suffer(ctx, c, []task{
+	a, err := pair.suffer(ctx, c, attack{lasts: lasts, tasks: []task{
 		{Conns: 8, Workers: 8, Relay: r.Address().String(), Patience: 3 * time.Second},
 		{Conns: 8, Workers: 8, Relay: r.Address().String(), Patience: 3 * time.Second, Isolation: "serializable"},
-	}, lasts, 0, func(ctx context.Context, s *suffering) error {
+	}, harm: func(ctx context.Context, s *suffering) error {
 		time.Sleep(lasts / 3)
 		pid, err := pair.server.Postmaster(ctx)
 		if err != nil {
@@ -73,8 +75,8 @@ func (l *lab) promoteOnce(ctx context.Context, c *chapter) (after int, err error
 			return fmt.Errorf("promoted: %v, %w", done, err)
 		}
 		before = s.granted()
-		return redirect(r, standby.URL)
-	})
+		return errors.Join(redirect(r, standby.URL), s.goOn(ctx))
+	}})
 	if err != nil {
 		return 0, err
 	}

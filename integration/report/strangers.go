@@ -34,8 +34,6 @@ type sample struct {
 // stroll calls with keys that nobody locks, and, from a few goroutines that wait no
 // longer than a second, with those that somebody does.
 func stroll(ctx context.Context, e *env) error {
-	ctx, cancel := context.WithTimeout(ctx, e.For)
-	defer cancel()
 	var group sync.WaitGroup
 	for n := range e.Workers {
 		r := rand.New(rand.NewPCG(e.Seed, uint64(n)))
@@ -102,8 +100,6 @@ func (l *lab) strangersOnce(ctx context.Context, c *chapter, which string) (rati
 	if err != nil {
 		return nil, err
 	}
-	holding := l.seconds(10, 2.5)
-	const rounds = 2
 	var mu sync.Mutex
 	var samples []sample
 	read := func(line []byte) error {
@@ -118,16 +114,43 @@ func (l *lab) strangersOnce(ctx context.Context, c *chapter, which string) (rati
 	for n := range 2 {
 		child, err := start(ctx, task{
 			Job: "stroll", URL: l.server.URL, Schema: schema, Process: n + 1, Workers: 10, Conns: 16, Seed: rand.Uint64(),
-			For: time.Second + 4*rounds*holding,
 		}, read)
 		if err != nil {
 			return nil, err
 		}
 		children = append(children, child)
 	}
+	for _, child := range children {
+		<-child.told
+	}
 	time.Sleep(time.Second) // until connections are there and statements prepared
-	var phases []phase
-	for range rounds {
+	phases, err := l.phases(ctx, schema, l.seconds(10, 2.5))
+	if err := errors.Join(append(end(children), err)...); err != nil {
+		return nil, err
+	}
+	undisturbed, calls, failed, _ := judgeStrangers(phases, samples, 0)
+	c.tell(which+"undisturbed: calls, p99", "%d, %.2f ms", calls, undisturbed)
+	c.zero(which+"undisturbed: calls that failed", failed)
+	for _, n := range []int{1, mostLocked} {
+		p99, calls, failed, waited := judgeStrangers(phases, samples, n)
+		c.tell(fmt.Sprintf("%s%d rows held: calls of others, p99", which, n), "%d, %.2f ms", calls, p99)
+		c.zero(fmt.Sprintf("%s%d rows held: calls of others that failed", which, n), failed)
+		c.happened(count{fmt.Sprintf("%s%d rows held: calls that waited for them until their time was over", which, n), waited})
+		ratios = append(ratios, p99/undisturbed)
+	}
+	return ratios, nil
+}
+
+// phase is a time in which so many rows were locked.
+type phase struct {
+	rows  int
+	begun time.Time
+	lasts time.Duration
+}
+
+// phases keeps rows locked, in turn with times in which none are.
+func (l *lab) phases(ctx context.Context, schema string, holding time.Duration) (phases []phase, err error) {
+	for range 2 {
 		for _, n := range []int{1, mostLocked} {
 			phases = append(phases, phase{0, time.Now(), holding})
 			time.Sleep(holding)
@@ -142,30 +165,7 @@ func (l *lab) strangersOnce(ctx context.Context, c *chapter, which string) (rati
 			phases = append(phases, phase{n, begun, holding - 100*time.Millisecond})
 		}
 	}
-	for _, child := range children {
-		err = errors.Join(err, <-child.done)
-	}
-	if err != nil {
-		return nil, err
-	}
-	undisturbed, calls, failed, _ := judgeStrangers(phases, samples, 0)
-	c.tell(which+"undisturbed: calls, p99", "%d, %.2f ms", calls, undisturbed)
-	c.zero(which+"undisturbed: calls that failed", failed)
-	for _, n := range []int{1, mostLocked} {
-		p99, calls, failed, waited := judgeStrangers(phases, samples, n)
-		c.tell(fmt.Sprintf("%s%d rows held: calls of others, p99", which, n), "%d, %.2f ms", calls, p99)
-		c.zero(fmt.Sprintf("%s%d rows held: calls of others that failed", which, n), failed)
-		c.happened(fmt.Sprintf("%s%d rows held: calls that waited for them until their time was over", which, n), waited)
-		ratios = append(ratios, p99/undisturbed)
-	}
-	return ratios, nil
-}
-
-// phase is a time in which so many rows were locked.
-type phase struct {
-	rows  int
-	begun time.Time
-	lasts time.Duration
+	return phases, nil
 }
 
 // hold keeps rows locked for a while, and says how many.

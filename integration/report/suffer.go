@@ -4,8 +4,34 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"time"
 )
+
+// attack is what processes that do the work of the accounts have to suffer.
+type attack struct {
+	tasks  []task
+	lasts  time.Duration // at least
+	killed int           // so many of the processes, the first ones
+	harm   func(context.Context, *suffering) error
+	must   func(*suffering) []count
+}
+
+// count is how often something happened that really has to, a fault for example, or
+// nothing was attacked.
+type count struct {
+	what string
+	n    int
+}
+
+// patient is how much longer than planned a section goes on until what has to happen has:
+// how soon that is depends on what else the machine does.
+const patient = time.Minute
+
+// happened says whether everything has.
+func happened(counts ...count) bool {
+	return !slices.ContainsFunc(counts, func(c count) bool { return c.n < 1 })
+}
 
 // suffering is what work is under way, and then what came of it.
 type suffering struct {
@@ -15,9 +41,10 @@ type suffering struct {
 	verdict  verdict
 }
 
-// suffer has processes do the work of the accounts while something is done to them, from
-// when all of them are at work, and compares. Each of killed processes takes what it was not told with it.
-func (l *lab) suffer(ctx context.Context, c *chapter, tasks []task, lasts time.Duration, killed int, harm func(context.Context, *suffering) error) (*suffering, error) {
+// suffer has processes do the work of the accounts while harm is done to them, and
+// compares. The harm begins when all of them are at work, and they work on until it is
+// over, and until what must happen has.
+func (l *lab) suffer(ctx context.Context, c *chapter, a attack) (*suffering, error) {
 	s := &suffering{account: newAccount()}
 	var err error
 	if s.schema, err = l.schema(ctx); err != nil {
@@ -26,37 +53,70 @@ func (l *lab) suffer(ctx context.Context, c *chapter, tasks []task, lasts time.D
 	if err := l.seed(ctx, s.schema); err != nil {
 		return nil, err
 	}
-	for n, t := range tasks {
-		t.Job, t.URL, t.Schema, t.Process, t.For, t.Seed = "work", l.server.URL, s.schema, n+1, lasts, rand.Uint64()
+	for n, t := range a.tasks {
+		t.Job, t.URL, t.Schema, t.Process, t.Seed = "work", l.server.URL, s.schema, n+1, rand.Uint64()
 		child, err := start(ctx, t, s.read)
 		if err != nil {
 			return nil, err
 		}
 		s.children = append(s.children, child)
 	}
-	for _, child := range s.children {
-		<-child.told
-	}
-	if harm != nil {
-		err = harm(ctx, s)
-	}
-	gone := 0
-	for _, child := range s.children {
-		if <-child.done != nil {
-			gone++
-		}
+	err = a.carryOut(ctx, s)
+	if gone := s.end(); err == nil && gone != a.killed {
+		err = fmt.Errorf("%d processes failed, want %d", gone, a.killed)
 	}
 	if err != nil {
 		return nil, err
 	}
-	if gone != killed {
-		return nil, fmt.Errorf("%d processes failed, want %d", gone, killed)
-	}
 	slack := 0.0
-	for _, t := range tasks[:killed] {
+	for _, t := range a.tasks[:a.killed] {
 		slack += float64(t.Workers) * 9 // three requests for one key, three tokens each
 	}
-	return s, l.compare(ctx, c, s, slack)
+	if err := l.compare(ctx, c, s, slack); err != nil {
+		return nil, err
+	}
+	if a.must != nil {
+		c.happened(a.must(s)...)
+	}
+	return s, nil
+}
+
+// carryOut attacks processes that have begun.
+func (a *attack) carryOut(ctx context.Context, s *suffering) error {
+	for _, child := range s.children {
+		<-child.told
+	}
+	over := time.After(a.lasts)
+	if a.harm != nil {
+		if err := a.harm(ctx, s); err != nil {
+			return err
+		}
+	}
+	select {
+	case <-over:
+	case <-ctx.Done():
+	}
+	if a.must != nil {
+		// If it does not, the report has a line that says so.
+		_ = within(ctx, patient, "what must happen", func() bool { return happened(a.must(s)...) })
+	}
+	return nil
+}
+
+// end has all processes come to their end, and says how many failed.
+func (s *suffering) end() (failed int) {
+	for _, err := range end(s.children) {
+		if err != nil {
+			failed++
+		}
+	}
+	return failed
+}
+
+// goOn waits until the processes are told OK, again or still.
+func (s *suffering) goOn(ctx context.Context) error {
+	enough := s.granted() + 100
+	return within(ctx, patient, "calls that are told OK", func() bool { return s.granted() >= enough })
 }
 
 // compare compares what is there with what was told, give or take what killed clients had

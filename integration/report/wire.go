@@ -90,13 +90,14 @@ func (f *faulty) interfere(r *relay.Relay) {
 	r.Interfere(f.judge("request", fates), f.judge("answer", append(fates, relay.Fatal)))
 }
 
-// tell tells of each kind of harm how often it was done.
-func (f *faulty) tell(c *chapter, where string) {
+// counts are how often each kind of harm was done.
+func (f *faulty) counts(where string) (counts []count) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, what := range slices.Sorted(maps.Keys(f.done)) {
-		c.happened(where+what, f.done[what])
+		counts = append(counts, count{where + what, f.done[what]})
 	}
+	return counts
 }
 
 // attackWire has processes work through a network that loses, cuts and delays.
@@ -109,13 +110,9 @@ func attackWire(ctx context.Context, l *lab, c *chapter) error {
 	f := &faulty{rarely: 60, done: map[string]int{}, turns: map[string]int{}}
 	f.interfere(r)
 	c.say("Two processes do the work of the accounts through a relay that cuts connections before, within and after requests and answers, has some arrive byte by byte, tells FATAL as a pooler does, or goes silent while new connections work. What a caller was told an error of is counted as perhaps taken; all else is exact.")
-	_, err = l.suffer(ctx, c, []task{
+	_, err = l.suffer(ctx, c, attack{lasts: l.seconds(40, 10), tasks: []task{
 		{Conns: 8, Workers: 8, Relay: r.Address().String(), Patience: 1500 * time.Millisecond},
 		{Conns: 8, Workers: 8, Relay: r.Address().String(), Patience: 1500 * time.Millisecond, Isolation: "serializable"},
-	}, l.seconds(40, 10), 0, nil)
-	if err != nil {
-		return err
-	}
-	f.tell(c, "")
-	return nil
+	}, must: func(*suffering) []count { return f.counts("") }})
+	return err
 }

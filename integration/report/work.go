@@ -63,17 +63,14 @@ type told struct {
 	What  string `json:"t"`           // ok, refused, again, error, unknown
 	Moves []move `json:"m,omitempty"` // of a decision on its own
 	Err   string `json:"e,omitempty"`
-	Done  bool   `json:"d,omitempty"` // the process came to its end
 
-	Connections int `json:"c,omitempty"` // that it made until then
-	Process     int `json:"p,omitempty"` // of a heap
+	Process     int `json:"p,omitempty"` // that tells how it is, and nothing else
 	Heap        int `json:"h,omitempty"` // bytes, after a collection
+	Connections int `json:"c,omitempty"` // that it has made
 }
 
-// work calls all verbs, in all forms, for a while.
+// work calls all verbs, in all forms.
 func work(ctx context.Context, e *env) error {
-	ctx, cancel := context.WithTimeout(ctx, e.For)
-	defer cancel()
 	var group sync.WaitGroup
 	for n := range e.Workers {
 		group.Go(func() {
@@ -83,15 +80,16 @@ func work(ctx context.Context, e *env) error {
 			}
 		})
 	}
+	seconds := time.NewTicker(time.Second)
+	defer seconds.Stop()
 	for ctx.Err() == nil {
-		e.out.write(told{Verb: "heap", Process: e.Process, Heap: heap()})
 		select {
 		case <-ctx.Done():
-		case <-time.After(time.Second):
+		case <-seconds.C:
+			e.out.write(told{Process: e.Process, Heap: heap(), Connections: int(e.pool.Stat().NewConnsCount())})
 		}
 	}
 	group.Wait()
-	e.out.write(told{Verb: "end", Done: true, Connections: int(e.pool.Stat().NewConnsCount())})
 	return nil
 }
 
