@@ -605,6 +605,9 @@ func TestRemembersWhatItTookAfterARefusal(t *testing.T) {
 				})
 			}
 			g.decide()
+			if result, err := store.Allow(t.Context(), limit.ForN("k", 5)); err != nil || result.OK { // which is remembered
+				t.Fatalf("got OK %v, error %v, want a refusal", result.OK, err)
+			}
 			if result, err := take(t.Context(), db.Pool, store, limit.ForN("k", 2)); err != nil || !result.OK {
 				t.Fatalf("got OK %v, error %v, want a grant", result.OK, err)
 			}
