@@ -178,9 +178,7 @@ func (l *lab) stall(ctx context.Context, schema string, children []*child, lasts
 		return nil, err
 	}
 	defer conn.Close(ctx)
-	for _, child := range children {
-		<-child.told
-	}
+	atWork(children)
 	for more := until(lasts, func() bool { return happened(stalls...) }); more(); time.Sleep(time.Duration(rand.IntN(100)) * time.Millisecond) {
 		which, n := rand.IntN(len(stalls)), 1
 		if which == 0 {

@@ -144,6 +144,13 @@ func start(ctx context.Context, t task, read func(line []byte) error) (*child, e
 	return c, nil
 }
 
+// atWork waits until all of some processes have told something.
+func atWork(children []*child) {
+	for _, child := range children {
+		<-child.told
+	}
+}
+
 // end has processes come to their end, and says what became of each.
 func end(children []*child) (errs []error) {
 	for _, child := range children {

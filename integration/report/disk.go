@@ -49,24 +49,21 @@ func (l *lab) readOnly(ctx context.Context, c *chapter, rounds int) error {
 		_ = l.set(context.WithoutCancel(ctx), "default_transaction_read_only", "off")
 	}()
 	const refuses = "25006"
-	a, err := l.suffer(ctx, c, attack{tasks: two, harm: func(ctx context.Context, s *suffering) error {
+	harm := func(ctx context.Context, s *suffering) error {
 		for range rounds {
 			if err := errors.Join(s.goOn(ctx), l.set(ctx, "default_transaction_read_only", "on")); err != nil {
 				return err
 			}
-			before := s.coded(refuses)
-			told := within(ctx, patient, "calls that are told that the server is read-only", func() bool { return s.coded(refuses) > before+100 })
-			if err := errors.Join(told, l.set(ctx, "default_transaction_read_only", "off")); err != nil {
+			if err := errors.Join(s.suffers(ctx, refuses), l.set(ctx, "default_transaction_read_only", "off")); err != nil {
 				return err
 			}
 		}
 		return s.goOn(ctx)
-	}})
-	if err != nil {
-		return err
 	}
-	c.happened(count{"told that the server is read-only (25006)", a.coded(refuses)})
-	return nil
+	_, err := l.suffer(ctx, c, attack{tasks: two, harm: harm, must: func(s *suffering) []count {
+		return []count{{"told that the server is read-only (25006)", s.coded(refuses)}}
+	}})
+	return err
 }
 
 // set changes a setting of the running server, and returns when it holds.
@@ -165,7 +162,7 @@ func (l *lab) onSmallDisks(ctx context.Context) (small *lab, d disks, err error)
 
 func (l *lab) fullTables(ctx context.Context, c *chapter, d disks, rounds int) error {
 	const full = "53100"
-	a, err := l.suffer(ctx, c, attack{tasks: two, harm: func(ctx context.Context, s *suffering) error {
+	harm := func(ctx context.Context, s *suffering) error {
 		for range rounds {
 			if err := s.goOn(ctx); err != nil {
 				return err
@@ -174,19 +171,17 @@ func (l *lab) fullTables(ctx context.Context, c *chapter, d disks, rounds int) e
 			if err != nil {
 				return err
 			}
-			before := s.coded(full) // it comes when the pages are full that the tables have already
-			err = within(ctx, patient, "calls that are told that the disk is full", func() bool { return s.coded(full) > before+100 })
-			if err := errors.Join(err, free()); err != nil {
+			told := s.suffers(ctx, full) // when the pages are full that the tables have already
+			if err := errors.Join(told, free()); err != nil {
 				return err
 			}
 		}
 		return s.goOn(ctx)
-	}})
-	if err != nil {
-		return err
 	}
-	c.happened(count{"told that the disk is full (53100)", a.coded(full)})
-	return nil
+	_, err := l.suffer(ctx, c, attack{tasks: two, harm: harm, must: func(s *suffering) []count {
+		return []count{{"told that the disk is full (53100)", s.coded(full)}}
+	}})
+	return err
 }
 
 func (l *lab) fullLog(ctx context.Context, c *chapter, d disks, rounds int) error {

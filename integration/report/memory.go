@@ -93,9 +93,7 @@ func (h *hoarding) harm(ctx context.Context) ([]count, error) {
 		return nil, err
 	}
 	defer conn.Close(ctx)
-	for _, child := range h.children {
-		<-child.told
-	}
+	atWork(h.children)
 	time.Sleep(2 * time.Second)
 	harmed := []count{
 		{what: "processes that were stopped for 250 to 400 ms"},

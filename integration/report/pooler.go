@@ -50,11 +50,12 @@ func attackPooler(ctx context.Context, l *lab, c *chapter) error {
 		{Conns: 8, Workers: 8, Relay: through.Host, Patience: 10 * time.Second},
 	}
 	var clients, servers int
-	a, err := l.suffer(ctx, c, attack{tasks: tasks, lasts: l.seconds(15, 4), harm: func(ctx context.Context, s *suffering) error {
-		return within(ctx, patient, "more connections of clients than of the server", func() bool {
+	a, err := l.suffer(ctx, c, attack{tasks: tasks, lasts: l.seconds(15, 4), harm: func(ctx context.Context, s *suffering) (err error) {
+		waited := within(ctx, patient, "more connections of clients than of the server", func() bool {
 			clients, servers, err = pools(ctx, bouncer.URL)
 			return err == nil && clients > pooled && s.granted() > 100
 		})
+		return errors.Join(waited, err)
 	}})
 	if err != nil {
 		return err

@@ -120,9 +120,7 @@ func (l *lab) strangersOnce(ctx context.Context, c *chapter, which string) (rati
 		}
 		children = append(children, child)
 	}
-	for _, child := range children {
-		<-child.told
-	}
+	atWork(children)
 	time.Sleep(time.Second) // until connections are there and statements prepared
 	phases, err := l.phases(ctx, schema, l.seconds(10, 2.5))
 	if err := errors.Join(append(end(children), err)...); err != nil {

@@ -83,9 +83,7 @@ func (l *lab) suffer(ctx context.Context, c *chapter, a attack) (*suffering, err
 
 // carryOut attacks processes that have begun.
 func (a *attack) carryOut(ctx context.Context, s *suffering) error {
-	for _, child := range s.children {
-		<-child.told
-	}
+	atWork(s.children)
 	over := time.After(a.lasts)
 	if a.harm != nil {
 		if err := a.harm(ctx, s); err != nil {
@@ -115,8 +113,18 @@ func (s *suffering) end() (failed int) {
 
 // goOn waits until the processes are told OK, again or still.
 func (s *suffering) goOn(ctx context.Context) error {
-	enough := s.granted() + 100
-	return within(ctx, patient, "calls that are told OK", func() bool { return s.granted() >= enough })
+	return again(ctx, "calls that are told OK", s.granted)
+}
+
+// suffers waits until the processes are told an SQLSTATE, again or still.
+func (s *suffering) suffers(ctx context.Context, code string) error {
+	return again(ctx, "calls that are told "+code, func() int { return s.coded(code) })
+}
+
+// again waits until something has happened a hundred times from now on.
+func again(ctx context.Context, what string, times func() int) error {
+	before := times()
+	return within(ctx, patient, what, func() bool { return times() > before+100 })
 }
 
 // compare compares what is there with what was told, give or take what killed clients had
