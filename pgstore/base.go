@@ -1,6 +1,7 @@
 package pgstore
 
 import (
+	"context"
 	"math"
 	"reflect"
 	"sync"
@@ -12,6 +13,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/escrow"
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
 
@@ -21,15 +23,17 @@ type base struct {
 	table  *table.Table
 	config Config
 
-	seen  decide.Seen
-	hints hints
-	work  work
-	spare chan struct{} // connections that may wait for a locked row
+	seen   decide.Seen
+	shards shards
+	cache  *escrow.Cache // nil without Config.Escrow
+	work   work
+	spare  chan struct{} // connections that may wait for a locked row
 }
 
 func newBase(pool *pgxpool.Pool, config Config) *base {
 	b := &base{pool: pool, config: config, table: table.New(config.Schema, config.Portable)}
 	b.work.over = make(chan struct{})
+	b.work.open, b.work.shut = context.WithCancel(context.Background())
 	if pool != nil {
 		b.spare = make(chan struct{}, min(pool.Config().MaxConns/4, 4))
 	}
@@ -42,16 +46,33 @@ type work struct {
 	under          atomic.Int64 // how much is under way; by closing less when nothing more is to begin
 	closing, ended sync.Once
 	over           chan struct{} // closed when nothing is under way then
+
+	open context.Context // ends when nothing more is to begin
+	shut context.CancelFunc
 }
 
 const closing = math.MinInt64 / 2
 
-func (w *work) begin() error {
-	if w.under.Add(1) > 0 {
+func (w *work) begin(ctx context.Context) error {
+	if w.under.Add(1) > 0 || ctx.Value(underWay{}) != nil {
 		return nil
 	}
 	w.end()
 	return ErrClosed
+}
+
+// underWay is the key of contexts of what has begun, whose parts may begin later.
+type underWay struct{}
+
+// whole begins something of several parts, such as a wait. Its context ends when the Store
+// is closed, but its parts begin all the same.
+func (w *work) whole(ctx context.Context) (_ context.Context, end func(), err error) {
+	if err := w.begin(ctx); err != nil {
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithCancel(context.WithValue(ctx, underWay{}, true))
+	stop := context.AfterFunc(w.open, cancel)
+	return ctx, func() { stop(); cancel(); w.end() }, nil
 }
 
 func (w *work) end() {
@@ -71,6 +92,7 @@ func (w *work) spawn(f func()) {
 
 func (w *work) close() {
 	w.closing.Do(func() {
+		w.shut()
 		w.under.Add(closing + 1)
 		w.end()
 	})

@@ -20,22 +20,45 @@ func (s *Store) ResetTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, k
 	if err != nil {
 		return err
 	}
-	return s.reset(ctx, tx, call.Asks[0].Of())
+	return s.reset(ctx, tx, &call)
 }
 
 // Reset is [Store.ResetTx] on its own.
 func (s *Store) Reset(ctx context.Context, limit ratelimit.Limit, key string) error {
-	return s.editOwn(ctx, limit, key, func(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
-		return s.reset(ctx, tx, call.Asks[0].Of())
-	})
+	return s.editOwn(ctx, limit, key, s.reset)
 }
 
-func (s *Store) reset(ctx context.Context, q table.Querier, key decide.Key) error {
-	if err := s.table.Reset(ctx, q, key); err != nil {
+// reset deletes the rows of an edit's limit and key. Those of which processes hold tokens in
+// memory are not deleted, but full less what these hold.
+func (s *Store) reset(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
+	a := &call.Asks[0]
+	left, err := s.table.Reset(ctx, tx, a.Of(), s.clock())
+	if err == nil && len(left) > 0 {
+		err = s.refillAll(ctx, tx, a, left)
+	}
+	if err != nil {
 		return s.fault("reset", err)
 	}
-	s.hints.edited(key)
+	s.changed(a.Of())
 	return nil
+}
+
+func (s *Store) refillAll(ctx context.Context, tx pgx.Tx, a *decide.Ask, shards []int32) error {
+	var lock, write pgx.Batch
+	given, now := make([]table.Taken, len(shards)), s.clock()
+	for i, shard := range shards {
+		c := a.Change(0, int(shard), 0)
+		s.table.QueueGive(&lock, &c, 0, 0, now, &given[i])
+	}
+	if err := tx.SendBatch(ctx, &lock).Close(); err != nil {
+		return err
+	}
+	share := a.Definition.Shard()
+	for i, shard := range shards {
+		g := &given[i]
+		s.table.QueuePut(&write, decide.Row{Key: a.Of(), Shard: int(shard)}, share.Full(a.Key, g.Out, g.After, g.At))
+	}
+	return tx.SendBatch(ctx, &write).Close()
 }
 
 // CreditTx gives the request's count back to its limit inside tx, capped at
@@ -73,12 +96,12 @@ func (s *Store) Credit(ctx context.Context, r ratelimit.Request) (status ratelim
 
 func (s *Store) credit(ctx context.Context, tx pgx.Tx, call *decide.Call, r ratelimit.Request) (ratelimit.Status, error) {
 	a := &call.Asks[0]
-	view := decide.View{States: make([][]ratelimit.State, 1)}
+	view := decide.View{States: make([][]bucket.State, 1)}
 	shard, counts := 0, []float64{r.Count}
 	if a.Sharded() {
 		var held bool
-		if shard, held = s.hints.shards.heldBy(tx, a); held {
-			view.States = s.hints.shards.known(call, time.Time{})
+		if shard, held = s.shards.heldBy(tx, a); held {
+			view.States = s.shards.known(call, time.Time{})
 		} else {
 			var err error
 			if view, err = s.settled(ctx, tx, call); err != nil {
@@ -87,7 +110,7 @@ func (s *Store) credit(ctx context.Context, tx pgx.Tx, call *decide.Call, r rate
 			shard, counts = 0, a.Fill(view.States[0], r.Count, view.At)
 		}
 	} else {
-		view.States[0] = make([]ratelimit.State, 1)
+		view.States[0] = make([]bucket.State, 1)
 	}
 	given, err := s.give(ctx, tx, a, shard, counts)
 	if err != nil {
@@ -96,8 +119,8 @@ func (s *Store) credit(ctx context.Context, tx pgx.Tx, call *decide.Call, r rate
 	for i := range given {
 		view.States[0][shard+i], view.At = given[i].After, given[i].At.UTC()
 	}
-	s.hints.edited(a.Of())
-	s.hints.saw(call, view)
+	s.changed(a.Of())
+	s.saw(call, view)
 	return decide.Credited(r, view.States[0], view.At), nil
 }
 
@@ -116,8 +139,8 @@ func (s *Store) give(ctx context.Context, tx pgx.Tx, a *decide.Ask, shard int, c
 		return nil, err
 	}
 	for i, n := range counts {
-		if c := &changes[i]; c.Definition.Kind == ratelimit.KindSlidingWindow && !given[i].Made {
-			given[i].After = c.Definition.Credit(given[i].After, given[i].At, n)
+		if c := &changes[i]; c.Definition.Slotted() && !given[i].Made {
+			given[i].After = c.Definition.CreditBeside(given[i].After, given[i].Out, given[i].At, n)
 			s.table.QueuePut(&second, c.Row, given[i].After)
 		}
 	}
@@ -141,7 +164,7 @@ func (s *Store) settled(ctx context.Context, q table.Querier, call *decide.Call)
 	if err := q.SendBatch(ctx, &batch).Close(); err != nil {
 		return decide.View{}, err
 	}
-	view := decide.View{States: [][]ratelimit.State{make([]ratelimit.State, len(given))}}
+	view := decide.View{States: [][]bucket.State{make([]bucket.State, len(given))}}
 	for shard := range given {
 		view.States[0][shard] = given[shard].After
 		view.At = given[shard].At.UTC()
@@ -221,7 +244,7 @@ func (s *Store) PauseAll(ctx context.Context, lasts time.Duration, requests ...r
 		return time.Time{}, err
 	}
 	for i := range calls {
-		s.hints.edited(calls[i].Asks[0].Of()) // again, now that others see it
+		s.changed(calls[i].Asks[0].Of()) // again, now that others see it
 	}
 	return until, nil
 }
@@ -259,11 +282,12 @@ func (s *Store) pauseAll(ctx context.Context, tx pgx.Tx, calls []decide.Call, la
 }
 
 func (s *Store) pause(ctx context.Context, tx pgx.Tx, call *decide.Call, lasts time.Duration) (until time.Time, err error) {
-	err = s.change(ctx, tx, call, func(share ratelimit.Definition, state ratelimit.State, at time.Time) ratelimit.State {
+	err = s.change(ctx, tx, call, func(share bucket.Definition, state bucket.State, at time.Time) bucket.State {
 		after := share.Pause(state, at, at.Add(lasts))
 		until = after.Paused
 		return after
 	})
+	s.memory.evict(call.Asks[0].Of()) // while the row is locked, so that nothing is prefetched before the pause is seen
 	return until, err
 }
 
@@ -285,13 +309,13 @@ func (s *Store) Resume(ctx context.Context, limit ratelimit.Limit, key string) e
 
 func (s *Store) resume(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
 	key := call.Asks[0].Key
-	return s.change(ctx, tx, call, func(share ratelimit.Definition, state ratelimit.State, at time.Time) ratelimit.State {
+	return s.change(ctx, tx, call, func(share bucket.Definition, state bucket.State, at time.Time) bucket.State {
 		return share.Resume(key, state, at)
 	})
 }
 
 // change changes all rows of an edit's limit and key.
-func (s *Store) change(ctx context.Context, tx pgx.Tx, call *decide.Call, to func(ratelimit.Definition, ratelimit.State, time.Time) ratelimit.State) error {
+func (s *Store) change(ctx context.Context, tx pgx.Tx, call *decide.Call, to func(bucket.Definition, bucket.State, time.Time) bucket.State) error {
 	view, err := s.settled(ctx, tx, call)
 	if err != nil {
 		return s.fault("edit", err)
@@ -305,8 +329,8 @@ func (s *Store) change(ctx context.Context, tx pgx.Tx, call *decide.Call, to fun
 	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
 		return s.fault("edit", err)
 	}
-	s.hints.edited(a.Of())
-	s.hints.saw(call, view)
+	s.changed(a.Of())
+	s.saw(call, view)
 	return nil
 }
 
@@ -336,7 +360,8 @@ func (s *Store) Reshard(ctx context.Context, from, to ratelimit.Limit, key strin
 		return &ratelimit.FieldError{Limit: b.Name, Field: "Limit", Value: b, Reason: "must differ in nothing but Shards"}
 	}
 	err = s.ownTx(ctx, append(old.Asks[0].Rows(), renewed.Asks[0].Rows()...), func(ctx context.Context, tx pgx.Tx) error { return s.reshard(ctx, tx, &old, &renewed) })
-	s.hints.edited(renewed.Asks[0].Of())
+	s.changed(renewed.Asks[0].Of())
+	s.memory.evict(renewed.Asks[0].Of())
 	return err
 }
 
@@ -382,6 +407,6 @@ func (s *Store) editOwn(ctx context.Context, limit ratelimit.Limit, key string, 
 	if err := s.ownTx(ctx, call.Asks[0].Rows(), func(ctx context.Context, tx pgx.Tx) error { return change(ctx, tx, &call) }); err != nil {
 		return err
 	}
-	s.hints.edited(call.Asks[0].Of()) // again, now that others see it
+	s.changed(call.Asks[0].Of()) // again, now that others see it
 	return nil
 }

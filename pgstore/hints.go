@@ -9,57 +9,40 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/escrow"
-)
+	)
 
-// hints are what this process remembers of limits: the shards that it saw last, and what
-// it knows of keys by Config.Escrow. The former guide which row is tried first, and refuse
+// What this process remembers of limits: the shards that it saw last, and with
+// Config.Escrow what it knows of keys. The former guide which row is tried first, and refuse
 // what cannot be granted; they grant nothing.
-type hints struct {
-	shards shards
-	memory *escrow.Memory // nil without Config.Escrow
-}
 
 // took notes what a call took, and returns what is known of its limits then.
-func (h *hints) took(call *decide.Call, changes []decide.Change, at time.Time) decide.View {
+func (b *base) took(call *decide.Call, changes []decide.Change, at time.Time) decide.View {
 	for i := range changes {
-		h.memory.Changed(changes[i].Key)
+		b.cache.Changed(changes[i].Key)
 	}
 	view := decide.View{At: at}
 	if call.Sharded() {
-		view.States = h.shards.took(call, changes, at)
+		view.States = b.shards.took(call, changes, at)
 	}
 	return view
 }
 
 // saw notes what was seen of a call's limits.
-func (h *hints) saw(call *decide.Call, view decide.View) {
+func (b *base) saw(call *decide.Call, view decide.View) {
 	for i := range call.Asks {
 		if call.Asks[i].Sharded() {
-			h.shards.saw(&call.Asks[i], view.States[i])
+			b.shards.saw(&call.Asks[i], view.States[i])
 		}
 	}
 }
 
-// changed forgets a key to which something was given.
-func (h *hints) changed(key decide.Key) {
-	h.shards.forget(key)
-	h.memory.Changed(key)
-}
-
-// edited forgets a key of which something else than takes was changed, and throws away
-// what was taken ahead from it.
-func (h *hints) edited(key decide.Key) {
-	h.shards.forget(key)
-	h.memory.Edited(key)
-}
-
-// clear forgets everything.
-func (h *hints) clear() {
-	h.shards.clear()
-	h.memory.DropAll()
+// changed forgets what is known of a key's rows, which were changed otherwise than by a
+// take. What is held of it is held.
+func (b *base) changed(key decide.Key) {
+	b.shards.forget(key)
+	b.cache.Changed(key)
 }
 
 // shards is what this process last saw of sharded limits.
@@ -69,8 +52,8 @@ type shards struct {
 }
 
 type seenShards struct {
-	definition ratelimit.Definition
-	states     []ratelimit.State // one that was never seen counts as full
+	definition bucket.Definition
+	states     []bucket.State // one that was never seen counts as full
 	short      short
 }
 
@@ -116,7 +99,7 @@ func (m *shards) better(a *decide.Ask, first, second int) int {
 }
 
 // saw notes the states of all of a's shards.
-func (m *shards) saw(a *decide.Ask, states []ratelimit.State) {
+func (m *shards) saw(a *decide.Ask, states []bucket.State) {
 	if states == nil {
 		return
 	}
@@ -127,7 +110,7 @@ func (m *shards) saw(a *decide.Ask, states []ratelimit.State) {
 
 // took notes what changes left behind, and returns what is known of the shards of
 // all sharded limits of a call then.
-func (m *shards) took(call *decide.Call, changes []decide.Change, at time.Time) [][]ratelimit.State {
+func (m *shards) took(call *decide.Call, changes []decide.Change, at time.Time) [][]bucket.State {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i := range changes {
@@ -176,14 +159,14 @@ func (m *shards) refuse(call *decide.Call, now *time.Time) bool {
 }
 
 // known is what is known of the shards of all sharded limits of a call.
-func (m *shards) known(call *decide.Call, at time.Time) [][]ratelimit.State {
+func (m *shards) known(call *decide.Call, at time.Time) [][]bucket.State {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.all(call, at)
 }
 
-func (m *shards) all(call *decide.Call, at time.Time) [][]ratelimit.State {
-	states := make([][]ratelimit.State, len(call.Asks))
+func (m *shards) all(call *decide.Call, at time.Time) [][]bucket.State {
+	states := make([][]bucket.State, len(call.Asks))
 	for i := range call.Asks {
 		if a := &call.Asks[i]; a.Sharded() {
 			states[i] = slices.Clone(m.states(a, at))
@@ -194,7 +177,7 @@ func (m *shards) all(call *decide.Call, at time.Time) [][]ratelimit.State {
 
 // states are those of a's shards, full at an instant if none was seen by this
 // definition.
-func (m *shards) states(a *decide.Ask, at time.Time) []ratelimit.State {
+func (m *shards) states(a *decide.Ask, at time.Time) []bucket.State {
 	seen := m.seen[a.Of()]
 	if seen.definition == a.Definition {
 		return seen.states
@@ -204,7 +187,7 @@ func (m *shards) states(a *decide.Ask, at time.Time) []ratelimit.State {
 	}
 	each := a.Definition.Shard()
 	full := each.Fresh(a.Key, at)
-	seen = seenShards{definition: a.Definition, states: slices.Repeat([]ratelimit.State{full}, a.Definition.Shards)}
+	seen = seenShards{definition: a.Definition, states: slices.Repeat([]bucket.State{full}, a.Definition.Shards)}
 	m.seen[a.Of()] = seen
 	return seen.states
 }

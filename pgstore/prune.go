@@ -108,7 +108,8 @@ func (s *Store) Names(ctx context.Context) (names []string, err error) {
 func (s *Store) Forget(ctx context.Context, name string) (deleted int64, err error) {
 	err = s.alone(ctx, "forget", func(ctx context.Context) error {
 		deleted, err = s.table.Forget(ctx, s.pool, name)
-		s.hints.clear()
+		s.shards.clear()
+		s.memory.evictAll()
 		return err
 	})
 	return deleted, err

@@ -96,7 +96,7 @@ func (b *base) bounded(ctx context.Context) (_ context.Context, end func(), err 
 	if b.pool == nil {
 		return nil, nil, ErrNoPool
 	}
-	if err := b.work.begin(); err != nil {
+	if err := b.work.begin(ctx); err != nil {
 		return nil, nil, err
 	}
 	ctx, cancel := b.timed(ctx)
