@@ -1,12 +1,8 @@
 package table
 
 import (
-	"context"
 	"strings"
-	"time"
 
-	"github.com/pgratelimit/ratelimit"
-	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/exact"
 )
 
@@ -57,25 +53,9 @@ RETURNING r.value, r.ts, ` + grantSlotsAt + `, r.slots, u.i`
 	withAhead = `(u.total + greatest(least(u.ahead, ({rate} - (` + newestSQL + ` + u.total - {row}.slots[4 + {later}])) / 2), 0))`
 )
 
-// TakeGrant is Grant for one row in the portable form, of calls that all reserve or are to
-// be allowed: it waits for its row, makes it if it is not there, and counts with the floor of
-// the change rather than with what the grant needs. That must be what a full row has.
-func (t *Table) TakeGrant(ctx context.Context, q Querier, reserve bool, g *Grant, now *time.Time) (err error) {
-	if g.Ahead <= 0 {
-		g.Taken, err = t.Take(ctx, q, reserve, &g.Change, now)
-		return err
-	}
-	args := append(takeArguments(false, &g.Change, now), g.Ahead)
-	g.Taken, err = t.of(&g.Definition).takeAhead.take(ctx, q, &g.Definition, args, now)
-	return err
-}
-
-// TookAhead is how much a grant, which was taken, took ahead. It is told by what is left.
-func (g *Grant) TookAhead() float64 { return max(0, min(g.Ahead, g.Taken.After.Value)) }
-
 // either is one of two forms of a statement: the second if it is to take ahead.
 func (g *Grant) either(grant, ahead *clocks) *clocks {
-	if g.Ahead > 0 {
+	if g.Prefetch > 0 {
 		return ahead
 	}
 	return grant
@@ -174,19 +154,6 @@ func fillBackSlots() string {
 	return strings.ReplaceAll(nest(giveBackSlotsSQL, "{back}", back, "{place}", place, "{ago}", ago), "{free}", freeSQL(passOverSQL))
 }
 
-// GiveBack gives back to a row what was taken ahead from it at an instant of the row, and
-// must be back before its end. given is false if it is too late, or somebody has the row
-// locked; if that is only found when it is too late to pass over it, the error is
-// lock_not_available.
-func (t *Table) GiveBack(ctx context.Context, q Querier, row decide.Row, d *ratelimit.Definition, n float64, taken, end time.Time, now *time.Time) (given bool, err error) {
-	args := []any{row.Name, row.Key.Key, int32(row.Shard), n, d.Capacity, taken, end, d.Rate, micros(d.Period), now}
-	if d.Kind == ratelimit.KindSlidingWindow {
-		args = []any{row.Name, row.Key.Key, int32(row.Shard), n, int32(d.Slots + 2), taken, end, tick(d), now}
-	}
-	tag, err := q.Exec(ctx, t.of(d).giveBack, args...)
-	return tag.RowsAffected() > 0, err
-}
-
 // bringBackSQL is giveBackSQL in the portable form, with the first parameters of a take. It
 // waits for its row; its clock is read before that, and the row counts with the later of
 // the two instants. A row that is not there is full, and is made so.
@@ -196,14 +163,3 @@ ON CONFLICT (name, key, shard) DO UPDATE
 SET value = least(l.value + greatest($4::float8 - {brought refilled}, 0), greatest(l.value, $5::float8))
 WHERE greatest(l.ts, excluded.ts) >= {taken} AND greatest(l.ts, excluded.ts) < {end}
 	AND (l.paused IS NULL OR l.paused <= excluded.ts){ticks agree}`
-
-// BringBack is GiveBack in the portable form.
-func (t *Table) BringBack(ctx context.Context, q Querier, row decide.Row, d *ratelimit.Definition, n float64, taken, end time.Time, now *time.Time) (given bool, err error) {
-	c := decide.Change{Row: row, Definition: *d, Seen: ratelimit.State{TS: taken}} // with its ticks
-	args := append(arguments(&c, n, now), taken, end)
-	if d.Kind == ratelimit.KindTokenBucket {
-		args = append(args, d.Rate, micros(d.Period))
-	}
-	tag, err := q.Exec(ctx, t.of(d).bringBack, args...)
-	return tag.RowsAffected() > 0, err
-}

@@ -25,7 +25,7 @@ func TestTakeAhead(t *testing.T) {
 	sliding := ratelimit.SlidingWindow{Name: "sliding", Rate: 20, Period: time.Minute, Slots: 6}
 	random := rand.New(rand.NewPCG(3, 14))
 	halves, wholes := 0, 0
-	plain, portable := New(db.Schema, false), New(db.Schema, true)
+	plain, portable := New(db.Schema, false, time.Second), New(db.Schema, true, time.Second)
 	for _, test := range []struct {
 		table  *Table
 		limits []ratelimit.Limit
@@ -86,9 +86,9 @@ func TestTakeAhead(t *testing.T) {
 // when its end is over, and during a pause.
 func TestGiveBack(t *testing.T) {
 	db := pgtest.New(t)
-	table, taken := New(db.Schema, false), quarterPast
+	table, taken := New(db.Schema, false, time.Second), quarterPast
 	forms := map[string]func(context.Context, Querier, decide.Row, *ratelimit.Definition, float64, time.Time, time.Time, *time.Time) (bool, error){
-		"plain": table.GiveBack, "portable": New(db.Schema, true).BringBack,
+		"plain": table.GiveBack, "portable": New(db.Schema, true, time.Second).BringBack,
 	}
 	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: time.Second, Capacity: 100}.Definition()
 	window := ratelimit.FixedWindow{Name: "window", Rate: 100, Period: time.Second}.Definition()
@@ -143,7 +143,7 @@ func TestGiveBack(t *testing.T) {
 // written, or that somebody else has locked.
 func TestGiveBackSlots(t *testing.T) {
 	db := pgtest.New(t)
-	table := New(db.Schema, false)
+	table := New(db.Schema, false, time.Second)
 	limit := ratelimit.SlidingWindow{Name: "sliding", Rate: 20, Period: time.Minute, Slots: 6}
 	d := limit.Definition()
 	random := rand.New(rand.NewPCG(3, 14))
@@ -212,7 +212,7 @@ func testEach[F any](t *testing.T, name string, forms map[string]F, test func(t 
 // What is brought back to a row that is not there leaves it full.
 func TestBringBackToNoRow(t *testing.T) {
 	db := pgtest.New(t)
-	table, taken := New(db.Schema, true), quarterPast
+	table, taken := New(db.Schema, true, time.Second), quarterPast
 	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: time.Second, Capacity: 100}
 	d, call := bucket.Definition(), mustCall(t, bucket.For("k"))
 	if _, err := table.BringBack(t.Context(), db.Pool, call.Asks[0].Rows()[0], &d, 5, taken, taken.Add(time.Second), &taken); err != nil {

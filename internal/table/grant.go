@@ -31,14 +31,43 @@ import (
 type Grant struct {
 	decide.Change         // Count is what they take together
 	Need          float64 // tokens that there must be to grant all of them
-	AtMost        bool    // it is one call that takes what there is, up to Count; alone, it does, and Count is then what it took
-	Ahead         float64 // more tokens to take, but no more than half of what is left then
-	Taken         Taken
+
+	// A grant that prefetches takes more, for a lease.
+	Lasts    time.Duration // of the lease; 0 for a grant that does not prefetch
+	Lowered  float64       // capacity to count with, lower by what is refilled while the lease lasts
+	Prefetch float64       // tokens to take besides, but no more than half of what is left then
+	Out      float64       // of Count, what may still come back to memory
+	Spent                  // of earlier leases
+
+	Taken Taken
 }
 
-// PassOver is how long a statement waits for a lock that is not to wait for one:
-// PostgreSQL cannot tell an INSERT or an UPDATE not to wait at all.
-const PassOver = time.Millisecond
+// Prefetched is how much a grant, which was taken, took besides. It is told by what is left.
+func (g *Grant) Prefetched() float64 { return max(0, min(g.Prefetch, g.Taken.After.Value)) }
+
+// End is when the lease ends, on the database's clock, of a grant that was taken and
+// prefetched.
+func (g *Grant) End() time.Time {
+	end := g.Taken.After.TS.Add(g.Lasts)
+	switch g.Definition.Kind {
+	case ratelimit.KindFixedWindow:
+		end = g.Taken.After.TS.Add(g.Definition.Period)
+	case ratelimit.KindSlidingWindow:
+		end = g.Taken.After.TS.Add(g.Definition.SlotWidth())
+	}
+	if !g.Taken.Until.IsZero() && g.Taken.Until.Before(end) {
+		return g.Taken.Until
+	}
+	return end
+}
+
+// capacity is what a grant counts with.
+func (g *Grant) capacity() float64 {
+	if g.Lasts > 0 {
+		return g.Lowered
+	}
+	return g.Definition.Capacity
+}
 
 // A grant is made as short as it can be, since an executor that starts looks at each
 // part of its statement, which costs more than the decision. So it turns away what the
@@ -180,10 +209,8 @@ func newGrantMany(t ticks, sql string, more ...string) clocks {
 	return newClocks(t.fill(sql), fmt.Sprintf("$%d::timestamptz", last+1), parameters...)(freeSQL("(SELECT " + passOverSQL + ")"))
 }
 
-// Grant takes what grants say, in the order of their rows, from the rows that have enough
-// for all of it, but for those that somebody has locked. If that is only found when it is
-// too late to pass over them, nothing is taken, and the error is lock_not_available.
-func (t *Table) Grant(ctx context.Context, q Querier, grants []Grant, now *time.Time) error {
+// grant takes what grants say, in the order of their rows, from rows that nobody has locked.
+func (t plain) grant(ctx context.Context, q Querier, grants []Grant, now *time.Time) error {
 	if len(grants) == 1 {
 		return t.grantOne(ctx, q, &grants[0], now)
 	}
@@ -256,7 +283,7 @@ func usual(grants []Grant) (usual *Grant) {
 
 // alike reports whether two grants are the same but for the key.
 func (g *Grant) alike(h *Grant) bool {
-	return g.Count == h.Count && g.Need == h.Need && g.Shard == h.Shard && g.Ahead == 0 && h.Ahead == 0 && g.Definition == h.Definition
+	return g.Count == h.Count && g.Need == h.Need && g.Shard == h.Shard && g.Prefetch == 0 && h.Prefetch == 0 && g.Definition == h.Definition
 }
 
 // queueAlike puts into a batch grants that are alike.
@@ -295,21 +322,16 @@ func scanAlike(grants []*Grant) func(pgx.Rows) error {
 }
 
 func (t *Table) grantOne(ctx context.Context, q Querier, g *Grant, now *time.Time) error {
-	if g.AtMost {
-		one := *g
-		one.Need = 1
-		return g.scan(q.QueryRow(ctx, t.of(&g.Definition).grantAtMost.of(now), one.arguments(now)...), &g.Count)
-	}
 	texts := t.of(&g.Definition)
 	return g.scan(q.QueryRow(ctx, g.either(&texts.grant, &texts.ahead).of(now), g.arguments(now)...))
 }
 
 func (g *Grant) sliding() bool { return g.Definition.Kind == ratelimit.KindSlidingWindow }
 
-// QueueGrant puts into a batch a grant that waits for its row if somebody has locked
+// queueInTurn puts into a batch a grant that waits for its row if somebody has locked
 // it. (It is written by one statement that need not lock it first, since a row that has
 // changed while it was waited for is read again.)
-func (t *Table) QueueGrant(batch *pgx.Batch, g *Grant, now *time.Time) {
+func (t *Table) queueInTurn(batch *pgx.Batch, g *Grant, now *time.Time) {
 	texts := t.of(&g.Definition)
 	batch.Queue(g.either(&texts.grantInTurn, &texts.aheadInTurn).of(now), g.arguments(now)...).QueryRow(func(row pgx.Row) error { return g.scan(row) })
 }
@@ -320,10 +342,10 @@ func (g *Grant) arguments(now *time.Time) []any {
 	if g.sliding() {
 		args = append(args, d.Rate, tick(d), int32(d.Slots+2))
 	} else {
-		args = append(args, g.Need, d.Capacity, d.Rate, micros(d.Period))
+		args = append(args, g.Need, g.capacity(), d.Rate, micros(d.Period))
 	}
-	if g.Ahead > 0 {
-		args = append(args, g.Ahead)
+	if g.Prefetch > 0 {
+		args = append(args, g.Prefetch)
 	}
 	if now != nil {
 		args = append(args, *now)
@@ -393,7 +415,7 @@ func (t *Table) queueOthers(batch *pgx.Batch, grants []*Grant, now *time.Time) {
 	sharded, less, ahead := false, false, false
 	for i, g := range grants {
 		keys[i], places[i], totals[i] = g.Key.Key, of.place(&g.Definition), g.Count
-		sharded, less, ahead = sharded || g.Shard != 0, less || g.Need != g.Count, ahead || g.Ahead > 0
+		sharded, less, ahead = sharded || g.Shard != 0, less || g.Need != g.Count, ahead || g.Prefetch > 0
 	}
 	var shards []int32
 	if sharded {
@@ -408,7 +430,7 @@ func (t *Table) queueOthers(batch *pgx.Batch, grants []*Grant, now *time.Time) {
 		args = append(args, of.ticks)
 	}
 	if ahead {
-		args = append(args, column(grants, func(g *Grant) float64 { return g.Ahead }))
+		args = append(args, column(grants, func(g *Grant) float64 { return g.Prefetch }))
 	}
 	if now != nil {
 		args = append(args, *now)
@@ -491,6 +513,8 @@ LEFT JOIN LATERAL (
 	LIMIT 1
 ) AS l ON true`
 
+	readOneSQL = `SELECT value, ts, paused, slots FROM {table} WHERE name = $1::text AND key = $2::text AND shard = $3::int4`
+
 	// lockSQL is readSQL with the rows locked, but for those that somebody else
 	// has locked.
 	lockSQL = `SELECT l.value, l.ts, l.paused, l.slots, w.i, (SELECT coalesce($4::timestamptz, clock_timestamp()))
@@ -527,23 +551,6 @@ WHERE l.name = w.name AND l.key = w.key AND l.shard = w.shard AND w.i BETWEEN 1 
 	boundsSQL = `SELECT set_config('lock_timeout', $1::text, true), set_config('idle_in_transaction_session_timeout', $2::text, true)`
 )
 
-// Read reads rows.
-func (t *Table) Read(ctx context.Context, q Querier, r *Rows, now *time.Time) error {
-	names, keys, shards := r.columns()
-	rows, err := q.Query(ctx, t.read, names, keys, shards, now)
-	if err != nil {
-		return err
-	}
-	return r.scan(rows)
-}
-
-// QueueLock puts into a batch the locking and reading of the rows that are there
-// and that nobody else has locked.
-func (t *Table) QueueLock(batch *pgx.Batch, r *Rows, now *time.Time) {
-	names, keys, shards := r.columns()
-	batch.Queue(t.lock, names, keys, shards, now).Query(r.scan)
-}
-
 func (r *Rows) scan(rows pgx.Rows) error {
 	r.States, r.Found = make([]ratelimit.State, len(r.Rows)), make([]bool, len(r.Rows))
 	var (
@@ -561,8 +568,8 @@ func (r *Rows) scan(rows pgx.Rows) error {
 // QueueBounds puts into a batch, after the BEGIN of a transaction, the longest that
 // it waits for a lock, and the longest that it keeps its own while the client is
 // silent.
-func (t *Table) QueueBounds(batch *pgx.Batch, lock, idle time.Duration) {
-	batch.Queue(boundsSQL, strconv.FormatInt(lock.Milliseconds(), 10), strconv.FormatInt(idle.Milliseconds(), 10))
+func (t *Table) QueueBounds(batch *pgx.Batch, lock time.Duration) {
+	batch.Queue(boundsSQL, strconv.FormatInt(lock.Milliseconds(), 10), strconv.FormatInt(t.silence.Milliseconds(), 10))
 }
 
 // QueueAwait puts into a batch the wait for a row that somebody has locked.
@@ -570,9 +577,9 @@ func (t *Table) QueueAwait(batch *pgx.Batch, row decide.Row) {
 	batch.Queue(t.await, row.Name, row.Key.Key, int32(row.Shard))
 }
 
-// QueueFill puts into a batch the making of rows that are not there, with one
+// queueFill puts into a batch the making of rows that are not there, with one
 // definition for each.
-func (t *Table) QueueFill(batch *pgx.Batch, rows []decide.Row, definitions []ratelimit.Definition, now *time.Time) {
+func (t *Table) queueFill(batch *pgx.Batch, rows []decide.Row, definitions []ratelimit.Definition, now *time.Time) {
 	n, r := len(rows), Rows{Rows: rows}
 	names, keys, shards := r.columns()
 	capacities, ticks, origins := make([]float64, n), make([]float64, n), make([]time.Time, n)
@@ -583,8 +590,8 @@ func (t *Table) QueueFill(batch *pgx.Batch, rows []decide.Row, definitions []rat
 	batch.Queue(t.fill, names, keys, shards, capacities, ticks, origins, now)
 }
 
-// QueueWrite puts into a batch the writing of rows that are locked.
-func (t *Table) QueueWrite(batch *pgx.Batch, r *Rows) {
+// queueWrite puts into a batch the writing of rows that are locked.
+func (t *Table) queueWrite(batch *pgx.Batch, r *Rows) {
 	names, keys, shards := r.columns()
 	values, ts, paused := r.states()
 	if !slices.ContainsFunc(r.States, func(s ratelimit.State) bool { return s.Slots != nil }) {

@@ -74,7 +74,7 @@ func putAll(t *testing.T, db *pgtest.DB, table *Table, grants []Grant, states []
 // own, is what the algebra takes, for each kind and for both at once.
 func TestGrantAgrees(t *testing.T) {
 	db := pgtest.New(t)
-	table, now := New(db.Schema, false), quarterPast
+	table, now := New(db.Schema, false, time.Second), quarterPast
 	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Minute, Capacity: 20, MaxReserved: 15}
 	window := ratelimit.FixedWindow{Name: "window", Rate: 7, Period: time.Minute, Capacity: 20, MaxReserved: 15}
 	sliding := ratelimit.SlidingWindow{Name: "sliding", Rate: 20, Period: time.Minute, Slots: 6}
@@ -115,7 +115,7 @@ func TestGrantAgrees(t *testing.T) {
 // the few of which something else is taken.
 func TestGrantAlikeAgrees(t *testing.T) {
 	db := pgtest.New(t)
-	table, now := scanning(New(db.Schema, false)), quarterPast
+	table, now := scanning(New(db.Schema, false, time.Second)), quarterPast
 	random := rand.New(rand.NewPCG(2, 71))
 	for _, limit := range []ratelimit.Limit{
 		ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Minute, Capacity: 20, MaxReserved: 15},
@@ -170,7 +170,7 @@ func TestGrantAlikeAgrees(t *testing.T) {
 // what its own row has.
 func TestGrantAlikeInAnyOrder(t *testing.T) {
 	db := pgtest.New(t)
-	table, now := New(db.Schema, false), quarterPast
+	table, now := New(db.Schema, false, time.Second), quarterPast
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 1, Period: time.Hour, Capacity: 1000}
 	grants, before := alikeGrants(t, rand.New(rand.NewPCG(1, 1)), limit, 40, 0)
 	var batch pgx.Batch
@@ -261,7 +261,7 @@ func grantInTurnTo(t *testing.T, db *pgtest.DB, table *Table, g *Grant, before r
 // one whose pause is over does.
 func TestGrantHeedsPauses(t *testing.T) {
 	db := pgtest.New(t)
-	table := New(db.Schema, false)
+	table := New(db.Schema, false, time.Second)
 	for _, limit := range []ratelimit.Limit{
 		ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Minute},
 		ratelimit.FixedWindow{Name: "window", Rate: 7, Period: time.Minute},
@@ -307,7 +307,7 @@ func grantPaused(t *testing.T, db *pgtest.DB, table *Table, limit ratelimit.Limi
 // grant theirs. A lock behind a savepoint may not be seen: then nothing is granted.
 func TestGrantPassesOver(t *testing.T) {
 	db := pgtest.New(t)
-	table, now := New(db.Schema, false), quarterPast
+	table, now := New(db.Schema, false, time.Second), quarterPast
 	limits := []ratelimit.Limit{
 		ratelimit.TokenBucket{Name: "l", Rate: 7, Period: time.Minute},
 		ratelimit.SlidingWindow{Name: "l", Rate: 7, Period: time.Minute},

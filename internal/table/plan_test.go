@@ -16,7 +16,7 @@ import (
 // do when it has grown: none may go through the whole table.
 func TestKeptPlans(t *testing.T) {
 	db := pgtest.New(t)
-	sql := New(db.Schema, false)
+	sql := New(db.Schema, false, time.Second)
 	conn, err := db.Pool.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -85,7 +85,7 @@ func TestKeptPlans(t *testing.T) {
 // A page of a large table is read along the index, and nothing but what is on it.
 func TestPageReadsNothingElse(t *testing.T) {
 	db := pgtest.New(t)
-	sql := New(db.Schema, false)
+	sql := New(db.Schema, false, time.Second)
 	conn, err := db.Pool.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)
@@ -130,7 +130,7 @@ func TestGrantManyKeepsItsPlan(t *testing.T) {
 func testKeepsPlan(t *testing.T, most int, count func(i int) float64, text func(*Table) string) {
 	t.Helper()
 	db := pgtest.New(t)
-	sql := scanning(New(db.Schema, false))
+	sql := scanning(New(db.Schema, false, time.Second))
 	conn, err := db.Pool.Acquire(t.Context())
 	if err != nil {
 		t.Fatal(err)

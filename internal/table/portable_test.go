@@ -39,7 +39,7 @@ var plainOnly = []string{
 // portableStatements are all statements of the portable form, by name.
 func portableStatements() map[string]string {
 	texts := make(map[string]string)
-	addTexts(texts, "", reflect.ValueOf(*New("s", true)))
+	addTexts(texts, "", reflect.ValueOf(*New("s", true, time.Second)))
 	for _, name := range plainOnly {
 		delete(texts, name)
 	}
@@ -70,7 +70,7 @@ func TestPortableSQL(t *testing.T) {
 // found: none found would be none at fault.
 func TestPortableSQLHasSomethingToJudge(t *testing.T) {
 	all := make(map[string]string)
-	addTexts(all, "", reflect.ValueOf(*New("s", false)))
+	addTexts(all, "", reflect.ValueOf(*New("s", false, time.Second)))
 	for _, name := range plainOnly {
 		if all[name] == "" {
 			t.Errorf("there is no statement %s any more", name)

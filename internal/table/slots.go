@@ -211,7 +211,7 @@ func (t *Table) queueSliding(batch *pgx.Batch, grants []*Grant, now *time.Time) 
 		d := &g.Definition
 		names[i], keys[i], shards[i] = g.Name, g.Key.Key, int32(g.Shard)
 		counts[i], rates[i], widths[i], totals[i] = g.Count, d.Rate, tick(d), int32(d.Slots+2)
-		aheads[i], ahead = g.Ahead, ahead || g.Ahead > 0
+		aheads[i], ahead = g.Prefetch, ahead || g.Prefetch > 0
 	}
 	sql, args := t.grantSlotted, []any{names, keys, shards, counts, rates, widths, totals, now}
 	if ahead {

@@ -24,7 +24,7 @@ func scanning(table *Table) *Table {
 // has statistics, which show that to be the longer way.
 func TestScanWaitsForStatistics(t *testing.T) {
 	db := pgtest.New(t)
-	table := New(db.Schema, false)
+	table := New(db.Schema, false, time.Second)
 	if _, err := db.Pool.Exec(t.Context(), `INSERT INTO `+db.Schema+`.rate_limits (name, key, shard, value, ts)
 SELECT 'a', lpad(i::text, 5, '0'), 0, 1e9, clock_timestamp() FROM generate_series(1, 5000) AS i`); err != nil {
 		t.Fatal(err)

@@ -35,13 +35,16 @@ type Querier interface {
 
 // Table is the statements for one table.
 type Table struct {
+	Decider
+
+	silence               time.Duration
 	bucket, window, slots texts // of one kind of limit
 
 	put, putSlots, reset, remove, there string
 	grantMany, grantWindows             clocks
 	bucketsAhead, windowsAhead          clocks
 	grantSlotted, slottedAhead          string
-	read, lock, await, fill             string
+	read, readOne, lock, await, fill    string
 	write, writeSlots, renew            string
 	listFull, listEmpty                 string
 	deleteListed, deleteSame            string
@@ -70,7 +73,10 @@ type forms struct{ full, bare string }
 // The portable ones are for a PostgreSQL that distributes tables. That takes no
 // clock in RETURNING; a CTE around the upsert reads it, several times slower there,
 // so a token bucket that is asked to allow does without: its row tells when.
-func New(schema string, portable bool) *Table {
+//
+// What a transaction has locked the server keeps for no longer than silence while it hears
+// nothing of the client.
+func New(schema string, portable bool, silence time.Duration) *Table {
 	name := pgx.Identifier{Name}
 	if schema != "" {
 		name = pgx.Identifier{schema, Name}
@@ -89,11 +95,12 @@ func New(schema string, portable bool) *Table {
 		grantAtMost: newGrantSlots(grantAtMostSlotsSQL, wholeSlots, "1", "$8::timestamptz"), returned: "value, ts, paused, slots",
 	}
 	sliding.allow, sliding.reserve, sliding.atMost = takeSlots()
-	return &Table{
-		bucket: bucket.texts(in, portable).takingAhead(in, bucketTicks),
-		window: window.texts(in, portable).takingAhead(in, windowTicks),
-		slots:  sliding.texts(in, portable).slidingAhead(in),
-		put:    in(putSQL), putSlots: in(putSlotsSQL), reset: in(resetSQL), remove: in(removeSQL), there: in(thereSQL),
+	t := &Table{
+		silence: silence,
+		bucket:  bucket.texts(in, portable).takingAhead(in, bucketTicks),
+		window:  window.texts(in, portable).takingAhead(in, windowTicks),
+		slots:   sliding.texts(in, portable).slidingAhead(in),
+		put:     in(putSQL), putSlots: in(putSlotsSQL), reset: in(resetSQL), remove: in(removeSQL), there: in(thereSQL),
 		grantMany:    newGrantMany(bucketTicks, grantManySQL).in(in),
 		grantWindows: newGrantMany(windowTicks, grantManySQL, "u.tick").in(in),
 		bucketsAhead: newGrantMany(bucketTicks, grantManyAheadSQL, "u.ahead").in(in),
@@ -104,8 +111,14 @@ func New(schema string, portable bool) *Table {
 		write: in(writeSQL), writeSlots: in(writeSlotsSQL), renew: in(renewSQL),
 		listFull: in(listFullSQL), listEmpty: in(listEmpty()), deleteListed: in(deleteListedSQL), deleteSame: in(deleteSameSQL),
 		names: in(namesSQL), page: in(pageSQL), forget: in(forgetSQL), ready: in(readySQL), wrote: in(wroteSQL),
+		readOne:    in(readOneSQL),
 		statistics: statistics{sql: in(statisticsSQL)},
 	}
+	t.Decider = plain{t}
+	if portable {
+		t.Decider = distributed{t}
+	}
+	return t
 }
 
 // kind is what the statements of a kind of limit are made of.

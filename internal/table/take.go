@@ -84,7 +84,10 @@ type Taken struct {
 	After ratelimit.State
 	At    time.Time
 	Xid   string // of the transaction or savepoint that took, if it was asked for
-	Made  bool   // there was no row, which a give has made; the portable form does not tell
+	Made  bool   // there was no row, which a give has made; on a distributed table it is not told
+
+	Ahead float64   // tokens that are out, in the memories of processes; told by gives
+	Until time.Time // the latest end of them; zero when nothing is out; told by gives, and by grants that prefetch
 }
 
 // Take takes what a change says, if its row has enough and, unless it is to
@@ -109,15 +112,6 @@ func (f *forms) take(ctx context.Context, q Querier, d *ratelimit.Definition, ar
 // QueueTake puts a take into a batch.
 func (t *Table) QueueTake(batch *pgx.Batch, reserve bool, c *decide.Change, now *time.Time, taken *Taken) {
 	batch.Queue(t.takes(reserve, c).full, takeArguments(reserve, c, now)...).QueryRow(func(row pgx.Row) error {
-		return taken.scan(row, &c.Definition, &taken.At, &taken.Xid)
-	})
-}
-
-// QueueTakeAtMost puts into a batch a take of as many whole tokens as there are, up to
-// the count of the change, in a transaction that has read the row as it is and keeps it
-// locked.
-func (t *Table) QueueTakeAtMost(batch *pgx.Batch, c *decide.Change, now *time.Time, taken *Taken) {
-	batch.Queue(t.of(&c.Definition).atMost, takeArguments(false, c, now)...).QueryRow(func(row pgx.Row) error {
 		return taken.scan(row, &c.Definition, &taken.At, &taken.Xid)
 	})
 }
@@ -232,10 +226,11 @@ func (t *Table) QueuePut(batch *pgx.Batch, row decide.Row, s ratelimit.State) {
 
 const resetSQL = `DELETE FROM {table} WHERE name = $1::text AND key = $2::text`
 
-// Reset deletes all rows of a key.
-func (t *Table) Reset(ctx context.Context, q Querier, key decide.Key) error {
-	_, err := q.Exec(ctx, t.reset, key.Name, key.Key)
-	return err
+// Reset deletes the rows of a key, which then is full, but for those from which something
+// may be out. Their shards are left: they are locked, and as they were.
+func (t *Table) Reset(ctx context.Context, q Querier, key decide.Key) (left []int32, err error) {
+	_, err = q.Exec(ctx, t.reset, key.Name, key.Key)
+	return nil, err
 }
 
 // statesSQL reads all rows of a limit and key; the aggregates make it one row

@@ -1,0 +1,129 @@
+package table
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+)
+
+// Decider is how decisions on their own are made, in transactions that begin and end with
+// them: by all that PostgreSQL can do, or on a table that is distributed.
+type Decider interface {
+	// Grant takes what grants say from the rows that have enough for all of it; Taken tells
+	// which had. It passes over rows that somebody else has locked. If that is only found
+	// when it is too late to pass over them, nothing is taken, and the error is
+	// lock_not_available. With await there is one grant, and it waits for its row, for
+	// [Awaited] at most. On a distributed table there is always one grant, and it always
+	// waits.
+	Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, await bool, now *time.Time) error
+
+	// Read reads rows without locking them.
+	Read(ctx context.Context, q Querier, rows *Rows, now *time.Time) error
+
+	// Decide locks rows, has them decided on, writes what that changed, and commits. It
+	// passes over rows that somebody else has locked, which are not found, unless the table
+	// is distributed: then it waits for each. The error is lock_not_available if the awaited
+	// row was not to be had for [Awaited].
+	Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision, now *time.Time) error
+
+	// Return gives back to a row what is left of a lease; done is false if somebody else has
+	// the row locked, and it is to be tried again. If that is only found when it is too late
+	// to pass over the row, the error is lock_not_available. A row that is not there is full,
+	// and needs nothing back.
+	Return(ctx context.Context, q Querier, r *Return, now *time.Time) (done bool, err error)
+
+	// Prefetches reports whether grants of a kind of limit can prefetch.
+	Prefetches(kind ratelimit.Kind) bool
+}
+
+// PassOver is how long a statement waits for a lock that is not to wait for one, since
+// PostgreSQL cannot tell an INSERT or an UPDATE not to wait at all; and Awaited is how long
+// one waits at a time that is to wait for a lock.
+const (
+	PassOver = time.Millisecond
+	Awaited  = time.Second
+)
+
+// Decision is rows to lock, and what decides on them.
+type Decision struct {
+	Rows        []decide.Row           // in order
+	Definitions []ratelimit.Definition // of the rows' shards
+	Missing     []decide.Row           // some of Rows, to be made before they are locked: full, which means the same
+	Await       *decide.Row            // one of Rows, to be made if it is missing, and waited for; nil for none
+
+	// Decide is called once, with the rows that are locked as found. It returns the places of
+	// those that it changed, whose States it has set.
+	Decide func(read *Rows) (changed []int, err error)
+
+	// OnLocked is told of each of Missing that somebody else has made and not committed.
+	OnLocked func(decide.Row)
+}
+
+// definitionsOf is the definitions of some of a decision's rows.
+func (d *Decision) definitionsOf(rows []decide.Row) []ratelimit.Definition {
+	of := make(map[decide.Row]*ratelimit.Definition, len(d.Rows))
+	for i, row := range d.Rows {
+		of[row] = &d.Definitions[i]
+	}
+	definitions := make([]ratelimit.Definition, len(rows))
+	for i, row := range rows {
+		definitions[i] = *of[row]
+	}
+	return definitions
+}
+
+// Return is what is left of a lease, to be given back to its row.
+type Return struct {
+	Row        decide.Row
+	Definition ratelimit.Definition // of the shard
+	Count      float64              // tokens
+	Taken      time.Time            // ts of the row when they were taken
+	End        time.Time            // of the lease
+	Spent
+}
+
+// Spent is what a process has used of leases, which have not ended, since it last said so.
+// It is not out any more.
+type Spent struct {
+	Spent    float64
+	SpentEnd time.Time // of the lease of these that ends first
+}
+
+const beginSQL = "BEGIN ISOLATION LEVEL READ COMMITTED"
+
+// isLocked reports whether an error is that somebody else has a row locked.
+func isLocked(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.Code == "55P03" // lock_not_available
+}
+
+// Release gives a connection back to its pool, after rolling back what a fault has left open.
+func Release(ctx context.Context, conn *pgxpool.Conn) {
+	rollBack(ctx, conn)
+	conn.Release()
+}
+
+func rollBack(ctx context.Context, conn *pgxpool.Conn) {
+	if status := conn.Conn().PgConn().TxStatus(); status != 'I' && !conn.Conn().IsClosed() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTime)
+		defer cancel()
+		_, _ = conn.Exec(ctx, "ROLLBACK") // a connection on which it fails is closed
+	}
+}
+
+const rollbackTime = 5 * time.Second
+
+// begin begins a batch with a transaction that waits so long for a lock, 0 for any time.
+func (t *Table) begin(wait time.Duration) *pgx.Batch {
+	var batch pgx.Batch
+	batch.Queue(beginSQL)
+	t.QueueBounds(&batch, wait)
+	return &batch
+}

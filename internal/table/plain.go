@@ -1,0 +1,151 @@
+package table
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+)
+
+// plain decides by statements for several rows, which pass over those that are locked.
+type plain struct{ *Table }
+
+func (plain) Prefetches(ratelimit.Kind) bool { return true }
+
+func (t plain) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, await bool, now *time.Time) error {
+	if !await {
+		return t.grant(ctx, pool, grants, now)
+	}
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer Release(ctx, conn)
+	batch := t.begin(Awaited)
+	t.queueInTurn(batch, &grants[0], now)
+	if err := conn.SendBatch(ctx, batch).Close(); err != nil {
+		return err
+	}
+	// Not with the rest: the server would go on to it when nobody waits any more.
+	_, err = conn.Exec(ctx, "COMMIT")
+	return err
+}
+
+func (t plain) Read(ctx context.Context, q Querier, r *Rows, now *time.Time) error {
+	names, keys, shards := r.columns()
+	rows, err := q.Query(ctx, t.read, names, keys, shards, now)
+	if err != nil {
+		return err
+	}
+	return r.scan(rows)
+}
+
+func (t plain) Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision, now *time.Time) error {
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer Release(ctx, conn)
+	rows, err := t.lockAll(ctx, conn, d, now)
+	if err != nil {
+		return err
+	}
+	changed, err := d.Decide(rows)
+	if err != nil {
+		return err
+	}
+	written := Rows{Rows: make([]decide.Row, len(changed)), States: make([]ratelimit.State, len(changed))}
+	for i, n := range changed {
+		if !rows.Found[n] {
+			return fmt.Errorf("row %v is to be written and was not locked", rows.Rows[n])
+		}
+		written.Rows[i], written.States[i] = rows.Rows[n], rows.States[n]
+	}
+	var batch pgx.Batch
+	if len(changed) > 0 {
+		t.queueWrite(&batch, &written)
+	}
+	batch.Queue("COMMIT")
+	return conn.SendBatch(ctx, &batch).Close()
+}
+
+// lockAll begins a transaction that has a decision's rows locked, and reads them, but for
+// those that somebody else has locked, which are not found. If that fails because
+// somebody has made one of the missing rows and not committed, the others are made
+// apart. They are in any case before a row is waited for, so that nothing else is
+// locked meanwhile.
+func (t plain) lockAll(ctx context.Context, conn *pgxpool.Conn, d *Decision, now *time.Time) (*Rows, error) {
+	if d.Await == nil {
+		rows, err := t.lockRows(ctx, conn, d, d.Missing, now)
+		if !isLocked(err) {
+			return rows, err
+		}
+		rollBack(ctx, conn)
+	}
+	if err := t.fillApart(ctx, conn, d, d.Missing, now); err != nil {
+		return nil, err
+	}
+	return t.lockRows(ctx, conn, d, nil, now)
+}
+
+// fillApart makes rows, half by half where somebody has made one of them and not committed.
+func (t plain) fillApart(ctx context.Context, conn *pgxpool.Conn, d *Decision, rows []decide.Row, now *time.Time) error {
+	if len(rows) == 0 {
+		return nil
+	}
+	batch := t.begin(PassOver)
+	t.queueFill(batch, rows, d.definitionsOf(rows), now)
+	batch.Queue("COMMIT")
+	err := conn.SendBatch(ctx, batch).Close()
+	if !isLocked(err) {
+		return err
+	}
+	rollBack(ctx, conn)
+	if len(rows) == 1 {
+		if d.OnLocked != nil {
+			d.OnLocked(rows[0])
+		}
+		return nil
+	}
+	half := len(rows) / 2
+	if err := t.fillApart(ctx, conn, d, rows[:half], now); err != nil {
+		return err
+	}
+	return t.fillApart(ctx, conn, d, rows[half:], now)
+}
+
+// lockRows begins a transaction that makes missing rows, waits for the awaited one, and
+// locks and reads what nobody else has locked.
+func (t plain) lockRows(ctx context.Context, conn *pgxpool.Conn, d *Decision, missing []decide.Row, now *time.Time) (*Rows, error) {
+	wait := PassOver
+	if d.Await != nil {
+		missing, wait = []decide.Row{*d.Await}, Awaited
+	}
+	batch := t.begin(wait)
+	if len(missing) > 0 {
+		t.queueFill(batch, missing, d.definitionsOf(missing), now)
+	}
+	if d.Await != nil {
+		t.QueueAwait(batch, *d.Await)
+	}
+	t.QueueBounds(batch, 0) // nothing waits any more but for what others have put on the table
+	rows := &Rows{Rows: d.Rows}
+	names, keys, shards := rows.columns()
+	batch.Queue(t.lock, names, keys, shards, now).Query(rows.scan)
+	return rows, conn.SendBatch(ctx, batch).Close()
+}
+
+func (t plain) Return(ctx context.Context, q Querier, r *Return, now *time.Time) (done bool, err error) {
+	d := &r.Definition
+	args := []any{r.Row.Name, r.Row.Key.Key, int32(r.Row.Shard), r.Count, d.Capacity, r.Taken, r.End, d.Rate, micros(d.Period), now}
+	if d.Kind == ratelimit.KindSlidingWindow {
+		args = []any{r.Row.Name, r.Row.Key.Key, int32(r.Row.Shard), r.Count, int32(d.Slots + 2), r.Taken, r.End, tick(d), now}
+	}
+	tag, err := q.Exec(ctx, t.of(d).giveBack, args...)
+	return tag.RowsAffected() > 0, err
+}
