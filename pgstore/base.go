@@ -31,13 +31,22 @@ type base struct {
 }
 
 func newBase(pool *pgxpool.Pool, config Config) *base {
-	b := &base{pool: pool, config: config, table: table.New(config.Schema, config.Portable)}
+	b := &base{pool: pool, config: config, table: table.New(config.Schema, config.Portable, silence(config.Timeout))}
 	b.work.over = make(chan struct{})
 	b.work.open, b.work.shut = context.WithCancel(context.Background())
 	if pool != nil {
 		b.spare = make(chan struct{}, min(pool.Config().MaxConns/4, 4))
 	}
 	return b
+}
+
+// silence returns for how long the server keeps what a transaction of a decision on its own
+// has locked while it hears nothing of us.
+func silence(timeout time.Duration) time.Duration {
+	if timeout == NoTimeout {
+		return defaultTimeout
+	}
+	return timeout
 }
 
 // work counts what Close waits for. All calls pass here, and each writes this one number

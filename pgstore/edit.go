@@ -55,8 +55,12 @@ func (s *Store) refillAll(ctx context.Context, tx pgx.Tx, a *decide.Ask, shards 
 	}
 	share := a.Definition.Shard()
 	for i, shard := range shards {
-		g := &given[i]
-		s.table.QueuePut(&write, decide.Row{Key: a.Of(), Shard: int(shard)}, share.Full(a.Key, g.Out, g.After, g.At))
+		row, g := decide.Row{Key: a.Of(), Shard: int(shard)}, &given[i]
+		if g.Until.IsZero() {
+			s.table.QueueRemove(&write, row)
+			continue
+		}
+		s.table.QueuePut(&write, row, share.Full(a.Key, bucket.Out{Tokens: g.Ahead, Until: g.Until}, g.After, g.At))
 	}
 	return tx.SendBatch(ctx, &write).Close()
 }
@@ -140,7 +144,7 @@ func (s *Store) give(ctx context.Context, tx pgx.Tx, a *decide.Ask, shard int, c
 	}
 	for i, n := range counts {
 		if c := &changes[i]; c.Definition.Slotted() && !given[i].Made {
-			given[i].After = c.Definition.CreditBeside(given[i].After, given[i].Out, given[i].At, n)
+			given[i].After = c.Definition.CreditBeside(given[i].After, bucket.Out{Tokens: given[i].Ahead, Until: given[i].Until}, given[i].At, n)
 			s.table.QueuePut(&second, c.Row, given[i].After)
 		}
 	}

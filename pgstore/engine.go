@@ -239,12 +239,12 @@ func (e *engine) lock(ctx context.Context, tickets []*ticket, seen *decide.Sheet
 	var decided []*ticket
 	d := table.Decision{
 		Rows: sheet.Rows, Definitions: sheet.Definitions, Missing: e.missing(sheet, seen, await), Await: await,
-		Silence: e.silence(), OnLocked: e.markLocked,
-		Decide: func(rows *table.Rows) []bool {
+		OnLocked: e.markLocked,
+		Decide: func(rows *table.Rows) ([]int, error) {
 			sheet.States, sheet.Found, sheet.At = rows.States, rows.Found, rows.At
 			sheet.Assume(seen)
 			left, decided = e.decideLocked(tickets, sheet)
-			return sheet.Changed
+			return sheet.Changes(), nil
 		},
 	}
 	if err := e.table.Decide(ctx, e.pool, &d, e.clock()); err != nil {

@@ -23,7 +23,7 @@ func (e *engine) grant(ctx context.Context, tickets []*ticket, await *decide.Row
 	orders := e.memory.order(groups, grants)
 	sent := e.cache.Now()
 	wait := await != nil && len(grants) == 1 && grants[0].Row == *await
-	err = e.table.Grant(ctx, e.pool, grants, wait, e.silence(), e.clock())
+	err = e.table.Grant(ctx, e.pool, grants, wait, e.clock())
 	if code(err) == lockNotAvailable && !wait {
 		err = nil // one of them was locked in the same moment, and nothing is taken
 	}

@@ -11,7 +11,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	)
+)
 
 // What this process remembers of limits: the shards that it saw last, and with
 // Config.Escrow what it knows of keys. The former guide which row is tried first, and refuse

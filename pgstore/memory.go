@@ -5,9 +5,7 @@ import (
 	"slices"
 	"time"
 
-
 	"github.com/pgratelimit/ratelimit"
-	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/escrow"
 	"github.com/pgratelimit/ratelimit/internal/table"
@@ -23,12 +21,9 @@ type memory struct {
 
 func newMemory(e *engine) *memory {
 	m := &memory{base: e.base, engine: e}
-	config := escrow.Config{Lasts: e.config.Escrow, Prefetch: m.prefetch, GiveBack: m.giveBackLater}
+	config := escrow.Config{Lasts: e.config.Escrow, Prefetches: e.table.Prefetches, Prefetch: m.prefetch, GiveBack: m.giveBackLater}
 	if e.config.Clock != nil {
 		config.Clock = func() time.Time { return *e.clock() }
-	}
-	if e.config.Portable { // a row with slots cannot be returned to by one statement there
-		config.Never = []bucket.Kind{bucket.SlidingWindow}
 	}
 	e.cache, e.memory = escrow.New(config), m
 	return m
@@ -256,8 +251,8 @@ func (m *memory) order(groups [][]*ticket, grants []table.Grant) []escrow.Order 
 		if *o = entryOf(group).Order(g.Need); o.Count == 0 {
 			continue
 		}
-		g.Prefetch, g.Lowered, g.Lasts = o.Count, o.Capacity, o.Lasts
-		g.Spent, g.SpentEnd = o.Spent, o.SpentEnd
+		g.Prefetch, g.Lowered, g.Lasts = o.Count, o.Capacity, m.config.Escrow
+		g.Spent = table.Spent{Spent: o.Spent, SpentEnd: o.SpentEnd}
 		for _, t := range group {
 			if t.Value.hold {
 				g.Out += t.Value.call.Asks[0].Count
@@ -283,7 +278,7 @@ func (m *memory) arrived(o *escrow.Order, group []*ticket, g *table.Grant, sent 
 	if o.Count == 0 {
 		return nil
 	}
-	return o.Arrived(escrow.Lease{Count: g.Prefetched(), Out: g.Out, After: g.Taken.After, At: g.Taken.At.UTC(), Sent: sent})
+	return o.Arrived(escrow.Lease{Count: g.Prefetched(), Out: g.Out, After: g.Taken.After, At: g.Taken.At.UTC(), End: g.End().UTC(), Sent: sent})
 }
 
 // entryOf returns the entry of a group's key; nil if none of its calls knows it.
@@ -380,11 +375,13 @@ func (m *memory) giveBack(returns []escrow.Return) {
 
 // giveBackOnce reports whether there is nothing left to be done.
 func (m *memory) giveBackOnce(ctx context.Context, r *escrow.Return) bool {
-	back := table.Return(*r)
+	back := table.Return{
+		Row: r.Row, Definition: r.Definition, Count: r.Count, Taken: r.Taken, End: r.End,
+		Spent: table.Spent{Spent: r.Spent, SpentEnd: r.SpentEnd},
+	}
 	done, err := m.table.Return(ctx, m.pool, &back, m.clock())
 	if done {
 		m.cache.Changed(r.Row.Key)
 	}
 	return done || err != nil && code(err) != lockNotAvailable && !retriable(err) && !isForgotten(err)
 }
-

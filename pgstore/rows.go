@@ -99,9 +99,9 @@ type listing struct {
 	page  ratelimit.Page
 	yield func(ratelimit.Status, error) bool
 
-	key    string            // whose rows are being read
+	key    string         // whose rows are being read
 	states []bucket.State // that it has, nil before the first
-	at     time.Time         // when the last of them was read
+	at     time.Time      // when the last of them was read
 	told   int
 }
 

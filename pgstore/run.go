@@ -134,7 +134,7 @@ func (r *runner) queue(ctx context.Context, call *decide.Call) (places []int, le
 type attempt struct {
 	base   *base
 	call   *decide.Call
-	places []int // the shard of each limit that is this transaction's alone
+	places []int  // the shard of each limit that is this transaction's alone
 	claim  *claim // the tokens that are not taken from rows
 	do     func(pgx.Tx, ratelimit.Result) error
 

@@ -3,7 +3,6 @@ package escrow
 import (
 	"hash/maphash"
 	"reflect"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,7 +26,7 @@ type Cache struct {
 	clock    func() time.Time // nil for the machine's
 	prefetch func(*Entry)
 	giveBack func([]Return)
-	never    []bucket.Kind // from which nothing is prefetched
+	can      func(bucket.Kind) bool // be prefetched from
 	seed     maphash.Seed
 	sets     []set
 
@@ -53,14 +52,14 @@ type Config struct {
 	// GiveBack is called with what is to be returned, without a lock held.
 	GiveBack func([]Return)
 
-	// Never is the kinds of limits that are never prefetched from.
-	Never []bucket.Kind
+	// Prefetches reports whether a kind of limit can be prefetched from.
+	Prefetches func(bucket.Kind) bool
 }
 
 // New returns an empty cache.
 func New(c Config) *Cache {
 	return &Cache{
-		lasts: c.Lasts, clock: c.Clock, prefetch: c.Prefetch, giveBack: c.GiveBack, never: c.Never,
+		lasts: c.Lasts, clock: c.Clock, prefetch: c.Prefetch, giveBack: c.GiveBack, can: c.Prefetches,
 		seed: maphash.MakeSeed(), sets: make([]set, sets),
 	}
 }
@@ -149,7 +148,7 @@ func (m *Cache) remember(a *decide.Ask) *Entry {
 
 func (m *Cache) newEntry(a *decide.Ask) *Entry {
 	e := &Entry{cache: m, ask: *a, least: leastOf(&a.Definition)}
-	if !slices.Contains(m.never, a.Definition.Kind) {
+	if m.can(a.Definition.Kind) {
 		e.lowered = Lowered(&a.Definition, m.lasts)
 	}
 	e.ask.Count, e.ask.Floor = 0, a.Definition.Floor(false)

@@ -356,11 +356,10 @@ func (t *Tokens) Stand() *decide.Stand {
 // Order is a statement that is to prefetch.
 type Order struct {
 	Entry    *Entry
-	Count    float64 // tokens to prefetch, if there are twice as many
-	Capacity float64 // to count with
-	Lasts    time.Duration
+	Count    float64   // tokens to prefetch, if there are twice as many
+	Capacity float64   // to count with
 	Spent    float64   // tokens to tell the row of,
-	SpentEnd time.Time // which counts them as out until then, on the database's clock
+	SpentEnd time.Time // which counts them as out until then
 	epoch    int
 }
 
@@ -381,7 +380,7 @@ func (e *Entry) Order(need float64) (o Order) {
 	if min(want, e.spare(need, now)) < 1 {
 		return o
 	}
-	o = Order{Entry: e, Count: min(want, e.lowered), Capacity: e.lowered, Lasts: lasts, epoch: e.epoch}
+	o = Order{Entry: e, Count: min(want, e.lowered), Capacity: e.lowered, epoch: e.epoch}
 	o.Spent, o.SpentEnd = e.untold(now)
 	return o
 }
@@ -416,10 +415,17 @@ func (o *Order) Arrived(l Lease) *Arrival {
 		after: l.After, at: counts, sent: e.cache.sent(l.Sent, l.At), epoch: o.epoch, seen: l.Count + l.Out,
 		lasts: usable(&e.ask.Definition, l.After.TS, counts, e.cache.lasts),
 	}
-	had.end, had.counted = e.endOf(&l)
+	had.end, had.counted = l.End, l.End
+	if still := e.ask.Definition.Stands(); still > 0 { // a sliding window's slot can be returned to for longer
+		had.end = l.After.TS.Add(time.Duration(e.ask.Definition.Slots+1) * still)
+	}
 	had.left.add(l.Count)
 	had.out.add(l.Out)
-	switch left := e.live(now); {
+	left := e.live(now)
+	if e.last != nil && !l.At.Before(e.last.counted) { // nothing was out meanwhile, and the row began anew
+		e.spent = 0
+	}
+	switch {
 	case e.epoch != o.epoch || had.over(now):
 		e.end(had)
 	default:
@@ -433,18 +439,6 @@ func (o *Order) Arrived(l Lease) *Arrival {
 	e.tick()
 	e.mu.Unlock()
 	return &Arrival{e, had}
-}
-
-// endOf returns until when the rest of a lease can be returned in full, on the database's
-// clock: of a window until its end, and of a sliding window until no window holds the slot;
-// and until when the row counts it as out.
-func (e *Entry) endOf(l *Lease) (end, counted time.Time) {
-	d := &e.ask.Definition
-	if still := d.Stands(); still > 0 {
-		return l.After.TS.Add(time.Duration(d.Slots+1) * still), l.After.TS.Add(still)
-	}
-	end = l.At.Add(e.cache.lasts)
-	return end, end
 }
 
 // sent returns when a statement was sent that decided at an instant. An injected clock

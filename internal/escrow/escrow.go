@@ -56,11 +56,12 @@ func usable(d *bucket.Definition, ts, at time.Time, lasts time.Duration) time.Du
 
 // Lease is what one statement has prefetched from a row.
 type Lease struct {
-	Count float64         // tokens to hand out
-	Out   float64         // tokens of calls that the statement granted, and that may put them back
-	After bucket.State    // the row as the statement left it
-	At    time.Time       // the instant of the decision, on the database's clock
-	Sent  time.Time       // on this machine's, before the statement was sent
+	Count float64      // tokens to hand out
+	Out   float64      // tokens of calls that the statement granted, and that may put them back
+	After bucket.State // the row as the statement left it
+	At    time.Time    // the instant of the decision, on the database's clock
+	End   time.Time    // until which the row counts it as out
+	Sent  time.Time    // on this machine's, before the statement was sent
 }
 
 // Return is tokens that go back to their row.

@@ -73,7 +73,8 @@ type lease struct {
 	epoch int           // of its entry: an edit begins another
 	seen  float64       // of left and out, when they were counted last; needs the entry's lock
 
-	end, counted time.Time // on the database's clock: see Entry.endOf
+	counted time.Time // until then the row counts it as out,
+	end     time.Time // and until then it can be returned in full
 }
 
 // take takes n out of what is left, or all of it if some will do. What a transaction takes
