@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/exact"
 )
@@ -178,7 +179,7 @@ func fillBackSlots() string {
 // must be back before its end. given is false if it is too late, or somebody has the row
 // locked; if that is only found when it is too late to pass over it, the error is
 // lock_not_available.
-func (t *Table) GiveBack(ctx context.Context, q Querier, row decide.Row, d *ratelimit.Definition, n float64, taken, end time.Time, now *time.Time) (given bool, err error) {
+func (t *Table) GiveBack(ctx context.Context, q Querier, row decide.Row, d *bucket.Definition, n float64, taken, end time.Time, now *time.Time) (given bool, err error) {
 	args := []any{row.Name, row.Key.Key, int32(row.Shard), n, d.Capacity, taken, end, d.Rate, micros(d.Period), now}
 	if d.Kind == ratelimit.KindSlidingWindow {
 		args = []any{row.Name, row.Key.Key, int32(row.Shard), n, int32(d.Slots + 2), taken, end, tick(d), now}
@@ -198,8 +199,8 @@ WHERE greatest(l.ts, excluded.ts) >= {taken} AND greatest(l.ts, excluded.ts) < {
 	AND (l.paused IS NULL OR l.paused <= excluded.ts){ticks agree}`
 
 // BringBack is GiveBack in the portable form.
-func (t *Table) BringBack(ctx context.Context, q Querier, row decide.Row, d *ratelimit.Definition, n float64, taken, end time.Time, now *time.Time) (given bool, err error) {
-	c := decide.Change{Row: row, Definition: *d, Seen: ratelimit.State{TS: taken}} // with its ticks
+func (t *Table) BringBack(ctx context.Context, q Querier, row decide.Row, d *bucket.Definition, n float64, taken, end time.Time, now *time.Time) (given bool, err error) {
+	c := decide.Change{Row: row, Definition: *d, Seen: bucket.State{TS: taken}} // with its ticks
 	args := append(arguments(&c, n, now), taken, end)
 	if d.Kind == ratelimit.KindTokenBucket {
 		args = append(args, d.Rate, micros(d.Period))

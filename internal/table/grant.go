@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/slots"
 )
@@ -361,7 +362,7 @@ func (r *returned) fields(more ...any) []any {
 }
 
 func (r *returned) taken() Taken {
-	t := Taken{OK: true, After: ratelimit.State{Value: r.value, TS: r.ts}, At: r.at}
+	t := Taken{OK: true, After: bucket.State{Value: r.value, TS: r.ts}, At: r.at}
 	if r.sliding {
 		t.After.Slots = slots.Read(r.slots, r.value)
 		r.slots = nil // of which it has a part
@@ -427,14 +428,14 @@ func column[T any](grants []*Grant, of func(*Grant) T) []T {
 
 // definitions are those of several grants, one after another: of most they are the same.
 type definitions struct {
-	last                              *ratelimit.Definition
+	last                              *bucket.Definition
 	names                             []string
 	capacities, rates, periods, ticks []float64
 	windows                           bool // is there a fixed window? A token bucket's ticks are microseconds
 }
 
 // place is where a definition is, from 1.
-func (s *definitions) place(d *ratelimit.Definition) int32 {
+func (s *definitions) place(d *bucket.Definition) int32 {
 	if s.last == nil || *s.last != *d {
 		s.last = d
 		s.names = append(s.names, d.Name)
@@ -446,7 +447,7 @@ func (s *definitions) place(d *ratelimit.Definition) int32 {
 }
 
 // tick is the granularity of a limit's clock, in microseconds.
-func tick(d *ratelimit.Definition) float64 {
+func tick(d *bucket.Definition) float64 {
 	switch d.Kind {
 	case ratelimit.KindFixedWindow:
 		return micros(d.Period)
@@ -459,9 +460,9 @@ func tick(d *ratelimit.Definition) float64 {
 // Rows are rows to read, lock, make or write.
 type Rows struct {
 	Rows   []decide.Row
-	States []ratelimit.State // as read, or to write
-	Found  []bool            // that were read
-	At     time.Time         // of the reading
+	States []bucket.State // as read, or to write
+	Found  []bool         // that were read
+	At     time.Time      // of the reading
 }
 
 func (r *Rows) columns() (names, keys []string, shards []int32) {
@@ -545,7 +546,7 @@ func (t *Table) QueueLock(batch *pgx.Batch, r *Rows, now *time.Time) {
 }
 
 func (r *Rows) scan(rows pgx.Rows) error {
-	r.States, r.Found = make([]ratelimit.State, len(r.Rows)), make([]bool, len(r.Rows))
+	r.States, r.Found = make([]bucket.State, len(r.Rows)), make([]bool, len(r.Rows))
 	var (
 		s state
 		i int64
@@ -572,7 +573,7 @@ func (t *Table) QueueAwait(batch *pgx.Batch, row decide.Row) {
 
 // QueueFill puts into a batch the making of rows that are not there, with one
 // definition for each.
-func (t *Table) QueueFill(batch *pgx.Batch, rows []decide.Row, definitions []ratelimit.Definition, now *time.Time) {
+func (t *Table) QueueFill(batch *pgx.Batch, rows []decide.Row, definitions []bucket.Definition, now *time.Time) {
 	n, r := len(rows), Rows{Rows: rows}
 	names, keys, shards := r.columns()
 	capacities, ticks, origins := make([]float64, n), make([]float64, n), make([]time.Time, n)
@@ -587,7 +588,7 @@ func (t *Table) QueueFill(batch *pgx.Batch, rows []decide.Row, definitions []rat
 func (t *Table) QueueWrite(batch *pgx.Batch, r *Rows) {
 	names, keys, shards := r.columns()
 	values, ts, paused := r.states()
-	if !slices.ContainsFunc(r.States, func(s ratelimit.State) bool { return s.Slots != nil }) {
+	if !slices.ContainsFunc(r.States, func(s bucket.State) bool { return s.Slots != nil }) {
 		batch.Queue(t.write, names, keys, shards, values, ts, paused)
 		return
 	}

@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/slots"
 )
@@ -151,7 +152,7 @@ func (k kind) texts(in func(string) string, portable bool) texts {
 }
 
 // of is the texts for limits of such a kind.
-func (t *Table) of(d *ratelimit.Definition) *texts {
+func (t *Table) of(d *bucket.Definition) *texts {
 	switch d.Kind {
 	case ratelimit.KindFixedWindow:
 		return &t.window
@@ -237,11 +238,11 @@ type state struct {
 func (s *state) fields() []any { return []any{&s.value, &s.ts, &s.paused, &s.slots} }
 
 // get returns the state; false when there was no row.
-func (s *state) get() (ratelimit.State, bool) {
+func (s *state) get() (bucket.State, bool) {
 	if s.value == nil {
-		return ratelimit.State{}, false
+		return bucket.State{}, false
 	}
-	read := ratelimit.State{Value: *s.value, TS: *s.ts}
+	read := bucket.State{Value: *s.value, TS: *s.ts}
 	if s.paused != nil {
 		read.Paused = *s.paused
 	}

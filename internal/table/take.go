@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/exact"
 	"github.com/pgratelimit/ratelimit/internal/slots"
@@ -81,7 +82,7 @@ RETURNING value, ts, paused`
 // Taken is what became of a take.
 type Taken struct {
 	OK    bool // false when there was too little, and nothing was taken
-	After ratelimit.State
+	After bucket.State
 	At    time.Time
 	Xid   string // of the transaction or savepoint that took, if it was asked for
 	Made  bool   // there was no row, which a give has made; the portable form does not tell
@@ -93,7 +94,7 @@ func (t *Table) Take(ctx context.Context, q Querier, reserve bool, c *decide.Cha
 	return t.takes(reserve, c).take(ctx, q, &c.Definition, takeArguments(reserve, c, now), now)
 }
 
-func (f *forms) take(ctx context.Context, q Querier, d *ratelimit.Definition, args []any, now *time.Time) (taken Taken, err error) {
+func (f *forms) take(ctx context.Context, q Querier, d *bucket.Definition, args []any, now *time.Time) (taken Taken, err error) {
 	if f.bare == "" {
 		err = taken.scan(q.QueryRow(ctx, f.full, args...), d, &taken.At, &taken.Xid)
 		return taken, err
@@ -144,7 +145,7 @@ func takeArguments(reserve bool, c *decide.Change, now *time.Time) []any {
 }
 
 // scan reads a row of such a definition that a take returned, if it did.
-func (t *Taken) scan(row pgx.Row, d *ratelimit.Definition, more ...any) error {
+func (t *Taken) scan(row pgx.Row, d *bucket.Definition, more ...any) error {
 	var (
 		paused  *time.Time
 		numbers []float64
@@ -222,7 +223,7 @@ VALUES ($1::text, $2::text, $3::int4, $4::float8, $5::timestamptz, $6::timestamp
 ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = excluded.ts, paused = excluded.paused`
 
 // QueuePut puts into a batch the writing of a row whatever is there.
-func (t *Table) QueuePut(batch *pgx.Batch, row decide.Row, s ratelimit.State) {
+func (t *Table) QueuePut(batch *pgx.Batch, row decide.Row, s bucket.State) {
 	if s.Slots != nil {
 		batch.Queue(t.putSlots, row.Name, row.Key.Key, int32(row.Shard), s.Value, s.TS, instant(s.Paused), s.Slots.Numbers(s.Value))
 		return
@@ -247,7 +248,7 @@ FROM {table} WHERE name = $1::text AND key = $2::text`
 // Look reads the states of a call's limits, which are in a batch after what it has
 // already, or of those of them that it is to look at; the others' states are nil.
 func (t *Table) Look(ctx context.Context, q Querier, batch *pgx.Batch, call *decide.Call, at func(a *decide.Ask) bool, now *time.Time) (decide.View, error) {
-	view := decide.View{States: make([][]ratelimit.State, len(call.Asks))}
+	view := decide.View{States: make([][]bucket.State, len(call.Asks))}
 	rows := make([]shardRows, len(call.Asks))
 	for i := range call.Asks {
 		if a := &call.Asks[i]; at(a) {
@@ -277,7 +278,7 @@ type shardRows struct {
 	slots  []*string
 }
 
-func (r *shardRows) scan(row pgx.Row, d *ratelimit.Definition, at *time.Time) error {
+func (r *shardRows) scan(row pgx.Row, d *bucket.Definition, at *time.Time) error {
 	fields := []any{&r.shards, &r.values, &r.ts, &r.paused, at}
 	if d.Kind == ratelimit.KindSlidingWindow {
 		fields = append(fields, &r.slots)
@@ -286,8 +287,8 @@ func (r *shardRows) scan(row pgx.Row, d *ratelimit.Definition, at *time.Time) er
 }
 
 // states is the states of all of an ask's shards.
-func (r *shardRows) states(a *decide.Ask, now time.Time) []ratelimit.State {
-	states := make([]ratelimit.State, a.Definition.Shards)
+func (r *shardRows) states(a *decide.Ask, now time.Time) []bucket.State {
+	states := make([]bucket.State, a.Definition.Shards)
 	each := a.Definition.Shard()
 	fresh := each.Fresh(a.Key, now)
 	for shard := range states {
