@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
@@ -32,7 +33,7 @@ func (s *Store) Reset(ctx context.Context, limit ratelimit.Limit, key string) er
 // memory are not deleted, but full less what these hold.
 func (s *Store) reset(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
 	a := &call.Asks[0]
-	left, err := s.table.Reset(ctx, tx, a.Of(), s.clock())
+	left, err := s.table.Reset(ctx, tx, a.Of())
 	if err == nil && len(left) > 0 {
 		err = s.refillAll(ctx, tx, a, left)
 	}

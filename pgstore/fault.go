@@ -3,6 +3,7 @@ package pgstore
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/jackc/pgx/v5/pgconn"
 
@@ -49,6 +50,16 @@ func retriable(err error) bool {
 func answered(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" && pgErr.Code[:min(2, len(pgErr.Code))] != "08"
+}
+
+// isOfValues reports whether the server did nothing because of what it was sent, and not
+// because of what it waited for or lacked.
+func isOfValues(err error) bool {
+	if !answered(err) || retriable(err) {
+		return false
+	}
+	class := code(err)[:min(2, len(code(err)))]
+	return !slices.Contains([]string{"42", "53", "55", "57"}, class) // the table or a right, resources, a lock, intervention
 }
 
 // locked is the error of a decision on its own that waited for a lock until its

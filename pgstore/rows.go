@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
@@ -143,7 +144,7 @@ func (l *listing) run(ctx context.Context) error {
 
 // add adds a row to its key's.
 func (l *listing) add(row decide.Row, state bucket.State, at time.Time) {
-	d := l.limit.Definition()
+	d := bucket.Definition(l.limit.Definition())
 	l.at = at
 	if l.states == nil {
 		each := d.Shard()

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/exact"
 )
 
@@ -28,7 +29,7 @@ type Call struct {
 // Ask is a request of a call with its limit's definition.
 type Ask struct {
 	ratelimit.Request
-	Definition ratelimit.Definition
+	Definition bucket.Definition
 	Floor      float64 // the lowest value that it may leave behind
 	place      int     // in the order of the call
 }
@@ -69,6 +70,12 @@ func (c *Call) Sharded() bool {
 
 // AtMost reports whether c takes what there is, up to what it asks.
 func (c *Call) AtMost() bool { return c.asked > 0 }
+
+// OnLockedRows reports whether c must be decided on rows that are locked and were read:
+// since it takes what there is, or reserves a slot of a sliding window.
+func (c *Call) OnLockedRows() bool {
+	return c.AtMost() || c.Reserve && slices.ContainsFunc(c.Asks, func(a Ask) bool { return a.Definition.Slotted() })
+}
 
 // Head is the call for what c is to take if it can be had: all, or the first.
 func (c *Call) Head() *Call {
@@ -146,7 +153,7 @@ func NewAtMost(r ratelimit.Request) (Call, error) {
 	if err := r.Validate(); err != nil {
 		return Call{}, err
 	}
-	d, asked := r.Limit.Definition(), r.Count
+	d, asked := bucket.Definition(r.Limit.Definition()), r.Count
 	if r.Count = math.Floor(asked); r.Count < 1 {
 		return Call{}, &ratelimit.FieldError{Limit: d.Name, Field: "Count", Value: asked, Reason: "must be at least 1, since whole tokens are taken"}
 	}
@@ -197,7 +204,7 @@ func NewChecks(requests ...ratelimit.Request) (Call, error) {
 		if err := r.Validate(); err != nil {
 			return Call{}, err
 		}
-		call.Asks[i] = Ask{Request: r, Definition: r.Limit.Definition(), place: i}
+		call.Asks[i] = Ask{Request: r, Definition: bucket.Definition(r.Limit.Definition()), place: i}
 		if err := call.Asks[i].exceeds(false); err != nil {
 			return Call{}, err
 		}
@@ -213,7 +220,7 @@ func (c *Call) add(r ratelimit.Request) error {
 	if err := r.Validate(); err != nil {
 		return err
 	}
-	d := r.Limit.Definition()
+	d := bucket.Definition(r.Limit.Definition())
 	for i := range c.Asks {
 		a := &c.Asks[i]
 		if a.Definition.Name != d.Name || a.Key != r.Key {

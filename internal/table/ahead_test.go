@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
@@ -87,14 +88,14 @@ func TestTakeAhead(t *testing.T) {
 func TestGiveBack(t *testing.T) {
 	db := pgtest.New(t)
 	table, taken := New(db.Schema, false, time.Second), quarterPast
-	forms := map[string]func(context.Context, Querier, decide.Row, *ratelimit.Definition, float64, time.Time, time.Time, *time.Time) (bool, error){
+	forms := map[string]func(context.Context, Querier, decide.Row, *bucket.Definition, float64, time.Time, time.Time, *time.Time) (bool, error){
 		"plain": table.GiveBack, "portable": New(db.Schema, true, time.Second).BringBack,
 	}
 	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: time.Second, Capacity: 100}.Definition()
 	window := ratelimit.FixedWindow{Name: "window", Rate: 100, Period: time.Second}.Definition()
 	for _, test := range []struct {
 		name         string
-		definition   ratelimit.Definition
+		definition   bucket.Definition
 		count        float64
 		after, lasts time.Duration
 		paused       bool
@@ -116,11 +117,11 @@ func TestGiveBack(t *testing.T) {
 		testEach(t, test.name, forms, func(t *testing.T, form string) {
 			row := decide.Row{Key: decide.Key{Name: test.definition.Name, Key: test.name + form}}
 			g := Grant{Change: decide.Change{Row: row, Definition: test.definition}}
-			state := ratelimit.State{Value: 10, TS: taken}
+			state := bucket.State{Value: 10, TS: taken}
 			if test.paused {
 				state.Paused = taken.Add(time.Minute)
 			}
-			putAll(t, db, table, []Grant{g}, []ratelimit.State{state})
+			putAll(t, db, table, []Grant{g}, []bucket.State{state})
 			now := taken.Add(test.after)
 			given, err := forms[form](t.Context(), db.Pool, row, &test.definition, test.count, taken, taken.Add(test.lasts), &now)
 			if err != nil || given != test.given {
@@ -155,7 +156,7 @@ func TestGiveBackSlots(t *testing.T) {
 		taken := before.TS.Add(d.SlotWidth() * time.Duration(random.IntN(12)-8))
 		count, now := float64(random.IntN(9)), quarterPast.Add(time.Duration(random.IntN(120)-60)*time.Second)
 		end := taken.Add(7 * d.SlotWidth())
-		putAll(t, db, table, []Grant{{Change: decide.Change{Row: row, Definition: d}}}, []ratelimit.State{before})
+		putAll(t, db, table, []Grant{{Change: decide.Change{Row: row, Definition: d}}}, []bucket.State{before})
 		given, err := table.GiveBack(t.Context(), db.Pool, row, &d, count, taken, end, &now)
 		if err != nil {
 			t.Fatal(err)
@@ -166,7 +167,7 @@ func TestGiveBackSlots(t *testing.T) {
 		}
 		after, want := rows.States[0], before
 		if given {
-			want = d.Refund(before, before.TS, count, d.Slot(ratelimit.State{TS: taken, Slots: d.Fresh("", taken).Slots}))
+			want = d.Refund(before, before.TS, count, d.Slot(bucket.State{TS: taken, Slots: d.Fresh("", taken).Slots}))
 		}
 		if after.Value != want.Value || !after.TS.Equal(want.TS) || !after.Paused.Equal(want.Paused) || !reflect.DeepEqual(after.Slots, want.Slots) {
 			t.Fatalf("%v to %v of %v: got %v, want %v", count, taken, before, after, want)
@@ -184,16 +185,16 @@ func TestGiveBackSlots(t *testing.T) {
 	other := limit
 	other.Slots = 7
 	otherwise := other.Definition()
-	for name, change := range map[string]func(*ratelimit.Definition, *ratelimit.State){
-		"by the same":         func(*ratelimit.Definition, *ratelimit.State) {},
-		"by another":          func(_ *ratelimit.Definition, s *ratelimit.State) { *s = otherwise.Settle(*s, quarterPast) },
-		"by one without them": func(_ *ratelimit.Definition, s *ratelimit.State) { s.Slots = nil },
+	for name, change := range map[string]func(*bucket.Definition, *bucket.State){
+		"by the same":         func(*bucket.Definition, *bucket.State) {},
+		"by another":          func(_ *bucket.Definition, s *bucket.State) { *s = otherwise.Settle(*s, quarterPast) },
+		"by one without them": func(_ *bucket.Definition, s *bucket.State) { s.Slots = nil },
 	} {
 		row := decide.Row{Key: decide.Key{Name: "sliding", Key: name}}
 		state := d.Spend(d.Fresh("", quarterPast), quarterPast, 9)
 		taken := state.TS
 		change(&d, &state)
-		putAll(t, db, table, []Grant{{Change: decide.Change{Row: row, Definition: d}}}, []ratelimit.State{state})
+		putAll(t, db, table, []Grant{{Change: decide.Change{Row: row, Definition: d}}}, []bucket.State{state})
 		given, err := table.GiveBack(t.Context(), db.Pool, row, &d, 5, taken, taken.Add(time.Minute), &taken)
 		if want := name == "by the same"; err != nil || given != want {
 			t.Errorf("written %s: given %v, %v, want %v", name, given, err, want)
