@@ -238,8 +238,8 @@ func (b *base) takeLocked(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, call
 
 // lockAll locks all rows of a call, and reads them. It gives them nothing rather than
 // reads them, so it leaves no predicate locks under SERIALIZABLE. Rows that were not
-// there it has made, full; but in the portable form, which does not tell, it passes over
-// those.
+// there it has made, full; where tables are distributed it looks for them before, since
+// giving does not tell there.
 func (b *base) lockAll(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, call *decide.Call) (view decide.View, made map[decide.Row]bool, err error) {
 	var rows table.Rows
 	var changes []decide.Change
@@ -257,9 +257,7 @@ func (b *base) lockAll(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, call *d
 	}
 	given, now := make([]table.Taken, len(changes)), b.clock()
 	for i := range changes {
-		if rows.Found == nil || rows.Found[i] {
-			b.table.QueueGive(batch, &changes[i], 0, 0, now, &given[i])
-		}
+		b.table.QueueGive(batch, &changes[i], 0, 0, now, &given[i])
 	}
 	table.QueueNow(batch, now, &view.At)
 	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
@@ -268,12 +266,8 @@ func (b *base) lockAll(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, call *d
 	made = make(map[decide.Row]bool)
 	view.States = make([][]bucket.State, len(call.Asks))
 	for i, c := range changes {
-		state := given[i].After
-		if rows.Found != nil && !rows.Found[i] {
-			state = c.Definition.Fresh(c.Key.Key, view.At)
-		}
-		view.States[c.Ask] = append(view.States[c.Ask], state)
-		if given[i].Made {
+		view.States[c.Ask] = append(view.States[c.Ask], given[i].After)
+		if given[i].Made || rows.Found != nil && !rows.Found[i] && c.Definition.Missing(given[i].After) == 0 {
 			made[c.Row] = true
 		}
 	}

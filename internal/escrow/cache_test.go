@@ -22,7 +22,7 @@ var (
 
 // memory is one of what lasts a second, on a clock that is given, and what it gives back.
 type memory struct {
-	*escrow.Memory
+	*escrow.Cache
 	t *testing.T
 
 	mu   sync.Mutex
@@ -32,10 +32,13 @@ type memory struct {
 
 func newMemory(t *testing.T) *memory {
 	m := &memory{t: t, at: noon}
-	m.Memory = escrow.New(time.Second, m.now, func(*escrow.Holder) {}, func(r []escrow.Return) {
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		m.back = append(m.back, r...)
+	m.Cache = escrow.New(escrow.Config{
+		Lasts: time.Second, Clock: m.now, Prefetches: func(bucket.Kind) bool { return true }, Prefetch: func(*escrow.Entry) {},
+		GiveBack: func(r []escrow.Return) {
+			m.mu.Lock()
+			defer m.mu.Unlock()
+			m.back = append(m.back, r...)
+		},
 	})
 	return m
 }
@@ -58,7 +61,7 @@ func (m *memory) returned() int {
 	return len(m.back)
 }
 
-func (m *memory) of(limit ratelimit.Limit) *escrow.Holder {
+func (m *memory) of(limit ratelimit.Limit) *escrow.Entry {
 	m.t.Helper()
 	call, err := decide.New(false, limit.For("k"))
 	if err != nil {
@@ -71,26 +74,33 @@ func (m *memory) of(limit ratelimit.Limit) *escrow.Holder {
 	return h
 }
 
-func (m *memory) order(h *escrow.Holder) escrow.Order {
+// order is one for a key that others take from, too.
+func (m *memory) order(e *escrow.Entry) escrow.Order {
 	m.t.Helper()
-	o, ok := h.Order(1)
-	if !ok {
-		m.t.Fatal("nothing can be ordered")
+	e.Contended(100)
+	o := e.Order(0)
+	if o.Count == 0 {
+		m.t.Fatal("nothing is ordered")
 	}
 	return o
 }
 
+// lease is one of n tokens of a row that has 500 left.
+func (m *memory) lease(n float64) escrow.Lease {
+	return escrow.Lease{Count: n, After: bucket.State{Value: 500, TS: m.now()}, At: m.now(), End: m.now().Add(time.Second), Sent: m.now()}
+}
+
 // bring brings n tokens from a row.
-func (m *memory) bring(h *escrow.Holder, n float64) {
-	o := m.order(h)
-	o.Arrived(escrow.Lot{Count: n, After: bucket.State{Value: 500, TS: m.now()}, At: m.now(), Sent: m.now()})
+func (m *memory) bring(e *escrow.Entry, n float64) {
+	o := m.order(e)
+	o.Arrived(m.lease(n))
 }
 
 func (m *memory) want(limit ratelimit.Limit, n float64, want bool) escrow.Tokens {
 	m.t.Helper()
 	r := limit.ForN("k", n)
 	var tokens escrow.Tokens
-	if ok := m.Seen(&r).Take(n, &tokens); ok != want {
+	if ok := m.Seen(&r).Take(n, false, &tokens); ok != want {
 		m.t.Fatalf("%v of %s: got %v, want %v", n, ratelimit.NameOf(limit), ok, want)
 	}
 	return tokens
@@ -130,28 +140,65 @@ func TestTakeKnowsOneDefinition(t *testing.T) {
 	m.want(other, 1, false)
 }
 
-func TestTakenFromSeveralLots(t *testing.T) {
+// wantOut takes n tokens for a transaction.
+func (m *memory) wantOut(limit ratelimit.Limit, n float64) escrow.Tokens {
+	m.t.Helper()
+	r := limit.ForN("k", n)
+	var tokens escrow.Tokens
+	if !m.Seen(&r).Take(n, true, &tokens) {
+		m.t.Fatalf("%v of %s are not held", n, ratelimit.NameOf(limit))
+	}
+	return tokens
+}
+
+// wantReturned asserts how many tokens were returned, of which callers had been told or not,
+// and how many the row was told of.
+func (m *memory) wantReturned(told, untold, spent float64) {
+	m.t.Helper()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	var got [3]float64
+	for _, r := range m.back {
+		if r.End.IsZero() {
+			got[0] += r.Count
+		} else {
+			got[1] += r.Count
+		}
+		got[2] += r.Spent
+	}
+	if got != [3]float64{told, untold, spent} {
+		m.t.Errorf("returned %v that were told, %v others, and %v spent, want %v, %v and %v", got[0], got[1], got[2], told, untold, spent)
+	}
+	m.back = nil
+}
+
+// Tokens of a transaction that was rolled back go to the lease that they are of, and if that
+// has ended to the row.
+func TestTakenFromSeveralLeases(t *testing.T) {
 	m := newMemory(t)
-	h := m.of(plain)
-	m.bring(h, 3)
+	e := m.of(plain)
+	m.bring(e, 3)
 	m.pass(time.Second / 2)
-	m.bring(h, 3)
-	tokens := m.want(plain, 5, true)
+	m.bring(e, 3)
+	tokens := m.wantOut(plain, 5)
 	m.pass(time.Second/2 + time.Microsecond)
-	tokens.PutBack() // three of them are over
+	tokens.PutBack()
+	m.wantReturned(3, 0, 0)
 	m.want(plain, 4, false)
-	m.want(plain, 3, true)
+	tokens = m.wantOut(plain, 3)
 	m.want(plain, 1, false)
 	m.pass(time.Second)
 	tokens.PutBack()
 	m.want(plain, 1, false)
+	m.wantReturned(3, 0, 0)
 }
 
 func TestWindowEndsWithIt(t *testing.T) {
 	m := newMemory(t)
 	h := m.of(window)
-	o := m.order(h)
-	o.Arrived(escrow.Lot{Count: 10, After: bucket.State{Value: 500, TS: m.now().Add(-time.Second * 9 / 10)}, At: m.now(), Sent: m.now()})
+	o, lease := m.order(h), m.lease(10)
+	lease.After.TS = m.now().Add(-time.Second * 9 / 10)
+	o.Arrived(lease)
 	m.pass(time.Second/10 - time.Microsecond)
 	m.want(window, 1, true)
 	m.pass(time.Microsecond)
@@ -165,7 +212,7 @@ func TestTakenFromOneWindow(t *testing.T) {
 	h := m.of(window)
 	for _, window := range []time.Duration{0, 500 * time.Millisecond} { // the database's clock was set
 		o, at := m.order(h), noon.Add(window)
-		o.Arrived(escrow.Lot{Count: 3, After: bucket.State{TS: at}, At: at, Sent: m.now()})
+		o.Arrived(escrow.Lease{Count: 3, After: bucket.State{Value: 500, TS: at}, At: at, End: at.Add(time.Second), Sent: m.now()})
 	}
 	m.want(window, 4, false)
 	m.want(window, 2, true)
@@ -177,57 +224,60 @@ func TestTakenFromOneWindow(t *testing.T) {
 	}
 }
 
-// What was asked for before a key was edited is not used after it.
-func TestDrop(t *testing.T) {
+// What was held when a key was edited, and what was prefetched before, is not used after it,
+// but returned.
+func TestEvict(t *testing.T) {
 	m := newMemory(t)
-	h := m.of(plain)
-	m.bring(h, 10)
-	tokens := m.want(plain, 10, true) // of which nothing is left
-	o := m.order(h)
-	empty := m.order(h)
-	waited := empty.Arrived(escrow.Lot{After: bucket.State{TS: m.now()}, At: m.now(), Sent: m.now()}).Tokens(1, bucket.State{})
-	waited.PutBack()
+	e := m.of(plain)
+	m.bring(e, 10)
+	tokens := m.wantOut(plain, 7)
+	before := m.order(e)
 	m.want(plain, 1, true)
-	m.Edited(decide.Key{Name: "bucket", Key: "k"})
-	o.Arrived(escrow.Lot{Count: 10, After: bucket.State{TS: m.now()}, At: m.now(), Sent: m.now()})
+	returns := m.Evict(decide.Key{Name: "bucket", Key: "k"})
+	if len(returns) != 1 || returns[0].Count != 2 || !returns[0].Taken.Equal(m.now()) || !returns[0].End.Equal(m.now().Add(time.Second)) {
+		t.Errorf("got %+v, want 2 until a second later", returns)
+	}
+	if again := m.Evict(decide.Key{Name: "bucket", Key: "k"}); again != nil {
+		t.Errorf("got %+v again", again)
+	}
 	tokens.PutBack()
-	waited.PutBack()
+	m.wantReturned(7, 0, 0)
 	m.want(plain, 1, false)
-	m.bring(h, 10)
+	before.Arrived(m.lease(10))
+	m.want(plain, 1, false)
+	if returns := m.Evict(decide.Key{Name: "bucket", Key: "k"}); len(returns)+m.returned() != 1 { // or the timer was faster
+		t.Errorf("got %+v, want what had been prefetched before", returns)
+	}
+	m.bring(e, 10)
 	m.want(plain, 1, true)
 }
 
-// An answer that comes late brings nothing, on the machine's clock.
+// An answer that comes late brings nothing, on the machine's clock, and is returned.
 func TestArrivedLate(t *testing.T) {
-	m := escrow.New(time.Second, nil, func(*escrow.Holder) {}, func([]escrow.Return) {})
+	var returned atomic.Int64
+	m := escrow.New(escrow.Config{
+		Lasts: time.Second, Prefetches: func(bucket.Kind) bool { return true }, Prefetch: func(*escrow.Entry) {},
+		GiveBack: func(r []escrow.Return) { returned.Add(int64(r[0].Count)) },
+	})
 	call, err := decide.New(false, plain.For("k"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for late, want := range map[time.Duration]bool{0: true, 2 * time.Second: false} {
-		o, _ := m.Of(&call.Asks[0]).Order(1)
+	for _, late := range []time.Duration{2 * time.Second, 0} {
+		e := m.Of(&call.Asks[0])
+		e.Contended(100)
+		o := e.Order(1)
 		now := time.Now()
-		o.Arrived(escrow.Lot{Count: 10, After: bucket.State{TS: now}, At: now, Sent: now.Add(-late)})
+		o.Arrived(escrow.Lease{Count: 10, After: bucket.State{TS: now}, At: now, End: now.Add(time.Second), Sent: now.Add(-late)})
 		r := plain.ForN("k", 10)
-		if ok := m.Seen(&r).Take(10, new(escrow.Tokens)); ok != want {
+		if ok, want := m.Seen(&r).Take(10, false, new(escrow.Tokens)), late == 0; ok != want {
 			t.Errorf("%v late: got %v, want %v", late, ok, want)
 		}
 	}
-}
-
-func TestTakeBack(t *testing.T) {
-	m := newMemory(t)
-	h := m.of(plain)
-	m.bring(h, 10)
-	m.want(plain, 4, true)
-	taken := m.now()
-	back := m.TakeBack()
-	if len(back) != 1 || back[0].Count != 6 || !back[0].Taken.Equal(taken) || !back[0].End.Equal(taken.Add(time.Second)) {
-		t.Errorf("got %+v, want 6 until a second later", back)
-	}
-	m.want(plain, 1, false)
-	if back := m.TakeBack(); back != nil {
-		t.Errorf("got %+v again", back)
+	for deadline := time.Now().Add(10 * time.Second); returned.Load() != 10; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatalf("%d returned, want 10", returned.Load())
+		}
 	}
 }
 
@@ -235,26 +285,26 @@ func TestTakeBack(t *testing.T) {
 func TestOrder(t *testing.T) {
 	m := newMemory(t)
 	h := m.of(plain)
-	if o := m.order(h); o.Ahead != 0 || o.Capacity != 900 {
-		t.Errorf("got %+v, want nothing of 900", o)
-	}
-	if _, ok := h.Order(901); ok {
-		t.Error("more than the lowered capacity can be ordered")
+	if o := h.Order(1); o.Count != 0 {
+		t.Errorf("got %+v, want nothing", o)
 	}
 	for range 100 {
 		m.pass(10 * time.Millisecond)
 		h.Note(2, 1)
 	}
-	if o := m.order(h); o.Ahead < 190 || o.Ahead > 210 {
-		t.Errorf("got %v, want about 200, which were handed out in a second", o.Ahead)
+	if o := h.Order(1); o.Count < 170 || o.Count > 190 || o.Capacity != 900 {
+		t.Errorf("got %v of %v, want about 180 of 900, since 200 were handed out in a second", o.Count, o.Capacity)
 	}
 	h.Note(1e6, 1)
-	if o := m.order(h); o.Ahead > 900 {
-		t.Errorf("got %v, want 900 at most", o.Ahead)
+	if o := h.Order(1); o.Count > 900 {
+		t.Errorf("got %v, want 900 at most", o.Count)
+	}
+	if o := h.Order(901); o.Count != 0 {
+		t.Errorf("got %+v beside more than the lowered capacity", o)
 	}
 	m.pass(time.Minute)
-	if o := m.order(h); o.Ahead != 0 {
-		t.Errorf("got %v, want nothing after a minute", o.Ahead)
+	if o := h.Order(1); o.Count != 0 {
+		t.Errorf("got %v, want nothing after a minute", o.Count)
 	}
 	tight := plain
 	tight.Capacity = 100
@@ -262,97 +312,114 @@ func TestOrder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if h := m.Of(&call.Asks[0]); h.Holds() {
+	if h := m.Of(&call.Asks[0]); h.Prefetches() {
 		t.Error("a limit that is refilled in a second can be taken ahead from for one")
 	}
 }
 
-// Of a key that is asked now and then nothing is taken ahead.
+// From a key that is asked now and then nothing is prefetched; but soon from one that others
+// take from, too.
 func TestOrderOfFewCalls(t *testing.T) {
 	m := newMemory(t)
-	h := m.of(plain)
-	h.Note(100, 31)
-	if o := m.order(h); o.Ahead != 0 {
-		t.Errorf("got %v after 31 calls, want nothing", o.Ahead)
+	e := m.of(plain)
+	order := func() float64 { o := e.Order(1); return o.Count }
+	e.Note(100, 31)
+	if n := order(); n != 0 || e.Worth() {
+		t.Errorf("got %v after 31 calls, want nothing", n)
 	}
-	h.Note(1, 1)
-	if o := m.order(h); o.Ahead < 100 {
-		t.Errorf("got %v after 32 calls, want what they took", o.Ahead)
+	e.Note(1, 1)
+	if n := order(); n < 90 || !e.Worth() {
+		t.Errorf("got %v after 32 calls, want most of what they took", n)
 	}
 	m.pass(1999 * time.Millisecond)
-	if o := m.order(h); o.Ahead == 0 {
+	if n := order(); n == 0 {
 		t.Error("got nothing in the second after them")
 	}
 	m.pass(2 * time.Second)
-	if o := m.order(h); o.Ahead != 0 {
-		t.Errorf("got %v after two seconds more, want nothing", o.Ahead)
+	if n := order(); n != 0 {
+		t.Errorf("got %v after two seconds more, want nothing", n)
+	}
+	e.Contended(10)
+	if n := order(); n < 9 {
+		t.Errorf("got %v after a call that met others, want most of what it took", n)
 	}
 }
 
-// From a row that is known to have next to nothing nothing is taken ahead, until it has come in.
+// From a row that is known to have next to nothing nothing is prefetched, until it has come in.
 func TestOrderOfLittle(t *testing.T) {
 	m := newMemory(t)
-	h := m.of(plain)
-	h.Note(100, 100)
-	o := m.order(h)
-	o.Arrived(escrow.Lot{Count: 1, After: bucket.State{Value: 1, TS: m.now()}, At: m.now(), Sent: m.now()})
-	if o := m.order(h); o.Ahead != 0 {
-		t.Errorf("got %v, want nothing", o.Ahead)
+	e := m.of(plain)
+	e.Note(100, 100)
+	o, lease := m.order(e), m.lease(1)
+	lease.After.Value = 1
+	o.Arrived(lease)
+	if o := e.Order(1); o.Count != 0 {
+		t.Errorf("got %v, want nothing", o.Count)
 	}
 	m.pass(50 * time.Millisecond)
-	if o := m.order(h); o.Ahead == 0 {
+	if o := e.Order(1); o.Count == 0 {
 		t.Error("got nothing when 5 have come in")
 	}
 }
 
-// What would not be in the row if it were given back, since as much has come in, is kept.
-func TestTakeBackKeepsWhatWouldBeLost(t *testing.T) {
+// The row is told with the next order what was used of leases that it counts as out; not of
+// one that has ended, which it counts no more, nor what a transaction may put back.
+func TestSpentIsTold(t *testing.T) {
 	m := newMemory(t)
-	h := m.of(plain)
-	m.bring(h, 10)
-	m.pass(100 * time.Millisecond)
-	if back := m.TakeBack(); back != nil {
-		t.Errorf("got %+v, of which nothing would be in the row", back)
+	e := m.of(plain)
+	m.bring(e, 10)
+	m.want(plain, 3, true)
+	tokens := m.wantOut(plain, 4)
+	o := m.order(e)
+	if o.Spent != 3 || !o.SpentEnd.Equal(noon.Add(time.Second)) {
+		t.Errorf("told %v until %v, want 3 until a second later", o.Spent, o.SpentEnd)
 	}
-	m.want(plain, 10, true)
-	m.bring(h, 10)
-	m.pass(99 * time.Millisecond)
-	if back := m.TakeBack(); len(back) != 1 || back[0].Count != 10 {
-		t.Errorf("got %+v, want 10", back)
+	tokens.Spend()
+	if o := m.order(e); o.Spent != 4 {
+		t.Errorf("told %v, want 4", o.Spent)
+	} else {
+		o.Failed()
+	}
+	if o := m.order(e); o.Spent != 4 {
+		t.Errorf("told %v again, want 4", o.Spent)
+	} else {
+		o.Failed()
+	}
+	m.pass(time.Second)
+	if o := m.order(e); o.Spent != 0 {
+		t.Errorf("told %v of a lease that has ended", o.Spent)
 	}
 }
 
 // What is left of a slot that is over goes back to it all the same: no window would have
-// room for it else for a whole period. What is put back then goes with it.
-func TestSlotIsGivenBackAfterItsEnd(t *testing.T) {
+// room for it else for a whole period.
+func TestSlotIsReturnedAfterItsEnd(t *testing.T) {
 	m := newMemory(t)
 	sliding := ratelimit.SlidingWindow{Name: "sliding", Rate: 1000, Period: 2 * time.Second, Slots: 10}
-	h, d := m.of(sliding), bucket.Definition(sliding.Definition())
-	o := m.order(h)
-	o.Arrived(escrow.Lot{Count: 10, After: d.Fresh("k", m.now()), At: m.now(), Sent: m.now()})
-	used := m.want(sliding, 1, true)
-	undone := m.want(sliding, 3, true)
+	e, d := m.of(sliding), bucket.Definition(sliding.Definition())
+	o, fresh := m.order(e), d.Fresh("k", m.now())
+	o.Arrived(escrow.Lease{Count: 10, After: fresh, At: m.now(), End: fresh.TS.Add(200 * time.Millisecond), Sent: m.now()})
+	m.want(sliding, 1, true)
+	undone := m.wantOut(sliding, 3)
 	m.pass(200*time.Millisecond + time.Microsecond)
 	m.want(sliding, 1, false)
 	undone.PutBack()
-	back := m.TakeBack()
-	total := 0.0
-	for _, b := range back {
-		total += b.Count
-		if want := used.After.TS.Add(11 * 200 * time.Millisecond); !b.Taken.Equal(used.After.TS) || !b.End.Equal(want) {
-			t.Errorf("got %+v, want it to the slot of %v until %v", b, used.After.TS, want)
+	told, left := 0.0, 0.0
+	for _, r := range append(m.Evict(decide.Key{Name: "sliding", Key: "k"}), m.back...) {
+		if !r.Taken.Equal(fresh.TS) {
+			t.Errorf("got %+v, want it to the slot of %v", r, fresh.TS)
+		}
+		if r.End.IsZero() {
+			told += r.Count
+			continue
+		}
+		left += r.Count
+		if want := fresh.TS.Add(11 * 200 * time.Millisecond); !r.End.Equal(want) {
+			t.Errorf("returned until %v, want %v", r.End, want)
 		}
 	}
-	if total != 9 {
-		t.Errorf("got %v back, want 9", total)
-	}
-	if back := m.TakeBack(); back != nil {
-		t.Errorf("got %+v again", back)
-	}
-	m.Edited(decide.Key{Name: "sliding", Key: "k"})
-	used.PutBack()
-	if back := m.TakeBack(); back != nil {
-		t.Errorf("got %+v of what was thrown away", back)
+	if told != 3 || left != 6 {
+		t.Errorf("got %v and %v back, want 3 and 6", told, left)
 	}
 }
 
@@ -361,7 +428,7 @@ func TestSlotIsGivenBackAfterItsEnd(t *testing.T) {
 func TestRefusal(t *testing.T) {
 	empty := bucket.State{TS: noon}
 	for name, test := range map[string]struct {
-		do   func(*memory, *escrow.Holder)
+		do   func(*memory, *escrow.Entry)
 		n    float64
 		want bool
 	}{
@@ -369,12 +436,12 @@ func TestRefusal(t *testing.T) {
 		"more":                {n: 1000, want: true},
 		"more than there is":  {n: 1001},
 		"nothing":             {n: 0},
-		"just before":         {do: func(m *memory, _ *escrow.Holder) { m.pass(999 * time.Millisecond) }, n: 100, want: true},
-		"enough has come":     {do: func(m *memory, _ *escrow.Holder) { m.pass(10 * time.Millisecond) }, n: 1},
-		"over":                {do: func(m *memory, _ *escrow.Holder) { m.pass(time.Second) }, n: 1000},
-		"the clock went back": {do: func(m *memory, _ *escrow.Holder) { m.pass(-1) }, n: 1},
-		"taken since":         {do: func(_ *memory, h *escrow.Holder) { h.Changed() }, n: 1},
-		"edited since":        {do: func(m *memory, h *escrow.Holder) { m.Edited(h.Ask().Of()) }, n: 1},
+		"just before":         {do: func(m *memory, _ *escrow.Entry) { m.pass(999 * time.Millisecond) }, n: 100, want: true},
+		"enough has come":     {do: func(m *memory, _ *escrow.Entry) { m.pass(10 * time.Millisecond) }, n: 1},
+		"over":                {do: func(m *memory, _ *escrow.Entry) { m.pass(time.Second) }, n: 1000},
+		"the clock went back": {do: func(m *memory, _ *escrow.Entry) { m.pass(-1) }, n: 1},
+		"taken since":         {do: func(_ *memory, h *escrow.Entry) { h.Changed() }, n: 1},
+		"edited since":        {do: func(m *memory, h *escrow.Entry) { m.Evict(h.Ask().Of()) }, n: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMemory(t)
@@ -421,7 +488,7 @@ func TestRefusalInAPause(t *testing.T) {
 func TestMemoryIsBounded(t *testing.T) {
 	const keys, most = 30_000, 2048 * 8
 	m := newMemory(t)
-	ask := func(i int) *escrow.Holder {
+	ask := func(i int) *escrow.Entry {
 		call, err := decide.New(false, plain.For(strconv.Itoa(i)))
 		if err != nil {
 			t.Fatal(err)
@@ -457,7 +524,7 @@ func TestMemoryIsBounded(t *testing.T) {
 
 // However many take and put back at once, each token is handed out once.
 func TestTokensAreHandedOutOnce(t *testing.T) {
-	const goroutines, lots, each = 16, 20, 50_000
+	const goroutines, leases, each = 16, 20, 50_000
 	m := newMemory(t)
 	h := m.of(window)
 	request := window.For("k")
@@ -473,11 +540,12 @@ func TestTokensAreHandedOutOnce(t *testing.T) {
 				default:
 				}
 				var tokens escrow.Tokens
-				ok := m.Seen(&request).Take(float64(1+i%3), &tokens)
+				ok := m.Seen(&request).Take(float64(1+i%3), true, &tokens)
 				switch {
 				case ok && n%5 == 0:
 					tokens.PutBack()
 				case ok:
+					tokens.Spend()
 					taken.Add(int64(tokens.Count))
 				default:
 					runtime.Gosched()
@@ -486,23 +554,26 @@ func TestTokensAreHandedOutOnce(t *testing.T) {
 		})
 	}
 	back := 0.0
-	for range lots {
+	for range leases {
 		m.bring(h, each)
 		had := m.returned()
 		for want := taken.Load() + each/2; taken.Load() < want && m.returned() == had; { // or the timer has given it back
 			runtime.Gosched()
 		}
-		for _, r := range m.TakeBack() {
+		for _, r := range m.EvictAll() {
 			back += r.Count
 		}
 		m.bring(h, each)
 	}
 	close(stop)
 	wg.Wait()
-	for _, r := range append(m.TakeBack(), m.back...) {
+	returns := m.EvictAll()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, r := range append(returns, m.back...) {
 		back += r.Count
 	}
-	if sum := back + float64(taken.Load()); sum != 2*lots*each {
-		t.Errorf("handed out %d, gave back %v: %v, want %d", taken.Load(), back, sum, 2*lots*each)
+	if sum := back + float64(taken.Load()); sum != 2*leases*each {
+		t.Errorf("handed out %d, gave back %v: %v, want %d", taken.Load(), back, sum, 2*leases*each)
 	}
 }
