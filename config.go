@@ -9,6 +9,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/exact"
 )
 
@@ -24,35 +25,24 @@ const None = math.SmallestNonzeroFloat64
 // them the promises of this package could not be kept in a float64, in a
 // time.Duration or in a B-tree page.
 const (
-	MaxTokens     = 1e12                       // largest rate, capacity, max reserved and count: above it a float64 tells small counts apart no longer
-	MaxSpan       = 100 * 365 * 24 * time.Hour // longest period, longest time to fill an empty limit, and longest wait for a reservation
-	MaxShards     = 1024                       // most shards of a limit
-	MaxRequests   = 64                         // most limits in one call
-	MaxChecks     = 10_000                     // most rows that a CheckEach reads: one for each request, or as many as its limit has shards
-	MaxNameLength = 255                        // bytes in a limit's name
-	MaxKeyLength  = 2048                       // bytes in a key
+	MaxTokens     = 1e12           // largest rate, capacity, max reserved and count: above it a float64 tells small counts apart no longer
+	MaxSpan       = bucket.MaxSpan // 100 years: longest period, longest time to fill an empty limit, and longest wait for a reservation
+	MaxShards     = 1024           // most shards of a limit
+	MaxRequests   = 64             // most limits in one call
+	MaxChecks     = 10_000         // most rows that a CheckEach reads: one for each request, or as many as its limit has shards
+	MaxNameLength = 255            // bytes in a limit's name
+	MaxKeyLength  = 2048           // bytes in a key
 )
 
-// Kind is how a limit refills.
-type Kind uint8
+// Kind is how a limit refills. Its String is in words, such as "token bucket".
+type Kind = bucket.Kind
 
+// The kinds of limits.
 const (
-	KindTokenBucket   Kind = iota + 1 // continuously
-	KindFixedWindow                   // at the edge of each window
-	KindSlidingWindow                 // slot by slot, as what was taken leaves the window
+	KindTokenBucket   = bucket.TokenBucket   // continuously
+	KindFixedWindow   = bucket.FixedWindow   // at the edge of each window
+	KindSlidingWindow = bucket.SlidingWindow // slot by slot, as what was taken leaves the window
 )
-
-func (k Kind) String() string {
-	switch k {
-	case KindTokenBucket:
-		return "token bucket"
-	case KindFixedWindow:
-		return "fixed window"
-	case KindSlidingWindow:
-		return "sliding window"
-	}
-	return fmt.Sprintf("Kind(%d)", uint8(k))
-}
 
 // Limit is a limit's definition: a [TokenBucket], a [FixedWindow] or a
 // [SlidingWindow]. All are plain values: copy one and change its Rate to give a customer's plan a rate
@@ -78,10 +68,9 @@ type Limit interface {
 	sealed()
 }
 
-// Definition is a limit with its defaults filled in: what stores work on, what a
-// program that shows limits reads, and what a configuration file holds as JSON.
-// Make one with a limit's Definition method. Its methods are the arithmetic that
-// stores share.
+// Definition is a limit with its defaults filled in: what a program that shows limits
+// reads, and what a configuration file holds as JSON. Make one with a limit's
+// Definition method.
 type Definition struct {
 	Name        string
 	Kind        Kind
@@ -93,6 +82,9 @@ type Definition struct {
 	Start       time.Time     // of a window: an edge; zero for a phase by key
 	Slots       int           // sliding window: into how many its period is cut; otherwise 0
 }
+
+// bucket is d as what has the arithmetic.
+func (d *Definition) bucket() *bucket.Definition { return (*bucket.Definition)(d) }
 
 // Limit is the definition as a limit, whose Definition is d again: a definition
 // that was read from JSON is used by it. It is nil when d's Kind is none of this

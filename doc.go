@@ -29,7 +29,7 @@
 // A row holds value, which is tokens and may be a fraction, and ts, the instant
 // at which there were so many. A value below 0 is debt: tokens that were reserved
 // before they were refilled. To decide a call at the instant now, the row is
-// brought there first ([Definition.Settle]):
+// brought there first:
 //
 //	token bucket   value = min(value + max(0, now − ts) · rate / period, capacity)
 //	               ts    = max(ts, now)

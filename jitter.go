@@ -1,10 +1,10 @@
 package ratelimit
 
 import (
-	"hash/fnv"
-	"io"
 	"math/rand/v2"
 	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
 // Jitter returns a random instant from at up to spread later, in whole
@@ -25,7 +25,5 @@ func JitterFor(identity string, at time.Time, spread time.Duration) time.Time {
 	if spread < time.Microsecond {
 		return at
 	}
-	h := fnv.New64a()
-	io.WriteString(h, identity)
-	return at.Add(time.Duration(mix(h.Sum64())%uint64(spread.Microseconds())) * time.Microsecond)
+	return at.Add(time.Duration(bucket.Hash(identity)%uint64(spread.Microseconds())) * time.Microsecond)
 }

@@ -6,6 +6,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/exact"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
@@ -92,11 +93,24 @@ func lastDue(each []Status) Status {
 // portion is what a result took of one limit.
 type portion struct {
 	Status
-	shard    Definition
+	shard    bucket.Definition
 	payments []receipt.Payment
 	left     []receipt.Left // nil if it is not known
 	next     int            // payment to divide
 	spent    float64        // of that
+}
+
+// shardOf returns one shard's share of a limit.
+func shardOf(limit Limit) bucket.Definition {
+	d := limit.Definition()
+	return d.bucket().Shard()
+}
+
+func later(a, b time.Time) time.Time {
+	if b.After(a) {
+		return b
+	}
+	return a
 }
 
 // portions returns those of r, in the order of Each.
@@ -104,7 +118,7 @@ func (r Result) portions() []*portion {
 	each := r.Each()
 	portions := make([]*portion, len(each))
 	for k, s := range each {
-		portions[k] = &portion{Status: s, shard: s.Request.Limit.Definition().Shard()}
+		portions[k] = &portion{Status: s, shard: shardOf(s.Request.Limit)}
 	}
 	if r.Receipt == nil {
 		return portions
@@ -132,19 +146,19 @@ func (p *portion) due(tokens float64, from time.Time) time.Time {
 	least, most := from.UnixMicro(), later(from, p.RetryAt).UnixMicro()
 	for least < most {
 		middle := least + (most-least)/2
-		if p.refilled(instant(middle)) < tokens-slack {
+		if p.refilled(time.UnixMicro(middle).UTC()) < tokens-slack {
 			least = middle + 1
 		} else {
 			most = middle
 		}
 	}
-	return instant(least)
+	return time.UnixMicro(least).UTC()
 }
 
 // dueInRow is due for what was taken from one row.
 func (p *portion) dueInRow(tokens float64) time.Time {
 	left := p.left[0]
-	s := State{Value: left.Value + (p.Taken - tokens), TS: left.TS, Paused: left.Paused}
+	s := bucket.State{Value: left.Value + (p.Taken - tokens), TS: left.TS, Paused: left.Paused}
 	if s.Value < -exact.Tolerance(s.Value, tokens, p.shard.Capacity) {
 		return p.shard.When(s, 0)
 	}
@@ -157,7 +171,7 @@ func (p *portion) refilled(at time.Time) (sum float64) {
 		if left.Paused.After(at) || left.TS.After(at) {
 			continue
 		}
-		s := p.shard.Settle(State{Value: left.Value, TS: left.TS}, at)
+		s := p.shard.Settle(bucket.State{Value: left.Value, TS: left.TS}, at)
 		sum += min(max(0, p.payments[i].Tokens+min(0, s.Value)), p.payments[i].Tokens)
 	}
 	return sum

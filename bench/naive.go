@@ -58,7 +58,7 @@ func (n naive) take(ctx context.Context, tx pgx.Tx, w workload, key string) (boo
 	if n.lock {
 		sql += ` FOR UPDATE`
 	}
-	var b bucket
+	var b tokenBucket
 	if err := tx.QueryRow(ctx, sql, w.limit.Name, key).Scan(&b.tokens, &b.ts); err != nil {
 		return false, err
 	}
@@ -70,14 +70,14 @@ func (n naive) take(ctx context.Context, tx pgx.Tx, w workload, key string) (boo
 	return err == nil, err
 }
 
-// bucket is a token bucket as people write it.
-type bucket struct {
+// tokenBucket is a token bucket as people write it.
+type tokenBucket struct {
 	tokens float64
 	ts     time.Time
 }
 
 // take takes a token, if there is one.
-func (b *bucket) take(w workload, now time.Time) bool {
+func (b *tokenBucket) take(w workload, now time.Time) bool {
 	d := w.limit.Definition()
 	elapsed := max(0, now.Sub(b.ts))
 	b.tokens = min(d.Capacity, b.tokens+d.Rate*float64(elapsed)/float64(d.Period))

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/table"
 	"github.com/pgratelimit/ratelimit/internal/throwaway"
@@ -227,7 +228,7 @@ func openOneUpsert(ctx context.Context, e *env, w workload) (contender, error) {
 	if w.hasty {
 		pool = e.postgres.hasty
 	}
-	definition := w.limit.Definition()
+	definition := bucket.Definition(w.limit.Definition())
 	decide := func(ctx context.Context, key string) (bool, error) {
 		change := decide.Change{Row: decide.Row{Key: decide.Key{Name: definition.Name, Key: key}}, Definition: definition, Count: 1}
 		taken, err := statements.Take(ctx, pool, false, &change, nil)

@@ -126,16 +126,16 @@ type hashReader interface {
 	HMGet(ctx context.Context, key string, fields ...string) *redis.SliceCmd
 }
 
-// readBucket reads a bucket, which is full if it is not there.
-func readBucket(ctx context.Context, r hashReader, w workload, key string) (bucket, error) {
-	full := bucket{w.limit.Definition().Capacity, time.Now()}
+// readBucket reads a tokenBucket, which is full if it is not there.
+func readBucket(ctx context.Context, r hashReader, w workload, key string) (tokenBucket, error) {
+	full := tokenBucket{w.limit.Definition().Capacity, time.Now()}
 	values, err := r.HMGet(ctx, key, "tokens", "ts").Result()
 	if err != nil || values[0] == nil {
 		return full, err
 	}
 	tokens, err1 := strconv.ParseFloat(fmt.Sprint(values[0]), 64)
 	micros, err2 := strconv.ParseInt(fmt.Sprint(values[1]), 10, 64)
-	return bucket{tokens, time.UnixMicro(micros)}, errors.Join(err1, err2)
+	return tokenBucket{tokens, time.UnixMicro(micros)}, errors.Join(err1, err2)
 }
 
-func (b bucket) fields() []any { return []any{"tokens", b.tokens, "ts", b.ts.UnixMicro()} }
+func (b tokenBucket) fields() []any { return []any{"tokens", b.tokens, "ts", b.ts.UnixMicro()} }

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
 // limit is the exact model of a limit: the formulas of the package in
@@ -25,7 +26,7 @@ type row struct {
 	paused int64 // the end of the last pause, 0 for none
 }
 
-func newLimit(d ratelimit.Definition) limit {
+func newLimit(d bucket.Definition) limit {
 	l := limit{
 		window:   d.Kind == ratelimit.KindFixedWindow,
 		rate:     rat(d.Rate),

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/memstore"
 	"pgregory.net/rapid"
@@ -105,9 +106,12 @@ func limits(name string) *rapid.Generator[ratelimit.Limit] {
 	})
 }
 
+// definition is a limit's, with the arithmetic.
+func definition(l ratelimit.Limit) bucket.Definition { return bucket.Definition(l.Definition()) }
+
 // counts draws counts that d can grant at some time, and that are near its
 // measures.
-func counts(d ratelimit.Definition, reserve bool) *rapid.Generator[float64] {
+func counts(d bucket.Definition, reserve bool) *rapid.Generator[float64] {
 	most := min(d.Capacity-d.Floor(reserve), ratelimit.MaxTokens)
 	return rapid.Custom(func(t *rapid.T) float64 {
 		n := 0.0
@@ -132,7 +136,7 @@ func counts(d ratelimit.Definition, reserve bool) *rapid.Generator[float64] {
 }
 
 // fillTime is about how long d needs to fill, and at least a microsecond.
-func fillTime(d ratelimit.Definition) int64 {
+func fillTime(d bucket.Definition) int64 {
 	span := (d.Capacity/d.Rate + 1) * float64(d.Period.Microseconds())
 	return int64(min(max(span, 1), float64((10 * year).Microseconds())))
 }
@@ -140,7 +144,7 @@ func fillTime(d ratelimit.Definition) int64 {
 // later draws the next instant of a history: at once, a little or long after,
 // just when or before something was promised, or before, when a clock goes
 // back.
-func later(t *rapid.T, d ratelimit.Definition, now, promised int64, back bool) int64 {
+func later(t *rapid.T, d bucket.Definition, now, promised int64, back bool) int64 {
 	fill := fillTime(d)
 	switch rapid.IntRange(0, 5).Draw(t, "step is") {
 	case 1:
@@ -163,10 +167,10 @@ func later(t *rapid.T, d ratelimit.Definition, now, promised int64, back bool) i
 // history plays random calls on one limit through the package and through the
 // exact model.
 type history struct {
-	d     ratelimit.Definition
+	d     bucket.Definition
 	limit ratelimit.Limit
 	exact limit
-	state ratelimit.State
+	state bucket.State
 	row   row
 	scale float64 // the largest number so far
 	now   int64
@@ -174,7 +178,7 @@ type history struct {
 }
 
 func newHistory(t *rapid.T, l ratelimit.Limit) *history {
-	d := l.Definition()
+	d := definition(l)
 	if err := l.Validate(); err != nil {
 		t.Fatalf("drew a bad limit %+v: %v", l, err)
 	}
@@ -191,7 +195,7 @@ func newHistory(t *rapid.T, l ratelimit.Limit) *history {
 // tolerance is how far the package may be from the exact value.
 func (h *history) tolerance() *big.Rat { return rat(h.scale * slack) }
 
-func (h *history) compare(t *rapid.T, what string, got ratelimit.State, want row) {
+func (h *history) compare(t *rapid.T, what string, got bucket.State, want row) {
 	off := new(big.Rat).Sub(rat(got.Value), want.value)
 	if off.Abs(off).Cmp(h.tolerance()) > 0 {
 		t.Fatalf("%s: value %v, want %s", what, got.Value, want.value.FloatString(20))
@@ -227,8 +231,8 @@ func (h *history) promise(t *rapid.T, got time.Time, r row, missing *big.Rat, pa
 
 // decided is the decision of a call on a limit that has one row, and the row that
 // it leaves behind.
-func decided(call *decide.Call, now time.Time, s ratelimit.State) (ratelimit.Result, ratelimit.State) {
-	view := decide.View{States: [][]ratelimit.State{{s}}, At: now}
+func decided(call *decide.Call, now time.Time, s bucket.State) (ratelimit.Result, bucket.State) {
+	view := decide.View{States: [][]bucket.State{{s}}, At: now}
 	changes, ok := call.Plan(view)
 	if !ok {
 		return call.Refused(view), s
@@ -236,8 +240,8 @@ func decided(call *decide.Call, now time.Time, s ratelimit.State) (ratelimit.Res
 	return call.Granted(changes, view), changes[0].After
 }
 
-func checked(call *decide.Call, now time.Time, s ratelimit.State) ratelimit.Result {
-	return call.Checked(decide.View{States: [][]ratelimit.State{{s}}, At: now})
+func checked(call *decide.Call, now time.Time, s bucket.State) ratelimit.Result {
+	return call.Checked(decide.View{States: [][]bucket.State{{s}}, At: now})
 }
 
 // take asks for n tokens and reports whether they were taken.
@@ -403,7 +407,7 @@ func TestSeveral(t *testing.T) {
 		}
 		promised := now
 		for range rapid.IntRange(1, 10).Draw(t, "steps") {
-			now = later(t, all[0].Definition(), now, promised, true)
+			now = later(t, definition(all[0]), now, promised, true)
 			reserve := rapid.Bool().Draw(t, "reserve")
 			take, check := s.Allow, s.Check
 			if reserve {
@@ -411,7 +415,7 @@ func TestSeveral(t *testing.T) {
 			}
 			var requests, none []ratelimit.Request
 			for _, l := range rapid.Permutation(all).Draw(t, "order") {
-				requests = append(requests, l.ForN("k", counts(l.Definition(), reserve).Draw(t, "count")))
+				requests = append(requests, l.ForN("k", counts(definition(l), reserve).Draw(t, "count")))
 				none = append(none, l.ForN("k", 0))
 			}
 			before := values(t, s, none)
@@ -476,7 +480,7 @@ func TestNeverOver(t *testing.T) {
 	ctx := context.Background()
 	rapid.Check(t, func(t *rapid.T) {
 		l := limits("a").Draw(t, "limit")
-		d, exact := l.Definition(), newLimit(l.Definition())
+		d, exact := definition(l), newLimit(definition(l))
 		now := epoch
 		s := memstore.New(func() time.Time { return instant(now) })
 		first, last, promised := now, now, now
@@ -548,7 +552,7 @@ func TestNeverOverWhenResumed(t *testing.T) {
 	ctx := context.Background()
 	rapid.Check(t, func(t *rapid.T) {
 		l := limits("a").Draw(t, "limit")
-		d, exact := l.Definition(), newLimit(l.Definition())
+		d, exact := definition(l), newLimit(definition(l))
 		now := epoch
 		s := memstore.New(func() time.Time { return instant(now) })
 		promised, granted := now, new(big.Rat)
@@ -583,7 +587,7 @@ func TestNeverOverWhenResumed(t *testing.T) {
 
 // most is what a limit may grant from first to last: what is there and what
 // comes in.
-func (l limit) most(d ratelimit.Definition, first, last int64) *big.Rat {
+func (l limit) most(d bucket.Definition, first, last int64) *big.Rat {
 	came := new(big.Rat).Mul(l.rate, big.NewRat(last-first, l.period))
 	if l.window {
 		edges := (d.Fresh("k", instant(last)).TS.UnixMicro() - d.Fresh("k", instant(first)).TS.UnixMicro()) / l.period
@@ -596,7 +600,7 @@ func (l limit) most(d ratelimit.Definition, first, last int64) *big.Rat {
 func TestNeverOverWhenPolled(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := limits("a").Draw(t, "limit")
-		d, exact := l.Definition(), newLimit(l.Definition())
+		d, exact := definition(l), newLimit(definition(l))
 		gap := rapid.Int64Range(1, max(1, fillTime(d)/100)).Draw(t, "gap")
 		n := counts(d, false).Draw(t, "count") / rapid.SampledFrom([]float64{1, 3, 100}).Draw(t, "part")
 		call, err := decide.New(false, l.ForN("k", n))
@@ -629,7 +633,7 @@ func TestCancelOnce(t *testing.T) {
 		now := epoch
 		s := memstore.New(func() time.Time { return instant(now) })
 		l := limits("a").Draw(t, "limit")
-		d := l.Definition()
+		d := definition(l)
 		none := []ratelimit.Request{l.ForN("k", 0)}
 		var taken []ratelimit.Result
 		cancelled := map[*ratelimit.Receipt]bool{}
@@ -679,7 +683,7 @@ func TestSettle(t *testing.T) {
 		now := epoch
 		s := memstore.New(func() time.Time { return instant(now) })
 		l := limits("a").Draw(t, "limit")
-		d := l.Definition()
+		d := definition(l)
 		none := []ratelimit.Request{l.ForN("k", 0)}
 		spent := 0.0 // the row may have been that low, and was rounded there
 		for range rapid.IntRange(1, 12).Draw(t, "steps") {
@@ -731,7 +735,7 @@ func TestAtMost(t *testing.T) {
 		now := epoch
 		s := memstore.New(func() time.Time { return instant(now) })
 		l := limits("a").Draw(t, "limit")
-		d := l.Definition()
+		d := definition(l)
 		for range rapid.IntRange(1, 12).Draw(t, "steps") {
 			now = later(t, d, now, now, true)
 			n := counts(d, true).Draw(t, "count")
@@ -784,7 +788,7 @@ func TestPause(t *testing.T) {
 		now := epoch
 		s := memstore.New(func() time.Time { return instant(now) })
 		l := limits("a").Draw(t, "limit")
-		d := l.Definition()
+		d := definition(l)
 		for range rapid.IntRange(0, 5).Draw(t, "steps before") {
 			now = later(t, d, now, now, true)
 			if _, err := s.Reserve(ctx, l.ForN("k", counts(d, true).Draw(t, "count"))); err != nil {
@@ -854,7 +858,7 @@ func TestPruneChangesNothing(t *testing.T) {
 		for range rapid.IntRange(1, 30).Draw(t, "steps") {
 			l := rapid.SampledFrom(all).Draw(t, "limit")
 			key := rapid.SampledFrom(keys).Draw(t, "key")
-			d := l.Definition()
+			d := definition(l)
 			now = later(t, d, now, promised, false)
 			var do func(*memstore.Store) string
 			switch rapid.IntRange(0, 7).Draw(t, "do") {
@@ -876,7 +880,7 @@ func TestPruneChangesNothing(t *testing.T) {
 			case 7:
 				do = func(s *memstore.Store) string { return fmt.Sprint(s.Resume(ctx, l, key)) }
 			case 3:
-				n, m := counts(d, true).Draw(t, "count"), counts(all[0].Definition(), true).Draw(t, "count of a")
+				n, m := counts(d, true).Draw(t, "count"), counts(definition(all[0]), true).Draw(t, "count of a")
 				do = func(s *memstore.Store) string {
 					return told(s.Reserve(ctx, l.ForN(key, n), all[0].ForN("another", m)))
 				}
@@ -920,7 +924,7 @@ func plain(s ratelimit.Status) any {
 func TestExceedsCapacity(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		l := limits("a").Draw(t, "limit")
-		d, exact := l.Definition(), newLimit(l.Definition())
+		d, exact := definition(l), newLimit(definition(l))
 		reserve := rapid.Bool().Draw(t, "reserve")
 		most := new(big.Rat).Set(exact.capacity)
 		if reserve {

@@ -4,7 +4,7 @@ import (
 	"math"
 	"math/big"
 
-	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
 // slidingModel is the exact model of a sliding window: what was given in each slot by
@@ -24,7 +24,7 @@ type slidingModel struct {
 	paused int64
 }
 
-func newSlidingModel(d ratelimit.Definition, origin int64) *slidingModel {
+func newSlidingModel(d bucket.Definition, origin int64) *slidingModel {
 	period, n := d.Period.Microseconds(), int64(d.Slots)
 	floor := newLimit(d).floor
 	return &slidingModel{

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/curve"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 	"github.com/pgratelimit/ratelimit/memstore"
@@ -74,7 +75,7 @@ func windowCounts(l ratelimit.SlidingWindow, dyadic bool) *rapid.Generator[float
 
 // windowStep draws the next instant: at once, a little later, at or around the edge of
 // a slot, as promised, or back.
-func windowStep(t *rapid.T, d ratelimit.Definition, origin, now, promised int64) int64 {
+func windowStep(t *rapid.T, d bucket.Definition, origin, now, promised int64) int64 {
 	width, period := d.SlotWidth().Microseconds(), d.Period.Microseconds()
 	switch rapid.IntRange(0, 6).Draw(t, "step is") {
 	case 1:
@@ -100,7 +101,7 @@ func TestSlidingWindowExact(t *testing.T) {
 	ctx := context.Background()
 	rapid.Check(t, func(t *rapid.T) {
 		l := slidingWindows(true).Draw(t, "limit")
-		d := l.Definition()
+		d := definition(l)
 		now := epoch
 		s := memstore.New(func() time.Time { return instant(now) })
 		origin := d.Fresh("k", instant(epoch-int64(70*year/time.Microsecond))).TS.UnixMicro()
@@ -228,7 +229,7 @@ func TestSlidingWindowPromise(t *testing.T) {
 		if rapid.IntRange(0, 9).Draw(t, "sharded") == 0 {
 			l = sharded(t, l)
 		}
-		d := l.Definition()
+		d := definition(l)
 		now := epoch
 		s := memstore.New(func() time.Time { return instant(now) })
 		origin := d.Fresh("k", instant(epoch)).TS.UnixMicro()
@@ -466,7 +467,7 @@ type openCall struct {
 
 // granted notes n equal pieces of what a call took, and judges the windows that they are in.
 func (w *settledWindow) granted(t *rapid.T, r ratelimit.Result, n int) {
-	d := w.l.Definition()
+	d := definition(w.l)
 	first := len(w.events)
 	for _, at := range r.Instants(n) {
 		if at.After(instant(w.now)) {

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 	"github.com/pgratelimit/ratelimit/internal/wait"
@@ -28,7 +29,7 @@ type Store struct {
 	seen  decide.Seen
 
 	mu   sync.Mutex
-	rows map[decide.Row]ratelimit.State
+	rows map[decide.Row]bucket.State
 }
 
 // New makes an empty store, in which every limit is full. A nil clock means
@@ -37,7 +38,7 @@ func New(clock func() time.Time) *Store {
 	if clock == nil {
 		clock = time.Now
 	}
-	return &Store{clock: clock, rows: map[decide.Row]ratelimit.State{}}
+	return &Store{clock: clock, rows: map[decide.Row]bucket.State{}}
 }
 
 // Allow takes what is asked from all the limits, or refuses and takes from
@@ -187,7 +188,7 @@ func (s *Store) listed(limit ratelimit.Limit, page ratelimit.Page) (statuses []r
 	}
 	now := s.now()
 	for _, key := range keys {
-		a := decide.Ask{Request: limit.For(key), Definition: limit.Definition()}
+		a := decide.Ask{Request: limit.For(key), Definition: bucket.Definition(limit.Definition())}
 		statuses = append(statuses, decide.Shown(limit, key, s.of(&a, now), now))
 	}
 	return statuses
@@ -225,8 +226,8 @@ func (s *Store) view(call *decide.Call) decide.View {
 	return decide.View{States: s.states(call, now), At: now}
 }
 
-func (s *Store) states(call *decide.Call, now time.Time) [][]ratelimit.State {
-	states := make([][]ratelimit.State, len(call.Asks))
+func (s *Store) states(call *decide.Call, now time.Time) [][]bucket.State {
+	states := make([][]bucket.State, len(call.Asks))
 	for i := range call.Asks {
 		states[i] = s.of(&call.Asks[i], now)
 	}
@@ -234,15 +235,15 @@ func (s *Store) states(call *decide.Call, now time.Time) [][]ratelimit.State {
 }
 
 // of is the states of all shards of an ask.
-func (s *Store) of(a *decide.Ask, now time.Time) []ratelimit.State {
-	states := make([]ratelimit.State, a.Definition.Shards)
+func (s *Store) of(a *decide.Ask, now time.Time) []bucket.State {
+	states := make([]bucket.State, a.Definition.Shards)
 	for shard := range states {
 		states[shard] = s.state(a.Definition.Shard(), decide.Row{Key: a.Of(), Shard: shard}, now)
 	}
 	return states
 }
 
-func (s *Store) state(d ratelimit.Definition, row decide.Row, now time.Time) ratelimit.State {
+func (s *Store) state(d bucket.Definition, row decide.Row, now time.Time) bucket.State {
 	if state, ok := s.rows[row]; ok {
 		return state
 	}
@@ -290,7 +291,7 @@ func (s *Store) Pause(ctx context.Context, limit ratelimit.Limit, key string, la
 		return time.Time{}, err
 	}
 	err = s.edit(ctx, limit, key, func(a *decide.Ask, now time.Time) {
-		until = s.change(a, now, func(d ratelimit.Definition, state ratelimit.State) ratelimit.State {
+		until = s.change(a, now, func(d bucket.Definition, state bucket.State) bucket.State {
 			return d.Pause(state, now, now.Add(lasts))
 		})
 	})
@@ -316,7 +317,7 @@ func (s *Store) PauseAll(ctx context.Context, lasts time.Duration, requests ...r
 	defer s.mu.Unlock()
 	now := s.now()
 	for i := range call.Asks {
-		end := s.change(&call.Asks[i], now, func(d ratelimit.Definition, state ratelimit.State) ratelimit.State {
+		end := s.change(&call.Asks[i], now, func(d bucket.Definition, state bucket.State) bucket.State {
 			return d.Pause(state, now, now.Add(lasts))
 		})
 		if end.After(until) {
@@ -331,7 +332,7 @@ func (s *Store) PauseAll(ctx context.Context, lasts time.Duration, requests ...r
 // changes nothing.
 func (s *Store) Resume(ctx context.Context, limit ratelimit.Limit, key string) error {
 	return s.edit(ctx, limit, key, func(a *decide.Ask, now time.Time) {
-		s.change(a, now, func(d ratelimit.Definition, state ratelimit.State) ratelimit.State {
+		s.change(a, now, func(d bucket.Definition, state bucket.State) bucket.State {
 			return d.Resume(key, state, now)
 		})
 	})
@@ -339,7 +340,7 @@ func (s *Store) Resume(ctx context.Context, limit ratelimit.Limit, key string) e
 
 // change changes all shards of an ask, and returns until when the last of them
 // is paused.
-func (s *Store) change(a *decide.Ask, now time.Time, to func(ratelimit.Definition, ratelimit.State) ratelimit.State) (paused time.Time) {
+func (s *Store) change(a *decide.Ask, now time.Time, to func(bucket.Definition, bucket.State) bucket.State) (paused time.Time) {
 	for shard, state := range s.of(a, now) {
 		after := to(a.Definition.Shard(), state)
 		s.rows[decide.Row{Key: a.Of(), Shard: shard}] = after
@@ -401,7 +402,7 @@ func (s *Store) settle(ctx context.Context, r *ratelimit.Receipt, used []float64
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		now := s.now()
-		states := make([]ratelimit.State, len(settlement.Changes))
+		states := make([]bucket.State, len(settlement.Changes))
 		for i, c := range settlement.Changes {
 			states[i] = s.state(c.Definition, c.Row, now)
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
@@ -92,7 +93,7 @@ func pruneUntilOver(t *testing.T, c *clock, store *pgstore.Store, f family, ask 
 // wantNotOver holds what was granted within a minute against a family's limit.
 func wantNotOver(t *testing.T, f family, granted float64) {
 	t.Helper()
-	d := f.spent.Definition()
+	d := bucket.Definition(f.spent.Definition())
 	if most := d.Capacity + d.Rate*float64(time.Minute)/float64(d.Period); granted > most {
 		t.Errorf("granted %v in a minute, want at most %v", granted, most)
 	}

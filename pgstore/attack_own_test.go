@@ -17,6 +17,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/internal/throwaway"
 	"github.com/pgratelimit/ratelimit/migrations"
@@ -480,7 +481,7 @@ func TestWaitingMakesNoSecondBurst(t *testing.T) {
 				t.Run(verb.name+"/"+limit.Definition().Name+"/"+row, func(t *testing.T) {
 					t.Parallel()
 					granted := afterAWait(t, db, verb.take, limit.ForN(t.Name(), 9), row == "a row")
-					wantWithin(t, limit.Definition(), granted)
+					wantWithin(t, bucket.Definition(limit.Definition()), granted)
 				})
 			}
 		}
@@ -542,7 +543,7 @@ func waitFor(t *testing.T, db *pgtest.DB, tx pgx.Tx, n int) {
 // wantWithin wants what was granted, by what callers were told of when, to keep
 // to the limit in every stretch of time that begins and ends with a grant, or in
 // every window.
-func wantWithin(t *testing.T, d ratelimit.Definition, granted []ratelimit.Result) {
+func wantWithin(t *testing.T, d bucket.Definition, granted []ratelimit.Result) {
 	t.Helper()
 	window := func(at time.Time) time.Duration { return at.Sub(d.Start) / d.Period }
 	for i, first := range granted {

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
@@ -803,7 +804,7 @@ func (g *generator) requests() []ratelimit.Request {
 }
 
 func (g *generator) tokens(l ratelimit.Limit) float64 {
-	d := l.Definition()
+	d := bucket.Definition(l.Definition())
 	unit := max(d.Capacity, d.Rate)
 	debt := min(d.MaxReserved, 5*unit)
 	return min(ratelimit.MaxTokens, pick(

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
@@ -73,7 +74,7 @@ func (s *Store) Credit(ctx context.Context, r ratelimit.Request) (status ratelim
 
 func (s *Store) credit(ctx context.Context, tx pgx.Tx, call *decide.Call, r ratelimit.Request) (ratelimit.Status, error) {
 	a := &call.Asks[0]
-	view := decide.View{States: make([][]ratelimit.State, 1)}
+	view := decide.View{States: make([][]bucket.State, 1)}
 	shard, counts := 0, []float64{r.Count}
 	if a.Sharded() {
 		var held bool
@@ -87,7 +88,7 @@ func (s *Store) credit(ctx context.Context, tx pgx.Tx, call *decide.Call, r rate
 			shard, counts = 0, a.Fill(view.States[0], r.Count, view.At)
 		}
 	} else {
-		view.States[0] = make([]ratelimit.State, 1)
+		view.States[0] = make([]bucket.State, 1)
 	}
 	given, err := s.give(ctx, tx, a, shard, counts)
 	if err != nil {
@@ -141,7 +142,7 @@ func (s *Store) settled(ctx context.Context, q table.Querier, call *decide.Call)
 	if err := q.SendBatch(ctx, &batch).Close(); err != nil {
 		return decide.View{}, err
 	}
-	view := decide.View{States: [][]ratelimit.State{make([]ratelimit.State, len(given))}}
+	view := decide.View{States: [][]bucket.State{make([]bucket.State, len(given))}}
 	for shard := range given {
 		view.States[0][shard] = given[shard].After
 		view.At = given[shard].At.UTC()
@@ -259,7 +260,7 @@ func (s *Store) pauseAll(ctx context.Context, tx pgx.Tx, calls []decide.Call, la
 }
 
 func (s *Store) pause(ctx context.Context, tx pgx.Tx, call *decide.Call, lasts time.Duration) (until time.Time, err error) {
-	err = s.change(ctx, tx, call, func(share ratelimit.Definition, state ratelimit.State, at time.Time) ratelimit.State {
+	err = s.change(ctx, tx, call, func(share bucket.Definition, state bucket.State, at time.Time) bucket.State {
 		after := share.Pause(state, at, at.Add(lasts))
 		until = after.Paused
 		return after
@@ -285,13 +286,13 @@ func (s *Store) Resume(ctx context.Context, limit ratelimit.Limit, key string) e
 
 func (s *Store) resume(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
 	key := call.Asks[0].Key
-	return s.change(ctx, tx, call, func(share ratelimit.Definition, state ratelimit.State, at time.Time) ratelimit.State {
+	return s.change(ctx, tx, call, func(share bucket.Definition, state bucket.State, at time.Time) bucket.State {
 		return share.Resume(key, state, at)
 	})
 }
 
 // change changes all rows of an edit's limit and key.
-func (s *Store) change(ctx context.Context, tx pgx.Tx, call *decide.Call, to func(ratelimit.Definition, ratelimit.State, time.Time) ratelimit.State) error {
+func (s *Store) change(ctx context.Context, tx pgx.Tx, call *decide.Call, to func(bucket.Definition, bucket.State, time.Time) bucket.State) error {
 	view, err := s.settled(ctx, tx, call)
 	if err != nil {
 		return s.fault("edit", err)

@@ -22,6 +22,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/curve"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/internal/relay"
@@ -254,8 +255,8 @@ func judgeTold(t *testing.T, all [3][]served, least float64) {
 
 func judgeEvents(t *testing.T, limit ratelimit.Limit, events []curve.Event, least float64) {
 	t.Helper()
-	d := limit.Definition()
-	worst := curve.Judge(events, curve.Of(d))
+	d := bucket.Definition(limit.Definition())
+	worst := curve.Judge(events, curve.Of(ratelimit.Definition(d)))
 	if worst.Share > 1+1e-9 {
 		t.Errorf("%s: too much", d.Name)
 	}
@@ -510,7 +511,7 @@ func TestEscrowGrantsWhatThereIs(t *testing.T) {
 		t.Run(ratelimit.NameOf(limit), func(t *testing.T) {
 			sent := &traced.Statements{}
 			db := pgtest.New(t, maxConns(16), pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent }))
-			d, now := limit.Definition(), newClock()
+			d, now := bucket.Definition(limit.Definition()), newClock()
 			if d.Kind == ratelimit.KindFixedWindow {
 				now.set(d.Fresh("k", now.now()).TS.Add(d.Period * 3 / 4)) // so that two windows are used in less than one
 			}
@@ -596,7 +597,7 @@ func strands(t *testing.T, limit ratelimit.Limit, moves time.Duration, least flo
 			}
 		}
 	}
-	d := limit.Definition()
+	d := bucket.Definition(limit.Definition())
 	rate := d.Rate / d.Period.Seconds()
 	if d.Kind == ratelimit.KindSlidingWindow {
 		rate *= float64(d.Slots) / float64(d.Slots+1)

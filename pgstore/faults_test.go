@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 	"github.com/pgratelimit/ratelimit/internal/throwaway"
@@ -206,12 +207,8 @@ var verbsInTx = []struct {
 
 // paid is a result that can be cancelled.
 func paid(r ratelimit.Request) ratelimit.Result {
-	d := r.Limit.Definition()
 	payment := receipt.Payment{
-		Limit: &receipt.Limit{
-			Name: d.Name, Key: r.Key, Kind: uint8(d.Kind), Rate: d.Rate, Period: d.Period,
-			Capacity: d.Capacity, MaxReserved: d.MaxReserved, Shards: d.Shards, Start: d.Start,
-		},
+		Limit:  &receipt.Limit{Definition: bucket.Definition(r.Limit.Definition()), Key: r.Key},
 		Tokens: r.Count,
 	}
 	return ratelimit.Result{Receipt: receipt.New([]receipt.Payment{payment}, nil, "", nil, time.Time{})}

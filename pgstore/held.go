@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/escrow"
 )
@@ -32,7 +33,7 @@ func refusedBefore(p *pending) (ratelimit.Result, bool) {
 	if !ok {
 		return ratelimit.Result{}, false
 	}
-	result := p.call.Checked(decide.View{States: [][]ratelimit.State{{state}}, At: at})
+	result := p.call.Checked(decide.View{States: [][]bucket.State{{state}}, At: at})
 	return result, !result.OK
 }
 

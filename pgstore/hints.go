@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/escrow"
 )
@@ -69,8 +69,8 @@ type shards struct {
 }
 
 type seenShards struct {
-	definition ratelimit.Definition
-	states     []ratelimit.State // one that was never seen counts as full
+	definition bucket.Definition
+	states     []bucket.State // one that was never seen counts as full
 	short      short
 }
 
@@ -116,7 +116,7 @@ func (m *shards) better(a *decide.Ask, first, second int) int {
 }
 
 // saw notes the states of all of a's shards.
-func (m *shards) saw(a *decide.Ask, states []ratelimit.State) {
+func (m *shards) saw(a *decide.Ask, states []bucket.State) {
 	if states == nil {
 		return
 	}
@@ -127,7 +127,7 @@ func (m *shards) saw(a *decide.Ask, states []ratelimit.State) {
 
 // took notes what changes left behind, and returns what is known of the shards of
 // all sharded limits of a call then.
-func (m *shards) took(call *decide.Call, changes []decide.Change, at time.Time) [][]ratelimit.State {
+func (m *shards) took(call *decide.Call, changes []decide.Change, at time.Time) [][]bucket.State {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i := range changes {
@@ -176,14 +176,14 @@ func (m *shards) refuse(call *decide.Call, now *time.Time) bool {
 }
 
 // known is what is known of the shards of all sharded limits of a call.
-func (m *shards) known(call *decide.Call, at time.Time) [][]ratelimit.State {
+func (m *shards) known(call *decide.Call, at time.Time) [][]bucket.State {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.all(call, at)
 }
 
-func (m *shards) all(call *decide.Call, at time.Time) [][]ratelimit.State {
-	states := make([][]ratelimit.State, len(call.Asks))
+func (m *shards) all(call *decide.Call, at time.Time) [][]bucket.State {
+	states := make([][]bucket.State, len(call.Asks))
 	for i := range call.Asks {
 		if a := &call.Asks[i]; a.Sharded() {
 			states[i] = slices.Clone(m.states(a, at))
@@ -194,7 +194,7 @@ func (m *shards) all(call *decide.Call, at time.Time) [][]ratelimit.State {
 
 // states are those of a's shards, full at an instant if none was seen by this
 // definition.
-func (m *shards) states(a *decide.Ask, at time.Time) []ratelimit.State {
+func (m *shards) states(a *decide.Ask, at time.Time) []bucket.State {
 	seen := m.seen[a.Of()]
 	if seen.definition == a.Definition {
 		return seen.states
@@ -204,7 +204,7 @@ func (m *shards) states(a *decide.Ask, at time.Time) []ratelimit.State {
 	}
 	each := a.Definition.Shard()
 	full := each.Fresh(a.Key, at)
-	seen = seenShards{definition: a.Definition, states: slices.Repeat([]ratelimit.State{full}, a.Definition.Shards)}
+	seen = seenShards{definition: a.Definition, states: slices.Repeat([]bucket.State{full}, a.Definition.Shards)}
 	m.seen[a.Of()] = seen
 	return seen.states
 }

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
@@ -25,7 +26,7 @@ func TestChooseBalances(t *testing.T) {
 		for range takes {
 			change := ask.Change(0, choose(&memory), 1)
 			values[change.Shard]--
-			change.After = ratelimit.State{Value: values[change.Shard], TS: now}
+			change.After = bucket.State{Value: values[change.Shard], TS: now}
 			memory.took(&call, []decide.Change{change}, now)
 		}
 		return slices.Max(values) - slices.Min(values)

@@ -21,6 +21,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/curve"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/pgstore"
@@ -442,7 +443,7 @@ func TestOldTransactionTakesByTheClock(t *testing.T) {
 		t.Fatal(err)
 	}
 	got := stateOf(t, db, limit.Name)
-	d := limit.Definition()
+	d := bucket.Definition(limit.Definition())
 	want, ok := d.Take(before, got.TS, 1, 0)
 	if !ok || got.Value != want.Value || got.Value != result.Value {
 		t.Errorf("got %v and in the result %v, want %v from %v", got, result.Value, want, before)
@@ -481,7 +482,7 @@ func TestWaitingCreatesNoTokens(t *testing.T) {
 	if err := second.Commit(ctx); err != nil {
 		t.Fatal(err)
 	}
-	want := ratelimit.State{Value: before.Value - 1, TS: before.TS}
+	want := bucket.State{Value: before.Value - 1, TS: before.TS}
 	if after := stateOf(t, db, limit.Name); after != want || got.Value != want.Value {
 		t.Errorf("got %v and in the result %v, want %v", after, got.Value, want)
 	}

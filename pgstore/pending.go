@@ -10,6 +10,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/batch"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/escrow"
 )
@@ -113,7 +114,7 @@ func (o *own) gaveUp(p *pending, err error) error {
 
 // noteAll remembers the definitions of calls, most of which are the same.
 func (o *own) noteAll(tickets []*ticket) {
-	var last ratelimit.Definition
+	var last bucket.Definition
 	for _, t := range tickets {
 		for i := range t.Value.call.Asks {
 			if a := &t.Value.call.Asks[i]; a.Definition != last {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/batch"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/escrow"
 	"github.com/pgratelimit/ratelimit/internal/table"
@@ -164,8 +165,8 @@ type rowCalls struct {
 }
 
 // viewOf is a view of one row.
-func viewOf(state ratelimit.State, at time.Time) decide.View {
-	return decide.View{States: [][]ratelimit.State{{state}}, At: at.UTC()}
+func viewOf(state bucket.State, at time.Time) decide.View {
+	return decide.View{States: [][]bucket.State{{state}}, At: at.UTC()}
 }
 
 func (r *rowCalls) call() *decide.Call { return &r.left[0].Value.call }

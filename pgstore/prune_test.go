@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 	"github.com/pgratelimit/ratelimit/pgstore"
@@ -66,7 +67,7 @@ func TestPrune(t *testing.T) {
 	bothForms(t, func(t *testing.T, db *pgtest.DB, c *clock, store *pgstore.Store) {
 		const many = 2500
 		for _, l := range pruneLimits() {
-			d := l.Definition()
+			d := bucket.Definition(l.Definition())
 			full := d.Shard().Capacity
 			// Not full batches in between, as rows that stay are passed over.
 			insert(t, db, d.Name, 1300, full, noon.Add(-8*time.Hour))
@@ -133,7 +134,7 @@ func TestPruneSkipsLocked(t *testing.T) {
 	db, c := pgtest.New(t), newClock()
 	store := newStore(t, db, onClock(c))
 	for _, l := range pruneLimits() {
-		d := l.Definition()
+		d := bucket.Definition(l.Definition())
 		insert(t, db, d.Name, 2100, d.Shard().Capacity, noon.Add(-9*time.Hour))
 	}
 	holder := begin(t, db, pgx.ReadCommitted)
@@ -195,7 +196,7 @@ func TestPruneLooksAgain(t *testing.T) {
 			db := pgtest.New(t, pgtest.WithConfig(func(config *pgxpool.Config) { config.ConnConfig.Tracer = hook }))
 			store := newStore(t, db, onClock(c), isPortable(portable))
 			for _, l := range pruneLimits() {
-				full := l.Definition().Shard().Capacity
+				full := l.Definition().Capacity / float64(l.Definition().Shards)
 				insert(t, db, l.Definition().Name, 3, full, noon.Add(-8*time.Hour))
 				key := rowsKey(t, db)
 				hook.do = func() {

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
@@ -51,11 +52,11 @@ func (s *Store) readEach(ctx context.Context, call *decide.Call) (decide.View, e
 	if err := s.table.Read(ctx, s.pool, &rows, s.clock()); err != nil {
 		return decide.View{}, err
 	}
-	view, n := decide.View{States: make([][]ratelimit.State, len(call.Asks)), At: rows.At}, 0
+	view, n := decide.View{States: make([][]bucket.State, len(call.Asks)), At: rows.At}, 0
 	for i := range call.Asks {
 		a := &call.Asks[i]
 		each := a.Definition.Shard()
-		view.States[i] = make([]ratelimit.State, a.Definition.Shards)
+		view.States[i] = make([]bucket.State, a.Definition.Shards)
 		for shard := range view.States[i] {
 			if view.States[i][shard] = rows.States[n]; !rows.Found[n] {
 				view.States[i][shard] = each.Fresh(a.Key, view.At)
@@ -99,9 +100,9 @@ type listing struct {
 	page  ratelimit.Page
 	yield func(ratelimit.Status, error) bool
 
-	key    string            // whose rows are being read
-	states []ratelimit.State // that it has, nil before the first
-	at     time.Time         // when the last of them was read
+	key    string         // whose rows are being read
+	states []bucket.State // that it has, nil before the first
+	at     time.Time      // when the last of them was read
 	told   int
 }
 
@@ -142,13 +143,13 @@ func (l *listing) run(ctx context.Context) error {
 }
 
 // add adds a row to its key's.
-func (l *listing) add(row decide.Row, state ratelimit.State, at time.Time) {
-	d := l.limit.Definition()
+func (l *listing) add(row decide.Row, state bucket.State, at time.Time) {
+	d := bucket.Definition(l.limit.Definition())
 	l.at = at
 	if l.states == nil {
 		each := d.Shard()
 		fresh := each.Fresh(row.Key.Key, at)
-		l.key, l.states = row.Key.Key, make([]ratelimit.State, d.Shards)
+		l.key, l.states = row.Key.Key, make([]bucket.State, d.Shards)
 		for shard := range l.states {
 			l.states[shard] = fresh
 		}

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 	"github.com/pgratelimit/ratelimit/internal/table"
@@ -246,10 +247,10 @@ func (m *making) remember() {
 	m.after.States = m.hints.shards.known(call, m.after.At)
 	for i := range call.Asks {
 		if a := &call.Asks[i]; !a.Sharded() {
-			m.after.States[i] = []ratelimit.State{a.Definition.Fresh(a.Key, m.after.At)}
+			m.after.States[i] = []bucket.State{a.Definition.Fresh(a.Key, m.after.At)}
 		}
 	}
-	states := make([]ratelimit.State, len(m.given))
+	states := make([]bucket.State, len(m.given))
 	for i := range m.given {
 		states[i] = m.given[i].After
 	}

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
@@ -57,7 +58,7 @@ func TestShardsPromise(t *testing.T) {
 		for seed := range uint64(60) {
 			random := rand.New(rand.NewPCG(seed, 4))
 			l := shardedLimit(random, fmt.Sprint("l", seed))
-			d := l.Definition()
+			d := bucket.Definition(l.Definition())
 			for range 12 {
 				c.add(time.Duration(random.Float64() * float64(d.Period) / 4))
 				r := l.ForN("k", pick(random, d.Capacity*random.Float64(), d.Capacity/float64(d.Shards), d.Capacity))
@@ -69,7 +70,7 @@ func TestShardsPromise(t *testing.T) {
 					continue
 				}
 				refused++
-				c.set(result.RetryAt.Add(-tickOf(l.Definition()))) // an edge or a microsecond early
+				c.set(result.RetryAt.Add(-tickOf(d))) // an edge or a microsecond early
 				if early, err := store.Check(t.Context(), r); err != nil || early.OK && result.RetryAfter > tickOf(d) {
 					t.Fatalf("seed %d: %+v: too early: got OK %v, error %v", seed, r, early.OK, err)
 				}
@@ -344,7 +345,7 @@ func TestShardsWithPoolInTransactions(t *testing.T) {
 }
 
 // tickOf is how long a limit's clock stands still at a time.
-func tickOf(d ratelimit.Definition) time.Duration {
+func tickOf(d bucket.Definition) time.Duration {
 	if d.Kind == ratelimit.KindFixedWindow {
 		return d.Period
 	}

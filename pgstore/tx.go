@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
@@ -90,7 +91,7 @@ func (b *base) takeAtMost(ctx context.Context, tx pgx.Tx, call *decide.Call, cha
 		change.Count = math.Round(change.Definition.Settle(before.After, taken.After.TS).Value - taken.After.Value)
 		return b.granted(call, []decide.Change{change}, taken.At, taken.Xid, tx.Conn()), nil
 	}
-	view := decide.View{States: [][]ratelimit.State{{before.After}}, At: before.At.UTC()}
+	view := decide.View{States: [][]bucket.State{{before.After}}, At: before.At.UTC()}
 	if changes, ok := call.Plan(view); ok {
 		return b.takeChange(ctx, tx, call, changes[0])
 	}
@@ -284,7 +285,7 @@ func (b *base) lockAll(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, call *d
 		return view, nil, err
 	}
 	made = make(map[decide.Row]bool)
-	view.States = make([][]ratelimit.State, len(call.Asks))
+	view.States = make([][]bucket.State, len(call.Asks))
 	for i, c := range changes {
 		state := given[i].After
 		if rows.Found != nil && !rows.Found[i] {

@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/internal/throwaway"
 	"github.com/pgratelimit/ratelimit/migrations"
@@ -87,7 +88,7 @@ func codeOf(err error) string {
 }
 
 // stateOf is the only row of a limit.
-func stateOf(t *testing.T, db *pgtest.DB, name string) (s ratelimit.State) {
+func stateOf(t *testing.T, db *pgtest.DB, name string) (s bucket.State) {
 	t.Helper()
 	err := db.Pool.QueryRow(t.Context(), `SELECT value, ts FROM `+db.Schema+`.rate_limits WHERE name = $1`, name).Scan(&s.Value, &s.TS)
 	if err != nil {

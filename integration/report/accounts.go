@@ -314,7 +314,7 @@ func (l *lab) disturbOnce(ctx context.Context, pool *pgxpool.Pool, store *pgstor
 	}
 	d.pauses++
 	key := fmt.Sprintf("edited %d", d.rounds%3)
-	edited := []ratelimit.Limit{bucket, sliding}[d.rounds%2]
+	edited := []ratelimit.Limit{tokens, sliding}[d.rounds%2]
 	fewer, fewerSlides := shards, slides
 	fewer.Shards, fewerSlides.Shards = 2, 2
 	for what, edit := range map[string]func() error{

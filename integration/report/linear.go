@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/slots"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
@@ -33,21 +34,21 @@ type answer struct {
 }
 
 // rowModel is a row of a limit as the pure algebra has it.
-func rowModel(d ratelimit.Definition, begin ratelimit.State) porcupine.Model {
+func rowModel(d bucket.Definition, begin bucket.State) porcupine.Model {
 	return porcupine.Model{
 		Init: func() any { return begin },
 		Step: func(state, input, output any) (bool, any) {
-			return stepRow(d, state.(ratelimit.State), input.(asked), output.(answer))
+			return stepRow(d, state.(bucket.State), input.(asked), output.(answer))
 		},
 		Equal: func(a, b any) bool {
-			s, t := a.(ratelimit.State), b.(ratelimit.State)
+			s, t := a.(bucket.State), b.(bucket.State)
 			return s.Value == t.Value && s.TS.Equal(t.TS) && (s.Slots == nil || s.Slots.Ahead == t.Slots.Ahead && slices.Equal(s.Slots.Totals, t.Slots.Totals))
 		},
 		DescribeOperation: func(input, output any) string { return fmt.Sprintf("%+v -> %+v", input, output) },
 	}
 }
 
-func stepRow(d ratelimit.Definition, s ratelimit.State, in asked, out answer) (bool, ratelimit.State) {
+func stepRow(d bucket.Definition, s bucket.State, in asked, out answer) (bool, bucket.State) {
 	const rounding = 1e-6
 	settled := d.Settle(s, out.at)
 	count := in.count
@@ -103,7 +104,7 @@ func attackLinear(ctx context.Context, l *lab, c *chapter) error {
 					refused++
 				}
 			}
-			verdicts[porcupine.CheckOperationsTimeout(rowModel(limit.Definition(), begin), history, time.Minute)]++
+			verdicts[porcupine.CheckOperationsTimeout(rowModel(bucket.Definition(limit.Definition()), begin), history, time.Minute)]++
 		}
 		name := ratelimit.NameOf(limit)
 		c.tell(name+", calls in histories", "%d in %d", calls, rounds)
@@ -115,7 +116,7 @@ func attackLinear(ctx context.Context, l *lab, c *chapter) error {
 }
 
 // history is what was asked of a row, and answered.
-func (l *lab) history(ctx context.Context, pool *pgxpool.Pool, schema string, limit ratelimit.Limit, key string) (history []porcupine.Operation, begin ratelimit.State, err error) {
+func (l *lab) history(ctx context.Context, pool *pgxpool.Pool, schema string, limit ratelimit.Limit, key string) (history []porcupine.Operation, begin bucket.State, err error) {
 	var stores [2]*pgstore.Store
 	for i := range stores {
 		if stores[i], err = pgstore.New(pool, &pgstore.Config{Schema: schema}); err != nil {

@@ -25,7 +25,7 @@ const (
 )
 
 var (
-	bucket  = ratelimit.TokenBucket{Name: "bucket", Rate: much, Period: eon, Capacity: much}
+	tokens  = ratelimit.TokenBucket{Name: "bucket", Rate: much, Period: eon, Capacity: much}
 	window  = ratelimit.FixedWindow{Name: "window", Rate: much, Period: eon, Start: time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)}
 	shards  = ratelimit.TokenBucket{Name: "shards", Rate: much, Period: eon, Capacity: much, Shards: 4}
 	windows = ratelimit.FixedWindow{Name: "windows", Rate: much, Period: eon, Start: window.Start, Shards: 3}
@@ -41,8 +41,8 @@ var (
 	past = ratelimit.SlidingWindow{Name: "old window", Rate: 50, Period: eon, MaxReserved: ratelimit.None}
 
 	aged   = []ratelimit.Limit{old, past}                                                     // whose keys come and go
-	seeded = []ratelimit.Limit{bucket, window, shards, windows, basic, debt, sliding, slides} // rows that are there from the start
-	all    = []ratelimit.Limit{bucket, window, shards, windows, sliding, slides, basic, premium, tight, narrow, old, past}
+	seeded = []ratelimit.Limit{tokens, window, shards, windows, basic, debt, sliding, slides} // rows that are there from the start
+	all    = []ratelimit.Limit{tokens, window, shards, windows, sliding, slides, basic, premium, tight, narrow, old, past}
 )
 
 const keys = 6
@@ -205,7 +205,7 @@ var takes = []struct {
 	}},
 	{"Take", take, func(w *worker) []ratelimit.Request { return []ratelimit.Request{w.request()} }},
 	{"Wait", wait, func(w *worker) []ratelimit.Request {
-		return []ratelimit.Request{bucket.ForN(fmt.Sprint(w.rand.IntN(keys)), 2)}
+		return []ratelimit.Request{tokens.ForN(fmt.Sprint(w.rand.IntN(keys)), 2)}
 	}},
 }
 

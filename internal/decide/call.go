@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/exact"
 )
 
@@ -28,7 +29,7 @@ type Call struct {
 // Ask is a request of a call with its limit's definition.
 type Ask struct {
 	ratelimit.Request
-	Definition ratelimit.Definition
+	Definition bucket.Definition
 	Floor      float64 // the lowest value that it may leave behind
 	place      int     // in the order of the call
 }
@@ -146,7 +147,7 @@ func NewAtMost(r ratelimit.Request) (Call, error) {
 	if err := r.Validate(); err != nil {
 		return Call{}, err
 	}
-	d, asked := r.Limit.Definition(), r.Count
+	d, asked := bucket.Definition(r.Limit.Definition()), r.Count
 	if r.Count = math.Floor(asked); r.Count < 1 {
 		return Call{}, &ratelimit.FieldError{Limit: d.Name, Field: "Count", Value: asked, Reason: "must be at least 1, since whole tokens are taken"}
 	}
@@ -197,7 +198,7 @@ func NewChecks(requests ...ratelimit.Request) (Call, error) {
 		if err := r.Validate(); err != nil {
 			return Call{}, err
 		}
-		call.Asks[i] = Ask{Request: r, Definition: r.Limit.Definition(), place: i}
+		call.Asks[i] = Ask{Request: r, Definition: bucket.Definition(r.Limit.Definition()), place: i}
 		if err := call.Asks[i].exceeds(false); err != nil {
 			return Call{}, err
 		}
@@ -213,7 +214,7 @@ func (c *Call) add(r ratelimit.Request) error {
 	if err := r.Validate(); err != nil {
 		return err
 	}
-	d := r.Limit.Definition()
+	d := bucket.Definition(r.Limit.Definition())
 	for i := range c.Asks {
 		a := &c.Asks[i]
 		if a.Definition.Name != d.Name || a.Key != r.Key {

@@ -4,12 +4,13 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
 // Held tells the result of n tokens of a, of one row, that the process held already: in
 // one allocation, unless it is a reservation. paid is a's Paid, after is what there is then.
-func (a *Ask) Held(paid *receipt.Limit, n float64, reserve bool, after *ratelimit.State, at time.Time, result *ratelimit.Result) {
+func (a *Ask) Held(paid *receipt.Limit, n float64, reserve bool, after *bucket.State, at time.Time, result *ratelimit.Result) {
 	holding := holdingOf(&a.Definition, *after, at)
 	a.tell(&result.Status, true, &holding, at, at)
 	result.Request.Count, result.Taken = n, n
@@ -22,7 +23,7 @@ func (a *Ask) Held(paid *receipt.Limit, n float64, reserve bool, after *ratelimi
 
 // Refused is the result of an allow of n tokens of a, of one row that is in a state, which
 // it cannot grant; false if it can.
-func (a *Ask) Refused(n float64, state ratelimit.State, at time.Time) (ratelimit.Result, bool) {
+func (a *Ask) Refused(n float64, state bucket.State, at time.Time) (ratelimit.Result, bool) {
 	d, without := &a.Definition, state
 	paused := state.Paused.After(at)
 	if paused { // which for an allow does not change what there is
@@ -46,7 +47,7 @@ func (a *Ask) Refused(n float64, state ratelimit.State, at time.Time) (ratelimit
 
 // Stand is what there is of a limit at an instant.
 type Stand struct {
-	State ratelimit.State
+	State bucket.State
 	At    time.Time
 }
 
@@ -118,9 +119,5 @@ func (c *Call) Whole(rest ratelimit.Result, stands []*Stand) ratelimit.Result {
 
 // Paid is a's limit and key in receipts.
 func (a *Ask) Paid() *receipt.Limit {
-	d := &a.Definition
-	return &receipt.Limit{
-		Name: d.Name, Key: a.Key, Kind: uint8(d.Kind), Rate: d.Rate, Period: d.Period,
-		Capacity: d.Capacity, MaxReserved: d.MaxReserved, Shards: d.Shards, Start: d.Start, Slots: d.Slots,
-	}
+	return &receipt.Limit{Definition: a.Definition, Key: a.Key}
 }

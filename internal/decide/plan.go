@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/exact"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
@@ -13,23 +14,23 @@ import (
 // View is what there is: the states of all shards of a call's limits, in the
 // order of its asks, at one instant.
 type View struct {
-	States [][]ratelimit.State
+	States [][]bucket.State
 	At     time.Time
 }
 
 // Change is what a call does to one row.
 type Change struct {
 	Row
-	Ask        int                  // of the call, that it is for
-	Definition ratelimit.Definition // of the shard
-	Count      float64              // tokens to take
-	Floor      float64              // the lowest value to leave behind
-	Seen       ratelimit.State      // the row as it was looked at, zero if it was not
-	At         time.Time            // the instant that decides, if it was planned as of one; zero for the clock
-	Over       time.Time            // an instant that is known to be over
-	From       time.Time            // where the first slot begins that a reservation may have, since the row is paused
-	Slot       int64                // of what is given back, of a kind of limit that has slots
-	After      ratelimit.State      // the row once it was changed
+	Ask        int               // of the call, that it is for
+	Definition bucket.Definition // of the shard
+	Count      float64           // tokens to take
+	Floor      float64           // the lowest value to leave behind
+	Seen       bucket.State      // the row as it was looked at, zero if it was not
+	At         time.Time         // the instant that decides, if it was planned as of one; zero for the clock
+	Over       time.Time         // an instant that is known to be over
+	From       time.Time         // where the first slot begins that a reservation may have, since the row is paused
+	Slot       int64             // of what is given back, of a kind of limit that has slots
+	After      bucket.State      // the row once it was changed
 }
 
 // Change takes n tokens from one of a's shards; i is a's place in its call.
@@ -90,7 +91,7 @@ func (c *Call) ask(i int, v View) *Ask {
 }
 
 // whole is how many whole tokens there are in a's shards together.
-func (a *Ask) whole(states []ratelimit.State, now time.Time) float64 {
+func (a *Ask) whole(states []bucket.State, now time.Time) float64 {
 	shard, sum := a.Definition.Shard(), 0.0
 	for _, s := range states {
 		sum += max(0, shard.Settle(s, now).Value)
@@ -104,7 +105,7 @@ func (a *Ask) whole(states []ratelimit.State, now time.Time) float64 {
 
 // leastChange is the shard that a count of 0 is taken from: the fullest, since one that
 // is not known to be there is empty.
-func (a *Ask) leastChange(states []ratelimit.State, now time.Time) int {
+func (a *Ask) leastChange(states []bucket.State, now time.Time) int {
 	if a.Count > 0 || !a.Sharded() {
 		return 0
 	}
@@ -152,7 +153,7 @@ func inOneSlot(changes []Change, now time.Time) {
 }
 
 // paused reports whether one of a limit's rows is: a pause is in all of them.
-func paused(states []ratelimit.State, now time.Time) bool {
+func paused(states []bucket.State, now time.Time) bool {
 	for _, s := range states {
 		if s.Paused.After(now) {
 			return true
@@ -274,8 +275,8 @@ func (c *Call) CheckedEach(v View) []ratelimit.Status {
 
 // Shown is the status of a limit's key whose shards are in states, for showing it: OK
 // unless there is debt or a pause, and then RetryAt is when that is over.
-func Shown(limit ratelimit.Limit, key string, states []ratelimit.State, now time.Time) ratelimit.Status {
-	a := Ask{Request: limit.ForN(key, 0), Definition: limit.Definition()}
+func Shown(limit ratelimit.Limit, key string, states []bucket.State, now time.Time) ratelimit.Status {
+	a := Ask{Request: limit.ForN(key, 0), Definition: bucket.Definition(limit.Definition())}
 	return a.found(false, states, now)
 }
 
@@ -295,8 +296,8 @@ func (c *Call) Refused(v View) ratelimit.Result {
 // Credited is the status of r's limit, whose shards are in states, once its
 // count was given back at now. It is OK unless there is debt or a pause still,
 // and then RetryAt is when that is over.
-func Credited(r ratelimit.Request, states []ratelimit.State, now time.Time) ratelimit.Status {
-	a := Ask{Request: r, Definition: r.Limit.Definition()}
+func Credited(r ratelimit.Request, states []bucket.State, now time.Time) ratelimit.Status {
+	a := Ask{Request: r, Definition: bucket.Definition(r.Limit.Definition())}
 	a.Count = 0
 	status := a.found(false, states, now)
 	status.Request = r
@@ -337,7 +338,7 @@ func outweighs(s, t ratelimit.Status) bool {
 
 // tellTaken sets s, which is zero, to the status of a, of one row, when it was taken at now
 // and left after behind.
-func (a *Ask) tellTaken(s *ratelimit.Status, after ratelimit.State, now time.Time) {
+func (a *Ask) tellTaken(s *ratelimit.Status, after bucket.State, now time.Time) {
 	d := &a.Definition
 	at, due, settled := a.counts(d, after, now)
 	h := holdingOf(d, settled, at)
@@ -346,7 +347,7 @@ func (a *Ask) tellTaken(s *ratelimit.Status, after ratelimit.State, now time.Tim
 
 // takenAmong is the status of a when changes were made to its shards, which are
 // in states since.
-func (a *Ask) takenAmong(states []ratelimit.State, changes []Change, now time.Time) ratelimit.Status {
+func (a *Ask) takenAmong(states []bucket.State, changes []Change, now time.Time) ratelimit.Status {
 	var at, due time.Time
 	for i := range changes {
 		counted, ready, _ := a.counts(&changes[i].Definition, changes[i].After, now)
@@ -360,7 +361,7 @@ func (a *Ask) takenAmong(states []ratelimit.State, changes []Change, now time.Ti
 // At once, it is told at the instant at which it counts, so that what callers are told
 // keeps to the limit. What is due later counts then, and the wait for that is from now,
 // by the one clock of all rows, however far the clock has gone back.
-func (a *Ask) counts(d *ratelimit.Definition, after ratelimit.State, now time.Time) (at, due time.Time, settled ratelimit.State) {
+func (a *Ask) counts(d *bucket.Definition, after bucket.State, now time.Time) (at, due time.Time, settled bucket.State) {
 	at = d.Charged(after, now)
 	settled = d.Settle(after, at)
 	due = d.Due(settled, at, a.Count)
@@ -371,7 +372,7 @@ func (a *Ask) counts(d *ratelimit.Definition, after ratelimit.State, now time.Ti
 }
 
 // found is the status of a against the states of its shards, with nothing taken.
-func (a *Ask) found(reserve bool, states []ratelimit.State, now time.Time) ratelimit.Status {
+func (a *Ask) found(reserve bool, states []bucket.State, now time.Time) ratelimit.Status {
 	without := states
 	if !reserve && paused(states, now) {
 		without = unpaused(states)
@@ -396,7 +397,7 @@ func (a *Ask) found(reserve bool, states []ratelimit.State, now time.Time) ratel
 
 // unpaused is states as they would be without a pause, which for an allow does not
 // change what there is.
-func unpaused(states []ratelimit.State) []ratelimit.State {
+func unpaused(states []bucket.State) []bucket.State {
 	states = slices.Clone(states)
 	for i := range states {
 		states[i].Paused = time.Time{}
@@ -405,7 +406,7 @@ func unpaused(states []ratelimit.State) []ratelimit.State {
 }
 
 // dueAmong is due for taking counts from shards in states.
-func (a *Ask) dueAmong(states []ratelimit.State, counts []float64, now time.Time) time.Time {
+func (a *Ask) dueAmong(states []bucket.State, counts []float64, now time.Time) time.Time {
 	shard, at := a.Definition.Shard(), now
 	floor, least := a.Floor/float64(len(states)), a.leastChange(states, now)
 	for i, s := range states {
@@ -434,7 +435,7 @@ type holding struct {
 	paused, full time.Time // until when, and from when on
 }
 
-func holdingOf(d *ratelimit.Definition, settled ratelimit.State, now time.Time) holding {
+func holdingOf(d *bucket.Definition, settled bucket.State, now time.Time) holding {
 	return holding{d.ValueAt(settled, now), settled.Paused, d.When(settled, d.Capacity)}
 }
 
@@ -457,7 +458,7 @@ func (a *Ask) tell(s *ratelimit.Status, ok bool, h *holding, now, retryAt time.T
 }
 
 // statusAmong is status for all shards together.
-func (a *Ask) statusAmong(ok bool, states []ratelimit.State, now, retryAt time.Time) ratelimit.Status {
+func (a *Ask) statusAmong(ok bool, states []bucket.State, now, retryAt time.Time) ratelimit.Status {
 	shard := a.Definition.Shard()
 	total := holdingOf(&shard, shard.Settle(states[0], now), now)
 	for _, s := range states[1:] {

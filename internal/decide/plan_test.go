@@ -7,6 +7,7 @@ import (
 	"time"
 
 	. "github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
@@ -14,39 +15,42 @@ const d = 100 * time.Millisecond // brings a token, at 10 a second
 
 var t0 = time.Date(2025, 3, 14, 12, 0, 0, 0, time.UTC)
 
+// definition is a limit's, with the arithmetic.
+func definition(l Limit) bucket.Definition { return bucket.Definition(l.Definition()) }
+
 // row is a state without a pause.
-func row(value float64, ts time.Time) State { return State{Value: value, TS: ts} }
+func row(value float64, ts time.Time) bucket.State { return bucket.State{Value: value, TS: ts} }
 
 // view is the states of limits that have one row each.
-func view(now time.Time, states []State) decide.View {
+func view(now time.Time, states []bucket.State) decide.View {
 	v := decide.View{At: now}
 	for _, s := range states {
-		v.States = append(v.States, []State{s})
+		v.States = append(v.States, []bucket.State{s})
 	}
 	return v
 }
 
 // decided is a store's whole decision on limits that have one row each: the
 // answer, and what is stored.
-func decided(call decide.Call, now time.Time, states []State) (Result, []State) {
+func decided(call decide.Call, now time.Time, states []bucket.State) (Result, []bucket.State) {
 	v := view(now, states)
 	changes, ok := call.Plan(v)
 	if !ok {
 		return call.Refused(v), nil
 	}
-	var after []State
+	var after []bucket.State
 	for _, c := range changes {
 		after = append(after, c.After)
 	}
 	return call.Granted(changes, v), after
 }
 
-func checked(call decide.Call, now time.Time, states []State) Result {
+func checked(call decide.Call, now time.Time, states []bucket.State) Result {
 	return call.Checked(view(now, states))
 }
 
 // stateOf is the state of a request's limit among those of a call's asks.
-func stateOf(call decide.Call, states []State, r Request) State {
+func stateOf(call decide.Call, states []bucket.State, r Request) bucket.State {
 	i := slices.IndexFunc(call.Asks, func(a decide.Ask) bool { return a.Definition.Name == NameOf(r.Limit) })
 	return states[i]
 }
@@ -61,27 +65,27 @@ func TestPlanSeveral(t *testing.T) {
 		name     string
 		reserve  bool
 		requests []Request
-		states   []State // in the order of name
-		decides  string  // name of the limit that does
+		states   []bucket.State // in the order of name
+		decides  string         // name of the limit that does
 		ok       bool
 		retry    time.Duration
 		each     []float64 // values, in the order of the call
 		eachOK   []bool
-		after    []State // in the order of name
+		after    []bucket.State // in the order of name
 	}{
 		{
 			"all", false,
 			[]Request{c.ForN("", 3), a.ForN("", 1), b.ForN("", 2)},
-			[]State{row(10, t0), row(10, t0), row(10, t0)},
+			[]bucket.State{row(10, t0), row(10, t0), row(10, t0)},
 			"c", true, 0,
 			[]float64{7, 9, 8},
 			[]bool{true, true, true},
-			[]State{row(9, t0), row(8, t0), row(7, t0)},
+			[]bucket.State{row(9, t0), row(8, t0), row(7, t0)},
 		},
 		{
 			"one refuses", false,
 			[]Request{c.For(""), a.For(""), b.For("")},
-			[]State{row(10, t0), row(0, t0), row(5, t0)},
+			[]bucket.State{row(10, t0), row(0, t0), row(5, t0)},
 			"b", false, d,
 			[]float64{5, 10, 0},
 			[]bool{true, true, false},
@@ -90,7 +94,7 @@ func TestPlanSeveral(t *testing.T) {
 		{
 			"two refuse", false,
 			[]Request{c.ForN("", 5), a.ForN("", 3), b.For("")},
-			[]State{row(0, t0), row(0, t0), row(5, t0)},
+			[]bucket.State{row(0, t0), row(0, t0), row(5, t0)},
 			"a", false, 3 * d,
 			[]float64{5, 0, 0},
 			[]bool{true, false, false},
@@ -99,7 +103,7 @@ func TestPlanSeveral(t *testing.T) {
 		{
 			"a debt that waits longer does not decide", true,
 			[]Request{a.ForN("", 9), c.ForN("", 1)},
-			[]State{row(0, t0), row(-5, t0)},
+			[]bucket.State{row(0, t0), row(-5, t0)},
 			"c", false, d,
 			[]float64{0, -5},
 			[]bool{true, false},
@@ -108,20 +112,20 @@ func TestPlanSeveral(t *testing.T) {
 		{
 			"the longest debt decides", true,
 			[]Request{a.ForN("", 2), c.ForN("", 4), b.For("")},
-			[]State{row(0, t0), row(10, t0), row(0, t0)},
+			[]bucket.State{row(0, t0), row(10, t0), row(0, t0)},
 			"c", true, 4 * d,
 			[]float64{-2, -4, 9},
 			[]bool{true, true, true},
-			[]State{row(-2, t0), row(9, t0), row(-4, t0)},
+			[]bucket.State{row(-2, t0), row(9, t0), row(-4, t0)},
 		},
 		{
 			"the fewest tokens left decide", false,
 			[]Request{a.For(""), b.For("")},
-			[]State{row(10, t0), row(4, t0)},
+			[]bucket.State{row(10, t0), row(4, t0)},
 			"b", true, 0,
 			[]float64{9, 3},
 			[]bool{true, true},
-			[]State{row(9, t0), row(3, t0)},
+			[]bucket.State{row(9, t0), row(3, t0)},
 		},
 	}
 	for _, tt := range tests {
@@ -176,8 +180,8 @@ func TestPlanSameTwice(t *testing.T) {
 	if err != nil {
 		t.Fatalf("New() = %v", err)
 	}
-	result, after := decided(call, t0, []State{row(10, t0), row(10, t0)})
-	if want := []State{row(9, t0), row(1, t0)}; !slices.Equal(after, want) {
+	result, after := decided(call, t0, []bucket.State{row(10, t0), row(10, t0)})
+	if want := []bucket.State{row(9, t0), row(1, t0)}; !slices.Equal(after, want) {
 		t.Errorf("Plan() stores %v, want %v", after, want)
 	}
 	var got []Request
@@ -209,7 +213,7 @@ func TestInDebt(t *testing.T) {
 			if err != nil {
 				t.Fatalf("New() = %v", err)
 			}
-			result := checked(call, t0, []State{row(tt.value, t0)})
+			result := checked(call, t0, []bucket.State{row(tt.value, t0)})
 			if result.OK != tt.ok || result.RetryAfter != tt.retry {
 				t.Errorf("OK, RetryAfter = %v, %v, want %v, %v", result.OK, result.RetryAfter, tt.ok, tt.retry)
 			}
@@ -242,7 +246,7 @@ func TestGrantedAfterTheClockWentBack(t *testing.T) {
 	paused.Paused = paused.TS
 	for _, test := range []struct {
 		name        string
-		after       State
+		after       bucket.State
 		at, retryAt time.Time
 	}{
 		{"at once", row(0, later(time.Second)), later(time.Second), later(time.Second)},
@@ -285,7 +289,7 @@ func TestStatus(t *testing.T) {
 			if err != nil {
 				t.Fatalf("New() = %v", err)
 			}
-			got := checked(call, t0, []State{row(tt.value, t0)}).Status
+			got := checked(call, t0, []bucket.State{row(tt.value, t0)}).Status
 			if got.Remaining != tt.remaining || got.ResetAfter != tt.reset {
 				t.Errorf("Remaining, ResetAfter = %v, %v, want %v, %v", got.Remaining, got.ResetAfter, tt.remaining, tt.reset)
 			}
@@ -306,7 +310,7 @@ func TestWaitBeyondMaxSpan(t *testing.T) {
 		t.Fatalf("New() = %v", err)
 	}
 	for _, debt := range []float64{1e3, 1e6, 1e12, 1e27} {
-		result := checked(call, t0, []State{row(-debt, t0)})
+		result := checked(call, t0, []bucket.State{row(-debt, t0)})
 		if result.OK || result.RetryAfter < MaxSpan || !result.RetryAt.After(t0.Add(MaxSpan-1)) {
 			t.Errorf("debt of %g: OK %v, RetryAfter %v, RetryAt %v, want a refusal for longer than %v", debt, result.OK, result.RetryAfter, result.RetryAt, MaxSpan)
 		}
@@ -314,12 +318,12 @@ func TestWaitBeyondMaxSpan(t *testing.T) {
 }
 
 func BenchmarkPlan(b *testing.B) {
-	full := []State{row(10, t0), row(10, t0), row(10, t0), row(10, t0)}
-	empty := []State{row(0, t0), row(0, t0), row(0, t0), row(0, t0)}
+	full := []bucket.State{row(10, t0), row(10, t0), row(10, t0), row(10, t0)}
+	empty := []bucket.State{row(0, t0), row(0, t0), row(0, t0), row(0, t0)}
 	for _, bm := range []struct {
 		name     string
 		requests []Request
-		states   []State
+		states   []bucket.State
 	}{
 		{"1/taken", fourLimits()[:1], full[:1]},
 		{"1/refused", fourLimits()[:1], empty[:1]},
@@ -341,7 +345,7 @@ func BenchmarkPlan(b *testing.B) {
 
 // A pause refuses whatever there is, but for reservations, which it delays.
 func TestPaused(t *testing.T) {
-	paused := State{Value: 5, TS: t0.Add(6 * d), Paused: t0.Add(6 * d)}
+	paused := bucket.State{Value: 5, TS: t0.Add(6 * d), Paused: t0.Add(6 * d)}
 	one := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
 	two := TokenBucket{Name: "a", Rate: 20, Period: time.Second, Shards: 2}
 	tests := []struct {
@@ -372,7 +376,7 @@ func TestPaused(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			call := newCall(t, tt.reserve, tt.limit.ForN("k", tt.count))
-			v := decide.View{States: [][]State{slices.Repeat([]State{paused}, max(tt.limit.Shards, 1))}, At: tt.now}
+			v := decide.View{States: [][]bucket.State{slices.Repeat([]bucket.State{paused}, max(tt.limit.Shards, 1))}, At: tt.now}
 			result, foreseen := call.Refused(v), call.Checked(v)
 			changes, ok := call.Plan(v)
 			if ok {
@@ -404,7 +408,7 @@ func after(v decide.View, changes []decide.Change) decide.View {
 	for _, c := range changes {
 		states[c.Shard] = c.After
 	}
-	return decide.View{States: [][]State{states}, At: v.At}
+	return decide.View{States: [][]bucket.State{states}, At: v.At}
 }
 
 // A call that found less than others left for it each time is worth repeating at
@@ -412,7 +416,7 @@ func after(v decide.View, changes []decide.Change) decide.View {
 func TestRefusedThoughThereIsEnough(t *testing.T) {
 	a := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
 	call := newCall(t, false, a.For("k"))
-	got := call.Refused(view(t0, []State{row(10, t0)}))
+	got := call.Refused(view(t0, []bucket.State{row(10, t0)}))
 	if got.OK || got.RetryAfter != time.Microsecond || !got.RetryAt.Equal(t0.Add(time.Microsecond)) {
 		t.Errorf("Refused() = %v, want a wait of a microsecond", got)
 	}
@@ -422,7 +426,7 @@ func TestRefusedThoughThereIsEnough(t *testing.T) {
 func TestStatusOfShards(t *testing.T) {
 	a := TokenBucket{Name: "a", Rate: 20, Period: time.Second, Shards: 2}
 	call := newCall(t, true, a.ForN("k", 12))
-	v := decide.View{States: [][]State{rows(6, 4)}, At: t0}
+	v := decide.View{States: [][]bucket.State{rows(6, 4)}, At: t0}
 	if got := call.Checked(v); got.Value != 10 || got.Remaining != 10 || got.Capacity != 20 || got.ResetAfter != 6*d || got.RetryAfter != d {
 		t.Errorf("Checked() = %+v, want 10 of 20, full in %v, due in %v", plain(got.Status), 6*d, d)
 	}
@@ -445,16 +449,16 @@ func TestCredited(t *testing.T) {
 	a := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
 	tests := []struct {
 		name  string
-		state State
+		state bucket.State
 		ok    bool
 		retry time.Duration
 	}{
 		{"there is some", row(3, t0), true, 0},
 		{"in debt still", row(-3, t0), false, 3 * d},
-		{"paused still", State{Value: 3, TS: t0.Add(2 * d), Paused: t0.Add(2 * d)}, false, 2 * d},
+		{"paused still", bucket.State{Value: 3, TS: t0.Add(2 * d), Paused: t0.Add(2 * d)}, false, 2 * d},
 	}
 	for _, tt := range tests {
-		got := decide.Credited(a.ForN("k", 2), []State{tt.state}, t0)
+		got := decide.Credited(a.ForN("k", 2), []bucket.State{tt.state}, t0)
 		if got.OK != tt.ok || got.RetryAfter != tt.retry || got.Request != a.ForN("k", 2) || got.Value != tt.state.Value {
 			t.Errorf("%s: Credited() = %+v, want OK %v, RetryAfter %v", tt.name, plain(got), tt.ok, tt.retry)
 		}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
 // Seen is the definitions that a store has met, by name. Its zero value is ready,
@@ -17,15 +18,15 @@ type Seen struct {
 
 // family is the definitions of one name.
 type family struct {
-	all    []ratelimit.Definition
-	newest ratelimit.Definition // of those that were called
+	all    []bucket.Definition
+	newest bucket.Definition // of those that were called
 }
 
 // Note remembers the definition of a call. Those that differ in Rate and Capacity
 // only are kept as one, the slowest to fill and the largest: what is full by that
 // is full by each of them, and so the memory does not grow with the number of
 // plans.
-func (s *Seen) Note(d ratelimit.Definition) {
+func (s *Seen) Note(d bucket.Definition) {
 	s.mu.RLock()
 	f := s.byName[d.Name]
 	known := f != nil && (f.newest == d || alike(f.newest, d) && f.covers(d))
@@ -53,11 +54,11 @@ func (s *Seen) family(name string) *family {
 	return f
 }
 
-func (f *family) covers(d ratelimit.Definition) bool {
-	return slices.ContainsFunc(f.all, func(e ratelimit.Definition) bool { return covers(e, d) })
+func (f *family) covers(d bucket.Definition) bool {
+	return slices.ContainsFunc(f.all, func(e bucket.Definition) bool { return covers(e, d) })
 }
 
-func (f *family) add(d ratelimit.Definition) {
+func (f *family) add(d bucket.Definition) {
 	for i, e := range f.all {
 		if alike(e, d) {
 			f.all[i].Rate, f.all[i].Capacity = min(e.Rate, d.Rate), max(e.Capacity, d.Capacity)
@@ -82,7 +83,7 @@ func (s *Seen) NoteAll(limits []ratelimit.Limit) (names map[string]bool, err err
 	defer s.mu.Unlock()
 	names = make(map[string]bool, len(limits))
 	for _, l := range limits {
-		d := l.Definition()
+		d := bucket.Definition(l.Definition())
 		s.family(d.Name).add(d)
 		names[d.Name] = true
 	}
@@ -90,17 +91,17 @@ func (s *Seen) NoteAll(limits []ratelimit.Limit) (names map[string]bool, err err
 }
 
 // alike reports whether two definitions fill in the same ticks and rows.
-func alike(d, e ratelimit.Definition) bool {
+func alike(d, e bucket.Definition) bool {
 	return d.Kind == e.Kind && d.Period == e.Period && d.Start.Equal(e.Start) && d.Shards == e.Shards && d.Slots == e.Slots
 }
 
 // covers reports whether what is full by e is full by d.
-func covers(e, d ratelimit.Definition) bool {
+func covers(e, d bucket.Definition) bool {
 	return alike(e, d) && e.Rate <= d.Rate && e.Capacity >= d.Capacity
 }
 
 // Of is the definitions of a name that were noted.
-func (s *Seen) Of(name string) []ratelimit.Definition {
+func (s *Seen) Of(name string) []bucket.Definition {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	if f := s.byName[name]; f != nil {
@@ -111,15 +112,15 @@ func (s *Seen) Of(name string) []ratelimit.Definition {
 
 // Idle reports whether a row in a state means the same as no row, by all of the
 // definitions.
-func Idle(definitions []ratelimit.Definition, key string, s ratelimit.State, now time.Time) bool {
-	return !slices.ContainsFunc(definitions, func(d ratelimit.Definition) bool {
+func Idle(definitions []bucket.Definition, key string, s bucket.State, now time.Time) bool {
+	return !slices.ContainsFunc(definitions, func(d bucket.Definition) bool {
 		d = d.Shard()
 		return !d.Idle(key, s, now)
 	})
 }
 
 // newest is the definition of a name that was called last.
-func (s *Seen) newest(name string) (d ratelimit.Definition, ok bool) {
+func (s *Seen) newest(name string) (d bucket.Definition, ok bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	f := s.byName[name]

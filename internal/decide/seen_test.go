@@ -9,6 +9,7 @@ import (
 	"time"
 
 	. "github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
@@ -16,7 +17,7 @@ import (
 func paid(t *testing.T, l Limit, n float64) *Receipt {
 	t.Helper()
 	call := newCall(t, false, l.ForN("k", n))
-	changes, ok := call.Plan(decide.View{States: [][]State{full(l.Definition())}, At: t0})
+	changes, ok := call.Plan(decide.View{States: [][]bucket.State{full(definition(l))}, At: t0})
 	if !ok {
 		t.Fatalf("%v refuses %v", l, n)
 	}
@@ -53,11 +54,11 @@ func TestRefund(t *testing.T) {
 		want []string
 	}{
 		{"nothing seen", func() {}, asWas},
-		{"as it was", func() { seen.Note(eight.Definition()) }, asWas},
-		{"one shard now", func() { seen.Note(one.Definition()) }, toOne},
+		{"as it was", func() { seen.Note(definition(eight)) }, asWas},
+		{"one shard now", func() { seen.Note(definition(one)) }, toOne},
 		{"the old definition named", func() { seen.NoteAll([]Limit{eight}) }, toOne},
-		{"rolled back", func() { seen.Note(eight.Definition()) }, asWas},
-		{"and forth", func() { seen.Note(one.Definition()) }, toOne},
+		{"rolled back", func() { seen.Note(definition(eight)) }, asWas},
+		{"and forth", func() { seen.Note(definition(one)) }, toOne},
 	}
 	for _, s := range steps {
 		s.do()
@@ -71,7 +72,7 @@ func TestRefundOrder(t *testing.T) {
 	a := TokenBucket{Name: "a", Rate: 80, Period: time.Second, Shards: 8}
 	b := TokenBucket{Name: "b", Rate: 80, Period: time.Second}
 	call := newCall(t, false, a.ForN("k", 15), b.For("z"), b.For("k"))
-	view := decide.View{States: [][]State{full(b.Definition()), full(b.Definition()), full(a.Definition())}, At: t0}
+	view := decide.View{States: [][]bucket.State{full(definition(b)), full(definition(b)), full(definition(a))}, At: t0}
 	changes, ok := call.Plan(view)
 	if !ok {
 		t.Fatal("refused")
@@ -90,7 +91,7 @@ func TestSettle(t *testing.T) {
 	a := TokenBucket{Name: "a", Rate: 80, Period: time.Second, Shards: 8}
 	b := FixedWindow{Name: "b", Rate: 80, Period: time.Second}
 	call := newCall(t, false, b.ForN("k", 20), a.ForN("k", 25))
-	changes, ok := call.Plan(decide.View{States: [][]State{full(b.Definition()), full(a.Definition())}, At: t0})
+	changes, ok := call.Plan(decide.View{States: [][]bucket.State{full(definition(b)), full(definition(a))}, At: t0})
 	if !ok {
 		t.Fatal("refused")
 	}
@@ -113,9 +114,9 @@ func TestSettle(t *testing.T) {
 		var seen decide.Seen
 		settlement, err := seen.Settle(receipt, test.used)
 		var got []string
-		states := make([]State, len(settlement.Changes))
+		states := make([]bucket.State, len(settlement.Changes))
 		for i, c := range settlement.Changes {
-			states[i] = State{Value: c.Definition.Capacity, TS: t0}
+			states[i] = bucket.State{Value: c.Definition.Capacity, TS: t0}
 			for _, paid := range changes {
 				if paid.Row == c.Row {
 					states[i].Value -= paid.Count
@@ -151,7 +152,7 @@ func TestSeen(t *testing.T) {
 	for i := range 1000 {
 		plan := base
 		plan.Rate, plan.Capacity = 10+float64(i%50), 1+float64(i%70)
-		seen.Note(plan.Definition())
+		seen.Note(definition(plan))
 	}
 	sharded, window := base, FixedWindow{Name: "a", Rate: 10, Period: time.Second}
 	sharded.Shards = 2
@@ -160,7 +161,7 @@ func TestSeen(t *testing.T) {
 	}
 	merged := base
 	merged.Capacity = 70
-	want := []Definition{merged.Definition(), sharded.Definition(), window.Definition()}
+	want := []bucket.Definition{definition(merged), definition(sharded), definition(window)}
 	if got := seen.Of("a"); !slices.Equal(got, want) {
 		t.Errorf("Of(a) = %v, want %v", got, want)
 	}
@@ -214,7 +215,7 @@ func TestIdle(t *testing.T) {
 	tests := []struct {
 		name   string
 		limits []Limit
-		state  State
+		state  bucket.State
 		now    time.Time
 		want   bool
 	}{
@@ -246,7 +247,7 @@ func TestSeenConcurrently(t *testing.T) {
 		wg.Go(func() {
 			l := TokenBucket{Name: fmt.Sprint(i % 3), Rate: 10 + float64(i), Period: time.Second, Shards: 1 + i%2}
 			for range 100 {
-				seen.Note(l.Definition())
+				seen.Note(definition(l))
 				seen.Of(l.Name)
 				if _, err := seen.NoteAll([]Limit{l}); err != nil {
 					t.Error(err)

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
@@ -56,24 +57,21 @@ func (s *Seen) Settle(r *ratelimit.Receipt, used []float64) (Settlement, error) 
 // add adds the payments of one limit.
 func (s *Settlement) add(seen *Seen, payments []receipt.Payment, used []float64) error {
 	p, place := payments[0], len(s.Call.Asks)
-	d := ratelimit.Definition{
-		Name: p.Name, Kind: ratelimit.Kind(p.Kind), Rate: p.Rate, Period: p.Period,
-		Capacity: p.Capacity, MaxReserved: p.MaxReserved, Shards: p.Shards, Start: p.Start, Slots: p.Slots,
-	}
+	d := p.Definition
 	count := 0.0
 	if place < len(used) {
 		count = used[place]
 	}
-	request := ratelimit.Request{Limit: d.Limit(), Key: p.Key, Count: count}
+	request := ratelimit.Request{Limit: ratelimit.Definition(d).Limit(), Key: p.Key, Count: count}
 	if err := request.Validate(); err != nil {
 		return err
 	}
-	if d != d.Limit().Definition() { // in a receipt that somebody has written
-		return &ratelimit.FieldError{Field: "Receipt", Value: d, Reason: "must be of limits that can be"}
+	if d != bucket.Definition(request.Limit.Definition()) { // in a receipt that somebody has written
+		return &ratelimit.FieldError{Field: "Receipt", Value: ratelimit.Definition(d), Reason: "must be of limits that can be"}
 	}
 	if newest, ok := seen.newest(p.Name); ok && !alike(newest, d) {
 		d = newest
-		request.Limit = d.Limit()
+		request.Limit = ratelimit.Definition(d).Limit()
 	}
 	a := Ask{Request: request, Definition: d, place: place}
 	s.Call.Asks = append(s.Call.Asks, a)
@@ -106,7 +104,7 @@ func (s *Settlement) Spreads(c *Change) bool {
 // Spread has the changes, whose rows are in states at now, take what was used of limits
 // with shards besides what was taken: from the fullest first, so that they all are left
 // with as much. What is taken from one shard alone, others would grant again.
-func (s *Settlement) Spread(changes []Change, states []ratelimit.State, now time.Time) {
+func (s *Settlement) Spread(changes []Change, states []bucket.State, now time.Time) {
 	for _, o := range s.over {
 		a := s.Call.Asks[o.ask]
 		a.Count = o.count
@@ -147,8 +145,8 @@ func (s *Settlement) Rows() []Row {
 }
 
 // Settle is a change's row in a state once it was settled at now: see
-// [ratelimit.Definition.Charge] and [ratelimit.Definition.Refund].
-func (c *Change) Settle(state ratelimit.State, now time.Time) ratelimit.State {
+// [bucket.Definition.Charge] and [bucket.Definition.Refund].
+func (c *Change) Settle(state bucket.State, now time.Time) bucket.State {
 	if c.Count > 0 {
 		return c.Definition.Charge(state, now, c.Count)
 	}

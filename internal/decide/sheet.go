@@ -5,15 +5,15 @@ import (
 	"slices"
 	"time"
 
-	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
 // Sheet is the rows of several calls, which are decided one after another, each on
 // what those before it left.
 type Sheet struct {
-	Rows        []Row                  // in order
-	Definitions []ratelimit.Definition // of the shard; of several, that with the largest capacity
-	States      []ratelimit.State
+	Rows        []Row               // in order
+	Definitions []bucket.Definition // of the shard; of several, that with the largest capacity
+	States      []bucket.State
 	Found       []bool // that are there; what is not is full
 	Changed     []bool
 	At          time.Time
@@ -25,7 +25,7 @@ type Sheet struct {
 
 // NewSheet is a sheet of all rows of the calls, of which none has been found yet.
 func NewSheet(calls []*Call) *Sheet {
-	definitions := make(map[Row]ratelimit.Definition, len(calls))
+	definitions := make(map[Row]bucket.Definition, len(calls))
 	for _, c := range calls {
 		for i := range c.Asks {
 			a := &c.Asks[i]
@@ -43,7 +43,7 @@ func NewSheet(calls []*Call) *Sheet {
 		s.Rows = append(s.Rows, row)
 	}
 	slices.SortFunc(s.Rows, Row.Compare)
-	s.Definitions = make([]ratelimit.Definition, len(s.Rows))
+	s.Definitions = make([]bucket.Definition, len(s.Rows))
 	for i, row := range s.Rows {
 		s.Definitions[i], s.index[row] = definitions[row], i
 	}
@@ -87,7 +87,7 @@ func (s *Sheet) Passes(call *Call, changes []Change) bool {
 
 // View is what the sheet says of a call's limits.
 func (s *Sheet) View(call *Call) View {
-	return s.view(call, func(a *Ask, n int) ratelimit.State {
+	return s.view(call, func(a *Ask, n int) bucket.State {
 		if s.Found[n] || s.assumed {
 			return s.States[n]
 		}
@@ -102,14 +102,14 @@ const bottom = -math.MaxFloat64 / 1e20
 // Free is View with nothing in the rows that were not found, so that nothing is
 // planned to be taken from them.
 func (s *Sheet) Free(call *Call) View {
-	return s.view(call, func(*Ask, int) ratelimit.State { return ratelimit.State{Value: bottom, TS: s.At} })
+	return s.view(call, func(*Ask, int) bucket.State { return bucket.State{Value: bottom, TS: s.At} })
 }
 
-func (s *Sheet) view(call *Call, missing func(a *Ask, n int) ratelimit.State) View {
-	view := View{States: make([][]ratelimit.State, len(call.Asks)), At: s.At}
+func (s *Sheet) view(call *Call, missing func(a *Ask, n int) bucket.State) View {
+	view := View{States: make([][]bucket.State, len(call.Asks)), At: s.At}
 	for i := range call.Asks {
 		a := &call.Asks[i]
-		view.States[i] = make([]ratelimit.State, a.Definition.Shards)
+		view.States[i] = make([]bucket.State, a.Definition.Shards)
 		for shard := range view.States[i] {
 			n := s.index[Row{a.Of(), shard}]
 			if s.Found[n] {
@@ -147,8 +147,8 @@ func (s *Sheet) Make(changes []Change) {
 }
 
 // DefinitionsOf is the definitions of rows, which must be on the sheet.
-func (s *Sheet) DefinitionsOf(rows []Row) []ratelimit.Definition {
-	definitions := make([]ratelimit.Definition, len(rows))
+func (s *Sheet) DefinitionsOf(rows []Row) []bucket.Definition {
+	definitions := make([]bucket.Definition, len(rows))
 	for i, row := range rows {
 		definitions[i] = s.Definitions[s.index[row]]
 	}

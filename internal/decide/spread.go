@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/exact"
 )
 
@@ -18,7 +19,7 @@ import (
 // the fullest ones together. A reservation that must wait goes to the shard
 // that is ready first, unless several together are ready in less than half the
 // time, or that shard may not go so deep into debt.
-func (a *Ask) Spread(now time.Time, states []ratelimit.State) (counts []float64, ok bool) {
+func (a *Ask) Spread(now time.Time, states []bucket.State) (counts []float64, ok bool) {
 	if len(states) == 1 { // the very decision that the answer promises
 		_, ok = a.Definition.Take(states[0], now, a.Count, a.Floor)
 		return []float64{a.Count}, ok
@@ -48,9 +49,9 @@ func (a *Ask) Spread(now time.Time, states []ratelimit.State) (counts []float64,
 // wait. What is short there is not a value but a slot: it goes to the shard that has
 // one first, unless several together have them in less than half the time, or none
 // holds as much.
-func (a *Ask) spreadAhead(now time.Time, states []ratelimit.State, floor float64) (counts []float64, ok bool) {
+func (a *Ask) spreadAhead(now time.Time, states []bucket.State, floor float64) (counts []float64, ok bool) {
 	shard := a.Definition.Shard()
-	settled, best, due := make([]ratelimit.State, len(states)), -1, time.Time{}
+	settled, best, due := make([]bucket.State, len(states)), -1, time.Time{}
 	for i, s := range states {
 		settled[i] = shard.Settle(s, now)
 		if after, ok := shard.Take(s, now, a.Count, floor); ok {
@@ -144,7 +145,7 @@ func (a *Ask) level(values []float64, floor float64) float64 {
 
 // Fill says how to give n tokens back to a's shards, in states as they are at now:
 // to the emptiest first, and what no shard has room for to none.
-func (a *Ask) Fill(states []ratelimit.State, n float64, now time.Time) []float64 {
+func (a *Ask) Fill(states []bucket.State, n float64, now time.Time) []float64 {
 	if len(states) == 1 {
 		return []float64{n}
 	}
@@ -176,7 +177,7 @@ func fullest(values []float64) int {
 // ready is the first instant after now at which the shards are not short.
 // Several fill at different times, so it is looked for; the promise is honest because
 // the decision itself is what is asked.
-func (a *Ask) ready(states []ratelimit.State, now time.Time) time.Time {
+func (a *Ask) ready(states []bucket.State, now time.Time) time.Time {
 	if len(states) == 1 {
 		return a.Definition.Ready(states[0], now, a.Count, a.Floor)
 	}
@@ -188,7 +189,7 @@ func (a *Ask) ready(states []ratelimit.State, now time.Time) time.Time {
 
 // likely is when the shards are not short any more if they fill as one row, which holds
 // what they hold together; of a sliding window, if each gives as much.
-func (a *Ask) likely(states []ratelimit.State, now time.Time) time.Duration {
+func (a *Ask) likely(states []bucket.State, now time.Time) time.Duration {
 	shard := a.Definition.Shard()
 	if a.Definition.Kind == ratelimit.KindSlidingWindow {
 		n, at := float64(len(states)), now

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	. "github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
@@ -21,8 +22,8 @@ func newCall(t *testing.T, reserve bool, requests ...Request) decide.Call {
 }
 
 // rows is a limit's shards at t0 with the given values.
-func rows(values ...float64) []State {
-	states := make([]State, len(values))
+func rows(values ...float64) []bucket.State {
+	states := make([]bucket.State, len(values))
 	for i, v := range values {
 		states[i] = row(v, t0)
 	}
@@ -129,7 +130,7 @@ func TestSpreadAndFill(t *testing.T) {
 		if l.Validate() != nil {
 			continue
 		}
-		d := l.Definition()
+		d := definition(l)
 		values := make([]float64, d.Shards)
 		for i := range values {
 			values[i] = d.Shard().Capacity - (d.Shard().Capacity+d.Shard().MaxReserved)*random.Float64()
@@ -202,8 +203,8 @@ func wantFilled(t *testing.T, seed uint64, a decide.Ask, values []float64, n flo
 }
 
 // full is the states of a limit's shards that have no rows.
-func full(d Definition) []State {
-	states, each := make([]State, d.Shards), d.Shard()
+func full(d bucket.Definition) []bucket.State {
+	states, each := make([]bucket.State, d.Shards), d.Shard()
 	for i := range states {
 		states[i] = each.Fresh("k", t0)
 	}
@@ -230,7 +231,7 @@ func TestWholeCapacity(t *testing.T) {
 func wantGranted(t *testing.T, l TokenBucket) {
 	t.Helper()
 	call := newCall(t, false, l.ForN("k", l.Definition().Capacity))
-	changes, ok := call.Plan(decide.View{States: [][]State{full(l.Definition())}, At: t0})
+	changes, ok := call.Plan(decide.View{States: [][]bucket.State{full(definition(l))}, At: t0})
 	if !ok {
 		t.Errorf("%v refuses its capacity", l)
 	}
@@ -256,7 +257,7 @@ func TestRoundingDoesNotAddUp(t *testing.T) {
 		states, taken := rows(make([]float64, 538)...), 0.0
 		states[7].Value = n / 2
 		for range 2000 {
-			changes, ok := call.Plan(decide.View{States: [][]State{states}, At: t0})
+			changes, ok := call.Plan(decide.View{States: [][]bucket.State{states}, At: t0})
 			if !ok {
 				continue
 			}
@@ -288,23 +289,23 @@ func TestRefusedPromise(t *testing.T) {
 		FixedWindow{Name: "a", Rate: 30, Period: time.Second, Capacity: 70, Shards: 5},
 	}
 	for _, l := range limits {
-		definition := l.Definition()
+		d := definition(l)
 		for seed := range uint64(200) {
 			random := rand.New(rand.NewPCG(seed, 1))
-			states := full(definition)
+			states := full(d)
 			for i := range states {
-				states[i].Value = definition.Shard().Capacity * (random.Float64()*4 - 3)
+				states[i].Value = d.Shard().Capacity * (random.Float64()*4 - 3)
 			}
-			call := newCall(t, false, l.ForN("k", math.Ceil(definition.Capacity*random.Float64())))
-			got := call.Checked(decide.View{States: [][]State{states}, At: t0})
+			call := newCall(t, false, l.ForN("k", math.Ceil(d.Capacity*random.Float64())))
+			got := call.Checked(decide.View{States: [][]bucket.State{states}, At: t0})
 			if got.OK {
 				continue
 			}
-			if at := call.Checked(decide.View{States: [][]State{states}, At: got.RetryAt}); !at.OK {
+			if at := call.Checked(decide.View{States: [][]bucket.State{states}, At: got.RetryAt}); !at.OK {
 				t.Errorf("%v, seed %d: refused at %v, as was promised", l, seed, got.RetryAt)
 			}
 			early := got.RetryAt.Add(-time.Microsecond)
-			if before := call.Checked(decide.View{States: [][]State{states}, At: early}); before.OK {
+			if before := call.Checked(decide.View{States: [][]bucket.State{states}, At: early}); before.OK {
 				t.Errorf("%v, seed %d: granted at %v, before it was promised", l, seed, early)
 			}
 		}

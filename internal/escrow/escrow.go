@@ -24,12 +24,13 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
 // Lowered is the capacity that a definition counts with when something is taken ahead
 // for so long; 0 if nothing can be.
-func Lowered(d *ratelimit.Definition, lasts time.Duration) float64 {
+func Lowered(d *bucket.Definition, lasts time.Duration) float64 {
 	switch d.Kind {
 	case ratelimit.KindTokenBucket:
 		return max(0, d.Capacity-refilled(d, lasts))
@@ -40,14 +41,14 @@ func Lowered(d *ratelimit.Definition, lasts time.Duration) float64 {
 }
 
 // refilled is what a token bucket is refilled with in a time.
-func refilled(d *ratelimit.Definition, in time.Duration) float64 {
+func refilled(d *bucket.Definition, in time.Duration) float64 {
 	return d.Rate * float64(in) / float64(d.Period)
 }
 
 // stands is for how long the clock of a kind of limit stands still, with which all that
 // was taken ahead meanwhile ends: for a fixed window's period, or a sliding window's
 // slot; 0 if it does not.
-func stands(d *ratelimit.Definition) time.Duration {
+func stands(d *bucket.Definition) time.Duration {
 	if d.Kind == ratelimit.KindFixedWindow {
 		return d.Period
 	}
@@ -56,7 +57,7 @@ func stands(d *ratelimit.Definition) time.Duration {
 
 // Longest is the longest time for which what is taken ahead can be used, if that is not
 // to be longer than lasts.
-func Longest(d *ratelimit.Definition, lasts time.Duration) time.Duration {
+func Longest(d *bucket.Definition, lasts time.Duration) time.Duration {
 	if still := stands(d); still > 0 {
 		return min(lasts, still)
 	}
@@ -65,7 +66,7 @@ func Longest(d *ratelimit.Definition, lasts time.Duration) time.Duration {
 
 // usable is for how long what was taken ahead at an instant, and is in the row from
 // another on, can be used.
-func usable(d *ratelimit.Definition, taken, at time.Time, lasts time.Duration) time.Duration {
+func usable(d *bucket.Definition, taken, at time.Time, lasts time.Duration) time.Duration {
 	if still := stands(d); still > 0 {
 		return min(lasts, taken.Add(still).Sub(at))
 	}
@@ -74,7 +75,7 @@ func usable(d *ratelimit.Definition, taken, at time.Time, lasts time.Duration) t
 
 // end is the instant, of the row, before which what was taken ahead can be given back,
 // if the row's was taken when it was taken.
-func end(d *ratelimit.Definition, taken time.Time, lasts time.Duration) time.Time {
+func end(d *bucket.Definition, taken time.Time, lasts time.Duration) time.Time {
 	switch d.Kind {
 	case ratelimit.KindFixedWindow:
 		return taken.Add(d.Period)
@@ -86,20 +87,20 @@ func end(d *ratelimit.Definition, taken time.Time, lasts time.Duration) time.Tim
 
 // outlasts reports whether what was taken ahead can be given back when it can be used no
 // more.
-func outlasts(d *ratelimit.Definition) bool { return d.Kind == ratelimit.KindSlidingWindow }
+func outlasts(d *bucket.Definition) bool { return d.Kind == ratelimit.KindSlidingWindow }
 
 // Lot is what one statement has taken ahead from a row.
 type Lot struct {
 	Count float64
-	After ratelimit.State // the row as the statement left it
-	At    time.Time       // the instant of the decision, on the database's clock
-	Sent  time.Time       // on this machine's, before the statement was sent
+	After bucket.State // the row as the statement left it
+	At    time.Time    // the instant of the decision, on the database's clock
+	Sent  time.Time    // on this machine's, before the statement was sent
 }
 
 // Return is what is left of a lot, to be given back to its row.
 type Return struct {
 	Row        decide.Row
-	Definition ratelimit.Definition
+	Definition bucket.Definition
 	Count      float64
 	Taken      time.Time // the row's ts when it was taken
 	End        time.Time // before which it must arrive, in the row's time

@@ -5,25 +5,26 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
 // For each kind: what is counted with, for how long what was taken ahead can be used, and
 // until when it can be given back.
 func TestRulesOfKinds(t *testing.T) {
 	noon := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
-	bucket := ratelimit.TokenBucket{Name: "b", Rate: 10, Period: time.Second, Capacity: 100}.Definition()
-	window := ratelimit.FixedWindow{Name: "w", Rate: 10, Period: 3 * time.Second, Capacity: 100}.Definition()
-	sliding := ratelimit.SlidingWindow{Name: "s", Rate: 10, Period: 3 * time.Second, Slots: 3}.Definition()
+	tokens := bucket.Definition(ratelimit.TokenBucket{Name: "b", Rate: 10, Period: time.Second, Capacity: 100}.Definition())
+	window := bucket.Definition(ratelimit.FixedWindow{Name: "w", Rate: 10, Period: 3 * time.Second, Capacity: 100}.Definition())
+	sliding := bucket.Definition(ratelimit.SlidingWindow{Name: "s", Rate: 10, Period: 3 * time.Second, Slots: 3}.Definition())
 	for _, test := range []struct {
 		name            string
-		definition      ratelimit.Definition
+		definition      bucket.Definition
 		into, lasts     time.Duration // how far into what stands still it was taken
 		lowered         float64
 		longest, usable time.Duration
 		givenBack       time.Duration // after it
 	}{
-		{"a token bucket", bucket, 0, 2 * time.Second, 80, 2 * time.Second, 2 * time.Second, 2 * time.Second},
-		{"a token bucket that is refilled meanwhile", bucket, 0, 10 * time.Second, 0, 10 * time.Second, 10 * time.Second, 10 * time.Second},
+		{"a token bucket", tokens, 0, 2 * time.Second, 80, 2 * time.Second, 2 * time.Second, 2 * time.Second},
+		{"a token bucket that is refilled meanwhile", tokens, 0, 10 * time.Second, 0, 10 * time.Second, 10 * time.Second, 10 * time.Second},
 		{"a fixed window", window, 0, 2 * time.Second, 100, 2 * time.Second, 2 * time.Second, 3 * time.Second},
 		{"late in a fixed window", window, 2 * time.Second, 2 * time.Second, 100, 2 * time.Second, time.Second, 3 * time.Second},
 		{"a short fixed window", window, 0, 10 * time.Second, 100, 3 * time.Second, 3 * time.Second, 3 * time.Second},

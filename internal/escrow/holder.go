@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/exact"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
@@ -50,7 +51,7 @@ type stock struct {
 }
 
 // leastOf is the least count that is handed out: less cannot be told from nothing.
-func leastOf(d *ratelimit.Definition) float64 {
+func leastOf(d *bucket.Definition) float64 {
 	return max(exact.Tolerance(d.Capacity, 0, 0), 1e-300)
 }
 
@@ -64,8 +65,8 @@ func (h *Holder) Holds() bool { return h != nil && h.lowered > 0 }
 type Tokens struct {
 	Holder *Holder
 	Count  float64
-	At     time.Time       // on the database's clock, as far as it is known
-	After  ratelimit.State // what there is then: in the row, as far as it is known, and in this memory
+	At     time.Time    // on the database's clock, as far as it is known
+	After  bucket.State // what there is then: in the row, as far as it is known, and in this memory
 
 	part part
 	more []part // if it was not all of one lot
@@ -365,7 +366,7 @@ type Arrival struct {
 }
 
 // Tokens are those of somebody who waited for them: a part of what the order brought.
-func (a *Arrival) Tokens(n float64, after ratelimit.State) Tokens {
+func (a *Arrival) Tokens(n float64, after bucket.State) Tokens {
 	return Tokens{Holder: a.holder, Count: n, At: a.lot.at, After: after, part: part{a.lot, n}}
 }
 

@@ -5,7 +5,7 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
 // moment is an instant on both clocks of the machine: the monotonic one stands still while
@@ -31,8 +31,8 @@ type lot struct {
 	calls atomic.Int64  // that were handed out of it, and are not counted yet
 	_     [48]byte      // a line of a processor's cache is not shared with what is only read
 
-	after ratelimit.State // the row as the statement left it
-	at    time.Time       // from which it counts, on the database's clock
+	after bucket.State // the row as the statement left it
+	at    time.Time    // from which it counts, on the database's clock
 	sent  moment
 	lasts time.Duration
 	epoch int     // of its holder, whose drops end it

@@ -9,13 +9,14 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/escrow"
 )
 
 var (
 	noon   = time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
-	bucket = ratelimit.TokenBucket{Name: "bucket", Rate: 100, Period: time.Second, Capacity: 1000}
+	plain  = ratelimit.TokenBucket{Name: "bucket", Rate: 100, Period: time.Second, Capacity: 1000}
 	window = ratelimit.FixedWindow{Name: "window", Rate: 1000, Period: time.Second}
 )
 
@@ -82,7 +83,7 @@ func (m *memory) order(h *escrow.Holder) escrow.Order {
 // bring brings n tokens from a row.
 func (m *memory) bring(h *escrow.Holder, n float64) {
 	o := m.order(h)
-	o.Arrived(escrow.Lot{Count: n, After: ratelimit.State{Value: 500, TS: m.now()}, At: m.now(), Sent: m.now()})
+	o.Arrived(escrow.Lot{Count: n, After: bucket.State{Value: 500, TS: m.now()}, At: m.now(), Sent: m.now()})
 }
 
 func (m *memory) want(limit ratelimit.Limit, n float64, want bool) escrow.Tokens {
@@ -97,60 +98,60 @@ func (m *memory) want(limit ratelimit.Limit, n float64, want bool) escrow.Tokens
 
 func TestTakeUntilTheEnd(t *testing.T) {
 	m := newMemory(t)
-	m.want(bucket, 1, false)
-	m.bring(m.of(bucket), 10)
-	if tokens := m.want(bucket, 4, true); !tokens.At.Equal(m.now()) || tokens.After.Value != 506 {
+	m.want(plain, 1, false)
+	m.bring(m.of(plain), 10)
+	if tokens := m.want(plain, 4, true); !tokens.At.Equal(m.now()) || tokens.After.Value != 506 {
 		t.Errorf("got %v at %v, want 506 at %v", tokens.After.Value, tokens.At, m.now())
 	}
-	m.want(bucket, 7, false)
-	m.want(bucket, 0, false) // asks the row
-	m.want(bucket, -1, false)
-	m.want(bucket, 1e-20, false)
+	m.want(plain, 7, false)
+	m.want(plain, 0, false) // asks the row
+	m.want(plain, -1, false)
+	m.want(plain, 1e-20, false)
 	m.pass(time.Second - time.Microsecond)
-	m.want(bucket, 5, true)
+	m.want(plain, 5, true)
 	m.pass(time.Microsecond)
-	m.want(bucket, 1, false)
+	m.want(plain, 1, false)
 }
 
 // Another definition, and one behind a pointer, which can change, are not known.
 func TestTakeKnowsOneDefinition(t *testing.T) {
 	m := newMemory(t)
-	m.bring(m.of(bucket), 10)
-	other := bucket
+	m.bring(m.of(plain), 10)
+	other := plain
 	other.Rate = -1
 	m.want(other, 1, false)
-	if m.Seen(&ratelimit.Request{Limit: &bucket, Key: "k", Count: 1}) != nil {
+	if m.Seen(&ratelimit.Request{Limit: &plain, Key: "k", Count: 1}) != nil {
 		t.Error("a limit behind a pointer is known")
 	}
-	m.want(bucket, 1, true)
+	m.want(plain, 1, true)
 	other.Rate = 200
 	m.of(other)
-	m.want(bucket, 1, false)
+	m.want(plain, 1, false)
 	m.want(other, 1, false)
 }
 
 func TestTakenFromSeveralLots(t *testing.T) {
 	m := newMemory(t)
-	h := m.of(bucket)
+	h := m.of(plain)
 	m.bring(h, 3)
 	m.pass(time.Second / 2)
 	m.bring(h, 3)
-	tokens := m.want(bucket, 5, true)
+	tokens := m.want(plain, 5, true)
 	m.pass(time.Second/2 + time.Microsecond)
 	tokens.PutBack() // three of them are over
-	m.want(bucket, 4, false)
-	m.want(bucket, 3, true)
-	m.want(bucket, 1, false)
+	m.want(plain, 4, false)
+	m.want(plain, 3, true)
+	m.want(plain, 1, false)
 	m.pass(time.Second)
 	tokens.PutBack()
-	m.want(bucket, 1, false)
+	m.want(plain, 1, false)
 }
 
 func TestWindowEndsWithIt(t *testing.T) {
 	m := newMemory(t)
 	h := m.of(window)
 	o := m.order(h)
-	o.Arrived(escrow.Lot{Count: 10, After: ratelimit.State{Value: 500, TS: m.now().Add(-time.Second * 9 / 10)}, At: m.now(), Sent: m.now()})
+	o.Arrived(escrow.Lot{Count: 10, After: bucket.State{Value: 500, TS: m.now().Add(-time.Second * 9 / 10)}, At: m.now(), Sent: m.now()})
 	m.pass(time.Second/10 - time.Microsecond)
 	m.want(window, 1, true)
 	m.pass(time.Microsecond)
@@ -164,7 +165,7 @@ func TestTakenFromOneWindow(t *testing.T) {
 	h := m.of(window)
 	for _, window := range []time.Duration{0, 500 * time.Millisecond} { // the database's clock was set
 		o, at := m.order(h), noon.Add(window)
-		o.Arrived(escrow.Lot{Count: 3, After: ratelimit.State{TS: at}, At: at, Sent: m.now()})
+		o.Arrived(escrow.Lot{Count: 3, After: bucket.State{TS: at}, At: at, Sent: m.now()})
 	}
 	m.want(window, 4, false)
 	m.want(window, 2, true)
@@ -179,35 +180,35 @@ func TestTakenFromOneWindow(t *testing.T) {
 // What was asked for before a key was edited is not used after it.
 func TestDrop(t *testing.T) {
 	m := newMemory(t)
-	h := m.of(bucket)
+	h := m.of(plain)
 	m.bring(h, 10)
-	tokens := m.want(bucket, 10, true) // of which nothing is left
+	tokens := m.want(plain, 10, true) // of which nothing is left
 	o := m.order(h)
 	empty := m.order(h)
-	waited := empty.Arrived(escrow.Lot{After: ratelimit.State{TS: m.now()}, At: m.now(), Sent: m.now()}).Tokens(1, ratelimit.State{})
+	waited := empty.Arrived(escrow.Lot{After: bucket.State{TS: m.now()}, At: m.now(), Sent: m.now()}).Tokens(1, bucket.State{})
 	waited.PutBack()
-	m.want(bucket, 1, true)
+	m.want(plain, 1, true)
 	m.Edited(decide.Key{Name: "bucket", Key: "k"})
-	o.Arrived(escrow.Lot{Count: 10, After: ratelimit.State{TS: m.now()}, At: m.now(), Sent: m.now()})
+	o.Arrived(escrow.Lot{Count: 10, After: bucket.State{TS: m.now()}, At: m.now(), Sent: m.now()})
 	tokens.PutBack()
 	waited.PutBack()
-	m.want(bucket, 1, false)
+	m.want(plain, 1, false)
 	m.bring(h, 10)
-	m.want(bucket, 1, true)
+	m.want(plain, 1, true)
 }
 
 // An answer that comes late brings nothing, on the machine's clock.
 func TestArrivedLate(t *testing.T) {
 	m := escrow.New(time.Second, nil, func(*escrow.Holder) {}, func([]escrow.Return) {})
-	call, err := decide.New(false, bucket.For("k"))
+	call, err := decide.New(false, plain.For("k"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	for late, want := range map[time.Duration]bool{0: true, 2 * time.Second: false} {
 		o, _ := m.Of(&call.Asks[0]).Order(1)
 		now := time.Now()
-		o.Arrived(escrow.Lot{Count: 10, After: ratelimit.State{TS: now}, At: now, Sent: now.Add(-late)})
-		r := bucket.ForN("k", 10)
+		o.Arrived(escrow.Lot{Count: 10, After: bucket.State{TS: now}, At: now, Sent: now.Add(-late)})
+		r := plain.ForN("k", 10)
 		if ok := m.Seen(&r).Take(10, new(escrow.Tokens)); ok != want {
 			t.Errorf("%v late: got %v, want %v", late, ok, want)
 		}
@@ -216,15 +217,15 @@ func TestArrivedLate(t *testing.T) {
 
 func TestTakeBack(t *testing.T) {
 	m := newMemory(t)
-	h := m.of(bucket)
+	h := m.of(plain)
 	m.bring(h, 10)
-	m.want(bucket, 4, true)
+	m.want(plain, 4, true)
 	taken := m.now()
 	back := m.TakeBack()
 	if len(back) != 1 || back[0].Count != 6 || !back[0].Taken.Equal(taken) || !back[0].End.Equal(taken.Add(time.Second)) {
 		t.Errorf("got %+v, want 6 until a second later", back)
 	}
-	m.want(bucket, 1, false)
+	m.want(plain, 1, false)
 	if back := m.TakeBack(); back != nil {
 		t.Errorf("got %+v again", back)
 	}
@@ -233,7 +234,7 @@ func TestTakeBack(t *testing.T) {
 // How much is ordered follows what was handed out, and is bounded by what the limit holds.
 func TestOrder(t *testing.T) {
 	m := newMemory(t)
-	h := m.of(bucket)
+	h := m.of(plain)
 	if o := m.order(h); o.Ahead != 0 || o.Capacity != 900 {
 		t.Errorf("got %+v, want nothing of 900", o)
 	}
@@ -255,7 +256,7 @@ func TestOrder(t *testing.T) {
 	if o := m.order(h); o.Ahead != 0 {
 		t.Errorf("got %v, want nothing after a minute", o.Ahead)
 	}
-	tight := bucket
+	tight := plain
 	tight.Capacity = 100
 	call, err := decide.New(false, tight.For("tight"))
 	if err != nil {
@@ -269,7 +270,7 @@ func TestOrder(t *testing.T) {
 // Of a key that is asked now and then nothing is taken ahead.
 func TestOrderOfFewCalls(t *testing.T) {
 	m := newMemory(t)
-	h := m.of(bucket)
+	h := m.of(plain)
 	h.Note(100, 31)
 	if o := m.order(h); o.Ahead != 0 {
 		t.Errorf("got %v after 31 calls, want nothing", o.Ahead)
@@ -291,10 +292,10 @@ func TestOrderOfFewCalls(t *testing.T) {
 // From a row that is known to have next to nothing nothing is taken ahead, until it has come in.
 func TestOrderOfLittle(t *testing.T) {
 	m := newMemory(t)
-	h := m.of(bucket)
+	h := m.of(plain)
 	h.Note(100, 100)
 	o := m.order(h)
-	o.Arrived(escrow.Lot{Count: 1, After: ratelimit.State{Value: 1, TS: m.now()}, At: m.now(), Sent: m.now()})
+	o.Arrived(escrow.Lot{Count: 1, After: bucket.State{Value: 1, TS: m.now()}, At: m.now(), Sent: m.now()})
 	if o := m.order(h); o.Ahead != 0 {
 		t.Errorf("got %v, want nothing", o.Ahead)
 	}
@@ -307,13 +308,13 @@ func TestOrderOfLittle(t *testing.T) {
 // What would not be in the row if it were given back, since as much has come in, is kept.
 func TestTakeBackKeepsWhatWouldBeLost(t *testing.T) {
 	m := newMemory(t)
-	h := m.of(bucket)
+	h := m.of(plain)
 	m.bring(h, 10)
 	m.pass(100 * time.Millisecond)
 	if back := m.TakeBack(); back != nil {
 		t.Errorf("got %+v, of which nothing would be in the row", back)
 	}
-	m.want(bucket, 10, true)
+	m.want(plain, 10, true)
 	m.bring(h, 10)
 	m.pass(99 * time.Millisecond)
 	if back := m.TakeBack(); len(back) != 1 || back[0].Count != 10 {
@@ -326,7 +327,7 @@ func TestTakeBackKeepsWhatWouldBeLost(t *testing.T) {
 func TestSlotIsGivenBackAfterItsEnd(t *testing.T) {
 	m := newMemory(t)
 	sliding := ratelimit.SlidingWindow{Name: "sliding", Rate: 1000, Period: 2 * time.Second, Slots: 10}
-	h, d := m.of(sliding), sliding.Definition()
+	h, d := m.of(sliding), bucket.Definition(sliding.Definition())
 	o := m.order(h)
 	o.Arrived(escrow.Lot{Count: 10, After: d.Fresh("k", m.now()), At: m.now(), Sent: m.now()})
 	used := m.want(sliding, 1, true)
@@ -358,7 +359,7 @@ func TestSlotIsGivenBackAfterItsEnd(t *testing.T) {
 // A refusal is told again until time has brought enough, the row is known to have changed,
 // or the moment is over.
 func TestRefusal(t *testing.T) {
-	empty := ratelimit.State{TS: noon}
+	empty := bucket.State{TS: noon}
 	for name, test := range map[string]struct {
 		do   func(*memory, *escrow.Holder)
 		n    float64
@@ -377,7 +378,7 @@ func TestRefusal(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMemory(t)
-			h := m.of(bucket)
+			h := m.of(plain)
 			h.Refused(empty, m.now(), m.now(), h.Changes())
 			if test.do != nil {
 				test.do(m, h)
@@ -397,10 +398,10 @@ func TestRefusal(t *testing.T) {
 // What a statement read before the row changed is not remembered.
 func TestRefusalBeforeAChange(t *testing.T) {
 	m := newMemory(t)
-	h := m.of(bucket)
+	h := m.of(plain)
 	asked := h.Changes()
 	h.Changed()
-	h.Refused(ratelimit.State{TS: noon}, m.now(), m.now(), asked)
+	h.Refused(bucket.State{TS: noon}, m.now(), m.now(), asked)
 	if _, ok := h.Refuse(1); ok {
 		t.Error("refused by what was there before")
 	}
@@ -409,8 +410,8 @@ func TestRefusalBeforeAChange(t *testing.T) {
 // In a pause the end of it is what a refusal tells.
 func TestRefusalInAPause(t *testing.T) {
 	m := newMemory(t)
-	h, end := m.of(bucket), noon.Add(time.Minute)
-	h.Refused(ratelimit.State{Value: 1000, TS: noon, Paused: end}, m.now(), m.now(), h.Changes())
+	h, end := m.of(plain), noon.Add(time.Minute)
+	h.Refused(bucket.State{Value: 1000, TS: noon, Paused: end}, m.now(), m.now(), h.Changes())
 	if result, ok := h.Refuse(1); !ok || result.OK || !result.RetryAt.Equal(end) || !result.PausedUntil.Equal(end) || result.Value != 1000 {
 		t.Errorf("got %v, %+v, want a refusal until %v with 1000 left", ok, result, end)
 	}
@@ -421,7 +422,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	const keys, most = 30_000, 2048 * 8
 	m := newMemory(t)
 	ask := func(i int) *escrow.Holder {
-		call, err := decide.New(false, bucket.For(strconv.Itoa(i)))
+		call, err := decide.New(false, plain.For(strconv.Itoa(i)))
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
 // refusal is a row that had too little. Until time has brought what a call wants, only
@@ -13,7 +14,7 @@ import (
 // the time that has passed here since before the statement was sent that read the row, so
 // it never takes that to be behind where it is.
 type refusal struct {
-	state ratelimit.State
+	state bucket.State
 	at    time.Time // on the database's clock
 	sent  moment
 }
@@ -37,7 +38,7 @@ func (h *Holder) Changes() int {
 
 // Refused notes the row that refused a call, as a statement read it that was sent then,
 // unless the row has changed since: then that may not be in it.
-func (h *Holder) Refused(state ratelimit.State, at, sent time.Time, changes int) {
+func (h *Holder) Refused(state bucket.State, at, sent time.Time, changes int) {
 	if h == nil {
 		return
 	}
@@ -80,7 +81,7 @@ func (h *Holder) Refuse(n float64) (ratelimit.Result, bool) {
 
 // Refusal is the row that refused a call lately, and the instant now, on the database's
 // clock; false if there is none.
-func (h *Holder) Refusal() (state ratelimit.State, at time.Time, ok bool) {
+func (h *Holder) Refusal() (state bucket.State, at time.Time, ok bool) {
 	if h == nil {
 		return state, at, false
 	}

@@ -1,5 +1,5 @@
 // Package receipt is what a call paid, for settling it or giving it back. It imports
-// nothing of the library, so that the root package can name it.
+// of the library only the arithmetic, so that the root package can name it.
 package receipt
 
 import (
@@ -7,19 +7,14 @@ import (
 	"sync"
 	"sync/atomic"
 	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
 // Limit is a limit and key from which a call took, and the definition by which it did.
 type Limit struct {
-	Name, Key   string
-	Kind        uint8
-	Rate        float64
-	Period      time.Duration
-	Capacity    float64
-	MaxReserved float64
-	Shards      int
-	Start       time.Time
-	Slots       int
+	bucket.Definition
+	Key string
 }
 
 // Payment is tokens that were taken from one row.

@@ -8,13 +8,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
 func TestPayments(t *testing.T) {
 	want := []receipt.Payment{
-		{Limit: &receipt.Limit{Name: "a", Key: "k", Kind: 1, Rate: 10, Period: time.Second, Capacity: 10, Shards: 2}, Shard: 0, Tokens: 2},
-		{Limit: &receipt.Limit{Name: "a", Key: "k", Kind: 1, Rate: 10, Period: time.Second, Capacity: 10, Shards: 2}, Shard: 1, Tokens: 0.5},
+		{Limit: &receipt.Limit{Key: "k", Definition: bucket.Definition{Name: "a", Kind: 1, Rate: 10, Period: time.Second, Capacity: 10, Shards: 2}}, Shard: 0, Tokens: 2},
+		{Limit: &receipt.Limit{Key: "k", Definition: bucket.Definition{Name: "a", Kind: 1, Rate: 10, Period: time.Second, Capacity: 10, Shards: 2}}, Shard: 1, Tokens: 0.5},
 	}
 	r := receipt.New(slices.Clone(want), nil, "tx 1", 7, time.Time{})
 	if got := receipt.Payments(r); !slices.Equal(got, want) {

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 	"unicode/utf8"
+
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
 // A receipt as text is its version and then, in base64 for URLs,
@@ -43,9 +45,6 @@ const (
 	// took from MaxShards shards each.
 	maxText = 4 << 20
 )
-
-// slidingWindow is the kind that has slots.
-const slidingWindow = 3
 
 // ErrInvalid is the root package's, to which this one must not point.
 var ErrInvalid = errors.New("ratelimit: invalid")
@@ -209,7 +208,7 @@ func (w *writer) limit(p *Payment) {
 	w.float(p.MaxReserved)
 	w.uint(uint64(p.Shards))
 	w.start(p.Start)
-	if p.Kind == slidingWindow {
+	if p.Kind == bucket.SlidingWindow {
 		w.uint(uint64(p.Slots))
 	}
 	w.uint(uint64(p.Place))
@@ -312,14 +311,14 @@ func (r *reader) receipt() *Receipt {
 
 // limit reads a limit with its payments. Each has a place of its own in the call.
 func (r *reader) limit(places []bool) (paid []Payment) {
-	limit := Limit{
-		Name: r.string("name", MaxNameLength), Key: r.string("key", MaxKeyLength),
-		Kind: uint8(r.uint("kind", math.MaxUint8)), Rate: r.amount("rate", MaxTokens),
+	name, limit := r.string("name", MaxNameLength), Limit{Key: r.string("key", MaxKeyLength)}
+	limit.Definition = bucket.Definition{
+		Name: name, Kind: bucket.Kind(r.uint("kind", math.MaxUint8)), Rate: r.amount("rate", MaxTokens),
 		Period:   time.Duration(r.uint("period", math.MaxInt64/uint64(time.Microsecond))) * time.Microsecond,
 		Capacity: r.amount("capacity", MaxTokens), MaxReserved: r.amount("max reserved", math.Inf(1)),
 		Shards: int(r.uint("shards", MaxShards)), Start: r.start(),
 	}
-	if limit.Kind == slidingWindow {
+	if limit.Kind == bucket.SlidingWindow {
 		limit.Slots = int(r.uint("slots", MaxSlots))
 	}
 	place := int(r.uint("place", uint64(len(places))-1))

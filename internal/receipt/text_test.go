@@ -9,22 +9,23 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
 var (
-	bucket = &receipt.Limit{
-		Name: "llm_tokens", Key: "org 42", Kind: 1, Rate: 40_000, Period: time.Minute,
+	tokens = &receipt.Limit{Key: "org 42", Definition: bucket.Definition{
+		Name: "llm_tokens", Kind: 1, Rate: 40_000, Period: time.Minute,
 		Capacity: 40_000, MaxReserved: math.Inf(1), Shards: 8,
-	}
-	window = &receipt.Limit{
-		Name: "requests", Key: `o'neil \ "$1" é`, Kind: 2, Rate: 1.0 / 3, Period: 24*time.Hour + time.Microsecond,
+	}}
+	window = &receipt.Limit{Key: `o'neil \ "$1" é`, Definition: bucket.Definition{
+		Name: "requests", Kind: 2, Rate: 1.0 / 3, Period: 24*time.Hour + time.Microsecond,
 		Capacity: 10, MaxReserved: 0.1, Shards: 1, Start: time.Date(1969, 12, 31, 23, 59, 59, 999_999_999, time.UTC),
-	}
-	sliding = &receipt.Limit{
-		Name: "partner", Key: "k", Kind: 3, Rate: 100, Period: time.Minute,
+	}}
+	sliding = &receipt.Limit{Key: "k", Definition: bucket.Definition{
+		Name: "partner", Kind: 3, Rate: 100, Period: time.Minute,
 		Capacity: 100, MaxReserved: math.Inf(1), Shards: 4, Slots: 1000,
-	}
+	}}
 	decided = time.Date(2026, 3, 14, 12, 0, 0, 123_456_000, time.UTC)
 )
 
@@ -32,8 +33,8 @@ var (
 func several() *receipt.Receipt {
 	return receipt.New([]receipt.Payment{
 		{Limit: window, Place: 1, Tokens: 1},
-		{Limit: bucket, Place: 0, Shard: 3, Tokens: 900.25},
-		{Limit: bucket, Place: 0, Shard: 7, Tokens: 0},
+		{Limit: tokens, Place: 0, Shard: 3, Tokens: 900.25},
+		{Limit: tokens, Place: 0, Shard: 7, Tokens: 0},
 	}, nil, "4294967297", nil, decided)
 }
 
@@ -48,11 +49,11 @@ func textOf(t *testing.T, r *receipt.Receipt) string {
 
 func TestText(t *testing.T) {
 	for name, want := range map[string]*receipt.Receipt{
-		"one":         receipt.New([]receipt.Payment{{Limit: bucket, Tokens: 1200}}, nil, "", nil, decided),
+		"one":         receipt.New([]receipt.Payment{{Limit: tokens, Tokens: 1200}}, nil, "", nil, decided),
 		"several":     several(),
 		"with a slot": receipt.New([]receipt.Payment{{Limit: sliding, Slot: -1 << 62, Tokens: 3}}, nil, "7", nil, decided),
 		"with slots":  receipt.New([]receipt.Payment{{Limit: sliding, Slot: decided.UnixMicro(), Tokens: 3}, {Limit: sliding, Shard: 3, Slot: decided.UnixMicro(), Tokens: 1}}, nil, "7", nil, decided),
-		"no key":      receipt.New([]receipt.Payment{{Limit: &receipt.Limit{Name: "a", Kind: 1, Rate: 1, Period: 1000, Shards: 1}, Tokens: 1}}, nil, "", nil, time.Time{}),
+		"no key":      receipt.New([]receipt.Payment{{Limit: &receipt.Limit{Definition: bucket.Definition{Name: "a", Kind: 1, Rate: 1, Period: 1000, Shards: 1}}, Tokens: 1}}, nil, "", nil, time.Time{}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			text := textOf(t, want)
@@ -93,8 +94,8 @@ func TestTextIsShort(t *testing.T) {
 		payments []receipt.Payment
 		most     int
 	}{
-		"one limit":    {[]receipt.Payment{{Limit: bucket, Tokens: 1200}}, 80},
-		"three limits": {[]receipt.Payment{{Limit: bucket, Tokens: 1200}, {Limit: window, Place: 1, Tokens: 1}, {Limit: bucket, Place: 2, Tokens: 1200}}, 260},
+		"one limit":    {[]receipt.Payment{{Limit: tokens, Tokens: 1200}}, 80},
+		"three limits": {[]receipt.Payment{{Limit: tokens, Tokens: 1200}, {Limit: window, Place: 1, Tokens: 1}, {Limit: tokens, Place: 2, Tokens: 1200}}, 260},
 	} {
 		if got := len(textOf(t, receipt.New(test.payments, nil, "123456789", nil, decided))); got > test.most {
 			t.Errorf("%s: %d bytes, want at most %d", name, got, test.most)
@@ -177,12 +178,12 @@ func TestBadText(t *testing.T) {
 		"no such place":   func(p *receipt.Payment) { p.Place = 1 },
 		"late start":      func(p *receipt.Payment) { p.Start = time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC) },
 	} {
-		limit := *bucket
+		limit := *tokens
 		p := receipt.Payment{Limit: &limit, Tokens: 1}
 		change(&p)
 		tests[name] = textOf(t, receipt.New([]receipt.Payment{p}, nil, "", nil, decided))
 	}
-	tests["two in one place"] = textOf(t, receipt.New([]receipt.Payment{{Limit: bucket}, {Limit: window}}, nil, "", nil, decided))
+	tests["two in one place"] = textOf(t, receipt.New([]receipt.Payment{{Limit: tokens}, {Limit: window}}, nil, "", nil, decided))
 	for name, text := range tests {
 		t.Run(name, func(t *testing.T) {
 			r := several()
@@ -206,7 +207,7 @@ func TestBadText(t *testing.T) {
 func limits(n int) []receipt.Payment {
 	payments := make([]receipt.Payment, n)
 	for i := range payments {
-		payments[i] = receipt.Payment{Limit: bucket, Place: i, Tokens: 1}
+		payments[i] = receipt.Payment{Limit: tokens, Place: i, Tokens: 1}
 	}
 	return payments
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
@@ -20,7 +21,7 @@ import (
 func TestTakeAhead(t *testing.T) {
 	db := pgtest.New(t)
 	now := quarterPast
-	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Minute, Capacity: 20}
+	tokens := ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Minute, Capacity: 20}
 	window := ratelimit.FixedWindow{Name: "window", Rate: 7, Period: time.Minute, Capacity: 20}
 	sliding := ratelimit.SlidingWindow{Name: "sliding", Rate: 20, Period: time.Minute, Slots: 6}
 	random := rand.New(rand.NewPCG(3, 14))
@@ -30,12 +31,12 @@ func TestTakeAhead(t *testing.T) {
 		table  *Table
 		limits []ratelimit.Limit
 	}{
-		{plain, []ratelimit.Limit{bucket}},
+		{plain, []ratelimit.Limit{tokens}},
 		{plain, []ratelimit.Limit{window}},
 		{plain, []ratelimit.Limit{sliding}},
-		{plain, []ratelimit.Limit{bucket, window}},
-		{plain, []ratelimit.Limit{bucket, window, sliding}},
-		{portable, []ratelimit.Limit{bucket}},
+		{plain, []ratelimit.Limit{tokens, window}},
+		{plain, []ratelimit.Limit{tokens, window, sliding}},
+		{portable, []ratelimit.Limit{tokens}},
 		{portable, []ratelimit.Limit{window}},
 	} {
 		table, limits := test.table, test.limits
@@ -87,28 +88,28 @@ func TestTakeAhead(t *testing.T) {
 func TestGiveBack(t *testing.T) {
 	db := pgtest.New(t)
 	table, taken := New(db.Schema, false, time.Second), quarterPast
-	forms := map[string]func(context.Context, Querier, decide.Row, *ratelimit.Definition, float64, time.Time, time.Time, *time.Time) (bool, error){
+	forms := map[string]func(context.Context, Querier, decide.Row, *bucket.Definition, float64, time.Time, time.Time, *time.Time) (bool, error){
 		"plain": table.GiveBack, "portable": New(db.Schema, true, time.Second).BringBack,
 	}
-	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: time.Second, Capacity: 100}.Definition()
-	window := ratelimit.FixedWindow{Name: "window", Rate: 100, Period: time.Second}.Definition()
+	tokens := bucket.Definition(ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: time.Second, Capacity: 100}.Definition())
+	window := bucket.Definition(ratelimit.FixedWindow{Name: "window", Rate: 100, Period: time.Second}.Definition())
 	for _, test := range []struct {
 		name         string
-		definition   ratelimit.Definition
+		definition   bucket.Definition
 		count        float64
 		after, lasts time.Duration
 		paused       bool
 		given        bool
 		want         float64 // in the row then, as it is stored
 	}{
-		{"at once", bucket, 20, 0, time.Second, false, true, 30},
-		{"with five refilled", bucket, 20, time.Second / 2, time.Second, false, true, 25},
-		{"with more refilled than is given back", bucket, 3, time.Second / 2, time.Second, false, true, 10},
-		{"just before the end", bucket, 20, time.Second - time.Microsecond, time.Second, false, true, 20.00001},
-		{"at the end", bucket, 20, time.Second, time.Second, false, false, 10},
-		{"in a pause", bucket, 20, time.Second / 2, time.Second, true, false, 10},
-		{"from before the row", bucket, 20, -time.Second, time.Second, false, true, 30},
-		{"above the capacity", bucket, 200, 0, time.Second, false, true, 100},
+		{"at once", tokens, 20, 0, time.Second, false, true, 30},
+		{"with five refilled", tokens, 20, time.Second / 2, time.Second, false, true, 25},
+		{"with more refilled than is given back", tokens, 3, time.Second / 2, time.Second, false, true, 10},
+		{"just before the end", tokens, 20, time.Second - time.Microsecond, time.Second, false, true, 20.00001},
+		{"at the end", tokens, 20, time.Second, time.Second, false, false, 10},
+		{"in a pause", tokens, 20, time.Second / 2, time.Second, true, false, 10},
+		{"from before the row", tokens, 20, -time.Second, time.Second, false, true, 30},
+		{"above the capacity", tokens, 200, 0, time.Second, false, true, 100},
 		{"a window", window, 20, time.Second / 2, time.Second, false, true, 30},
 		{"a window, just before the end", window, 20, time.Second - time.Microsecond, time.Second, false, true, 30},
 		{"a window that is over", window, 20, time.Second, time.Second, false, false, 10},
@@ -116,11 +117,11 @@ func TestGiveBack(t *testing.T) {
 		testEach(t, test.name, forms, func(t *testing.T, form string) {
 			row := decide.Row{Key: decide.Key{Name: test.definition.Name, Key: test.name + form}}
 			g := Grant{Change: decide.Change{Row: row, Definition: test.definition}}
-			state := ratelimit.State{Value: 10, TS: taken}
+			state := bucket.State{Value: 10, TS: taken}
 			if test.paused {
 				state.Paused = taken.Add(time.Minute)
 			}
-			putAll(t, db, table, []Grant{g}, []ratelimit.State{state})
+			putAll(t, db, table, []Grant{g}, []bucket.State{state})
 			now := taken.Add(test.after)
 			given, err := forms[form](t.Context(), db.Pool, row, &test.definition, test.count, taken, taken.Add(test.lasts), &now)
 			if err != nil || given != test.given {
@@ -145,7 +146,7 @@ func TestGiveBackSlots(t *testing.T) {
 	db := pgtest.New(t)
 	table := New(db.Schema, false, time.Second)
 	limit := ratelimit.SlidingWindow{Name: "sliding", Rate: 20, Period: time.Minute, Slots: 6}
-	d := limit.Definition()
+	d := bucket.Definition(limit.Definition())
 	random := rand.New(rand.NewPCG(3, 14))
 	outcomes := make(map[bool]int)
 	for n := range 300 {
@@ -155,7 +156,7 @@ func TestGiveBackSlots(t *testing.T) {
 		taken := before.TS.Add(d.SlotWidth() * time.Duration(random.IntN(12)-8))
 		count, now := float64(random.IntN(9)), quarterPast.Add(time.Duration(random.IntN(120)-60)*time.Second)
 		end := taken.Add(7 * d.SlotWidth())
-		putAll(t, db, table, []Grant{{Change: decide.Change{Row: row, Definition: d}}}, []ratelimit.State{before})
+		putAll(t, db, table, []Grant{{Change: decide.Change{Row: row, Definition: d}}}, []bucket.State{before})
 		given, err := table.GiveBack(t.Context(), db.Pool, row, &d, count, taken, end, &now)
 		if err != nil {
 			t.Fatal(err)
@@ -166,7 +167,7 @@ func TestGiveBackSlots(t *testing.T) {
 		}
 		after, want := rows.States[0], before
 		if given {
-			want = d.Refund(before, before.TS, count, d.Slot(ratelimit.State{TS: taken, Slots: d.Fresh("", taken).Slots}))
+			want = d.Refund(before, before.TS, count, d.Slot(bucket.State{TS: taken, Slots: d.Fresh("", taken).Slots}))
 		}
 		if after.Value != want.Value || !after.TS.Equal(want.TS) || !after.Paused.Equal(want.Paused) || !reflect.DeepEqual(after.Slots, want.Slots) {
 			t.Fatalf("%v to %v of %v: got %v, want %v", count, taken, before, after, want)
@@ -183,17 +184,17 @@ func TestGiveBackSlots(t *testing.T) {
 	}
 	other := limit
 	other.Slots = 7
-	otherwise := other.Definition()
-	for name, change := range map[string]func(*ratelimit.Definition, *ratelimit.State){
-		"by the same":         func(*ratelimit.Definition, *ratelimit.State) {},
-		"by another":          func(_ *ratelimit.Definition, s *ratelimit.State) { *s = otherwise.Settle(*s, quarterPast) },
-		"by one without them": func(_ *ratelimit.Definition, s *ratelimit.State) { s.Slots = nil },
+	otherwise := bucket.Definition(other.Definition())
+	for name, change := range map[string]func(*bucket.Definition, *bucket.State){
+		"by the same":         func(*bucket.Definition, *bucket.State) {},
+		"by another":          func(_ *bucket.Definition, s *bucket.State) { *s = otherwise.Settle(*s, quarterPast) },
+		"by one without them": func(_ *bucket.Definition, s *bucket.State) { s.Slots = nil },
 	} {
 		row := decide.Row{Key: decide.Key{Name: "sliding", Key: name}}
 		state := d.Spend(d.Fresh("", quarterPast), quarterPast, 9)
 		taken := state.TS
 		change(&d, &state)
-		putAll(t, db, table, []Grant{{Change: decide.Change{Row: row, Definition: d}}}, []ratelimit.State{state})
+		putAll(t, db, table, []Grant{{Change: decide.Change{Row: row, Definition: d}}}, []bucket.State{state})
 		given, err := table.GiveBack(t.Context(), db.Pool, row, &d, 5, taken, taken.Add(time.Minute), &taken)
 		if want := name == "by the same"; err != nil || given != want {
 			t.Errorf("written %s: given %v, %v, want %v", name, given, err, want)
@@ -213,8 +214,8 @@ func testEach[F any](t *testing.T, name string, forms map[string]F, test func(t 
 func TestBringBackToNoRow(t *testing.T) {
 	db := pgtest.New(t)
 	table, taken := New(db.Schema, true, time.Second), quarterPast
-	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: time.Second, Capacity: 100}
-	d, call := bucket.Definition(), mustCall(t, bucket.For("k"))
+	tokens := ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: time.Second, Capacity: 100}
+	d, call := bucket.Definition(tokens.Definition()), mustCall(t, tokens.For("k"))
 	if _, err := table.BringBack(t.Context(), db.Pool, call.Asks[0].Rows()[0], &d, 5, taken, taken.Add(time.Second), &taken); err != nil {
 		t.Fatal(err)
 	}

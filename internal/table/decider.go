@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
@@ -40,7 +40,7 @@ type Decider interface {
 	Return(ctx context.Context, q Querier, r *Return, now *time.Time) (done bool, err error)
 
 	// Prefetches reports whether grants of a kind of limit can prefetch.
-	Prefetches(kind ratelimit.Kind) bool
+	Prefetches(kind bucket.Kind) bool
 }
 
 // PassOver is how long a statement waits for a lock that is not to wait for one, since
@@ -53,10 +53,10 @@ const (
 
 // Decision is rows to lock, and what decides on them.
 type Decision struct {
-	Rows        []decide.Row           // in order
-	Definitions []ratelimit.Definition // of the rows' shards
-	Missing     []decide.Row           // some of Rows, to be made before they are locked: full, which means the same
-	Await       *decide.Row            // one of Rows, to be made if it is missing, and waited for; nil for none
+	Rows        []decide.Row        // in order
+	Definitions []bucket.Definition // of the rows' shards
+	Missing     []decide.Row        // some of Rows, to be made before they are locked: full, which means the same
+	Await       *decide.Row         // one of Rows, to be made if it is missing, and waited for; nil for none
 
 	// Decide is called once, with the rows that are locked as found. It returns the places of
 	// those that it changed, whose States it has set.
@@ -67,12 +67,12 @@ type Decision struct {
 }
 
 // definitionsOf is the definitions of some of a decision's rows.
-func (d *Decision) definitionsOf(rows []decide.Row) []ratelimit.Definition {
-	of := make(map[decide.Row]*ratelimit.Definition, len(d.Rows))
+func (d *Decision) definitionsOf(rows []decide.Row) []bucket.Definition {
+	of := make(map[decide.Row]*bucket.Definition, len(d.Rows))
 	for i, row := range d.Rows {
 		of[row] = &d.Definitions[i]
 	}
-	definitions := make([]ratelimit.Definition, len(rows))
+	definitions := make([]bucket.Definition, len(rows))
 	for i, row := range rows {
 		definitions[i] = *of[row]
 	}
@@ -82,10 +82,10 @@ func (d *Decision) definitionsOf(rows []decide.Row) []ratelimit.Definition {
 // Return is what is left of a lease, to be given back to its row.
 type Return struct {
 	Row        decide.Row
-	Definition ratelimit.Definition // of the shard
-	Count      float64              // tokens
-	Taken      time.Time            // ts of the row when they were taken
-	End        time.Time            // of the lease
+	Definition bucket.Definition // of the shard
+	Count      float64           // tokens
+	Taken      time.Time         // ts of the row when they were taken
+	End        time.Time         // of the lease
 	Spent
 }
 

@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
@@ -19,7 +19,7 @@ type distributed struct{ *Table }
 
 // Prefetches implements [Decider]: what is left of a sliding window's lease cannot be put
 // back into its slot by an upsert.
-func (distributed) Prefetches(kind ratelimit.Kind) bool { return kind != ratelimit.KindSlidingWindow }
+func (distributed) Prefetches(kind bucket.Kind) bool { return kind != bucket.SlidingWindow }
 
 func (t distributed) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, _ bool, now *time.Time) (err error) {
 	if len(grants) != 1 {
@@ -41,7 +41,7 @@ func (t distributed) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Gra
 }
 
 func (t distributed) Read(ctx context.Context, q Querier, r *Rows, now *time.Time) error {
-	r.States, r.Found = make([]ratelimit.State, len(r.Rows)), make([]bool, len(r.Rows))
+	r.States, r.Found = make([]bucket.State, len(r.Rows)), make([]bool, len(r.Rows))
 	var batch pgx.Batch
 	for i, row := range r.Rows {
 		batch.Queue(t.readOne, row.Name, row.Key.Key, int32(row.Shard)).Query(func(rows pgx.Rows) error {
@@ -95,7 +95,7 @@ func (t distributed) lockEach(ctx context.Context, conn *pgxpool.Conn, d *Decisi
 	}
 	QueueNow(batch, now, &rows.At)
 	err := conn.SendBatch(ctx, batch).Close()
-	rows.States = make([]ratelimit.State, len(d.Rows))
+	rows.States = make([]bucket.State, len(d.Rows))
 	for i := range given {
 		rows.States[i] = given[i].After
 	}
@@ -104,9 +104,9 @@ func (t distributed) lockEach(ctx context.Context, conn *pgxpool.Conn, d *Decisi
 
 func (t distributed) Return(ctx context.Context, q Querier, r *Return, now *time.Time) (done bool, err error) {
 	d := &r.Definition
-	c := decide.Change{Row: r.Row, Definition: *d, Seen: ratelimit.State{TS: r.Taken}} // with its ticks
+	c := decide.Change{Row: r.Row, Definition: *d, Seen: bucket.State{TS: r.Taken}} // with its ticks
 	args := append(arguments(&c, r.Count, now), r.Taken, r.End)
-	if d.Kind == ratelimit.KindTokenBucket {
+	if d.Kind == bucket.TokenBucket {
 		args = append(args, d.Rate, micros(d.Period))
 	}
 	_, err = q.Exec(ctx, t.of(d).bringBack, args...)

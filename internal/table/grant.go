@@ -12,7 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
-	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/slots"
 )
@@ -50,9 +50,9 @@ func (g *Grant) Prefetched() float64 { return max(0, min(g.Prefetch, g.Taken.Aft
 func (g *Grant) End() time.Time {
 	end := g.Taken.After.TS.Add(g.Lasts)
 	switch g.Definition.Kind {
-	case ratelimit.KindFixedWindow:
+	case bucket.FixedWindow:
 		end = g.Taken.After.TS.Add(g.Definition.Period)
-	case ratelimit.KindSlidingWindow:
+	case bucket.SlidingWindow:
 		end = g.Taken.After.TS.Add(g.Definition.SlotWidth())
 	}
 	if !g.Taken.Until.IsZero() && g.Taken.Until.Before(end) {
@@ -326,7 +326,7 @@ func (t *Table) grantOne(ctx context.Context, q Querier, g *Grant, now *time.Tim
 	return g.scan(q.QueryRow(ctx, g.either(&texts.grant, &texts.ahead).of(now), g.arguments(now)...))
 }
 
-func (g *Grant) sliding() bool { return g.Definition.Kind == ratelimit.KindSlidingWindow }
+func (g *Grant) sliding() bool { return g.Definition.Kind == bucket.SlidingWindow }
 
 // queueInTurn puts into a batch a grant that waits for its row if somebody has locked
 // it. (It is written by one statement that need not lock it first, since a row that has
@@ -383,7 +383,7 @@ func (r *returned) fields(more ...any) []any {
 }
 
 func (r *returned) taken() Taken {
-	t := Taken{OK: true, After: ratelimit.State{Value: r.value, TS: r.ts}, At: r.at}
+	t := Taken{OK: true, After: bucket.State{Value: r.value, TS: r.ts}, At: r.at}
 	if r.sliding {
 		t.After.Slots = slots.Read(r.slots, r.value)
 		r.slots = nil // of which it has a part
@@ -449,30 +449,30 @@ func column[T any](grants []*Grant, of func(*Grant) T) []T {
 
 // definitions are those of several grants, one after another: of most they are the same.
 type definitions struct {
-	last                              *ratelimit.Definition
+	last                              *bucket.Definition
 	names                             []string
 	capacities, rates, periods, ticks []float64
 	windows                           bool // is there a fixed window? A token bucket's ticks are microseconds
 }
 
 // place is where a definition is, from 1.
-func (s *definitions) place(d *ratelimit.Definition) int32 {
+func (s *definitions) place(d *bucket.Definition) int32 {
 	if s.last == nil || *s.last != *d {
 		s.last = d
 		s.names = append(s.names, d.Name)
 		s.capacities, s.rates = append(s.capacities, d.Capacity), append(s.rates, d.Rate)
 		s.periods, s.ticks = append(s.periods, micros(d.Period)), append(s.ticks, tick(d))
-		s.windows = s.windows || d.Kind == ratelimit.KindFixedWindow
+		s.windows = s.windows || d.Kind == bucket.FixedWindow
 	}
 	return int32(len(s.names))
 }
 
 // tick is the granularity of a limit's clock, in microseconds.
-func tick(d *ratelimit.Definition) float64 {
+func tick(d *bucket.Definition) float64 {
 	switch d.Kind {
-	case ratelimit.KindFixedWindow:
+	case bucket.FixedWindow:
 		return micros(d.Period)
-	case ratelimit.KindSlidingWindow:
+	case bucket.SlidingWindow:
 		return micros(d.SlotWidth())
 	}
 	return 1
@@ -481,9 +481,9 @@ func tick(d *ratelimit.Definition) float64 {
 // Rows are rows to read, lock, make or write.
 type Rows struct {
 	Rows   []decide.Row
-	States []ratelimit.State // as read, or to write
-	Found  []bool            // that were read
-	At     time.Time         // of the reading
+	States []bucket.State // as read, or to write
+	Found  []bool         // that were read
+	At     time.Time      // of the reading
 }
 
 func (r *Rows) columns() (names, keys []string, shards []int32) {
@@ -552,7 +552,7 @@ WHERE l.name = w.name AND l.key = w.key AND l.shard = w.shard AND w.i BETWEEN 1 
 )
 
 func (r *Rows) scan(rows pgx.Rows) error {
-	r.States, r.Found = make([]ratelimit.State, len(r.Rows)), make([]bool, len(r.Rows))
+	r.States, r.Found = make([]bucket.State, len(r.Rows)), make([]bool, len(r.Rows))
 	var (
 		s state
 		i int64
@@ -579,7 +579,7 @@ func (t *Table) QueueAwait(batch *pgx.Batch, row decide.Row) {
 
 // queueFill puts into a batch the making of rows that are not there, with one
 // definition for each.
-func (t *Table) queueFill(batch *pgx.Batch, rows []decide.Row, definitions []ratelimit.Definition, now *time.Time) {
+func (t *Table) queueFill(batch *pgx.Batch, rows []decide.Row, definitions []bucket.Definition, now *time.Time) {
 	n, r := len(rows), Rows{Rows: rows}
 	names, keys, shards := r.columns()
 	capacities, ticks, origins := make([]float64, n), make([]float64, n), make([]time.Time, n)
@@ -594,7 +594,7 @@ func (t *Table) queueFill(batch *pgx.Batch, rows []decide.Row, definitions []rat
 func (t *Table) queueWrite(batch *pgx.Batch, r *Rows) {
 	names, keys, shards := r.columns()
 	values, ts, paused := r.states()
-	if !slices.ContainsFunc(r.States, func(s ratelimit.State) bool { return s.Slots != nil }) {
+	if !slices.ContainsFunc(r.States, func(s bucket.State) bool { return s.Slots != nil }) {
 		batch.Queue(t.write, names, keys, shards, values, ts, paused)
 		return
 	}

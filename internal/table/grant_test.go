@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
@@ -20,9 +21,9 @@ import (
 var quarterPast = time.Date(2026, 3, 14, 15, 9, 26, 535897000, time.UTC)
 
 // randomGrants are grants of a row each, and the states in which these are to be.
-func randomGrants(t *testing.T, random *rand.Rand, limits []ratelimit.Limit, n int) ([]Grant, []ratelimit.State) {
+func randomGrants(t *testing.T, random *rand.Rand, limits []ratelimit.Limit, n int) ([]Grant, []bucket.State) {
 	t.Helper()
-	grants, before := make([]Grant, n), make([]ratelimit.State, n)
+	grants, before := make([]Grant, n), make([]bucket.State, n)
 	for i := range grants {
 		limit, count := limits[random.IntN(len(limits))], float64(random.IntN(12))
 		sliding := limit.Definition().Kind == ratelimit.KindSlidingWindow
@@ -35,7 +36,7 @@ func randomGrants(t *testing.T, random *rand.Rand, limits []ratelimit.Limit, n i
 		}
 		a := &call.Asks[0]
 		grants[i] = Grant{Change: a.Change(0, 0, count), Need: count + a.Floor}
-		before[i] = ratelimit.State{
+		before[i] = bucket.State{
 			Value: float64(random.IntN(20)) - 6,
 			TS:    quarterPast.Add(time.Minute - time.Duration(random.IntN(300))*time.Second),
 		}
@@ -48,7 +49,7 @@ func randomGrants(t *testing.T, random *rand.Rand, limits []ratelimit.Limit, n i
 
 // randomSlots is the state of a sliding window that was taken from, now and then ahead
 // of its time.
-func randomSlots(random *rand.Rand, d ratelimit.Definition) ratelimit.State {
+func randomSlots(random *rand.Rand, d bucket.Definition) bucket.State {
 	at := quarterPast.Add(-time.Duration(random.IntN(180)) * time.Second)
 	state := d.Fresh("k", at)
 	for range random.IntN(6) {
@@ -59,7 +60,7 @@ func randomSlots(random *rand.Rand, d ratelimit.Definition) ratelimit.State {
 }
 
 // putAll writes the rows of grants.
-func putAll(t *testing.T, db *pgtest.DB, table *Table, grants []Grant, states []ratelimit.State) {
+func putAll(t *testing.T, db *pgtest.DB, table *Table, grants []Grant, states []bucket.State) {
 	t.Helper()
 	var batch pgx.Batch
 	for i, g := range grants {
@@ -175,7 +176,7 @@ func TestGrantAlikeInAnyOrder(t *testing.T) {
 	grants, before := alikeGrants(t, rand.New(rand.NewPCG(1, 1)), limit, 40, 0)
 	var batch pgx.Batch
 	for i := len(grants) - 1; i >= 0; i-- { // so that the last of them are the first in the table
-		before[i] = ratelimit.State{Value: float64(100 + i), TS: now}
+		before[i] = bucket.State{Value: float64(100 + i), TS: now}
 		table.QueuePut(&batch, grants[i].Row, before[i])
 	}
 	conn, err := db.Pool.Acquire(t.Context())
@@ -200,9 +201,9 @@ func TestGrantAlikeInAnyOrder(t *testing.T) {
 
 // alikeGrants are n grants of a row each, in their order, of which so many are not like
 // the others, and the states in which the rows are to be.
-func alikeGrants(t *testing.T, random *rand.Rand, limit ratelimit.Limit, n, others int) ([]Grant, []ratelimit.State) {
+func alikeGrants(t *testing.T, random *rand.Rand, limit ratelimit.Limit, n, others int) ([]Grant, []bucket.State) {
 	t.Helper()
-	grants, before := make([]Grant, n), make([]ratelimit.State, n)
+	grants, before := make([]Grant, n), make([]bucket.State, n)
 	for i := range grants {
 		count := 5.0
 		if i%11 == 10 && i/11 < others {
@@ -213,7 +214,7 @@ func alikeGrants(t *testing.T, random *rand.Rand, limit ratelimit.Limit, n, othe
 			t.Fatal(err)
 		}
 		grants[i] = Grant{Change: call.Asks[0].Change(0, 0, count), Need: count}
-		before[i] = ratelimit.State{
+		before[i] = bucket.State{
 			Value: float64(random.IntN(20)) - 6,
 			TS:    quarterPast.Add(time.Minute - time.Duration(random.IntN(300))*time.Second),
 		}
@@ -225,10 +226,10 @@ func alikeGrants(t *testing.T, random *rand.Rand, limit ratelimit.Limit, n, othe
 }
 
 // grantAtMostTo is what became of a grant of what there is.
-func grantAtMostTo(t *testing.T, db *pgtest.DB, table *Table, g *Grant, before ratelimit.State, now time.Time) Grant {
+func grantAtMostTo(t *testing.T, db *pgtest.DB, table *Table, g *Grant, before bucket.State, now time.Time) Grant {
 	t.Helper()
 	some := []Grant{{Change: g.Change, Need: g.Count, AtMost: true}}
-	putAll(t, db, table, some, []ratelimit.State{before})
+	putAll(t, db, table, some, []bucket.State{before})
 	if err := table.Grant(t.Context(), db.Pool, some, &now); err != nil {
 		t.Fatal(err)
 	}
@@ -236,7 +237,7 @@ func grantAtMostTo(t *testing.T, db *pgtest.DB, table *Table, g *Grant, before r
 }
 
 // whole is how many whole tokens a grant of what there is takes, and what it leaves.
-func whole(g *Grant, before ratelimit.State, now time.Time) (after ratelimit.State, n float64) {
+func whole(g *Grant, before bucket.State, now time.Time) (after bucket.State, n float64) {
 	n = min(g.Count, math.Floor(g.Definition.Settle(before, now).Value))
 	if n < 1 {
 		return before, 0
@@ -245,7 +246,7 @@ func whole(g *Grant, before ratelimit.State, now time.Time) (after ratelimit.Sta
 }
 
 // grantInTurnTo is what became of a grant to a row in a state, that waits for the row.
-func grantInTurnTo(t *testing.T, db *pgtest.DB, table *Table, g *Grant, before ratelimit.State, now time.Time) Taken {
+func grantInTurnTo(t *testing.T, db *pgtest.DB, table *Table, g *Grant, before bucket.State, now time.Time) Taken {
 	t.Helper()
 	again := Grant{Change: g.Change, Need: g.Need}
 	var batch pgx.Batch
@@ -282,7 +283,7 @@ func TestGrantHeedsPauses(t *testing.T) {
 // grantPaused asks rows, whose pause lasts so much longer, for a token of five each.
 func grantPaused(t *testing.T, db *pgtest.DB, table *Table, limit ratelimit.Limit, rows int, lasts time.Duration) (oks []bool) {
 	t.Helper()
-	grants, states, now := make([]Grant, rows), make([]ratelimit.State, rows), quarterPast
+	grants, states, now := make([]Grant, rows), make([]bucket.State, rows), quarterPast
 	for i := range grants {
 		call, err := decide.New(true, limit.For(fmt.Sprint(i)))
 		if err != nil {
@@ -318,7 +319,7 @@ func TestGrantPassesOver(t *testing.T) {
 	}{"": {true, ""}, "; SAVEPOINT s": {false, "55P03"}} {
 		for kinds := range 8 { // one row or two, of one kind or both
 			n := 1 + kinds/4
-			grants, states := make([]Grant, n), make([]ratelimit.State, n)
+			grants, states := make([]Grant, n), make([]bucket.State, n)
 			for i := range grants {
 				call, err := decide.New(false, limits[kinds>>i&1].For(fmt.Sprint(i)))
 				if err != nil {

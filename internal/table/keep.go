@@ -6,7 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
@@ -64,9 +64,9 @@ LIMIT $4::int8`
 
 // ListFull reads rows of a definition's name, after a row, that are full by it at
 // an instant; most of them at most.
-func (t *Table) ListFull(ctx context.Context, q Querier, d *ratelimit.Definition, after decide.Row, now time.Time, most int) (*Rows, error) {
+func (t *Table) ListFull(ctx context.Context, q Querier, d *bucket.Definition, after decide.Row, now time.Time, most int) (*Rows, error) {
 	sql, args := t.listFull, []any{d.Name, after.Key.Key, int32(after.Shard), d.Capacity, d.Rate, micros(d.Period), tick(d), now, int64(most)}
-	if d.Kind == ratelimit.KindSlidingWindow {
+	if d.Kind == bucket.SlidingWindow {
 		sql, args = t.listEmpty, append(args[:3], int32(d.Slots+2), tick(d), now, int64(most))
 	}
 	rows, err := q.Query(ctx, sql, args...)

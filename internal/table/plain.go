@@ -8,14 +8,14 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
 // plain decides by statements for several rows, which pass over those that are locked.
 type plain struct{ *Table }
 
-func (plain) Prefetches(ratelimit.Kind) bool { return true }
+func (plain) Prefetches(bucket.Kind) bool { return true }
 
 func (t plain) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, await bool, now *time.Time) error {
 	if !await {
@@ -59,7 +59,7 @@ func (t plain) Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision, now 
 	if err != nil {
 		return err
 	}
-	written := Rows{Rows: make([]decide.Row, len(changed)), States: make([]ratelimit.State, len(changed))}
+	written := Rows{Rows: make([]decide.Row, len(changed)), States: make([]bucket.State, len(changed))}
 	for i, n := range changed {
 		if !rows.Found[n] {
 			return fmt.Errorf("row %v is to be written and was not locked", rows.Rows[n])
@@ -143,7 +143,7 @@ func (t plain) lockRows(ctx context.Context, conn *pgxpool.Conn, d *Decision, mi
 func (t plain) Return(ctx context.Context, q Querier, r *Return, now *time.Time) (done bool, err error) {
 	d := &r.Definition
 	args := []any{r.Row.Name, r.Row.Key.Key, int32(r.Row.Shard), r.Count, d.Capacity, r.Taken, r.End, d.Rate, micros(d.Period), now}
-	if d.Kind == ratelimit.KindSlidingWindow {
+	if d.Kind == bucket.SlidingWindow {
 		args = []any{r.Row.Name, r.Row.Key.Key, int32(r.Row.Shard), r.Count, int32(d.Slots + 2), r.Taken, r.End, tick(d), now}
 	}
 	tag, err := q.Exec(ctx, t.of(d).giveBack, args...)

@@ -9,7 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/exact"
 	"github.com/pgratelimit/ratelimit/internal/slots"
@@ -262,17 +262,17 @@ WHERE name = $1::text AND key = $2::text AND shard = $3::int4 AND ts = $7::times
 
 // Renew writes a sliding window's row, which means the same afterwards, as its
 // definition does, unless it has changed since it was seen.
-func (t *Table) Renew(ctx context.Context, q Querier, row decide.Row, seen, as ratelimit.State) error {
+func (t *Table) Renew(ctx context.Context, q Querier, row decide.Row, seen, as bucket.State) error {
 	_, err := q.Exec(ctx, t.renew, renewArguments(row, seen, as)...)
 	return err
 }
 
 // QueueRenew puts a Renew into a batch.
-func (t *Table) QueueRenew(batch *pgx.Batch, row decide.Row, seen, as ratelimit.State) {
+func (t *Table) QueueRenew(batch *pgx.Batch, row decide.Row, seen, as bucket.State) {
 	batch.Queue(t.renew, renewArguments(row, seen, as)...)
 }
 
-func renewArguments(row decide.Row, seen, as ratelimit.State) []any {
+func renewArguments(row decide.Row, seen, as bucket.State) []any {
 	var newest *float64
 	if seen.Slots != nil {
 		newest = &seen.Slots.Totals[len(seen.Slots.Totals)-1]
@@ -281,7 +281,7 @@ func renewArguments(row decide.Row, seen, as ratelimit.State) []any {
 }
 
 // slotsText is the array of a state's slots as PostgreSQL reads it, nil without any.
-func slotsText(s *ratelimit.State) *string {
+func slotsText(s *bucket.State) *string {
 	if s.Slots == nil {
 		return nil
 	}

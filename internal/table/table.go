@@ -17,7 +17,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
-	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/slots"
 )
@@ -164,11 +164,11 @@ func (k kind) texts(in func(string) string, portable bool) texts {
 }
 
 // of is the texts for limits of such a kind.
-func (t *Table) of(d *ratelimit.Definition) *texts {
+func (t *Table) of(d *bucket.Definition) *texts {
 	switch d.Kind {
-	case ratelimit.KindFixedWindow:
+	case bucket.FixedWindow:
 		return &t.window
-	case ratelimit.KindSlidingWindow:
+	case bucket.SlidingWindow:
 		return &t.slots
 	}
 	return &t.bucket
@@ -227,7 +227,7 @@ var longAgo = time.Date(300, 1, 1, 0, 0, 0, 0, time.UTC)
 func arguments(c *decide.Change, count float64, now *time.Time) []any {
 	d := &c.Definition
 	args := []any{c.Name, c.Key.Key, int32(c.Shard), count, d.Capacity, now}
-	if d.Kind != ratelimit.KindTokenBucket {
+	if d.Kind != bucket.TokenBucket {
 		origin := c.Seen.TS
 		if origin.IsZero() {
 			origin = d.Fresh(c.Key.Key, longAgo).TS
@@ -250,11 +250,11 @@ type state struct {
 func (s *state) fields() []any { return []any{&s.value, &s.ts, &s.paused, &s.slots} }
 
 // get returns the state; false when there was no row.
-func (s *state) get() (ratelimit.State, bool) {
+func (s *state) get() (bucket.State, bool) {
 	if s.value == nil {
-		return ratelimit.State{}, false
+		return bucket.State{}, false
 	}
-	read := ratelimit.State{Value: *s.value, TS: *s.ts}
+	read := bucket.State{Value: *s.value, TS: *s.ts}
 	if s.paused != nil {
 		read.Paused = *s.paused
 	}

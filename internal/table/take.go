@@ -7,7 +7,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/exact"
 	"github.com/pgratelimit/ratelimit/internal/slots"
@@ -81,7 +81,7 @@ RETURNING value, ts, paused`
 // Taken is what became of a take.
 type Taken struct {
 	OK    bool // false when there was too little, and nothing was taken
-	After ratelimit.State
+	After bucket.State
 	At    time.Time
 	Xid   string // of the transaction or savepoint that took, if it was asked for
 	Made  bool   // there was no row, which a give has made; on a distributed table it is not told
@@ -96,7 +96,7 @@ func (t *Table) Take(ctx context.Context, q Querier, reserve bool, c *decide.Cha
 	return t.takes(reserve, c).take(ctx, q, &c.Definition, takeArguments(reserve, c, now), now)
 }
 
-func (f *forms) take(ctx context.Context, q Querier, d *ratelimit.Definition, args []any, now *time.Time) (taken Taken, err error) {
+func (f *forms) take(ctx context.Context, q Querier, d *bucket.Definition, args []any, now *time.Time) (taken Taken, err error) {
 	if f.bare == "" {
 		err = taken.scan(q.QueryRow(ctx, f.full, args...), d, &taken.At, &taken.Xid)
 		return taken, err
@@ -127,7 +127,7 @@ func takeArguments(reserve bool, c *decide.Change, now *time.Time) []any {
 	if !c.At.IsZero() {
 		now = &c.At
 	}
-	if c.Definition.Kind == ratelimit.KindSlidingWindow {
+	if c.Definition.Kind == bucket.SlidingWindow {
 		return append(arguments(c, c.Count, now), slotArguments(reserve, c)...)
 	}
 	args := append(arguments(c, c.Count, now), c.Definition.Rate, micros(c.Definition.Period), c.Floor)
@@ -138,13 +138,13 @@ func takeArguments(reserve bool, c *decide.Change, now *time.Time) []any {
 }
 
 // scan reads a row of such a definition that a take returned, if it did.
-func (t *Taken) scan(row pgx.Row, d *ratelimit.Definition, more ...any) error {
+func (t *Taken) scan(row pgx.Row, d *bucket.Definition, more ...any) error {
 	var (
 		paused  *time.Time
 		numbers []float64
 	)
 	fields := []any{&t.After.Value, &t.After.TS, &paused}
-	if d.Kind == ratelimit.KindSlidingWindow {
+	if d.Kind == bucket.SlidingWindow {
 		fields = append(fields, &numbers)
 	}
 	err := row.Scan(append(fields, more...)...)
@@ -179,7 +179,7 @@ RETURNING value, ts, paused`
 // lock under SERIALIZABLE.
 func (t *Table) QueueGive(batch *pgx.Batch, c *decide.Change, n, most float64, now *time.Time, taken *Taken) {
 	args := append(arguments(c, n, now), most)
-	if c.Definition.Kind == ratelimit.KindSlidingWindow {
+	if c.Definition.Kind == bucket.SlidingWindow {
 		args[len(args)-1] = int32(c.Definition.Slots + 2)
 	}
 	batch.Queue(t.of(&c.Definition).give, args...).QueryRow(func(row pgx.Row) error {
@@ -216,7 +216,7 @@ VALUES ($1::text, $2::text, $3::int4, $4::float8, $5::timestamptz, $6::timestamp
 ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = excluded.ts, paused = excluded.paused`
 
 // QueuePut puts into a batch the writing of a row whatever is there.
-func (t *Table) QueuePut(batch *pgx.Batch, row decide.Row, s ratelimit.State) {
+func (t *Table) QueuePut(batch *pgx.Batch, row decide.Row, s bucket.State) {
 	if s.Slots != nil {
 		batch.Queue(t.putSlots, row.Name, row.Key.Key, int32(row.Shard), s.Value, s.TS, instant(s.Paused), s.Slots.Numbers(s.Value))
 		return
@@ -242,7 +242,7 @@ FROM {table} WHERE name = $1::text AND key = $2::text`
 // Look reads the states of a call's limits, which are in a batch after what it has
 // already, or of those of them that it is to look at; the others' states are nil.
 func (t *Table) Look(ctx context.Context, q Querier, batch *pgx.Batch, call *decide.Call, at func(a *decide.Ask) bool, now *time.Time) (decide.View, error) {
-	view := decide.View{States: make([][]ratelimit.State, len(call.Asks))}
+	view := decide.View{States: make([][]bucket.State, len(call.Asks))}
 	rows := make([]shardRows, len(call.Asks))
 	for i := range call.Asks {
 		if a := &call.Asks[i]; at(a) {
@@ -272,17 +272,17 @@ type shardRows struct {
 	slots  []*string
 }
 
-func (r *shardRows) scan(row pgx.Row, d *ratelimit.Definition, at *time.Time) error {
+func (r *shardRows) scan(row pgx.Row, d *bucket.Definition, at *time.Time) error {
 	fields := []any{&r.shards, &r.values, &r.ts, &r.paused, at}
-	if d.Kind == ratelimit.KindSlidingWindow {
+	if d.Kind == bucket.SlidingWindow {
 		fields = append(fields, &r.slots)
 	}
 	return row.Scan(fields...)
 }
 
 // states is the states of all of an ask's shards.
-func (r *shardRows) states(a *decide.Ask, now time.Time) []ratelimit.State {
-	states := make([]ratelimit.State, a.Definition.Shards)
+func (r *shardRows) states(a *decide.Ask, now time.Time) []bucket.State {
+	states := make([]bucket.State, a.Definition.Shards)
 	each := a.Definition.Shard()
 	fresh := each.Fresh(a.Key, now)
 	for shard := range states {

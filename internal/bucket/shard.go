@@ -1,4 +1,4 @@
-package ratelimit
+package bucket
 
 import "time"
 
@@ -36,7 +36,7 @@ func (d *Definition) Share(states []State, now time.Time, n int) (share, empty S
 		}
 	}
 	empty = State{TS: share.TS, Paused: share.Paused}
-	if d.Kind == KindSlidingWindow {
+	if d.Kind == SlidingWindow {
 		return d.shareSlots(states, share, now, n)
 	}
 	return share, empty

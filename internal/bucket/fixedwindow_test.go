@@ -1,4 +1,4 @@
-package ratelimit_test
+package bucket_test
 
 import (
 	"fmt"
@@ -6,6 +6,8 @@ import (
 	"time"
 
 	. "github.com/pgratelimit/ratelimit"
+
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
 func TestFixedWindow(t *testing.T) {
@@ -100,7 +102,7 @@ func TestFixedWindowStart(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			window := FixedWindow{Name: "a", Rate: 5, Period: tt.period, Start: tt.start}.Definition()
+			window := definition(FixedWindow{Name: "a", Rate: 5, Period: tt.period, Start: tt.start})
 			if got, want := window.Fresh("k", tt.now), row(5, tt.want); got != want {
 				t.Errorf("Fresh() = %v, want %v", got, want)
 			}
@@ -134,7 +136,7 @@ func TestFixedWindowPhase(t *testing.T) {
 		{"x", "y", time.Microsecond, 0},
 	}
 	for _, tt := range tests {
-		window := FixedWindow{Name: tt.name, Rate: 1, Period: tt.period}.Definition()
+		window := definition(FixedWindow{Name: tt.name, Rate: 1, Period: tt.period})
 		want := time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC).Add(tt.want)
 		if got := window.Origin(tt.key); !got.Equal(want) {
 			t.Errorf("%s/%s each %v: Origin = %v, want %v", tt.name, tt.key, tt.period, got, want)
@@ -145,8 +147,8 @@ func TestFixedWindowPhase(t *testing.T) {
 // Without a Start, rate, capacity and the like do not move the edges: only
 // name, key and period do.
 func TestFixedWindowPhaseStays(t *testing.T) {
-	one := FixedWindow{Name: "a", Rate: 1, Period: time.Hour}.Definition()
-	two := FixedWindow{Name: "a", Rate: 2, Period: time.Hour, Capacity: 9, MaxReserved: None, Shards: 4}.Definition()
+	one := definition(FixedWindow{Name: "a", Rate: 1, Period: time.Hour})
+	two := definition(FixedWindow{Name: "a", Rate: 2, Period: time.Hour, Capacity: 9, MaxReserved: None, Shards: 4})
 	if got, want := two.Origin("k"), one.Origin("k"); !got.Equal(want) {
 		t.Errorf("Origin = %v, want %v", got, want)
 	}
@@ -154,7 +156,7 @@ func TestFixedWindowPhaseStays(t *testing.T) {
 
 // A fresh row's window is the one that now is in, whenever it is asked for.
 func TestFixedWindowFresh(t *testing.T) {
-	window := FixedWindow{Name: "sign_up", Rate: 1, Period: time.Hour}.Definition()
+	window := definition(FixedWindow{Name: "sign_up", Rate: 1, Period: time.Hour})
 	edge := t0.Add(2_010_629_071*time.Microsecond - time.Hour) // alice's, before t0
 	tests := []struct {
 		now, want time.Time
@@ -193,7 +195,7 @@ func TestFixedWindowPhasesSpread(t *testing.T) {
 			t.Run(fmt.Sprint(k.name, " each ", period), func(t *testing.T) {
 				var counts [parts]float64
 				for i := range keys {
-					window := FixedWindow{Name: k.limit(i), Rate: 1, Period: period}.Definition()
+					window := definition(FixedWindow{Name: k.limit(i), Rate: 1, Period: period})
 					age := t0.Sub(window.Fresh(k.key(i), t0).TS)
 					counts[int(age*parts/period)]++
 				}
@@ -213,12 +215,12 @@ func TestFixedWindowPhasesSpread(t *testing.T) {
 func always(s string) func(int) string { return func(int) string { return s } }
 
 func TestFixedWindowSettle(t *testing.T) {
-	window := FixedWindow{Name: "a", Rate: 2, Period: 2 * d, Capacity: 5}.Definition()
+	window := definition(FixedWindow{Name: "a", Rate: 2, Period: 2 * d, Capacity: 5})
 	tests := []struct {
 		name  string
-		state State
+		state bucket.State
 		now   time.Time
-		want  State
+		want  bucket.State
 	}{
 		{"at the edge", row(1, t0), t0, row(1, t0)},
 		{"in the window", row(1, t0), t1, row(1, t0)},

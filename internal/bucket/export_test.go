@@ -1,4 +1,4 @@
-package ratelimit
+package bucket
 
 import "time"
 

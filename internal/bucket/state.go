@@ -1,4 +1,4 @@
-package ratelimit
+package bucket
 
 import (
 	"time"
@@ -22,7 +22,7 @@ func (d *Definition) periodMicros() float64 { return float64(d.Period.Microsecon
 // lastTick is the last instant up to now at which a row was refilled that was
 // refilled at ts.
 func (d *Definition) lastTick(ts, now int64) int64 {
-	if d.Kind == KindTokenBucket {
+	if d.Kind == TokenBucket {
 		return bucketTick(now)
 	}
 	return d.windowTick(ts, now)
@@ -32,9 +32,9 @@ func (d *Definition) lastTick(ts, now int64) int64 {
 // window's period, a sliding window's slot.
 func (d *Definition) tick() int64 {
 	switch d.Kind {
-	case KindFixedWindow:
+	case FixedWindow:
 		return d.Period.Microseconds()
-	case KindSlidingWindow:
+	case SlidingWindow:
 		return d.slotMicros()
 	}
 	return 1
@@ -50,7 +50,7 @@ func (d *Definition) wait(tokens float64) int64 {
 	if tokens/d.Rate*d.periodMicros() > float64(longestWait) {
 		return longestWait
 	}
-	if d.Kind == KindFixedWindow {
+	if d.Kind == FixedWindow {
 		return d.windowWait(tokens)
 	}
 	return d.bucketWait(tokens)
@@ -61,11 +61,11 @@ func instant(micros int64) time.Time { return time.UnixMicro(micros).UTC() }
 // Fresh is the state of a key that has no row: full.
 func (d *Definition) Fresh(key string, now time.Time) State {
 	origin := firstEdge
-	if d.Kind != KindTokenBucket {
+	if d.Kind != TokenBucket {
 		origin = d.origin(key)
 	}
 	s := State{Value: d.Capacity, TS: instant(d.lastTick(origin, now.UnixMicro()))}
-	if d.Kind == KindSlidingWindow {
+	if d.Kind == SlidingWindow {
 		s.Slots = slots.New(d.slotMicros(), d.Slots)
 	}
 	return s
@@ -81,7 +81,7 @@ func (d *Definition) Fresh(key string, now time.Time) State {
 // and the other kinds take over what was left; while programs with both are at work the
 // bound is not kept.
 func (d *Definition) Settle(s State, now time.Time) State {
-	if d.Kind == KindSlidingWindow {
+	if d.Kind == SlidingWindow {
 		return d.slide(s, now.UnixMicro())
 	}
 	ts := s.TS.UnixMicro()
@@ -94,7 +94,7 @@ func (d *Definition) Settle(s State, now time.Time) State {
 // from that of s, when the newest slot is in the future: that is as far away as now says,
 // and not as the beginning of a slot.
 func (d *Definition) ValueAt(s State, now time.Time) float64 {
-	if d.Kind == KindSlidingWindow && s.Slots.Ahead > 0 {
+	if d.Kind == SlidingWindow && s.Slots.Ahead > 0 {
 		return -d.delayed(d.slotStart(s, 0) - now.UnixMicro())
 	}
 	return s.Value
@@ -111,7 +111,7 @@ func (d *Definition) When(s State, want float64) time.Time {
 // already. A pause does not count, since it does not for a reservation, but that of a
 // sliding window is for a slot after it.
 func (d *Definition) Ready(s State, now time.Time, n, floor float64) time.Time {
-	if d.Kind == KindSlidingWindow {
+	if d.Kind == SlidingWindow {
 		return d.readySlot(s, now, n, floor)
 	}
 	return d.enough(d.Settle(s, now), n+floor, n)
@@ -122,7 +122,7 @@ func (d *Definition) Ready(s State, now time.Time, n, floor float64) time.Time {
 // other half is there for the rounding between this promise and the decision
 // that keeps it.
 func (d *Definition) enough(s State, want, n float64) time.Time {
-	if d.Kind == KindSlidingWindow {
+	if d.Kind == SlidingWindow {
 		return d.fitsAt(s, want)
 	}
 	missing := want - s.Value - exact.Tolerance(s.Value, n, d.Capacity)/2
@@ -151,7 +151,7 @@ func (d *Definition) Floor(reserve bool) float64 {
 
 // Most is the largest count that a call may ever take that may leave floor behind.
 func (d *Definition) Most(floor float64) float64 {
-	if d.Kind == KindSlidingWindow {
+	if d.Kind == SlidingWindow {
 		return d.Rate // a reservation is ahead in time, and not below what a window holds
 	}
 	return d.Capacity - floor
@@ -163,7 +163,7 @@ func (d *Definition) Most(floor float64) float64 {
 // reservation a slot that begins when the pause is over, so that for an allow
 // s must not be paused.
 func (d *Definition) Take(s State, now time.Time, n, floor float64) (after State, ok bool) {
-	if d.Kind == KindSlidingWindow {
+	if d.Kind == SlidingWindow {
 		return d.takeSlot(s, now, n, floor)
 	}
 	settled := d.Settle(s, now)
@@ -178,7 +178,7 @@ func (d *Definition) Take(s State, now time.Time, n, floor float64) (after State
 // was taken last.
 func (d *Definition) Spend(s State, now time.Time, n float64) State {
 	settled := d.Settle(s, now)
-	if d.Kind == KindSlidingWindow {
+	if d.Kind == SlidingWindow {
 		return d.give(settled, n, 0)
 	}
 	settled.Value -= n
@@ -190,7 +190,7 @@ func (d *Definition) Spend(s State, now time.Time, n float64) State {
 func (d *Definition) Due(s State, now time.Time, n float64) time.Time {
 	due := later(now, s.Paused)
 	switch {
-	case d.Kind == KindSlidingWindow:
+	case d.Kind == SlidingWindow:
 		if s.Slots.Ahead > 0 {
 			due = later(due, instant(d.slotStart(s, 0)))
 		}
@@ -216,7 +216,7 @@ func (d *Definition) Charged(s State, now time.Time) time.Time {
 
 // Missing is the most that a credit gives back to s, which is settled.
 func (d *Definition) Missing(s State) float64 {
-	if d.Kind == KindSlidingWindow {
+	if d.Kind == SlidingWindow {
 		return s.Slots.Held(0)
 	}
 	return d.Capacity - s.Value
@@ -227,7 +227,7 @@ func (d *Definition) Missing(s State) float64 {
 // reserved, and allowed after the pause. More than
 // Capacity, which another definition of the name has left there, stays.
 func (d *Definition) Credit(s State, now time.Time, n float64) State {
-	if d.Kind == KindSlidingWindow {
+	if d.Kind == SlidingWindow {
 		s = d.Settle(s, now)
 		s.Slots = s.Slots.Oldest(n)
 		return d.valued(s)
@@ -242,7 +242,7 @@ func (d *Definition) Credit(s State, now time.Time, n float64) State {
 // is given that or a later one, so that no window that has them has too much besides.
 func (d *Definition) Charge(s State, now time.Time, n float64) State {
 	settled := d.Settle(s, now)
-	if d.Kind == KindSlidingWindow {
+	if d.Kind == SlidingWindow {
 		return d.give(settled, n, 0)
 	}
 	settled.Value = max(settled.Value, s.Value) - n
@@ -255,7 +255,7 @@ func (d *Definition) Charge(s State, now time.Time, n float64) State {
 // sliding window gives back to the slot in which slot lies, or nothing if that is
 // long ago.
 func (d *Definition) Refund(s State, now time.Time, n float64, slot int64) State {
-	if d.Kind == KindSlidingWindow {
+	if d.Kind == SlidingWindow {
 		return d.refundSlot(d.Settle(s, now), slot, n)
 	}
 	s.Value += n
@@ -266,7 +266,7 @@ func (d *Definition) Refund(s State, now time.Time, n float64, slot int64) State
 // microseconds since 1970: its last, which is in the slot to which another definition
 // would count it. It is 0 for the other kinds.
 func (d *Definition) Slot(s State) int64 {
-	if d.Kind != KindSlidingWindow || s.Slots == nil {
+	if d.Kind != SlidingWindow || s.Slots == nil {
 		return 0
 	}
 	return d.slotStart(s, 1) - 1
@@ -281,12 +281,12 @@ func (d *Definition) Pause(s State, now, until time.Time) State {
 		return settled
 	}
 	until = instant(until.Add(time.Microsecond - 1).UnixMicro()) // not before until
-	if d.Kind == KindSlidingWindow {
+	if d.Kind == SlidingWindow {
 		settled.Paused = later(settled.Paused, until)
 		return settled
 	}
 	from := until
-	if d.Kind == KindFixedWindow {
+	if d.Kind == FixedWindow {
 		from = until.Add(-d.Period) // so that the next edge is until
 	}
 	if !s.Paused.After(now) { // a ts that is ahead is that of a clock that went back, which Resume forgets
@@ -308,7 +308,7 @@ func (d *Definition) Resume(key string, s State, now time.Time) State {
 	if !s.Paused.After(now) {
 		return settled
 	}
-	if d.Kind == KindSlidingWindow {
+	if d.Kind == SlidingWindow {
 		settled.Paused = time.Time{}
 		return settled
 	}
@@ -334,7 +334,7 @@ func (d *Definition) Idle(key string, s State, now time.Time) bool {
 	if s.TS.After(now) || s.Paused.After(now) {
 		return false
 	}
-	if d.Kind == KindSlidingWindow {
+	if d.Kind == SlidingWindow {
 		return settled.Slots.Ahead == 0 && settled.Slots.Held(0) == 0
 	}
 	return settled.Value >= d.Capacity

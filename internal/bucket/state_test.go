@@ -1,20 +1,22 @@
-package ratelimit_test
+package bucket_test
 
 import (
-	"errors"
 	"math"
-	"strings"
 	"testing"
 	"time"
 
 	. "github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
-const d = 100 * time.Millisecond
+const (
+	d    = 100 * time.Millisecond
+	year = 365 * 24 * time.Hour
+)
 
 // row is a state without a pause.
-func row(value float64, ts time.Time) State { return State{Value: value, TS: ts} }
+func row(value float64, ts time.Time) bucket.State { return bucket.State{Value: value, TS: ts} }
 
 // A timeline's instants. At 10 tokens a second, d brings one token, exactly.
 var (
@@ -34,7 +36,7 @@ var (
 type player struct {
 	limit Limit
 	key   string
-	row   *State
+	row   *bucket.State
 }
 
 // step is one row of a timeline: what is done at an instant and what the
@@ -49,12 +51,12 @@ type step struct {
 
 type move func(t *testing.T, p *player, at time.Time) Status
 
-func definition(l Limit) *Definition {
-	d := l.Definition()
+func definition(l Limit) *bucket.Definition {
+	d := bucket.Definition(l.Definition())
 	return &d
 }
 
-func (p *player) state(at time.Time) State {
+func (p *player) state(at time.Time) bucket.State {
 	if p.row != nil {
 		return *p.row
 	}
@@ -67,7 +69,7 @@ func (p *player) take(t *testing.T, reserve bool, at time.Time, n float64) Statu
 	if err != nil {
 		t.Fatalf("decide.New(%v, %v tokens) = %v", reserve, n, err)
 	}
-	view := decide.View{States: [][]State{{p.state(at)}}, At: at}
+	view := decide.View{States: [][]bucket.State{{p.state(at)}}, At: at}
 	changes, ok := call.Plan(view)
 	if !ok {
 		return call.Refused(view).Status
@@ -88,7 +90,7 @@ func credit(n float64) move {
 	return func(_ *testing.T, p *player, at time.Time) Status {
 		after := definition(p.limit).Credit(p.state(at), at, n)
 		p.row = &after
-		return decide.Credited(p.limit.ForN(p.key, n), []State{after}, at)
+		return decide.Credited(p.limit.ForN(p.key, n), []bucket.State{after}, at)
 	}
 }
 
@@ -96,20 +98,20 @@ func pause(until time.Time) move {
 	return func(_ *testing.T, p *player, at time.Time) Status {
 		after := definition(p.limit).Pause(p.state(at), at, until)
 		p.row = &after
-		return decide.Credited(p.limit.For(p.key), []State{after}, at)
+		return decide.Credited(p.limit.For(p.key), []bucket.State{after}, at)
 	}
 }
 
 func resume(_ *testing.T, p *player, at time.Time) Status {
 	after := definition(p.limit).Resume(p.key, p.state(at), at)
 	p.row = &after
-	return decide.Credited(p.limit.For(p.key), []State{after}, at)
+	return decide.Credited(p.limit.For(p.key), []bucket.State{after}, at)
 }
 
 // reset forgets the row.
 func reset(_ *testing.T, p *player, at time.Time) Status {
 	p.row = nil
-	return decide.Credited(p.limit.For(p.key), []State{p.state(at)}, at)
+	return decide.Credited(p.limit.For(p.key), []bucket.State{p.state(at)}, at)
 }
 
 // as is do after the definition was changed in code.
@@ -211,29 +213,29 @@ func TestReservationIsDue(t *testing.T) {
 }
 
 func TestTake(t *testing.T) {
-	bucket := TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 5}.Definition()
-	window := FixedWindow{Name: "a", Rate: 3, Period: time.Second, Capacity: 5}.Definition()
+	tokens := definition(TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 5})
+	window := definition(FixedWindow{Name: "a", Rate: 3, Period: time.Second, Capacity: 5})
 	tests := []struct {
 		name     string
-		d        Definition
-		state    State
+		d        *bucket.Definition
+		state    bucket.State
 		now      time.Time
 		n, floor float64
-		want     State
+		want     bucket.State
 		ok       bool
 	}{
-		{"all", bucket, row(5, t0), t0, 5, 0, row(0, t0), true},
-		{"more than all", bucket, row(4, t0), t0, 5, 0, row(4, t0), false},
-		{"settled first", bucket, row(1, t0), t3, 4, 0, row(0, t3), true},
-		{"refused is settled", bucket, row(1, t0), t2, 4, 0, row(3, t2), false},
-		{"to the floor", bucket, row(1, t0), t0, 4, -3, row(-3, t0), true},
-		{"below the floor", bucket, row(1, t0), t0, 4.5, -3, row(1, t0), false},
-		{"none, full", bucket, row(5, t0), t0, 0, 0, row(5, t0), true},
-		{"none, in debt", bucket, row(-1, t0), t0, 0, 0, row(-1, t0), false},
-		{"none, in allowed debt", bucket, row(-1, t0), t0, 0, -1, row(-1, t0), true},
-		{"clock went back", bucket, row(4, t5), t0, 4, 0, row(0, t5), true},
-		{"a hair too little is rounding", bucket, row(math.Nextafter(3, 0), t0), t0, 3, 0, row(math.Nextafter(3, 0)-3, t0), true},
-		{"a millionth too little is not", bucket, row(3-1e-6, t0), t0, 3, 0, row(3-1e-6, t0), false},
+		{"all", tokens, row(5, t0), t0, 5, 0, row(0, t0), true},
+		{"more than all", tokens, row(4, t0), t0, 5, 0, row(4, t0), false},
+		{"settled first", tokens, row(1, t0), t3, 4, 0, row(0, t3), true},
+		{"refused is settled", tokens, row(1, t0), t2, 4, 0, row(3, t2), false},
+		{"to the floor", tokens, row(1, t0), t0, 4, -3, row(-3, t0), true},
+		{"below the floor", tokens, row(1, t0), t0, 4.5, -3, row(1, t0), false},
+		{"none, full", tokens, row(5, t0), t0, 0, 0, row(5, t0), true},
+		{"none, in debt", tokens, row(-1, t0), t0, 0, 0, row(-1, t0), false},
+		{"none, in allowed debt", tokens, row(-1, t0), t0, 0, -1, row(-1, t0), true},
+		{"clock went back", tokens, row(4, t5), t0, 4, 0, row(0, t5), true},
+		{"a hair too little is rounding", tokens, row(math.Nextafter(3, 0), t0), t0, 3, 0, row(math.Nextafter(3, 0)-3, t0), true},
+		{"a millionth too little is not", tokens, row(3-1e-6, t0), t0, 3, 0, row(3-1e-6, t0), false},
 		{"window before its edge", window, row(1, t0), t9, 2, 0, row(1, t0), false},
 		{"window at its edge", window, row(1, t0), t0.Add(time.Second), 2, 0, row(2, t0.Add(time.Second)), true},
 	}
@@ -248,22 +250,22 @@ func TestTake(t *testing.T) {
 }
 
 func TestWhen(t *testing.T) {
-	bucket := TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 5}.Definition()
-	thirds := TokenBucket{Name: "a", Rate: 3, Period: time.Second, Capacity: 5}.Definition()
-	window := FixedWindow{Name: "a", Rate: 2, Period: d, Capacity: 5}.Definition()
+	tokens := definition(TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 5})
+	thirds := definition(TokenBucket{Name: "a", Rate: 3, Period: time.Second, Capacity: 5})
+	window := definition(FixedWindow{Name: "a", Rate: 2, Period: d, Capacity: 5})
 	tests := []struct {
 		name  string
-		d     Definition
-		state State
+		d     *bucket.Definition
+		state bucket.State
 		want  float64
 		at    time.Time
 	}{
-		{"has more", bucket, row(5, t0), 1, t0},
-		{"has it", bucket, row(1, t0), 1, t0},
-		{"lacks one", bucket, row(0, t0), 1, t1},
-		{"lacks half a one", bucket, row(0.5, t0), 1, t0.Add(d / 2)},
-		{"in debt", bucket, row(-4, t0), 5, t9},
-		{"out of debt", bucket, row(-4, t1), 0, t5},
+		{"has more", tokens, row(5, t0), 1, t0},
+		{"has it", tokens, row(1, t0), 1, t0},
+		{"lacks one", tokens, row(0, t0), 1, t1},
+		{"lacks half a one", tokens, row(0.5, t0), 1, t0.Add(d / 2)},
+		{"in debt", tokens, row(-4, t0), 5, t9},
+		{"out of debt", tokens, row(-4, t1), 0, t5},
 		{"a third of a second is rounded up", thirds, row(0, t0), 1, t0.Add(333_334 * time.Microsecond)},
 		{"two thirds are", thirds, row(0, t0), 2, t0.Add(666_667 * time.Microsecond)},
 		{"a whole second is not", thirds, row(0, t0), 3, t0.Add(time.Second)},
@@ -305,8 +307,8 @@ func TestFloor(t *testing.T) {
 }
 
 func TestCredit(t *testing.T) {
-	bucket := TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 5}
-	run(t, bucket, []step{
+	tokens := TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 5}
+	run(t, tokens, []step{
 		{t0, allow(5), true, 0, 0},
 		{t0, credit(2), true, 0, 2},
 		{t0, allow(3), false, d, 2},
@@ -324,12 +326,12 @@ func TestCredit(t *testing.T) {
 	})
 
 	// What is stored is capped too, for a larger capacity to come.
-	if got, want := definition(bucket).Credit(row(4, t0), t0, 3), row(5, t0); got != want {
+	if got, want := definition(tokens).Credit(row(4, t0), t0, 3), row(5, t0); got != want {
 		t.Errorf("Credit() = %v, want %v", got, want)
 	}
 
 	// A credit to a limit without a row is to a full one.
-	run(t, bucket, []step{
+	run(t, tokens, []step{
 		{t0, credit(3), true, 0, 5},
 		{t0, allow(5), true, 0, 0},
 	})
@@ -348,22 +350,22 @@ func TestCredit(t *testing.T) {
 // What was used is charged below every bound; what another definition has left above
 // the capacity stays.
 func TestCharge(t *testing.T) {
-	bucket := TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 5, MaxReserved: None}.Definition()
-	window := FixedWindow{Name: "a", Rate: 10, Period: time.Second, Start: t0}.Definition()
+	tokens := definition(TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 5, MaxReserved: None})
+	window := definition(FixedWindow{Name: "a", Rate: 10, Period: time.Second, Start: t0})
 	for _, tt := range []struct {
 		name string
-		d    Definition
-		s    State
+		d    *bucket.Definition
+		s    bucket.State
 		at   time.Time
 		n    float64
-		want State
+		want bucket.State
 	}{
-		{"at once", bucket, row(5, t0), t0, 3, row(2, t0)},
-		{"below every bound", bucket, row(1, t0), t0, 30, row(-29, t0)},
-		{"refilled first, up to the capacity", bucket, row(4, t0), t0.Add(time.Hour), 30, row(-25, t0.Add(time.Hour))},
-		{"a late caller", bucket, row(4, t0), t0.Add(-time.Second), 1, row(3, t0)},
-		{"above the capacity", bucket, row(50, t0), t0.Add(time.Second), 1, row(49, t0.Add(time.Second))},
-		{"nothing", bucket, row(4, t0), t0, 0, row(4, t0)},
+		{"at once", tokens, row(5, t0), t0, 3, row(2, t0)},
+		{"below every bound", tokens, row(1, t0), t0, 30, row(-29, t0)},
+		{"refilled first, up to the capacity", tokens, row(4, t0), t0.Add(time.Hour), 30, row(-25, t0.Add(time.Hour))},
+		{"a late caller", tokens, row(4, t0), t0.Add(-time.Second), 1, row(3, t0)},
+		{"above the capacity", tokens, row(50, t0), t0.Add(time.Second), 1, row(49, t0.Add(time.Second))},
+		{"nothing", tokens, row(4, t0), t0, 0, row(4, t0)},
 		{"a window", window, row(3, t0), t0.Add(1500 * time.Millisecond), 12, row(-2, t0.Add(time.Second))},
 	} {
 		if got := tt.d.Charge(tt.s, tt.at, tt.n); got != tt.want {
@@ -373,8 +375,8 @@ func TestCharge(t *testing.T) {
 }
 
 func TestPause(t *testing.T) {
-	bucket := TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 5}
-	run(t, bucket, []step{
+	tokens := TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 5}
+	run(t, tokens, []step{
 		{t0, pause(t4), false, 4 * d, 0},
 		{t0, allow(1), false, 5 * d, 0},
 		{t0, allow(0), false, 4 * d, 0},
@@ -386,7 +388,7 @@ func TestPause(t *testing.T) {
 	})
 
 	// Debt stays, and is paid after the pause.
-	run(t, bucket, []step{
+	run(t, tokens, []step{
 		{t0, reserve(7), true, 2 * d, -2},
 		{t0, pause(t4), false, 6 * d, -2},
 		{t1, allow(0), false, 5 * d, -2},
@@ -395,7 +397,7 @@ func TestPause(t *testing.T) {
 	})
 
 	// The later of two pauses holds.
-	run(t, bucket, []step{
+	run(t, tokens, []step{
 		{t0, pause(t6), false, 6 * d, 0},
 		{t1, pause(t3), false, 5 * d, 0},
 		{t1, allow(1), false, 6 * d, 0},
@@ -404,7 +406,7 @@ func TestPause(t *testing.T) {
 	})
 
 	// A pause that is over before it begins changes nothing.
-	run(t, bucket, []step{
+	run(t, tokens, []step{
 		{t5, allow(1), true, 0, 4},
 		{t5, pause(t5), true, 0, 4},
 		{t5, pause(t1), true, 0, 4},
@@ -441,8 +443,8 @@ func TestPause(t *testing.T) {
 // is over or later, and for the rest after the pause. Only a reset ends one, and
 // a resume.
 func TestPauseHolds(t *testing.T) {
-	bucket := TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 5}
-	run(t, bucket, []step{
+	tokens := TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 5}
+	run(t, tokens, []step{
 		{t0, pause(t6), false, 6 * d, 0},
 		{t1, credit(3), false, 5 * d, 3},
 		{t1, allow(1), false, 5 * d, 3},
@@ -461,7 +463,7 @@ func TestPauseHolds(t *testing.T) {
 	})
 
 	// It is as long by a clock that went back, also when it was over before.
-	run(t, bucket, []step{
+	run(t, tokens, []step{
 		{t4, pause(t6), false, 2 * d, 0},
 		{t6, allow(0), true, 0, 0},
 		{t3, credit(1), false, 3 * d, 1},
@@ -472,8 +474,8 @@ func TestPauseHolds(t *testing.T) {
 // A resume leaves what is there. A token bucket fills from then on, a fixed
 // window has its own edges back.
 func TestResume(t *testing.T) {
-	bucket := TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 5}
-	run(t, bucket, []step{
+	tokens := TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 5}
+	run(t, tokens, []step{
 		{t0, pause(t9), false, 9 * d, 0},
 		{t1, credit(2), false, 8 * d, 2},
 		{t2, resume, true, 0, 2},
@@ -501,7 +503,7 @@ func TestResumeAfterClockWentBack(t *testing.T) {
 		TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 5},
 		FixedWindow{Name: "a", Rate: 5, Period: 5 * d, Start: t0},
 	} {
-		definition := l.Definition()
+		definition := definition(l)
 		s, ok := definition.Take(definition.Fresh("k", t5), t5, 5, 0)
 		if !ok {
 			t.Fatalf("%v: a fresh one refused", l)
@@ -525,8 +527,8 @@ func TestPauseRoundsUp(t *testing.T) {
 		{t7, allow(1), false, time.Microsecond, 0},
 		{next, allow(3), true, 0, 0},
 	})
-	bucket := TokenBucket{Name: "a", Rate: 1, Period: time.Microsecond}
-	run(t, bucket, []step{
+	tokens := TokenBucket{Name: "a", Rate: 1, Period: time.Microsecond}
+	run(t, tokens, []step{
 		{t0, pause(t7.Add(999)), false, 7*d + time.Microsecond, 0},
 		{next, allow(1), false, time.Microsecond, 0},
 		{next.Add(time.Microsecond), allow(1), true, 0, 0},
@@ -535,30 +537,30 @@ func TestPauseRoundsUp(t *testing.T) {
 
 // A row is idle when a minute ago it was what the table says.
 func TestIdle(t *testing.T) {
-	bucket := TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 5}
+	tokens := TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 5}
 	window := FixedWindow{Name: "a", Rate: 3, Period: 2 * d, Capacity: 5, Start: t0}
 	spaced := TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: None}
-	paused := definition(bucket).Pause(row(5, t0), t0, t4)
+	paused := definition(tokens).Pause(row(5, t0), t0, t4)
 	tests := []struct {
 		name  string
 		limit Limit
-		state State
+		state bucket.State
 		now   time.Time
 		want  bool
 	}{
-		{"full", bucket, row(5, t0), t0, true},
-		{"nearly full", bucket, row(4.999999, t0), t0, false},
-		{"full by now", bucket, row(3, t0), t2, true},
-		{"not full yet", bucket, row(3, t0), t1, false},
-		{"full, of the future", bucket, row(5, t2), t1, false},
-		{"in debt", bucket, row(-1, t0), t0, false},
-		{"debt paid, not full", bucket, row(-1, t0), t5, false},
-		{"debt paid, full", bucket, row(-1, t0), t6, true},
-		{"paused", bucket, paused, t3, false},
-		{"pause over", bucket, paused, t4, false},
-		{"full after a pause", bucket, paused, t9, true},
-		{"window paused until one of its edges, full by what was given back", window, State{Value: 5, TS: t0, Paused: t4}, t2, false},
-		{"over full, capacity lowered", bucket, row(50, t0), t0, true},
+		{"full", tokens, row(5, t0), t0, true},
+		{"nearly full", tokens, row(4.999999, t0), t0, false},
+		{"full by now", tokens, row(3, t0), t2, true},
+		{"not full yet", tokens, row(3, t0), t1, false},
+		{"full, of the future", tokens, row(5, t2), t1, false},
+		{"in debt", tokens, row(-1, t0), t0, false},
+		{"debt paid, not full", tokens, row(-1, t0), t5, false},
+		{"debt paid, full", tokens, row(-1, t0), t6, true},
+		{"paused", tokens, paused, t3, false},
+		{"pause over", tokens, paused, t4, false},
+		{"full after a pause", tokens, paused, t9, true},
+		{"window paused until one of its edges, full by what was given back", window, bucket.State{Value: 5, TS: t0, Paused: t4}, t2, false},
+		{"over full, capacity lowered", tokens, row(50, t0), t0, true},
 		{"no capacity, no debt", spaced, row(0, t0), t0, true},
 		{"no capacity, debt", spaced, row(-1, t0), t0, false},
 		{"no capacity, debt paid", spaced, row(-1, t0), t1, true},
@@ -583,51 +585,13 @@ func TestIdle(t *testing.T) {
 	}
 }
 
-func TestResultErr(t *testing.T) {
-	a := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
-	call, err := decide.New(false, a.ForN("k", 2))
-	if err != nil {
-		t.Fatalf("decide.New() = %v", err)
-	}
-	checked := func(s State) Result { return call.Checked(decide.View{States: [][]State{{s}}, At: t0}) }
-	if err := checked(row(2, t0)).Err(); err != nil {
-		t.Errorf("Err() = %v for a result that is OK", err)
-	}
-	refused := checked(row(0, t0)).Err()
-	var re *RefusedError
-	if !errors.Is(refused, ErrRefused) || !errors.As(refused, &re) {
-		t.Fatalf("Err() = %v, want a *RefusedError that is ErrRefused", refused)
-	}
-	if got, want := re.Result.RetryAfter, 2*d; got != want {
-		t.Errorf("RetryAfter = %v, want %v", got, want)
-	}
-	if got, want := refused.Error(), `ratelimit: limit "a" refused, retry after 200ms`; got != want {
-		t.Errorf("Error() = %q, want %q", got, want)
-	}
-	if errors.Is(refused, ErrExceedsCapacity) || errors.Is(refused, ErrInvalid) {
-		t.Errorf("%v is ErrExceedsCapacity or ErrInvalid", refused)
-	}
-}
-
-// The zero Result is that of a call that failed: not OK, and its error can be
-// told.
-func TestZeroResultErr(t *testing.T) {
-	err := Result{}.Err()
-	if !errors.Is(err, ErrRefused) {
-		t.Errorf("Err() = %v, want ErrRefused", err)
-	}
-	if got := err.Error(); !strings.Contains(got, "refused") {
-		t.Errorf("Error() = %q, want a refusal", got)
-	}
-}
-
 func BenchmarkSettle(b *testing.B) {
 	limits := []Limit{
 		TokenBucket{Name: "a", Rate: 10, Period: time.Second},
 		FixedWindow{Name: "a", Rate: 10, Period: time.Second},
 	}
 	for _, limit := range limits {
-		definition := limit.Definition()
+		definition := definition(limit)
 		b.Run(definition.Kind.String(), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {

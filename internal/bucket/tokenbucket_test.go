@@ -1,4 +1,4 @@
-package ratelimit_test
+package bucket_test
 
 import (
 	"math"
@@ -6,11 +6,13 @@ import (
 	"time"
 
 	. "github.com/pgratelimit/ratelimit"
+
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
 func TestTokenBucket(t *testing.T) {
-	bucket := TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 3}
-	run(t, bucket, []step{
+	tokens := TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 3}
+	run(t, tokens, []step{
 		{t0, allow(1), true, 0, 2}, // no row: full
 		{t0, allow(1), true, 0, 1},
 		{t0, allow(1), true, 0, 0},
@@ -27,8 +29,8 @@ func TestTokenBucket(t *testing.T) {
 }
 
 func TestTokenBucketFractions(t *testing.T) {
-	bucket := TokenBucket{Name: "a", Rate: 2.5, Period: time.Second, Capacity: 0.75}
-	run(t, bucket, []step{
+	tokens := TokenBucket{Name: "a", Rate: 2.5, Period: time.Second, Capacity: 0.75}
+	run(t, tokens, []step{
 		{t0, allow(0.5), true, 0, 0.25},
 		{t0, allow(0.5), false, d, 0.25},
 		{t1, allow(0.5), true, 0, 0},
@@ -40,8 +42,8 @@ func TestTokenBucketFractions(t *testing.T) {
 
 // A clock that goes back takes no tokens away and creates none.
 func TestTokenBucketClockGoesBack(t *testing.T) {
-	bucket := TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 3}
-	run(t, bucket, []step{
+	tokens := TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 3}
+	run(t, tokens, []step{
 		{t5, allow(3), true, 0, 0},
 		{t0, allow(0), true, 0, 0},      // none taken away
 		{t0, allow(1), false, 6 * d, 0}, // none created, and the wait is from the caller's now
@@ -53,7 +55,7 @@ func TestTokenBucketClockGoesBack(t *testing.T) {
 	})
 
 	// Back and forth brings no more than the time between the extremes.
-	run(t, bucket, []step{
+	run(t, tokens, []step{
 		{t1, allow(3), true, 0, 0},
 		{t2, allow(1), true, 0, 0},
 		{t1, allow(1), false, 2 * d, 0},
@@ -64,7 +66,7 @@ func TestTokenBucketClockGoesBack(t *testing.T) {
 	})
 
 	// Tokens there are can be taken whatever the clock says.
-	run(t, bucket, []step{
+	run(t, tokens, []step{
 		{t5, allow(1), true, 0, 2},
 		{t0, allow(2), true, 0, 0},
 		{t5, allow(1), false, d, 0},
@@ -89,12 +91,12 @@ func TestTokenBucketRedefined(t *testing.T) {
 }
 
 func TestTokenBucketSettle(t *testing.T) {
-	bucket := TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 3}.Definition()
+	tokens := definition(TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 3})
 	tests := []struct {
 		name  string
-		state State
+		state bucket.State
 		now   time.Time
-		want  State
+		want  bucket.State
 	}{
 		{"at once", row(1, t0), t0, row(1, t0)},
 		{"later", row(1, t0), t1, row(2, t1)},
@@ -110,7 +112,7 @@ func TestTokenBucketSettle(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := bucket.Settle(tt.state, tt.now); got != tt.want {
+			if got := tokens.Settle(tt.state, tt.now); got != tt.want {
 				t.Errorf("Settle() = %v, want %v", got, tt.want)
 			}
 		})
@@ -121,13 +123,13 @@ func TestTokenBucketSettle(t *testing.T) {
 // instants whose tokens are no round numbers, grants what one that is asked
 // once does.
 func TestTokenBucketDoesNotDrift(t *testing.T) {
-	bucket := TokenBucket{Name: "a", Rate: 7, Period: 13 * time.Second, Capacity: 1000}.Definition()
+	tokens := definition(TokenBucket{Name: "a", Rate: 7, Period: 13 * time.Second, Capacity: 1000})
 	const calls, gap = 1_000_000, 97 * time.Microsecond
 	state := row(0, t0)
 	for i := range calls {
-		state, _ = bucket.Take(state, t0.Add(time.Duration(i+1)*gap), 0, 0)
+		state, _ = tokens.Take(state, t0.Add(time.Duration(i+1)*gap), 0, 0)
 	}
-	got, want := state.Value, bucket.Settle(row(0, t0), t0.Add(calls*gap)).Value
+	got, want := state.Value, tokens.Settle(row(0, t0), t0.Add(calls*gap)).Value
 	if math.Abs(got-want) > 1e-9*want {
 		t.Errorf("after %d calls %v tokens, want %v", calls, got, want)
 	}

@@ -1,0 +1,54 @@
+package ratelimit_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+)
+
+var t0 = time.Date(2025, 3, 14, 12, 0, 0, 0, time.UTC)
+
+func TestResultErr(t *testing.T) {
+	a := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
+	call, err := decide.New(false, a.ForN("k", 2))
+	if err != nil {
+		t.Fatalf("decide.New() = %v", err)
+	}
+	checked := func(value float64) Result {
+		return call.Checked(decide.View{States: [][]bucket.State{{{Value: value, TS: t0}}}, At: t0})
+	}
+	if err := checked(2).Err(); err != nil {
+		t.Errorf("Err() = %v for a result that is OK", err)
+	}
+	refused := checked(0).Err()
+	var re *RefusedError
+	if !errors.Is(refused, ErrRefused) || !errors.As(refused, &re) {
+		t.Fatalf("Err() = %v, want a *RefusedError that is ErrRefused", refused)
+	}
+	if got, want := re.Result.RetryAfter, 200*time.Millisecond; got != want {
+		t.Errorf("RetryAfter = %v, want %v", got, want)
+	}
+	if got, want := refused.Error(), `ratelimit: limit "a" refused, retry after 200ms`; got != want {
+		t.Errorf("Error() = %q, want %q", got, want)
+	}
+	if errors.Is(refused, ErrExceedsCapacity) || errors.Is(refused, ErrInvalid) {
+		t.Errorf("%v is ErrExceedsCapacity or ErrInvalid", refused)
+	}
+}
+
+// The zero Result is that of a call that failed: not OK, and its error can be
+// told.
+func TestZeroResultErr(t *testing.T) {
+	err := Result{}.Err()
+	if !errors.Is(err, ErrRefused) {
+		t.Errorf("Err() = %v, want ErrRefused", err)
+	}
+	if got := err.Error(); !strings.Contains(got, "refused") {
+		t.Errorf("Error() = %q, want a refusal", got)
+	}
+}
