@@ -45,9 +45,10 @@ func Example() {
 		fmt.Println(m.Version, m.Name, m.Applied)
 	}
 	// Output:
-	// start 1: 3 applied
+	// start 1: 4 applied
 	// start 2: 0 applied
 	// 1 00001_rate_limits.sql true
 	// 2 00002_pauses.sql true
 	// 3 00003_sliding_windows.sql true
+	// 4 00004_escrow.sql true
 }

@@ -26,7 +26,7 @@ import (
 
 var (
 	pending = all(0)
-	applied = all(3)
+	applied = all(4)
 )
 
 // all is the migrations when the first n are applied.
@@ -35,6 +35,7 @@ func all(n int) []migrate.Migration {
 		{Version: 1, Name: "00001_rate_limits.sql", Applied: n > 0},
 		{Version: 2, Name: "00002_pauses.sql", Applied: n > 1},
 		{Version: 3, Name: "00003_sliding_windows.sql", Applied: n > 2},
+		{Version: 4, Name: "00004_escrow.sql", Applied: n > 3},
 	}
 }
 
@@ -78,10 +79,12 @@ func TestTimeline(t *testing.T) {
 	wantTables("rate_limits", migrations.VersionTable)
 	wantStatus(applied)
 	wantUp(nil)
+	wantDown(&pending[3])
 	wantDown(&pending[2])
 	wantDown(&pending[1])
 	wantStatus(all(1))
 	wantUp(applied[1:])
+	wantDown(&pending[3])
 	wantDown(&pending[2])
 	wantDown(&pending[1])
 	wantDown(&pending[0])

@@ -11,6 +11,10 @@ import (
 func ExampleDownSQL() {
 	fmt.Print(migrations.DownSQL())
 	// Output:
+	// ALTER TABLE rate_limits
+	//     DROP COLUMN until,
+	//     DROP COLUMN ahead;
+	//
 	// ALTER TABLE rate_limits DROP COLUMN slots;
 	//
 	// ALTER TABLE rate_limits DROP COLUMN paused;

@@ -22,25 +22,30 @@ const (
 	upLimits  = "applied 00001_rate_limits.sql\n"
 	noSlots   = "3         no        00003_sliding_windows.sql\n"
 	slots     = "3         yes       00003_sliding_windows.sql\n"
+	noEscrow  = "4         no        00004_escrow.sql\n"
+	escrow    = "4         yes       00004_escrow.sql\n"
 	upPauses  = "applied 00002_pauses.sql\n"
 	upSlots   = "applied 00003_sliding_windows.sql\n"
+	upEscrow  = "applied 00004_escrow.sql\n"
 	nothingUp = "nothing to apply\n"
 )
 
 var life = []step{
-	{"status", heading + noLimits + noPauses + noSlots},
+	{"status", heading + noLimits + noPauses + noSlots + noEscrow},
 	{"down", "nothing to take back\n"},
-	{"up", upLimits + upPauses + upSlots},
+	{"up", upLimits + upPauses + upSlots + upEscrow},
 	{"up", nothingUp},
-	{"status", heading + limits + pauses + slots},
+	{"status", heading + limits + pauses + slots + escrow},
+	{"down", "took back 00004_escrow.sql\n"},
 	{"down", "took back 00003_sliding_windows.sql\n"},
 	{"down", "took back 00002_pauses.sql\n"},
-	{"status", heading + limits + noPauses + noSlots},
-	{"up", upPauses + upSlots},
+	{"status", heading + limits + noPauses + noSlots + noEscrow},
+	{"up", upPauses + upSlots + upEscrow},
+	{"down", "took back 00004_escrow.sql\n"},
 	{"down", "took back 00003_sliding_windows.sql\n"},
 	{"down", "took back 00002_pauses.sql\n"},
 	{"down", "took back 00001_rate_limits.sql\n"},
-	{"status", heading + noLimits + noPauses + noSlots},
+	{"status", heading + noLimits + noPauses + noSlots + noEscrow},
 }
 
 func TestMigrate(t *testing.T) {

@@ -21,7 +21,7 @@ import (
 func TestTakeAhead(t *testing.T) {
 	db := pgtest.New(t)
 	now := quarterPast
-	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Minute, Capacity: 20}
+	tokens := ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Minute, Capacity: 20}
 	window := ratelimit.FixedWindow{Name: "window", Rate: 7, Period: time.Minute, Capacity: 20}
 	sliding := ratelimit.SlidingWindow{Name: "sliding", Rate: 20, Period: time.Minute, Slots: 6}
 	random := rand.New(rand.NewPCG(3, 14))
@@ -31,12 +31,12 @@ func TestTakeAhead(t *testing.T) {
 		table  *Table
 		limits []ratelimit.Limit
 	}{
-		{plain, []ratelimit.Limit{bucket}},
+		{plain, []ratelimit.Limit{tokens}},
 		{plain, []ratelimit.Limit{window}},
 		{plain, []ratelimit.Limit{sliding}},
-		{plain, []ratelimit.Limit{bucket, window}},
-		{plain, []ratelimit.Limit{bucket, window, sliding}},
-		{portable, []ratelimit.Limit{bucket}},
+		{plain, []ratelimit.Limit{tokens, window}},
+		{plain, []ratelimit.Limit{tokens, window, sliding}},
+		{portable, []ratelimit.Limit{tokens}},
 		{portable, []ratelimit.Limit{window}},
 	} {
 		table, limits := test.table, test.limits
@@ -91,8 +91,8 @@ func TestGiveBack(t *testing.T) {
 	forms := map[string]func(context.Context, Querier, decide.Row, *bucket.Definition, float64, time.Time, time.Time, *time.Time) (bool, error){
 		"plain": table.GiveBack, "portable": New(db.Schema, true, time.Second).BringBack,
 	}
-	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: time.Second, Capacity: 100}.Definition()
-	window := ratelimit.FixedWindow{Name: "window", Rate: 100, Period: time.Second}.Definition()
+	tokens := bucket.Definition(ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: time.Second, Capacity: 100}.Definition())
+	window := bucket.Definition(ratelimit.FixedWindow{Name: "window", Rate: 100, Period: time.Second}.Definition())
 	for _, test := range []struct {
 		name         string
 		definition   bucket.Definition
@@ -102,14 +102,14 @@ func TestGiveBack(t *testing.T) {
 		given        bool
 		want         float64 // in the row then, as it is stored
 	}{
-		{"at once", bucket, 20, 0, time.Second, false, true, 30},
-		{"with five refilled", bucket, 20, time.Second / 2, time.Second, false, true, 25},
-		{"with more refilled than is given back", bucket, 3, time.Second / 2, time.Second, false, true, 10},
-		{"just before the end", bucket, 20, time.Second - time.Microsecond, time.Second, false, true, 20.00001},
-		{"at the end", bucket, 20, time.Second, time.Second, false, false, 10},
-		{"in a pause", bucket, 20, time.Second / 2, time.Second, true, false, 10},
-		{"from before the row", bucket, 20, -time.Second, time.Second, false, true, 30},
-		{"above the capacity", bucket, 200, 0, time.Second, false, true, 100},
+		{"at once", tokens, 20, 0, time.Second, false, true, 30},
+		{"with five refilled", tokens, 20, time.Second / 2, time.Second, false, true, 25},
+		{"with more refilled than is given back", tokens, 3, time.Second / 2, time.Second, false, true, 10},
+		{"just before the end", tokens, 20, time.Second - time.Microsecond, time.Second, false, true, 20.00001},
+		{"at the end", tokens, 20, time.Second, time.Second, false, false, 10},
+		{"in a pause", tokens, 20, time.Second / 2, time.Second, true, false, 10},
+		{"from before the row", tokens, 20, -time.Second, time.Second, false, true, 30},
+		{"above the capacity", tokens, 200, 0, time.Second, false, true, 100},
 		{"a window", window, 20, time.Second / 2, time.Second, false, true, 30},
 		{"a window, just before the end", window, 20, time.Second - time.Microsecond, time.Second, false, true, 30},
 		{"a window that is over", window, 20, time.Second, time.Second, false, false, 10},
@@ -146,7 +146,7 @@ func TestGiveBackSlots(t *testing.T) {
 	db := pgtest.New(t)
 	table := New(db.Schema, false, time.Second)
 	limit := ratelimit.SlidingWindow{Name: "sliding", Rate: 20, Period: time.Minute, Slots: 6}
-	d := limit.Definition()
+	d := bucket.Definition(limit.Definition())
 	random := rand.New(rand.NewPCG(3, 14))
 	outcomes := make(map[bool]int)
 	for n := range 300 {
@@ -184,7 +184,7 @@ func TestGiveBackSlots(t *testing.T) {
 	}
 	other := limit
 	other.Slots = 7
-	otherwise := other.Definition()
+	otherwise := bucket.Definition(other.Definition())
 	for name, change := range map[string]func(*bucket.Definition, *bucket.State){
 		"by the same":         func(*bucket.Definition, *bucket.State) {},
 		"by another":          func(_ *bucket.Definition, s *bucket.State) { *s = otherwise.Settle(*s, quarterPast) },
@@ -214,8 +214,8 @@ func testEach[F any](t *testing.T, name string, forms map[string]F, test func(t 
 func TestBringBackToNoRow(t *testing.T) {
 	db := pgtest.New(t)
 	table, taken := New(db.Schema, true, time.Second), quarterPast
-	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: time.Second, Capacity: 100}
-	d, call := bucket.Definition(), mustCall(t, bucket.For("k"))
+	tokens := ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: time.Second, Capacity: 100}
+	d, call := bucket.Definition(tokens.Definition()), mustCall(t, tokens.For("k"))
 	if _, err := table.BringBack(t.Context(), db.Pool, call.Asks[0].Rows()[0], &d, 5, taken, taken.Add(time.Second), &taken); err != nil {
 		t.Fatal(err)
 	}
