@@ -19,6 +19,7 @@ import (
 
 // All that there is, some of it, or nothing: each is one round trip in a transaction.
 func TestAtMostRoundTrips(t *testing.T) {
+	t.Parallel()
 	c := newCounted(t)
 	for _, portable := range []bool{false, true} {
 		store := newStore(t, c.DB, isPortable(portable))
@@ -42,6 +43,7 @@ func TestAtMostRoundTrips(t *testing.T) {
 // On its own it is one statement, all or some, once the row is there; a refusal is
 // looked at, too.
 func TestAtMostOnItsOwnRoundTrips(t *testing.T) {
+	t.Parallel()
 	c := newCounted(t)
 	store := newStore(t, c.DB)
 	for _, l := range []ratelimit.Limit{slow("bucket", 20), slowWindow("window", 20), slowSliding("sliding", 20)} {
@@ -64,6 +66,7 @@ func TestAtMostOnItsOwnRoundTrips(t *testing.T) {
 // It leaves no predicate lock, so that transactions on different keys do not fail each
 // other under SERIALIZABLE.
 func TestAtMostLeavesNoPredicateLock(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db)
 	for _, l := range []ratelimit.Limit{slow("at most locks", 10), slowSliding("at most slots", 10)} {
@@ -84,6 +87,7 @@ func TestAtMostLeavesNoPredicateLock(t *testing.T) {
 // Many that take what there is, in every way, take no more and no less, and each is told
 // how much.
 func TestAtMostNeverOver(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t, maxConns(8))
 	for _, portable := range []bool{false, true} {
 		for _, shards := range []int{1, 4} {
@@ -126,6 +130,7 @@ func TestAtMostNeverOver(t *testing.T) {
 }
 
 func TestAtMostInvalid(t *testing.T) {
+	t.Parallel()
 	store := newStore(t, pgtest.New(t))
 	l := slow("at most", 10)
 	empty := ratelimit.TokenBucket{Name: "empty", Rate: 1, Period: time.Second, Capacity: 0.5}
@@ -150,6 +155,7 @@ func TestAtMostInvalid(t *testing.T) {
 
 // Each customer has a bucket of his own, and borrows from the one that all share.
 func TestFirst(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	for _, shards := range []int{1, 4} {
 		for _, portable := range []bool{false, true} {
@@ -213,6 +219,7 @@ func mustReset(t *testing.T, store *pgstore.Store, l ratelimit.Limit, key string
 
 // A grant by the first limit is one round trip, and touches no row of the others.
 func TestFirstRoundTrips(t *testing.T) {
+	t.Parallel()
 	c := newCounted(t)
 	store := newStore(t, c.DB)
 	own, shared := slow("own", 100), slow("all", 100)
@@ -234,6 +241,7 @@ func TestFirstRoundTrips(t *testing.T) {
 // Whatever the order in which they name them, two calls do not deadlock on limits that are
 // all short of what is asked.
 func TestFirstDoesNotDeadlock(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t, maxConns(12))
 	store := newStore(t, db)
 	a, b := slow("first a", 10), slow("first b", 10)
@@ -263,6 +271,7 @@ func TestFirstDoesNotDeadlock(t *testing.T) {
 // A transaction that has the own bucket's row is waited for: it may give back what it has
 // taken, so nothing is borrowed meanwhile. One that has the shared row is not.
 func TestFirstWaitsForTheFirst(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db)
 	own, shared := slow("wait own", 5), slow("wait shared", 5)
@@ -291,6 +300,7 @@ func TestFirstWaitsForTheFirst(t *testing.T) {
 }
 
 func TestFirstInvalid(t *testing.T) {
+	t.Parallel()
 	store := newStore(t, pgtest.New(t))
 	small, large := slow("small", 2), slow("large", 10)
 	for _, test := range []struct {
@@ -314,6 +324,7 @@ func TestFirstInvalid(t *testing.T) {
 
 // The shortest form is an error unless it is granted.
 func TestTake(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db)
 	l := slow("take", 2)
@@ -341,6 +352,7 @@ func TestTake(t *testing.T) {
 
 // By the database's clock a wait is never over too early.
 func TestWait(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db)
 	l := ratelimit.TokenBucket{Name: "wait", Rate: 50, Period: time.Second, Capacity: 1}
@@ -367,6 +379,7 @@ func TestWait(t *testing.T) {
 
 // All are paused or none.
 func TestPauseAll(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	for _, portable := range []bool{false, true} {
 		store := newStore(t, db, isPortable(portable))

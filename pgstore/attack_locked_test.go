@@ -16,6 +16,7 @@ import (
 // A call that takes nothing writes into no shard that somebody else has locked: what
 // stands for that shard meanwhile is not what is in it.
 func TestCountZeroLeavesALockedShardAlone(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db)
 	limit := shardedSlow("l", 10, 2)
@@ -42,6 +43,7 @@ func TestCountZeroLeavesALockedShardAlone(t *testing.T) {
 
 // Whoever gave up waiting for a locked row is not charged once it is free.
 func TestGivingUpChargesNothing(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db)
 	limit := slow("l", 10)
@@ -70,6 +72,7 @@ func mustAllowIn(t *testing.T, store *pgstore.Store, tx pgx.Tx, requests ...rate
 
 // While a limit's number of shards changes, a transaction can meet both.
 func TestTwoNumbersOfShardsInOneTransaction(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db)
 	for range 20 {
@@ -85,6 +88,7 @@ func TestTwoNumbersOfShardsInOneTransaction(t *testing.T) {
 
 // Reshard counts what has come in since the rows were written.
 func TestReshardCountsWhatHasComeIn(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	c := newClock()
 	store := newStore(t, db, onClock(c))

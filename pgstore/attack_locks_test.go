@@ -82,7 +82,10 @@ func (s *scene) hold(t *testing.T, rows int, there bool) *held {
 func eachRow(t *testing.T, test func(t *testing.T, there bool)) {
 	t.Helper()
 	for name, there := range map[string]bool{"a row": true, "a row not committed": false} {
-		t.Run(name, func(t *testing.T) { test(t, there) })
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			test(t, there)
+		})
 	}
 }
 
@@ -120,10 +123,14 @@ func (s *scene) allow(t *testing.T, patience time.Duration, requests ...ratelimi
 	return done
 }
 
-// aMoment is the deadline of those who have nobody to wait for.
-const aMoment = 400 * time.Millisecond
+// aMoment is the deadline of those who have nobody to wait for: long for a busy machine,
+// and short for somebody who waits for a row after all, which is kept locked for longer.
+const (
+	aMoment = 5 * time.Second
+	forLong = time.Minute
+)
 
-// wantUndisturbed has callers of other keys ask for a while, in all manners, and
+// wantUndisturbed has callers of other keys ask a few times, in all manners, and
 // wants all of them answered in a moment.
 func (s *scene) wantUndisturbed(t *testing.T) {
 	t.Helper()
@@ -145,17 +152,16 @@ func (s *scene) wantUndisturbed(t *testing.T) {
 	undisturbed(t, manners...)
 }
 
-// undisturbed has callers ask for keys at random for a while, each until a call
+// undisturbed has callers ask for keys at random a few times, each until a call
 // of its is not granted in a moment.
 func undisturbed(t *testing.T, manners ...func(context.Context, string) (ratelimit.Result, error)) {
 	t.Helper()
-	const callers, lasts = 12, 300 * time.Millisecond
+	const callers, each = 12, 24
 	var calls, failed atomic.Int64
-	end := time.Now().Add(lasts)
 	together(callers, func(caller int) {
-		for i := caller; time.Now().Before(end); i++ {
+		for i := range each {
 			ctx, cancel := context.WithTimeout(t.Context(), aMoment)
-			result, err := manners[i%len(manners)](ctx, fmt.Sprint(rand.IntN(1000)))
+			result, err := manners[(caller+i)%len(manners)](ctx, fmt.Sprint(rand.IntN(1000)))
 			cancel()
 			calls.Add(1)
 			if err != nil || !result.OK {
@@ -173,13 +179,15 @@ func undisturbed(t *testing.T, manners ...func(context.Context, string) (ratelim
 // however many there are, whatever those who wait ask for besides, and however
 // few connections the pool has.
 func TestLockedRowsDisturbNobodyElse(t *testing.T) {
+	t.Parallel()
 	for _, conns := range []int32{4, 16} {
 		for _, rows := range []int{1, 7} {
 			t.Run(fmt.Sprintf("%d rows, %d connections", rows, conns), func(t *testing.T) {
+				t.Parallel()
 				eachRow(t, func(t *testing.T, there bool) {
 					s := newScene(t, conns)
 					h := s.hold(t, rows, there)
-					calls := s.ask(t, h, 20*time.Second)
+					calls := s.ask(t, h, forLong)
 					s.wantUndisturbed(t)
 					if err := h.tx.Commit(t.Context()); err != nil {
 						t.Fatal(err)
@@ -199,6 +207,7 @@ func TestLockedRowsDisturbNobodyElse(t *testing.T) {
 
 // The same while the verbs wait that change a row and ask for nothing.
 func TestLockedRowsDisturbNobodyElseDuringEdits(t *testing.T) {
+	t.Parallel()
 	eachRow(t, func(t *testing.T, there bool) {
 		s := newScene(t, 4)
 		h := s.hold(t, 7, there)
@@ -235,12 +244,13 @@ func TestLockedRowsDisturbNobodyElseDuringEdits(t *testing.T) {
 // A call that waits for one of its rows keeps no other locked meanwhile: not from
 // decisions on their own, of this store and another, nor from transactions.
 func TestWaitingKeepsNothingLocked(t *testing.T) {
+	t.Parallel()
 	eachRow(t, func(t *testing.T, there bool) {
 		s := newScene(t, 8)
 		h := s.hold(t, 1, there)
 		free := slow("a limit before", 1e6)
 		mustAllow(t, s.store, free.For("k"))
-		call := s.allow(t, 20*time.Second, free.For("k"), h.limit.For(h.keys[0]))
+		call := s.allow(t, forLong, free.For("k"), h.limit.For(h.keys[0]))
 		waitFor(t, s.side, h.tx, 1)
 		another := newStore(t, s.side)
 		undisturbed(t,
@@ -264,9 +274,11 @@ func TestWaitingKeepsNothingLocked(t *testing.T) {
 // A call that waits for a lock, and whose context ends, says so: that it was a
 // lock, of which limit and which key; and no later than a moment after.
 func TestWaitingForALockSaysSo(t *testing.T) {
-	const patience = 400 * time.Millisecond
+	t.Parallel()
+	const patience = 250 * time.Millisecond
 	for _, verb := range waiting {
 		t.Run(verb.name, func(t *testing.T) {
+			t.Parallel()
 			eachRow(t, func(t *testing.T, there bool) {
 				if verb.name == "reset" && !there {
 					return // there is nothing to delete, and so to wait for
@@ -341,6 +353,7 @@ func wantLocked(t *testing.T, err error, h *held) {
 
 // Those who wait for one row have each a deadline of their own.
 func TestWaitingHasEachItsDeadline(t *testing.T) {
+	t.Parallel()
 	eachRow(t, func(t *testing.T, there bool) {
 		s := newScene(t, 4)
 		h := s.hold(t, 1, there)
@@ -361,12 +374,14 @@ func TestWaitingHasEachItsDeadline(t *testing.T) {
 // When the row is free those who wait are served at once, by what the holder has
 // left.
 func TestWaitingIsServedWhenTheRowIsFree(t *testing.T) {
+	t.Parallel()
 	for name, commit := range map[string]bool{"commit": true, "rollback": false} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			eachRow(t, func(t *testing.T, there bool) {
 				s := newScene(t, 4)
 				h := s.hold(t, 7, there)
-				calls := s.ask(t, h, 20*time.Second)
+				calls := s.ask(t, h, forLong)
 				mustExec(t, h.tx, `SELECT pg_sleep(0.5)`) // who comes back now and then comes rarely by now
 				end, left := h.tx.Rollback, h.had-3
 				if commit {
@@ -380,7 +395,7 @@ func TestWaitingIsServedWhenTheRowIsFree(t *testing.T) {
 					got := <-call
 					mustTake(t, got.Result, got.err)
 				}
-				if took := time.Since(freed); took > time.Second {
+				if took := time.Since(freed); took > aMoment {
 					t.Errorf("served after %v", took)
 				}
 				for _, key := range h.keys {
@@ -394,6 +409,7 @@ func TestWaitingIsServedWhenTheRowIsFree(t *testing.T) {
 // A row that one transaction after another takes from, with the next waiting for
 // it already, is not kept from a call on its own for ever.
 func TestSuccessionOfTransactionsStarvesNobody(t *testing.T) {
+	t.Parallel()
 	s := newScene(t, 4)
 	limit := slow("l", 1e6)
 	mustAllow(t, s.store, limit.For("k"))
@@ -426,7 +442,7 @@ func TestSuccessionOfTransactionsStarvesNobody(t *testing.T) {
 		{limit.For("k")},
 	} {
 		before, begun := committed.Load(), time.Now()
-		got := <-s.allow(t, 2*time.Second, requests...)
+		got := <-s.allow(t, forLong, requests...)
 		if got.err != nil || !got.OK {
 			t.Errorf("call %d: got OK %v, error %v, after %d transactions", i, got.OK, got.err, committed.Load()-before)
 		}
@@ -440,6 +456,7 @@ func TestSuccessionOfTransactionsStarvesNobody(t *testing.T) {
 // for what will not come. Without a deadline it ends with the store's time-out,
 // and disturbs nobody until then.
 func TestWaitingForOneselfEnds(t *testing.T) {
+	t.Parallel()
 	const timeout = 700 * time.Millisecond
 	eachRow(t, func(t *testing.T, there bool) {
 		s := newScene(t, 4, withTimeout(timeout))
@@ -460,7 +477,7 @@ func TestWaitingForOneselfEnds(t *testing.T) {
 			if took := time.Since(begun); took < timeout-50*time.Millisecond {
 				t.Errorf("ended after %v, want %v", took, timeout)
 			}
-		case <-time.After(timeout + time.Second):
+		case <-time.After(timeout + aMoment):
 			t.Errorf("has not ended after %v, want it to after %v", time.Since(begun), timeout)
 		}
 		if err := h.tx.Commit(t.Context()); err != nil {
@@ -475,6 +492,7 @@ func TestWaitingForOneselfEnds(t *testing.T) {
 // that others would have to wait for: though callers who were decided together
 // with them have been served.
 func TestGivingUpLeavesNothingBehind(t *testing.T) {
+	t.Parallel()
 	s := newScene(t, 4)
 	h := s.hold(t, 1, true)
 	limit, other := slow("l", 10), slow("v limit behind", 10)
@@ -502,6 +520,7 @@ func TestGivingUpLeavesNothingBehind(t *testing.T) {
 // A transaction that takes in two steps cannot deadlock with calls on their own
 // for one key each: none of them keeps the one while it waits for the other.
 func TestTwoStepsMeetNoDeadlock(t *testing.T) {
+	t.Parallel()
 	s := newScene(t, 4)
 	h := s.hold(t, 1, true)
 	limit := slow("l", 10) // comes after the held one, in the order of locks
@@ -543,6 +562,7 @@ func TestTwoStepsMeetNoDeadlock(t *testing.T) {
 
 // A check writes nothing, whoever it is decided together with.
 func TestCheckTogetherWritesNothing(t *testing.T) {
+	t.Parallel()
 	s := newScene(t, 4)
 	one, other := slow("one", 10), slow("other", 10)
 	g := gather(t, s.Pool)
@@ -572,6 +592,7 @@ func TestCheckTogetherWritesNothing(t *testing.T) {
 // A check waits for nobody who has the row, whoever it is decided together with,
 // and says what there is but for what is not committed.
 func TestCheckTogetherWaitsForNobody(t *testing.T) {
+	t.Parallel()
 	eachRow(t, func(t *testing.T, there bool) {
 		s := newScene(t, 4)
 		h := s.hold(t, 8, there)

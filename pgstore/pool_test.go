@@ -70,6 +70,7 @@ func (s *scene) askOnTheirOwn(t *testing.T, lasts time.Duration) {
 
 // Decisions on their own use two connections, however many ask.
 func TestDecisionsUseTwoConnections(t *testing.T) {
+	t.Parallel()
 	var pool poolTracer
 	db := pgtest.New(t, maxConns(16), pool.trace())
 	s := &scene{DB: db, store: newStore(t, db)}
@@ -96,6 +97,7 @@ func waitsForLong(t *testing.T, db *pgtest.DB, tx pgx.Tx) (n int64) {
 // waits for them. The other rows are looked at by one connection each, for a
 // moment. Those who ask for other rows have two, as always.
 func TestConnectionsThatWaitForLockedRows(t *testing.T) {
+	t.Parallel()
 	const rows = 7
 	for conns, spare := range map[int32]int64{3: 0, 8: 2, 32: 4} {
 		t.Run(fmt.Sprintf("%d connections", conns), func(t *testing.T) {

@@ -37,6 +37,7 @@ func bothForms(t *testing.T, test func(t *testing.T, db *pgtest.DB, c *clock, st
 	t.Helper()
 	for name, portable := range map[string]bool{"plain": false, "portable": true} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			db, c := pgtest.New(t), newClock()
 			test(t, db, c, newStore(t, db, onClock(c), isPortable(portable)))
 		})
@@ -64,6 +65,7 @@ func insert(t *testing.T, db *pgtest.DB, name string, n int, value float64, ts t
 
 // TestPrune: rows that are full are deleted, in several batches, and no others.
 func TestPrune(t *testing.T) {
+	t.Parallel()
 	bothForms(t, func(t *testing.T, db *pgtest.DB, c *clock, store *pgstore.Store) {
 		const many = 2500
 		for _, l := range pruneLimits() {
@@ -93,6 +95,7 @@ func TestPrune(t *testing.T) {
 
 // TestPruneChangesNoAnswer: what a limit says before and after is the same.
 func TestPruneChangesNoAnswer(t *testing.T) {
+	t.Parallel()
 	bothForms(t, func(t *testing.T, _ *pgtest.DB, c *clock, store *pgstore.Store) {
 		ctx := t.Context()
 		for i, l := range pruneLimits() {
@@ -131,6 +134,7 @@ func answers(t *testing.T, store *pgstore.Store, l ratelimit.Limit) (all []strin
 // TestPruneSkipsLocked: rows that somebody has locked are left for another
 // time, without a wait.
 func TestPruneSkipsLocked(t *testing.T) {
+	t.Parallel()
 	db, c := pgtest.New(t), newClock()
 	store := newStore(t, db, onClock(c))
 	for _, l := range pruneLimits() {
@@ -154,6 +158,7 @@ func TestPruneSkipsLocked(t *testing.T) {
 // TestPrunePortableWaits: the portable form cannot skip, so it waits; and what
 // has changed meanwhile stays.
 func TestPrunePortableWaits(t *testing.T) {
+	t.Parallel()
 	db, c := pgtest.New(t), newClock()
 	store := newStore(t, db, onClock(c), isPortable(true))
 	l := pruneLimits()[0]
@@ -190,6 +195,7 @@ func TestPrunePortableWaits(t *testing.T) {
 // TestPruneLooksAgain: what is taken between the listing of a row and its
 // deletion stays taken.
 func TestPruneLooksAgain(t *testing.T) {
+	t.Parallel()
 	for name, portable := range map[string]bool{"plain": false, "portable": true} {
 		t.Run(name, func(t *testing.T) {
 			hook, c := new(beforeDelete), newClock()
@@ -235,6 +241,7 @@ func rowsKey(t *testing.T, db *pgtest.DB) (key string) {
 }
 
 func TestPruneErrors(t *testing.T) {
+	t.Parallel()
 	bothForms(t, func(t *testing.T, db *pgtest.DB, _ *clock, store *pgstore.Store) {
 		sound := pruneLimits()[0]
 		insert(t, db, "b", 5, 8, noon.Add(-time.Hour))
@@ -267,6 +274,7 @@ func TestPruneErrors(t *testing.T) {
 // TestPruneDuringLoad: Prune loops while others take, reserve and give back on
 // the database's clock. Nothing is granted twice and no debt is lost.
 func TestPruneDuringLoad(t *testing.T) {
+	t.Parallel()
 	for name, portable := range map[string]bool{"plain": false, "portable": true} {
 		t.Run(name, func(t *testing.T) {
 			db := pgtest.New(t, maxConns(12))

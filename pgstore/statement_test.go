@@ -125,6 +125,7 @@ func slowSliding(name string, rate float64) ratelimit.SlidingWindow {
 // several limits and for shards one batch, and either way one round trip. (The first on a
 // connection is one more: pgx prepares the statement.)
 func TestGrantedIsOneRoundTrip(t *testing.T) {
+	t.Parallel()
 	c := newCounted(t)
 	store := newStore(t, c.DB)
 	for _, test := range grants {
@@ -166,6 +167,7 @@ func TestGrantedIsOneRoundTrip(t *testing.T) {
 // The runner adds one round trip to the take and the work: COMMIT. So with a
 // function that runs one statement they are three.
 func TestRunnerRoundTrips(t *testing.T) {
+	t.Parallel()
 	c := newCounted(t)
 	store := newStore(t, c.DB)
 	createOrders(t, c.DB)
@@ -216,6 +218,7 @@ func predicateLocks(t *testing.T, db *pgtest.DB, tx pgx.Tx) []string {
 // A grant does not read, as SERIALIZABLE sees it. That is why transactions
 // that take from different rows do not get in each other's way.
 func TestGrantedLeavesNoPredicateLock(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db)
 	for _, test := range grants {

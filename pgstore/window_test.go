@@ -86,47 +86,10 @@ func TestSlidingWindowReservations(t *testing.T) {
 	}
 }
 
-// TestSlidingWindowShards: all shards together keep the bound.
-func TestSlidingWindowShards(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t, maxConns(24))
-	for _, form := range takeForms {
-		for _, shards := range []int{2, 8} {
-			t.Run(fmt.Sprintf("%s, %d shards", form.name, shards), func(t *testing.T) {
-				store := newStore(t, db, form.change)
-				limit := ratelimit.SlidingWindow{Name: t.Name(), Rate: 16, Period: 400 * time.Millisecond, Slots: 4, Shards: shards}
-				var (
-					mu     sync.Mutex
-					events []curve.Event
-					worst  curve.Worst
-				)
-				ask := func(*rand.Rand) (ratelimit.Result, error) {
-					result, err := form.take(t.Context(), db.Pool, store, limit.For("k"))
-					if err == nil && result.OK {
-						mu.Lock()
-						defer mu.Unlock()
-						events = append(events, curve.Event{At: result.At, Count: 1})
-					}
-					return result, err
-				}
-				refused := 0
-				for round := 0; round < 10 && (worst.Share < 1 || refused == 0); round++ { // a busy machine may ask too slowly
-					_, no := askAll(t, 32, 800*time.Millisecond, ask)
-					refused += no
-					worst = curve.Judge(events, curve.Of(limit.Definition()))
-				}
-				t.Logf("%d granted, %d refused, at worst %v", len(events), refused, worst)
-				if worst.Share != 1 || refused == 0 {
-					t.Errorf("at worst %v, want all of it and no more", worst)
-				}
-			})
-		}
-	}
-}
-
 // TestSlidingWindowReshard: what the slots hold is the same with another number of
 // shards.
 func TestSlidingWindowReshard(t *testing.T) {
+	t.Parallel()
 	ctx, c := t.Context(), newClock()
 	store := newStore(t, pgtest.New(t), onClock(c))
 	sharded := func(n int) ratelimit.SlidingWindow {
@@ -197,6 +160,7 @@ func before(t *testing.T, version string) (up, rest string) {
 // for sliding windows as they were without it, and the statements of a program that
 // does not know of it go on working, beside a program that does.
 func TestSchemaOfTheVersionBefore(t *testing.T) {
+	t.Parallel()
 	ctx, db := t.Context(), pgtest.NewEmpty(t)
 	conn, err := pgx.Connect(ctx, db.URL)
 	if err != nil {
@@ -270,6 +234,7 @@ ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = exclud
 // TestSlidingWindowRenewed: a row whose totals have grown is counted anew, in every form,
 // and holds what it held.
 func TestSlidingWindowRenewed(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	c := newClock()
 	limit := ratelimit.SlidingWindow{Name: "renewed", Rate: 10, Period: time.Minute, Slots: 6, Start: noon}
