@@ -17,11 +17,13 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// All that there is, some of it, or nothing: each is one round trip in a transaction.
+// All that there is, some of it, or nothing: in a transaction the rows are locked and read
+// in one round trip, and written in another. Where tables are distributed it is looked
+// before which rows are there.
 func TestAtMostRoundTrips(t *testing.T) {
 	t.Parallel()
 	c := newCounted(t)
-	for _, portable := range []bool{false, true} {
+	for portable, more := range map[bool]int{false: 0, true: 1} {
 		store := newStore(t, c.DB, isPortable(portable))
 		for _, l := range []ratelimit.Limit{slow(fmt.Sprint("bucket", portable), 10), slowWindow(fmt.Sprint("window", portable), 10), slowSliding(fmt.Sprint("sliding", portable), 10)} {
 			for step, want := range []float64{7, 3, 0, 0} { // the first one prepares
@@ -31,8 +33,12 @@ func TestAtMostRoundTrips(t *testing.T) {
 				if err != nil || result.OK != (want > 0) || result.Taken != want {
 					t.Errorf("%v, step %d: %v, %v, want %v taken", l, step, result, err, want)
 				}
-				if got := c.sent().trips; step > 0 && got != 1 {
-					t.Errorf("%v, step %d: %d round trips, want 1", l, step, got)
+				trips := 2 + more
+				if want == 0 { // nothing is written
+					trips--
+				}
+				if got := c.sent().trips; step > 0 && (got < trips || got > trips+1 || step > 1 && got != trips) {
+					t.Errorf("%v, step %d: %d round trips, want %d", l, step, got, trips)
 				}
 				end(t, tx.Commit)
 			}
@@ -40,8 +46,8 @@ func TestAtMostRoundTrips(t *testing.T) {
 	}
 }
 
-// On its own it is one statement, all or some, once the row is there; a refusal is
-// looked at, too.
+// On its own it is looked whether there is anything, and if there is, the row is locked, and
+// written. A refusal is a look.
 func TestAtMostOnItsOwnRoundTrips(t *testing.T) {
 	t.Parallel()
 	c := newCounted(t)
@@ -50,7 +56,7 @@ func TestAtMostOnItsOwnRoundTrips(t *testing.T) {
 		for step, test := range []struct {
 			want  float64
 			trips int
-		}{{7, 0}, {7, 0}, {6, 1}, {0, 2}} { // the first ones make the row, and prepare
+		}{{7, 0}, {7, 3}, {6, 3}, {0, 1}} { // the first one makes the row, and prepares
 			c.reset()
 			result, err := store.AllowAtMost(t.Context(), l.ForN("k", 7))
 			if err != nil || result.Taken != test.want || result.OK != (test.want > 0) {

@@ -41,6 +41,7 @@ func (s *Store) reset(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
 		return s.fault("reset", err)
 	}
 	s.changed(a.Of())
+	s.memory.evict(a.Of())
 	return nil
 }
 

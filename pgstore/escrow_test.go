@@ -255,7 +255,7 @@ func TestEscrowWarmsUpInTransactions(t *testing.T) {
 	}
 }
 
-// A pause, a reset and a credit of this Store are heeded at once.
+// A pause and a reset of this Store are heeded at once.
 func TestEscrowHeedsEdits(t *testing.T) {
 	t.Parallel()
 	limit := sluggish["bucket"]
@@ -265,10 +265,6 @@ func TestEscrowHeedsEdits(t *testing.T) {
 	}{
 		"pause": {func(s *pgstore.Store) error { _, err := s.Pause(t.Context(), limit, "k", time.Hour); return err }, false},
 		"reset": {func(s *pgstore.Store) error { return s.Reset(t.Context(), limit, "k") }, true},
-		"credit": {func(s *pgstore.Store) error {
-			_, err := s.Credit(t.Context(), limit.ForN("k", 1))
-			return err
-		}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			store, sent, _ := holding(t, pgstore.MaxEscrow)
@@ -282,6 +278,25 @@ func TestEscrowHeedsEdits(t *testing.T) {
 				t.Errorf("got %v, %v by %d statements, want %v by the row", result.OK, err, sent.Sends()-before, test.ok)
 			}
 		})
+	}
+}
+
+// A credit leaves what is held, and neither is lost.
+func TestEscrowLeavesWhatIsHeldToCredits(t *testing.T) {
+	t.Parallel()
+	limit := sluggish["bucket"]
+	store, sent, db := holding(t, pgstore.MaxEscrow)
+	used := warm(t, store, sent, limit.For("k"))
+	if _, err := store.Credit(t.Context(), limit.ForN("k", 3)); err != nil {
+		t.Fatal(err)
+	}
+	before := sent.Sends()
+	if result, err := store.Allow(t.Context(), limit.For("k")); err != nil || !result.OK || sent.Sends() != before {
+		t.Errorf("got %v, %v by %d statements, want a grant from memory", result.OK, err, sent.Sends()-before)
+	}
+	store.Close()
+	if got, want := lacks(t, db, limit), used+1-3; !tallies(got, want) {
+		t.Errorf("the row lacks %v, want %v", got, want)
 	}
 }
 

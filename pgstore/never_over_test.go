@@ -515,8 +515,8 @@ func (*tooLate) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryD
 func (*tooLate) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
 
 // A caller whom others forestall every time is refused in the end: it neither
-// fails, nor tries for ever, nor gets what is not there. (Decisions that are
-// not portable lock the rows in the end, so nobody comes before.)
+// fails, nor tries for ever, nor gets what is not there. (Decisions on their own
+// lock the rows in the end, so nobody comes before.)
 func TestAlwaysTooLate(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
@@ -524,7 +524,7 @@ func TestAlwaysTooLate(t *testing.T) {
 	limit := slow("contested", 1)
 	tracer := &tooLate{}
 	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = tracer }))
-	store := newStore(t, db, portable)
+	store := newStore(t, db)
 	others := newStore(t, &pgtest.DB{Schema: db.Schema, Pool: newPool(t, db.URL)})
 	tracer.drain = func() {
 		if _, err := others.Allow(ctx, limit.For("k")); err != nil {
@@ -536,8 +536,8 @@ func TestAlwaysTooLate(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	result, err := store.Allow(ctx, limit.For("k"))
-	if err != nil || result.OK || result.RetryAfter <= 0 {
+	result, err := store.AllowFunc(ctx, []ratelimit.Request{limit.For("k")}, func(pgx.Tx, ratelimit.Result) error { return nil })
+	if !errors.Is(err, ratelimit.ErrRefused) || result.OK || result.RetryAfter <= 0 {
 		t.Errorf("got OK %v after %v, error %v, want a refusal", result.OK, result.RetryAfter, err)
 	}
 	if tracer.takes < 2 {
