@@ -202,8 +202,7 @@ func (e *engine) decideAll(ctx context.Context, tickets []*ticket, granting bool
 // read answers checks, and refuses what cannot be granted. It returns the others, and the
 // rows as it has read them.
 func (e *engine) read(ctx context.Context, tickets []*ticket) (left []*ticket, sheet *decide.Sheet, err error) {
-	tickets = slices.DeleteFunc(tickets, (*ticket).Gone)
-	if len(tickets) == 0 {
+	if tickets = slices.DeleteFunc(tickets, (*ticket).Gone); len(tickets) == 0 {
 		return nil, nil, nil
 	}
 	sheet = newSheet(tickets)
@@ -234,6 +233,9 @@ func (e *engine) read(ctx context.Context, tickets []*ticket) (left []*ticket, s
 // lock decides calls with their rows locked, from the reading to the writing. It returns
 // those whose rows are locked by somebody else.
 func (e *engine) lock(ctx context.Context, tickets []*ticket, seen *decide.Sheet, await *decide.Row) (left []*ticket, err error) {
+	if tickets = slices.DeleteFunc(tickets, (*ticket).Gone); len(tickets) == 0 {
+		return nil, nil
+	}
 	sheet := newSheet(tickets)
 	sent := e.memory.sending(tickets)
 	var decided []*ticket

@@ -42,6 +42,7 @@ func (e *engine) grant(ctx context.Context, tickets []*ticket, await *decide.Row
 		}
 		e.tellGroup(group, &grants[i], e.memory.arrived(order, group, &grants[i], sent))
 	}
+	slices.SortFunc(left, func(a, b *ticket) int { return cmp.Compare(a.Value.place, b.Value.place) })
 	return left, nil
 }
 
@@ -80,8 +81,7 @@ func (e *engine) tellGroup(tickets []*ticket, g *table.Grant, arrival *escrow.Ar
 func (e *engine) groups(tickets []*ticket) (groups [][]*ticket, grants []table.Grant, left []*ticket) {
 	singles := make([]*ticket, 0, len(tickets))
 	for i, t := range tickets {
-		if e.single(t.Value) {
-			t.Value.place = i
+		if t.Value.place = i; e.single(t.Value) {
 			singles = append(singles, t)
 		} else {
 			left = append(left, t)
