@@ -178,6 +178,7 @@ func TestReshardGrantsNothingDuringItsPause(t *testing.T) {
 	for _, to := range []int{1, 2, 5, 8, 16} {
 		for i, old := range ofShards(8) {
 			t.Run(fmt.Sprintf("%d shards of a %s", to, old.Definition().Name), func(t *testing.T) {
+				t.Parallel()
 				db, c := pgtest.New(t), newClock()
 				store, newer := newStore(t, db, onClock(c)), ofShards(to)[i]
 				mustAllow(t, store, old.ForN("k", 40))
@@ -190,8 +191,8 @@ func TestReshardGrantsNothingDuringItsPause(t *testing.T) {
 				c.add(59 * time.Minute)
 				for name, l := range map[string]ratelimit.Limit{"old": old, "new": newer} {
 					others := newStore(t, db, onClock(c)) // of a process that knows of nothing
-					if got := takeSingly(t, db, others, l.For("k"), 100); got != 0 {
-						t.Errorf("by the %s definition %d of 100 were granted, want none", name, got)
+					if got := takeSingly(t, db, others, l.For("k"), 40); got != 0 {
+						t.Errorf("by the %s definition %d of 40 were granted, want none", name, got)
 					}
 				}
 				c.add(time.Minute + 24*time.Hour)
@@ -387,7 +388,7 @@ func TestCancelBeforeTheTransactionEnds(t *testing.T) {
 				ended := make(chan struct{})
 				go func() {
 					defer close(ended)
-					cancelled, err = store.Cancel(within(t, 5*time.Second), kept.Receipt)
+					cancelled, err = store.Cancel(within(t, forLong), kept.Receipt)
 				}()
 				eventually(t, "Cancel waits, or does not", func() bool { return blocks(t, db, tx) || isClosed(ended) })
 				end(t, func(ctx context.Context) error { return test.end(tx, ctx) })
@@ -478,7 +479,7 @@ func refill(t *testing.T, c *clock, store *pgstore.Store, _, newer ratelimit.Lim
 // the row.
 func TestCancelKeepsItsDeadline(t *testing.T) {
 	t.Parallel()
-	const lasts, others, grace = 300 * time.Millisecond, 3 * time.Second, time.Second
+	const lasts, others, grace = 300 * time.Millisecond, 3 * aMoment, aMoment
 	db := pgtest.New(t, maxConns(8))
 	store := newStore(t, db)
 	for _, test := range []struct {

@@ -275,7 +275,6 @@ func TestWaitingKeepsNothingLocked(t *testing.T) {
 // lock, of which limit and which key; and no later than a moment after.
 func TestWaitingForALockSaysSo(t *testing.T) {
 	t.Parallel()
-	const patience = 250 * time.Millisecond
 	for _, verb := range waiting {
 		t.Run(verb.name, func(t *testing.T) {
 			t.Parallel()
@@ -288,13 +287,13 @@ func TestWaitingForALockSaysSo(t *testing.T) {
 				if err := connectAll(t.Context(), s.Pool); err != nil { // or that is what it may wait for
 					t.Fatal(err)
 				}
-				begun := time.Now()
-				ctx, cancel := context.WithTimeout(t.Context(), patience)
-				defer cancel()
-				err := verb.do(ctx, s.store, h.limit, h.keys[0])
-				if took := time.Since(begun); took > patience+aMoment {
-					t.Errorf("returned after %v, want %v", took, patience)
-				}
+				err := untilLocked(t, func(ctx context.Context) error {
+					err := verb.do(ctx, s.store, h.limit, h.keys[0])
+					if deadline, _ := ctx.Deadline(); time.Since(deadline) > aMoment {
+						t.Errorf("returned %v after the deadline", time.Since(deadline))
+					}
+					return err
+				})
 				wantLocked(t, err, h)
 				if !errors.Is(err, context.DeadlineExceeded) {
 					t.Errorf("got %v, want %v", err, context.DeadlineExceeded)
@@ -302,6 +301,22 @@ func TestWaitingForALockSaysSo(t *testing.T) {
 			})
 		})
 	}
+}
+
+// untilLocked asks for a row that is locked, until that is the error, or it is granted: a
+// machine that is busy may not have come to the row when a short time is over. It returns
+// the last error.
+func untilLocked(t *testing.T, ask func(context.Context) error) (err error) {
+	t.Helper()
+	for patience := 100 * time.Millisecond; patience < forLong; patience *= 2 {
+		ctx, cancel := context.WithTimeout(t.Context(), patience)
+		err = ask(ctx)
+		cancel()
+		if err == nil || isLocked(err) {
+			break
+		}
+	}
+	return err
 }
 
 // waiting are the verbs on their own that wait for a row that is locked.
@@ -382,7 +397,7 @@ func TestWaitingIsServedWhenTheRowIsFree(t *testing.T) {
 				s := newScene(t, 4)
 				h := s.hold(t, 7, there)
 				calls := s.ask(t, h, forLong)
-				mustExec(t, h.tx, `SELECT pg_sleep(0.5)`) // who comes back now and then comes rarely by now
+				mustExec(t, h.tx, `SELECT pg_sleep(0.2)`) // who comes back now and then comes rarely by now
 				end, left := h.tx.Rollback, h.had-3
 				if commit {
 					end, left = h.tx.Commit, left-3
@@ -502,7 +517,7 @@ func TestGivingUpLeavesNothingBehind(t *testing.T) {
 	g := gather(t, s.Pool)
 	g.lead(s.store)
 	for i := range 8 {
-		g.call(5*time.Second, func(ctx context.Context) {
+		g.call(forLong, func(ctx context.Context) {
 			if result, err := s.store.Allow(ctx, limit.For(fmt.Sprint(i))); err != nil || !result.OK {
 				t.Errorf("got OK %v, error %v", result.OK, err)
 			}
@@ -521,7 +536,10 @@ func TestGivingUpLeavesNothingBehind(t *testing.T) {
 // for one key each: none of them keeps the one while it waits for the other.
 func TestTwoStepsMeetNoDeadlock(t *testing.T) {
 	t.Parallel()
-	s := newScene(t, 4)
+	var errs errorResponses
+	db := pgtest.New(t, maxConns(4), pgtest.WithConfig(errs.watch))
+	s := &scene{db, newStore(t, db), beside(t, db)}
+	mustAllow(t, newStore(t, s.side), leaders()...)
 	h := s.hold(t, 1, true)
 	limit := slow("l", 10) // comes after the held one, in the order of locks
 	first := slow("a limit before", 10)
@@ -531,7 +549,7 @@ func TestTwoStepsMeetNoDeadlock(t *testing.T) {
 	g := gather(t, s.Pool)
 	g.lead(s.store)
 	one := func(r ratelimit.Request) {
-		g.call(10*time.Second, func(ctx context.Context) {
+		g.call(forLong, func(ctx context.Context) {
 			if result, err := s.store.Allow(ctx, r); err != nil || !result.OK {
 				t.Errorf("got OK %v, error %v", result.OK, err)
 			}
@@ -545,19 +563,21 @@ func TestTwoStepsMeetNoDeadlock(t *testing.T) {
 	g.release()
 	waitFor(t, s.side, h.tx, 1)
 
-	store, begun := newStore(t, s.side), time.Now()
+	store := newStore(t, s.side)
 	for i := range 8 {
 		if _, err := store.AllowTx(t.Context(), h.tx, first.For(fmt.Sprint(i))); err != nil {
-			t.Fatalf("after %v: %v", time.Since(begun), err)
+			t.Fatal(err)
 		}
-	}
-	if took := time.Since(begun); took > 900*time.Millisecond { // a deadlock is looked for after a second
-		t.Errorf("the second step took %v", took)
 	}
 	if err := h.tx.Commit(t.Context()); err != nil {
 		t.Error(err)
 	}
 	g.calls.Wait()
+	for _, err := range errs.all() { // a store may try again after one
+		if strings.Contains(err, deadlockDetected) {
+			t.Errorf("PostgreSQL reported %s", err)
+		}
+	}
 }
 
 // A check writes nothing, whoever it is decided together with.
@@ -601,8 +621,8 @@ func TestCheckTogetherWaitsForNobody(t *testing.T) {
 		g.lead(s.store)
 		var failed atomic.Int64
 		for i, key := range h.keys {
-			g.call(time.Second, func(ctx context.Context) { _, _ = s.store.Allow(ctx, one.For(fmt.Sprint(i)), other.For(fmt.Sprint(i))) })
-			g.call(time.Second, func(ctx context.Context) {
+			g.call(aMoment, func(ctx context.Context) { _, _ = s.store.Allow(ctx, one.For(fmt.Sprint(i)), other.For(fmt.Sprint(i))) })
+			g.call(aMoment, func(ctx context.Context) {
 				result, err := s.store.Check(ctx, h.limit.For(key))
 				if err != nil || !result.OK || result.Remaining != int64(h.had) {
 					failed.Add(1)

@@ -192,6 +192,7 @@ func TestNoOKWithoutCommit(t *testing.T) {
 	} {
 		for how, plpgsql := range commitFails {
 			t.Run(verb.name+"/"+how, func(t *testing.T) {
+				t.Parallel()
 				db := pgtest.New(t)
 				store := newStore(t, db)
 				mustAllow(t, store, plain.For("k"))
@@ -683,7 +684,7 @@ func TestRoundedText(t *testing.T) {
 			limits := []ratelimit.TokenBucket{slow("a", 10), slow("b", 10)}
 			store := newStore(t, db)
 			for range 6 {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				ctx, cancel := context.WithTimeout(t.Context(), aMoment)
 				result, err := store.Allow(ctx, limits[0].ForN("k", 1.0/3), limits[1].ForN("k", 1.0/7))
 				cancel()
 				if err != nil || !result.OK {

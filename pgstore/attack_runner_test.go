@@ -549,6 +549,7 @@ func TestWorkThatCommitsAndFailsIsDoneOnce(t *testing.T) {
 	} {
 		for _, code := range []string{serializationFailure, deadlockDetected, "26000"} {
 			t.Run(test.name+" "+code, func(t *testing.T) {
+				t.Parallel()
 				s := newShopOn(t, pgtest.New(t, maxConns(1)), 1000)
 				ctx := within(t, 20*time.Second)
 				result, err := s.store.AllowFunc(ctx, s.requests(), s.order(ctx, func(tx pgx.Tx) error {

@@ -262,8 +262,6 @@ func connectAll(ctx context.Context, pool *pgxpool.Pool) error {
 // then, neither gets tokens that are gone nor brings them back for others.
 func TestOldTransactionCreatesNoTokens(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
 	limit := slow("drained", 10)
 	for _, test := range []struct {
 		level  pgx.TxIsoLevel
@@ -278,6 +276,9 @@ func TestOldTransactionCreatesNoTokens(t *testing.T) {
 		{pgx.Serializable, 3, serializationFailure},
 	} {
 		t.Run(fmt.Sprintf("%s after %g", test.level, test.before), func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.New(t)
+			store := newStore(t, db)
 			ctx, key := t.Context(), t.Name()
 			if test.before > 0 {
 				mustAllow(t, store, limit.ForN(key, test.before))

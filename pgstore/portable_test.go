@@ -305,6 +305,7 @@ func TestPortableEscrowGivesBack(t *testing.T) {
 			continue // its portable statements take nothing ahead
 		}
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			store, sent, db := holding(t, 2*time.Second, portable, onClock(newClock()))
 			granted := warm(t, store, sent, limit.For("k"))
 			if before := lacks(t, db, limit); tallies(before, granted) {

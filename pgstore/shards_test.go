@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -103,31 +102,6 @@ func shardedLimit(random *rand.Rand, name string) ratelimit.Limit {
 			return l
 		}
 	}
-}
-
-// askAll has goroutines ask for as long as it says, and adds up what they got.
-func askAll(t *testing.T, goroutines int, lasts time.Duration, ask func(*rand.Rand) (ratelimit.Result, error)) (granted float64, refused int) {
-	t.Helper()
-	var mu sync.Mutex
-	end := time.Now().Add(lasts)
-	together(goroutines, func(i int) {
-		random := rand.New(rand.NewPCG(uint64(i), 5))
-		for time.Now().Before(end) {
-			result, err := ask(random)
-			if err != nil {
-				t.Error(err)
-				return
-			}
-			mu.Lock()
-			if result.OK {
-				granted += result.Request.Count
-			} else {
-				refused++
-			}
-			mu.Unlock()
-		}
-	})
-	return granted, refused
 }
 
 func storeMax(to *atomic.Int64, v int64) {

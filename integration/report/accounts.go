@@ -347,7 +347,8 @@ func attackAccounts(ctx context.Context, l *lab, c *chapter) error {
 	for _, level := range []string{"read committed", "repeatable read", "serializable"} {
 		tasks = append(tasks, task{Workers: workers, Conns: 10, Isolation: level})
 	}
-	c.say("%d processes of %d goroutines call all verbs that take and give back, on their own, in transactions at every isolation level, and in the runner with functions that misbehave, for %d limits of all three kinds, with shards and plans, the connections of each process with another default level; Prune, pauses and edits go on beside.", len(tasks), workers, len(all)+1)
+	tasks[1].Portable = true
+	c.say("%d processes of %d goroutines call all verbs that take and give back, on their own, in transactions at every isolation level, and in the runner with functions that misbehave, for %d limits of all three kinds, with shards and plans, the connections of each process with another default level, and one of them Portable; Prune, pauses and edits go on beside.", len(tasks), workers, len(all)+1)
 	lasts := l.seconds(60, 10)
 	var d disturbed
 	harm := func(ctx context.Context, s *suffering) error {
