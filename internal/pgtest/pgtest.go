@@ -6,8 +6,10 @@ package pgtest
 import (
 	"context"
 	"crypto/rand"
+	"flag"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -67,6 +69,21 @@ func Main(m *testing.M) {
 		}
 	}
 	os.Exit(code)
+}
+
+// AtOnce has n tests of this process run at a time, unless -parallel says otherwise: for
+// packages whose tests wait, for instants and for PostgreSQL, more than they compute. To be
+// called before Main.
+func AtOnce(n int) {
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	if given {
+		return
+	}
+	if err := flag.Set("test.parallel", strconv.Itoa(n)); err != nil {
+		panic(err) // there is such a flag in every test binary
+	}
 }
 
 // DB is a schema of the test's own.

@@ -281,6 +281,9 @@ func TestParentKilled(t *testing.T) {
 // The same, at some moment of the start, with and without a template.
 func TestParentKilledEarly(t *testing.T) {
 	t.Parallel()
+	if testing.Short() {
+		t.Skip("many servers are started")
+	}
 	for _, delay := range []time.Duration{20, 50, 100, 200} {
 		delay *= time.Millisecond
 		t.Run(delay.String(), func(t *testing.T) {
