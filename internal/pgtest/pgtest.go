@@ -77,7 +77,10 @@ func Main(m *testing.M) {
 func AtOnce(n int) {
 	flag.Parse()
 	given := false
-	flag.Visit(func(f *flag.Flag) { given = given || f.Name == "test.parallel" })
+	flag.Visit(func(f *flag.Flag) {
+		// To a fuzz test -parallel is the number of processes that compute.
+		given = given || f.Name == "test.parallel" || f.Name == "test.fuzz"
+	})
 	if given {
 		return
 	}
