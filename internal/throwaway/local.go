@@ -50,6 +50,9 @@ var binGlobs = []string{
 
 // binDirs lists the directories of this machine that may hold server binaries.
 func binDirs(ctx context.Context) []string {
+	if dir := os.Getenv(BinVariable); dir != "" {
+		return []string{dir}
+	}
 	dirs := slices.DeleteFunc(filepath.SplitList(os.Getenv("PATH")), isRelative)
 	if out, err := exec.CommandContext(ctx, "pg_config", "--bindir").Output(); err == nil {
 		dirs = append(dirs, strings.TrimSpace(string(out)))

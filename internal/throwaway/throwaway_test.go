@@ -459,6 +459,17 @@ func TestNewest(t *testing.T) {
 	}
 }
 
+// The directory that is named is the only one searched.
+func TestBinDir(t *testing.T) {
+	t.Setenv(BinVariable, "/by/variable")
+	for _, test := range []struct{ option, want string }{{"", "/by/variable"}, {"/by/option", "/by/option"}} {
+		got := thisMachine(Options{BinDir: test.option}).binDirs(t.Context())
+		if !slices.Equal(got, []string{test.want}) {
+			t.Errorf("option %q: got %q, want %q", test.option, got, test.want)
+		}
+	}
+}
+
 func TestUnsupportedBinaries(t *testing.T) {
 	t.Parallel()
 	dirs := []string{fakeBinaries(t, "13.4"), fakeBinaries(t, "")}
