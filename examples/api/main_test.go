@@ -11,6 +11,7 @@ func TestMain(m *testing.M) { pgtest.Main(m) }
 
 // The service keeps its promises, and says so.
 func TestRun(t *testing.T) {
+	demotest.Long(t)
 	demotest.Run(t, run, 6,
 		"she gets [200 200 200 429], and Retry-After: ",
 		" s later she gets [200]",
