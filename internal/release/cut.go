@@ -3,7 +3,9 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"os"
 	"path/filepath"
@@ -35,27 +37,26 @@ func cut(ctx context.Context, root, version string, day time.Time) error {
 		return fmt.Errorf("version %s needs modules whose paths end with /%s", version, semver.Major(version))
 	}
 	// The changelog first: nothing else is written when it has nothing to say.
-	if err := edit(filepath.Join(root, "CHANGELOG.md"), func(text []byte) ([]byte, error) {
-		return cutChangelog(text, before, version, day)
-	}); err != nil {
+	changelog := filepath.Join(root, "CHANGELOG.md")
+	text, err := os.ReadFile(changelog)
+	if err != nil {
 		return err
 	}
+	if text, err = cutChangelog(text, before, version, day); err != nil {
+		return err
+	}
+	if err := os.WriteFile(changelog, text, 0o644); err != nil {
+		return err
+	}
+	return writeVersion(ctx, root, all, version)
+}
+
+// writeVersion has the modules require each other at the version, with its hashes.
+func writeVersion(ctx context.Context, root string, all []ourModule, version string) error {
 	if err := requireVersion(root, all, version); err != nil {
 		return err
 	}
 	return sum(ctx, root, all, version)
-}
-
-// edit rewrites a file.
-func edit(file string, change func([]byte) ([]byte, error)) error {
-	text, err := os.ReadFile(file)
-	if err != nil {
-		return err
-	}
-	if text, err = change(text); err != nil {
-		return err
-	}
-	return os.WriteFile(file, text, 0o644)
 }
 
 const (
@@ -96,8 +97,13 @@ func requireVersion(root string, all []ourModule, version string) error {
 		if err != nil {
 			return err
 		}
-		if err := requireOurs(mod, version); err != nil {
-			return err
+		for _, require := range mod.Require {
+			if !isOurs(require.Mod.Path) {
+				continue
+			}
+			if err := mod.AddRequire(require.Mod.Path, version); err != nil {
+				return err
+			}
 		}
 		if err := writeMod(root, m, mod); err != nil {
 			return err
@@ -117,19 +123,6 @@ func requireVersion(root string, all []ourModule, version string) error {
 		}
 	}
 	return os.WriteFile(workFile(root), modfile.Format(work.Syntax), 0o644)
-}
-
-// requireOurs has a go.mod require our modules at the version.
-func requireOurs(mod *modfile.File, version string) error {
-	for _, require := range mod.Require {
-		if !isOurs(require.Mod.Path) {
-			continue
-		}
-		if err := mod.AddRequire(require.Mod.Path, version); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // sum writes the hashes of the version of the modules that are published into the go.sum
@@ -153,9 +146,13 @@ func sum(ctx context.Context, root string, all []ourModule, version string) erro
 			if !requires(mod, p) {
 				continue
 			}
-			if err := edit(m.sumFile(root), func(text []byte) ([]byte, error) {
-				return withHashes(text, p.path(), hashes)
-			}); err != nil {
+			sums, err := readSum(m.sumFile(root))
+			if err != nil {
+				return err
+			}
+			maps.DeleteFunc(sums, func(v module.Version, _ string) bool { return v.Path == p.path() })
+			maps.Copy(sums, hashes)
+			if err := os.WriteFile(m.sumFile(root), formatSum(sums), 0o644); err != nil {
 				return err
 			}
 		}
@@ -172,33 +169,30 @@ func requires(mod *modfile.File, m ourModule) bool {
 	return false
 }
 
-// withHashes is a go.sum that has the hashes of one version of the module at the path,
-// and no other of it.
-func withHashes(text []byte, modulePath string, hashes map[module.Version]string) ([]byte, error) {
-	sums, err := readSum(text)
-	if err != nil {
+// readSum returns the hashes of a go.sum: none, if there is no such file.
+func readSum(file string) (map[module.Version]string, error) {
+	text, err := os.ReadFile(file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	maps.DeleteFunc(sums, func(m module.Version, _ string) bool { return m.Path == modulePath })
-	maps.Copy(sums, hashes)
+	sums := map[module.Version]string{}
+	for line := range strings.Lines(string(text)) {
+		fields := strings.Fields(line)
+		if len(fields) != 3 {
+			return nil, fmt.Errorf("%s has the line %q", file, line)
+		}
+		sums[module.Version{Path: fields[0], Version: fields[1]}] = fields[2]
+	}
+	return sums, nil
+}
+
+// formatSum is a go.sum of the hashes, in the go command's order.
+func formatSum(sums map[module.Version]string) []byte {
 	order := slices.Collect(maps.Keys(sums))
 	module.Sort(order)
 	var b bytes.Buffer
 	for _, m := range order {
 		fmt.Fprintln(&b, m.Path, m.Version, sums[m])
 	}
-	return b.Bytes(), nil
-}
-
-// readSum returns the hashes of a go.sum.
-func readSum(text []byte) (map[module.Version]string, error) {
-	sums := map[module.Version]string{}
-	for line := range strings.Lines(string(text)) {
-		fields := strings.Fields(line)
-		if len(fields) != 3 {
-			return nil, fmt.Errorf("go.sum has the line %q", line)
-		}
-		sums[module.Version{Path: fields[0], Version: fields[1]}] = fields[2]
-	}
-	return sums, nil
+	return b.Bytes()
 }

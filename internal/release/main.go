@@ -8,9 +8,9 @@
 // heading, and prints the commands that publish: the modules in the order in which
 // they require each other. It runs none of them.
 //
-// Between releases, go.work has the checkout in place of the modules' versions. What a
-// module is without it, the tests of this program show: they serve the checkout as a
-// version that is to come, from a module proxy in a directory. Likewise
+// Between releases, go.work has the checkout in place of the modules' versions. The tests
+// of this program show what a module is without it: they serve the checkout as a version
+// to come, from a module proxy in a directory.
 //
 //	go run ./internal/release tidy
 //

@@ -9,8 +9,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"golang.org/x/mod/module"
 )
 
 var day = time.Date(2027, 2, 3, 4, 5, 6, 0, time.UTC)
@@ -158,12 +156,15 @@ func TestCutRefuses(t *testing.T) {
 	}
 }
 
-func TestWithHashes(t *testing.T) {
-	got, err := withHashes([]byte("b.example v1.10.0 h1:c=\nb.example v1.9.0/go.mod h1:b=\nc.example v1.0.0 h1:old=\n"), "c.example",
-		map[module.Version]string{{Path: "c.example", Version: "v1.1.0/go.mod"}: "h1:e=", {Path: "c.example", Version: "v1.1.0"}: "h1:d="})
-	want := "b.example v1.9.0/go.mod h1:b=\nb.example v1.10.0 h1:c=\nc.example v1.1.0 h1:d=\nc.example v1.1.0/go.mod h1:e=\n"
-	if err != nil || string(got) != want {
-		t.Errorf("got\n%s%v, want\n%s", got, err, want)
+func TestFormatSum(t *testing.T) {
+	const text = "b.example v1.9.0/go.mod h1:b=\nb.example v1.10.0 h1:c=\nc.example v1.1.0 h1:d=\nc.example v1.1.0/go.mod h1:e=\n"
+	file := filepath.Join(t.TempDir(), "go.sum")
+	if err := os.WriteFile(file, []byte(text), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	sums, err := readSum(file)
+	if got := string(formatSum(sums)); err != nil || got != text {
+		t.Errorf("got\n%s%v, want\n%s", got, err, text)
 	}
 }
 
@@ -197,35 +198,32 @@ func TestUsage(t *testing.T) {
 	}
 }
 
-// What is brought back from a tree that was cut is as it was before, but for what was
-// tidied.
-func TestBringBack(t *testing.T) {
+// What was tidied is brought back without the replacements, and with the hashes that the
+// checkout has.
+func TestBroughtBack(t *testing.T) {
+	const m ourModule = "migrate"
 	root, tree := smallTree(t), t.TempDir()
 	if _, err := copyTo(t.Context(), root, tree); err != nil {
 		t.Fatal(err)
 	}
-	if err := cut(t.Context(), tree, next, day); err != nil {
+	if err := replaceOthers(tree, m); err != nil {
 		t.Fatal(err)
 	}
-	before := snapshot(t, root)
-	for _, m := range published {
-		if err := bringBack(tree, root, m, "v0.1.0"); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if after := snapshot(t, root); !maps.Equal(after, before) {
-		t.Errorf("got %v, want %v", after, before)
+	if text := read(t, tree, "migrate/go.mod"); !strings.Contains(text, "\nreplace "+ourPath+" => "+tree+"\n") {
+		t.Errorf("replaced:\n%s", text)
 	}
 	const tidied = "b.example/y v1.0.0 h1:y=\n"
-	sums := read(t, tree, "migrate/go.sum")
-	if err := os.WriteFile(filepath.Join(tree, "migrate/go.sum"), []byte(sums+tidied), 0o644); err != nil {
+	if err := os.WriteFile(m.sumFile(tree), []byte(tidied), 0o644); err != nil {
 		t.Fatal(err)
 	}
-	if err := bringBack(tree, root, "migrate", "v0.1.0"); err != nil {
+	mod, sum, err := broughtBack(tree, root, m)
+	if err != nil {
 		t.Fatal(err)
 	}
-	want := strings.Replace(before["migrate/go.sum"], ourPath, tidied+ourPath, 1)
-	if got := read(t, root, "migrate/go.sum"); got != want {
-		t.Errorf("got %q, want %q", got, want)
+	if want := read(t, root, "migrate/go.mod"); string(mod) != want {
+		t.Errorf("go.mod: got\n%s, want\n%s", mod, want)
+	}
+	if _, ours, _ := strings.Cut(read(t, root, "migrate/go.sum"), "\n"); string(sum) != tidied+ours {
+		t.Errorf("go.sum: got\n%s, want\n%s", sum, tidied+ours)
 	}
 }

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -10,21 +11,32 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
+	"golang.org/x/mod/module"
 	"golang.org/x/mod/semver"
 )
 
+// A site is the checkout as it would be once it is released: a copy that has the
+// version, and a module proxy that serves it.
+type site struct {
+	tree    string // the copy
+	environ []string
+}
+
+// next is a version after all that will be released.
+const next = "v0.9999.0"
+
 // The checkout, as users would get it if it were released now: from a module proxy, in
-// folders of their own, with a go command that has seen none of it before.
+// folders of their own, with a go command that has seen none of it before. Nobody is asked
+// over a network but for what others' modules the user's cache lacks, by the first part.
 func TestReleased(t *testing.T) {
 	root, err := findRoot(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	s, err := newSite(t.Context(), root, t.TempDir(), next)
-	if err != nil {
-		t.Fatal(err)
-	}
+	t.Run("tidy", func(t *testing.T) { testTidy(t, root) })
+	s := newSite(t, root)
 	// One after the other: they share the machine with the tests of other packages.
 	t.Run("modules in every order", s.testOrders)
 	t.Run("the command", s.testCommand)
@@ -34,10 +46,107 @@ func TestReleased(t *testing.T) {
 	t.Run("tags", s.testTags)
 }
 
-// must runs the go command in a directory.
-func (s *site) must(t *testing.T, dir string, args ...string) string {
+// testTidy finds what go mod tidy would change, and fills the user's module cache.
+func testTidy(t *testing.T, root string) {
+	tree := t.TempDir()
+	all, err := tidied(t.Context(), root, tree)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, m := range all {
+		mod, sum, err := broughtBack(tree, root, m)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if read(t, root, string(m)+"/go.mod") != string(mod) || len(sum) > 0 && read(t, root, string(m)+"/go.sum") != string(sum) {
+			t.Errorf("module %s is not tidy: go run ./internal/release tidy", m.path())
+		}
+	}
+}
+
+// newSite gives a copy of the checkout the version, and serves it.
+func newSite(t *testing.T, root string) *site {
 	t.Helper()
-	out, err := s.run(t.Context(), dir, "go", args...)
+	dir := t.TempDir()
+	s := &site{tree: filepath.Join(dir, "tree")}
+	files, err := copyTo(t.Context(), root, s.tree)
+	if err != nil {
+		t.Fatal(err)
+	}
+	all, err := modules(s.tree)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := releasedVersion(s.tree, all); err != nil {
+		t.Fatal(err)
+	}
+	if err := writeVersion(t.Context(), s.tree, all, next); err != nil {
+		t.Fatal(err)
+	}
+	proxy := filepath.Join(dir, "proxy")
+	if err := serve(proxy, s.tree, files, next); err != nil {
+		t.Fatal(err)
+	}
+	users, err := command{environ: os.Environ()}.run(t.Context(), "go", "env", "GOMODCACHE")
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.environ = append(os.Environ(),
+		"GOWORK=off",
+		"GOPROXY="+fileURL(proxy)+","+fileURL(filepath.Join(strings.TrimSpace(users), "cache", "download")),
+		"GOSUMDB=off", // what others' modules are, was checked when they came into the cache
+		"GOMODCACHE="+filepath.Join(dir, "modcache"),
+		"GOFLAGS=-modcacherw -trimpath", // -trimpath: what was compiled elsewhere need not be again
+	)
+	return s
+}
+
+func fileURL(dir string) string { return "file://" + filepath.ToSlash(dir) }
+
+// serve writes the version of the modules that are published into a directory that the
+// go command takes for a module proxy.
+func serve(dir, root string, files []string, version string) error {
+	for _, m := range published {
+		escaped, err := module.EscapePath(m.path())
+		if err != nil {
+			return err
+		}
+		var archived bytes.Buffer
+		if err := archive(&archived, root, files, m, version); err != nil {
+			return fmt.Errorf("module %s: %w", m.path(), err)
+		}
+		mod, err := os.ReadFile(m.modFile(root))
+		if err != nil {
+			return err
+		}
+		info, err := json.Marshal(map[string]any{"Version": version, "Time": time.Unix(0, 0).UTC()})
+		if err != nil {
+			return err
+		}
+		at := filepath.Join(dir, filepath.FromSlash(escaped), "@v")
+		if err := os.MkdirAll(at, 0o755); err != nil {
+			return err
+		}
+		for name, text := range map[string][]byte{
+			"list": []byte(version + "\n"), version + ".info": info, version + ".mod": mod, version + ".zip": archived.Bytes(),
+		} {
+			if err := os.WriteFile(filepath.Join(at, name), text, 0o644); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// with is s with more in its environment.
+func (s *site) with(environ ...string) *site {
+	return &site{s.tree, slices.Concat(s.environ, environ)}
+}
+
+// must runs a program in a directory.
+func (s *site) must(t *testing.T, dir, name string, args ...string) string {
+	t.Helper()
+	out, err := command{dir, s.environ}.run(t.Context(), name, args...)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -48,7 +157,7 @@ func (s *site) must(t *testing.T, dir string, args ...string) string {
 func (s *site) program(t *testing.T, imports ...string) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
-	s.must(t, dir, "mod", "init", "example.com/program")
+	s.must(t, dir, "go", "mod", "init", "example.com/program")
 	source := "package main\n\n"
 	for _, path := range imports {
 		source += fmt.Sprintf("import _ %q\n", path)
@@ -70,9 +179,9 @@ func (s *site) testOrders(t *testing.T) {
 		imports[0] += "/pgstore"
 		dir := s.program(t, imports...)
 		for _, m := range order {
-			s.must(t, dir, "get", m.path())
+			s.must(t, dir, "go", "get", m.path())
 		}
-		s.must(t, dir, "list", "-deps", ".") // finds every package, and its hash
+		s.must(t, dir, "go", "list", "-deps", ".") // finds every package, and its hash
 	}
 }
 
@@ -100,17 +209,12 @@ func permutations[T any](list []T) func(yield func([]T) bool) {
 
 func (s *site) testCommand(t *testing.T) {
 	bin := t.TempDir()
-	installer := *s
-	installer.environ = append(slices.Clone(s.environ), "GOBIN="+bin)
-	installer.must(t, bin, "install", ourPath+"/cmd/ratelimit@"+s.version)
-	command := filepath.Join(bin, "ratelimit")
-	if got, err := s.run(t.Context(), bin, command, "--version"); err != nil || !strings.HasPrefix(got, "ratelimit "+s.version+" ") {
-		t.Errorf("--version: got %q, %v, want %s", got, err, s.version)
+	s.with("GOBIN="+bin).must(t, bin, "go", "install", ourPath+"/cmd/ratelimit@"+next)
+	ratelimit := filepath.Join(bin, "ratelimit")
+	if got := s.must(t, bin, ratelimit, "--version"); !strings.HasPrefix(got, "ratelimit "+next+" ") {
+		t.Errorf("--version: got %q, want %s", got, next)
 	}
-	scenario := filepath.Join(s.tree, "testdata", "conformance", "gcra.jsonl")
-	if _, err := s.run(t.Context(), bin, command, "replay", "--verify", scenario); err != nil {
-		t.Error(err)
-	}
+	s.must(t, bin, ratelimit, "replay", "--verify", filepath.Join(s.tree, "testdata", "conformance", "gcra.jsonl"))
 }
 
 // Who imports the library gets nothing but what pgx brings anyway.
@@ -118,10 +222,10 @@ func (s *site) testImporter(t *testing.T) {
 	const pgxpool = "github.com/jackc/pgx/v5/pgxpool"
 	list := func(imports ...string) map[string]bool {
 		dir := s.program(t, imports...)
-		s.must(t, dir, "mod", "tidy")
-		s.must(t, dir, "build", "-o", os.DevNull, ".")
+		s.must(t, dir, "go", "mod", "tidy")
+		s.must(t, dir, "go", "build", "-o", os.DevNull, ".")
 		modules := map[string]bool{}
-		for path := range strings.FieldsSeq(s.must(t, dir, "list", "-m", "-f", "{{.Path}}", "all")) {
+		for path := range strings.FieldsSeq(s.must(t, dir, "go", "list", "-m", "-f", "{{.Path}}", "all")) {
 			modules[path] = true
 		}
 		return modules
@@ -147,16 +251,14 @@ func (s *site) testAlone(t *testing.T) {
 	for _, m := range all {
 		t.Run(m.path(), func(t *testing.T) {
 			dir := filepath.Join(s.tree, string(m))
-			s.must(t, dir, "build", "-o", os.DevNull, "./...")
-			s.must(t, dir, "vet", "./...")
-			if out, err := s.run(t.Context(), dir, "go", "mod", "tidy", "-diff"); err != nil {
-				t.Errorf("not tidy (go run ./internal/release tidy): %v\n%s", err, out)
-			}
+			s.must(t, dir, "go", "build", "-o", os.DevNull, "./...")
+			s.must(t, dir, "go", "vet", "./...")
+			s.must(t, dir, "go", "mod", "tidy", "-diff") // with the hashes of ours
 			if !slices.Contains(published, m) {
 				return
 			}
 			needed, own := "v0", ""
-			for line := range strings.Lines(s.must(t, dir, "list", "-m", "-f", "{{.Main}} v{{.GoVersion}}", "all")) {
+			for line := range strings.Lines(s.must(t, dir, "go", "list", "-m", "-f", "{{.Main}} v{{.GoVersion}}", "all")) {
 				main, version, _ := strings.Cut(strings.TrimSpace(line), " ")
 				if main == "true" {
 					own = version
@@ -174,25 +276,21 @@ func (s *site) testAlone(t *testing.T) {
 // In the checkout of a release, the go command asks nobody for our modules, and adds
 // nothing to go.work.sum.
 func (s *site) testWorkspace(t *testing.T) {
-	in := *s
-	in.environ = append(slices.Clone(s.environ), "GOWORK="+workFile(s.tree), "GOPROXY="+withoutOurs(s.environ))
+	_, others, _ := strings.Cut(s.proxies(t), ",")
+	in := s.with("GOWORK="+workFile(s.tree), "GOPROXY="+others)
 	before := read(t, s.tree, "go.work.sum")
-	in.must(t, s.tree, "build", "./...")
-	in.must(t, s.tree, "list", "-m", "all")
-	in.must(t, s.tree, "doc", ".")
+	in.must(t, s.tree, "go", "build", "./...")
+	in.must(t, s.tree, "go", "list", "-m", "all")
+	in.must(t, s.tree, "go", "doc", ".")
 	if read(t, s.tree, "go.work.sum") != before {
 		t.Error("go.work.sum has changed: it lacks hashes (go list -m all, and commit)")
 	}
 }
 
-// withoutOurs is the proxies of an environment, but for ours.
-func withoutOurs(environ []string) (proxies string) {
-	for _, v := range environ {
-		if list, ok := strings.CutPrefix(v, "GOPROXY="); ok {
-			_, proxies, _ = strings.Cut(list, ",")
-		}
-	}
-	return proxies
+// proxies is what the go command of the site asks.
+func (s *site) proxies(t *testing.T) string {
+	t.Helper()
+	return strings.TrimSpace(s.must(t, s.tree, "go", "env", "GOPROXY"))
 }
 
 // The go command makes of the tags what was hashed.
@@ -204,26 +302,18 @@ func (s *site) testTags(t *testing.T) {
 	if _, err := copyTo(t.Context(), s.tree, clone); err != nil {
 		t.Fatal(err)
 	}
-	commands := [][]string{
-		{"init", "--quiet"},
-		{"add", "--all"},
-		{"-c", "user.name=x", "-c", "user.email=x@example.com", "-c", "commit.gpgsign=false", "commit", "--quiet", "--message", "x"},
-	}
+	s.must(t, clone, "git", "init", "--quiet")
+	s.must(t, clone, "git", "add", "--all")
+	s.must(t, clone, "git", "-c", "user.name=x", "-c", "user.email=x@example.com", "-c", "commit.gpgsign=false", "commit", "--quiet", "--message", "x")
 	for _, m := range published {
-		commands = append(commands, []string{"tag", m.tag(s.version)})
+		s.must(t, clone, "git", "tag", m.tag(next))
 	}
-	for _, args := range commands {
-		if _, err := s.run(t.Context(), clone, "git", args...); err != nil {
-			t.Fatal(err)
-		}
-	}
-	direct := *s
-	direct.environ = append(slices.Clone(s.environ), "GOPROXY=direct", "GOMODCACHE="+t.TempDir(),
-		"GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=url.file://"+filepath.ToSlash(clone)+".insteadOf", "GIT_CONFIG_VALUE_0="+repository)
+	direct := s.with("GOPROXY=direct", "GOMODCACHE="+t.TempDir(),
+		"GIT_CONFIG_COUNT=1", "GIT_CONFIG_KEY_0=url."+fileURL(clone)+".insteadOf", "GIT_CONFIG_VALUE_0="+repository)
 	for _, m := range published {
 		var tagged, served struct{ Sum, GoModSum string }
-		for into, from := range map[*struct{ Sum, GoModSum string }]*site{&tagged: &direct, &served: s} {
-			if err := json.Unmarshal([]byte(from.must(t, clone, "mod", "download", "-json", m.path()+"@"+s.version)), into); err != nil {
+		for into, from := range map[*struct{ Sum, GoModSum string }]*site{&tagged: direct, &served: s} {
+			if err := json.Unmarshal([]byte(from.must(t, clone, "go", "mod", "download", "-json", m.path()+"@"+next)), into); err != nil {
 				t.Fatal(err)
 			}
 		}

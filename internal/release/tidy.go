@@ -2,90 +2,111 @@ package main
 
 import (
 	"context"
-	"errors"
-	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 
 	"golang.org/x/mod/module"
 )
 
-// next is a version after all that will be released.
-const next = "v0.9999.0"
-
-// tidy runs go mod tidy in every module of the checkout at root, each as if all had been
-// released. What they require of each other stays as it is.
+// tidy runs go mod tidy in every module of the checkout at root, against the checkout.
 func tidy(ctx context.Context, root string) error {
-	all, err := modules(root)
-	if err != nil {
-		return err
-	}
-	released, err := releasedVersion(root, all)
-	if err != nil {
-		return err
-	}
 	dir, err := os.MkdirTemp("", "release-")
 	if err != nil {
 		return err
 	}
 	defer os.RemoveAll(dir)
-	s, err := newSite(ctx, root, dir, next)
+	all, err := tidied(ctx, root, dir)
 	if err != nil {
 		return err
 	}
 	for _, m := range all {
-		if _, err := s.run(ctx, filepath.Join(s.tree, string(m)), "go", "mod", "tidy"); err != nil {
+		mod, sum, err := broughtBack(dir, root, m)
+		if err != nil {
 			return err
 		}
-		if err := bringBack(s.tree, root, m, released); err != nil {
+		if err := os.WriteFile(m.modFile(root), mod, 0o644); err != nil {
+			return err
+		}
+		if len(sum) == 0 { // it requires nothing
+			continue
+		}
+		if err := os.WriteFile(m.sumFile(root), sum, 0o644); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-// bringBack writes a module's go.mod and go.sum from a tree that was tidied into the
-// checkout, with our modules at the version that was released.
-func bringBack(tree, root string, m ourModule, released string) error {
+// tidied makes a copy of the checkout in which each module replaces the others, and runs
+// go mod tidy in each of its modules. From then on the user's module cache has all that
+// they require of others.
+func tidied(ctx context.Context, root, tree string) ([]ourModule, error) {
+	if _, err := copyTo(ctx, root, tree); err != nil {
+		return nil, err
+	}
+	all, err := modules(tree)
+	if err != nil {
+		return nil, err
+	}
+	for _, m := range all {
+		if err := replaceOthers(tree, m); err != nil {
+			return nil, err
+		}
+		alone := command{dir: filepath.Join(tree, string(m)), environ: append(os.Environ(), "GOWORK=off")}
+		for _, args := range [][]string{{"mod", "tidy"}, {"list", "-m", "all"}} {
+			if _, err := alone.run(ctx, "go", args...); err != nil {
+				return nil, err
+			}
+		}
+	}
+	return all, nil
+}
+
+// replaceOthers has the module replace those of ours that it requires by their
+// directories.
+func replaceOthers(tree string, m ourModule) error {
 	mod, err := readMod(tree, m)
 	if err != nil {
 		return err
 	}
-	if err := requireOurs(mod, released); err != nil {
-		return err
-	}
-	if err := writeMod(root, m, mod); err != nil {
-		return err
-	}
-	sums, err := os.ReadFile(m.sumFile(tree))
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil // it requires nothing
-	}
-	if err != nil {
-		return err
-	}
-	before, err := os.ReadFile(m.sumFile(root))
-	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	hashes, err := readSum(before)
-	if err != nil {
-		return err
-	}
 	for _, p := range published {
-		if sums, err = withHashes(sums, p.path(), ofModule(hashes, p)); err != nil {
+		if !requires(mod, p) {
+			continue
+		}
+		if err := mod.AddReplace(p.path(), "", filepath.Join(tree, string(p)), ""); err != nil {
 			return err
 		}
 	}
-	return os.WriteFile(m.sumFile(root), sums, 0o644)
+	return writeMod(tree, m, mod)
 }
 
-func ofModule(hashes map[module.Version]string, m ourModule) map[module.Version]string {
-	its := map[module.Version]string{}
-	for v, hash := range hashes {
-		if v.Path == m.path() {
-			its[v] = hash
+// broughtBack returns a module's go.mod and go.sum from a tree that was tidied as the
+// checkout at root is to have them: without replacements, and with the hashes of ours
+// that it has.
+func broughtBack(tree, root string, m ourModule) (mod, sum []byte, err error) {
+	file, err := readMod(tree, m)
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, p := range published {
+		if err := file.DropReplace(p.path(), ""); err != nil {
+			return nil, nil, err
 		}
 	}
-	return its
+	file.Cleanup()
+	if mod, err = file.Format(); err != nil {
+		return nil, nil, err
+	}
+	sums, err := readSum(m.sumFile(tree))
+	if err != nil {
+		return nil, nil, err
+	}
+	before, err := readSum(m.sumFile(root))
+	if err != nil {
+		return nil, nil, err
+	}
+	maps.DeleteFunc(before, func(v module.Version, _ string) bool { return !isOurs(v.Path) })
+	maps.Copy(sums, before)
+	return mod, formatSum(sums), nil
 }
