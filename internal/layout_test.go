@@ -42,6 +42,8 @@ var mayImport = map[string][]string{
 	"internal/escrow":    {".", "internal/exact", "internal/decide", "internal/receipt"},
 	"internal/table":     {".", "internal/exact", "internal/slots", "internal/decide", pgx},
 	"internal/wait":      {"."},
+	"internal/mask":      {"."},
+	"internal/leak":      {},
 	"memstore":           {".", "internal/decide", "internal/receipt", "internal/wait"},
 	"migrations":         {},
 	"pgstore":            {".", "internal/batch", "internal/decide", "internal/escrow", "internal/keyqueue", "internal/receipt", "internal/table", "internal/wait", pgx},
