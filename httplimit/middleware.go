@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
+	"strconv"
 	"strings"
 	"time"
 
@@ -195,18 +196,25 @@ func orDefault[T comparable](v, def T) T {
 	return v
 }
 
-// invalidError is a field of this package that has a value that it cannot have.
-type invalidError struct{ field *ratelimit.FieldError }
-
+// invalid is the error of a field of this package that has a value that it cannot have.
 func invalid(field string, value any, reason string) error {
-	return &invalidError{&ratelimit.FieldError{Field: field, Value: value, Reason: reason}}
+	return &ratelimit.FieldError{Package: "httplimit", Field: field, Value: value, Reason: reason}
 }
 
-func (e *invalidError) Error() string {
-	return "httplimit: " + strings.TrimPrefix(e.field.Error(), "ratelimit: ")
+// String returns the names of the policies.
+func (m *Middleware) String() string { return m.config.String() }
+
+// String returns the names of the policies, and nothing of the rest, such as the secret.
+func (c Config) String() string {
+	names := make([]string, len(c.Policies))
+	for i, p := range c.Policies {
+		names[i] = strconv.Quote(ratelimit.NameOf(p.Limit))
+	}
+	return "httplimit: policies " + strings.Join(names, ", ")
 }
 
-func (e *invalidError) Unwrap() error { return e.field }
+// LogValue is String.
+func (c Config) LogValue() slog.Value { return slog.StringValue(c.String()) }
 
 // Handler returns next behind the limits. It is a func(http.Handler) http.Handler, as
 // routers take for a middleware. A request that is let through reaches next with a
@@ -228,7 +236,9 @@ func (m *Middleware) decide(w http.ResponseWriter, r *http.Request) (result rate
 	if err == nil {
 		result, err = m.allow(r.Context(), requests)
 	}
-	return result, m.decided(w, r, result, err)
+	e := failed(decisionOf(result, err), err, requests)
+	e.Result = result
+	return result, m.decided(w, r, e)
 }
 
 // Requests returns what the policies ask for r, in their order, without those that
@@ -306,15 +316,15 @@ func (m *Middleware) allow(ctx context.Context, requests []ratelimit.Request) (r
 
 // decided tells of a decision, and answers the request unless it reports that it is let
 // through.
-func (m *Middleware) decided(w http.ResponseWriter, r *http.Request, result ratelimit.Result, err error) bool {
-	e := Event{Decision: decisionOf(result, err), Shadow: m.config.Shadow, Result: result, Err: err}
+func (m *Middleware) decided(w http.ResponseWriter, r *http.Request, e Event) bool {
+	e.Shadow = m.config.Shadow
 	gone := r.Context().Err() != nil // a client that has gone is not let through because its leaving failed the call
 	e.Passed = m.config.Shadow || e.Decision == Granted || e.Decision == Failed && m.config.FailOpen && !gone
 	m.observe(r, e)
 	switch {
 	case m.config.Shadow:
 	case e.Passed:
-		m.SetFields(w.Header(), result)
+		m.SetFields(w.Header(), e.Result)
 	default:
 		m.answer(w, r, e)
 	}
@@ -324,7 +334,7 @@ func (m *Middleware) decided(w http.ResponseWriter, r *http.Request, result rate
 func (m *Middleware) observe(r *http.Request, e Event) {
 	if e.Decision == SettleFailed || e.Decision == Failed && r.Context().Err() == nil {
 		m.config.Logger.ErrorContext(r.Context(), "httplimit: the limit could not be asked",
-			slog.String("decision", e.Decision.String()), slog.Bool("passed", e.Passed), slog.Any("error", e.Err))
+			slog.String("decision", e.Decision.String()), slog.Bool("passed", e.Passed), slog.String("error", e.errText()))
 	}
 	if m.config.Observe != nil {
 		m.config.Observe(r, e)

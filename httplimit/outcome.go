@@ -153,7 +153,9 @@ func (m *Middleware) settle(r *http.Request, c *charge, o *Outcome) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), m.config.Timeout)
 	defer cancel()
 	if _, err := m.store.Settle(ctx, c.receipt, used...); err != nil {
-		m.observe(r, Event{Decision: SettleFailed, Passed: true, Err: err})
+		e := failed(SettleFailed, err, c.taken)
+		e.Passed = true
+		m.observe(r, e)
 	}
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/keyqueue"
+	"github.com/pgratelimit/ratelimit/internal/mask"
 )
 
 const (
@@ -114,6 +115,9 @@ func NewTransport(config *TransportConfig) (*Transport, error) {
 	c.Logger = orDefault(c.Logger, slog.Default())
 	return t, nil
 }
+
+// String is for logs: without it they would show the keys that requests wait for.
+func (t *Transport) String() string { return "httplimit.Transport" }
 
 // WaitError is a request that was not sent, because it would have had to wait for
 // longer than TransportConfig.MaxWait or its context allow.
@@ -280,7 +284,7 @@ func (t *Transport) pause(req *http.Request, lasts time.Duration) {
 	defer cancel()
 	if _, err := t.config.Store.Pause(ctx, request.Limit, request.Key, lasts.Truncate(time.Microsecond)); err != nil {
 		t.config.Logger.ErrorContext(ctx, "httplimit: the limit could not be paused after a 429",
-			slog.String("limit", ratelimit.NameOf(request.Limit)), slog.Any("error", err))
+			slog.String("limit", ratelimit.NameOf(request.Limit)), slog.String("error", mask.Error(err, []ratelimit.Request{request})))
 	}
 }
 

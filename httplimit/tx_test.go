@@ -213,7 +213,8 @@ func TestImports(t *testing.T) {
 	for _, imported := range importsOf(t) {
 		switch first, _, _ := strings.Cut(imported, "/"); {
 		case !strings.Contains(first, "."):
-		case imported == "github.com/dunglas/httpsfv", imported == "github.com/pgratelimit/ratelimit", imported == "github.com/pgratelimit/ratelimit/internal/keyqueue":
+		case imported == "github.com/dunglas/httpsfv", imported == "github.com/pgratelimit/ratelimit":
+		case imported == "github.com/pgratelimit/ratelimit/internal/keyqueue", imported == "github.com/pgratelimit/ratelimit/internal/mask":
 		default:
 			t.Errorf("the package imports %s", imported)
 		}
