@@ -68,7 +68,7 @@ func run(ctx context.Context) error {
 			verdict = "**FAILED**"
 			failed = append(failed, fmt.Errorf("PostgreSQL %s: %w", major, err))
 		}
-		command := strings.ReplaceAll(strings.Join(slices.Concat(args, tested), " "), "|", `\|`) // which would end a cell
+		command := strings.ReplaceAll(quoted(slices.Concat(args, tested)), "|", `\|`) // which would end a cell
 		row := fmt.Sprintf("| %s | `go %s` in %d s | %s |\n", version, command, int(took.Seconds()+0.5), verdict)
 		fmt.Print(row)
 		table += row
@@ -78,6 +78,17 @@ func run(ctx context.Context) error {
 		failed = append(failed, os.WriteFile(filepath.Join("docs", "versions.md"), []byte(page), 0o644))
 	}
 	return errors.Join(failed...)
+}
+
+// quoted is a command's arguments as one types them into a shell.
+func quoted(args []string) string {
+	args = slices.Clone(args)
+	for i, arg := range args {
+		if strings.ContainsAny(arg, "|$ ") {
+			args[i] = "'" + arg + "'"
+		}
+	}
+	return strings.Join(args, " ")
 }
 
 // page is the document, of a day and a table.
