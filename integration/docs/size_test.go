@@ -17,7 +17,7 @@ func TestBytesForEachKey(t *testing.T) {
 	const (
 		keys   = 20_000
 		rounds = 3
-		most   = 450
+		most   = 500
 	)
 	db := pgtest.New(t)
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
