@@ -92,13 +92,12 @@ func runPages(t *testing.T, pages []*page) map[string]event {
 	}
 	dir := t.TempDir()
 	overlay := g.finish(dir, pages)
-	programs := []string{"build", "-overlay", overlay, "-o", dir + string(filepath.Separator), module + "/cmd/ratelimit", "github.com/jackc/tern/v2"}
+	programs := []string{"-overlay", overlay, "github.com/jackc/tern/v2"}
 	for _, name := range g.programs {
 		programs = append(programs, here+name)
 	}
-	if out, err := exec.Command("go", programs...).CombinedOutput(); err != nil {
-		t.Fatalf("building the programs of pages: %v\n%s", err, out)
-	}
+	build(t, ".", dir, programs...)
+	build(t, filepath.Join(root, "cmd/ratelimit"), dir, ".")
 	linkMigrate(t, dir)
 	// Without vet, which knows no overlay.
 	cmd := exec.Command("go", "test", "-json", "-count=1", "-vet=off", "-overlay", overlay, harness)
@@ -109,6 +108,16 @@ func runPages(t *testing.T, pages []*page) map[string]event {
 		t.Fatalf("what pages hold does not compile, or does not start:\n%s", other)
 	}
 	return results
+}
+
+// build has the go command build programs into a directory, from within a module.
+func build(t *testing.T, from, dir string, args ...string) {
+	t.Helper()
+	cmd := exec.Command("go", append([]string{"build", "-o", dir + string(filepath.Separator)}, args...)...)
+	cmd.Dir = from
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("building what pages run: %v\n%s", err, out)
+	}
 }
 
 // resultsOf reads the output of go test -json: by the places of blocks, and what is about

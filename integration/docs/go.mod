@@ -2,10 +2,7 @@ module github.com/pgratelimit/ratelimit/integration/docs
 
 go 1.26.0
 
-tool (
-	github.com/jackc/tern/v2
-	github.com/pgratelimit/ratelimit/cmd/ratelimit
-)
+tool github.com/jackc/tern/v2
 
 require (
 	github.com/golang-migrate/migrate/v4 v4.20.1
@@ -40,7 +37,6 @@ require (
 	github.com/mfridman/interpolate v0.0.2 // indirect
 	github.com/mitchellh/copystructure v1.2.0 // indirect
 	github.com/mitchellh/reflectwalk v1.0.2 // indirect
-	github.com/pgratelimit/ratelimit/cmd/ratelimit v0.0.0-00010101000000-000000000000 // indirect
 	github.com/riverqueue/river/riverdriver v0.51.0 // indirect
 	github.com/riverqueue/river/rivershared v0.51.0 // indirect
 	github.com/sethvargo/go-retry v0.5.0 // indirect
@@ -62,7 +58,6 @@ require (
 
 replace (
 	github.com/pgratelimit/ratelimit => ../../
-	github.com/pgratelimit/ratelimit/cmd/ratelimit => ../../cmd/ratelimit
 	github.com/pgratelimit/ratelimit/httplimit => ../../httplimit
 	github.com/pgratelimit/ratelimit/migrate => ../../migrate
 	github.com/pgratelimit/ratelimit/riverlimit => ../../riverlimit
