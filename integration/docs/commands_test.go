@@ -101,6 +101,11 @@ func check(args []string) error {
 	return fmt.Errorf("is no command that is known here")
 }
 
+var (
+	word    = regexp.MustCompile(`^[a-z]+$`) // a subcommand, and not a version or a file
+	flagged = regexp.MustCompile(`^--?[a-z]`)
+)
+
 // checkProgram looks for a program, and for its flags and subcommands among its strings.
 func checkProgram(dir string, args []string) error {
 	files, err := sources(dir, false)
@@ -120,8 +125,8 @@ func checkProgram(dir string, args []string) error {
 	}
 	for i, arg := range args {
 		name, _, _ := strings.Cut(strings.TrimLeft(arg, "-"), "=")
-		isFlag := strings.HasPrefix(arg, "-") && arg != "-"
-		if (isFlag || i == 0) && arg != "-" && !strings.Contains(all.String(), `"`+name+`"`) {
+		isWord := i == 0 && word.MatchString(arg)
+		if (flagged.MatchString(arg) || isWord) && !strings.Contains(all.String(), `"`+name+`"`) {
 			return fmt.Errorf("%s knows no %q", dir, arg)
 		}
 	}
