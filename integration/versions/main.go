@@ -53,7 +53,7 @@ func run(ctx context.Context) error {
 	if flag.NArg() > 0 {
 		args = slices.Concat([]string{"test"}, flag.Args())
 	}
-	command := strings.ReplaceAll(strings.Join(args, " "), "|", `\|`) // which would end a cell
+	command := strings.ReplaceAll(quoted(args), "|", `\|`) // which would end a cell
 	table := "| PostgreSQL | tests | |\n|---|---|---|\n"
 	fmt.Print(table)
 	var failed []error
@@ -73,6 +73,17 @@ func run(ctx context.Context) error {
 		failed = append(failed, os.WriteFile(filepath.Join("docs", "versions.md"), []byte(page), 0o644))
 	}
 	return errors.Join(failed...)
+}
+
+// quoted is a command's arguments as one types them into a shell.
+func quoted(args []string) string {
+	args = slices.Clone(args)
+	for i, arg := range args {
+		if strings.ContainsAny(arg, "|$ ") {
+			args[i] = "'" + arg + "'"
+		}
+	}
+	return strings.Join(args, " ")
 }
 
 // page is the document, of a day and a table.
