@@ -150,5 +150,33 @@ func (b *base) note(call *decide.Call) {
 	}
 }
 
+// took notes what a call took, and returns what is known of its limits then.
+func (b *base) took(call *decide.Call, changes []decide.Change, at time.Time) decide.View {
+	for i := range changes {
+		b.cache.Changed(changes[i].Key)
+	}
+	view := decide.View{At: at}
+	if call.Sharded() {
+		view.States = b.shards.took(call, changes, at)
+	}
+	return view
+}
+
+// saw notes what was seen of a call's limits.
+func (b *base) saw(call *decide.Call, view decide.View) {
+	for i := range call.Asks {
+		if call.Asks[i].Sharded() {
+			b.shards.saw(&call.Asks[i], view.States[i])
+		}
+	}
+}
+
+// changed forgets what is known of a key's rows, which were changed otherwise than by a
+// take. What is held of it is held.
+func (b *base) changed(key decide.Key) {
+	b.shards.forget(key)
+	b.cache.Changed(key)
+}
+
 // fault wraps an error of the database.
 func (b *base) fault(doing string, err error) error { return fault(b.config.Schema, doing, err) }

@@ -4,81 +4,14 @@ import (
 	"context"
 	"hash/maphash"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/batch"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/escrow"
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
-
-// engine decides calls on their own. They share statements: while one is under way, the
-// calls that arrive gather, and the next one decides all of them (package batch). There
-// are three steps, and the table has a verb for each:
-//
-//   - Grant takes from each row what its calls want together, if it has enough for all
-//     of them. The row need not be read first.
-//   - Read answers checks, and refuses what cannot be granted: that writes and locks
-//     nothing.
-//   - Decide locks the rows of the others, which are decided in memory, in the order of
-//     arrival, and writes them.
-//
-// On plain PostgreSQL none of them waits for a row that somebody else has locked: such
-// rows are passed over, and their calls go on in a queue for that row alone, which waits
-// for it. Where tables are distributed nothing can be passed over, so each row has such a
-// queue from the beginning.
-type engine struct {
-	*base
-	memory *memory // nil without Config.Escrow
-	seed   maphash.Seed
-	lanes  [lanes]lane
-
-	mu   sync.Mutex
-	rows map[decide.Row]*lane
-	many int // rows, from which on those are looked for that are not needed any more
-}
-
-// lanes is how many statements for calls of different keys, and so how many connections,
-// decide at a time. Calls for one limit and key share a lane.
-const lanes = 2
-
-// mostTogether bounds the calls that one statement decides.
-const mostTogether = 1024
-
-// lane is a queue of calls that are decided together.
-type lane struct {
-	queue    *batch.Queue[*pending]
-	refusing bool      // most of the last calls were refused, so that granting is not worth an attempt
-	used     time.Time // of the queue of a row: when a call last needed it
-}
-
-// pending is a call that waits for its decision.
-type pending struct {
-	call     decide.Call
-	one      [1]decide.Ask // for those of call, if it is one
-	check    bool
-	prefetch bool // it wants more prefetched, for calls that come later, and no result
-	hold     bool // it is for a transaction, which may put its tokens back
-
-	entry   *escrow.Entry // of its key, if it asks for one row and that is remembered; else nil
-	changes int           // of the entry, before a statement was sent
-
-	result ratelimit.Result
-	tokens escrow.Tokens // of a call that holds
-	err    error
-
-	row   decide.Row // from which it takes, as one of a group
-	floor float64    // the lowest value that it may leave behind there
-	place int        // in the order of arrival
-
-	locked atomic.Pointer[decide.Row] // that it waits for
-}
-
-type ticket = batch.Ticket[*pending]
 
 func newEngine(b *base) *engine {
 	e := &engine{base: b, seed: maphash.MakeSeed(), rows: make(map[decide.Row]*lane), many: manyRows}
@@ -130,7 +63,7 @@ func (e *engine) queueFor(p *pending) *batch.Queue[*pending] {
 // That of a row that is waited for is await.
 func (e *engine) serve(ctx context.Context, l *lane, tickets []*ticket, await *decide.Row) {
 	e.noteAll(tickets)
-	tickets = e.memory.answer(tickets)
+	tickets = e.answer(tickets)
 	if await == nil {
 		tickets = e.redirect(tickets)
 	}
@@ -206,7 +139,7 @@ func (e *engine) read(ctx context.Context, tickets []*ticket) (left []*ticket, s
 		return nil, nil, nil
 	}
 	sheet = newSheet(tickets)
-	sent := e.memory.sending(tickets)
+	sent := e.sending(tickets)
 	rows := table.Rows{Rows: sheet.Rows}
 	if err := e.table.Read(ctx, e.pool, &rows, e.clock()); err != nil {
 		return tickets, nil, e.fault("read", err)
@@ -237,7 +170,7 @@ func (e *engine) lock(ctx context.Context, tickets []*ticket, seen *decide.Sheet
 		return nil, nil
 	}
 	sheet := newSheet(tickets)
-	sent := e.memory.sending(tickets)
+	sent := e.sending(tickets)
 	var decided []*ticket
 	d := table.Decision{
 		Rows: sheet.Rows, Definitions: sheet.Definitions, Missing: e.missing(sheet, seen, await), Await: await,
@@ -368,4 +301,155 @@ func mostRefused(tickets []*ticket) bool {
 		}
 	}
 	return 2*refused > len(tickets)
+}
+
+// manyRows is how many queues there are before it is looked which are not needed any more.
+const manyRows = 64
+
+// redirect moves the calls for locked rows to the queues of those, and returns the
+// others.
+func (e *engine) redirect(tickets []*ticket) (left []*ticket) {
+	if e.config.Portable {
+		return tickets
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.rows) == 0 {
+		return tickets
+	}
+	for _, t := range tickets {
+		row, ok := e.lockedRow(t.Value)
+		switch {
+		case !ok:
+			left = append(left, t)
+		case !t.Value.prefetch:
+			e.join(row, t)
+		case e.queueOf(row).Idle(): // it does not wait; the row may be free
+			left = append(left, t)
+		default: // those who wait for the row prefetch as well
+			t.Finish()
+		}
+	}
+	return left
+}
+
+// lockedRow returns a row of a call that is waited for. It needs mu.
+func (e *engine) lockedRow(p *pending) (row decide.Row, ok bool) {
+	if p.check {
+		return row, false
+	}
+	call := p.call.Head()
+	for i := range call.Asks {
+		a := &call.Asks[i]
+		row = decide.Row{Key: a.Of()}
+		l, ok := e.rows[row]
+		switch {
+		case !ok || a.Sharded(): // of which another may do
+		case l.idle():
+			delete(e.rows, row)
+		default:
+			return row, true
+		}
+	}
+	return row, false
+}
+
+// await moves calls to the queues of the rows that they wait for.
+func (e *engine) await(tickets []*ticket) {
+	if len(tickets) == 0 {
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, t := range tickets {
+		row := *t.Value.locked.Load()
+		e.mark(row)
+		e.join(row, t)
+	}
+}
+
+// join moves a call to the queue of a row. It needs mu.
+func (e *engine) join(row decide.Row, t *ticket) {
+	p := t.Value
+	p.locked.Store(&row)
+	p.entry.Contended(p.call.Asks[0].Count)
+	e.queueOf(row).Join(t)
+}
+
+// markLocked notes that somebody was just found to have a row locked.
+func (e *engine) markLocked(row decide.Row) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.mark(row)
+}
+
+// mark notes that a row needs a queue. It needs mu.
+func (e *engine) mark(row decide.Row) *lane {
+	l, ok := e.rows[row]
+	if !ok {
+		if len(e.rows) >= e.many {
+			for other, l := range e.rows {
+				if l.idle() {
+					delete(e.rows, other)
+				}
+			}
+			e.many = max(2*len(e.rows), manyRows)
+		}
+		l = &lane{}
+		e.rows[row] = l
+	}
+	l.used = time.Now()
+	return l
+}
+
+// idle reports whether a row's queue is not needed any more.
+func (l *lane) idle() bool {
+	return time.Since(l.used) > contended && (l.queue == nil || l.queue.Idle())
+}
+
+// queueOf returns the queue of a row. It needs mu.
+func (e *engine) queueOf(row decide.Row) *batch.Queue[*pending] {
+	l := e.rows[row]
+	if l == nil || e.config.Portable {
+		l = e.mark(row)
+	}
+	switch {
+	case l.queue != nil:
+	case e.config.Portable:
+		l.queue = e.newQueue(e.config.Timeout, func(ctx context.Context, tickets []*ticket) { e.serve(ctx, l, tickets, &row) })
+	default: // those who come have a time-out already
+		l.queue = e.newQueue(0, func(ctx context.Context, tickets []*ticket) { e.serveLocked(ctx, row, tickets) })
+	}
+	return l.queue
+}
+
+// serveLocked decides the calls that wait for a row, as soon as it is free. While
+// no connection may wait for it, it looks now and then.
+func (e *engine) serveLocked(ctx context.Context, row decide.Row, tickets []*ticket) {
+	for w := e.waiting(0); len(tickets) > 0; {
+		var left []*ticket
+		if tickets = e.answer(tickets); len(tickets) == 0 {
+			return
+		}
+		_ = w.again(ctx, func(spared bool) error { // if ctx is over nobody is left
+			var await *decide.Row
+			if spared {
+				await = &row
+			}
+			left = e.decideAll(ctx, tickets, true, await)
+			return nil
+		})
+		tickets = tickets[:0]
+		var others []*ticket
+		for _, t := range left {
+			switch {
+			case t.Gone():
+			case *t.Value.locked.Load() == row:
+				tickets = append(tickets, t)
+			default:
+				others = append(others, t)
+			}
+		}
+		e.await(others)
+	}
 }

@@ -20,7 +20,7 @@ func (e *engine) grant(ctx context.Context, tickets []*ticket, await *decide.Row
 	if len(groups) == 0 {
 		return left, nil
 	}
-	orders := e.memory.order(groups, grants)
+	orders := e.orders(groups, grants)
 	sent := e.cache.Now()
 	wait := await != nil && len(grants) == 1 && grants[0].Row == *await
 	err = e.table.Grant(ctx, e.pool, grants, wait, e.clock())
@@ -40,7 +40,7 @@ func (e *engine) grant(ctx context.Context, tickets []*ticket, await *decide.Row
 			order.Failed()
 			continue
 		}
-		e.tellGroup(group, &grants[i], e.memory.arrived(order, group, &grants[i], sent))
+		e.tellGroup(group, &grants[i], e.arrived(order, group, &grants[i], sent))
 	}
 	slices.SortFunc(left, func(a, b *ticket) int { return cmp.Compare(a.Value.place, b.Value.place) })
 	return left, nil

@@ -13,37 +13,8 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
-// What this process remembers of limits: the shards that it saw last, and with
-// Config.Escrow what it knows of keys. The former guide which row is tried first, and refuse
-// what cannot be granted; they grant nothing.
-
-// took notes what a call took, and returns what is known of its limits then.
-func (b *base) took(call *decide.Call, changes []decide.Change, at time.Time) decide.View {
-	for i := range changes {
-		b.cache.Changed(changes[i].Key)
-	}
-	view := decide.View{At: at}
-	if call.Sharded() {
-		view.States = b.shards.took(call, changes, at)
-	}
-	return view
-}
-
-// saw notes what was seen of a call's limits.
-func (b *base) saw(call *decide.Call, view decide.View) {
-	for i := range call.Asks {
-		if call.Asks[i].Sharded() {
-			b.shards.saw(&call.Asks[i], view.States[i])
-		}
-	}
-}
-
-// changed forgets what is known of a key's rows, which were changed otherwise than by a
-// take. What is held of it is held.
-func (b *base) changed(key decide.Key) {
-	b.shards.forget(key)
-	b.cache.Changed(key)
-}
+// The shards that this process saw last guide which row is tried first, and refuse calls that
+// cannot be granted; they grant nothing.
 
 // shards is what this process last saw of sharded limits.
 type shards struct {

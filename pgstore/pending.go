@@ -1,0 +1,76 @@
+package pgstore
+
+import (
+	"hash/maphash"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/batch"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/escrow"
+)
+
+// engine decides calls on their own. They share statements: while one is under way, the
+// calls that arrive gather, and the next one decides all of them (package batch). There
+// are three steps, and the table has a verb for each:
+//
+//   - Grant takes from each row what its calls want together, if it has enough for all
+//     of them. The row need not be read first.
+//   - Read answers checks, and refuses what cannot be granted: that writes and locks
+//     nothing.
+//   - Decide locks the rows of the others, which are decided in memory, in the order of
+//     arrival, and writes them.
+//
+// On plain PostgreSQL none of them waits for a row that somebody else has locked: such
+// rows are passed over, and their calls go on in a queue for that row alone, which waits
+// for it. Where tables are distributed nothing can be passed over, so each row has such a
+// queue from the beginning.
+type engine struct {
+	*base
+	seed  maphash.Seed
+	lanes [lanes]lane
+
+	mu   sync.Mutex
+	rows map[decide.Row]*lane
+	many int // rows, from which on those are looked for that are not needed any more
+}
+
+// lanes is how many statements for calls of different keys, and so how many connections,
+// decide at a time. Calls for one limit and key share a lane.
+const lanes = 2
+
+// mostTogether bounds the calls that one statement decides.
+const mostTogether = 1024
+
+// lane is a queue of calls that are decided together.
+type lane struct {
+	queue    *batch.Queue[*pending]
+	refusing bool      // most of the last calls were refused, so that granting is not worth an attempt
+	used     time.Time // of the queue of a row: when a call last needed it
+}
+
+// pending is a call that waits for its decision.
+type pending struct {
+	call     decide.Call
+	one      [1]decide.Ask // for those of call, if it is one
+	check    bool
+	prefetch bool // it wants more prefetched, for calls that come later, and no result
+	hold     bool // it is for a transaction, which may put its tokens back
+
+	entry   *escrow.Entry // of its key, if it asks for one row and that is remembered; else nil
+	changes int           // of the entry, before a statement was sent
+
+	result ratelimit.Result
+	tokens escrow.Tokens // of a call that holds
+	err    error
+
+	row   decide.Row // from which it takes, as one of a group
+	floor float64    // the lowest value that it may leave behind there
+	place int        // in the order of arrival
+
+	locked atomic.Pointer[decide.Row] // that it waits for
+}
+
+type ticket = batch.Ticket[*pending]
