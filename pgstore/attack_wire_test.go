@@ -187,7 +187,7 @@ func (s *scene) wantFree(t *testing.T, r ratelimit.Request, n int) {
 // them have been served.
 func TestGivingUpOnSilenceLeavesNothingBehind(t *testing.T) {
 	t.Parallel()
-	for n := range 8 {
+	for _, n := range some(3, 0, 1, 2, 3, 4, 5, 6, 7) {
 		t.Run(fmt.Sprintf("from answer %d on", n+1), func(t *testing.T) {
 			t.Parallel()
 			r := newRelay(t)
