@@ -208,8 +208,8 @@ func (s *Store) call(ctx context.Context, reserve bool, requests []ratelimit.Req
 
 // noted is a call, noting its definitions.
 func (s *Store) noted(call decide.Call, err error) (decide.Call, error) {
-	for i := range call.Asks {
-		s.seen.Note(call.Asks[i].Definition)
+	if err == nil {
+		err = s.seen.NoteCall(&call)
 	}
 	return call, err
 }

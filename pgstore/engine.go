@@ -62,8 +62,7 @@ func (e *engine) queueFor(p *pending) *batch.Queue[*pending] {
 // serve decides the calls of a lane, but for those that go on in the queue of a locked row.
 // That of a row that is waited for is await.
 func (e *engine) serve(ctx context.Context, l *lane, tickets []*ticket, await *decide.Row) {
-	e.noteAll(tickets)
-	tickets = e.answer(tickets)
+	tickets = e.answer(e.noteAll(tickets))
 	if await == nil {
 		tickets = e.redirect(tickets)
 	}
@@ -263,17 +262,22 @@ func (e *engine) missing(sheet, seen *decide.Sheet, await *decide.Row) (rows []d
 	return rows
 }
 
-// noteAll remembers the definitions of calls, most of which are the same.
-func (e *engine) noteAll(tickets []*ticket) {
+// noteAll remembers the definitions of calls, most of which are the same, and returns the
+// calls that have some that can be.
+func (e *engine) noteAll(tickets []*ticket) []*ticket {
 	var last bucket.Definition
-	for _, t := range tickets {
-		for i := range t.Value.call.Asks {
-			if a := &t.Value.call.Asks[i]; a.Definition != last {
-				last = a.Definition
-				e.seen.Note(last)
-			}
+	return slices.DeleteFunc(tickets, func(t *ticket) bool {
+		call := &t.Value.call
+		if len(call.Asks) == 1 && call.Asks[0].Definition == last {
+			return false
 		}
-	}
+		if t.Value.err = e.seen.NoteCall(call); t.Value.err != nil {
+			t.Finish()
+			return true
+		}
+		last = call.Asks[0].Definition
+		return false
+	})
 }
 
 // withoutPrefetching returns the calls that want a result. Of what a grant did not prefetch
