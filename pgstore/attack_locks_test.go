@@ -508,7 +508,7 @@ func TestWaitingForOneselfEnds(t *testing.T) {
 // with them have been served.
 func TestGivingUpLeavesNothingBehind(t *testing.T) {
 	t.Parallel()
-	s := newScene(t, 4)
+	s := newScene(t, 4, withTimeout(forLong)) // what is left behind is there for as long
 	h := s.hold(t, 1, true)
 	limit, other := slow("l", 10), slow("v limit behind", 10)
 	for i := range 8 {
