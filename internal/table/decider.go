@@ -79,14 +79,24 @@ func (d *Decision) definitionsOf(rows []decide.Row) []bucket.Definition {
 	return definitions
 }
 
-// Return is what is left of a lease, to be given back to its row.
+// Return is tokens that come back to their row from memory.
 type Return struct {
 	Row        decide.Row
 	Definition bucket.Definition // of the shard
-	Count      float64           // tokens
+	Count      float64           // tokens; may be 0, to say what was spent
 	Taken      time.Time         // ts of the row when they were taken
-	End        time.Time         // of the lease
+	End        time.Time         // of the lease that they are left of; zero for tokens that somebody was told of
 	Spent
+}
+
+// arguments are those of either statement that returns.
+func (r *Return) arguments(now *time.Time) []any {
+	d := &r.Definition
+	args := arguments(r.Row, d, d.Capacity, r.Count, r.Taken, now)
+	if d.Kind != bucket.FixedWindow { // to which nothing comes in while it lasts
+		args = append(args, refill(d)...)
+	}
+	return append(args, r.Spent.Spent, orNull(r.SpentEnd), orNull(r.End))
 }
 
 // Spent is what a process has used of leases, which have not ended, since it last said so.

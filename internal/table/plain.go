@@ -18,31 +18,19 @@ type plain struct{ *Table }
 func (plain) Prefetches(bucket.Kind) bool { return true }
 
 func (t plain) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, await bool, now *time.Time) error {
-	if !await {
-		return t.grant(ctx, pool, grants, now)
+	if await {
+		return t.grantInTurn(ctx, pool, &grants[0], now)
 	}
-	conn, err := pool.Acquire(ctx)
-	if err != nil {
-		return err
-	}
-	defer Release(ctx, conn)
-	batch := t.begin(Awaited)
-	t.queueInTurn(batch, &grants[0], now)
-	if err := conn.SendBatch(ctx, batch).Close(); err != nil {
-		return err
-	}
-	// Not with the rest: the server would go on to it when nobody waits any more.
-	_, err = conn.Exec(ctx, "COMMIT")
-	return err
+	return t.grant(ctx, pool, grants, now)
 }
 
 func (t plain) Read(ctx context.Context, q Querier, r *Rows, now *time.Time) error {
 	names, keys, shards := r.columns()
-	rows, err := q.Query(ctx, t.read, names, keys, shards, now)
+	rows, err := q.Query(ctx, t.common["read"], names, keys, shards)
 	if err != nil {
 		return err
 	}
-	return r.scan(rows)
+	return r.scan(now)(rows)
 }
 
 func (t plain) Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision, now *time.Time) error {
@@ -135,17 +123,16 @@ func (t plain) lockRows(ctx context.Context, conn *pgxpool.Conn, d *Decision, mi
 	}
 	t.QueueBounds(batch, 0) // nothing waits any more but for what others have put on the table
 	rows := &Rows{Rows: d.Rows}
-	names, keys, shards := rows.columns()
-	batch.Queue(t.lock, names, keys, shards, now).Query(rows.scan)
+	t.queueLock(batch, rows, now)
 	return rows, conn.SendBatch(ctx, batch).Close()
 }
 
 func (t plain) Return(ctx context.Context, q Querier, r *Return, now *time.Time) (done bool, err error) {
-	d := &r.Definition
-	args := []any{r.Row.Name, r.Row.Key.Key, int32(r.Row.Shard), r.Count, d.Capacity, r.Taken, r.End, d.Rate, micros(d.Period), now}
-	if d.Kind == bucket.SlidingWindow {
-		args = []any{r.Row.Name, r.Row.Key.Key, int32(r.Row.Shard), r.Count, int32(d.Slots + 2), r.Taken, r.End, tick(d), now}
+	tag, err := q.Exec(ctx, t.of(&r.Definition)["return"], r.arguments(now)...)
+	if err != nil || tag.RowsAffected() > 0 {
+		return err == nil, err
 	}
-	tag, err := q.Exec(ctx, t.of(d).giveBack, args...)
-	return tag.RowsAffected() > 0, err
+	rows := Rows{Rows: []decide.Row{r.Row}} // it is not there, or somebody has it locked
+	err = t.FindEach(ctx, q, &rows)
+	return err == nil && !rows.Found[0], err
 }

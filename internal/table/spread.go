@@ -13,15 +13,15 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
-// distributed decides by the statements of callers' transactions, which change one row each,
+// spread decides by the statements of callers' transactions, which change one row each,
 // and wait for it.
-type distributed struct{ *Table }
+type spread struct{ *Table }
 
 // Prefetches implements [Decider]: what is left of a sliding window's lease cannot be put
 // back into its slot by an upsert.
-func (distributed) Prefetches(kind bucket.Kind) bool { return kind != bucket.SlidingWindow }
+func (spread) Prefetches(kind bucket.Kind) bool { return kind != bucket.SlidingWindow }
 
-func (t distributed) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, _ bool, now *time.Time) (err error) {
+func (t spread) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, _ bool, now *time.Time) (err error) {
 	if len(grants) != 1 {
 		return fmt.Errorf("%d grants, of which a distributed table takes one", len(grants))
 	}
@@ -31,31 +31,24 @@ func (t distributed) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Gra
 	}
 	c := g.Change
 	c.Floor, c.Definition.Capacity = g.Need-g.Count, g.capacity()
-	if g.Lasts == 0 {
+	if !g.prefetches() {
 		g.Taken, err = t.Take(ctx, pool, false, &c, now)
 		return err
 	}
-	args := append(takeArguments(false, &c, now), g.Prefetch)
-	g.Taken, err = t.of(&g.Definition).takeAhead.take(ctx, pool, &g.Definition, args, now)
+	args := append(takeArguments(false, &c, now), micros(g.lasts()), g.Prefetch, g.Out, g.Spent.Spent, orNull(g.SpentEnd))
+	err = g.Taken.scan(pool.QueryRow(ctx, t.of(&c.Definition)["prefetch_row"], args...), &c.Definition, &g.Taken.At)
+	g.Taken.charge(&c.Definition, now)
 	return err
 }
 
-func (t distributed) Read(ctx context.Context, q Querier, r *Rows, now *time.Time) error {
-	r.States, r.Found = make([]bucket.State, len(r.Rows)), make([]bool, len(r.Rows))
+func (t spread) Read(ctx context.Context, q Querier, r *Rows, now *time.Time) error {
 	var batch pgx.Batch
-	for i, row := range r.Rows {
-		batch.Queue(t.readOne, row.Name, row.Key.Key, int32(row.Shard)).Query(func(rows pgx.Rows) error {
-			var s state
-			_, err := pgx.ForEachRow(rows, s.fields(), func() error { return nil })
-			r.States[i], r.Found[i] = s.get()
-			return err
-		})
-	}
+	t.queueFind(&batch, r)
 	QueueNow(&batch, now, &r.At)
 	return q.SendBatch(ctx, &batch).Close()
 }
 
-func (t distributed) Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision, now *time.Time) error {
+func (t spread) Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision, now *time.Time) error {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
 		return err
@@ -80,7 +73,7 @@ func (t distributed) Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision
 
 // lockEach begins a transaction that locks a decision's rows, and those that are missing, one
 // after another by giving them nothing.
-func (t distributed) lockEach(ctx context.Context, conn *pgxpool.Conn, d *Decision, now *time.Time) (*Rows, error) {
+func (t spread) lockEach(ctx context.Context, conn *pgxpool.Conn, d *Decision, now *time.Time) (*Rows, error) {
 	rows := &Rows{Rows: d.Rows}
 	if err := t.FindEach(ctx, conn, rows); err != nil {
 		return nil, err
@@ -90,7 +83,7 @@ func (t distributed) lockEach(ctx context.Context, conn *pgxpool.Conn, d *Decisi
 	for i, row := range d.Rows {
 		awaited := d.Await != nil && *d.Await == row
 		if rows.Found[i] = rows.Found[i] || awaited || slices.Contains(d.Missing, row); rows.Found[i] {
-			t.QueueGive(batch, &decide.Change{Row: row, Definition: d.Definitions[i]}, 0, 0, now, &given[i])
+			t.QueueTouch(batch, &decide.Change{Row: row, Definition: d.Definitions[i]}, now, &given[i])
 		}
 	}
 	QueueNow(batch, now, &rows.At)
@@ -102,13 +95,7 @@ func (t distributed) lockEach(ctx context.Context, conn *pgxpool.Conn, d *Decisi
 	return rows, err
 }
 
-func (t distributed) Return(ctx context.Context, q Querier, r *Return, now *time.Time) (done bool, err error) {
-	d := &r.Definition
-	c := decide.Change{Row: r.Row, Definition: *d, Seen: bucket.State{TS: r.Taken}} // with its ticks
-	args := append(arguments(&c, r.Count, now), r.Taken, r.End)
-	if d.Kind == bucket.TokenBucket {
-		args = append(args, d.Rate, micros(d.Period))
-	}
-	_, err = q.Exec(ctx, t.of(d).bringBack, args...)
+func (t spread) Return(ctx context.Context, q Querier, r *Return, now *time.Time) (done bool, err error) {
+	_, err = q.Exec(ctx, t.of(&r.Definition)["return_row"], r.arguments(now)...)
 	return err == nil, err
 }
