@@ -2,8 +2,8 @@ package ratelimit_test
 
 import (
 	"errors"
-	"math"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
