@@ -289,7 +289,7 @@ func (h *history) spent() (s Spent) {
 }
 
 func (h *history) prefetch() {
-	_, distributed := h.table.Decider.(spread)
+	_, distributed := h.table.Decider.(distributedTable)
 	grants, await := make([]Grant, 1), h.IntN(3) == 0
 	g := &grants[0]
 	*g = Grant{Change: h.change(h.count()), Lasts: h.lasts, Prefetch: h.count(), Lowered: h.definition.Capacity}
@@ -365,7 +365,7 @@ func (h *history) back(r *Return) {
 	if err != nil || !done {
 		h.Fatal(done, err)
 	}
-	if _, distributed := h.table.Decider.(spread); distributed && !h.there {
+	if _, distributed := h.table.Decider.(distributedTable); distributed && !h.there {
 		h.make(h.now)
 		if period := h.definition.Period; h.definition.Kind == bucket.FixedWindow { // with the edges of the lease
 			windows := math.Floor(float64(h.now.Sub(r.Taken)) / float64(period))
