@@ -3,6 +3,8 @@ package table
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -64,6 +66,21 @@ type Decision struct {
 
 	// OnLocked is told of each of Missing that somebody else has made and not committed.
 	OnLocked func(decide.Row)
+}
+
+// decide decides, and returns the rows that were changed, in order.
+func (d *Decision) decide(rows *Rows) ([]int, error) {
+	changed, err := d.Decide(rows)
+	if err != nil {
+		return nil, err
+	}
+	slices.Sort(changed)
+	for _, n := range changed {
+		if !rows.Found[n] {
+			return nil, fmt.Errorf("row %v is to be written and was not locked", rows.Rows[n])
+		}
+	}
+	return changed, nil
 }
 
 // definitionsOf is the definitions of some of a decision's rows.

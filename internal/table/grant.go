@@ -68,7 +68,7 @@ func (g *Grant) capacity() float64 {
 func (g *Grant) never() bool { return g.Need > g.capacity() }
 
 // grant takes what grants say, in the order of their rows, from rows that nobody has locked.
-func (t plain) grant(ctx context.Context, q Querier, grants []Grant, now *time.Time) error {
+func (t plainTable) grant(ctx context.Context, q Querier, grants []Grant, now *time.Time) error {
 	if g := &grants[0]; len(grants) == 1 && !g.prefetches() {
 		if g.never() {
 			return nil
@@ -87,7 +87,7 @@ func (t plain) grant(ctx context.Context, q Querier, grants []Grant, now *time.T
 }
 
 // grantInTurn waits for the row of a grant, among all who do, in other processes too.
-func (t plain) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, now *time.Time) error {
+func (t plainTable) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, now *time.Time) error {
 	if g.never() {
 		return nil
 	}
@@ -111,7 +111,7 @@ func (t plain) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, no
 }
 
 // queue puts into a batch the statements for several grants.
-func (t plain) queue(batch *pgx.Batch, grants []Grant, now *time.Time) {
+func (t plainTable) queue(batch *pgx.Batch, grants []Grant, now *time.Time) {
 	alike, others, sliding := sorts(grants, t.statistics.known(batch))
 	if len(alike) > 0 {
 		args := alike[0].arguments(now)
@@ -278,7 +278,7 @@ func scanGrants(grants []*Grant, now *time.Time) func(pgx.Rows) error {
 
 // queueMany puts into a batch grants of several rows, which are all of sliding windows or
 // none is; in turn or not.
-func (t plain) queueMany(batch *pgx.Batch, grants []*Grant, inTurn string, now *time.Time) {
+func (t plainTable) queueMany(batch *pgx.Batch, grants []*Grant, inTurn string, now *time.Time) {
 	var all definitions
 	places := make([]int32, len(grants))
 	sharded, less, prefetch, windows := false, false, false, false

@@ -184,7 +184,7 @@ func TestGrantAlikeInAnyOrder(t *testing.T) {
 	if err := conn.SendBatch(t.Context(), &batch).Close(); err != nil {
 		t.Fatal(err)
 	}
-	if err := (plain{table}).grant(t.Context(), conn, grants, &now); err != nil {
+	if err := (plainTable{table}).grant(t.Context(), conn, grants, &now); err != nil {
 		t.Fatal(err)
 	}
 	for i := range grants {

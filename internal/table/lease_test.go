@@ -114,7 +114,7 @@ func (a *account) back(r *Return, now time.Time) {
 			out = max(out-r.Count, 0)
 		}
 	}
-	a.out = out
+	a.out = out // which has not changed if it is not alive
 	settled := a.definition.Settle(a.state, now)
 	swallowed := !end.IsZero() && a.state.Paused.After(now)
 	switch a.definition.Kind {
@@ -138,8 +138,25 @@ func (a *account) back(r *Return, now time.Time) {
 	if !end.IsZero() {
 		n = max(0, n-a.refilled(end, t))
 	}
-	settled.Value = max(settled.Value, min(settled.Value+n, a.room(t, now, out)))
-	a.state = settled
+	a.add(n, a.definition.Capacity, t, now)
+}
+
+// add gives back n tokens. A window's row is not settled: while something is out of it, it is
+// that of now, and otherwise what comes in is added as well before or after.
+func (a *account) add(n, most float64, t, now time.Time) {
+	s := a.definition.Settle(a.state, now)
+	if a.definition.Kind == bucket.FixedWindow {
+		s = a.state
+		if a.alive(now) {
+			s.Value = min(s.Value, a.definition.Capacity)
+		}
+	}
+	if room := a.room(t, now, a.out); a.alive(now) || a.definition.Kind == bucket.TokenBucket {
+		s.Value = max(s.Value, min(s.Value+n, room))
+	} else {
+		s.Value = min(s.Value+n, max(s.Value, most))
+	}
+	a.state = s
 }
 
 // give is a QueueGive.
@@ -152,9 +169,7 @@ func (a *account) give(n, most float64, now time.Time) {
 		a.state.Value = min(a.state.Value+n, max(a.state.Value, most))
 		return
 	}
-	settled := a.definition.Settle(a.state, now)
-	settled.Value = max(settled.Value, min(settled.Value+n, a.room(a.at(now), now, a.out)))
-	a.state = settled
+	a.add(n, most, a.at(now), now)
 }
 
 // history is a random one of a row, which is in the table and on account.
@@ -274,7 +289,7 @@ func (h *history) spent() (s Spent) {
 }
 
 func (h *history) prefetch() {
-	_, distributed := h.table.Decider.(spread)
+	_, distributed := h.table.Decider.(distributedTable)
 	grants, await := make([]Grant, 1), h.IntN(3) == 0
 	g := &grants[0]
 	*g = Grant{Change: h.change(h.count()), Lasts: h.lasts, Prefetch: h.count(), Lowered: h.definition.Capacity}
@@ -350,8 +365,13 @@ func (h *history) back(r *Return) {
 	if err != nil || !done {
 		h.Fatal(done, err)
 	}
-	if _, distributed := h.table.Decider.(spread); distributed {
+	if _, distributed := h.table.Decider.(distributedTable); distributed && !h.there {
 		h.make(h.now)
+		if period := h.definition.Period; h.definition.Kind == bucket.FixedWindow { // with the edges of the lease
+			windows := math.Floor(float64(h.now.Sub(r.Taken)) / float64(period))
+			h.state.TS = r.Taken.Add(time.Duration(windows) * period)
+		}
+		return
 	}
 	h.account.back(r, h.now)
 }

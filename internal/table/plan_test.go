@@ -140,7 +140,7 @@ func testKeepsPlan(t *testing.T, most int, count func(i int) float64, text func(
 		}
 		slices.SortFunc(grants, func(g, h Grant) int { return g.Row.Compare(h.Row) })
 		for range 50 { // of which the first five are planned anyway
-			if err := (plain{sql}).grant(t.Context(), conn, grants, nil); err != nil {
+			if err := (plainTable{sql}).grant(t.Context(), conn, grants, nil); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -58,7 +58,7 @@ func (s statements) inTurn(names ...string) {
 }
 
 // passing is the conditions that pass over rows that somebody has locked.
-var passing = regexp.MustCompile(`(?s)WHERE \S*set_config\(.*pg_current_snapshot\(\)\)\)\s+AND `)
+var passing = regexp.MustCompile(`(?s)WHERE \(?(SELECT )?set_config\(.*pg_current_snapshot\(\)\)\)\s+AND `)
 
 // distribute has upserts return what they compute by a SELECT around them, since a table that
 // is distributed takes no clock in RETURNING; and adds the take that computes nothing, which is

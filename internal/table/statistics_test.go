@@ -65,7 +65,7 @@ func grantAlike(t *testing.T, conn *pgxpool.Conn, table *Table) {
 		}
 		grants[i] = Grant{Change: call.Asks[0].Change(0, 0, 1), Need: 1}
 	}
-	if err := (plain{table}).grant(t.Context(), conn, grants, nil); err != nil {
+	if err := (plainTable{table}).grant(t.Context(), conn, grants, nil); err != nil {
 		t.Fatal(err)
 	}
 	for i := range grants {

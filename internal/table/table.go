@@ -66,9 +66,9 @@ func New(schema string, distributed bool, silence time.Duration) *Table {
 	t.windows.inTurn("grant", "prefetch_many")
 	t.slots.inTurn("grant", "grant_many")
 	t.statistics.sql = t.common["statistics"]
-	t.Decider = plain{t}
+	t.Decider = plainTable{t}
 	if distributed {
-		t.Decider = spread{t}
+		t.Decider = distributedTable{t}
 	}
 	return t
 }

@@ -13,15 +13,15 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
-// spread decides by the statements of callers' transactions, which change one row each,
+// distributedTable decides by the statements of callers' transactions, which change one row each,
 // and wait for it.
-type spread struct{ *Table }
+type distributedTable struct{ *Table }
 
 // Prefetches implements [Decider]: what is left of a sliding window's lease cannot be put
 // back into its slot by an upsert.
-func (spread) Prefetches(kind bucket.Kind) bool { return kind != bucket.SlidingWindow }
+func (distributedTable) Prefetches(kind bucket.Kind) bool { return kind != bucket.SlidingWindow }
 
-func (t spread) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, _ bool, now *time.Time) (err error) {
+func (t distributedTable) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, _ bool, now *time.Time) (err error) {
 	if len(grants) != 1 {
 		return fmt.Errorf("%d grants, of which a distributed table takes one", len(grants))
 	}
@@ -41,14 +41,14 @@ func (t spread) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, _
 	return err
 }
 
-func (t spread) Read(ctx context.Context, q Querier, r *Rows, now *time.Time) error {
+func (t distributedTable) Read(ctx context.Context, q Querier, r *Rows, now *time.Time) error {
 	var batch pgx.Batch
 	t.queueFind(&batch, r)
 	QueueNow(&batch, now, &r.At)
 	return q.SendBatch(ctx, &batch).Close()
 }
 
-func (t spread) Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision, now *time.Time) error {
+func (t distributedTable) Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision, now *time.Time) error {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
 		return err
@@ -58,11 +58,10 @@ func (t spread) Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision, now
 	if err != nil {
 		return err
 	}
-	changed, err := d.Decide(rows)
+	changed, err := d.decide(rows)
 	if err != nil {
 		return err
 	}
-	slices.Sort(changed)
 	var batch pgx.Batch
 	for _, n := range changed {
 		t.QueuePut(&batch, rows.Rows[n], rows.States[n])
@@ -73,7 +72,7 @@ func (t spread) Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision, now
 
 // lockEach begins a transaction that locks a decision's rows, and those that are missing, one
 // after another by giving them nothing.
-func (t spread) lockEach(ctx context.Context, conn *pgxpool.Conn, d *Decision, now *time.Time) (*Rows, error) {
+func (t distributedTable) lockEach(ctx context.Context, conn *pgxpool.Conn, d *Decision, now *time.Time) (*Rows, error) {
 	rows := &Rows{Rows: d.Rows}
 	if err := t.FindEach(ctx, conn, rows); err != nil {
 		return nil, err
@@ -95,7 +94,7 @@ func (t spread) lockEach(ctx context.Context, conn *pgxpool.Conn, d *Decision, n
 	return rows, err
 }
 
-func (t spread) Return(ctx context.Context, q Querier, r *Return, now *time.Time) (done bool, err error) {
+func (t distributedTable) Return(ctx context.Context, q Querier, r *Return, now *time.Time) (done bool, err error) {
 	_, err = q.Exec(ctx, t.of(&r.Definition)["return_row"], r.arguments(now)...)
 	return err == nil, err
 }
