@@ -54,7 +54,7 @@ func (t distributedTable) Decide(ctx context.Context, pool *pgxpool.Pool, d *Dec
 		return err
 	}
 	defer Release(ctx, conn)
-	rows, err := t.lockEach(ctx, conn, d, now)
+	rows, made, err := t.lockEach(ctx, conn, d, now)
 	if err != nil {
 		return err
 	}
@@ -65,6 +65,12 @@ func (t distributedTable) Decide(ctx context.Context, pool *pgxpool.Pool, d *Dec
 	var batch pgx.Batch
 	for _, n := range changed {
 		t.QueuePut(&batch, rows.Rows[n], rows.States[n])
+		made[n] = false
+	}
+	for n, row := range rows.Rows {
+		if made[n] && d.Definitions[n].Missing(rows.States[n]) == 0 { // full, and so by us
+			t.QueueRemove(&batch, row)
+		}
 	}
 	batch.Queue("COMMIT")
 	return conn.SendBatch(ctx, &batch).Close()
@@ -80,18 +86,18 @@ func (t distributedTable) lockEach(ctx context.Context, conn *pgxpool.Conn, d *D
 	given := make([]Taken, len(d.Rows))
 	batch := t.begin(0)
 	for i, row := range d.Rows {
-		awaited := d.Await != nil && *d.Await == row
-		if rows.Found[i] = rows.Found[i] || awaited || slices.Contains(d.Missing, row); rows.Found[i] {
+		made[i] = !rows.Found[i] && (d.Await != nil && *d.Await == row || slices.Contains(d.Missing, row))
+		if rows.Found[i] = rows.Found[i] || made[i]; rows.Found[i] {
 			t.QueueTouch(batch, &decide.Change{Row: row, Definition: d.Definitions[i]}, now, &given[i])
 		}
 	}
 	QueueNow(batch, now, &rows.At)
-	err := conn.SendBatch(ctx, batch).Close()
+	err = conn.SendBatch(ctx, batch).Close()
 	rows.States = make([]bucket.State, len(d.Rows))
 	for i := range given {
 		rows.States[i] = given[i].After
 	}
-	return rows, err
+	return rows, made, err
 }
 
 func (t distributedTable) Return(ctx context.Context, q Querier, r *Return, now *time.Time) (done bool, err error) {
