@@ -167,10 +167,10 @@ func newDistant(t *testing.T) *distant {
 	return d
 }
 
-// upTo is a random time.
+// upTo returns a random duration below the longest.
 func upTo(longest time.Duration) time.Duration { return rand.N(longest) }
 
-// start is another process, which takes ahead by either form of statements.
+// start returns what another process is, which takes ahead by either form of statements.
 func (d *distant) start() *flood {
 	d.t.Helper()
 	store := newStore(d.t, d.db, onClock(d.clock), withEscrow(floodEscrow), isPortable(rand.IntN(3) == 0))
@@ -184,7 +184,8 @@ func (d *distant) start() *flood {
 	}}
 }
 
-// run is what happens to one process, and to those that come in its place.
+// run has one process, and those that come in its place, take until they are refused, turn by
+// turn, and now and then has something happen to them.
 func (d *distant) run(number, turns int) error {
 	f := d.start()
 	for turn := range turns {
@@ -332,7 +333,7 @@ func (c *setClock) take(f *flood, limit, n int) (granted bool, err error) {
 	return f.once(limit, n)
 }
 
-// grants is how much was granted so far.
+// grants returns how often something was granted so far.
 func (c *setClock) grants() (n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
