@@ -232,7 +232,7 @@ func (d *distant) hold() error {
 // processes, and to the server.)
 func TestEscrowNeverOver(t *testing.T) {
 	t.Parallel()
-	const processes, turns = 8, 40
+	const processes, turns = 8, 25
 	d := newDistant(t)
 	first := d.start()
 	warm(t, first.store, &d.sent, flooded[0].For("k")) // or nothing is held, and this tests nothing
