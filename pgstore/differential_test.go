@@ -369,7 +369,7 @@ func (c *tally) wantBroad(t *testing.T, n int) {
 	}
 }
 
-// lacking is what a history should have and did not come n times.
+// lacking returns what a history should have and did not come n times.
 func (c *tally) lacking(n int) []string {
 	want := []string{
 		"granted", "refused", "in debt", "several granted", "several refused", "same key twice",

@@ -168,10 +168,10 @@ func newDistant(t *testing.T) *distant {
 	return d
 }
 
-// upTo is a random time.
+// upTo returns a random duration below the longest.
 func upTo(longest time.Duration) time.Duration { return rand.N(longest) }
 
-// start is another process, which takes ahead by either form of statements.
+// start returns what another process is, which takes ahead by either form of statements.
 func (d *distant) start() *flood {
 	d.t.Helper()
 	store := newStore(d.t, d.db, onClock(d.clock), withEscrow(floodEscrow), isPortable(rand.IntN(3) == 0))
@@ -185,7 +185,8 @@ func (d *distant) start() *flood {
 	}}
 }
 
-// run is what happens to one process, and to those that come in its place.
+// run has one process, and those that come in its place, take until they are refused, turn by
+// turn, and now and then has something happen to them.
 func (d *distant) run(number, turns int) error {
 	f := d.start()
 	for turn := range turns {
@@ -232,7 +233,7 @@ func (d *distant) hold() error {
 // processes, and to the server.)
 func TestEscrowNeverOver(t *testing.T) {
 	t.Parallel()
-	const processes, turns = 8, 40
+	const processes, turns = 8, 25
 	d := newDistant(t)
 	first := d.start()
 	warm(t, first.store, &d.sent, flooded[0].For("k")) // or nothing is held, and this tests nothing
@@ -333,7 +334,7 @@ func (c *setClock) take(f *flood, limit, n int) (granted bool, err error) {
 	return f.once(limit, n)
 }
 
-// grants is how much was granted so far.
+// grants returns how often something was granted so far.
 func (c *setClock) grants() (n int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -12,7 +12,7 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// some are all of them, or with -short the first few.
+// some returns all of them, or with -short the first few.
 func some[T any](few int, all ...T) []T {
 	if testing.Short() {
 		return all[:few]

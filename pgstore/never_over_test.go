@@ -112,7 +112,7 @@ func eachForm(t *testing.T, limits []ratelimit.Limit, test func(t *testing.T, li
 	}
 }
 
-// twoStores are a Store each of two pools, which know as little of each other as those of
+// twoStores returns a Store each of two pools, which know as little of each other as those of
 // two processes.
 func twoStores(t *testing.T, db *pgtest.DB, change ...func(*pgstore.Config)) [2]*pgstore.Store {
 	t.Helper()
@@ -229,7 +229,7 @@ func drain(t *testing.T, memory *memstore.Store, r ratelimit.Request) (n int64) 
 	}
 }
 
-// unsharded is a limit without shards.
+// unsharded returns a limit without its shards.
 func unsharded(limit ratelimit.Limit) ratelimit.Limit {
 	switch l := limit.(type) {
 	case ratelimit.TokenBucket:
