@@ -77,13 +77,15 @@ func (t distributedTable) Decide(ctx context.Context, pool *pgxpool.Pool, d *Dec
 }
 
 // lockEach begins a transaction that locks a decision's rows, and those that are missing, one
-// after another by giving them nothing.
-func (t distributedTable) lockEach(ctx context.Context, conn *pgxpool.Conn, d *Decision, now *time.Time) (*Rows, error) {
-	rows := &Rows{Rows: d.Rows}
+// after another by giving them nothing. It tells which of them were not there before, and so
+// may have been made.
+func (t distributedTable) lockEach(ctx context.Context, conn *pgxpool.Conn, d *Decision, now *time.Time) (rows *Rows, made []bool, err error) {
+	rows = &Rows{Rows: d.Rows}
 	if err := t.FindEach(ctx, conn, rows); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	given := make([]Taken, len(d.Rows))
+	made = make([]bool, len(d.Rows))
 	batch := t.begin(0)
 	for i, row := range d.Rows {
 		made[i] = !rows.Found[i] && (d.Await != nil && *d.Await == row || slices.Contains(d.Missing, row))
