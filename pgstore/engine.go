@@ -254,8 +254,9 @@ func (e *engine) missing(sheet, seen *decide.Sheet, await *decide.Row) (rows []d
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, row := range seen.Missing(sheet) {
-		l, known := e.rows[row]
-		if (!known || time.Since(l.used) > contended) && (await == nil || row != *await) {
+		l, locked := e.rows[row]
+		locked = locked && !e.config.Portable && time.Since(l.used) <= contended
+		if !locked && (await == nil || row != *await) {
 			rows = append(rows, row)
 		}
 	}
