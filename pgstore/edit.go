@@ -58,7 +58,7 @@ func (s *Store) refillAll(ctx context.Context, tx pgx.Tx, a *decide.Ask, shards 
 	share := a.Definition.Shard()
 	for i, shard := range shards {
 		row, g := decide.Row{Key: a.Of(), Shard: int(shard)}, &given[i]
-		if g.Until.IsZero() {
+		if g.Ahead == 0 || g.Until.IsZero() {
 			s.table.QueueRemove(&write, row)
 			continue
 		}
