@@ -93,7 +93,7 @@ func lastDue(each []Status) Status {
 // portion is what a result took of one limit.
 type portion struct {
 	Status
-	shard    bucket.Definition
+	shard    *bucket.Definition
 	payments []receipt.Payment
 	left     []receipt.Left // nil if it is not known
 	next     int            // payment to divide
@@ -101,7 +101,7 @@ type portion struct {
 }
 
 // shardOf returns one shard's share of a limit.
-func shardOf(limit Limit) bucket.Definition {
+func shardOf(limit Limit) *bucket.Definition {
 	d := limit.Definition()
 	return d.bucket().Shard()
 }
