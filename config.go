@@ -263,6 +263,8 @@ func badPeriod(period time.Duration) string {
 	switch {
 	case period <= 0:
 		return "must be positive"
+	case period < time.Microsecond: // time.Duration counts nanoseconds
+		return fmt.Sprintf("must be whole microseconds: for %d seconds write %[1]d * time.Second", int64(period))
 	case period%time.Microsecond != 0:
 		return "must be whole microseconds"
 	case period > MaxSpan:

@@ -273,12 +273,16 @@ func TestRequestValidate(t *testing.T) {
 	}
 }
 
-// A long value is cut, so that one bad key does not fill the log.
+// A long value is cut, so that one bad name does not fill the log, and a key is not told.
 func TestFieldErrorIsShort(t *testing.T) {
 	limit := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
-	got := limit.For(strings.Repeat("k", 100_000)).Validate().Error()
-	want := `ratelimit: limit "a": Key "` + strings.Repeat("k", 64) + `"…: must be at most 2048 bytes long`
-	if got != want {
+	err := limit.For(strings.Repeat("k", 100_000)).Validate()
+	if got, want := err.Error(), `ratelimit: limit "a": Key of 100000 bytes: must be at most 2048 bytes long`; got != want {
+		t.Errorf("Error() = %.200q, want %q", got, want)
+	}
+	limit.Name = strings.Repeat("n", 100_000)
+	name := `"` + strings.Repeat("n", 64) + `"…`
+	if got, want := limit.Validate().Error(), "ratelimit: limit "+name+": Name "+name+": must be at most 255 bytes long"; got != want {
 		t.Errorf("Error() = %.200q, want %q", got, want)
 	}
 }

@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"math"
+	"strconv"
+	"strings"
 	"time"
 )
 
@@ -58,7 +61,8 @@ func jsonAmount(v float64) any {
 //	{"name": "api", "kind": "token bucket", "rate": 10, "period": "1m",
 //	 "capacity": 20, "maxReserved": 5, "shards": 8}
 //
-// The kind is "token bucket", "fixed window" or "sliding window"; the period is a
+// The kind is "token bucket", "fixed window" or "sliding window", in any case and with
+// spaces or underscores; the period is a
 // duration as Go writes them. Capacity and maxReserved may be "none", and maxReserved
 // "unlimited". They, shards and a window's start, an instant by RFC 3339,
 // may be left out for their defaults. A sliding window has slots, which may be left
@@ -169,15 +173,23 @@ const badKind = `must be "token bucket", "fixed window" or "sliding window"`
 
 func (r *reader) kind() Kind {
 	text := take[string](r, "kind", badKind)
-	for _, k := range []Kind{KindTokenBucket, KindFixedWindow, KindSlidingWindow} {
-		if text == k.String() {
-			return k
-		}
-	}
-	if !r.faults.have("kind") {
+	k, err := ParseKind(text)
+	if err != nil && !r.faults.have("kind") {
 		r.faults.add("kind", text, badKind)
 	}
-	return 0
+	return k
+}
+
+// ParseKind reads a kind as [Kind.String] writes it, in any case and with spaces or
+// underscores. An error is a *[FieldError].
+func ParseKind(text string) (Kind, error) {
+	words := strings.ToLower(strings.ReplaceAll(text, "_", " "))
+	for _, k := range []Kind{KindTokenBucket, KindFixedWindow, KindSlidingWindow} {
+		if words == k.String() {
+			return k, nil
+		}
+	}
+	return 0, &FieldError{Field: "Kind", Value: text, Reason: badKind}
 }
 
 func (r *reader) period() time.Duration {
@@ -185,9 +197,21 @@ func (r *reader) period() time.Duration {
 	text := take[string](r, "period", reason)
 	period, err := time.ParseDuration(text)
 	if err != nil && !r.faults.have("period") {
-		r.faults.add("period", text, reason)
+		r.faults.add("period", text, reason+inHours(text))
 	}
 	return period
+}
+
+// inHours says how a period of days or weeks is written, which time.ParseDuration does
+// not read: days are not all of one length.
+func inHours(text string) string {
+	for unit, hours := range map[string]float64{"d": 24, "w": 7 * 24} {
+		number, found := strings.CutSuffix(text, unit)
+		if n, err := strconv.ParseFloat(number, 64); found && err == nil && n > 0 && !math.IsInf(n, 0) {
+			return fmt.Sprintf(": for %s write %q", text, amount(n*hours)+"h")
+		}
+	}
+	return ""
 }
 
 // amount is what an amount's field of a limit holds: 0 when it is left out.

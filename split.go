@@ -46,6 +46,9 @@ func (r Result) Split(parts ...[]float64) ([]Result, error) {
 		return nil, &FieldError{Field: "Result", Value: r.OK, Reason: "must be granted"}
 	}
 	portions := r.portions()
+	if err := areTokens(parts, len(portions)); err != nil {
+		return nil, err
+	}
 	for k, p := range portions {
 		if err := p.mayBe(parts, k); err != nil {
 			return nil, err
@@ -218,13 +221,21 @@ func (p *portion) pay(tokens float64, last bool) (paid []receipt.Payment) {
 	return paid
 }
 
+// areTokens is the error of parts that are not tokens of each of the limits.
+func areTokens(parts [][]float64, limits int) error {
+	for i, part := range parts {
+		none := func(v float64) bool { return badAmount(v) != "" }
+		if len(part) != limits || slices.ContainsFunc(part, none) {
+			return &FieldError{Field: fmt.Sprintf("Parts[%d]", i), Value: part, Reason: fmt.Sprintf("must be the tokens of each of the result's %d limits", limits)}
+		}
+	}
+	return nil
+}
+
 // mayBe is the error of parts that are not what p has taken; k is the place of p.
 func (p *portion) mayBe(parts [][]float64, k int) error {
 	sum := 0.0
-	for i, part := range parts {
-		if k >= len(part) || !(part[k] >= 0) {
-			return &FieldError{Field: fmt.Sprintf("Parts[%d]", i), Value: part, Reason: "must be tokens of each limit of the result"}
-		}
+	for _, part := range parts {
 		sum += part[k]
 	}
 	if slack := exact.Tolerance(sum, p.Taken, 0) * float64(1+len(parts)); math.Abs(sum-p.Taken) > slack {

@@ -43,6 +43,8 @@ var mayImport = map[string][]string{
 	"internal/escrow":    {".", "internal/bucket", "internal/exact", "internal/decide", "internal/receipt"},
 	"internal/table":     {".", "internal/bucket", "internal/exact", "internal/slots", "internal/decide", pgx},
 	"internal/wait":      {"."},
+	"internal/mask":      {"."},
+	"internal/leak":      {},
 	"memstore":           {".", "internal/bucket", "internal/decide", "internal/receipt", "internal/wait"},
 	"migrations":         {},
 	"pgstore":            {".", "internal/batch", "internal/bucket", "internal/decide", "internal/escrow", "internal/keyqueue", "internal/receipt", "internal/table", "internal/wait", pgx},

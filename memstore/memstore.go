@@ -41,6 +41,9 @@ func New(clock func() time.Time) *Store {
 	return &Store{clock: clock, rows: map[decide.Row]bucket.State{}}
 }
 
+// String is for logs: without it they would show the keys.
+func (s *Store) String() string { return "memstore.Store" }
+
 // Allow takes what is asked from all the limits, or refuses and takes from
 // none. A refusal is a Result that is not OK, not an error; errors are
 // [ratelimit.ErrInvalid] and [ratelimit.ErrExceedsCapacity], and change nothing.

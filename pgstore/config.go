@@ -117,7 +117,7 @@ type Config struct {
 
 func (c *Config) validate() error {
 	bad := func(field string, value any, reason string) error {
-		return &ratelimit.FieldError{Field: field, Value: value, Reason: reason}
+		return &ratelimit.FieldError{Package: "pgstore", Field: field, Value: value, Reason: reason}
 	}
 	switch {
 	case c.RetryBudget < 0:

@@ -150,6 +150,19 @@ func TestReadyAlongTheSearchPath(t *testing.T) {
 	wantNames(t, store, "l")
 }
 
+// A server before 14 is refused, although it has the table. Of any other, a function that
+// stands before PostgreSQL's own says that it is one.
+func TestReadyRefusesAnOldServer(t *testing.T) {
+	db := pgtest.New(t)
+	execIn(t, db, `CREATE FUNCTION {schema}.current_setting(text) RETURNS text LANGUAGE sql AS
+		$$SELECT least(pg_catalog.current_setting($1)::int4, 130023)::text$$`)
+	old := another(t, db, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["search_path"] = db.Schema + ", pg_catalog" })
+	err := newStore(t, old).Ready(t.Context())
+	if err == nil || errors.Is(err, pgstore.ErrNotMigrated) || !strings.Contains(err.Error(), "and the oldest that the statements run on is 14") {
+		t.Errorf("got %v, want that it is too old", err)
+	}
+}
+
 // A probe of a database that does not answer is told so, and not to migrate.
 func TestReadyIsNotAskedInVain(t *testing.T) {
 	db := pgtest.New(t)

@@ -141,13 +141,17 @@ func (l limitLine) limit() (ratelimit.Limit, error) {
 	if f.Start != nil {
 		window.Start = f.Start.after()
 	}
-	if f.Slots != nil && f.Kind != ratelimit.KindSlidingWindow.String() {
+	kind, err := ratelimit.ParseKind(f.Kind)
+	switch {
+	case err != nil:
+		return nil, fmt.Errorf("kind %q: want %q, %q or %q", f.Kind, ratelimit.KindTokenBucket, ratelimit.KindFixedWindow, ratelimit.KindSlidingWindow)
+	case f.Slots != nil && kind != ratelimit.KindSlidingWindow:
 		return nil, errors.New(`"slots" is for a sliding window only`)
 	}
-	switch f.Kind {
-	case ratelimit.KindFixedWindow.String():
+	switch kind {
+	case ratelimit.KindFixedWindow:
 		return window, nil
-	case ratelimit.KindSlidingWindow.String():
+	case ratelimit.KindSlidingWindow:
 		if f.Capacity != 0 {
 			return nil, errors.New(`"capacity" is not for a sliding window, whose capacity is its rate`)
 		}
@@ -155,7 +159,7 @@ func (l limitLine) limit() (ratelimit.Limit, error) {
 			Name: window.Name, Rate: window.Rate, Period: window.Period, Slots: orElse(f.Slots, 0),
 			MaxReserved: window.MaxReserved, Shards: window.Shards, Start: window.Start,
 		}, nil
-	case ratelimit.KindTokenBucket.String():
+	default:
 		if f.Start != nil {
 			return nil, errors.New(`"start" is for a fixed window or a sliding window only`)
 		}
@@ -164,7 +168,6 @@ func (l limitLine) limit() (ratelimit.Limit, error) {
 			Capacity: window.Capacity, MaxReserved: window.MaxReserved, Shards: window.Shards,
 		}, nil
 	}
-	return nil, fmt.Errorf("kind %q: want %q, %q or %q", f.Kind, ratelimit.KindTokenBucket, ratelimit.KindFixedWindow, ratelimit.KindSlidingWindow)
 }
 
 // callLine is a call as it is written. Pointers tell what was left out.

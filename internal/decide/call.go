@@ -172,7 +172,7 @@ func NewFirst(requests ...ratelimit.Request) (Call, error) {
 			return Call{}, err
 		}
 		if len(call.Asks) == had {
-			return Call{}, &ratelimit.FieldError{Limit: ratelimit.NameOf(r.Limit), Field: fmt.Sprintf("Requests[%d]", i), Value: r.Key, Reason: "is for a limit and key that another one is for"}
+			return Call{}, &ratelimit.FieldError{Limit: ratelimit.NameOf(r.Limit), Field: "Requests", Value: i, Reason: "is for a limit and key that another one is for"}
 		}
 		if err := call.Asks[had].exceeds(false); err != nil {
 			call.Asks, never = call.Asks[:had], cmp.Or(never, err)
