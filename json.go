@@ -6,10 +6,13 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
 // definitionJSON is a Definition as JSON has it.
@@ -26,22 +29,18 @@ type definitionJSON struct {
 }
 
 // MarshalJSON writes the definition as UnmarshalJSON reads it. A definition that
-// is not sound is an error: that of its limit's Validate.
+// is not sound is an error: that of Validate.
 func (d Definition) MarshalJSON() ([]byte, error) {
-	limit := d.Limit()
-	if limit == nil {
-		return nil, &FieldError{Limit: d.Name, Field: "Kind", Value: d.Kind, Reason: badKind}
-	}
-	if err := limit.Validate(); err != nil {
+	if err := d.Validate(); err != nil {
 		return nil, err
 	}
-	d = limit.Definition()
+	d = d.Limit().Definition()
 	out := definitionJSON{
 		Name: d.Name, Kind: d.Kind.String(), Rate: d.Rate, Period: span(d.Period),
 		Capacity: jsonAmount(d.Capacity), MaxReserved: jsonAmount(d.MaxReserved), Shards: d.Shards, Slots: d.Slots,
 	}
-	if d.Kind == KindSlidingWindow {
-		out.Capacity = nil // it is the rate
+	if !shapeOf(d.Kind).has("capacity") {
+		out.Capacity = nil
 	}
 	if !d.Start.IsZero() {
 		out.Start = d.Start.Format(time.RFC3339Nano)
@@ -131,7 +130,7 @@ func (r *reader) field(name string, value json.RawMessage) {
 
 // limit is the limit that the fields are of, nil when they are of none.
 func (r *reader) limit() Limit {
-	capacity := r.raw["capacity"]
+	given := maps.Clone(r.raw)
 	w := FixedWindow{Name: take[string](r, "name", "must be a text")}
 	r.faults.limit = w.Name
 	kind := r.kind()
@@ -140,10 +139,13 @@ func (r *reader) limit() Limit {
 	w.Capacity = r.amount("capacity", `must be a number or "none"`)
 	w.MaxReserved = r.maxReserved()
 	w.Shards = take[int](r, "shards", "must be a whole number")
-	w.Start = r.start(kind)
-	slots := r.slots(kind)
-	if kind == KindSlidingWindow && w.Capacity != 0 {
-		r.faults.add("capacity", jsonValue(capacity), "is not for a sliding window, whose capacity is its rate")
+	w.Start = r.start()
+	slots := take[int](r, "slots", "must be a whole number")
+	shape := shapeOf(kind)
+	for _, lack := range shape.without {
+		if raw, ok := given[lack.field]; ok && !r.faults.have(lack.field) {
+			r.faults.add(lack.field, jsonValue(raw), lack.reason)
+		}
 	}
 	for _, name := range r.order {
 		if value, left := r.raw[name]; left {
@@ -151,7 +153,10 @@ func (r *reader) limit() Limit {
 			delete(r.raw, name)
 		}
 	}
-	return ofKind(kind, w, slots)
+	if shape.limit == nil {
+		return nil
+	}
+	return shape.limit(w, slots)
 }
 
 // take reads a field, which may be left out.
@@ -183,11 +188,8 @@ func (r *reader) kind() Kind {
 // ParseKind reads a kind as [Kind.String] writes it, in any case and with spaces or
 // underscores. An error is a *[FieldError].
 func ParseKind(text string) (Kind, error) {
-	words := strings.ToLower(strings.ReplaceAll(text, "_", " "))
-	for _, k := range []Kind{KindTokenBucket, KindFixedWindow, KindSlidingWindow} {
-		if words == k.String() {
-			return k, nil
-		}
+	if k, ok := bucket.ParseKind(strings.ToLower(strings.ReplaceAll(text, "_", " "))); ok {
+		return k, nil
 	}
 	return 0, &FieldError{Field: "Kind", Value: text, Reason: badKind}
 }
@@ -236,9 +238,9 @@ func (r *reader) maxReserved() float64 {
 	return r.amount("maxReserved", `must be a number, "none" or "unlimited"`)
 }
 
-func (r *reader) start(kind Kind) time.Time {
+func (r *reader) start() time.Time {
 	const reason = `must be an instant such as "2025-01-06T00:00:00Z"`
-	raw, given := r.raw["start"]
+	_, given := r.raw["start"]
 	text := take[string](r, "start", reason)
 	if !given || r.faults.have("start") {
 		return time.Time{}
@@ -246,19 +248,8 @@ func (r *reader) start(kind Kind) time.Time {
 	start, err := time.Parse(time.RFC3339, text)
 	if err != nil || start.IsZero() { // the zero time would be no start
 		r.faults.add("start", text, reason)
-	} else if kind == KindTokenBucket {
-		r.faults.add("start", jsonValue(raw), "is for a window only")
 	}
 	return start
-}
-
-func (r *reader) slots(kind Kind) int {
-	raw, given := r.raw["slots"]
-	n := take[int](r, "slots", "must be a whole number")
-	if given && kind != KindSlidingWindow && !r.faults.have("slots") {
-		r.faults.add("slots", jsonValue(raw), "is for a sliding window only")
-	}
-	return n
 }
 
 // jsonValue is a value for a FieldError: a text without its quotes, a number or

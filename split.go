@@ -96,7 +96,7 @@ func lastDue(each []Status) Status {
 // portion is what a result took of one limit.
 type portion struct {
 	Status
-	shard    bucket.Definition
+	shard    *bucket.Definition
 	payments []receipt.Payment
 	left     []receipt.Left // nil if it is not known
 	next     int            // payment to divide
@@ -104,7 +104,7 @@ type portion struct {
 }
 
 // shardOf returns one shard's share of a limit.
-func shardOf(limit Limit) bucket.Definition {
+func shardOf(limit Limit) *bucket.Definition {
 	d := limit.Definition()
 	return d.bucket().Shard()
 }
@@ -140,7 +140,7 @@ func (r Result) portions() []*portion {
 // due is when the first so many tokens of p are there, which is not before from.
 func (p *portion) due(tokens float64, from time.Time) time.Time {
 	switch {
-	case p.left == nil || p.shard.Kind == KindSlidingWindow: // which counts all of it in one slot
+	case p.left == nil || p.shard.Slotted(): // which counts all of it in one slot
 		return p.RetryAt
 	case len(p.left) == 1:
 		return p.dueInRow(tokens)
@@ -186,7 +186,7 @@ func (p *portion) part(tokens, before float64, due time.Time) Status {
 	s := p.Status
 	s.Request.Count, s.Taken = tokens, tokens
 	s.RetryAt, s.RetryAfter = due, due.Sub(s.At)
-	ahead := p.shard.Kind == KindSlidingWindow && p.RetryAfter > 0 // then the value is a time
+	ahead := p.shard.Slotted() && p.RetryAfter > 0 // then the value is a time
 	if rest := p.Taken - before; rest > 0 && !ahead {
 		s.Value += rest
 		s.Remaining = int64(max(0, math.Floor(s.Value+exact.Tolerance(s.Value, 1, s.Capacity))))

@@ -329,7 +329,7 @@ func (s *Store) change(ctx context.Context, tx pgx.Tx, call *decide.Call, to fun
 	a := &call.Asks[0]
 	var batch pgx.Batch
 	for shard, state := range view.States[0] {
-		view.States[0][shard] = to(a.Definition.Shard(), state, view.At)
+		view.States[0][shard] = to(*a.Definition.Shard(), state, view.At)
 		s.table.QueuePut(&batch, decide.Row{Key: a.Of(), Shard: shard}, view.States[0][shard])
 	}
 	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {

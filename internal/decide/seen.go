@@ -134,10 +134,12 @@ func (s *Seen) Of(name string) []bucket.Definition {
 // Idle reports whether a row in a state means the same as no row, by all of the
 // definitions.
 func Idle(definitions []bucket.Definition, key string, s bucket.State, now time.Time) bool {
-	return !slices.ContainsFunc(definitions, func(d bucket.Definition) bool {
-		d = d.Shard()
-		return !d.Idle(key, s, now)
-	})
+	for i := range definitions {
+		if !definitions[i].Shard().Idle(key, s, now) {
+			return false
+		}
+	}
+	return true
 }
 
 // newest is the definition of a name that was called last.
