@@ -94,10 +94,10 @@ type kind interface {
 	credit(d *Definition, s State, now time.Time, n float64) State
 	refund(d *Definition, s State, now time.Time, n float64, slot int64) State
 
-	// room is how much a settled state lacks beside what is out, and owing a full one
-	// beside what is out.
-	room(d *Definition, settled State, out Out) float64
-	owing(d *Definition, key string, out Out, now time.Time) State
+	// room is how much can come back to a settled state beside what is out and owed, and
+	// full a state that is reset beside that.
+	room(d *Definition, settled State, out Out, owed float64) float64
+	full(d *Definition, key string, s State, out Out, now time.Time) State
 
 	// pause and resume are for a settled state that was paused or not until now, with
 	// an until that is after it.

@@ -1,7 +1,6 @@
 package bucket_test
 
 import (
-	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -21,24 +20,54 @@ func TestNothingIsOut(t *testing.T) {
 	for _, limit := range kinds {
 		definition := definition(limit)
 		taken, _ := definition.Take(definition.Fresh("k", t0), t0, 7, 0)
-		slot := definition.Slot(taken)
-		for name, out := range map[string]bucket.Out{"never": {}, "no more": {Tokens: 4, Until: t1}} {
-			if got, want := definition.RefundBeside(taken, out, t1, 3, slot).Value, definition.Refund(taken, t1, 3, slot).Value; got != want {
-				t.Errorf("%v, %s: RefundBeside leaves %v, want %v", limit, name, got, want)
+		for name, out := range map[string]bucket.Out{"never": {}, "nothing": {Until: t5}, "no more": {Tokens: 4, Until: t0.Add(-10 * d)}} {
+			if owed := definition.Owed(out, t1); owed != 0 {
+				t.Errorf("%v, %s: owes %v, want nothing", limit, name, owed)
 			}
 			if got, want := definition.CreditBeside(taken, out, t1, 30).Value, definition.Credit(taken, t1, 30).Value; got != want {
 				t.Errorf("%v, %s: CreditBeside leaves %v, want %v", limit, name, got, want)
 			}
-			if got, want := definition.Full("k", out, t1), definition.Fresh("k", t1); got.Value != want.Value || !got.TS.Equal(want.TS) {
+			if got, want := definition.Full("k", taken, out, t1), definition.Fresh("k", t1); got.Value != want.Value || !got.TS.Equal(want.TS) {
 				t.Errorf("%v, %s: Full() = %v, want %v", limit, name, got, want)
 			}
 		}
 	}
 }
 
-// What comes back stays below the capacity, with what is out and what is refilled until
-// that ends.
-func TestRefundBeside(t *testing.T) {
+// A row owes what is out and what is refilled until the end of it; and after that less and
+// less, as leftovers are worth less. It is forgotten a grace after that, when it owes nothing.
+func TestOwed(t *testing.T) {
+	tokens, window := definition(kinds[0]), definition(kinds[1])
+	out := bucket.Out{Tokens: 4, Until: t3}
+	for _, tt := range []struct {
+		name    string
+		d       *bucket.Definition
+		now     time.Time
+		want    float64
+		forgets bool
+	}{
+		{"before the end", tokens, t1, 6, false},
+		{"at the end", tokens, t3, 4, false},
+		{"after the end", tokens, t5, 2, false},
+		{"when leftovers are worth nothing", tokens, t3.Add(4 * d), 0, false},
+		{"in the grace", tokens, t3.Add(bucket.Grace - time.Microsecond), 0, false},
+		{"after the grace", tokens, t3.Add(bucket.Grace), 0, true},
+		{"in the window", window, t1, 4, false},
+		{"after the window", window, t3, 0, true},
+	} {
+		if got := tt.d.Owed(out, tt.now); got != tt.want || tt.d.Forgets(out, tt.now) != tt.forgets {
+			t.Errorf("%s: owes %v, forgets %v, want %v, %v", tt.name, got, tt.d.Forgets(out, tt.now), tt.want, tt.forgets)
+		}
+	}
+	slow := *tokens
+	slow.Period *= 1000
+	if slow.Forgets(out, t3.Add(bucket.Grace)) {
+		t.Error("a slow limit forgets leftovers that are worth something")
+	}
+}
+
+// What comes back stays below the capacity, with what the row owes.
+func TestCreditBeside(t *testing.T) {
 	tokens, window := definition(kinds[0]), definition(kinds[1])
 	for _, tt := range []struct {
 		name string
@@ -53,13 +82,10 @@ func TestRefundBeside(t *testing.T) {
 		{"refilled first", tokens, row(1, t0), bucket.Out{Tokens: 2, Until: t3}, t1, 2, row(4, t1)},
 		{"above what is out and refilled", tokens, row(1, t0), bucket.Out{Tokens: 4, Until: t3}, t0, 9, row(3, t0)},
 		{"nothing is taken off", tokens, row(8, t0), bucket.Out{Tokens: 4, Until: t3}, t0, 1, row(8, t0)},
-		{"just before it ends", tokens, row(1, t0), bucket.Out{Tokens: 4, Until: t3}, t3.Add(-time.Microsecond), 9, row(6-1e-5, t3.Add(-time.Microsecond))},
-		{"in a pause, which is over later", tokens, bucket.State{Value: -1, TS: t5, Paused: t5}, bucket.Out{Tokens: 4, Until: t3}, t1, 9, bucket.State{Value: 6, TS: t5, Paused: t5}},
+		{"just after it ends", tokens, row(1, t0), bucket.Out{Tokens: 4, Until: t0}, t1, 9, row(7, t1)},
+		{"in a pause, which is over later", tokens, bucket.State{Value: -1, TS: t5, Paused: t5}, bucket.Out{Tokens: 4, Until: t3}, t1, 9, bucket.State{Value: 4, TS: t5, Paused: t5}},
 		{"of a window nothing is refilled", window, row(1, t0), bucket.Out{Tokens: 4, Until: t0.Add(time.Second)}, t5, 9, row(6, t0)},
 	} {
-		if got := tt.d.RefundBeside(tt.s, tt.out, tt.now, tt.n, 0); got != tt.want {
-			t.Errorf("%s: RefundBeside() = %v, want %v", tt.name, got, tt.want)
-		}
 		if got := tt.d.CreditBeside(tt.s, tt.out, tt.now, tt.n); got != tt.want {
 			t.Errorf("%s: CreditBeside() = %v, want %v", tt.name, got, tt.want)
 		}
@@ -91,96 +117,31 @@ func TestCreditBesideSlots(t *testing.T) {
 			t.Errorf("%s: %v tokens and later %v, want %v and %v", tt.name, got.Value, definition.Settle(got, slot(11)).Value, tt.want, tt.later)
 		}
 	}
-	if got := definition.RefundBeside(second, bucket.Out{Tokens: 3, Until: t6}, t5, 4, definition.Slot(first)); got.Value != 7 {
-		t.Errorf("refunded to its slot: %v, want 7", got.Value)
-	}
 }
 
 // A row that is reset is full less what is out, and not more when that has ended.
 func TestFull(t *testing.T) {
 	tokens, window, slots := definition(kinds[0]), definition(kinds[1]), definition(sliding)
-	if got, want := tokens.Full("k", bucket.Out{Tokens: 4, Until: t3}, t0), row(3, t0); got != want {
+	if got, want := tokens.Full("k", row(-2, t0), bucket.Out{Tokens: 4, Until: t3}, t0), row(3, t0); got != want {
 		t.Errorf("a token bucket: %v, want %v", got, want)
 	}
-	if got, want := window.Full("k", bucket.Out{Tokens: 4, Until: t0.Add(time.Second)}, t3), row(6, t0); got != want {
+	if got, want := window.Full("k", row(-2, t0), bucket.Out{Tokens: 4, Until: t0.Add(time.Second)}, t3), row(6, t0); got != want {
 		t.Errorf("a fixed window: %v, want %v", got, want)
 	}
 	// Since it was paused, its edges are not those of a fresh row, which would be refilled
 	// before what is out has ended.
-	moved := window.Full("k", bucket.Out{Tokens: 4, Until: t0.Add(13 * d)}, t5)
+	moved := window.Full("k", row(-2, t0.Add(3*d)), bucket.Out{Tokens: 4, Until: t0.Add(13 * d)}, t5)
 	if got := window.Settle(moved, t0.Add(13*d-1)).Value; got != 6 {
 		t.Errorf("a fixed window that was paused: %v tokens before it ends, want 6", got)
 	}
 	if got := window.Settle(moved, t0.Add(13*d)).Value; got != 10 {
 		t.Errorf("a fixed window that was paused: %v tokens when it has ended, want 10", got)
 	}
-	full := slots.Full("k", bucket.Out{Tokens: 4, Until: t6}, t5)
+	full := slots.Full("k", slots.Fresh("k", t0), bucket.Out{Tokens: 4, Until: t6}, t5)
 	if at := slots.Settle(full, slot(16).Add(-1)); full.Value != 6 || at.Value != 6 || slots.Settle(full, slot(16)).Value != 10 {
 		t.Errorf("a sliding window: %v, and %v before the slot leaves the window, want 6 until then", full.Value, at.Value)
 	}
 	if got := time.UnixMicro(slots.Slot(full)).UTC(); got != t6.Add(-time.Microsecond) {
 		t.Errorf("a sliding window: it is in the slot until %v, want %v", got, t6)
-	}
-}
-
-// However rows are taken from, paused, credited and reset while some of their tokens are
-// out, what is in them and what is out is never more than the capacity, and so no more is
-// granted than without.
-func TestNeverOverBesideWhatIsOut(t *testing.T) {
-	const lasts = 3 * d
-	for _, limit := range kinds {
-		definition := definition(limit)
-		most := 0.0
-		for seed := range uint64(300) {
-			random := rand.New(rand.NewPCG(seed, 24))
-			s, now, out := definition.Fresh("k", t0), t0, bucket.Out{}
-			var leases []bucket.Out
-			for range 60 {
-				now = now.Add(time.Duration(random.Int64N(int64(d/time.Microsecond))) * time.Microsecond)
-				out = out.At(now)
-				n := float64(random.IntN(12))
-				switch random.IntN(6) {
-				case 0, 1: // prefetch, by the rule of a row that others prefetch from as well
-					settled := definition.Settle(s, now)
-					room := min(settled.Value, definition.Capacity-definition.Inflow(lasts))
-					if n = min(n, max(0, room)); n == 0 || settled.Paused.After(now) || definition.Slotted() && settled.Slots.Ahead > 0 {
-						continue
-					}
-					settled.Value = min(settled.Value, definition.Capacity-definition.Inflow(lasts))
-					s = definition.Spend(settled, now, n)
-					lease := bucket.Out{Tokens: n, Until: definition.End(s.TS, now, lasts)}
-					leases = append(leases, lease)
-					out.Tokens += n
-					if lease.Until.After(out.Until) {
-						out.Until = lease.Until
-					}
-				case 2:
-					s = definition.RefundBeside(s, out, now, n, definition.Slot(s))
-				case 3:
-					s = definition.CreditBeside(s, out, now, n)
-				case 4:
-					s = definition.Full("k", out, now)
-				default:
-					if after, ok := definition.Take(s, now, n, 0); ok {
-						s = after
-					}
-				}
-				for _, at := range []time.Time{now, now.Add(d), out.Until.Add(-time.Microsecond)} {
-					if at.Before(now) {
-						continue
-					}
-					held := definition.Settle(s, at).Value
-					for _, lease := range leases {
-						held += lease.At(at).Tokens
-					}
-					if most = max(most, held); held > definition.Capacity+1e-9 {
-						t.Fatalf("%v, seed %d: %v tokens in the row and out", limit, seed, held)
-					}
-				}
-			}
-		}
-		if most < definition.Capacity-1e-9 {
-			t.Errorf("%v: never more than %v in the row and out, so this tests nothing", limit, most)
-		}
 	}
 }

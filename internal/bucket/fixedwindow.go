@@ -40,10 +40,15 @@ func (w *fixedWindow) pause(d *Definition, settled State, paused bool, now, unti
 	return w.emptied(d, settled, paused, now, until.Add(-d.Period), until)
 }
 
-// owing has the next edge where all that is out ends. That is not an edge of a fresh row
-// if the row was paused, and then a fresh one would be refilled before it ends.
-func (*fixedWindow) owing(d *Definition, _ string, out Out, _ time.Time) State {
-	return State{Value: d.Capacity - out.Tokens, TS: instant(out.Until.Add(-d.Period).UnixMicro())}
+// full has the next edge not before the end of what is out: a row that was paused would else
+// be refilled before.
+func (*fixedWindow) full(d *Definition, key string, s State, out Out, now time.Time) State {
+	settled := d.Settle(s, now)
+	full := State{Value: max(settled.Value, d.Capacity-d.Owed(out, now)), TS: later(d.Fresh(key, now).TS, out.Until.Add(-d.Period))}
+	if !s.Paused.After(now) {
+		full.TS = later(full.TS, settled.TS)
+	}
+	return full
 }
 
 // edge is the last edge up to now of windows or slots that have one at ts.

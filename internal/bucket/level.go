@@ -75,10 +75,8 @@ func (*level) refund(_ *Definition, s State, _ time.Time, n float64, _ int64) St
 	return s
 }
 
-// room is what is missing to the capacity with what is out and what is refilled until that
-// ends.
-func (*level) room(d *Definition, settled State, out Out) float64 {
-	return d.Capacity - d.Inflow(max(0, out.Until.Sub(settled.TS))) - out.Tokens - settled.Value
+func (*level) room(d *Definition, settled State, _ Out, owed float64) float64 {
+	return d.Capacity - owed - settled.Value
 }
 
 // emptied is a settled state that is paused until an instant, and refilled from another

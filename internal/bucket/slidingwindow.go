@@ -161,13 +161,20 @@ func (*slidingWindow) refund(d *Definition, s State, now time.Time, n float64, s
 	return d.valued(settled)
 }
 
-// room leaves as much in the slots as is out.
-func (*slidingWindow) room(_ *Definition, settled State, out Out) float64 {
-	return settled.Slots.Held(0) - out.Tokens
+// room leaves as much as is out in the slot with which that ends, and later slots as they
+// are: a credit takes from the oldest first.
+func (*slidingWindow) room(d *Definition, settled State, out Out, _ float64) float64 {
+	if out.Tokens == 0 {
+		return settled.Slots.Held(0)
+	}
+	later := (d.slotStart(settled, 1) - out.Until.UnixMicro()) / settled.Slots.Width
+	totals := settled.Slots.Totals
+	last := min(max(len(totals)-1-int(max(later, 0)), 0), len(totals)-1)
+	return totals[last] - totals[0] - out.Tokens
 }
 
-// owing has what is out in the slot with which it ends.
-func (*slidingWindow) owing(d *Definition, key string, out Out, _ time.Time) State {
+// full has what is out in the slot with which it ends.
+func (*slidingWindow) full(d *Definition, key string, _ State, out Out, _ time.Time) State {
 	return d.give(d.Fresh(key, out.Until.Add(-time.Microsecond)), out.Tokens, 0)
 }
 

@@ -128,7 +128,7 @@ func (d *Definition) Charged(s State, now time.Time) time.Time {
 }
 
 // Missing is the most that a credit gives back to s, which is settled.
-func (d *Definition) Missing(s State) float64 { return d.kind().room(d, s, Out{}) }
+func (d *Definition) Missing(s State) float64 { return d.kind().room(d, s, Out{}, 0) }
 
 // Credit gives n tokens back to s at now, up to Capacity, and a sliding window to its
 // oldest slots first. While s is paused they can be

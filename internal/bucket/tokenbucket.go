@@ -32,8 +32,11 @@ func (b *tokenBucket) pause(d *Definition, settled State, paused bool, now, unti
 	return b.emptied(d, settled, paused, now, until, until)
 }
 
-func (b *tokenBucket) owing(d *Definition, key string, out Out, now time.Time) State {
-	s := d.Fresh(key, now)
-	s.Value += b.room(d, s, out)
-	return s
+// full has no pause, but an instant that is ahead of a clock that went back.
+func (b *tokenBucket) full(d *Definition, _ string, s State, out Out, now time.Time) State {
+	settled := d.Settle(s, now)
+	if s.Paused.After(now) {
+		settled.TS = instant(now.UnixMicro())
+	}
+	return State{Value: max(settled.Value, d.Capacity-d.Owed(out, now)), TS: settled.TS}
 }
