@@ -273,12 +273,16 @@ func TestRequestValidate(t *testing.T) {
 	}
 }
 
-// A long value is cut, so that one bad key does not fill the log.
+// A long value is cut, so that one bad name does not fill the log, and a key is not told.
 func TestFieldErrorIsShort(t *testing.T) {
 	limit := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
-	got := limit.For(strings.Repeat("k", 100_000)).Validate().Error()
-	want := `ratelimit: limit "a": Key "` + strings.Repeat("k", 64) + `"…: must be at most 2048 bytes long`
-	if got != want {
+	err := limit.For(strings.Repeat("k", 100_000)).Validate()
+	if got, want := err.Error(), `ratelimit: limit "a": Key of 100000 bytes: must be at most 2048 bytes long`; got != want {
+		t.Errorf("Error() = %.200q, want %q", got, want)
+	}
+	limit.Name = strings.Repeat("n", 100_000)
+	name := `"` + strings.Repeat("n", 64) + `"…`
+	if got, want := limit.Validate().Error(), "ratelimit: limit "+name+": Name "+name+": must be at most 255 bytes long"; got != want {
 		t.Errorf("Error() = %.200q, want %q", got, want)
 	}
 }
@@ -370,6 +374,28 @@ func TestNameOf(t *testing.T) {
 	for _, tt := range tests {
 		if got := NameOf(tt.limit); got != tt.want {
 			t.Errorf("NameOf(%T) = %q, want %q", tt.limit, got, tt.want)
+		}
+	}
+}
+
+// A definition says of itself what its limit says.
+func TestDefinitionValidate(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		d    Definition
+		want string // the bad field
+	}{
+		{"sound", SlidingWindow{Name: "a", Rate: 1, Period: time.Second}.Definition(), ""},
+		{"no kind", Definition{Name: "a", Rate: 1, Period: time.Second}, "Kind"},
+		{"a kind that there is not", Definition{Name: "a", Kind: 200, Rate: 1, Period: time.Second}, "Kind"},
+		{"a field", Definition{Name: "a", Kind: KindTokenBucket, Rate: -1, Period: time.Second, Shards: 1}, "Rate"},
+	} {
+		bad := fieldErrors(tt.d.Validate())
+		if tt.want == "" && len(bad) != 0 || tt.want != "" && (len(bad) != 1 || bad[0].Field != tt.want) {
+			t.Errorf("%s: %v, want %q to be at fault", tt.name, bad, tt.want)
+		}
+		if got := tt.d.SlotWidth(); got < 0 {
+			t.Errorf("%s: SlotWidth() = %v", tt.name, got)
 		}
 	}
 }

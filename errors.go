@@ -1,6 +1,8 @@
 package ratelimit
 
 import (
+	"cmp"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
@@ -33,25 +35,35 @@ var (
 // FieldError is a field that has a value that it cannot have. It is
 // [ErrInvalid].
 type FieldError struct {
-	Limit  string // the limit's name, "" when the fault is not in one limit
-	Field  string // as in the source: "Rate", "Count", "Key"
-	Value  any
-	Reason string
+	Package string // of the field, such as "httplimit"; "" is ratelimit
+	Limit   string // the limit's name, "" when the fault is not in one limit
+	Field   string // as in the source: "Rate", "Count", "Key"
+	Value   any
+	Reason  string
 }
 
+// Error names the field and its value. Of a key it tells only the length, since errors
+// are logged.
 func (e *FieldError) Error() string {
 	value := fmt.Sprint(e.Value)
 	switch v := e.Value.(type) {
 	case string:
 		value = quoteShort(v)
+		if e.Field == "Key" {
+			value = fmt.Sprintf("of %d bytes", len(v))
+		}
 	case float64:
 		value = amount(v)
 	}
-	if e.Limit == "" {
-		return fmt.Sprintf("ratelimit: %s %s: %s", e.Field, value, e.Reason)
+	of := cmp.Or(e.Package, "ratelimit") + ": "
+	if e.Limit != "" {
+		of += "limit " + quoteShort(e.Limit) + ": "
 	}
-	return fmt.Sprintf("ratelimit: limit %s: %s %s: %s", quoteShort(e.Limit), e.Field, value, e.Reason)
+	return fmt.Sprintf("%s%s %s: %s", of, e.Field, value, e.Reason)
 }
+
+// MarshalJSON returns Error as a JSON string.
+func (e *FieldError) MarshalJSON() ([]byte, error) { return json.Marshal(e.Error()) }
 
 // Unwrap makes errors.Is(err, ErrInvalid) true.
 func (e *FieldError) Unwrap() error { return ErrInvalid }

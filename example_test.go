@@ -451,9 +451,12 @@ func ExampleStatus_String() {
 			log.Fatal(err)
 		}
 		fmt.Println(res)
+		fmt.Println(ratelimit.LogKeys(res)) // for those who may see whose limit it is
 	}
 	// Output:
+	// 6 of "send_message": ok, 4 of 10 left
 	// 6 of "send_message" for "alice": ok, 4 of 10 left
+	// 6 of "send_message": refused, retry after 12s, 4 of 10 left
 	// 6 of "send_message" for "alice": refused, retry after 12s, 4 of 10 left
 }
 
@@ -506,9 +509,9 @@ func ExampleDefinition_UnmarshalJSON() {
 	var d ratelimit.Definition
 	fmt.Println(json.Unmarshal([]byte(`{"name": "api", "kind": "token bucket", "rate": 10, "period": "1 minute", "burst": 5}`), &d))
 	// Output:
-	// 1 of "api" for "alice"
+	// 1 of "api"
 	// {"name":"api","kind":"token bucket","rate":10,"period":"1m","capacity":20,"maxReserved":"unlimited","shards":8}
-	// 1 of "sign_up" for "alice"
+	// 1 of "sign_up"
 	// {"name":"sign_up","kind":"fixed window","rate":100,"period":"24h","capacity":100,"maxReserved":"none","shards":1,"start":"2024-12-31T23:00:00Z"}
 	// ratelimit: limit "api": period "1 minute": must be a duration such as "1m30s"
 	// ratelimit: limit "api": burst 5: is no field of a definition

@@ -7,9 +7,12 @@ import (
 )
 
 // Request asks a limit for tokens. Make one with a limit's For or ForN.
+//
+// The key is often a person's address or a secret, so it leaves by no log, no String and
+// no JSON, nor does that of a [Status], a [Result] or an error: see [LogKeys].
 type Request struct {
 	Limit Limit
-	Key   string
+	Key   string `json:"-"`
 	Count float64
 }
 
@@ -78,13 +81,13 @@ func (s Status) FullAt() time.Time { return s.At.Add(s.ResetAfter) }
 
 // Page says of which of a limit's keys Rows tells: of all, as its zero value.
 type Page struct {
-	// Prefix is what the keys begin with.
-	Prefix string
+	// Prefix is what the keys begin with. It is not in JSON, as keys are not.
+	Prefix string `json:"-"`
 
 	// After is a key: those up to it, in the order of bytes, are passed over; "" is
 	// before all of them. With a Most of at least 2 it makes pages: the next one begins
 	// after the last key of this one.
-	After string
+	After string `json:"-"`
 
 	// Most is how many keys there are at most; 0 is no bound.
 	Most int
@@ -105,8 +108,9 @@ type Result struct {
 	// refuses, nothing is taken from any, and the others' Status says what they have.
 	Several []Status
 
-	// Receipt is what was taken, for Settle and Cancel; nil when nothing was.
-	Receipt *Receipt
+	// Receipt is what was taken, for Settle and Cancel; nil when nothing was. It is not
+	// in the result's JSON, since it has the keys in it: store it by itself.
+	Receipt *Receipt `json:"-"`
 }
 
 // Each returns what was found of each limit, in the order of the call; nothing for the
@@ -134,7 +138,8 @@ func (r Result) Each() []Status {
 //     do not know of each other: let the transaction that finishes the work, and finds
 //     that it is not finished yet, be the one that settles.
 //   - It has the limits' names and keys in it, and is not signed: whoever can change
-//     one can give tokens away. Do not hand it to clients.
+//     one can give tokens away. Do not hand it to clients. Logged or printed it is
+//     without keys, and not the text.
 //
 // The zero Receipt, which NULL and an empty text are read as, is that of a call that
 // took nothing. A text that no receipt has is [ErrInvalid].

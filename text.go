@@ -17,7 +17,7 @@ import (
 func (d Definition) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%v %s: %s per %s", d.Kind, quoteShort(d.Name), amount(d.Rate), span(d.Period))
-	if d.Kind != KindSlidingWindow { // whose capacity is its rate
+	if shapeOf(d.Kind).has("capacity") {
 		fmt.Fprintf(&b, ", capacity %s", amountOrNone(d.Capacity))
 	}
 	fmt.Fprintf(&b, ", max reserved %s", amountOrNone(d.MaxReserved))
@@ -42,22 +42,37 @@ func (l FixedWindow) String() string { return l.Definition().String() }
 // String is the limit's [Definition] in a line.
 func (l SlidingWindow) String() string { return l.Definition().String() }
 
-// String is the request in a line, with its key:
+// String is the request in a line, without the key (see [LogKeys]):
 //
-//	2 of "api" for "alice"
-func (r Request) String() string {
-	if missing(r.Limit) {
-		return fmt.Sprintf("%s of no limit for %s", amount(r.Count), quoteShort(r.Key))
+//	2 of "api"
+func (r Request) String() string { return r.text(false) }
+
+// String is the status in a line, without the key (see [LogKeys]):
+//
+//	2 of "api": refused, retry after 6s, 1 of 20 left
+func (s Status) String() string { return s.text(false) }
+
+// String is the Status that decides in a line, without the key (see [LogKeys]), and of
+// how many limits it is one.
+func (r Result) String() string { return r.text(false) }
+
+// String is the page in a line, without its keys.
+func (p Page) String() string { return fmt.Sprintf("at most %d keys (0 is no bound)", p.Most) }
+
+func (r Request) text(keys bool) string {
+	limit := "no limit"
+	if !missing(r.Limit) {
+		limit = quoteShort(NameOf(r.Limit))
 	}
-	return fmt.Sprintf("%s of %s for %s", amount(r.Count), quoteShort(NameOf(r.Limit)), quoteShort(r.Key))
+	if !keys {
+		return fmt.Sprintf("%s of %s", amount(r.Count), limit)
+	}
+	return fmt.Sprintf("%s of %s for %s", amount(r.Count), limit, quoteShort(r.Key))
 }
 
-// String is the status in a line, with its key:
-//
-//	2 of "api" for "alice": refused, retry after 6s, 1 of 20 left
-func (s Status) String() string {
+func (s Status) text(keys bool) string {
 	var b strings.Builder
-	b.WriteString(s.Request.String())
+	b.WriteString(s.Request.text(keys))
 	switch {
 	case !s.OK:
 		fmt.Fprintf(&b, ": refused, retry after %s", span(s.RetryAfter))
@@ -80,13 +95,11 @@ func (s Status) String() string {
 	return b.String()
 }
 
-// String is the Status that decides in a line, with its key, and of how many
-// limits it is one.
-func (r Result) String() string {
+func (r Result) text(keys bool) string {
 	if len(r.Several) > 1 {
-		return fmt.Sprintf("%v (decides for %d limits)", r.Status, len(r.Several))
+		return fmt.Sprintf("%s (decides for %d limits)", r.Status.text(keys), len(r.Several))
 	}
-	return r.Status.String()
+	return r.Status.text(keys)
 }
 
 // LogValue is the definition as a group.
@@ -118,8 +131,7 @@ func (l FixedWindow) LogValue() slog.Value { return l.Definition().LogValue() }
 // LogValue is the limit's [Definition] as a group.
 func (l SlidingWindow) LogValue() slog.Value { return l.Definition().LogValue() }
 
-// LogValue is the request as a group. The key is not in it, since it is often a
-// person's address: see [LogKeys].
+// LogValue is the request as a group, without the key: see [LogKeys].
 func (r Request) LogValue() slog.Value { return slog.GroupValue(r.attrs(false)...) }
 
 // LogValue is the status as a group, without the key: see [LogKeys].
@@ -129,17 +141,23 @@ func (s Status) LogValue() slog.Value { return slog.GroupValue(s.attrs(false)...
 // [LogKeys]), and of several limits the names.
 func (r Result) LogValue() slog.Value { return slog.GroupValue(r.attrs(false)...) }
 
-// LogKeys is v for a log that may have keys in it, which a LogValue leaves out:
+// LogKeys is v for a log that may have keys in it, which LogValue and String leave out:
 //
 //	slog.Info("refused", "limit", ratelimit.LogKeys(result))
-func LogKeys[T Request | Status | Result](v T) slog.LogValuer { return withKeys{any(v).(attrser)} }
+//
+// It has a String, too.
+func LogKeys[T Request | Status | Result](v T) slog.LogValuer { return withKeys{any(v).(keyed)} }
 
-// attrser is a Request, a Status or a Result.
-type attrser interface{ attrs(keys bool) []slog.Attr }
+// keyed is a Request, a Status or a Result.
+type keyed interface {
+	attrs(keys bool) []slog.Attr
+	text(keys bool) string
+}
 
-type withKeys struct{ of attrser }
+type withKeys struct{ of keyed }
 
 func (k withKeys) LogValue() slog.Value { return slog.GroupValue(k.of.attrs(true)...) }
+func (k withKeys) String() string       { return k.of.text(true) }
 
 func (r Request) attrs(keys bool) []slog.Attr {
 	attrs := []slog.Attr{slog.String("limit", NameOf(r.Limit))}

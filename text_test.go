@@ -25,6 +25,7 @@ func TestString(t *testing.T) {
 	refused := Status{Request: api.For("al\"ice"), Value: 0.5, Capacity: 20, RetryAfter: 3 * time.Second}
 	paused := refused
 	paused.PausedUntil = monday
+	both := Result{Status: refused, Several: []Status{ok, refused}}
 	tests := []struct {
 		value any
 		want  string
@@ -51,20 +52,26 @@ func TestString(t *testing.T) {
 		{(*TokenBucket)(nil), `<nil>`},
 		{Definition{}, `Kind(0) "": 0 per 0s, capacity none, max reserved none`},
 
-		{api.ForN("alice", 2.5), `2.5 of "api" for "alice"`},
-		{Request{}, `0 of no limit for ""`},
-		{Request{Limit: (*FixedWindow)(nil), Key: "k"}, `0 of no limit for "k"`},
+		{api.ForN("alice", 2.5), `2.5 of "api"`},
+		{Request{}, `0 of no limit`},
+		{Request{Limit: (*FixedWindow)(nil), Key: "k"}, `0 of no limit`},
 
-		{ok, `2 of "api" for "alice": ok, 17 of 20 left`},
-		{due, `2 of "api" for "alice": ok after 9s, 1.5 in debt`},
-		{some, `2 of "api" for "alice": ok, 1 taken, 17 of 20 left`},
-		{refused, `1 of "api" for "al\"ice": refused, retry after 3s, 0 of 20 left`},
-		{paused, `1 of "api" for "al\"ice": refused, retry after 3s, 0 of 20 left, paused until 2025-01-06T00:00:00Z`},
-		{Status{}, `0 of no limit for "": refused, retry after 0s, 0 of 0 left`},
+		{ok, `2 of "api": ok, 17 of 20 left`},
+		{due, `2 of "api": ok after 9s, 1.5 in debt`},
+		{some, `2 of "api": ok, 1 taken, 17 of 20 left`},
+		{refused, `1 of "api": refused, retry after 3s, 0 of 20 left`},
+		{paused, `1 of "api": refused, retry after 3s, 0 of 20 left, paused until 2025-01-06T00:00:00Z`},
+		{Status{}, `0 of no limit: refused, retry after 0s, 0 of 0 left`},
 
-		{Result{Status: ok, Several: []Status{ok}}, `2 of "api" for "alice": ok, 17 of 20 left`},
-		{Result{Status: ok, Several: []Status{ok, due}}, `2 of "api" for "alice": ok, 17 of 20 left (decides for 2 limits)`},
-		{Result{}, `0 of no limit for "": refused, retry after 0s, 0 of 0 left`},
+		{Result{Status: ok, Several: []Status{ok}}, `2 of "api": ok, 17 of 20 left`},
+		{Result{Status: ok, Several: []Status{ok, due}}, `2 of "api": ok, 17 of 20 left (decides for 2 limits)`},
+		{both, `1 of "api": refused, retry after 3s, 0 of 20 left (decides for 2 limits)`},
+		{LogKeys(api.ForN("alice", 2.5)), `2.5 of "api" for "alice"`},
+		{LogKeys(Request{}), `0 of no limit for ""`},
+		{LogKeys(refused), `1 of "api" for "al\"ice": refused, retry after 3s, 0 of 20 left`},
+		{LogKeys(both), `1 of "api" for "al\"ice": refused, retry after 3s, 0 of 20 left (decides for 2 limits)`},
+		{Page{Prefix: "al", After: "alice", Most: 10}, `at most 10 keys (0 is no bound)`},
+		{Result{}, `0 of no limit: refused, retry after 0s, 0 of 0 left`},
 	}
 	for _, tt := range tests {
 		if got := fmt.Sprint(tt.value); got != tt.want {

@@ -6,12 +6,14 @@ import (
 	"encoding/json"
 	"encoding/xml"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -48,12 +50,23 @@ func measureTiny(t *testing.T, o options) (stdout, stderr string, entries []entr
 	return out.String(), progress.String(), entries
 }
 
+// long skips a test that measures much when there is no time for that.
+func long(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("it measures for seconds")
+	}
+}
+
 // TestWindows: what the attacks on kinds of limits show, on a clock of their own, is the
 // same on every machine.
 func TestWindows(t *testing.T) {
+	t.Parallel()
+	long(t)
 	file := filepath.Join(t.TempDir(), "windows.svg")
 	var out, errs bytes.Buffer
-	if err := run(t.Context(), []string{"windows", "--rounds", "1", "--round", "20ms", "--plot", file}, &out, &errs); err != nil {
+	less := effort{phases: 8, asks: 1000, flooded: 17 * 7}
+	if err := attackWindows(t.Context(), less, []string{"--rounds", "1", "--round", "20ms", "--plot", file}, &out, &errs); err != nil {
 		t.Fatalf("%v\n%s%s", err, &out, &errs)
 	}
 	for _, want := range []string{
@@ -64,7 +77,7 @@ func TestWindows(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, &out)
 		}
 	}
-	if err := wellFormed(file); err != nil {
+	if err := readable(file); err != nil {
 		t.Errorf("the picture: %v", err)
 	}
 }
@@ -72,6 +85,7 @@ func TestWindows(t *testing.T) {
 // TestTrade: a flood never gets more at once than the capacity, and less by what is
 // refilled during Escrow.
 func TestTrade(t *testing.T) {
+	long(t)
 	file := filepath.Join(t.TempDir(), "escrow.svg")
 	var out, errs bytes.Buffer
 	if err := run(t.Context(), []string{"escrow", "--rounds", "1", "--round", "20ms", "--plot", file}, &out, &errs); err != nil {
@@ -82,7 +96,7 @@ func TestTrade(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, &out)
 		}
 	}
-	if err := wellFormed(file); err != nil {
+	if err := readable(file); err != nil {
 		t.Errorf("the picture: %v", err)
 	}
 }
@@ -90,6 +104,8 @@ func TestTrade(t *testing.T) {
 // TestEveryImplementation has each decide something. Without Redis there is a
 // message instead of its rows.
 func TestEveryImplementation(t *testing.T) {
+	t.Parallel()
+	long(t)
 	o := tiny(`^(granted-one-key|tx-one-key)/4/|^granted-10k-keys/4/UPDATE of many|^refused-one-key/4/|^over-grant|^churn-one-key/.*combined|^locked-row`)
 	o.plotFile = filepath.Join(t.TempDir(), "plot.svg")
 	stdout, stderr, entries := measureTiny(t, o)
@@ -113,29 +129,70 @@ func TestEveryImplementation(t *testing.T) {
 			t.Errorf("%s was measured: %v", impl, ok)
 		}
 	}
-	if err := wellFormed(o.plotFile); err != nil {
+	if err := readable(o.plotFile); err != nil {
 		t.Errorf("the picture: %v", err)
 	}
 }
 
-// wellFormed reads a file as XML.
-func wellFormed(file string) error {
+// readable is the error of a picture that is no XML, or has a text whose length is the
+// font's, or that goes beyond the picture.
+func readable(file string) error {
 	f, err := os.Open(file)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
+	texts, width := 0, 0.0
 	d := xml.NewDecoder(f)
 	for {
-		if _, err := d.Token(); errors.Is(err, io.EOF) {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) && texts > 0 {
 			return nil
 		} else if err != nil {
 			return err
+		}
+		start, ok := token.(xml.StartElement)
+		if !ok {
+			continue
+		}
+		switch attrs := numbers(start); start.Name.Local {
+		case "svg":
+			width = attrs["width"]
+		case "text":
+			texts++
+			if length := attrs["textLength"]; !(length > 0) || attrs["x"] < 0 || attrs["x"]+length > width {
+				return fmt.Errorf("a picture of width %g has the text %v", width, start.Attr)
+			}
+		}
+	}
+}
+
+// numbers are the attributes of an element that are numbers, or numbers of points.
+func numbers(element xml.StartElement) map[string]float64 {
+	found := map[string]float64{}
+	for _, a := range element.Attr {
+		if v, err := strconv.ParseFloat(strings.TrimSuffix(a.Value, "pt"), 64); err == nil {
+			found[a.Name.Local] = v
+		}
+	}
+	return found
+}
+
+// The pictures of the documentation look the same in whatever font their readers have.
+func TestPicturesOfDocs(t *testing.T) {
+	files, err := filepath.Glob("../docs/*.svg")
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	for _, file := range files {
+		if err := readable(file); err != nil {
+			t.Errorf("%s: %v", file, err)
 		}
 	}
 }
 
 func TestWithoutRedis(t *testing.T) {
+	t.Parallel()
 	o := tiny(`^granted-one-key/1/(ours, combined$|Redis Lua)`)
 	o.redisServer = "no-such-redis-server"
 	stdout, stderr, entries := measureTiny(t, o)
@@ -178,6 +235,7 @@ func TestBadArguments(t *testing.T) {
 
 // TestNetwork finds no decision that took less than the network does, but from memory.
 func TestNetwork(t *testing.T) {
+	t.Parallel()
 	const wanted = 2 * time.Millisecond
 	o := tiny(`^(granted-one-key(-1ms)?|tx-one-key)/1/(ours|Redis Lua)`)
 	o.network = wanted

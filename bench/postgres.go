@@ -224,7 +224,7 @@ func openOneUpsert(ctx context.Context, e *env, w workload) (contender, error) {
 	if err := e.postgres.fillOurs(ctx, w); err != nil {
 		return contender{}, err
 	}
-	pool, statements := e.postgres.many, table.New("", true)
+	pool, statements := e.postgres.many, table.New("", true, time.Second)
 	if w.hasty {
 		pool = e.postgres.hasty
 	}

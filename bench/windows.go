@@ -99,13 +99,19 @@ func (l limiter) taker() func(at time.Time) (bool, error) {
 }
 
 const (
-	phases   = 40   // at which an attack begins
-	asks     = 3000 // in a period, of an attack
-	attacked = 3    // periods
-	polls    = 960  // in a period, of a flood: slots begin when one is due
-	settling = 3    // periods, until what was saved up is gone
-	flooded  = 17 * 61
+	attacked = 3   // periods
+	polls    = 960 // in a period, of a flood: slots begin when one is due
+	settling = 3   // periods, until what was saved up is gone
 )
+
+// effort is how hard limits are attacked.
+type effort struct {
+	phases  int // at which an attack begins
+	asks    int // in a period, of an attack
+	flooded int // periods
+}
+
+var thorough = effort{phases: 40, asks: 3000, flooded: 17 * 61}
 
 // attack takes what is there at a phase of the second period, then asks again and again
 // for some periods, and returns what was granted.
@@ -136,17 +142,17 @@ type judged struct {
 	row          int     // bytes
 }
 
-func (l limiter) judge() (j judged, err error) {
+func (l limiter) judge(e effort) (j judged, err error) {
 	j.limiter = l
-	for i := range phases + 1 {
-		phase := min(float64(i)/phases, 0.99999) // and right before the edge
-		events, err := l.attack(phase, attacked, asks)
+	for i := range e.phases + 1 {
+		phase := min(float64(i)/float64(e.phases), 0.99999) // and right before the edge
+		events, err := l.attack(phase, attacked, e.asks)
 		if err != nil {
 			return j, err
 		}
 		j.most = max(j.most, curve.Judge(events, curve.Within(allowed, windowPeriod)).Share)
 	}
-	events, err := l.attack(0, settling+flooded, polls)
+	events, err := l.attack(0, settling+e.flooded, polls)
 	settled := windowStart.Add((1 + settling) * windowPeriod)
 	granted := 0.0
 	for _, e := range events {
@@ -154,7 +160,7 @@ func (l limiter) judge() (j judged, err error) {
 			granted++
 		}
 	}
-	j.flood = granted / (allowed * flooded)
+	j.flood = granted / float64(allowed*e.flooded)
 	return j, err
 }
 
@@ -266,14 +272,18 @@ func measureRows(ctx context.Context, p *postgresServer, all []judged) error {
 	return nil
 }
 
-func runWindows(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
+func runWindows(ctx context.Context, args []string, stdout, stderr io.Writer) error {
+	return attackWindows(ctx, thorough, args, stdout, stderr)
+}
+
+func attackWindows(ctx context.Context, e effort, args []string, stdout, stderr io.Writer) (err error) {
 	o, err := parseComparison("windows", windowsHelp, time.Second, args, stderr)
 	if err != nil {
 		return err
 	}
 	all := make([]judged, len(limiters))
 	for i, l := range limiters {
-		if all[i], err = l.judge(); err != nil {
+		if all[i], err = l.judge(e); err != nil {
 			return fmt.Errorf("%s: %w", l.name, err)
 		}
 	}

@@ -5,10 +5,10 @@ go 1.26.0
 require (
 	github.com/google/uuid v1.6.0
 	github.com/jackc/pgx/v5 v5.12.0
-	github.com/pgratelimit/ratelimit v0.0.0-00010101000000-000000000000
-	github.com/pgratelimit/ratelimit/httplimit v0.0.0-00010101000000-000000000000
-	github.com/pgratelimit/ratelimit/migrate v0.0.0-00010101000000-000000000000
-	github.com/pgratelimit/ratelimit/riverlimit v0.0.0-00010101000000-000000000000
+	github.com/pgratelimit/ratelimit v0.0.0
+	github.com/pgratelimit/ratelimit/httplimit v0.0.0
+	github.com/pgratelimit/ratelimit/migrate v0.0.0
+	github.com/pgratelimit/ratelimit/riverlimit v0.0.0
 	github.com/riverqueue/river v0.51.0
 	github.com/riverqueue/river/riverdriver/riverpgxv5 v0.51.0
 	github.com/riverqueue/river/rivertype v0.51.0
@@ -31,11 +31,4 @@ require (
 	go.uber.org/multierr v1.11.0 // indirect
 	golang.org/x/sync v0.24.0 // indirect
 	golang.org/x/text v0.43.0 // indirect
-)
-
-replace (
-	github.com/pgratelimit/ratelimit => ../
-	github.com/pgratelimit/ratelimit/httplimit => ../httplimit
-	github.com/pgratelimit/ratelimit/migrate => ../migrate
-	github.com/pgratelimit/ratelimit/riverlimit => ../riverlimit
 )

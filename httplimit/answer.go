@@ -40,7 +40,7 @@ func (p problem) write(w http.ResponseWriter) {
 // result.Err(), becomes the same 429 as the middleware's, fields and all; a cost that
 // can never be granted the same 413 or 422, and a *[RequestError] what it says.
 func (m *Middleware) Answer(w http.ResponseWriter, r *http.Request, err error) bool {
-	e := Event{Decision: decisionOf(ratelimit.Result{}, err), Err: err}
+	e := failed(decisionOf(ratelimit.Result{}, err), err, nil)
 	var refused *ratelimit.RefusedError
 	switch {
 	case err == nil || e.Decision == Failed:

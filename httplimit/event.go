@@ -1,9 +1,12 @@
 package httplimit
 
 import (
+	"encoding/json"
 	"errors"
+	"log/slog"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/mask"
 )
 
 // Decision is what a [Middleware] made of a request.
@@ -26,13 +29,75 @@ func (d Decision) String() string {
 	return "unknown"
 }
 
-// Event is what Config.Observe hears.
+// Event is what Config.Observe hears. Logged, printed and in JSON it is without the keys
+// of the limits: [ratelimit.LogKeys] has those of its Result, and Err may name one.
 type Event struct {
 	Decision Decision
 	Passed   bool             // was the request let through?
 	Shadow   bool             // was it only in shadow mode?
 	Result   ratelimit.Result // of Granted and Refused
 	Err      error            // of the others
+
+	text string // of Err, without keys
+}
+
+// failed is an event that comes of an error about requests.
+func failed(decision Decision, err error, requests []ratelimit.Request) Event {
+	return Event{Decision: decision, Err: err, text: mask.Error(err, requests)}
+}
+
+// String returns the event in a line.
+func (e Event) String() string {
+	text := e.Decision.String()
+	if e.Shadow {
+		text += " in shadow mode"
+	}
+	switch {
+	case e.Err != nil:
+		text += ": " + e.errText()
+	case e.Result.Request.Limit != nil:
+		text += ": " + e.Result.String()
+	}
+	return text
+}
+
+// LogValue returns the event as a group.
+func (e Event) LogValue() slog.Value {
+	attrs := []slog.Attr{
+		slog.String("decision", e.Decision.String()),
+		slog.Bool("passed", e.Passed),
+		slog.Bool("shadow", e.Shadow),
+	}
+	if e.Result.Request.Limit != nil {
+		attrs = append(attrs, slog.Any("result", e.Result))
+	}
+	if e.Err != nil {
+		attrs = append(attrs, slog.String("error", e.errText()))
+	}
+	return slog.GroupValue(attrs...)
+}
+
+// MarshalJSON returns the event as a JSON object.
+func (e Event) MarshalJSON() ([]byte, error) {
+	object := struct {
+		Decision string            `json:"decision"`
+		Passed   bool              `json:"passed"`
+		Shadow   bool              `json:"shadow"`
+		Result   *ratelimit.Result `json:"result,omitempty"`
+		Error    string            `json:"error,omitempty"`
+	}{e.Decision.String(), e.Passed, e.Shadow, nil, e.errText()}
+	if e.Result.Request.Limit != nil {
+		object.Result = &e.Result
+	}
+	return json.Marshal(object)
+}
+
+// errText is the text of Err: also of an event that a test has made.
+func (e Event) errText() string {
+	if e.text == "" {
+		return mask.Error(e.Err, nil)
+	}
+	return e.text
 }
 
 // RequestError is a fault of the request, such as a header that is missing. A [Key],

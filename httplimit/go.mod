@@ -5,7 +5,7 @@ go 1.25.0
 require (
 	github.com/dunglas/httpsfv v1.1.2
 	github.com/jackc/pgx/v5 v5.12.0
-	github.com/pgratelimit/ratelimit v0.0.0-00010101000000-000000000000
+	github.com/pgratelimit/ratelimit v0.0.0
 )
 
 require (
@@ -15,5 +15,3 @@ require (
 	golang.org/x/sync v0.22.0 // indirect
 	golang.org/x/text v0.41.0 // indirect
 )
-
-replace github.com/pgratelimit/ratelimit => ../

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/keyqueue"
+	"github.com/pgratelimit/ratelimit/internal/mask"
 )
 
 const (
@@ -85,22 +86,21 @@ type Transport struct {
 }
 
 // NewTransport makes a Transport; a nil config has all the defaults. An error is
-// [ratelimit.ErrInvalid], as a *[ratelimit.FieldError].
+// [ratelimit.ErrInvalid], and tells all that is wrong: a *[ratelimit.FieldError], or several
+// joined.
 func NewTransport(config *TransportConfig) (*Transport, error) {
 	t := &Transport{}
 	if config != nil {
 		t.config = *config
 	}
 	c := &t.config
-	switch {
-	case c.MaxWait < 0:
-		return nil, invalid("MaxWait", c.MaxWait, "must not be negative")
-	case c.MaxTries < 0:
-		return nil, invalid("MaxTries", c.MaxTries, "must not be negative")
-	case c.MaxPause < 0 || c.MaxPause > ratelimit.MaxSpan:
-		return nil, invalid("MaxPause", c.MaxPause, "must be at least 0 and at most ratelimit.MaxSpan")
-	case (c.Store == nil) != (c.Limit == nil):
-		return nil, invalid("Store", c.Store, "must be given with Limit, and Limit with it")
+	var f faults
+	f.must(c.MaxWait >= 0, "MaxWait", c.MaxWait, "must not be negative")
+	f.must(c.MaxTries >= 0, "MaxTries", c.MaxTries, "must not be negative")
+	f.must(c.MaxPause >= 0 && c.MaxPause <= ratelimit.MaxSpan, "MaxPause", c.MaxPause, "must be at least 0 and at most ratelimit.MaxSpan")
+	f.must((c.Store == nil) == (c.Limit == nil), "Store", c.Store, "must be given with Limit, and Limit with it")
+	if err := f.err(); err != nil {
+		return nil, err
 	}
 	if c.Base == nil {
 		c.Base = http.DefaultTransport
@@ -114,6 +114,9 @@ func NewTransport(config *TransportConfig) (*Transport, error) {
 	c.Logger = orDefault(c.Logger, slog.Default())
 	return t, nil
 }
+
+// String is for logs: without it they would show the keys that requests wait for.
+func (t *Transport) String() string { return "httplimit.Transport" }
 
 // WaitError is a request that was not sent, because it would have had to wait for
 // longer than TransportConfig.MaxWait or its context allow.
@@ -280,7 +283,7 @@ func (t *Transport) pause(req *http.Request, lasts time.Duration) {
 	defer cancel()
 	if _, err := t.config.Store.Pause(ctx, request.Limit, request.Key, lasts.Truncate(time.Microsecond)); err != nil {
 		t.config.Logger.ErrorContext(ctx, "httplimit: the limit could not be paused after a 429",
-			slog.String("limit", ratelimit.NameOf(request.Limit)), slog.Any("error", err))
+			slog.String("limit", ratelimit.NameOf(request.Limit)), slog.String("error", mask.Error(err, []ratelimit.Request{request})))
 	}
 }
 

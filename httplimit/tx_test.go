@@ -19,7 +19,10 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-func TestMain(m *testing.M) { pgtest.Main(m) }
+func TestMain(m *testing.M) {
+	pgtest.AtOnce(8) // those that take time wait for instants
+	pgtest.Main(m)
+}
 
 func newStore(t testing.TB, clock func() time.Time) (*pgstore.Store, *pgtest.DB) {
 	t.Helper()
@@ -32,6 +35,7 @@ func newStore(t testing.TB, clock func() time.Time) (*pgstore.Store, *pgtest.DB)
 }
 
 func TestRetryAfterIsKeptInPostgreSQL(t *testing.T) {
+	t.Parallel()
 	clock := newClock()
 	store, _ := newStore(t, clock.Now)
 	keepRetryAfter(t, store, clock, 1000)
@@ -131,6 +135,7 @@ func TestInTheHandlersTransaction(t *testing.T) {
 // A row that somebody keeps locked does not hang requests for longer than the time-out,
 // and those of other keys not at all.
 func TestLockedRow(t *testing.T) {
+	t.Parallel()
 	store, db := newStore(t, nil)
 	m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: rows, Key: byUser}}, Timeout: time.Second})
 	h := m.Handler(&answering{})
@@ -185,6 +190,7 @@ func TestNeverOver(t *testing.T) {
 
 // A handler's use of more than was taken is paid later: as debt.
 func TestUsedInPostgreSQL(t *testing.T) {
+	t.Parallel()
 	clock := newClock()
 	store, _ := newStore(t, clock.Now)
 	m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: rows, Cost: httplimit.Fixed(10)}}})
@@ -207,7 +213,8 @@ func TestImports(t *testing.T) {
 	for _, imported := range importsOf(t) {
 		switch first, _, _ := strings.Cut(imported, "/"); {
 		case !strings.Contains(first, "."):
-		case imported == "github.com/dunglas/httpsfv", imported == "github.com/pgratelimit/ratelimit", imported == "github.com/pgratelimit/ratelimit/internal/keyqueue":
+		case imported == "github.com/dunglas/httpsfv", imported == "github.com/pgratelimit/ratelimit":
+		case imported == "github.com/pgratelimit/ratelimit/internal/keyqueue", imported == "github.com/pgratelimit/ratelimit/internal/mask":
 		default:
 			t.Errorf("the package imports %s", imported)
 		}
@@ -217,6 +224,7 @@ func TestImports(t *testing.T) {
 // Two processes share a partner's quota through the database, and what the partner tells
 // one of them holds for both.
 func TestTransportsShareALimitInPostgreSQL(t *testing.T) {
+	t.Parallel()
 	const requests = 40
 	quota := ratelimit.TokenBucket{Name: "partner", Rate: 50, Period: time.Second, Capacity: 1}
 	store, db := newStore(t, nil)

@@ -19,7 +19,7 @@ import (
 )
 
 // The properties are quick; more checks than rapid's hundred find more.
-// -rapid.checks on the command line has the last word.
+// -rapid.checks on the command line has the last word, and with -short it is a fifth.
 func init() {
 	if err := flag.Set("rapid.checks", manyChecks); err != nil {
 		panic(err)
@@ -350,6 +350,7 @@ func (h *history) resume(t *rapid.T) {
 // than a millionth needs, over whole histories, on every decision and every
 // instant that rounding does not decide. And what it promises it keeps.
 func TestExact(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		h := newHistory(t, limits("a").Draw(t, "limit"))
 		for range rapid.IntRange(1, 30).Draw(t, "steps") {
@@ -374,6 +375,7 @@ func TestExact(t *testing.T) {
 // A caller who does as told, and waits for the RetryAfter each time, is
 // refused once and then granted, however the limit is defined.
 func TestPromise(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		h := newHistory(t, limits("a").Draw(t, "limit"))
 		reserve := rapid.Bool().Draw(t, "reserve")
@@ -396,6 +398,7 @@ func TestPromise(t *testing.T) {
 // Several limits at once are granted or refused together, and the promise is
 // for all of them.
 func TestSeveral(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	rapid.Check(t, func(t *rapid.T) {
 		now := epoch
@@ -477,6 +480,7 @@ func values(t *rapid.T, s *memstore.Store, none []ratelimit.Request) []float64 {
 // was granted less what was given back is at most the capacity and what came
 // in between the first instant and the last.
 func TestNeverOver(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	rapid.Check(t, func(t *rapid.T) {
 		l := limits("a").Draw(t, "limit")
@@ -549,6 +553,7 @@ func pause(t *rapid.T, s *memstore.Store, l ratelimit.Limit, key string, micros 
 // A clock that goes back between the two is no part of this: what it had brought
 // before is not known any more.
 func TestNeverOverWhenResumed(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	rapid.Check(t, func(t *rapid.T) {
 		l := limits("a").Draw(t, "limit")
@@ -598,6 +603,7 @@ func (l limit) most(d bucket.Definition, first, last int64) *big.Rat {
 
 // A limit that is asked all the time, without a break, still grants no more.
 func TestNeverOverWhenPolled(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		l := limits("a").Draw(t, "limit")
 		d, exact := definition(l), newLimit(definition(l))
@@ -628,6 +634,7 @@ func TestNeverOverWhenPolled(t *testing.T) {
 
 // A result that was cancelled gives back what it took, once.
 func TestCancelOnce(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	rapid.Check(t, func(t *rapid.T) {
 		now := epoch
@@ -678,6 +685,7 @@ func TestCancelOnce(t *testing.T) {
 // up to the capacity, and more is taken whatever there is. By its text a receipt is as
 // good.
 func TestSettle(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	rapid.Check(t, func(t *rapid.T) {
 		now := epoch
@@ -730,6 +738,7 @@ func TestSettle(t *testing.T) {
 
 // At most takes as many whole tokens as Allow would, one more being too many.
 func TestAtMost(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	rapid.Check(t, func(t *rapid.T) {
 		now := epoch
@@ -783,6 +792,7 @@ func TestAtMost(t *testing.T) {
 // is due when it is over, or later. What was credited is there then, but for what
 // was reserved of it.
 func TestPause(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	rapid.Check(t, func(t *rapid.T) {
 		now := epoch
@@ -846,6 +856,7 @@ func TestPause(t *testing.T) {
 // for an earlier now too, when it is gone. A fixed window is paused to an edge
 // of its own, since a fresh row does not know of others.
 func TestPruneChangesNothing(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	rapid.Check(t, func(t *rapid.T) {
 		now := epoch
@@ -922,6 +933,7 @@ func plain(s ratelimit.Status) any {
 // A count is asked for in vain exactly when it is above the most that the
 // limit can ever have.
 func TestExceedsCapacity(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		l := limits("a").Draw(t, "limit")
 		d, exact := definition(l), newLimit(definition(l))
@@ -947,6 +959,7 @@ func TestExceedsCapacity(t *testing.T) {
 // The order of the requests does not matter, to what is locked and to what is
 // said.
 func TestOrder(t *testing.T) {
+	t.Parallel()
 	rapid.Check(t, func(t *rapid.T) {
 		var requests []ratelimit.Request
 		for _, name := range rapid.SliceOfN(rapid.SampledFrom([]string{"a", "b", "c"}), 1, 8).Draw(t, "names") {

@@ -98,6 +98,7 @@ func windowStep(t *rapid.T, d bucket.Definition, origin, now, promised int64) in
 
 // TestSlidingWindowExact: every answer of random histories is that of the exact model.
 func TestSlidingWindowExact(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	rapid.Check(t, func(t *rapid.T) {
 		l := slidingWindows(true).Draw(t, "limit")
@@ -221,6 +222,7 @@ func near(a, b *big.Rat) bool {
 // TestSlidingWindowPromise: whoever is refused and asks again exactly at RetryAfter is
 // served, whatever the definition and the counts, and a microsecond before is not.
 func TestSlidingWindowPromise(t *testing.T) {
+	t.Parallel()
 	ctx := context.Background()
 	definitions, kept := 0, 0
 	rapid.Check(t, func(t *rapid.T) {
@@ -558,7 +560,8 @@ func (w *settledWindow) settle(t *rapid.T, used float64) {
 }
 
 // fewer makes the histories of a test fewer, since each of them is long. The command
-// line has the last word.
+// line has the last word, and -short makes a fifth of them. As it changes what others
+// look at, its tests are not parallel.
 func fewer(t *testing.T) {
 	checks := flag.Lookup("rapid.checks")
 	if checks.Value.String() != manyChecks {

@@ -41,6 +41,9 @@ func New(clock func() time.Time) *Store {
 	return &Store{clock: clock, rows: map[decide.Row]bucket.State{}}
 }
 
+// String is for logs: without it they would show the keys.
+func (s *Store) String() string { return "memstore.Store" }
+
 // Allow takes what is asked from all the limits, or refuses and takes from
 // none. A refusal is a Result that is not OK, not an error; errors are
 // [ratelimit.ErrInvalid] and [ratelimit.ErrExceedsCapacity], and change nothing.
@@ -205,8 +208,8 @@ func (s *Store) call(ctx context.Context, reserve bool, requests []ratelimit.Req
 
 // noted is a call, noting its definitions.
 func (s *Store) noted(call decide.Call, err error) (decide.Call, error) {
-	for i := range call.Asks {
-		s.seen.Note(call.Asks[i].Definition)
+	if err == nil {
+		err = s.seen.NoteCall(&call)
 	}
 	return call, err
 }
@@ -243,7 +246,7 @@ func (s *Store) of(a *decide.Ask, now time.Time) []bucket.State {
 	return states
 }
 
-func (s *Store) state(d bucket.Definition, row decide.Row, now time.Time) bucket.State {
+func (s *Store) state(d *bucket.Definition, row decide.Row, now time.Time) bucket.State {
 	if state, ok := s.rows[row]; ok {
 		return state
 	}
@@ -291,7 +294,7 @@ func (s *Store) Pause(ctx context.Context, limit ratelimit.Limit, key string, la
 		return time.Time{}, err
 	}
 	err = s.edit(ctx, limit, key, func(a *decide.Ask, now time.Time) {
-		until = s.change(a, now, func(d bucket.Definition, state bucket.State) bucket.State {
+		until = s.change(a, now, func(d *bucket.Definition, state bucket.State) bucket.State {
 			return d.Pause(state, now, now.Add(lasts))
 		})
 	})
@@ -317,7 +320,7 @@ func (s *Store) PauseAll(ctx context.Context, lasts time.Duration, requests ...r
 	defer s.mu.Unlock()
 	now := s.now()
 	for i := range call.Asks {
-		end := s.change(&call.Asks[i], now, func(d bucket.Definition, state bucket.State) bucket.State {
+		end := s.change(&call.Asks[i], now, func(d *bucket.Definition, state bucket.State) bucket.State {
 			return d.Pause(state, now, now.Add(lasts))
 		})
 		if end.After(until) {
@@ -332,7 +335,7 @@ func (s *Store) PauseAll(ctx context.Context, lasts time.Duration, requests ...r
 // changes nothing.
 func (s *Store) Resume(ctx context.Context, limit ratelimit.Limit, key string) error {
 	return s.edit(ctx, limit, key, func(a *decide.Ask, now time.Time) {
-		s.change(a, now, func(d bucket.Definition, state bucket.State) bucket.State {
+		s.change(a, now, func(d *bucket.Definition, state bucket.State) bucket.State {
 			return d.Resume(key, state, now)
 		})
 	})
@@ -340,7 +343,7 @@ func (s *Store) Resume(ctx context.Context, limit ratelimit.Limit, key string) e
 
 // change changes all shards of an ask, and returns until when the last of them
 // is paused.
-func (s *Store) change(a *decide.Ask, now time.Time, to func(bucket.Definition, bucket.State) bucket.State) (paused time.Time) {
+func (s *Store) change(a *decide.Ask, now time.Time, to func(*bucket.Definition, bucket.State) bucket.State) (paused time.Time) {
 	for shard, state := range s.of(a, now) {
 		after := to(a.Definition.Shard(), state)
 		s.rows[decide.Row{Key: a.Of(), Shard: shard}] = after
@@ -403,14 +406,15 @@ func (s *Store) settle(ctx context.Context, r *ratelimit.Receipt, used []float64
 		defer s.mu.Unlock()
 		now := s.now()
 		states := make([]bucket.State, len(settlement.Changes))
-		for i, c := range settlement.Changes {
-			states[i] = s.state(c.Definition, c.Row, now)
+		for i := range settlement.Changes {
+			c := &settlement.Changes[i]
+			states[i] = s.state(&c.Definition, c.Row, now)
 		}
 		settlement.Spread(settlement.Changes, states, now)
 		for i := range settlement.Changes {
 			c := &settlement.Changes[i]
 			if _, ok := s.rows[c.Row]; ok || c.Count > 0 { // no row is full already
-				s.rows[c.Row] = c.Settle(s.state(c.Definition, c.Row, now), now)
+				s.rows[c.Row] = c.Settle(s.state(&c.Definition, c.Row, now), now)
 			}
 		}
 		result = settlement.Result(decide.View{States: s.states(&settlement.Call, now), At: now})

@@ -904,6 +904,50 @@ func ExampleNew() {
 	// 12:20:00 true 0s
 }
 
+// limiter is what mailer needs of a store: pgstore's in production.
+type limiter interface {
+	Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
+}
+
+// mailer sends each customer three messages an hour at most.
+type mailer struct{ limits limiter }
+
+func (m mailer) send(ctx context.Context, customer string) error {
+	hourly := ratelimit.TokenBucket{Name: "mail", Rate: 3, Period: time.Hour}
+	result, err := m.limits.Allow(ctx, hourly.For(customer))
+	if err != nil {
+		return err
+	}
+	return result.Err()
+}
+
+// down is a database that does not answer.
+type down struct{}
+
+func (down) Allow(context.Context, ...ratelimit.Request) (ratelimit.Result, error) {
+	return ratelimit.Result{}, errors.New("the database does not answer")
+}
+
+// A fake in tests of code that takes what it needs of a store: memstore's Store, and for
+// faults a type of the test's own.
+func ExampleStore() {
+	ctx := context.Background()
+	store := memstore.New(func() time.Time { return t0 })
+	m := mailer{store}
+	for range 4 {
+		fmt.Println(m.send(ctx, "ann"))
+	}
+	fmt.Println(m.send(ctx, "bob"))
+	fmt.Println(mailer{down{}}.send(ctx, "ann"))
+	// Output:
+	// <nil>
+	// <nil>
+	// <nil>
+	// ratelimit: limit "mail" refused, retry after 20m0s
+	// <nil>
+	// the database does not answer
+}
+
 func BenchmarkAllow(b *testing.B) {
 	s := memstore.New(func() time.Time { return t0 })
 	limit := ratelimit.TokenBucket{Name: "a", Rate: ratelimit.MaxTokens, Period: time.Second}

@@ -62,13 +62,23 @@ type Migration struct {
 	Version int64  // 1, 2, 3, …
 	Name    string // of its file in package migrations
 	Applied bool   // whether the database has it, after the call that returned it
+
+	// Untracked is true if it was applied by another tool: the table has what it makes,
+	// and there is no version table.
+	Untracked bool
 }
 
 // Up brings the schema to the newest version and returns the migrations that it
 // applied, oldest first: none if the schema was there already.
 //
 // The role needs the right to create tables in the schema and, if the schema
-// itself is missing, to create schemas in the database.
+// itself is missing, to create schemas in the database. If there is nothing to apply it
+// needs no right but USAGE of the schema, so a program may call Up whose role can use the
+// table and no more.
+//
+// A table that another tool made, such as from [migrations.UpSQL], is left to that tool:
+// Up applies nothing, and returns an error that names the migrations that the table
+// lacks, if it lacks any. A server older than PostgreSQL 14 is an error too.
 func Up(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Migration, error) {
 	var applied []Migration
 	err := withTarget(ctx, pool, cfg, func(t *target) (err error) {
@@ -81,12 +91,13 @@ func Up(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Migration, erro
 	return applied, nil
 }
 
-// Down takes the newest applied migration back, and only that one, and returns
-// it, or nil if none is applied. Call it until it returns nil to take all of
+// Down takes the newest migration back that the version table has, and only that one,
+// and returns it, or nil if there is none. Call it until it returns nil to take all of
 // them back. The version table and the schema stay.
 //
-// Taking back version 3 forgets what sliding windows have given, version 2 pauses. Taking back version 1 drops the table:
-// limits in use and debts are lost, and every limit is full again.
+// Taking back version 3 forgets what sliding windows have given, version 2 pauses. Taking
+// back version 1 drops the table: limits in use and debts are lost, and every limit is
+// full again.
 func Down(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (*Migration, error) {
 	var undone *Migration
 	err := withTarget(ctx, pool, cfg, func(t *target) (err error) {
@@ -100,7 +111,8 @@ func Down(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (*Migration, err
 }
 
 // Status returns all migrations, oldest first. It writes nothing, and waits for
-// no one.
+// no one. Without a version table that the role may read, it goes by the columns of the
+// table.
 func Status(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Migration, error) {
 	var all []Migration
 	err := withTarget(ctx, pool, cfg, func(t *target) (err error) {
@@ -180,6 +192,9 @@ func newProvider(db *sql.DB) (*goose.Provider, error) {
 }
 
 func (t *target) up(ctx context.Context) (applied []Migration, err error) {
+	if err := t.requireServer(ctx); err != nil {
+		return nil, err
+	}
 	if err := t.createSchema(ctx); err != nil {
 		return nil, err
 	}
@@ -187,12 +202,19 @@ func (t *target) up(ctx context.Context) (applied []Migration, err error) {
 		return nil, err
 	}
 	err = t.locked(ctx, func() error {
+		found, err := t.look(ctx)
+		if err != nil {
+			return err
+		}
+		if !found.forGoose() {
+			return found.requireAll(t.migrations())
+		}
 		results, err := t.goose.Up(ctx)
 		for _, r := range results {
 			applied = append(applied, migration(r.Source, true))
 		}
 		if err != nil {
-			return err
+			return foreign(err)
 		}
 		return t.requireTable(ctx)
 	})
@@ -201,7 +223,7 @@ func (t *target) up(ctx context.Context) (applied []Migration, err error) {
 
 func (t *target) down(ctx context.Context) (undone *Migration, err error) {
 	err = t.locked(ctx, func() error {
-		if tracked, err := t.tracked(ctx); err != nil || !tracked {
+		if found, err := t.look(ctx); err != nil || !found.tracked {
 			return err
 		}
 		result, err := t.goose.Down(ctx)
@@ -219,17 +241,14 @@ func (t *target) down(ctx context.Context) (undone *Migration, err error) {
 }
 
 func (t *target) status(ctx context.Context) ([]Migration, error) {
-	tracked, err := t.tracked(ctx)
+	found, err := t.look(ctx)
 	if err != nil {
 		return nil, err
 	}
-	var all []Migration
-	if !tracked {
-		for _, source := range t.goose.ListSources() {
-			all = append(all, migration(source, false))
-		}
-		return all, nil
+	if !found.forGoose() || !found.tracked {
+		return found.mark(t.migrations())
 	}
+	var all []Migration
 	states, err := t.goose.Status(ctx)
 	for _, s := range states {
 		all = append(all, migration(s.Source, s.State == goose.StateApplied))
@@ -238,6 +257,28 @@ func (t *target) status(ctx context.Context) ([]Migration, error) {
 		return all, err
 	}
 	return all, t.requireTable(ctx)
+}
+
+// migrations returns all of them, as not applied.
+func (t *target) migrations() (all []Migration) {
+	for _, source := range t.goose.ListSources() {
+		all = append(all, migration(source, false))
+	}
+	return all
+}
+
+// requireServer is the error of a server on which the statements do not run: before 14
+// there is no date_bin.
+func (t *target) requireServer(ctx context.Context) error {
+	const oldest = 14_00_00
+	var version int
+	if err := t.pool.QueryRow(ctx, "SELECT current_setting('server_version_num')::int4").Scan(&version); err != nil {
+		return fmt.Errorf("read the server's version: %w", err)
+	}
+	if version < oldest {
+		return fmt.Errorf("the server is PostgreSQL %d, and the oldest that the library runs on is %d", version/10_000, oldest/10_000)
+	}
+	return nil
 }
 
 // createSchema creates the configured schema if it is missing. It looks first,
@@ -301,24 +342,6 @@ func (t *target) requireTable(ctx context.Context) error {
 			"that has a schema in it, the table went to the first schema of its search_path; move it with ALTER TABLE … SET SCHEMA", schema)
 	}
 	return nil
-}
-
-// tracked reports whether goose has been here. It asks before goose is asked,
-// because goose would create its version table to find nothing in it.
-func (t *target) tracked(ctx context.Context) (exists bool, err error) {
-	err = t.pool.QueryRow(ctx, `
-		SELECT EXISTS (
-			SELECT FROM pg_tables
-			WHERE schemaname = coalesce(nullif($1::text, ''), current_schema())
-			AND tablename = $2::text
-		)`, t.schema, migrations.VersionTable).Scan(&exists)
-	if err != nil {
-		return false, fmt.Errorf("look for table %s: %w", migrations.VersionTable, err)
-	}
-	if t.schema != "" && !exists {
-		return false, nil // nor need the schema exist
-	}
-	return exists, t.requireSchema(ctx)
 }
 
 // lockID is the advisory lock that callers of this package take turns on, one

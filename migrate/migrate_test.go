@@ -40,6 +40,7 @@ func all(n int) []migrate.Migration {
 }
 
 func TestTimeline(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	db := pgtest.NewEmpty(t)
 	cfg := &migrate.Config{Schema: db.Schema}
@@ -96,6 +97,7 @@ func TestTimeline(t *testing.T) {
 }
 
 func TestDefaultSchema(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	db := pgtest.NewEmpty(t)
 	pool := poolWith(t, db.Pool, "SET search_path TO no_such_schema, "+quote(db.Schema))
@@ -133,6 +135,7 @@ func TestMissingSchemaWithOddName(t *testing.T) {
 
 // Several processes start at once, on a database that has not even the schema.
 func TestAllAtOnce(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	db := pgtest.NewEmpty(t)
 	cfg := &migrate.Config{Schema: db.Schema + "_at_once"}
@@ -224,6 +227,7 @@ func TestGlobalGoMigrationsDoNotLeakIn(t *testing.T) {
 
 // Whichever way the schema was put in place, it is the same schema.
 func TestAllWaysLeadToTheSameTable(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	ways := []struct {
 		name string
@@ -277,6 +281,7 @@ func TestOwnGooseThenUp(t *testing.T) {
 // The user's own goose in a schema: the connections' search_path says where the
 // tables go.
 func TestOwnGooseInASchema(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	for _, test := range []struct {
 		name string
@@ -370,6 +375,7 @@ func TestDownSQL(t *testing.T) {
 }
 
 func TestErrors(t *testing.T) {
+	t.Parallel()
 	const insufficientPrivilege = "42501"
 	db := pgtest.NewEmpty(t)
 	// A role that every server has and that may do nothing here.
@@ -410,6 +416,7 @@ func TestErrors(t *testing.T) {
 // database of its own: old row versions cannot be cleared away while any
 // transaction in the same database could still see them.
 func TestUpdatesStayHOT(t *testing.T) {
+	t.Parallel()
 	const updates = 10_000
 	tests := []struct {
 		name string

@@ -30,3 +30,14 @@ func Example() {
 	fmt.Println(entries[0].Name(), "is noted in", migrations.VersionTable)
 	// Output: 00001_rate_limits.sql is noted in rate_limits_version
 }
+
+// What takes a schema back to the first two versions. UpSQLFrom brings it there.
+func ExampleDownSQLFrom() {
+	text, err := migrations.DownSQLFrom(3)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	fmt.Print(text)
+	// Output: ALTER TABLE rate_limits DROP COLUMN slots;
+}

@@ -26,7 +26,8 @@
 //
 // With any other tool, from the plain SQL that [UpSQL] returns. Print it into a
 // migration of your own, and look at the changelog when you upgrade: new files
-// may have been added. Files that were released never change.
+// may have been added, and [UpSQLFrom] returns those alone. Files that were released
+// never change.
 //
 // All names in the files are unqualified, so the table lands in the first
 // schema of the connection's search_path. For a schema of its own, which must
@@ -72,12 +73,23 @@ func UpSQL() string {
 	return join(files(), up)
 }
 
+// UpSQLFrom is UpSQL without the migrations before a version, for a schema that has
+// those. An error says that there is no such version.
+func UpSQLFrom(version int) (string, error) {
+	names, err := filesFrom(version)
+	return join(names, up), err
+}
+
 // DownSQL returns the SQL that undoes [UpSQL]: the Down parts of all
 // migrations, newest first, without goose's annotations. All limits are lost.
 func DownSQL() string {
-	names := files()
-	slices.Reverse(names)
-	return join(names, down)
+	return join(backwards(files()), down)
+}
+
+// DownSQLFrom returns the SQL that undoes [UpSQLFrom].
+func DownSQLFrom(version int) (string, error) {
+	names, err := filesFrom(version)
+	return join(backwards(names), down), err
 }
 
 // A direction is the annotation that opens a part of a migration.
@@ -97,6 +109,21 @@ func files() []string {
 	if err != nil {
 		panic(fmt.Sprintf("migrations: %v", err)) // the pattern is a constant
 	}
+	return names
+}
+
+// filesFrom returns the names of the migrations from a version on. Versions have no
+// gaps.
+func filesFrom(version int) ([]string, error) {
+	names := files()
+	if version < 1 || version > len(names) {
+		return nil, fmt.Errorf("migrations: there is no version %d: they are 1 to %d", version, len(names))
+	}
+	return names[version-1:], nil
+}
+
+func backwards(names []string) []string {
+	slices.Reverse(names)
 	return names
 }
 

@@ -52,6 +52,27 @@ func TestDownSQL(t *testing.T) {
 	}
 }
 
+func TestSQLFrom(t *testing.T) {
+	newest := len(files())
+	for version := 1; version <= newest; version++ {
+		upFrom, upErr := UpSQLFrom(version)
+		downFrom, downErr := DownSQLFrom(version)
+		if upErr != nil || downErr != nil || !strings.HasSuffix(UpSQL(), upFrom) || !strings.HasPrefix(DownSQL(), downFrom) {
+			t.Errorf("from %d: got %v, %v and\n%s%s", version, upErr, downErr, upFrom, downFrom)
+		}
+		if whole := len(upFrom) == len(UpSQL()) && len(downFrom) == len(DownSQL()); whole != (version == 1) || upFrom == "" || downFrom == "" {
+			t.Errorf("from %d:\n%s%s", version, upFrom, downFrom)
+		}
+	}
+	for _, version := range []int{-1, 0, newest + 1} {
+		upFrom, upErr := UpSQLFrom(version)
+		downFrom, downErr := DownSQLFrom(version)
+		if upErr == nil || downErr == nil || upFrom != "" || downFrom != "" {
+			t.Errorf("from %d: got %q, %v and %q, %v, want errors", version, upFrom, upErr, downFrom, downErr)
+		}
+	}
+}
+
 func TestPart(t *testing.T) {
 	const text = `-- about this file
 -- +goose NO TRANSACTION

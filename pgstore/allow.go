@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"context"
+	"errors"
 
 	"github.com/jackc/pgx/v5"
 
@@ -61,25 +62,25 @@ func (s *Store) CheckReserveTx(ctx context.Context, tx pgx.Tx, requests ...ratel
 // also when it is the caller's own transaction that has the row, for which it
 // would otherwise wait for ever.
 func (s *Store) Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.parts().own.decide(ctx, false, false, requests)
+	return s.parts().decide(ctx, false, requests)
 }
 
 // Reserve is [Store.ReserveTx] on its own. [Store.Cancel] gives a reservation
 // back that is not wanted any more. It waits for a locked row as [Store.Allow] does.
 func (s *Store) Reserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.parts().own.decide(ctx, true, false, requests)
+	return s.parts().decide(ctx, true, requests)
 }
 
 // Check is what [Store.Allow] would say. It takes, locks and writes nothing, and
 // waits for no row.
 func (s *Store) Check(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.parts().own.decide(ctx, false, true, requests)
+	return s.parts().check(ctx, false, requests)
 }
 
 // CheckReserve is what [Store.Reserve] would say. It takes, locks and writes
 // nothing, and waits for no row.
 func (s *Store) CheckReserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.parts().own.decide(ctx, true, true, requests)
+	return s.parts().check(ctx, true, requests)
 }
 
 // TakeTx is [Store.AllowTx] for callers who want an error unless it is granted: a
@@ -118,7 +119,7 @@ func (s *Store) AllowAtMostTx(ctx context.Context, tx pgx.Tx, r ratelimit.Reques
 // others take from the row at the same time.
 func (s *Store) AllowAtMost(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) {
 	call, err := decide.NewAtMost(r)
-	return s.parts().own.decideMade(ctx, call, err)
+	return s.parts().decideCall(ctx, call, err)
 }
 
 // AllowFirstTx takes, inside tx, from the first limit in the order of the requests that
@@ -141,7 +142,7 @@ func (s *Store) AllowFirstTx(ctx context.Context, tx pgx.Tx, requests ...ratelim
 // AllowFirst is [Store.AllowFirstTx] on its own.
 func (s *Store) AllowFirst(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	call, err := decide.NewFirst(requests...)
-	return s.parts().own.decideMade(ctx, call, err)
+	return s.parts().decideCall(ctx, call, err)
 }
 
 // Wait reserves what is asked, and returns when the reservation is due, for worker
@@ -153,11 +154,26 @@ func (s *Store) AllowFirst(ctx context.Context, requests ...ratelimit.Request) (
 // is nearer than the wait: then the error is a *[ratelimit.WaitError], which has the wait,
 // and is [context.DeadlineExceeded], or what else ctx ended with. Config.Timeout bounds
 // its statements and not its sleep. A refusal, which only limits with a MaxReserved know,
-// is [ratelimit.ErrRefused]. Whoever is killed while it sleeps has spent the tokens.
+// is [ratelimit.ErrRefused]. A process that is killed while it sleeps has spent the tokens.
+// [Store.Close] ends waits, and returns when they have given back: their error is then a
+// WaitError that is [ErrClosed].
 //
 // Do not call it while you hold a transaction open.
 func (s *Store) Wait(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return wait.Wait(ctx, s, requests...)
+	if err := s.usable(); err != nil {
+		return ratelimit.Result{}, err
+	}
+	inner, end, err := s.work.whole(ctx)
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	defer end()
+	result, err := wait.Wait(inner, s, requests...)
+	var ended *ratelimit.WaitError
+	if ctx.Err() == nil && errors.Is(err, context.Canceled) && errors.As(err, &ended) {
+		ended.Err = ErrClosed
+	}
+	return result, err
 }
 
 // AllowFunc takes what is asked from all the limits and runs do in the same
@@ -196,4 +212,36 @@ func (s *Store) AllowFunc(ctx context.Context, requests []ratelimit.Request, do 
 // for the result's RetryAt.
 func (s *Store) ReserveFunc(ctx context.Context, requests []ratelimit.Request, do func(tx pgx.Tx, result ratelimit.Result) error) (ratelimit.Result, error) {
 	return s.parts().runner.run(ctx, true, requests, do)
+}
+
+// decide decides a call on its own.
+func (s Store) decide(ctx context.Context, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+	if s.memory != nil {
+		return s.memory.decide(ctx, reserve, requests)
+	}
+	call, err := decide.New(reserve, requests...)
+	return s.decideCall(ctx, call, err)
+}
+
+// decideCall decides on its own a call that decide has made.
+func (s Store) decideCall(ctx context.Context, call decide.Call, err error) (ratelimit.Result, error) {
+	if err := s.base.usable(); err != nil {
+		return ratelimit.Result{}, err
+	}
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	return s.engine.decide(ctx, &pending{call: call})
+}
+
+// check decides a check on its own.
+func (s Store) check(ctx context.Context, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+	if err := s.base.usable(); err != nil {
+		return ratelimit.Result{}, err
+	}
+	call, err := decide.New(reserve, requests...)
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	return s.engine.decide(ctx, &pending{call: call, check: true})
 }

@@ -17,10 +17,13 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// All that there is, some of it, or nothing: each is one round trip in a transaction.
+// All that there is, some of it, or nothing: in a transaction the rows are locked and read
+// in one round trip, and written in another. Where tables are distributed it is looked
+// before which rows are there.
 func TestAtMostRoundTrips(t *testing.T) {
+	t.Parallel()
 	c := newCounted(t)
-	for _, portable := range []bool{false, true} {
+	for portable, more := range map[bool]int{false: 0, true: 1} {
 		store := newStore(t, c.DB, isPortable(portable))
 		for _, l := range []ratelimit.Limit{slow(fmt.Sprint("bucket", portable), 10), slowWindow(fmt.Sprint("window", portable), 10), slowSliding(fmt.Sprint("sliding", portable), 10)} {
 			for step, want := range []float64{7, 3, 0, 0} { // the first one prepares
@@ -30,8 +33,12 @@ func TestAtMostRoundTrips(t *testing.T) {
 				if err != nil || result.OK != (want > 0) || result.Taken != want {
 					t.Errorf("%v, step %d: %v, %v, want %v taken", l, step, result, err, want)
 				}
-				if got := c.sent().trips; step > 0 && got != 1 {
-					t.Errorf("%v, step %d: %d round trips, want 1", l, step, got)
+				trips := 2 + more
+				if want == 0 { // nothing is written
+					trips--
+				}
+				if got := c.sent().trips; step > 0 && (got < trips || got > trips+1 || step > 1 && got != trips) {
+					t.Errorf("%v, step %d: %d round trips, want %d", l, step, got, trips)
 				}
 				end(t, tx.Commit)
 			}
@@ -39,16 +46,17 @@ func TestAtMostRoundTrips(t *testing.T) {
 	}
 }
 
-// On its own it is one statement, all or some, once the row is there; a refusal is
-// looked at, too.
+// On its own it is looked whether there is anything, and if there is, the row is locked, and
+// written. A refusal is a look.
 func TestAtMostOnItsOwnRoundTrips(t *testing.T) {
+	t.Parallel()
 	c := newCounted(t)
 	store := newStore(t, c.DB)
 	for _, l := range []ratelimit.Limit{slow("bucket", 20), slowWindow("window", 20), slowSliding("sliding", 20)} {
 		for step, test := range []struct {
 			want  float64
 			trips int
-		}{{7, 0}, {7, 0}, {6, 1}, {0, 2}} { // the first ones make the row, and prepare
+		}{{7, 0}, {7, 3}, {6, 3}, {0, 1}} { // the first one makes the row, and prepares
 			c.reset()
 			result, err := store.AllowAtMost(t.Context(), l.ForN("k", 7))
 			if err != nil || result.Taken != test.want || result.OK != (test.want > 0) {
@@ -64,6 +72,7 @@ func TestAtMostOnItsOwnRoundTrips(t *testing.T) {
 // It leaves no predicate lock, so that transactions on different keys do not fail each
 // other under SERIALIZABLE.
 func TestAtMostLeavesNoPredicateLock(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db)
 	for _, l := range []ratelimit.Limit{slow("at most locks", 10), slowSliding("at most slots", 10)} {
@@ -84,6 +93,7 @@ func TestAtMostLeavesNoPredicateLock(t *testing.T) {
 // Many that take what there is, in every way, take no more and no less, and each is told
 // how much.
 func TestAtMostNeverOver(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t, maxConns(8))
 	for _, portable := range []bool{false, true} {
 		for _, shards := range []int{1, 4} {
@@ -126,6 +136,7 @@ func TestAtMostNeverOver(t *testing.T) {
 }
 
 func TestAtMostInvalid(t *testing.T) {
+	t.Parallel()
 	store := newStore(t, pgtest.New(t))
 	l := slow("at most", 10)
 	empty := ratelimit.TokenBucket{Name: "empty", Rate: 1, Period: time.Second, Capacity: 0.5}
@@ -150,6 +161,7 @@ func TestAtMostInvalid(t *testing.T) {
 
 // Each customer has a bucket of his own, and borrows from the one that all share.
 func TestFirst(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	for _, shards := range []int{1, 4} {
 		for _, portable := range []bool{false, true} {
@@ -213,6 +225,7 @@ func mustReset(t *testing.T, store *pgstore.Store, l ratelimit.Limit, key string
 
 // A grant by the first limit is one round trip, and touches no row of the others.
 func TestFirstRoundTrips(t *testing.T) {
+	t.Parallel()
 	c := newCounted(t)
 	store := newStore(t, c.DB)
 	own, shared := slow("own", 100), slow("all", 100)
@@ -234,6 +247,7 @@ func TestFirstRoundTrips(t *testing.T) {
 // Whatever the order in which they name them, two calls do not deadlock on limits that are
 // all short of what is asked.
 func TestFirstDoesNotDeadlock(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t, maxConns(12))
 	store := newStore(t, db)
 	a, b := slow("first a", 10), slow("first b", 10)
@@ -263,6 +277,7 @@ func TestFirstDoesNotDeadlock(t *testing.T) {
 // A transaction that has the own bucket's row is waited for: it may give back what it has
 // taken, so nothing is borrowed meanwhile. One that has the shared row is not.
 func TestFirstWaitsForTheFirst(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db)
 	own, shared := slow("wait own", 5), slow("wait shared", 5)
@@ -291,6 +306,7 @@ func TestFirstWaitsForTheFirst(t *testing.T) {
 }
 
 func TestFirstInvalid(t *testing.T) {
+	t.Parallel()
 	store := newStore(t, pgtest.New(t))
 	small, large := slow("small", 2), slow("large", 10)
 	for _, test := range []struct {
@@ -314,6 +330,7 @@ func TestFirstInvalid(t *testing.T) {
 
 // The shortest form is an error unless it is granted.
 func TestTake(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db)
 	l := slow("take", 2)
@@ -341,6 +358,7 @@ func TestTake(t *testing.T) {
 
 // By the database's clock a wait is never over too early.
 func TestWait(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db)
 	l := ratelimit.TokenBucket{Name: "wait", Rate: 50, Period: time.Second, Capacity: 1}
@@ -367,6 +385,7 @@ func TestWait(t *testing.T) {
 
 // All are paused or none.
 func TestPauseAll(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	for _, portable := range []bool{false, true} {
 		store := newStore(t, db, isPortable(portable))

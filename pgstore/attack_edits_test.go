@@ -102,6 +102,7 @@ func wantNotOver(t *testing.T, f family, granted float64) {
 // A plan or a roll-out has two definitions of one name. Prune deletes what is
 // full by every definition of the name that it is given, in whatever order.
 func TestPruneHeedsEveryDefinitionNamed(t *testing.T) {
+	t.Parallel()
 	bothForms(t, func(t *testing.T, db *pgtest.DB, c *clock, pruner *pgstore.Store) {
 		store := newStore(t, db, onClock(c)) // so that the pruner sees nothing
 		for _, f := range families() {
@@ -125,6 +126,7 @@ func TestPruneHeedsEveryDefinitionNamed(t *testing.T) {
 // The same with a Prune that is given one of the two: it heeds those too that its
 // store has seen, whatever the verb.
 func TestPruneHeedsEveryDefinitionSeen(t *testing.T) {
+	t.Parallel()
 	for _, seen := range []struct {
 		name string
 		ask  func(*testing.T, *pgtest.DB, *pgstore.Store) allowing
@@ -172,9 +174,11 @@ func ofShards(n int) []ratelimit.Limit {
 // definition get as little as those that have the new one; after it there is what
 // there was to be, and no row is left for good.
 func TestReshardGrantsNothingDuringItsPause(t *testing.T) {
+	t.Parallel()
 	for _, to := range []int{1, 2, 5, 8, 16} {
 		for i, old := range ofShards(8) {
 			t.Run(fmt.Sprintf("%d shards of a %s", to, old.Definition().Name), func(t *testing.T) {
+				t.Parallel()
 				db, c := pgtest.New(t), newClock()
 				store, newer := newStore(t, db, onClock(c)), ofShards(to)[i]
 				mustAllow(t, store, old.ForN("k", 40))
@@ -187,8 +191,8 @@ func TestReshardGrantsNothingDuringItsPause(t *testing.T) {
 				c.add(59 * time.Minute)
 				for name, l := range map[string]ratelimit.Limit{"old": old, "new": newer} {
 					others := newStore(t, db, onClock(c)) // of a process that knows of nothing
-					if got := takeSingly(t, db, others, l.For("k"), 100); got != 0 {
-						t.Errorf("by the %s definition %d of 100 were granted, want none", name, got)
+					if got := takeSingly(t, db, others, l.For("k"), 40); got != 0 {
+						t.Errorf("by the %s definition %d of 40 were granted, want none", name, got)
 					}
 				}
 				c.add(time.Minute + 24*time.Hour)
@@ -310,6 +314,7 @@ func end(t *testing.T, end func(context.Context) error) {
 // A result is kept of what was rolled back, and cancelled. What came to nothing
 // took nothing, so there is nothing to give back.
 func TestCancelGivesNothingBackThatWasUndone(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db)
 	for _, l := range cancelLimits {
@@ -331,6 +336,7 @@ func TestCancelGivesNothingBackThatWasUndone(t *testing.T) {
 // Nor is there in the transaction in which it was undone; but in the one in which
 // it was taken, there is.
 func TestCancelInTheTransactionThatTook(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db)
 	for _, l := range cancelLimits {
@@ -360,6 +366,7 @@ func TestCancelInTheTransactionThatTook(t *testing.T) {
 // A Cancel while the transaction that took is still open says nothing that this
 // does not keep to. It may wait, or say no, or fail.
 func TestCancelBeforeTheTransactionEnds(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t, maxConns(8))
 	store := newStore(t, db)
 	for _, l := range cancelLimits {
@@ -381,7 +388,7 @@ func TestCancelBeforeTheTransactionEnds(t *testing.T) {
 				ended := make(chan struct{})
 				go func() {
 					defer close(ended)
-					cancelled, err = store.Cancel(within(t, 5*time.Second), kept.Receipt)
+					cancelled, err = store.Cancel(within(t, forLong), kept.Receipt)
 				}()
 				eventually(t, "Cancel waits, or does not", func() bool { return blocks(t, db, tx) || isClosed(ended) })
 				end(t, func(ctx context.Context) error { return test.end(tx, ctx) })
@@ -409,6 +416,7 @@ func isClosed(c <-chan struct{}) bool {
 // away, whatever has become of the limit since: neither those of another number
 // of shards nor those of a larger capacity.
 func TestCancelTakesNothingAway(t *testing.T) {
+	t.Parallel()
 	const day = 24 * time.Hour
 	b := func(capacity float64, shards int) ratelimit.Limit {
 		return ratelimit.TokenBucket{Name: "b", Rate: capacity, Period: day, Shards: shards}
@@ -470,7 +478,8 @@ func refill(t *testing.T, c *clock, store *pgstore.Store, _, newer ratelimit.Lim
 // A Cancel keeps its deadline although another of the same result is waiting for
 // the row.
 func TestCancelKeepsItsDeadline(t *testing.T) {
-	const lasts, others, grace = 300 * time.Millisecond, 3 * time.Second, time.Second
+	t.Parallel()
+	const lasts, others, grace = 300 * time.Millisecond, 3 * aMoment, aMoment
 	db := pgtest.New(t, maxConns(8))
 	store := newStore(t, db)
 	for _, test := range []struct {
@@ -570,6 +579,7 @@ func wantWhilePaused(t *testing.T, db *pgtest.DB, store *pgstore.Store, l rateli
 // An own pause holds: what is given back while it lasts is there when it is over,
 // and not before; what is reserved meanwhile is due then.
 func TestPauseHolds(t *testing.T) {
+	t.Parallel()
 	for _, way := range givingBack {
 		t.Run(way.name, func(t *testing.T) {
 			eachKind(t, func(t *testing.T, db *pgtest.DB, c *clock, store *pgstore.Store, l ratelimit.Limit) {
@@ -603,6 +613,7 @@ func TestPauseHolds(t *testing.T) {
 
 // A pause that is rolled back, or resumed, or reset, is over.
 func TestPauseEnds(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name string
 		end  func(*testing.T, *pgstore.Store, ratelimit.Limit)

@@ -274,6 +274,7 @@ func (b *books) balance(db *pgtest.DB, tolerance float64) {
 // TestEscrowAccounts has customers of stores, that take ahead for different times and not
 // at all, do all that can be done.
 func TestEscrowAccounts(t *testing.T) {
+	t.Parallel()
 	for name, test := range map[string]struct {
 		unit   float64
 		escrow []time.Duration
@@ -287,6 +288,7 @@ func TestEscrowAccounts(t *testing.T) {
 		"serializable":          {1, []time.Duration{pgstore.MaxEscrow, time.Second}, 8, "serializable"},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			db := pgtest.New(t, maxConns(test.conns), pgtest.WithConfig(func(c *pgxpool.Config) {
 				if test.role != "" {
 					c.ConnConfig.RuntimeParams["default_transaction_isolation"] = test.role
@@ -303,7 +305,7 @@ func TestEscrowAccounts(t *testing.T) {
 				for range 6 {
 					c := customer{b, store, db.Pool, test.unit}
 					group.Go(func() {
-						for range 240 / len(test.escrow) {
+						for range 160 / len(test.escrow) {
 							c.once(ctx)
 						}
 					})
@@ -336,8 +338,10 @@ func TestEscrowAccounts(t *testing.T) {
 
 // What somebody else has locked for a while is given back afterwards.
 func TestEscrowGivesBackToALockedRow(t *testing.T) {
+	t.Parallel()
 	for name, limit := range sluggish {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			store, sent, db := holding(t, pgstore.MaxEscrow)
 			used := warm(t, store, sent, limit.For("k"))
 			tx := begin(t, db, pgx.ReadCommitted)
@@ -363,6 +367,7 @@ func TestEscrowGivesBackToALockedRow(t *testing.T) {
 
 // What a transaction puts back that outlasts its store is not handed out: the store is closed.
 func TestEscrowPutBackAfterClose(t *testing.T) {
+	t.Parallel()
 	for name, limit := range sluggish {
 		t.Run(name, func(t *testing.T) {
 			store, sent, _ := holding(t, pgstore.MaxEscrow)
@@ -385,6 +390,7 @@ func TestEscrowPutBackAfterClose(t *testing.T) {
 // What is told to be there is: the row's and what the process holds, be it granted by the
 // row or from memory.
 func TestEscrowTellsWhatIsThere(t *testing.T) {
+	t.Parallel()
 	for name, limit := range sluggish {
 		t.Run(name, func(t *testing.T) {
 			db := pgtest.New(t)

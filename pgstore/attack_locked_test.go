@@ -2,7 +2,6 @@ package pgstore_test
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"time"
 
@@ -16,6 +15,7 @@ import (
 // A call that takes nothing writes into no shard that somebody else has locked: what
 // stands for that shard meanwhile is not what is in it.
 func TestCountZeroLeavesALockedShardAlone(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db)
 	limit := shardedSlow("l", 10, 2)
@@ -24,11 +24,12 @@ func TestCountZeroLeavesALockedShardAlone(t *testing.T) {
 	holder := begin(t, db, pgx.ReadCommitted)
 	mustExec(t, holder, "SELECT FROM "+db.Schema+".rate_limits WHERE shard = 0 FOR UPDATE")
 	for range 3 {
-		ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
-		if _, err := store.Allow(ctx, limit.ForN("k", 0)); err != nil && !errors.Is(err, pgstore.ErrLocked) {
+		if err := untilLocked(t, func(ctx context.Context) error {
+			_, err := store.Allow(ctx, limit.ForN("k", 0))
+			return err
+		}); err != nil && !isLocked(err) {
 			t.Errorf("got error %v", err)
 		}
-		cancel()
 	}
 	if err := holder.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
@@ -42,18 +43,23 @@ func TestCountZeroLeavesALockedShardAlone(t *testing.T) {
 
 // Whoever gave up waiting for a locked row is not charged once it is free.
 func TestGivingUpChargesNothing(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db)
 	limit := slow("l", 10)
 	mustAllow(t, store, limit.For("k"))
 	holder := begin(t, db, pgx.ReadCommitted)
 	mustAllowIn(t, store, holder, limit.For("k"))
-	for range 5 {
-		ctx, cancel := context.WithTimeout(t.Context(), 60*time.Millisecond)
-		if result, err := store.Allow(ctx, limit.For("k")); result.OK || !errors.Is(err, pgstore.ErrLocked) {
-			t.Errorf("got OK %v, error %v, want %v", result.OK, err, pgstore.ErrLocked)
+	for range 3 {
+		if err := untilLocked(t, func(ctx context.Context) error {
+			result, err := store.Allow(ctx, limit.For("k"))
+			if result.OK {
+				t.Errorf("got OK with error %v", err)
+			}
+			return err
+		}); !isLocked(err) {
+			t.Errorf("got error %v, want %v", err, pgstore.ErrLocked)
 		}
-		cancel()
 	}
 	if err := holder.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
@@ -70,6 +76,7 @@ func mustAllowIn(t *testing.T, store *pgstore.Store, tx pgx.Tx, requests ...rate
 
 // While a limit's number of shards changes, a transaction can meet both.
 func TestTwoNumbersOfShardsInOneTransaction(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db)
 	for range 20 {
@@ -85,6 +92,7 @@ func TestTwoNumbersOfShardsInOneTransaction(t *testing.T) {
 
 // Reshard counts what has come in since the rows were written.
 func TestReshardCountsWhatHasComeIn(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	c := newClock()
 	store := newStore(t, db, onClock(c))

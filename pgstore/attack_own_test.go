@@ -150,6 +150,7 @@ var commitFails = map[string]string{
 // The commit fails after its statements have succeeded: nobody is told OK. Here
 // of one call at a time.
 func TestNoOKWithoutCommit(t *testing.T) {
+	t.Parallel()
 	plain, window, shards := slow("plain", 10), slowWindow("window", 10), shardedSlow("shards", 10, 2)
 	took := func(result ratelimit.Result, err error) (bool, error) { return result.OK, err }
 	for _, verb := range []struct {
@@ -191,6 +192,7 @@ func TestNoOKWithoutCommit(t *testing.T) {
 	} {
 		for how, plpgsql := range commitFails {
 			t.Run(verb.name+"/"+how, func(t *testing.T) {
+				t.Parallel()
 				db := pgtest.New(t)
 				store := newStore(t, db)
 				mustAllow(t, store, plain.For("k"))
@@ -215,6 +217,7 @@ func TestNoOKWithoutCommit(t *testing.T) {
 
 // The same of calls that are decided together, of which one is refused.
 func TestNoOKWithoutCommitTogether(t *testing.T) {
+	t.Parallel()
 	for how, plpgsql := range commitFails {
 		t.Run(how, func(t *testing.T) {
 			db := pgtest.New(t, maxConns(4))
@@ -246,6 +249,7 @@ func TestNoOKWithoutCommitTogether(t *testing.T) {
 // no other plan, is between two others: one that has read its row, and one that
 // has written another row and is committed first.
 func TestNoOKWithoutCommitUnderSerializable(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) {
 		for _, plan := range []string{"enable_tidscan", "enable_indexscan", "enable_indexonlyscan", "enable_bitmapscan"} {
 			c.ConnConfig.RuntimeParams[plan] = "off"
@@ -369,12 +373,14 @@ func kill(t *testing.T, pid int) {
 // Two stores take from the same shards at the same time: their callers are
 // charged once each.
 func TestShardsChargeOnce(t *testing.T) {
-	const stores, goroutines, calls = 2, 4, 300
+	t.Parallel()
+	const stores, goroutines, calls = 2, 4, 80
 	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 1e6, Period: 50 * 365 * 24 * time.Hour, Capacity: 8, Shards: 8}
 	window := slowWindow("window", 8)
 	window.Shards = 8
 	for _, limit := range []ratelimit.Limit{bucket, window} {
 		t.Run(limit.Definition().Name, func(t *testing.T) {
+			t.Parallel()
 			db := pgtest.New(t)
 			var group sync.WaitGroup
 			for range stores {
@@ -408,6 +414,7 @@ func TestShardsChargeOnce(t *testing.T) {
 // so that Prune always comes first; those that wait for the row itself are
 // overtaken now and then.
 func TestPruneForgetsNoTakeUnderWay(t *testing.T) {
+	t.Parallel()
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: 200 * time.Millisecond}
 	for name, take := range map[string]takes{"AllowTx": allowAt(pgx.ReadCommitted), "AllowFunc": allowFunc, "Allow": allowOwn} {
 		t.Run(name, func(t *testing.T) {
@@ -467,6 +474,7 @@ func wantAtMost(t *testing.T, limit ratelimit.TokenBucket, begun time.Time, gran
 // told of when they were granted what keeps to the limit: no second burst comes
 // at the instant of the first.
 func TestWaitingMakesNoSecondBurst(t *testing.T) {
+	t.Parallel()
 	const period = 300 * time.Millisecond
 	db := pgtest.New(t, maxConns(40))
 	for _, verb := range []struct {
@@ -563,6 +571,7 @@ func wantWithin(t *testing.T, d bucket.Definition, granted []ratelimit.Result) {
 // A refusal that is remembered promises an instant at which the same call
 // succeeds, though others took after it was refused and before it was told.
 func TestRemembersWhatIsLeftAfterARefusal(t *testing.T) {
+	t.Parallel()
 	c := newClock()
 	db := pgtest.New(t, maxConns(1))
 	store := newStore(t, db, onClock(c), func(config *pgstore.Config) { config.Escrow = pgstore.MaxEscrow })
@@ -590,6 +599,7 @@ func TestRemembersWhatIsLeftAfterARefusal(t *testing.T) {
 
 // The same if this store took after it, in whichever way.
 func TestRemembersWhatItTookAfterARefusal(t *testing.T) {
+	t.Parallel()
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Hour}
 	for name, take := range map[string]takes{"granted without being read": allowOwn, "runner": allowFunc, "caller's transaction": allowAt(pgx.ReadCommitted)} {
 		t.Run(name, func(t *testing.T) {
@@ -627,6 +637,7 @@ func TestRemembersWhatItTookAfterARefusal(t *testing.T) {
 // A full limit grants its whole capacity, over however many shards, and an empty
 // one promises it for when it is full.
 func TestShardsGrantTheWholeCapacity(t *testing.T) {
+	t.Parallel()
 	c := newClock()
 	db := pgtest.New(t)
 	store := newStore(t, db, onClock(c))
@@ -666,13 +677,14 @@ func roundingPool(mode pgx.QueryExecMode) pgtest.Option {
 // What the server tells of a row may be rounded: calls come to an end all the
 // same, lose nothing, and Prune finds what it has listed.
 func TestRoundedText(t *testing.T) {
+	t.Parallel()
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
 		t.Run(mode.String(), func(t *testing.T) {
 			db := pgtest.New(t, roundingPool(mode))
 			limits := []ratelimit.TokenBucket{slow("a", 10), slow("b", 10)}
 			store := newStore(t, db)
 			for range 6 {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+				ctx, cancel := context.WithTimeout(t.Context(), aMoment)
 				result, err := store.Allow(ctx, limits[0].ForN("k", 1.0/3), limits[1].ForN("k", 1.0/7))
 				cancel()
 				if err != nil || !result.OK {
@@ -696,6 +708,7 @@ func TestRoundedText(t *testing.T) {
 // Rates as small as floats go: each is refused by Validate, or can be asked. None
 // is such that only PostgreSQL cannot count with it.
 func TestTinyRates(t *testing.T) {
+	t.Parallel()
 	c := newClock()
 	db := pgtest.New(t)
 	store := newStore(t, db, onClock(c))
@@ -725,6 +738,7 @@ func TestTinyRates(t *testing.T) {
 // Tiny counts, asked for again and again: what is granted is spent, and a count
 // that is too small to be subtracted is refused as invalid.
 func TestTinyCountsAreNotFree(t *testing.T) {
+	t.Parallel()
 	const capacity, calls = 1e6, 200
 	c := newClock() // stands still, so nothing comes in
 	db := pgtest.New(t)

@@ -1,6 +1,8 @@
 package pgstore
 
 import (
+	"context"
+	"fmt"
 	"math"
 	"reflect"
 	"sync"
@@ -12,6 +14,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/escrow"
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
 
@@ -21,19 +24,30 @@ type base struct {
 	table  *table.Table
 	config Config
 
-	seen  decide.Seen
-	hints hints
-	work  work
-	spare chan struct{} // connections that may wait for a locked row
+	seen   decide.Seen
+	shards shards
+	cache  *escrow.Cache // nil without Config.Escrow
+	work   work
+	spare  chan struct{} // connections that may wait for a locked row
 }
 
 func newBase(pool *pgxpool.Pool, config Config) *base {
-	b := &base{pool: pool, config: config, table: table.New(config.Schema, config.Portable)}
+	b := &base{pool: pool, config: config, table: table.New(config.Schema, config.Portable, silence(config.Timeout))}
 	b.work.over = make(chan struct{})
+	b.work.open, b.work.shut = context.WithCancel(context.Background())
 	if pool != nil {
 		b.spare = make(chan struct{}, min(pool.Config().MaxConns/4, 4))
 	}
 	return b
+}
+
+// silence returns for how long the server keeps what a transaction of a decision on its own
+// has locked while it hears nothing of us.
+func silence(timeout time.Duration) time.Duration {
+	if timeout == NoTimeout {
+		return defaultTimeout
+	}
+	return timeout
 }
 
 // work counts what Close waits for. All calls pass here, and each writes this one number
@@ -42,16 +56,33 @@ type work struct {
 	under          atomic.Int64 // how much is under way; by closing less when nothing more is to begin
 	closing, ended sync.Once
 	over           chan struct{} // closed when nothing is under way then
+
+	open context.Context // ends when nothing more is to begin
+	shut context.CancelFunc
 }
 
 const closing = math.MinInt64 / 2
 
-func (w *work) begin() error {
-	if w.under.Add(1) > 0 {
+func (w *work) begin(ctx context.Context) error {
+	if w.under.Add(1) > 0 || ctx.Value(underWay{}) != nil {
 		return nil
 	}
 	w.end()
 	return ErrClosed
+}
+
+// underWay is the key of contexts of what has begun, whose parts may begin later.
+type underWay struct{}
+
+// whole begins something of several parts, such as a wait. Its context ends when the Store
+// is closed, but its parts begin all the same.
+func (w *work) whole(ctx context.Context) (_ context.Context, end func(), err error) {
+	if err := w.begin(ctx); err != nil {
+		return nil, nil, err
+	}
+	ctx, cancel := context.WithCancel(context.WithValue(ctx, underWay{}, true))
+	stop := context.AfterFunc(w.open, cancel)
+	return ctx, func() { stop(); cancel(); w.end() }, nil
 }
 
 func (w *work) end() {
@@ -71,6 +102,7 @@ func (w *work) spawn(f func()) {
 
 func (w *work) close() {
 	w.closing.Do(func() {
+		w.shut()
 		w.under.Add(closing + 1)
 		w.end()
 	})
@@ -108,16 +140,53 @@ func (b *base) usableIn(tx pgx.Tx) error {
 // call is a call whose limits the Store has seen.
 func (b *base) call(reserve bool, requests []ratelimit.Request) (decide.Call, error) {
 	call, err := decide.New(reserve, requests...)
-	b.note(&call)
-	return call, err
+	if err != nil {
+		return decide.Call{}, err
+	}
+	return call, b.seen.NoteCall(&call)
 }
 
-// note remembers the definitions of a call's limits.
-func (b *base) note(call *decide.Call) {
-	for i := range call.Asks {
-		b.seen.Note(call.Asks[i].Definition)
+// took notes what a call took, and returns what is known of its limits then.
+func (b *base) took(call *decide.Call, changes []decide.Change, at time.Time) decide.View {
+	for i := range changes {
+		b.cache.Changed(changes[i].Key)
 	}
+	view := decide.View{At: at}
+	if call.Sharded() {
+		view.States = b.shards.took(call, changes, at)
+	}
+	return view
+}
+
+// saw notes what was seen of a call's limits.
+func (b *base) saw(call *decide.Call, view decide.View) {
+	for i := range call.Asks {
+		if call.Asks[i].Sharded() {
+			b.shards.saw(&call.Asks[i], view.States[i])
+		}
+	}
+}
+
+// changed forgets what is known of a key's rows, which were changed otherwise than by a
+// take. What is held of it is held.
+func (b *base) changed(key decide.Key) {
+	b.shards.forget(key)
+	b.cache.Changed(key)
 }
 
 // fault wraps an error of the database.
 func (b *base) fault(doing string, err error) error { return fault(b.config.Schema, doing, err) }
+
+// faultOf is fault of a call in a caller's transaction. It names the limit, and also the
+// lock that was waited for, as far as the server says so.
+func (b *base) faultOf(call *decide.Call, err error) error {
+	key := call.Asks[0].Of()
+	if code(err) == lockNotAvailable {
+		return locked(key, err)
+	}
+	doing := fmt.Sprintf("take from limit %q, key %q", key.Name, key.Key)
+	if n := len(call.Asks) - 1; n > 0 {
+		doing += fmt.Sprintf(", and from %d more", n)
+	}
+	return b.fault(doing, err)
+}

@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -309,39 +310,67 @@ func (f form) configure(config *pgstore.Config) {
 }
 
 func TestDifferential(t *testing.T) {
-	const histories, calls = 60, 70
-	db := pgtest.New(t)
-	total := newTally()
-	for i, f := range forms {
-		t.Run(f.name, func(t *testing.T) {
-			for j := range histories {
-				seed := uint64(1000*i + j)
-				total.add(runHistory(t, db, f, seed, calls))
-			}
-		})
+	t.Parallel()
+	const calls = 70
+	histories, broad := 20, 8
+	if testing.Short() {
+		histories, broad = 6, 1
 	}
+	total := newTally()
+	t.Run("forms", func(t *testing.T) {
+		for i, f := range forms {
+			t.Run(f.name, func(t *testing.T) {
+				t.Parallel()
+				db := pgtest.New(t) // of its own: serializable transactions that look conflict
+				for j := range histories {
+					total.add(runHistory(t, db, f, uint64(1000*i+j), calls))
+				}
+			})
+		}
+	})
 	if t.Failed() {
 		return
 	}
-	total.wantBroad(t, 20)
-	t.Logf("%v", total)
+	total.wantBroad(t, broad)
+	t.Logf("%v", total.counts)
+}
+
+// FuzzDifferential is TestDifferential for as long as one likes.
+func FuzzDifferential(f *testing.F) {
+	db := pgtest.New(f)
+	f.Add(uint64(0), uint8(0))
+	f.Fuzz(func(t *testing.T, seed uint64, which uint8) {
+		runHistory(t, db, forms[int(which)%len(forms)], seed, 70)
+	})
 }
 
 // tally counts what histories consisted of, so that a generator that has
-// become one-sided is noticed.
-type tally map[string]int
+// become one-sided is noticed. It is safe for concurrent use once it is made.
+type tally struct {
+	mu     sync.Mutex
+	counts map[string]int
+}
 
-func newTally() tally { return tally{} }
+func newTally() *tally { return &tally{counts: map[string]int{}} }
 
-func (c tally) add(other tally) {
+func (c *tally) add(other map[string]int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	for k, n := range other {
-		c[k] += n
+		c.counts[k] += n
 	}
 }
 
 // wantBroad fails unless all that a history should have came at least n times.
-func (c tally) wantBroad(t *testing.T, n int) {
+func (c *tally) wantBroad(t *testing.T, n int) {
 	t.Helper()
+	if lacking := c.lacking(n); len(lacking) > 0 {
+		t.Errorf("less than %d of %q: %v", n, lacking, c.counts)
+	}
+}
+
+// lacking returns what a history should have and did not come n times.
+func (c *tally) lacking(n int) []string {
 	want := []string{
 		"granted", "refused", "in debt", "several granted", "several refused", "same key twice",
 		"never", "cancelled", "not cancelled", "paused", "not paused", "pruned rows", "clock went back",
@@ -354,11 +383,7 @@ func (c tally) wantBroad(t *testing.T, n int) {
 	for _, v := range allVerbs {
 		want = append(want, string(v))
 	}
-	for _, k := range want {
-		if c[k] < n {
-			t.Errorf("%s: %d times, want %d at least: %v", k, c[k], n, c)
-		}
-	}
+	return slices.DeleteFunc(want, func(k string) bool { return c.counts[k] >= n })
 }
 
 // history is one run through model and database.
@@ -371,18 +396,18 @@ type history struct {
 	sql     *pgstore.Store
 	clock   *clock
 	results []ratelimit.Result // of the database, one for each op of model.log
-	tally   tally
+	tally   map[string]int     // what it consists of
 }
 
 // runHistory runs a random history of about the given number of calls, in
 // limits of its own.
-func runHistory(t *testing.T, db *pgtest.DB, f form, seed uint64, calls int) tally {
+func runHistory(t *testing.T, db *pgtest.DB, f form, seed uint64, calls int) map[string]int {
 	t.Helper()
 	c := newClock()
 	prefix := fmt.Sprintf("%s %d: ", f.name, seed)
 	h := &history{
 		generator: newGenerator(seed, prefix),
-		t:         t, form: f, seed: seed, model: newModel(), sql: newStore(t, db, onClock(c), f.configure), clock: c, tally: newTally(),
+		t:         t, form: f, seed: seed, model: newModel(), sql: newStore(t, db, onClock(c), f.configure), clock: c, tally: map[string]int{},
 	}
 	for len(h.model.log) < calls && h.tally["calls"] < 2*calls {
 		if f.inTx {

@@ -21,22 +21,50 @@ func (s *Store) ResetTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, k
 	if err != nil {
 		return err
 	}
-	return s.reset(ctx, tx, call.Asks[0].Of())
+	return s.reset(ctx, tx, &call)
 }
 
 // Reset is [Store.ResetTx] on its own.
 func (s *Store) Reset(ctx context.Context, limit ratelimit.Limit, key string) error {
-	return s.editOwn(ctx, limit, key, func(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
-		return s.reset(ctx, tx, call.Asks[0].Of())
-	})
+	return s.editOwn(ctx, limit, key, s.reset)
 }
 
-func (s *Store) reset(ctx context.Context, q table.Querier, key decide.Key) error {
-	if err := s.table.Reset(ctx, q, key); err != nil {
+// reset deletes the rows of an edit's limit and key. Those of which processes hold tokens in
+// memory are not deleted, but full less what these hold.
+func (s *Store) reset(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
+	a := &call.Asks[0]
+	left, err := s.table.Reset(ctx, tx, a.Of())
+	if err == nil && len(left) > 0 {
+		err = s.refillAll(ctx, tx, a, left)
+	}
+	if err != nil {
 		return s.fault("reset", err)
 	}
-	s.hints.edited(key)
+	s.changed(a.Of())
+	s.memory.evict(a.Of())
 	return nil
+}
+
+func (s *Store) refillAll(ctx context.Context, tx pgx.Tx, a *decide.Ask, shards []int32) error {
+	var lock, write pgx.Batch
+	given, now := make([]table.Taken, len(shards)), s.clock()
+	for i, shard := range shards {
+		c := a.Change(0, int(shard), 0)
+		s.table.QueueGive(&lock, &c, 0, 0, now, &given[i])
+	}
+	if err := tx.SendBatch(ctx, &lock).Close(); err != nil {
+		return err
+	}
+	share := a.Definition.Shard()
+	for i, shard := range shards {
+		row, g := decide.Row{Key: a.Of(), Shard: int(shard)}, &given[i]
+		if share.Forgets(outOf(g), g.At) {
+			s.table.QueueRemove(&write, row)
+			continue
+		}
+		s.table.QueuePut(&write, row, share.Full(a.Key, g.After, outOf(g), g.At))
+	}
+	return tx.SendBatch(ctx, &write).Close()
 }
 
 // CreditTx gives the request's count back to its limit inside tx, capped at
@@ -78,11 +106,11 @@ func (s *Store) credit(ctx context.Context, tx pgx.Tx, call *decide.Call, r rate
 	shard, counts := 0, []float64{r.Count}
 	if a.Sharded() {
 		var held bool
-		if shard, held = s.hints.shards.heldBy(tx, a); held {
-			view.States = s.hints.shards.known(call, time.Time{})
+		if shard, held = s.shards.heldBy(tx, a); held {
+			view.States = s.shards.known(call, time.Time{})
 		} else {
 			var err error
-			if view, err = s.settled(ctx, tx, call); err != nil {
+			if view, _, err = s.settled(ctx, tx, call); err != nil {
 				return ratelimit.Status{}, s.fault("credit", err)
 			}
 			shard, counts = 0, a.Fill(view.States[0], r.Count, view.At)
@@ -97,8 +125,8 @@ func (s *Store) credit(ctx context.Context, tx pgx.Tx, call *decide.Call, r rate
 	for i := range given {
 		view.States[0][shard+i], view.At = given[i].After, given[i].At.UTC()
 	}
-	s.hints.edited(a.Of())
-	s.hints.saw(call, view)
+	s.changed(a.Of())
+	s.saw(call, view)
 	return decide.Credited(r, view.States[0], view.At), nil
 }
 
@@ -117,8 +145,8 @@ func (s *Store) give(ctx context.Context, tx pgx.Tx, a *decide.Ask, shard int, c
 		return nil, err
 	}
 	for i, n := range counts {
-		if c := &changes[i]; c.Definition.Kind == ratelimit.KindSlidingWindow && !given[i].Made {
-			given[i].After = c.Definition.Credit(given[i].After, given[i].At, n)
+		if c := &changes[i]; c.Definition.Slotted() && !given[i].Made {
+			given[i].After = c.Definition.CreditBeside(given[i].After, outOf(&given[i]), given[i].At, n)
 			s.table.QueuePut(&second, c.Row, given[i].After)
 		}
 	}
@@ -131,7 +159,7 @@ func (s *Store) give(ctx context.Context, tx pgx.Tx, a *decide.Ask, shard int, c
 // settled locks all rows of an edit's limit and key, in order, and returns what is
 // in them. It gives them nothing rather than reads them, so it leaves no predicate
 // locks under SERIALIZABLE.
-func (s *Store) settled(ctx context.Context, q table.Querier, call *decide.Call) (decide.View, error) {
+func (s *Store) settled(ctx context.Context, q table.Querier, call *decide.Call) (view decide.View, outs []bucket.Out, err error) {
 	a, now := &call.Asks[0], s.clock()
 	var batch pgx.Batch
 	given := make([]table.Taken, a.Definition.Shards)
@@ -140,14 +168,19 @@ func (s *Store) settled(ctx context.Context, q table.Querier, call *decide.Call)
 		s.table.QueueGive(&batch, &c, 0, 0, now, &given[shard])
 	}
 	if err := q.SendBatch(ctx, &batch).Close(); err != nil {
-		return decide.View{}, err
+		return view, nil, err
 	}
-	view := decide.View{States: [][]bucket.State{make([]bucket.State, len(given))}}
+	view.States, outs = [][]bucket.State{make([]bucket.State, len(given))}, make([]bucket.Out, len(given))
 	for shard := range given {
-		view.States[0][shard] = given[shard].After
+		view.States[0][shard], outs[shard] = given[shard].After, outOf(&given[shard])
 		view.At = given[shard].At.UTC()
 	}
-	return view, nil
+	return view, outs, nil
+}
+
+// outOf returns what is out of a row that was given something.
+func outOf(given *table.Taken) bucket.Out {
+	return bucket.Out{Tokens: given.Ahead, Until: given.Until}
 }
 
 // PauseTx lets nothing be allowed and nothing come in to the limit's key for a
@@ -222,7 +255,7 @@ func (s *Store) PauseAll(ctx context.Context, lasts time.Duration, requests ...r
 		return time.Time{}, err
 	}
 	for i := range calls {
-		s.hints.edited(calls[i].Asks[0].Of()) // again, now that others see it
+		s.changed(calls[i].Asks[0].Of()) // again, now that others see it
 	}
 	return until, nil
 }
@@ -260,11 +293,12 @@ func (s *Store) pauseAll(ctx context.Context, tx pgx.Tx, calls []decide.Call, la
 }
 
 func (s *Store) pause(ctx context.Context, tx pgx.Tx, call *decide.Call, lasts time.Duration) (until time.Time, err error) {
-	err = s.change(ctx, tx, call, func(share bucket.Definition, state bucket.State, at time.Time) bucket.State {
+	err = s.change(ctx, tx, call, func(share *bucket.Definition, state bucket.State, _ bucket.Out, at time.Time) bucket.State {
 		after := share.Pause(state, at, at.Add(lasts))
 		until = after.Paused
 		return after
 	})
+	s.memory.evict(call.Asks[0].Of()) // while the row is locked, so that nothing is prefetched before the pause is seen
 	return until, err
 }
 
@@ -286,28 +320,28 @@ func (s *Store) Resume(ctx context.Context, limit ratelimit.Limit, key string) e
 
 func (s *Store) resume(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
 	key := call.Asks[0].Key
-	return s.change(ctx, tx, call, func(share bucket.Definition, state bucket.State, at time.Time) bucket.State {
-		return share.Resume(key, state, at)
+	return s.change(ctx, tx, call, func(share *bucket.Definition, state bucket.State, out bucket.Out, at time.Time) bucket.State {
+		return share.ResumeBeside(key, state, out, at)
 	})
 }
 
 // change changes all rows of an edit's limit and key.
-func (s *Store) change(ctx context.Context, tx pgx.Tx, call *decide.Call, to func(bucket.Definition, bucket.State, time.Time) bucket.State) error {
-	view, err := s.settled(ctx, tx, call)
+func (s *Store) change(ctx context.Context, tx pgx.Tx, call *decide.Call, to func(*bucket.Definition, bucket.State, bucket.Out, time.Time) bucket.State) error {
+	view, outs, err := s.settled(ctx, tx, call)
 	if err != nil {
 		return s.fault("edit", err)
 	}
 	a := &call.Asks[0]
 	var batch pgx.Batch
 	for shard, state := range view.States[0] {
-		view.States[0][shard] = to(a.Definition.Shard(), state, view.At)
+		view.States[0][shard] = to(a.Definition.Shard(), state, outs[shard], view.At)
 		s.table.QueuePut(&batch, decide.Row{Key: a.Of(), Shard: shard}, view.States[0][shard])
 	}
 	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
 		return s.fault("edit", err)
 	}
-	s.hints.edited(a.Of())
-	s.hints.saw(call, view)
+	s.changed(a.Of())
+	s.saw(call, view)
 	return nil
 }
 
@@ -337,12 +371,13 @@ func (s *Store) Reshard(ctx context.Context, from, to ratelimit.Limit, key strin
 		return &ratelimit.FieldError{Limit: b.Name, Field: "Limit", Value: b, Reason: "must differ in nothing but Shards"}
 	}
 	err = s.ownTx(ctx, append(old.Asks[0].Rows(), renewed.Asks[0].Rows()...), func(ctx context.Context, tx pgx.Tx) error { return s.reshard(ctx, tx, &old, &renewed) })
-	s.hints.edited(renewed.Asks[0].Of())
+	s.changed(renewed.Asks[0].Of())
+	s.memory.evict(renewed.Asks[0].Of())
 	return err
 }
 
 func (s *Store) reshard(ctx context.Context, tx pgx.Tx, old, renewed *decide.Call) error {
-	view, err := s.settled(ctx, tx, old)
+	view, outs, err := s.settled(ctx, tx, old)
 	if err != nil {
 		return s.fault("reshard", err)
 	}
@@ -353,6 +388,8 @@ func (s *Store) reshard(ctx context.Context, tx pgx.Tx, old, renewed *decide.Cal
 		state := share
 		if shard >= n {
 			state = empty
+		} else if shard < len(states) {
+			state = renewed.Asks[0].Definition.Shard().Bounded(share, states[shard], outs[shard], view.At)
 		}
 		s.table.QueuePut(&batch, decide.Row{Key: renewed.Asks[0].Of(), Shard: shard}, state)
 	}
@@ -383,6 +420,6 @@ func (s *Store) editOwn(ctx context.Context, limit ratelimit.Limit, key string, 
 	if err := s.ownTx(ctx, call.Asks[0].Rows(), func(ctx context.Context, tx pgx.Tx) error { return change(ctx, tx, &call) }); err != nil {
 		return err
 	}
-	s.hints.edited(call.Asks[0].Of()) // again, now that others see it
+	s.changed(call.Asks[0].Of()) // again, now that others see it
 	return nil
 }

@@ -1,20 +1,12 @@
 package pgstore_test
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
-	"net"
-	"os"
-	"os/exec"
-	"strconv"
-	"strings"
 	"sync"
 	"sync/atomic"
-	"syscall"
 	"testing"
 	"time"
 
@@ -57,39 +49,24 @@ type flood struct {
 	tell  func(served)
 }
 
-// run takes until its time is over, or its context.
-func (f *flood) run(ctx context.Context, lasts time.Duration) error {
-	var group sync.WaitGroup
-	errs := make([]error, 4*len(flooded))
-	end := time.Now().Add(lasts)
-	for i := range errs {
-		group.Go(func() {
-			for n := i; time.Now().Before(end) && ctx.Err() == nil && errs[i] == nil; n++ {
-				errs[i] = f.once(i%len(flooded), n)
-			}
-		})
-	}
-	group.Wait()
-	return errors.Join(errs...)
-}
-
-func (f *flood) once(limit, n int) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+// once takes from one of flooded, in a form that goes by n, and reports whether that was
+// granted.
+func (f *flood) once(limit, n int) (granted bool, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	request := flooded[limit].ForN("k", float64(1+rand.IntN(3)))
 	from := f.clock()
 	result, err := f.take(ctx, request, n)
 	switch {
 	case errors.Is(err, errUndone):
-		return nil
+		return true, nil
 	case err == nil && result.OK:
 		f.tell(served{limit, result.At, curve.Served{From: from, To: f.clock(), Count: request.Count}})
-		return nil
-	case err == nil || errors.Is(err, ratelimit.ErrRefused):
-		time.Sleep(time.Duration(rand.IntN(20)) * time.Millisecond)
-		return nil
+		return true, nil
+	case errors.Is(err, ratelimit.ErrRefused):
+		err = nil
 	}
-	return err
+	return false, err
 }
 
 // errUndone is the error of work that is undone.
@@ -118,157 +95,28 @@ func (f *flood) take(ctx context.Context, request ratelimit.Request, n int) (res
 	return f.store.Allow(ctx, request)
 }
 
-const (
-	floodSchema = "RATELIMIT_TEST_ESCROW_SCHEMA"
-	floodURL    = childURL + "_ESCROW"
-	floodRelay  = "RATELIMIT_TEST_ESCROW_RELAY"
-)
-
-// floodChild is what another process does, until its stdin ends.
-func floodChild(t *testing.T) {
-	config, err := pgxpool.ParseConfig(os.Getenv(floodURL))
-	if err != nil {
-		t.Fatal(err)
-	}
-	host, port, _ := net.SplitHostPort(os.Getenv(floodRelay))
-	n, _ := strconv.ParseUint(port, 10, 16)
-	config.MaxConns = 6
-	config.ConnConfig.Host, config.ConnConfig.Port = host, uint16(n)
-	config.ConnConfig.Fallbacks, config.ConnConfig.TLSConfig = nil, nil
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer pool.Close()
-	store, err := pgstore.New(pool, &pgstore.Config{Schema: os.Getenv(floodSchema), Escrow: floodEscrow})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer store.Close()
-	ctx, stop := context.WithCancel(t.Context())
-	go func() {
-		defer stop()
-		_, _ = io.Copy(io.Discard, os.Stdin)
-	}()
-	var mu sync.Mutex
-	f := flood{store: store, pool: pool, clock: time.Now, tell: func(s served) {
-		mu.Lock()
-		defer mu.Unlock()
-		fmt.Printf("granted %d %d %d %d %g\n", s.limit, s.at.UnixMicro(), s.From.UnixMicro(), s.To.UnixMicro(), s.Count)
-	}}
-	if err := f.run(ctx, time.Minute); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// flooding is processes that flood, and what they were granted.
-type flooding struct {
-	t     *testing.T
-	db    *pgtest.DB
-	relay string
-
-	processes []*process
-	quiet     atomic.Bool  // nothing is late
-	stalled   atomic.Int64 // nothing arrives until then
-
-	mu     sync.Mutex
-	served [3][]served // by limit
-	rest   strings.Builder
-}
-
-// process is one of them.
-type process struct {
-	*exec.Cmd
-	stop  io.Closer
-	begun chan struct{} // it was granted something
-	read  chan struct{} // all that it says
-}
-
-func (f *flooding) start() *process {
-	f.t.Helper()
-	p := &process{Cmd: exec.CommandContext(f.t.Context(), os.Args[0], "-test.run=^TestEscrowNeverOverInProcesses$"), begun: make(chan struct{}), read: make(chan struct{})}
-	p.Env = append(os.Environ(), floodURL+"="+f.db.URL, floodSchema+"="+f.db.Schema, floodRelay+"="+f.relay)
-	stop, err := p.StdinPipe()
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	out, err := p.StdoutPipe()
-	if err != nil {
-		f.t.Fatal(err)
-	}
-	p.stop, p.Stderr = stop, os.Stderr
-	if err := p.Start(); err != nil {
-		f.t.Fatal(err)
-	}
-	go func() {
-		defer close(p.read)
-		var begun sync.Once
-		for lines := bufio.NewScanner(out); lines.Scan(); {
-			f.heard(lines.Text())
-			begun.Do(func() { close(p.begun) })
-		}
-	}()
-	return p
-}
-
-// heard notes a line that a process has written.
-func (f *flooding) heard(line string) {
-	var limit int
-	var at, from, to int64
-	var count float64
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if _, err := fmt.Sscanf(line, "granted %d %d %d %d %g", &limit, &at, &from, &to, &count); err != nil {
-		f.rest.WriteString(line + "\n")
-		return
-	}
-	f.served[limit] = append(f.served[limit], served{limit, time.UnixMicro(at), curve.Served{From: time.UnixMicro(from), To: time.UnixMicro(to).Add(time.Microsecond), Count: count}})
-}
-
-// end has a process end, by itself or not.
-func (f *flooding) end(p *process, kill bool) {
-	f.t.Helper()
-	if kill {
-		signal(f.t, p, syscall.SIGKILL)
-	}
-	p.stop.Close()
-	<-p.read
-	if err := p.Wait(); err != nil && !kill {
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		f.t.Errorf("%v\n%s", err, f.rest.String())
-	}
-}
-
 // judgeTold says by how much of their bounds limits were used by what callers were told: no
-// more than all of it, and at least so much.
-func judgeTold(t *testing.T, all [3][]served, least float64) {
+// more than all of it.
+func judgeTold(t *testing.T, all [3][]served) {
 	t.Helper()
 	for i, limit := range flooded {
 		var events []curve.Event
 		for _, s := range all[i] {
 			events = append(events, curve.Event{At: s.at, Count: s.Count})
 		}
-		judgeEvents(t, limit, events, least)
+		judgeEvents(t, limit, events)
 	}
 }
 
-func judgeEvents(t *testing.T, limit ratelimit.Limit, events []curve.Event, least float64) {
+func judgeEvents(t *testing.T, limit ratelimit.Limit, events []curve.Event) (worst curve.Worst) {
 	t.Helper()
-	d := bucket.Definition(limit.Definition())
-	worst := curve.Judge(events, curve.Of(ratelimit.Definition(d)))
+	worst = curve.Judge(events, curve.Of(limit.Definition()))
+	t.Logf("%s, %d grants, by what was told: %v", ratelimit.NameOf(limit), len(events), worst)
 	if worst.Share > 1+1e-9 {
-		t.Errorf("%s: too much", d.Name)
+		t.Errorf("%s: too much", ratelimit.NameOf(limit))
 	}
-	t.Logf("%s, %d grants, by what was told: %v", d.Name, len(events), worst)
-	if worst.Share < least {
-		t.Errorf("%s: %v, want %v", d.Name, worst, least)
-	}
+	return worst
 }
-
-// disturbed is the least share for a test to have tried something. What stopped and killed
-// processes held is not granted, and on a busy machine there is no flood.
-const disturbed = 0.6
 
 // judgeServed says the same by callers' own clocks.
 func judgeServed(t *testing.T, all [3][]served) {
@@ -286,113 +134,132 @@ func judgeServed(t *testing.T, all [3][]served) {
 	}
 }
 
-// Processes that take ahead use together what a limit grants at most, in every stretch of
-// time: while they are stopped for longer than what they hold lasts, and killed, with
-// others in their place; while statements and their answers are late, those of all at
-// once too; and while somebody keeps rows locked, or the whole server is stopped.
-func TestEscrowNeverOverInProcesses(t *testing.T) {
-	if os.Getenv(floodSchema) != "" {
-		floodChild(t)
-		return
-	}
-	for _, n := range []int{1, 2, 8} {
-		t.Run(fmt.Sprint(n), func(t *testing.T) {
-			f := newFlooding(t, n)
-			f.disturb()
-			f.judge()
-		})
-	}
-	t.Run("8, the server is stopped", func(t *testing.T) {
-		f := newFlooding(t, 8)
-		for range 3 {
-			resume := pgtest.Suspend(t)
-			time.Sleep(2 * floodEscrow)
-			resume()
-			time.Sleep(300 * time.Millisecond)
-		}
-		f.judge()
-	})
+// distant is stores that take ahead, each as in a process of its own, on a network on which
+// what they send and are answered is late now and then: by one clock, that only the test
+// moves, so a statement can be late by as much as it likes.
+type distant struct {
+	t     *testing.T
+	db    *pgtest.DB // behind the network
+	clock *clock
+	sent  traced.Statements
+
+	lateRequest, lateAnswer atomic.Bool // the next one is
+
+	mu     sync.Mutex
+	served [3][]served // by limit
+	stores []*pgstore.Store
 }
 
-// newFlooding is so many processes, that have flooded for a second.
-func newFlooding(t *testing.T, n int) *flooding {
+func newDistant(t *testing.T) *distant {
 	t.Helper()
+	d := &distant{t: t, clock: newClock()}
 	r := newRelay(t)
 	t.Cleanup(r.Close)
-	f := &flooding{t: t, db: pgtest.New(t, maxConns(4)), relay: r.Address().String()}
-	late := func(int, []byte) relay.Fate {
-		if !f.quiet.Load() && rand.IntN(200) == 0 {
-			time.Sleep(time.Duration(rand.IntN(150)) * time.Millisecond)
-		}
-		time.Sleep(time.Until(time.UnixMicro(f.stalled.Load())))
-		return relay.Pass
-	}
-	f.quiet.Store(true)
-	r.Interfere(late, late)
-	for range n {
-		f.processes = append(f.processes, f.start())
-	}
-	for _, p := range f.processes {
-		select {
-		case <-p.begun:
-		case <-p.read:
+	d.db = pgtest.New(t, maxConns(16), r.through(), pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = &d.sent }))
+	late := func(next *atomic.Bool) relay.Judge {
+		return func(int, []byte) relay.Fate {
+			if next.CompareAndSwap(true, false) {
+				d.clock.add(upTo(2 * floodEscrow))
+			}
+			return relay.Pass
 		}
 	}
-	time.Sleep(time.Second)
-	return f
+	r.Interfere(late(&d.lateRequest), late(&d.lateAnswer))
+	return d
 }
 
-// disturb does everything to processes that they are to bear.
-func (f *flooding) disturb() {
-	f.t.Helper()
-	f.quiet.Store(false)
-	for i := range 4 {
-		p := &f.processes[i%len(f.processes)]
-		signal(f.t, *p, syscall.SIGSTOP)
-		time.Sleep(2 * floodEscrow)
-		if i%2 == 0 {
-			signal(f.t, *p, syscall.SIGCONT)
-		} else {
-			f.end(*p, true)
-			*p = f.start()
+// upTo returns a random duration below the longest.
+func upTo(longest time.Duration) time.Duration { return rand.N(longest) }
+
+// start returns what another process is, which takes ahead by either form of statements.
+func (d *distant) start() *flood {
+	d.t.Helper()
+	store := newStore(d.t, d.db, onClock(d.clock), withEscrow(floodEscrow), isPortable(rand.IntN(3) == 0))
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.stores = append(d.stores, store)
+	return &flood{store: store, pool: d.db.Pool, clock: d.clock.now, tell: func(s served) {
+		d.mu.Lock()
+		defer d.mu.Unlock()
+		d.served[s.limit] = append(d.served[s.limit], s)
+	}}
+}
+
+// run has one process, and those that come in its place, take until they are refused, turn by
+// turn, and now and then has something happen to them.
+func (d *distant) run(number, turns int) error {
+	f := d.start()
+	for turn := range turns {
+		limit := (number + turn) % len(flooded)
+		for n, more := turn, true; more && n < turn+60; n++ { // until it is refused
+			granted, err := f.once(limit, n)
+			if err != nil {
+				return err
+			}
+			more = granted
 		}
-		time.Sleep(200 * time.Millisecond)
-		f.stalled.Store(time.Now().Add(2 * floodEscrow).UnixMicro())
-		time.Sleep(300 * time.Millisecond)
-		holdRows(f.t, f.db, floodEscrow)
+		d.clock.add(upTo(time.Millisecond))
+		switch rand.IntN(100) {
+		case 0:
+			d.lateRequest.Store(true)
+		case 1:
+			d.lateAnswer.Store(true)
+		case 2: // stands still, with what it holds
+			d.clock.add(upTo(2 * floodEscrow))
+		case 3: // is not heard of any more; what it holds is lost, or comes back at any time
+			f = d.start()
+		case 4: // somebody keeps all rows locked
+			if err := d.hold(); err != nil {
+				return err
+			}
+		}
 	}
+	return nil
 }
 
-// judge ends all processes, and judges what they were granted.
-func (f *flooding) judge() {
-	f.t.Helper()
-	for _, p := range f.processes {
-		p.stop.Close()
-	}
-	for _, p := range f.processes {
-		f.end(p, false)
-	}
-	judgeTold(f.t, f.served, disturbed)
-	judgeServed(f.t, f.served)
-}
-
-// holdRows keeps all rows of limits locked for a while.
-func holdRows(t *testing.T, db *pgtest.DB, lasts time.Duration) {
-	t.Helper()
-	err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), "SELECT FROM "+db.Schema+".rate_limits FOR UPDATE")
-		time.Sleep(lasts)
+// hold keeps all rows locked for a while.
+func (d *distant) hold() error {
+	return pgx.BeginFunc(d.t.Context(), d.db.Pool, func(tx pgx.Tx) error {
+		_, err := tx.Exec(d.t.Context(), "SELECT FROM "+d.db.Schema+".rate_limits FOR UPDATE")
+		d.clock.add(upTo(2 * floodEscrow))
+		pauseFor(d.t.Context(), 5*time.Millisecond) // so that somebody comes to it
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
-func signal(t *testing.T, p *process, s syscall.Signal) {
-	t.Helper()
-	if err := p.Process.Signal(s); err != nil {
-		t.Fatal(err)
+// Stores that take ahead use together what a limit grants at most, in every stretch of time:
+// whichever of them stand still for longer than what they hold lasts, or are gone; however
+// late a statement or its answer is; and while rows are locked. (The report does this to
+// processes, and to the server.)
+func TestEscrowNeverOver(t *testing.T) {
+	t.Parallel()
+	const processes, turns = 8, 25
+	d := newDistant(t)
+	first := d.start()
+	warm(t, first.store, &d.sent, flooded[0].For("k")) // or nothing is held, and this tests nothing
+	together(processes, func(i int) {
+		if err := d.run(i, turns); err != nil {
+			t.Error(err)
+		}
+	})
+	judgeTold(t, d.served)
+	judgeServed(t, d.served)
+	closeAll(d.clock, d.stores...)
+}
+
+// closeAll closes stores. What comes back too late is given up when its time is over, so the
+// clock goes on meanwhile.
+func closeAll(c *clock, stores ...*pgstore.Store) {
+	closed := make(chan struct{})
+	go func() {
+		defer close(closed)
+		for _, store := range stores {
+			store.Close()
+		}
+	}()
+	for !isClosed(closed) {
+		time.Sleep(time.Millisecond)
+		c.add(floodEscrow)
 	}
 }
 
@@ -453,7 +320,7 @@ func (c *setClock) move(by time.Duration) {
 }
 
 // take takes with the clock at rest. While it is behind a row, that row's instant counts.
-func (c *setClock) take(f *flood, limit, n int) error {
+func (c *setClock) take(f *flood, limit, n int) (granted bool, err error) {
 	c.moving.RLock()
 	defer c.moving.RUnlock()
 	f.tell = func(s served) {
@@ -467,14 +334,26 @@ func (c *setClock) take(f *flood, limit, n int) error {
 	return f.once(limit, n)
 }
 
+// grants returns how often something was granted so far.
+func (c *setClock) grants() (n int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, served := range c.served {
+		n += len(served)
+	}
+	return n
+}
+
 // The clock that decides is set forward and back.
 func TestEscrowNeverOverWhenTheClockIsSet(t *testing.T) {
-	for _, given := range []bool{false, true} {
-		t.Run(map[bool]string{false: "the database's", true: "one that is given"}[given], func(t *testing.T) {
+	t.Parallel()
+	for name, given := range map[string]bool{"the database's": false, "one that is given": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			c, pool := newSetClock(t)
-			var group sync.WaitGroup
-			ctx, stop := context.WithTimeout(t.Context(), 3*time.Second)
+			ctx, stop := context.WithCancel(t.Context())
 			defer stop()
+			var group sync.WaitGroup
 			for range 2 {
 				store := newStore(t, &pgtest.DB{Schema: c.db.Schema, Pool: pool}, withEscrow(floodEscrow), func(config *pgstore.Config) {
 					if given {
@@ -482,24 +361,31 @@ func TestEscrowNeverOverWhenTheClockIsSet(t *testing.T) {
 					}
 				})
 				defer store.Close()
-				for i := range 3 * len(flooded) {
+				for i := range 2 * len(flooded) {
 					f := &flood{store: store, pool: pool, clock: time.Now}
 					group.Go(func() {
 						for n := i; ctx.Err() == nil; n++ {
-							if err := c.take(f, i%len(flooded), n); err != nil {
+							granted, err := c.take(f, i%len(flooded), n)
+							if err != nil {
 								t.Error(err)
 								return
+							}
+							if !granted {
+								pauseFor(ctx, upTo(5*time.Millisecond))
 							}
 						}
 					})
 				}
 			}
-			for ctx.Err() == nil {
-				time.Sleep(70 * time.Millisecond)
-				c.move(time.Duration(rand.IntN(400)-200) * time.Millisecond)
+			for range 12 {
+				before := c.grants()
+				pauseFor(ctx, 20*time.Millisecond)
+				eventually(t, "somebody is granted something", func() bool { return c.grants() > before })
+				c.move(upTo(400*time.Millisecond) - 200*time.Millisecond)
 			}
+			stop()
 			group.Wait()
-			judgeTold(t, c.served, disturbed)
+			judgeTold(t, c.served)
 		})
 	}
 }
@@ -507,8 +393,10 @@ func TestEscrowNeverOverWhenTheClockIsSet(t *testing.T) {
 // A flood of eight processes that nothing else happens to is granted what there is. The
 // clock waits for all of them, so they are a flood on a busy machine, too.
 func TestEscrowGrantsWhatThereIs(t *testing.T) {
+	t.Parallel()
 	for _, limit := range flooded {
 		t.Run(ratelimit.NameOf(limit), func(t *testing.T) {
+			t.Parallel()
 			sent := &traced.Statements{}
 			db := pgtest.New(t, maxConns(16), pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent }))
 			d, now := bucket.Definition(limit.Definition()), newClock()
@@ -521,7 +409,7 @@ func TestEscrowGrantsWhatThereIs(t *testing.T) {
 			}
 			var events []curve.Event
 			var mu sync.Mutex
-			for range 400 {
+			for range 200 {
 				var group sync.WaitGroup
 				for _, store := range stores {
 					group.Go(func() {
@@ -543,121 +431,9 @@ func TestEscrowGrantsWhatThereIs(t *testing.T) {
 				now.add(5 * time.Millisecond)
 			}
 			t.Logf("%d grants, %d statements", len(events), sent.Sends())
-			closed := make(chan struct{})
-			go func() {
-				defer close(closed)
-				for _, store := range stores {
-					store.Close()
-				}
-			}()
-			for open := true; open; { // what comes too late is given up when its time is over
-				select {
-				case <-closed:
-					open = false
-				case <-time.After(time.Millisecond):
-					now.add(floodEscrow)
-				}
-			}
-			judgeEvents(t, limit, events, 0.95)
-		})
-	}
-}
-
-// What others took ahead and do not need is there for the one who needs it: when one of
-// eight is busy, and when demand moves from one to the next.
-func TestEscrowStrandsLittle(t *testing.T) {
-	for kind, limit := range map[string]ratelimit.Limit{
-		"bucket":  ratelimit.TokenBucket{Name: "bucket", Rate: 2000, Period: time.Second, Capacity: 500},
-		"window":  ratelimit.FixedWindow{Name: "window", Rate: 400, Period: 200 * time.Millisecond},
-		"sliding": ratelimit.SlidingWindow{Name: "sliding", Rate: 2000, Period: time.Second},
-	} {
-		for name, test := range map[string]struct {
-			moves time.Duration
-			least float64
-		}{
-			"one is busy":  {time.Hour, 0.95},
-			"demand moves": {100 * time.Millisecond, 0.9},
-		} {
-			t.Run(kind+", "+name, func(t *testing.T) { strands(t, limit, test.moves, test.least) })
-		}
-	}
-}
-
-// strands has demand of the first of eight stores, or of each for a while in turn, and
-// wants them to get so large a part of what the limit grants to a flood.
-func strands(t *testing.T, limit ratelimit.Limit, moves time.Duration, least float64) {
-	db := pgtest.New(t, maxConns(8))
-	var stores [8]*pgstore.Store
-	for i := range stores {
-		stores[i] = newStore(t, db, withEscrow(100*time.Millisecond))
-		defer stores[i].Close()
-		for range 40 { // so that each has some to give back
-			if _, err := stores[i].Allow(t.Context(), limit.For("k")); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	d := bucket.Definition(limit.Definition())
-	rate := d.Rate / d.Period.Seconds()
-	if d.Kind == ratelimit.KindSlidingWindow {
-		rate *= float64(d.Slots) / float64(d.Slots+1)
-	}
-	const settles, lasts = time.Second / 2, 2 * time.Second // after the burst
-	var granted atomic.Int64
-	var wg sync.WaitGroup
-	begun := time.Now()
-	for range 16 {
-		wg.Go(func() {
-			for past := time.Duration(0); past < settles+lasts; past = time.Since(begun) {
-				store := stores[int(past/moves)%len(stores)]
-				result, err := store.Allow(t.Context(), limit.For("k"))
-				switch {
-				case err != nil:
-					t.Error(err)
-					return
-				case !result.OK:
-					time.Sleep(min(result.RetryAfter, moves))
-				case past >= settles:
-					granted.Add(1)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	share := float64(granted.Load()) / (rate * lasts.Seconds())
-	t.Logf("granted %d, %.3f of the rate", granted.Load(), share)
-	if share < least {
-		t.Errorf("got %.3f of the rate, want %v", share, least)
-	}
-}
-
-// Demand that is less than what a limit grants is granted, as it is without memory: what
-// one process took ahead and did not need does not stay counted.
-func TestEscrowRefusesNothingThatIsThere(t *testing.T) {
-	for name, limit := range map[string]ratelimit.Limit{
-		"bucket":  ratelimit.TokenBucket{Name: "bucket", Rate: 1000, Period: time.Second, Capacity: 300},
-		"window":  ratelimit.FixedWindow{Name: "window", Rate: 1000, Period: time.Second},
-		"sliding": ratelimit.SlidingWindow{Name: "sliding", Rate: 1000, Period: time.Second},
-	} {
-		t.Run(name, func(t *testing.T) {
-			store := newStore(t, pgtest.New(t), withEscrow(100*time.Millisecond))
-			defer store.Close()
-			begun, asked, granted := time.Now(), 0, 0
-			for past := time.Duration(0); past < 2*time.Second; past = time.Since(begun) {
-				for ; float64(asked) < 750*past.Seconds(); asked++ {
-					result, err := store.Allow(t.Context(), limit.For("k"))
-					if err != nil {
-						t.Fatal(err)
-					}
-					if result.OK {
-						granted++
-					}
-				}
-				time.Sleep(time.Millisecond)
-			}
-			t.Logf("granted %d of %d", granted, asked)
-			if granted < asked*95/100 {
-				t.Errorf("granted %d of %d", granted, asked)
+			closeAll(now, stores[:]...)
+			if worst := judgeEvents(t, limit, events); worst.Share < 0.9 { // the capacity is lower by what is refilled in floodEscrow
+				t.Errorf("%v, want nearly all of it", worst)
 			}
 		})
 	}
@@ -668,6 +444,7 @@ func TestEscrowRefusesNothingThatIsThere(t *testing.T) {
 // before its end counts for less, or the row would fill up while somebody else holds what he
 // took in the meantime.
 func TestEscrowAndRowTogether(t *testing.T) {
+	t.Parallel()
 	limit := ratelimit.TokenBucket{Name: "bucket", Rate: 5, Period: time.Second, Capacity: 400}
 	const almost = pgstore.MaxEscrow - time.Millisecond
 	for name, between := range map[string]func(*sharing){
@@ -699,9 +476,8 @@ func TestEscrowAndRowTogether(t *testing.T) {
 				for i > 0 && to.held(store) || i == 0 && to.allow(store) {
 				}
 			}
-			worst := curve.Judge(to.events, curve.Of(limit.Definition()))
-			t.Log(worst)
-			if worst.Share > 1 || worst.Share < disturbed {
+			// Much of it, since nothing but the test's clock goes on, or it has tried nothing.
+			if worst := judgeEvents(t, limit, to.events); worst.Share < 0.6 {
 				t.Errorf("%v", worst)
 			}
 		})

@@ -74,9 +74,11 @@ func holding(t *testing.T, lasts time.Duration, change ...func(*pgstore.Config))
 // Most calls are granted without a statement, and when the Store is closed the rows lack
 // what was granted, no more and no less.
 func TestEscrowHandsOutFromMemory(t *testing.T) {
+	t.Parallel()
 	for name, limit := range sluggish {
 		t.Run(name, func(t *testing.T) {
-			store, sent, db := holding(t, 500*time.Millisecond)
+			t.Parallel()
+			store, sent, db := holding(t, pgstore.MaxEscrow)
 			var granted atomic.Int64
 			var wg sync.WaitGroup
 			for range 8 {
@@ -108,8 +110,10 @@ func TestEscrowHandsOutFromMemory(t *testing.T) {
 
 // What nobody needs any more is back in the row before its end.
 func TestEscrowGivesBackWhatIsNotNeeded(t *testing.T) {
+	t.Parallel()
 	for name, limit := range sluggish {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			store, sent, db := holding(t, 2*time.Second)
 			granted := warm(t, store, sent, limit.For("k"))
 			for begun := time.Now(); ; time.Sleep(10 * time.Millisecond) {
@@ -127,13 +131,14 @@ func TestEscrowGivesBackWhatIsNotNeeded(t *testing.T) {
 
 // What a receipt says was taken from memory can be settled and cancelled.
 func TestEscrowReceipts(t *testing.T) {
+	t.Parallel()
 	for name, limit := range sluggish {
 		t.Run(name, func(t *testing.T) { escrowReceipts(t, limit) })
 	}
 }
 
 func escrowReceipts(t *testing.T, limit ratelimit.Limit) {
-	store, sent, db := holding(t, 2*time.Second)
+	store, sent, db := holding(t, pgstore.MaxEscrow)
 	warmed := warm(t, store, sent, limit.ForN("k", 10))
 	used := warmed
 	for _, reserve := range []bool{false, true} {
@@ -165,6 +170,7 @@ func escrowReceipts(t *testing.T, limit ratelimit.Limit) {
 
 // Transactions of the runner touch no row of ours, and what is not committed is put back.
 func TestEscrowInTransactions(t *testing.T) {
+	t.Parallel()
 	limit := sluggish["bucket"]
 	cancelled, cancel := context.WithCancel(t.Context())
 	failed := errors.New("failed")
@@ -189,7 +195,7 @@ func TestEscrowInTransactions(t *testing.T) {
 		}, spent: 1, err: pgstore.ErrOutcomeUnknown},
 	} {
 		t.Run(name, func(t *testing.T) {
-			store, sent, db := holding(t, 5*time.Second)
+			store, sent, db := holding(t, pgstore.MaxEscrow)
 			used := warm(t, store, sent, limit.For("k"))
 			before := tableOf(t, db)
 			ctx := test.ctx
@@ -229,8 +235,9 @@ func TestEscrowInTransactions(t *testing.T) {
 
 // Transactions take ahead themselves, and then send BEGIN and COMMIT alone.
 func TestEscrowWarmsUpInTransactions(t *testing.T) {
+	t.Parallel()
 	limit := sluggish["bucket"]
-	store, sent, db := holding(t, 5*time.Second)
+	store, sent, db := holding(t, pgstore.MaxEscrow)
 	used, alone := 0.0, false
 	for ; used < 100 && !alone; used++ {
 		before := sent.Sends()
@@ -248,8 +255,9 @@ func TestEscrowWarmsUpInTransactions(t *testing.T) {
 	}
 }
 
-// A pause, a reset and a credit of this Store are heeded at once.
+// A pause and a reset of this Store are heeded at once.
 func TestEscrowHeedsEdits(t *testing.T) {
+	t.Parallel()
 	limit := sluggish["bucket"]
 	for name, test := range map[string]struct {
 		edit func(*pgstore.Store) error
@@ -257,13 +265,9 @@ func TestEscrowHeedsEdits(t *testing.T) {
 	}{
 		"pause": {func(s *pgstore.Store) error { _, err := s.Pause(t.Context(), limit, "k", time.Hour); return err }, false},
 		"reset": {func(s *pgstore.Store) error { return s.Reset(t.Context(), limit, "k") }, true},
-		"credit": {func(s *pgstore.Store) error {
-			_, err := s.Credit(t.Context(), limit.ForN("k", 1))
-			return err
-		}, true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			store, sent, _ := holding(t, 5*time.Second)
+			store, sent, _ := holding(t, pgstore.MaxEscrow)
 			warm(t, store, sent, limit.For("k"))
 			if err := test.edit(store); err != nil {
 				t.Fatal(err)
@@ -277,8 +281,28 @@ func TestEscrowHeedsEdits(t *testing.T) {
 	}
 }
 
+// A credit leaves what is held, and neither is lost.
+func TestEscrowLeavesWhatIsHeldToCredits(t *testing.T) {
+	t.Parallel()
+	limit := sluggish["bucket"]
+	store, sent, db := holding(t, pgstore.MaxEscrow)
+	used := warm(t, store, sent, limit.For("k"))
+	if _, err := store.Credit(t.Context(), limit.ForN("k", 3)); err != nil {
+		t.Fatal(err)
+	}
+	before := sent.Sends()
+	if result, err := store.Allow(t.Context(), limit.For("k")); err != nil || !result.OK || sent.Sends() != before {
+		t.Errorf("got %v, %v by %d statements, want a grant from memory", result.OK, err, sent.Sends()-before)
+	}
+	store.Close()
+	if got, want := lacks(t, db, limit), used+1-3; !tallies(got, want) {
+		t.Errorf("the row lacks %v, want %v", got, want)
+	}
+}
+
 // Of several limits, what is held comes from memory and the rest from rows, all or nothing.
 func TestEscrowOfSeveralLimits(t *testing.T) {
+	t.Parallel()
 	hot, cold := sluggish["bucket"], ratelimit.TokenBucket{Name: "cold", Rate: 5, Period: 1e5 * time.Hour, MaxReserved: ratelimit.None}
 	insert := func(pgx.Tx, ratelimit.Result) error { return nil }
 	failed := errors.New("failed")
@@ -297,7 +321,7 @@ func TestEscrowOfSeveralLimits(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			store, sent, db := holding(t, 5*time.Second)
+			store, sent, db := holding(t, pgstore.MaxEscrow)
 			used := warm(t, store, sent, hot.ForN("k", 3))
 			row := func() string {
 				return slices.DeleteFunc(tableOf(t, db), func(r string) bool { return strings.Contains(r, "cold") })[0]
@@ -338,7 +362,8 @@ func TestEscrowOfSeveralLimits(t *testing.T) {
 
 // A limit that is only ever asked together with others is taken ahead from, too.
 func TestEscrowWarmsUpAmongOthers(t *testing.T) {
-	store, sent, db := holding(t, time.Second)
+	t.Parallel()
+	store, sent, db := holding(t, pgstore.MaxEscrow)
 	used, warmed := 0.0, false
 	for begun := time.Now(); !warmed && time.Since(begun) < 10*time.Second; used++ {
 		before := sent.Sends()
@@ -362,8 +387,9 @@ func TestEscrowWarmsUpAmongOthers(t *testing.T) {
 
 // What is not there cannot be held: a reservation goes into debt by the row, and says so.
 func TestEscrowReservesDebtByTheRow(t *testing.T) {
+	t.Parallel()
 	limit := ratelimit.TokenBucket{Name: "bucket", Rate: 20, Period: 1e5 * time.Hour}
-	store, _, db := holding(t, 5*time.Second)
+	store, _, db := holding(t, pgstore.MaxEscrow)
 	due := 0
 	for range 30 {
 		result, err := store.ReserveFunc(t.Context(), []ratelimit.Request{limit.For("k")}, func(pgx.Tx, ratelimit.Result) error { return nil })

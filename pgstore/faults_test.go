@@ -217,16 +217,20 @@ func paid(r ratelimit.Request) ratelimit.Result {
 // wantClosed asks all verbs on their own, and wants an error from each.
 func wantClosed(t *testing.T, ctx func() (context.Context, context.CancelFunc), store *pgstore.Store, want error) {
 	t.Helper()
+	var group sync.WaitGroup // all of them wait at the same time
 	for _, limit := range []ratelimit.Limit{slow("bucket", 10), slowWindow("window", 10), shardedSlow("shards", 10, 2)} {
 		for _, verb := range append(tableVerbs, ownVerbs...) {
-			ctx, cancel := ctx()
-			ok, err := verb.do(ctx, store, limit.For("k"))
-			cancel()
-			if ok || err == nil || want != nil && !errors.Is(err, want) {
-				t.Errorf("%s of %s: got OK %v, error %v; want error %v", verb.name, limit.Definition().Name, ok, err, want)
-			}
+			group.Go(func() {
+				ctx, cancel := ctx()
+				defer cancel()
+				ok, err := verb.do(ctx, store, limit.For("k"))
+				if ok || err == nil || want != nil && !errors.Is(err, want) {
+					t.Errorf("%s of %s: got OK %v, error %v; want error %v", verb.name, limit.Definition().Name, ok, err, want)
+				}
+			})
 		}
 	}
+	group.Wait()
 }
 
 // soon is a context with a deadline that a server that answers would keep.
@@ -256,12 +260,14 @@ func bothStores(t *testing.T, db *pgtest.DB) map[string]*pgstore.Store {
 }
 
 func TestFailClosedWithoutPool(t *testing.T) {
+	t.Parallel()
 	for name, store := range bothStores(t, &pgtest.DB{}) {
 		t.Run(name, func(t *testing.T) { wantClosed(t, soon(t), store, pgstore.ErrNoPool) })
 	}
 }
 
 func TestFailClosedWhenNotMigrated(t *testing.T) {
+	t.Parallel()
 	db := pgtest.NewEmpty(t)
 	for name, store := range bothStores(t, db) {
 		t.Run(name, func(t *testing.T) { wantClosed(t, soon(t), store, pgstore.ErrNotMigrated) })
@@ -277,6 +283,7 @@ func TestFailClosedWhenNotMigrated(t *testing.T) {
 }
 
 func TestFailClosedWhenCancelled(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	for name, store := range bothStores(t, db) {
 		t.Run(name, func(t *testing.T) { wantClosed(t, over(t), store, context.Canceled) })
@@ -298,6 +305,7 @@ func TestFailClosedWhenCancelled(t *testing.T) {
 }
 
 func TestFailClosedInEndedTransaction(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db)
 	for _, verb := range verbsInTx {
@@ -328,6 +336,7 @@ func TestFailClosedInEndedTransaction(t *testing.T) {
 }
 
 func TestFailClosedWhenPoolIsExhausted(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t, maxConns(1))
 	conn, err := db.Pool.Acquire(t.Context())
 	if err != nil {
@@ -349,6 +358,7 @@ func address(t *testing.T, l net.Listener) *pgtest.DB {
 }
 
 func TestFailClosedWhenRefused(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -360,6 +370,7 @@ func TestFailClosedWhenRefused(t *testing.T) {
 }
 
 func TestFailClosedWhenSilent(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp", "127.0.0.1:0") // where nobody accepts
 	if err != nil {
 		t.Fatal(err)
@@ -515,6 +526,7 @@ func badCount(r ratelimit.Request) bool {
 // What is wrong by itself is an error that says so, does not reach the
 // database, and so leaves the rows and the transaction as they are.
 func TestBadInputChangesNothing(t *testing.T) {
+	t.Parallel()
 	var errorResponses errorResponses
 	db := pgtest.New(t, pgtest.WithConfig(errorResponses.watch))
 	store := newStore(t, db)
@@ -586,6 +598,7 @@ func terminate(t *testing.T, db *pgtest.DB, pid uint32) {
 // When the connection is lost before the COMMIT was sent, all is rolled back,
 // and nothing runs again.
 func TestRunnerLosesConnection(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name  string
 		after func(*testing.T, *shop, pgx.Tx) error
@@ -613,6 +626,7 @@ func TestRunnerLosesConnection(t *testing.T) {
 
 // The server ends the connection during the COMMIT, and so rolls back.
 func TestRunnerLosesConnectionAtCommit(t *testing.T) {
+	t.Parallel()
 	s := newShop(t, 10)
 	s.atCommit(t, 1, `PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(20)`)
 	result, err := s.store.AllowFunc(t.Context(), s.requests(), s.order(t.Context(), nothing))
@@ -647,6 +661,7 @@ func (c *cutter) Write(p []byte) (n int, err error) {
 // When it is not known from the reply whether the server committed, what the
 // runner says is true all the same, and nothing runs twice.
 func TestRunnerLosesCommit(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name  string
 		reply bool

@@ -7,122 +7,67 @@ import (
 	"slices"
 	"sync"
 
-	"github.com/jackc/pgx/v5"
-
-	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/escrow"
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
 
-// The first of the two ways in which calls are decided: an UPDATE that takes what those
-// for one row want together, of all rows that have enough.
-
 // grant decides the calls of the groups whose rows have enough for all of them.
 // Nothing is written or locked for the others, which it returns.
-func (o *own) grant(ctx context.Context, tickets []*ticket, await *decide.Row) (left []*ticket, err error) {
-	groups, grants, left := o.groups(tickets)
+func (e *engine) grant(ctx context.Context, tickets []*ticket, await *decide.Row) (left []*ticket, err error) {
+	groups, grants, left := e.groups(slices.DeleteFunc(tickets, (*ticket).Gone))
 	defer spare(grants)
-	orders, groups, grants, left := o.orders(groups, grants, left)
 	if len(groups) == 0 {
 		return left, nil
 	}
-	sent := o.hints.memory.Now()
-	grant := o.grantFree
-	if await != nil && len(grants) == 1 && grants[0].Row == *await {
-		grant = o.grantInTurn
+	orders := e.orders(groups, grants)
+	sent := e.cache.Now()
+	wait := await != nil && len(grants) == 1 && grants[0].Row == *await
+	err = e.table.Grant(ctx, e.pool, grants, wait, e.clock())
+	if code(err) == lockNotAvailable && !wait {
+		err = nil // one of them was locked in the same moment, and nothing is taken
 	}
-	if err := grant(ctx, grants); err != nil {
-		return tickets, o.fault("take", err)
+	if err != nil {
+		return tickets, e.fault("take", err)
 	}
-	for i, g := range groups {
+	for i, group := range groups {
+		var order *escrow.Order
+		if orders != nil {
+			order = &orders[i]
+		}
 		if !grants[i].Taken.OK {
-			left = append(left, g...)
+			left = append(left, group...)
+			order.Failed()
 			continue
 		}
-		note(g, grants[i].Count)
-		if orders == nil || orders[i].Holder == nil {
-			o.tellGroup(g, &grants[i], nil)
-		} else {
-			o.tellGroup(g, &grants[i], arrived(&orders[i], &grants[i], sent))
-		}
+		e.tellGroup(group, &grants[i], e.arrived(order, group, &grants[i], sent))
 	}
+	slices.SortFunc(left, func(a, b *ticket) int { return cmp.Compare(a.Value.place, b.Value.place) })
 	return left, nil
 }
 
-// orders has grants take ahead for keys from which this process takes much. Those of
-// which something must be held, and cannot be, are left.
-func (o *own) orders(groups [][]*ticket, grants []table.Grant, left []*ticket) ([]escrow.Order, [][]*ticket, []table.Grant, []*ticket) {
-	if o.hints.memory == nil {
-		return nil, groups, grants, left
-	}
-	orders, n := make([]escrow.Order, 0, len(groups)), 0
-	for i, g := range groups {
-		order, ok := o.order(&grants[i], holderOf(g), wanting(g, toHold))
-		if !ok {
-			left = append(left, g...)
-			continue
-		}
-		orders = append(orders, order)
-		groups[n], grants[n] = g, grants[i]
-		n++
-	}
-	return orders, groups[:n], grants[:n], left
-}
-
-// grantFree grants what can be had from rows that nobody has locked: nothing, if one
-// of them was locked in the same moment.
-func (o *own) grantFree(ctx context.Context, grants []table.Grant) error {
-	if err := o.table.Grant(ctx, o.pool, grants, o.clock()); code(err) != lockNotAvailable {
-		return err
-	}
-	return nil
-}
-
-// grantInTurn waits for its row, among all who do, in other processes too.
-func (o *own) grantInTurn(ctx context.Context, grants []table.Grant) error {
-	conn, err := o.pool.Acquire(ctx)
-	if err != nil {
-		return err
-	}
-	defer release(ctx, conn)
-	var b pgx.Batch
-	b.Queue(beginSQL)
-	o.bounds(&b, awaited)
-	o.table.QueueGrant(&b, &grants[0], o.clock())
-	if err := conn.SendBatch(ctx, &b).Close(); err != nil {
-		return err
-	}
-	// Not with the rest: the server would go on to it when nobody waits any more.
-	_, err = conn.Exec(ctx, "COMMIT")
-	return err
-}
-
-// tellGroup answers the calls of a group. Each is told what it left behind. What they
-// got can be put back if it came with an arrival.
-func (o *own) tellGroup(tickets []*ticket, g *table.Grant, arrival *escrow.Arrival) {
+// tellGroup answers the calls of a group. Each is told what it left behind. The arrival is
+// that of what was prefetched besides, if anything was.
+func (e *engine) tellGroup(tickets []*ticket, g *table.Grant, arrival *escrow.Arrival) {
 	changes := []decide.Change{g.Change}
-	change, rest := &changes[0], g.Count+g.TookAhead() // which is this process's, as what others are told counts
+	change, rest := &changes[0], g.Count+g.Prefetched() // which is this process's, as what others are told counts
 	for _, t := range tickets {
 		p := t.Value
-		if p.wants == ahead {
-			p.result.OK = arrival != nil && g.TookAhead() > 0
+		if p.prefetch {
+			p.result.OK = arrival != nil && g.Prefetched() > 0
 			t.Finish()
 			continue
 		}
-		change.Count = p.call.Asks[0].Count
-		if g.AtMost { // alone: less, if there was less
-			change.Count = g.Count
-		}
-		change.After = g.Taken.After
+		change.Count, change.After = p.call.Asks[0].Count, g.Taken.After
 		if rest -= change.Count; rest != 0 { // as before those that come after it
 			change.After = g.Definition.Spend(g.Taken.After, g.Taken.At, -rest)
 		}
-		if p.wants == toHold {
-			tokens := arrival.Tokens(change.Count, change.After)
-			p.tokens = &tokens
-		} else {
-			p.result = o.granted(&p.call, changes, g.Taken.At, "", nil)
+		p.result = e.granted(&p.call, changes, g.Taken.At, "", nil)
+		switch {
+		case p.hold && arrival != nil:
+			p.tokens = arrival.Tokens(change.Count, change.After)
+		case p.hold:
+			p.tokens = p.entry.Granted(change.Count, change.After, g.Taken.At)
 		}
 		t.Finish()
 	}
@@ -130,14 +75,13 @@ func (o *own) tellGroup(tickets []*ticket, g *table.Grant, arrival *escrow.Arriv
 
 // groups sorts calls by the row that they would take from. A group is granted as a
 // whole or not at all: to grant all of it, the row needs to have no more than the most
-// that any of its calls needs after those before it. Those that check or take from
-// several rows are in none, and neither are those whose definition is not that of the
-// others, while a new one is being rolled out.
-func (o *own) groups(tickets []*ticket) (groups [][]*ticket, grants []table.Grant, left []*ticket) {
+// that any of its calls needs after those before it. Those that check, take what there is or
+// take from several rows are in none, and neither are those whose definition is not that of
+// the others, while a new one is being rolled out.
+func (e *engine) groups(tickets []*ticket) (groups [][]*ticket, grants []table.Grant, left []*ticket) {
 	singles := make([]*ticket, 0, len(tickets))
 	for i, t := range tickets {
-		if o.single(t.Value) {
-			t.Value.place = i
+		if t.Value.place = i; e.single(t.Value) {
 			singles = append(singles, t)
 		} else {
 			left = append(left, t)
@@ -172,12 +116,10 @@ func (o *own) groups(tickets []*ticket) (groups [][]*ticket, grants []table.Gran
 		}
 		g := &grants[n]
 		groups[n] = append(groups[n], t)
-		if p.wants == ahead { // which goes with the others, and asks for no more than they do
-			continue
+		if !p.prefetch { // which asks for no more than the others do
+			g.Count += a.Count
+			g.Need = max(g.Need, g.Count+p.floor)
 		}
-		g.AtMost = math.IsInf(g.Need, -1) && p.call.AtMost()
-		g.Count += a.Count
-		g.Need = max(g.Need, g.Count+p.floor)
 	}
 	for i := range grants {
 		if math.IsInf(grants[i].Need, -1) {
@@ -185,27 +127,6 @@ func (o *own) groups(tickets []*ticket) (groups [][]*ticket, grants []table.Gran
 		}
 	}
 	return groups, grants, left
-}
-
-// holderOf is the holder of a group's key; nil if none of its calls knows it.
-func holderOf(group []*ticket) *escrow.Holder {
-	for _, t := range group {
-		if t.Value.holder != nil {
-			return t.Value.holder
-		}
-	}
-	return nil
-}
-
-// note notes that so much was handed out to a group.
-func note(group []*ticket, n float64) {
-	calls := 0
-	for _, t := range group {
-		if t.Value.wants != ahead {
-			calls++
-		}
-	}
-	holderOf(group).Note(n, calls)
 }
 
 // spares are grants that are not in use, for the next statement: one is half a kilobyte,
@@ -227,19 +148,19 @@ func spare(grants []table.Grant) {
 }
 
 // single finds the row of a call that takes from one; false if it does not.
-func (o *own) single(p *pending) bool {
+func (e *engine) single(p *pending) bool {
 	call := p.call.Head()
-	if p.check || len(call.Asks) > 1 {
+	if p.check || call.AtMost() || len(call.Asks) > 1 {
 		return false
 	}
 	a := &call.Asks[0]
-	if p.row, p.floor = (decide.Row{Key: a.Of()}), a.Floor; a.Definition.Kind == ratelimit.KindSlidingWindow {
+	if p.row, p.floor = (decide.Row{Key: a.Of()}), a.Floor; a.Definition.Slotted() {
 		p.floor = 0 // what must wait has a slot of its own, so a group has all of it at once
 	}
 	if !a.Sharded() {
 		return true
 	}
-	changes, ok := o.guess(call, func(int) int { return o.choose(a) })
+	changes, ok := e.guess(call, func(int) int { return e.choose(a) })
 	if ok {
 		p.row, p.floor = changes[0].Row, changes[0].Floor
 	}

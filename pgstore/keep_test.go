@@ -27,6 +27,7 @@ func wantNames(t *testing.T, store *pgstore.Store, want ...string) {
 
 // Names has each name that has rows once, in order, whoever defined it.
 func TestNames(t *testing.T) {
+	t.Parallel()
 	bothForms(t, func(t *testing.T, db *pgtest.DB, _ *clock, store *pgstore.Store) {
 		wantNames(t, store)
 		others := newStore(t, db)
@@ -47,6 +48,7 @@ func TestNames(t *testing.T) {
 
 // Forget deletes the rows of one name, whatever is in them, and no others.
 func TestForget(t *testing.T) {
+	t.Parallel()
 	bothForms(t, func(t *testing.T, db *pgtest.DB, _ *clock, store *pgstore.Store) {
 		gone, stays := shardedSlow("gone", 100, 2), slow("gone too", 10)
 		for key := range 3 {
@@ -74,6 +76,7 @@ func TestForget(t *testing.T) {
 
 // A limit that was forgotten is not refused from memory.
 func TestForgetForgetsRefusals(t *testing.T) {
+	t.Parallel()
 	store, _, _ := remembering(t, false)
 	limit := slow("l", 1)
 	mustAllow(t, store, limit.For("k"))
@@ -90,6 +93,7 @@ func TestForgetForgetsRefusals(t *testing.T) {
 
 // Ready is nil where the table is as the statements want it.
 func TestReady(t *testing.T) {
+	t.Parallel()
 	bothForms(t, func(t *testing.T, db *pgtest.DB, _ *clock, store *pgstore.Store) {
 		if err := store.Ready(t.Context()); err != nil {
 			t.Errorf("got %v, want nil", err)
@@ -111,6 +115,7 @@ func wantNotMigrated(t *testing.T, err error, where string) {
 // ErrNotMigrated says where the store looked: in the schema of its Config, or
 // along the search_path, which is another's business.
 func TestNotMigratedSaysWhere(t *testing.T) {
+	t.Parallel()
 	db := pgtest.NewEmpty(t)
 	for _, test := range []struct{ name, schema, where, not string }{
 		{"Config.Schema set", db.Schema, fmt.Sprintf("schema %q", db.Schema), "search_path"},
@@ -139,6 +144,7 @@ func TestNotMigratedSaysWhere(t *testing.T) {
 
 // A search_path that leads to the table is as good as its schema.
 func TestReadyAlongTheSearchPath(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	along := another(t, db, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["search_path"] = "pg_catalog, " + db.Schema })
 	along.Schema = ""
@@ -150,8 +156,22 @@ func TestReadyAlongTheSearchPath(t *testing.T) {
 	wantNames(t, store, "l")
 }
 
+// A server before 14 is refused, although it has the table. Of any other, a function that
+// stands before PostgreSQL's own says that it is one.
+func TestReadyRefusesAnOldServer(t *testing.T) {
+	db := pgtest.New(t)
+	execIn(t, db, `CREATE FUNCTION {schema}.current_setting(text) RETURNS text LANGUAGE sql AS
+		$$SELECT least(pg_catalog.current_setting($1)::int4, 130023)::text$$`)
+	old := another(t, db, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["search_path"] = db.Schema + ", pg_catalog" })
+	err := newStore(t, old).Ready(t.Context())
+	if err == nil || errors.Is(err, pgstore.ErrNotMigrated) || !strings.Contains(err.Error(), "and the oldest that the statements run on is 14") {
+		t.Errorf("got %v, want that it is too old", err)
+	}
+}
+
 // A probe of a database that does not answer is told so, and not to migrate.
 func TestReadyIsNotAskedInVain(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -187,7 +207,7 @@ func TestConfigInvalid(t *testing.T) {
 }
 
 // Without a time-out a decision on its own waits for as long as it takes, beyond
-// what would be the default; with one it does not.
+// what would be the default, and disturbs nobody meanwhile; with one it does not.
 func TestNoTimeout(t *testing.T) {
 	t.Parallel()
 	const byDefault = 5 * time.Second
@@ -204,10 +224,13 @@ func TestNoTimeout(t *testing.T) {
 	for _, verb := range verbs {
 		go func() { ends <- verb() }()
 	}
+	waited := time.After(byDefault + 500*time.Millisecond)
+	waitFor(t, s.side, h.tx, 1)
+	s.wantUndisturbed(t)
 	select {
 	case err := <-ends:
 		t.Fatalf("got %v while the row was locked, want it to wait", err)
-	case <-time.After(byDefault + 500*time.Millisecond):
+	case <-waited:
 	}
 	end(t, h.tx.Rollback)
 	for range verbs {

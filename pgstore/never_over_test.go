@@ -1,14 +1,9 @@
 package pgstore_test
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"os"
-	"os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -24,6 +19,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/curve"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/memstore"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -93,46 +89,160 @@ func unchanged(*pgstore.Config) {}
 
 func portable(c *pgstore.Config) { c.Portable = true }
 
-// burst is 10 tokens at once and 10 a second.
-var burst = ratelimit.TokenBucket{Name: "burst", Rate: 10, Period: time.Second}
-
-// strict is 10 tokens in any half second.
-var strict = ratelimit.SlidingWindow{Name: "strict", Rate: 10, Period: 500 * time.Millisecond, Slots: 5}
-
-// judges are what is asked for, and how it is judged.
-var judges = []struct {
-	name  string
-	limit ratelimit.Limit
-	judge func(*testing.T, []decision)
-}{
-	{"token bucket", burst, judge},
-	{"sliding window", strict, judgeByCurve},
+// brisk are limits of each kind, with and without shards, that a test can use up again and
+// again in a moment.
+var brisk = []ratelimit.Limit{
+	ratelimit.TokenBucket{Name: "token bucket", Rate: 10, Period: 100 * time.Millisecond},
+	ratelimit.SlidingWindow{Name: "sliding window", Rate: 10, Period: 100 * time.Millisecond, Slots: 5},
+	ratelimit.FixedWindow{Name: "fixed window", Rate: 10, Period: 100 * time.Millisecond},
+	ratelimit.TokenBucket{Name: "token bucket, 3 shards", Rate: 12, Period: 100 * time.Millisecond, Shards: 3},
+	ratelimit.SlidingWindow{Name: "sliding window, 2 shards", Rate: 10, Period: 100 * time.Millisecond, Slots: 4, Shards: 2},
 }
 
-// window is for how long burst is asked, on the database's clock.
-func window() time.Duration {
-	if testing.Short() {
-		return time.Second
+// eachForm runs a test in parallel for each limit and form of taking.
+func eachForm(t *testing.T, limits []ratelimit.Limit, test func(t *testing.T, limit ratelimit.Limit, form takeForm)) {
+	t.Helper()
+	for _, limit := range limits {
+		for _, form := range takeForms {
+			t.Run(ratelimit.NameOf(limit)+"/"+form.name, func(t *testing.T) {
+				t.Parallel()
+				test(t, limit, form)
+			})
+		}
 	}
-	return 3 * time.Second
 }
 
-// decision is what one call was told, as committed.
-type decision struct {
-	At    time.Time // on the database's clock
-	OK    bool
-	Value float64 // left behind
+// twoStores returns a Store each of two pools, which know as little of each other as those of
+// two processes.
+func twoStores(t *testing.T, db *pgtest.DB, change ...func(*pgstore.Config)) [2]*pgstore.Store {
+	t.Helper()
+	side := another(t, db, func(*pgxpool.Config) {})
+	return [2]*pgstore.Store{newStore(t, db, change...), newStore(t, side, change...)}
 }
 
-// decided is the decision that a result tells of. A grant's instant is that by
-// which the row was settled, which can be a little before At: it follows from
-// when the row is full.
-func decided(r ratelimit.Result) decision {
-	if r.Request.Limit != ratelimit.Limit(burst) || !r.OK {
-		return decision{At: r.At, OK: r.OK, Value: r.Value}
+// In every stretch of time, by the database's clock, no more is granted than the limit
+// promises, in whichever form it is asked for by callers of two stores. They ask until three
+// times its capacity is granted, and some of them were refused: however long that takes.
+// (The report does this to processes that are disturbed.)
+func TestNeverOver(t *testing.T) {
+	t.Parallel()
+	const callers = 8
+	db := pgtest.New(t, maxConns(callers))
+	eachForm(t, some(2, brisk...), func(t *testing.T, limit ratelimit.Limit, form takeForm) {
+		stores := twoStores(t, db, form.change)
+		ctx := within(t, time.Minute)
+		var (
+			mu      sync.Mutex
+			events  []curve.Event
+			refused int
+		)
+		tell := func(result ratelimit.Result) (enough bool) {
+			mu.Lock()
+			defer mu.Unlock()
+			if result.OK {
+				events = append(events, curve.Event{At: result.At, Count: 1})
+			} else {
+				refused++
+			}
+			return refused >= callers && len(events) >= int(3*limit.Definition().Capacity)
+		}
+		together(callers, func(i int) {
+			for enough := false; !enough; {
+				result, err := form.take(ctx, db.Pool, stores[i%2], limit.For(form.name))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if enough = tell(result); !result.OK {
+					pauseFor(ctx, time.Millisecond)
+				}
+			}
+		})
+		worst := curve.Judge(events, curve.Of(limit.Definition()))
+		t.Logf("%d granted, %d refused, at worst %v", len(events), refused, worst)
+		if worst.Share > 1+1e-9 {
+			t.Errorf("at worst %v", worst)
+		}
+	})
+}
+
+// plentiful are limits of each kind, with as many shards as there are reasons to look at: none,
+// and such that one token is in one shard, or in several.
+var plentiful = []ratelimit.Limit{
+	ratelimit.TokenBucket{Name: "bucket", Rate: 300, Period: time.Second, Capacity: 40},
+	ratelimit.TokenBucket{Name: "bucket, 3 shards", Rate: 300, Period: time.Second, Capacity: 40, Shards: 3},
+	ratelimit.SlidingWindow{Name: "sliding, 2 shards", Rate: 16, Period: 400 * time.Millisecond, Slots: 4, Shards: 2},
+	ratelimit.TokenBucket{Name: "bucket, 32 shards", Rate: 300, Period: time.Second, Capacity: 40, Shards: 32},
+	ratelimit.FixedWindow{Name: "window", Rate: 16, Period: 100 * time.Millisecond},
+	ratelimit.FixedWindow{Name: "window, 8 shards", Rate: 16, Period: 100 * time.Millisecond, Shards: 8},
+	ratelimit.SlidingWindow{Name: "sliding", Rate: 16, Period: 400 * time.Millisecond, Slots: 4},
+	ratelimit.SlidingWindow{Name: "sliding, 8 shards", Rate: 16, Period: 400 * time.Millisecond, Slots: 4, Shards: 8},
+}
+
+// At every instant many callers of two stores who ask at the same time, in whichever form,
+// and over however many shards, are together granted what is there, to the token: as much
+// as one caller of memory, without shards. So nobody is refused for nothing, either.
+func TestGrantsWhatThereIs(t *testing.T) {
+	t.Parallel()
+	const callers = 8
+	db := pgtest.New(t, maxConns(callers))
+	eachForm(t, some(3, plentiful...), func(t *testing.T, limit ratelimit.Limit, form takeForm) {
+		c := newClock()
+		stores, memory := twoStores(t, db, onClock(c), form.change), memstore.New(c.now)
+		ctx := within(t, time.Minute)
+		for _, step := range []time.Duration{0, 30, 7, 100, 60, 450} { // milliseconds
+			c.add(step * time.Millisecond)
+			var granted atomic.Int64
+			together(callers, func(i int) {
+				for counts := []int64{3, 1}[min(i, 1):]; len(counts) > 0; { // one asks for more first
+					result, err := form.take(ctx, db.Pool, stores[i%2], limit.ForN(form.name, float64(counts[0])))
+					switch {
+					case err != nil:
+						t.Error(err)
+						return
+					case result.OK:
+						granted.Add(counts[0])
+					default:
+						counts = counts[1:]
+					}
+				}
+			})
+			want := drain(t, memory, unsharded(limit).For(form.name))
+			if got := granted.Load(); got != want {
+				t.Errorf("%v later granted %d, want %d", step*time.Millisecond, got, want)
+			}
+		}
+	})
+}
+
+// drain takes until it is refused, and returns how often that was granted.
+func drain(t *testing.T, memory *memstore.Store, r ratelimit.Request) (n int64) {
+	t.Helper()
+	for ; ; n++ {
+		result, err := memory.Allow(t.Context(), r)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !result.OK {
+			return n
+		}
 	}
-	toFull := time.Duration((burst.Rate - r.Value) / burst.Rate * float64(burst.Period))
-	return decision{At: r.At.Add(r.ResetAfter - toFull), OK: true, Value: r.Value}
+}
+
+// unsharded returns a limit without its shards.
+func unsharded(limit ratelimit.Limit) ratelimit.Limit {
+	switch l := limit.(type) {
+	case ratelimit.TokenBucket:
+		l.Shards = 0
+		return l
+	case ratelimit.FixedWindow:
+		l.Shards = 0
+		return l
+	case ratelimit.SlidingWindow:
+		l.Shards = 0
+		return l
+	}
+	panic("no such kind of limit")
 }
 
 // connectAll opens all connections of a pool, so that the first callers do not
@@ -148,244 +258,10 @@ func connectAll(ctx context.Context, pool *pgxpool.Pool) error {
 	return nil
 }
 
-// askForLong has 64 goroutines ask for a token of key, each as fast as it can,
-// for a little longer than window. It leaves out refusals that came shortly
-// after another.
-func askForLong(ctx context.Context, pool *pgxpool.Pool, store *pgstore.Store, take takes, limit ratelimit.Limit, key string) ([]decision, error) {
-	const (
-		goroutines = 64
-		shortly    = time.Millisecond
-	)
-	var (
-		mu        sync.Mutex
-		decisions []decision
-		errs      []error
-		group     sync.WaitGroup
-	)
-	if err := connectAll(ctx, pool); err != nil {
-		return nil, err
-	}
-	end := time.Now().Add(window() + 200*time.Millisecond)
-	for range goroutines {
-		group.Go(func() {
-			var last time.Time
-			for time.Now().Before(end) {
-				result, err := take(ctx, pool, store, limit.For(key))
-				if d := decided(result); err != nil || d.OK || d.At.Sub(last) > shortly {
-					mu.Lock()
-					decisions, errs = append(decisions, d), append(errs, err)
-					mu.Unlock()
-					last = d.At
-				}
-			}
-		})
-	}
-	group.Wait()
-	return decisions, errors.Join(errs...)
-}
-
-// judge says what is wrong with decisions, all of which burst made for one
-// key. It counts by the database's clock alone, in the window that begins with
-// the first decision, so its bounds are exact however busy the machine is.
-func judge(t *testing.T, decisions []decision) {
-	t.Helper()
-	slices.SortStableFunc(decisions, func(a, b decision) int { return a.At.Compare(b.At) })
-	first := decisions[0].At
-	tokens := func(d time.Duration) float64 { return burst.Rate * d.Seconds() }
-	var (
-		granted, inTime        int
-		lastGrant, lastRefusal time.Time
-		spilled                float64 // came in while the bucket was full
-		before                 = decision{At: first, Value: burst.Rate}
-	)
-	for _, d := range decisions {
-		within := d.At.Sub(first) <= window()
-		if !d.OK {
-			if within {
-				lastRefusal = d.At
-			}
-			continue
-		}
-		granted, lastGrant = granted+1, d.At
-		spilled += max(0, before.Value+tokens(d.At.Sub(before.At))-burst.Rate)
-		before = d
-		if within {
-			inTime++
-		}
-	}
-	if lastRefusal.IsZero() {
-		t.Fatalf("nobody was refused in %v, want more callers than tokens", window())
-	}
-	t.Logf("%d decisions, %d granted in %v, %d in %v", len(decisions), inTime, window(), granted, lastGrant.Sub(first))
-	if most := burst.Rate + tokens(window()); float64(inTime) > most {
-		t.Errorf("granted %d in %v, want at most %g", inTime, window(), most)
-	}
-	const rounding = 4 * time.Microsecond // of the instants
-	if most := burst.Rate + tokens(lastGrant.Sub(first)+rounding); float64(granted) > most {
-		t.Errorf("granted %d in %v, want at most %g", granted, lastGrant.Sub(first), most)
-	}
-	// Until the last who was refused in the window, which is its end but for
-	// the time that a call takes, or that the machine stood still.
-	if least := burst.Rate + tokens(lastRefusal.Sub(first)) - 2 - spilled; float64(inTime) < least {
-		t.Errorf("granted %d in %v, want at least %g", inTime, lastRefusal.Sub(first), least)
-	}
-}
-
-// judgeByCurve says by how much of strict's bound its decisions for one key have used,
-// in any window: all of it, and no more.
-func judgeByCurve(t *testing.T, decisions []decision) {
-	t.Helper()
-	var events []curve.Event
-	for _, d := range decisions {
-		if d.OK {
-			events = append(events, curve.Event{At: d.At, Count: 1})
-		}
-	}
-	worst := curve.Judge(events, curve.Of(strict.Definition()))
-	t.Logf("%d decisions, %d granted, at worst %v", len(decisions), len(events), worst)
-	if worst.Share != 1 {
-		t.Errorf("at worst %v, want all of it and no more", worst)
-	}
-}
-
-func TestNeverOver(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t, maxConns(48))
-	for _, j := range judges {
-		for _, form := range takeForms {
-			t.Run(j.name+"/"+form.name, func(t *testing.T) {
-				decisions, err := askForLong(t.Context(), db.Pool, newStore(t, db, form.change), form.take, j.limit, form.name)
-				if err != nil {
-					t.Fatal(err)
-				}
-				j.judge(t, decisions)
-			})
-		}
-	}
-}
-
-// childURL and childSchema name the environment variables that make
-// TestNeverOverInTwoProcesses the second process.
-const (
-	childURL    = "RATELIMIT_TEST_CHILD_URL"
-	childSchema = "RATELIMIT_TEST_CHILD_SCHEMA"
-)
-
-// The parent tells the child, by its stdin, which form to use, and is told the
-// child's decisions.
-func TestNeverOverInTwoProcesses(t *testing.T) {
-	if os.Getenv(childURL) != "" {
-		beChild(t)
-		return
-	}
-	t.Parallel()
-	db := pgtest.New(t, maxConns(24))
-	child := startChild(t, db)
-	for k, j := range judges {
-		for i, form := range takeForms {
-			t.Run(j.name+"/"+form.name, func(t *testing.T) {
-				child.ask(t, k, i)
-				decisions, err := askForLong(t.Context(), db.Pool, newStore(t, db, form.change), form.take, j.limit, form.name)
-				if err != nil {
-					t.Fatal(err)
-				}
-				childs := child.answer(t)
-				t.Logf("%d decisions in this process, %d in the other", len(decisions), len(childs))
-				j.judge(t, append(decisions, childs...))
-			})
-		}
-	}
-}
-
-type child struct {
-	in  io.Writer
-	out *bufio.Reader
-}
-
-func startChild(t *testing.T, db *pgtest.DB) child {
-	t.Helper()
-	cmd := exec.Command(os.Args[0], "-test.run=^TestNeverOverInTwoProcesses$", fmt.Sprintf("-test.short=%v", testing.Short()))
-	cmd.Env = append(os.Environ(), childURL+"="+db.URL, childSchema+"="+db.Schema)
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
-	reader := bufio.NewReader(out)
-	t.Cleanup(func() {
-		in.Close() // the child ends when there is nothing more to do
-		rest, _ := io.ReadAll(reader)
-		if err := cmd.Wait(); err != nil {
-			t.Errorf("the other process: %v\n%s", err, rest)
-		}
-	})
-	c := child{in, reader}
-	c.answer(t) // it is ready
-	return c
-}
-
-func (c child) ask(t *testing.T, limit, form int) {
-	t.Helper()
-	if _, err := fmt.Fprintln(c.in, limit, form); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func (c child) answer(t *testing.T) (decisions []decision) {
-	t.Helper()
-	line, err := c.out.ReadBytes('\n')
-	if err == nil {
-		err = json.Unmarshal(line, &decisions)
-	}
-	if err != nil {
-		t.Fatalf("the other process said %q: %v", line, err)
-	}
-	return decisions
-}
-
-func beChild(t *testing.T) {
-	config, err := pgxpool.ParseConfig(os.Getenv(childURL))
-	if err != nil {
-		t.Fatal(err)
-	}
-	config.MaxConns = 24
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer pool.Close()
-	db := &pgtest.DB{Schema: os.Getenv(childSchema), Pool: pool}
-	if err := pool.Ping(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	answers := json.NewEncoder(os.Stdout)
-	answers.Encode([]decision{})
-	for {
-		var k, i int
-		if _, err := fmt.Scan(&k, &i); err != nil {
-			return // the parent has no more to ask
-		}
-		form := takeForms[i]
-		decisions, err := askForLong(t.Context(), pool, newStore(t, db, form.change), form.take, judges[k].limit, form.name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		answers.Encode(decisions)
-	}
-}
-
 // A transaction that was opened long ago, with the snapshot and the now() of
 // then, neither gets tokens that are gone nor brings them back for others.
 func TestOldTransactionCreatesNoTokens(t *testing.T) {
-	db := pgtest.New(t)
-	store := newStore(t, db)
+	t.Parallel()
 	limit := slow("drained", 10)
 	for _, test := range []struct {
 		level  pgx.TxIsoLevel
@@ -400,6 +276,9 @@ func TestOldTransactionCreatesNoTokens(t *testing.T) {
 		{pgx.Serializable, 3, serializationFailure},
 	} {
 		t.Run(fmt.Sprintf("%s after %g", test.level, test.before), func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.New(t)
+			store := newStore(t, db)
 			ctx, key := t.Context(), t.Name()
 			if test.before > 0 {
 				mustAllow(t, store, limit.ForN(key, test.before))
@@ -426,6 +305,7 @@ func TestOldTransactionCreatesNoTokens(t *testing.T) {
 
 // An old transaction that gets a token leaves behind what a new one would.
 func TestOldTransactionTakesByTheClock(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db)
 	limit := ratelimit.TokenBucket{Name: "quick", Rate: 100, Period: time.Second, Capacity: 10}
@@ -456,6 +336,7 @@ func TestOldTransactionTakesByTheClock(t *testing.T) {
 // A caller reads the clock and then waits for the row. The time that it
 // waited was counted by those it waited for, so it must not count again.
 func TestWaitingCreatesNoTokens(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db)
 	limit := ratelimit.TokenBucket{Name: "quick", Rate: 100, Period: time.Second}
@@ -490,9 +371,10 @@ func TestWaitingCreatesNoTokens(t *testing.T) {
 
 // The first callers ever of a key, two of each and all at once.
 func TestFirstCallers(t *testing.T) {
+	t.Parallel()
 	const (
-		goroutines = 64
-		rounds     = 6
+		goroutines = 24
+		rounds     = 4
 	)
 	db := pgtest.New(t, maxConns(goroutines))
 	limit := slow("first", goroutines)
@@ -523,6 +405,7 @@ func TestFirstCallers(t *testing.T) {
 // At the higher levels, one of two first callers may be told to come again, and
 // nothing else: not that a key is there already.
 func TestFirstCallersErrors(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db)
 	limit := slow("first", 10)
@@ -562,19 +445,16 @@ func TestOppositeOrders(t *testing.T) {
 		calls  int // of each of two goroutines
 		change func(*pgstore.Config)
 	}{
-		{"read committed", allowAt(pgx.ReadCommitted), 10_000, unchanged},
-		{"repeatable read", allowAt(pgx.RepeatableRead), 10_000, unchanged},
-		{"serializable", allowAt(pgx.Serializable), 10_000, unchanged},
-		{"AllowFunc", allowFunc, 500, unchanged},
-		{"on its own", allowOwn, 1_000, unchanged},
-		{"on its own, portable", allowOwn, 1_000, portable},
+		{"read committed", allowAt(pgx.ReadCommitted), 400, unchanged},
+		{"repeatable read", allowAt(pgx.RepeatableRead), 400, unchanged},
+		{"serializable", allowAt(pgx.Serializable), 400, unchanged},
+		{"AllowFunc", allowFunc, 400, unchanged},
+		{"on its own", allowOwn, 400, unchanged},
+		{"on its own, portable", allowOwn, 400, portable},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			calls := test.calls
-			if testing.Short() {
-				calls /= 20
-			}
 			db := pgtest.New(t)
 			store := newStore(t, db, test.change)
 			// The last tenth of the calls is refused, by B alone.
@@ -636,15 +516,16 @@ func (*tooLate) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryD
 func (*tooLate) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
 
 // A caller whom others forestall every time is refused in the end: it neither
-// fails, nor tries for ever, nor gets what is not there. (Decisions that are
-// not portable lock the rows in the end, so nobody comes before.)
+// fails, nor tries for ever, nor gets what is not there. (Decisions on their own
+// lock the rows in the end, so nobody comes before.)
 func TestAlwaysTooLate(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
 	limit := slow("contested", 1)
 	tracer := &tooLate{}
 	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = tracer }))
-	store := newStore(t, db, portable)
+	store := newStore(t, db)
 	others := newStore(t, &pgtest.DB{Schema: db.Schema, Pool: newPool(t, db.URL)})
 	tracer.drain = func() {
 		if _, err := others.Allow(ctx, limit.For("k")); err != nil {
@@ -656,8 +537,8 @@ func TestAlwaysTooLate(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	result, err := store.Allow(ctx, limit.For("k"))
-	if err != nil || result.OK || result.RetryAfter <= 0 {
+	result, err := store.AllowFunc(ctx, []ratelimit.Request{limit.For("k")}, func(pgx.Tx, ratelimit.Result) error { return nil })
+	if !errors.Is(err, ratelimit.ErrRefused) || result.OK || result.RetryAfter <= 0 {
 		t.Errorf("got OK %v after %v, error %v, want a refusal", result.OK, result.RetryAfter, err)
 	}
 	if tracer.takes < 2 {

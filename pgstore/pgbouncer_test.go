@@ -16,6 +16,7 @@ import (
 // in transaction pooling, which changes the server connection after every
 // transaction, in pgx's modes that prepare nothing on it.
 func TestPgBouncer(t *testing.T) {
+	t.Parallel()
 	bouncer, err := throwaway.PgBouncer(t.Context(), pgtest.URL(t), 8)
 	if errors.Is(err, exec.ErrNotFound) {
 		t.Skip("there is no pgbouncer here: apt-get install pgbouncer")
@@ -28,14 +29,15 @@ func TestPgBouncer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+	for _, mode := range some(1, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol) {
 		t.Run(mode.String(), func(t *testing.T) {
+			t.Parallel()
 			db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) {
 				c.ConnConfig.Host, c.ConnConfig.Port = through.Host, through.Port
 				c.ConnConfig.Fallbacks, c.ConnConfig.TLSConfig = nil, nil
 				c.ConnConfig.DefaultQueryExecMode = mode
 			}))
-			runHistories(t, db, 9100, 2)
+			runHistories(t, db, 9100)
 		})
 	}
 }

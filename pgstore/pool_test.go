@@ -43,13 +43,13 @@ func (*poolTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.Trace
 
 func (*poolTracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// askOnTheirOwn has 64 goroutines ask for this and that, each decision on its own,
-// for as long as it says.
-func (s *scene) askOnTheirOwn(t *testing.T, lasts time.Duration) {
+// askOnTheirOwn has goroutines ask for this and that, each decision on its own, for as long
+// as more(n) is true of a goroutine that has asked n times.
+func (s *scene) askOnTheirOwn(t *testing.T, goroutines int, more func(n int) bool) {
 	t.Helper()
 	plain, other, shards := slow("one", 1e6), slowWindow("other", 1e6), shardedSlow("shards", 1e6, 4)
 	empty := slow("empty", 1)
-	askAll(t, 64, lasts, func(random *rand.Rand) (ratelimit.Result, error) {
+	ask := func(random *rand.Rand) (ratelimit.Result, error) {
 		key := fmt.Sprint(random.IntN(100))
 		switch random.IntN(6) {
 		case 0:
@@ -65,15 +65,25 @@ func (s *scene) askOnTheirOwn(t *testing.T, lasts time.Duration) {
 		default:
 			return s.store.Allow(t.Context(), plain.For(key))
 		}
+	}
+	together(goroutines, func(i int) {
+		random := rand.New(rand.NewPCG(uint64(i), 5))
+		for n := 0; more(n); n++ {
+			if _, err := ask(random); err != nil {
+				t.Error(err)
+				return
+			}
+		}
 	})
 }
 
 // Decisions on their own use two connections, however many ask.
 func TestDecisionsUseTwoConnections(t *testing.T) {
+	t.Parallel()
 	var pool poolTracer
 	db := pgtest.New(t, maxConns(16), pool.trace())
 	s := &scene{DB: db, store: newStore(t, db)}
-	s.askOnTheirOwn(t, 500*time.Millisecond)
+	s.askOnTheirOwn(t, 64, func(n int) bool { return n < 20 })
 	if got := pool.most.Load(); got < 1 || got > 2 {
 		t.Errorf("%d connections were in use at a time, want two at most", got)
 	}
@@ -96,25 +106,30 @@ func waitsForLong(t *testing.T, db *pgtest.DB, tx pgx.Tx) (n int64) {
 // waits for them. The other rows are looked at by one connection each, for a
 // moment. Those who ask for other rows have two, as always.
 func TestConnectionsThatWaitForLockedRows(t *testing.T) {
+	t.Parallel()
 	const rows = 7
 	for conns, spare := range map[int32]int64{3: 0, 8: 2, 32: 4} {
 		t.Run(fmt.Sprintf("%d connections", conns), func(t *testing.T) {
+			t.Parallel()
 			var pool poolTracer
 			db := pgtest.New(t, maxConns(conns), pool.trace())
 			s := &scene{db, newStore(t, db), beside(t, db)}
 			h := s.hold(t, rows, true)
-			calls := s.ask(t, h, 20*time.Second)
+			calls := s.ask(t, h, forLong)
 			pool.most.Store(0)
-			asked := make(chan struct{})
+			asked, enough := make(chan struct{}), make(chan struct{})
 			go func() {
 				defer close(asked)
-				s.askOnTheirOwn(t, 800*time.Millisecond)
+				s.askOnTheirOwn(t, 16, func(int) bool { return !isClosed(enough) })
 			}()
 			var most int64
-			for !isClosed(asked) {
+			// For as long as it may take until that many wait, and then until more would.
+			for begun := time.Now(); time.Since(begun) < 600*time.Millisecond || most < spare && time.Since(begun) < forLong; {
 				most = max(most, waitsForLong(t, s.side, h.tx))
-				pauseFor(t.Context(), 5*time.Millisecond)
+				pauseFor(t.Context(), 10*time.Millisecond)
 			}
+			close(enough)
+			<-asked
 			if most != spare {
 				t.Errorf("%d connections waited for locked rows, want %d", most, spare)
 			}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -22,6 +21,7 @@ import (
 // From 64 goroutines and two stores as many tokens are granted as there are, to the last
 // one, and each is taken from the row.
 func TestPortableGrantsWhatThereIs(t *testing.T) {
+	t.Parallel()
 	const tokens, debt = 700, 300
 	far := time.Now().Add(-12 * time.Hour).Truncate(time.Second)
 	for name, test := range map[string]struct {
@@ -112,6 +112,7 @@ func (h *heldRow) release(t *testing.T) {
 // want from a pool that has one connection left. When the row is free, those who waited
 // are decided by one statement more.
 func TestPortableLockedRowStallsNobodyElse(t *testing.T) {
+	t.Parallel()
 	const callers = 50
 	sent := &traced.Statements{}
 	h := newHeldRow(t, maxConns(3), pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent }))
@@ -150,6 +151,7 @@ func TestPortableLockedRowStallsNobodyElse(t *testing.T) {
 // Who gives up while another's statement is under way gets an answer at once, and is not
 // charged.
 func TestPortableGivingUp(t *testing.T) {
+	t.Parallel()
 	h := newHeldRow(t)
 	var wg sync.WaitGroup
 	wg.Go(func() {
@@ -183,6 +185,7 @@ func TestPortableGivingUp(t *testing.T) {
 
 // So does the one whose statement waits for the row, and its statement ends with it.
 func TestPortableGivingUpAtTheRow(t *testing.T) {
+	t.Parallel()
 	for name, change := range map[string]func(*pgstore.Config){
 		"deadline": unchanged,
 		"time-out": func(c *pgstore.Config) { c.Timeout = 100 * time.Millisecond },
@@ -214,6 +217,7 @@ func TestPortableGivingUpAtTheRow(t *testing.T) {
 
 // Close waits for those who wait for a row.
 func TestPortableClose(t *testing.T) {
+	t.Parallel()
 	h := newHeldRow(t)
 	var granted atomic.Int64
 	var wg sync.WaitGroup
@@ -246,6 +250,7 @@ func TestPortableClose(t *testing.T) {
 // With Portable as without, most calls are granted from memory by a store that takes ahead,
 // and the row lacks what was granted.
 func TestPortableEscrow(t *testing.T) {
+	t.Parallel()
 	for name, limit := range sluggish {
 		if limit.Definition().Kind == ratelimit.KindSlidingWindow {
 			continue // its portable statements take nothing ahead
@@ -294,11 +299,13 @@ func TestPortableEscrow(t *testing.T) {
 
 // What nobody needs goes back to the row, with Portable too.
 func TestPortableEscrowGivesBack(t *testing.T) {
+	t.Parallel()
 	for name, limit := range sluggish {
 		if limit.Definition().Kind == ratelimit.KindSlidingWindow {
 			continue // its portable statements take nothing ahead
 		}
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			store, sent, db := holding(t, 2*time.Second, portable, onClock(newClock()))
 			granted := warm(t, store, sent, limit.For("k"))
 			if before := lacks(t, db, limit); tallies(before, granted) {
@@ -307,42 +314,4 @@ func TestPortableEscrowGivesBack(t *testing.T) {
 			eventually(t, "the row lacks what was granted", func() bool { return tallies(lacks(t, db, limit), granted) })
 		})
 	}
-}
-
-// Two stores with Portable and one without, all of which take ahead, never grant too much in
-// any stretch of time, while transactions keep the row locked now and then.
-func TestPortableEscrowNeverOver(t *testing.T) {
-	db := pgtest.New(t, maxConns(24))
-	var (
-		mu     sync.Mutex
-		all    [3][]served
-		floods sync.WaitGroup
-	)
-	for i := range 3 {
-		store := newStore(t, db, withEscrow(floodEscrow), isPortable(i < 2))
-		f := flood{store: store, pool: db.Pool, clock: time.Now, tell: func(s served) {
-			mu.Lock()
-			defer mu.Unlock()
-			all[s.limit] = append(all[s.limit], s)
-		}}
-		floods.Go(func() {
-			if err := f.run(t.Context(), 3*time.Second); err != nil {
-				t.Error(err)
-			}
-			store.Close()
-		})
-	}
-	done := make(chan struct{})
-	go func() { floods.Wait(); close(done) }()
-	time.Sleep(time.Second)
-	for holding := true; holding; {
-		select {
-		case <-done:
-			holding = false
-		case <-time.After(time.Duration(rand.IntN(100)) * time.Millisecond):
-			holdRows(t, db, time.Duration(rand.IntN(150))*time.Millisecond)
-		}
-	}
-	judgeTold(t, all, disturbed)
-	judgeServed(t, all)
 }

@@ -48,6 +48,7 @@ func restricted(t *testing.T, db *pgtest.DB, rights string) *pgtest.DB {
 // All verbs need SELECT, INSERT and UPDATE on the table, and those that delete rows
 // DELETE besides: without it they fail, and change nothing.
 func TestPrivileges(t *testing.T) {
+	t.Parallel()
 	limit, other := slow("l", 100), slow("other", 1)
 	verbs := []struct {
 		name    string

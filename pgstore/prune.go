@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"context"
+	"fmt"
 	"math"
 
 	"github.com/pgratelimit/ratelimit"
@@ -72,7 +73,7 @@ func (s *Store) pruneAfter(ctx context.Context, name string, after *decide.Row) 
 		return 0, 0, err
 	}
 	share := definitions[0].Shard()
-	rows, err := s.table.ListFull(ctx, s.pool, &share, *after, now, pruneBatch)
+	rows, err := s.table.ListFull(ctx, s.pool, share, *after, now, pruneBatch)
 	if err != nil || len(rows.Rows) == 0 {
 		return 0, 0, err
 	}
@@ -108,20 +109,31 @@ func (s *Store) Names(ctx context.Context) (names []string, err error) {
 func (s *Store) Forget(ctx context.Context, name string) (deleted int64, err error) {
 	err = s.alone(ctx, "forget", func(ctx context.Context) error {
 		deleted, err = s.table.Forget(ctx, s.pool, name)
-		s.hints.clear()
+		s.shards.clear()
+		s.memory.evictAll()
 		return err
 	})
 	return deleted, err
 }
 
-// Ready fails if the database does not answer, with the error of that, or if the
-// table is not where the Store looks for it or lacks a column, with
-// [ErrNotMigrated]. It is for readiness probes, and reads no row.
+// Ready fails if the database does not answer, with the error of that, if it is older than
+// PostgreSQL 14, or if the table is not where the Store looks for it or lacks a column,
+// with [ErrNotMigrated]. It is for readiness probes, and reads no row.
 func (s *Store) Ready(ctx context.Context) error {
 	return s.alone(ctx, "look for the table", func(ctx context.Context) error {
+		var version int
+		if err := s.pool.QueryRow(ctx, "SELECT current_setting('server_version_num')::int4").Scan(&version); err != nil {
+			return err
+		}
+		if version < oldestServer {
+			return fmt.Errorf("the server is PostgreSQL %d, and the oldest that the statements run on is %d", version/10_000, oldestServer/10_000)
+		}
 		return s.table.Ready(ctx, s.pool)
 	})
 }
+
+// oldestServer is the oldest server_version_num: before it there is no date_bin.
+const oldestServer = 14_00_00
 
 // alone runs do on the pool, each statement a transaction of its own.
 func (s *Store) alone(ctx context.Context, doing string, do func(context.Context) error) error {

@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -17,7 +16,6 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
-	"github.com/pgratelimit/ratelimit/internal/receipt"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -37,6 +35,7 @@ func bothForms(t *testing.T, test func(t *testing.T, db *pgtest.DB, c *clock, st
 	t.Helper()
 	for name, portable := range map[string]bool{"plain": false, "portable": true} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			db, c := pgtest.New(t), newClock()
 			test(t, db, c, newStore(t, db, onClock(c), isPortable(portable)))
 		})
@@ -64,6 +63,7 @@ func insert(t *testing.T, db *pgtest.DB, name string, n int, value float64, ts t
 
 // TestPrune: rows that are full are deleted, in several batches, and no others.
 func TestPrune(t *testing.T) {
+	t.Parallel()
 	bothForms(t, func(t *testing.T, db *pgtest.DB, c *clock, store *pgstore.Store) {
 		const many = 2500
 		for _, l := range pruneLimits() {
@@ -93,6 +93,7 @@ func TestPrune(t *testing.T) {
 
 // TestPruneChangesNoAnswer: what a limit says before and after is the same.
 func TestPruneChangesNoAnswer(t *testing.T) {
+	t.Parallel()
 	bothForms(t, func(t *testing.T, _ *pgtest.DB, c *clock, store *pgstore.Store) {
 		ctx := t.Context()
 		for i, l := range pruneLimits() {
@@ -131,6 +132,7 @@ func answers(t *testing.T, store *pgstore.Store, l ratelimit.Limit) (all []strin
 // TestPruneSkipsLocked: rows that somebody has locked are left for another
 // time, without a wait.
 func TestPruneSkipsLocked(t *testing.T) {
+	t.Parallel()
 	db, c := pgtest.New(t), newClock()
 	store := newStore(t, db, onClock(c))
 	for _, l := range pruneLimits() {
@@ -154,6 +156,7 @@ func TestPruneSkipsLocked(t *testing.T) {
 // TestPrunePortableWaits: the portable form cannot skip, so it waits; and what
 // has changed meanwhile stays.
 func TestPrunePortableWaits(t *testing.T) {
+	t.Parallel()
 	db, c := pgtest.New(t), newClock()
 	store := newStore(t, db, onClock(c), isPortable(true))
 	l := pruneLimits()[0]
@@ -190,6 +193,7 @@ func TestPrunePortableWaits(t *testing.T) {
 // TestPruneLooksAgain: what is taken between the listing of a row and its
 // deletion stays taken.
 func TestPruneLooksAgain(t *testing.T) {
+	t.Parallel()
 	for name, portable := range map[string]bool{"plain": false, "portable": true} {
 		t.Run(name, func(t *testing.T) {
 			hook, c := new(beforeDelete), newClock()
@@ -235,6 +239,7 @@ func rowsKey(t *testing.T, db *pgtest.DB) (key string) {
 }
 
 func TestPruneErrors(t *testing.T) {
+	t.Parallel()
 	bothForms(t, func(t *testing.T, db *pgtest.DB, _ *clock, store *pgstore.Store) {
 		sound := pruneLimits()[0]
 		insert(t, db, "b", 5, 8, noon.Add(-time.Hour))
@@ -264,88 +269,6 @@ func TestPruneErrors(t *testing.T) {
 	})
 }
 
-// TestPruneDuringLoad: Prune loops while others take, reserve and give back on
-// the database's clock. Nothing is granted twice and no debt is lost.
-func TestPruneDuringLoad(t *testing.T) {
-	for name, portable := range map[string]bool{"plain": false, "portable": true} {
-		t.Run(name, func(t *testing.T) {
-			db := pgtest.New(t, maxConns(12))
-			// Full again within 20 ms, and idle within 40, so that there is always
-			// something to prune.
-			const fast = 3000
-			start := time.Now()
-			clock := func() time.Time { return noon.Add(time.Since(start) * fast) }
-			store := newStore(t, db, isPortable(portable), func(c *pgstore.Config) { c.Clock = clock })
-			allowed := ratelimit.TokenBucket{Name: "allowed", Rate: 500, Period: fast * time.Second, Capacity: 10}
-			sharded := ratelimit.TokenBucket{Name: "sharded", Rate: 400, Period: fast * time.Second, Capacity: 8, Shards: 2}
-			debts := ratelimit.TokenBucket{Name: "debts", Rate: 1000, Period: ratelimit.MaxSpan / 50}
-			keys := []string{"1", "2", "3"}
-
-			ctx, cancel := context.WithTimeout(t.Context(), 1500*time.Millisecond)
-			defer cancel()
-			begun := clock()
-			book := newLedger()
-			var pruned int64
-			var group, pruner sync.WaitGroup
-			pruner.Go(func() {
-				for ctx.Err() == nil {
-					n, err := store.Prune(t.Context(), allowed, sharded, debts)
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					pruned += n
-				}
-			})
-			for i := range 6 {
-				group.Go(func() {
-					random := rand.New(rand.NewPCG(uint64(i), 3))
-					for ctx.Err() == nil {
-						loadOnce(t, store, book, random, allowed, sharded, debts, keys)
-						// So that limits are full now and then.
-						pauseFor(ctx, time.Duration(random.IntN(60))*time.Millisecond)
-					}
-				})
-			}
-			group.Wait()
-			pruner.Wait()
-			elapsed := clock().Sub(begun) / fast
-			if pruned == 0 {
-				t.Error("there was nothing to prune")
-			}
-			for _, l := range []ratelimit.TokenBucket{allowed, sharded} {
-				for _, key := range keys {
-					most := l.Capacity + l.Rate*elapsed.Seconds()
-					if got := book.of(l.For(key)); got > most+1e-6 || got == 0 {
-						t.Errorf("%s %s: granted %v, want at most %v", l.Name, key, got, most)
-					}
-				}
-			}
-			for _, key := range keys {
-				left, err := store.Check(t.Context(), debts.ForN(key, 0))
-				if want := debts.Rate - book.of(debts.For(key)); err != nil || left.Value < want || left.Value > want+1 {
-					t.Errorf("debts %s: %v left, error %v, want %v", key, left.Value, err, want)
-				}
-			}
-			t.Logf("%d rows pruned", pruned)
-		})
-	}
-}
-
-func loadOnce(t *testing.T, store *pgstore.Store, book *ledger, random *rand.Rand, allowed, sharded, debts ratelimit.Limit, keys []string) {
-	ctx, key := t.Context(), pick(random, keys...)
-	l := pick(random, allowed, sharded)
-	result, err := store.Allow(ctx, l.ForN(key, float64(1+random.IntN(4))))
-	book.add(t, result, err)
-	result, err = store.Reserve(ctx, debts.ForN(key, 30)) // soon in debt
-	book.add(t, result, err)
-	if random.IntN(3) == 0 {
-		cancelled, err := store.Cancel(ctx, result.Receipt)
-		wantSaid(t, "cancel", cancelled, err, true)
-		book.undo(result)
-	}
-}
-
 func pauseFor(ctx context.Context, d time.Duration) {
 	select {
 	case <-time.After(d):
@@ -359,39 +282,4 @@ func databaseNow(t *testing.T, db *pgtest.DB) (now time.Time) {
 		t.Fatal(err)
 	}
 	return now
-}
-
-// ledger adds up what was granted. It is safe for concurrent use.
-type ledger struct {
-	mu    sync.Mutex
-	spent map[[2]string]float64
-}
-
-func newLedger() *ledger { return &ledger{spent: map[[2]string]float64{}} }
-
-func (b *ledger) add(t *testing.T, result ratelimit.Result, err error) {
-	t.Helper()
-	if err != nil {
-		t.Error(err)
-	}
-	b.book(result, 1)
-}
-
-func (b *ledger) undo(result ratelimit.Result) { b.book(result, -1) }
-
-func (b *ledger) book(result ratelimit.Result, times float64) {
-	if result.Receipt == nil {
-		return
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, p := range receipt.Payments(result.Receipt) {
-		b.spent[[2]string{p.Name, p.Key}] += times * p.Tokens
-	}
-}
-
-func (b *ledger) of(r ratelimit.Request) float64 {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.spent[[2]string{r.Limit.Definition().Name, r.Key}]
 }

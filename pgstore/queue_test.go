@@ -54,6 +54,7 @@ func (q *queue) first(ctx context.Context, t *testing.T, more func(pgx.Tx) error
 
 // Who came first goes first, and nobody runs twice.
 func TestQueueOrder(t *testing.T) {
+	t.Parallel()
 	const calls = 10
 	q := &queue{shop: newShop(t, 100)}
 	_, goOn := q.first(t.Context(), t, nothing)
@@ -77,6 +78,7 @@ func TestQueueOrder(t *testing.T) {
 // A pool that is to see its connections come and go sees each transaction's, and
 // a tracer each COMMIT.
 func TestQueueKeepsToThePool(t *testing.T) {
+	t.Parallel()
 	for name, change := range map[string]func(*pgxpool.Config, *atomic.Int64){
 		"PrepareConn": func(c *pgxpool.Config, seen *atomic.Int64) {
 			c.PrepareConn = func(context.Context, *pgx.Conn) (bool, error) { seen.Add(1); return true, nil }
@@ -122,6 +124,7 @@ func (commits) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) 
 // A queue does not keep its connection from others who wait for one, and those who
 // wait in it hold none.
 func TestQueueIsFair(t *testing.T) {
+	t.Parallel()
 	const calls = 10
 	var pool poolTracer
 	db := pgtest.New(t, maxConns(1), pool.trace())
@@ -153,6 +156,7 @@ func TestQueueIsFair(t *testing.T) {
 
 // The COMMIT that fails takes nothing along of what was waiting behind it.
 func TestQueueCommitFails(t *testing.T) {
+	t.Parallel()
 	q := &queue{shop: newShop(t, 10)}
 	q.atCommit(t, 1, `RAISE EXCEPTION 'raised by the test'`)
 	first, goOn := q.first(t.Context(), t, nothing)
@@ -172,6 +176,7 @@ func TestQueueCommitFails(t *testing.T) {
 
 // Nor does work that failed although its function says that it did not.
 func TestQueueSwallowedError(t *testing.T) {
+	t.Parallel()
 	q := &queue{shop: newShop(t, 10)}
 	first, goOn := q.first(t.Context(), t, func(tx pgx.Tx) error {
 		_ = raise(t.Context(), "P0001")(tx)
@@ -190,6 +195,7 @@ func TestQueueSwallowedError(t *testing.T) {
 // A refusal at the end of a queue is one like any other. Transactions that take
 // from several shards each have one of their own meanwhile.
 func TestQueueRefused(t *testing.T) {
+	t.Parallel()
 	for _, shards := range []int{1, 2} {
 		t.Run(fmt.Sprintf("%d shards", shards), func(t *testing.T) {
 			q := &queue{shop: newShop(t, 2)}
@@ -227,6 +233,7 @@ func TestQueueRefused(t *testing.T) {
 // While a COMMIT takes its time, who waits behind it can give up, and who
 // commits can. What was sent is decided by the server all the same.
 func TestQueueGivesUpAtCommit(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		name          string
 		first, second bool // gives up
@@ -288,6 +295,7 @@ func TestQueueGivesUpAtCommit(t *testing.T) {
 // Whoever gives up, and whatever connection is lost when: tokens are spent for
 // the orders that are there, and none is kept waiting.
 func TestQueueUnderFaults(t *testing.T) {
+	t.Parallel()
 	for _, shards := range []int{1, 3} {
 		t.Run(fmt.Sprintf("%d shards", shards), func(t *testing.T) {
 			q := &queue{shop: newShop(t, 0)}

@@ -31,6 +31,7 @@ func remembering(t *testing.T, portable bool) (*pgstore.Store, *traced.Statement
 // A flood of calls that cannot succeed sends no statement, and each refusal
 // promises the same instant.
 func TestRefusalsAreRemembered(t *testing.T) {
+	t.Parallel()
 	for name, portable := range map[string]bool{"plain": false, "portable": true} {
 		t.Run(name, func(t *testing.T) { remembersRefusals(t, portable) })
 	}
@@ -86,6 +87,7 @@ func remembersRefusals(t *testing.T, portable bool) {
 // A refusal by tokens that were granted to others, and then not written, is not
 // remembered: neither when somebody has the row, nor when the commit fails.
 func TestRefusalNotRemembered(t *testing.T) {
+	t.Parallel()
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: 24 * time.Hour}
 	for name, hinder := range map[string]func(*testing.T, *pgtest.DB) (stop func()){
 		"a row that nobody else sees": func(t *testing.T, db *pgtest.DB) func() {
@@ -121,6 +123,7 @@ func TestRefusalNotRemembered(t *testing.T) {
 // Without the memory a refusal writes no WAL, takes no transaction ID and
 // locks no row.
 func TestRefusalWritesNothing(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
 	if err != nil {
@@ -153,6 +156,7 @@ func TestRefusalWritesNothing(t *testing.T) {
 
 // Close waits for those who are under way, and lets nobody begin.
 func TestClose(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
 	if err != nil {

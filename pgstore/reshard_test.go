@@ -12,6 +12,7 @@ import (
 
 // What a limit holds, and owes, is the same with another number of shards.
 func TestReshard(t *testing.T) {
+	t.Parallel()
 	ctx, now := t.Context(), time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	db := pgtest.New(t)
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Clock: func() time.Time { return now }})
@@ -70,6 +71,7 @@ func TestReshard(t *testing.T) {
 }
 
 func TestReshardKeepsPause(t *testing.T) {
+	t.Parallel()
 	ctx, now := t.Context(), time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	db := pgtest.New(t)
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Clock: func() time.Time { return now }})
@@ -110,6 +112,7 @@ func TestReshardKeepsPause(t *testing.T) {
 }
 
 func TestReshardInvalid(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
 	if err != nil {

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/table"
@@ -96,7 +95,7 @@ func (b *base) bounded(ctx context.Context) (_ context.Context, end func(), err 
 	if b.pool == nil {
 		return nil, nil, ErrNoPool
 	}
-	if err := b.work.begin(); err != nil {
+	if err := b.work.begin(ctx); err != nil {
 		return nil, nil, err
 	}
 	ctx, cancel := b.timed(ctx)
@@ -171,10 +170,10 @@ func (b *base) transact(ctx context.Context, wait time.Duration, do func(context
 	if err != nil {
 		return b.fault("acquire", err)
 	}
-	defer release(ctx, conn)
+	defer table.Release(ctx, conn)
 	var batch pgx.Batch
 	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
-	b.bounds(&batch, wait)
+	b.table.QueueBounds(&batch, wait)
 	results := conn.SendBatch(ctx, &batch)
 	if err := results.Close(); err != nil {
 		return b.fault("begin", err)
@@ -186,16 +185,6 @@ func (b *base) transact(ctx context.Context, wait time.Duration, do func(context
 		return b.fault("commit", err)
 	}
 	return nil
-}
-
-// bounds puts into a batch how long its transaction waits for a lock, and how long
-// the server keeps what it has locked while it hears nothing of us.
-func (b *base) bounds(batch *pgx.Batch, wait time.Duration) {
-	silence := b.config.Timeout
-	if silence == NoTimeout {
-		silence = defaultTimeout
-	}
-	b.table.QueueBounds(batch, wait, max(silence, time.Millisecond))
 }
 
 // waiting is a wait for a row that somebody has locked. A few connections may wait in
@@ -233,26 +222,12 @@ func (w *waiting) again(ctx context.Context, attempt func(spared bool) error) er
 
 const (
 	passOver = table.PassOver        // how long anybody waits for a lock who has no connection to spare for it
-	awaited  = time.Second           // how long a connection that is spared for it waits at a time
+	awaited  = table.Awaited         // how long a connection that is spared for it waits at a time
 	poll     = 5 * time.Millisecond  // how often a locked row is looked at without one, at first
 	slowPoll = 50 * time.Millisecond // and later
 
 	contended = time.Second // for how long a row that was found locked keeps a queue of its own
 )
-
-// release gives a connection back, after rolling back what a fault has left open.
-func release(ctx context.Context, conn *pgxpool.Conn) {
-	rollBack(ctx, conn)
-	conn.Release()
-}
-
-func rollBack(ctx context.Context, conn *pgxpool.Conn) {
-	if status := conn.Conn().PgConn().TxStatus(); status != 'I' && !conn.Conn().IsClosed() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTime)
-		defer cancel()
-		_, _ = conn.Exec(ctx, "ROLLBACK") // a connection on which it fails is closed
-	}
-}
 
 // end ends tx, if it has not ended, even when ctx is over. It is deferred, so that
 // it also happens when a caller's function panics or ends its goroutine. Its error

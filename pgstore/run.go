@@ -1,6 +1,7 @@
 package pgstore
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -25,8 +26,8 @@ import (
 // runner runs callers' functions in transactions.
 type runner struct {
 	*base
-	own   *own
-	turns keyqueue.Queue[decide.Row] // with the number of shards, which differs while a new definition is rolled out
+	memory *memory                    // nil without Config.Escrow
+	turns  keyqueue.Queue[decide.Row] // with the number of shards, which differs while a new definition is rolled out
 }
 
 func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Request, do func(pgx.Tx, ratelimit.Result) error) (result ratelimit.Result, err error) {
@@ -42,23 +43,36 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 		bounded, cancel = context.WithTimeout(ctx, r.config.RetryBudget)
 		defer cancel()
 	}
-	rows, h, err := r.taken(bounded, reserve, requests)
-	if err != nil {
-		return ratelimit.Result{}, err
+	var call decide.Call
+	c := r.memory.claimSeen(reserve, requests)
+	if c.none() {
+		if call, err = r.call(reserve, requests); err != nil {
+			return ratelimit.Result{}, err
+		}
+		if r.pool == nil {
+			return ratelimit.Result{}, ErrNoPool
+		}
 	}
 	spent := false
 	defer func() { // also when the function panics or ends its goroutine
-		if h != nil && !spent {
-			h.putBack()
-		}
+		c.end(spent)
 	}()
+	rows := &call // which the transaction takes
 	err = r.retry(ctx, func() error {
+		if c.none() { // nothing was held; by now it may be worth prefetching
+			if c, result, err = r.memory.claimFor(bounded, &call); err != nil || result.Request.Limit != nil {
+				return cmp.Or(err, result.Err())
+			}
+		}
+		if !c.none() {
+			rows = &c.rest
+		}
 		places, leave, err := r.queue(bounded, rows)
 		if err != nil {
 			return r.fault("wait", err)
 		}
 		defer leave()
-		a := attempt{base: r.base, call: rows, places: places, held: h, do: do}
+		a := attempt{base: r.base, call: rows, places: places, claim: c, do: do}
 		done := false
 		defer func() {
 			if done = done || a.ended; !done {
@@ -67,13 +81,16 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 			spent = spent || done
 		}()
 		err = a.run(bounded)
+		if retriable(err) {
+			r.contended(rows)
+		}
 		result, done = a.result, err == nil || isDone(err)
 		return err
 	})
 	if err == nil && result.OK {
 		receipt.Committed(result.Receipt)
 		for i := range rows.Asks { // again, now that others see it
-			r.hints.memory.Changed(rows.Asks[i].Of())
+			r.cache.Changed(rows.Asks[i].Of())
 		}
 	}
 	if err != nil && result.OK { // it was rolled back, so there is nothing to cancel
@@ -82,23 +99,12 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 	return result, err
 }
 
-// taken is what is in memory of what a call asks, and the call for the rest, which is to
-// be taken from rows.
-func (r *runner) taken(ctx context.Context, reserve bool, requests []ratelimit.Request) (rows *decide.Call, h *held, err error) {
-	if h = r.own.takeSeen(reserve, requests); h != nil {
-		return &h.rest, h, nil
+// contended notes that other processes took from the rows of a call at the same time.
+func (r *runner) contended(rows *decide.Call) {
+	for i := range rows.Asks {
+		a := &rows.Asks[i]
+		r.cache.Of(a).Contended(a.Count)
 	}
-	call, err := r.call(reserve, requests)
-	if err != nil {
-		return nil, nil, err
-	}
-	if r.pool == nil {
-		return nil, nil, ErrNoPool
-	}
-	if h, err = r.own.secure(ctx, &call); h == nil || err != nil {
-		return &call, nil, err
-	}
-	return &h.rest, h, nil
 }
 
 // queue waits until each of the call's limits has a place for it. All calls wait in
@@ -114,7 +120,7 @@ func (r *runner) queue(ctx context.Context, call *decide.Call) (places []int, le
 	}
 	for i := range call.Asks {
 		a := &call.Asks[i]
-		place, err := r.turns.Enter(ctx, keyOf(i), a.Definition.Shards, func(free []int) int { return r.hints.shards.choose(a, free) })
+		place, err := r.turns.Enter(ctx, keyOf(i), a.Definition.Shards, func(free []int) int { return r.shards.choose(a, free) })
 		if err != nil {
 			leave()
 			return nil, nil, err
@@ -128,8 +134,8 @@ func (r *runner) queue(ctx context.Context, call *decide.Call) (places []int, le
 type attempt struct {
 	base   *base
 	call   *decide.Call
-	places []int // the shard of each limit that is this transaction's alone
-	held   *held // what is not taken from rows; nil if there is none
+	places []int  // the shard of each limit that is this transaction's alone
+	claim  *claim // the tokens that are not taken from rows
 	do     func(pgx.Tx, ratelimit.Result) error
 
 	conn   *pgxpool.Conn
@@ -147,7 +153,7 @@ func (a *attempt) run(ctx context.Context) error {
 	if !lost {
 		return err
 	}
-	if a.held.all() {
+	if a.claim.all() {
 		return fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
 	}
 	if rolledBack := a.resolve(ctx, err); rolledBack != nil {
@@ -219,9 +225,9 @@ func (a *attempt) again(ctx context.Context, tx pgx.Tx, err error) (lost bool, _
 	switch {
 	case !retriable(err) && !isForgotten(err):
 		return false, err
-	case a.held.all() && a.ended:
+	case a.claim.all() && a.ended:
 		return false, fmt.Errorf("%w: the function ended the transaction itself: %w", ErrOutcomeUnknown, err)
-	case a.held.all(): // nobody can ask, and a function that has begun another is not found out
+	case a.claim.all(): // nobody can ask, and a function that has begun another is not found out
 		return false, err
 	case !a.over():
 		end(ctx, tx)
@@ -242,7 +248,7 @@ func (a *attempt) again(ctx context.Context, tx pgx.Tx, err error) (lost bool, _
 // became is the error of a function that has ended the transaction itself: none if
 // that was committed.
 func (a *attempt) became(ctx context.Context) error {
-	if a.held.all() {
+	if a.claim.all() {
 		return fmt.Errorf("%w: the function ended the transaction itself: %w", ErrOutcomeUnknown, pgx.ErrTxClosed)
 	}
 	committed, err := a.committed(ctx)
@@ -275,8 +281,11 @@ func (a *attempt) committed(ctx context.Context) (bool, error) {
 // too, and is for the caller to end.
 func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 	b := a.base
-	if a.held.all() {
+	if a.claim.all() {
 		return a.beginHeld(ctx)
+	}
+	if a.call.OnLockedRows() {
+		return a.beginLocked(ctx)
 	}
 	changes, ok := b.guess(a.call, func(i int) int { return a.places[i] })
 	for round := 0; ; round++ {
@@ -309,8 +318,8 @@ func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 
 // tell makes the result of the rows that of the call.
 func (a *attempt) tell(result ratelimit.Result) {
-	if a.held != nil {
-		result = a.held.whole(result)
+	if !a.claim.none() {
+		result = a.claim.result(result)
 	}
 	a.result = result
 }
@@ -322,8 +331,22 @@ func (a *attempt) beginHeld(ctx context.Context) (pgx.Tx, error) {
 	if err != nil {
 		return nil, a.base.fault("begin", err)
 	}
-	a.result = a.held.whole(ratelimit.Result{})
+	a.result = a.claim.result(ratelimit.Result{})
 	return tx, nil
+}
+
+// beginLocked begins a transaction that decides the call on its rows.
+func (a *attempt) beginLocked(ctx context.Context) (pgx.Tx, error) {
+	tx, err := a.conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.Serializable})
+	if err != nil {
+		return nil, a.base.fault("begin", err)
+	}
+	result, taken, err := a.base.takeLocked(ctx, tx, &pgx.Batch{}, a.call)
+	if err == nil {
+		a.taken = *taken
+		a.tell(result)
+	}
+	return tx, err
 }
 
 // take begins a transaction and tries changes in it, in one round trip.

@@ -115,7 +115,7 @@ func (s *Store) settleOwn(ctx context.Context, r *ratelimit.Receipt, settlement 
 // changedBy forgets what is remembered of the limits of a settlement.
 func (s *Store) changedBy(settlement *decide.Settlement) {
 	for i := range settlement.Call.Asks {
-		s.hints.changed(settlement.Call.Asks[i].Of())
+		s.changed(settlement.Call.Asks[i].Of())
 	}
 }
 
@@ -244,7 +244,7 @@ func (m *making) choose(ctx context.Context, tx pgx.Tx) error {
 // which the call did not take.
 func (m *making) remember() {
 	call := &m.settlement.Call
-	m.after.States = m.hints.shards.known(call, m.after.At)
+	m.after.States = m.shards.known(call, m.after.At)
 	for i := range call.Asks {
 		if a := &call.Asks[i]; !a.Sharded() {
 			m.after.States[i] = []bucket.State{a.Definition.Fresh(a.Key, m.after.At)}
@@ -267,11 +267,11 @@ func (m *making) remember() {
 		m.after.States[c.Ask][c.Shard] = state
 	}
 	m.changedBy(m.settlement)
-	m.hints.saw(call, m.after)
+	m.saw(call, m.after)
 }
 
 // slides reports whether a change is of a sliding window's row, which is written whole.
-func slides(c *decide.Change) bool { return c.Definition.Kind == ratelimit.KindSlidingWindow }
+func slides(c *decide.Change) bool { return c.Definition.Slotted() }
 
 // finish writes the rows from which something was taken, and deletes those that were
 // made to be given something.

@@ -38,6 +38,7 @@ func stored(t *testing.T, r *ratelimit.Receipt) *ratelimit.Receipt {
 // What is settled goes back to the rows that it came from, or is taken from them, over
 // shards too, in the transaction and on its own.
 func TestSettle(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	for _, portable := range []bool{false, true} {
 		for _, shards := range []int{1, 8} {
@@ -79,6 +80,7 @@ func TestSettle(t *testing.T) {
 }
 
 func TestSettleInvalid(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db)
 	a, b := slow("settle a", 10), slow("settle b", 10)
@@ -117,6 +119,7 @@ func TestSettleInvalid(t *testing.T) {
 // A settlement is of its transaction; and what was rolled back is not settled, also by
 // a receipt that knows no more than its text.
 func TestSettleAndRollback(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db)
 	l := slow("settle rollback", 10)
@@ -157,6 +160,7 @@ func TestSettleAndRollback(t *testing.T) {
 // A receipt that was stored and read in the transaction that took, such as a test's that
 // is rolled back at the end, is settled there as any other.
 func TestSettleInTheSameTransaction(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	for _, portable := range []bool{false, true} {
 		store := newStore(t, db, isPortable(portable))
@@ -189,6 +193,7 @@ func TestSettleInTheSameTransaction(t *testing.T) {
 // sliding window, and one more when the server is asked what became of the transaction that
 // took.
 func TestSettleRoundTrips(t *testing.T) {
+	t.Parallel()
 	c := newCounted(t)
 	store := newStore(t, c.DB)
 	l, sliding := slow("settle trips", 1000), slowSliding("settle slots", 1000)
@@ -229,9 +234,12 @@ func TestSettleRoundTrips(t *testing.T) {
 	}
 }
 
-// settleVariable names the environment variable that makes
+// settleSchema and settleURL name the environment variables that make
 // TestSettleInAnotherProcess a worker.
-const settleVariable = "RATELIMIT_TEST_SETTLE"
+const (
+	settleSchema = "RATELIMIT_TEST_SETTLE_SCHEMA"
+	settleURL    = "RATELIMIT_TEST_SETTLE_URL"
+)
 
 // costs is how much job i has really used: less than what was reserved, or more.
 func costs(i int) float64 { return float64((i * 37) % 150) }
@@ -272,8 +280,9 @@ func settleJobs(ctx context.Context, pool *pgxpool.Pool, schema string) error {
 // Jobs are settled by other processes, which are killed at it again and again. What they
 // settled, and committed, is what the rows say, to the token.
 func TestSettleInAnotherProcess(t *testing.T) {
-	if schema, ok := strings.CutPrefix(os.Getenv(settleVariable), "schema "); ok {
-		pool, err := pgxpool.New(t.Context(), os.Getenv(childURL+"_SETTLE"))
+	t.Parallel()
+	if schema := os.Getenv(settleSchema); schema != "" {
+		pool, err := pgxpool.New(t.Context(), os.Getenv(settleURL))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -351,7 +360,7 @@ func TestSettleInAnotherProcess(t *testing.T) {
 // begun.
 func runSettler(t *testing.T, db *pgtest.DB, kill bool, worker int) error {
 	child := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestSettleInAnotherProcess$")
-	child.Env = append(os.Environ(), childURL+"_SETTLE="+db.URL, settleVariable+"=schema "+db.Schema)
+	child.Env = append(os.Environ(), settleURL+"="+db.URL, settleSchema+"="+db.Schema)
 	var said strings.Builder
 	child.Stderr = &said
 	out, err := child.StdoutPipe()
@@ -380,6 +389,7 @@ func runSettler(t *testing.T, db *pgtest.DB, kill bool, worker int) error {
 
 // What was used besides is taken from all shards, so that none of them grants it again.
 func TestSettleForMoreWithShards(t *testing.T) {
+	t.Parallel()
 	for _, l := range []ratelimit.Limit{
 		ratelimit.TokenBucket{Name: "bucket", Rate: 8, Period: 24 * time.Hour, Shards: 2},
 		ratelimit.FixedWindow{Name: "window", Rate: 8, Period: 24 * time.Hour, Shards: 2},

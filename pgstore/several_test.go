@@ -58,6 +58,7 @@ func perDay(name string, rate float64) ratelimit.FixedWindow {
 }
 
 func TestSeveralAllOrNothing(t *testing.T) {
+	t.Parallel()
 	eachTake(t, func(t *testing.T, db *pgtest.DB, _ *clock, store *pgstore.Store, allow allowing) {
 		// The one that is short comes first, last and between in the order of
 		// the locks.
@@ -92,6 +93,7 @@ func TestSeveralAllOrNothing(t *testing.T) {
 // TestSeveralOrder: the answers are in the order of the call, whatever that of
 // the locks.
 func TestSeveralOrder(t *testing.T) {
+	t.Parallel()
 	eachTake(t, func(t *testing.T, _ *pgtest.DB, _ *clock, _ *pgstore.Store, allow allowing) {
 		requests := []ratelimit.Request{
 			perDay("z", 10).ForN("1", 1), perDay("a", 10).ForN("2", 2), perDay("m", 10).ForN("3", 3),
@@ -117,6 +119,7 @@ func TestSeveralOrder(t *testing.T) {
 // TestSeveralSameTwice: the same limit and key asked for twice is asked for
 // once, with the counts added up.
 func TestSeveralSameTwice(t *testing.T) {
+	t.Parallel()
 	eachTake(t, func(t *testing.T, _ *pgtest.DB, _ *clock, store *pgstore.Store, allow allowing) {
 		l, other := perDay("l", 10), perDay("a", 10)
 		for _, test := range []struct {
@@ -148,6 +151,7 @@ func TestSeveralSameTwice(t *testing.T) {
 // TestSeveralWait: the answer's wait is the longest of those that refused, and
 // the call is accepted then.
 func TestSeveralWait(t *testing.T) {
+	t.Parallel()
 	eachTake(t, func(t *testing.T, _ *pgtest.DB, c *clock, store *pgstore.Store, allow allowing) {
 		minute := ratelimit.TokenBucket{Name: "minute", Rate: 1, Period: time.Minute}
 		hour := ratelimit.TokenBucket{Name: "hour", Rate: 1, Period: time.Hour, Capacity: 3}
@@ -176,6 +180,7 @@ func TestSeveralWait(t *testing.T) {
 
 // TestSeveralPausedWindows: rows whose edges are not those of their limits.
 func TestSeveralPausedWindows(t *testing.T) {
+	t.Parallel()
 	eachTake(t, func(t *testing.T, _ *pgtest.DB, c *clock, store *pgstore.Store, allow allowing) {
 		l := ratelimit.FixedWindow{Name: "l", Rate: 10, Period: time.Hour, Start: noon}
 		sharded := ratelimit.FixedWindow{Name: "sharded", Rate: 12, Period: time.Hour, Start: noon, Shards: 3}
@@ -199,6 +204,7 @@ func TestSeveralPausedWindows(t *testing.T) {
 }
 
 func TestSeveralShardedAndNot(t *testing.T) {
+	t.Parallel()
 	eachTake(t, func(t *testing.T, db *pgtest.DB, _ *clock, store *pgstore.Store, allow allowing) {
 		plain, sharded := slow("plain", 100), slow("sharded", 40)
 		sharded.Shards = 4
@@ -223,6 +229,7 @@ func TestSeveralShardedAndNot(t *testing.T) {
 
 // TestSeveralInSavepoints mixes calls with the caller's own savepoints.
 func TestSeveralInSavepoints(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db, onClock(newClock()))
 	a, b, sharded := perDay("a", 100), slow("b", 100), slow("s", 40)
@@ -288,6 +295,7 @@ func inSavepoint(t *testing.T, tx pgx.Tx, end func(pgx.Tx, context.Context) erro
 // one message. The later ones must not count from the time before the wait of
 // the first: their rows may have been taken from, filled up and deleted since.
 func TestSeveralReadTheClockEach(t *testing.T) {
+	t.Parallel()
 	for _, mode := range queryModes {
 		t.Run(mode.name, func(t *testing.T) {
 			db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode.mode }))

@@ -16,6 +16,7 @@ import (
 // Every verb does with one connection: one that wants a second while it holds
 // the first waits for itself.
 func TestOneConnection(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.MaxConns = 1 }))
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()

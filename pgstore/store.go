@@ -12,7 +12,8 @@ import (
 // and no connection, so it need not be closed; see [Store.Close] for when to.
 type Store struct {
 	*base
-	own    *own
+	engine *engine
+	memory *memory // nil without Config.Escrow
 	runner *runner
 }
 
@@ -34,12 +35,12 @@ func New(pool *pgxpool.Pool, config *Config) (*Store, error) {
 		c.Timeout = defaultTimeout
 	}
 	b := newBase(pool, c)
-	own := newOwn(b)
-	own.takeAhead()
-	if c.Portable {
-		own.together = newPortable(own).together
+	s := &Store{base: b, engine: newEngine(b)}
+	if c.Escrow > 0 && pool != nil {
+		s.memory = newMemory(s.engine)
 	}
-	return &Store{base: b, own: own, runner: &runner{base: b, own: own}}, nil
+	s.runner = &runner{base: b, memory: s.memory}
+	return s, nil
 }
 
 // Close waits until decisions on their own that are under way, those that wait
@@ -50,9 +51,7 @@ func New(pool *pgxpool.Pool, config *Config) (*Store, error) {
 func (s *Store) Close() {
 	if s.usable() == nil {
 		s.work.close()
-		returns := s.hints.memory.TakeBack()
-		s.hints.memory.DropAll() // also what a transaction that goes on puts back later
-		s.giveBack(returns)
+		s.memory.close()
 	}
 }
 

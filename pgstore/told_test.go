@@ -44,6 +44,7 @@ func atMostOwn(ctx context.Context, _ *pgxpool.Pool, store *pgstore.Store, reque
 // A clock that goes back creates no tokens, and callers are told no instant by which it
 // would have.
 func TestToldWhenTheClockGoesBack(t *testing.T) {
+	t.Parallel()
 	const period = time.Second
 	db := pgtest.New(t)
 	for i, form := range slices.Concat(takeForms, reserveForms, atMostForms) {
@@ -53,10 +54,11 @@ func TestToldWhenTheClockGoesBack(t *testing.T) {
 			ratelimit.SlidingWindow{Name: "sliding", Rate: 10, Period: period, Slots: 5, MaxReserved: 20},
 		} {
 			t.Run(fmt.Sprint(i, " ", form.name, "/", ratelimit.NameOf(limit)), func(t *testing.T) {
+				t.Parallel()
 				c, random := newClock(), rand.New(rand.NewPCG(1, 2))
 				store := newStore(t, db, onClock(c), form.change)
 				var told []curve.Event
-				for range 200 {
+				for range 100 {
 					step := time.Duration(random.Int64N(int64(period) / 3))
 					c.add([]time.Duration{0, 0, step, step, 3 * step, -3 * step}[random.IntN(6)])
 					result, err := form.take(t.Context(), db.Pool, store, limit.ForN(t.Name(), float64(1+random.IntN(4))))
@@ -79,6 +81,7 @@ func TestToldWhenTheClockGoesBack(t *testing.T) {
 // longer than a period. The first counts from before the wait, and is told so: what comes
 // right after it is no second burst.
 func TestToldWhenOneOfSeveralIsWaitedFor(t *testing.T) {
+	t.Parallel()
 	const period = 300 * time.Millisecond
 	db := pgtest.New(t, maxConns(40))
 	for _, first := range []ratelimit.Limit{

@@ -3,7 +3,6 @@ package pgstore
 import (
 	"context"
 	"errors"
-	"math"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -37,12 +36,18 @@ func (b *base) takeMade(ctx context.Context, tx pgx.Tx, call decide.Call, err er
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
-	b.note(&call)
+	if err := b.seen.NoteCall(&call); err != nil {
+		return ratelimit.Result{}, err
+	}
 	return b.takeCall(ctx, tx, &call)
 }
 
 func (b *base) takeCall(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
-	if len(call.Asks) == 1 && !call.Sharded() {
+	switch {
+	case call.OnLockedRows():
+		result, _, err := b.takeLocked(ctx, tx, &pgx.Batch{}, call)
+		return result, err
+	case len(call.Asks) == 1 && !call.Sharded():
 		return b.takeOne(ctx, tx, call)
 	}
 	return b.takeSeveral(ctx, tx, call)
@@ -68,42 +73,11 @@ func (b *base) checkTx(ctx context.Context, tx pgx.Tx, reserve bool, requests []
 // its ticks may be its own, or a pause is over.
 func (b *base) takeOne(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
 	change := call.Asks[0].Change(0, 0, call.Asks[0].Count)
-	if call.AtMost() {
-		return b.takeAtMost(ctx, tx, call, change)
-	}
-	return b.takeChange(ctx, tx, call, change)
-}
-
-// takeAtMost decides, for one row, a call that takes what there is: in one round trip,
-// granted or not, since the row is read as it is locked. That also tells how much was
-// taken.
-func (b *base) takeAtMost(ctx context.Context, tx pgx.Tx, call *decide.Call, change decide.Change) (ratelimit.Result, error) {
-	var batch pgx.Batch
-	var before, taken table.Taken
-	now := b.clock()
-	b.table.QueueGive(&batch, &change, 0, 0, now, &before)
-	b.table.QueueTakeAtMost(&batch, &change, now, &taken)
-	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
-		return ratelimit.Result{}, b.fault("take", err)
-	}
-	if taken.OK {
-		change.After = taken.After
-		change.Count = math.Round(change.Definition.Settle(before.After, taken.After.TS).Value - taken.After.Value)
-		return b.granted(call, []decide.Change{change}, taken.At, taken.Xid, tx.Conn()), nil
-	}
-	view := decide.View{States: [][]bucket.State{{before.After}}, At: before.At.UTC()}
-	if changes, ok := call.Plan(view); ok {
-		return b.takeChange(ctx, tx, call, changes[0])
-	}
-	return call.Refused(view), nil
-}
-
-func (b *base) takeChange(ctx context.Context, tx pgx.Tx, call *decide.Call, change decide.Change) (ratelimit.Result, error) {
 	var view decide.View
 	for range rounds {
 		taken, err := b.table.Take(ctx, tx, call.Reserve, &change, b.clock())
 		if err != nil {
-			return ratelimit.Result{}, b.fault("take", err)
+			return ratelimit.Result{}, b.faultOf(call, err)
 		}
 		if taken.OK {
 			change.After = taken.After
@@ -145,7 +119,7 @@ func (b *base) renew(ctx context.Context, q table.Querier, changes []decide.Chan
 // granted is the result of a call whose changes were made at an instant. xid is the
 // transaction that made them, on conn, unless they are committed.
 func (b *base) granted(call *decide.Call, changes []decide.Change, at time.Time, xid string, conn *pgx.Conn) ratelimit.Result {
-	return call.Receipted(changes, b.hints.took(call, changes, at.UTC()), xid, conn)
+	return call.Receipted(changes, b.took(call, changes, at.UTC()), xid, conn)
 }
 
 // all and unsharded choose the limits to look at.
@@ -159,9 +133,9 @@ func (b *base) look(ctx context.Context, q table.Querier, batch *pgx.Batch, call
 	if err != nil {
 		return decide.View{}, err
 	}
-	b.hints.saw(call, view)
+	b.saw(call, view)
 	if call.Sharded() {
-		for i, known := range b.hints.shards.known(call, view.At) {
+		for i, known := range b.shards.known(call, view.At) {
 			if view.States[i] == nil {
 				view.States[i] = known
 			}
@@ -178,18 +152,18 @@ func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (r
 		return b.takeFirst(ctx, tx, call)
 	}
 	changes, ok := b.guess(call, func(i int) int {
-		if shard, ok := b.hints.shards.heldBy(tx, &call.Asks[i]); ok {
+		if shard, ok := b.shards.heldBy(tx, &call.Asks[i]); ok {
 			return shard
 		}
 		return b.choose(&call.Asks[i])
 	})
-	ok = ok && !b.hints.shards.refuse(call, b.clock())
+	ok = ok && !b.shards.refuse(call, b.clock())
 	look, undo := all, &pgx.Batch{}
 	for round := 0; ; round++ {
 		if ok {
 			t := try{base: b, call: call, changes: changes}
 			if err := t.send(ctx, tx); err != nil {
-				return ratelimit.Result{}, b.fault("take", err)
+				return ratelimit.Result{}, b.faultOf(call, err)
 			}
 			if t.granted() {
 				return t.result(tx), nil
@@ -201,7 +175,7 @@ func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (r
 			return ratelimit.Result{}, b.fault("look", err)
 		}
 		if changes, ok = call.Plan(view); !ok || round == rounds {
-			b.hints.shards.refused(call, view.At)
+			b.shards.refused(call, view.At)
 			return call.Refused(view), nil
 		}
 		look, undo = all, &pgx.Batch{}
@@ -217,48 +191,57 @@ func (b *base) takeFirst(ctx context.Context, tx pgx.Tx, call *decide.Call) (rat
 	if changes, ok := b.guess(head, func(i int) int { return b.choose(&head.Asks[i]) }); ok {
 		t := try{base: b, call: head, changes: changes, behind: true}
 		if err := t.send(ctx, tx); err != nil {
-			return ratelimit.Result{}, b.fault("take", err)
+			return ratelimit.Result{}, b.faultOf(call, err)
 		}
 		if t.granted() {
 			return t.result(tx), nil
 		}
 		_, undo = t.undo()
 	}
-	view, made, err := b.lockAll(ctx, tx, undo, call)
+	result, _, err := b.takeLocked(ctx, tx, undo, call)
+	return result, err
+}
+
+// takeLocked decides a call on its rows, all of which it locks and reads in one round trip,
+// after what a batch has already; and writes what it takes in another. It returns what was
+// taken, too.
+func (b *base) takeLocked(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, call *decide.Call) (ratelimit.Result, *try, error) {
+	view, made, err := b.lockAll(ctx, tx, batch, call)
 	if err != nil {
-		return ratelimit.Result{}, b.fault("lock", err)
+		return ratelimit.Result{}, nil, b.faultOf(call, err)
 	}
-	result := call.Refused(view)
-	if changes, ok := call.Plan(view); ok {
-		if err := b.renew(ctx, tx, changes, view.At); err != nil {
-			return ratelimit.Result{}, b.fault("renew", err)
+	changes, ok := call.Plan(view)
+	write, t := &pgx.Batch{}, &try{base: b, call: call, changes: changes, taken: make([]table.Taken, max(len(changes), 1))}
+	if ok {
+		for i := range changes {
+			c := &changes[i]
+			b.table.QueuePut(write, c.Row, c.After)
+			t.taken[i] = table.Taken{OK: true, After: c.After, At: view.At}
+			delete(made, c.Row)
 		}
-		chosen, changes := call.Chosen(changes)
-		t := try{base: b, call: chosen, changes: changes}
-		if err := t.send(ctx, tx); err != nil {
-			return ratelimit.Result{}, b.fault("take", err)
-		}
-		if t.granted() {
-			result = t.result(tx)
-			for i := range changes {
-				delete(made, changes[i].Row)
-			}
-		} else if _, undo := t.undo(); undo.Len() > 0 {
-			if err := tx.SendBatch(ctx, undo).Close(); err != nil {
-				return ratelimit.Result{}, b.fault("undo", err)
-			}
+		table.QueueXid(write, &t.taken[0].Xid)
+	}
+	for row := range made {
+		b.table.QueueRemove(write, row)
+	}
+	if write.Len() > 0 {
+		if err := tx.SendBatch(ctx, write).Close(); err != nil {
+			return ratelimit.Result{}, nil, b.faultOf(call, err)
 		}
 	}
-	if err := b.removeAll(ctx, tx, made); err != nil {
-		return ratelimit.Result{}, err
+	if !ok {
+		return call.Refused(view), t, nil
 	}
-	return result, nil
+	if call.First {
+		t.call, t.changes = call.Chosen(changes)
+	}
+	return t.result(tx), t, nil
 }
 
 // lockAll locks all rows of a call, and reads them. It gives them nothing rather than
 // reads them, so it leaves no predicate locks under SERIALIZABLE. Rows that were not
-// there it has made, full; but in the portable form, which does not tell, it passes over
-// those.
+// there it has made, full; where tables are distributed it looks for them before, since
+// giving does not tell there.
 func (b *base) lockAll(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, call *decide.Call) (view decide.View, made map[decide.Row]bool, err error) {
 	var rows table.Rows
 	var changes []decide.Change
@@ -276,9 +259,7 @@ func (b *base) lockAll(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, call *d
 	}
 	given, now := make([]table.Taken, len(changes)), b.clock()
 	for i := range changes {
-		if rows.Found == nil || rows.Found[i] {
-			b.table.QueueGive(batch, &changes[i], 0, 0, now, &given[i])
-		}
+		b.table.QueueGive(batch, &changes[i], 0, 0, now, &given[i])
 	}
 	table.QueueNow(batch, now, &view.At)
 	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
@@ -287,32 +268,13 @@ func (b *base) lockAll(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, call *d
 	made = make(map[decide.Row]bool)
 	view.States = make([][]bucket.State, len(call.Asks))
 	for i, c := range changes {
-		state := given[i].After
-		if rows.Found != nil && !rows.Found[i] {
-			state = c.Definition.Fresh(c.Key.Key, view.At)
-		}
-		view.States[c.Ask] = append(view.States[c.Ask], state)
-		if given[i].Made {
+		view.States[c.Ask] = append(view.States[c.Ask], given[i].After)
+		if given[i].Made || rows.Found != nil && !rows.Found[i] && c.Definition.Missing(given[i].After) == 0 {
 			made[c.Row] = true
 		}
 	}
-	b.hints.saw(call, view)
+	b.saw(call, view)
 	return view, made, nil
-}
-
-// removeAll deletes rows that were made to be locked.
-func (b *base) removeAll(ctx context.Context, tx pgx.Tx, rows map[decide.Row]bool) error {
-	if len(rows) == 0 {
-		return nil
-	}
-	var batch pgx.Batch
-	for row := range rows {
-		b.table.QueueRemove(&batch, row)
-	}
-	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
-		return b.fault("remove", err)
-	}
-	return nil
 }
 
 // guess names one row for each of the call's limits; false if a count fits no
@@ -336,7 +298,7 @@ func (b *base) guess(call *decide.Call, choose func(i int) int) ([]decide.Change
 
 // choose is the shard to try first.
 func (b *base) choose(a *decide.Ask) int {
-	return b.hints.shards.choose(a, upTo(a.Definition.Shards))
+	return b.shards.choose(a, upTo(a.Definition.Shards))
 }
 
 func upTo(n int) []int {
@@ -424,7 +386,7 @@ func (t *try) at() (at time.Time) {
 func (t *try) result(tx pgx.Tx) ratelimit.Result {
 	for i := range t.changes {
 		if t.sharded(i) {
-			t.base.hints.shards.hold(tx, t.changes[i].Row)
+			t.base.shards.hold(tx, t.changes[i].Row)
 		}
 	}
 	return t.base.granted(t.call, t.changes, t.at(), t.taken[0].Xid, tx.Conn())

@@ -69,6 +69,7 @@ func rowsOf(t *testing.T, db *pgtest.DB, name string) []string {
 }
 
 func TestCredit(t *testing.T) {
+	t.Parallel()
 	eachKind(t, func(t *testing.T, _ *pgtest.DB, _ *clock, store *pgstore.Store, l ratelimit.Limit) {
 		ctx := t.Context()
 		for _, step := range []struct {
@@ -93,6 +94,7 @@ func TestCredit(t *testing.T) {
 }
 
 func TestCancel(t *testing.T) {
+	t.Parallel()
 	eachKind(t, func(t *testing.T, _ *pgtest.DB, _ *clock, store *pgstore.Store, l ratelimit.Limit) {
 		ctx := t.Context()
 		mustAllow(t, store, l.ForN("k", 2))
@@ -110,6 +112,7 @@ func TestCancel(t *testing.T) {
 }
 
 func TestCancelConcurrently(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db)
 	l := slow("cancel", 100)
@@ -141,6 +144,7 @@ func TestCancelConcurrently(t *testing.T) {
 }
 
 func TestCancelInTransaction(t *testing.T) {
+	t.Parallel()
 	eachKind(t, func(t *testing.T, db *pgtest.DB, _ *clock, store *pgstore.Store, l ratelimit.Limit) {
 		ctx := t.Context()
 		result, err := store.Allow(ctx, l.ForN("k", 7))
@@ -171,6 +175,7 @@ func TestCancelInTransaction(t *testing.T) {
 }
 
 func TestCancelOnItsOwnAfterRollback(t *testing.T) {
+	t.Parallel()
 	eachKind(t, func(t *testing.T, db *pgtest.DB, _ *clock, store *pgstore.Store, l ratelimit.Limit) {
 		result, err := store.Allow(t.Context(), l.ForN("k", 7))
 		mustTake(t, result, err)
@@ -189,6 +194,7 @@ func TestCancelOnItsOwnAfterRollback(t *testing.T) {
 // TestCancelFindsItsShard: what is given back goes where it came from, so that
 // all rows are as they were before.
 func TestCancelFindsItsShard(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db, onClock(newClock()))
 	l := slow("shards", 80)
@@ -220,6 +226,7 @@ func wantPaused(t *testing.T, store *pgstore.Store, l ratelimit.Limit, key strin
 }
 
 func TestPause(t *testing.T) {
+	t.Parallel()
 	eachKind(t, func(t *testing.T, _ *pgtest.DB, c *clock, store *pgstore.Store, l ratelimit.Limit) {
 		ctx := t.Context()
 		until := noon.Add(90 * time.Minute)
@@ -256,6 +263,7 @@ func TestPause(t *testing.T) {
 }
 
 func TestPauseDoesNotShorten(t *testing.T) {
+	t.Parallel()
 	eachKind(t, func(t *testing.T, db *pgtest.DB, _ *clock, store *pgstore.Store, l ratelimit.Limit) {
 		wantPaused(t, store, l, "k", noon, noon.Add(3*time.Hour))
 		before := rowsOf(t, db, l.Definition().Name)
@@ -270,6 +278,7 @@ func TestPauseDoesNotShorten(t *testing.T) {
 }
 
 func TestPauseIntoThePast(t *testing.T) {
+	t.Parallel()
 	eachKind(t, func(t *testing.T, db *pgtest.DB, c *clock, store *pgstore.Store, l ratelimit.Limit) {
 		for _, taken := range []float64{0, 5} {
 			if taken > 0 {
@@ -291,6 +300,7 @@ func TestPauseIntoThePast(t *testing.T) {
 }
 
 func TestPauseIntoThePastKeepsTransaction(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db)
 	l := slow("past", 10)
@@ -308,6 +318,7 @@ func TestPauseIntoThePastKeepsTransaction(t *testing.T) {
 }
 
 func TestPauseTooLong(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db)
 	for _, lasts := range []time.Duration{ratelimit.MaxSpan + 1, math.MaxInt64} {
@@ -320,6 +331,7 @@ func TestPauseTooLong(t *testing.T) {
 
 // TestWindowAfterPause follows a fixed window whose edges a pause has moved.
 func TestWindowAfterPause(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	c := newClock()
 	store := newStore(t, db, onClock(c))
@@ -350,6 +362,7 @@ func TestWindowAfterPause(t *testing.T) {
 
 // TestWindowStartChanged: a live row keeps its edges, a new one has the new.
 func TestWindowStartChanged(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	c := newClock()
 	store := newStore(t, db, onClock(c))
@@ -380,6 +393,7 @@ func TestWindowStartChanged(t *testing.T) {
 }
 
 func TestReset(t *testing.T) {
+	t.Parallel()
 	eachKind(t, func(t *testing.T, db *pgtest.DB, _ *clock, store *pgstore.Store, l ratelimit.Limit) {
 		ctx := t.Context()
 		for _, key := range []string{"k", "other"} {
@@ -404,6 +418,7 @@ func TestReset(t *testing.T) {
 
 // TestCountZero: it is granted unless there is debt, and takes nothing.
 func TestCountZero(t *testing.T) {
+	t.Parallel()
 	eachKind(t, func(t *testing.T, _ *pgtest.DB, _ *clock, store *pgstore.Store, l ratelimit.Limit) {
 		ctx := t.Context()
 		for _, step := range []struct {
@@ -425,6 +440,7 @@ func TestCountZero(t *testing.T) {
 // TestCheckOnlyLooks: it writes nothing, gets no transaction ID, waits for no
 // lock and leaves none behind.
 func TestCheckOnlyLooks(t *testing.T) {
+	t.Parallel()
 	eachKind(t, func(t *testing.T, db *pgtest.DB, _ *clock, store *pgstore.Store, l ratelimit.Limit) {
 		ctx := t.Context()
 		mustAllow(t, store, l.ForN("k", 5))

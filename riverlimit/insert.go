@@ -3,7 +3,10 @@ package riverlimit
 import (
 	"cmp"
 	"context"
+	"encoding/json"
 	"errors"
+	"fmt"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -44,6 +47,41 @@ type Inserted struct {
 	// the job is cancelled or deleted before it has run; the receipt is in the job's
 	// metadata, too: see [SettleTx] and [CancelTx].
 	Reservation ratelimit.Result
+}
+
+// String returns the job and its reservation in a line, without the keys.
+func (i Inserted) String() string {
+	return fmt.Sprintf("job %d, scheduled at %s: %v", i.id(), i.scheduledAt().Format(time.RFC3339Nano), i.Reservation)
+}
+
+// LogValue returns the job and its reservation as a group, without the keys.
+func (i Inserted) LogValue() slog.Value {
+	return slog.GroupValue(slog.Int64("job_id", i.id()), slog.Time("scheduled_at", i.scheduledAt()), slog.Any("reservation", i.Reservation))
+}
+
+// MarshalJSON returns the job and its reservation as a JSON object, without the keys: the
+// job's metadata, which has the receipts, is not in it.
+func (i Inserted) MarshalJSON() ([]byte, error) {
+	return json.Marshal(struct {
+		JobID       int64            `json:"job_id"`
+		ScheduledAt time.Time        `json:"scheduled_at"`
+		Reservation ratelimit.Result `json:"reservation"`
+	}{i.id(), i.scheduledAt(), i.Reservation})
+}
+
+// id is the job's; 0 if there is none.
+func (i Inserted) id() int64 {
+	if i.JobInsertResult == nil || i.Job == nil {
+		return 0
+	}
+	return i.Job.ID
+}
+
+func (i Inserted) scheduledAt() time.Time {
+	if i.JobInsertResult == nil || i.Job == nil {
+		return time.Time{}
+	}
+	return i.Job.ScheduledAt
 }
 
 // InsertManyParams is a job for [Inserter.InsertManyTx].

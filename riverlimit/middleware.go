@@ -7,7 +7,6 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/riverqueue/river"
@@ -15,6 +14,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/keyqueue"
+	"github.com/pgratelimit/ratelimit/internal/mask"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -135,13 +135,17 @@ type Middleware struct {
 var _ rivertype.WorkerMiddleware = (*Middleware)(nil)
 
 // NewMiddleware makes a Middleware. The store needs a pool. An error is
-// [ratelimit.ErrInvalid], as a *[ratelimit.FieldError].
+// [ratelimit.ErrInvalid], and tells all that is wrong: as *[ratelimit.FieldError]s, joined.
 func NewMiddleware(store *pgstore.Store, config *MiddlewareConfig) (*Middleware, error) {
+	var faults []error
 	if store == nil {
-		return nil, invalid("Store", nil, "must not be nil")
+		faults = append(faults, invalid("Store", nil, "must not be nil"))
 	}
-	if config == nil || config.Limits == nil {
-		return nil, invalid("Limits", nil, "must not be nil")
+	if config == nil {
+		config = &MiddlewareConfig{}
+	}
+	if config.Limits == nil {
+		faults = append(faults, invalid("Limits", nil, "must not be nil"))
 	}
 	m := &Middleware{store: store, config: *config}
 	for _, f := range []struct {
@@ -154,11 +158,14 @@ func NewMiddleware(store *pgstore.Store, config *MiddlewareConfig) (*Middleware,
 		{"Jitter", &m.config.Jitter, 0},
 	} {
 		if *f.value < 0 {
-			return nil, invalid(f.name, *f.value, "must not be negative")
+			faults = append(faults, invalid(f.name, *f.value, "must not be negative"))
 		}
 		if *f.value == 0 {
 			*f.value = f.def
 		}
+	}
+	if err := errors.Join(faults...); err != nil {
+		return nil, err
 	}
 	if m.config.Logger == nil {
 		m.config.Logger = slog.Default()
@@ -166,18 +173,13 @@ func NewMiddleware(store *pgstore.Store, config *MiddlewareConfig) (*Middleware,
 	return m, nil
 }
 
-// invalidError is a field of this package that has a value that it cannot have.
-type invalidError struct{ field *ratelimit.FieldError }
-
+// invalid is the error of a field of this package that has a value that it cannot have.
 func invalid(field string, value any, reason string) error {
-	return &invalidError{&ratelimit.FieldError{Field: field, Value: value, Reason: reason}}
+	return &ratelimit.FieldError{Package: "riverlimit", Field: field, Value: value, Reason: reason}
 }
 
-func (e *invalidError) Error() string {
-	return "riverlimit: " + strings.TrimPrefix(e.field.Error(), "ratelimit: ")
-}
-
-func (e *invalidError) Unwrap() error { return e.field }
+// String is for logs: without it they would show the keys that jobs wait for.
+func (m *Middleware) String() string { return "riverlimit.Middleware" }
 
 // Work implements River's rivertype.WorkerMiddleware.
 func (m *Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error) error {
@@ -187,7 +189,7 @@ func (m *Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner fu
 	}
 	n, err := m.hold(ctx, job, requests)
 	if err != nil {
-		return m.putOff(ctx, job, errors.Join(err, n.save(ctx)))
+		return m.putOff(ctx, job, requests, errors.Join(err, n.save(ctx)))
 	}
 	inner := context.WithValue(ctx, noteKey{job.ID}, n)
 	n.Started = true
@@ -306,7 +308,7 @@ func (m *Middleware) again(ctx context.Context, n note, requests []ratelimit.Req
 }
 
 // putOff returns what to tell River of a job that does not start because of err.
-func (m *Middleware) putOff(ctx context.Context, job *rivertype.JobRow, err error) error {
+func (m *Middleware) putOff(ctx context.Context, job *rivertype.JobRow, requests []ratelimit.Request, err error) error {
 	var snooze *river.JobSnoozeError
 	switch {
 	case errors.As(err, &snooze):
@@ -318,7 +320,7 @@ func (m *Middleware) putOff(ctx context.Context, job *rivertype.JobRow, err erro
 	}
 	// The job is not to blame, and may have only one attempt.
 	m.config.Logger.ErrorContext(ctx, "riverlimit: the limit could not be asked; snoozing the job",
-		slog.Int64("job_id", job.ID), slog.String("kind", job.Kind), slog.Any("error", err))
+		slog.Int64("job_id", job.ID), slog.String("kind", job.Kind), slog.String("error", mask.Error(err, requests)))
 	return river.JobSnooze(faultSnooze/2 + rand.N(faultSnooze))
 }
 

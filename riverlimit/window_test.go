@@ -31,13 +31,14 @@ func wantWindowKept(t *testing.T, b *bench, jobs int) {
 	}, m)))
 	b.eventually(t, jobs, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
 	sorted := started.sorted()
-	most, stall := mostIn(sorted, time.Second), stalled()
-	t.Logf("%d jobs at most %d in any second: most starts %d, first to last start %v, the machine stood still for %v",
+	stall := stalled()
+	most := mostIn(sorted, time.Second-stall)
+	t.Logf("%d jobs at most %d in any second: most starts %d, first to last start %v, the machine stood still for %v at most",
 		jobs, perSecond, most, sorted[len(sorted)-1].Round(time.Millisecond), stall)
-	if most > perSecond && stall < 50*time.Millisecond {
+	if most > perSecond {
 		t.Errorf("%d starts in a second, want at most %d", most, perSecond)
 	}
-	if most < perSecond {
+	if most := mostIn(sorted, time.Second+stall); most < perSecond {
 		t.Errorf("%d starts in a second at most, want %d", most, perSecond)
 	}
 	if got := b.count(t, `SELECT count(*) FROM rate_limits WHERE name <> 'tenth'`); got != 0 {
@@ -52,6 +53,7 @@ func wantWindowKept(t *testing.T, b *bench, jobs int) {
 // no gate.
 func TestHardStartSlidingWindow(t *testing.T) {
 	t.Parallel()
+	long(t)
 	b := newBench(t)
 	b.insertPlain(t, 100)
 	wantWindowKept(t, b, 100)
@@ -61,6 +63,7 @@ func TestHardStartSlidingWindow(t *testing.T) {
 // the slots that were reserved when they were inserted, ask for others.
 func TestHardStartSlidingWindowBunched(t *testing.T) {
 	t.Parallel()
+	long(t)
 	b := newBench(t)
 	const n = 60
 	params := make([]riverlimit.InsertManyParams, n)

@@ -4,8 +4,8 @@ go 1.26.0
 
 require (
 	github.com/jackc/pgx/v5 v5.12.0
-	github.com/pgratelimit/ratelimit v0.0.0-00010101000000-000000000000
-	github.com/pgratelimit/ratelimit/httplimit v0.0.0-00010101000000-000000000000
+	github.com/pgratelimit/ratelimit v0.0.0
+	github.com/pgratelimit/ratelimit/httplimit v0.0.0
 	github.com/tsenart/vegeta/v12 v12.13.0
 )
 
@@ -21,9 +21,4 @@ require (
 	golang.org/x/net v0.27.0 // indirect
 	golang.org/x/sync v0.24.0 // indirect
 	golang.org/x/text v0.43.0 // indirect
-)
-
-replace (
-	github.com/pgratelimit/ratelimit => ../../
-	github.com/pgratelimit/ratelimit/httplimit => ../../httplimit
 )

@@ -4,8 +4,8 @@ go 1.26.0
 
 require (
 	github.com/jackc/pgx/v5 v5.12.0
-	github.com/pgratelimit/ratelimit v0.0.0-00010101000000-000000000000
-	github.com/pgratelimit/ratelimit/migrate v0.0.0-00010101000000-000000000000
+	github.com/pgratelimit/ratelimit v0.0.0
+	github.com/pgratelimit/ratelimit/migrate v0.0.0
 )
 
 require (
@@ -18,9 +18,4 @@ require (
 	go.uber.org/multierr v1.11.0 // indirect
 	golang.org/x/sync v0.24.0 // indirect
 	golang.org/x/text v0.43.0 // indirect
-)
-
-replace (
-	github.com/pgratelimit/ratelimit => ../../
-	github.com/pgratelimit/ratelimit/migrate => ../../migrate
 )

@@ -9,6 +9,8 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime"
+	"runtime/debug"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -70,6 +72,9 @@ func dispatch(ctx context.Context, std streams, args []string) error {
 	switch args[0] {
 	case "help", "-h", "-help", "--help":
 		return help(std.out, args[1:])
+	case "version", "-version", "--version":
+		_, err := fmt.Fprintln(std.out, version())
+		return err
 	}
 	cmd, err := find(args[0])
 	if err != nil {
@@ -80,6 +85,16 @@ func dispatch(ctx context.Context, std streams, args []string) error {
 		return help(std.out, args[:1])
 	}
 	return err
+}
+
+// version returns the version of the program, of the Go that built it, and of the
+// system that it was built for.
+func version() string {
+	version := "(devel)"
+	if info, ok := debug.ReadBuildInfo(); ok && info.Main.Version != "" {
+		version = info.Main.Version
+	}
+	return fmt.Sprintf("ratelimit %s %s %s/%s", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
 }
 
 func find(name string) (command, error) {
@@ -111,6 +126,7 @@ func usage() string {
 	for _, c := range commands {
 		fmt.Fprintf(table, "  %s\t%s\n", c.name, c.summary)
 	}
+	fmt.Fprint(table, "  version\tprint the version\n")
 	fmt.Fprint(table, "  help [COMMAND]\tsay more about a command, as -h after it does\n")
 	table.Flush() // a strings.Builder takes all that it is given
 	b.WriteString(`

@@ -5,6 +5,7 @@ import (
 	"context"
 	"flag"
 	"os"
+	"runtime"
 	"strings"
 	"testing"
 
@@ -62,6 +63,18 @@ func TestHelp(t *testing.T) {
 			if !strings.Contains(o.stdout, c.name) {
 				t.Errorf("%q does not name %s", args, c.name)
 			}
+		}
+	}
+}
+
+// Which version it is, the test of package internal/release shows.
+func TestVersion(t *testing.T) {
+	t.Parallel()
+	for _, arg := range []string{"version", "-version", "--version"} {
+		o := execute(t, "", arg)
+		o.wantStatus(t, exitOK)
+		if fields := strings.Fields(o.stdout); len(fields) != 4 || fields[0] != "ratelimit" || fields[2] != runtime.Version() {
+			t.Errorf("%s printed %q", arg, o.stdout)
 		}
 	}
 }

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
 	"os"
@@ -16,7 +17,7 @@ import (
 )
 
 const migrateHelp = `usage: ratelimit migrate up|down|status [--database-url URL] [--schema NAME]
-       ratelimit migrate print [--down]
+       ratelimit migrate print [--from VERSION] [--down]
 
 Put the schema in place, or take it back.
 
@@ -30,7 +31,9 @@ Put the schema in place, or take it back.
   --database-url URL   the database; $DATABASE_URL if left out
   --schema NAME        the schema that holds the tables, made if need be; the
                        first of the connection's search_path if left out
-  --down               print the SQL that takes everything back
+  --from VERSION       print what a schema needs that has the versions before, such
+                       as after an upgrade of the library
+  --down               print the SQL that takes back what would be printed without
 
 Example: ratelimit migrate up --database-url postgres://localhost/app
 `
@@ -40,6 +43,7 @@ type migrateFlags struct {
 	action      string
 	databaseURL string
 	schema      string
+	from        int
 	down        bool
 }
 
@@ -54,6 +58,7 @@ func parseMigrate(args []string) (f migrateFlags, err error) {
 	flags := newFlags("migrate")
 	flags.StringVar(&f.databaseURL, "database-url", "", "")
 	flags.StringVar(&f.schema, "schema", "", "")
+	flags.IntVar(&f.from, "from", 0, "")
 	flags.BoolVar(&f.down, "down", false, "")
 	operands, err := parse(flags, args)
 	if err != nil {
@@ -68,13 +73,23 @@ func parseMigrate(args []string) (f migrateFlags, err error) {
 		err = errors.New("want one of up, down, status and print")
 	case needsDatabase && f.down:
 		err = errors.New("--down is for print only")
+	case needsDatabase && isSet(flags, "from"):
+		err = errors.New("--from is for print only")
 	case !needsDatabase && f.databaseURL+f.schema != "":
 		err = errors.New("print takes neither --database-url nor --schema: its names are unqualified")
 	}
 	if err != nil {
 		return f, badUsage(flags.Name(), err)
 	}
+	if !isSet(flags, "from") {
+		f.from = 1
+	}
 	return f, nil
+}
+
+func isSet(flags *flag.FlagSet, name string) (set bool) {
+	flags.Visit(func(f *flag.Flag) { set = set || f.Name == name })
+	return set
 }
 
 func runMigrate(ctx context.Context, std streams, args []string) error {
@@ -83,7 +98,7 @@ func runMigrate(ctx context.Context, std streams, args []string) error {
 		return err
 	}
 	if f.action == "print" {
-		return migratePrint(std.out, f.down)
+		return migratePrint(std.out, f)
 	}
 	pool, err := connect(ctx, f.databaseURL)
 	if err != nil {
@@ -93,12 +108,16 @@ func runMigrate(ctx context.Context, std streams, args []string) error {
 	return migrateActions[f.action](ctx, std.out, pool, &migrate.Config{Schema: f.schema})
 }
 
-func migratePrint(w io.Writer, down bool) error {
-	text := migrations.UpSQL()
-	if down {
-		text = migrations.DownSQL()
+func migratePrint(w io.Writer, f migrateFlags) error {
+	sql := migrations.UpSQLFrom
+	if f.down {
+		sql = migrations.DownSQLFrom
 	}
-	_, err := io.WriteString(w, text)
+	text, err := sql(f.from)
+	if err != nil {
+		return badUsage("migrate", err)
+	}
+	_, err = io.WriteString(w, text)
 	return err
 }
 
@@ -110,10 +129,13 @@ func migrateUp(ctx context.Context, w io.Writer, pool *pgxpool.Pool, cfg *migrat
 	for _, m := range applied {
 		fmt.Fprintln(w, "applied", m.Name)
 	}
-	if len(applied) == 0 {
-		fmt.Fprintln(w, "nothing to apply")
+	if len(applied) > 0 {
+		return nil
 	}
-	return nil
+	fmt.Fprintln(w, "nothing to apply")
+	all, err := migrate.Status(ctx, pool, cfg)
+	tellUntracked(w, all)
+	return err
 }
 
 func migrateDown(ctx context.Context, w io.Writer, pool *pgxpool.Pool, cfg *migrate.Config) error {
@@ -139,7 +161,18 @@ func migrateStatus(ctx context.Context, w io.Writer, pool *pgxpool.Pool, cfg *mi
 	for _, m := range all {
 		fmt.Fprintf(table, "%d\t%s\t%s\n", m.Version, yesNo(m.Applied), m.Name)
 	}
-	return table.Flush()
+	if err := table.Flush(); err != nil {
+		return err
+	}
+	tellUntracked(w, all)
+	return nil
+}
+
+// tellUntracked says that another tool made the table, if it did.
+func tellUntracked(w io.Writer, all []migrate.Migration) {
+	if len(all) > 0 && all[0].Untracked {
+		fmt.Fprintf(w, "another tool made the table: there is no %s\n", migrations.VersionTable)
+	}
 }
 
 func yesNo(b bool) string {

@@ -72,12 +72,61 @@ func TestMigrateFindsTheDatabaseInTheEnvironment(t *testing.T) {
 
 func TestMigratePrint(t *testing.T) {
 	t.Setenv("DATABASE_URL", "") // print needs none
-	for flag, want := range map[string]string{"--down=false": migrations.UpSQL(), "--down": migrations.DownSQL()} {
-		o := execute(t, "", "migrate", "print", flag)
+	const takeBack = "ALTER TABLE rate_limits DROP COLUMN slots;\n"
+	added, err := migrations.UpSQLFrom(3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, test := range []struct {
+		args []string
+		want string
+	}{
+		{nil, migrations.UpSQL()},
+		{[]string{"--down"}, migrations.DownSQL()},
+		{[]string{"--from", "1"}, migrations.UpSQL()},
+		{[]string{"--from", "3"}, added},
+		{[]string{"--from", "3", "--down"}, takeBack},
+	} {
+		o := execute(t, "", append([]string{"migrate", "print"}, test.args...)...)
 		o.wantStatus(t, exitOK)
-		if o.stdout != want {
-			t.Errorf("print %s printed:\n%s", flag, o.stdout)
+		if o.stdout != test.want {
+			t.Errorf("print %q printed:\n%s", test.args, o.stdout)
 		}
+	}
+	for _, version := range []string{"0", "-1", "4", "x"} {
+		execute(t, "", "migrate", "print", "--from", version).wantStatus(t, exitBad, version)
+	}
+	execute(t, "", "migrate", "up", "--from", "2").wantStatus(t, exitBad, "--from is for print only")
+}
+
+// A team that owns its migrations prints them, and the command says what it finds.
+func TestMigrateFindsAnotherToolsTable(t *testing.T) {
+	t.Parallel()
+	db := pgtest.NewEmpty(t)
+	conn, err := db.Pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	run := func(args ...string) outcome {
+		return execute(t, "", append(args, "--database-url", db.URL, "--schema", db.Schema)...)
+	}
+	apply := func(sql string) {
+		t.Helper()
+		if _, err := conn.Exec(t.Context(), "SET search_path TO "+db.Schema+"; "+sql); err != nil {
+			t.Fatal(err)
+		}
+	}
+	added := execute(t, "", "migrate", "print", "--from", "3").stdout
+	apply(strings.TrimSuffix(migrations.UpSQL(), added))
+	const another = "another tool made the table: there is no rate_limits_version\n"
+	if o := run("migrate", "status"); o.stdout != heading+limits+pauses+noSlots+another {
+		t.Errorf("status printed:\n%s%s", o.stdout, o.stderr)
+	}
+	run("migrate", "up").wantStatus(t, exitFailed, "lacks 00003_sliding_windows.sql", "ratelimit migrate print --from 3")
+	apply(added)
+	if o := run("migrate", "up"); o.stdout != nothingUp+another {
+		t.Errorf("up printed:\n%s%s", o.stdout, o.stderr)
 	}
 }
 

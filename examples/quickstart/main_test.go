@@ -11,6 +11,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgratelimit/ratelimit/examples/internal/demo/demotest"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
 
@@ -18,6 +19,7 @@ func TestMain(m *testing.M) { pgtest.Main(m) }
 
 // The numbers in the output, put together by the test and not by the program.
 func TestClaims(t *testing.T) {
+	demotest.Long(t)
 	var out strings.Builder
 	if err := run(t.Context(), &out); err != nil {
 		t.Fatalf("%v, after:\n%s", err, &out)
@@ -67,15 +69,20 @@ func TestLeavesNothingBehind(t *testing.T) {
 		name    string
 		stopAt  string // a part of the output at which it is interrupted
 		wantErr error
+		long    bool
 	}{
-		{"at the end", "there is no such part", nil},
-		{"after Ctrl-C in the rush", "2. 32 goroutines", context.Canceled},
-		{"after Ctrl-C between the steps", "granted", context.Canceled},
+		{"at the end", "there is no such part", nil, true},
+		{"after Ctrl-C in the rush", "2. 32 goroutines", context.Canceled, false},
+		{"after Ctrl-C between the steps", "granted", context.Canceled, true},
 	}
 	url := pgtest.URL(t)
 	t.Setenv("DATABASE_URL", url)
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			if test.long {
+				demotest.Long(t)
+			}
 			before := tables(t, url)
 			ctx, cancel := context.WithCancel(t.Context())
 			defer cancel()

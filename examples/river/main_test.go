@@ -11,6 +11,7 @@ func TestMain(m *testing.M) { pgtest.Main(m) }
 
 // The provider had nothing to complain about.
 func TestRun(t *testing.T) {
+	demotest.Long(t)
 	demotest.Run(t, run, 5,
 		"40 of 40 jobs completed",
 		"10 are granted",

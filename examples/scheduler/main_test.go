@@ -11,6 +11,7 @@ func TestMain(m *testing.M) { pgtest.Main(m) }
 
 // The scheduler keeps its promises, and says so.
 func TestRun(t *testing.T) {
+	demotest.Long(t)
 	demotest.Run(t, run, 5,
 		"no job, no debt: 0 jobs, 5 of 5 tokens",
 		"nothing is lost: 60 jobs, 60 done",

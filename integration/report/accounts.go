@@ -254,17 +254,19 @@ func (a *account) compare(ctx context.Context, pool *pgxpool.Pool, schema string
 // disturbed is what happens beside the accounts.
 type disturbed struct{ rounds, pruned, edits, pauses int }
 
-// disturb prunes, edits other keys of the same limits, and pauses what is in debt,
-// until it is stopped.
+// disturb prunes, edits other keys of the same limits, and pauses what is in debt, by either
+// form of statements, until it is stopped.
 func (l *lab) disturb(ctx context.Context, schema string) (stop func() (disturbed, error), err error) {
 	pool, err := l.pool(ctx, 4)
 	if err != nil {
 		return nil, err
 	}
-	store, err := pgstore.New(pool, &pgstore.Config{Schema: schema})
-	if err != nil {
-		pool.Close()
-		return nil, err
+	var stores [2]*pgstore.Store
+	for i := range stores {
+		if stores[i], err = pgstore.New(pool, &pgstore.Config{Schema: schema, Portable: i == 1}); err != nil {
+			pool.Close()
+			return nil, err
+		}
 	}
 	var d disturbed
 	until, end := context.WithCancel(ctx)
@@ -274,7 +276,7 @@ func (l *lab) disturb(ctx context.Context, schema string) (stop func() (disturbe
 		var err error
 		for err == nil && until.Err() == nil {
 			once, cancel := context.WithTimeout(ctx, time.Minute)
-			err = l.disturbOnce(once, pool, store, schema, &d)
+			err = l.disturbOnce(once, pool, stores[d.rounds/2%len(stores)], schema, &d)
 			cancel()
 		}
 		done <- err
@@ -347,7 +349,8 @@ func attackAccounts(ctx context.Context, l *lab, c *chapter) error {
 	for _, level := range []string{"read committed", "repeatable read", "serializable"} {
 		tasks = append(tasks, task{Workers: workers, Conns: 10, Isolation: level})
 	}
-	c.say("%d processes of %d goroutines call all verbs that take and give back, on their own, in transactions at every isolation level, and in the runner with functions that misbehave, for %d limits of all three kinds, with shards and plans, the connections of each process with another default level; Prune, pauses and edits go on beside.", len(tasks), workers, len(all)+1)
+	tasks[1].Portable = true
+	c.say("%d processes of %d goroutines call all verbs that take and give back, on their own, in transactions at every isolation level, and in the runner with functions that misbehave, for %d limits of all three kinds, with shards and plans, the connections of each process with another default level, and one of them Portable; Prune, pauses and edits go on beside.", len(tasks), workers, len(all)+1)
 	lasts := l.seconds(60, 10)
 	var d disturbed
 	harm := func(ctx context.Context, s *suffering) error {

@@ -39,11 +39,14 @@ var arrivals = []arriving{
 
 const arrivalKey = "k"
 
-// arrival is what somebody was granted.
+// arrival is what somebody was granted: when, by what he was told, and between which
+// instants of his own clock for certain.
 type arrival struct {
 	Limit int       `json:"l"`
 	At    time.Time `json:"a"`
 	Count float64   `json:"n"`
+	From  time.Time `json:"f"`
+	To    time.Time `json:"t"`
 }
 
 // arrive takes from all the limits, in every form.
@@ -65,9 +68,10 @@ func arriveAll(ctx context.Context, e *env, limits []arriving) error {
 }
 
 func arriveOnce(r *rand.Rand, e *env, limit int, of arriving) error {
+	from := time.Now()
 	event, wait, err := arriveAt(r, e.pool, e.store, of)
 	if event.Count > 0 {
-		e.out.write(arrival{limit, event.At, event.Count})
+		e.out.write(arrival{limit, event.At, event.Count, from, time.Now()})
 	}
 	time.Sleep(wait)
 	return err
@@ -105,10 +109,11 @@ type arrived struct {
 
 	mu     sync.Mutex
 	events [][]curve.Event
+	served [][]curve.Served
 }
 
 func newArrived(limits []arriving) *arrived {
-	return &arrived{limits: limits, events: make([][]curve.Event, len(limits))}
+	return &arrived{limits: limits, events: make([][]curve.Event, len(limits)), served: make([][]curve.Served, len(limits))}
 }
 
 func (a *arrived) add(limit int, event curve.Event) {
@@ -122,6 +127,9 @@ func (a *arrived) read(line []byte) error {
 	var one arrival
 	err := json.Unmarshal(line, &one)
 	a.add(one.Limit, curve.Event{At: one.At, Count: one.Count})
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.served[one.Limit] = append(a.served[one.Limit], curve.Served{From: one.From, To: one.To, Count: one.Count})
 	return err
 }
 
@@ -131,12 +139,12 @@ func attackArrivals(ctx context.Context, l *lab, c *chapter) error {
 	if err != nil {
 		return err
 	}
-	c.say("Three processes take from each limit in every form, while rows are kept locked and processes stand still (SIGSTOP). For every stretch between two grants, wherever it begins and however long it is, the tokens granted are divided by what the limit promises for it; told is the largest share. A second run has one process whose clock, which then decides, is set forward and back.")
+	c.say("Three processes, one of which is Portable, take from each limit in every form, while rows are kept locked and processes stand still (SIGSTOP). For every stretch between two grants, wherever it begins and however long it is, the tokens granted are divided by what the limit promises for it; told is the largest share. A second run has one process whose clock, which then decides, is set forward and back.")
 	granted := newArrived(arrivals)
 	var children []*child
 	for n := range 3 {
 		child, err := start(ctx, task{
-			Job: "arrive", URL: l.server.URL, Schema: schema, Process: n + 1, Workers: 3, Conns: 10, Seed: uint64(time.Now().UnixNano()),
+			Job: "arrive", URL: l.server.URL, Schema: schema, Process: n + 1, Workers: 3, Conns: 10, Seed: uint64(time.Now().UnixNano()), Portable: n == 2,
 		}, granted.read)
 		if err != nil {
 			return err
@@ -154,8 +162,9 @@ func attackArrivals(ctx context.Context, l *lab, c *chapter) error {
 	return l.stepClock(ctx, c)
 }
 
-// judge says by how much of their bounds limits were used. Of those that nobody was to take
-// from there is nothing.
+// judge says by how much of their bounds limits were used: no more than all of it, and at
+// least so much. If that is 0 it is a matter of speed, and only told. Of those that nobody was
+// to take from there is nothing.
 func (a *arrived) judge(c *chapter, how string, reached float64) error {
 	for i, of := range a.limits {
 		d := of.limit.Definition()
@@ -165,9 +174,23 @@ func (a *arrived) judge(c *chapter, how string, reached float64) error {
 		worst := curve.Judge(a.events[i], curve.Of(d))
 		c.tell(d.Name+how+", grants judged", "%d", len(a.events[i]))
 		c.atMost(d.Name+how+", largest share", worst.Share, 1+1e-9, "")
-		c.atLeast(d.Name+how+", reached", worst.Share, reached, "")
+		if reached > 0 {
+			c.atLeast(d.Name+how+", reached", worst.Share, reached, "")
+		}
 	}
 	return nil
+}
+
+// judgeServed says the same by callers' own clocks, of what is used when it is granted.
+func (a *arrived) judgeServed(c *chapter) {
+	for i, of := range a.limits {
+		if of.reserve {
+			continue
+		}
+		d := of.limit.Definition()
+		worst := curve.JudgeServed(a.served[i], curve.Of(d))
+		c.atMost(d.Name+", by callers' own clocks, largest share", worst.Share, 1+1e-9, "")
+	}
 }
 
 // stall stops processes that are at work, and locks rows, in turn.

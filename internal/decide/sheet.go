@@ -33,7 +33,7 @@ func NewSheet(calls []*Call) *Sheet {
 			for shard := range a.Definition.Shards {
 				row := Row{a.Of(), shard}
 				if d, ok := definitions[row]; !ok || share.Capacity > d.Capacity {
-					definitions[row] = share
+					definitions[row] = *share
 				}
 			}
 		}
@@ -164,4 +164,14 @@ func (s *Sheet) Missing(of *Sheet) (rows []Row) {
 		}
 	}
 	return rows
+}
+
+// Changes returns the places of the rows that were changed.
+func (s *Sheet) Changes() (places []int) {
+	for i, changed := range s.Changed {
+		if changed {
+			places = append(places, i)
+		}
+	}
+	return places
 }

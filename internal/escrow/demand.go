@@ -41,6 +41,11 @@ func (d *demand) add(n float64, calls int, now moment, lasts time.Duration) {
 	d.calls += calls
 }
 
+// meet adds a call that met others at the row. What it cost is worth prefetching for.
+func (d *demand) meet(n float64, now moment, lasts time.Duration) {
+	d.add(n, enoughFor, now, lasts)
+}
+
 // enough reports whether there were so many calls lately that it is worth to take ahead. Time
 // that passes makes them fewer.
 func (d *demand) enough() bool { return d.calls+d.called >= enoughFor }

@@ -25,72 +25,72 @@ func (r *refusal) over(now moment, lasts time.Duration) bool {
 	return now.since(r.sent) >= lasts || now.mono < r.sent.mono
 }
 
-// Changes is how often a statement is known to have changed the holder's row: to be asked
+// Changes is how often a statement is known to have changed the entry's row: to be asked
 // before one is sent that may find a refusal, for Refused.
-func (h *Holder) Changes() int {
-	if h == nil {
+func (e *Entry) Changes() int {
+	if e == nil {
 		return 0
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.changes
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.changes
 }
 
 // Refused notes the row that refused a call, as a statement read it that was sent then,
 // unless the row has changed since: then that may not be in it.
-func (h *Holder) Refused(state bucket.State, at, sent time.Time, changes int) {
-	if h == nil {
+func (e *Entry) Refused(state bucket.State, at, sent time.Time, changes int) {
+	if e == nil {
 		return
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.changes == changes {
-		h.refusal.Store(&refusal{state, at, h.memory.sent(sent, at)})
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.changes == changes {
+		e.refusal.Store(&refusal{state, at, e.cache.sent(sent, at)})
 	}
 }
 
 // Changed forgets what is known of the row, which a statement has changed. What is held
 // is held.
-func (h *Holder) Changed() {
-	if h == nil {
+func (e *Entry) Changed() {
+	if e == nil {
 		return
 	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.forget()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.forget()
 }
 
 // forget is Changed. It needs mu.
-func (h *Holder) forget() {
-	h.changes++
-	h.refusal.Store(nil)
+func (e *Entry) forget() {
+	e.changes++
+	e.refusal.Store(nil)
 }
 
 // Refuse is the result of an allow of n tokens that the row cannot grant by what is known
 // of it; false if it may, or nothing is known.
-func (h *Holder) Refuse(n float64) (ratelimit.Result, bool) {
-	if h == nil || !(n >= h.least && n <= h.ask.Definition.Capacity) {
+func (e *Entry) Refuse(n float64) (ratelimit.Result, bool) {
+	if e == nil || !(n >= e.least && n <= e.ask.Definition.Capacity) {
 		return ratelimit.Result{}, false
 	}
-	state, at, ok := h.Refusal()
+	state, at, ok := e.Refusal()
 	if !ok {
 		return ratelimit.Result{}, false
 	}
-	return h.ask.Refused(n, state, at)
+	return e.ask.Refused(n, state, at)
 }
 
 // Refusal is the row that refused a call lately, and the instant now, on the database's
 // clock; false if there is none.
-func (h *Holder) Refusal() (state bucket.State, at time.Time, ok bool) {
-	if h == nil {
+func (e *Entry) Refusal() (state bucket.State, at time.Time, ok bool) {
+	if e == nil {
 		return state, at, false
 	}
-	r := h.refusal.Load()
+	r := e.refusal.Load()
 	if r == nil {
 		return state, at, false
 	}
-	now := h.memory.moment()
-	if r.over(now, h.memory.lasts) {
+	now := e.cache.moment()
+	if r.over(now, e.cache.lasts) {
 		return state, at, false
 	}
 	return r.state, r.at.Add(now.since(r.sent).Truncate(time.Microsecond)), true

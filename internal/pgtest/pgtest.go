@@ -6,8 +6,10 @@ package pgtest
 import (
 	"context"
 	"crypto/rand"
+	"flag"
 	"fmt"
 	"os"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -67,6 +69,24 @@ func Main(m *testing.M) {
 		}
 	}
 	os.Exit(code)
+}
+
+// AtOnce has n tests of this process run at a time, unless -parallel says otherwise: for
+// packages whose tests wait, for instants and for PostgreSQL, more than they compute. To be
+// called before Main.
+func AtOnce(n int) {
+	flag.Parse()
+	given := false
+	flag.Visit(func(f *flag.Flag) {
+		// To a fuzz test -parallel is the number of processes that compute.
+		given = given || f.Name == "test.parallel" || f.Name == "test.fuzz"
+	})
+	if given {
+		return
+	}
+	if err := flag.Set("test.parallel", strconv.Itoa(n)); err != nil {
+		panic(err) // there is such a flag in every test binary
+	}
 }
 
 // DB is a schema of the test's own.

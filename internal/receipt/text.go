@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"log/slog"
 	"math"
 	"math/bits"
 	"strconv"
@@ -55,6 +56,32 @@ var (
 	_ driver.Valuer            = (*Receipt)(nil)
 	_ sql.Scanner              = (*Receipt)(nil)
 )
+
+// String returns how much the receipt is of which limits: without their keys, and not the
+// text by which it can be settled.
+func (r *Receipt) String() string {
+	var b strings.Builder
+	b.WriteString("receipt of ")
+	payments := Payments(r)
+	if len(payments) == 0 {
+		b.WriteString("nothing")
+	}
+	for i := 0; i < len(payments); {
+		sum, n := 0.0, together(payments[i:])
+		for _, p := range payments[i : i+n] {
+			sum += p.Tokens
+		}
+		if i > 0 {
+			b.WriteString(", ")
+		}
+		fmt.Fprintf(&b, "%g of %q", sum, payments[i].Name)
+		i += n
+	}
+	return b.String()
+}
+
+// LogValue is String.
+func (r *Receipt) LogValue() slog.Value { return slog.StringValue(r.String()) }
 
 // MarshalText returns the receipt as text: letters, digits, - and _. That of a call
 // that took nothing is empty.

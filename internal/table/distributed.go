@@ -54,7 +54,7 @@ func (t distributedTable) Decide(ctx context.Context, pool *pgxpool.Pool, d *Dec
 		return err
 	}
 	defer Release(ctx, conn)
-	rows, err := t.lockEach(ctx, conn, d, now)
+	rows, made, err := t.lockEach(ctx, conn, d, now)
 	if err != nil {
 		return err
 	}
@@ -65,33 +65,41 @@ func (t distributedTable) Decide(ctx context.Context, pool *pgxpool.Pool, d *Dec
 	var batch pgx.Batch
 	for _, n := range changed {
 		t.QueuePut(&batch, rows.Rows[n], rows.States[n])
+		made[n] = false
+	}
+	for n, row := range rows.Rows {
+		if made[n] && d.Definitions[n].Missing(rows.States[n]) == 0 { // full, and so by us
+			t.QueueRemove(&batch, row)
+		}
 	}
 	batch.Queue("COMMIT")
 	return conn.SendBatch(ctx, &batch).Close()
 }
 
 // lockEach begins a transaction that locks a decision's rows, and those that are missing, one
-// after another by giving them nothing.
-func (t distributedTable) lockEach(ctx context.Context, conn *pgxpool.Conn, d *Decision, now *time.Time) (*Rows, error) {
-	rows := &Rows{Rows: d.Rows}
+// after another by giving them nothing. It tells which of them were not there before, and so
+// may have been made.
+func (t distributedTable) lockEach(ctx context.Context, conn *pgxpool.Conn, d *Decision, now *time.Time) (rows *Rows, made []bool, err error) {
+	rows = &Rows{Rows: d.Rows}
 	if err := t.FindEach(ctx, conn, rows); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	given := make([]Taken, len(d.Rows))
+	made = make([]bool, len(d.Rows))
 	batch := t.begin(0)
 	for i, row := range d.Rows {
-		awaited := d.Await != nil && *d.Await == row
-		if rows.Found[i] = rows.Found[i] || awaited || slices.Contains(d.Missing, row); rows.Found[i] {
+		made[i] = !rows.Found[i] && (d.Await != nil && *d.Await == row || slices.Contains(d.Missing, row))
+		if rows.Found[i] = rows.Found[i] || made[i]; rows.Found[i] {
 			t.QueueTouch(batch, &decide.Change{Row: row, Definition: d.Definitions[i]}, now, &given[i])
 		}
 	}
 	QueueNow(batch, now, &rows.At)
-	err := conn.SendBatch(ctx, batch).Close()
+	err = conn.SendBatch(ctx, batch).Close()
 	rows.States = make([]bucket.State, len(d.Rows))
 	for i := range given {
 		rows.States[i] = given[i].After
 	}
-	return rows, err
+	return rows, made, err
 }
 
 func (t distributedTable) Return(ctx context.Context, q Querier, r *Return, now *time.Time) (done bool, err error) {

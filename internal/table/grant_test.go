@@ -25,7 +25,7 @@ func randomGrants(t *testing.T, random *rand.Rand, limits []ratelimit.Limit, n i
 	grants, before := make([]Grant, n), make([]bucket.State, n)
 	for i := range grants {
 		limit, count := limits[random.IntN(len(limits))], float64(random.IntN(12))
-		sliding := limit.Definition().Kind == ratelimit.KindSlidingWindow
+		sliding := limit.Definition().Kind == bucket.SlidingWindow
 		if sliding {
 			count = min(count, limit.Definition().Rate)
 		}

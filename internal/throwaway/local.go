@@ -2,7 +2,6 @@ package throwaway
 
 import (
 	"context"
-	"crypto/rand"
 	_ "embed"
 	"errors"
 	"fmt"
@@ -32,6 +31,9 @@ const (
 // errPortTaken means that another process was faster to take the chosen port.
 var errPortTaken = errors.New("the port was taken meanwhile")
 
+//go:embed directory.sh
+var directory string
+
 //go:embed supervisor.sh
 var supervisor string
 
@@ -48,6 +50,9 @@ var binGlobs = []string{
 
 // binDirs lists the directories of this machine that may hold server binaries.
 func binDirs(ctx context.Context) []string {
+	if dir := os.Getenv(BinVariable); dir != "" {
+		return []string{dir}
+	}
 	dirs := slices.DeleteFunc(filepath.SplitList(os.Getenv("PATH")), isRelative)
 	if out, err := exec.CommandContext(ctx, "pg_config", "--bindir").Output(); err == nil {
 		dirs = append(dirs, strings.TrimSpace(string(out)))
@@ -161,23 +166,39 @@ func (i installation) start(ctx context.Context, opts Options) (*Server, error) 
 }
 
 func (i installation) startOn(ctx context.Context, port string, opts Options) (*Server, error) {
-	again := "0"
-	if opts.Restart {
-		again = "1"
-	}
 	if opts.StandbyOf != "" {
 		if _, err := exec.LookPath(filepath.Join(i.dir, "pg_basebackup")); err != nil {
 			return nil, fmt.Errorf("%w: %w", exec.ErrNotFound, err)
 		}
+		primary, password, err := splitURL(opts.StandbyOf)
+		if err != nil {
+			return nil, err
+		}
+		return i.supervise(ctx, port, opts, data{primary: primary, password: password})
 	}
-	primary, password, err := splitURL(opts.StandbyOf)
+	archive, password, err := i.template(ctx, opts)
 	if err != nil {
 		return nil, err
 	}
-	args := append([]string{"-c", supervisor, "supervisor", i.dir, again, primary, opts.WALDir}, serverArgs(port, opts)...)
-	cmd := exec.Command("/bin/sh", args...)
-	cmd.Dir = "/" // the current directory may be closed to the server's user
-	cmd.Env = serverEnv()
+	defer archive.Close()
+	return i.supervise(ctx, port, opts, data{archive: []*os.File{archive}, password: password})
+}
+
+// data is what a new server gets its data from: one archive, or a primary.
+type data struct {
+	archive  []*os.File
+	primary  string
+	password string
+}
+
+// supervise starts the supervisor, which starts the server.
+func (i installation) supervise(ctx context.Context, port string, opts Options, from data) (*Server, error) {
+	again := "0"
+	if opts.Restart {
+		again = "1"
+	}
+	cmd := shell(supervisor, append([]string{i.dir, again, from.primary, opts.WALDir}, serverArgs(port, opts)...))
+	cmd.ExtraFiles = from.archive
 	if err := dropRoot(cmd, opts.WALDir); err != nil {
 		return nil, err
 	}
@@ -186,21 +207,26 @@ func (i installation) startOn(ctx context.Context, port string, opts Options) (*
 		return nil, err
 	}
 	// If this fails, so does the supervisor, which knows better why.
-	_, _ = fmt.Fprintln(p.stdin, password)
+	_, _ = fmt.Fprintln(p.stdin, from.password)
 
-	s := &Server{URL: loopbackURL(port, password), Source: i.String(), process: p, here: true}
+	s := &Server{URL: loopbackURL(port, from.password), Source: i.String(), process: p, here: true}
 	if err := s.waitUntilReady(ctx); err != nil {
 		return nil, err
 	}
 	return s, nil
 }
 
+// shell returns the command that runs a script in a directory of its own.
+func shell(script string, args []string) *exec.Cmd {
+	cmd := exec.Command("/bin/sh", append([]string{"-c", directory + script, "throwaway"}, args...)...)
+	cmd.Dir = "/" // the current directory may be closed to the server's user
+	cmd.Env = serverEnv()
+	return cmd
+}
+
 // splitURL takes the password out of a URL, which all users of the machine could read among
-// the arguments of a program. Without a URL it makes a password up.
+// the arguments of a program.
 func splitURL(text string) (without, password string, err error) {
-	if text == "" {
-		return "", rand.Text(), nil
-	}
 	u, err := url.Parse(text)
 	if err != nil {
 		return "", "", err

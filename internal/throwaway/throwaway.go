@@ -19,6 +19,10 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
+// BinVariable is the environment variable that names the only directory searched for
+// server binaries, where [Options] do not.
+const BinVariable = "RATELIMIT_POSTGRES_BIN"
+
 // pingTimeout bounds one attempt to connect to a server.
 const pingTimeout = 10 * time.Second
 
@@ -74,7 +78,8 @@ type Options struct {
 	// Restart has a server that ends, as when it is killed, started again on its
 	// data, until it is closed. A server in a container is not.
 	Restart bool
-	// BinDir, if set, is the only directory searched for server binaries.
+	// BinDir, if set, is the only directory searched for server binaries. The default
+	// is what [BinVariable] names.
 	BinDir string
 	// StandbyOf, if set, is the URL of a server that StartWith started, of which the
 	// new one is to be a standby. The error is exec.ErrNotFound where there is no
@@ -95,21 +100,25 @@ func Start(ctx context.Context) (*Server, error) {
 //   - the server that the environment variable DATABASE_URL names, which must
 //     answer if the variable is set;
 //   - a new server from the newest binaries of PostgreSQL 14 to 18 found on
-//     this machine, listening on the loopback interface only;
+//     this machine (or in the directory that BinVariable names), listening on the loopback interface only;
 //   - a new server in a container.
 //
 // Otherwise the error says what to do about each of them. The context bounds
 // the start only. The caller should Close the server.
 func StartWith(ctx context.Context, opts Options) (*Server, error) {
+	return start(ctx, opts, thisMachine(opts))
+}
+
+func thisMachine(opts Options) machine {
 	dirs := binDirs
 	if opts.BinDir != "" {
 		dirs = func(context.Context) []string { return []string{opts.BinDir} }
 	}
-	return start(ctx, opts, machine{
+	return machine{
 		databaseURL: os.Getenv("DATABASE_URL"),
 		binDirs:     dirs,
 		dockerHost:  dockerHost,
-	})
+	}
 }
 
 // machine is what start looks at. Tests put other machines in its place.

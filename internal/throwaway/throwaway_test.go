@@ -10,6 +10,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -81,12 +82,28 @@ func show(t *testing.T, serverURL, parameter string) string {
 	return value
 }
 
+// ask returns the first value that a statement answers, or nothing.
+func ask(t *testing.T, s *Server, sql string) (answer string, err error) {
+	t.Helper()
+	conn, err := pgx.Connect(t.Context(), s.URL)
+	if err != nil {
+		return "", err
+	}
+	defer conn.Close(context.Background())
+	err = conn.QueryRow(t.Context(), sql).Scan(&answer)
+	if errors.Is(err, pgx.ErrNoRows) {
+		err = nil
+	}
+	return answer, err
+}
+
 func exists(path string) bool {
 	_, err := os.Stat(path)
 	return err == nil
 }
 
 func TestStartAndClose(t *testing.T) {
+	t.Parallel()
 	s, err := startLocal(t.Context(), Options{})
 	if err != nil {
 		t.Fatal(err)
@@ -124,6 +141,7 @@ func TestStartAndClose(t *testing.T) {
 }
 
 func TestOptions(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		opts           Options
 		fsync, maxConn string
@@ -148,27 +166,19 @@ func TestOptions(t *testing.T) {
 // A server must go with its process even if that has no chance to stop it.
 // With Restart a server whose first process is killed comes back on its data.
 func TestRestart(t *testing.T) {
+	t.Parallel()
 	s := mustStartLocal(t, Options{Fsync: true, Restart: true})
-	ask := func(sql string) (answer string, err error) {
-		conn, err := pgx.Connect(t.Context(), s.URL)
-		if err != nil {
-			return "", err
-		}
-		defer conn.Close(context.Background())
-		err = conn.QueryRow(t.Context(), sql).Scan(&answer)
-		return answer, err
-	}
 	const started = "SELECT pg_postmaster_start_time()::text"
-	before, err := ask(started)
+	before, err := ask(t, s, started)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ask("CREATE TABLE kept ()"); !errors.Is(err, pgx.ErrNoRows) {
+	if _, err := ask(t, s, "CREATE TABLE kept ()"); err != nil {
 		t.Fatal(err)
 	}
-	_, _ = ask("COPY (SELECT 1) TO PROGRAM 'kill -9 $(head -n 1 postmaster.pid)'") // it may live to answer
+	_, _ = ask(t, s, "COPY (SELECT 1) TO PROGRAM 'kill -9 $(head -n 1 postmaster.pid)'") // it may live to answer
 	for deadline := time.Now().Add(localTimeout); ; time.Sleep(pollInterval) {
-		after, err := ask(started)
+		after, err := ask(t, s, started)
 		if err == nil && after != before {
 			break
 		}
@@ -176,7 +186,7 @@ func TestRestart(t *testing.T) {
 			t.Fatalf("started %s, and not again: %s, %v", before, after, err)
 		}
 	}
-	if _, err := ask("TABLE kept"); !errors.Is(err, pgx.ErrNoRows) {
+	if _, err := ask(t, s, "TABLE kept"); err != nil {
 		t.Errorf("the table is gone: %v", err)
 	}
 	if err := s.Close(); err != nil || ping(t.Context(), s.URL) == nil {
@@ -186,6 +196,7 @@ func TestRestart(t *testing.T) {
 
 // A standby follows its primary, and takes its place.
 func TestStandby(t *testing.T) {
+	t.Parallel()
 	primary := mustStartLocal(t, Options{})
 	standby, err := startLocal(t.Context(), Options{StandbyOf: primary.URL})
 	if errors.Is(err, exec.ErrNotFound) {
@@ -195,33 +206,30 @@ func TestStandby(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = standby.Close() })
-	ask := func(s *Server, sql string) (answer string) {
+	must := func(s *Server, sql string) (answer string) {
 		t.Helper()
-		conn, err := pgx.Connect(t.Context(), s.URL)
+		answer, err := ask(t, s, sql)
 		if err != nil {
-			t.Fatal(err)
-		}
-		defer conn.Close(t.Context())
-		if err := conn.QueryRow(t.Context(), sql).Scan(&answer); err != nil {
 			t.Fatal(err)
 		}
 		return answer
 	}
-	for deadline := time.Now().Add(10 * time.Second); ask(primary, "SELECT count(*)::text FROM pg_stat_replication WHERE state = 'streaming'") != "1"; time.Sleep(pollInterval) {
+	for deadline := time.Now().Add(10 * time.Second); must(primary, "SELECT count(*)::text FROM pg_stat_replication WHERE state = 'streaming'") != "1"; time.Sleep(pollInterval) {
 		if time.Now().After(deadline) {
 			t.Fatal("the standby does not follow")
 		}
 	}
-	if got := ask(standby, "SELECT pg_is_in_recovery()::text"); got != "true" {
+	if got := must(standby, "SELECT pg_is_in_recovery()::text"); got != "true" {
 		t.Errorf("a standby in recovery: %s", got)
 	}
-	if got := ask(standby, "SELECT pg_promote()::text"); got != "true" {
+	if got := must(standby, "SELECT pg_promote()::text"); got != "true" {
 		t.Errorf("promoted: %s", got)
 	}
-	ask(standby, "SELECT pg_current_xact_id()::text") // which a standby refuses
+	must(standby, "SELECT pg_current_xact_id()::text") // which a standby refuses
 }
 
 func TestWALDir(t *testing.T) {
+	t.Parallel()
 	dir := publicTempDir(t)
 	mustStartLocal(t, Options{WALDir: dir})
 	if empty(t, dir) {
@@ -230,6 +238,7 @@ func TestWALDir(t *testing.T) {
 }
 
 func TestParentKilled(t *testing.T) {
+	t.Parallel()
 	cmd := exec.Command(os.Args[0])
 	cmd.Env = append(os.Environ(), childVariable+"=1")
 	cmd.Stderr = os.Stderr
@@ -269,32 +278,47 @@ func TestParentKilled(t *testing.T) {
 	t.Logf("all gone after %v", time.Since(killed))
 }
 
-// The same, at some moment of the start.
+// The same, at some moment of the start, with and without a template.
 func TestParentKilledEarly(t *testing.T) {
-	for _, delay := range []time.Duration{50, 200, 400, 800} {
+	t.Parallel()
+	if testing.Short() {
+		t.Skip("many servers are started")
+	}
+	for _, delay := range []time.Duration{20, 50, 100, 200} {
 		delay *= time.Millisecond
 		t.Run(delay.String(), func(t *testing.T) {
 			t.Parallel()
-			dir := publicTempDir(t)
-			cmd := exec.Command(os.Args[0])
-			cmd.Env = append(os.Environ(), childVariable+"=1", "TMPDIR="+dir)
-			if err := cmd.Start(); err != nil {
-				t.Fatal(err)
-			}
-			time.Sleep(delay)
-			if err := cmd.Process.Kill(); err != nil {
-				t.Error(err)
-			}
-			_ = cmd.Wait()
-
-			killed := time.Now()
-			for !empty(t, dir) {
-				if time.Since(killed) > 20*time.Second {
-					t.Fatalf("%s is not empty after %v", dir, time.Since(killed))
-				}
-				time.Sleep(5 * time.Millisecond)
-			}
+			killedAfter(t, delay)
 		})
+		t.Run((4*delay).String()+" without a template", func(t *testing.T) {
+			t.Parallel()
+			killedAfter(t, 4*delay, caches(t.TempDir())...)
+		})
+	}
+}
+
+// killedAfter starts a process that starts a server, kills it after delay, and wants what
+// the server's files are in to be empty soon.
+func killedAfter(t *testing.T, delay time.Duration, env ...string) {
+	t.Helper()
+	dir := publicTempDir(t)
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = slices.Concat(os.Environ(), []string{childVariable + "=1", "TMPDIR=" + dir}, env)
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	time.Sleep(delay)
+	if err := cmd.Process.Kill(); err != nil {
+		t.Error(err)
+	}
+	_ = cmd.Wait()
+
+	killed := time.Now()
+	for !empty(t, dir) {
+		if time.Since(killed) > 20*time.Second {
+			t.Fatalf("%s is not empty after %v", dir, time.Since(killed))
+		}
+		time.Sleep(5 * time.Millisecond)
 	}
 }
 
@@ -337,6 +361,7 @@ func listens(t *testing.T, serverURL string) bool {
 }
 
 func TestDatabaseURL(t *testing.T) {
+	t.Parallel()
 	running := mustStartLocal(t, Options{})
 	s, err := start(t.Context(), Options{}, machine{databaseURL: running.URL})
 	if err != nil {
@@ -354,6 +379,7 @@ func TestDatabaseURL(t *testing.T) {
 }
 
 func TestBadDatabaseURL(t *testing.T) {
+	t.Parallel()
 	running, err := url.Parse(mustStartLocal(t, Options{}).URL)
 	if err != nil {
 		t.Fatal(err)
@@ -385,6 +411,7 @@ func TestBadDatabaseURL(t *testing.T) {
 }
 
 func TestNothingFound(t *testing.T) {
+	t.Parallel()
 	_, err := start(t.Context(), Options{}, machine{binDirs: noBinaries, dockerHost: noEngine})
 	if err == nil {
 		t.Fatal("no error")
@@ -411,6 +438,7 @@ func fakeBinaries(t *testing.T, version string) string {
 }
 
 func TestNewest(t *testing.T) {
+	t.Parallel()
 	for _, test := range []struct {
 		versions []string
 		want     string
@@ -431,7 +459,19 @@ func TestNewest(t *testing.T) {
 	}
 }
 
+// The directory that is named is the only one searched.
+func TestBinDir(t *testing.T) {
+	t.Setenv(BinVariable, "/by/variable")
+	for _, test := range []struct{ option, want string }{{"", "/by/variable"}, {"/by/option", "/by/option"}} {
+		got := thisMachine(Options{BinDir: test.option}).binDirs(t.Context())
+		if !slices.Equal(got, []string{test.want}) {
+			t.Errorf("option %q: got %q, want %q", test.option, got, test.want)
+		}
+	}
+}
+
 func TestUnsupportedBinaries(t *testing.T) {
+	t.Parallel()
 	dirs := []string{fakeBinaries(t, "13.4"), fakeBinaries(t, "")}
 	_, err := start(t.Context(), Options{}, machine{
 		binDirs:    func(context.Context) []string { return dirs },
@@ -445,6 +485,7 @@ func TestUnsupportedBinaries(t *testing.T) {
 }
 
 func TestStartFails(t *testing.T) {
+	t.Parallel()
 	_, err := startLocal(t.Context(), Options{Settings: map[string]string{"no_such_parameter": "1"}})
 	if err == nil || !strings.Contains(err.Error(), `unrecognized configuration parameter "no_such_parameter"`) {
 		t.Errorf("the server's message is missing from: %v", err)
@@ -452,6 +493,7 @@ func TestStartFails(t *testing.T) {
 }
 
 func TestPortTaken(t *testing.T) {
+	t.Parallel()
 	l, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -476,16 +518,9 @@ func TestPortTaken(t *testing.T) {
 	}
 }
 
-func TestStartCanceled(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
-	defer cancel()
-	if _, err := startLocal(ctx, Options{}); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("got %v", err)
-	}
-}
-
 // TestProgram has a shell play the program that starts a container.
 func TestProgram(t *testing.T) {
+	t.Parallel()
 	running := mustStartLocal(t, Options{})
 	stopped := filepath.Join(t.TempDir(), "stopped")
 	s, err := runProgram(t.Context(), exec.Command("sh", "-c", `echo "$0"; read -r _; touch "$1"`, running.URL, stopped))
@@ -501,6 +536,7 @@ func TestProgram(t *testing.T) {
 }
 
 func TestProgramFails(t *testing.T) {
+	t.Parallel()
 	_, err := runProgram(t.Context(), exec.Command("sh", "-c", "echo no image >&2; exit 3"))
 	if err == nil || !strings.Contains(err.Error(), "no image") {
 		t.Errorf("the program's stderr is missing from: %v", err)
@@ -508,6 +544,7 @@ func TestProgramFails(t *testing.T) {
 }
 
 func TestProgramCanceled(t *testing.T) {
+	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
 	if _, err := runProgram(ctx, exec.Command("sleep", "60")); !errors.Is(err, context.DeadlineExceeded) {

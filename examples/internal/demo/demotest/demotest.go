@@ -10,6 +10,14 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
 
+// Long skips the test of an example that takes seconds when there is no time for that.
+func Long(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("it shows limits at work, which takes seconds")
+	}
+}
+
 // Run runs an example on the server of the tests. It must succeed, check as many
 // claims as are expected, and print each of wants. The count is there because a
 // claim that is no longer checked fails nothing by itself.

@@ -1,0 +1,125 @@
+package httplimit_test
+
+import (
+	"bytes"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/httplimit"
+	"github.com/pgratelimit/ratelimit/internal/leak"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/memstore"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+func TestNoTypeShowsKeys(t *testing.T) {
+	var events []any
+	api := ratelimit.TokenBucket{Name: "api", Rate: 2, Period: time.Minute}
+	config := httplimit.Config{
+		Policies:        []httplimit.Policy{{Limit: api, Key: httplimit.ByHeader("X-Key"), Cost: httplimit.CostFromQuery("n", 1, 1)}},
+		PartitionSecret: []byte(leak.Key),
+		Observe:         func(_ *http.Request, e httplimit.Event) { events = append(events, e, &e) },
+	}
+	limit := newMiddleware(t, memstore.New(newClock().Now), config)
+	h := limit.Handler(&answering{})
+	for _, target := range []string{"/", "/?n=2", "/?n=3"} {
+		h.ServeHTTP(httptest.NewRecorder(), get(target, "X-Key", leak.Key))
+	}
+	h.ServeHTTP(httptest.NewRecorder(), get("/", "X-Key", leak.Key+strings.Repeat("k", ratelimit.MaxKeyLength)))
+	var heard []httplimit.Decision
+	for i := 0; i < len(events); i += 2 {
+		heard = append(heard, events[i].(httplimit.Event).Decision)
+	}
+	if got, want := fmt.Sprint(heard), "[granted refused too large bad request]"; got != want {
+		t.Fatalf("heard %s, want %s", got, want)
+	}
+	failed := httplimit.Event{Decision: httplimit.Failed, Err: errors.New("down")}
+	if got, want := failed.String(), "failed: down"; got != want {
+		t.Errorf("got %q, want %q", got, want)
+	}
+
+	server := httptest.NewServer(&answering{status: http.StatusTooManyRequests})
+	defer server.Close()
+	transportConfig := httplimit.TransportConfig{MaxTries: 1, Scope: func(*http.Request) string { return leak.Key }}
+	transport, err := httplimit.NewTransport(&transportConfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if resp, err := transport.RoundTrip(get(server.URL)); err != nil || resp.Body.Close() != nil {
+		t.Fatal(err)
+	}
+	addresses, err := httplimit.NewAddresses(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, invalid := httplimit.New(memstore.New(nil), &httplimit.Config{PartitionSecret: []byte(leak.Key)})
+	if invalid == nil {
+		t.Fatal("want an error")
+	}
+	leak.Check(t, ".", map[string]any{
+		"AddressConfig":   httplimit.AddressConfig{},
+		"Addresses":       addresses,
+		"Advice":          httplimit.Advice{Told: true, RetryAfter: time.Second},
+		"Config":          []any{config, &config},
+		"Decision":        httplimit.Refused,
+		"Event":           events,
+		"Fields":          httplimit.Draft11,
+		"Middleware":      limit,
+		"Outcome":         httplimit.Outcome{Request: get("/", "X-Key", leak.Key), Status: 200},
+		"Policy":          config.Policies[0],
+		"RequestError":    []any{&httplimit.RequestError{Status: 400, Detail: "no X-Key"}, invalid},
+		"Transport":       transport,
+		"TransportConfig": transportConfig,
+		"WaitError":       &httplimit.WaitError{Until: noon, Err: (ratelimit.Result{Status: ratelimit.Status{Request: api.For(leak.Key)}}).Err()},
+	})
+}
+
+// The error of a row that somebody has locked names the key: what is logged of it does
+// not.
+func TestNoFaultShowsKeys(t *testing.T) {
+	db := pgtest.New(t)
+	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	api := ratelimit.TokenBucket{Name: "api", Rate: 2, Period: time.Minute}
+	if _, err := store.Allow(t.Context(), api.For(leak.Key)); err != nil {
+		t.Fatal(err)
+	}
+	tx, err := db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	if _, err := tx.Exec(t.Context(), "SELECT FROM "+db.Schema+".rate_limits FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	var log bytes.Buffer
+	var event httplimit.Event
+	limit := newMiddleware(t, store, httplimit.Config{
+		Policies: []httplimit.Policy{{Limit: api, Key: httplimit.ByHeader("X-Key")}},
+		Timeout:  200 * time.Millisecond,
+		Observe:  func(_ *http.Request, e httplimit.Event) { event = e },
+		Logger:   slog.New(slog.NewJSONHandler(&log, nil)),
+	})
+	limit.Handler(&answering{}).ServeHTTP(httptest.NewRecorder(), get("/", "X-Key", leak.Key))
+	if !errors.Is(event.Err, pgstore.ErrLocked) || !strings.Contains(event.Err.Error(), leak.Key) {
+		t.Fatalf("got %v, want %v that names the key", event.Err, pgstore.ErrLocked)
+	}
+	if text := log.String(); strings.Contains(text, leak.Key) || !strings.Contains(text, `limit \"api\", key \"…\"`) {
+		t.Errorf("logged %s", text)
+	}
+	for _, text := range []string{event.String(), event.LogValue().String()} {
+		if strings.Contains(text, leak.Key) || !strings.Contains(text, "locked the row") {
+			t.Errorf("the event is %s", text)
+		}
+	}
+}

@@ -1,0 +1,172 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// demanded are limits of which one store can take ahead what another needs.
+var demanded = []ratelimit.Limit{
+	ratelimit.TokenBucket{Name: "token bucket", Rate: 2000, Period: time.Second, Capacity: 500},
+	ratelimit.FixedWindow{Name: "fixed window", Rate: 400, Period: 200 * time.Millisecond},
+	ratelimit.SlidingWindow{Name: "sliding window", Rate: 2000, Period: time.Second},
+}
+
+// compareDemand compares what those who ask are granted by stores that take ahead with what
+// they are granted by one that does not, at the same time on the same machine.
+func (l *lab) compareDemand(ctx context.Context, c *chapter) error {
+	// A machine with other work costs some of it; what others held on to would cost more.
+	const least = 0.7
+	lasts := l.seconds(4, 1.5)
+	for _, test := range []struct {
+		name  string
+		moves time.Duration // to the next store
+		rate  float64       // what is asked for, of the limit's; 0 for as much as can be
+	}{
+		{"one of eight is busy", time.Hour, 0},
+		{"another of eight is busy every 100 ms", 100 * time.Millisecond, 0},
+		{"one asks for 0.75 of the rate", time.Hour, 0.75},
+	} {
+		shares := make([][2]float64, len(demanded)) // with memory and without
+		errs := make([]error, 2*len(demanded))
+		var group sync.WaitGroup
+		for i := range errs {
+			d := demand{lab: l, limit: demanded[i/2], escrow: []time.Duration{100 * time.Millisecond, 0}[i%2], moves: test.moves, rate: test.rate, lasts: lasts}
+			group.Go(func() { shares[i/2][i%2], errs[i] = d.meet(ctx) })
+		}
+		group.Wait()
+		if err := errors.Join(errs...); err != nil {
+			return err
+		}
+		for i, limit := range demanded {
+			what := fmt.Sprintf("%s, %s", ratelimit.NameOf(limit), test.name)
+			c.tell(what+": granted of that, with memory and without", "%.3f, %.3f", shares[i][0], shares[i][1])
+			c.atLeast(what+": granted with memory, of that without", shares[i][0]/shares[i][1], least, "")
+		}
+	}
+	return nil
+}
+
+// demand is what is asked of a limit, and of which stores.
+type demand struct {
+	*lab
+	limit  ratelimit.Limit
+	escrow time.Duration
+	moves  time.Duration
+	rate   float64
+	lasts  time.Duration
+
+	stores         [8]*pgstore.Store
+	begun          time.Time
+	asked, granted atomic.Int64 // after the burst
+}
+
+// settles is how long a burst is over after.
+const settles = time.Second / 2
+
+// meet has the demand met for a while, and returns which part that was of what the limit
+// grants to a flood, or of what was asked for if that was less.
+func (d *demand) meet(ctx context.Context) (share float64, err error) {
+	schema, pool, err := d.places(ctx)
+	if err != nil {
+		return 0, err
+	}
+	defer pool.Close()
+	for i := range d.stores {
+		if d.stores[i], err = pgstore.New(pool, &pgstore.Config{Schema: schema, Escrow: d.escrow}); err != nil {
+			return 0, err
+		}
+		defer d.stores[i].Close()
+		for range 40 { // so that each has some to give back
+			if _, err := d.stores[i].Allow(ctx, d.limit.For(arrivalKey)); err != nil {
+				return 0, err
+			}
+		}
+	}
+	ask, callers := d.asMuch, 16
+	if d.rate > 0 {
+		ask, callers = d.steadily, 1
+	}
+	d.begun = time.Now()
+	var group sync.WaitGroup
+	errs := make([]error, callers)
+	for i := range errs {
+		group.Go(func() { errs[i] = ask(ctx) })
+	}
+	group.Wait()
+	most := d.perSecond() * d.lasts.Seconds()
+	if d.rate > 0 {
+		most = float64(d.asked.Load())
+	}
+	return float64(d.granted.Load()) / most, errors.Join(errs...)
+}
+
+// places is place, but one schema at a time.
+func (d *demand) places(ctx context.Context) (string, *pgxpool.Pool, error) {
+	placing.Lock()
+	defer placing.Unlock()
+	return d.place(ctx, 8)
+}
+
+var placing sync.Mutex
+
+// perSecond returns how many tokens the limit grants to a flood in a second: of a sliding
+// window less than its rate, as a slot more than a period is held against it.
+func (d *demand) perSecond() float64 {
+	def := d.limit.Definition()
+	rate := def.Rate / def.Period.Seconds()
+	if def.Kind == ratelimit.KindSlidingWindow {
+		rate *= float64(def.Slots) / float64(def.Slots+1)
+	}
+	return rate
+}
+
+// once asks the store whose turn it is, and counts what is granted when the burst is over. It
+// reports whether there is more to ask.
+func (d *demand) once(ctx context.Context) (result ratelimit.Result, more bool, err error) {
+	past := time.Since(d.begun)
+	if past >= settles+d.lasts {
+		return result, false, nil
+	}
+	result, err = d.stores[int(past/d.moves)%len(d.stores)].Allow(ctx, d.limit.For(arrivalKey))
+	if err == nil && past >= settles {
+		d.asked.Add(1)
+		if result.OK {
+			d.granted.Add(1)
+		}
+	}
+	return result, err == nil, err
+}
+
+// asMuch asks for as much as there is.
+func (d *demand) asMuch(ctx context.Context) error {
+	for {
+		result, more, err := d.once(ctx)
+		if !more {
+			return err
+		}
+		if !result.OK {
+			time.Sleep(min(result.RetryAfter, d.moves))
+		}
+	}
+}
+
+// steadily asks for a part of the rate.
+func (d *demand) steadily(ctx context.Context) error {
+	for asked := 0; ; time.Sleep(time.Millisecond) {
+		for ; float64(asked) < d.rate*d.perSecond()*time.Since(d.begun).Seconds(); asked++ {
+			if _, more, err := d.once(ctx); !more {
+				return err
+			}
+		}
+	}
+}

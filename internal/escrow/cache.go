@@ -1,0 +1,196 @@
+package escrow
+
+import (
+	"hash/maphash"
+	"reflect"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+)
+
+// A cache remembers no more keys than sets · ways. Those with the same hash share a set.
+const (
+	sets = 2048
+	ways = 8
+)
+
+// Cache is what a process knows of keys, for a moment: the tokens that it holds of one, or
+// that there is too little. It is safe for concurrent use. Nothing on the way of a call that
+// is answered from memory is locked. A nil Cache knows nothing.
+type Cache struct {
+	lasts    time.Duration
+	clock    func() time.Time // nil for the machine's
+	prefetch func(*Entry)
+	giveBack func([]Return)
+	can      func(bucket.Kind) bool // be prefetched from
+	seed     maphash.Seed
+	sets     []set
+
+	mu sync.Mutex // to remember another key
+}
+
+// set is some entries. Each has another part of its key's hash beside it, so that those of
+// other keys need not be looked at, which are seldom in a processor's cache.
+type set struct {
+	tags    [ways]atomic.Uint32
+	entries [ways]atomic.Pointer[Entry]
+}
+
+// Config says how a cache works.
+type Config struct {
+	Lasts time.Duration    // for how long tokens are handed out
+	Clock func() time.Time // nil for the machine's
+
+	// Prefetch is called when it is time to prefetch, on the way of a call that is not to
+	// wait for it. Entry.Prefetched must be called when that is over.
+	Prefetch func(*Entry)
+
+	// GiveBack is called with what is to be returned, without a lock held.
+	GiveBack func([]Return)
+
+	// Prefetches reports whether a kind of limit can be prefetched from.
+	Prefetches func(bucket.Kind) bool
+}
+
+// New returns an empty cache.
+func New(c Config) *Cache {
+	return &Cache{
+		lasts: c.Lasts, clock: c.Clock, prefetch: c.Prefetch, giveBack: c.GiveBack, can: c.Prefetches,
+		seed: maphash.MakeSeed(), sets: make([]set, sets),
+	}
+}
+
+// Now returns the instant from which the lease of a statement must count that is not sent
+// yet.
+func (m *Cache) Now() time.Time {
+	if m == nil {
+		return time.Time{}
+	}
+	if m.clock != nil {
+		return m.clock()
+	}
+	return time.Now()
+}
+
+func (m *Cache) moment() moment { return momentOf(m.Now()) }
+
+func (m *Cache) set(name, key string) (s *set, tag uint32) {
+	hash := maphash.String(m.seed, key) ^ maphash.String(m.seed, name)*3
+	return &m.sets[hash%sets], uint32(hash >> 32)
+}
+
+// entry returns the entry of a key; nil if none is remembered.
+func (m *Cache) entry(name, key string) *Entry {
+	if m == nil {
+		return nil
+	}
+	s, tag := m.set(name, key)
+	for i := range s.tags {
+		if s.tags[i].Load() != tag {
+			continue
+		}
+		if e := s.entries[i].Load(); e != nil && e.ask.Key == key && e.ask.Definition.Name == name {
+			return e
+		}
+	}
+	return nil
+}
+
+// Seen returns the entry of a request's key, if the request is for a limit that was found
+// sound before; else nil.
+func (m *Cache) Seen(r *ratelimit.Request) *Entry {
+	e := m.entry(ratelimit.NameOf(r.Limit), r.Key)
+	if e == nil || e.limit == nil || e.limit != r.Limit {
+		return nil
+	}
+	return e
+}
+
+// Of returns the entry of an ask's key, which begins to be remembered; nil if it is not.
+func (m *Cache) Of(a *decide.Ask) *Entry {
+	if m == nil || a.Sharded() {
+		return nil
+	}
+	if e := m.entry(a.Definition.Name, a.Key); e != nil && e.ask.Definition == a.Definition {
+		return e
+	}
+	return m.remember(a)
+}
+
+func (m *Cache) remember(a *decide.Ask) *Entry {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	before := m.entry(a.Definition.Name, a.Key)
+	if before != nil && before.ask.Definition == a.Definition {
+		return before
+	}
+	s, tag := m.set(a.Definition.Name, a.Key)
+	now := m.moment()
+	for i := range s.entries {
+		there := s.entries[i].Load()
+		if there != before && (before != nil || !there.idle(now)) {
+			continue
+		}
+		e := m.newEntry(a)
+		s.entries[i].Store(e)
+		s.tags[i].Store(tag)
+		if before != nil { // it returns what it holds when its timer rings
+			before.evict()
+		}
+		return e
+	}
+	return nil
+}
+
+func (m *Cache) newEntry(a *decide.Ask) *Entry {
+	e := &Entry{cache: m, ask: *a, least: leastOf(&a.Definition)}
+	if m.can(a.Definition.Kind) {
+		e.lowered = Lowered(&a.Definition, m.lasts)
+	}
+	e.ask.Count, e.ask.Floor = 0, a.Definition.Floor(false)
+	e.paid = e.ask.Paid()
+	if reflect.TypeOf(a.Limit).Kind() != reflect.Pointer {
+		e.limit = a.Limit
+	}
+	return e
+}
+
+// Evict takes out what is held of a key, which is to be returned, and forgets what is known
+// of it.
+func (m *Cache) Evict(key decide.Key) []Return {
+	e := m.entry(key.Name, key.Key)
+	if e == nil {
+		return nil
+	}
+	e.evict()
+	return e.takeReturns()
+}
+
+// EvictAll is Evict for all keys.
+func (m *Cache) EvictAll() (returns []Return) {
+	m.each(func(e *Entry) {
+		e.evict()
+		returns = append(returns, e.takeReturns()...)
+	})
+	return returns
+}
+
+// Changed forgets what is known of a key that a statement has changed.
+func (m *Cache) Changed(key decide.Key) { m.entry(key.Name, key.Key).Changed() }
+
+func (m *Cache) each(do func(*Entry)) {
+	if m == nil {
+		return
+	}
+	for i := range m.sets {
+		for j := range m.sets[i].entries {
+			if e := m.sets[i].entries[j].Load(); e != nil {
+				do(e)
+			}
+		}
+	}
+}

@@ -1,0 +1,649 @@
+package escrow
+
+import (
+	"math"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/exact"
+	"github.com/pgratelimit/ratelimit/internal/receipt"
+)
+
+// Entry is what a process knows of one key. A nil Entry is of a key that is not remembered.
+type Entry struct {
+	cache   *Cache
+	ask     decide.Ask      // an allow of nothing; sound, so that a request that is like it need not be checked
+	paid    *receipt.Limit  // the ask's in receipts
+	limit   ratelimit.Limit // of the ask, to compare; nil if that can change
+	lowered float64         // capacity; 0 if nothing can be prefetched
+	least   float64         // count that is handed out
+
+	stock       atomic.Pointer[stock]   // nil if nothing is held
+	refusal     atomic.Pointer[refusal] // nil if none is known
+	prefetching atomic.Bool
+	scarce      atomic.Int64 // until then, on the monotonic clock, prefetching without being asked is not worth it
+
+	mu      sync.Mutex
+	leases  []*lease // oldest first
+	demand  demand
+	wanted  float64 // when something was prefetched last
+	epoch   int     // of the leases that are handed out: an edit begins another
+	changes int     // how often a statement is known to have changed the row
+	used    float64 // since the timer was set
+	spent   float64 // of leases that the row counts as out, and not told yet
+	last    *lease  // that was prefetched
+	returns []Return
+	timer   *time.Timer
+	ticking bool
+	ticked  moment // when the timer was set
+}
+
+// stock is what is handed out without a lock. It is never changed, but for what is left of
+// its lease; a new one takes its place.
+type stock struct {
+	*lease
+	others float64       // in the leases after it
+	low    float64       // it is time to prefetch when less is left in all,
+	fresh  time.Duration // or the last lease is as old
+	last   *lease
+}
+
+// Of steady demand, planned is the share of the time until the end of a lease in which what
+// is held is used up, so that nothing is left to be returned; and more is prefetched when
+// less than low of it is left: twice in that time.
+const (
+	planned = 0.9
+	low     = 4. / 9
+)
+
+// leastOf returns the least count that is handed out: less cannot be told from nothing.
+func leastOf(d *bucket.Definition) float64 {
+	return max(exact.Tolerance(d.Capacity, 0, 0), 1e-300)
+}
+
+// Ask returns an ask of the entry's key, that of an allow of nothing.
+func (e *Entry) Ask() *decide.Ask { return &e.ask }
+
+// Prefetches reports whether the entry's key can be prefetched from.
+func (e *Entry) Prefetches() bool { return e != nil && e.lowered > 0 }
+
+// Tokens are tokens that were taken from memory, or that a statement granted which
+// prefetched, too. The zero Tokens are none.
+type Tokens struct {
+	Entry *Entry
+	Count float64
+	At    time.Time    // on the database's clock, as far as it is known
+	After bucket.State // what there is then: in the row, as far as it is known, and in this memory
+
+	part part
+	more []part // if it was not all of one lease
+}
+
+// part is tokens of a lease. Each goes back to its own, since they end when it does.
+type part struct {
+	lease *lease
+	count float64
+}
+
+// Take takes n tokens, if there are as many, into t. It reports whether it did. Those of a
+// transaction are out until [Tokens.Spend] or [Tokens.PutBack].
+func (e *Entry) Take(n float64, transaction bool, t *Tokens) bool {
+	if e == nil || !(n >= e.least) { // a count of 0 asks the row whether there is debt
+		return false
+	}
+	s := e.stock.Load()
+	if s == nil {
+		return false
+	}
+	now := e.cache.moment()
+	if !s.over(now) {
+		took, left := s.take(n, false, transaction)
+		if left += s.others; took == 0 && !(n <= left) {
+			return false
+		}
+		if took > 0 {
+			s.calls.Add(1)
+			t.part = part{s.lease, n}
+			e.tell(t, n, s.lease, s, left, now)
+			return true
+		}
+	}
+	return e.takeOfSeveral(n, now, transaction, t)
+}
+
+// tell completes tokens that were taken from a lease, the last of them, and has more
+// prefetched if it is time.
+func (e *Entry) tell(t *Tokens, n float64, from *lease, s *stock, left float64, now moment) {
+	t.Entry, t.Count, t.At = e, n, from.databaseAt(now)
+	t.After = e.ask.Definition.Settle(s.last.after, t.At)
+	t.After.Value += left
+	if (left < s.low || now.since(s.last.sent) > s.fresh) && now.mono >= time.Duration(e.scarce.Load()) {
+		e.prefetch()
+	}
+}
+
+// prefetch has somebody prefetch, if nobody does.
+func (e *Entry) prefetch() {
+	if !e.prefetching.Load() && e.prefetching.CompareAndSwap(false, true) {
+		e.cache.prefetch(e)
+	}
+}
+
+func (e *Entry) takeOfSeveral(n float64, now moment, transaction bool, t *Tokens) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if !(n <= e.live(now)) {
+		return false
+	}
+	rest := n
+	var parts []part
+	for _, l := range e.inOneWindow(n) {
+		if took, _ := l.take(rest, true, transaction); took > 0 {
+			parts = append(parts, part{l, took})
+			rest -= took
+		}
+		if rest <= 0 {
+			break
+		}
+	}
+	e.restock()
+	if rest > 0 { // others were faster
+		for _, p := range parts {
+			p.lease.left.add(p.count)
+			if transaction {
+				p.lease.out.add(-p.count)
+			}
+		}
+		return false
+	}
+	last, s := parts[len(parts)-1].lease, e.stock.Load()
+	last.calls.Add(1)
+	t.part, t.more = parts[0], parts[1:]
+	e.tell(t, n, last, s, s.left.load()+s.others, now)
+	return true
+}
+
+// inOneWindow returns the leases that n tokens can be taken from: all, or those that count
+// in one window or slot, since that is when a call is told that it takes. It needs mu.
+func (e *Entry) inOneWindow(n float64) []*lease {
+	if e.ask.Definition.Stands() == 0 {
+		return e.leases
+	}
+	for _, first := range e.leases {
+		var same []*lease
+		left := 0.0
+		for _, l := range e.leases {
+			if l.after.TS.Equal(first.after.TS) {
+				same, left = append(same, l), left+l.left.load()
+			}
+		}
+		if left >= n {
+			return same
+		}
+	}
+	return nil
+}
+
+// live takes out the leases that are over, counts what was used of all, and returns how
+// much is left in the others. It needs mu.
+func (e *Entry) live(now moment) (left float64) {
+	n := 0
+	for _, l := range e.leases {
+		e.account(l, now)
+		if l.over(now) {
+			e.end(l)
+			continue
+		}
+		left += l.left.load()
+		e.leases[n] = l
+		n++
+	}
+	if n < len(e.leases) {
+		clear(e.leases[n:])
+		e.leases = e.leases[:n]
+		e.restock()
+	}
+	return left
+}
+
+// account counts what was used of a lease since it was counted last. It needs mu.
+func (e *Entry) account(l *lease, now moment) {
+	had := l.unspent()
+	used := l.seen - had
+	l.seen = had
+	e.used += used
+	if !l.forgotten(l.databaseAt(now)) {
+		e.spent += used
+	}
+	e.demand.add(used, int(l.calls.Swap(0)), now, e.cache.lasts)
+}
+
+// untold takes out the tokens that the row is to be told of, which were spent, and the
+// instant until which it counts them as out. It needs mu.
+func (e *Entry) untold(now moment) (spent float64, end time.Time) {
+	if e.last == nil || e.last.forgotten(e.last.databaseAt(now)) {
+		e.spent = 0
+		return 0, time.Time{}
+	}
+	spent = max(e.spent, 0)
+	e.spent -= spent
+	return spent, e.last.counted
+}
+
+// end has what is left of a lease returned to its row. It needs mu.
+func (e *Entry) end(l *lease) {
+	if n, _ := l.left.take(math.Inf(1), true); n > 0 {
+		e.returns = append(e.returns, e.returnOf(l, n))
+	}
+}
+
+func (e *Entry) returnOf(l *lease, n float64) Return {
+	return Return{
+		Row: decide.Row{Key: e.ask.Of()}, Definition: e.ask.Definition,
+		Count: n, Taken: l.after.TS, End: l.end,
+	}
+}
+
+// restock has what is held handed out from the first lease of which there is any. It needs mu.
+func (e *Entry) restock() {
+	if len(e.leases) == 0 {
+		e.stock.Store(nil)
+		return
+	}
+	first, last := 0, e.leases[len(e.leases)-1]
+	for e.leases[first] != last && e.leases[first].left.load() == 0 {
+		first++
+	}
+	s := &stock{lease: e.leases[first], low: low * e.wanted, fresh: last.lasts - e.cache.lasts/4, last: last}
+	for _, l := range e.leases[first+1:] {
+		s.others += l.left.load()
+	}
+	e.stock.Store(s)
+}
+
+// Spend notes that the transaction that has the tokens was committed, or that nobody knows.
+func (t *Tokens) Spend() {
+	t.each(func(p part) { p.lease.out.add(-p.count) })
+}
+
+// PutBack puts the tokens back, since the transaction was rolled back: into memory, or if
+// that is over into the row.
+func (t *Tokens) PutBack() {
+	e := t.Entry
+	if e == nil {
+		return
+	}
+	now := e.cache.moment()
+	e.mu.Lock()
+	e.live(now)
+	t.each(func(p part) { e.putBack(p, now) })
+	e.restock()
+	returns := e.due()
+	e.tick()
+	e.mu.Unlock()
+	if len(returns) > 0 {
+		e.cache.giveBack(returns)
+	}
+}
+
+func (t *Tokens) each(do func(part)) {
+	if t.Entry == nil {
+		return
+	}
+	do(t.part)
+	for _, p := range t.more {
+		do(p)
+	}
+}
+
+// putBack needs mu. Tokens of a lease that has ended, or of before an edit, go to the row
+// as a cancelled call's do.
+func (e *Entry) putBack(p part, now moment) {
+	if p.lease.epoch == e.epoch && !p.lease.over(now) {
+		p.lease.left.add(p.count)
+		p.lease.out.add(-p.count)
+		e.insert(p.lease)
+		return
+	}
+	p.lease.out.add(-p.count)
+	r := e.returnOf(p.lease, p.count)
+	r.End = time.Time{}
+	e.returns = append(e.returns, r)
+}
+
+// due takes out the returns of tokens that a caller was told of, which do not wait for the
+// timer. It needs mu.
+func (e *Entry) due() (returns []Return) {
+	e.returns = slices.DeleteFunc(e.returns, func(r Return) bool {
+		if r.End.IsZero() {
+			returns = append(returns, r)
+		}
+		return r.End.IsZero()
+	})
+	return returns
+}
+
+// insert puts a lease in its place among the others, if it is not there. It needs mu.
+func (e *Entry) insert(l *lease) {
+	if slices.Contains(e.leases, l) {
+		return
+	}
+	i := 0
+	for i < len(e.leases) && e.leases[i].sent.mono <= l.sent.mono {
+		i++
+	}
+	e.leases = slices.Insert(e.leases, i, l)
+}
+
+// Result tells the result of the call that got the tokens.
+func (t *Tokens) Result(reserve bool, result *ratelimit.Result) {
+	t.Entry.ask.Held(t.Entry.paid, t.Count, reserve, &t.After, t.At, result)
+}
+
+// Stand returns how the limit of tokens stands; nil of none.
+func (t *Tokens) Stand() *decide.Stand {
+	if t.Entry == nil {
+		return nil
+	}
+	return &decide.Stand{State: t.After, At: t.At}
+}
+
+// Order is a statement that is to prefetch.
+type Order struct {
+	Entry    *Entry
+	Count    float64   // tokens to prefetch, if there are twice as many
+	Capacity float64   // to count with
+	Spent    float64   // tokens to tell the row of,
+	SpentEnd time.Time // which counts them as out until then
+	epoch    int
+}
+
+// Order says how much is to be prefetched from a key of which need tokens are wanted, by a
+// statement that is about to be sent. It is the zero Order if it is not worth it.
+func (e *Entry) Order(need float64) (o Order) {
+	if !e.Prefetches() || need > e.lowered {
+		return o
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.leases) == 0 && !e.demand.enough() {
+		return o
+	}
+	now, lasts := e.cache.moment(), e.cache.lasts
+	left := e.live(now)
+	want := planned*e.demand.want(now, lasts)*float64(Longest(&e.ask.Definition, lasts))/float64(lasts) - left
+	if min(want, e.spare(need, now)) < 1 {
+		return o
+	}
+	o = Order{Entry: e, Count: min(want, e.lowered), Capacity: e.lowered, epoch: e.epoch}
+	o.Spent, o.SpentEnd = e.untold(now)
+	return o
+}
+
+// spare returns what a statement that takes need tokens can prefetch, by what is known of
+// the row: it has more only if others have returned some. It needs mu.
+func (e *Entry) spare(need float64, now moment) float64 {
+	if len(e.leases) == 0 {
+		return math.Inf(1)
+	}
+	last := e.leases[len(e.leases)-1]
+	return (e.ask.Definition.Settle(last.after, last.databaseAt(now)).Value - need) / 2
+}
+
+// Failed notes that the statement of an order has told the row nothing.
+func (o *Order) Failed() {
+	if o != nil && o.Spent > 0 {
+		o.Entry.mu.Lock()
+		defer o.Entry.mu.Unlock()
+		o.Entry.spent += o.Spent
+	}
+}
+
+// Arrived adds what an order has brought. It returns the arrival, by which those who
+// waited for it have tokens that they can put back.
+func (o *Order) Arrived(l Lease) *Arrival {
+	e, now := o.Entry, o.Entry.cache.moment()
+	e.mu.Lock()
+	e.forget()                                        // it was of the row as it was before
+	counts := e.ask.Definition.Charged(l.After, l.At) // later than At if the clock has gone back
+	had := &lease{
+		after: l.After, at: counts, sent: e.cache.sent(l.Sent, l.At), epoch: o.epoch, seen: l.Count + l.Out,
+		lasts: usable(&e.ask.Definition, l.After.TS, counts, e.cache.lasts),
+	}
+	had.end, had.counted = l.End, l.End
+	if still := e.ask.Definition.Stands(); still > 0 { // a sliding window's slot can be returned to for longer
+		had.end = l.After.TS.Add(time.Duration(e.ask.Definition.Slots+1) * still)
+	}
+	had.left.add(l.Count)
+	had.out.add(l.Out)
+	left := e.live(now)
+	if e.last != nil && e.last.forgotten(l.At) { // nothing was out meanwhile, and the row began anew
+		e.spent = 0
+	}
+	switch {
+	case e.epoch != o.epoch || had.over(now):
+		e.end(had)
+	default:
+		if e.wanted = left + l.Count; l.Count < o.Count/2 {
+			e.waitFor(now)
+		}
+		e.last = had
+		e.insert(had)
+		e.restock()
+	}
+	e.tick()
+	e.mu.Unlock()
+	return &Arrival{e, had}
+}
+
+// sent returns when a statement was sent that decided at an instant. An injected clock
+// stands still meanwhile.
+func (m *Cache) sent(sent, at time.Time) moment {
+	if m.clock != nil {
+		return momentOf(at)
+	}
+	return momentOf(sent)
+}
+
+// Granted returns tokens that the row granted to a transaction, which took nothing besides
+// for this memory.
+func (e *Entry) Granted(n float64, after bucket.State, at time.Time) Tokens {
+	return (&Arrival{e, &lease{after: after, at: at, epoch: -1}}).Tokens(n, after)
+}
+
+// Arrival is what an order has brought.
+type Arrival struct {
+	entry *Entry
+	lease *lease
+}
+
+// Tokens returns those of a call that the order's statement granted.
+func (a *Arrival) Tokens(n float64, after bucket.State) Tokens {
+	return Tokens{Entry: a.entry, Count: n, At: a.lease.at, After: after, part: part{a.lease, n}}
+}
+
+// waitFor has nobody prefetch without being asked for a while, since there is little.
+func (e *Entry) waitFor(now moment) { e.scarce.Store(int64(now.mono + e.cache.lasts/4)) }
+
+// Prefetched notes that the prefetching is over that the cache's prefetch was called for.
+func (e *Entry) Prefetched(ok bool) {
+	if !ok {
+		e.waitFor(e.cache.moment())
+	}
+	e.prefetching.Store(false)
+}
+
+// Note notes that n tokens were handed out by the row, to a number of calls.
+func (e *Entry) Note(n float64, calls int) {
+	if e == nil {
+		return
+	}
+	now := e.cache.moment()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.demand.add(n, calls, now, e.cache.lasts)
+}
+
+// Contended notes that a call for n tokens met others at the row: it waited for a lock, or
+// was run again. Such calls are worth prefetching for sooner.
+func (e *Entry) Contended(n float64) {
+	if !e.Prefetches() {
+		return
+	}
+	now := e.cache.moment()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.demand.meet(n, now, e.cache.lasts)
+}
+
+// Miss notes that n tokens are taken from the row, since they are not held, and has more
+// prefetched if it is time.
+func (e *Entry) Miss(n float64) {
+	if !e.Prefetches() {
+		return
+	}
+	now := e.cache.moment()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.demand.add(n, 1, now, e.cache.lasts)
+	if now.mono >= time.Duration(e.scarce.Load()) && e.demand.want(now, e.cache.lasts) >= 1 {
+		e.prefetch()
+	}
+}
+
+// Worth reports whether it is worth to prefetch, which a call that finds nothing held does
+// then by its own statement.
+func (e *Entry) Worth() bool {
+	if !e.Prefetches() {
+		return false
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.demand.roll(e.cache.moment(), e.cache.lasts)
+	return len(e.leases) > 0 || e.demand.enough()
+}
+
+// evict takes out what is held, and what is being prefetched when it arrives.
+func (e *Entry) evict() {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.forget()
+	e.live(e.cache.moment())
+	e.epoch++
+	for _, l := range e.leases {
+		e.end(l)
+	}
+	e.leases = nil
+	e.restock()
+	e.tick()
+}
+
+// takeReturns takes out what is to be returned.
+func (e *Entry) takeReturns() []Return {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	returns := e.returns
+	e.returns = nil
+	return returns
+}
+
+func (e *Entry) idle(now moment) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	r := e.refusal.Load()
+	return len(e.leases)+len(e.returns) == 0 && !e.prefetching.Load() && e.demand.over(now, e.cache.lasts) && (r == nil || r.over(now, e.cache.lasts))
+}
+
+// margin returns how long before its end the rest of a lease is returned.
+func (m *Cache) margin() time.Duration { return m.lasts / 16 }
+
+// tick sets the timer: four times while what is held lasts, and before a lease ends. It
+// needs mu.
+func (e *Entry) tick() {
+	if e.ticking || len(e.leases)+len(e.returns) == 0 {
+		return
+	}
+	now := e.cache.moment()
+	e.ticking, e.used, e.ticked = true, 0, now
+	next := e.cache.lasts / 4
+	if len(e.returns) > 0 {
+		next = 0
+	}
+	for _, l := range e.leases {
+		next = min(next, max(l.lasts-now.since(l.sent)-e.cache.margin(), 0))
+	}
+	if e.timer == nil {
+		e.timer = time.AfterFunc(next, e.ring)
+	} else {
+		e.timer.Reset(next)
+	}
+}
+
+// ring returns what is not needed.
+func (e *Entry) ring() {
+	e.mu.Lock()
+	now := e.cache.moment()
+	e.live(now)
+	past := max(now.since(e.ticked), 1)
+	e.release(max(0, e.used)*float64(e.cache.lasts)/float64(past), now)
+	returns := e.returns
+	e.returns, e.ticking = nil, false
+	e.tick()
+	e.mu.Unlock()
+	if len(returns) > 0 {
+		e.cache.giveBack(returns)
+	}
+}
+
+// release has returned what is left of leases that are about to end, and what is more than
+// is needed, the newest first. What is hardly more is kept. Before the last lease ends, the
+// row is told what was used of it. It needs mu.
+func (e *Entry) release(needed float64, now moment) {
+	left := 0.0
+	for _, l := range e.leases {
+		left += l.left.load()
+	}
+	keep := needed
+	if needed > 0 && left < 2*needed {
+		keep = left
+	}
+	before, kept := len(e.returns), e.leases[:0:0]
+	for i := len(e.leases) - 1; i >= 0; i-- {
+		l, n := e.leases[i], max(0, left-keep)
+		ends := now.since(l.sent)+2*e.cache.margin() >= l.lasts
+		if ends {
+			n = math.Inf(1)
+		}
+		took, _ := l.left.take(n, true)
+		l.seen -= took
+		left -= took
+		if took > 0 {
+			e.returns = append(e.returns, e.returnOf(l, took))
+		}
+		if e.account(l, now); !ends {
+			kept = append(kept, l)
+		}
+	}
+	last := len(e.leases) > 0 && len(kept) == 0
+	slices.Reverse(kept)
+	e.leases = kept
+	e.restock()
+	if len(e.returns) == before && !last {
+		return
+	}
+	spent, end := e.untold(now)
+	switch {
+	case spent == 0:
+	case len(e.returns) == before: // nothing is left, but the row does not know that
+		r := e.returnOf(e.last, 0)
+		r.Spent, r.SpentEnd = spent, end
+		e.returns = append(e.returns, r)
+	default:
+		e.returns[before].Spent, e.returns[before].SpentEnd = spent, end
+	}
+}

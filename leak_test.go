@@ -1,0 +1,67 @@
+package ratelimit_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	. "github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/leak"
+	"github.com/pgratelimit/ratelimit/memstore"
+)
+
+// Keys and receipts leave by no log, and by JSON only where a receipt itself is encoded,
+// which is how it is stored.
+func TestNoTypeShowsKeys(t *testing.T) {
+	store := memstore.New(func() time.Time { return t0 })
+	api := TokenBucket{Name: "api", Rate: 10, Period: time.Minute}
+	other := SlidingWindow{Name: "other", Rate: 1, Period: time.Minute, MaxReserved: None}
+	both := []Request{api.For(leak.Key), other.For(leak.Key)}
+	granted, err := store.Allow(t.Context(), both...)
+	if err != nil || !granted.OK {
+		t.Fatal(granted, err)
+	}
+	one, err := store.Allow(t.Context(), api.For(leak.Key))
+	if err != nil {
+		t.Fatal(err)
+	}
+	refused, err := store.Allow(t.Context(), both...)
+	if err != nil || refused.OK {
+		t.Fatal(refused, err)
+	}
+	_, never := store.Allow(t.Context(), api.ForN(leak.Key, 11))
+	var exceeds *ExceedsCapacityError
+	if !errors.As(never, &exceeds) {
+		t.Fatal(never)
+	}
+	badKey := api.For(leak.Key + strings.Repeat("k", MaxKeyLength)).Validate()
+	_, twice := store.AllowFirst(t.Context(), both[0], both[0])
+	var field *FieldError
+	if !errors.As(badKey, &field) || !errors.As(twice, &field) {
+		t.Fatal(badKey, twice)
+	}
+	values := map[string]any{
+		"Kind": KindTokenBucket, "Definition": api.Definition(), "TokenBucket": api, "SlidingWindow": other,
+		"FixedWindow":          FixedWindow{Name: "w", Rate: 1, Period: time.Hour},
+		"Request":              []any{both[0], &both[0]},
+		"Status":               []any{granted.Status, refused.Several[1]},
+		"Result":               []any{granted, refused, one, &granted, Result{}},
+		"Page":                 Page{Prefix: leak.Key, After: leak.Key, Most: 1},
+		"Receipt":              []any{granted.Receipt, one.Receipt, new(Receipt)},
+		"FieldError":           []any{badKey, twice},
+		"ExceedsCapacityError": exceeds,
+		"RefusedError":         refused.Err(),
+		"WaitError":            &WaitError{Result: granted, Wait: time.Second, Err: context.Canceled},
+	}
+	leak.Check(t, ".", values, "Receipt")
+
+	text, err := granted.Receipt.MarshalText()
+	if err != nil || len(text) == 0 {
+		t.Errorf("the receipt's text is %q, %v, want it as it is stored", text, err)
+	}
+	if got, want := granted.Receipt.String(), `receipt of 1 of "api", 1 of "other"`; got != want {
+		t.Errorf("got %s, want %s", got, want)
+	}
+}

@@ -1,0 +1,166 @@
+package migrate_test
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/migrate"
+	"github.com/pgratelimit/ratelimit/migrations"
+)
+
+// asProgram is a pool of a role that may use the limits and nothing else.
+func asProgram(t *testing.T, db *pgtest.DB) (pool *pgxpool.Pool, role string) {
+	t.Helper()
+	var may bool
+	if err := db.Pool.QueryRow(t.Context(), "SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = current_user").Scan(&may); err != nil {
+		t.Fatal(err)
+	}
+	if !may {
+		t.Skip("the user of DATABASE_URL may not make roles")
+	}
+	role = strings.Replace(db.Schema, "ratelimit_test_", "ratelimit_role_", 1)
+	execute(t, db.Pool, "CREATE ROLE "+role+"; GRANT "+role+" TO current_user; GRANT USAGE ON SCHEMA "+db.Schema+" TO "+role)
+	t.Cleanup(func() {
+		if _, err := db.Pool.Exec(context.Background(), "DROP OWNED BY "+role+"; DROP ROLE "+role); err != nil {
+			t.Error(err)
+		}
+	})
+	return poolWith(t, db.Pool, "SET ROLE "+role), role
+}
+
+func execute(t *testing.T, pool *pgxpool.Pool, sql string) {
+	t.Helper()
+	if _, err := pool.Exec(t.Context(), sql); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func wantUp(t *testing.T, pool *pgxpool.Pool, cfg *migrate.Config, want []migrate.Migration) {
+	t.Helper()
+	if got, err := migrate.Up(t.Context(), pool, cfg); err != nil || !slices.Equal(got, want) {
+		t.Errorf("Up: got %v, %v, want %v", got, err, want)
+	}
+}
+
+func wantStatus(t *testing.T, pool *pgxpool.Pool, cfg *migrate.Config, want []migrate.Migration) {
+	t.Helper()
+	if got, err := migrate.Status(t.Context(), pool, cfg); err != nil || !slices.Equal(got, want) {
+		t.Errorf("Status: got %v, %v, want %v", got, err, want)
+	}
+}
+
+// wantRefused wants an error of Up with the words, which changes nothing.
+func wantRefused(t *testing.T, pool *pgxpool.Pool, cfg *migrate.Config, words ...string) {
+	t.Helper()
+	got, err := migrate.Up(t.Context(), pool, cfg)
+	if err == nil || got != nil {
+		t.Fatalf("Up: got %v, %v, want an error", got, err)
+	}
+	for _, w := range words {
+		if !strings.Contains(err.Error(), w) {
+			t.Errorf("Up: got error %v, want one with %q", err, w)
+		}
+	}
+}
+
+// A program calls Up at each start, with the rights that it needs for its limits.
+func TestUpWithTheRightsOfAProgram(t *testing.T) {
+	db := pgtest.NewEmpty(t)
+	cfg := &migrate.Config{Schema: db.Schema}
+	pool, role := asProgram(t, db)
+	wantUp(t, db.Pool, cfg, applied)
+	for _, right := range []string{
+		"SELECT, INSERT, UPDATE ON " + db.Schema + ".rate_limits",
+		"SELECT ON " + db.Schema + "." + migrations.VersionTable,
+	} {
+		execute(t, db.Pool, "GRANT "+right+" TO "+role)
+		wantUp(t, pool, cfg, nil)
+		wantStatus(t, pool, cfg, applied)
+	}
+
+	execute(t, db.Pool, "REVOKE ALL ON "+db.Schema+"."+migrations.VersionTable+" FROM "+role)
+	if _, err := migrate.Down(t.Context(), db.Pool, cfg); err != nil {
+		t.Fatal(err)
+	}
+	wantStatus(t, pool, cfg, all(2))
+	wantRefused(t, pool, cfg, "lacks 00003_sliding_windows.sql", "may not read "+migrations.VersionTable)
+	wantUp(t, db.Pool, cfg, applied[2:])
+	wantUp(t, pool, cfg, nil)
+}
+
+// Whatever was applied by another tool is seen, and left to it.
+func TestTableOfAnotherTool(t *testing.T) {
+	for have := 1; have <= len(applied); have++ {
+		db := pgtest.NewEmpty(t)
+		pool := poolWith(t, db.Pool, "SET search_path TO "+quote(db.Schema))
+		text := migrations.UpSQL()
+		missing := ""
+		if have < len(applied) {
+			var err error
+			if missing, err = migrations.UpSQLFrom(have + 1); err != nil {
+				t.Fatal(err)
+			}
+		}
+		execute(t, pool, strings.TrimSuffix(text, missing))
+		want := all(have)
+		for i := range want {
+			want[i].Untracked = want[i].Applied
+		}
+		for _, cfg := range []*migrate.Config{nil, {Schema: db.Schema}} {
+			wantStatus(t, pool, cfg, want)
+			if missing != "" {
+				wantRefused(t, pool, cfg, "another tool made", "lacks "+applied[have].Name, "print --from "+string(rune('1'+have)))
+				wantStatus(t, pool, cfg, want)
+			}
+		}
+		execute(t, pool, missing)
+		wantUp(t, pool, nil, nil)
+		if got, err := migrate.Down(t.Context(), pool, nil); err != nil || got != nil {
+			t.Errorf("Down: got %v, %v, want nothing, as it is another tool's", got, err)
+		}
+		if got := tables(t, db.Pool, db.Schema); !slices.Equal(got, []string{"rate_limits"}) {
+			t.Errorf("tables: got %v, want no version table", got)
+		}
+	}
+}
+
+func TestTableOfAnotherLibrary(t *testing.T) {
+	db := pgtest.NewEmpty(t)
+	cfg := &migrate.Config{Schema: db.Schema}
+	execute(t, db.Pool, "CREATE TABLE "+db.Schema+".rate_limits (id integer, slots integer)")
+	const words = `is not this library's: it has no column "ts"`
+	wantRefused(t, db.Pool, cfg, db.Schema, words)
+	if got, err := migrate.Status(t.Context(), db.Pool, cfg); err == nil || !strings.Contains(err.Error(), words) {
+		t.Errorf("Status: got %v, %v, want an error with %q", got, err, words)
+	}
+}
+
+// The version table was here first, and then somebody printed the SQL.
+func TestBothTools(t *testing.T) {
+	db := pgtest.NewEmpty(t)
+	pool := poolWith(t, db.Pool, "SET search_path TO "+quote(db.Schema))
+	wantUp(t, pool, nil, applied)
+	for range applied {
+		if _, err := migrate.Down(t.Context(), pool, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	execute(t, pool, migrations.UpSQL())
+	wantRefused(t, pool, nil, "another tool made or changed table rate_limits", `relation "rate_limits" already exists`)
+}
+
+// Of a newer server, a function that stands before PostgreSQL's own says that it is old.
+func TestUpRefusesAnOldServer(t *testing.T) {
+	db := pgtest.NewEmpty(t)
+	execute(t, db.Pool, "CREATE FUNCTION "+db.Schema+".current_setting(text) RETURNS text LANGUAGE sql AS $$SELECT least(pg_catalog.current_setting($1)::int4, 130023)::text$$")
+	pool := poolWith(t, db.Pool, "SET search_path TO "+quote(db.Schema)+", pg_catalog")
+	wantRefused(t, pool, nil, "and the oldest that the library runs on is 14")
+	if got := tables(t, db.Pool, db.Schema); len(got) != 0 {
+		t.Errorf("tables: got %v, want none", got)
+	}
+}

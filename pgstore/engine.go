@@ -1,0 +1,460 @@
+package pgstore
+
+import (
+	"context"
+	"hash/maphash"
+	"slices"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/batch"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/table"
+)
+
+func newEngine(b *base) *engine {
+	e := &engine{base: b, seed: maphash.MakeSeed(), rows: make(map[decide.Row]*lane), many: manyRows}
+	for i := range e.lanes {
+		l := &e.lanes[i]
+		l.queue = e.newQueue(b.config.Timeout, func(ctx context.Context, tickets []*ticket) { e.serve(ctx, l, tickets, nil) })
+	}
+	return e
+}
+
+func (e *engine) newQueue(patience time.Duration, serve func(context.Context, []*ticket)) *batch.Queue[*pending] {
+	return batch.New(mostTogether, patience, serve, e.work.spawn)
+}
+
+// decide decides a call. An error is that of a caller who gave up, or of the database.
+func (e *engine) decide(ctx context.Context, p *pending) (ratelimit.Result, error) {
+	if e.pool == nil {
+		return ratelimit.Result{}, ErrNoPool
+	}
+	if err := e.work.begin(ctx); err != nil {
+		return ratelimit.Result{}, err
+	}
+	defer e.work.end()
+	if _, err := e.queueFor(p).Do(ctx, p); err != nil {
+		if row := p.locked.Load(); row != nil {
+			return ratelimit.Result{}, locked(row.Key, err)
+		}
+		return ratelimit.Result{}, e.fault("decide", err)
+	}
+	return p.result, p.err
+}
+
+// queueFor returns the queue in which a call is decided: of a table that is distributed,
+// that of its row, or one of its own.
+func (e *engine) queueFor(p *pending) *batch.Queue[*pending] {
+	call := &p.call
+	switch {
+	case !e.config.Portable:
+		return e.lanes[maphash.Comparable(e.seed, call.Asks[0].Of())%lanes].queue
+	case p.check || len(call.Asks) > 1 || call.Sharded():
+		return e.newQueue(e.config.Timeout, func(ctx context.Context, tickets []*ticket) { e.serve(ctx, new(lane), tickets, nil) })
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.queueOf(decide.Row{Key: call.Asks[0].Of()})
+}
+
+// serve decides the calls of a lane, but for those that go on in the queue of a locked row.
+// That of a row that is waited for is await.
+func (e *engine) serve(ctx context.Context, l *lane, tickets []*ticket, await *decide.Row) {
+	tickets = e.answer(e.noteAll(tickets))
+	if await == nil {
+		tickets = e.redirect(tickets)
+	}
+	if len(tickets) == 0 {
+		return
+	}
+	if l.refusing {
+		tickets = e.prefetchAlone(ctx, tickets, await)
+	}
+	e.await(e.decideAll(ctx, tickets, !l.refusing, await))
+	l.refusing = mostRefused(tickets)
+}
+
+// prefetchAlone decides the calls that prefetch, which takes a grant, and returns the others.
+func (e *engine) prefetchAlone(ctx context.Context, tickets []*ticket, await *decide.Row) (others []*ticket) {
+	var more []*ticket
+	for _, t := range tickets {
+		if t.Value.prefetch {
+			more = append(more, t)
+		} else {
+			others = append(others, t)
+		}
+	}
+	if len(more) > 0 {
+		e.decideAll(ctx, more, true, await)
+	}
+	return others
+}
+
+// decideAll decides calls, and returns those whose rows are locked by somebody else.
+// If the database finds fault with a statement for many, each half of them is
+// decided by itself, so that only the one at fault fails. A row that is to be
+// waited for is await.
+func (e *engine) decideAll(ctx context.Context, tickets []*ticket, granting bool, await *decide.Row) (locked []*ticket) {
+	left := tickets
+	err := e.retry(ctx, func() (err error) {
+		if granting {
+			if left, err = e.grant(ctx, left, await); err != nil {
+				return err
+			}
+			granting = false
+		}
+		if left = withoutPrefetching(left); len(left) == 0 {
+			return nil
+		}
+		var sheet *decide.Sheet
+		if left, sheet, err = e.read(ctx, left); err != nil || len(left) == 0 {
+			return err
+		}
+		left, err = e.lock(ctx, left, sheet, await)
+		return err
+	})
+	switch {
+	case err == nil:
+		return left
+	case code(err) == lockNotAvailable && allWait(left):
+		return left
+	case isOfValues(err) && len(left) > 1:
+		half := len(left) / 2
+		return append(e.decideAll(ctx, left[:half:half], granting, await), e.decideAll(ctx, left[half:], granting, await)...)
+	}
+	for _, t := range left {
+		t.Value.result, t.Value.err = ratelimit.Result{}, err
+		t.Finish()
+	}
+	return nil
+}
+
+// read answers checks, and refuses what cannot be granted. It returns the others, and the
+// rows as it has read them.
+func (e *engine) read(ctx context.Context, tickets []*ticket) (left []*ticket, sheet *decide.Sheet, err error) {
+	if tickets = slices.DeleteFunc(tickets, (*ticket).Gone); len(tickets) == 0 {
+		return nil, nil, nil
+	}
+	sheet = newSheet(tickets)
+	sent := e.sending(tickets)
+	rows := table.Rows{Rows: sheet.Rows}
+	if err := e.table.Read(ctx, e.pool, &rows, e.clock()); err != nil {
+		return tickets, nil, e.fault("read", err)
+	}
+	sheet.States, sheet.Found, sheet.At = rows.States, rows.Found, rows.At
+	for _, t := range tickets {
+		p := t.Value
+		view := sheet.View(&p.call)
+		e.saw(&p.call, view)
+		if !p.check {
+			if changes, ok := p.call.Plan(view); ok {
+				sheet.Need(&p.call, changes)
+				left = append(left, t)
+				continue
+			}
+			p.refused(view, sent)
+		}
+		p.result = p.call.Checked(view)
+		t.Finish()
+	}
+	return left, sheet, nil
+}
+
+// lock decides calls with their rows locked, from the reading to the writing. It returns
+// those whose rows are locked by somebody else.
+func (e *engine) lock(ctx context.Context, tickets []*ticket, seen *decide.Sheet, await *decide.Row) (left []*ticket, err error) {
+	if tickets = slices.DeleteFunc(tickets, (*ticket).Gone); len(tickets) == 0 {
+		return nil, nil
+	}
+	sheet := newSheet(tickets)
+	sent := e.sending(tickets)
+	var decided []*ticket
+	d := table.Decision{
+		Rows: sheet.Rows, Definitions: sheet.Definitions, Missing: e.missing(sheet, seen, await), Await: await,
+		OnLocked: e.markLocked,
+		Decide: func(rows *table.Rows) ([]int, error) {
+			sheet.States, sheet.Found, sheet.At = rows.States, rows.Found, rows.At
+			sheet.Assume(seen)
+			left, decided = e.decideLocked(tickets, sheet)
+			return sheet.Changes(), nil
+		},
+	}
+	if err := e.table.Decide(ctx, e.pool, &d, e.clock()); err != nil {
+		if code(err) == lockNotAvailable && await != nil {
+			for _, t := range tickets {
+				t.Value.locked.Store(await)
+			}
+		}
+		return tickets, e.fault("decide", err)
+	}
+	for _, t := range decided { // it is in the database now
+		e.tell(t, sheet, sent)
+	}
+	return left, nil
+}
+
+// decideLocked decides calls on a sheet of locked rows. Those are left of which somebody
+// else has locked a row that they need.
+func (e *engine) decideLocked(tickets []*ticket, sheet *decide.Sheet) (left, decided []*ticket) {
+	for _, t := range tickets {
+		p := t.Value
+		changes, ok := p.call.Plan(sheet.Free(&p.call))
+		if ok && !sheet.Passes(&p.call, changes) {
+			sheet.Make(changes)
+			p.result = p.call.Receipted(changes, sheet.View(&p.call), "", nil)
+			if p.hold {
+				p.tokens = p.entry.Granted(changes[0].Count, changes[0].After, sheet.At)
+			}
+		} else if missing := sheet.MissingOf(&p.call); missing != nil {
+			p.locked.Store(&missing[0])
+			left = append(left, t)
+			continue
+		} else {
+			p.result = p.call.Refused(sheet.View(&p.call))
+		}
+		decided = append(decided, t)
+	}
+	return left, decided
+}
+
+// tell answers a call that was decided on a sheet that has been written.
+func (e *engine) tell(t *ticket, sheet *decide.Sheet, sent time.Time) {
+	p, view := t.Value, sheet.View(&t.Value.call)
+	e.saw(&p.call, view)
+	if p.result.OK {
+		for i := range p.call.Asks {
+			e.cache.Changed(p.call.Asks[i].Of())
+		}
+	} else {
+		p.refused(view, sent)
+	}
+	t.Finish()
+}
+
+// refused remembers the row that refused a call which was asked in a statement sent then.
+func (p *pending) refused(view decide.View, sent time.Time) {
+	if p.entry != nil {
+		p.entry.Refused(view.States[0][0], view.At, sent, p.changes)
+	}
+}
+
+func newSheet(tickets []*ticket) *decide.Sheet {
+	calls := make([]*decide.Call, len(tickets))
+	for i, t := range tickets {
+		calls[i] = &t.Value.call
+	}
+	return decide.NewSheet(calls)
+}
+
+// missing returns the rows of a sheet that were not found on the one that was read, but
+// for the awaited one and those that somebody is known to have made.
+func (e *engine) missing(sheet, seen *decide.Sheet, await *decide.Row) (rows []decide.Row) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, row := range seen.Missing(sheet) {
+		l, locked := e.rows[row]
+		locked = locked && !e.config.Portable && time.Since(l.used) <= contended
+		if !locked && (await == nil || row != *await) {
+			rows = append(rows, row)
+		}
+	}
+	return rows
+}
+
+// noteAll remembers the definitions of calls, most of which are the same, and returns the
+// calls that have some that can be.
+func (e *engine) noteAll(tickets []*ticket) []*ticket {
+	var last bucket.Definition
+	return slices.DeleteFunc(tickets, func(t *ticket) bool {
+		call := &t.Value.call
+		if len(call.Asks) == 1 && call.Asks[0].Definition == last {
+			return false
+		}
+		if t.Value.err = e.seen.NoteCall(call); t.Value.err != nil {
+			t.Finish()
+			return true
+		}
+		last = call.Asks[0].Definition
+		return false
+	})
+}
+
+// withoutPrefetching returns the calls that want a result. Of what a grant did not prefetch
+// there is nothing to be had in another way.
+func withoutPrefetching(tickets []*ticket) []*ticket {
+	return slices.DeleteFunc(slices.Clone(tickets), func(t *ticket) bool {
+		if t.Value.prefetch {
+			t.Finish()
+		}
+		return t.Value.prefetch
+	})
+}
+
+// allWait reports whether of each call the row is known that it waits for.
+func allWait(tickets []*ticket) bool {
+	return !slices.ContainsFunc(tickets, func(t *ticket) bool { return t.Value.locked.Load() == nil })
+}
+
+// mostRefused reports whether most of the calls were refused that wanted a result.
+func mostRefused(tickets []*ticket) bool {
+	refused := 0
+	for _, t := range tickets {
+		if t.Finished() && !t.Value.prefetch && !t.Value.result.OK {
+			refused++
+		}
+	}
+	return 2*refused > len(tickets)
+}
+
+// manyRows is how many queues there are before it is looked which are not needed any more.
+const manyRows = 64
+
+// redirect moves the calls for locked rows to the queues of those, and returns the
+// others.
+func (e *engine) redirect(tickets []*ticket) (left []*ticket) {
+	if e.config.Portable {
+		return tickets
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if len(e.rows) == 0 {
+		return tickets
+	}
+	for _, t := range tickets {
+		row, ok := e.lockedRow(t.Value)
+		switch {
+		case !ok:
+			left = append(left, t)
+		case !t.Value.prefetch:
+			e.join(row, t)
+		case e.queueOf(row).Idle(): // it does not wait; the row may be free
+			left = append(left, t)
+		default: // those who wait for the row prefetch as well
+			t.Finish()
+		}
+	}
+	return left
+}
+
+// lockedRow returns a row of a call that is waited for. It needs mu.
+func (e *engine) lockedRow(p *pending) (row decide.Row, ok bool) {
+	if p.check {
+		return row, false
+	}
+	call := p.call.Head()
+	for i := range call.Asks {
+		a := &call.Asks[i]
+		row = decide.Row{Key: a.Of()}
+		l, ok := e.rows[row]
+		switch {
+		case !ok || a.Sharded(): // of which another may do
+		case l.idle():
+			delete(e.rows, row)
+		default:
+			return row, true
+		}
+	}
+	return row, false
+}
+
+// await moves calls to the queues of the rows that they wait for.
+func (e *engine) await(tickets []*ticket) {
+	if len(tickets) == 0 {
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, t := range tickets {
+		row := *t.Value.locked.Load()
+		e.mark(row)
+		e.join(row, t)
+	}
+}
+
+// join moves a call to the queue of a row. It needs mu.
+func (e *engine) join(row decide.Row, t *ticket) {
+	p := t.Value
+	p.locked.Store(&row)
+	p.entry.Contended(p.call.Asks[0].Count)
+	e.queueOf(row).Join(t)
+}
+
+// markLocked notes that somebody was just found to have a row locked.
+func (e *engine) markLocked(row decide.Row) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.mark(row)
+}
+
+// mark notes that a row needs a queue. It needs mu.
+func (e *engine) mark(row decide.Row) *lane {
+	l, ok := e.rows[row]
+	if !ok {
+		if len(e.rows) >= e.many {
+			for other, l := range e.rows {
+				if l.idle() {
+					delete(e.rows, other)
+				}
+			}
+			e.many = max(2*len(e.rows), manyRows)
+		}
+		l = &lane{}
+		e.rows[row] = l
+	}
+	l.used = time.Now()
+	return l
+}
+
+// idle reports whether a row's queue is not needed any more.
+func (l *lane) idle() bool {
+	return time.Since(l.used) > contended && (l.queue == nil || l.queue.Idle())
+}
+
+// queueOf returns the queue of a row. It needs mu.
+func (e *engine) queueOf(row decide.Row) *batch.Queue[*pending] {
+	l := e.rows[row]
+	if l == nil || e.config.Portable {
+		l = e.mark(row)
+	}
+	switch {
+	case l.queue != nil:
+	case e.config.Portable:
+		l.queue = e.newQueue(e.config.Timeout, func(ctx context.Context, tickets []*ticket) { e.serve(ctx, l, tickets, &row) })
+	default: // those who come have a time-out already
+		l.queue = e.newQueue(0, func(ctx context.Context, tickets []*ticket) { e.serveLocked(ctx, row, tickets) })
+	}
+	return l.queue
+}
+
+// serveLocked decides the calls that wait for a row, as soon as it is free. While
+// no connection may wait for it, it looks now and then.
+func (e *engine) serveLocked(ctx context.Context, row decide.Row, tickets []*ticket) {
+	for w := e.waiting(0); len(tickets) > 0; {
+		var left []*ticket
+		if tickets = e.answer(tickets); len(tickets) == 0 {
+			return
+		}
+		_ = w.again(ctx, func(spared bool) error { // if ctx is over nobody is left
+			var await *decide.Row
+			if spared {
+				await = &row
+			}
+			left = e.decideAll(ctx, tickets, true, await)
+			return nil
+		})
+		tickets = tickets[:0]
+		var others []*ticket
+		for _, t := range left {
+			switch {
+			case t.Gone():
+			case *t.Value.locked.Load() == row:
+				tickets = append(tickets, t)
+			default:
+				others = append(others, t)
+			}
+		}
+		e.await(others)
+	}
+}

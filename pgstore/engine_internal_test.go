@@ -1,0 +1,336 @@
+package pgstore
+
+import (
+	"context"
+	"math"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/batch"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/escrow"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/internal/traced"
+)
+
+// newTicket is a call on its own that waits to be decided.
+func newTicket(t *testing.T, reserve, check bool, requests ...ratelimit.Request) *ticket {
+	t.Helper()
+	call, err := decide.New(reserve, requests...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return batch.NewTicket(t.Context(), &pending{call: call, check: check})
+}
+
+func allowTicket(t *testing.T, requests ...ratelimit.Request) *ticket {
+	t.Helper()
+	return newTicket(t, false, false, requests...)
+}
+
+func prefetchTicket(t *testing.T, r ratelimit.Request) *ticket {
+	t.Helper()
+	r.Count = 0
+	ticket := allowTicket(t, r)
+	ticket.Value.prefetch = true
+	return ticket
+}
+
+// TestGroups: calls that take from one row are granted together if the row has
+// what the neediest of them wants, after those before it.
+func TestGroups(t *testing.T) {
+	store, err := New(nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit := ratelimit.TokenBucket{Name: "limit", Rate: 10, Period: time.Second, MaxReserved: 4}
+	other := limit
+	other.Rate = 20
+	allow := func(key string, n float64) *ticket { return allowTicket(t, limit.ForN(key, n)) }
+	reserve := func(key string, n float64) *ticket { return newTicket(t, true, false, limit.ForN(key, n)) }
+	tests := []struct {
+		name        string
+		tickets     []*ticket
+		want        []string // keys of the groups
+		total, need float64  // of the first
+		grouped     int      // calls in the first
+		left        int      // calls in none
+	}{
+		{"alone", []*ticket{allow("a", 3)}, []string{"a"}, 3, 3, 1, 0},
+		{"a reservation may leave a debt", []*ticket{reserve("a", 3)}, []string{"a"}, 3, -1, 1, 0},
+		{"together", []*ticket{allow("a", 3), allow("a", 2)}, []string{"a"}, 5, 5, 2, 0},
+		{"a reservation after a call that must leave none", []*ticket{allow("a", 3), reserve("a", 2)}, []string{"a"}, 5, 3, 2, 0},
+		{"a call that must leave no debt after a reservation", []*ticket{reserve("a", 2), allow("a", 3)}, []string{"a"}, 5, 5, 2, 0},
+		{"what prefetches asks for nothing", []*ticket{prefetchTicket(t, limit.For("a")), reserve("a", 3), prefetchTicket(t, limit.For("a"))}, []string{"a"}, 3, -1, 3, 0},
+		{"but for a row without debt", []*ticket{prefetchTicket(t, limit.For("a"))}, []string{"a"}, 0, 0, 1, 0},
+		{"rows in their one order", []*ticket{allow("c", 1), allow("a", 1), allow("b", 1), allow("a", 1)}, []string{"a", "b", "c"}, 2, 2, 2, 0},
+		{"two definitions", []*ticket{allow("a", 1), allowTicket(t, other.For("a"))}, []string{"a"}, 1, 1, 1, 1},
+		{
+			"what must be read",
+			[]*ticket{newTicket(t, false, true, limit.For("a")), allowTicket(t, limit.For("a"), limit.For("b"))},
+			nil,
+			0, 0, 0, 2,
+		},
+	}
+	for _, tt := range tests {
+		t.Run(tt.name, func(t *testing.T) {
+			groups, grants, left := store.engine.groups(tt.tickets)
+			if len(groups) != len(tt.want) || len(grants) != len(tt.want) || len(left) != tt.left {
+				t.Fatalf("got %d groups, %d grants and %d left, want %d, as many, and %d", len(groups), len(grants), len(left), len(tt.want), tt.left)
+			}
+			for i, key := range tt.want {
+				if got := grants[i].Key.Key; got != key {
+					t.Errorf("group %d is of %q, want %q", i, got, key)
+				}
+			}
+			if len(groups) == 0 {
+				return
+			}
+			if g := &grants[0]; g.Count != tt.total || g.Need != tt.need || len(groups[0]) != tt.grouped {
+				t.Errorf("got %v tokens, need %v, %d calls, want %v, %v, %d", g.Count, g.Need, len(groups[0]), tt.total, tt.need, tt.grouped)
+			}
+		})
+	}
+}
+
+// together decides calls in one go, in both ways: with an attempt to grant them by
+// one statement, and without.
+func together(t *testing.T, test func(t *testing.T, db *pgtest.DB, decide func(...*ticket))) {
+	t.Helper()
+	for name, granting := range map[string]bool{"granting": true, "settling": false} {
+		t.Run(name, func(t *testing.T) {
+			db := pgtest.New(t)
+			store, err := New(db.Pool, &Config{Schema: db.Schema})
+			if err != nil {
+				t.Fatal(err)
+			}
+			test(t, db, func(tickets ...*ticket) {
+				t.Helper()
+				if left := store.engine.decideAll(t.Context(), tickets, granting, nil); len(left) != 0 {
+					t.Errorf("%d calls wait for a row, want none", len(left))
+				}
+			})
+		})
+	}
+}
+
+// While a new number of shards is rolled out, two definitions can meet in one
+// statement, at a row that is not there yet. Each takes what it says it took.
+func TestCombinedShardCounts(t *testing.T) {
+	together(t, func(t *testing.T, db *pgtest.DB, decide func(...*ticket)) {
+		one := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: 24 * time.Hour}
+		two := one
+		two.Shards = 2
+		tickets := []*ticket{allowTicket(t, one.ForN("k", 2)), allowTicket(t, two.ForN("k", 3))}
+		decide(tickets...)
+		stored := 0.0 // what is missing in the rows
+		for shard, full := range []float64{10, 5} {
+			var value float64
+			err := db.Pool.QueryRow(t.Context(), "SELECT coalesce(min(value), $2) FROM "+db.Schema+".rate_limits WHERE shard = $1", shard, full).Scan(&value)
+			if err != nil {
+				t.Fatal(err)
+			}
+			stored += full - value
+		}
+		for _, ticket := range tickets {
+			if p := ticket.Value; p.err != nil || !p.result.OK {
+				t.Errorf("got OK %v, error %v", p.result.OK, p.err)
+			}
+		}
+		// To the one of two shards, 10 tokens in a row are 5.
+		if stored < 5-0.001 {
+			t.Errorf("%v tokens are missing in the rows, want 5 at least", stored)
+		}
+	})
+}
+
+// A limit's definitions can differ, as those of plans do. A key that has no row
+// is full for each by its own.
+func TestCombinedDefinitions(t *testing.T) {
+	together(t, func(t *testing.T, _ *pgtest.DB, decide func(...*ticket)) {
+		plain := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: 24 * time.Hour}
+		premium, other := plain, plain
+		premium.Rate = 100
+		other.Name = "other"
+		for name, tickets := range map[string][]*ticket{
+			"one":     {newTicket(t, false, true, plain.For("a")), allowTicket(t, premium.ForN("a", 50))},
+			"several": {newTicket(t, false, true, plain.For("b")), allowTicket(t, premium.ForN("b", 50), other.For("b"))},
+		} {
+			decide(tickets...)
+			if got := tickets[0].Value; got.err != nil || got.result.Remaining != 10 {
+				t.Errorf("%s: plain has %d left, error %v, want 10", name, got.result.Remaining, got.err)
+			}
+			if got := tickets[1].Value; got.err != nil || !got.result.OK {
+				t.Errorf("%s: premium got OK %v, error %v", name, got.result.OK, got.err)
+			}
+		}
+	})
+}
+
+// A row that turns out to be locked when the statement for many is at it delays
+// nobody: the calls for others are decided, and those for it wait apart. (A lock
+// behind a savepoint is one that the statement does not see before.)
+func TestLockedWhileGranting(t *testing.T) {
+	db := pgtest.New(t)
+	store, err := New(db.Pool, &Config{Schema: db.Schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Hour}
+	for _, key := range []string{"free", "locked"} {
+		if _, err := store.Allow(t.Context(), limit.For(key)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	tx, err := db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	inner, err := tx.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := inner.Exec(t.Context(), "SELECT 1 FROM "+db.Schema+".rate_limits WHERE key = 'locked' FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := store.Allow(t.Context(), limit.For("later")); err != nil { // so that the snapshot ends behind the savepoint
+		t.Fatal(err)
+	}
+	free, locked := newTicket(t, false, false, limit.For("free")), newTicket(t, false, false, limit.For("locked"))
+	left := store.engine.decideAll(t.Context(), []*ticket{free, locked}, true, nil)
+	if len(left) != 1 || left[0] != locked || locked.Value.locked.Load() == nil {
+		t.Errorf("%d calls wait, want that for the locked row", len(left))
+	}
+	if !free.Finished() || free.Value.err != nil || !free.Value.result.OK {
+		t.Errorf("the other: got OK %v, error %v, want a grant", free.Value.result.OK, free.Value.err)
+	}
+}
+
+// known is a limit of whose key "k" a store that is knowing knows.
+var known = ratelimit.TokenBucket{Name: "limit", Rate: 1, Period: time.Hour, Capacity: 1000}
+
+// knowing is a store that prefetches and has taken 10 tokens of known, and what it knows.
+func knowing(t *testing.T, db *pgtest.DB, portable bool) (*Store, *escrow.Entry) {
+	t.Helper()
+	store, err := New(db.Pool, &Config{Schema: db.Schema, Escrow: 10 * time.Second, Portable: portable})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if result, err := store.Allow(t.Context(), known.ForN("k", 10)); err != nil || !result.OK {
+		t.Fatalf("%v, %v, want a grant", result, err)
+	}
+	return store, store.cache.Seen(&ratelimit.Request{Limit: known, Key: "k"})
+}
+
+// TestPrefetchGoesWithOthers: what is prefetched goes by the same statement as the calls for
+// its row that found nothing held, and is told of it; if nothing can be, it waits for nothing.
+func TestPrefetchGoesWithOthers(t *testing.T) {
+	row := decide.Row{Key: decide.Key{Name: known.Name, Key: "k"}}
+	for name, await := range map[string]*decide.Row{"plain": nil, "portable": &row} {
+		t.Run(name, func(t *testing.T) {
+			sent := &traced.Statements{}
+			db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent }))
+			store, h := knowing(t, db, name == "portable")
+			h.Note(100, 100)
+			var calls []*pending
+			for _, n := range []float64{3, 0, 4} {
+				p := allowTicket(t, known.ForN("k", n)).Value
+				if n != 3 { // a call for the first of several does not know it
+					p.entry = h
+				}
+				if n == 0 {
+					p.prefetch = true
+				}
+				calls = append(calls, p)
+			}
+			sent.Reset()
+			gather(t, func(ctx context.Context, tickets []*ticket) {
+				if left := store.engine.decideAll(ctx, tickets, true, await); len(left) != 0 {
+					t.Errorf("%d calls wait for a row, want none", len(left))
+				}
+			}, calls...)
+			if n := sent.Sends(); n != 1 {
+				t.Errorf("%d statements, want 1", n)
+			}
+			for i, p := range calls {
+				if p.err != nil || !p.result.OK {
+					t.Errorf("call %d: OK %v, %v", i, p.result.OK, p.err)
+				}
+			}
+			var tokens escrow.Tokens
+			if !h.Take(5, false, &tokens) {
+				t.Error("nothing is held")
+			}
+			store.Close()
+			var left float64
+			if err := db.Pool.QueryRow(t.Context(), "SELECT value FROM "+db.Schema+".rate_limits").Scan(&left); err != nil || math.Abs(left-978) > 0.01 {
+				t.Errorf("%v left, %v, want 978", left, err)
+			}
+		})
+	}
+}
+
+// TestPrefetchWaitsForNothing: from a row that somebody has locked nothing is prefetched, and
+// from one of which nothing is to be had.
+func TestPrefetchWaitsForNothing(t *testing.T) {
+	db := pgtest.New(t)
+	store, e := knowing(t, db, false)
+	defer store.Close()
+	want := func(when string) {
+		t.Helper()
+		p := &pending{call: decide.Call{Asks: []decide.Ask{*e.Ask()}}, prefetch: true, entry: e}
+		if result, err := store.engine.decide(t.Context(), p); err != nil || result.OK || e.Take(1, false, new(escrow.Tokens)) {
+			t.Errorf("%s: OK %v, %v", when, result.OK, err)
+		}
+	}
+	want("nobody has taken much")
+	e.Note(100, 100)
+	tx, err := db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	if _, err := tx.Exec(t.Context(), "SELECT FROM "+db.Schema+".rate_limits FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	want("locked")
+	store.engine.markLocked(decide.Row{Key: e.Ask().Of()})
+	want("known to be locked")
+}
+
+// TestPrefetchIsAChange: when a row has changed, by what a transaction holds or was prefetched
+// as well, what was told to those who were refused before is not told again.
+func TestPrefetchIsAChange(t *testing.T) {
+	for name, p := range map[string]*pending{"held": {hold: true}, "prefetched": {prefetch: true}} {
+		t.Run(name, func(t *testing.T) {
+			db := pgtest.New(t)
+			store, e := knowing(t, db, false)
+			defer store.Close()
+			if result, err := store.Allow(t.Context(), known.ForN("k", 995)); err != nil || result.OK {
+				t.Fatalf("%v, %v, want a refusal", result, err)
+			}
+			if _, _, known := e.Refusal(); !known {
+				t.Error("the refusal is not remembered")
+			}
+			e.Note(100, 100)
+			ask := *e.Ask()
+			if p.hold {
+				ask.Count = 1
+			}
+			p.call, p.entry = decide.Call{Asks: []decide.Ask{ask}}, e
+			for i := range store.engine.lanes {
+				store.engine.lanes[i].refusing = false // as if others had been granted what they asked for
+			}
+			if result, err := store.engine.decide(t.Context(), p); err != nil || !result.OK {
+				t.Fatalf("%v, %v", result, err)
+			}
+			if _, _, known := e.Refusal(); known {
+				t.Error("the refusal is remembered")
+			}
+		})
+	}
+}

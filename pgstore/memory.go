@@ -1,0 +1,286 @@
+package pgstore
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/escrow"
+	"github.com/pgratelimit/ratelimit/internal/table"
+)
+
+// memory is the layer above the engine with Config.Escrow: calls are answered from what was
+// prefetched, or refused by what is known (package escrow), and only the rest of them comes
+// to rows. A nil memory holds nothing.
+type memory struct {
+	*base
+	engine *engine
+}
+
+func newMemory(e *engine) *memory {
+	m := &memory{base: e.base, engine: e}
+	config := escrow.Config{Lasts: e.config.Escrow, Prefetches: e.table.Prefetches, Prefetch: m.prefetch, GiveBack: m.giveBackLater}
+	if e.config.Clock != nil {
+		config.Clock = func() time.Time { return *e.clock() }
+	}
+	e.cache = escrow.New(config)
+	return m
+}
+
+// decide decides a call on its own, by what is held and known of its keys as far as
+// possible.
+func (m *memory) decide(ctx context.Context, reserve bool, requests []ratelimit.Request) (result ratelimit.Result, err error) {
+	if err := ctx.Err(); err != nil {
+		return result, err
+	}
+	p := &pending{}
+	if len(requests) == 1 {
+		if p.entry = m.cache.Seen(&requests[0]); m.known(p.entry, reserve, requests[0].Count, &result) {
+			return result, nil
+		}
+	}
+	if p.call, err = decide.NewIn(p.one[:0], reserve, requests...); err != nil {
+		return result, err
+	}
+	c := m.claim(&p.call)
+	if c.none() {
+		if p.entry == nil && len(p.call.Asks) == 1 {
+			p.entry = m.cache.Of(&p.call.Asks[0])
+		}
+		return m.engine.decide(ctx, p)
+	}
+	var rest ratelimit.Result
+	if !c.all() {
+		rest, err = m.engine.decide(ctx, &pending{call: c.rest})
+	}
+	c.end(err == nil && (c.all() || rest.OK))
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	return c.result(rest), nil
+}
+
+// known tells the result of a call for n tokens of one key, if it is held or known that
+// there is too little.
+func (m *memory) known(entry *escrow.Entry, reserve bool, n float64, result *ratelimit.Result) (ok bool) {
+	var t escrow.Tokens
+	if entry.Take(n, false, &t) {
+		t.Result(reserve, result)
+		return true
+	}
+	if reserve { // there may be debt to give
+		return false
+	}
+	*result, ok = entry.Refuse(n)
+	return ok
+}
+
+// claim is the tokens of a call that were held, and the rest of it, for rows.
+type claim struct {
+	reserve bool
+	call    *decide.Call    // nil if all is held, of a single limit
+	tokens  []escrow.Tokens // of each limit; zero of one that is not held. Nil if none is
+	rest    decide.Call
+}
+
+func (c *claim) none() bool { return c == nil || c.tokens == nil }
+
+// all reports whether all of the call was held.
+func (c *claim) all() bool { return !c.none() && len(c.rest.Asks) == 0 }
+
+// claim takes out of memory what is held for a call, limit by limit, until claim.end. Of several limits,
+// what is not held is prefetched for those who come later: that of one is by the statement
+// that grants it.
+func (m *memory) claim(call *decide.Call) *claim {
+	if m == nil {
+		return nil
+	}
+	c := &claim{reserve: call.Reserve, call: call}
+	for i := range call.Asks {
+		a := &call.Asks[i]
+		var t escrow.Tokens
+		if !m.cache.Of(a).Take(a.Count, true, &t) {
+			continue
+		}
+		if c.tokens == nil {
+			c.tokens = make([]escrow.Tokens, len(call.Asks))
+		}
+		c.tokens[i] = t
+	}
+	c.rest = call.Rest(c.stands())
+	if len(call.Asks) > 1 {
+		for i := range c.rest.Asks {
+			a := &c.rest.Asks[i]
+			m.cache.Of(a).Miss(a.Count)
+		}
+	}
+	return c
+}
+
+// claimSeen is claim for a transaction's call for one limit that was seen before; nil if it
+// is not held.
+func (m *memory) claimSeen(reserve bool, requests []ratelimit.Request) *claim {
+	if m == nil || len(requests) != 1 {
+		return nil
+	}
+	var t escrow.Tokens
+	if !m.cache.Seen(&requests[0]).Take(requests[0].Count, true, &t) {
+		return nil
+	}
+	return &claim{reserve: reserve, tokens: []escrow.Tokens{t}}
+}
+
+// claimFor is claim for a transaction of the runner. What is not held of a single limit is
+// granted on its own, if it is worth prefetching with it: false if that is refused.
+func (m *memory) claimFor(ctx context.Context, call *decide.Call) (c *claim, refused ratelimit.Result, err error) {
+	c = m.claim(call)
+	if m == nil || !c.none() || len(call.Asks) > 1 {
+		return c, refused, nil
+	}
+	a := call.Asks[0]
+	p := &pending{hold: true, entry: m.cache.Of(&a)}
+	if a.Count == 0 || a.Count > a.Definition.Capacity || !p.entry.Worth() {
+		return c, refused, nil // the transaction takes from the row
+	}
+	a.Floor = 0 // debt is the row's to give
+	p.call = decide.Call{Asks: []decide.Ask{a}}
+	result, err := m.engine.decide(ctx, p)
+	switch {
+	case err != nil:
+		return nil, refused, err
+	case result.OK:
+		return &claim{reserve: call.Reserve, tokens: []escrow.Tokens{p.tokens}}, refused, nil
+	case call.Reserve:
+		return c, refused, nil
+	}
+	return nil, result, nil
+}
+
+// end notes that the call or transaction is over that has the tokens: unless they are spent,
+// they are put back.
+func (c *claim) end(spent bool) {
+	if c.none() {
+		return
+	}
+	for i := range c.tokens {
+		if spent {
+			c.tokens[i].Spend()
+		} else {
+			c.tokens[i].PutBack()
+		}
+	}
+}
+
+func (c *claim) stands() []*decide.Stand {
+	stands := make([]*decide.Stand, len(c.call.Asks))
+	for i := range c.tokens {
+		stands[i] = c.tokens[i].Stand()
+	}
+	return stands
+}
+
+// result returns the result of the whole call, by that of the rest.
+func (c *claim) result(rest ratelimit.Result) (result ratelimit.Result) {
+	if len(c.tokens) > 1 {
+		return c.call.Whole(rest, c.stands())
+	}
+	c.tokens[0].Result(c.reserve, &result)
+	return result
+}
+
+// prefetch prefetches before what is held has run out. It is called on the way of a call,
+// and does not keep that waiting. It goes with the calls for its key that were too late, by
+// the same statement: two would find each other's lock on the row.
+func (m *memory) prefetch(entry *escrow.Entry) {
+	if m.work.begin(context.Background()) != nil {
+		entry.Prefetched(false)
+		return
+	}
+	go func() {
+		defer m.work.end()
+		ctx, cancel := context.WithTimeout(context.Background(), m.patience())
+		defer cancel()
+		p := &pending{call: decide.Call{Asks: []decide.Ask{*entry.Ask()}}, prefetch: true, entry: entry}
+		result, err := m.engine.decide(ctx, p)
+		entry.Prefetched(err == nil && result.OK)
+	}()
+}
+
+// patience is when to give up prefetching: what comes later than what is held lasts is of no
+// use, and a connection that has fallen silent holds up all who gather behind it.
+func (m *memory) patience() time.Duration {
+	late := max(m.config.Escrow, 250*time.Millisecond)
+	if m.config.Timeout > 0 {
+		late = min(late, m.config.Timeout)
+	}
+	return late
+}
+
+// giveBackTime bounds a return, for which nobody waits. Whoever gives up on one has lost a
+// connection.
+const giveBackTime = defaultTimeout
+
+// giveBackLater returns tokens to their rows without keeping the caller waiting.
+func (m *memory) giveBackLater(returns []escrow.Return) {
+	if m.work.begin(context.Background()) != nil { // the store is closed, and nobody will wait for it
+		m.giveBack(returns)
+		return
+	}
+	go func() {
+		defer m.work.end()
+		m.giveBack(returns)
+	}()
+}
+
+// evict returns what is held of a key, of which a pause or another definition is to be
+// heeded at once.
+func (m *memory) evict(key decide.Key) {
+	if m == nil {
+		return
+	}
+	if returns := m.cache.Evict(key); len(returns) > 0 {
+		m.giveBackLater(returns)
+	}
+}
+
+// evictAll returns what is held of all keys.
+func (m *memory) evictAll() {
+	if m != nil {
+		m.giveBackLater(m.cache.EvictAll())
+	}
+}
+
+// close returns all that is held, before it returns.
+func (m *memory) close() {
+	if m != nil {
+		m.giveBack(m.cache.EvictAll())
+	}
+}
+
+// giveBack returns tokens to their rows. Where somebody has the row locked, which is often if
+// others take from it as much, it is tried again, after the others' turn.
+func (m *memory) giveBack(returns []escrow.Return) {
+	ctx, cancel := context.WithTimeout(context.Background(), giveBackTime)
+	defer cancel()
+	for pause := passOver; len(returns) > 0; pause = min(2*pause, slowPoll) {
+		returns = slices.DeleteFunc(returns, func(r escrow.Return) bool { return m.giveBackOnce(ctx, &r) })
+		if len(returns) == 0 || sleep(ctx, pause) != nil {
+			return
+		}
+	}
+}
+
+// giveBackOnce reports whether there is nothing left to be done.
+func (m *memory) giveBackOnce(ctx context.Context, r *escrow.Return) bool {
+	back := table.Return{
+		Row: r.Row, Definition: r.Definition, Count: r.Count, Taken: r.Taken, End: r.End,
+		Spent: table.Spent{Spent: r.Spent, SpentEnd: r.SpentEnd},
+	}
+	done, err := m.table.Return(ctx, m.pool, &back, m.clock())
+	if done {
+		m.cache.Changed(r.Row.Key)
+	}
+	return done || err != nil && code(err) != lockNotAvailable && !retriable(err) && !isForgotten(err)
+}

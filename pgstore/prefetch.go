@@ -1,0 +1,113 @@
+package pgstore
+
+import (
+	"slices"
+	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/escrow"
+	"github.com/pgratelimit/ratelimit/internal/table"
+)
+
+// Grants that prefetch, and calls that are answered by what another has prefetched: nothing,
+// without Config.Escrow.
+
+// answer answers calls for which enough has been prefetched since they came, or that are
+// refused by what has become known, and returns the others.
+func (e *engine) answer(tickets []*ticket) []*ticket {
+	if e.cache == nil {
+		return tickets
+	}
+	return slices.DeleteFunc(tickets, func(t *ticket) bool {
+		p := t.Value
+		if p.entry == nil {
+			return false
+		}
+		if p.prefetch {
+			return e.enough(t)
+		}
+		var tokens escrow.Tokens
+		if !p.entry.Take(p.call.Asks[0].Count, p.hold, &tokens) {
+			return false
+		}
+		tokens.Result(p.call.Reserve, &p.result)
+		if p.hold {
+			p.tokens = tokens
+		}
+		t.Finish()
+		return true
+	})
+}
+
+// enough answers a call that prefetches, if there is no need any more, or no more to be had.
+func (e *engine) enough(t *ticket) bool {
+	order := t.Value.entry.Order(0)
+	order.Failed() // it is not sent
+	if order.Count > 0 {
+		return false
+	}
+	t.Finish()
+	return true
+}
+
+// sending notes what is known of the keys of calls for which a statement is about to be
+// sent, and returns when that is.
+func (e *engine) sending(tickets []*ticket) time.Time {
+	if e.cache == nil {
+		return time.Time{}
+	}
+	for _, t := range tickets {
+		t.Value.changes = t.Value.entry.Changes()
+	}
+	return e.cache.Now()
+}
+
+// orders has grants prefetch for the keys from which this process takes much.
+func (e *engine) orders(groups [][]*ticket, grants []table.Grant) []escrow.Order {
+	if e.cache == nil {
+		return nil
+	}
+	orders := make([]escrow.Order, len(groups))
+	for i, group := range groups {
+		g, o := &grants[i], &orders[i]
+		if *o = entryOf(group).Order(g.Need); o.Count == 0 {
+			continue
+		}
+		g.Prefetch, g.Lowered, g.Lasts = o.Count, o.Capacity, e.config.Escrow
+		g.Spent = table.Spent{Spent: o.Spent, SpentEnd: o.SpentEnd}
+		for _, t := range group {
+			if t.Value.hold {
+				g.Out += t.Value.call.Asks[0].Count
+			}
+		}
+	}
+	return orders
+}
+
+// arrived notes what a grant took since a statement was sent: for the calls of a group,
+// and if there was an order, besides.
+func (e *engine) arrived(o *escrow.Order, group []*ticket, g *table.Grant, sent time.Time) *escrow.Arrival {
+	if e.cache == nil {
+		return nil
+	}
+	calls := 0
+	for _, t := range group {
+		if !t.Value.prefetch {
+			calls++
+		}
+	}
+	entryOf(group).Note(g.Count, calls)
+	if o.Count == 0 {
+		return nil
+	}
+	return o.Arrived(escrow.Lease{Count: g.Prefetched(), Out: g.Out, After: g.Taken.After, At: g.Taken.At.UTC(), End: g.End().UTC(), Sent: sent})
+}
+
+// entryOf returns the entry of a group's key; nil if none of its calls knows it.
+func entryOf(group []*ticket) *escrow.Entry {
+	for _, t := range group {
+		if t.Value.entry != nil {
+			return t.Value.entry
+		}
+	}
+	return nil
+}

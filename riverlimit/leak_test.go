@@ -1,0 +1,39 @@
+package riverlimit_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/leak"
+	"github.com/pgratelimit/ratelimit/riverlimit"
+)
+
+func TestNoTypeShowsKeys(t *testing.T) {
+	b := newBench(t)
+	limit := ratelimit.TokenBucket{Name: "l", Rate: 1, Period: time.Minute}
+	jobs := riverlimit.Inserter{Client: b.client(t, b.config(nil)), Store: b.store}
+	tx, err := b.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	inserted, err := jobs.InsertTx(t.Context(), tx, callArgs{}, nil, limit.For(leak.Key))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config := riverlimit.MiddlewareConfig{Limits: func(*rivertype.JobRow) []ratelimit.Request { return []ratelimit.Request{limit.For(leak.Key)} }}
+	middleware, err := riverlimit.NewMiddleware(b.store, &config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leak.Check(t, ".", map[string]any{
+		"Inserted":         []any{inserted, *inserted, riverlimit.Inserted{}},
+		"Inserter":         jobs,
+		"InsertManyParams": riverlimit.InsertManyParams{Args: callArgs{}, Requests: []ratelimit.Request{limit.For(leak.Key)}},
+		"Middleware":       middleware,
+		"MiddlewareConfig": config,
+	})
+}
