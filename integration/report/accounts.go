@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -141,12 +142,9 @@ func (l *lab) seed(ctx context.Context, schema string) error {
 	defer conn.Close(ctx)
 	var b pgx.Batch
 	for _, limit := range seeded {
-		d := limit.Definition()
-		ts := time.Now()
-		if d.Kind == ratelimit.KindFixedWindow {
-			ts = d.Start
-		}
+		d := bucket.Definition(limit.Definition())
 		for key := range keys {
+			ts := d.Fresh(fmt.Sprint(key), time.Now()).TS
 			for shard := range d.Shards {
 				b.Queue("INSERT INTO "+schema+".rate_limits (name, key, shard, value, ts) VALUES ($1::text, $2::text, $3::int4, $4::float8, $5::timestamptz)",
 					d.Name, fmt.Sprint(key), shard, had(d.Name)/float64(d.Shards), ts)

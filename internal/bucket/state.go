@@ -29,6 +29,11 @@ func (d *Definition) reach(ts int64, tokens float64) int64 {
 	return d.kind().reach(d, ts, tokens)
 }
 
+// Equal reports whether two states are the same, to the last bit.
+func (s State) Equal(t State) bool {
+	return s.Value == t.Value && s.TS.Equal(t.TS) && s.Paused.Equal(t.Paused) && s.Slots.Equal(t.Slots)
+}
+
 func instant(micros int64) time.Time { return time.UnixMicro(micros).UTC() }
 
 // Fresh is the state of a key that has no row: full.
