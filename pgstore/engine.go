@@ -99,6 +99,15 @@ func (e *engine) prefetchAlone(ctx context.Context, tickets []*ticket, await *de
 func (e *engine) decideAll(ctx context.Context, tickets []*ticket, granting bool, await *decide.Row) (locked []*ticket) {
 	left := tickets
 	err := e.retry(ctx, func() (err error) {
+		if await == nil && len(left) == 1 && e.isNew(left[0].Value) {
+			done, err := e.meet(ctx, left[0])
+			if done {
+				left = nil
+			}
+			if done || err != nil {
+				return err
+			}
+		}
 		if granting {
 			if left, err = e.grant(ctx, left, await); err != nil {
 				return err
@@ -231,13 +240,6 @@ func (e *engine) tell(t *ticket, sheet *decide.Sheet, sent time.Time) {
 		p.refused(view, sent)
 	}
 	t.Finish()
-}
-
-// refused remembers the row that refused a call which was asked in a statement sent then.
-func (p *pending) refused(view decide.View, sent time.Time) {
-	if p.entry != nil {
-		p.entry.Refused(view.States[0][0], view.At, sent, p.changes)
-	}
 }
 
 func newSheet(tickets []*ticket) *decide.Sheet {

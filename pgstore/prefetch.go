@@ -4,6 +4,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/escrow"
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
@@ -110,4 +111,11 @@ func entryOf(group []*ticket) *escrow.Entry {
 		}
 	}
 	return nil
+}
+
+// refused remembers the row that refused a call which was asked in a statement sent then.
+func (p *pending) refused(view decide.View, sent time.Time) {
+	if p.entry != nil {
+		p.entry.Refused(view.States[0][0], view.At, sent, p.changes)
+	}
 }

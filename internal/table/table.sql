@@ -30,6 +30,14 @@ VALUES ($1::text, $2::text, $3::int4, $4::float8, $5::timestamptz, $6::timestamp
 ON CONFLICT (name, key, shard) DO UPDATE
 SET value = excluded.value, ts = excluded.ts, paused = excluded.paused, slots = coalesce(excluded.slots, r.slots)
 
+-- name: make
+-- Makes a row that is not there.
+--
+-- $1 name  $2 key  $3 shard  $4 value  $5 ts  $6 slots
+INSERT INTO rate_limits (name, key, shard, value, ts, slots)
+VALUES ($1::text, $2::text, $3::int4, $4::float8, $5::timestamptz, $6::float8[])
+ON CONFLICT (name, key, shard) DO NOTHING
+
 -- name: renew
 -- Writes a sliding window's row anew that has not changed since it was read. The value does
 -- not tell whether a slot that is ahead has been given more, but the newest total does. A
