@@ -26,7 +26,8 @@ type family struct {
 // Note remembers the definition of a call, unless the name is that of a limit of another
 // kind: the two would take each other's rows for something else. The error is ErrInvalid.
 //
-//  Those that differ in Rate and Capacity
+//	Those that differ in Rate and Capacity
+//
 // only are kept as one, the slowest to fill and the largest: what is full by that
 // is full by each of them, and so the memory does not grow with the number of
 // plans.
