@@ -372,7 +372,7 @@ func (e *engine) await(tickets []*ticket) {
 func (e *engine) join(row decide.Row, t *ticket) {
 	p := t.Value
 	p.locked.Store(&row)
-	p.entry.Contended(p.call.Asks[0].Count)
+	p.entry.Contended()
 	e.queueOf(row).Join(t)
 }
 
