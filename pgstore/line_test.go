@@ -307,7 +307,7 @@ func TestProcessesStandInLine(t *testing.T) {
 	db := pgtest.New(t)
 	var again atomic.Int64
 	stores := processes(t, db, 6, &again)
-	limit := slow("l", 1e6)
+	limit := slow("l", 1000)
 	mustAllow(t, stores[0], limit.For("k"))
 	const each, callers = 30, 3
 	var group sync.WaitGroup
@@ -336,7 +336,7 @@ func TestProcessesStandInLine(t *testing.T) {
 	if ran.Load() < all {
 		t.Errorf("the functions ran %d times, want %d", ran.Load(), all)
 	}
-	wantLeft(t, stores[0], limit.ForN("k", 0), 1e6-1-float64(all))
+	wantLeft(t, stores[0], limit.ForN("k", 0), 1000-1-float64(all))
 }
 
 // A process that meets nobody takes no lock, and one that met others takes none when a
