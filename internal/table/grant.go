@@ -39,6 +39,12 @@ type Grant struct {
 	Out      float64       // of Count, what may still come back to memory
 	Spent                  // of earlier leases
 
+	// Brisk has a grant that waits for its row committed in the round trip that takes, so that
+	// those behind it, in other processes too, wait for no other one; but it waits for a moment
+	// only. Who gives up then may have taken all the same, as with any statement that is under
+	// way. It is for rows that others are known to have locked no longer than that takes.
+	Brisk bool
+
 	Taken Taken
 }
 

@@ -26,8 +26,16 @@ func (t plain) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, aw
 		return err
 	}
 	defer Release(ctx, conn)
-	batch := t.begin(Awaited)
+	wait := Awaited
+	if grants[0].Brisk {
+		wait = brisk
+	}
+	batch := t.begin(wait)
 	t.queueInTurn(batch, &grants[0], now)
+	if grants[0].Brisk {
+		batch.Queue("COMMIT")
+		return conn.SendBatch(ctx, batch).Close()
+	}
 	if err := conn.SendBatch(ctx, batch).Close(); err != nil {
 		return err
 	}
