@@ -9,14 +9,20 @@ import (
 	"time"
 )
 
-// comparison is how one is made that is none of the cases: "bench windows", "bench escrow".
+// comparison is how one is made that is none of the cases: "bench windows", "bench
+// escrow", "bench processes".
 type comparison struct {
 	file   string // for a picture; "" for none
 	rounds int
 	round  time.Duration
 }
 
-func parseComparison(name, help string, round time.Duration, args []string, stderr io.Writer) (c comparison, err error) {
+func parseComparison(name, help string, round time.Duration, args []string, stderr io.Writer) (comparison, error) {
+	return parseComparisonWith(name, help, round, args, stderr, func(*flag.FlagSet) {})
+}
+
+// parseComparisonWith is parseComparison with more flags.
+func parseComparisonWith(name, help string, round time.Duration, args []string, stderr io.Writer, more func(*flag.FlagSet)) (c comparison, err error) {
 	flags := flag.NewFlagSet("bench "+name, flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	flags.Usage = func() {
@@ -24,8 +30,9 @@ func parseComparison(name, help string, round time.Duration, args []string, stde
 		flags.PrintDefaults()
 	}
 	flags.StringVar(&c.file, "plot", "", "draw the results into this `file`, as SVG")
-	flags.IntVar(&c.rounds, "rounds", 5, "how often each measurement is made; the best counts")
+	flags.IntVar(&c.rounds, "rounds", 5, "how often each measurement is made")
 	flags.DurationVar(&c.round, "round", round, "how long one takes")
+	more(flags)
 	if err := flags.Parse(args); err != nil {
 		return c, err
 	}

@@ -72,15 +72,21 @@ to Redis, and all that comes back, on half a millisecond later, so that a round
 trip takes 1 ms more, and no less goes through. What a ping takes with it and
 without is measured and printed. The proxy needs the processor, too.
 
-"bench windows" is another comparison, of kinds of limits: see "bench windows -h". And
-"bench escrow" is one of lengths of pgstore.Config.Escrow.
+"bench windows" is another comparison, of kinds of limits: see "bench windows -h". "bench
+escrow" is one of lengths of pgstore.Config.Escrow, and "bench processes" of numbers of
+processes.
 
 Flags:
 `
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	err := run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	var err error
+	if os.Getenv(childVariable) != "" {
+		err = runChild(ctx, os.Stdin, os.Stdout)
+	} else {
+		err = run(ctx, os.Args[1:], os.Stdout, os.Stderr)
+	}
 	stop()
 	switch {
 	case errors.Is(err, flag.ErrHelp):
@@ -179,6 +185,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			return runWindows(ctx, args[1:], stdout, stderr)
 		case "escrow":
 			return runTrade(ctx, args[1:], stdout, stderr)
+		case "processes":
+			return runProcesses(ctx, args[1:], stdout, stderr)
 		}
 	}
 	o, err := parse(args, stderr)

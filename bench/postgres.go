@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -49,15 +50,20 @@ type postgresServer struct {
 	server *throwaway.Server
 	counts *counts
 	schema string
+	conns  int // in many and hasty; 0 for manyConns
 	few    *pgxpool.Pool
 	many   *pgxpool.Pool
 	hasty  *pgxpool.Pool // commits do not wait for the disk
 }
 
-func startPostgres(ctx context.Context) (_ *postgresServer, err error) {
+func startPostgres(ctx context.Context) (*postgresServer, error) {
+	return startPostgresWith(ctx, throwaway.Options{Fsync: true})
+}
+
+func startPostgresWith(ctx context.Context, options throwaway.Options) (_ *postgresServer, err error) {
 	starting, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
-	server, err := throwaway.StartWith(starting, throwaway.Options{Fsync: true})
+	server, err := throwaway.StartWith(starting, options)
 	if err != nil {
 		return nil, err
 	}
@@ -77,10 +83,11 @@ func (p *postgresServer) openPools() (err error) {
 	if p.few, err = p.newPool(fewConns, "on"); err != nil {
 		return err
 	}
-	if p.many, err = p.newPool(manyConns, "on"); err != nil {
+	many := int32(cmp.Or(p.conns, manyConns))
+	if p.many, err = p.newPool(many, "on"); err != nil {
 		return err
 	}
-	p.hasty, err = p.newPool(manyConns, "off")
+	p.hasty, err = p.newPool(many, "off")
 	return err
 }
 

@@ -100,6 +100,16 @@ func printReport(w io.Writer, results []result, checks []criterion, facts []stri
 		}
 		p.row(r)
 	}
+	p.criteria(checks)
+	p.linef("\nOn")
+	for _, fact := range facts {
+		p.linef("  %s", fact)
+	}
+	return p.err
+}
+
+// criteria prints what a run must show.
+func (p *printer) criteria(checks []criterion) {
 	p.linef("\nWhat it must show: ratios in this run, and bounds\n")
 	p.linef("  %-75s %12s %12s", "", "wanted", "got")
 	for i, c := range checks {
@@ -108,11 +118,6 @@ func printReport(w io.Writer, results []result, checks []criterion, facts []stri
 		}
 		p.linef("    %-73s %12s %12s  %s", c.what, c.wanted, c.got, c.verdict)
 	}
-	p.linef("\nOn")
-	for _, fact := range facts {
-		p.linef("  %s", fact)
-	}
-	return p.err
 }
 
 func plural(n int, what string) string {

@@ -87,7 +87,7 @@ func (e *engine) prefetchAlone(ctx context.Context, tickets []*ticket, await *de
 		}
 	}
 	if len(more) > 0 {
-		e.decideAll(ctx, more, true, await)
+		e.await(e.decideAll(ctx, more, true, await))
 	}
 	return others
 }
@@ -98,6 +98,7 @@ func (e *engine) prefetchAlone(ctx context.Context, tickets []*ticket, await *de
 // waited for is await.
 func (e *engine) decideAll(ctx context.Context, tickets []*ticket, granting bool, await *decide.Row) (locked []*ticket) {
 	left := tickets
+	var late []*ticket // that prefetch
 	err := e.retry(ctx, func() (err error) {
 		if await == nil && len(left) == 1 && e.isNew(left[0].Value) {
 			done, err := e.meet(ctx, left[0])
@@ -113,8 +114,9 @@ func (e *engine) decideAll(ctx context.Context, tickets []*ticket, granting bool
 				return err
 			}
 			granting = false
+			late = e.passedOver(ctx, left, await)
 		}
-		if left = withoutPrefetching(left); len(left) == 0 {
+		if left = withoutPrefetching(left, late); len(left) == 0 {
 			return nil
 		}
 		var sheet *decide.Sheet
@@ -126,9 +128,9 @@ func (e *engine) decideAll(ctx context.Context, tickets []*ticket, granting bool
 	})
 	switch {
 	case err == nil:
-		return left
+		return append(left, late...)
 	case code(err) == lockNotAvailable && allWait(left):
-		return left
+		return append(left, late...)
 	case isOfValues(err) && len(left) > 1:
 		half := len(left) / 2
 		return append(e.decideAll(ctx, left[:half:half], granting, await), e.decideAll(ctx, left[half:], granting, await)...)
@@ -137,7 +139,7 @@ func (e *engine) decideAll(ctx context.Context, tickets []*ticket, granting bool
 		t.Value.result, t.Value.err = ratelimit.Result{}, err
 		t.Finish()
 	}
-	return nil
+	return late
 }
 
 // read answers checks, and refuses what cannot be granted. It returns the others, and the
@@ -284,10 +286,10 @@ func (e *engine) noteAll(tickets []*ticket) []*ticket {
 }
 
 // withoutPrefetching returns the calls that want a result. Of what a grant did not prefetch
-// there is nothing to be had in another way.
-func withoutPrefetching(tickets []*ticket) []*ticket {
+// there is nothing to be had in another way, but for those that are late.
+func withoutPrefetching(tickets, late []*ticket) []*ticket {
 	return slices.DeleteFunc(slices.Clone(tickets), func(t *ticket) bool {
-		if t.Value.prefetch {
+		if t.Value.prefetch && !slices.Contains(late, t) {
 			t.Finish()
 		}
 		return t.Value.prefetch
@@ -329,12 +331,10 @@ func (e *engine) redirect(tickets []*ticket) (left []*ticket) {
 		switch {
 		case !ok:
 			left = append(left, t)
-		case !t.Value.prefetch:
-			e.join(row, t)
-		case e.queueOf(row).Idle(): // it does not wait; the row may be free
-			left = append(left, t)
-		default: // those who wait for the row prefetch as well
+		case t.Value.prefetch && !e.queueOf(row).Idle(): // those who wait for the row prefetch as well
 			t.Finish()
+		default:
+			e.join(row, t)
 		}
 	}
 	return left
@@ -379,7 +379,9 @@ func (e *engine) await(tickets []*ticket) {
 func (e *engine) join(row decide.Row, t *ticket) {
 	p := t.Value
 	p.locked.Store(&row)
-	p.entry.Contended(p.call.Asks[0].Count)
+	if !p.prefetch {
+		p.entry.Contended()
+	}
 	e.queueOf(row).Join(t)
 }
 
@@ -433,6 +435,7 @@ func (e *engine) queueOf(row decide.Row) *batch.Queue[*pending] {
 // serveLocked decides the calls that wait for a row, as soon as it is free. While
 // no connection may wait for it, it looks now and then.
 func (e *engine) serveLocked(ctx context.Context, row decide.Row, tickets []*ticket) {
+	begun := time.Now()
 	for w := e.waiting(0); len(tickets) > 0; {
 		var left []*ticket
 		if tickets = e.answer(tickets); len(tickets) == 0 {
@@ -459,4 +462,12 @@ func (e *engine) serveLocked(ctx context.Context, row decide.Row, tickets []*tic
 		}
 		e.await(others)
 	}
+	linger(time.Since(begun))
+}
+
+// linger waits a little after calls for a locked row have been answered, by how long that took:
+// those who ask again at once then go together, and are not half of them too late for the next
+// statement. Others have the row meanwhile.
+func linger(took time.Duration) {
+	time.Sleep(min(took/16, time.Millisecond))
 }

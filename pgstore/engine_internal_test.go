@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
@@ -274,32 +275,66 @@ func TestPrefetchGoesWithOthers(t *testing.T) {
 	}
 }
 
-// TestPrefetchWaitsForNothing: from a row that somebody has locked nothing is prefetched, and
-// from one of which nothing is to be had.
-func TestPrefetchWaitsForNothing(t *testing.T) {
+// TestPrefetchHasItsTurn: from a row that somebody has locked is prefetched when it is free,
+// known to be locked or not, for as long as that is of use; and nothing from one of which
+// nothing is to be had.
+func TestPrefetchHasItsTurn(t *testing.T) {
 	db := pgtest.New(t)
 	store, e := knowing(t, db, false)
 	defer store.Close()
-	want := func(when string) {
-		t.Helper()
+	prefetch := func(ctx context.Context) bool {
 		p := &pending{call: decide.Call{Asks: []decide.Ask{*e.Ask()}}, prefetch: true, entry: e}
-		if result, err := store.engine.decide(t.Context(), p); err != nil || result.OK || e.Take(1, false, new(escrow.Tokens)) {
-			t.Errorf("%s: OK %v, %v", when, result.OK, err)
+		result, err := store.engine.decide(ctx, p)
+		return err == nil && result.OK
+	}
+	if prefetch(t.Context()) {
+		t.Error("it was prefetched when nobody had taken much")
+	}
+	lock := func() pgx.Tx {
+		tx, err := db.Pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
 		}
+		if _, err := tx.Exec(t.Context(), "SELECT FROM "+db.Schema+".rate_limits FOR UPDATE"); err != nil {
+			t.Fatal(err)
+		}
+		return tx
 	}
-	want("nobody has taken much")
-	e.Note(100, 100)
-	tx, err := db.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
+	for range 2 { // the second time it is known to be locked
+		e.Note(100, 100)
+		tx := lock()
+		soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		if prefetch(soon) {
+			t.Error("it was prefetched from a locked row")
+		}
+		cancel()
+		for !store.idle(e) { // who gave up is not waited for
+			time.Sleep(time.Millisecond)
+		}
+		got := make(chan bool, 1)
+		go func() { got <- prefetch(t.Context()) }()
+		for waits := false; !waits && len(got) == 0; time.Sleep(time.Millisecond) {
+			if err := db.Pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY(pg_blocking_pids(pid)))`,
+				tx.Conn().PgConn().PID()).Scan(&waits); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if !<-got || !e.Take(1, false, new(escrow.Tokens)) {
+			t.Error("it was not prefetched when the row was free")
+		}
+		store.memory.evict(e.Ask().Of())
 	}
-	defer func() { _ = tx.Rollback(t.Context()) }()
-	if _, err := tx.Exec(t.Context(), "SELECT FROM "+db.Schema+".rate_limits FOR UPDATE"); err != nil {
-		t.Fatal(err)
-	}
-	want("locked")
-	store.engine.markLocked(decide.Row{Key: e.Ask().Of()})
-	want("known to be locked")
+}
+
+// idle reports whether nobody waits for the row of an entry.
+func (s *Store) idle(e *escrow.Entry) bool {
+	s.engine.mu.Lock()
+	defer s.engine.mu.Unlock()
+	l := s.engine.rows[decide.Row{Key: e.Ask().Of()}]
+	return l == nil || l.queue == nil || l.queue.Idle()
 }
 
 // TestPrefetchIsAChange: when a row has changed, by what a transaction holds or was prefetched

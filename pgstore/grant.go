@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/escrow"
@@ -23,7 +24,11 @@ func (e *engine) grant(ctx context.Context, tickets []*ticket, await *decide.Row
 	orders := e.orders(groups, grants)
 	sent := e.cache.Now()
 	wait := await != nil && len(grants) == 1 && grants[0].Row == *await
-	err = e.table.Grant(ctx, e.pool, grants, wait, e.clock())
+	if wait {
+		err = e.grantInTurn(ctx, grants)
+	} else {
+		err = e.table.Grant(ctx, e.pool, grants, false, e.clock())
+	}
 	if code(err) == lockNotAvailable && !wait {
 		err = nil // one of them was locked in the same moment, and nothing is taken
 	}
@@ -44,6 +49,36 @@ func (e *engine) grant(ctx context.Context, tickets []*ticket, await *decide.Row
 	}
 	slices.SortFunc(left, func(a, b *ticket) int { return cmp.Compare(a.Value.place, b.Value.place) })
 	return left, nil
+}
+
+// grantInTurn grants from one row, for which it waits: briskly, if that was free in a moment
+// the last time.
+func (e *engine) grantInTurn(ctx context.Context, grants []table.Grant) error {
+	g := &grants[0]
+	g.Brisk = e.brisk(g.Row, nil)
+	begun := time.Now()
+	err := e.table.Grant(ctx, e.pool, grants, true, e.clock())
+	again := err == nil && time.Since(begun) < moment
+	e.brisk(g.Row, &again)
+	return err
+}
+
+// moment is how long a row is locked at most, with the queue for it, whose lock is worth
+// waiting for briskly.
+const moment = 50 * time.Millisecond
+
+// brisk reports whether a row was free in a moment when it was last waited for, which it notes.
+func (e *engine) brisk(row decide.Row, is *bool) bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	l := e.rows[row]
+	if l == nil {
+		return false
+	}
+	if is != nil {
+		l.brisk = *is
+	}
+	return l.brisk
 }
 
 // tellGroup answers the calls of a group. Each is told what it left behind. The arrival is

@@ -141,7 +141,8 @@ func (m *memory) claimFor(ctx context.Context, call *decide.Call) (c *claim, ref
 	}
 	a := call.Asks[0]
 	p := &pending{hold: true, entry: m.cache.Of(&a)}
-	if a.Count == 0 || a.Count > a.Definition.Capacity || !p.entry.Worth() {
+	if !m.worth(call) {
+		p.entry.Note(a.Count, 1)
 		return c, refused, nil // the transaction takes from the row
 	}
 	a.Floor = 0 // debt is the row's to give
@@ -156,6 +157,15 @@ func (m *memory) claimFor(ctx context.Context, call *decide.Call) (c *claim, ref
 		return c, refused, nil
 	}
 	return nil, result, nil
+}
+
+// worth reports whether a call is worth a statement of its own, which prefetches.
+func (m *memory) worth(call *decide.Call) bool {
+	if m == nil || len(call.Asks) > 1 {
+		return false
+	}
+	a := &call.Asks[0]
+	return a.Count > 0 && a.Count <= a.Definition.Capacity && m.cache.Of(a).Worth()
 }
 
 // end notes that the call or transaction is over that has the tokens: unless they are spent,

@@ -1,6 +1,7 @@
 package pgstore
 
 import (
+	"context"
 	"slices"
 	"time"
 
@@ -48,6 +49,34 @@ func (e *engine) enough(t *ticket) bool {
 	}
 	t.Finish()
 	return true
+}
+
+// passedOver returns those of calls that prefetch and were not granted whose rows have enough,
+// and so were passed over, since somebody else had them locked. Without a turn of their own
+// they would hardly ever find a row free from which many processes take.
+func (e *engine) passedOver(ctx context.Context, tickets []*ticket, await *decide.Row) (late []*ticket) {
+	if await != nil || e.cache == nil {
+		return nil
+	}
+	var rows table.Rows
+	for _, t := range tickets {
+		if t.Value.prefetch {
+			late, rows.Rows = append(late, t), append(rows.Rows, decide.Row{Key: t.Value.call.Asks[0].Of()})
+		}
+	}
+	if len(late) == 0 || e.table.Read(ctx, e.pool, &rows, e.clock()) != nil { // nobody depends on it
+		return nil
+	}
+	n := 0
+	for i, t := range late {
+		definition := &t.Value.call.Asks[0].Definition
+		if rows.Found[i] && definition.Settle(rows.States[i], rows.At).Value >= 2 { // half of which is to be had
+			t.Value.locked.Store(&rows.Rows[i])
+			late[n] = t
+			n++
+		}
+	}
+	return late[:n]
 }
 
 // sending notes what is known of the keys of calls for which a statement is about to be

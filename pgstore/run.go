@@ -26,8 +26,9 @@ import (
 // runner runs callers' functions in transactions.
 type runner struct {
 	*base
-	memory *memory                    // nil without Config.Escrow
-	turns  keyqueue.Queue[decide.Row] // with the number of shards, which differs while a new definition is rolled out
+	memory   *memory                    // nil without Config.Escrow
+	turns    keyqueue.Queue[decide.Row] // with the number of shards, which differs while a new definition is rolled out
+	meetings meetings                   // with transactions of other processes
 }
 
 func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Request, do func(pgx.Tx, ratelimit.Result) error) (result ratelimit.Result, err error) {
@@ -59,20 +60,28 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 	}()
 	rows := &call // which the transaction takes
 	err = r.retry(ctx, func() error {
-		if c.none() { // nothing was held; by now it may be worth prefetching
-			if c, result, err = r.memory.claimFor(bounded, &call); err != nil || result.Request.Limit != nil {
-				return cmp.Or(err, result.Err())
+		var places []int
+		leave := func() {}
+		for again := true; ; again = false {
+			if c.none() { // nothing was held; by now it may be worth prefetching
+				if c, result, err = r.memory.claimFor(bounded, &call); err != nil || result.Request.Limit != nil {
+					return cmp.Or(err, result.Err())
+				}
 			}
-		}
-		if !c.none() {
-			rows = &c.rest
-		}
-		places, leave, err := r.queue(bounded, rows)
-		if err != nil {
-			return r.fault("wait", err)
+			if !c.none() {
+				rows = &c.rest
+			}
+			var waited bool
+			if places, leave, waited, err = r.queue(bounded, rows); err != nil {
+				return r.fault("wait", err)
+			}
+			if !again || !waited || !c.none() || !r.memory.worth(&call) {
+				break
+			}
+			leave() // what it waited for is worth prefetching now
 		}
 		defer leave()
-		a := attempt{base: r.base, call: rows, places: places, claim: c, do: do}
+		a := attempt{base: r.base, meetings: &r.meetings, call: rows, places: places, claim: c, do: do}
 		done := false
 		defer func() {
 			if done = done || a.ended; !done {
@@ -81,7 +90,7 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 			spent = spent || done
 		}()
 		err = a.run(bounded)
-		if retriable(err) {
+		if a.met {
 			r.contended(rows)
 		}
 		result, done = a.result, err == nil || isDone(err)
@@ -99,17 +108,16 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 	return result, err
 }
 
-// contended notes that other processes took from the rows of a call at the same time.
+// contended notes that others took from the rows of a call at the same time.
 func (r *runner) contended(rows *decide.Call) {
 	for i := range rows.Asks {
-		a := &rows.Asks[i]
-		r.cache.Of(a).Contended(a.Count)
+		r.cache.Of(&rows.Asks[i]).Contended()
 	}
 }
 
-// queue waits until each of the call's limits has a place for it. All calls wait in
-// one order, so none waits for one that waits for it.
-func (r *runner) queue(ctx context.Context, call *decide.Call) (places []int, leave func(), err error) {
+// queue waits until each of the call's limits has a place for it, and reports whether it had
+// to. All calls wait in one order, so none waits for one that waits for it.
+func (r *runner) queue(ctx context.Context, call *decide.Call) (places []int, leave func(), waited bool, err error) {
 	keyOf := func(i int) decide.Row {
 		return decide.Row{Key: call.Asks[i].Of(), Shard: call.Asks[i].Definition.Shards}
 	}
@@ -120,28 +128,39 @@ func (r *runner) queue(ctx context.Context, call *decide.Call) (places []int, le
 	}
 	for i := range call.Asks {
 		a := &call.Asks[i]
-		place, err := r.turns.Enter(ctx, keyOf(i), a.Definition.Shards, func(free []int) int { return r.shards.choose(a, free) })
+		free := false
+		place, err := r.turns.Enter(ctx, keyOf(i), a.Definition.Shards, func(places []int) int {
+			free = true
+			return r.shards.choose(a, places)
+		})
+		if !free {
+			waited = true
+			r.cache.Of(a).Contended()
+		}
 		if err != nil {
 			leave()
-			return nil, nil, err
+			return nil, nil, waited, err
 		}
 		places = append(places, place)
 	}
-	return places, leave, nil
+	return places, leave, waited, nil
 }
 
 // attempt is one run of a transaction.
 type attempt struct {
-	base   *base
-	call   *decide.Call
-	places []int  // the shard of each limit that is this transaction's alone
-	claim  *claim // the tokens that are not taken from rows
-	do     func(pgx.Tx, ratelimit.Result) error
+	base     *base
+	meetings *meetings
+	call     *decide.Call
+	places   []int  // the shard of each limit that is this transaction's alone
+	claim    *claim // the tokens that are not taken from rows
+	do       func(pgx.Tx, ratelimit.Result) error
 
 	conn   *pgxpool.Conn
 	life   string // of the server, as far as it could be read
+	line   line
 	result ratelimit.Result
 	taken  try
+	met    bool // it met others at its rows
 	failed bool // the function returned an error
 	ended  bool // the function has ended the transaction itself
 }
@@ -175,7 +194,11 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 	}
 	defer conn.Release() // also when the function panics or ends its goroutine
 	a.conn, a.life = conn, life(ctx, conn)
+	a.line = a.standing(ctx)
 	tx, err := a.begin(ctx)
+	if retriable(err) {
+		a.meet()
+	}
 	doing := false
 	defer func() {
 		if doing { // it panicked, or ended its goroutine
@@ -184,6 +207,7 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 		if tx != nil && !a.over() {
 			end(ctx, tx)
 		}
+		a.line.leave(ctx)
 	}()
 	if err != nil {
 		return false, err
@@ -205,7 +229,7 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 	if err := ctx.Err(); err != nil { // pgx would close the connection, which looks as if COMMIT was lost
 		return false, a.base.fault("commit", err)
 	}
-	err = tx.Commit(ctx)
+	err = a.commit(ctx, tx)
 	if err == nil {
 		return false, nil
 	}
@@ -213,6 +237,31 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 		return true, err
 	}
 	return a.again(ctx, tx, err)
+}
+
+// commit commits the transaction, and leaves the lines of its rows in the same round trip.
+func (a *attempt) commit(ctx context.Context, tx pgx.Tx) error {
+	if !a.line.asked {
+		return tx.Commit(ctx)
+	}
+	if a.conn.Conn().PgConn().TxStatus() == 'E' { // COMMIT would roll back, and what follows it hide that
+		return cmp.Or(tx.Rollback(ctx), pgx.ErrTxCommitRollback)
+	}
+	err := tx.Commit(ctx)
+	if err == nil {
+		a.line.left()
+		return nil
+	}
+	if a.over() && !retriable(err) { // it may be what follows COMMIT that failed
+		committed, unknown := a.committed(ctx)
+		switch {
+		case unknown != nil:
+			return fmt.Errorf("%w: %w", unknown, err)
+		case committed:
+			return nil
+		}
+	}
+	return err
 }
 
 // over reports whether there is no transaction any more on the attempt's connection.
@@ -298,8 +347,8 @@ func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 				a.tell(a.taken.result(tx))
 				return tx, nil
 			}
-			if err := tx.Rollback(ctx); err != nil {
-				return nil, b.fault("roll back", err)
+			if err := a.line.rollBack(ctx, tx); err != nil {
+				return tx, b.fault("roll back", err)
 			}
 		}
 		view, err := b.look(ctx, a.conn, &pgx.Batch{}, a.call, all)
@@ -337,9 +386,10 @@ func (a *attempt) beginHeld(ctx context.Context) (pgx.Tx, error) {
 
 // beginLocked begins a transaction that decides the call on its rows.
 func (a *attempt) beginLocked(ctx context.Context) (pgx.Tx, error) {
-	tx, err := a.conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.Serializable})
-	if err != nil {
-		return nil, a.base.fault("begin", err)
+	results := a.conn.SendBatch(ctx, a.line.begin())
+	tx := results.Tx()
+	if err := results.Close(); err != nil {
+		return tx, a.base.fault("begin", err)
 	}
 	result, taken, err := a.base.takeLocked(ctx, tx, &pgx.Batch{}, a.call)
 	if err == nil {
@@ -352,13 +402,12 @@ func (a *attempt) beginLocked(ctx context.Context) (pgx.Tx, error) {
 // take begins a transaction and tries changes in it, in one round trip.
 func (a *attempt) take(ctx context.Context, changes []decide.Change) (pgx.Tx, error) {
 	a.taken = try{base: a.base, call: a.call, changes: changes, taken: make([]table.Taken, len(changes))}
-	var batch pgx.Batch
-	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.Serializable})
+	batch := a.line.begin()
 	now := a.base.clock()
 	for i := range changes {
-		a.base.table.QueueTake(&batch, a.call.Reserve, &changes[i], now, &a.taken.taken[i])
+		a.base.table.QueueTake(batch, a.call.Reserve, &changes[i], now, &a.taken.taken[i])
 	}
-	results := a.conn.SendBatch(ctx, &batch)
+	results := a.conn.SendBatch(ctx, batch)
 	err := results.Close()
 	return results.Tx(), err
 }

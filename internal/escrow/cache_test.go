@@ -77,7 +77,8 @@ func (m *memory) of(limit ratelimit.Limit) *escrow.Entry {
 // order is one for a key that others take from, too.
 func (m *memory) order(e *escrow.Entry) escrow.Order {
 	m.t.Helper()
-	e.Contended(100)
+	e.Note(100, 1)
+	e.Contended()
 	o := e.Order(0)
 	if o.Count == 0 {
 		m.t.Fatal("nothing is ordered")
@@ -265,7 +266,8 @@ func TestArrivedLate(t *testing.T) {
 	}
 	for _, late := range []time.Duration{2 * time.Second, 0} {
 		e := m.Of(&call.Asks[0])
-		e.Contended(100)
+		e.Note(100, 1)
+		e.Contended()
 		o := e.Order(1)
 		now := time.Now()
 		o.Arrived(escrow.Lease{Count: 10, After: bucket.State{TS: now}, At: now, End: now.Add(time.Second), Sent: now.Add(-late)})
@@ -339,7 +341,8 @@ func TestOrderOfFewCalls(t *testing.T) {
 	if n := order(); n != 0 {
 		t.Errorf("got %v after two seconds more, want nothing", n)
 	}
-	e.Contended(10)
+	e.Note(10, 1)
+	e.Contended()
 	if n := order(); n < 9 {
 		t.Errorf("got %v after a call that met others, want most of what it took", n)
 	}

@@ -41,9 +41,9 @@ func (d *demand) add(n float64, calls int, now moment, lasts time.Duration) {
 	d.calls += calls
 }
 
-// meet adds a call that met others at the row. What it cost is worth prefetching for.
-func (d *demand) meet(n float64, now moment, lasts time.Duration) {
-	d.add(n, enoughFor, now, lasts)
+// meet notes that a call met others at the row, which costs more than prefetching.
+func (d *demand) meet(now moment, lasts time.Duration) {
+	d.add(0, enoughFor, now, lasts)
 }
 
 // enough reports whether there were so many calls lately that it is worth to take ahead. Time

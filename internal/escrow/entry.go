@@ -489,16 +489,16 @@ func (e *Entry) Note(n float64, calls int) {
 	e.demand.add(n, calls, now, e.cache.lasts)
 }
 
-// Contended notes that a call for n tokens met others at the row: it waited for a lock, or
-// was run again. Such calls are worth prefetching for sooner.
-func (e *Entry) Contended(n float64) {
+// Contended notes that a call met others at the row: it waited for them, or was run again.
+// Such calls are worth prefetching for sooner.
+func (e *Entry) Contended() {
 	if !e.Prefetches() {
 		return
 	}
 	now := e.cache.moment()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.demand.meet(n, now, e.cache.lasts)
+	e.demand.meet(now, e.cache.lasts)
 }
 
 // Miss notes that n tokens are taken from the row, since they are not held, and has more

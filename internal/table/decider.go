@@ -53,6 +53,9 @@ const (
 	Awaited  = time.Second
 )
 
+// brisk is how long a grant waits for its row that is [Grant.Brisk].
+const brisk = 100 * time.Millisecond
+
 // Decision is rows to lock, and what decides on them.
 type Decision struct {
 	Rows        []decide.Row        // in order

@@ -1,0 +1,374 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"regexp"
+	"slices"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/curve"
+	"github.com/pgratelimit/ratelimit/internal/throwaway"
+)
+
+const processesHelp = `Usage: go run ./bench processes [flags]
+
+Measures what becomes of one key when several processes ask for it: the same 64 goroutines
+in 1, 2, 4 and 8 processes, and 80 in 40. All implementations take turns, in several short
+rounds, each with new processes and a new key; what is measured begins 200 ms after the
+first call, which is twice what "escrow" prefetches for. A figure is the median of its rounds.
+
+  a second       decisions, or transactions with one INSERT, of all processes
+  p99            of all
+  retries        those a transaction that PostgreSQL asks to run again
+  statements/s   that PostgreSQL is sent
+  least, most    of the processes, a second
+
+A process has two connections more than goroutines, but 16 at most, and 4 for Store.Allow.
+After the rounds it floods a limit that binds, with 8 processes, and says how much of what
+the limit allows in any stretch of time was granted: 1 is all, and more is too much.
+
+All of it on a throwaway PostgreSQL and Redis.
+
+Flags:
+`
+
+// The cases of processes.
+const (
+	processesTx  = "tx"
+	processesOwn = "decisions"
+)
+
+// crowds are the processes that are compared.
+var crowds = []crowd{{1, 64}, {2, 32}, {4, 16}, {8, 8}, {40, 2}}
+
+// processCases are what they do.
+var processCases = []struct {
+	name, title string
+	impls       []string
+}{
+	{processesTx, "Transactions with one INSERT, one key", []string{noLimit, oursTxEscrow, oursTx, oursTx32}},
+	{processesOwn, "Decisions on their own, one key", []string{plainUpdate, oursCombined, oursEscrow, goRedisLua}},
+}
+
+// processesJob is one implementation in one crowd.
+type processesJob struct {
+	name, title string // of the case
+	impl        string
+	crowd
+}
+
+func (j processesJob) String() string { return fmt.Sprintf("%s/%s/%s", j.name, j.crowd, j.impl) }
+
+// spread is what was measured of a job: figures a round.
+type spread struct {
+	processesJob
+	pace, statements, retries []float64 // a second; a second; a transaction
+	least, most               []float64 // a second
+	p99                       []time.Duration
+}
+
+type processesOptions struct {
+	comparison
+	only *regexp.Regexp
+}
+
+func parseProcesses(args []string, stderr io.Writer) (o processesOptions, err error) {
+	only := ""
+	o.comparison, err = parseComparisonWith("processes", processesHelp, time.Second, args, stderr, func(flags *flag.FlagSet) {
+		flags.StringVar(&only, "only", "", "measure only what this `regexp` finds in case/processes × goroutines/implementation")
+	})
+	if err != nil {
+		return o, err
+	}
+	if o.only, err = regexp.Compile(only); err != nil {
+		return o, fmt.Errorf("--only: %w", err)
+	}
+	return o, nil
+}
+
+// jobs are those that are wanted.
+func (o *processesOptions) jobs() (jobs []processesJob) {
+	for _, c := range processCases {
+		for _, crowd := range crowds {
+			for _, impl := range c.impls {
+				if j := (processesJob{c.name, c.title, impl, crowd}); o.only.MatchString(j.String()) {
+					jobs = append(jobs, j)
+				}
+			}
+		}
+	}
+	return jobs
+}
+
+func runProcesses(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
+	o, err := parseProcesses(args, stderr)
+	if err != nil {
+		return err
+	}
+	jobs := o.jobs()
+	if len(jobs) == 0 {
+		return fmt.Errorf("nothing to measure matches --only %q", o.only)
+	}
+	e := &env{}
+	if e.postgres, err = startPostgresWith(ctx, throwaway.Options{Fsync: true, Settings: map[string]string{"max_connections": "400"}}); err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, e.close()) }()
+	if e.redis, err = startRedis(ctx, defaults().redisServer); err != nil {
+		fmt.Fprintf(stderr, "bench: %v\n", err)
+		jobs = slices.DeleteFunc(jobs, func(j processesJob) bool { return needsRedis[j.impl] })
+	}
+	spreads := make([]spread, len(jobs))
+	for n := range o.rounds {
+		for _, i := range order(n, len(jobs)) {
+			fmt.Fprintf(stderr, "round %d of %d: %v\n", n+1, o.rounds, jobs[i])
+			spreads[i].processesJob = jobs[i]
+			if err := spreads[i].measure(ctx, e, n, o.round); err != nil {
+				return fmt.Errorf("%v: %w", jobs[i], err)
+			}
+		}
+	}
+	shares, err := floodAll(ctx, e, jobs, o.round)
+	if err != nil {
+		return err
+	}
+	facts, err := e.facts(ctx)
+	if err != nil {
+		return err
+	}
+	if err := printProcesses(stdout, spreads, checkProcesses(spreads, shares), facts); err != nil {
+		return err
+	}
+	if o.file != "" {
+		if err := drawProcesses(o.file, spreads); err != nil {
+			return err
+		}
+	}
+	for impl, share := range shares {
+		if share.Share > 1 {
+			return fmt.Errorf("%s: %v", impl, share)
+		}
+	}
+	return nil
+}
+
+// task is what the processes of a job are to do in a round.
+func (e *env) task(j processesJob, limit ratelimit.TokenBucket, key string) childTask {
+	limit.Name = "processes/" + j.String()
+	task := childTask{URL: e.postgres.server.URL, Schema: e.postgres.schema, Impl: j.impl, Limit: limit, Key: key, WarmUp: 2 * escrow}
+	if e.redis != nil {
+		task.Redis = e.redis.address
+	}
+	return task
+}
+
+// measure adds a round.
+func (s *spread) measure(ctx context.Context, e *env, n int, duration time.Duration) error {
+	task := e.task(s.processesJob, plenty, fmt.Sprint("round ", n))
+	task.Round = duration
+	reports, err := s.run(ctx, task)
+	if err != nil {
+		return err
+	}
+	total := newSample()
+	elapsed := time.Duration(0)
+	var least, most float64
+	for i := range reports {
+		one, err := reports[i].sample()
+		if err != nil {
+			return err
+		}
+		total.add(one)
+		total.counts.add(one.counts)
+		elapsed = max(elapsed, one.elapsed)
+		pace := float64(one.decided) / duration.Seconds()
+		if i == 0 || pace < least {
+			least = pace
+		}
+		most = max(most, pace)
+	}
+	if total.firstErr != nil {
+		return total.firstErr
+	}
+	s.pace = append(s.pace, float64(total.decided)/duration.Seconds())
+	s.p99 = append(s.p99, time.Duration(total.latency.ValueAtQuantile(99)))
+	s.statements = append(s.statements, float64(total.counts.statements)/elapsed.Seconds())
+	s.retries = append(s.retries, float64(total.counts.retries)/float64(max(total.decisions, 1)))
+	s.least, s.most = append(s.least, least), append(s.most, most)
+	return nil
+}
+
+// binding is a limit of which a flood gets all that it promises.
+var binding = ratelimit.TokenBucket{Rate: 500, Period: time.Second, Capacity: 200}
+
+// floodAll floods a limit with 8 processes, by each implementation that is ours among some
+// jobs, and returns the stretch of time in which most was granted of what may be.
+func floodAll(ctx context.Context, e *env, jobs []processesJob, duration time.Duration) (map[string]curve.Worst, error) {
+	worst := make(map[string]curve.Worst)
+	for _, j := range jobs {
+		if _, done := worst[j.impl]; done || !oursAll[j.impl] {
+			continue
+		}
+		j.crowd = crowd{8, 8}
+		task := e.task(j, binding, "flood")
+		task.Record, task.WarmUp, task.Round = true, 0, 2*duration
+		reports, err := j.run(ctx, task)
+		if err != nil {
+			return nil, fmt.Errorf("%v: %w", j, err)
+		}
+		var served []curve.Served
+		for _, r := range reports {
+			served = append(served, r.Served...)
+		}
+		worst[j.impl] = curve.JudgeServed(served, curve.Of(binding.Definition()))
+	}
+	return worst, nil
+}
+
+func printProcesses(w io.Writer, spreads []spread, checks []criterion, facts []string) error {
+	p := &printer{w: w}
+	for i := range spreads {
+		s := &spreads[i]
+		if i == 0 || s.name != spreads[i-1].name {
+			p.linef("\n%s\n", s.title)
+			p.linef("  %-38s %12s %9s %9s %12s %10s %10s", "", "a second", "p99", "retries", "statements/s", "least", "most")
+		}
+		if i == 0 || s.crowd != spreads[i-1].crowd || s.name != spreads[i-1].name {
+			p.linef("  %s, %s in each", plural(s.processes, "process"), plural(s.callers, "goroutine"))
+		}
+		statements := "-" // Redis has none
+		if !needsRedis[s.impl] {
+			statements = thousands(median(s.statements))
+		}
+		p.linef("    %-36s %12s %9s %9s %12s %10s %10s", s.impl, thousands(median(s.pace)), latency(median(s.p99)), few(median(s.retries)),
+			statements, thousands(median(s.least)), thousands(median(s.most)))
+	}
+	p.criteria(checks)
+	p.linef("\nOn")
+	for _, fact := range facts {
+		p.linef("  %s", fact)
+	}
+	return p.err
+}
+
+// processesChecker judges what was measured.
+type processesChecker struct {
+	checker
+	spreads []spread
+}
+
+func (c *processesChecker) of(name string, processes int, impl string) *spread {
+	for i := range c.spreads {
+		if s := &c.spreads[i]; s.name == name && s.processes == processes && s.impl == impl {
+			return s
+		}
+	}
+	return nil
+}
+
+// ratio is the median of a's to b's, round by round.
+func ratio[T float64 | time.Duration](a, b []T) float64 {
+	ratios := make([]float64, min(len(a), len(b)))
+	for i := range ratios {
+		ratios[i] = float64(a[i]) / max(float64(b[i]), 1e-9)
+	}
+	return median(ratios)
+}
+
+func checkProcesses(spreads []spread, shares map[string]curve.Worst) []criterion {
+	c := &processesChecker{spreads: spreads}
+	c.escrowedTx()
+	c.tx()
+	c.decisions()
+	c.claim = "Never over, in any stretch of time"
+	for _, pc := range processCases {
+		for _, impl := range pc.impls {
+			if worst, ok := shares[impl]; ok {
+				c.atMost("what a flood of 8 processes got of what may be: "+impl, worst.Share, 1)
+			}
+		}
+	}
+	return c.found
+}
+
+func (c *processesChecker) escrowedTx() {
+	c.claim = "Transactions with tokens from memory, from 200 ms after the first call on"
+	ours, free := c.of(processesTx, 8, oursTxEscrow), c.of(processesTx, 8, noLimit)
+	if ours != nil && free != nil {
+		c.atLeast("8 processes, as a share of no limit", ratio(ours.pace, free.pace), 0.9)
+		c.atMost("p99, as a multiple of that without a limit", ratio(ours.p99, free.p99), 1.2)
+		c.atMost("retries a transaction", median(ours.retries), 0)
+	}
+	if ours, free = c.of(processesTx, 40, oursTxEscrow), c.of(processesTx, 40, noLimit); ours != nil && free != nil {
+		c.atLeast("40 processes, as a share of no limit", ratio(ours.pace, free.pace), 0.8)
+	}
+}
+
+func (c *processesChecker) tx() {
+	c.claim = "Transactions that take from the row"
+	many, one := c.of(processesTx, 8, oursTx), c.of(processesTx, 1, oursTx)
+	if many == nil || one == nil {
+		return
+	}
+	c.atLeast("8 processes, as a share of one", ratio(many.pace, one.pace), 0.8)
+	c.atMost("p99, as a multiple of that of one", ratio(many.p99, one.p99), 2)
+	c.atMost("retries a transaction", median(many.retries), 0.05)
+	c.atLeast("least of the processes, as a share of most", ratio(many.least, many.most), 0.8)
+}
+
+func (c *processesChecker) decisions() {
+	c.claim = "Decisions on their own"
+	if ours, updates := c.of(processesOwn, 8, oursCombined), c.of(processesOwn, 8, plainUpdate); ours != nil && updates != nil {
+		bound, share := make([]float64, len(updates.pace)), make([]time.Duration, len(updates.pace))
+		for i, pace := range updates.pace {
+			bound[i] = pace * float64(updates.callers)
+			share[i] = time.Duration(float64(updates.processes*updates.callers) / bound[i] * float64(time.Second))
+		}
+		c.atLeast("8 processes, as a share of UPDATEs a second × goroutines in a process", ratio(ours.pace, bound), 0.9)
+		c.atMost("p99, as a multiple of 64 goroutines' share of that", ratio(ours.p99, share), 1.5)
+		c.atLeast("least of the processes, as a share of most", ratio(ours.least, ours.most), 0.9)
+	}
+	if many, one := c.of(processesOwn, 8, oursEscrow), c.of(processesOwn, 1, oursEscrow); many != nil && one != nil {
+		c.atLeast("with escrow, 8 processes, as a share of one", ratio(many.pace, one.pace), 0.8)
+		c.atLeast("with escrow, least of the processes, as a share of most", ratio(many.least, many.most), 0.8)
+	}
+}
+
+// drawProcesses draws bars for each number of processes, side by side.
+func drawProcesses(file string, spreads []spread) error {
+	var panels []barPanel
+	for _, c := range processCases {
+		for _, of := range []struct {
+			title string
+			value func(*spread) float64
+		}{
+			{c.title + ", a second", func(s *spread) float64 { return median(s.pace) }},
+			{"p99, ms", func(s *spread) float64 { return float64(median(s.p99)) / float64(time.Millisecond) }},
+		} {
+			panel := barPanel{title: of.title}
+			for i := range spreads {
+				s := &spreads[i]
+				if s.name != c.name || s.impl == oursEscrow || s.impl == goRedisLua { // which dwarf the others
+					continue
+				}
+				b := bar{fmt.Sprintf("%s, %s", s.impl, s.crowd), of.value(s), grey}
+				switch s.impl {
+				case oursTxEscrow:
+					b.color = sky
+				case oursTx, oursCombined:
+					b.color = blue
+				case oursTx32:
+					b.color = navy
+				}
+				panel.bars = append(panel.bars, b)
+			}
+			panels = append(panels, panel)
+		}
+	}
+	return drawBars(file, panels)
+}

@@ -1,0 +1,70 @@
+package table
+
+import (
+	"context"
+	"encoding/binary"
+	"errors"
+	"hash/fnv"
+	"strconv"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit/internal/decide"
+)
+
+// Sessions stand in line for a row by an advisory lock, which a session can have before its
+// transaction begins.
+
+// Lock returns the ID of the advisory lock of a row in a schema.
+func Lock(schema string, row decide.Row) int64 {
+	h := fnv.New64a()
+	for _, part := range []string{Name, schema, row.Name, row.Key.Key, strconv.Itoa(row.Shard)} {
+		_, _ = h.Write(binary.AppendUvarint(nil, uint64(len(part)))) // a Hash never fails
+		_, _ = h.Write([]byte(part))
+	}
+	return int64(h.Sum64())
+}
+
+// lockSessionSQL takes an advisory lock in turn, and tells whether others had it.
+const lockSessionSQL = `SELECT CASE WHEN pg_try_advisory_lock($1::int8) THEN false ELSE pg_advisory_lock($1::int8) IS NOT NULL END`
+
+// QueueLock puts into a batch the taking of an advisory lock, which the session has until it
+// unlocks it. taken is told when it has it, and whether it had to wait.
+func QueueLock(batch *pgx.Batch, id int64, taken func(waited bool)) {
+	batch.Queue(lockSessionSQL, id).QueryRow(func(row pgx.Row) error {
+		var waited bool
+		err := row.Scan(&waited)
+		if err == nil {
+			taken(waited)
+		}
+		return err
+	})
+}
+
+// UnlockSQL returns the statement that gives advisory locks back.
+func UnlockSQL(ids []int64) string {
+	unlocks := make([]string, len(ids))
+	for i, id := range ids {
+		unlocks[i] = "pg_advisory_unlock(" + strconv.FormatInt(id, 10) + ")"
+	}
+	return "SELECT " + strings.Join(unlocks, ", ")
+}
+
+// ownSessionSQL finds nothing where the role may not use the locks.
+const ownSessionSQL = `SELECT pg_backend_pid() WHERE has_function_privilege('pg_catalog.pg_advisory_lock(int8)', 'EXECUTE')
+	AND has_function_privilege('pg_catalog.pg_try_advisory_lock(int8)', 'EXECUTE')
+	AND has_function_privilege('pg_catalog.pg_advisory_unlock(int8)', 'EXECUTE')`
+
+// OwnSession reports whether a connection is to a session of its own, which may take
+// advisory locks. A pooler that hands sessions on between transactions has to tell its
+// clients other process IDs than the server's, since it must find the session that they
+// want canceled.
+func OwnSession(ctx context.Context, conn *pgxpool.Conn) (own bool, err error) {
+	var pid uint32
+	if err = conn.QueryRow(ctx, ownSessionSQL).Scan(&pid); errors.Is(err, pgx.ErrNoRows) {
+		return false, nil
+	}
+	return err == nil && pid == conn.Conn().PgConn().PID(), err
+}

@@ -1,0 +1,190 @@
+package pgstore
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/table"
+)
+
+// Processes that meet on a row stand in one line for it, as the transactions of one process do
+// (runner.queue). The line is an advisory lock of the session, since a transaction must have
+// its turn before it begins: one that waits for the row itself has a snapshot that is out of
+// date by the time it has it, and is run again (40001). PostgreSQL serves the line first come,
+// first served. It is taken in the round trip of BEGIN and given back in that of COMMIT, so that
+// whoever is next begins on the server as soon as the one before has committed.
+//
+// A line is taken for rows on which the process has met others lately, and only on a connection
+// to a session of its own. Nothing depends on it: who does not stand in line is run again.
+
+// meetings is where this process has met others lately: when last, by the lock of the row.
+type meetings struct {
+	mu   sync.Mutex
+	last map[int64]time.Time
+}
+
+// mostMeetings is how many are remembered; past it those that are over are forgotten.
+const mostMeetings = 1024
+
+// met notes that others were met at the row of a lock.
+func (m *meetings) met(lock int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	if len(m.last) >= mostMeetings {
+		for other, last := range m.last {
+			if now.Sub(last) > contended {
+				delete(m.last, other)
+			}
+		}
+	}
+	if m.last == nil {
+		m.last = make(map[int64]time.Time)
+	}
+	if _, known := m.last[lock]; known || len(m.last) < mostMeetings {
+		m.last[lock] = now
+	}
+}
+
+// lately returns those of some locks at whose rows others were met lately, ascending, which
+// is the order in which all take them.
+func (m *meetings) lately(locks func() []int64) (lately []int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.last) == 0 {
+		return nil
+	}
+	for _, lock := range locks() {
+		if last, ok := m.last[lock]; ok && time.Since(last) <= contended {
+			lately = append(lately, lock)
+		}
+	}
+	slices.Sort(lately)
+	return slices.Compact(lately)
+}
+
+// line is a connection's place in the lines of some rows.
+type line struct {
+	conn     *pgxpool.Conn
+	meetings *meetings
+	locks    []int64 // ascending; none for a transaction that stands in no line
+	held     int     // of them, from the first
+	asked    bool    // it was sent for them
+}
+
+// begin returns a batch that begins a transaction, after it has had its turn in all lines.
+func (l *line) begin() *pgx.Batch {
+	var batch pgx.Batch
+	if len(l.locks) == 0 {
+		batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.Serializable})
+		return &batch
+	}
+	// A statement outside of a transaction would become part of the one that is begun behind
+	// it in the same round trip, and the lock is to be had before the snapshot.
+	batch.BeginTx(pgx.TxOptions{CommitQuery: "COMMIT; " + table.UnlockSQL(l.locks)})
+	for _, lock := range l.locks {
+		table.QueueLock(&batch, lock, func(waited bool) {
+			if l.held++; waited {
+				l.meetings.met(lock)
+			}
+		})
+	}
+	batch.Queue("COMMIT")
+	batch.Queue("BEGIN ISOLATION LEVEL SERIALIZABLE")
+	l.asked = true
+	return &batch
+}
+
+// left notes that the locks were given back.
+func (l *line) left() { l.asked, l.held, l.locks = false, 0, nil }
+
+// rollBack ends a transaction that nobody else has seen, and leaves the lines, in one round trip.
+func (l *line) rollBack(ctx context.Context, tx pgx.Tx) error {
+	if !l.asked {
+		return tx.Rollback(ctx)
+	}
+	_, err := l.conn.Exec(ctx, "ROLLBACK; "+table.UnlockSQL(l.locks))
+	if err == nil {
+		l.left()
+	}
+	return err
+}
+
+// leave gives back the locks, outside of a transaction. A connection of which it is not
+// known what it holds is closed, and then nothing is.
+func (l *line) leave(ctx context.Context) {
+	if !l.asked || l.conn.Conn().IsClosed() {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTime)
+	defer cancel()
+	known := l.held == len(l.locks) && l.conn.Conn().PgConn().TxStatus() == 'I'
+	if known {
+		_, err := l.conn.Exec(ctx, table.UnlockSQL(l.locks))
+		known = err == nil
+	}
+	if !known {
+		_ = l.conn.Conn().Close(ctx) // the server sees to the rest
+	}
+	l.left()
+}
+
+// sessionKey is where a connection keeps whether it has a session of its own.
+const sessionKey = "ratelimit.session"
+
+// ownSession reports that, which is asked once for each connection.
+func ownSession(ctx context.Context, conn *pgxpool.Conn) bool {
+	data := conn.Conn().PgConn().CustomData()
+	own, known := data[sessionKey].(bool)
+	if !known {
+		var err error
+		if own, err = table.OwnSession(ctx, conn); err == nil {
+			data[sessionKey] = own
+		}
+	}
+	return own
+}
+
+// standing returns the place of an attempt in the lines of its rows.
+func (a *attempt) standing(ctx context.Context) line {
+	l := line{conn: a.conn, meetings: a.meetings}
+	if a.base.config.Portable || a.claim.all() {
+		return l
+	}
+	if locks := a.meetings.lately(a.locks); len(locks) > 0 && ownSession(ctx, a.conn) {
+		l.locks = locks
+	}
+	return l
+}
+
+// locks returns the locks of the rows that an attempt asks first: one of each limit, or if
+// they are decided on when they are locked, all.
+func (a *attempt) locks() (locks []int64) {
+	for i := range a.call.Asks {
+		rows := []decide.Row{{Key: a.call.Asks[i].Of(), Shard: a.places[i]}}
+		if a.call.OnLockedRows() {
+			rows = a.call.Asks[i].Rows()
+		}
+		for _, row := range rows {
+			locks = append(locks, table.Lock(a.base.config.Schema, row))
+		}
+	}
+	return locks
+}
+
+// meet notes that an attempt met others at its rows.
+func (a *attempt) meet() {
+	a.met = true
+	if a.base.config.Portable {
+		return
+	}
+	for _, lock := range a.locks() {
+		a.meetings.met(lock)
+	}
+}

@@ -1,0 +1,390 @@
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"os/exec"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/internal/throwaway"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// lined is a store whose transactions stand in line for the row of a key.
+type lined struct {
+	*pgtest.DB
+	store    *pgstore.Store
+	observer *pgxpool.Pool
+	request  ratelimit.Request
+	lock     int64
+}
+
+func newLined(t *testing.T, change ...func(*pgxpool.Config)) *lined {
+	t.Helper()
+	options := []pgtest.Option{maxConns(4)}
+	for _, c := range change {
+		options = append(options, pgtest.WithConfig(c))
+	}
+	l := &lined{DB: pgtest.New(t, options...), request: slow("l", 100).For("k")}
+	l.store, l.observer = newStore(t, l.DB), newPool(t, l.URL)
+	mustAllow(t, l.store, l.request)
+	l.lock = l.store.Meet(l.request)[0]
+	return l
+}
+
+// inLine is how many sessions have a lock, or wait for it.
+func (l *lined) inLine(t *testing.T, granted bool) (n int) {
+	t.Helper()
+	err := l.observer.QueryRow(t.Context(), `SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted = $1
+		AND (classid::int8 << 32 | objid::int8) = $2 AND objsubid = 1`, granted, l.lock).Scan(&n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+// allow is a transaction that does something.
+func (l *lined) allow(ctx context.Context, n float64, do func(pgx.Tx) error) (ratelimit.Result, error) {
+	r := l.request
+	r.Count = n
+	return l.store.AllowFunc(ctx, []ratelimit.Request{r}, func(tx pgx.Tx, _ ratelimit.Result) error { return do(tx) })
+}
+
+// wantEmpty fails the test if a connection has kept the lock, or the next one does not get it.
+func (l *lined) wantEmpty(t *testing.T) {
+	t.Helper()
+	idle(t, l.Pool)
+	eventually(t, "nobody is in line", func() bool { return l.inLine(t, true) == 0 })
+	had := 0
+	_, err := l.allow(within(t, 30*time.Second), 1, func(pgx.Tx) error {
+		had = l.inLine(t, true)
+		return nil
+	})
+	if err != nil || had != 1 {
+		t.Errorf("the next: error %v, %d locks", err, had)
+	}
+	idle(t, l.Pool)
+	eventually(t, "nobody is in line then", func() bool { return l.inLine(t, true) == 0 })
+}
+
+// hold has the lock, until it is told to give it back.
+func (l *lined) hold(t *testing.T) (giveBack func()) {
+	t.Helper()
+	conn, err := l.observer.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Exec(t.Context(), `SELECT pg_advisory_lock($1)`, l.lock); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		defer conn.Release()
+		if _, err := conn.Exec(t.Context(), `SELECT pg_advisory_unlock($1)`, l.lock); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// However a transaction ends, its connection keeps no lock, and those behind it have their
+// turn.
+func TestLineIsLeft(t *testing.T) {
+	t.Parallel()
+	ofFunc := errors.New("of the function")
+	is := func(want error) func(error) bool { return func(err error) bool { return errors.Is(err, want) } }
+	has := func(code string) func(error) bool { return func(err error) bool { return codeOf(err) == code } }
+	for name, test := range map[string]struct {
+		do    func(ctx context.Context, cancel func(), tx pgx.Tx) error
+		want  func(error) bool
+		spent float64
+	}{
+		"committed": {func(context.Context, func(), pgx.Tx) error { return nil }, is(nil), 1},
+		"failed":    {func(context.Context, func(), pgx.Tx) error { return ofFunc }, is(ofFunc), 0},
+		"canceled": {func(_ context.Context, cancel func(), _ pgx.Tx) error {
+			cancel()
+			return nil
+		}, is(context.Canceled), 0},
+		"canceled in a statement": {func(ctx context.Context, cancel func(), tx pgx.Tx) error {
+			time.AfterFunc(10*time.Millisecond, cancel)
+			_, err := tx.Exec(ctx, "SELECT pg_sleep(60)")
+			return err
+		}, is(context.Canceled), 0},
+		"an error that is swallowed": {func(ctx context.Context, _ func(), tx pgx.Tx) error {
+			_, _ = tx.Exec(ctx, "SELECT 1/0")
+			return nil
+		}, is(pgx.ErrTxCommitRollback), 0},
+		"a COMMIT that fails": {func(ctx context.Context, _ func(), tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `CREATE TEMP TABLE late (n int UNIQUE DEFERRABLE INITIALLY DEFERRED); INSERT INTO late VALUES (1), (1)`)
+			return err
+		}, has("23505"), 0},
+		"committed by the function":   {func(ctx context.Context, _ func(), tx pgx.Tx) error { return tx.Commit(ctx) }, is(nil), 1},
+		"rolled back by the function": {func(ctx context.Context, _ func(), tx pgx.Tx) error { return tx.Rollback(ctx) }, is(pgx.ErrTxClosed), 0},
+		"the session is ended": {func(ctx context.Context, _ func(), tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, "SELECT pg_terminate_backend(pg_backend_pid())")
+			return err
+		}, has("57P01"), 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLined(t)
+			ctx, cancel := context.WithCancel(within(t, 30*time.Second))
+			defer cancel()
+			had := 0
+			_, err := l.allow(ctx, 1, func(tx pgx.Tx) error {
+				had = l.inLine(t, true)
+				return test.do(ctx, cancel, tx)
+			})
+			if !test.want(err) || had != 1 {
+				t.Errorf("got error %v, with %d locks in the transaction", err, had)
+			}
+			l.wantEmpty(t)
+			wantLeft(t, l.store, slow("l", 100).ForN("k", 0), 98-test.spent)
+		})
+	}
+	t.Run("refused", func(t *testing.T) {
+		t.Parallel()
+		l := newLined(t)
+		if _, err := l.allow(t.Context(), 99.5, nothing); !errors.Is(err, ratelimit.ErrRefused) {
+			t.Errorf("got error %v", err)
+		}
+		l.wantEmpty(t)
+	})
+	t.Run("panicked", func(t *testing.T) {
+		t.Parallel()
+		l := newLined(t)
+		func() {
+			defer func() { _ = recover() }()
+			_, _ = l.allow(t.Context(), 1, func(pgx.Tx) error { panic("of the function") })
+		}()
+		l.wantEmpty(t)
+	})
+}
+
+// Of several rows each has its line, and all take them in one order.
+func TestLinesOfSeveralRows(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t, maxConns(8))
+	store, other := newStore(t, db), newStore(t, db)
+	a, b := slow("a", 1000).For("k"), slow("b", 1000).For("k")
+	store.Meet(a, b)
+	other.Meet(b, a)
+	var group sync.WaitGroup
+	for _, s := range []*pgstore.Store{store, other, store, other} {
+		group.Go(func() {
+			for range 25 {
+				_, err := s.AllowFunc(within(t, 30*time.Second), []ratelimit.Request{a, b}, func(pgx.Tx, ratelimit.Result) error { return nil })
+				if err != nil {
+					t.Error(err)
+					return
+				}
+			}
+		})
+	}
+	group.Wait()
+	wantLeft(t, store, slow("a", 1000).ForN("k", 0), 900)
+	wantLeft(t, store, slow("b", 1000).ForN("k", 0), 900)
+}
+
+// Whoever gives up in the line takes nothing, and leaves nothing behind.
+func TestGivingUpInLine(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		change func(*pgxpool.Config)
+		want   func(error) bool
+	}{
+		"by its context": {func(*pgxpool.Config) {}, func(err error) bool { return errors.Is(err, context.Canceled) }},
+		"by lock_timeout": {func(c *pgxpool.Config) {
+			c.ConnConfig.RuntimeParams["lock_timeout"] = "50"
+		}, func(err error) bool { return codeOf(err) == "55P03" }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := newLined(t, test.change)
+			giveBack := l.hold(t)
+			ctx, cancel := context.WithCancel(within(t, 30*time.Second))
+			defer cancel()
+			var group sync.WaitGroup
+			group.Go(func() {
+				if _, err := l.allow(ctx, 1, nothing); !test.want(err) {
+					t.Errorf("got error %v", err)
+				}
+			})
+			if name == "by its context" {
+				eventually(t, "it waits in the line", func() bool { return l.inLine(t, false) == 1 })
+				cancel()
+			}
+			group.Wait()
+			eventually(t, "it waits no more", func() bool { return l.inLine(t, false) == 0 })
+			giveBack()
+			l.wantEmpty(t)
+			wantLeft(t, l.store, slow("l", 100).ForN("k", 0), 98)
+		})
+	}
+}
+
+// What was committed is told so, also when the lock could not be given back with it: then
+// the connection is closed.
+func TestLineThatCannotBeLeft(t *testing.T) {
+	t.Parallel()
+	l := newLined(t)
+	_, err := l.allow(t.Context(), 1, func(tx pgx.Tx) error {
+		_, err := tx.Exec(t.Context(), `CREATE FUNCTION `+l.Schema+`.pg_advisory_unlock(bigint) RETURNS bool LANGUAGE plpgsql
+			AS $$ BEGIN RAISE 'not now'; END $$; SET search_path = `+l.Schema+`, pg_catalog`)
+		return err
+	})
+	if err != nil {
+		t.Errorf("got error %v", err)
+	}
+	l.wantEmpty(t)
+	wantLeft(t, l.store, slow("l", 100).ForN("k", 0), 97)
+}
+
+// Through a pooler that hands sessions on nobody takes a lock of one.
+func TestNoLineBehindAPooler(t *testing.T) {
+	t.Parallel()
+	bouncer, err := throwaway.PgBouncer(t.Context(), pgtest.URL(t), 8)
+	if errors.Is(err, exec.ErrNotFound) {
+		t.Skip("there is no pgbouncer here: apt-get install pgbouncer")
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = bouncer.Close() })
+	through, err := pgx.ParseConfig(bouncer.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	l := newLined(t, func(c *pgxpool.Config) {
+		c.ConnConfig.Host, c.ConnConfig.Port = through.Host, through.Port
+		c.ConnConfig.Fallbacks, c.ConnConfig.TLSConfig = nil, nil
+		c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
+	})
+	for range 10 {
+		_, err := l.allow(t.Context(), 1, func(pgx.Tx) error {
+			if n := l.inLine(t, true); n != 0 {
+				t.Errorf("%d locks through a pooler", n)
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// processes are stores of which each has its own pool, as those of several processes do. They
+// count the transactions that PostgreSQL asked to run again.
+func processes(t *testing.T, db *pgtest.DB, n int, again *atomic.Int64, change ...func(*pgstore.Config)) []*pgstore.Store {
+	t.Helper()
+	stores := make([]*pgstore.Store, n)
+	for i := range stores {
+		pool := another(t, db, func(c *pgxpool.Config) {
+			c.MaxConns = 4
+			c.ConnConfig.OnPgError = func(_ *pgconn.PgConn, err *pgconn.PgError) bool {
+				if err.Code == "40001" {
+					again.Add(1)
+				}
+				return err.Severity != "FATAL"
+			}
+		})
+		stores[i] = newStore(t, &pgtest.DB{Schema: db.Schema, Pool: pool.Pool, URL: db.URL}, change...)
+	}
+	return stores
+}
+
+// Processes that meet on a row stand in one line: hardly a transaction runs twice, and each
+// process has its share.
+func TestProcessesStandInLine(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	var again atomic.Int64
+	stores := processes(t, db, 6, &again)
+	limit := slow("l", 1000)
+	mustAllow(t, stores[0], limit.For("k"))
+	const each, callers = 30, 3
+	var group sync.WaitGroup
+	var ran atomic.Int64
+	for _, store := range stores {
+		for range callers {
+			group.Go(func() {
+				for range each {
+					_, err := store.AllowFunc(within(t, time.Minute), []ratelimit.Request{limit.For("k")}, func(pgx.Tx, ratelimit.Result) error {
+						ran.Add(1)
+						return nil
+					})
+					if err != nil {
+						t.Error(err)
+						return
+					}
+				}
+			})
+		}
+	}
+	group.Wait()
+	all := int64(len(stores) * callers * each)
+	if n := again.Load(); n > all/10 {
+		t.Errorf("%d of %d transactions ran again, want few", n, all)
+	}
+	if ran.Load() < all {
+		t.Errorf("the functions ran %d times, want %d", ran.Load(), all)
+	}
+	wantLeft(t, stores[0], limit.ForN("k", 0), 1000-1-float64(all))
+}
+
+// A process that meets nobody takes no lock, and one that met others takes none when a
+// while has passed.
+func TestNoLineWithoutOthers(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	var again atomic.Int64
+	stores := processes(t, db, 2, &again)
+	limit := slow("l", 1000).For("k")
+	for _, store := range stores {
+		if _, err := store.AllowFunc(t.Context(), []ratelimit.Request{limit}, func(pgx.Tx, ratelimit.Result) error { return nil }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := stores[0].Meetings() + stores[1].Meetings(); n != 0 {
+		t.Fatalf("met %d times one after the other", n)
+	}
+	there, goOn := make(chan struct{}), make(chan struct{})
+	var group sync.WaitGroup
+	group.Go(func() {
+		_, err := stores[0].AllowFunc(t.Context(), []ratelimit.Request{limit}, func(pgx.Tx, ratelimit.Result) error {
+			close(there)
+			<-goOn
+			return nil
+		})
+		if err != nil {
+			t.Error(err)
+		}
+	})
+	<-there
+	group.Go(func() {
+		if _, err := stores[1].AllowFunc(t.Context(), []ratelimit.Request{limit}, func(pgx.Tx, ratelimit.Result) error { return nil }); err != nil {
+			t.Error(err)
+		}
+	})
+	eventually(t, "it waits for the row", func() (waits bool) {
+		err := db.Pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE cardinality(pg_blocking_pids(pid)) > 0
+			AND query LIKE '%'||$1||'%')`, db.Schema).Scan(&waits)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return waits
+	})
+	close(goOn)
+	group.Wait()
+	if stores[0].Meetings() != 0 || stores[1].Meetings() != 1 {
+		t.Errorf("the one that had the row met %d, the other %d, want none and the row", stores[0].Meetings(), stores[1].Meetings())
+	}
+	eventually(t, "it is forgotten", func() bool { return stores[1].Meetings() == 0 })
+}
