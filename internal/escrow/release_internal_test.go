@@ -55,7 +55,7 @@ func TestRelease(t *testing.T) {
 			e.mu.Unlock()
 			for _, l := range test.leases {
 				now = noon.Add(l.after)
-				e.Contended(50)
+				e.Contended()
 				o := e.Order(0)
 				o.Arrived(Lease{Count: l.count, After: bucket.State{Value: 500, TS: now}, At: now, End: now.Add(time.Second), Sent: now})
 			}
