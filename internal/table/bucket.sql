@@ -29,24 +29,34 @@ RETURNING value, ts, paused,
 	clock_timestamp(), xmin::text
 
 -- name: give
--- Gives back a count. When nothing is out it needs no clock, since giving what comes in
--- before or after what is given makes no difference once the row is settled. Beside what is
--- out it leaves room for that, and for what comes in until its end. (ahead is how much is out,
--- and until when, in seconds since 2000.)
+-- Gives back a count, and says what was spent. When nothing is out it needs no clock, since
+-- giving what comes in before or after what is given makes no difference once the row is
+-- settled. Beside what is out the row is filled no further than so that what is out, and what
+-- comes in until its end, has room as well; after that end, what is out fades as fast as the
+-- row is refilled. (ahead is how much is out, and until when, in seconds since 2000.)
 --
 -- $1 name  $2 key  $3 shard  $4 capacity  $5 count  $6 now: NULL for the database's clock
 -- $7 rate  $8 period  $9 most: above which nothing is given when nothing is out
+-- $10 spent  $11 spent_end: until when that is counted in ahead
 INSERT INTO rate_limits AS r (name, key, shard, value, ts)
 VALUES ($1::text, $2::text, $3::int4, $4::float8, coalesce($6::timestamptz, clock_timestamp()))
 ON CONFLICT (name, key, shard) DO UPDATE
-SET value = CASE WHEN r.ahead[2] > tstzrange_subdiff(excluded.ts, '2000-01-01 00:00:00+00'::timestamptz) THEN greatest(
+SET value = CASE WHEN least(greatest(r.ahead[1] - CASE WHEN $11::timestamptz > greatest(r.ts, excluded.ts) THEN $10::float8 ELSE 0 END, 0),
+		greatest(r.ahead[1] - CASE WHEN $11::timestamptz > greatest(r.ts, excluded.ts) THEN $10::float8 ELSE 0 END, 0)
+			+ round((r.ahead[2] - tstzrange_subdiff(excluded.ts, '2000-01-01 00:00:00+00'::timestamptz)) * 1000000) * $7::float8 / $8::float8) > 0
+	THEN greatest(
 		least(r.value + greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) * $7::float8 / $8::float8, $4::float8),
 		least(
 			least(r.value + greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) * $7::float8 / $8::float8, $4::float8) + $5::float8,
-			$4::float8 - r.ahead[1] - greatest(round((r.ahead[2]
-				- tstzrange_subdiff(greatest(r.ts, excluded.ts), '2000-01-01 00:00:00+00'::timestamptz)) * 1000000), 0) * $7::float8 / $8::float8))
+			$4::float8 - greatest(r.ahead[1] - CASE WHEN $11::timestamptz > greatest(r.ts, excluded.ts) THEN $10::float8 ELSE 0 END, 0)
+				- round((r.ahead[2] - tstzrange_subdiff(excluded.ts, '2000-01-01 00:00:00+00'::timestamptz)) * 1000000) * $7::float8 / $8::float8))
 	ELSE least(r.value + $5::float8, greatest(r.value, $9::float8)) END,
-	ts = CASE WHEN r.ahead[2] > tstzrange_subdiff(excluded.ts, '2000-01-01 00:00:00+00'::timestamptz) THEN greatest(r.ts, excluded.ts) ELSE r.ts END
+	ts = CASE WHEN least(greatest(r.ahead[1] - CASE WHEN $11::timestamptz > greatest(r.ts, excluded.ts) THEN $10::float8 ELSE 0 END, 0),
+		greatest(r.ahead[1] - CASE WHEN $11::timestamptz > greatest(r.ts, excluded.ts) THEN $10::float8 ELSE 0 END, 0)
+			+ round((r.ahead[2] - tstzrange_subdiff(excluded.ts, '2000-01-01 00:00:00+00'::timestamptz)) * 1000000) * $7::float8 / $8::float8) > 0
+	THEN greatest(r.ts, excluded.ts) ELSE r.ts END,
+	ahead = CASE WHEN r.ahead IS NOT NULL THEN
+		array[greatest(r.ahead[1] - CASE WHEN $11::timestamptz > greatest(r.ts, excluded.ts) THEN $10::float8 ELSE 0 END, 0), r.ahead[2]] END
 RETURNING value, ts, paused, slots, ahead,
 	clock_timestamp(), xmax = 0
 
@@ -127,23 +137,21 @@ RETURNING r.value, r.ts, clock_timestamp(), u.i
 -- name: return
 -- Gives back what is left of a lease, if nobody has the row locked: less what has come in
 -- since the lease's end, as if it had been given back then. Like give it leaves room for what
--- is out. A pause swallows it. What is of leases that have ended is not counted in ahead any
--- more, and not taken off. Without an end it is what somebody was told of: that is not in
+-- is out. A pause swallows it. It is in ahead for sure until a second after the lease's end,
+-- and not taken off later. Without an end it is what somebody was told of: that is not in
 -- ahead, is never too late, and is there after a pause.
 UPDATE rate_limits AS r
 SET (value, ts, ahead) = (
-	SELECT CASE
-			WHEN r.paused > u.now AND u.ends IS NOT NULL THEN r.value
-			WHEN b.out IS NULL THEN least(b.settled + b.back, u.capacity)
-			ELSE greatest(b.settled, least(b.settled + b.back, u.capacity - b.coming - b.out)) END,
-		b.t, CASE WHEN b.out IS NULL THEN r.ahead ELSE array[b.out, r.ahead[2]] END
+	SELECT CASE WHEN r.paused > u.now AND u.ends IS NOT NULL THEN r.value
+			ELSE greatest(b.settled, least(b.settled + b.back, u.capacity
+				- CASE WHEN b.ahead > 0 THEN greatest(b.ahead + round((r.ahead[2] - tstzrange_subdiff(u.now, '2000-01-01 00:00:00+00'::timestamptz)) * 1000000) * u.rate / u.period, 0) ELSE 0 END)) END,
+		b.t, CASE WHEN r.ahead IS NOT NULL THEN array[b.ahead, r.ahead[2]] END
 	FROM (
 		SELECT a.t,
 			least(r.value + round(tstzrange_subdiff(a.t, r.ts) * 1000000) * u.rate / u.period, u.capacity) AS settled,
 			greatest(u.count - greatest(round(tstzrange_subdiff(a.t, u.ends) * 1000000), 0) * u.rate / u.period, 0) AS back,
-			greatest(round((r.ahead[2] - tstzrange_subdiff(a.t, '2000-01-01 00:00:00+00'::timestamptz)) * 1000000), 0) * u.rate / u.period AS coming,
-			CASE WHEN r.ahead[2] > tstzrange_subdiff(u.now, '2000-01-01 00:00:00+00'::timestamptz) THEN greatest(r.ahead[1]
-				- CASE WHEN u.spent_end > a.t THEN u.spent ELSE 0 END - CASE WHEN u.ends > a.t THEN u.count ELSE 0 END, 0) END AS out
+			greatest(r.ahead[1] - CASE WHEN u.spent_end > a.t THEN u.spent ELSE 0 END
+				- CASE WHEN u.ends + interval '1 second' > a.t THEN u.count ELSE 0 END, 0) AS ahead
 		FROM (SELECT greatest(r.ts, u.now) AS t OFFSET 0) AS a
 		OFFSET 0
 	) AS b
@@ -156,64 +164,3 @@ FROM (
 WHERE set_config('lock_timeout', '1', true) IS NOT NULL
 	AND (r.xmax = '0'::xid OR pg_visible_in_snapshot(r.xmax::text::xid8, pg_current_snapshot()))
 	AND r.name = u.name AND r.key = u.key AND r.shard = u.shard
-
--- The last ones are for a table that is distributed. It takes a clock in VALUES only, so
--- the instant that decides is that of the row which is proposed; and in SET, WHERE and
--- RETURNING nothing that is not immutable, such as an instant plus an interval.
-
--- name: prefetch_row
--- Is take that prefetches, as a window's prefetch_many says, from a capacity that is lower
--- by what comes in while the lease lasts.
---
--- $1 name  $2 key  $3 shard  $4 lowered  $5 total  $6 now: NULL for the database's clock
--- $7 rate  $8 period  $9 floor: the lowest value to leave behind
--- $10 over: an instant by which a pause is known to be over; NULL for none
--- $11 lasts: microseconds  $12 prefetch  $13 out  $14 spent  $15 spent_end
-INSERT INTO rate_limits AS r (name, key, shard, value, ts, ahead)
-VALUES ($1::text, $2::text, $3::int4,
-	$4::float8 - $5::float8 - greatest(least($12::float8, ($4::float8 - $5::float8) / 2), 0),
-	coalesce($6::timestamptz, clock_timestamp()),
-	array[$13::float8 + greatest(least($12::float8, ($4::float8 - $5::float8) / 2), 0),
-		tstzrange_subdiff(coalesce($6::timestamptz, clock_timestamp()) + $11::float8 * interval '1 microsecond', '2000-01-01 00:00:00+00'::timestamptz)])
-ON CONFLICT (name, key, shard) DO UPDATE
-SET value = least(r.value + greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) * $7::float8 / $8::float8, $4::float8) - $5::float8
-		- greatest(least($12::float8,
-			(least(r.value + greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) * $7::float8 / $8::float8, $4::float8) - $5::float8) / 2), 0),
-	ts = greatest(r.ts, excluded.ts),
-	ahead = array[CASE WHEN r.ahead[2] > tstzrange_subdiff(excluded.ts, '2000-01-01 00:00:00+00'::timestamptz)
-			THEN greatest(r.ahead[1] - CASE WHEN $15::timestamptz > greatest(r.ts, excluded.ts) THEN $14::float8 ELSE 0 END, 0) ELSE 0 END
-		+ $13::float8
-		+ greatest(least($12::float8,
-			(least(r.value + greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) * $7::float8 / $8::float8, $4::float8) - $5::float8) / 2), 0),
-		greatest(r.ahead[2], excluded.ahead[2], round(tstzrange_subdiff(r.ts, '2000-01-01 00:00:00+00'::timestamptz) * 1000000 + $11::float8) / 1000000)]
-WHERE least(r.value + greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) * $7::float8 / $8::float8, $4::float8) - $5::float8
-		>= $9::float8 - greatest(abs(r.value), $5::float8, $4::float8) * 1.4210854715202004e-14
-	AND (r.paused IS NULL OR r.paused <= greatest(excluded.ts, $10::timestamptz))
-RETURNING value, ts, paused,
-	clock_timestamp()
-
--- name: return_row
--- Is return by an upsert. A row that is not there is full, and is made so.
---
--- $1 name  $2 key  $3 shard  $4 capacity  $5 count  $6 now: NULL for the database's clock
--- $7 rate  $8 period  $9 spent  $10 spent_end  $11 ends: NULL for what somebody was told of
-INSERT INTO rate_limits AS r (name, key, shard, value, ts)
-VALUES ($1::text, $2::text, $3::int4, $4::float8, coalesce($6::timestamptz, clock_timestamp()))
-ON CONFLICT (name, key, shard) DO UPDATE
-SET value = CASE WHEN r.paused > excluded.ts AND $11::timestamptz IS NOT NULL THEN r.value ELSE greatest(
-		least(r.value + greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) * $7::float8 / $8::float8, $4::float8),
-		least(
-			least(r.value + greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) * $7::float8 / $8::float8, $4::float8)
-				+ greatest($5::float8
-					- greatest(round(date_part('epoch', greatest(r.ts, excluded.ts) - $11::timestamptz) * 1000000), 0) * $7::float8 / $8::float8, 0),
-			$4::float8 - CASE WHEN r.ahead[2] > tstzrange_subdiff(excluded.ts, '2000-01-01 00:00:00+00'::timestamptz) THEN
-				greatest(round((r.ahead[2] - tstzrange_subdiff(greatest(r.ts, excluded.ts), '2000-01-01 00:00:00+00'::timestamptz)) * 1000000), 0) * $7::float8 / $8::float8
-				+ greatest(r.ahead[1]
-					- CASE WHEN $10::timestamptz > greatest(r.ts, excluded.ts) THEN $9::float8 ELSE 0 END
-					- CASE WHEN $11::timestamptz > greatest(r.ts, excluded.ts) THEN $5::float8 ELSE 0 END, 0)
-			ELSE 0 END)) END,
-	ts = greatest(r.ts, excluded.ts),
-	ahead = CASE WHEN r.ahead[2] > tstzrange_subdiff(excluded.ts, '2000-01-01 00:00:00+00'::timestamptz) THEN array[greatest(r.ahead[1]
-			- CASE WHEN $10::timestamptz > greatest(r.ts, excluded.ts) THEN $9::float8 ELSE 0 END
-			- CASE WHEN $11::timestamptz > greatest(r.ts, excluded.ts) THEN $5::float8 ELSE 0 END, 0), r.ahead[2]]
-		ELSE r.ahead END

@@ -39,7 +39,7 @@ type Decider interface {
 	// the row locked, and it is to be tried again. If that is only found when it is too late
 	// to pass over the row, the error is lock_not_available. A row that is not there is full,
 	// and needs nothing back.
-	Return(ctx context.Context, q Querier, r *Return, now *time.Time) (done bool, err error)
+	Return(ctx context.Context, pool *pgxpool.Pool, r *Return, now *time.Time) (done bool, err error)
 
 	// Prefetches reports whether grants of a kind of limit can prefetch.
 	Prefetches(kind bucket.Kind) bool
@@ -109,21 +109,24 @@ type Return struct {
 	Spent
 }
 
-// arguments are those of either statement that returns.
-func (r *Return) arguments(now *time.Time) []any {
-	d := &r.Definition
-	args := arguments(r.Row, d, d.Capacity, r.Count, r.Taken, now)
-	if d.Kind != bucket.FixedWindow { // to which nothing comes in while it lasts
-		args = append(args, refill(d)...)
-	}
-	return append(args, r.Spent.Spent, orNull(r.SpentEnd), orNull(r.End))
-}
-
-// Spent is what a process has used of leases, which have not ended, since it last said so.
-// It is not out any more.
+// Spent is what a process has used of leases since it last said so. It is not out any more.
 type Spent struct {
 	Spent    float64
 	SpentEnd time.Time // of the lease of these that ends first
+}
+
+// arguments are what was spent, and until when it is counted in a row's ahead for sure.
+func (s *Spent) arguments(d *bucket.Definition) []any {
+	return []any{s.Spent, orNull(counted(d, s.SpentEnd))}
+}
+
+// counted is until when a lease is counted in a row's ahead for sure, that ends at an instant;
+// zero if there is none.
+func counted(d *bucket.Definition, end time.Time) time.Time {
+	if end.IsZero() || d.Kind != bucket.TokenBucket {
+		return end
+	}
+	return end.Add(bucket.Grace)
 }
 
 const beginSQL = "BEGIN ISOLATION LEVEL READ COMMITTED"

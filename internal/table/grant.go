@@ -25,7 +25,7 @@ type Grant struct {
 	// A grant that prefetches takes more, for a lease.
 	Lasts    time.Duration // of a token bucket's lease; 0 for a grant that does not prefetch
 	Lowered  float64       // capacity to count with, lower by what comes in while the lease lasts
-	Prefetch float64       // tokens to take besides, but no more than half of what is left then
+	Prefetch float64       // tokens to take besides: no more than half of what is left then, or may be out
 	Out      float64       // of Count, what may still come back to memory
 	Spent                  // of earlier leases
 
@@ -38,8 +38,8 @@ type Grant struct {
 	Taken Taken
 }
 
-// Prefetched is how much a grant, which was taken, took besides. It is told by what is left.
-func (g *Grant) Prefetched() float64 { return max(0, min(g.Prefetch, g.Taken.After.Value)) }
+// Prefetched is how much a grant, which was taken, took besides.
+func (g *Grant) Prefetched() float64 { return g.Taken.prefetched }
 
 // End is when the lease ends, on the database's clock, of a grant that was taken and
 // prefetched.
@@ -223,11 +223,12 @@ type returned struct {
 	value  float64
 	ts, at time.Time
 	slots  []float64
+	more   *float64 // that was prefetched
 }
 
 // fields are where a row of such a grant is read to.
 func (r *returned) fields(g *Grant, more ...any) []any {
-	fields := append(make([]any, 0, 5), &r.value, &r.ts, &r.at)
+	fields := append(make([]any, 0, 6), &r.value, &r.ts, &r.at)
 	if g.sliding() {
 		fields = append(fields, &r.slots)
 	}
@@ -240,6 +241,9 @@ func (r *returned) tell(g *Grant, now *time.Time) {
 	if g.sliding() {
 		g.Taken.After.Slots = slots.Read(r.slots, r.value)
 		r.slots = nil // of which it has a part
+	}
+	if g.prefetches() && r.more != nil {
+		g.Taken.prefetched = *r.more
 	}
 	g.Taken.charge(&g.Definition, now)
 }
@@ -272,14 +276,19 @@ func scanAlike(grants []*Grant, now *time.Time) func(pgx.Rows) error {
 	}
 }
 
-// scanGrants reads the rows that a statement for several grants of like kinds returned.
-func scanGrants(grants []*Grant, now *time.Time) func(pgx.Rows) error {
+// scanGrants reads the rows that a statement for several grants of like kinds returned, which
+// may have prefetched.
+func scanGrants(grants []*Grant, prefetch bool, now *time.Time) func(pgx.Rows) error {
 	return func(rows pgx.Rows) error {
 		var (
 			r returned
 			i int64
 		)
-		fields := r.fields(grants[0], &i)
+		fields := r.fields(grants[0])
+		if prefetch {
+			fields = append(fields, &r.more)
+		}
+		fields = append(fields, &i)
 		for rows.Next() {
 			if err := rows.Scan(fields...); err != nil {
 				return err
@@ -323,7 +332,7 @@ func (t plainTable) queueMany(batch *pgx.Batch, grants []*Grant, inTurn string, 
 			column(grants, prefetch, func(g *Grant) float64 { return g.Prefetch }),
 			column(grants, prefetch, func(g *Grant) float64 { return g.Out }),
 			column(grants, prefetch, func(g *Grant) float64 { return g.Spent.Spent }),
-			column(grants, prefetch, func(g *Grant) *time.Time { return orNull(g.SpentEnd) }),
+			column(grants, prefetch, func(g *Grant) *time.Time { return orNull(counted(&g.Definition, g.SpentEnd)) }),
 		)
 	}
 	if sliding {
@@ -333,7 +342,7 @@ func (t plainTable) queueMany(batch *pgx.Batch, grants []*Grant, inTurn string, 
 	if !sliding && (windows || prefetch) {
 		s = t.windows
 	}
-	batch.Queue(s[name+inTurn], args...).Query(scanGrants(grants, now))
+	batch.Queue(s[name+inTurn], args...).Query(scanGrants(grants, prefetch || sliding, now))
 }
 
 // leased is how long a grant's lease lasts, in microseconds; nil without any.

@@ -17,14 +17,13 @@ import (
 )
 
 // account is a row as the rule has it for what comes back beside what processes hold in
-// memory. The statements must agree with it, to the last token.
+// memory (see package escrow's model). The statements must agree with it, to the last token.
 type account struct {
 	definition bucket.Definition
 	key        string
 	there      bool
 	state      bucket.State
-	out        float64   // tokens, until
-	until      time.Time // zero for never
+	out        bucket.Out
 }
 
 // at is the row's time: never before its ts.
@@ -34,9 +33,6 @@ func (a *account) at(now time.Time) time.Time {
 	}
 	return now
 }
-
-// alive reports whether something may be out.
-func (a *account) alive(now time.Time) bool { return a.until.After(now) }
 
 // make makes the row, full, if it is not there.
 func (a *account) make(now time.Time) {
@@ -53,50 +49,69 @@ func (a *account) refilled(from, to time.Time) float64 {
 	return float64(to.Sub(from).Microseconds()) * a.definition.Rate / float64(a.definition.Period.Microseconds())
 }
 
-// say takes off what was spent of leases that have not ended.
-func (a *account) say(s Spent, now time.Time) float64 {
-	if s.SpentEnd.After(a.at(now)) {
-		return max(a.out-s.Spent, 0)
+// owed is how much the row must leave free.
+func (a *account) owed(now time.Time) float64 {
+	switch {
+	case a.out.Tokens <= 0:
+		return 0
+	case a.definition.Kind != bucket.TokenBucket:
+		if a.out.Until.After(now) {
+			return a.out.Tokens
+		}
+		return 0
 	}
-	return a.out
+	return max(0, a.out.Tokens+a.refilled(now, a.out.Until)-a.refilled(a.out.Until, now))
 }
 
-// prefetch is a grant that prefetches. An upsert makes the row.
-func (a *account) prefetch(g *Grant, now time.Time, upsert bool) (ok bool) {
-	if !a.there && !upsert || a.state.Paused.After(now) || g.Need > g.capacity() || a.there && !a.definition.Plain(a.state) {
-		return false
+// forgets reports whether nothing is out at an instant of the row, and nothing of what was is
+// taken off any more.
+func (a *account) forgets(t time.Time) bool {
+	if a.out.Tokens <= 0 || a.definition.Kind != bucket.TokenBucket {
+		return a.out.Tokens <= 0 || !a.out.Until.After(t)
+	}
+	return !a.out.Until.Add(time.Second).After(t) && a.out.Tokens <= a.refilled(a.out.Until, t)
+}
+
+// counts reports whether a lease that ends then is out for sure at an instant of the row.
+func (a *account) counts(end, t time.Time) bool {
+	switch a.definition.Kind {
+	case bucket.SlidingWindow:
+		return end.Equal(a.out.Until)
+	case bucket.FixedWindow:
+		return end.After(t)
+	}
+	return !end.IsZero() && end.Add(time.Second).After(t)
+}
+
+// say takes off what was spent.
+func (a *account) say(s Spent, t time.Time) {
+	if a.counts(s.SpentEnd, t) {
+		a.out.Tokens = max(a.out.Tokens-s.Spent, 0)
+	}
+}
+
+// prefetch is a grant that prefetches, and what it prefetched. On a distributed table it makes
+// the row.
+func (a *account) prefetch(g *Grant, now time.Time) (more float64, ok bool) {
+	if !a.there || a.state.Paused.After(now) || g.Need > g.capacity() {
+		return 0, false
 	}
 	d := a.definition
 	d.Capacity = g.capacity()
-	state := a.state
-	if !a.there {
-		state = d.Fresh(a.key, now)
+	left, ok := d.Take(a.state, now, g.Count, g.Need-g.Count)
+	if !ok || left.Slots != nil && (left.Slots.Ahead > 0 || left.Value < g.Need-g.Count) {
+		return 0, false
 	}
-	left, ok := d.Take(state, now, g.Count, g.Need-g.Count)
-	if !ok || left.Slots != nil && left.Slots.Ahead > 0 || !upsert && left.Value < g.Need-g.Count {
-		return false
+	if a.forgets(left.TS) {
+		a.out = bucket.Out{}
 	}
-	more := max(0, min(g.Prefetch, left.Value/2))
-	out, begun := 0.0, now
-	if upsert && d.Kind == bucket.FixedWindow { // it knows no more than the edge before now
-		begun = left.TS
+	a.say(g.Spent, left.TS)
+	more = max(0, min(g.Prefetch, left.Value/2, d.Capacity/2-a.out.Tokens-g.Out))
+	a.state, a.out.Tokens = d.Spend(left, now, more), a.out.Tokens+g.Out+more
+	if end := a.state.TS.Add(g.lasts()); end.After(a.out.Until) {
+		a.out.Until = end
 	}
-	if a.alive(begun) {
-		out = a.say(g.Spent, begun)
-	}
-	a.there, a.state, a.out = true, d.Spend(left, now, more), out+g.Out+more
-	if end := a.state.TS.Add(g.lasts()); end.After(a.until) {
-		a.until = end
-	}
-	return true
-}
-
-// room is the most that may be in the row beside what is out.
-func (a *account) room(t, now time.Time, out float64) float64 {
-	if !a.alive(now) {
-		return a.definition.Capacity
-	}
-	return a.definition.Capacity - a.refilled(t, a.until) - out
+	return more, true
 }
 
 // back is a Return.
@@ -104,72 +119,64 @@ func (a *account) back(r *Return, now time.Time) {
 	if !a.there {
 		return
 	}
-	t, out, end := a.at(now), a.out, r.End
+	t, end := a.at(now), r.End
 	if a.definition.Kind == bucket.SlidingWindow && !end.IsZero() {
 		end = r.Taken.Add(a.definition.SlotWidth())
 	}
-	if a.alive(now) {
-		out = a.say(r.Spent, now)
-		if end.After(t) {
-			out = max(out-r.Count, 0)
-		}
+	if a.say(r.Spent, t); !end.IsZero() && a.counts(end, t) {
+		a.out.Tokens = max(a.out.Tokens-r.Count, 0)
 	}
-	a.out = out // which has not changed if it is not alive
-	settled := a.definition.Settle(a.state, now)
-	swallowed := !end.IsZero() && a.state.Paused.After(now)
+	n, swallowed := r.Count, !end.IsZero() && a.state.Paused.After(now)
 	switch a.definition.Kind {
 	case bucket.SlidingWindow:
-		slot := a.definition.Slot(bucket.State{TS: r.Taken, Slots: a.definition.Fresh(a.key, r.Taken).Slots})
 		if oldest := a.state.TS.Add(time.Duration(a.state.Slots.Ahead-int64(a.definition.Slots)) * a.definition.SlotWidth()); !r.Taken.Before(oldest) {
-			a.state = a.definition.Refund(a.state, a.state.TS, r.Count, slot)
+			a.state = a.definition.Refund(a.state, a.state.TS, n, a.definition.Slot(bucket.State{TS: r.Taken, Slots: a.definition.Fresh(a.key, r.Taken).Slots}))
 		}
 		return
 	case bucket.FixedWindow:
-		if swallowed || !end.IsZero() && !settled.TS.Equal(r.Taken) {
+		if swallowed || !end.IsZero() && !a.definition.Settle(a.state, now).TS.Equal(r.Taken) {
 			return
 		}
 	default:
+		if !end.IsZero() {
+			n = max(0, n-a.refilled(end, t))
+		}
 		if swallowed {
-			a.state = settled
-			return
+			n = 0
 		}
 	}
-	n := r.Count
-	if !end.IsZero() {
-		n = max(0, n-a.refilled(end, t))
-	}
-	a.add(n, a.definition.Capacity, t, now)
-}
-
-// add gives back n tokens. A window's row is not settled: while something is out of it, it is
-// that of now, and otherwise what comes in is added as well before or after.
-func (a *account) add(n, most float64, t, now time.Time) {
-	s := a.definition.Settle(a.state, now)
-	if a.definition.Kind == bucket.FixedWindow {
-		s = a.state
-		if a.alive(now) {
-			s.Value = min(s.Value, a.definition.Capacity)
-		}
-	}
-	if room := a.room(t, now, a.out); a.alive(now) || a.definition.Kind == bucket.TokenBucket {
-		s.Value = max(s.Value, min(s.Value+n, room))
-	} else {
-		s.Value = min(s.Value+n, max(s.Value, most))
-	}
-	a.state = s
+	a.add(n, a.definition.Capacity, now)
 }
 
 // give is a QueueGive.
-func (a *account) give(n, most float64, now time.Time) {
+func (a *account) give(n, most float64, spent Spent, now time.Time) {
 	if !a.there {
 		a.make(now)
 		return
 	}
-	if !a.alive(now) {
+	a.say(spent, a.at(now))
+	if a.owed(now) > 0 {
+		a.add(n, most, now)
+	} else {
 		a.state.Value = min(a.state.Value+n, max(a.state.Value, most))
-		return
 	}
-	a.add(n, most, a.at(now), now)
+}
+
+// add gives back n tokens. A window's row is not settled: while something is out of it, it is
+// that of now, and otherwise what comes in is added as well before or after.
+func (a *account) add(n, most float64, now time.Time) {
+	s, owed := a.definition.Settle(a.state, now), a.owed(now)
+	if a.definition.Kind == bucket.FixedWindow {
+		if s = a.state; owed > 0 {
+			s.Value = min(s.Value, a.definition.Capacity)
+		}
+	}
+	if owed > 0 || a.definition.Kind == bucket.TokenBucket {
+		s.Value = max(s.Value, min(s.Value+n, a.definition.Capacity-owed))
+	} else {
+		s.Value = min(s.Value+n, max(s.Value, most))
+	}
+	a.state = s
 }
 
 // history is a random one of a row, which is in the table and on account.
@@ -203,9 +210,6 @@ func TestReturnsAgree(t *testing.T) {
 			ratelimit.SlidingWindow{Name: "sliding", Rate: 20, Period: time.Second, Slots: 5},
 		} {
 			d := limit.Definition()
-			if !table.Prefetches(bucket.Kind(d.Kind)) {
-				continue
-			}
 			t.Run(name+"/"+d.Name, func(t *testing.T) {
 				done := make(map[string]int)
 				for seed := range uint64(40) {
@@ -305,16 +309,19 @@ func (h *history) prefetch() {
 		grants = append(grants, other)
 		g = &grants[0]
 	}
-	if distributed && !h.there {
-		g.Seen = bucket.State{}
-	}
 	if err := h.table.Grant(h.Context(), h.db.Pool, grants, await, &h.now); err != nil {
 		h.Fatal(err)
 	}
-	if ok := h.account.prefetch(g, h.now, distributed); ok != g.Taken.OK {
-		h.Fatalf("%+v of %+v at %v: %v, want %v", g, h.account, h.now, g.Taken.OK, ok)
+	before := h.account
+	if !h.there && distributed {
+		h.make(h.now)
+	}
+	more, ok := h.account.prefetch(g, h.now)
+	if ok = ok && (distributed || h.definition.Plain(before.state)); ok != g.Taken.OK || math.Abs(more-g.Prefetched()) > 1e-9 {
+		h.Fatalf("%+v of %+v at %v: %v and %v, want %v and %v", g, before, h.now, g.Taken.OK, g.Prefetched(), ok, more)
 	}
 	if !g.Taken.OK {
+		h.account = before
 		h.done["refused"]++
 		return
 	}
@@ -365,14 +372,6 @@ func (h *history) back(r *Return) {
 	if err != nil || !done {
 		h.Fatal(done, err)
 	}
-	if _, distributed := h.table.Decider.(distributedTable); distributed && !h.there {
-		h.make(h.now)
-		if period := h.definition.Period; h.definition.Kind == bucket.FixedWindow { // with the edges of the lease
-			windows := math.Floor(float64(h.now.Sub(r.Taken)) / float64(period))
-			h.state.TS = r.Taken.Add(time.Duration(windows) * period)
-		}
-		return
-	}
 	h.account.back(r, h.now)
 }
 
@@ -382,9 +381,10 @@ func (h *history) credit() {
 	}
 	n, most := h.count(), []float64{h.definition.Capacity, math.MaxFloat64}[h.IntN(2)]
 	c, taken := h.change(0), Taken{}
-	h.send(func(b *pgx.Batch) { h.table.QueueGive(b, &c, n, most, &h.now, &taken) })
-	if n > 0 {
-		h.give(n, most, h.now)
+	spent := h.spent()
+	h.send(func(b *pgx.Batch) { h.table.QueueGive(b, &c, n, most, spent, &h.now, &taken) })
+	if n > 0 || spent.Spent > 0 {
+		h.give(n, most, spent, h.now)
 	}
 	h.make(h.now)
 	h.told(taken)
@@ -400,12 +400,8 @@ func (h *history) touch() {
 // told compares what a give has told of what is out.
 func (h *history) told(taken Taken) {
 	h.Helper()
-	out, until := 0.0, time.Time{}
-	if h.alive(h.now) {
-		out, until = h.out, h.until
-	}
-	if math.Abs(taken.Ahead-out) > 1e-9 || out > 0 && !taken.Until.Equal(until) {
-		h.Fatalf("told %v out until %v, want %v until %v", taken.Ahead, taken.Until, out, until)
+	if math.Abs(taken.Ahead-h.out.Tokens) > 1e-9 || h.out.Tokens > 0 && !taken.Until.Equal(h.out.Until) {
+		h.Fatalf("told %v out until %v, want %v", taken.Ahead, taken.Until, h.out)
 	}
 }
 
@@ -430,9 +426,8 @@ func (h *history) reset() {
 	if err != nil {
 		h.Fatal(err)
 	}
-	prefetched := h.there && !h.until.IsZero()
-	if prefetched != (len(left) == 1) && h.definition.Kind != bucket.FixedWindow { // of which a give has proposed an instant
-		h.Fatalf("left %v, want %v", left, prefetched)
+	if stays := h.there && h.out.Tokens > 0; stays != (len(left) == 1) {
+		h.Fatalf("left %v of %v", left, h.account)
 	}
 	h.done["reset"]++
 	if len(left) == 0 {
@@ -443,14 +438,18 @@ func (h *history) reset() {
 	c := h.change(0)
 	h.send(func(b *pgx.Batch) { h.table.QueueTouch(b, &c, &h.now, &taken) })
 	h.told(taken)
-	if h.state.Paused = (time.Time{}); taken.Until.IsZero() {
+	t := h.at(h.now)
+	if h.state.Paused.After(h.now) {
+		t = h.now
+	}
+	if h.state.Paused = (time.Time{}); h.forgets(t) {
 		h.send(func(b *pgx.Batch) { h.table.QueueRemove(b, h.row) })
 		h.account = account{definition: h.definition, key: h.key}
 		return
 	}
 	if h.definition.Kind != bucket.SlidingWindow { // whose slots tell what is out
 		h.state = h.definition.Settle(h.state, h.now)
-		h.state.Value = max(h.state.Value, h.room(h.at(h.now), h.now, h.out))
+		h.state.Value = max(h.state.Value, h.definition.Capacity-h.owed(h.now))
 	}
 	h.send(func(b *pgx.Batch) { h.table.QueuePut(b, h.row, h.state) })
 }
@@ -471,10 +470,7 @@ func (h *history) compare() {
 		h.Fatal(err)
 	}
 	got, there := s.get()
-	out, until := 0.0, time.Time{}
-	if len(ahead) == 2 {
-		out, until = ahead[0], epoch.Add(time.Duration(math.Round(ahead[1]*1e6))*time.Microsecond)
-	}
+	out := readOut(ahead)
 	if there != h.there {
 		h.Fatalf("there is a row: %v, want %v", there, h.there)
 	}
@@ -486,18 +482,14 @@ func (h *history) compare() {
 		got, want = h.definition.Settle(got, h.now), h.definition.Settle(want, h.now)
 	}
 	same := math.Abs(got.Value-want.Value) < 1e-9 && got.TS.Equal(want.TS) && got.Paused.Equal(want.Paused)
-	if h.alive(h.now) {
-		same = same && math.Abs(out-h.out) < 1e-9 && until.Equal(h.until)
-	} else {
-		same = same && (out == 0 || !until.After(h.now))
-	}
+	same = same && math.Abs(out.Tokens-h.out.Tokens) < 1e-9 && (out.Tokens == 0 || out.Until.Equal(h.out.Until))
 	if got.Slots != nil && want.Slots != nil {
 		for slot := range h.definition.Slots + 1 {
 			same = same && math.Abs(got.Slots.Of(slot)-want.Slots.Of(slot)) < 1e-9
 		}
 	}
 	if !same {
-		h.Fatalf("%v, %v out until %v; want %v, %v until %v; at %v", got, out, until, want, h.out, h.until, h.now)
+		h.Fatalf("%v, out %v; want %v, %v; at %v", got, out, want, h.out, h.now)
 	}
 	held := h.definition.Settle(got, h.now).Value
 	for _, l := range h.leases {

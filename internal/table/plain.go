@@ -123,12 +123,17 @@ func (t plainTable) lockRows(ctx context.Context, conn *pgxpool.Conn, d *Decisio
 	return rows, conn.SendBatch(ctx, batch).Close()
 }
 
-func (t plainTable) Return(ctx context.Context, q Querier, r *Return, now *time.Time) (done bool, err error) {
-	tag, err := q.Exec(ctx, t.of(&r.Definition)["return"], r.arguments(now)...)
+func (t plainTable) Return(ctx context.Context, pool *pgxpool.Pool, r *Return, now *time.Time) (done bool, err error) {
+	d := &r.Definition
+	args := arguments(r.Row, d, d.Capacity, r.Count, r.Taken, now)
+	if d.Kind != bucket.FixedWindow { // to which nothing comes in while it lasts
+		args = append(args, refill(d)...)
+	}
+	tag, err := pool.Exec(ctx, t.of(d)["return"], append(append(args, r.Spent.arguments(d)...), orNull(r.End))...)
 	if err != nil || tag.RowsAffected() > 0 {
 		return err == nil, err
 	}
 	rows := Rows{Rows: []decide.Row{r.Row}} // it is not there, or somebody has it locked
-	err = t.FindEach(ctx, q, &rows)
+	err = t.FindEach(ctx, pool, &rows)
 	return err == nil && !rows.Found[0], err
 }

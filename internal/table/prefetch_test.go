@@ -49,6 +49,9 @@ func TestPrefetch(t *testing.T) {
 					g.Lasts, g.Lowered, g.Prefetch = time.Second, g.Definition.Capacity, float64(random.IntN(8))
 				}
 			}
+			if _, err := db.Pool.Exec(t.Context(), "DELETE FROM "+db.Schema+".rate_limits"); err != nil { // of which something is out
+				t.Fatal(err)
+			}
 			putAll(t, db, test.table, grants, before)
 			if err := test.table.Grant(t.Context(), db.Pool, grants, false, &now); err != nil {
 				t.Fatal(err)
@@ -62,7 +65,7 @@ func TestPrefetch(t *testing.T) {
 				if !ok {
 					continue
 				}
-				want := max(0, min(g.Prefetch, left.Value/2))
+				want := max(0, min(g.Prefetch, left.Value/2, g.Definition.Capacity/2))
 				after := g.Definition.Spend(left, now, want)
 				if n := g.Prefetched(); n != want || g.Taken.After.Value != left.Value-want || !reflect.DeepEqual(g.Taken.After.Slots, after.Slots) {
 					t.Fatalf("%v and %v besides of %v: took %v and left %v, want %v and %v", g.Count, g.Prefetch, before[i], n, g.Taken.After, want, after)

@@ -77,23 +77,23 @@ RETURNING r.value, r.ts, clock_timestamp(), r.slots
 -- prefetch_many, for a lease that ends with the slot of now.
 UPDATE rate_limits AS r
 SET (value, ts, slots, ahead) = (
-	SELECT c.value, c.slot, array[u.tick, 0, c.value] || (r.slots || array_fill(c.newest, array[u.totals]))[4 + c.later : u.totals + 2 + c.later] || c.newest + c.taken,
-		CASE WHEN u.lasts IS NULL THEN r.ahead ELSE array[
-			CASE WHEN r.ahead[2] > tstzrange_subdiff(u.now, '2000-01-01 00:00:00+00'::timestamptz)
-				THEN greatest(r.ahead[1] - CASE WHEN u.spent_end > greatest(r.ts, u.now) THEN u.spent ELSE 0 END, 0) ELSE 0 END
-				+ u.out + c.taken - u.total,
-			greatest(r.ahead[2], tstzrange_subdiff(c.slot + u.lasts, '2000-01-01 00:00:00+00'::timestamptz))] END
+	SELECT d.value, d.slot, array[u.tick, 0, d.value] || (r.slots || array_fill(d.newest, array[u.totals]))[4 + d.later : u.totals + 2 + d.later] || d.newest + u.total + d.more,
+		CASE WHEN u.lasts IS NULL THEN r.ahead ELSE array[d.before + u.out + d.more, tstzrange_subdiff(d.slot + u.lasts, '2000-01-01 00:00:00+00'::timestamptz), d.more] END
 	FROM (
-		SELECT b.*, u.rate - (b.newest + b.taken - r.slots[4 + b.later]) AS value
+		SELECT c.*, u.rate - (c.newest + (u.total + c.more) - r.slots[4 + c.later]) AS value
 		FROM (
-			SELECT a.*, u.total + greatest(least(u.prefetch, (u.rate - (a.newest + u.total - r.slots[4 + a.later])) / 2), 0) AS taken
+			SELECT b.*, greatest(least(u.prefetch, (u.rate - (b.newest + u.total - r.slots[4 + b.later])) / 2, u.rate / 2 - b.before - u.out), 0) AS more
 			FROM (
-				SELECT greatest(r.ts, date_bin(u.tick * interval '1 microsecond', u.now, r.ts)) AS slot, r.slots[u.totals + 3] AS newest,
-					least(floor(greatest(round(tstzrange_subdiff(u.now, r.ts) * 1000000), 0) / u.tick) - r.slots[2], u.totals - 1)::int4 AS later
-				OFFSET 0
-			) AS a OFFSET 0
-		) AS b OFFSET 0
-	) AS c
+				SELECT a.*, CASE WHEN r.ahead[2] > tstzrange_subdiff(a.slot, '2000-01-01 00:00:00+00'::timestamptz)
+					THEN greatest(r.ahead[1] - CASE WHEN tstzrange_subdiff(u.spent_end, '2000-01-01 00:00:00+00'::timestamptz) = r.ahead[2] THEN u.spent ELSE 0 END, 0) ELSE 0 END AS before
+				FROM (
+					SELECT greatest(r.ts, date_bin(u.tick * interval '1 microsecond', u.now, r.ts)) AS slot, r.slots[u.totals + 3] AS newest,
+						least(floor(greatest(round(tstzrange_subdiff(u.now, r.ts) * 1000000), 0) / u.tick) - r.slots[2], u.totals - 1)::int4 AS later
+					OFFSET 0
+				) AS a OFFSET 0
+			) AS b OFFSET 0
+		) AS c OFFSET 0
+	) AS d
 )
 FROM (
 	SELECT a.i, ($6::text[])[a.definition] AS name, a.key, coalesce(($3::int4[])[a.i], 0) AS shard,
@@ -113,7 +113,7 @@ WHERE (SELECT set_config('lock_timeout', '1', true)) IS NOT NULL
 	AND floor(greatest(round(tstzrange_subdiff(u.now, r.ts) * 1000000), 0) / u.tick) - r.slots[2] >= 0
 	AND r.slots[4 + least(greatest(floor(greatest(round(tstzrange_subdiff(u.now, r.ts) * 1000000), 0) / u.tick) - r.slots[2], 0), u.totals - 1)::int4]
 		>= r.slots[u.totals + 3] + u.need - u.rate
-RETURNING r.value, r.ts, clock_timestamp(), r.slots, u.i
+RETURNING r.value, r.ts, clock_timestamp(), r.slots, r.ahead[3], u.i
 
 -- name: return
 -- Gives back to its slot what is left of a lease, or what of it is there. A slot that no
@@ -123,10 +123,9 @@ UPDATE rate_limits AS r
 SET (value, slots, ahead) = (
 	SELECT r.value + b.value, CASE WHEN b.back IS NULL THEN r.slots ELSE r.slots[1:2] || r.value + b.value || r.slots[4:b.place - 1]
 			|| ARRAY(SELECT total - b.back FROM unnest(r.slots[b.place:]) AS total) END,
-		CASE WHEN r.ahead[2] > tstzrange_subdiff(u.now, '2000-01-01 00:00:00+00'::timestamptz) THEN array[greatest(r.ahead[1]
-			- CASE WHEN u.spent_end > greatest(r.ts, u.now) THEN u.spent ELSE 0 END
-			- CASE WHEN u.ends IS NOT NULL AND u.slot_end > greatest(r.ts, u.now) THEN u.count ELSE 0 END, 0), r.ahead[2]]
-		ELSE r.ahead END
+		CASE WHEN r.ahead IS NOT NULL THEN array[greatest(r.ahead[1]
+			- CASE WHEN tstzrange_subdiff(u.spent_end, '2000-01-01 00:00:00+00'::timestamptz) = r.ahead[2] THEN u.spent ELSE 0 END
+			- CASE WHEN u.ends IS NOT NULL AND tstzrange_subdiff(u.slot_end, '2000-01-01 00:00:00+00'::timestamptz) = r.ahead[2] THEN u.count ELSE 0 END, 0), r.ahead[2]] END
 	FROM (
 		SELECT a.*, CASE WHEN r.slots[2] = 0 AND a.back > 0 THEN a.back ELSE 0 END AS value
 		FROM (

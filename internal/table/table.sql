@@ -55,10 +55,10 @@ WHERE name = $1::text AND key = $2::text AND shard = $3::int4 AND ts = $7::times
 DELETE FROM rate_limits WHERE name = $1::text AND key = $2::text AND shard = $3::int4
 
 -- name: reset
--- Deletes the rows of a key from which nobody has ever prefetched.
+-- Deletes the rows of a key of which nothing can be out.
 --
 -- $1 name  $2 key
-DELETE FROM rate_limits WHERE name = $1::text AND key = $2::text AND ahead IS NULL
+DELETE FROM rate_limits WHERE name = $1::text AND key = $2::text AND (ahead[1] > 0) IS NOT TRUE
 
 -- name: reset_left
 -- Locks the others.
@@ -69,6 +69,19 @@ UPDATE rate_limits SET value = value WHERE name = $1::text AND key = $2::text RE
 -- name: find
 -- $1 name  $2 key  $3 shard
 SELECT value, ts, paused, slots FROM rate_limits WHERE name = $1::text AND key = $2::text AND shard = $3::int4
+
+-- name: find_locked
+-- Is find that waits for the row, and locks it.
+--
+-- $1 name  $2 key  $3 shard
+SELECT value, ts, paused, slots, ahead FROM rate_limits WHERE name = $1::text AND key = $2::text AND shard = $3::int4 FOR UPDATE
+
+-- name: write_ahead
+-- Writes a row that is locked, and what of it is out. Slots that are NULL stay.
+--
+-- $1 name  $2 key  $3 shard  $4 value  $5 ts  $6 slots  $7 ahead
+UPDATE rate_limits SET value = $4::float8, ts = $5::timestamptz, slots = coalesce($6::float8[], slots), ahead = $7::float8[]
+WHERE name = $1::text AND key = $2::text AND shard = $3::int4
 
 -- name: states
 -- All rows of a limit and key; the aggregates make them one always. PostgreSQL does not

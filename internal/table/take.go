@@ -24,8 +24,10 @@ type Taken struct {
 	Xid   string // of the transaction or savepoint that took, if it was asked for
 	Made  bool   // there was no row, which a give has made; on a distributed table it is not told
 
-	Ahead float64   // tokens that are out, in the memories of processes; told by gives
-	Until time.Time // the latest end of them; zero when nothing is out; told by gives
+	Ahead float64   // tokens that are out, in the memories of processes, told by gives: see bucket.Out
+	Until time.Time // the latest end of them; zero if nobody has ever prefetched from the row
+
+	prefetched float64
 }
 
 // Take takes what a change says, if its row has enough and, unless it is to
@@ -113,11 +115,12 @@ func (t *Table) QueueTouch(batch *pgx.Batch, c *decide.Change, now *time.Time, t
 // QueueGive puts into a batch the giving of n tokens to a change's row: beside tokens that are
 // out no more than leaves room for them, and otherwise no further than to most. Whatever is
 // there, a row is returned, and is locked: as it is before it is settled, if nothing is out.
-// One that is missing is made, full. To give nothing, and all that is given to a sliding
-// window, is [Table.QueueTouch]. It leaves no predicate lock under SERIALIZABLE.
-func (t *Table) QueueGive(batch *pgx.Batch, c *decide.Change, n, most float64, now *time.Time, taken *Taken) {
+// One that is missing is made, full. It says what was spent, too. To give and say nothing,
+// and all that is given to a sliding window, is [Table.QueueTouch]. It leaves no predicate
+// lock under SERIALIZABLE.
+func (t *Table) QueueGive(batch *pgx.Batch, c *decide.Change, n, most float64, spent Spent, now *time.Time, taken *Taken) {
 	d := &c.Definition
-	if n == 0 || d.Kind == bucket.SlidingWindow {
+	if n == 0 && spent.Spent == 0 || d.Kind == bucket.SlidingWindow {
 		t.QueueTouch(batch, c, now, taken)
 		return
 	}
@@ -125,11 +128,24 @@ func (t *Table) QueueGive(batch *pgx.Batch, c *decide.Change, n, most float64, n
 	if d.Kind == bucket.TokenBucket {
 		args = append(args, refill(d)...)
 	}
-	batch.Queue(t.of(d)["give"], append(args, most)...).QueryRow(func(row pgx.Row) error { return taken.scanGive(row, now) })
+	batch.Queue(t.of(d)["give"], append(append(args, most), spent.arguments(d)...)...).QueryRow(func(row pgx.Row) error { return taken.scanGive(row, now) })
 }
 
 // epoch is what the seconds in a row's ahead are counted from.
 var epoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// readOut is what a row's ahead says.
+func readOut(ahead []float64) (out bucket.Out) {
+	if len(ahead) >= 2 {
+		out = bucket.Out{Tokens: ahead[0], Until: epoch.Add(time.Duration(math.Round(ahead[1]*1e6)) * time.Microsecond)}
+	}
+	return out
+}
+
+// outNumbers is what readOut reads.
+func outNumbers(out bucket.Out) []float64 {
+	return []float64{out.Tokens, float64(out.Until.Sub(epoch).Microseconds()) / 1e6}
+}
 
 // scanGive reads a row that a give returned.
 func (t *Taken) scanGive(row pgx.Row, now *time.Time) error {
@@ -140,12 +156,8 @@ func (t *Taken) scanGive(row pgx.Row, now *time.Time) error {
 	if err := t.scanned(row.Scan(s.fields(&ahead, &t.At, &t.Made)...), &s); err != nil {
 		return err
 	}
-	t.At = told(now, t.At)
-	if len(ahead) == 2 {
-		if until := epoch.Add(time.Duration(math.Round(ahead[1]*1e6)) * time.Microsecond); until.After(t.At) {
-			t.Ahead, t.Until = ahead[0], until
-		}
-	}
+	out := readOut(ahead)
+	t.At, t.Ahead, t.Until = told(now, t.At), out.Tokens, out.Until
 	return nil
 }
 
