@@ -45,7 +45,7 @@ var mayImport = map[string][]string{
 	"internal/wait":      {"."},
 	"internal/mask":      {"."},
 	"internal/leak":      {},
-	"memstore":           {".", "internal/bucket", "internal/decide", "internal/receipt", "internal/wait"},
+	"memstore":           {".", "internal/bucket", "internal/decide", "internal/receipt", "internal/wait", pgx},
 	"migrations":         {},
 	"pgstore":            {".", "internal/batch", "internal/bucket", "internal/decide", "internal/escrow", "internal/keyqueue", "internal/receipt", "internal/table", "internal/wait", pgx},
 	"internal/throwaway": {pgx},
