@@ -20,49 +20,13 @@ import (
 	"iter"
 	"slices"
 	"strings"
-	"sync"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/wait"
 )
-
-// Store is limits in memory. It is safe for concurrent use. A nil Store answers
-// every verb with [ratelimit.ErrInvalid].
-//
-// A verb that changes something waits while a transaction has one of its keys, until its
-// context ends; if that has no deadline, for 5 seconds, and the error is [ErrLocked].
-// Otherwise contexts are looked at once, before anything changes.
-type Store struct {
-	clock func() time.Time
-	seen  decide.Seen
-
-	mu    sync.Mutex
-	rows  map[decide.Row]bucket.State
-	held  map[decide.Key]*session // that has them until it ends
-	freed chan struct{}           // closed when one of them is held no more
-}
-
-var _ ratelimit.TxStore[pgx.Tx] = (*Store)(nil)
-
-// New makes an empty store, in which every limit is full. A nil clock means
-// time.Now.
-func New(clock func() time.Time) *Store {
-	if clock == nil {
-		clock = time.Now
-	}
-	return &Store{
-		clock: clock, rows: map[decide.Row]bucket.State{},
-		held: map[decide.Key]*session{}, freed: make(chan struct{}),
-	}
-}
-
-// String is for logs: without it they would show the keys.
-func (s *Store) String() string { return "memstore.Store" }
 
 // Allow takes what is asked from all the limits, or refuses and takes from
 // none. A refusal is a Result that is not OK, not an error; errors are
@@ -176,9 +140,6 @@ func (s *Store) listed(limit ratelimit.Limit, page ratelimit.Page) (statuses []r
 	}
 	return statuses
 }
-
-// now is the instant that decides.
-func (s *Store) now() time.Time { return s.clock().Truncate(time.Microsecond) }
 
 // Reset forgets the limit's state for key: full again, debt and pause gone.
 func (s *Store) Reset(ctx context.Context, limit ratelimit.Limit, key string) error {

@@ -11,6 +11,8 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
+var _ ratelimit.TxStore[pgx.Tx] = (*Store)(nil)
+
 // The verbs in a transaction of [Store.Begin] or [Store.Join]. In another one, and in nil,
 // they are [ratelimit.ErrInvalid]; in one that has ended, [pgx.ErrTxClosed].
 

@@ -3,11 +3,8 @@ package memstore
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
@@ -15,37 +12,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
-// scope is where a verb reads and writes: the rows of a store, or those of them that a
-// transaction has changed. It has the verbs, whose forms are the same but for it.
-type scope struct {
-	*Store
-	tx    *transaction // nil for a verb on its own
-	fault error        // of the transaction that the verb was given
-}
-
-func (s *Store) own() scope { return scope{Store: s} }
-
-// in is the scope of a verb in tx.
-func (s *Store) in(tx pgx.Tx) scope {
-	t, ok := tx.(*transaction)
-	switch {
-	case tx == nil || ok && t == nil:
-		return scope{Store: s, fault: &ratelimit.FieldError{Field: "Tx", Value: nil, Reason: "must not be nil"}}
-	case !ok || t.of.store != s:
-		return scope{Store: s, fault: &ratelimit.FieldError{Field: "Tx", Value: fmt.Sprintf("%T", tx), Reason: "must come from this store's Begin or Join"}}
-	}
-	return scope{Store: s, tx: t}
-}
-
-func (s scope) usable(ctx context.Context) error {
-	if s.Store == nil || s.clock == nil {
-		return &ratelimit.FieldError{Field: "Store", Value: s.Store, Reason: "must come from memstore.New"}
-	}
-	if s.fault != nil {
-		return s.fault
-	}
-	return ctx.Err()
-}
+// The verbs of a scope, which are the same on their own and in a transaction.
 
 func (s scope) take(ctx context.Context, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
 	call, err := decide.New(reserve, requests...)
@@ -80,11 +47,10 @@ func (s scope) check(ctx context.Context, reserve bool, requests []ratelimit.Req
 		return ratelimit.Result{}, err
 	}
 	s.note(&call)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if err := s.open(); err != nil {
+	if err := s.lockOpen(); err != nil {
 		return ratelimit.Result{}, err
 	}
+	defer s.mu.Unlock()
 	return call.Checked(s.view(&call)), nil
 }
 
