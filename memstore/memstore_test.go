@@ -904,32 +904,24 @@ func ExampleNew() {
 	// 12:20:00 true 0s
 }
 
-// limiter is what mailer needs of a store: pgstore's in production.
-type limiter interface {
-	Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-}
-
-// mailer sends each customer three messages an hour at most.
-type mailer struct{ limits limiter }
+// mailer sends each customer three messages an hour at most. In production its store is
+// pgstore's.
+type mailer struct{ limits ratelimit.Store }
 
 func (m mailer) send(ctx context.Context, customer string) error {
 	hourly := ratelimit.TokenBucket{Name: "mail", Rate: 3, Period: time.Hour}
-	result, err := m.limits.Allow(ctx, hourly.For(customer))
-	if err != nil {
-		return err
-	}
-	return result.Err()
+	return m.limits.Take(ctx, hourly.For(customer))
 }
 
 // down is a database that does not answer.
-type down struct{}
+type down struct{ ratelimit.Store }
 
-func (down) Allow(context.Context, ...ratelimit.Request) (ratelimit.Result, error) {
-	return ratelimit.Result{}, errors.New("the database does not answer")
+func (down) Take(context.Context, ...ratelimit.Request) error {
+	return errors.New("the database does not answer")
 }
 
-// A fake in tests of code that takes what it needs of a store: memstore's Store, and for
-// faults a type of the test's own.
+// Fakes in tests of code that takes a store: memstore's Store, and for faults a type of
+// the test's own.
 func ExampleStore() {
 	ctx := context.Background()
 	store := memstore.New(func() time.Time { return t0 })

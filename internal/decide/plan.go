@@ -41,6 +41,16 @@ func (a *Ask) Change(i, shard int, n float64) Change {
 	}
 }
 
+// Chosen is the call for the one of c's asks that changes, which Plan has made, are for,
+// and the changes as that one's.
+func (c *Call) Chosen(changes []Change) (*Call, []Change) {
+	i := changes[0].Ask
+	for j := range changes {
+		changes[j].Ask = 0
+	}
+	return &Call{Reserve: c.Reserve, First: true, Asks: c.Asks[i : i+1]}, changes
+}
+
 // Plan says what to take from which row, all or nothing: false if one of the
 // limits is short, or paused; of a call that any one of them does, if all are. Each
 // change has the state that it leaves behind.
@@ -230,6 +240,11 @@ func (c *Call) Receipt(changes []Change, taker string, conn any, at time.Time) *
 		}
 	}
 	return receipt.New(payments, c.left(changes), taker, conn, at)
+}
+
+// Paid is a's limit and key in receipts.
+func (a *Ask) Paid() *receipt.Limit {
+	return &receipt.Limit{Definition: a.Definition, Key: a.Key}
 }
 
 // payment is what a change paid for a limit.
