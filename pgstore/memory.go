@@ -142,7 +142,7 @@ func (m *memory) claimFor(ctx context.Context, call *decide.Call) (c *claim, ref
 	a := call.Asks[0]
 	p := &pending{hold: true, entry: m.cache.Of(&a)}
 	if !m.worth(call) {
-		p.entry.Note(a.Count, 1)
+		p.entry.Note(a.Count, 1, 0)
 		return c, refused, nil // the transaction takes from the row
 	}
 	a.Floor = 0 // debt is the row's to give

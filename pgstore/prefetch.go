@@ -42,7 +42,7 @@ func (e *engine) answer(tickets []*ticket) []*ticket {
 
 // enough answers a call that prefetches, if there is no need any more, or no more to be had.
 func (e *engine) enough(t *ticket) bool {
-	order := t.Value.entry.Order(0)
+	order := t.Value.entry.Order(0, 0)
 	order.Failed() // it is not sent
 	if order.Count > 0 {
 		return false
@@ -99,7 +99,7 @@ func (e *engine) orders(groups [][]*ticket, grants []table.Grant) []escrow.Order
 	orders := make([]escrow.Order, len(groups))
 	for i, group := range groups {
 		g, o := &grants[i], &orders[i]
-		if *o = entryOf(group).Order(g.Need); o.Count == 0 {
+		if *o = entryOf(group).Order(g.Count, g.Need); o.Count == 0 {
 			continue
 		}
 		g.Prefetch, g.Lowered, g.Lasts = o.Count, o.Capacity, e.config.Escrow
@@ -125,7 +125,7 @@ func (e *engine) arrived(o *escrow.Order, group []*ticket, g *table.Grant, sent 
 			calls++
 		}
 	}
-	entryOf(group).Note(g.Count, calls)
+	entryOf(group).Note(g.Count, calls, e.cache.Now().Sub(sent))
 	if o.Count == 0 {
 		return nil
 	}

@@ -64,6 +64,7 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 		leave := func() {}
 		for again := true; ; again = false {
 			if c.none() { // nothing was held; by now it may be worth prefetching
+				r.heed(&call)
 				if c, result, err = r.memory.claimFor(bounded, &call); err != nil || result.Request.Limit != nil {
 					return cmp.Or(err, result.Err())
 				}
@@ -106,6 +107,20 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 		return ratelimit.Result{}, err
 	}
 	return result, err
+}
+
+// heed notes that others were met lately at the rows of a call, before it meets them again.
+func (r *runner) heed(call *decide.Call) {
+	if r.memory == nil {
+		return
+	}
+	for i := range call.Asks {
+		row := decide.Row{Key: call.Asks[i].Of()}
+		locks := func() []int64 { return []int64{table.Lock(r.config.Schema, row)} }
+		if len(r.meetings.lately(locks)) > 0 {
+			r.cache.Of(&call.Asks[i]).Contended()
+		}
+	}
 }
 
 // contended notes that others took from the rows of a call at the same time.

@@ -77,9 +77,9 @@ func (m *memory) of(limit ratelimit.Limit) *escrow.Entry {
 // order is one for a key that others take from, too.
 func (m *memory) order(e *escrow.Entry) escrow.Order {
 	m.t.Helper()
-	e.Note(100, 1)
+	e.Note(100, 1, 0)
 	e.Contended()
-	o := e.Order(0)
+	o := e.Order(0, 0)
 	if o.Count == 0 {
 		m.t.Fatal("nothing is ordered")
 	}
@@ -266,9 +266,9 @@ func TestArrivedLate(t *testing.T) {
 	}
 	for _, late := range []time.Duration{2 * time.Second, 0} {
 		e := m.Of(&call.Asks[0])
-		e.Note(100, 1)
+		e.Note(100, 1, 0)
 		e.Contended()
-		o := e.Order(1)
+		o := e.Order(0, 1)
 		now := time.Now()
 		o.Arrived(escrow.Lease{Count: 10, After: bucket.State{TS: now}, At: now, End: now.Add(time.Second), Sent: now.Add(-late)})
 		r := plain.ForN("k", 10)
@@ -287,25 +287,25 @@ func TestArrivedLate(t *testing.T) {
 func TestOrder(t *testing.T) {
 	m := newMemory(t)
 	h := m.of(plain)
-	if o := h.Order(1); o.Count != 0 {
+	if o := h.Order(0, 1); o.Count != 0 {
 		t.Errorf("got %+v, want nothing", o)
 	}
 	for range 100 {
 		m.pass(10 * time.Millisecond)
-		h.Note(2, 1)
+		h.Note(2, 1, 0)
 	}
-	if o := h.Order(1); o.Count < 170 || o.Count > 190 || o.Capacity != 900 {
+	if o := h.Order(0, 1); o.Count < 170 || o.Count > 190 || o.Capacity != 900 {
 		t.Errorf("got %v of %v, want about 180 of 900, since 200 were handed out in a second", o.Count, o.Capacity)
 	}
-	h.Note(1e6, 1)
-	if o := h.Order(1); o.Count > 900 {
+	h.Note(1e6, 1, 0)
+	if o := h.Order(0, 1); o.Count > 900 {
 		t.Errorf("got %v, want 900 at most", o.Count)
 	}
-	if o := h.Order(901); o.Count != 0 {
+	if o := h.Order(0, 901); o.Count != 0 {
 		t.Errorf("got %+v beside more than the lowered capacity", o)
 	}
 	m.pass(time.Minute)
-	if o := h.Order(1); o.Count != 0 {
+	if o := h.Order(0, 1); o.Count != 0 {
 		t.Errorf("got %v, want nothing after a minute", o.Count)
 	}
 	tight := plain
@@ -324,12 +324,12 @@ func TestOrder(t *testing.T) {
 func TestOrderOfFewCalls(t *testing.T) {
 	m := newMemory(t)
 	e := m.of(plain)
-	order := func() float64 { o := e.Order(1); return o.Count }
-	e.Note(100, 31)
+	order := func() float64 { o := e.Order(0, 1); return o.Count }
+	e.Note(100, 31, 0)
 	if n := order(); n != 0 || e.Worth() {
 		t.Errorf("got %v after 31 calls, want nothing", n)
 	}
-	e.Note(1, 1)
+	e.Note(1, 1, 0)
 	if n := order(); n < 90 || !e.Worth() {
 		t.Errorf("got %v after 32 calls, want most of what they took", n)
 	}
@@ -341,7 +341,7 @@ func TestOrderOfFewCalls(t *testing.T) {
 	if n := order(); n != 0 {
 		t.Errorf("got %v after two seconds more, want nothing", n)
 	}
-	e.Note(10, 1)
+	e.Note(10, 1, 0)
 	e.Contended()
 	if n := order(); n < 9 {
 		t.Errorf("got %v after a call that met others, want most of what it took", n)
@@ -352,15 +352,15 @@ func TestOrderOfFewCalls(t *testing.T) {
 func TestOrderOfLittle(t *testing.T) {
 	m := newMemory(t)
 	e := m.of(plain)
-	e.Note(100, 100)
+	e.Note(100, 100, 0)
 	o, lease := m.order(e), m.lease(1)
 	lease.After.Value = 1
 	o.Arrived(lease)
-	if o := e.Order(1); o.Count != 0 {
+	if o := e.Order(0, 1); o.Count != 0 {
 		t.Errorf("got %v, want nothing", o.Count)
 	}
 	m.pass(50 * time.Millisecond)
-	if o := e.Order(1); o.Count == 0 {
+	if o := e.Order(0, 1); o.Count == 0 {
 		t.Error("got nothing when 5 have come in")
 	}
 }
@@ -507,7 +507,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	fill := func(from int) (n int) {
 		for i := range keys {
 			if h := ask(from + i); h != nil {
-				h.Note(1, 1)
+				h.Note(1, 1, 0)
 				n++
 			}
 		}

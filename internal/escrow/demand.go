@@ -50,15 +50,22 @@ func (d *demand) meet(now moment, lasts time.Duration) {
 // that passes makes them fewer.
 func (d *demand) enough() bool { return d.calls+d.called >= enoughFor }
 
-// want is how much would be needed while it lasts.
-func (d *demand) want(now moment, lasts time.Duration) float64 {
+// standStill leaves out time in which nothing could be handed out, since all waited for the
+// row: what would have been needed meanwhile is not known, and it was not nothing.
+func (d *demand) standStill(waited time.Duration, now moment) {
+	d.begun = min(d.begun+max(waited, 0), now.mono)
+}
+
+// want is how much would be needed while it lasts, if n more are handed out now.
+func (d *demand) want(n float64, now moment, lasts time.Duration) float64 {
 	d.roll(now, lasts)
 	if !d.enough() {
 		return 0
 	}
+	count := d.count + n
 	past := float64(max(now.mono-d.begun, lasts/1000, 1)) / float64(lasts)
 	if d.called > 0 {
-		return d.count + d.before*(1-min(past, 1))
+		return count + d.before*(1-min(past, 1))
 	}
-	return min(d.count/past, growth*d.count)
+	return min(count/past, growth*count)
 }

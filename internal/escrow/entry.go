@@ -363,9 +363,10 @@ type Order struct {
 	epoch    int
 }
 
-// Order says how much is to be prefetched from a key of which need tokens are wanted, by a
-// statement that is about to be sent. It is the zero Order if it is not worth it.
-func (e *Entry) Order(need float64) (o Order) {
+// Order says how much is to be prefetched from a key by a statement that is about to be sent,
+// which takes a number of tokens if the row has as many as it needs. It is the zero Order if
+// it is not worth it.
+func (e *Entry) Order(takes, need float64) (o Order) {
 	if !e.Prefetches() || need > e.lowered {
 		return o
 	}
@@ -376,7 +377,7 @@ func (e *Entry) Order(need float64) (o Order) {
 	}
 	now, lasts := e.cache.moment(), e.cache.lasts
 	left := e.live(now)
-	want := planned*e.demand.want(now, lasts)*float64(Longest(&e.ask.Definition, lasts))/float64(lasts) - left
+	want := planned*e.demand.want(takes, now, lasts)*float64(Longest(&e.ask.Definition, lasts))/float64(lasts) - left
 	if min(want, e.spare(need, now)) < 1 {
 		return o
 	}
@@ -478,14 +479,18 @@ func (e *Entry) Prefetched(ok bool) {
 	e.prefetching.Store(false)
 }
 
-// Note notes that n tokens were handed out by the row, to a number of calls.
-func (e *Entry) Note(n float64, calls int) {
+// Note notes that n tokens were handed out by the row, to a number of calls, by a statement
+// that took a while.
+func (e *Entry) Note(n float64, calls int, took time.Duration) {
 	if e == nil {
 		return
 	}
 	now := e.cache.moment()
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if e.live(now) == 0 {
+		e.demand.standStill(took, now)
+	}
 	e.demand.add(n, calls, now, e.cache.lasts)
 }
 
@@ -511,7 +516,7 @@ func (e *Entry) Miss(n float64) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.demand.add(n, 1, now, e.cache.lasts)
-	if now.mono >= time.Duration(e.scarce.Load()) && e.demand.want(now, e.cache.lasts) >= 1 {
+	if now.mono >= time.Duration(e.scarce.Load()) && e.demand.want(0, now, e.cache.lasts) >= 1 {
 		e.prefetch()
 	}
 }
