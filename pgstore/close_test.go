@@ -22,7 +22,7 @@ func TestCloseEndsWaits(t *testing.T) {
 		result ratelimit.Result
 		err    error
 	}
-	answers := make(chan answer)
+	answers := make(chan answer, 2)
 	for range 2 {
 		go func() {
 			result, err := store.Wait(t.Context(), limit.For("k"))
@@ -33,19 +33,14 @@ func TestCloseEndsWaits(t *testing.T) {
 		check, err := store.Check(t.Context(), limit.ForN("k", 0))
 		return err == nil && check.Value < -1.5
 	})
-	closed := make(chan struct{})
-	go func() {
-		defer close(closed)
-		store.Close()
-	}()
+	store.Close()
+	wantLeft(t, newStore(t, db), limit.For("k"), 0)
 	for range 2 {
 		var waited *ratelimit.WaitError
 		if a := <-answers; !errors.As(a.err, &waited) || !errors.Is(a.err, pgstore.ErrClosed) || waited.Wait < time.Hour {
 			t.Errorf("got %v, want a wait that the store has ended", a.err)
 		}
 	}
-	<-closed
-	wantLeft(t, newStore(t, db), limit.For("k"), 0)
 	if _, err := store.Wait(t.Context(), limit.For("k")); !errors.Is(err, pgstore.ErrClosed) {
 		t.Errorf("got %v of a wait afterwards, want %v", err, pgstore.ErrClosed)
 	}
