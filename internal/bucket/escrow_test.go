@@ -137,6 +137,12 @@ func TestFull(t *testing.T) {
 	if got := window.Settle(moved, t0.Add(13*d)).Value; got != 10 {
 		t.Errorf("a fixed window that was paused: %v tokens when it has ended, want 10", got)
 	}
+	paused := row(-2, t0.Add(10*d))
+	paused.Paused = t0.Add(20 * d)
+	moved = window.Full("k", paused, bucket.Out{Tokens: 4, Until: t0.Add(13 * d)}, t5)
+	if before, after := window.Settle(moved, t0.Add(13*d-1)).Value, window.Settle(moved, t0.Add(13*d)).Value; before != 6 || after != 10 {
+		t.Errorf("a fixed window in a pause: %v tokens before it ends, and %v when it has ended, want 6 and 10", before, after)
+	}
 	full := slots.Full("k", slots.Fresh("k", t0), bucket.Out{Tokens: 4, Until: t6}, t5)
 	if at := slots.Settle(full, slot(16).Add(-1)); full.Value != 6 || at.Value != 6 || slots.Settle(full, slot(16)).Value != 10 {
 		t.Errorf("a sliding window: %v, and %v before the slot leaves the window, want 6 until then", full.Value, at.Value)
