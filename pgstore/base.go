@@ -174,6 +174,13 @@ func (b *base) changed(key decide.Key) {
 	b.cache.Changed(key)
 }
 
+// spent takes out the tokens of a key that this process has used from memory, for a statement
+// by which something comes back to the row: they are not out any more.
+func (b *base) spent(key decide.Key) table.Spent {
+	spent, end := b.cache.Spent(key)
+	return table.Spent{Spent: spent, SpentEnd: end}
+}
+
 // fault wraps an error of the database.
 func (b *base) fault(doing string, err error) error { return fault(b.config.Schema, doing, err) }
 

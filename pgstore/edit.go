@@ -50,7 +50,7 @@ func (s *Store) refillAll(ctx context.Context, tx pgx.Tx, a *decide.Ask, shards 
 	given, now := make([]table.Taken, len(shards)), s.clock()
 	for i, shard := range shards {
 		c := a.Change(0, int(shard), 0)
-		s.table.QueueGive(&lock, &c, 0, 0, now, &given[i])
+		s.table.QueueTouch(&lock, &c, now, &given[i])
 	}
 	if err := tx.SendBatch(ctx, &lock).Close(); err != nil {
 		return err
@@ -139,7 +139,7 @@ func (s *Store) give(ctx context.Context, tx pgx.Tx, a *decide.Ask, shard int, c
 	for i, n := range counts {
 		c := &changes[i]
 		*c = a.Change(0, shard+i, 0)
-		s.table.QueueGive(&batch, c, n, c.Definition.Capacity, now, &given[i])
+		s.table.QueueGive(&batch, c, n, c.Definition.Capacity, s.spent(c.Key), now, &given[i])
 	}
 	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
 		return nil, err
@@ -165,7 +165,7 @@ func (s *Store) settled(ctx context.Context, q table.Querier, call *decide.Call)
 	given := make([]table.Taken, a.Definition.Shards)
 	for shard := range given {
 		c := a.Change(0, shard, 0)
-		s.table.QueueGive(&batch, &c, 0, 0, now, &given[shard])
+		s.table.QueueTouch(&batch, &c, now, &given[shard])
 	}
 	if err := q.SendBatch(ctx, &batch).Close(); err != nil {
 		return view, nil, err

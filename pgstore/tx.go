@@ -259,7 +259,7 @@ func (b *base) lockAll(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, call *d
 	}
 	given, now := make([]table.Taken, len(changes)), b.clock()
 	for i := range changes {
-		b.table.QueueGive(batch, &changes[i], 0, 0, now, &given[i])
+		b.table.QueueTouch(batch, &changes[i], now, &given[i])
 	}
 	table.QueueNow(batch, now, &view.At)
 	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
@@ -346,7 +346,7 @@ func (t *try) send(ctx context.Context, q table.Querier) error {
 			c.Seen = as
 		}
 		if !t.saved(i) {
-			t.base.table.QueueGive(&batch, &t.changes[i], 0, 0, now, &t.before[i])
+			t.base.table.QueueTouch(&batch, &t.changes[i], now, &t.before[i])
 		}
 		t.base.table.QueueTake(&batch, t.call.Reserve, &t.changes[i], now, &t.taken[i])
 	}

@@ -55,8 +55,8 @@ func TestRelease(t *testing.T) {
 			e.mu.Unlock()
 			for _, l := range test.leases {
 				now = noon.Add(l.after)
-				e.Contended()
-				o := e.Order(0)
+				e.Note(50, 40, 0)
+				o := e.Order(0, 0)
 				o.Arrived(Lease{Count: l.count, After: bucket.State{Value: 500, TS: now}, At: now, End: now.Add(time.Second), Sent: now})
 			}
 			if test.use > 0 && !e.Take(test.use, false, new(Tokens)) {
