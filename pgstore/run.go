@@ -61,7 +61,7 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 	rows := &call // which the transaction takes
 	err = r.retry(ctx, func() error {
 		var places []int
-		leave := func() {}
+		var leave func()
 		for again := true; ; again = false {
 			if c.none() { // nothing was held; by now it may be worth prefetching
 				r.heed(&call)
