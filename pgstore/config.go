@@ -72,34 +72,33 @@ type Config struct {
 	// The default, 0, remembers nothing; some tenths of a second are much already, and
 	// [MaxEscrow] is the most.
 	//
-	// Tokens are taken ahead from keys that a process takes from often, which is 32 times
-	// within twice that time: the statement that serves those who wait then takes more, as
-	// much as this process has handed out lately, but no more than half of what there is.
-	// Allow, Reserve, Wait, AllowFunc and ReserveFunc hand that out without asking the
-	// database, the last two before they begin their transaction. It is never too much: in
-	// every stretch of time a limit grants what it says at most. And Allow on its own
-	// refuses again what its row has just refused.
+	// The Store prefetches tokens of keys that this process takes from often, which is 32
+	// times within twice that time, or that several processes take from at once. The statement
+	// that serves callers then takes more: as much as this process has handed out lately, and
+	// at most half of the tokens that there are. Allow, Reserve, Wait, AllowFunc and
+	// ReserveFunc hand these out without asking the database, the last two before they begin
+	// their transaction. In every stretch of time a limit still grants at most what it says.
+	// And Allow on its own repeats a refusal of its row.
 	//
-	// It costs a part of the burst: while a token bucket is taken ahead from, it holds
-	// no more than its Capacity less what is refilled during Escrow (a Capacity
-	// below that is never taken ahead from). Up to what a process held when it was killed
-	// is not granted at all. What was taken by it is seen by others at once, and what is
-	// not needed is given back; but a granted result's Value counts what this process holds
-	// and the row as it was seen last. A pause, reset or credit by another process is
-	// heeded when what is known has ended, after Escrow at the latest; what others took
-	// since counts, in the RetryAt of a refusal, as if it came after. By this Store all
-	// that is heeded at once, but what is edited in a caller's transaction when it is
-	// edited, not when that commits.
+	// It costs a part of the burst: while a process prefetches from a token bucket, that
+	// holds no more than its Capacity less what is refilled during Escrow. (From a bucket with
+	// a Capacity below that nothing is prefetched.) The tokens that a process held when it was
+	// killed are not granted. Tokens that are not used, and those of a transaction that was
+	// rolled back, go back to the row. What is given back to a row, by whomever, fills it to
+	// its capacity less the tokens that processes hold or have just used.
+	//
+	// A granted result's Value counts the tokens that this process holds, and the row as it was
+	// seen last. A pause by another process is heeded after Escrow at the latest, by this Store
+	// at once. The RetryAt of a refusal from memory is by the row as it was up to Escrow ago.
 	//
 	// A transaction of AllowFunc and ReserveFunc whose tokens were held asks the server
 	// for nothing. So when the answer to its COMMIT is lost, or the function has ended it
 	// itself, that is [ErrOutcomeUnknown], and its tokens stay spent. A receipt of it that
 	// left the transaction as text is believed, even if that was rolled back.
 	//
-	// The verbs with Tx, checks, AllowAtMost, AllowFirst and limits with shards ask the
-	// row, and with Portable so do sliding windows. What is taken ahead from a fixed window
-	// ends with it, and from a sliding window with the slot in which it counts, to which
-	// what is left goes back. At most some 16,000 keys are remembered.
+	// The verbs with Tx, checks, AllowAtMost, AllowFirst and limits with shards ask the row.
+	// Tokens of a fixed window end with it, and those of a sliding window with the slot in
+	// which they count, to which they go back. At most some 16,000 keys are remembered.
 	Escrow time.Duration
 
 	// Timeout is how long a decision on its own (the verbs without Tx, but for
