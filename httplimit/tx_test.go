@@ -137,7 +137,7 @@ func TestInTheHandlersTransaction(t *testing.T) {
 func TestLockedRow(t *testing.T) {
 	t.Parallel()
 	store, db := newStore(t, nil)
-	m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: rows, Key: byUser}}, Timeout: time.Second})
+	m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: rows, Key: byUser}}, Timeout: 3 * time.Second})
 	h := m.Handler(&answering{})
 	tx, err := db.Pool.Begin(t.Context())
 	if err != nil {
@@ -238,7 +238,7 @@ func TestTransportsShareALimitInPostgreSQL(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		if came = append(came, time.Now()); len(came) == requests/2 {
-			w.Header().Set("Retry-After", "1")
+			w.Header().Set("Retry-After", "2")
 			w.WriteHeader(http.StatusTooManyRequests)
 		}
 	}))
@@ -277,8 +277,9 @@ func TestTransportsShareALimitInPostgreSQL(t *testing.T) {
 	for i := requests / 2; i < len(came); i++ {
 		pause = max(pause, came[i].Sub(came[i-1]))
 	}
-	if pause < 900*time.Millisecond {
-		t.Errorf("the longest gap after the 429 is %v, want the pause of 1 s: both hold", pause)
+	// It is shorter by how long it takes to store the pause, meanwhile some still come.
+	if pause < time.Second {
+		t.Errorf("the longest gap after the 429 is %v, want most of the pause of 2 s: both hold", pause)
 	}
 	t.Logf("%d requests in %v, with a pause of %v", len(came), came[len(came)-1].Sub(begun), pause)
 }
