@@ -51,6 +51,8 @@ type Config struct {
 	// Clock tells the instant that decides, for tests. The default, nil, is
 	// the database's clock, read by the deciding statement itself. Outside of
 	// tests anything else gives away what keeps several processes together.
+	// Its instants must be before 5 June 2285: from then on PostgreSQL and this
+	// package compute durations differently, by some microseconds.
 	Clock func() time.Time
 
 	// Portable keeps every statement to what a PostgreSQL that distributes

@@ -39,6 +39,8 @@
 //
 // All of pgx's query exec modes work. Through PgBouncer in transaction pooling
 // choose one that prepares nothing: exec, cache_describe or simple_protocol.
+// With exec and simple_protocol the connection's DateStyle must be ISO, as it is
+// by default; otherwise every call fails.
 // Decisions on their own use up to two connections of the pool at a time,
 // however many wait.
 package pgstore

@@ -354,6 +354,9 @@ func (s *Store) change(ctx context.Context, tx pgx.Tx, call *decide.Call, to fun
 // each counts tokens in for its own number of rows, so the limit can be
 // exceeded by up to its rate. To be exact, [Store.Pause] the limit for as long
 // as the roll-out takes, and call Reshard in the meantime.
+//
+// A receipt from before goes back to the shards that it took from, as far as there is room in
+// them now. So what is settled or cancelled after Reshard can give back less, and never more.
 func (s *Store) Reshard(ctx context.Context, from, to ratelimit.Limit, key string) error {
 	if err := s.usable(); err != nil {
 		return err

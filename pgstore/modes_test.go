@@ -137,3 +137,32 @@ func TestDisabledStatementCache(t *testing.T) {
 		t.Errorf("got OK %v, error %v", result.OK, err)
 	}
 }
+
+// Where instants come as text, another DateStyle than ISO is never a yes; where they do not,
+// it does not matter.
+func TestDateStyle(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name, style string
+		mode        pgx.QueryExecMode
+		works       bool
+	}{
+		{"cache statement", "German", pgx.QueryExecModeCacheStatement, true},
+		{"cache describe", "German", pgx.QueryExecModeCacheDescribe, true},
+		{"exec", "German", pgx.QueryExecModeExec, false},
+		{"simple protocol", "German", pgx.QueryExecModeSimpleProtocol, false},
+		{"exec and ISO", "ISO", pgx.QueryExecModeExec, true},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) {
+				c.ConnConfig.DefaultQueryExecMode = test.mode
+				c.ConnConfig.RuntimeParams["datestyle"] = test.style
+			}))
+			result, err := newStore(t, db).Allow(t.Context(), slow("l", 10).For("k"))
+			if result.OK != test.works || (err == nil) != test.works {
+				t.Errorf("got %v, %v, want OK and no error %v", result.OK, err, test.works)
+			}
+		})
+	}
+}

@@ -40,7 +40,8 @@ import (
 // whether that was committed: that is [ErrOutcomeUnknown]. A receipt that was read
 // from text is proof of it, if it was stored in the transaction that took.
 //
-// Do not settle a receipt from before a reset of its key: that has given back already.
+// Do not settle a receipt from before a reset of its key: that has given back already. One
+// from before [Store.Reshard] can give back less than it should, and never more.
 func (s *Store) SettleTx(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, used ...float64) (ratelimit.Result, error) {
 	if err := s.usableIn(tx); err != nil {
 		return ratelimit.Result{}, err

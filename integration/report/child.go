@@ -43,6 +43,7 @@ var jobs = map[string]func(context.Context, *env) error{
 	"work":   work,
 	"arrive": arrive,
 	"hoard":  hoard,
+	"beside": besides,
 	"stroll": stroll,
 }
 

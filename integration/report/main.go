@@ -30,6 +30,7 @@ var sections = []section{
 	{"accounts", "Exact accounts", attackAccounts},
 	{"arrivals", "The arrival curve", attackArrivals},
 	{"memory", "Granted from memory", attackMemory},
+	{"beside", "Beside memory", attackBeside},
 	{"strangers", "Nobody stalls a stranger", attackStrangers},
 	{"wire", "Faults on the wire", attackWire},
 	{"pooler", "PgBouncer between", attackPooler},
@@ -87,7 +88,7 @@ func run(ctx context.Context) error {
 	flag.BoolVar(&o.quick, "quick", false, "less of everything")
 	flag.BoolVar(&o.write, "write", false, "write the report into "+document+" as well")
 	flag.StringVar(&o.only, "only", "", "the sections whose names match this regular expression")
-	flag.Float64Var(&o.minutes, "minutes", 0, "how long endurance takes; by default 20, with --quick half of one")
+	flag.Float64Var(&o.minutes, "minutes", 0, "how long endurance takes, by default 20, with --quick half of one; and beside, by default 1, with --quick a tenth")
 	flag.StringVar(&o.bin, "bin", "", "the directory of the server programs; by default the newest found")
 	flag.Parse()
 	only, err := regexp.Compile(o.only)
