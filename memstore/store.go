@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -65,13 +66,19 @@ type session struct {
 
 // layer is what was done since a transaction or a savepoint was begun.
 type layer struct {
-	rows map[decide.Row]*bucket.State // as they are since then; nil for one that is gone
-	keys []decide.Key                 // that are held since then
-	undo []func()                     // what else a rollback does
+	rows map[decide.Row]row // as they are since then
+	keys []decide.Key       // that are held since then
+	undo []func()           // what else a rollback does
+}
+
+// row is what a layer has of a row, which may be gone.
+type row struct {
+	state bucket.State
+	gone  bool
 }
 
 func (of *session) push() *layer {
-	l := &layer{rows: map[decide.Row]*bucket.State{}}
+	l := &layer{rows: map[decide.Row]row{}}
 	of.layers = append(of.layers, l)
 	return l
 }
@@ -85,17 +92,15 @@ func (of *session) keep(depth int) {
 	for _, l := range of.layers[depth:] {
 		if depth > 0 {
 			below := of.layers[depth-1]
-			for row, state := range l.rows {
-				below.rows[row] = state
-			}
+			maps.Copy(below.rows, l.rows)
 			below.keys, below.undo = append(below.keys, l.keys...), append(below.undo, l.undo...)
 			continue
 		}
-		for row, state := range l.rows {
-			if state == nil {
-				delete(of.store.rows, row)
+		for name, r := range l.rows {
+			if r.gone {
+				delete(of.store.rows, name)
 			} else {
-				of.store.rows[row] = *state
+				of.store.rows[name] = r.state
 			}
 		}
 		of.store.free(l.keys)
@@ -179,20 +184,10 @@ func (s scope) top() *layer {
 // then. A transaction has them from then on.
 func (s scope) lock(ctx context.Context, call *decide.Call) error {
 	s.mu.Lock()
-	if _, ok := ctx.Deadline(); !ok && s.locked(call) != nil {
-		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, lockTimeout)
-		defer cancel()
-	}
-	for key := s.locked(call); key != nil; key = s.locked(call) {
-		freed := s.freed
-		s.mu.Unlock()
-		select {
-		case <-freed:
-		case <-ctx.Done():
-			return fmt.Errorf("%w that has limit %q and one of its keys: %w", ErrLocked, key.Name, ctx.Err())
+	if s.locked(call) != nil {
+		if err := s.await(ctx, call); err != nil {
+			return err
 		}
-		s.mu.Lock()
 	}
 	if err := s.open(); err != nil {
 		s.mu.Unlock()
@@ -209,52 +204,68 @@ func (s scope) lock(ctx context.Context, call *decide.Call) error {
 	return nil
 }
 
-// locked returns a key of a call that another transaction has, nil if there is none.
-func (s scope) locked(call *decide.Call) *decide.Key {
+// await waits until no other transaction has the keys of a call. It lets go of the store's
+// lock meanwhile, and for good if it returns an error.
+func (s scope) await(ctx context.Context, call *decide.Call) error {
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, lockTimeout)
+		defer cancel()
+	}
+	for a := s.locked(call); a != nil; a = s.locked(call) {
+		freed := s.freed
+		s.mu.Unlock()
+		select {
+		case <-freed:
+		case <-ctx.Done():
+			return fmt.Errorf("%w that has limit %q and one of its keys: %w", ErrLocked, a.Definition.Name, ctx.Err())
+		}
+		s.mu.Lock()
+	}
+	return nil
+}
+
+// locked returns an ask of a call whose key another transaction has, nil if there is none.
+func (s scope) locked(call *decide.Call) *decide.Ask {
 	for i := range call.Asks {
-		key := call.Asks[i].Of()
-		if holder := s.held[key]; holder != nil && holder != s.session {
-			return &key
+		if holder := s.held[call.Asks[i].Of()]; holder != nil && holder != s.session {
+			return &call.Asks[i]
 		}
 	}
 	return nil
 }
 
 // get returns the state of a row, if it is there.
-func (s scope) get(row decide.Row) (bucket.State, bool) {
+func (s scope) get(name decide.Row) (bucket.State, bool) {
 	if s.session != nil {
 		for _, l := range slices.Backward(s.session.layers) {
-			if state, ok := l.rows[row]; ok {
-				if state == nil {
-					return bucket.State{}, false
-				}
-				return *state, true
+			if r, ok := l.rows[name]; ok {
+				return r.state, !r.gone
 			}
 		}
 	}
-	state, ok := s.rows[row]
+	state, ok := s.rows[name]
 	return state, ok
 }
 
-func (s scope) put(row decide.Row, state bucket.State) {
+func (s scope) put(name decide.Row, state bucket.State) {
 	if top := s.top(); top != nil {
-		top.rows[row] = &state
+		top.rows[name] = row{state: state}
 		return
 	}
-	s.rows[row] = state
+	s.rows[name] = state
 }
 
-func (s scope) remove(row decide.Row) {
+func (s scope) remove(name decide.Row) {
 	if top := s.top(); top == nil {
-		delete(s.rows, row)
-	} else if _, ok := s.get(row); ok {
-		top.rows[row] = nil
+		delete(s.rows, name)
+	} else if _, ok := s.get(name); ok {
+		top.rows[name] = row{gone: true}
 	}
 }
 
-// onRollback has do done if what the verb has done is rolled back.
+// onRollback has do done if what the verb has done in its transaction is rolled back.
 func (s scope) onRollback(do func()) {
-	if top := s.top(); top != nil {
-		top.undo = append(top.undo, do)
-	}
+	top := s.top()
+	top.undo = append(top.undo, do)
 }

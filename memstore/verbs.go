@@ -34,7 +34,9 @@ func (s scope) takeCall(ctx context.Context, call decide.Call, err error) (ratel
 		s.put(changes[i].Row, changes[i].After)
 	}
 	result := call.Receipted(changes, decide.View{States: s.states(&call, view.At), At: view.At}, "", nil)
-	s.onRollback(func() { receipt.RolledBack(result.Receipt) })
+	if paid := result.Receipt; s.session != nil {
+		s.onRollback(func() { receipt.RolledBack(paid) })
+	}
 	return result, nil
 }
 
@@ -207,7 +209,7 @@ func (s scope) settle(ctx context.Context, r *ratelimit.Receipt, used []float64)
 		result = s.make(&settlement)
 		return settled, nil
 	})
-	if err == nil {
+	if err == nil && s.session != nil {
 		s.onRollback(func() {
 			_ = receipt.Redeem(context.Background(), r, func(string) (string, error) { return "", nil })
 		})
