@@ -97,27 +97,66 @@ func (d Definition) Limit() Limit {
 	if math.IsInf(d.MaxReserved, 1) {
 		w.MaxReserved = 0 // unlimited by default
 	}
-	return ofKind(d.Kind, w, d.Slots)
-}
-
-// ofKind is the limit of a kind that has w's fields, and so many slots, nil when
-// there is no such kind.
-func ofKind(kind Kind, w FixedWindow, slots int) Limit {
-	switch kind {
-	case KindTokenBucket:
-		return TokenBucket{
-			Name: w.Name, Rate: w.Rate, Period: w.Period, Capacity: w.Capacity,
-			MaxReserved: w.MaxReserved, Shards: w.Shards,
-		}
-	case KindFixedWindow:
-		return w
-	case KindSlidingWindow:
-		return SlidingWindow{
-			Name: w.Name, Rate: w.Rate, Period: w.Period, Slots: slots,
-			MaxReserved: w.MaxReserved, Shards: w.Shards, Start: w.Start,
-		}
+	if limit := shapeOf(d.Kind).limit; limit != nil {
+		return limit(w, d.Slots)
 	}
 	return nil
+}
+
+// Validate reports what is wrong with the definition, as its limit's Validate does.
+func (d Definition) Validate() error {
+	if limit := d.Limit(); limit != nil {
+		return limit.Validate()
+	}
+	return &FieldError{Limit: d.Name, Field: "Kind", Value: d.Kind, Reason: badKind}
+}
+
+// shape is how the limits of a kind are written.
+type shape struct {
+	limit   func(w FixedWindow, slots int) Limit // with the fields that w has
+	without []lack                               // fields of other kinds
+}
+
+// lack is a field in JSON that a kind has not, and why.
+type lack struct{ field, reason string }
+
+func (s shape) has(field string) bool {
+	return !slices.ContainsFunc(s.without, func(l lack) bool { return l.field == field })
+}
+
+var shapes = [...]shape{
+	KindTokenBucket: {
+		limit: func(w FixedWindow, _ int) Limit {
+			return TokenBucket{
+				Name: w.Name, Rate: w.Rate, Period: w.Period, Capacity: w.Capacity,
+				MaxReserved: w.MaxReserved, Shards: w.Shards,
+			}
+		},
+		without: []lack{{"start", "is not for a token bucket, which has no windows"}, {"slots", onlySliding}},
+	},
+	KindFixedWindow: {
+		limit:   func(w FixedWindow, _ int) Limit { return w },
+		without: []lack{{"slots", onlySliding}},
+	},
+	KindSlidingWindow: {
+		limit: func(w FixedWindow, slots int) Limit {
+			return SlidingWindow{
+				Name: w.Name, Rate: w.Rate, Period: w.Period, Slots: slots,
+				MaxReserved: w.MaxReserved, Shards: w.Shards, Start: w.Start,
+			}
+		},
+		without: []lack{{"capacity", "is not for a sliding window, whose capacity is its rate"}},
+	},
+}
+
+const onlySliding = "is for a sliding window only"
+
+// shapeOf is that of a kind, the zero shape if there is no such kind.
+func shapeOf(kind Kind) shape {
+	if int(kind) < len(shapes) {
+		return shapes[kind]
+	}
+	return shape{}
 }
 
 // NameOf is limit's name, without building its Definition: "" for nil.
@@ -263,6 +302,8 @@ func badPeriod(period time.Duration) string {
 	switch {
 	case period <= 0:
 		return "must be positive"
+	case period < time.Microsecond: // time.Duration counts nanoseconds
+		return fmt.Sprintf("must be whole microseconds: for %d seconds write %[1]d * time.Second", int64(period))
 	case period%time.Microsecond != 0:
 		return "must be whole microseconds"
 	case period > MaxSpan:

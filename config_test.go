@@ -377,3 +377,25 @@ func TestNameOf(t *testing.T) {
 		}
 	}
 }
+
+// A definition says of itself what its limit says.
+func TestDefinitionValidate(t *testing.T) {
+	for _, tt := range []struct {
+		name string
+		d    Definition
+		want string // the bad field
+	}{
+		{"sound", SlidingWindow{Name: "a", Rate: 1, Period: time.Second}.Definition(), ""},
+		{"no kind", Definition{Name: "a", Rate: 1, Period: time.Second}, "Kind"},
+		{"a kind that there is not", Definition{Name: "a", Kind: 200, Rate: 1, Period: time.Second}, "Kind"},
+		{"a field", Definition{Name: "a", Kind: KindTokenBucket, Rate: -1, Period: time.Second, Shards: 1}, "Rate"},
+	} {
+		bad := fieldErrors(tt.d.Validate())
+		if tt.want == "" && len(bad) != 0 || tt.want != "" && (len(bad) != 1 || bad[0].Field != tt.want) {
+			t.Errorf("%s: %v, want %q to be at fault", tt.name, bad, tt.want)
+		}
+		if got := tt.d.SlotWidth(); got < 0 {
+			t.Errorf("%s: SlotWidth() = %v", tt.name, got)
+		}
+	}
+}

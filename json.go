@@ -4,9 +4,15 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
+	"maps"
 	"math"
+	"strconv"
+	"strings"
 	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
 // definitionJSON is a Definition as JSON has it.
@@ -23,22 +29,18 @@ type definitionJSON struct {
 }
 
 // MarshalJSON writes the definition as UnmarshalJSON reads it. A definition that
-// is not sound is an error: that of its limit's Validate.
+// is not sound is an error: that of Validate.
 func (d Definition) MarshalJSON() ([]byte, error) {
-	limit := d.Limit()
-	if limit == nil {
-		return nil, &FieldError{Limit: d.Name, Field: "Kind", Value: d.Kind, Reason: badKind}
-	}
-	if err := limit.Validate(); err != nil {
+	if err := d.Validate(); err != nil {
 		return nil, err
 	}
-	d = limit.Definition()
+	d = d.Limit().Definition()
 	out := definitionJSON{
 		Name: d.Name, Kind: d.Kind.String(), Rate: d.Rate, Period: span(d.Period),
 		Capacity: jsonAmount(d.Capacity), MaxReserved: jsonAmount(d.MaxReserved), Shards: d.Shards, Slots: d.Slots,
 	}
-	if d.Kind == KindSlidingWindow {
-		out.Capacity = nil // it is the rate
+	if !shapeOf(d.Kind).has("capacity") {
+		out.Capacity = nil
 	}
 	if !d.Start.IsZero() {
 		out.Start = d.Start.Format(time.RFC3339Nano)
@@ -58,7 +60,8 @@ func jsonAmount(v float64) any {
 //	{"name": "api", "kind": "token bucket", "rate": 10, "period": "1m",
 //	 "capacity": 20, "maxReserved": 5, "shards": 8}
 //
-// The kind is "token bucket", "fixed window" or "sliding window"; the period is a
+// The kind is "token bucket", "fixed window" or "sliding window", in any case and with
+// spaces or underscores; the period is a
 // duration as Go writes them. Capacity and maxReserved may be "none", and maxReserved
 // "unlimited". They, shards and a window's start, an instant by RFC 3339,
 // may be left out for their defaults. A sliding window has slots, which may be left
@@ -127,7 +130,7 @@ func (r *reader) field(name string, value json.RawMessage) {
 
 // limit is the limit that the fields are of, nil when they are of none.
 func (r *reader) limit() Limit {
-	capacity := r.raw["capacity"]
+	given := maps.Clone(r.raw)
 	w := FixedWindow{Name: take[string](r, "name", "must be a text")}
 	r.faults.limit = w.Name
 	kind := r.kind()
@@ -136,10 +139,13 @@ func (r *reader) limit() Limit {
 	w.Capacity = r.amount("capacity", `must be a number or "none"`)
 	w.MaxReserved = r.maxReserved()
 	w.Shards = take[int](r, "shards", "must be a whole number")
-	w.Start = r.start(kind)
-	slots := r.slots(kind)
-	if kind == KindSlidingWindow && w.Capacity != 0 {
-		r.faults.add("capacity", jsonValue(capacity), "is not for a sliding window, whose capacity is its rate")
+	w.Start = r.start()
+	slots := take[int](r, "slots", "must be a whole number")
+	shape := shapeOf(kind)
+	for _, lack := range shape.without {
+		if raw, ok := given[lack.field]; ok && !r.faults.have(lack.field) {
+			r.faults.add(lack.field, jsonValue(raw), lack.reason)
+		}
 	}
 	for _, name := range r.order {
 		if value, left := r.raw[name]; left {
@@ -147,7 +153,10 @@ func (r *reader) limit() Limit {
 			delete(r.raw, name)
 		}
 	}
-	return ofKind(kind, w, slots)
+	if shape.limit == nil {
+		return nil
+	}
+	return shape.limit(w, slots)
 }
 
 // take reads a field, which may be left out.
@@ -169,15 +178,20 @@ const badKind = `must be "token bucket", "fixed window" or "sliding window"`
 
 func (r *reader) kind() Kind {
 	text := take[string](r, "kind", badKind)
-	for _, k := range []Kind{KindTokenBucket, KindFixedWindow, KindSlidingWindow} {
-		if text == k.String() {
-			return k
-		}
-	}
-	if !r.faults.have("kind") {
+	k, err := ParseKind(text)
+	if err != nil && !r.faults.have("kind") {
 		r.faults.add("kind", text, badKind)
 	}
-	return 0
+	return k
+}
+
+// ParseKind reads a kind as [Kind.String] writes it, in any case and with spaces or
+// underscores. An error is a *[FieldError].
+func ParseKind(text string) (Kind, error) {
+	if k, ok := bucket.ParseKind(strings.ToLower(strings.ReplaceAll(text, "_", " "))); ok {
+		return k, nil
+	}
+	return 0, &FieldError{Field: "Kind", Value: text, Reason: badKind}
 }
 
 func (r *reader) period() time.Duration {
@@ -185,9 +199,21 @@ func (r *reader) period() time.Duration {
 	text := take[string](r, "period", reason)
 	period, err := time.ParseDuration(text)
 	if err != nil && !r.faults.have("period") {
-		r.faults.add("period", text, reason)
+		r.faults.add("period", text, reason+inHours(text))
 	}
 	return period
+}
+
+// inHours says how a period of days or weeks is written, which time.ParseDuration does
+// not read: days are not all of one length.
+func inHours(text string) string {
+	for unit, hours := range map[string]float64{"d": 24, "w": 7 * 24} {
+		number, found := strings.CutSuffix(text, unit)
+		if n, err := strconv.ParseFloat(number, 64); found && err == nil && n > 0 && !math.IsInf(n, 0) {
+			return fmt.Sprintf(": for %s write %q", text, amount(n*hours)+"h")
+		}
+	}
+	return ""
 }
 
 // amount is what an amount's field of a limit holds: 0 when it is left out.
@@ -212,9 +238,9 @@ func (r *reader) maxReserved() float64 {
 	return r.amount("maxReserved", `must be a number, "none" or "unlimited"`)
 }
 
-func (r *reader) start(kind Kind) time.Time {
+func (r *reader) start() time.Time {
 	const reason = `must be an instant such as "2025-01-06T00:00:00Z"`
-	raw, given := r.raw["start"]
+	_, given := r.raw["start"]
 	text := take[string](r, "start", reason)
 	if !given || r.faults.have("start") {
 		return time.Time{}
@@ -222,19 +248,8 @@ func (r *reader) start(kind Kind) time.Time {
 	start, err := time.Parse(time.RFC3339, text)
 	if err != nil || start.IsZero() { // the zero time would be no start
 		r.faults.add("start", text, reason)
-	} else if kind == KindTokenBucket {
-		r.faults.add("start", jsonValue(raw), "is for a window only")
 	}
 	return start
-}
-
-func (r *reader) slots(kind Kind) int {
-	raw, given := r.raw["slots"]
-	n := take[int](r, "slots", "must be a whole number")
-	if given && kind != KindSlidingWindow && !r.faults.have("slots") {
-		r.faults.add("slots", jsonValue(raw), "is for a sliding window only")
-	}
-	return n
 }
 
 // jsonValue is a value for a FieldError: a text without its quotes, a number or

@@ -145,6 +145,52 @@ func TestUnmarshalInvalid(t *testing.T) {
 	}
 }
 
+func TestParseKind(t *testing.T) {
+	for want, texts := range map[Kind][]string{
+		KindTokenBucket:   {"token bucket", "token_bucket", "Token Bucket", "TOKEN_BUCKET"},
+		KindFixedWindow:   {"fixed window", "fixed_window", "Fixed_window"},
+		KindSlidingWindow: {"sliding window", "sliding_window", "Sliding Window"},
+		0:                 {"", "bucket", "tokenbucket", "token-bucket", " token bucket", "token__bucket", "leaky bucket"},
+	} {
+		for _, text := range texts {
+			if got, err := ParseKind(text); got != want || (err == nil) != (want != 0) || err != nil && !errors.Is(err, ErrInvalid) {
+				t.Errorf("ParseKind(%q) = %v, %v, want %v", text, got, err, want)
+			}
+			var d Definition
+			err := json.Unmarshal([]byte(`{"name": "a", "rate": 1, "period": "1s", "kind": "`+text+`"}`), &d)
+			if d.Kind != want || (err == nil) != (want != 0) {
+				t.Errorf("Unmarshal of kind %q = %v, %v, want %v", text, d.Kind, err, want)
+			}
+		}
+	}
+}
+
+// A period that is written as others write it is told as it must be.
+func TestPeriodHints(t *testing.T) {
+	for text, want := range map[string]string{
+		"1d": `for 1d write "24h"`, "7d": `for 7d write "168h"`, "0.5d": `for 0.5d write "12h"`, "2w": `for 2w write "336h"`,
+		"1 day": "", "d": "", "-1d": "", "1e999d": "", "1h1d": "",
+	} {
+		var d Definition
+		err := json.Unmarshal([]byte(`{"name": "a", "kind": "token bucket", "rate": 1, "period": "`+text+`"}`), &d)
+		const reason = `must be a duration such as "1m30s"`
+		if err == nil || !strings.Contains(err.Error(), reason) || want != "" && !strings.HasSuffix(err.Error(), ": "+want) || want == "" && !strings.HasSuffix(err.Error(), reason) {
+			t.Errorf("period %q: got %v, want %q", text, err, want)
+		}
+	}
+	for period, want := range map[time.Duration]string{
+		60:  "Period 60ns: must be whole microseconds: for 60 seconds write 60 * time.Second",
+		999: "for 999 seconds write 999 * time.Second",
+	} {
+		if err := (TokenBucket{Name: "a", Rate: 1, Period: period}).Validate(); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("Period: %d: got %v, want %q", period, err, want)
+		}
+	}
+	if err := (TokenBucket{Name: "a", Rate: 1, Period: 1500}).Validate(); err == nil || strings.Contains(err.Error(), "time.Second") {
+		t.Errorf("Period of 1.5 µs: got %v, want no hint", err)
+	}
+}
+
 // Direct calls, that json.Unmarshal has not looked at, are no different.
 func TestUnmarshalNoJSON(t *testing.T) {
 	for _, text := range []string{"", "{", "}", `{"name"`, `{"name":`, `{"name": "a",}`, `{"name": "a"} {}`, `{7: 1}`, "\xff", strings.Repeat("[", 1e6)} {

@@ -45,7 +45,6 @@ func TestNoTypeShowsKeys(t *testing.T) {
 	values := map[string]any{
 		"Kind": KindTokenBucket, "Definition": api.Definition(), "TokenBucket": api, "SlidingWindow": other,
 		"FixedWindow":          FixedWindow{Name: "w", Rate: 1, Period: time.Hour},
-		"State":                State{Value: 1, TS: t0},
 		"Request":              []any{both[0], &both[0]},
 		"Status":               []any{granted.Status, refused.Several[1]},
 		"Result":               []any{granted, refused, one, &granted, Result{}},

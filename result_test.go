@@ -52,3 +52,24 @@ func TestZeroResultErr(t *testing.T) {
 		t.Errorf("Error() = %q, want a refusal", got)
 	}
 }
+
+// An error is told before a refusal, and the result in any case.
+func TestGranted(t *testing.T) {
+	failed := errors.New("failed")
+	for _, tt := range []struct {
+		name   string
+		result Result
+		err    error
+		want   error
+	}{
+		{"granted", Result{Status: Status{OK: true, Taken: 3}}, nil, nil},
+		{"refused", Result{Status: Status{RetryAfter: time.Second}}, nil, ErrRefused},
+		{"failed", Result{}, failed, failed},
+		{"failed, with a result", Result{Status: Status{OK: true, Taken: 3}}, failed, failed},
+	} {
+		result, err := Granted(tt.result, tt.err)
+		if !errors.Is(err, tt.want) || result.Taken != tt.result.Taken || result.RetryAfter != tt.result.RetryAfter {
+			t.Errorf("%s: %v, %v, want %v, %v", tt.name, result, err, tt.result, tt.want)
+		}
+	}
+}

@@ -56,8 +56,8 @@ type SlidingWindow struct {
 
 	// MaxReserved is how far ahead reservations may go, as the tokens that Rate
 	// is in that time; the bound is inclusive. With a Rate of 100 a minute, 50
-	// are 30 seconds. Zero means unlimited (in effect, MaxSpan); None means not
-	// at all.
+	// are 30 seconds. Zero means unlimited (in effect, MaxSpan), which is right for a
+	// queue of jobs; where somebody waits, set it. None means not at all.
 	MaxReserved float64
 
 	// Shards spreads each key over that many rows, so that a limit that

@@ -46,6 +46,9 @@ func (r Result) Split(parts ...[]float64) ([]Result, error) {
 		return nil, &FieldError{Field: "Result", Value: r.OK, Reason: "must be granted"}
 	}
 	portions := r.portions()
+	if err := areTokens(parts, len(portions)); err != nil {
+		return nil, err
+	}
 	for k, p := range portions {
 		if err := p.mayBe(parts, k); err != nil {
 			return nil, err
@@ -93,7 +96,7 @@ func lastDue(each []Status) Status {
 // portion is what a result took of one limit.
 type portion struct {
 	Status
-	shard    bucket.Definition
+	shard    *bucket.Definition
 	payments []receipt.Payment
 	left     []receipt.Left // nil if it is not known
 	next     int            // payment to divide
@@ -101,7 +104,7 @@ type portion struct {
 }
 
 // shardOf returns one shard's share of a limit.
-func shardOf(limit Limit) bucket.Definition {
+func shardOf(limit Limit) *bucket.Definition {
 	d := limit.Definition()
 	return d.bucket().Shard()
 }
@@ -137,7 +140,7 @@ func (r Result) portions() []*portion {
 // due is when the first so many tokens of p are there, which is not before from.
 func (p *portion) due(tokens float64, from time.Time) time.Time {
 	switch {
-	case p.left == nil || p.shard.Kind == KindSlidingWindow: // which counts all of it in one slot
+	case p.left == nil || p.shard.Slotted(): // which counts all of it in one slot
 		return p.RetryAt
 	case len(p.left) == 1:
 		return p.dueInRow(tokens)
@@ -183,7 +186,7 @@ func (p *portion) part(tokens, before float64, due time.Time) Status {
 	s := p.Status
 	s.Request.Count, s.Taken = tokens, tokens
 	s.RetryAt, s.RetryAfter = due, due.Sub(s.At)
-	ahead := p.shard.Kind == KindSlidingWindow && p.RetryAfter > 0 // then the value is a time
+	ahead := p.shard.Slotted() && p.RetryAfter > 0 // then the value is a time
 	if rest := p.Taken - before; rest > 0 && !ahead {
 		s.Value += rest
 		s.Remaining = int64(max(0, math.Floor(s.Value+exact.Tolerance(s.Value, 1, s.Capacity))))
@@ -218,13 +221,21 @@ func (p *portion) pay(tokens float64, last bool) (paid []receipt.Payment) {
 	return paid
 }
 
+// areTokens is the error of parts that are not tokens of each of the limits.
+func areTokens(parts [][]float64, limits int) error {
+	for i, part := range parts {
+		none := func(v float64) bool { return badAmount(v) != "" }
+		if len(part) != limits || slices.ContainsFunc(part, none) {
+			return &FieldError{Field: fmt.Sprintf("Parts[%d]", i), Value: part, Reason: fmt.Sprintf("must be the tokens of each of the result's %d limits", limits)}
+		}
+	}
+	return nil
+}
+
 // mayBe is the error of parts that are not what p has taken; k is the place of p.
 func (p *portion) mayBe(parts [][]float64, k int) error {
 	sum := 0.0
-	for i, part := range parts {
-		if k >= len(part) || !(part[k] >= 0) {
-			return &FieldError{Field: fmt.Sprintf("Parts[%d]", i), Value: part, Reason: "must be tokens of each limit of the result"}
-		}
+	for _, part := range parts {
 		sum += part[k]
 	}
 	if slack := exact.Tolerance(sum, p.Taken, 0) * float64(1+len(parts)); math.Abs(sum-p.Taken) > slack {

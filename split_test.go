@@ -3,6 +3,7 @@ package ratelimit_test
 import (
 	"errors"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"testing"
@@ -187,12 +188,18 @@ func TestSplitErrors(t *testing.T) {
 		result Result
 		parts  [][]float64
 	}{
-		"refused":       {refused, [][]float64{{6}}},
-		"too few":       {whole, [][]float64{{6}, {3}}},
-		"too many":      {whole, [][]float64{{6}, {5}}},
-		"none":          {whole, nil},
-		"negative":      {whole, [][]float64{{11}, {-1}}},
-		"without limit": {whole, [][]float64{{10}, {}}},
+		"refused":                {refused, [][]float64{{6}}},
+		"too few":                {whole, [][]float64{{6}, {3}}},
+		"too many":               {whole, [][]float64{{6}, {5}}},
+		"none":                   {whole, nil},
+		"negative":               {whole, [][]float64{{11}, {-1}}},
+		"without limit":          {whole, [][]float64{{10}, {}}},
+		"a count too many":       {whole, [][]float64{{6, 1}, {4}}},
+		"NaN too many":           {whole, [][]float64{{6}, {4, math.NaN()}}},
+		"negative too many":      {whole, [][]float64{{6}, {4, -1}}},
+		"NaN":                    {whole, [][]float64{{6}, {math.NaN()}}},
+		"infinite":               {whole, [][]float64{{math.Inf(1)}, {4}}},
+		"all that are too large": {whole, [][]float64{{math.MaxFloat64}, {math.MaxFloat64}}},
 	} {
 		if parts, err := test.result.Split(test.parts...); !errors.Is(err, ErrInvalid) || parts != nil {
 			t.Errorf("%s: %v, %v, want ErrInvalid", name, parts, err)

@@ -17,7 +17,7 @@ import (
 func (d Definition) String() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "%v %s: %s per %s", d.Kind, quoteShort(d.Name), amount(d.Rate), span(d.Period))
-	if d.Kind != KindSlidingWindow { // whose capacity is its rate
+	if shapeOf(d.Kind).has("capacity") {
 		fmt.Fprintf(&b, ", capacity %s", amountOrNone(d.Capacity))
 	}
 	fmt.Fprintf(&b, ", max reserved %s", amountOrNone(d.MaxReserved))

@@ -28,7 +28,10 @@ type TokenBucket struct {
 
 	// MaxReserved is how deep into debt reservations may take the limit; the
 	// bound is inclusive. Zero means unlimited (in effect, what is refilled
-	// during MaxSpan); None means no debt.
+	// during MaxSpan), which is right for a queue: each job gets an instant, however
+	// many there are, and none is refused. Where somebody waits, set it: to wait no
+	// longer than w, to Rate · w / Period, and a reservation that would be due later
+	// is refused. None means no debt.
 	MaxReserved float64
 
 	// Shards spreads each key over that many rows, so that a limit that

@@ -6,12 +6,14 @@ import (
 	"encoding/json"
 	"encoding/xml"
 	"errors"
+	"fmt"
 	"io"
 	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -75,7 +77,7 @@ func TestWindows(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, &out)
 		}
 	}
-	if err := wellFormed(file); err != nil {
+	if err := readable(file); err != nil {
 		t.Errorf("the picture: %v", err)
 	}
 }
@@ -94,7 +96,7 @@ func TestTrade(t *testing.T) {
 			t.Errorf("no %q in\n%s", want, &out)
 		}
 	}
-	if err := wellFormed(file); err != nil {
+	if err := readable(file); err != nil {
 		t.Errorf("the picture: %v", err)
 	}
 }
@@ -127,24 +129,64 @@ func TestEveryImplementation(t *testing.T) {
 			t.Errorf("%s was measured: %v", impl, ok)
 		}
 	}
-	if err := wellFormed(o.plotFile); err != nil {
+	if err := readable(o.plotFile); err != nil {
 		t.Errorf("the picture: %v", err)
 	}
 }
 
-// wellFormed reads a file as XML.
-func wellFormed(file string) error {
+// readable is the error of a picture that is no XML, or has a text whose length is the
+// font's, or that goes beyond the picture.
+func readable(file string) error {
 	f, err := os.Open(file)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
+	texts, width := 0, 0.0
 	d := xml.NewDecoder(f)
 	for {
-		if _, err := d.Token(); errors.Is(err, io.EOF) {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) && texts > 0 {
 			return nil
 		} else if err != nil {
 			return err
+		}
+		start, ok := token.(xml.StartElement)
+		if !ok {
+			continue
+		}
+		switch attrs := numbers(start); start.Name.Local {
+		case "svg":
+			width = attrs["width"]
+		case "text":
+			texts++
+			if length := attrs["textLength"]; !(length > 0) || attrs["x"] < 0 || attrs["x"]+length > width {
+				return fmt.Errorf("a picture of width %g has the text %v", width, start.Attr)
+			}
+		}
+	}
+}
+
+// numbers are the attributes of an element that are numbers, or numbers of points.
+func numbers(element xml.StartElement) map[string]float64 {
+	found := map[string]float64{}
+	for _, a := range element.Attr {
+		if v, err := strconv.ParseFloat(strings.TrimSuffix(a.Value, "pt"), 64); err == nil {
+			found[a.Name.Local] = v
+		}
+	}
+	return found
+}
+
+// The pictures of the documentation look the same in whatever font their readers have.
+func TestPicturesOfDocs(t *testing.T) {
+	files, err := filepath.Glob("../docs/*.svg")
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	for _, file := range files {
+		if err := readable(file); err != nil {
+			t.Errorf("%s: %v", file, err)
 		}
 	}
 }

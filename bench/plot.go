@@ -1,11 +1,13 @@
 package main
 
 import (
-	"errors"
+	"bytes"
 	"fmt"
+	"html"
 	"image/color"
 	"math"
 	"os"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -115,10 +117,12 @@ func drawPlot(file string, results []result, facts []string) error {
 	return writePicture(svg, file)
 }
 
+var pictureFont = font.Font{Typeface: "Liberation", Variant: "Sans"}
+
 // newPicture is a white picture, and what is within its margins. Its fonts are those of
 // what is made after it.
 func newPicture(width, height vg.Length) (*vgsvg.Canvas, draw.Canvas) {
-	plot.DefaultFont = font.Font{Typeface: "Liberation", Variant: "Sans"}
+	plot.DefaultFont = pictureFont
 	plotter.DefaultFont = plot.DefaultFont
 	svg := vgsvg.New(width, height)
 	c := draw.New(svg)
@@ -129,15 +133,33 @@ func newPicture(width, height vg.Length) (*vgsvg.Canvas, draw.Canvas) {
 
 // writePicture writes a picture to a file.
 func writePicture(svg *vgsvg.Canvas, file string) error {
-	f, err := os.Create(file)
-	if err != nil {
+	var picture bytes.Buffer
+	if _, err := svg.WriteTo(&picture); err != nil {
 		return fmt.Errorf("making the picture: %w", err)
 	}
-	_, err = svg.WriteTo(f)
-	if err := errors.Join(err, f.Close()); err != nil {
+	if err := os.WriteFile(file, withLengths(picture.Bytes()), 0o644); err != nil {
 		return fmt.Errorf("writing the picture: %w", err)
 	}
 	return nil
+}
+
+// pictureText is a text in a picture: its start tag, in which is the size, and the text.
+var pictureText = regexp.MustCompile(`<text ([^>]*font-family:)Liberation Sans(;[^>]*font-size:([0-9.]+)px[^>]*)>([^<]*)</text>`)
+
+// withLengths gives each text of a picture the length that it has in the font by which
+// the picture was laid out: readers have other fonts, and a wider one would be cut off.
+func withLengths(picture []byte) []byte {
+	return pictureText.ReplaceAllFunc(picture, func(text []byte) []byte {
+		part := pictureText.FindSubmatch(text)
+		size, err := strconv.ParseFloat(string(part[3]), 64)
+		if err != nil {
+			return text // which the expression has no room for
+		}
+		face := font.DefaultCache.Lookup(pictureFont, vg.Points(size))
+		length := face.Width(html.UnescapeString(string(part[4]))).Points()
+		return fmt.Appendf(nil, `<text textLength="%.5g" lengthAdjust="spacingAndGlyphs" %sLiberation Sans, Arial, Helvetica, sans-serif%s>%s</text>`,
+			length, part[1], part[2], part[4])
+	})
 }
 
 // arrange puts everything in its place.

@@ -32,7 +32,8 @@ type AddressConfig struct {
 type Addresses struct{ config AddressConfig }
 
 // NewAddresses makes an Addresses. A nil config believes no proxy. An error is
-// [ratelimit.ErrInvalid], as a *[ratelimit.FieldError].
+// [ratelimit.ErrInvalid], and tells all that is wrong: a *[ratelimit.FieldError], or several
+// joined.
 func NewAddresses(config *AddressConfig) (*Addresses, error) {
 	a := &Addresses{}
 	if config != nil {
@@ -40,21 +41,19 @@ func NewAddresses(config *AddressConfig) (*Addresses, error) {
 		a.config.Trusted = append([]netip.Prefix(nil), config.Trusted...)
 	}
 	c := &a.config
+	var f faults
 	for i, p := range c.Trusted {
-		if !p.IsValid() {
-			return nil, invalid(fmt.Sprintf("Trusted[%d]", i), p, "must be a valid prefix")
-		}
+		f.must(p.IsValid(), fmt.Sprintf("Trusted[%d]", i), p, "must be a valid prefix")
 		c.Trusted[i] = unmapped(p)
+	}
+	f.must(c.IPv4Bits >= 0 && c.IPv4Bits <= 32, "IPv4Bits", c.IPv4Bits, "must be 1 to 32")
+	f.must(c.IPv6Bits >= 0 && c.IPv6Bits <= 128, "IPv6Bits", c.IPv6Bits, "must be 1 to 128")
+	if err := f.err(); err != nil {
+		return nil, err
 	}
 	c.Header = http.CanonicalHeaderKey(orDefault(c.Header, "X-Forwarded-For"))
 	c.IPv4Bits = orDefault(c.IPv4Bits, 32)
 	c.IPv6Bits = orDefault(c.IPv6Bits, 64)
-	switch {
-	case c.IPv4Bits < 0 || c.IPv4Bits > 32:
-		return nil, invalid("IPv4Bits", c.IPv4Bits, "must be 1 to 32")
-	case c.IPv6Bits < 0 || c.IPv6Bits > 128:
-		return nil, invalid("IPv6Bits", c.IPv6Bits, "must be 1 to 128")
-	}
 	return a, nil
 }
 

@@ -1,7 +1,6 @@
 package httplimit
 
 import (
-	"errors"
 	"fmt"
 	"math"
 	"net/http"
@@ -33,12 +32,12 @@ func CostFromHeader(name string, least, otherwise float64) Cost {
 }
 
 // CostFromQuery is a cost that the client states in the URL's query, such as how
-// many rows it wants. Less than least counts as least. If it is absent or not a
-// number, the cost is otherwise: what such a request costs the handler. A value that
-// is negative or not finite, or several values, of which the handler may see
-// another one, are a *[RequestError] with status 400, and so is a query that cannot
-// be parsed. The handler must read the same parameter: with r.URL.Query, since
-// r.FormValue prefers one in the body.
+// many rows it wants: a whole number, in digits. Less than least counts as least. If it
+// is absent or empty, the cost is otherwise: what such a request costs the handler. All
+// else is a *[RequestError] with status 400: a sign, a space, a point or a letter, since
+// the handler may read another number there, and several values, of which it may see
+// another one; and so is a query that cannot be parsed. The handler must read the same
+// parameter: with r.URL.Query, since r.FormValue prefers one in the body.
 func CostFromQuery(name string, least, otherwise float64) Cost {
 	return func(r *http.Request) (float64, error) {
 		query, err := url.ParseQuery(r.URL.RawQuery)
@@ -51,22 +50,19 @@ func CostFromQuery(name string, least, otherwise float64) Cost {
 
 // stated is the cost that values state.
 func stated(what string, values []string, least, otherwise float64) (float64, error) {
-	switch len(values) {
-	case 0:
-		return otherwise, nil
-	case 1:
-	default:
-		return 0, &RequestError{http.StatusBadRequest, fmt.Sprintf("%s has several values", what)}
-	}
-	n, err := strconv.ParseFloat(strings.TrimSpace(values[0]), 64)
-	if errors.Is(err, strconv.ErrRange) && n > 0 {
-		n, err = math.MaxFloat64, nil // a number, which no limit grants
-	}
 	switch {
-	case math.IsNaN(n) || math.IsInf(n, 0) || n < 0:
-		return 0, &RequestError{http.StatusBadRequest, fmt.Sprintf("%s must be a number that is finite and not negative", what)}
-	case err != nil:
+	case len(values) == 0:
 		return otherwise, nil
+	case len(values) > 1:
+		return 0, &RequestError{http.StatusBadRequest, fmt.Sprintf("%s has several values", what)}
+	case values[0] == "":
+		return otherwise, nil
+	case strings.Trim(values[0], "0123456789") != "":
+		return 0, &RequestError{http.StatusBadRequest, fmt.Sprintf("%s must be a whole number, in digits", what)}
+	}
+	n, err := strconv.ParseFloat(values[0], 64)
+	if err != nil { // too large for a float64: no limit grants it
+		n = math.MaxFloat64
 	}
 	return max(n, least), nil
 }

@@ -4,17 +4,18 @@
 //
 // # Servers
 //
+//	customer := httplimit.Hashed(httplimit.BySubject(customerOf)) // from the request's context
 //	limit, err := httplimit.New(store, &httplimit.Config{
 //		Policies: []httplimit.Policy{
-//			{Limit: PerSecond, Key: httplimit.ByHeader("X-Api-Key")},
-//			{Limit: PerDay, Key: httplimit.ByHeader("X-Api-Key")},
+//			{Limit: PerSecond, Key: customer},
+//			{Limit: PerDay, Key: customer},
 //		},
 //		Jitter: 0.1,
 //	})
 //	if err != nil {
 //		return err
 //	}
-//	http.ListenAndServe(":8080", limit.Handler(mux))
+//	http.ListenAndServe(":8080", authenticated(limit.Handler(mux)))
 //
 // All policies grant a request, or nothing is taken from any. What is answered then:
 //

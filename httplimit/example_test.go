@@ -1,11 +1,15 @@
 package httplimit_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
+	"log/slog"
 	"net/http"
 	"net/http/httptest"
 	"net/netip"
+	"os"
 	"strconv"
 	"strings"
 	"time"
@@ -31,26 +35,169 @@ func show(h http.Handler, r *http.Request) {
 	fmt.Println(strings.Join(line, "  "))
 }
 
+// account is the key of a context under which authenticated keeps whose request it is.
+type account struct{}
+
+// authenticated is what a service does before its limits: only those with an API key get
+// through, and next is told whose it is.
+func authenticated(next http.Handler) http.Handler {
+	apiKeys := map[string]string{"k1": "ann", "k2": "bob"}
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		name, ok := apiKeys[r.Header.Get("X-Api-Key")]
+		if !ok {
+			w.WriteHeader(http.StatusUnauthorized)
+			return
+		}
+		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), account{}, name)))
+	})
+}
+
+// accountOf is the account that authenticated has found, "" if there is none.
+func accountOf(r *http.Request) string {
+	name, _ := r.Context().Value(account{}).(string)
+	return name
+}
+
+// withKey is a request with an API key.
+func withKey(key string) *http.Request {
+	r := httptest.NewRequest("GET", "/", nil)
+	r.Header.Set("X-Api-Key", key)
+	return r
+}
+
+var hello = http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "hello") })
+
+// The limits are those of the account that was authenticated, and not of a header that a
+// client could choose.
 func Example() {
 	store := memstore.New(exampleClock) // or pgstore.New(pool, nil)
+	byAccount := httplimit.Hashed(httplimit.BySubject(accountOf))
 	limit, err := httplimit.New(store, &httplimit.Config{Policies: []httplimit.Policy{
-		{Limit: ratelimit.TokenBucket{Name: "burst", Rate: 2, Period: time.Second}, Key: httplimit.ByHeader("X-Api-Key")},
-		{Limit: ratelimit.FixedWindow{Name: "daily", Rate: 1000, Period: 24 * time.Hour, Start: noon}, Key: httplimit.ByHeader("X-Api-Key")},
+		{Limit: ratelimit.TokenBucket{Name: "burst", Rate: 2, Period: time.Second}, Key: byAccount},
+		{Limit: ratelimit.FixedWindow{Name: "daily", Rate: 1000, Period: 24 * time.Hour, Start: noon}, Key: byAccount},
 	}})
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
-	h := limit.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { io.WriteString(w, "hello") }))
-	for range 3 {
-		r := httptest.NewRequest("GET", "/", nil)
-		r.Header.Set("X-Api-Key", "k1")
-		show(h, r)
+	h := authenticated(limit.Handler(hello))
+	for _, key := range []string{"k1", "k1", "k1", "made up"} {
+		show(h, withKey(key))
 	}
 	// Output:
 	// 200  RateLimit: "burst";r=1;t=1, "daily";r=999;t=86400
 	// 200  RateLimit: "burst";r=0;t=1, "daily";r=998;t=86400
 	// 429  RateLimit: "burst";r=0;t=1  Retry-After: 1
+	// 401
+}
+
+// Customers with a plan of their own have a copy of the limit with other numbers.
+func ExamplePolicy_tier() {
+	standard := ratelimit.TokenBucket{Name: "api", Rate: 1, Period: time.Minute}
+	large := standard
+	large.Rate = 100
+	limit, err := httplimit.New(memstore.New(exampleClock), &httplimit.Config{Policies: []httplimit.Policy{{
+		Limit: standard,
+		Key:   httplimit.BySubject(accountOf),
+		Tier: func(r *http.Request) (ratelimit.Limit, error) {
+			if accountOf(r) == "bob" { // in a program, from the database
+				return large, nil
+			}
+			return standard, nil
+		},
+	}}})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	h := authenticated(limit.Handler(hello))
+	for _, key := range []string{"k1", "k1", "k2", "k2"} {
+		show(h, withKey(key))
+	}
+	// Output:
+	// 200  RateLimit: "api";r=0;t=60
+	// 429  RateLimit: "api";r=0;t=60  Retry-After: 60
+	// 200  RateLimit: "api";r=99;t=1
+	// 200  RateLimit: "api";r=98;t=1
+}
+
+// Before a limit is put in force, shadow mode tells what it would do. All requests pass.
+func ExampleConfig_shadow() {
+	limit, err := httplimit.New(memstore.New(exampleClock), &httplimit.Config{
+		Policies: []httplimit.Policy{{Limit: ratelimit.TokenBucket{Name: "api", Rate: 1, Period: time.Minute}, Key: httplimit.BySubject(accountOf)}},
+		Shadow:   true,
+		Observe:  func(_ *http.Request, e httplimit.Event) { fmt.Println(e) },
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	h := authenticated(limit.Handler(hello))
+	show(h, withKey("k1"))
+	show(h, withKey("k1"))
+	// Output:
+	// granted in shadow mode: 1 of "api": ok, 0 of 1 left
+	// 200
+	// refused in shadow mode: 1 of "api": refused, retry after 1m, 0 of 1 left
+	// 200
+}
+
+// Observe counts decisions, and logs the refusals. The key is in no log that does not ask
+// for it.
+func ExampleConfig_observe() {
+	log := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{
+		ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
+			if len(groups) == 0 && a.Key == slog.TimeKey {
+				return slog.Attr{} // which is not the same each time
+			}
+			return a
+		},
+	}))
+	decisions := map[httplimit.Decision]int{} // a program has counters, which are safe for concurrent use
+	limit, err := httplimit.New(memstore.New(exampleClock), &httplimit.Config{
+		Policies: []httplimit.Policy{{Limit: ratelimit.TokenBucket{Name: "api", Rate: 2, Period: time.Minute}, Key: httplimit.BySubject(accountOf)}},
+		Observe: func(r *http.Request, e httplimit.Event) {
+			decisions[e.Decision]++
+			if e.Decision == httplimit.Refused {
+				log.WarnContext(r.Context(), "refused", "limit", ratelimit.NameOf(e.Result.Request.Limit), "retry_after", e.Result.RetryAfter)
+			}
+		},
+	})
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	h := authenticated(limit.Handler(hello))
+	for range 3 {
+		h.ServeHTTP(httptest.NewRecorder(), withKey("k1"))
+	}
+	fmt.Println(decisions[httplimit.Granted], decisions[httplimit.Refused])
+	// Output:
+	// level=WARN msg=refused limit=api retry_after=30s
+	// 2 1
+}
+
+// An API key is a secret: the database gets its hash.
+func ExampleHashed() {
+	key := httplimit.Hashed(httplimit.ByHeader("X-Api-Key"))
+	fmt.Println(key(withKey("k1")))
+	// Output: arnx6499M4j0-dWG9m6Z_VQIDfLERvDlhmiwnAihbdA <nil>
+}
+
+// What a server says of its limits, in whichever form.
+func ExampleReadAdvice() {
+	for _, header := range []http.Header{
+		{"Retry-After": {"30"}},
+		{"Ratelimit": {`"burst";r=0;t=5, "daily";r=900;t=3600`}},
+		{"X-Ratelimit-Remaining": {"7"}, "X-Ratelimit-Reset": {"12"}},
+	} {
+		advice := httplimit.ReadAdvice(header, noon)
+		fmt.Println(advice.RetryAfter, advice.Exhausted, advice.Reset)
+	}
+	// Output:
+	// 30s false 0s
+	// 0s true 5s
+	// 0s false 12s
 }
 
 // Behind a load balancer in 10.0.0.0/8, signed-in users have a limit each, and the rest
@@ -77,12 +224,20 @@ func ExampleNewAddresses() {
 	// 0:ann <nil>
 }
 
-// Only failed logins count, and the counts are nobody's business.
+// Only failed logins count, and the counts are nobody's business. Nobody is authenticated
+// yet, so the key is account and address together: an account that somebody guesses at is
+// not locked for its owner.
 func ExampleCountOnly() {
+	addresses, err := httplimit.NewAddresses(nil)
+	if err != nil {
+		fmt.Println(err)
+		return
+	}
+	name := func(r *http.Request) string { name, _, _ := r.BasicAuth(); return name }
 	limit, err := httplimit.New(memstore.New(exampleClock), &httplimit.Config{
 		Policies: []httplimit.Policy{{
 			Limit:  ratelimit.TokenBucket{Name: "failed_logins", Rate: 2, Period: time.Hour},
-			Key:    httplimit.ByHeader("X-Account"),
+			Key:    httplimit.Join(httplimit.BySubject(name), addresses.Key),
 			Counts: httplimit.CountOnly(http.StatusUnauthorized),
 		}},
 		Fields: httplimit.NoFields,
@@ -92,14 +247,13 @@ func ExampleCountOnly() {
 		return
 	}
 	logIn := limit.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if r.Header.Get("X-Password") != "correct horse" {
+		if _, password, _ := r.BasicAuth(); password != "correct horse" {
 			w.WriteHeader(http.StatusUnauthorized)
 		}
 	}))
 	for _, password := range []string{"correct horse", "battery", "correct horse", "staple", "correct horse"} {
 		r := httptest.NewRequest("POST", "/login", nil)
-		r.Header.Set("X-Account", "ann")
-		r.Header.Set("X-Password", password)
+		r.SetBasicAuth("ann", password)
 		show(logIn, r)
 	}
 	// Output:
@@ -133,6 +287,51 @@ func ExampleUsed() {
 	// 200  RateLimit: "llm_tokens";r=200;t=1
 	// 200  RateLimit: "llm_tokens";r=136;t=1
 	// 422
+}
+
+// All processes with the same store share a quota with a third party, and are paused
+// together when that says 429.
+func ExampleTransport_store() {
+	partner := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/busy" {
+			w.Header().Set("Retry-After", "3600")
+			w.WriteHeader(http.StatusTooManyRequests)
+		}
+	}))
+	defer partner.Close()
+	quota := ratelimit.TokenBucket{Name: "partner", Rate: 100, Period: time.Minute}
+	store := memstore.New(exampleClock) // in a program pgstore's, which processes share
+	process := func() *http.Client {
+		transport, err := httplimit.NewTransport(&httplimit.TransportConfig{
+			Store: store,
+			Limit: func(*http.Request) ratelimit.Request { return quota.For("") },
+		})
+		if err != nil {
+			panic(err)
+		}
+		return &http.Client{Transport: transport}
+	}
+	one, other := process(), process()
+	for _, call := range []struct {
+		client *http.Client
+		path   string
+	}{{one, "/"}, {one, "/busy"}, {other, "/"}} {
+		resp, err := call.client.Get(partner.URL + call.path)
+		var wait *httplimit.WaitError
+		switch {
+		case errors.As(err, &wait):
+			fmt.Println("not sent:", errors.Is(err, ratelimit.ErrRefused))
+		case err != nil:
+			fmt.Println(err)
+		default:
+			resp.Body.Close()
+			fmt.Println(resp.StatusCode)
+		}
+	}
+	// Output:
+	// 200
+	// 429
+	// not sent: true
 }
 
 // The client waits as long as the server says, and asks again.

@@ -20,7 +20,8 @@ type Key func(*http.Request) (string, error)
 // ForAll is one key for all requests.
 func ForAll(*http.Request) (string, error) { return "", nil }
 
-// ByHeader is the value of a header that was checked before, such as an API key.
+// ByHeader is the value of a header that was checked before, such as an API key, of which
+// [Hashed] keeps the hash. Nobody must be able to make one up: see [BySubject].
 // Without it, or with several values, of which the handler may see another one, the
 // request is answered 400.
 func ByHeader(name string) Key {

@@ -2,6 +2,7 @@ package httplimit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net/http"
@@ -112,21 +113,23 @@ type Middleware struct {
 	outcomes bool // does a policy count by outcome?
 }
 
-// New makes a Middleware. An error is [ratelimit.ErrInvalid]: a
-// *[ratelimit.FieldError], or several joined.
+// New makes a Middleware. An error is [ratelimit.ErrInvalid], and tells all that is wrong:
+// a *[ratelimit.FieldError], or several joined.
 func New(store Store, config *Config) (*Middleware, error) {
-	if store == nil {
-		return nil, invalid("Store", nil, "must not be nil")
-	}
+	var f faults
+	f.must(store != nil, "Store", nil, "must not be nil")
+	f.must(config != nil, "Config", nil, "must not be nil")
 	if config == nil {
-		return nil, invalid("Config", nil, "must not be nil")
+		return nil, f.err()
 	}
 	m := &Middleware{store: store, config: *config}
 	m.config.Policies = append([]Policy(nil), config.Policies...)
 	m.config.PartitionSecret = append([]byte(nil), config.PartitionSecret...)
-	if err := m.config.check(); err != nil {
+	m.config.check(&f)
+	if err := f.err(); err != nil {
 		return nil, err
 	}
+	m.config.setDefaults()
 	for i := range m.config.Policies {
 		p := &m.config.Policies[i]
 		m.outcomes = m.outcomes || p.Counts != nil
@@ -140,52 +143,62 @@ func New(store Store, config *Config) (*Middleware, error) {
 	return m, nil
 }
 
-// check finds what is wrong with c, and fills in defaults.
-func (c *Config) check() error {
-	if err := checkPolicies(c.Policies); err != nil {
-		return err
-	}
-	switch {
-	case c.Fields > Draft11|Triple && c.Fields != NoFields:
-		return invalid("Fields", uint8(c.Fields), "must be Draft11, Triple, both, or NoFields")
-	case !(c.Jitter >= 0 && c.Jitter <= 1):
-		return invalid("Jitter", c.Jitter, "must be between 0 and 1")
-	case c.TooLarge != 0 && c.TooLarge != http.StatusRequestEntityTooLarge && c.TooLarge != http.StatusUnprocessableEntity:
-		return invalid("TooLarge", c.TooLarge, "must be 413 or 422")
-	case c.Timeout < 0:
-		return invalid("Timeout", c.Timeout, "must not be negative")
-	case c.FailureRetryAfter < 0:
-		return invalid("FailureRetryAfter", c.FailureRetryAfter, "must not be negative")
-	}
+// check finds what is wrong with c.
+func (c *Config) check(f *faults) {
+	checkPolicies(f, c.Policies)
+	f.must(c.Fields <= Draft11|Triple || c.Fields == NoFields, "Fields", uint8(c.Fields), "must be Draft11, Triple, both, or NoFields")
+	f.must(c.Jitter >= 0 && c.Jitter <= 1, "Jitter", c.Jitter, "must be between 0 and 1")
+	f.must(c.TooLarge == 0 || c.TooLarge == http.StatusRequestEntityTooLarge || c.TooLarge == http.StatusUnprocessableEntity,
+		"TooLarge", c.TooLarge, "must be 413 or 422")
+	f.must(c.Timeout >= 0, "Timeout", c.Timeout, "must not be negative")
+	f.must(c.FailureRetryAfter >= 0, "FailureRetryAfter", c.FailureRetryAfter, "must not be negative")
+}
+
+func (c *Config) setDefaults() {
 	c.Fields = orDefault(c.Fields, Draft11)
 	c.TooLarge = orDefault(c.TooLarge, http.StatusUnprocessableEntity)
 	c.Timeout = orDefault(c.Timeout, defaultTimeout)
 	c.FailureRetryAfter = orDefault(c.FailureRetryAfter, defaultFailureFor)
 	c.Logger = orDefault(c.Logger, slog.Default())
-	return nil
 }
 
-func checkPolicies(policies []Policy) error {
-	if len(policies) == 0 || len(policies) > ratelimit.MaxRequests {
-		return invalid("Policies", len(policies), fmt.Sprintf("must be 1 to %d", ratelimit.MaxRequests))
-	}
+func checkPolicies(f *faults, policies []Policy) {
+	f.must(len(policies) > 0 && len(policies) <= ratelimit.MaxRequests, "Policies", len(policies), fmt.Sprintf("must be 1 to %d", ratelimit.MaxRequests))
 	limits := make([]ratelimit.Limit, len(policies))
 	for i, p := range policies {
 		limits[i] = p.Limit
 	}
 	if err := ratelimit.Validate(limits...); err != nil {
-		return err
+		*f = append(*f, err)
+		return // without Definitions to go by
 	}
 	for _, l := range limits {
 		d := l.Definition()
 		if !isFieldString(d.Name) {
-			return &ratelimit.FieldError{Limit: d.Name, Field: "Name", Value: d.Name, Reason: "must be printable ASCII, to stand in a RateLimit field"}
+			*f = append(*f, &ratelimit.FieldError{Package: "httplimit", Limit: d.Name, Field: "Name", Value: d.Name, Reason: "must be printable ASCII, to stand in a RateLimit field"})
 		}
 		if d.Capacity == 0 {
-			return &ratelimit.FieldError{Limit: d.Name, Field: "Capacity", Value: d.Capacity, Reason: "can never grant a request"}
+			*f = append(*f, &ratelimit.FieldError{Package: "httplimit", Limit: d.Name, Field: "Capacity", Value: d.Capacity, Reason: "can never grant a request"})
 		}
 	}
-	return nil
+}
+
+// faults are what is wrong with a configuration.
+type faults []error
+
+// err is the faults as one error: nil, the only one, or all joined.
+func (f faults) err() error {
+	if len(f) == 1 {
+		return f[0]
+	}
+	return errors.Join(f...)
+}
+
+// must notes a fault unless a field is good.
+func (f *faults) must(good bool, field string, value any, reason string) {
+	if !good {
+		*f = append(*f, invalid(field, value, reason))
+	}
 }
 
 func orDefault[T comparable](v, def T) T {

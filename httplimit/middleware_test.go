@@ -60,6 +60,17 @@ func TestNewFindsFaults(t *testing.T) {
 			t.Errorf("%s: got %v, want ErrInvalid with %q", test.name, err, test.want)
 		}
 	}
+	_, err := httplimit.New(nil, &httplimit.Config{Policies: append(named("größe"), httplimit.Policy{Limit: empty}), Jitter: -1, Timeout: -1})
+	for _, want := range []string{"Store", "printable ASCII", `limit "empty": Capacity`, "Jitter", "Timeout"} {
+		if !strings.Contains(fmt.Sprint(err), want) {
+			t.Errorf("all at once: got %v, want %q in it", err, want)
+		}
+	}
+	for line := range strings.Lines(fmt.Sprint(err)) {
+		if !strings.HasPrefix(line, "httplimit: ") {
+			t.Errorf("the line %q has another prefix", line)
+		}
+	}
 	if _, err := httplimit.New(nil, &httplimit.Config{Policies: good}); !errors.Is(err, ratelimit.ErrInvalid) {
 		t.Errorf("no store: got %v, want ErrInvalid", err)
 	}

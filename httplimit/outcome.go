@@ -3,6 +3,7 @@ package httplimit
 import (
 	"bufio"
 	"context"
+	"errors"
 	"io"
 	"net"
 	"net/http"
@@ -44,17 +45,14 @@ func CountExcept(first, last int) func(Outcome) bool {
 // whatever there is; the last call holds. A use that a policy does not count, by its
 // Counts, is given back whole.
 //
-// An error is [ratelimit.ErrInvalid]: the count is negative or not finite, or ctx is
-// not that of a request with such a policy, or the handler has returned. Used is safe
-// for concurrent use. Where nothing was taken, since the policy does not apply, or the
+// An error is [ratelimit.ErrInvalid]: the count is none that a request may have (see
+// Request.Validate), or ctx is not that of a request with such a policy, or the handler
+// has returned. Then what was noted before holds. Used is safe for concurrent use. Where nothing was taken, since the policy does not apply, or the
 // request was let through in shadow mode or because the store failed, it does nothing.
 func Used(ctx context.Context, policy string, n float64) error {
-	if !(n >= 0) || n > ratelimit.MaxTokens {
-		return invalid("Used", n, "must be a number of tokens")
-	}
 	for c, _ := ctx.Value(chargeKey{}).(*charge); c != nil; c = c.outer {
-		if c.of.policy(policy) != nil {
-			return c.use(policy, n)
+		if p := c.of.policy(policy); p != nil {
+			return c.use(p, n)
 		}
 	}
 	return invalid("Policy", policy, "the request has none of that name")
@@ -114,16 +112,25 @@ func (m *Middleware) policy(name string) *Policy {
 }
 
 // use notes what was used of a policy, if the request has taken from it.
-func (c *charge) use(policy string, n float64) error {
+func (c *charge) use(policy *Policy, n float64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.done {
 		return invalid("Used", n, "comes after the handler has returned")
 	}
-	for i, t := range c.taken {
-		if ratelimit.NameOf(t.Limit) == policy {
-			c.used[i] = n
-		}
+	at := slices.IndexFunc(c.taken, func(t ratelimit.Request) bool {
+		return ratelimit.NameOf(t.Limit) == ratelimit.NameOf(policy.Limit)
+	})
+	request := policy.Limit.ForN("", n)
+	if at >= 0 {
+		request.Limit = c.taken[at].Limit // of the tier
+	}
+	var bad *ratelimit.FieldError
+	if errors.As(request.Validate(), &bad) {
+		return invalid("Used", n, bad.Reason)
+	}
+	if at >= 0 {
+		c.used[at] = n
 	}
 	return nil
 }
@@ -160,7 +167,8 @@ func (m *Middleware) settle(r *http.Request, c *charge, o *Outcome) {
 }
 
 // recorder is a ResponseWriter that knows the status. It can flush and be hijacked,
-// also by http.ResponseController, if the one that it wraps can.
+// also by http.ResponseController, if the one that it wraps can; and it can push and be
+// written strings to, in any case.
 type recorder struct {
 	http.ResponseWriter
 	status int
@@ -182,6 +190,21 @@ func (rec *recorder) Write(p []byte) (int, error) {
 func (rec *recorder) ReadFrom(src io.Reader) (int64, error) {
 	rec.implicit()
 	return io.Copy(rec.ResponseWriter, src)
+}
+
+// WriteString does without a copy if the wrapped writer does.
+func (rec *recorder) WriteString(s string) (int, error) {
+	rec.implicit()
+	return io.WriteString(rec.ResponseWriter, s)
+}
+
+// Push is http.ErrNotSupported if the wrapped writer has none, as on a connection whose
+// client wants none.
+func (rec *recorder) Push(target string, opts *http.PushOptions) error {
+	if p, ok := rec.ResponseWriter.(http.Pusher); ok {
+		return p.Push(target, opts)
+	}
+	return http.ErrNotSupported
 }
 
 // Unwrap is for http.ResponseController, with which a handler reaches all that the

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -161,6 +162,35 @@ func TestUsedFindsFaults(t *testing.T) {
 	})), get("/"))
 }
 
+// A count that Settle would not take is refused at once, and what was used of the other
+// policies is settled.
+func TestUsedChecksAsRequestsAreChecked(t *testing.T) {
+	store := memstore.New(newClock().Now)
+	large := rows
+	large.Rate = 1e12 // of a tier: beside it 0.001 cannot be told apart
+	m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{
+		{Limit: rows, Cost: httplimit.Fixed(10), Tier: func(*http.Request) (ratelimit.Limit, error) { return large, nil }},
+		{Limit: failures},
+	}})
+	serve(m.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		for _, n := range []float64{5e-324, 1e-12, 1e-3, math.NaN(), math.Inf(1), -1} {
+			var field *ratelimit.FieldError
+			if err := httplimit.Used(r.Context(), "rows", n); !errors.As(err, &field) || field.Field != "Used" {
+				t.Errorf("%g: got %v, want an error about it", n, err)
+			}
+		}
+		if err := errors.Join(httplimit.Used(r.Context(), "rows", 4), httplimit.Used(r.Context(), "failures", 0)); err != nil {
+			t.Error(err)
+		}
+	})), get("/"))
+	if got := 1e12 - left(t, store, large, ""); got != 4 {
+		t.Errorf("%g rows were taken, want 4", got)
+	}
+	if got := left(t, store, failures, ""); got != failures.Rate {
+		t.Errorf("%g failures are left, want all", got)
+	}
+}
+
 // halfway is a store that grants, and fails to settle.
 type halfway struct{ *memstore.Store }
 
@@ -242,12 +272,50 @@ func TestWriterKeepsItsMethods(t *testing.T) {
 					t.Errorf("%s: got %v, want the wrapped writer's answer", test.name, err)
 				}
 			}
+			if err := w.(http.Pusher).Push("/style.css", nil); !errors.Is(err, http.ErrNotSupported) {
+				t.Errorf("%s: pushing: got %v, want that it is not supported", test.name, err)
+			}
 			err := http.NewResponseController(w).SetWriteDeadline(time.Time{})
 			if !errors.Is(err, errors.ErrUnsupported) {
 				t.Errorf("%s: got %v, want ErrUnsupported of the wrapped writer", test.name, err)
 			}
 		})
 	}
+}
+
+// What is pushed or written as a string reaches the wrapped writer as such, and counts as
+// an answer.
+func TestWriterPushesAndWritesStrings(t *testing.T) {
+	var status int
+	m := newMiddleware(t, memstore.New(newClock().Now), httplimit.Config{Policies: []httplimit.Policy{{
+		Limit: rows, Counts: func(o httplimit.Outcome) bool { status = o.Status; return true },
+	}}})
+	w := &http2Writer{}
+	m.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		if err := w.(http.Pusher).Push("/style.css", &http.PushOptions{Method: "GET"}); err != nil {
+			t.Error(err)
+		}
+		if n, err := io.WriteString(w, "hello"); n != 5 || err != nil {
+			t.Errorf("got %d, %v", n, err)
+		}
+		w.WriteHeader(500) // too late
+	})).ServeHTTP(w, get("/"))
+	if w.pushed != "/style.css GET" || w.text != "hello" || status != 200 {
+		t.Errorf("pushed %q, wrote %q, status %d", w.pushed, w.text, status)
+	}
+}
+
+// http2Writer has what net/http's writer has over HTTP/2.
+type http2Writer struct {
+	flushWriter
+	pushed, text string
+}
+
+func (w *http2Writer) WriteString(s string) (int, error) { w.text += s; return len(s), nil }
+
+func (w *http2Writer) Push(target string, opts *http.PushOptions) error {
+	w.pushed = target + " " + opts.Method
+	return nil
 }
 
 var errHijack = errors.New("no connection here")

@@ -86,22 +86,21 @@ type Transport struct {
 }
 
 // NewTransport makes a Transport; a nil config has all the defaults. An error is
-// [ratelimit.ErrInvalid], as a *[ratelimit.FieldError].
+// [ratelimit.ErrInvalid], and tells all that is wrong: a *[ratelimit.FieldError], or several
+// joined.
 func NewTransport(config *TransportConfig) (*Transport, error) {
 	t := &Transport{}
 	if config != nil {
 		t.config = *config
 	}
 	c := &t.config
-	switch {
-	case c.MaxWait < 0:
-		return nil, invalid("MaxWait", c.MaxWait, "must not be negative")
-	case c.MaxTries < 0:
-		return nil, invalid("MaxTries", c.MaxTries, "must not be negative")
-	case c.MaxPause < 0 || c.MaxPause > ratelimit.MaxSpan:
-		return nil, invalid("MaxPause", c.MaxPause, "must be at least 0 and at most ratelimit.MaxSpan")
-	case (c.Store == nil) != (c.Limit == nil):
-		return nil, invalid("Store", c.Store, "must be given with Limit, and Limit with it")
+	var f faults
+	f.must(c.MaxWait >= 0, "MaxWait", c.MaxWait, "must not be negative")
+	f.must(c.MaxTries >= 0, "MaxTries", c.MaxTries, "must not be negative")
+	f.must(c.MaxPause >= 0 && c.MaxPause <= ratelimit.MaxSpan, "MaxPause", c.MaxPause, "must be at least 0 and at most ratelimit.MaxSpan")
+	f.must((c.Store == nil) == (c.Limit == nil), "Store", c.Store, "must be given with Limit, and Limit with it")
+	if err := f.err(); err != nil {
+		return nil, err
 	}
 	if c.Base == nil {
 		c.Base = http.DefaultTransport

@@ -904,6 +904,42 @@ func ExampleNew() {
 	// 12:20:00 true 0s
 }
 
+// mailer sends each customer three messages an hour at most. In production its store is
+// pgstore's.
+type mailer struct{ limits ratelimit.Store }
+
+func (m mailer) send(ctx context.Context, customer string) error {
+	hourly := ratelimit.TokenBucket{Name: "mail", Rate: 3, Period: time.Hour}
+	return m.limits.Take(ctx, hourly.For(customer))
+}
+
+// down is a database that does not answer.
+type down struct{ ratelimit.Store }
+
+func (down) Take(context.Context, ...ratelimit.Request) error {
+	return errors.New("the database does not answer")
+}
+
+// Fakes in tests of code that takes a store: memstore's Store, and for faults a type of
+// the test's own.
+func ExampleStore() {
+	ctx := context.Background()
+	store := memstore.New(func() time.Time { return t0 })
+	m := mailer{store}
+	for range 4 {
+		fmt.Println(m.send(ctx, "ann"))
+	}
+	fmt.Println(m.send(ctx, "bob"))
+	fmt.Println(mailer{down{}}.send(ctx, "ann"))
+	// Output:
+	// <nil>
+	// <nil>
+	// <nil>
+	// ratelimit: limit "mail" refused, retry after 20m0s
+	// <nil>
+	// the database does not answer
+}
+
 func BenchmarkAllow(b *testing.B) {
 	s := memstore.New(func() time.Time { return t0 })
 	limit := ratelimit.TokenBucket{Name: "a", Rate: ratelimit.MaxTokens, Period: time.Second}

@@ -7,9 +7,33 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/internal/throwaway"
 	"github.com/pgratelimit/ratelimit/migrate"
 )
+
+// Teams that own their migrations print the SQL (ratelimit migrate print). Up leaves their
+// table alone, and Status says what it has.
+func ExampleStatus() {
+	ctx := context.Background()
+	pool, done := pgtest.Example("") // made from migrations.UpSQL
+	defer done()
+
+	all, err := migrate.Status(ctx, pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, m := range all {
+		fmt.Println(m.Version, m.Applied, m.Untracked)
+	}
+	applied, err := migrate.Up(ctx, pool, nil)
+	fmt.Println(applied, err)
+	// Output:
+	// 1 true true
+	// 2 true true
+	// 3 true true
+	// [] <nil>
+}
 
 func Example() {
 	ctx := context.Background()

@@ -11,9 +11,7 @@ import (
 func ExampleDownSQL() {
 	fmt.Print(migrations.DownSQL())
 	// Output:
-	// ALTER TABLE rate_limits
-	//     DROP COLUMN until,
-	//     DROP COLUMN ahead;
+	// ALTER TABLE rate_limits DROP COLUMN ahead;
 	//
 	// ALTER TABLE rate_limits DROP COLUMN slots;
 	//

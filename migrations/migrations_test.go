@@ -47,7 +47,7 @@ func TestUpSQL(t *testing.T) {
 }
 
 func TestDownSQL(t *testing.T) {
-	if got, want := DownSQL(), "ALTER TABLE rate_limits\n    DROP COLUMN until,\n    DROP COLUMN ahead;\n\nALTER TABLE rate_limits DROP COLUMN slots;\n\nALTER TABLE rate_limits DROP COLUMN paused;\n\nDROP TABLE rate_limits;\n"; got != want {
+	if got, want := DownSQL(), "ALTER TABLE rate_limits DROP COLUMN ahead;\n\nALTER TABLE rate_limits DROP COLUMN slots;\n\nALTER TABLE rate_limits DROP COLUMN paused;\n\nDROP TABLE rate_limits;\n"; got != want {
 		t.Errorf("got %q, want %q", got, want)
 	}
 }

@@ -103,7 +103,8 @@ func TestSecondStepDoesNotDeadlock(t *testing.T) {
 	}
 }
 
-// refuse has callers ask in transactions of their own, each so often.
+// refuse has callers ask in transactions of their own, one after the other, and wants each of
+// them refused.
 func refuse(t *testing.T, db *pgtest.DB, store *pgstore.Store, level pgx.TxIsoLevel, callers, each int, requests ...ratelimit.Request) {
 	t.Helper()
 	ctx := within(t, forLong)

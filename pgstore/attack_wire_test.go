@@ -187,11 +187,11 @@ func (s *scene) wantFree(t *testing.T, r ratelimit.Request, n int) {
 // them have been served.
 func TestGivingUpOnSilenceLeavesNothingBehind(t *testing.T) {
 	t.Parallel()
-	for n := range 8 {
+	for _, n := range some(4, 4, 5, 3, 0, 1, 2, 6, 7) {
 		t.Run(fmt.Sprintf("from answer %d on", n+1), func(t *testing.T) {
 			t.Parallel()
 			r := newRelay(t)
-			s := r.newScene(t, 8, withTimeout(time.Second))
+			s := r.newScene(t, 8, withTimeout(forLong)) // what is left behind is there for as long
 			limit, drained := slow("l", 10), slow("drained", 10)
 			for i := range 8 {
 				mustAllow(t, newStore(t, s.side), limit.For(fmt.Sprint(i)), drained.ForN(fmt.Sprint(i), 10))

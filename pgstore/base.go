@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"context"
+	"fmt"
 	"math"
 	"reflect"
 	"sync"
@@ -139,15 +140,10 @@ func (b *base) usableIn(tx pgx.Tx) error {
 // call is a call whose limits the Store has seen.
 func (b *base) call(reserve bool, requests []ratelimit.Request) (decide.Call, error) {
 	call, err := decide.New(reserve, requests...)
-	b.note(&call)
-	return call, err
-}
-
-// note remembers the definitions of a call's limits.
-func (b *base) note(call *decide.Call) {
-	for i := range call.Asks {
-		b.seen.Note(call.Asks[i].Definition)
+	if err != nil {
+		return decide.Call{}, err
 	}
+	return call, b.seen.NoteCall(&call)
 }
 
 // took notes what a call took, and returns what is known of its limits then.
@@ -178,5 +174,26 @@ func (b *base) changed(key decide.Key) {
 	b.cache.Changed(key)
 }
 
+// spent takes out the tokens of a key that this process has used from memory, for a statement
+// by which something comes back to the row: they are not out any more.
+func (b *base) spent(key decide.Key) table.Spent {
+	spent, end := b.cache.Spent(key)
+	return table.Spent{Spent: spent, SpentEnd: end}
+}
+
 // fault wraps an error of the database.
 func (b *base) fault(doing string, err error) error { return fault(b.config.Schema, doing, err) }
+
+// faultOf is fault of a call in a caller's transaction. It names the limit, and also the
+// lock that was waited for, as far as the server says so.
+func (b *base) faultOf(call *decide.Call, err error) error {
+	key := call.Asks[0].Of()
+	if code(err) == lockNotAvailable {
+		return locked(key, err)
+	}
+	doing := fmt.Sprintf("take from limit %q, key %q", key.Name, key.Key)
+	if n := len(call.Asks) - 1; n > 0 {
+		doing += fmt.Sprintf(", and from %d more", n)
+	}
+	return b.fault(doing, err)
+}

@@ -24,8 +24,9 @@ var (
 	ErrClosed = errors.New("pgstore: the store is closed")
 
 	// ErrLocked is a decision on its own that waited, until its context ended,
-	// for a row that a transaction has locked. The message names limit and key,
-	// and the context's error is within reach of errors.Is as well.
+	// for a row that a transaction has locked; or one in a transaction that waited
+	// for longer than the server's lock_timeout. The message names limit and key,
+	// and the error of the context or the server is within reach as well.
 	ErrLocked = errors.New("pgstore: waited for a lock")
 
 	// ErrNotMigrated is a database that lacks the table, or a column of it, where

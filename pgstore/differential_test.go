@@ -311,7 +311,11 @@ func (f form) configure(config *pgstore.Config) {
 
 func TestDifferential(t *testing.T) {
 	t.Parallel()
-	const histories, calls = 20, 70
+	const calls = 70
+	histories, broad := 20, 8
+	if testing.Short() {
+		histories, broad = 6, 1
+	}
 	total := newTally()
 	t.Run("forms", func(t *testing.T) {
 		for i, f := range forms {
@@ -327,7 +331,7 @@ func TestDifferential(t *testing.T) {
 	if t.Failed() {
 		return
 	}
-	total.wantBroad(t, 8)
+	total.wantBroad(t, broad)
 	t.Logf("%v", total.counts)
 }
 
@@ -365,7 +369,7 @@ func (c *tally) wantBroad(t *testing.T, n int) {
 	}
 }
 
-// lacking is what a history should have and did not come n times.
+// lacking returns what a history should have and did not come n times.
 func (c *tally) lacking(n int) []string {
 	want := []string{
 		"granted", "refused", "in debt", "several granted", "several refused", "same key twice",

@@ -50,7 +50,7 @@ func (s *Store) refillAll(ctx context.Context, tx pgx.Tx, a *decide.Ask, shards 
 	given, now := make([]table.Taken, len(shards)), s.clock()
 	for i, shard := range shards {
 		c := a.Change(0, int(shard), 0)
-		s.table.QueueGive(&lock, &c, 0, 0, now, &given[i])
+		s.table.QueueTouch(&lock, &c, now, &given[i])
 	}
 	if err := tx.SendBatch(ctx, &lock).Close(); err != nil {
 		return err
@@ -58,11 +58,11 @@ func (s *Store) refillAll(ctx context.Context, tx pgx.Tx, a *decide.Ask, shards 
 	share := a.Definition.Shard()
 	for i, shard := range shards {
 		row, g := decide.Row{Key: a.Of(), Shard: int(shard)}, &given[i]
-		if g.Until.IsZero() {
+		if share.Forgets(outOf(g), g.At) {
 			s.table.QueueRemove(&write, row)
 			continue
 		}
-		s.table.QueuePut(&write, row, share.Full(a.Key, bucket.Out{Tokens: g.Ahead, Until: g.Until}, g.After, g.At))
+		s.table.QueuePut(&write, row, share.Full(a.Key, g.After, outOf(g), g.At))
 	}
 	return tx.SendBatch(ctx, &write).Close()
 }
@@ -110,7 +110,7 @@ func (s *Store) credit(ctx context.Context, tx pgx.Tx, call *decide.Call, r rate
 			view.States = s.shards.known(call, time.Time{})
 		} else {
 			var err error
-			if view, err = s.settled(ctx, tx, call); err != nil {
+			if view, _, err = s.settled(ctx, tx, call); err != nil {
 				return ratelimit.Status{}, s.fault("credit", err)
 			}
 			shard, counts = 0, a.Fill(view.States[0], r.Count, view.At)
@@ -139,14 +139,14 @@ func (s *Store) give(ctx context.Context, tx pgx.Tx, a *decide.Ask, shard int, c
 	for i, n := range counts {
 		c := &changes[i]
 		*c = a.Change(0, shard+i, 0)
-		s.table.QueueGive(&batch, c, n, c.Definition.Capacity, now, &given[i])
+		s.table.QueueGive(&batch, c, n, c.Definition.Capacity, s.spent(c.Key), now, &given[i])
 	}
 	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
 		return nil, err
 	}
 	for i, n := range counts {
 		if c := &changes[i]; c.Definition.Slotted() && !given[i].Made {
-			given[i].After = c.Definition.CreditBeside(given[i].After, bucket.Out{Tokens: given[i].Ahead, Until: given[i].Until}, given[i].At, n)
+			given[i].After = c.Definition.CreditBeside(given[i].After, outOf(&given[i]), given[i].At, n)
 			s.table.QueuePut(&second, c.Row, given[i].After)
 		}
 	}
@@ -159,23 +159,28 @@ func (s *Store) give(ctx context.Context, tx pgx.Tx, a *decide.Ask, shard int, c
 // settled locks all rows of an edit's limit and key, in order, and returns what is
 // in them. It gives them nothing rather than reads them, so it leaves no predicate
 // locks under SERIALIZABLE.
-func (s *Store) settled(ctx context.Context, q table.Querier, call *decide.Call) (decide.View, error) {
+func (s *Store) settled(ctx context.Context, q table.Querier, call *decide.Call) (view decide.View, outs []bucket.Out, err error) {
 	a, now := &call.Asks[0], s.clock()
 	var batch pgx.Batch
 	given := make([]table.Taken, a.Definition.Shards)
 	for shard := range given {
 		c := a.Change(0, shard, 0)
-		s.table.QueueGive(&batch, &c, 0, 0, now, &given[shard])
+		s.table.QueueTouch(&batch, &c, now, &given[shard])
 	}
 	if err := q.SendBatch(ctx, &batch).Close(); err != nil {
-		return decide.View{}, err
+		return view, nil, err
 	}
-	view := decide.View{States: [][]bucket.State{make([]bucket.State, len(given))}}
+	view.States, outs = [][]bucket.State{make([]bucket.State, len(given))}, make([]bucket.Out, len(given))
 	for shard := range given {
-		view.States[0][shard] = given[shard].After
+		view.States[0][shard], outs[shard] = given[shard].After, outOf(&given[shard])
 		view.At = given[shard].At.UTC()
 	}
-	return view, nil
+	return view, outs, nil
+}
+
+// outOf returns what is out of a row that was given something.
+func outOf(given *table.Taken) bucket.Out {
+	return bucket.Out{Tokens: given.Ahead, Until: given.Until}
 }
 
 // PauseTx lets nothing be allowed and nothing come in to the limit's key for a
@@ -288,7 +293,7 @@ func (s *Store) pauseAll(ctx context.Context, tx pgx.Tx, calls []decide.Call, la
 }
 
 func (s *Store) pause(ctx context.Context, tx pgx.Tx, call *decide.Call, lasts time.Duration) (until time.Time, err error) {
-	err = s.change(ctx, tx, call, func(share bucket.Definition, state bucket.State, at time.Time) bucket.State {
+	err = s.change(ctx, tx, call, func(share *bucket.Definition, state bucket.State, _ bucket.Out, at time.Time) bucket.State {
 		after := share.Pause(state, at, at.Add(lasts))
 		until = after.Paused
 		return after
@@ -315,21 +320,21 @@ func (s *Store) Resume(ctx context.Context, limit ratelimit.Limit, key string) e
 
 func (s *Store) resume(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
 	key := call.Asks[0].Key
-	return s.change(ctx, tx, call, func(share bucket.Definition, state bucket.State, at time.Time) bucket.State {
-		return share.Resume(key, state, at)
+	return s.change(ctx, tx, call, func(share *bucket.Definition, state bucket.State, out bucket.Out, at time.Time) bucket.State {
+		return share.ResumeBeside(key, state, out, at)
 	})
 }
 
 // change changes all rows of an edit's limit and key.
-func (s *Store) change(ctx context.Context, tx pgx.Tx, call *decide.Call, to func(bucket.Definition, bucket.State, time.Time) bucket.State) error {
-	view, err := s.settled(ctx, tx, call)
+func (s *Store) change(ctx context.Context, tx pgx.Tx, call *decide.Call, to func(*bucket.Definition, bucket.State, bucket.Out, time.Time) bucket.State) error {
+	view, outs, err := s.settled(ctx, tx, call)
 	if err != nil {
 		return s.fault("edit", err)
 	}
 	a := &call.Asks[0]
 	var batch pgx.Batch
 	for shard, state := range view.States[0] {
-		view.States[0][shard] = to(a.Definition.Shard(), state, view.At)
+		view.States[0][shard] = to(a.Definition.Shard(), state, outs[shard], view.At)
 		s.table.QueuePut(&batch, decide.Row{Key: a.Of(), Shard: shard}, view.States[0][shard])
 	}
 	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
@@ -372,7 +377,7 @@ func (s *Store) Reshard(ctx context.Context, from, to ratelimit.Limit, key strin
 }
 
 func (s *Store) reshard(ctx context.Context, tx pgx.Tx, old, renewed *decide.Call) error {
-	view, err := s.settled(ctx, tx, old)
+	view, outs, err := s.settled(ctx, tx, old)
 	if err != nil {
 		return s.fault("reshard", err)
 	}
@@ -383,6 +388,8 @@ func (s *Store) reshard(ctx context.Context, tx pgx.Tx, old, renewed *decide.Cal
 		state := share
 		if shard >= n {
 			state = empty
+		} else if shard < len(states) {
+			state = renewed.Asks[0].Definition.Shard().Bounded(share, states[shard], outs[shard], view.At)
 		}
 		s.table.QueuePut(&batch, decide.Row{Key: renewed.Asks[0].Of(), Shard: shard}, state)
 	}

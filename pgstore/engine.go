@@ -62,8 +62,7 @@ func (e *engine) queueFor(p *pending) *batch.Queue[*pending] {
 // serve decides the calls of a lane, but for those that go on in the queue of a locked row.
 // That of a row that is waited for is await.
 func (e *engine) serve(ctx context.Context, l *lane, tickets []*ticket, await *decide.Row) {
-	e.noteAll(tickets)
-	tickets = e.answer(tickets)
+	tickets = e.answer(e.noteAll(tickets))
 	if await == nil {
 		tickets = e.redirect(tickets)
 	}
@@ -101,6 +100,15 @@ func (e *engine) decideAll(ctx context.Context, tickets []*ticket, granting bool
 	left := tickets
 	var late []*ticket // that prefetch
 	err := e.retry(ctx, func() (err error) {
+		if await == nil && len(left) == 1 && e.isNew(left[0].Value) {
+			done, err := e.meet(ctx, left[0])
+			if done {
+				left = nil
+			}
+			if done || err != nil {
+				return err
+			}
+		}
 		if granting {
 			if left, err = e.grant(ctx, left, await); err != nil {
 				return err
@@ -236,13 +244,6 @@ func (e *engine) tell(t *ticket, sheet *decide.Sheet, sent time.Time) {
 	t.Finish()
 }
 
-// refused remembers the row that refused a call which was asked in a statement sent then.
-func (p *pending) refused(view decide.View, sent time.Time) {
-	if p.entry != nil {
-		p.entry.Refused(view.States[0][0], view.At, sent, p.changes)
-	}
-}
-
 func newSheet(tickets []*ticket) *decide.Sheet {
 	calls := make([]*decide.Call, len(tickets))
 	for i, t := range tickets {
@@ -257,25 +258,31 @@ func (e *engine) missing(sheet, seen *decide.Sheet, await *decide.Row) (rows []d
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, row := range seen.Missing(sheet) {
-		l, known := e.rows[row]
-		if (!known || time.Since(l.used) > contended) && (await == nil || row != *await) {
+		l, locked := e.rows[row]
+		locked = locked && !e.config.Portable && time.Since(l.used) <= contended
+		if !locked && (await == nil || row != *await) {
 			rows = append(rows, row)
 		}
 	}
 	return rows
 }
 
-// noteAll remembers the definitions of calls, most of which are the same.
-func (e *engine) noteAll(tickets []*ticket) {
+// noteAll remembers the definitions of calls, most of which are the same, and returns the
+// calls that have some that can be.
+func (e *engine) noteAll(tickets []*ticket) []*ticket {
 	var last bucket.Definition
-	for _, t := range tickets {
-		for i := range t.Value.call.Asks {
-			if a := &t.Value.call.Asks[i]; a.Definition != last {
-				last = a.Definition
-				e.seen.Note(last)
-			}
+	return slices.DeleteFunc(tickets, func(t *ticket) bool {
+		call := &t.Value.call
+		if len(call.Asks) == 1 && call.Asks[0].Definition == last {
+			return false
 		}
-	}
+		if t.Value.err = e.seen.NoteCall(call); t.Value.err != nil {
+			t.Finish()
+			return true
+		}
+		last = call.Asks[0].Definition
+		return false
+	})
 }
 
 // withoutPrefetching returns the calls that want a result. Of what a grant did not prefetch

@@ -21,6 +21,8 @@ func fault(schema, doing string, err error) error {
 			where = fmt.Sprintf("schema %q, which is Config.Schema", schema)
 		}
 		return fmt.Errorf("%w; looked in %s: %w", ErrNotMigrated, where, err)
+	case "42P05", "26000": // duplicate_prepared_statement, invalid_sql_statement_name
+		return fmt.Errorf("pgstore: %s: %w (behind a pooler in transaction mode, have pgx prepare nothing: default_query_exec_mode=exec in the pool's URL)", doing, err)
 	}
 	return fmt.Errorf("pgstore: %s: %w", doing, err)
 }
@@ -62,8 +64,7 @@ func isOfValues(err error) bool {
 	return !slices.Contains([]string{"42", "53", "55", "57"}, class) // the table or a right, resources, a lock, intervention
 }
 
-// locked is the error of a decision on its own that waited for a lock until its
-// context ended.
+// locked is the error of a decision that waited for a lock until its time was over.
 func locked(key decide.Key, err error) error {
 	return fmt.Errorf("%w: a transaction has locked the row of limit %q, key %q: %w", ErrLocked, key.Name, key.Key, err)
 }

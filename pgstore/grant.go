@@ -184,7 +184,9 @@ func (e *engine) single(p *pending) bool {
 		return false
 	}
 	a := &call.Asks[0]
-	p.row, p.floor = decide.Row{Key: a.Of()}, a.Definition.FloorAtOnce(a.Floor)
+	if p.row, p.floor = (decide.Row{Key: a.Of()}), a.Floor; a.Definition.Slotted() {
+		p.floor = 0 // what must wait has a slot of its own, so a group has all of it at once
+	}
 	if !a.Sharded() {
 		return true
 	}

@@ -207,7 +207,7 @@ func TestConfigInvalid(t *testing.T) {
 }
 
 // Without a time-out a decision on its own waits for as long as it takes, beyond
-// what would be the default; with one it does not.
+// what would be the default, and disturbs nobody meanwhile; with one it does not.
 func TestNoTimeout(t *testing.T) {
 	t.Parallel()
 	const byDefault = 5 * time.Second
@@ -224,10 +224,13 @@ func TestNoTimeout(t *testing.T) {
 	for _, verb := range verbs {
 		go func() { ends <- verb() }()
 	}
+	waited := time.After(byDefault + 500*time.Millisecond)
+	waitFor(t, s.side, h.tx, 1)
+	s.wantUndisturbed(t)
 	select {
 	case err := <-ends:
 		t.Fatalf("got %v while the row was locked, want it to wait", err)
-	case <-time.After(byDefault + 500*time.Millisecond):
+	case <-waited:
 	}
 	end(t, h.tx.Rollback)
 	for range verbs {

@@ -9,7 +9,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
 
@@ -149,42 +148,4 @@ func ownSession(ctx context.Context, conn *pgxpool.Conn) bool {
 		}
 	}
 	return own
-}
-
-// standing returns the place of an attempt in the lines of its rows.
-func (a *attempt) standing(ctx context.Context) line {
-	l := line{conn: a.conn, meetings: a.meetings}
-	if a.base.config.Portable || a.claim.all() {
-		return l
-	}
-	if locks := a.meetings.lately(a.locks); len(locks) > 0 && ownSession(ctx, a.conn) {
-		l.locks = locks
-	}
-	return l
-}
-
-// locks returns the locks of the rows that an attempt asks first: one of each limit, or if
-// they are decided on when they are locked, all.
-func (a *attempt) locks() (locks []int64) {
-	for i := range a.call.Asks {
-		rows := []decide.Row{{Key: a.call.Asks[i].Of(), Shard: a.places[i]}}
-		if a.call.OnLockedRows() {
-			rows = a.call.Asks[i].Rows()
-		}
-		for _, row := range rows {
-			locks = append(locks, table.Lock(a.base.config.Schema, row))
-		}
-	}
-	return locks
-}
-
-// meet notes that an attempt met others at its rows.
-func (a *attempt) meet() {
-	a.met = true
-	if a.base.config.Portable {
-		return
-	}
-	for _, lock := range a.locks() {
-		a.meetings.met(lock)
-	}
 }

@@ -44,7 +44,7 @@ func (*poolTracer) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.Trace
 func (*poolTracer) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
 // askOnTheirOwn has goroutines ask for this and that, each decision on its own, for as long
-// as more says so of how often one has asked.
+// as more(n) is true of a goroutine that has asked n times.
 func (s *scene) askOnTheirOwn(t *testing.T, goroutines int, more func(n int) bool) {
 	t.Helper()
 	plain, other, shards := slow("one", 1e6), slowWindow("other", 1e6), shardedSlow("shards", 1e6, 4)

@@ -141,3 +141,10 @@ func entryOf(group []*ticket) *escrow.Entry {
 	}
 	return nil
 }
+
+// refused remembers the row that refused a call which was asked in a statement sent then.
+func (p *pending) refused(view decide.View, sent time.Time) {
+	if p.entry != nil {
+		p.entry.Refused(view.States[0][0], view.At, sent, p.changes)
+	}
+}

@@ -73,7 +73,7 @@ func (s *Store) pruneAfter(ctx context.Context, name string, after *decide.Row) 
 		return 0, 0, err
 	}
 	share := definitions[0].Shard()
-	rows, err := s.table.ListFull(ctx, s.pool, &share, *after, now, pruneBatch)
+	rows, err := s.table.ListFull(ctx, s.pool, share, *after, now, pruneBatch)
 	if err != nil || len(rows.Rows) == 0 {
 		return 0, 0, err
 	}

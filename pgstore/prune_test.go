@@ -7,7 +7,6 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -17,7 +16,6 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
-	"github.com/pgratelimit/ratelimit/internal/receipt"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -271,89 +269,6 @@ func TestPruneErrors(t *testing.T) {
 	})
 }
 
-// TestPruneDuringLoad: Prune loops while others take, reserve and give back on
-// the database's clock. Nothing is granted twice and no debt is lost.
-func TestPruneDuringLoad(t *testing.T) {
-	t.Parallel()
-	for name, portable := range map[string]bool{"plain": false, "portable": true} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			db := pgtest.New(t, maxConns(12))
-			// Full again within 20 ms, and idle within 40, so that there is always
-			// something to prune.
-			const fast = 3000
-			start := time.Now()
-			clock := func() time.Time { return noon.Add(time.Since(start) * fast) }
-			store := newStore(t, db, isPortable(portable), func(c *pgstore.Config) { c.Clock = clock })
-			allowed := ratelimit.TokenBucket{Name: "allowed", Rate: 500, Period: fast * time.Second, Capacity: 10}
-			sharded := ratelimit.TokenBucket{Name: "sharded", Rate: 400, Period: fast * time.Second, Capacity: 8, Shards: 2}
-			debts := ratelimit.TokenBucket{Name: "debts", Rate: 1000, Period: ratelimit.MaxSpan / 50}
-			keys := []string{"1", "2", "3"}
-
-			ctx, cancel := context.WithTimeout(t.Context(), forLong)
-			defer cancel()
-			begun := clock()
-			book := newLedger()
-			var group, pruner sync.WaitGroup
-			pruner.Go(func() {
-				defer cancel() // all of it, when enough was pruned
-				for pruned := int64(0); pruned < 50 && ctx.Err() == nil; {
-					n, err := store.Prune(t.Context(), allowed, sharded, debts)
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					pruned += n
-				}
-			})
-			for i := range 6 {
-				group.Go(func() {
-					random := rand.New(rand.NewPCG(uint64(i), 3))
-					for ctx.Err() == nil {
-						loadOnce(t, store, book, random, allowed, sharded, debts, keys)
-						// So that limits are full now and then.
-						pauseFor(ctx, time.Duration(random.IntN(60))*time.Millisecond)
-					}
-				})
-			}
-			group.Wait()
-			pruner.Wait()
-			elapsed := clock().Sub(begun) / fast
-			if elapsed > forLong {
-				t.Error("there was nothing to prune")
-			}
-			for _, l := range []ratelimit.TokenBucket{allowed, sharded} {
-				for _, key := range keys {
-					most := l.Capacity + l.Rate*elapsed.Seconds()
-					if got := book.of(l.For(key)); got > most+1e-6 || got == 0 {
-						t.Errorf("%s %s: granted %v, want at most %v", l.Name, key, got, most)
-					}
-				}
-			}
-			for _, key := range keys {
-				left, err := store.Check(t.Context(), debts.ForN(key, 0))
-				if want := debts.Rate - book.of(debts.For(key)); err != nil || left.Value < want || left.Value > want+1 {
-					t.Errorf("debts %s: %v left, error %v, want %v", key, left.Value, err, want)
-				}
-			}
-		})
-	}
-}
-
-func loadOnce(t *testing.T, store *pgstore.Store, book *ledger, random *rand.Rand, allowed, sharded, debts ratelimit.Limit, keys []string) {
-	ctx, key := t.Context(), pick(random, keys...)
-	l := pick(random, allowed, sharded)
-	result, err := store.Allow(ctx, l.ForN(key, float64(1+random.IntN(4))))
-	book.add(t, result, err)
-	result, err = store.Reserve(ctx, debts.ForN(key, 30)) // soon in debt
-	book.add(t, result, err)
-	if random.IntN(3) == 0 {
-		cancelled, err := store.Cancel(ctx, result.Receipt)
-		wantSaid(t, "cancel", cancelled, err, true)
-		book.undo(result)
-	}
-}
-
 func pauseFor(ctx context.Context, d time.Duration) {
 	select {
 	case <-time.After(d):
@@ -367,39 +282,4 @@ func databaseNow(t *testing.T, db *pgtest.DB) (now time.Time) {
 		t.Fatal(err)
 	}
 	return now
-}
-
-// ledger adds up what was granted. It is safe for concurrent use.
-type ledger struct {
-	mu    sync.Mutex
-	spent map[[2]string]float64
-}
-
-func newLedger() *ledger { return &ledger{spent: map[[2]string]float64{}} }
-
-func (b *ledger) add(t *testing.T, result ratelimit.Result, err error) {
-	t.Helper()
-	if err != nil {
-		t.Error(err)
-	}
-	b.book(result, 1)
-}
-
-func (b *ledger) undo(result ratelimit.Result) { b.book(result, -1) }
-
-func (b *ledger) book(result ratelimit.Result, times float64) {
-	if result.Receipt == nil {
-		return
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	for _, p := range receipt.Payments(result.Receipt) {
-		b.spent[[2]string{p.Name, p.Key}] += times * p.Tokens
-	}
-}
-
-func (b *ledger) of(r ratelimit.Request) float64 {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.spent[[2]string{r.Limit.Definition().Name, r.Key}]
 }

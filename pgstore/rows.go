@@ -26,10 +26,12 @@ func (s *Store) CheckEach(ctx context.Context, requests ...ratelimit.Request) (s
 		return nil, err
 	}
 	call, err := decide.NewChecks(requests...)
+	if err == nil {
+		err = s.seen.NoteCall(&call)
+	}
 	if err != nil {
 		return nil, err
 	}
-	s.note(&call)
 	err = s.alone(ctx, "check", func(ctx context.Context) error {
 		view, err := s.readEach(ctx, &call)
 		if err == nil {

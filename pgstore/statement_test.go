@@ -325,3 +325,38 @@ func TestDifferentKeysDoNotConflict(t *testing.T) {
 		t.Errorf("got %d transactions at a time, want some", busiest.Load())
 	}
 }
+
+// A lone call on its own for a key that nothing is known of is one round trip if its row
+// grants or refuses it, and two if there is no row.
+func TestNewKeyRoundTrips(t *testing.T) {
+	t.Parallel()
+	c := newCounted(t)
+	db := *c.DB
+	db.Pool = newPool(t, db.URL) // of others
+	others := newStore(t, &db)
+	for name, limit := range map[string]ratelimit.Limit{"bucket": slow("bucket", 10), "window": slowWindow("window", 10), "sliding window": slowSliding("sliding", 10)} {
+		t.Run(name, func(t *testing.T) {
+			mustAllow(t, newStore(t, c.DB), limit.For("prepares"))
+			mustAllow(t, newStore(t, c.DB), limit.For("prepares"))
+			mustAllow(t, others, limit.For("there"))
+			mustAllow(t, others, limit.ForN("empty", 10))
+			store := newStore(t, c.DB)
+			for _, test := range []struct {
+				key   string
+				ok    bool
+				trips int
+			}{{"new", true, 2}, {"new", true, 1}, {"there", true, 1}, {"there", true, 1}, {"empty", false, 1}, {"after a refusal", true, 2}} {
+				c.reset()
+				result, err := store.Allow(t.Context(), limit.For(test.key))
+				if err != nil || result.OK != test.ok {
+					t.Fatalf("%s: %v, %v", test.key, result, err)
+				}
+				if got := c.sent().trips; got != test.trips {
+					t.Errorf("%s: %d round trips, want %d", test.key, got, test.trips)
+				}
+			}
+			wantLeft(t, others, limit.For("new"), 8)
+			wantLeft(t, others, limit.For("there"), 7)
+		})
+	}
+}

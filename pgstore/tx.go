@@ -36,7 +36,9 @@ func (b *base) takeMade(ctx context.Context, tx pgx.Tx, call decide.Call, err er
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
-	b.note(&call)
+	if err := b.seen.NoteCall(&call); err != nil {
+		return ratelimit.Result{}, err
+	}
 	return b.takeCall(ctx, tx, &call)
 }
 
@@ -75,7 +77,7 @@ func (b *base) takeOne(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratel
 	for range rounds {
 		taken, err := b.table.Take(ctx, tx, call.Reserve, &change, b.clock())
 		if err != nil {
-			return ratelimit.Result{}, b.fault("take", err)
+			return ratelimit.Result{}, b.faultOf(call, err)
 		}
 		if taken.OK {
 			change.After = taken.After
@@ -161,7 +163,7 @@ func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (r
 		if ok {
 			t := try{base: b, call: call, changes: changes}
 			if err := t.send(ctx, tx); err != nil {
-				return ratelimit.Result{}, b.fault("take", err)
+				return ratelimit.Result{}, b.faultOf(call, err)
 			}
 			if t.granted() {
 				return t.result(tx), nil
@@ -189,7 +191,7 @@ func (b *base) takeFirst(ctx context.Context, tx pgx.Tx, call *decide.Call) (rat
 	if changes, ok := b.guess(head, func(i int) int { return b.choose(&head.Asks[i]) }); ok {
 		t := try{base: b, call: head, changes: changes, behind: true}
 		if err := t.send(ctx, tx); err != nil {
-			return ratelimit.Result{}, b.fault("take", err)
+			return ratelimit.Result{}, b.faultOf(call, err)
 		}
 		if t.granted() {
 			return t.result(tx), nil
@@ -206,7 +208,7 @@ func (b *base) takeFirst(ctx context.Context, tx pgx.Tx, call *decide.Call) (rat
 func (b *base) takeLocked(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, call *decide.Call) (ratelimit.Result, *try, error) {
 	view, made, err := b.lockAll(ctx, tx, batch, call)
 	if err != nil {
-		return ratelimit.Result{}, nil, b.fault("lock", err)
+		return ratelimit.Result{}, nil, b.faultOf(call, err)
 	}
 	changes, ok := call.Plan(view)
 	write, t := &pgx.Batch{}, &try{base: b, call: call, changes: changes, taken: make([]table.Taken, max(len(changes), 1))}
@@ -224,7 +226,7 @@ func (b *base) takeLocked(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, call
 	}
 	if write.Len() > 0 {
 		if err := tx.SendBatch(ctx, write).Close(); err != nil {
-			return ratelimit.Result{}, nil, b.fault("take", err)
+			return ratelimit.Result{}, nil, b.faultOf(call, err)
 		}
 	}
 	if !ok {
@@ -257,7 +259,7 @@ func (b *base) lockAll(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, call *d
 	}
 	given, now := make([]table.Taken, len(changes)), b.clock()
 	for i := range changes {
-		b.table.QueueGive(batch, &changes[i], 0, 0, now, &given[i])
+		b.table.QueueTouch(batch, &changes[i], now, &given[i])
 	}
 	table.QueueNow(batch, now, &view.At)
 	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
@@ -344,7 +346,7 @@ func (t *try) send(ctx context.Context, q table.Querier) error {
 			c.Seen = as
 		}
 		if !t.saved(i) {
-			t.base.table.QueueGive(&batch, &t.changes[i], 0, 0, now, &t.before[i])
+			t.base.table.QueueTouch(&batch, &t.changes[i], now, &t.before[i])
 		}
 		t.base.table.QueueTake(&batch, t.call.Reserve, &t.changes[i], now, &t.taken[i])
 	}

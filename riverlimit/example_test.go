@@ -4,15 +4,20 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log"
+	"net/http"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivermigrate"
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/pgstore"
 	"github.com/pgratelimit/ratelimit/riverlimit"
 )
@@ -74,9 +79,98 @@ func ExampleSettleTx() {
 	_ = finish
 }
 
-// The geocoder bans callers that call more than 100 times in any minute.
+// A hundred jobs of one customer are one reservation, and each is scheduled for the instant
+// at which its part is there.
+func ExampleInserter_InsertManyTx() {
+	ctx := context.Background()
+	pool, jobs, done := exampleRiver()
+	defer done()
+
+	emails := ratelimit.TokenBucket{Name: "emails", Rate: 60, Period: time.Hour, Capacity: 98}
+	params := make([]riverlimit.InsertManyParams, 100)
+	for i := range params {
+		params[i] = riverlimit.InsertManyParams{Args: callArgs{N: i}, Requests: []ratelimit.Request{emails.For("acme")}}
+	}
+	var inserted []*riverlimit.Inserted
+	err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
+		inserted, err = jobs.InsertManyTx(ctx, tx, params)
+		return err
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, i := range []int{0, 97, 98, 99} {
+		fmt.Println(i, inserted[i].Job.State, inserted[i].Reservation.RetryAfter.Round(time.Minute))
+	}
+	// Output:
+	// 0 available 0s
+	// 97 available 0s
+	// 98 scheduled 1m0s
+	// 99 scheduled 2m0s
+}
+
+// A third party that says 429 is left alone by all jobs that call it, for as long as it
+// asks for, those with a reservation included.
+func ExampleMiddleware_Pause() {
+	ctx := context.Background()
+	pool, jobs, done := exampleRiver()
+	defer done()
+
+	partner := ratelimit.SlidingWindow{Name: "partner", Rate: 100, Period: time.Minute}
+	limit, err := riverlimit.NewMiddleware(jobs.Store, &riverlimit.MiddlewareConfig{
+		Limits: riverlimit.ByKind(map[string]ratelimit.Limit{"call": partner}),
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	// In the worker, of the partner's answer:
+	resp := &http.Response{StatusCode: http.StatusTooManyRequests, Header: http.Header{"Retry-After": {"120"}}}
+	if resp.StatusCode == http.StatusTooManyRequests {
+		seconds, err := strconv.Atoi(resp.Header.Get("Retry-After"))
+		if err != nil {
+			seconds = 60
+		}
+		if err := limit.Pause(ctx, time.Duration(seconds)*time.Second, partner.For("")); err != nil {
+			log.Fatal(err)
+		}
+	}
+
+	var inserted *riverlimit.Inserted
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
+		inserted, err = jobs.InsertTx(ctx, tx, callArgs{}, nil, partner.For(""))
+		return err
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	fmt.Println(inserted.Job.State, inserted.Reservation.RetryAfter.Round(time.Minute))
+	// Output: scheduled 2m0s
+}
+
+// exampleRiver is a database with River's tables and the limits', and an Inserter.
+func exampleRiver() (pool *pgxpool.Pool, jobs riverlimit.Inserter, done func()) {
+	pool, done = pgtest.Example("")
+	migrator, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Logger: quiet})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if _, err := migrator.Migrate(context.Background(), rivermigrate.DirectionUp, nil); err != nil {
+		log.Fatal(err)
+	}
+	if jobs.Client, err = river.NewClient(riverpgxv5.New(pool), &river.Config{Logger: quiet}); err != nil {
+		log.Fatal(err)
+	}
+	if jobs.Store, err = pgstore.New(pool, nil); err != nil {
+		log.Fatal(err)
+	}
+	return pool, jobs, done
+}
+
+// The geocoder bans callers that call more than 100 times in any minute, wherever that
+// begins: a sliding window, whose slots are longer than River is late (a second, for jobs
+// that wait in the worker).
 func ExampleNewMiddleware() {
-	geocoder := ratelimit.TokenBucket{Name: "geocoder", Rate: 100, Period: time.Minute, Capacity: 1}
+	geocoder := ratelimit.SlidingWindow{Name: "geocoder", Rate: 100, Period: time.Minute, Slots: 60}
 
 	newClient := func(pool *pgxpool.Pool, workers *river.Workers) (*river.Client[pgx.Tx], error) {
 		store, err := pgstore.New(pool, nil)

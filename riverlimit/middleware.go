@@ -135,13 +135,17 @@ type Middleware struct {
 var _ rivertype.WorkerMiddleware = (*Middleware)(nil)
 
 // NewMiddleware makes a Middleware. The store needs a pool. An error is
-// [ratelimit.ErrInvalid], as a *[ratelimit.FieldError].
+// [ratelimit.ErrInvalid], and tells all that is wrong: as *[ratelimit.FieldError]s, joined.
 func NewMiddleware(store *pgstore.Store, config *MiddlewareConfig) (*Middleware, error) {
+	var faults []error
 	if store == nil {
-		return nil, invalid("Store", nil, "must not be nil")
+		faults = append(faults, invalid("Store", nil, "must not be nil"))
 	}
-	if config == nil || config.Limits == nil {
-		return nil, invalid("Limits", nil, "must not be nil")
+	if config == nil {
+		config = &MiddlewareConfig{}
+	}
+	if config.Limits == nil {
+		faults = append(faults, invalid("Limits", nil, "must not be nil"))
 	}
 	m := &Middleware{store: store, config: *config}
 	for _, f := range []struct {
@@ -154,11 +158,14 @@ func NewMiddleware(store *pgstore.Store, config *MiddlewareConfig) (*Middleware,
 		{"Jitter", &m.config.Jitter, 0},
 	} {
 		if *f.value < 0 {
-			return nil, invalid(f.name, *f.value, "must not be negative")
+			faults = append(faults, invalid(f.name, *f.value, "must not be negative"))
 		}
 		if *f.value == 0 {
 			*f.value = f.def
 		}
+	}
+	if err := errors.Join(faults...); err != nil {
+		return nil, err
 	}
 	if m.config.Logger == nil {
 		m.config.Logger = slog.Default()

@@ -376,7 +376,7 @@ func TestHardStartStale(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	o := newOne(t, b, middleware(t, b.store, riverlimit.MiddlewareConfig{
-		Limits: each(hourly), HardStart: true, StartSlack: time.Nanosecond, MaxWait: 50 * time.Millisecond,
+		Limits: each(hourly), HardStart: true, StartSlack: time.Nanosecond, MaxWait: 10 * time.Second,
 	}))
 	job := o.work(nil, river.EventKindJobSnoozed, 0)
 	if n := noted(t, job); len(n.Paid) != 1 || n.Started {

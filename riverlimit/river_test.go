@@ -83,6 +83,25 @@ func TestMiddlewareHardStart(t *testing.T) {
 	}
 }
 
+// A second limit that has enough for all jobs, but is refilled slowly, does not put off
+// those that have to wait for their turn at the first.
+func TestHardStartBesideSlowLimit(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	const n = 14
+	b.insertPlain(t, n)
+	limit := ratelimit.TokenBucket{Name: "calls", Rate: perSecond, Period: time.Second, Capacity: 1}
+	both := func(*rivertype.JobRow) []ratelimit.Request {
+		return []ratelimit.Request{limit.For(""), slowTokens.For("")}
+	}
+	m := middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: both, HardStart: true, MaxWait: 100 * time.Millisecond})
+	start(t, b.client(t, b.config(func(context.Context, *river.Job[callArgs]) error { return nil }, m)))
+	b.eventually(t, n, `SELECT count(*) FROM river_job WHERE state = 'completed' OR scheduled_at > now() + interval '1 min'`)
+	if got := b.count(t, completedOnce); got != n {
+		t.Errorf("%d jobs completed, want %d: the others are put off for more than a minute", got, n)
+	}
+}
+
 // The same with reservations made when inserting, and no middleware.
 func TestInsertTimeReservations(t *testing.T) {
 	t.Parallel()

@@ -69,7 +69,7 @@ func TestSettleHardStart(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
 	limits := func(*rivertype.JobRow) []ratelimit.Request { return []ratelimit.Request{slowTokens.ForN("org", 100)} }
-	m := middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: limits, HardStart: true})
+	m := middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: limits, HardStart: true, StartSlack: time.Minute}) // no start is too late
 	client := b.client(t, b.config(b.finishing(func(n int) float64 { return float64(40 + 110*n) }), m))
 	for n := range 2 {
 		if _, err := client.Insert(t.Context(), callArgs{n}, nil); err != nil {

@@ -109,7 +109,7 @@ func (m *Middleware) pass(ctx context.Context, gates []ratelimit.Request) (*rate
 				return nil, ctx.Err()
 			}
 			// It is due already, so there is no better instant than its turn.
-			return nil, river.JobSnooze(max(time.Duration(ahead)*spacing(gates)-m.config.MaxWait, m.config.MaxWait/2))
+			return nil, river.JobSnooze(max(passed(gates, ahead)-m.config.MaxWait, m.config.MaxWait/2))
 		}
 		asked, result, err := m.ask(ctx, gates)
 		m.turns.Leave(key, place)
@@ -235,12 +235,15 @@ func (m *Middleware) atItsInstant(ctx context.Context, asked time.Time, result r
 	return time.Since(asked) - result.RetryAfter, nil
 }
 
-// spacing returns how long the slowest of the gates needs for what is asked.
-func spacing(gates []ratelimit.Request) time.Duration {
+// passed returns how long it takes at least until n jobs that ask as this one does have
+// passed the gates, which may be full: a gate with a large capacity may have room for all
+// of them at once, however slowly it is refilled.
+func passed(gates []ratelimit.Request, n int) time.Duration {
 	longest := time.Duration(0)
 	for _, g := range gates {
 		d := g.Limit.Definition()
-		need := min(g.Count/d.Rate*float64(d.Period), float64(ratelimit.MaxSpan))
+		missing := max(0, float64(n)*g.Count-d.Capacity)
+		need := min(missing/d.Rate*float64(d.Period), float64(ratelimit.MaxSpan))
 		longest = max(longest, time.Duration(need))
 	}
 	return longest

@@ -11,20 +11,6 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// store is what a replay needs of a store. Memory and PostgreSQL have it.
-type store interface {
-	Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-	Reserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-	AllowAtMost(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error)
-	Settle(ctx context.Context, r *ratelimit.Receipt, used ...float64) (ratelimit.Result, error)
-	Check(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-	CheckReserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-	Reset(ctx context.Context, limit ratelimit.Limit, key string) error
-	Credit(ctx context.Context, r ratelimit.Request) (ratelimit.Status, error)
-	Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (until time.Time, err error)
-	Resume(ctx context.Context, limit ratelimit.Limit, key string) error
-}
-
 // answer is what a call was answered. Instants are offsets from the base
 // instant.
 type answer struct {
@@ -45,7 +31,7 @@ type receipts []*ratelimit.Receipt
 
 // ask puts c to s, whose clock must stand at c.at. A call that the limits
 // cannot make sense of has an answer too; the error is the store's failure.
-func (c call) ask(ctx context.Context, s store, taken *receipts) (answer, error) {
+func (c call) ask(ctx context.Context, s ratelimit.Store, taken *receipts) (answer, error) {
 	*taken = append(*taken, nil)
 	a, err := c.put(ctx, s, *taken)
 	if errors.Is(err, ratelimit.ErrSettled) {
@@ -57,7 +43,7 @@ func (c call) ask(ctx context.Context, s store, taken *receipts) (answer, error)
 	return a, err
 }
 
-func (c call) put(ctx context.Context, s store, taken receipts) (answer, error) {
+func (c call) put(ctx context.Context, s ratelimit.Store, taken receipts) (answer, error) {
 	decision := func(r ratelimit.Result, err error) (answer, error) {
 		taken[len(taken)-1] = r.Receipt
 		return decision(r, err)

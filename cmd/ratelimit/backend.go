@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/throwaway"
 	"github.com/pgratelimit/ratelimit/memstore"
 	"github.com/pgratelimit/ratelimit/migrate"
@@ -21,7 +22,7 @@ import (
 type backend interface {
 	// withEmpty calls use with a store that has nothing in it and lives on
 	// clock, and leaves nothing of it behind, whatever happens.
-	withEmpty(ctx context.Context, clock func() time.Time, use func(store) error) error
+	withEmpty(ctx context.Context, clock func() time.Time, use func(ratelimit.Store) error) error
 
 	close() error
 	String() string
@@ -36,7 +37,7 @@ func openBackend(ctx context.Context, flags replayFlags) (backend, error) {
 
 type memory struct{}
 
-func (memory) withEmpty(_ context.Context, clock func() time.Time, use func(store) error) error {
+func (memory) withEmpty(_ context.Context, clock func() time.Time, use func(ratelimit.Store) error) error {
 	return use(memstore.New(clock))
 }
 
@@ -78,7 +79,7 @@ func (p *postgres) String() string {
 // that was killed.
 const schemaPrefix = "ratelimit_replay_"
 
-func (p *postgres) withEmpty(ctx context.Context, clock func() time.Time, use func(store) error) (err error) {
+func (p *postgres) withEmpty(ctx context.Context, clock func() time.Time, use func(ratelimit.Store) error) (err error) {
 	schema := schemaPrefix + strings.ToLower(rand.Text())
 	defer func() { err = errors.Join(err, p.drop(ctx, schema)) }()
 	if _, err := migrate.Up(ctx, p.pool, &migrate.Config{Schema: schema}); err != nil {

@@ -16,6 +16,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
 
@@ -101,7 +102,7 @@ func TestPostgresLeavesNothingBehind(t *testing.T) {
 				t.Fatal(err)
 			}
 			o := observe(t)
-			err = p.withEmpty(ctx, time.Now, func(store) error {
+			err = p.withEmpty(ctx, time.Now, func(ratelimit.Store) error {
 				if len(o.made(t)) == 0 {
 					t.Error("no schema was made")
 				}

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"syscall"
 	"time"
+
+	"github.com/pgratelimit/ratelimit"
 )
 
 const replayHelp = `usage: ratelimit replay [--verify] [--store memory|postgres [--portable]] FILE...
@@ -156,7 +158,7 @@ func replayAll(ctx context.Context, b backend, scenarios []scenario, out io.Writ
 	r := runner{answers: json.NewEncoder(buffered), verify: verify}
 	r.answers.SetEscapeHTML(false)
 	for _, s := range scenarios {
-		err = b.withEmpty(ctx, r.clock, func(store store) error { return r.run(ctx, store, s) })
+		err = b.withEmpty(ctx, r.clock, func(store ratelimit.Store) error { return r.run(ctx, store, s) })
 		if err != nil {
 			break
 		}
@@ -177,7 +179,7 @@ type runner struct {
 
 func (r *runner) clock() time.Time { return r.now }
 
-func (r *runner) run(ctx context.Context, s store, sc scenario) error {
+func (r *runner) run(ctx context.Context, s ratelimit.Store, sc scenario) error {
 	var taken receipts
 	for _, c := range sc.calls {
 		r.now = c.at

@@ -105,66 +105,33 @@ func parseLine(text []byte, limits map[string]ratelimit.Limit) (*call, error) {
 	return nil, nil
 }
 
-// limitLine is a definition as it is written.
-type limitLine struct {
-	Limit struct {
-		Name        string    `json:"name"`
-		Kind        string    `json:"kind"`
-		Rate        float64   `json:"rate"`
-		Period      duration  `json:"period"`
-		Capacity    amount    `json:"capacity"`
-		MaxReserved debt      `json:"maxReserved"`
-		Shards      int       `json:"shards"`
-		Start       *duration `json:"start"`
-		Slots       *int      `json:"slots"`
-	} `json:"limit"`
-}
-
+// parseLimit returns the limit of a line, which is written as a [ratelimit.Definition] is,
+// but for the start: that is a duration, after the base instant.
 func parseLimit(text []byte) (ratelimit.Limit, error) {
-	var line limitLine
+	var line struct {
+		Limit map[string]json.RawMessage `json:"limit"`
+	}
 	if err := decode(text, &line, true); err != nil {
 		return nil, err
 	}
-	limit, err := line.limit()
+	var start *duration
+	if raw, ok := line.Limit["start"]; ok {
+		if err := json.Unmarshal(raw, &start); err != nil {
+			return nil, plain(err)
+		}
+	}
+	if start != nil {
+		line.Limit["start"], _ = json.Marshal(start.after())
+	}
+	definition, err := json.Marshal(line.Limit)
 	if err != nil {
 		return nil, err
 	}
-	return limit, limit.Validate()
-}
-
-func (l limitLine) limit() (ratelimit.Limit, error) {
-	f := l.Limit
-	window := ratelimit.FixedWindow{
-		Name: f.Name, Rate: f.Rate, Period: time.Duration(f.Period),
-		Capacity: float64(f.Capacity), MaxReserved: float64(f.MaxReserved), Shards: f.Shards,
+	var d ratelimit.Definition
+	if err := d.UnmarshalJSON(definition); err != nil {
+		return nil, err
 	}
-	if f.Start != nil {
-		window.Start = f.Start.after()
-	}
-	if f.Slots != nil && f.Kind != ratelimit.KindSlidingWindow.String() {
-		return nil, errors.New(`"slots" is for a sliding window only`)
-	}
-	switch f.Kind {
-	case ratelimit.KindFixedWindow.String():
-		return window, nil
-	case ratelimit.KindSlidingWindow.String():
-		if f.Capacity != 0 {
-			return nil, errors.New(`"capacity" is not for a sliding window, whose capacity is its rate`)
-		}
-		return ratelimit.SlidingWindow{
-			Name: window.Name, Rate: window.Rate, Period: window.Period, Slots: orElse(f.Slots, 0),
-			MaxReserved: window.MaxReserved, Shards: window.Shards, Start: window.Start,
-		}, nil
-	case ratelimit.KindTokenBucket.String():
-		if f.Start != nil {
-			return nil, errors.New(`"start" is for a fixed window or a sliding window only`)
-		}
-		return ratelimit.TokenBucket{
-			Name: window.Name, Rate: window.Rate, Period: window.Period,
-			Capacity: window.Capacity, MaxReserved: window.MaxReserved, Shards: window.Shards,
-		}, nil
-	}
-	return nil, fmt.Errorf("kind %q: want %q, %q or %q", f.Kind, ratelimit.KindTokenBucket, ratelimit.KindFixedWindow, ratelimit.KindSlidingWindow)
+	return d.Limit(), nil
 }
 
 // callLine is a call as it is written. Pointers tell what was left out.
@@ -284,36 +251,6 @@ func (d duration) after() time.Time { return base.Add(time.Duration(d)) }
 
 // since is how far t is after the base instant.
 func since(t time.Time) *duration { return new(duration(t.Sub(base))) }
-
-// amount is a number of tokens or "none", in the words of package ratelimit.
-type amount float64
-
-func (a *amount) UnmarshalJSON(text []byte) error {
-	if string(text) == `"none"` {
-		*a = ratelimit.None
-		return nil
-	}
-	var v float64
-	if err := json.Unmarshal(text, &v); err != nil {
-		return fmt.Errorf(`%s: want a number or "none"`, text)
-	}
-	if v == 0 && string(text) != "null" {
-		return errors.New(`0 could mean the default or none: leave it out, or say "none"`)
-	}
-	*a = amount(v)
-	return nil
-}
-
-// debt is an amount that may be "unlimited", which is its default.
-type debt float64
-
-func (d *debt) UnmarshalJSON(text []byte) error {
-	if string(text) == `"unlimited"` {
-		*d = 0
-		return nil
-	}
-	return (*amount)(d).UnmarshalJSON(text)
-}
 
 // decode reads the one JSON value in text, without or with fields that v has
 // not.

@@ -11,7 +11,9 @@
 //	curl -i -H 'X-Api-Key: ann' -d '' localhost:8080/orders    # token and order in one transaction
 //	curl -i -u ann:guess localhost:8080/login                  # only failures count
 //
-// API keys are taken on trust here. In a real service, check them before.
+// The first three are behind authentication, which knows the keys ann, bob, eve and zoe, and
+// limit the customer that it found: a client that could choose what it is limited by would
+// have as many limits as it likes.
 package main
 
 import (
@@ -43,6 +45,29 @@ var (
 	PlaceOrder   = ratelimit.TokenBucket{Name: "place_order", Rate: 5, Period: time.Minute}
 	FailedLogins = ratelimit.TokenBucket{Name: "failed_logins", Rate: 1, Period: 10 * time.Minute, Capacity: 3}
 )
+
+// customers are those that have API keys.
+var customers = map[string]string{"ann": "Ann & Sons", "bob": "Bob's", "eve": "Eve Ltd", "zoe": "Zoe Inc."}
+
+type customerKey struct{}
+
+// authenticated has next serve requests with a valid API key, and answers others 401.
+func authenticated(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		customer, ok := customers[r.Header.Get("X-Api-Key")]
+		if !ok {
+			http.Error(w, "no such API key", http.StatusUnauthorized)
+			return
+		}
+		next.ServeHTTP(w, r.WithContext(context.WithValue(r.Context(), customerKey{}, customer)))
+	})
+}
+
+// customerOf is the customer that authentication has found.
+func customerOf(r *http.Request) string {
+	customer, _ := r.Context().Value(customerKey{}).(string)
+	return customer
+}
 
 func main() {
 	serve := flag.String("serve", "", "serve on this `address` until Ctrl-C")
@@ -98,18 +123,18 @@ func with(ctx context.Context, address string, do func(url string) error) (err e
 
 // routes is the service: each route behind its limits.
 func routes(pool *pgxpool.Pool, store *pgstore.Store) (http.Handler, error) {
-	apiKey := httplimit.ByHeader("X-Api-Key")
-	addresses, err := httplimit.NewAddresses(nil) // no proxy: believe no header
+	customer := httplimit.Hashed(httplimit.BySubject(customerOf)) // hashed: no name in the database
+	addresses, err := httplimit.NewAddresses(nil)                 // no proxy: believe no header
 	if err != nil {
 		return nil, err
 	}
 	account := func(r *http.Request) string { name, _, _ := r.BasicAuth(); return name }
 	configs := map[string]*httplimit.Config{
 		// Two policies: a short one and a long one, all or nothing.
-		"hello": {Policies: []httplimit.Policy{{Limit: Hello, Key: apiKey}, {Limit: Daily, Key: apiKey}}},
+		"hello": {Policies: []httplimit.Policy{{Limit: Hello, Key: customer}, {Limit: Daily, Key: customer}}},
 		// A request without a number of rows gets 100, so that is what it costs.
-		"rows":  {Policies: []httplimit.Policy{{Limit: Rows, Key: apiKey, Cost: httplimit.CostFromQuery("rows", 1, 100)}}},
-		"order": {Policies: []httplimit.Policy{{Limit: PlaceOrder, Key: apiKey}}, Jitter: 0.1},
+		"rows":  {Policies: []httplimit.Policy{{Limit: Rows, Key: customer, Cost: httplimit.CostFromQuery("rows", 1, 100)}}},
+		"order": {Policies: []httplimit.Policy{{Limit: PlaceOrder, Key: customer}}, Jitter: 0.1},
 		// One limit for account and address together: nobody can lock another's account.
 		"login": {
 			Policies: []httplimit.Policy{{
@@ -127,10 +152,10 @@ func routes(pool *pgxpool.Pool, store *pgstore.Store) (http.Handler, error) {
 		}
 	}
 	mux := http.NewServeMux()
-	mux.Handle("GET /hello", limits["hello"].Handler(http.HandlerFunc(hello)))
-	mux.Handle("GET /rows", limits["rows"].Handler(http.HandlerFunc(rows)))
+	mux.Handle("GET /hello", authenticated(limits["hello"].Handler(http.HandlerFunc(hello))))
+	mux.Handle("GET /rows", authenticated(limits["rows"].Handler(http.HandlerFunc(rows))))
 	mux.Handle("GET /login", limits["login"].Handler(http.HandlerFunc(logIn)))
-	mux.Handle("POST /orders", orders{pool, store, limits["order"]})
+	mux.Handle("POST /orders", authenticated(orders{pool, store, limits["order"]}))
 	return mux, nil
 }
 
@@ -166,7 +191,7 @@ func (o orders) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	requests, err := o.limit.Requests(r)
 	if err == nil {
 		err = pgx.BeginFunc(r.Context(), o.pool, func(tx pgx.Tx) (err error) {
-			if _, err = tx.Exec(r.Context(), "INSERT INTO orders VALUES ($1)", r.Header.Get("X-Api-Key")); err != nil {
+			if _, err = tx.Exec(r.Context(), "INSERT INTO orders VALUES ($1)", customerOf(r)); err != nil {
 				return err
 			}
 			if result, err = o.store.AllowTx(r.Context(), tx, requests...); err != nil {
@@ -254,6 +279,13 @@ func waits(ctx context.Context, out io.Writer, c caller) error {
 	}
 	got, _, err = c.statuses(ctx, 1, "GET", "/hello", "ann")
 	if err != nil {
+		return err
+	}
+	stranger, _, err := c.statuses(ctx, 1, "GET", "/hello", "made up")
+	if err != nil {
+		return err
+	}
+	if err := demo.Claim(out, fmt.Sprint(stranger) == "[401]", "somebody with a key that he made up gets %v", stranger); err != nil {
 		return err
 	}
 	return demo.Claim(out, fmt.Sprint(got) == "[200]", "%d s later she gets %v", wait, got)

@@ -109,13 +109,11 @@ func killAll(ctx context.Context, dir string, mutants []mutant) error {
 }
 
 // check sees whether each mutant fits the code and compiles, as many of them at a time as
-// fit beside each other.
+// fit beside each other. It tells of all that do not.
 func check(ctx context.Context, dir string, mutants []mutant) error {
-	for rest := mutants; len(rest) > 0; {
-		if err := rest[0].apply(ctx, dir); err != nil {
-			return fmt.Errorf("%s does not fit: %w", rest[0].name, err)
-		}
-		together := 1
+	bad := 0
+	for rest := mutants; len(rest) > 0 && ctx.Err() == nil; {
+		together := 0
 		for together < len(rest) && rest[together].apply(ctx, dir) == nil {
 			together++
 		}
@@ -123,21 +121,34 @@ func check(ctx context.Context, dir string, mutants []mutant) error {
 		for _, m := range slices.Backward(rest[:together]) {
 			err = errors.Join(err, m.apply(ctx, dir, "-R"))
 		}
-		if err != nil && together > 1 { // one of them, or they do not go together
+		if together == 0 || err != nil { // none of them, one of them, or they do not go together
+			together = max(together, 1)
 			for i := range together {
-				if err := check(ctx, dir, rest[i:i+1]); err != nil {
-					return err
+				if err := rest[i].compiles(ctx, dir); err != nil {
+					fmt.Printf("%s %v\n", rest[i].name, err)
+					bad++
 				}
 			}
-		} else if err != nil {
-			return fmt.Errorf("%s: %w", rest[0].name, err)
 		}
 		rest = rest[together:]
 	}
-	if len(mutants) > 1 {
-		fmt.Printf("%d faults can be planted\n", len(mutants))
+	fmt.Printf("%d of %d faults can be planted\n", len(mutants)-bad, len(mutants))
+	if bad > 0 {
+		return errors.New("not all can be planted")
 	}
 	return ctx.Err()
+}
+
+// compiles plants a mutant alone, and takes it out again.
+func (m *mutant) compiles(ctx context.Context, dir string) error {
+	if err := m.apply(ctx, dir); err != nil {
+		return fmt.Errorf("does not fit: %w", err)
+	}
+	err := compile(ctx, dir)
+	if err != nil {
+		err = fmt.Errorf("does not compile: %w", err)
+	}
+	return errors.Join(err, m.apply(context.WithoutCancel(ctx), dir, "-R"))
 }
 
 func compile(ctx context.Context, dir string) error {

@@ -15,6 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -141,12 +142,9 @@ func (l *lab) seed(ctx context.Context, schema string) error {
 	defer conn.Close(ctx)
 	var b pgx.Batch
 	for _, limit := range seeded {
-		d := limit.Definition()
-		ts := time.Now()
-		if d.Kind == ratelimit.KindFixedWindow {
-			ts = d.Start
-		}
+		d := bucket.Definition(limit.Definition())
 		for key := range keys {
+			ts := d.Fresh(fmt.Sprint(key), time.Now()).TS
 			for shard := range d.Shards {
 				b.Queue("INSERT INTO "+schema+".rate_limits (name, key, shard, value, ts) VALUES ($1::text, $2::text, $3::int4, $4::float8, $5::timestamptz)",
 					d.Name, fmt.Sprint(key), shard, had(d.Name)/float64(d.Shards), ts)
@@ -254,17 +252,19 @@ func (a *account) compare(ctx context.Context, pool *pgxpool.Pool, schema string
 // disturbed is what happens beside the accounts.
 type disturbed struct{ rounds, pruned, edits, pauses int }
 
-// disturb prunes, edits other keys of the same limits, and pauses what is in debt,
-// until it is stopped.
+// disturb prunes, edits other keys of the same limits, and pauses what is in debt, by either
+// form of statements, until it is stopped.
 func (l *lab) disturb(ctx context.Context, schema string) (stop func() (disturbed, error), err error) {
 	pool, err := l.pool(ctx, 4)
 	if err != nil {
 		return nil, err
 	}
-	store, err := pgstore.New(pool, &pgstore.Config{Schema: schema})
-	if err != nil {
-		pool.Close()
-		return nil, err
+	var stores [2]*pgstore.Store
+	for i := range stores {
+		if stores[i], err = pgstore.New(pool, &pgstore.Config{Schema: schema, Portable: i == 1}); err != nil {
+			pool.Close()
+			return nil, err
+		}
 	}
 	var d disturbed
 	until, end := context.WithCancel(ctx)
@@ -274,7 +274,7 @@ func (l *lab) disturb(ctx context.Context, schema string) (stop func() (disturbe
 		var err error
 		for err == nil && until.Err() == nil {
 			once, cancel := context.WithTimeout(ctx, time.Minute)
-			err = l.disturbOnce(once, pool, store, schema, &d)
+			err = l.disturbOnce(once, pool, stores[d.rounds/2%len(stores)], schema, &d)
 			cancel()
 		}
 		done <- err

@@ -110,7 +110,7 @@ func (d *demand) meet(ctx context.Context) (share float64, err error) {
 	return float64(d.granted.Load()) / most, errors.Join(errs...)
 }
 
-// places is place, for one at a time.
+// places is place, but one schema at a time.
 func (d *demand) places(ctx context.Context) (string, *pgxpool.Pool, error) {
 	placing.Lock()
 	defer placing.Unlock()
@@ -119,8 +119,8 @@ func (d *demand) places(ctx context.Context) (string, *pgxpool.Pool, error) {
 
 var placing sync.Mutex
 
-// perSecond is what the limit grants to a flood: of a sliding window, what its slots let be
-// seen of the rate.
+// perSecond returns how many tokens the limit grants to a flood in a second: of a sliding
+// window less than its rate, as a slot more than a period is held against it.
 func (d *demand) perSecond() float64 {
 	def := d.limit.Definition()
 	rate := def.Rate / def.Period.Seconds()
@@ -130,7 +130,8 @@ func (d *demand) perSecond() float64 {
 	return rate
 }
 
-// once asks the store whose turn it is, and counts what is granted when the burst is over.
+// once asks the store whose turn it is, and counts what is granted when the burst is over. It
+// reports whether there is more to ask.
 func (d *demand) once(ctx context.Context) (result ratelimit.Result, more bool, err error) {
 	past := time.Since(d.begun)
 	if past >= settles+d.lasts {

@@ -1,6 +1,3 @@
-// Package bucket is the algebra of limits: what a row holds at an instant, what can be
-// taken from it and what can be given back. It is pure, and imports nothing of the
-// library but arithmetic, so that the root package, receipts and stores share it.
 package bucket
 
 import (
@@ -15,23 +12,33 @@ const MaxSpan = 100 * 365 * 24 * time.Hour
 // Kind is how a limit refills.
 type Kind uint8
 
+// The kinds of limits.
 const (
 	TokenBucket   Kind = iota + 1 // continuously
 	FixedWindow                   // at the edge of each window
 	SlidingWindow                 // slot by slot, as what was taken leaves the window
 )
 
+// kinds are the implementations. What has no kind, which no limit's definition does, is
+// taken for a token bucket.
+var kinds = [...]kind{0: &tokenBucket{}, TokenBucket: &tokenBucket{}, FixedWindow: &fixedWindow{}, SlidingWindow: &slidingWindow{}}
+
+// ParseKind returns the kind that has a text as its String.
+func ParseKind(text string) (k Kind, ok bool) {
+	for k := TokenBucket; int(k) < len(kinds); k++ {
+		if text == k.String() {
+			return k, true
+		}
+	}
+	return 0, false
+}
+
 // String returns the kind in words, such as "token bucket".
 func (k Kind) String() string {
-	switch k {
-	case TokenBucket:
-		return "token bucket"
-	case FixedWindow:
-		return "fixed window"
-	case SlidingWindow:
-		return "sliding window"
+	if k == 0 || int(k) >= len(kinds) {
+		return fmt.Sprintf("Kind(%d)", uint8(k))
 	}
-	return fmt.Sprintf("Kind(%d)", uint8(k))
+	return kinds[k].String()
 }
 
 // Definition is a limit with its defaults filled in. It has the fields of the root
@@ -47,3 +54,95 @@ type Definition struct {
 	Start       time.Time     // of a window: an edge; zero for a phase by key
 	Slots       int           // sliding window: into how many its period is cut; otherwise 0
 }
+
+// kind is what the kinds of limits do differently. Its values have no size. A definition
+// whose address is given to it is on the heap, since the compiler cannot see what an
+// interface's method does with it, so callers take care not to copy one for a call.
+// Instants that are int64 are microseconds since 1970. A settled state is as it is at the
+// instant of the call.
+type kind interface {
+	String() string
+	statements() string
+	slotted() bool
+
+	// last is the last tick up to now of a row that has one at ts, and next the one
+	// after ts.
+	last(d *Definition, ts, now int64) int64
+	next(d *Definition, ts int64) int64
+
+	// reach is when a row that is refilled from ts on has been refilled with tokens,
+	// which are more than 0.
+	reach(d *Definition, ts int64, tokens float64) int64
+
+	fresh(d *Definition, key string, now time.Time) State
+	settle(d *Definition, s State, now time.Time) State
+	value(d *Definition, settled State, now time.Time) float64
+	plain(d *Definition, s State) bool
+
+	most(d *Definition, floor float64) float64
+	take(d *Definition, s State, now time.Time, n, floor float64) (after State, ok bool)
+	spend(d *Definition, settled State, n float64) State
+	slot(d *Definition, after State) int64
+	from(d *Definition, settled State, now time.Time) time.Time
+
+	// ready is when n tokens can be taken from a settled state so that floor is left, and
+	// due when the work may run for which n were taken that left it, as far as its
+	// tokens say; the zero time if that is at once.
+	ready(d *Definition, settled State, now time.Time, n, floor float64) time.Time
+	due(d *Definition, settled State, n float64) time.Time
+
+	credit(d *Definition, s State, now time.Time, n float64) State
+	refund(d *Definition, s State, now time.Time, n float64, slot int64) State
+
+	// room is how much can come back to a settled state beside what is out and owed, and
+	// full a state that is reset beside that.
+	room(d *Definition, settled State, out Out, owed float64) float64
+	full(d *Definition, key string, s State, out Out, now time.Time) State
+
+	// pause and resume are for a settled state that was paused or not until now, with
+	// an until that is after it.
+	pause(d *Definition, settled State, paused bool, now, until time.Time) State
+	resume(d *Definition, key string, settled State, now time.Time) State
+
+	whole(d *Definition, s State, now time.Time) float64
+	together(d *Definition, states []State, now time.Time, n, floor float64) time.Time
+	share(d *Definition, states []State, now time.Time, n int) (each, empty State)
+}
+
+// kind is short enough for what only calls a method of it to be inlined.
+func (d *Definition) kind() kind { return kinds[d.Kind%Kind(len(kinds))] }
+
+// Statements returns the name of the SQL statements for the rows of such a limit.
+func (d *Definition) Statements() string { return d.kind().statements() }
+
+// Slotted reports whether rows have slots beside the value: what comes back goes to the
+// slot in which it was counted, and what must wait is counted in a later one.
+func (d *Definition) Slotted() bool { return d.kind().slotted() }
+
+// Tick returns the time from one tick of a row's clock to the next, in microseconds: 1 for
+// a token bucket, a fixed window's period, a sliding window's slot.
+func (d *Definition) Tick() int64 { return d.kind().next(d, 0) }
+
+// Stands returns for how long a row's clock stands still between two ticks; 0 if it does
+// not, which is so for a token bucket.
+func (d *Definition) Stands() time.Duration {
+	if tick := d.Tick(); tick > 1 {
+		return time.Duration(tick) * time.Microsecond
+	}
+	return 0
+}
+
+// Next returns the tick after ts, which is one.
+func (d *Definition) Next(ts time.Time) time.Time {
+	return instant(d.kind().next(d, ts.UnixMicro()))
+}
+
+// SlotWidth returns the length of a slot, 0 if there are none.
+func (d *Definition) SlotWidth() time.Duration {
+	if !d.Slotted() {
+		return 0
+	}
+	return time.Duration(d.Tick()) * time.Microsecond
+}
+
+func (d *Definition) periodMicros() float64 { return float64(d.Period.Microseconds()) }

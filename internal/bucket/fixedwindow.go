@@ -7,43 +7,72 @@ import (
 	"time"
 )
 
-// A fixed window is a token bucket whose clock stands still between the edges
-// of its windows. That is all that tells the two kinds apart, here and in SQL.
+// fixedWindow is a level that refills all at once. It is a token bucket whose clock stands
+// still between the edges of its windows, and that is all that tells the two kinds apart,
+// here and in SQL.
+type fixedWindow struct{ level }
 
-// windowTick is the last edge up to now of the windows, or slots, that have one at
-// edge.
-func (d *Definition) windowTick(edge, now int64) int64 {
-	tick := d.tick()
-	past := (now - edge) % tick
-	if past < 0 {
-		past += tick
-	}
-	return now - past
+func (*fixedWindow) String() string     { return "fixed window" }
+func (*fixedWindow) statements() string { return "window" }
+
+func (*fixedWindow) last(d *Definition, ts, now int64) int64 {
+	return edge(ts, now, d.Period.Microseconds())
 }
 
-// windowWait is how long, in microseconds, from one edge to the one at which
-// tokens have been refilled.
-func (d *Definition) windowWait(tokens float64) int64 {
-	return int64(math.Ceil(tokens/d.Rate)) * d.Period.Microseconds()
+func (*fixedWindow) next(d *Definition, ts int64) int64 { return ts + d.Period.Microseconds() }
+
+func (*fixedWindow) reach(d *Definition, ts int64, tokens float64) int64 {
+	return ts + int64(math.Ceil(tokens/d.Rate))*d.Period.Microseconds()
+}
+
+func (w *fixedWindow) fresh(d *Definition, key string, now time.Time) State {
+	return State{Value: d.Capacity, TS: instant(w.last(d, d.origin(key), now.UnixMicro()))}
+}
+
+func (*fixedWindow) settle(d *Definition, s State, now time.Time) State {
+	ts := s.TS.UnixMicro()
+	tick := max(ts, edge(ts, now.UnixMicro(), d.Period.Microseconds()))
+	return State{Value: d.refilled(s.Value, tick-ts), TS: instant(tick), Paused: s.Paused}
+}
+
+// pause has the next edge at until.
+func (w *fixedWindow) pause(d *Definition, settled State, paused bool, now, until time.Time) State {
+	return w.emptied(d, settled, paused, now, until.Add(-d.Period), until)
+}
+
+// full has the next edge not before the end of what is out: a row that was paused would else
+// be refilled before.
+func (*fixedWindow) full(d *Definition, key string, s State, out Out, now time.Time) State {
+	settled := d.Settle(s, now)
+	full := State{Value: max(settled.Value, d.Capacity-d.Owed(out, now)), TS: later(d.Fresh(key, now).TS, out.Until.Add(-d.Period))}
+	if !s.Paused.After(now) {
+		full.TS = later(full.TS, settled.TS)
+	}
+	return full
+}
+
+// edge is the last edge up to now of windows or slots that have one at ts.
+func edge(ts, now, width int64) int64 {
+	past := (now - ts) % width
+	if past < 0 {
+		past += width
+	}
+	return now - past
 }
 
 // firstEdge is where edges are counted from: long before any instant that is
 // asked about, so that no negative time is divided.
 var firstEdge = time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()
 
-// origin is an edge of the windows, or slots, of key's rows when they are fresh.
+// origin is an edge of the windows, or slots, of key's rows when they are fresh: the first
+// one since firstEdge, or that and a phase that spreads the windows of different keys over
+// the period. That is a hash, the same on every machine and for ever, since a row that
+// was pruned must have the edges again that it had.
 func (d *Definition) origin(key string) int64 {
-	if !d.Start.IsZero() {
-		return d.windowTick(d.Start.UnixMicro(), firstEdge+d.tick()-1)
+	if tick := d.Tick(); !d.Start.IsZero() {
+		return edge(d.Start.UnixMicro(), firstEdge+tick-1, tick)
 	}
-	return firstEdge + d.phase(key)
-}
-
-// phase spreads the windows of different keys over the period: a hash, the
-// same on every machine and for ever, since a row that was pruned must have
-// the edges again that it had.
-func (d *Definition) phase(key string) int64 {
-	return int64(Hash(d.Name, key) % uint64(d.Period.Microseconds()))
+	return firstEdge + int64(Hash(d.Name, key)%uint64(d.Period.Microseconds()))
 }
 
 // Hash returns a hash of texts, the same on every machine and for ever.

@@ -6,11 +6,14 @@ import "time"
 // each. They are one limit all the same: what the rows grant together never
 // exceeds it, and a call is refused only when all of them together are short.
 
-// Shard is one shard's share of d.
-func (d Definition) Shard() Definition {
-	n := float64(d.Shards)
-	d.Rate, d.Capacity, d.MaxReserved, d.Shards = d.Rate/n, d.Capacity/n, d.MaxReserved/n, 1
-	return d
+// Shard is one shard's share of d, which is d itself if there is only one.
+func (d *Definition) Shard() *Definition {
+	if d.Shards <= 1 {
+		return d
+	}
+	shard, n := *d, float64(d.Shards)
+	shard.Rate, shard.Capacity, shard.MaxReserved, shard.Shards = d.Rate/n, d.Capacity/n, d.MaxReserved/n, 1
+	return &shard
 }
 
 // Better reports whether a, of two shards' states, is the one to take from:
@@ -26,18 +29,11 @@ func (d *Definition) Better(a, b State) bool {
 // debt and pause included. To a definition with more rows a missing one would be full,
 // so those past the n-th must be empty.
 func (d *Definition) Share(states []State, now time.Time, n int) (share, empty State) {
-	shard := d.Shard()
-	for i, s := range states {
-		s = shard.Settle(s, now)
-		share.Value += s.Value / float64(n)
-		share.Paused = later(share.Paused, s.Paused)
-		if i == 0 || s.TS.After(share.TS) { // paused: nothing comes in before the last of them
-			share.TS = s.TS
-		}
-	}
-	empty = State{TS: share.TS, Paused: share.Paused}
-	if d.Kind == SlidingWindow {
-		return d.shareSlots(states, share, now, n)
-	}
-	return share, empty
+	return d.kind().share(d, states, now, n)
+}
+
+// Together is about when n tokens can be taken from the shards of d together so that floor
+// is left, if nothing else is taken. A store looks around it for the first instant.
+func (d *Definition) Together(states []State, now time.Time, n, floor float64) time.Time {
+	return d.kind().together(d, states, now, n, floor)
 }

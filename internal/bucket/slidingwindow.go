@@ -8,31 +8,41 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/slots"
 )
 
-// SlotWidth is the length of a sliding window's slot, and 0 for the other kinds.
-func (d *Definition) SlotWidth() time.Duration {
-	if d.Kind != SlidingWindow {
-		return 0
-	}
-	return time.Duration(d.tick()) * time.Microsecond
+// slidingWindow is a row of slots, which hold what was taken in them. What is short there
+// is not a value but a slot; the value is what the slots leave of the rate, or when the
+// newest one is in the future, the time until that, as tokens below 0.
+type slidingWindow struct{}
+
+func (*slidingWindow) String() string     { return "sliding window" }
+func (*slidingWindow) statements() string { return "slots" }
+func (*slidingWindow) slotted() bool      { return true }
+
+func (w *slidingWindow) last(d *Definition, ts, now int64) int64 { return edge(ts, now, w.next(d, 0)) }
+
+func (*slidingWindow) next(d *Definition, ts int64) int64 {
+	period, n := d.Period.Microseconds(), int64(max(d.Slots, 1))
+	return ts + (period+n-1)/n
 }
 
-// slotMicros is the length of a slot in microseconds.
-func (d *Definition) slotMicros() int64 {
-	period, n := d.Period.Microseconds(), int64(d.Slots)
-	return (period + n - 1) / n
+// reach is for debt that another kind has left, which is a reservation for then.
+func (*slidingWindow) reach(d *Definition, ts int64, tokens float64) int64 {
+	return kinds[TokenBucket].reach(d, ts, tokens)
+}
+
+func (w *slidingWindow) fresh(d *Definition, key string, now time.Time) State {
+	return State{Value: d.Capacity, TS: instant(w.last(d, d.origin(key), now.UnixMicro())), Slots: slots.New(d.Tick(), d.Slots)}
 }
 
 // mostBase bounds the total before a row's oldest slot, in multiples of the rate. Past
 // it totals are counted anew, which a statement cannot do.
 const mostBase = 8
 
-// slide is Settle for a sliding window.
-func (d *Definition) slide(s State, now int64) State {
+func (w *slidingWindow) settle(d *Definition, s State, now time.Time) State {
 	if !d.own(s) {
 		s = d.adopt(s)
 	}
 	ts := s.TS.UnixMicro()
-	tick := max(ts, d.lastTick(ts, now))
+	tick := max(ts, w.last(d, ts, now.UnixMicro()))
 	passed := (tick - ts) / s.Slots.Width
 	held := s.Slots
 	if passed > 0 {
@@ -65,10 +75,21 @@ func (d *Definition) slotTolerance(s State, n float64) float64 {
 	return exact.Tolerance(s.Slots.Greatest(n), d.Rate, 0)
 }
 
-// takeSlot is Take for a sliding window. n goes into the first slot in which it fits
-// and which, while s is paused, begins when the pause is over. -floor is how far ahead
-// that may be, as tokens. An allow asks before whether s is paused.
-func (d *Definition) takeSlot(s State, now time.Time, n, floor float64) (after State, ok bool) {
+func (*slidingWindow) value(d *Definition, settled State, now time.Time) float64 {
+	if settled.Slots.Ahead > 0 {
+		return -d.delayed(d.slotStart(settled, 0) - now.UnixMicro())
+	}
+	return settled.Value
+}
+
+// most does not know the floor: a reservation is ahead in time, and not below what a
+// window holds.
+func (*slidingWindow) most(d *Definition, _ float64) float64 { return d.Rate }
+
+// take has n counted in the first slot in which it fits and which, while s is paused,
+// begins when the pause is over. -floor is how far ahead that may be, as tokens. An allow
+// asks before whether s is paused.
+func (*slidingWindow) take(d *Definition, s State, now time.Time, n, floor float64) (after State, ok bool) {
 	settled := d.Settle(s, now)
 	if n > d.Rate+exact.Tolerance(n, d.Rate, 0) {
 		return settled, false // it fits in no window, and a shard may be asked for more than it holds
@@ -78,6 +99,108 @@ func (d *Definition) takeSlot(s State, now time.Time, n, floor float64) (after S
 		return settled, false
 	}
 	return d.give(settled, n, later), true
+}
+
+func (*slidingWindow) spend(d *Definition, settled State, n float64) State {
+	return d.give(settled, n, 0)
+}
+
+func (*slidingWindow) slot(d *Definition, after State) int64 {
+	if after.Slots == nil {
+		return 0
+	}
+	return d.slotStart(after, 1) - 1
+}
+
+func (*slidingWindow) from(d *Definition, settled State, now time.Time) time.Time {
+	return instant(d.slotStart(settled, d.unpaused(settled, now)))
+}
+
+// ready is when the first slot begins in which n fits, or the part of that wait is over
+// which a reservation may be ahead. When a pause is over, an earlier slot may do than
+// before.
+func (*slidingWindow) ready(d *Definition, settled State, now time.Time, n, floor float64) time.Time {
+	ahead := d.longestDelay(-floor)
+	at := func(from int64) time.Time {
+		later := settled.Slots.First(n, d.Rate, d.slotTolerance(settled, n)/2, from)
+		if settled.Slots.Ahead+later == 0 {
+			return settled.TS
+		}
+		return instant(d.slotStart(settled, later) - ahead)
+	}
+	ready := at(d.unpaused(settled, now))
+	if settled.Paused.After(now) && ready.After(settled.Paused) {
+		return later(at(0), settled.Paused)
+	}
+	return ready
+}
+
+func (*slidingWindow) due(d *Definition, settled State, _ float64) time.Time {
+	if settled.Slots.Ahead > 0 {
+		return instant(d.slotStart(settled, 0))
+	}
+	return time.Time{}
+}
+
+// credit takes n out of the oldest slots first.
+func (*slidingWindow) credit(d *Definition, s State, now time.Time, n float64) State {
+	settled := d.Settle(s, now)
+	settled.Slots = settled.Slots.Oldest(n)
+	return d.valued(settled)
+}
+
+// refund takes n out of the slot in which the instant slot lies, or what of it is there.
+// One that no window holds any more has nothing to give back.
+func (*slidingWindow) refund(d *Definition, s State, now time.Time, n float64, slot int64) State {
+	settled := d.Settle(s, now)
+	past := slot - d.slotStart(settled, -int64(d.Slots))
+	if past < 0 || past/settled.Slots.Width > int64(d.Slots) {
+		return settled
+	}
+	settled.Slots = settled.Slots.Change(int(past/settled.Slots.Width), -n)
+	return d.valued(settled)
+}
+
+// room leaves as much as is out in the slot with which that ends, and later slots as they
+// are: a credit takes from the oldest first.
+func (*slidingWindow) room(d *Definition, settled State, out Out, _ float64) float64 {
+	if out.Tokens == 0 {
+		return settled.Slots.Held(0)
+	}
+	later := (d.slotStart(settled, 1) - out.Until.UnixMicro()) / settled.Slots.Width
+	totals := settled.Slots.Totals
+	last := min(max(len(totals)-1-int(max(later, 0)), 0), len(totals)-1)
+	return totals[last] - totals[0] - out.Tokens
+}
+
+// full has what is out in the slot with which it ends.
+func (*slidingWindow) full(d *Definition, key string, _ State, out Out, _ time.Time) State {
+	return d.give(d.Fresh(key, out.Until.Add(-time.Microsecond)), out.Tokens, 0)
+}
+
+// pause keeps what the slots hold.
+func (*slidingWindow) pause(_ *Definition, settled State, _ bool, _, until time.Time) State {
+	settled.Paused = later(settled.Paused, until)
+	return settled
+}
+
+func (*slidingWindow) resume(_ *Definition, _ string, settled State, _ time.Time) State {
+	settled.Paused = time.Time{}
+	return settled
+}
+
+func (*slidingWindow) whole(d *Definition, s State, now time.Time) float64 {
+	value := max(0, d.Settle(s, now).Value)
+	return math.Floor(value + exact.Tolerance(value, 1, d.Capacity)/2)
+}
+
+// together is when each of the shards has a slot for its part.
+func (*slidingWindow) together(d *Definition, states []State, now time.Time, n, floor float64) time.Time {
+	shard, at, parts := d.Shard(), now, float64(len(states))
+	for _, s := range states {
+		at = later(at, shard.Ready(s, now, n/parts, floor/parts))
+	}
+	return at
 }
 
 // TakeFrom takes n tokens from a sliding window's row at now, for the first slot that
@@ -139,72 +262,20 @@ func (d *Definition) unpaused(s State, now time.Time) int64 {
 	return (wait + s.Slots.Width - 1) / s.Slots.Width
 }
 
-// From is where the first slot of s begins for a reservation while s is paused. It is
-// zero without a pause, and for the other kinds, whose reservations need not know.
-func (d *Definition) From(s State, now time.Time) time.Time {
-	if d.Kind != SlidingWindow || !s.Paused.After(now) {
-		return time.Time{}
-	}
-	settled := d.Settle(s, now)
-	return instant(d.slotStart(settled, d.unpaused(settled, now)))
-}
-
 // give gives n in the slot that is so many slots after the newest of s.
 func (d *Definition) give(s State, n float64, later int64) State {
 	s.Slots = s.Slots.Add(n, later)
 	return d.valued(s)
 }
 
-// Plain reports whether s is as this definition writes it, and its totals are counted
-// from not long ago, so that a statement can add to it.
-func (d *Definition) Plain(s State) bool {
-	return d.Kind != SlidingWindow || d.own(s) && s.Slots.Base() <= mostBase*d.Rate
+// plain bounds the totals by mostBase, past which a statement cannot count them anew.
+func (*slidingWindow) plain(d *Definition, s State) bool {
+	return d.own(s) && s.Slots.Base() <= mostBase*d.Rate
 }
 
 // own reports whether s has slots, and of this definition.
 func (d *Definition) own(s State) bool {
-	return s.Slots != nil && s.Slots.Width == d.slotMicros() && s.Slots.Count() == d.Slots
-}
-
-// readySlot is Ready for a sliding window: when the first slot begins in which n fits,
-// or the part of that wait is over which a reservation may be ahead. When a pause is
-// over, an earlier slot may do than before.
-func (d *Definition) readySlot(s State, now time.Time, n, floor float64) time.Time {
-	settled := d.Settle(s, now)
-	ahead := d.longestDelay(-floor)
-	at := func(from int64) time.Time {
-		later := settled.Slots.First(n, d.Rate, d.slotTolerance(settled, n)/2, from)
-		if settled.Slots.Ahead+later == 0 {
-			return settled.TS
-		}
-		return instant(d.slotStart(settled, later) - ahead)
-	}
-	ready := at(d.unpaused(settled, now))
-	if settled.Paused.After(now) && ready.After(settled.Paused) {
-		return later(at(0), settled.Paused)
-	}
-	return ready
-}
-
-// fitsAt is enough for a sliding window: when the first slot begins in which n fits.
-func (d *Definition) fitsAt(settled State, n float64) time.Time {
-	first := settled.Slots.First(n, d.Rate, d.slotTolerance(settled, n)/2, 0)
-	if settled.Slots.Ahead+first == 0 {
-		return settled.TS
-	}
-	return instant(d.slotStart(settled, first))
-}
-
-// refundSlot takes n out of the slot of settled in which the instant at lies, or what
-// of it is there. A slot that no window holds any more has nothing to give back.
-func (d *Definition) refundSlot(settled State, at int64, n float64) State {
-	oldest := d.slotStart(settled, -int64(d.Slots))
-	slot := at - oldest
-	if slot < 0 || slot/settled.Slots.Width > int64(d.Slots) {
-		return settled
-	}
-	settled.Slots = settled.Slots.Change(int(slot/settled.Slots.Width), -n)
-	return d.valued(settled)
+	return s.Slots != nil && s.Slots.Width == d.Tick() && s.Slots.Count() == d.Slots
 }
 
 // adopt is s in slots of d, when another definition has written it: one with slots of
@@ -213,16 +284,17 @@ func (d *Definition) refundSlot(settled State, at int64, n float64) State {
 // kind is what is left, and debt is a reservation for when it is paid.
 func (d *Definition) adopt(s State) State {
 	ts := s.TS.UnixMicro()
-	edge := ts
+	origin := ts
 	if !d.Start.IsZero() {
-		edge = d.Start.UnixMicro()
+		origin = d.Start.UnixMicro()
 	}
-	adopted := State{TS: instant(d.windowTick(edge, ts)), Paused: s.Paused, Slots: slots.New(d.slotMicros(), d.Slots)}
+	width := d.Tick()
+	adopted := State{TS: instant(edge(origin, ts, width)), Paused: s.Paused, Slots: slots.New(width, d.Slots)}
 	aheadOf := func(micros int64) int64 {
-		return (d.windowTick(edge, micros) - adopted.TS.UnixMicro()) / adopted.Slots.Width
+		return (edge(origin, micros, width) - adopted.TS.UnixMicro()) / width
 	}
 	if s.Slots == nil {
-		adopted.Slots.Ahead = aheadOf(ts + d.wait(max(0, -s.Value)))
+		adopted.Slots.Ahead = aheadOf(d.reach(ts, max(0, -s.Value)))
 		adopted.Slots = adopted.Slots.Add(min(max(d.Rate-s.Value, 0), d.Rate), 0)
 		return adopted
 	}
@@ -236,17 +308,21 @@ func (d *Definition) adopt(s State) State {
 	return adopted
 }
 
-// shareSlots is Share for a sliding window: slot by slot, up to the newest of all rows.
-func (d *Definition) shareSlots(states []State, share State, now time.Time, n int) (each, empty State) {
+// share is slot by slot, up to the newest of all rows.
+func (*slidingWindow) share(d *Definition, states []State, now time.Time, n int) (each, empty State) {
 	shard := d.Shard()
-	newest := share.TS.UnixMicro()
-	for _, s := range states {
-		newest = max(newest, shard.slotStart(shard.Settle(s, now), 0))
+	settled := make([]State, len(states))
+	for i, s := range states {
+		settled[i] = shard.Settle(s, now)
+		each.TS, each.Paused = later(each.TS, settled[i].TS), later(each.Paused, s.Paused)
 	}
-	total := slots.New(d.slotMicros(), d.Slots)
-	total.Ahead = (newest - share.TS.UnixMicro()) / total.Width
-	for _, s := range states {
-		s = shard.Settle(s, now)
+	newest := each.TS.UnixMicro()
+	for _, s := range settled {
+		newest = max(newest, shard.slotStart(s, 0))
+	}
+	total := slots.New(d.Tick(), d.Slots)
+	total.Ahead = (newest - each.TS.UnixMicro()) / total.Width
+	for _, s := range settled {
 		moved := s.Slots.Move((newest-shard.slotStart(s, 0))/total.Width, 0)
 		for i := range total.Totals {
 			total.Totals[i] += (moved.Totals[i] - moved.Base()) / float64(n)
@@ -254,8 +330,7 @@ func (d *Definition) shareSlots(states []State, share State, now time.Time, n in
 	}
 	after := *d
 	after.Shards = n
-	after = after.Shard()
-	each = after.valued(State{TS: share.TS, Paused: share.Paused, Slots: total})
-	nothing := shard.valued(State{TS: share.TS, Paused: share.Paused, Slots: slots.New(total.Width, d.Slots)})
-	return each, shard.give(nothing, shard.Rate, 0)
+	nothing := State{TS: each.TS, Paused: each.Paused, Slots: slots.New(total.Width, d.Slots)}
+	each.Slots = total
+	return after.Shard().valued(each), shard.give(shard.valued(nothing), shard.Rate, 0)
 }

@@ -3,7 +3,6 @@ package bucket
 import (
 	"time"
 
-	"github.com/pgratelimit/ratelimit/internal/exact"
 	"github.com/pgratelimit/ratelimit/internal/slots"
 )
 
@@ -17,58 +16,29 @@ type State struct {
 	Slots  *slots.Slots // what a sliding window has given; nil for the other kinds
 }
 
-func (d *Definition) periodMicros() float64 { return float64(d.Period.Microseconds()) }
-
-// lastTick is the last instant up to now at which a row was refilled that was
-// refilled at ts.
-func (d *Definition) lastTick(ts, now int64) int64 {
-	if d.Kind == TokenBucket {
-		return bucketTick(now)
-	}
-	return d.windowTick(ts, now)
-}
-
-// tick is the time, in microseconds, in which a limit's clock stands still: a fixed
-// window's period, a sliding window's slot.
-func (d *Definition) tick() int64 {
-	switch d.Kind {
-	case FixedWindow:
-		return d.Period.Microseconds()
-	case SlidingWindow:
-		return d.slotMicros()
-	}
-	return 1
-}
-
 // longestWait, in microseconds, is above every wait that a definition allows.
 // A debt that an earlier and faster definition left can be longer than a
 // time.Time tells; this much is told of it.
 const longestWait = 4 * int64(MaxSpan/time.Microsecond)
 
-// wait is how long, in microseconds, tokens take to be refilled.
-func (d *Definition) wait(tokens float64) int64 {
+// reach is when a row that is refilled from ts on has been refilled with tokens.
+func (d *Definition) reach(ts int64, tokens float64) int64 {
 	if tokens/d.Rate*d.periodMicros() > float64(longestWait) {
-		return longestWait
+		return ts + longestWait
 	}
-	if d.Kind == FixedWindow {
-		return d.windowWait(tokens)
-	}
-	return d.bucketWait(tokens)
+	return d.kind().reach(d, ts, tokens)
+}
+
+// Equal reports whether two states are the same, to the last bit.
+func (s State) Equal(t State) bool {
+	return s.Value == t.Value && s.TS.Equal(t.TS) && s.Paused.Equal(t.Paused) && s.Slots.Equal(t.Slots)
 }
 
 func instant(micros int64) time.Time { return time.UnixMicro(micros).UTC() }
 
 // Fresh is the state of a key that has no row: full.
 func (d *Definition) Fresh(key string, now time.Time) State {
-	origin := firstEdge
-	if d.Kind != TokenBucket {
-		origin = d.origin(key)
-	}
-	s := State{Value: d.Capacity, TS: instant(d.lastTick(origin, now.UnixMicro()))}
-	if d.Kind == SlidingWindow {
-		s.Slots = slots.New(d.slotMicros(), d.Slots)
-	}
-	return s
+	return d.kind().fresh(d, key, now)
 }
 
 // Settle brings s to now: it adds the tokens that were refilled since, up to
@@ -81,29 +51,22 @@ func (d *Definition) Fresh(key string, now time.Time) State {
 // and the other kinds take over what was left; while programs with both are at work the
 // bound is not kept.
 func (d *Definition) Settle(s State, now time.Time) State {
-	if d.Kind == SlidingWindow {
-		return d.slide(s, now.UnixMicro())
-	}
-	ts := s.TS.UnixMicro()
-	tick := max(ts, d.lastTick(ts, now.UnixMicro()))
-	refill := float64(tick-ts) * d.Rate / d.periodMicros()
-	return State{Value: min(s.Value+refill, d.Capacity), TS: instant(tick), Paused: s.Paused}
+	return d.kind().settle(d, s, now)
 }
 
 // ValueAt is the value at now of s, which is settled. Only a sliding window's differs
 // from that of s, when the newest slot is in the future: that is as far away as now says,
 // and not as the beginning of a slot.
 func (d *Definition) ValueAt(s State, now time.Time) float64 {
-	if d.Kind == SlidingWindow && s.Slots.Ahead > 0 {
-		return -d.delayed(d.slotStart(s, 0) - now.UnixMicro())
-	}
-	return s.Value
+	return d.kind().value(d, s, now)
 }
 
 // When is the first instant at which s, which is settled, is not paused and holds
 // want tokens, if nothing is taken: s.TS when it does already. want is at most Capacity.
 func (d *Definition) When(s State, want float64) time.Time {
-	return later(d.enough(s, want, want), s.Paused)
+	paused := s.Paused
+	s.Paused = time.Time{}
+	return later(d.kind().ready(d, s, s.TS, want, 0), paused)
 }
 
 // Ready is the first instant at which n tokens can be taken from s so that at
@@ -111,25 +74,7 @@ func (d *Definition) When(s State, want float64) time.Time {
 // already. A pause does not count, since it does not for a reservation, but that of a
 // sliding window is for a slot after it.
 func (d *Definition) Ready(s State, now time.Time, n, floor float64) time.Time {
-	if d.Kind == SlidingWindow {
-		return d.readySlot(s, now, n, floor)
-	}
-	return d.enough(d.Settle(s, now), n+floor, n)
-}
-
-// enough is the first instant at which s holds want tokens, of which n are to
-// be taken: its size counts for the tolerance. Half of that goes here, and the
-// other half is there for the rounding between this promise and the decision
-// that keeps it.
-func (d *Definition) enough(s State, want, n float64) time.Time {
-	if d.Kind == SlidingWindow {
-		return d.fitsAt(s, want)
-	}
-	missing := want - s.Value - exact.Tolerance(s.Value, n, d.Capacity)/2
-	if missing <= 0 {
-		return s.TS
-	}
-	return instant(s.TS.UnixMicro() + d.wait(missing))
+	return d.kind().ready(d, d.Settle(s, now), now, n, floor)
 }
 
 func later(a, b time.Time) time.Time {
@@ -150,12 +95,7 @@ func (d *Definition) Floor(reserve bool) float64 {
 }
 
 // Most is the largest count that a call may ever take that may leave floor behind.
-func (d *Definition) Most(floor float64) float64 {
-	if d.Kind == SlidingWindow {
-		return d.Rate // a reservation is ahead in time, and not below what a window holds
-	}
-	return d.Capacity - floor
-}
+func (d *Definition) Most(floor float64) float64 { return d.kind().most(d, floor) }
 
 // Take takes n tokens from s at now if that leaves at least floor; it returns
 // what to store, or when ok is false, what there is. It does not ask whether s
@@ -163,48 +103,26 @@ func (d *Definition) Most(floor float64) float64 {
 // reservation a slot that begins when the pause is over, so that for an allow
 // s must not be paused.
 func (d *Definition) Take(s State, now time.Time, n, floor float64) (after State, ok bool) {
-	if d.Kind == SlidingWindow {
-		return d.takeSlot(s, now, n, floor)
-	}
-	settled := d.Settle(s, now)
-	if settled.Value-n < floor-exact.Tolerance(s.Value, n, d.Capacity) {
-		return settled, false
-	}
-	settled.Value -= n
-	return settled, true
+	return d.kind().take(d, s, now, n, floor)
 }
 
 // Spend takes n tokens from s at now, whatever there is. A negative n puts back what
 // was taken last.
 func (d *Definition) Spend(s State, now time.Time, n float64) State {
-	settled := d.Settle(s, now)
-	if d.Kind == SlidingWindow {
-		return d.give(settled, n, 0)
-	}
-	settled.Value -= n
-	return settled
+	return d.kind().spend(d, d.Settle(s, now), n)
 }
 
 // Due is when the work may run for which n tokens were taken that left s behind: now,
 // unless s is in debt or paused.
 func (d *Definition) Due(s State, now time.Time, n float64) time.Time {
-	due := later(now, s.Paused)
-	switch {
-	case d.Kind == SlidingWindow:
-		if s.Slots.Ahead > 0 {
-			due = later(due, instant(d.slotStart(s, 0)))
-		}
-	case s.Value < -exact.Tolerance(s.Value, n, d.Capacity):
-		due = later(due, d.When(s, 0))
-	}
-	return due
+	return later(later(now, s.Paused), d.kind().due(d, s, n))
 }
 
 // Charged is when a taking at now counts that left s behind: now, but within the tick
 // of s. That one begins later if the clock went back or another call was decided by a
 // later instant, and is over if now is that of another row which had to be waited for.
 func (d *Definition) Charged(s State, now time.Time) time.Time {
-	last := s.TS.Add(time.Duration(d.tick()-1) * time.Microsecond)
+	last := d.Next(s.TS).Add(-time.Microsecond)
 	switch {
 	case now.Before(s.TS):
 		return s.TS
@@ -215,25 +133,14 @@ func (d *Definition) Charged(s State, now time.Time) time.Time {
 }
 
 // Missing is the most that a credit gives back to s, which is settled.
-func (d *Definition) Missing(s State) float64 {
-	if d.Kind == SlidingWindow {
-		return s.Slots.Held(0)
-	}
-	return d.Capacity - s.Value
-}
+func (d *Definition) Missing(s State) float64 { return d.kind().room(d, s, Out{}, 0) }
 
 // Credit gives n tokens back to s at now, up to Capacity, and a sliding window to its
 // oldest slots first. While s is paused they can be
 // reserved, and allowed after the pause. More than
 // Capacity, which another definition of the name has left there, stays.
 func (d *Definition) Credit(s State, now time.Time, n float64) State {
-	if d.Kind == SlidingWindow {
-		s = d.Settle(s, now)
-		s.Slots = s.Slots.Oldest(n)
-		return d.valued(s)
-	}
-	s.Value = min(s.Value+n, max(s.Value, d.Capacity))
-	return s
+	return d.kind().credit(d, s, now, n)
 }
 
 // Charge takes n tokens from s at now, whatever there is and below every bound: they
@@ -242,11 +149,8 @@ func (d *Definition) Credit(s State, now time.Time, n float64) State {
 // is given that or a later one, so that no window that has them has too much besides.
 func (d *Definition) Charge(s State, now time.Time, n float64) State {
 	settled := d.Settle(s, now)
-	if d.Kind == SlidingWindow {
-		return d.give(settled, n, 0)
-	}
-	settled.Value = max(settled.Value, s.Value) - n
-	return settled
+	settled.Value = max(settled.Value, s.Value)
+	return d.kind().spend(d, settled, n)
 }
 
 // Refund gives back to s at now what a call took. To add to the value as it is
@@ -255,22 +159,30 @@ func (d *Definition) Charge(s State, now time.Time, n float64) State {
 // sliding window gives back to the slot in which slot lies, or nothing if that is
 // long ago.
 func (d *Definition) Refund(s State, now time.Time, n float64, slot int64) State {
-	if d.Kind == SlidingWindow {
-		return d.refundSlot(d.Settle(s, now), slot, n)
-	}
-	s.Value += n
-	return s
+	return d.kind().refund(d, s, now, n, slot)
 }
 
 // Slot is an instant of the slot in which a taking that left s behind was counted, in
 // microseconds since 1970: its last, which is in the slot to which another definition
 // would count it. It is 0 for the other kinds.
-func (d *Definition) Slot(s State) int64 {
-	if d.Kind != SlidingWindow || s.Slots == nil {
-		return 0
+func (d *Definition) Slot(s State) int64 { return d.kind().slot(d, s) }
+
+// From is where the first slot of s begins for a reservation while s is paused. It is
+// zero without a pause, and for the other kinds, whose reservations need not know.
+func (d *Definition) From(s State, now time.Time) time.Time {
+	if !s.Paused.After(now) {
+		return time.Time{}
 	}
-	return d.slotStart(s, 1) - 1
+	return d.kind().from(d, d.Settle(s, now), now)
 }
+
+// Plain reports whether s is as this definition writes it, and its totals are counted
+// from not long ago, so that a statement can add to it.
+func (d *Definition) Plain(s State) bool { return d.kind().plain(d, s) }
+
+// Whole is how many whole tokens can be taken from s at now; a call that takes as much as
+// there is takes so many.
+func (d *Definition) Whole(s State, now time.Time) float64 { return d.kind().whole(d, s, now) }
 
 // Pause empties s at now; before until nothing can be allowed and nothing is
 // refilled. Debt stays. The later of two pauses holds. An until that is not after
@@ -281,23 +193,7 @@ func (d *Definition) Pause(s State, now, until time.Time) State {
 		return settled
 	}
 	until = instant(until.Add(time.Microsecond - 1).UnixMicro()) // not before until
-	if d.Kind == SlidingWindow {
-		settled.Paused = later(settled.Paused, until)
-		return settled
-	}
-	from := until
-	if d.Kind == FixedWindow {
-		from = until.Add(-d.Period) // so that the next edge is until
-	}
-	if !s.Paused.After(now) { // a ts that is ahead is that of a clock that went back, which Resume forgets
-		ahead := settled.TS.UnixMicro() - d.lastTick(settled.TS.UnixMicro(), now.UnixMicro())
-		settled.Value = min(settled.Value, 0) - float64(ahead)*d.Rate/d.periodMicros()
-	}
-	return State{
-		Value:  min(settled.Value, 0),
-		TS:     later(settled.TS, from),
-		Paused: later(settled.Paused, until),
-	}
+	return d.kind().pause(d, settled, s.Paused.After(now), now, until)
 }
 
 // Resume ends at now a pause of key that is not over: the value stays, a token
@@ -308,11 +204,7 @@ func (d *Definition) Resume(key string, s State, now time.Time) State {
 	if !s.Paused.After(now) {
 		return settled
 	}
-	if d.Kind == SlidingWindow {
-		settled.Paused = time.Time{}
-		return settled
-	}
-	return State{Value: settled.Value, TS: d.Fresh(key, now).TS}
+	return d.kind().resume(d, key, settled, now)
 }
 
 // idleFor is for how long a row must have meant the same as no row before it may
@@ -333,9 +225,6 @@ func (d *Definition) Idle(key string, s State, now time.Time) bool {
 	settled := d.Settle(s, now)
 	if s.TS.After(now) || s.Paused.After(now) {
 		return false
-	}
-	if d.Kind == SlidingWindow {
-		return settled.Slots.Ahead == 0 && settled.Slots.Held(0) == 0
 	}
 	return settled.Value >= d.Capacity
 }

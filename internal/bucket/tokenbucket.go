@@ -1,13 +1,42 @@
 package bucket
 
-import "math"
+import (
+	"math"
+	"time"
+)
 
-// A token bucket's clock moves with every microsecond: it refills continuously.
+// tokenBucket is a level that refills continuously: it ticks with every microsecond.
+type tokenBucket struct{ level }
 
-// bucketTick is the last instant, up to now, at which the bucket was refilled.
-func bucketTick(now int64) int64 { return now }
+func (*tokenBucket) String() string     { return "token bucket" }
+func (*tokenBucket) statements() string { return "bucket" }
 
-// bucketWait is how long, in microseconds, the bucket needs for tokens.
-func (d *Definition) bucketWait(tokens float64) int64 {
-	return int64(math.Ceil(tokens * d.periodMicros() / d.Rate))
+func (*tokenBucket) last(_ *Definition, _, now int64) int64 { return now }
+func (*tokenBucket) next(_ *Definition, ts int64) int64     { return ts + 1 }
+
+func (*tokenBucket) reach(d *Definition, ts int64, tokens float64) int64 {
+	return ts + int64(math.Ceil(tokens*d.periodMicros()/d.Rate))
+}
+
+func (*tokenBucket) fresh(d *Definition, _ string, now time.Time) State {
+	return State{Value: d.Capacity, TS: instant(now.UnixMicro())}
+}
+
+func (*tokenBucket) settle(d *Definition, s State, now time.Time) State {
+	ts := s.TS.UnixMicro()
+	tick := max(ts, now.UnixMicro())
+	return State{Value: d.refilled(s.Value, tick-ts), TS: instant(tick), Paused: s.Paused}
+}
+
+func (b *tokenBucket) pause(d *Definition, settled State, paused bool, now, until time.Time) State {
+	return b.emptied(d, settled, paused, now, until, until)
+}
+
+// full has no pause, but an instant that is ahead of a clock that went back.
+func (b *tokenBucket) full(d *Definition, _ string, s State, out Out, now time.Time) State {
+	settled := d.Settle(s, now)
+	if s.Paused.After(now) {
+		settled.TS = instant(now.UnixMicro())
+	}
+	return State{Value: max(settled.Value, d.Capacity-d.Owed(out, now)), TS: settled.TS}
 }

@@ -85,16 +85,6 @@ func (c *Call) Head() *Call {
 	return &Call{Reserve: c.Reserve, Asks: c.Asks[:1]}
 }
 
-// Chosen is the call for the one of c's asks that changes, which Plan has made, are for,
-// and the changes as that one's.
-func (c *Call) Chosen(changes []Change) (*Call, []Change) {
-	i := changes[0].Ask
-	for j := range changes {
-		changes[j].Ask = 0
-	}
-	return &Call{Reserve: c.Reserve, First: true, Asks: c.Asks[i : i+1]}, changes
-}
-
 // New checks requests and puts them in order: those of one row first, since what
 // is taken from several must be undone differently, and then by name and key. Its
 // errors are ErrInvalid and ErrExceedsCapacity.

@@ -116,8 +116,3 @@ func (c *Call) Whole(rest ratelimit.Result, stands []*Stand) ratelimit.Result {
 	result.Receipt = receipt.New(payments, left, taker, conn, at)
 	return result
 }
-
-// Paid is a's limit and key in receipts.
-func (a *Ask) Paid() *receipt.Limit {
-	return &receipt.Limit{Definition: a.Definition, Key: a.Key}
-}

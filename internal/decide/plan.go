@@ -36,9 +36,19 @@ type Change struct {
 // Change takes n tokens from one of a's shards; i is a's place in its call.
 func (a *Ask) Change(i, shard int, n float64) Change {
 	return Change{
-		Row: Row{a.Of(), shard}, Ask: i, Definition: a.Definition.Shard(),
+		Row: Row{a.Of(), shard}, Ask: i, Definition: *a.Definition.Shard(),
 		Count: n, Floor: a.Floor / float64(a.Definition.Shards),
 	}
+}
+
+// Chosen is the call for the one of c's asks that changes, which Plan has made, are for,
+// and the changes as that one's.
+func (c *Call) Chosen(changes []Change) (*Call, []Change) {
+	i := changes[0].Ask
+	for j := range changes {
+		changes[j].Ask = 0
+	}
+	return &Call{Reserve: c.Reserve, First: true, Asks: c.Asks[i : i+1]}, changes
 }
 
 // Plan says what to take from which row, all or nothing: false if one of the
@@ -69,10 +79,11 @@ func (c *Call) plan(changes []Change, i int, v View) ([]Change, bool) {
 	least, first := a.leastChange(v.States[i], v.At), len(changes)
 	for shard, n := range counts {
 		if n > 0 || a.Count == 0 && shard == least {
-			changes = append(changes, a.planned(i, shard, n, v))
+			changes = append(changes, a.Change(i, shard, n))
+			changes[len(changes)-1].plan(v)
 		}
 	}
-	if len(changes) > first+1 && a.Definition.Kind == ratelimit.KindSlidingWindow {
+	if len(changes) > first+1 && a.Definition.Slotted() {
 		inOneSlot(changes[first:], v.At)
 	}
 	return changes, true
@@ -92,15 +103,14 @@ func (c *Call) ask(i int, v View) *Ask {
 
 // whole is how many whole tokens there are in a's shards together.
 func (a *Ask) whole(states []bucket.State, now time.Time) float64 {
+	if len(states) == 1 {
+		return a.Definition.Whole(states[0], now)
+	}
 	shard, sum := a.Definition.Shard(), 0.0
 	for _, s := range states {
 		sum += max(0, shard.Settle(s, now).Value)
 	}
-	slack := exact.Tolerance(sum, 1, a.Definition.Capacity) / 2
-	if len(states) == 1 && a.Definition.Kind != ratelimit.KindSlidingWindow { // no more than that of Take
-		slack = exact.Tolerance(states[0].Value, 1, a.Definition.Capacity)
-	}
-	return math.Floor(sum + slack)
+	return math.Floor(sum + exact.Tolerance(sum, 1, a.Definition.Capacity)/2)
 }
 
 // leastChange is the shard that a count of 0 is taken from: the fullest, since one that
@@ -116,18 +126,17 @@ func (a *Ask) leastChange(states []bucket.State, now time.Time) int {
 	return fullest(values)
 }
 
-func (a *Ask) planned(i, shard int, n float64, v View) Change {
-	change := a.Change(i, shard, n)
-	change.Seen = v.States[i][shard]
-	change.Over, change.From = v.At, change.Definition.From(change.Seen, v.At)
+// plan completes a change by what there is.
+func (c *Change) plan(v View) {
+	c.Seen = v.States[c.Ask][c.Shard]
+	c.Over, c.From = v.At, c.Definition.From(c.Seen, v.At)
 	var ok bool
-	if change.After, ok = change.Definition.Take(change.Seen, v.At, n, change.Floor); !ok {
+	if c.After, ok = c.Definition.Take(c.Seen, v.At, c.Count, c.Floor); !ok {
 		// Spread has found this to be enough, and has left a rounding error to
 		// this row that it alone could not tolerate.
-		change.After = change.Definition.Spend(change.Seen, v.At, n)
-		change.Floor = min(change.Floor, change.After.Value)
+		c.After = c.Definition.Spend(c.Seen, v.At, c.Count)
+		c.Floor = min(c.Floor, c.After.Value)
 	}
-	return change
 }
 
 // inOneSlot has the changes of one sliding window give the same slot: the work is done once,
@@ -231,6 +240,11 @@ func (c *Call) Receipt(changes []Change, taker string, conn any, at time.Time) *
 		}
 	}
 	return receipt.New(payments, c.left(changes), taker, conn, at)
+}
+
+// Paid is a's limit and key in receipts.
+func (a *Ask) Paid() *receipt.Limit {
+	return &receipt.Limit{Definition: a.Definition, Key: a.Key}
 }
 
 // payment is what a change paid for a limit.
@@ -414,7 +428,7 @@ func (a *Ask) dueAmong(states []bucket.State, counts []float64, now time.Time) t
 			continue
 		}
 		after, ok := shard.Take(s, now, counts[i], floor)
-		if !ok { // but for a rounding error, as in planned
+		if !ok { // but for a rounding error, as in plan
 			after = shard.Spend(s, now, counts[i])
 		}
 		at = latest(at, shard.Due(after, now, a.Count))
@@ -460,9 +474,9 @@ func (a *Ask) tell(s *ratelimit.Status, ok bool, h *holding, now, retryAt time.T
 // statusAmong is status for all shards together.
 func (a *Ask) statusAmong(ok bool, states []bucket.State, now, retryAt time.Time) ratelimit.Status {
 	shard := a.Definition.Shard()
-	total := holdingOf(&shard, shard.Settle(states[0], now), now)
+	total := holdingOf(shard, shard.Settle(states[0], now), now)
 	for _, s := range states[1:] {
-		h := holdingOf(&shard, shard.Settle(s, now), now)
+		h := holdingOf(shard, shard.Settle(s, now), now)
 		total.value += h.value
 		total.paused = latest(total.paused, h.paused)
 		total.full = latest(total.full, h.full)

@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"fmt"
 	"slices"
 	"sync"
 	"time"
@@ -22,23 +23,44 @@ type family struct {
 	newest bucket.Definition // of those that were called
 }
 
-// Note remembers the definition of a call. Those that differ in Rate and Capacity
+// Note remembers the definition of a call, unless the name is that of a limit of another
+// kind: the two would take each other's rows for something else. The error is ErrInvalid.
+//
+//	Those that differ in Rate and Capacity
+//
 // only are kept as one, the slowest to fill and the largest: what is full by that
 // is full by each of them, and so the memory does not grow with the number of
 // plans.
-func (s *Seen) Note(d bucket.Definition) {
+func (s *Seen) Note(d bucket.Definition) error {
 	s.mu.RLock()
 	f := s.byName[d.Name]
 	known := f != nil && (f.newest == d || alike(f.newest, d) && f.covers(d))
 	s.mu.RUnlock()
 	if known {
-		return
+		return nil
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	f = s.family(d.Name)
+	if len(f.all) > 0 && f.all[0].Kind != d.Kind {
+		return &ratelimit.FieldError{
+			Limit: d.Name, Field: "Kind", Value: d.Kind,
+			Reason: fmt.Sprintf("is not that of the %v of this name, which is in use: give this limit another name", f.all[0].Kind),
+		}
+	}
 	f.add(d)
 	f.newest = d
+	return nil
+}
+
+// NoteCall is Note of the definitions of a call.
+func (s *Seen) NoteCall(c *Call) error {
+	for i := range c.Asks {
+		if err := s.Note(c.Asks[i].Definition); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // family is the definitions of a name, under the lock.
@@ -113,10 +135,12 @@ func (s *Seen) Of(name string) []bucket.Definition {
 // Idle reports whether a row in a state means the same as no row, by all of the
 // definitions.
 func Idle(definitions []bucket.Definition, key string, s bucket.State, now time.Time) bool {
-	return !slices.ContainsFunc(definitions, func(d bucket.Definition) bool {
-		d = d.Shard()
-		return !d.Idle(key, s, now)
-	})
+	for i := range definitions {
+		if !definitions[i].Shard().Idle(key, s, now) {
+			return false
+		}
+	}
+	return true
 }
 
 // newest is the definition of a name that was called last.

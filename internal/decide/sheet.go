@@ -33,7 +33,7 @@ func NewSheet(calls []*Call) *Sheet {
 			for shard := range a.Definition.Shards {
 				row := Row{a.Of(), shard}
 				if d, ok := definitions[row]; !ok || share.Capacity > d.Capacity {
-					definitions[row] = share
+					definitions[row] = *share
 				}
 			}
 		}

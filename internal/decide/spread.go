@@ -33,7 +33,7 @@ func (a *Ask) Spread(now time.Time, states []bucket.State) (counts []float64, ok
 		return counts, ok
 	}
 	floor := a.Floor / float64(len(states))
-	if a.Definition.Kind == ratelimit.KindSlidingWindow {
+	if a.Definition.Slotted() {
 		return a.spreadAhead(now, states, floor)
 	}
 	best, level := fullest(values), a.level(values, floor)
@@ -181,30 +181,10 @@ func (a *Ask) ready(states []bucket.State, now time.Time) time.Time {
 	if len(states) == 1 {
 		return a.Definition.Ready(states[0], now, a.Count, a.Floor)
 	}
-	return now.Add(earliest(a.likely(states, now), func(wait time.Duration) bool {
+	return now.Add(earliest(a.Definition.Together(states, now, a.Count, a.Floor).Sub(now), func(wait time.Duration) bool {
 		_, ok := a.Spread(now.Add(wait), states)
 		return ok
 	}))
-}
-
-// likely is when the shards are not short any more if they fill as one row, which holds
-// what they hold together; of a sliding window, if each gives as much.
-func (a *Ask) likely(states []bucket.State, now time.Time) time.Duration {
-	shard := a.Definition.Shard()
-	if a.Definition.Kind == ratelimit.KindSlidingWindow {
-		n, at := float64(len(states)), now
-		for _, s := range states {
-			at = latest(at, shard.Ready(s, now, a.Count/n, a.Floor/n))
-		}
-		return at.Sub(now)
-	}
-	one := shard.Settle(states[0], now)
-	for _, s := range states[1:] {
-		settled := shard.Settle(s, now)
-		one.Value += settled.Value
-		one.TS = latest(one.TS, settled.TS)
-	}
-	return a.Definition.Ready(one, now, a.Count, a.Floor).Sub(now)
 }
 
 // earliest is the shortest wait above 0, in whole microseconds, that is enough: from a

@@ -179,6 +179,20 @@ func (m *Cache) EvictAll() (returns []Return) {
 	return returns
 }
 
+// Spent takes out the tokens that the row of a key is to be told of, which were spent, and
+// the instant until which it counts them as out.
+func (m *Cache) Spent(key decide.Key) (spent float64, end time.Time) {
+	e := m.entry(key.Name, key.Key)
+	if e == nil {
+		return 0, end
+	}
+	now := m.moment()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.live(now)
+	return e.untold(now)
+}
+
 // Changed forgets what is known of a key that a statement has changed.
 func (m *Cache) Changed(key decide.Key) { m.entry(key.Name, key.Key).Changed() }
 

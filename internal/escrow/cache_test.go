@@ -365,8 +365,8 @@ func TestOrderOfLittle(t *testing.T) {
 	}
 }
 
-// The row is told with the next order what was used of leases that it counts as out; not of
-// one that has ended, which it counts no more, nor what a transaction may put back.
+// The row is told with the next order what was used of leases that it counts as out, until a
+// grace after their end; not what a transaction may put back.
 func TestSpentIsTold(t *testing.T) {
 	m := newMemory(t)
 	e := m.of(plain)
@@ -389,8 +389,14 @@ func TestSpentIsTold(t *testing.T) {
 		o.Failed()
 	}
 	m.pass(time.Second)
+	if o := m.order(e); o.Spent != 4 || !o.SpentEnd.Equal(noon.Add(time.Second)) {
+		t.Errorf("told %v until %v after the end, want 4 until then", o.Spent, o.SpentEnd)
+	} else {
+		o.Failed()
+	}
+	m.pass(bucket.Grace)
 	if o := m.order(e); o.Spent != 0 {
-		t.Errorf("told %v of a lease that has ended", o.Spent)
+		t.Errorf("told %v of a lease that the row may count no more", o.Spent)
 	}
 }
 

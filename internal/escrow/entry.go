@@ -217,7 +217,7 @@ func (e *Entry) account(l *lease, now moment) {
 	used := l.seen - had
 	l.seen = had
 	e.used += used
-	if !l.ended(now) {
+	if !l.forgotten(l.databaseAt(now)) {
 		e.spent += used
 	}
 	e.demand.add(used, int(l.calls.Swap(0)), now, e.cache.lasts)
@@ -226,7 +226,7 @@ func (e *Entry) account(l *lease, now moment) {
 // untold takes out the tokens that the row is to be told of, which were spent, and the
 // instant until which it counts them as out. It needs mu.
 func (e *Entry) untold(now moment) (spent float64, end time.Time) {
-	if e.last == nil || e.last.ended(now) {
+	if e.last == nil || e.last.forgotten(e.last.databaseAt(now)) {
 		e.spent = 0
 		return 0, time.Time{}
 	}
@@ -423,7 +423,7 @@ func (o *Order) Arrived(l Lease) *Arrival {
 	had.left.add(l.Count)
 	had.out.add(l.Out)
 	left := e.live(now)
-	if e.last != nil && !l.At.Before(e.last.counted) { // nothing was out meanwhile, and the row began anew
+	if e.last != nil && e.last.forgotten(l.At) { // nothing was out meanwhile, and the row began anew
 		e.spent = 0
 	}
 	switch {

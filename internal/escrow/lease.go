@@ -91,8 +91,8 @@ func (l *lease) take(n float64, some, transaction bool) (took, left float64) {
 	return took, left
 }
 
-// ended reports whether the row counts the lease as out no more.
-func (l *lease) ended(now moment) bool { return !l.databaseAt(now).Before(l.counted) }
+// forgotten reports whether the row may not count the lease any more.
+func (l *lease) forgotten(at time.Time) bool { return !at.Before(l.counted.Add(bucket.Grace)) }
 
 // unspent returns how much is left of the lease or may come back to it.
 func (l *lease) unspent() float64 { return l.left.load() + l.out.load() }

@@ -1,4 +1,5 @@
-// Package exact is how exactly token counts are compared, in Go and in SQL.
+// Package exact is how exactly token counts are compared. The statements of package table
+// have the same tolerance.
 package exact
 
 import "math"
@@ -13,7 +14,3 @@ const units = 0x1p-46
 func Tolerance(a, b, c float64) float64 {
 	return max(math.Abs(a), math.Abs(b), math.Abs(c)) * units
 }
-
-// SQL is the factor of Tolerance as PostgreSQL reads it: the shortest decimal that
-// is exactly units.
-const SQL = "1.4210854715202004e-14"

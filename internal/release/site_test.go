@@ -31,6 +31,9 @@ const next = "v0.9999.0"
 // folders of their own, with a go command that has seen none of it before. Nobody is asked
 // over a network but for what others' modules the user's cache lacks, by the first part.
 func TestReleased(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes a minute, and says the same on any machine")
+	}
 	root, err := findRoot(t.Context())
 	if err != nil {
 		t.Fatal(err)

@@ -5,6 +5,7 @@ package slots
 
 import (
 	"math"
+	"slices"
 	"sort"
 )
 
@@ -77,6 +78,14 @@ func (s *Slots) Move(later, ahead int64) *Slots {
 		}
 	}
 	return moved
+}
+
+// Equal reports whether two rows have the same slots, or none.
+func (s *Slots) Equal(t *Slots) bool {
+	if s == nil || t == nil {
+		return s == t
+	}
+	return s.Width == t.Width && s.Ahead == t.Ahead && slices.Equal(s.Totals, t.Totals)
 }
 
 // Rebase returns the slots with the totals counted from the oldest slot. They would

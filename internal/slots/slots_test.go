@@ -89,3 +89,17 @@ func TestRead(t *testing.T) {
 		}
 	}
 }
+
+func TestEqual(t *testing.T) {
+	s := New(10, 3).Add(2, 0)
+	for name, other := range map[string]*Slots{
+		"none": nil, "another width": New(11, 3).Add(2, 0), "ahead": s.Move(0, 1), "another total": s.Add(1, 0), "fewer": New(10, 2).Add(2, 0),
+	} {
+		if s.Equal(other) || other.Equal(s) {
+			t.Errorf("%s: Equal() = true", name)
+		}
+	}
+	if none := (*Slots)(nil); !s.Equal(New(10, 3).Add(2, 0)) || !none.Equal(nil) {
+		t.Error("Equal() = false for the same")
+	}
+}

@@ -3,6 +3,8 @@ package table
 import (
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -37,7 +39,7 @@ type Decider interface {
 	// the row locked, and it is to be tried again. If that is only found when it is too late
 	// to pass over the row, the error is lock_not_available. A row that is not there is full,
 	// and needs nothing back.
-	Return(ctx context.Context, q Querier, r *Return, now *time.Time) (done bool, err error)
+	Return(ctx context.Context, pool *pgxpool.Pool, r *Return, now *time.Time) (done bool, err error)
 
 	// Prefetches reports whether grants of a kind of limit can prefetch.
 	Prefetches(kind bucket.Kind) bool
@@ -69,6 +71,21 @@ type Decision struct {
 	OnLocked func(decide.Row)
 }
 
+// decide decides, and returns the rows that were changed, in order.
+func (d *Decision) decide(rows *Rows) ([]int, error) {
+	changed, err := d.Decide(rows)
+	if err != nil {
+		return nil, err
+	}
+	slices.Sort(changed)
+	for _, n := range changed {
+		if !rows.Found[n] {
+			return nil, fmt.Errorf("row %v is to be written and was not locked", rows.Rows[n])
+		}
+	}
+	return changed, nil
+}
+
 // definitionsOf is the definitions of some of a decision's rows.
 func (d *Decision) definitionsOf(rows []decide.Row) []bucket.Definition {
 	of := make(map[decide.Row]*bucket.Definition, len(d.Rows))
@@ -82,21 +99,34 @@ func (d *Decision) definitionsOf(rows []decide.Row) []bucket.Definition {
 	return definitions
 }
 
-// Return is what is left of a lease, to be given back to its row.
+// Return is tokens that come back to their row from memory.
 type Return struct {
 	Row        decide.Row
 	Definition bucket.Definition // of the shard
-	Count      float64           // tokens
+	Count      float64           // tokens; may be 0, to say what was spent
 	Taken      time.Time         // ts of the row when they were taken
-	End        time.Time         // of the lease
+	End        time.Time         // of the lease that they are left of; zero for tokens that somebody was told of
 	Spent
 }
 
-// Spent is what a process has used of leases, which have not ended, since it last said so.
-// It is not out any more.
+// Spent is what a process has used of leases since it last said so. It is not out any more.
 type Spent struct {
 	Spent    float64
 	SpentEnd time.Time // of the lease of these that ends first
+}
+
+// arguments are what was spent, and until when it is counted in a row's ahead for sure.
+func (s *Spent) arguments(d *bucket.Definition) []any {
+	return []any{s.Spent, orNull(counted(d, s.SpentEnd))}
+}
+
+// counted is until when a lease is counted in a row's ahead for sure, that ends at an instant;
+// zero if there is none.
+func counted(d *bucket.Definition, end time.Time) time.Time {
+	if end.IsZero() || d.Kind != bucket.TokenBucket {
+		return end
+	}
+	return end.Add(bucket.Grace)
 }
 
 const beginSQL = "BEGIN ISOLATION LEVEL READ COMMITTED"

@@ -13,49 +13,38 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
-// distributed decides by the statements of callers' transactions, which change one row each,
-// and wait for it.
-type distributed struct{ *Table }
+// distributedTable decides by the statements of callers' transactions, which change one row
+// each, and wait for it. What they cannot do is decided here, with the row locked: it is what
+// the statements for several rows say.
+type distributedTable struct{ *Table }
 
-// Prefetches implements [Decider]: what is left of a sliding window's lease cannot be put
-// back into its slot by an upsert.
-func (distributed) Prefetches(kind bucket.Kind) bool { return kind != bucket.SlidingWindow }
+func (distributedTable) Prefetches(bucket.Kind) bool { return true }
 
-func (t distributed) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, _ bool, now *time.Time) (err error) {
+func (t distributedTable) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, _ bool, now *time.Time) (err error) {
 	if len(grants) != 1 {
 		return fmt.Errorf("%d grants, of which a distributed table takes one", len(grants))
 	}
 	g := &grants[0]
-	if g.Taken = (Taken{}); g.Need > g.capacity() { // which a row that is not there would grant
+	if g.Taken = (Taken{}); g.never() { // but what a row that is not there would grant
 		return nil
 	}
-	c := g.Change
-	c.Floor, c.Definition.Capacity = g.Need-g.Count, g.capacity()
-	if g.Lasts == 0 {
-		g.Taken, err = t.Take(ctx, pool, false, &c, now)
-		return err
+	if g.prefetches() {
+		return t.prefetch(ctx, pool, g, now)
 	}
-	args := append(takeArguments(false, &c, now), g.Prefetch)
-	g.Taken, err = t.of(&g.Definition).takeAhead.take(ctx, pool, &g.Definition, args, now)
+	c := g.Change
+	c.Floor = g.Need - g.Count
+	g.Taken, err = t.Take(ctx, pool, false, &c, now)
 	return err
 }
 
-func (t distributed) Read(ctx context.Context, q Querier, r *Rows, now *time.Time) error {
-	r.States, r.Found = make([]bucket.State, len(r.Rows)), make([]bool, len(r.Rows))
+func (t distributedTable) Read(ctx context.Context, q Querier, r *Rows, now *time.Time) error {
 	var batch pgx.Batch
-	for i, row := range r.Rows {
-		batch.Queue(t.readOne, row.Name, row.Key.Key, int32(row.Shard)).Query(func(rows pgx.Rows) error {
-			var s state
-			_, err := pgx.ForEachRow(rows, s.fields(), func() error { return nil })
-			r.States[i], r.Found[i] = s.get()
-			return err
-		})
-	}
+	t.queueFind(&batch, r)
 	QueueNow(&batch, now, &r.At)
 	return q.SendBatch(ctx, &batch).Close()
 }
 
-func (t distributed) Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision, now *time.Time) error {
+func (t distributedTable) Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision, now *time.Time) error {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
 		return err
@@ -65,11 +54,10 @@ func (t distributed) Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision
 	if err != nil {
 		return err
 	}
-	changed, err := d.Decide(rows)
+	changed, err := d.decide(rows)
 	if err != nil {
 		return err
 	}
-	slices.Sort(changed)
 	var batch pgx.Batch
 	for _, n := range changed {
 		t.QueuePut(&batch, rows.Rows[n], rows.States[n])
@@ -79,8 +67,8 @@ func (t distributed) Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision
 }
 
 // lockEach begins a transaction that locks a decision's rows, and those that are missing, one
-// after another by giving them nothing.
-func (t distributed) lockEach(ctx context.Context, conn *pgxpool.Conn, d *Decision, now *time.Time) (*Rows, error) {
+// after another.
+func (t distributedTable) lockEach(ctx context.Context, conn *pgxpool.Conn, d *Decision, now *time.Time) (*Rows, error) {
 	rows := &Rows{Rows: d.Rows}
 	if err := t.FindEach(ctx, conn, rows); err != nil {
 		return nil, err
@@ -90,25 +78,143 @@ func (t distributed) lockEach(ctx context.Context, conn *pgxpool.Conn, d *Decisi
 	for i, row := range d.Rows {
 		awaited := d.Await != nil && *d.Await == row
 		if rows.Found[i] = rows.Found[i] || awaited || slices.Contains(d.Missing, row); rows.Found[i] {
-			t.QueueGive(batch, &decide.Change{Row: row, Definition: d.Definitions[i]}, 0, 0, now, &given[i])
+			t.QueueTouch(batch, &decide.Change{Row: row, Definition: d.Definitions[i]}, now, &given[i])
 		}
 	}
 	QueueNow(batch, now, &rows.At)
 	err := conn.SendBatch(ctx, batch).Close()
-	rows.States = make([]bucket.State, len(d.Rows))
 	for i := range given {
 		rows.States[i] = given[i].After
 	}
 	return rows, err
 }
 
-func (t distributed) Return(ctx context.Context, q Querier, r *Return, now *time.Time) (done bool, err error) {
-	d := &r.Definition
-	c := decide.Change{Row: r.Row, Definition: *d, Seen: bucket.State{TS: r.Taken}} // with its ticks
-	args := append(arguments(&c, r.Count, now), r.Taken, r.End)
-	if d.Kind == bucket.TokenBucket {
-		args = append(args, d.Rate, micros(d.Period))
+// prefetch is a grant that prefetches.
+func (t distributedTable) prefetch(ctx context.Context, pool *pgxpool.Pool, g *Grant, now *time.Time) error {
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return err
 	}
-	_, err = q.Exec(ctx, t.of(d).bringBack, args...)
+	defer Release(ctx, conn)
+	var row Taken
+	batch := t.begin(0)
+	t.QueueTouch(batch, &g.Change, now, &row)
+	if err := conn.SendBatch(ctx, batch).Close(); err != nil {
+		return err
+	}
+	after, out, more, ok := g.from(&row)
+	if !ok {
+		return nil
+	}
+	if err := t.write(ctx, conn, g.Row, after, out); err != nil {
+		return err
+	}
+	g.Taken = Taken{OK: true, After: after, At: row.At, prefetched: more}
+	g.Taken.charge(&g.Definition, &row.At)
+	return nil
+}
+
+// write writes a row that a transaction has locked, and commits it.
+func (t distributedTable) write(ctx context.Context, conn *pgxpool.Conn, row decide.Row, s bucket.State, out bucket.Out) error {
+	var ahead []float64
+	if !out.Until.IsZero() {
+		ahead = outNumbers(out)
+	}
+	var batch pgx.Batch
+	batch.Queue(t.common["write_ahead"], row.Name, row.Key.Key, int32(row.Shard), s.Value, s.TS, numbers(&s), ahead)
+	batch.Queue("COMMIT")
+	return conn.SendBatch(ctx, &batch).Close()
+}
+
+// from is what a grant that prefetches makes of a row, if that has enough.
+func (g *Grant) from(row *Taken) (after bucket.State, out bucket.Out, more float64, ok bool) {
+	d := g.Definition
+	d.Capacity = g.capacity()
+	left, ok := d.Take(row.After, row.At, g.Count, g.Need-g.Count)
+	if !ok || row.After.Paused.After(row.At) || left.Slots != nil && (left.Slots.Ahead > 0 || left.Value < g.Need-g.Count) {
+		return after, out, 0, false
+	}
+	if was := (bucket.Out{Tokens: row.Ahead, Until: row.Until}); !d.Forgets(was, left.TS) {
+		out = g.Spent.off(&d, was, left.TS)
+	}
+	more = max(0, min(g.Prefetch, left.Value/2, d.Capacity/2-out.Tokens-g.Out))
+	out.Tokens += g.Out + more
+	if end := left.TS.Add(g.lasts()); end.After(out.Until) {
+		out.Until = end
+	}
+	return d.Spend(left, row.At, more), out, more, true
+}
+
+// off takes off what is out what was spent of it, if that is counted in it at an instant.
+func (s *Spent) off(d *bucket.Definition, out bucket.Out, at time.Time) bucket.Out {
+	if counted(d, s.SpentEnd).After(at) {
+		out.Tokens = max(0, out.Tokens-s.Spent)
+	}
+	return out
+}
+
+func (t distributedTable) Return(ctx context.Context, pool *pgxpool.Pool, r *Return, now *time.Time) (done bool, err error) {
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return false, err
+	}
+	defer Release(ctx, conn)
+	var (
+		s     state
+		ahead []float64
+		at    time.Time
+	)
+	batch := t.begin(0)
+	batch.Queue(t.common["find_locked"], r.Row.Name, r.Row.Key.Key, int32(r.Row.Shard)).Query(func(rows pgx.Rows) error {
+		_, err := pgx.ForEachRow(rows, s.fields(&ahead), func() error { return nil })
+		return err
+	})
+	QueueNow(batch, now, &at)
+	if err := conn.SendBatch(ctx, batch).Close(); err != nil {
+		return false, err
+	}
+	before, there := s.get()
+	if !there {
+		return true, nil
+	}
+	after, out := r.into(before, readOut(ahead), at)
+	err = t.write(ctx, conn, r.Row, after, out)
 	return err == nil, err
+}
+
+// into is what a row and what is out of it are at an instant, when tokens come back.
+func (r *Return) into(s bucket.State, out bucket.Out, at time.Time) (bucket.State, bucket.Out) {
+	d, leftover, t, end := &r.Definition, !r.End.IsZero(), at, r.End
+	if s.TS.After(t) {
+		t = s.TS
+	}
+	if d.Kind == bucket.SlidingWindow { // of the slot that until is the end of, whenever it comes
+		t, end = out.Until.Add(-1), r.Taken.Add(d.SlotWidth())
+	}
+	out = r.Spent.off(d, out, t)
+	if leftover && counted(d, end).After(t) {
+		out.Tokens = max(0, out.Tokens-r.Count)
+	}
+	swallowed, room := leftover && s.Paused.After(at), d.Capacity-d.Owed(out, at)
+	switch d.Kind {
+	case bucket.SlidingWindow:
+		return d.Refund(s, s.TS, r.Count, r.Taken.UnixMicro()), out
+	case bucket.FixedWindow:
+		switch {
+		case swallowed || leftover && (!s.TS.Equal(r.Taken) || !at.Before(end)):
+		case room < d.Capacity:
+			s.Value = max(min(s.Value, d.Capacity), min(s.Value+r.Count, room))
+		default:
+			s.Value = min(s.Value+r.Count, max(s.Value, room))
+		}
+		return s, out
+	}
+	n := r.Count
+	if late := t.Sub(end); leftover && late > 0 {
+		n = max(0, n-float64(late.Microseconds())*d.Rate/float64(d.Period.Microseconds()))
+	}
+	if s = d.Settle(s, at); !swallowed {
+		s.Value = max(s.Value, min(s.Value+n, room))
+	}
+	return s, out
 }

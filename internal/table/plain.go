@@ -2,7 +2,6 @@ package table
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -12,48 +11,28 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
-// plain decides by statements for several rows, which pass over those that are locked.
-type plain struct{ *Table }
+// plainTable decides by statements for several rows, which pass over those that are locked.
+type plainTable struct{ *Table }
 
-func (plain) Prefetches(bucket.Kind) bool { return true }
+func (plainTable) Prefetches(bucket.Kind) bool { return true }
 
-func (t plain) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, await bool, now *time.Time) error {
-	if !await {
-		return t.grant(ctx, pool, grants, now)
+func (t plainTable) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, await bool, now *time.Time) error {
+	if await {
+		return t.grantInTurn(ctx, pool, &grants[0], now)
 	}
-	conn, err := pool.Acquire(ctx)
-	if err != nil {
-		return err
-	}
-	defer Release(ctx, conn)
-	wait := Awaited
-	if grants[0].Brisk {
-		wait = brisk
-	}
-	batch := t.begin(wait)
-	t.queueInTurn(batch, &grants[0], now)
-	if grants[0].Brisk {
-		batch.Queue("COMMIT")
-		return conn.SendBatch(ctx, batch).Close()
-	}
-	if err := conn.SendBatch(ctx, batch).Close(); err != nil {
-		return err
-	}
-	// Not with the rest: the server would go on to it when nobody waits any more.
-	_, err = conn.Exec(ctx, "COMMIT")
-	return err
+	return t.grant(ctx, pool, grants, now)
 }
 
-func (t plain) Read(ctx context.Context, q Querier, r *Rows, now *time.Time) error {
+func (t plainTable) Read(ctx context.Context, q Querier, r *Rows, now *time.Time) error {
 	names, keys, shards := r.columns()
-	rows, err := q.Query(ctx, t.read, names, keys, shards, now)
+	rows, err := q.Query(ctx, t.common["read"], names, keys, shards)
 	if err != nil {
 		return err
 	}
-	return r.scan(rows)
+	return r.scan(now)(rows)
 }
 
-func (t plain) Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision, now *time.Time) error {
+func (t plainTable) Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision, now *time.Time) error {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
 		return err
@@ -63,15 +42,12 @@ func (t plain) Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision, now 
 	if err != nil {
 		return err
 	}
-	changed, err := d.Decide(rows)
+	changed, err := d.decide(rows)
 	if err != nil {
 		return err
 	}
 	written := Rows{Rows: make([]decide.Row, len(changed)), States: make([]bucket.State, len(changed))}
 	for i, n := range changed {
-		if !rows.Found[n] {
-			return fmt.Errorf("row %v is to be written and was not locked", rows.Rows[n])
-		}
 		written.Rows[i], written.States[i] = rows.Rows[n], rows.States[n]
 	}
 	var batch pgx.Batch
@@ -87,7 +63,7 @@ func (t plain) Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision, now 
 // somebody has made one of the missing rows and not committed, the others are made
 // apart. They are in any case before a row is waited for, so that nothing else is
 // locked meanwhile.
-func (t plain) lockAll(ctx context.Context, conn *pgxpool.Conn, d *Decision, now *time.Time) (*Rows, error) {
+func (t plainTable) lockAll(ctx context.Context, conn *pgxpool.Conn, d *Decision, now *time.Time) (*Rows, error) {
 	if d.Await == nil {
 		rows, err := t.lockRows(ctx, conn, d, d.Missing, now)
 		if !isLocked(err) {
@@ -102,7 +78,7 @@ func (t plain) lockAll(ctx context.Context, conn *pgxpool.Conn, d *Decision, now
 }
 
 // fillApart makes rows, half by half where somebody has made one of them and not committed.
-func (t plain) fillApart(ctx context.Context, conn *pgxpool.Conn, d *Decision, rows []decide.Row, now *time.Time) error {
+func (t plainTable) fillApart(ctx context.Context, conn *pgxpool.Conn, d *Decision, rows []decide.Row, now *time.Time) error {
 	if len(rows) == 0 {
 		return nil
 	}
@@ -129,7 +105,7 @@ func (t plain) fillApart(ctx context.Context, conn *pgxpool.Conn, d *Decision, r
 
 // lockRows begins a transaction that makes missing rows, waits for the awaited one, and
 // locks and reads what nobody else has locked.
-func (t plain) lockRows(ctx context.Context, conn *pgxpool.Conn, d *Decision, missing []decide.Row, now *time.Time) (*Rows, error) {
+func (t plainTable) lockRows(ctx context.Context, conn *pgxpool.Conn, d *Decision, missing []decide.Row, now *time.Time) (*Rows, error) {
 	wait := PassOver
 	if d.Await != nil {
 		missing, wait = []decide.Row{*d.Await}, Awaited
@@ -143,17 +119,21 @@ func (t plain) lockRows(ctx context.Context, conn *pgxpool.Conn, d *Decision, mi
 	}
 	t.QueueBounds(batch, 0) // nothing waits any more but for what others have put on the table
 	rows := &Rows{Rows: d.Rows}
-	names, keys, shards := rows.columns()
-	batch.Queue(t.lock, names, keys, shards, now).Query(rows.scan)
+	t.queueLock(batch, rows, now)
 	return rows, conn.SendBatch(ctx, batch).Close()
 }
 
-func (t plain) Return(ctx context.Context, q Querier, r *Return, now *time.Time) (done bool, err error) {
+func (t plainTable) Return(ctx context.Context, pool *pgxpool.Pool, r *Return, now *time.Time) (done bool, err error) {
 	d := &r.Definition
-	args := []any{r.Row.Name, r.Row.Key.Key, int32(r.Row.Shard), r.Count, d.Capacity, r.Taken, r.End, d.Rate, micros(d.Period), now}
-	if d.Kind == bucket.SlidingWindow {
-		args = []any{r.Row.Name, r.Row.Key.Key, int32(r.Row.Shard), r.Count, int32(d.Slots + 2), r.Taken, r.End, tick(d), now}
+	args := arguments(r.Row, d, d.Capacity, r.Count, r.Taken, now)
+	if d.Kind != bucket.FixedWindow { // to which nothing comes in while it lasts
+		args = append(args, refill(d)...)
 	}
-	tag, err := q.Exec(ctx, t.of(d).giveBack, args...)
-	return tag.RowsAffected() > 0, err
+	tag, err := pool.Exec(ctx, t.of(d)["return"], append(append(args, r.Spent.arguments(d)...), orNull(r.End))...)
+	if err != nil || tag.RowsAffected() > 0 {
+		return err == nil, err
+	}
+	rows := Rows{Rows: []decide.Row{r.Row}} // it is not there, or somebody has it locked
+	err = t.FindEach(ctx, pool, &rows)
+	return err == nil && !rows.Found[0], err
 }

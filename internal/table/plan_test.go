@@ -36,41 +36,33 @@ func TestKeptPlans(t *testing.T) {
 	}
 	exec(t, "SET plan_cache_mode = force_generic_plan")
 	for _, test := range []struct{ name, sql, args, want string }{
-		{"read", sql.read, "('{a}', '{k}', '{0}', NULL)", "Index Scan"},
-		{"lock", sql.lock, "('{a}', '{k}', '{0}', NULL)", "Index Scan"},
-		{"await", sql.await, "('a', 'k', 0)", "Index Scan"},
-		{"write", sql.write, "('{a}', '{k}', '{0}', '{1}', '{now}', '{now}')", "Index Scan"},
-		{"bucket_grant", sql.bucket.grant.read, "('a', 'k', 0, 1, 1, 1, 1, 1)", "Index Scan"},
-		{"window_grant", sql.window.grant.read, "('a', 'k', 0, 1, 1, 1, 1, 1)", "Index Scan"},
-		{"slots_grant", sql.slots.grant.read, "('a', 'k', 0, 1, 1, 1, 18)", "Index Scan"},
-		{"bucket_in_turn", sql.bucket.grantInTurn.read, "('a', 'k', 0, 1, 1, 1, 1, 1)", "Index Scan"},
-		{"window_in_turn", sql.window.grantInTurn.read, "('a', 'k', 0, 1, 1, 1, 1, 1)", "Index Scan"},
-		{"slots_in_turn", sql.slots.grantInTurn.read, "('a', 'k', 0, 1, 1, 1, 18)", "Index Scan"},
-		{"bucket_alike", sql.bucket.grantAlike.read, "('a', '{k,l,m}', 0, 1, 1, 1, 1, 1)", "Index Scan"},
-		{"window_alike", sql.window.grantAlike.read, "('a', '{k,l,m}', 0, 1, 1, 1, 1, 1)", "Index Scan"},
-		{"bucket_many", sql.grantMany.read, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}')", "Index Scan"},
-		{"window_many", sql.grantWindows.read, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', '{1}')", "Index Scan"},
-		{"slots_many", sql.grantSlotted, "('{a}', '{k}', '{0}', '{1}', '{1}', '{1}', '{18}', NULL)", "Index Scan"},
-		{"bucket_ahead", sql.bucket.ahead.read, "('a', 'k', 0, 1, 1, 1, 1, 1, 1)", "Index Scan"},
-		{"window_ahead", sql.window.ahead.read, "('a', 'k', 0, 1, 1, 1, 1, 1, 1)", "Index Scan"},
-		{"bucket_ahead_in_turn", sql.bucket.aheadInTurn.read, "('a', 'k', 0, 1, 1, 1, 1, 1, 1)", "Index Scan"},
-		{"window_ahead_in_turn", sql.window.aheadInTurn.read, "('a', 'k', 0, 1, 1, 1, 1, 1, 1)", "Index Scan"},
-		{"buckets_ahead", sql.bucketsAhead.read, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', '{1}')", "Index Scan"},
-		{"windows_ahead", sql.windowsAhead.read, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', '{1}', '{1}')", "Index Scan"},
-		{"slots_ahead", sql.slots.ahead.read, "('a', 'k', 0, 1, 1, 1, 18, 1)", "Index Scan"},
-		{"slots_ahead_in_turn", sql.slots.aheadInTurn.read, "('a', 'k', 0, 1, 1, 1, 18, 1)", "Index Scan"},
-		{"slotted_ahead", sql.slottedAhead, "('{a}', '{k}', '{0}', '{1}', '{1}', '{1}', '{18}', NULL, '{1}')", "Index Scan"},
-		{"slots_back", sql.slots.giveBack, "('a', 'k', 0, 1, 18, 'now', 'now', 1, NULL)", "Index Scan"},
-		{"bucket_back", sql.bucket.giveBack, "('a', 'k', 0, 1, 1, 'now', 'now', 1, 1, NULL)", "Index Scan"},
-		{"window_back", sql.window.giveBack, "('a', 'k', 0, 1, 1, 'now', 'now', 1, 1, NULL)", "Index Scan"},
-		{"bucket_at_most", sql.bucket.grantAtMost.read, "('a', 'k', 0, 1, 1, 1, 1, 1)", "Index Scan"},
-		{"window_at_most", sql.window.grantAtMost.read, "('a', 'k', 0, 1, 1, 1, 1, 1)", "Index Scan"},
-		{"slots_at_most", sql.slots.grantAtMost.read, "('a', 'k', 0, 1, 1, 1, 18)", "Index Scan"},
-		{"states", sql.bucket.states, "('a', 'k', NULL)", "Scan"},
-		{"slots_states", sql.slots.states, "('a', 'k', NULL)", "Scan"},
-		{"write_slots", sql.writeSlots, "('{a}', '{k}', '{0}', '{1}', '{now}', '{now}', ARRAY['{1}'])", "Index Scan"},
-		{"names", sql.names, "", "Index Only Scan"},
-		{"page", sql.page, "('a', 'k', 0, 1000, NULL)", "Index Scan"},
+		{"read", sql.common["read"], "('{a}', '{k}', '{0}')", "Index Scan"},
+		{"lock", sql.common["lock"], "('{a}', '{k}', '{0}')", "Index Scan"},
+		{"await", sql.common["await"], "('a', 'k', 0)", "Index Scan"},
+		{"write", sql.common["write"], "('{a}', '{k}', '{0}', '{1}', '{now}', '{now}', ARRAY['{1}'])", "Index Scan"},
+		{"bucket_grant", sql.buckets["grant"], "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
+		{"window_grant", sql.windows["grant"], "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
+		{"slots_grant", sql.slots["grant"], "('a', 'k', 0, 1, 1, 1, 1, 18, NULL)", "Index Scan"},
+		{"bucket_in_turn", sql.buckets["grant_in_turn"], "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
+		{"window_in_turn", sql.windows["grant_in_turn"], "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
+		{"slots_in_turn", sql.slots["grant_in_turn"], "('a', 'k', 0, 1, 1, 1, 1, 18, NULL)", "Index Scan"},
+		{"bucket_alike", sql.buckets["grant_alike"], "('a', '{k,l,m}', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
+		{"window_alike", sql.windows["grant_alike"], "('a', '{k,l,m}', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
+		{"bucket_many", sql.buckets["grant_many"], "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL)", "Index Scan"},
+		{"window_many", sql.windows["grant_many"], "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL, '{1}')", "Index Scan"},
+		{"slots_many", sql.slots["grant_many"], "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL, '{1}', '{1}', '{1}', '{1}', '{1}', '{now}', '{18}')", "Index Scan"},
+		{"slots_many_in_turn", sql.slots["grant_many_in_turn"], "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL, '{1}', '{1}', '{1}', '{1}', '{1}', '{now}', '{18}')", "Index Scan"},
+		{"prefetch_many", sql.windows["prefetch_many"], "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL, '{1}', '{1}', '{1}', '{1}', '{1}', '{now}')", "Index Scan"},
+		{"prefetch_in_turn", sql.windows["prefetch_many_in_turn"], "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL, '{1}', '{1}', '{1}', '{1}', '{1}', '{now}')", "Index Scan"},
+		{"bucket_return", sql.buckets["return"], "('a', 'k', 0, 1, 1, NULL, 1, 1, 1, 'now', 'now')", "Index Scan"},
+		{"window_return", sql.windows["return"], "('a', 'k', 0, 1, 1, 1, NULL, 'now', 1, 'now', 'now')", "Index Scan"},
+		{"slots_return", sql.slots["return"], "('a', 'k', 0, 1, 1, 1, NULL, 'now', 18, 1, 'now', 'now')", "Index Scan"},
+		{"find", sql.common["find"], "('a', 'k', 0)", "Index Scan"},
+		{"states", sql.common["states"], "('a', 'k')", "Scan"},
+		{"reset", sql.common["reset"], "('a', 'k')", "Scan"},
+		{"reset_left", sql.common["reset_left"], "('a', 'k')", "Scan"},
+		{"names", sql.keep["names"], "", "Index Only Scan"},
+		{"page", sql.keep["page"], "('a', 'k', 0, 1000)", "Index Scan"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			exec(t, "PREPARE "+test.name+" AS "+test.sql)
@@ -97,8 +89,8 @@ func TestPageReadsNothingElse(t *testing.T) {
 			SELECT n, 'org ' || i, 0, 5, clock_timestamp() FROM generate_series(1, 20000) AS i, unnest('{a,b,c}'::text[]) AS n`,
 		`ANALYZE ` + db.Schema + `.rate_limits`,
 		`SET plan_cache_mode = force_generic_plan`,
-		`PREPARE page AS ` + sql.page,
-		`EXPLAIN (ANALYZE, TIMING OFF, SUMMARY OFF, COSTS OFF) EXECUTE page('b', 'org 15', 0, 100, NULL)`,
+		`PREPARE page AS ` + sql.keep["page"],
+		`EXPLAIN (ANALYZE, TIMING OFF, SUMMARY OFF, COSTS OFF) EXECUTE page('b', 'org 15', 0, 100)`,
 	} {
 		results, err := conn.Conn().PgConn().Exec(t.Context(), text).ReadAll()
 		if err != nil {
@@ -120,10 +112,10 @@ func TestPageReadsNothingElse(t *testing.T) {
 // grown it plans some fifty times, until the mean of all its plans' costs is higher.
 func TestGrantManyKeepsItsPlan(t *testing.T) {
 	t.Run("alike", func(t *testing.T) {
-		testKeepsPlan(t, 60, func(int) float64 { return 1 }, func(sql *Table) string { return sql.bucket.grantAlike.read })
+		testKeepsPlan(t, 60, func(int) float64 { return 1 }, func(sql *Table) string { return sql.buckets["grant_alike"] })
 	})
 	t.Run("others", func(t *testing.T) {
-		testKeepsPlan(t, 5, func(i int) float64 { return float64(i) }, func(sql *Table) string { return sql.grantMany.read })
+		testKeepsPlan(t, 5, func(i int) float64 { return float64(i) }, func(sql *Table) string { return sql.buckets["grant_many"] })
 	})
 }
 
@@ -148,7 +140,7 @@ func testKeepsPlan(t *testing.T, most int, count func(i int) float64, text func(
 		}
 		slices.SortFunc(grants, func(g, h Grant) int { return g.Row.Compare(h.Row) })
 		for range 50 { // of which the first five are planned anyway
-			if err := sql.Grant(t.Context(), conn, grants, nil); err != nil {
+			if err := (plainTable{sql}).grant(t.Context(), conn, grants, nil); err != nil {
 				t.Fatal(err)
 			}
 		}

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"reflect"
 	"regexp"
 	"slices"
 	"strings"
@@ -24,38 +23,32 @@ import (
 // sub-select. So the expressions are indexed, on a table whose columns stand
 // for the parameters and the rows.
 
-// plainOnly are the statements that the portable form does not use.
+// plainOnly are the statements that are not sent to a table that is distributed.
 var plainOnly = []string{
-	"deleteListed", "read", "lock", "await", "fill", "write", "writeSlots", "grantSlotted", "slottedAhead",
-	"slots.ahead.read", "slots.ahead.told", "slots.aheadInTurn.read", "slots.aheadInTurn.told", "slots.giveBack",
-	"grantMany.read", "grantMany.told", "grantWindows.read", "grantWindows.told",
-	"bucket.grantAlike.read", "bucket.grantAlike.told", "window.grantAlike.read", "window.grantAlike.told",
-	"bucketsAhead.read", "bucketsAhead.told", "windowsAhead.read", "windowsAhead.told", "bucket.ahead.read", "bucket.ahead.told", "window.ahead.read", "window.ahead.told",
-	"bucket.aheadInTurn.read", "bucket.aheadInTurn.told", "window.aheadInTurn.read", "window.aheadInTurn.told", "bucket.giveBack", "window.giveBack",
-	"bucket.grant.read", "bucket.grant.told", "window.grant.read", "window.grant.told", "slots.grant.read", "slots.grant.told",
-	"bucket.grantInTurn.read", "bucket.grantInTurn.told", "window.grantInTurn.read", "window.grantInTurn.told", "slots.grantInTurn.read", "slots.grantInTurn.told",
-	"bucket.grantAtMost.read", "bucket.grantAtMost.told", "window.grantAtMost.read", "window.grantAtMost.told", "slots.grantAtMost.read", "slots.grantAtMost.told",
+	"bucket.grant", "bucket.grant_in_turn", "bucket.grant_alike", "bucket.grant_many", "bucket.return",
+	"window.grant", "window.grant_in_turn", "window.grant_alike", "window.grant_many", "window.prefetch_many", "window.prefetch_many_in_turn", "window.return",
+	"slots.grant", "slots.grant_in_turn", "slots.grant_many", "slots.grant_many_in_turn", "slots.return",
+	"table.read", "table.lock", "table.fill", "table.write", "keep.delete_listed",
 }
 
 // portableStatements are all statements of the portable form, by name.
 func portableStatements() map[string]string {
-	texts := make(map[string]string)
-	addTexts(texts, "", reflect.ValueOf(*New("s", true, time.Second)))
+	texts := allStatements(New("s", true, time.Second))
 	for _, name := range plainOnly {
 		delete(texts, name)
 	}
 	return texts
 }
 
-func addTexts(texts map[string]string, prefix string, all reflect.Value) {
-	for i := range all.NumField() {
-		name := prefix + all.Type().Field(i).Name
-		if field := all.Field(i); field.Kind() == reflect.Struct {
-			addTexts(texts, name+".", field)
-		} else {
-			texts[name] = field.String()
+// allStatements are the statements of a table, by the names of their files and their own.
+func allStatements(t *Table) map[string]string {
+	all := make(map[string]string)
+	for file, s := range map[string]statements{"table": t.common, "keep": t.keep, "bucket": t.buckets, "window": t.windows, "slots": t.slots} {
+		for name, text := range s {
+			all[file+"."+name] = text
 		}
 	}
+	return all
 }
 
 func TestPortableSQL(t *testing.T) {
@@ -70,19 +63,16 @@ func TestPortableSQL(t *testing.T) {
 // TestPortableSQLHasSomethingToJudge sees to it that the expressions are
 // found: none found would be none at fault.
 func TestPortableSQLHasSomethingToJudge(t *testing.T) {
-	all := make(map[string]string)
-	addTexts(all, "", reflect.ValueOf(*New("s", false, time.Second)))
+	all := allStatements(New("s", false, time.Second))
 	for _, name := range plainOnly {
 		if all[name] == "" {
 			t.Errorf("there is no statement %s any more", name)
 		}
 	}
 	for name, want := range map[string]int{
-		"bucket.allow.bare": 6, "bucket.allow.full": 6, "bucket.reserve.full": 6, "window.allow.full": 6, "window.reserve.full": 6,
-		"slots.allow.full": 8, "slots.reserve.full": 8, "slots.give": 5, "putSlots": 4, "renew": 4,
-		"bucket.takeAhead.bare": 6, "bucket.takeAhead.full": 6, "window.takeAhead.full": 6, "bucket.bringBack": 2, "window.bringBack": 2,
-		"bucket.atMost": 6, "window.atMost": 6, "slots.atMost": 8,
-		"bucket.give": 4, "window.give": 4, "put": 3, "reset": 1, "bucket.states": 0, "slots.states": 0,
+		"bucket.take_bare": 6, "bucket.take": 6, "window.take": 6, "slots.take": 8,
+		"bucket.give": 8, "window.give": 7, "table.write_ahead": 5, "table.find_locked": 0, "table.touch": 6, "table.put": 4, "table.renew": 4,
+		"table.reset": 1, "table.reset_left": 3, "table.remove": 1, "table.states": 0, "table.find": 0,
 	} {
 		if got := expressions(portableStatements()[name]); len(got) != want {
 			t.Errorf("%s: %d expressions, want %d: %q", name, len(got), want, got)
@@ -93,20 +83,20 @@ func TestPortableSQLHasSomethingToJudge(t *testing.T) {
 // TestPortableSQLFindsFaults has the test above find what somebody could write.
 func TestPortableSQLFindsFaults(t *testing.T) {
 	judge := newJudge(t)
-	take := portableStatements()["window.allow.full"]
+	take := portableStatements()["window.take"]
 	for _, test := range []struct{ name, old, new, want string }{
 		{"clock in RETURNING", "RETURNING value, ts", "RETURNING value, clock_timestamp()", "IMMUTABLE"},
-		{"now in SET", "ts = greatest(l.ts, excluded.ts)", "ts = greatest(l.ts, now())", "IMMUTABLE"},
-		{"a time by keyword", "ts = greatest(l.ts, excluded.ts)", "ts = greatest(l.ts, CURRENT_TIMESTAMP)", "IMMUTABLE"},
-		{"clock in WHERE", "WHERE least(", "WHERE l.ts < clock_timestamp() AND least(", "IMMUTABLE"},
-		{"a stable operator", "ts = greatest(l.ts, excluded.ts)", "ts = l.ts + interval '1 day'", "IMMUTABLE"},
-		{"a stable function", "date_part('epoch', excluded.ts - l.ts)", "date_part('epoch', excluded.ts)", "IMMUTABLE"},
+		{"now in SET", "ts = greatest(r.ts, excluded.ts)", "ts = greatest(r.ts, now())", "IMMUTABLE"},
+		{"a time by keyword", "ts = greatest(r.ts, excluded.ts)", "ts = greatest(r.ts, CURRENT_TIMESTAMP)", "IMMUTABLE"},
+		{"clock in WHERE", "WHERE least(", "WHERE r.ts < clock_timestamp() AND least(", "IMMUTABLE"},
+		{"a stable operator", "ts = greatest(r.ts, excluded.ts)", "ts = r.ts + interval '1 day'", "IMMUTABLE"},
+		{"a stable function", "date_part('epoch', excluded.ts - r.ts)", "date_part('epoch', excluded.ts)", "IMMUTABLE"},
 		{"a stable cast", "RETURNING value, ts", "RETURNING value, ts::text", "IMMUTABLE"},
 		{"a volatile function", "SET value = ", "SET value = random() * ", "IMMUTABLE"},
-		{"a sub-select in SET", "ts = greatest(l.ts, excluded.ts)", "ts = (SELECT excluded.ts)", "subquery"},
+		{"a sub-select in SET", "ts = greatest(r.ts, excluded.ts)", "ts = (SELECT excluded.ts)", "subquery"},
 		{"a sub-select in WHERE", "WHERE least(", "WHERE EXISTS (SELECT) AND least(", "subquery"},
 		{"INSERT SELECT", "VALUES (", "SELECT (", "INSERT ... SELECT"},
-		{"a parameter without a cast", "- $4::float8", "- $4", "$4 has no cast"},
+		{"a parameter without a cast", "- $5::float8", "- $5", "$5 has no cast"},
 		{"two writing CTEs", "RETURNING value, ts, paused", "RETURNING value, ts, paused), b AS (DELETE FROM s.rate_limits", "2 writing statements"},
 	} {
 		mutant := strings.Replace(take, test.old, test.new, 1)
@@ -141,8 +131,8 @@ func newJudge(t *testing.T) judge {
 	}
 	t.Cleanup(func() { conn.Close(context.Background()) })
 	var columns []string
-	for _, prefix := range []string{"", "l_", "excluded_"} {
-		columns = append(columns, fmt.Sprintf("%[1]sname text, %[1]skey text, %[1]sshard int4, %[1]svalue float8, %[1]sts timestamptz, %[1]spaused timestamptz, %[1]sslots float8[]", prefix))
+	for _, prefix := range []string{"", "r_", "excluded_"} {
+		columns = append(columns, fmt.Sprintf("%[1]sname text, %[1]skey text, %[1]sshard int4, %[1]svalue float8, %[1]sts timestamptz, %[1]spaused timestamptz, %[1]sslots float8[], %[1]sahead float8[]", prefix))
 	}
 	for _, typ := range []string{"text", "int4", "int8", "float8", "timestamptz"} {
 		columns = append(columns, fmt.Sprintf("p_%[1]s %[1]s", typ))
@@ -182,7 +172,7 @@ func (j judge) faults(t *testing.T, text string) (faults []string) {
 // immutable is PostgreSQL's objection to an index on the expression.
 func (j judge) immutable(ctx context.Context, expression string) error {
 	expression = parameterRE.ReplaceAllString(strings.ReplaceAll(expression, "float8[]", "floats"), "p_$3")
-	for _, row := range []string{"l", "excluded"} {
+	for _, row := range []string{"r", "excluded"} {
 		expression = strings.ReplaceAll(expression, row+".", row+"_")
 	}
 	tx, err := j.conn.Begin(ctx)

@@ -7,12 +7,6 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// statisticsSQL asks whether PostgreSQL has statistics of the table, which was not tiny
-// when they were made.
-const statisticsSQL = `SELECT reltuples >= 1000
-	AND coalesce(pg_stat_get_last_analyze_time(oid), pg_stat_get_last_autoanalyze_time(oid)) IS NOT NULL
-FROM pg_class WHERE oid = '{table}'::regclass`
-
 // statistics is what is known of the planner's. Up to PostgreSQL 16 it may look keys up
 // along the index, or go through all rows of a limit and compare each with all keys. It
 // takes those rows for hardly any while it has no statistics, so for the first minute of a

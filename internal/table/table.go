@@ -11,7 +11,6 @@ package table
 
 import (
 	"context"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -37,204 +36,97 @@ type Querier interface {
 type Table struct {
 	Decider
 
-	silence               time.Duration
-	bucket, window, slots texts // of one kind of limit
-
-	put, putSlots, reset, remove, there string
-	grantMany, grantWindows             clocks
-	bucketsAhead, windowsAhead          clocks
-	grantSlotted, slottedAhead          string
-	read, readOne, lock, await, fill    string
-	write, writeSlots, renew            string
-	listFull, listEmpty                 string
-	deleteListed, deleteSame            string
-	names, page, forget, ready, wrote   string
-
-	statistics statistics
+	common, keep            statements
+	buckets, windows, slots statements // of one kind of limit
+	silence                 time.Duration
+	statistics              statistics
 }
-
-// texts are the statements that differ between the kinds of limits.
-type texts struct {
-	allow, reserve                  forms
-	give, states, atMost            string
-	grant, grantInTurn, grantAtMost clocks
-	grantAlike                      clocks // nothing of a sliding window
-	ahead, aheadInTurn              clocks
-	giveBack                        string
-	takeAhead                       forms  // in the portable form; nothing of a sliding window
-	bringBack                       string // likewise
-}
-
-// forms are a take that tells the row, when and by which transaction; and, if that is
-// faster and enough, one that tells the row alone.
-type forms struct{ full, bare string }
 
 // New makes the statements for the table in a schema, "" for the search_path's.
-// The portable ones are for a PostgreSQL that distributes tables. That takes no
-// clock in RETURNING; a CTE around the upsert reads it, several times slower there,
-// so a token bucket that is asked to allow does without: its row tells when.
-//
-// What a transaction has locked the server keeps for no longer than silence while it hears
-// nothing of the client.
-func New(schema string, portable bool, silence time.Duration) *Table {
+// The server keeps what a transaction has locked for no longer than silence while it
+// hears nothing of the client.
+func New(schema string, distributed bool, silence time.Duration) *Table {
 	name := pgx.Identifier{Name}
 	if schema != "" {
 		name = pgx.Identifier{schema, Name}
 	}
-	in := func(sql string) string { return strings.ReplaceAll(sql, "{table}", name.Sanitize()) }
-	bucket := kind{
-		ticks: bucketTicks, allow: allowed(takeSQL, notPausedSQL), reserve: allowed(takeSQL, ""), atMost: allowed(atMostSQL, notPausedSQL), ahead: allowed(takeAheadSQL, notPausedSQL),
-		give: giveSQL, states: statesSQL, grant: newGrant(bucketTicks, grantSQL), grantAtMost: newGrant(bucketTicks, grantAtMostSQL), grantAlike: newGrantAlike(bucketTicks), returned: "value, ts, paused",
+	in := func(file string) statements {
+		s := load(file).in(name.Sanitize())
+		if distributed {
+			s.distribute()
+		}
+		return s
 	}
-	window := bucket
-	window.ticks, window.grant, window.grantAtMost = windowTicks, newGrant(windowTicks, grantSQL), newGrant(windowTicks, grantAtMostSQL)
-	window.grantAlike = newGrantAlike(windowTicks)
-	sliding := kind{
-		ticks: windowTicks, give: giveSlotsSQL, states: statesSlotsSQL,
-		grant:       newGrantSlots(grantSlotsSQL, "u.total", "u.total", "$8::timestamptz"),
-		grantAtMost: newGrantSlots(grantAtMostSlotsSQL, wholeSlots, "1", "$8::timestamptz"), returned: "value, ts, paused, slots",
-	}
-	sliding.allow, sliding.reserve, sliding.atMost = takeSlots()
 	t := &Table{
+		common: in("table.sql"), keep: in("keep.sql"),
+		buckets: in("bucket.sql"), windows: in("window.sql"), slots: in("slots.sql"),
 		silence: silence,
-		bucket:  bucket.texts(in, portable).takingAhead(in, bucketTicks),
-		window:  window.texts(in, portable).takingAhead(in, windowTicks),
-		slots:   sliding.texts(in, portable).slidingAhead(in),
-		put:     in(putSQL), putSlots: in(putSlotsSQL), reset: in(resetSQL), remove: in(removeSQL), there: in(thereSQL),
-		grantMany:    newGrantMany(bucketTicks, grantManySQL).in(in),
-		grantWindows: newGrantMany(windowTicks, grantManySQL, "u.tick").in(in),
-		bucketsAhead: newGrantMany(bucketTicks, grantManyAheadSQL, "u.ahead").in(in),
-		windowsAhead: newGrantMany(windowTicks, grantManyAheadSQL, "u.tick", "u.ahead").in(in),
-		grantSlotted: in(newGrantManySlots(grantManySlotsSQL, "u.total")),
-		slottedAhead: in(newGrantManySlots(grantManySlotsAheadSQL, withAhead)),
-		read:         in(readSQL), lock: in(lockSQL), await: in(awaitSQL), fill: in(fillSQL),
-		write: in(writeSQL), writeSlots: in(writeSlotsSQL), renew: in(renewSQL),
-		listFull: in(listFullSQL), listEmpty: in(listEmpty()), deleteListed: in(deleteListedSQL), deleteSame: in(deleteSameSQL),
-		names: in(namesSQL), page: in(pageSQL), forget: in(forgetSQL), ready: in(readySQL), wrote: in(wroteSQL),
-		readOne:    in(readOneSQL),
-		statistics: statistics{sql: in(statisticsSQL)},
 	}
-	t.Decider = plain{t}
-	if portable {
-		t.Decider = distributed{t}
+	t.buckets.inTurn("grant")
+	t.windows.inTurn("grant", "prefetch_many")
+	t.slots.inTurn("grant", "grant_many")
+	t.statistics.sql = t.common["statistics"]
+	t.Decider = plainTable{t}
+	if distributed {
+		t.Decider = distributedTable{t}
 	}
 	return t
 }
 
-// kind is what the statements of a kind of limit are made of.
-type kind struct {
-	ticks
-	allow, reserve, atMost string // the take
-	ahead                  string // "" of a kind of which nothing is taken ahead
-	give, states           string
-	grant, grantAtMost     func(free string) clocks
-	grantAlike             clocks // nothing of a sliding window
-	returned               string // by takes and gives
-}
-
-func allowed(take, condition string) string { return strings.ReplaceAll(take, "{allowed}", condition) }
-
-func (k kind) texts(in func(string) string, portable bool) texts {
-	bare := func(take string) string { return in(k.fill(take)) }
-	full := func(take string) string {
-		if portable {
-			return "WITH taken AS (" + bare(take) + ")\n" + k.fill("SELECT "+k.returned+", {at}, pg_current_xact_id()::text FROM taken")
-		}
-		return bare(take) + k.fill(", {at}, xmin::text")
-	}
-	both := func(take string) (f forms) {
-		if take != "" {
-			f.full = full(take)
-		}
-		if portable && k.ticks == bucketTicks {
-			f.bare = bare(take)
-		}
-		return f
-	}
-	give := k.fill(k.give) + ", " + nowSQL + ", xmax = 0"
-	if portable {
-		give = "WITH given AS (" + k.fill(k.give) + ")\nSELECT " + k.returned + ", " + nowSQL + ", false FROM given"
-	}
-	return texts{
-		allow: both(k.allow), reserve: forms{full: full(k.reserve)}, takeAhead: both(k.ahead),
-		give: in(give), states: in(k.states), atMost: full(k.atMost),
-		grant: k.grant(freeSQL(passOverSQL)).in(in), grantInTurn: k.grant("").in(in), grantAtMost: k.grantAtMost("").in(in),
-		grantAlike: k.grantAlike.in(in),
-	}
-}
-
-// of is the texts for limits of such a kind.
-func (t *Table) of(d *bucket.Definition) *texts {
+// of is the statements for limits of such a kind.
+func (t *Table) of(d *bucket.Definition) statements {
 	switch d.Kind {
 	case bucket.FixedWindow:
-		return &t.window
+		return t.windows
 	case bucket.SlidingWindow:
-		return &t.slots
+		return t.slots
 	}
-	return &t.bucket
+	return t.buckets
 }
-
-// ticks are the parts of a statement in which a fixed window, whose clock stands
-// still between edges, differs from a token bucket. An executor that starts looks
-// up each function of a statement, which costs more than calling it; so what a
-// token bucket does not need is not in its text.
-type ticks struct{ parts *strings.Replacer }
-
-func (t ticks) fill(sql string) string { return t.parts.Replace(sql) }
-
-var (
-	bucketTicks = ticks{strings.NewReplacer(
-		"{rate}", "$7::float8", "{period}", "$8::float8", "{floor}", "$9::float8", "{over}", "$10::timestamptz",
-		"{ahead}", "$11::float8", "{most}", "$7::float8",
-		"{taken}", "$7::timestamptz", "{end}", "$8::timestamptz",
-		"{tick}", nowSQL,
-		"{grant tick}", "u.now",
-		"{ticks agree}", "",
-		// When the row was waited for, the clock was read before that, and ts
-		// tells when.
-		"{at}", "least(ts, "+nowSQL+")",
-		"{granted at}", "least(r.ts, {clock})",
-		"{refilled}", "round(date_part('epoch', greatest(r.ts, u.now) - $6::timestamptz) * 1000000) * $8::float8 / $9::float8",
-		"{brought refilled}", "round(date_part('epoch', greatest(l.ts, excluded.ts) - $7::timestamptz) * 1000000) * $9::float8 / $10::float8",
-	)}
-	windowTicks = ticks{strings.NewReplacer(
-		"{rate}", "$9::float8", "{period}", "$10::float8", "{floor}", "$11::float8", "{over}", "$12::timestamptz",
-		"{ahead}", "$13::float8", "{most}", "$9::float8",
-		"{taken}", "$9::timestamptz", "{end}", "$10::timestamptz",
-		"{tick}", "date_bin($7::float8 * interval '1 microsecond', "+nowSQL+", $8::timestamptz)",
-		"{grant tick}", "date_bin(u.tick * interval '1 microsecond', u.now, r.ts)",
-		// A row whose ticks are not those of $8, a fixed window that was paused
-		// or had another Start, is turned away: excluded.ts says nothing about
-		// it. The caller reads it and sends its ts as $8.
-		"{ticks agree}", `
-	AND date_bin($7::float8 * interval '1 microsecond', l.ts, $8::timestamptz) = l.ts`,
-		// An instant of the window that decided, also when the row was waited
-		// for until that was over.
-		"{at}", "least(ts + ($7::float8 - 1) * interval '1 microsecond', "+nowSQL+")",
-		"{granted at}", "least(r.ts + (u.tick - 1) * interval '1 microsecond', {clock})",
-		"{refilled}", "0 * $8::float8",
-		"{brought refilled}", "0",
-	)}
-)
-
-const nowSQL = `coalesce($6::timestamptz, clock_timestamp())`
 
 // longAgo is before every instant that a limit is asked about. Edges are counted
 // from there, so that nobody divides a negative time.
 var longAgo = time.Date(300, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// arguments are those that takes and gives have in common.
-func arguments(c *decide.Change, count float64, now *time.Time) []any {
-	d := &c.Definition
-	args := []any{c.Name, c.Key.Key, int32(c.Shard), count, d.Capacity, now}
-	if d.Kind != bucket.TokenBucket {
-		origin := c.Seen.TS
-		if origin.IsZero() {
-			origin = d.Fresh(c.Key.Key, longAgo).TS
-		}
-		args = append(args, tick(d), origin)
+// arguments are those with which upserts of a kind begin: the row, what it holds when it is
+// full, what is taken or given, and the clock.
+func arguments(row decide.Row, d *bucket.Definition, capacity, count float64, origin time.Time, now *time.Time) []any {
+	args := make([]any, 0, 16)
+	args = append(args, row.Name, row.Key.Key, int32(row.Shard), capacity, count)
+	if d.Kind == bucket.TokenBucket {
+		return append(args, now)
 	}
-	return args
+	return append(args, tick(d), now, origin)
+}
+
+// origin is an instant from which the ticks of a row are counted that was seen in a state.
+func origin(d *bucket.Definition, key string, seen bucket.State) time.Time {
+	if seen.TS.IsZero() {
+		return d.Fresh(key, longAgo).TS
+	}
+	return seen.TS
+}
+
+// refill is the arguments that tell how tokens come in, after those of the clock.
+func refill(d *bucket.Definition) []any {
+	switch d.Kind {
+	case bucket.FixedWindow:
+		return []any{d.Rate}
+	case bucket.SlidingWindow:
+		return []any{int32(d.Slots + 2)}
+	}
+	return []any{d.Rate, micros(d.Period)}
+}
+
+// tick is the granularity of a limit's clock, in microseconds.
+func tick(d *bucket.Definition) float64 {
+	switch d.Kind {
+	case bucket.FixedWindow:
+		return micros(d.Period)
+	case bucket.SlidingWindow:
+		return micros(d.SlotWidth())
+	}
+	return 1
 }
 
 func micros(d time.Duration) float64 { return float64(d.Microseconds()) }
@@ -247,7 +139,9 @@ type state struct {
 	slots  []float64
 }
 
-func (s *state) fields() []any { return []any{&s.value, &s.ts, &s.paused, &s.slots} }
+func (s *state) fields(more ...any) []any {
+	return append([]any{&s.value, &s.ts, &s.paused, &s.slots}, more...)
+}
 
 // get returns the state; false when there was no row.
 func (s *state) get() (bucket.State, bool) {
@@ -265,10 +159,19 @@ func (s *state) get() (bucket.State, bool) {
 	return read, true
 }
 
-// instant is a time as an argument: NULL for the zero time.
-func instant(t time.Time) *time.Time {
+// orNull is a time as an argument: NULL for the zero time.
+func orNull(t time.Time) *time.Time {
 	if t.IsZero() {
 		return nil
 	}
 	return &t
+}
+
+// told is the instant that decided: the one that a statement was told, or else the clock that
+// it has read.
+func told(now *time.Time, read time.Time) time.Time {
+	if now != nil {
+		return *now
+	}
+	return read
 }

@@ -92,6 +92,7 @@ func TestTemplate(t *testing.T) {
 // What is no template is replaced by one, and so is that of another version from the same
 // binaries. What a process that was killed has left goes in time.
 func TestTemplateReplaced(t *testing.T) {
+	long(t)
 	dir := cached(t)
 	inst := installed(t)
 	path := inst.templatePath(nil)
@@ -122,6 +123,7 @@ func TestTemplateReplaced(t *testing.T) {
 
 // Where nothing can be kept, servers start all the same.
 func TestTemplateNowhere(t *testing.T) {
+	long(t)
 	for name, cache := range map[string]string{"no cache": "", "not a directory": "/dev/null"} {
 		t.Run(name, func(t *testing.T) {
 			t.Setenv("HOME", cache)
@@ -152,6 +154,7 @@ func TestTemplateFails(t *testing.T) {
 
 // A start that is given up leaves nothing behind, with and without a template.
 func TestStartCanceled(t *testing.T) {
+	long(t)
 	cached(t)
 	tmp := publicTempDir(t)
 	t.Setenv("TMPDIR", tmp)

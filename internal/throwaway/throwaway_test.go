@@ -42,6 +42,14 @@ func child() error {
 	select {}
 }
 
+// long skips a test that runs initdb often when there is no time for that.
+func long(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("initdb takes most of a second")
+	}
+}
+
 // startLocal starts a server from binaries, whatever DATABASE_URL says.
 func startLocal(ctx context.Context, opts Options) (*Server, error) {
 	return start(ctx, opts, machine{binDirs: binDirs, dockerHost: noEngine})
@@ -281,9 +289,7 @@ func TestParentKilled(t *testing.T) {
 // The same, at some moment of the start, with and without a template.
 func TestParentKilledEarly(t *testing.T) {
 	t.Parallel()
-	if testing.Short() {
-		t.Skip("many servers are started")
-	}
+	long(t)
 	for _, delay := range []time.Duration{20, 50, 100, 200} {
 		delay *= time.Millisecond
 		t.Run(delay.String(), func(t *testing.T) {

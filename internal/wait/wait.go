@@ -9,20 +9,10 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// Store is what waiting needs of a store.
-type Store interface {
-	Reserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-	Check(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-	Cancel(ctx context.Context, r *ratelimit.Receipt) (bool, error)
-}
-
 // Wait reserves, and returns when the reservation is due and none of its limits is
 // paused. If ctx ends before, or would, the reservation is given back.
-func Wait(ctx context.Context, s Store, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	result, err := s.Reserve(ctx, requests...)
-	if err == nil {
-		err = result.Err()
-	}
+func Wait(ctx context.Context, s ratelimit.Store, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	result, err := ratelimit.Granted(s.Reserve(ctx, requests...))
 	if err != nil {
 		return result, err
 	}
@@ -38,7 +28,7 @@ func Wait(ctx context.Context, s Store, requests ...ratelimit.Request) (ratelimi
 // It counts from the answer, on the monotonic clock, which is not before the decision:
 // so it wakes up a little late rather than early, whatever the machine's clock says. A
 // pause that has begun in the meantime holds, so it looks again after it has slept.
-func untilDue(ctx context.Context, s Store, result ratelimit.Result, requests []ratelimit.Request) (left time.Duration, err error) {
+func untilDue(ctx context.Context, s ratelimit.Store, result ratelimit.Result, requests []ratelimit.Request) (left time.Duration, err error) {
 	for left = result.RetryAfter; left > 0; {
 		if left, err = sleep(ctx, left); err != nil {
 			return left, err
@@ -68,7 +58,7 @@ func sleep(ctx context.Context, pause time.Duration) (left time.Duration, err er
 }
 
 // paused is how long the requests' limits are paused still.
-func paused(ctx context.Context, s Store, requests []ratelimit.Request) (left time.Duration, err error) {
+func paused(ctx context.Context, s ratelimit.Store, requests []ratelimit.Request) (left time.Duration, err error) {
 	questions := make([]ratelimit.Request, len(requests))
 	for i, r := range requests {
 		questions[i] = r
@@ -84,7 +74,7 @@ func paused(ctx context.Context, s Store, requests []ratelimit.Request) (left ti
 // giveBackTime bounds giving back, for which ctx is over.
 const giveBackTime = 5 * time.Second
 
-func giveBack(ctx context.Context, s Store, failed *ratelimit.WaitError) error {
+func giveBack(ctx context.Context, s ratelimit.Store, failed *ratelimit.WaitError) error {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), giveBackTime)
 	defer cancel()
 	if _, err := s.Cancel(ctx, failed.Result.Receipt); err != nil {

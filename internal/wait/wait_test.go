@@ -143,7 +143,7 @@ func TestNoWait(t *testing.T) {
 
 // away is a store whose database goes away.
 type away struct {
-	wait.Store
+	ratelimit.Store
 	check, cancel error
 }
 

@@ -1,0 +1,101 @@
+package bucket
+
+import "time"
+
+// Out is what processes hold of a row in their memories: tokens that they have prefetched
+// and may still use or return, and the latest end of them.
+type Out struct {
+	Tokens float64
+	Until  time.Time
+}
+
+// Grace is for how long after its end a row counts a lease, so that what was used of it, or
+// is returned, can be taken off what is out. Any time is safe. A shorter one has more of it
+// stay counted, until nothing is out for once.
+const Grace = time.Second
+
+// Owed returns how much below its capacity a row must stay at an instant, whatever comes
+// back to it. Until the end of what is out, that is as much, and what is refilled until then.
+// After it, leftovers that are still to be returned lose their worth as fast as the row is
+// refilled. The clock of a window stands still until the end.
+func (d *Definition) Owed(out Out, now time.Time) float64 {
+	switch {
+	case out.Tokens <= 0:
+		return 0
+	case d.Stands() == 0:
+		return max(0, out.Tokens+d.Rate*float64(out.Until.Sub(now))/float64(d.Period))
+	case out.Until.After(now):
+		return out.Tokens
+	}
+	return 0
+}
+
+// Forgets reports whether at an instant nothing is out, and nothing of what was can be taken
+// off any more.
+func (d *Definition) Forgets(out Out, at time.Time) bool {
+	if d.Stands() > 0 || out.Tokens <= 0 {
+		return d.Owed(out, at) == 0
+	}
+	return d.Owed(out, at) == 0 && !out.Until.Add(Grace).After(at)
+}
+
+// Inflow returns what is refilled in a time in which no prefetched token ends. That is
+// nothing while the clock stands still, since they end with its next tick. So the capacity
+// of a row from which tokens are prefetched for that time is less by it.
+func (d *Definition) Inflow(in time.Duration) float64 {
+	if d.Stands() > 0 {
+		return 0
+	}
+	return d.Rate * float64(in) / float64(d.Period)
+}
+
+// End returns when tokens end that were prefetched at an instant from a row whose ts is
+// ts then, if they may be held for a time: with the window or slot in which they were
+// taken, or if the clock does not stand still, after that time.
+func (d *Definition) End(ts, at time.Time, lasts time.Duration) time.Time {
+	if d.Stands() > 0 {
+		return d.Next(ts)
+	}
+	return at.Add(lasts)
+}
+
+// CreditBeside is [Definition.Credit] for a row of which something may be out: the row is
+// filled to its capacity less what it owes. Of a sliding window's slots, that of the end of
+// what is out keeps as much.
+func (d *Definition) CreditBeside(s State, out Out, now time.Time, n float64) State {
+	owed := d.Owed(out, now)
+	if owed == 0 {
+		return d.Credit(s, now, n)
+	}
+	settled := d.Settle(s, now)
+	return d.Credit(settled, now, min(n, max(0, d.kind().room(d, settled, out, owed))))
+}
+
+// Full returns a row of key that was in a state and is reset at now: full, but for what it
+// owes. If nothing is out it is Fresh, for which no row need be stored.
+func (d *Definition) Full(key string, s State, out Out, now time.Time) State {
+	if d.Owed(out, now) == 0 {
+		return d.Fresh(key, now)
+	}
+	return d.kind().full(d, key, s, out, now)
+}
+
+// ResumeBeside is [Definition.Resume] for a row of which something may be out. A fixed
+// window that is paused has its edges moved: it has its own back, but none before the end of
+// what is out, which would be refilled besides.
+func (d *Definition) ResumeBeside(key string, s State, out Out, now time.Time) State {
+	resumed := d.Resume(key, s, now)
+	if s.Paused.After(now) && !d.Slotted() && d.Stands() > 0 && d.Owed(out, now) > 0 {
+		resumed.TS = later(resumed.TS, out.Until.Add(-d.Period))
+	}
+	return resumed
+}
+
+// Bounded returns a row that others have shared with it, at now, when something may be out:
+// no more than it had, or than its capacity less what it owes.
+func (d *Definition) Bounded(share, before State, out Out, now time.Time) State {
+	if owed := d.Owed(out, now); owed > 0 && !d.Slotted() {
+		share.Value = min(share.Value, max(d.Settle(before, now).Value, d.Capacity-owed))
+	}
+	return share
+}

@@ -1,0 +1,128 @@
+package bucket
+
+import (
+	"math"
+	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/exact"
+)
+
+// level is what kinds have in common whose rows are a value, what there is, and a ts, the
+// last tick at which it was refilled. They differ in their ticks and in what comes in.
+type level struct{}
+
+func (*level) slotted() bool { return false }
+
+// refilled is a value when Rate tokens have come in during a Period, for so many
+// microseconds.
+func (d *Definition) refilled(value float64, micros int64) float64 {
+	return min(value+float64(micros)*d.Rate/d.periodMicros(), d.Capacity)
+}
+
+func (*level) value(_ *Definition, settled State, _ time.Time) float64 { return settled.Value }
+
+func (*level) plain(*Definition, State) bool { return true }
+
+func (*level) most(d *Definition, floor float64) float64 { return d.Capacity - floor }
+
+func (*level) take(d *Definition, s State, now time.Time, n, floor float64) (after State, ok bool) {
+	settled := d.Settle(s, now)
+	if settled.Value-n < floor-exact.Tolerance(s.Value, n, d.Capacity) {
+		return settled, false
+	}
+	settled.Value -= n
+	return settled, true
+}
+
+func (*level) spend(_ *Definition, settled State, n float64) State {
+	settled.Value -= n
+	return settled
+}
+
+func (*level) slot(*Definition, State) int64 { return 0 }
+
+func (*level) from(*Definition, State, time.Time) time.Time { return time.Time{} }
+
+func (l *level) ready(d *Definition, settled State, _ time.Time, n, floor float64) time.Time {
+	return l.enough(d, settled, n+floor, n)
+}
+
+func (l *level) due(d *Definition, settled State, n float64) time.Time {
+	if settled.Value < -exact.Tolerance(settled.Value, n, d.Capacity) {
+		return l.enough(d, settled, 0, 0)
+	}
+	return time.Time{}
+}
+
+// enough is the first instant at which a settled state holds want tokens, of which n are
+// to be taken: its size counts for the tolerance. Half of that goes here, and the other
+// half is there for the rounding between this promise and the decision that keeps it.
+func (*level) enough(d *Definition, settled State, want, n float64) time.Time {
+	missing := want - settled.Value - exact.Tolerance(settled.Value, n, d.Capacity)/2
+	if missing <= 0 {
+		return settled.TS
+	}
+	return instant(d.reach(settled.TS.UnixMicro(), missing))
+}
+
+func (*level) credit(d *Definition, s State, _ time.Time, n float64) State {
+	s.Value = min(s.Value+n, max(s.Value, d.Capacity))
+	return s
+}
+
+func (*level) refund(_ *Definition, s State, _ time.Time, n float64, _ int64) State {
+	s.Value += n
+	return s
+}
+
+func (*level) room(d *Definition, settled State, _ Out, owed float64) float64 {
+	return d.Capacity - owed - settled.Value
+}
+
+// emptied is a settled state that is paused until an instant, and refilled from another
+// one on. A ts that is ahead without a pause is that of a clock that went back, which
+// resume forgets.
+func (*level) emptied(d *Definition, settled State, paused bool, now, from, until time.Time) State {
+	if ts := settled.TS.UnixMicro(); !paused {
+		ahead := ts - d.kind().last(d, ts, now.UnixMicro())
+		settled.Value = min(settled.Value, 0) - float64(ahead)*d.Rate/d.periodMicros()
+	}
+	return State{
+		Value:  min(settled.Value, 0),
+		TS:     later(settled.TS, from),
+		Paused: later(settled.Paused, until),
+	}
+}
+
+func (*level) resume(d *Definition, key string, settled State, now time.Time) State {
+	return State{Value: settled.Value, TS: d.Fresh(key, now).TS}
+}
+
+func (*level) whole(d *Definition, s State, now time.Time) float64 {
+	slack := exact.Tolerance(s.Value, 1, d.Capacity) // that of take
+	return math.Floor(max(0, d.Settle(s, now).Value) + slack)
+}
+
+func (*level) together(d *Definition, states []State, now time.Time, n, floor float64) time.Time {
+	shard := d.Shard()
+	one := shard.Settle(states[0], now)
+	for _, s := range states[1:] {
+		settled := shard.Settle(s, now)
+		one.Value += settled.Value
+		one.TS = later(one.TS, settled.TS)
+	}
+	return d.Ready(one, now, n, floor)
+}
+
+func (*level) share(d *Definition, states []State, now time.Time, n int) (each, empty State) {
+	shard := d.Shard()
+	for i, s := range states {
+		s = shard.Settle(s, now)
+		each.Value += s.Value / float64(n)
+		each.Paused = later(each.Paused, s.Paused)
+		if i == 0 || s.TS.After(each.TS) { // paused: nothing comes in before the last of them
+			each.TS = s.TS
+		}
+	}
+	return each, State{TS: each.TS, Paused: each.Paused}
+}

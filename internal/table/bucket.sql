@@ -1,0 +1,166 @@
+-- The statements of a token bucket, to which tokens come in all the time:
+--
+--	settled = least(value + greatest(now - ts, 0) * rate / period, capacity)
+--
+-- in the order of operations of the algebra, so that both have the same number to the last
+-- bit. Rates are tokens per period, and periods microseconds. An executor that starts looks
+-- up each function of its statement, which costs more than calling it; so nothing is in a
+-- text that it does not need.
+
+-- name: take
+-- Takes a count, and returns a row if and only if it took. It leaves no predicate lock under
+-- SERIALIZABLE, unless it is in a subtransaction, since it never reads but through the row
+-- that it conflicts with. The clock is read before the wait for the row's lock, so another
+-- transaction may have left a later ts behind; greatest then counts no time, rather than the
+-- same time twice.
+--
+-- $1 name  $2 key  $3 shard  $4 capacity  $5 count  $6 now: NULL for the database's clock
+-- $7 rate  $8 period  $9 floor: the lowest value to leave behind
+-- $10 over: an instant by which a pause is known to be over; NULL for none
+INSERT INTO rate_limits AS r (name, key, shard, value, ts)
+VALUES ($1::text, $2::text, $3::int4, $4::float8 - $5::float8, coalesce($6::timestamptz, clock_timestamp()))
+ON CONFLICT (name, key, shard) DO UPDATE
+SET value = least(r.value + greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) * $7::float8 / $8::float8, $4::float8) - $5::float8,
+	ts = greatest(r.ts, excluded.ts)
+WHERE least(r.value + greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) * $7::float8 / $8::float8, $4::float8) - $5::float8
+		>= $9::float8 - greatest(abs(r.value), $5::float8, $4::float8) * 1.4210854715202004e-14
+	AND (r.paused IS NULL OR r.paused <= greatest(excluded.ts, $10::timestamptz))
+RETURNING value, ts, paused,
+	clock_timestamp(), xmin::text
+
+-- name: give
+-- Gives back a count, and says what was spent. When nothing is out it needs no clock, since
+-- giving what comes in before or after what is given makes no difference once the row is
+-- settled. Beside what is out the row is filled no further than so that what is out, and what
+-- comes in until its end, has room as well; after that end, what is out fades as fast as the
+-- row is refilled. (ahead is how much is out, and until when, in seconds since 2000.)
+--
+-- $1 name  $2 key  $3 shard  $4 capacity  $5 count  $6 now: NULL for the database's clock
+-- $7 rate  $8 period  $9 most: above which nothing is given when nothing is out
+-- $10 spent  $11 spent_end: until when that is counted in ahead
+INSERT INTO rate_limits AS r (name, key, shard, value, ts)
+VALUES ($1::text, $2::text, $3::int4, $4::float8, coalesce($6::timestamptz, clock_timestamp()))
+ON CONFLICT (name, key, shard) DO UPDATE
+SET value = CASE WHEN least(greatest(r.ahead[1] - CASE WHEN $11::timestamptz > greatest(r.ts, excluded.ts) THEN $10::float8 ELSE 0 END, 0),
+		greatest(r.ahead[1] - CASE WHEN $11::timestamptz > greatest(r.ts, excluded.ts) THEN $10::float8 ELSE 0 END, 0)
+			+ round((r.ahead[2] - tstzrange_subdiff(excluded.ts, '2000-01-01 00:00:00+00'::timestamptz)) * 1000000) * $7::float8 / $8::float8) > 0
+	THEN greatest(
+		least(r.value + greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) * $7::float8 / $8::float8, $4::float8),
+		least(
+			least(r.value + greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) * $7::float8 / $8::float8, $4::float8) + $5::float8,
+			$4::float8 - greatest(r.ahead[1] - CASE WHEN $11::timestamptz > greatest(r.ts, excluded.ts) THEN $10::float8 ELSE 0 END, 0)
+				- round((r.ahead[2] - tstzrange_subdiff(excluded.ts, '2000-01-01 00:00:00+00'::timestamptz)) * 1000000) * $7::float8 / $8::float8))
+	ELSE least(r.value + $5::float8, greatest(r.value, $9::float8)) END,
+	ts = CASE WHEN least(greatest(r.ahead[1] - CASE WHEN $11::timestamptz > greatest(r.ts, excluded.ts) THEN $10::float8 ELSE 0 END, 0),
+		greatest(r.ahead[1] - CASE WHEN $11::timestamptz > greatest(r.ts, excluded.ts) THEN $10::float8 ELSE 0 END, 0)
+			+ round((r.ahead[2] - tstzrange_subdiff(excluded.ts, '2000-01-01 00:00:00+00'::timestamptz)) * 1000000) * $7::float8 / $8::float8) > 0
+	THEN greatest(r.ts, excluded.ts) ELSE r.ts END,
+	ahead = CASE WHEN r.ahead IS NOT NULL THEN
+		array[greatest(r.ahead[1] - CASE WHEN $11::timestamptz > greatest(r.ts, excluded.ts) THEN $10::float8 ELSE 0 END, 0), r.ahead[2]] END
+RETURNING value, ts, paused, slots, ahead,
+	clock_timestamp(), xmax = 0
+
+-- The next ones are for decisions on their own, on plain PostgreSQL. They write and lock
+-- nothing but what they take from, and pass over rows that somebody has locked: xmax is the
+-- transaction that did so last, and one that the snapshot does not see may not have ended.
+-- That can be wrong, as xmax may be a savepoint, or an ID of another epoch; and a row can be
+-- locked between the reading of xmax and the writing. Then there is an error after the
+-- lock_timeout, and nothing has happened. (Locking rows with SKIP LOCKED before they are
+-- written needs neither, but makes a statement for many rows slower by a sixth.)
+--
+-- They turn away what the algebra would grant in a pause, or by its tolerance: that is left
+-- to the statements that lock and write. What is needed must be no more than the capacity.
+-- Parameters have their names from the sub-select, which the planner dissolves. The
+-- transaction began with the statement, or just before it.
+
+-- name: grant
+-- Takes a total from a row that has what is needed.
+UPDATE rate_limits AS r
+SET value = least(r.value + greatest(round(tstzrange_subdiff(u.now, r.ts) * 1000000), 0) * u.rate / u.period, u.capacity) - u.total,
+	ts = greatest(r.ts, u.now)
+FROM (
+	SELECT $1::text AS name, $2::text AS key, $3::int4 AS shard, $4::float8 AS total, $5::float8 AS need, $6::float8 AS capacity,
+		$7::float8 AS rate, $8::float8 AS period, coalesce($9::timestamptz, CURRENT_TIMESTAMP) AS now
+) AS u
+WHERE set_config('lock_timeout', '1', true) IS NOT NULL
+	AND (r.xmax = '0'::xid OR pg_visible_in_snapshot(r.xmax::text::xid8, pg_current_snapshot()))
+	AND r.name = u.name AND r.key = u.key AND r.shard = u.shard
+	AND (r.paused > u.now) IS NOT TRUE
+	AND r.value + greatest(round(tstzrange_subdiff(u.now, r.ts) * 1000000), 0) * u.rate / u.period >= u.need
+RETURNING r.value, r.ts, clock_timestamp()
+
+-- name: grant_alike
+-- Is grant for several rows of one limit, from each of which the same is taken: $2 is an
+-- array of keys. One scan of the index looks all of them up, which costs the server a sixth
+-- less than to join rows of what is to be taken. lock_timeout is set where the keys come
+-- from, before the first row. Of most rows what is in them is enough, and what has come in
+-- need not be counted twice.
+UPDATE rate_limits AS r
+SET value = least(r.value + greatest(round(tstzrange_subdiff(u.now, r.ts) * 1000000), 0) * u.rate / u.period, u.capacity) - u.total,
+	ts = greatest(r.ts, u.now)
+FROM (
+	SELECT $1::text AS name, $3::int4 AS shard, $4::float8 AS total, $5::float8 AS need, $6::float8 AS capacity,
+		$7::float8 AS rate, $8::float8 AS period, coalesce($9::timestamptz, CURRENT_TIMESTAMP) AS now
+) AS u
+WHERE (r.xmax = '0'::xid OR pg_visible_in_snapshot(r.xmax::text::xid8, pg_current_snapshot()))
+	AND r.name = u.name AND r.shard = u.shard
+	AND r.key = ANY ((SELECT $2::text[] WHERE set_config('lock_timeout', '1', true) IS NOT NULL)::text[])
+	AND (r.paused > u.now) IS NOT TRUE
+	AND (r.value >= u.need OR r.value + greatest(round(tstzrange_subdiff(u.now, r.ts) * 1000000), 0) * u.rate / u.period >= u.need)
+RETURNING r.value, r.ts, clock_timestamp(), r.key
+
+-- name: grant_many
+-- Is grant for several rows, in the order given. $1 to $5 are arrays of what is to be taken,
+-- and $6 to $9 of the definitions, which $2 counts from 1. $3 is NULL if no limit has
+-- shards, $5 if each needs what it takes. An array that is subscripted costs less than one
+-- that is unnested. The range of i is always true, and is there for the planner: it takes it
+-- for selective, and so goes to each row by the index rather than through the whole table,
+-- also while the table is young and the plan is kept that was made when it was small.
+UPDATE rate_limits AS r
+SET value = least(r.value + greatest(round(tstzrange_subdiff(u.now, r.ts) * 1000000), 0) * u.rate / u.period, u.capacity) - u.total,
+	ts = greatest(r.ts, u.now)
+FROM (
+	SELECT a.i, ($6::text[])[a.definition] AS name, a.key, coalesce(($3::int4[])[a.i], 0) AS shard,
+		($4::float8[])[a.i] AS total, coalesce(($5::float8[])[a.i], ($4::float8[])[a.i]) AS need,
+		($7::float8[])[a.definition] AS capacity, ($8::float8[])[a.definition] AS rate, ($9::float8[])[a.definition] AS period,
+		coalesce($10::timestamptz, CURRENT_TIMESTAMP) AS now
+	FROM unnest($1::text[], $2::int4[]) WITH ORDINALITY AS a (key, definition, i)
+	WHERE a.i BETWEEN 1 AND 1000000000
+) AS u
+WHERE (SELECT set_config('lock_timeout', '1', true)) IS NOT NULL
+	AND (r.xmax = '0'::xid OR pg_visible_in_snapshot(r.xmax::text::xid8, pg_current_snapshot()))
+	AND r.name = u.name AND r.key = u.key AND r.shard = u.shard
+	AND (r.paused > u.now) IS NOT TRUE
+	AND (r.value >= u.need OR r.value + greatest(round(tstzrange_subdiff(u.now, r.ts) * 1000000), 0) * u.rate / u.period >= u.need)
+RETURNING r.value, r.ts, clock_timestamp(), u.i
+
+-- name: return
+-- Gives back what is left of a lease, if nobody has the row locked: less what has come in
+-- since the lease's end, as if it had been given back then. Like give it leaves room for what
+-- is out. A pause swallows it. It is in ahead for sure until a second after the lease's end,
+-- and not taken off later. Without an end it is what somebody was told of: that is not in
+-- ahead, is never too late, and is there after a pause.
+UPDATE rate_limits AS r
+SET (value, ts, ahead) = (
+	SELECT CASE WHEN r.paused > u.now AND u.ends IS NOT NULL THEN r.value
+			ELSE greatest(b.settled, least(b.settled + b.back, u.capacity
+				- CASE WHEN b.ahead > 0 THEN greatest(b.ahead + round((r.ahead[2] - tstzrange_subdiff(u.now, '2000-01-01 00:00:00+00'::timestamptz)) * 1000000) * u.rate / u.period, 0) ELSE 0 END)) END,
+		b.t, CASE WHEN r.ahead IS NOT NULL THEN array[b.ahead, r.ahead[2]] END
+	FROM (
+		SELECT a.t,
+			least(r.value + round(tstzrange_subdiff(a.t, r.ts) * 1000000) * u.rate / u.period, u.capacity) AS settled,
+			greatest(u.count - greatest(round(tstzrange_subdiff(a.t, u.ends) * 1000000), 0) * u.rate / u.period, 0) AS back,
+			greatest(r.ahead[1] - CASE WHEN u.spent_end > a.t THEN u.spent ELSE 0 END
+				- CASE WHEN u.ends + interval '1 second' > a.t THEN u.count ELSE 0 END, 0) AS ahead
+		FROM (SELECT greatest(r.ts, u.now) AS t OFFSET 0) AS a
+		OFFSET 0
+	) AS b
+)
+FROM (
+	SELECT $1::text AS name, $2::text AS key, $3::int4 AS shard, $4::float8 AS capacity, $5::float8 AS count,
+		coalesce($6::timestamptz, CURRENT_TIMESTAMP) AS now, $7::float8 AS rate, $8::float8 AS period,
+		$9::float8 AS spent, $10::timestamptz AS spent_end, $11::timestamptz AS ends
+) AS u
+WHERE set_config('lock_timeout', '1', true) IS NOT NULL
+	AND (r.xmax = '0'::xid OR pg_visible_in_snapshot(r.xmax::text::xid8, pg_current_snapshot()))
+	AND r.name = u.name AND r.key = u.key AND r.shard = u.shard

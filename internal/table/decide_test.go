@@ -1,0 +1,183 @@
+package table
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+)
+
+// decision is one on rows of a limit's keys, of which none is missing.
+func decision(limit ratelimit.Limit, keys ...string) *Decision {
+	d := &Decision{}
+	for _, key := range keys {
+		d.Rows = append(d.Rows, decide.Row{Key: decide.Key{Name: limit.Definition().Name, Key: key}})
+		d.Definitions = append(d.Definitions, bucket.Definition(limit.Definition()))
+	}
+	return d
+}
+
+// valuesOf are the values of a decision's rows, as they are read; -1 for one that is not there.
+func valuesOf(t *testing.T, db *pgtest.DB, table *Table, d *Decision) []float64 {
+	t.Helper()
+	rows, now := Rows{Rows: d.Rows}, quarterPast
+	if err := table.Read(t.Context(), db.Pool, &rows, &now); err != nil {
+		t.Fatal(err)
+	}
+	values := make([]float64, len(d.Rows))
+	for i := range values {
+		if values[i] = rows.States[i].Value; !rows.Found[i] {
+			values[i] = -1
+		}
+	}
+	return values
+}
+
+// spend is a decision's that takes from the rows that are found.
+func spend(n float64, found *[]bool) func(*Rows) ([]int, error) {
+	return func(read *Rows) (changed []int, err error) {
+		*found = slices.Clone(read.Found)
+		for i := range read.Rows {
+			if read.Found[i] {
+				read.States[i].Value -= n
+				changed = append(changed, i)
+			}
+		}
+		return changed, nil
+	}
+}
+
+// Rows that are there, missing or awaited are found and written; one that is none of these
+// is not made, and nothing is written when the decision fails.
+func TestDecide(t *testing.T) {
+	db, now := pgtest.New(t), quarterPast
+	for name, table := range map[string]*Table{"plain": New(db.Schema, false, time.Second), "distributed": New(db.Schema, true, time.Second)} {
+		for _, limit := range []ratelimit.Limit{
+			ratelimit.TokenBucket{Name: name + " bucket", Rate: 10, Period: time.Minute},
+			ratelimit.FixedWindow{Name: name + " window", Rate: 10, Period: time.Minute},
+		} {
+			t.Run(limit.Definition().Name, func(t *testing.T) {
+				d := decision(limit, "absent", "awaited", "missing", "there")
+				var batch pgx.Batch
+				table.QueuePut(&batch, d.Rows[3], bucket.State{Value: 7, TS: d.Definitions[3].Fresh("there", now).TS})
+				if err := db.Pool.SendBatch(t.Context(), &batch).Close(); err != nil {
+					t.Fatal(err)
+				}
+				failed := errors.New("failed")
+				d.Await, d.Missing = &d.Rows[1], d.Rows[2:3]
+				d.Decide = func(*Rows) ([]int, error) { return []int{3}, failed }
+				if err := table.Decide(t.Context(), db.Pool, d, &now); !errors.Is(err, failed) {
+					t.Errorf("got %v, want what the decision said", err)
+				}
+				if got := valuesOf(t, db, table, d); got[3] != 7 {
+					t.Errorf("after one that failed: %v", got)
+				}
+				var found []bool
+				d.Decide = spend(2, &found)
+				if err := table.Decide(t.Context(), db.Pool, d, &now); err != nil {
+					t.Fatal(err)
+				}
+				if want := []bool{false, true, true, true}; !slices.Equal(found, want) {
+					t.Errorf("found %v, want %v", found, want)
+				}
+				if got, want := valuesOf(t, db, table, d), []float64{-1, 8, 8, 5}; !slices.Equal(got, want) {
+					t.Errorf("got %v, want %v", got, want)
+				}
+			})
+		}
+	}
+}
+
+// A row that somebody has locked is not found, and what is decided on another is written; if
+// it is awaited, the error is lock_not_available, or it is found when it is free.
+func TestDecidePassesOver(t *testing.T) {
+	db, now := pgtest.New(t), quarterPast
+	table := New(db.Schema, false, time.Second)
+	d := decision(ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Minute}, "a", "b")
+	putAll(t, db, table, []Grant{{Change: decide.Change{Row: d.Rows[0]}}, {Change: decide.Change{Row: d.Rows[1]}}},
+		[]bucket.State{{Value: 10, TS: now}, {Value: 10, TS: now}})
+	unlock := lockRow(t, db, table, d.Rows[0])
+	var found []bool
+	d.Decide = spend(1, &found)
+	if err := table.Decide(t.Context(), db.Pool, d, &now); err != nil || !slices.Equal(found, []bool{false, true}) {
+		t.Errorf("found %v, %v, want the other one", found, err)
+	}
+	if got := valuesOf(t, db, table, d); !slices.Equal(got, []float64{10, 9}) {
+		t.Errorf("got %v, want 10 and 9", got)
+	}
+	d.Await, found = &d.Rows[0], nil
+	if err := table.Decide(t.Context(), db.Pool, d, &now); !isLocked(err) || found != nil {
+		t.Errorf("waiting: %v, want lock_not_available", err)
+	}
+	ended := make(chan error)
+	go func() { ended <- table.Decide(t.Context(), db.Pool, d, &now) }()
+	unlock()
+	if err := <-ended; err != nil || !slices.Equal(found, []bool{true, true}) {
+		t.Errorf("found %v, %v, want both", found, err)
+	}
+}
+
+// Of missing rows that somebody else has made and not committed the decision tells, and makes
+// the others.
+func TestDecideMissing(t *testing.T) {
+	db, now := pgtest.New(t), quarterPast
+	table := New(db.Schema, false, time.Second)
+	keys := make([]string, 9)
+	for i := range keys {
+		keys[i] = fmt.Sprint(i)
+	}
+	d := decision(ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Minute}, keys...)
+	tx, err := db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var batch pgx.Batch
+	for _, i := range []int{2, 7} {
+		table.QueuePut(&batch, d.Rows[i], bucket.State{Value: 1, TS: now})
+	}
+	if err := tx.SendBatch(t.Context(), &batch).Close(); err != nil {
+		t.Fatal(err)
+	}
+	var (
+		locked []string
+		found  []bool
+	)
+	d.Missing, d.Decide = d.Rows, spend(1, &found)
+	d.OnLocked = func(row decide.Row) { locked = append(locked, row.Key.Key) }
+	if err := table.Decide(t.Context(), db.Pool, d, &now); err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(locked, []string{"2", "7"}) {
+		t.Errorf("told of %v, want 2 and 7", locked)
+	}
+	if got, want := valuesOf(t, db, table, d), []float64{9, 9, -1, 9, 9, 9, 9, -1, 9}; !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+// A decision must not change what it has not locked.
+func TestDecideRefusesWhatIsNotLocked(t *testing.T) {
+	db, now := pgtest.New(t), quarterPast
+	for _, distributed := range []bool{false, true} {
+		table := New(db.Schema, distributed, time.Second)
+		d := decision(ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Minute}, "k")
+		d.Decide = func(*Rows) ([]int, error) { return []int{0}, nil }
+		if err := table.Decide(t.Context(), db.Pool, d, &now); err == nil {
+			t.Errorf("distributed %v: no error", distributed)
+		}
+		if got := valuesOf(t, db, table, d); got[0] != -1 {
+			t.Errorf("distributed %v: there is a row with %v", distributed, got)
+		}
+	}
+}

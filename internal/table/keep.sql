@@ -1,0 +1,131 @@
+-- The statements that keep the table: Prune's, and those that ask what is there; and those
+-- that ask what became of a transaction.
+
+-- name: list_full
+-- Lists full rows of a limit from a place on, of which nothing is out.
+--
+-- $1 name  $2 key, $3 shard after which to go on
+-- $4 capacity  $5 rate  $6 period  $7 tick  $8 now  $9 rows at most
+SELECT value, ts, paused, slots, key, shard FROM rate_limits
+WHERE name = $1::text AND (key, shard) > ($2::text, $3::int4) AND ts <= $8::timestamptz
+	AND (ahead[2] > tstzrange_subdiff($8::timestamptz, '2000-01-01 00:00:00+00'::timestamptz)) IS NOT TRUE
+	AND least(value
+		+ round(date_part('epoch', date_bin($7::float8 * interval '1 microsecond', $8::timestamptz, ts) - ts) * 1000000)
+			* $5::float8 / $6::float8,
+		$4::float8) >= $4::float8
+ORDER BY key, shard
+LIMIT $9::int8
+
+-- name: list_empty
+-- Is list_full for a sliding window: rows whose slots hold nothing any more, and those that
+-- another definition has written.
+--
+-- $1 name  $2 key, $3 shard after which to go on
+-- $4 totals  $5 width  $6 now  $7 rows at most
+SELECT value, ts, paused, slots, key, shard FROM rate_limits
+WHERE name = $1::text AND (key, shard) > ($2::text, $3::int4) AND ts <= $6::timestamptz
+	AND (ahead[2] > tstzrange_subdiff($6::timestamptz, '2000-01-01 00:00:00+00'::timestamptz)) IS NOT TRUE
+	AND (slots IS NULL OR slots[1] <> $5::float8 OR cardinality(slots) <> $4::int4 + 3
+		OR slots[$4::int4 + 3] = slots[4 + least(greatest(round(date_part('epoch',
+			date_bin($5::float8 * interval '1 microsecond', $6::timestamptz, ts) - ts) * 1000000) / $5::float8 - slots[2], 0), $4::int4 - 1)::int4])
+ORDER BY key, shard
+LIMIT $7::int8
+
+-- name: delete_listed
+-- Deletes those of the listed rows that have not changed and that nobody has locked. A
+-- connection may write values as text with 15 digits; no count that can be taken is as small
+-- as that.
+--
+-- $1 name  $2 keys  $3 shards  $4 values  $5 ts  $6 paused
+WITH same AS (
+	SELECT r.key, r.shard FROM unnest($2::text[], $3::int4[], $4::float8[], $5::timestamptz[], $6::timestamptz[]) AS w (key, shard, value, ts, paused)
+	JOIN rate_limits AS r ON r.name = $1::text AND r.key = w.key AND r.shard = w.shard AND r.ts = w.ts AND abs(r.value - w.value) <= abs(r.value) * 1e-14
+		AND r.paused IS NOT DISTINCT FROM w.paused
+	FOR UPDATE OF r SKIP LOCKED
+)
+DELETE FROM rate_limits AS r USING same
+WHERE r.name = $1::text AND r.key = same.key AND r.shard = same.shard
+
+-- name: delete_same
+-- Is delete_listed for one row, of a table that is distributed.
+--
+-- $1 name  $2 key  $3 shard  $4 value  $5 ts  $6 paused
+DELETE FROM rate_limits
+WHERE name = $1::text AND key = $2::text AND shard = $3::int4 AND ts = $5::timestamptz AND abs(value - $4::float8) <= abs(value) * 1e-14
+	AND coalesce(paused = $6::timestamptz, paused IS NULL AND $6::timestamptz IS NULL)
+
+-- name: names
+-- Goes from one name to the next by the index.
+WITH RECURSIVE n AS (
+	(SELECT name FROM rate_limits ORDER BY name LIMIT 1)
+	UNION ALL
+	SELECT (SELECT name FROM rate_limits WHERE name > n.name ORDER BY name LIMIT 1) FROM n WHERE n.name IS NOT NULL
+)
+SELECT name FROM n WHERE name IS NOT NULL
+
+-- name: page
+-- Lists rows of a name from a place on, in the order of the index.
+--
+-- $1 name  $2 key, $3 shard after which to go on  $4 rows at most
+SELECT value, ts, paused, slots, key, shard, clock_timestamp() FROM rate_limits
+WHERE name = $1::text AND (key, shard) > ($2::text, $3::int4)
+ORDER BY key, shard
+LIMIT $4::int8
+
+-- name: forget
+-- $1 name
+DELETE FROM rate_limits WHERE name = $1::text
+
+-- name: ready
+-- Reads every column that a statement names.
+SELECT name, key, shard, value, ts, paused, slots, ahead FROM rate_limits LIMIT 0
+
+-- name: wrote
+-- Asks whether a row is the very version that a transaction left behind.
+--
+-- $1 name  $2 key  $3 shard  $4 xmin  $5 value  $6 ts
+SELECT EXISTS (SELECT FROM rate_limits
+WHERE name = $1::text AND key = $2::text AND shard = $3::int4 AND xmin::text = $4::text
+	AND value = $5::float8 AND ts = $6::timestamptz)
+
+-- name: now
+SELECT clock_timestamp()
+
+-- name: outcome
+-- Asks what became of a transaction or savepoint. A row tells the lower half of its ID only:
+-- it is the one that is nearest to the newest that is known here. One beyond that is not over,
+-- or of a server that has lost it in a crash; the server is asked for it only if it is known
+-- to be its own, since it fails otherwise.
+--
+-- $1 xid  $2 own: it was on this very connection
+SELECT CASE
+	WHEN id > newest AND NOT $2::bool THEN 'in progress'
+	WHEN id < 3 THEN ''
+	ELSE coalesce(pg_xact_status(id::text::xid8), '')
+	END
+FROM (
+	SELECT newest, newest + (($1::text::int8 - newest + 2147483648) & 4294967295) - 2147483648 AS id
+	FROM (SELECT greatest(pg_current_xact_id()::text::int8, pg_snapshot_xmax(pg_current_snapshot())::text::int8 - 1) AS newest) AS n
+) AS t
+
+-- name: xid
+SELECT pg_current_xact_id()::text
+
+-- name: holds
+-- Asks for the lock that a transaction has on its own ID, and on those of its savepoints that
+-- have not ended.
+--
+-- $1 xid
+SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'transactionid' AND mode = 'ExclusiveLock'
+	AND pid = pg_backend_pid() AND transactionid::text::int8 = $1::text::int8 & 4294967295)
+
+-- name: server
+-- Reads what a crash, a restart or a promotion changes: when the server began, which time line
+-- it writes, and, as a crash of one backend has the others begin anew without a restart, when
+-- its statistics were last thrown away.
+SELECT concat_ws(' ', pg_postmaster_start_time(), pg_stat_get_bgwriter_stat_reset_time(),
+	CASE WHEN NOT pg_is_in_recovery() THEN left(pg_walfile_name(pg_current_wal_lsn()), 8) END)
+
+-- name: up_since
+-- $1 at
+SELECT coalesce(greatest(pg_postmaster_start_time(), pg_stat_get_bgwriter_stat_reset_time()) < $1::timestamptz, false)

@@ -1,0 +1,234 @@
+package table
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"reflect"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+)
+
+// What a grant prefetches is what it said, or half of what is left if that is less; and what
+// is left tells which, for each kind and for one row and several, of which some do not.
+func TestPrefetch(t *testing.T) {
+	db := pgtest.New(t)
+	now := quarterPast
+	tokens := ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Minute, Capacity: 20}
+	window := ratelimit.FixedWindow{Name: "window", Rate: 7, Period: time.Minute, Capacity: 20}
+	sliding := ratelimit.SlidingWindow{Name: "sliding", Rate: 20, Period: time.Minute, Slots: 6}
+	random := rand.New(rand.NewPCG(3, 14))
+	halves, wholes, nothing := 0, 0, 0
+	plain, distributed := New(db.Schema, false, time.Second), New(db.Schema, true, time.Second)
+	for _, test := range []struct {
+		table  *Table
+		limits []ratelimit.Limit
+		rows   int
+	}{
+		{plain, []ratelimit.Limit{tokens}, 3},
+		{plain, []ratelimit.Limit{window}, 3},
+		{plain, []ratelimit.Limit{sliding}, 3},
+		{plain, []ratelimit.Limit{tokens, window}, 3},
+		{plain, []ratelimit.Limit{tokens, window, sliding}, 3},
+		{distributed, []ratelimit.Limit{tokens}, 1},
+		{distributed, []ratelimit.Limit{window}, 1},
+	} {
+		for n := range 60 {
+			grants, before := randomGrants(t, random, test.limits, 1+n%test.rows)
+			for i := range grants {
+				g := &grants[i]
+				g.Seen, g.Over = before[i], now
+				if random.IntN(3) > 0 {
+					g.Lasts, g.Lowered, g.Prefetch = time.Second, g.Definition.Capacity, float64(random.IntN(8))
+				}
+			}
+			if _, err := db.Pool.Exec(t.Context(), "DELETE FROM "+db.Schema+".rate_limits"); err != nil { // of which something is out
+				t.Fatal(err)
+			}
+			putAll(t, db, test.table, grants, before)
+			if err := test.table.Grant(t.Context(), db.Pool, grants, false, &now); err != nil {
+				t.Fatal(err)
+			}
+			for i := range grants {
+				g := &grants[i]
+				left, ok := g.Definition.Take(before[i], now, g.Count, g.Floor)
+				if g.Taken.OK != ok {
+					t.Fatalf("%v of %v: got %v, want %v", g.Count, before[i], g.Taken.OK, ok)
+				}
+				if !ok {
+					continue
+				}
+				want := max(0, min(g.Prefetch, left.Value/2, g.Definition.Capacity/2))
+				after := g.Definition.Spend(left, now, want)
+				if n := g.Prefetched(); n != want || g.Taken.After.Value != left.Value-want || !reflect.DeepEqual(g.Taken.After.Slots, after.Slots) {
+					t.Fatalf("%v and %v besides of %v: took %v and left %v, want %v and %v", g.Count, g.Prefetch, before[i], n, g.Taken.After, want, after)
+				}
+				switch want {
+				case 0:
+					nothing++
+				case g.Prefetch:
+					wholes++
+				default:
+					halves++
+				}
+			}
+		}
+	}
+	if min(halves, wholes, nothing) < 20 {
+		t.Errorf("%d times half, %d times all and %d times nothing, so this tests little", halves, wholes, nothing)
+	}
+}
+
+// What prefetches leaves rows alone that do not, in one statement too.
+func TestPrefetchLeavesOthersAlone(t *testing.T) {
+	db := pgtest.New(t)
+	table, now := New(db.Schema, false, time.Second), quarterPast
+	for _, limit := range []ratelimit.Limit{
+		ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: time.Minute},
+		ratelimit.SlidingWindow{Name: "sliding", Rate: 10, Period: time.Minute},
+	} {
+		var grants []Grant
+		for _, key := range []string{"a", "b"} {
+			call, err := decide.New(false, limit.For(key))
+			if err != nil {
+				t.Fatal(err)
+			}
+			grants = append(grants, Grant{Change: call.Asks[0].Change(0, 0, 1), Need: 1})
+		}
+		grants[0].Lasts, grants[0].Lowered, grants[0].Prefetch = time.Second, 10, 2
+		d := &grants[0].Definition
+		putAll(t, db, table, grants, []bucket.State{d.Fresh("a", now), d.Fresh("b", now)})
+		if err := table.Grant(t.Context(), db.Pool, grants, false, &now); err != nil || !grants[0].Taken.OK || !grants[1].Taken.OK {
+			t.Fatal(grants, err)
+		}
+		for _, g := range grants {
+			var out *float64
+			sql := `SELECT ahead[1] FROM ` + db.Schema + `.rate_limits WHERE name = $1 AND key = $2`
+			if err := db.Pool.QueryRow(t.Context(), sql, g.Name, g.Key.Key).Scan(&out); err != nil {
+				t.Fatal(err)
+			}
+			if (out != nil) != (g.Lasts > 0) || out != nil && *out != 2 {
+				t.Errorf("%s of %s: %v out", g.Name, g.Key.Key, out)
+			}
+		}
+	}
+}
+
+// Nothing is given back to a row that is not there, or whose slots another definition has
+// written, and neither is tried again; to one that somebody has locked it is.
+func TestReturnElsewhere(t *testing.T) {
+	db := pgtest.New(t)
+	table, now := New(db.Schema, false, time.Second), quarterPast
+	limit := ratelimit.SlidingWindow{Name: "sliding", Rate: 20, Period: time.Minute, Slots: 6}
+	other := limit
+	other.Slots = 7
+	d, otherwise := bucket.Definition(limit.Definition()), bucket.Definition(other.Definition())
+	for _, test := range []struct {
+		key    string
+		change func(*bucket.State)
+		given  bool
+	}{
+		{"by the same", func(*bucket.State) {}, true},
+		{"by another", func(s *bucket.State) { *s = otherwise.Settle(*s, now) }, false},
+		{"by one without them", func(s *bucket.State) { s.Slots = nil }, false},
+	} {
+		row := decide.Row{Key: decide.Key{Name: "sliding", Key: test.key}}
+		state := d.Spend(d.Fresh("", now), now, 9)
+		r := Return{Row: row, Definition: d, Count: 5, Taken: state.TS, End: state.TS.Add(d.SlotWidth())}
+		test.change(&state)
+		putAll(t, db, table, []Grant{{Change: decide.Change{Row: row, Definition: d}}}, []bucket.State{state})
+		if done, err := table.Return(t.Context(), db.Pool, &r, &now); !done || err != nil {
+			t.Fatal(done, err)
+		}
+		rows := Rows{Rows: []decide.Row{row}}
+		if err := table.Read(t.Context(), db.Pool, &rows, &now); err != nil {
+			t.Fatal(err)
+		}
+		want := state
+		if test.given {
+			want = d.Spend(state, now, -5)
+		}
+		if got := rows.States[0]; got.Value != want.Value || !reflect.DeepEqual(got.Slots, want.Slots) {
+			t.Errorf("written %s: %v, want %v", test.key, got, want)
+		}
+	}
+	for _, limit := range []ratelimit.Limit{
+		limit,
+		ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: time.Minute},
+		ratelimit.FixedWindow{Name: "window", Rate: 10, Period: time.Minute},
+	} {
+		d := bucket.Definition(limit.Definition())
+		row := decide.Row{Key: decide.Key{Name: d.Name, Key: "k"}}
+		state := d.Spend(d.Fresh("k", now), now, 9)
+		r := Return{Row: row, Definition: d, Count: 5, Taken: state.TS, End: state.TS.Add(time.Second)}
+		if done, err := table.Return(t.Context(), db.Pool, &r, &now); !done || err != nil {
+			t.Errorf("%s: to a row that is not there: %v, %v", d.Name, done, err)
+		}
+		putAll(t, db, table, []Grant{{Change: decide.Change{Row: row, Definition: d}}}, []bucket.State{state})
+		unlock := lockRow(t, db, table, row)
+		if done, err := table.Return(t.Context(), db.Pool, &r, &now); done || err != nil {
+			t.Errorf("%s: to a row that is locked: %v, %v", d.Name, done, err)
+		}
+		unlock()
+	}
+}
+
+// A grant in turn waits for its row, whether it prefetches or not; one that is not passes over.
+func TestGrantInTurnWaits(t *testing.T) {
+	db, now := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.MaxConns = 12 })), quarterPast
+	table := New(db.Schema, false, time.Second)
+	for _, limit := range []ratelimit.Limit{
+		ratelimit.TokenBucket{Name: "bucket", Rate: 10, Period: time.Minute},
+		ratelimit.FixedWindow{Name: "window", Rate: 10, Period: time.Minute},
+		ratelimit.SlidingWindow{Name: "sliding", Rate: 10, Period: time.Minute},
+	} {
+		for _, lasts := range []time.Duration{0, time.Second} {
+			t.Run(fmt.Sprint(limit.Definition().Name, lasts), func(t *testing.T) {
+				t.Parallel()
+				call, err := decide.New(false, limit.For(lasts.String()))
+				if err != nil {
+					t.Fatal(err)
+				}
+				grants := []Grant{{Change: call.Asks[0].Change(0, 0, 1), Need: 1, Lasts: lasts, Lowered: 10, Prefetch: 1}}
+				putAll(t, db, table, grants, []bucket.State{grants[0].Definition.Fresh("", now)})
+				unlock := lockRow(t, db, table, grants[0].Row)
+				if err := table.Grant(t.Context(), db.Pool, grants, false, &now); err != nil || grants[0].Taken.OK {
+					t.Errorf("passing over: %v, %v", grants[0].Taken.OK, err)
+				}
+				begun := time.Now()
+				if err := table.Grant(t.Context(), db.Pool, grants, true, &now); !isLocked(err) || time.Since(begun) < Awaited {
+					t.Errorf("after %v: %v, want lock_not_available", time.Since(begun), err)
+				}
+				unlock()
+				if err := table.Grant(t.Context(), db.Pool, grants, true, &now); err != nil || !grants[0].Taken.OK {
+					t.Errorf("when it is free: %v, %v", grants[0].Taken.OK, err)
+				}
+			})
+		}
+	}
+}
+
+// lockRow has somebody lock a row.
+func lockRow(t *testing.T, db *pgtest.DB, table *Table, row decide.Row) (unlock func()) {
+	t.Helper()
+	tx, err := db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	var tag pgconn.CommandTag
+	if tag, err = tx.Exec(t.Context(), table.common["await"], row.Name, row.Key.Key, row.Shard); err != nil || tag.RowsAffected() != 1 {
+		t.Fatal(tag, err)
+	}
+	return func() {
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Error(err)
+		}
+	}
+}

@@ -1,0 +1,99 @@
+package table
+
+import (
+	"slices"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit/internal/bucket"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+)
+
+// Rows are rows to read, lock, make or write.
+type Rows struct {
+	Rows   []decide.Row
+	States []bucket.State // as read, or to write
+	Found  []bool         // that were read
+	At     time.Time      // of the reading
+}
+
+func (r *Rows) columns() (names, keys []string, shards []int32) {
+	names, keys, shards = make([]string, len(r.Rows)), make([]string, len(r.Rows)), make([]int32, len(r.Rows))
+	for i, row := range r.Rows {
+		names[i], keys[i], shards[i] = row.Name, row.Key.Key, int32(row.Shard)
+	}
+	return names, keys, shards
+}
+
+func (r *Rows) states() (values []float64, ts []time.Time, paused []*time.Time) {
+	values, ts, paused = make([]float64, len(r.Rows)), make([]time.Time, len(r.Rows)), make([]*time.Time, len(r.Rows))
+	for i, s := range r.States {
+		values[i], ts[i], paused[i] = s.Value, s.TS, orNull(s.Paused)
+	}
+	return values, ts, paused
+}
+
+// scan returns what reads rows in the order given.
+func (r *Rows) scan(now *time.Time) func(pgx.Rows) error {
+	return func(rows pgx.Rows) error {
+		r.States, r.Found = make([]bucket.State, len(r.Rows)), make([]bool, len(r.Rows))
+		var (
+			s state
+			i int64
+		)
+		_, err := pgx.ForEachRow(rows, s.fields(&i, &r.At), func() error {
+			r.States[i-1], r.Found[i-1] = s.get()
+			return nil
+		})
+		r.At = told(now, r.At).UTC()
+		return err
+	}
+}
+
+// QueueBounds puts into a batch, after the BEGIN of a transaction, the longest that
+// it waits for a lock, 0 for any time; and that the server keeps its own for no longer than
+// the Table's silence while it hears nothing of the client.
+func (t *Table) QueueBounds(batch *pgx.Batch, wait time.Duration) {
+	batch.Queue(t.common["bounds"], strconv.FormatInt(wait.Milliseconds(), 10), strconv.FormatInt(t.silence.Milliseconds(), 10))
+}
+
+// QueueAwait puts into a batch the wait for a row that somebody has locked.
+func (t *Table) QueueAwait(batch *pgx.Batch, row decide.Row) {
+	batch.Queue(t.common["await"], row.Name, row.Key.Key, int32(row.Shard))
+}
+
+// queueLock puts into a batch the locking and reading of the rows that are there
+// and that nobody else has locked.
+func (t *Table) queueLock(batch *pgx.Batch, r *Rows, now *time.Time) {
+	names, keys, shards := r.columns()
+	batch.Queue(t.common["lock"], names, keys, shards).Query(r.scan(now))
+}
+
+// queueFill puts into a batch the making of rows that are not there, with one
+// definition for each.
+func (t *Table) queueFill(batch *pgx.Batch, rows []decide.Row, definitions []bucket.Definition, now *time.Time) {
+	n, r := len(rows), Rows{Rows: rows}
+	names, keys, shards := r.columns()
+	capacities, ticks, origins := make([]float64, n), make([]float64, n), make([]time.Time, n)
+	for i := range definitions {
+		d := &definitions[i]
+		capacities[i], ticks[i], origins[i] = d.Capacity, tick(d), d.Fresh(rows[i].Key.Key, longAgo).TS
+	}
+	batch.Queue(t.common["fill"], names, keys, shards, capacities, ticks, origins, now)
+}
+
+// queueWrite puts into a batch the writing of rows that are locked.
+func (t *Table) queueWrite(batch *pgx.Batch, r *Rows) {
+	names, keys, shards := r.columns()
+	values, ts, paused := r.states()
+	var texts []*string
+	if slices.ContainsFunc(r.States, func(s bucket.State) bool { return s.Slots != nil }) {
+		texts = make([]*string, len(r.States))
+		for i := range r.States {
+			texts[i] = slotsText(&r.States[i])
+		}
+	}
+	batch.Queue(t.common["write"], names, keys, shards, values, ts, paused, texts)
+}

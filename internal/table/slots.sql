@@ -1,0 +1,150 @@
+-- The statements of a sliding window. A row's slots are an array: the length of a slot, how
+-- many slots the newest is after that of ts, the value, and then the running totals (package
+-- slots), so that what is decided and written are subscripts of it. ts is where the slot
+-- begins that was written last. As the algebra has it:
+--
+--	passed	how many slots the one of now is after the newest; below 0 if that is ahead
+--	newest	the newest total
+--	later	as many as passed, and no more than move all totals out
+--	held	newest less the total that is first when the slots have moved by later
+--
+-- and what is given is added to newest, behind the totals that moved. A row that is not as its
+-- definition writes it is turned away, read, and written anew before it is asked again; if the
+-- value is another than in the array, a limit of another kind has written it.
+
+-- name: take
+-- Is a bucket's take, in the slot of now. In the conflict's clauses excluded.ts is where that
+-- begins, counted from origin, a whole number of slots after ts.
+--
+-- $1 name  $2 key  $3 shard  $4 rate  $5 count
+-- $6 width: microseconds  $7 now: NULL for the database's clock  $8 origin: where a slot begins
+-- $9 totals: how many, two more than slots  $10 floor: the lowest value to leave behind
+-- $11 over: an instant by which a pause is known to be over; NULL for none
+INSERT INTO rate_limits AS r (name, key, shard, value, ts, slots)
+VALUES ($1::text, $2::text, $3::int4, $4::float8 - $5::float8,
+	date_bin($6::float8 * interval '1 microsecond', coalesce($7::timestamptz, clock_timestamp()), $8::timestamptz),
+	array[$6::float8, 0, $4::float8 - $5::float8] || array_fill(0::float8, array[$9::int4 - 1]) || $5::float8)
+ON CONFLICT (name, key, shard) DO UPDATE
+SET value = $4::float8 - (r.slots[$9::int4 + 3] + $5::float8 - r.slots[4
+		+ least(greatest(greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) / $6::float8 - r.slots[2], 0), $9::int4 - 1)::int4]),
+	ts = greatest(r.ts, excluded.ts),
+	slots = array[$6::float8, 0, $4::float8 - (r.slots[$9::int4 + 3] + $5::float8 - r.slots[4
+			+ least(greatest(greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) / $6::float8 - r.slots[2], 0), $9::int4 - 1)::int4])]
+		|| (r.slots || array_fill(r.slots[$9::int4 + 3], array[$9::int4]))[
+			4 + least(greatest(greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) / $6::float8 - r.slots[2], 0), $9::int4 - 1)::int4 :
+			$9::int4 + 2 + least(greatest(greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) / $6::float8 - r.slots[2], 0), $9::int4 - 1)::int4]
+		|| (r.slots[$9::int4 + 3] + $5::float8)
+WHERE r.slots[1] = $6::float8 AND cardinality(r.slots) = $9::int4 + 3 AND r.slots[3] = r.value AND r.slots[4] <= 8 * $4::float8
+	AND date_bin($6::float8 * interval '1 microsecond', r.ts, $8::timestamptz) = r.ts
+	AND greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) / $6::float8 - r.slots[2] >= 0
+	AND r.slots[4 + least(greatest(greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) / $6::float8 - r.slots[2], 0), $9::int4 - 1)::int4]
+		> r.slots[$9::int4 + 3] + $5::float8 - $4::float8 - greatest(r.slots[$9::int4 + 3], $5::float8, $4::float8) * 1.4210854715202004e-14 + $10::float8
+	AND (r.paused IS NULL OR r.paused <= greatest(excluded.ts, $11::timestamptz))
+RETURNING value, ts, paused, slots,
+	clock_timestamp(), xmin::text
+
+-- name: grant
+-- Is a bucket's grant, in the slot of now. See a window's prefetch_many for the sub-select.
+UPDATE rate_limits AS r
+SET (value, ts, slots) = (
+	SELECT b.value, b.slot, array[u.width, 0, b.value] || (r.slots || array_fill(b.newest, array[u.totals]))[4 + b.later : u.totals + 2 + b.later] || b.newest + u.total
+	FROM (
+		SELECT a.*, u.rate - (a.newest + u.total - r.slots[4 + a.later]) AS value
+		FROM (
+			SELECT greatest(r.ts, date_bin(u.tick, u.now, r.ts)) AS slot, r.slots[u.totals + 3] AS newest,
+				least(floor(greatest(round(tstzrange_subdiff(u.now, r.ts) * 1000000), 0) / u.width) - r.slots[2], u.totals - 1)::int4 AS later
+			OFFSET 0
+		) AS a OFFSET 0
+	) AS b
+)
+FROM (
+	SELECT $1::text AS name, $2::text AS key, $3::int4 AS shard, $4::float8 AS total, $5::float8 AS need,
+		$6::float8 AS rate, $7::float8 AS width, $7::float8 * interval '1 microsecond' AS tick, $8::int4 AS totals,
+		coalesce($9::timestamptz, CURRENT_TIMESTAMP) AS now
+) AS u
+WHERE set_config('lock_timeout', '1', true) IS NOT NULL
+	AND (r.xmax = '0'::xid OR pg_visible_in_snapshot(r.xmax::text::xid8, pg_current_snapshot()))
+	AND r.name = u.name AND r.key = u.key AND r.shard = u.shard
+	AND (r.paused > u.now) IS NOT TRUE
+	AND r.slots[1] = u.width AND cardinality(r.slots) = u.totals + 3 AND r.slots[3] = r.value AND r.slots[4] <= 8 * u.rate
+	AND floor(greatest(round(tstzrange_subdiff(u.now, r.ts) * 1000000), 0) / u.width) - r.slots[2] >= 0
+	AND r.slots[4 + least(greatest(floor(greatest(round(tstzrange_subdiff(u.now, r.ts) * 1000000), 0) / u.width) - r.slots[2], 0), u.totals - 1)::int4]
+		>= r.slots[u.totals + 3] + u.need - u.rate
+RETURNING r.value, r.ts, clock_timestamp(), r.slots
+
+-- name: grant_many
+-- Is grant for several rows, as a bucket's grant_many; and prefetches, as a window's
+-- prefetch_many, for a lease that ends with the slot of now.
+UPDATE rate_limits AS r
+SET (value, ts, slots, ahead) = (
+	SELECT d.value, d.slot, array[u.tick, 0, d.value] || (r.slots || array_fill(d.newest, array[u.totals]))[4 + d.later : u.totals + 2 + d.later] || d.newest + u.total + d.more,
+		CASE WHEN u.lasts IS NULL THEN r.ahead ELSE array[d.before + u.out + d.more, tstzrange_subdiff(d.slot + u.lasts, '2000-01-01 00:00:00+00'::timestamptz), d.more] END
+	FROM (
+		SELECT c.*, u.rate - (c.newest + (u.total + c.more) - r.slots[4 + c.later]) AS value
+		FROM (
+			SELECT b.*, greatest(least(u.prefetch, (u.rate - (b.newest + u.total - r.slots[4 + b.later])) / 2, u.rate / 2 - b.before - u.out), 0) AS more
+			FROM (
+				SELECT a.*, CASE WHEN r.ahead[2] > tstzrange_subdiff(a.slot, '2000-01-01 00:00:00+00'::timestamptz)
+					THEN greatest(r.ahead[1] - CASE WHEN tstzrange_subdiff(u.spent_end, '2000-01-01 00:00:00+00'::timestamptz) = r.ahead[2] THEN u.spent ELSE 0 END, 0) ELSE 0 END AS before
+				FROM (
+					SELECT greatest(r.ts, date_bin(u.tick * interval '1 microsecond', u.now, r.ts)) AS slot, r.slots[u.totals + 3] AS newest,
+						least(floor(greatest(round(tstzrange_subdiff(u.now, r.ts) * 1000000), 0) / u.tick) - r.slots[2], u.totals - 1)::int4 AS later
+					OFFSET 0
+				) AS a OFFSET 0
+			) AS b OFFSET 0
+		) AS c OFFSET 0
+	) AS d
+)
+FROM (
+	SELECT a.i, ($6::text[])[a.definition] AS name, a.key, coalesce(($3::int4[])[a.i], 0) AS shard,
+		($4::float8[])[a.i] AS total, coalesce(($5::float8[])[a.i], ($4::float8[])[a.i]) AS need,
+		($7::float8[])[a.definition] AS capacity, ($8::float8[])[a.definition] AS rate, ($9::float8[])[a.definition] AS period,
+		coalesce($10::timestamptz, CURRENT_TIMESTAMP) AS now, ($11::float8[])[a.definition] AS tick,
+		($12::float8[])[a.i] * interval '1 microsecond' AS lasts, coalesce(($13::float8[])[a.i], 0) AS prefetch, ($14::float8[])[a.i] AS out,
+		($15::float8[])[a.i] AS spent, ($16::timestamptz[])[a.i] AS spent_end, ($17::int4[])[a.definition] AS totals
+	FROM unnest($1::text[], $2::int4[]) WITH ORDINALITY AS a (key, definition, i)
+	WHERE a.i BETWEEN 1 AND 1000000000
+) AS u
+WHERE (SELECT set_config('lock_timeout', '1', true)) IS NOT NULL
+	AND (r.xmax = '0'::xid OR pg_visible_in_snapshot(r.xmax::text::xid8, pg_current_snapshot()))
+	AND r.name = u.name AND r.key = u.key AND r.shard = u.shard
+	AND (r.paused > u.now) IS NOT TRUE
+	AND r.slots[1] = u.tick AND cardinality(r.slots) = u.totals + 3 AND r.slots[3] = r.value AND r.slots[4] <= 8 * u.rate
+	AND floor(greatest(round(tstzrange_subdiff(u.now, r.ts) * 1000000), 0) / u.tick) - r.slots[2] >= 0
+	AND r.slots[4 + least(greatest(floor(greatest(round(tstzrange_subdiff(u.now, r.ts) * 1000000), 0) / u.tick) - r.slots[2], 0), u.totals - 1)::int4]
+		>= r.slots[u.totals + 3] + u.need - u.rate
+RETURNING r.value, r.ts, clock_timestamp(), r.slots, r.ahead[3], u.i
+
+-- name: return
+-- Gives back to its slot what is left of a lease, or what of it is there. A slot that no
+-- window holds any more has nothing to give back, and neither has one that another
+-- definition has written. A pause leaves the slots as they are, and so does not matter.
+UPDATE rate_limits AS r
+SET (value, slots, ahead) = (
+	SELECT r.value + b.value, CASE WHEN b.back IS NULL THEN r.slots ELSE r.slots[1:2] || r.value + b.value || r.slots[4:b.place - 1]
+			|| ARRAY(SELECT total - b.back FROM unnest(r.slots[b.place:]) AS total) END,
+		CASE WHEN r.ahead IS NOT NULL THEN array[greatest(r.ahead[1]
+			- CASE WHEN tstzrange_subdiff(u.spent_end, '2000-01-01 00:00:00+00'::timestamptz) = r.ahead[2] THEN u.spent ELSE 0 END
+			- CASE WHEN u.ends IS NOT NULL AND tstzrange_subdiff(u.slot_end, '2000-01-01 00:00:00+00'::timestamptz) = r.ahead[2] THEN u.count ELSE 0 END, 0), r.ahead[2]] END
+	FROM (
+		SELECT a.*, CASE WHEN r.slots[2] = 0 AND a.back > 0 THEN a.back ELSE 0 END AS value
+		FROM (
+			SELECT p.place, CASE WHEN p.place > 0 THEN least(u.count, r.slots[p.place] - r.slots[p.place - 1]) END AS back
+			FROM (
+				SELECT CASE WHEN r.slots[1] = u.width AND cardinality(r.slots) = u.totals + 3 AND r.slots[3] = r.value
+						AND floor(round(date_part('epoch', r.ts - u.taken) * 1000000) / u.width) + r.slots[2] BETWEEN 0 AND u.totals - 2
+					THEN (u.totals + 3 - floor(round(date_part('epoch', r.ts - u.taken) * 1000000) / u.width) - r.slots[2])::int4 END AS place
+				OFFSET 0
+			) AS p OFFSET 0
+		) AS a OFFSET 0
+	) AS b
+)
+FROM (
+	SELECT $1::text AS name, $2::text AS key, $3::int4 AS shard, $4::float8 AS rate, $5::float8 AS count,
+		$6::float8 AS width, coalesce($7::timestamptz, CURRENT_TIMESTAMP) AS now, $8::timestamptz AS taken,
+		$8::timestamptz + $6::float8 * interval '1 microsecond' AS slot_end,
+		$9::int4 AS totals, $10::float8 AS spent, $11::timestamptz AS spent_end, $12::timestamptz AS ends
+) AS u
+WHERE set_config('lock_timeout', '1', true) IS NOT NULL
+	AND (r.xmax = '0'::xid OR pg_visible_in_snapshot(r.xmax::text::xid8, pg_current_snapshot()))
+	AND r.name = u.name AND r.key = u.key AND r.shard = u.shard

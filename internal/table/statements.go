@@ -1,0 +1,82 @@
+package table
+
+import (
+	"embed"
+	"regexp"
+	"strings"
+)
+
+// The statements are in files, each under a line that names it, as they are sent but for the
+// table's schema. So they can be tried in psql:
+//
+//	PREPARE grant_ AS <statement>;
+//	EXECUTE grant_('name', 'key', 0, 1, 1, 10, 10, 60e6, NULL);
+//
+//go:embed *.sql
+var files embed.FS
+
+// statements are the texts of statements, by their names.
+type statements map[string]string
+
+// keeping is the statements that need no table.
+var keeping = load("keep.sql")
+
+// load reads the statements of a file, without its comments.
+func load(file string) statements {
+	text, err := files.ReadFile(file)
+	if err != nil {
+		panic("table: " + err.Error()) // it is embedded
+	}
+	all, name := make(statements), ""
+	for line := range strings.Lines(string(text)) {
+		if of, ok := strings.CutPrefix(line, "-- name: "); ok {
+			name = strings.TrimSpace(of)
+		} else if !strings.HasPrefix(line, "--") {
+			all[name] += line
+		}
+	}
+	delete(all, "") // the empty lines before the first
+	return all
+}
+
+// in returns the statements for a table.
+func (s statements) in(table string) statements {
+	in := make(statements, len(s))
+	for name, text := range s {
+		in[name] = strings.ReplaceAll(strings.TrimSpace(text), Name, table)
+	}
+	return in
+}
+
+// inTurn adds statements that wait for their row if somebody has locked it. (It is written by
+// one statement that need not lock it first, since a row that has changed while it was waited
+// for is read again.)
+func (s statements) inTurn(names ...string) {
+	for _, name := range names {
+		s[name+"_in_turn"] = passing.ReplaceAllString(s[name], "WHERE ")
+	}
+}
+
+// passing is the conditions that pass over rows that somebody has locked.
+var passing = regexp.MustCompile(`(?s)WHERE \(?(SELECT )?set_config\(.*pg_current_snapshot\(\)\)\)\s+AND `)
+
+// distribute has upserts return what they compute by a SELECT around them, since a table that
+// is distributed takes no clock in RETURNING; and adds the take that computes nothing, which is
+// several times faster there.
+func (s statements) distribute() {
+	for name, text := range s {
+		upsert, returned, ok := strings.Cut(text, "\nRETURNING ")
+		columns, computed, computes := strings.Cut(returned, ",\n\t")
+		if !ok || !computes {
+			continue
+		}
+		upsert += "\nRETURNING " + columns
+		s[name] = "WITH written AS (" + upsert + ")\nSELECT " + columns + ", " + elsewhere.Replace(computed) + " FROM written"
+		if name == "take" {
+			s["take_bare"] = upsert
+		}
+	}
+}
+
+// elsewhere replaces what is only known where the row is.
+var elsewhere = strings.NewReplacer("xmin::text", "pg_current_xact_id()::text", "xmax = 0", "false")

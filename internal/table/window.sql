@@ -1,0 +1,182 @@
+-- The statements of a fixed window, to which tokens come in at edges, a period apart: it is a
+-- token bucket whose clock stands still in between. So ts is an edge, and what decides is
+-- the last edge before now. See bucket.sql, of which these are the counterparts.
+
+-- name: take
+-- Is a bucket's take. In the conflict's clauses excluded.ts is the edge before now, counted
+-- from origin. A row whose edges are others, since it was paused or had another Start, is
+-- turned away, as excluded.ts says nothing about it: the caller reads it, and sends its ts
+-- as origin. And a pause that has ended since the edge must be known to be over.
+--
+-- $1 name  $2 key  $3 shard  $4 capacity  $5 count
+-- $6 period  $7 now: NULL for the database's clock  $8 origin: an edge
+-- $9 rate  $10 floor: the lowest value to leave behind
+-- $11 over: an instant by which a pause is known to be over; NULL for none
+INSERT INTO rate_limits AS r (name, key, shard, value, ts)
+VALUES ($1::text, $2::text, $3::int4, $4::float8 - $5::float8,
+	date_bin($6::float8 * interval '1 microsecond', coalesce($7::timestamptz, clock_timestamp()), $8::timestamptz))
+ON CONFLICT (name, key, shard) DO UPDATE
+SET value = least(r.value + greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) * $9::float8 / $6::float8, $4::float8) - $5::float8,
+	ts = greatest(r.ts, excluded.ts)
+WHERE least(r.value + greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) * $9::float8 / $6::float8, $4::float8) - $5::float8
+		>= $10::float8 - greatest(abs(r.value), $5::float8, $4::float8) * 1.4210854715202004e-14
+	AND date_bin($6::float8 * interval '1 microsecond', r.ts, $8::timestamptz) = r.ts
+	AND (r.paused IS NULL OR r.paused <= greatest(excluded.ts, $11::timestamptz))
+RETURNING value, ts, paused,
+	clock_timestamp(), xmin::text
+
+-- name: give
+-- Is a bucket's give. What is out ends with its window, and until then nothing comes in. The
+-- instant in the proposed ahead is now, since the proposed ts is an edge.
+--
+-- $1 name  $2 key  $3 shard  $4 capacity  $5 count
+-- $6 period  $7 now: NULL for the database's clock  $8 origin: an edge
+-- $9 most: above which nothing is given when nothing is out
+-- $10 spent  $11 spent_end: until when that is counted in ahead
+INSERT INTO rate_limits AS r (name, key, shard, value, ts, ahead)
+VALUES ($1::text, $2::text, $3::int4, $4::float8,
+	date_bin($6::float8 * interval '1 microsecond', coalesce($7::timestamptz, clock_timestamp()), $8::timestamptz),
+	array[0, tstzrange_subdiff(coalesce($7::timestamptz, clock_timestamp()), '2000-01-01 00:00:00+00'::timestamptz)])
+ON CONFLICT (name, key, shard) DO UPDATE
+SET value = CASE WHEN r.ahead[2] > excluded.ahead[2]
+		AND greatest(r.ahead[1] - CASE WHEN tstzrange_subdiff($11::timestamptz, '2000-01-01 00:00:00+00'::timestamptz) > greatest(tstzrange_subdiff(r.ts, '2000-01-01 00:00:00+00'::timestamptz), excluded.ahead[2]) THEN $10::float8 ELSE 0 END, 0) > 0
+		THEN greatest(least(r.value, $4::float8), least(r.value + $5::float8, $4::float8
+			- greatest(r.ahead[1] - CASE WHEN tstzrange_subdiff($11::timestamptz, '2000-01-01 00:00:00+00'::timestamptz) > greatest(tstzrange_subdiff(r.ts, '2000-01-01 00:00:00+00'::timestamptz), excluded.ahead[2]) THEN $10::float8 ELSE 0 END, 0)))
+		ELSE least(r.value + $5::float8, greatest(r.value, $9::float8)) END,
+	ahead = CASE WHEN r.ahead IS NOT NULL THEN array[
+		greatest(r.ahead[1] - CASE WHEN tstzrange_subdiff($11::timestamptz, '2000-01-01 00:00:00+00'::timestamptz) > greatest(tstzrange_subdiff(r.ts, '2000-01-01 00:00:00+00'::timestamptz), excluded.ahead[2]) THEN $10::float8 ELSE 0 END, 0), r.ahead[2]] END
+RETURNING value, ts, paused, slots, ahead,
+	clock_timestamp(), xmax = 0
+
+-- name: grant
+-- Is a bucket's grant, by the edges of the row.
+UPDATE rate_limits AS r
+SET value = least(r.value
+		+ greatest(round(tstzrange_subdiff(date_bin(u.tick, u.now, r.ts), r.ts) * 1000000), 0) * u.rate / u.period, u.capacity) - u.total,
+	ts = greatest(r.ts, date_bin(u.tick, u.now, r.ts))
+FROM (
+	SELECT $1::text AS name, $2::text AS key, $3::int4 AS shard, $4::float8 AS total, $5::float8 AS need, $6::float8 AS capacity,
+		$7::float8 AS rate, $8::float8 AS period, $8::float8 * interval '1 microsecond' AS tick,
+		coalesce($9::timestamptz, CURRENT_TIMESTAMP) AS now
+) AS u
+WHERE set_config('lock_timeout', '1', true) IS NOT NULL
+	AND (r.xmax = '0'::xid OR pg_visible_in_snapshot(r.xmax::text::xid8, pg_current_snapshot()))
+	AND r.name = u.name AND r.key = u.key AND r.shard = u.shard
+	AND (r.paused > u.now) IS NOT TRUE
+	AND r.value + greatest(round(tstzrange_subdiff(date_bin(u.tick, u.now, r.ts), r.ts) * 1000000), 0) * u.rate / u.period >= u.need
+RETURNING r.value, r.ts, clock_timestamp()
+
+-- name: grant_alike
+-- Is a bucket's grant_alike.
+UPDATE rate_limits AS r
+SET value = least(r.value
+		+ greatest(round(tstzrange_subdiff(date_bin(u.tick, u.now, r.ts), r.ts) * 1000000), 0) * u.rate / u.period, u.capacity) - u.total,
+	ts = greatest(r.ts, date_bin(u.tick, u.now, r.ts))
+FROM (
+	SELECT $1::text AS name, $3::int4 AS shard, $4::float8 AS total, $5::float8 AS need, $6::float8 AS capacity,
+		$7::float8 AS rate, $8::float8 AS period, $8::float8 * interval '1 microsecond' AS tick,
+		coalesce($9::timestamptz, CURRENT_TIMESTAMP) AS now
+) AS u
+WHERE (r.xmax = '0'::xid OR pg_visible_in_snapshot(r.xmax::text::xid8, pg_current_snapshot()))
+	AND r.name = u.name AND r.shard = u.shard
+	AND r.key = ANY ((SELECT $2::text[] WHERE set_config('lock_timeout', '1', true) IS NOT NULL)::text[])
+	AND (r.paused > u.now) IS NOT TRUE
+	AND (r.value >= u.need
+		OR r.value + greatest(round(tstzrange_subdiff(date_bin(u.tick, u.now, r.ts), r.ts) * 1000000), 0) * u.rate / u.period >= u.need)
+RETURNING r.value, r.ts, clock_timestamp(), r.key
+
+-- name: grant_many
+-- Is a bucket's grant_many, for fixed windows and token buckets, whose ticks are
+-- microseconds. $11 is an array of the definitions' ticks.
+UPDATE rate_limits AS r
+SET value = least(r.value
+		+ greatest(round(tstzrange_subdiff(date_bin(u.tick, u.now, r.ts), r.ts) * 1000000), 0) * u.rate / u.period, u.capacity) - u.total,
+	ts = greatest(r.ts, date_bin(u.tick, u.now, r.ts))
+FROM (
+	SELECT a.i, ($6::text[])[a.definition] AS name, a.key, coalesce(($3::int4[])[a.i], 0) AS shard,
+		($4::float8[])[a.i] AS total, coalesce(($5::float8[])[a.i], ($4::float8[])[a.i]) AS need,
+		($7::float8[])[a.definition] AS capacity, ($8::float8[])[a.definition] AS rate, ($9::float8[])[a.definition] AS period,
+		coalesce($10::timestamptz, CURRENT_TIMESTAMP) AS now, ($11::float8[])[a.definition] * interval '1 microsecond' AS tick
+	FROM unnest($1::text[], $2::int4[]) WITH ORDINALITY AS a (key, definition, i)
+	WHERE a.i BETWEEN 1 AND 1000000000
+) AS u
+WHERE (SELECT set_config('lock_timeout', '1', true)) IS NOT NULL
+	AND (r.xmax = '0'::xid OR pg_visible_in_snapshot(r.xmax::text::xid8, pg_current_snapshot()))
+	AND r.name = u.name AND r.key = u.key AND r.shard = u.shard
+	AND (r.paused > u.now) IS NOT TRUE
+	AND (r.value >= u.need
+		OR r.value + greatest(round(tstzrange_subdiff(date_bin(u.tick, u.now, r.ts), r.ts) * 1000000), 0) * u.rate / u.period >= u.need)
+RETURNING r.value, r.ts, clock_timestamp(), u.i
+
+-- name: prefetch_many
+-- Is grant_many that prefetches, where lasts is not NULL: it takes more for a lease, but no
+-- more than half of what is left then. Row and leases are together never more than the
+-- capacity: a bucket's is lower by what comes in while the lease lasts, and a window's lease
+-- lasts to the edge. What is ahead is then what was, less what was spent of it; what the
+-- calls took that may still come back; and the new lease. That is never more than half, so
+-- that what killed processes had does not add up. It begins from 0 when nothing is out and
+-- nothing of what was can be taken off any more: of a bucket a second after the end, and when
+-- it has faded. spent_end is until when it counts what was spent. SET has a sub-select, in
+-- which what is needed twice has a name: OFFSET 0 keeps the planner from writing it out.
+UPDATE rate_limits AS r
+SET (value, ts, ahead) = (
+	SELECT c.settled - u.total - c.more, c.t, CASE WHEN u.lasts IS NULL THEN r.ahead ELSE array[c.before + u.out + c.more,
+		greatest(CASE WHEN NOT c.forgotten THEN r.ahead[2] END, tstzrange_subdiff(c.t + u.lasts, '2000-01-01 00:00:00+00'::timestamptz)), c.more] END
+	FROM (
+		SELECT b.*, greatest(least(u.prefetch, (b.settled - u.total) / 2, u.capacity / 2 - b.before - u.out), 0) AS more
+		FROM (
+			SELECT a.*, CASE WHEN a.forgotten THEN 0
+				ELSE greatest(r.ahead[1] - CASE WHEN u.spent_end > a.t THEN u.spent ELSE 0 END, 0) END AS before
+			FROM (
+				SELECT t.t, least(r.value + greatest(round(tstzrange_subdiff(t.t, r.ts) * 1000000), 0) * u.rate / u.period, u.capacity) AS settled,
+					(r.ahead[1] > 0) IS NOT TRUE OR CASE WHEN u.fades
+						THEN r.ahead[2] + 1 <= tstzrange_subdiff(t.t, '2000-01-01 00:00:00+00'::timestamptz)
+							AND r.ahead[1] <= round((tstzrange_subdiff(t.t, '2000-01-01 00:00:00+00'::timestamptz) - r.ahead[2]) * 1000000) * u.rate / u.period
+						ELSE r.ahead[2] <= tstzrange_subdiff(t.t, '2000-01-01 00:00:00+00'::timestamptz) END AS forgotten
+				FROM (SELECT greatest(r.ts, date_bin(u.tick, u.now, r.ts)) AS t OFFSET 0) AS t OFFSET 0
+			) AS a OFFSET 0
+		) AS b OFFSET 0
+	) AS c
+)
+FROM (
+	SELECT a.i, ($6::text[])[a.definition] AS name, a.key, coalesce(($3::int4[])[a.i], 0) AS shard,
+		($4::float8[])[a.i] AS total, coalesce(($5::float8[])[a.i], ($4::float8[])[a.i]) AS need,
+		($7::float8[])[a.definition] AS capacity, ($8::float8[])[a.definition] AS rate, ($9::float8[])[a.definition] AS period,
+		coalesce($10::timestamptz, CURRENT_TIMESTAMP) AS now, ($11::float8[])[a.definition] * interval '1 microsecond' AS tick, ($11::float8[])[a.definition] = 1 AS fades,
+		($12::float8[])[a.i] * interval '1 microsecond' AS lasts, coalesce(($13::float8[])[a.i], 0) AS prefetch, ($14::float8[])[a.i] AS out,
+		($15::float8[])[a.i] AS spent, ($16::timestamptz[])[a.i] AS spent_end
+	FROM unnest($1::text[], $2::int4[]) WITH ORDINALITY AS a (key, definition, i)
+	WHERE a.i BETWEEN 1 AND 1000000000
+) AS u
+WHERE (SELECT set_config('lock_timeout', '1', true)) IS NOT NULL
+	AND (r.xmax = '0'::xid OR pg_visible_in_snapshot(r.xmax::text::xid8, pg_current_snapshot()))
+	AND r.name = u.name AND r.key = u.key AND r.shard = u.shard
+	AND (r.paused > u.now) IS NOT TRUE
+	AND (r.value >= u.need
+		OR r.value + greatest(round(tstzrange_subdiff(date_bin(u.tick, u.now, r.ts), r.ts) * 1000000), 0) * u.rate / u.period >= u.need)
+RETURNING r.value, r.ts, clock_timestamp(), r.ahead[3], u.i
+
+-- name: return
+-- Is a bucket's return. What is left of a lease when its window is over is nothing.
+UPDATE rate_limits AS r
+SET (value, ahead) = (
+	SELECT CASE
+			WHEN u.ends IS NOT NULL AND (r.ts <> u.taken OR u.ends <= u.now OR r.paused > u.now) THEN r.value
+			WHEN a.ahead > 0 AND r.ahead[2] > tstzrange_subdiff(u.now, '2000-01-01 00:00:00+00'::timestamptz)
+				THEN greatest(least(r.value, u.capacity), least(r.value + u.count, u.capacity - a.ahead))
+			ELSE least(r.value + u.count, greatest(r.value, u.capacity)) END,
+		CASE WHEN r.ahead IS NOT NULL THEN array[a.ahead, r.ahead[2]] END
+	FROM (
+		SELECT greatest(r.ahead[1] - CASE WHEN u.spent_end > greatest(r.ts, u.now) THEN u.spent ELSE 0 END
+			- CASE WHEN u.ends > greatest(r.ts, u.now) THEN u.count ELSE 0 END, 0) AS ahead
+		OFFSET 0
+	) AS a
+)
+FROM (
+	SELECT $1::text AS name, $2::text AS key, $3::int4 AS shard, $4::float8 AS capacity, $5::float8 AS count,
+		$6::float8 AS period, coalesce($7::timestamptz, CURRENT_TIMESTAMP) AS now, $8::timestamptz AS taken,
+		$9::float8 AS spent, $10::timestamptz AS spent_end, $11::timestamptz AS ends
+) AS u
+WHERE set_config('lock_timeout', '1', true) IS NOT NULL
+	AND (r.xmax = '0'::xid OR pg_visible_in_snapshot(r.xmax::text::xid8, pg_current_snapshot()))
+	AND r.name = u.name AND r.key = u.key AND r.shard = u.shard

@@ -1,0 +1,260 @@
+package memstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+)
+
+// ErrLocked is the error of a verb that waited, until its context ended or for too long,
+// for a transaction that has taken from its limit and key. It is the context's error as
+// well.
+var ErrLocked = errors.New("memstore: waited for a transaction")
+
+// lockTimeout is how long a verb waits whose context has no deadline.
+const lockTimeout = 5 * time.Second
+
+// Store is limits in memory. It is safe for concurrent use. A nil Store answers
+// every verb with [ratelimit.ErrInvalid].
+//
+// A verb that changes something waits while a transaction has one of its keys, until its
+// context ends; if that has no deadline, for 5 seconds, and the error is [ErrLocked].
+// Otherwise contexts are looked at once, before anything changes.
+type Store struct {
+	clock func() time.Time
+	seen  decide.Seen
+
+	mu    sync.Mutex
+	rows  map[decide.Row]bucket.State
+	held  map[decide.Key]*session // that has them until it ends
+	freed chan struct{}           // closed when one of them is held no more
+}
+
+// New makes an empty store, in which every limit is full. A nil clock means
+// time.Now.
+func New(clock func() time.Time) *Store {
+	if clock == nil {
+		clock = time.Now
+	}
+	return &Store{
+		clock: clock, rows: map[decide.Row]bucket.State{},
+		held: map[decide.Key]*session{}, freed: make(chan struct{}),
+	}
+}
+
+// String is for logs: without it they would show the keys.
+func (s *Store) String() string { return "memstore.Store" }
+
+// now is the instant that decides.
+func (s *Store) now() time.Time { return s.clock().Truncate(time.Microsecond) }
+
+// session is an open transaction with its savepoints.
+type session struct {
+	store  *Store
+	layers []*layer // of the transaction, and of each savepoint that is open
+}
+
+// layer is what was done since a transaction or a savepoint was begun.
+type layer struct {
+	rows map[decide.Row]*bucket.State // as they are since then; nil for one that is gone
+	keys []decide.Key                 // that are held since then
+	undo []func()                     // what else a rollback does
+}
+
+func (of *session) push() *layer {
+	l := &layer{rows: map[decide.Row]*bucket.State{}}
+	of.layers = append(of.layers, l)
+	return l
+}
+
+// depth is the place of a layer, below 0 if it has ended.
+func (of *session) depth(l *layer) int { return slices.Index(of.layers, l) }
+
+// keep makes what the layers from depth on have part of the one below, or of the store. It
+// needs the store's lock, as undo does.
+func (of *session) keep(depth int) {
+	for _, l := range of.layers[depth:] {
+		if depth > 0 {
+			below := of.layers[depth-1]
+			for row, state := range l.rows {
+				below.rows[row] = state
+			}
+			below.keys, below.undo = append(below.keys, l.keys...), append(below.undo, l.undo...)
+			continue
+		}
+		for row, state := range l.rows {
+			if state == nil {
+				delete(of.store.rows, row)
+			} else {
+				of.store.rows[row] = *state
+			}
+		}
+		of.store.free(l.keys)
+	}
+	of.layers = of.layers[:depth]
+}
+
+// undo forgets the layers from depth on.
+func (of *session) undo(depth int) {
+	for _, l := range slices.Backward(of.layers[depth:]) {
+		for _, undo := range slices.Backward(l.undo) {
+			undo()
+		}
+		of.store.free(l.keys)
+	}
+	of.layers = of.layers[:depth]
+}
+
+// free lets others have keys.
+func (s *Store) free(keys []decide.Key) {
+	if len(keys) == 0 {
+		return
+	}
+	for _, key := range keys {
+		delete(s.held, key)
+	}
+	close(s.freed)
+	s.freed = make(chan struct{})
+}
+
+// scope is where a verb reads and writes: the rows of a store, or those of them that a
+// transaction has changed. It has the verbs, whose forms are the same but for it.
+type scope struct {
+	*Store
+	session *session // nil for a verb on its own
+	layer   *layer   // of the transaction or savepoint that the verb was given
+	fault   error    // of that
+}
+
+func (s *Store) own() scope { return scope{Store: s} }
+
+func (s scope) usable(ctx context.Context) error {
+	if s.Store == nil || s.clock == nil {
+		return &ratelimit.FieldError{Field: "Store", Value: s.Store, Reason: "must come from memstore.New"}
+	}
+	if s.fault != nil {
+		return s.fault
+	}
+	return ctx.Err()
+}
+
+// open is the error of a transaction that has ended. It needs the store's lock, as top, get
+// and what they write with do.
+func (s scope) open() error {
+	if s.session != nil && s.session.depth(s.layer) < 0 {
+		return pgx.ErrTxClosed
+	}
+	return nil
+}
+
+// lockOpen takes the store's lock, unless the transaction of the scope has ended.
+func (s scope) lockOpen() error {
+	s.mu.Lock()
+	if err := s.open(); err != nil {
+		s.mu.Unlock()
+		return err
+	}
+	return nil
+}
+
+// top is where a verb writes: the newest savepoint that is open, as in PostgreSQL. It is
+// nil for a verb on its own.
+func (s scope) top() *layer {
+	if s.session == nil {
+		return nil
+	}
+	return s.session.layers[len(s.session.layers)-1]
+}
+
+// lock waits until no other transaction has the keys of a call, and takes the store's lock
+// then. A transaction has them from then on.
+func (s scope) lock(ctx context.Context, call *decide.Call) error {
+	s.mu.Lock()
+	if _, ok := ctx.Deadline(); !ok && s.locked(call) != nil {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, lockTimeout)
+		defer cancel()
+	}
+	for key := s.locked(call); key != nil; key = s.locked(call) {
+		freed := s.freed
+		s.mu.Unlock()
+		select {
+		case <-freed:
+		case <-ctx.Done():
+			return fmt.Errorf("%w that has limit %q and one of its keys: %w", ErrLocked, key.Name, ctx.Err())
+		}
+		s.mu.Lock()
+	}
+	if err := s.open(); err != nil {
+		s.mu.Unlock()
+		return err
+	}
+	if top := s.top(); top != nil {
+		for i := range call.Asks {
+			if key := call.Asks[i].Of(); s.held[key] == nil {
+				s.held[key] = s.session
+				top.keys = append(top.keys, key)
+			}
+		}
+	}
+	return nil
+}
+
+// locked returns a key of a call that another transaction has, nil if there is none.
+func (s scope) locked(call *decide.Call) *decide.Key {
+	for i := range call.Asks {
+		key := call.Asks[i].Of()
+		if holder := s.held[key]; holder != nil && holder != s.session {
+			return &key
+		}
+	}
+	return nil
+}
+
+// get returns the state of a row, if it is there.
+func (s scope) get(row decide.Row) (bucket.State, bool) {
+	if s.session != nil {
+		for _, l := range slices.Backward(s.session.layers) {
+			if state, ok := l.rows[row]; ok {
+				if state == nil {
+					return bucket.State{}, false
+				}
+				return *state, true
+			}
+		}
+	}
+	state, ok := s.rows[row]
+	return state, ok
+}
+
+func (s scope) put(row decide.Row, state bucket.State) {
+	if top := s.top(); top != nil {
+		top.rows[row] = &state
+		return
+	}
+	s.rows[row] = state
+}
+
+func (s scope) remove(row decide.Row) {
+	if top := s.top(); top == nil {
+		delete(s.rows, row)
+	} else if _, ok := s.get(row); ok {
+		top.rows[row] = nil
+	}
+}
+
+// onRollback has do done if what the verb has done is rolled back.
+func (s scope) onRollback(do func()) {
+	if top := s.top(); top != nil {
+		top.undo = append(top.undo, do)
+	}
+}

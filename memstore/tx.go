@@ -1,0 +1,131 @@
+package memstore
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+)
+
+var _ ratelimit.TxStore[pgx.Tx] = (*Store)(nil)
+
+// The verbs in a transaction of [Store.Begin] or [Store.Join]. In another one, and in nil,
+// they are [ratelimit.ErrInvalid]; in one that has ended, [pgx.ErrTxClosed].
+
+// AllowTx is [Store.Allow] inside tx: what it takes is spent if and only if tx commits.
+// Rolling back, to a savepoint before it too, gives it back.
+func (s *Store) AllowTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return s.in(tx).take(ctx, false, requests)
+}
+
+// ReserveTx is [Store.Reserve] inside tx.
+func (s *Store) ReserveTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return s.in(tx).take(ctx, true, requests)
+}
+
+// CheckTx is what [Store.AllowTx] would say, with what tx has done already. It takes
+// nothing, and waits for nobody.
+func (s *Store) CheckTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return s.in(tx).check(ctx, false, requests)
+}
+
+// CheckReserveTx is what [Store.ReserveTx] would say.
+func (s *Store) CheckReserveTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	return s.in(tx).check(ctx, true, requests)
+}
+
+// TakeTx is [Store.Take] inside tx.
+func (s *Store) TakeTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) error {
+	_, err := ratelimit.Granted(s.AllowTx(ctx, tx, requests...))
+	return err
+}
+
+// AllowAtMostTx is [Store.AllowAtMost] inside tx.
+func (s *Store) AllowAtMostTx(ctx context.Context, tx pgx.Tx, r ratelimit.Request) (ratelimit.Result, error) {
+	call, err := decide.NewAtMost(r)
+	return s.in(tx).takeCall(ctx, call, err)
+}
+
+// AllowFirstTx is [Store.AllowFirst] inside tx.
+func (s *Store) AllowFirstTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	call, err := decide.NewFirst(requests...)
+	return s.in(tx).takeCall(ctx, call, err)
+}
+
+// SettleTx is [Store.Settle] inside tx. A settlement that is rolled back did not happen,
+// and can be made again.
+func (s *Store) SettleTx(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, used ...float64) (ratelimit.Result, error) {
+	return s.in(tx).settle(ctx, r, append([]float64{}, used...))
+}
+
+// CancelTx is [Store.Cancel] inside tx.
+func (s *Store) CancelTx(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt) (cancelled bool, err error) {
+	return s.in(tx).cancel(ctx, r)
+}
+
+// CreditTx is [Store.Credit] inside tx.
+func (s *Store) CreditTx(ctx context.Context, tx pgx.Tx, r ratelimit.Request) (ratelimit.Status, error) {
+	return s.in(tx).credit(ctx, r)
+}
+
+// PauseTx is [Store.Pause] inside tx.
+func (s *Store) PauseTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, key string, lasts time.Duration) (until time.Time, err error) {
+	return s.in(tx).pause(ctx, lasts, ratelimit.Request{Limit: limit, Key: key})
+}
+
+// PauseAllTx is [Store.PauseAll] inside tx.
+func (s *Store) PauseAllTx(ctx context.Context, tx pgx.Tx, lasts time.Duration, requests ...ratelimit.Request) (until time.Time, err error) {
+	return s.in(tx).pause(ctx, lasts, requests...)
+}
+
+// ResumeTx is [Store.Resume] inside tx.
+func (s *Store) ResumeTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, key string) error {
+	return s.in(tx).resume(ctx, limit, key)
+}
+
+// ResetTx is [Store.Reset] inside tx.
+func (s *Store) ResetTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, key string) error {
+	return s.in(tx).reset(ctx, limit, key)
+}
+
+// AllowFunc takes what is asked from all the limits and runs do in a transaction of
+// [Store.Begin], which it commits: what is taken is spent if and only if do returns no
+// error. A refusal runs nothing and is an error, [ratelimit.ErrRefused]; the result is
+// returned with it. An error of do rolls everything back and comes back as it is, and so
+// does a panic. If do has ended the transaction itself and returns no error, AllowFunc
+// returns none if and only if it was committed.
+func (s *Store) AllowFunc(ctx context.Context, requests []ratelimit.Request, do func(tx pgx.Tx, result ratelimit.Result) error) (ratelimit.Result, error) {
+	return s.run(ctx, false, requests, do)
+}
+
+// ReserveFunc is [Store.AllowFunc] with a reservation: do schedules its work for the
+// result's RetryAt.
+func (s *Store) ReserveFunc(ctx context.Context, requests []ratelimit.Request, do func(tx pgx.Tx, result ratelimit.Result) error) (ratelimit.Result, error) {
+	return s.run(ctx, true, requests, do)
+}
+
+func (s *Store) run(ctx context.Context, reserve bool, requests []ratelimit.Request, do func(tx pgx.Tx, result ratelimit.Result) error) (ratelimit.Result, error) {
+	if err := s.own().usable(ctx); err != nil {
+		return ratelimit.Result{}, err
+	}
+	if do == nil {
+		return ratelimit.Result{}, &ratelimit.FieldError{Field: "Func", Value: nil, Reason: "must not be nil"}
+	}
+	tx := s.join(noDatabase{})
+	defer tx.Rollback(ctx) // unless it has ended
+	result, err := ratelimit.Granted(s.in(tx).take(ctx, reserve, requests))
+	if err != nil {
+		return result, err
+	}
+	if err := do(tx, result); err != nil {
+		return ratelimit.Result{}, err
+	}
+	if err := tx.Commit(ctx); err != nil && !tx.committed {
+		return ratelimit.Result{}, fmt.Errorf("memstore: commit: %w", err)
+	}
+	return result, nil
+}

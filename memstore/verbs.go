@@ -1,0 +1,234 @@
+package memstore
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/receipt"
+)
+
+// The verbs of a scope, which are the same on their own and in a transaction.
+
+func (s scope) take(ctx context.Context, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+	call, err := decide.New(reserve, requests...)
+	return s.takeCall(ctx, call, err)
+}
+
+// takeCall decides a call that decide has made.
+func (s scope) takeCall(ctx context.Context, call decide.Call, err error) (ratelimit.Result, error) {
+	if err := s.begin(ctx, &call, err); err != nil {
+		return ratelimit.Result{}, err
+	}
+	defer s.mu.Unlock()
+	view := s.view(&call)
+	changes, ok := call.Plan(view)
+	if !ok {
+		return call.Refused(view), nil
+	}
+	for i := range changes {
+		s.put(changes[i].Row, changes[i].After)
+	}
+	result := call.Receipted(changes, decide.View{States: s.states(&call, view.At), At: view.At}, "", nil)
+	s.onRollback(func() { receipt.RolledBack(result.Receipt) })
+	return result, nil
+}
+
+func (s scope) check(ctx context.Context, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+	if err := s.usable(ctx); err != nil {
+		return ratelimit.Result{}, err
+	}
+	call, err := decide.New(reserve, requests...)
+	if err == nil {
+		err = s.seen.NoteCall(&call)
+	}
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	if err := s.lockOpen(); err != nil {
+		return ratelimit.Result{}, err
+	}
+	defer s.mu.Unlock()
+	return call.Checked(s.view(&call)), nil
+}
+
+// begin begins a verb that changes rows of a call's limits: it has the store's lock then,
+// unless it returns an error.
+func (s scope) begin(ctx context.Context, call *decide.Call, err error) error {
+	if err := s.usable(ctx); err != nil {
+		return err
+	}
+	if err == nil {
+		err = s.seen.NoteCall(call)
+	}
+	if err != nil {
+		return err
+	}
+	return s.lock(ctx, call)
+}
+
+func (s scope) view(call *decide.Call) decide.View {
+	now := s.now()
+	return decide.View{States: s.states(call, now), At: now}
+}
+
+func (s scope) states(call *decide.Call, now time.Time) [][]bucket.State {
+	states := make([][]bucket.State, len(call.Asks))
+	for i := range call.Asks {
+		states[i] = s.of(&call.Asks[i], now)
+	}
+	return states
+}
+
+// of is the states of all shards of an ask.
+func (s scope) of(a *decide.Ask, now time.Time) []bucket.State {
+	states := make([]bucket.State, a.Definition.Shards)
+	for shard := range states {
+		states[shard] = s.state(a.Definition.Shard(), decide.Row{Key: a.Of(), Shard: shard}, now)
+	}
+	return states
+}
+
+func (s scope) state(d *bucket.Definition, row decide.Row, now time.Time) bucket.State {
+	if state, ok := s.get(row); ok {
+		return state
+	}
+	return d.Fresh(row.Key.Key, now)
+}
+
+// edit runs change under the lock for the limits and keys of requests, whose counts do not
+// matter.
+func (s scope) edit(ctx context.Context, change func(a *decide.Ask, now time.Time), requests ...ratelimit.Request) error {
+	questions := slices.Clone(requests)
+	for i := range questions {
+		questions[i].Count = 0
+	}
+	call, err := decide.New(false, questions...)
+	if err := s.begin(ctx, &call, err); err != nil {
+		return err
+	}
+	defer s.mu.Unlock()
+	now := s.now()
+	for i := range call.Asks {
+		change(&call.Asks[i], now)
+	}
+	return nil
+}
+
+func (s scope) reset(ctx context.Context, limit ratelimit.Limit, key string) error {
+	return s.edit(ctx, func(a *decide.Ask, _ time.Time) {
+		for shard := range ratelimit.MaxShards {
+			s.remove(decide.Row{Key: a.Of(), Shard: shard})
+		}
+	}, ratelimit.Request{Limit: limit, Key: key})
+}
+
+func (s scope) credit(ctx context.Context, r ratelimit.Request) (status ratelimit.Status, err error) {
+	if err := r.Validate(); err != nil {
+		return ratelimit.Status{}, err
+	}
+	err = s.edit(ctx, func(a *decide.Ask, now time.Time) {
+		states, each := s.of(a, now), a.Definition.Shard()
+		for shard, n := range a.Fill(states, r.Count, now) {
+			states[shard] = each.Credit(states[shard], now, n)
+			s.put(decide.Row{Key: a.Of(), Shard: shard}, states[shard])
+		}
+		status = decide.Credited(r, states, now)
+	}, r)
+	return status, err
+}
+
+// pause returns the last of the instants at which the pauses end.
+func (s scope) pause(ctx context.Context, lasts time.Duration, requests ...ratelimit.Request) (until time.Time, err error) {
+	if len(requests) > 0 {
+		if err := decide.BadPause(requests[0].Limit, lasts); err != nil {
+			return time.Time{}, err
+		}
+	}
+	err = s.edit(ctx, func(a *decide.Ask, now time.Time) {
+		s.change(a, now, func(d *bucket.Definition, state bucket.State) bucket.State {
+			after := d.Pause(state, now, now.Add(lasts))
+			if after.Paused.After(until) {
+				until = after.Paused
+			}
+			return after
+		})
+	}, requests...)
+	return until, err
+}
+
+func (s scope) resume(ctx context.Context, limit ratelimit.Limit, key string) error {
+	return s.edit(ctx, func(a *decide.Ask, now time.Time) {
+		s.change(a, now, func(d *bucket.Definition, state bucket.State) bucket.State { return d.Resume(key, state, now) })
+	}, ratelimit.Request{Limit: limit, Key: key})
+}
+
+// change changes all shards of an ask.
+func (s scope) change(a *decide.Ask, now time.Time, to func(*bucket.Definition, bucket.State) bucket.State) {
+	for shard, state := range s.of(a, now) {
+		s.put(decide.Row{Key: a.Of(), Shard: shard}, to(a.Definition.Shard(), state))
+	}
+}
+
+func (s scope) cancel(ctx context.Context, r *ratelimit.Receipt) (cancelled bool, err error) {
+	if err := s.usable(ctx); err != nil || len(receipt.Payments(r)) == 0 {
+		return false, err
+	}
+	_, err = s.settle(ctx, r, nil)
+	if errors.Is(err, ratelimit.ErrSettled) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// settled is the mark of a receipt that was settled.
+const settled = "settled"
+
+func (s scope) settle(ctx context.Context, r *ratelimit.Receipt, used []float64) (result ratelimit.Result, err error) {
+	if err := s.usable(ctx); err != nil {
+		return ratelimit.Result{}, err
+	}
+	settlement, err := s.seen.Settle(r, used)
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	if err := s.lock(ctx, &settlement.Call); err != nil {
+		return ratelimit.Result{}, err
+	}
+	defer s.mu.Unlock()
+	err = receipt.Redeem(ctx, r, func(mark string) (string, error) {
+		if mark != "" {
+			return mark, ratelimit.ErrSettled
+		}
+		result = s.make(&settlement)
+		return settled, nil
+	})
+	if err == nil {
+		s.onRollback(func() {
+			_ = receipt.Redeem(context.Background(), r, func(string) (string, error) { return "", nil })
+		})
+	}
+	return result, err
+}
+
+// make makes a settlement.
+func (s scope) make(settlement *decide.Settlement) ratelimit.Result {
+	now := s.now()
+	states := make([]bucket.State, len(settlement.Changes))
+	for i := range settlement.Changes {
+		c := &settlement.Changes[i]
+		states[i] = s.state(&c.Definition, c.Row, now)
+	}
+	settlement.Spread(settlement.Changes, states, now)
+	for i := range settlement.Changes {
+		c := &settlement.Changes[i]
+		if _, ok := s.get(c.Row); ok || c.Count > 0 { // no row is full already
+			s.put(c.Row, c.Settle(s.state(&c.Definition, c.Row, now), now))
+		}
+	}
+	return settlement.Result(decide.View{States: s.states(&settlement.Call, now), At: now})
+}

@@ -1,0 +1,198 @@
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// What comes back beside tokens that are held in memory, and what is left of them.
+
+// A quota is granted to the last token, although most of it goes through memory: nothing that
+// was prefetched and not used is lost.
+func TestEscrowGrantsAWholeQuota(t *testing.T) {
+	t.Parallel()
+	const quota = 3000
+	for name, test := range map[string]struct {
+		limit    ratelimit.Limit
+		portable bool
+	}{
+		"bucket":          {slow("bucket", quota), false},
+		"window":          {slowWindow("window", quota), false},
+		"sliding window":  {slowSliding("sliding", quota), false},
+		"portable bucket": {slow("bucket", quota), true},
+		"portable window": {slowWindow("window", quota), true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			store := newStore(t, pgtest.New(t), withEscrow(20*time.Millisecond), isPortable(test.portable))
+			defer store.Close()
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			defer cancel()
+			var granted atomic.Int64
+			var wg sync.WaitGroup
+			for range 8 {
+				wg.Go(func() {
+					for granted.Load() < quota && ctx.Err() == nil { // a refusal may be before what is held elsewhere came back
+						result, err := store.Allow(ctx, test.limit.For("k"))
+						if err != nil && ctx.Err() == nil {
+							t.Error(err)
+						}
+						if result.OK {
+							granted.Add(1)
+						}
+						time.Sleep(500 * time.Microsecond) // demand, not a flood
+					}
+				})
+			}
+			wg.Wait()
+			if n := granted.Load(); n < quota || n > quota+1 { // what comes in meanwhile is less than one
+				t.Errorf("granted %d, want %d", n, quota)
+			}
+		})
+	}
+}
+
+// A transaction that is rolled back when what it had from memory is over there has cost
+// nothing, as without memory.
+func TestEscrowRollbackAfterTheEnd(t *testing.T) {
+	t.Parallel()
+	failed := errors.New("failed")
+	for name, portable := range map[string]bool{"plain": false, "portable": true} {
+		for _, limit := range []ratelimit.Limit{slow("bucket", 1000), slowWindow("window", 1000)} {
+			t.Run(name+" "+ratelimit.NameOf(limit), func(t *testing.T) {
+				t.Parallel()
+				const lasts = 50 * time.Millisecond
+				store, sent, db := holding(t, lasts, isPortable(portable))
+				used := 0.0
+				for lost := 0; lost < 3; {
+					used += warm(t, store, sent, limit.For("k"))
+					before := sent.Sends()
+					_, err := store.AllowFunc(t.Context(), []ratelimit.Request{limit.ForN("k", 2)}, func(pgx.Tx, ratelimit.Result) error {
+						if sent.Sends() == before+1 { // BEGIN alone: it is from memory
+							lost++
+						}
+						time.Sleep(2 * lasts) // longer than what is held lasts
+						return failed
+					})
+					if !errors.Is(err, failed) {
+						t.Fatal(err)
+					}
+				}
+				store.Close()
+				if lacks := lacks(t, db, limit); lacks < used-0.5 || lacks > used+0.5 {
+					t.Errorf("the row lacks %v, want %v", lacks, used)
+				}
+			})
+		}
+	}
+}
+
+// Whatever is done to a key by anybody, what its row and a memory grant together afterwards
+// is no more than the capacity, and no less than what it should be.
+func TestEscrowBesideEdits(t *testing.T) {
+	t.Parallel()
+	limits := map[string]ratelimit.Limit{
+		"bucket":         ratelimit.TokenBucket{Name: "bucket", Rate: 1000, Period: time.Hour},
+		"window":         ratelimit.FixedWindow{Name: "window", Rate: 1000, Period: time.Hour},
+		"sliding window": ratelimit.SlidingWindow{Name: "sliding", Rate: 1000, Period: time.Hour},
+	}
+	type edit func(ctx context.Context, by *pgstore.Store, limit ratelimit.Limit, receipts []*ratelimit.Receipt) error
+	for name, test := range map[string]struct {
+		edit        edit
+		least, most float64 // granted since the limit was full, what was used before the edit included
+	}{
+		"nothing": {func(context.Context, *pgstore.Store, ratelimit.Limit, []*ratelimit.Receipt) error { return nil }, 995, 1000},
+		"cancel of what has come in again": {func(ctx context.Context, by *pgstore.Store, _ ratelimit.Limit, receipts []*ratelimit.Receipt) error {
+			_, err := by.Cancel(ctx, receipts[0])
+			return err
+		}, 1300, 1400}, // 400 were used before
+		"settle for less": {func(ctx context.Context, by *pgstore.Store, _ ratelimit.Limit, receipts []*ratelimit.Receipt) error {
+			_, err := by.Settle(ctx, receipts[1], 100)
+			return err
+		}, 1095, 1100}, // 100 of 200 were not used
+		"credit of all": {func(ctx context.Context, by *pgstore.Store, limit ratelimit.Limit, _ []*ratelimit.Receipt) error {
+			_, err := by.Credit(ctx, limit.ForN("k", 1000))
+			return err
+		}, 1300, 1400},
+		"reset": {func(ctx context.Context, by *pgstore.Store, limit ratelimit.Limit, _ []*ratelimit.Receipt) error {
+			return by.Reset(ctx, limit, "k")
+		}, 1300, 1400},
+		"pause and resume": {func(ctx context.Context, by *pgstore.Store, limit ratelimit.Limit, _ []*ratelimit.Receipt) error {
+			if _, err := by.Pause(ctx, limit, "k", time.Minute); err != nil {
+				return err
+			}
+			return by.Resume(ctx, limit, "k")
+		}, 400, 1000},
+	} {
+		for kind, limit := range limits {
+			for _, who := range []string{"the same store", "another", "another with escrow"} {
+				for _, portable := range []bool{false, true} {
+					t.Run(fmt.Sprintf("%s/%s by %s, portable %v", name, kind, who, portable), func(t *testing.T) {
+						t.Parallel()
+						db, now := pgtest.New(t), newClock()
+						escrow := newStore(t, db, withEscrow(time.Second), isPortable(portable), onClock(now))
+						by := map[string]*pgstore.Store{
+							"the same store":      escrow,
+							"another":             newStore(t, db, isPortable(portable), onClock(now)),
+							"another with escrow": newStore(t, db, withEscrow(time.Second), isPortable(portable), onClock(now)),
+						}[who]
+						take := func(from *pgstore.Store, n float64) *ratelimit.Receipt {
+							result, err := from.Allow(t.Context(), limit.ForN("k", n))
+							if err != nil || !result.OK {
+								t.Fatalf("%v, %v", result, err)
+							}
+							return result.Receipt
+						}
+						before := take(escrow, 900)
+						now.add(3 * time.Hour)
+						during := take(by, 200)
+						granted := 200.0
+						for ; granted < 400; granted += 5 {
+							take(escrow, 5)
+						}
+						if err := test.edit(t.Context(), by, limit, []*ratelimit.Receipt{before, during}); err != nil {
+							t.Fatal(err)
+						}
+						row := newStore(t, db, isPortable(portable), onClock(now))
+						drain := func(from func(n float64) (ratelimit.Result, error)) {
+							for n := 100.0; n > 0.9; {
+								result, err := from(n)
+								if err != nil {
+									t.Fatal(err)
+								}
+								if result.OK {
+									granted += n
+								} else {
+									n /= 10
+								}
+							}
+						}
+						drain(func(n float64) (ratelimit.Result, error) { return row.Allow(t.Context(), limit.ForN("k", n)) })
+						drain(func(n float64) (ratelimit.Result, error) { return escrow.Allow(t.Context(), limit.ForN("k", n)) })
+						escrow.Close()
+						drain(func(n float64) (ratelimit.Result, error) { return row.Allow(t.Context(), limit.ForN("k", n)) })
+						least, most := test.least, test.most
+						if strings.HasPrefix(name, "cancel") && kind == "sliding window" { // no window holds the slot any more
+							least, most = 995, 1000
+						}
+						if granted < least || granted > most {
+							t.Errorf("granted %v, want from %v to %v", granted, least, most)
+						}
+					})
+				}
+			}
+		}
+	}
+}

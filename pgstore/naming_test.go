@@ -1,0 +1,114 @@
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// A name is that of limits of one kind: those of another are refused by a store that has met
+// the first, in every verb, and change nothing.
+func TestOneKindForAName(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	store := newStore(t, db)
+	bucket, window := slow("l", 10), slowWindow("l", 10)
+	mustAllow(t, store, bucket.For("k"))
+	tx := begin(t, db, pgx.ReadCommitted)
+	for verb, ask := range map[string]func() error{
+		"Allow":     func() error { _, err := store.Allow(t.Context(), window.For("k")); return err },
+		"Check":     func() error { _, err := store.Check(t.Context(), window.For("k")); return err },
+		"CheckEach": func() error { _, err := store.CheckEach(t.Context(), window.For("k")); return err },
+		"AtMost":    func() error { _, err := store.AllowAtMost(t.Context(), window.For("k")); return err },
+		"AllowTx":   func() error { _, err := store.AllowTx(t.Context(), tx, window.For("k")); return err },
+		"FirstTx":   func() error { _, err := store.AllowFirstTx(t.Context(), tx, window.For("k")); return err },
+		"Pause":     func() error { _, err := store.Pause(t.Context(), window, "k", time.Hour); return err },
+		"AllowFunc": func() error {
+			_, err := store.AllowFunc(t.Context(), []ratelimit.Request{window.For("k")}, func(pgx.Tx, ratelimit.Result) error { return nil })
+			return err
+		},
+	} {
+		var field *ratelimit.FieldError
+		if err := ask(); !errors.As(err, &field) || field.Field != "Kind" || field.Limit != "l" {
+			t.Errorf("%s: got %v, want an error that names the kind", verb, err)
+		}
+	}
+	end(t, tx.Commit)
+	wantLeft(t, store, bucket.For("k"), 9)
+}
+
+// A call in a transaction that waited for a row, until its context or the server's
+// lock_timeout ended that, names limit and key.
+func TestWaitInATransactionIsNamed(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	store := newStore(t, db)
+	limit := slow("the limit", 10)
+	mustAllow(t, store, limit.For("the key"))
+	holder := begin(t, db, pgx.ReadCommitted)
+	if _, err := store.AllowTx(t.Context(), holder, limit.For("the key")); err != nil {
+		t.Fatal(err)
+	}
+	defer end(t, holder.Rollback)
+	for name, take := range map[string]func(context.Context, pgx.Tx) error{
+		"one": func(ctx context.Context, tx pgx.Tx) error { return store.TakeTx(ctx, tx, limit.For("the key")) },
+		"several": func(ctx context.Context, tx pgx.Tx) error {
+			return store.TakeTx(ctx, tx, limit.For("the key"), slow("z", 1).For(""))
+		},
+		"at most": func(ctx context.Context, tx pgx.Tx) error {
+			_, err := store.AllowAtMostTx(ctx, tx, limit.For("the key"))
+			return err
+		},
+	} {
+		for cause, limited := range map[error]func(context.Context, pgx.Tx) (context.Context, context.CancelFunc){
+			context.DeadlineExceeded: func(ctx context.Context, _ pgx.Tx) (context.Context, context.CancelFunc) {
+				return context.WithTimeout(ctx, 50*time.Millisecond)
+			},
+			pgstore.ErrLocked: func(ctx context.Context, tx pgx.Tx) (context.Context, context.CancelFunc) {
+				if _, err := tx.Exec(ctx, "SET LOCAL lock_timeout = 10"); err != nil {
+					t.Fatal(err)
+				}
+				return context.WithCancel(ctx)
+			},
+		} {
+			tx := begin(t, db, pgx.ReadCommitted)
+			ctx, cancel := limited(t.Context(), tx)
+			err := take(ctx, tx)
+			if !errors.Is(err, cause) || !strings.Contains(err.Error(), `limit "the limit", key "the key"`) {
+				t.Errorf("%s: got %v, want %v that names limit and key", name, err, cause)
+			}
+			cancel()
+			_ = tx.Rollback(t.Context())
+		}
+	}
+}
+
+// Statements that pgx prepared on another connection, which a pooler has put in place of its
+// own, are an error that says what to set.
+func TestPreparedElsewhereIsExplained(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.MaxConns = 1 }))
+	store := newStore(t, db)
+	limit := slow("l", 10)
+	take := func() error {
+		return pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error { return store.TakeTx(t.Context(), tx, limit.For("k")) })
+	}
+	if err := take(); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := db.Pool.Exec(t.Context(), "DEALLOCATE ALL"); err != nil {
+		t.Fatal(err)
+	}
+	if err := take(); err == nil || !strings.Contains(err.Error(), "default_query_exec_mode=exec") {
+		t.Errorf("got %v, want a hint", err)
+	}
+}

@@ -1,0 +1,81 @@
+package ratelimit
+
+import (
+	"context"
+	"time"
+)
+
+// Store is the verbs of a store on their own: a *pgstore.Store, or in tests a
+// *memstore.Store. Programs can take it in place of the one or the other. A test that
+// needs an answer which memory does not give embeds it, and overrides a verb; so verbs
+// that are added later break nothing:
+//
+//	type broken struct{ ratelimit.Store }
+//
+//	func (broken) Allow(context.Context, ...ratelimit.Request) (ratelimit.Result, error) {
+//		return ratelimit.Result{}, errors.New("the database does not answer")
+//	}
+//
+// Package pgstore documents the verbs.
+type Store interface {
+	Allow(ctx context.Context, requests ...Request) (Result, error)
+	AllowAtMost(ctx context.Context, r Request) (Result, error)
+	AllowFirst(ctx context.Context, requests ...Request) (Result, error)
+	Reserve(ctx context.Context, requests ...Request) (Result, error)
+	Take(ctx context.Context, requests ...Request) error
+	Wait(ctx context.Context, requests ...Request) (Result, error)
+
+	Check(ctx context.Context, requests ...Request) (Result, error)
+	CheckReserve(ctx context.Context, requests ...Request) (Result, error)
+
+	Settle(ctx context.Context, r *Receipt, used ...float64) (Result, error)
+	Cancel(ctx context.Context, r *Receipt) (cancelled bool, err error)
+	Credit(ctx context.Context, r Request) (Status, error)
+
+	Pause(ctx context.Context, limit Limit, key string, lasts time.Duration) (until time.Time, err error)
+	Resume(ctx context.Context, limit Limit, key string) error
+	Reset(ctx context.Context, limit Limit, key string) error
+}
+
+// TxStore is a [Store] with the verbs in a caller's transaction as well. Tx is pgx.Tx,
+// which this package does not import: both stores are a TxStore[pgx.Tx].
+type TxStore[Tx any] interface {
+	Store
+
+	AllowTx(ctx context.Context, tx Tx, requests ...Request) (Result, error)
+	AllowAtMostTx(ctx context.Context, tx Tx, r Request) (Result, error)
+	AllowFirstTx(ctx context.Context, tx Tx, requests ...Request) (Result, error)
+	ReserveTx(ctx context.Context, tx Tx, requests ...Request) (Result, error)
+	TakeTx(ctx context.Context, tx Tx, requests ...Request) error
+
+	CheckTx(ctx context.Context, tx Tx, requests ...Request) (Result, error)
+	CheckReserveTx(ctx context.Context, tx Tx, requests ...Request) (Result, error)
+
+	SettleTx(ctx context.Context, tx Tx, r *Receipt, used ...float64) (Result, error)
+	CancelTx(ctx context.Context, tx Tx, r *Receipt) (cancelled bool, err error)
+	CreditTx(ctx context.Context, tx Tx, r Request) (Status, error)
+
+	PauseTx(ctx context.Context, tx Tx, limit Limit, key string, lasts time.Duration) (until time.Time, err error)
+	ResumeTx(ctx context.Context, tx Tx, limit Limit, key string) error
+	ResetTx(ctx context.Context, tx Tx, limit Limit, key string) error
+
+	AllowFunc(ctx context.Context, requests []Request, do func(tx Tx, result Result) error) (Result, error)
+	ReserveFunc(ctx context.Context, requests []Request, do func(tx Tx, result Result) error) (Result, error)
+}
+
+// Granted makes an error of a refusal, and is put around a call of a verb. It returns
+// result and err as they are if err is not nil or result is OK, and otherwise result with
+// its Err, which is [ErrRefused]. So nobody goes on without tokens who only looks at the
+// error, as with Take, and has the result and its receipt all the same:
+//
+//	result, err := ratelimit.Granted(store.ReserveTx(ctx, tx, Tokens.ForN(org, estimate)))
+//	if err != nil {
+//		return err
+//	}
+//	// the work may run at result.RetryAt, and is settled by result.Receipt
+func Granted(result Result, err error) (Result, error) {
+	if err != nil {
+		return result, err
+	}
+	return result, result.Err()
+}
