@@ -254,7 +254,7 @@ func TestPrefetchGoesWithOthers(t *testing.T) {
 					t.Errorf("%d calls wait for a row, want none", len(left))
 				}
 			}, calls...)
-			sends := 1
+			sends := int64(1)
 			if await != nil { // the row is locked and read, and then written
 				sends = 2
 			}
