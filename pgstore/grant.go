@@ -6,7 +6,6 @@ import (
 	"math"
 	"slices"
 	"sync"
-	"time"
 
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/escrow"
@@ -51,23 +50,19 @@ func (e *engine) grant(ctx context.Context, tickets []*ticket, await *decide.Row
 	return left, nil
 }
 
-// grantInTurn grants from one row, for which it waits: briskly, if that was free in a moment
-// the last time.
+// grantInTurn grants from one row, for which it waits: briskly, if it was to be had when it was
+// waited for last. However many wait then, each has it for a moment; but it may be long until
+// the one gives it back who has it when it is waited for first.
 func (e *engine) grantInTurn(ctx context.Context, grants []table.Grant) error {
 	g := &grants[0]
 	g.Brisk = e.brisk(g.Row, nil)
-	begun := time.Now()
 	err := e.table.Grant(ctx, e.pool, grants, true, e.clock())
-	again := err == nil && time.Since(begun) < moment
-	e.brisk(g.Row, &again)
+	had := err == nil
+	e.brisk(g.Row, &had)
 	return err
 }
 
-// moment is how long a row is locked at most, with the queue for it, whose lock is worth
-// waiting for briskly.
-const moment = 50 * time.Millisecond
-
-// brisk reports whether a row was free in a moment when it was last waited for, which it notes.
+// brisk reports whether a row was to be had when it was waited for last, which it is told.
 func (e *engine) brisk(row decide.Row, is *bool) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -274,7 +274,7 @@ func (m *memory) close() {
 func (m *memory) giveBack(returns []escrow.Return) {
 	ctx, cancel := context.WithTimeout(context.Background(), giveBackTime)
 	defer cancel()
-	for pause := passOver; len(returns) > 0; pause = min(2*pause, slowPoll) {
+	for pause := poll; len(returns) > 0; pause = min(2*pause, slowPoll) {
 		returns = slices.DeleteFunc(returns, func(r escrow.Return) bool { return m.giveBackOnce(ctx, &r) })
 		if len(returns) == 0 || sleep(ctx, pause) != nil {
 			return

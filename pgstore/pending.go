@@ -50,7 +50,7 @@ type lane struct {
 	queue    *batch.Queue[*pending]
 	refusing bool      // most of the last calls were refused, so that granting is not worth an attempt
 	used     time.Time // of the queue of a row: when a call last needed it
-	brisk    bool      // of the queue of a row: it was free in a moment when it was last waited for
+	brisk    bool      // of the queue of a row: it was to be had when it was waited for last
 }
 
 // pending is a call that waits for its decision.

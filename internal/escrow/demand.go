@@ -19,6 +19,7 @@ type demand struct {
 	calls  int
 	before float64
 	called int
+	met    bool // others, at the row, in one of the two
 }
 
 func (d *demand) over(now moment, lasts time.Duration) bool {
@@ -31,7 +32,7 @@ func (d *demand) roll(now moment, lasts time.Duration) {
 	case past < 0 || past >= 2*lasts:
 		*d = demand{begun: now.mono}
 	case past >= lasts:
-		*d = demand{begun: now.mono, before: d.count * float64(lasts) / float64(past), called: d.calls}
+		*d = demand{begun: now.mono, before: d.count * float64(lasts) / float64(past), called: d.calls, met: d.calls >= enoughFor && d.met}
 	}
 }
 
@@ -44,6 +45,7 @@ func (d *demand) add(n float64, calls int, now moment, lasts time.Duration) {
 // meet notes that a call met others at the row, which costs more than prefetching.
 func (d *demand) meet(now moment, lasts time.Duration) {
 	d.add(0, enoughFor, now, lasts)
+	d.met = true
 }
 
 // enough reports whether there were so many calls lately that it is worth to take ahead. Time

@@ -595,7 +595,11 @@ func (e *Entry) ring() {
 	now := e.cache.moment()
 	e.live(now)
 	past := max(now.since(e.ticked), 1)
-	e.release(max(0, e.used)*float64(e.cache.lasts)/float64(past), now)
+	needed := max(0, e.used) * float64(e.cache.lasts) / float64(past)
+	if e.demand.met { // to have it again costs more than to keep it until it ends
+		needed = max(needed, e.demand.want(0, now, e.cache.lasts))
+	}
+	e.release(needed, now)
 	returns := e.returns
 	e.returns, e.ticking = nil, false
 	e.tick()
