@@ -44,9 +44,12 @@ func (m *memory) decide(ctx context.Context, reserve bool, requests []ratelimit.
 	if p.call, err = decide.NewIn(p.one[:0], reserve, requests...); err != nil {
 		return result, err
 	}
+	if p.entry != nil { // which had been asked already
+		return m.engine.decide(ctx, p)
+	}
 	c := m.claim(&p.call)
 	if c.none() {
-		if p.entry == nil && len(p.call.Asks) == 1 {
+		if len(p.call.Asks) == 1 {
 			p.entry = m.cache.Of(&p.call.Asks[0])
 		}
 		return m.engine.decide(ctx, p)
@@ -90,9 +93,9 @@ func (c *claim) none() bool { return c == nil || c.tokens == nil }
 // all reports whether all of the call was held.
 func (c *claim) all() bool { return !c.none() && len(c.rest.Asks) == 0 }
 
-// claim takes out of memory what is held for a call, limit by limit, until claim.end. Of several limits,
-// what is not held is prefetched for those who come later: that of one is by the statement
-// that grants it.
+// claim takes out of memory what is held for a call, limit by limit, until claim.end. Of
+// several limits, what is not held is prefetched for calls that come later: of one, the
+// statement that grants it prefetches.
 func (m *memory) claim(call *decide.Call) *claim {
 	if m == nil {
 		return nil
@@ -109,10 +112,14 @@ func (m *memory) claim(call *decide.Call) *claim {
 		}
 		c.tokens[i] = t
 	}
-	c.rest = call.Rest(c.stands())
+	rest := call
+	if c.tokens != nil {
+		c.rest = call.Rest(c.stands())
+		rest = &c.rest
+	}
 	if len(call.Asks) > 1 {
-		for i := range c.rest.Asks {
-			a := &c.rest.Asks[i]
+		for i := range rest.Asks {
+			a := &rest.Asks[i]
 			m.cache.Of(a).Miss(a.Count)
 		}
 	}
