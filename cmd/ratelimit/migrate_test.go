@@ -72,10 +72,16 @@ func TestMigrateFindsTheDatabaseInTheEnvironment(t *testing.T) {
 
 func TestMigratePrint(t *testing.T) {
 	t.Setenv("DATABASE_URL", "") // print needs none
-	const takeBack = "ALTER TABLE rate_limits DROP COLUMN slots;\n"
 	added, err := migrations.UpSQLFrom(3)
 	if err != nil {
 		t.Fatal(err)
+	}
+	takeBack, err := migrations.DownSQLFrom(3)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !strings.HasSuffix(takeBack, "ALTER TABLE rate_limits DROP COLUMN slots;\n") {
+		t.Errorf("down from version 3 ends with\n%s", takeBack)
 	}
 	for _, test := range []struct {
 		args []string
@@ -93,7 +99,7 @@ func TestMigratePrint(t *testing.T) {
 			t.Errorf("print %q printed:\n%s", test.args, o.stdout)
 		}
 	}
-	for _, version := range []string{"0", "-1", "4", "x"} {
+	for _, version := range []string{"0", "-1", "5", "x"} {
 		execute(t, "", "migrate", "print", "--from", version).wantStatus(t, exitBad, version)
 	}
 	execute(t, "", "migrate", "up", "--from", "2").wantStatus(t, exitBad, "--from is for print only")
@@ -123,7 +129,7 @@ func TestMigrateFindsAnotherToolsTable(t *testing.T) {
 	if o := run("migrate", "status"); o.stdout != heading+limits+pauses+noSlots+another {
 		t.Errorf("status printed:\n%s%s", o.stdout, o.stderr)
 	}
-	run("migrate", "up").wantStatus(t, exitFailed, "lacks 00003_sliding_windows.sql", "ratelimit migrate print --from 3")
+	run("migrate", "up").wantStatus(t, exitFailed, "lacks 00003_sliding_windows.sql, 00004_escrow.sql", "ratelimit migrate print --from 3")
 	apply(added)
 	if o := run("migrate", "up"); o.stdout != nothingUp+another {
 		t.Errorf("up printed:\n%s%s", o.stdout, o.stderr)
