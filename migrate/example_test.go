@@ -32,6 +32,7 @@ func ExampleStatus() {
 	// 1 true true
 	// 2 true true
 	// 3 true true
+	// 4 true true
 	// [] <nil>
 }
 

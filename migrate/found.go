@@ -24,7 +24,7 @@ type found struct {
 
 // shows has a column that each migration makes: by these, a table is known of which no
 // version table tells.
-var shows = map[int64]string{1: "ts", 2: "paused", 3: "slots"}
+var shows = map[int64]string{1: "ts", 2: "paused", 3: "slots", 4: "ahead"}
 
 // look returns what there is in the schema, which need not exist if it was configured.
 func (t *target) look(ctx context.Context) (f found, err error) {

@@ -87,9 +87,9 @@ func TestUpWithTheRightsOfAProgram(t *testing.T) {
 	if _, err := migrate.Down(t.Context(), db.Pool, cfg); err != nil {
 		t.Fatal(err)
 	}
-	wantStatus(t, pool, cfg, all(2))
-	wantRefused(t, pool, cfg, "lacks 00003_sliding_windows.sql", "may not read "+migrations.VersionTable)
-	wantUp(t, db.Pool, cfg, applied[2:])
+	wantStatus(t, pool, cfg, all(3))
+	wantRefused(t, pool, cfg, "lacks 00004_escrow.sql", "may not read "+migrations.VersionTable)
+	wantUp(t, db.Pool, cfg, applied[3:])
 	wantUp(t, pool, cfg, nil)
 }
 

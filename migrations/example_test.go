@@ -13,7 +13,7 @@ func ExampleDownSQL() {
 	// Output:
 	// ALTER TABLE rate_limits DROP COLUMN ahead;
 	//
-	// ALTER TABLE rate_limits DROP COLUMN slots;
+	// ALTER TABLE rate_limits DROP COLUMN ahead;
 	//
 	// ALTER TABLE rate_limits DROP COLUMN paused;
 	//
@@ -33,11 +33,11 @@ func Example() {
 
 // What takes a schema back to the first two versions. UpSQLFrom brings it there.
 func ExampleDownSQLFrom() {
-	text, err := migrations.DownSQLFrom(3)
+	text, err := migrations.DownSQLFrom(4)
 	if err != nil {
 		fmt.Println(err)
 		return
 	}
 	fmt.Print(text)
-	// Output: ALTER TABLE rate_limits DROP COLUMN slots;
+	// Output: ALTER TABLE rate_limits DROP COLUMN ahead;
 }
