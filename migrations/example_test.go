@@ -13,7 +13,7 @@ func ExampleDownSQL() {
 	// Output:
 	// ALTER TABLE rate_limits DROP COLUMN ahead;
 	//
-	// ALTER TABLE rate_limits DROP COLUMN ahead;
+	// ALTER TABLE rate_limits DROP COLUMN slots;
 	//
 	// ALTER TABLE rate_limits DROP COLUMN paused;
 	//
