@@ -35,12 +35,13 @@ func (m *memory) decide(ctx context.Context, reserve bool, requests []ratelimit.
 	if err := ctx.Err(); err != nil {
 		return result, err
 	}
-	p := &pending{}
+	var entry *escrow.Entry
 	if len(requests) == 1 {
-		if p.entry = m.cache.Seen(&requests[0]); m.known(p.entry, reserve, requests[0].Count, &result) {
-			return result, nil
+		if entry = m.cache.Seen(&requests[0]); m.known(entry, reserve, requests[0].Count, &result) {
+			return result, nil // before anything is made of the call
 		}
 	}
+	p := &pending{entry: entry}
 	if p.call, err = decide.NewIn(p.one[:0], reserve, requests...); err != nil {
 		return result, err
 	}
