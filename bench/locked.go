@@ -8,8 +8,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
@@ -29,25 +27,20 @@ func openOursLocked(o ours, rows int) opener {
 		if rows == 0 {
 			return c, nil
 		}
-		h := holder{store: store, pool: e.postgres.many, limit: w.limit}
-		for i := range rows {
-			h.keys = append(h.keys, fmt.Sprintf("held-%d", i))
-		}
-		if err := e.postgres.fillOurs(ctx, workload{limit: w.limit, keys: h.keys}); err != nil {
-			store.Close()
-			return contender{}, err
-		}
+		h := holder{store: store, postgres: e.postgres, limit: w.limit, rows: rows}
 		c.disturb = h.hold
 		return c, nil
 	}
 }
 
-// holder locks rows, each of which a call waits for.
+// holder locks rows, each of which a call waits for: others each time, since those that were
+// waited for are prefetched from when they are free again.
 type holder struct {
-	store *pgstore.Store
-	pool  *pgxpool.Pool
-	limit ratelimit.TokenBucket
-	keys  []string
+	store    *pgstore.Store
+	postgres *postgresServer
+	limit    ratelimit.TokenBucket
+	rows     int
+	held     int // times
 }
 
 // errNotHeld is a measurement that shows nothing.
@@ -55,20 +48,28 @@ var errNotHeld = errors.New("a call was decided while another transaction held i
 
 // hold takes from the rows in a transaction that stays open until end is called,
 // which returns when the calls that had to wait for it are decided.
-func (h holder) hold(ctx context.Context) (end func() error, err error) {
-	tx, err := h.pool.Begin(ctx)
+func (h *holder) hold(ctx context.Context) (end func() error, err error) {
+	h.held++
+	keys := make([]string, h.rows)
+	for i := range keys {
+		keys[i] = fmt.Sprintf("held-%d-%d", h.held, i)
+	}
+	if err := h.postgres.fillOurs(ctx, workload{limit: h.limit, keys: keys}); err != nil {
+		return nil, err
+	}
+	tx, err := h.postgres.many.Begin(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("beginning to hold rows: %w", err)
 	}
-	for _, key := range h.keys {
+	for _, key := range keys {
 		if _, err := h.store.AllowTx(ctx, tx, h.limit.For(key)); err != nil {
 			return nil, errors.Join(fmt.Errorf("holding a row: %w", err), tx.Rollback(ctx))
 		}
 	}
 	var free atomic.Bool
 	var calls sync.WaitGroup
-	faults := make([]error, len(h.keys))
-	for i, key := range h.keys {
+	faults := make([]error, len(keys))
+	for i, key := range keys {
 		calls.Go(func() {
 			_, faults[i] = h.store.Allow(ctx, h.limit.For(key))
 			if !free.Load() {
