@@ -49,6 +49,7 @@ const (
 
 	oursTx          = "ours, in the transaction"
 	oursTxEscrow    = "ours, before the transaction, escrow"
+	oursTxLong      = "ours, before the transaction, escrow 1 s"
 	oursTx32        = "ours, in the transaction, 32 shards"
 	oursTx8         = "ours, in the transaction, 8 shards"
 	oursUndisturbed = "ours, combined, no row locked"
@@ -83,6 +84,7 @@ var implementations = map[string]opener{
 
 	oursTx:          openOursTx(1, 0),
 	oursTxEscrow:    openOursTx(1, escrow),
+	oursTxLong:      openOursTx(1, time.Second),
 	oursTx32:        openOursTx(32, 0),
 	oursTx8:         openOursTx(8, 0),
 	oursUndisturbed: openOursLocked(ours{}, 0),
@@ -100,7 +102,7 @@ var implementations = map[string]opener{
 // schedule.
 var correct = map[string]bool{
 	oursCombined: true, oursEscrow: true, oursHasty: true, oursPortable: true, portableEscrow: true, oneUpsert: true,
-	oursTxEscrow: true, oursTx: true, oursTx32: true, oursTx8: true,
+	oursTxEscrow: true, oursTxLong: true, oursTx: true, oursTx32: true, oursTx8: true,
 	forUpdate: true, serializable: true, forUpdateTx: true, serializableTx: true,
 	goRedisLua: true, rueidisLua: true, redisWatch: true,
 }
@@ -108,7 +110,7 @@ var correct = map[string]bool{
 // oursAll are the implementations that are this library.
 var oursAll = map[string]bool{
 	oursCombined: true, oursEscrow: true, oursHasty: true, oursPortable: true, portableEscrow: true, oneUpsert: true,
-	oursTxEscrow: true, oursTx: true, oursTx32: true, oursTx8: true,
+	oursTxEscrow: true, oursTxLong: true, oursTx: true, oursTx32: true, oursTx8: true,
 	oursUndisturbed: true, oursLocked1: true, oursLocked7: true, escrowLocked7: true,
 }
 

@@ -1,0 +1,93 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/curve"
+)
+
+// TestMain has this program be one of several processes, when it is started as that.
+func TestMain(m *testing.M) {
+	if os.Getenv(childVariable) == "" {
+		os.Exit(m.Run())
+	}
+	if err := runChild(context.Background(), os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// TestProcesses: several processes ask for one key, and their figures are put together.
+func TestProcesses(t *testing.T) {
+	t.Parallel()
+	long(t)
+	file := filepath.Join(t.TempDir(), "processes.svg")
+	var out, errs bytes.Buffer
+	args := []string{"--rounds", "2", "--round", "100ms", "--plot", file, "--only", "^(tx/8 × 8/(no limit|ours)|decisions/2 × 32/(single-row|ours, combined))"}
+	if err := runProcesses(t.Context(), args, &out, &errs); err != nil {
+		t.Fatalf("%v\n%s%s", err, &out, &errs)
+	}
+	for _, want := range []string{
+		`8 processes, 8 goroutines in each\n +no limit +\d`, oursTxEscrow + ` +\d`, oursTx + ` +\d`, oursTx32 + ` +\d`,
+		`single-row UPDATE +\d`, oursCombined + ` +\d`, `a flood of 8 processes got of what may be: ours, combined +≤ 1 +[01]\.\d\d +yes`,
+	} {
+		if !regexp.MustCompile(want).MatchString(out.String()) {
+			t.Errorf("no %q in\n%s", want, &out)
+		}
+	}
+	if err := readable(file); err != nil {
+		t.Errorf("the picture: %v", err)
+	}
+}
+
+// TestProcessThatFails: what goes wrong in one of the processes is told, and ends all.
+func TestProcessThatFails(t *testing.T) {
+	t.Parallel()
+	task := childTask{URL: "postgres://127.0.0.1:1/nowhere", Schema: "s", Impl: oursCombined, Limit: plenty, Key: "k", Round: time.Hour}
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if _, err := (crowd{3, 1}).run(ctx, task); err == nil || !strings.Contains(err.Error(), "not ready") || ctx.Err() != nil {
+		t.Errorf("got error %v, want that of a process", err)
+	}
+}
+
+// TestCheckProcesses: each figure is judged by the ratio of the same rounds.
+func TestCheckProcesses(t *testing.T) {
+	t.Parallel()
+	spreadOf := func(name, impl string, c crowd, pace ...float64) spread {
+		s := spread{processesJob: processesJob{name: name, impl: impl, crowd: c}, pace: pace}
+		for range pace {
+			s.p99 = append(s.p99, time.Millisecond)
+			s.retries, s.statements = append(s.retries, 0), append(s.statements, 1)
+			s.least, s.most = append(s.least, 8), append(s.most, 10)
+		}
+		return s
+	}
+	spreads := []spread{
+		spreadOf(processesTx, oursTx, crowd{1, 64}, 100, 1000, 10), spreadOf(processesTx, oursTx, crowd{8, 8}, 90, 700, 9),
+		spreadOf(processesOwn, plainUpdate, crowd{8, 8}, 10, 20, 30), spreadOf(processesOwn, oursCombined, crowd{8, 8}, 80, 80, 80),
+	}
+	got := make(map[string]string)
+	for _, c := range checkProcesses(spreads, map[string]curve.Worst{oursTx: {Share: 1.1}}) {
+		got[c.claim+": "+c.what] = c.got + " " + c.verdict
+	}
+	for what, want := range map[string]string{
+		"Transactions that take from the row: 8 processes, as a share of one":                           "0.90 yes",
+		"Transactions that take from the row: least of the processes, as a share of most":               "0.80 yes",
+		"Decisions on their own: 8 processes, as a share of UPDATEs a second × goroutines in a process": "0.50 no",
+		"Decisions on their own: least of the processes, as a share of most":                            "0.80 no",
+		"Never over, in any stretch of time: what a flood of 8 processes got of what may be: " + oursTx: "1.10 no",
+	} {
+		if got[what] != want {
+			t.Errorf("%s: got %q, want %q", what, got[what], want)
+		}
+	}
+}
