@@ -129,6 +129,9 @@ func (e *engine) arrived(o *escrow.Order, group []*ticket, g *table.Grant, sent 
 	if o.Count == 0 {
 		return nil
 	}
+	if g.Waited > 0 && g.Waited <= e.cache.Now().Sub(sent) { // unless the database's clock was set meanwhile
+		sent = sent.Add(g.Waited)
+	}
 	return o.Arrived(escrow.Lease{Count: g.Prefetched(), Out: g.Out, After: g.Taken.After, At: g.Taken.At.UTC(), End: g.End().UTC(), Sent: sent})
 }
 

@@ -53,8 +53,9 @@ const (
 	Awaited  = time.Second
 )
 
-// brisk is how long a grant waits for its row that is [Grant.Brisk].
-const brisk = 100 * time.Millisecond
+// brisk is how long a grant waits for its row that is [Grant.Brisk]. Whoever gives up
+// goes to the end of the line, so it is long enough for a line of a hundred processes.
+const brisk = 500 * time.Millisecond
 
 // Decision is rows to lock, and what decides on them.
 type Decision struct {

@@ -35,7 +35,8 @@ type Grant struct {
 	// way. It is for rows that others are known to have locked no longer than that takes.
 	Brisk bool
 
-	Taken Taken
+	Taken  Taken
+	Waited time.Duration // for its turn, at least, of one that awaits it
 }
 
 // Prefetched is how much a grant, which was taken, took besides.
@@ -107,6 +108,7 @@ func (t plainTable) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Gran
 		wait = brisk
 	}
 	batch := t.begin(wait)
+	t.queueTurn(batch, g.Row, &g.Waited)
 	if g.prefetches() {
 		t.queueMany(batch, []*Grant{g}, "_in_turn", now)
 	} else {

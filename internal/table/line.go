@@ -7,8 +7,10 @@ import (
 	"hash/fnv"
 	"strconv"
 	"strings"
+	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit/internal/decide"
@@ -41,6 +43,30 @@ func QueueLock(batch *pgx.Batch, id int64, taken func(waited bool)) {
 		}
 		return err
 	})
+}
+
+// turnSQL waits for an advisory lock, which is the transaction's until it ends, and tells how
+// long that took in nanoseconds.
+const turnSQL = `SELECT (date_part('epoch', clock_timestamp() - CURRENT_TIMESTAMP) * 1000000)::int8 * 1000 FROM pg_advisory_xact_lock($1::int8)`
+
+// queueTurn puts into a batch a transaction's wait for its turn at a row, before it waits for
+// the row itself: PostgreSQL wakes all who wait for a row each time that it is free, and all but
+// one find it locked again. Nothing depends on it.
+func (t *Table) queueTurn(batch *pgx.Batch, row decide.Row, waited *time.Duration) {
+	if !t.noTurns.Load() {
+		batch.Queue(turnSQL, Lock(t.schema, row)).QueryRow(func(row pgx.Row) error { return row.Scan(waited) })
+	}
+}
+
+// inTurn runs a transaction that waits for its turn; without one if the role may not use
+// advisory locks, which is tried once.
+func (t *Table) inTurn(run func() error) error {
+	err := run()
+	var denied *pgconn.PgError
+	if errors.As(err, &denied) && denied.Code == "42501" && !t.noTurns.Swap(true) { // insufficient_privilege
+		return run()
+	}
+	return err
 }
 
 // UnlockSQL returns the statement that gives advisory locks back.

@@ -18,7 +18,7 @@ func (plainTable) Prefetches(bucket.Kind) bool { return true }
 
 func (t plainTable) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, await bool, now *time.Time) error {
 	if await {
-		return t.grantInTurn(ctx, pool, &grants[0], now)
+		return t.inTurn(func() error { return t.grantInTurn(ctx, pool, &grants[0], now) })
 	}
 	return t.grant(ctx, pool, grants, now)
 }

@@ -50,10 +50,11 @@ func (s statements) in(table string) statements {
 
 // inTurn adds statements that wait for their row if somebody has locked it. (It is written by
 // one statement that need not lock it first, since a row that has changed while it was waited
-// for is read again.)
+// for is read again.) They are part of a transaction, which may have waited before them.
 func (s statements) inTurn(names ...string) {
 	for _, name := range names {
-		s[name+"_in_turn"] = passing.ReplaceAllString(s[name], "WHERE ")
+		text := passing.ReplaceAllString(s[name], "WHERE ")
+		s[name+"_in_turn"] = strings.ReplaceAll(text, "CURRENT_TIMESTAMP", "statement_timestamp()")
 	}
 }
 

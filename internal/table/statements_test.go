@@ -73,7 +73,8 @@ func TestStatementsAreAsWritten(t *testing.T) {
 	}
 }
 
-// What passes over locked rows is left out of a statement that waits in turn, and nothing else.
+// What passes over locked rows is left out of a statement that waits in turn, which counts from
+// when it had its turn; and nothing else.
 func TestInTurn(t *testing.T) {
 	table := New("", false, time.Second)
 	for _, s := range []statements{table.buckets, table.windows, table.slots} {
@@ -85,6 +86,10 @@ func TestInTurn(t *testing.T) {
 			if strings.Contains(text, "lock_timeout") || strings.Contains(text, "xmax") {
 				t.Errorf("%s passes over:\n%s", name, text)
 			}
+			if !strings.Contains(text, "statement_timestamp()") {
+				t.Errorf("%s counts from before its turn:\n%s", name, text)
+			}
+			text = strings.ReplaceAll(text, "statement_timestamp()", "CURRENT_TIMESTAMP")
 			head, tail, _ := strings.Cut(text, "\nWHERE r.name = u.name")
 			if !strings.HasPrefix(s[free], head+"\nWHERE ") || !strings.HasSuffix(s[free], "\n\tAND r.name = u.name"+tail) {
 				t.Errorf("%s is not %s otherwise:\n%s", name, free, text)

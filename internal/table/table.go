@@ -11,6 +11,7 @@ package table
 
 import (
 	"context"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -38,7 +39,9 @@ type Table struct {
 
 	common, keep            statements
 	buckets, windows, slots statements // of one kind of limit
+	schema                  string     // of the table; none is the search_path's
 	silence                 time.Duration
+	noTurns                 atomic.Bool // the role may not use advisory locks
 	statistics              statistics
 }
 
@@ -60,7 +63,7 @@ func New(schema string, distributed bool, silence time.Duration) *Table {
 	t := &Table{
 		common: in("table.sql"), keep: in("keep.sql"),
 		buckets: in("bucket.sql"), windows: in("window.sql"), slots: in("slots.sql"),
-		silence: silence,
+		schema: schema, silence: silence,
 	}
 	t.buckets.inTurn("grant")
 	t.windows.inTurn("grant", "prefetch_many")
