@@ -236,7 +236,7 @@ func TestPrefetchGoesWithOthers(t *testing.T) {
 			sent := &traced.Statements{}
 			db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent }))
 			store, h := knowing(t, db, name == "portable")
-			h.Note(100, 100, 0)
+			h.Note(100, 100)
 			var calls []*pending
 			for _, n := range []float64{3, 0, 4} {
 				p := allowTicket(t, known.ForN("k", n)).Value
@@ -305,7 +305,7 @@ func TestPrefetchHasItsTurn(t *testing.T) {
 		return tx
 	}
 	for range 2 { // the second time it is known to be locked
-		e.Note(100, 100, 0)
+		e.Note(100, 100)
 		tx := lock()
 		soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		if prefetch(soon) {
@@ -355,7 +355,7 @@ func TestPrefetchIsAChange(t *testing.T) {
 			if _, _, known := e.Refusal(); !known {
 				t.Error("the refusal is not remembered")
 			}
-			e.Note(100, 100, 0)
+			e.Note(100, 100)
 			ask := *e.Ask()
 			if p.hold {
 				ask.Count = 1

@@ -35,7 +35,7 @@ func (e *engine) meet(ctx context.Context, t *ticket) (done bool, err error) {
 		return false, e.fault("take", err)
 	}
 	if g.Taken.OK {
-		p.entry.Note(g.Count, 1, 0)
+		p.entry.Note(g.Count, 1)
 		e.tellGroup([]*ticket{t}, &g, nil)
 		return true, nil
 	}
@@ -59,7 +59,7 @@ func (e *engine) meet(ctx context.Context, t *ticket) (done bool, err error) {
 		if !made {
 			return false, nil
 		}
-		p.entry.Note(a.Count, 1, 0)
+		p.entry.Note(a.Count, 1)
 		p.result = e.granted(&p.call, changes, view.At, "", nil)
 	}
 	t.Finish()

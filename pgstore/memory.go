@@ -150,7 +150,7 @@ func (m *memory) claimFor(ctx context.Context, call *decide.Call) (c *claim, ref
 	a := call.Asks[0]
 	p := &pending{hold: true, entry: m.cache.Of(&a)}
 	if !m.worth(call) {
-		p.entry.Note(a.Count, 1, 0)
+		p.entry.Note(a.Count, 1)
 		return c, refused, nil // the transaction takes from the row
 	}
 	a.Floor = 0 // debt is the row's to give
@@ -226,10 +226,10 @@ func (m *memory) prefetch(entry *escrow.Entry) {
 	}()
 }
 
-// patience is when to give up prefetching: what comes later than what is held lasts is of no
-// use, and a connection that has fallen silent holds up all who gather behind it.
+// patience is when to give up prefetching: a connection that has fallen silent holds up all who
+// gather behind it. Others' turns at the row take less.
 func (m *memory) patience() time.Duration {
-	late := max(m.config.Escrow, 250*time.Millisecond)
+	late := max(m.config.Escrow, awaited)
 	if m.config.Timeout > 0 {
 		late = min(late, m.config.Timeout)
 	}

@@ -125,7 +125,7 @@ func (e *engine) arrived(o *escrow.Order, group []*ticket, g *table.Grant, sent 
 			calls++
 		}
 	}
-	entryOf(group).Note(g.Count, calls, e.cache.Now().Sub(sent))
+	entryOf(group).Note(g.Count, calls)
 	if o.Count == 0 {
 		return nil
 	}

@@ -77,7 +77,7 @@ func (m *memory) of(limit ratelimit.Limit) *escrow.Entry {
 // order is one for a key that others take from, too.
 func (m *memory) order(e *escrow.Entry) escrow.Order {
 	m.t.Helper()
-	e.Note(100, 1, 0)
+	e.Note(100, 1)
 	e.Contended()
 	o := e.Order(0, 0)
 	if o.Count == 0 {
@@ -266,7 +266,7 @@ func TestArrivedLate(t *testing.T) {
 	}
 	for _, late := range []time.Duration{2 * time.Second, 0} {
 		e := m.Of(&call.Asks[0])
-		e.Note(100, 1, 0)
+		e.Note(100, 1)
 		e.Contended()
 		o := e.Order(0, 1)
 		now := time.Now()
@@ -292,12 +292,12 @@ func TestOrder(t *testing.T) {
 	}
 	for range 100 {
 		m.pass(10 * time.Millisecond)
-		h.Note(2, 1, 0)
+		h.Note(2, 1)
 	}
 	if o := h.Order(0, 1); o.Count < 170 || o.Count > 190 || o.Capacity != 900 {
 		t.Errorf("got %v of %v, want about 180 of 900, since 200 were handed out in a second", o.Count, o.Capacity)
 	}
-	h.Note(1e6, 1, 0)
+	h.Note(1e6, 1)
 	if o := h.Order(0, 1); o.Count > 900 {
 		t.Errorf("got %v, want 900 at most", o.Count)
 	}
@@ -325,11 +325,11 @@ func TestOrderOfFewCalls(t *testing.T) {
 	m := newMemory(t)
 	e := m.of(plain)
 	order := func() float64 { o := e.Order(0, 1); return o.Count }
-	e.Note(100, 31, 0)
+	e.Note(100, 31)
 	if n := order(); n != 0 || e.Worth() {
 		t.Errorf("got %v after 31 calls, want nothing", n)
 	}
-	e.Note(1, 1, 0)
+	e.Note(1, 1)
 	if n := order(); n < 90 || !e.Worth() {
 		t.Errorf("got %v after 32 calls, want most of what they took", n)
 	}
@@ -341,10 +341,36 @@ func TestOrderOfFewCalls(t *testing.T) {
 	if n := order(); n != 0 {
 		t.Errorf("got %v after two seconds more, want nothing", n)
 	}
-	e.Note(10, 1, 0)
+	e.Note(10, 1)
 	e.Contended()
 	if n := order(); n < 9 {
 		t.Errorf("got %v after a call that met others, want most of what it took", n)
+	}
+}
+
+// What is prefetched is whole tokens, so that calls for whole ones leave nothing.
+func TestOrderOfWholeTokens(t *testing.T) {
+	m := newMemory(t)
+	e := m.of(plain)
+	e.Note(101, 100)
+	if o := e.Order(0, 1); o.Count != 727 {
+		t.Errorf("got %v, want the whole ones of 727.2", o.Count)
+	}
+}
+
+// A wait for the row does not count as time in which nothing was wanted, unless it is long.
+func TestOrderAfterAWait(t *testing.T) {
+	for wait, want := range map[time.Duration]bool{0: true, 1500 * time.Millisecond: true, 5 * time.Second: false} {
+		m := newMemory(t)
+		e := m.of(plain)
+		e.Note(100, 100)
+		m.pass(500 * time.Millisecond)
+		before := e.Order(0, 1)
+		m.pass(wait)
+		e.Note(1, 1)
+		if after := e.Order(0, 1); (after.Count >= before.Count) != want {
+			t.Errorf("after %v: got %v, want as much as before, %v: %v", wait, after.Count, before.Count, want)
+		}
 	}
 }
 
@@ -352,7 +378,7 @@ func TestOrderOfFewCalls(t *testing.T) {
 func TestOrderOfLittle(t *testing.T) {
 	m := newMemory(t)
 	e := m.of(plain)
-	e.Note(100, 100, 0)
+	e.Note(100, 100)
 	o, lease := m.order(e), m.lease(1)
 	lease.After.Value = 1
 	o.Arrived(lease)
@@ -507,7 +533,7 @@ func TestMemoryIsBounded(t *testing.T) {
 	fill := func(from int) (n int) {
 		for i := range keys {
 			if h := ask(from + i); h != nil {
-				h.Note(1, 1, 0)
+				h.Note(1, 1)
 				n++
 			}
 		}

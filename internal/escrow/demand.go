@@ -19,20 +19,37 @@ type demand struct {
 	calls  int
 	before float64
 	called int
-	met    bool // others, at the row, in one of the two
+	met    bool          // others, at the row, in one of the two
+	waits  bool          // all of them, for the row,
+	still  time.Duration // since then
 }
+
+// longestStill is how long a wait for the row is left out at most.
+const longestStill = 2 * time.Second
 
 func (d *demand) over(now moment, lasts time.Duration) bool {
 	return now.mono-d.begun >= 2*lasts
 }
 
+// at returns the instant up to which there was something to hand out.
+func (d *demand) at(now moment) time.Duration {
+	if d.waits && now.mono-d.still <= longestStill {
+		return min(d.still, now.mono)
+	}
+	return now.mono
+}
+
 func (d *demand) roll(now moment, lasts time.Duration) {
-	past := now.mono - d.begun
+	at := d.at(now)
+	past := at - d.begun
 	switch {
 	case past < 0 || past >= 2*lasts:
-		*d = demand{begun: now.mono}
+		*d = demand{begun: at, waits: d.waits, still: d.still}
 	case past >= lasts:
-		*d = demand{begun: now.mono, before: d.count * float64(lasts) / float64(past), called: d.calls, met: d.calls >= enoughFor && d.met}
+		*d = demand{
+			begun: at, before: d.count * float64(lasts) / float64(past), called: d.calls,
+			met: d.calls >= enoughFor && d.met, waits: d.waits, still: d.still,
+		}
 	}
 }
 
@@ -52,10 +69,18 @@ func (d *demand) meet(now moment, lasts time.Duration) {
 // that passes makes them fewer.
 func (d *demand) enough() bool { return d.calls+d.called >= enoughFor }
 
-// standStill leaves out time in which nothing could be handed out, since all waited for the
-// row: what would have been needed meanwhile is not known, and it was not nothing.
-func (d *demand) standStill(waited time.Duration, now moment) {
-	d.begun = min(d.begun+max(waited, 0), now.mono)
+// stop notes that nothing is left to hand out, and that the row is about to be asked: all wait
+// for it until goOn. What would have been needed meanwhile is not known, and it is not nothing,
+// so that time is left out.
+func (d *demand) stop(now moment) {
+	if !d.waits {
+		d.waits, d.still = true, now.mono
+	}
+}
+
+func (d *demand) goOn(now moment) {
+	d.begun = min(d.begun+now.mono-d.at(now), now.mono)
+	d.waits = false
 }
 
 // want is how much would be needed while it lasts, if n more are handed out now.
@@ -65,7 +90,7 @@ func (d *demand) want(n float64, now moment, lasts time.Duration) float64 {
 		return 0
 	}
 	count := d.count + n
-	past := float64(max(now.mono-d.begun, lasts/1000, 1)) / float64(lasts)
+	past := float64(max(d.at(now)-d.begun, lasts/1000, 1)) / float64(lasts)
 	if d.called > 0 {
 		return count + d.before*(1-min(past, 1))
 	}

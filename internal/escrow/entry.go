@@ -372,12 +372,16 @@ func (e *Entry) Order(takes, need float64) (o Order) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	now, lasts := e.cache.moment(), e.cache.lasts
+	left := e.live(now)
+	if left == 0 {
+		e.demand.stop(now)
+	}
 	if len(e.leases) == 0 && !e.demand.enough() {
 		return o
 	}
-	now, lasts := e.cache.moment(), e.cache.lasts
-	left := e.live(now)
 	want := planned*e.demand.want(takes, now, lasts)*float64(Longest(&e.ask.Definition, lasts))/float64(lasts) - left
+	want = math.Floor(want) // of a part of a token there would be something left to return
 	if min(want, e.spare(need, now)) < 1 {
 		return o
 	}
@@ -479,18 +483,15 @@ func (e *Entry) Prefetched(ok bool) {
 	e.prefetching.Store(false)
 }
 
-// Note notes that n tokens were handed out by the row, to a number of calls, by a statement
-// that took a while.
-func (e *Entry) Note(n float64, calls int, took time.Duration) {
+// Note notes that n tokens were handed out by the row, to a number of calls.
+func (e *Entry) Note(n float64, calls int) {
 	if e == nil {
 		return
 	}
 	now := e.cache.moment()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.live(now) == 0 {
-		e.demand.standStill(took, now)
-	}
+	e.demand.goOn(now)
 	e.demand.add(n, calls, now, e.cache.lasts)
 }
 
@@ -609,9 +610,18 @@ func (e *Entry) ring() {
 	}
 }
 
+// abundant reports whether a row at which others were met is full again within what a lease
+// lasts or two, with all that its last lease took. What is left of a lease is not returned to
+// such a row: others would wait while it is written, for tokens that none of them lacks. It
+// needs mu.
+func (e *Entry) abundant() bool {
+	d := &e.ask.Definition
+	return e.demand.met && d.Stands() == 0 && e.last != nil && e.last.after.Value >= d.Capacity-2*(d.Capacity-e.lowered)
+}
+
 // release has returned what is left of leases that are about to end, and what is more than
 // is needed, the newest first. What is hardly more is kept. Before the last lease ends, the
-// row is told what was used of it. It needs mu.
+// row is told what was used of it, unless the next order will. It needs mu.
 func (e *Entry) release(needed float64, now moment) {
 	left := 0.0
 	for _, l := range e.leases {
@@ -621,6 +631,7 @@ func (e *Entry) release(needed float64, now moment) {
 	if needed > 0 && left < 2*needed {
 		keep = left
 	}
+	abundant := e.abundant()
 	before, kept := len(e.returns), e.leases[:0:0]
 	for i := len(e.leases) - 1; i >= 0; i-- {
 		l, n := e.leases[i], max(0, left-keep)
@@ -631,7 +642,9 @@ func (e *Entry) release(needed float64, now moment) {
 		took, _ := l.left.take(n, true)
 		l.seen -= took
 		left -= took
-		if took > 0 {
+		if abundant {
+			e.spent += took
+		} else if took > 0 {
 			e.returns = append(e.returns, e.returnOf(l, took))
 		}
 		if e.account(l, now); !ends {
@@ -642,7 +655,7 @@ func (e *Entry) release(needed float64, now moment) {
 	slices.Reverse(kept)
 	e.leases = kept
 	e.restock()
-	if len(e.returns) == before && !last {
+	if len(e.returns) == before && (!last || e.demand.met) {
 		return
 	}
 	spent, end := e.untold(now)

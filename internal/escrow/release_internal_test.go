@@ -1,6 +1,7 @@
 package escrow
 
 import (
+	"cmp"
 	"testing"
 	"time"
 
@@ -25,18 +26,23 @@ func TestRelease(t *testing.T) {
 		rings  time.Duration // after noon
 		counts []float64     // of the returns
 		spent  float64       // that the row is told
+		met    bool          // others, at the row
+		value  float64       // of the row; 0 for 500
 	}{
-		"all is needed":                           {leases: []lease{{0, 10}}, use: 2, needed: 8, rings: 250 * ms},
-		"hardly more than is needed":              {leases: []lease{{0, 10}}, use: 2, needed: 5, rings: 250 * ms},
-		"more than is needed":                     {leases: []lease{{0, 10}}, use: 2, needed: 3, rings: 250 * ms, counts: []float64{5}, spent: 2},
-		"nothing is needed":                       {leases: []lease{{0, 10}}, use: 2, rings: 250 * ms, counts: []float64{8}, spent: 2},
-		"the newest first":                        {leases: []lease{{0, 10}, {100 * ms, 10}}, needed: 4, rings: 250 * ms, counts: []float64{10, 6}},
-		"it is about to end":                      {leases: []lease{{0, 10}}, use: 2, needed: 8, rings: 900 * ms, counts: []float64{8}, spent: 2},
-		"the first of two is about to end":        {leases: []lease{{0, 10}, {500 * ms, 20}}, use: 2, needed: 28, rings: 900 * ms, counts: []float64{8}, spent: 2},
-		"nothing is left, and others are to come": {leases: []lease{{0, 10}, {500 * ms, 20}}, use: 10, needed: 28, rings: 900 * ms},
-		"nothing is left of the last one":         {leases: []lease{{0, 10}}, use: 10, needed: 10, rings: 900 * ms, counts: []float64{0}, spent: 10},
-		"nothing was used, and nothing is left":   {rings: 900 * ms},
-		"it is over":                              {leases: []lease{{0, 10}}, use: 2, needed: 8, rings: 1100 * ms, counts: []float64{8}},
+		"all is needed":                            {leases: []lease{{0, 10}}, use: 2, needed: 8, rings: 250 * ms},
+		"hardly more than is needed":               {leases: []lease{{0, 10}}, use: 2, needed: 5, rings: 250 * ms},
+		"more than is needed":                      {leases: []lease{{0, 10}}, use: 2, needed: 3, rings: 250 * ms, counts: []float64{5}, spent: 2},
+		"nothing is needed":                        {leases: []lease{{0, 10}}, use: 2, rings: 250 * ms, counts: []float64{8}, spent: 2},
+		"the newest first":                         {leases: []lease{{0, 10}, {100 * ms, 10}}, needed: 4, rings: 250 * ms, counts: []float64{10, 6}},
+		"it is about to end":                       {leases: []lease{{0, 10}}, use: 2, needed: 8, rings: 900 * ms, counts: []float64{8}, spent: 2},
+		"the first of two is about to end":         {leases: []lease{{0, 10}, {500 * ms, 20}}, use: 2, needed: 28, rings: 900 * ms, counts: []float64{8}, spent: 2},
+		"nothing is left, and others are to come":  {leases: []lease{{0, 10}, {500 * ms, 20}}, use: 10, needed: 28, rings: 900 * ms},
+		"nothing is left of the last one":          {leases: []lease{{0, 10}}, use: 10, needed: 10, rings: 900 * ms, counts: []float64{0}, spent: 10},
+		"nothing was used, and nothing is left":    {rings: 900 * ms},
+		"a full row that others take from":         {leases: []lease{{0, 10}}, use: 2, met: true, value: 1000, rings: 900 * ms},
+		"a row that others take from":              {leases: []lease{{0, 10}}, use: 2, met: true, value: 900, rings: 900 * ms, counts: []float64{8}, spent: 2},
+		"nothing is left, and others take from it": {leases: []lease{{0, 10}}, use: 10, met: true, rings: 900 * ms},
+		"it is over":                               {leases: []lease{{0, 10}}, use: 2, needed: 8, rings: 1100 * ms, counts: []float64{8}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			now := noon
@@ -55,9 +61,12 @@ func TestRelease(t *testing.T) {
 			e.mu.Unlock()
 			for _, l := range test.leases {
 				now = noon.Add(l.after)
-				e.Note(50, 40, 0)
+				e.Note(50, 40)
+				if test.met {
+					e.Contended()
+				}
 				o := e.Order(0, 0)
-				o.Arrived(Lease{Count: l.count, After: bucket.State{Value: 500, TS: now}, At: now, End: now.Add(time.Second), Sent: now})
+				o.Arrived(Lease{Count: l.count, After: bucket.State{Value: cmp.Or(test.value, 500), TS: now}, At: now, End: now.Add(time.Second), Sent: now})
 			}
 			if test.use > 0 && !e.Take(test.use, false, new(Tokens)) {
 				t.Fatal("nothing is held")
