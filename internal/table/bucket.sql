@@ -74,7 +74,10 @@ RETURNING value, ts, paused, slots, ahead,
 -- transaction began with the statement, or just before it.
 
 -- name: grant
--- Takes a total from a row that has what is needed.
+-- Takes a count from a row that has what is needed.
+--
+-- $1 name  $2 key  $3 shard  $4 count  $5 need  $6 capacity
+-- $7 rate  $8 period  $9 now: NULL for the database's clock
 UPDATE rate_limits AS r
 SET value = least(r.value + greatest(round(tstzrange_subdiff(u.now, r.ts) * 1000000), 0) * u.rate / u.period, u.capacity) - u.total,
 	ts = greatest(r.ts, u.now)
@@ -90,11 +93,14 @@ WHERE set_config('lock_timeout', '1', true) IS NOT NULL
 RETURNING r.value, r.ts, clock_timestamp()
 
 -- name: grant_alike
--- Is grant for several rows of one limit, from each of which the same is taken: $2 is an
--- array of keys. One scan of the index looks all of them up, which costs the server a sixth
+-- Is grant for several rows of one limit, from each of which the same is taken: keys is an
+-- array. One scan of the index looks all of them up, which costs the server a sixth
 -- less than to join rows of what is to be taken. lock_timeout is set where the keys come
 -- from, before the first row. Of most rows what is in them is enough, and what has come in
 -- need not be counted twice.
+--
+-- $1 name  $2 keys  $3 shard  $4 count  $5 need  $6 capacity
+-- $7 rate  $8 period  $9 now: NULL for the database's clock
 UPDATE rate_limits AS r
 SET value = least(r.value + greatest(round(tstzrange_subdiff(u.now, r.ts) * 1000000), 0) * u.rate / u.period, u.capacity) - u.total,
 	ts = greatest(r.ts, u.now)
@@ -110,12 +116,15 @@ WHERE (r.xmax = '0'::xid OR pg_visible_in_snapshot(r.xmax::text::xid8, pg_curren
 RETURNING r.value, r.ts, clock_timestamp(), r.key
 
 -- name: grant_many
--- Is grant for several rows, in the order given. $1 to $5 are arrays of what is to be taken,
--- and $6 to $9 of the definitions, which $2 counts from 1. $3 is NULL if no limit has
--- shards, $5 if each needs what it takes. An array that is subscripted costs less than one
+-- Is grant for several rows, in the order given. keys to needs are arrays of what is to be
+-- taken, and names to periods of the limits, which definitions counts from 1. shards is NULL
+-- if no limit has them, needs if each needs what it takes. An array that is subscripted costs less than one
 -- that is unnested. The range of i is always true, and is there for the planner: it takes it
 -- for selective, and so goes to each row by the index rather than through the whole table,
 -- also while the table is young and the plan is kept that was made when it was small.
+--
+-- $1 keys  $2 definitions  $3 shards  $4 counts  $5 needs
+-- $6 names  $7 capacities  $8 rates  $9 periods  $10 now: NULL for the database's clock
 UPDATE rate_limits AS r
 SET value = least(r.value + greatest(round(tstzrange_subdiff(u.now, r.ts) * 1000000), 0) * u.rate / u.period, u.capacity) - u.total,
 	ts = greatest(r.ts, u.now)
@@ -140,6 +149,10 @@ RETURNING r.value, r.ts, clock_timestamp(), u.i
 -- is out. A pause swallows it. It is in ahead for sure until a second after the lease's end,
 -- and not taken off later. Without an end it is what somebody was told of: that is not in
 -- ahead, is never too late, and is there after a pause.
+--
+-- $1 name  $2 key  $3 shard  $4 capacity  $5 count  $6 now: NULL for the database's clock
+-- $7 rate  $8 period  $9 spent  $10 spent_end: until when that is counted in ahead
+-- $11 ends: when the lease does
 UPDATE rate_limits AS r
 SET (value, ts, ahead) = (
 	SELECT CASE WHEN r.paused > u.now AND u.ends IS NOT NULL THEN r.value

@@ -108,7 +108,7 @@ func (a *account) prefetch(g *Grant, now time.Time) (more float64, ok bool) {
 	a.say(g.Spent, left.TS)
 	more = max(0, min(g.Prefetch, left.Value/2, d.Capacity/2-a.out.Tokens-g.Out))
 	a.state, a.out.Tokens = d.Spend(left, now, more), a.out.Tokens+g.Out+more
-	if end := a.state.TS.Add(g.lasts()); end.After(a.out.Until) {
+	if end := g.ends(a.state.TS); end.After(a.out.Until) {
 		a.out.Until = end
 	}
 	return more, true
