@@ -114,11 +114,10 @@ func (t *Table) QueueTouch(batch *pgx.Batch, c *decide.Change, now *time.Time, t
 }
 
 // QueueGive puts into a batch the giving of n tokens to a change's row: beside tokens that are
-// out no more than leaves room for them, and otherwise no further than to most. Whatever is
-// there, a row is returned, and is locked: as it is before it is settled, if nothing is out.
-// One that is missing is made, full. It says what was spent, too. To give and say nothing,
-// and all that is given to a sliding window, is [Table.QueueTouch]. It leaves no predicate
-// lock under SERIALIZABLE.
+// out no more than leaves room for them, and otherwise no further than to most. It says what
+// was spent, too. Whatever is there, a row is returned, as it is before it is settled, and is
+// locked. One that is missing is made, full. To give and say nothing, and all that is given to
+// a sliding window, is [Table.QueueTouch]. It leaves no predicate lock under SERIALIZABLE.
 func (t *Table) QueueGive(batch *pgx.Batch, c *decide.Change, n, most float64, spent Spent, now *time.Time, taken *Taken) {
 	s, ok := t.of(&c.Definition, "give")
 	if !ok || n == 0 && spent.Spent == 0 {
