@@ -50,6 +50,7 @@ var mayImport = map[string][]string{
 	"memstore":           {".", "internal/bucket", "internal/decide", "internal/receipt", "internal/wait", pgx},
 	"migrations":         {},
 	"pgstore":            {".", "internal/batch", "internal/bucket", "internal/decide", "internal/escrow", "internal/keyqueue", "internal/receipt", "internal/table", "internal/wait", pgx},
+	"sqltx":              {".", pgx},
 	"internal/throwaway": {pgx},
 	"internal/machine":   {},
 	"internal/traced":    {pgx},
