@@ -143,7 +143,7 @@ func (m *Cache) remember(a *decide.Ask) *Entry {
 
 func (m *Cache) newEntry(a *decide.Ask) *Entry {
 	e := &Entry{cache: m, ask: *a, least: leastOf(&a.Definition), lowered: Lowered(&a.Definition, m.lasts)}
-	e.ask.Count, e.ask.Floor = 0, a.Definition.Floor(false)
+	e.ask.Count, e.ask.Request.Floor, e.ask.Floor = 0, 0, 0
 	e.paid = e.ask.Paid()
 	if reflect.TypeOf(a.Limit).Kind() != reflect.Pointer {
 		e.limit = a.Limit
