@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/escrow"
 	"github.com/pgratelimit/ratelimit/internal/table"
@@ -171,11 +172,33 @@ func (b *base) changed(key decide.Key) {
 	b.cache.Changed(key)
 }
 
-// spent takes out the tokens of a key that this process has used from memory, for a statement
-// by which something comes back to the row: they are not out any more.
-func (b *base) spent(key decide.Key) table.Spent {
-	spent, end := b.cache.Spent(key)
-	return table.Spent{Spent: spent, SpentEnd: end}
+// telling is what rows are told, in a transaction of the Store's own by which something comes
+// back, of tokens that this process has used from memory: they are not out any more. It is in
+// the transaction's context, under the key tellings. That of a caller says nothing, as nobody
+// knows whether it is rolled back.
+type telling map[decide.Key]escrow.Spent
+
+type tellings struct{}
+
+// spent takes out what the row of a key is told. That of a sliding window is told nothing,
+// since what comes back goes to its own slot, whatever is out.
+func (b *base) spent(ctx context.Context, d *bucket.Definition, key decide.Key) table.Spent {
+	told, own := ctx.Value(tellings{}).(telling)
+	if !own || b.cache == nil || d.Slotted() {
+		return table.Spent{}
+	}
+	if _, said := told[key]; said { // with another of its rows
+		return table.Spent{}
+	}
+	told[key] = b.cache.Spent(key)
+	return table.Spent(told[key])
+}
+
+// unsaid notes that a transaction was rolled back that was to tell rows something.
+func (b *base) unsaid(told telling) {
+	for key, spent := range told {
+		b.cache.Unsaid(key, spent)
+	}
 }
 
 // fault wraps an error of the database.

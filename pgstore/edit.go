@@ -139,7 +139,7 @@ func (s *Store) give(ctx context.Context, tx pgx.Tx, a *decide.Ask, shard int, c
 	for i, n := range counts {
 		c := &changes[i]
 		*c = a.Change(0, shard+i, 0)
-		s.table.QueueGive(&batch, c, n, c.Definition.Capacity, s.spent(c.Key), now, &given[i])
+		s.table.QueueGive(&batch, c, n, c.Definition.Capacity, s.spent(ctx, &c.Definition, c.Key), now, &given[i])
 	}
 	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
 		return nil, err

@@ -16,22 +16,29 @@ import (
 // Nothing is written or locked for the others, which it returns.
 func (e *engine) grant(ctx context.Context, tickets []*ticket, await *decide.Row) (left []*ticket, err error) {
 	groups, grants, left := e.groups(slices.DeleteFunc(tickets, (*ticket).Gone))
-	defer spare(grants)
 	if len(groups) == 0 {
+		spare(grants)
 		return left, nil
 	}
 	orders := e.orders(groups, grants)
 	sent := e.cache.Now()
 	wait := await != nil && len(grants) == 1 && grants[0].Row == *await
-	if wait {
-		err = e.grantInTurn(ctx, grants)
-	} else {
-		err = e.table.Grant(ctx, e.pool, grants, false, e.clock())
+	send := func() error {
+		if wait {
+			return e.grantInTurn(ctx, grants)
+		}
+		return e.table.Grant(ctx, e.pool, grants, false, e.clock())
 	}
+	gone, err := e.hear(ctx, orders, send, func(err error) { e.arrivedLate(orders, grants, sent, err) })
+	if gone {
+		return tickets, e.fault("take", err)
+	}
+	defer spare(grants)
 	if code(err) == lockNotAvailable && !wait {
 		err = nil // one of them was locked in the same moment, and nothing is taken
 	}
 	if err != nil {
+		failed(orders, err)
 		return tickets, e.fault("take", err)
 	}
 	for i, group := range groups {

@@ -253,9 +253,10 @@ func (m *memory) patience() time.Duration {
 	return late
 }
 
-// giveBackTime bounds a return, for which nobody waits. Whoever gives up on one has lost a
-// connection.
-const giveBackTime = defaultTimeout
+const (
+	giveBackTime = defaultTimeout // bounds an attempt to return tokens, and all of them when the store is closed
+	unreachable  = time.Second    // between attempts while there is no connection to be had
+)
 
 // giveBackLater returns tokens to their rows without keeping the caller waiting.
 func (m *memory) giveBackLater(returns []escrow.Return) {
@@ -294,28 +295,50 @@ func (m *memory) close() {
 	}
 }
 
-// giveBack returns tokens to their rows. Where somebody has the row locked, which is often if
-// others take from it as much, it is tried again, after the others' turn.
+// giveBack returns tokens to their rows, however long others have these locked, as long as
+// they are worth anything. When the store is closed it gives up after a while.
 func (m *memory) giveBack(returns []escrow.Return) {
-	ctx, cancel := context.WithTimeout(context.Background(), giveBackTime)
+	ctx, cancel := table.Outlast(m.work.open, giveBackTime)
 	defer cancel()
-	for pause := poll; len(returns) > 0; pause = min(2*pause, slowPoll) {
-		returns = slices.DeleteFunc(returns, func(r escrow.Return) bool { return m.giveBackOnce(ctx, &r) })
-		if len(returns) == 0 || sleep(ctx, pause) != nil {
+	begun, absent := time.Now(), false
+	attempt := func(await bool) error {
+		since := time.Since(begun)
+		absent = false
+		returns = slices.DeleteFunc(returns, func(r escrow.Return) bool {
+			over, err := m.giveBackOnce(ctx, &r, await)
+			absent = absent || table.Unsent(err)
+			return over || r.Fades(m.config.Escrow) < since
+		})
+		return nil
+	}
+	_ = attempt(false)
+	for w := m.waiting(poll); len(returns) > 0; {
+		if absent && sleep(ctx, unreachable) != nil || w.again(ctx, attempt) != nil {
 			return
 		}
 	}
 }
 
-// giveBackOnce reports whether there is nothing left to be done.
-func (m *memory) giveBackOnce(ctx context.Context, r *escrow.Return) bool {
+// giveBackOnce reports whether nothing is left to be done.
+func (m *memory) giveBackOnce(ctx context.Context, r *escrow.Return, await bool) (over bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, giveBackTime)
+	defer cancel()
 	back := table.Return{
 		Row: r.Row, Definition: r.Definition, Count: r.Count, Taken: r.Taken, End: r.End,
-		Spent: table.Spent{Spent: r.Spent, SpentEnd: r.SpentEnd},
+		Spent: table.Spent(r.Spent),
 	}
-	done, err := m.table.Return(ctx, m.pool, &back, m.clock())
+	done, err := m.table.Return(ctx, m.pool, &back, await, m.clock())
 	if done {
 		m.cache.Changed(r.Row.Key)
 	}
-	return done || err != nil && code(err) != lockNotAvailable && !retriable(err) && !isForgotten(err)
+	return done || err != nil && !m.again(err), err
+}
+
+// again reports whether what failed is worth another attempt: it was not done for certain, and
+// may be another time.
+func (m *memory) again(err error) bool {
+	if table.Unsent(err) {
+		return m.work.open.Err() == nil || code(err) == lockNotAvailable
+	}
+	return isForgotten(err) || answered(err) && !isOfValues(err) && code(err)[:2] != "42"
 }

@@ -3,6 +3,7 @@ package pgstore
 import (
 	"context"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"github.com/pgratelimit/ratelimit/internal/decide"
@@ -103,7 +104,7 @@ func (e *engine) orders(groups [][]*ticket, grants []table.Grant) []escrow.Order
 			continue
 		}
 		g.Prefetch, g.Lowered, g.Lasts = o.Count, o.Capacity, e.config.Escrow
-		g.Spent = table.Spent{Spent: o.Spent, SpentEnd: o.SpentEnd}
+		g.Spent = table.Spent(o.Spent)
 		for _, t := range group {
 			if t.Value.tokens != nil {
 				g.Out += t.Value.call.Asks[0].Count
@@ -133,10 +134,69 @@ func (e *engine) arrived(o *escrow.Order, group []*ticket, g *table.Grant, sent 
 	if o.Count == 0 {
 		return nil
 	}
+	return o.Arrived(e.leaseOf(g, sent))
+}
+
+// hear sends a statement. One that prefetches is heard to its end, and late told its error, if
+// all who wait for it give up before: gone is true then.
+func (e *engine) hear(ctx context.Context, orders []escrow.Order, send func() error, late func(error)) (gone bool, err error) {
+	if !slices.ContainsFunc(orders, func(o escrow.Order) bool { return o.Count > 0 }) {
+		return false, send()
+	}
+	var settled atomic.Bool // by one of the two
+	heard := make(chan error, 1)
+	e.work.spawn(func() {
+		if err := send(); settled.CompareAndSwap(false, true) {
+			heard <- err
+		} else {
+			late(err)
+		}
+	})
+	select {
+	case err := <-heard:
+		return false, err
+	case <-ctx.Done():
+		if settled.CompareAndSwap(false, true) {
+			return true, ctx.Err()
+		}
+		return false, <-heard
+	}
+}
+
+// arrivedLate notes what orders have brought when nobody waits any more. What calls took is
+// used, as far as anybody knows.
+func (e *engine) arrivedLate(orders []escrow.Order, grants []table.Grant, sent time.Time, err error) {
+	if err != nil {
+		failed(orders, err)
+		return
+	}
+	for i := range orders {
+		switch o, g := &orders[i], &grants[i]; {
+		case !g.Taken.OK:
+			o.Failed()
+		case o.Count > 0:
+			calls := o.Arrived(e.leaseOf(g, sent)).Tokens(g.Out, g.Taken.After)
+			calls.Spend()
+		}
+	}
+}
+
+// failed notes that the statement of orders has failed.
+func failed(orders []escrow.Order, err error) {
+	if !answered(err) && !table.Unsent(err) {
+		return // nobody knows
+	}
+	for i := range orders {
+		orders[i].Failed()
+	}
+}
+
+// leaseOf is the lease that a grant has prefetched, by a statement sent then.
+func (e *engine) leaseOf(g *table.Grant, sent time.Time) escrow.Lease {
 	if g.Waited > 0 && g.Waited <= e.cache.Now().Sub(sent) { // unless the database's clock was set meanwhile
 		sent = sent.Add(g.Waited)
 	}
-	return o.Arrived(escrow.Lease{Count: g.Prefetched(), Out: g.Out, After: g.Taken.After, At: g.Taken.At.UTC(), End: g.End().UTC(), Sent: sent})
+	return escrow.Lease{Count: g.Prefetched(), Out: g.Out, After: g.Taken.After, At: g.Taken.At.UTC(), End: g.End().UTC(), Sent: sent}
 }
 
 // entryOf returns the entry of a group's key; nil if none of its calls knows it.

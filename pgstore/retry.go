@@ -178,10 +178,15 @@ func (b *base) transact(ctx context.Context, wait time.Duration, do func(context
 	if err := results.Close(); err != nil {
 		return b.fault("begin", err)
 	}
-	if err := do(ctx, results.Tx()); err != nil {
+	told := make(telling)
+	if err := do(context.WithValue(ctx, tellings{}, told), results.Tx()); err != nil {
+		b.unsaid(told)
 		return err
 	}
 	if err := results.Tx().Commit(ctx); err != nil {
+		if answered(err) {
+			b.unsaid(told)
+		}
 		return b.fault("commit", err)
 	}
 	return nil

@@ -210,7 +210,7 @@ func (m *making) make(ctx context.Context, tx pgx.Tx) error {
 	m.given = make([]table.Taken, len(m.changes))
 	for i := range m.changes {
 		c := &m.changes[i]
-		m.table.QueueGive(&batch, c, max(0, -c.Count), math.MaxFloat64, m.spent(c.Key), now, &m.given[i])
+		m.table.QueueGive(&batch, c, max(0, -c.Count), math.MaxFloat64, m.spent(ctx, &c.Definition, c.Key), now, &m.given[i])
 	}
 	table.QueueXid(&batch, &m.xid)
 	table.QueueNow(&batch, now, &m.after.At)

@@ -133,8 +133,8 @@ func (m *Cache) remember(a *decide.Ask) *Entry {
 		e := m.newEntry(a)
 		s.entries[i].Store(e)
 		s.tags[i].Store(tag)
-		if before != nil { // it returns what it holds when its timer rings
-			before.evict()
+		if before != nil {
+			before.discard()
 		}
 		return e
 	}
@@ -158,25 +158,25 @@ func (m *Cache) Evict(key decide.Key) []Return {
 	if e == nil {
 		return nil
 	}
-	e.evict()
-	return e.takeReturns()
+	return e.evict()
 }
 
-// EvictAll is Evict for all keys.
+// EvictAll is Evict for all keys. What timers had taken out before has been returned by then,
+// as far as GiveBack had returned it.
 func (m *Cache) EvictAll() (returns []Return) {
 	m.each(func(e *Entry) {
-		e.evict()
-		returns = append(returns, e.takeReturns()...)
+		e.ringing.Lock()
+		defer e.ringing.Unlock()
+		returns = append(returns, e.evict()...)
 	})
 	return returns
 }
 
-// Spent takes out the tokens that the row of a key is to be told of, which were spent, and
-// the instant until which it counts them as out.
-func (m *Cache) Spent(key decide.Key) (spent float64, end time.Time) {
+// Spent takes out the tokens that the row of a key is to be told of, which were spent.
+func (m *Cache) Spent(key decide.Key) (spent Spent) {
 	e := m.entry(key.Name, key.Key)
 	if e == nil {
-		return 0, end
+		return spent
 	}
 	now := m.moment()
 	e.mu.Lock()
@@ -184,6 +184,9 @@ func (m *Cache) Spent(key decide.Key) (spent float64, end time.Time) {
 	e.live(now)
 	return e.untold(now)
 }
+
+// Unsaid notes that the row of a key was not told what [Cache.Spent] took out.
+func (m *Cache) Unsaid(key decide.Key, spent Spent) { m.entry(key.Name, key.Key).unsaid(spent) }
 
 // Changed forgets what is known of a key that a statement has changed.
 func (m *Cache) Changed(key decide.Key) { m.entry(key.Name, key.Key).Changed() }

@@ -165,7 +165,7 @@ func (m *memory) wantReturned(told, untold, spent float64) {
 		} else {
 			got[1] += r.Count
 		}
-		got[2] += r.Spent
+		got[2] += r.Spent.Spent
 	}
 	if got != [3]float64{told, untold, spent} {
 		m.t.Errorf("returned %v that were told, %v others, and %v spent, want %v, %v and %v", got[0], got[1], got[2], told, untold, spent)
@@ -174,7 +174,7 @@ func (m *memory) wantReturned(told, untold, spent float64) {
 }
 
 // Tokens of a transaction that was rolled back go to the lease that they are of, and if that
-// has ended to the row.
+// has ended to the row, which is told that it counts them no more.
 func TestTakenFromSeveralLeases(t *testing.T) {
 	m := newMemory(t)
 	e := m.of(plain)
@@ -184,14 +184,14 @@ func TestTakenFromSeveralLeases(t *testing.T) {
 	tokens := m.wantOut(plain, 5)
 	m.pass(time.Second/2 + time.Microsecond)
 	tokens.PutBack()
-	m.wantReturned(3, 0, 0)
+	m.wantReturned(3, 0, 3)
 	m.want(plain, 4, false)
 	tokens = m.wantOut(plain, 3)
 	m.want(plain, 1, false)
 	m.pass(time.Second)
 	tokens.PutBack()
 	m.want(plain, 1, false)
-	m.wantReturned(3, 0, 0)
+	m.wantReturned(3, 0, 3)
 }
 
 func TestWindowEndsWithIt(t *testing.T) {
@@ -242,7 +242,7 @@ func TestEvict(t *testing.T) {
 		t.Errorf("got %+v again", again)
 	}
 	tokens.PutBack()
-	m.wantReturned(7, 0, 0)
+	m.wantReturned(7, 0, 7)
 	m.want(plain, 1, false)
 	before.Arrived(m.lease(10))
 	m.want(plain, 1, false)
@@ -400,29 +400,65 @@ func TestSpentIsTold(t *testing.T) {
 	m.want(plain, 3, true)
 	tokens := m.wantOut(plain, 4)
 	o := m.order(e)
-	if o.Spent != 3 || !o.SpentEnd.Equal(noon.Add(time.Second)) {
+	if o.Spent.Spent != 3 || !o.SpentEnd.Equal(noon.Add(time.Second)) {
 		t.Errorf("told %v until %v, want 3 until a second later", o.Spent, o.SpentEnd)
 	}
 	tokens.Spend()
-	if o := m.order(e); o.Spent != 4 {
+	if o := m.order(e); o.Spent.Spent != 4 {
 		t.Errorf("told %v, want 4", o.Spent)
 	} else {
 		o.Failed()
 	}
-	if o := m.order(e); o.Spent != 4 {
+	if o := m.order(e); o.Spent.Spent != 4 {
 		t.Errorf("told %v again, want 4", o.Spent)
 	} else {
 		o.Failed()
 	}
 	m.pass(time.Second)
-	if o := m.order(e); o.Spent != 4 || !o.SpentEnd.Equal(noon.Add(time.Second)) {
+	if o := m.order(e); o.Spent.Spent != 4 || !o.SpentEnd.Equal(noon.Add(time.Second)) {
 		t.Errorf("told %v until %v after the end, want 4 until then", o.Spent, o.SpentEnd)
 	} else {
 		o.Failed()
 	}
 	m.pass(bucket.Grace)
-	if o := m.order(e); o.Spent != 0 {
+	if o := m.order(e); o.Spent.Spent != 0 {
 		t.Errorf("told %v of a lease that the row may count no more", o.Spent)
+	}
+}
+
+// What a transaction uses of a lease that has ended meanwhile is told all the same; when
+// nothing else is held, by the timer.
+func TestSpentIsToldAfterTheEnd(t *testing.T) {
+	m := newMemory(t)
+	m.bring(m.of(window), 10)
+	tokens := m.wantOut(window, 4)
+	if returns := m.Evict(decide.Key{Name: "window", Key: "k"}); len(returns) != 1 || returns[0].Count != 6 || returns[0].Spent.Spent != 0 {
+		t.Errorf("got %+v, want 6", returns)
+	}
+	tokens.Spend()
+	for deadline := time.Now().Add(10 * time.Second); m.returned() == 0; time.Sleep(time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("nothing is told")
+		}
+	}
+	m.wantReturned(0, 0, 4)
+}
+
+// What was used of one window is not told as if it were of the next, which does not count it.
+func TestSpentIsOfOneWindow(t *testing.T) {
+	m := newMemory(t)
+	e := m.of(window)
+	m.bring(e, 10)
+	tokens := m.wantOut(window, 4)
+	m.want(window, 3, true)
+	failed := m.order(e)
+	m.pass(time.Second)
+	m.bring(e, 10)
+	tokens.Spend()
+	failed.Failed()
+	m.want(window, 2, true)
+	if o := m.order(e); o.Spent.Spent != 2 || !o.SpentEnd.Equal(noon.Add(2*time.Second)) {
+		t.Errorf("told %v until %v, want 2 of the second window", o.Spent.Spent, o.SpentEnd)
 	}
 }
 

@@ -35,9 +35,10 @@ type Entry struct {
 	epoch   int     // of the leases that are handed out: an edit begins another
 	changes int     // how often a statement is known to have changed the row
 	used    float64 // since the timer was set
-	spent   float64 // of leases that the row counts as out, and not told yet
-	last    *lease  // that was prefetched
+	spent   float64 // of leases that the row counts as out beside last, and not told yet
+	last    *lease  // that was prefetched, with the latest end
 	returns []Return
+	ringing sync.Mutex // held while the timer rings, until its returns are under way; taken before mu
 	timer   *time.Timer
 	ticking bool
 	ticked  moment // when the timer was set
@@ -196,7 +197,7 @@ func (e *Entry) live(now moment) (left float64) {
 	for _, l := range e.leases {
 		e.account(l, now)
 		if l.over(now) {
-			e.end(l)
+			e.end(l, now)
 			continue
 		}
 		left += l.left.load()
@@ -217,29 +218,78 @@ func (e *Entry) account(l *lease, now moment) {
 	used := l.seen - had
 	l.seen = had
 	e.used += used
-	if !l.forgotten(l.databaseAt(now)) {
+	if e.counts(l.counted, now) {
 		e.spent += used
 	}
 	e.demand.add(used, int(l.calls.Swap(0)), now, e.cache.lasts)
 }
 
-// untold takes out the tokens that the row is to be told of, which were spent, and the
-// instant until which it counts them as out. It needs mu.
-func (e *Entry) untold(now moment) (spent float64, end time.Time) {
-	if e.last == nil || e.last.forgotten(e.last.databaseAt(now)) {
-		e.spent = 0
-		return 0, time.Time{}
+// counts reports whether the row counts what it counts as out until an instant together with
+// the last lease, whose end is told with what was spent of it: in the same window or slot, or
+// if the clock does not stand still, for certain until a grace after that instant. It needs mu.
+func (e *Entry) counts(until time.Time, now moment) bool {
+	switch {
+	case e.last == nil:
+		return false
+	case e.ask.Definition.Stands() > 0:
+		return until.Equal(e.last.counted)
 	}
-	spent = max(e.spent, 0)
-	e.spent -= spent
-	return spent, e.last.counted
+	return e.last.databaseAt(now).Before(until.Add(bucket.Grace))
 }
 
-// end has what is left of a lease returned to its row. It needs mu.
-func (e *Entry) end(l *lease) {
-	if n, _ := l.left.take(math.Inf(1), true); n > 0 {
-		e.returns = append(e.returns, e.returnOf(l, n))
+// untold takes out the tokens that the row is to be told of, which were spent, and the
+// instant until which it counts them as out. It needs mu.
+func (e *Entry) untold(now moment) Spent {
+	if !e.telling(now) {
+		e.spent = min(e.spent, 0)
+		return Spent{}
 	}
+	told := Spent{e.spent, e.last.counted}
+	e.spent = 0
+	return told
+}
+
+// telling reports whether there is anything to tell the row: it was spent, and is counted. It
+// needs mu.
+func (e *Entry) telling(now moment) bool {
+	if e.spent <= 0 || e.last == nil {
+		return false
+	}
+	counted := e.last.counted
+	if e.ask.Definition.Stands() == 0 {
+		counted = counted.Add(bucket.Grace)
+	}
+	return e.last.databaseAt(now).Before(counted)
+}
+
+// unsaid notes that the row was not told after all what a statement was to tell it.
+func (e *Entry) unsaid(told Spent) {
+	if e == nil || told.Spent == 0 {
+		return
+	}
+	now := e.cache.moment()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.counts(told.SpentEnd, now) {
+		e.spent += told.Spent
+		e.tick()
+	}
+}
+
+// end has what is left of a lease returned to its row, unless that has abundance. What
+// transactions still have of it is accounted for when they end. It needs mu.
+func (e *Entry) end(l *lease, now moment) {
+	l.ended.Store(true)
+	if n, _ := l.left.take(math.Inf(1), true); n > 0 {
+		l.seen -= n
+		switch {
+		case !e.abundant():
+			e.returns = append(e.returns, e.returnOf(l, n))
+		case e.counts(l.counted, now):
+			e.spent += n
+		}
+	}
+	e.account(l, now)
 }
 
 func (e *Entry) returnOf(l *lease, n float64) Return {
@@ -268,7 +318,20 @@ func (e *Entry) restock() {
 
 // Spend notes that the transaction that has the tokens was committed, or that nobody knows.
 func (t *Tokens) Spend() {
-	t.each(func(p part) { p.lease.out.add(-p.count) })
+	t.each(func(p part) {
+		if p.lease.out.add(-p.count); p.lease.ended.Load() {
+			t.Entry.settle(p.lease)
+		}
+	})
+}
+
+// settle accounts for a lease that has ended, and of which a transaction had some until now.
+func (e *Entry) settle(l *lease) {
+	now := e.cache.moment()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.account(l, now)
+	e.tick()
 }
 
 // PutBack puts the tokens back, since the transaction was rolled back: into memory, or if
@@ -283,7 +346,7 @@ func (t *Tokens) PutBack() {
 	e.live(now)
 	t.each(func(p part) { e.putBack(p, now) })
 	e.restock()
-	returns := e.due()
+	returns := e.due(now)
 	e.tick()
 	e.mu.Unlock()
 	if len(returns) > 0 {
@@ -307,10 +370,14 @@ func (e *Entry) putBack(p part, now moment) {
 	if p.lease.epoch == e.epoch && !p.lease.over(now) {
 		p.lease.left.add(p.count)
 		p.lease.out.add(-p.count)
+		p.lease.ended.Store(false)
 		e.insert(p.lease)
 		return
 	}
 	p.lease.out.add(-p.count)
+	if p.lease.ended.Load() { // it is spent, and what comes back is as good as any other
+		e.account(p.lease, now)
+	}
 	r := e.returnOf(p.lease, p.count)
 	r.End = time.Time{}
 	e.returns = append(e.returns, r)
@@ -318,13 +385,16 @@ func (e *Entry) putBack(p part, now moment) {
 
 // due takes out the returns of tokens that a caller was told of, which do not wait for the
 // timer. It needs mu.
-func (e *Entry) due() (returns []Return) {
+func (e *Entry) due(now moment) (returns []Return) {
 	e.returns = slices.DeleteFunc(e.returns, func(r Return) bool {
 		if r.End.IsZero() {
 			returns = append(returns, r)
 		}
 		return r.End.IsZero()
 	})
+	if len(returns) > 0 { // what they were counted as leaves no room for them
+		returns[0].Spent = e.untold(now)
+	}
 	return returns
 }
 
@@ -356,10 +426,9 @@ func (t *Tokens) Stand() *decide.Stand {
 // Order is a statement that is to prefetch.
 type Order struct {
 	Entry    *Entry
-	Count    float64   // tokens to prefetch, if there are twice as many
-	Capacity float64   // to count with
-	Spent    float64   // tokens to tell the row of,
-	SpentEnd time.Time // which counts them as out until then
+	Count    float64 // tokens to prefetch, if there are twice as many
+	Capacity float64 // to count with
+	Spent            // to tell the row of
 	epoch    int
 }
 
@@ -386,7 +455,7 @@ func (e *Entry) Order(takes, need float64) (o Order) {
 		return o
 	}
 	o = Order{Entry: e, Count: min(want, e.lowered), Capacity: e.lowered, epoch: e.epoch}
-	o.Spent, o.SpentEnd = e.untold(now)
+	o.Spent = e.untold(now)
 	return o
 }
 
@@ -402,10 +471,8 @@ func (e *Entry) spare(need float64, now moment) float64 {
 
 // Failed notes that the statement of an order has told the row nothing.
 func (o *Order) Failed() {
-	if o != nil && o.Spent > 0 {
-		o.Entry.mu.Lock()
-		defer o.Entry.mu.Unlock()
-		o.Entry.spent += o.Spent
+	if o != nil {
+		o.Entry.unsaid(o.Spent)
 	}
 }
 
@@ -427,23 +494,39 @@ func (o *Order) Arrived(l Lease) *Arrival {
 	had.left.add(l.Count)
 	had.out.add(l.Out)
 	left := e.live(now)
-	if e.last != nil && e.last.forgotten(l.At) { // nothing was out meanwhile, and the row began anew
-		e.spent = 0
-	}
+	e.latest(had)
 	switch {
 	case e.epoch != o.epoch || had.over(now):
-		e.end(had)
+		e.end(had, now)
 	default:
 		if e.wanted = left + l.Count; l.Count < o.Count/2 {
 			e.waitFor(now)
 		}
-		e.last = had
 		e.insert(had)
 		e.restock()
 	}
 	e.tick()
 	e.mu.Unlock()
 	return &Arrival{e, had}
+}
+
+// latest has the end of a lease told with what is spent from now on, if it is the latest. What
+// was spent before is told with it, unless the row may have begun to count anew with it. It
+// needs mu.
+func (e *Entry) latest(had *lease) {
+	last, anew := e.last, false
+	switch {
+	case last == nil:
+	case had.counted.Before(last.counted):
+		return
+	case e.ask.Definition.Stands() > 0:
+		anew = had.counted.After(last.counted)
+	default:
+		anew = !had.at.Before(last.counted.Add(bucket.Grace))
+	}
+	if e.last = had; anew {
+		e.spent = 0
+	}
 }
 
 // sent returns when a statement was sent that decided at an instant. An injected clock
@@ -535,27 +618,30 @@ func (e *Entry) Worth() bool {
 }
 
 // evict takes out what is held, and what is being prefetched when it arrives.
-func (e *Entry) evict() {
+func (e *Entry) evict() (returns []Return) {
+	now := e.cache.moment()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.forget()
-	e.live(e.cache.moment())
+	e.live(now)
 	e.epoch++
 	for _, l := range e.leases {
-		e.end(l)
+		e.end(l, now)
 	}
 	e.leases = nil
 	e.restock()
-	e.tick()
+	e.say(now)
+	returns, e.returns = e.returns, nil
+	return returns
 }
 
-// takeReturns takes out what is to be returned.
-func (e *Entry) takeReturns() []Return {
+// discard is evict of an entry that another takes the place of: its timer returns what it held.
+func (e *Entry) discard() {
+	returns := e.evict()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	returns := e.returns
-	e.returns = nil
-	return returns
+	e.returns = append(returns, e.returns...)
+	e.tick()
 }
 
 func (e *Entry) idle(now moment) bool {
@@ -571,10 +657,13 @@ func (m *Cache) margin() time.Duration { return m.lasts / 16 }
 // tick sets the timer: four times while what is held lasts, and before a lease ends. It
 // needs mu.
 func (e *Entry) tick() {
-	if e.ticking || len(e.leases)+len(e.returns) == 0 {
+	if e.ticking {
 		return
 	}
 	now := e.cache.moment()
+	if len(e.leases)+len(e.returns) == 0 && !e.telling(now) {
+		return
+	}
 	e.ticking, e.used, e.ticked = true, 0, now
 	next := e.cache.lasts / 4
 	if len(e.returns) > 0 {
@@ -592,6 +681,8 @@ func (e *Entry) tick() {
 
 // ring returns what is not needed.
 func (e *Entry) ring() {
+	e.ringing.Lock()
+	defer e.ringing.Unlock()
 	e.mu.Lock()
 	now := e.cache.moment()
 	e.live(now)
@@ -620,52 +711,50 @@ func (e *Entry) abundant() bool {
 }
 
 // release has returned what is left of leases that are about to end, and what is more than
-// is needed, the newest first. What is hardly more is kept. Before the last lease ends, the
-// row is told what was used of it, unless the next order will. It needs mu.
+// is needed, the newest first. What is hardly more is kept. With that, and when no lease is
+// left, the row is told what was used; one that has abundance, by the next order. It needs mu.
 func (e *Entry) release(needed float64, now moment) {
 	left := 0.0
 	for _, l := range e.leases {
 		left += l.left.load()
 	}
 	keep := needed
-	if needed > 0 && left < 2*needed {
+	if needed > 0 && left < 2*needed || e.abundant() {
 		keep = left
 	}
-	abundant := e.abundant()
-	before, kept := len(e.returns), e.leases[:0:0]
+	kept := e.leases[:0:0]
 	for i := len(e.leases) - 1; i >= 0; i-- {
-		l, n := e.leases[i], max(0, left-keep)
-		ends := now.since(l.sent)+2*e.cache.margin() >= l.lasts
-		if ends {
-			n = math.Inf(1)
+		l := e.leases[i]
+		if now.since(l.sent)+2*e.cache.margin() >= l.lasts {
+			left -= l.left.load()
+			e.end(l, now)
+			continue
 		}
-		took, _ := l.left.take(n, true)
+		took, _ := l.left.take(max(0, left-keep), true)
 		l.seen -= took
 		left -= took
-		if abundant {
-			e.spent += took
-		} else if took > 0 {
+		if took > 0 {
 			e.returns = append(e.returns, e.returnOf(l, took))
 		}
-		if e.account(l, now); !ends {
-			kept = append(kept, l)
-		}
+		e.account(l, now)
+		kept = append(kept, l)
 	}
-	last := len(e.leases) > 0 && len(kept) == 0
 	slices.Reverse(kept)
 	e.leases = kept
 	e.restock()
-	if len(e.returns) == before && (!last || e.demand.met) {
+	if len(e.returns) > 0 || len(kept) == 0 && !e.abundant() {
+		e.say(now)
+	}
+}
+
+// say has the row told what was spent, with a return if there is one. It needs mu.
+func (e *Entry) say(now moment) {
+	told := e.untold(now)
+	if told.Spent == 0 {
 		return
 	}
-	spent, end := e.untold(now)
-	switch {
-	case spent == 0:
-	case len(e.returns) == before: // nothing is left, but the row does not know that
-		r := e.returnOf(e.last, 0)
-		r.Spent, r.SpentEnd = spent, end
-		e.returns = append(e.returns, r)
-	default:
-		e.returns[before].Spent, e.returns[before].SpentEnd = spent, end
+	if len(e.returns) == 0 {
+		e.returns = append(e.returns, e.returnOf(e.last, 0))
 	}
+	e.returns[0].Spent = told
 }

@@ -21,6 +21,7 @@
 package escrow
 
 import (
+	"math"
 	"time"
 
 	"github.com/pgratelimit/ratelimit/internal/bucket"
@@ -71,7 +72,24 @@ type Return struct {
 	Count      float64   // tokens; 0 if there is only something to tell
 	Taken      time.Time // the row's instant when they were taken
 	End        time.Time // on the database's clock, from which they are worth less; zero if a caller was told of them
+	Spent
+}
 
-	Spent    float64   // tokens that were used since the row was told last,
-	SpentEnd time.Time // and that it counts as out until then
+// Fades returns how long a return is of use, at most, that is for a lease that lasted as long
+// as lasts.
+func (r *Return) Fades(lasts time.Duration) time.Duration {
+	d := &r.Definition
+	if still := d.Stands(); r.End.IsZero() {
+		return math.MaxInt64
+	} else if still > 0 {
+		return time.Duration(d.Slots+1) * still
+	}
+	full := max(r.Count, r.Spent.Spent) / d.Rate * float64(d.Period)
+	return lasts + bucket.Grace + time.Duration(min(full, math.MaxInt64/2))
+}
+
+// Spent is tokens that were used since the row was told last, and that it counts as out.
+type Spent struct {
+	Spent    float64
+	SpentEnd time.Time // until when they are counted
 }

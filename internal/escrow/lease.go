@@ -71,6 +71,7 @@ type lease struct {
 	sent  moment
 	lasts time.Duration // from sent on
 	epoch int           // of its entry: an edit begins another
+	ended atomic.Bool   // it is not among its entry's leases any more
 	seen  float64       // of left and out, when they were counted last; needs the entry's lock
 
 	counted time.Time // until then the row counts it as out,
@@ -90,9 +91,6 @@ func (l *lease) take(n float64, some, transaction bool) (took, left float64) {
 	}
 	return took, left
 }
-
-// forgotten reports whether the row may not count the lease any more.
-func (l *lease) forgotten(at time.Time) bool { return !at.Before(l.counted.Add(bucket.Grace)) }
 
 // unspent returns how much is left of the lease or may come back to it.
 func (l *lease) unspent() float64 { return l.left.load() + l.out.load() }

@@ -41,8 +41,9 @@ func TestRelease(t *testing.T) {
 		"nothing was used, and nothing is left":    {rings: 900 * ms},
 		"a full row that others take from":         {leases: []lease{{0, 10}}, use: 2, met: true, value: 1000, rings: 900 * ms},
 		"a row that others take from":              {leases: []lease{{0, 10}}, use: 2, met: true, value: 900, rings: 900 * ms, counts: []float64{8}, spent: 2},
-		"nothing is left, and others take from it": {leases: []lease{{0, 10}}, use: 10, met: true, rings: 900 * ms},
-		"it is over":                               {leases: []lease{{0, 10}}, use: 2, needed: 8, rings: 1100 * ms, counts: []float64{8}},
+		"nothing is left, and others take from it": {leases: []lease{{0, 10}}, use: 10, met: true, rings: 900 * ms, counts: []float64{0}, spent: 10},
+		"nothing is left, and the row is full":     {leases: []lease{{0, 10}}, use: 10, met: true, value: 1000, rings: 900 * ms},
+		"it is over":                               {leases: []lease{{0, 10}}, use: 2, needed: 8, rings: 1100 * ms, counts: []float64{8}, spent: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			now := noon
@@ -84,11 +85,49 @@ func TestRelease(t *testing.T) {
 					t.Errorf("returned %v, want %v", got, test.counts)
 					break
 				}
-				spent += r.Spent
+				spent += r.Spent.Spent
 			}
 			if len(got) != len(test.counts) || spent != test.spent {
 				t.Errorf("returned %d times, and told %v, want %d times and %v", len(got), spent, len(test.counts), test.spent)
 			}
 		})
+	}
+}
+
+// Who evicts all is not back before that is returned which a timer had taken out just before.
+func TestEvictAllWaitsForTheTimer(t *testing.T) {
+	noon := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
+	rings, back := make(chan struct{}), make(chan float64, 1)
+	m := New(Config{
+		Lasts: time.Second, Clock: func() time.Time { return noon },
+		Prefetch: func(*Entry) {}, GiveBack: func(r []Return) {
+			close(rings)
+			time.Sleep(20 * time.Millisecond) // EvictAll has all this time to be too early
+			back <- r[0].Count
+		},
+	})
+	call, err := decide.New(false, ratelimit.TokenBucket{Name: "l", Rate: 1, Period: time.Hour, Capacity: 1000}.For("k"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	e := m.Of(&call.Asks[0])
+	e.mu.Lock()
+	e.ticking = true // so that the timer rings when the test does
+	e.mu.Unlock()
+	e.Note(50, 40)
+	o := e.Order(0, 0)
+	o.Arrived(Lease{Count: 10, After: bucket.State{Value: 500, TS: noon}, At: noon, End: noon.Add(time.Second), Sent: noon})
+	go e.ring()
+	<-rings
+	if returns := m.EvictAll(); len(returns) != 0 {
+		t.Errorf("got %+v, which the timer has taken out", returns)
+	}
+	select {
+	case n := <-back:
+		if n != 10 {
+			t.Errorf("%v are back, want 10", n)
+		}
+	default:
+		t.Error("nothing is back")
 	}
 }

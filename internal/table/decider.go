@@ -37,9 +37,10 @@ type Decider interface {
 
 	// Return gives back to a row what is left of a lease; done is false if somebody else has
 	// the row locked, and it is to be tried again. If that is only found when it is too late
-	// to pass over the row, the error is lock_not_available. A row that is not there is full,
-	// and needs nothing back.
-	Return(ctx context.Context, pool *pgxpool.Pool, r *Return, now *time.Time) (done bool, err error)
+	// to pass over the row, the error is lock_not_available. With await, and on a distributed
+	// table, it waits for the row for [Awaited]. A row that is not there is full, and needs
+	// nothing back.
+	Return(ctx context.Context, pool *pgxpool.Pool, r *Return, await bool, now *time.Time) (done bool, err error)
 }
 
 // PassOver is how long a statement waits for a lock that is not to wait for one, since
@@ -131,6 +132,44 @@ const beginSQL = "BEGIN ISOLATION LEVEL READ COMMITTED"
 func isLocked(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && pgErr.Code == "55P03" // lock_not_available
+}
+
+// HeardFor is for how long a statement that prefetches is heard when nobody waits for it any
+// more. The server goes on with it, so what it takes has to be returned.
+const HeardFor = 5 * time.Second
+
+// heard is a context for such a statement.
+func heard(ctx context.Context) (context.Context, context.CancelFunc) { return Outlast(ctx, HeardFor) }
+
+// Outlast returns a context that ends a time after ctx has ended, and has no other deadline.
+func Outlast(ctx context.Context, by time.Duration) (context.Context, context.CancelFunc) {
+	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		timer := time.AfterFunc(by, cancel)
+		context.AfterFunc(longer, func() { timer.Stop() })
+	})
+	return longer, func() { stop(); cancel() }
+}
+
+// unsentError is an error before anything was changed.
+type unsentError struct{ error }
+
+func (e unsentError) Unwrap() error { return e.error }
+
+// Unsent reports whether an error of a grant that prefetches, or of a return, is that there
+// was no connection for it, so that nothing was taken, returned or told.
+func Unsent(err error) bool {
+	var unsent unsentError
+	return errors.As(err, &unsent)
+}
+
+// acquire returns a connection of a pool, or an error that is Unsent.
+func acquire(ctx context.Context, pool *pgxpool.Pool) (*pgxpool.Conn, error) {
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return nil, unsentError{err}
+	}
+	return conn, nil
 }
 
 // Release gives a connection back to its pool, after rolling back what a fault has left open.

@@ -89,7 +89,7 @@ func (t distributedTable) lockEach(ctx context.Context, conn *pgxpool.Conn, d *D
 
 // prefetch is a grant that prefetches.
 func (t distributedTable) prefetch(ctx context.Context, pool *pgxpool.Pool, g *Grant, now *time.Time) error {
-	conn, err := pool.Acquire(ctx)
+	conn, err := acquire(ctx, pool)
 	if err != nil {
 		return err
 	}
@@ -104,7 +104,9 @@ func (t distributedTable) prefetch(ctx context.Context, pool *pgxpool.Pool, g *G
 	if !ok {
 		return nil
 	}
-	if err := t.write(ctx, conn, g.Row, after, out); err != nil {
+	last, stop := heard(ctx)
+	defer stop()
+	if err := t.write(last, conn, g.Row, after, out); err != nil {
 		return err
 	}
 	g.Taken = Taken{OK: true, After: after, At: row.At, prefetched: more}
@@ -151,8 +153,8 @@ func (s *Spent) off(d *bucket.Definition, out bucket.Out, at time.Time) bucket.O
 	return out
 }
 
-func (t distributedTable) Return(ctx context.Context, pool *pgxpool.Pool, r *Return, now *time.Time) (done bool, err error) {
-	conn, err := pool.Acquire(ctx)
+func (t distributedTable) Return(ctx context.Context, pool *pgxpool.Pool, r *Return, _ bool, now *time.Time) (done bool, err error) {
+	conn, err := acquire(ctx, pool)
 	if err != nil {
 		return false, err
 	}
@@ -162,14 +164,14 @@ func (t distributedTable) Return(ctx context.Context, pool *pgxpool.Pool, r *Ret
 		ahead []float64
 		at    time.Time
 	)
-	batch := t.begin(0)
+	batch := t.begin(Awaited)
 	batch.Queue(t.common["find_locked"], r.Row.Name, r.Row.Key.Key, int32(r.Row.Shard)).Query(func(rows pgx.Rows) error {
 		_, err := pgx.ForEachRow(rows, s.fields(&ahead), func() error { return nil })
 		return err
 	})
 	QueueNow(batch, now, &at)
 	if err := conn.SendBatch(ctx, batch).Close(); err != nil {
-		return false, err
+		return false, unsentError{err}
 	}
 	before, there := s.get()
 	if !there {

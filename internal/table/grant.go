@@ -52,6 +52,16 @@ func (g *Grant) ends(ts time.Time) time.Time { return g.Definition.End(ts, ts, g
 
 func (g *Grant) prefetches() bool { return g.Lasts > 0 }
 
+// prefetches reports whether one of several grants does.
+func prefetches(grants []Grant) bool {
+	for i := range grants { // each is half a kilobyte
+		if grants[i].prefetches() {
+			return true
+		}
+	}
+	return false
+}
+
 // capacity is what a grant counts with.
 func (g *Grant) capacity() float64 {
 	if g.prefetches() {
@@ -88,11 +98,17 @@ func (t plainTable) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Gran
 	if g.never() {
 		return nil
 	}
-	conn, err := pool.Acquire(ctx)
+	conn, err := acquire(ctx, pool)
 	if err != nil {
 		return err
 	}
 	defer Release(ctx, conn)
+	last := ctx // of what commits
+	if g.prefetches() {
+		var stop context.CancelFunc
+		last, stop = heard(ctx)
+		defer stop()
+	}
 	wait := Awaited
 	if g.Pipelined {
 		wait = pipelined
@@ -107,13 +123,13 @@ func (t plainTable) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Gran
 	}
 	if g.Pipelined {
 		batch.Queue("COMMIT")
-		return conn.SendBatch(ctx, batch).Close()
+		return conn.SendBatch(last, batch).Close()
 	}
 	if err := conn.SendBatch(ctx, batch).Close(); err != nil {
 		return err
 	}
 	// Not with the rest: the server would go on to it when nobody waits any more.
-	_, err = conn.Exec(ctx, "COMMIT")
+	_, err = conn.Exec(last, "COMMIT")
 	return err
 }
 

@@ -372,7 +372,7 @@ func (h *history) tell() {
 
 func (h *history) back(r *Return) {
 	r.Row, r.Definition = h.row, h.definition
-	done, err := h.table.Return(h.Context(), h.db.Pool, r, &h.now)
+	done, err := h.table.Return(h.Context(), h.db.Pool, r, false, &h.now)
 	if err != nil || !done {
 		h.Fatal(done, err)
 	}

@@ -18,7 +18,17 @@ func (t plainTable) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Gran
 	if await {
 		return t.inTurn(func() error { return t.grantInTurn(ctx, pool, &grants[0], now) })
 	}
-	return t.grant(ctx, pool, grants, now)
+	if !prefetches(grants) {
+		return t.grant(ctx, pool, grants, now)
+	}
+	conn, err := acquire(ctx, pool)
+	if err != nil {
+		return err
+	}
+	defer conn.Release()
+	ctx, stop := heard(ctx)
+	defer stop()
+	return t.grant(ctx, conn, grants, now)
 }
 
 func (t plainTable) Read(ctx context.Context, q Querier, r *Rows, now *time.Time) error {
@@ -121,15 +131,33 @@ func (t plainTable) lockRows(ctx context.Context, conn *pgxpool.Conn, d *Decisio
 	return rows, conn.SendBatch(ctx, batch).Close()
 }
 
-func (t plainTable) Return(ctx context.Context, pool *pgxpool.Pool, r *Return, now *time.Time) (done bool, err error) {
+func (t plainTable) Return(ctx context.Context, pool *pgxpool.Pool, r *Return, await bool, now *time.Time) (done bool, err error) {
+	conn, err := acquire(ctx, pool)
+	if err != nil {
+		return false, err
+	}
+	defer Release(ctx, conn)
 	d := &r.Definition
-	s, _ := t.of(d, "return")
+	name := "return"
+	if await {
+		name += inTurn
+	}
+	s, _ := t.of(d, name)
 	sql, args := s.with(values{row: r.Row, definition: d, count: r.Count, now: now, spent: &r.Spent, back: r})
-	tag, err := pool.Exec(ctx, sql, args...)
+	if await {
+		batch := t.begin(Awaited)
+		batch.Queue(sql, args...)
+		batch.Queue("COMMIT")
+		err := conn.SendBatch(ctx, batch).Close()
+		return err == nil, err
+	}
+	tag, err := conn.Exec(ctx, sql, args...)
 	if err != nil || tag.RowsAffected() > 0 {
 		return err == nil, err
 	}
 	rows := Rows{Rows: []decide.Row{r.Row}} // it is not there, or somebody has it locked
-	err = t.FindEach(ctx, pool, &rows)
-	return err == nil && !rows.Found[0], err
+	if err := t.FindEach(ctx, conn, &rows); err != nil {
+		return false, unsentError{err}
+	}
+	return !rows.Found[0], nil
 }

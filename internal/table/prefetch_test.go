@@ -1,6 +1,7 @@
 package table
 
 import (
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"reflect"
@@ -144,7 +145,7 @@ func TestReturnElsewhere(t *testing.T) {
 		r := Return{Row: row, Definition: d, Count: 5, Taken: state.TS, End: state.TS.Add(d.SlotWidth())}
 		test.change(&state)
 		putAll(t, db, table, []Grant{{Change: decide.Change{Row: row, Definition: d}}}, []bucket.State{state})
-		if done, err := table.Return(t.Context(), db.Pool, &r, &now); !done || err != nil {
+		if done, err := table.Return(t.Context(), db.Pool, &r, false, &now); !done || err != nil {
 			t.Fatal(done, err)
 		}
 		rows := Rows{Rows: []decide.Row{row}}
@@ -168,12 +169,12 @@ func TestReturnElsewhere(t *testing.T) {
 		row := decide.Row{Key: decide.Key{Name: d.Name, Key: "k"}}
 		state := d.Spend(d.Fresh("k", now), now, 9)
 		r := Return{Row: row, Definition: d, Count: 5, Taken: state.TS, End: state.TS.Add(time.Second)}
-		if done, err := table.Return(t.Context(), db.Pool, &r, &now); !done || err != nil {
+		if done, err := table.Return(t.Context(), db.Pool, &r, false, &now); !done || err != nil {
 			t.Errorf("%s: to a row that is not there: %v, %v", d.Name, done, err)
 		}
 		putAll(t, db, table, []Grant{{Change: decide.Change{Row: row, Definition: d}}}, []bucket.State{state})
 		unlock := lockRow(t, db, table, row)
-		if done, err := table.Return(t.Context(), db.Pool, &r, &now); done || err != nil {
+		if done, err := table.Return(t.Context(), db.Pool, &r, false, &now); done || err != nil {
 			t.Errorf("%s: to a row that is locked: %v, %v", d.Name, done, err)
 		}
 		unlock()
@@ -229,6 +230,66 @@ func lockRow(t *testing.T, db *pgtest.DB, table *Table, row decide.Row) (unlock 
 	return func() {
 		if err := tx.Rollback(t.Context()); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// A return that waits for its row is to the row as it is then: what others have taken
+// meanwhile is taken, and what they have given is there.
+func TestReturnWaits(t *testing.T) {
+	db := pgtest.New(t)
+	now := quarterPast
+	for name, distributed := range map[string]bool{"plain": false, "distributed": true} {
+		table := New(db.Schema, distributed, time.Second)
+		for _, limit := range []ratelimit.Limit{
+			ratelimit.TokenBucket{Name: "bucket", Rate: 20, Period: time.Hour},
+			ratelimit.FixedWindow{Name: "window", Rate: 20, Period: time.Hour},
+			ratelimit.SlidingWindow{Name: "sliding", Rate: 20, Period: time.Hour},
+		} {
+			d := bucket.Definition(limit.Definition())
+			row := decide.Row{Key: decide.Key{Name: d.Name, Key: name}}
+			state := d.Spend(d.Fresh(name, now), now, 15)
+			putAll(t, db, table, []Grant{{Change: decide.Change{Row: row, Definition: d}}}, []bucket.State{state})
+			tx, err := db.Pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			change := decide.Change{Row: row, Definition: d, Count: 3}
+			if taken, err := table.Take(t.Context(), tx, false, &change, &now); err != nil || !taken.OK {
+				t.Fatal(taken, err)
+			}
+			r := Return{Row: row, Definition: d, Count: 5, Taken: state.TS, End: now.Add(time.Hour)}
+			returned := make(chan error)
+			go func() {
+				done, err := table.Return(t.Context(), db.Pool, &r, true, &now)
+				if !done && err == nil {
+					err = errors.New("it is not done")
+				}
+				returned <- err
+			}()
+			waits := func() (waits bool) {
+				sql := `SELECT EXISTS (SELECT FROM pg_locks AS l JOIN pg_locks AS h USING (transactionid) WHERE NOT l.granted AND h.pid = $1)`
+				if err := db.Pool.QueryRow(t.Context(), sql, tx.Conn().PgConn().PID()).Scan(&waits); err != nil {
+					t.Fatal(err)
+				}
+				return waits
+			}
+			for !waits() {
+				time.Sleep(time.Millisecond)
+			}
+			if err := tx.Commit(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			if err := <-returned; err != nil {
+				t.Fatal(err)
+			}
+			rows := Rows{Rows: []decide.Row{row}}
+			if err := table.Read(t.Context(), db.Pool, &rows, &now); err != nil {
+				t.Fatal(err)
+			}
+			if got := d.Settle(rows.States[0], now).Value; got != 7 {
+				t.Errorf("%s, %s: there are %v, want 7", name, d.Name, got)
+			}
 		}
 	}
 }

@@ -1,0 +1,153 @@
+package pgstore_test
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// Nothing that was prefetched is lost while no process is killed, whoever gives up and whatever
+// is locked meanwhile.
+
+// eachKept runs a test for limits that are refilled with nothing meanwhile, by both kinds of
+// statements.
+func eachKept(t *testing.T, test func(t *testing.T, limit ratelimit.Limit, portable bool)) {
+	t.Helper()
+	t.Parallel()
+	for name, portable := range map[string]bool{"plain ": false, "portable ": true} {
+		for _, limit := range []ratelimit.Limit{slow("bucket", 1000), slowWindow("window", 1000), slowSliding("sliding", 1000)} {
+			t.Run(name+ratelimit.NameOf(limit), func(t *testing.T) {
+				t.Parallel()
+				test(t, limit, portable)
+			})
+		}
+	}
+}
+
+// A statement whose callers give up while the server is at it prefetches all the same. What it
+// brings is not lost.
+func TestEscrowHearsWhatNobodyWaitsFor(t *testing.T) {
+	eachKept(t, func(t *testing.T, limit ratelimit.Limit, portable bool) {
+		store, sent, db := holding(t, pgstore.MaxEscrow, isPortable(portable))
+		used := warm(t, store, sent, limit.For("k"))
+		slowed, err := db.Pool.Exec(t.Context(), strings.ReplaceAll(`
+			CREATE FUNCTION {schema}.slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.05); RETURN NEW; END';
+			CREATE TRIGGER slow BEFORE UPDATE ON {schema}.rate_limits FOR EACH ROW EXECUTE FUNCTION {schema}.slow()`, "{schema}", db.Schema), pgx.QueryExecModeSimpleProtocol)
+		if err != nil {
+			t.Fatal(slowed, err)
+		}
+		unknown := 0.0
+		for n := 0; unknown < 5 && n < 2000; n++ {
+			ctx, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+			result, err := store.Allow(ctx, limit.For("k"))
+			cancel()
+			switch {
+			case err != nil:
+				unknown++
+			case result.OK:
+				used++
+			}
+		}
+		store.Close()
+		if lacks := lacks(t, db, limit); unknown < 5 || lacks < used-0.5 || lacks > used+unknown+0.5 {
+			t.Errorf("the row lacks %v, want from %v to %v", lacks, used, used+unknown)
+		}
+	})
+}
+
+// What is held comes back however long others have the row locked, if it is not nearly full.
+func TestEscrowReturnsToARowThatWasLocked(t *testing.T) {
+	eachKept(t, func(t *testing.T, limit ratelimit.Limit, portable bool) {
+		store, sent, db := holding(t, 50*time.Millisecond, isPortable(portable))
+		mustAllow(t, newStore(t, db), limit.ForN("k", 400))
+		used := 400 + warm(t, store, sent, limit.For("k"))
+		tx := begin(t, db, pgx.ReadCommitted)
+		mustExec(t, tx, `SELECT FROM `+db.Schema+`.rate_limits FOR UPDATE`)
+		time.Sleep(6 * time.Second) // longer than a single attempt
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		store.Close()
+		if lacks := lacks(t, db, limit); lacks < used-0.5 || lacks > used+0.5 {
+			t.Errorf("the row lacks %v, want %v", lacks, used)
+		}
+	})
+}
+
+// What was used from memory can be cancelled to the last token, as the row is told that it is
+// not out any more: although the transaction that told it first was rolled back, or the lease
+// had ended when it was used.
+func TestEscrowIsToldWhatWasUsed(t *testing.T) {
+	eachKept(t, func(t *testing.T, limit ratelimit.Limit, portable bool) {
+		const lasts = 500 * time.Millisecond
+		store, sent, db := holding(t, lasts, isPortable(portable))
+		var receipts []*ratelimit.Receipt
+		allow := func() {
+			result, err := store.Allow(t.Context(), limit.For("k"))
+			if err != nil || !result.OK {
+				t.Fatal(result, err)
+			}
+			receipts = append(receipts, result.Receipt)
+		}
+		cancel := func() {
+			t.Helper()
+			for _, r := range receipts {
+				if done, err := store.Cancel(t.Context(), r); !done || err != nil {
+					t.Error(done, err)
+				}
+			}
+			receipts = nil
+		}
+		for held := 0; held < 30; {
+			before := sent.Sends()
+			if allow(); sent.Sends() == before {
+				held++
+			}
+		}
+		undone := begin(t, db, pgx.ReadCommitted)
+		last := receipts[len(receipts)-1]
+		if done, err := store.CancelTx(t.Context(), undone, last); !done || err != nil {
+			t.Fatal(done, err)
+		}
+		receipts = receipts[:len(receipts)-1]
+		before := sent.Sends()
+		cancelled := make(chan struct{})
+		go func() {
+			defer close(cancelled)
+			cancel() // waits for the row, by more than one attempt
+		}()
+		for sent.Sends() < before+6 {
+			time.Sleep(time.Millisecond)
+		}
+		if err := undone.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		<-cancelled
+		receipts = append(receipts, last)
+
+		for held := false; !held; {
+			before := sent.Sends()
+			result, err := store.AllowFunc(t.Context(), []ratelimit.Request{limit.ForN("k", 2)}, func(pgx.Tx, ratelimit.Result) error {
+				if held = sent.Sends() == before+1; held { // BEGIN alone: it is from memory
+					time.Sleep(2 * lasts)
+				}
+				return nil
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+			receipts = append(receipts, result.Receipt)
+		}
+		cancel()
+		store.Close()
+		if lacks := lacks(t, db, limit); lacks < -0.5 || lacks > 0.5 {
+			t.Errorf("the row lacks %v of what was cancelled", lacks)
+		}
+	})
+}
