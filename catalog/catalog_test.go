@@ -447,6 +447,11 @@ func TestChangesAreFound(t *testing.T) {
 		_, err := db.Pool.Exec(ctx, inSchema(db, "INSERT INTO rate_limit_definitions (name, key, rate) VALUES ('api', 'late', 2)"))
 		late <- err
 	}()
+	// It waits for its turn; or, which must not be, has had it.
+	for waits := false; !waits && len(late) == 0; {
+		must(t, db.Pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'advisory' AND strpos(query, $1) > 0)`,
+			db.Schema+".rate_limit_definitions").Scan(&waits))
+	}
 	must(t, c.Refresh(ctx))
 	must(t, early.Commit(ctx))
 	must(t, <-late)

@@ -232,6 +232,27 @@ func restricted(t *testing.T, db *pgtest.DB, name, rights string) *pgtest.DB {
 	return &as
 }
 
+// Who looks at a view needs to read it, the limits and the definitions, and nothing else.
+func TestPrivilegesOfViews(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	as := restricted(t, db, "viewer", "SELECT")
+	for _, view := range []string{"rate_limits_now", "rate_limits_short"} {
+		_, err := as.Pool.Exec(t.Context(), inSchema(db, "SELECT * FROM "+view))
+		var denied *pgconn.PgError
+		if !errors.As(err, &denied) || denied.Code != "42501" {
+			t.Errorf("%s: got %v, want that it is not permitted", view, err)
+		}
+	}
+	role := strings.Replace(db.Schema, "ratelimit_test_", "ratelimit_viewer_", 1)
+	exec(t, db, "GRANT SELECT ON rate_limits, rate_limits_now, rate_limits_short TO "+role)
+	for _, view := range []string{"rate_limits_now", "rate_limits_short"} {
+		if _, err := as.Pool.Exec(t.Context(), inSchema(db, "SELECT * FROM "+view)); err != nil {
+			t.Errorf("%s: %v", view, err)
+		}
+	}
+}
+
 // Whoever may use the table must not use its trigger's rights elsewhere.
 func TestTriggerIsNobodysTool(t *testing.T) {
 	t.Parallel()

@@ -141,8 +141,10 @@ func (h *history) step() {
 		_, err = h.store.Pause(ctx, request.Limit, key, time.Duration(1+h.rand.IntN(30))*time.Second)
 	case 3:
 		err = h.store.Resume(ctx, request.Limit, key)
-	case 4, 5:
+	case 4:
 		_, err = h.store.Credit(ctx, request)
+	case 5: // as Prune does, when it is full
+		_, err = h.db.Pool.Exec(ctx, "DELETE FROM "+h.db.Schema+".rate_limits WHERE name = $1 AND key = $2 AND shard = $3", name, key, h.rand.IntN(4))
 	case 6, 7, 8, 9:
 		_, err = h.store.Reserve(ctx, request)
 	default:

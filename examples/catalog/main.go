@@ -1,0 +1,200 @@
+// Catalog raises one customer's plan in the database while traffic runs, and shows when it
+// holds:
+//
+//	go run ./examples/catalog
+//	go run ./examples/catalog --svg docs/catalog.svg   # and draws it
+//
+// Two customers ask far more often than their plan grants. After a while somebody runs one
+// INSERT, as in psql: acme may do five times as much, for nine seconds. Nothing is deployed,
+// nothing restarted. The program looks into the catalog every 5 seconds, so the plan holds
+// within 5; it ends by itself at the very instant that was said. The other customer notices
+// nothing.
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/catalog"
+	"github.com/pgratelimit/ratelimit/examples/internal/demo"
+	"github.com/pgratelimit/ratelimit/migrate"
+	"github.com/pgratelimit/ratelimit/migrations"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// API is what a customer may ask.
+var API = ratelimit.TokenBucket{Name: "api", Rate: 20, Period: time.Second, Capacity: 10}
+
+// raise is what somebody types.
+const raise = `INSERT INTO rate_limit_definitions (name, key, rate, until, note)
+VALUES ('api', 'acme', 100, now() + interval '9 seconds', 'their sale')`
+
+const (
+	raisedAt = 3 * time.Second
+	lasts    = 9 * time.Second
+	ends     = raisedAt + lasts + 3*time.Second
+	asks     = 5 * time.Millisecond // between two requests of a customer
+	step     = 500 * time.Millisecond
+)
+
+var customers = []string{"acme", "initech"}
+
+func main() {
+	file := flag.String("svg", "", "where to draw it")
+	flag.Parse()
+	demo.Main("catalog", func(ctx context.Context, out io.Writer) error {
+		granted, raised, err := measure(ctx, out)
+		if err == nil && *file != "" {
+			err = os.WriteFile(*file, []byte(picture(granted, raised)), 0o644)
+		}
+		return err
+	})
+}
+
+func run(ctx context.Context, out io.Writer) error {
+	_, _, err := measure(ctx, out)
+	return err
+}
+
+// traffic is what customers were granted in each step.
+type traffic struct {
+	mu      sync.Mutex
+	granted map[string][]int
+}
+
+// measure runs the traffic, and returns what was granted, and when it was raised.
+func measure(ctx context.Context, out io.Writer) (granted map[string][]int, raised time.Duration, err error) {
+	db, err := demo.Database(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	defer func() { err = errors.Join(err, db.Close()) }()
+	if _, err := migrate.Up(ctx, db.Pool, &migrate.Config{Schema: db.Schema, Set: migrations.Catalog}); err != nil {
+		return nil, 0, err
+	}
+	store, err := pgstore.New(db.Pool, nil)
+	if err != nil {
+		return nil, 0, err
+	}
+	limits, err := catalog.New(db.Pool, nil)
+	if err != nil {
+		return nil, 0, err
+	}
+	if err := limits.Publish(ctx, API); err != nil {
+		return nil, 0, err
+	}
+	running, stop := context.WithTimeout(ctx, ends)
+	defer stop()
+	var group sync.WaitGroup
+	defer group.Wait()
+	group.Go(func() { limits.Run(running) })
+
+	begun, t := time.Now(), traffic{granted: map[string][]int{}}
+	failed := make(chan error, len(customers))
+	for _, customer := range customers {
+		group.Go(func() { failed <- t.ask(running, begun, store, limits, customer) })
+	}
+	select {
+	case <-time.After(raisedAt):
+	case <-ctx.Done():
+		return nil, 0, ctx.Err()
+	}
+	if _, err := db.Pool.Exec(ctx, raise); err != nil {
+		return nil, 0, err
+	}
+	raised = time.Since(begun)
+	for range customers {
+		err = cmp.Or(err, <-failed)
+	}
+	if err = cmp.Or(err, ctx.Err()); err != nil {
+		return nil, 0, err
+	}
+	t.print(out, raised)
+	return t.granted, raised, t.claims(out, raised)
+}
+
+// ask asks for a customer until the context ends.
+func (t *traffic) ask(ctx context.Context, begun time.Time, store *pgstore.Store, limits *catalog.Catalog, customer string) error {
+	ticker := time.NewTicker(asks)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-ticker.C:
+		}
+		result, err := store.Allow(ctx, limits.For(API, customer))
+		if ctx.Err() != nil {
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+		t.note(customer, int(time.Since(begun)/step), result.OK)
+	}
+}
+
+func (t *traffic) note(customer string, at int, ok bool) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for len(t.granted[customer]) <= at {
+		t.granted[customer] = append(t.granted[customer], 0)
+	}
+	if ok {
+		t.granted[customer][at]++
+	}
+}
+
+func (t *traffic) print(out io.Writer, raised time.Duration) {
+	fmt.Fprintln(out, "granted a second, by customer:")
+	for i := range t.granted[customers[0]] {
+		at := time.Duration(i) * step
+		fmt.Fprintf(out, "%5.1fs", at.Seconds())
+		for _, customer := range customers {
+			fmt.Fprintf(out, "  %s %3d", customer, t.rate(customer, i))
+		}
+		if at <= raised && raised < at+step {
+			fmt.Fprint(out, "  <- ", strings.ReplaceAll(raise, "\n", " "))
+		}
+		fmt.Fprintln(out)
+	}
+}
+
+// rate is what a customer was granted a second in a step.
+func (t *traffic) rate(customer string, i int) int {
+	if i >= len(t.granted[customer]) {
+		return 0
+	}
+	return t.granted[customer][i] * int(time.Second/step)
+}
+
+// claims checks what was promised.
+func (t *traffic) claims(out io.Writer, raised time.Duration) error {
+	first := func(from time.Duration, high bool) time.Duration {
+		for i := int(from/step) + 1; i < len(t.granted["acme"]); i++ {
+			if (t.rate("acme", i) > 50) == high {
+				return time.Duration(i) * step
+			}
+		}
+		return ends
+	}
+	rose := first(raised, true)
+	fell := first(raised+lasts-2*step, false)
+	most := 0
+	for i := 2; i < len(t.granted["initech"]); i++ {
+		most = max(most, t.rate("initech", i))
+	}
+	return errors.Join(
+		demo.Claim(out, rose-raised <= 5*time.Second+2*step, "the plan of acme holds within 5 seconds, without a deployment"),
+		demo.Claim(out, (fell-raised-lasts).Abs() <= 2*step, "it ends by itself when it was said to"),
+		demo.Claim(out, most <= 40, "initech has what it had"))
+}
