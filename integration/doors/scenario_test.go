@@ -38,6 +38,7 @@ type ask struct {
 	Limit string   `json:"limit"`
 	Key   string   `json:"key"`
 	Count *float64 `json:"count"`
+	Above float64  `json:"above"`
 }
 
 // line is a call of a scenario.
@@ -59,10 +60,11 @@ type line struct {
 }
 
 func (a ask) request(limits map[string]ratelimit.Limit) ratelimit.Request {
-	if a.Count == nil {
-		return limits[a.Limit].For(a.Key)
+	count := 1.0
+	if a.Count != nil {
+		count = *a.Count
 	}
-	return limits[a.Limit].ForN(a.Key, *a.Count)
+	return limits[a.Limit].ForN(a.Key, count).Above(a.Above)
 }
 
 // definition returns the limit of a line that defines one.
