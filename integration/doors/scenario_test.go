@@ -99,6 +99,8 @@ type story struct {
 	now      time.Time
 	limits   map[string]ratelimit.Limit
 	receipts []*ratelimit.Receipt // of each call, nil where nothing was taken
+
+	after func(limit ratelimit.Limit, key string) // is called after each call, if not nil
 }
 
 // put puts a call to the store.
@@ -210,6 +212,9 @@ func (s *story) play(t *testing.T, file string, skip func(line) bool) (calls int
 			t.Fatalf("%s:%d: %s", file, n, wrong)
 		}
 		s.receipts = append(s.receipts, got.Receipt)
+		if limit := s.limits[c.Limit]; s.after != nil && limit != nil {
+			s.after(limit, c.Key)
+		}
 		calls++
 	}
 	return calls
