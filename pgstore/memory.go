@@ -21,7 +21,7 @@ type memory struct {
 
 func newMemory(e *engine) *memory {
 	m := &memory{base: e.base, engine: e}
-	config := escrow.Config{Lasts: e.config.Escrow, Prefetches: e.table.Prefetches, Prefetch: m.prefetch, GiveBack: m.giveBackLater}
+	config := escrow.Config{Lasts: e.config.Escrow, Prefetch: m.prefetch, GiveBack: m.giveBackLater}
 	if e.config.Clock != nil {
 		config.Clock = func() time.Time { return *e.clock() }
 	}

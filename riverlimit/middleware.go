@@ -343,7 +343,7 @@ func (m *Middleware) Pause(ctx context.Context, pause time.Duration, requests ..
 		}
 		rows = append(rows, m.Rows(r)...)
 	}
-	_, err := m.store.PauseAll(ctx, pause, rows...)
+	_, err := m.store.PauseEach(ctx, rows, pause)
 	return err
 }
 
