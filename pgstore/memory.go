@@ -165,7 +165,7 @@ func (m *memory) claimFor(ctx context.Context, call *decide.Call) (c *claim, ref
 		return c, refused, nil
 	}
 	a := call.Asks[0]
-	p := &pending{hold: true, entry: m.of(&a)}
+	p := &pending{tokens: &escrow.Tokens{}, entry: m.of(&a)}
 	if !m.worth(call) {
 		p.entry.Note(a.Count, 1, 0)
 		return c, refused, nil // the transaction takes from the row
@@ -177,7 +177,7 @@ func (m *memory) claimFor(ctx context.Context, call *decide.Call) (c *claim, ref
 	case err != nil:
 		return nil, refused, err
 	case result.OK:
-		return &claim{reserve: call.Reserve, tokens: []escrow.Tokens{p.tokens}}, refused, nil
+		return &claim{reserve: call.Reserve, tokens: []escrow.Tokens{*p.tokens}}, refused, nil
 	case call.Reserve:
 		return c, refused, nil
 	}

@@ -50,8 +50,8 @@ const (
 	Awaited  = time.Second
 )
 
-// brisk is how long a grant waits for its row that is [Grant.Brisk].
-const brisk = 100 * time.Millisecond
+// pipelined is how long a grant waits for its row that is [Grant.Pipelined].
+const pipelined = 100 * time.Millisecond
 
 // Decision is rows to lock, and what decides on them.
 type Decision struct {

@@ -22,7 +22,8 @@ var write = flag.Bool("write", false, "write the SQL functions")
 func TestFunctionsAreOfTheStatements(t *testing.T) {
 	made := regexp.MustCompile(`\{\{(\w+\.sql) (\w+)\}\}`).ReplaceAllStringFunc(functions, func(marker string) string {
 		file, name, _ := strings.Cut(strings.Trim(marker, "{}"), " ")
-		text := load(file).in("@schema@." + Name)[name]
+		texts, _ := load(file)
+		text := texts.in("@schema@." + Name)[name]
 		if text == "" {
 			t.Fatalf("%s has no statement %s", file, name)
 		}

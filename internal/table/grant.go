@@ -29,11 +29,12 @@ type Grant struct {
 	Out      float64       // of Count, what may still come back to memory
 	Spent                  // of earlier leases
 
-	// Brisk has a grant that waits for its row committed in the round trip that takes, so that
-	// those behind it, in other processes too, wait for no other one; but it waits for a moment
-	// only. Who gives up then may have taken all the same, as with any statement that is under
-	// way. It is for rows that others are known to have locked no longer than that takes.
-	Brisk bool
+	// Pipelined has a grant that waits for its row sent with its COMMIT, in one round trip, so
+	// that those behind it, in other processes too, wait for no other one; but it waits for a
+	// moment only. A caller that gives up then may have taken all the same, as with any statement
+	// that is under way. It is for rows that others are known to have locked no longer than that
+	// takes.
+	Pipelined bool
 
 	Taken Taken
 }
@@ -92,8 +93,8 @@ func (t plainTable) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Gran
 	}
 	defer Release(ctx, conn)
 	wait := Awaited
-	if g.Brisk {
-		wait = brisk
+	if g.Pipelined {
+		wait = pipelined
 	}
 	batch := t.begin(wait)
 	if g.prefetches() {
@@ -102,7 +103,7 @@ func (t plainTable) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Gran
 		sql, args := t.forGrant("grant"+inTurn, g, now)
 		batch.Queue(sql, args...).QueryRow(func(row pgx.Row) error { return g.scan(row, now) })
 	}
-	if g.Brisk {
+	if g.Pipelined {
 		batch.Queue("COMMIT")
 		return conn.SendBatch(ctx, batch).Close()
 	}
@@ -215,11 +216,12 @@ type returned struct {
 	ts, at time.Time
 	slots  []float64
 	more   *float64 // that was prefetched
+	into   [6]any   // room for the fields
 }
 
 // fields are where a row of such a grant is read to.
 func (r *returned) fields(g *Grant, more ...any) []any {
-	fields := append(make([]any, 0, 6), &r.value, &r.ts, &r.at)
+	fields := append(r.into[:0], &r.value, &r.ts, &r.at)
 	if g.Definition.Slotted() {
 		fields = append(fields, &r.slots)
 	}
