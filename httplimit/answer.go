@@ -21,6 +21,8 @@ type problem struct {
 	Status   int      `json:"status"`
 	Detail   string   `json:"detail,omitempty"`
 	Violated []string `json:"violated-policies,omitempty"`
+
+	Limits []LimitStatus `json:"limits,omitempty"`
 }
 
 func (p problem) write(w http.ResponseWriter) {
@@ -87,6 +89,9 @@ func (m *Middleware) refuse(w http.ResponseWriter, r *http.Request, result ratel
 		if !s.OK {
 			p.Violated = append(p.Violated, ratelimit.NameOf(s.Request.Limit))
 		}
+	}
+	if m.config.Limits {
+		p.Limits = LimitsOf(result)
 	}
 	p.write(w)
 }

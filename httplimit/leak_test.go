@@ -63,6 +63,10 @@ func TestNoTypeShowsKeys(t *testing.T) {
 	if invalid == nil {
 		t.Fatal("want an error")
 	}
+	result, err := memstore.New(nil).Check(t.Context(), api.For(leak.Key))
+	if err != nil {
+		t.Fatal(err)
+	}
 	leak.Check(t, ".", map[string]any{
 		"AddressConfig":   httplimit.AddressConfig{},
 		"Addresses":       addresses,
@@ -71,6 +75,7 @@ func TestNoTypeShowsKeys(t *testing.T) {
 		"Decision":        httplimit.Refused,
 		"Event":           events,
 		"Fields":          httplimit.Draft11,
+		"LimitStatus":     httplimit.LimitsOf(result),
 		"Middleware":      limit,
 		"Outcome":         httplimit.Outcome{Request: get("/", "X-Key", leak.Key), Status: 200},
 		"Policy":          config.Policies[0],

@@ -64,6 +64,10 @@ type Config struct {
 	// Fields says which fields tell of the limits. The zero value is [Draft11].
 	Fields Fields
 
+	// Limits has the problem of a refusal tell in a member "limits" what each limit has and
+	// its definition, for clients that predict by [PredictJS]. The default is not to tell.
+	Limits bool
+
 	// PartitionSecret has the RateLimit fields carry a partition key: 12 bytes of the
 	// HMAC-SHA256 of policy and key under this secret, which all processes must share.
 	// It tells a client which of its requests share a quota, and nobody the key. Nil

@@ -7,10 +7,12 @@ require (
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/lib/pq v1.12.3
 	github.com/pgratelimit/ratelimit v0.0.0
+	github.com/pgratelimit/ratelimit/httplimit v0.0.0
 	pgregory.net/rapid v1.3.0
 )
 
 require (
+	github.com/dunglas/httpsfv v1.1.2 // indirect
 	github.com/jackc/pgpassfile v1.0.0 // indirect
 	github.com/jackc/pgservicefile v0.0.0-20240606120523-5a60cdf6a761 // indirect
 	github.com/jackc/puddle/v2 v2.2.3 // indirect

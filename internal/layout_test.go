@@ -56,6 +56,7 @@ var mayImport = map[string][]string{
 	"internal/traced":    {pgx},
 	"internal/pgtest":    {"internal/throwaway", "migrations", pgx},
 	"internal/relay":     {pgx},
+	"internal/ormtest":   {".", "pgstore", "sqltx"},
 }
 
 func TestImportsPointOneWay(t *testing.T) {

@@ -33,6 +33,9 @@ type made struct {
 var madeBy = map[migrations.Set]made{
 	"":                 {"rate_limits", map[int64]string{1: "ts", 2: "paused", 3: "slots", 4: "ahead"}},
 	migrations.Catalog: {"rate_limit_definitions", map[int64]string{1: "enabled", 2: "rate_limits_now"}},
+
+	// A type, of what the functions return: it is found where tables are.
+	migrations.Functions: {"rate_limit_result", map[int64]string{1: "ok"}},
 }
 
 // table is the table that the target's set makes.
@@ -50,7 +53,7 @@ func (t *target) look(ctx context.Context) (f found, err error) {
 		FROM (SELECT coalesce(nullif($1::text, ''), current_schema()::text) AS name) AS s
 		LEFT JOIN pg_namespace AS n ON n.nspname = s.name
 		LEFT JOIN pg_class AS v ON v.relnamespace = n.oid AND v.relname = $2::text AND v.relkind IN ('r', 'p')
-		LEFT JOIN pg_class AS l ON l.relnamespace = n.oid AND l.relname = $3::text AND l.relkind IN ('r', 'p')`,
+		LEFT JOIN pg_class AS l ON l.relnamespace = n.oid AND l.relname = $3::text AND l.relkind IN ('r', 'p', 'c')`,
 		t.schema, t.set.VersionTable(), f.made.table).Scan(&f.schema, &f.tracked, &f.readable, &f.columns)
 	if err != nil {
 		return f, fmt.Errorf("look for table %s: %w", t.set.VersionTable(), err)
@@ -110,9 +113,9 @@ func (f *found) requireAll(set migrations.Set, all []Migration) error {
 // foreign is err, from applying a migration, with what it means if that finds its work
 // done.
 func (t *target) foreign(err error) error {
-	const duplicateTable, duplicateColumn = "42P07", "42701"
+	const duplicateTable, duplicateColumn, duplicateObject = "42P07", "42701", "42710"
 	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) && (pgErr.Code == duplicateTable || pgErr.Code == duplicateColumn) {
+	if errors.As(err, &pgErr) && slices.Contains([]string{duplicateTable, duplicateColumn, duplicateObject}, pgErr.Code) {
 		return fmt.Errorf("another tool made or changed table %s, and %s does not know of it: %w", t.table(), t.set.VersionTable(), err)
 	}
 	return err

@@ -58,7 +58,8 @@ type Config struct {
 	Schema string
 
 	// Set is the sequence of migrations that the call is about. The default is that of the
-	// limits; [migrations.Catalog] is applied by a call of its own, after that.
+	// limits; [migrations.Catalog] and [migrations.Functions] are applied by calls of their
+	// own, after that.
 	Set migrations.Set
 }
 
@@ -340,7 +341,8 @@ func (t *target) requireTable(ctx context.Context) error {
 	var exists bool
 	err := t.pool.QueryRow(ctx, `
 		SELECT current_schema()::text, EXISTS (
-			SELECT FROM pg_tables WHERE schemaname = current_schema() AND tablename = $1::text
+			SELECT FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace
+			WHERE n.nspname = current_schema() AND c.relname = $1::text AND c.relkind IN ('r', 'p', 'c')
 		)`, t.table()).Scan(&schema, &exists)
 	switch {
 	case err != nil:

@@ -609,12 +609,19 @@ func sqlState(err error) string {
 }
 
 // An optional set has versions of its own, beside those of the limits, which it leaves alone.
-func TestCatalogTimeline(t *testing.T) {
+func TestSetsTimeline(t *testing.T) {
+	t.Parallel()
+	for _, set := range migrations.Sets()[1:] {
+		t.Run(string(set), func(t *testing.T) { setTimeline(t, set) })
+	}
+}
+
+func setTimeline(t *testing.T, set migrations.Set) {
 	t.Parallel()
 	ctx := t.Context()
 	db := pgtest.NewEmpty(t)
-	base, cfg := &migrate.Config{Schema: db.Schema}, &migrate.Config{Schema: db.Schema, Set: migrations.Catalog}
-	names, err := migrations.Catalog.FS().(fs.ReadDirFS).ReadDir(".")
+	base, cfg := &migrate.Config{Schema: db.Schema}, &migrate.Config{Schema: db.Schema, Set: set}
+	names, err := set.FS().(fs.ReadDirFS).ReadDir(".")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -638,13 +645,13 @@ func TestCatalogTimeline(t *testing.T) {
 	if got, err := migrate.Down(ctx, db.Pool, cfg); err != nil || got != nil {
 		t.Errorf("Down: got %v, %v, want nothing", got, err)
 	}
-	if got := tables(t, db.Pool, db.Schema); !slices.Equal(got, []string{"rate_limits", migrations.Catalog.VersionTable(), migrations.VersionTable}) {
+	if got := tables(t, db.Pool, db.Schema); !slices.Equal(got, []string{"rate_limits", set.VersionTable(), migrations.VersionTable}) {
 		t.Errorf("tables: got %v", got)
 	}
 
 	pool := poolWith(t, db.Pool, "SET search_path TO "+quote(db.Schema))
-	execute(t, pool, "DROP TABLE "+migrations.Catalog.VersionTable())
-	execute(t, pool, migrations.Catalog.UpSQL())
+	execute(t, pool, "DROP TABLE "+set.VersionTable())
+	execute(t, pool, set.UpSQL())
 	made := have(len(names))
 	for i := range made {
 		made[i].Untracked = true

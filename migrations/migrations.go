@@ -73,19 +73,24 @@ type Set string
 // history, and views that tell who is limited now.
 const Catalog Set = "catalog"
 
-// Sets returns all sets, that of the limits first.
-func Sets() []Set { return []Set{"", Catalog} }
+// Functions is the set of the verbs as SQL functions, for triggers, psql and programs that are
+// not in Go. It lands in the schema in which rate_limits is found, and needs all of the
+// migrations of that.
+const Functions Set = "functions"
 
-//go:embed catalog/*.sql
-var catalog embed.FS
+// Sets returns all sets, that of the limits first.
+func Sets() []Set { return []Set{"", Catalog, Functions} }
+
+//go:embed catalog/*.sql functions/*.sql
+var others embed.FS
 
 // FS returns the set's migrations, at its root. That of a set that there is not is empty.
 func (s Set) FS() fs.FS {
 	switch s {
 	case "":
 		return FS
-	case Catalog:
-		sub, err := fs.Sub(catalog, string(s))
+	case Catalog, Functions:
+		sub, err := fs.Sub(others, string(s))
 		if err != nil {
 			panic(fmt.Sprintf("migrations: %v", err)) // an embedded directory
 		}

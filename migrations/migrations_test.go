@@ -112,7 +112,7 @@ DROP TABLE a;
 func TestSets(t *testing.T) {
 	tables := map[string]bool{}
 	for _, set := range Sets() {
-		if len(set.files()) == 0 || !strings.Contains(set.UpSQL(), "CREATE TABLE") || tables[set.VersionTable()] {
+		if len(set.files()) == 0 || !strings.Contains(set.UpSQL(), "CREATE ") || tables[set.VersionTable()] {
 			t.Errorf("%q: got files %v, version table %s", set, set.files(), set.VersionTable())
 		}
 		tables[set.VersionTable()] = true

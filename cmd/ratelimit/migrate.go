@@ -33,7 +33,8 @@ Put the schema in place, or take it back.
   --schema NAME        the schema that holds the tables, made if need be; the
                        first of the connection's search_path if left out
   --set NAME           another set of migrations than that of the limits, with
-                       versions of its own: catalog; apply it after that one
+                       versions of its own: catalog or functions; apply it after
+                       that one
   --from VERSION       print what a schema needs that has the versions before, such
                        as after an upgrade of the library
   --down               print the SQL that takes back what would be printed without

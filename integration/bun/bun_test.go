@@ -4,16 +4,13 @@ package bun
 import (
 	"context"
 	"database/sql"
-	"errors"
-	"fmt"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/uptrace/bun"
 	"github.com/uptrace/bun/dialect/pgdialect"
 
-	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/ormtest"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/pgstore"
 	"github.com/pgratelimit/ratelimit/sqltx"
@@ -28,17 +25,9 @@ type message struct {
 	Sender string
 }
 
-var sendMessage = ratelimit.TokenBucket{Name: "send_message", Rate: 10, Period: 24 * time.Hour}
-
-// app is a program that sends messages.
-type app struct {
-	db    *bun.DB
-	store *pgstore.Store
-}
-
-func newApp(t *testing.T) *app {
+func newApp(t *testing.T) (*bun.DB, ormtest.App[bun.Tx]) {
 	t.Helper()
-	pool, done := pgtest.Example("CREATE TABLE messages (id bigserial PRIMARY KEY, sender text NOT NULL)")
+	pool, done := pgtest.Example(ormtest.Schema)
 	t.Cleanup(done)
 	db := bun.NewDB(stdlib.OpenDBFromPool(pool), pgdialect.New())
 	t.Cleanup(func() { db.Close() })
@@ -46,97 +35,36 @@ func newApp(t *testing.T) *app {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &app{db, store}
-}
-
-// send sends a message, and takes for it in the same transaction.
-func (a *app) send(ctx context.Context, tx bun.Tx) error {
-	if _, err := tx.NewInsert().Model(&message{Sender: "alice"}).Exec(ctx); err != nil {
-		return err
+	alone := func(do func(bun.Tx) error) func(context.Context, bun.Tx) error {
+		return func(_ context.Context, tx bun.Tx) error { return do(tx) }
 	}
-	return a.store.TakeTx(ctx, sqltx.Of(tx.Tx), sendMessage.For("alice"))
-}
-
-// want fails unless there are so many messages and as many tokens were spent.
-func (a *app) want(t *testing.T, messages int64) {
-	t.Helper()
-	got, err := a.db.NewSelect().Model((*message)(nil)).Count(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	result, err := a.store.Check(t.Context(), sendMessage.For("alice"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if spent := 10 - result.Remaining; int64(got) != messages || spent != messages {
-		t.Errorf("%d messages and %d tokens spent, want %d of each", got, spent, messages)
+	return db, ormtest.App[bun.Tx]{
+		Store: store,
+		InTx: func(ctx context.Context, level sql.IsolationLevel, do func(bun.Tx) error) error {
+			return db.RunInTx(ctx, &sql.TxOptions{Isolation: level}, alone(do))
+		},
+		// Within a transaction, RunInTx is a savepoint.
+		Within: func(ctx context.Context, tx bun.Tx, do func(bun.Tx) error) error {
+			return tx.RunInTx(ctx, nil, alone(do))
+		},
+		Of: func(tx bun.Tx) sqltx.Tx { return tx.Tx },
+		Insert: func(ctx context.Context, tx bun.Tx, sender string) error {
+			_, err := tx.NewInsert().Model(&message{Sender: sender}).Exec(ctx)
+			return err
+		},
+		Count: func(ctx context.Context) (int64, error) {
+			n, err := db.NewSelect().Model((*message)(nil)).Count(ctx)
+			return int64(n), err
+		},
 	}
 }
-
-var errChanged = errors.New("changed my mind")
 
 func TestBun(t *testing.T) {
-	a, ctx := newApp(t), t.Context()
-	sendAnd := func(err error) func(context.Context, bun.Tx) error {
-		return func(ctx context.Context, tx bun.Tx) error { return errors.Join(a.send(ctx, tx), err) }
-	}
-	for range 2 {
-		if err := a.db.RunInTx(ctx, nil, sendAnd(nil)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	a.want(t, 2)
-
-	if err := a.db.RunInTx(ctx, nil, sendAnd(errChanged)); !errors.Is(err, errChanged) {
-		t.Error(err)
-	}
-	a.want(t, 2)
-
-	err := a.db.RunInTx(ctx, &sql.TxOptions{Isolation: sql.LevelSerializable}, func(ctx context.Context, tx bun.Tx) error {
-		if err := a.send(ctx, tx); err != nil {
-			return err
-		}
-		// Within a transaction, RunInTx is a savepoint.
-		if err := tx.RunInTx(ctx, nil, sendAnd(errChanged)); !errors.Is(err, errChanged) {
-			return err
-		}
-		return a.send(ctx, tx)
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	a.want(t, 4)
-
-	for range 6 {
-		if err := a.db.RunInTx(ctx, nil, sendAnd(nil)); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := a.db.RunInTx(ctx, nil, sendAnd(nil)); !errors.Is(err, ratelimit.ErrRefused) {
-		t.Errorf("got %v, want a refusal", err)
-	}
-	a.want(t, 10)
-
-	// Several limits, in a transaction that goes on after a refusal.
-	other := ratelimit.FixedWindow{Name: "other", Rate: 1, Period: 24 * time.Hour}
-	err = a.db.RunInTx(ctx, nil, func(ctx context.Context, tx bun.Tx) error {
-		result, err := a.store.AllowTx(ctx, sqltx.Of(tx.Tx), other.For("alice"), sendMessage.For("alice"))
-		if err != nil || result.OK {
-			return fmt.Errorf("%v, %w, want a refusal", result, err)
-		}
-		_, err = tx.NewDelete().Model((*message)(nil)).Where("true").Exec(ctx)
-		return err
-	})
-	if err != nil {
-		t.Error(err)
-	}
+	_, app := newApp(t)
+	app.Test(t)
 }
 
-// Outside of a transaction nothing is taken.
 func TestNoTransaction(t *testing.T) {
-	a := newApp(t)
-	if err := a.store.TakeTx(t.Context(), sqltx.Of(a.db), sendMessage.For("alice")); !errors.Is(err, ratelimit.ErrInvalid) {
-		t.Errorf("got %v, want %v", err, ratelimit.ErrInvalid)
-	}
-	a.want(t, 0)
+	db, app := newApp(t)
+	app.TestNoTransaction(t, db)
 }

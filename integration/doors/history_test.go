@@ -25,6 +25,8 @@ type history struct {
 	stores [2]ratelimit.Store
 	taken  [][2]ratelimit.Result
 	said   map[string]int // how often an answer was of a kind
+	most   int            // limits in a call; 0 is no bound
+	noText bool           // receipts are not read from text
 }
 
 func newHistory(seed uint64) *history {
@@ -53,6 +55,9 @@ type reply struct {
 func (h *history) step(ctx context.Context) error {
 	h.now = h.now.Add(time.Duration(h.rand.Float64() * float64(h.limits[0].Definition().Period) * pick(h.rand, 0, 0.1, 1, 1, -0.3))).Truncate(time.Microsecond)
 	requests := make([]ratelimit.Request, pick(h.rand, 1, 1, 2, 3))
+	if h.most > 0 {
+		requests = requests[:min(len(requests), h.most)]
+	}
 	for i := range requests {
 		limit := pick(h.rand, h.limits...)
 		most := limit.Definition().Capacity
@@ -107,11 +112,15 @@ func (h *history) put(ctx context.Context, s ratelimit.Store, verb string, reque
 		if err := read.UnmarshalText(text); err != nil {
 			return reply{err: err}
 		}
+		receipt := &read
+		if h.noText {
+			receipt = taken().Receipt
+		}
 		var used []float64
 		for range taken().Each() {
 			used = append(used, share)
 		}
-		a.result, a.err = s.Settle(ctx, &read, used...)
+		a.result, a.err = s.Settle(ctx, receipt, used...)
 	case "cancel":
 		a.said, a.err = s.Cancel(ctx, taken().Receipt)
 	case "pause":

@@ -33,7 +33,7 @@ func TestNeverOver(t *testing.T) {
 			defer cancel()
 			o := &over{granted: map[string]int{}, enough: int(3 * limit.Definition().Capacity)}
 			var callers sync.WaitGroup
-			for name, take := range takers(t, db) {
+			for name, take := range takers(t, db, limit) {
 				callers.Go(func() { o.ask(ctx, t, name, func() (ratelimit.Result, error) { return take(ctx, limit.For("k")) }) })
 			}
 			callers.Wait()
@@ -50,7 +50,7 @@ func TestNeverOver(t *testing.T) {
 type taker func(context.Context, ...ratelimit.Request) (ratelimit.Result, error)
 
 // takers are a caller for each door.
-func takers(t *testing.T, db *pgtest.DB) map[string]taker {
+func takers(t *testing.T, db *pgtest.DB, limit ratelimit.Limit) map[string]taker {
 	t.Helper()
 	own, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
 	if err != nil {
@@ -65,6 +65,9 @@ func takers(t *testing.T, db *pgtest.DB) map[string]taker {
 			})
 			return result, err
 		},
+	}
+	if knows(limit.For("k")) {
+		all["SQL functions"] = withFunctions(t, db, nil).Allow
 	}
 	for _, d := range drivers {
 		all["database/sql, "+d.name] = committed{store: newStore(t, db, nil), pool: d.open(t, db)}.Allow

@@ -38,6 +38,7 @@ type ask struct {
 	Limit string   `json:"limit"`
 	Key   string   `json:"key"`
 	Count *float64 `json:"count"`
+	Above float64  `json:"above"`
 }
 
 // line is a call of a scenario.
@@ -59,10 +60,11 @@ type line struct {
 }
 
 func (a ask) request(limits map[string]ratelimit.Limit) ratelimit.Request {
-	if a.Count == nil {
-		return limits[a.Limit].For(a.Key)
+	count := 1.0
+	if a.Count != nil {
+		count = *a.Count
 	}
-	return limits[a.Limit].ForN(a.Key, *a.Count)
+	return limits[a.Limit].ForN(a.Key, count).Above(a.Above)
 }
 
 // definition returns the limit of a line that defines one.
@@ -97,6 +99,8 @@ type story struct {
 	now      time.Time
 	limits   map[string]ratelimit.Limit
 	receipts []*ratelimit.Receipt // of each call, nil where nothing was taken
+
+	after func(limit ratelimit.Limit, key string) // is called after each call, if not nil
 }
 
 // put puts a call to the store.
@@ -208,6 +212,9 @@ func (s *story) play(t *testing.T, file string, skip func(line) bool) (calls int
 			t.Fatalf("%s:%d: %s", file, n, wrong)
 		}
 		s.receipts = append(s.receipts, got.Receipt)
+		if limit := s.limits[c.Limit]; s.after != nil && limit != nil {
+			s.after(limit, c.Key)
+		}
 		calls++
 	}
 	return calls

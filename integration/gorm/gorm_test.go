@@ -2,18 +2,17 @@
 package gorm
 
 import (
+	"context"
 	"database/sql"
-	"errors"
 	"fmt"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5/stdlib"
 	"gorm.io/driver/postgres"
 	"gorm.io/gorm"
 	"gorm.io/gorm/logger"
 
-	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/ormtest"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/pgstore"
 	"github.com/pgratelimit/ratelimit/sqltx"
@@ -26,17 +25,9 @@ type message struct {
 	Sender string
 }
 
-var sendMessage = ratelimit.TokenBucket{Name: "send_message", Rate: 10, Period: 24 * time.Hour}
-
-// app is a program that sends messages.
-type app struct {
-	db    *gorm.DB
-	store *pgstore.Store
-}
-
-func newApp(t *testing.T, prepare bool) *app {
+func newApp(t *testing.T, prepare bool) (*gorm.DB, ormtest.App[*gorm.DB]) {
 	t.Helper()
-	pool, done := pgtest.Example("CREATE TABLE messages (id bigserial PRIMARY KEY, sender text NOT NULL)")
+	pool, done := pgtest.Example(ormtest.Schema)
 	t.Cleanup(done)
 	conns := stdlib.OpenDBFromPool(pool)
 	t.Cleanup(func() { conns.Close() })
@@ -48,103 +39,36 @@ func newApp(t *testing.T, prepare bool) *app {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &app{db, store}
-}
-
-// send sends a message, and takes for it in the same transaction.
-func (a *app) send(t *testing.T, tx *gorm.DB) error {
-	if err := tx.Create(&message{Sender: "alice"}).Error; err != nil {
-		return err
-	}
-	return a.store.TakeTx(t.Context(), sqltx.Of(tx.Statement.ConnPool), sendMessage.For("alice"))
-}
-
-// want fails unless there are so many messages and as many tokens were spent.
-func (a *app) want(t *testing.T, messages int64) {
-	t.Helper()
-	var got int64
-	if err := a.db.Model(&message{}).Count(&got).Error; err != nil {
-		t.Fatal(err)
-	}
-	result, err := a.store.Check(t.Context(), sendMessage.For("alice"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if spent := 10 - result.Remaining; got != messages || spent != messages {
-		t.Errorf("%d messages and %d tokens spent, want %d of each", got, spent, messages)
+	return db, ormtest.App[*gorm.DB]{
+		Store: store,
+		InTx: func(ctx context.Context, level sql.IsolationLevel, do func(*gorm.DB) error) error {
+			return db.WithContext(ctx).Transaction(do, &sql.TxOptions{Isolation: level})
+		},
+		// Within a transaction, Transaction is a savepoint.
+		Within: func(_ context.Context, tx *gorm.DB, do func(*gorm.DB) error) error { return tx.Transaction(do) },
+		Of:     func(tx *gorm.DB) sqltx.Tx { return tx.Statement.ConnPool },
+		Insert: func(_ context.Context, tx *gorm.DB, sender string) error {
+			return tx.Create(&message{Sender: sender}).Error
+		},
+		Count: func(ctx context.Context) (n int64, err error) {
+			err = db.WithContext(ctx).Model(&message{}).Count(&n).Error
+			return n, err
+		},
 	}
 }
-
-var errChanged = errors.New("changed my mind")
 
 func TestGORM(t *testing.T) {
 	for _, prepare := range []bool{false, true} {
 		t.Run(fmt.Sprintf("PrepareStmt %v", prepare), func(t *testing.T) {
-			a := newApp(t, prepare)
-			db := a.db.WithContext(t.Context())
-
-			for range 2 { // the second time, statements are prepared
-				if err := db.Transaction(func(tx *gorm.DB) error { return a.send(t, tx) }); err != nil {
-					t.Fatal(err)
-				}
-			}
-			a.want(t, 2)
-
-			err := db.Transaction(func(tx *gorm.DB) error { return errors.Join(a.send(t, tx), errChanged) })
-			if !errors.Is(err, errChanged) {
-				t.Error(err)
-			}
-			a.want(t, 2)
-
-			err = db.Transaction(func(tx *gorm.DB) error {
-				if err := a.send(t, tx); err != nil {
-					return err
-				}
-				// Within a transaction, Transaction is a savepoint.
-				if err := tx.Transaction(func(tx *gorm.DB) error { return errors.Join(a.send(t, tx), errChanged) }); !errors.Is(err, errChanged) {
-					return err
-				}
-				return a.send(t, tx)
-			}, &sql.TxOptions{Isolation: sql.LevelSerializable})
-			if err != nil {
-				t.Fatal(err)
-			}
-			a.want(t, 4)
-
-			for range 6 {
-				if err := db.Transaction(func(tx *gorm.DB) error { return a.send(t, tx) }); err != nil {
-					t.Fatal(err)
-				}
-			}
-			err = db.Transaction(func(tx *gorm.DB) error { return a.send(t, tx) })
-			if !errors.Is(err, ratelimit.ErrRefused) {
-				t.Errorf("got %v, want a refusal", err)
-			}
-			a.want(t, 10)
-
-			// Several limits, in a transaction that goes on after a refusal.
-			other := ratelimit.FixedWindow{Name: "other", Rate: 1, Period: 24 * time.Hour}
-			err = db.Transaction(func(tx *gorm.DB) error {
-				result, err := a.store.AllowTx(t.Context(), sqltx.Of(tx.Statement.ConnPool), other.For("alice"), sendMessage.For("alice"))
-				if err != nil || result.OK {
-					return fmt.Errorf("%v, %w, want a refusal", result, err)
-				}
-				return tx.Delete(&message{}, "true").Error
-			})
-			if err != nil {
-				t.Error(err)
-			}
+			_, app := newApp(t, prepare)
+			app.Test(t)
 		})
 	}
 }
 
-// Outside of a transaction nothing is taken.
 func TestNoTransaction(t *testing.T) {
 	for _, prepare := range []bool{false, true} {
-		a := newApp(t, prepare)
-		if err := a.store.TakeTx(t.Context(), sqltx.Of(a.db.Statement.ConnPool), sendMessage.For("alice")); !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Errorf("PrepareStmt %v: got %v, want %v", prepare, err, ratelimit.ErrInvalid)
-		}
-		a.want(t, 0)
+		db, app := newApp(t, prepare)
+		app.TestNoTransaction(t, db.Statement.ConnPool)
 	}
 }

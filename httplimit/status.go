@@ -1,0 +1,112 @@
+package httplimit
+
+import (
+	"context"
+	_ "embed"
+	"encoding/json"
+	"net/http"
+	"strconv"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+)
+
+// PredictJS is a JavaScript module, of less than 3 KB and without dependencies, by which a page
+// works out between two answers how many requests are left and when the next one may go. It
+// reads what [Middleware.StatusHandler] answers, and the member "limits" of problems.
+//
+//go:embed predict.js
+var PredictJS []byte
+
+// LimitStatus is what a limit has, with its definition, for clients that predict. In JSON its
+// instants and its period are milliseconds, with fractions, and it has no key.
+type LimitStatus struct {
+	Name     string
+	Kind     ratelimit.Kind
+	Rate     float64 // tokens per Period
+	Period   time.Duration
+	Capacity float64
+	Value    float64 // tokens at At
+
+	At          time.Time // on the database's clock
+	FullAt      time.Time // when there is all of Capacity again, if nothing is taken
+	PausedUntil time.Time // the end of a pause; zero without one, and then 0 in JSON
+}
+
+// LimitsOf returns what the limits of a call have, in its order.
+func LimitsOf(result ratelimit.Result) []LimitStatus {
+	limits := make([]LimitStatus, 0, 1)
+	for _, s := range result.Each() {
+		d := s.Request.Limit.Definition()
+		limits = append(limits, LimitStatus{
+			Name: d.Name, Kind: d.Kind, Rate: d.Rate, Period: d.Period, Capacity: d.Capacity,
+			Value: s.Value, At: s.At, FullAt: s.FullAt(), PausedUntil: s.PausedUntil,
+		})
+	}
+	return limits
+}
+
+// MarshalJSON returns the status as a JSON object, as [PredictJS] reads it.
+func (s LimitStatus) MarshalJSON() ([]byte, error) {
+	return json.Marshal(struct {
+		Name        string  `json:"name"`
+		Kind        string  `json:"kind"`
+		Rate        float64 `json:"rate"`
+		Period      float64 `json:"period"`
+		Capacity    float64 `json:"capacity"`
+		Value       float64 `json:"value"`
+		At          float64 `json:"at"`
+		FullAt      float64 `json:"fullAt"`
+		PausedUntil float64 `json:"pausedUntil"`
+	}{
+		s.Name, s.Kind.String(), s.Rate, float64(s.Period) / float64(time.Millisecond), s.Capacity, s.Value,
+		milliseconds(s.At), milliseconds(s.FullAt), milliseconds(s.PausedUntil),
+	})
+}
+
+func milliseconds(t time.Time) float64 {
+	if t.IsZero() {
+		return 0
+	}
+	return float64(t.UnixMicro()) / 1000
+}
+
+// StatusStore is what [Middleware.StatusHandler] needs of a store: a *pgstore.Store or a
+// *memstore.Store.
+type StatusStore interface {
+	Check(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
+}
+
+// StatusHandler returns a handler that tells what the policies' limits have for the key of the
+// request, and takes nothing: {"limits": […]}, each as a [LimitStatus], without those policies
+// that do not apply. It answers GET and HEAD. A request without a usable key, and a store that
+// does not answer, get the problems that the middleware has for them. A client that asks takes
+// nothing but time: put the handler behind what authenticates, like any other.
+func (m *Middleware) StatusHandler(store StatusStore) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodGet && r.Method != http.MethodHead {
+			w.Header().Set("Allow", "GET, HEAD")
+			problem{Title: http.StatusText(http.StatusMethodNotAllowed), Status: http.StatusMethodNotAllowed}.write(w)
+			return
+		}
+		requests, err := m.Requests(r)
+		var result ratelimit.Result
+		if err == nil && len(requests) > 0 {
+			for i := range requests {
+				requests[i].Count, requests[i].Floor = 0, 0
+			}
+			ctx, cancel := context.WithTimeout(r.Context(), m.config.Timeout)
+			defer cancel()
+			result, err = store.Check(ctx, requests...)
+		}
+		if err != nil {
+			m.answer(w, r, failed(decisionOf(result, err), err, requests))
+			return
+		}
+		body, _ := json.Marshal(map[string]any{"limits": LimitsOf(result)}) // of strings and finite numbers, which cannot fail
+		w.Header().Set("Content-Type", "application/json")
+		w.Header().Set("Cache-Control", "no-store")
+		w.Header().Set("Content-Length", strconv.Itoa(len(body)+1))
+		w.Write(append(body, '\n')) // the client may have gone
+	})
+}
