@@ -38,6 +38,7 @@ type Table struct {
 
 	common, keep            statements
 	buckets, windows, slots statements // of one kind of limit
+	inflight                statements // of limits of how many at once
 	silence                 time.Duration
 	statistics              statistics
 }
@@ -60,7 +61,7 @@ func New(schema string, distributed bool, silence time.Duration) *Table {
 	t := &Table{
 		common: in("table.sql"), keep: in("keep.sql"),
 		buckets: in("bucket.sql"), windows: in("window.sql"), slots: in("slots.sql"),
-		silence: silence,
+		inflight: in("inflight.sql"), silence: silence,
 	}
 	t.buckets.inTurn("grant")
 	t.windows.inTurn("grant", "prefetch_many")
@@ -69,6 +70,9 @@ func New(schema string, distributed bool, silence time.Duration) *Table {
 	t.Decider = plainTable{t}
 	if distributed {
 		t.Decider = distributedTable{t}
+		t.inflight.apart()
+	} else {
+		t.inflight.guarded()
 	}
 	return t
 }
