@@ -67,13 +67,13 @@ func (f *flights) ask(ctx context.Context, c *slotCall) error {
 	if f.config.Portable {
 		return f.askAlone(ctx, c)
 	}
-	var key decide.Key
+	row := decide.Row{}
 	if c.op != nil {
-		key = c.op.Row.Key
+		row = c.op.Row
 	} else {
-		key = c.look.Key
+		row.Key = c.look.Key
 	}
-	queue := f.queues[maphash.Comparable(f.seed, key)%slotLanes]
+	queue := f.queues[maphash.Comparable(f.seed, row)%slotLanes]
 	if c.takes() && ctx.Done() != nil {
 		return f.detached(ctx, queue, c)
 	}
@@ -165,21 +165,29 @@ func oneEach(tickets []*slotTicket) (now, later []*slotTicket) {
 // out to be locked that could not be passed over, half of them are made by themselves, so that
 // only the one at fault fails.
 func (f *flights) change(ctx context.Context, tickets []*slotTicket) {
-	var ops []*table.SlotOp
-	var looks []*table.SlotLook
-	for _, t := range tickets {
-		if t.Value.op != nil {
-			ops = append(ops, t.Value.op)
-		} else {
-			looks = append(looks, t.Value.look)
-		}
-	}
 	if len(tickets) == 0 {
 		return
+	}
+	var ops []*table.SlotOp
+	var looks []*table.SlotLook
+	first := make(map[decide.Key]*table.SlotLook) // one for all who look at a key
+	for _, t := range tickets {
+		switch c := t.Value; {
+		case c.op != nil:
+			ops = append(ops, c.op)
+		case first[c.look.Key] == nil:
+			first[c.look.Key] = c.look
+			looks = append(looks, c.look)
+		}
 	}
 	err := f.retry(ctx, func() error { return f.table.ChangeSlots(ctx, f.pool, ops, looks, f.clock()) })
 	switch {
 	case err == nil:
+		for _, t := range tickets {
+			if c := t.Value; c.look != nil && c.look != first[c.look.Key] {
+				*c.look = *first[c.look.Key]
+			}
+		}
 		return
 	case answered(err) && len(tickets) > 1:
 		half := len(tickets) / 2

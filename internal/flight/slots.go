@@ -21,8 +21,8 @@ const mostKeys = 16384
 const IdleFor = time.Minute
 
 const (
-	// turnTime is for how long slots of a key that others wait for are handed on within a
-	// process, before it lets one go: other processes may wait as well.
+	// turnTime is for how long a slot is handed on within a process, before it is let go:
+	// other processes may wait as well.
 	turnTime = 2 * time.Second
 
 	// attempt is how long a slot that is tried stays chosen, unless somebody says how it went.
@@ -38,11 +38,11 @@ type Slots struct {
 
 // known is what is known of a key.
 type known struct {
-	looked bool         // free is what was seen, and not just nothing
-	free   []Choice     // seen free; the last is the next
-	away   map[int]mark // slots that are tried or held here
-	line   list.List    // of *Waiter
-	letGo  time.Time    // when a slot was last let go that somebody waited for here
+	looked bool              // free is what was seen, and not just nothing
+	free   []Choice          // seen free; the last is the next
+	away   map[int]mark      // slots that are tried or held here
+	line   list.List         // of *Waiter
+	turns  map[int]time.Time // since when slots are handed on here
 }
 
 // mark says that a slot is tried here, or since when it is held, and until when at the latest.
@@ -250,15 +250,24 @@ func (s *Slots) HandOn(key decide.Key, number int, now time.Time) (ratelimit.InF
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := s.keys[key]
-	if k == nil || k.line.Len() == 0 {
+	if k == nil {
 		return ratelimit.InFlight{}, false
 	}
-	if k.letGo.IsZero() { // those who wait have not been in line for long
-		k.letGo = now
+	if k.line.Len() == 0 {
+		k.turns = nil
+		return ratelimit.InFlight{}, false
+	}
+	if k.turns == nil {
+		k.turns = make(map[int]time.Time)
+	}
+	since, ok := k.turns[number]
+	if !ok {
+		since = now.Add(-rand.N(turnTime)) // so that they are not all let go at once
+		k.turns[number] = since
 	}
 	limit := k.line.Front().Value.(*Waiter).Limit
-	if now.Sub(k.letGo) > turnTime {
-		k.letGo = now
+	if now.Sub(since) > turnTime {
+		delete(k.turns, number)
 		return limit, false
 	}
 	return limit, number < limit.Limit

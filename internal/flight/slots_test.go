@@ -87,7 +87,7 @@ func TestHandsOnInOrder(t *testing.T) {
 	if _, ok := s.Leave(second); ok || len(third.Turn) != 1 {
 		t.Error("the third is not told that it is first")
 	}
-	if _, ok := s.HandOn(key, 0, time.Now().Add(turnTime+time.Second)); ok {
+	if _, ok := s.HandOn(key, 0, time.Now().Add(2*turnTime)); ok {
 		t.Error("it is never others' turn")
 	}
 	if _, ok := s.HandOn(key, 1, time.Now()); ok {
