@@ -95,7 +95,9 @@ func (k *Keepers) Keep(ctx context.Context, store Store, slot ratelimit.Slot, do
 		cancel(nil)
 		<-stopped
 		k.remove(slot)
-		err = errors.Join(err, kept.release(ctx))
+		if lost := kept.release(ctx); lost != nil {
+			err = errors.Join(err, lost)
+		}
 	}()
 	return do(&leased{inner, kept}, slot)
 }
