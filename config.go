@@ -376,8 +376,8 @@ func Validate(limits ...Limit) error {
 	return joined(errs)
 }
 
-// Validate reports what is wrong with the request: its limit, its key or its
-// count, as a *FieldError. A count that is too small to be told apart beside
+// Validate reports what is wrong with the request: its limit, its key, its
+// count or what it is to leave, as a *FieldError. A count that is too small to be told apart beside
 // the limit's capacity (less than 2⁻⁴⁶ of it) is wrong too, since it would cost
 // nothing.
 func (r Request) Validate() error {
@@ -393,6 +393,9 @@ func (r Request) Validate() error {
 	}
 	if reason := badCount(r.Count, d.Capacity); reason != "" {
 		return &FieldError{Limit: d.Name, Field: "Count", Value: r.Count, Reason: reason}
+	}
+	if !(r.Floor >= 0 && r.Floor <= 1) {
+		return &FieldError{Limit: d.Name, Field: "Above", Value: r.Floor, Reason: "must be a share of the capacity, from 0 to 1"}
 	}
 	return nil
 }

@@ -45,10 +45,12 @@ type FixedWindow struct {
 }
 
 // For implements [Limit].
-func (l FixedWindow) For(key string) Request { return Request{l, key, 1} }
+func (l FixedWindow) For(key string) Request { return l.ForN(key, 1) }
 
 // ForN implements [Limit].
-func (l FixedWindow) ForN(key string, n float64) Request { return Request{l, key, n} }
+func (l FixedWindow) ForN(key string, n float64) Request {
+	return Request{Limit: l, Key: key, Count: n}
+}
 
 // Validate implements [Limit].
 func (l FixedWindow) Validate() error {

@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"time"
 
+	"github.com/pgratelimit/ratelimit/internal/exact"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
@@ -14,6 +15,27 @@ type Request struct {
 	Limit Limit
 	Key   string `json:"-"`
 	Count float64
+
+	// Floor is the share of the limit's capacity that must be left when Count is taken:
+	// see Above.
+	Floor float64 `json:",omitempty"`
+}
+
+// Above returns r for a call that leaves a share of the limit's Capacity to others, from 0
+// to 1: it is granted only if at least so much is there afterwards. So classes of
+// priority share one limit. Critical calls ask without it, others above 0.2, and batch work
+// above 0.5: then half of the limit is kept from batch work, and a fifth is for critical
+// calls alone.
+//
+//	store.Allow(ctx, API.For(customer).Above(0.2))
+//
+// A refusal's RetryAt is when the call would be granted with that much left. A count above
+// the capacity less what is kept is [ErrExceedsCapacity]. It is for Allow, Take, Check,
+// AllowAtMost and AllowFirst; a reservation and a credit with it are [ErrInvalid]. When a
+// call asks for the same limit and key several times, the largest share is kept.
+func (r Request) Above(share float64) Request {
+	r.Floor = share
+	return r
 }
 
 // Status is what a call found of one limit and key.
@@ -50,6 +72,10 @@ type Status struct {
 	// otherwise as they are. Negative is debt.
 	Value float64
 
+	// Before is what Value was before the call took: Value and what it took. It is Value
+	// when nothing was taken. See Crossed.
+	Before float64
+
 	// Remaining is Value in whole tokens, never below 0.
 	Remaining int64
 
@@ -73,6 +99,29 @@ func (s Status) Share() float64 {
 		return 0
 	}
 	return s.Value / s.Capacity
+}
+
+// Crossed reports whether the call has taken the use of the limit from below a share of its
+// Capacity to that share or above it: for one warning at 0.8, where everybody who finds it
+// above 0.8 would send one.
+//
+//	if result.Crossed(0.8) {
+//		// insert the mail into the outbox, in the transaction that took
+//	}
+//
+// It is told to one call for each time that the use crosses the share, however many there
+// are at once. When tokens have come in, or back, and the use crosses it anew, it is told
+// again; within a window that happens only after a credit, a settlement for less or a
+// cancellation. Settle tells it as well, when more was used than taken. A call that is rolled
+// back has crossed nothing, so warn in its transaction.
+//
+// Two kinds of calls do not see all that was taken: for a limit with Shards, and from memory
+// (with Config.Escrow of package pgstore). Each process goes by what it knows, so more than
+// one call may be told, or none.
+func (s Status) Crossed(share float64) bool {
+	kept := s.Capacity * (1 - share)
+	kept += exact.Tolerance(kept, s.Capacity, 0)
+	return s.OK && s.Value <= kept && s.Before > kept
 }
 
 // FullAt is the instant at which the limit is full again if nothing is taken, on the

@@ -71,10 +71,12 @@ type SlidingWindow struct {
 }
 
 // For implements [Limit].
-func (l SlidingWindow) For(key string) Request { return Request{l, key, 1} }
+func (l SlidingWindow) For(key string) Request { return l.ForN(key, 1) }
 
 // ForN implements [Limit].
-func (l SlidingWindow) ForN(key string, n float64) Request { return Request{l, key, n} }
+func (l SlidingWindow) ForN(key string, n float64) Request {
+	return Request{Limit: l, Key: key, Count: n}
+}
 
 // Validate implements [Limit].
 func (l SlidingWindow) Validate() error {

@@ -186,11 +186,14 @@ func (p *portion) part(tokens, before float64, due time.Time) Status {
 	s := p.Status
 	s.Request.Count, s.Taken = tokens, tokens
 	s.RetryAt, s.RetryAfter = due, due.Sub(s.At)
-	ahead := p.shard.Slotted() && p.RetryAfter > 0 // then the value is a time
-	if rest := p.Taken - before; rest > 0 && !ahead {
+	if p.shard.Slotted() && p.RetryAfter > 0 { // then the value is a time
+		return s
+	}
+	if rest := p.Taken - before; rest > 0 {
 		s.Value += rest
 		s.Remaining = int64(max(0, math.Floor(s.Value+exact.Tolerance(s.Value, 1, s.Capacity))))
 	}
+	s.Before = s.Value + tokens
 	return s
 }
 

@@ -64,10 +64,14 @@ func (r Request) text(keys bool) string {
 	if !missing(r.Limit) {
 		limit = quoteShort(NameOf(r.Limit))
 	}
-	if !keys {
-		return fmt.Sprintf("%s of %s", amount(r.Count), limit)
+	text := amount(r.Count) + " of " + limit
+	if keys {
+		text += " for " + quoteShort(r.Key)
 	}
-	return fmt.Sprintf("%s of %s for %s", amount(r.Count), limit, quoteShort(r.Key))
+	if r.Floor != 0 {
+		text += " above " + amount(r.Floor)
+	}
+	return text
 }
 
 func (s Status) text(keys bool) string {
@@ -164,7 +168,11 @@ func (r Request) attrs(keys bool) []slog.Attr {
 	if keys {
 		attrs = append(attrs, slog.String("key", r.Key))
 	}
-	return append(attrs, slog.Float64("count", r.Count))
+	attrs = append(attrs, slog.Float64("count", r.Count))
+	if r.Floor != 0 {
+		attrs = append(attrs, slog.Float64("above", r.Floor))
+	}
+	return attrs
 }
 
 func (s Status) attrs(keys bool) []slog.Attr {

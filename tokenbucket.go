@@ -40,10 +40,12 @@ type TokenBucket struct {
 }
 
 // For implements [Limit].
-func (l TokenBucket) For(key string) Request { return Request{l, key, 1} }
+func (l TokenBucket) For(key string) Request { return l.ForN(key, 1) }
 
 // ForN implements [Limit].
-func (l TokenBucket) ForN(key string, n float64) Request { return Request{l, key, n} }
+func (l TokenBucket) ForN(key string, n float64) Request {
+	return Request{Limit: l, Key: key, Count: n}
+}
 
 // Validate implements [Limit].
 func (l TokenBucket) Validate() error {

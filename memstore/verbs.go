@@ -130,7 +130,7 @@ func (s scope) reset(ctx context.Context, limit ratelimit.Limit, key string) err
 }
 
 func (s scope) credit(ctx context.Context, r ratelimit.Request) (status ratelimit.Status, err error) {
-	if err := r.Validate(); err != nil {
+	if err := decide.BadCredit(r); err != nil {
 		return ratelimit.Status{}, err
 	}
 	err = s.edit(ctx, func(a *decide.Ask, now time.Time) {

@@ -290,6 +290,7 @@ type form struct {
 	inTx     bool
 	level    pgx.TxIsoLevel
 	portable bool
+	sql      bool          // through database/sql
 	remember time.Duration // Escrow, of decisions on their own only; so short that next to nothing is taken ahead, which would lower the burst
 }
 
@@ -303,6 +304,9 @@ var forms = []form{
 	{name: "repeatable read portable", inTx: true, level: pgx.RepeatableRead, portable: true},
 	{name: "serializable", inTx: true, level: pgx.Serializable},
 	{name: "serializable portable", inTx: true, level: pgx.Serializable, portable: true},
+	{name: "read committed database/sql", inTx: true, level: pgx.ReadCommitted, sql: true},
+	{name: "serializable database/sql", inTx: true, level: pgx.Serializable, sql: true},
+	{name: "repeatable read portable database/sql", inTx: true, level: pgx.RepeatableRead, portable: true, sql: true},
 }
 
 func (f form) configure(config *pgstore.Config) {
@@ -376,6 +380,7 @@ func (c *tally) lacking(n int) []string {
 		"never", "cancelled", "not cancelled", "paused", "not paused", "pruned rows", "clock went back",
 		"definition changed", "promise kept", "while paused", "pause ended",
 		"settled for less", "settled for more", "not settled", "settled from text",
+		"granted above", "refused above", "crossed",
 		"at most some", "at most all", "at most none", "first of several", "second of several", "none of several",
 		"sliding granted", "sliding refused", "sliding ahead", "sliding cancelled", "sliding credited",
 		"sliding settled for less", "sliding settled for more", "sliding at most some", "sliding chosen",
@@ -426,7 +431,11 @@ func runHistory(t *testing.T, db *pgtest.DB, f form, seed uint64, calls int) map
 func (h *history) transaction(db *pgtest.DB) {
 	h.t.Helper()
 	ctx := h.t.Context()
-	tx, err := db.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: h.form.level})
+	begin := db.Pool.BeginTx
+	if h.form.sql {
+		begin = func(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) { return beginSQL(ctx, db, options) }
+	}
+	tx, err := begin(ctx, pgx.TxOptions{IsoLevel: h.form.level})
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -568,6 +577,9 @@ func (h *history) count(o op, a reply) {
 		"not paused":      o.verb == pause && a.err != nil,
 		"while paused":    asked && !a.result.PausedUntil.IsZero(),
 		"pruned rows":     a.pruned > 0,
+		"granted above":   a.result.OK && a.result.Request.Floor > 0 && a.result.Taken > 0,
+		"refused above":   asked && a.err == nil && !a.result.OK && a.result.Request.Floor > 0,
+		"crossed":         a.result.Crossed(0.8),
 
 		"settled for less":  less,
 		"settled for more":  more,
@@ -639,6 +651,8 @@ func sameStatus(got, want ratelimit.Status) error {
 		return fmt.Errorf("status %+v, want %+v", exact, wantExact)
 	case math.Abs(got.Value-want.Value) > slack:
 		return fmt.Errorf("value %v, want %v", got.Value, want.Value)
+	case math.Abs(got.Before-want.Before) > slack:
+		return fmt.Errorf("value before %v, want %v", got.Before, want.Before)
 	case apart(got.RetryAfter, want.RetryAfter) > time.Microsecond:
 		return fmt.Errorf("retry after %v, want %v", got.RetryAfter, want.RetryAfter)
 	case got.RetryAt.Sub(want.RetryAt).Abs() > time.Microsecond:
@@ -741,6 +755,9 @@ func (g *generator) next(m *model) op {
 		check, checkReserve, atMost, atMost, first, first, credit, settle, settle, settle, cancel, cancel, pause, resume, reset,
 	)}
 	o.requests = g.requests()
+	if !slices.Contains([]verb{reserve, checkReserve, credit}, o.verb) || g.rand.IntN(10) == 0 { // of which it is an error
+		g.keep(o.requests)
+	}
 	o.lasts = time.Duration((g.rand.Float64()*3 - 0.5) * float64(g.period)) // not in whole microseconds
 	switch {
 	case o.verb == pause:
@@ -764,6 +781,15 @@ func (g *generator) next(m *model) op {
 		}
 	}
 	return o
+}
+
+// keep has some of the requests leave a part of the capacity.
+func (g *generator) keep(requests []ratelimit.Request) {
+	for i := range requests {
+		if g.rand.IntN(4) == 0 {
+			requests[i] = requests[i].Above(pick(g.rand, 0.2, 0.5, 1, g.rand.Float64(), 1.0/3))
+		}
+	}
 }
 
 // used is what was really used of what was taken.

@@ -75,7 +75,7 @@ func (s *Store) refillAll(ctx context.Context, tx pgx.Tx, a *decide.Ask, shards 
 // While the limit is paused, what is
 // credited is there for reservations, and for the rest after the pause.
 func (s *Store) CreditTx(ctx context.Context, tx pgx.Tx, r ratelimit.Request) (ratelimit.Status, error) {
-	if err := r.Validate(); err != nil {
+	if err := decide.BadCredit(r); err != nil {
 		return ratelimit.Status{}, err
 	}
 	call, err := s.edit(tx, r.Limit, r.Key)
@@ -87,7 +87,7 @@ func (s *Store) CreditTx(ctx context.Context, tx pgx.Tx, r ratelimit.Request) (r
 
 // Credit is [Store.CreditTx] on its own.
 func (s *Store) Credit(ctx context.Context, r ratelimit.Request) (status ratelimit.Status, err error) {
-	if err := r.Validate(); err != nil {
+	if err := decide.BadCredit(r); err != nil {
 		return ratelimit.Status{}, err
 	}
 	err = s.editOwn(ctx, r.Limit, r.Key, func(ctx context.Context, tx pgx.Tx, call *decide.Call) error {

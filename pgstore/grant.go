@@ -185,10 +185,13 @@ func (e *engine) single(p *pending) bool {
 	}
 	a := &call.Asks[0]
 	if p.row, p.floor = (decide.Row{Key: a.Of()}), a.Floor; a.Definition.Slotted() {
-		p.floor = 0 // what must wait has a slot of its own, so a group has all of it at once
+		p.floor = max(a.Floor, 0) // what must wait has a slot of its own, so a group has all of it at once
 	}
 	if !a.Sharded() {
 		return true
+	}
+	if a.Floor > 0 { // which is what all shards together are to leave
+		return false
 	}
 	changes, ok := e.guess(call, func(int) int { return e.choose(a) })
 	if ok {

@@ -807,3 +807,56 @@ func TestSlotsSinceTheSnapshot(t *testing.T) {
 		t.Errorf("ReleaseTx of a slot that was renewed since: got %v, want 40001", err)
 	}
 }
+
+// When the last slot is taken while a call waits for its rates, they are put back, and whoever
+// has the slot is not delayed by the transaction that tried it in vain.
+func TestLastSlotTakenMeanwhile(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	store, others := newStore(t, db), newStore(t, db)
+	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	one := ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Minute}
+	rate := ratelimit.TokenBucket{Name: "rate", Rate: 10, Period: time.Hour}
+	if err := store.Release(ctx, takeSlot(t, store, one, "k")); err != nil {
+		t.Fatal(err)
+	}
+	blocker, tx := begun(t, db, pgx.ReadCommitted), begun(t, db, pgx.ReadCommitted)
+	if err := store.TakeTx(ctx, blocker, rate.For("k")); err != nil {
+		t.Fatal(err)
+	}
+	type answer struct {
+		slot ratelimit.Slot
+		err  error
+	}
+	answered := make(chan answer, 1)
+	go func() {
+		slot, err := store.AcquireTx(ctx, tx, one, "k", rate.For("k"))
+		answered <- answer{slot, err}
+	}()
+	for waiting := 0; waiting == 0; {
+		err := db.Pool.QueryRow(ctx, "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%"+db.Schema+"%'").Scan(&waiting)
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	held := takeSlot(t, others, one, "k")
+	if err := blocker.Rollback(ctx); err != nil {
+		t.Fatal(err)
+	}
+	a := <-answered
+	if a.err != nil || a.slot.OK || !errors.As(a.slot.Err(), new(*ratelimit.FullError)) {
+		t.Fatalf("AcquireTx: got %v and %v, want a refusal by the slots", a.slot, a.err)
+	}
+	short, cancelShort := context.WithTimeout(ctx, 2*time.Second)
+	defer cancelShort()
+	if _, err := others.Renew(short, held); err != nil {
+		t.Errorf("Renew of a slot that a transaction tried in vain: %v", err)
+	}
+	if err := tx.Commit(ctx); err != nil {
+		t.Fatal(err)
+	}
+	if result, err := store.Check(ctx, rate.ForN("k", 0)); err != nil || result.Remaining != 10 {
+		t.Errorf("%d of the rate are left, and %v, want 10", result.Remaining, err)
+	}
+}

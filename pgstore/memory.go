@@ -37,7 +37,7 @@ func (m *memory) decide(ctx context.Context, reserve bool, requests []ratelimit.
 	}
 	var entry *escrow.Entry
 	if len(requests) == 1 {
-		if entry = m.cache.Seen(&requests[0]); m.known(entry, reserve, requests[0].Count, &result) {
+		if entry = m.seen(&requests[0]); m.known(entry, reserve, requests[0].Count, &result) {
 			return result, nil // before anything is made of the call
 		}
 	}
@@ -51,7 +51,7 @@ func (m *memory) decide(ctx context.Context, reserve bool, requests []ratelimit.
 	c := m.claim(&p.call)
 	if c.none() {
 		if len(p.call.Asks) == 1 {
-			p.entry = m.cache.Of(&p.call.Asks[0])
+			p.entry = m.of(&p.call.Asks[0])
 		}
 		return m.engine.decide(ctx, p)
 	}
@@ -64,6 +64,23 @@ func (m *memory) decide(ctx context.Context, reserve bool, requests []ratelimit.
 		return ratelimit.Result{}, err
 	}
 	return c.result(rest), nil
+}
+
+// seen returns what is known of a request's key, if it was seen before; nil for one that is
+// to leave a part, which only the row can tell: the tokens in memory are for the others.
+func (m *memory) seen(r *ratelimit.Request) *escrow.Entry {
+	if r.Floor != 0 {
+		return nil
+	}
+	return m.cache.Seen(r)
+}
+
+// of is seen of an ask, whose key begins to be remembered.
+func (m *memory) of(a *decide.Ask) *escrow.Entry {
+	if a.Exact() {
+		return nil
+	}
+	return m.cache.Of(a)
 }
 
 // known tells the result of a call for n tokens of one key, if it is held or known that
@@ -105,7 +122,7 @@ func (m *memory) claim(call *decide.Call) *claim {
 	for i := range call.Asks {
 		a := &call.Asks[i]
 		var t escrow.Tokens
-		if !m.cache.Of(a).Take(a.Count, true, &t) {
+		if !m.of(a).Take(a.Count, true, &t) {
 			continue
 		}
 		if c.tokens == nil {
@@ -121,7 +138,7 @@ func (m *memory) claim(call *decide.Call) *claim {
 	if len(call.Asks) > 1 {
 		for i := range rest.Asks {
 			a := &rest.Asks[i]
-			m.cache.Of(a).Miss(a.Count)
+			m.of(a).Miss(a.Count)
 		}
 	}
 	return c
@@ -134,7 +151,7 @@ func (m *memory) claimSeen(reserve bool, requests []ratelimit.Request) *claim {
 		return nil
 	}
 	var t escrow.Tokens
-	if !m.cache.Seen(&requests[0]).Take(requests[0].Count, true, &t) {
+	if !m.seen(&requests[0]).Take(requests[0].Count, true, &t) {
 		return nil
 	}
 	return &claim{reserve: reserve, tokens: []escrow.Tokens{t}}
@@ -148,7 +165,7 @@ func (m *memory) claimFor(ctx context.Context, call *decide.Call) (c *claim, ref
 		return c, refused, nil
 	}
 	a := call.Asks[0]
-	p := &pending{hold: true, entry: m.cache.Of(&a)}
+	p := &pending{hold: true, entry: m.of(&a)}
 	if !m.worth(call) {
 		p.entry.Note(a.Count, 1, 0)
 		return c, refused, nil // the transaction takes from the row
@@ -173,7 +190,7 @@ func (m *memory) worth(call *decide.Call) bool {
 		return false
 	}
 	a := &call.Asks[0]
-	return a.Count > 0 && a.Count <= a.Definition.Capacity && m.cache.Of(a).Worth()
+	return a.Count > 0 && a.Count <= a.Definition.Capacity && m.of(a).Worth()
 }
 
 // end notes that the call or transaction is over that has the tokens: unless they are spent,

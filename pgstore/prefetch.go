@@ -119,13 +119,17 @@ func (e *engine) arrived(o *escrow.Order, group []*ticket, g *table.Grant, sent 
 	if e.cache == nil {
 		return nil
 	}
-	calls := 0
+	calls, count := 0, g.Count
 	for _, t := range group {
-		if !t.Value.prefetch {
+		switch a := &t.Value.call.Asks[0]; {
+		case t.Value.prefetch:
+		case a.Exact(): // which asks the row in any case
+			count -= a.Count
+		default:
 			calls++
 		}
 	}
-	entryOf(group).Note(g.Count, calls, e.cache.Now().Sub(sent))
+	entryOf(group).Note(count, calls, e.cache.Now().Sub(sent))
 	if o.Count == 0 {
 		return nil
 	}

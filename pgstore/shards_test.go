@@ -63,6 +63,9 @@ func TestShardsPromise(t *testing.T) {
 			for range 12 {
 				c.add(time.Duration(random.Float64() * float64(d.Period) / 4))
 				r := l.ForN("k", pick(random, d.Capacity*random.Float64(), d.Capacity/float64(d.Shards), d.Capacity))
+				if share := random.Float64(); random.IntN(3) == 0 && r.Count <= d.Capacity*(1-share) {
+					r = r.Above(share)
+				}
 				result, err := allow(r)
 				if err != nil {
 					t.Fatalf("seed %d: %v", seed, err)

@@ -141,7 +141,8 @@ type callLine struct {
 	Limit   *string   `json:"limit"`
 	Key     *string   `json:"key"`
 	Count   *float64  `json:"count"`
-	All     []ask     `json:"all"` // in place of the three above
+	Above   *float64  `json:"above"`
+	All     []ask     `json:"all"` // in place of the four above
 	Reserve *bool     `json:"reserve"`
 	Until   *duration `json:"until"`
 	Of      *int      `json:"of"`
@@ -153,9 +154,10 @@ type ask struct {
 	Limit *string  `json:"limit"`
 	Key   *string  `json:"key"`
 	Count *float64 `json:"count"`
+	Above *float64 `json:"above"`
 }
 
-func (l callLine) one() ask { return ask{l.Limit, l.Key, l.Count} }
+func (l callLine) one() ask { return ask{l.Limit, l.Key, l.Count, l.Above} }
 
 func parseCall(text []byte, limits map[string]ratelimit.Limit) (*call, error) {
 	var line callLine
@@ -194,13 +196,15 @@ func (l callLine) validate() error {
 	case l.At == nil:
 		return errors.New(`"at" is missing`)
 	case l.All != nil && l.one() != (ask{}):
-		return errors.New(`"all" stands in place of "limit", "key" and "count"`)
+		return errors.New(`"all" stands in place of "limit", "key", "count" and "above"`)
 	case l.All != nil && slices.Contains(edits, l.Do):
 		return fmt.Errorf("%s takes one limit at a time", l.Do)
 	case (l.Of != nil) != (l.Do == "settle"):
 		return errors.New(`settle, and nothing else, has "of"`)
 	case l.Of != nil && (l.Limit != nil || l.Key != nil):
 		return errors.New(`settle names no limit and no key: those are of the call that it is "of"`)
+	case l.Above != nil && !slices.Contains([]string{"allow", "check", "at most"}, l.Do):
+		return errors.New(`"above" is for allow, check and at most`)
 	case l.Reserve != nil && l.Do != "check":
 		return errors.New(`"reserve" is for check only`)
 	case (l.Until != nil) != (l.Do == "pause"):
@@ -223,7 +227,7 @@ func (l callLine) requests(limits map[string]ratelimit.Limit) ([]ratelimit.Reque
 		if !ok {
 			return nil, fmt.Errorf("limit %q is not defined above", *a.Limit)
 		}
-		requests[i] = limit.ForN(orElse(a.Key, ""), orElse(a.Count, 1))
+		requests[i] = limit.ForN(orElse(a.Key, ""), orElse(a.Count, 1)).Above(orElse(a.Above, 0))
 	}
 	return requests, nil
 }

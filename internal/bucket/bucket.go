@@ -104,7 +104,7 @@ type kind interface {
 	pause(d *Definition, settled State, paused bool, now, until time.Time) State
 	resume(d *Definition, key string, settled State, now time.Time) State
 
-	whole(d *Definition, s State, now time.Time) float64
+	whole(d *Definition, s State, now time.Time, floor float64) float64
 	together(d *Definition, states []State, now time.Time, n, floor float64) time.Time
 	share(d *Definition, states []State, now time.Time, n int) (each, empty State)
 }

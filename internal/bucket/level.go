@@ -98,9 +98,9 @@ func (*level) resume(d *Definition, key string, settled State, now time.Time) St
 	return State{Value: settled.Value, TS: d.Fresh(key, now).TS}
 }
 
-func (*level) whole(d *Definition, s State, now time.Time) float64 {
+func (*level) whole(d *Definition, s State, now time.Time, floor float64) float64 {
 	slack := exact.Tolerance(s.Value, 1, d.Capacity) // that of take
-	return math.Floor(max(0, d.Settle(s, now).Value) + slack)
+	return math.Floor(max(0, d.Settle(s, now).Value-floor) + slack)
 }
 
 func (*level) together(d *Definition, states []State, now time.Time, n, floor float64) time.Time {

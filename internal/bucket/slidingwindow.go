@@ -82,20 +82,21 @@ func (*slidingWindow) value(d *Definition, settled State, now time.Time) float64
 	return settled.Value
 }
 
-// most does not know the floor: a reservation is ahead in time, and not below what a
-// window holds.
-func (*slidingWindow) most(d *Definition, _ float64) float64 { return d.Rate }
+// most does not know the floor of a reservation, which is ahead in time, and not below what
+// a window holds.
+func (*slidingWindow) most(d *Definition, floor float64) float64 { return d.Rate - max(0, floor) }
 
 // take has n counted in the first slot in which it fits and which, while s is paused,
-// begins when the pause is over. -floor is how far ahead that may be, as tokens. An allow
-// asks before whether s is paused.
+// begins when the pause is over. A floor below 0 says how far ahead that may be, as tokens;
+// one above is what must be left in the slots of now. An allow asks before whether s is
+// paused.
 func (*slidingWindow) take(d *Definition, s State, now time.Time, n, floor float64) (after State, ok bool) {
 	settled := d.Settle(s, now)
 	if n > d.Rate+exact.Tolerance(n, d.Rate, 0) {
 		return settled, false // it fits in no window, and a shard may be asked for more than it holds
 	}
-	later := settled.Slots.First(n, d.Rate, d.slotTolerance(settled, n), d.unpaused(settled, now))
-	if settled.Slots.Ahead+later > 0 && d.delayed(d.slotStart(settled, later)-now.UnixMicro()) > -floor {
+	later := settled.Slots.First(n+max(0, floor), d.Rate, d.slotTolerance(settled, n), d.unpaused(settled, now))
+	if settled.Slots.Ahead+later > 0 && d.delayed(d.slotStart(settled, later)-now.UnixMicro()) > max(0, -floor) {
 		return settled, false
 	}
 	return d.give(settled, n, later), true
@@ -120,9 +121,9 @@ func (*slidingWindow) from(d *Definition, settled State, now time.Time) time.Tim
 // which a reservation may be ahead. When a pause is over, an earlier slot may do than
 // before.
 func (*slidingWindow) ready(d *Definition, settled State, now time.Time, n, floor float64) time.Time {
-	ahead := d.longestDelay(-floor)
+	ahead := d.longestDelay(max(0, -floor))
 	at := func(from int64) time.Time {
-		later := settled.Slots.First(n, d.Rate, d.slotTolerance(settled, n)/2, from)
+		later := settled.Slots.First(n+max(0, floor), d.Rate, d.slotTolerance(settled, n)/2, from)
 		if settled.Slots.Ahead+later == 0 {
 			return settled.TS
 		}
@@ -189,8 +190,8 @@ func (*slidingWindow) resume(_ *Definition, _ string, settled State, _ time.Time
 	return settled
 }
 
-func (*slidingWindow) whole(d *Definition, s State, now time.Time) float64 {
-	value := max(0, d.Settle(s, now).Value)
+func (*slidingWindow) whole(d *Definition, s State, now time.Time, floor float64) float64 {
+	value := max(0, d.Settle(s, now).Value-floor)
 	return math.Floor(value + exact.Tolerance(value, 1, d.Capacity)/2)
 }
 

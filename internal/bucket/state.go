@@ -180,9 +180,11 @@ func (d *Definition) From(s State, now time.Time) time.Time {
 // from not long ago, so that a statement can add to it.
 func (d *Definition) Plain(s State) bool { return d.kind().plain(d, s) }
 
-// Whole is how many whole tokens can be taken from s at now; a call that takes as much as
-// there is takes so many.
-func (d *Definition) Whole(s State, now time.Time) float64 { return d.kind().whole(d, s, now) }
+// Whole is how many whole tokens can be taken from s at now so that floor is left, which is
+// not below 0; a call that takes as much as there is takes so many.
+func (d *Definition) Whole(s State, now time.Time, floor float64) float64 {
+	return d.kind().whole(d, s, now, floor)
+}
 
 // Pause empties s at now; before until nothing can be allowed and nothing is
 // refilled. Debt stays. The later of two pauses holds. An until that is not after

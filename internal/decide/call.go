@@ -30,7 +30,7 @@ type Call struct {
 type Ask struct {
 	ratelimit.Request
 	Definition bucket.Definition
-	Floor      float64 // the lowest value that it may leave behind
+	Floor      float64 // the lowest value that it may leave behind; of all shards together, if above 0
 	place      int     // in the order of the call
 }
 
@@ -57,6 +57,10 @@ func (r Row) Compare(other Row) int {
 // Of is the key that a asks for.
 func (a *Ask) Of() Key { return Key{a.Definition.Name, a.Key} }
 
+// Exact reports whether a asks only what is in its row, and not what memories hold of that,
+// since it must leave a part.
+func (a *Ask) Exact() bool { return a.Floor > 0 }
+
 // Sharded reports whether a's limit has several rows.
 func (a *Ask) Sharded() bool { return a.Definition.Shards > 1 }
 
@@ -72,9 +76,12 @@ func (c *Call) Sharded() bool {
 func (c *Call) AtMost() bool { return c.asked > 0 }
 
 // OnLockedRows reports whether c must be decided on rows that are locked and were read:
-// since it takes what there is, or reserves a slot of a sliding window.
+// since it takes what there is, reserves a slot of a sliding window, or must leave something
+// in several shards together.
 func (c *Call) OnLockedRows() bool {
-	return c.AtMost() || c.Reserve && slices.ContainsFunc(c.Asks, func(a Ask) bool { return a.Definition.Slotted() })
+	return c.AtMost() || slices.ContainsFunc(c.Asks, func(a Ask) bool {
+		return c.Reserve && a.Definition.Slotted() || a.Floor > 0 && a.Sharded()
+	})
 }
 
 // Head is the call for what c is to take if it can be had: all, or the first.
@@ -147,12 +154,14 @@ func NewAtMost(r ratelimit.Request) (Call, error) {
 	if r.Count = math.Floor(asked); r.Count < 1 {
 		return Call{}, &ratelimit.FieldError{Limit: d.Name, Field: "Count", Value: asked, Reason: "must be at least 1, since whole tokens are taken"}
 	}
-	r.Count = min(r.Count, math.Floor(d.Capacity+exact.Tolerance(d.Capacity, 1, 0)))
+	floor := kept(&r, &d)
+	most := d.Most(floor)
+	r.Count = min(r.Count, math.Floor(most+exact.Tolerance(d.Capacity, 1, 0)))
 	if r.Count < 1 {
 		r.Count = asked
-		return Call{}, &ratelimit.ExceedsCapacityError{Request: r, Most: d.Capacity}
+		return Call{}, &ratelimit.ExceedsCapacityError{Request: r, Most: most}
 	}
-	return Call{Asks: []Ask{{Request: r, Definition: d}}, asked: asked}, nil
+	return Call{Asks: []Ask{{Request: r, Definition: d, Floor: floor}}, asked: asked}, nil
 }
 
 // NewFirst is the call that takes from the first of the limits that can grant. Those
@@ -194,7 +203,8 @@ func NewChecks(requests ...ratelimit.Request) (Call, error) {
 		if err := r.Validate(); err != nil {
 			return Call{}, err
 		}
-		call.Asks[i] = Ask{Request: r, Definition: bucket.Definition(r.Limit.Definition()), place: i}
+		d := bucket.Definition(r.Limit.Definition())
+		call.Asks[i] = Ask{Request: r, Definition: d, Floor: kept(&r, &d), place: i}
 		if err := call.Asks[i].exceeds(false); err != nil {
 			return Call{}, err
 		}
@@ -211,6 +221,13 @@ func (c *Call) add(r ratelimit.Request) error {
 		return err
 	}
 	d := bucket.Definition(r.Limit.Definition())
+	floor := kept(&r, &d)
+	if c.Reserve {
+		if r.Floor != 0 {
+			return notAbove(r, "a reservation, which may go into debt")
+		}
+		floor = d.Floor(true)
+	}
 	for i := range c.Asks {
 		a := &c.Asks[i]
 		if a.Definition.Name != d.Name || a.Key != r.Key {
@@ -220,10 +237,26 @@ func (c *Call) add(r ratelimit.Request) error {
 			return &ratelimit.FieldError{Limit: d.Name, Field: "Limit", Value: d.Name, Reason: "has two definitions in one call"}
 		}
 		a.Count += r.Count
+		a.Floor, a.Request.Floor = max(a.Floor, floor), max(a.Request.Floor, r.Floor)
 		return nil
 	}
-	c.Asks = append(c.Asks, Ask{Request: r, Definition: d, Floor: d.Floor(c.Reserve), place: len(c.Asks)})
+	c.Asks = append(c.Asks, Ask{Request: r, Definition: d, Floor: floor, place: len(c.Asks)})
 	return nil
+}
+
+// kept is how many tokens a request is to leave.
+func kept(r *ratelimit.Request, d *bucket.Definition) float64 { return r.Floor * d.Capacity }
+
+func notAbove(r ratelimit.Request, what string) error {
+	return &ratelimit.FieldError{Limit: ratelimit.NameOf(r.Limit), Field: "Above", Value: r.Floor, Reason: "is not for " + what}
+}
+
+// BadCredit is the error of a request whose count cannot be given back.
+func BadCredit(r ratelimit.Request) error {
+	if err := r.Validate(); err != nil || r.Floor == 0 {
+		return err
+	}
+	return notAbove(r, "a credit, which takes nothing")
 }
 
 // exceeds is the error of a count that can never be granted.

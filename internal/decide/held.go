@@ -14,6 +14,7 @@ func (a *Ask) Held(paid *receipt.Limit, n float64, reserve bool, after *bucket.S
 	holding := holdingOf(&a.Definition, *after, at)
 	a.tell(&result.Status, true, &holding, at, at)
 	result.Request.Count, result.Taken = n, n
+	result.Before += n
 	var left []receipt.Left
 	if reserve {
 		left = []receipt.Left{{TS: at}} // no debt
@@ -86,6 +87,7 @@ func (c *Call) Whole(rest ratelimit.Result, stands []*Stand) ratelimit.Result {
 		} else {
 			statuses[i] = a.status(true, holdingOf(&a.Definition, stands[i].State, stands[i].At), stands[i].At, stands[i].At)
 			statuses[i].Taken = a.Count
+			statuses[i].Before += a.Count
 			payments = append(payments, receipt.Payment{Limit: a.Paid(), Place: a.place, Slot: a.Definition.Slot(stands[i].State), Tokens: a.Count})
 			left = append(left, receipt.Left{TS: stands[i].At}) // no debt
 		}
@@ -93,7 +95,7 @@ func (c *Call) Whole(rest ratelimit.Result, stands []*Stand) ratelimit.Result {
 	}
 	if places != nil && !rest.OK {
 		for i := range statuses {
-			statuses[i].Taken = 0
+			statuses[i].Taken, statuses[i].Before = 0, statuses[i].Value
 		}
 		result := c.result(statuses)
 		if result.OK { // others were faster: there may be enough by now

@@ -37,8 +37,17 @@ type Change struct {
 func (a *Ask) Change(i, shard int, n float64) Change {
 	return Change{
 		Row: Row{a.Of(), shard}, Ask: i, Definition: *a.Definition.Shard(),
-		Count: n, Floor: a.Floor / float64(a.Definition.Shards),
+		Count: n, Floor: a.rowFloor(),
 	}
+}
+
+// rowFloor is the lowest value that a may leave behind in one of its rows. What it is to
+// leave in several together is not a matter of one.
+func (a *Ask) rowFloor() float64 {
+	if a.Floor > 0 && a.Sharded() {
+		return 0
+	}
+	return a.Floor / float64(a.Definition.Shards)
 }
 
 // Chosen is the call for the one of c's asks that changes, which Plan has made, are for,
@@ -104,11 +113,16 @@ func (c *Call) ask(i int, v View) *Ask {
 // whole is how many whole tokens there are in a's shards together.
 func (a *Ask) whole(states []bucket.State, now time.Time) float64 {
 	if len(states) == 1 {
-		return a.Definition.Whole(states[0], now)
+		return a.Definition.Whole(states[0], now, a.Floor)
 	}
-	shard, sum := a.Definition.Shard(), 0.0
+	shard, sum, most := a.Definition.Shard(), 0.0, -a.Floor
 	for _, s := range states {
-		sum += max(0, shard.Settle(s, now).Value)
+		value := shard.Settle(s, now).Value
+		sum += max(0, value)
+		most += value
+	}
+	if a.Floor > 0 {
+		sum = max(0, min(sum, most))
 	}
 	return math.Floor(sum + exact.Tolerance(sum, 1, a.Definition.Capacity)/2)
 }
@@ -197,6 +211,19 @@ func (c *Call) tellGranted(s *ratelimit.Status, i int, changes []Change, known V
 		a.tellTaken(s, changes[0].After, known.At)
 	}
 	s.Taken = c.took(a, changes)
+	for i := range changes {
+		s.Before += changes[i].cost(known.At)
+	}
+}
+
+// cost is what a change has taken off the value of its row at an instant: its count, unless
+// that is in a slot which is ahead, where the value is a time. Such a change was planned.
+func (c *Change) cost(at time.Time) float64 {
+	if after := &c.After; after.Slots == nil || after.Slots.Ahead == 0 {
+		return c.Count
+	}
+	value := func(s bucket.State) float64 { return c.Definition.ValueAt(c.Definition.Settle(s, at), at) }
+	return value(c.Seen) - value(c.After)
 }
 
 // Receipted is Granted with the Receipt of the changes: if it is one, in one allocation,
@@ -422,7 +449,7 @@ func unpaused(states []bucket.State) []bucket.State {
 // dueAmong is due for taking counts from shards in states.
 func (a *Ask) dueAmong(states []bucket.State, counts []float64, now time.Time) time.Time {
 	shard, at := a.Definition.Shard(), now
-	floor, least := a.Floor/float64(len(states)), a.leastChange(states, now)
+	floor, least := a.rowFloor(), a.leastChange(states, now)
 	for i, s := range states {
 		if counts[i] == 0 && (a.Count != 0 || i != least) {
 			continue
@@ -463,7 +490,7 @@ func (a *Ask) tell(s *ratelimit.Status, ok bool, h *holding, now, retryAt time.T
 	s.Request, s.Capacity = a.Request, a.Definition.Capacity
 	s.At, s.OK = now, ok
 	s.RetryAfter, s.RetryAt = retryAt.Sub(now), retryAt
-	s.Value = h.value
+	s.Value, s.Before = h.value, h.value
 	s.Remaining = int64(max(0, math.Floor(h.value+exact.Tolerance(h.value, 1, s.Capacity))))
 	s.ResetAfter = max(0, h.full.Sub(now))
 	if h.paused.After(now) {

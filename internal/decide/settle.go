@@ -163,5 +163,10 @@ func (s *Settlement) Result(after View) ratelimit.Result {
 		statuses[i] = Credited(a.Request, after.States[i], after.At)
 		statuses[i].OK, statuses[i].Taken = true, a.Count
 	}
+	for i := range s.Changes {
+		if c := &s.Changes[i]; c.Count > 0 {
+			statuses[c.Ask].Before += c.Count
+		}
+	}
 	return s.Call.result(statuses)
 }

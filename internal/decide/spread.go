@@ -29,7 +29,10 @@ func (a *Ask) Spread(now time.Time, states []bucket.State) (counts []float64, ok
 	for i, s := range states {
 		values[i] = shard.Settle(s, now).Value
 	}
-	if counts, ok = a.draw(values, 0); ok || a.Floor == 0 {
+	if a.Floor > 0 && !a.leaves(values) {
+		return nil, false
+	}
+	if counts, ok = a.draw(values, 0); ok || a.Floor >= 0 {
 		return counts, ok
 	}
 	floor := a.Floor / float64(len(states))
@@ -107,6 +110,15 @@ func (a *Ask) draw(values []float64, floor float64) (counts []float64, ok bool) 
 		counts[i], left = have, left-have
 	}
 	return nil, false
+}
+
+// leaves reports whether a's shards together have its count above its floor.
+func (a *Ask) leaves(values []float64) bool {
+	left := -a.Count
+	for _, v := range values {
+		left += v
+	}
+	return left >= a.Floor-a.slack(len(values), a.Floor)
 }
 
 // slack is the tolerance of taking a's count from some of its shards.

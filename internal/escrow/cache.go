@@ -151,7 +151,7 @@ func (m *Cache) newEntry(a *decide.Ask) *Entry {
 	if m.can(a.Definition.Kind) {
 		e.lowered = Lowered(&a.Definition, m.lasts)
 	}
-	e.ask.Count, e.ask.Floor = 0, a.Definition.Floor(false)
+	e.ask.Count, e.ask.Request.Floor, e.ask.Floor = 0, 0, 0
 	e.paid = e.ask.Paid()
 	if reflect.TypeOf(a.Limit).Kind() != reflect.Pointer {
 		e.limit = a.Limit
