@@ -98,9 +98,15 @@ func (c *slotCall) takes() bool { return c.op != nil && (c.op.Fence == 0 || c.op
 // detached has an operation made that takes a slot. Who gives up does not cancel the
 // statement: nobody would know then whether a slot is held.
 func (f *flights) detached(ctx context.Context, queue *batch.Queue[*slotCall], c *slotCall) error {
+	lasts := silence(f.config.Timeout)
+	if deadline, ok := ctx.Deadline(); ok {
+		lasts = max(lasts, time.Until(deadline))
+	}
 	done := make(chan error, 1)
 	f.work.spawn(func() {
-		_, err := queue.Do(context.WithoutCancel(ctx), c)
+		inner, cancel := context.WithTimeout(context.WithoutCancel(ctx), lasts)
+		defer cancel()
+		_, err := queue.Do(inner, c)
 		done <- err
 	})
 	select {
@@ -432,7 +438,11 @@ func (f *flights) inLine(ctx context.Context, w *flight.Waiter, limit ratelimit.
 			return slot, nil
 		case <-ctx.Done():
 			return ratelimit.Slot{}, ctx.Err()
-		case <-w.Turn:
+		case now := <-w.Turn:
+			if wait := time.Until(f.known.Look(key)); !now && wait > 0 {
+				again.Reset(wait)
+				continue
+			}
 		case <-again.C:
 		}
 		slot, err := f.acquire(ctx, limit, key)
@@ -443,6 +453,7 @@ func (f *flights) inLine(ctx context.Context, w *flight.Waiter, limit ratelimit.
 		if first := slot.NotBefore.Sub(slot.At); first > 0 && first < wait {
 			wait = first + rand.N(lookAgain/8)
 		}
+		f.known.LookAgain(key, time.Now().Add(wait))
 		again.Reset(wait)
 	}
 }

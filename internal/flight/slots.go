@@ -43,6 +43,7 @@ type known struct {
 	away   map[int]mark      // slots that are tried or held here
 	line   list.List         // of *Waiter
 	turns  map[int]time.Time // since when slots are handed on here
+	look   time.Time         // when the first in line is to look again
 }
 
 // mark says that a slot is tried here, or since when it is held, and until when at the latest.
@@ -147,7 +148,7 @@ func (s *Slots) Freed(key decide.Key, number int) {
 	k := s.of(key)
 	delete(k.away, number)
 	k.free = append(k.free, Choice{Number: number})
-	k.poke()
+	k.poke(true)
 }
 
 // Gone notes that a slot is not held here any more, and nothing else.
@@ -156,7 +157,7 @@ func (s *Slots) Gone(key decide.Key, number int) {
 	defer s.mu.Unlock()
 	k := s.of(key)
 	delete(k.away, number)
-	k.poke()
+	k.poke(true)
 }
 
 // Saw notes which slots were free to somebody who began to look at an instant, and reports
@@ -183,31 +184,31 @@ func (s *Slots) Forget(key decide.Key) {
 	k := s.of(key)
 	k.looked, k.free = false, nil
 	clear(k.away)
-	k.poke()
+	k.poke(true)
 }
 
 // Waiter is somebody who waits for a slot of a key.
 type Waiter struct {
 	Limit ratelimit.InFlight
-	Turn  <-chan struct{}       // has something when it is worth trying, for the first in line
+	Turn  <-chan bool           // has something for the first in line: whether it is worth trying now
 	Got   <-chan ratelimit.Slot // has a slot that was handed on, at most one
 
 	key     decide.Key
-	turn    chan struct{}
+	turn    chan bool
 	got     chan ratelimit.Slot
 	element *list.Element // nil when it is not in line any more
 }
 
 // Enter returns a Waiter that is last in line. It must [Slots.Leave].
 func (s *Slots) Enter(key decide.Key, limit ratelimit.InFlight) *Waiter {
-	w := &Waiter{Limit: limit, key: key, turn: make(chan struct{}, 1), got: make(chan ratelimit.Slot, 1)}
+	w := &Waiter{Limit: limit, key: key, turn: make(chan bool, 1), got: make(chan ratelimit.Slot, 1)}
 	w.Turn, w.Got = w.turn, w.got
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := s.of(key)
 	w.element = k.line.PushBack(w)
 	if w.element == k.line.Front() {
-		k.poke()
+		k.poke(true)
 	}
 	return w
 }
@@ -223,7 +224,7 @@ func (s *Slots) Leave(w *Waiter) (slot ratelimit.Slot, ok bool) {
 		k.line.Remove(w.element)
 		w.element = nil
 		if first {
-			k.poke()
+			k.poke(len(k.free) > 0)
 		}
 	}
 	select {
@@ -234,14 +235,33 @@ func (s *Slots) Leave(w *Waiter) (slot ratelimit.Slot, ok bool) {
 	}
 }
 
-// poke tells the first in line that it is worth trying.
-func (k *known) poke() {
-	if first := k.line.Front(); first != nil {
-		select {
-		case first.Value.(*Waiter).turn <- struct{}{}:
-		default: // it is told already
-		}
+// poke tells the first in line that it is, and whether it is worth trying now.
+func (k *known) poke(now bool) {
+	first := k.line.Front()
+	if first == nil {
+		return
 	}
+	turn := first.Value.(*Waiter).turn
+	select {
+	case told := <-turn:
+		now = now || told
+	default:
+	}
+	turn <- now // which has room, as nobody else sends
+}
+
+// LookAgain notes when the first in line is to look again, whoever that is then.
+func (s *Slots) LookAgain(key decide.Key, at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.of(key).look = at
+}
+
+// Look returns when the first in line is to look.
+func (s *Slots) Look(key decide.Key) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.of(key).look
 }
 
 // HandOn returns the limit by which a slot that is about to be released is to be taken for
@@ -303,6 +323,6 @@ func (s *Slots) Hand(key decide.Key, slot ratelimit.Slot) bool {
 	slot.InFlight = w.Limit
 	w.got <- slot // it has room, as nobody is in line who was given one
 	k.away[slot.Number] = mark{since: time.Now(), until: slot.Ends()}
-	k.poke()
+	k.poke(len(k.free) > 0)
 	return true
 }

@@ -99,6 +99,31 @@ func TestHandsOnInOrder(t *testing.T) {
 	}
 }
 
+// Who is first is told to try when there is a reason, and otherwise that it is to look in time.
+func TestTellsTheFirst(t *testing.T) {
+	var s Slots
+	limit := ratelimit.InFlight{Name: "l", Limit: 3}
+	first, second := s.Enter(key, limit), s.Enter(key, limit)
+	if now := <-first.Turn; !now {
+		t.Error("the first is not to try")
+	}
+	s.Hand(key, ratelimit.Slot{})
+	if now := <-second.Turn; now {
+		t.Error("who comes next is to try, although nothing is free")
+	}
+	at := time.Now().Add(time.Second)
+	if s.LookAgain(key, at); !s.Look(key).Equal(at) {
+		t.Errorf("the next is to look at %v, want %v", s.Look(key), at)
+	}
+	third := s.Enter(key, limit)
+	s.Freed(key, 1)
+	s.Leave(second)
+	if now := <-third.Turn; !now {
+		t.Error("who comes next is not to try, although a slot is free")
+	}
+	s.Leave(third)
+}
+
 // Keys that nobody holds or waits for are forgotten.
 func TestForgetsKeys(t *testing.T) {
 	var s Slots
