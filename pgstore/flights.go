@@ -338,7 +338,7 @@ func rowOf(slot ratelimit.Slot) decide.Row {
 // hold makes an operation on a slot that is held. If a transaction has its row locked, it
 // waits for that.
 func (f *flights) hold(ctx context.Context, op *table.SlotOp) error {
-	ctx, cancel := f.timed(holding(ctx))
+	ctx, cancel := f.timed(f.holding(ctx))
 	defer cancel()
 	err := f.holdOnce(ctx, op)
 	for pause := poll; errors.Is(err, errHeld); pause = min(2*pause, slowPoll) {
@@ -354,7 +354,9 @@ func (f *flights) hold(ctx context.Context, op *table.SlotOp) error {
 
 // holding is the context of what is done to slots that are held, also when the Store is
 // closed.
-func holding(ctx context.Context) context.Context { return context.WithValue(ctx, underWay{}, true) }
+func (f *flights) holding(ctx context.Context) context.Context {
+	return context.WithValue(ctx, &f.work, true)
+}
 
 // errHeld is a slot that is held, and whose row a transaction has locked.
 var errHeld = errors.New("pgstore: the slot is locked")
@@ -511,7 +513,7 @@ func (f *flights) try(ctx context.Context, tx pgx.Tx, op *table.SlotOp) error {
 func (f *flights) lookBeside(ctx context.Context, tx pgx.Tx, look *table.SlotLook) error {
 	if f.pool != nil {
 		if stat := f.pool.Stat(); stat.AcquiredConns() < stat.MaxConns() {
-			return f.ask(holding(ctx), &slotCall{look: look})
+			return f.ask(f.holding(ctx), &slotCall{look: look})
 		}
 	}
 	return f.lookIn(ctx, tx, look)

@@ -112,6 +112,14 @@ type kind interface {
 // kind is short enough for what only calls a method of it to be inlined.
 func (d *Definition) kind() kind { return kinds[d.Kind%Kind(len(kinds))] }
 
+// Statements returns the names of the SQL statements for the rows of all kinds of limits.
+func Statements() (names []string) {
+	for _, kind := range kinds[TokenBucket:] {
+		names = append(names, kind.statements())
+	}
+	return names
+}
+
 // Statements returns the name of the SQL statements for the rows of such a limit.
 func (d *Definition) Statements() string { return d.kind().statements() }
 
