@@ -12,8 +12,8 @@ import (
 	"github.com/pgratelimit/ratelimit/memstore"
 )
 
-// Keys and receipts leave by no log, and by JSON only where a receipt itself is encoded,
-// which is how it is stored.
+// Keys and receipts leave by no log, and by JSON only where a receipt or a slot itself is
+// encoded, which is how it is stored.
 func TestNoTypeShowsKeys(t *testing.T) {
 	store := memstore.New(func() time.Time { return t0 })
 	api := TokenBucket{Name: "api", Rate: 10, Period: time.Minute}
@@ -42,6 +42,12 @@ func TestNoTypeShowsKeys(t *testing.T) {
 	if !errors.As(badKey, &field) || !errors.As(twice, &field) {
 		t.Fatal(badKey, twice)
 	}
+	calls := InFlight{Name: "calls", Limit: 1}
+	slot, err := store.Acquire(t.Context(), calls, leak.Key, both[0])
+	full, err2 := store.Acquire(t.Context(), calls, leak.Key)
+	if err != nil || err2 != nil || full.OK {
+		t.Fatal(slot, full, err, err2)
+	}
 	values := map[string]any{
 		"Kind": KindTokenBucket, "Definition": api.Definition(), "TokenBucket": api, "SlidingWindow": other,
 		"FixedWindow":          FixedWindow{Name: "w", Rate: 1, Period: time.Hour},
@@ -53,9 +59,12 @@ func TestNoTypeShowsKeys(t *testing.T) {
 		"FieldError":           []any{badKey, twice},
 		"ExceedsCapacityError": exceeds,
 		"RefusedError":         refused.Err(),
+		"InFlight":             InFlight{Name: "calls", Limit: 1},
+		"Slot":                 []any{slot, &slot, full},
+		"FullError":            full.Err(),
 		"WaitError":            &WaitError{Result: granted, Wait: time.Second, Err: context.Canceled},
 	}
-	leak.Check(t, ".", values, "Receipt")
+	leak.Check(t, ".", values, "Receipt", "Slot")
 
 	text, err := granted.Receipt.MarshalText()
 	if err != nil || len(text) == 0 {

@@ -86,3 +86,15 @@ func Granted(result Result, err error) (Result, error) {
 	}
 	return result, result.Err()
 }
+
+// InFlightStore is the verbs of limits of how many at once, on their own: both stores are one.
+type InFlightStore interface {
+	Acquire(ctx context.Context, limit InFlight, key string, rates ...Request) (Slot, error)
+	AcquireWait(ctx context.Context, limit InFlight, key string, rates ...Request) (Slot, error)
+	Renew(ctx context.Context, slot Slot) (Slot, error)
+	Release(ctx context.Context, slot Slot) error
+	Keep(ctx context.Context, slot Slot, do func(ctx context.Context, slot Slot) error) error
+	Hold(ctx context.Context, limit InFlight, key string, do func(ctx context.Context, slot Slot) error) error
+	Slots(ctx context.Context, limit InFlight, key string) ([]Slot, error)
+	ResetSlots(ctx context.Context, limit InFlight, key string) error
+}

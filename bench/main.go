@@ -73,8 +73,8 @@ trip takes 1 ms more, and no less goes through. What a ping takes with it and
 without is measured and printed. The proxy needs the processor, too.
 
 "bench windows" is another comparison, of kinds of limits: see "bench windows -h". "bench
-escrow" is one of lengths of pgstore.Config.Escrow, and "bench processes" of numbers of
-processes.
+escrow" is one of lengths of pgstore.Config.Escrow, "bench processes" of numbers of
+processes, and "bench slots" of limits of how many at once.
 
 Flags:
 `
@@ -187,6 +187,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			return runTrade(ctx, args[1:], stdout, stderr)
 		case "processes":
 			return runProcesses(ctx, args[1:], stdout, stderr)
+		case "slots":
+			return runSlots(ctx, args[1:], stdout, stderr)
 		}
 	}
 	o, err := parse(args, stderr)

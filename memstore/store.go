@@ -14,6 +14,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/flight"
 )
 
 // ErrLocked is the error of a verb that waited, until its context ended or for too long,
@@ -31,8 +32,10 @@ const lockTimeout = 5 * time.Second
 // context ends; if that has no deadline, for 5 seconds, and the error is [ErrLocked].
 // Otherwise contexts are looked at once, before anything changes.
 type Store struct {
-	clock func() time.Time
-	seen  decide.Seen
+	clock   func() time.Time
+	seen    decide.Seen
+	slots   flight.Slots // who waits for one
+	keepers flight.Keepers
 
 	mu    sync.Mutex
 	rows  map[decide.Row]bucket.State

@@ -12,9 +12,10 @@ import (
 // and no connection, so it need not be closed; see [Store.Close] for when to.
 type Store struct {
 	*base
-	engine *engine
-	memory *memory // nil without Config.Escrow
-	runner *runner
+	engine  *engine
+	memory  *memory // nil without Config.Escrow
+	runner  *runner
+	flights *flights
 }
 
 // New makes a Store. A nil pool is enough for the verbs that take a
@@ -35,7 +36,7 @@ func New(pool *pgxpool.Pool, config *Config) (*Store, error) {
 		c.Timeout = defaultTimeout
 	}
 	b := newBase(pool, c)
-	s := &Store{base: b, engine: newEngine(b)}
+	s := &Store{base: b, engine: newEngine(b), flights: newFlights(b)}
 	if c.Escrow > 0 && pool != nil {
 		s.memory = newMemory(s.engine)
 	}

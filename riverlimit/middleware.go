@@ -31,9 +31,17 @@ const (
 type MiddlewareConfig struct {
 	// Limits says what an attempt at a job takes, and from which limits: all or
 	// nothing. Nil means that the job is not limited. It must say the same each
-	// time it is asked about a job, and must not change the job. Required; see
-	// [ByKind] and [ByQueue] for simple ones.
+	// time it is asked about a job, and must not change the job. Required, unless there
+	// is InFlight; see [ByKind] and [ByQueue] for simple ones.
 	Limits func(job *rivertype.JobRow) []ratelimit.Request
+
+	// InFlight says which limit of how many at once a job is under, and for which key,
+	// over all workers; a limit without a name means none. The job waits for a slot before
+	// it reserves anything, first come, first served in each process, for MaxWait; then it is
+	// snoozed, for MaxWait on average. It holds the slot until it has ended, in whichever way,
+	// and its context ends with [ratelimit.ErrLeaseLost] as its cause if the slot is lost. See
+	// [SlotOf]. The default is none.
+	InFlight func(job *rivertype.JobRow) (limit ratelimit.InFlight, key string)
 
 	// Catalog chooses what holds for a key, such as an override in a database, when Limits
 	// has said what holds by the code: a *catalog.Catalog. Nil leaves that as it is.
@@ -148,7 +156,7 @@ func NewMiddleware(store *pgstore.Store, config *MiddlewareConfig) (*Middleware,
 	if config == nil {
 		config = &MiddlewareConfig{}
 	}
-	if config.Limits == nil {
+	if config.Limits == nil && config.InFlight == nil {
 		faults = append(faults, invalid("Limits", nil, "must not be nil"))
 	}
 	m := &Middleware{store: store, config: *config}
@@ -187,6 +195,17 @@ func (m *Middleware) String() string { return "riverlimit.Middleware" }
 
 // Work implements River's rivertype.WorkerMiddleware.
 func (m *Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error) error {
+	if m.config.InFlight == nil {
+		return m.work(ctx, job, doInner)
+	}
+	return m.inFlight(ctx, job, func(ctx context.Context) error { return m.work(ctx, job, doInner) })
+}
+
+// work is Work of a job that has its slot.
+func (m *Middleware) work(ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error) error {
+	if m.config.Limits == nil {
+		return doInner(ctx)
+	}
 	requests := resolved(m.config.Catalog, m.config.Limits(job))
 	if len(requests) == 0 {
 		return doInner(ctx)

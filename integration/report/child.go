@@ -45,6 +45,7 @@ var jobs = map[string]func(context.Context, *env) error{
 	"hoard":  hoard,
 	"beside": besides,
 	"stroll": stroll,
+	"slots":  holdSlots,
 }
 
 // env is what a child works with.

@@ -31,6 +31,7 @@ var sections = []section{
 	{"arrivals", "The arrival curve", attackArrivals},
 	{"memory", "Granted from memory", attackMemory},
 	{"beside", "Beside memory", attackBeside},
+	{"slots", "How many at once", attackSlots},
 	{"strangers", "Nobody stalls a stranger", attackStrangers},
 	{"wire", "Faults on the wire", attackWire},
 	{"pooler", "PgBouncer between", attackPooler},

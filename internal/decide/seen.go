@@ -13,8 +13,9 @@ import (
 // Seen is the definitions that a store has met, by name. Its zero value is ready,
 // and it is safe for concurrent use.
 type Seen struct {
-	mu     sync.RWMutex
-	byName map[string]*family
+	mu       sync.RWMutex
+	byName   map[string]*family
+	inFlight map[string]bool // names of limits of how many at once
 }
 
 // family is the definitions of one name.
@@ -41,16 +42,44 @@ func (s *Seen) Note(d bucket.Definition) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.inFlight[d.Name] {
+		return inUse(d.Name, "Kind", d.Kind, "limit of how many at once")
+	}
 	f = s.family(d.Name)
 	if len(f.all) > 0 && f.all[0].Kind != d.Kind {
-		return &ratelimit.FieldError{
-			Limit: d.Name, Field: "Kind", Value: d.Kind,
-			Reason: fmt.Sprintf("is not that of the %v of this name, which is in use: give this limit another name", f.all[0].Kind),
-		}
+		return inUse(d.Name, "Kind", d.Kind, f.all[0].Kind.String())
 	}
 	f.add(d)
 	f.newest = d
 	return nil
+}
+
+// NoteInFlight is Note of the name of a limit of how many at once.
+func (s *Seen) NoteInFlight(name string) error {
+	s.mu.RLock()
+	known := s.inFlight[name]
+	s.mu.RUnlock()
+	if known {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if f := s.byName[name]; f != nil && len(f.all) > 0 {
+		return inUse(name, "Name", name, f.all[0].Kind.String())
+	}
+	if s.inFlight == nil {
+		s.inFlight = make(map[string]bool)
+	}
+	s.inFlight[name] = true
+	return nil
+}
+
+// inUse is the error of a limit whose name is that of one of another kind.
+func inUse(name, field string, value any, kind string) error {
+	return &ratelimit.FieldError{
+		Limit: name, Field: field, Value: value,
+		Reason: fmt.Sprintf("is not that of the %s of this name, which is in use: give this limit another name", kind),
+	}
 }
 
 // NoteCall is Note of the definitions of a call.
@@ -103,6 +132,11 @@ func (s *Seen) NoteAll(limits []ratelimit.Limit) (names map[string]bool, err err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	for _, l := range limits {
+		if d := l.Definition(); s.inFlight[d.Name] {
+			return nil, inUse(d.Name, "Kind", d.Kind, "limit of how many at once")
+		}
+	}
 	names = make(map[string]bool, len(limits))
 	for _, l := range limits {
 		d := bucket.Definition(l.Definition())

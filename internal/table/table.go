@@ -37,6 +37,7 @@ type Table struct {
 	Decider
 
 	common, keep statements
+	inflight     statements                      // of limits of how many at once
 	kinds        map[string]map[string]statement // by the name of a kind's, and their own
 	schema       string                          // of the table; none is the search_path's
 	silence      time.Duration
@@ -62,6 +63,7 @@ func New(schema string, distributed bool, silence time.Duration) *Table {
 	}
 	t := &Table{kinds: make(map[string]map[string]statement), schema: schema, silence: silence}
 	t.keep, _ = in("keep.sql")
+	t.inflight, _ = in("inflight.sql")
 	common, parameters := in("table.sql")
 	for _, kind := range bucket.Statements() {
 		own, its := in(kind + ".sql")
@@ -71,6 +73,9 @@ func New(schema string, distributed bool, silence time.Duration) *Table {
 	t.Decider = plainTable{t}
 	if distributed {
 		t.Decider = distributedTable{t}
+		t.inflight.apart()
+	} else {
+		t.inflight.guarded()
 	}
 	return t
 }

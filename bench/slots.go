@@ -1,0 +1,298 @@
+package main
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"fmt"
+	"io"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+const slotsHelp = `Usage: go run ./bench slots [flags]
+
+Measures how many at once: 64 goroutines that take a slot and release it, for one key with 1,
+10, 100 and 1,000 slots, and over 10,000 keys with 10 slots each. All implementations take
+turns, in several rounds; a figure is the median of its rounds.
+
+  a second      pieces of work: a slot taken, and released
+  refused       of those who asked; they ask again at once
+
+"counter" is a column that counts up to the limit and down again, by two UPDATEs: what leaks when
+a process dies. "Redis" is the usual semaphore, a sorted set of holders by a script. "advisory
+lock" tries locks of the session in order, and keeps its connection during the work; there are
+16 connections.
+
+Then somebody waits: 1,000 goroutines in 3 stores, which know nothing of each other, for 10 slots
+of one key, with work of 50 ms.
+
+  busy          how long slots were worked with, of all the time that there was
+  round trips   to PostgreSQL, of which one is for each piece of work
+  longest wait  of anybody
+
+All of it on a throwaway PostgreSQL, whose commits wait for the disk, and Redis.
+
+Flags:
+`
+
+//go:embed slots.lua
+var slotsLua string
+
+// slotCase is how many slots each of so many keys has.
+type slotCase struct {
+	keys, slots int
+}
+
+func (c slotCase) String() string {
+	if c.keys == 1 {
+		return fmt.Sprintf("one key, %d slots", c.slots)
+	}
+	return fmt.Sprintf("%s keys, %d slots", thousands(float64(c.keys)), c.slots)
+}
+
+var slotCases = []slotCase{{1, 1}, {1, 10}, {1, 100}, {1, 1000}, {10_000, 10}}
+
+const (
+	slotsOurs     = "ours"
+	slotsCounter  = "counter"
+	slotsRedis    = "Redis"
+	slotsAdvisory = "advisory lock"
+
+	slotLease = 30 * time.Second
+)
+
+// slotImpls open each implementation for a case.
+var slotImpls = []struct {
+	name string
+	open func(ctx context.Context, e *env, c slotCase) (contender, error)
+}{
+	{slotsOurs, openSlots}, {slotsCounter, openSlotCounter}, {slotsRedis, openSlotsRedis}, {slotsAdvisory, openSlotsAdvisory},
+}
+
+func openSlots(_ context.Context, e *env, c slotCase) (contender, error) {
+	store, err := pgstore.New(e.postgres.few, nil)
+	if err != nil {
+		return contender{}, err
+	}
+	limit := ratelimit.InFlight{Name: fmt.Sprintf("slots-%d-%d", c.keys, c.slots), Limit: c.slots, Lease: slotLease}
+	decide := func(ctx context.Context, key string) (bool, error) {
+		slot, err := store.Acquire(ctx, limit, key)
+		if err != nil || !slot.OK {
+			return false, err
+		}
+		return true, store.Release(ctx, slot)
+	}
+	return contender{decide: decide, close: store.Close}, nil
+}
+
+func openSlotCounter(ctx context.Context, e *env, c slotCase) (contender, error) {
+	name := fmt.Sprintf("slots-%d-%d", c.keys, c.slots)
+	const fill = `INSERT INTO counters SELECT $1::text, k, 0 FROM unnest($2::text[]) AS k ON CONFLICT DO NOTHING`
+	if err := e.postgres.fill(ctx, fill, workload{limit: ratelimit.TokenBucket{Name: name}, keys: c.keyNames()}); err != nil {
+		return contender{}, err
+	}
+	decide := func(ctx context.Context, key string) (bool, error) {
+		tag, err := e.postgres.many.Exec(ctx, `UPDATE counters SET n = n + 1 WHERE name = $1::text AND key = $2::text AND n < $3::int4`, name, key, c.slots)
+		if err != nil || tag.RowsAffected() == 0 {
+			return false, err
+		}
+		_, err = e.postgres.many.Exec(ctx, `UPDATE counters SET n = n - 1 WHERE name = $1::text AND key = $2::text`, name, key)
+		return err == nil, err
+	}
+	return contender{decide: decide}, nil
+}
+
+func openSlotsRedis(_ context.Context, e *env, c slotCase) (contender, error) {
+	client, script := e.redis.goRedis(), redis.NewScript(slotsLua)
+	var holders atomic.Int64
+	decide := func(ctx context.Context, key string) (bool, error) {
+		key, holder := fmt.Sprintf("slots-%d-%d:%s", c.keys, c.slots, key), holders.Add(1)
+		granted, err := script.Run(ctx, client, []string{key}, c.slots, slotLease.Seconds(), holder).Int()
+		if err != nil || granted == 0 {
+			return false, err
+		}
+		return true, client.ZRem(ctx, key, holder).Err()
+	}
+	return contender{decide: decide, close: func() { client.Close() }}, nil
+}
+
+func openSlotsAdvisory(_ context.Context, e *env, c slotCase) (contender, error) {
+	decide := func(ctx context.Context, key string) (bool, error) {
+		conn, err := e.postgres.many.Acquire(ctx)
+		if err != nil {
+			return false, err
+		}
+		defer conn.Release()
+		var slot *int32
+		const take = `SELECT (SELECT n FROM generate_series(1, $2::int4) AS n WHERE pg_try_advisory_lock(hashtext($1::text), n) LIMIT 1)`
+		if err := conn.QueryRow(ctx, take, key, c.slots).Scan(&slot); err != nil || slot == nil {
+			return false, err
+		}
+		_, err = conn.Exec(ctx, `SELECT pg_advisory_unlock(hashtext($1::text), $2::int4)`, key, *slot)
+		return err == nil, err
+	}
+	return contender{decide: decide}, nil
+}
+
+func (c slotCase) keyNames() []string {
+	keys := make([]string, c.keys)
+	for i := range keys {
+		keys[i] = fmt.Sprintf("user-%05d", i)
+	}
+	return keys
+}
+
+// slotFigures are those of an implementation in a case, by round.
+type slotFigures struct{ perSecond, refused []float64 }
+
+func runSlots(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
+	o, err := parseComparison("slots", slotsHelp, time.Second, args, stderr)
+	if err != nil {
+		return err
+	}
+	e, err := startServers(ctx, defaults(), stderr)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, e.close()) }()
+	p := printer{w: stdout}
+	facts, err := e.facts(ctx)
+	if err != nil {
+		return err
+	}
+	for _, fact := range facts {
+		p.linef("%s", fact)
+	}
+	p.linef("\n%-24s %-16s %10s %8s", "", "", "a second", "refused")
+	for _, c := range slotCases {
+		if err := compareSlots(ctx, &p, e, c, o); err != nil {
+			return fmt.Errorf("%v: %w", c, err)
+		}
+	}
+	if err := waitForSlots(ctx, &p, e, 5*o.round); err != nil {
+		return err
+	}
+	return p.err
+}
+
+// compareSlots measures all implementations in a case, in turns.
+func compareSlots(ctx context.Context, p *printer, e *env, c slotCase, o comparison) error {
+	figures := make(map[string]*slotFigures)
+	for n := range o.rounds {
+		for _, impl := range slotImpls {
+			if impl.name == slotsRedis && e.redis == nil {
+				continue
+			}
+			opened, err := impl.open(ctx, e, c)
+			if err != nil {
+				return err
+			}
+			s, _, err := compared(ctx, e.postgres, opened, c.keyNames(), n, o.round)
+			if opened.close != nil {
+				opened.close()
+			}
+			if err != nil {
+				return fmt.Errorf("%s: %w", impl.name, err)
+			}
+			f := figures[impl.name]
+			if f == nil {
+				f = &slotFigures{}
+				figures[impl.name] = f
+			}
+			f.perSecond = append(f.perSecond, float64(s.granted)/s.elapsed.Seconds())
+			f.refused = append(f.refused, 1-float64(s.granted)/float64(max(s.decisions, 1)))
+		}
+	}
+	for _, impl := range slotImpls {
+		if f := figures[impl.name]; f != nil {
+			p.linef("%-24v %-16s %10s %7.0f%%", c, impl.name, thousands(median(f.perSecond)), 100*median(f.refused))
+		}
+	}
+	return nil
+}
+
+const (
+	waitingStores = 3
+	waitingAll    = 999
+	waitingSlots  = 10
+	waitingWork   = 50 * time.Millisecond
+)
+
+// waitForSlots measures what becomes of those who wait.
+func waitForSlots(ctx context.Context, p *printer, e *env, duration time.Duration) error {
+	limit := ratelimit.InFlight{Name: "waiting", Limit: waitingSlots, Lease: slotLease}
+	waiting, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var (
+		wg      sync.WaitGroup
+		mu      sync.Mutex
+		fault   error
+		longest time.Duration
+		atWork  [waitingStores]time.Duration
+		pieces  int
+	)
+	start := time.Now().Add(duration / 5) // when all are in line
+	end := start.Add(duration)
+	hold := func(store *pgstore.Store, n int) {
+		for waiting.Err() == nil {
+			asked := time.Now()
+			err := store.Hold(waiting, limit, "k", func(context.Context, ratelimit.Slot) error {
+				begun := time.Now()
+				time.Sleep(waitingWork)
+				over := time.Now()
+				mu.Lock()
+				defer mu.Unlock()
+				if over.After(start) && begun.Before(end) {
+					if begun.Before(start) {
+						begun = start
+					}
+					if over.After(end) {
+						over = end
+					}
+					atWork[n] += over.Sub(begun)
+					pieces++
+					longest = max(longest, begun.Sub(asked))
+				}
+				return nil
+			})
+			if err != nil && waiting.Err() == nil {
+				mu.Lock()
+				fault = errors.Join(fault, err)
+				mu.Unlock()
+				return
+			}
+		}
+	}
+	for n := range waitingStores {
+		store, err := pgstore.New(e.postgres.many, nil)
+		if err != nil {
+			return err
+		}
+		for range waitingAll / waitingStores {
+			wg.Go(func() { hold(store, n) })
+		}
+	}
+	time.Sleep(time.Until(start))
+	before := e.postgres.counts.now()
+	time.Sleep(time.Until(end))
+	counted := e.postgres.counts.now().minus(before)
+	cancel()
+	wg.Wait()
+	var all time.Duration
+	shares := ""
+	for _, w := range atWork {
+		all += w
+		shares += fmt.Sprintf(" %.0f%%", 100*w.Seconds()/duration.Seconds()/waitingSlots)
+	}
+	p.linef("\n%d waiters in %d stores, %d slots, work of %v: busy %.1f%% (%s by store), %.0f pieces of work and %.0f round trips a second, longest wait %v",
+		waitingAll, waitingStores, waitingSlots, waitingWork, 100*all.Seconds()/duration.Seconds()/waitingSlots, shares[1:],
+		float64(pieces)/duration.Seconds(), float64(counted.trips)/duration.Seconds(), longest.Round(time.Millisecond))
+	return fault
+}

@@ -1,0 +1,183 @@
+package ratelimit
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"log/slog"
+	"time"
+)
+
+// ErrLeaseLost is a slot that is not held any more: its lease is over, or it was released
+// or reset. It is what Renew and Release return then, which have done nothing, and the cause
+// with which the context of a held function ends.
+var ErrLeaseLost = errors.New("ratelimit: the slot is not held any more")
+
+// Bounds on limits of how many at once.
+const (
+	MaxInFlight  = 10_000           // largest Limit of an InFlight
+	MinLease     = time.Millisecond // shortest lease
+	DefaultLease = 30 * time.Second
+)
+
+// InFlight is a limit of how many pieces of work of a key are under way at a time, over
+// all processes: for work that takes long. It is a plain value, as a [Limit] is, and not one,
+// since nothing comes in as time passes: there are Limit slots, and who has one holds it for
+// the Lease, renews it before that is over, and releases it when the work is done.
+//
+// At no instant, on the database's clock, do more than Limit leases last that have not
+// ended. A holder that was stopped past its lease may be at work still when another has its
+// slot: who cannot bear that has what is worked on compare [Slot.Fence].
+//
+// Limit may change at any time. When it shrinks, the slots beyond are given to nobody any
+// more, and until the leases end that are there, there may be as many as before.
+//
+// A name is that of one limit: of an InFlight, or of one of the other kinds.
+type InFlight struct {
+	Name  string        `json:"name"`
+	Limit int           `json:"limit"` // slots for each key, 1 to MaxInFlight
+	Lease time.Duration `json:"lease"` // whole microseconds; 0 means DefaultLease
+}
+
+// Validate reports what is wrong with the definition, every bad field of it: a *FieldError
+// for one, several joined. All of them are [ErrInvalid].
+func (l InFlight) Validate() error {
+	f := faults{limit: l.Name}
+	if reason := badText(l.Name, MaxNameLength); reason != "" {
+		f.add("Name", l.Name, reason)
+	} else if l.Name == "" {
+		f.add("Name", l.Name, "must not be empty")
+	}
+	if l.Limit < 1 || l.Limit > MaxInFlight {
+		f.add("Limit", l.Limit, fmt.Sprintf("must be from 1 to %d", MaxInFlight))
+	}
+	if l.Lease != 0 {
+		reason := badPeriod(l.Lease)
+		if reason == "" && l.Lease < MinLease {
+			reason = fmt.Sprintf("must be at least %v (0 means %v)", MinLease, span(DefaultLease))
+		}
+		if reason != "" {
+			f.add("Lease", l.Lease, reason)
+		}
+	}
+	return f.err()
+}
+
+// ValidateKey is Validate, and reports a key that cannot be one.
+func (l InFlight) ValidateKey(key string) error {
+	if err := l.Validate(); err != nil {
+		return err
+	}
+	if reason := badText(key, MaxKeyLength); reason != "" {
+		return &FieldError{Limit: l.Name, Field: "Key", Value: key, Reason: reason}
+	}
+	return nil
+}
+
+// LeaseOrDefault returns Lease, or [DefaultLease] if that is 0.
+func (l InFlight) LeaseOrDefault() time.Duration {
+	if l.Lease == 0 {
+		return DefaultLease
+	}
+	return l.Lease
+}
+
+// String is the definition in a line:
+//
+//	"calls": 10 at a time, lease 30s
+func (l InFlight) String() string {
+	return fmt.Sprintf("%s: %d at a time, lease %s", quoteShort(l.Name), l.Limit, span(l.LeaseOrDefault()))
+}
+
+// LogValue is the definition as a group.
+func (l InFlight) LogValue() slog.Value {
+	return slog.GroupValue(slog.String("name", l.Name), slog.Int("limit", l.Limit), slog.Duration("lease", l.LeaseOrDefault()))
+}
+
+// Slot is a slot that is held, or a refusal if it is not OK. It is a plain value. Another
+// process can renew and release it: as JSON, which has its key, it is some 200 bytes.
+type Slot struct {
+	InFlight InFlight `json:"in_flight"`
+	Key      string   `json:"key"`
+
+	OK     bool  `json:"ok"`
+	Number int   `json:"number"` // from 0 to Limit-1
+	Fence  int64 `json:"fence"`  // grows each time that the slot is taken
+
+	// At is when it was decided, and Until when the lease ends, on the database's clock.
+	At    time.Time `json:"at"`
+	Until time.Time `json:"until"`
+
+	// NotBefore, of a refusal for want of a slot, is the first end of a lease: a slot may be
+	// free earlier, if it is released, or later, if it is renewed. It is no promise.
+	NotBefore time.Time `json:"not_before,omitzero"`
+
+	// Rates is the result of the rate limits that were asked with the slot. When it is a
+	// refusal, so is the Slot; its receipt settles what was taken.
+	Rates Result `json:"-"`
+
+	// Asked is before the database was asked, on this machine's clock. The holder's lease
+	// ends a Lease after that, which is not after Until. It is zero in a Slot that was read
+	// from JSON.
+	Asked time.Time `json:"-"`
+}
+
+// Err returns nil if the slot is held, and the refusal as an error if not, which is
+// [ErrRefused]: a *[FullError], or for its rate limits a *[RefusedError].
+func (s Slot) Err() error {
+	switch {
+	case s.OK:
+		return nil
+	case s.Rates.Request.Limit != nil && !s.Rates.OK:
+		return s.Rates.Err()
+	}
+	return &FullError{Slot: s}
+}
+
+// Ends returns when its holder must take the slot for lost, on this machine's clock.
+func (s Slot) Ends() time.Time { return s.Asked.Add(s.Until.Sub(s.At)) }
+
+// Validate reports what is wrong with a slot that is to be renewed or released.
+func (s Slot) Validate() error {
+	if err := s.InFlight.ValidateKey(s.Key); err != nil {
+		return err
+	}
+	if !s.OK || s.Fence < 1 || s.Number < 0 || s.Number >= MaxInFlight {
+		return &FieldError{Limit: s.InFlight.Name, Field: "Slot", Value: s, Reason: "must be one that was acquired"}
+	}
+	return nil
+}
+
+// String is the slot in a line, without the key:
+//
+//	slot 3 of "calls", fence 1780000000000000
+func (s Slot) String() string {
+	if !s.OK {
+		return fmt.Sprintf("no slot of %s", quoteShort(s.InFlight.Name))
+	}
+	return fmt.Sprintf("slot %d of %s, fence %d", s.Number, quoteShort(s.InFlight.Name), s.Fence)
+}
+
+// LogValue is the slot as a group, without the key.
+func (s Slot) LogValue() slog.Value {
+	attrs := []slog.Attr{slog.String("limit", s.InFlight.Name), slog.Bool("ok", s.OK)}
+	if !s.OK {
+		return slog.GroupValue(append(attrs, slog.Time("not_before", s.NotBefore))...)
+	}
+	return slog.GroupValue(append(attrs, slog.Int("number", s.Number), slog.Int64("fence", s.Fence), slog.Time("until", s.Until))...)
+}
+
+// FullError is the refusal of a slot as an error: all are held. It is [ErrRefused].
+type FullError struct {
+	Slot Slot
+}
+
+func (e *FullError) Error() string {
+	return fmt.Sprintf("ratelimit: limit %s: all %d slots are held", quoteShort(e.Slot.InFlight.Name), e.Slot.InFlight.Limit)
+}
+
+// MarshalJSON returns Error as a JSON string.
+func (e *FullError) MarshalJSON() ([]byte, error) { return json.Marshal(e.Error()) }
+
+// Unwrap makes errors.Is(err, ErrRefused) true.
+func (e *FullError) Unwrap() error { return ErrRefused }

@@ -1,0 +1,328 @@
+// Package flight is what a process knows of the slots of limits of how many at once: which
+// to try, and who waits for one here. It knows no database. What it knows is a guess, which
+// chooses and grants nothing.
+package flight
+
+import (
+	"container/list"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+)
+
+// mostKeys is how many keys are remembered, beside those of which something is held or
+// waited for here.
+const mostKeys = 16384
+
+// IdleFor is how long a slot must have been free before its row is deleted.
+const IdleFor = time.Minute
+
+const (
+	// turnTime is for how long a slot is handed on within a process, before it is let go:
+	// other processes may wait as well.
+	turnTime = 2 * time.Second
+
+	// attempt is how long a slot that is tried stays chosen, unless somebody says how it went.
+	attempt = time.Minute
+)
+
+// Slots is what is known of all keys. The zero value is ready to use. It is safe for
+// concurrent use.
+type Slots struct {
+	mu   sync.Mutex
+	keys map[decide.Key]*known
+}
+
+// known is what is known of a key.
+type known struct {
+	looked bool              // free is what was seen, and not just nothing
+	free   []Choice          // seen free; the last is the next
+	away   map[int]mark      // slots that are tried or held here
+	line   list.List         // of *Waiter
+	turns  map[int]time.Time // since when slots are handed on here
+	look   time.Time         // when the first in line is to look again
+}
+
+// mark says that a slot is tried here, or since when it is held, and until when at the latest.
+type mark struct {
+	tried        bool
+	since, until time.Time
+}
+
+// Choice is a slot to try.
+type Choice struct {
+	Number int
+	New    bool // it may not be there yet
+}
+
+// of returns what is known of a key. It needs mu, as all that has no capital does.
+func (s *Slots) of(key decide.Key) *known {
+	k := s.keys[key]
+	if k == nil {
+		if s.keys == nil {
+			s.keys = make(map[decide.Key]*known)
+		}
+		if len(s.keys) >= mostKeys {
+			s.forgetIdle(time.Now())
+		}
+		k = &known{away: make(map[int]mark)}
+		s.keys[key] = k
+	}
+	return k
+}
+
+func (s *Slots) forgetIdle(now time.Time) {
+	for key, k := range s.keys {
+		for number, m := range k.away {
+			if !m.until.After(now) {
+				delete(k.away, number)
+			}
+		}
+		if len(k.away) == 0 && k.line.Len() == 0 {
+			delete(s.keys, key)
+		}
+	}
+}
+
+// Choose returns a slot to try of so many, which nobody else here is given until [Slots.Took],
+// [Slots.Missed] or [Slots.Freed]. If nothing is known of the key it is one at random. It
+// returns false when none is known to be free, and somebody has to look.
+func (s *Slots) Choose(key decide.Key, limit int, now time.Time) (Choice, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := s.of(key)
+	if !k.looked && len(k.free) == 0 {
+		if n := rand.IntN(limit); !k.isAway(n, now) {
+			k.try(n, now)
+			return Choice{n, true}, true
+		}
+		return Choice{}, false
+	}
+	for len(k.free) > 0 {
+		c := k.free[len(k.free)-1]
+		k.free = k.free[:len(k.free)-1]
+		if c.Number < limit && !k.isAway(c.Number, now) {
+			k.try(c.Number, now)
+			return c, true
+		}
+	}
+	return Choice{}, false
+}
+
+func (k *known) try(number int, now time.Time) {
+	k.away[number] = mark{tried: true, until: now.Add(attempt)}
+}
+
+func (k *known) isAway(number int, now time.Time) bool {
+	m, ok := k.away[number]
+	if ok && !m.until.After(now) {
+		delete(k.away, number)
+		return false
+	}
+	return ok
+}
+
+// Took notes that a slot is held here until an instant.
+func (s *Slots) Took(key decide.Key, number int, until time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.of(key).away[number] = mark{since: time.Now(), until: until}
+}
+
+// Missed notes that a slot was tried in vain. What else was seen free is old by now.
+func (s *Slots) Missed(key decide.Key, number int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := s.of(key)
+	delete(k.away, number)
+	k.looked, k.free = true, nil
+}
+
+// Freed notes that a slot was released here, and has who waits look.
+func (s *Slots) Freed(key decide.Key, number int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := s.of(key)
+	delete(k.away, number)
+	k.free = append(k.free, Choice{Number: number})
+	k.poke(true)
+}
+
+// Gone notes that a slot is not held here any more, and nothing else.
+func (s *Slots) Gone(key decide.Key, number int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := s.of(key)
+	delete(k.away, number)
+	k.poke(true)
+}
+
+// Saw notes which slots were free to somebody who began to look at an instant, and reports
+// whether there are some that nobody here has tried since.
+func (s *Slots) Saw(key decide.Key, free []Choice, begun time.Time) (some bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := s.of(key)
+	k.looked, k.free = true, k.free[:0]
+	for _, c := range free {
+		if m, ok := k.away[c.Number]; !ok || !m.tried && m.since.Before(begun) {
+			delete(k.away, c.Number) // its lease is over, whatever was known here
+			k.free = append(k.free, c)
+		}
+	}
+	rand.Shuffle(len(k.free), func(i, j int) { k.free[i], k.free[j] = k.free[j], k.free[i] })
+	return len(k.free) > 0
+}
+
+// Forget forgets what is known of a key's slots.
+func (s *Slots) Forget(key decide.Key) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := s.of(key)
+	k.looked, k.free = false, nil
+	clear(k.away)
+	k.poke(true)
+}
+
+// Waiter is somebody who waits for a slot of a key.
+type Waiter struct {
+	Limit ratelimit.InFlight
+	Turn  <-chan bool           // has something for the first in line: whether it is worth trying now
+	Got   <-chan ratelimit.Slot // has a slot that was handed on, at most one
+
+	key     decide.Key
+	turn    chan bool
+	got     chan ratelimit.Slot
+	element *list.Element // nil when it is not in line any more
+}
+
+// Enter returns a Waiter that is last in line. It must [Slots.Leave].
+func (s *Slots) Enter(key decide.Key, limit ratelimit.InFlight) *Waiter {
+	w := &Waiter{Limit: limit, key: key, turn: make(chan bool, 1), got: make(chan ratelimit.Slot, 1)}
+	w.Turn, w.Got = w.turn, w.got
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := s.of(key)
+	w.element = k.line.PushBack(w)
+	if w.element == k.line.Front() {
+		k.poke(true)
+	}
+	return w
+}
+
+// Leave leaves the line. If a slot was handed on that the Waiter has not read from Got, it is
+// returned, and ok.
+func (s *Slots) Leave(w *Waiter) (slot ratelimit.Slot, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := s.of(w.key)
+	if w.element != nil {
+		first := w.element == k.line.Front()
+		k.line.Remove(w.element)
+		w.element = nil
+		if first {
+			k.poke(len(k.free) > 0)
+		}
+	}
+	select {
+	case slot = <-w.got:
+		return slot, true
+	default:
+		return slot, false
+	}
+}
+
+// poke tells the first in line that it is, and whether it is worth trying now.
+func (k *known) poke(now bool) {
+	first := k.line.Front()
+	if first == nil {
+		return
+	}
+	turn := first.Value.(*Waiter).turn
+	select {
+	case told := <-turn:
+		now = now || told
+	default:
+	}
+	turn <- now // which has room, as nobody else sends
+}
+
+// LookAgain notes when the first in line is to look again, whoever that is then.
+func (s *Slots) LookAgain(key decide.Key, at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.of(key).look = at
+}
+
+// Look returns when the first in line is to look.
+func (s *Slots) Look(key decide.Key) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.of(key).look
+}
+
+// HandOn returns the limit by which a slot that is about to be released is to be taken for
+// who waits here, and true; or false, when nobody does, or it is others' turn.
+func (s *Slots) HandOn(key decide.Key, number int, now time.Time) (ratelimit.InFlight, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := s.keys[key]
+	if k == nil {
+		return ratelimit.InFlight{}, false
+	}
+	if k.line.Len() == 0 {
+		k.turns = nil
+		return ratelimit.InFlight{}, false
+	}
+	if k.turns == nil {
+		k.turns = make(map[int]time.Time)
+	}
+	since, ok := k.turns[number]
+	if !ok {
+		since = now.Add(-rand.N(turnTime)) // so that they are not all let go at once
+		k.turns[number] = since
+	}
+	limit := k.line.Front().Value.(*Waiter).Limit
+	if now.Sub(since) > turnTime {
+		delete(k.turns, number)
+		return limit, false
+	}
+	return limit, number < limit.Limit
+}
+
+// LetGo notes that a slot was released that is others' to take: nobody here is told.
+func (s *Slots) LetGo(key decide.Key, number int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.of(key).away, number)
+}
+
+// Waited reports whether somebody waits for a slot of a key here.
+func (s *Slots) Waited(key decide.Key) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := s.keys[key]
+	return k != nil && k.line.Len() > 0
+}
+
+// Hand gives a slot that was taken to the first in line, and reports false if there is
+// nobody any more.
+func (s *Slots) Hand(key decide.Key, slot ratelimit.Slot) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := s.of(key)
+	first := k.line.Front()
+	if first == nil {
+		return false
+	}
+	w := k.line.Remove(first).(*Waiter)
+	w.element = nil
+	slot.InFlight = w.Limit
+	w.got <- slot // it has room, as nobody is in line who was given one
+	k.away[slot.Number] = mark{since: time.Now(), until: slot.Ends()}
+	k.poke(len(k.free) > 0)
+	return true
+}

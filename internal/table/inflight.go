@@ -1,0 +1,239 @@
+package table
+
+import (
+	"context"
+	"errors"
+	"regexp"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit/internal/decide"
+)
+
+// SlotOp is what is to become of a slot.
+type SlotOp struct {
+	Row   decide.Row
+	Lease time.Duration // 0 to release it
+	Fence int64         // by which it is held; 0 to take one that nobody holds
+	Next  bool          // it is taken anew, and has a new fence then
+	New   bool          // it may not be there yet
+	Lock  int64         // an advisory lock that whoever changes the row in a transaction has
+
+	Done SlotDone
+}
+
+// SlotDone is what became of that.
+type SlotDone struct {
+	OK    bool
+	Fence int64
+	At    time.Time // when it was decided
+	Until time.Time
+}
+
+// take reports whether the slot is taken from nobody.
+func (op *SlotOp) take() bool { return op.Fence == 0 }
+
+// done is what an operation did that returned a fence and an end.
+func (op *SlotOp) done(fence int64, until time.Time) SlotDone {
+	if fence == 0 { // it was not there
+		return SlotDone{}
+	}
+	return SlotDone{OK: true, Fence: fence, At: until.Add(-op.Lease).UTC(), Until: until.UTC()}
+}
+
+// SlotView is a slot as it was read.
+type SlotView struct {
+	Number int
+	Fence  int64
+	Until  time.Time
+	Locked bool // by somebody's transaction
+}
+
+// SlotLook is the slots of a key, as far as there are any, at an instant.
+type SlotLook struct {
+	Key   decide.Key
+	Slots []SlotView
+	At    time.Time
+}
+
+// guarded adds the upserts for callers' transactions. They take an advisory lock, their last
+// argument, so that nobody waits for a slot that another transaction is about to take or to
+// release: it is passed over. Who holds a slot writes it in any case.
+func (s statements) guarded() {
+	s["slot_take_tx"] = inserted.ReplaceAllString(s["slot_take"], "SELECT $1\nWHERE pg_try_advisory_xact_lock($$6::int8)\nON CONFLICT")
+	s["slot_keep_tx"] = inserted.ReplaceAllString(s["slot_keep"], "SELECT $1\nWHERE pg_try_advisory_xact_lock($$8::int8) IS NOT NULL\nON CONFLICT")
+}
+
+// apart replaces what a distributed table does not know.
+func (s statements) apart() {
+	s["slot_prune"] = s["slot_prune_each"]
+	s["slot_look"] = locked.ReplaceAllString(s["slot_look"], "false")
+}
+
+// locked is the column that tells whether somebody has a row locked.
+var locked = regexp.MustCompile(`(?s)NOT \(r\.xmax.*pg_current_snapshot\(\)\)\)`)
+
+// inserted is the values of an upsert.
+var inserted = regexp.MustCompile(`(?s)VALUES \((.*)\)\nON CONFLICT`)
+
+// arguments are those of an operation that is a statement.
+func (op *SlotOp) arguments(now *time.Time) (name string, args []any) {
+	args = []any{op.Row.Name, op.Row.Key.Key, int32(op.Row.Shard), micros(op.Lease), now}
+	if op.take() {
+		return "slot_take", args
+	}
+	return "slot_keep", append(args, op.Fence, op.Next)
+}
+
+// ChangeSlot makes an operation by a statement of its own, which waits for the row.
+func (t *Table) ChangeSlot(ctx context.Context, q Querier, op *SlotOp, now *time.Time) error {
+	name, args := op.arguments(now)
+	return op.scan(q.QueryRow(ctx, t.inflight[name], args...))
+}
+
+// QueueSlot puts into a batch an operation in a caller's transaction, which passes over a slot
+// to take that another one has.
+func (t *Table) QueueSlot(batch *pgx.Batch, op *SlotOp, now *time.Time) {
+	name, args := op.arguments(now)
+	sql, guarded := t.inflight[name+"_tx"]
+	if guarded {
+		args = append(args, op.Lock)
+	} else {
+		sql = t.inflight[name]
+	}
+	batch.Queue(sql, args...).QueryRow(op.scan)
+}
+
+func (op *SlotOp) scan(row pgx.Row) error {
+	var (
+		fence int64
+		until time.Time
+	)
+	err := row.Scan(&fence, &until)
+	if errors.Is(err, pgx.ErrNoRows) {
+		op.Done = SlotDone{}
+		return nil
+	}
+	if err == nil {
+		op.Done = op.done(fence, until)
+	}
+	return err
+}
+
+// ChangeSlots makes operations on different rows, each by itself, and looks at the slots of
+// keys behind them, in one transaction. If somebody has a row locked that could not be passed
+// over, nothing has happened, and the error is lock_not_available.
+func (t *Table) ChangeSlots(ctx context.Context, pool *pgxpool.Pool, ops []*SlotOp, looks []*SlotLook, now *time.Time) error {
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer Release(ctx, conn)
+	var batch pgx.Batch
+	batch.Queue(beginSQL)
+	if len(ops) > 0 {
+		t.queueMake(&batch, ops, now)
+		t.queueChange(&batch, ops, now)
+	}
+	for _, look := range looks {
+		t.QueueLookAtSlots(&batch, look, now)
+	}
+	batch.Queue("COMMIT")
+	return conn.SendBatch(ctx, &batch).Close()
+}
+
+func (t *Table) queueMake(batch *pgx.Batch, ops []*SlotOp, now *time.Time) {
+	var (
+		names, keys []string
+		numbers     []int32
+		leases      []float64
+	)
+	made := make(map[decide.Row]*SlotOp)
+	for _, op := range ops {
+		if op.take() && op.New {
+			names, keys = append(names, op.Row.Name), append(keys, op.Row.Key.Key)
+			numbers, leases = append(numbers, int32(op.Row.Shard)), append(leases, micros(op.Lease))
+			made[op.Row] = op
+		}
+	}
+	if len(made) == 0 {
+		return
+	}
+	batch.Queue(t.inflight["slot_make"], names, keys, numbers, leases, now).Query(func(rows pgx.Rows) error {
+		var (
+			row   decide.Row
+			fence int64
+			until time.Time
+		)
+		_, err := pgx.ForEachRow(rows, []any{&row.Name, &row.Key.Key, &row.Shard, &fence, &until}, func() error {
+			if op := made[row]; op != nil {
+				op.Done = op.done(fence, until)
+			}
+			return nil
+		})
+		return err
+	})
+}
+
+func (t *Table) queueChange(batch *pgx.Batch, ops []*SlotOp, now *time.Time) {
+	n := len(ops)
+	names, keys, numbers := make([]string, n), make([]string, n), make([]int32, n)
+	leases, fences, nexts := make([]float64, n), make([]*int64, n), make([]bool, n)
+	for i, op := range ops {
+		names[i], keys[i], numbers[i], leases[i], nexts[i] = op.Row.Name, op.Row.Key.Key, int32(op.Row.Shard), micros(op.Lease), op.Next || op.take()
+		if !op.take() {
+			fences[i] = &op.Fence
+		}
+		op.Done = SlotDone{}
+	}
+	batch.Queue(t.inflight["slot_change"], names, keys, numbers, leases, fences, nexts, now).Query(func(rows pgx.Rows) error {
+		var (
+			fence, i  int64
+			until, at time.Time
+		)
+		_, err := pgx.ForEachRow(rows, []any{&fence, &until, &at, &i}, func() error {
+			ops[i-1].Done = SlotDone{OK: true, Fence: fence, At: at.UTC(), Until: until.UTC()}
+			return nil
+		})
+		return err
+	})
+}
+
+// QueueLookAtSlots puts into a batch the reading of the slots of a key.
+func (t *Table) QueueLookAtSlots(batch *pgx.Batch, look *SlotLook, now *time.Time) {
+	look.Slots = nil
+	QueueNow(batch, now, &look.At)
+	batch.Queue(t.inflight["slot_look"], look.Key.Name, look.Key.Key).Query(func(rows pgx.Rows) error {
+		var v SlotView
+		_, err := pgx.ForEachRow(rows, []any{&v.Number, &v.Fence, &v.Until, &v.Locked}, func() error {
+			v.Until = v.Until.UTC()
+			look.Slots = append(look.Slots, v)
+			return nil
+		})
+		return err
+	})
+}
+
+// HoldsSlot reports whether a slot is held by an operation's fence, whoever has it locked.
+func (t *Table) HoldsSlot(ctx context.Context, q Querier, op *SlotOp, now *time.Time) (held bool, err error) {
+	err = q.QueryRow(ctx, t.inflight["slot_find"], op.Row.Name, op.Row.Key.Key, int32(op.Row.Shard), op.Fence, now).Scan(&held)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return false, nil
+	}
+	return held, err
+}
+
+// ResetSlots frees the slots of a key.
+func (t *Table) ResetSlots(ctx context.Context, q Querier, key decide.Key) error {
+	_, err := q.Exec(ctx, t.inflight["slot_reset"], key.Name, key.Key)
+	return err
+}
+
+// PruneSlots deletes slots of a name that are free since before an instant, most of them at
+// most; on a distributed table all.
+func (t *Table) PruneSlots(ctx context.Context, q Querier, name string, before time.Time, most int) (deleted int64, err error) {
+	tag, err := q.Exec(ctx, t.inflight["slot_prune"], name, before, int64(most))
+	return tag.RowsAffected(), err
+}

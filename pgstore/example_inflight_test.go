@@ -1,0 +1,76 @@
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// Calls are under way two at a time.
+var Calls = ratelimit.InFlight{Name: "calls", Limit: 2, Lease: 30 * time.Second}
+
+// Work that takes long is held, and its slot is released by the transaction that finishes it.
+func ExampleStore_Hold() {
+	ctx := context.Background()
+	pool, done := exampleDatabase() // a *pgxpool.Pool
+	defer done()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	err = store.Hold(ctx, Calls, "acme", func(ctx context.Context, slot ratelimit.Slot) error {
+		held, err := store.Slots(ctx, Calls, "acme")
+		fmt.Println("held meanwhile:", len(held), err)
+		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, `INSERT INTO messages (sender, body) VALUES ('acme', 'done')`); err != nil {
+				return err
+			}
+			return store.ReleaseTx(ctx, tx, slot)
+		})
+	})
+	held, _ := store.Slots(ctx, Calls, "acme")
+	fmt.Println("held afterwards:", len(held), err)
+	// Output:
+	// held meanwhile: 1 <nil>
+	// held afterwards: 0 <nil>
+}
+
+// Two at once, and three an hour: all or nothing.
+func ExampleStore_Acquire() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	store, err := pgstore.New(pool, nil)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for range 5 {
+		slot, err := store.Acquire(ctx, Calls, "acme", SignUp.For("acme"))
+		var full *ratelimit.FullError
+		switch {
+		case err != nil:
+			log.Fatal(err)
+		case errors.As(slot.Err(), &full):
+			fmt.Println("all slots are held")
+			held, _ := store.Slots(ctx, Calls, "acme")
+			_ = store.Release(ctx, held[0])
+		case !slot.OK:
+			fmt.Println("too often, retry after", slot.Rates.RetryAfter.Round(time.Minute))
+		default:
+			fmt.Println("at work,", slot.Rates.Remaining, "of the rate left")
+		}
+	}
+	// Output:
+	// at work, 2 of the rate left
+	// at work, 1 of the rate left
+	// all slots are held
+	// at work, 0 of the rate left
+	// all slots are held
+}

@@ -1,0 +1,535 @@
+package pgstore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"hash/maphash"
+	"math/rand/v2"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/batch"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/flight"
+	"github.com/pgratelimit/ratelimit/internal/table"
+)
+
+// flights is the slots of limits of how many at once. A slot is tried by its number, from
+// what the process knows; only when it knows of none that is free, it looks. What is done to
+// slots on its own gathers while a statement is under way, as calls for tokens do.
+type flights struct {
+	*base
+	seed    maphash.Seed
+	queues  [slotLanes]*batch.Queue[*slotCall]
+	known   flight.Slots
+	keepers flight.Keepers
+}
+
+// slotLanes is how many connections are in use at a time.
+const slotLanes = 2
+
+// slotCall is an operation on a slot, or a look at a key's.
+type slotCall struct {
+	op   *table.SlotOp
+	look *table.SlotLook
+	err  error
+
+	left atomic.Bool // the caller has left, or the answer is there: whoever comes second knows
+}
+
+type slotTicket = batch.Ticket[*slotCall]
+
+func newFlights(b *base) *flights {
+	f := &flights{base: b, seed: maphash.MakeSeed()}
+	for i := range f.queues {
+		f.queues[i] = batch.New(mostTogether, b.config.Timeout, f.serve, b.work.spawn)
+	}
+	return f
+}
+
+// lock is the advisory lock of a slot.
+func (f *flights) lock(row decide.Row) int64 { return table.Lock(f.config.Schema, row) }
+
+// ask has an operation made, or a look. What a caller who gave up has taken is released.
+func (f *flights) ask(ctx context.Context, c *slotCall) error {
+	if f.pool == nil {
+		return ErrNoPool
+	}
+	if err := f.work.begin(ctx); err != nil {
+		return err
+	}
+	defer f.work.end()
+	if f.config.Portable {
+		return f.askAlone(ctx, c)
+	}
+	row := decide.Row{}
+	if c.op != nil {
+		row = c.op.Row
+	} else {
+		row.Key = c.look.Key
+	}
+	queue := f.queues[maphash.Comparable(f.seed, row)%slotLanes]
+	if c.takes() && ctx.Done() != nil {
+		return f.detached(ctx, queue, c)
+	}
+	_, err := queue.Do(ctx, c)
+	return f.answer(ctx, c, err)
+}
+
+// answer is what the caller of an operation is told, which ended with an error, or is done.
+func (f *flights) answer(ctx context.Context, c *slotCall, err error) error {
+	if err == nil || c.left.Swap(true) {
+		if c.err == nil || ctx.Err() == nil {
+			return c.err
+		}
+		err = ctx.Err() // the statement was canceled, since nobody waited for it any more
+	}
+	return f.fault("decide", err)
+}
+
+// takes reports whether somebody has to release what becomes of it.
+func (c *slotCall) takes() bool { return c.op != nil && (c.op.Fence == 0 || c.op.Next) }
+
+// detached has an operation made that takes a slot. Who gives up does not cancel the
+// statement: nobody would know then whether a slot is held.
+func (f *flights) detached(ctx context.Context, queue *batch.Queue[*slotCall], c *slotCall) error {
+	lasts := silence(f.config.Timeout)
+	if deadline, ok := ctx.Deadline(); ok {
+		lasts = max(lasts, time.Until(deadline))
+	}
+	done := make(chan error, 1)
+	f.work.spawn(func() {
+		inner, cancel := context.WithTimeout(context.WithoutCancel(ctx), lasts)
+		defer cancel()
+		_, err := queue.Do(inner, c)
+		done <- err
+	})
+	select {
+	case err := <-done:
+		return f.answer(ctx, c, err)
+	case <-ctx.Done():
+		return f.answer(ctx, c, ctx.Err())
+	}
+}
+
+// askAlone makes it by a statement of its own.
+func (f *flights) askAlone(ctx context.Context, c *slotCall) error {
+	ctx, cancel := f.timed(ctx)
+	defer cancel()
+	err := f.retry(ctx, func() error {
+		if c.op != nil {
+			return f.table.ChangeSlot(ctx, f.pool, c.op, f.clock())
+		}
+		return f.lookIn(ctx, f.pool, c.look)
+	})
+	if err != nil {
+		return f.fault("decide", err)
+	}
+	return nil
+}
+
+func (f *flights) lookIn(ctx context.Context, q table.Querier, look *table.SlotLook) error {
+	var batch pgx.Batch
+	f.table.QueueLookAtSlots(&batch, look, f.clock())
+	return q.SendBatch(ctx, &batch).Close()
+}
+
+// serve makes what gathered, each row's first operation first.
+func (f *flights) serve(ctx context.Context, tickets []*slotTicket) {
+	for len(tickets) > 0 {
+		tickets = slices.DeleteFunc(tickets, func(t *slotTicket) bool { return t.Gone() || t.Value.left.Load() })
+		now, later := oneEach(tickets)
+		f.change(ctx, now)
+		for _, t := range now {
+			f.finish(t)
+		}
+		tickets = later
+	}
+}
+
+// oneEach divides tickets into those for different rows, and the rest.
+func oneEach(tickets []*slotTicket) (now, later []*slotTicket) {
+	rows := make(map[decide.Row]bool, len(tickets))
+	for _, t := range tickets {
+		if op := t.Value.op; op != nil && rows[op.Row] {
+			later = append(later, t)
+			continue
+		} else if op != nil {
+			rows[op.Row] = true
+		}
+		now = append(now, t)
+	}
+	return now, later
+}
+
+// change makes what tickets ask. When the server finds fault with some of it, or a row turns
+// out to be locked that could not be passed over, half of them are made by themselves, so that
+// only the one at fault fails.
+func (f *flights) change(ctx context.Context, tickets []*slotTicket) {
+	if len(tickets) == 0 {
+		return
+	}
+	var ops []*table.SlotOp
+	var looks []*table.SlotLook
+	first := make(map[decide.Key]*table.SlotLook) // one for all who look at a key
+	for _, t := range tickets {
+		switch c := t.Value; {
+		case c.op != nil:
+			ops = append(ops, c.op)
+		case first[c.look.Key] == nil:
+			first[c.look.Key] = c.look
+			looks = append(looks, c.look)
+		}
+	}
+	err := f.retry(ctx, func() error { return f.table.ChangeSlots(ctx, f.pool, ops, looks, f.clock()) })
+	switch {
+	case err == nil:
+		for _, t := range tickets {
+			if c := t.Value; c.look != nil && c.look != first[c.look.Key] {
+				*c.look = *first[c.look.Key]
+			}
+		}
+		return
+	case answered(err) && len(tickets) > 1:
+		half := len(tickets) / 2
+		f.change(ctx, tickets[:half])
+		f.change(ctx, tickets[half:])
+		return
+	case code(err) == lockNotAvailable:
+		for _, op := range ops {
+			op.Done = table.SlotDone{}
+		}
+		return
+	}
+	for _, t := range tickets {
+		t.Value.err = f.fault("change a slot", err)
+	}
+}
+
+// finish answers a ticket. If its caller has left, a slot that it took is released.
+func (f *flights) finish(t *slotTicket) {
+	c := t.Value
+	if c.left.Swap(true) && c.err == nil && c.takes() && c.op.Done.OK {
+		back := &table.SlotOp{Row: c.op.Row, Fence: c.op.Done.Fence}
+		f.work.spawn(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), rollbackTime)
+			defer cancel()
+			_ = f.retry(ctx, func() error { return f.table.ChangeSlots(ctx, f.pool, []*table.SlotOp{back}, nil, f.clock()) })
+			f.known.Freed(back.Row.Key, back.Row.Shard)
+		})
+	}
+	t.Finish()
+}
+
+// acquire takes a slot that nobody holds, or is a refusal.
+func (f *flights) acquire(ctx context.Context, limit ratelimit.InFlight, key decide.Key) (ratelimit.Slot, error) {
+	ctx, cancel := f.timed(ctx)
+	defer cancel()
+	s := search{flights: f, limit: limit, look: table.SlotLook{Key: key}}
+	for {
+		op, err := s.next(func(look *table.SlotLook) error { return f.ask(ctx, &slotCall{look: look}) })
+		if op == nil {
+			return s.refused(err)
+		}
+		if err := f.ask(ctx, &slotCall{op: op}); err != nil {
+			s.missed(op)
+			return ratelimit.Slot{}, err
+		}
+		if op.Done.OK {
+			slot := slotOf(limit, op, s.asked)
+			f.known.Took(key, op.Row.Shard, slot.Ends())
+			return slot, nil
+		}
+		s.missed(op)
+	}
+}
+
+// search is the search for a slot that is free.
+type search struct {
+	*flights
+	limit ratelimit.InFlight
+	look  table.SlotLook
+	vain  []int // slots that were tried, and are not tried again
+	asked time.Time
+}
+
+// next is the taking of the next slot to try; nil when none is left, or with an error.
+func (s *search) next(look func(*table.SlotLook) error) (*table.SlotOp, error) {
+	for {
+		s.asked = time.Now()
+		if choice, ok := s.known.Choose(s.look.Key, s.limit.Limit, s.asked); ok {
+			row := decide.Row{Key: s.look.Key, Shard: choice.Number}
+			return &table.SlotOp{Row: row, Lease: s.limit.LeaseOrDefault(), New: choice.New, Lock: s.lock(row)}, nil
+		}
+		seen := table.SlotLook{Key: s.look.Key} // of its own, as who gives up does not wait for it
+		err := look(&seen)
+		if err != nil {
+			return nil, err
+		}
+		if s.look = seen; !s.saw() {
+			return nil, nil
+		}
+	}
+}
+
+// missed notes that a slot was tried in vain.
+func (s *search) missed(op *table.SlotOp) {
+	s.vain = append(s.vain, op.Row.Shard)
+	s.known.Missed(op.Row.Key, op.Row.Shard)
+}
+
+// saw notes which slots are free by the look, and reports whether some are worth trying.
+func (s *search) saw() (some bool) {
+	there := make(map[int]bool, len(s.look.Slots))
+	var free []flight.Choice
+	for _, v := range s.look.Slots {
+		there[v.Number] = true
+		if v.Number < s.limit.Limit && !v.Until.After(s.look.At) && !v.Locked && !slices.Contains(s.vain, v.Number) {
+			free = append(free, flight.Choice{Number: v.Number})
+		}
+	}
+	for n := range s.limit.Limit {
+		if !there[n] && !slices.Contains(s.vain, n) {
+			free = append(free, flight.Choice{Number: n, New: true})
+		}
+	}
+	return s.known.Saw(s.look.Key, free, s.asked)
+}
+
+// slotOf is the slot that an operation has taken or renewed.
+func slotOf(limit ratelimit.InFlight, op *table.SlotOp, asked time.Time) ratelimit.Slot {
+	return ratelimit.Slot{
+		InFlight: limit, Key: op.Row.Key.Key, OK: true, Number: op.Row.Shard,
+		Fence: op.Done.Fence, At: op.Done.At, Until: op.Done.Until, Asked: asked,
+	}
+}
+
+// refused is the refusal by what was seen, unless there is an error. A slot that nobody holds
+// is somebody's who has not committed, and may be free at once.
+func (s *search) refused(err error) (ratelimit.Slot, error) {
+	if err != nil {
+		return ratelimit.Slot{}, err
+	}
+	slot := ratelimit.Slot{InFlight: s.limit, Key: s.look.Key.Key, At: s.look.At.UTC()}
+	held := 0
+	for _, v := range s.look.Slots {
+		if v.Number < s.limit.Limit && v.Until.After(s.look.At) {
+			if held++; held == 1 || v.Until.Before(slot.NotBefore) {
+				slot.NotBefore = v.Until
+			}
+		}
+	}
+	if held < s.limit.Limit {
+		slot.NotBefore = slot.At
+	}
+	return slot, nil
+}
+
+// rowOf is the row of a slot.
+func rowOf(slot ratelimit.Slot) decide.Row {
+	return decide.Row{Key: decide.Key{Name: slot.InFlight.Name, Key: slot.Key}, Shard: slot.Number}
+}
+
+// hold makes an operation on a slot that is held. If a transaction has its row locked, it
+// waits for that.
+func (f *flights) hold(ctx context.Context, op *table.SlotOp) error {
+	ctx, cancel := f.timed(f.holding(ctx))
+	defer cancel()
+	err := f.holdOnce(ctx, op)
+	for pause := poll; errors.Is(err, errHeld); pause = min(2*pause, slowPoll) {
+		if sleep(ctx, pause) == nil {
+			err = f.holdOnce(ctx, op)
+		}
+		if ctx.Err() != nil && err != nil {
+			return locked(op.Row.Key, ctx.Err())
+		}
+	}
+	return err
+}
+
+// holding is the context of what is done to slots that are held, also when the Store is
+// closed.
+func (f *flights) holding(ctx context.Context) context.Context {
+	return context.WithValue(ctx, &f.work, true)
+}
+
+// errHeld is a slot that is held, and whose row a transaction has locked.
+var errHeld = errors.New("pgstore: the slot is locked")
+
+// holdOnce is hold that does not wait.
+func (f *flights) holdOnce(ctx context.Context, op *table.SlotOp) error {
+	next := *op // who gives up must not meet the next attempt
+	err := f.ask(ctx, &slotCall{op: &next})
+	if err != nil {
+		return err
+	}
+	if *op = next; op.Done.OK {
+		return nil
+	}
+	held, err := f.table.HoldsSlot(ctx, f.pool, op, f.clock())
+	switch {
+	case err != nil:
+		return f.fault("look", err)
+	case held && !f.config.Portable:
+		return errHeld
+	}
+	return lost(op.Row)
+}
+
+func lost(row decide.Row) error {
+	return fmt.Errorf("pgstore: limit %q, slot %d: %w", row.Name, row.Shard, ratelimit.ErrLeaseLost)
+}
+
+// release releases a slot, or hands it on to who waits for one here.
+func (f *flights) release(ctx context.Context, slot ratelimit.Slot) error {
+	row, asked := rowOf(slot), time.Now()
+	op := &table.SlotOp{Row: row, Fence: slot.Fence}
+	next, hands := f.known.HandOn(row.Key, row.Shard, asked)
+	if hands {
+		op.Next, op.Lease = true, next.LeaseOrDefault()
+	}
+	err := f.hold(ctx, op)
+	switch {
+	case err != nil:
+		f.known.Gone(row.Key, row.Shard)
+		return err
+	case hands:
+		if taken := slotOf(next, op, asked); !f.known.Hand(row.Key, taken) {
+			return f.release(ctx, taken)
+		}
+	case f.known.Waited(row.Key):
+		f.known.LetGo(row.Key, row.Shard)
+	default:
+		f.known.Freed(row.Key, row.Shard)
+	}
+	return nil
+}
+
+// lookAgain is how often a process looks whether a slot is free for who waits there, on
+// average.
+const lookAgain = 100 * time.Millisecond
+
+// await takes a slot, and waits for one until ctx is over. Only the first in line looks; the
+// others have what is handed on, and their turn.
+func (f *flights) await(ctx context.Context, limit ratelimit.InFlight, key decide.Key) (ratelimit.Slot, error) {
+	if !f.known.Waited(key) {
+		if slot, err := f.acquire(ctx, limit, key); err != nil || slot.OK {
+			return slot, err
+		}
+	}
+	w := f.known.Enter(key, limit)
+	slot, err := f.inLine(ctx, w, limit, key)
+	if handed, ok := f.known.Leave(w); ok { // beside the one that was found, or too late
+		f.giveBack(ctx, handed)
+	}
+	return slot, err
+}
+
+// inLine is await of a waiter.
+func (f *flights) inLine(ctx context.Context, w *flight.Waiter, limit ratelimit.InFlight, key decide.Key) (ratelimit.Slot, error) {
+	again := time.NewTimer(time.Hour)
+	defer again.Stop()
+	for {
+		select {
+		case slot := <-w.Got:
+			return slot, nil
+		case <-ctx.Done():
+			return ratelimit.Slot{}, ctx.Err()
+		case now := <-w.Turn:
+			if wait := time.Until(f.known.Look(key)); !now && wait > 0 {
+				again.Reset(wait)
+				continue
+			}
+		case <-again.C:
+		}
+		slot, err := f.acquire(ctx, limit, key)
+		if err != nil || slot.OK {
+			return slot, err
+		}
+		wait := lookAgain/2 + rand.N(lookAgain)
+		if first := slot.NotBefore.Sub(slot.At); first > 0 && first < wait {
+			wait = first + rand.N(lookAgain/8)
+		}
+		f.known.LookAgain(key, time.Now().Add(wait))
+		again.Reset(wait)
+	}
+}
+
+// giveBack releases a slot that nobody wants any more.
+func (f *flights) giveBack(ctx context.Context, slot ratelimit.Slot) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTime)
+	defer cancel()
+	_ = f.release(ctx, slot) // or it is free when its lease is over
+}
+
+// acquireIn takes a slot in a caller's transaction. What is tried in vain stands behind a
+// savepoint, or its holder would have to wait for the transaction. It is looked for on another
+// connection, since in the transaction reading would have strangers fail under SERIALIZABLE.
+func (f *flights) acquireIn(ctx context.Context, tx pgx.Tx, limit ratelimit.InFlight, key decide.Key, before func() (granted bool, err error)) (ratelimit.Slot, error) {
+	s := search{flights: f, limit: limit, look: table.SlotLook{Key: key}}
+	for first := true; ; first = false {
+		op, err := s.next(func(look *table.SlotLook) error { return f.lookBeside(ctx, tx, look) })
+		if op == nil {
+			return s.refused(err)
+		}
+		if first {
+			if granted, err := before(); err != nil || !granted {
+				f.known.Gone(key, op.Row.Shard)
+				return ratelimit.Slot{InFlight: limit, Key: key.Key}, err
+			}
+		}
+		if err := f.try(ctx, tx, op); err != nil {
+			s.missed(op)
+			return ratelimit.Slot{}, f.fault("take a slot", err)
+		}
+		if op.Done.OK { // nobody here learns how the transaction ends
+			f.known.Gone(key, op.Row.Shard)
+			return slotOf(limit, op, s.asked), nil
+		}
+		s.missed(op)
+	}
+}
+
+// try makes an operation in a transaction, which leaves nothing there if it is in vain.
+func (f *flights) try(ctx context.Context, tx pgx.Tx, op *table.SlotOp) error {
+	var batch pgx.Batch
+	batch.Queue("SAVEPOINT " + savepoint)
+	f.table.QueueSlot(&batch, op, f.clock())
+	if err := tx.SendBatch(ctx, &batch).Close(); err != nil || op.Done.OK {
+		return err
+	}
+	var undo pgx.Batch
+	undo.Queue("ROLLBACK TO SAVEPOINT " + savepoint)
+	undo.Queue("RELEASE SAVEPOINT " + savepoint)
+	return tx.SendBatch(ctx, &undo).Close()
+}
+
+// lookBeside looks on another connection, if there is one to be had.
+func (f *flights) lookBeside(ctx context.Context, tx pgx.Tx, look *table.SlotLook) error {
+	if f.pool != nil {
+		if stat := f.pool.Stat(); stat.AcquiredConns() < stat.MaxConns() {
+			return f.ask(f.holding(ctx), &slotCall{look: look})
+		}
+	}
+	return f.lookIn(ctx, tx, look)
+}
+
+// releaseIn releases a slot in a caller's transaction.
+func (f *flights) releaseIn(ctx context.Context, tx pgx.Tx, slot ratelimit.Slot) error {
+	op := &table.SlotOp{Row: rowOf(slot), Fence: slot.Fence}
+	op.Lock = f.lock(op.Row)
+	var batch pgx.Batch
+	f.table.QueueSlot(&batch, op, f.clock())
+	switch err := tx.SendBatch(ctx, &batch).Close(); {
+	case err != nil:
+		return f.fault("release a slot", err)
+	case !op.Done.OK:
+		return lost(op.Row)
+	}
+	return nil
+}

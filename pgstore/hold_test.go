@@ -1,0 +1,273 @@
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/memstore"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// holdStores runs a test on each kind of store, on its own clock.
+func holdStores(t *testing.T, test func(t *testing.T, store flightStore, begin func() pgx.Tx)) {
+	t.Helper()
+	for _, portable := range []bool{false, true} {
+		t.Run(fmt.Sprintf("portable=%v", portable), func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.New(t, maxConns(8))
+			test(t, newStore(t, db, isPortable(portable)), func() pgx.Tx { return begun(t, db, pgx.ReadCommitted) })
+		})
+	}
+	t.Run("memstore", func(t *testing.T) {
+		t.Parallel()
+		store := memstore.New(nil)
+		test(t, store, func() pgx.Tx {
+			tx, err := store.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			return tx
+		})
+	})
+}
+
+// brief has a lease that is renewed several times in a test.
+var brief = ratelimit.InFlight{Name: "brief", Limit: 1, Lease: time.Second}
+
+func TestHold(t *testing.T) {
+	t.Parallel()
+	holdStores(t, func(t *testing.T, store flightStore, begin func() pgx.Tx) {
+		ctx := t.Context()
+		err := store.Hold(ctx, brief, "k", func(ctx context.Context, slot ratelimit.Slot) error {
+			for end := time.Now().Add(3 * brief.Lease); time.Now().Before(end); time.Sleep(brief.Lease / 20) {
+				refusedFor(t, store, brief, "k")
+			}
+			return ctx.Err()
+		})
+		if err != nil {
+			t.Errorf("Hold for three leases: %v", err)
+		}
+		failed := errors.New("failed")
+		if err := store.Hold(ctx, brief, "k", func(context.Context, ratelimit.Slot) error { return failed }); !errors.Is(err, failed) {
+			t.Errorf("Hold of a function that fails: got %v", err)
+		}
+		func() {
+			defer func() { _ = recover() }()
+			_ = store.Hold(ctx, brief, "k", func(context.Context, ratelimit.Slot) error { panic("on purpose") })
+		}()
+		ended := make(chan struct{})
+		go func() {
+			defer close(ended)
+			_ = store.Hold(ctx, brief, "k", func(context.Context, ratelimit.Slot) error { runtime.Goexit(); return nil })
+		}()
+		<-ended
+
+		// What the function has released in its transaction is not lost.
+		err = store.Hold(ctx, brief, "k", func(ctx context.Context, slot ratelimit.Slot) error {
+			tx := begin()
+			if err := store.ReleaseTx(ctx, tx, slot); err != nil {
+				return err
+			}
+			if err := tx.Commit(ctx); err != nil {
+				return err
+			}
+			select {
+			case <-ctx.Done():
+				return context.Cause(ctx)
+			case <-time.After(brief.Lease):
+				return nil
+			}
+		})
+		if err != nil {
+			t.Errorf("Hold of a function that releases in a transaction: %v", err)
+		}
+		takeSlot(t, store, brief, "k")
+	})
+}
+
+func TestHoldTellsThatTheLeaseIsLost(t *testing.T) {
+	t.Parallel()
+	holdStores(t, func(t *testing.T, store flightStore, _ func() pgx.Tx) {
+		ctx := t.Context()
+		err := store.Hold(ctx, brief, "k", func(inner context.Context, slot ratelimit.Slot) error {
+			if err := store.ResetSlots(ctx, brief, "k"); err != nil {
+				return err
+			}
+			begun := time.Now()
+			<-inner.Done()
+			if took := time.Since(begun); took > brief.Lease+brief.Lease/2 {
+				t.Errorf("was told after %v, want within a lease of %v", took, brief.Lease)
+			}
+			if err := context.Cause(inner); !errors.Is(err, ratelimit.ErrLeaseLost) {
+				t.Errorf("the context ended because of %v, want ErrLeaseLost", err)
+			}
+			return nil
+		})
+		if !errors.Is(err, ratelimit.ErrLeaseLost) {
+			t.Errorf("Hold: got %v, want ErrLeaseLost", err)
+		}
+		takeSlot(t, store, brief, "k")
+	})
+}
+
+// Who waits is served in order of arrival.
+func TestAcquireWaitInOrder(t *testing.T) {
+	t.Parallel()
+	holdStores(t, func(t *testing.T, store flightStore, _ func() pgx.Tx) {
+		one := ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Minute}
+		first := takeSlot(t, store, one, "k")
+		const waiters = 10
+		var (
+			mu    sync.Mutex
+			order []int
+			wg    sync.WaitGroup
+		)
+		for i := range waiters {
+			wg.Go(func() {
+				slot, err := store.AcquireWait(t.Context(), one, "k")
+				if err != nil || !slot.OK {
+					t.Errorf("waiter %d: got %v and %v", i, slot, err)
+					return
+				}
+				mu.Lock()
+				order = append(order, i)
+				mu.Unlock()
+				if err := store.Release(t.Context(), slot); err != nil {
+					t.Errorf("waiter %d: %v", i, err)
+				}
+			})
+			time.Sleep(20 * time.Millisecond) // so that they arrive in order
+		}
+		if err := store.Release(t.Context(), first); err != nil {
+			t.Fatal(err)
+		}
+		wg.Wait()
+		if !slices.IsSorted(order) || len(order) != waiters {
+			t.Errorf("served in the order %v", order)
+		}
+	})
+}
+
+func TestAcquireWaitEnds(t *testing.T) {
+	t.Parallel()
+	holdStores(t, func(t *testing.T, store flightStore, _ func() pgx.Tx) {
+		short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		defer cancel()
+		first := takeSlot(t, store, brief, "k")
+		if slot, err := store.AcquireWait(short, brief, "k"); slot.OK || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("AcquireWait until the deadline: got %v and %v", slot, err)
+		}
+		begun := time.Now() // the lease of who never releases ends the wait
+		slot, err := store.AcquireWait(t.Context(), brief, "k")
+		if err != nil || !slot.OK || slot.Fence <= first.Fence {
+			t.Errorf("AcquireWait: got %v and %v", slot, err)
+		}
+		if took := time.Since(begun); took > brief.Lease+time.Second {
+			t.Errorf("waited %v for a lease of %v", took, brief.Lease)
+		}
+	})
+}
+
+// Two processes that both have somebody waiting for the only slot take turns.
+func TestProcessesTakeTurns(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t, maxConns(12))
+	one := ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Minute}
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	var served [2]atomic.Int64
+	var at atomic.Int32
+	for process := range served {
+		store := newStore(t, db)
+		for range 3 {
+			wg.Go(func() {
+				for ctx.Err() == nil {
+					err := store.Hold(ctx, one, "k", func(context.Context, ratelimit.Slot) error {
+						if n := at.Add(1); n > 1 {
+							t.Errorf("%d at a time", n)
+						}
+						defer at.Add(-1)
+						served[process].Add(1)
+						return nil
+					})
+					if err != nil && ctx.Err() == nil {
+						t.Errorf("process %d: %v", process, err)
+					}
+				}
+			})
+		}
+	}
+	for end := time.Now().Add(20 * time.Second); time.Now().Before(end) && min(served[0].Load(), served[1].Load()) < 5; {
+		time.Sleep(10 * time.Millisecond)
+	}
+	cancel()
+	wg.Wait()
+	if a, b := served[0].Load(), served[1].Load(); min(a, b) < 5 {
+		t.Errorf("served %d and %d within 20 s, want at least 5 each", a, b)
+	}
+}
+
+// Who gives up while its statement is under way leaves no slot behind.
+func TestGivingUpLeaksNoSlot(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t, maxConns(8))
+	store := newStore(t, db)
+	limit := ratelimit.InFlight{Name: "l", Limit: 50, Lease: time.Minute}
+	var wg sync.WaitGroup
+	for worker := range 16 {
+		wg.Go(func() {
+			for i := range 40 {
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(worker*i)*20*time.Microsecond)
+				slot, err := store.Acquire(ctx, limit, "k")
+				if err == nil && slot.OK {
+					err = store.Release(t.Context(), slot)
+				}
+				cancel()
+				if err != nil && !errors.Is(err, context.DeadlineExceeded) {
+					t.Errorf("worker %d: %v", worker, err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	store.Close() // which waits for what gives back
+	slots, err := newStore(t, db).Slots(t.Context(), limit, "k")
+	if err != nil || len(slots) > 0 {
+		t.Errorf("got %d slots that are held, and %v, of nobody", len(slots), err)
+	}
+}
+
+func TestCloseEndsWaitsForSlots(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	store := newStore(t, db)
+	one := ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Minute}
+	slot := takeSlot(t, store, one, "k")
+	waited := make(chan error)
+	go func() {
+		_, err := store.AcquireWait(t.Context(), one, "k")
+		waited <- err
+	}()
+	time.Sleep(50 * time.Millisecond)
+	store.Close()
+	if err := <-waited; !errors.Is(err, pgstore.ErrClosed) {
+		t.Errorf("AcquireWait when the Store is closed: got %v, want ErrClosed", err)
+	}
+	if _, err := store.Acquire(t.Context(), one, "k"); !errors.Is(err, pgstore.ErrClosed) {
+		t.Errorf("Acquire after Close: got %v, want ErrClosed", err)
+	}
+	if err := store.Release(t.Context(), slot); err != nil {
+		t.Errorf("Release after Close: %v", err)
+	}
+}

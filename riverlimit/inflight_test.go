@@ -1,0 +1,106 @@
+package riverlimit_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/riverlimit"
+)
+
+var threeAtOnce = ratelimit.InFlight{Name: "at_once", Limit: 3, Lease: 30 * time.Second}
+
+func inFlight(*rivertype.JobRow) (ratelimit.InFlight, string) { return threeAtOnce, "" }
+
+// Jobs of two clients, which know nothing of each other, are never more than the limit at a
+// time, use up no attempt while they wait, and take from their rates once.
+func TestJobsInFlight(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	const n = 40
+	b.insertPlain(t, n)
+	rate := ratelimit.TokenBucket{Name: "rate", Rate: 1000, Period: 24 * time.Hour}
+	var at, most atomic.Int32
+	work := func(ctx context.Context, _ *river.Job[callArgs]) error {
+		now := at.Add(1)
+		defer at.Add(-1)
+		for was := most.Load(); now > was && !most.CompareAndSwap(was, now); was = most.Load() {
+		}
+		if slot, ok := riverlimit.SlotOf(ctx); !ok || !slot.OK {
+			t.Errorf("the slot of the job is %v, %v", slot, ok)
+		}
+		time.Sleep(30 * time.Millisecond)
+		return ctx.Err()
+	}
+	for range 2 {
+		m := middleware(t, newStore(t, b.Pool, b.Schema), riverlimit.MiddlewareConfig{InFlight: inFlight, Limits: each(rate), MaxWait: 200 * time.Millisecond})
+		start(t, b.client(t, b.config(work, m)))
+	}
+	b.eventually(t, n, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
+	if got := most.Load(); got != int32(threeAtOnce.Limit) {
+		t.Errorf("%d jobs were worked at a time, want %d", got, threeAtOnce.Limit)
+	}
+	if got := b.count(t, completedOnce); got != n {
+		t.Errorf("%d jobs completed at their first attempt and without errors, want %d", got, n)
+	}
+	result, err := b.store.Check(t.Context(), rate.ForN("", 0))
+	if err != nil || result.Remaining != 1000-n {
+		t.Errorf("%d of the rate are left, and %v, want %d", result.Remaining, err, 1000-n)
+	}
+	if slots, err := b.store.Slots(t.Context(), threeAtOnce, ""); err != nil || len(slots) > 0 {
+		t.Errorf("afterwards %v are held, and %v", slots, err)
+	}
+}
+
+// A job that fails, and one that panics, give their slots back; and one can release its slot in
+// the transaction that completes its work.
+func TestJobsGiveTheirSlotsBack(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	const n = 6
+	b.insertPlain(t, n)
+	var calls atomic.Int32
+	m := middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: func(*rivertype.JobRow) (ratelimit.InFlight, string) {
+		return ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Hour}, ""
+	}})
+	start(t, b.client(t, b.config(func(ctx context.Context, job *river.Job[callArgs]) error {
+		calls.Add(1)
+		switch job.Args.N % 3 {
+		case 0:
+			return river.JobCancel(errors.New("on purpose"))
+		case 1:
+			if job.Attempt == 1 {
+				panic("on purpose")
+			}
+		}
+		slot, _ := riverlimit.SlotOf(ctx)
+		return pgx.BeginFunc(ctx, b.Pool, func(tx pgx.Tx) error { return b.store.ReleaseTx(ctx, tx, slot) })
+	}, m)))
+	b.eventually(t, n, `SELECT count(*) FROM river_job WHERE state IN ('completed', 'cancelled')`)
+	if got := calls.Load(); got != n+n/3 {
+		t.Errorf("%d attempts, want %d", got, n+n/3)
+	}
+}
+
+// A job that asks for nonsense is cancelled, and one whose limit has no name is not limited.
+func TestJobsInFlightOfBadLimits(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.insertPlain(t, 2)
+	m := middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: func(job *rivertype.JobRow) (limit ratelimit.InFlight, _ string) {
+		if job.ID%2 == 0 {
+			limit.Name = "without slots"
+		}
+		return limit, ""
+	}})
+	start(t, b.client(t, b.config(func(context.Context, *river.Job[callArgs]) error { return nil }, m)))
+	b.eventually(t, 1, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
+	b.eventually(t, 1, `SELECT count(*) FROM river_job WHERE state = 'cancelled'`)
+}
