@@ -271,7 +271,7 @@ func (h *history) take() {
 	}
 	h.make(h.now)
 	after, ok := h.definition.Take(h.state, h.now, c.Count, 0)
-	if ok = ok && !h.state.Paused.After(h.now) && h.definition.Plain(h.state); ok != taken.OK {
+	if ok = ok && !h.state.Paused.After(h.now) && h.definition.Plain(h.state, h.now); ok != taken.OK {
 		h.Fatalf("took %v of %v: %v, want %v", c.Count, h.state, taken.OK, ok)
 	}
 	if ok {
