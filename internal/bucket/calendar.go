@@ -147,19 +147,26 @@ const (
 	spareEdges = 3
 )
 
-// sent is how many edges before now SQL is told of.
-func (d *Definition) sent() int64 {
-	return int64(min(math.Ceil(d.Capacity/d.Rate), mostEdges)) + spareEdges
+// past is how many edges before now SQL is told of.
+func (d *Definition) past() int {
+	return int(min(math.Ceil(d.Capacity/d.Rate), mostEdges)) + spareEdges
 }
+
+// Sent returns how many edges a statement is told of.
+func (d *Definition) Sent() int { return d.past() + 1 + spareEdges }
 
 // Edges returns edges of a quota by the calendar around an instant, growing; and beside each
 // the ts from which on a row has had it.
 func (d *Definition) Edges(around time.Time) (edges, had []time.Time) {
+	return d.EdgesFrom(around, d.Sent())
+}
+
+// EdgesFrom is Edges for a number of them, no fewer than Sent: there are more of the past then.
+func (d *Definition) EdgesFrom(around time.Time, n int) (edges, had []time.Time) {
 	z := d.zone()
 	k, _ := d.edgeAt(z, around.UnixMicro())
-	n := int(d.sent()) + 1 + spareEdges
 	edges, had = make([]time.Time, n), make([]time.Time, n)
-	k, _ = d.edgeAt(z, z.start(d.edgeDay(k-d.sent())))
+	k, _ = d.edgeAt(z, z.start(d.edgeDay(k-int64(n-1-spareEdges))))
 	for i := range edges {
 		at := z.start(d.edgeDay(k))
 		edges[i], had[i] = instant(at), instant(at-d.slack())
@@ -172,6 +179,6 @@ func (d *Definition) Edges(around time.Time) (edges, had []time.Time) {
 func (c *calendar) plain(d *Definition, s State, now time.Time) bool {
 	z := d.zone()
 	k, _ := d.edgeAt(z, now.UnixMicro())
-	first := z.start(d.edgeDay(k - d.sent()))
-	return s.TS.UnixMicro() >= first-d.slack() || s.Value+float64(d.sent())*d.Rate >= d.Capacity
+	first := z.start(d.edgeDay(k - int64(d.past())))
+	return s.TS.UnixMicro() >= first-d.slack() || s.Value+float64(d.past())*d.Rate >= d.Capacity
 }

@@ -139,7 +139,7 @@ func (g *Grant) from(row *Taken) (after bucket.State, out bucket.Out, more float
 	}
 	more = max(0, min(g.Prefetch, left.Value/2, d.Capacity/2-out.Tokens-g.Out))
 	out.Tokens += g.Out + more
-	if end := left.TS.Add(g.lasts()); end.After(out.Until) {
+	if end := g.end(left.TS); end.After(out.Until) {
 		out.Until = end
 	}
 	return d.Spend(left, row.At, more), out, more, true
@@ -195,7 +195,7 @@ func (r *Return) into(s bucket.State, out bucket.Out, at time.Time) (bucket.Stat
 	if leftover && counted(d, end).After(t) {
 		out.Tokens = max(0, out.Tokens-r.Count)
 	}
-	swallowed, room := leftover && s.Paused.After(at), d.Capacity-d.Owed(out, at)
+	swallowed, room := leftover && s.Paused.After(at) && d.Every == 0, d.Capacity-d.Owed(out, at)
 	switch d.Kind {
 	case bucket.SlidingWindow:
 		return d.Refund(s, s.TS, r.Count, r.Taken.UnixMicro()), out

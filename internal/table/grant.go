@@ -44,23 +44,17 @@ func (g *Grant) Prefetched() float64 { return g.Taken.prefetched }
 // End is when the lease ends, on the database's clock, of a grant that was taken and
 // prefetched.
 func (g *Grant) End() time.Time {
-	return g.Taken.After.TS.Add(g.lasts())
+	return g.end(g.Taken.After.TS)
 }
 
-// lasts is for how long after ts the lease lasts: a window's to its edge.
-func (g *Grant) lasts() time.Duration {
-	switch g.Definition.Kind {
-	case bucket.FixedWindow:
-		return g.Definition.Period
-	case bucket.SlidingWindow:
-		return g.Definition.SlotWidth()
-	}
-	return g.Lasts
-}
+// end is when the lease ends that begins with a row at ts: a window's with its edge.
+func (g *Grant) end(ts time.Time) time.Time { return g.Definition.End(ts, ts, g.Lasts) }
 
 func (g *Grant) prefetches() bool { return g.Lasts > 0 }
 
 func (g *Grant) sliding() bool { return g.Definition.Kind == bucket.SlidingWindow }
+
+func (g *Grant) byCalendar() bool { return g.Definition.Every != 0 }
 
 // capacity is what a grant counts with.
 func (g *Grant) capacity() float64 {
@@ -126,7 +120,7 @@ func (t plainTable) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Gran
 
 // queue puts into a batch the statements for several grants.
 func (t plainTable) queue(batch *pgx.Batch, grants []Grant, now *time.Time) {
-	alike, others, sliding := sorts(grants, t.statistics.known(batch))
+	alike, others, calendars, sliding := sorts(grants, t.statistics.known(batch))
 	if len(alike) > 0 {
 		args := alike[0].arguments(now)
 		args[1] = column(alike, true, func(g *Grant) string { return g.Key.Key })
@@ -134,6 +128,9 @@ func (t plainTable) queue(batch *pgx.Batch, grants []Grant, now *time.Time) {
 	}
 	if len(others) > 0 {
 		t.queueMany(batch, others, "", now)
+	}
+	if len(calendars) > 0 {
+		t.queueMany(batch, calendars, "", now)
 	}
 	if len(sliding) > 0 {
 		t.queueMany(batch, sliding, "", now)
@@ -145,8 +142,9 @@ func (t plainTable) queue(batch *pgx.Batch, grants []Grant, now *time.Time) {
 const fewAlike = 24
 
 // sorts divides grants into those that take the same from rows of one limit, if that is
-// wanted, others, and those of sliding windows; each in the order given.
-func sorts(grants []Grant, scan bool) (alike, others, sliding []*Grant) {
+// wanted, others, those of quotas by the calendar, and those of sliding windows; each in
+// the order given.
+func sorts(grants []Grant, scan bool) (alike, others, calendars, sliding []*Grant) {
 	var common *Grant
 	if scan {
 		common, alike = usual(grants), make([]*Grant, 0, len(grants))
@@ -158,6 +156,8 @@ func sorts(grants []Grant, scan bool) (alike, others, sliding []*Grant) {
 		case g.never():
 		case g.sliding():
 			sliding = append(sliding, g)
+		case g.byCalendar():
+			calendars = append(calendars, g)
 		case scan && g.alike(common):
 			alike = append(alike, g)
 		default:
@@ -169,7 +169,7 @@ func sorts(grants []Grant, scan bool) (alike, others, sliding []*Grant) {
 		slices.SortFunc(others, func(g, h *Grant) int { return g.Row.Compare(h.Row) })
 		alike = nil
 	}
-	return alike, others, sliding
+	return alike, others, calendars, sliding
 }
 
 // usual is the grant that most of grants are like; any, if there is no such majority.
@@ -197,9 +197,13 @@ func (g *Grant) alike(h *Grant) bool {
 func (g *Grant) arguments(now *time.Time) []any {
 	d := &g.Definition
 	args := []any{g.Name, g.Key.Key, int32(g.Shard), g.Count, g.Need}
-	if g.sliding() {
+	switch {
+	case g.byCalendar():
+		edges, had := d.Edges(around(now))
+		return append(args, d.Capacity, d.Rate, now, edges, had)
+	case g.sliding():
 		args = append(args, d.Rate, tick(d), int32(d.Slots+2))
-	} else {
+	default:
 		args = append(args, d.Capacity, d.Rate, micros(d.Period))
 	}
 	return append(args, now)
@@ -300,8 +304,12 @@ func scanGrants(grants []*Grant, prefetch bool, now *time.Time) func(pgx.Rows) e
 }
 
 // queueMany puts into a batch grants of several rows, which are all of sliding windows or
-// none is; in turn or not.
+// none is, and so for quotas by the calendar; in turn or not.
 func (t plainTable) queueMany(batch *pgx.Batch, grants []*Grant, inTurn string, now *time.Time) {
+	if grants[0].byCalendar() {
+		t.queueCalendars(batch, grants, inTurn, now)
+		return
+	}
 	var all definitions
 	places := make([]int32, len(grants))
 	sharded, less, prefetch, windows := false, false, false, false
@@ -345,12 +353,49 @@ func (t plainTable) queueMany(batch *pgx.Batch, grants []*Grant, inTurn string, 
 	batch.Queue(s[name+inTurn], args...).Query(scanGrants(grants, prefetch || sliding, now))
 }
 
+// queueCalendars is queueMany for quotas by the calendar.
+func (t plainTable) queueCalendars(batch *pgx.Batch, grants []*Grant, inTurn string, now *time.Time) {
+	var all definitions
+	places, each := make([]int32, len(grants)), 0
+	sharded, less, prefetch := false, false, false
+	for i, g := range grants {
+		places[i] = all.place(g)
+		sharded, less, prefetch = sharded || g.Shard != 0, less || g.Need != g.Count, prefetch || g.prefetches()
+		each = max(each, g.Definition.Sent())
+	}
+	var edges, had []time.Time
+	for _, d := range all.of {
+		e, h := d.EdgesFrom(around(now), each)
+		edges, had = append(edges, e...), append(had, h...)
+	}
+	batch.Queue(
+		t.calendars["grant_many"+inTurn],
+		column(grants, true, func(g *Grant) string { return g.Key.Key }), places,
+		column(grants, sharded, func(g *Grant) int32 { return int32(g.Shard) }),
+		column(grants, true, func(g *Grant) float64 { return g.Count }),
+		column(grants, less, func(g *Grant) float64 { return g.Need }),
+		all.names, all.capacities, all.rates, edges, had, int32(each), now,
+		column(grants, prefetch, (*Grant).more),
+		column(grants, prefetch, func(g *Grant) float64 { return g.Out }),
+		column(grants, prefetch, func(g *Grant) float64 { return g.Spent.Spent }),
+		column(grants, prefetch, func(g *Grant) *time.Time { return orNull(counted(&g.Definition, g.SpentEnd)) }),
+	).Query(scanGrants(grants, true, now))
+}
+
+// more is what a grant takes for its lease; nil without any.
+func (g *Grant) more() *float64 {
+	if !g.prefetches() {
+		return nil
+	}
+	return &g.Prefetch
+}
+
 // leased is how long a grant's lease lasts, in microseconds; nil without any.
 func (g *Grant) leased() *float64 {
 	if !g.prefetches() {
 		return nil
 	}
-	lasts := micros(g.lasts())
+	lasts := micros(g.end(longAgo).Sub(longAgo))
 	return &lasts
 }
 
@@ -369,6 +414,7 @@ func column[T any](grants []*Grant, use bool, of func(*Grant) T) []T {
 // definitions are those of several grants, one after another: of most they are the same.
 type definitions struct {
 	last                              *Grant
+	of                                []*bucket.Definition
 	names                             []string
 	capacities, rates, periods, ticks []float64
 	totals                            []int32
@@ -379,7 +425,7 @@ func (s *definitions) place(g *Grant) int32 {
 	if s.last == nil || s.last.Definition != g.Definition || s.last.capacity() != g.capacity() {
 		d := &g.Definition
 		s.last = g
-		s.names = append(s.names, d.Name)
+		s.of, s.names = append(s.of, d), append(s.names, d.Name)
 		s.capacities, s.rates = append(s.capacities, g.capacity()), append(s.rates, d.Rate)
 		s.periods, s.ticks = append(s.periods, micros(d.Period)), append(s.ticks, tick(d))
 		s.totals = append(s.totals, int32(d.Slots+2))

@@ -17,7 +17,12 @@ func (t *Table) ListFull(ctx context.Context, q Querier, d *bucket.Definition, a
 	if d.Kind == bucket.SlidingWindow {
 		name, args = "list_empty", append(args[:3], int32(d.Slots+2), tick(d), now, int64(most))
 	}
-	rows, err := q.Query(ctx, t.keep[name], args...)
+	sql := t.keep[name]
+	if d.Every != 0 {
+		edges, had := d.Edges(now)
+		sql, args = t.calendars[name], append(args[:5], edges, had, now, int64(most))
+	}
+	rows, err := q.Query(ctx, sql, args...)
 	if err != nil {
 		return nil, err
 	}

@@ -27,6 +27,7 @@ import (
 var plainOnly = []string{
 	"bucket.grant", "bucket.grant_in_turn", "bucket.grant_alike", "bucket.grant_many", "bucket.return",
 	"window.grant", "window.grant_in_turn", "window.grant_alike", "window.grant_many", "window.prefetch_many", "window.prefetch_many_in_turn", "window.return",
+	"calendar.grant", "calendar.grant_in_turn", "calendar.grant_many", "calendar.grant_many_in_turn", "calendar.return",
 	"slots.grant", "slots.grant_in_turn", "slots.grant_many", "slots.grant_many_in_turn", "slots.return",
 	"table.read", "table.lock", "table.fill", "table.write", "keep.delete_listed",
 }
@@ -43,7 +44,7 @@ func portableStatements() map[string]string {
 // allStatements are the statements of a table, by the names of their files and their own.
 func allStatements(t *Table) map[string]string {
 	all := make(map[string]string)
-	for file, s := range map[string]statements{"table": t.common, "keep": t.keep, "bucket": t.buckets, "window": t.windows, "slots": t.slots} {
+	for file, s := range map[string]statements{"table": t.common, "keep": t.keep, "bucket": t.buckets, "window": t.windows, "calendar": t.calendars, "slots": t.slots} {
 		for name, text := range s {
 			all[file+"."+name] = text
 		}

@@ -36,10 +36,10 @@ type Querier interface {
 type Table struct {
 	Decider
 
-	common, keep            statements
-	buckets, windows, slots statements // of one kind of limit
-	silence                 time.Duration
-	statistics              statistics
+	common, keep                       statements
+	buckets, windows, calendars, slots statements // of one kind of limit
+	silence                            time.Duration
+	statistics                         statistics
 }
 
 // New makes the statements for the table in a schema, "" for the search_path's.
@@ -59,11 +59,13 @@ func New(schema string, distributed bool, silence time.Duration) *Table {
 	}
 	t := &Table{
 		common: in("table.sql"), keep: in("keep.sql"),
-		buckets: in("bucket.sql"), windows: in("window.sql"), slots: in("slots.sql"),
+		buckets: in("bucket.sql"), windows: in("window.sql"), calendars: in("calendar.sql"), slots: in("slots.sql"),
 		silence: silence,
 	}
 	t.buckets.inTurn("grant")
 	t.windows.inTurn("grant", "prefetch_many")
+	t.calendars.inTurn("grant", "grant_many")
+	t.calendars["give"] = t.windows["give"]
 	t.slots.inTurn("grant", "grant_many")
 	t.statistics.sql = t.common["statistics"]
 	t.Decider = plainTable{t}
@@ -75,10 +77,12 @@ func New(schema string, distributed bool, silence time.Duration) *Table {
 
 // of is the statements for limits of such a kind.
 func (t *Table) of(d *bucket.Definition) statements {
-	switch d.Kind {
-	case bucket.FixedWindow:
+	switch {
+	case d.Every != 0:
+		return t.calendars
+	case d.Kind == bucket.FixedWindow:
 		return t.windows
-	case bucket.SlidingWindow:
+	case d.Kind == bucket.SlidingWindow:
 		return t.slots
 	}
 	return t.buckets
@@ -99,9 +103,14 @@ func arguments(row decide.Row, d *bucket.Definition, capacity, count float64, or
 	return append(args, tick(d), now, origin)
 }
 
-// origin is an instant from which the ticks of a row are counted that was seen in a state.
-func origin(d *bucket.Definition, key string, seen bucket.State) time.Time {
-	if seen.TS.IsZero() {
+// origin is an instant from which the ticks of a row are counted that was seen in a state. By
+// the calendar it is that of a row which is made, full: an edge, and if the clocks differ, not
+// the newest, which makes no difference.
+func origin(d *bucket.Definition, key string, seen bucket.State, now *time.Time) time.Time {
+	switch {
+	case d.Every != 0:
+		return d.Fresh(key, around(now)).TS
+	case seen.TS.IsZero():
 		return d.Fresh(key, longAgo).TS
 	}
 	return seen.TS
@@ -118,15 +127,30 @@ func refill(d *bucket.Definition) []any {
 	return []any{d.Rate, micros(d.Period)}
 }
 
-// tick is the granularity of a limit's clock, in microseconds.
+// never is a tick that does not come to an end, in microseconds.
+const never = 1e17
+
+// tick is the granularity of a limit's clock, in microseconds. Statements that know one do not
+// count edges of the calendar.
 func tick(d *bucket.Definition) float64 {
-	switch d.Kind {
-	case bucket.FixedWindow:
+	switch {
+	case d.Every != 0:
+		return never
+	case d.Kind == bucket.FixedWindow:
 		return micros(d.Period)
-	case bucket.SlidingWindow:
+	case d.Kind == bucket.SlidingWindow:
 		return micros(d.SlotWidth())
 	}
 	return 1
+}
+
+// around is an instant that the database's clock is likely to show: the one that decides, if
+// it is known.
+func around(now *time.Time) time.Time {
+	if now != nil {
+		return *now
+	}
+	return time.Now()
 }
 
 func micros(d time.Duration) float64 { return float64(d.Microseconds()) }

@@ -64,8 +64,18 @@ func takeArguments(reserve bool, c *decide.Change, now *time.Time) []any {
 		now = &c.At
 	}
 	d := &c.Definition
-	args := arguments(c.Row, d, d.Capacity, c.Count, origin(d, c.Key.Key, c.Seen), now)
-	args = append(append(args, refill(d)...), c.Floor)
+	var args []any
+	if d.Every != 0 {
+		at := around(now)
+		if !c.Over.IsZero() { // by the clock that decides
+			at = c.Over
+		}
+		edges, had := d.Edges(at)
+		args = append(args, c.Name, c.Key.Key, int32(c.Shard), d.Capacity, c.Count, now, edges, had, d.Rate)
+	} else {
+		args = append(arguments(c.Row, d, d.Capacity, c.Count, origin(d, c.Key.Key, c.Seen, now), now), refill(d)...)
+	}
+	args = append(args, c.Floor)
 	if reserve {
 		return append(args, whatever)
 	}
@@ -97,7 +107,7 @@ func (t *Taken) scanned(err error, s *state) error {
 // clock that decided was read before the row was waited for, and ts tells when: at the
 // latest, at the end of its tick.
 func (t *Taken) charge(d *bucket.Definition, now *time.Time) {
-	last := t.After.TS.Add(time.Duration(tick(d)-1) * time.Microsecond)
+	last := d.Next(t.After.TS).Add(-time.Microsecond)
 	if t.At = told(now, t.At); t.At.After(last) {
 		t.At = last
 	}
@@ -108,7 +118,7 @@ func (t *Taken) charge(d *bucket.Definition, now *time.Time) {
 func (t *Table) QueueTouch(batch *pgx.Batch, c *decide.Change, now *time.Time, taken *Taken) {
 	d := &c.Definition
 	fresh := d.Fresh(c.Key.Key, longAgo)
-	args := []any{c.Name, c.Key.Key, int32(c.Shard), d.Capacity, tick(d), now, origin(d, c.Key.Key, c.Seen), numbers(&fresh)}
+	args := []any{c.Name, c.Key.Key, int32(c.Shard), d.Capacity, tick(d), now, origin(d, c.Key.Key, c.Seen, now), numbers(&fresh)}
 	batch.Queue(t.common["touch"], args...).QueryRow(func(row pgx.Row) error { return taken.scanGive(row, now) })
 }
 
@@ -124,7 +134,7 @@ func (t *Table) QueueGive(batch *pgx.Batch, c *decide.Change, n, most float64, s
 		t.QueueTouch(batch, c, now, taken)
 		return
 	}
-	args := arguments(c.Row, d, d.Capacity, n, origin(d, c.Key.Key, c.Seen), now)
+	args := arguments(c.Row, d, d.Capacity, n, origin(d, c.Key.Key, c.Seen, now), now)
 	if d.Kind == bucket.TokenBucket {
 		args = append(args, refill(d)...)
 	}
