@@ -20,7 +20,8 @@ var (
 
 	// ErrExceedsCapacity is a count that the limit can never grant, however long the
 	// caller waits: above Capacity, less what a request keeps by Above, or above
-	// Capacity + MaxReserved for a reservation. As a *ExceedsCapacityError it says which. Nothing was changed.
+	// Capacity + MaxReserved for a reservation. As a *ExceedsCapacityError it says which.
+	// Nothing was changed.
 	ErrExceedsCapacity = errors.New("ratelimit: can never be granted")
 
 	// ErrRefused is a refusal as an error: see Result.Err. As a *RefusedError

@@ -17,17 +17,30 @@ import (
 // fail where the role may use the limits and not read versions.
 type found struct {
 	schema   string
-	tracked  bool     // there is a version table
-	readable bool     // and this role may read it
-	columns  []string // of table rate_limits; none if there is no such table
+	tracked  bool // there is a version table
+	readable bool // and this role may read it
+	made     made
+	columns  []string // of that table; none if there is no such table
 }
 
-// shows has a column that each migration makes: by these, a table is known of which no
-// version table tells.
-var shows = map[int64]string{1: "ts", 2: "paused", 3: "slots", 4: "ahead"}
+// made is what a set makes: a table, by the columns of which it is known how far another
+// tool has made it, of which no version table tells.
+type made struct {
+	table string
+	shows map[int64]string // a column that each migration makes
+}
+
+var madeBy = map[migrations.Set]made{
+	"":                 {"rate_limits", map[int64]string{1: "ts", 2: "paused", 3: "slots", 4: "ahead"}},
+	migrations.Catalog: {"rate_limit_definitions", map[int64]string{1: "enabled"}},
+}
+
+// table is the table that the target's set makes.
+func (t *target) table() string { return madeBy[t.set].table }
 
 // look returns what there is in the schema, which need not exist if it was configured.
 func (t *target) look(ctx context.Context) (f found, err error) {
+	f.made = madeBy[t.set]
 	err = t.pool.QueryRow(ctx, `
 		SELECT coalesce(s.name, ''),
 			v.oid IS NOT NULL,
@@ -36,10 +49,10 @@ func (t *target) look(ctx context.Context) (f found, err error) {
 		FROM (SELECT coalesce(nullif($1::text, ''), current_schema()::text) AS name) AS s
 		LEFT JOIN pg_namespace AS n ON n.nspname = s.name
 		LEFT JOIN pg_class AS v ON v.relnamespace = n.oid AND v.relname = $2::text AND v.relkind IN ('r', 'p')
-		LEFT JOIN pg_class AS l ON l.relnamespace = n.oid AND l.relname = 'rate_limits' AND l.relkind IN ('r', 'p')`,
-		t.schema, migrations.VersionTable).Scan(&f.schema, &f.tracked, &f.readable, &f.columns)
+		LEFT JOIN pg_class AS l ON l.relnamespace = n.oid AND l.relname = $3::text AND l.relkind IN ('r', 'p')`,
+		t.schema, t.set.VersionTable(), f.made.table).Scan(&f.schema, &f.tracked, &f.readable, &f.columns)
 	if err != nil {
-		return f, fmt.Errorf("look for table %s: %w", migrations.VersionTable, err)
+		return f, fmt.Errorf("look for table %s: %w", t.set.VersionTable(), err)
 	}
 	if t.schema != "" && !f.tracked && len(f.columns) == 0 {
 		return f, nil // nor need the schema exist
@@ -55,7 +68,7 @@ func (f *found) forGoose() bool {
 // mark returns the migrations as the table's columns show them.
 func (f *found) mark(all []Migration) ([]Migration, error) {
 	if len(f.columns) > 0 && !f.has(all[0]) {
-		return nil, fmt.Errorf("schema %q has a table rate_limits that is not this library's: it has no column %q", f.schema, shows[all[0].Version])
+		return nil, fmt.Errorf("schema %q has a table %s that is not this library's: it has no column %q", f.schema, f.made.table, f.made.shows[all[0].Version])
 	}
 	for i, m := range all {
 		all[i].Applied = f.has(m)
@@ -64,11 +77,11 @@ func (f *found) mark(all []Migration) ([]Migration, error) {
 	return all, nil
 }
 
-func (f *found) has(m Migration) bool { return slices.Contains(f.columns, shows[m.Version]) }
+func (f *found) has(m Migration) bool { return slices.Contains(f.columns, f.made.shows[m.Version]) }
 
 // requireAll is the error of a table that lacks migrations which goose cannot be asked to
 // apply.
-func (f *found) requireAll(all []Migration) error {
+func (f *found) requireAll(set migrations.Set, all []Migration) error {
 	all, err := f.mark(all)
 	if err != nil {
 		return err
@@ -83,19 +96,23 @@ func (f *found) requireAll(all []Migration) error {
 	}
 	lacks := strings.Join(names, ", ")
 	if f.tracked {
-		return fmt.Errorf("schema %q lacks %s, and this role may not read %s: it takes a role that may create tables there", f.schema, lacks, migrations.VersionTable)
+		return fmt.Errorf("schema %q lacks %s, and this role may not read %s: it takes a role that may create tables there", f.schema, lacks, set.VersionTable())
 	}
-	return fmt.Errorf("schema %q has a table rate_limits that another tool made, as there is no %s, and that lacks %s: "+
-		"apply it with that tool (ratelimit migrate print --from %d)", f.schema, migrations.VersionTable, lacks, all[0].Version)
+	command := fmt.Sprintf("ratelimit migrate print --from %d", all[0].Version)
+	if set != "" {
+		command += " --set " + string(set)
+	}
+	return fmt.Errorf("schema %q has a table %s that another tool made, as there is no %s, and that lacks %s: "+
+		"apply it with that tool (%s)", f.schema, f.made.table, set.VersionTable(), lacks, command)
 }
 
 // foreign is err, from applying a migration, with what it means if that finds its work
 // done.
-func foreign(err error) error {
+func (t *target) foreign(err error) error {
 	const duplicateTable, duplicateColumn = "42P07", "42701"
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) && (pgErr.Code == duplicateTable || pgErr.Code == duplicateColumn) {
-		return fmt.Errorf("another tool made or changed table rate_limits, and %s does not know of it: %w", migrations.VersionTable, err)
+		return fmt.Errorf("another tool made or changed table %s, and %s does not know of it: %w", t.table(), t.set.VersionTable(), err)
 	}
 	return err
 }

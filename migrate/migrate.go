@@ -35,6 +35,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"slices"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -55,6 +56,10 @@ type Config struct {
 	// is public on most databases. A store looks for the table along its
 	// connections' search_path, unless pgstore.Config.Schema names this schema.
 	Schema string
+
+	// Set is the sequence of migrations that the call is about. The default is that of the
+	// limits; [migrations.Catalog] is applied by a call of its own, after that.
+	Set migrations.Set
 }
 
 // A Migration is one step of the schema.
@@ -128,6 +133,7 @@ func Status(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Migration, 
 // A target is a schema, and connections that have it first in their search_path.
 type target struct {
 	schema string // "" if the search_path was left as it is
+	set    migrations.Set
 	pool   *pgxpool.Pool
 	goose  *goose.Provider
 }
@@ -140,22 +146,24 @@ func withTarget(ctx context.Context, users *pgxpool.Pool, cfg *Config, f func(*t
 	if users == nil {
 		return errors.New("the pool is nil")
 	}
-	var schema string
-	if cfg != nil {
-		schema = cfg.Schema
+	if cfg == nil {
+		cfg = &Config{}
 	}
-	pool, err := pgxpool.NewWithConfig(ctx, poolConfig(users.Config(), schema))
+	if !slices.Contains(migrations.Sets(), cfg.Set) {
+		return fmt.Errorf("Config.Set %q: must be one of %q", cfg.Set, migrations.Sets())
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, poolConfig(users.Config(), cfg.Schema))
 	if err != nil {
 		return fmt.Errorf("connect: %w", err)
 	}
 	defer pool.Close()
 	db := stdlib.OpenDBFromPool(pool)
 	defer db.Close() // before pool.Close, which waits for its connections
-	provider, err := newProvider(db)
+	provider, err := newProvider(db, cfg.Set)
 	if err != nil {
 		return err
 	}
-	return f(&target{schema: schema, pool: pool, goose: provider})
+	return f(&target{schema: cfg.Schema, set: cfg.Set, pool: pool, goose: provider})
 }
 
 // poolConfig turns the configuration of the user's pool into ours: two
@@ -182,9 +190,9 @@ func poolConfig(cfg *pgxpool.Config, schema string) *pgxpool.Config {
 	return cfg
 }
 
-func newProvider(db *sql.DB) (*goose.Provider, error) {
-	return goose.NewProvider(goose.DialectPostgres, db, migrations.FS,
-		goose.WithTableName(migrations.VersionTable),
+func newProvider(db *sql.DB, set migrations.Set) (*goose.Provider, error) {
+	return goose.NewProvider(goose.DialectPostgres, db, set.FS(),
+		goose.WithTableName(set.VersionTable()),
 		// Without this, Go migrations that the host program registered for
 		// itself would be run as ours.
 		goose.WithDisableGlobalRegistry(true),
@@ -207,14 +215,14 @@ func (t *target) up(ctx context.Context) (applied []Migration, err error) {
 			return err
 		}
 		if !found.forGoose() {
-			return found.requireAll(t.migrations())
+			return found.requireAll(t.set, t.migrations())
 		}
 		results, err := t.goose.Up(ctx)
 		for _, r := range results {
 			applied = append(applied, migration(r.Source, true))
 		}
 		if err != nil {
-			return foreign(err)
+			return t.foreign(err)
 		}
 		return t.requireTable(ctx)
 	})
@@ -332,14 +340,14 @@ func (t *target) requireTable(ctx context.Context) error {
 	var exists bool
 	err := t.pool.QueryRow(ctx, `
 		SELECT current_schema()::text, EXISTS (
-			SELECT FROM pg_tables WHERE schemaname = current_schema() AND tablename = 'rate_limits'
-		)`).Scan(&schema, &exists)
+			SELECT FROM pg_tables WHERE schemaname = current_schema() AND tablename = $1::text
+		)`, t.table()).Scan(&schema, &exists)
 	switch {
 	case err != nil:
-		return fmt.Errorf("look for table rate_limits: %w", err)
+		return fmt.Errorf("look for table %s: %w", t.table(), err)
 	case !exists:
-		return fmt.Errorf("schema %q has the version table, but no table rate_limits: if goose was run with a version table name "+
-			"that has a schema in it, the table went to the first schema of its search_path; move it with ALTER TABLE … SET SCHEMA", schema)
+		return fmt.Errorf("schema %q has the version table, but no table %s: if goose was run with a version table name "+
+			"that has a schema in it, the table went to the first schema of its search_path; move it with ALTER TABLE … SET SCHEMA", schema, t.table())
 	}
 	return nil
 }

@@ -607,3 +607,50 @@ func sqlState(err error) string {
 	}
 	return ""
 }
+
+// An optional set has versions of its own, beside those of the limits, which it leaves alone.
+func TestCatalogTimeline(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	db := pgtest.NewEmpty(t)
+	base, cfg := &migrate.Config{Schema: db.Schema}, &migrate.Config{Schema: db.Schema, Set: migrations.Catalog}
+	names, err := migrations.Catalog.FS().(fs.ReadDirFS).ReadDir(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	have := func(n int) (all []migrate.Migration) {
+		for i, name := range names {
+			all = append(all, migrate.Migration{Version: int64(i + 1), Name: name.Name(), Applied: i < n})
+		}
+		return all
+	}
+	wantUp(t, db.Pool, base, applied)
+	wantStatus(t, db.Pool, cfg, have(0))
+	wantUp(t, db.Pool, cfg, have(len(names)))
+	wantUp(t, db.Pool, cfg, nil)
+	wantStatus(t, db.Pool, cfg, have(len(names)))
+	wantStatus(t, db.Pool, base, applied)
+	for n := len(names); n > 0; n-- {
+		if got, err := migrate.Down(ctx, db.Pool, cfg); err != nil || got == nil || got.Version != int64(n) {
+			t.Fatalf("Down: got %v, %v, want version %d", got, err, n)
+		}
+	}
+	if got, err := migrate.Down(ctx, db.Pool, cfg); err != nil || got != nil {
+		t.Errorf("Down: got %v, %v, want nothing", got, err)
+	}
+	if got := tables(t, db.Pool, db.Schema); !slices.Equal(got, []string{"rate_limits", migrations.Catalog.VersionTable(), migrations.VersionTable}) {
+		t.Errorf("tables: got %v", got)
+	}
+
+	pool := poolWith(t, db.Pool, "SET search_path TO "+quote(db.Schema))
+	execute(t, pool, "DROP TABLE "+migrations.Catalog.VersionTable())
+	execute(t, pool, migrations.Catalog.UpSQL())
+	made := have(len(names))
+	for i := range made {
+		made[i].Untracked = true
+	}
+	wantStatus(t, db.Pool, cfg, made)
+	wantUp(t, db.Pool, cfg, nil)
+
+	wantRefused(t, db.Pool, &migrate.Config{Schema: db.Schema, Set: "none"}, `Config.Set "none"`, `"catalog"`)
+}

@@ -1,6 +1,6 @@
 // Package migrations holds the schema of ratelimit: one table, as SQL files in
 // the format of goose (https://github.com/pressly/goose). The package depends
-// on nothing, goose included.
+// on nothing, goose included. What a team may choose besides is a [Set] of its own.
 //
 // There are three ways to put the schema in place. Choose one and stay with it,
 // or make sure that all of them use [VersionTable]:
@@ -64,32 +64,79 @@ const VersionTable = "rate_limits_version"
 //go:embed *.sql
 var FS embed.FS
 
+// A Set is a sequence of migrations with versions of its own. The zero value is that of the
+// limits, which every program needs, and which the functions of this package are about; the
+// others are for teams that choose them, and are applied after it.
+type Set string
+
+// Catalog is the set of package catalog: a table of definitions and overrides, with its
+// history, and views that tell who is limited now.
+const Catalog Set = "catalog"
+
+// Sets returns all sets, that of the limits first.
+func Sets() []Set { return []Set{"", Catalog} }
+
+//go:embed catalog/*.sql
+var catalog embed.FS
+
+// FS returns the set's migrations, at its root. That of a set that there is not is empty.
+func (s Set) FS() fs.FS {
+	switch s {
+	case "":
+		return FS
+	case Catalog:
+		sub, err := fs.Sub(catalog, string(s))
+		if err != nil {
+			panic(fmt.Sprintf("migrations: %v", err)) // an embedded directory
+		}
+		return sub
+	}
+	return embed.FS{}
+}
+
+// VersionTable returns the name of the table in which goose notes which migrations of the
+// set it has applied. That of the limits is [VersionTable].
+func (s Set) VersionTable() string {
+	if s == "" {
+		return VersionTable
+	}
+	return "rate_limits_" + string(s) + "_version"
+}
+
 // UpSQL returns the SQL that builds the newest schema from nothing: the Up
 // parts of all migrations, oldest first, without goose's annotations.
 //
 // It writes nothing into [VersionTable]. Goose, run over the same schema later,
 // takes none of it for applied.
-func UpSQL() string {
-	return join(files(), up)
-}
+func UpSQL() string { return Set("").UpSQL() }
 
 // UpSQLFrom is UpSQL without the migrations before a version, for a schema that has
 // those. An error says that there is no such version.
-func UpSQLFrom(version int) (string, error) {
-	names, err := filesFrom(version)
-	return join(names, up), err
-}
+func UpSQLFrom(version int) (string, error) { return Set("").UpSQLFrom(version) }
 
 // DownSQL returns the SQL that undoes [UpSQL]: the Down parts of all
 // migrations, newest first, without goose's annotations. All limits are lost.
-func DownSQL() string {
-	return join(backwards(files()), down)
-}
+func DownSQL() string { return Set("").DownSQL() }
 
 // DownSQLFrom returns the SQL that undoes [UpSQLFrom].
-func DownSQLFrom(version int) (string, error) {
-	names, err := filesFrom(version)
-	return join(backwards(names), down), err
+func DownSQLFrom(version int) (string, error) { return Set("").DownSQLFrom(version) }
+
+// UpSQL is the package's UpSQL of the set.
+func (s Set) UpSQL() string { return s.join(s.files(), up) }
+
+// UpSQLFrom is the package's UpSQLFrom of the set.
+func (s Set) UpSQLFrom(version int) (string, error) {
+	names, err := s.filesFrom(version)
+	return s.join(names, up), err
+}
+
+// DownSQL is the package's DownSQL of the set.
+func (s Set) DownSQL() string { return s.join(backwards(s.files()), down) }
+
+// DownSQLFrom is the package's DownSQLFrom of the set.
+func (s Set) DownSQLFrom(version int) (string, error) {
+	names, err := s.filesFrom(version)
+	return s.join(backwards(names), down), err
 }
 
 // A direction is the annotation that opens a part of a migration.
@@ -104,8 +151,8 @@ const (
 
 // files returns the names of the migrations, oldest first: they begin with a
 // number of fixed width.
-func files() []string {
-	names, err := fs.Glob(FS, "*.sql")
+func (s Set) files() []string {
+	names, err := fs.Glob(s.FS(), "*.sql")
 	if err != nil {
 		panic(fmt.Sprintf("migrations: %v", err)) // the pattern is a constant
 	}
@@ -114,8 +161,11 @@ func files() []string {
 
 // filesFrom returns the names of the migrations from a version on. Versions have no
 // gaps.
-func filesFrom(version int) ([]string, error) {
-	names := files()
+func (s Set) filesFrom(version int) ([]string, error) {
+	names := s.files()
+	if len(names) == 0 {
+		return nil, fmt.Errorf("migrations: there is no set %q", string(s))
+	}
 	if version < 1 || version > len(names) {
 		return nil, fmt.Errorf("migrations: there is no version %d: they are 1 to %d", version, len(names))
 	}
@@ -128,10 +178,10 @@ func backwards(names []string) []string {
 }
 
 // join returns one part of each of the files, in the order given.
-func join(names []string, want direction) string {
+func (s Set) join(names []string, want direction) string {
 	parts := make([]string, 0, len(names))
 	for _, name := range names {
-		text, err := FS.ReadFile(name)
+		text, err := fs.ReadFile(s.FS(), name)
 		if err != nil {
 			panic(fmt.Sprintf("migrations: %v", err)) // an embedded file
 		}

@@ -11,23 +11,27 @@ import (
 // one width and have no gaps.
 func TestNames(t *testing.T) {
 	name := regexp.MustCompile(`^(\d{5})_[a-z0-9_]+\.sql$`)
-	for i, file := range files() {
-		match := name.FindStringSubmatch(file)
-		if match == nil {
-			t.Errorf("%s: want a name like 00001_words.sql", file)
-			continue
-		}
-		if want := fmt.Sprintf("%05d", i+1); match[1] != want {
-			t.Errorf("%s: got version %s, want %s", file, match[1], want)
+	for _, set := range Sets() {
+		for i, file := range set.files() {
+			match := name.FindStringSubmatch(file)
+			if match == nil {
+				t.Errorf("%s: want a name like 00001_words.sql", file)
+				continue
+			}
+			if want := fmt.Sprintf("%05d", i+1); match[1] != want {
+				t.Errorf("%s: got version %s, want %s", file, match[1], want)
+			}
 		}
 	}
 }
 
 func TestEveryFileGoesBothWays(t *testing.T) {
-	for _, file := range files() {
-		for _, way := range []direction{up, down} {
-			if strings.TrimSpace(join([]string{file}, way)) == "" {
-				t.Errorf("%s: no %s part", file, way)
+	for _, set := range Sets() {
+		for _, file := range set.files() {
+			for _, way := range []direction{up, down} {
+				if strings.TrimSpace(set.join([]string{file}, way)) == "" {
+					t.Errorf("%s: no %s part", file, way)
+				}
 			}
 		}
 	}
@@ -53,7 +57,7 @@ func TestDownSQL(t *testing.T) {
 }
 
 func TestSQLFrom(t *testing.T) {
-	newest := len(files())
+	newest := len(Set("").files())
 	for version := 1; version <= newest; version++ {
 		upFrom, upErr := UpSQLFrom(version)
 		downFrom, downErr := DownSQLFrom(version)
@@ -101,5 +105,20 @@ DROP TABLE a;
 		if got := part(text, test.way); got != test.want {
 			t.Errorf("%s: got %q, want %q", test.way, got, test.want)
 		}
+	}
+}
+
+// Sets have files and version tables of their own, and what is none has nothing.
+func TestSets(t *testing.T) {
+	tables := map[string]bool{}
+	for _, set := range Sets() {
+		if len(set.files()) == 0 || !strings.Contains(set.UpSQL(), "CREATE TABLE") || tables[set.VersionTable()] {
+			t.Errorf("%q: got files %v, version table %s", set, set.files(), set.VersionTable())
+		}
+		tables[set.VersionTable()] = true
+	}
+	none := Set("none")
+	if _, err := none.UpSQLFrom(1); none.UpSQL() != "\n" && none.UpSQL() != "" || err == nil || !strings.Contains(err.Error(), `no set "none"`) {
+		t.Errorf("a set that there is not: got %q, %v", none.UpSQL(), err)
 	}
 }

@@ -290,6 +290,7 @@ type form struct {
 	inTx     bool
 	level    pgx.TxIsoLevel
 	portable bool
+	sql      bool          // through database/sql
 	remember time.Duration // Escrow, of decisions on their own only; so short that next to nothing is taken ahead, which would lower the burst
 }
 
@@ -303,6 +304,9 @@ var forms = []form{
 	{name: "repeatable read portable", inTx: true, level: pgx.RepeatableRead, portable: true},
 	{name: "serializable", inTx: true, level: pgx.Serializable},
 	{name: "serializable portable", inTx: true, level: pgx.Serializable, portable: true},
+	{name: "read committed database/sql", inTx: true, level: pgx.ReadCommitted, sql: true},
+	{name: "serializable database/sql", inTx: true, level: pgx.Serializable, sql: true},
+	{name: "repeatable read portable database/sql", inTx: true, level: pgx.RepeatableRead, portable: true, sql: true},
 }
 
 func (f form) configure(config *pgstore.Config) {
@@ -428,7 +432,11 @@ func runHistory(t *testing.T, db *pgtest.DB, f form, seed uint64, calls int) map
 func (h *history) transaction(db *pgtest.DB) {
 	h.t.Helper()
 	ctx := h.t.Context()
-	tx, err := db.Pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: h.form.level})
+	begin := db.Pool.BeginTx
+	if h.form.sql {
+		begin = func(ctx context.Context, options pgx.TxOptions) (pgx.Tx, error) { return beginSQL(ctx, db, options) }
+	}
+	tx, err := begin(ctx, pgx.TxOptions{IsoLevel: h.form.level})
 	if err != nil {
 		h.t.Fatal(err)
 	}

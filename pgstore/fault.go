@@ -27,14 +27,14 @@ func fault(schema, doing string, err error) error {
 	return fmt.Errorf("pgstore: %s: %w", doing, err)
 }
 
-// code is the SQLSTATE of the server's error in err, "" if there is none.
+// code is the SQLSTATE of the server's error in err, of whatever driver, "" if there is none.
 func code(err error) string {
 	if err == nil {
 		return ""
 	}
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) {
-		return pgErr.Code
+	var state interface{ SQLState() string }
+	if errors.As(err, &state) {
+		return state.SQLState()
 	}
 	return ""
 }

@@ -164,7 +164,8 @@ func (s *Store) owed(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, befor
 	if taker == "" {
 		return true, nil
 	}
-	own := receipt.Conn(r) == any(tx.Conn())
+	conn, _ := session(tx)
+	own := conn != nil && receipt.Conn(r) == conn
 	became, err := table.Outcome(ctx, tx, taker, own)
 	if err != nil || became == table.Aborted {
 		return false, err

@@ -181,18 +181,30 @@ func (m *shards) hold(tx pgx.Tx, row decide.Row) {
 	if reflect.TypeOf(tx).Kind() != reflect.Pointer { // somebody's own, that may not be comparable
 		return
 	}
-	if conn := tx.Conn(); conn != nil {
-		conn.PgConn().CustomData()[heldKey] = heldShard{m, tx, row.Key, row.Shard}
+	if _, data := session(tx); data != nil {
+		data[heldKey] = heldShard{m, tx, row.Key, row.Shard}
 	}
+}
+
+// session returns what tells the connection of a transaction from others, and what is kept
+// with that; nil if it is not known. One of package sqltx has no connection of pgx.
+func session(tx pgx.Tx) (conn any, data map[string]any) {
+	if tx == nil {
+		return nil, nil
+	}
+	if conn := tx.Conn(); conn != nil {
+		return conn, conn.PgConn().CustomData()
+	}
+	if other, ok := tx.(interface{ Session() (any, map[string]any) }); ok {
+		return other.Session()
+	}
+	return nil, nil
 }
 
 // heldBy returns the shard of a limit that a transaction has locked; false if none is
 // known.
 func (m *shards) heldBy(tx pgx.Tx, a *decide.Ask) (shard int, ok bool) {
-	conn := tx.Conn()
-	if conn == nil {
-		return 0, false
-	}
-	held, ok := conn.PgConn().CustomData()[heldKey].(heldShard)
+	_, data := session(tx)
+	held, ok := data[heldKey].(heldShard)
 	return held.shard, ok && held.by == m && held.tx == tx && held.key == a.Of() && held.shard < a.Definition.Shards
 }

@@ -81,7 +81,7 @@ func (b *base) takeOne(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratel
 		}
 		if taken.OK {
 			change.After = taken.After
-			return b.granted(call, []decide.Change{change}, taken.At, taken.Xid, tx.Conn()), nil
+			return b.granted(call, []decide.Change{change}, taken.At, taken.Xid, tx), nil
 		}
 		if view, err = b.look(ctx, tx, &pgx.Batch{}, call, all); err != nil {
 			return ratelimit.Result{}, b.fault("look", err)
@@ -117,8 +117,9 @@ func (b *base) renew(ctx context.Context, q table.Querier, changes []decide.Chan
 }
 
 // granted is the result of a call whose changes were made at an instant. xid is the
-// transaction that made them, on conn, unless they are committed.
-func (b *base) granted(call *decide.Call, changes []decide.Change, at time.Time, xid string, conn *pgx.Conn) ratelimit.Result {
+// transaction or savepoint that made them, in tx; that is nil when they are committed.
+func (b *base) granted(call *decide.Call, changes []decide.Change, at time.Time, xid string, tx pgx.Tx) ratelimit.Result {
+	conn, _ := session(tx)
 	return call.Receipted(changes, b.took(call, changes, at.UTC()), xid, conn)
 }
 
@@ -389,7 +390,7 @@ func (t *try) result(tx pgx.Tx) ratelimit.Result {
 			t.base.shards.hold(tx, t.changes[i].Row)
 		}
 	}
-	return t.base.granted(t.call, t.changes, t.at(), t.taken[0].Xid, tx.Conn())
+	return t.base.granted(t.call, t.changes, t.at(), t.taken[0].Xid, tx)
 }
 
 // undo begins a batch that puts back what was taken, and says what to look at

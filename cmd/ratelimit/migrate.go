@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"text/tabwriter"
 	"time"
 
@@ -16,8 +17,8 @@ import (
 	"github.com/pgratelimit/ratelimit/migrations"
 )
 
-const migrateHelp = `usage: ratelimit migrate up|down|status [--database-url URL] [--schema NAME]
-       ratelimit migrate print [--from VERSION] [--down]
+const migrateHelp = `usage: ratelimit migrate up|down|status [--database-url URL] [--schema NAME] [--set NAME]
+       ratelimit migrate print [--set NAME] [--from VERSION] [--down]
 
 Put the schema in place, or take it back.
 
@@ -31,6 +32,8 @@ Put the schema in place, or take it back.
   --database-url URL   the database; $DATABASE_URL if left out
   --schema NAME        the schema that holds the tables, made if need be; the
                        first of the connection's search_path if left out
+  --set NAME           another set of migrations than that of the limits, with
+                       versions of its own: catalog; apply it after that one
   --from VERSION       print what a schema needs that has the versions before, such
                        as after an upgrade of the library
   --down               print the SQL that takes back what would be printed without
@@ -43,6 +46,7 @@ type migrateFlags struct {
 	action      string
 	databaseURL string
 	schema      string
+	set         string
 	from        int
 	down        bool
 }
@@ -58,6 +62,7 @@ func parseMigrate(args []string) (f migrateFlags, err error) {
 	flags := newFlags("migrate")
 	flags.StringVar(&f.databaseURL, "database-url", "", "")
 	flags.StringVar(&f.schema, "schema", "", "")
+	flags.StringVar(&f.set, "set", "", "")
 	flags.IntVar(&f.from, "from", 0, "")
 	flags.BoolVar(&f.down, "down", false, "")
 	operands, err := parse(flags, args)
@@ -71,6 +76,8 @@ func parseMigrate(args []string) (f migrateFlags, err error) {
 	switch {
 	case !needsDatabase && f.action != "print":
 		err = errors.New("want one of up, down, status and print")
+	case !slices.Contains(migrations.Sets(), migrations.Set(f.set)):
+		err = fmt.Errorf("--set %q: want one of %q", f.set, migrations.Sets()[1:])
 	case needsDatabase && f.down:
 		err = errors.New("--down is for print only")
 	case needsDatabase && isSet(flags, "from"):
@@ -105,13 +112,13 @@ func runMigrate(ctx context.Context, std streams, args []string) error {
 		return err
 	}
 	defer pool.Close()
-	return migrateActions[f.action](ctx, std.out, pool, &migrate.Config{Schema: f.schema})
+	return migrateActions[f.action](ctx, std.out, pool, &migrate.Config{Schema: f.schema, Set: migrations.Set(f.set)})
 }
 
 func migratePrint(w io.Writer, f migrateFlags) error {
-	sql := migrations.UpSQLFrom
+	sql := migrations.Set(f.set).UpSQLFrom
 	if f.down {
-		sql = migrations.DownSQLFrom
+		sql = migrations.Set(f.set).DownSQLFrom
 	}
 	text, err := sql(f.from)
 	if err != nil {
@@ -134,7 +141,7 @@ func migrateUp(ctx context.Context, w io.Writer, pool *pgxpool.Pool, cfg *migrat
 	}
 	fmt.Fprintln(w, "nothing to apply")
 	all, err := migrate.Status(ctx, pool, cfg)
-	tellUntracked(w, all)
+	tellUntracked(w, cfg, all)
 	return err
 }
 
@@ -164,14 +171,14 @@ func migrateStatus(ctx context.Context, w io.Writer, pool *pgxpool.Pool, cfg *mi
 	if err := table.Flush(); err != nil {
 		return err
 	}
-	tellUntracked(w, all)
+	tellUntracked(w, cfg, all)
 	return nil
 }
 
 // tellUntracked says that another tool made the table, if it did.
-func tellUntracked(w io.Writer, all []migrate.Migration) {
+func tellUntracked(w io.Writer, cfg *migrate.Config, all []migrate.Migration) {
 	if len(all) > 0 && all[0].Untracked {
-		fmt.Fprintf(w, "another tool made the table: there is no %s\n", migrations.VersionTable)
+		fmt.Fprintf(w, "another tool made the table: there is no %s\n", cfg.Set.VersionTable())
 	}
 }
 

@@ -165,3 +165,29 @@ func TestNoErrorShowsAPassword(t *testing.T) {
 		})
 	}
 }
+
+// A set has a life of its own.
+func TestMigrateSet(t *testing.T) {
+	t.Parallel()
+	db := pgtest.NewEmpty(t)
+	run := func(args ...string) outcome {
+		return execute(t, "", append(args, "--database-url", db.URL, "--schema", db.Schema)...)
+	}
+	run("migrate", "up").wantStatus(t, exitOK)
+	o := run("migrate", "up", "--set", "catalog")
+	o.wantStatus(t, exitOK)
+	if !strings.HasPrefix(o.stdout, "applied 00001_definitions.sql\n") {
+		t.Errorf("printed %q", o.stdout)
+	}
+	o = run("migrate", "status", "--set", "catalog")
+	o.wantStatus(t, exitOK)
+	if !strings.HasPrefix(o.stdout, heading+"1         yes       00001_definitions.sql\n") {
+		t.Errorf("printed %q", o.stdout)
+	}
+	o = execute(t, "", "migrate", "print", "--set", "catalog", "--down")
+	o.wantStatus(t, exitOK)
+	if o.stdout != migrations.Catalog.DownSQL() {
+		t.Errorf("printed %q", o.stdout)
+	}
+	run("migrate", "up", "--set", "none").wantStatus(t, exitBad, `--set "none"`, "catalog")
+}

@@ -100,9 +100,9 @@ type besideEvent struct {
 }
 
 const (
-	before = 1e5                    // tokens of slow limits that are used first, so that there is room for what goes back
-	filled = 1e9                    // the tokens that a reset gives back, and more
-	late   = 500 * time.Millisecond // what a transaction took from memory is back by then
+	before = 1e5             // tokens of slow limits that are used first, so that there is room for what goes back
+	filled = 1e9             // the tokens that a reset gives back, and more
+	late   = 2 * time.Second // what a transaction took from memory is back by then
 )
 
 // attackBeside has three processes do everything to the same keys.
@@ -503,7 +503,10 @@ func (b *besieger) event(verb string, n float64, from, to time.Time) besideEvent
 	return besideEvent{Limit: b.limit, Lasts: b.lasts, Verb: verb, Count: n, From: from.UnixMicro(), To: to.UnixMicro()}
 }
 
-// tell writes what became of a call that takes: what was reserved counts when it is due.
+// tell writes the result of a call that takes: what was reserved counts when it is due. An answer
+// from memory tells the latest instant that it may be on the database's clock, later by as long
+// as the statement waited that prefetched. The database's clock is this machine's here, so a
+// call was granted when it returned, at the latest.
 func (b *besieger) tell(verb string, request ratelimit.Request, result ratelimit.Result, err error, took time.Duration) {
 	switch {
 	case err != nil:
@@ -511,8 +514,11 @@ func (b *besieger) tell(verb string, request ratelimit.Request, result ratelimit
 		e.Unknown, e.Err = request.Count, err.Error()
 		b.out.write(e)
 	case result.OK:
-		at := result.At
-		if result.RetryAt.After(at) {
+		at := time.Now()
+		if result.At.Before(at) {
+			at = result.At
+		}
+		if result.RetryAt.After(result.At) {
 			at = result.RetryAt
 		}
 		e := b.event(verb, request.Count, at, at)

@@ -105,6 +105,12 @@ type Option func(*options)
 
 type options struct {
 	configure []func(*pgxpool.Config)
+	sets      []migrations.Set
+}
+
+// With has New make what a set makes, too.
+func With(set migrations.Set) Option {
+	return func(o *options) { o.sets = append(o.sets, set) }
 }
 
 // WithConfig has configure change the configuration of the pool.
@@ -116,7 +122,15 @@ func WithConfig(configure func(*pgxpool.Config)) Option {
 // pool are gone after the test.
 func New(tb testing.TB, opts ...Option) *DB {
 	tb.Helper()
-	return newDB(tb, migrations.UpSQL(), opts)
+	var o options
+	for _, opt := range opts {
+		opt(&o)
+	}
+	sql := migrations.UpSQL()
+	for _, set := range o.sets {
+		sql += set.UpSQL()
+	}
+	return newDB(tb, sql, opts)
 }
 
 // NewEmpty is New without the table.

@@ -6,6 +6,7 @@ package preamble
 //lint:file-ignore U1000 it is for copying
 
 import (
+	"context"
 	"net/http"
 	"time"
 
@@ -18,6 +19,7 @@ import (
 	_ "golang.org/x/time/rate"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/catalog"
 	_ "github.com/pgratelimit/ratelimit/httplimit"
 	_ "github.com/pgratelimit/ratelimit/riverlimit"
 )
@@ -29,6 +31,18 @@ var (
 	Requests    = ratelimit.TokenBucket{Name: "llm_requests", Rate: 60, Period: time.Minute}
 	LLMTokens   = ratelimit.TokenBucket{Name: "llm_tokens", Rate: 40_000, Period: time.Minute}
 )
+
+// limits is a catalog that knows a limit.
+var limits = func() *catalog.Catalog {
+	c, err := catalog.NewInMemory(nil)
+	if err == nil {
+		err = c.Publish(context.Background(), ratelimit.TokenBucket{Name: "send_message", Rate: 10, Period: time.Minute, Capacity: 20})
+	}
+	if err != nil {
+		panic(err)
+	}
+	return c
+}()
 
 var user, org, address, text, prompt = "alice", "acme", "192.0.2.7", "hello", "Why?"
 

@@ -1,0 +1,346 @@
+package catalog
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"math/rand/v2"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+)
+
+const (
+	defaultEvery   = 5 * time.Second
+	defaultTimeout = 5 * time.Second
+)
+
+// ErrNotReady is the error of a Catalog that has not been read yet.
+var ErrNotReady = errors.New("catalog: not read yet")
+
+// Config says how a [Catalog] works.
+type Config struct {
+	// Schema is the schema that holds the tables, as it is stored. The default is the
+	// connection's search_path.
+	Schema string
+
+	// Every is how often [Catalog.Run] looks for changes. The default is 5 seconds.
+	Every time.Duration
+
+	// Timeout bounds a statement whose context has no deadline. The default is 5 seconds.
+	Timeout time.Duration
+
+	// Clock, for tests, is the instant by which overrides end, in place of the database's.
+	Clock func() time.Time
+
+	// Logger is told when the database does not answer, when it does again, of overrides
+	// that do not fit their limits, and of kinds that change. The default is slog.Default().
+	Logger *slog.Logger
+}
+
+// Catalog is definitions that the database knows, as this process has read them. It owns no
+// goroutine: [Catalog.Run] is the caller's.
+type Catalog struct {
+	config Config
+	table  *table  // nil in memory
+	memory *memory // nil in PostgreSQL
+
+	view    atomic.Pointer[view]
+	reading sync.Mutex // one reading at a time
+	failed  atomic.Pointer[error]
+}
+
+// New makes a Catalog that knows nothing yet: call [Catalog.Publish] or [Catalog.Refresh], and
+// run [Catalog.Run]. A nil config means the defaults. An error is [ratelimit.ErrInvalid].
+func New(pool *pgxpool.Pool, config *Config) (*Catalog, error) {
+	if pool == nil {
+		return nil, invalid("Pool", nil, "must not be nil")
+	}
+	c, err := newCatalog(config)
+	if err != nil {
+		return nil, err
+	}
+	c.table = newTable(pool, c.config.Schema)
+	return c, nil
+}
+
+// NewInMemory makes a Catalog without a database, for tests beside package memstore. What its
+// verbs with Tx change holds at once, whatever becomes of the transaction, which may be nil.
+func NewInMemory(config *Config) (*Catalog, error) {
+	c, err := newCatalog(config)
+	if err != nil {
+		return nil, err
+	}
+	c.memory = newMemory(c.config.Clock)
+	return c, nil
+}
+
+func newCatalog(config *Config) (*Catalog, error) {
+	var c Catalog
+	if config != nil {
+		c.config = *config
+	}
+	if c.config.Every < 0 {
+		return nil, invalid("Every", c.config.Every, "must not be negative")
+	}
+	if c.config.Timeout < 0 {
+		return nil, invalid("Timeout", c.config.Timeout, "must not be negative")
+	}
+	if c.config.Every == 0 {
+		c.config.Every = defaultEvery
+	}
+	if c.config.Timeout == 0 {
+		c.config.Timeout = defaultTimeout
+	}
+	if c.config.Logger == nil {
+		c.config.Logger = slog.Default()
+	}
+	return &c, nil
+}
+
+// invalid is the error of a field of this package that has a value that it cannot have.
+func invalid(field string, value any, reason string) error {
+	return &ratelimit.FieldError{Package: "catalog", Field: field, Value: value, Reason: reason}
+}
+
+func (c *Catalog) usable() error {
+	if c == nil || c.table == nil && c.memory == nil {
+		return invalid("Catalog", nil, "must come from catalog.New")
+	}
+	return nil
+}
+
+// inTx is the catalog as tx sees it.
+func (c *Catalog) inTx(tx pgx.Tx) (editor, error) {
+	if err := c.usable(); err != nil {
+		return nil, err
+	}
+	if c.memory != nil {
+		return memoryEditor{c.memory}, nil
+	}
+	if v := reflect.ValueOf(tx); tx == nil || v.Kind() == reflect.Pointer && v.IsNil() {
+		return nil, invalid("Tx", nil, "must not be nil")
+	}
+	return tableEditor{c.table, tx}, nil
+}
+
+// For asks limit for one token for key, by what holds for that key: the limit itself, or what
+// an override makes of it. It is a look-up in memory. Before the first reading it is the limit.
+//
+// An override replaces the fields that it has, and leaves the others as limit has them, so
+// that each version of a program goes by its own definition. One that does not fit limit is
+// not used.
+func (c *Catalog) For(limit ratelimit.Limit, key string) ratelimit.Request {
+	return c.ForN(limit, key, 1)
+}
+
+// ForN is [Catalog.For] for n tokens.
+func (c *Catalog) ForN(limit ratelimit.Limit, key string, n float64) ratelimit.Request {
+	if c == nil {
+		return ratelimit.Request{Limit: limit, Key: key, Count: n}
+	}
+	return ratelimit.Request{Limit: c.view.Load().choose(limit, key, c.config.Clock), Key: key, Count: n}
+}
+
+// ForTx is [Catalog.ForN] by the overrides as tx sees them, for a transaction that must have
+// what holds now and not what held up to Config.Every ago. It is one statement more.
+func (c *Catalog) ForTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, key string, n float64) (ratelimit.Request, error) {
+	request := ratelimit.Request{Limit: limit, Key: key, Count: n}
+	of, err := c.inTx(tx)
+	if err == nil {
+		err = request.Validate()
+	}
+	if err != nil {
+		return request, err
+	}
+	r, err := of.rowsOf(ctx, []string{ratelimit.NameOf(limit)}, &key)
+	if err != nil {
+		return request, err
+	}
+	v, _ := (*view)(nil).with(r, time.Now())
+	request.Limit = v.choose(limit, key, c.config.Clock)
+	return request, nil
+}
+
+// Refresh reads what has changed since the last reading, or at first all. When nothing has, it
+// is one statement that reads two rows of an index, and locks and writes nothing.
+//
+// When it fails, the Catalog goes on with what it has. When the catalog has been emptied, that
+// holds.
+func (c *Catalog) Refresh(ctx context.Context) error {
+	if err := c.usable(); err != nil {
+		return err
+	}
+	ctx, cancel := c.bounded(ctx)
+	defer cancel()
+	c.reading.Lock()
+	defer c.reading.Unlock()
+	err := c.refresh(ctx)
+	c.tell(ctx, err)
+	return err
+}
+
+func (c *Catalog) refresh(ctx context.Context) error {
+	asked, known := time.Now(), c.view.Load()
+	if c.memory != nil {
+		c.see(ctx, c.memory.read(), asked)
+		return nil
+	}
+	since := mark{}
+	if known != nil {
+		since = known.mark
+	}
+	r, at, err := c.table.read(ctx, since)
+	if err != nil {
+		return err
+	}
+	if r == nil {
+		same := *known
+		same.at, same.read = at, asked
+		c.view.Store(&same)
+		return nil
+	}
+	c.see(ctx, r, asked)
+	return nil
+}
+
+// see has what was read hold from now on, and tells what of it cannot be used.
+func (c *Catalog) see(ctx context.Context, r *reading, asked time.Time) {
+	after, names := c.view.Load().with(r, asked)
+	c.view.Store(after)
+	for _, name := range names {
+		if f := after.limits[name]; f != nil {
+			for _, err := range f.ignored {
+				c.config.Logger.WarnContext(ctx, err.Error(), slog.String("limit", name))
+			}
+		}
+	}
+}
+
+// tell tells the logger when the database begins to fail, and when it is back.
+func (c *Catalog) tell(ctx context.Context, err error) {
+	before := c.failed.Load()
+	switch {
+	case err != nil:
+		c.failed.Store(&err)
+		if before == nil {
+			c.config.Logger.ErrorContext(ctx, "catalog: the database could not be read; going on with what is known",
+				slog.Duration("age", c.Age()), slog.String("error", err.Error()))
+		}
+	case before != nil:
+		c.failed.Store(nil)
+		c.config.Logger.InfoContext(ctx, "catalog: the database is read again")
+	}
+}
+
+// bounded is ctx with the time-out, if it has no deadline.
+func (c *Catalog) bounded(ctx context.Context) (context.Context, context.CancelFunc) {
+	if _, ok := ctx.Deadline(); ok {
+		return ctx, func() {}
+	}
+	return context.WithTimeout(ctx, c.config.Timeout)
+}
+
+// Run refreshes every Config.Every, spread by a tenth, until ctx ends. It begins at once, if
+// nothing has been read yet. Faults are told to the logger, and by [Catalog.Age].
+func (c *Catalog) Run(ctx context.Context) {
+	if c.usable() != nil {
+		return
+	}
+	if c.view.Load() == nil {
+		_ = c.Refresh(ctx)
+	}
+	for {
+		spread := c.config.Every/10 + 1
+		timer := time.NewTimer(c.config.Every - spread/2 + rand.N(spread))
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-timer.C:
+			_ = c.Refresh(ctx) // which tells the logger
+		}
+	}
+}
+
+// Ready is [ErrNotReady], with the reason if there is one, until the Catalog has been read
+// once: for readiness probes. From then on it is nil, however old that is; see [Catalog.Age].
+func (c *Catalog) Ready() error {
+	if err := c.usable(); err != nil {
+		return err
+	}
+	if c.view.Load() != nil {
+		return nil
+	}
+	if err := c.failed.Load(); err != nil {
+		return fmt.Errorf("%w: %w", ErrNotReady, *err)
+	}
+	return ErrNotReady
+}
+
+// Age is how long ago what is known was true: since the last reading that succeeded began. It
+// is the longest time.Duration if there was none.
+func (c *Catalog) Age() time.Duration {
+	if c == nil {
+		return forever
+	}
+	v := c.view.Load()
+	if v == nil {
+		return forever
+	}
+	return time.Since(v.read)
+}
+
+// Definitions returns what programs have published, as it was read last, by name.
+func (c *Catalog) Definitions() (definitions []ratelimit.Definition) {
+	for _, f := range c.families() {
+		if f.published != nil {
+			definitions = append(definitions, *f.published)
+		}
+	}
+	slices.SortFunc(definitions, func(a, b ratelimit.Definition) int { return strings.Compare(a.Name, b.Name) })
+	return definitions
+}
+
+// Overrides returns the overrides of a limit, as they were read last: that for all keys first,
+// then by key. Those that are off or over are among them.
+func (c *Catalog) Overrides(name string) (overrides []Entry) {
+	if f := c.families()[name]; f != nil {
+		for _, e := range f.entries() {
+			overrides = append(overrides, e.Entry)
+		}
+	}
+	return overrides
+}
+
+// Ignored returns what is wrong with rows of the catalog, as they were read last: they are
+// not used. The database refuses most of what cannot be, and not an override that does not fit
+// its limit, such as a rate below 1 for one whose capacity is its rate.
+func (c *Catalog) Ignored() (faults []error) {
+	for _, f := range c.families() {
+		faults = append(faults, f.ignored...)
+	}
+	return faults
+}
+
+func (c *Catalog) families() map[string]*family {
+	if c == nil {
+		return nil
+	}
+	if v := c.view.Load(); v != nil {
+		return v.limits
+	}
+	return nil
+}
+
+// String is for logs: without it they would show keys.
+func (c *Catalog) String() string { return "catalog.Catalog" }

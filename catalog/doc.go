@@ -1,0 +1,36 @@
+// Package catalog has definitions that the database knows: they are changed, seen and used
+// without a deployment. It is for teams that operate their limits; a program whose limits
+// are plain values in code needs none of it.
+//
+//	limits, err := catalog.New(pool, nil)
+//	if err != nil {
+//		return err
+//	}
+//	if err := limits.Publish(ctx, SendMessage, SignUp); err != nil {
+//		return err
+//	}
+//	go limits.Run(ctx) // reads what has changed, every 5 seconds
+//
+//	result, err := store.Allow(ctx, limits.For(SendMessage, user))
+//
+// A program publishes its limits at its start. People override them, for one key or for all,
+// by [Catalog.Set] or in psql:
+//
+//	INSERT INTO rate_limit_definitions (name, key, rate, capacity, until, note)
+//	VALUES ('send_message', 'alice', 100, 200, now() + interval '2 days', 'moving house');
+//
+// [Catalog.For] makes the request with what holds for a key, by a look-up in memory. It only
+// chooses the definition: what decides is the store, as ever. A row of a limit holds no rate,
+// so a changed definition fills nothing up. A larger capacity is filled as time passes, a
+// smaller one holds from the next call on, and a new rate counts from the row's last instant
+// on. (Tokens that a process holds by pgstore's Config.Escrow are handed out to their end.)
+//
+// The table is made by the set [migrations.Catalog] of package migrations, beside that of the
+// limits:
+//
+//	_, err := migrate.Up(ctx, pool, &migrate.Config{Set: migrations.Catalog})
+//
+// All methods are safe for concurrent use.
+//
+// [migrations.Catalog]: https://pkg.go.dev/github.com/pgratelimit/ratelimit/migrations#Catalog
+package catalog

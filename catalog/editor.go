@@ -1,0 +1,75 @@
+package catalog
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+)
+
+// editor is the catalog as a transaction sees it.
+type editor interface {
+	rowsOf(ctx context.Context, names []string, key *string) (*reading, error)
+	publish(ctx context.Context, d *ratelimit.Definition) error
+	set(ctx context.Context, e *Entry) error
+	unset(ctx context.Context, name string, key *string) (int64, error)
+	forget(ctx context.Context, name string) (int64, error)
+}
+
+type tableEditor struct {
+	*table
+	tx pgx.Tx
+}
+
+func (t tableEditor) rowsOf(ctx context.Context, names []string, key *string) (*reading, error) {
+	return t.table.rowsOf(ctx, t.tx, names, key)
+}
+
+func (t tableEditor) publish(ctx context.Context, d *ratelimit.Definition) error {
+	return t.table.publish(ctx, t.tx, d)
+}
+
+func (t tableEditor) set(ctx context.Context, e *Entry) error { return t.table.set(ctx, t.tx, e) }
+
+func (t tableEditor) unset(ctx context.Context, name string, key *string) (int64, error) {
+	return t.table.unset(ctx, t.tx, name, key)
+}
+
+func (t tableEditor) forget(ctx context.Context, name string) (int64, error) {
+	return t.table.forget(ctx, t.tx, name)
+}
+
+type memoryEditor struct{ *memory }
+
+func (m memoryEditor) rowsOf(_ context.Context, names []string, key *string) (*reading, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.memory.rowsOf(names, key), nil
+}
+
+func (m memoryEditor) publish(_ context.Context, d *ratelimit.Definition) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.memory.publish(d)
+	return nil
+}
+
+func (m memoryEditor) set(_ context.Context, e *Entry) error {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.memory.set(*e)
+	return nil
+}
+
+func (m memoryEditor) unset(_ context.Context, name string, key *string) (int64, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.memory.unset(name, key), nil
+}
+
+func (m memoryEditor) forget(_ context.Context, name string) (int64, error) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.memory.forget(name), nil
+}

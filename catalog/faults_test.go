@@ -1,0 +1,277 @@
+package catalog_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/catalog"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/internal/relay"
+)
+
+// behind makes a database whose pool goes through a relay.
+func behind(t *testing.T) (*pgtest.DB, *relay.Relay) {
+	t.Helper()
+	direct := newDB(t)
+	config, err := pgxpool.ParseConfig(direct.URL)
+	must(t, err)
+	r, err := relay.New(pgconn.NetworkAddress(config.ConnConfig.Host, config.ConnConfig.Port))
+	must(t, err)
+	config.ConnConfig.Host, config.ConnConfig.Port = "127.0.0.1", uint16(r.Address().Port)
+	config.ConnConfig.Fallbacks = nil
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	must(t, err)
+	t.Cleanup(pool.Close)
+	t.Cleanup(r.Close) // before, or the pool would wait for connections that are silent
+	through := *direct
+	through.Pool = pool
+	return &through, r
+}
+
+// A database that is silent at the start leaves the catalog not ready, and one that is later
+// leaves it with what it has, and tells.
+func TestSilence(t *testing.T) {
+	t.Parallel()
+	db, wire := behind(t)
+	ctx := t.Context()
+	c, l := newCatalog(t, db, func(config *catalog.Config) { config.Timeout = 200 * time.Millisecond })
+	silent := func() { wire.Interfere(nil, func(int, []byte) relay.Fate { return relay.Silence }) }
+	heard := func() { wire.Interfere(nil, nil) }
+
+	silent()
+	if err := c.Publish(ctx, api); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("publish: got %v", err)
+	}
+	if err := c.Refresh(ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("refresh: got %v", err)
+	}
+	if err := c.Ready(); !errors.Is(err, catalog.ErrNotReady) || !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("ready: got %v", err)
+	}
+	heard()
+	for c.Publish(ctx, api) != nil && ctx.Err() == nil { // while connections are made
+	}
+	must(t, c.Set(ctx, "api", "a", catalog.Override{Rate: 50}))
+	must(t, c.Ready())
+
+	silent()
+	raised := ratelimit.TokenBucket{Name: "api", Rate: 50, Period: time.Minute, Capacity: 20}
+	age := c.Age()
+	for range 2 {
+		if err := c.Refresh(ctx); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("refresh: got %v", err)
+		}
+		if older := c.Age(); older < age+200*time.Millisecond {
+			t.Errorf("got age %v after %v", older, age)
+		}
+		age = c.Age()
+		wantLimit(t, c, api, "a", raised)
+		must(t, c.Ready())
+	}
+	heard()
+	for c.Refresh(ctx) != nil && ctx.Err() == nil {
+	}
+	if c.Age() >= age {
+		t.Errorf("got age %v", c.Age())
+	}
+	text := l.String()
+	if failed, back := strings.Count(text, "could not be read"), strings.Count(text, "is read again"); failed != 2 || back != 2 {
+		t.Errorf("told %d times that it fails, and %d that it is back, want 2 each:\n%s", failed, back, text)
+	}
+}
+
+func TestNotMigrated(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	c, _ := newCatalog(t, db)
+	for _, err := range []error{c.Refresh(t.Context()), c.Publish(t.Context(), api), c.Ready()} {
+		var pgErr *pgconn.PgError
+		if !errors.Is(err, catalog.ErrNotMigrated) || !errors.As(err, &pgErr) {
+			t.Errorf("got %v", err)
+		}
+	}
+}
+
+// Run reads at once and then now and again, and ends with its context.
+func TestRun(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c, _ := newCatalog(t, nil)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() { c.Run(ctx); close(done) }()
+		synctest.Wait()
+		must(t, c.Ready())
+		oldest := time.Duration(0)
+		for range 200 {
+			time.Sleep(100 * time.Millisecond)
+			oldest = max(oldest, c.Age())
+		}
+		if oldest < 4*time.Second || oldest > 5500*time.Millisecond {
+			t.Errorf("got an age of up to %v, want some 5 seconds", oldest)
+		}
+		cancel()
+		<-done
+	})
+}
+
+// When nothing has changed, a look is one statement that waits for nobody, and writes and
+// locks nothing.
+func TestNothingChanged(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	ctx := t.Context()
+	c, _ := newCatalog(t, db)
+	must(t, c.Publish(ctx, api))
+	must(t, c.Set(ctx, "api", "a", catalog.Override{Rate: 50}))
+	config := db.Pool.Config()
+	config.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on" // no row is locked, either
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	must(t, err)
+	defer pool.Close()
+	looking, err := catalog.New(pool, &catalog.Config{Schema: db.Schema})
+	must(t, err)
+	must(t, looking.Refresh(ctx))
+	tx, err := db.Pool.Begin(ctx)
+	must(t, err)
+	defer tx.Rollback(ctx)
+	_, err = tx.Exec(ctx, inSchema(db, "LOCK TABLE rate_limit_definitions IN ACCESS EXCLUSIVE MODE"))
+	must(t, err)
+	for range 50 {
+		must(t, looking.Refresh(ctx)) // or it would wait until its time-out
+	}
+}
+
+// A role that may only read can use the catalog, one that publishes needs INSERT and UPDATE,
+// and one that edits DELETE besides. None needs a right to write the history.
+func TestPrivileges(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	owner, _ := newCatalog(t, db)
+	must(t, owner.Publish(t.Context(), api))
+	must(t, owner.Set(t.Context(), "api", "a", catalog.Override{Rate: 50}))
+	verbs := []struct {
+		name string
+		may  string // who
+		do   func(ctx context.Context, c *catalog.Catalog) error
+	}{
+		{"Refresh", "reader publisher editor", func(ctx context.Context, c *catalog.Catalog) error { return c.Refresh(ctx) }},
+		{"Publish what is there", "reader publisher editor", func(ctx context.Context, c *catalog.Catalog) error { return c.Publish(ctx, api) }},
+		{"History", "reader publisher editor", func(ctx context.Context, c *catalog.Catalog) error { _, err := c.History(ctx, "", 5); return err }},
+		{"Publish", "publisher editor", func(ctx context.Context, c *catalog.Catalog) error { return c.Publish(ctx, signUp, strict) }},
+		{"Set", "publisher editor", func(ctx context.Context, c *catalog.Catalog) error {
+			return c.Set(ctx, "api", "b", catalog.Override{Rate: 60, Note: time.Now().String()})
+		}},
+		{"Unset", "editor", func(ctx context.Context, c *catalog.Catalog) error { _, err := c.Unset(ctx, "api", "b"); return err }},
+		{"Forget", "editor", func(ctx context.Context, c *catalog.Catalog) error { _, err := c.Forget(ctx, "strict"); return err }},
+		{"PruneHistory", "", func(ctx context.Context, c *catalog.Catalog) error { _, err := c.PruneHistory(ctx, 0); return err }},
+	}
+	for _, role := range []struct{ name, rights string }{
+		{"reader", "SELECT"}, {"publisher", "SELECT, INSERT, UPDATE"}, {"editor", "SELECT, INSERT, UPDATE, DELETE"},
+	} {
+		as := restricted(t, db, role.name, role.rights)
+		c, _ := newCatalog(t, as)
+		for _, verb := range verbs {
+			err := verb.do(t.Context(), c)
+			var denied *pgconn.PgError
+			switch {
+			case strings.Contains(verb.may, role.name):
+				if err != nil {
+					t.Errorf("%s: %s: %v", role.name, verb.name, err)
+				}
+			case !errors.As(err, &denied) || denied.Code != "42501":
+				t.Errorf("%s: %s: got %v, want that it is not permitted", role.name, verb.name, err)
+			}
+		}
+		wantLimit(t, c, api, "a", ratelimit.TokenBucket{Name: "api", Rate: 50, Period: time.Minute, Capacity: 20})
+	}
+}
+
+// restricted is db for a role with rights on the definitions, and to read the history.
+func restricted(t *testing.T, db *pgtest.DB, name, rights string) *pgtest.DB {
+	t.Helper()
+	var may bool
+	must(t, db.Pool.QueryRow(t.Context(), "SELECT rolsuper OR rolcreaterole FROM pg_roles WHERE rolname = current_user").Scan(&may))
+	if !may {
+		t.Skip("the user of DATABASE_URL may not make roles")
+	}
+	role := strings.Replace(db.Schema, "ratelimit_test_", "ratelimit_"+name+"_", 1)
+	_, err := db.Pool.Exec(t.Context(), "CREATE ROLE "+role+"; GRANT "+role+" TO current_user; GRANT USAGE ON SCHEMA "+db.Schema+" TO "+role+
+		"; GRANT "+rights+" ON "+db.Schema+".rate_limit_definitions TO "+role+"; GRANT SELECT ON "+db.Schema+".rate_limit_history TO "+role)
+	must(t, err)
+	t.Cleanup(func() {
+		if _, err := db.Pool.Exec(context.Background(), "DROP OWNED BY "+role+"; DROP ROLE "+role); err != nil {
+			t.Error(err)
+		}
+	})
+	config := db.Pool.Config()
+	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+		_, err := conn.Exec(ctx, "SET ROLE "+role)
+		return err
+	}
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	must(t, err)
+	t.Cleanup(pool.Close)
+	as := *db
+	as.Pool = pool
+	return &as
+}
+
+// Whoever may use the table must not use its trigger's rights elsewhere.
+func TestTriggerIsNobodysTool(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	as := restricted(t, db, "stranger", "SELECT")
+	_, err := as.Pool.Exec(t.Context(), `CREATE TEMPORARY TABLE rate_limit_definitions (name text, key text, kind text);
+		CREATE TRIGGER mine AFTER INSERT ON rate_limit_definitions FOR EACH ROW EXECUTE FUNCTION `+db.Schema+`.rate_limit_definitions_log()`)
+	var denied *pgconn.PgError
+	if !errors.As(err, &denied) || denied.Code != "42501" {
+		t.Errorf("got %v, want that it is not permitted", err)
+	}
+}
+
+// All of pgx's modes do the same.
+func TestQueryExecModes(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+	} {
+		t.Run(mode.String(), func(t *testing.T) {
+			ctx := t.Context()
+			db := newDB(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode }))
+			c, _ := newCatalog(t, db)
+			must(t, c.Publish(ctx, api, signUp, strict))
+			must(t, c.Publish(ctx, api, signUp, strict))
+			until := time.Now().Add(time.Hour)
+			must(t, c.Set(ctx, "api", "a", catalog.Override{Rate: 50, Period: time.Hour, Capacity: ratelimit.None, MaxReserved: 7, Until: until, Note: "n"}))
+			must(t, c.SetAll(ctx, "strict", catalog.Override{Slots: 10, Off: true}))
+			other, _ := newCatalog(t, db)
+			must(t, other.Refresh(ctx))
+			wantLimit(t, other, api, "a", ratelimit.TokenBucket{Name: "api", Rate: 50, Period: time.Hour, Capacity: ratelimit.None, MaxReserved: 7})
+			must(t, c.Set(ctx, "api", "b", catalog.Override{Rate: 5}))
+			must(t, other.Refresh(ctx))
+			wantLimit(t, other, api, "b", ratelimit.TokenBucket{Name: "api", Rate: 5, Period: time.Minute, Capacity: 20})
+			if got := other.Overrides("strict"); len(got) != 1 || !got[0].Off || got[0].Slots != 10 || !got[0].All {
+				t.Errorf("got %+v", got)
+			}
+			changes, err := c.History(ctx, "", 0)
+			if err != nil || len(changes) != 6 {
+				t.Errorf("got %d changes, %v", len(changes), err)
+			}
+			if n, err := c.PruneHistory(ctx, 0); err != nil || n != 5 {
+				t.Errorf("got %d, %v", n, err)
+			}
+			if removed, err := c.UnsetAll(ctx, "strict"); err != nil || !removed {
+				t.Errorf("got %t, %v", removed, err)
+			}
+		})
+	}
+}

@@ -1,0 +1,172 @@
+package catalog
+
+import (
+	"encoding/json"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+)
+
+// memory is the catalog in memory.
+type memory struct {
+	mu        sync.Mutex
+	published map[string]ratelimit.Definition
+	overrides map[place]Entry
+	changes   []Change
+	version   int64
+	clock     func() time.Time
+}
+
+func newMemory(clock func() time.Time) *memory {
+	if clock == nil {
+		clock = time.Now
+	}
+	return &memory{published: map[string]ratelimit.Definition{}, overrides: map[place]Entry{}, clock: clock}
+}
+
+// read reads all: a copy that costs as much as what has changed is not worth more.
+func (m *memory) read() *reading {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	r := &reading{whole: true, mark: mark{version: m.version}, at: m.clock()}
+	for _, d := range m.published {
+		r.published = append(r.published, d)
+	}
+	for _, e := range m.overrides {
+		r.overrides = append(r.overrides, e)
+	}
+	return r
+}
+
+// rowsOf is the table's rowsOf. It needs the lock, as all that follows.
+func (m *memory) rowsOf(names []string, key *string) *reading {
+	r := &reading{whole: true, at: m.clock()}
+	for _, name := range names {
+		if d, ok := m.published[name]; ok {
+			r.published = append(r.published, d)
+		}
+		if e, ok := m.overrides[place{name: name, all: true}]; ok {
+			r.overrides = append(r.overrides, e)
+		}
+		if e, ok := m.overrides[place{name: name, key: or(key)}]; ok && key != nil {
+			r.overrides = append(r.overrides, e)
+		}
+	}
+	return r
+}
+
+func (m *memory) publish(d *ratelimit.Definition) {
+	was, ok := m.published[d.Name]
+	m.log(place{name: d.Name, all: true}, jsonOf(was, ok), jsonOf(*d, true))
+	m.published[d.Name] = *d
+}
+
+func (m *memory) set(e Entry) {
+	at := place{name: e.Name, key: e.Key, all: e.All}
+	was, ok := m.overrides[at]
+	e.UpdatedAt = m.clock()
+	m.log(at, jsonOf(was.Override, ok), jsonOf(e.Override, true))
+	m.overrides[at] = e
+}
+
+func (m *memory) unset(name string, key *string) int64 {
+	at := place{name: name, key: or(key), all: key == nil}
+	was, ok := m.overrides[at]
+	if !ok {
+		return 0
+	}
+	m.log(at, jsonOf(was.Override, true), nil)
+	delete(m.overrides, at)
+	return 1
+}
+
+func (m *memory) forget(name string) (n int64) {
+	if d, ok := m.published[name]; ok {
+		m.log(place{name: name, all: true}, jsonOf(d, true), nil)
+		delete(m.published, name)
+		n++
+	}
+	for at, e := range m.overrides {
+		if at.name == name {
+			m.log(at, jsonOf(e.Override, true), nil)
+			delete(m.overrides, at)
+			n++
+		}
+	}
+	return n
+}
+
+func (m *memory) log(at place, was, became json.RawMessage) {
+	if slices.Equal(was, became) {
+		return
+	}
+	m.version++
+	m.changes = append(m.changes, Change{Version: m.version, At: m.clock(), Who: "memory", Name: at.name, Key: at.key, All: at.all, Was: was, Became: became})
+}
+
+// history returns the changes of a name, or of all, the newest first.
+func (m *memory) history(name string, most int) (changes []Change) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for _, c := range slices.Backward(m.changes) {
+		if most > 0 && len(changes) == most {
+			break
+		}
+		if name == "" || c.Name == name {
+			changes = append(changes, c)
+		}
+	}
+	return changes
+}
+
+func (m *memory) pruneHistory(age time.Duration) int64 {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	before, had := m.clock().Add(-age), len(m.changes)
+	m.changes = slices.DeleteFunc(m.changes, func(c Change) bool { return c.At.Before(before) && c.Version < m.version })
+	return int64(had - len(m.changes))
+}
+
+// jsonOf is what the history says of a definition or an override, in the words of the table;
+// nil if there is none.
+func jsonOf[T ratelimit.Definition | Override](v T, ok bool) json.RawMessage {
+	if !ok {
+		return nil
+	}
+	row := map[string]any{}
+	put := func(name string, given bool, v any) {
+		if given {
+			row[name] = v
+		}
+	}
+	switch v := any(v).(type) {
+	case ratelimit.Definition:
+		row["kind"], row["rate"], row["period"], row["shards"] = v.Kind.String(), v.Rate, v.Period.String(), v.Shards
+		put("capacity", v.Capacity != v.Rate, v.Capacity)
+		row["max_reserved"] = finite(v.MaxReserved)
+		put("start", !v.Start.IsZero(), v.Start)
+		put("slots", v.Slots != 0, v.Slots)
+	case Override:
+		put("rate", v.Rate != 0, v.Rate)
+		put("period", v.Period != 0, v.Period.String())
+		put("capacity", v.Capacity != 0, orZero(v.Capacity))
+		put("max_reserved", v.MaxReserved != 0, finite(orZero(v.MaxReserved)))
+		put("slots", v.Slots != 0, v.Slots)
+		put("until", !v.Until.IsZero(), v.Until)
+		put("note", v.Note != "", v.Note)
+		row["enabled"] = !v.Off
+	}
+	text, _ := json.Marshal(row) // which has nothing that could not be
+	return text
+}
+
+// finite is a number for JSON, which has none for infinity.
+func finite(v float64) any {
+	if math.IsInf(v, 0) {
+		return "Infinity"
+	}
+	return v
+}

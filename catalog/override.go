@@ -1,0 +1,189 @@
+package catalog
+
+import (
+	"cmp"
+	"encoding/json"
+	"math"
+	"strings"
+	"time"
+	"unicode/utf8"
+
+	"github.com/pgratelimit/ratelimit"
+)
+
+// Override is what replaces fields of a limit's definition. A field that is zero leaves the
+// definition as it is in code.
+//
+// A limit's Shards and Start cannot be overridden: other shards would be full at once, and
+// another start moves no row that is there.
+type Override struct {
+	// Rate is tokens per Period. A capacity that is the same as the rate in code follows it.
+	Rate float64
+
+	// Period is the time in which Rate tokens are refilled.
+	Period time.Duration
+
+	// Capacity is the most tokens that accumulate; [ratelimit.None] for none.
+	Capacity float64
+
+	// MaxReserved is the deepest debt; [ratelimit.None] for none, +Inf for no bound.
+	MaxReserved float64
+
+	// Slots is into how many a sliding window's period is cut.
+	Slots int
+
+	// Until is when the override ends, on the database's clock: from then on the definition
+	// is that of the code again. Zero is never.
+	Until time.Time
+
+	// Off keeps the override, and does not use it.
+	Off bool
+
+	// Note is for people: why, and for whom.
+	Note string
+}
+
+// Entry is an override in the catalog.
+type Entry struct {
+	Name string // of the limit
+	Key  string // whose it is, unless it is for All
+	All  bool   // for all keys: what a key's own override has not
+	Override
+
+	UpdatedAt time.Time
+}
+
+// Change is a change of a definition or an override. Was and Became are the row before and
+// after, in the words of the table; nil if there was none. An override has no kind.
+type Change struct {
+	Version     int64
+	At          time.Time
+	Who         string // PostgreSQL's role
+	Name        string // of the limit; "" if all was forgotten by TRUNCATE
+	Key         string
+	All         bool // for all keys, or the definition itself
+	Was, Became json.RawMessage
+}
+
+// over returns what o has, and where it has nothing, what below has.
+func (o Override) over(below *Override) Override {
+	if below == nil {
+		return o
+	}
+	o.Rate, o.Period = cmp.Or(o.Rate, below.Rate), cmp.Or(o.Period, below.Period)
+	o.Capacity, o.MaxReserved = cmp.Or(o.Capacity, below.Capacity), cmp.Or(o.MaxReserved, below.MaxReserved)
+	o.Slots = cmp.Or(o.Slots, below.Slots)
+	return o
+}
+
+// follows reports whether a limit's capacity is its rate, as it is by default. In the catalog it
+// is NULL then. (Where the rate is below 1, that is no default.)
+func follows(d ratelimit.Definition) bool { return d.Capacity == d.Rate && d.Rate >= 1 }
+
+// on returns d with what o replaces. A capacity that is the rate follows it, so that a rate
+// that is raised is not left with the burst of before; SQL has it as NULL.
+func (o Override) on(d ratelimit.Definition) ratelimit.Definition {
+	follows := follows(d)
+	d.Rate, d.Period, d.Slots = cmp.Or(o.Rate, d.Rate), cmp.Or(o.Period, d.Period), cmp.Or(o.Slots, d.Slots)
+	if follows {
+		d.Capacity = d.Rate
+	}
+	if o.Capacity != 0 {
+		d.Capacity = orZero(o.Capacity)
+	}
+	if o.MaxReserved != 0 {
+		d.MaxReserved = orZero(o.MaxReserved)
+	}
+	return d
+}
+
+// orZero is an amount of a limit's field as a Definition has it.
+func orZero(v float64) float64 {
+	if v == ratelimit.None {
+		return 0
+	}
+	return v
+}
+
+// orNone is an amount of a Definition as a limit's field has it.
+func orNone(v float64) float64 {
+	if v == 0 {
+		return ratelimit.None
+	}
+	return v
+}
+
+// limit returns the limit that o makes of d. Its errors are ErrInvalid.
+func (o Override) limit(d ratelimit.Definition) (ratelimit.Limit, error) {
+	switch {
+	case o.Slots != 0 && d.Kind != ratelimit.KindSlidingWindow:
+		return nil, &ratelimit.FieldError{Limit: d.Name, Field: "Slots", Value: o.Slots, Reason: "is for a sliding window only"}
+	case o.Capacity != 0 && d.Kind == ratelimit.KindSlidingWindow:
+		return nil, &ratelimit.FieldError{Limit: d.Name, Field: "Capacity", Value: o.Capacity, Reason: "is not for a sliding window, whose capacity is its rate"}
+	}
+	made := o.on(d)
+	if follows(d) && o.Capacity == 0 && made.Rate > 0 && made.Rate < 1 {
+		return nil, &ratelimit.FieldError{
+			Limit: d.Name, Field: "Rate", Value: made.Rate,
+			Reason: "can never grant a whole token while the capacity is the rate: override Capacity too",
+		}
+	}
+	limit := made.Limit()
+	if limit == nil {
+		return nil, d.Validate()
+	}
+	return limit, limit.Validate()
+}
+
+// check reports what is wrong with an override for a limit, which definition is of.
+func (e *Entry) check(d ratelimit.Definition) error {
+	bad := func(field string, value any, reason string) error {
+		return &ratelimit.FieldError{Package: "catalog", Limit: e.Name, Field: field, Value: value, Reason: reason}
+	}
+	if !utf8.ValidString(e.Note) || strings.ContainsRune(e.Note, 0) {
+		return bad("Note", e.Note, "must be valid UTF-8 without zero bytes")
+	}
+	if y := e.Until.UTC().Year(); y < 1 || y > 9999 {
+		return bad("Until", e.Until, "must be in the years 1 to 9999")
+	}
+	limit, err := e.limit(d)
+	if err != nil {
+		return err
+	}
+	return ratelimit.Request{Limit: limit, Key: e.Key}.Validate()
+}
+
+// amount reads an amount as it is stored: NULL for none that is given, 0 for none.
+func amount(v *float64) float64 {
+	if v == nil {
+		return 0
+	}
+	return orNone(*v)
+}
+
+// stored is an amount as it is stored.
+func stored(v float64) *float64 {
+	if v == 0 {
+		return nil
+	}
+	v = orZero(v)
+	return &v
+}
+
+// or is what a pointer points to, or zero.
+func or[T any](p *T) (v T) {
+	if p != nil {
+		v = *p
+	}
+	return v
+}
+
+// alike reports whether two definitions are the same in the catalog, which keeps instants in
+// microseconds.
+func alike(a, b ratelimit.Definition) bool {
+	a.Start, b.Start = a.Start.Truncate(time.Microsecond).UTC(), b.Start.Truncate(time.Microsecond).UTC()
+	return a == b
+}
+
+// forever is the age of what was never read.
+const forever = time.Duration(math.MaxInt64)

@@ -1,0 +1,286 @@
+package catalog
+
+import (
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+)
+
+// view is what was read of the catalog. Nothing changes it but the limits that it remembers
+// for its overrides.
+type view struct {
+	limits map[string]*family // by name
+	mark   mark               // up to which it was read
+	at     time.Time          // of the reading, on the clock that decides
+	read   time.Time          // on the process's
+}
+
+// mark is the newest change that was read: by its version, and its instant, since after a
+// fail-over that has lost changes versions are given out again.
+type mark struct {
+	version int64
+	at      time.Time
+}
+
+// family is what is known of a name.
+type family struct {
+	published *ratelimit.Definition
+	all       *entry
+	keys      map[string]*entry
+	ignored   []error // what is wrong with its rows
+
+	// bases are the limits in code, which are plans of one name, for which entries remember
+	// what they make of them.
+	bases atomic.Pointer[[]*base]
+}
+
+// mostBases is how many plans of a name are remembered.
+const mostBases = 16
+
+// base is a limit in code, with the override for all keys.
+type base struct {
+	limit ratelimit.Limit
+	all   *entry
+}
+
+// entry is an override that is looked up. What a look-up reads comes first.
+type entry struct {
+	chosen atomic.Pointer[choice]
+	until  int64 // when it is over, in microseconds since 1970; 0 for never
+	Entry
+}
+
+// choice is the limit that an override made of a base.
+type choice struct {
+	base  *base
+	limit ratelimit.Limit
+}
+
+// place is a name and a key whose rows are to be forgotten: with all, those without a key.
+type place struct {
+	name, key string
+	all       bool
+}
+
+// reading is what was read of the catalog, or of what has changed of it.
+type reading struct {
+	whole     bool
+	changed   []place // unless it is whole
+	published []ratelimit.Definition
+	overrides []Entry
+	broken    map[string][]error // rows that cannot be, by name
+	mark      mark
+	at        time.Time // on the clock that decides
+}
+
+// with returns the view when a reading was made, which the process asked for at an instant;
+// and the names that it tells of.
+func (v *view) with(r *reading, asked time.Time) (after *view, names []string) {
+	after = &view{limits: map[string]*family{}, mark: r.mark, at: r.at, read: asked}
+	if v != nil && !r.whole {
+		after.limits = maps.Clone(v.limits)
+	}
+	touched := map[string]*family{}
+	of := func(name string) *family {
+		f := touched[name]
+		if f == nil {
+			f = &family{keys: map[string]*entry{}}
+			if known := after.limits[name]; known != nil {
+				f.published, f.all, f.keys = known.published, known.all, maps.Clone(known.keys)
+			}
+			touched[name], after.limits[name] = f, f
+		}
+		return f
+	}
+	for _, p := range r.changed {
+		f := of(p.name)
+		if p.all {
+			f.published, f.all = nil, nil
+		} else {
+			delete(f.keys, p.key)
+		}
+	}
+	for i := range r.published {
+		of(r.published[i].Name).published = &r.published[i]
+	}
+	for i := range r.overrides {
+		e := &entry{Entry: r.overrides[i]}
+		switch {
+		case e.Off:
+			e.until = math.MinInt64
+		case !e.Until.IsZero():
+			e.until = e.Until.UnixMicro()
+		}
+		if e.All {
+			of(e.Name).all = e
+		} else {
+			of(e.Name).keys[e.Key] = e
+		}
+	}
+	for name := range r.broken {
+		of(name)
+	}
+	for name, f := range touched {
+		if f.ignored = append(r.broken[name], f.faults()...); f.empty() && len(f.ignored) == 0 {
+			delete(after.limits, name)
+		}
+		names = append(names, name)
+	}
+	slices.Sort(names)
+	return after, names
+}
+
+func (f *family) empty() bool { return f.published == nil && f.all == nil && len(f.keys) == 0 }
+
+// entries returns the overrides of a name, that for all keys first.
+func (f *family) entries() (entries []*entry) {
+	if f.all != nil {
+		entries = append(entries, f.all)
+	}
+	for _, key := range slices.Sorted(maps.Keys(f.keys)) {
+		entries = append(entries, f.keys[key])
+	}
+	return entries
+}
+
+// faults returns what is wrong with the overrides of a name.
+func (f *family) faults() (faults []error) {
+	if f.published == nil {
+		return nil
+	}
+	for _, e := range f.entries() {
+		if err := e.Entry.check(*f.published); err != nil {
+			faults = append(faults, fmt.Errorf("catalog: an override is not used: %w", err))
+		}
+	}
+	return faults
+}
+
+// now is the instant by which overrides end, in microseconds.
+func (v *view) now(clock func() time.Time) int64 {
+	if clock != nil {
+		return clock().UnixMicro()
+	}
+	return v.at.UnixMicro() + time.Since(v.read).Microseconds()
+}
+
+// used returns e if it is in use.
+func (v *view) used(e *entry, clock func() time.Time) *entry {
+	if e == nil || e.until != 0 && v.now(clock) >= e.until {
+		return nil
+	}
+	return e
+}
+
+// choose returns the limit that holds for a key.
+func (v *view) choose(limit ratelimit.Limit, key string, clock func() time.Time) ratelimit.Limit {
+	if v == nil {
+		return limit
+	}
+	f := v.limits[ratelimit.NameOf(limit)]
+	if f == nil {
+		return limit
+	}
+	all, own := v.used(f.all, clock), v.used(f.keys[key], clock)
+	if own == nil {
+		own = all
+	}
+	if own == nil {
+		return limit
+	}
+	b := f.baseOf(limit, all)
+	if b == nil {
+		return limit
+	}
+	if c := own.chosen.Load(); c != nil && c.base == b {
+		return c.limit
+	}
+	return own.make(b)
+}
+
+// baseOf returns what overrides are made of: nil for no limit.
+func (f *family) baseOf(limit ratelimit.Limit, all *entry) *base {
+	var known []*base
+	if p := f.bases.Load(); p != nil {
+		known = *p
+	}
+	for _, b := range known {
+		if b.all == all && b.limit == limit {
+			return b
+		}
+	}
+	if limit = value(limit); limit == nil {
+		return nil
+	}
+	b := &base{limit, all}
+	if len(known) == mostBases {
+		known = nil
+	}
+	more := append(slices.Clone(known), b)
+	f.bases.Store(&more)
+	return b
+}
+
+// make makes the limit that e makes of a base, and remembers it. If that is none, it is that
+// of the base.
+func (e *entry) make(b *base) ratelimit.Limit {
+	o := e.Override
+	if b.all != nil {
+		o = o.over(&b.all.Override)
+	}
+	made, err := o.limit(b.limit.Definition())
+	if err != nil {
+		made = b.limit
+	}
+	e.chosen.Store(&choice{base: b, limit: made})
+	return made
+}
+
+// value returns a limit that may be a pointer, behind which it may change, as a value; nil
+// for nil.
+func value(limit ratelimit.Limit) ratelimit.Limit {
+	switch l := limit.(type) {
+	case *ratelimit.TokenBucket:
+		if l == nil {
+			return nil
+		}
+		return *l
+	case *ratelimit.FixedWindow:
+		if l == nil {
+			return nil
+		}
+		return *l
+	case *ratelimit.SlidingWindow:
+		if l == nil {
+			return nil
+		}
+		return *l
+	}
+	return limit
+}
+
+// definitions returns all that the rows of a name can be of: what was published, and every
+// override on it, those that are off or over as well.
+func (f *family) definitions() (limits []ratelimit.Limit) {
+	if f.published == nil {
+		return nil
+	}
+	add := func(o Override) {
+		if limit, err := o.limit(*f.published); err == nil {
+			limits = append(limits, limit)
+		}
+	}
+	add(Override{})
+	for _, e := range f.entries() {
+		add(e.Override)
+		if f.all != nil && e != f.all {
+			add(e.over(&f.all.Override))
+		}
+	}
+	return limits
+}

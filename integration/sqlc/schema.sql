@@ -1,0 +1,1 @@
+CREATE TABLE messages (id bigserial PRIMARY KEY, sender text NOT NULL);

@@ -1,0 +1,166 @@
+-- +goose Up
+
+-- What programs publish of their limits, and what people have overridden of it. Nothing
+-- that decides reads this table: a process reads it at its start, and later what changed.
+CREATE TABLE rate_limit_definitions (
+    -- No statement uses it. A table needs a key to be replicated.
+    id           bigint           GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    name         text             COLLATE "C" NOT NULL,
+    key          text             COLLATE "C",
+    kind         text,
+    rate         double precision,
+    period       interval,
+    capacity     double precision,
+    max_reserved double precision,
+    shards       integer,
+    start        timestamptz,
+    slots        integer,
+    enabled      boolean          NOT NULL DEFAULT true,
+    until        timestamptz,
+    note         text,
+    updated_at   timestamptz      NOT NULL DEFAULT clock_timestamp(),
+
+    -- What Validate refuses. NaN is greater than every other number.
+    CONSTRAINT "name must have from 1 to 255 bytes" CHECK (octet_length(name) BETWEEN 1 AND 255),
+    CONSTRAINT "key must have at most 2048 bytes" CHECK (octet_length(key) <= 2048),
+    CONSTRAINT "kind must be a kind of limit" CHECK (kind IN ('token bucket', 'fixed window', 'sliding window')),
+    CONSTRAINT "rate must be from 1e-15 to 1e12" CHECK (rate BETWEEN 1e-15 AND 1e12),
+    CONSTRAINT "period must be positive, without months, at most 36500 days" CHECK (
+        period > interval '0' AND period <= interval '36500 days'
+        AND date_part('year', period) = 0 AND date_part('month', period) = 0),
+    CONSTRAINT "capacity must be 0 for none, or from 1e-15 to 1e12" CHECK (capacity = 0 OR capacity BETWEEN 1e-15 AND 1e12),
+    CONSTRAINT "max_reserved must be 0, from 1e-15 to 1e12, or Infinity" CHECK (
+        max_reserved = 0 OR max_reserved BETWEEN 1e-15 AND 1e12 OR max_reserved = 'Infinity'),
+    CONSTRAINT "shards must be from 1 to 1024" CHECK (shards BETWEEN 1 AND 1024),
+    CONSTRAINT "start must be in the years 1 to 9999" CHECK (
+        start >= '0001-01-01 00:00:00+00' AND start < '10000-01-01 00:00:00+00'),
+    CONSTRAINT "slots must be from 1 to 1000" CHECK (slots BETWEEN 1 AND 1000),
+    CONSTRAINT "until must be an instant" CHECK (isfinite(until)),
+    CONSTRAINT "capacity must fill within 36500 days at this rate" CHECK (
+        coalesce(capacity, rate) / rate * date_part('epoch', period) <= 36500 * 86400.0),
+
+    -- A row that has a kind is a program's, and whole. NULL as its capacity is its rate.
+    CONSTRAINT "a program's row must be whole" CHECK (
+        kind IS NULL OR key IS NULL AND rate IS NOT NULL AND period IS NOT NULL
+            AND max_reserved IS NOT NULL AND shards IS NOT NULL AND enabled AND until IS NULL),
+    CONSTRAINT "slots are those of a sliding window, which has them" CHECK (kind IS NULL OR (kind = 'sliding window') = (slots IS NOT NULL)),
+    CONSTRAINT "capacity is not for a sliding window" CHECK (kind <> 'sliding window' OR capacity IS NULL),
+    CONSTRAINT "start is not for a token bucket" CHECK (kind <> 'token bucket' OR start IS NULL),
+    CONSTRAINT "a rate below 1 needs a capacity" CHECK (kind IS NULL OR rate >= 1 OR capacity IS NOT NULL),
+    CONSTRAINT "shards must have a token each" CHECK (
+        kind IS NULL OR shards = 1 OR shards <= CASE WHEN capacity = 0 THEN max_reserved ELSE coalesce(capacity, rate) END),
+
+    -- Other shards would be full at once, and another start moves no row that is there.
+    CONSTRAINT "shards and start are for a program's row only" CHECK (kind IS NOT NULL OR shards IS NULL AND start IS NULL)
+);
+
+CREATE UNIQUE INDEX rate_limit_definitions_published ON rate_limit_definitions (name) WHERE kind IS NOT NULL;
+CREATE UNIQUE INDEX rate_limit_definitions_all ON rate_limit_definitions (name) WHERE kind IS NULL AND key IS NULL;
+CREATE UNIQUE INDEX rate_limit_definitions_key ON rate_limit_definitions (name, key) WHERE key IS NOT NULL;
+
+COMMENT ON TABLE rate_limit_definitions IS
+    'What a limit is: one row that a program has published, which has a kind, and overrides, which have none. An override replaces what it is not NULL in: first the one for all keys, then that of the key.';
+COMMENT ON COLUMN rate_limit_definitions.key IS
+    'Whose override it is; NULL for all keys.';
+COMMENT ON COLUMN rate_limit_definitions.kind IS
+    'token bucket, fixed window or sliding window, in the row that a program has published; leave it NULL in an override.';
+COMMENT ON COLUMN rate_limit_definitions.rate IS
+    'Tokens that are refilled in each period.';
+COMMENT ON COLUMN rate_limit_definitions.capacity IS
+    'The most tokens that a key holds: 0 for none. A program''s is NULL when it is the rate, and follows an override of that.';
+COMMENT ON COLUMN rate_limit_definitions.max_reserved IS
+    'The deepest debt, in tokens: 0 for none, Infinity for no bound.';
+COMMENT ON COLUMN rate_limit_definitions.enabled IS
+    'Whether an override is in use.';
+COMMENT ON COLUMN rate_limit_definitions.until IS
+    'When an override ends; NULL for never.';
+
+-- Every change of a definition, in the order of their commits: by it a process finds what
+-- has changed since it looked last.
+CREATE TABLE rate_limit_history (
+    version bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at      timestamptz NOT NULL DEFAULT clock_timestamp(),
+    who     text        NOT NULL DEFAULT session_user,
+    name    text        COLLATE "C",
+    key     text        COLLATE "C",
+    was     jsonb,
+    became  jsonb
+);
+
+CREATE INDEX rate_limit_history_name ON rate_limit_history (name, version);
+
+COMMENT ON TABLE rate_limit_history IS
+    'Changes of rate_limit_definitions: who changed what, when, from what and to what. Delete old rows as you like, but never the newest.';
+COMMENT ON COLUMN rate_limit_history.name IS
+    'The limit''s name; NULL when the table was truncated.';
+
+-- +goose StatementBegin
+CREATE FUNCTION rate_limit_definitions_check() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    published text;
+BEGIN
+    NEW.updated_at := clock_timestamp();
+    IF NEW.kind IS NOT NULL THEN
+        RETURN NEW;
+    END IF;
+    EXECUTE format('SELECT kind FROM %I.rate_limit_definitions WHERE name = $1 AND kind IS NOT NULL', TG_TABLE_SCHEMA)
+        INTO published USING NEW.name;
+    IF published IS NULL THEN
+        RAISE EXCEPTION 'no program has published a limit "%"', NEW.name USING ERRCODE = 'foreign_key_violation';
+    ELSIF published = 'sliding window' AND NEW.capacity IS NOT NULL THEN
+        RAISE EXCEPTION 'limit "%" is a sliding window, whose capacity is its rate', NEW.name USING ERRCODE = 'check_violation';
+    ELSIF published <> 'sliding window' AND NEW.slots IS NOT NULL THEN
+        RAISE EXCEPTION 'limit "%" is a %, which has no slots', NEW.name, published USING ERRCODE = 'check_violation';
+    END IF;
+    RETURN NEW;
+END
+$$;
+-- +goose StatementEnd
+
+-- The lock makes the order of versions that of commits. It is for the time of those who
+-- write definitions, and nobody else waits for it.
+-- +goose StatementBegin
+CREATE FUNCTION rate_limit_definitions_log() RETURNS trigger LANGUAGE plpgsql
+    SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
+DECLARE
+    was    jsonb;
+    became jsonb;
+    log    text := format('INSERT INTO %I.rate_limit_history (name, key, was, became) VALUES ($1, $2, $3, $4)', TG_TABLE_SCHEMA);
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended('rate_limit_definitions', TG_RELID::bigint));
+    IF TG_OP = 'TRUNCATE' THEN
+        EXECUTE log USING NULL::text, NULL::text, NULL::jsonb, NULL::jsonb;
+        RETURN NULL;
+    END IF;
+    IF TG_OP <> 'INSERT' THEN
+        was := jsonb_strip_nulls(to_jsonb(OLD) - '{id,name,key,updated_at}'::text[]);
+    END IF;
+    IF TG_OP <> 'DELETE' THEN
+        became := jsonb_strip_nulls(to_jsonb(NEW) - '{id,name,key,updated_at}'::text[]);
+    END IF;
+    IF TG_OP = 'UPDATE' AND (OLD.name, OLD.key) IS DISTINCT FROM (NEW.name, NEW.key) THEN
+        EXECUTE log USING OLD.name, OLD.key, was, NULL::jsonb;
+        EXECUTE log USING NEW.name, NEW.key, NULL::jsonb, became;
+    ELSIF TG_OP = 'DELETE' THEN
+        EXECUTE log USING OLD.name, OLD.key, was, NULL::jsonb;
+    ELSIF was IS DISTINCT FROM became THEN
+        EXECUTE log USING NEW.name, NEW.key, was, became;
+    END IF;
+    RETURN NULL;
+END
+$$;
+-- +goose StatementEnd
+REVOKE ALL ON FUNCTION rate_limit_definitions_log() FROM PUBLIC;
+
+CREATE TRIGGER rate_limit_definitions_check BEFORE INSERT OR UPDATE ON rate_limit_definitions
+    FOR EACH ROW EXECUTE FUNCTION rate_limit_definitions_check();
+CREATE TRIGGER rate_limit_definitions_log AFTER INSERT OR UPDATE OR DELETE ON rate_limit_definitions
+    FOR EACH ROW EXECUTE FUNCTION rate_limit_definitions_log();
+CREATE TRIGGER rate_limit_definitions_truncate AFTER TRUNCATE ON rate_limit_definitions
+    FOR EACH STATEMENT EXECUTE FUNCTION rate_limit_definitions_log();
+
+-- +goose Down
+DROP TABLE rate_limit_definitions;
+DROP TABLE rate_limit_history;
+DROP FUNCTION rate_limit_definitions_check();
+DROP FUNCTION rate_limit_definitions_log();
