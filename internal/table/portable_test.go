@@ -138,7 +138,7 @@ func newJudge(t *testing.T) judge {
 	for _, typ := range []string{"text", "int4", "int8", "float8", "timestamptz"} {
 		columns = append(columns, fmt.Sprintf("p_%[1]s %[1]s", typ))
 	}
-	columns = append(columns, "p_floats float8[]")
+	columns = append(columns, "p_floats float8[]", "p_instants timestamptz[]")
 	table := db.Schema + ".judge"
 	create := "CREATE TABLE " + table + " (" + strings.Join(columns, ", ") + ")"
 	if _, err := conn.Exec(t.Context(), create); err != nil {
@@ -172,7 +172,7 @@ func (j judge) faults(t *testing.T, text string) (faults []string) {
 
 // immutable is PostgreSQL's objection to an index on the expression.
 func (j judge) immutable(ctx context.Context, expression string) error {
-	expression = parameterRE.ReplaceAllString(strings.ReplaceAll(expression, "float8[]", "floats"), "p_$3")
+	expression = parameterRE.ReplaceAllString(strings.NewReplacer("float8[]", "floats", "timestamptz[]", "instants").Replace(expression), "p_$3")
 	for _, row := range []string{"r", "excluded"} {
 		expression = strings.ReplaceAll(expression, row+".", row+"_")
 	}
