@@ -3,6 +3,7 @@ package ratelimit
 import (
 	"cmp"
 	"math"
+	"strings"
 	"time"
 
 	"github.com/pgratelimit/ratelimit/internal/bucket"
@@ -91,6 +92,27 @@ type Date = bucket.Date
 // DateOf returns the day on which an instant falls in its own location. The
 // anchor of a customer who subscribed at an instant is DateOf(subscribed.In(location)).
 func DateOf(t time.Time) Date { return bucket.DateOf(t) }
+
+// ParseUnit reads a unit as its String writes it, in any case. An error is a *[FieldError].
+func ParseUnit(text string) (Unit, error) {
+	if unit, ok := bucket.ParseUnit(strings.ToLower(text)); ok {
+		return unit, nil
+	}
+	return 0, &FieldError{Field: "Every", Value: text, Reason: badUnit}
+}
+
+// ParseDate reads a date such as "2026-01-31". An error is a *[FieldError].
+func ParseDate(text string) (Date, error) {
+	if date, err := bucket.ParseDate(text); err == nil && date.Valid() {
+		return date, nil
+	}
+	return Date{}, &FieldError{Field: "Anchor", Value: text, Reason: badDate}
+}
+
+const (
+	badUnit = `must be "day", "week", "month" or "year"`
+	badDate = `must be a day such as "2026-01-31"`
+)
 
 // defaultAnchor is a Monday, so that weeks begin with one.
 var defaultAnchor = Date{Year: 2024, Month: time.January, Day: 1}

@@ -206,27 +206,21 @@ func ParseKind(text string) (Kind, error) {
 }
 
 func (r *reader) unit() (unit Unit) {
-	const reason = `must be "day", "week", "month" or "year"`
 	_, given := r.raw["every"]
-	text := take[string](r, "every", reason)
-	unit, ok := bucket.ParseUnit(text)
-	if given && !ok && !r.faults.have("every") {
-		r.faults.add("every", text, reason)
+	text := take[string](r, "every", badUnit)
+	unit, err := ParseUnit(text)
+	if given && err != nil && !r.faults.have("every") {
+		r.faults.add("every", text, badUnit)
 	}
 	return unit
 }
 
 func (r *reader) anchor() Date {
-	const reason = `must be a day such as "2026-01-31"`
 	_, given := r.raw["anchor"]
-	text := take[string](r, "anchor", reason)
-	if !given || r.faults.have("anchor") {
-		return Date{}
-	}
-	anchor, err := bucket.ParseDate(text)
-	if err != nil || !anchor.Valid() {
-		r.faults.add("anchor", text, reason)
-		return Date{}
+	text := take[string](r, "anchor", badDate)
+	anchor, err := ParseDate(text)
+	if given && err != nil && !r.faults.have("anchor") {
+		r.faults.add("anchor", text, badDate)
 	}
 	return anchor
 }
