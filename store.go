@@ -63,6 +63,13 @@ type TxStore[Tx any] interface {
 	ReserveFunc(ctx context.Context, requests []Request, do func(tx Tx, result Result) error) (Result, error)
 }
 
+// Catalog chooses the definition by which a request is decided: a *catalog.Catalog, or a
+// function of the program's own behind it. Resolve returns the request with the limit that
+// holds for its key, which has the same name; it asks nobody, and is safe for concurrent use.
+type Catalog interface {
+	Resolve(r Request) Request
+}
+
 // Granted makes an error of a refusal, and is put around a call of a verb. It returns
 // result and err as they are if err is not nil or result is OK, and otherwise result with
 // its Err, which is [ErrRefused]. So nobody goes on without tokens who only looks at the

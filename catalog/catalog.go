@@ -151,6 +151,13 @@ func (c *Catalog) ForN(limit ratelimit.Limit, key string, n float64) ratelimit.R
 	return ratelimit.Request{Limit: c.view.Load().choose(limit, key, c.config.Clock), Key: key, Count: n}
 }
 
+// Resolve returns r by what holds for its key, as [Catalog.For] makes it: for requests that are
+// there already. It makes c a [ratelimit.Catalog], which httplimit and riverlimit take.
+func (c *Catalog) Resolve(r ratelimit.Request) ratelimit.Request {
+	r.Limit = c.ForN(r.Limit, r.Key, r.Count).Limit
+	return r
+}
+
 // ForTx is [Catalog.ForN] by the overrides as tx sees them, for a transaction that must have
 // what holds now and not what held up to Config.Every ago. It is one statement more.
 func (c *Catalog) ForTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, key string, n float64) (ratelimit.Request, error) {

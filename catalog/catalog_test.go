@@ -121,7 +121,7 @@ func exec(tb testing.TB, db *pgtest.DB, sql string, args ...any) {
 }
 
 func inSchema(db *pgtest.DB, sql string) string {
-	return strings.NewReplacer("rate_limit_", db.Schema+".rate_limit_").Replace(sql)
+	return strings.NewReplacer("rate_limit", db.Schema+".rate_limit").Replace(sql)
 }
 
 // An override replaces the fields that it has: first that for all keys, then that of the key.

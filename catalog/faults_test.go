@@ -16,6 +16,7 @@ import (
 	"github.com/pgratelimit/ratelimit/catalog"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/internal/relay"
+	"github.com/pgratelimit/ratelimit/internal/traced"
 )
 
 // behind makes a database whose pool goes through a relay.
@@ -123,30 +124,36 @@ func TestRun(t *testing.T) {
 	})
 }
 
-// When nothing has changed, a look is one statement that waits for nobody, and writes and
-// locks nothing.
+// When nothing has changed, a look is one statement, which waits for nobody who writes, and
+// writes and locks nothing.
 func TestNothingChanged(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
 	ctx := t.Context()
-	c, _ := newCatalog(t, db)
-	must(t, c.Publish(ctx, api))
-	must(t, c.Set(ctx, "api", "a", catalog.Override{Rate: 50}))
+	owner, _ := newCatalog(t, db)
+	must(t, owner.Publish(ctx, api))
+	var sent traced.Statements
 	config := db.Pool.Config()
-	config.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on" // no row is locked, either
+	config.ConnConfig.Tracer = &sent
+	config.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on"
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	must(t, err)
 	defer pool.Close()
-	looking, err := catalog.New(pool, &catalog.Config{Schema: db.Schema})
-	must(t, err)
-	must(t, looking.Refresh(ctx))
+	reading := *db
+	reading.Pool = pool
+	c, _ := newCatalog(t, &reading)
+	must(t, c.Refresh(ctx))
 	tx, err := db.Pool.Begin(ctx)
 	must(t, err)
 	defer tx.Rollback(ctx)
-	_, err = tx.Exec(ctx, inSchema(db, "LOCK TABLE rate_limit_definitions IN ACCESS EXCLUSIVE MODE"))
+	_, err = tx.Exec(ctx, inSchema(db, "LOCK TABLE rate_limit_definitions, rate_limit_history IN EXCLUSIVE MODE")) // which goes with plain reading only
 	must(t, err)
+	sent.Reset()
 	for range 50 {
-		must(t, looking.Refresh(ctx)) // or it would wait until its time-out
+		must(t, c.Refresh(ctx))
+	}
+	if n := sent.Sends(); n != 50 {
+		t.Errorf("50 looks were %d statements", n)
 	}
 }
 

@@ -57,6 +57,10 @@ type Config struct {
 	// [ratelimit.MaxRequests].
 	Policies []Policy
 
+	// Catalog chooses what holds for a key, such as an override in a database, when Limit or
+	// Tier have said what holds by the code: a *catalog.Catalog. Nil leaves that as it is.
+	Catalog ratelimit.Catalog
+
 	// Fields says which fields tell of the limits. The zero value is [Draft11].
 	Fields Fields
 
@@ -287,7 +291,7 @@ func (m *Middleware) decide(w http.ResponseWriter, r *http.Request) (result rate
 func (m *Middleware) Requests(r *http.Request) ([]ratelimit.Request, error) {
 	requests := make([]ratelimit.Request, 0, len(m.config.Policies))
 	for i := range m.config.Policies {
-		request, err := m.config.Policies[i].request(r)
+		request, err := m.config.Policies[i].request(r, m.config.Catalog)
 		if err != nil {
 			return nil, err
 		}
@@ -299,7 +303,7 @@ func (m *Middleware) Requests(r *http.Request) ([]ratelimit.Request, error) {
 }
 
 // request is what p asks for r; without a limit when p does not apply.
-func (p *Policy) request(r *http.Request) (request ratelimit.Request, err error) {
+func (p *Policy) request(r *http.Request, catalog ratelimit.Catalog) (request ratelimit.Request, err error) {
 	limit := p.Limit
 	if p.Tier != nil {
 		if limit, err = p.Tier(r); err != nil || limit == nil {
@@ -317,7 +321,11 @@ func (p *Policy) request(r *http.Request) (request ratelimit.Request, err error)
 	if err != nil {
 		return request, err
 	}
-	return bounded(limit.ForN(key, n))
+	request = limit.ForN(key, n)
+	if catalog != nil {
+		request = catalog.Resolve(request)
+	}
+	return bounded(request)
 }
 
 // allow is the store's answer within the time-out.

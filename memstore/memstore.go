@@ -162,10 +162,10 @@ func (s *Store) Pause(ctx context.Context, limit ratelimit.Limit, key string, la
 	return s.own().pause(ctx, lasts, ratelimit.Request{Limit: limit, Key: key})
 }
 
-// PauseAll is Pause for the limits and keys of several requests, whose counts do not
+// PauseEach is Pause for the limits and keys of several requests, whose counts do not
 // matter: all of them, or on an error none. It returns the last of the instants at which
 // their pauses end.
-func (s *Store) PauseAll(ctx context.Context, lasts time.Duration, requests ...ratelimit.Request) (until time.Time, err error) {
+func (s *Store) PauseEach(ctx context.Context, requests []ratelimit.Request, lasts time.Duration) (until time.Time, err error) {
 	return s.own().pause(ctx, lasts, requests...)
 }
 

@@ -847,8 +847,8 @@ func TestNoStore(t *testing.T) {
 		if _, err := s.Settle(context.Background(), r, 1); !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Errorf("Settle: %v, want ErrInvalid", err)
 		}
-		if _, err := s.PauseAll(context.Background(), d, bucket.For("a")); !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Errorf("PauseAll: %v, want ErrInvalid", err)
+		if _, err := s.PauseEach(context.Background(), []ratelimit.Request{bucket.For("a")}, d); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("PauseEach: %v, want ErrInvalid", err)
 		}
 		for _, err := range s.Rows(context.Background(), bucket, ratelimit.Page{}) {
 			if !errors.Is(err, ratelimit.ErrInvalid) {

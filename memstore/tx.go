@@ -77,8 +77,8 @@ func (s *Store) PauseTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, k
 	return s.in(tx).pause(ctx, lasts, ratelimit.Request{Limit: limit, Key: key})
 }
 
-// PauseAllTx is [Store.PauseAll] inside tx.
-func (s *Store) PauseAllTx(ctx context.Context, tx pgx.Tx, lasts time.Duration, requests ...ratelimit.Request) (until time.Time, err error) {
+// PauseEachTx is [Store.PauseEach] inside tx.
+func (s *Store) PauseEachTx(ctx context.Context, tx pgx.Tx, requests []ratelimit.Request, lasts time.Duration) (until time.Time, err error) {
 	return s.in(tx).pause(ctx, lasts, requests...)
 }
 

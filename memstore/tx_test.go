@@ -98,8 +98,8 @@ func TestVerbsInTransactions(t *testing.T) {
 			_, err := s.PauseTx(ctx, tx, slow, "k", time.Hour)
 			return err
 		}, 0},
-		"PauseAllTx": {func(ctx context.Context, s *memstore.Store, tx pgx.Tx, _ *ratelimit.Receipt) error {
-			_, err := s.PauseAllTx(ctx, tx, time.Hour, other.For("k"), slow.For("k"))
+		"PauseEachTx": {func(ctx context.Context, s *memstore.Store, tx pgx.Tx, _ *ratelimit.Receipt) error {
+			_, err := s.PauseEachTx(ctx, tx, []ratelimit.Request{other.For("k"), slow.For("k")}, time.Hour)
 			return err
 		}, 0},
 		"ResetTx": {func(ctx context.Context, s *memstore.Store, tx pgx.Tx, _ *ratelimit.Receipt) error {

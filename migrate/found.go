@@ -20,19 +20,19 @@ type found struct {
 	tracked  bool // there is a version table
 	readable bool // and this role may read it
 	made     made
-	columns  []string // of that table; none if there is no such table
+	columns  []string // of that table, and views beside it; none if there is no such table
 }
 
 // made is what a set makes: a table, by the columns of which it is known how far another
 // tool has made it, of which no version table tells.
 type made struct {
 	table string
-	shows map[int64]string // a column that each migration makes
+	shows map[int64]string // a column, or a view, that each migration makes
 }
 
 var madeBy = map[migrations.Set]made{
 	"":                 {"rate_limits", map[int64]string{1: "ts", 2: "paused", 3: "slots", 4: "ahead"}},
-	migrations.Catalog: {"rate_limit_definitions", map[int64]string{1: "enabled"}},
+	migrations.Catalog: {"rate_limit_definitions", map[int64]string{1: "enabled", 2: "rate_limits_now"}},
 }
 
 // table is the table that the target's set makes.
@@ -46,6 +46,7 @@ func (t *target) look(ctx context.Context) (f found, err error) {
 			v.oid IS NOT NULL,
 			coalesce(has_table_privilege(v.oid, 'SELECT'), false),
 			ARRAY(SELECT attname::text FROM pg_attribute WHERE attrelid = l.oid AND attnum > 0 AND NOT attisdropped)
+				|| ARRAY(SELECT relname::text FROM pg_class WHERE relnamespace = n.oid AND relkind = 'v' AND l.oid IS NOT NULL)
 		FROM (SELECT coalesce(nullif($1::text, ''), current_schema()::text) AS name) AS s
 		LEFT JOIN pg_namespace AS n ON n.nspname = s.name
 		LEFT JOIN pg_class AS v ON v.relnamespace = n.oid AND v.relname = $2::text AND v.relkind IN ('r', 'p')

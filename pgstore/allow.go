@@ -35,6 +35,10 @@ func (s *Store) AllowTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Re
 // each limit's MaxReserved. When the result is OK the work may run at its
 // RetryAt: schedule it for then, in the same transaction, and do not ask
 // again. If tx rolls back there is neither debt nor row.
+//
+// A limit whose MaxReserved is left out accepts unlimited debt: nothing is refused, and a
+// flood of reservations is put off further and further. Set MaxReserved to what is refilled
+// in the longest time that a job may wait.
 func (s *Store) ReserveTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return s.parts().takeTx(ctx, tx, true, requests)
 }

@@ -384,28 +384,28 @@ func TestWait(t *testing.T) {
 }
 
 // All are paused or none.
-func TestPauseAll(t *testing.T) {
+func TestPauseEach(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	for _, portable := range []bool{false, true} {
 		store := newStore(t, db, isPortable(portable))
 		a, b := slow(fmt.Sprint("pause b", portable), 5), shardedSlow(fmt.Sprint("pause a", portable), 8, 2)
-		if _, err := store.PauseAll(t.Context(), time.Hour, a.For("k"), ratelimit.TokenBucket{Name: "bad"}.For("k")); !errors.Is(err, ratelimit.ErrInvalid) {
+		if _, err := store.PauseEach(t.Context(), []ratelimit.Request{a.For("k"), ratelimit.TokenBucket{Name: "bad"}.For("k")}, time.Hour); !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Errorf("a bad limit: %v", err)
 		}
-		if _, err := store.PauseAll(t.Context(), -time.Hour, a.For("k"), b.For("k")); !errors.Is(err, ratelimit.ErrInvalid) {
+		if _, err := store.PauseEach(t.Context(), []ratelimit.Request{a.For("k"), b.For("k")}, -time.Hour); !errors.Is(err, ratelimit.ErrInvalid) {
 			t.Errorf("a bad duration: %v", err)
 		}
 		rollBack := errors.New("roll back")
 		err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
-			_, err := store.PauseAllTx(t.Context(), tx, time.Hour, a.For("k"), b.For("k"))
+			_, err := store.PauseEachTx(t.Context(), tx, []ratelimit.Request{a.For("k"), b.For("k")}, time.Hour)
 			return errors.Join(err, rollBack)
 		})
 		if !errors.Is(err, rollBack) {
 			t.Fatal(err)
 		}
 		wantLeft(t, store, a.ForN("k", 0), 5)
-		until, err := store.PauseAll(t.Context(), time.Hour, a.For("k"), b.ForN("k", 3), b.For("k"))
+		until, err := store.PauseEach(t.Context(), []ratelimit.Request{a.For("k"), b.ForN("k", 3), b.For("k")}, time.Hour)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -64,23 +64,20 @@ type work struct {
 const closing = math.MinInt64 / 2
 
 func (w *work) begin(ctx context.Context) error {
-	if w.under.Add(1) > 0 || ctx.Value(underWay{}) != nil {
+	if w.under.Add(1) > 0 || ctx.Value(w) != nil {
 		return nil
 	}
 	w.end()
 	return ErrClosed
 }
 
-// underWay is the key of contexts of what has begun, whose parts may begin later.
-type underWay struct{}
-
 // whole begins something of several parts, such as a wait. Its context ends when the Store
-// is closed, but its parts begin all the same.
+// is closed, but its parts, which have w in theirs, begin all the same.
 func (w *work) whole(ctx context.Context) (_ context.Context, end func(), err error) {
 	if err := w.begin(ctx); err != nil {
 		return nil, nil, err
 	}
-	ctx, cancel := context.WithCancel(context.WithValue(ctx, underWay{}, true))
+	ctx, cancel := context.WithCancel(context.WithValue(ctx, w, true))
 	stop := context.AfterFunc(w.open, cancel)
 	return ctx, func() { stop(); cancel(); w.end() }, nil
 }

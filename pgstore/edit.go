@@ -220,26 +220,26 @@ func (s *Store) Pause(ctx context.Context, limit ratelimit.Limit, key string, la
 	return until, nil
 }
 
-// PauseAllTx is [Store.PauseTx] for the limits and keys of several requests, whose counts
+// PauseEachTx is [Store.PauseTx] for the limits and keys of several requests, whose counts
 // do not matter: all of them for the same duration, or on an error none. It returns the
 // last of the instants at which their pauses end.
-func (s *Store) PauseAllTx(ctx context.Context, tx pgx.Tx, lasts time.Duration, requests ...ratelimit.Request) (until time.Time, err error) {
+func (s *Store) PauseEachTx(ctx context.Context, tx pgx.Tx, requests []ratelimit.Request, lasts time.Duration) (until time.Time, err error) {
 	if err := s.usableIn(tx); err != nil {
 		return time.Time{}, err
 	}
-	calls, err := s.pauses(lasts, requests)
+	calls, err := s.pauses(requests, lasts)
 	if err != nil {
 		return time.Time{}, err
 	}
-	return s.pauseAll(ctx, tx, calls, lasts)
+	return s.pauseEach(ctx, tx, calls, lasts)
 }
 
-// PauseAll is [Store.PauseAllTx] on its own, in one transaction.
-func (s *Store) PauseAll(ctx context.Context, lasts time.Duration, requests ...ratelimit.Request) (until time.Time, err error) {
+// PauseEach is [Store.PauseEachTx] on its own, in one transaction.
+func (s *Store) PauseEach(ctx context.Context, requests []ratelimit.Request, lasts time.Duration) (until time.Time, err error) {
 	if err := s.usable(); err != nil {
 		return time.Time{}, err
 	}
-	calls, err := s.pauses(lasts, requests)
+	calls, err := s.pauses(requests, lasts)
 	if err != nil {
 		return time.Time{}, err
 	}
@@ -248,7 +248,7 @@ func (s *Store) PauseAll(ctx context.Context, lasts time.Duration, requests ...r
 		rows = append(rows, calls[i].Asks[0].Rows()...)
 	}
 	err = s.ownTx(ctx, rows, func(ctx context.Context, tx pgx.Tx) error {
-		until, err = s.pauseAll(ctx, tx, calls, lasts)
+		until, err = s.pauseEach(ctx, tx, calls, lasts)
 		return err
 	})
 	if err != nil {
@@ -261,7 +261,7 @@ func (s *Store) PauseAll(ctx context.Context, lasts time.Duration, requests ...r
 }
 
 // pauses are the calls for limits that are to be paused, in the order of locking.
-func (s *Store) pauses(lasts time.Duration, requests []ratelimit.Request) (calls []decide.Call, err error) {
+func (s *Store) pauses(requests []ratelimit.Request, lasts time.Duration) (calls []decide.Call, err error) {
 	questions := slices.Clone(requests)
 	for i := range questions {
 		questions[i].Count = 0
@@ -279,7 +279,7 @@ func (s *Store) pauses(lasts time.Duration, requests []ratelimit.Request) (calls
 	return calls, nil
 }
 
-func (s *Store) pauseAll(ctx context.Context, tx pgx.Tx, calls []decide.Call, lasts time.Duration) (until time.Time, err error) {
+func (s *Store) pauseEach(ctx context.Context, tx pgx.Tx, calls []decide.Call, lasts time.Duration) (until time.Time, err error) {
 	for i := range calls {
 		end, err := s.pause(ctx, tx, &calls[i], lasts)
 		if err != nil {

@@ -215,8 +215,8 @@ func (e *engine) decideLocked(tickets []*ticket, sheet *decide.Sheet) (left, dec
 		if ok && !sheet.Passes(&p.call, changes) {
 			sheet.Make(changes)
 			p.result = p.call.Receipted(changes, sheet.View(&p.call), "", nil)
-			if p.hold {
-				p.tokens = p.entry.Granted(changes[0].Count, changes[0].After, sheet.At)
+			if p.tokens != nil {
+				*p.tokens = p.entry.Granted(changes[0].Count, changes[0].After, sheet.At)
 			}
 		} else if missing := sheet.MissingOf(&p.call); missing != nil {
 			p.locked.Store(&missing[0])

@@ -344,7 +344,7 @@ func (s *Store) idle(e *escrow.Entry) bool {
 // TestPrefetchIsAChange: when a row has changed, by what a transaction holds or was prefetched
 // as well, what was told to those who were refused before is not told again.
 func TestPrefetchIsAChange(t *testing.T) {
-	for name, p := range map[string]*pending{"held": {hold: true}, "prefetched": {prefetch: true}} {
+	for name, p := range map[string]*pending{"held": {tokens: &escrow.Tokens{}}, "prefetched": {prefetch: true}} {
 		t.Run(name, func(t *testing.T) {
 			db := pgtest.New(t)
 			store, e := knowing(t, db, false)
@@ -357,7 +357,7 @@ func TestPrefetchIsAChange(t *testing.T) {
 			}
 			e.Note(100, 100, 0)
 			ask := *e.Ask()
-			if p.hold {
+			if p.tokens != nil {
 				ask.Count = 1
 			}
 			p.call, p.entry = decide.Call{Asks: []decide.Ask{ask}}, e

@@ -695,7 +695,7 @@ func ExampleStore_Wait() {
 }
 
 // The provider has refused a call that counts for several limits.
-func ExampleStore_PauseAll() {
+func ExampleStore_PauseEach() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
 	defer done()
@@ -704,7 +704,7 @@ func ExampleStore_PauseAll() {
 		log.Fatal(err)
 	}
 
-	if _, err := store.PauseAll(ctx, 90*time.Minute, Requests.For("acme"), Tokens.For("acme")); err != nil {
+	if _, err := store.PauseEach(ctx, []ratelimit.Request{Requests.For("acme"), Tokens.For("acme")}, 90*time.Minute); err != nil {
 		log.Fatal(err)
 	}
 	res, err := store.Check(ctx, Tokens.ForN("acme", 0))

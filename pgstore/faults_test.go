@@ -106,8 +106,8 @@ var ownVerbs = []ownVerb{
 		result, err := s.Settle(ctx, paid(r).Receipt, r.Count+1)
 		return result.OK, err
 	}},
-	{"PauseAll", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
-		until, err := s.PauseAll(ctx, time.Hour, r, slow("another", 10).For(""))
+	{"PauseEach", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
+		until, err := s.PauseEach(ctx, []ratelimit.Request{r, slow("another", 10).For("")}, time.Hour)
 		return !until.IsZero(), err
 	}},
 	{"CheckEach", func(ctx context.Context, s *pgstore.Store, r ratelimit.Request) (bool, error) {
@@ -192,8 +192,8 @@ var verbsInTx = []struct {
 		result, err := s.SettleTx(ctx, tx, paid(r).Receipt, r.Count+1)
 		return result.OK, err
 	}},
-	{"PauseAllTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
-		until, err := s.PauseAllTx(ctx, tx, time.Hour, r, slow("another", 10).For(""))
+	{"PauseEachTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {
+		until, err := s.PauseEachTx(ctx, tx, []ratelimit.Request{r, slow("another", 10).For("")}, time.Hour)
 		return !until.IsZero(), err
 	}},
 	{"PauseTx", func(ctx context.Context, s *pgstore.Store, tx pgx.Tx, r ratelimit.Request) (bool, error) {

@@ -50,20 +50,21 @@ func (e *engine) grant(ctx context.Context, tickets []*ticket, await *decide.Row
 	return left, nil
 }
 
-// grantInTurn grants from one row, for which it waits: briskly, if it was to be had when it was
-// waited for last. However many wait then, each has it for a moment; but it may be long until
-// the one gives it back who has it when it is waited for first.
+// grantInTurn grants from one row, for which it waits: with its COMMIT in the same round trip,
+// if the row was to be had when it was waited for last. However many wait then, each has it for
+// a moment; but when it is waited for first, it may be long until it is free.
 func (e *engine) grantInTurn(ctx context.Context, grants []table.Grant) error {
 	g := &grants[0]
-	g.Brisk = e.brisk(g.Row, nil)
+	g.Pipelined = e.wasFree(g.Row, nil)
 	err := e.table.Grant(ctx, e.pool, grants, true, e.clock())
-	had := err == nil
-	e.brisk(g.Row, &had)
+	free := err == nil
+	e.wasFree(g.Row, &free)
 	return err
 }
 
-// brisk reports whether a row was to be had when it was waited for last, which it is told.
-func (e *engine) brisk(row decide.Row, is *bool) bool {
+// wasFree reports whether a row was to be had when it was waited for last; is, unless nil, says
+// so of this time.
+func (e *engine) wasFree(row decide.Row, is *bool) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	l := e.rows[row]
@@ -71,9 +72,9 @@ func (e *engine) brisk(row decide.Row, is *bool) bool {
 		return false
 	}
 	if is != nil {
-		l.brisk = *is
+		l.free = *is
 	}
-	return l.brisk
+	return l.free
 }
 
 // tellGroup answers the calls of a group. Each is told what it left behind. The arrival is
@@ -94,10 +95,11 @@ func (e *engine) tellGroup(tickets []*ticket, g *table.Grant, arrival *escrow.Ar
 		}
 		p.result = e.granted(&p.call, changes, g.Taken.At, "", nil)
 		switch {
-		case p.hold && arrival != nil:
-			p.tokens = arrival.Tokens(change.Count, change.After)
-		case p.hold:
-			p.tokens = p.entry.Granted(change.Count, change.After, g.Taken.At)
+		case p.tokens == nil:
+		case arrival != nil:
+			*p.tokens = arrival.Tokens(change.Count, change.After)
+		default:
+			*p.tokens = p.entry.Granted(change.Count, change.After, g.Taken.At)
 		}
 		t.Finish()
 	}

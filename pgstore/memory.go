@@ -21,7 +21,7 @@ type memory struct {
 
 func newMemory(e *engine) *memory {
 	m := &memory{base: e.base, engine: e}
-	config := escrow.Config{Lasts: e.config.Escrow, Prefetches: e.table.Prefetches, Prefetch: m.prefetch, GiveBack: m.giveBackLater}
+	config := escrow.Config{Lasts: e.config.Escrow, Prefetch: m.prefetch, GiveBack: m.giveBackLater}
 	if e.config.Clock != nil {
 		config.Clock = func() time.Time { return *e.clock() }
 	}
@@ -165,7 +165,7 @@ func (m *memory) claimFor(ctx context.Context, call *decide.Call) (c *claim, ref
 		return c, refused, nil
 	}
 	a := call.Asks[0]
-	p := &pending{hold: true, entry: m.of(&a)}
+	p := &pending{tokens: &escrow.Tokens{}, entry: m.of(&a)}
 	if !m.worth(call) {
 		p.entry.Note(a.Count, 1, 0)
 		return c, refused, nil // the transaction takes from the row
@@ -177,7 +177,7 @@ func (m *memory) claimFor(ctx context.Context, call *decide.Call) (c *claim, ref
 	case err != nil:
 		return nil, refused, err
 	case result.OK:
-		return &claim{reserve: call.Reserve, tokens: []escrow.Tokens{p.tokens}}, refused, nil
+		return &claim{reserve: call.Reserve, tokens: []escrow.Tokens{*p.tokens}}, refused, nil
 	case call.Reserve:
 		return c, refused, nil
 	}

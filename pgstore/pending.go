@@ -50,7 +50,7 @@ type lane struct {
 	queue    *batch.Queue[*pending]
 	refusing bool      // most of the last calls were refused, so that granting is not worth an attempt
 	used     time.Time // of the queue of a row: when a call last needed it
-	brisk    bool      // of the queue of a row: it was to be had when it was waited for last
+	free     bool      // of the queue of a row: it was to be had when it was waited for last
 }
 
 // pending is a call that waits for its decision.
@@ -59,14 +59,13 @@ type pending struct {
 	one      [1]decide.Ask // for those of call, if it is one
 	check    bool
 	prefetch bool // it wants more prefetched, for calls that come later, and no result
-	hold     bool // it is for a transaction, which may put its tokens back
 
 	entry   *escrow.Entry // of its key, if it asks for one row and that is remembered; else nil
 	changes int           // of the entry, before a statement was sent
 
 	result ratelimit.Result
-	tokens escrow.Tokens // of a call that holds
 	err    error
+	tokens *escrow.Tokens // of a call for a transaction, which may put them back; else nil
 
 	row   decide.Row // from which it takes, as one of a group
 	floor float64    // the lowest value that it may leave behind there

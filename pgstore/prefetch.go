@@ -28,12 +28,12 @@ func (e *engine) answer(tickets []*ticket) []*ticket {
 			return e.enough(t)
 		}
 		var tokens escrow.Tokens
-		if !p.entry.Take(p.call.Asks[0].Count, p.hold, &tokens) {
+		if !p.entry.Take(p.call.Asks[0].Count, p.tokens != nil, &tokens) {
 			return false
 		}
 		tokens.Result(p.call.Reserve, &p.result)
-		if p.hold {
-			p.tokens = tokens
+		if p.tokens != nil {
+			*p.tokens = tokens
 		}
 		t.Finish()
 		return true
@@ -105,7 +105,7 @@ func (e *engine) orders(groups [][]*ticket, grants []table.Grant) []escrow.Order
 		g.Prefetch, g.Lowered, g.Lasts = o.Count, o.Capacity, e.config.Escrow
 		g.Spent = table.Spent{Spent: o.Spent, SpentEnd: o.SpentEnd}
 		for _, t := range group {
-			if t.Value.hold {
+			if t.Value.tokens != nil {
 				g.Out += t.Value.call.Asks[0].Count
 			}
 		}

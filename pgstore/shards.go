@@ -25,12 +25,11 @@ type shards struct {
 type seenShards struct {
 	definition bucket.Definition
 	states     []bucket.State // one that was never seen counts as full
-	short      short
-}
 
-// short is when all shards together were found to have too little: on the database's
-// clock, and on this machine's. It is zero when they were not.
-type short struct{ at, here time.Time }
+	// When all shards together were found to have too little: on the database's clock, and on
+	// this machine's. Both are zero when they were not.
+	shortAt, shortHere time.Time
+}
 
 // heldShard is the shard from which a transaction took last. Its connection keeps it,
 // and nobody else does: a connection that is closed must not stay in memory.
@@ -99,7 +98,7 @@ func (m *shards) refused(call *decide.Call, at time.Time) {
 	for i := range call.Asks {
 		a := &call.Asks[i]
 		if seen, ok := m.seen[a.Of()]; ok && seen.definition == a.Definition {
-			seen.short = short{at, time.Now()}
+			seen.shortAt, seen.shortHere = at, time.Now()
 			m.seen[a.Of()] = seen
 		}
 	}
@@ -113,17 +112,17 @@ func (m *shards) refuse(call *decide.Call, now *time.Time) bool {
 	for i := range call.Asks {
 		a := &call.Asks[i]
 		seen := m.seen[a.Of()]
-		if seen.short.at.IsZero() || seen.definition != a.Definition {
+		if seen.shortAt.IsZero() || seen.definition != a.Definition {
 			continue
 		}
-		at := seen.short.at.Add(time.Since(seen.short.here))
+		at := seen.shortAt.Add(time.Since(seen.shortHere))
 		if now != nil {
 			at = *now
 		}
 		if _, ok := a.Spread(at, seen.states); !ok {
 			return true
 		}
-		seen.short = short{}
+		seen.shortAt, seen.shortHere = time.Time{}, time.Time{}
 		m.seen[a.Of()] = seen
 	}
 	return false

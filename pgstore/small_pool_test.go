@@ -68,7 +68,7 @@ func TestOneConnection(t *testing.T) {
 			if _, err := store.Pause(ctx, rows, "k", time.Hour); err != nil {
 				t.Error(err)
 			}
-			if _, err := store.PauseAll(ctx, time.Hour, some...); err != nil {
+			if _, err := store.PauseEach(ctx, some, time.Hour); err != nil {
 				t.Error(err)
 			}
 			if err := store.Reset(ctx, rows, "k"); err != nil {

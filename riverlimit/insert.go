@@ -31,6 +31,10 @@ type Inserter struct {
 	// Store makes the reservations, in the database of Client. Required.
 	Store *pgstore.Store
 
+	// Catalog chooses what holds for a key, such as an override in a database: a
+	// *catalog.Catalog. Nil takes requests as they are.
+	Catalog ratelimit.Catalog
+
 	// Jitter spreads jobs that must wait: each is scheduled for a random
 	// instant, up to this much after the one at which its capacity is there. A
 	// job that need not wait is not delayed. The default is none.
@@ -132,6 +136,10 @@ func (in Inserter) InsertTx(ctx context.Context, tx pgx.Tx, args river.JobArgs, 
 func (in Inserter) InsertManyTx(ctx context.Context, tx pgx.Tx, params []InsertManyParams) ([]*Inserted, error) {
 	if err := in.usable(); err != nil {
 		return nil, err
+	}
+	params = slices.Clone(params)
+	for i := range params {
+		params[i].Requests = resolved(in.Catalog, params[i].Requests)
 	}
 	order, err := in.inOrder(ctx, tx, params)
 	if err != nil {
@@ -307,6 +315,7 @@ func (in Inserter) InsertBatchTx(ctx context.Context, tx pgx.Tx, params []river.
 	if err := in.usable(); err != nil {
 		return nil, err
 	}
+	requests = resolved(in.Catalog, requests)
 	reserved, err := in.reserve(ctx, tx, requests)
 	if err != nil {
 		return nil, err

@@ -35,6 +35,10 @@ type MiddlewareConfig struct {
 	// [ByKind] and [ByQueue] for simple ones.
 	Limits func(job *rivertype.JobRow) []ratelimit.Request
 
+	// Catalog chooses what holds for a key, such as an override in a database, when Limits
+	// has said what holds by the code: a *catalog.Catalog. Nil leaves that as it is.
+	Catalog ratelimit.Catalog
+
 	// HardStart bounds starts and not only averages, for a third party that
 	// counts them: in no window of a limit's Period do jobs start for more than
 	//
@@ -183,7 +187,7 @@ func (m *Middleware) String() string { return "riverlimit.Middleware" }
 
 // Work implements River's rivertype.WorkerMiddleware.
 func (m *Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error) error {
-	requests := m.config.Limits(job)
+	requests := resolved(m.config.Catalog, m.config.Limits(job))
 	if len(requests) == 0 {
 		return doInner(ctx)
 	}
@@ -197,6 +201,18 @@ func (m *Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner fu
 		return err
 	}
 	return doInner(inner)
+}
+
+// resolved returns requests by what a catalog says, if there is one.
+func resolved(catalog ratelimit.Catalog, requests []ratelimit.Request) []ratelimit.Request {
+	if catalog == nil {
+		return requests
+	}
+	requests = slices.Clone(requests)
+	for i := range requests {
+		requests[i] = catalog.Resolve(requests[i])
+	}
+	return requests
 }
 
 // hold returns when the job may start, with its reservation, or with an error
@@ -343,7 +359,7 @@ func (m *Middleware) Pause(ctx context.Context, pause time.Duration, requests ..
 		}
 		rows = append(rows, m.Rows(r)...)
 	}
-	_, err := m.store.PauseAll(ctx, pause, rows...)
+	_, err := m.store.PauseEach(ctx, rows, pause)
 	return err
 }
 

@@ -29,6 +29,7 @@ const startSuffix = ":start"
 //
 // For the bound on starts, what is credited counts as refilled.
 func (m *Middleware) Rows(r ratelimit.Request) []ratelimit.Request {
+	r = resolved(m.config.Catalog, []ratelimit.Request{r})[0]
 	if !m.config.HardStart || r.Limit == nil || slides(r) {
 		return []ratelimit.Request{r}
 	}

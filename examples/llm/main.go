@@ -136,7 +136,7 @@ func (p Prompts) finish(ctx context.Context, done *prompt, used int) error {
 // after the pause.
 func (p Prompts) putOff(ctx context.Context, refused *prompt, retryAfter time.Duration) error {
 	return pgx.BeginFunc(ctx, p.pool, func(tx pgx.Tx) error {
-		if _, err := p.store.PauseAllTx(ctx, tx, retryAfter, Requests.For(organization), Tokens.For(organization)); err != nil {
+		if _, err := p.store.PauseEachTx(ctx, tx, []ratelimit.Request{Requests.For(organization), Tokens.For(organization)}, retryAfter); err != nil {
 			return err
 		}
 		if _, err := p.store.SettleTx(ctx, tx, &refused.receipt, 1, 0); err != nil { // the request has been made

@@ -124,6 +124,14 @@ func (d *Definition) kind() kind {
 	return kinds[d.Kind%Kind(len(kinds))]
 }
 
+// Statements returns the names of the SQL statements for the rows of all kinds of limits.
+func Statements() (names []string) {
+	for _, kind := range kinds[TokenBucket:] {
+		names = append(names, kind.statements())
+	}
+	return append(names, byCalendar.statements())
+}
+
 // Statements returns the name of the SQL statements for the rows of such a limit.
 func (d *Definition) Statements() string { return d.kind().statements() }
 

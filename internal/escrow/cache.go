@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
-	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
@@ -26,7 +25,6 @@ type Cache struct {
 	clock    func() time.Time // nil for the machine's
 	prefetch func(*Entry)
 	giveBack func([]Return)
-	can      func(bucket.Kind) bool // be prefetched from
 	seed     maphash.Seed
 	sets     []set
 
@@ -51,15 +49,12 @@ type Config struct {
 
 	// GiveBack is called with what is to be returned, without a lock held.
 	GiveBack func([]Return)
-
-	// Prefetches reports whether a kind of limit can be prefetched from.
-	Prefetches func(bucket.Kind) bool
 }
 
 // New returns an empty cache.
 func New(c Config) *Cache {
 	return &Cache{
-		lasts: c.Lasts, clock: c.Clock, prefetch: c.Prefetch, giveBack: c.GiveBack, can: c.Prefetches,
+		lasts: c.Lasts, clock: c.Clock, prefetch: c.Prefetch, giveBack: c.GiveBack,
 		seed: maphash.MakeSeed(), sets: make([]set, sets),
 	}
 }
@@ -147,10 +142,7 @@ func (m *Cache) remember(a *decide.Ask) *Entry {
 }
 
 func (m *Cache) newEntry(a *decide.Ask) *Entry {
-	e := &Entry{cache: m, ask: *a, least: leastOf(&a.Definition)}
-	if m.can(a.Definition.Kind) {
-		e.lowered = Lowered(&a.Definition, m.lasts)
-	}
+	e := &Entry{cache: m, ask: *a, least: leastOf(&a.Definition), lowered: Lowered(&a.Definition, m.lasts)}
 	e.ask.Count, e.ask.Request.Floor, e.ask.Floor = 0, 0, 0
 	e.paid = e.ask.Paid()
 	if reflect.TypeOf(a.Limit).Kind() != reflect.Pointer {

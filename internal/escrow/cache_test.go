@@ -33,7 +33,7 @@ type memory struct {
 func newMemory(t *testing.T) *memory {
 	m := &memory{t: t, at: noon}
 	m.Cache = escrow.New(escrow.Config{
-		Lasts: time.Second, Clock: m.now, Prefetches: func(bucket.Kind) bool { return true }, Prefetch: func(*escrow.Entry) {},
+		Lasts: time.Second, Clock: m.now, Prefetch: func(*escrow.Entry) {},
 		GiveBack: func(r []escrow.Return) {
 			m.mu.Lock()
 			defer m.mu.Unlock()
@@ -257,7 +257,7 @@ func TestEvict(t *testing.T) {
 func TestArrivedLate(t *testing.T) {
 	var returned atomic.Int64
 	m := escrow.New(escrow.Config{
-		Lasts: time.Second, Prefetches: func(bucket.Kind) bool { return true }, Prefetch: func(*escrow.Entry) {},
+		Lasts: time.Second, Prefetch: func(*escrow.Entry) {},
 		GiveBack: func(r []escrow.Return) { returned.Add(int64(r[0].Count)) },
 	})
 	call, err := decide.New(false, plain.For("k"))

@@ -42,7 +42,7 @@ func TestRelease(t *testing.T) {
 			now := noon
 			var got []Return
 			m := New(Config{
-				Lasts: time.Second, Clock: func() time.Time { return now }, Prefetches: func(bucket.Kind) bool { return true },
+				Lasts: time.Second, Clock: func() time.Time { return now },
 				Prefetch: func(*Entry) {}, GiveBack: func(r []Return) { got = append(got, r...) },
 			})
 			call, err := decide.New(false, ratelimit.TokenBucket{Name: "l", Rate: 1, Period: time.Hour, Capacity: 1000}.For("k"))

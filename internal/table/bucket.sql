@@ -29,11 +29,10 @@ RETURNING value, ts, paused,
 	clock_timestamp(), xmin::text
 
 -- name: give
--- Gives back a count, and says what was spent. When nothing is out it needs no clock, since
--- giving what comes in before or after what is given makes no difference once the row is
--- settled. Beside what is out the row is filled no further than so that what is out, and what
--- comes in until its end, has room as well; after that end, what is out fades as fast as the
--- row is refilled. (ahead is how much is out, and until when, in seconds since 2000.)
+-- Gives back a count, and says what was spent. The row is not settled for that, as what comes
+-- in can be added before or after what is given. Beside what is out (ahead is how much, and
+-- until when, in seconds since 2000) it leaves room for that, and for what comes in until its
+-- end; after that end, what is out fades as fast as the row is refilled.
 --
 -- $1 name  $2 key  $3 shard  $4 capacity  $5 count  $6 now: NULL for the database's clock
 -- $7 rate  $8 period  $9 most: above which nothing is given when nothing is out
@@ -41,22 +40,15 @@ RETURNING value, ts, paused,
 INSERT INTO rate_limits AS r (name, key, shard, value, ts)
 VALUES ($1::text, $2::text, $3::int4, $4::float8, coalesce($6::timestamptz, clock_timestamp()))
 ON CONFLICT (name, key, shard) DO UPDATE
-SET value = CASE WHEN least(greatest(r.ahead[1] - CASE WHEN $11::timestamptz > greatest(r.ts, excluded.ts) THEN $10::float8 ELSE 0 END, 0),
-		greatest(r.ahead[1] - CASE WHEN $11::timestamptz > greatest(r.ts, excluded.ts) THEN $10::float8 ELSE 0 END, 0)
-			+ round((r.ahead[2] - tstzrange_subdiff(excluded.ts, '2000-01-01 00:00:00+00'::timestamptz)) * 1000000) * $7::float8 / $8::float8) > 0
-	THEN greatest(
-		least(r.value + greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) * $7::float8 / $8::float8, $4::float8),
-		least(
-			least(r.value + greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) * $7::float8 / $8::float8, $4::float8) + $5::float8,
-			$4::float8 - greatest(r.ahead[1] - CASE WHEN $11::timestamptz > greatest(r.ts, excluded.ts) THEN $10::float8 ELSE 0 END, 0)
-				- round((r.ahead[2] - tstzrange_subdiff(excluded.ts, '2000-01-01 00:00:00+00'::timestamptz)) * 1000000) * $7::float8 / $8::float8))
+SET value = CASE WHEN r.ahead[1] > 0 THEN r.value + greatest(least($5::float8, $4::float8
+		- least(r.value + greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) * $7::float8 / $8::float8, $4::float8)
+		- CASE WHEN (r.ahead[1] - CASE WHEN $11::timestamptz > greatest(r.ts, excluded.ts) THEN $10::float8 ELSE 0 END) > 0 THEN
+			greatest((r.ahead[1] - CASE WHEN $11::timestamptz > greatest(r.ts, excluded.ts) THEN $10::float8 ELSE 0 END)
+				+ round((r.ahead[2] - tstzrange_subdiff(excluded.ts, '2000-01-01 00:00:00+00'::timestamptz)) * 1000000) * $7::float8 / $8::float8, 0)
+		ELSE 0 END), 0)
 	ELSE least(r.value + $5::float8, greatest(r.value, $9::float8)) END,
-	ts = CASE WHEN least(greatest(r.ahead[1] - CASE WHEN $11::timestamptz > greatest(r.ts, excluded.ts) THEN $10::float8 ELSE 0 END, 0),
-		greatest(r.ahead[1] - CASE WHEN $11::timestamptz > greatest(r.ts, excluded.ts) THEN $10::float8 ELSE 0 END, 0)
-			+ round((r.ahead[2] - tstzrange_subdiff(excluded.ts, '2000-01-01 00:00:00+00'::timestamptz)) * 1000000) * $7::float8 / $8::float8) > 0
-	THEN greatest(r.ts, excluded.ts) ELSE r.ts END,
-	ahead = CASE WHEN r.ahead IS NOT NULL THEN
-		array[greatest(r.ahead[1] - CASE WHEN $11::timestamptz > greatest(r.ts, excluded.ts) THEN $10::float8 ELSE 0 END, 0), r.ahead[2]] END
+	ahead = CASE WHEN r.ahead[1] > 0 THEN
+		array[greatest((r.ahead[1] - CASE WHEN $11::timestamptz > greatest(r.ts, excluded.ts) THEN $10::float8 ELSE 0 END), 0), r.ahead[2]] ELSE r.ahead END
 RETURNING value, ts, paused, slots, ahead,
 	clock_timestamp(), xmax = 0
 
@@ -74,7 +66,10 @@ RETURNING value, ts, paused, slots, ahead,
 -- transaction began with the statement, or just before it.
 
 -- name: grant
--- Takes a total from a row that has what is needed.
+-- Takes a count from a row that has what is needed.
+--
+-- $1 name  $2 key  $3 shard  $4 count  $5 need  $6 capacity
+-- $7 rate  $8 period  $9 now: NULL for the database's clock
 UPDATE rate_limits AS r
 SET value = least(r.value + greatest(round(tstzrange_subdiff(u.now, r.ts) * 1000000), 0) * u.rate / u.period, u.capacity) - u.total,
 	ts = greatest(r.ts, u.now)
@@ -90,11 +85,14 @@ WHERE set_config('lock_timeout', '1', true) IS NOT NULL
 RETURNING r.value, r.ts, clock_timestamp()
 
 -- name: grant_alike
--- Is grant for several rows of one limit, from each of which the same is taken: $2 is an
--- array of keys. One scan of the index looks all of them up, which costs the server a sixth
+-- Is grant for several rows of one limit, from each of which the same is taken: keys is an
+-- array. One scan of the index looks all of them up, which costs the server a sixth
 -- less than to join rows of what is to be taken. lock_timeout is set where the keys come
 -- from, before the first row. Of most rows what is in them is enough, and what has come in
 -- need not be counted twice.
+--
+-- $1 name  $2 keys  $3 shard  $4 count  $5 need  $6 capacity
+-- $7 rate  $8 period  $9 now: NULL for the database's clock
 UPDATE rate_limits AS r
 SET value = least(r.value + greatest(round(tstzrange_subdiff(u.now, r.ts) * 1000000), 0) * u.rate / u.period, u.capacity) - u.total,
 	ts = greatest(r.ts, u.now)
@@ -110,12 +108,15 @@ WHERE (r.xmax = '0'::xid OR pg_visible_in_snapshot(r.xmax::text::xid8, pg_curren
 RETURNING r.value, r.ts, clock_timestamp(), r.key
 
 -- name: grant_many
--- Is grant for several rows, in the order given. $1 to $5 are arrays of what is to be taken,
--- and $6 to $9 of the definitions, which $2 counts from 1. $3 is NULL if no limit has
--- shards, $5 if each needs what it takes. An array that is subscripted costs less than one
+-- Is grant for several rows, in the order given. keys to needs are arrays of what is to be
+-- taken, and names to periods of the limits, which definitions counts from 1. shards is NULL
+-- if no limit has them, needs if each needs what it takes. An array that is subscripted costs less than one
 -- that is unnested. The range of i is always true, and is there for the planner: it takes it
 -- for selective, and so goes to each row by the index rather than through the whole table,
 -- also while the table is young and the plan is kept that was made when it was small.
+--
+-- $1 keys  $2 definitions  $3 shards  $4 counts  $5 needs
+-- $6 names  $7 capacities  $8 rates  $9 periods  $10 now: NULL for the database's clock
 UPDATE rate_limits AS r
 SET value = least(r.value + greatest(round(tstzrange_subdiff(u.now, r.ts) * 1000000), 0) * u.rate / u.period, u.capacity) - u.total,
 	ts = greatest(r.ts, u.now)
@@ -140,6 +141,10 @@ RETURNING r.value, r.ts, clock_timestamp(), u.i
 -- is out. A pause swallows it. It is in ahead for sure until a second after the lease's end,
 -- and not taken off later. Without an end it is what somebody was told of: that is not in
 -- ahead, is never too late, and is there after a pause.
+--
+-- $1 name  $2 key  $3 shard  $4 capacity  $5 count  $6 now: NULL for the database's clock
+-- $7 rate  $8 period  $9 spent  $10 spent_end: until when that is counted in ahead
+-- $11 ends: when the lease does
 UPDATE rate_limits AS r
 SET (value, ts, ahead) = (
 	SELECT CASE WHEN r.paused > u.now AND u.ends IS NOT NULL THEN r.value

@@ -33,6 +33,9 @@ RETURNING value, ts, paused,
 
 -- name: grant
 -- Is a bucket's grant.
+--
+-- $1 name  $2 key  $3 shard  $4 count  $5 need  $6 capacity
+-- $7 rate  $8 now: NULL for the database's clock  $9 edges  $10 had
 UPDATE rate_limits AS r
 SET value = least(r.value + greatest(width_bucket(u.now, u.edges) - width_bucket(r.ts, u.had), 0) * u.rate, u.capacity) - u.total,
 	ts = greatest(r.ts, u.edges[width_bucket(u.now, u.edges)])
@@ -49,10 +52,14 @@ WHERE set_config('lock_timeout', '1', true) IS NOT NULL
 	AND r.value + greatest(width_bucket(u.now, u.edges) - width_bucket(r.ts, u.had), 0) * u.rate >= u.need
 RETURNING r.value, r.ts, clock_timestamp()
 
--- name: grant_many
--- Is a bucket's grant_many; and prefetches, as a window's prefetch_many, where prefetch is not
--- NULL, for a lease that lasts to the next edge. $9 and $10 are the edges of all definitions,
--- $11 for each.
+-- name: prefetch_many
+-- Is a bucket's grant_many; and prefetches, as a window's prefetch_many, where lasts is not
+-- NULL, for a lease that lasts to the next edge. The edges are those of all definitions, with as
+-- many for each.
+--
+-- $1 keys  $2 definitions  $3 shards  $4 counts  $5 needs  $6 names  $7 capacities  $8 rates
+-- $9 all_edges  $10 all_had  $11 each  $12 now: NULL for the database's clock
+-- $13 prefetches  $14 outs  $15 spents  $16 spent_ends  $17 lasts
 UPDATE rate_limits AS r
 SET (value, ts, ahead) = (
 	SELECT c.settled - u.total - c.more, c.t, CASE WHEN u.prefetch IS NULL THEN r.ahead ELSE array[c.before + u.out + c.more,
@@ -78,7 +85,7 @@ FROM (
 		($9::timestamptz[])[(a.definition - 1) * $11::int4 + 1 : a.definition * $11::int4] AS edges,
 		($10::timestamptz[])[(a.definition - 1) * $11::int4 + 1 : a.definition * $11::int4] AS had,
 		coalesce($12::timestamptz, CURRENT_TIMESTAMP) AS now,
-		($13::float8[])[a.i] AS prefetch, ($14::float8[])[a.i] AS out, ($15::float8[])[a.i] AS spent, ($16::timestamptz[])[a.i] AS spent_end
+		CASE WHEN ($17::float8[])[a.i] IS NOT NULL THEN coalesce(($13::float8[])[a.i], 0) END AS prefetch, ($14::float8[])[a.i] AS out, ($15::float8[])[a.i] AS spent, ($16::timestamptz[])[a.i] AS spent_end
 	FROM unnest($1::text[], $2::int4[]) WITH ORDINALITY AS a (key, definition, i)
 	WHERE a.i BETWEEN 1 AND 1000000000
 ) AS u
@@ -94,6 +101,9 @@ RETURNING r.value, r.ts, clock_timestamp(), r.ahead[3], u.i
 
 -- name: return
 -- Is a window's return, but that a pause leaves what there is as it is.
+--
+-- $1 name  $2 key  $3 shard  $4 capacity  $5 count  $6 now: NULL for the database's clock
+-- $7 taken  $8 spent  $9 spent_end  $10 ends
 UPDATE rate_limits AS r
 SET (value, ahead) = (
 	SELECT CASE
@@ -110,8 +120,8 @@ SET (value, ahead) = (
 )
 FROM (
 	SELECT $1::text AS name, $2::text AS key, $3::int4 AS shard, $4::float8 AS capacity, $5::float8 AS count,
-		$6::float8 AS period, coalesce($7::timestamptz, CURRENT_TIMESTAMP) AS now, $8::timestamptz AS taken,
-		$9::float8 AS spent, $10::timestamptz AS spent_end, $11::timestamptz AS ends
+		coalesce($6::timestamptz, CURRENT_TIMESTAMP) AS now, $7::timestamptz AS taken,
+		$8::float8 AS spent, $9::timestamptz AS spent_end, $10::timestamptz AS ends
 ) AS u
 WHERE set_config('lock_timeout', '1', true) IS NOT NULL
 	AND (r.xmax = '0'::xid OR pg_visible_in_snapshot(r.xmax::text::xid8, pg_current_snapshot()))
@@ -121,7 +131,7 @@ WHERE set_config('lock_timeout', '1', true) IS NOT NULL
 -- Lists full rows of a quota from a place on, and those that are behind its edges.
 --
 -- $1 name  $2 key, $3 shard after which to go on
--- $4 capacity  $5 rate  $6 edges  $7 had  $8 now  $9 rows at most
+-- $4 capacity  $5 rate  $6 edges  $7 had  $8 now  $9 limit: rows at most
 SELECT value, ts, paused, slots, key, shard FROM rate_limits
 WHERE name = $1::text AND (key, shard) > ($2::text, $3::int4) AND ts <= $8::timestamptz
 	AND (ahead[1] > 0 AND ahead[2] > tstzrange_subdiff($8::timestamptz, '2000-01-01 00:00:00+00'::timestamptz)) IS NOT TRUE

@@ -31,7 +31,7 @@ func TestCalendarOfAnotherTime(t *testing.T) {
 		take := func() (taken Taken) {
 			t.Helper()
 			args := []any{change.Name, change.Key.Key, int32(0), d.Capacity, change.Count, nil, edges, had, d.Rate, 0.0, nil}
-			if err := taken.scan(db.Pool.QueryRow(ctx, table.calendars["take"], args...), &d, &taken.At, &taken.Xid); err != nil {
+			if err := taken.scan(db.Pool.QueryRow(ctx, table.kinds["calendar"]["take"].sql, args...), &d, &taken.At, &taken.Xid); err != nil {
 				t.Fatal(err)
 			}
 			return taken
@@ -45,7 +45,7 @@ func TestCalendarOfAnotherTime(t *testing.T) {
 		g := Grant{Change: change, Need: 4}
 		g.Count = 4
 		args := []any{g.Name, g.Key.Key, int32(0), g.Count, g.Need, d.Capacity, d.Rate, nil, edges, had}
-		if err := g.scan(db.Pool.QueryRow(ctx, table.calendars["grant"], args...), nil); err != nil || g.Taken.OK {
+		if err := g.scan(db.Pool.QueryRow(ctx, table.kinds["calendar"]["grant"].sql, args...), nil); err != nil || g.Taken.OK {
 			t.Errorf("%s: granted %+v, %v by edges of another time", name, g.Taken, err)
 		}
 		if taken, err := takeIn(ctx, db, table, &change); err != nil || !taken.OK || taken.After.Value != 2 {

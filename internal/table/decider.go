@@ -40,9 +40,6 @@ type Decider interface {
 	// to pass over the row, the error is lock_not_available. A row that is not there is full,
 	// and needs nothing back.
 	Return(ctx context.Context, pool *pgxpool.Pool, r *Return, now *time.Time) (done bool, err error)
-
-	// Prefetches reports whether grants of a kind of limit can prefetch.
-	Prefetches(kind bucket.Kind) bool
 }
 
 // PassOver is how long a statement waits for a lock that is not to wait for one, since
@@ -53,8 +50,8 @@ const (
 	Awaited  = time.Second
 )
 
-// brisk is how long a grant waits for its row that is [Grant.Brisk].
-const brisk = 100 * time.Millisecond
+// pipelined is how long a grant waits for its row that is [Grant.Pipelined].
+const pipelined = 100 * time.Millisecond
 
 // Decision is rows to lock, and what decides on them.
 type Decision struct {
@@ -115,15 +112,13 @@ type Spent struct {
 	SpentEnd time.Time // of the lease of these that ends first
 }
 
-// arguments are what was spent, and until when it is counted in a row's ahead for sure.
-func (s *Spent) arguments(d *bucket.Definition) []any {
-	return []any{s.Spent, orNull(counted(d, s.SpentEnd))}
-}
+// counted is until when what was spent is counted in a row's ahead for sure.
+func (s *Spent) counted(d *bucket.Definition) *time.Time { return orNull(counted(d, s.SpentEnd)) }
 
 // counted is until when a lease is counted in a row's ahead for sure, that ends at an instant;
 // zero if there is none.
 func counted(d *bucket.Definition, end time.Time) time.Time {
-	if end.IsZero() || d.Kind != bucket.TokenBucket {
+	if end.IsZero() || d.Stands() {
 		return end
 	}
 	return end.Add(bucket.Grace)

@@ -18,8 +18,6 @@ import (
 // the statements for several rows say.
 type distributedTable struct{ *Table }
 
-func (distributedTable) Prefetches(bucket.Kind) bool { return true }
-
 func (t distributedTable) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, _ bool, now *time.Time) (err error) {
 	if len(grants) != 1 {
 		return fmt.Errorf("%d grants, of which a distributed table takes one", len(grants))
@@ -139,7 +137,7 @@ func (g *Grant) from(row *Taken) (after bucket.State, out bucket.Out, more float
 	}
 	more = max(0, min(g.Prefetch, left.Value/2, d.Capacity/2-out.Tokens-g.Out))
 	out.Tokens += g.Out + more
-	if end := g.end(left.TS); end.After(out.Until) {
+	if end := g.ends(left.TS); end.After(out.Until) {
 		out.Until = end
 	}
 	return d.Spend(left, row.At, more), out, more, true
@@ -188,7 +186,7 @@ func (r *Return) into(s bucket.State, out bucket.Out, at time.Time) (bucket.Stat
 	if s.TS.After(t) {
 		t = s.TS
 	}
-	if d.Kind == bucket.SlidingWindow { // of the slot that until is the end of, whenever it comes
+	if d.Slotted() { // of the slot that until is the end of, whenever it comes
 		t, end = out.Until.Add(-1), r.Taken.Add(d.SlotWidth())
 	}
 	out = r.Spent.off(d, out, t)
@@ -196,10 +194,10 @@ func (r *Return) into(s bucket.State, out bucket.Out, at time.Time) (bucket.Stat
 		out.Tokens = max(0, out.Tokens-r.Count)
 	}
 	swallowed, room := leftover && s.Paused.After(at) && d.Every == 0, d.Capacity-d.Owed(out, at)
-	switch d.Kind {
-	case bucket.SlidingWindow:
+	switch {
+	case d.Slotted():
 		return d.Refund(s, s.TS, r.Count, r.Taken.UnixMicro()), out
-	case bucket.FixedWindow:
+	case d.Stands():
 		switch {
 		case swallowed || leftover && (!s.TS.Equal(r.Taken) || !at.Before(end)):
 		case room < d.Capacity:

@@ -29,11 +29,12 @@ type Grant struct {
 	Out      float64       // of Count, what may still come back to memory
 	Spent                  // of earlier leases
 
-	// Brisk has a grant that waits for its row committed in the round trip that takes, so that
-	// those behind it, in other processes too, wait for no other one; but it waits for a moment
-	// only. Who gives up then may have taken all the same, as with any statement that is under
-	// way. It is for rows that others are known to have locked no longer than that takes.
-	Brisk bool
+	// Pipelined has a grant that waits for its row sent with its COMMIT, in one round trip, so
+	// that those behind it, in other processes too, wait for no other one; but it waits for a
+	// moment only. A caller that gives up then may have taken all the same, as with any statement
+	// that is under way. It is for rows that others are known to have locked no longer than that
+	// takes.
+	Pipelined bool
 
 	Taken Taken
 }
@@ -43,18 +44,12 @@ func (g *Grant) Prefetched() float64 { return g.Taken.prefetched }
 
 // End is when the lease ends, on the database's clock, of a grant that was taken and
 // prefetched.
-func (g *Grant) End() time.Time {
-	return g.end(g.Taken.After.TS)
-}
+func (g *Grant) End() time.Time { return g.ends(g.Taken.After.TS) }
 
-// end is when the lease ends that begins with a row at ts: a window's with its edge.
-func (g *Grant) end(ts time.Time) time.Time { return g.Definition.End(ts, ts, g.Lasts) }
+// ends is when the lease ends of a row that is left at ts.
+func (g *Grant) ends(ts time.Time) time.Time { return g.Definition.End(ts, ts, g.Lasts) }
 
 func (g *Grant) prefetches() bool { return g.Lasts > 0 }
-
-func (g *Grant) sliding() bool { return g.Definition.Kind == bucket.SlidingWindow }
-
-func (g *Grant) byCalendar() bool { return g.Definition.Every != 0 }
 
 // capacity is what a grant counts with.
 func (g *Grant) capacity() float64 {
@@ -73,7 +68,8 @@ func (t plainTable) grant(ctx context.Context, q Querier, grants []Grant, now *t
 		if g.never() {
 			return nil
 		}
-		return g.scan(q.QueryRow(ctx, t.of(&g.Definition)["grant"], g.arguments(now)...), now)
+		sql, args := t.forGrant("grant", g, now)
+		return g.scan(q.QueryRow(ctx, sql, args...), now)
 	}
 	var batch pgx.Batch // of one statement mostly, and one transaction in any case
 	t.queue(&batch, grants, now)
@@ -97,16 +93,17 @@ func (t plainTable) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Gran
 	}
 	defer Release(ctx, conn)
 	wait := Awaited
-	if g.Brisk {
-		wait = brisk
+	if g.Pipelined {
+		wait = pipelined
 	}
 	batch := t.begin(wait)
 	if g.prefetches() {
-		t.queueMany(batch, []*Grant{g}, "_in_turn", now)
+		t.queueMany(batch, []*Grant{g}, inTurn, now)
 	} else {
-		batch.Queue(t.of(&g.Definition)["grant_in_turn"], g.arguments(now)...).QueryRow(func(row pgx.Row) error { return g.scan(row, now) })
+		sql, args := t.forGrant("grant"+inTurn, g, now)
+		batch.Queue(sql, args...).QueryRow(func(row pgx.Row) error { return g.scan(row, now) })
 	}
-	if g.Brisk {
+	if g.Pipelined {
 		batch.Queue("COMMIT")
 		return conn.SendBatch(ctx, batch).Close()
 	}
@@ -118,22 +115,23 @@ func (t plainTable) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Gran
 	return err
 }
 
+// forGrant is a statement for a grant of one row, with its arguments.
+func (t *Table) forGrant(name string, g *Grant, now *time.Time) (sql string, args []any) {
+	s, _ := t.of(&g.Definition, name)
+	return s.with(values{row: g.Row, definition: &g.Definition, count: g.Count, need: g.Need, now: now})
+}
+
 // queue puts into a batch the statements for several grants.
 func (t plainTable) queue(batch *pgx.Batch, grants []Grant, now *time.Time) {
-	alike, others, calendars, sliding := sorts(grants, t.statistics.known(batch))
+	alike, others := t.sorts(grants, t.statistics.known(batch))
 	if len(alike) > 0 {
-		args := alike[0].arguments(now)
-		args[1] = column(alike, true, func(g *Grant) string { return g.Key.Key })
-		batch.Queue(t.of(&alike[0].Definition)["grant_alike"], args...).Query(scanAlike(alike, now))
+		g := alike[0]
+		s, _ := t.of(&g.Definition, "grant_alike")
+		sql, args := s.with(values{row: g.Row, definition: &g.Definition, count: g.Count, need: g.Need, now: now, many: &many{grants: alike}})
+		batch.Queue(sql, args...).Query(scanAlike(alike, now))
 	}
-	if len(others) > 0 {
-		t.queueMany(batch, others, "", now)
-	}
-	if len(calendars) > 0 {
-		t.queueMany(batch, calendars, "", now)
-	}
-	if len(sliding) > 0 {
-		t.queueMany(batch, sliding, "", now)
+	for _, grants := range others {
+		t.queueMany(batch, grants, "", now)
 	}
 }
 
@@ -142,34 +140,40 @@ func (t plainTable) queue(batch *pgx.Batch, grants []Grant, now *time.Time) {
 const fewAlike = 24
 
 // sorts divides grants into those that take the same from rows of one limit, if that is
-// wanted, others, those of quotas by the calendar, and those of sliding windows; each in
-// the order given.
-func sorts(grants []Grant, scan bool) (alike, others, calendars, sliding []*Grant) {
+// wanted and has a statement, and the others of each kind; each in the order given.
+func (t *Table) sorts(grants []Grant, scan bool) (alike []*Grant, others [][]*Grant) {
 	var common *Grant
 	if scan {
-		common, alike = usual(grants), make([]*Grant, 0, len(grants))
-	} else {
-		others = make([]*Grant, 0, len(grants))
+		common = usual(grants)
+		if _, scan = t.of(&common.Definition, "grant_alike"); scan {
+			alike = make([]*Grant, 0, len(grants))
+		}
+	}
+	ofKind := func(g *Grant) int {
+		return slices.IndexFunc(others, func(same []*Grant) bool { return same[0].Definition.Statements() == g.Definition.Statements() })
 	}
 	for i := range grants {
 		switch g := &grants[i]; {
 		case g.never():
-		case g.sliding():
-			sliding = append(sliding, g)
-		case g.byCalendar():
-			calendars = append(calendars, g)
 		case scan && g.alike(common):
 			alike = append(alike, g)
 		default:
-			others = append(others, g)
+			n := ofKind(g)
+			if n < 0 {
+				n, others = len(others), append(others, make([]*Grant, 0, len(grants)-len(alike)))
+			}
+			others[n] = append(others[n], g)
 		}
 	}
-	if len(others) > 0 && len(alike) > 0 && len(alike) <= fewAlike {
-		others = append(others, alike...)
-		slices.SortFunc(others, func(g, h *Grant) int { return g.Row.Compare(h.Row) })
+	if len(alike) == 0 || len(alike) > fewAlike {
+		return alike, others
+	}
+	if n := ofKind(common); n >= 0 {
+		others[n] = append(others[n], alike...)
+		slices.SortFunc(others[n], func(g, h *Grant) int { return g.Row.Compare(h.Row) })
 		alike = nil
 	}
-	return alike, others, calendars, sliding
+	return alike, others
 }
 
 // usual is the grant that most of grants are like; any, if there is no such majority.
@@ -193,22 +197,6 @@ func (g *Grant) alike(h *Grant) bool {
 	return g.Count == h.Count && g.Need == h.Need && g.Shard == h.Shard && !g.prefetches() && !h.prefetches() && g.Definition == h.Definition
 }
 
-// arguments are those of a grant of one row.
-func (g *Grant) arguments(now *time.Time) []any {
-	d := &g.Definition
-	args := []any{g.Name, g.Key.Key, int32(g.Shard), g.Count, g.Need}
-	switch {
-	case g.byCalendar():
-		edges, had := d.Edges(around(now))
-		return append(args, d.Capacity, d.Rate, now, edges, had)
-	case g.sliding():
-		args = append(args, d.Rate, tick(d), int32(d.Slots+2))
-	default:
-		args = append(args, d.Capacity, d.Rate, micros(d.Period))
-	}
-	return append(args, now)
-}
-
 // scan reads the row that a grant returned, if it did.
 func (g *Grant) scan(row pgx.Row, now *time.Time) error {
 	var r returned
@@ -228,12 +216,13 @@ type returned struct {
 	ts, at time.Time
 	slots  []float64
 	more   *float64 // that was prefetched
+	into   [6]any   // room for the fields
 }
 
 // fields are where a row of such a grant is read to.
 func (r *returned) fields(g *Grant, more ...any) []any {
-	fields := append(make([]any, 0, 6), &r.value, &r.ts, &r.at)
-	if g.sliding() {
+	fields := append(r.into[:0], &r.value, &r.ts, &r.at)
+	if g.Definition.Slotted() {
 		fields = append(fields, &r.slots)
 	}
 	return append(fields, more...)
@@ -242,7 +231,7 @@ func (r *returned) fields(g *Grant, more ...any) []any {
 // tell tells a grant that it was taken.
 func (r *returned) tell(g *Grant, now *time.Time) {
 	g.Taken = Taken{OK: true, After: bucket.State{Value: r.value, TS: r.ts}, At: r.at}
-	if g.sliding() {
+	if r.slots != nil {
 		g.Taken.After.Slots = slots.Read(r.slots, r.value)
 		r.slots = nil // of which it has a part
 	}
@@ -303,91 +292,16 @@ func scanGrants(grants []*Grant, prefetch bool, now *time.Time) func(pgx.Rows) e
 	}
 }
 
-// queueMany puts into a batch grants of several rows, which are all of sliding windows or
-// none is, and so for quotas by the calendar; in turn or not.
-func (t plainTable) queueMany(batch *pgx.Batch, grants []*Grant, inTurn string, now *time.Time) {
-	if grants[0].byCalendar() {
-		t.queueCalendars(batch, grants, inTurn, now)
-		return
+// queueMany puts into a batch grants of several rows, of limits of one kind; in turn or not.
+func (t plainTable) queueMany(batch *pgx.Batch, grants []*Grant, turn string, now *time.Time) {
+	all, d := manyOf(grants), &grants[0].Definition
+	s, ok := t.of(d, "grant_many"+turn)
+	prefetch := all.prefetch || !ok
+	if prefetch {
+		s, _ = t.of(d, "prefetch_many"+turn)
 	}
-	var all definitions
-	places := make([]int32, len(grants))
-	sharded, less, prefetch, windows := false, false, false, false
-	for i, g := range grants {
-		places[i] = all.place(g)
-		sharded, less = sharded || g.Shard != 0, less || g.Need != g.Count
-		prefetch, windows = prefetch || g.prefetches(), windows || g.Definition.Kind != bucket.TokenBucket
-	}
-	args := append(
-		make([]any, 0, 17),
-		column(grants, true, func(g *Grant) string { return g.Key.Key }), places,
-		column(grants, sharded, func(g *Grant) int32 { return int32(g.Shard) }),
-		column(grants, true, func(g *Grant) float64 { return g.Count }),
-		column(grants, less, func(g *Grant) float64 { return g.Need }),
-		all.names, all.capacities, all.rates, all.periods, now,
-	)
-	name, sliding := "grant_many", grants[0].sliding()
-	if prefetch && !sliding {
-		name = "prefetch_many"
-	}
-	if windows || prefetch {
-		args = append(args, all.ticks)
-	}
-	if prefetch || sliding {
-		args = append(
-			args,
-			column(grants, prefetch, (*Grant).leased),
-			column(grants, prefetch, func(g *Grant) float64 { return g.Prefetch }),
-			column(grants, prefetch, func(g *Grant) float64 { return g.Out }),
-			column(grants, prefetch, func(g *Grant) float64 { return g.Spent.Spent }),
-			column(grants, prefetch, func(g *Grant) *time.Time { return orNull(counted(&g.Definition, g.SpentEnd)) }),
-		)
-	}
-	if sliding {
-		args = append(args, all.totals)
-	}
-	s := t.of(&grants[0].Definition)
-	if !sliding && (windows || prefetch) {
-		s = t.windows
-	}
-	batch.Queue(s[name+inTurn], args...).Query(scanGrants(grants, prefetch || sliding, now))
-}
-
-// queueCalendars is queueMany for quotas by the calendar.
-func (t plainTable) queueCalendars(batch *pgx.Batch, grants []*Grant, inTurn string, now *time.Time) {
-	var all definitions
-	places, each := make([]int32, len(grants)), 0
-	sharded, less, prefetch := false, false, false
-	for i, g := range grants {
-		places[i] = all.place(g)
-		sharded, less, prefetch = sharded || g.Shard != 0, less || g.Need != g.Count, prefetch || g.prefetches()
-		each = max(each, g.Definition.Sent())
-	}
-	var edges, had []time.Time
-	for _, d := range all.of {
-		e, h := d.EdgesFrom(around(now), each)
-		edges, had = append(edges, e...), append(had, h...)
-	}
-	batch.Queue(
-		t.calendars["grant_many"+inTurn],
-		column(grants, true, func(g *Grant) string { return g.Key.Key }), places,
-		column(grants, sharded, func(g *Grant) int32 { return int32(g.Shard) }),
-		column(grants, true, func(g *Grant) float64 { return g.Count }),
-		column(grants, less, func(g *Grant) float64 { return g.Need }),
-		all.names, all.capacities, all.rates, edges, had, int32(each), now,
-		column(grants, prefetch, (*Grant).more),
-		column(grants, prefetch, func(g *Grant) float64 { return g.Out }),
-		column(grants, prefetch, func(g *Grant) float64 { return g.Spent.Spent }),
-		column(grants, prefetch, func(g *Grant) *time.Time { return orNull(counted(&g.Definition, g.SpentEnd)) }),
-	).Query(scanGrants(grants, true, now))
-}
-
-// more is what a grant takes for its lease; nil without any.
-func (g *Grant) more() *float64 {
-	if !g.prefetches() {
-		return nil
-	}
-	return &g.Prefetch
+	sql, args := s.with(values{many: all, now: now})
+	batch.Queue(sql, args...).Query(scanGrants(grants, prefetch, now))
 }
 
 // leased is how long a grant's lease lasts, in microseconds; nil without any.
@@ -395,40 +309,6 @@ func (g *Grant) leased() *float64 {
 	if !g.prefetches() {
 		return nil
 	}
-	lasts := micros(g.end(longAgo).Sub(longAgo))
+	lasts := micros(g.ends(epoch).Sub(epoch))
 	return &lasts
-}
-
-// column is what grants have one of each; nil if that is of no use.
-func column[T any](grants []*Grant, use bool, of func(*Grant) T) []T {
-	if !use {
-		return nil
-	}
-	values := make([]T, len(grants))
-	for i, g := range grants {
-		values[i] = of(g)
-	}
-	return values
-}
-
-// definitions are those of several grants, one after another: of most they are the same.
-type definitions struct {
-	last                              *Grant
-	of                                []*bucket.Definition
-	names                             []string
-	capacities, rates, periods, ticks []float64
-	totals                            []int32
-}
-
-// place is where the definition of a grant is, from 1.
-func (s *definitions) place(g *Grant) int32 {
-	if s.last == nil || s.last.Definition != g.Definition || s.last.capacity() != g.capacity() {
-		d := &g.Definition
-		s.last = g
-		s.of, s.names = append(s.of, d), append(s.names, d.Name)
-		s.capacities, s.rates = append(s.capacities, g.capacity()), append(s.rates, d.Rate)
-		s.periods, s.ticks = append(s.periods, micros(d.Period)), append(s.ticks, tick(d))
-		s.totals = append(s.totals, int32(d.Slots+2))
-	}
-	return int32(len(s.names))
 }

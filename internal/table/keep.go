@@ -13,15 +13,9 @@ import (
 // ListFull reads rows of a definition's name, after a row, that are full by it at
 // an instant; most of them at most.
 func (t *Table) ListFull(ctx context.Context, q Querier, d *bucket.Definition, after decide.Row, now time.Time, most int) (*Rows, error) {
-	name, args := "list_full", []any{d.Name, after.Key.Key, int32(after.Shard), d.Capacity, d.Rate, micros(d.Period), tick(d), now, int64(most)}
-	if d.Kind == bucket.SlidingWindow {
-		name, args = "list_empty", append(args[:3], int32(d.Slots+2), tick(d), now, int64(most))
-	}
-	sql := t.keep[name]
-	if d.Every != 0 {
-		edges, had := d.Edges(now)
-		sql, args = t.calendars[name], append(args[:5], edges, had, now, int64(most))
-	}
+	after.Name = d.Name
+	list, _ := t.of(d, "list_full")
+	sql, args := list.with(values{row: after, definition: d, now: &now, limit: most})
 	rows, err := q.Query(ctx, sql, args...)
 	if err != nil {
 		return nil, err

@@ -108,7 +108,7 @@ func (a *account) prefetch(g *Grant, now time.Time) (more float64, ok bool) {
 	a.say(g.Spent, left.TS)
 	more = max(0, min(g.Prefetch, left.Value/2, d.Capacity/2-a.out.Tokens-g.Out))
 	a.state, a.out.Tokens = d.Spend(left, now, more), a.out.Tokens+g.Out+more
-	if end := g.end(a.state.TS); end.After(a.out.Until) {
+	if end := g.ends(a.state.TS); end.After(a.out.Until) {
 		a.out.Until = end
 	}
 	return more, true
@@ -154,10 +154,14 @@ func (a *account) give(n, most float64, spent Spent, now time.Time) {
 		a.make(now)
 		return
 	}
+	prefetched := a.out.Tokens > 0
 	a.say(spent, a.at(now))
-	if a.owed(now) > 0 {
+	switch {
+	case prefetched && a.definition.Kind == bucket.TokenBucket: // it is settled later
+		a.state.Value += max(0, min(n, a.definition.Capacity-a.definition.Settle(a.state, now).Value-a.owed(now)))
+	case a.owed(now) > 0:
 		a.add(n, most, now)
-	} else {
+	default:
 		a.state.Value = min(a.state.Value+n, max(a.state.Value, most))
 	}
 }

@@ -17,7 +17,8 @@ import (
 // late.
 func (t *Table) Meet(ctx context.Context, q Querier, g *Grant, r *Rows, now *time.Time) error {
 	var batch pgx.Batch
-	batch.Queue(t.of(&g.Definition)["grant"], g.arguments(now)...).QueryRow(func(row pgx.Row) error { return g.scan(row, now) })
+	sql, args := t.forGrant("grant", g, now)
+	batch.Queue(sql, args...).QueryRow(func(row pgx.Row) error { return g.scan(row, now) })
 	t.queueFind(&batch, r)
 	QueueNow(&batch, now, &r.At)
 	err := q.SendBatch(ctx, &batch).Close()

@@ -14,8 +14,6 @@ import (
 // plainTable decides by statements for several rows, which pass over those that are locked.
 type plainTable struct{ *Table }
 
-func (plainTable) Prefetches(bucket.Kind) bool { return true }
-
 func (t plainTable) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, await bool, now *time.Time) error {
 	if await {
 		return t.grantInTurn(ctx, pool, &grants[0], now)
@@ -125,11 +123,9 @@ func (t plainTable) lockRows(ctx context.Context, conn *pgxpool.Conn, d *Decisio
 
 func (t plainTable) Return(ctx context.Context, pool *pgxpool.Pool, r *Return, now *time.Time) (done bool, err error) {
 	d := &r.Definition
-	args := arguments(r.Row, d, d.Capacity, r.Count, r.Taken, now)
-	if d.Kind != bucket.FixedWindow { // to which nothing comes in while it lasts
-		args = append(args, refill(d)...)
-	}
-	tag, err := pool.Exec(ctx, t.of(d)["return"], append(append(args, r.Spent.arguments(d)...), orNull(r.End))...)
+	s, _ := t.of(d, "return")
+	sql, args := s.with(values{row: r.Row, definition: d, count: r.Count, now: now, spent: &r.Spent, back: r})
+	tag, err := pool.Exec(ctx, sql, args...)
 	if err != nil || tag.RowsAffected() > 0 {
 		return err == nil, err
 	}

@@ -40,23 +40,23 @@ func TestKeptPlans(t *testing.T) {
 		{"lock", sql.common["lock"], "('{a}', '{k}', '{0}')", "Index Scan"},
 		{"await", sql.common["await"], "('a', 'k', 0)", "Index Scan"},
 		{"write", sql.common["write"], "('{a}', '{k}', '{0}', '{1}', '{now}', '{now}', ARRAY['{1}'])", "Index Scan"},
-		{"bucket_grant", sql.buckets["grant"], "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
-		{"window_grant", sql.windows["grant"], "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
-		{"slots_grant", sql.slots["grant"], "('a', 'k', 0, 1, 1, 1, 1, 18, NULL)", "Index Scan"},
-		{"bucket_in_turn", sql.buckets["grant_in_turn"], "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
-		{"window_in_turn", sql.windows["grant_in_turn"], "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
-		{"slots_in_turn", sql.slots["grant_in_turn"], "('a', 'k', 0, 1, 1, 1, 1, 18, NULL)", "Index Scan"},
-		{"bucket_alike", sql.buckets["grant_alike"], "('a', '{k,l,m}', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
-		{"window_alike", sql.windows["grant_alike"], "('a', '{k,l,m}', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
-		{"bucket_many", sql.buckets["grant_many"], "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL)", "Index Scan"},
-		{"window_many", sql.windows["grant_many"], "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL, '{1}')", "Index Scan"},
-		{"slots_many", sql.slots["grant_many"], "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL, '{1}', '{1}', '{1}', '{1}', '{1}', '{now}', '{18}')", "Index Scan"},
-		{"slots_many_in_turn", sql.slots["grant_many_in_turn"], "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL, '{1}', '{1}', '{1}', '{1}', '{1}', '{now}', '{18}')", "Index Scan"},
-		{"prefetch_many", sql.windows["prefetch_many"], "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL, '{1}', '{1}', '{1}', '{1}', '{1}', '{now}')", "Index Scan"},
-		{"prefetch_in_turn", sql.windows["prefetch_many_in_turn"], "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL, '{1}', '{1}', '{1}', '{1}', '{1}', '{now}')", "Index Scan"},
-		{"bucket_return", sql.buckets["return"], "('a', 'k', 0, 1, 1, NULL, 1, 1, 1, 'now', 'now')", "Index Scan"},
-		{"window_return", sql.windows["return"], "('a', 'k', 0, 1, 1, 1, NULL, 'now', 1, 'now', 'now')", "Index Scan"},
-		{"slots_return", sql.slots["return"], "('a', 'k', 0, 1, 1, 1, NULL, 'now', 18, 1, 'now', 'now')", "Index Scan"},
+		{"bucket_grant", sql.kinds["bucket"]["grant"].sql, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
+		{"window_grant", sql.kinds["window"]["grant"].sql, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
+		{"slots_grant", sql.kinds["slots"]["grant"].sql, "('a', 'k', 0, 1, 1, 1, 1, 18, NULL)", "Index Scan"},
+		{"bucket_in_turn", sql.kinds["bucket"]["grant_in_turn"].sql, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
+		{"window_in_turn", sql.kinds["window"]["grant_in_turn"].sql, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
+		{"slots_in_turn", sql.kinds["slots"]["grant_in_turn"].sql, "('a', 'k', 0, 1, 1, 1, 1, 18, NULL)", "Index Scan"},
+		{"bucket_alike", sql.kinds["bucket"]["grant_alike"].sql, "('a', '{k,l,m}', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
+		{"window_alike", sql.kinds["window"]["grant_alike"].sql, "('a', '{k,l,m}', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
+		{"bucket_many", sql.kinds["bucket"]["grant_many"].sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL)", "Index Scan"},
+		{"window_many", sql.kinds["window"]["grant_many"].sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL)", "Index Scan"},
+		{"slots_many", sql.kinds["slots"]["prefetch_many"].sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{18}', NULL, '{1}', '{1}', '{1}', '{1}', '{now}')", "Index Scan"},
+		{"slots_many_in_turn", sql.kinds["slots"]["prefetch_many_in_turn"].sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{18}', NULL, '{1}', '{1}', '{1}', '{1}', '{now}')", "Index Scan"},
+		{"prefetch_many", sql.common["prefetch_many"], "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL, '{1}', '{1}', '{1}', '{1}', '{1}', '{now}')", "Index Scan"},
+		{"prefetch_in_turn", sql.common["prefetch_many_in_turn"], "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL, '{1}', '{1}', '{1}', '{1}', '{1}', '{now}')", "Index Scan"},
+		{"bucket_return", sql.kinds["bucket"]["return"].sql, "('a', 'k', 0, 1, 1, NULL, 1, 1, 1, 'now', 'now')", "Index Scan"},
+		{"window_return", sql.kinds["window"]["return"].sql, "('a', 'k', 0, 1, 1, 1, NULL, 'now', 1, 'now', 'now')", "Index Scan"},
+		{"slots_return", sql.kinds["slots"]["return"].sql, "('a', 'k', 0, 1, 1, 'now', 18, 1, 'now', 'now')", "Index Scan"},
 		{"find", sql.common["find"], "('a', 'k', 0)", "Index Scan"},
 		{"states", sql.common["states"], "('a', 'k')", "Scan"},
 		{"reset", sql.common["reset"], "('a', 'k')", "Scan"},
@@ -112,10 +112,10 @@ func TestPageReadsNothingElse(t *testing.T) {
 // grown it plans some fifty times, until the mean of all its plans' costs is higher.
 func TestGrantManyKeepsItsPlan(t *testing.T) {
 	t.Run("alike", func(t *testing.T) {
-		testKeepsPlan(t, 60, func(int) float64 { return 1 }, func(sql *Table) string { return sql.buckets["grant_alike"] })
+		testKeepsPlan(t, 60, func(int) float64 { return 1 }, func(sql *Table) string { return sql.kinds["bucket"]["grant_alike"].sql })
 	})
 	t.Run("others", func(t *testing.T) {
-		testKeepsPlan(t, 5, func(i int) float64 { return float64(i) }, func(sql *Table) string { return sql.buckets["grant_many"] })
+		testKeepsPlan(t, 5, func(i int) float64 { return float64(i) }, func(sql *Table) string { return sql.kinds["bucket"]["grant_many"].sql })
 	})
 }
 

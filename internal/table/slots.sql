@@ -17,8 +17,8 @@
 -- begins, counted from origin, a whole number of slots after ts.
 --
 -- $1 name  $2 key  $3 shard  $4 rate  $5 count
--- $6 width: microseconds  $7 now: NULL for the database's clock  $8 origin: where a slot begins
--- $9 totals: how many, two more than slots  $10 floor: the lowest value to leave behind
+-- $6 tick: a slot, in microseconds  $7 now: NULL for the database's clock  $8 origin: where one begins
+-- $9 size: how many totals, two more than slots  $10 floor: the lowest value to leave behind
 -- $11 over: an instant by which a pause is known to be over; NULL for none
 INSERT INTO rate_limits AS r (name, key, shard, value, ts, slots)
 VALUES ($1::text, $2::text, $3::int4, $4::float8 - $5::float8,
@@ -44,7 +44,10 @@ RETURNING value, ts, paused, slots,
 	clock_timestamp(), xmin::text
 
 -- name: grant
--- Is a bucket's grant, in the slot of now. See a window's prefetch_many for the sub-select.
+-- Is a bucket's grant, in the slot of now. See prefetch_many in table.sql for the sub-select.
+--
+-- $1 name  $2 key  $3 shard  $4 count  $5 need
+-- $6 rate  $7 tick  $8 size  $9 now: NULL for the database's clock
 UPDATE rate_limits AS r
 SET (value, ts, slots) = (
 	SELECT b.value, b.slot, array[u.width, 0, b.value] || (r.slots || array_fill(b.newest, array[u.totals]))[4 + b.later : u.totals + 2 + b.later] || b.newest + u.total
@@ -72,9 +75,13 @@ WHERE set_config('lock_timeout', '1', true) IS NOT NULL
 		>= r.slots[u.totals + 3] + u.need - u.rate
 RETURNING r.value, r.ts, clock_timestamp(), r.slots
 
--- name: grant_many
--- Is grant for several rows, as a bucket's grant_many; and prefetches, as a window's
--- prefetch_many, for a lease that ends with the slot of now.
+-- name: prefetch_many
+-- Is grant for several rows, as a bucket's grant_many; and prefetches, as prefetch_many in
+-- table.sql, for a lease that ends with the slot of now.
+--
+-- $1 keys  $2 definitions  $3 shards  $4 counts  $5 needs  $6 names  $7 rates
+-- $8 ticks  $9 sizes  $10 now: NULL for the database's clock
+-- $11 lasts  $12 prefetches  $13 outs  $14 spents  $15 spent_ends
 UPDATE rate_limits AS r
 SET (value, ts, slots, ahead) = (
 	SELECT d.value, d.slot, array[u.tick, 0, d.value] || (r.slots || array_fill(d.newest, array[u.totals]))[4 + d.later : u.totals + 2 + d.later] || d.newest + u.total + d.more,
@@ -98,10 +105,10 @@ SET (value, ts, slots, ahead) = (
 FROM (
 	SELECT a.i, ($6::text[])[a.definition] AS name, a.key, coalesce(($3::int4[])[a.i], 0) AS shard,
 		($4::float8[])[a.i] AS total, coalesce(($5::float8[])[a.i], ($4::float8[])[a.i]) AS need,
-		($7::float8[])[a.definition] AS capacity, ($8::float8[])[a.definition] AS rate, ($9::float8[])[a.definition] AS period,
-		coalesce($10::timestamptz, CURRENT_TIMESTAMP) AS now, ($11::float8[])[a.definition] AS tick,
-		($12::float8[])[a.i] * interval '1 microsecond' AS lasts, coalesce(($13::float8[])[a.i], 0) AS prefetch, ($14::float8[])[a.i] AS out,
-		($15::float8[])[a.i] AS spent, ($16::timestamptz[])[a.i] AS spent_end, ($17::int4[])[a.definition] AS totals
+		($7::float8[])[a.definition] AS rate, ($8::float8[])[a.definition] AS tick, ($9::int4[])[a.definition] AS totals,
+		coalesce($10::timestamptz, CURRENT_TIMESTAMP) AS now,
+		($11::float8[])[a.i] * interval '1 microsecond' AS lasts, coalesce(($12::float8[])[a.i], 0) AS prefetch, ($13::float8[])[a.i] AS out,
+		($14::float8[])[a.i] AS spent, ($15::timestamptz[])[a.i] AS spent_end
 	FROM unnest($1::text[], $2::int4[]) WITH ORDINALITY AS a (key, definition, i)
 	WHERE a.i BETWEEN 1 AND 1000000000
 ) AS u
@@ -119,6 +126,9 @@ RETURNING r.value, r.ts, clock_timestamp(), r.slots, r.ahead[3], u.i
 -- Gives back to its slot what is left of a lease, or what of it is there. A slot that no
 -- window holds any more has nothing to give back, and neither has one that another
 -- definition has written. A pause leaves the slots as they are, and so does not matter.
+--
+-- $1 name  $2 key  $3 shard  $4 count  $5 tick  $6 taken: where its slot begins
+-- $7 size  $8 spent  $9 spent_end: until when that is counted in ahead  $10 ends: when the lease does
 UPDATE rate_limits AS r
 SET (value, slots, ahead) = (
 	SELECT r.value + b.value, CASE WHEN b.back IS NULL THEN r.slots ELSE r.slots[1:2] || r.value + b.value || r.slots[4:b.place - 1]
@@ -140,11 +150,25 @@ SET (value, slots, ahead) = (
 	) AS b
 )
 FROM (
-	SELECT $1::text AS name, $2::text AS key, $3::int4 AS shard, $4::float8 AS rate, $5::float8 AS count,
-		$6::float8 AS width, coalesce($7::timestamptz, CURRENT_TIMESTAMP) AS now, $8::timestamptz AS taken,
-		$8::timestamptz + $6::float8 * interval '1 microsecond' AS slot_end,
-		$9::int4 AS totals, $10::float8 AS spent, $11::timestamptz AS spent_end, $12::timestamptz AS ends
+	SELECT $1::text AS name, $2::text AS key, $3::int4 AS shard, $4::float8 AS count,
+		$5::float8 AS width, $6::timestamptz AS taken, $6::timestamptz + $5::float8 * interval '1 microsecond' AS slot_end,
+		$7::int4 AS totals, $8::float8 AS spent, $9::timestamptz AS spent_end, $10::timestamptz AS ends
 ) AS u
 WHERE set_config('lock_timeout', '1', true) IS NOT NULL
 	AND (r.xmax = '0'::xid OR pg_visible_in_snapshot(r.xmax::text::xid8, pg_current_snapshot()))
 	AND r.name = u.name AND r.key = u.key AND r.shard = u.shard
+
+-- name: list_full
+-- Lists rows of a limit from a place on whose slots hold nothing any more, and those that
+-- another definition has written.
+--
+-- $1 name  $2 key, $3 shard after which to go on
+-- $4 size  $5 tick  $6 now  $7 limit: rows at most
+SELECT value, ts, paused, slots, key, shard FROM rate_limits
+WHERE name = $1::text AND (key, shard) > ($2::text, $3::int4) AND ts <= $6::timestamptz
+	AND (ahead[2] > tstzrange_subdiff($6::timestamptz, '2000-01-01 00:00:00+00'::timestamptz)) IS NOT TRUE
+	AND (slots IS NULL OR slots[1] <> $5::float8 OR cardinality(slots) <> $4::int4 + 3
+		OR slots[$4::int4 + 3] = slots[4 + least(greatest(round(date_part('epoch',
+			date_bin($5::float8 * interval '1 microsecond', $6::timestamptz, ts) - ts) * 1000000) / $5::float8 - slots[2], 0), $4::int4 - 1)::int4])
+ORDER BY key, shard
+LIMIT $7::int8

@@ -2,6 +2,7 @@ package table
 
 import (
 	"embed"
+	"maps"
 	"regexp"
 	"strings"
 )
@@ -19,25 +20,34 @@ var files embed.FS
 type statements map[string]string
 
 // keeping is the statements that need no table.
-var keeping = load("keep.sql")
+var keeping, _ = load("keep.sql")
 
-// load reads the statements of a file, without its comments.
-func load(file string) statements {
+// load reads the statements of a file, and for each the parameters that the comment above it
+// names, in their order.
+func load(file string) (texts statements, names map[string][]string) {
 	text, err := files.ReadFile(file)
 	if err != nil {
 		panic("table: " + err.Error()) // it is embedded
 	}
-	all, name := make(statements), ""
+	name := ""
+	texts, names = make(statements), make(map[string][]string)
 	for line := range strings.Lines(string(text)) {
 		if of, ok := strings.CutPrefix(line, "-- name: "); ok {
 			name = strings.TrimSpace(of)
 		} else if !strings.HasPrefix(line, "--") {
-			all[name] += line
+			texts[name] += line
+		} else {
+			for _, named := range parameter.FindAllStringSubmatch(line, -1) {
+				names[name] = append(names[name], named[1])
+			}
 		}
 	}
-	delete(all, "") // the empty lines before the first
-	return all
+	delete(texts, "") // the empty lines before the first
+	return texts, names
 }
+
+// parameter is how a comment names a parameter.
+var parameter = regexp.MustCompile(`\$\d+ (\w+)`)
 
 // in returns the statements for a table.
 func (s statements) in(table string) statements {
@@ -48,14 +58,19 @@ func (s statements) in(table string) statements {
 	return in
 }
 
-// inTurn adds statements that wait for their row if somebody has locked it. (It is written by
-// one statement that need not lock it first, since a row that has changed while it was waited
-// for is read again.)
-func (s statements) inTurn(names ...string) {
-	for _, name := range names {
-		s[name+"_in_turn"] = passing.ReplaceAllString(s[name], "WHERE ")
+// inTurn adds to the statements that pass over rows which somebody has locked those that wait
+// for their row. (It is written by one statement that need not lock it first, since a row that
+// has changed while it was waited for is read again.)
+func (s statements) inTurn() {
+	for name, text := range maps.Clone(s) {
+		if waiting := passing.ReplaceAllString(text, "WHERE "); waiting != text {
+			s[name+inTurn] = waiting
+		}
 	}
 }
+
+// inTurn ends the names of statements that wait.
+const inTurn = "_in_turn"
 
 // passing is the conditions that pass over rows that somebody has locked.
 var passing = regexp.MustCompile(`(?s)WHERE \(?(SELECT )?set_config\(.*pg_current_snapshot\(\)\)\)\s+AND `)
@@ -73,10 +88,13 @@ func (s statements) distribute() {
 		upsert += "\nRETURNING " + columns
 		s[name] = "WITH written AS (" + upsert + ")\nSELECT " + columns + ", " + elsewhere.Replace(computed) + " FROM written"
 		if name == "take" {
-			s["take_bare"] = upsert
+			s[name+bare] = upsert
 		}
 	}
 }
+
+// bare ends the name of the take that computes nothing.
+const bare = "_bare"
 
 // elsewhere replaces what is only known where the row is.
 var elsewhere = strings.NewReplacer("xmin::text", "pg_current_xact_id()::text", "xmax = 0", "false")

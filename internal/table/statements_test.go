@@ -52,8 +52,8 @@ func TestStatementsAreUsed(t *testing.T) {
 			}
 			names = append(names, name)
 		}
-		if len(load(file)) != len(names) || len(names) == 0 {
-			t.Errorf("%s: %d statements, want %d", file, len(load(file)), len(names))
+		if texts, _ := load(file); len(texts) != len(names) || len(names) == 0 {
+			t.Errorf("%s: %d statements, want %d", file, len(texts), len(names))
 		}
 	}
 }
@@ -75,19 +75,45 @@ func TestStatementsAreAsWritten(t *testing.T) {
 
 // What passes over locked rows is left out of a statement that waits in turn, and nothing else.
 func TestInTurn(t *testing.T) {
-	table := New("", false, time.Second)
-	for _, s := range []statements{table.buckets, table.windows, table.slots} {
-		for name, text := range s {
-			free, ok := strings.CutSuffix(name, "_in_turn")
-			if !ok {
-				continue
-			}
-			if strings.Contains(text, "lock_timeout") || strings.Contains(text, "xmax") {
-				t.Errorf("%s passes over:\n%s", name, text)
+	for kind, s := range New("", false, time.Second).kinds {
+		for _, free := range []string{"grant", "prefetch_many", "return"} {
+			text := s[free+"_in_turn"].sql
+			if text == "" || strings.Contains(text, "lock_timeout") || strings.Contains(text, "xmax") {
+				t.Errorf("%s.%s passes over:\n%s", kind, free, text)
 			}
 			head, tail, _ := strings.Cut(text, "\nWHERE r.name = u.name")
-			if !strings.HasPrefix(s[free], head+"\nWHERE ") || !strings.HasSuffix(s[free], "\n\tAND r.name = u.name"+tail) {
-				t.Errorf("%s is not %s otherwise:\n%s", name, free, text)
+			if !strings.HasPrefix(s[free].sql, head+"\nWHERE ") || !strings.HasSuffix(s[free].sql, "\n\tAND r.name = u.name"+tail) {
+				t.Errorf("%s.%s is not the same otherwise:\n%s", kind, free, text)
+			}
+		}
+	}
+}
+
+// The comment above each statement of a kind names its parameters, in order, and there is a
+// value for each name.
+func TestParameters(t *testing.T) {
+	used := regexp.MustCompile(`\$(\d+)`)
+	for kind, s := range New("", true, time.Second).kinds {
+		own, parameters := load(kind + ".sql")
+		own["prefetch_many"], own["list_full"] = s["prefetch_many"].sql, s["list_full"].sql // or table.sql's
+		_, shared := load("table.sql")
+		for name := range own {
+			names := parameters[name]
+			if names == nil {
+				names = shared[name]
+			}
+			last := 0
+			for _, n := range used.FindAllStringSubmatch(s[name].sql, -1) {
+				number, _ := strconv.Atoi(n[1])
+				last = max(last, number)
+			}
+			if last == 0 || last != len(names) || last != len(s[name].takes) {
+				t.Errorf("%s.%s has %d parameters, of which %d are named: %q", kind, name, last, len(names), names)
+			}
+			for i, of := range names {
+				if parameterValues[of] == nil || s[name].takes[i] == nil {
+					t.Errorf("%s.%s: there is no value for %s", kind, name, of)
+				}
 			}
 		}
 	}

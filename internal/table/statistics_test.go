@@ -38,13 +38,13 @@ SELECT 'a', lpad(i::text, 5, '0'), 0, 1e9, clock_timestamp() FROM generate_serie
 		table.statistics.asked.Store(nil)
 		grantAlike(t, conn, table)
 	}
-	if prepared(t, conn, table.buckets["grant_alike"]) {
+	if prepared(t, conn, table.kinds["bucket"]["grant_alike"].sql) {
 		t.Error("the table was scanned before there were statistics")
 	}
 	if _, err := db.Pool.Exec(t.Context(), `ANALYZE `+db.Schema+`.rate_limits`); err != nil {
 		t.Fatal(err)
 	}
-	for end := time.Now().Add(20 * time.Second); !prepared(t, conn, table.buckets["grant_alike"]); time.Sleep(10 * time.Millisecond) {
+	for end := time.Now().Add(20 * time.Second); !prepared(t, conn, table.kinds["bucket"]["grant_alike"].sql); time.Sleep(10 * time.Millisecond) {
 		if time.Now().After(end) { // the server tells of it a little later
 			t.Fatal("never used the statistics")
 		}

@@ -17,7 +17,6 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgratelimit/ratelimit/internal/bucket"
-	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/slots"
 )
 
@@ -36,10 +35,10 @@ type Querier interface {
 type Table struct {
 	Decider
 
-	common, keep                       statements
-	buckets, windows, calendars, slots statements // of one kind of limit
-	silence                            time.Duration
-	statistics                         statistics
+	common, keep statements
+	kinds        map[string]map[string]statement // by the name of a kind's, and their own
+	silence      time.Duration
+	statistics   statistics
 }
 
 // New makes the statements for the table in a schema, "" for the search_path's.
@@ -50,24 +49,23 @@ func New(schema string, distributed bool, silence time.Duration) *Table {
 	if schema != "" {
 		name = pgx.Identifier{schema, Name}
 	}
-	in := func(file string) statements {
-		s := load(file).in(name.Sanitize())
-		if distributed {
+	in := func(file string) (statements, map[string][]string) {
+		texts, parameters := load(file)
+		s := texts.in(name.Sanitize())
+		if s.inTurn(); distributed {
 			s.distribute()
 		}
-		return s
+		return s, parameters
 	}
-	t := &Table{
-		common: in("table.sql"), keep: in("keep.sql"),
-		buckets: in("bucket.sql"), windows: in("window.sql"), calendars: in("calendar.sql"), slots: in("slots.sql"),
-		silence: silence,
+	t := &Table{kinds: make(map[string]map[string]statement), silence: silence}
+	t.keep, _ = in("keep.sql")
+	common, parameters := in("table.sql")
+	for _, kind := range bucket.Statements() {
+		own, its := in(kind + ".sql")
+		t.kinds[kind] = merged(own.taking(its), common.taking(parameters))
 	}
-	t.buckets.inTurn("grant")
-	t.windows.inTurn("grant", "prefetch_many")
-	t.calendars.inTurn("grant", "grant_many")
-	t.calendars["give"] = t.windows["give"]
-	t.slots.inTurn("grant", "grant_many")
-	t.statistics.sql = t.common["statistics"]
+	t.kinds["calendar"]["give"] = t.kinds["window"]["give"] // which counts no edges
+	t.common, t.statistics.sql = common, common["statistics"]
 	t.Decider = plainTable{t}
 	if distributed {
 		t.Decider = distributedTable{t}
@@ -75,57 +73,9 @@ func New(schema string, distributed bool, silence time.Duration) *Table {
 	return t
 }
 
-// of is the statements for limits of such a kind.
-func (t *Table) of(d *bucket.Definition) statements {
-	switch {
-	case d.Every != 0:
-		return t.calendars
-	case d.Kind == bucket.FixedWindow:
-		return t.windows
-	case d.Kind == bucket.SlidingWindow:
-		return t.slots
-	}
-	return t.buckets
-}
-
 // longAgo is before every instant that a limit is asked about. Edges are counted
 // from there, so that nobody divides a negative time.
 var longAgo = time.Date(300, 1, 1, 0, 0, 0, 0, time.UTC)
-
-// arguments are those with which upserts of a kind begin: the row, what it holds when it is
-// full, what is taken or given, and the clock.
-func arguments(row decide.Row, d *bucket.Definition, capacity, count float64, origin time.Time, now *time.Time) []any {
-	args := make([]any, 0, 16)
-	args = append(args, row.Name, row.Key.Key, int32(row.Shard), capacity, count)
-	if d.Kind == bucket.TokenBucket {
-		return append(args, now)
-	}
-	return append(args, tick(d), now, origin)
-}
-
-// origin is an instant from which the ticks of a row are counted that was seen in a state. By
-// the calendar it is that of a row which is made, full: an edge, and if the clocks differ, not
-// the newest, which makes no difference.
-func origin(d *bucket.Definition, key string, seen bucket.State, now *time.Time) time.Time {
-	switch {
-	case d.Every != 0:
-		return d.Fresh(key, around(now)).TS
-	case seen.TS.IsZero():
-		return d.Fresh(key, longAgo).TS
-	}
-	return seen.TS
-}
-
-// refill is the arguments that tell how tokens come in, after those of the clock.
-func refill(d *bucket.Definition) []any {
-	switch d.Kind {
-	case bucket.FixedWindow:
-		return []any{d.Rate}
-	case bucket.SlidingWindow:
-		return []any{int32(d.Slots + 2)}
-	}
-	return []any{d.Rate, micros(d.Period)}
-}
 
 // never is a tick that does not come to an end, in microseconds.
 const never = 1e17
@@ -133,24 +83,10 @@ const never = 1e17
 // tick is the granularity of a limit's clock, in microseconds. Statements that know one do not
 // count edges of the calendar.
 func tick(d *bucket.Definition) float64 {
-	switch {
-	case d.Every != 0:
+	if d.Every != 0 {
 		return never
-	case d.Kind == bucket.FixedWindow:
-		return micros(d.Period)
-	case d.Kind == bucket.SlidingWindow:
-		return micros(d.SlotWidth())
 	}
-	return 1
-}
-
-// around is an instant that the database's clock is likely to show: the one that decides, if
-// it is known.
-func around(now *time.Time) time.Time {
-	if now != nil {
-		return *now
-	}
-	return time.Now()
+	return float64(d.Tick())
 }
 
 func micros(d time.Duration) float64 { return float64(d.Microseconds()) }

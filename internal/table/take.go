@@ -34,12 +34,12 @@ type Taken struct {
 // reserve, is not paused. The row stays locked when it has not, too.
 // Nobody reserves so from a sliding window.
 func (t *Table) Take(ctx context.Context, q Querier, reserve bool, c *decide.Change, now *time.Time) (taken Taken, err error) {
-	s := t.of(&c.Definition)
-	sql, fields := s["take_bare"], []any(nil)
-	if sql == "" || reserve || c.Definition.Kind != bucket.TokenBucket {
-		sql, fields = s["take"], []any{&taken.At, &taken.Xid}
+	name, fields := "take"+bare, []any(nil)
+	if _, ok := t.of(&c.Definition, name); !ok || reserve || c.Definition.Stands() {
+		name, fields = "take", []any{&taken.At, &taken.Xid}
 	}
-	err = taken.scan(q.QueryRow(ctx, sql, takeArguments(reserve, c, now)...), &c.Definition, fields...)
+	sql, args := t.forTake(name, reserve, c, now)
+	err = taken.scan(q.QueryRow(ctx, sql, args...), &c.Definition, fields...)
 	if fields == nil {
 		taken.At = taken.After.TS // it is that, but after the clock went back
 	}
@@ -49,7 +49,8 @@ func (t *Table) Take(ctx context.Context, q Querier, reserve bool, c *decide.Cha
 
 // QueueTake puts a take into a batch.
 func (t *Table) QueueTake(batch *pgx.Batch, reserve bool, c *decide.Change, now *time.Time, taken *Taken) {
-	batch.Queue(t.of(&c.Definition)["take"], takeArguments(reserve, c, now)...).QueryRow(func(row pgx.Row) error {
+	sql, args := t.forTake("take", reserve, c, now)
+	batch.Queue(sql, args...).QueryRow(func(row pgx.Row) error {
 		err := taken.scan(row, &c.Definition, &taken.At, &taken.Xid)
 		taken.charge(&c.Definition, now)
 		return err
@@ -59,34 +60,24 @@ func (t *Table) QueueTake(batch *pgx.Batch, reserve bool, c *decide.Change, now 
 // whatever is an instant by which every pause is over.
 var whatever = pgtype.Timestamptz{InfinityModifier: pgtype.Infinity, Valid: true}
 
-func takeArguments(reserve bool, c *decide.Change, now *time.Time) []any {
+// forTake is a statement that takes, with its arguments.
+func (t *Table) forTake(name string, reserve bool, c *decide.Change, now *time.Time) (sql string, args []any) {
+	v := values{row: c.Row, definition: &c.Definition, count: c.Count, floor: c.Floor, ts: c.Seen.TS, now: now, over: whatever}
 	if !c.At.IsZero() {
-		now = &c.At
+		v.now = &c.At
 	}
-	d := &c.Definition
-	var args []any
-	if d.Every != 0 {
-		at := around(now)
-		if !c.Over.IsZero() { // by the clock that decides
-			at = c.Over
-		}
-		edges, had := d.Edges(at)
-		args = append(args, c.Name, c.Key.Key, int32(c.Shard), d.Capacity, c.Count, now, edges, had, d.Rate)
-	} else {
-		args = append(arguments(c.Row, d, d.Capacity, c.Count, origin(d, c.Key.Key, c.Seen, now), now), refill(d)...)
+	if !reserve {
+		v.over = orNull(c.Over)
 	}
-	args = append(args, c.Floor)
-	if reserve {
-		return append(args, whatever)
-	}
-	return append(args, orNull(c.Over))
+	s, _ := t.of(&c.Definition, name)
+	return s.with(v)
 }
 
 // scan reads a row of such a definition that a take returned, if it did.
 func (t *Taken) scan(row pgx.Row, d *bucket.Definition, more ...any) error {
 	var s state
 	fields := s.fields()
-	if d.Kind != bucket.SlidingWindow {
+	if !d.Slotted() {
 		fields = fields[:3]
 	}
 	return t.scanned(row.Scan(append(fields, more...)...), &s)
@@ -118,27 +109,23 @@ func (t *Taken) charge(d *bucket.Definition, now *time.Time) {
 func (t *Table) QueueTouch(batch *pgx.Batch, c *decide.Change, now *time.Time, taken *Taken) {
 	d := &c.Definition
 	fresh := d.Fresh(c.Key.Key, longAgo)
-	args := []any{c.Name, c.Key.Key, int32(c.Shard), d.Capacity, tick(d), now, origin(d, c.Key.Key, c.Seen, now), numbers(&fresh)}
+	args := []any{c.Name, c.Key.Key, int32(c.Shard), d.Capacity, tick(d), now, origin(d, c.Key.Key, c.Seen.TS, now), numbers(&fresh)}
 	batch.Queue(t.common["touch"], args...).QueryRow(func(row pgx.Row) error { return taken.scanGive(row, now) })
 }
 
 // QueueGive puts into a batch the giving of n tokens to a change's row: beside tokens that are
-// out no more than leaves room for them, and otherwise no further than to most. Whatever is
-// there, a row is returned, and is locked: as it is before it is settled, if nothing is out.
-// One that is missing is made, full. It says what was spent, too. To give and say nothing,
-// and all that is given to a sliding window, is [Table.QueueTouch]. It leaves no predicate
-// lock under SERIALIZABLE.
+// out no more than leaves room for them, and otherwise no further than to most. It says what
+// was spent, too. Whatever is there, a row is returned, as it is before it is settled, and is
+// locked. One that is missing is made, full. To give and say nothing, and all that is given to
+// a sliding window, is [Table.QueueTouch]. It leaves no predicate lock under SERIALIZABLE.
 func (t *Table) QueueGive(batch *pgx.Batch, c *decide.Change, n, most float64, spent Spent, now *time.Time, taken *Taken) {
-	d := &c.Definition
-	if n == 0 && spent.Spent == 0 || d.Kind == bucket.SlidingWindow {
+	s, ok := t.of(&c.Definition, "give")
+	if !ok || n == 0 && spent.Spent == 0 {
 		t.QueueTouch(batch, c, now, taken)
 		return
 	}
-	args := arguments(c.Row, d, d.Capacity, n, origin(d, c.Key.Key, c.Seen, now), now)
-	if d.Kind == bucket.TokenBucket {
-		args = append(args, refill(d)...)
-	}
-	batch.Queue(t.of(d)["give"], append(append(args, most), spent.arguments(d)...)...).QueryRow(func(row pgx.Row) error { return taken.scanGive(row, now) })
+	sql, args := s.with(values{row: c.Row, definition: &c.Definition, count: n, most: most, ts: c.Seen.TS, now: now, spent: &spent})
+	batch.Queue(sql, args...).QueryRow(func(row pgx.Row) error { return taken.scanGive(row, now) })
 }
 
 // epoch is what the seconds in a row's ahead are counted from.

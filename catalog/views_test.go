@@ -1,0 +1,261 @@
+package catalog_test
+
+import (
+	"errors"
+	"fmt"
+	"math"
+	"math/rand/v2"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/catalog"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// seen is a row of rate_limits_now.
+type seen struct {
+	Name, Key, Kind                     string
+	Value, Capacity, Share, Debt, Ahead float64
+	PausedUntil                         *time.Time
+	FullAt                              time.Time
+	Overridden                          bool
+}
+
+func viewAt(tb testing.TB, db *pgtest.DB, at time.Time, where string) []seen {
+	tb.Helper()
+	rows, err := db.Pool.Query(tb.Context(), "SELECT * FROM "+db.Schema+".rate_limits_at($1) "+where, at)
+	must(tb, err)
+	all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[seen])
+	must(tb, err)
+	return all
+}
+
+// kinds are limits of all kinds, with and without shards, for random histories.
+var kinds = []ratelimit.Limit{
+	ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Minute, Capacity: 20, MaxReserved: 30},
+	ratelimit.TokenBucket{Name: "bucket, sharded", Rate: 60, Period: time.Minute, Shards: 4, MaxReserved: 30},
+	ratelimit.TokenBucket{Name: "bucket, empty", Rate: 3, Period: time.Second, Capacity: ratelimit.None, MaxReserved: 30},
+	ratelimit.FixedWindow{Name: "window", Rate: 10, Period: time.Minute, Capacity: 25, MaxReserved: 30},
+	ratelimit.FixedWindow{Name: "window, sharded", Rate: 10, Period: time.Minute, Shards: 3, MaxReserved: 30, Start: noon},
+	ratelimit.SlidingWindow{Name: "sliding", Rate: 10, Period: time.Minute, Slots: 7, MaxReserved: 30},
+	ratelimit.SlidingWindow{Name: "sliding, sharded", Rate: 12, Period: time.Minute, Slots: 12, Shards: 2, MaxReserved: 30, Start: noon.Add(7 * time.Second)},
+}
+
+var noon = time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
+
+// The views say of each key what Rows says, for every kind, after random histories in which
+// the catalog changes, limits are paused and the clock goes back.
+func TestViewsAgreeWithRows(t *testing.T) {
+	t.Parallel()
+	rounds := 8
+	if testing.Short() {
+		rounds = 2
+	}
+	for round := range rounds {
+		seed := uint64(time.Now().UnixNano()) + uint64(round)
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			h := newHistory(t, rand.New(rand.NewPCG(seed, 0)))
+			for range 60 {
+				for range 5 {
+					h.step()
+				}
+				h.compare()
+				if t.Failed() {
+					return
+				}
+			}
+		})
+	}
+}
+
+// history is a random history.
+type history struct {
+	*testing.T
+	rand  *rand.Rand
+	db    *pgtest.DB
+	c     *catalog.Catalog
+	store *pgstore.Store
+	now   time.Time
+	log   []string
+}
+
+func newHistory(t *testing.T, r *rand.Rand) *history {
+	h := &history{T: t, rand: r, db: newDB(t), now: noon}
+	clock := func() time.Time { return h.now }
+	h.c, _ = newCatalog(t, h.db, func(c *catalog.Config) { c.Clock = clock })
+	var err error
+	h.store, err = pgstore.New(h.db.Pool, &pgstore.Config{Schema: h.db.Schema, Clock: clock})
+	must(t, err)
+	must(t, h.c.Publish(t.Context(), kinds...))
+	return h
+}
+
+// step does one thing.
+func (h *history) step() {
+	ctx, limit, key := h.Context(), kinds[h.rand.IntN(len(kinds))], string(rune('a'+h.rand.IntN(3)))
+	name := ratelimit.NameOf(limit)
+	request := h.c.ForN(limit, key, float64(1+h.rand.IntN(6)))
+	switch h.rand.IntN(4) {
+	case 0:
+		h.now = h.now.Add(time.Duration(h.rand.Int64N(int64(20 * time.Second)))).Truncate(time.Microsecond)
+	case 1:
+		h.now = h.now.Add(time.Duration(h.rand.Int64N(int64(3 * time.Second)))).Truncate(time.Microsecond)
+	}
+	if h.rand.IntN(40) == 0 {
+		h.now = h.now.Add(-30 * time.Second)
+	}
+	var err error
+	what := h.rand.IntN(20)
+	h.log = append(h.log, fmt.Sprintf("%v %d %v %s", h.now.Sub(noon), what, request, key))
+	switch what {
+	case 0:
+		o := catalog.Override{Rate: float64(4 + h.rand.IntN(30))}
+		if limit.Definition().Kind == ratelimit.KindSlidingWindow {
+			o.Slots = h.rand.IntN(9)
+		}
+		if h.rand.IntN(2) == 0 {
+			o.Until = h.now.Add(time.Duration(h.rand.IntN(40)) * time.Second)
+		}
+		if h.rand.IntN(3) == 0 {
+			o.Period = time.Duration(20+h.rand.IntN(90)) * time.Second
+		}
+		h.log = append(h.log, fmt.Sprintf("%+v", o))
+		if h.rand.IntN(3) == 0 {
+			err = h.c.SetAll(ctx, name, o)
+		} else {
+			err = h.c.Set(ctx, name, key, o)
+		}
+	case 1:
+		if h.rand.IntN(3) == 0 {
+			_, err = h.c.UnsetAll(ctx, name)
+		} else {
+			_, err = h.c.Unset(ctx, name, key)
+		}
+	case 2:
+		_, err = h.store.Pause(ctx, request.Limit, key, time.Duration(1+h.rand.IntN(30))*time.Second)
+	case 3:
+		err = h.store.Resume(ctx, request.Limit, key)
+	case 4, 5:
+		_, err = h.store.Credit(ctx, request)
+	case 6, 7, 8, 9:
+		_, err = h.store.Reserve(ctx, request)
+	default:
+		_, err = h.store.Allow(ctx, request)
+	}
+	if errors.Is(err, ratelimit.ErrExceedsCapacity) {
+		err = nil
+	}
+	must(h, err)
+}
+
+// compare compares the view with Rows, key by key.
+func (h *history) compare() {
+	var short int
+	shown := viewAt(h, h.db, h.now, "")
+	keys := 0
+	must(h, h.db.Pool.QueryRow(h.Context(), "SELECT count(DISTINCT (name, key)) FROM "+h.db.Schema+".rate_limits").Scan(&keys))
+	if len(shown) != keys {
+		h.Errorf("the view has %d keys, and the table %d", len(shown), keys)
+	}
+	for _, row := range shown {
+		i := 0
+		for ratelimit.NameOf(kinds[i]) != row.Name {
+			i++
+		}
+		limit := h.c.For(kinds[i], row.Key).Limit
+		for want, err := range h.store.Rows(h.Context(), limit, ratelimit.Page{Prefix: row.Key, Most: 1}) {
+			must(h, err)
+			h.same(row, want)
+		}
+		if row.Value < 1 || row.PausedUntil != nil {
+			short++
+		}
+	}
+	if got := len(viewAt(h, h.db, h.now, "WHERE value < 1 OR paused_until IS NOT NULL")); got != short {
+		h.Errorf("got %d that are short, want %d", got, short)
+	}
+}
+
+func (h *history) same(got seen, want ratelimit.Status) {
+	near := func(a, b float64) bool { return math.Abs(a-b) <= 1e-9*max(1, math.Abs(a), math.Abs(b)) }
+	var paused time.Time
+	if got.PausedUntil != nil {
+		paused = *got.PausedUntil
+	}
+	d := want.Request.Limit.Definition()
+	if !near(got.Value, want.Value) || got.Capacity != want.Capacity || !near(got.Share, want.Share()) || !near(got.Debt, max(0, -want.Value)) ||
+		!paused.Equal(want.PausedUntil) || got.FullAt.Sub(want.FullAt()).Abs() > time.Microsecond || got.Kind != d.Kind.String() || got.Ahead != 0 {
+		h.Errorf("%q at %v: got %+v, want value %g of %g, paused until %v, full at %v\nby %v\n%s", got.Key, h.now, got,
+			want.Value, want.Capacity, want.PausedUntil, want.FullAt(), d, strings.Join(h.log[max(0, len(h.log)-60):], "\n"))
+	}
+}
+
+// What processes hold in memory is told beside the value, until its end.
+func TestViewsTellWhatIsAhead(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	ctx := t.Context()
+	c, _ := newCatalog(t, db)
+	limit := ratelimit.TokenBucket{Name: "hot", Rate: 1000, Period: time.Hour, Capacity: 1000}
+	must(t, c.Publish(ctx, limit))
+	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Escrow: 10 * time.Second})
+	must(t, err)
+	defer store.Close()
+	for range 200 {
+		_, err := store.Allow(ctx, limit.For(""))
+		must(t, err)
+	}
+	var value, ahead, stored float64
+	must(t, db.Pool.QueryRow(ctx, inSchema(db, // at one instant: the store may be prefetching
+		"SELECT n.value, n.ahead, coalesce(r.ahead[1], 0) FROM rate_limits_now n JOIN rate_limits r USING (name, key)")).Scan(&value, &ahead, &stored))
+	if ahead == 0 || ahead != stored || value+ahead > 1000 {
+		t.Errorf("got value %g and %g ahead, of which the row has %g", value, ahead, stored)
+	}
+	later := viewAt(t, db, time.Now().Add(time.Minute), "")
+	if len(later) != 1 || later[0].Ahead != 0 {
+		t.Errorf("after its end: got %+v", later)
+	}
+}
+
+// A name and a prefix are looked up in the index, however many rows there are.
+func TestViewsUseTheIndex(t *testing.T) {
+	t.Parallel()
+	many := 1_000_000
+	if testing.Short() {
+		many = 100_000
+	}
+	db := newDB(t)
+	ctx := t.Context()
+	c, _ := newCatalog(t, db)
+	must(t, c.Publish(ctx, api, signUp))
+	exec(t, db, "INSERT INTO rate_limits (name, key, shard, value, ts) SELECT 'api', lpad(i::text, 7, '0'), 0, -1e6, now() FROM generate_series(1, $1::int4) AS i", many)
+	exec(t, db, "INSERT INTO rate_limit_definitions (name, key, rate) SELECT 'api', lpad(i::text, 7, '0'), i FROM generate_series(1, 10000) AS i")
+	exec(t, db, "ANALYZE rate_limits")
+	exec(t, db, "ANALYZE rate_limit_definitions")
+	for what, query := range map[string]string{
+		"a key":    "SELECT * FROM rate_limits_now WHERE name = 'api' AND key = '0000077'",
+		"a prefix": "SELECT * FROM rate_limits_now WHERE name = 'api' AND key LIKE '00001%'",
+		"a page":   "SELECT * FROM rate_limits_short WHERE name = 'api' AND key > '0005000' ORDER BY name, key LIMIT 50",
+	} {
+		rows, err := db.Pool.Query(ctx, inSchema(db, "EXPLAIN "+query))
+		must(t, err)
+		lines, err := pgx.CollectRows(rows, pgx.RowTo[string])
+		must(t, err)
+		if plan := strings.Join(lines, "\n"); !strings.Contains(plan, "rate_limits_pkey on rate_limits r") || strings.Contains(plan, "Seq Scan on rate_limits r") {
+			t.Errorf("%s: %s", what, plan)
+		}
+		begun := time.Now()
+		_, err = db.Pool.Exec(ctx, inSchema(db, query))
+		must(t, err)
+		t.Logf("%s of %d rows: %v", what, many, time.Since(begun))
+		if took := time.Since(begun); took > 500*time.Millisecond {
+			t.Errorf("%s took %v", what, took)
+		}
+	}
+}

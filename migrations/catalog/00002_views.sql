@@ -1,0 +1,128 @@
+-- +goose Up
+
+-- What there is of each key that has a row, brought to an instant by what holds for it: the
+-- algebra of package bucket, for people to read. Instants within are microseconds since 1970.
+-- It is one SELECT, which PostgreSQL puts into the query that asks, so that a name and a
+-- prefix of keys are looked up in the index. Where it says OFFSET 0, PostgreSQL would else put
+-- expressions into each other until they are too long to plan.
+-- +goose StatementBegin
+CREATE FUNCTION rate_limits_at(instant timestamptz) RETURNS TABLE (
+    name text, key text, kind text, value double precision, capacity double precision, share double precision,
+    debt double precision, ahead double precision, paused_until timestamptz, full_at timestamptz, overridden boolean
+) LANGUAGE sql STABLE
+BEGIN ATOMIC
+SELECT k.name, k.key, k.kind, k.value, k.capacity,
+    CASE WHEN k.capacity > 0 THEN k.value / k.capacity ELSE 0 END,
+    greatest(-k.value, 0), k.ahead,
+    CASE WHEN k.paused > instant THEN k.paused END,
+    greatest(k.full_at, k.paused, instant),
+    k.overridden
+FROM (
+    -- Shards that have no row are full.
+    SELECT r.name, r.key, d.kind, d.capacity, d.overridden,
+        sum(s.value) + (d.shards - count(*)) * d.capacity / d.shards AS value,
+        max(r.paused) AS paused,
+        max('1970-01-01 00:00:00+00'::timestamptz + s.full_at * interval '1 microsecond') AS full_at,
+        sum(CASE WHEN r.ahead[2] > date_part('epoch', instant - '2000-01-01 00:00:00+00'::timestamptz) THEN r.ahead[1] ELSE 0 END) AS ahead
+    FROM rate_limits AS r
+    JOIN rate_limit_definitions AS p ON p.name = r.name AND p.kind IS NOT NULL AND r.shard < p.shards
+    LEFT JOIN rate_limit_definitions AS a ON a.name = r.name AND a.key IS NULL AND a.kind IS NULL
+        AND a.enabled AND (a.until IS NULL OR a.until > instant)
+    LEFT JOIN rate_limit_definitions AS o ON o.name = r.name AND o.key = r.key
+        AND o.enabled AND (o.until IS NULL OR o.until > instant)
+    -- What holds for the key.
+    CROSS JOIN LATERAL (
+        SELECT p.kind, p.shards, p.start, (a.id IS NOT NULL OR o.id IS NOT NULL) AS overridden,
+            CASE WHEN p.kind = 'sliding window' THEN coalesce(o.rate, a.rate, p.rate)
+                ELSE coalesce(o.capacity, a.capacity, p.capacity, o.rate, a.rate, p.rate) END AS capacity,
+            coalesce(o.rate, a.rate, p.rate) / p.shards AS rate,
+            (extract(epoch FROM coalesce(o.period, a.period, p.period)) * 1000000)::int8 AS period,
+            coalesce(o.slots, a.slots, p.slots) AS slots,
+            (extract(epoch FROM r.ts) * 1000000)::int8 AS ts,
+            (extract(epoch FROM instant) * 1000000)::int8 AS now
+        OFFSET 0
+    ) AS d
+    -- A token bucket ticks with every microsecond, a fixed window with every period.
+    CROSS JOIN LATERAL (
+        SELECT CASE WHEN d.kind = 'token bucket' THEN greatest(d.ts, d.now)
+            ELSE greatest(d.ts, d.now - (d.now - d.ts) % d.period) END AS tick
+        OFFSET 0
+    ) AS t
+    CROSS JOIN LATERAL (
+        SELECT l.value, t.tick + CASE WHEN l.missing <= 0 THEN 0
+            ELSE least(CASE WHEN d.kind = 'token bucket' THEN ceil(l.missing * d.period / d.rate)
+                ELSE ceil(l.missing / d.rate) * d.period END, 1.2e16)::int8 END AS full_at
+        FROM (
+            SELECT v.value, d.capacity / d.shards - v.value - greatest(abs(v.value), d.capacity / d.shards) * 7.105427357601002e-15 AS missing
+            FROM (SELECT least(r.value + (t.tick - d.ts)::float8 * d.rate / d.period, d.capacity / d.shards) AS value OFFSET 0) AS v
+            OFFSET 0
+        ) AS l
+        WHERE d.kind <> 'sliding window'
+        UNION ALL
+        -- A sliding window's row has its slots, of its own width or of another definition's;
+        -- or a value that another kind of limit has left.
+        SELECT CASE WHEN w.ahead > w.passed THEN -(w.tick + (w.ahead - w.passed) * w.width - d.now) * d.rate / d.period
+                ELSE d.rate - h.held END,
+            w.tick + (greatest(w.ahead - w.passed, 0) + coalesce(h.last - w.later + 1, 0)) * w.width
+        FROM (
+            SELECT f.*, greatest(f.passed - f.ahead, 0) AS later FROM (
+                SELECT e.*, greatest(e.first, e.first + (d.now - e.first) / e.width * e.width) AS tick,
+                    greatest((d.now - e.first) / e.width, 0) AS passed,
+                    CASE WHEN e.own THEN r.slots[2]::int8
+                        WHEN e.slotted THEN floor((d.ts + ((r.slots[2] + 1) * r.slots[1])::int8 - 1 - e.first)::numeric / e.width)::int8
+                        ELSE floor((d.ts + least(ceil(greatest(-r.value, 0) * d.period / d.rate), 1.2e16)::int8 - e.first)::numeric / e.width)::int8 END AS ahead
+                FROM (
+                    SELECT c.*, c.slotted AND r.slots[1] = c.width AND cardinality(r.slots) = d.slots + 5 AS own,
+                        -- Where the slot of ts begins.
+                        CASE WHEN c.slotted AND r.slots[1] = c.width AND cardinality(r.slots) = d.slots + 5 OR d.start IS NULL THEN d.ts
+                            ELSE d.ts - ((d.ts - (extract(epoch FROM d.start) * 1000000)::int8) % c.width + c.width) % c.width END AS first
+                    FROM (
+                        SELECT (d.period + d.slots - 1) / d.slots AS width,
+                            coalesce(cardinality(r.slots) >= 6 AND abs(r.slots[3] - r.value) <= abs(r.value) * 1e-14 AND r.slots[1] >= 1, false) AS slotted
+                        OFFSET 0
+                    ) AS c OFFSET 0
+                ) AS e OFFSET 0
+            ) AS f OFFSET 0
+        ) AS w
+        CROSS JOIN LATERAL (
+            SELECT coalesce(sum(i.held), 0) AS held,
+                max(i.slot) FILTER (WHERE i.held > d.rate * 1e-13) AS last
+            FROM (
+                SELECT r.slots[n + 4] - r.slots[n + 3] AS held,
+                    CASE WHEN w.own THEN n - 1
+                        ELSE floor((d.ts + ((r.slots[2] + n + 5 - cardinality(r.slots)) * r.slots[1])::int8 - 1 - w.first)::numeric / w.width)::int8 - w.ahead + d.slots END AS slot
+                FROM generate_series(1, cardinality(r.slots) - 4) AS n
+                WHERE w.slotted
+                UNION ALL
+                SELECT least(greatest(d.rate - r.value, 0), d.rate), d.slots WHERE NOT w.slotted
+                OFFSET 0
+            ) AS i
+            WHERE i.slot >= w.later
+        ) AS h
+        WHERE d.kind = 'sliding window'
+    ) AS s
+    GROUP BY r.name, r.key, d.kind, d.capacity, d.shards, d.overridden
+) AS k;
+END;
+-- +goose StatementEnd
+
+COMMENT ON FUNCTION rate_limits_at(timestamptz) IS
+    'rate_limits_now as it is at an instant, if nothing is taken until then.';
+
+-- A function's columns have no collation; the index has.
+CREATE VIEW rate_limits_now AS
+SELECT name COLLATE "C" AS name, key COLLATE "C" AS key, kind, value, capacity, share, debt, ahead, paused_until, full_at, overridden
+FROM rate_limits_at(statement_timestamp());
+
+COMMENT ON VIEW rate_limits_now IS
+    'What there is of each key that is not full: value in tokens, below 0 in debt; ahead is tokens besides that processes hold in memory. Limits that no program has published are not there.';
+
+CREATE VIEW rate_limits_short AS SELECT * FROM rate_limits_now WHERE value < 1 OR paused_until IS NOT NULL;
+
+COMMENT ON VIEW rate_limits_short IS
+    'Who is limited now: keys that are paused, or have less than one token.';
+
+-- +goose Down
+DROP VIEW rate_limits_short;
+DROP VIEW rate_limits_now;
+DROP FUNCTION rate_limits_at(timestamptz);
