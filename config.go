@@ -81,6 +81,10 @@ type Definition struct {
 	Shards      int           // at least 1
 	Start       time.Time     // of a window: an edge; zero for a phase by key
 	Slots       int           // sliding window: into how many its period is cut; otherwise 0
+
+	Every  Unit   // of a fixed window by the calendar; otherwise 0. Period is the longest then
+	Zone   string // the name of its time zone
+	Anchor Date   // the day of one of its edges
 }
 
 // bucket is d as what has the arithmetic.
@@ -93,6 +97,10 @@ func (d Definition) Limit() Limit {
 	w := FixedWindow{
 		Name: d.Name, Rate: d.Rate, Period: d.Period, Capacity: orNone(d.Capacity),
 		MaxReserved: orNone(d.MaxReserved), Shards: d.Shards, Start: d.Start,
+		Every: d.Every, Zone: d.Zone, Anchor: d.Anchor,
+	}
+	if d.Every != 0 {
+		w.Period = 0 // which follows from it
 	}
 	if math.IsInf(d.MaxReserved, 1) {
 		w.MaxReserved = 0 // unlimited by default
@@ -132,7 +140,7 @@ var shapes = [...]shape{
 				MaxReserved: w.MaxReserved, Shards: w.Shards,
 			}
 		},
-		without: []lack{{"start", "is not for a token bucket, which has no windows"}, {"slots", onlySliding}},
+		without: append([]lack{{"start", "is not for a token bucket, which has no windows"}, {"slots", onlySliding}}, calendarFields...),
 	},
 	KindFixedWindow: {
 		limit:   func(w FixedWindow, _ int) Limit { return w },
@@ -145,9 +153,14 @@ var shapes = [...]shape{
 				MaxReserved: w.MaxReserved, Shards: w.Shards, Start: w.Start,
 			}
 		},
-		without: []lack{{"capacity", "is not for a sliding window, whose capacity is its rate"}},
+		without: append([]lack{{"capacity", "is not for a sliding window, whose capacity is its rate"}}, calendarFields...),
 	},
 }
+
+// calendarFields are those of a quota by the calendar, for the kinds that have none.
+var calendarFields = []lack{{"every", onlyFixed}, {"zone", onlyFixed}, {"anchor", onlyFixed}}
+
+const onlyFixed = "is for a fixed window only"
 
 const onlySliding = "is for a sliding window only"
 

@@ -128,6 +128,51 @@ func ExampleFixedWindow_rollover() {
 	// 2025-03-16 false 15
 }
 
+// A quota by the month, from the day on which a customer in Berlin has subscribed.
+func ExampleFixedWindow_calendar() {
+	berlin, err := time.LoadLocation("Europe/Berlin")
+	if err != nil {
+		log.Fatal(err)
+	}
+	now := time.Date(2025, 1, 31, 15, 0, 0, 0, berlin) // when the customer subscribes
+	store := memstore.New(func() time.Time { return now })
+	quota := ratelimit.FixedWindow{
+		Name: "quota", Rate: 100,
+		Every: ratelimit.Month, Zone: berlin.String(), Anchor: ratelimit.DateOf(now),
+	}
+	for range 3 {
+		res, err := store.Allow(context.Background(), quota.ForN("customer", 80))
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(now.Format(time.DateTime), res.OK, res.Remaining, res.RetryAt.In(berlin).Format(time.DateTime))
+		now = now.AddDate(0, 0, 14)
+	}
+	// Output:
+	// 2025-01-31 15:00:00 true 20 2025-01-31 15:00:00
+	// 2025-02-14 15:00:00 false 20 2025-02-28 00:00:00
+	// 2025-02-28 15:00:00 true 20 2025-02-28 15:00:00
+}
+
+// Batch work leaves half of the limit to others, and who takes it below a fifth is told.
+func ExampleRequest_Above() {
+	store := memstore.New(func() time.Time { return noon })
+	api := ratelimit.TokenBucket{Name: "api", Rate: 100, Period: time.Second}
+	for _, r := range []ratelimit.Request{
+		api.ForN("customer", 50).Above(0.5), api.For("customer").Above(0.5), api.ForN("customer", 40),
+	} {
+		res, err := store.Allow(context.Background(), r)
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(res, res.Crossed(0.8))
+	}
+	// Output:
+	// 50 of "api" above 0.5: ok, 50 of 100 left false
+	// 1 of "api" above 0.5: refused, retry after 10ms, 50 of 100 left false
+	// 40 of "api": ok, 10 of 100 left true
+}
+
 // A customer's plan is a copy of the definition with a rate of its own.
 func ExampleTokenBucket_plans() {
 	store := memstore.New(func() time.Time { return noon })

@@ -1,13 +1,30 @@
 package ratelimit
 
 import (
+	"cmp"
 	"math"
+	"strings"
 	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
 // FixedWindow is a limit that refills all at once: with Rate tokens at the edge
 // of each window of length Period, up to Capacity. A Capacity above
 // Rate lets unused windows roll over.
+//
+// With Every in place of Period it is a quota by the calendar, as it is sold: by the
+// day, week, month or year, in a time zone, from a day on.
+//
+//	FixedWindow{
+//		Name: "quota", Rate: 10_000,
+//		Every: Month, Zone: "Europe/Berlin", Anchor: Date{Year: 2026, Month: time.January, Day: 31},
+//	}
+//
+// Its windows begin with local days, at midnight, or at 01:00 where summer time
+// begins then: with every n-th from the anchor on. In a month that is shorter it is the last
+// day, so those of this one begin on 31 January, 28 February and 31 March. A pause of such a
+// limit leaves what there is as it is.
 type FixedWindow struct {
 	// Name is the limit's identity in the database, together with the key.
 	// Required, at most MaxNameLength bytes.
@@ -18,7 +35,7 @@ type FixedWindow struct {
 	Rate float64
 
 	// Period is the length of a window. Required, positive, in whole
-	// microseconds (PostgreSQL's resolution).
+	// microseconds (PostgreSQL's resolution); not with Every.
 	Period time.Duration
 
 	// Capacity is the most tokens that accumulate. Zero means Rate; None means
@@ -42,7 +59,63 @@ type FixedWindow struct {
 	// its own, a hash of name and key, so that not all customers' windows
 	// open in the same instant; it is the same on every machine.
 	Start time.Time
+
+	// Every is the unit of the calendar by which the quota is refilled, in place of
+	// Period and Start.
+	Every Unit
+
+	// Zone is the name of the time zone in whose days windows begin, such as
+	// "Europe/Berlin". Empty means UTC. With Every only. The machine must know it: a
+	// program that imports time/tzdata does, and the server need not.
+	Zone string
+
+	// Anchor is a day on which a window begins; the others follow from it, in both
+	// directions. The zero Date means 1 January 2024, a Monday. With Every only.
+	Anchor Date
 }
+
+// Unit is a unit of the calendar, in which [FixedWindow].Every is given. Its String is a
+// word, such as "month".
+type Unit = bucket.Unit
+
+// The units of the calendar.
+const (
+	Day   = bucket.Day
+	Week  = bucket.Week
+	Month = bucket.Month
+	Year  = bucket.Year
+)
+
+// Date is a day of the calendar, in no time zone.
+type Date = bucket.Date
+
+// DateOf returns the day on which an instant falls in its own location. The
+// anchor of a customer who subscribed at an instant is DateOf(subscribed.In(location)).
+func DateOf(t time.Time) Date { return bucket.DateOf(t) }
+
+// ParseUnit reads a unit as its String writes it, in any case. An error is a *[FieldError].
+func ParseUnit(text string) (Unit, error) {
+	if unit, ok := bucket.ParseUnit(strings.ToLower(text)); ok {
+		return unit, nil
+	}
+	return 0, &FieldError{Field: "Every", Value: text, Reason: badUnit}
+}
+
+// ParseDate reads a date such as "2026-01-31". An error is a *[FieldError].
+func ParseDate(text string) (Date, error) {
+	if date, err := bucket.ParseDate(text); err == nil && date.Valid() {
+		return date, nil
+	}
+	return Date{}, &FieldError{Field: "Anchor", Value: text, Reason: badDate}
+}
+
+const (
+	badUnit = `must be "day", "week", "month" or "year"`
+	badDate = `must be a day such as "2026-01-31"`
+)
+
+// defaultAnchor is a Monday, so that weeks begin with one.
+var defaultAnchor = Date{Year: 2024, Month: time.January, Day: 1}
 
 // For implements [Limit].
 func (l FixedWindow) For(key string) Request { return l.ForN(key, 1) }
@@ -54,22 +127,71 @@ func (l FixedWindow) ForN(key string, n float64) Request {
 
 // Validate implements [Limit].
 func (l FixedWindow) Validate() error {
-	f := fields{l.Name, l.Rate, l.Period, l.Capacity, l.MaxReserved, l.Shards}.check()
+	period := l.Period
+	if l.Every != 0 && period == 0 {
+		period = max(l.Every.Longest(), time.Microsecond)
+	}
+	f := fields{l.Name, l.Rate, period, l.Capacity, l.MaxReserved, l.Shards}.check()
 	if y := l.Start.UTC().Year(); y < 1 || y > 9999 {
 		f.add("Start", l.Start, "must be in the years 1 to 9999")
 	}
+	l.checkCalendar(&f)
 	return f.err()
+}
+
+func (l FixedWindow) checkCalendar(f *faults) {
+	if l.Every == 0 {
+		if l.Zone != "" {
+			f.add("Zone", l.Zone, "is for a quota by the calendar: set Every as well")
+		}
+		if !l.Anchor.IsZero() {
+			f.add("Anchor", l.Anchor, "is for a quota by the calendar: set Every as well")
+		}
+		return
+	}
+	if l.Every > Year {
+		f.add("Every", l.Every, "must be Day, Week, Month or Year")
+	}
+	if l.Period != 0 {
+		f.add("Period", l.Period, "is not for a quota by the calendar, which has Every in its place")
+	}
+	if !l.Start.IsZero() {
+		f.add("Start", l.Start, "is not for a quota by the calendar, which has an Anchor in its place")
+	}
+	if reason := bucket.BadZone(cmp.Or(l.Zone, time.UTC.String())); reason != "" {
+		f.add("Zone", l.Zone, reason)
+	}
+	if !l.Anchor.IsZero() && !l.Anchor.Valid() {
+		f.add("Anchor", l.Anchor, "must be a day of the years 1 to 9999")
+	}
 }
 
 // Definition implements [Limit].
 func (l FixedWindow) Definition() Definition {
-	return Definition{
+	d := Definition{
 		Name: l.Name, Kind: KindFixedWindow, Rate: l.Rate, Period: l.Period,
 		Capacity:    orDefault(l.Capacity, l.Rate),
 		MaxReserved: orDefault(l.MaxReserved, math.Inf(1)),
 		Shards:      max(l.Shards, 1),
 		Start:       l.Start.Round(0).UTC(), // comparable: no monotonic clock, one zone
 	}
+	if l.Every != 0 {
+		d.Every, d.Period, d.Start = l.Every, l.Every.Longest(), time.Time{}
+		d.Zone, d.Anchor = cmp.Or(l.Zone, time.UTC.String()), cmp.Or(l.Anchor, defaultAnchor)
+	}
+	return d
+}
+
+// Window returns the window of a fixed window's key that an instant is in: its start, and that
+// of the next one, when what is not left is refilled. They are zero for the other kinds. (A
+// pause moves the edges of a key, but for a quota by the calendar.)
+func (d *Definition) Window(key string, at time.Time) (from, to time.Time) {
+	if d.Kind != KindFixedWindow {
+		return from, to
+	}
+	b := d.bucket()
+	from = b.Fresh(key, at).TS
+	return from, b.Next(from)
 }
 
 func (FixedWindow) sealed() {}

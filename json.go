@@ -20,7 +20,10 @@ type definitionJSON struct {
 	Name        string  `json:"name"`
 	Kind        string  `json:"kind"`
 	Rate        float64 `json:"rate"`
-	Period      string  `json:"period"`
+	Period      string  `json:"period,omitempty"`
+	Every       string  `json:"every,omitempty"`
+	Zone        string  `json:"zone,omitempty"`
+	Anchor      string  `json:"anchor,omitempty"`
 	Capacity    any     `json:"capacity,omitempty"`
 	MaxReserved any     `json:"maxReserved"`
 	Shards      int     `json:"shards"`
@@ -41,6 +44,9 @@ func (d Definition) MarshalJSON() ([]byte, error) {
 	}
 	if !shapeOf(d.Kind).has("capacity") {
 		out.Capacity = nil
+	}
+	if d.Every != 0 {
+		out.Period, out.Every, out.Zone, out.Anchor = "", d.Every.String(), d.Zone, d.Anchor.String()
 	}
 	if !d.Start.IsZero() {
 		out.Start = d.Start.Format(time.RFC3339Nano)
@@ -64,7 +70,9 @@ func jsonAmount(v float64) any {
 // spaces or underscores; the period is a
 // duration as Go writes them. Capacity and maxReserved may be "none", and maxReserved
 // "unlimited". They, shards and a window's start, an instant by RFC 3339,
-// may be left out for their defaults. A sliding window has slots, which may be left
+// may be left out for their defaults. A quota by the calendar is a fixed window with every
+// ("day", "week", "month" or "year") in place of period and start, and if they are not left
+// out, a zone and an anchor, such as "2026-01-31". A sliding window has slots, which may be left
 // out too, and no capacity. A field that is unknown, is given
 // twice or has a value that it cannot have is an error that names it: a *FieldError
 // for one, several joined. All of them are [ErrInvalid], and leave d as it was.
@@ -140,6 +148,9 @@ func (r *reader) limit() Limit {
 	w.MaxReserved = r.maxReserved()
 	w.Shards = take[int](r, "shards", "must be a whole number")
 	w.Start = r.start()
+	w.Every = r.unit()
+	w.Zone = take[string](r, "zone", "must be the name of a time zone")
+	w.Anchor = r.anchor()
 	slots := take[int](r, "slots", "must be a whole number")
 	shape := shapeOf(kind)
 	for _, lack := range shape.without {
@@ -194,7 +205,30 @@ func ParseKind(text string) (Kind, error) {
 	return 0, &FieldError{Field: "Kind", Value: text, Reason: badKind}
 }
 
+func (r *reader) unit() (unit Unit) {
+	_, given := r.raw["every"]
+	text := take[string](r, "every", badUnit)
+	unit, err := ParseUnit(text)
+	if given && err != nil && !r.faults.have("every") {
+		r.faults.add("every", text, badUnit)
+	}
+	return unit
+}
+
+func (r *reader) anchor() Date {
+	_, given := r.raw["anchor"]
+	text := take[string](r, "anchor", badDate)
+	anchor, err := ParseDate(text)
+	if given && err != nil && !r.faults.have("anchor") {
+		r.faults.add("anchor", text, badDate)
+	}
+	return anchor
+}
+
 func (r *reader) period() time.Duration {
+	if _, by := r.raw["every"]; by && r.raw["period"] == nil {
+		return 0 // it has none
+	}
 	const reason = `must be a duration such as "1m30s"`
 	text := take[string](r, "period", reason)
 	period, err := time.ParseDuration(text)

@@ -16,7 +16,7 @@ import (
 //	token bucket "api": 10 per 1m, capacity 20, max reserved unlimited, 8 shards
 func (d Definition) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%v %s: %s per %s", d.Kind, quoteShort(d.Name), amount(d.Rate), span(d.Period))
+	fmt.Fprintf(&b, "%v %s: %s per %s", d.Kind, quoteShort(d.Name), amount(d.Rate), d.per())
 	if shapeOf(d.Kind).has("capacity") {
 		fmt.Fprintf(&b, ", capacity %s", amountOrNone(d.Capacity))
 	}
@@ -31,6 +31,14 @@ func (d Definition) String() string {
 		fmt.Fprintf(&b, ", start %s", d.Start.Format(time.RFC3339Nano))
 	}
 	return b.String()
+}
+
+// per is in what time the rate comes in.
+func (d *Definition) per() string {
+	if d.Every != 0 {
+		return fmt.Sprintf("%v in %s from %v", d.Every, quoteShort(d.Zone), d.Anchor)
+	}
+	return span(d.Period)
 }
 
 // String is the limit's [Definition] in a line.
@@ -122,6 +130,9 @@ func (d Definition) LogValue() slog.Value {
 	}
 	if !d.Start.IsZero() {
 		attrs = append(attrs, slog.Time("start", d.Start))
+	}
+	if d.Every != 0 {
+		attrs = append(attrs, slog.String("every", d.Every.String()), slog.String("zone", d.Zone), slog.String("anchor", d.Anchor.String()))
 	}
 	return slog.GroupValue(attrs...)
 }

@@ -149,6 +149,9 @@ func jsonOf[T ratelimit.Definition | Override](v T, ok bool) json.RawMessage {
 		row["max_reserved"] = finite(v.MaxReserved)
 		put("start", !v.Start.IsZero(), v.Start)
 		put("slots", v.Slots != 0, v.Slots)
+		put("every", v.Every != 0, v.Every.String())
+		put("zone", v.Every != 0, v.Zone)
+		put("anchor", v.Every != 0, v.Anchor.String())
 	case Override:
 		put("rate", v.Rate != 0, v.Rate)
 		put("period", v.Period != 0, v.Period.String())

@@ -116,6 +116,8 @@ func orNone(v float64) float64 {
 // limit returns the limit that o makes of d. Its errors are ErrInvalid.
 func (o Override) limit(d ratelimit.Definition) (ratelimit.Limit, error) {
 	switch {
+	case o.Period != 0 && d.Every != 0:
+		return nil, &ratelimit.FieldError{Limit: d.Name, Field: "Period", Value: o.Period, Reason: "is not for a quota by the calendar"}
 	case o.Slots != 0 && d.Kind != ratelimit.KindSlidingWindow:
 		return nil, &ratelimit.FieldError{Limit: d.Name, Field: "Slots", Value: o.Slots, Reason: "is for a sliding window only"}
 	case o.Capacity != 0 && d.Kind == ratelimit.KindSlidingWindow:

@@ -46,7 +46,7 @@ func (t *table) sql(text string) string { return t.names.Replace(text) }
 
 // columns are those of a definition or override, as scan reads them.
 const columns = `d.name, d.key, d.kind, d.rate, (date_part('epoch', d.period) * 1000000)::int8, d.capacity, d.max_reserved,
-	d.shards, d.start, d.slots, d.enabled, d.until, coalesce(d.note, ''), d.updated_at`
+	d.shards, d.start, d.slots, d.every, d.zone, d.anchor::text, d.enabled, d.until, coalesce(d.note, ''), d.updated_at`
 
 // stored is a row as it is read. All of it can be NULL where there is none.
 type storedRow struct {
@@ -55,6 +55,7 @@ type storedRow struct {
 	period                      *int64
 	shards, slots               *int
 	start, until, updatedAt     *time.Time
+	every, zone, anchor         *string
 	enabled                     *bool
 	note                        string
 }
@@ -62,7 +63,7 @@ type storedRow struct {
 func (s *storedRow) fields(more ...any) []any {
 	return append([]any{
 		&s.name, &s.key, &s.kind, &s.rate, &s.period, &s.capacity, &s.maxReserved,
-		&s.shards, &s.start, &s.slots, &s.enabled, &s.until, &s.note, &s.updatedAt,
+		&s.shards, &s.start, &s.slots, &s.every, &s.zone, &s.anchor, &s.enabled, &s.until, &s.note, &s.updatedAt,
 	}, more...)
 }
 
@@ -96,6 +97,15 @@ func (s *storedRow) definition() (ratelimit.Definition, error) {
 	}
 	if s.capacity != nil {
 		d.Capacity = *s.capacity
+	}
+	if s.every != nil {
+		if d.Every, err = ratelimit.ParseUnit(*s.every); err == nil {
+			d.Anchor, err = ratelimit.ParseDate(or(s.anchor))
+		}
+		if err != nil {
+			return ratelimit.Definition{}, err
+		}
+		d.Zone = or(s.zone)
 	}
 	return d, d.Validate()
 }
@@ -227,12 +237,13 @@ func (t *table) rowsOf(ctx context.Context, q querier, names []string, key *stri
 	return r, nil
 }
 
-const values = ` (name, key, kind, rate, period, capacity, max_reserved, shards, start, slots, enabled, until, note)
+const values = ` (name, key, kind, rate, period, capacity, max_reserved, shards, start, slots, enabled, until, note, every, zone, anchor)
 VALUES ($1::text, $2::text, $3::text, $4::float8, $5::float8 * interval '1 microsecond', $6::float8, $7::float8,
-	$8::int4, $9::timestamptz, $10::int4, $11::bool, $12::timestamptz, $13::text)`
+	$8::int4, $9::timestamptz, $10::int4, $11::bool, $12::timestamptz, $13::text, $14::text, $15::text, $16::text::date)`
 
 const update = ` DO UPDATE SET kind = excluded.kind, rate = excluded.rate, period = excluded.period, capacity = excluded.capacity,
 	max_reserved = excluded.max_reserved, shards = excluded.shards, start = excluded.start, slots = excluded.slots,
+	every = excluded.every, zone = excluded.zone, anchor = excluded.anchor,
 	enabled = excluded.enabled, until = excluded.until, note = excluded.note`
 
 const (
@@ -246,8 +257,12 @@ func (t *table) publish(ctx context.Context, q querier, d *ratelimit.Definition)
 	if !follows(*d) && d.Kind != ratelimit.KindSlidingWindow {
 		capacity = &d.Capacity
 	}
+	var every, zone, anchor *string
+	if d.Every != 0 {
+		every, zone, anchor = notZero(d.Every.String()), &d.Zone, notZero(d.Anchor.String())
+	}
 	_, err := q.Exec(ctx, t.sql(putPublished), d.Name, nil, d.Kind.String(), d.Rate, float64(d.Period.Microseconds()), capacity, d.MaxReserved,
-		int32(d.Shards), orNull(d.Start), notZero(int32(d.Slots)), true, nil, nil)
+		int32(d.Shards), orNull(d.Start), notZero(int32(d.Slots)), true, nil, nil, every, zone, anchor)
 	return fault("publish", err)
 }
 
@@ -257,7 +272,7 @@ func (t *table) set(ctx context.Context, q querier, e *Entry) error {
 		sql, key = putAll, nil
 	}
 	_, err := q.Exec(ctx, t.sql(sql), e.Name, key, nil, notZero(e.Rate), notZero(float64(e.Period.Microseconds())), stored(e.Capacity), stored(e.MaxReserved),
-		nil, nil, notZero(int32(e.Slots)), !e.Off, orNull(e.Until), notZero(e.Note))
+		nil, nil, notZero(int32(e.Slots)), !e.Off, orNull(e.Until), notZero(e.Note), nil, nil, nil)
 	return fault("set an override", err)
 }
 

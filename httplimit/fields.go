@@ -71,7 +71,7 @@ func (m *Middleware) setDraft11(h http.Header, result ratelimit.Result) {
 		d := s.Request.Limit.Definition()
 		policy := httpsfv.NewItem(d.Name)
 		policy.Params.Add("q", int64(d.Capacity))
-		policy.Params.Add("w", seconds(fillTime(d)))
+		policy.Params.Add("w", seconds(fillTime(d, s)))
 		limit := httpsfv.NewItem(d.Name)
 		limit.Params.Add("r", s.Remaining)
 		limit.Params.Add("t", seconds(effectiveWindow(s)))
@@ -114,13 +114,17 @@ func isFieldString(s string) bool {
 }
 
 // fillTime is how long an empty limit takes to fill; a sliding window's period, in which no
-// more can be used.
-func fillTime(d ratelimit.Definition) time.Duration {
-	periods := d.Capacity / d.Rate
+// more can be used. Of a quota by the calendar, windows are as long as this one.
+func fillTime(d ratelimit.Definition, s ratelimit.Status) time.Duration {
+	periods, period := d.Capacity/d.Rate, d.Period
 	if d.Kind == ratelimit.KindFixedWindow {
 		periods = math.Ceil(periods)
 	}
-	return time.Duration(min(periods*float64(d.Period), float64(ratelimit.MaxSpan)))
+	if d.Every != 0 {
+		from, to := d.Window(s.Request.Key, s.At)
+		period = to.Sub(from)
+	}
+	return time.Duration(min(periods*float64(period), float64(ratelimit.MaxSpan)))
 }
 
 // effectiveWindow is the time within which no more than s.Remaining can be used: until
@@ -130,7 +134,7 @@ func effectiveWindow(s ratelimit.Status) time.Duration {
 	d := s.Request.Limit.Definition()
 	wait := nextToken(d, s)
 	if paused := s.PausedUntil.Sub(s.At); !s.PausedUntil.IsZero() && paused > 0 {
-		if d.Kind == ratelimit.KindSlidingWindow { // whose slots go on in a pause
+		if d.Kind == ratelimit.KindSlidingWindow || d.Every != 0 { // whose slots and edges stay in a pause
 			wait = max(wait, paused)
 		} else {
 			wait += paused
@@ -143,6 +147,10 @@ func effectiveWindow(s ratelimit.Status) time.Duration {
 }
 
 func nextToken(d ratelimit.Definition, s ratelimit.Status) time.Duration {
+	if d.Every != 0 {
+		_, to := d.Window(s.Request.Key, s.At)
+		return to.Sub(s.At)
+	}
 	if d.Kind == ratelimit.KindFixedWindow {
 		// The limit is full at an edge, and the next edge lies whole periods before it.
 		if next := s.ResetAfter % d.Period; next > 0 {

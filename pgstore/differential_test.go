@@ -380,6 +380,7 @@ func (c *tally) lacking(n int) []string {
 		"never", "cancelled", "not cancelled", "paused", "not paused", "pruned rows", "clock went back",
 		"definition changed", "promise kept", "while paused", "pause ended",
 		"settled for less", "settled for more", "not settled", "settled from text",
+		"calendar granted", "calendar refused", "calendar ahead", "calendar cancelled", "calendar paused",
 		"granted above", "refused above", "crossed",
 		"at most some", "at most all", "at most none", "first of several", "second of several", "none of several",
 		"sliding granted", "sliding refused", "sliding ahead", "sliding cancelled", "sliding credited",
@@ -558,28 +559,35 @@ func (h *history) count(o op, a reply) {
 		}
 	}
 	sliding := a.err == nil && slides(ratelimit.NameOf(a.result.Request.Limit))
+	calendar := a.err == nil && a.result.Request.Limit != nil && a.result.Request.Limit.Definition().Every != 0
 	if o.verb == cancel {
+		calendar = h.results[o.target].Request.Limit != nil && h.results[o.target].Request.Limit.Definition().Every != 0
 		sliding = slides(ratelimit.NameOf(h.results[o.target].Request.Limit))
 	}
 	for k, is := range map[string]bool{
-		"calls":           true,
-		string(o.verb):    true,
-		"granted":         asked && a.result.OK,
-		"refused":         asked && a.err == nil && !a.result.OK,
-		"several granted": several && a.result.OK,
-		"several refused": several && !a.result.OK,
-		"same key twice":  asked && a.err == nil && len(a.result.Each()) < len(o.requests),
-		"in debt":         o.verb == reserve && a.result.OK && a.result.RetryAfter > 0,
-		"never":           errors.Is(a.err, ratelimit.ErrExceedsCapacity),
-		"cancelled":       o.verb == cancel && a.said,
-		"not cancelled":   o.verb == cancel && !a.said,
-		"paused":          o.verb == pause && a.err == nil,
-		"not paused":      o.verb == pause && a.err != nil,
-		"while paused":    asked && !a.result.PausedUntil.IsZero(),
-		"pruned rows":     a.pruned > 0,
-		"granted above":   a.result.OK && a.result.Request.Floor > 0 && a.result.Taken > 0,
-		"refused above":   asked && a.err == nil && !a.result.OK && a.result.Request.Floor > 0,
-		"crossed":         a.result.Crossed(0.8),
+		"calls":              true,
+		string(o.verb):       true,
+		"granted":            asked && a.result.OK,
+		"refused":            asked && a.err == nil && !a.result.OK,
+		"several granted":    several && a.result.OK,
+		"several refused":    several && !a.result.OK,
+		"same key twice":     asked && a.err == nil && len(a.result.Each()) < len(o.requests),
+		"in debt":            o.verb == reserve && a.result.OK && a.result.RetryAfter > 0,
+		"never":              errors.Is(a.err, ratelimit.ErrExceedsCapacity),
+		"cancelled":          o.verb == cancel && a.said,
+		"not cancelled":      o.verb == cancel && !a.said,
+		"paused":             o.verb == pause && a.err == nil,
+		"not paused":         o.verb == pause && a.err != nil,
+		"while paused":       asked && !a.result.PausedUntil.IsZero(),
+		"pruned rows":        a.pruned > 0,
+		"calendar granted":   calendar && asked && a.result.OK,
+		"calendar refused":   calendar && asked && !a.result.OK,
+		"calendar ahead":     calendar && o.verb == reserve && a.result.OK && a.result.RetryAfter > 0,
+		"calendar cancelled": calendar && o.verb == cancel && a.said,
+		"calendar paused":    calendar && asked && !a.result.PausedUntil.IsZero(),
+		"granted above":      a.result.OK && a.result.Request.Floor > 0 && a.result.Taken > 0,
+		"refused above":      asked && a.err == nil && !a.result.OK && a.result.Request.Floor > 0,
+		"crossed":            a.result.Crossed(0.8),
 
 		"settled for less":  less,
 		"settled for more":  more,
@@ -693,7 +701,7 @@ type generator struct {
 func newGenerator(seed uint64, prefix string) *generator {
 	r := rand.New(rand.NewPCG(seed, 1))
 	g := &generator{rand: r, now: noon, retryAt: noon}
-	g.period = pick(r, time.Millisecond, time.Second, time.Minute, time.Hour, 24*time.Hour)
+	g.period = pick(r, time.Millisecond, time.Second, time.Minute, time.Hour, 24*time.Hour, 24*time.Hour, 30*24*time.Hour)
 	for i := range 3 {
 		// Names in an order that is not that of the calls.
 		g.limits = append(g.limits, g.limit(fmt.Sprintf("%s%c", prefix, 'c'-i)))
@@ -722,6 +730,15 @@ func (g *generator) limit(name string) ratelimit.Limit {
 			start := pick(r, time.Time{}, noon, noon.Add(period/3), noon.Add(-31*period), noon.Add(100*365*24*time.Hour))
 			l = ratelimit.FixedWindow{
 				Name: name, Rate: rate, Period: period, Capacity: capacity, MaxReserved: debt, Start: start,
+			}
+		}
+		if g.period >= 24*time.Hour && r.IntN(2) == 0 {
+			l = ratelimit.FixedWindow{
+				Name: name, Rate: rate, Capacity: capacity, MaxReserved: debt,
+				Every: pick(r, ratelimit.Day, ratelimit.Day, ratelimit.Week, ratelimit.Month, ratelimit.Year),
+				Zone:  pick(r, "", "Europe/Berlin", "America/New_York", "Asia/Beirut", "Pacific/Apia"),
+				Anchor: pick(r, ratelimit.Date{}, ratelimit.Date{Year: 2026, Month: time.January, Day: 31},
+					ratelimit.Date{Year: 2024, Month: time.February, Day: 29}, ratelimit.Date{Year: 2031, Month: time.March, Day: 30}),
 			}
 		}
 		if slides(name) {

@@ -104,7 +104,7 @@ func (b *base) takeOne(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratel
 func (b *base) renew(ctx context.Context, q table.Querier, changes []decide.Change, at time.Time) error {
 	for i := range changes {
 		c := &changes[i]
-		if c.Definition.Plain(c.Seen) {
+		if c.Definition.Plain(c.Seen, at) {
 			continue
 		}
 		as := c.Definition.Settle(c.Seen, at)
@@ -341,7 +341,7 @@ func (t *try) send(ctx context.Context, q table.Querier) error {
 		if t.saved(i) && (i == 0 || !t.saved(i-1)) {
 			batch.Queue("SAVEPOINT " + savepoint)
 		}
-		if c := &t.changes[i]; !c.Over.IsZero() && !c.Definition.Plain(c.Seen) {
+		if c := &t.changes[i]; !c.Over.IsZero() && !c.Definition.Plain(c.Seen, c.Over) {
 			as := c.Definition.Settle(c.Seen, c.Over)
 			t.base.table.QueueRenew(&batch, c.Row, c.Seen, as)
 			c.Seen = as

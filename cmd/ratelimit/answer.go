@@ -46,7 +46,7 @@ func (c call) ask(ctx context.Context, s ratelimit.Store, taken *receipts) (answ
 func (c call) put(ctx context.Context, s ratelimit.Store, taken receipts) (answer, error) {
 	decision := func(r ratelimit.Result, err error) (answer, error) {
 		taken[len(taken)-1] = r.Receipt
-		return decision(r, err)
+		return c.decision(r, err)
 	}
 	switch c.do {
 	case "allow":
@@ -85,19 +85,22 @@ func (c call) put(ctx context.Context, s ratelimit.Store, taken receipts) (answe
 	return answer{}, fmt.Errorf("no call is named %q", c.do)
 }
 
-func decision(r ratelimit.Result, err error) (answer, error) {
+func (c call) decision(r ratelimit.Result, err error) (answer, error) {
 	if err != nil {
 		return answer{}, err
 	}
 	a := answer{
 		OK: &r.OK, RetryAfter: new(duration(r.RetryAfter)),
-		At: since(r.At), RetryAt: since(r.RetryAt),
+		At: c.since(r.At), RetryAt: c.since(r.RetryAt),
 	}
 	if len(r.Several) < 2 {
 		a.Value, a.Remaining, a.ResetAfter = &r.Value, &r.Remaining, new(duration(r.ResetAfter))
 	}
 	return a, nil
 }
+
+// since is how far t is after the base instant.
+func (c call) since(t time.Time) *duration { return new(duration(t.Sub(c.base))) }
 
 // want is what an answer must be. What is left out may be anything, except
 // that an error must be wanted.

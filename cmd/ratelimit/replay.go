@@ -40,7 +40,10 @@ lines that begin with # are passed over. Times are offsets from one instant.
    "want": {"ok": true, "retryAfter": "6s", "value": -1}}      (on one line)
 
 A definition has also capacity and maxReserved (a number or "none"; maxReserved
-also "unlimited"), shards and, if its kind is "fixed window", start. Calls do
+also "unlimited"), shards and, if its kind is "fixed window", start. A quota by
+the calendar is a fixed window with "every": "month" in place of period and
+start, a "zone" and an "anchor"; {"base": "2026-01-31T10:00:00Z"}, before all
+other lines, says from which instant the scenario counts. Calls do
 allow, reserve, check (with "reserve": true: what reserve would say), at most (as
 many whole tokens as there are, up to the count), settle (with "of": what that
 call, counted from 0, took was really the count; no limit), reset, credit, pause

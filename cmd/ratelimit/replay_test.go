@@ -42,7 +42,7 @@ func TestConformance(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			args := append([]string{"replay", "--verify"}, store...)
 			o := execute(t, "", append(args, files...)...)
-			o.wantStatus(t, exitOK, "calls in 18 files agreed")
+			o.wantStatus(t, exitOK, "calls in 24 files agreed")
 		})
 	}
 }

@@ -14,19 +14,21 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// base is the instant from which scenarios count. Which one it is makes no
-// difference, but it must not depend on the day: answers are to be the same.
-var base = time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
+// usual is the instant from which scenarios count that have none of their own. Which one it is
+// makes no difference but to the calendar; it must not depend on the day: answers are to be the same.
+var usual = time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // A scenario is a file of calls.
 type scenario struct {
 	name  string
+	base  time.Time // from which it counts
 	calls []call
 }
 
 // A call is one line of a scenario, with the limits that it names looked up.
 type call struct {
 	line     int
+	base     time.Time
 	at       time.Time
 	do       string
 	reserve  bool // check only
@@ -47,7 +49,7 @@ var (
 // parseScenario reads a whole scenario, so that nothing of a malformed one is
 // replayed. Errors name the file and the line.
 func parseScenario(name string, text []byte) (scenario, error) {
-	s := scenario{name: name}
+	s := scenario{name: name, base: usual}
 	limits := map[string]ratelimit.Limit{}
 	n := 0
 	for line := range bytes.Lines(text) {
@@ -56,7 +58,7 @@ func parseScenario(name string, text []byte) (scenario, error) {
 		if len(line) == 0 || line[0] == '#' {
 			continue
 		}
-		c, err := parseLine(line, limits)
+		c, err := s.parseLine(line, limits)
 		if err != nil {
 			return scenario{}, badInput{fmt.Errorf("%s:%d: %w", name, n, err)}
 		}
@@ -85,19 +87,27 @@ func (c *call) settles(before []call) error {
 	return nil
 }
 
-// parseLine returns the call of a line, or adds the line's definition to
-// limits and returns nil. A definition replaces an earlier one of that name.
-func parseLine(text []byte, limits map[string]ratelimit.Limit) (*call, error) {
+// parseLine returns the call of a line. It returns nil if it has added the line's definition
+// to limits, where it replaces an earlier one of that name, or if the line is the
+// scenario's base instant.
+func (s *scenario) parseLine(text []byte, limits map[string]ratelimit.Limit) (*call, error) {
 	var kind struct {
 		Limit json.RawMessage `json:"limit"`
+		Base  json.RawMessage `json:"base"`
 	}
 	if err := decode(text, &kind, false); err != nil {
 		return nil, err
 	}
-	if !bytes.HasPrefix(kind.Limit, []byte("{")) {
-		return parseCall(text, limits)
+	if kind.Base != nil {
+		if len(limits) > 0 || len(s.calls) > 0 {
+			return nil, errors.New(`"base" must come before all definitions and calls`)
+		}
+		return nil, s.parseBase(text)
 	}
-	limit, err := parseLimit(text)
+	if !bytes.HasPrefix(kind.Limit, []byte("{")) {
+		return s.parseCall(text, limits)
+	}
+	limit, err := s.parseLimit(text)
 	if err != nil {
 		return nil, err
 	}
@@ -105,9 +115,24 @@ func parseLine(text []byte, limits map[string]ratelimit.Limit) (*call, error) {
 	return nil, nil
 }
 
+func (s *scenario) parseBase(text []byte) error {
+	var line struct {
+		Base string `json:"base"`
+	}
+	if err := decode(text, &line, true); err != nil {
+		return err
+	}
+	base, err := time.Parse(time.RFC3339Nano, line.Base)
+	if err != nil {
+		return fmt.Errorf("base %q: want an instant such as \"2026-01-31T10:00:00Z\"", line.Base)
+	}
+	s.base = base.UTC()
+	return nil
+}
+
 // parseLimit returns the limit of a line, which is written as a [ratelimit.Definition] is,
 // but for the start: that is a duration, after the base instant.
-func parseLimit(text []byte) (ratelimit.Limit, error) {
+func (s *scenario) parseLimit(text []byte) (ratelimit.Limit, error) {
 	var line struct {
 		Limit map[string]json.RawMessage `json:"limit"`
 	}
@@ -121,7 +146,7 @@ func parseLimit(text []byte) (ratelimit.Limit, error) {
 		}
 	}
 	if start != nil {
-		line.Limit["start"], _ = json.Marshal(start.after())
+		line.Limit["start"], _ = json.Marshal(start.after(s.base))
 	}
 	definition, err := json.Marshal(line.Limit)
 	if err != nil {
@@ -159,7 +184,7 @@ type ask struct {
 
 func (l callLine) one() ask { return ask{l.Limit, l.Key, l.Count, l.Above} }
 
-func parseCall(text []byte, limits map[string]ratelimit.Limit) (*call, error) {
+func (s *scenario) parseCall(text []byte, limits map[string]ratelimit.Limit) (*call, error) {
 	var line callLine
 	if err := decode(text, &line, true); err != nil {
 		return nil, err
@@ -167,7 +192,7 @@ func parseCall(text []byte, limits map[string]ratelimit.Limit) (*call, error) {
 	if err := line.validate(); err != nil {
 		return nil, err
 	}
-	c := &call{at: line.At.after(), do: line.Do, want: line.Want}
+	c := &call{base: s.base, at: line.At.after(s.base), do: line.Do, want: line.Want}
 	if line.Of != nil {
 		c.of, c.used = *line.Of, orElse(line.Count, 1)
 		return c, nil
@@ -180,7 +205,7 @@ func parseCall(text []byte, limits map[string]ratelimit.Limit) (*call, error) {
 		c.reserve = *line.Reserve
 	}
 	if line.Until != nil {
-		c.until = line.Until.after()
+		c.until = line.Until.after(s.base)
 	}
 	return c, nil
 }
@@ -250,11 +275,8 @@ func (d *duration) UnmarshalText(text []byte) error {
 
 func (d duration) MarshalText() ([]byte, error) { return []byte(time.Duration(d).String()), nil }
 
-// after is the instant that far after the base instant.
-func (d duration) after() time.Time { return base.Add(time.Duration(d)) }
-
-// since is how far t is after the base instant.
-func since(t time.Time) *duration { return new(duration(t.Sub(base))) }
+// after is the instant that far after a base instant.
+func (d duration) after(base time.Time) time.Time { return base.Add(time.Duration(d)) }
 
 // decode reads the one JSON value in text, without or with fields that v has
 // not.

@@ -30,7 +30,7 @@ type history struct {
 }
 
 func newHistory(seed uint64) *history {
-	h := &history{rand: rand.New(rand.NewPCG(seed, 7)), now: base, said: map[string]int{}}
+	h := &history{rand: rand.New(rand.NewPCG(seed, 7)), now: usual, said: map[string]int{}}
 	period := pick(h.rand, time.Millisecond, time.Second, time.Hour)
 	rate := pick(h.rand, 3, 10, 1.0/3, 7.77, 1e6)
 	h.limits = []ratelimit.Limit{

@@ -20,8 +20,8 @@ import (
 // The scenarios of testdata/conformance, which say what every store must answer. The command
 // reads them strictly; here they are taken to be well-formed.
 
-// base is the instant from which scenarios count.
-var base = time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
+// usual is the instant from which scenarios count that name none.
+var usual = time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // span is a duration as scenarios write it.
 type span time.Duration
@@ -32,7 +32,7 @@ func (s *span) UnmarshalText(text []byte) error {
 	return err
 }
 
-func (s span) after() time.Time { return base.Add(time.Duration(s)) }
+func (s span) after(base time.Time) time.Time { return base.Add(time.Duration(s)) }
 
 type ask struct {
 	Limit string   `json:"limit"`
@@ -68,7 +68,7 @@ func (a ask) request(limits map[string]ratelimit.Limit) ratelimit.Request {
 }
 
 // definition returns the limit of a line that defines one.
-func definition(text []byte) (ratelimit.Limit, error) {
+func definition(text []byte, base time.Time) (ratelimit.Limit, error) {
 	var line struct {
 		Limit map[string]any `json:"limit"`
 	}
@@ -80,7 +80,7 @@ func definition(text []byte) (ratelimit.Limit, error) {
 		if err := s.UnmarshalText([]byte(start)); err != nil {
 			return nil, err
 		}
-		line.Limit["start"] = s.after()
+		line.Limit["start"] = s.after(base)
 	}
 	text, err := json.Marshal(line.Limit)
 	if err != nil {
@@ -96,6 +96,7 @@ func definition(text []byte) (ratelimit.Limit, error) {
 // story is a scenario under way.
 type story struct {
 	store    ratelimit.Store
+	base     time.Time // from which it counts
 	now      time.Time
 	limits   map[string]ratelimit.Limit
 	receipts []*ratelimit.Receipt // of each call, nil where nothing was taken
@@ -139,7 +140,7 @@ func (s *story) put(t *testing.T, c line) (result ratelimit.Result, err error) {
 		result.Status, err = store.Credit(ctx, requests[0])
 		return result, err
 	case "pause":
-		_, err = store.Pause(ctx, limit, key, c.Until.after().Sub(c.At.after()))
+		_, err = store.Pause(ctx, limit, key, c.Until.after(s.base).Sub(c.At.after(s.base)))
 		return result, err
 	case "resume":
 		return result, store.Resume(ctx, limit, key)
@@ -184,15 +185,22 @@ func (s *story) play(t *testing.T, file string, skip func(line) bool) (calls int
 	if err != nil {
 		t.Fatal(err)
 	}
-	s.limits = map[string]ratelimit.Limit{}
+	s.base, s.limits = usual, map[string]ratelimit.Limit{}
 	lines := bufio.NewScanner(bytes.NewReader(text))
 	for n := 1; lines.Scan(); n++ {
 		text := bytes.TrimSpace(lines.Bytes())
 		if len(text) == 0 || text[0] == '#' {
 			continue
 		}
+		var from struct {
+			Base time.Time `json:"base"`
+		}
+		if err := json.Unmarshal(text, &from); err == nil && !from.Base.IsZero() {
+			s.base = from.Base
+			continue
+		}
 		if bytes.HasPrefix(text, []byte(`{"limit": {`)) {
-			limit, err := definition(text)
+			limit, err := definition(text, s.base)
 			if err != nil {
 				t.Fatalf("%s:%d: %v", file, n, err)
 			}
@@ -206,7 +214,7 @@ func (s *story) play(t *testing.T, file string, skip func(line) bool) (calls int
 		if skip(c) {
 			return calls // what comes after depends on it
 		}
-		s.now = c.At.after()
+		s.now = c.At.after(s.base)
 		got, err := s.put(t, c)
 		if wrong := c.wrong(got, err); wrong != "" {
 			t.Fatalf("%s:%d: %s", file, n, wrong)

@@ -53,6 +53,10 @@ type Definition struct {
 	Shards      int           // at least 1
 	Start       time.Time     // of a window: an edge; zero for a phase by key
 	Slots       int           // sliding window: into how many its period is cut; otherwise 0
+
+	Every  Unit   // of a fixed window by the calendar; otherwise 0. Period is the longest then
+	Zone   string // the name of its time zone
+	Anchor Date   // the day of one of its edges
 }
 
 // kind is what the kinds of limits do differently. Its values have no size. A definition
@@ -77,7 +81,7 @@ type kind interface {
 	fresh(d *Definition, key string, now time.Time) State
 	settle(d *Definition, s State, now time.Time) State
 	value(d *Definition, settled State, now time.Time) float64
-	plain(d *Definition, s State) bool
+	plain(d *Definition, s State, now time.Time) bool
 
 	most(d *Definition, floor float64) float64
 	take(d *Definition, s State, now time.Time, n, floor float64) (after State, ok bool)
@@ -102,22 +106,30 @@ type kind interface {
 	// pause and resume are for a settled state that was paused or not until now, with
 	// an until that is after it.
 	pause(d *Definition, settled State, paused bool, now, until time.Time) State
-	resume(d *Definition, key string, settled State, now time.Time) State
+	resume(d *Definition, key string, settled State, out Out, now time.Time) State
 
 	whole(d *Definition, s State, now time.Time, floor float64) float64
 	together(d *Definition, states []State, now time.Time, n, floor float64) time.Time
 	share(d *Definition, states []State, now time.Time, n int) (each, empty State)
 }
 
+// byCalendar is the implementation of fixed windows by the calendar.
+var byCalendar kind = &calendar{}
+
 // kind is short enough for what only calls a method of it to be inlined.
-func (d *Definition) kind() kind { return kinds[d.Kind%Kind(len(kinds))] }
+func (d *Definition) kind() kind {
+	if d.Every != 0 {
+		return byCalendar
+	}
+	return kinds[d.Kind%Kind(len(kinds))]
+}
 
 // Statements returns the names of the SQL statements for the rows of all kinds of limits.
 func Statements() (names []string) {
 	for _, kind := range kinds[TokenBucket:] {
 		names = append(names, kind.statements())
 	}
-	return names
+	return append(names, byCalendar.statements())
 }
 
 // Statements returns the name of the SQL statements for the rows of such a limit.
@@ -128,19 +140,20 @@ func (d *Definition) Statements() string { return d.kind().statements() }
 func (d *Definition) Slotted() bool { return d.kind().slotted() }
 
 // Tick returns the time from one tick of a row's clock to the next, in microseconds: 1 for
-// a token bucket, a fixed window's period, a sliding window's slot.
-func (d *Definition) Tick() int64 { return d.kind().next(d, 0) }
-
-// Stands returns for how long a row's clock stands still between two ticks; 0 if it does
-// not, which is so for a token bucket.
-func (d *Definition) Stands() time.Duration {
-	if tick := d.Tick(); tick > 1 {
-		return time.Duration(tick) * time.Microsecond
+// a token bucket, a fixed window's period, a sliding window's slot. Ticks by the calendar are
+// not alike; then it is the longest.
+func (d *Definition) Tick() int64 {
+	if d.Every != 0 {
+		return d.Period.Microseconds()
 	}
-	return 0
+	return d.kind().next(d, 0)
 }
 
-// Next returns the tick after ts, which is one.
+// Stands reports whether a row's clock stands still between two ticks: not that of a token
+// bucket.
+func (d *Definition) Stands() bool { return d.Tick() > 1 }
+
+// Next returns the tick after ts, which is one: when the next tokens come in to such a row.
 func (d *Definition) Next(ts time.Time) time.Time {
 	return instant(d.kind().next(d, ts.UnixMicro()))
 }

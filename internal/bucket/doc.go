@@ -4,8 +4,8 @@
 //
 // A [Definition] says what a limit is, a [State] what is in a row, and the methods of
 // Definition are the arithmetic. Each kind of limit is one file, which implements the
-// interface kind: tokenbucket.go, fixedwindow.go and slidingwindow.go. What the first two
-// have in common, a value that is what there is, is level.go. The rest of the library
+// interface kind: tokenbucket.go, fixedwindow.go, calendar.go and slidingwindow.go. What the
+// first three have in common, a value that is what there is, is level.go. The rest of the library
 // does not ask for the kind of a limit. It asks what matters there:
 //
 //   - [Definition.Statements] names the SQL statements for the rows of a kind.
@@ -13,7 +13,7 @@
 //     given back needs the row to be read, and what must wait needs a slot of its own.
 //   - [Definition.Tick] is the time between two ticks of a row's clock, in microseconds:
 //     1 for a token bucket, otherwise a period or a slot.
-//   - [Definition.Stands] is the same as a duration, and 0 if the clock never stands still.
+//   - [Definition.Stands] reports whether the clock stands still between ticks.
 //   - [Definition.Next] is the tick after one.
 //   - [Definition.End] is when tokens end that are prefetched: all of them with the window
 //     or slot, or after a time.

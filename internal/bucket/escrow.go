@@ -22,7 +22,7 @@ func (d *Definition) Owed(out Out, now time.Time) float64 {
 	switch {
 	case out.Tokens <= 0:
 		return 0
-	case d.Stands() == 0:
+	case !d.Stands():
 		return max(0, out.Tokens+d.Rate*float64(out.Until.Sub(now))/float64(d.Period))
 	case out.Until.After(now):
 		return out.Tokens
@@ -33,7 +33,7 @@ func (d *Definition) Owed(out Out, now time.Time) float64 {
 // Forgets reports whether at an instant nothing is out, and nothing of what was can be taken
 // off any more.
 func (d *Definition) Forgets(out Out, at time.Time) bool {
-	if d.Stands() > 0 || out.Tokens <= 0 {
+	if d.Stands() || out.Tokens <= 0 {
 		return d.Owed(out, at) == 0
 	}
 	return d.Owed(out, at) == 0 && !out.Until.Add(Grace).After(at)
@@ -43,7 +43,7 @@ func (d *Definition) Forgets(out Out, at time.Time) bool {
 // nothing while the clock stands still, since they end with its next tick. So the capacity
 // of a row from which tokens are prefetched for that time is less by it.
 func (d *Definition) Inflow(in time.Duration) float64 {
-	if d.Stands() > 0 {
+	if d.Stands() {
 		return 0
 	}
 	return d.Rate * float64(in) / float64(d.Period)
@@ -53,7 +53,7 @@ func (d *Definition) Inflow(in time.Duration) float64 {
 // ts then, if they may be held for a time: with the window or slot in which they were
 // taken, or if the clock does not stand still, after that time.
 func (d *Definition) End(ts, at time.Time, lasts time.Duration) time.Time {
-	if d.Stands() > 0 {
+	if d.Stands() {
 		return d.Next(ts)
 	}
 	return at.Add(lasts)
@@ -80,15 +80,13 @@ func (d *Definition) Full(key string, s State, out Out, now time.Time) State {
 	return d.kind().full(d, key, s, out, now)
 }
 
-// ResumeBeside is [Definition.Resume] for a row of which something may be out. A fixed
-// window that is paused has its edges moved: it has its own back, but none before the end of
-// what is out, which would be refilled besides.
+// ResumeBeside is [Definition.Resume] for a row of which something may be out.
 func (d *Definition) ResumeBeside(key string, s State, out Out, now time.Time) State {
-	resumed := d.Resume(key, s, now)
-	if s.Paused.After(now) && !d.Slotted() && d.Stands() > 0 && d.Owed(out, now) > 0 {
-		resumed.TS = later(resumed.TS, out.Until.Add(-d.Period))
+	settled := d.Settle(s, now)
+	if !s.Paused.After(now) {
+		return settled
 	}
-	return resumed
+	return d.kind().resume(d, key, settled, out, now)
 }
 
 // Bounded returns a row that others have shared with it, at now, when something may be out:

@@ -40,6 +40,16 @@ func (w *fixedWindow) pause(d *Definition, settled State, paused bool, now, unti
 	return w.emptied(d, settled, paused, now, until.Add(-d.Period), until)
 }
 
+// resume gives the row its own edges back, but none before the end of what is out, which would
+// be refilled besides.
+func (w *fixedWindow) resume(d *Definition, key string, settled State, out Out, now time.Time) State {
+	resumed := w.level.resume(d, key, settled, out, now)
+	if d.Owed(out, now) > 0 {
+		resumed.TS = later(resumed.TS, out.Until.Add(-d.Period))
+	}
+	return resumed
+}
+
 // full has the next edge not before the end of what is out: a row that was paused would else
 // be refilled before.
 func (*fixedWindow) full(d *Definition, key string, s State, out Out, now time.Time) State {

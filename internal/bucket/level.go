@@ -21,7 +21,7 @@ func (d *Definition) refilled(value float64, micros int64) float64 {
 
 func (*level) value(_ *Definition, settled State, _ time.Time) float64 { return settled.Value }
 
-func (*level) plain(*Definition, State) bool { return true }
+func (*level) plain(*Definition, State, time.Time) bool { return true }
 
 func (*level) most(d *Definition, floor float64) float64 { return d.Capacity - floor }
 
@@ -94,7 +94,7 @@ func (*level) emptied(d *Definition, settled State, paused bool, now, from, unti
 	}
 }
 
-func (*level) resume(d *Definition, key string, settled State, now time.Time) State {
+func (*level) resume(d *Definition, key string, settled State, _ Out, now time.Time) State {
 	return State{Value: settled.Value, TS: d.Fresh(key, now).TS}
 }
 

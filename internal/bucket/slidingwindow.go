@@ -185,7 +185,7 @@ func (*slidingWindow) pause(_ *Definition, settled State, _ bool, _, until time.
 	return settled
 }
 
-func (*slidingWindow) resume(_ *Definition, _ string, settled State, _ time.Time) State {
+func (*slidingWindow) resume(_ *Definition, _ string, settled State, _ Out, _ time.Time) State {
 	settled.Paused = time.Time{}
 	return settled
 }
@@ -270,7 +270,7 @@ func (d *Definition) give(s State, n float64, later int64) State {
 }
 
 // plain bounds the totals by mostBase, past which a statement cannot count them anew.
-func (*slidingWindow) plain(d *Definition, s State) bool {
+func (*slidingWindow) plain(d *Definition, s State, _ time.Time) bool {
 	return d.own(s) && s.Slots.Base() <= mostBase*d.Rate
 }
 

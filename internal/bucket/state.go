@@ -176,9 +176,9 @@ func (d *Definition) From(s State, now time.Time) time.Time {
 	return d.kind().from(d, d.Settle(s, now), now)
 }
 
-// Plain reports whether s is as this definition writes it, and its totals are counted
-// from not long ago, so that a statement can add to it.
-func (d *Definition) Plain(s State) bool { return d.kind().plain(d, s) }
+// Plain reports whether a statement at now can add to s: it is as this definition writes it,
+// and has been settled not long ago.
+func (d *Definition) Plain(s State, now time.Time) bool { return d.kind().plain(d, s, now) }
 
 // Whole is how many whole tokens can be taken from s at now so that floor is left, which is
 // not below 0; a call that takes as much as there is takes so many.
@@ -188,7 +188,8 @@ func (d *Definition) Whole(s State, now time.Time, floor float64) float64 {
 
 // Pause empties s at now; before until nothing can be allowed and nothing is
 // refilled. Debt stays. The later of two pauses holds. An until that is not after
-// now changes nothing. A sliding window keeps what its slots hold.
+// now changes nothing. A sliding window keeps what its slots hold, and a quota by the calendar
+// all that it has.
 func (d *Definition) Pause(s State, now, until time.Time) State {
 	settled := d.Settle(s, now)
 	if !until.After(now) {
@@ -202,11 +203,7 @@ func (d *Definition) Pause(s State, now, until time.Time) State {
 // bucket fills from now on, and a fixed window has its own edges back. It
 // changes nothing when there is no such pause.
 func (d *Definition) Resume(key string, s State, now time.Time) State {
-	settled := d.Settle(s, now)
-	if !s.Paused.After(now) {
-		return settled
-	}
-	return d.kind().resume(d, key, settled, now)
+	return d.ResumeBeside(key, s, Out{}, now)
 }
 
 // idleFor is for how long a row must have meant the same as no row before it may

@@ -31,6 +31,9 @@ type Curve func(time.Duration) float64
 func Of(d ratelimit.Definition) Curve {
 	return func(length time.Duration) float64 {
 		periods := float64(length) / float64(d.Period)
+		if d.Every != 0 { // a month may be shorter by three days, and a day by hours
+			periods = float64(length) / (float64(d.Period)*28/31 - float64(4*time.Hour))
+		}
 		switch d.Kind {
 		case ratelimit.KindSlidingWindow:
 			return d.Rate * (math.Floor(periods) + 1)

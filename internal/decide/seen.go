@@ -148,7 +148,8 @@ func (s *Seen) NoteAll(limits []ratelimit.Limit) (names map[string]bool, err err
 
 // alike reports whether two definitions fill in the same ticks and rows.
 func alike(d, e bucket.Definition) bool {
-	return d.Kind == e.Kind && d.Period == e.Period && d.Start.Equal(e.Start) && d.Shards == e.Shards && d.Slots == e.Slots
+	return d.Kind == e.Kind && d.Period == e.Period && d.Start.Equal(e.Start) && d.Shards == e.Shards && d.Slots == e.Slots &&
+		d.Every == e.Every && d.Zone == e.Zone && d.Anchor == e.Anchor
 }
 
 // covers reports whether what is full by e is full by d.

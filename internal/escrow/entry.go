@@ -172,7 +172,7 @@ func (e *Entry) takeOfSeveral(n float64, now moment, transaction bool, t *Tokens
 // inOneWindow returns the leases that n tokens can be taken from: all, or those that count
 // in one window or slot, since that is when a call is told that it takes. It needs mu.
 func (e *Entry) inOneWindow(n float64) []*lease {
-	if e.ask.Definition.Stands() == 0 {
+	if !e.ask.Definition.Stands() {
 		return e.leases
 	}
 	for _, first := range e.leases {
@@ -488,8 +488,8 @@ func (o *Order) Arrived(l Lease) *Arrival {
 		lasts: usable(&e.ask.Definition, l.After.TS, counts, e.cache.lasts),
 	}
 	had.end, had.counted = l.End, l.End
-	if still := e.ask.Definition.Stands(); still > 0 { // a sliding window's slot can be returned to for longer
-		had.end = l.After.TS.Add(time.Duration(e.ask.Definition.Slots+1) * still)
+	if d := &e.ask.Definition; d.Stands() { // a sliding window's slot can be returned to for longer
+		had.end = d.Next(l.After.TS).Add(time.Duration(d.Slots) * d.SlotWidth())
 	}
 	had.left.add(l.Count)
 	had.out.add(l.Out)

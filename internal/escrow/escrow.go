@@ -31,7 +31,7 @@ import (
 // Lowered returns the capacity that a definition counts with when it is prefetched from
 // for a time; 0 if nothing can be.
 func Lowered(d *bucket.Definition, lasts time.Duration) float64 {
-	if d.Stands() > 0 {
+	if d.Stands() {
 		return d.Capacity
 	}
 	return max(0, d.Capacity-d.Rate*float64(lasts)/float64(d.Period))
@@ -40,8 +40,8 @@ func Lowered(d *bucket.Definition, lasts time.Duration) float64 {
 // Longest returns the longest time for which tokens of a lease can be used, if that is not
 // to be longer than lasts.
 func Longest(d *bucket.Definition, lasts time.Duration) time.Duration {
-	if still := d.Stands(); still > 0 {
-		return min(lasts, still)
+	if d.Stands() {
+		return min(lasts, time.Duration(d.Tick())*time.Microsecond)
 	}
 	return lasts
 }
@@ -49,8 +49,8 @@ func Longest(d *bucket.Definition, lasts time.Duration) time.Duration {
 // usable returns for how long tokens can be used that were prefetched at an instant, and
 // are counted in the row at ts.
 func usable(d *bucket.Definition, ts, at time.Time, lasts time.Duration) time.Duration {
-	if still := d.Stands(); still > 0 {
-		return min(lasts, ts.Add(still).Sub(at))
+	if d.Stands() {
+		return min(lasts, d.Next(ts).Sub(at))
 	}
 	return lasts
 }

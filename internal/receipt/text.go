@@ -22,12 +22,13 @@ import (
 // A receipt as text is its version and then, in base64 for URLs,
 //
 //	receipt:  transaction  instant  limits  limit…
-//	limit:    name  key  kind  rate  period  capacity  max reserved  shards  start  [slots]  place  payments  payment…
+//	limit:    name  key  kind  rate  period  capacity  max reserved  shards  start  [slots]  [zone  anchor]  place  payments  payment…
 //	payment:  shard  slot  tokens
 //
 // with whole numbers as varints; texts behind their lengths; instants in microseconds,
 // but a start, which is 0 for none or else 1, seconds and nanoseconds; slots only of a
-// sliding window; and amounts as
+// sliding window; zone and anchor, as days since 1970, only of a quota by the calendar, whose
+// kind is that and 16 for each unit; and amounts as
 // varints of their bits from the last to the first, which is short for those that are
 // round.
 const version = "1"
@@ -46,6 +47,9 @@ const (
 	// took from MaxShards shards each.
 	maxText = 4 << 20
 )
+
+// kinds is how many kinds there can be: what is above is of the unit of the calendar.
+const kinds = 16
 
 // ErrInvalid is the root package's, to which this one must not point.
 var ErrInvalid = errors.New("ratelimit: invalid")
@@ -228,7 +232,7 @@ func together(payments []Payment) int {
 func (w *writer) limit(p *Payment) {
 	w.string(p.Name)
 	w.string(p.Key)
-	w.uint(uint64(p.Kind))
+	w.uint(uint64(p.Kind) + uint64(p.Every)*kinds)
 	w.float(p.Rate)
 	w.uint(uint64(p.Period.Microseconds()))
 	w.float(p.Capacity)
@@ -237,6 +241,10 @@ func (w *writer) limit(p *Payment) {
 	w.start(p.Start)
 	if p.Kind == bucket.SlidingWindow {
 		w.uint(uint64(p.Slots))
+	}
+	if p.Every != 0 {
+		w.string(p.Zone)
+		w.int(p.Anchor.Days())
 	}
 	w.uint(uint64(p.Place))
 }
@@ -316,6 +324,16 @@ func (r *reader) start() time.Time {
 	return start
 }
 
+// date reads a day of the years 1 to 9999.
+func (r *reader) date(field string) bucket.Date {
+	days := r.int(field)
+	date := bucket.DateAt(min(max(days, -1e6), 1e7))
+	if r.fault == nil && (!date.Valid() || date.Days() != days) {
+		r.fail("has %s %d", field, days)
+	}
+	return date
+}
+
 func (r *reader) receipt() *Receipt {
 	taker := ""
 	if xid := r.uint("transaction", math.MaxInt64); xid > 0 {
@@ -339,14 +357,18 @@ func (r *reader) receipt() *Receipt {
 // limit reads a limit with its payments. Each has a place of its own in the call.
 func (r *reader) limit(places []bool) (paid []Payment) {
 	name, limit := r.string("name", MaxNameLength), Limit{Key: r.string("key", MaxKeyLength)}
+	kind := r.uint("kind", math.MaxUint8)
 	limit.Definition = bucket.Definition{
-		Name: name, Kind: bucket.Kind(r.uint("kind", math.MaxUint8)), Rate: r.amount("rate", MaxTokens),
+		Name: name, Kind: bucket.Kind(kind % kinds), Every: bucket.Unit(kind / kinds), Rate: r.amount("rate", MaxTokens),
 		Period:   time.Duration(r.uint("period", math.MaxInt64/uint64(time.Microsecond))) * time.Microsecond,
 		Capacity: r.amount("capacity", MaxTokens), MaxReserved: r.amount("max reserved", math.Inf(1)),
 		Shards: int(r.uint("shards", MaxShards)), Start: r.start(),
 	}
 	if limit.Kind == bucket.SlidingWindow {
 		limit.Slots = int(r.uint("slots", MaxSlots))
+	}
+	if limit.Every != 0 {
+		limit.Zone, limit.Anchor = r.string("zone", MaxNameLength), r.date("anchor")
 	}
 	place := int(r.uint("place", uint64(len(places))-1))
 	payments := int(r.uint("payments", MaxShards))

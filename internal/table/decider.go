@@ -120,7 +120,7 @@ func (s *Spent) counted(d *bucket.Definition) *time.Time { return orNull(counted
 // counted is until when a lease is counted in a row's ahead for sure, that ends at an instant;
 // zero if there is none.
 func counted(d *bucket.Definition, end time.Time) time.Time {
-	if end.IsZero() || d.Stands() > 0 {
+	if end.IsZero() || d.Stands() {
 		return end
 	}
 	return end.Add(bucket.Grace)

@@ -195,11 +195,11 @@ func (r *Return) into(s bucket.State, out bucket.Out, at time.Time) (bucket.Stat
 	if leftover && counted(d, end).After(t) {
 		out.Tokens = max(0, out.Tokens-r.Count)
 	}
-	swallowed, room := leftover && s.Paused.After(at), d.Capacity-d.Owed(out, at)
+	swallowed, room := leftover && s.Paused.After(at) && d.Every == 0, d.Capacity-d.Owed(out, at)
 	switch {
 	case d.Slotted():
 		return d.Refund(s, s.TS, r.Count, r.Taken.UnixMicro()), out
-	case d.Stands() > 0:
+	case d.Stands():
 		switch {
 		case swallowed || leftover && (!s.TS.Equal(r.Taken) || !at.Before(end)):
 		case room < d.Capacity:

@@ -126,7 +126,7 @@ func (a *account) back(r *Return, now time.Time) {
 	if a.say(r.Spent, t); !end.IsZero() && a.counts(end, t) {
 		a.out.Tokens = max(a.out.Tokens-r.Count, 0)
 	}
-	n, swallowed := r.Count, !end.IsZero() && a.state.Paused.After(now)
+	n, swallowed := r.Count, !end.IsZero() && a.state.Paused.After(now) && a.definition.Every == 0
 	switch a.definition.Kind {
 	case bucket.SlidingWindow:
 		if oldest := a.state.TS.Add(time.Duration(a.state.Slots.Ahead-int64(a.definition.Slots)) * a.definition.SlotWidth()); !r.Taken.Before(oldest) {
@@ -212,13 +212,18 @@ func TestReturnsAgree(t *testing.T) {
 			ratelimit.TokenBucket{Name: "slow", Rate: 7, Period: time.Hour, Capacity: 20},
 			ratelimit.FixedWindow{Name: "window", Rate: 20, Period: 300 * time.Millisecond, Capacity: 30},
 			ratelimit.SlidingWindow{Name: "sliding", Rate: 20, Period: time.Second, Slots: 5},
+			ratelimit.FixedWindow{Name: "calendar", Rate: 20, Every: ratelimit.Day, Zone: "Asia/Beirut", Capacity: 30},
 		} {
 			d := limit.Definition()
+			begins := quarterPast
+			if d.Every != 0 {
+				begins = time.Date(2026, 3, 28, 21, 59, 59, 950e6, time.UTC) // the next day begins soon
+			}
 			t.Run(name+"/"+d.Name, func(t *testing.T) {
 				done := make(map[string]int)
 				for seed := range uint64(40) {
 					h := &history{
-						T: t, Rand: rand.New(rand.NewPCG(seed, 26)), db: db, table: table, done: done, now: quarterPast,
+						T: t, Rand: rand.New(rand.NewPCG(seed, 26)), db: db, table: table, done: done, now: begins,
 						row:   decide.Row{Key: decide.Key{Name: d.Name, Key: fmt.Sprint(name, seed)}},
 						lasts: []time.Duration{10 * time.Millisecond, 100 * time.Millisecond}[seed%2],
 					}
@@ -275,7 +280,7 @@ func (h *history) take() {
 	}
 	h.make(h.now)
 	after, ok := h.definition.Take(h.state, h.now, c.Count, 0)
-	if ok = ok && !h.state.Paused.After(h.now) && h.definition.Plain(h.state); ok != taken.OK {
+	if ok = ok && !h.state.Paused.After(h.now) && h.definition.Plain(h.state, h.now); ok != taken.OK {
 		h.Fatalf("took %v of %v: %v, want %v", c.Count, h.state, taken.OK, ok)
 	}
 	if ok {
@@ -321,7 +326,7 @@ func (h *history) prefetch() {
 		h.make(h.now)
 	}
 	more, ok := h.account.prefetch(g, h.now)
-	if ok = ok && (distributed || h.definition.Plain(before.state)); ok != g.Taken.OK || math.Abs(more-g.Prefetched()) > 1e-9 {
+	if ok = ok && (distributed || h.definition.Plain(before.state, h.now)); ok != g.Taken.OK || math.Abs(more-g.Prefetched()) > 1e-9 {
 		h.Fatalf("%+v of %+v at %v: %v and %v, want %v and %v", g, before, h.now, g.Taken.OK, g.Prefetched(), ok, more)
 	}
 	if !g.Taken.OK {

@@ -81,7 +81,9 @@ var parameterValues = map[string]func(*values) any{
 	"period":   func(v *values) any { return micros(v.definition.Period) },
 	"tick":     func(v *values) any { return tick(v.definition) },
 	"size":     func(v *values) any { return size(v.definition) },
-	"origin":   func(v *values) any { return origin(v.definition, v.row.Key.Key, v.ts) },
+	"origin":   func(v *values) any { return origin(v.definition, v.row.Key.Key, v.ts, v.now) },
+	"edges":    func(v *values) any { edges, _ := v.definition.Edges(v.around()); return edges },
+	"had":      func(v *values) any { _, had := v.definition.Edges(v.around()); return had },
 	"now":      func(v *values) any { return v.now },
 	"count":    func(v *values) any { return v.count },
 	"floor":    func(v *values) any { return v.floor },
@@ -121,17 +123,43 @@ var parameterValues = map[string]func(*values) any{
 	"ticks": func(v *values) any {
 		return column(v.many.definitions, func(g *Grant) float64 { return tick(&g.Definition) })
 	},
+	"all_edges": func(v *values) any { edges, _ := v.many.edges(v.around()); return edges },
+	"all_had":   func(v *values) any { _, had := v.many.edges(v.around()); return had },
+	"each":      func(v *values) any { return int32(v.many.sent()) },
 	"sizes": func(v *values) any {
 		return column(v.many.definitions, func(g *Grant) int32 { return size(&g.Definition) })
 	},
 }
 
-// origin is an instant from which the ticks of a row are counted that had one at ts.
-func origin(d *bucket.Definition, key string, ts time.Time) time.Time {
-	if ts.IsZero() {
+// origin is an instant from which the ticks of a row are counted that had one at ts. By the
+// calendar it is that of a row which is made, full: an edge, and if the clocks differ, not the
+// newest, which makes no difference.
+func origin(d *bucket.Definition, key string, ts time.Time, now *time.Time) time.Time {
+	switch {
+	case d.Every != 0:
+		return d.Fresh(key, around(now)).TS
+	case ts.IsZero():
 		return d.Fresh(key, longAgo).TS
 	}
 	return ts
+}
+
+// around is an instant that the database's clock is likely to show: the one that decides, if
+// it is known.
+func around(now *time.Time) time.Time {
+	if now != nil {
+		return *now
+	}
+	return time.Now()
+}
+
+// around is the instant around which edges are sent: one that the database's clock has shown,
+// if a row was seen.
+func (v *values) around() time.Time {
+	if over, ok := v.over.(*time.Time); ok && over != nil && v.now == nil {
+		return *over
+	}
+	return around(v.now)
 }
 
 // size is how many totals a row with slots has.
@@ -155,6 +183,23 @@ func manyOf(grants []*Grant) *many {
 		m.places[i] = int32(len(m.definitions))
 	}
 	return m
+}
+
+// sent is how many edges a statement is told of for each definition.
+func (m *many) sent() (most int) {
+	for _, g := range m.definitions {
+		most = max(most, g.Definition.Sent())
+	}
+	return most
+}
+
+// edges are those of all definitions, one after another.
+func (m *many) edges(around time.Time) (edges, had []time.Time) {
+	for _, g := range m.definitions {
+		e, h := g.Definition.EdgesFrom(around, m.sent())
+		edges, had = append(edges, e...), append(had, h...)
+	}
+	return edges, had
 }
 
 // shards is nil if no limit has several.

@@ -27,6 +27,7 @@ import (
 var plainOnly = []string{
 	"bucket.grant", "bucket.grant_in_turn", "bucket.grant_alike", "bucket.grant_many", "bucket.grant_many_in_turn", "bucket.return", "bucket.return_in_turn",
 	"window.grant", "window.grant_in_turn", "window.grant_alike", "window.grant_many", "window.grant_many_in_turn", "window.return", "window.return_in_turn",
+	"calendar.grant", "calendar.grant_in_turn", "calendar.prefetch_many", "calendar.prefetch_many_in_turn", "calendar.return", "calendar.return_in_turn",
 	"slots.grant", "slots.grant_in_turn", "slots.prefetch_many", "slots.prefetch_many_in_turn", "slots.return", "slots.return_in_turn",
 	"table.prefetch_many", "table.prefetch_many_in_turn", "table.read", "table.lock", "table.fill", "table.write", "keep.delete_listed",
 }
@@ -144,7 +145,7 @@ func newJudge(t *testing.T) judge {
 	for _, typ := range []string{"text", "int4", "int8", "float8", "timestamptz"} {
 		columns = append(columns, fmt.Sprintf("p_%[1]s %[1]s", typ))
 	}
-	columns = append(columns, "p_floats float8[]")
+	columns = append(columns, "p_floats float8[]", "p_instants timestamptz[]")
 	table := db.Schema + ".judge"
 	create := "CREATE TABLE " + table + " (" + strings.Join(columns, ", ") + ")"
 	if _, err := conn.Exec(t.Context(), create); err != nil {
@@ -178,7 +179,7 @@ func (j judge) faults(t *testing.T, text string) (faults []string) {
 
 // immutable is PostgreSQL's objection to an index on the expression.
 func (j judge) immutable(ctx context.Context, expression string) error {
-	expression = parameterRE.ReplaceAllString(strings.ReplaceAll(expression, "float8[]", "floats"), "p_$3")
+	expression = parameterRE.ReplaceAllString(strings.NewReplacer("float8[]", "floats", "timestamptz[]", "instants").Replace(expression), "p_$3")
 	for _, row := range []string{"r", "excluded"} {
 		expression = strings.ReplaceAll(expression, row+".", row+"_")
 	}

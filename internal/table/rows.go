@@ -79,7 +79,7 @@ func (t *Table) queueFill(batch *pgx.Batch, rows []decide.Row, definitions []buc
 	capacities, ticks, origins := make([]float64, n), make([]float64, n), make([]time.Time, n)
 	for i := range definitions {
 		d := &definitions[i]
-		capacities[i], ticks[i], origins[i] = d.Capacity, tick(d), d.Fresh(rows[i].Key.Key, longAgo).TS
+		capacities[i], ticks[i], origins[i] = d.Capacity, tick(d), origin(d, rows[i].Key.Key, time.Time{}, now)
 	}
 	batch.Queue(t.common["fill"], names, keys, shards, capacities, ticks, origins, now)
 }

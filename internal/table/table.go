@@ -69,6 +69,7 @@ func New(schema string, distributed bool, silence time.Duration) *Table {
 		own, its := in(kind + ".sql")
 		t.kinds[kind] = merged(own.taking(its), common.taking(parameters))
 	}
+	t.kinds["calendar"]["give"] = t.kinds["window"]["give"] // which counts no edges
 	t.common, t.statistics.sql = common, common["statistics"]
 	t.Decider = plainTable{t}
 	if distributed {
@@ -84,8 +85,17 @@ func New(schema string, distributed bool, silence time.Duration) *Table {
 // from there, so that nobody divides a negative time.
 var longAgo = time.Date(300, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// tick is the granularity of a limit's clock, in microseconds.
-func tick(d *bucket.Definition) float64 { return float64(d.Tick()) }
+// never is a tick that does not come to an end, in microseconds.
+const never = 1e17
+
+// tick is the granularity of a limit's clock, in microseconds. Statements that know one do not
+// count edges of the calendar.
+func tick(d *bucket.Definition) float64 {
+	if d.Every != 0 {
+		return never
+	}
+	return float64(d.Tick())
+}
 
 func micros(d time.Duration) float64 { return float64(d.Microseconds()) }
 

@@ -206,7 +206,7 @@ RETURNING r.value, r.ts, clock_timestamp(), r.ahead[3], u.i
 -- $4 capacity  $5 rate  $6 period  $7 tick  $8 now  $9 limit: rows at most
 SELECT value, ts, paused, slots, key, shard FROM rate_limits
 WHERE name = $1::text AND (key, shard) > ($2::text, $3::int4) AND ts <= $8::timestamptz
-	AND (ahead[2] > tstzrange_subdiff($8::timestamptz, '2000-01-01 00:00:00+00'::timestamptz)) IS NOT TRUE
+	AND (ahead[1] > 0 AND ahead[2] > tstzrange_subdiff($8::timestamptz, '2000-01-01 00:00:00+00'::timestamptz)) IS NOT TRUE
 	AND least(value
 		+ round(date_part('epoch', date_bin($7::float8 * interval '1 microsecond', $8::timestamptz, ts) - ts) * 1000000)
 			* $5::float8 / $6::float8,

@@ -35,7 +35,7 @@ type Taken struct {
 // Nobody reserves so from a sliding window.
 func (t *Table) Take(ctx context.Context, q Querier, reserve bool, c *decide.Change, now *time.Time) (taken Taken, err error) {
 	name, fields := "take"+bare, []any(nil)
-	if _, ok := t.of(&c.Definition, name); !ok || reserve || c.Definition.Stands() > 0 {
+	if _, ok := t.of(&c.Definition, name); !ok || reserve || c.Definition.Stands() {
 		name, fields = "take", []any{&taken.At, &taken.Xid}
 	}
 	sql, args := t.forTake(name, reserve, c, now)
@@ -98,7 +98,7 @@ func (t *Taken) scanned(err error, s *state) error {
 // clock that decided was read before the row was waited for, and ts tells when: at the
 // latest, at the end of its tick.
 func (t *Taken) charge(d *bucket.Definition, now *time.Time) {
-	last := t.After.TS.Add(time.Duration(tick(d)-1) * time.Microsecond)
+	last := d.Next(t.After.TS).Add(-time.Microsecond)
 	if t.At = told(now, t.At); t.At.After(last) {
 		t.At = last
 	}
@@ -109,7 +109,7 @@ func (t *Taken) charge(d *bucket.Definition, now *time.Time) {
 func (t *Table) QueueTouch(batch *pgx.Batch, c *decide.Change, now *time.Time, taken *Taken) {
 	d := &c.Definition
 	fresh := d.Fresh(c.Key.Key, longAgo)
-	args := []any{c.Name, c.Key.Key, int32(c.Shard), d.Capacity, tick(d), now, origin(d, c.Key.Key, c.Seen.TS), numbers(&fresh)}
+	args := []any{c.Name, c.Key.Key, int32(c.Shard), d.Capacity, tick(d), now, origin(d, c.Key.Key, c.Seen.TS, now), numbers(&fresh)}
 	batch.Queue(t.common["touch"], args...).QueryRow(func(row pgx.Row) error { return taken.scanGive(row, now) })
 }
 

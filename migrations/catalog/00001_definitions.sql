@@ -15,6 +15,9 @@ CREATE TABLE rate_limit_definitions (
     shards       integer,
     start        timestamptz,
     slots        integer,
+    every        text,
+    zone         text,
+    anchor       date,
     enabled      boolean          NOT NULL DEFAULT true,
     until        timestamptz,
     note         text,
@@ -35,6 +38,12 @@ CREATE TABLE rate_limit_definitions (
     CONSTRAINT "start must be in the years 1 to 9999" CHECK (
         start >= '0001-01-01 00:00:00+00' AND start < '10000-01-01 00:00:00+00'),
     CONSTRAINT "slots must be from 1 to 1000" CHECK (slots BETWEEN 1 AND 1000),
+    CONSTRAINT "every must be day, week, month or year" CHECK (every IN ('day', 'week', 'month', 'year')),
+    CONSTRAINT "anchor must be in the years 1 to 9999" CHECK (anchor BETWEEN '0001-01-01' AND '9999-12-31'),
+    CONSTRAINT "zone and anchor are those of every, which has them" CHECK (
+        (every IS NULL) = (zone IS NULL) AND (every IS NULL) = (anchor IS NULL)),
+    CONSTRAINT "every is for a fixed window without a start" CHECK (
+        every IS NULL OR kind IS NOT NULL AND kind = 'fixed window' AND start IS NULL),
     CONSTRAINT "until must be an instant" CHECK (isfinite(until)),
     CONSTRAINT "capacity must fill within 36500 days at this rate" CHECK (
         coalesce(capacity, rate) / rate * date_part('epoch', period) <= 36500 * 86400.0),
@@ -66,6 +75,8 @@ COMMENT ON COLUMN rate_limit_definitions.kind IS
     'token bucket, fixed window or sliding window, in the row that a program has published; leave it NULL in an override.';
 COMMENT ON COLUMN rate_limit_definitions.rate IS
     'Tokens that are refilled in each period.';
+COMMENT ON COLUMN rate_limit_definitions.every IS
+    'Of a quota by the calendar, the unit by which it is refilled; period is the longest that lasts. Its windows begin with days of zone, from anchor on.';
 COMMENT ON COLUMN rate_limit_definitions.capacity IS
     'The most tokens that a key holds: 0 for none. A program''s is NULL when it is the rate, and follows an override of that.';
 COMMENT ON COLUMN rate_limit_definitions.max_reserved IS
