@@ -231,7 +231,7 @@ func (e *Entry) counts(until time.Time, now moment) bool {
 	switch {
 	case e.last == nil:
 		return false
-	case e.ask.Definition.Stands() > 0:
+	case e.ask.Definition.Stands():
 		return until.Equal(e.last.counted)
 	}
 	return e.last.databaseAt(now).Before(until.Add(bucket.Grace))
@@ -256,7 +256,7 @@ func (e *Entry) telling(now moment) bool {
 		return false
 	}
 	counted := e.last.counted
-	if e.ask.Definition.Stands() == 0 {
+	if !e.ask.Definition.Stands() {
 		counted = counted.Add(bucket.Grace)
 	}
 	return e.last.databaseAt(now).Before(counted)
@@ -519,7 +519,7 @@ func (e *Entry) latest(had *lease) {
 	case last == nil:
 	case had.counted.Before(last.counted):
 		return
-	case e.ask.Definition.Stands() > 0:
+	case e.ask.Definition.Stands():
 		anew = had.counted.After(last.counted)
 	default:
 		anew = !had.at.Before(last.counted.Add(bucket.Grace))
@@ -707,7 +707,7 @@ func (e *Entry) ring() {
 // needs mu.
 func (e *Entry) abundant() bool {
 	d := &e.ask.Definition
-	return e.demand.met && d.Stands() == 0 && e.last != nil && e.last.after.Value >= d.Capacity-2*(d.Capacity-e.lowered)
+	return e.demand.met && !d.Stands() && e.last != nil && e.last.after.Value >= d.Capacity-2*(d.Capacity-e.lowered)
 }
 
 // release has returned what is left of leases that are about to end, and what is more than

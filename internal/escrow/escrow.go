@@ -79,10 +79,11 @@ type Return struct {
 // as lasts.
 func (r *Return) Fades(lasts time.Duration) time.Duration {
 	d := &r.Definition
-	if still := d.Stands(); r.End.IsZero() {
+	switch {
+	case r.End.IsZero():
 		return math.MaxInt64
-	} else if still > 0 {
-		return time.Duration(d.Slots+1) * still
+	case d.Stands():
+		return time.Duration(d.Slots+1) * time.Duration(d.Tick()) * time.Microsecond
 	}
 	full := max(r.Count, r.Spent.Spent) / d.Rate * float64(d.Period)
 	return lasts + bucket.Grace + time.Duration(min(full, math.MaxInt64/2))
