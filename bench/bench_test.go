@@ -124,9 +124,9 @@ func TestEveryImplementation(t *testing.T) {
 			t.Errorf("%s is not in the table:\n%s", e.Impl, stdout)
 		}
 	}
-	for impl := range implementations {
-		if _, ok := found[impl]; ok == (needsRedis[impl] && err != nil) {
-			t.Errorf("%s was measured: %v", impl, ok)
+	for _, j := range selectJobs(allCases([]int{1}), nil) {
+		if _, ok := found[j.impl]; ok == (needsRedis[j.impl] && err != nil) {
+			t.Errorf("%s was measured: %v", j.impl, ok)
 		}
 	}
 	if err := readable(o.plotFile); err != nil {
@@ -356,6 +356,11 @@ func TestJobs(t *testing.T) {
 			t.Errorf("%s cannot be opened", j)
 		}
 		delete(unused, j.impl)
+	}
+	for _, c := range processCases {
+		for _, impl := range c.impls {
+			delete(unused, impl)
+		}
 	}
 	for impl := range unused {
 		t.Errorf("%s is in no case", impl)

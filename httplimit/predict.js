@@ -1,7 +1,7 @@
 // How many requests a limit has left, and when the next one may go, worked out between two
 // answers of the server: of the limits that a StatusHandler, or a problem with Limits, tells.
 // Instants are milliseconds since 1970 on the server's clock. It never tells more than there
-// is, if nobody else takes from the limit meanwhile; of sliding windows it tells less.
+// is, if nobody else takes from the limit meanwhile; of sliding windows and calendars it tells less.
 
 // What is left at an instant, with fractions.
 export const valueAt = (limit, at) => {

@@ -24,7 +24,7 @@ type LimitStatus struct {
 	Name     string
 	Kind     ratelimit.Kind
 	Rate     float64 // tokens per Period
-	Period   time.Duration
+	Period   time.Duration // 0 of a quota by the calendar
 	Capacity float64
 	Value    float64 // tokens at At
 
@@ -38,6 +38,9 @@ func LimitsOf(result ratelimit.Result) []LimitStatus {
 	limits := make([]LimitStatus, 0, 1)
 	for _, s := range result.Each() {
 		d := s.Request.Limit.Definition()
+		if d.Every != 0 { // whose edges a client does not know
+			d.Period = 0
+		}
 		limits = append(limits, LimitStatus{
 			Name: d.Name, Kind: d.Kind, Rate: d.Rate, Period: d.Period, Capacity: d.Capacity,
 			Value: s.Value, At: s.At, FullAt: s.FullAt(), PausedUntil: s.PausedUntil,

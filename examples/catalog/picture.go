@@ -19,9 +19,11 @@ func picture(granted map[string][]int, raised time.Duration) string {
 	x := func(at time.Duration) float64 { return left + at.Seconds()/ends.Seconds()*width }
 	y := func(rate float64) float64 { return top + height - min(rate, most)/most*height }
 	text := func(x, y float64, anchor, color, what string) {
-		fmt.Fprintf(&b, `<text x="%.0f" y="%.0f" text-anchor="%s" fill="%s">%s</text>`+"\n", x, y, anchor, color, what)
+		// Given its length, it is as long in the reader's font.
+		fmt.Fprintf(&b, `<text textLength="%.0f" lengthAdjust="spacingAndGlyphs" x="%.0f" y="%.0f" text-anchor="%s" fill="%s">%s</text>`+"\n",
+			6.2*float64(len(what)), x, y, anchor, color, what)
 	}
-	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 %d %d" font-family="sans-serif" font-size="12">`+"\n", left+width+20, top+height+50)
+	fmt.Fprintf(&b, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="sans-serif" font-size="12">`+"\n", left+width+20, top+height+50)
 	fmt.Fprintf(&b, `<rect width="100%%" height="100%%" fill="white"/>`+"\n")
 	for rate := 0.0; rate <= most; rate += 20 {
 		fmt.Fprintf(&b, `<line x1="%d" x2="%d" y1="%.1f" y2="%.1f" stroke="#d4d4d4"/>`+"\n", left, left+width, y(rate), y(rate))

@@ -81,7 +81,7 @@ func knows(requests ...ratelimit.Request) bool {
 		return false
 	}
 	d := requests[0].Limit.Definition()
-	return d.Shards == 1 && d.Kind != ratelimit.KindSlidingWindow
+	return d.Shards == 1 && d.Kind != ratelimit.KindSlidingWindow && d.Every == 0
 }
 
 // call calls a function, with arguments besides those that all have.

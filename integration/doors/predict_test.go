@@ -26,14 +26,15 @@ type prediction struct {
 }
 
 // judge prints where the module's predictions are not true. Of a limit that it cannot know
-// exactly, which is a sliding window, it must not tell more than there is, nor too early.
+// exactly, which is a sliding window or a quota by the calendar, it must not tell more than
+// there is, nor too early.
 const judge = `
 import { readFileSync } from 'node:fs'
 const { remaining, readyAt } = await import(process.argv[1])
 let wrong = 0
 for (const p of JSON.parse(readFileSync(0))) {
 	const left = remaining(p.limit, p.at), ready = readyAt(p.limit, p.count)
-	const exact = p.limit.kind !== 'sliding window'
+	const exact = p.limit.kind !== 'sliding window' && p.limit.period > 0
 	const late = Math.max(ready, p.at)
 	const good = p.never ? ready === Infinity
 		: (exact ? left === p.remaining : left <= p.remaining) && (exact ? Math.abs(late - p.ready) < 0.01 : late > p.ready - 0.01)
