@@ -23,7 +23,7 @@ var PredictJS []byte
 type LimitStatus struct {
 	Name     string
 	Kind     ratelimit.Kind
-	Rate     float64 // tokens per Period
+	Rate     float64       // tokens per Period
 	Period   time.Duration // 0 of a quota by the calendar
 	Capacity float64
 	Value    float64 // tokens at At

@@ -2,8 +2,8 @@ package integration
 
 import (
 	"archive/zip"
+	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"time"
@@ -11,7 +11,11 @@ import (
 
 // zoneNames returns the names of all time zones that Go's own copy of the database has.
 func zoneNames() ([]string, error) {
-	archive, err := zip.OpenReader(filepath.Join(runtime.GOROOT(), "lib", "time", "zoneinfo.zip"))
+	root, err := exec.Command("go", "env", "GOROOT").Output()
+	if err != nil {
+		return nil, err
+	}
+	archive, err := zip.OpenReader(filepath.Join(strings.TrimSpace(string(root)), "lib", "time", "zoneinfo.zip"))
 	if err != nil {
 		return nil, err
 	}
