@@ -301,11 +301,12 @@ func allWait(tickets []*ticket) bool {
 	return !slices.ContainsFunc(tickets, func(t *ticket) bool { return t.Value.locked.Load() == nil })
 }
 
-// mostRefused reports whether most of the calls were refused that wanted a result.
+// mostRefused reports whether most of the calls were refused that wanted a result. A call whose
+// caller has given up may have been deleted: it is nil.
 func mostRefused(tickets []*ticket) bool {
 	refused := 0
 	for _, t := range tickets {
-		if t.Finished() && !t.Value.prefetch && !t.Value.result.OK {
+		if t != nil && t.Finished() && !t.Value.prefetch && !t.Value.result.OK {
 			refused++
 		}
 	}

@@ -40,6 +40,36 @@ func prefetchTicket(t *testing.T, r ratelimit.Request) *ticket {
 	return ticket
 }
 
+// Callers may give up at any moment, also when their batch is about to be sent: all of them, or
+// some of those whose statement fails.
+func TestServeThoseThatAreGone(t *testing.T) {
+	pool, err := pgxpool.New(t.Context(), "postgres://127.0.0.1:1/nowhere")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	store, err := New(pool, &Config{Timeout: time.Second})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer store.Close()
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Second}
+	gone := func(check bool) *ticket {
+		of := newTicket(t, false, check, limit.For("a"))
+		return batch.NewTicket(ctx, of.Value)
+	}
+	for _, check := range []bool{false, true} {
+		store.engine.serve(t.Context(), &lane{}, []*ticket{gone(check)}, nil)
+		here := newTicket(t, false, check, limit.For("a"))
+		store.engine.serve(t.Context(), &lane{}, []*ticket{gone(check), here, gone(check)}, nil)
+		if !here.Finished() || here.Value.err == nil {
+			t.Errorf("check %v: got %v, want the error of a server that is not there", check, here.Value.err)
+		}
+	}
+}
+
 // TestGroups: calls that take from one row are granted together if the row has
 // what the neediest of them wants, after those before it.
 func TestGroups(t *testing.T) {

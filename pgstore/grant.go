@@ -15,7 +15,8 @@ import (
 // grant decides the calls of the groups whose rows have enough for all of them.
 // Nothing is written or locked for the others, which it returns.
 func (e *engine) grant(ctx context.Context, tickets []*ticket, await *decide.Row) (left []*ticket, err error) {
-	groups, grants, left := e.groups(slices.DeleteFunc(tickets, (*ticket).Gone))
+	tickets = slices.DeleteFunc(tickets, (*ticket).Gone)
+	groups, grants, left := e.groups(tickets)
 	if len(groups) == 0 {
 		spare(grants)
 		return left, nil
