@@ -701,13 +701,13 @@ func (e *Entry) ring() {
 	}
 }
 
-// abundant reports whether a row at which others were met is full again within what a lease
-// lasts or two, with all that its last lease took. What is left of a lease is not returned to
-// such a row: others would wait while it is written, for tokens that none of them lacks. It
+// abundant reports whether the row is full again within what a lease lasts or two, with all
+// that its last lease took. What is left of a lease is not returned to such a row: the next
+// order, or others, would wait while it is written, for tokens that none of them lacks. It
 // needs mu.
 func (e *Entry) abundant() bool {
 	d := &e.ask.Definition
-	return e.demand.met && !d.Stands() && e.last != nil && e.last.after.Value >= d.Capacity-2*(d.Capacity-e.lowered)
+	return !d.Stands() && e.last != nil && e.last.after.Value >= d.Capacity-2*(d.Capacity-e.lowered)
 }
 
 // release has returned what is left of leases that are about to end, and what is more than

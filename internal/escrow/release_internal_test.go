@@ -39,10 +39,10 @@ func TestRelease(t *testing.T) {
 		"nothing is left, and others are to come":  {leases: []lease{{0, 10}, {500 * ms, 20}}, use: 10, needed: 28, rings: 900 * ms},
 		"nothing is left of the last one":          {leases: []lease{{0, 10}}, use: 10, needed: 10, rings: 900 * ms, counts: []float64{0}, spent: 10},
 		"nothing was used, and nothing is left":    {rings: 900 * ms},
-		"a full row that others take from":         {leases: []lease{{0, 10}}, use: 2, met: true, value: 1000, rings: 900 * ms},
+		"a full row":                               {leases: []lease{{0, 10}}, use: 2, value: 1000, rings: 900 * ms},
 		"a row that others take from":              {leases: []lease{{0, 10}}, use: 2, met: true, value: 900, rings: 900 * ms, counts: []float64{8}, spent: 2},
 		"nothing is left, and others take from it": {leases: []lease{{0, 10}}, use: 10, met: true, rings: 900 * ms, counts: []float64{0}, spent: 10},
-		"nothing is left, and the row is full":     {leases: []lease{{0, 10}}, use: 10, met: true, value: 1000, rings: 900 * ms},
+		"nothing is left, and the row is full":     {leases: []lease{{0, 10}}, use: 10, value: 1000, rings: 900 * ms},
 		"it is over":                               {leases: []lease{{0, 10}}, use: 2, needed: 8, rings: 1100 * ms, counts: []float64{8}, spent: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
