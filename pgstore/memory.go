@@ -3,6 +3,7 @@ package pgstore
 import (
 	"context"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
@@ -340,5 +341,5 @@ func (m *memory) again(err error) bool {
 	if table.Unsent(err) {
 		return m.work.open.Err() == nil || code(err) == lockNotAvailable
 	}
-	return isForgotten(err) || answered(err) && !isOfValues(err) && code(err)[:2] != "42"
+	return isForgotten(err) || answered(err) && !isOfValues(err) && !strings.HasPrefix(code(err), "42")
 }

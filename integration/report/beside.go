@@ -144,10 +144,7 @@ func (l *lab) besiege(ctx context.Context, b *besiege, t task, lasts time.Durati
 		children = append(children, child)
 	}
 	atWork(children)
-	select {
-	case <-ctx.Done():
-	case <-time.After(lasts):
-	}
+	rest(ctx, lasts)
 	return errors.Join(end(children)...)
 }
 
@@ -403,18 +400,24 @@ func (b *besieger) request() ratelimit.Request {
 	return b.of.limit.ForN(b.key(), float64(1+b.rand.IntN(most)))
 }
 
+// rest waits for a while. It reports whether ctx did not end before.
+func rest(ctx context.Context, lasts time.Duration) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-time.After(lasts):
+		return true
+	}
+}
+
 // takeOn takes, at the pace of the demand.
 func (b *besieger) takeOn(ctx context.Context) {
 	pace := b.of.demand / float64(3*b.of.callers(b.Workers)) / 2 // requests are for two on average
 	begun := time.Now()
 	for done := 0.0; ctx.Err() == nil; done++ {
 		if pace > 0 {
-			if ahead := time.Duration(done/pace*float64(time.Second)) - time.Since(begun); ahead > 0 {
-				select {
-				case <-ctx.Done():
-					return
-				case <-time.After(ahead):
-				}
+			if ahead := time.Duration(done/pace*float64(time.Second)) - time.Since(begun); ahead > 0 && !rest(ctx, ahead) {
+				return
 			}
 		}
 		b.take()
@@ -543,10 +546,8 @@ func (b *besieger) giveBack(verb string, n float64, later time.Duration, give fu
 func (b *besieger) editOn(ctx context.Context) {
 	for ctx.Err() == nil {
 		wait := time.Duration(b.rand.IntN(2000))*time.Millisecond + 4*time.Duration(b.rand.Int64N(int64(b.Escrow)))
-		select {
-		case <-ctx.Done():
+		if !rest(ctx, wait) {
 			return
-		case <-time.After(wait):
 		}
 		b.edit()
 	}
