@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/edge"
 )
 
 // quotaExceeded is the problem type of a refusal that the draft registers.
@@ -42,19 +43,11 @@ func (p problem) write(w http.ResponseWriter) {
 // result.Err(), becomes the same 429 as the middleware's, fields and all; a cost that
 // can never be granted the same 413 or 422, and a *[RequestError] what it says.
 func (m *Middleware) Answer(w http.ResponseWriter, r *http.Request, err error) bool {
-	e := failed(decisionOf(ratelimit.Result{}, err), err, nil)
-	var refused *ratelimit.RefusedError
-	switch {
-	case err == nil || e.Decision == Failed:
-		return false
-	case errors.As(err, &refused):
-		e.Result, e.Err = refused.Result, nil
+	e, ok := m.gate.Answers(r, err)
+	if ok {
+		m.answer(w, r, e)
 	}
-	if m.config.Observe != nil {
-		m.config.Observe(r, e)
-	}
-	m.answer(w, r, e)
-	return true
+	return ok
 }
 
 // answer answers a request that is not let through.
@@ -100,12 +93,7 @@ func (m *Middleware) refuse(w http.ResponseWriter, r *http.Request, result ratel
 // jitter of the key that decides.
 func (m *Middleware) retryAfter(result ratelimit.Result) int64 {
 	spread := time.Duration(m.config.Jitter * float64(result.RetryAfter))
-	return seconds(result.RetryAfter + shift(identity(result.Request), spread))
-}
-
-// shift is an identity's fixed share of a spread.
-func shift(identity string, spread time.Duration) time.Duration {
-	return ratelimit.JitterFor(identity, time.Time{}, spread).Sub(time.Time{})
+	return seconds(result.RetryAfter + edge.Shift(edge.Identity(result.Request), spread))
 }
 
 func tooLarge(err error, status int) problem {
@@ -139,7 +127,7 @@ func badRequest(err error) problem {
 var lower = map[string]string{"Key": "key", "Count": "cost"}
 
 func (m *Middleware) fail(w http.ResponseWriter, r *http.Request, err error) {
-	after := m.config.FailureRetryAfter + shift(r.RemoteAddr, m.config.FailureRetryAfter)
+	after := m.config.FailureRetryAfter + edge.Shift(r.RemoteAddr, m.config.FailureRetryAfter)
 	w.Header().Set("Retry-After", strconv.FormatInt(seconds(after), 10))
 	if m.config.Failed != nil {
 		m.config.Failed(w, r, err)

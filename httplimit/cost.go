@@ -1,21 +1,17 @@
 package httplimit
 
 import (
-	"fmt"
-	"math"
 	"net/http"
 	"net/url"
-	"strconv"
-	"strings"
 
-	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/edge"
 )
 
 // Cost says how many tokens a request takes; 0 takes none. An error that is a
 // *[RequestError] is answered with its status, any other as a failure of the store.
 // What a client says must not make its request cheaper than it is: see
 // [CostFromQuery].
-type Cost func(*http.Request) (float64, error)
+type Cost = func(*http.Request) (float64, error)
 
 // Fixed is the same cost for all requests.
 func Fixed(n float64) Cost {
@@ -50,31 +46,7 @@ func CostFromQuery(name string, least, otherwise float64) Cost {
 
 // stated is the cost that values state.
 func stated(what string, values []string, least, otherwise float64) (float64, error) {
-	switch {
-	case len(values) == 0:
-		return otherwise, nil
-	case len(values) > 1:
-		return 0, &RequestError{http.StatusBadRequest, fmt.Sprintf("%s has several values", what)}
-	case values[0] == "":
-		return otherwise, nil
-	case strings.Trim(values[0], "0123456789") != "":
-		return 0, &RequestError{http.StatusBadRequest, fmt.Sprintf("%s must be a whole number, in digits", what)}
-	}
-	n, err := strconv.ParseFloat(values[0], 64)
-	if err != nil { // too large for a float64: no limit grants it
-		n = math.MaxFloat64
-	}
-	return max(n, least), nil
-}
-
-// bounded is request, or the error that its count is when no store would take it for
-// a count.
-func bounded(request ratelimit.Request) (ratelimit.Request, error) {
-	switch n := request.Count; {
-	case !(n >= 0):
-		return request, &RequestError{http.StatusBadRequest, "the cost of the request is negative or not a number"}
-	case n > ratelimit.MaxTokens:
-		return request, &ratelimit.ExceedsCapacityError{Request: request, Most: request.Limit.Definition().Capacity}
-	}
-	return request, nil
+	return edge.StatedCost(what, values, least, otherwise, func(detail string) error {
+		return &RequestError{http.StatusBadRequest, detail}
+	})
 }

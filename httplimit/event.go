@@ -1,129 +1,27 @@
 package httplimit
 
-import (
-	"encoding/json"
-	"errors"
-	"log/slog"
+import "github.com/pgratelimit/ratelimit/internal/edge"
 
-	"github.com/pgratelimit/ratelimit"
-	"github.com/pgratelimit/ratelimit/internal/mask"
-)
-
-// Decision is what a [Middleware] made of a request.
-type Decision uint8
+// Decision is what a [Middleware] made of a request. Its String is in words.
+type Decision = edge.Decision
 
 const (
-	Granted      Decision = iota + 1 // there were tokens
-	Refused                          // there were not: 429
-	TooLarge                         // there can never be so many: 413 or 422
-	BadRequest                       // the request has no usable key or cost: 400, or what the [RequestError] says
-	Failed                           // the limit could not be asked: 503, or let through
-	SettleFailed                     // after the answer: what was taken could not be brought to what was used, and stays
+	Granted      = edge.Granted      // there were tokens
+	Refused      = edge.Refused      // there were not: 429
+	TooLarge     = edge.TooLarge     // there can never be so many: 413 or 422
+	BadRequest   = edge.BadRequest   // the request has no usable key or cost: 400, or what the [RequestError] says
+	Failed       = edge.Failed       // the limit could not be asked: 503, or let through
+	SettleFailed = edge.SettleFailed // after the answer: what was taken could not be brought to what was used, and stays
 )
 
-func (d Decision) String() string {
-	names := [...]string{"none", "granted", "refused", "too large", "bad request", "failed", "settle failed"}
-	if int(d) < len(names) {
-		return names[d]
-	}
-	return "unknown"
-}
-
-// Event is what Config.Observe hears. Logged, printed and in JSON it is without the keys
-// of the limits: [ratelimit.LogKeys] has those of its Result, and Err may name one.
-type Event struct {
-	Decision Decision
-	Passed   bool             // was the request let through?
-	Shadow   bool             // was it only in shadow mode?
-	Result   ratelimit.Result // of Granted and Refused
-	Err      error            // of the others
-
-	text string // of Err, without keys
-}
-
-// failed is an event that comes of an error about requests.
-func failed(decision Decision, err error, requests []ratelimit.Request) Event {
-	return Event{Decision: decision, Err: err, text: mask.Error(err, requests)}
-}
-
-// String returns the event in a line.
-func (e Event) String() string {
-	text := e.Decision.String()
-	if e.Shadow {
-		text += " in shadow mode"
-	}
-	switch {
-	case e.Err != nil:
-		text += ": " + e.errText()
-	case e.Result.Request.Limit != nil:
-		text += ": " + e.Result.String()
-	}
-	return text
-}
-
-// LogValue returns the event as a group.
-func (e Event) LogValue() slog.Value {
-	attrs := []slog.Attr{
-		slog.String("decision", e.Decision.String()),
-		slog.Bool("passed", e.Passed),
-		slog.Bool("shadow", e.Shadow),
-	}
-	if e.Result.Request.Limit != nil {
-		attrs = append(attrs, slog.Any("result", e.Result))
-	}
-	if e.Err != nil {
-		attrs = append(attrs, slog.String("error", e.errText()))
-	}
-	return slog.GroupValue(attrs...)
-}
-
-// MarshalJSON returns the event as a JSON object.
-func (e Event) MarshalJSON() ([]byte, error) {
-	object := struct {
-		Decision string            `json:"decision"`
-		Passed   bool              `json:"passed"`
-		Shadow   bool              `json:"shadow"`
-		Result   *ratelimit.Result `json:"result,omitempty"`
-		Error    string            `json:"error,omitempty"`
-	}{e.Decision.String(), e.Passed, e.Shadow, nil, e.errText()}
-	if e.Result.Request.Limit != nil {
-		object.Result = &e.Result
-	}
-	return json.Marshal(object)
-}
-
-// errText is the text of Err: also of an event that a test has made.
-func (e Event) errText() string {
-	if e.text == "" {
-		return mask.Error(e.Err, nil)
-	}
-	return e.text
-}
-
-// RequestError is a fault of the request, such as a header that is missing. A [Key],
-// a [Cost] and a Policy.Tier may return one; the client is told Status and Detail.
-type RequestError struct {
-	Status int    // 400 to 499
-	Detail string // for the client: say what is missing, without the key
-}
-
-func (e *RequestError) Error() string { return "httplimit: " + e.Detail }
-
-// decisionOf is what the answer of a store, or an error before it, comes to.
-func decisionOf(result ratelimit.Result, err error) Decision {
-	var request *RequestError
-	var field *ratelimit.FieldError
-	switch {
-	case err == nil && result.OK:
-		return Granted
-	case err == nil, errors.Is(err, ratelimit.ErrRefused):
-		return Refused
-	case errors.Is(err, ratelimit.ErrExceedsCapacity):
-		return TooLarge
-	case errors.As(err, &request):
-		return BadRequest
-	case errors.As(err, &field) && (field.Field == "Key" || field.Field == "Count"):
-		return BadRequest
-	}
-	return Failed
-}
+// Event is what Config.Observe hears:
+//
+//	Decision Decision
+//	Passed   bool             // was the request let through?
+//	Shadow   bool             // was it only in shadow mode?
+//	Result   ratelimit.Result // of Granted and Refused
+//	Err      error            // of the others
+//
+// Logged, printed and in JSON it is without the keys of the limits: [ratelimit.LogKeys] has
+// those of its Result, and Err may name one.
+type Event = edge.Event

@@ -11,6 +11,7 @@ import (
 	"github.com/dunglas/httpsfv"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/edge"
 )
 
 // Fields says which response fields tell of the limits. Draft11 and Triple can be
@@ -100,12 +101,9 @@ func addList(h http.Header, name string, list httpsfv.List) {
 // partition is the policy and key of r under the secret.
 func (m *Middleware) partition(r ratelimit.Request) []byte {
 	mac := hmac.New(sha256.New, m.config.PartitionSecret)
-	mac.Write([]byte(identity(r)))
+	mac.Write([]byte(edge.Identity(r)))
 	return mac.Sum(nil)[:12]
 }
-
-// identity is limit and key in one string. No name holds a zero byte.
-func identity(r ratelimit.Request) string { return ratelimit.NameOf(r.Limit) + "\x00" + r.Key }
 
 // isFieldString reports whether s can be a String of a structured field.
 func isFieldString(s string) bool {

@@ -1,13 +1,10 @@
 package httplimit
 
 import (
-	"crypto/sha256"
-	"encoding/base64"
 	"errors"
 	"net/http"
-	"strconv"
 
-	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/edge"
 )
 
 // Key says whose limit a request takes from. An error that is a *[RequestError] is
@@ -15,7 +12,7 @@ import (
 // choose freely is no key: it would choose a new one for each request.
 //
 // Keys are stored in the database and named in its errors; see [Hashed] for secrets.
-type Key func(*http.Request) (string, error)
+type Key = func(*http.Request) (string, error)
 
 // ForAll is one key for all requests.
 func ForAll(*http.Request) (string, error) { return "", nil }
@@ -61,50 +58,30 @@ func ByRoute(mux *http.ServeMux) Key {
 
 // Join is a key of several, such as a user and a route. Different parts make
 // different keys: see [ratelimit.Key].
-func Join(key Key, keys ...Key) Key {
-	return func(r *http.Request) (string, error) {
-		first, err := key(r)
-		if err != nil {
-			return "", err
-		}
-		rest := make([]string, len(keys))
-		for i, k := range keys {
-			if rest[i], err = k(r); err != nil {
-				return "", err
-			}
-		}
-		return ratelimit.Key(first, rest...), nil
-	}
-}
+func Join(key Key, keys ...Key) Key { return edge.Join(key, keys...) }
 
 // FirstOf is the first of keys that the request has, such as the user's, or else the
 // address. Keys of different places in the list differ, so nobody can take another's
 // address for a name.
 func FirstOf(keys ...Key) Key {
-	return func(r *http.Request) (string, error) {
-		err := error(&RequestError{http.StatusBadRequest, "the request has no key"})
-		for i, k := range keys {
-			var key string
-			if key, err = k(r); err == nil {
-				return ratelimit.Key(strconv.Itoa(i), key), nil
-			}
-			if request := (*RequestError)(nil); !errors.As(err, &request) {
-				return "", err
-			}
-		}
-		return "", err
-	}
+	return edge.FirstOf(isRequestError, &RequestError{http.StatusBadRequest, "the request has no key"}, keys...)
 }
 
 // Hashed is the SHA-256 of key in base64, for keys that are secrets, of any length or
 // not UTF-8. It hides only what cannot be guessed: not addresses.
-func Hashed(key Key) Key {
-	return func(r *http.Request) (string, error) {
-		k, err := key(r)
-		if err != nil {
-			return "", err
-		}
-		sum := sha256.Sum256([]byte(k))
-		return base64.RawURLEncoding.EncodeToString(sum[:]), nil
-	}
+func Hashed(key Key) Key { return edge.Hashed(key) }
+
+// RequestError is a fault of the request, such as a header that is missing. A [Key],
+// a [Cost] and a Policy.Tier may return one; the client is told Status and Detail.
+type RequestError struct {
+	Status int    // 400 to 499
+	Detail string // for the client: say what is missing, without the key
+}
+
+func (e *RequestError) Error() string { return "httplimit: " + e.Detail }
+
+// isRequestError reports whether an error is of the request.
+func isRequestError(err error) bool {
+	var request *RequestError
+	return errors.As(err, &request)
 }

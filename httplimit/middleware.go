@@ -2,15 +2,12 @@ package httplimit
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"log/slog"
 	"net/http"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/edge"
 )
 
 const (
@@ -116,123 +113,86 @@ type Config struct {
 
 // Middleware limits requests. It is safe for concurrent use.
 type Middleware struct {
-	store    Store
-	config   Config
-	outcomes bool // does a policy count by outcome?
+	config Config
+	gate   edge.Gate[*http.Request, Outcome]
 }
 
 // New makes a Middleware. An error is [ratelimit.ErrInvalid], and tells all that is wrong:
 // a *[ratelimit.FieldError], or several joined.
 func New(store Store, config *Config) (*Middleware, error) {
-	var f faults
-	f.must(store != nil, "Store", nil, "must not be nil")
-	f.must(config != nil, "Config", nil, "must not be nil")
+	f := edge.Faults{Package: "httplimit"}
+	f.Must(store != nil, "Store", nil, "must not be nil")
+	f.Must(config != nil, "Config", nil, "must not be nil")
 	if config == nil {
-		return nil, f.err()
+		return nil, f.Err()
 	}
-	m := &Middleware{store: store, config: *config}
+	m := &Middleware{config: *config}
 	m.config.Policies = append([]Policy(nil), config.Policies...)
 	m.config.PartitionSecret = append([]byte(nil), config.PartitionSecret...)
-	m.config.check(&f)
-	if err := f.err(); err != nil {
-		return nil, err
+	if m.config.check(&f); f.Err() != nil {
+		return nil, f.Err()
 	}
 	m.config.setDefaults()
-	for i := range m.config.Policies {
-		p := &m.config.Policies[i]
-		m.outcomes = m.outcomes || p.Counts != nil
+	m.gate = edge.Gate[*http.Request, Outcome]{
+		Package: "httplimit", Store: store, Policies: policies(config.Policies), Catalog: config.Catalog,
+		Timeout: m.config.Timeout, FailOpen: config.FailOpen, Shadow: config.Shadow,
+		Observe: config.Observe, Logger: m.config.Logger, Fault: isRequestError,
+	}
+	return m, nil
+}
+
+// policies returns ps with their defaults.
+func policies(ps []Policy) []edge.Policy[*http.Request, Outcome] {
+	policies := make([]edge.Policy[*http.Request, Outcome], len(ps))
+	for i, p := range ps {
 		if p.Key == nil {
 			p.Key = ForAll
 		}
 		if p.Cost == nil {
 			p.Cost = Fixed(1)
 		}
+		policies[i] = edge.Policy[*http.Request, Outcome](p)
 	}
-	return m, nil
+	return policies
 }
 
 // check finds what is wrong with c.
-func (c *Config) check(f *faults) {
-	checkPolicies(f, c.Policies)
-	f.must(c.Fields <= Draft11|Triple || c.Fields == NoFields, "Fields", uint8(c.Fields), "must be Draft11, Triple, both, or NoFields")
-	f.must(c.Jitter >= 0 && c.Jitter <= 1, "Jitter", c.Jitter, "must be between 0 and 1")
-	f.must(c.TooLarge == 0 || c.TooLarge == http.StatusRequestEntityTooLarge || c.TooLarge == http.StatusUnprocessableEntity,
+func (c *Config) check(f *edge.Faults) {
+	for _, d := range edge.CheckLimits(f, c.limits()) {
+		if !isFieldString(d.Name) {
+			f.Add(&ratelimit.FieldError{Package: "httplimit", Limit: d.Name, Field: "Name", Value: d.Name, Reason: "must be printable ASCII, to stand in a RateLimit field"})
+		}
+	}
+	f.Must(c.Fields <= Draft11|Triple || c.Fields == NoFields, "Fields", uint8(c.Fields), "must be Draft11, Triple, both, or NoFields")
+	f.Must(c.Jitter >= 0 && c.Jitter <= 1, "Jitter", c.Jitter, "must be between 0 and 1")
+	f.Must(c.TooLarge == 0 || c.TooLarge == http.StatusRequestEntityTooLarge || c.TooLarge == http.StatusUnprocessableEntity,
 		"TooLarge", c.TooLarge, "must be 413 or 422")
-	f.must(c.Timeout >= 0, "Timeout", c.Timeout, "must not be negative")
-	f.must(c.FailureRetryAfter >= 0, "FailureRetryAfter", c.FailureRetryAfter, "must not be negative")
+	f.Must(c.Timeout >= 0, "Timeout", c.Timeout, "must not be negative")
+	f.Must(c.FailureRetryAfter >= 0, "FailureRetryAfter", c.FailureRetryAfter, "must not be negative")
 }
 
 func (c *Config) setDefaults() {
-	c.Fields = orDefault(c.Fields, Draft11)
-	c.TooLarge = orDefault(c.TooLarge, http.StatusUnprocessableEntity)
-	c.Timeout = orDefault(c.Timeout, defaultTimeout)
-	c.FailureRetryAfter = orDefault(c.FailureRetryAfter, defaultFailureFor)
-	c.Logger = orDefault(c.Logger, slog.Default())
+	c.Fields = edge.OrDefault(c.Fields, Draft11)
+	c.TooLarge = edge.OrDefault(c.TooLarge, http.StatusUnprocessableEntity)
+	c.Timeout = edge.OrDefault(c.Timeout, defaultTimeout)
+	c.FailureRetryAfter = edge.OrDefault(c.FailureRetryAfter, defaultFailureFor)
+	c.Logger = edge.OrDefault(c.Logger, slog.Default())
 }
 
-func checkPolicies(f *faults, policies []Policy) {
-	f.must(len(policies) > 0 && len(policies) <= ratelimit.MaxRequests, "Policies", len(policies), fmt.Sprintf("must be 1 to %d", ratelimit.MaxRequests))
-	limits := make([]ratelimit.Limit, len(policies))
-	for i, p := range policies {
+// limits returns the limits of the policies.
+func (c *Config) limits() []ratelimit.Limit {
+	limits := make([]ratelimit.Limit, len(c.Policies))
+	for i, p := range c.Policies {
 		limits[i] = p.Limit
 	}
-	if err := ratelimit.Validate(limits...); err != nil {
-		*f = append(*f, err)
-		return // without Definitions to go by
-	}
-	for _, l := range limits {
-		d := l.Definition()
-		if !isFieldString(d.Name) {
-			*f = append(*f, &ratelimit.FieldError{Package: "httplimit", Limit: d.Name, Field: "Name", Value: d.Name, Reason: "must be printable ASCII, to stand in a RateLimit field"})
-		}
-		if d.Capacity == 0 {
-			*f = append(*f, &ratelimit.FieldError{Package: "httplimit", Limit: d.Name, Field: "Capacity", Value: d.Capacity, Reason: "can never grant a request"})
-		}
-	}
-}
-
-// faults are what is wrong with a configuration.
-type faults []error
-
-// err is the faults as one error: nil, the only one, or all joined.
-func (f faults) err() error {
-	if len(f) == 1 {
-		return f[0]
-	}
-	return errors.Join(f...)
-}
-
-// must notes a fault unless a field is good.
-func (f *faults) must(good bool, field string, value any, reason string) {
-	if !good {
-		*f = append(*f, invalid(field, value, reason))
-	}
-}
-
-func orDefault[T comparable](v, def T) T {
-	var zero T
-	if v == zero {
-		return def
-	}
-	return v
-}
-
-// invalid is the error of a field of this package that has a value that it cannot have.
-func invalid(field string, value any, reason string) error {
-	return &ratelimit.FieldError{Package: "httplimit", Field: field, Value: value, Reason: reason}
+	return limits
 }
 
 // String returns the names of the policies.
 func (m *Middleware) String() string { return m.config.String() }
 
 // String returns the names of the policies, and nothing of the rest, such as the secret.
-func (c Config) String() string {
-	names := make([]string, len(c.Policies))
-	for i, p := range c.Policies {
-		names[i] = strconv.Quote(ratelimit.NameOf(p.Limit))
-	}
-	return "httplimit: policies " + strings.Join(names, ", ")
-}
+func (c Config) String() string { return "httplimit: policies " + edge.Names(c.limits()) }
 
 // LogValue is String.
 func (c Config) LogValue() slog.Value { return slog.StringValue(c.String()) }
@@ -242,24 +202,29 @@ func (c Config) LogValue() slog.Value { return slog.StringValue(c.String()) }
 // context in which [Used] says what it has really used.
 func (m *Middleware) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if result, ok := m.decide(w, r); ok {
-			m.serve(w, r, next, result)
+		pass, e := m.gate.Ask(r.Context(), r)
+		if !e.Passed {
+			m.answer(w, r, e)
+			return
 		}
+		if !e.Shadow {
+			m.SetFields(w.Header(), e.Result)
+		}
+		m.serve(w, r, next, pass)
 	})
 }
 
-// decide decides on r, and answers it unless ok says that it is let through.
-func (m *Middleware) decide(w http.ResponseWriter, r *http.Request) (result ratelimit.Result, ok bool) {
-	requests, err := m.Requests(r)
-	if err == nil && len(requests) == 0 {
-		return result, true // no policy applies
+// serve lets r through to next.
+func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, pass *edge.Pass[*http.Request, Outcome]) {
+	if !pass.ByOutcome() {
+		pass.Do(r.Context(), func(ctx context.Context) { next.ServeHTTP(w, r.WithContext(ctx)) }, nil)
+		return
 	}
-	if err == nil {
-		result, err = m.allow(r.Context(), requests)
-	}
-	e := failed(decisionOf(result, err), err, requests)
-	e.Result = result
-	return result, m.decided(w, r, e)
+	rec := &recorder{ResponseWriter: w}
+	pass.Do(r.Context(), func(ctx context.Context) {
+		r = r.WithContext(ctx)
+		next.ServeHTTP(rec.writer(), r)
+	}, func(panicked bool) Outcome { return rec.outcome(r, panicked) })
 }
 
 // Requests returns what the policies ask for r, in their order, without those that
@@ -293,75 +258,5 @@ func (m *Middleware) decide(w http.ResponseWriter, r *http.Request) (result rate
 // reads the database does not ask for a second connection. Such a handler is not
 // behind [Middleware.Handler], so Shadow, FailOpen, Timeout and Counts are not for it.
 func (m *Middleware) Requests(r *http.Request) ([]ratelimit.Request, error) {
-	requests := make([]ratelimit.Request, 0, len(m.config.Policies))
-	for i := range m.config.Policies {
-		request, err := m.config.Policies[i].request(r, m.config.Catalog)
-		if err != nil {
-			return nil, err
-		}
-		if request.Limit != nil {
-			requests = append(requests, request)
-		}
-	}
-	return requests, nil
-}
-
-// request is what p asks for r; without a limit when p does not apply.
-func (p *Policy) request(r *http.Request, catalog ratelimit.Catalog) (request ratelimit.Request, err error) {
-	limit := p.Limit
-	if p.Tier != nil {
-		if limit, err = p.Tier(r); err != nil || limit == nil {
-			return request, err
-		}
-		if got, want := ratelimit.NameOf(limit), ratelimit.NameOf(p.Limit); got != want {
-			return request, &ratelimit.FieldError{Limit: want, Field: "Tier", Value: got, Reason: "must be a copy of the policy's limit, of the same name"}
-		}
-	}
-	key, err := p.Key(r)
-	if err != nil {
-		return request, err
-	}
-	n, err := p.Cost(r)
-	if err != nil {
-		return request, err
-	}
-	request = limit.ForN(key, n)
-	if catalog != nil {
-		request = catalog.Resolve(request)
-	}
-	return bounded(request)
-}
-
-// allow is the store's answer within the time-out.
-func (m *Middleware) allow(ctx context.Context, requests []ratelimit.Request) (ratelimit.Result, error) {
-	ctx, cancel := context.WithTimeout(ctx, m.config.Timeout)
-	defer cancel()
-	return m.store.Allow(ctx, requests...)
-}
-
-// decided tells of a decision, and answers the request unless it reports that it is let
-// through.
-func (m *Middleware) decided(w http.ResponseWriter, r *http.Request, e Event) bool {
-	e.Shadow = m.config.Shadow
-	gone := r.Context().Err() != nil // a client that has gone is not let through because its leaving failed the call
-	e.Passed = m.config.Shadow || e.Decision == Granted || e.Decision == Failed && m.config.FailOpen && !gone
-	m.observe(r, e)
-	switch {
-	case m.config.Shadow:
-	case e.Passed:
-		m.SetFields(w.Header(), e.Result)
-	default:
-		m.answer(w, r, e)
-	}
-	return e.Passed
-}
-
-func (m *Middleware) observe(r *http.Request, e Event) {
-	if e.Decision == SettleFailed || e.Decision == Failed && r.Context().Err() == nil {
-		m.config.Logger.ErrorContext(r.Context(), "httplimit: the limit could not be asked",
-			slog.String("decision", e.Decision.String()), slog.Bool("passed", e.Passed), slog.String("error", e.errText()))
-	}
-	if m.config.Observe != nil {
-		m.config.Observe(r, e)
-	}
+	return m.gate.Requests(r)
 }

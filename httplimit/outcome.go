@@ -3,14 +3,12 @@ package httplimit
 import (
 	"bufio"
 	"context"
-	"errors"
 	"io"
 	"net"
 	"net/http"
 	"slices"
-	"sync"
 
-	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/edge"
 )
 
 // Outcome is how a request ended, for Policy.Counts.
@@ -50,120 +48,7 @@ func CountExcept(first, last int) func(Outcome) bool {
 // has returned. Then what was noted before holds. Used is safe for concurrent use. Where nothing was taken, since the policy does not apply, or the
 // request was let through in shadow mode or because the store failed, it does nothing.
 func Used(ctx context.Context, policy string, n float64) error {
-	for c, _ := ctx.Value(chargeKey{}).(*charge); c != nil; c = c.outer {
-		if p := c.of.policy(policy); p != nil {
-			return c.use(p, n)
-		}
-	}
-	return invalid("Policy", policy, "the request has none of that name")
-}
-
-type chargeKey struct{}
-
-// charge is what a request has taken, and what it has used.
-type charge struct {
-	of      *Middleware
-	outer   *charge            // of a middleware around that one
-	receipt *ratelimit.Receipt // nil when nothing was taken
-	taken   []ratelimit.Request
-
-	mu   sync.Mutex
-	used []float64 // of each that was taken
-	done bool
-}
-
-// serve lets r through to next, and settles when that is done, panicked or not.
-func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, result ratelimit.Result) {
-	c := m.charge(r, result)
-	r = r.WithContext(context.WithValue(r.Context(), chargeKey{}, c))
-	if c.receipt == nil || !m.outcomes {
-		defer m.settle(r, c, nil)
-		next.ServeHTTP(w, r)
-		return
-	}
-	rec := &recorder{ResponseWriter: w}
-	panicked := true
-	defer func() { m.settle(r, c, rec.outcome(r, panicked)) }()
-	next.ServeHTTP(rec.writer(), r)
-	panicked = false
-}
-
-func (m *Middleware) charge(r *http.Request, result ratelimit.Result) *charge {
-	c := &charge{of: m, receipt: result.Receipt}
-	c.outer, _ = r.Context().Value(chargeKey{}).(*charge)
-	if c.receipt == nil {
-		return c
-	}
-	for _, s := range result.Each() {
-		c.taken = append(c.taken, s.Request)
-		c.used = append(c.used, s.Request.Count)
-	}
-	return c
-}
-
-// policy is m's policy of that name, or nil.
-func (m *Middleware) policy(name string) *Policy {
-	for i := range m.config.Policies {
-		if p := &m.config.Policies[i]; ratelimit.NameOf(p.Limit) == name {
-			return p
-		}
-	}
-	return nil
-}
-
-// use notes what was used of a policy, if the request has taken from it.
-func (c *charge) use(policy *Policy, n float64) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.done {
-		return invalid("Used", n, "comes after the handler has returned")
-	}
-	at := slices.IndexFunc(c.taken, func(t ratelimit.Request) bool {
-		return ratelimit.NameOf(t.Limit) == ratelimit.NameOf(policy.Limit)
-	})
-	request := policy.Limit.ForN("", n)
-	if at >= 0 {
-		request.Limit = c.taken[at].Limit // of the tier
-	}
-	var bad *ratelimit.FieldError
-	if errors.As(request.Validate(), &bad) {
-		return invalid("Used", n, bad.Reason)
-	}
-	if at >= 0 {
-		c.used[at] = n
-	}
-	return nil
-}
-
-// close ends the time in which the handler may say what it has used, and returns that.
-func (c *charge) close() []float64 {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.done = true
-	return c.used
-}
-
-// settle brings what r has taken to what it has used. A client that has gone does not
-// keep it from that. If it fails, what was taken stays.
-func (m *Middleware) settle(r *http.Request, c *charge, o *Outcome) {
-	used, differs := c.close(), false
-	for i, t := range c.taken {
-		p := m.policy(ratelimit.NameOf(t.Limit))
-		if o != nil && p.Counts != nil && !p.Counts(*o) {
-			used[i] = 0
-		}
-		differs = differs || used[i] != t.Count
-	}
-	if !differs {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), m.config.Timeout)
-	defer cancel()
-	if _, err := m.store.Settle(ctx, c.receipt, used...); err != nil {
-		e := failed(SettleFailed, err, c.taken)
-		e.Passed = true
-		m.observe(r, e)
-	}
+	return edge.Use(ctx, "httplimit", policy, n)
 }
 
 // recorder is a ResponseWriter that knows the status. It can flush and be hijacked,
@@ -218,8 +103,8 @@ func (rec *recorder) implicit() {
 }
 
 // outcome is how the request has ended.
-func (rec *recorder) outcome(r *http.Request, panicked bool) *Outcome {
-	o := &Outcome{Request: r, Status: rec.status, Panicked: panicked}
+func (rec *recorder) outcome(r *http.Request, panicked bool) Outcome {
+	o := Outcome{Request: r, Status: rec.status, Panicked: panicked}
 	switch {
 	case o.Status != 0:
 	case panicked:

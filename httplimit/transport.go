@@ -2,27 +2,13 @@ package httplimit
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"log/slog"
-	"maps"
-	"math/rand/v2"
 	"net/http"
-	"sync"
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
-	"github.com/pgratelimit/ratelimit/internal/keyqueue"
-	"github.com/pgratelimit/ratelimit/internal/mask"
-)
-
-const (
-	defaultMaxWait  = 30 * time.Second
-	defaultMaxTries = 4
-	defaultMaxPause = time.Hour
-
-	pauseTimeout = 5 * time.Second // of pausing the limit after a 429
-	firstBackoff = time.Second     // after a 429 that does not say for how long
+	"github.com/pgratelimit/ratelimit/internal/edge"
 )
 
 // TransportStore is what a [Transport] needs of a store to share a quota with other
@@ -81,8 +67,7 @@ type TransportConfig struct {
 // Transport is safe for concurrent use.
 type Transport struct {
 	config TransportConfig
-	holds  holds
-	turns  keyqueue.Queue[string] // of those who want tokens, by limit and key
+	waiter edge.Waiter
 }
 
 // NewTransport makes a Transport; a nil config has all the defaults. An error is
@@ -94,13 +79,13 @@ func NewTransport(config *TransportConfig) (*Transport, error) {
 		t.config = *config
 	}
 	c := &t.config
-	var f faults
-	f.must(c.MaxWait >= 0, "MaxWait", c.MaxWait, "must not be negative")
-	f.must(c.MaxTries >= 0, "MaxTries", c.MaxTries, "must not be negative")
-	f.must(c.MaxPause >= 0 && c.MaxPause <= ratelimit.MaxSpan, "MaxPause", c.MaxPause, "must be at least 0 and at most ratelimit.MaxSpan")
-	f.must((c.Store == nil) == (c.Limit == nil), "Store", c.Store, "must be given with Limit, and Limit with it")
-	if err := f.err(); err != nil {
-		return nil, err
+	t.waiter = edge.Waiter{
+		Package: "httplimit", MaxWait: c.MaxWait, MaxTries: c.MaxTries, MaxPause: c.MaxPause, Store: c.Store, Logger: c.Logger,
+		NotSent: func(until time.Time, err error) error { return &WaitError{until, err} },
+	}
+	f := edge.Faults{Package: "httplimit"}
+	if t.waiter.Init(&f, c.Limit != nil); f.Err() != nil {
+		return nil, f.Err()
 	}
 	if c.Base == nil {
 		c.Base = http.DefaultTransport
@@ -108,10 +93,6 @@ func NewTransport(config *TransportConfig) (*Transport, error) {
 	if c.Scope == nil {
 		c.Scope = func(r *http.Request) string { return r.URL.Scheme + "://" + r.URL.Host }
 	}
-	c.MaxWait = orDefault(c.MaxWait, defaultMaxWait)
-	c.MaxTries = orDefault(c.MaxTries, defaultMaxTries)
-	c.MaxPause = orDefault(c.MaxPause, defaultMaxPause)
-	c.Logger = orDefault(c.Logger, slog.Default())
 	return t, nil
 }
 
@@ -138,10 +119,11 @@ func (e *WaitError) Unwrap() error { return e.Err }
 
 // RoundTrip implements http.RoundTripper.
 func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
-	budget := newBudget(req.Context(), t.config.MaxWait)
+	budget := t.waiter.Budget(req.Context())
 	scope, try := t.config.Scope(req), req
 	for n := 1; ; n++ {
-		if err := t.turn(try, scope, budget); err != nil {
+		request := t.limit(try)
+		if err := t.waiter.Turn(budget, scope, request); err != nil {
 			closeBody(try)
 			return nil, err
 		}
@@ -149,8 +131,9 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 		if err != nil {
 			return nil, err
 		}
-		wait, refused := t.heed(try, scope, resp, n)
-		if !refused || n == t.config.MaxTries || !budget.allows(wait) || !repeatable(req) {
+		answer := readAnswer(resp)
+		wait := t.waiter.Heed(try.Context(), scope, request, answer, n)
+		if !answer.Refused || !t.waiter.Again(budget, wait, n) || !repeatable(req) {
 			return resp, nil
 		}
 		if try, err = again(req); err != nil {
@@ -160,130 +143,35 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
+// limit is what req takes from the client's own limit.
+func (t *Transport) limit(req *http.Request) ratelimit.Request {
+	if t.config.Limit == nil {
+		return ratelimit.Request{}
+	}
+	return t.config.Limit(req)
+}
+
+// readAnswer is what a response says of limits.
+func readAnswer(resp *http.Response) edge.Answer {
+	advice := ReadAdvice(resp.Header, time.Now())
+	tooMany := resp.StatusCode == http.StatusTooManyRequests
+	a := edge.Answer{
+		Refused:   tooMany || resp.StatusCode == http.StatusServiceUnavailable && advice.Told,
+		Exhausted: advice.Exhausted,
+		Wait:      advice.Reset,
+		Told:      advice.Told,
+		Pause:     tooMany,
+	}
+	if advice.Told {
+		a.Wait = advice.RetryAfter
+	}
+	return a
+}
+
 // CloseIdleConnections closes those of the base.
 func (t *Transport) CloseIdleConnections() {
 	if c, ok := t.config.Base.(interface{ CloseIdleConnections() }); ok {
 		c.CloseIdleConnections()
-	}
-}
-
-// turn waits until req may be sent: until its server wants to be asked again, and there
-// is a token, for which it may have waited so long that the server has refused another
-// request.
-func (t *Transport) turn(req *http.Request, scope string, b *budget) error {
-	if err := t.holdBack(scope, b); err != nil {
-		return err
-	}
-	if t.config.Limit != nil {
-		if request := t.config.Limit(req); request.Limit != nil {
-			if err := t.take(request, b); err != nil {
-				return err
-			}
-			return t.holdBack(scope, b)
-		}
-	}
-	return nil
-}
-
-// holdBack waits until no server holds requests of the scope back.
-func (t *Transport) holdBack(scope string, b *budget) error {
-	for {
-		h := t.holds.of(scope)
-		wait := time.Until(h.refused)
-		if wait >= b.left() {
-			return &WaitError{Until: h.refused, Err: b.ctx.Err()}
-		}
-		if hinted := time.Until(h.exhausted); hinted < b.left() {
-			wait = max(wait, hinted)
-		}
-		if wait <= 0 {
-			return b.ctx.Err()
-		}
-		// Those that were held back together do not go together.
-		if err := b.sleep(wait + rand.N(max(1, min(wait/10, b.left()-wait)))); err != nil {
-			return err
-		}
-	}
-}
-
-// askers is how many requests of a process ask for the same tokens at a time. The others
-// wait in turn, and do not ask: when one is refused, so would they be.
-const askers = 4
-
-// take takes from the client's own limit, waiting if need be. It asks again rather than
-// reserve: what was reserved before a pause would all be due at its end.
-func (t *Transport) take(request ratelimit.Request, b *budget) error {
-	ctx, cancel := context.WithDeadline(b.ctx, b.end)
-	defer cancel()
-	turn := identity(request)
-	place, err := t.turns.Enter(ctx, turn, askers, nil)
-	if err != nil {
-		return b.over(err)
-	}
-	defer t.turns.Leave(turn, place)
-	for {
-		result, err := t.config.Store.Allow(ctx, request)
-		switch {
-		case err != nil:
-			return b.over(fmt.Errorf("httplimit: not sent: its limit could not be asked: %w", err))
-		case result.OK:
-			return nil
-		case result.RetryAfter >= b.left():
-			return &WaitError{Until: time.Now().Add(result.RetryAfter), Err: result.Err()}
-		}
-		if err := b.sleep(result.RetryAfter); err != nil {
-			return err
-		}
-	}
-}
-
-// heed notes what a response says, and returns for how long it refuses, if it does.
-func (t *Transport) heed(req *http.Request, scope string, resp *http.Response, n int) (wait time.Duration, refused bool) {
-	advice := ReadAdvice(resp.Header, time.Now())
-	switch {
-	case advice.Told:
-		wait = advice.RetryAfter
-	case advice.Reset > 0:
-		wait = advice.Reset
-	case resp.StatusCode == http.StatusTooManyRequests:
-		wait = backoff(n)
-	}
-	wait = min(wait, t.config.MaxPause)
-	refused = resp.StatusCode == http.StatusTooManyRequests ||
-		resp.StatusCode == http.StatusServiceUnavailable && advice.Told
-	switch until := time.Now().Add(wait); {
-	case refused:
-		t.holds.set(scope, hold{refused: until})
-	case advice.Exhausted:
-		t.holds.set(scope, hold{exhausted: until})
-	}
-	if resp.StatusCode == http.StatusTooManyRequests {
-		t.pause(req, wait)
-	}
-	return wait, refused
-}
-
-// backoff is 1, 2, 4 … seconds, less up to a half.
-func backoff(n int) time.Duration {
-	most := firstBackoff << min(n-1, 10)
-	return most/2 + rand.N(most/2)
-}
-
-// pause pauses the client's own limit, in the name of all who share it: the request's
-// context does not keep it from that.
-func (t *Transport) pause(req *http.Request, lasts time.Duration) {
-	if t.config.Limit == nil || lasts <= 0 {
-		return
-	}
-	request := t.config.Limit(req)
-	if request.Limit == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(req.Context()), pauseTimeout)
-	defer cancel()
-	if _, err := t.config.Store.Pause(ctx, request.Limit, request.Key, lasts.Truncate(time.Microsecond)); err != nil {
-		t.config.Logger.ErrorContext(ctx, "httplimit: the limit could not be paused after a 429",
-			slog.String("limit", ratelimit.NameOf(request.Limit)), slog.String("error", mask.Error(err, []ratelimit.Request{request})))
 	}
 }
 
@@ -329,90 +217,4 @@ func discard(body io.ReadCloser) {
 	if timer.Stop() {
 		body.Close()
 	}
-}
-
-// budget is how long a request may still wait.
-type budget struct {
-	ctx context.Context
-	end time.Time
-}
-
-func newBudget(ctx context.Context, most time.Duration) *budget {
-	end := time.Now().Add(most)
-	if deadline, ok := ctx.Deadline(); ok && deadline.Before(end) {
-		end = deadline
-	}
-	return &budget{ctx, end}
-}
-
-func (b *budget) left() time.Duration { return time.Until(b.end) }
-
-// over is err, or if it came because the budget is used up, what that is to the caller.
-func (b *budget) over(err error) error {
-	switch {
-	case b.ctx.Err() != nil:
-		return b.ctx.Err()
-	case b.left() <= 0:
-		return &WaitError{Until: time.Now(), Err: err}
-	}
-	return err
-}
-
-func (b *budget) allows(wait time.Duration) bool { return wait < b.left() }
-
-// sleep waits for d, or until the request's context ends.
-func (b *budget) sleep(d time.Duration) error {
-	timer := time.NewTimer(d)
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return b.ctx.Err()
-	case <-b.ctx.Done():
-		return b.ctx.Err()
-	}
-}
-
-// hold is until when requests are held back: because the server has refused one, or
-// because it has said that the next would be refused.
-type hold struct{ refused, exhausted time.Time }
-
-// over reports whether nothing is held back at now.
-func (h hold) over(now time.Time) bool { return !h.refused.After(now) && !h.exhausted.After(now) }
-
-// holds is the holds that are not over, by scope. The zero value is ready for use.
-type holds struct {
-	mu      sync.Mutex
-	byScope map[string]hold
-	sweep   int // how many there may be before those that are over are looked for
-}
-
-func (hs *holds) of(scope string) hold {
-	hs.mu.Lock()
-	defer hs.mu.Unlock()
-	return hs.byScope[scope]
-}
-
-// set has h hold, and what holds for longer.
-func (hs *holds) set(scope string, h hold) {
-	hs.mu.Lock()
-	defer hs.mu.Unlock()
-	if hs.byScope == nil {
-		hs.byScope, hs.sweep = map[string]hold{}, minSweep
-	}
-	was := hs.byScope[scope]
-	hs.byScope[scope] = hold{latest(was.refused, h.refused), latest(was.exhausted, h.exhausted)}
-	if len(hs.byScope) > hs.sweep {
-		now := time.Now()
-		maps.DeleteFunc(hs.byScope, func(_ string, h hold) bool { return h.over(now) })
-		hs.sweep = max(minSweep, 2*len(hs.byScope))
-	}
-}
-
-const minSweep = 64
-
-func latest(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
 }

@@ -214,7 +214,7 @@ func TestImports(t *testing.T) {
 		switch first, _, _ := strings.Cut(imported, "/"); {
 		case !strings.Contains(first, "."):
 		case imported == "github.com/dunglas/httpsfv", imported == "github.com/pgratelimit/ratelimit":
-		case imported == "github.com/pgratelimit/ratelimit/internal/keyqueue", imported == "github.com/pgratelimit/ratelimit/internal/mask":
+		case imported == "github.com/pgratelimit/ratelimit/internal/edge":
 		default:
 			t.Errorf("the package imports %s", imported)
 		}

@@ -46,6 +46,7 @@ var mayImport = map[string][]string{
 	"internal/table":     {".", "internal/bucket", "internal/exact", "internal/slots", "internal/decide", pgx},
 	"internal/wait":      {"."},
 	"internal/mask":      {"."},
+	"internal/edge":      {".", "internal/keyqueue", "internal/mask"},
 	"internal/leak":      {},
 	"catalog":            {".", pgx},
 	"memstore":           {".", "internal/bucket", "internal/decide", "internal/flight", "internal/receipt", "internal/wait", pgx},

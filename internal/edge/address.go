@@ -1,0 +1,171 @@
+package edge
+
+import (
+	"errors"
+	"fmt"
+	"net/netip"
+	"strings"
+)
+
+// ErrNoAddress is a request of which nobody tells an address.
+var ErrNoAddress = errors.New("neither the request's sender nor a trusted proxy has an address")
+
+// AddressConfig says how the client's address is found behind proxies: httplimit.AddressConfig
+// and grpclimit.AddressConfig document the fields.
+type AddressConfig struct {
+	Trusted            []netip.Prefix
+	Header             string
+	UnixSocket         bool
+	IPv4Bits, IPv6Bits int
+}
+
+// Addresses finds the addresses of clients. It is safe for concurrent use.
+type Addresses struct{ config AddressConfig }
+
+// NewAddresses makes an Addresses. Its errors name the package.
+func NewAddresses(pkg string, config AddressConfig) (*Addresses, error) {
+	c := config
+	c.Trusted = append([]netip.Prefix(nil), config.Trusted...)
+	f := Faults{Package: pkg}
+	for i, p := range c.Trusted {
+		f.Must(p.IsValid(), fmt.Sprintf("Trusted[%d]", i), p, "must be a valid prefix")
+		c.Trusted[i] = unmapped(p)
+	}
+	f.Must(c.IPv4Bits >= 0 && c.IPv4Bits <= 32, "IPv4Bits", c.IPv4Bits, "must be 1 to 32")
+	f.Must(c.IPv6Bits >= 0 && c.IPv6Bits <= 128, "IPv6Bits", c.IPv6Bits, "must be 1 to 128")
+	if err := f.Err(); err != nil {
+		return nil, err
+	}
+	c.Header = OrDefault(c.Header, "X-Forwarded-For")
+	c.IPv4Bits = OrDefault(c.IPv4Bits, 32)
+	c.IPv6Bits = OrDefault(c.IPv6Bits, 64)
+	return &Addresses{c}, nil
+}
+
+// Header returns the name of the field in which trusted proxies tell where a request came from.
+func (a *Addresses) Header() string { return a.config.Header }
+
+// unmapped is p as addresses are compared: ::ffff:10.0.0.0/104 is 10.0.0.0/8.
+func unmapped(p netip.Prefix) netip.Prefix {
+	if p.Addr().Is4In6() && p.Bits() >= 96 {
+		return netip.PrefixFrom(p.Addr().Unmap(), p.Bits()-96)
+	}
+	return p
+}
+
+// Key returns an address as far as it is the key: "192.0.2.1/32" or "2001:db8::/64".
+func (a *Addresses) Key(addr netip.Addr) (string, error) {
+	bits := a.config.IPv6Bits
+	if addr.Is4() {
+		bits = a.config.IPv4Bits
+	}
+	prefix, err := addr.Prefix(bits)
+	return prefix.String(), err
+}
+
+// Of returns the client's address: that of the nearest hop, going from this server
+// towards the client, that is not a trusted proxy. If all are, it is the furthest.
+// Where a trusted proxy does not give an address, it is the proxy's own, so that
+// nobody gets a new key by sending what cannot be read. remote is where the request came from,
+// and lines are the values of the Header.
+func (a *Addresses) Of(remote string, lines []string) (netip.Addr, error) {
+	addr, ok := parseNode(remote)
+	trusted := a.trusts(addr) || !ok && a.config.UnixSocket
+	for i := len(lines) - 1; i >= 0 && trusted; i-- {
+		for rest, more := lines[i], true; more && trusted; {
+			var hop string
+			rest, hop, more = last(rest, ',')
+			next, isAddress := a.parse(hop)
+			trusted = isAddress && a.trusts(next)
+			if isAddress {
+				addr, ok = next, true
+			}
+		}
+	}
+	if !ok {
+		return netip.Addr{}, ErrNoAddress
+	}
+	return addr, nil
+}
+
+func (a *Addresses) trusts(addr netip.Addr) bool {
+	for _, p := range a.config.Trusted {
+		if p.Contains(addr) {
+			return true
+		}
+	}
+	return false
+}
+
+func (a *Addresses) parse(hop string) (netip.Addr, bool) {
+	if strings.EqualFold(a.config.Header, "Forwarded") {
+		return parseForwarded(hop)
+	}
+	return parseNode(hop)
+}
+
+// last splits the last element off a list. It reads from the right, where trusted
+// proxies have written: what a client left open further to the left, such as a quote,
+// cannot swallow their elements.
+func last(list string, separator byte) (rest, element string, more bool) {
+	quoted := false
+	for i := len(list) - 1; i >= 0; i-- {
+		switch list[i] {
+		case '"':
+			quoted = quoted != !escaped(list, i)
+		case separator:
+			if !quoted {
+				return list[:i], list[i+1:], true
+			}
+		}
+	}
+	return "", list, false
+}
+
+// escaped reports whether the quote at i is one within a quoted string.
+func escaped(s string, i int) bool {
+	before := strings.TrimRight(s[:i], `\`)
+	return (i-len(before))%2 == 1
+}
+
+// parseForwarded is the address in an element of a Forwarded field; for=unknown and
+// obfuscated names are none.
+func parseForwarded(element string) (addr netip.Addr, ok bool) {
+	found := false
+	for more := true; more; {
+		var pair string
+		element, pair, more = last(element, ';')
+		name, value, _ := strings.Cut(strings.TrimSpace(pair), "=")
+		if !strings.EqualFold(strings.TrimSpace(name), "for") {
+			continue
+		}
+		if found {
+			return netip.Addr{}, false
+		}
+		found = true
+		value = strings.TrimSpace(value)
+		if inner, quoted := strings.CutPrefix(value, `"`); quoted {
+			value, quoted = strings.CutSuffix(inner, `"`)
+			if !quoted {
+				return netip.Addr{}, false
+			}
+		}
+		addr, ok = parseNode(value)
+	}
+	return addr, ok
+}
+
+// parseNode is the address in "192.0.2.1", "192.0.2.1:80", "2001:db8::1",
+// "[2001:db8::1]" or "[2001:db8::1]:80", without a zone, and as IPv4 when it is one
+// within IPv6.
+func parseNode(s string) (netip.Addr, bool) {
+	s = strings.TrimSpace(s)
+	if withPort, err := netip.ParseAddrPort(s); err == nil {
+		return withPort.Addr().WithZone("").Unmap(), true
+	}
+	if strings.HasPrefix(s, "[") && strings.HasSuffix(s, "]") {
+		s = s[1 : len(s)-1]
+	}
+	addr, err := netip.ParseAddr(s)
+	return addr.WithZone("").Unmap(), err == nil
+}

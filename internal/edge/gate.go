@@ -1,0 +1,135 @@
+package edge
+
+import (
+	"context"
+	"errors"
+	"log/slog"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+)
+
+// Store is what a [Gate] needs of a store.
+type Store interface {
+	Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
+	Settle(ctx context.Context, receipt *ratelimit.Receipt, used ...float64) (ratelimit.Result, error)
+}
+
+// Gate decides on requests by policies. All fields but Catalog and Observe are required. It is
+// not to be changed once it is in use, and then safe for concurrent use.
+type Gate[R, O any] struct {
+	Package  string // for errors and logs
+	Store    Store
+	Policies []Policy[R, O]
+	Catalog  ratelimit.Catalog
+	Timeout  time.Duration // of a decision, and of settling
+	FailOpen bool
+	Shadow   bool
+	Observe  func(R, Event)
+	Logger   *slog.Logger
+	Fault    func(error) bool // is an error one of the request, rather than of the store?
+}
+
+// Ask decides on r, and tells Observe. The request is let through if the event has Passed; then
+// its work is to be done by [Pass.Do].
+func (g *Gate[R, O]) Ask(ctx context.Context, r R) (*Pass[R, O], Event) {
+	pass := &Pass[R, O]{gate: g, r: r}
+	requests, err := g.Requests(r)
+	if err == nil && len(requests) == 0 { // no policy applies
+		return pass, Event{Decision: Granted, Passed: true, Shadow: g.Shadow}
+	}
+	var result ratelimit.Result
+	if err == nil {
+		result, err = g.allow(ctx, requests)
+	}
+	e := g.event(result, err, requests)
+	e.Shadow = g.Shadow
+	gone := ctx.Err() != nil // a client that has gone is not let through because its leaving failed the call
+	e.Passed = g.Shadow || e.Decision == Granted || e.Decision == Failed && g.FailOpen && !gone
+	g.tell(ctx, r, e)
+	pass.took(result)
+	return pass, e
+}
+
+// Requests returns what the policies ask for r, in their order, without those that do not
+// apply.
+func (g *Gate[R, O]) Requests(r R) ([]ratelimit.Request, error) {
+	requests := make([]ratelimit.Request, 0, len(g.Policies))
+	for i := range g.Policies {
+		request, err := g.Policies[i].request(r, g.Catalog)
+		if err != nil {
+			return nil, err
+		}
+		if request.Limit != nil {
+			requests = append(requests, request)
+		}
+	}
+	return requests, nil
+}
+
+// allow returns the store's answer within the time-out.
+func (g *Gate[R, O]) allow(ctx context.Context, requests []ratelimit.Request) (ratelimit.Result, error) {
+	ctx, cancel := context.WithTimeout(ctx, g.Timeout)
+	defer cancel()
+	return g.Store.Allow(ctx, requests...)
+}
+
+// event returns what the answer to requests comes to.
+func (g *Gate[R, O]) event(result ratelimit.Result, err error, requests []ratelimit.Request) Event {
+	e := newEvent(decisionOf(result, err, g.Fault), err, requests)
+	e.Result = result
+	return e
+}
+
+// EventOf returns what an error before or instead of a store's answer comes to.
+func (g *Gate[R, O]) EventOf(err error, requests []ratelimit.Request) Event {
+	return g.event(ratelimit.Result{}, err, requests)
+}
+
+// Answers returns the event of an error with which a handler has ended that took in a
+// transaction of its own, and reports whether that is about the limits: then Observe has heard
+// of it, and it is to be answered.
+func (g *Gate[R, O]) Answers(r R, err error) (e Event, ok bool) {
+	if err == nil {
+		return e, false
+	}
+	if e = g.EventOf(err, nil); e.Decision == Failed {
+		return e, false
+	}
+	if refused := (*ratelimit.RefusedError)(nil); errors.As(err, &refused) {
+		e.Result, e.Err = refused.Result, nil
+	}
+	if g.Observe != nil {
+		g.Observe(r, e)
+	}
+	return e, true
+}
+
+// tell tells the log of faults, and Observe of all.
+func (g *Gate[R, O]) tell(ctx context.Context, r R, e Event) {
+	if e.Decision == SettleFailed || e.Decision == Failed && ctx.Err() == nil {
+		g.Logger.ErrorContext(ctx, g.Package+": the limit could not be asked",
+			slog.String("decision", e.Decision.String()), slog.Bool("passed", e.Passed), slog.String("error", e.errText()))
+	}
+	if g.Observe != nil {
+		g.Observe(r, e)
+	}
+}
+
+// policy returns the policy of a limit's name, or nil.
+func (g *Gate[R, O]) policy(name string) *Policy[R, O] {
+	for i := range g.Policies {
+		if p := &g.Policies[i]; ratelimit.NameOf(p.Limit) == name {
+			return p
+		}
+	}
+	return nil
+}
+
+// limitOf returns the limit of that name, or nil.
+func (g *Gate[R, O]) limitOf(name string) ratelimit.Limit {
+	if p := g.policy(name); p != nil {
+		return p.Limit
+	}
+	return nil
+}

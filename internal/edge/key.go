@@ -1,0 +1,57 @@
+package edge
+
+import (
+	"crypto/sha256"
+	"encoding/base64"
+	"strconv"
+
+	"github.com/pgratelimit/ratelimit"
+)
+
+// Join returns a key of several, of which different parts make different keys.
+func Join[R any](key func(R) (string, error), keys ...func(R) (string, error)) func(R) (string, error) {
+	return func(r R) (string, error) {
+		first, err := key(r)
+		if err != nil {
+			return "", err
+		}
+		rest := make([]string, len(keys))
+		for i, k := range keys {
+			if rest[i], err = k(r); err != nil {
+				return "", err
+			}
+		}
+		return ratelimit.Key(first, rest...), nil
+	}
+}
+
+// FirstOf returns the first of keys that the request has, marked by its place in the list.
+// fault reports whether an error is of the request, so that the next key is tried; none is the
+// error when there are no keys.
+func FirstOf[R any](fault func(error) bool, none error, keys ...func(R) (string, error)) func(R) (string, error) {
+	return func(r R) (string, error) {
+		err := none
+		for i, k := range keys {
+			var key string
+			if key, err = k(r); err == nil {
+				return ratelimit.Key(strconv.Itoa(i), key), nil
+			}
+			if !fault(err) {
+				return "", err
+			}
+		}
+		return "", err
+	}
+}
+
+// Hashed returns the SHA-256 of key in base64.
+func Hashed[R any](key func(R) (string, error)) func(R) (string, error) {
+	return func(r R) (string, error) {
+		k, err := key(r)
+		if err != nil {
+			return "", err
+		}
+		sum := sha256.Sum256([]byte(k))
+		return base64.RawURLEncoding.EncodeToString(sum[:]), nil
+	}
+}

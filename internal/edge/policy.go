@@ -1,0 +1,116 @@
+package edge
+
+import (
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+)
+
+// Policy is one limit of a middleware: which limit, whose, and how much a request takes from
+// it. Tier and Counts may be nil.
+type Policy[R, O any] struct {
+	Limit  ratelimit.Limit
+	Key    func(R) (string, error)
+	Tier   func(R) (ratelimit.Limit, error)
+	Cost   func(R) (float64, error)
+	Counts func(O) bool
+}
+
+// CheckLimits notes what is wrong with the limits of policies, and returns their definitions,
+// or none if they cannot be had.
+func CheckLimits(f *Faults, limits []ratelimit.Limit) []ratelimit.Definition {
+	f.Must(len(limits) > 0 && len(limits) <= ratelimit.MaxRequests, "Policies", len(limits), fmt.Sprintf("must be 1 to %d", ratelimit.MaxRequests))
+	if err := ratelimit.Validate(limits...); err != nil {
+		f.Add(err)
+		return nil
+	}
+	definitions := make([]ratelimit.Definition, len(limits))
+	for i, l := range limits {
+		definitions[i] = l.Definition()
+		if definitions[i].Capacity == 0 {
+			f.Add(&ratelimit.FieldError{Package: f.Package, Limit: definitions[i].Name, Field: "Capacity", Value: 0.0, Reason: "can never grant a request"})
+		}
+	}
+	return definitions
+}
+
+// Names returns the names of limits, quoted, in a line.
+func Names(limits []ratelimit.Limit) string {
+	names := make([]string, len(limits))
+	for i, l := range limits {
+		names[i] = strconv.Quote(ratelimit.NameOf(l))
+	}
+	return strings.Join(names, ", ")
+}
+
+// request returns what p asks for r; without a limit when p does not apply.
+func (p *Policy[R, O]) request(r R, catalog ratelimit.Catalog) (request ratelimit.Request, err error) {
+	limit := p.Limit
+	if p.Tier != nil {
+		if limit, err = p.Tier(r); err != nil || limit == nil {
+			return request, err
+		}
+		if got, want := ratelimit.NameOf(limit), ratelimit.NameOf(p.Limit); got != want {
+			return request, &ratelimit.FieldError{Limit: want, Field: "Tier", Value: got, Reason: "must be a copy of the policy's limit, of the same name"}
+		}
+	}
+	key, err := p.Key(r)
+	if err != nil {
+		return request, err
+	}
+	n, err := p.Cost(r)
+	if err != nil {
+		return request, err
+	}
+	request = limit.ForN(key, n)
+	if catalog != nil {
+		request = catalog.Resolve(request)
+	}
+	return bounded(request)
+}
+
+// bounded returns request, or the error that its count is when no store would take it for
+// a count.
+func bounded(request ratelimit.Request) (ratelimit.Request, error) {
+	switch n := request.Count; {
+	case !(n >= 0):
+		name := ratelimit.NameOf(request.Limit)
+		return request, &ratelimit.FieldError{Limit: name, Field: "Count", Value: n, Reason: "is negative or not a number"}
+	case n > ratelimit.MaxTokens:
+		return request, &ratelimit.ExceedsCapacityError{Request: request, Most: request.Limit.Definition().Capacity}
+	}
+	return request, nil
+}
+
+// StatedCost returns the cost that a client states in values: a whole number, in digits, of
+// which less than least counts as least. Without a value it is otherwise. What makes an error of
+// a fault of the request.
+func StatedCost(what string, values []string, least, otherwise float64, fault func(detail string) error) (float64, error) {
+	switch {
+	case len(values) == 0:
+		return otherwise, nil
+	case len(values) > 1:
+		return 0, fault(what + " has several values")
+	case values[0] == "":
+		return otherwise, nil
+	case strings.Trim(values[0], "0123456789") != "":
+		return 0, fault(what + " must be a whole number, in digits")
+	}
+	n, err := strconv.ParseFloat(values[0], 64)
+	if err != nil { // too large for a float64: no limit grants it
+		n = math.MaxFloat64
+	}
+	return max(n, least), nil
+}
+
+// Identity returns limit and key in one string. No name holds a zero byte.
+func Identity(r ratelimit.Request) string { return ratelimit.NameOf(r.Limit) + "\x00" + r.Key }
+
+// Shift returns an identity's fixed share of a spread.
+func Shift(identity string, spread time.Duration) time.Duration {
+	return ratelimit.JitterFor(identity, time.Time{}, spread).Sub(time.Time{})
+}
