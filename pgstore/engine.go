@@ -151,7 +151,7 @@ func (e *engine) read(ctx context.Context, tickets []*ticket) (left []*ticket, s
 	sheet = newSheet(tickets)
 	sent := e.sending(tickets)
 	rows := table.Rows{Rows: sheet.Rows}
-	if err := e.table.Read(ctx, e.pool, &rows, e.clock()); err != nil {
+	if err := e.table.Decider().Read(ctx, e.pool, &rows, e.clock()); err != nil {
 		return tickets, nil, e.fault("read", err)
 	}
 	sheet.States, sheet.Found, sheet.At = rows.States, rows.Found, rows.At
@@ -192,7 +192,7 @@ func (e *engine) lock(ctx context.Context, tickets []*ticket, seen *decide.Sheet
 			return sheet.Changes(), nil
 		},
 	}
-	if err := e.table.Decide(ctx, e.pool, &d, e.clock()); err != nil {
+	if err := e.table.Decider().Decide(ctx, e.pool, &d, e.clock()); err != nil {
 		if code(err) == lockNotAvailable && await != nil {
 			for _, t := range tickets {
 				t.Value.locked.Store(await)

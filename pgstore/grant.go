@@ -28,7 +28,7 @@ func (e *engine) grant(ctx context.Context, tickets []*ticket, await *decide.Row
 		if wait {
 			return e.grantInTurn(ctx, grants)
 		}
-		return e.table.Grant(ctx, e.pool, grants, false, e.clock())
+		return e.table.Decider().Grant(ctx, e.pool, grants, false, e.clock())
 	}
 	gone, err := e.hear(ctx, orders, send, func(err error) { e.arrivedLate(orders, grants, sent, err) })
 	if gone {
@@ -64,7 +64,7 @@ func (e *engine) grant(ctx context.Context, tickets []*ticket, await *decide.Row
 func (e *engine) grantInTurn(ctx context.Context, grants []table.Grant) error {
 	g := &grants[0]
 	g.Pipelined = e.wasFree(g.Row, nil)
-	err := e.table.Grant(ctx, e.pool, grants, true, e.clock())
+	err := e.table.Decider().Grant(ctx, e.pool, grants, true, e.clock())
 	free := err == nil
 	e.wasFree(g.Row, &free)
 	return err

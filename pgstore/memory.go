@@ -328,7 +328,7 @@ func (m *memory) giveBackOnce(ctx context.Context, r *escrow.Return, await bool)
 		Row: r.Row, Definition: r.Definition, Count: r.Count, Taken: r.Taken, End: r.End,
 		Spent: table.Spent(r.Spent),
 	}
-	done, err := m.table.Return(ctx, m.pool, &back, await, m.clock())
+	done, err := m.table.Decider().Return(ctx, m.pool, &back, await, m.clock())
 	if done {
 		m.cache.Changed(r.Row.Key)
 	}

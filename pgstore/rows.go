@@ -51,7 +51,7 @@ func (s *Store) readEach(ctx context.Context, call *decide.Call) (decide.View, e
 	for i := range call.Asks {
 		rows.Rows = append(rows.Rows, call.Asks[i].Rows()...)
 	}
-	if err := s.table.Read(ctx, s.pool, &rows, s.clock()); err != nil {
+	if err := s.table.Decider().Read(ctx, s.pool, &rows, s.clock()); err != nil {
 		return decide.View{}, err
 	}
 	view, n := decide.View{States: make([][]bucket.State, len(call.Asks)), At: rows.At}, 0

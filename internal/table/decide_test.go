@@ -29,7 +29,7 @@ func decision(limit ratelimit.Limit, keys ...string) *Decision {
 func valuesOf(t *testing.T, db *pgtest.DB, table *Table, d *Decision) []float64 {
 	t.Helper()
 	rows, now := Rows{Rows: d.Rows}, quarterPast
-	if err := table.Read(t.Context(), db.Pool, &rows, &now); err != nil {
+	if err := table.Decider().Read(t.Context(), db.Pool, &rows, &now); err != nil {
 		t.Fatal(err)
 	}
 	values := make([]float64, len(d.Rows))
@@ -74,7 +74,7 @@ func TestDecide(t *testing.T) {
 				failed := errors.New("failed")
 				d.Await, d.Missing = &d.Rows[1], d.Rows[2:3]
 				d.Decide = func(*Rows) ([]int, error) { return []int{3}, failed }
-				if err := table.Decide(t.Context(), db.Pool, d, &now); !errors.Is(err, failed) {
+				if err := table.Decider().Decide(t.Context(), db.Pool, d, &now); !errors.Is(err, failed) {
 					t.Errorf("got %v, want what the decision said", err)
 				}
 				if got := valuesOf(t, db, table, d); got[3] != 7 {
@@ -82,7 +82,7 @@ func TestDecide(t *testing.T) {
 				}
 				var found []bool
 				d.Decide = spend(2, &found)
-				if err := table.Decide(t.Context(), db.Pool, d, &now); err != nil {
+				if err := table.Decider().Decide(t.Context(), db.Pool, d, &now); err != nil {
 					t.Fatal(err)
 				}
 				if want := []bool{false, true, true, true}; !slices.Equal(found, want) {
@@ -107,18 +107,18 @@ func TestDecidePassesOver(t *testing.T) {
 	unlock := lockRow(t, db, table, d.Rows[0])
 	var found []bool
 	d.Decide = spend(1, &found)
-	if err := table.Decide(t.Context(), db.Pool, d, &now); err != nil || !slices.Equal(found, []bool{false, true}) {
+	if err := table.Decider().Decide(t.Context(), db.Pool, d, &now); err != nil || !slices.Equal(found, []bool{false, true}) {
 		t.Errorf("found %v, %v, want the other one", found, err)
 	}
 	if got := valuesOf(t, db, table, d); !slices.Equal(got, []float64{10, 9}) {
 		t.Errorf("got %v, want 10 and 9", got)
 	}
 	d.Await, found = &d.Rows[0], nil
-	if err := table.Decide(t.Context(), db.Pool, d, &now); !isLocked(err) || found != nil {
+	if err := table.Decider().Decide(t.Context(), db.Pool, d, &now); !isLocked(err) || found != nil {
 		t.Errorf("waiting: %v, want lock_not_available", err)
 	}
 	ended := make(chan error)
-	go func() { ended <- table.Decide(t.Context(), db.Pool, d, &now) }()
+	go func() { ended <- table.Decider().Decide(t.Context(), db.Pool, d, &now) }()
 	unlock()
 	if err := <-ended; err != nil || !slices.Equal(found, []bool{true, true}) {
 		t.Errorf("found %v, %v, want both", found, err)
@@ -152,7 +152,7 @@ func TestDecideMissing(t *testing.T) {
 	)
 	d.Missing, d.Decide = d.Rows, spend(1, &found)
 	d.OnLocked = func(row decide.Row) { locked = append(locked, row.Key.Key) }
-	if err := table.Decide(t.Context(), db.Pool, d, &now); err != nil {
+	if err := table.Decider().Decide(t.Context(), db.Pool, d, &now); err != nil {
 		t.Fatal(err)
 	}
 	if err := tx.Rollback(t.Context()); err != nil {
@@ -173,7 +173,7 @@ func TestDecideRefusesWhatIsNotLocked(t *testing.T) {
 		table := New(db.Schema, distributed, time.Second)
 		d := decision(ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Minute}, "k")
 		d.Decide = func(*Rows) ([]int, error) { return []int{0}, nil }
-		if err := table.Decide(t.Context(), db.Pool, d, &now); err == nil {
+		if err := table.Decider().Decide(t.Context(), db.Pool, d, &now); err == nil {
 			t.Errorf("distributed %v: no error", distributed)
 		}
 		if got := valuesOf(t, db, table, d); got[0] != -1 {

@@ -85,7 +85,7 @@ func TestGrantAgrees(t *testing.T) {
 		for n := range 100 {
 			grants, before := randomGrants(t, random, limits, 1+n%5)
 			putAll(t, db, table, grants, before)
-			if err := table.Grant(t.Context(), db.Pool, grants, false, &now); err != nil {
+			if err := table.Decider().Grant(t.Context(), db.Pool, grants, false, &now); err != nil {
 				t.Fatal(err)
 			}
 			for i := range grants {
@@ -137,7 +137,7 @@ func TestGrantAlikeAgrees(t *testing.T) {
 			if _, err := tx.Exec(t.Context(), table.common["await"], held.Name, held.Key.Key, held.Shard); err != nil {
 				t.Fatal(err)
 			}
-			if err := table.Grant(t.Context(), db.Pool, grants, false, &now); err != nil {
+			if err := table.Decider().Grant(t.Context(), db.Pool, grants, false, &now); err != nil {
 				t.Fatal(err)
 			}
 			if err := tx.Rollback(t.Context()); err != nil {
@@ -226,7 +226,7 @@ func grantInTurnTo(t *testing.T, db *pgtest.DB, table *Table, g *Grant, before b
 	t.Helper()
 	again := []Grant{{Change: g.Change, Need: g.Need}}
 	putAll(t, db, table, again, []bucket.State{before})
-	if err := table.Grant(t.Context(), db.Pool, again, true, &now); err != nil {
+	if err := table.Decider().Grant(t.Context(), db.Pool, again, true, &now); err != nil {
 		t.Fatal(err)
 	}
 	return again[0].Taken
@@ -269,7 +269,7 @@ func grantPaused(t *testing.T, db *pgtest.DB, table *Table, limit ratelimit.Limi
 		states[i].Paused = now.Add(lasts)
 	}
 	putAll(t, db, table, grants, states)
-	if err := table.Grant(t.Context(), db.Pool, grants, false, &now); err != nil {
+	if err := table.Decider().Grant(t.Context(), db.Pool, grants, false, &now); err != nil {
 		t.Fatal(err)
 	}
 	for i := range grants {
@@ -318,7 +318,7 @@ func TestGrantPassesOver(t *testing.T) {
 			if err != nil || later.RowsAffected() != 1 {
 				t.Fatal(err)
 			}
-			err = table.Grant(t.Context(), db.Pool, grants, false, &now)
+			err = table.Decider().Grant(t.Context(), db.Pool, grants, false, &now)
 			var pgErr *pgconn.PgError
 			errors.As(err, &pgErr)
 			if pgErr == nil && want.code != "" || pgErr != nil && pgErr.Code != want.code {

@@ -3,7 +3,6 @@ package table
 import (
 	"context"
 	"errors"
-	"regexp"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -57,26 +56,6 @@ type SlotLook struct {
 	Slots []SlotView
 	At    time.Time
 }
-
-// guarded adds the upserts for callers' transactions. They take an advisory lock, their last
-// argument, so that nobody waits for a slot that another transaction is about to take or to
-// release: it is passed over. Who holds a slot writes it in any case.
-func (s statements) guarded() {
-	s["slot_take_tx"] = inserted.ReplaceAllString(s["slot_take"], "SELECT $1\nWHERE pg_try_advisory_xact_lock($$6::int8)\nON CONFLICT")
-	s["slot_keep_tx"] = inserted.ReplaceAllString(s["slot_keep"], "SELECT $1\nWHERE pg_try_advisory_xact_lock($$8::int8) IS NOT NULL\nON CONFLICT")
-}
-
-// apart replaces what a distributed table does not know.
-func (s statements) apart() {
-	s["slot_prune"] = s["slot_prune_each"]
-	s["slot_look"] = locked.ReplaceAllString(s["slot_look"], "false")
-}
-
-// locked is the column that tells whether somebody has a row locked.
-var locked = regexp.MustCompile(`(?s)NOT \(r\.xmax.*pg_current_snapshot\(\)\)\)`)
-
-// inserted is the values of an upsert.
-var inserted = regexp.MustCompile(`(?s)VALUES \((.*)\)\nON CONFLICT`)
 
 // arguments are those of an operation that is a statement.
 func (op *SlotOp) arguments(now *time.Time) (name string, args []any) {

@@ -302,7 +302,7 @@ func (h *history) spent() (s Spent) {
 }
 
 func (h *history) prefetch() {
-	_, distributed := h.table.Decider.(distributedTable)
+	_, distributed := h.table.Decider().(distributedTable)
 	grants, await := make([]Grant, 1), h.IntN(3) == 0
 	g := &grants[0]
 	*g = Grant{Change: h.change(h.count()), Lasts: h.lasts, Prefetch: h.count(), Lowered: h.definition.Capacity}
@@ -318,7 +318,7 @@ func (h *history) prefetch() {
 		grants = append(grants, other)
 		g = &grants[0]
 	}
-	if err := h.table.Grant(h.Context(), h.db.Pool, grants, await, &h.now); err != nil {
+	if err := h.table.Decider().Grant(h.Context(), h.db.Pool, grants, await, &h.now); err != nil {
 		h.Fatal(err)
 	}
 	before := h.account
@@ -377,7 +377,7 @@ func (h *history) tell() {
 
 func (h *history) back(r *Return) {
 	r.Row, r.Definition = h.row, h.definition
-	done, err := h.table.Return(h.Context(), h.db.Pool, r, false, &h.now)
+	done, err := h.table.Decider().Return(h.Context(), h.db.Pool, r, false, &h.now)
 	if err != nil || !done {
 		h.Fatal(done, err)
 	}

@@ -36,7 +36,7 @@ func TestGrantAwaitsItsTurn(t *testing.T) {
 	grants := []Grant{g}
 	done := make(chan error, 1)
 	begun := time.Now()
-	go func() { done <- table.Grant(t.Context(), db.Pool, grants, true, nil) }()
+	go func() { done <- table.Decider().Grant(t.Context(), db.Pool, grants, true, nil) }()
 	for waits := false; !waits; {
 		if err := conn.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks l JOIN pg_database d ON d.oid = l.database AND d.datname = current_database()
 			WHERE locktype = 'advisory' AND NOT granted AND (classid::int8 << 32) | objid::int8 = $1)`, Lock(db.Schema, g.Row)).Scan(&waits); err != nil {
@@ -89,7 +89,7 @@ func TestGrantWithoutTurns(t *testing.T) {
 	defer pool.Close()
 	for range 2 {
 		grants := []Grant{g}
-		if err := table.Grant(t.Context(), pool, grants, true, nil); err != nil || !grants[0].Taken.OK || !table.noTurns.Load() {
+		if err := table.Decider().Grant(t.Context(), pool, grants, true, nil); err != nil || !grants[0].Taken.OK || !table.noTurns.Load() {
 			t.Errorf("got %+v, %v, want it granted without a turn", grants[0].Taken, err)
 		}
 	}

@@ -40,12 +40,6 @@ func merged(own, shared map[string]statement) map[string]statement {
 	return own
 }
 
-// of returns a statement for limits of such a kind; false if it has no such.
-func (t *Table) of(d *bucket.Definition, name string) (s statement, ok bool) {
-	s, ok = t.kinds[d.Statements()][name]
-	return s, ok
-}
-
 // with returns the statement with arguments.
 func (s *statement) with(v values) (sql string, args []any) {
 	args = v.args[:0]
@@ -232,4 +226,20 @@ func column[T any](grants []*Grant, of func(*Grant) T) []T {
 		values[i] = of(g)
 	}
 	return values
+}
+
+// longAgo is before every instant that a limit is asked about. Edges are counted
+// from there, so that nobody divides a negative time.
+var longAgo = time.Date(300, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// never is a tick that does not come to an end, in microseconds.
+const never = 1e17
+
+// tick is the granularity of a limit's clock, in microseconds. Statements that know one do not
+// count edges of the calendar.
+func tick(d *bucket.Definition) float64 {
+	if d.Every != 0 {
+		return never
+	}
+	return float64(d.Tick())
 }

@@ -54,7 +54,7 @@ func TestPrefetch(t *testing.T) {
 				t.Fatal(err)
 			}
 			putAll(t, db, test.table, grants, before)
-			if err := test.table.Grant(t.Context(), db.Pool, grants, false, &now); err != nil {
+			if err := test.table.Decider().Grant(t.Context(), db.Pool, grants, false, &now); err != nil {
 				t.Fatal(err)
 			}
 			for i := range grants {
@@ -106,7 +106,7 @@ func TestPrefetchLeavesOthersAlone(t *testing.T) {
 		grants[0].Lasts, grants[0].Lowered, grants[0].Prefetch = time.Second, 10, 2
 		d := &grants[0].Definition
 		putAll(t, db, table, grants, []bucket.State{d.Fresh("a", now), d.Fresh("b", now)})
-		if err := table.Grant(t.Context(), db.Pool, grants, false, &now); err != nil || !grants[0].Taken.OK || !grants[1].Taken.OK {
+		if err := table.Decider().Grant(t.Context(), db.Pool, grants, false, &now); err != nil || !grants[0].Taken.OK || !grants[1].Taken.OK {
 			t.Fatal(grants, err)
 		}
 		for _, g := range grants {
@@ -145,11 +145,11 @@ func TestReturnElsewhere(t *testing.T) {
 		r := Return{Row: row, Definition: d, Count: 5, Taken: state.TS, End: state.TS.Add(d.SlotWidth())}
 		test.change(&state)
 		putAll(t, db, table, []Grant{{Change: decide.Change{Row: row, Definition: d}}}, []bucket.State{state})
-		if done, err := table.Return(t.Context(), db.Pool, &r, false, &now); !done || err != nil {
+		if done, err := table.Decider().Return(t.Context(), db.Pool, &r, false, &now); !done || err != nil {
 			t.Fatal(done, err)
 		}
 		rows := Rows{Rows: []decide.Row{row}}
-		if err := table.Read(t.Context(), db.Pool, &rows, &now); err != nil {
+		if err := table.Decider().Read(t.Context(), db.Pool, &rows, &now); err != nil {
 			t.Fatal(err)
 		}
 		want := state
@@ -169,12 +169,12 @@ func TestReturnElsewhere(t *testing.T) {
 		row := decide.Row{Key: decide.Key{Name: d.Name, Key: "k"}}
 		state := d.Spend(d.Fresh("k", now), now, 9)
 		r := Return{Row: row, Definition: d, Count: 5, Taken: state.TS, End: state.TS.Add(time.Second)}
-		if done, err := table.Return(t.Context(), db.Pool, &r, false, &now); !done || err != nil {
+		if done, err := table.Decider().Return(t.Context(), db.Pool, &r, false, &now); !done || err != nil {
 			t.Errorf("%s: to a row that is not there: %v, %v", d.Name, done, err)
 		}
 		putAll(t, db, table, []Grant{{Change: decide.Change{Row: row, Definition: d}}}, []bucket.State{state})
 		unlock := lockRow(t, db, table, row)
-		if done, err := table.Return(t.Context(), db.Pool, &r, false, &now); done || err != nil {
+		if done, err := table.Decider().Return(t.Context(), db.Pool, &r, false, &now); done || err != nil {
 			t.Errorf("%s: to a row that is locked: %v, %v", d.Name, done, err)
 		}
 		unlock()
@@ -200,15 +200,15 @@ func TestGrantInTurnWaits(t *testing.T) {
 				grants := []Grant{{Change: call.Asks[0].Change(0, 0, 1), Need: 1, Lasts: lasts, Lowered: 10, Prefetch: 1}}
 				putAll(t, db, table, grants, []bucket.State{grants[0].Definition.Fresh("", now)})
 				unlock := lockRow(t, db, table, grants[0].Row)
-				if err := table.Grant(t.Context(), db.Pool, grants, false, &now); err != nil || grants[0].Taken.OK {
+				if err := table.Decider().Grant(t.Context(), db.Pool, grants, false, &now); err != nil || grants[0].Taken.OK {
 					t.Errorf("passing over: %v, %v", grants[0].Taken.OK, err)
 				}
 				begun := time.Now()
-				if err := table.Grant(t.Context(), db.Pool, grants, true, &now); !isLocked(err) || time.Since(begun) < Awaited {
+				if err := table.Decider().Grant(t.Context(), db.Pool, grants, true, &now); !isLocked(err) || time.Since(begun) < Awaited {
 					t.Errorf("after %v: %v, want lock_not_available", time.Since(begun), err)
 				}
 				unlock()
-				if err := table.Grant(t.Context(), db.Pool, grants, true, &now); err != nil || !grants[0].Taken.OK {
+				if err := table.Decider().Grant(t.Context(), db.Pool, grants, true, &now); err != nil || !grants[0].Taken.OK {
 					t.Errorf("when it is free: %v, %v", grants[0].Taken.OK, err)
 				}
 			})
@@ -261,7 +261,7 @@ func TestReturnWaits(t *testing.T) {
 			r := Return{Row: row, Definition: d, Count: 5, Taken: state.TS, End: now.Add(time.Hour)}
 			returned := make(chan error)
 			go func() {
-				done, err := table.Return(t.Context(), db.Pool, &r, true, &now)
+				done, err := table.Decider().Return(t.Context(), db.Pool, &r, true, &now)
 				if !done && err == nil {
 					err = errors.New("it is not done")
 				}
@@ -284,7 +284,7 @@ func TestReturnWaits(t *testing.T) {
 				t.Fatal(err)
 			}
 			rows := Rows{Rows: []decide.Row{row}}
-			if err := table.Read(t.Context(), db.Pool, &rows, &now); err != nil {
+			if err := table.Decider().Read(t.Context(), db.Pool, &rows, &now); err != nil {
 				t.Fatal(err)
 			}
 			if got := d.Settle(rows.States[0], now).Value; got != 7 {

@@ -2,7 +2,6 @@ package table
 
 import (
 	"slices"
-	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -50,13 +49,6 @@ func (r *Rows) scan(now *time.Time) func(pgx.Rows) error {
 		r.At = told(now, r.At).UTC()
 		return err
 	}
-}
-
-// QueueBounds puts into a batch, after the BEGIN of a transaction, the longest that
-// it waits for a lock, 0 for any time; and that the server keeps its own for no longer than
-// the Table's silence while it hears nothing of the client.
-func (t *Table) QueueBounds(batch *pgx.Batch, wait time.Duration) {
-	batch.Queue(t.common["bounds"], strconv.FormatInt(wait.Milliseconds(), 10), strconv.FormatInt(t.silence.Milliseconds(), 10))
 }
 
 // QueueAwait puts into a batch the wait for a row that somebody has locked.

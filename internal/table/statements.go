@@ -99,3 +99,26 @@ const bare = "_bare"
 
 // elsewhere replaces what is only known where the row is.
 var elsewhere = strings.NewReplacer("xmin::text", "pg_current_xact_id()::text", "xmax = 0", "false")
+
+// Name is the table that holds the limits; package migrations makes it.
+const Name = "rate_limits"
+
+// guarded adds the upserts for callers' transactions. They take an advisory lock, their last
+// argument, so that nobody waits for a slot that another transaction is about to take or to
+// release: it is passed over. Who holds a slot writes it in any case.
+func (s statements) guarded() {
+	s["slot_take_tx"] = inserted.ReplaceAllString(s["slot_take"], "SELECT $1\nWHERE pg_try_advisory_xact_lock($$6::int8)\nON CONFLICT")
+	s["slot_keep_tx"] = inserted.ReplaceAllString(s["slot_keep"], "SELECT $1\nWHERE pg_try_advisory_xact_lock($$8::int8) IS NOT NULL\nON CONFLICT")
+}
+
+// apart replaces what a distributed table does not know.
+func (s statements) apart() {
+	s["slot_prune"] = s["slot_prune_each"]
+	s["slot_look"] = locked.ReplaceAllString(s["slot_look"], "false")
+}
+
+// locked is the column that tells whether somebody has a row locked.
+var locked = regexp.MustCompile(`(?s)NOT \(r\.xmax.*pg_current_snapshot\(\)\)\)`)
+
+// inserted is the values of an upsert.
+var inserted = regexp.MustCompile(`(?s)VALUES \((.*)\)\nON CONFLICT`)

@@ -18,11 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgratelimit/ratelimit/internal/bucket"
-	"github.com/pgratelimit/ratelimit/internal/slots"
 )
-
-// Name is the table that holds the limits; package migrations makes it.
-const Name = "rate_limits"
 
 // Querier is what pools, connections and transactions have in common.
 type Querier interface {
@@ -34,12 +30,11 @@ type Querier interface {
 
 // Table is the statements for one table.
 type Table struct {
-	Decider
-
 	common, keep statements
 	inflight     statements                      // of limits of how many at once
 	kinds        map[string]map[string]statement // by the name of a kind's, and their own
 	schema       string                          // of the table; none is the search_path's
+	distributed  bool
 	silence      time.Duration
 	noTurns      atomic.Bool // the role may not use advisory locks
 	statistics   statistics
@@ -61,7 +56,7 @@ func New(schema string, distributed bool, silence time.Duration) *Table {
 		}
 		return s, parameters
 	}
-	t := &Table{kinds: make(map[string]map[string]statement), schema: schema, silence: silence}
+	t := &Table{kinds: make(map[string]map[string]statement), schema: schema, distributed: distributed, silence: silence}
 	t.keep, _ = in("keep.sql")
 	t.inflight, _ = in("inflight.sql")
 	common, parameters := in("table.sql")
@@ -71,9 +66,7 @@ func New(schema string, distributed bool, silence time.Duration) *Table {
 	}
 	t.kinds["calendar"]["give"] = t.kinds["window"]["give"] // which counts no edges
 	t.common, t.statistics.sql = common, common["statistics"]
-	t.Decider = plainTable{t}
 	if distributed {
-		t.Decider = distributedTable{t}
 		t.inflight.apart()
 	} else {
 		t.inflight.guarded()
@@ -81,65 +74,8 @@ func New(schema string, distributed bool, silence time.Duration) *Table {
 	return t
 }
 
-// longAgo is before every instant that a limit is asked about. Edges are counted
-// from there, so that nobody divides a negative time.
-var longAgo = time.Date(300, 1, 1, 0, 0, 0, 0, time.UTC)
-
-// never is a tick that does not come to an end, in microseconds.
-const never = 1e17
-
-// tick is the granularity of a limit's clock, in microseconds. Statements that know one do not
-// count edges of the calendar.
-func tick(d *bucket.Definition) float64 {
-	if d.Every != 0 {
-		return never
-	}
-	return float64(d.Tick())
-}
-
-func micros(d time.Duration) float64 { return float64(d.Microseconds()) }
-
-// state is a state as it is read.
-type state struct {
-	value  *float64
-	ts     *time.Time
-	paused *time.Time
-	slots  []float64
-}
-
-func (s *state) fields(more ...any) []any {
-	return append([]any{&s.value, &s.ts, &s.paused, &s.slots}, more...)
-}
-
-// get returns the state; false when there was no row.
-func (s *state) get() (bucket.State, bool) {
-	if s.value == nil {
-		return bucket.State{}, false
-	}
-	read := bucket.State{Value: *s.value, TS: *s.ts}
-	if s.paused != nil {
-		read.Paused = *s.paused
-	}
-	if s.slots != nil {
-		read.Slots = slots.Read(s.slots, read.Value)
-		s.slots = nil // of which it has a part
-	}
-	return read, true
-}
-
-// orNull is a time as an argument: NULL for the zero time.
-func orNull(t time.Time) *time.Time {
-	if t.IsZero() {
-		return nil
-	}
-	return &t
-}
-
-// told is the instant that decided: the one that a statement was told, or else the clock that
-// it has read.
-func told(now *time.Time, read time.Time) time.Time {
-	if now != nil {
-		return *now
-	}
-	return read
+// of returns a statement for limits of such a kind; false if it has no such.
+func (t *Table) of(d *bucket.Definition, name string) (s statement, ok bool) {
+	s, ok = t.kinds[d.Statements()][name]
+	return s, ok
 }

@@ -2,10 +2,6 @@ package table
 
 import (
 	"context"
-	"errors"
-	"math"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -13,22 +9,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/slots"
 )
-
-// Taken is what became of a take.
-type Taken struct {
-	OK    bool // false when there was too little, and nothing was taken
-	After bucket.State
-	At    time.Time
-	Xid   string // of the transaction or savepoint that took, if it was asked for
-	Made  bool   // there was no row, which a give has made; on a distributed table it is not told
-
-	Ahead float64   // tokens that are out, in the memories of processes, told by gives: see bucket.Out
-	Until time.Time // the latest end of them; zero if nobody has ever prefetched from the row
-
-	prefetched float64
-}
 
 // Take takes what a change says, if its row has enough and, unless it is to
 // reserve, is not paused. The row stays locked when it has not, too.
@@ -73,37 +54,6 @@ func (t *Table) forTake(name string, reserve bool, c *decide.Change, now *time.T
 	return s.with(v)
 }
 
-// scan reads a row of such a definition that a take returned, if it did.
-func (t *Taken) scan(row pgx.Row, d *bucket.Definition, more ...any) error {
-	var s state
-	fields := s.fields()
-	if !d.Slotted() {
-		fields = fields[:3]
-	}
-	return t.scanned(row.Scan(append(fields, more...)...), &s)
-}
-
-// scanned is what has become of the scanning of a row.
-func (t *Taken) scanned(err error, s *state) error {
-	if err == nil {
-		t.After, t.OK = s.get()
-	}
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil
-	}
-	return err
-}
-
-// charge has a take, whose At is the clock as it was read then, tell when it was decided. The
-// clock that decided was read before the row was waited for, and ts tells when: at the
-// latest, at the end of its tick.
-func (t *Taken) charge(d *bucket.Definition, now *time.Time) {
-	last := d.Next(t.After.TS).Add(-time.Microsecond)
-	if t.At = told(now, t.At); t.At.After(last) {
-		t.At = last
-	}
-}
-
 // QueueTouch puts into a batch the locking of a change's row, which is returned as it is. One
 // that is missing is made, full. It leaves no predicate lock under SERIALIZABLE.
 func (t *Table) QueueTouch(batch *pgx.Batch, c *decide.Change, now *time.Time, taken *Taken) {
@@ -126,36 +76,6 @@ func (t *Table) QueueGive(batch *pgx.Batch, c *decide.Change, n, most float64, s
 	}
 	sql, args := s.with(values{row: c.Row, definition: &c.Definition, count: n, most: most, ts: c.Seen.TS, now: now, spent: &spent})
 	batch.Queue(sql, args...).QueryRow(func(row pgx.Row) error { return taken.scanGive(row, now) })
-}
-
-// epoch is what the seconds in a row's ahead are counted from.
-var epoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
-
-// readOut is what a row's ahead says.
-func readOut(ahead []float64) (out bucket.Out) {
-	if len(ahead) >= 2 {
-		out = bucket.Out{Tokens: ahead[0], Until: epoch.Add(time.Duration(math.Round(ahead[1]*1e6)) * time.Microsecond)}
-	}
-	return out
-}
-
-// outNumbers is what readOut reads.
-func outNumbers(out bucket.Out) []float64 {
-	return []float64{out.Tokens, float64(out.Until.Sub(epoch).Microseconds()) / 1e6}
-}
-
-// scanGive reads a row that a give returned.
-func (t *Taken) scanGive(row pgx.Row, now *time.Time) error {
-	var (
-		s     state
-		ahead []float64
-	)
-	if err := t.scanned(row.Scan(s.fields(&ahead, &t.At, &t.Made)...), &s); err != nil {
-		return err
-	}
-	out := readOut(ahead)
-	t.At, t.Ahead, t.Until = told(now, t.At), out.Tokens, out.Until
-	return nil
 }
 
 // FindEach looks which rows are there, and reads them, by a statement for each.
@@ -269,45 +189,4 @@ func (r *shardRows) states(a *decide.Ask, now time.Time) []bucket.State {
 		}
 	}
 	return states
-}
-
-// numbers is the array of a state's slots, nil without any.
-func numbers(s *bucket.State) []float64 {
-	if s.Slots == nil {
-		return nil
-	}
-	return s.Slots.Numbers(s.Value)
-}
-
-// slotsText is the array of a state's slots as PostgreSQL reads it, nil without any.
-func slotsText(s *bucket.State) *string {
-	if s.Slots == nil {
-		return nil
-	}
-	text := []byte{'{'}
-	for i, v := range numbers(s) {
-		if i > 0 {
-			text = append(text, ',')
-		}
-		text = strconv.AppendFloat(text, v, 'g', -1, 64)
-	}
-	written := string(append(text, '}'))
-	return &written
-}
-
-// readSlots is the slots in an array as PostgreSQL writes it, nil if there are none.
-func readSlots(text *string, value float64) *slots.Slots {
-	if text == nil {
-		return nil
-	}
-	fields := strings.Split(strings.Trim(*text, "{}"), ",")
-	numbers := make([]float64, len(fields))
-	for i, f := range fields {
-		v, err := strconv.ParseFloat(f, 64)
-		if err != nil || math.IsNaN(v) {
-			return nil
-		}
-		numbers[i] = v
-	}
-	return slots.Read(numbers, value)
 }

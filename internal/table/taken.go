@@ -1,0 +1,69 @@
+package table
+
+import (
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit/internal/bucket"
+)
+
+// Taken is what became of a take.
+type Taken struct {
+	OK    bool // false when there was too little, and nothing was taken
+	After bucket.State
+	At    time.Time
+	Xid   string // of the transaction or savepoint that took, if it was asked for
+	Made  bool   // there was no row, which a give has made; on a distributed table it is not told
+
+	Ahead float64   // tokens that are out, in the memories of processes, told by gives: see bucket.Out
+	Until time.Time // the latest end of them; zero if nobody has ever prefetched from the row
+
+	prefetched float64
+}
+
+// scan reads a row of such a definition that a take returned, if it did.
+func (t *Taken) scan(row pgx.Row, d *bucket.Definition, more ...any) error {
+	var s state
+	fields := s.fields()
+	if !d.Slotted() {
+		fields = fields[:3]
+	}
+	return t.scanned(row.Scan(append(fields, more...)...), &s)
+}
+
+// scanned is what has become of the scanning of a row.
+func (t *Taken) scanned(err error, s *state) error {
+	if err == nil {
+		t.After, t.OK = s.get()
+	}
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil
+	}
+	return err
+}
+
+// charge has a take, whose At is the clock as it was read then, tell when it was decided. The
+// clock that decided was read before the row was waited for, and ts tells when: at the
+// latest, at the end of its tick.
+func (t *Taken) charge(d *bucket.Definition, now *time.Time) {
+	last := d.Next(t.After.TS).Add(-time.Microsecond)
+	if t.At = told(now, t.At); t.At.After(last) {
+		t.At = last
+	}
+}
+
+// scanGive reads a row that a give returned.
+func (t *Taken) scanGive(row pgx.Row, now *time.Time) error {
+	var (
+		s     state
+		ahead []float64
+	)
+	if err := t.scanned(row.Scan(s.fields(&ahead, &t.At, &t.Made)...), &s); err != nil {
+		return err
+	}
+	out := readOut(ahead)
+	t.At, t.Ahead, t.Until = told(now, t.At), out.Tokens, out.Until
+	return nil
+}

@@ -1,0 +1,101 @@
+package table
+
+import (
+	"context"
+	"errors"
+	"strconv"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// PassOver is how long a statement waits for a lock that is not to wait for one, since
+// PostgreSQL cannot tell an INSERT or an UPDATE not to wait at all; and Awaited is how long
+// one waits at a time that is to wait for a lock.
+const (
+	PassOver = time.Millisecond
+	Awaited  = time.Second
+)
+
+// pipelined is how long a grant waits for its row that is [Grant.Pipelined]. Whoever gives up
+// goes to the end of the line, so it is long enough for a line of a hundred processes.
+const pipelined = 500 * time.Millisecond
+
+const beginSQL = "BEGIN ISOLATION LEVEL READ COMMITTED"
+
+// isLocked reports whether an error is that somebody else has a row locked.
+func isLocked(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.Code == "55P03" // lock_not_available
+}
+
+// HeardFor is for how long a statement that prefetches is heard when nobody waits for it any
+// more. The server goes on with it, so what it takes has to be returned.
+const HeardFor = 5 * time.Second
+
+// heard is a context for such a statement.
+func heard(ctx context.Context) (context.Context, context.CancelFunc) { return Outlast(ctx, HeardFor) }
+
+// Outlast returns a context that ends a time after ctx has ended, and has no other deadline.
+func Outlast(ctx context.Context, by time.Duration) (context.Context, context.CancelFunc) {
+	longer, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	stop := context.AfterFunc(ctx, func() {
+		timer := time.AfterFunc(by, cancel)
+		context.AfterFunc(longer, func() { timer.Stop() })
+	})
+	return longer, func() { stop(); cancel() }
+}
+
+// unsentError is an error before anything was changed.
+type unsentError struct{ error }
+
+func (e unsentError) Unwrap() error { return e.error }
+
+// Unsent reports whether an error of a grant that prefetches, or of a return, is that there
+// was no connection for it, so that nothing was taken, returned or told.
+func Unsent(err error) bool {
+	var unsent unsentError
+	return errors.As(err, &unsent)
+}
+
+// acquire returns a connection of a pool, or an error that is Unsent.
+func acquire(ctx context.Context, pool *pgxpool.Pool) (*pgxpool.Conn, error) {
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return nil, unsentError{err}
+	}
+	return conn, nil
+}
+
+// Release gives a connection back to its pool, after rolling back what a fault has left open.
+func Release(ctx context.Context, conn *pgxpool.Conn) {
+	rollBack(ctx, conn)
+	conn.Release()
+}
+
+func rollBack(ctx context.Context, conn *pgxpool.Conn) {
+	if status := conn.Conn().PgConn().TxStatus(); status != 'I' && !conn.Conn().IsClosed() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTime)
+		defer cancel()
+		_, _ = conn.Exec(ctx, "ROLLBACK") // a connection on which it fails is closed
+	}
+}
+
+const rollbackTime = 5 * time.Second
+
+// QueueBounds puts into a batch, after the BEGIN of a transaction, the longest that
+// it waits for a lock, 0 for any time; and that the server keeps its own for no longer than
+// the Table's silence while it hears nothing of the client.
+func (t *Table) QueueBounds(batch *pgx.Batch, wait time.Duration) {
+	batch.Queue(t.common["bounds"], strconv.FormatInt(wait.Milliseconds(), 10), strconv.FormatInt(t.silence.Milliseconds(), 10))
+}
+
+// begin begins a batch with a transaction that waits so long for a lock, 0 for any time.
+func (t *Table) begin(wait time.Duration) *pgx.Batch {
+	var batch pgx.Batch
+	batch.Queue(beginSQL)
+	t.QueueBounds(&batch, wait)
+	return &batch
+}
