@@ -89,7 +89,7 @@ func TestCalendarGrantsWhatWasSold(t *testing.T) {
 }
 
 // A row that has been idle, or in debt, for years has had all the edges since, by the database's
-// clock.
+// clock. One that has -15 is full by all of them, and not yet by those that a statement is sent.
 func TestCalendarAfterYears(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
@@ -97,7 +97,7 @@ func TestCalendarAfterYears(t *testing.T) {
 	for _, isPortable := range []bool{false, true} {
 		store := newStore(t, db, func(c *pgstore.Config) { c.Portable = isPortable })
 		for i, ago := range []time.Duration{0, 30 * 24 * time.Hour, 3 * 365 * 24 * time.Hour, 90 * 365 * 24 * time.Hour} {
-			for _, value := range []float64{0, -500, 7} {
+			for _, value := range []float64{0, -500, -15, 7} {
 				limit := ratelimit.FixedWindow{Name: fmt.Sprint("quota", isPortable, i, value), Rate: 3, Capacity: 10, Every: ratelimit.Week, Zone: "Europe/Berlin"}
 				d := bucket.Definition(limit.Definition())
 				now := time.Now()
