@@ -3,6 +3,7 @@ package integration
 import (
 	"fmt"
 	"math/rand/v2"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -13,13 +14,14 @@ import (
 // In every time zone, from 1990 to 2050 and from every sort of anchor on, the edges of quotas
 // by the calendar are the first instants of the days that they should be, by a calculation
 // that knows neither months' arithmetic nor a zone's bounds; and between two instants as many
-// are counted as there are.
+// are counted as there are. Of zones whose clocks have always shown the same, one is looked at.
 func TestCalendarEdges(t *testing.T) {
 	names, err := zoneNames()
 	if err != nil {
 		t.Fatal(err)
 	}
-	edges, hours := 0, map[time.Duration]int{}
+	zones := map[string][]stretch{}
+	alike := map[string]string{} // a zone of each history
 	for i, name := range names {
 		if testing.Short() && i%20 != 0 {
 			continue
@@ -28,63 +30,101 @@ func TestCalendarEdges(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		days, first := daysOf(location, 1990, 2051)
-		if days == nil {
-			t.Errorf("%s changes twice a day, which this test does not understand", name)
-			continue
+		stretches, err := stretchesOf(location, 1990, 2051)
+		if err != nil {
+			t.Error(err)
 		}
-		for _, every := range []ratelimit.Unit{ratelimit.Day, ratelimit.Week, ratelimit.Month, ratelimit.Year} {
-			for _, anchor := range []ratelimit.Date{
-				{}, {Year: 2026, Month: 1, Day: 31}, {Year: 2024, Month: 2, Day: 29}, {Year: 1995, Month: 4, Day: 30}, {Year: 2049, Month: 12, Day: 28},
-			} {
-				if every == ratelimit.Day && !anchor.IsZero() {
-					continue // of which each day is one
-				}
-				limit := ratelimit.FixedWindow{Name: "l", Rate: 1, Capacity: 1e5, Every: every, Zone: name, Anchor: anchor}
-				if every == ratelimit.Year {
-					limit.Capacity = 90
-				}
-				d := bucket.Definition(limit.Definition())
-				want := edgesOf(d, days, first)
-				edges += len(want)
-				checkEdges(t, &d, want)
-				if every == ratelimit.Day {
-					for i := range want[1:] {
-						hours[want[i+1].Sub(want[i])]++
-					}
-				}
-			}
+		if history := fmt.Sprint(stretches); alike[history] == "" {
+			alike[history], zones[name] = name, stretches
 		}
 	}
-	t.Logf("%d edges in %d zones; days of %v", edges, len(names), hours)
+	quotas := sold()
+	var edges atomic.Int64
+	t.Run("zone", func(t *testing.T) {
+		for name, stretches := range zones {
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				days, first := daysIn(stretches)
+				for limit, beginnings := range quotas {
+					limit.Zone = name
+					d := definition(limit)
+					want := edgesOf(beginnings, days, first)
+					edges.Add(int64(len(want)))
+					checkEdges(t, &d, want)
+				}
+			})
+		}
+	})
+	t.Logf("%d edges in %d zones, of which %d differ", edges.Load(), len(names), len(zones))
 }
 
-// edgesOf picks the days on which windows begin, and for one that there was not the next one.
-func edgesOf(d bucket.Definition, days []int64, first map[int64]int64) (edges []time.Time) {
-	for n, day := range days {
-		date := time.Unix(day*daySeconds, 0).UTC()
-		begins := func(date time.Time) bool {
-			lastOfMonth := date.AddDate(0, 0, 1).Day() == 1
-			onDay := date.Day() == d.Anchor.Day || lastOfMonth && date.Day() < d.Anchor.Day
-			switch d.Every {
-			case ratelimit.Week:
-				return date.Weekday() == time.Date(d.Anchor.Year, d.Anchor.Month, d.Anchor.Day, 0, 0, 0, 0, time.UTC).Weekday()
-			case ratelimit.Month:
-				return onDay
-			case ratelimit.Year:
-				return onDay && date.Month() == d.Anchor.Month
+// sold are quotas of each unit from each sort of anchor, and the days on which their windows
+// begin by the calendar, which are the same in all zones.
+func sold() map[ratelimit.FixedWindow][]int64 {
+	all := map[ratelimit.FixedWindow][]int64{}
+	for _, every := range []ratelimit.Unit{ratelimit.Day, ratelimit.Week, ratelimit.Month, ratelimit.Year} {
+		for _, anchor := range []ratelimit.Date{
+			{}, {Year: 2026, Month: 1, Day: 31}, {Year: 2024, Month: 2, Day: 29}, {Year: 1995, Month: 4, Day: 30}, {Year: 2049, Month: 12, Day: 28},
+		} {
+			if every == ratelimit.Day && !anchor.IsZero() {
+				continue // of which each day is one
 			}
-			return true
+			limit := ratelimit.FixedWindow{Name: "l", Rate: 1, Capacity: 1e5, Every: every, Anchor: anchor}
+			if every == ratelimit.Year {
+				limit.Capacity = 90
+			}
+			all[limit] = beginnings(limit.Definition())
 		}
-		is := begins(date)
-		if n > 0 && days[n-1] == day-2 { // the one between was skipped
-			is = is || begins(date.AddDate(0, 0, -1))
+	}
+	return all
+}
+
+// beginnings returns the days from 1989 to 2051 on which windows begin.
+func beginnings(d ratelimit.Definition) (days []int64) {
+	weekday := time.Date(d.Anchor.Year, d.Anchor.Month, d.Anchor.Day, 0, 0, 0, 0, time.UTC).Weekday()
+	for date := time.Date(1989, 1, 1, 0, 0, 0, 0, time.UTC); date.Year() < 2052; date = date.AddDate(0, 0, 1) {
+		lastOfMonth := date.AddDate(0, 0, 1).Day() == 1
+		onDay := date.Day() == d.Anchor.Day || lastOfMonth && date.Day() < d.Anchor.Day
+		is := true
+		switch d.Every {
+		case ratelimit.Week:
+			is = date.Weekday() == weekday
+		case ratelimit.Month:
+			is = onDay
+		case ratelimit.Year:
+			is = onDay && date.Month() == d.Anchor.Month
 		}
 		if is {
-			edges = append(edges, time.Unix(first[day], 0).UTC())
+			days = append(days, dayOf(date.Unix()))
+		}
+	}
+	return days
+}
+
+// edgesOf returns when the days begin on which windows do, in a zone whose clocks show some
+// days. For one that there was not it is the next one.
+func edgesOf(beginnings, days []int64, first map[int64]int64) (edges []time.Time) {
+	for n := 0; len(days) > 0 && n < len(beginnings); {
+		switch day := days[0]; {
+		case beginnings[n] > day:
+			days = days[1:]
+		case beginnings[n] < day && !skipped(beginnings[n], day, first):
+			n++ // before all of them
+		default:
+			if edge := time.Unix(first[day], 0).UTC(); len(edges) == 0 || !edges[len(edges)-1].Equal(edge) {
+				edges = append(edges, edge)
+			}
+			n++
 		}
 	}
 	return edges
+}
+
+// skipped reports whether a zone went from the day before one to another.
+func skipped(day, next int64, first map[int64]int64) bool {
+	_, before := first[day-1]
+	_, known := first[day]
+	return before && !known && next == day+1
 }
 
 func checkEdges(t *testing.T, d *bucket.Definition, edges []time.Time) {

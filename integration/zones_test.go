@@ -2,6 +2,7 @@ package integration
 
 import (
 	"archive/zip"
+	"fmt"
 	"os/exec"
 	"path/filepath"
 	"slices"
@@ -32,46 +33,56 @@ func zoneNames() ([]string, error) {
 
 const daySeconds = 24 * 60 * 60
 
-// daysOf returns the days that clocks in a location show from one year to another, as days since
-// 1970, and the first second of each. It looks at the clock once a day, and where its distance
-// from Greenwich has changed, it halves the time until it knows when.
-func daysOf(location *time.Location, from, to int) (days []int64, first map[int64]int64) {
+// stretch is a time in which the clocks of a zone keep their distance from Greenwich, all in
+// seconds: from an instant to one before another.
+type stretch struct{ from, to, offset int64 }
+
+// stretchesOf returns those of a location from one year to another. It looks at the clock once
+// a day, and where its distance from Greenwich has changed, it halves the time until it knows
+// when.
+func stretchesOf(location *time.Location, from, to int) (all []stretch, err error) {
 	offset := func(second int64) int64 {
 		_, o := time.Unix(second, 0).In(location).Zone()
 		return int64(o)
 	}
 	begin := time.Date(from, 1, 1, 0, 0, 0, 0, time.UTC).Unix()
 	end := time.Date(to, 1, 1, 0, 0, 0, 0, time.UTC).Unix()
-	first = map[int64]int64{}
-	note := func(from, to, offset int64) { // a stretch of one offset
-		for d := dayOf(from + offset); d <= dayOf(to-1+offset); d++ {
-			if _, known := first[d]; !known {
-				first[d] = max(from, d*daySeconds-offset)
-				days = append(days, d)
-			}
-		}
-	}
-	stretch := begin
+	last := stretch{begin, end, offset(begin)}
 	for at := begin; at < end; at += daySeconds {
-		before := offset(at)
-		if offset(at+daySeconds) == before {
+		after := offset(at + daySeconds)
+		if after == last.offset {
 			continue
 		}
 		low, high := at, at+daySeconds
 		for high-low > 1 {
-			if middle := low + (high-low)/2; offset(middle) == before {
+			if middle := low + (high-low)/2; offset(middle) == last.offset {
 				low = middle
 			} else {
 				high = middle
 			}
 		}
-		note(stretch, high, before)
-		stretch = high
-		if offset(high) != offset(at+daySeconds) { // two changes in a day
-			return nil, nil
+		if offset(high) != after {
+			return nil, fmt.Errorf("%v changes twice in the day after %v, which this does not understand", location, time.Unix(at, 0).UTC())
+		}
+		last.to = high
+		all = append(all, last)
+		last = stretch{high, end, after}
+	}
+	return append(all, last), nil
+}
+
+// daysIn returns the days that clocks show in stretches, as days since 1970, and the first
+// second of each.
+func daysIn(stretches []stretch) (days []int64, first map[int64]int64) {
+	first = map[int64]int64{}
+	for _, s := range stretches {
+		for d := dayOf(s.from + s.offset); d <= dayOf(s.to-1+s.offset); d++ {
+			if _, known := first[d]; !known {
+				first[d] = max(s.from, d*daySeconds-s.offset)
+				days = append(days, d)
+			}
 		}
 	}
-	note(stretch, end, offset(end-1))
 	slices.Sort(days)
 	return days[1:], first // the first one had begun
 }
