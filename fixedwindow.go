@@ -149,7 +149,7 @@ func (l FixedWindow) checkCalendar(f *faults) {
 		}
 		return
 	}
-	if l.Every > Year {
+	if l.Every.Longest() == 0 {
 		f.add("Every", l.Every, "must be Day, Week, Month or Year")
 	}
 	if l.Period != 0 {

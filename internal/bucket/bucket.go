@@ -19,13 +19,23 @@ const (
 	SlidingWindow                 // slot by slot, as what was taken leaves the window
 )
 
-// kinds are the implementations. What has no kind, which no limit's definition does, is
-// taken for a token bucket.
-var kinds = [...]kind{0: &tokenBucket{}, TokenBucket: &tokenBucket{}, FixedWindow: &fixedWindow{}, SlidingWindow: &slidingWindow{}}
+// kinds are the implementations, by Kind and Unit together, so that one is found by a look-up
+// that the compiler inlines. What has no kind, which no limit's definition does, is taken for
+// a token bucket.
+var kinds = func() (all [256]kind) {
+	for i := range all {
+		all[i] = &tokenBucket{}
+	}
+	all[FixedWindow], all[SlidingWindow] = &fixedWindow{}, &slidingWindow{}
+	for u := Day; u <= Year; u += Day {
+		all[FixedWindow|Kind(u)] = &calendar{}
+	}
+	return all
+}()
 
 // ParseKind returns the kind that has a text as its String.
 func ParseKind(text string) (k Kind, ok bool) {
-	for k := TokenBucket; int(k) < len(kinds); k++ {
+	for k := TokenBucket; k <= SlidingWindow; k++ {
 		if text == k.String() {
 			return k, true
 		}
@@ -35,7 +45,7 @@ func ParseKind(text string) (k Kind, ok bool) {
 
 // String returns the kind in words, such as "token bucket".
 func (k Kind) String() string {
-	if k == 0 || int(k) >= len(kinds) {
+	if k == 0 || k > SlidingWindow {
 		return fmt.Sprintf("Kind(%d)", uint8(k))
 	}
 	return kinds[k].String()
@@ -113,23 +123,15 @@ type kind interface {
 	share(d *Definition, states []State, now time.Time, n int) (each, empty State)
 }
 
-// byCalendar is the implementation of fixed windows by the calendar.
-var byCalendar kind = &calendar{}
-
 // kind is short enough for what only calls a method of it to be inlined.
-func (d *Definition) kind() kind {
-	if d.Every != 0 {
-		return byCalendar
-	}
-	return kinds[d.Kind%Kind(len(kinds))]
-}
+func (d *Definition) kind() kind { return kinds[d.Kind|Kind(d.Every)] }
 
 // Statements returns the names of the SQL statements for the rows of all kinds of limits.
 func Statements() (names []string) {
-	for _, kind := range kinds[TokenBucket:] {
+	for _, kind := range [...]kind{kinds[TokenBucket], kinds[FixedWindow], kinds[SlidingWindow], kinds[FixedWindow|Kind(Day)]} {
 		names = append(names, kind.statements())
 	}
-	return append(names, byCalendar.statements())
+	return names
 }
 
 // Statements returns the name of the SQL statements for the rows of such a limit.

@@ -11,9 +11,9 @@ import (
 // Unit is a unit of the calendar, by which a quota is refilled.
 type Unit uint8
 
-// The units of the calendar.
+// The units of the calendar. Their bits are others than those of a Kind: see kinds.
 const (
-	Day Unit = iota + 1
+	Day Unit = (iota + 1) << 4
 	Week
 	Month
 	Year
@@ -35,7 +35,7 @@ const zones = 26 * time.Hour
 
 // ParseUnit returns the unit that has a text as its String.
 func ParseUnit(text string) (u Unit, ok bool) {
-	for u := Day; u <= Year; u++ {
+	for u := Day; u <= Year; u += Day {
 		if text == u.String() {
 			return u, true
 		}
@@ -45,7 +45,7 @@ func ParseUnit(text string) (u Unit, ok bool) {
 
 // String returns the unit in a word, such as "month".
 func (u Unit) String() string {
-	if u == 0 || u > Year {
+	if u.Longest() == 0 {
 		return fmt.Sprintf("Unit(%d)", uint8(u))
 	}
 	return units[u].name

@@ -28,7 +28,7 @@ import (
 // with whole numbers as varints; texts behind their lengths; instants in microseconds,
 // but a start, which is 0 for none or else 1, seconds and nanoseconds; slots only of a
 // sliding window; zone and anchor, as days since 1970, only of a quota by the calendar, whose
-// kind is that and 16 for each unit; and amounts as
+// kind has the unit in its upper bits; and amounts as
 // varints of their bits from the last to the first, which is short for those that are
 // round.
 const version = "1"
@@ -48,8 +48,8 @@ const (
 	maxText = 4 << 20
 )
 
-// kinds is how many kinds there can be: what is above is of the unit of the calendar.
-const kinds = 16
+// units are the bits of a kind's number that tell the unit of the calendar.
+const units = bucket.Day | bucket.Week | bucket.Month | bucket.Year
 
 // ErrInvalid is the root package's, to which this one must not point.
 var ErrInvalid = errors.New("ratelimit: invalid")
@@ -232,7 +232,7 @@ func together(payments []Payment) int {
 func (w *writer) limit(p *Payment) {
 	w.string(p.Name)
 	w.string(p.Key)
-	w.uint(uint64(p.Kind) + uint64(p.Every)*kinds)
+	w.uint(uint64(p.Kind) | uint64(p.Every))
 	w.float(p.Rate)
 	w.uint(uint64(p.Period.Microseconds()))
 	w.float(p.Capacity)
@@ -359,7 +359,7 @@ func (r *reader) limit(places []bool) (paid []Payment) {
 	name, limit := r.string("name", MaxNameLength), Limit{Key: r.string("key", MaxKeyLength)}
 	kind := r.uint("kind", math.MaxUint8)
 	limit.Definition = bucket.Definition{
-		Name: name, Kind: bucket.Kind(kind % kinds), Every: bucket.Unit(kind / kinds), Rate: r.amount("rate", MaxTokens),
+		Name: name, Kind: bucket.Kind(kind) &^ bucket.Kind(units), Every: bucket.Unit(kind) & units, Rate: r.amount("rate", MaxTokens),
 		Period:   time.Duration(r.uint("period", math.MaxInt64/uint64(time.Microsecond))) * time.Microsecond,
 		Capacity: r.amount("capacity", MaxTokens), MaxReserved: r.amount("max reserved", math.Inf(1)),
 		Shards: int(r.uint("shards", MaxShards)), Start: r.start(),
