@@ -65,9 +65,11 @@ type TxStore[Tx any] interface {
 
 // Catalog chooses the definition by which a request is decided: a *catalog.Catalog, or a
 // function of the program's own behind it. Resolve returns the request with the limit that
-// holds for its key, which has the same name; it asks nobody, and is safe for concurrent use.
+// holds for its key, and InFlight the limit of how many at once; both have the same name as
+// before. They ask nobody, and are safe for concurrent use.
 type Catalog interface {
 	Resolve(r Request) Request
+	InFlight(limit InFlight, key string) InFlight
 }
 
 // Granted makes an error of a refusal, and is put around a call of a verb. It returns

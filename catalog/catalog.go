@@ -307,15 +307,28 @@ func (c *Catalog) Age() time.Duration {
 	return time.Since(v.read)
 }
 
-// Definitions returns what programs have published, as it was read last, by name.
+// Definitions returns the limits that programs have published, as it was read last, by name;
+// those of how many at once are [Catalog.InFlights].
 func (c *Catalog) Definitions() (definitions []ratelimit.Definition) {
 	for _, f := range c.families() {
-		if f.published != nil {
-			definitions = append(definitions, *f.published)
+		if f.published != nil && f.published.slots == nil {
+			definitions = append(definitions, f.published.Definition)
 		}
 	}
 	slices.SortFunc(definitions, func(a, b ratelimit.Definition) int { return strings.Compare(a.Name, b.Name) })
 	return definitions
+}
+
+// InFlights returns the limits of how many at once that programs have published, as it was read
+// last, by name.
+func (c *Catalog) InFlights() (limits []ratelimit.InFlight) {
+	for _, f := range c.families() {
+		if f.published != nil && f.published.slots != nil {
+			limits = append(limits, *f.published.slots)
+		}
+	}
+	slices.SortFunc(limits, func(a, b ratelimit.InFlight) int { return strings.Compare(a.Name, b.Name) })
+	return limits
 }
 
 // Overrides returns the overrides of a limit, as they were read last: that for all keys first,

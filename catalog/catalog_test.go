@@ -683,3 +683,10 @@ func (p *pruned) Prune(_ context.Context, limits ...ratelimit.Limit) (int64, err
 	}
 	return 7, nil
 }
+
+func (p *pruned) PruneSlots(_ context.Context, limits ...ratelimit.InFlight) (int64, error) {
+	for _, l := range limits {
+		*p = append(*p, ratelimit.Definition{Name: l.Name})
+	}
+	return 11, nil
+}

@@ -53,34 +53,42 @@ func (c *Catalog) Publish(ctx context.Context, limits ...ratelimit.Limit) error 
 
 // PublishTx is [Catalog.Publish] inside tx, without the reading.
 func (c *Catalog) PublishTx(ctx context.Context, tx pgx.Tx, limits ...ratelimit.Limit) error {
+	if err := ratelimit.Validate(limits...); err != nil {
+		return err
+	}
+	all := make([]published, len(limits))
+	for i, l := range limits {
+		all[i].Definition = l.Definition()
+	}
+	return c.publish(ctx, tx, all)
+}
+
+// publish writes what differs, in one order, so that two programs that publish do not deadlock.
+func (c *Catalog) publish(ctx context.Context, tx pgx.Tx, all []published) error {
 	to, err := c.inTx(tx)
 	if err != nil {
 		return err
 	}
-	if err := ratelimit.Validate(limits...); err != nil {
-		return err
+	slices.SortFunc(all, func(a, b published) int { return strings.Compare(a.Name, b.Name) })
+	names := make([]string, len(all))
+	for i := range all {
+		names[i] = all[i].Name
 	}
-	definitions, names := make([]ratelimit.Definition, len(limits)), make([]string, len(limits))
-	for i, l := range limits {
-		definitions[i], names[i] = l.Definition(), ratelimit.NameOf(l)
-	}
-	// In one order, so that two programs that publish do not deadlock.
-	slices.SortFunc(definitions, func(a, b ratelimit.Definition) int { return strings.Compare(a.Name, b.Name) })
 	r, err := to.rowsOf(ctx, names, nil)
 	if err != nil {
 		return err
 	}
-	for i := range definitions {
-		d := &definitions[i]
-		n := slices.IndexFunc(r.published, func(p ratelimit.Definition) bool { return p.Name == d.Name })
-		if n >= 0 && alike(r.published[n], *d) {
+	for i := range all {
+		p := &all[i]
+		n := slices.IndexFunc(r.published, func(was published) bool { return was.Name == p.Name })
+		if n >= 0 && r.published[n].alike(p) {
 			continue
 		}
-		if n >= 0 && r.published[n].Kind != d.Kind {
+		if n >= 0 && r.published[n].kind() != p.kind() {
 			c.config.Logger.WarnContext(ctx, "catalog: a limit of another kind was published under this name: give it another name, unless the other program is gone",
-				slog.String("limit", d.Name), slog.String("was", r.published[n].Kind.String()), slog.String("is", d.Kind.String()))
+				slog.String("limit", p.Name), slog.String("was", r.published[n].kind()), slog.String("is", p.kind()))
 		}
-		if err := to.publish(ctx, d); err != nil {
+		if err := to.publish(ctx, p); err != nil {
 			return err
 		}
 	}
@@ -125,7 +133,7 @@ func (c *Catalog) set(ctx context.Context, tx pgx.Tx, e *Entry) error {
 	if len(r.published) == 0 {
 		return &UnknownError{Name: e.Name}
 	}
-	if err := e.check(r.published[0]); err != nil {
+	if err := e.check(&r.published[0]); err != nil {
 		return err
 	}
 	e.Until = e.Until.Truncate(time.Microsecond)
@@ -230,12 +238,13 @@ func (c *Catalog) PruneHistory(ctx context.Context, age time.Duration) (deleted 
 // Pruner is what [Catalog.Prune] needs of a store: a *pgstore.Store or a *memstore.Store.
 type Pruner interface {
 	Prune(ctx context.Context, limits ...ratelimit.Limit) (deleted int64, err error)
+	PruneSlots(ctx context.Context, limits ...ratelimit.InFlight) (deleted int64, err error)
 }
 
 // Prune has a store delete the rows that mean the same as no row, of all limits that the
 // catalog knows, by every definition and override of their name, those that are off or over
-// as well: so a cron needs no list of limits, and none of its own plans. It reads the catalog
-// first, and prunes nothing if it cannot. It says how many rows were deleted.
+// as well, and free slots: so a cron needs no list of limits, and none of its own plans. It
+// reads the catalog first, and prunes nothing if it cannot. It says how many rows were deleted.
 func (c *Catalog) Prune(ctx context.Context, store Pruner) (deleted int64, err error) {
 	if err := c.Refresh(ctx); err != nil {
 		return 0, err
@@ -244,8 +253,13 @@ func (c *Catalog) Prune(ctx context.Context, store Pruner) (deleted int64, err e
 	for _, f := range c.families() {
 		limits = append(limits, f.definitions()...)
 	}
-	if len(limits) == 0 {
-		return 0, nil
+	if len(limits) > 0 {
+		deleted, err = store.Prune(ctx, limits...)
 	}
-	return store.Prune(ctx, limits...)
+	if slots := c.InFlights(); err == nil && len(slots) > 0 {
+		var more int64
+		more, err = store.PruneSlots(ctx, slots...)
+		deleted += more
+	}
+	return deleted, err
 }

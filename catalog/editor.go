@@ -4,14 +4,12 @@ import (
 	"context"
 
 	"github.com/jackc/pgx/v5"
-
-	"github.com/pgratelimit/ratelimit"
 )
 
 // editor is the catalog as a transaction sees it.
 type editor interface {
 	rowsOf(ctx context.Context, names []string, key *string) (*reading, error)
-	publish(ctx context.Context, d *ratelimit.Definition) error
+	publish(ctx context.Context, p *published) error
 	set(ctx context.Context, e *Entry) error
 	unset(ctx context.Context, name string, key *string) (int64, error)
 	forget(ctx context.Context, name string) (int64, error)
@@ -26,8 +24,8 @@ func (t tableEditor) rowsOf(ctx context.Context, names []string, key *string) (*
 	return t.table.rowsOf(ctx, t.tx, names, key)
 }
 
-func (t tableEditor) publish(ctx context.Context, d *ratelimit.Definition) error {
-	return t.table.publish(ctx, t.tx, d)
+func (t tableEditor) publish(ctx context.Context, p *published) error {
+	return t.table.publish(ctx, t.tx, p)
 }
 
 func (t tableEditor) set(ctx context.Context, e *Entry) error { return t.table.set(ctx, t.tx, e) }
@@ -48,10 +46,10 @@ func (m memoryEditor) rowsOf(_ context.Context, names []string, key *string) (*r
 	return m.memory.rowsOf(names, key), nil
 }
 
-func (m memoryEditor) publish(_ context.Context, d *ratelimit.Definition) error {
+func (m memoryEditor) publish(_ context.Context, p *published) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.memory.publish(d)
+	m.memory.publish(p)
 	return nil
 }
 

@@ -237,7 +237,7 @@ func TestPrivilegesOfViews(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
 	as := restricted(t, db, "viewer", "SELECT")
-	for _, view := range []string{"rate_limits_now", "rate_limits_short"} {
+	for _, view := range []string{"rate_limits_now", "rate_limits_short", "rate_limits_in_flight"} {
 		_, err := as.Pool.Exec(t.Context(), inSchema(db, "SELECT * FROM "+view))
 		var denied *pgconn.PgError
 		if !errors.As(err, &denied) || denied.Code != "42501" {
@@ -245,8 +245,8 @@ func TestPrivilegesOfViews(t *testing.T) {
 		}
 	}
 	role := strings.Replace(db.Schema, "ratelimit_test_", "ratelimit_viewer_", 1)
-	exec(t, db, "GRANT SELECT ON rate_limits, rate_limits_now, rate_limits_short TO "+role)
-	for _, view := range []string{"rate_limits_now", "rate_limits_short"} {
+	exec(t, db, "GRANT SELECT ON rate_limits, rate_limits_now, rate_limits_short, rate_limits_in_flight TO "+role)
+	for _, view := range []string{"rate_limits_now", "rate_limits_short", "rate_limits_in_flight"} {
 		if _, err := as.Pool.Exec(t.Context(), inSchema(db, "SELECT * FROM "+view)); err != nil {
 			t.Errorf("%s: %v", view, err)
 		}

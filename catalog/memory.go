@@ -6,14 +6,12 @@ import (
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/pgratelimit/ratelimit"
 )
 
 // memory is the catalog in memory.
 type memory struct {
 	mu        sync.Mutex
-	published map[string]ratelimit.Definition
+	published map[string]published
 	overrides map[place]Entry
 	changes   []Change
 	version   int64
@@ -24,7 +22,7 @@ func newMemory(clock func() time.Time) *memory {
 	if clock == nil {
 		clock = time.Now
 	}
-	return &memory{published: map[string]ratelimit.Definition{}, overrides: map[place]Entry{}, clock: clock}
+	return &memory{published: map[string]published{}, overrides: map[place]Entry{}, clock: clock}
 }
 
 // read reads all: a copy that costs as much as what has changed is not worth more.
@@ -58,10 +56,10 @@ func (m *memory) rowsOf(names []string, key *string) *reading {
 	return r
 }
 
-func (m *memory) publish(d *ratelimit.Definition) {
-	was, ok := m.published[d.Name]
-	m.log(place{name: d.Name, all: true}, jsonOf(was, ok), jsonOf(*d, true))
-	m.published[d.Name] = *d
+func (m *memory) publish(p *published) {
+	was, ok := m.published[p.Name]
+	m.log(place{name: p.Name, all: true}, jsonOf(was, ok), jsonOf(*p, true))
+	m.published[p.Name] = *p
 }
 
 func (m *memory) set(e Entry) {
@@ -132,7 +130,7 @@ func (m *memory) pruneHistory(age time.Duration) int64 {
 
 // jsonOf is what the history says of a definition or an override, in the words of the table;
 // nil if there is none.
-func jsonOf[T ratelimit.Definition | Override](v T, ok bool) json.RawMessage {
+func jsonOf[T published | Override](v T, ok bool) json.RawMessage {
 	if !ok {
 		return nil
 	}
@@ -143,8 +141,13 @@ func jsonOf[T ratelimit.Definition | Override](v T, ok bool) json.RawMessage {
 		}
 	}
 	switch v := any(v).(type) {
-	case ratelimit.Definition:
-		row["kind"], row["rate"], row["period"], row["shards"] = v.Kind.String(), v.Rate, v.Period.String(), v.Shards
+	case published:
+		row["kind"] = v.kind()
+		if v.slots != nil {
+			row["at_once"], row["lease"] = v.slots.Limit, v.slots.Lease.String()
+			break
+		}
+		row["rate"], row["period"], row["shards"] = v.Rate, v.Period.String(), v.Shards
 		put("capacity", v.Capacity != v.Rate, v.Capacity)
 		row["max_reserved"] = finite(v.MaxReserved)
 		put("start", !v.Start.IsZero(), v.Start)
@@ -158,6 +161,8 @@ func jsonOf[T ratelimit.Definition | Override](v T, ok bool) json.RawMessage {
 		put("capacity", v.Capacity != 0, orZero(v.Capacity))
 		put("max_reserved", v.MaxReserved != 0, finite(orZero(v.MaxReserved)))
 		put("slots", v.Slots != 0, v.Slots)
+		put("at_once", v.AtOnce != 0, v.AtOnce)
+		put("lease", v.Lease != 0, v.Lease.String())
 		put("until", !v.Until.IsZero(), v.Until)
 		put("note", v.Note != "", v.Note)
 		row["enabled"] = !v.Off

@@ -32,6 +32,12 @@ type Override struct {
 	// Slots is into how many a sliding window's period is cut.
 	Slots int
 
+	// AtOnce is the Limit of a [ratelimit.InFlight]: how many slots a key has.
+	AtOnce int
+
+	// Lease is the Lease of a [ratelimit.InFlight], of slots that are taken from then on.
+	Lease time.Duration
+
 	// Until is when the override ends, on the database's clock: from then on the definition
 	// is that of the code again. Zero is never.
 	Until time.Time
@@ -73,6 +79,7 @@ func (o Override) over(below *Override) Override {
 	o.Rate, o.Period = cmp.Or(o.Rate, below.Rate), cmp.Or(o.Period, below.Period)
 	o.Capacity, o.MaxReserved = cmp.Or(o.Capacity, below.Capacity), cmp.Or(o.MaxReserved, below.MaxReserved)
 	o.Slots = cmp.Or(o.Slots, below.Slots)
+	o.AtOnce, o.Lease = cmp.Or(o.AtOnce, below.AtOnce), cmp.Or(o.Lease, below.Lease)
 	return o
 }
 
@@ -116,6 +123,10 @@ func orNone(v float64) float64 {
 // limit returns the limit that o makes of d. Its errors are ErrInvalid.
 func (o Override) limit(d ratelimit.Definition) (ratelimit.Limit, error) {
 	switch {
+	case o.AtOnce != 0:
+		return nil, &ratelimit.FieldError{Limit: d.Name, Field: "AtOnce", Value: o.AtOnce, Reason: "is for a limit of how many at once only"}
+	case o.Lease != 0:
+		return nil, &ratelimit.FieldError{Limit: d.Name, Field: "Lease", Value: o.Lease, Reason: "is for a limit of how many at once only"}
 	case o.Period != 0 && d.Every != 0:
 		return nil, &ratelimit.FieldError{Limit: d.Name, Field: "Period", Value: o.Period, Reason: "is not for a quota by the calendar"}
 	case o.Slots != 0 && d.Kind != ratelimit.KindSlidingWindow:
@@ -137,8 +148,62 @@ func (o Override) limit(d ratelimit.Definition) (ratelimit.Limit, error) {
 	return limit, limit.Validate()
 }
 
-// check reports what is wrong with an override for a limit, which definition is of.
-func (e *Entry) check(d ratelimit.Definition) error {
+// inFlight returns the limit that o makes of l. Its errors are ErrInvalid.
+func (o Override) inFlight(l ratelimit.InFlight) (ratelimit.InFlight, error) {
+	for _, f := range []struct {
+		name  string
+		given bool
+		value any
+	}{
+		{"Rate", o.Rate != 0, o.Rate},
+		{"Period", o.Period != 0, o.Period},
+		{"Capacity", o.Capacity != 0, o.Capacity},
+		{"MaxReserved", o.MaxReserved != 0, o.MaxReserved},
+		{"Slots", o.Slots != 0, o.Slots},
+	} {
+		if f.given {
+			return l, &ratelimit.FieldError{Limit: l.Name, Field: f.name, Value: f.value, Reason: "is not for a limit of how many at once"}
+		}
+	}
+	l.Limit, l.Lease = cmp.Or(o.AtOnce, l.Limit), cmp.Or(o.Lease, l.Lease)
+	return l, l.Validate()
+}
+
+// published is what a program has published under a name: the definition of a limit; or of
+// one of how many at once, of whose Definition there is the name only.
+type published struct {
+	ratelimit.Definition
+	slots *ratelimit.InFlight // nil for a limit
+}
+
+// kindInFlight is what the table has as the kind of a [ratelimit.InFlight], which is none of a
+// limit's.
+const kindInFlight = "in flight"
+
+// slotsOf is what is published of l.
+func slotsOf(l ratelimit.InFlight) published {
+	l.Lease = l.LeaseOrDefault()
+	return published{Definition: ratelimit.Definition{Name: l.Name}, slots: &l}
+}
+
+// kind is the kind as the table has it.
+func (p *published) kind() string {
+	if p.slots != nil {
+		return kindInFlight
+	}
+	return p.Kind.String()
+}
+
+// alike reports whether the two are the same in the table.
+func (p *published) alike(q *published) bool {
+	if p.slots != nil && q.slots != nil {
+		return *p.slots == *q.slots
+	}
+	return p.slots == nil && q.slots == nil && alike(p.Definition, q.Definition)
+}
+
+// check reports what is wrong with an override for what was published.
+func (e *Entry) check(p *published) error {
 	bad := func(field string, value any, reason string) error {
 		return &ratelimit.FieldError{Package: "catalog", Limit: e.Name, Field: field, Value: value, Reason: reason}
 	}
@@ -148,7 +213,14 @@ func (e *Entry) check(d ratelimit.Definition) error {
 	if y := e.Until.UTC().Year(); y < 1 || y > 9999 {
 		return bad("Until", e.Until, "must be in the years 1 to 9999")
 	}
-	limit, err := e.limit(d)
+	if p.slots != nil {
+		limit, err := e.inFlight(*p.slots)
+		if err != nil {
+			return err
+		}
+		return limit.ValidateKey(e.Key)
+	}
+	limit, err := e.limit(p.Definition)
 	if err != nil {
 		return err
 	}

@@ -46,14 +46,15 @@ func (t *table) sql(text string) string { return t.names.Replace(text) }
 
 // columns are those of a definition or override, as scan reads them.
 const columns = `d.name, d.key, d.kind, d.rate, (date_part('epoch', d.period) * 1000000)::int8, d.capacity, d.max_reserved,
-	d.shards, d.start, d.slots, d.every, d.zone, d.anchor::text, d.enabled, d.until, coalesce(d.note, ''), d.updated_at`
+	d.shards, d.start, d.slots, d.every, d.zone, d.anchor::text,
+	d.at_once, (date_part('epoch', d.lease) * 1000000)::int8, d.enabled, d.until, coalesce(d.note, ''), d.updated_at`
 
 // stored is a row as it is read. All of it can be NULL where there is none.
 type storedRow struct {
 	name, key, kind             *string
 	rate, capacity, maxReserved *float64
-	period                      *int64
-	shards, slots               *int
+	period, lease               *int64
+	shards, slots, atOnce       *int
 	start, until, updatedAt     *time.Time
 	every, zone, anchor         *string
 	enabled                     *bool
@@ -63,7 +64,7 @@ type storedRow struct {
 func (s *storedRow) fields(more ...any) []any {
 	return append([]any{
 		&s.name, &s.key, &s.kind, &s.rate, &s.period, &s.capacity, &s.maxReserved,
-		&s.shards, &s.start, &s.slots, &s.every, &s.zone, &s.anchor, &s.enabled, &s.until, &s.note, &s.updatedAt,
+		&s.shards, &s.start, &s.slots, &s.every, &s.zone, &s.anchor, &s.atOnce, &s.lease, &s.enabled, &s.until, &s.note, &s.updatedAt,
 	}, more...)
 }
 
@@ -72,9 +73,9 @@ func (s *storedRow) addTo(r *reading) {
 	switch {
 	case s.name == nil:
 	case s.kind != nil:
-		d, err := s.definition()
+		p, err := s.published()
 		if err == nil {
-			r.published = append(r.published, d)
+			r.published = append(r.published, p)
 			return
 		}
 		if r.broken == nil {
@@ -86,13 +87,25 @@ func (s *storedRow) addTo(r *reading) {
 	}
 }
 
+func (s *storedRow) published() (published, error) {
+	if *s.kind == kindInFlight {
+		l := ratelimit.InFlight{Name: *s.name, Limit: or(s.atOnce), Lease: microseconds(s.lease)}
+		return slotsOf(l), l.Validate()
+	}
+	d, err := s.definition()
+	return published{Definition: d}, err
+}
+
+// microseconds is a time as it is read, 0 for NULL.
+func microseconds(v *int64) time.Duration { return time.Duration(or(v)) * time.Microsecond }
+
 func (s *storedRow) definition() (ratelimit.Definition, error) {
 	kind, err := ratelimit.ParseKind(*s.kind)
 	if err != nil {
 		return ratelimit.Definition{}, err
 	}
 	d := ratelimit.Definition{
-		Name: *s.name, Kind: kind, Rate: or(s.rate), Period: time.Duration(or(s.period)) * time.Microsecond,
+		Name: *s.name, Kind: kind, Rate: or(s.rate), Period: microseconds(s.period),
 		Capacity: or(s.rate), MaxReserved: or(s.maxReserved), Shards: or(s.shards), Start: or(s.start).UTC(), Slots: or(s.slots),
 	}
 	if s.capacity != nil {
@@ -114,8 +127,9 @@ func (s *storedRow) entry() Entry {
 	return Entry{
 		Name: *s.name, Key: or(s.key), All: s.key == nil, UpdatedAt: or(s.updatedAt).UTC(),
 		Override: Override{
-			Rate: or(s.rate), Period: time.Duration(or(s.period)) * time.Microsecond,
+			Rate: or(s.rate), Period: microseconds(s.period),
 			Capacity: amount(s.capacity), MaxReserved: amount(s.maxReserved), Slots: or(s.slots),
+			AtOnce: or(s.atOnce), Lease: microseconds(s.lease),
 			Until: or(s.until).UTC(), Off: !or(s.enabled), Note: s.note,
 		},
 	}
@@ -237,13 +251,15 @@ func (t *table) rowsOf(ctx context.Context, q querier, names []string, key *stri
 	return r, nil
 }
 
-const values = ` (name, key, kind, rate, period, capacity, max_reserved, shards, start, slots, enabled, until, note, every, zone, anchor)
+const values = ` (name, key, kind, rate, period, capacity, max_reserved, shards, start, slots, enabled, until, note, every, zone, anchor, at_once, lease)
 VALUES ($1::text, $2::text, $3::text, $4::float8, $5::float8 * interval '1 microsecond', $6::float8, $7::float8,
-	$8::int4, $9::timestamptz, $10::int4, $11::bool, $12::timestamptz, $13::text, $14::text, $15::text, $16::text::date)`
+	$8::int4, $9::timestamptz, $10::int4, $11::bool, $12::timestamptz, $13::text, $14::text, $15::text, $16::text::date,
+	$17::int4, $18::float8 * interval '1 microsecond')`
 
 const update = ` DO UPDATE SET kind = excluded.kind, rate = excluded.rate, period = excluded.period, capacity = excluded.capacity,
 	max_reserved = excluded.max_reserved, shards = excluded.shards, start = excluded.start, slots = excluded.slots,
 	every = excluded.every, zone = excluded.zone, anchor = excluded.anchor,
+	at_once = excluded.at_once, lease = excluded.lease,
 	enabled = excluded.enabled, until = excluded.until, note = excluded.note`
 
 const (
@@ -252,7 +268,13 @@ const (
 	putKey       = `INSERT INTO rate_limit_definitions AS d` + values + ` ON CONFLICT (name, key) WHERE key IS NOT NULL` + update
 )
 
-func (t *table) publish(ctx context.Context, q querier, d *ratelimit.Definition) error {
+func (t *table) publish(ctx context.Context, q querier, p *published) error {
+	if l := p.slots; l != nil {
+		_, err := q.Exec(ctx, t.sql(putPublished), l.Name, nil, p.kind(), nil, nil, nil, nil, nil, nil, nil, true, nil, nil, nil, nil, nil,
+			int32(l.Limit), float64(l.Lease.Microseconds()))
+		return fault("publish", err)
+	}
+	d := &p.Definition
 	var capacity *float64
 	if !follows(*d) && d.Kind != ratelimit.KindSlidingWindow {
 		capacity = &d.Capacity
@@ -262,7 +284,7 @@ func (t *table) publish(ctx context.Context, q querier, d *ratelimit.Definition)
 		every, zone, anchor = notZero(d.Every.String()), &d.Zone, notZero(d.Anchor.String())
 	}
 	_, err := q.Exec(ctx, t.sql(putPublished), d.Name, nil, d.Kind.String(), d.Rate, float64(d.Period.Microseconds()), capacity, d.MaxReserved,
-		int32(d.Shards), orNull(d.Start), notZero(int32(d.Slots)), true, nil, nil, every, zone, anchor)
+		int32(d.Shards), orNull(d.Start), notZero(int32(d.Slots)), true, nil, nil, every, zone, anchor, nil, nil)
 	return fault("publish", err)
 }
 
@@ -272,7 +294,8 @@ func (t *table) set(ctx context.Context, q querier, e *Entry) error {
 		sql, key = putAll, nil
 	}
 	_, err := q.Exec(ctx, t.sql(sql), e.Name, key, nil, notZero(e.Rate), notZero(float64(e.Period.Microseconds())), stored(e.Capacity), stored(e.MaxReserved),
-		nil, nil, notZero(int32(e.Slots)), !e.Off, orNull(e.Until), notZero(e.Note), nil, nil, nil)
+		nil, nil, notZero(int32(e.Slots)), !e.Off, orNull(e.Until), notZero(e.Note), nil, nil, nil,
+		notZero(int32(e.AtOnce)), notZero(float64(e.Lease.Microseconds())))
 	return fault("set an override", err)
 }
 

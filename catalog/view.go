@@ -29,7 +29,7 @@ type mark struct {
 
 // family is what is known of a name.
 type family struct {
-	published *ratelimit.Definition
+	published *published
 	all       *entry
 	keys      map[string]*entry
 	ignored   []error // what is wrong with its rows
@@ -71,7 +71,7 @@ type place struct {
 type reading struct {
 	whole     bool
 	changed   []place // unless it is whole
-	published []ratelimit.Definition
+	published []published
 	overrides []Entry
 	broken    map[string][]error // rows that cannot be, by name
 	mark      mark
@@ -154,7 +154,7 @@ func (f *family) faults() (faults []error) {
 		return nil
 	}
 	for _, e := range f.entries() {
-		if err := e.Entry.check(*f.published); err != nil {
+		if err := e.Entry.check(f.published); err != nil {
 			faults = append(faults, fmt.Errorf("catalog: an override is not used: %w", err))
 		}
 	}
@@ -201,6 +201,26 @@ func (v *view) choose(limit ratelimit.Limit, key string, clock func() time.Time)
 		return c.limit
 	}
 	return own.make(b)
+}
+
+// inFlight returns the limit that holds for a key.
+func (v *view) inFlight(limit ratelimit.InFlight, key string, clock func() time.Time) ratelimit.InFlight {
+	if v == nil {
+		return limit
+	}
+	f := v.limits[limit.Name]
+	if f == nil {
+		return limit
+	}
+	for _, e := range [...]*entry{f.all, f.keys[key]} {
+		if e = v.used(e, clock); e == nil {
+			continue
+		}
+		if made, err := e.Override.inFlight(limit); err == nil {
+			limit = made
+		}
+	}
+	return limit
 }
 
 // baseOf returns what overrides are made of: nil for no limit.
@@ -267,11 +287,11 @@ func value(limit ratelimit.Limit) ratelimit.Limit {
 // definitions returns all that the rows of a name can be of: what was published, and every
 // override on it, those that are off or over as well.
 func (f *family) definitions() (limits []ratelimit.Limit) {
-	if f.published == nil {
+	if f.published == nil || f.published.slots != nil {
 		return nil
 	}
 	add := func(o Override) {
-		if limit, err := o.limit(*f.published); err == nil {
+		if limit, err := o.limit(f.published.Definition); err == nil {
 			limits = append(limits, limit)
 		}
 	}

@@ -17,6 +17,9 @@ func (m *Middleware) inFlight(ctx context.Context, job *rivertype.JobRow, work f
 	if limit.Name == "" {
 		return work(ctx)
 	}
+	if m.config.Catalog != nil {
+		limit = m.config.Catalog.InFlight(limit, key)
+	}
 	waiting, cancel := context.WithTimeout(ctx, m.config.MaxWait)
 	defer cancel()
 	slot, err := m.store.AcquireWait(waiting, limit, key)

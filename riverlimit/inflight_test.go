@@ -12,6 +12,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/catalog"
 	"github.com/pgratelimit/ratelimit/riverlimit"
 )
 
@@ -87,6 +88,31 @@ func TestJobsGiveTheirSlotsBack(t *testing.T) {
 	if got := calls.Load(); got != n+n/3 {
 		t.Errorf("%d attempts, want %d", got, n+n/3)
 	}
+}
+
+// The limit of a job's slot is by what the catalog says.
+func TestJobsInFlightByCatalog(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.insertPlain(t, 1)
+	limits, err := catalog.NewInMemory(nil)
+	if err == nil {
+		err = limits.PublishInFlight(t.Context(), threeAtOnce)
+	}
+	if err == nil {
+		err = limits.Set(t.Context(), threeAtOnce.Name, "", catalog.Override{AtOnce: 7})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: inFlight, Catalog: limits})
+	start(t, b.client(t, b.config(func(ctx context.Context, _ *river.Job[callArgs]) error {
+		if slot, ok := riverlimit.SlotOf(ctx); !ok || slot.InFlight.Limit != 7 {
+			t.Errorf("the slot of the job is of %v", slot.InFlight)
+		}
+		return nil
+	}, m)))
+	b.eventually(t, 1, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
 }
 
 // A job that asks for nonsense is cancelled, and one whose limit has no name is not limited.

@@ -44,7 +44,7 @@ type MiddlewareConfig struct {
 	InFlight func(job *rivertype.JobRow) (limit ratelimit.InFlight, key string)
 
 	// Catalog chooses what holds for a key, such as an override in a database, when Limits
-	// has said what holds by the code: a *catalog.Catalog. Nil leaves that as it is.
+	// and InFlight have said what holds by the code: a *catalog.Catalog. Nil leaves that as it is.
 	Catalog ratelimit.Catalog
 
 	// HardStart bounds starts and not only averages, for a third party that

@@ -18,6 +18,8 @@ CREATE TABLE rate_limit_definitions (
     every        text,
     zone         text,
     anchor       date,
+    at_once      integer,
+    lease        interval,
     enabled      boolean          NOT NULL DEFAULT true,
     until        timestamptz,
     note         text,
@@ -26,7 +28,7 @@ CREATE TABLE rate_limit_definitions (
     -- What Validate refuses. NaN is greater than every other number.
     CONSTRAINT "name must have from 1 to 255 bytes" CHECK (octet_length(name) BETWEEN 1 AND 255),
     CONSTRAINT "key must have at most 2048 bytes" CHECK (octet_length(key) <= 2048),
-    CONSTRAINT "kind must be a kind of limit" CHECK (kind IN ('token bucket', 'fixed window', 'sliding window')),
+    CONSTRAINT "kind must be a kind of limit" CHECK (kind IN ('token bucket', 'fixed window', 'sliding window', 'in flight')),
     CONSTRAINT "rate must be from 1e-15 to 1e12" CHECK (rate BETWEEN 1e-15 AND 1e12),
     CONSTRAINT "period must be positive, without months, at most 36500 days" CHECK (
         period > interval '0' AND period <= interval '36500 days'
@@ -44,14 +46,22 @@ CREATE TABLE rate_limit_definitions (
         (every IS NULL) = (zone IS NULL) AND (every IS NULL) = (anchor IS NULL)),
     CONSTRAINT "every is for a fixed window without a start" CHECK (
         every IS NULL OR kind IS NOT NULL AND kind = 'fixed window' AND start IS NULL),
+    CONSTRAINT "at_once must be from 1 to 10000" CHECK (at_once BETWEEN 1 AND 10000),
+    CONSTRAINT "lease must be from 1 ms to 36500 days, without months" CHECK (
+        lease >= interval '1 millisecond' AND lease <= interval '36500 days'
+        AND date_part('year', lease) = 0 AND date_part('month', lease) = 0),
     CONSTRAINT "until must be an instant" CHECK (isfinite(until)),
     CONSTRAINT "capacity must fill within 36500 days at this rate" CHECK (
         coalesce(capacity, rate) / rate * date_part('epoch', period) <= 36500 * 86400.0),
 
     -- A row that has a kind is a program's, and whole. NULL as its capacity is its rate.
     CONSTRAINT "a program's row must be whole" CHECK (
-        kind IS NULL OR key IS NULL AND rate IS NOT NULL AND period IS NOT NULL
-            AND max_reserved IS NOT NULL AND shards IS NOT NULL AND enabled AND until IS NULL),
+        kind IS NULL OR key IS NULL AND enabled AND until IS NULL AND (kind = 'in flight'
+            OR rate IS NOT NULL AND period IS NOT NULL AND max_reserved IS NOT NULL AND shards IS NOT NULL)),
+    CONSTRAINT "at_once and lease are those of a limit of how many at once, which has nothing else" CHECK (
+        kind IS NULL OR CASE WHEN kind = 'in flight' THEN at_once IS NOT NULL AND lease IS NOT NULL
+                AND num_nonnulls(rate, period, capacity, max_reserved, shards, start, slots, every) = 0
+            ELSE num_nonnulls(at_once, lease) = 0 END),
     CONSTRAINT "slots are those of a sliding window, which has them" CHECK (kind IS NULL OR (kind = 'sliding window') = (slots IS NOT NULL)),
     CONSTRAINT "capacity is not for a sliding window" CHECK (kind <> 'sliding window' OR capacity IS NULL),
     CONSTRAINT "start is not for a token bucket" CHECK (kind <> 'token bucket' OR start IS NULL),
@@ -72,7 +82,7 @@ COMMENT ON TABLE rate_limit_definitions IS
 COMMENT ON COLUMN rate_limit_definitions.key IS
     'Whose override it is; NULL for all keys.';
 COMMENT ON COLUMN rate_limit_definitions.kind IS
-    'token bucket, fixed window or sliding window, in the row that a program has published; leave it NULL in an override.';
+    'token bucket, fixed window, sliding window or in flight, in the row that a program has published; leave it NULL in an override.';
 COMMENT ON COLUMN rate_limit_definitions.rate IS
     'Tokens that are refilled in each period.';
 COMMENT ON COLUMN rate_limit_definitions.every IS
@@ -81,6 +91,8 @@ COMMENT ON COLUMN rate_limit_definitions.capacity IS
     'The most tokens that a key holds: 0 for none. A program''s is NULL when it is the rate, and follows an override of that.';
 COMMENT ON COLUMN rate_limit_definitions.max_reserved IS
     'The deepest debt, in tokens: 0 for none, Infinity for no bound.';
+COMMENT ON COLUMN rate_limit_definitions.at_once IS
+    'Of a limit of how many at once, the slots of each key; lease is for how long one is held that nobody renews.';
 COMMENT ON COLUMN rate_limit_definitions.enabled IS
     'Whether an override is in use.';
 COMMENT ON COLUMN rate_limit_definitions.until IS
@@ -120,6 +132,10 @@ BEGIN
         RAISE EXCEPTION 'no program has published a limit "%"', NEW.name USING ERRCODE = 'foreign_key_violation';
     ELSIF published = 'sliding window' AND NEW.capacity IS NOT NULL THEN
         RAISE EXCEPTION 'limit "%" is a sliding window, whose capacity is its rate', NEW.name USING ERRCODE = 'check_violation';
+    ELSIF published = 'in flight' AND num_nonnulls(NEW.rate, NEW.period, NEW.capacity, NEW.max_reserved, NEW.slots) > 0 THEN
+        RAISE EXCEPTION 'limit "%" is one of how many at once, of which at_once and lease can be overridden', NEW.name USING ERRCODE = 'check_violation';
+    ELSIF published <> 'in flight' AND num_nonnulls(NEW.at_once, NEW.lease) > 0 THEN
+        RAISE EXCEPTION 'limit "%" is a %, which has no at_once and no lease', NEW.name, published USING ERRCODE = 'check_violation';
     ELSIF published <> 'sliding window' AND NEW.slots IS NOT NULL THEN
         RAISE EXCEPTION 'limit "%" is a %, which has no slots', NEW.name, published USING ERRCODE = 'check_violation';
     END IF;

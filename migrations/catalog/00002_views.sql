@@ -122,7 +122,25 @@ CREATE VIEW rate_limits_short AS SELECT * FROM rate_limits_now WHERE value < 1 O
 COMMENT ON VIEW rate_limits_short IS
     'Who is limited now: keys that are paused, or have less than one token.';
 
+-- A slot is a row, whose ts is the end of its lease. rate_limits_at has none of them, as what is
+-- published of them has no shards.
+CREATE VIEW rate_limits_in_flight AS
+SELECT r.name, r.key, coalesce(o.at_once, a.at_once, p.at_once) AS at_once, count(*) AS held,
+    min(r.ts) AS not_before, max(r.ts) AS until, a.id IS NOT NULL OR o.id IS NOT NULL AS overridden
+FROM rate_limits AS r
+JOIN rate_limit_definitions AS p ON p.name = r.name AND p.kind = 'in flight'
+LEFT JOIN rate_limit_definitions AS a ON a.name = r.name AND a.key IS NULL AND a.kind IS NULL
+    AND a.enabled AND (a.until IS NULL OR a.until > statement_timestamp())
+LEFT JOIN rate_limit_definitions AS o ON o.name = r.name AND o.key = r.key
+    AND o.enabled AND (o.until IS NULL OR o.until > statement_timestamp())
+WHERE r.ts > statement_timestamp()
+GROUP BY r.name, r.key, p.id, a.id, o.id;
+
+COMMENT ON VIEW rate_limits_in_flight IS
+    'What is under way now: keys of which slots are held, how many, and of how many; not_before is the first end of a lease, until the last.';
+
 -- +goose Down
+DROP VIEW rate_limits_in_flight;
 DROP VIEW rate_limits_short;
 DROP VIEW rate_limits_now;
 DROP FUNCTION rate_limits_at(timestamptz);

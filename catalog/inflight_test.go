@@ -1,0 +1,215 @@
+package catalog_test
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/catalog"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+var (
+	calls  = ratelimit.InFlight{Name: "calls", Limit: 10, Lease: time.Minute}
+	builds = ratelimit.InFlight{Name: "builds", Limit: 2}
+)
+
+func wantInFlight(t *testing.T, c *catalog.Catalog, key string, limit int, lease time.Duration) {
+	t.Helper()
+	if got, want := c.InFlight(calls, key), (ratelimit.InFlight{Name: "calls", Limit: limit, Lease: lease}); got != want {
+		t.Errorf("%q: got %v, want %v", key, got, want)
+	}
+}
+
+// A limit of how many at once is overridden as others are: for one key, for all, until an
+// instant, and in a transaction.
+func TestInFlight(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, c *catalog.Catalog, another func() *catalog.Catalog) {
+		ctx := t.Context()
+		wantInFlight(t, c, "a", 10, time.Minute)
+		must(t, c.PublishInFlight(ctx, calls, builds))
+		must(t, c.Publish(ctx, api))
+		must(t, another().PublishInFlight(ctx, builds, calls)) // changes nothing
+		if got := c.InFlights(); len(got) != 2 || got[0].Name != "builds" || got[0].Lease != ratelimit.DefaultLease || got[1] != calls {
+			t.Errorf("got %v", got)
+		}
+		if got := c.Definitions(); len(got) != 1 || got[0] != api.Definition() {
+			t.Errorf("got %v, want the limits that are rates", got)
+		}
+		must(t, c.Set(ctx, "calls", "a", catalog.Override{AtOnce: 20, Note: "a large customer"}))
+		must(t, c.SetAll(ctx, "calls", catalog.Override{AtOnce: 5, Lease: 2 * time.Minute}))
+		must(t, c.Set(ctx, "calls", "b", catalog.Override{AtOnce: 30, Off: true}))
+		must(t, c.Set(ctx, "calls", "c", catalog.Override{AtOnce: 30, Until: time.Now().Add(-time.Hour)}))
+		for _, c := range []*catalog.Catalog{c, another()} {
+			must(t, c.Refresh(ctx))
+			wantInFlight(t, c, "a", 20, 2*time.Minute)
+			wantInFlight(t, c, "b", 5, 2*time.Minute)
+			wantInFlight(t, c, "c", 5, 2*time.Minute)
+		}
+		if removed, err := c.Unset(ctx, "calls", "a"); !removed || err != nil {
+			t.Errorf("got %v, %v", removed, err)
+		}
+		wantInFlight(t, c, "a", 5, 2*time.Minute)
+		changes, err := c.History(ctx, "calls", 0)
+		if err != nil || len(changes) != 6 || !strings.Contains(string(changes[5].Became), `"in flight"`) || !strings.Contains(string(changes[0].Was), "20") {
+			t.Errorf("got %d changes, %v: %v", len(changes), err, changes)
+		}
+		var by pruned
+		if n, err := c.Prune(ctx, &by); n != 18 || err != nil || !slices.ContainsFunc(by, func(d ratelimit.Definition) bool { return d.Name == "builds" }) {
+			t.Errorf("pruned %d, %v, by %v", n, err, by)
+		}
+		if removed, err := c.Forget(ctx, "calls"); removed != 4 || err != nil {
+			t.Errorf("forgot %d rows, %v", removed, err)
+		}
+		wantInFlight(t, c, "b", 10, time.Minute)
+	})
+}
+
+// What does not fit is refused, with the field named: by Set, and in psql by the table.
+func TestInFlightThatDoesNotFit(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, c *catalog.Catalog, _ func() *catalog.Catalog) {
+		ctx := t.Context()
+		must(t, c.PublishInFlight(ctx, calls))
+		must(t, c.Publish(ctx, api))
+		for _, bad := range []struct {
+			name, field string
+			o           catalog.Override
+		}{
+			{"calls", "Rate", catalog.Override{Rate: 5}},
+			{"calls", "Period", catalog.Override{Period: time.Hour}},
+			{"calls", "Capacity", catalog.Override{Capacity: 5}},
+			{"calls", "MaxReserved", catalog.Override{MaxReserved: 5}},
+			{"calls", "Slots", catalog.Override{Slots: 5}},
+			{"calls", "Limit", catalog.Override{AtOnce: ratelimit.MaxInFlight + 1}},
+			{"calls", "Lease", catalog.Override{Lease: time.Microsecond}},
+			{"api", "AtOnce", catalog.Override{AtOnce: 5}},
+			{"api", "Lease", catalog.Override{Lease: time.Hour}},
+		} {
+			var field *ratelimit.FieldError
+			if err := c.Set(ctx, bad.name, "a", bad.o); !errors.As(err, &field) || field.Field != bad.field || field.Limit != bad.name {
+				t.Errorf("%s of %s: got %v", bad.field, bad.name, err)
+			}
+		}
+		if err := c.PublishInFlight(ctx, builds, ratelimit.InFlight{Name: "none"}); !errors.Is(err, ratelimit.ErrInvalid) || len(c.InFlights()) != 1 {
+			t.Errorf("got %v, and %v is published", err, c.InFlights())
+		}
+		if got := c.Overrides("calls"); len(got) != 0 {
+			t.Errorf("got %v", got)
+		}
+	})
+}
+
+func TestInFlightRowsByHand(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	ctx := t.Context()
+	c, l := newCatalog(t, db)
+	must(t, c.PublishInFlight(ctx, calls))
+	must(t, c.Publish(ctx, api))
+	exec(t, db, "INSERT INTO rate_limit_definitions (name, key, at_once, lease) VALUES ('calls', 'a', 20, '1 hour')")
+	must(t, c.Refresh(ctx))
+	wantInFlight(t, c, "a", 20, time.Hour)
+	for _, bad := range []string{
+		"(name, key, at_once) VALUES ('calls', 'b', 0)", "(name, key, at_once) VALUES ('calls', 'b', 10001)",
+		"(name, key, lease) VALUES ('calls', 'b', '1 microsecond')", "(name, key, lease) VALUES ('calls', 'b', '1 month')",
+		"(name, key, rate) VALUES ('calls', 'b', 5)", "(name, key, capacity) VALUES ('calls', 'b', 5)", "(name, key, slots) VALUES ('calls', 'b', 5)",
+		"(name, key, at_once) VALUES ('api', 'b', 5)", "(name, key, lease) VALUES ('api', 'b', '1 hour')",
+		"(name, kind, at_once) VALUES ('new', 'in flight', 5)", "(name, kind, at_once, lease, rate) VALUES ('new', 'in flight', 5, '1 hour', 1)",
+		"(name, kind, rate, period, max_reserved, shards, at_once) VALUES ('new', 'token bucket', 5, '1 hour', 0, 1, 1)",
+	} {
+		if _, err := db.Pool.Exec(ctx, inSchema(db, "INSERT INTO rate_limit_definitions "+bad)); err == nil {
+			t.Errorf("accepted: %s", bad)
+		}
+	}
+
+	// A program that has a rate under this name publishes last: that is told, and each goes by its own.
+	must(t, c.Publish(ctx, ratelimit.TokenBucket{Name: "calls", Rate: 5, Period: time.Minute}))
+	if !strings.Contains(l.String(), "another kind") || len(c.Ignored()) != 1 {
+		t.Errorf("told %q, ignored %v", l, c.Ignored())
+	}
+	wantInFlight(t, c, "a", 20, time.Hour)
+	wantInFlight(t, c, "b", 10, time.Minute)
+}
+
+func TestInFlightInTransaction(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	ctx := t.Context()
+	c, _ := newCatalog(t, db)
+	err := pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
+		must(t, c.PublishInFlightTx(ctx, tx, calls))
+		must(t, c.SetTx(ctx, tx, "calls", "a", catalog.Override{AtOnce: 3}))
+		if got, err := c.InFlightTx(ctx, tx, calls, "a"); err != nil || got.Limit != 3 {
+			t.Errorf("got %v, %v", got, err)
+		}
+		must(t, c.Refresh(ctx))
+		wantInFlight(t, c, "a", 10, time.Minute)
+		return nil
+	})
+	must(t, err)
+	must(t, c.Refresh(ctx))
+	wantInFlight(t, c, "a", 3, time.Minute)
+}
+
+// The view tells of each key what Slots does, by what holds for the key; and the view of
+// rates leaves slots alone.
+func TestViewOfSlots(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	ctx := t.Context()
+	c, _ := newCatalog(t, db)
+	must(t, c.PublishInFlight(ctx, calls, builds))
+	must(t, c.Set(ctx, "calls", "b", catalog.Override{AtOnce: 1, Lease: time.Hour}))
+	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
+	must(t, err)
+	t.Cleanup(store.Close)
+	want := map[string]string{"a": "3 of 10, false", "b": "1 of 1, true"}
+	for key, n := range map[string]int{"a": 4, "b": 2, "c": 1} {
+		for i := range n {
+			slot, err := store.Acquire(ctx, c.InFlight(calls, key), key)
+			if must(t, err); slot.OK != (key != "b" || i == 0) {
+				t.Errorf("%q: got %v", key, slot)
+			}
+			if i == 0 && key != "b" {
+				must(t, store.Release(ctx, slot))
+			}
+		}
+	}
+	rows, err := db.Pool.Query(ctx, inSchema(db, "SELECT name, key, at_once, held, not_before, until, overridden FROM rate_limits_in_flight"))
+	must(t, err)
+	var (
+		name, key      string
+		atOnce, held   int
+		first, last    time.Time
+		overridden     bool
+		got            = map[string]string{}
+		_, errOfReader = pgx.ForEachRow(rows, []any{&name, &key, &atOnce, &held, &first, &last, &overridden}, func() error {
+			got[key] = fmt.Sprintf("%d of %d, %v", held, atOnce, overridden)
+			slots, err := store.Slots(ctx, calls, key)
+			must(t, err)
+			ends := make([]time.Time, len(slots))
+			for i, s := range slots {
+				ends[i] = s.Until
+			}
+			if name != "calls" || len(ends) != held || !slices.MinFunc(ends, time.Time.Compare).Equal(first) || !slices.MaxFunc(ends, time.Time.Compare).Equal(last) {
+				t.Errorf("%q: the leases end at %v, by the view from %v to %v", key, ends, first, last)
+			}
+			return nil
+		})
+	)
+	must(t, errOfReader)
+	if fmt.Sprint(got) != fmt.Sprint(want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	if seen := viewAt(t, db, time.Now(), ""); len(seen) != 0 {
+		t.Errorf("as rates they are %v", seen)
+	}
+}
