@@ -18,6 +18,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/catalog"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/memstore"
 	"github.com/pgratelimit/ratelimit/migrations"
 )
 
@@ -620,6 +621,8 @@ func TestRoundTrip(t *testing.T) {
 		ratelimit.TokenBucket{Name: "b", Rate: 10, Period: 100 * 365 * 24 * time.Hour, Capacity: ratelimit.None, MaxReserved: 1e12},
 		ratelimit.TokenBucket{Name: "b2", Rate: 0.5, Period: time.Hour, Capacity: 0.5},
 		ratelimit.FixedWindow{Name: "c", Rate: 10, Period: 24 * time.Hour, Capacity: 100, Shards: 8, Start: start},
+		ratelimit.FixedWindow{Name: "c2", Rate: 10, Every: ratelimit.Month, Zone: "Europe/Berlin", Anchor: ratelimit.Date{Year: 2026, Month: 1, Day: 31}},
+		ratelimit.FixedWindow{Name: "c3", Rate: 10, Every: ratelimit.Year, Capacity: 20, Shards: 2},
 		ratelimit.SlidingWindow{Name: "d", Rate: 10, Period: time.Minute, Slots: 1000, Start: start, MaxReserved: 5},
 		ratelimit.SlidingWindow{Name: "e'\\\u00e9", Rate: 10, Period: time.Minute},
 	}
@@ -638,6 +641,40 @@ func TestRoundTrip(t *testing.T) {
 			want.Start, got.Start = want.Start.Truncate(time.Microsecond), got.Start.Truncate(time.Microsecond)
 			if got != want {
 				t.Errorf("got %v, want %v", got, want)
+			}
+		}
+	})
+}
+
+// What is overridden of a quota by the calendar is its numbers. Its unit, zone and anchor stay, and
+// it has no period.
+func TestOverridesOfAQuota(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, c *catalog.Catalog, another func() *catalog.Catalog) {
+		ctx := t.Context()
+		quota := ratelimit.FixedWindow{Name: "quota", Rate: 1000, Every: ratelimit.Month, Zone: "Europe/Berlin", Anchor: ratelimit.Date{Year: 2026, Month: 1, Day: 31}}
+		must(t, c.Publish(ctx, quota))
+		must(t, c.Set(ctx, "quota", "a", catalog.Override{Rate: 5000}))
+		var fault *ratelimit.FieldError
+		if err := c.Set(ctx, "quota", "a", catalog.Override{Period: time.Hour}); !errors.As(err, &fault) || fault.Field != "Period" {
+			t.Errorf("got %v, want a fault of Period", err)
+		}
+		other := another()
+		must(t, other.Refresh(ctx))
+		raised := quota
+		raised.Rate = 5000
+		for _, c := range []*catalog.Catalog{c, other} {
+			wantLimit(t, c, quota, "a", raised)
+			wantLimit(t, c, quota, "b", quota)
+			mine := quota // whose customer has a zone of his own
+			mine.Zone = "America/New_York"
+			wantLimit(t, c, mine, "a", func() ratelimit.FixedWindow { m := mine; m.Rate = 5000; return m }())
+			store := memstore.New(nil)
+			for i, want := range []bool{true, false} {
+				r := c.Resolve(quota.ForN("a", 2000).Above(0.5))
+				if result, err := store.Allow(ctx, r); err != nil || result.OK != want || result.Crossed(0.3) != want {
+					t.Errorf("%v of 5,000, %d: got %v, %v", r, i, result, err)
+				}
 			}
 		}
 	})

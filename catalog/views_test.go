@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -42,6 +43,10 @@ var kinds = []ratelimit.Limit{
 	ratelimit.TokenBucket{Name: "bucket, empty", Rate: 3, Period: time.Second, Capacity: ratelimit.None, MaxReserved: 30},
 	ratelimit.FixedWindow{Name: "window", Rate: 10, Period: time.Minute, Capacity: 25, MaxReserved: 30},
 	ratelimit.FixedWindow{Name: "window, sharded", Rate: 10, Period: time.Minute, Shards: 3, MaxReserved: 30, Start: noon},
+	ratelimit.FixedWindow{Name: "month", Rate: 10, Capacity: 25, MaxReserved: 30, Every: ratelimit.Month, Zone: "Europe/Berlin", Anchor: ratelimit.Date{Year: 2026, Month: 1, Day: 31}},
+	ratelimit.FixedWindow{Name: "week, sharded", Rate: 10, Every: ratelimit.Week, Zone: "America/New_York", Shards: 3, MaxReserved: 30},
+	ratelimit.FixedWindow{Name: "day", Rate: 10, Every: ratelimit.Day, MaxReserved: 30},
+	ratelimit.FixedWindow{Name: "year", Rate: 10, Capacity: 25, MaxReserved: 30, Every: ratelimit.Year, Anchor: ratelimit.Date{Year: 2024, Month: 2, Day: 29}},
 	ratelimit.SlidingWindow{Name: "sliding", Rate: 10, Period: time.Minute, Slots: 7, MaxReserved: 30},
 	ratelimit.SlidingWindow{Name: "sliding, sharded", Rate: 12, Period: time.Minute, Slots: 12, Shards: 2, MaxReserved: 30, Start: noon.Add(7 * time.Second)},
 }
@@ -107,8 +112,13 @@ func (h *history) step() {
 	case 1:
 		h.now = h.now.Add(time.Duration(h.rand.Int64N(int64(3 * time.Second)))).Truncate(time.Microsecond)
 	}
-	if h.rand.IntN(40) == 0 {
+	switch h.rand.IntN(60) {
+	case 0, 1:
 		h.now = h.now.Add(-30 * time.Second)
+	case 2:
+		h.now = h.now.Add(time.Duration(h.rand.Int64N(int64(40 * 24 * time.Hour)))).Truncate(time.Microsecond)
+	case 3:
+		h.now = h.now.AddDate(0, 0, -h.rand.IntN(9))
 	}
 	var err error
 	what := h.rand.IntN(20)
@@ -122,7 +132,7 @@ func (h *history) step() {
 		if h.rand.IntN(2) == 0 {
 			o.Until = h.now.Add(time.Duration(h.rand.IntN(40)) * time.Second)
 		}
-		if h.rand.IntN(3) == 0 {
+		if h.rand.IntN(3) == 0 && limit.Definition().Every == 0 {
 			o.Period = time.Duration(20+h.rand.IntN(90)) * time.Second
 		}
 		h.log = append(h.log, fmt.Sprintf("%+v", o))
@@ -195,6 +205,74 @@ func (h *history) same(got seen, want ratelimit.Status) {
 		!paused.Equal(want.PausedUntil) || got.FullAt.Sub(want.FullAt()).Abs() > time.Microsecond || got.Kind != d.Kind.String() || got.Ahead != 0 {
 		h.Errorf("%q at %v: got %+v, want value %g of %g, paused until %v, full at %v\nby %v\n%s", got.Key, h.now, got,
 			want.Value, want.Capacity, want.PausedUntil, want.FullAt(), d, strings.Join(h.log[max(0, len(h.log)-60):], "\n"))
+	}
+}
+
+// What the server counts by its own zones' data are the edges that Go computes: where summer
+// time begins or ends at midnight, so that a day begins at 01:00 or its midnight is shown twice, too.
+// A zone that the server does not know is as UTC.
+func TestViewsKnowTheCalendar(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	type window struct{ At, From, To int64 }
+	windows := func(q ratelimit.FixedWindow, instants ...int64) []window {
+		t.Helper()
+		rows, err := db.Pool.Query(t.Context(), inSchema(db, `
+			SELECT i.at, rate_limits_edge($1, $2, $3, n), rate_limits_edge($1, $2, $3, n + 1)
+			FROM unnest($4::int8[]) AS i (at), rate_limits_edges($1, $2, $3, i.at) AS n`),
+			q.Every.String(), q.Zone, q.Anchor.String(), instants)
+		must(t, err)
+		all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[window])
+		must(t, err)
+		return all
+	}
+	for _, zone := range []string{"UTC", "Europe/Berlin", "America/New_York", "Asia/Beirut", "America/Havana", "Atlantic/Azores", "Asia/Kathmandu"} {
+		for _, q := range []ratelimit.FixedWindow{
+			{Every: ratelimit.Day, Anchor: ratelimit.Date{Year: 2024, Month: 1, Day: 1}},
+			{Every: ratelimit.Week, Anchor: ratelimit.Date{Year: 2030, Month: 3, Day: 31}},
+			{Every: ratelimit.Month, Anchor: ratelimit.Date{Year: 2026, Month: 1, Day: 31}},
+			{Every: ratelimit.Year, Anchor: ratelimit.Date{Year: 2024, Month: 2, Day: 29}},
+		} {
+			q.Name, q.Rate, q.Zone = "quota", 1, zone
+			d := q.Definition()
+			var want []window
+			var instants []int64
+			for _, next := d.Window("", time.Date(2019, 12, 31, 0, 0, 0, 0, time.UTC)); next.Year() < 2021; {
+				for _, at := range []time.Time{next.Add(-time.Microsecond), next, next.Add(time.Hour)} {
+					from, to := d.Window("", at)
+					want, instants = append(want, window{at.UnixMicro(), from.UnixMicro(), to.UnixMicro()}), append(instants, at.UnixMicro())
+				}
+				_, next = d.Window("", next)
+			}
+			if got := windows(q, instants...); !slices.Equal(got, want) {
+				t.Errorf("%v: got %v, want %v", d, got, want)
+			}
+		}
+	}
+	unknown := ratelimit.FixedWindow{Every: ratelimit.Month, Zone: "Europe/Nowhere", Anchor: ratelimit.Date{Year: 2024, Month: 1, Day: 1}}
+	if got := windows(unknown, noon.UnixMicro())[0].From; got != time.Date(2026, 3, 1, 0, 0, 0, 0, time.UTC).UnixMicro() {
+		t.Errorf("in a zone that the server does not know the month began at %v", time.UnixMicro(got))
+	}
+}
+
+// A customer who has moved to the west is shown what he has: the edge that he has had elsewhere
+// does not refill his quota again.
+func TestViewsOfACustomerWhoMoved(t *testing.T) {
+	t.Parallel()
+	ctx, db := t.Context(), newDB(t)
+	c, _ := newCatalog(t, db)
+	now := time.Date(2026, 3, 31, 22, 30, 0, 0, time.UTC) // April in Berlin
+	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Clock: func() time.Time { return now }})
+	must(t, err)
+	quota := ratelimit.FixedWindow{Name: "quota", Rate: 10, Every: ratelimit.Month, Zone: "Europe/Berlin"}
+	must(t, c.Publish(ctx, quota))
+	must(t, store.Take(ctx, c.ForN(quota, "k", 10)))
+	quota.Zone = "America/New_York"
+	must(t, c.Publish(ctx, quota))
+	now = now.Add(6 * time.Hour) // April in New York
+	shown := viewAt(t, db, now, "")
+	if want := time.Date(2026, 5, 1, 4, 0, 0, 0, time.UTC); len(shown) != 1 || shown[0].Value != 0 || !shown[0].FullAt.Equal(want) {
+		t.Errorf("got %+v, want nothing left until %v", shown, want)
 	}
 }
 

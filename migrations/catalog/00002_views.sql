@@ -1,5 +1,49 @@
 -- +goose Up
 
+-- The instant at which the n-th window of a quota by the calendar begins, from that of its anchor
+-- on; in UTC if the server does not know the zone. A day that a zone never had counts.
+-- +goose StatementBegin
+CREATE FUNCTION rate_limits_edge(every text, zone text, anchor date, n bigint) RETURNS bigint LANGUAGE plpgsql IMMUTABLE AS $$
+DECLARE
+    day   timestamp := CASE every WHEN 'day' THEN anchor + n::int WHEN 'week' THEN anchor + 7 * n::int
+        WHEN 'month' THEN anchor + n * interval '1 month' ELSE anchor + n * interval '1 year' END;
+    first timestamptz;
+    early timestamptz;
+BEGIN
+    BEGIN
+        first := day AT TIME ZONE zone;
+    EXCEPTION WHEN invalid_parameter_value THEN
+        RETURN extract(epoch FROM day) * 1000000;
+    END;
+    -- Of a midnight that clocks show twice, since they are set back, PostgreSQL takes the second.
+    early := (day - ((first - interval '3 hours') AT TIME ZONE zone - (first - interval '3 hours') AT TIME ZONE 'UTC')) AT TIME ZONE 'UTC';
+    IF early < first AND early AT TIME ZONE zone >= day THEN
+        first := early;
+    END IF;
+    RETURN extract(epoch FROM first) * 1000000;
+END
+$$;
+-- +goose StatementEnd
+
+-- The number of the last of them up to an instant. It is near that by the days of UTC.
+-- +goose StatementBegin
+CREATE FUNCTION rate_limits_edges(every text, zone text, anchor date, instant bigint) RETURNS bigint LANGUAGE sql IMMUTABLE
+BEGIN ATOMIC
+SELECT n
+FROM (SELECT to_timestamp(instant / 1000000.0) AT TIME ZONE 'UTC' AS day OFFSET 0) AS u
+CROSS JOIN LATERAL (
+    SELECT CASE every WHEN 'day' THEN u.day::date - anchor WHEN 'week' THEN (u.day::date - anchor) / 7
+        ELSE CASE every WHEN 'month' THEN 12 ELSE 1 END * (extract(year FROM u.day) - extract(year FROM anchor))
+            + CASE every WHEN 'month' THEN extract(month FROM u.day) - extract(month FROM anchor) ELSE 0 END
+        END::bigint AS near
+    OFFSET 0
+) AS g
+CROSS JOIN LATERAL generate_series(g.near + 2, g.near - 2, -1) AS n
+WHERE rate_limits_edge(every, zone, anchor, n) <= instant
+LIMIT 1;
+END;
+-- +goose StatementEnd
+
 -- What there is of each key that has a row, brought to an instant by what holds for it: the
 -- algebra of package bucket, for people to read. Instants within are microseconds since 1970.
 -- It is one SELECT, which PostgreSQL puts into the query that asks, so that a name and a
@@ -42,19 +86,34 @@ FROM (
             (extract(epoch FROM instant) * 1000000)::int8 AS now
         OFFSET 0
     ) AS d
-    -- A token bucket ticks with every microsecond, a fixed window with every period.
+    -- The last edge of a quota by the calendar, and that which the row has had: a customer who
+    -- has moved to the west is not refilled again within 26 hours, but by the day.
+    LEFT JOIN LATERAL (
+        SELECT rate_limits_edges(p.every, p.zone, p.anchor, d.now) AS last,
+            rate_limits_edges(p.every, p.zone, p.anchor, d.ts + CASE p.every WHEN 'day' THEN 0 ELSE 93600000000 END) AS had
+        WHERE p.every IS NOT NULL
+        OFFSET 0
+    ) AS c ON true
+    -- A token bucket ticks with every microsecond, a fixed window with every period or edge.
     CROSS JOIN LATERAL (
         SELECT CASE WHEN d.kind = 'token bucket' THEN greatest(d.ts, d.now)
+            WHEN p.every IS NOT NULL THEN greatest(d.ts, rate_limits_edge(p.every, p.zone, p.anchor, c.last))
             ELSE greatest(d.ts, d.now - (d.now - d.ts) % d.period) END AS tick
         OFFSET 0
     ) AS t
     CROSS JOIN LATERAL (
-        SELECT l.value, t.tick + CASE WHEN l.missing <= 0 THEN 0
+        SELECT l.value, CASE WHEN l.missing > 0 AND p.every IS NOT NULL
+            THEN rate_limits_edge(p.every, p.zone, p.anchor, greatest(c.last, c.had) + ceil(least(l.missing / d.rate, 1.2e16 / d.period))::int8)
+            ELSE t.tick + CASE WHEN l.missing <= 0 THEN 0
             ELSE least(CASE WHEN d.kind = 'token bucket' THEN ceil(l.missing * d.period / d.rate)
-                ELSE ceil(l.missing / d.rate) * d.period END, 1.2e16)::int8 END AS full_at
+                ELSE ceil(l.missing / d.rate) * d.period END, 1.2e16)::int8 END END AS full_at
         FROM (
             SELECT v.value, d.capacity / d.shards - v.value - greatest(abs(v.value), d.capacity / d.shards) * 7.105427357601002e-15 AS missing
-            FROM (SELECT least(r.value + (t.tick - d.ts)::float8 * d.rate / d.period, d.capacity / d.shards) AS value OFFSET 0) AS v
+            FROM (
+                SELECT least(r.value + CASE WHEN p.every IS NOT NULL THEN greatest(c.last - c.had, 0)::float8 * d.rate
+                    ELSE (t.tick - d.ts)::float8 * d.rate / d.period END, d.capacity / d.shards) AS value
+                OFFSET 0
+            ) AS v
             OFFSET 0
         ) AS l
         WHERE d.kind <> 'sliding window'
@@ -144,3 +203,5 @@ DROP VIEW rate_limits_in_flight;
 DROP VIEW rate_limits_short;
 DROP VIEW rate_limits_now;
 DROP FUNCTION rate_limits_at(timestamptz);
+DROP FUNCTION rate_limits_edges(text, text, date, bigint);
+DROP FUNCTION rate_limits_edge(text, text, date, bigint);
