@@ -26,9 +26,10 @@ const (
 	//	RateLimit: "api";r=19;t=6
 	//
 	// q is the limit's Capacity and w the time in which an empty limit fills up to it, so
-	// q/w is its rate. r is what is left, in whole tokens, and t the time within which
-	// no more than r can be used: in which another token is refilled. All times are
-	// whole seconds, rounded up. A refusal has only the limits that refused in
+	// q/w is its rate; of a quota by the calendar w is as long as the present window. r is what
+	// is left, in whole tokens, less what Policy.Above leaves to others, and t the time within
+	// which no more than r can be used: in which another token is refilled, or the quota is.
+	// All times are whole seconds, rounded up. A refusal has only the limits that refused in
 	// RateLimit, so t never ends after Retry-After.
 	Draft11 Fields = 1 << iota
 
@@ -60,7 +61,7 @@ func (m *Middleware) setFields(h http.Header, result ratelimit.Result) {
 	}
 	if m.config.Fields&Triple != 0 {
 		h.Set("RateLimit-Limit", strconv.FormatInt(int64(result.Capacity), 10))
-		h.Set("RateLimit-Remaining", strconv.FormatInt(result.Remaining, 10))
+		h.Set("RateLimit-Remaining", strconv.FormatInt(remaining(result.Status), 10))
 		h.Set("RateLimit-Reset", strconv.FormatInt(seconds(effectiveWindow(result.Status)), 10))
 	}
 }
@@ -74,7 +75,7 @@ func (m *Middleware) setDraft11(h http.Header, result ratelimit.Result) {
 		policy.Params.Add("q", int64(d.Capacity))
 		policy.Params.Add("w", seconds(fillTime(d, s)))
 		limit := httpsfv.NewItem(d.Name)
-		limit.Params.Add("r", s.Remaining)
+		limit.Params.Add("r", remaining(s))
 		limit.Params.Add("t", seconds(effectiveWindow(s)))
 		if len(m.config.PartitionSecret) > 0 {
 			pk := m.partition(s.Request)
@@ -125,7 +126,16 @@ func fillTime(d ratelimit.Definition, s ratelimit.Status) time.Duration {
 	return time.Duration(min(periods*float64(period), float64(ratelimit.MaxSpan)))
 }
 
-// effectiveWindow is the time within which no more than s.Remaining can be used: until
+// remaining is what is left for such requests, in whole tokens: what they leave to others is
+// not theirs.
+func remaining(s ratelimit.Status) int64 {
+	if s.Request.Floor == 0 {
+		return s.Remaining
+	}
+	return int64(max(0, math.Floor(s.Value-s.Request.Floor*s.Capacity+1e-9*s.Capacity)))
+}
+
+// effectiveWindow is the time within which no more than what remains can be used: until
 // there is another whole token, or for a full limit, how long that takes once one is
 // used.
 func effectiveWindow(s ratelimit.Status) time.Duration {

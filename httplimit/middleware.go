@@ -41,6 +41,12 @@ type Policy struct {
 	// Cost says how many tokens a request takes. Nil is one.
 	Cost Cost
 
+	// Above is the share of the limit's Capacity that these requests leave to others, for
+	// classes of priority: routes that are less important than others of the same limit
+	// have a middleware of their own with a larger share. See [ratelimit.Request.Above].
+	// The default is 0: they may use all of it.
+	Above float64
+
 	// Counts says, once the handler is done, whether the request counts; if not, what
 	// it took is given back. Between the two the tokens are gone, so a thousand
 	// guesses at the same time are limited too. Nil counts all. See [CountOnly] and
@@ -158,7 +164,10 @@ func policies(ps []Policy) []edge.Policy[*http.Request, Outcome] {
 
 // check finds what is wrong with c.
 func (c *Config) check(f *edge.Faults) {
-	for _, d := range edge.CheckLimits(f, c.limits()) {
+	for i, d := range edge.CheckLimits(f, c.limits()) {
+		if above := c.Policies[i].Above; !(above >= 0 && above <= 1) {
+			f.Add(&ratelimit.FieldError{Package: "httplimit", Limit: d.Name, Field: "Above", Value: above, Reason: "must be a share of the capacity, from 0 to 1"})
+		}
 		if !isFieldString(d.Name) {
 			f.Add(&ratelimit.FieldError{Package: "httplimit", Limit: d.Name, Field: "Name", Value: d.Name, Reason: "must be printable ASCII, to stand in a RateLimit field"})
 		}

@@ -48,6 +48,8 @@ func TestNewFindsFaults(t *testing.T) {
 		{"a name with a letter outside of ASCII", &httplimit.Config{Policies: named("größe")}, "printable ASCII"},
 		{"a name with a line break", &httplimit.Config{Policies: named("a\r\nSet-Cookie: b")}, "printable ASCII"},
 		{"a limit that holds nothing", &httplimit.Config{Policies: []httplimit.Policy{{Limit: empty}}}, "Capacity"},
+		{"a share above 1", &httplimit.Config{Policies: []httplimit.Policy{{Limit: perMinute, Above: 1.1}}}, "Above"},
+		{"a share that is no number", &httplimit.Config{Policies: []httplimit.Policy{{Limit: perMinute, Above: math.NaN()}}}, "Above"},
 		{"jitter above 1", &httplimit.Config{Policies: good, Jitter: 1.1}, "Jitter"},
 		{"jitter that is no number", &httplimit.Config{Policies: good, Jitter: math.NaN()}, "Jitter"},
 		{"another status for too much", &httplimit.Config{Policies: good, TooLarge: 429}, "TooLarge"},
@@ -191,6 +193,80 @@ func TestEffectiveWindow(t *testing.T) {
 		t.Fatal(err)
 	}
 	wantFields(fields(store.Allow, perDay.For("paused")), fmt.Sprintf(`"per_day";r=0;t=%d`, int(math.Ceil(result.RetryAfter.Seconds()))))
+}
+
+// The fields of a quota by the calendar tell its true reset: the customer's midnight, an hour
+// earlier where summer time has begun meanwhile. Who waits until then gets through, and nobody
+// does before.
+func TestFieldsOfAQuota(t *testing.T) {
+	clock := newClock()
+	store := memstore.New(clock.Now)
+	quota := ratelimit.FixedWindow{
+		Name: "quota", Rate: 3, Every: ratelimit.Month, Zone: "Europe/Berlin",
+		Anchor: ratelimit.Date{Year: 2026, Month: time.January, Day: 31},
+	}
+	m := newMiddleware(t, store, httplimit.Config{
+		Policies: []httplimit.Policy{{Limit: quota}}, Fields: httplimit.Draft11 | httplimit.Triple, Limits: true,
+	})
+	h := m.Handler(&answering{})
+	wantFields := func(status int, policy, limit, reset, retry string) {
+		t.Helper()
+		resp := serve(h, get("/"))
+		wantStatus(t, resp, status)
+		wantHeader(t, resp, "RateLimit-Policy", policy)
+		wantHeader(t, resp, "RateLimit", limit)
+		wantHeader(t, resp, "RateLimit-Reset", reset)
+		wantHeader(t, resp, "Retry-After", retry)
+	}
+	const spring = `"quota";q=3;w=2674800` // 31 days less an hour
+	clock.set(time.Date(2026, 3, 10, 12, 0, 0, 0, time.UTC))
+	wantFields(200, spring, `"quota";r=2;t=1764000`, "1764000", "")
+	clock.set(time.Date(2026, 3, 28, 22, 0, 0, 0, time.UTC)) // summer time begins in three hours
+	wantFields(200, spring, `"quota";r=1;t=172800`, "172800", "")
+	wantFields(200, spring, `"quota";r=0;t=172800`, "172800", "")
+	wantFields(429, spring, `"quota";r=0;t=172800`, "172800", "172800")
+	edge := time.Date(2026, 3, 30, 22, 0, 0, 0, time.UTC)
+	clock.set(edge.Add(-time.Microsecond))
+	wantFields(429, spring, `"quota";r=0;t=1`, "1", "1")
+	clock.set(edge)
+	wantFields(200, `"quota";q=3;w=2592000`, `"quota";r=2;t=2592000`, "2592000", "")
+
+	if _, err := store.Pause(t.Context(), quota, "", time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	wantFields(429, `"quota";q=3;w=2592000`, `"quota";r=2;t=3600`, "3600", "3600")
+	clock.add(time.Hour)
+	wantFields(200, `"quota";q=3;w=2592000`, `"quota";r=1;t=2588400`, "2588400", "")
+}
+
+// Routes of one limit that leave a share of it to others are refused by what is left for them.
+func TestAbove(t *testing.T) {
+	clock := newClock()
+	store := memstore.New(clock.Now)
+	limit := ratelimit.TokenBucket{Name: "api", Rate: 1, Period: time.Second, Capacity: 10}
+	route := func(above float64) http.Handler {
+		return newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: limit, Above: above}}}).Handler(&answering{})
+	}
+	batch, normal, critical := route(0.5), route(0.2), route(0)
+	wantRemaining := func(h http.Handler, status int, limit, retry string) {
+		t.Helper()
+		resp := serve(h, get("/"))
+		wantStatus(t, resp, status)
+		wantHeader(t, resp, "RateLimit", limit)
+		wantHeader(t, resp, "Retry-After", retry)
+	}
+	for left := 4; left >= 0; left-- {
+		wantRemaining(batch, 200, fmt.Sprintf(`"api";r=%d;t=1`, left), "")
+	}
+	wantRemaining(batch, 429, `"api";r=0;t=1`, "1")
+	for left := 2; left >= 0; left-- {
+		wantRemaining(normal, 200, fmt.Sprintf(`"api";r=%d;t=1`, left), "")
+	}
+	wantRemaining(normal, 429, `"api";r=0;t=1`, "1")
+	wantRemaining(critical, 200, `"api";r=1;t=1`, "")
+	wantRemaining(batch, 429, `"api";r=0;t=1`, "5") // one is left, and it needs six
+	clock.add(5 * time.Second)
+	wantRemaining(batch, 200, `"api";r=0;t=1`, "")
 }
 
 // The effective window of a sliding window ends where its next slot begins.

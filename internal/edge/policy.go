@@ -17,6 +17,7 @@ type Policy[R, O any] struct {
 	Key    func(R) (string, error)
 	Tier   func(R) (ratelimit.Limit, error)
 	Cost   func(R) (float64, error)
+	Above  float64 // the share of the limit's capacity that is left to others
 	Counts func(O) bool
 }
 
@@ -66,7 +67,7 @@ func (p *Policy[R, O]) request(r R, catalog ratelimit.Catalog) (request ratelimi
 	if err != nil {
 		return request, err
 	}
-	request = limit.ForN(key, n)
+	request = limit.ForN(key, n).Above(p.Above)
 	if catalog != nil {
 		request = catalog.Resolve(request)
 	}
