@@ -47,6 +47,8 @@ var mayImport = map[string][]string{
 	"internal/wait":      {"."},
 	"internal/mask":      {"."},
 	"internal/edge":      {".", "internal/keyqueue", "internal/mask"},
+	"internal/visible":   {},
+	"internal/inspect":   {".", "catalog", "pgstore", pgx},
 	"internal/leak":      {},
 	"catalog":            {".", pgx},
 	"memstore":           {".", "internal/bucket", "internal/decide", "internal/flight", "internal/receipt", "internal/wait", pgx},

@@ -1,19 +1,19 @@
-// Command ratelimit tries limits out and looks after them in a database. See
-// "ratelimit help".
+// Command ratelimit tries limits out, shows them as they are in a database, and looks after
+// them there. See "ratelimit help".
 package main
 
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
 	"os"
 	"runtime"
 	"runtime/debug"
-	"slices"
-	"strings"
-	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pgratelimit/ratelimit/internal/visible"
 )
 
 // Exit statuses, the same for every command.
@@ -23,30 +23,14 @@ const (
 	exitBad    = 2 // bad arguments, or a malformed file
 )
 
-// A command is one verb of the program. To add a verb, add it to commands.
-type command struct {
-	name    string
-	summary string // a line in the list of commands
-	help    string // what -h prints: usage, flags and an example
-	run     func(ctx context.Context, std streams, args []string) error
-}
-
-var commands = []command{
-	{"replay", "replay scenarios on a clock of their own, and say what each call would answer", replayHelp, replay},
-	{"migrate", "put the schema in place, take it back, or print it", migrateHelp, runMigrate},
-}
-
-// streams are what a command reads and writes.
-type streams struct {
-	in       io.Reader
-	out, err io.Writer
-}
-
 // badInput is a fault of what the command was given, be it an argument or a
 // file, and not of the machine.
 type badInput struct{ error }
 
 func (e badInput) Unwrap() error { return e.error }
+
+// bad makes a badInput of a message.
+func bad(format string, args ...any) error { return badInput{fmt.Errorf(format, args...)} }
 
 func main() {
 	os.Exit(run(context.Background(), os.Args[1:], os.Stdin, os.Stdout, os.Stderr))
@@ -54,37 +38,96 @@ func main() {
 
 // run is the whole program; it returns the exit status.
 func run(ctx context.Context, args []string, stdin io.Reader, stdout, stderr io.Writer) int {
-	err := dispatch(ctx, streams{stdin, stdout, stderr}, args)
+	root, started := newRoot()
+	root.SetArgs(args)
+	root.SetIn(stdin)
+	root.SetOut(stdout)
+	root.SetErr(stderr)
+	named, err := root.ExecuteContextC(ctx)
 	if err == nil {
 		return exitOK
 	}
-	fmt.Fprintln(stderr, "ratelimit:", err)
+	if !*started { // cobra did not like the arguments
+		err = bad("%w (see \"%s --help\")", err, named.CommandPath())
+	}
+	fmt.Fprintln(stderr, "ratelimit:", visible.Lines(err.Error()))
 	if _, bad := errors.AsType[badInput](err); bad {
 		return exitBad
 	}
 	return exitFailed
 }
 
-func dispatch(ctx context.Context, std streams, args []string) error {
-	if len(args) == 0 {
-		return badInput{fmt.Errorf("no command\n\n%s", usage())}
+// newRoot makes the program. It reports in started whether the arguments were in order, so that
+// a command began.
+func newRoot() (root *cobra.Command, started *bool) {
+	o := &options{}
+	root = &cobra.Command{
+		Use:   "ratelimit COMMAND",
+		Short: "Try rate limits out, see them, and operate them",
+		Long: `Try rate limits out, see them in a database, and operate them there.
+
+A key is printed as it is, or in double quotes with escapes if something in it is hidden;
+it can be given either way.
+
+Exit status: 0; 1 for an answer other than the one wanted, or a failure at run time;
+2 for bad arguments or a malformed file, of which nothing was done.`,
+		Version:       version(),
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		RunE: func(*cobra.Command, []string) error {
+			return bad("no command (see \"ratelimit --help\")")
+		},
 	}
-	switch args[0] {
-	case "help", "-h", "-help", "--help":
-		return help(std.out, args[1:])
-	case "version", "-version", "--version":
-		_, err := fmt.Fprintln(std.out, version())
-		return err
+	root.SetVersionTemplate("{{.Version}}\n")
+	o.addTo(root)
+	root.AddGroup(&cobra.Group{ID: seeing, Title: "See:"}, &cobra.Group{ID: operating, Title: "Operate:"}, &cobra.Group{ID: trying, Title: "Try out:"})
+	root.AddCommand(commands(o)...)
+	started = new(bool)
+	guard(root, o, started)
+	return root, started
+}
+
+// The groups of commands in the help.
+const (
+	seeing    = "see"
+	operating = "operate"
+	trying    = "try"
+)
+
+// commands are the verbs of the program.
+func commands(o *options) []*cobra.Command {
+	return []*cobra.Command{
+		lsCommand(o), showCommand(o),
+		resetCommand(o), creditCommand(o), pauseCommand(o), resumeCommand(o), pruneCommand(o), reshardCommand(o), forgetCommand(o),
+		migrateCommand(o), replayCommand(), versionCommand(),
 	}
-	cmd, err := find(args[0])
-	if err != nil {
-		return err
+}
+
+// guard notes when a command of the tree begins.
+func guard(c *cobra.Command, o *options, started *bool) {
+	if do := c.RunE; do != nil {
+		c.RunE = func(cmd *cobra.Command, args []string) error {
+			*started = true
+			if o.json && o.csv {
+				return bad("--json or --csv, and not both")
+			}
+			return do(cmd, args)
+		}
 	}
-	err = cmd.run(ctx, std, args[1:])
-	if errors.Is(err, flag.ErrHelp) {
-		return help(std.out, args[:1])
+	for _, child := range c.Commands() {
+		guard(child, o, started)
 	}
-	return err
+}
+
+func versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "version", Short: "Print the version", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintln(cmd.OutOrStdout(), version())
+			return err
+		},
+	}
 }
 
 // version returns the version of the program, of the Go that built it, and of the
@@ -95,70 +138,4 @@ func version() string {
 		version = info.Main.Version
 	}
 	return fmt.Sprintf("ratelimit %s %s %s/%s", version, runtime.Version(), runtime.GOOS, runtime.GOARCH)
-}
-
-func find(name string) (command, error) {
-	i := slices.IndexFunc(commands, func(c command) bool { return c.name == name })
-	if i < 0 {
-		return command{}, badInput{fmt.Errorf("unknown command %q\n\n%s", name, usage())}
-	}
-	return commands[i], nil
-}
-
-// help prints the help of the command that is named, or else of the program.
-func help(w io.Writer, names []string) error {
-	text := usage()
-	if len(names) > 0 {
-		cmd, err := find(names[0])
-		if err != nil {
-			return err
-		}
-		text = cmd.help
-	}
-	_, err := io.WriteString(w, text)
-	return err
-}
-
-func usage() string {
-	var b strings.Builder
-	b.WriteString("usage: ratelimit COMMAND [ARGUMENT...]\n\n")
-	table := tabwriter.NewWriter(&b, 0, 0, 3, ' ', 0)
-	for _, c := range commands {
-		fmt.Fprintf(table, "  %s\t%s\n", c.name, c.summary)
-	}
-	fmt.Fprint(table, "  version\tprint the version\n")
-	fmt.Fprint(table, "  help [COMMAND]\tsay more about a command, as -h after it does\n")
-	table.Flush() // a strings.Builder takes all that it is given
-	b.WriteString(`
-Exit status: 0; 1 for an answer other than the one wanted, or a failure at run
-time; 2 for bad arguments or a malformed file.
-`)
-	return b.String()
-}
-
-// newFlags is a command's empty set of flags. It reports faults to its caller
-// and prints nothing.
-func newFlags(name string) *flag.FlagSet {
-	flags := flag.NewFlagSet(name, flag.ContinueOnError)
-	flags.SetOutput(io.Discard)
-	return flags
-}
-
-// parse takes the flags out of args, wherever they are, and returns the rest.
-func parse(flags *flag.FlagSet, args []string) (operands []string, err error) {
-	for {
-		if err := flags.Parse(args); err != nil {
-			return nil, badUsage(flags.Name(), err)
-		}
-		if flags.NArg() == 0 {
-			return operands, nil
-		}
-		operands = append(operands, flags.Arg(0))
-		args = flags.Args()[1:]
-	}
-}
-
-// badUsage is err, from the arguments of the named command, with a way on.
-func badUsage(name string, err error) error {
-	return badInput{fmt.Errorf("%s: %w (see \"ratelimit %[1]s -h\")", name, err)}
 }

@@ -2,12 +2,15 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
-	"flag"
+	"iter"
 	"os"
 	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/spf13/cobra"
 
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
@@ -56,12 +59,13 @@ func (o outcome) wantStatus(t *testing.T, status int, messages ...string) {
 
 func TestHelp(t *testing.T) {
 	t.Parallel()
+	root, _ := newRoot()
 	for _, args := range [][]string{{"help"}, {"-h"}, {"--help"}} {
 		o := execute(t, "", args...)
 		o.wantStatus(t, exitOK)
-		for _, c := range commands {
-			if !strings.Contains(o.stdout, c.name) {
-				t.Errorf("%q does not name %s", args, c.name)
+		for _, c := range root.Commands() {
+			if !strings.Contains(o.stdout, c.Short) {
+				t.Errorf("%q does not name %s", args, c.Name())
 			}
 		}
 	}
@@ -70,7 +74,7 @@ func TestHelp(t *testing.T) {
 // Which version it is, the test of package internal/release shows.
 func TestVersion(t *testing.T) {
 	t.Parallel()
-	for _, arg := range []string{"version", "-version", "--version"} {
+	for _, arg := range []string{"version", "-v", "--version"} {
 		o := execute(t, "", arg)
 		o.wantStatus(t, exitOK)
 		if fields := strings.Fields(o.stdout); len(fields) != 4 || fields[0] != "ratelimit" || fields[2] != runtime.Version() {
@@ -79,22 +83,68 @@ func TestVersion(t *testing.T) {
 	}
 }
 
+// Each command says what it is for, how to use it, and shows it in an example that it takes.
 func TestHelpOfCommands(t *testing.T) {
 	t.Parallel()
-	for _, c := range commands {
-		for _, args := range [][]string{{"help", c.name}, {c.name, "-h"}, {c.name, "--help"}} {
+	root, _ := newRoot()
+	for c := range leaves(root) {
+		path := strings.Fields(c.CommandPath())[1:]
+		for _, args := range [][]string{append([]string{"help"}, path...), append(path, "-h"), append(path, "--help")} {
 			o := execute(t, "", args...)
 			o.wantStatus(t, exitOK)
-			if o.stdout != c.help {
+			if !strings.Contains(o.stdout, cmp.Or(c.Long, c.Short)) || !strings.Contains(o.stdout, "ratelimit "+strings.Join(path, " ")) {
 				t.Errorf("%q printed:\n%s", args, o.stdout)
 			}
 		}
-		for _, part := range []string{"usage: ratelimit " + c.name, "\nExample: ratelimit " + c.name} {
-			if !strings.Contains(c.help, part) {
-				t.Errorf("the help of %s lacks %q", c.name, part)
+		if c.GroupID == "" && c.Parent() == root {
+			continue // version, and those that cobra adds
+		}
+		for line := range strings.Lines(c.Example) {
+			line, _, _ = strings.Cut(strings.TrimSpace(line), " >")
+			found, rest, err := root.Find(words(line)[1:])
+			if err == nil {
+				err = found.ParseFlags(rest)
+			}
+			if err == nil {
+				err = found.ValidateArgs(found.Flags().Args())
+			}
+			if err != nil || found != c {
+				t.Errorf("the example %q of %s: %v", line, c.CommandPath(), err)
+			}
+		}
+		if c.Example == "" {
+			t.Errorf("%s has no example", c.CommandPath())
+		}
+	}
+}
+
+// leaves are the commands below c that do something.
+func leaves(c *cobra.Command) iter.Seq[*cobra.Command] {
+	return func(yield func(*cobra.Command) bool) {
+		for _, child := range c.Commands() {
+			if child.HasSubCommands() {
+				for leaf := range leaves(child) {
+					if !yield(leaf) {
+						return
+					}
+				}
+			} else if !yield(child) {
+				return
 			}
 		}
 	}
+}
+
+// words splits a line as a shell does, as far as single quotes go.
+func words(line string) (words []string) {
+	for i, part := range strings.Split(line, "'") {
+		if i%2 == 1 {
+			words = append(words, part)
+		} else {
+			words = append(words, strings.Fields(part)...)
+		}
+	}
+	return words
 }
 
 func TestBadArguments(t *testing.T) {
@@ -103,11 +153,10 @@ func TestBadArguments(t *testing.T) {
 		args []string
 		want string
 	}{
-		{nil, "usage: ratelimit COMMAND"},
+		{nil, "no command"},
 		{[]string{"rewind"}, `unknown command "rewind"`},
-		{[]string{"help", "rewind"}, `unknown command "rewind"`},
 		{[]string{"replay"}, "no file to replay"},
-		{[]string{"replay", "--fast", "-"}, "-fast"},
+		{[]string{"replay", "--fast", "-"}, "--fast"},
 		{[]string{"replay", "--store", "redis", "-"}, `store "redis"`},
 		{[]string{"replay", "--portable", "-"}, "--portable is for --store postgres"},
 		{[]string{"replay", "-", "-"}, "once only"},
@@ -118,6 +167,22 @@ func TestBadArguments(t *testing.T) {
 		{[]string{"migrate", "up", "--down"}, "--down is for print"},
 		{[]string{"migrate", "print", "--schema", "s"}, "print takes neither"},
 		{[]string{"migrate", "up"}, "set DATABASE_URL"},
+		{[]string{"migrate", "print", "--json"}, "takes no --json"},
+		{[]string{"ls"}, "set DATABASE_URL"},
+		{[]string{"ls", "a", "b"}, "at most 1 arg"},
+		{[]string{"ls", "a", "--csv", "--json"}, "and not both"},
+		{[]string{"ls", "a", "--most", "-1"}, "--most -1"},
+		{[]string{"ls", "a", "--prefix", `"eu`}, "begins with a quote"},
+		{[]string{"show", "a"}, "between 2 and 3 arg"},
+		{[]string{"show", "a", "k", "some"}, `count "some"`},
+		{[]string{"show", "a", "k", "NaN"}, `count "NaN"`},
+		{[]string{"show", "a", "k", "--definitions", "no-such-file"}, "no-such-file"},
+		{[]string{"credit", "a", "k"}, "accepts 3 arg"},
+		{[]string{"pause", "a", "k", "soon"}, `invalid duration "soon"`},
+		{[]string{"prune", "--history-age", "-1h"}, "--history-age -1h"},
+		{[]string{"reshard", "a", "k"}, `"from", "to" not set`},
+		{[]string{"reshard", "a", "--from", "1", "--to", "2"}, "name keys, or say --all-keys"},
+		{[]string{"forget", "a", "--catalog", "--definitions", "f"}, "--catalog is for the catalog in the database"},
 	}
 	for _, test := range tests {
 		t.Run(strings.Join(test.args, " "), func(t *testing.T) {
@@ -127,20 +192,6 @@ func TestBadArguments(t *testing.T) {
 				t.Errorf("standard output: %q", o.stdout)
 			}
 		})
-	}
-}
-
-func TestFlagsAmongOperands(t *testing.T) {
-	t.Parallel()
-	flags := flag.NewFlagSet("test", flag.ContinueOnError)
-	x := flags.Bool("x", false, "")
-	y := flags.String("y", "", "")
-	operands, err := parse(flags, []string{"a", "-x", "-", "--y", "1", "b"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got := strings.Join(operands, " "); got != "a - b" || !*x || *y != "1" {
-		t.Errorf("got operands %q, x %t, y %q", got, *x, *y)
 	}
 }
 

@@ -3,117 +3,94 @@ package main
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"io"
-	"os"
 	"slices"
 	"text/tabwriter"
-	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
 
 	"github.com/pgratelimit/ratelimit/migrate"
 	"github.com/pgratelimit/ratelimit/migrations"
 )
 
-const migrateHelp = `usage: ratelimit migrate up|down|status [--database-url URL] [--schema NAME] [--set NAME]
-       ratelimit migrate print [--set NAME] [--from VERSION] [--down]
-
-Put the schema in place, or take it back.
+const migrateLong = `Put the schema in place, or take it back.
 
   up       bring the schema to the newest version; does nothing if it is there
   down     take the newest migration back; taking back the first one drops the
            table, and all limits are full again
   status   show which migrations the database has
   print    print the SQL that builds the newest schema from nothing, for other
-           migration tools; needs no database
-
-  --database-url URL   the database; $DATABASE_URL if left out
-  --schema NAME        the schema that holds the tables, made if need be; the
-                       first of the connection's search_path if left out
-  --set NAME           another set of migrations than that of the limits, with
-                       versions of its own: catalog or functions; apply it after
-                       that one
-  --from VERSION       print what a schema needs that has the versions before, such
-                       as after an upgrade of the library
-  --down               print the SQL that takes back what would be printed without
-
-Example: ratelimit migrate up --database-url postgres://localhost/app
-`
+           migration tools; needs no database`
 
 // migrateFlags are the arguments of migrate.
 type migrateFlags struct {
-	action      string
-	databaseURL string
-	schema      string
-	set         string
-	from        int
-	down        bool
+	action string
+	set    string
+	from   int
+	down   bool
 }
 
 // migrateActions are the actions that need a database.
-var migrateActions = map[string]func(context.Context, io.Writer, *pgxpool.Pool, *migrate.Config) error{
+var migrateActions = map[string]func(context.Context, *printer, *pgxpool.Pool, *migrate.Config) error{
 	"up":     migrateUp,
 	"down":   migrateDown,
 	"status": migrateStatus,
 }
 
-func parseMigrate(args []string) (f migrateFlags, err error) {
-	flags := newFlags("migrate")
-	flags.StringVar(&f.databaseURL, "database-url", "", "")
-	flags.StringVar(&f.schema, "schema", "", "")
-	flags.StringVar(&f.set, "set", "", "")
-	flags.IntVar(&f.from, "from", 0, "")
-	flags.BoolVar(&f.down, "down", false, "")
-	operands, err := parse(flags, args)
-	if err != nil {
-		return f, err
+func migrateCommand(o *options) *cobra.Command {
+	var f migrateFlags
+	c := &cobra.Command{
+		Use:       "migrate up|down|status|print",
+		Short:     "Put the schema in place, take it back, or print it",
+		Long:      migrateLong,
+		Example:   `  ratelimit migrate up --database-url postgres://localhost/app`,
+		GroupID:   operating,
+		ValidArgs: []string{"up", "down", "status", "print"},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if len(args) == 1 {
+				f.action = args[0]
+			}
+			if err := f.check(cmd, o); err != nil {
+				return badInput{fmt.Errorf("migrate: %w (see \"ratelimit migrate --help\")", err)}
+			}
+			p := o.printer(cmd)
+			if f.action == "print" {
+				return migratePrint(p.out, f)
+			}
+			pool, err := connect(cmd.Context(), o.databaseURL)
+			if err != nil {
+				return err
+			}
+			defer pool.Close()
+			return migrateActions[f.action](cmd.Context(), p, pool, &migrate.Config{Schema: o.schema, Set: migrations.Set(f.set)})
+		},
 	}
-	if len(operands) == 1 {
-		f.action = operands[0]
-	}
+	c.Flags().StringVar(&f.set, "set", "", "another set of migrations than that of the limits, with versions of its own: catalog or functions; apply it after that one")
+	c.Flags().IntVar(&f.from, "from", 1, "print what a schema needs that has the versions before, such as after an upgrade of the library")
+	c.Flags().BoolVar(&f.down, "down", false, "print the SQL that takes back what would be printed without")
+	return o.onDatabase(c)
+}
+
+// check reports arguments that make no sense.
+func (f *migrateFlags) check(cmd *cobra.Command, o *options) error {
 	_, needsDatabase := migrateActions[f.action]
 	switch {
 	case !needsDatabase && f.action != "print":
-		err = errors.New("want one of up, down, status and print")
+		return errors.New("want one of up, down, status and print")
 	case !slices.Contains(migrations.Sets(), migrations.Set(f.set)):
-		err = fmt.Errorf("--set %q: want one of %q", f.set, migrations.Sets()[1:])
+		return fmt.Errorf("--set %q: want one of %q", f.set, migrations.Sets()[1:])
 	case needsDatabase && f.down:
-		err = errors.New("--down is for print only")
-	case needsDatabase && isSet(flags, "from"):
-		err = errors.New("--from is for print only")
-	case !needsDatabase && f.databaseURL+f.schema != "":
-		err = errors.New("print takes neither --database-url nor --schema: its names are unqualified")
+		return errors.New("--down is for print only")
+	case needsDatabase && cmd.Flags().Changed("from"):
+		return errors.New("--from is for print only")
+	case !needsDatabase && o.databaseURL+o.schema != "":
+		return errors.New("print takes neither --database-url nor --schema: its names are unqualified")
+	case !needsDatabase && o.json:
+		return errors.New("print prints SQL, and takes no --json")
 	}
-	if err != nil {
-		return f, badUsage(flags.Name(), err)
-	}
-	if !isSet(flags, "from") {
-		f.from = 1
-	}
-	return f, nil
-}
-
-func isSet(flags *flag.FlagSet, name string) (set bool) {
-	flags.Visit(func(f *flag.Flag) { set = set || f.Name == name })
-	return set
-}
-
-func runMigrate(ctx context.Context, std streams, args []string) error {
-	f, err := parseMigrate(args)
-	if err != nil {
-		return err
-	}
-	if f.action == "print" {
-		return migratePrint(std.out, f)
-	}
-	pool, err := connect(ctx, f.databaseURL)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	return migrateActions[f.action](ctx, std.out, pool, &migrate.Config{Schema: f.schema, Set: migrations.Set(f.set)})
+	return nil
 }
 
 func migratePrint(w io.Writer, f migrateFlags) error {
@@ -123,48 +100,57 @@ func migratePrint(w io.Writer, f migrateFlags) error {
 	}
 	text, err := sql(f.from)
 	if err != nil {
-		return badUsage("migrate", err)
+		return badInput{fmt.Errorf("migrate: %w", err)}
 	}
 	_, err = io.WriteString(w, text)
 	return err
 }
 
-func migrateUp(ctx context.Context, w io.Writer, pool *pgxpool.Pool, cfg *migrate.Config) error {
+func migrateUp(ctx context.Context, p *printer, pool *pgxpool.Pool, cfg *migrate.Config) error {
 	applied, err := migrate.Up(ctx, pool, cfg)
 	if err != nil {
 		return err
 	}
 	for _, m := range applied {
-		fmt.Fprintln(w, "applied", m.Name)
+		p.say("applied %s", m.Name)
+	}
+	if p.json {
+		return p.migrations(applied)
 	}
 	if len(applied) > 0 {
 		return nil
 	}
-	fmt.Fprintln(w, "nothing to apply")
+	p.say("nothing to apply")
 	all, err := migrate.Status(ctx, pool, cfg)
-	tellUntracked(w, cfg, all)
+	p.tellUntracked(cfg, all)
 	return err
 }
 
-func migrateDown(ctx context.Context, w io.Writer, pool *pgxpool.Pool, cfg *migrate.Config) error {
+func migrateDown(ctx context.Context, p *printer, pool *pgxpool.Pool, cfg *migrate.Config) error {
 	undone, err := migrate.Down(ctx, pool, cfg)
 	if err != nil {
 		return err
 	}
 	if undone == nil {
-		fmt.Fprintln(w, "nothing to take back")
+		p.say("nothing to take back")
 		return nil
 	}
-	fmt.Fprintln(w, "took back", undone.Name)
+	if p.json {
+		return p.migrations([]migrate.Migration{*undone})
+	}
+	p.say("took back %s", undone.Name)
 	return nil
 }
 
-func migrateStatus(ctx context.Context, w io.Writer, pool *pgxpool.Pool, cfg *migrate.Config) error {
+func migrateStatus(ctx context.Context, p *printer, pool *pgxpool.Pool, cfg *migrate.Config) error {
 	all, err := migrate.Status(ctx, pool, cfg)
 	if err != nil {
 		return err
 	}
-	table := tabwriter.NewWriter(w, 0, 0, 3, ' ', 0)
+	if p.json {
+		return p.migrations(all)
+	}
+	table := tabwriter.NewWriter(p.out, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(table, "VERSION\tAPPLIED\tMIGRATION")
 	for _, m := range all {
 		fmt.Fprintf(table, "%d\t%s\t%s\n", m.Version, yesNo(m.Applied), m.Name)
@@ -172,50 +158,29 @@ func migrateStatus(ctx context.Context, w io.Writer, pool *pgxpool.Pool, cfg *mi
 	if err := table.Flush(); err != nil {
 		return err
 	}
-	tellUntracked(w, cfg, all)
+	p.tellUntracked(cfg, all)
+	return nil
+}
+
+// migrations writes migrations as JSON.
+func (p *printer) migrations(all []migrate.Migration) error {
+	for _, m := range all {
+		err := p.object(struct {
+			Version   int64  `json:"version"`
+			Name      string `json:"name"`
+			Applied   bool   `json:"applied"`
+			Untracked bool   `json:"untracked,omitempty"` // another tool made it
+		}{int64(m.Version), m.Name, m.Applied, m.Untracked})
+		if err != nil {
+			return err
+		}
+	}
 	return nil
 }
 
 // tellUntracked says that another tool made the table, if it did.
-func tellUntracked(w io.Writer, cfg *migrate.Config, all []migrate.Migration) {
+func (p *printer) tellUntracked(cfg *migrate.Config, all []migrate.Migration) {
 	if len(all) > 0 && all[0].Untracked {
-		fmt.Fprintf(w, "another tool made the table: there is no %s\n", cfg.Set.VersionTable())
+		p.say("another tool made the table: there is no %s", cfg.Set.VersionTable())
 	}
-}
-
-func yesNo(b bool) string {
-	if b {
-		return "yes"
-	}
-	return "no"
-}
-
-// connectTimeout bounds the first attempt to reach the database.
-const connectTimeout = 10 * time.Second
-
-// connect opens a pool on the database at url, or else at $DATABASE_URL, and
-// makes sure that it answers. No error shows a password.
-func connect(ctx context.Context, url string) (*pgxpool.Pool, error) {
-	if url == "" {
-		url = os.Getenv("DATABASE_URL")
-	}
-	if url == "" {
-		return nil, badInput{errors.New("no database: give --database-url, or set DATABASE_URL")}
-	}
-	config, err := pgxpool.ParseConfig(url)
-	if err != nil {
-		// The cause may quote part of the password.
-		return nil, badInput{errors.New("the database URL is not valid (not shown, as it may hold a password)")}
-	}
-	pool, err := pgxpool.NewWithConfig(ctx, config)
-	if err != nil {
-		return nil, fmt.Errorf("open a pool: %w", err)
-	}
-	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
-	defer cancel()
-	if err := pool.Ping(ctx); err != nil {
-		pool.Close()
-		return nil, fmt.Errorf("reach the database: %w", err)
-	}
-	return pool, nil
 }

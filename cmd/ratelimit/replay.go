@@ -13,23 +13,14 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/spf13/cobra"
+
 	"github.com/pgratelimit/ratelimit"
 )
 
-const replayHelp = `usage: ratelimit replay [--verify] [--store memory|postgres [--portable]] FILE...
-
-Replay scenarios, each on an empty store, and print the answer to each call, one
+const replayLong = `Replay scenarios, each on an empty store, and print the answer to each call, one
 JSON object a line. FILE is a scenario; - is standard input. All files are read
 before the first call, and nothing is replayed if one of them is malformed.
-
-  --store memory    keep the limits in memory (the default)
-  --store postgres  keep them in PostgreSQL, in a schema that is dropped at the
-                    end: in the database that DATABASE_URL names, or else on a
-                    server that is started for it
-  --portable        on postgres: the form of the statements that runs everywhere
-  --verify          compare each answer with the call's "want", stop at the
-                    first that differs with exit status 1, and say on standard
-                    error how many agreed; the answers are printed all the same
 
 A scenario has one JSON object a line, a definition or a call; empty lines and
 lines that begin with # are passed over. Times are offsets from one instant.
@@ -51,10 +42,7 @@ call, counted from 0, took was really the count; no limit), reset, credit, pause
 capacity is to be left, such as 0.2. Several limits in one call are written
 "all": [{"limit": "a", "count": 5}, {"limit": "b"}]. A want of
 {"error": "never"} is for a call that can never succeed, {"error": "invalid"}
-for one that makes no sense, such as a negative count.
-
-Example: ratelimit replay --store postgres --verify scenarios/*.jsonl
-`
+for one that makes no sense, such as a negative count.`
 
 // replayFlags are the arguments of replay.
 type replayFlags struct {
@@ -64,34 +52,43 @@ type replayFlags struct {
 	files    []string
 }
 
-func parseReplay(args []string) (f replayFlags, err error) {
-	flags := newFlags("replay")
-	flags.StringVar(&f.store, "store", "memory", "")
-	flags.BoolVar(&f.portable, "portable", false, "")
-	flags.BoolVar(&f.verify, "verify", false, "")
-	if f.files, err = parse(flags, args); err != nil {
-		return f, err
+func replayCommand() *cobra.Command {
+	var f replayFlags
+	c := &cobra.Command{
+		Use:     "replay FILE...",
+		Short:   "Replay scenarios on a clock of their own, and say what each call would answer",
+		Long:    replayLong,
+		Example: `  ratelimit replay --store postgres --verify scenarios/*.jsonl`,
+		GroupID: trying,
+		RunE: func(cmd *cobra.Command, args []string) error {
+			f.files = args
+			if err := f.check(); err != nil {
+				return badInput{fmt.Errorf("replay: %w (see \"ratelimit replay --help\")", err)}
+			}
+			return replay(cmd, f)
+		},
 	}
-	switch {
-	case f.store != "memory" && f.store != "postgres":
-		err = fmt.Errorf("store %q: want memory or postgres", f.store)
-	case f.portable && f.store != "postgres":
-		err = errors.New("--portable is for --store postgres only")
-	case len(f.files) == 0:
-		err = errors.New("no file to replay")
-	}
-	if err != nil {
-		return f, badUsage(flags.Name(), err)
-	}
-	return f, nil
+	c.Flags().StringVar(&f.store, "store", "memory", `where the limits are kept: "memory", or "postgres" for PostgreSQL, in a schema that is dropped at the end: in the database that DATABASE_URL names, or else on a server that is started for it`)
+	c.Flags().BoolVar(&f.portable, "portable", false, "on postgres: the form of the statements that runs everywhere")
+	c.Flags().BoolVar(&f.verify, "verify", false, `compare each answer with the call's "want", stop at the first that differs with exit status 1, and say on standard error how many agreed; the answers are printed all the same`)
+	return c
 }
 
-func replay(ctx context.Context, std streams, args []string) error {
-	flags, err := parseReplay(args)
-	if err != nil {
-		return err
+// check reports arguments that make no sense.
+func (f *replayFlags) check() error {
+	switch {
+	case f.store != "memory" && f.store != "postgres":
+		return fmt.Errorf("store %q: want memory or postgres", f.store)
+	case f.portable && f.store != "postgres":
+		return errors.New("--portable is for --store postgres only")
+	case len(f.files) == 0:
+		return errors.New("no file to replay")
 	}
-	scenarios, err := readScenarios(std.in, flags.files)
+	return nil
+}
+
+func replay(cmd *cobra.Command, flags replayFlags) error {
+	scenarios, err := readScenarios(cmd.InOrStdin(), flags.files)
 	if err != nil {
 		return err
 	}
@@ -100,7 +97,7 @@ func replay(ctx context.Context, std streams, args []string) error {
 	// that is stopped must not leave its schema behind. The second signal ends the
 	// program at once. A pipe that was closed is no signal then, but an error of
 	// the writing.
-	ctx, stop := signal.NotifyContext(ctx, os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
+	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM, syscall.SIGHUP)
 	defer stop()
 	context.AfterFunc(ctx, stop)
 	signal.Ignore(syscall.SIGPIPE)
@@ -110,21 +107,14 @@ func replay(ctx context.Context, std streams, args []string) error {
 	if err != nil {
 		return err
 	}
-	agreed, err := replayAll(ctx, b, scenarios, std.out, flags.verify)
+	agreed, err := replayAll(ctx, b, scenarios, cmd.OutOrStdout(), flags.verify)
 	if err := errors.Join(err, b.close()); err != nil {
 		return err
 	}
 	if flags.verify {
-		fmt.Fprintf(std.err, "%s in %s agreed, on %s\n", plural(agreed, "call"), plural(len(scenarios), "file"), b)
+		fmt.Fprintf(cmd.ErrOrStderr(), "%s in %s agreed, on %s\n", plural(agreed, "call"), plural(len(scenarios), "file"), b)
 	}
 	return nil
-}
-
-func plural(n int, thing string) string {
-	if n == 1 {
-		return "1 " + thing
-	}
-	return fmt.Sprintf("%d %ss", n, thing)
 }
 
 func readScenarios(stdin io.Reader, files []string) ([]scenario, error) {

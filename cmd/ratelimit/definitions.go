@@ -1,0 +1,247 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"os"
+	"time"
+	"unicode/utf8"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/catalog"
+)
+
+// A definitionsFile is definitions and overrides, as catalog export prints them: JSON values
+// one after the other, or in an array. A definition may stand by itself, or as
+// {"limit": {…}}, as in a scenario; an override is {"override": {…}}.
+type definitionsFile struct {
+	name    string
+	entries []fileEntry
+}
+
+// A fileEntry is a definition or an override, and where it stands.
+type fileEntry struct {
+	line       int
+	definition *ratelimit.Definition
+	override   *catalog.Entry
+}
+
+// readDefinitions reads a file of definitions; - is standard input.
+func readDefinitions(stdin io.Reader, file string) (*definitionsFile, error) {
+	name, text, err := readFile(stdin, file)
+	if err != nil {
+		return nil, badInput{err}
+	}
+	return parseDefinitions(name, text)
+}
+
+// readCatalog reads a file of definitions as a catalog in memory.
+func readCatalog(ctx context.Context, file string) (*catalog.Catalog, error) {
+	f, err := readDefinitions(os.Stdin, file)
+	if err != nil {
+		return nil, err
+	}
+	return f.catalog(ctx)
+}
+
+func parseDefinitions(name string, text []byte) (*definitionsFile, error) {
+	f := &definitionsFile{name: name}
+	if !utf8.Valid(text) {
+		return nil, bad("%s: not valid UTF-8", name)
+	}
+	text = withoutComments(text)
+	d := json.NewDecoder(bytes.NewReader(text))
+	open := false // is an array open?
+	for {
+		at := skipTo(text, d.InputOffset())
+		if at == len(text) && !open {
+			return f, nil
+		}
+		if at == len(text) {
+			return nil, bad("%s: the array does not end", name)
+		}
+		line := 1 + bytes.Count(text[:at], []byte("\n"))
+		fault := func(err error) error { return badInput{fmt.Errorf("%s:%d: %w", name, line, plain(err))} }
+		if !open && text[at] == '[' || open && text[at] == ']' {
+			if _, err := d.Token(); err != nil {
+				return nil, fault(err)
+			}
+			open = !open
+			continue
+		}
+		var raw json.RawMessage
+		if err := d.Decode(&raw); err != nil {
+			return nil, fault(err)
+		}
+		entry, err := parseEntry(raw)
+		if err != nil {
+			return nil, badInput{fmt.Errorf("%s:%d: %w", name, line, err)}
+		}
+		entry.line = line
+		f.entries = append(f.entries, entry)
+	}
+}
+
+// withoutComments empties lines that begin with #, which are comments.
+func withoutComments(text []byte) []byte {
+	var kept bytes.Buffer
+	for line := range bytes.Lines(text) {
+		if bytes.HasPrefix(bytes.TrimSpace(line), []byte("#")) {
+			line = []byte("\n")
+		}
+		kept.Write(line)
+	}
+	return kept.Bytes()
+}
+
+// skipTo returns where the next value begins, at or after an offset.
+func skipTo(text []byte, offset int64) int {
+	rest := bytes.TrimLeft(text[offset:], " \t\r\n,")
+	return len(text) - len(rest)
+}
+
+// parseEntry reads a definition or an override.
+func parseEntry(raw json.RawMessage) (fileEntry, error) {
+	var wrapped map[string]json.RawMessage
+	if err := json.Unmarshal(raw, &wrapped); err != nil {
+		return fileEntry{}, errors.New("want a JSON object")
+	}
+	if of, ok := wrapped["override"]; ok && len(wrapped) == 1 {
+		var o overrideJSON
+		if err := decode(of, &o, true); err != nil {
+			return fileEntry{}, err
+		}
+		entry, err := o.entry()
+		return fileEntry{override: entry}, err
+	}
+	if of, ok := wrapped["limit"]; ok && len(wrapped) == 1 {
+		raw = of
+	}
+	var d ratelimit.Definition
+	if err := d.UnmarshalJSON(raw); err != nil {
+		return fileEntry{}, err
+	}
+	return fileEntry{definition: &d}, nil
+}
+
+// catalog returns the file as a catalog in memory. An error names the line.
+func (f *definitionsFile) catalog(ctx context.Context) (*catalog.Catalog, error) {
+	c, err := catalog.NewInMemory(&catalog.Config{Logger: silent})
+	if err != nil {
+		return nil, err
+	}
+	if err := f.publish(ctx, c); err != nil {
+		return nil, err
+	}
+	return c, c.Refresh(ctx)
+}
+
+func (f *definitionsFile) publish(ctx context.Context, c *catalog.Catalog) error {
+	var limits []ratelimit.Limit
+	first := map[string]int{}
+	for _, e := range f.entries {
+		if e.definition == nil {
+			continue
+		}
+		if line, twice := first[e.definition.Name]; twice {
+			return bad("%s:%d: limit %q is defined twice, first in line %d", f.name, e.line, e.definition.Name, line)
+		}
+		first[e.definition.Name] = e.line
+		limits = append(limits, e.definition.Limit())
+	}
+	if err := c.Publish(ctx, limits...); err != nil {
+		return badInput{fmt.Errorf("%s: %w", f.name, err)}
+	}
+	for _, e := range f.entries {
+		if e.override == nil {
+			continue
+		}
+		if err := setEntry(ctx, c, e.override); err != nil {
+			return badInput{fmt.Errorf("%s:%d: %w", f.name, e.line, err)}
+		}
+	}
+	return nil
+}
+
+// setEntry sets an override.
+func setEntry(ctx context.Context, c *catalog.Catalog, e *catalog.Entry) error {
+	if e.All {
+		return c.SetAll(ctx, e.Name, e.Override)
+	}
+	return c.Set(ctx, e.Name, e.Key, e.Override)
+}
+
+// overrideJSON is an override as a file has it.
+type overrideJSON struct {
+	Name        string    `json:"name"`
+	Key         *string   `json:"key,omitempty"` // left out for all keys
+	Rate        float64   `json:"rate,omitempty"`
+	Period      duration  `json:"period,omitzero"`
+	Capacity    amount    `json:"capacity,omitzero"`
+	MaxReserved amount    `json:"maxReserved,omitzero"`
+	Slots       int       `json:"slots,omitempty"`
+	Until       time.Time `json:"until,omitzero"`
+	Off         bool      `json:"off,omitempty"`
+	Note        string    `json:"note,omitempty"`
+}
+
+func overrideOf(e *catalog.Entry) overrideJSON {
+	o := overrideJSON{
+		Name: e.Name, Rate: e.Rate, Period: duration(e.Period), Capacity: amount(e.Capacity), MaxReserved: amount(e.MaxReserved),
+		Slots: e.Slots, Until: e.Until, Off: e.Off, Note: e.Note,
+	}
+	if !e.All {
+		o.Key = &e.Key
+	}
+	return o
+}
+
+func (o *overrideJSON) entry() (*catalog.Entry, error) {
+	if o.Name == "" {
+		return nil, errors.New(`override: "name" is missing`)
+	}
+	e := &catalog.Entry{Name: o.Name, All: o.Key == nil, Override: catalog.Override{
+		Rate: o.Rate, Period: time.Duration(o.Period), Capacity: float64(o.Capacity), MaxReserved: float64(o.MaxReserved),
+		Slots: o.Slots, Until: o.Until, Off: o.Off, Note: o.Note,
+	}}
+	if !e.All {
+		e.Key = *o.Key
+	}
+	return e, nil
+}
+
+// amount is a capacity or a bound on debt, as a limit's field has it; in JSON and in flags a
+// number, "none" or "unlimited".
+type amount float64
+
+func (a amount) MarshalJSON() ([]byte, error) {
+	switch {
+	case a == ratelimit.None:
+		return []byte(`"none"`), nil
+	case math.IsInf(float64(a), 1):
+		return []byte(`"unlimited"`), nil
+	}
+	return json.Marshal(float64(a))
+}
+
+func (a *amount) UnmarshalJSON(text []byte) error {
+	switch string(text) {
+	case `"none"`:
+		*a = ratelimit.None
+		return nil
+	case `"unlimited"`:
+		*a = amount(math.Inf(1))
+		return nil
+	}
+	var v float64
+	if err := json.Unmarshal(text, &v); err != nil {
+		return fmt.Errorf(`%s: must be a number, "none" or "unlimited"`, text)
+	}
+	*a = amount(v)
+	return nil
+}

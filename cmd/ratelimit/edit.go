@@ -1,0 +1,373 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/inspect"
+	"github.com/pgratelimit/ratelimit/internal/visible"
+)
+
+func isInvalid(err error) bool {
+	return errors.Is(err, ratelimit.ErrInvalid) || errors.Is(err, ratelimit.ErrExceedsCapacity)
+}
+
+// An edit is a verb that changes keys of a limit.
+type edit struct {
+	*options
+	cmd   *cobra.Command
+	desk  *inspect.Desk
+	limit ratelimit.Limit
+	keys  []string
+}
+
+// edit opens the database for a verb that changes keys of a limit, and runs it.
+func (o *options) edit(cmd *cobra.Command, name string, keys []string, do func(ctx context.Context, e *edit) error) error {
+	e := &edit{options: o, cmd: cmd}
+	for _, argument := range keys {
+		key, err := keyOf(argument)
+		if err != nil {
+			return err
+		}
+		e.keys = append(e.keys, key)
+	}
+	d, err := o.desk(cmd.Context())
+	if err != nil {
+		return err
+	}
+	defer d.Pool.Close()
+	e.desk = d
+	if e.limit, err = limitOf(d, name); err != nil {
+		return err
+	}
+	for _, key := range e.keys { // all of them before the first is changed
+		if err := e.of(key).Validate(); err != nil {
+			return badInput{err}
+		}
+	}
+	return asBad(do(cmd.Context(), e))
+}
+
+// of is a request by what holds for a key.
+func (e *edit) of(key string) ratelimit.Request { return e.desk.Catalog.For(e.limit, key) }
+
+// done tells what a key has after it was changed.
+func (e *edit) done(ctx context.Context, what, key string) error {
+	result, err := e.desk.Store.Check(ctx, e.of(key).Limit.ForN(key, 0))
+	if err != nil {
+		return fmt.Errorf("%s is done; reading it again failed: %w", what, err)
+	}
+	p := e.printer(e.cmd)
+	if p.json {
+		held := e.of(key).Limit.Definition()
+		return p.object(keyJSONOf(inspect.Key{Status: result.Status, Overridden: held != e.limit.Definition()}))
+	}
+	paused := ""
+	if !result.PausedUntil.IsZero() {
+		paused = ", paused until " + inspect.Instant(result.PausedUntil)
+	}
+	p.say("%s %s: %s of %s left%s", what, p.key(key), inspect.Amount(result.Value), inspect.Amount(result.Capacity), paused)
+	return nil
+}
+
+// describe names keys of a limit for a question.
+func (e *edit) describe() string {
+	name := visible.Text(ratelimit.NameOf(e.limit))
+	if len(e.keys) == 1 {
+		return fmt.Sprintf("key %s of %s", visible.Short(e.keys[0], keyWidth), name)
+	}
+	return fmt.Sprintf("%d keys of %s", len(e.keys), name)
+}
+
+func resetCommand(o *options) *cobra.Command {
+	return o.losing(o.onLimits(&cobra.Command{
+		Use:     "reset LIMIT KEY...",
+		Short:   "Forget what keys have used, so that they are full",
+		Long:    "Forget what keys of a limit have used: they are full again, and their debt and pause are gone.",
+		Example: `  ratelimit reset failed_logins alice --yes`,
+		GroupID: operating,
+		Args:    cobra.MinimumNArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return o.edit(cmd, args[0], args[1:], func(ctx context.Context, e *edit) error {
+				if ok, err := o.confirmed(cmd, "reset "+e.describe()); !ok {
+					return err
+				}
+				for _, key := range e.keys {
+					if err := e.desk.Store.Reset(ctx, e.of(key).Limit, key); err != nil {
+						return err
+					}
+					if err := e.done(ctx, "reset", key); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		},
+	}))
+}
+
+func creditCommand(o *options) *cobra.Command {
+	return o.onLimits(&cobra.Command{
+		Use:     "credit LIMIT KEY COUNT",
+		Short:   "Give tokens back to a key",
+		Long:    "Give tokens back to a key of a limit, no more than fit below its capacity.",
+		Example: `  ratelimit credit llm_tokens 'org 7' 5000`,
+		GroupID: operating,
+		Args:    cobra.ExactArgs(3),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			count, err := countOf(args[2])
+			if err != nil {
+				return err
+			}
+			return o.edit(cmd, args[0], args[1:2], func(ctx context.Context, e *edit) error {
+				if _, err := e.desk.Store.Credit(ctx, e.desk.Catalog.ForN(e.limit, e.keys[0], count)); err != nil {
+					return err
+				}
+				return e.done(ctx, "credited", e.keys[0])
+			})
+		},
+	})
+}
+
+func pauseCommand(o *options) *cobra.Command {
+	return o.losing(o.onLimits(&cobra.Command{
+		Use:   "pause LIMIT KEY... DURATION",
+		Short: "Let nothing be allowed for some time",
+		Long: `Let nothing be allowed to keys of a limit, and nothing come in, for a duration such as 30s
+or 2h. What is there is gone. The later of two pauses holds. The key of a limit that is not
+divided by keys is ''.`,
+		Example: `  ratelimit pause call_partner '' 30s --yes`,
+		GroupID: operating,
+		Args:    cobra.MinimumNArgs(3),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			last := len(args) - 1
+			lasts, err := time.ParseDuration(args[last])
+			if err != nil {
+				return bad("%w: want a duration such as 30s", err)
+			}
+			return o.edit(cmd, args[0], args[1:last], func(ctx context.Context, e *edit) error {
+				if ok, err := o.confirmed(cmd, fmt.Sprintf("pause %s for %s", e.describe(), lasts)); !ok {
+					return err
+				}
+				requests := make([]ratelimit.Request, len(e.keys))
+				for i, key := range e.keys {
+					requests[i] = e.of(key)
+				}
+				if _, err := e.desk.Store.PauseEach(ctx, requests, lasts); err != nil {
+					return err
+				}
+				for _, key := range e.keys {
+					if err := e.done(ctx, "paused", key); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		},
+	}))
+}
+
+func resumeCommand(o *options) *cobra.Command {
+	return o.onLimits(&cobra.Command{
+		Use:     "resume LIMIT KEY...",
+		Short:   "End a pause before its time",
+		Example: `  ratelimit resume call_partner ''`,
+		GroupID: operating,
+		Args:    cobra.MinimumNArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return o.edit(cmd, args[0], args[1:], func(ctx context.Context, e *edit) error {
+				for _, key := range e.keys {
+					if err := e.desk.Store.Resume(ctx, e.of(key).Limit, key); err != nil {
+						return err
+					}
+					if err := e.done(ctx, "resumed", key); err != nil {
+						return err
+					}
+				}
+				return nil
+			})
+		},
+	})
+}
+
+func pruneCommand(o *options) *cobra.Command {
+	var history time.Duration
+	c := &cobra.Command{
+		Use:   "prune",
+		Short: "Delete rows that mean the same as no row",
+		Long: `Delete the rows that are full, have been for a minute and are not paused, by every definition
+and override that is known of their limit. Nothing is lost. Rows of limits that are not
+defined stay: see forget. It may run beside any traffic.
+
+When definitions are from a file, it must have all plans of a limit, as overrides.`,
+		Example: `  ratelimit prune
+  ratelimit prune --history-age 2160h`,
+		GroupID: operating,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if history < 0 {
+				return bad("--history-age %s: must not be negative", history)
+			}
+			d, err := o.desk(cmd.Context())
+			if err != nil {
+				return err
+			}
+			defer d.Pool.Close()
+			deleted, err := d.Catalog.Prune(cmd.Context(), d.Store)
+			if err != nil {
+				return fmt.Errorf("after %s: %w", plural(int(deleted), "row"), err)
+			}
+			var changes int64
+			if history > 0 {
+				if changes, err = d.Catalog.PruneHistory(cmd.Context(), history); err != nil {
+					return err
+				}
+			}
+			p := o.printer(cmd)
+			if p.json {
+				return p.object(struct {
+					Rows    int64 `json:"rows"`
+					Changes int64 `json:"changes"`
+				}{deleted, changes})
+			}
+			p.say("deleted %s", plural(int(deleted), "row"))
+			if history > 0 {
+				p.say("deleted %s of the history", plural(int(changes), "change"))
+			}
+			return nil
+		},
+	}
+	c.Flags().DurationVar(&history, "history-age", 0, "delete changes of the catalog that are older, too")
+	return o.onLimits(c)
+}
+
+func reshardCommand(o *options) *cobra.Command {
+	var from, to int
+	var all bool
+	c := &cobra.Command{
+		Use:   "reshard LIMIT [KEY...] --from N --to N",
+		Short: "Spread what keys hold over another number of rows",
+		Long: `Spread what keys of a limit hold, debt and pause included, over another number of rows. While
+processes with the one and the other number are at work, the limit can be exceeded by up to
+its rate: to be exact, pause the keys for as long as the roll-out takes, and reshard meanwhile.`,
+		Example: `  ratelimit reshard api --all-keys --from 1 --to 8 --yes`,
+		GroupID: operating,
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if all == (len(args) > 1) {
+				return bad("name keys, or say --all-keys")
+			}
+			return o.edit(cmd, args[0], args[1:], func(ctx context.Context, e *edit) error {
+				return e.reshard(ctx, from, to, all)
+			})
+		},
+	}
+	c.Flags().IntVar(&from, "from", 0, "the number of shards that the rows have")
+	c.Flags().IntVar(&to, "to", 0, "the number of shards that they are to have")
+	c.Flags().BoolVar(&all, "all-keys", false, "all keys that have rows")
+	for _, name := range []string{"from", "to"} {
+		_ = c.MarkFlagRequired(name) // which is there
+	}
+	return o.losing(o.onLimits(c))
+}
+
+func (e *edit) reshard(ctx context.Context, from, to int, all bool) error {
+	resharded := func(key string, shards int) ratelimit.Limit {
+		definition := e.of(key).Limit.Definition()
+		definition.Shards = shards
+		return definition.Limit()
+	}
+	for _, shards := range []int{from, to} {
+		if err := resharded("", shards).Validate(); err != nil {
+			return err
+		}
+	}
+	if all {
+		for key, err := range e.desk.Keys(ctx, resharded("", from), ratelimit.Page{}) {
+			if err != nil {
+				return err
+			}
+			e.keys = append(e.keys, key.Request.Key)
+		}
+	}
+	if ok, err := e.confirmed(e.cmd, fmt.Sprintf("reshard %s from %d to %d", e.describe(), from, to)); !ok {
+		return err
+	}
+	for i, key := range e.keys {
+		if err := e.desk.Store.Reshard(ctx, resharded(key, from), resharded(key, to), key); err != nil {
+			return fmt.Errorf("after %s: %w", plural(i, "key"), err)
+		}
+	}
+	p := e.printer(e.cmd)
+	if p.json {
+		return p.object(struct {
+			Keys int `json:"keys"`
+		}{len(e.keys)})
+	}
+	p.say("resharded %s from %d to %d", plural(len(e.keys), "key"), from, to)
+	return nil
+}
+
+func forgetCommand(o *options) *cobra.Command {
+	var fromCatalog bool
+	c := &cobra.Command{
+		Use:   "forget LIMIT",
+		Short: "Delete all rows of a limit that has left the program",
+		Long: `Delete all rows of a limit's name, whatever is in them, and with --catalog its definition and
+its overrides as well. It is for a limit that has left the program: for one that is in use
+it is a reset of all its keys.`,
+		Example: `  ratelimit forget old_limit --dry-run`,
+		GroupID: operating,
+		Args:    cobra.ExactArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			if fromCatalog && o.definitions != "" {
+				return bad("--catalog is for the catalog in the database, and --definitions names a file")
+			}
+			d, err := o.desk(cmd.Context())
+			if err != nil {
+				return err
+			}
+			defer d.Pool.Close()
+			return o.forget(cmd, d, args[0], fromCatalog)
+		},
+	}
+	c.Flags().BoolVar(&fromCatalog, "catalog", false, "forget its definition and its overrides, too")
+	return o.losing(o.onLimits(c))
+}
+
+func (o *options) forget(cmd *cobra.Command, d *inspect.Desk, name string, fromCatalog bool) error {
+	what := "delete all rows of " + visible.Text(name)
+	if fromCatalog {
+		what += fmt.Sprintf(", its definition and %s", plural(len(d.Catalog.Overrides(name)), "override"))
+	}
+	if ok, err := o.confirmed(cmd, what); !ok {
+		return err
+	}
+	rows, err := d.Store.Forget(cmd.Context(), name)
+	if err != nil {
+		return err
+	}
+	var definitions int64
+	if fromCatalog {
+		if definitions, err = d.Catalog.Forget(cmd.Context(), name); err != nil {
+			return err
+		}
+	}
+	p := o.printer(cmd)
+	if p.json {
+		return p.object(struct {
+			Rows        int64 `json:"rows"`
+			Definitions int64 `json:"definitions"`
+		}{rows, definitions})
+	}
+	p.say("deleted %s", plural(int(rows), "row"))
+	if fromCatalog {
+		p.say("deleted %s of the catalog", plural(int(definitions), "row"))
+	}
+	return nil
+}

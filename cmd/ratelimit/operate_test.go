@@ -1,0 +1,503 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/csv"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/catalog"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/migrations"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// A world is a database, with a program's store and catalog in it.
+type world struct {
+	*testing.T
+	db      *pgtest.DB
+	store   *pgstore.Store
+	catalog *catalog.Catalog
+}
+
+var (
+	api     = ratelimit.TokenBucket{Name: "api", Rate: 10, Period: time.Hour, Capacity: 20, MaxReserved: 5}
+	sharded = ratelimit.TokenBucket{Name: "sharded", Rate: 10, Period: time.Hour, Shards: 2}
+	monthly = ratelimit.FixedWindow{Name: "monthly", Rate: 1000, Every: ratelimit.Month, Zone: "Europe/Berlin"}
+)
+
+// newWorld makes a database in which limits are published.
+func newWorld(t *testing.T) *world {
+	t.Helper()
+	w := &world{T: t, db: pgtest.New(t, pgtest.With(migrations.Catalog))}
+	var err error
+	if w.store, err = pgstore.New(w.db.Pool, &pgstore.Config{Schema: w.db.Schema}); err != nil {
+		t.Fatal(err)
+	}
+	if w.catalog, err = catalog.New(w.db.Pool, &catalog.Config{Schema: w.db.Schema, Logger: silent}); err != nil {
+		t.Fatal(err)
+	}
+	w.must(w.catalog.Publish(t.Context(), api, sharded, monthly))
+	return w
+}
+
+func (w *world) must(err error) {
+	w.Helper()
+	if err != nil {
+		w.Fatal(err)
+	}
+}
+
+// take takes tokens, as a program does.
+func (w *world) take(limit ratelimit.Limit, key string, count float64) {
+	w.Helper()
+	w.must(w.store.Take(w.Context(), w.catalog.ForN(limit, key, count)))
+}
+
+// left is how many whole tokens a key has.
+func (w *world) left(limit ratelimit.Limit, key string) int64 {
+	w.Helper()
+	result, err := w.store.Check(w.Context(), w.catalog.ForN(limit, key, 0))
+	w.must(err)
+	return result.Remaining
+}
+
+// program runs the program as a process of its own on the database.
+func (w *world) program(args ...string) outcome {
+	w.Helper()
+	end := slices.Index(args, "--")
+	if end < 0 {
+		end = len(args)
+	}
+	return program(w.T, w.db.URL, slices.Insert(slices.Clone(args), end, "--schema", w.db.Schema)...)
+}
+
+// program runs the program as a process of its own, with nothing to read.
+func program(t *testing.T, url string, args ...string) outcome {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
+	cmd.Env = append(os.Environ(), asProgram+"=1", "DATABASE_URL="+url)
+	var stdout, stderr bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &stdout, &stderr
+	err := cmd.Run()
+	if _, exited := errors.AsType[*exec.ExitError](err); err != nil && !exited {
+		t.Fatal(err)
+	}
+	return outcome{cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()}
+}
+
+// ok fails the test unless the program succeeded, and returns what it printed.
+func (o outcome) ok(t *testing.T) string {
+	t.Helper()
+	o.wantStatus(t, exitOK)
+	return o.stdout
+}
+
+// wantIn fails the test if a text lacks something.
+func wantIn(t *testing.T, text string, parts ...string) {
+	t.Helper()
+	for _, part := range parts {
+		if !strings.Contains(text, part) {
+			t.Errorf("lacks %q:\n%s", part, text)
+		}
+	}
+}
+
+// objects reads JSON, one object a line.
+func objects[T any](t *testing.T, text string) (all []T) {
+	t.Helper()
+	for line := range strings.Lines(text) {
+		var v T
+		if err := json.Unmarshal([]byte(line), &v); err != nil {
+			t.Fatalf("%q: %v", line, err)
+		}
+		all = append(all, v)
+	}
+	return all
+}
+
+func TestLs(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.take(api, "eu/alice", 5)
+	w.take(api, "eu/bob", 19.5)
+	w.take(api, "us/carol", 1)
+	w.take(sharded, "x", 1)
+	w.must(w.catalog.Set(t.Context(), "api", "us/carol", catalog.Override{Capacity: 40}))
+	_, err := w.db.Pool.Exec(t.Context(), `INSERT INTO `+w.db.Schema+`.rate_limits VALUES ('gone', '', 0, 1, now())`)
+	w.must(err)
+
+	limits := objects[limitJSON](t, w.program("ls", "--json").ok(t))
+	if len(limits) != 4 || limits[0].Name != "api" || limits[0].Rows != 3 || limits[0].Overrides != 1 || limits[1].Definition != nil {
+		t.Errorf("got %+v", limits)
+	}
+	wantIn(t, w.program("ls").ok(t), `token bucket "api": 10 per 1h, capacity 20`, "gone: no definition is known", "Europe/Berlin")
+
+	keys := func(args ...string) (keys []string) {
+		for _, k := range objects[keyJSON](t, w.program(append([]string{"ls", "api", "--json"}, args...)...).ok(t)) {
+			keys = append(keys, k.Key+" "+strconv.FormatInt(k.Remaining, 10))
+		}
+		return keys
+	}
+	for _, test := range []struct {
+		args []string
+		want []string
+	}{
+		{nil, []string{"eu/alice 15", "eu/bob 0", "us/carol 19"}},
+		{[]string{"--prefix", "eu/"}, []string{"eu/alice 15", "eu/bob 0"}},
+		{[]string{"--prefix", "eu/", "--after", "eu/alice"}, []string{"eu/bob 0"}},
+		{[]string{"--most", "1"}, []string{"eu/alice 15"}},
+		{[]string{"--short"}, []string{"eu/bob 0"}},
+		{[]string{"--prefix", "none"}, nil},
+	} {
+		if got := keys(test.args...); !slices.Equal(got, test.want) {
+			t.Errorf("%q: got %q, want %q", test.args, got, test.want)
+		}
+	}
+	for _, k := range objects[keyJSON](t, w.program("ls", "api", "--json").ok(t)) {
+		if overridden := k.Key == "us/carol"; k.Overridden != overridden || overridden != (k.Capacity == 40) {
+			t.Errorf("by the wrong definition: %+v", k)
+		}
+	}
+	wantIn(t, w.program("ls", "api").ok(t), "LEFT", "KEY", "0.5", "eu/bob")
+	w.program("ls", "unknown").wantStatus(t, exitBad, `no definition of this limit: "unknown"`, "--definitions FILE")
+}
+
+// Overrides of more keys than are read by one statement.
+func TestLsOfManyOverrides(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, sql := range []string{
+		`INSERT INTO rate_limits SELECT 'api', 'k' || i, 0, 1, clock_timestamp() FROM generate_series(1, 2500) AS i`,
+		`INSERT INTO rate_limit_definitions (name, key, capacity) SELECT 'api', 'k' || i, 100 + i FROM generate_series(1, 2500) AS i`,
+	} {
+		w.must(pgx.BeginFunc(t.Context(), w.db.Pool, func(tx pgx.Tx) error {
+			_, err := tx.Exec(t.Context(), "SET LOCAL search_path = "+w.db.Schema)
+			if err == nil {
+				_, err = tx.Exec(t.Context(), sql)
+			}
+			return err
+		}))
+	}
+	listed := objects[keyJSON](t, w.program("ls", "api", "--most", "0", "--json").ok(t))
+	if len(listed) != 2500 {
+		t.Errorf("got %d keys, want 2500", len(listed))
+	}
+	for _, k := range listed {
+		if n, err := strconv.Atoi(k.Key[1:]); err != nil || k.Capacity != float64(100+n) || !k.Overridden {
+			t.Fatalf("by the wrong definition: %+v", k)
+		}
+	}
+}
+
+func TestShow(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	show := func(args ...string) storyJSON {
+		t.Helper()
+		return objects[storyJSON](t, w.program(append([]string{"show", "--json"}, args...)...).ok(t))[0]
+	}
+	if s := show("api", "alice"); !s.OK || len(s.Rows) != 0 || s.Remaining != 20 {
+		t.Errorf("without a row: %+v", s)
+	}
+	w.take(api, "alice", 18)
+	if s := show("api", "alice", "2"); !s.OK || len(s.Rows) != 1 || s.Remaining != 2 {
+		t.Errorf("what is there: %+v", s)
+	}
+	s := show("api", "alice", "3")
+	retry, err := time.Parse(time.RFC3339Nano, s.RetryAt)
+	if wait := time.Until(retry); s.OK || err != nil || wait > 6*time.Minute || wait < 4*time.Minute {
+		t.Errorf("one more than there is: %+v, in %v", s, wait)
+	}
+	wantIn(t, s.Why, "refused", "3 would be granted at")
+	if s := show("api", "alice", "21"); !s.Never || s.OK || s.RetryAt != "" {
+		t.Errorf("more than the capacity: %+v", s)
+	}
+	if s := show("api", "alice", "3", "--reserve"); !s.OK || s.RetryAt == "" {
+		t.Errorf("a reservation: %+v", s)
+	}
+	if s := show("api", "alice", "8", "--reserve"); s.OK || !strings.Contains(s.Why, "debt may be at most 5") {
+		t.Errorf("a reservation that is too deep: %+v", s)
+	}
+	w.must(w.catalog.Set(t.Context(), "api", "alice", catalog.Override{Capacity: 10, Note: "abuse\x1b[31m"}))
+	text := w.program("show", "api", "alice", "9").ok(t)
+	wantIn(t, text, "holds", "capacity 10", `override  capacity 10, ("abuse\x1b[31m")`, "changed", "refused: 9 of 2", "shard 0: 2")
+	if strings.Contains(text, "\x1b") {
+		t.Errorf("an escape sequence where there is no terminal:\n%q", text)
+	}
+	_, err = w.store.Pause(t.Context(), api, "alice", time.Hour)
+	w.must(err)
+	if s := show("api", "alice"); s.OK || s.PausedUntil == "" || !strings.Contains(s.Why, "paused until") {
+		t.Errorf("a pause: %+v", s)
+	}
+	w.program("show", "unknown", "k").wantStatus(t, exitBad, `no definition of this limit: "unknown"`)
+	w.program("show", "api", "k", "-1").wantStatus(t, exitBad, "shorthand") // a flag
+	if s := show("--", "api", "k", "-1"); !s.Never {
+		t.Errorf("a count that cannot be: %+v", s)
+	}
+	w.program("show", "api", strings.Repeat("k", 2049)).wantStatus(t, exitBad, "Key")
+}
+
+// A transaction that has a key's row locked, and waits for nothing, is named.
+func TestShowNamesTheHolder(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.take(sharded, "k", 2)
+	tx, err := w.db.Pool.Begin(t.Context())
+	w.must(err)
+	defer func() { _ = tx.Rollback(t.Context()) }()
+	w.must(w.store.TakeTx(t.Context(), tx, sharded.For("k")))
+	pid := 0
+	w.must(tx.QueryRow(t.Context(), "SELECT pg_backend_pid()").Scan(&pid))
+	held := 0
+	for _, row := range objects[storyJSON](t, w.program("show", "sharded", "k", "--json").ok(t))[0].Rows {
+		if row.LockedBy != 0 {
+			held++
+			if row.LockedBy != pid || row.State != "idle in transaction" || row.Since == "" {
+				t.Errorf("got %+v, want process %d", row, pid)
+			}
+		}
+	}
+	if held != 1 {
+		t.Errorf("%d rows are locked, want 1", held)
+	}
+	wantIn(t, w.program("show", "sharded", "k").ok(t), "locked by", "idle in transaction", strconv.Itoa(pid))
+}
+
+func TestEdits(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, key := range []string{"a", "b"} {
+		w.take(api, key, 15)
+	}
+	wantIn(t, w.program("credit", "api", "a", "3").ok(t), "credited a: 8")
+	w.program("credit", "api", "a", "-3").wantStatus(t, exitBad)
+
+	for _, test := range []struct{ args []string }{
+		{[]string{"reset", "api", "a", "b"}},
+		{[]string{"pause", "api", "a", "b", "1h"}},
+		{[]string{"forget", "api"}},
+		{[]string{"reshard", "api", "a", "--from", "1", "--to", "2"}},
+	} {
+		o := w.program(test.args...)
+		o.wantStatus(t, exitBad, "say --yes, or --dry-run to see")
+		o = w.program(append(test.args, "--dry-run")...)
+		o.wantStatus(t, exitOK, "would ")
+		if o.stdout != "" || w.left(api, "a") != 8 || w.left(api, "b") != 5 {
+			t.Errorf("%q did something", test.args)
+		}
+	}
+
+	wantIn(t, w.program("pause", "api", "a", "b", "1h", "--yes").ok(t), "paused a", "paused b", "paused until")
+	if w.left(api, "a") != 0 || w.left(api, "b") != 0 {
+		t.Error("not paused")
+	}
+	if got := objects[keyJSON](t, w.program("resume", "api", "a", "--json").ok(t)); len(got) != 1 || got[0].Key != "a" || got[0].PausedUntil != "" {
+		t.Errorf("got %+v", got)
+	}
+	w.program("reset", "api", "a", "--yes").ok(t)
+	if w.left(api, "a") != 20 || w.left(api, "b") != 0 {
+		t.Errorf("left: %d and %d, want 20 and 0", w.left(api, "a"), w.left(api, "b"))
+	}
+
+	w.take(api, "c", 10)
+	wantIn(t, w.program("reshard", "api", "--all-keys", "--from", "1", "--to", "2", "--yes").ok(t), "resharded 2 keys from 1 to 2")
+	two := api
+	two.Shards = 2
+	if got := w.left(two, "c"); got != 10 {
+		t.Errorf("two rows have %d, want 10", got)
+	}
+	wantIn(t, w.program("forget", "api", "--catalog", "--yes").ok(t), "deleted 4 rows", "deleted 1 row of the catalog")
+	w.program("ls", "api").wantStatus(t, exitBad, "no definition")
+	// A key of all that is malformed, and none is changed.
+	w.take(sharded, "a", 5)
+	w.program("reset", "sharded", "a", strings.Repeat("k", 2049), "--yes").wantStatus(t, exitBad, "Key")
+	if w.left(sharded, "a") != 5 {
+		t.Error("half done")
+	}
+}
+
+func TestPrune(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	_, err := w.db.Pool.Exec(t.Context(), `INSERT INTO `+w.db.Schema+`.rate_limits
+SELECT 'api', key, 0, 25, clock_timestamp() - interval '1 hour' FROM unnest(ARRAY['full', 'larger']) AS key`)
+	w.must(err)
+	w.must(w.catalog.Set(t.Context(), "api", "larger", catalog.Override{Capacity: 1000, Rate: 1, Off: true}))
+	w.take(api, "used", 5)
+	wantIn(t, w.program("prune").ok(t), "deleted 0 rows") // by an override of one key, all are far from full
+	_, err = w.catalog.Unset(t.Context(), "api", "larger")
+	w.must(err)
+	wantIn(t, w.program("prune", "--history-age", "1h").ok(t), "deleted 2 rows", "deleted 0 changes")
+	if w.left(api, "used") != 15 {
+		t.Error("a row that is used was deleted")
+	}
+}
+
+// What strangers have chosen does no harm to a terminal or a spreadsheet, and what is printed can
+// be given back.
+func TestHostileKeys(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	keys := []string{
+		"\x1b[2J\x1b]0;pwned\a", "a\nb\tc", "\u202egnp.exe", "\u009b31m", "\u2028", "a\x7fb", "=cmd|' /C calc'!A0", "+1", "@SUM(1)", `"a","b"`, "-rf",
+		"<script>alert(1)</script>", strings.Repeat("k", 2048), " ", "", "\ufeff\u200b", "plain",
+	}
+	for _, key := range keys {
+		w.take(api, key, 1)
+	}
+	slices.Sort(keys)
+	harmless := func(text string) {
+		t.Helper()
+		for _, r := range text {
+			if r != '\n' && !strconv.IsPrint(r) {
+				t.Errorf("%q is in what is printed", r)
+			}
+		}
+	}
+	for _, args := range [][]string{nil, {"--json"}, {"--csv"}} {
+		text := w.program(append([]string{"ls", "api"}, args...)...).ok(t)
+		harmless(text)
+	}
+	var listed []string
+	for _, k := range objects[keyJSON](t, w.program("ls", "api", "--json").ok(t)) {
+		listed = append(listed, k.Key)
+	}
+	if !slices.Equal(listed, keys) {
+		t.Errorf("listed as JSON: %q, want %q", listed, keys)
+	}
+	rows, err := csv.NewReader(strings.NewReader(w.program("ls", "api", "--csv").ok(t))).ReadAll()
+	w.must(err)
+	for i, row := range rows[1:] {
+		cell := row[len(row)-1]
+		if strings.ContainsRune("=+-@", rune(cell[0])) {
+			t.Errorf("%q is a formula", cell)
+		}
+		text := w.program("show", "--", "api", cell).ok(t)
+		harmless(text)
+		wantIn(t, text, "granted: 1", " of 20, full at")
+		if key, err := keyOf(cell); err != nil || key != keys[i] {
+			t.Errorf("%s is read as %q, want %q", cell, key, keys[i])
+		}
+	}
+	// In a message, too.
+	o := w.program("show", "\x1b[31mred", "\x1b[31mred")
+	o.wantStatus(t, exitBad)
+	harmless(o.stderr)
+}
+
+// Databases that are not as they should be.
+func TestBrokenDatabases(t *testing.T) {
+	t.Parallel()
+	file := writeFile(t, strings.TrimSpace(bucket))
+	empty := pgtest.NewEmpty(t)
+	older := pgtest.NewEmpty(t)
+	sql, err := migrations.DownSQLFrom(3)
+	if err == nil {
+		_, err = older.Pool.Exec(t.Context(), "SELECT set_config('search_path', '"+older.Schema+"', false); "+migrations.UpSQL()+sql, pgx.QueryExecModeSimpleProtocol)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	denied := newWorld(t)
+	role := denied.db.Schema + "_role"
+	for _, sql := range []string{"CREATE ROLE " + role + " LOGIN PASSWORD 'secret'", "GRANT USAGE ON SCHEMA " + denied.db.Schema + " TO " + role} {
+		_, err := denied.db.Pool.Exec(t.Context(), sql)
+		denied.must(err)
+	}
+	t.Cleanup(func() {
+		_, err := denied.db.Pool.Exec(context.Background(), "DROP OWNED BY "+role+"; DROP ROLE "+role)
+		denied.must(err)
+	})
+	for _, test := range []struct {
+		name, url, schema, want string
+	}{
+		{"without the table", empty.URL, empty.Schema, "ratelimit migrate up"},
+		{"too old", older.URL, older.Schema, "ratelimit migrate up"},
+		{"without rights", as(t, denied.db.URL, role), denied.db.Schema, "permission denied"},
+		{"nobody there", "postgres://127.0.0.1:1/none", "s", "reach the database"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			for _, args := range [][]string{{"ls"}, {"show", "l", "k"}, {"prune"}, {"reset", "l", "k", "--yes"}} {
+				o := program(t, test.url, append(args, "--schema", test.schema, "--definitions", file)...)
+				o.wantStatus(t, exitFailed, test.want)
+				if strings.Contains(o.stderr, "secret") || o.stdout != "" {
+					t.Errorf("%q printed %q, %q", args, o.stdout, o.stderr)
+				}
+			}
+		})
+	}
+}
+
+// as is a URL for another role.
+func as(t *testing.T, url, role string) string {
+	t.Helper()
+	config, err := pgx.ParseConfig(url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return "user=" + role + " password=secret host=" + config.Host + " port=" + strconv.Itoa(int(config.Port)) + " dbname=" + config.Database
+}
+
+// A database without a catalog is read by definitions from a file.
+func TestDefinitionsFromAFile(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	w := &world{T: t, db: db}
+	var err error
+	if w.store, err = pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema}); err != nil {
+		t.Fatal(err)
+	}
+	w.must(w.store.Take(t.Context(), api.ForN("alice", 5)))
+	wantIn(t, w.program("ls").ok(t), "api: no definition is known")
+	for name, text := range map[string]string{
+		"bare":     `{"name": "api", "kind": "token bucket", "rate": 10, "period": "1h", "capacity": 20}`,
+		"an array": "[\n" + `{"name": "api", "kind": "token bucket", "rate": 10, "period": "1h", "capacity": 20},` + "\n" + `{"name": "b", "kind": "token bucket", "rate": 10, "period": "1h"}` + "\n]",
+		"lines":    "# mine\n" + `{"limit": {"name": "api", "kind": "token bucket", "rate": 10, "period": "1h"}}` + "\n" + `{"override": {"name": "api", "key": "alice", "capacity": 20, "note": "moved"}}`,
+	} {
+		if s := objects[storyJSON](t, w.program("show", "api", "alice", "--json", "--definitions", writeFile(t, text)).ok(t))[0]; s.Remaining != 15 || s.Capacity != 20 {
+			t.Errorf("%s: got %+v", name, s)
+		}
+	}
+}
+
+func TestMalformedDefinitions(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		name, line, want string
+	}{
+		{"no JSON", "limit l", "invalid character"},
+		{"cut short", `{"name": "m"`, "does not end"},
+		{"no object", `3`, "want a JSON object"},
+		{"unknown field", `{"name": "m", "kind": "token bucket", "rate": 1, "period": "1s", "burst": 5}`, "burst 5: is no field"},
+		{"rate", `{"limit": {"name": "m", "kind": "token bucket", "rate": -1, "period": "1s"}}`, "Rate -1"},
+		{"twice", strings.TrimSpace(bucket), `limit "l" is defined twice, first in line 1`},
+		{"override of nothing", `{"override": {"name": "m", "key": "k", "rate": 5}}`, `no program has published a limit of this name`},
+		{"override without a name", `{"override": {"key": "k", "rate": 5}}`, `"name" is missing`},
+		{"field of an override", `{"override": {"name": "l", "key": "k", "shards": 5}}`, `unknown field "shards"`},
+		{"amount", `{"override": {"name": "l", "key": "k", "capacity": "lots"}}`, `must be a number, "none" or "unlimited"`},
+		{"misfit", `{"override": {"name": "l", "key": "k", "slots": 5}}`, "is for a sliding window only"},
+		{"until", `{"override": {"name": "l", "key": "k", "until": "soon"}}`, "soon"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			t.Parallel()
+			file := writeFile(t, bucket+"\n# a comment\n"+test.line+"\n")
+			// No database is asked.
+			program(t, "postgres://127.0.0.1:1/none", "ls", "--definitions", file).wantStatus(t, exitBad, file+":4: ", test.want)
+		})
+	}
+	open := writeFile(t, "[\n"+strings.TrimSpace(bucket))
+	program(t, "postgres://127.0.0.1:1/none", "ls", "--definitions", open).wantStatus(t, exitBad, open+": the array does not end")
+}

@@ -1,0 +1,188 @@
+package main
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/spf13/cobra"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/catalog"
+	"github.com/pgratelimit/ratelimit/internal/inspect"
+	"github.com/pgratelimit/ratelimit/internal/visible"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// options are the flags that several commands have.
+type options struct {
+	databaseURL string
+	schema      string
+	definitions string
+	portable    bool
+
+	json, csv, wide bool
+	yes, dryRun     bool
+}
+
+func (o *options) addTo(root *cobra.Command) {
+	root.PersistentFlags().BoolVar(&o.json, "json", false, "print JSON, one object a line")
+}
+
+// onDatabase adds the flags of a command that needs a database.
+func (o *options) onDatabase(c *cobra.Command) *cobra.Command {
+	c.Flags().StringVar(&o.databaseURL, "database-url", "", "the database; $DATABASE_URL if left out")
+	c.Flags().StringVar(&o.schema, "schema", "", "the schema that holds the tables; the connection's search_path if left out")
+	return c
+}
+
+// onLimits adds the flags of a command that needs definitions as well.
+func (o *options) onLimits(c *cobra.Command) *cobra.Command {
+	o.onDatabase(c)
+	c.Flags().StringVar(&o.definitions, "definitions", "", "a file of definitions, as catalog export prints; the catalog in the database if left out")
+	c.Flags().BoolVar(&o.portable, "portable", false, "the form of the statements that runs on Citus too")
+	return c
+}
+
+// listing adds the flags of a command that prints a table.
+func (o *options) listing(c *cobra.Command) *cobra.Command {
+	c.Flags().BoolVar(&o.csv, "csv", false, "print CSV")
+	c.Flags().BoolVar(&o.wide, "wide", false, "do not cut long keys on a terminal")
+	return c
+}
+
+// losing adds the flags of a command by which something is lost.
+func (o *options) losing(c *cobra.Command) *cobra.Command {
+	c.Flags().BoolVarP(&o.yes, "yes", "y", false, "do not ask")
+	c.Flags().BoolVar(&o.dryRun, "dry-run", false, "say what would be done, and do nothing")
+	return c
+}
+
+// confirmed asks whether to do what cannot be undone, unless --yes says so. It reports false, and
+// has said what would be done, when nothing is to be done.
+func (o *options) confirmed(cmd *cobra.Command, what string) (bool, error) {
+	switch {
+	case o.dryRun:
+		fmt.Fprintln(cmd.ErrOrStderr(), "would", what)
+		return false, nil
+	case o.yes:
+		return true, nil
+	case !isTerminal(cmd.InOrStdin()):
+		return false, bad("this would %s: say --yes, or --dry-run to see", what)
+	}
+	fmt.Fprintf(cmd.ErrOrStderr(), "This will %s. Go on? [y/N] ", what)
+	answer, err := bufio.NewReader(cmd.InOrStdin()).ReadString('\n')
+	if err != nil && !errors.Is(err, io.EOF) {
+		return false, fmt.Errorf("read the answer: %w", err)
+	}
+	switch strings.ToLower(strings.TrimSpace(answer)) {
+	case "y", "yes":
+		return true, nil
+	}
+	fmt.Fprintln(cmd.ErrOrStderr(), "Nothing was done.")
+	return false, nil
+}
+
+// silent is for what the command says by itself.
+var silent = slog.New(slog.DiscardHandler)
+
+// desk opens the database and reads the definitions. The caller closes it.
+func (o *options) desk(ctx context.Context) (*inspect.Desk, error) {
+	var fromFile *catalog.Catalog
+	if o.definitions != "" {
+		var err error
+		if fromFile, err = readCatalog(ctx, o.definitions); err != nil {
+			return nil, err
+		}
+	}
+	pool, err := connect(ctx, o.databaseURL)
+	if err != nil {
+		return nil, err
+	}
+	d := &inspect.Desk{Pool: pool, Schema: o.schema, Catalog: fromFile}
+	if d.Store, err = pgstore.New(pool, &pgstore.Config{Schema: o.schema, Portable: o.portable}); err == nil {
+		err = d.Store.Ready(ctx)
+	}
+	if err == nil && fromFile == nil {
+		d.Catalog, err = openCatalog(ctx, pool, o.schema)
+	}
+	if err != nil {
+		pool.Close()
+		return nil, err
+	}
+	return d, nil
+}
+
+// openCatalog reads the catalog in the database. Where there is none, it is empty.
+func openCatalog(ctx context.Context, pool *pgxpool.Pool, schema string) (*catalog.Catalog, error) {
+	c, err := catalog.New(pool, &catalog.Config{Schema: schema, Logger: silent})
+	if err == nil {
+		err = c.Refresh(ctx)
+	}
+	if !errors.Is(err, catalog.ErrNotMigrated) {
+		return c, err
+	}
+	empty, err := catalog.NewInMemory(nil)
+	if err == nil {
+		err = empty.Refresh(ctx)
+	}
+	return empty, err
+}
+
+// limitOf returns the definition of a limit, or an error that says where to get one.
+func limitOf(d *inspect.Desk, name string) (ratelimit.Limit, error) {
+	limit, err := d.Limit(name)
+	if err != nil {
+		return nil, bad("%w: have the program publish it, or give --definitions FILE", err)
+	}
+	return limit, nil
+}
+
+// keyOf reads a key as it was given.
+func keyOf(argument string) (string, error) {
+	key, err := visible.Parse(argument)
+	if err != nil {
+		return "", badInput{err}
+	}
+	return key, nil
+}
+
+// connectTimeout bounds the first attempt to reach the database.
+const connectTimeout = 10 * time.Second
+
+// connect opens a pool on the database at url, or else at $DATABASE_URL, and
+// makes sure that it answers. No error shows a password.
+func connect(ctx context.Context, url string) (*pgxpool.Pool, error) {
+	if url == "" {
+		url = os.Getenv("DATABASE_URL")
+	}
+	if url == "" {
+		return nil, bad("no database: give --database-url, or set DATABASE_URL")
+	}
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		// The cause may quote part of the password.
+		return nil, bad("the database URL is not valid (not shown, as it may hold a password)")
+	}
+	if config.ConnConfig.RuntimeParams["application_name"] == "" {
+		config.ConnConfig.RuntimeParams["application_name"] = "ratelimit"
+	}
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		return nil, fmt.Errorf("open a pool: %w", err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, connectTimeout)
+	defer cancel()
+	if err := pool.Ping(ctx); err != nil {
+		pool.Close()
+		return nil, fmt.Errorf("reach the database: %w", err)
+	}
+	return pool, nil
+}

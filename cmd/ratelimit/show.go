@@ -1,0 +1,255 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"math"
+	"strconv"
+	"strings"
+	"text/tabwriter"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/catalog"
+	"github.com/pgratelimit/ratelimit/internal/inspect"
+	"github.com/pgratelimit/ratelimit/internal/visible"
+)
+
+func showCommand(o *options) *cobra.Command {
+	var reserve bool
+	c := &cobra.Command{
+		Use:   "show LIMIT KEY [COUNT]",
+		Short: "Say why a key is refused and until when, and what a count would get",
+		Long: `Say what a call for COUNT tokens (1 if left out) would get now, why, and until when it
+would be refused; and what is known of the key: the definition that holds for it, who
+changed it, its rows, and a transaction that has them locked. Nothing is taken.`,
+		Example: `  ratelimit show send_message alice
+  ratelimit show llm_tokens 'org 7' 40000 --reserve`,
+		GroupID: seeing,
+		Args:    cobra.RangeArgs(2, 3),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			key, err := keyOf(args[1])
+			if err != nil {
+				return err
+			}
+			count := 1.0
+			if len(args) == 3 {
+				if count, err = countOf(args[2]); err != nil {
+					return err
+				}
+			}
+			d, err := o.desk(cmd.Context())
+			if err != nil {
+				return err
+			}
+			defer d.Pool.Close()
+			if _, err := limitOf(d, args[0]); err != nil {
+				return err
+			}
+			story, err := d.Story(cmd.Context(), args[0], key, count, reserve)
+			if err != nil {
+				return asBad(err)
+			}
+			if p := o.printer(cmd); p.json {
+				return p.object(storyJSONOf(story))
+			} else {
+				return p.story(story)
+			}
+		},
+	}
+	c.Flags().BoolVar(&reserve, "reserve", false, "what a reservation would get, which may go into debt")
+	return o.onLimits(c)
+}
+
+// countOf reads a count.
+func countOf(argument string) (float64, error) {
+	count, err := strconv.ParseFloat(argument, 64)
+	if err != nil || math.IsNaN(count) || math.IsInf(count, 0) {
+		return 0, bad("count %q: must be a number", argument)
+	}
+	return count, nil
+}
+
+// asBad makes a badInput of an error of what the command was given.
+func asBad(err error) error {
+	if isInvalid(err) {
+		return badInput{err}
+	}
+	return err
+}
+
+// storyJSON is a story.
+type storyJSON struct {
+	keyJSON
+	Count      float64              `json:"count"`
+	Reserve    bool                 `json:"reserve"`
+	OK         bool                 `json:"ok"`
+	Never      bool                 `json:"never"`
+	Why        string               `json:"why"`
+	RetryAt    string               `json:"retryAt,omitempty"`
+	RetryAfter string               `json:"retryAfter,omitempty"`
+	Definition ratelimit.Definition `json:"definition"`
+	Published  ratelimit.Definition `json:"published"`
+	Override   *overrideJSON        `json:"override,omitempty"`
+	ForAll     *overrideJSON        `json:"overrideForAll,omitempty"`
+	Rows       []rowJSON            `json:"rows"`
+	Changes    []changeJSON         `json:"changes"`
+}
+
+type rowJSON struct {
+	Shard    int     `json:"shard"`
+	Value    float64 `json:"value"`
+	TS       string  `json:"ts"`
+	Paused   string  `json:"paused,omitempty"`
+	Ahead    float64 `json:"ahead,omitempty"`
+	LockedBy int     `json:"lockedBy,omitempty"` // the number of the server's process
+	State    string  `json:"lockedByState,omitempty"`
+	Since    string  `json:"lockedSince,omitempty"`
+}
+
+type changeJSON struct {
+	Version int64           `json:"version"`
+	At      string          `json:"at"`
+	Who     string          `json:"who"`
+	Limit   string          `json:"limit"`
+	Key     *string         `json:"key"` // null for all keys
+	Was     json.RawMessage `json:"was,omitempty"`
+	Became  json.RawMessage `json:"became,omitempty"`
+}
+
+func changeJSONOf(c catalog.Change) changeJSON {
+	out := changeJSON{Version: c.Version, At: instant(c.At), Who: c.Who, Limit: c.Name, Was: c.Was, Became: c.Became}
+	if !c.All {
+		out.Key = &c.Key
+	}
+	return out
+}
+
+func storyJSONOf(s *inspect.Story) storyJSON {
+	out := storyJSON{
+		keyJSON: keyJSONOf(inspect.Key{Status: s.Now, Overridden: s.Holds != s.Published}),
+		Count:   s.Answer.Request.Count, Reserve: s.Reserve, OK: s.Answer.OK, Never: s.Never != nil, Why: s.Why(),
+		Definition: s.Holds, Published: s.Published, Rows: []rowJSON{}, Changes: []changeJSON{},
+	}
+	if s.Never == nil && s.Answer.RetryAfter > 0 {
+		out.RetryAt, out.RetryAfter = instant(s.Answer.RetryAt), s.Answer.RetryAfter.String()
+	}
+	if s.ForKey != nil {
+		out.Override = new(overrideOf(s.ForKey))
+	}
+	if s.ForAll != nil {
+		out.ForAll = new(overrideOf(s.ForAll))
+	}
+	for _, r := range s.Rows {
+		row := rowJSON{Shard: r.Shard, Value: r.Value, TS: instant(r.TS), Paused: instant(r.Paused), Ahead: r.Ahead}
+		if h := r.Holder; h != nil {
+			row.LockedBy, row.State, row.Since = h.PID, h.State, instant(h.Since)
+		}
+		out.Rows = append(out.Rows, row)
+	}
+	for _, c := range s.Changes {
+		out.Changes = append(out.Changes, changeJSONOf(c))
+	}
+	return out
+}
+
+// story writes a story for people.
+func (p *printer) story(s *inspect.Story) error {
+	w := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
+	line := func(name, format string, args ...any) {
+		fmt.Fprintf(w, "%s\t%s\n", name, visible.Lines(fmt.Sprintf(format, args...)))
+	}
+	colour := green
+	if s.Never != nil || !s.Answer.OK {
+		colour = red
+	}
+	line("limit", "%s", s.Published)
+	line("key", "%s", p.key(s.Now.Request.Key))
+	fmt.Fprintf(w, "answer\t%s\n", p.paint(colour, visible.Lines(s.Why())))
+	line("left", "%s of %s, full at %s", inspect.Amount(s.Now.Value), inspect.Amount(s.Now.Capacity), inspect.Instant(s.Now.FullAt()))
+	if !s.Now.PausedUntil.IsZero() {
+		line("paused", "until %s", inspect.Instant(s.Now.PausedUntil))
+	}
+	if s.Holds != s.Published {
+		line("holds", "%s", s.Holds)
+	}
+	if s.ForKey != nil {
+		line("override", "%s", describeOverride(s.ForKey))
+	}
+	if s.ForAll != nil {
+		line("for all keys", "%s", describeOverride(s.ForAll))
+	}
+	if len(s.Rows) == 0 {
+		line("row", "none, so it is full")
+	}
+	for _, r := range s.Rows {
+		line("row", "shard %d: %s at %s%s", r.Shard, inspect.Amount(r.Value), inspect.Instant(r.TS), aheadOf(r))
+		if r.Holder != nil {
+			line("locked by", "%s", r.Holder)
+		}
+	}
+	for _, c := range s.Changes {
+		line("changed", "%s", describeChange(c))
+	}
+	return w.Flush()
+}
+
+func aheadOf(r inspect.Row) string {
+	if r.Ahead == 0 {
+		return ""
+	}
+	return fmt.Sprintf(", %s more in memories of processes", inspect.Amount(r.Ahead))
+}
+
+// describeOverride is what an override replaces, in a line.
+func describeOverride(e *catalog.Entry) string {
+	var parts []string
+	add := func(format string, args ...any) { parts = append(parts, fmt.Sprintf(format, args...)) }
+	if e.Rate != 0 {
+		add("rate %s", inspect.Amount(e.Rate))
+	}
+	if e.Period != 0 {
+		add("period %s", e.Period)
+	}
+	if e.Capacity != 0 {
+		add("capacity %s", describeAmount(e.Capacity))
+	}
+	if e.MaxReserved != 0 {
+		add("max reserved %s", describeAmount(e.MaxReserved))
+	}
+	if e.Slots != 0 {
+		add("%d slots", e.Slots)
+	}
+	if !e.Until.IsZero() {
+		add("until %s", inspect.Instant(e.Until))
+	}
+	if e.Off {
+		add("off")
+	}
+	if e.Note != "" {
+		add("(%s)", visible.Text(e.Note))
+	}
+	return strings.Join(parts, ", ")
+}
+
+func describeAmount(v float64) string {
+	if v == ratelimit.None {
+		return "none"
+	}
+	return inspect.Amount(v)
+}
+
+// describeChange is a change of the catalog in a line.
+func describeChange(c catalog.Change) string {
+	what := "changed from " + string(c.Was) + " to " + string(c.Became)
+	switch {
+	case c.Was == nil && c.Became == nil:
+		what = "all was forgotten"
+	case c.Was == nil:
+		what = "set to " + string(c.Became)
+	case c.Became == nil:
+		what = "removed, was " + string(c.Was)
+	}
+	return fmt.Sprintf("%s by %s: %s", inspect.Instant(c.At), visible.Text(c.Who), what)
+}

@@ -1,0 +1,210 @@
+// Package inspect reads limits for people: what the command ratelimit shows, and its page. It
+// changes nothing.
+package inspect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/catalog"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// ErrUndefined is a name that no definition is known of.
+var ErrUndefined = errors.New("there is no definition of this limit")
+
+// Desk is a table of limits, with the definitions by which it is read. All methods are safe
+// for concurrent use.
+type Desk struct {
+	Pool    *pgxpool.Pool
+	Schema  string           // that holds the table; "" for the connection's search_path
+	Store   *pgstore.Store   // on that table
+	Catalog *catalog.Catalog // which has been read; in memory if definitions are from a file
+}
+
+// Limit returns the definition of a name, without overrides. An error is [ErrUndefined].
+func (d *Desk) Limit(name string) (ratelimit.Limit, error) {
+	for _, definition := range d.Catalog.Definitions() {
+		if definition.Name == name {
+			return definition.Limit(), nil
+		}
+	}
+	return nil, fmt.Errorf("%w: %q", ErrUndefined, name)
+}
+
+// MostCounted is up to how many rows of a name are counted.
+const MostCounted = 10_000
+
+// A Summary is what there is of a limit's name.
+type Summary struct {
+	Name       string
+	Definition *ratelimit.Definition // nil if none is known: of slots, or of a limit that is gone
+	Overrides  int                   // the one for all keys included
+	Rows       int                   // in the table; MostCounted+1 for more than MostCounted
+}
+
+// Limits returns all names that are defined or have rows, in order. It reads no more than
+// [MostCounted] rows of each, along the index.
+func (d *Desk) Limits(ctx context.Context) ([]Summary, error) {
+	names, err := d.Store.Names(ctx)
+	if err != nil {
+		return nil, err
+	}
+	definitions := map[string]ratelimit.Definition{}
+	for _, definition := range d.Catalog.Definitions() {
+		definitions[definition.Name] = definition
+		names = append(names, definition.Name)
+	}
+	slices.Sort(names)
+	names = slices.Compact(names)
+	counts, err := d.count(ctx, names)
+	if err != nil {
+		return nil, err
+	}
+	summaries := make([]Summary, len(names))
+	for i, name := range names {
+		summaries[i] = Summary{Name: name, Overrides: len(d.Catalog.Overrides(name)), Rows: counts[i]}
+		if definition, ok := definitions[name]; ok {
+			summaries[i].Definition = &definition
+		}
+	}
+	return summaries, nil
+}
+
+// count returns how many rows each name has, counting one more than [MostCounted] at most.
+func (d *Desk) count(ctx context.Context, names []string) ([]int, error) {
+	rows, err := d.Pool.Query(ctx, `SELECT (SELECT count(*)::int4 FROM (SELECT FROM `+d.Table()+` AS r WHERE r.name = n.name LIMIT $2::int4) AS counted)
+FROM unnest($1::text[]) WITH ORDINALITY AS n (name, place) ORDER BY n.place`, names, MostCounted+1)
+	if err != nil {
+		return nil, fmt.Errorf("count rows: %w", err)
+	}
+	counts, err := pgx.CollectRows(rows, pgx.RowTo[int])
+	if err != nil {
+		return nil, fmt.Errorf("count rows: %w", err)
+	}
+	return counts, nil
+}
+
+// Table returns the table's name for a statement.
+func (d *Desk) Table() string { return qualified(d.Schema, pgstore.Table) }
+
+func qualified(schema, table string) string {
+	if schema == "" {
+		return pgx.Identifier{table}.Sanitize()
+	}
+	return pgx.Identifier{schema, table}.Sanitize()
+}
+
+// A Key is what there is of a key now, by what holds for it.
+type Key struct {
+	ratelimit.Status
+	Overridden bool
+}
+
+// Short reports whether the key is limited now: paused, or with less than one token.
+func (k *Key) Short() bool { return k.Value < 1 || !k.PausedUntil.IsZero() }
+
+// overriddenAtOnce is how many keys with overrides are read by one statement.
+const overriddenAtOnce = 1000
+
+// Keys returns what there is of each key of a limit that has a row, as [pgstore.Store.Rows]
+// does, but each by what holds for it.
+func (d *Desk) Keys(ctx context.Context, limit ratelimit.Limit, page ratelimit.Page) iter.Seq2[Key, error] {
+	return func(yield func(Key, error) bool) {
+		var keys []Key
+		for status, err := range d.Store.Rows(ctx, limit, page) {
+			if err != nil {
+				yield(Key{}, err)
+				return
+			}
+			keys = append(keys, Key{Status: status})
+			if len(keys) == overriddenAtOnce {
+				if !d.tell(ctx, keys, yield) {
+					return
+				}
+				keys = keys[:0]
+			}
+		}
+		d.tell(ctx, keys, yield)
+	}
+}
+
+// tell tells keys, once those with an override are read by that.
+func (d *Desk) tell(ctx context.Context, keys []Key, yield func(Key, error) bool) bool {
+	var requests []ratelimit.Request
+	var places []int
+	for i := range keys {
+		asked := keys[i].Request
+		held := d.Catalog.Resolve(asked)
+		if held.Limit.Definition() != asked.Limit.Definition() {
+			requests, places = append(requests, held), append(places, i)
+		}
+	}
+	for some := range slices.Chunk(requests, max(1, ratelimit.MaxChecks/shards(requests))) {
+		statuses, err := d.Store.CheckEach(ctx, some...)
+		if err != nil {
+			return yield(Key{}, err) && false
+		}
+		for i, status := range statuses {
+			keys[places[i]] = Key{status, true}
+		}
+		places = places[len(some):]
+	}
+	for _, key := range keys {
+		if !yield(key, nil) {
+			return false
+		}
+	}
+	return true
+}
+
+// shards returns how many rows each of the requests, which are of one name, reads.
+func shards(requests []ratelimit.Request) int {
+	if len(requests) == 0 {
+		return 1
+	}
+	return requests[0].Limit.Definition().Shards
+}
+
+// SlotKeys returns the keys of a name that have rows of slots, in order, from a prefix on and
+// after a key, at most so many.
+func (d *Desk) SlotKeys(ctx context.Context, name string, page ratelimit.Page) ([]string, error) {
+	// One step along the index for each key, however many slots it has.
+	rows, err := d.Pool.Query(ctx, `WITH RECURSIVE next AS (
+	(SELECT r.key FROM `+d.Table()+` AS r WHERE r.name = $1::text AND r.key >= $2::text AND ($3::text = '' OR r.key > $3::text) ORDER BY r.key LIMIT 1)
+	UNION ALL
+	SELECT (SELECT r.key FROM `+d.Table()+` AS r WHERE r.name = $1::text AND r.key > n.key ORDER BY r.key LIMIT 1)
+	FROM next AS n WHERE n.key IS NOT NULL
+)
+SELECT key FROM next WHERE key IS NOT NULL AND starts_with(key, $2::text) LIMIT $4::int8`, name, page.Prefix, page.After, orAll(page.Most))
+	if err != nil {
+		return nil, fmt.Errorf("list keys: %w", err)
+	}
+	keys, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		return nil, fmt.Errorf("list keys: %w", err)
+	}
+	return keys, nil
+}
+
+// orAll is the argument of a LIMIT, which is NULL for no limit.
+func orAll(most int) *int64 {
+	if most == 0 {
+		return nil
+	}
+	n := int64(most)
+	return &n
+}
+
+// words joins what is not empty.
+func words(parts ...string) string {
+	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), " ")
+}

@@ -1,0 +1,177 @@
+package inspect
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/catalog"
+)
+
+const (
+	changesRead = 1000 // changes of a name that a story looks through
+	mostChanges = 5    // of which it has at most so many
+)
+
+// A Story is what is known of a key of a limit: why it was refused, and until when.
+type Story struct {
+	Published ratelimit.Definition // of the limit
+	Holds     ratelimit.Definition // of the key, with what overrides make of it
+	ForKey    *catalog.Entry       // the overrides, nil for none; those that are off or over too
+	ForAll    *catalog.Entry
+
+	Now     ratelimit.Status // what a count of 0 gets
+	Answer  ratelimit.Status // what the count that was asked for gets
+	Reserve bool             // of a reservation
+	Never   error            // what can never be granted: ErrExceedsCapacity, or ErrInvalid for a bad count
+
+	Rows    []Row
+	Changes []catalog.Change // of the key, and of what is for all keys; the newest first
+}
+
+// A Row is a row of the table as it is stored.
+type Row struct {
+	Shard  int
+	Value  float64
+	TS     time.Time
+	Paused time.Time // zero if it was never paused
+	Ahead  float64   // tokens that processes hold in memory
+	Holder *Holder   // the transaction that has it locked, as far as the server tells
+}
+
+// A Holder is a transaction that has something locked.
+type Holder struct {
+	PID         int
+	Application string
+	User        string
+	State       string        // such as "idle in transaction"
+	Since       time.Time     // when it began
+	Lasts       time.Duration // on the server's clock
+}
+
+// String is the holder in a line.
+func (h *Holder) String() string {
+	by := words(h.User, h.Application)
+	return fmt.Sprintf("process %d (%s), %s, its transaction began %s ago", h.PID, by, h.State, h.Lasts.Round(time.Millisecond))
+}
+
+// Story returns what is known of a limit's key, and what a call for a count would get. It takes
+// and locks nothing. Errors are [ErrUndefined], [ratelimit.ErrInvalid] for a key that cannot be
+// one, and what PostgreSQL and pgx return.
+func (d *Desk) Story(ctx context.Context, name, key string, count float64, reserve bool) (*Story, error) {
+	limit, err := d.Limit(name)
+	if err != nil {
+		return nil, err
+	}
+	asked := d.Catalog.ForN(limit, key, count)
+	s := &Story{Published: limit.Definition(), Holds: asked.Limit.Definition(), Reserve: reserve}
+	for _, e := range d.Catalog.Overrides(name) {
+		if e.All {
+			s.ForAll = &e
+		} else if e.Key == key {
+			s.ForKey = &e
+		}
+	}
+	if err := d.ask(ctx, s, asked); err != nil {
+		return nil, err
+	}
+	if s.Rows, err = d.rows(ctx, name, key); err != nil {
+		return nil, err
+	}
+	s.Changes, err = d.changes(ctx, name, key)
+	return s, err
+}
+
+// ask asks what a count of 0 gets, and what the count that was asked for.
+func (d *Desk) ask(ctx context.Context, s *Story, asked ratelimit.Request) error {
+	check := d.Store.Check
+	if s.Reserve {
+		check = d.Store.CheckReserve
+	}
+	result, err := check(ctx, asked.Limit.ForN(asked.Key, 0))
+	if err != nil {
+		return err
+	}
+	s.Now = result.Status
+	result, err = check(ctx, asked)
+	if errors.Is(err, ratelimit.ErrExceedsCapacity) || errors.Is(err, ratelimit.ErrInvalid) {
+		s.Never = err
+		return nil
+	}
+	s.Answer = result.Status
+	return err
+}
+
+// rows reads a key's rows, and for each the transaction that has changed or locked it and is
+// still open: the row's xmax is it, or a subtransaction of it, and either is locked by its
+// process. A server hides what others do from a role without pg_read_all_stats.
+func (d *Desk) rows(ctx context.Context, name, key string) ([]Row, error) {
+	rows, err := d.Pool.Query(ctx, `SELECT r.shard, r.value, r.ts, r.paused,
+	CASE WHEN r.ahead[2] > extract(epoch FROM clock_timestamp()) - 946684800 THEN r.ahead[1] ELSE 0 END,
+	a.pid, coalesce(a.application_name, ''), coalesce(a.usename::text, ''), coalesce(a.state, ''), a.xact_start,
+	extract(epoch FROM clock_timestamp() - a.xact_start)::float8
+FROM `+d.Table()+` AS r LEFT JOIN pg_locks AS l
+	ON l.transactionid = r.xmax AND l.locktype = 'transactionid' AND l.mode = 'ExclusiveLock' AND l.granted
+LEFT JOIN pg_stat_activity AS a ON a.pid = l.pid
+WHERE r.name = $1::text AND r.key = $2::text ORDER BY r.shard`, name, key)
+	if err != nil {
+		return nil, fmt.Errorf("read rows: %w", err)
+	}
+	read, err := pgx.CollectRows(rows, scanRow)
+	if err != nil {
+		return nil, fmt.Errorf("read rows: %w", err)
+	}
+	return read, nil
+}
+
+func scanRow(row pgx.CollectableRow) (r Row, err error) {
+	var h Holder
+	var paused, since *time.Time
+	var pid *int
+	var lasts *float64
+	err = row.Scan(&r.Shard, &r.Value, &r.TS, &paused, &r.Ahead, &pid, &h.Application, &h.User, &h.State, &since, &lasts)
+	r.TS = r.TS.UTC()
+	if paused != nil {
+		r.Paused = paused.UTC()
+	}
+	if pid != nil && since != nil {
+		h.PID, h.Since, h.Lasts = *pid, since.UTC(), time.Duration(*lasts*float64(time.Second))
+		r.Holder = &h
+	}
+	return r, err
+}
+
+// changes returns the newest changes of what holds for a key.
+func (d *Desk) changes(ctx context.Context, name, key string) ([]catalog.Change, error) {
+	changes, err := d.Catalog.History(ctx, name, changesRead)
+	if err != nil {
+		return nil, err
+	}
+	changes = slices.DeleteFunc(changes, func(c catalog.Change) bool { return !c.All && c.Key != key })
+	return changes[:min(len(changes), mostChanges)], nil
+}
+
+// Why says in a sentence what the answer to the count that was asked for is, and why.
+func (s *Story) Why() string {
+	a := &s.Answer
+	count := Amount(a.Request.Count)
+	switch {
+	case s.Never != nil:
+		return "never: " + s.Never.Error()
+	case a.OK && a.RetryAfter > 0:
+		return fmt.Sprintf("a reservation of %s would be due at %s, in %s", count, Instant(a.RetryAt), Span(a.RetryAfter))
+	case a.OK:
+		return fmt.Sprintf("granted: %s would be taken of %s", count, Amount(a.Value))
+	case !a.PausedUntil.IsZero() && !s.Reserve:
+		return fmt.Sprintf("refused: it is paused until %s; %s would be granted at %s, in %s", Instant(a.PausedUntil), count, Instant(a.RetryAt), Span(a.RetryAfter))
+	case s.Reserve:
+		return fmt.Sprintf("refused: there are %s, and debt may be at most %s; a reservation of %s would be accepted at %s, in %s",
+			Amount(a.Value), Amount(s.Holds.MaxReserved), count, Instant(a.RetryAt), Span(a.RetryAfter))
+	}
+	return fmt.Sprintf("refused: %s of %s are wanted; %s would be granted at %s, in %s", count, Amount(a.Value), count, Instant(a.RetryAt), Span(a.RetryAfter))
+}
