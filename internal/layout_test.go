@@ -48,6 +48,8 @@ var mayImport = map[string][]string{
 	"internal/mask":      {"."},
 	"internal/edge":      {".", "internal/keyqueue", "internal/mask"},
 	"internal/visible":   {},
+	"internal/chart":     {"internal/visible"},
+	"internal/trial":     {".", "internal/chart", "memstore"},
 	"internal/inspect":   {".", "catalog", "pgstore", pgx},
 	"internal/leak":      {},
 	"catalog":            {".", pgx},

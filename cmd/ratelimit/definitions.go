@@ -136,12 +136,19 @@ func (f *definitionsFile) catalog(ctx context.Context) (*catalog.Catalog, error)
 		return nil, err
 	}
 	if err := f.publish(ctx, c); err != nil {
-		return nil, err
+		return nil, badInput{err}
 	}
 	return c, c.Refresh(ctx)
 }
 
-func (f *definitionsFile) publish(ctx context.Context, c *catalog.Catalog) error {
+// editor is what writes into a catalog.
+type editor interface {
+	Publish(ctx context.Context, limits ...ratelimit.Limit) error
+	Set(ctx context.Context, name, key string, o catalog.Override) error
+	SetAll(ctx context.Context, name string, o catalog.Override) error
+}
+
+func (f *definitionsFile) publish(ctx context.Context, c editor) error {
 	var limits []ratelimit.Limit
 	first := map[string]int{}
 	for _, e := range f.entries {
@@ -155,21 +162,21 @@ func (f *definitionsFile) publish(ctx context.Context, c *catalog.Catalog) error
 		limits = append(limits, e.definition.Limit())
 	}
 	if err := c.Publish(ctx, limits...); err != nil {
-		return badInput{fmt.Errorf("%s: %w", f.name, err)}
+		return fmt.Errorf("%s: %w", f.name, err)
 	}
 	for _, e := range f.entries {
 		if e.override == nil {
 			continue
 		}
 		if err := setEntry(ctx, c, e.override); err != nil {
-			return badInput{fmt.Errorf("%s:%d: %w", f.name, e.line, err)}
+			return fmt.Errorf("%s:%d: %w", f.name, e.line, err)
 		}
 	}
 	return nil
 }
 
 // setEntry sets an override.
-func setEntry(ctx context.Context, c *catalog.Catalog, e *catalog.Entry) error {
+func setEntry(ctx context.Context, c editor, e *catalog.Entry) error {
 	if e.All {
 		return c.SetAll(ctx, e.Name, e.Override)
 	}

@@ -100,7 +100,8 @@ func commands(o *options) []*cobra.Command {
 	return []*cobra.Command{
 		lsCommand(o), showCommand(o),
 		resetCommand(o), creditCommand(o), pauseCommand(o), resumeCommand(o), pruneCommand(o), reshardCommand(o), forgetCommand(o),
-		migrateCommand(o), replayCommand(), versionCommand(),
+		inflightCommand(o), catalogCommand(o), doctorCommand(o), migrateCommand(o),
+		replayCommand(o), simulateCommand(o), manCommand(), versionCommand(),
 	}
 }
 

@@ -18,9 +18,17 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-const replayLong = `Replay scenarios, each on an empty store, and print the answer to each call, one
-JSON object a line. FILE is a scenario; - is standard input. All files are read
-before the first call, and nothing is replayed if one of them is malformed.
+const replayLong = `Replay what was, on a clock of its own, and say what limits would have answered. What
+begins with a JSON object is a scenario; all else is a log. - is standard input. All
+files are read before the first call, and nothing is replayed if one is malformed.
+
+A log is an access log in the common or the combined format, or CSV with a line that names
+the columns. Its calls are put to each limit in memory, in the order of their times, and
+it is printed how many were granted and refused, the longest wait that one was told, the
+most that a key got within a period, and who was refused most.
+
+A scenario is replayed on an empty store, and the answer to each call is printed, one
+JSON object a line.
 
 A scenario has one JSON object a line, a definition or a call; empty lines and
 lines that begin with # are passed over. Times are offsets from one instant.
@@ -52,26 +60,47 @@ type replayFlags struct {
 	files    []string
 }
 
-func replayCommand() *cobra.Command {
+func replayCommand(o *options) *cobra.Command {
 	var f replayFlags
+	var log logFlags
 	c := &cobra.Command{
-		Use:     "replay FILE...",
-		Short:   "Replay scenarios on a clock of their own, and say what each call would answer",
-		Long:    replayLong,
-		Example: `  ratelimit replay --store postgres --verify scenarios/*.jsonl`,
+		Use:   "replay FILE...",
+		Short: "Replay an access log or CSV against limits, or scenarios",
+		Long:  replayLong,
+		Example: `  ratelimit replay access.log --limit '10 per 1m' --limit '100 per 1m, capacity 200'
+  ratelimit replay calls.csv --definitions limits.jsonl --key tenant,user --count tokens --plot calls.svg
+  ratelimit replay --store postgres --verify scenarios/*.jsonl`,
 		GroupID: trying,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			f.files = args
 			if err := f.check(); err != nil {
 				return badInput{fmt.Errorf("replay: %w (see \"ratelimit replay --help\")", err)}
 			}
-			return replay(cmd, f)
+			stdin := bufio.NewReader(cmd.InOrStdin())
+			scenarios, err := sniff(stdin, args)
+			if err != nil {
+				return err
+			}
+			of, others := "a scenario", logNames
+			if !scenarios {
+				of, others = "a log", []string{"store", "portable", "verify"}
+			}
+			for _, name := range others {
+				if cmd.Flags().Changed(name) {
+					return bad("%s is %s, which --%s is not for", args[0], of, name)
+				}
+			}
+			if scenarios {
+				return replay(cmd, stdin, f)
+			}
+			return replayLogs(cmd, o.printer(cmd), stdin, args, &log)
 		},
 	}
-	c.Flags().StringVar(&f.store, "store", "memory", `where the limits are kept: "memory", or "postgres" for PostgreSQL, in a schema that is dropped at the end: in the database that DATABASE_URL names, or else on a server that is started for it`)
-	c.Flags().BoolVar(&f.portable, "portable", false, "on postgres: the form of the statements that runs everywhere")
-	c.Flags().BoolVar(&f.verify, "verify", false, `compare each answer with the call's "want", stop at the first that differs with exit status 1, and say on standard error how many agreed; the answers are printed all the same`)
-	return c
+	c.Flags().StringVar(&f.store, "store", "memory", `scenario: where the limits are kept: "memory", or "postgres" for PostgreSQL, in a schema that is dropped at the end: in the database that DATABASE_URL names, or else on a server that is started for it`)
+	c.Flags().BoolVar(&f.portable, "portable", false, "scenario: on postgres, the form of the statements that runs everywhere")
+	c.Flags().BoolVar(&f.verify, "verify", false, `scenario: compare each answer with the call's "want", stop at the first that differs with exit status 1, and say on standard error how many agreed; the answers are printed all the same`)
+	log.addTo(c)
+	return o.listing(c)
 }
 
 // check reports arguments that make no sense.
@@ -87,8 +116,8 @@ func (f *replayFlags) check() error {
 	return nil
 }
 
-func replay(cmd *cobra.Command, flags replayFlags) error {
-	scenarios, err := readScenarios(cmd.InOrStdin(), flags.files)
+func replay(cmd *cobra.Command, stdin io.Reader, flags replayFlags) error {
+	scenarios, err := readScenarios(stdin, flags.files)
 	if err != nil {
 		return err
 	}

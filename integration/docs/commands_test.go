@@ -126,7 +126,9 @@ func checkProgram(dir string, args []string) error {
 	for i, arg := range args {
 		name, _, _ := strings.Cut(strings.TrimLeft(arg, "-"), "=")
 		isWord := i == 0 && word.MatchString(arg)
-		if (flagged.MatchString(arg) || isWord) && !strings.Contains(all.String(), `"`+name+`"`) {
+		// A command of cobra's begins the text of its usage.
+		known := strings.Contains(all.String(), `"`+name+`"`) || isWord && strings.Contains(all.String(), `"`+name+" ")
+		if (flagged.MatchString(arg) || isWord) && !known {
 			return fmt.Errorf("%s knows no %q", dir, arg)
 		}
 	}

@@ -175,3 +175,27 @@ func (s *Story) Why() string {
 	}
 	return fmt.Sprintf("refused: %s of %s are wanted; %s would be granted at %s, in %s", count, Amount(a.Value), count, Instant(a.RetryAt), Span(a.RetryAfter))
 }
+
+// Holders returns transactions that are open, do nothing, and have rows of the table locked, the
+// oldest first. A server hides others' from a role without pg_read_all_stats.
+func (d *Desk) Holders(ctx context.Context) ([]Holder, error) {
+	rows, err := d.Pool.Query(ctx, `SELECT a.pid, coalesce(a.application_name, ''), coalesce(a.usename::text, ''), a.state, a.xact_start,
+	extract(epoch FROM clock_timestamp() - a.xact_start)::float8
+FROM pg_stat_activity AS a
+WHERE a.state LIKE 'idle in transaction%' AND EXISTS (
+	SELECT FROM pg_locks AS l WHERE l.pid = a.pid AND l.relation = $1::regclass AND l.mode IN ('RowExclusiveLock', 'RowShareLock') AND l.granted)
+ORDER BY a.xact_start`, d.Table())
+	if err != nil {
+		return nil, fmt.Errorf("look for transactions: %w", err)
+	}
+	holders, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (h Holder, err error) {
+		var lasts float64
+		err = row.Scan(&h.PID, &h.Application, &h.User, &h.State, &h.Since, &lasts)
+		h.Since, h.Lasts = h.Since.UTC(), time.Duration(lasts*float64(time.Second))
+		return h, err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for transactions: %w", err)
+	}
+	return holders, nil
+}

@@ -1,0 +1,266 @@
+package main
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/migrations"
+)
+
+func TestCatalog(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	run := func(args ...string) string {
+		t.Helper()
+		return w.program(append([]string{"catalog"}, args...)...).ok(t)
+	}
+	wantIn(t, run("set", "api", "alice", "--rate", "100", "--capacity", "none", "--until", "48h", "--note", "moving house"), "set: rate 100, capacity none, until", "(moving house)")
+	run("set", "api", "--all-keys", "--max-reserved", "unlimited")
+	run("set", "api", "bob", "--rate", "7", "--dry-run")
+	wantIn(t, run("ls"), "2", `token bucket "api"`)
+	wantIn(t, run("ls", "api"), "max reserved unlimited", "(all keys)", "rate 100, capacity none", "alice")
+
+	o := objects[overrideJSON](t, run("ls", "api", "--json"))
+	if len(o) != 2 || o[1].Key == nil || *o[1].Key != "alice" || o[1].Rate != 100 || o[1].Until.Before(time.Now().Add(47*time.Hour)) {
+		t.Errorf("got %+v", o)
+	}
+	history := objects[changeJSON](t, run("history", "api", "--json"))
+	if len(history) != 3 || history[0].Key != nil || *history[1].Key != "alice" || history[1].Was != nil || history[1].Became == nil {
+		t.Errorf("got %+v", history)
+	}
+
+	// What was exported is there again after an import elsewhere.
+	exported := run("export")
+	file := writeFile(t, exported)
+	other := &world{T: t, db: pgtest.New(t, pgtest.With(migrations.Catalog))}
+	other.program("catalog", "import", file).wantStatus(t, exitBad, "say --yes")
+	wantIn(t, other.program("catalog", "import", file, "--dry-run").stderr, "would write 3 definitions and 2 overrides")
+	if text := other.program("catalog", "export").ok(t); text != "" {
+		t.Errorf("a dry run imported %s", text)
+	}
+	other.program("catalog", "import", file, "--yes").ok(t)
+	if again := other.program("catalog", "export").ok(t); again != exported {
+		t.Errorf("exported again:\n%s\nwant:\n%s", again, exported)
+	}
+
+	w.program("catalog", "unset", "api", "alice").wantStatus(t, exitBad, "say --yes")
+	wantIn(t, run("unset", "api", "alice", "--yes"), "removed")
+	wantIn(t, run("unset", "api", "alice", "--yes"), "there was none")
+	wantIn(t, run("unset", "api", "--all-keys", "--yes"), "removed")
+	if text := run("ls", "api", "--json"); text != "" {
+		t.Errorf("left: %s", text)
+	}
+}
+
+func TestCatalogRefuses(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, test := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"set", "unknown", "k", "--rate", "5"}, "no program has published"},
+		{[]string{"set", "api", "k", "--rate", "-5"}, "Rate -5"},
+		{[]string{"set", "api", "k", "--rate", "0"}, "--rate 0: must not be 0"},
+		{[]string{"set", "api", "k", "--slots", "5"}, "sliding window only"},
+		{[]string{"set", "api", "k", "--until", "soon"}, `--until "soon"`},
+		{[]string{"set", "api", "k", "--until", "-1h"}, "is over"},
+		{[]string{"set", "api", "k", "--capacity", "NaN"}, `--capacity "NaN"`},
+		{[]string{"set", "api"}, "--all-keys"},
+		{[]string{"set", "api", "k", "--all-keys"}, "--all-keys"},
+		{[]string{"unset", "api"}, "--all-keys"},
+		{[]string{"ls", "unknown"}, "no definition of this limit"},
+		{[]string{"export", "unknown"}, "no definition of this limit"},
+		{[]string{"history", "--most", "-1"}, "--most -1"},
+	} {
+		o := w.program(append([]string{"catalog"}, test.args...)...)
+		o.wantStatus(t, exitBad, test.want)
+		if o.stdout != "" {
+			t.Errorf("%q printed %q", test.args, o.stdout)
+		}
+	}
+	program(t, "", "catalog").wantStatus(t, exitBad, "want one of ls")
+	empty := pgtest.New(t)
+	program(t, empty.URL, "catalog", "ls", "--schema", empty.Schema).wantStatus(t, exitFailed, "migrate up --set catalog")
+}
+
+// An import of which a line is wrong leaves nothing, also when it is wrong by what is in the
+// database only.
+func TestImportIsWhole(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	before := w.program("catalog", "export").ok(t)
+	good := `{"limit": {"name": "new", "kind": "token bucket", "rate": 1, "period": "1m"}}` + "\n"
+	for _, test := range []struct{ line, want string }{
+		{`{"override": {"name": "monthly", "key": "k", "period": "1h"}}`, "is not for a quota by the calendar"},
+		{`{"override": {"name": "api", "key": "k", "slots": 3}}`, "sliding window only"},
+		{`{"override": {"name": "missing", "key": "k", "rate": 3}}`, "no program has published"},
+		{`{"limit": {"name": "bad", "kind": "token bucket", "rate": 0, "period": "1m"}}`, "Rate 0"},
+	} {
+		file := writeFile(t, good+test.line)
+		w.program("catalog", "import", file, "--yes").wantStatus(t, exitBad, file+":2: ", test.want)
+		if after := w.program("catalog", "export").ok(t); after != before {
+			t.Errorf("%s: half of it was written:\n%s", test.line, after)
+		}
+	}
+}
+
+func TestInFlight(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	exports := ratelimit.InFlight{Name: "exports", Limit: 2, Lease: time.Hour}
+	for _, key := range []string{"alice", "alice", "bob\x1b[2J", "carol"} {
+		slot, err := w.store.Acquire(t.Context(), exports, key)
+		if err != nil || !slot.OK {
+			t.Fatalf("%v, %v", slot, err)
+		}
+	}
+	ls := func(args ...string) []slotJSON {
+		t.Helper()
+		return objects[slotJSON](t, w.program(append([]string{"inflight", "ls", "exports", "--json"}, args...)...).ok(t))
+	}
+	if all := ls(); len(all) != 4 || all[2].Key != "bob\x1b[2J" || all[0].Fence == 0 {
+		t.Errorf("got %+v", all)
+	}
+	if got := ls("--prefix", "c"); len(got) != 1 || got[0].Key != "carol" {
+		t.Errorf("by prefix: %+v", got)
+	}
+	if got := ls("--after", "alice", "--most", "1"); len(got) != 1 || got[0].Key != "bob\x1b[2J" {
+		t.Errorf("a page: %+v", got)
+	}
+	wantIn(t, w.program("inflight", "ls", "exports", "alice").ok(t), "HELD UNTIL", "alice")
+	first := ls("alice")[0]
+	release := []string{"inflight", "release", "exports", "alice", strconv.Itoa(first.Number), strconv.FormatInt(first.Fence, 10)}
+	w.program(release...).wantStatus(t, exitBad, "say --yes")
+	w.program(append(release, "--dry-run")...).wantStatus(t, exitOK, "would release slot")
+	if got := len(ls("alice")); got != 2 {
+		t.Errorf("%d slots after a dry run, want 2", got)
+	}
+	w.program(append(release, "--yes")...).ok(t)
+	if got := ls("alice"); len(got) != 1 || got[0].Number == first.Number {
+		t.Errorf("left: %+v", got)
+	}
+	w.program(append(release, "--yes")...).wantStatus(t, exitFailed, "not held any more")
+	w.program("inflight", "reset", "exports", `"bob\x1b[2J"`, "--yes").ok(t)
+	if got := ls(); len(got) != 2 {
+		t.Errorf("left: %+v", got)
+	}
+	w.program("inflight", "ls", "api").wantStatus(t, exitBad, "no limit of how many at once")
+	w.program("inflight", "release", "exports", "alice", "x", "1", "--yes").wantStatus(t, exitBad, `slot "x"`)
+}
+
+func doctorOf(t *testing.T, o outcome) map[string]string {
+	t.Helper()
+	verdicts := map[string]string{}
+	for _, f := range objects[finding](t, o.stdout) {
+		if verdicts[f.Check] == "" || f.Verdict != fine {
+			verdicts[f.Check] = f.Verdict + ": " + f.Detail
+		}
+	}
+	return verdicts
+}
+
+func TestDoctor(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.take(api, "k", 1)
+	o := w.program("doctor", "--json")
+	o.wantStatus(t, exitOK)
+	verdicts := doctorOf(t, o)
+	for _, check := range []string{"server", "isolation", "durability", "pooler", "clock", "rights", "indexes", "HOT updates", "dead rows", "migrations of catalog", "definitions"} {
+		if verdicts[check] == "" || strings.HasPrefix(verdicts[check], unknown) || strings.HasPrefix(verdicts[check], failed) {
+			t.Errorf("%s: %q", check, verdicts[check])
+		}
+	}
+	wantIn(t, w.program("doctor").ok(t), "CHECK", "primary key only", "ok")
+
+	// Now it is ill.
+	tx, err := w.db.Pool.Begin(t.Context())
+	w.must(err)
+	defer func() { _ = tx.Rollback(context.Background()) }()
+	w.must(w.store.TakeTx(t.Context(), tx, api.For("other")))
+	for i := range turnsMost + 1 {
+		changed := sharded
+		changed.Rate += float64(i % 2)
+		w.must(w.catalog.Publish(t.Context(), changed))
+	}
+	_, err = w.db.Pool.Exec(t.Context(), `INSERT INTO `+w.db.Schema+`.rate_limits VALUES ('sharded', 'k', 5, 1, now())`)
+	w.must(err)
+	for deadline := time.Now().Add(time.Minute); ; {
+		verdicts = doctorOf(t, w.program("doctor", "--json", "--definitions", writeFile(t, `{"name": "api", "kind": "token bucket", "rate": 11, "period": "1h"}`)))
+		if strings.HasPrefix(verdicts["transactions"], warning) { // it has been idle for a second
+			break
+		}
+		if time.Now().After(deadline) {
+			t.Fatalf("the idle transaction is not seen: %q", verdicts["transactions"])
+		}
+	}
+	text := w.program("doctor", "--json", "--definitions", writeFile(t, `{"name": "api", "kind": "token bucket", "rate": 11, "period": "1h"}`)).ok(t)
+	wantIn(t, text, "holds rows of limits", "was published otherwise", "rows of more shards than the 2", "the file has token bucket")
+	_ = tx.Rollback(t.Context())
+	_, err = w.db.Pool.Exec(t.Context(), `CREATE INDEX by_value ON `+w.db.Schema+`.rate_limits (value)`)
+	w.must(err)
+	if v := doctorOf(t, w.program("doctor", "--json"))["indexes"]; !strings.HasPrefix(v, warning) || !strings.Contains(v, "by_value") {
+		t.Errorf("an index: %q", v)
+	}
+}
+
+func TestDoctorOfBrokenDatabases(t *testing.T) {
+	t.Parallel()
+	empty := pgtest.NewEmpty(t)
+	o := program(t, empty.URL, "doctor", "--json", "--schema", empty.Schema)
+	o.wantStatus(t, exitFailed, "1 check failed")
+	if v := doctorOf(t, o); !strings.HasPrefix(v["table"], failed) || !strings.Contains(v["table"], "ratelimit migrate up") || v["server"] == "" {
+		t.Errorf("without the table: %q", v)
+	}
+
+	w := newWorld(t)
+	_, err := w.db.Pool.Exec(t.Context(), "ALTER TABLE "+w.db.Schema+".rate_limits DROP COLUMN ahead CASCADE")
+	w.must(err)
+	o = w.program("doctor", "--json")
+	o.wantStatus(t, exitFailed)
+	if v := doctorOf(t, o); !strings.HasPrefix(v["table"], failed) {
+		t.Errorf("too old: %q", v)
+	}
+
+	denied := newWorld(t)
+	role := denied.db.Schema + "_reader"
+	for _, sql := range []string{"CREATE ROLE " + role + " LOGIN PASSWORD 'secret'", "GRANT USAGE ON SCHEMA " + denied.db.Schema + " TO " + role, "GRANT SELECT ON " + denied.db.Schema + ".rate_limits TO " + role} {
+		_, err := denied.db.Pool.Exec(t.Context(), sql)
+		denied.must(err)
+	}
+	t.Cleanup(func() {
+		_, err := denied.db.Pool.Exec(context.Background(), "DROP OWNED BY "+role+"; DROP ROLE "+role)
+		denied.must(err)
+	})
+	o = program(t, as(t, denied.db.URL, role), "doctor", "--json", "--schema", denied.db.Schema)
+	o.wantStatus(t, exitFailed)
+	v := doctorOf(t, o)
+	if !strings.HasPrefix(v["rights"], failed) || !strings.Contains(v["rights"], "lacks INSERT, UPDATE, DELETE") || !strings.HasPrefix(v["transactions"], unknown) || !strings.HasPrefix(v["definitions"], unknown) {
+		t.Errorf("without rights: %q", v)
+	}
+	if strings.Contains(o.stdout+o.stderr, "secret") {
+		t.Error("the password is shown")
+	}
+}
+
+func TestMan(t *testing.T) {
+	t.Parallel()
+	dir := filepath.Join(t.TempDir(), "man1")
+	program(t, "", "man", dir).ok(t)
+	text, err := os.ReadFile(filepath.Join(dir, "ratelimit-catalog-set.1"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantIn(t, string(text), ".TH", "moving house", "all-keys")
+	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
+		wantIn(t, program(t, "", "completion", shell).ok(t), "ratelimit")
+	}
+}

@@ -1,0 +1,490 @@
+package main
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/spf13/cobra"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/catalog"
+	"github.com/pgratelimit/ratelimit/internal/inspect"
+	"github.com/pgratelimit/ratelimit/internal/visible"
+	"github.com/pgratelimit/ratelimit/migrate"
+	"github.com/pgratelimit/ratelimit/migrations"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+func doctorCommand(o *options) *cobra.Command {
+	return o.onLimits(&cobra.Command{
+		Use:   "doctor",
+		Short: "Look for what is wrong with the database, its settings, and the definitions",
+		Long: `Look at the server and its settings, the tables and the rights on them, the pooler, dead rows,
+clocks, transactions that hold rows, and definitions that disagree. It changes nothing. Exit
+status 1 if something fails, so that decisions cannot work; warnings leave it 0.`,
+		Example: `  ratelimit doctor --database-url postgres://localhost/app`,
+		GroupID: operating,
+		Args:    cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			var file *definitionsFile
+			if o.definitions != "" {
+				var err error
+				if file, err = readDefinitions(cmd.InOrStdin(), o.definitions); err != nil {
+					return err
+				}
+			}
+			pool, err := connect(cmd.Context(), o.databaseURL)
+			if err != nil {
+				return err
+			}
+			defer pool.Close()
+			d := &doctor{Desk: inspect.Desk{Pool: pool, Schema: o.schema}, file: file}
+			if d.Store, err = pgstore.New(pool, &pgstore.Config{Schema: o.schema, Portable: o.portable}); err != nil {
+				return err
+			}
+			d.examine(cmd.Context())
+			return d.report(o.printer(cmd))
+		},
+	})
+}
+
+// doctor looks at a database.
+type doctor struct {
+	inspect.Desk
+	file     *definitionsFile // nil without --definitions
+	findings []finding
+	there    bool // is the table there?
+}
+
+// A finding is what a check has found.
+type finding struct {
+	Verdict string `json:"verdict"`
+	Check   string `json:"check"`
+	Detail  string `json:"detail"`
+}
+
+// The verdicts.
+const (
+	fine    = "ok"
+	warning = "warning"
+	failed  = "failed"
+	unknown = "unknown" // it could not be looked at
+)
+
+func (d *doctor) find(verdict, check, format string, args ...any) {
+	d.findings = append(d.findings, finding{verdict, check, fmt.Sprintf(format, args...)})
+}
+
+// warn is find with a warning if something is so, and otherwise fine.
+func (d *doctor) warn(so bool, check, format string, args ...any) {
+	verdict := fine
+	if so {
+		verdict = warning
+	}
+	d.find(verdict, check, format, args...)
+}
+
+// examine makes all checks. One that fails does not keep the next from being made.
+func (d *doctor) examine(ctx context.Context) {
+	for _, check := range []struct {
+		name string
+		make func(context.Context) error
+	}{
+		{"server", d.server},
+		{"settings", d.settings},
+		{"pooler", d.pooler},
+		{"clock", d.clock},
+		{"tables", d.tables},
+		{"rights", d.rights},
+		{"indexes", d.indexes},
+		{"HOT updates", d.statistics},
+		{"transactions", d.transactions},
+		{"definitions", d.definitions},
+	} {
+		bounded, cancel := context.WithTimeout(ctx, checkTimeout)
+		if err := check.make(bounded); err != nil {
+			d.find(unknown, check.name, "could not be looked at: %s", err)
+		}
+		cancel()
+	}
+}
+
+// checkTimeout bounds a check.
+const checkTimeout = 10 * time.Second
+
+// report prints what was found. It is an error if something has failed.
+func (d *doctor) report(p *printer) error {
+	t := p.table("", "CHECK", "FOUND")
+	failures := 0
+	colours := map[string]string{fine: green, warning: yellow, failed: red, unknown: yellow}
+	for _, f := range d.findings {
+		if f.Verdict == failed {
+			failures++
+		}
+		// All verdicts are as long with colour, so that columns stay in line.
+		verdict := p.paint(colours[f.Verdict], fmt.Sprintf("%-7s", f.Verdict))
+		if err := t.row(f, verdict, f.Check, visible.Lines(f.Detail)); err != nil {
+			return err
+		}
+	}
+	if err := t.end(); err != nil {
+		return err
+	}
+	if failures > 0 {
+		return fmt.Errorf("%s failed", plural(failures, "check"))
+	}
+	return nil
+}
+
+// oldestServer is the oldest server_version_num that the statements run on.
+const oldestServer = 14_00_00
+
+func (d *doctor) server(ctx context.Context) error {
+	var version int
+	var text string
+	var standby bool
+	err := d.Pool.QueryRow(ctx, "SELECT current_setting('server_version_num')::int4, version(), pg_is_in_recovery()").Scan(&version, &text, &standby)
+	if err != nil {
+		return err
+	}
+	text, _, _ = strings.Cut(text, ",")
+	if version < oldestServer {
+		d.find(failed, "server", "%s: the oldest that the statements run on is 14", text)
+	} else {
+		d.find(fine, "server", "%s", text)
+	}
+	if standby {
+		d.find(failed, "server", "it is a standby, which cannot grant: connect to the primary")
+	}
+	return nil
+}
+
+func (d *doctor) settings(ctx context.Context) error {
+	var isolation, readOnly, commit, dateStyle, idle string
+	err := d.Pool.QueryRow(ctx, `SELECT current_setting('default_transaction_isolation'), current_setting('default_transaction_read_only'),
+	current_setting('synchronous_commit'), current_setting('DateStyle'), current_setting('idle_in_transaction_session_timeout')`).
+		Scan(&isolation, &readOnly, &commit, &dateStyle, &idle)
+	if err != nil {
+		return err
+	}
+	strict := isolation != "read committed" && isolation != "read uncommitted"
+	detail := "transactions are " + isolation + " by default"
+	if strict {
+		detail += ": a transaction that takes is aborted (40001) when another takes from its row; run it again, as AllowFunc does"
+	}
+	d.warn(strict, "isolation", "%s", detail)
+	if readOnly == "on" {
+		d.find(failed, "read only", "transactions are read only by default: nothing can be taken")
+	}
+	d.warn(commit == "off", "durability", "synchronous_commit is %s%s", commit, when(commit == "off", ": after a crash, the last decisions are forgotten and granted again"))
+	if !strings.HasPrefix(dateStyle, "ISO") {
+		d.find(warning, "DateStyle", "is %s: with the query modes exec and simple_protocol every call fails; put datestyle=ISO into the URL", dateStyle)
+	}
+	if idle == "0" {
+		d.find(fine, "idle time-out", "idle_in_transaction_session_timeout is not set: a program that hangs in a transaction keeps its rows locked for ever")
+	}
+	return nil
+}
+
+// when is a text if something is so.
+func when(so bool, text string) string {
+	if so {
+		return text
+	}
+	return ""
+}
+
+// pooler finds a pooler by the number of the process: it gives its clients one of its own.
+func (d *doctor) pooler(ctx context.Context) error {
+	conn, err := d.Pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer conn.Release()
+	var pid uint32
+	if err := conn.QueryRow(ctx, "SELECT pg_backend_pid()").Scan(&pid); err != nil {
+		return err
+	}
+	mode := d.Pool.Config().ConnConfig.DefaultQueryExecMode
+	prepares := mode == pgx.QueryExecModeCacheStatement
+	switch {
+	case pid == conn.Conn().PgConn().PID():
+		d.find(fine, "pooler", "none between here and the server")
+	case prepares:
+		d.find(warning, "pooler", "there is one, and this connection prepares statements: if it pools transactions, put default_query_exec_mode=exec into the URL")
+	default:
+		d.find(fine, "pooler", "there is one, and this connection prepares nothing (%s)", mode)
+	}
+	return nil
+}
+
+// clock compares the server's clock with this machine's.
+func (d *doctor) clock(ctx context.Context) error {
+	best := time.Duration(math.MaxInt64)
+	var ahead time.Duration
+	for range 5 { // the quickest answer is the most exact
+		var at time.Time
+		asked := time.Now()
+		if err := d.Pool.QueryRow(ctx, "SELECT clock_timestamp()").Scan(&at); err != nil {
+			return err
+		}
+		if took := time.Since(asked); took < best {
+			best, ahead = took, at.Sub(asked.Add(took/2))
+		}
+	}
+	off := ahead.Abs() > time.Second+best
+	d.warn(off, "clock", "the server's is %s ahead of this machine's, to %s%s", ahead.Round(time.Millisecond), best.Round(100*time.Microsecond),
+		when(off, ": only the server's decides, but those who sleep until a RetryAt by this one wake at another instant"))
+	return nil
+}
+
+func (d *doctor) tables(ctx context.Context) error {
+	err := d.Store.Ready(ctx)
+	d.there = err == nil
+	switch {
+	case errors.Is(err, pgstore.ErrNotMigrated):
+		d.find(failed, "table", "%s", err)
+	case err != nil:
+		return err
+	}
+	for _, set := range []migrations.Set{"", migrations.Catalog, migrations.Functions} {
+		if err := d.migrations(ctx, set); err != nil {
+			d.find(unknown, migrationsOf(set), "could not be looked at: %s", err)
+		}
+	}
+	return nil
+}
+
+func migrationsOf(set migrations.Set) string {
+	if set == "" {
+		return "migrations"
+	}
+	return "migrations of " + string(set)
+}
+
+// migrations says which migrations of a set there are.
+func (d *doctor) migrations(ctx context.Context, set migrations.Set) error {
+	all, err := migrate.Status(ctx, d.Pool, &migrate.Config{Schema: d.Schema, Set: set})
+	if err != nil {
+		return err
+	}
+	applied := 0
+	for _, m := range all {
+		if m.Applied {
+			applied++
+		}
+	}
+	check := migrationsOf(set)
+	switch {
+	case len(all) > 0 && all[0].Untracked:
+		d.find(fine, check, "another tool made the table")
+	case applied == len(all):
+		d.find(fine, check, "all %d are applied", applied)
+	case applied == 0 && set != "":
+		d.find(fine, check, "not applied, which is a choice")
+	default:
+		d.find(warning, check, "%d of %d are applied: ratelimit migrate up%s", applied, len(all), when(set != "", " --set "+string(set)))
+	}
+	return nil
+}
+
+func (d *doctor) rights(ctx context.Context) error {
+	if !d.there {
+		return nil
+	}
+	var user string
+	var lacks []string
+	err := d.Pool.QueryRow(ctx, `SELECT current_user::text, coalesce(array_agg(p) FILTER (WHERE NOT has_table_privilege($1::regclass, p)), '{}')
+FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS p`, d.Table()).Scan(&user, &lacks)
+	if err != nil {
+		return err
+	}
+	if len(lacks) > 0 {
+		d.find(failed, "rights", "%s lacks %s on the table", user, strings.Join(lacks, ", "))
+		return nil
+	}
+	d.find(fine, "rights", "%s may read and write the table", user)
+	return nil
+}
+
+func (d *doctor) indexes(ctx context.Context) error {
+	if !d.there {
+		return nil
+	}
+	var others []string
+	var options []string
+	err := d.Pool.QueryRow(ctx, `SELECT coalesce(c.reloptions, '{}'),
+	ARRAY(SELECT i.indexrelid::regclass::text FROM pg_index AS i WHERE i.indrelid = c.oid AND NOT i.indisprimary)
+FROM pg_class AS c WHERE c.oid = $1::regclass`, d.Table()).Scan(&options, &others)
+	if err != nil {
+		return err
+	}
+	d.warn(len(others) > 0, "indexes", "%s", cmp.Or(strings.Join(others, ", "), "the primary key only"))
+	if i := slices.IndexFunc(options, func(o string) bool { return strings.HasPrefix(o, "fillfactor=") }); i < 0 || options[i] > "fillfactor=70" {
+		d.find(warning, "fill factor", "%s: updates find no room on their page; the migration sets fillfactor=50", cmp.Or(strings.Join(options, ", "), "none is set"))
+	}
+	return nil
+}
+
+// statistics looks at HOT updates and dead rows.
+func (d *doctor) statistics(ctx context.Context) error {
+	if !d.there {
+		return nil
+	}
+	var updates, hot, live, dead int64
+	var size string
+	var bytes int64
+	err := d.Pool.QueryRow(ctx, `SELECT s.n_tup_upd, s.n_tup_hot_upd, s.n_live_tup, s.n_dead_tup,
+	pg_size_pretty(pg_total_relation_size(s.relid)), pg_total_relation_size(s.relid)
+FROM pg_stat_all_tables AS s WHERE s.relid = $1::regclass`, d.Table()).Scan(&updates, &hot, &live, &dead, &size, &bytes)
+	if err != nil {
+		return err
+	}
+	if updates < 1000 {
+		d.find(fine, "HOT updates", "%d updates so far, too few to tell", updates)
+	} else {
+		share := 100 * float64(hot) / float64(updates)
+		d.warn(share < 90, "HOT updates", "%.1f %% of %d updates%s", share, updates, when(share < 90, ": others write every index and leave dead rows for VACUUM; look for indexes, and for transactions that stay open"))
+	}
+	bloated := dead > max(10_000, 2*live) || bytes > 64<<20 && bytes > 2000*max(live, 1)
+	d.warn(bloated, "dead rows", "%d live rows, %d dead ones, %s%s", live, dead, size, when(bloated, ": VACUUM cannot keep up; look for transactions that stay open"))
+	return nil
+}
+
+// transactions looks for those that hold rows, or keep dead ones alive.
+func (d *doctor) transactions(ctx context.Context) error {
+	var sees bool
+	if err := d.Pool.QueryRow(ctx, "SELECT pg_has_role(current_user, 'pg_read_all_stats', 'usage')").Scan(&sees); err != nil {
+		return err
+	}
+	if d.there {
+		holders, err := d.Holders(ctx)
+		if err != nil {
+			return err
+		}
+		for _, h := range holders {
+			d.warn(h.Lasts > idleFor, "transactions", "%s", h.String()+", and holds rows of limits")
+		}
+		if len(holders) == 0 {
+			d.find(fine, "transactions", "none is idle and holds rows of limits")
+		}
+	}
+	var oldest float64
+	err := d.Pool.QueryRow(ctx, "SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::float8 FROM pg_stat_activity WHERE backend_xmin IS NOT NULL").Scan(&oldest)
+	if err != nil {
+		return err
+	}
+	lasts := time.Duration(oldest * float64(time.Second)).Round(time.Millisecond)
+	d.warn(lasts > openFor, "oldest transaction", "%s old%s", lasts, when(lasts > openFor, ": it keeps dead versions of hot rows alive"))
+	if !sees {
+		d.find(unknown, "transactions", "this role does not see those of others: grant it pg_read_all_stats to look")
+	}
+	return nil
+}
+
+// From when on transactions are worth a warning.
+const (
+	idleFor = time.Second
+	openFor = 5 * time.Minute
+)
+
+// definitions looks for those that disagree.
+func (d *doctor) definitions(ctx context.Context) error {
+	published, err := openCatalog(ctx, d.Pool, d.Schema)
+	if err != nil || !d.there {
+		return err
+	}
+	d.Catalog = published
+	if d.file != nil {
+		inFile, err := d.file.catalog(ctx)
+		if err != nil {
+			return err
+		}
+		d.compare(published, inFile)
+		if len(published.Definitions()) == 0 {
+			d.Catalog = inFile
+		}
+	}
+	for _, fault := range published.Ignored() {
+		d.find(warning, "definitions", "a row of the catalog is not used: %s", fault)
+	}
+	if err := d.turns(ctx, published); err != nil {
+		return err
+	}
+	return d.rowsDisagree(ctx)
+}
+
+// compare tells of definitions that a file has otherwise than the catalog.
+func (d *doctor) compare(published, inFile *catalog.Catalog) {
+	known := map[string]ratelimit.Definition{}
+	for _, p := range published.Definitions() {
+		known[p.Name] = p
+	}
+	for _, f := range inFile.Definitions() {
+		if p, ok := known[f.Name]; ok && p != f {
+			d.find(warning, "definitions", "the file has %s, and the catalog %s", f, p)
+		}
+	}
+}
+
+// Programs that publish different definitions under one name change it with each start.
+const (
+	turnsWithin = time.Hour
+	turnsMost   = 4
+)
+
+// turns tells of definitions that programs publish in turn.
+func (d *doctor) turns(ctx context.Context, c *catalog.Catalog) error {
+	changes, err := c.History(ctx, "", 1000)
+	if err != nil {
+		return err
+	}
+	times := map[string]int{}
+	for _, change := range changes {
+		if change.All && strings.Contains(string(change.Became), `"kind"`) && change.Was != nil && time.Since(change.At) < turnsWithin {
+			times[change.Name]++
+		}
+	}
+	for name, n := range times {
+		if n >= turnsMost {
+			d.find(warning, "definitions", "%s was published otherwise %d times within %s: two versions of a program disagree", visible.Text(name), n, turnsWithin)
+		}
+	}
+	return nil
+}
+
+// rowsDisagree tells of rows that no definition has.
+func (d *doctor) rowsDisagree(ctx context.Context) error {
+	limits, err := d.Limits(ctx)
+	if err != nil {
+		return err
+	}
+	bad := 0
+	for _, l := range limits {
+		switch {
+		case l.Definition == nil:
+			d.find(fine, "definitions", "%s has rows and no definition: slots, or a limit that is gone (ratelimit forget)", visible.Text(l.Name))
+		case l.Rows > 0:
+			var beyond bool
+			err := d.Pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM "+d.Table()+" AS r WHERE r.name = $1::text AND r.shard >= $2::int4)", l.Name, l.Definition.Shards).Scan(&beyond)
+			if err != nil {
+				return err
+			}
+			if beyond {
+				bad++
+				d.find(warning, "definitions", "%s has rows of more shards than the %d that are defined: two versions of a program disagree, or reshard", visible.Text(l.Name), l.Definition.Shards)
+			}
+		}
+	}
+	if bad == 0 {
+		d.find(fine, "definitions", "%s known, and rows agree with them", plural(len(d.Catalog.Definitions()), "definition"))
+	}
+	return nil
+}

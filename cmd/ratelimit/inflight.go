@@ -1,0 +1,198 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/spf13/cobra"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/inspect"
+	"github.com/pgratelimit/ratelimit/internal/visible"
+)
+
+func inflightCommand(o *options) *cobra.Command {
+	c := &cobra.Command{
+		Use:   "inflight",
+		Short: "See and free the slots of limits of how many at once",
+		Long: `See and free the slots of limits of how many at once. The database does not know which names
+are such limits: name one of yours.`,
+		GroupID: operating,
+		Args:    cobra.NoArgs,
+		RunE:    func(*cobra.Command, []string) error { return bad("inflight: want one of ls, release and reset") },
+	}
+	c.AddCommand(inflightLs(o), inflightRelease(o), inflightReset(o))
+	return c
+}
+
+// anySlots is a limit of a name, of which any slot that is held can be seen.
+func anySlots(name string) ratelimit.InFlight {
+	return ratelimit.InFlight{Name: name, Limit: ratelimit.MaxInFlight}
+}
+
+// slotJSON is a slot that is held.
+type slotJSON struct {
+	Limit  string `json:"limit"`
+	Key    string `json:"key"`
+	Number int    `json:"number"`
+	Fence  int64  `json:"fence"`
+	Until  string `json:"until"`
+}
+
+func inflightLs(o *options) *cobra.Command {
+	var page ratelimit.Page
+	var prefix, after string
+	c := &cobra.Command{
+		Use:     "ls LIMIT [KEY]",
+		Short:   "List the slots that are held",
+		Example: "  ratelimit inflight ls exports\n  ratelimit inflight ls exports alice",
+		Args:    cobra.RangeArgs(1, 2),
+		RunE: func(cmd *cobra.Command, args []string) (err error) {
+			var keys []string
+			if len(args) == 2 {
+				key, err := keyOf(args[1])
+				if err != nil {
+					return err
+				}
+				keys = []string{key}
+			}
+			if page.Prefix, err = keyOf(prefix); err != nil {
+				return err
+			}
+			if page.After, err = keyOf(after); err != nil {
+				return err
+			}
+			d, err := o.desk(cmd.Context())
+			if err != nil {
+				return err
+			}
+			defer d.Pool.Close()
+			if err := notARate(d, args[0]); err != nil {
+				return err
+			}
+			if keys == nil {
+				if keys, err = d.SlotKeys(cmd.Context(), args[0], page); err != nil {
+					return err
+				}
+			}
+			return asBad(listSlots(cmd, o.printer(cmd), d, args[0], keys))
+		},
+	}
+	c.Flags().StringVar(&prefix, "prefix", "", "only keys that begin so")
+	c.Flags().StringVar(&after, "after", "", "only keys after this one: the next page")
+	c.Flags().IntVarP(&page.Most, "most", "n", 100, "at most so many keys; 0 for all")
+	return o.listing(o.onLimits(c))
+}
+
+// notARate is the error of a name that is known to be of a limit of another sort, whose rows are
+// no slots.
+func notARate(d *inspect.Desk, name string) error {
+	if limit, err := d.Limit(name); err == nil {
+		return bad("%s is no limit of how many at once", limit.Definition())
+	}
+	return nil
+}
+
+func listSlots(cmd *cobra.Command, p *printer, d *inspect.Desk, name string, keys []string) error {
+	t := p.table("SLOT", "FENCE", "HELD UNTIL", "KEY")
+	for _, key := range keys {
+		slots, err := d.Store.Slots(cmd.Context(), anySlots(name), key)
+		if err != nil {
+			return err
+		}
+		for _, s := range slots {
+			err := t.row(slotJSON{name, key, s.Number, s.Fence, instant(s.Until)}, fmt.Sprint(s.Number), fmt.Sprint(s.Fence), inspect.Instant(s.Until), p.key(key))
+			if err != nil {
+				return err
+			}
+		}
+	}
+	return t.end()
+}
+
+func inflightRelease(o *options) *cobra.Command {
+	return o.losing(o.onLimits(&cobra.Command{
+		Use:   "release LIMIT KEY SLOT FENCE",
+		Short: "Free a slot, if it is still the one that was listed",
+		Long: `Free a slot that ls has listed, unless it was released or taken by somebody else since. Its
+holder finds it lost when it renews or releases it, and may be at work still.`,
+		Example: `  ratelimit inflight release exports alice 0 1780000000000000 --yes`,
+		Args:    cobra.ExactArgs(4),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			key, err := keyOf(args[1])
+			if err != nil {
+				return err
+			}
+			number, err := strconv.Atoi(args[2])
+			if err != nil {
+				return bad("slot %q: must be a whole number", args[2])
+			}
+			fence, err := strconv.ParseInt(args[3], 10, 64)
+			if err != nil {
+				return bad("fence %q: must be a whole number", args[3])
+			}
+			slot := ratelimit.Slot{InFlight: anySlots(args[0]), Key: key, OK: true, Number: number, Fence: fence}
+			if err := slot.Validate(); err != nil {
+				return badInput{err}
+			}
+			return o.onSlots(cmd, args[0], fmt.Sprintf("release slot %d of key %s of %s", number, visible.Short(key, keyWidth), visible.Text(args[0])), func(d *inspect.Desk) error {
+				if err := d.Store.Release(cmd.Context(), slot); errors.Is(err, ratelimit.ErrLeaseLost) {
+					return errors.New("the slot is not held any more by that fence: nothing was done")
+				} else if err != nil {
+					return err
+				}
+				return nil
+			})
+		},
+	}))
+}
+
+func inflightReset(o *options) *cobra.Command {
+	return o.losing(o.onLimits(&cobra.Command{
+		Use:   "reset LIMIT KEY",
+		Short: "Free all slots of a key",
+		Long: `Free all slots of a key. Their holders find them lost when they renew or release them, and may
+be at work still.`,
+		Example: `  ratelimit inflight reset exports alice --yes`,
+		Args:    cobra.ExactArgs(2),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			key, err := keyOf(args[1])
+			if err != nil {
+				return err
+			}
+			if err := anySlots(args[0]).ValidateKey(key); err != nil {
+				return badInput{err}
+			}
+			return o.onSlots(cmd, args[0], fmt.Sprintf("free all slots of key %s of %s", visible.Short(key, keyWidth), visible.Text(args[0])), func(d *inspect.Desk) error {
+				return d.Store.ResetSlots(cmd.Context(), anySlots(args[0]), key)
+			})
+		},
+	}))
+}
+
+// onSlots does what frees slots, once it is confirmed.
+func (o *options) onSlots(cmd *cobra.Command, name, what string, do func(*inspect.Desk) error) error {
+	d, err := o.desk(cmd.Context())
+	if err != nil {
+		return err
+	}
+	defer d.Pool.Close()
+	if err := notARate(d, name); err != nil {
+		return err
+	}
+	if ok, err := o.confirmed(cmd, what); !ok {
+		return err
+	}
+	if err := do(d); err != nil {
+		return err
+	}
+	p := o.printer(cmd)
+	if p.json {
+		return p.object(struct {
+			Done bool `json:"done"`
+		}{true})
+	}
+	p.say("done")
+	return nil
+}

@@ -1,0 +1,391 @@
+// Package chart draws pictures over an axis that they share, such as time: lines, bars, levels
+// and bands, as SVG. A picture is for light and dark pages, and looks alike in all fonts, since
+// each text is given its length.
+package chart
+
+import (
+	"fmt"
+	"html"
+	"math"
+	"strings"
+
+	"github.com/pgratelimit/ratelimit/internal/visible"
+)
+
+// A Chart is panels above each other, with a title and a legend.
+type Chart struct {
+	Title  string
+	X      Axis
+	Panels []Panel
+	Theme  Theme
+}
+
+// A Theme is the page that a picture is for.
+type Theme int
+
+// The themes.
+const (
+	Auto  Theme = iota // by what the reader prefers
+	Light              // always
+	Dark               // always
+)
+
+// An Axis is the one that the panels share.
+type Axis struct {
+	Label    string // what it is, with its unit
+	From, To float64
+	Ticks    []float64
+	Text     func(tick float64) string
+}
+
+// A Panel is one diagram. Its vertical axis begins at 0, or below the least that it shows.
+type Panel struct {
+	Label  string // of the vertical axis, with its unit
+	Height float64
+	Lines  []Line
+	Bars   []Bars   // on top of each other
+	Levels []Level  // horizontal lines
+	Bands  []Band   // stretches of the axis
+	Marks  []Mark   // instants
+	Shade  *Shading // what is below a level
+}
+
+// A Style is a colour, which differs between light and dark.
+type Style int
+
+// The styles. They are apart also for those who see no difference between red and green.
+const (
+	Blue Style = iota
+	Orange
+	Grey
+	Violet
+	Teal
+)
+
+// A Line joins points, straight or in steps.
+type Line struct {
+	Name   string
+	Style  Style
+	Dashed bool
+	Steps  bool
+	Points []Point
+}
+
+// A Point is one of a line.
+type Point struct{ X, Y float64 }
+
+// Bars are how many there are in each of a number of equal parts of the axis.
+type Bars struct {
+	Name   string
+	Style  Style
+	Values []float64
+}
+
+// A Level is a horizontal line with a name, such as a capacity.
+type Level struct {
+	Name string
+	Y    float64
+}
+
+// A Band is a stretch of the axis, such as a pause.
+type Band struct {
+	Name     string
+	From, To float64
+}
+
+// A Mark is an instant with a text.
+type Mark struct {
+	X    float64
+	Text string
+}
+
+// Shading is what is below 0, such as debt.
+type Shading struct {
+	Name string
+}
+
+// The layout, in pixels: README's width on GitHub.
+const (
+	width      = 830.0
+	left       = 60.0
+	right      = 20.0
+	titleRoom  = 34.0
+	labelRoom  = 30.0 // above a panel, for its label
+	tickRoom   = 22.0 // below the last panel
+	legendLine = 22.0
+	textSize   = 12.0
+)
+
+const plotted = width - left - right
+
+// colours are those of a theme, by the names of the classes.
+type colours struct {
+	page, ink, faint, grid, band, debt string
+	styles                             [5]string
+}
+
+var (
+	lightColours = colours{"#ffffff", "#1f2328", "#59636e", "#d8dee4", "#8c959f", "#cf222e", [5]string{"#1f5fa8", "#c4570b", "#59636e", "#8250df", "#0f766e"}}
+	darkColours  = colours{"#0d1117", "#e6edf3", "#9198a1", "#30363d", "#6e7681", "#ff7b72", [5]string{"#6cb6ff", "#ffa657", "#9198a1", "#d2a8ff", "#56d4c4"}}
+)
+
+func (c *colours) css() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, ".page{fill:%s}.ink{fill:%s}.faint{fill:%s}.axis{stroke:%s}.grid{stroke:%s}.band{fill:%s}.debt{fill:%s}", c.page, c.ink, c.faint, c.faint, c.grid, c.band, c.debt)
+	for i, colour := range c.styles {
+		fmt.Fprintf(&b, ".f%d{fill:%s}.s%d{stroke:%s}", i, colour, i, colour)
+	}
+	return b.String()
+}
+
+// SVG returns the picture.
+func (c *Chart) SVG() string {
+	p := &painter{chart: c}
+	legend := c.legend()
+	height := titleRoom + tickRoom + 18 + legendLine*float64(len(legend)) + 8
+	for _, panel := range c.Panels {
+		height += labelRoom + panel.Height
+	}
+	css := lightColours.css()
+	switch c.Theme {
+	case Dark:
+		css = darkColours.css()
+	case Auto:
+		css += "@media (prefers-color-scheme: dark){" + darkColours.css() + "}"
+	}
+	p.add(`<svg xmlns="http://www.w3.org/2000/svg" width="%.0f" height="%.0f" viewBox="0 0 %.0f %.0f" role="img" font-family="Helvetica, Arial, Liberation Sans, sans-serif" font-size="%.0f">`,
+		width, height, width, height, textSize)
+	p.add(`<title>%s</title><style>text{stroke:none}line,polyline,path{fill:none}%s</style>`, escaped(c.Title), css)
+	p.add(`<rect class="page" width="100%%" height="100%%"/>`)
+	p.bold(left, 22, c.Title)
+	top := titleRoom
+	for i := range c.Panels {
+		top += labelRoom
+		p.panel(&c.Panels[i], top, i == len(c.Panels)-1)
+		top += c.Panels[i].Height
+	}
+	p.text(left+plotted, top+tickRoom+14, "end", "faint", c.X.Label)
+	for i, row := range legend {
+		p.legend(row, top+tickRoom+18+legendLine*float64(i)+14)
+	}
+	p.add("</svg>")
+	return p.String()
+}
+
+// painter writes a picture.
+type painter struct {
+	strings.Builder
+	chart *Chart
+}
+
+func (p *painter) add(format string, args ...any) { fmt.Fprintf(p, format+"\n", args...) }
+
+// text writes a text that is as long in any font.
+func (p *painter) text(x, y float64, anchor, class, text string) {
+	p.add(`<text x="%.1f" y="%.1f" text-anchor="%s" class="%s" textLength="%.1f" lengthAdjust="spacingAndGlyphs">%s</text>`,
+		x, y, anchor, class, textWidth(text)*textSize, escaped(text))
+}
+
+func (p *painter) bold(x, y float64, text string) {
+	const size = 15.0
+	p.add(`<text x="%.1f" y="%.1f" class="ink" font-size="%.0f" font-weight="bold" textLength="%.1f" lengthAdjust="spacingAndGlyphs">%s</text>`,
+		x, y, size, min(textWidth(text)*size*1.06, plotted), escaped(text))
+}
+
+// escaped is a text for SVG. What is not printed in it is shown escaped.
+func escaped(text string) string { return html.EscapeString(visible.Lines(text)) }
+
+func (p *painter) x(v float64) float64 {
+	return left + (v-p.chart.X.From)/(p.chart.X.To-p.chart.X.From)*plotted
+}
+
+// within is x for what may lie beyond the ends of the axis.
+func (p *painter) within(v float64) float64 { return p.x(min(max(v, p.chart.X.From), p.chart.X.To)) }
+
+// panel draws a panel whose upper edge is at top.
+func (p *painter) panel(panel *Panel, top float64, last bool) {
+	from, to := panel.bounds()
+	bottom := top + panel.Height
+	y := func(v float64) float64 { return bottom - (v-from)/(to-from)*panel.Height }
+	p.text(left, top-8, "start", "faint", panel.Label)
+	for _, b := range panel.Bands {
+		if begin, end := p.within(b.From), p.within(b.To); end > begin {
+			p.add(`<rect class="band" fill-opacity="0.25" x="%.1f" y="%.1f" width="%.1f" height="%.1f"/>`, begin, top, end-begin, panel.Height)
+		}
+	}
+	for _, tick := range Ticks(from, to, max(2, int(panel.Height/40))) {
+		p.add(`<line class="grid" x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f"/>`, left, left+plotted, y(tick), y(tick))
+		p.text(left-6, y(tick)+4, "end", "ink", Number(tick))
+	}
+	if panel.Shade != nil && from < 0 {
+		p.add(`<rect class="debt" fill-opacity="0.12" x="%.1f" y="%.1f" width="%.1f" height="%.1f"/>`, left, y(0), plotted, bottom-y(0))
+	}
+	for _, tick := range p.chart.X.Ticks {
+		p.add(`<line class="axis" x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f"/>`, p.x(tick), p.x(tick), bottom, bottom+4)
+		if last {
+			p.text(p.x(tick), bottom+18, "middle", "ink", p.chart.X.Text(tick))
+		}
+	}
+	p.add(`<line class="axis" x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f"/>`, left, left+plotted, y(0), y(0))
+	p.bars(panel.Bars, y)
+	for _, l := range panel.Levels {
+		p.add(`<line class="s%d" stroke-width="1.3" stroke-dasharray="7 4" x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f"/>`, Grey, left, left+plotted, y(l.Y), y(l.Y))
+		p.text(left+plotted-4, y(l.Y)-5, "end", "faint", l.Name)
+	}
+	for _, l := range panel.Lines {
+		p.line(&l, y)
+	}
+	for _, m := range panel.Marks {
+		p.add(`<line class="axis" stroke-dasharray="4 3" x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f"/>`, p.x(m.X), p.x(m.X), top, bottom)
+		p.text(p.x(m.X)+4, top+12, "start", "faint", m.Text)
+	}
+}
+
+// bars draws what is in the parts of the axis, on top of each other.
+func (p *painter) bars(all []Bars, y func(float64) float64) {
+	if len(all) == 0 {
+		return
+	}
+	below := make([]float64, len(all[0].Values))
+	step := plotted / float64(len(below))
+	for _, bars := range all {
+		var path strings.Builder
+		for i, v := range bars.Values {
+			if v > 0 {
+				fmt.Fprintf(&path, "M%.2f %.1fH%.2fV%.1fH%.2fZ", left+float64(i)*step, y(below[i]), left+float64(i+1)*step, y(below[i]+v), left+float64(i)*step)
+			}
+			below[i] += v
+		}
+		p.add(`<path class="f%d" d="%s"/>`, bars.Style, path.String())
+	}
+}
+
+// line draws a line.
+func (p *painter) line(l *Line, y func(float64) float64) {
+	var points strings.Builder
+	for i, at := range l.Points {
+		if l.Steps && i > 0 {
+			fmt.Fprintf(&points, "%.1f,%.1f ", p.x(at.X), y(l.Points[i-1].Y))
+		}
+		fmt.Fprintf(&points, "%.1f,%.1f ", p.x(at.X), y(at.Y))
+	}
+	p.add(`<polyline class="s%d" stroke-width="1.8"%s points="%s"/>`, l.Style, dashes(l.Dashed), strings.TrimSpace(points.String()))
+}
+
+func dashes(dashed bool) string {
+	if dashed {
+		return ` stroke-dasharray="5 3"`
+	}
+	return ""
+}
+
+// bounds are the least and the greatest value that a panel has room for.
+func (p *Panel) bounds() (from, to float64) {
+	see := func(v float64) { from, to = min(from, v), max(to, v) }
+	for _, l := range p.Lines {
+		for _, at := range l.Points {
+			see(at.Y)
+		}
+	}
+	for _, l := range p.Levels {
+		see(l.Y)
+	}
+	var sums []float64
+	for _, bars := range p.Bars {
+		if sums == nil {
+			sums = make([]float64, len(bars.Values))
+		}
+		for i, v := range bars.Values {
+			sums[i] += v
+			see(sums[i])
+		}
+	}
+	if to == from {
+		to = from + 1
+	}
+	room := (to - from) * 0.08
+	if from < 0 {
+		from -= room
+	}
+	return from, to + room
+}
+
+// entry is a thing of the legend: what shows it, at a place, and its name.
+type entry struct {
+	name string
+	draw func(p *painter, x, y float64)
+}
+
+// legend returns the legend in rows that fit.
+func (c *Chart) legend() (rows [][]entry) {
+	var row []entry
+	used := 0.0
+	seen := map[string]bool{}
+	add := func(name string, draw func(p *painter, x, y float64)) {
+		if name == "" || seen[name] {
+			return
+		}
+		seen[name] = true
+		room := swatch + textWidth(name)*textSize
+		if used+room > plotted && len(row) > 0 {
+			rows, row, used = append(rows, row), nil, 0
+		}
+		row, used = append(row, entry{name, draw}), used+room
+	}
+	for _, panel := range c.Panels {
+		for _, l := range panel.Lines {
+			add(l.Name, func(p *painter, x, y float64) {
+				p.add(`<line class="s%d" stroke-width="1.8"%s x1="%.1f" x2="%.1f" y1="%.1f" y2="%.1f"/>`, l.Style, dashes(l.Dashed), x, x+20, y-4, y-4)
+			})
+		}
+		for _, bars := range panel.Bars {
+			add(bars.Name, func(p *painter, x, y float64) {
+				p.add(`<rect class="f%d" x="%.1f" y="%.1f" width="12" height="10"/>`, bars.Style, x+4, y-9)
+			})
+		}
+		if from, _ := panel.bounds(); panel.Shade != nil && from < 0 {
+			add(panel.Shade.Name, func(p *painter, x, y float64) {
+				p.add(`<rect class="debt" fill-opacity="0.25" x="%.1f" y="%.1f" width="12" height="10"/>`, x+4, y-9)
+			})
+		}
+		for _, b := range panel.Bands {
+			add(b.Name, func(p *painter, x, y float64) {
+				p.add(`<rect class="band" fill-opacity="0.35" x="%.1f" y="%.1f" width="12" height="10"/>`, x+4, y-9)
+			})
+		}
+	}
+	if row != nil {
+		rows = append(rows, row)
+	}
+	return rows
+}
+
+// swatch is the room of an entry of the legend beside its name.
+const swatch = 50.0
+
+func (p *painter) legend(row []entry, y float64) {
+	x := left
+	for _, e := range row {
+		e.draw(p, x, y)
+		p.text(x+26, y, "start", "ink", e.name)
+		x += swatch + textWidth(e.name)*textSize
+	}
+}
+
+// Ticks returns about n round numbers from one to another.
+func Ticks(from, to float64, n int) (ticks []float64) {
+	if to <= from || n < 1 {
+		return nil
+	}
+	step := math.Pow(10, math.Floor(math.Log10((to-from)/float64(n))))
+	for _, factor := range []float64{1, 2, 5, 10} {
+		if (to-from)/(step*factor) <= float64(n) {
+			step *= factor
+			break
+		}
+	}
+	for i := math.Ceil(from / step); i*step <= to+step*1e-9; i++ {
+		ticks = append(ticks, i*step+0) // no -0
+	}
+	return ticks
+}

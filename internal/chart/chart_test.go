@@ -1,0 +1,128 @@
+package chart_test
+
+import (
+	"encoding/xml"
+	"errors"
+	"io"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/chart"
+)
+
+func example(title string) *chart.Chart {
+	return &chart.Chart{
+		Title: title, X: chart.Time(time.Date(2026, 3, 2, 8, 0, 0, 0, time.UTC), time.Hour, true),
+		Panels: []chart.Panel{{
+			Label: "tokens", Height: 100,
+			Lines:  []chart.Line{{Name: title, Points: []chart.Point{{X: 0, Y: 10}, {X: 3600, Y: -5}}}},
+			Levels: []chart.Level{{Name: "capacity 10", Y: 10}},
+			Bands:  []chart.Band{{Name: "paused", From: -10, To: 60}},
+			Marks:  []chart.Mark{{X: 5, Text: "here"}},
+			Bars:   []chart.Bars{{Name: "granted", Values: []float64{1, 0, 2}}},
+			Shade:  &chart.Shading{Name: "debt"},
+		}},
+	}
+}
+
+// A picture is sound XML whatever its texts are, and each text has the length that it has in the
+// layout, so that no font cuts it off.
+func TestTexts(t *testing.T) {
+	t.Parallel()
+	for _, title := range []string{"plain", `<script>alert("1")</script>&amp;`, "\x1b[31m\u202e\x00\xff", strings.Repeat("長", 200), ""} {
+		text := example(title).SVG()
+		d := xml.NewDecoder(strings.NewReader(text))
+		texts := 0
+		for {
+			token, err := d.Token()
+			if errors.Is(err, io.EOF) {
+				break
+			}
+			if err != nil {
+				t.Fatalf("%q: %v", title, err)
+			}
+			if start, ok := token.(xml.StartElement); ok {
+				if start.Name.Local == "script" {
+					t.Errorf("%q became an element", title)
+				}
+				if start.Name.Local == "text" {
+					texts++
+					if !slices.ContainsFunc(start.Attr, func(a xml.Attr) bool { return a.Name.Local == "textLength" }) {
+						t.Errorf("a text without a length: %v", start)
+					}
+				}
+			}
+		}
+		if texts < 10 {
+			t.Errorf("%d texts, want at least those of two axes and a legend", texts)
+		}
+		if strings.ContainsAny(text, "\x1b\u202e\x00") {
+			t.Errorf("%q is in the picture as it is", title)
+		}
+	}
+}
+
+func TestThemes(t *testing.T) {
+	t.Parallel()
+	c := example("a")
+	for theme, want := range map[chart.Theme][2]bool{chart.Auto: {true, true}, chart.Light: {true, false}, chart.Dark: {false, true}} {
+		c.Theme = theme
+		text := c.SVG()
+		if got := [2]bool{strings.Contains(text, "#ffffff"), strings.Contains(text, "#0d1117")}; got != want {
+			t.Errorf("theme %d: light and dark are %v, want %v", theme, got, want)
+		}
+		if both := strings.Contains(text, "prefers-color-scheme"); both != (theme == chart.Auto) {
+			t.Errorf("theme %d: by the reader's choice: %t", theme, both)
+		}
+	}
+}
+
+func TestTicks(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct {
+		from, to float64
+		n        int
+		want     string
+	}{
+		{0, 100, 4, "0 50 100"},
+		{-5, 20, 5, "−5 0 5 10 15 20"},
+		{0, 1, 5, "0 0.2 0.4 0.6 0.8 1"},
+		{0, 2_500_000, 3, "0 1,000,000 2,000,000"},
+		{0, 0, 5, ""},
+	} {
+		var got []string
+		for _, tick := range chart.Ticks(test.from, test.to, test.n) {
+			got = append(got, chart.Number(tick))
+		}
+		if text := strings.Join(got, " "); text != test.want {
+			t.Errorf("from %g to %g: got %q, want %q", test.from, test.to, text, test.want)
+		}
+	}
+}
+
+func TestTimes(t *testing.T) {
+	t.Parallel()
+	from := time.Date(2026, 3, 2, 8, 50, 0, 0, time.UTC)
+	for _, test := range []struct {
+		lasts time.Duration
+		clock bool
+		want  string
+	}{
+		{time.Minute, false, "0s 10s 20s 30s 40s 50s 1m"},
+		{4 * time.Hour, false, "0s 30m 1h 1h30m 2h 2h30m 3h 3h30m 4h"},
+		{4 * time.Hour, true, "09:00 09:30 10:00 10:30 11:00 11:30 12:00 12:30"},
+		{72 * time.Hour, true, "2026-03-03 2026-03-04 2026-03-05"},
+		{2 * time.Second, false, "0s 500ms 1s 1.5s 2s"},
+	} {
+		a := chart.Time(from, test.lasts, test.clock)
+		var got []string
+		for _, tick := range a.Ticks {
+			got = append(got, a.Text(tick))
+		}
+		if text := strings.Join(got, " "); text != test.want {
+			t.Errorf("%v: got %q, want %q", test.lasts, text, test.want)
+		}
+	}
+}
