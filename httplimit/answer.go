@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"net/http"
 	"strconv"
 	"time"
@@ -54,7 +55,7 @@ func (m *Middleware) Answer(w http.ResponseWriter, r *http.Request, err error) b
 func (m *Middleware) answer(w http.ResponseWriter, r *http.Request, e Event) {
 	switch e.Decision {
 	case Refused:
-		m.refuse(w, r, e.Result)
+		m.refuse(w, r, e)
 	case TooLarge:
 		tooLarge(e.Err, m.config.TooLarge).write(w)
 	case BadRequest:
@@ -64,36 +65,44 @@ func (m *Middleware) answer(w http.ResponseWriter, r *http.Request, e Event) {
 	}
 }
 
-func (m *Middleware) refuse(w http.ResponseWriter, r *http.Request, result ratelimit.Result) {
-	m.setFields(w.Header(), result)
-	after := m.retryAfter(result)
+func (m *Middleware) refuse(w http.ResponseWriter, r *http.Request, e Event) {
+	m.setFields(w.Header(), e)
+	after, p := m.refusal(e)
 	w.Header().Set("Retry-After", strconv.FormatInt(after, 10))
 	if m.config.Refused != nil {
-		m.config.Refused(w, r, result)
+		m.config.Refused(w, r, e)
 		return
 	}
-	p := problem{
-		Type:   quotaExceeded,
-		Title:  "The request exceeds a quota",
-		Status: http.StatusTooManyRequests,
-		Detail: fmt.Sprintf("Try again in %d s.", after),
+	p.write(w)
+}
+
+// refusal is the problem of a refusal, and the wait in whole seconds, never too short.
+func (m *Middleware) refusal(e Event) (after int64, p problem) {
+	p = problem{Type: quotaExceeded, Title: "The request exceeds a quota", Status: http.StatusTooManyRequests}
+	if full := e.Full(); full != nil {
+		after = seconds(m.config.FullRetryAfter + rand.N(m.config.FullRetryAfter))
+		p.Detail = fmt.Sprintf("Too many requests are under way. Try again when one of them has ended, or in %d s.", after)
+		p.Violated = []string{full.Slot.InFlight.Name}
+		return after, p
 	}
-	for _, s := range result.Each() {
+	after = m.retryAfter(e.Result)
+	p.Detail = fmt.Sprintf("Try again in %d s.", after)
+	for _, s := range e.Result.Each() {
 		if !s.OK {
 			p.Violated = append(p.Violated, ratelimit.NameOf(s.Request.Limit))
 		}
 	}
 	if m.config.Limits {
-		p.Limits = LimitsOf(result)
+		p.Limits = LimitsOf(e.Result)
 	}
-	p.write(w)
+	return after, p
 }
 
 // retryAfter is the wait of a refusal in whole seconds, never too short, with the
 // jitter of the key that decides.
 func (m *Middleware) retryAfter(result ratelimit.Result) int64 {
 	spread := time.Duration(m.config.Jitter * float64(result.RetryAfter))
-	return seconds(result.RetryAfter + edge.Shift(edge.Identity(result.Request), spread))
+	return seconds(result.RetryAfter + edge.Shift(edge.Identity(ratelimit.NameOf(result.Request.Limit), result.Request.Key), spread))
 }
 
 func tooLarge(err error, status int) problem {

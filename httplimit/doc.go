@@ -25,6 +25,8 @@
 //	no usable key or cost        400, or what a [RequestError] says
 //	the store does not answer    503 with Retry-After; or the handler's, with FailOpen
 //
+// Policies may also be of how many requests are handled at a time: see [InFlightPolicy].
+//
 // A client that waits for as long as Retry-After says gets through, if no other request
 // took tokens of the same key meanwhile. Problems are application/problem+json (RFC
 // 9457). The fields follow draft 11 of draft-ietf-httpapi-ratelimit-headers, which may

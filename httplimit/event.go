@@ -12,6 +12,7 @@ const (
 	BadRequest   = edge.BadRequest   // the request has no usable key or cost: 400, or what the [RequestError] says
 	Failed       = edge.Failed       // the limit could not be asked: 503, or let through
 	SettleFailed = edge.SettleFailed // after the answer: what was taken could not be brought to what was used, and stays
+	LeaseLost    = edge.LeaseLost    // while the handler ran: it lost its slot, and its context ended
 )
 
 // Event is what Config.Observe hears:
@@ -20,7 +21,7 @@ const (
 //	Passed   bool             // was the request let through?
 //	Shadow   bool             // was it only in shadow mode?
 //	Result   ratelimit.Result // of Granted and Refused
-//	Err      error            // of the others
+//	Err      error            // of the others, and a *ratelimit.FullError of a refusal for want of a slot
 //
 // Logged, printed and in JSON it is without the keys of the limits: [ratelimit.LogKeys] has
 // those of its Result, and Err may name one.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"log"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
@@ -119,6 +120,36 @@ func ExamplePolicy_tier() {
 	// 429  RateLimit: "api";r=0;t=60  Retry-After: 60
 	// 200  RateLimit: "api";r=99;t=1
 	// 200  RateLimit: "api";r=98;t=1
+}
+
+// One export of a user at a time, over all processes, and ten an hour.
+func ExampleInFlightPolicy() {
+	exports := ratelimit.InFlight{Name: "exports", Limit: 1}
+	perHour := ratelimit.TokenBucket{Name: "exports_per_hour", Rate: 10, Period: time.Hour}
+	user := httplimit.ByHeader("X-User") // which authentication has checked
+	limit, err := httplimit.New(memstore.New(nil), &httplimit.Config{
+		Policies: []httplimit.Policy{{Limit: perHour, Key: user}},
+		InFlight: []httplimit.InFlightPolicy{{Limit: exports, Key: user}},
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	ask := func(h http.HandlerFunc) int {
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
+		r.Header.Set("X-User", "ann")
+		w := httptest.NewRecorder()
+		limit.Handler(h).ServeHTTP(w, r)
+		return w.Code
+	}
+	done := func(http.ResponseWriter, *http.Request) {}
+	ask(func(_ http.ResponseWriter, r *http.Request) {
+		slot, _ := httplimit.SlotOf(r.Context(), "exports")
+		fmt.Println("while", slot.InFlight.Name, "is held:", ask(done))
+	})
+	fmt.Println("then:", ask(done))
+	// Output:
+	// while exports is held: 429
+	// then: 200
 }
 
 // Before a limit is put in force, shadow mode tells what it would do. All requests pass.

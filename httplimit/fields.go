@@ -31,6 +31,11 @@ const (
 	// which no more than r can be used: in which another token is refilled, or the quota is.
 	// All times are whole seconds, rounded up. A refusal has only the limits that refused in
 	// RateLimit, so t never ends after Retry-After.
+	//
+	// A limit of how many at once is told of when all its slots are held, with its unit:
+	//
+	//	RateLimit-Policy: "calls";q=10;qu="concurrent-requests"
+	//	RateLimit: "calls";r=0
 	Draft11 Fields = 1 << iota
 
 	// Triple is what the draft's early revisions had, and older clients read:
@@ -48,18 +53,20 @@ const (
 // that is no grant adds none, since [Middleware.Answer] adds those of a refusal.
 func (m *Middleware) SetFields(h http.Header, result ratelimit.Result) {
 	if result.OK {
-		m.setFields(h, result)
+		m.setFields(h, Event{Decision: Granted, Result: result})
 	}
 }
 
-func (m *Middleware) setFields(h http.Header, result ratelimit.Result) {
-	if m.config.Fields == NoFields || result.Request.Limit == nil {
+// setFields adds the fields that tell of a grant or a refusal.
+func (m *Middleware) setFields(h http.Header, e Event) {
+	result := e.Result
+	if m.config.Fields == NoFields || e.Decision != Granted && e.Decision != Refused {
 		return
 	}
 	if m.config.Fields&Draft11 != 0 {
-		m.setDraft11(h, result)
+		m.setDraft11(h, e)
 	}
-	if m.config.Fields&Triple != 0 {
+	if m.config.Fields&Triple != 0 && result.Request.Limit != nil {
 		h.Set("RateLimit-Limit", strconv.FormatInt(int64(result.Capacity), 10))
 		h.Set("RateLimit-Remaining", strconv.FormatInt(remaining(result.Status), 10))
 		h.Set("RateLimit-Reset", strconv.FormatInt(seconds(effectiveWindow(result.Status)), 10))
@@ -67,9 +74,13 @@ func (m *Middleware) setFields(h http.Header, result ratelimit.Result) {
 }
 
 // setDraft11 is the one serialiser of draft 11's fields. A later revision goes beside it.
-func (m *Middleware) setDraft11(h http.Header, result ratelimit.Result) {
+func (m *Middleware) setDraft11(h http.Header, e Event) {
 	var policies, limits httpsfv.List
-	for _, s := range result.Each() {
+	if full := e.Full(); full != nil {
+		policy, limit := m.full(full.Slot)
+		policies, limits = httpsfv.List{policy}, httpsfv.List{limit}
+	}
+	for _, s := range e.Result.Each() {
 		d := s.Request.Limit.Definition()
 		policy := httpsfv.NewItem(d.Name)
 		policy.Params.Add("q", int64(d.Capacity))
@@ -78,17 +89,32 @@ func (m *Middleware) setDraft11(h http.Header, result ratelimit.Result) {
 		limit.Params.Add("r", remaining(s))
 		limit.Params.Add("t", seconds(effectiveWindow(s)))
 		if len(m.config.PartitionSecret) > 0 {
-			pk := m.partition(s.Request)
+			pk := m.partition(edge.Identity(ratelimit.NameOf(s.Request.Limit), s.Request.Key))
 			policy.Params.Add("pk", pk)
 			limit.Params.Add("pk", pk)
 		}
 		policies = append(policies, policy)
-		if result.OK || !s.OK {
+		if e.Result.OK || !s.OK {
 			limits = append(limits, limit)
 		}
 	}
 	addList(h, "RateLimit-Policy", policies)
 	addList(h, "RateLimit", limits)
+}
+
+// full is a policy in flight of which all slots are held, and what is left of it: nobody knows
+// until when.
+func (m *Middleware) full(slot ratelimit.Slot) (policy, limit httpsfv.Item) {
+	policy, limit = httpsfv.NewItem(slot.InFlight.Name), httpsfv.NewItem(slot.InFlight.Name)
+	policy.Params.Add("q", int64(slot.InFlight.Limit))
+	policy.Params.Add("qu", "concurrent-requests")
+	limit.Params.Add("r", int64(0))
+	if len(m.config.PartitionSecret) > 0 {
+		pk := m.partition(edge.Identity(slot.InFlight.Name, slot.Key))
+		policy.Params.Add("pk", pk)
+		limit.Params.Add("pk", pk)
+	}
+	return policy, limit
 }
 
 // addList adds a list; a middleware around this one may have added another. What the
@@ -99,10 +125,10 @@ func addList(h http.Header, name string, list httpsfv.List) {
 	}
 }
 
-// partition is the policy and key of r under the secret.
-func (m *Middleware) partition(r ratelimit.Request) []byte {
+// partition is a policy and a key under the secret.
+func (m *Middleware) partition(identity string) []byte {
 	mac := hmac.New(sha256.New, m.config.PartitionSecret)
-	mac.Write([]byte(edge.Identity(r)))
+	mac.Write([]byte(identity))
 	return mac.Sum(nil)[:12]
 }
 

@@ -33,11 +33,20 @@ func TestNoTypeShowsKeys(t *testing.T) {
 		h.ServeHTTP(httptest.NewRecorder(), get(target, "X-Key", leak.Key))
 	}
 	h.ServeHTTP(httptest.NewRecorder(), get("/", "X-Key", leak.Key+strings.Repeat("k", ratelimit.MaxKeyLength)))
+	calls := ratelimit.InFlight{Name: "calls", Limit: 1, Lease: time.Minute}
+	inFlight := newMiddleware(t, memstore.New(nil), httplimit.Config{
+		InFlight: []httplimit.InFlightPolicy{{Limit: calls, Key: httplimit.ByHeader("X-Key")}},
+		Observe:  config.Observe,
+	})
+	outer := inFlight.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		inFlight.Handler(&answering{}).ServeHTTP(httptest.NewRecorder(), get("/", "X-Key", leak.Key))
+	}))
+	outer.ServeHTTP(httptest.NewRecorder(), get("/", "X-Key", leak.Key))
 	var heard []httplimit.Decision
 	for i := 0; i < len(events); i += 2 {
 		heard = append(heard, events[i].(httplimit.Event).Decision)
 	}
-	if got, want := fmt.Sprint(heard), "[granted refused too large bad request]"; got != want {
+	if got, want := fmt.Sprint(heard), "[granted refused too large bad request granted refused]"; got != want {
 		t.Fatalf("heard %s, want %s", got, want)
 	}
 	failed := httplimit.Event{Decision: httplimit.Failed, Err: errors.New("down")}
@@ -75,6 +84,7 @@ func TestNoTypeShowsKeys(t *testing.T) {
 		"Decision":        httplimit.Refused,
 		"Event":           events,
 		"Fields":          httplimit.Draft11,
+		"InFlightPolicy":  httplimit.InFlightPolicy{Limit: ratelimit.InFlight{Name: "calls", Limit: 1}},
 		"LimitStatus":     httplimit.LimitsOf(result),
 		"Middleware":      limit,
 		"Outcome":         httplimit.Outcome{Request: get("/", "X-Key", leak.Key), Status: 200},

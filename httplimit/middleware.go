@@ -12,6 +12,7 @@ import (
 
 const (
 	defaultTimeout    = time.Second
+	defaultFullFor    = time.Second
 	defaultFailureFor = 5 * time.Second
 )
 
@@ -56,9 +57,14 @@ type Policy struct {
 
 // Config says what a [Middleware] does.
 type Config struct {
-	// Policies are asked together: all grant, or nothing is taken. Required, at most
-	// [ratelimit.MaxRequests].
+	// Policies are asked together: all grant, or nothing is taken. At most
+	// [ratelimit.MaxRequests]. Required, unless there are policies InFlight.
 	Policies []Policy
+
+	// InFlight are how many requests may be handled at a time. They are asked with Policies,
+	// all or nothing. The store must be one of both sorts of limits: a *pgstore.Store or a
+	// *memstore.Store.
+	InFlight []InFlightPolicy
 
 	// Catalog chooses what holds for a key, such as an override in a database, when Limit or
 	// Tier have said what holds by the code: a *catalog.Catalog. Nil leaves that as it is.
@@ -97,13 +103,18 @@ type Config struct {
 	// The default is 5 seconds.
 	FailureRetryAfter time.Duration
 
-	// Shadow has every request pass, with no fields, whatever the decision. Tokens are
-	// taken as ever, and Observe hears what would have been done.
+	// FullRetryAfter is the Retry-After of a refusal for want of a slot, spread by up to as
+	// much again: nobody knows when one will be free. The default is 1 second.
+	FullRetryAfter time.Duration
+
+	// Shadow has every request pass, with no fields, whatever the decision. Tokens and slots
+	// are taken as ever, and Observe hears what would have been done.
 	Shadow bool
 
 	// Refused answers a refusal in place of the problem. The fields and Retry-After are
-	// set already; it writes status and body.
-	Refused func(w http.ResponseWriter, r *http.Request, result ratelimit.Result)
+	// set already; it writes status and body. The event has the Result of the limits that
+	// refused, or for want of a slot a *ratelimit.FullError as its Err.
+	Refused func(w http.ResponseWriter, r *http.Request, e Event)
 
 	// Failed answers in place of the 503. Retry-After is set already; it writes status
 	// and body. The error may hold what a client must not see.
@@ -134,13 +145,17 @@ func New(store Store, config *Config) (*Middleware, error) {
 	}
 	m := &Middleware{config: *config}
 	m.config.Policies = append([]Policy(nil), config.Policies...)
+	m.config.InFlight = append([]InFlightPolicy(nil), config.InFlight...)
 	m.config.PartitionSecret = append([]byte(nil), config.PartitionSecret...)
-	if m.config.check(&f); f.Err() != nil {
-		return nil, f.Err()
+	m.config.check(&f)
+	slots := checkInFlight(&f, store, config)
+	if err := f.Err(); err != nil {
+		return nil, err
 	}
 	m.config.setDefaults()
 	m.gate = edge.Gate[*http.Request, Outcome]{
 		Package: "httplimit", Store: store, Policies: policies(config.Policies), Catalog: config.Catalog,
+		InFlight: inFlight(config.InFlight), Slots: slots,
 		Timeout: m.config.Timeout, FailOpen: config.FailOpen, Shadow: config.Shadow,
 		Observe: config.Observe, Logger: m.config.Logger, Fault: isRequestError,
 	}
@@ -164,26 +179,31 @@ func policies(ps []Policy) []edge.Policy[*http.Request, Outcome] {
 
 // check finds what is wrong with c.
 func (c *Config) check(f *edge.Faults) {
-	for i, d := range edge.CheckLimits(f, c.limits()) {
-		if above := c.Policies[i].Above; !(above >= 0 && above <= 1) {
-			f.Add(&ratelimit.FieldError{Package: "httplimit", Limit: d.Name, Field: "Above", Value: above, Reason: "must be a share of the capacity, from 0 to 1"})
-		}
-		if !isFieldString(d.Name) {
-			f.Add(&ratelimit.FieldError{Package: "httplimit", Limit: d.Name, Field: "Name", Value: d.Name, Reason: "must be printable ASCII, to stand in a RateLimit field"})
-		}
+	for i, d := range edge.CheckLimits(f, c.limits(), len(c.InFlight) > 0) {
+		edge.CheckAbove(f, d.Name, c.Policies[i].Above)
+		checkName(f, d.Name)
 	}
 	f.Must(c.Fields <= Draft11|Triple || c.Fields == NoFields, "Fields", uint8(c.Fields), "must be Draft11, Triple, both, or NoFields")
 	f.Must(c.Jitter >= 0 && c.Jitter <= 1, "Jitter", c.Jitter, "must be between 0 and 1")
 	f.Must(c.TooLarge == 0 || c.TooLarge == http.StatusRequestEntityTooLarge || c.TooLarge == http.StatusUnprocessableEntity,
 		"TooLarge", c.TooLarge, "must be 413 or 422")
 	f.Must(c.Timeout >= 0, "Timeout", c.Timeout, "must not be negative")
+	f.Must(c.FullRetryAfter >= 0, "FullRetryAfter", c.FullRetryAfter, "must not be negative")
 	f.Must(c.FailureRetryAfter >= 0, "FailureRetryAfter", c.FailureRetryAfter, "must not be negative")
+}
+
+// checkName finds a name that cannot be told.
+func checkName(f *edge.Faults, name string) {
+	if !isFieldString(name) {
+		f.Add(&ratelimit.FieldError{Package: "httplimit", Limit: name, Field: "Name", Value: name, Reason: "must be printable ASCII, to stand in a RateLimit field"})
+	}
 }
 
 func (c *Config) setDefaults() {
 	c.Fields = edge.OrDefault(c.Fields, Draft11)
 	c.TooLarge = edge.OrDefault(c.TooLarge, http.StatusUnprocessableEntity)
 	c.Timeout = edge.OrDefault(c.Timeout, defaultTimeout)
+	c.FullRetryAfter = edge.OrDefault(c.FullRetryAfter, defaultFullFor)
 	c.FailureRetryAfter = edge.OrDefault(c.FailureRetryAfter, defaultFailureFor)
 	c.Logger = edge.OrDefault(c.Logger, slog.Default())
 }
@@ -201,7 +221,9 @@ func (c *Config) limits() []ratelimit.Limit {
 func (m *Middleware) String() string { return m.config.String() }
 
 // String returns the names of the policies, and nothing of the rest, such as the secret.
-func (c Config) String() string { return "httplimit: policies " + edge.Names(c.limits()) }
+func (c Config) String() string {
+	return "httplimit: policies " + edge.Names(c.limits(), slotLimits(c.InFlight))
+}
 
 // LogValue is String.
 func (c Config) LogValue() slog.Value { return slog.StringValue(c.String()) }
@@ -217,7 +239,7 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 			return
 		}
 		if !e.Shadow {
-			m.SetFields(w.Header(), e.Result)
+			m.setFields(w.Header(), e)
 		}
 		m.serve(w, r, next, pass)
 	})
@@ -225,15 +247,18 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 
 // serve lets r through to next.
 func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, pass *edge.Pass[*http.Request, Outcome]) {
-	if !pass.ByOutcome() {
-		pass.Do(r.Context(), func(ctx context.Context) { next.ServeHTTP(w, r.WithContext(ctx)) }, nil)
-		return
+	served := r
+	rec, writer := &recorder{ResponseWriter: w}, w
+	if pass.ByOutcome() {
+		writer = rec.writer()
 	}
-	rec := &recorder{ResponseWriter: w}
-	pass.Do(r.Context(), func(ctx context.Context) {
-		r = r.WithContext(ctx)
-		next.ServeHTTP(rec.writer(), r)
-	}, func(panicked bool) Outcome { return rec.outcome(r, panicked) })
+	failure, ok := pass.Do(r.Context(), func(ctx context.Context) {
+		served = r.WithContext(ctx)
+		next.ServeHTTP(writer, served)
+	}, func(panicked bool) Outcome { return rec.outcome(served, panicked) })
+	if !ok {
+		m.answer(w, r, failure)
+	}
 }
 
 // Requests returns what the policies ask for r, in their order, without those that

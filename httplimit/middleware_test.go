@@ -567,7 +567,8 @@ func TestShadow(t *testing.T) {
 func TestOwnHandlers(t *testing.T) {
 	refused := newMiddleware(t, memstore.New(newClock().Now), httplimit.Config{
 		Policies: []httplimit.Policy{{Limit: perMinute}},
-		Refused: func(w http.ResponseWriter, _ *http.Request, result ratelimit.Result) {
+		Refused: func(w http.ResponseWriter, _ *http.Request, e httplimit.Event) {
+			result := e.Result
 			w.WriteHeader(http.StatusTooManyRequests)
 			fmt.Fprintf(w, "in %v", result.RetryAfter)
 		},

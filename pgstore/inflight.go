@@ -156,8 +156,9 @@ func (s *Store) ReleaseTx(ctx context.Context, tx pgx.Tx, slot ratelimit.Slot) e
 	return nil
 }
 
-// Keep runs do while it keeps the slot: it renews the lease at half of it, and releases the
-// slot when do has returned, panicked, or ended its goroutine. A slot that is not OK is its
+// Keep runs do while it keeps the slot: it renews the lease at half of it, also when ctx is
+// over and do still at work, and releases the slot when do has returned, panicked, or ended its
+// goroutine. A slot that is not OK is its
 // refusal as an error, and runs nothing.
 //
 // The context of do ends with [ratelimit.ErrLeaseLost] as its [context.Cause] when the lease

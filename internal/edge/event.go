@@ -20,11 +20,12 @@ const (
 	BadRequest
 	Failed
 	SettleFailed
+	LeaseLost
 )
 
 // String returns the decision in words, such as "too large".
 func (d Decision) String() string {
-	names := [...]string{"none", "granted", "refused", "too large", "bad request", "failed", "settle failed"}
+	names := [...]string{"none", "granted", "refused", "too large", "bad request", "failed", "settle failed", "lease lost"}
 	if int(d) < len(names) {
 		return names[d]
 	}
@@ -38,7 +39,7 @@ type Event struct {
 	Passed   bool             // was the request let through?
 	Shadow   bool             // was it only in shadow mode?
 	Result   ratelimit.Result // of Granted and Refused
-	Err      error            // of the others
+	Err      error            // of the others, and of a refusal for want of a slot
 
 	text string // of Err, without keys
 }

@@ -15,12 +15,15 @@ type Store interface {
 	Settle(ctx context.Context, receipt *ratelimit.Receipt, used ...float64) (ratelimit.Result, error)
 }
 
-// Gate decides on requests by policies. All fields but Catalog and Observe are required. It is
+// Gate decides on requests by policies. All fields but InFlight, Slots, Catalog and Observe are
+// required. It is
 // not to be changed once it is in use, and then safe for concurrent use.
 type Gate[R, O any] struct {
 	Package  string // for errors and logs
 	Store    Store
 	Policies []Policy[R, O]
+	InFlight []InFlight[R]
+	Slots    SlotStore // for InFlight
 	Catalog  ratelimit.Catalog
 	Timeout  time.Duration // of a decision, and of settling
 	FailOpen bool
@@ -35,14 +38,18 @@ type Gate[R, O any] struct {
 func (g *Gate[R, O]) Ask(ctx context.Context, r R) (*Pass[R, O], Event) {
 	pass := &Pass[R, O]{gate: g, r: r}
 	requests, err := g.Requests(r)
-	if err == nil && len(requests) == 0 { // no policy applies
+	var wants []ratelimit.Slot
+	if err == nil {
+		wants, err = g.wants(r)
+	}
+	if err == nil && len(requests) == 0 && len(wants) == 0 { // no policy applies
 		return pass, Event{Decision: Granted, Passed: true, Shadow: g.Shadow}
 	}
 	var result ratelimit.Result
 	if err == nil {
-		result, err = g.allow(ctx, requests)
+		pass.charge.slots, result, err = g.take(ctx, wants, requests)
 	}
-	e := g.event(result, err, requests)
+	e := g.event(result, err, append(keysOf(wants), requests...))
 	e.Shadow = g.Shadow
 	gone := ctx.Err() != nil // a client that has gone is not let through because its leaving failed the call
 	e.Passed = g.Shadow || e.Decision == Granted || e.Decision == Failed && g.FailOpen && !gone
@@ -65,13 +72,6 @@ func (g *Gate[R, O]) Requests(r R) ([]ratelimit.Request, error) {
 		}
 	}
 	return requests, nil
-}
-
-// allow returns the store's answer within the time-out.
-func (g *Gate[R, O]) allow(ctx context.Context, requests []ratelimit.Request) (ratelimit.Result, error) {
-	ctx, cancel := context.WithTimeout(ctx, g.Timeout)
-	defer cancel()
-	return g.Store.Allow(ctx, requests...)
 }
 
 // event returns what the answer to requests comes to.
@@ -105,10 +105,17 @@ func (g *Gate[R, O]) Answers(r R, err error) (e Event, ok bool) {
 	return e, true
 }
 
+// faults is what the log says of decisions that are faults.
+var faults = map[Decision]string{
+	Failed:       "the limit could not be asked",
+	SettleFailed: "what was taken could not be settled",
+	LeaseLost:    "a slot was lost while its request was handled",
+}
+
 // tell tells the log of faults, and Observe of all.
 func (g *Gate[R, O]) tell(ctx context.Context, r R, e Event) {
-	if e.Decision == SettleFailed || e.Decision == Failed && ctx.Err() == nil {
-		g.Logger.ErrorContext(ctx, g.Package+": the limit could not be asked",
+	if e.Decision == SettleFailed || e.Decision == LeaseLost || e.Decision == Failed && ctx.Err() == nil {
+		g.Logger.ErrorContext(ctx, g.Package+": "+faults[e.Decision],
 			slog.String("decision", e.Decision.String()), slog.Bool("passed", e.Passed), slog.String("error", e.errText()))
 	}
 	if g.Observe != nil {

@@ -32,28 +32,67 @@ func (p *Pass[R, O]) ByOutcome() bool {
 	return p.charge.receipt != nil && slices.ContainsFunc(p.gate.Policies, func(q Policy[R, O]) bool { return q.Counts != nil })
 }
 
-// Do runs do with a context in which [Use] finds what was taken. When do has ended, panicked
+// Do runs do while it keeps the slots that were taken, with a context in which [Use] and
+// [SlotOf] find what was, and which ends when a slot is lost. When do has ended, panicked
 // or not, it gives back what was not used: what do itself said, and what by outcome does not
 // count. Outcome may be nil if the pass is not [Pass.ByOutcome].
-func (p *Pass[R, O]) Do(ctx context.Context, do func(ctx context.Context), outcome func(panicked bool) O) {
-	p.charge.pkg, p.charge.limitOf = p.gate.Package, p.gate.limitOf
+//
+// A slot can be lost before do begins, in a process that was stopped; then the failure is to be
+// answered, do has not run, and ok is false.
+func (p *Pass[R, O]) Do(ctx context.Context, do func(ctx context.Context), outcome func(panicked bool) O) (failure Event, ok bool) {
+	g := p.gate
+	p.charge.pkg, p.charge.limitOf = g.Package, g.limitOf
 	p.charge.outer, _ = ctx.Value(chargeKey{}).(*charge)
-	panicked := true
-	defer func() { p.settle(ctx, outcome, panicked) }()
-	do(context.WithValue(ctx, chargeKey{}, &p.charge))
-	panicked = false
+	ran, panicked := false, true
+	defer func() {
+		if ran {
+			p.settle(ctx, p.ended(outcome, panicked))
+		} else {
+			p.settle(ctx, func(ratelimit.Request) bool { return false })
+		}
+	}()
+	work := func(ctx context.Context) {
+		ran = true
+		do(context.WithValue(ctx, chargeKey{}, &p.charge))
+		panicked = false
+	}
+	err := g.keep(ctx, p.charge.slots, work)
+	switch {
+	case ran && errors.Is(err, ratelimit.ErrLeaseLost):
+		lost := newEvent(LeaseLost, err, keysOf(p.charge.slots))
+		lost.Passed, lost.Shadow = true, g.Shadow
+		g.tell(ctx, p.r, lost)
+	case !ran:
+		failure = newEvent(Failed, err, keysOf(p.charge.slots))
+		g.giveBack(ctx, p.charge.slots)
+		p.charge.slots = nil
+		failure.Passed, failure.Shadow = g.FailOpen || g.Shadow, g.Shadow
+		g.tell(ctx, p.r, failure)
+		if failure.Passed {
+			work(ctx)
+		}
+	}
+	return failure, ran
 }
 
-// settle brings what was taken to what was used. A client that has gone does not keep it from
-// that. If it fails, what was taken stays.
-func (p *Pass[R, O]) settle(ctx context.Context, outcome func(panicked bool) O, panicked bool) {
-	g, used, differs := p.gate, p.charge.close(), false
-	var o O
-	if p.ByOutcome() {
-		o = outcome(panicked)
+// ended returns which of the requests count, once the work has ended.
+func (p *Pass[R, O]) ended(outcome func(panicked bool) O, panicked bool) (counts func(ratelimit.Request) bool) {
+	if !p.ByOutcome() {
+		return func(ratelimit.Request) bool { return true }
 	}
+	o := outcome(panicked)
+	return func(t ratelimit.Request) bool {
+		q := p.gate.policy(ratelimit.NameOf(t.Limit))
+		return q.Counts == nil || q.Counts(o)
+	}
+}
+
+// settle brings what was taken to what was used, of the requests that count. A client that has
+// gone does not keep it from that. If it fails, what was taken stays.
+func (p *Pass[R, O]) settle(ctx context.Context, counts func(ratelimit.Request) bool) {
+	g, used, differs := p.gate, p.charge.close(), false
 	for i, t := range p.charge.taken {
-		if q := g.policy(ratelimit.NameOf(t.Limit)); q.Counts != nil && !q.Counts(o) {
+		if !counts(t) {
 			used[i] = 0
 		}
 		differs = differs || used[i] != t.Count
@@ -79,6 +118,7 @@ type charge struct {
 	outer   *charge                           // of a middleware around that one
 	receipt *ratelimit.Receipt                // nil when nothing was taken
 	taken   []ratelimit.Request
+	slots   []ratelimit.Slot
 
 	mu   sync.Mutex
 	used []float64 // of each that was taken

@@ -22,8 +22,11 @@ type Policy[R, O any] struct {
 }
 
 // CheckLimits notes what is wrong with the limits of policies, and returns their definitions,
-// or none if they cannot be had.
-func CheckLimits(f *Faults, limits []ratelimit.Limit) []ratelimit.Definition {
+// or none if they cannot be had. There may be none when there are policies of another sort.
+func CheckLimits(f *Faults, limits []ratelimit.Limit, others bool) []ratelimit.Definition {
+	if others && len(limits) == 0 {
+		return nil
+	}
 	f.Must(len(limits) > 0 && len(limits) <= ratelimit.MaxRequests, "Policies", len(limits), fmt.Sprintf("must be 1 to %d", ratelimit.MaxRequests))
 	if err := ratelimit.Validate(limits...); err != nil {
 		f.Add(err)
@@ -39,11 +42,21 @@ func CheckLimits(f *Faults, limits []ratelimit.Limit) []ratelimit.Definition {
 	return definitions
 }
 
+// CheckAbove notes a share that a policy cannot have.
+func CheckAbove(f *Faults, name string, above float64) {
+	if !(above >= 0 && above <= 1) {
+		f.Add(&ratelimit.FieldError{Package: f.Package, Limit: name, Field: "Above", Value: above, Reason: "must be a share of the capacity, from 0 to 1"})
+	}
+}
+
 // Names returns the names of limits, quoted, in a line.
-func Names(limits []ratelimit.Limit) string {
-	names := make([]string, len(limits))
-	for i, l := range limits {
-		names[i] = strconv.Quote(ratelimit.NameOf(l))
+func Names(limits []ratelimit.Limit, inFlight []ratelimit.InFlight) string {
+	names := make([]string, 0, len(limits)+len(inFlight))
+	for _, l := range limits {
+		names = append(names, strconv.Quote(ratelimit.NameOf(l)))
+	}
+	for _, l := range inFlight {
+		names = append(names, strconv.Quote(l.Name))
 	}
 	return strings.Join(names, ", ")
 }
@@ -108,8 +121,8 @@ func StatedCost(what string, values []string, least, otherwise float64, fault fu
 	return max(n, least), nil
 }
 
-// Identity returns limit and key in one string. No name holds a zero byte.
-func Identity(r ratelimit.Request) string { return ratelimit.NameOf(r.Limit) + "\x00" + r.Key }
+// Identity returns a limit's name and a key in one string. No name holds a zero byte.
+func Identity(name, key string) string { return name + "\x00" + key }
 
 // Shift returns an identity's fixed share of a spread.
 func Shift(identity string, spread time.Duration) time.Duration {

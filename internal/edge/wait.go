@@ -115,7 +115,7 @@ const askers = 4
 func (w *Waiter) take(request ratelimit.Request, b *Budget) error {
 	ctx, cancel := context.WithDeadline(b.ctx, b.end)
 	defer cancel()
-	turn := Identity(request)
+	turn := Identity(ratelimit.NameOf(request.Limit), request.Key)
 	place, err := w.turns.Enter(ctx, turn, askers, nil)
 	if err != nil {
 		return w.over(b, err)

@@ -63,8 +63,8 @@ const retryPause = 50 * time.Millisecond
 // releaseTime bounds the release after the work, for which the context may be over.
 const releaseTime = 5 * time.Second
 
-// Keep runs do with a context that ends when the slot is lost, renews it meanwhile, and
-// releases it.
+// Keep runs do with a context that ends when the slot is lost, or with ctx, renews it until do
+// has ended, and releases it.
 func (k *Keepers) Keep(ctx context.Context, store Store, slot ratelimit.Slot, do func(context.Context, ratelimit.Slot) error) (err error) {
 	if err := slot.Err(); err != nil {
 		return err
@@ -85,13 +85,15 @@ func (k *Keepers) Keep(ctx context.Context, store Store, slot ratelimit.Slot, do
 	inner, cancel := context.WithCancelCause(ctx)
 	kept := &keeper{store: store, cancel: cancel, slot: slot}
 	k.add(slot, kept)
-	stop, stopped := make(chan struct{}), make(chan struct{})
+	// Who goes on working when ctx is over has its slot renewed all the same.
+	working, stop := context.WithCancel(context.WithoutCancel(ctx))
+	stopped := make(chan struct{})
 	go func() {
 		defer close(stopped)
-		kept.renew(inner, stop)
+		kept.renew(working)
 	}()
 	defer func() { // also when do panics, or ends its goroutine
-		close(stop)
+		stop()
 		cancel(nil)
 		<-stopped
 		k.remove(slot)
@@ -146,8 +148,8 @@ func (k *keeper) over() bool {
 	return k.lost || !now().before(k.slot.Ends())
 }
 
-// renew renews the slot at half of its lease until it is told to stop.
-func (k *keeper) renew(ctx context.Context, stop <-chan struct{}) {
+// renew renews the slot at half of its lease until ctx is over.
+func (k *keeper) renew(ctx context.Context) {
 	end := time.NewTimer(0) // of the lease
 	next := time.NewTimer(0)
 	defer end.Stop()
@@ -162,9 +164,9 @@ func (k *keeper) renew(ctx context.Context, stop <-chan struct{}) {
 	asking := false
 	for {
 		select {
-		case <-stop:
+		case <-ctx.Done():
 			if asking {
-				<-results // ctx is over
+				<-results
 			}
 			return
 		case <-end.C:

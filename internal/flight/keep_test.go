@@ -116,6 +116,27 @@ func TestKeepSurvivesFaults(t *testing.T) {
 	})
 }
 
+// Work that goes on when its context is over still has its slot: nobody else is to be given it.
+func TestKeepRenewsForWorkThatOutlivesItsContext(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		renewed := 0
+		store := &fake{renew: func(ctx context.Context) error { renewed++; return ctx.Err() }}
+		var k Keepers
+		err := k.Keep(ctx, store, lasting(1, time.Now()), func(inner context.Context, _ ratelimit.Slot) error {
+			cancel()
+			if inner.Err() == nil {
+				t.Error("the work's context is not over")
+			}
+			time.Sleep(4*lease + time.Second)
+			return nil
+		})
+		if err != nil || renewed != 8 || store.released != 1 {
+			t.Errorf("got %v, renewed %d times in four leases and released %d times, want 8 and 1", err, renewed, store.released)
+		}
+	})
+}
+
 // In a process that was stopped past the lease, no timer has rung: the context says so all the
 // same.
 func TestContextOfALeaseThatIsOver(t *testing.T) {

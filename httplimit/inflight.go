@@ -1,0 +1,74 @@
+package httplimit
+
+import (
+	"context"
+	"net/http"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/edge"
+)
+
+// InFlightPolicy is a limit of how many requests of a key are handled at a time, over all
+// processes. A request holds a slot from before its handler begins until it has returned or
+// panicked, and the lease is renewed meanwhile: also while a handler streams, or works on for a
+// client that has gone. When the slot is lost all the same, since the database did not answer
+// for a lease, the handler's context ends with [ratelimit.ErrLeaseLost] as its [context.Cause].
+// The slots of a process that dies are free within a lease.
+//
+// A handler that takes its connection over (http.Hijacker) holds the slot until it returns: it
+// should stay for as long as the connection is to count.
+//
+// Without a slot the request is answered 429: the client, or whoever shares its key, has too
+// much under way. (503 would say that the server is at fault, and have load balancers try the
+// next one, where there is no slot either.) Retry-After is then no promise: see
+// Config.FullRetryAfter.
+type InFlightPolicy struct {
+	// Limit is the limit. Required. Its name is public as that of a Policy is, and differs
+	// from those of all policies.
+	Limit ratelimit.InFlight
+
+	// Key says whose limit it is. Nil is one for all.
+	Key Key
+
+	// Tier chooses the limit for a request: a copy of Limit with another number or lease, of
+	// the same name. A zero InFlight means that the policy does not apply to the request.
+	// An error is answered as one of Key. Nil is Limit for all.
+	Tier func(*http.Request) (ratelimit.InFlight, error)
+}
+
+// SlotOf returns the slot that a request holds of a policy in flight, named by its limit: for
+// ReleaseTx of the store in the transaction that finishes the work, and for its Fence. ctx is
+// that of the handler's request. It returns false if there is none: the policy does not apply,
+// or the request was let through in shadow mode or because the store failed.
+func SlotOf(ctx context.Context, policy string) (slot ratelimit.Slot, ok bool) {
+	return edge.SlotOf(ctx, policy)
+}
+
+// inFlight returns ps with their defaults.
+func inFlight(ps []InFlightPolicy) []edge.InFlight[*http.Request] {
+	policies := make([]edge.InFlight[*http.Request], len(ps))
+	for i, p := range ps {
+		if p.Key == nil {
+			p.Key = ForAll
+		}
+		policies[i] = edge.InFlight[*http.Request](p)
+	}
+	return policies
+}
+
+func slotLimits(ps []InFlightPolicy) []ratelimit.InFlight {
+	limits := make([]ratelimit.InFlight, len(ps))
+	for i, p := range ps {
+		limits[i] = p.Limit
+	}
+	return limits
+}
+
+// checkInFlight finds what is wrong with the policies in flight, and returns the store's verbs
+// for them.
+func checkInFlight(f *edge.Faults, store Store, c *Config) edge.SlotStore {
+	for _, p := range c.InFlight {
+		checkName(f, p.Limit.Name)
+	}
+	return edge.CheckInFlight(f, store, slotLimits(c.InFlight), c.limits())
+}

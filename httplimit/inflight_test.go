@@ -1,0 +1,598 @@
+package httplimit_test
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"math"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/httplimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/memstore"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// slotStore is a store of both sorts of limits.
+type slotStore interface {
+	ratelimit.Store
+	ratelimit.InFlightStore
+}
+
+// inEach runs a test with memory and with PostgreSQL.
+func inEach(t *testing.T, test func(t *testing.T, store slotStore)) {
+	t.Run("memory", func(t *testing.T) { test(t, memstore.New(nil)) })
+	t.Run("PostgreSQL", func(t *testing.T) {
+		store, _ := newStore(t, nil)
+		test(t, store)
+	})
+}
+
+var calls = ratelimit.InFlight{Name: "calls", Limit: 2, Lease: time.Minute}
+
+var callsByUser = []httplimit.InFlightPolicy{{Limit: calls, Key: byUser}}
+
+// held is how many slots of a key are held.
+func held(t *testing.T, store slotStore, limit ratelimit.InFlight, key string) int {
+	t.Helper()
+	slots, err := store.Slots(context.WithoutCancel(t.Context()), limit, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(slots)
+}
+
+// wantHeld waits until so many slots are held.
+func wantHeld(t *testing.T, store slotStore, limit ratelimit.InFlight, key string, want int) {
+	t.Helper()
+	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
+		got := held(t, store, limit, key)
+		if got == want {
+			return
+		}
+		if time.Now().After(end) {
+			t.Fatalf("%d slots are held, want %d", got, want)
+		}
+	}
+}
+
+// gated is a handler whose requests wait until they are let go.
+type gated struct {
+	began chan *http.Request
+	end   chan func()
+}
+
+func newGated() *gated { return &gated{make(chan *http.Request, 10), make(chan func())} }
+
+func (g *gated) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	g.began <- r
+	if do := <-g.end; do != nil {
+		do()
+	}
+}
+
+// begin has h handle a request in the background, which the gate then holds, and returns a
+// channel with its response; with nil if it panicked.
+func (g *gated) begin(h http.Handler, r *http.Request) <-chan *http.Response {
+	done := make(chan *http.Response, 1)
+	go func() {
+		w := httptest.NewRecorder()
+		defer func() {
+			if recover() != nil {
+				done <- nil
+				return
+			}
+			done <- w.Result()
+		}()
+		h.ServeHTTP(w, r)
+	}()
+	<-g.began
+	return done
+}
+
+func TestInFlight(t *testing.T) {
+	inEach(t, func(t *testing.T, store slotStore) {
+		m := newMiddleware(t, store, httplimit.Config{InFlight: callsByUser})
+		g := newGated()
+		h := m.Handler(g)
+		first, second := g.begin(h, get("/", "X-User", "ann")), g.begin(h, get("/", "X-User", "ann"))
+
+		resp := serve(h, get("/", "X-User", "ann"))
+		wantStatus(t, resp, 429)
+		wantHeader(t, resp, "RateLimit-Policy", `"calls";q=2;qu="concurrent-requests"`)
+		wantHeader(t, resp, "RateLimit", `"calls";r=0`)
+		if after, err := strconv.Atoi(resp.Header.Get("Retry-After")); err != nil || after < 1 || after > 2 {
+			t.Errorf("Retry-After: %q, want 1 or 2", resp.Header.Get("Retry-After"))
+		}
+		if p := readProblem(t, resp); len(p.Violated) != 1 || p.Violated[0] != "calls" {
+			t.Errorf("got the problem %+v", p)
+		}
+		other := g.begin(h, get("/", "X-User", "bob")) // whose slots are others
+
+		g.end <- nil
+		g.end <- func() { panic("of the handler") }
+		g.end <- nil
+		for i, done := range []<-chan *http.Response{first, second, other} {
+			if resp := <-done; resp != nil && resp.StatusCode != 200 {
+				t.Errorf("request %d: got %d", i, resp.StatusCode)
+			}
+		}
+		for _, user := range []string{"ann", "bob"} {
+			if n := held(t, store, calls, user); n != 0 {
+				t.Errorf("%d slots of %s are held after all have ended", n, user)
+			}
+		}
+		last := g.begin(h, get("/", "X-User", "ann"))
+		g.end <- nil
+		wantStatus(t, <-last, 200)
+	})
+}
+
+// A refusal of any policy leaves nothing taken of the others.
+func TestInFlightAllOrNothing(t *testing.T) {
+	inEach(t, func(t *testing.T, store slotStore) {
+		all := ratelimit.InFlight{Name: "all", Limit: 3, Lease: time.Minute}
+		hourly := ratelimit.TokenBucket{Name: "hourly", Rate: 4, Period: time.Hour}
+		m := newMiddleware(t, store, httplimit.Config{
+			Policies: []httplimit.Policy{{Limit: hourly, Key: byUser}},
+			InFlight: append([]httplimit.InFlightPolicy{{Limit: all}}, callsByUser...),
+		})
+		g := newGated()
+		h := m.Handler(g)
+		want := func(allHeld, annHeld int, tokens float64) {
+			t.Helper()
+			if got := held(t, store, all, ""); got != allHeld {
+				t.Errorf("%d slots of all are held, want %d", got, allHeld)
+			}
+			if got := held(t, store, calls, "ann"); got != annHeld {
+				t.Errorf("%d slots of ann are held, want %d", got, annHeld)
+			}
+			result, err := store.Check(t.Context(), hourly.For("ann"))
+			if err != nil || result.Remaining != int64(tokens) {
+				t.Errorf("%d tokens are left, %v, want %g", result.Remaining, err, tokens)
+			}
+		}
+		refused := func(user, by string) {
+			t.Helper()
+			resp := serve(h, get("/", "X-User", user))
+			wantStatus(t, resp, 429)
+			if p := readProblem(t, resp); fmt.Sprint(p.Violated) != "["+by+"]" {
+				t.Errorf("refused by %v, want %s", p.Violated, by)
+			}
+		}
+		done := []<-chan *http.Response{g.begin(h, get("/", "X-User", "ann")), g.begin(h, get("/", "X-User", "ann"))}
+		want(2, 2, 2)
+		refused("ann", "calls")
+		want(2, 2, 2)
+		done = append(done, g.begin(h, get("/", "X-User", "bob")))
+		refused("cid", "all")
+		for range done {
+			g.end <- nil
+		}
+		for _, d := range done {
+			<-d
+		}
+		want(0, 0, 2)
+		for range 2 {
+			d := g.begin(h, get("/", "X-User", "ann"))
+			g.end <- nil
+			wantHeader(t, <-d, "RateLimit-Policy", `"hourly";q=4;w=3600`)
+		}
+		refused("ann", "hourly")
+		want(0, 0, 0)
+	})
+}
+
+// The slot is held for as long as the handler works, also when the client has gone, and its
+// context with it.
+func TestInFlightOutlivesItsClient(t *testing.T) {
+	inEach(t, func(t *testing.T, store slotStore) {
+		limit := ratelimit.InFlight{Name: "calls", Limit: 1, Lease: 150 * time.Millisecond}
+		m := newMiddleware(t, store, httplimit.Config{InFlight: []httplimit.InFlightPolicy{{Limit: limit}}})
+		g := newGated()
+		server := httptest.NewServer(m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			fmt.Fprint(w, "data: 1\n\n")
+			w.(http.Flusher).Flush()
+			g.ServeHTTP(w, r)
+		})))
+		defer server.Close()
+		ctx, leave := context.WithCancel(t.Context())
+		req, err := http.NewRequestWithContext(ctx, http.MethodGet, server.URL, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		resp, err := server.Client().Do(req)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if line, err := bufio.NewReader(resp.Body).ReadString('\n'); err != nil || line != "data: 1\n" {
+			t.Errorf("got %q, %v of the stream", line, err)
+		}
+		served := <-g.began
+		leave()
+		resp.Body.Close()
+		<-served.Context().Done()
+		for end := time.Now().Add(4 * limit.Lease); time.Now().Before(end); time.Sleep(limit.Lease / 10) {
+			if slot, err := store.Acquire(t.Context(), limit, ""); err != nil || slot.OK {
+				t.Fatalf("got %v, %v while the handler works, want a refusal", slot, err)
+			}
+		}
+		g.end <- nil
+		wantHeld(t, store, limit, "", 0)
+	})
+}
+
+// A connection that was taken over counts until its handler returns.
+func TestInFlightHijacked(t *testing.T) {
+	store := memstore.New(nil)
+	m := newMiddleware(t, store, httplimit.Config{InFlight: []httplimit.InFlightPolicy{{Limit: calls}}})
+	server := httptest.NewServer(m.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+		conn, rw, err := w.(http.Hijacker).Hijack()
+		if err != nil {
+			t.Error(err)
+			return
+		}
+		defer conn.Close()
+		fmt.Fprint(rw, "HTTP/1.1 101 Switching Protocols\r\n\r\n")
+		rw.Flush()
+		io.Copy(io.Discard, rw)
+	})))
+	defer server.Close()
+	conn, err := net.Dial("tcp", server.Listener.Addr().String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	fmt.Fprint(conn, "GET / HTTP/1.1\r\nHost: a\r\n\r\n")
+	if line, err := bufio.NewReader(conn).ReadString('\n'); err != nil || !strings.Contains(line, "101") {
+		t.Fatalf("got %q, %v", line, err)
+	}
+	if n := held(t, store, calls, ""); n != 1 {
+		t.Errorf("%d slots are held, want 1", n)
+	}
+	conn.Close()
+	wantHeld(t, store, calls, "", 0)
+}
+
+// A handler that has lost its slot is told, by its context and why.
+func TestInFlightLost(t *testing.T) {
+	inEach(t, func(t *testing.T, store slotStore) {
+		limit := ratelimit.InFlight{Name: "calls", Limit: 1, Lease: 200 * time.Millisecond}
+		for _, shadow := range []bool{false, true} {
+			var heard []httplimit.Decision
+			m := newMiddleware(t, store, httplimit.Config{
+				InFlight: []httplimit.InFlightPolicy{{Limit: limit}}, Shadow: shadow,
+				Observe: func(_ *http.Request, e httplimit.Event) { heard = append(heard, e.Decision) },
+			})
+			resp := serve(m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if err := store.ResetSlots(t.Context(), limit, ""); err != nil {
+					t.Error(err)
+				}
+				if shadow {
+					time.Sleep(limit.Lease)
+					if err := r.Context().Err(); err != nil {
+						t.Errorf("in shadow mode: got %v", err)
+					}
+					return
+				}
+				select {
+				case <-r.Context().Done():
+				case <-time.After(10 * time.Second):
+				}
+				if cause := context.Cause(r.Context()); !errors.Is(cause, ratelimit.ErrLeaseLost) {
+					t.Errorf("the context ended because of %v, want ErrLeaseLost", cause)
+				}
+				w.WriteHeader(http.StatusServiceUnavailable)
+			})), get("/"))
+			if !shadow {
+				wantStatus(t, resp, 503)
+			}
+			if got := fmt.Sprint(heard); got != "[granted lease lost]" {
+				t.Errorf("heard %s, want granted and lease lost", got)
+			}
+		}
+	})
+}
+
+// failingSlots is a store whose slots cannot be asked for.
+type failingSlots struct{ *memstore.Store }
+
+func (failingSlots) Acquire(context.Context, ratelimit.InFlight, string, ...ratelimit.Request) (ratelimit.Slot, error) {
+	return ratelimit.Slot{}, errDatabase
+}
+
+func TestInFlightStoreFails(t *testing.T) {
+	for _, open := range []bool{false, true} {
+		m := newMiddleware(t, failingSlots{memstore.New(nil)}, httplimit.Config{InFlight: callsByUser, FailOpen: open})
+		next := &answering{}
+		resp := serve(m.Handler(next), get("/", "X-User", "ann"))
+		if served := next.served.Load() == 1; served != open || (resp.StatusCode == 503) == open {
+			t.Errorf("fail open %v: got %d, served %v", open, resp.StatusCode, served)
+		}
+	}
+	// The database dies between two slots: the first is given back.
+	store := &secondFails{Store: memstore.New(nil)}
+	m := newMiddleware(t, store, httplimit.Config{InFlight: []httplimit.InFlightPolicy{{Limit: calls}, {Limit: ratelimit.InFlight{Name: "b", Limit: 1}}}})
+	wantStatus(t, serve(m.Handler(&answering{}), get("/")), 503)
+	if n := held(t, store, calls, ""); n != 0 {
+		t.Errorf("%d slots are held after a fault", n)
+	}
+}
+
+type secondFails struct {
+	*memstore.Store
+	n atomic.Int64
+}
+
+func (s *secondFails) Acquire(ctx context.Context, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (ratelimit.Slot, error) {
+	if s.n.Add(1) > 1 {
+		return ratelimit.Slot{}, errDatabase
+	}
+	return s.Store.Acquire(ctx, limit, key, rates...)
+}
+
+// A slot whose lease is over before its handler begins, in a process that was stopped, is
+// renewed, or the request is not handled.
+func TestInFlightLostBeforeTheHandler(t *testing.T) {
+	hourly := ratelimit.TokenBucket{Name: "hourly", Rate: 4, Period: time.Hour}
+	for _, open := range []bool{false, true} {
+		store := stopped{memstore.New(nil)}
+		m := newMiddleware(t, store, httplimit.Config{
+			Policies: []httplimit.Policy{{Limit: hourly}}, InFlight: []httplimit.InFlightPolicy{{Limit: calls}}, FailOpen: open,
+		})
+		next := &answering{}
+		resp := serve(m.Handler(next), get("/"))
+		tokens := 3.0
+		if !open {
+			wantStatus(t, resp, 503)
+			tokens = 4
+		}
+		if served := next.served.Load() == 1; served != open {
+			t.Errorf("fail open %v: served %v", open, served)
+		}
+		if got := left(t, store.Store, hourly, ""); math.Abs(got-tokens) > 0.01 {
+			t.Errorf("fail open %v: %g tokens are left, want %g", open, got, tokens)
+		}
+	}
+}
+
+// stopped is a store of a process that is stopped past the lease after each Acquire.
+type stopped struct{ *memstore.Store }
+
+func (s stopped) Acquire(ctx context.Context, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (ratelimit.Slot, error) {
+	slot, err := s.Store.Acquire(ctx, limit, key, rates...)
+	slot.Asked = slot.Asked.Add(-2 * limit.LeaseOrDefault())
+	return slot, errors.Join(err, s.ResetSlots(ctx, limit, key))
+}
+
+func TestInFlightShadow(t *testing.T) {
+	store := memstore.New(nil)
+	var heard []httplimit.Event
+	m := newMiddleware(t, store, httplimit.Config{
+		InFlight: callsByUser, Shadow: true,
+		Observe: func(_ *http.Request, e httplimit.Event) { heard = append(heard, e) },
+	})
+	g := newGated()
+	h := m.Handler(g)
+	for range 3 {
+		defer func(done <-chan *http.Response) { <-done }(g.begin(h, get("/", "X-User", "ann")))
+	}
+	defer func() {
+		for range 3 {
+			g.end <- nil
+		}
+	}()
+	var full *ratelimit.FullError
+	if e := heard[2]; e.Decision != httplimit.Refused || !e.Passed || !errors.As(e.Err, &full) {
+		t.Errorf("heard %v, want a refusal for want of a slot that passed", e)
+	}
+}
+
+// A handler releases its slot in the transaction that does its work.
+func TestInFlightReleasedInTransaction(t *testing.T) {
+	store, db := newStore(t, nil)
+	var heard []httplimit.Decision
+	m := newMiddleware(t, store, httplimit.Config{
+		InFlight: callsByUser,
+		Observe:  func(_ *http.Request, e httplimit.Event) { heard = append(heard, e.Decision) },
+	})
+	resp := serve(m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		slot, ok := httplimit.SlotOf(r.Context(), "calls")
+		if _, other := httplimit.SlotOf(r.Context(), "other"); !ok || other {
+			t.Errorf("SlotOf: got %v and for another policy %v", ok, other)
+		}
+		err := pgx.BeginFunc(r.Context(), db.Pool, func(tx pgx.Tx) error { return store.ReleaseTx(r.Context(), tx, slot) })
+		if err != nil {
+			t.Error(err)
+		}
+		if n := held(t, store, calls, "ann"); n != 0 {
+			t.Errorf("%d slots are held after the transaction", n)
+		}
+	})), get("/", "X-User", "ann"))
+	wantStatus(t, resp, 200)
+	if fmt.Sprint(heard) != "[granted]" {
+		t.Errorf("heard %v, want that it was granted", heard)
+	}
+}
+
+func TestInFlightTier(t *testing.T) {
+	m := newMiddleware(t, memstore.New(nil), httplimit.Config{InFlight: []httplimit.InFlightPolicy{{
+		Limit: calls,
+		Tier: func(r *http.Request) (ratelimit.InFlight, error) {
+			limit := calls
+			switch r.URL.Path {
+			case "/none":
+				limit = ratelimit.InFlight{}
+			case "/other":
+				limit.Name = "other"
+			case "/bad":
+				return limit, &httplimit.RequestError{Status: 403, Detail: "no plan"}
+			default:
+				limit.Limit = 1
+			}
+			return limit, nil
+		},
+	}}})
+	g := newGated()
+	h := m.Handler(g)
+	first, free := g.begin(h, get("/")), g.begin(h, get("/none"))
+	for path, status := range map[string]int{"/": 429, "/other": 503, "/bad": 403} {
+		wantStatus(t, serve(h, get(path)), status)
+	}
+	g.end <- nil
+	g.end <- nil
+	wantStatus(t, <-first, 200)
+	wantStatus(t, <-free, 200)
+}
+
+func TestNewFindsFaultsInFlight(t *testing.T) {
+	named := func(name string) []httplimit.InFlightPolicy {
+		return []httplimit.InFlightPolicy{{Limit: ratelimit.InFlight{Name: name, Limit: 1}}}
+	}
+	for want, config := range map[string]httplimit.Config{
+		"Limit":           {InFlight: []httplimit.InFlightPolicy{{Limit: ratelimit.InFlight{Name: "a"}}}},
+		"printable ASCII": {InFlight: named("größe")},
+		"two limits":      {InFlight: append(named("a"), named("a")...)},
+		`"per_minute"`:    {InFlight: named("per_minute"), Policies: []httplimit.Policy{{Limit: perMinute}}},
+		"FullRetryAfter":  {InFlight: named("a"), FullRetryAfter: -1},
+	} {
+		if _, err := httplimit.New(memstore.New(nil), &config); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), want) {
+			t.Errorf("got %v, want ErrInvalid with %q", err, want)
+		}
+	}
+	if _, err := httplimit.New(failing{}, &httplimit.Config{InFlight: named("a")}); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), "Acquire") {
+		t.Errorf("a store without slots: got %v", err)
+	}
+}
+
+// However many come at once, at two servers, never more than N are handled at a time.
+func TestInFlightNeverMore(t *testing.T) {
+	store, db := newStore(t, nil)
+	other, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit := ratelimit.InFlight{Name: "calls", Limit: 3}
+	var under, most, served, refused atomic.Int64
+	work := http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		if n := under.Add(1); n > most.Load() {
+			most.Store(n)
+		}
+		time.Sleep(time.Millisecond)
+		under.Add(-1)
+		served.Add(1)
+	})
+	var wg sync.WaitGroup
+	for _, s := range []*pgstore.Store{store, other} {
+		h := newMiddleware(t, s, httplimit.Config{InFlight: []httplimit.InFlightPolicy{{Limit: limit}}, Timeout: 20 * time.Second}).Handler(work)
+		for range 8 {
+			wg.Go(func() {
+				for range 20 {
+					switch resp := serve(h, get("/")); resp.StatusCode {
+					case 429:
+						refused.Add(1)
+					case 200:
+					default:
+						t.Errorf("got %d", resp.StatusCode)
+					}
+				}
+			})
+		}
+	}
+	wg.Wait()
+	if most.Load() > 3 || served.Load() == 0 || refused.Load() == 0 || held(t, store, limit, "") != 0 {
+		t.Errorf("at most %d at a time, %d served, %d refused, %d held at the end; want at most 3, some of both and 0",
+			most.Load(), served.Load(), refused.Load(), held(t, store, limit, ""))
+	}
+}
+
+const (
+	killURL    = "HTTPLIMIT_TEST_KILL_URL"
+	killSchema = "HTTPLIMIT_TEST_KILL_SCHEMA"
+)
+
+var killLimit = ratelimit.InFlight{Name: "calls", Limit: 1, Lease: time.Second}
+
+// TestKillServerProcess is the process that TestInFlightKilled kills; as a test of its own it
+// has nothing to do.
+func TestKillServerProcess(t *testing.T) {
+	if os.Getenv(killURL) == "" {
+		return
+	}
+	pool, err := pgxpool.New(t.Context(), os.Getenv(killURL))
+	if err != nil {
+		t.Fatal(err)
+	}
+	store, err := pgstore.New(pool, &pgstore.Config{Schema: os.Getenv(killSchema)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := newMiddleware(t, store, httplimit.Config{InFlight: []httplimit.InFlightPolicy{{Limit: killLimit}}})
+	serve(m.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
+		fmt.Println("at work")
+		io.Copy(io.Discard, os.Stdin) // until it is killed, or the test that started it ends
+	})), get("/"))
+}
+
+// The slot of a process that is killed in the middle of a request is free within a lease.
+func TestInFlightKilled(t *testing.T) {
+	t.Parallel()
+	store, db := newStore(t, nil)
+	process := exec.Command(os.Args[0], "-test.run=^TestKillServerProcess$")
+	process.Env = append(os.Environ(), killURL+"="+pgtest.URL(t), killSchema+"="+db.Schema)
+	process.Stderr = os.Stderr
+	stdin, err := process.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer stdin.Close()
+	stdout, err := process.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := process.Start(); err != nil {
+		t.Fatal(err)
+	}
+	defer process.Wait()
+	defer process.Process.Kill()
+	if line, err := bufio.NewReader(stdout).ReadString('\n'); err != nil || line != "at work\n" {
+		t.Fatalf("the process said %q, %v", line, err)
+	}
+	m := newMiddleware(t, store, httplimit.Config{InFlight: []httplimit.InFlightPolicy{{Limit: killLimit}}, Timeout: 20 * time.Second})
+	h := m.Handler(&answering{})
+	for end := time.Now().Add(2 * killLimit.Lease); time.Now().Before(end); time.Sleep(killLimit.Lease / 5) {
+		wantStatus(t, serve(h, get("/")), 429) // it renews
+	}
+	slots, err := store.Slots(t.Context(), killLimit, "")
+	if err != nil || len(slots) != 1 {
+		t.Fatalf("got %v, %v, want a slot", slots, err)
+	}
+	if err := process.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	process.Wait()
+	killed := time.Now()
+	for serve(h, get("/")).StatusCode != 200 {
+		if time.Since(killed) > 30*time.Second {
+			t.Fatal("the slot is not free after 30 s")
+		}
+		time.Sleep(5 * time.Millisecond)
+	}
+	t.Logf("the slot was free %v after the kill, lease %v", time.Since(killed).Round(time.Millisecond), killLimit.Lease)
+}
