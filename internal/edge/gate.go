@@ -86,6 +86,13 @@ func (g *Gate[R, O]) EventOf(err error, requests []ratelimit.Request) Event {
 	return g.event(ratelimit.Result{}, err, requests)
 }
 
+// Fail tells Observe and the log of an error before the store was asked, and returns its event.
+func (g *Gate[R, O]) Fail(ctx context.Context, r R, err error) Event {
+	e := g.EventOf(err, nil)
+	g.tell(ctx, r, e)
+	return e
+}
+
 // Answers returns the event of an error with which a handler has ended that took in a
 // transaction of its own, and reports whether that is about the limits: then Observe has heard
 // of it, and it is to be answered.

@@ -1,0 +1,77 @@
+package grpclimit
+
+import (
+	"fmt"
+	"net/netip"
+	"strings"
+
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/peer"
+
+	"github.com/pgratelimit/ratelimit/internal/edge"
+)
+
+// AddressConfig says how the client's address is found behind proxies.
+type AddressConfig struct {
+	// Trusted are the addresses of the proxies whose word is believed. A call from anywhere
+	// else is its sender's own, whatever its metadata says. The default is none.
+	Trusted []netip.Prefix
+
+	// Header is the name of the one metadata in which the trusted proxies tell where a call
+	// came from: x-forwarded-for, forwarded (RFC 7239), or one with a single address such as
+	// x-real-ip. Every trusted proxy must append to it or replace it; others are not looked
+	// at, as a client can send them through. The default is x-forwarded-for.
+	Header string
+
+	// UnixSocket trusts what comes over a Unix socket, which has no address, as from a proxy
+	// on the same machine. Without it such calls fail.
+	UnixSocket bool
+
+	// IPv4Bits and IPv6Bits are how much of an address is the key: one customer has many IPv6
+	// addresses. The defaults are 32 and 64.
+	IPv4Bits, IPv6Bits int
+}
+
+// Addresses finds the addresses of clients. It is safe for concurrent use.
+type Addresses struct{ finder edge.Addresses }
+
+// NewAddresses makes an Addresses. A nil config believes no proxy. An error is
+// [ratelimit.ErrInvalid], and tells all that is wrong: a *[ratelimit.FieldError], or several
+// joined.
+func NewAddresses(config *AddressConfig) (*Addresses, error) {
+	var c edge.AddressConfig
+	if config != nil {
+		c = edge.AddressConfig(*config)
+	}
+	finder, err := edge.NewAddresses("grpclimit", c)
+	if err != nil {
+		return nil, err
+	}
+	return &Addresses{*finder}, nil
+}
+
+// Key is the client's address, as far as Config says: "192.0.2.1/32" or "2001:db8::/64". It is
+// a [Key].
+func (a *Addresses) Key(c *Call) (string, error) {
+	addr, err := a.Of(c)
+	if err != nil {
+		return "", err
+	}
+	return a.finder.Key(addr)
+}
+
+// Of is the client's address: that of the nearest hop, going from this server towards the
+// client, that is not a trusted proxy. If all are, it is the furthest. Where a trusted proxy does
+// not give an address, it is the proxy's own, so that nobody gets a new key by sending what
+// cannot be read.
+func (a *Addresses) Of(c *Call) (netip.Addr, error) {
+	remote := ""
+	if p, ok := peer.FromContext(c.Context); ok && p.Addr != nil {
+		remote = p.Addr.String()
+	}
+	addr, err := a.finder.Of(remote, metadata.ValueFromIncomingContext(c.Context, strings.ToLower(a.finder.Header())))
+	if err != nil {
+		return addr, fmt.Errorf("grpclimit: the peer is %q: %w", remote, err)
+	}
+	return addr, nil
+}

@@ -1,0 +1,97 @@
+package grpclimit
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"strconv"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/protoadapt"
+	"google.golang.org/protobuf/types/known/durationpb"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/edge"
+)
+
+// pushback is the trailer by which a server says when to try again to clients whose service
+// configuration has a retry policy.
+const pushback = "grpc-retry-pushback-ms"
+
+// answer returns the status of a call that is not let through.
+func (l *Limiter) answer(ctx context.Context, e Event) error {
+	switch e.Decision {
+	case Refused:
+		return l.refuse(ctx, e)
+	case TooLarge:
+		return tooLarge(e.Err)
+	case BadRequest:
+		return badRequest(e.Err)
+	}
+	if err := ctx.Err(); err != nil { // the client has gone
+		return status.FromContextError(err).Err()
+	}
+	wait := l.config.FailureRetryAfter + rand.N(l.config.FailureRetryAfter)
+	return later(ctx, codes.Unavailable, "the call's limits could not be asked", wait)
+}
+
+func (l *Limiter) refuse(ctx context.Context, e Event) error {
+	failure := &errdetails.QuotaFailure{}
+	violated := func(name, description string) {
+		failure.Violations = append(failure.Violations, &errdetails.QuotaFailure_Violation{Subject: name, Description: description})
+	}
+	if full := e.Full(); full != nil {
+		violated(full.Slot.InFlight.Name, fmt.Sprintf("at most %d at a time", full.Slot.InFlight.Limit))
+		wait := l.config.FullRetryAfter + rand.N(l.config.FullRetryAfter)
+		return later(ctx, codes.ResourceExhausted, "too many calls are under way", wait, failure)
+	}
+	for _, s := range e.Result.Each() {
+		if !s.OK {
+			violated(ratelimit.NameOf(s.Request.Limit), fmt.Sprintf("%d are left", s.Remaining))
+		}
+	}
+	wait := e.Result.RetryAfter
+	identity := edge.Identity(ratelimit.NameOf(e.Result.Request.Limit), e.Result.Request.Key)
+	wait += edge.Shift(identity, time.Duration(l.config.Jitter*float64(wait)))
+	return later(ctx, codes.ResourceExhausted, "the call exceeds a quota", wait, failure)
+}
+
+// later returns a status that says when to try again, in RetryInfo and in the trailer.
+func later(ctx context.Context, code codes.Code, text string, wait time.Duration, details ...protoadapt.MessageV1) error {
+	ms := (wait + time.Millisecond - 1) / time.Millisecond
+	_ = grpc.SetTrailer(ctx, metadata.Pairs(pushback, strconv.FormatInt(int64(ms), 10))) // without a stream, in a test of a handler, there is none
+	s := status.Newf(code, "%s: try again in %v", text, wait)
+	if detailed, err := s.WithDetails(append(details, &errdetails.RetryInfo{RetryDelay: durationpb.New(wait)})...); err == nil {
+		s = detailed
+	}
+	return s.Err()
+}
+
+func tooLarge(err error) error {
+	var exceeds *ratelimit.ExceedsCapacityError
+	if !errors.As(err, &exceeds) {
+		return status.Error(codes.InvalidArgument, "the call costs more than its limit ever grants")
+	}
+	return status.Errorf(codes.InvalidArgument, "the call would take %g tokens from %q, which grants at most %g at once: ask for less",
+		exceeds.Request.Count, ratelimit.NameOf(exceeds.Request.Limit), exceeds.Most)
+}
+
+func badRequest(err error) error {
+	if s := statusOf(err); s != nil {
+		return s.Err()
+	}
+	var field *ratelimit.FieldError // of the key or the count; its value is not for the client
+	if errors.As(err, &field) {
+		return status.Errorf(codes.InvalidArgument, "the %s for limit %q %s", lower[field.Field], field.Limit, field.Reason)
+	}
+	return status.Error(codes.InvalidArgument, "the call cannot be counted")
+}
+
+// lower is how answers call the fields of a request.
+var lower = map[string]string{"Key": "key", "Count": "cost"}

@@ -1,0 +1,276 @@
+package grpclimit_test
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/durationpb"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/grpclimit"
+	"github.com/pgratelimit/ratelimit/memstore"
+)
+
+// 1,000 clients that wait get through, and in time, over connections of the loopback.
+func TestAllWhoWaitGetThrough(t *testing.T) {
+	inEach(t, func(t *testing.T, store fullStore) {
+		const clients = 1000
+		rate := ratelimit.TokenBucket{Name: "rate", Rate: 250, Period: time.Second, Capacity: 500}
+		e := &echo{}
+		limit := newLimiter(t, store, grpclimit.Config{Policies: []grpclimit.Policy{{Limit: rate}}, Jitter: 0.5})
+		listener, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		server := grpc.NewServer(grpc.ChainUnaryInterceptor(limit.Unary), grpc.ChainStreamInterceptor(limit.Stream))
+		server.RegisterService(e.desc(), e)
+		go server.Serve(listener)
+		defer server.Stop()
+		conn := connect(t, listener.Addr().String(), waiting(t, grpclimit.ClientConfig{MaxWait: time.Minute, MaxTries: 100})...)
+		begun := time.Now()
+		var wg sync.WaitGroup
+		for n := range clients {
+			wg.Go(func() {
+				var err error
+				if n%2 == 0 {
+					err = say(t.Context(), conn, "hello")
+				} else {
+					_, err = count(t.Context(), conn, "hello")
+				}
+				if err != nil {
+					t.Errorf("client %d: %v", n, err)
+				}
+			})
+		}
+		wg.Wait()
+		took := time.Since(begun)
+		if got := e.calls.Load(); got != clients || took < 2*time.Second-100*time.Millisecond || took > time.Minute {
+			t.Errorf("%d calls were handled in %v, want %d in no less than 2 s", got, took, clients)
+		}
+		t.Logf("%d of %d in %v", e.calls.Load(), clients, took)
+	})
+}
+
+// refusing refuses as often as it says, with RetryInfo or without.
+func refusing(times int64, code codes.Code, wait time.Duration) *echo {
+	var n atomic.Int64
+	refuse := func() error {
+		if n.Add(1) > times {
+			return nil
+		}
+		s := status.New(code, "later")
+		if wait >= 0 {
+			s, _ = s.WithDetails(&errdetails.RetryInfo{RetryDelay: durationpb.New(wait)})
+		}
+		return s.Err()
+	}
+	return &echo{
+		say: func(context.Context, string) error { return refuse() },
+		count: func(stream grpc.ServerStream) error {
+			if err := refuse(); err != nil {
+				return err
+			}
+			for {
+				var in wrapperspb.StringValue
+				if err := stream.RecvMsg(&in); err != nil {
+					if errors.Is(err, io.EOF) {
+						return nil
+					}
+					return err
+				}
+				if err := stream.SendMsg(&in); err != nil {
+					return err
+				}
+			}
+		},
+	}
+}
+
+// open is a limiter that grants all.
+func open(t *testing.T) *grpclimit.Limiter {
+	return newLimiter(t, memstore.New(nil), grpclimit.Config{Policies: []grpclimit.Policy{{Limit: ratelimit.TokenBucket{Name: "open", Rate: 1e6, Period: time.Second}}}})
+}
+
+func TestClientHeeds(t *testing.T) {
+	const short = 30 * time.Millisecond
+	for _, test := range []struct {
+		name   string
+		server func() *echo
+		config grpclimit.ClientConfig
+		code   codes.Code
+		calls  int64
+	}{
+		{"refused once", func() *echo { return refusing(1, codes.ResourceExhausted, short) }, grpclimit.ClientConfig{}, codes.OK, 2},
+		{"unavailable once", func() *echo { return refusing(1, codes.Unavailable, short) }, grpclimit.ClientConfig{}, codes.OK, 2},
+		{"refused often", func() *echo { return refusing(9, codes.ResourceExhausted, short) }, grpclimit.ClientConfig{}, codes.ResourceExhausted, 4},
+		{"no tries", func() *echo { return refusing(9, codes.ResourceExhausted, short) }, grpclimit.ClientConfig{MaxTries: 1}, codes.ResourceExhausted, 1},
+		{"for too long", func() *echo { return refusing(9, codes.ResourceExhausted, time.Hour) }, grpclimit.ClientConfig{MaxWait: time.Second}, codes.ResourceExhausted, 1},
+		{"for longer than is believed", func() *echo { return refusing(1, codes.ResourceExhausted, time.Hour) }, grpclimit.ClientConfig{MaxPause: short}, codes.OK, 2},
+		{"at once", func() *echo { return refusing(1, codes.ResourceExhausted, 0) }, grpclimit.ClientConfig{}, codes.OK, 2},
+		{"without RetryInfo", func() *echo { return refusing(1, codes.ResourceExhausted, -1) }, grpclimit.ClientConfig{}, codes.ResourceExhausted, 1},
+		{"another fault", func() *echo { return refusing(1, codes.Internal, short) }, grpclimit.ClientConfig{}, codes.Internal, 1},
+	} {
+		for _, streams := range []bool{false, true} {
+			t.Run(test.name, func(t *testing.T) {
+				server := test.server()
+				conn := dial(t, server, open(t), waiting(t, test.config)...)
+				err := error(nil)
+				if streams {
+					var n int
+					if n, err = count(t.Context(), conn, "hello"); err == nil && n != 1 {
+						t.Errorf("got %d messages, want 1", n)
+					}
+				} else {
+					err = say(t.Context(), conn, "hello")
+				}
+				wantCode(t, err, test.code)
+				if got := server.calls.Load(); got != test.calls {
+					t.Errorf("streams %v: %d calls came, want %d", streams, got, test.calls)
+				}
+			})
+		}
+	}
+}
+
+// A refusal holds back the other calls of the connection, and a call that would have to wait
+// for too long is not sent.
+func TestClientHoldsBack(t *testing.T) {
+	server := refusing(1, codes.ResourceExhausted, time.Hour)
+	conn := dial(t, server, open(t), waiting(t, grpclimit.ClientConfig{MaxWait: time.Second})...)
+	wantCode(t, say(t.Context(), conn, "hello"), codes.ResourceExhausted)
+	err := say(t.Context(), conn, "hello")
+	var wait *grpclimit.WaitError
+	if !errors.As(err, &wait) || time.Until(wait.Until) < 50*time.Minute {
+		t.Errorf("got %v, want a WaitError of an hour", err)
+	}
+	wantCode(t, err, codes.ResourceExhausted)
+	if _, again := told(err); again < 50*time.Minute {
+		t.Errorf("its RetryInfo is %v", again)
+	}
+	_, err = conn.NewStream(t.Context(), &countDesc, countMethod)
+	if !errors.As(err, &wait) {
+		t.Errorf("a stream: got %v, want a WaitError", err)
+	}
+	if got := server.calls.Load(); got != 1 {
+		t.Errorf("%d calls came, want 1", got)
+	}
+}
+
+func TestClientCancelled(t *testing.T) {
+	server := refusing(9, codes.ResourceExhausted, 20*time.Second)
+	conn := dial(t, server, open(t), waiting(t, grpclimit.ClientConfig{})...)
+	ctx, cancel := context.WithCancel(t.Context())
+	var wg sync.WaitGroup
+	for range 2 {
+		wg.Go(func() { wantCode(t, say(ctx, conn, "hello"), codes.Canceled) })
+	}
+	for server.calls.Load() == 0 {
+		time.Sleep(time.Millisecond)
+	}
+	begun := time.Now()
+	cancel()
+	wg.Wait()
+	if took := time.Since(begun); took > 10*time.Second {
+		t.Errorf("it took %v to give up", took)
+	}
+	short, stop := context.WithTimeout(t.Context(), time.Second)
+	defer stop()
+	wantCode(t, say(short, conn, "hello"), codes.ResourceExhausted) // not sent: it would have to wait for longer
+}
+
+// A stream in which the client sends several messages is not opened again, but heeded.
+func TestClientChats(t *testing.T) {
+	server := refusing(1, codes.ResourceExhausted, 50*time.Millisecond)
+	conn := dial(t, server, open(t), waiting(t, grpclimit.ClientConfig{})...)
+	chat := func() error {
+		stream, err := conn.NewStream(t.Context(), &chatDesc, chatMethod)
+		if err != nil {
+			return err
+		}
+		for range 3 {
+			if err := stream.SendMsg(wrapperspb.String("hello")); err != nil && !errors.Is(err, io.EOF) {
+				return err
+			}
+			if err := stream.RecvMsg(new(wrapperspb.StringValue)); err != nil {
+				return err
+			}
+		}
+		if err := stream.CloseSend(); err != nil {
+			return err
+		}
+		if err := stream.RecvMsg(new(wrapperspb.StringValue)); !errors.Is(err, io.EOF) {
+			return errors.Join(errors.New("no end"), err)
+		}
+		return nil
+	}
+	begun := time.Now()
+	wantCode(t, chat(), codes.ResourceExhausted)
+	if err := chat(); err != nil || time.Since(begun) < 50*time.Millisecond {
+		t.Errorf("got %v after %v, want it opened after the hold", err, time.Since(begun))
+	}
+}
+
+// Clients of several processes share a quota through a store, and a refusal pauses all.
+func TestClientsShareALimit(t *testing.T) {
+	inEach(t, func(t *testing.T, store fullStore) {
+		quota := ratelimit.TokenBucket{Name: "partner", Rate: 20, Period: time.Second, Capacity: 1}
+		server := refusing(1, codes.ResourceExhausted, 500*time.Millisecond)
+		config := grpclimit.ClientConfig{
+			Store: store, MaxTries: 10,
+			Limit: func(context.Context, string, any) ratelimit.Request { return quota.For("") },
+		}
+		begun := time.Now()
+		var wg sync.WaitGroup
+		for range 2 {
+			conn := dial(t, server, open(t), waiting(t, config)...)
+			for range 5 {
+				wg.Go(func() { wantCode(t, say(t.Context(), conn, "hello"), codes.OK) })
+			}
+		}
+		wg.Wait()
+		// 11 calls, of which one at once, and a pause of at least most of 500 ms.
+		if took := time.Since(begun); server.calls.Load() != 11 || took < 700*time.Millisecond {
+			t.Errorf("%d calls came in %v, want 11 in no less than 700 ms", server.calls.Load(), took)
+		}
+	})
+}
+
+// A store that fails keeps calls from being sent.
+func TestClientStoreFails(t *testing.T) {
+	server := &echo{}
+	conn := dial(t, server, open(t), waiting(t, grpclimit.ClientConfig{
+		Store: failing{memstore.New(nil)},
+		Limit: func(context.Context, string, any) ratelimit.Request { return perMinute.For("") },
+	})...)
+	if err := say(t.Context(), conn, "hello"); !errors.Is(err, errDatabase) {
+		t.Errorf("got %v, want the store's error", err)
+	}
+	if server.calls.Load() != 0 {
+		t.Error("the call was sent")
+	}
+}
+
+func TestNewClientFindsFaults(t *testing.T) {
+	for name, config := range map[string]grpclimit.ClientConfig{
+		"MaxWait":  {MaxWait: -1},
+		"MaxTries": {MaxTries: -1},
+		"MaxPause": {MaxPause: -1},
+		"Store":    {Store: memstore.New(nil)},
+	} {
+		if _, err := grpclimit.NewClient(&config); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), "grpclimit: "+name) {
+			t.Errorf("got %v, want ErrInvalid with %q", err, name)
+		}
+	}
+}

@@ -1,0 +1,216 @@
+package grpclimit_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/grpclimit"
+	"github.com/pgratelimit/ratelimit/memstore"
+)
+
+// gated is a service whose calls wait until they are let go.
+func gated() (e *echo, began chan context.Context, end chan func()) {
+	began, end = make(chan context.Context, 10), make(chan func())
+	wait := func(ctx context.Context) {
+		began <- ctx
+		if do := <-end; do != nil {
+			do()
+		}
+	}
+	return &echo{
+		say:   func(ctx context.Context, _ string) error { wait(ctx); return nil },
+		count: func(stream grpc.ServerStream) error { wait(stream.Context()); return nil },
+	}, began, end
+}
+
+func TestInFlight(t *testing.T) {
+	inEach(t, func(t *testing.T, store fullStore) {
+		e, began, end := gated()
+		conn := dial(t, e, newLimiter(t, store, grpclimit.Config{
+			Policies: []grpclimit.Policy{{Limit: perMinute, Key: byUser}},
+			InFlight: []grpclimit.InFlightPolicy{{Limit: calls, Key: byUser}},
+		}))
+		done := make(chan error, 2)
+		go func() { done <- say(as(t, "ann"), conn, "hello") }()
+		<-began
+		go func() { _, err := count(as(t, "ann"), conn, "hello"); done <- err }()
+		<-began
+		if n := held(t, store, "ann"); n != 2 {
+			t.Errorf("%d slots are held by a call and a stream", n)
+		}
+		err := say(as(t, "ann"), conn, "hello")
+		wantCode(t, err, codes.ResourceExhausted)
+		if violated, again := told(err); fmt.Sprint(violated) != "[calls]" || again < time.Second || again > 2*time.Second {
+			t.Errorf("refused by %v for %v, want calls for 1 to 2 s", violated, again)
+		}
+		if result, err := store.Check(t.Context(), perMinute.For("ann")); err != nil || result.Remaining != 1 {
+			t.Errorf("%d tokens are left, %v, want 1: the refused call took none", result.Remaining, err)
+		}
+		end <- func() { panic("of the handler") }
+		end <- nil
+		<-done
+		<-done
+		wantHeld(t, store, "ann", 0)
+		go func() { <-began; end <- nil }()
+		wantCode(t, say(as(t, "ann"), conn, "hello"), codes.OK)
+		err = say(as(t, "ann"), conn, "hello")
+		if violated, _ := told(err); fmt.Sprint(violated) != "[per_minute]" {
+			t.Errorf("refused by %v, %v, want per_minute", violated, err)
+		}
+		wantHeld(t, store, "ann", 0)
+	})
+}
+
+// A stream holds its slot until its handler returns, also when the client has gone; its
+// context ends when the slot is lost.
+func TestInFlightStream(t *testing.T) {
+	inEach(t, func(t *testing.T, store fullStore) {
+		e, began, end := gated()
+		conn := dial(t, e, newLimiter(t, store, grpclimit.Config{InFlight: []grpclimit.InFlightPolicy{{Limit: calls, Key: byUser}}}))
+		ctx, leave := context.WithCancel(as(t, "ann"))
+		done := make(chan error, 1)
+		go func() { _, err := count(ctx, conn, "hello"); done <- err }()
+		served := <-began
+		leave()
+		wantCode(t, <-done, codes.Canceled)
+		<-served.Done()
+		if n := held(t, store, "ann"); n != 1 {
+			t.Errorf("%d slots are held while the handler works", n)
+		}
+		end <- nil
+		wantHeld(t, store, "ann", 0)
+	})
+}
+
+func TestInFlightLost(t *testing.T) {
+	inEach(t, func(t *testing.T, store fullStore) {
+		short := ratelimit.InFlight{Name: "calls", Limit: 1, Lease: 200 * time.Millisecond}
+		lost := make(chan error, 1)
+		e := &echo{count: func(stream grpc.ServerStream) error {
+			ctx := stream.Context()
+			if _, ok := grpclimit.SlotOf(ctx, "calls"); !ok {
+				t.Error("SlotOf has no slot")
+			}
+			if err := store.ResetSlots(context.WithoutCancel(ctx), short, ""); err != nil {
+				t.Error(err)
+			}
+			select {
+			case <-ctx.Done():
+			case <-time.After(10 * time.Second):
+			}
+			lost <- context.Cause(ctx)
+			return ctx.Err()
+		}}
+		var heard []grpclimit.Decision
+		conn := dial(t, e, newLimiter(t, store, grpclimit.Config{
+			InFlight: []grpclimit.InFlightPolicy{{Limit: short}},
+			Observe:  func(_ *grpclimit.Call, e grpclimit.Event) { heard = append(heard, e.Decision) },
+		}))
+		_, err := count(t.Context(), conn, "hello")
+		wantCode(t, err, codes.Canceled)
+		if cause := <-lost; !errors.Is(cause, ratelimit.ErrLeaseLost) {
+			t.Errorf("the context ended because of %v, want ErrLeaseLost", cause)
+		}
+		if fmt.Sprint(heard) != "[granted lease lost]" {
+			t.Errorf("heard %v", heard)
+		}
+	})
+}
+
+// The messages of a stream pass as without the limiter.
+func TestStreams(t *testing.T) {
+	conn := dial(t, &echo{}, newLimiter(t, memstore.New(nil), grpclimit.Config{Policies: []grpclimit.Policy{{Limit: perMinute}}}))
+	stream, err := conn.NewStream(t.Context(), &chatDesc, chatMethod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for n := range 5 {
+		in, out := wrapperspb.String(fmt.Sprint(n)), new(wrapperspb.StringValue)
+		if err := errors.Join(stream.SendMsg(in), stream.RecvMsg(out)); err != nil || out.GetValue() != in.GetValue() {
+			t.Errorf("got %q, %v, want %q", out.GetValue(), err, in.GetValue())
+		}
+	}
+	if err := errors.Join(stream.CloseSend(), stream.RecvMsg(new(wrapperspb.StringValue))); !errors.Is(err, io.EOF) {
+		t.Errorf("at the end: %v", err)
+	}
+}
+
+// A handler takes in its own transaction: a refusal is answered as any other, what rolls back
+// costs nothing, and slots are held as ever.
+func TestInTx(t *testing.T) {
+	store, db := newStore(t)
+	if _, err := db.Pool.Exec(t.Context(), "CREATE TABLE "+db.Schema+".orders (text text)"); err != nil {
+		t.Fatal(err)
+	}
+	errNoSuchPiece := errors.New("no such piece")
+	e := &echo{say: func(ctx context.Context, text string) error {
+		if _, ok := grpclimit.SlotOf(ctx, "calls"); !ok {
+			t.Error("there is no slot")
+		}
+		return pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, "INSERT INTO "+db.Schema+".orders VALUES ($1)", text); err != nil {
+				return err
+			}
+			if err := store.TakeTx(ctx, tx, grpclimit.Requests(ctx)...); err != nil {
+				return err
+			}
+			if text == "fails" {
+				return errNoSuchPiece
+			}
+			return nil
+		})
+	}}
+	var heard []grpclimit.Decision
+	conn := dial(t, e, newLimiter(t, store, grpclimit.Config{
+		Policies: []grpclimit.Policy{{Limit: perHour, Key: byUser, Cost: func(c *grpclimit.Call) (float64, error) {
+			if m, ok := c.Message.(*wrapperspb.StringValue); ok && m.GetValue() == "much" {
+				return 5, nil
+			}
+			return 2, nil
+		}}},
+		InFlight: []grpclimit.InFlightPolicy{{Limit: calls, Key: byUser}},
+		InTx:     func(c *grpclimit.Call) bool { return c.Method == sayMethod },
+		Observe:  func(_ *grpclimit.Call, e grpclimit.Event) { heard = append(heard, e.Decision) },
+	}))
+	for _, step := range []struct {
+		text         string
+		code         codes.Code
+		left, orders int64
+	}{
+		{"one", codes.OK, 2, 1},
+		{"fails", codes.Unknown, 2, 1},
+		{"much", codes.InvalidArgument, 2, 1},
+		{"two", codes.OK, 0, 2},
+		{"three", codes.ResourceExhausted, 0, 2},
+	} {
+		err := say(as(t, "ann"), conn, step.text)
+		wantCode(t, err, step.code)
+		if violated, again := told(err); step.code == codes.ResourceExhausted && (fmt.Sprint(violated) != "[per_hour]" || again <= 0) {
+			t.Errorf("%s: refused by %v for %v", step.text, violated, again)
+		}
+		var orders int64
+		if err := db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM "+db.Schema+".orders").Scan(&orders); err != nil || orders != step.orders {
+			t.Errorf("%s: %d orders, %v, want %d", step.text, orders, err, step.orders)
+		}
+		if result, err := store.Check(t.Context(), perHour.For("ann")); err != nil || result.Remaining != step.left {
+			t.Errorf("%s: %d left, %v, want %d", step.text, result.Remaining, err, step.left)
+		}
+	}
+	wantCode(t, say(t.Context(), conn, "no user"), codes.InvalidArgument)
+	if got := fmt.Sprint(heard); got != "[granted granted granted too large granted granted refused bad request]" {
+		t.Errorf("heard %s", got)
+	}
+	if n := held(t, store, "ann"); n != 0 {
+		t.Errorf("%d slots are held at the end", n)
+	}
+}

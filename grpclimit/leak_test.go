@@ -1,0 +1,62 @@
+package grpclimit_test
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/grpclimit"
+	"github.com/pgratelimit/ratelimit/internal/leak"
+	"github.com/pgratelimit/ratelimit/memstore"
+)
+
+func TestNoTypeShowsKeys(t *testing.T) {
+	var events []any
+	config := grpclimit.Config{
+		Policies: []grpclimit.Policy{{Limit: perMinute, Key: byUser}},
+		InFlight: []grpclimit.InFlightPolicy{{Limit: ratelimit.InFlight{Name: "calls", Limit: 1, Lease: time.Minute}, Key: byUser}},
+		Observe:  func(_ *grpclimit.Call, e grpclimit.Event) { events = append(events, e, &e) },
+	}
+	store := memstore.New(nil)
+	limit := newLimiter(t, store, config)
+	conn := dial(t, &echo{}, limit)
+	say(as(t, leak.Key), conn, "hello")
+	if _, err := store.Acquire(t.Context(), ratelimit.InFlight{Name: "calls", Limit: 1}, leak.Key); err != nil {
+		t.Fatal(err)
+	}
+	say(as(t, leak.Key), conn, "hello")
+	say(as(t, leak.Key+strings.Repeat("k", ratelimit.MaxKeyLength)), conn, "hello")
+	if len(events) != 6 {
+		t.Fatalf("heard %d events, want 3 twice", len(events))
+	}
+	call := grpclimit.Call{Method: sayMethod, Context: metadata.NewIncomingContext(t.Context(), metadata.Pairs("x-user", leak.Key)), Message: leak.Key}
+	clientConfig := grpclimit.ClientConfig{Scope: func(string, string) string { return leak.Key }}
+	client, err := grpclimit.NewClient(&clientConfig)
+	if err != nil {
+		t.Fatal(err)
+	}
+	addresses, err := grpclimit.NewAddresses(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	leak.Check(t, ".", map[string]any{
+		"AddressConfig":  grpclimit.AddressConfig{},
+		"Addresses":      addresses,
+		"Call":           []any{call, &call},
+		"Client":         client,
+		"ClientConfig":   clientConfig,
+		"Config":         []any{config, &config},
+		"Decision":       grpclimit.Refused,
+		"Event":          events,
+		"InFlightPolicy": config.InFlight[0],
+		"Limiter":        limit,
+		"Outcome":        grpclimit.Outcome{Call: &call, Code: codes.OK},
+		"Policy":         config.Policies[0],
+		"WaitError":      &grpclimit.WaitError{Until: time.Now(), Err: errors.New("down")},
+	})
+}
