@@ -8,6 +8,7 @@ require (
 	github.com/golang-migrate/migrate/v4 v4.20.1
 	github.com/jackc/pgx/v5 v5.12.0
 	github.com/pgratelimit/ratelimit v0.0.0
+	github.com/pgratelimit/ratelimit/grpclimit v0.0.0
 	github.com/pgratelimit/ratelimit/httplimit v0.0.0
 	github.com/pgratelimit/ratelimit/migrate v0.0.0
 	github.com/pgratelimit/ratelimit/riverlimit v0.0.0
@@ -17,6 +18,7 @@ require (
 	github.com/riverqueue/river/rivertype v0.51.0
 	github.com/yuin/goldmark v1.8.7
 	golang.org/x/time v0.16.0
+	google.golang.org/grpc v1.85.0
 )
 
 require (
@@ -51,7 +53,10 @@ require (
 	github.com/vaughan0/go-ini v0.0.0-20130923145212-a98ad7ee00ec // indirect
 	go.uber.org/multierr v1.11.0 // indirect
 	golang.org/x/crypto v0.58.0 // indirect
+	golang.org/x/net v0.61.0 // indirect
 	golang.org/x/sync v0.24.0 // indirect
 	golang.org/x/sys v0.49.0 // indirect
 	golang.org/x/text v0.43.0 // indirect
+	google.golang.org/genproto/googleapis/rpc v0.0.0-20261005182115-fad411399dd8 // indirect
+	google.golang.org/protobuf v1.36.12 // indirect
 )

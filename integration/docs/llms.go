@@ -79,5 +79,6 @@ var reference = []struct{ path, about string }{
 	{"/migrate", "puts the table in place."},
 	{"/migrations", "the table as SQL files, for goose and other tools."},
 	{"/httplimit", "a middleware for servers and a transport for clients."},
+	{"/grpclimit", "interceptors for servers and clients of gRPC."},
 	{"/riverlimit", "limits for jobs of the queue River."},
 }

@@ -17,9 +17,11 @@ import (
 	_ "github.com/riverqueue/river"
 	_ "github.com/riverqueue/river/rivertype"
 	_ "golang.org/x/time/rate"
+	_ "google.golang.org/grpc"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/catalog"
+	_ "github.com/pgratelimit/ratelimit/grpclimit"
 	_ "github.com/pgratelimit/ratelimit/httplimit"
 	_ "github.com/pgratelimit/ratelimit/riverlimit"
 )
