@@ -92,6 +92,11 @@ type Policy struct {
 	// Cost says how many tokens a call takes. Nil is one.
 	Cost Cost
 
+	// Above is the share of the limit's Capacity that these calls leave to others, for
+	// classes of priority: see [ratelimit.Request.Above]. Methods of another class have a
+	// Limiter of their own. The default is 0: they may use all of it.
+	Above float64
+
 	// Counts says, once the handler is done, whether the call counts; if not, what it took is
 	// given back. Between the two the tokens are gone, so a thousand guesses at the same time
 	// are limited too. Nil counts all. See [CountOnly] and [CountExcept].
@@ -185,7 +190,9 @@ func New(store Store, config *Config) (*Limiter, error) {
 	c := &l.config
 	c.Policies = append([]Policy(nil), config.Policies...)
 	c.InFlight = append([]InFlightPolicy(nil), config.InFlight...)
-	edge.CheckLimits(&f, c.limits(), len(c.InFlight) > 0)
+	for i, d := range edge.CheckLimits(&f, c.limits(), len(c.InFlight) > 0) {
+		edge.CheckAbove(&f, d.Name, c.Policies[i].Above)
+	}
 	slots := edge.CheckInFlight(&f, store, slotLimits(c.InFlight), c.limits())
 	f.Must(c.Jitter >= 0 && c.Jitter <= 1, "Jitter", c.Jitter, "must be between 0 and 1")
 	f.Must(c.Timeout >= 0, "Timeout", c.Timeout, "must not be negative")
@@ -218,7 +225,7 @@ func policies(ps []Policy) []edge.Policy[*Call, Outcome] {
 		if p.Cost == nil {
 			p.Cost = Fixed(1)
 		}
-		policies[i] = edge.Policy[*Call, Outcome]{Limit: p.Limit, Key: p.Key, Tier: of(p.Methods, p.Limit, p.Tier), Cost: p.Cost, Counts: p.Counts}
+		policies[i] = edge.Policy[*Call, Outcome]{Limit: p.Limit, Key: p.Key, Tier: of(p.Methods, p.Limit, p.Tier), Cost: p.Cost, Above: p.Above, Counts: p.Counts}
 	}
 	return policies
 }

@@ -394,6 +394,18 @@ func TestUsed(t *testing.T) {
 	})
 }
 
+// Calls of one class leave a share of the limit to those of another.
+func TestAbove(t *testing.T) {
+	store := memstore.New(nil)
+	batch := dial(t, &echo{}, newLimiter(t, store, grpclimit.Config{Policies: []grpclimit.Policy{{Limit: perHour, Above: 0.5}}}))
+	all := dial(t, &echo{}, newLimiter(t, store, grpclimit.Config{Policies: []grpclimit.Policy{{Limit: perHour}}}))
+	for range 2 {
+		wantCode(t, say(t.Context(), batch, "hello"), codes.OK)
+	}
+	wantCode(t, say(t.Context(), batch, "hello"), codes.ResourceExhausted)
+	wantCode(t, say(t.Context(), all, "hello"), codes.OK)
+}
+
 func TestShadow(t *testing.T) {
 	var heard []string
 	conn := dial(t, &echo{}, newLimiter(t, memstore.New(nil), grpclimit.Config{
@@ -435,6 +447,7 @@ func TestNewFindsFaults(t *testing.T) {
 		"Policies":          {},
 		"Rate":              {Policies: []grpclimit.Policy{{Limit: ratelimit.TokenBucket{Name: "a"}}}},
 		"defined twice":     {Policies: append(good, good...)},
+		"Above":             {Policies: []grpclimit.Policy{{Limit: perMinute, Above: 2}}},
 		"Jitter":            {Policies: good, Jitter: 2},
 		"Timeout":           {Policies: good, Timeout: -1},
 		"FailureRetryAfter": {Policies: good, FailureRetryAfter: -1},
