@@ -93,6 +93,9 @@ FROM unnest($1::text[]) WITH ORDINALITY AS n (name, place) ORDER BY n.place`, na
 	return counts, nil
 }
 
+// View returns the name of a view or function of the catalog for a statement.
+func (d *Desk) View(name string) string { return qualified(d.Schema, name) }
+
 // Table returns the table's name for a statement.
 func (d *Desk) Table() string { return qualified(d.Schema, pgstore.Table) }
 

@@ -1,0 +1,158 @@
+// Package console is a page for people who operate limits: which limits there are, how much is
+// left of a key, why it was refused and until when, and who changed what. It is an
+// [http.Handler] to put into a program of your own; the command "ratelimit serve" runs it alone.
+//
+// It needs no JavaScript and nothing from other servers. It shows keys, which may be names of
+// customers, so put your program's own authentication before it, or set [Config.Token].
+package console
+
+import (
+	"cmp"
+	"context"
+	"crypto/sha256"
+	"crypto/subtle"
+	"log/slog"
+	"net/http"
+	"regexp"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/catalog"
+	"github.com/pgratelimit/ratelimit/internal/inspect"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// Config configures a [Console]. Pool, Store and Catalog are required.
+type Config struct {
+	// Pool is of the database that holds the limits, and Store is on it, in the schema Schema;
+	// "" is the connections' search_path.
+	Pool   *pgxpool.Pool
+	Store  *pgstore.Store
+	Schema string
+
+	// Catalog has the definitions. Each page reads what changed in it. A limit that it does not
+	// know is shown by its name only. A catalog in memory will do; see [catalog.NewInMemory].
+	Catalog *catalog.Catalog
+
+	// Prefix is the path at which the Console is served, such as "/ratelimit"; "" is the root.
+	// Do not strip it from requests.
+	Prefix string
+
+	// Edit allows changes: of keys (credit, reset, pause, resume) and of the catalog. Each has to
+	// be confirmed. Without it every change is answered 403.
+	Edit bool
+
+	// Token is a password that browsers ask for, with any name; "" asks for none.
+	Token string
+
+	// Timeout bounds what a page waits for the database; 0 is 5 s.
+	Timeout time.Duration
+
+	// Logger is told of each change, without the key, and of errors; nil is slog.Default().
+	Logger *slog.Logger
+}
+
+// Console serves the page. All methods are safe for concurrent use.
+type Console struct {
+	guarded bool              // by a token
+	token   [sha256.Size]byte // its hash
+	handler http.Handler
+}
+
+// New returns a Console. Errors are [ratelimit.ErrInvalid].
+func New(config *Config) (*Console, error) {
+	if config == nil {
+		config = new(Config)
+	}
+	if err := config.check(); err != nil {
+		return nil, err
+	}
+	s := &site{
+		desk:   &inspect.Desk{Pool: config.Pool, Schema: config.Schema, Store: config.Store, Catalog: config.Catalog},
+		prefix: config.Prefix, edit: config.Edit,
+		timeout: cmp.Or(config.Timeout, defaultTimeout),
+		logger:  cmp.Or(config.Logger, slog.Default()),
+	}
+	c := &Console{handler: routes(s)}
+	if config.Token != "" {
+		c.token = sha256.Sum256([]byte(config.Token))
+		c.guarded = true
+	}
+	return c, nil
+}
+
+// prefix is a path that needs no escaping.
+var prefix = regexp.MustCompile(`^(/[\w.~-]+)*$`)
+
+const defaultTimeout = 5 * time.Second
+
+func (c *Config) check() error {
+	bad := func(field string, value any, reason string) error {
+		return &ratelimit.FieldError{Package: "console", Field: field, Value: value, Reason: reason}
+	}
+	switch {
+	case c.Pool == nil:
+		return bad("Pool", nil, "is required")
+	case c.Store == nil:
+		return bad("Store", nil, "is required")
+	case c.Catalog == nil:
+		return bad("Catalog", nil, "is required")
+	case !prefix.MatchString(c.Prefix):
+		return bad("Prefix", c.Prefix, "must begin with a slash, end without one, and need no escaping")
+	case c.Timeout < 0:
+		return bad("Timeout", c.Timeout, "must not be negative")
+	}
+	return nil
+}
+
+// routes returns the handler of all pages. A page changes nothing unless it is posted to, and
+// a browser that posts for another site is refused.
+func routes(s *site) http.Handler {
+	mux := http.NewServeMux()
+	page := func(path string, show func(context.Context, *http.Request) (*view, error)) {
+		mux.HandleFunc("GET "+s.prefix+path, func(w http.ResponseWriter, r *http.Request) { s.show(w, r, show) })
+	}
+	page("/{$}", s.limits)
+	page("/limit", s.limit)
+	page("/key", s.key)
+	page("/changes", s.changes)
+	mux.HandleFunc("GET "+s.prefix+"/style.css", style)
+	mux.HandleFunc("POST "+s.prefix+"/change", s.change)
+	if s.prefix != "" {
+		mux.Handle("GET "+s.prefix, http.RedirectHandler(s.prefix+"/", http.StatusMovedPermanently))
+	}
+	return http.NewCrossOriginProtection().Handler(mux)
+}
+
+// ServeHTTP answers a request.
+func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	// Nothing is loaded but the style sheet, nobody frames the page, and its forms post to it.
+	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'self'; img-src data:; form-action 'self'; frame-ancestors 'none'; base-uri 'none'")
+	h.Set("X-Frame-Options", "DENY")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Referrer-Policy", "same-origin") // addresses of pages have keys in them
+	h.Set("Cache-Control", "no-store")
+	if !c.knows(r) {
+		h.Set("WWW-Authenticate", `Basic realm="ratelimit", charset="UTF-8"`)
+		http.Error(w, "the token is missing or wrong", http.StatusUnauthorized)
+		return
+	}
+	c.handler.ServeHTTP(w, r)
+}
+
+// knows reports whether a request has the token, if one is wanted.
+func (c *Console) knows(r *http.Request) bool {
+	if !c.guarded {
+		return true
+	}
+	_, password, _ := r.BasicAuth()
+	sum := sha256.Sum256([]byte(password))
+	return subtle.ConstantTimeCompare(sum[:], c.token[:]) == 1
+}
+
+func style(w http.ResponseWriter, r *http.Request) {
+	http.ServeFileFS(w, r, files, "templates/style.css")
+}

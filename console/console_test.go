@@ -1,0 +1,517 @@
+package console_test
+
+import (
+	"context"
+	"errors"
+	"html"
+	"io"
+	"log/slog"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/catalog"
+	"github.com/pgratelimit/ratelimit/console"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/migrations"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+func TestMain(m *testing.M) {
+	pgtest.AtOnce(4)
+	pgtest.Main(m)
+}
+
+var (
+	api    = ratelimit.TokenBucket{Name: "api", Rate: 10, Period: time.Minute, Capacity: 20, MaxReserved: 30}
+	signUp = ratelimit.FixedWindow{Name: "sign up", Rate: 100, Period: time.Hour}
+)
+
+// site is a console on a database of the test's own, behind a server.
+type site struct {
+	*testing.T
+	db      *pgtest.DB
+	store   *pgstore.Store
+	catalog *catalog.Catalog
+	url     string
+}
+
+func serve(t *testing.T, change ...func(*console.Config)) *site {
+	t.Helper()
+	s := &site{T: t, db: pgtest.New(t, pgtest.With(migrations.Catalog))}
+	quiet := slog.New(slog.DiscardHandler)
+	var err error
+	s.store, err = pgstore.New(s.db.Pool, &pgstore.Config{Schema: s.db.Schema})
+	s.must(err)
+	s.catalog, err = catalog.New(s.db.Pool, &catalog.Config{Schema: s.db.Schema, Logger: quiet})
+	s.must(err)
+	s.must(s.catalog.Publish(t.Context(), api, signUp))
+	config := console.Config{Pool: s.db.Pool, Schema: s.db.Schema, Store: s.store, Catalog: s.catalog, Logger: quiet}
+	for _, c := range change {
+		c(&config)
+	}
+	handler, err := console.New(&config)
+	s.must(err)
+	server := httptest.NewServer(handler)
+	t.Cleanup(server.Close)
+	s.url = server.URL + config.Prefix
+	return s
+}
+
+func editable(c *console.Config) { c.Edit = true }
+
+func (s *site) must(err error) {
+	s.Helper()
+	if err != nil {
+		s.Fatal(err)
+	}
+}
+
+// do sends a request, and follows no redirect.
+func (s *site) do(request *http.Request) (response *http.Response, body string) {
+	s.Helper()
+	client := http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
+	response, err := client.Do(request)
+	s.must(err)
+	defer response.Body.Close()
+	text, err := io.ReadAll(response.Body)
+	s.must(err)
+	return response, string(text)
+}
+
+// get returns a page, which must have a status.
+func (s *site) get(status int, path string, query ...string) string {
+	s.Helper()
+	values := url.Values{}
+	for i := 0; i < len(query); i += 2 {
+		values.Set(query[i], query[i+1])
+	}
+	request, err := http.NewRequestWithContext(s.Context(), http.MethodGet, s.url+path+"?"+values.Encode(), nil)
+	s.must(err)
+	response, body := s.do(request)
+	if response.StatusCode != status {
+		s.Fatalf("GET %s: got %s, want %d:\n%s", path, response.Status, status, body)
+	}
+	return body
+}
+
+// post posts a form as the page of the site does.
+func (s *site) post(form url.Values, header ...string) (*http.Response, string) {
+	s.Helper()
+	request, err := http.NewRequestWithContext(s.Context(), http.MethodPost, s.url+"/change", strings.NewReader(form.Encode()))
+	s.must(err)
+	request.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+	for i := 0; i < len(header); i += 2 {
+		request.Header.Set(header[i], header[i+1])
+	}
+	return s.do(request)
+}
+
+func (s *site) wants(page string, texts ...string) {
+	s.Helper()
+	for _, text := range texts {
+		if !strings.Contains(page, text) && !strings.Contains(html.UnescapeString(page), text) {
+			s.Errorf("the page lacks %q:\n%s", text, page)
+		}
+	}
+}
+
+func (s *site) take(n float64, key string) {
+	s.Helper()
+	result, err := s.store.Reserve(s.Context(), api.ForN(key, n))
+	if err != nil || !result.OK {
+		s.Fatalf("reserve: %v, %v", result, err)
+	}
+}
+
+func TestPagesTellWhatIsThere(t *testing.T) {
+	t.Parallel()
+	s := serve(t)
+	s.take(25, "alice")
+	s.take(5, "bob")
+	_, err := s.store.Pause(t.Context(), api, "carol", time.Hour)
+	s.must(err)
+	s.must(s.catalog.Set(t.Context(), "api", "bob", catalog.Override{Capacity: 40, Note: "moving house"}))
+
+	s.wants(s.get(200, "/"), "api", api.Definition().String(), "sign up", signUp.Definition().String(), `<td class="n">3`)
+	s.wants(s.get(200, "/limit", "name", "api"), "alice", "in debt", "bob", "overridden", "carol", "paused until", "capacity 40, (moving house)")
+	if page := s.get(200, "/limit", "name", "api", "prefix", "a"); !strings.Contains(page, "alice") || strings.Contains(page, "carol") {
+		t.Errorf("by a prefix: %s", page)
+	}
+	short := s.get(200, "/limit", "name", "api", "short", "yes")
+	if s.wants(short, "alice", "carol", "3 keys were looked at"); strings.Contains(short, "key=bob\"") && strings.Count(short, ">bob<") > 1 {
+		t.Errorf("bob is not limited: %s", short)
+	}
+	s.wants(s.get(200, "/key", "name", "api", "key", "alice"), "refused: 1 of -", "would be granted at", "<polyline", "granted</text>", `aria-label="Tokens from now`)
+	s.wants(s.get(200, "/key", "name", "api", "key", "alice", "count", "2", "reserve", "yes"), "a reservation of 2 would be due at")
+	s.wants(s.get(200, "/key", "name", "api", "key", "carol"), "refused: it is paused until")
+	s.wants(s.get(200, "/key", "name", "api", "key", "dora"), "granted: 1 would be taken of 20", "which means that it is full")
+	s.wants(s.get(200, "/key", "name", "api", "key", "dora", "count", "21"), "never: ")
+	s.wants(s.get(200, "/changes"), "moving house", "bob", "api")
+	s.wants(s.get(200, "/style.css"), "prefers-color-scheme: dark")
+}
+
+// The pages of many keys together show each of them once.
+func TestPagesOfKeys(t *testing.T) {
+	t.Parallel()
+	s := serve(t)
+	_, err := s.db.Pool.Exec(t.Context(), `INSERT INTO `+s.db.Schema+`.rate_limits (name, key, shard, value, ts)
+		SELECT 'api', 'key ' || lpad(n::text, 3, '0'), 0, n % 2, clock_timestamp() FROM generate_series(1, 120) AS n`)
+	s.must(err)
+	link, next := regexp.MustCompile(`<a href="([^"]*)">(key \d+)</a>`), regexp.MustCompile(`<a href="([^"]*)">Next keys`)
+	for _, short := range []string{"", "yes"} {
+		seen, pages := map[string]bool{}, 0
+		query := []string{"name", "api", "short", short}
+		for pages < 10 {
+			page := s.get(200, "/limit", query...)
+			pages++
+			for _, found := range link.FindAllStringSubmatch(page, -1) {
+				if seen[found[2]] {
+					t.Errorf("%q is there twice", found[2])
+				}
+				seen[found[2]] = true
+			}
+			more := next.FindStringSubmatch(page)
+			if more == nil {
+				break
+			}
+			there, err := url.Parse(html.UnescapeString(more[1]))
+			s.must(err)
+			query = append(query[:4:4], "after", there.Query().Get("after"))
+		}
+		if want := map[string]int{"": 120, "yes": 60}[short]; len(seen) != want || pages < 2 {
+			t.Errorf("short %q: got %d keys on %d pages, want %d", short, len(seen), pages, want)
+		}
+	}
+}
+
+func TestChanges(t *testing.T) {
+	t.Parallel()
+	s := serve(t, editable)
+	s.take(20, "alice")
+	value := func() ratelimit.Status {
+		t.Helper()
+		result, err := s.store.Check(t.Context(), s.catalog.ForN(api, "alice", 0))
+		s.must(err)
+		return result.Status
+	}
+	// change makes a change, which does nothing before it is confirmed.
+	change := func(does string, fields ...string) {
+		t.Helper()
+		form := url.Values{"name": {"api"}, "key": {"alice"}}
+		for i := 0; i < len(fields); i += 2 {
+			form.Set(fields[i], fields[i+1])
+		}
+		before := value()
+		response, page := s.post(form)
+		if response.StatusCode != 200 || !strings.Contains(page, does) {
+			t.Fatalf("%v: got %s, want %q:\n%s", fields, response.Status, does, page)
+		}
+		if after := value(); after.Value > before.Value+1 || after.Capacity != before.Capacity || after.PausedUntil != before.PausedUntil {
+			t.Fatalf("%v: got %v before it was confirmed, want %v", fields, after, before)
+		}
+		form.Set("confirmed", "yes")
+		response, page = s.post(form)
+		if response.StatusCode != http.StatusSeeOther {
+			t.Fatalf("%v, confirmed: got %s:\n%s", fields, response.Status, page)
+		}
+		there, err := response.Location()
+		s.must(err)
+		if there.Path != "/key" && form.Get("all") == "" || there.Query().Get("name") != "api" {
+			t.Errorf("%v: sent to %v", fields, there)
+		}
+	}
+	change("Give 5 to alice of api", "action", "credit", "tokens", "5")
+	if v := value().Value; v < 5 || v > 6 {
+		t.Errorf("credit: got %v, want 5 and what came in", v)
+	}
+	change("Empty alice of api, and let nothing through for 1h0m0s", "action", "pause", "for", "1h")
+	if v := value(); v.Value != 0 || v.PausedUntil.IsZero() {
+		t.Errorf("pause: got %v", v)
+	}
+	change("End the pause of alice of api", "action", "resume")
+	if v := value(); !v.PausedUntil.IsZero() {
+		t.Errorf("resume: got %v", v)
+	}
+	change("Override alice of api: rate 100, capacity 200, (moving house)", "action", "set", "rate", "100", "capacity", "200", "note", "moving house")
+	if v := value(); v.Capacity != 200 {
+		t.Errorf("set: got %v", v)
+	}
+	change("Fill alice of api up", "action", "reset")
+	if v := value(); v.Value != 200 {
+		t.Errorf("reset: got %v", v)
+	}
+	change("Remove the override of alice of api", "action", "unset")
+	if v := value(); v.Capacity != 20 {
+		t.Errorf("unset: got %v", v)
+	}
+	change("Override all keys of api: capacity 50, max reserved unlimited", "action", "set", "all", "yes", "capacity", "50", "max_reserved", "unlimited")
+	if v := value(); v.Capacity != 50 {
+		t.Errorf("set for all: got %v", v)
+	}
+	change("Remove the override of all keys of api", "action", "unset", "all", "yes")
+	if v := value(); v.Capacity != 20 {
+		t.Errorf("unset for all: got %v", v)
+	}
+}
+
+// Bad input is answered with what is wrong with it, and changes nothing.
+func TestBadChanges(t *testing.T) {
+	t.Parallel()
+	s := serve(t, editable)
+	for _, test := range []struct {
+		status int
+		want   string
+		fields []string
+	}{
+		{400, "action &#34;explode&#34;", []string{"action", "explode"}},
+		{400, "action &#34;reset&#34;", []string{"action", "reset", "all", "yes"}},
+		{400, "tokens &#34;many&#34;: must be a number", []string{"action", "credit", "tokens", "many"}},
+		{400, "tokens -1: must be positive", []string{"action", "credit", "tokens", "-1"}},
+		{400, "for &#34;&#34;: must be a duration", []string{"action", "pause"}},
+		{400, "for -1h0m0s: must be positive", []string{"action", "pause", "for", "-1h"}},
+		{400, "rate &#34;fast&#34;", []string{"action", "set", "rate", "fast"}},
+		{400, "Rate", []string{"action", "set", "rate", "-1"}},
+		{400, "period &#34;month&#34;", []string{"action", "set", "period", "month"}},
+		{404, "no definition of this limit", []string{"action", "reset", "name", "nothing"}},
+	} {
+		form := url.Values{"name": {"api"}, "key": {"alice"}, "confirmed": {"yes"}}
+		for i := 0; i < len(test.fields); i += 2 {
+			form.Set(test.fields[i], test.fields[i+1])
+		}
+		response, page := s.post(form)
+		if response.StatusCode != test.status || !strings.Contains(page, test.want) {
+			t.Errorf("%v: got %s, want %d and %q:\n%s", test.fields, response.Status, test.status, test.want, page)
+		}
+	}
+	response, _ := s.post(url.Values{"name": {"api"}, "key": {strings.Repeat("k", 70_000)}, "action": {"reset"}})
+	if response.StatusCode != 400 {
+		t.Errorf("a large form: got %s", response.Status)
+	}
+	if changes, err := s.catalog.History(t.Context(), "api", 0); err != nil || len(changes) != 1 {
+		t.Errorf("got %d changes of the catalog, %v; want its publishing only", len(changes), err)
+	}
+	for _, query := range [][]string{{"count", "many"}, {"count", "NaN"}, {"key", "a\x00b"}, {"key", "\xff"}, {"key", strings.Repeat("k", 3000)}} {
+		s.get(400, "/key", append([]string{"name", "api", "key", "alice"}, query...)...)
+	}
+	s.get(404, "/limit", "name", "nothing")
+	s.get(404, "/key", "name", "nothing", "key", "alice")
+	s.get(404, "/nothing")
+}
+
+// Without Edit the page offers no change and makes none.
+func TestReadOnly(t *testing.T) {
+	t.Parallel()
+	s := serve(t)
+	s.take(20, "alice")
+	for _, page := range []string{s.get(200, "/limit", "name", "api"), s.get(200, "/key", "name", "api", "key", "alice")} {
+		if strings.Contains(page, "/change\"") {
+			t.Errorf("the page offers a change:\n%s", page)
+		}
+	}
+	response, page := s.post(url.Values{"name": {"api"}, "key": {"alice"}, "action": {"reset"}, "confirmed": {"yes"}})
+	if response.StatusCode != http.StatusForbidden || !strings.Contains(page, "not allowed here") {
+		t.Errorf("got %s:\n%s", response.Status, page)
+	}
+	if result, err := s.store.Check(t.Context(), api.ForN("alice", 0)); err != nil || result.Value > 1 {
+		t.Errorf("got %v, %v; want it left alone", result, err)
+	}
+}
+
+// A page of another site can neither post for somebody who has the page open nor frame it.
+func TestOtherSites(t *testing.T) {
+	t.Parallel()
+	s := serve(t, editable)
+	form := url.Values{"name": {"api"}, "key": {"alice"}, "action": {"pause"}, "for": {"1h"}, "confirmed": {"yes"}}
+	for _, header := range [][]string{
+		{"Sec-Fetch-Site", "cross-site"},
+		{"Sec-Fetch-Site", "same-site"},
+		{"Origin", "https://evil.example"},
+		{"Origin", "null"},
+	} {
+		if response, _ := s.post(form, header...); response.StatusCode != http.StatusForbidden {
+			t.Errorf("%v: got %s, want 403", header, response.Status)
+		}
+	}
+	if result, err := s.store.Check(t.Context(), api.For("alice")); err != nil || !result.OK {
+		t.Errorf("got %v, %v; want nothing changed", result, err)
+	}
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.url+"/change?action=reset&name=api&key=alice&confirmed=yes", nil)
+	s.must(err)
+	if response, _ := s.do(request); response.StatusCode != http.StatusMethodNotAllowed {
+		t.Errorf("a change by GET: got %s", response.Status)
+	}
+	request, err = http.NewRequestWithContext(t.Context(), http.MethodGet, s.url+"/", nil)
+	s.must(err)
+	response, _ := s.do(request)
+	if policy := response.Header.Get("Content-Security-Policy"); !strings.Contains(policy, "frame-ancestors 'none'") ||
+		!strings.Contains(policy, "default-src 'none'") || strings.Contains(policy, "unsafe") || response.Header.Get("X-Frame-Options") != "DENY" {
+		t.Errorf("got headers %v", response.Header)
+	}
+}
+
+var inputs = regexp.MustCompile(`<input type="hidden" name="\w+" value="[^"]*">`)
+
+// Keys that strangers have chosen are shown as texts.
+func TestHostileKeys(t *testing.T) {
+	t.Parallel()
+	s := serve(t, editable)
+	for _, key := range []string{
+		`<script>alert(1)</script>`, `"><img src=x onerror=alert(1)>`, `javascript:alert(1)`, `{{.}}`, "\x1b[31mred", "a\u202eb",
+		"&name=other#x", strings.Repeat("<b>", 600), " ", "",
+	} {
+		s.take(1, key)
+		s.must(s.catalog.Set(t.Context(), "api", key, catalog.Override{Rate: 5, Note: key}))
+		for _, page := range []string{
+			s.get(200, "/limit", "name", "api"),
+			s.get(200, "/key", "name", "api", "key", key),
+			s.get(200, "/changes", "done", key),
+		} {
+			page = inputs.ReplaceAllString(page, "") // which nobody sees, and are posted as they are
+			for _, bad := range []string{"<script", "<img", "<b>", "\x1b", "\u202e", `href="javascript`} {
+				if strings.Contains(page, bad) {
+					t.Errorf("key %q: the page has %q", key, bad)
+				}
+			}
+		}
+		form := url.Values{"name": {"api"}, "key": {key}, "action": {"unset"}}
+		if response, page := s.post(form); response.StatusCode != 200 || strings.Contains(page, "<script") || strings.Contains(page, "<img") {
+			t.Errorf("key %q: got %s:\n%s", key, response.Status, page)
+		}
+		form.Set("confirmed", "yes")
+		response, _ := s.post(form)
+		there, err := response.Location()
+		s.must(err)
+		if there.Host != strings.TrimPrefix(s.url, "http://") || there.Query().Get("key") != key {
+			t.Errorf("key %q: sent to %v", key, there)
+		}
+	}
+	if overrides := s.catalog.Overrides("api"); len(overrides) != 0 {
+		t.Errorf("got overrides %v, want each removed", overrides)
+	}
+}
+
+func TestToken(t *testing.T) {
+	t.Parallel()
+	s := serve(t, func(c *console.Config) { c.Token = "secret"; c.Prefix = "/admin/limits" })
+	for _, test := range []struct {
+		password string
+		status   int
+	}{{"", 401}, {"secre", 401}, {"secret2", 401}, {"secret", 200}} {
+		for _, path := range []string{"/", "/style.css"} {
+			request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.url+path, nil)
+			s.must(err)
+			if test.password != "" {
+				request.SetBasicAuth("anybody", test.password)
+			}
+			response, body := s.do(request)
+			if response.StatusCode != test.status || test.status == 401 && response.Header.Get("WWW-Authenticate") == "" {
+				t.Errorf("%s with %q: got %s", path, test.password, response.Status)
+			}
+			if test.status == 200 && path == "/" {
+				s.wants(body, `href="/admin/limits/style.css"`, `href="/admin/limits/limit?name=sign%20up"`)
+			}
+		}
+	}
+}
+
+func TestPrefix(t *testing.T) {
+	t.Parallel()
+	s := serve(t, func(c *console.Config) { c.Prefix = "/limits" })
+	s.wants(s.get(200, "/"), "sign up")
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.url, nil)
+	s.must(err)
+	if response, _ := s.do(request); response.StatusCode != http.StatusMovedPermanently || response.Header.Get("Location") != "/limits/" {
+		t.Errorf("got %s to %q", response.Status, response.Header.Get("Location"))
+	}
+}
+
+// A database that is not as it should be is told, and the pages go on.
+func TestFaults(t *testing.T) {
+	t.Parallel()
+	t.Run("no table", func(t *testing.T) {
+		s := serve(t)
+		_, err := s.db.Pool.Exec(t.Context(), "DROP TABLE "+s.db.Schema+".rate_limits CASCADE")
+		s.must(err)
+		s.wants(s.get(503, "/"), "The database did not answer as it should")
+	})
+	t.Run("no catalog", func(t *testing.T) {
+		s := serve(t)
+		s.take(1, "alice")
+		_, err := s.db.Pool.Exec(t.Context(), "DROP TABLE "+s.db.Schema+".rate_limit_definitions CASCADE")
+		s.must(err)
+		s.get(200, "/")
+	})
+	t.Run("no views", func(t *testing.T) {
+		s := serve(t)
+		s.take(20, "alice")
+		_, err := s.db.Pool.Exec(t.Context(), "DROP FUNCTION "+s.db.Schema+".rate_limits_at CASCADE")
+		s.must(err)
+		if page := s.get(200, "/key", "name", "api", "key", "alice"); strings.Contains(page, "<polyline") {
+			t.Errorf("got a picture:\n%s", page)
+		}
+	})
+	t.Run("no database", func(t *testing.T) {
+		s := serve(t)
+		s.db.Pool.Close()
+		s.get(503, "/")
+	})
+}
+
+func TestNew(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	store, err := pgstore.New(db.Pool, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	memory, err := catalog.NewInMemory(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	whole := console.Config{Pool: db.Pool, Store: store, Catalog: memory}
+	for field, change := range map[string]func(*console.Config){
+		"Pool":       func(c *console.Config) { c.Pool = nil },
+		"Store":      func(c *console.Config) { c.Store = nil },
+		"Catalog":    func(c *console.Config) { c.Catalog = nil },
+		"Prefix":     func(c *console.Config) { c.Prefix = "limits" },
+		"Prefix /":   func(c *console.Config) { c.Prefix = "/limits/" },
+		"Prefix { ":  func(c *console.Config) { c.Prefix = "/{limits}" },
+		"Prefix GET": func(c *console.Config) { c.Prefix = "/a b" },
+		"Timeout":    func(c *console.Config) { c.Timeout = -1 },
+	} {
+		config := whole
+		change(&config)
+		var fault *ratelimit.FieldError
+		named, _, _ := strings.Cut(field, " ")
+		if _, err := console.New(&config); !errors.As(err, &fault) || fault.Field != named || !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("%s: got %v", field, err)
+		}
+	}
+	if _, err := console.New(nil); !errors.Is(err, ratelimit.ErrInvalid) {
+		t.Errorf("nil: got %v", err)
+	}
+	if _, err := console.New(&whole); err != nil {
+		t.Error(err)
+	}
+}
+
+// A client that goes away has its page's statements cancelled.
+func TestCancelled(t *testing.T) {
+	t.Parallel()
+	s := serve(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	handler, err := console.New(&console.Config{Pool: s.db.Pool, Schema: s.db.Schema, Store: s.store, Catalog: s.catalog, Logger: slog.New(slog.DiscardHandler)})
+	s.must(err)
+	w := httptest.NewRecorder()
+	handler.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, "/", nil))
+	if w.Code != http.StatusServiceUnavailable {
+		t.Errorf("got %d", w.Code)
+	}
+}

@@ -1,0 +1,47 @@
+package console
+
+import (
+	"fmt"
+	"html/template"
+	"math"
+	"net/url"
+	"strconv"
+
+	"github.com/pgratelimit/ratelimit/catalog"
+	"github.com/pgratelimit/ratelimit/internal/inspect"
+	"github.com/pgratelimit/ratelimit/internal/visible"
+)
+
+// functions are those of the templates.
+var functions = template.FuncMap{
+	"amount":  inspect.Amount,
+	"instant": inspect.Instant,
+	"span":    inspect.Span,
+	"text":    visible.Text,
+	"percent": func(share float64) string { return strconv.FormatFloat(math.Round(share*100), 'f', 0, 64) + " %" },
+	"json":    func(text []byte) string { return visible.Text(string(text)) },
+	"bounded": bounded,
+	"replaces": func(e *catalog.Entry) string {
+		return inspect.Override(&e.Override)
+	},
+	"address": address,
+}
+
+// bounded is how many rows were counted, of which there may be more.
+func bounded(rows int) string {
+	if rows > inspect.MostCounted {
+		return fmt.Sprintf("over %d", inspect.MostCounted)
+	}
+	return strconv.Itoa(rows)
+}
+
+// address returns the address of a page with another value of a parameter; "" is none.
+func address(here *url.URL, name, value string) string {
+	query := here.Query()
+	query.Del("done")
+	if query.Del(name); value != "" {
+		query.Set(name, value)
+	}
+	there := url.URL{Path: here.Path, RawQuery: query.Encode()}
+	return there.String()
+}

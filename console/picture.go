@@ -1,0 +1,96 @@
+package console
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/inspect"
+)
+
+// picture is how the tokens of a key come back if nothing is taken: the points of a line, and
+// what there is to see beside it, in the units of a drawing.
+type picture struct {
+	Line     string  // the points
+	Zero     float64 // where 0 tokens are
+	Retry    float64 // where the count that was asked for would be granted, if Retries
+	Retries  bool
+	Top, Low string // of the axis
+	From, To string
+	Text     string // for those who do not see it
+}
+
+// The drawing, without its margins.
+const (
+	width  = 560.0
+	height = 120.0
+	points = 96
+)
+
+// draw draws a key that is not full; nil for one that is, and where the views of the catalog
+// are not there to tell.
+func (s *site) draw(ctx context.Context, story *inspect.Story) (*picture, error) {
+	if len(story.Rows) == 0 || story.Now.ResetAfter <= 0 {
+		return nil, nil
+	}
+	from, to := story.Now.At, story.Now.FullAt()
+	if story.Never == nil && story.Answer.RetryAt.After(to) {
+		to = story.Answer.RetryAt
+	}
+	to = to.Add(to.Sub(from) / 16)
+	values, err := s.ahead(ctx, story, from, to)
+	if err != nil || len(values) < 2 {
+		return nil, err
+	}
+	top, low := story.Now.Capacity, 0.0
+	for _, v := range values {
+		top, low = max(top, v), min(low, v)
+	}
+	if top == low {
+		return nil, nil
+	}
+	p := &picture{
+		Top: inspect.Amount(top), Low: inspect.Amount(low), From: "now", To: "in " + inspect.Span(to.Sub(from).Round(time.Millisecond)),
+		Text: fmt.Sprintf("Tokens from now, %s, until all %s are there, in %s", inspect.Amount(story.Now.Value), inspect.Amount(story.Now.Capacity), inspect.Span(story.Now.ResetAfter)),
+	}
+	y := func(v float64) float64 { return round(height * (top - v) / (top - low)) }
+	x := func(i float64) float64 { return round(width * i / float64(len(values)-1)) }
+	var line strings.Builder
+	for i, v := range values {
+		if i > 0 && story.Holds.Kind != ratelimit.KindTokenBucket { // all at once
+			fmt.Fprintf(&line, "%g,%g ", x(float64(i)), y(values[i-1]))
+		}
+		fmt.Fprintf(&line, "%g,%g ", x(float64(i)), y(v))
+	}
+	p.Line, p.Zero = line.String(), y(0)
+	if p.Retries = story.Never == nil && story.Answer.RetryAfter > 0; p.Retries {
+		p.Retry = x(float64(len(values)-1) * float64(story.Answer.RetryAt.Sub(from)) / float64(to.Sub(from)))
+	}
+	return p, nil
+}
+
+func round(v float64) float64 { return math.Round(v*10) / 10 }
+
+// ahead returns what a key will have at equal distances of time, by the catalog's views.
+func (s *site) ahead(ctx context.Context, story *inspect.Story, from, to time.Time) ([]float64, error) {
+	rows, err := s.desk.Pool.Query(ctx, `SELECT a.value FROM generate_series(0, $3::int4) AS i,
+	LATERAL (SELECT l.value FROM `+s.desk.View("rate_limits_at")+`($4::timestamptz + ($5::timestamptz - $4::timestamptz) * i / $3::int4) AS l
+		WHERE l.name = $1::text AND l.key = $2::text) AS a
+ORDER BY i`, story.Published.Name, story.Now.Request.Key, points, from, to)
+	var values []float64
+	if err == nil {
+		values, err = pgx.CollectRows(rows, pgx.RowTo[float64])
+	}
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) && (pgErr.Code == "42883" || pgErr.Code == "42501") { // undefined_function, insufficient_privilege
+		return nil, nil
+	}
+	return values, err
+}
