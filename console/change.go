@@ -6,6 +6,7 @@ import (
 	"math"
 	"net/http"
 	"net/url"
+	"strconv"
 	"strings"
 	"time"
 
@@ -64,6 +65,11 @@ var actions = map[string]func(s *site, t target, form url.Values) (action, error
 			return s.desk.Catalog.Set(ctx, t.name, t.key, o)
 		}}, err
 	},
+	"free": func(s *site, t target, _ url.Values) (action, error) {
+		return action{"Free all slots of " + t.String() + ": their holders find them lost, and may be at work still", func(ctx context.Context) error {
+			return s.desk.Store.ResetSlots(ctx, t.inFlight, t.key)
+		}}, nil
+	},
 	"unset": func(s *site, t target, _ url.Values) (action, error) {
 		return action{"Remove the override of " + t.String(), func(ctx context.Context) (err error) {
 			if t.all {
@@ -77,13 +83,17 @@ var actions = map[string]func(s *site, t target, form url.Values) (action, error
 }
 
 // ofKey are the actions that change a key's rows, and so are not for all keys.
-var ofKey = map[string]bool{"reset": true, "credit": true, "pause": true, "resume": true}
+var ofKey = map[string]bool{"reset": true, "credit": true, "pause": true, "resume": true, "free": true}
+
+// ofSlots are the actions for limits of how many at once.
+var ofSlots = map[string]bool{"free": true, "set": true, "unset": true}
 
 // A target is what is changed: a key, or all keys of a limit.
 type target struct {
 	name, key string
 	all       bool
-	limit     ratelimit.Limit // as it holds for the key
+	limit     ratelimit.Limit    // as it holds for the key, unless it is
+	inFlight  ratelimit.InFlight // one of how many at once
 }
 
 func (t target) String() string {
@@ -97,7 +107,10 @@ func (t target) String() string {
 func (t target) page(prefix, done string) string {
 	query := url.Values{"name": {t.name}, "done": {done}}
 	path := "/limit"
-	if !t.all {
+	switch {
+	case t.limit == nil:
+		path = "/slots"
+	case !t.all:
 		query.Set("key", t.key)
 		path = "/key"
 	}
@@ -148,15 +161,16 @@ func (s *site) asked(ctx context.Context, form url.Values) (t target, a action, 
 		return t, a, err
 	}
 	t = target{name: form.Get("name"), key: form.Get("key"), all: form.Get("all") != ""}
-	limit, err := s.desk.Limit(t.name)
-	if err != nil {
-		return t, a, err
+	if t.inFlight, err = s.desk.InFlight(t.name); err != nil {
+		limit, err := s.desk.Limit(t.name)
+		if err != nil {
+			return t, a, err
+		}
+		t.limit = s.desk.Catalog.For(limit, t.key).Limit
 	}
-	request := s.desk.Catalog.For(limit, t.key)
-	t.limit = request.Limit
 	named := form.Get("action")
 	find, ok := actions[named]
-	if !ok || t.all && ofKey[named] {
+	if !ok || t.all && ofKey[named] || (t.limit == nil) != ofSlots[named] && named != "set" && named != "unset" {
 		return t, a, &ratelimit.FieldError{Package: "console", Field: "action", Value: named, Reason: "is none of those of the page"}
 	}
 	a, err = find(s, t, form)
@@ -180,6 +194,14 @@ func override(form url.Values) (o catalog.Override, err error) {
 	read("rate", &o.Rate)
 	read("capacity", &o.Capacity)
 	read("max_reserved", &o.MaxReserved)
+	if text := form.Get("at_once"); text != "" && err == nil {
+		if o.AtOnce, err = strconv.Atoi(text); err != nil {
+			err = &ratelimit.FieldError{Package: "console", Field: "at_once", Value: text, Reason: "must be a whole number"}
+		}
+	}
+	if text := form.Get("lease"); text != "" && err == nil {
+		o.Lease, err = duration("lease", text)
+	}
 	if text := form.Get("period"); text != "" && err == nil {
 		o.Period, err = duration("period", text)
 	}

@@ -117,6 +117,7 @@ func routes(s *site) http.Handler {
 	page("/{$}", s.limits)
 	page("/limit", s.limit)
 	page("/key", s.key)
+	page("/slots", s.slots)
 	page("/changes", s.changes)
 	mux.HandleFunc("GET "+s.prefix+"/style.css", style)
 	mux.HandleFunc("POST "+s.prefix+"/change", s.change)

@@ -3,6 +3,7 @@ package console_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"html"
 	"io"
 	"log/slog"
@@ -30,6 +31,7 @@ func TestMain(m *testing.M) {
 var (
 	api    = ratelimit.TokenBucket{Name: "api", Rate: 10, Period: time.Minute, Capacity: 20, MaxReserved: 30}
 	signUp = ratelimit.FixedWindow{Name: "sign up", Rate: 100, Period: time.Hour}
+	calls  = ratelimit.InFlight{Name: "calls", Limit: 2, Lease: time.Minute}
 )
 
 // site is a console on a database of the test's own, behind a server.
@@ -51,6 +53,7 @@ func serve(t *testing.T, change ...func(*console.Config)) *site {
 	s.catalog, err = catalog.New(s.db.Pool, &catalog.Config{Schema: s.db.Schema, Logger: quiet})
 	s.must(err)
 	s.must(s.catalog.Publish(t.Context(), api, signUp))
+	s.must(s.catalog.PublishInFlight(t.Context(), calls))
 	config := console.Config{Pool: s.db.Pool, Schema: s.db.Schema, Store: s.store, Catalog: s.catalog, Logger: quiet}
 	for _, c := range change {
 		c(&config)
@@ -258,6 +261,55 @@ func TestChanges(t *testing.T) {
 	if v := value(); v.Capacity != 20 {
 		t.Errorf("unset for all: got %v", v)
 	}
+}
+
+func TestSlots(t *testing.T) {
+	t.Parallel()
+	s := serve(t, editable)
+	held, err := s.store.Acquire(t.Context(), calls, "org <7>")
+	if err != nil || !held.OK {
+		t.Fatal(held, err)
+	}
+	s.wants(s.get(200, "/"), `href="/slots?name=calls"`)
+	s.wants(s.get(200, "/slots", "name", "calls"), "org <7>", `<td class="n">1`, fmt.Sprintf("slot %d, fence %d, until", held.Number, held.Fence))
+	form := url.Values{"name": {"calls"}, "key": {"org <7>"}, "action": {"free"}}
+	response, page := s.post(form)
+	if response.StatusCode != 200 || !strings.Contains(html.UnescapeString(page), "Free all slots of org <7> of calls") {
+		t.Errorf("got %s:\n%s", response.Status, page)
+	}
+	if _, err := s.store.Renew(t.Context(), held); err != nil {
+		t.Errorf("before it was confirmed: %v", err)
+	}
+	form.Set("confirmed", "yes")
+	if response, page = s.post(form); response.StatusCode != http.StatusSeeOther || !strings.HasPrefix(response.Header.Get("Location"), "/slots?") {
+		t.Errorf("got %s:\n%s", response.Status, page)
+	}
+	if _, err := s.store.Renew(t.Context(), held); !errors.Is(err, ratelimit.ErrLeaseLost) {
+		t.Errorf("after it was confirmed: %v", err)
+	}
+	for _, test := range []struct {
+		want   string
+		fields url.Values
+	}{
+		{"3 at once, lease 2m0s", url.Values{"key": {"org <7>"}, "action": {"set"}, "at_once": {"3"}, "lease": {"2m"}}},
+		{"5 at once", url.Values{"all": {"yes"}, "action": {"set"}, "at_once": {"5"}}},
+	} {
+		test.fields.Set("name", "calls")
+		test.fields.Set("confirmed", "yes")
+		if response, page := s.post(test.fields); response.StatusCode != http.StatusSeeOther {
+			t.Errorf("%v: got %s:\n%s", test.fields, response.Status, page)
+		}
+		s.wants(s.get(200, "/slots", "name", "calls"), test.want)
+	}
+	for _, action := range []string{"reset", "credit", "pause", "resume"} {
+		if response, page := s.post(url.Values{"name": {"calls"}, "key": {"org"}, "action": {action}, "tokens": {"1"}, "for": {"1h"}}); response.StatusCode != http.StatusBadRequest {
+			t.Errorf("%s of slots: got %s:\n%s", action, response.Status, page)
+		}
+	}
+	if response, page := s.post(url.Values{"name": {"api"}, "key": {"alice"}, "action": {"free"}}); response.StatusCode != http.StatusBadRequest {
+		t.Errorf("slots of a rate: got %s:\n%s", response.Status, page)
+	}
+	s.get(404, "/slots", "name", "api")
 }
 
 // Bad input is answered with what is wrong with it, and changes nothing.

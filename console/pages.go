@@ -101,6 +101,47 @@ func (s *site) key(ctx context.Context, r *http.Request) (*view, error) {
 	return &view{template: "key.html", Title: visible.Text(p.Name) + " · " + visible.Text(p.Key), Data: &p}, err
 }
 
+// slotsPage is what the page of a limit of how many at once shows.
+type slotsPage struct {
+	InFlight  ratelimit.InFlight
+	Overrides []catalog.Entry
+	Prefix    string
+	Keys      []slotKey
+	Next      string // the last of the keys, if there may be more; else ""
+}
+
+// slotKey is a key that has or had slots.
+type slotKey struct {
+	Key   string
+	Limit int // by what holds for the key
+	Slots []ratelimit.Slot
+}
+
+// slots is the page of a limit of how many at once, with some of its keys.
+func (s *site) slots(ctx context.Context, r *http.Request) (*view, error) {
+	limit, err := s.desk.InFlight(r.FormValue("name"))
+	if err != nil {
+		return nil, err
+	}
+	p := slotsPage{InFlight: limit, Overrides: s.desk.Catalog.Overrides(limit.Name), Prefix: r.FormValue("prefix")}
+	keys, err := s.desk.SlotKeys(ctx, limit.Name, ratelimit.Page{Prefix: p.Prefix, After: r.FormValue("after"), Most: perPage})
+	if err != nil {
+		return nil, err
+	}
+	for _, key := range keys {
+		held := s.desk.Catalog.InFlight(limit, key)
+		slots, err := s.desk.Store.Slots(ctx, held, key)
+		if err != nil {
+			return nil, err
+		}
+		p.Keys = append(p.Keys, slotKey{key, held.Limit, slots})
+	}
+	if len(keys) == perPage {
+		p.Next = keys[perPage-1]
+	}
+	return &view{template: "slots.html", Title: visible.Text(limit.Name), Data: &p}, nil
+}
+
 // changes is the page of what was changed in the catalog.
 func (s *site) changes(ctx context.Context, _ *http.Request) (*view, error) {
 	all, err := s.desk.Catalog.History(ctx, "", changesOf)

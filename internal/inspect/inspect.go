@@ -40,13 +40,25 @@ func (d *Desk) Limit(name string) (ratelimit.Limit, error) {
 	return nil, fmt.Errorf("%w: %q", ErrUndefined, name)
 }
 
+// InFlight returns the limit of how many at once of a name, without overrides. An error is
+// [ErrUndefined].
+func (d *Desk) InFlight(name string) (ratelimit.InFlight, error) {
+	for _, limit := range d.Catalog.InFlights() {
+		if limit.Name == name {
+			return limit, nil
+		}
+	}
+	return ratelimit.InFlight{}, fmt.Errorf("%w: %q", ErrUndefined, name)
+}
+
 // MostCounted is up to how many rows of a name are counted.
 const MostCounted = 10_000
 
 // A Summary is what there is of a limit's name.
 type Summary struct {
 	Name       string
-	Definition *ratelimit.Definition // nil if none is known: of slots, or of a limit that is gone
+	Definition *ratelimit.Definition // nil if none is known, as of a limit that is gone
+	InFlight   *ratelimit.InFlight   // if it is a limit of how many at once
 	Overrides  int                   // the one for all keys included
 	Rows       int                   // in the table; MostCounted+1 for more than MostCounted
 }
@@ -63,6 +75,11 @@ func (d *Desk) Limits(ctx context.Context) ([]Summary, error) {
 		definitions[definition.Name] = definition
 		names = append(names, definition.Name)
 	}
+	slots := map[string]ratelimit.InFlight{}
+	for _, limit := range d.Catalog.InFlights() {
+		slots[limit.Name] = limit
+		names = append(names, limit.Name)
+	}
 	slices.Sort(names)
 	names = slices.Compact(names)
 	counts, err := d.count(ctx, names)
@@ -74,6 +91,9 @@ func (d *Desk) Limits(ctx context.Context) ([]Summary, error) {
 		summaries[i] = Summary{Name: name, Overrides: len(d.Catalog.Overrides(name)), Rows: counts[i]}
 		if definition, ok := definitions[name]; ok {
 			summaries[i].Definition = &definition
+		}
+		if limit, ok := slots[name]; ok {
+			summaries[i].InFlight = &limit
 		}
 	}
 	return summaries, nil

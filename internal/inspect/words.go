@@ -51,6 +51,12 @@ func Override(o *catalog.Override) string {
 	if o.Slots != 0 {
 		add("%d slots", o.Slots)
 	}
+	if o.AtOnce != 0 {
+		add("%d at once", o.AtOnce)
+	}
+	if o.Lease != 0 {
+		add("lease %s", o.Lease)
+	}
 	if !o.Until.IsZero() {
 		add("until %s", Instant(o.Until))
 	}
