@@ -50,7 +50,7 @@ var mayImport = map[string][]string{
 	"internal/visible":   {},
 	"internal/chart":     {"internal/visible"},
 	"internal/trial":     {".", "internal/chart", "memstore"},
-	"internal/inspect":   {".", "catalog", "pgstore", pgx},
+	"internal/inspect":   {".", "catalog", "internal/visible", "pgstore", pgx},
 	"internal/leak":      {},
 	"catalog":            {".", pgx},
 	"console":            {".", "catalog", "internal/inspect", "internal/visible", "pgstore", pgx},

@@ -101,7 +101,7 @@ func listOverrides(p *printer, c *catalog.Catalog, name string) error {
 		if !e.All {
 			key = p.key(e.Key)
 		}
-		if err := t.row(overrideOf(&e), visible.Lines(describeOverride(&e)), key); err != nil {
+		if err := t.row(overrideOf(&e), visible.Lines(inspect.Override(&e.Override)), key); err != nil {
 			return err
 		}
 	}
@@ -141,7 +141,7 @@ is there. What is left out stays as the program has it.`,
 			e := &catalog.Entry{Name: args[0], Key: key, All: f.all, Override: override}
 			return o.onCatalog(cmd, func(_ *pgxpool.Pool, c *catalog.Catalog) error {
 				if o.dryRun {
-					_, err := o.confirmed(cmd, "set "+describeOverride(e))
+					_, err := o.confirmed(cmd, "set "+inspect.Override(&e.Override))
 					return err
 				}
 				if err := setEntry(cmd.Context(), c, e); err != nil {
@@ -151,7 +151,7 @@ is there. What is left out stays as the program has it.`,
 				if p.json {
 					return p.object(overrideOf(e))
 				}
-				p.say("set: %s", visible.Lines(describeOverride(e)))
+				p.say("set: %s", visible.Lines(inspect.Override(&e.Override)))
 				return nil
 			})
 		},

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math"
 	"strconv"
-	"strings"
 	"text/tabwriter"
 
 	"github.com/spf13/cobra"
@@ -175,10 +174,10 @@ func (p *printer) story(s *inspect.Story) error {
 		line("holds", "%s", s.Holds)
 	}
 	if s.ForKey != nil {
-		line("override", "%s", describeOverride(s.ForKey))
+		line("override", "%s", inspect.Override(&s.ForKey.Override))
 	}
 	if s.ForAll != nil {
-		line("for all keys", "%s", describeOverride(s.ForAll))
+		line("for all keys", "%s", inspect.Override(&s.ForAll.Override))
 	}
 	if len(s.Rows) == 0 {
 		line("row", "none, so it is full")
@@ -200,44 +199,6 @@ func aheadOf(r inspect.Row) string {
 		return ""
 	}
 	return fmt.Sprintf(", %s more in memories of processes", inspect.Amount(r.Ahead))
-}
-
-// describeOverride is what an override replaces, in a line.
-func describeOverride(e *catalog.Entry) string {
-	var parts []string
-	add := func(format string, args ...any) { parts = append(parts, fmt.Sprintf(format, args...)) }
-	if e.Rate != 0 {
-		add("rate %s", inspect.Amount(e.Rate))
-	}
-	if e.Period != 0 {
-		add("period %s", e.Period)
-	}
-	if e.Capacity != 0 {
-		add("capacity %s", describeAmount(e.Capacity))
-	}
-	if e.MaxReserved != 0 {
-		add("max reserved %s", describeAmount(e.MaxReserved))
-	}
-	if e.Slots != 0 {
-		add("%d slots", e.Slots)
-	}
-	if !e.Until.IsZero() {
-		add("until %s", inspect.Instant(e.Until))
-	}
-	if e.Off {
-		add("off")
-	}
-	if e.Note != "" {
-		add("(%s)", visible.Text(e.Note))
-	}
-	return strings.Join(parts, ", ")
-}
-
-func describeAmount(v float64) string {
-	if v == ratelimit.None {
-		return "none"
-	}
-	return inspect.Amount(v)
 }
 
 // describeChange is a change of the catalog in a line.
