@@ -62,6 +62,7 @@ func TestCalendarEdges(t *testing.T) {
 // begin by the calendar, which are the same in all zones.
 func sold() map[ratelimit.FixedWindow][]int64 {
 	all := map[ratelimit.FixedWindow][]int64{}
+	begin, end := dayOf(time.Date(1989, 1, 1, 0, 0, 0, 0, time.UTC).Unix()), dayOf(time.Date(2052, 1, 1, 0, 0, 0, 0, time.UTC).Unix())
 	for _, every := range []ratelimit.Unit{ratelimit.Day, ratelimit.Week, ratelimit.Month, ratelimit.Year} {
 		for _, anchor := range []ratelimit.Date{
 			{}, {Year: 2026, Month: 1, Day: 31}, {Year: 2024, Month: 2, Day: 29}, {Year: 1995, Month: 4, Day: 30}, {Year: 2049, Month: 12, Day: 28},
@@ -73,16 +74,17 @@ func sold() map[ratelimit.FixedWindow][]int64 {
 			if every == ratelimit.Year {
 				limit.Capacity = 90
 			}
-			all[limit] = beginnings(limit.Definition())
+			all[limit] = beginnings(limit.Definition(), begin, end)
 		}
 	}
 	return all
 }
 
-// beginnings returns the days from 1989 to 2051 on which windows begin.
-func beginnings(d ratelimit.Definition) (days []int64) {
+// beginnings returns the days from one to another on which windows begin.
+func beginnings(d ratelimit.Definition, begin, end int64) (days []int64) {
 	weekday := time.Date(d.Anchor.Year, d.Anchor.Month, d.Anchor.Day, 0, 0, 0, 0, time.UTC).Weekday()
-	for date := time.Date(1989, 1, 1, 0, 0, 0, 0, time.UTC); date.Year() < 2052; date = date.AddDate(0, 0, 1) {
+	for day := begin; day < end; day++ {
+		date := time.Unix(day*daySeconds, 0).UTC()
 		lastOfMonth := date.AddDate(0, 0, 1).Day() == 1
 		onDay := date.Day() == d.Anchor.Day || lastOfMonth && date.Day() < d.Anchor.Day
 		is := true
@@ -95,7 +97,7 @@ func beginnings(d ratelimit.Definition) (days []int64) {
 			is = onDay && date.Month() == d.Anchor.Month
 		}
 		if is {
-			days = append(days, dayOf(date.Unix()))
+			days = append(days, day)
 		}
 	}
 	return days

@@ -3,6 +3,7 @@ package integration
 import (
 	"math"
 	"math/big"
+	"slices"
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
@@ -17,6 +18,7 @@ type limit struct {
 	rate, capacity *big.Rat
 	period         int64
 	floor          *big.Rat // of a reservation
+	edges          []int64  // of a quota by the calendar, growing
 }
 
 // row is the exact model of a limit's two numbers and its pause.
@@ -33,6 +35,9 @@ func newLimit(d bucket.Definition) limit {
 		capacity: rat(d.Capacity),
 		period:   d.Period.Microseconds(),
 	}
+	if d.Every != 0 {
+		l.edges = edgesByDay(d)
+	}
 	span := new(big.Rat).Mul(l.rate, big.NewRat(ratelimit.MaxSpan.Microseconds(), l.period))
 	l.floor = span.Neg(span)
 	if !math.IsInf(d.MaxReserved, 1) {
@@ -48,7 +53,11 @@ func rat(f float64) *big.Rat { return new(big.Rat).SetFloat64(f) }
 // settle brings r to now.
 func (l limit) settle(r row, now int64) row {
 	came, ts := new(big.Rat), r.ts
-	if past := now - r.ts; past > 0 && l.window {
+	if l.edges != nil {
+		had, last := l.edgesUpTo(r.ts), l.edgesUpTo(now)
+		came.Mul(l.rate, big.NewRat(int64(max(0, last-had)), 1))
+		ts = max(ts, l.edges[last-1])
+	} else if past := now - r.ts; past > 0 && l.window {
 		came.Mul(l.rate, big.NewRat(past/l.period, 1))
 		ts += past / l.period * l.period
 	} else if past > 0 {
@@ -74,6 +83,9 @@ func (l limit) pause(r row, now, until int64) row {
 	settled := l.settle(r, now)
 	if until <= now {
 		return settled
+	}
+	if l.edges != nil { // what was sold stays
+		return row{settled.value, settled.ts, max(settled.paused, until)}
 	}
 	from := until
 	if l.window {
@@ -106,6 +118,9 @@ func (l limit) resume(r row, now, tick int64) row {
 	if ongoing(r.paused, now) == 0 {
 		return settled
 	}
+	if l.edges != nil {
+		tick = settled.ts
+	}
 	return row{settled.value, tick, 0}
 }
 
@@ -125,10 +140,22 @@ func (l limit) when(r row, missing *big.Rat) int64 {
 		return r.ts
 	}
 	wait := new(big.Rat).Quo(missing, l.rate)
+	if l.edges != nil {
+		return l.edges[l.edgesUpTo(r.ts)-1+int(ceil(wait))]
+	}
 	if l.window {
 		return r.ts + ceil(wait)*l.period
 	}
 	return r.ts + ceil(wait.Mul(wait, big.NewRat(l.period, 1)))
+}
+
+// edgesUpTo returns how many edges there are up to an instant.
+func (l limit) edgesUpTo(instant int64) int {
+	n, found := slices.BinarySearch(l.edges, instant)
+	if found {
+		n++
+	}
+	return n
 }
 
 func ceil(r *big.Rat) int64 {

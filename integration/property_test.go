@@ -186,7 +186,7 @@ func newHistory(t *rapid.T, l ratelimit.Limit) *history {
 	h := &history{d: d, limit: l, exact: newLimit(d), scale: d.Capacity, now: now, retry: now}
 	h.state = d.Fresh("k", instant(now))
 	h.row = row{rat(d.Capacity), h.state.TS.UnixMicro(), 0}
-	if past := now - h.row.ts; past < 0 || d.Kind == ratelimit.KindTokenBucket && past > 0 || past >= d.Period.Microseconds() {
+	if past := now - h.row.ts; past < 0 || d.Every == 0 && (d.Kind == ratelimit.KindTokenBucket && past > 0 || past >= d.Period.Microseconds()) {
 		t.Fatalf("a fresh row at %v is of %v", instant(now), h.state.TS)
 	}
 	return h

@@ -1,0 +1,202 @@
+package integration
+
+import (
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
+	"github.com/pgratelimit/ratelimit/internal/curve"
+	"pgregory.net/rapid"
+)
+
+// Zones whose clocks change at midnight, at 00:01 and at 01:00 back to midnight, by half an
+// hour, not at all, and by a day that there was not.
+var calendarZones = []string{
+	"UTC", "Europe/Berlin", "America/New_York", "Asia/Beirut", "America/Havana", "America/St_Johns",
+	"Atlantic/Azores", "Australia/Lord_Howe", "Pacific/Apia",
+}
+
+// Years in which histories are, and those that are known on either side.
+const (
+	fromYear, toYear       = 1995, 2050
+	firstKnown, lastBefore = 1990, 2110
+)
+
+// calendarDays are the days of a zone, as daysIn returns them.
+type calendarDays struct {
+	days  []int64
+	first map[int64]int64
+}
+
+var daysByZone sync.Map // of func() calendarDays
+
+// edgesByDay returns the edges of a quota by the calendar, in microseconds, by the calculation of
+// TestCalendarEdges.
+func edgesByDay(d bucket.Definition) (edges []int64) {
+	zone, _ := daysByZone.LoadOrStore(d.Zone, sync.OnceValue(func() (z calendarDays) {
+		location, err := time.LoadLocation(d.Zone)
+		if err != nil {
+			panic(err)
+		}
+		stretches, err := stretchesOf(location, firstKnown, lastBefore)
+		if err != nil {
+			panic(err)
+		}
+		z.days, z.first = daysIn(stretches)
+		return z
+	}))
+	z := zone.(func() calendarDays)()
+	begin := dayOf(time.Date(firstKnown, 1, 1, 0, 0, 0, 0, time.UTC).Unix())
+	end := dayOf(time.Date(lastBefore, 1, 1, 0, 0, 0, 0, time.UTC).Unix())
+	for _, edge := range edgesOf(beginnings(ratelimit.Definition(d), begin, end), z.days, z.first) {
+		edges = append(edges, edge.UnixMicro())
+	}
+	return edges
+}
+
+// quotas draws quotas by the calendar: used up in each window, rolling over for several, with
+// debts of some windows, and none of these.
+func quotas() *rapid.Generator[ratelimit.FixedWindow] {
+	return rapid.Custom(func(t *rapid.T) ratelimit.FixedWindow {
+		q := ratelimit.FixedWindow{
+			Name: "a", Rate: magnitude(1, 1e6).Draw(t, "rate"),
+			Every: rapid.SampledFrom([]ratelimit.Unit{ratelimit.Day, ratelimit.Week, ratelimit.Month, ratelimit.Year}).Draw(t, "every"),
+			Zone:  rapid.SampledFrom(calendarZones).Draw(t, "zone"),
+		}
+		if rapid.Bool().Draw(t, "has an anchor") {
+			q.Anchor = ratelimit.Date{
+				Year: rapid.IntRange(1990, 2060).Draw(t, "year"), Month: time.Month(rapid.IntRange(1, 12).Draw(t, "month")),
+				Day: rapid.SampledFrom([]int{1, 15, 28}).Draw(t, "day"),
+			}
+			if rapid.Bool().Draw(t, "the last day") {
+				q.Anchor = ratelimit.DateOf(time.Date(q.Anchor.Year, q.Anchor.Month+1, 0, 0, 0, 0, 0, time.UTC))
+			}
+		}
+		switch rapid.IntRange(0, 2).Draw(t, "capacity is") {
+		case 0:
+			q.Capacity = ratelimit.None
+		case 1:
+			q.Capacity = q.Rate * magnitude(0.1, 20).Draw(t, "capacity/rate")
+		}
+		q.MaxReserved = ratelimit.None
+		if rapid.Bool().Draw(t, "has debts") {
+			q.MaxReserved = q.Rate * magnitude(0.1, 20).Draw(t, "maxReserved/rate")
+		}
+		return q
+	})
+}
+
+// laterByCalendar draws the next instant of a history: as later does, at an edge of the quota,
+// at a change of the zone's clocks, or a microsecond before.
+func laterByCalendar(t *rapid.T, h *history, back bool) int64 {
+	now := h.now
+	switch rapid.IntRange(0, 3).Draw(t, "calendar's step") {
+	case 0:
+		now = later(t, h.d, now, h.retry, back)
+	case 1:
+		now = h.exact.edges[h.exact.edgesUpTo(now)+rapid.IntRange(0, 3).Draw(t, "edges")] - rapid.Int64Range(0, 1).Draw(t, "µs before")
+	case 2:
+		location, err := time.LoadLocation(h.d.Zone)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, end := instant(now).In(location).ZoneBounds(); !end.IsZero() {
+			now = end.UnixMicro() - rapid.Int64Range(0, 1).Draw(t, "µs before")
+		}
+	}
+	return min(max(now, time.Date(fromYear, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()), time.Date(toYear, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro())
+}
+
+func newCalendarHistory(t *rapid.T) *history {
+	h := newHistory(t, quotas().Draw(t, "limit"))
+	year := rapid.IntRange(fromYear, toYear-1).Draw(t, "first year")
+	h.now = time.Date(year, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro() + rapid.Int64Range(0, 366*24*time.Hour.Microseconds()).Draw(t, "first µs")
+	h.state = h.d.Fresh("k", instant(h.now))
+	h.row, h.retry = row{rat(h.d.Capacity), h.exact.edges[h.exact.edgesUpTo(h.now)-1], 0}, h.now
+	h.settle(t, h.now)
+	return h
+}
+
+// Quotas by the calendar agree with exact arithmetic on edges that were computed day by day: over
+// changes of summer time, leap days and ends of years, while they roll over for several windows,
+// are in debt, paused, and while the clock goes back.
+func TestCalendarExact(t *testing.T) {
+	fewer(t)
+	rapid.Check(t, func(t *rapid.T) {
+		h := newCalendarHistory(t)
+		for range rapid.IntRange(1, 40).Draw(t, "steps") {
+			h.now = laterByCalendar(t, h, true)
+			switch rapid.IntRange(0, 10).Draw(t, "do") {
+			case 0:
+				h.credit(t, counts(h.d, true).Draw(t, "credit"))
+			case 1:
+				h.pause(t, laterByCalendar(t, h, true))
+			case 2:
+				h.resume(t)
+			case 3, 4, 5:
+				h.take(t, true, counts(h.d, true).Draw(t, "reserve"))
+			default:
+				h.take(t, false, counts(h.d, false).Draw(t, "allow"))
+			}
+			h.settle(t, h.retry)
+		}
+	})
+}
+
+// In no stretch of a history, wherever it begins and ends, does a quota grant more than its
+// capacity and what its edges in that stretch bring, by the instants that callers are told; and
+// all of that can be had. A reservation is due when the last of its tokens is there, of which
+// some were there before.
+func TestCalendarCurve(t *testing.T) {
+	fewer(t)
+	worst, touched := 0.0, 0
+	rapid.Check(t, func(t *rapid.T) {
+		h := newCalendarHistory(t)
+		var grants []curve.Event
+		burst := h.d.Capacity
+		for range 60 {
+			h.now = laterByCalendar(t, h, true)
+			for range rapid.IntRange(1, 4).Draw(t, "calls") {
+				reserve := h.d.MaxReserved > 0 && rapid.Bool().Draw(t, "reserve")
+				n := min(counts(h.d, reserve).Draw(t, "count"), max(h.d.Rate, h.d.Capacity))
+				if !reserve && rapid.Bool().Draw(t, "all that is left") {
+					if n = h.d.Settle(h.state, instant(h.now)).Value; n < h.d.Rate*1e-6 {
+						n = 0
+					}
+				}
+				if !h.take(t, reserve, n) {
+					continue
+				}
+				grants = append(grants, curve.Event{At: instant(h.retry), Count: n})
+				if reserve {
+					burst = max(burst, h.d.Rate+n)
+				}
+			}
+		}
+		slices.SortFunc(grants, func(a, b curve.Event) int { return a.At.Compare(b.At) })
+		most := 0.0
+		for i, from := range grants {
+			used, had := 0.0, h.exact.edgesUpTo(from.At.UnixMicro())
+			for _, g := range grants[i:] {
+				used += g.Count
+				edges := h.exact.edgesUpTo(g.At.UnixMicro()) - had
+				if bound := burst + h.d.Rate*float64(edges); used > 0 {
+					most = max(most, used/bound)
+				}
+			}
+		}
+		if most > 1+1e-9 {
+			t.Fatalf("%v of the bound: %v", most, h.d)
+		}
+		if worst = max(worst, most); most > 1-1e-9 {
+			touched++
+		}
+	})
+	t.Logf("at worst %v of the bound, which %d histories touched", worst, touched)
+	if touched == 0 {
+		t.Errorf("the bound was never touched: at worst %v", worst)
+	}
+}
