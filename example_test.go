@@ -154,6 +154,82 @@ func ExampleFixedWindow_calendar() {
 	// 2025-02-28 15:00:00 true 20 2025-02-28 15:00:00
 }
 
+// A plan for a year that is used by the month: months that were not used roll over until the
+// contract ends.
+func ExampleFixedWindow_annualPlan() {
+	begun := ratelimit.Date{Year: 2024, Month: time.February, Day: 29}
+	now := time.Date(2024, 2, 29, 9, 0, 0, 0, time.UTC)
+	store := memstore.New(func() time.Time { return now })
+	monthly := ratelimit.FixedWindow{Name: "monthly", Rate: 100, Capacity: 1200, Every: ratelimit.Month, Anchor: begun}
+	yearly := ratelimit.FixedWindow{Name: "yearly", Rate: 1200, Every: ratelimit.Year, Anchor: begun}
+
+	// A limit begins full. What the later months bring is taken off when the plan is booked.
+	if _, err := store.Allow(context.Background(), monthly.ForN("customer", 1100)); err != nil {
+		log.Fatal(err)
+	}
+	for _, n := range []float64{40, 150, 100} {
+		res, err := store.Allow(context.Background(), monthly.ForN("customer", n), yearly.ForN("customer", n))
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(now.Format(time.DateOnly), res.OK, res.Several[0].Remaining, res.Several[1].Remaining)
+		now = now.AddDate(0, 1, 0)
+	}
+	d := yearly.Definition()
+	_, ends := d.Window("customer", now)
+	fmt.Println("the year ends on", ends.Format(time.DateOnly))
+	// Output:
+	// 2024-02-29 true 60 1160
+	// 2024-03-29 true 10 1010
+	// 2024-04-29 true 10 910
+	// the year ends on 2025-02-28
+}
+
+// A day on which summer time begins is 23 hours long, and its quota is the same.
+func ExampleDefinition_Window() {
+	daily := ratelimit.FixedWindow{Name: "daily", Rate: 100, Every: ratelimit.Day, Zone: "Europe/Berlin"}
+	d := daily.Definition()
+	from, to := d.Window("customer", time.Date(2026, 3, 29, 12, 0, 0, 0, time.UTC))
+	fmt.Println(from, to, to.Sub(from))
+	// Output: 2026-03-28 23:00:00 +0000 UTC 2026-03-29 22:00:00 +0000 UTC 23h0m0s
+}
+
+// A customer who moves to New York in the night in which April has begun in Berlin has used what
+// he has used: April does not begin for him a second time.
+func ExampleFixedWindow_customerWhoMoves() {
+	now := time.Date(2026, 3, 31, 23, 0, 0, 0, time.UTC) // 01:00 on 1 April in Berlin
+	store := memstore.New(func() time.Time { return now })
+	quota := ratelimit.FixedWindow{Name: "quota", Rate: 100, Every: ratelimit.Month, Zone: "Europe/Berlin"}
+	for range 2 {
+		res, err := store.Allow(context.Background(), quota.ForN("customer", 80))
+		if err != nil {
+			log.Fatal(err)
+		}
+		fmt.Println(quota.Zone, res.OK, res.Remaining, res.RetryAt)
+		now = now.Add(6 * time.Hour) // 01:00 on 1 April in New York
+		quota.Zone = "America/New_York"
+	}
+	// Output:
+	// Europe/Berlin true 20 2026-03-31 23:00:00 +0000 UTC
+	// America/New_York false 20 2026-05-01 04:00:00 +0000 UTC
+}
+
+// Of all calls, the one that takes the use to four fifths is told to warn the customer.
+func ExampleStatus_Crossed() {
+	store := memstore.New(func() time.Time { return noon })
+	quota := ratelimit.FixedWindow{Name: "quota", Rate: 10, Every: ratelimit.Month}
+	for i := range 10 {
+		res, err := store.Allow(context.Background(), quota.For("customer"))
+		if err != nil {
+			log.Fatal(err)
+		}
+		if res.Crossed(0.8) {
+			fmt.Println("call", i+1, "leaves", res.Remaining)
+		}
+	}
+	// Output: call 8 leaves 2
+}
+
 // Batch work leaves half of the limit to others, and who takes it below a fifth is told.
 func ExampleRequest_Above() {
 	store := memstore.New(func() time.Time { return noon })

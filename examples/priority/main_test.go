@@ -1,0 +1,42 @@
+package main
+
+import (
+	"encoding/xml"
+	"errors"
+	"io"
+	"strings"
+	"testing"
+
+	"github.com/pgratelimit/ratelimit/examples/internal/demo/demotest"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+// Each of three classes gets what the more important ones leave.
+func TestRun(t *testing.T) {
+	demotest.Long(t)
+	demotest.Run(t, run, 5, "no critical call is refused", "batch work has the rest")
+}
+
+// The picture has a line for each class, and one in the legend, and the colours of dark pages.
+func TestPicture(t *testing.T) {
+	svg := picture(newTraffic().granted)
+	d := xml.NewDecoder(strings.NewReader(svg))
+	lines := 0
+	for {
+		token, err := d.Token()
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if start, ok := token.(xml.StartElement); ok && start.Name.Local == "polyline" {
+			lines++
+		}
+	}
+	if lines != 2*len(classes) || !strings.Contains(svg, "prefers-color-scheme: dark") {
+		t.Errorf("got %d lines, want two for each class, and colours for dark pages, in:\n%s", lines, svg)
+	}
+}
