@@ -32,6 +32,7 @@ var sections = []section{
 	{"memory", "Granted from memory", attackMemory},
 	{"beside", "Beside memory", attackBeside},
 	{"slots", "How many at once", attackSlots},
+	{"crossed", "A threshold that is crossed", attackCrossed},
 	{"strangers", "Nobody stalls a stranger", attackStrangers},
 	{"wire", "Faults on the wire", attackWire},
 	{"pooler", "PgBouncer between", attackPooler},
