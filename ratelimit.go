@@ -47,7 +47,8 @@ type Status struct {
 	// At is the instant of the decision, on the clock that decided: the database's.
 	// RetryAfter is counted from it. What was granted at once counts then, and by that
 	// the limit is kept: so when the row was waited for it can be earlier than the
-	// answer, and after the clock went back, later than what the clock says.
+	// answer, and than what others gave back meanwhile, of which this may have been granted;
+	// and after the clock went back, later than what the clock says.
 	At time.Time
 
 	// OK is true when the tokens were taken, or for a check could be.

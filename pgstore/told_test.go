@@ -122,3 +122,62 @@ func TestToldWhenOneOfSeveralIsWaitedFor(t *testing.T) {
 		}
 	}
 }
+
+// A call that waits for a row is granted what others give back meanwhile, and is told the
+// instant at which it began to wait. So the instants are in another order than what happened:
+// see sinceAsked in integration/report.
+func TestToldBesideWhatComesBack(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t, maxConns(40))
+	limit := slow("all of it", 5)
+	for name, giveBack := range map[string]func(context.Context, *pgstore.Store, pgx.Tx, ratelimit.Result) error{
+		"cancel": func(ctx context.Context, store *pgstore.Store, tx pgx.Tx, taken ratelimit.Result) error {
+			_, err := store.CancelTx(ctx, tx, taken.Receipt)
+			return err
+		},
+		"credit": func(ctx context.Context, store *pgstore.Store, tx pgx.Tx, taken ratelimit.Result) error {
+			_, err := store.CreditTx(ctx, tx, taken.Request)
+			return err
+		},
+		"reset": func(ctx context.Context, store *pgstore.Store, tx pgx.Tx, taken ratelimit.Result) error {
+			return store.ResetTx(ctx, tx, taken.Request.Limit, taken.Request.Key)
+		},
+	} {
+		for form, change := range map[string]func(*pgstore.Config){"": unchanged, ", portable": portable} {
+			t.Run(name+form, func(t *testing.T) {
+				t.Parallel()
+				store, request := newStore(t, db, change), limit.ForN(t.Name(), 5)
+				taken, err := store.Allow(t.Context(), request)
+				mustTake(t, taken, err)
+				holder := begin(t, db, pgx.ReadCommitted)
+				mustExec(t, holder, `SELECT FROM `+db.Schema+`.rate_limits WHERE key = $1 FOR UPDATE`, request.Key)
+				var waited ratelimit.Result
+				done := make(chan error, 1)
+				go func() {
+					var err error
+					waited, err = allowAt(pgx.ReadCommitted)(t.Context(), db.Pool, store, request)
+					done <- err
+				}()
+				for !blocks(t, db, holder) {
+					time.Sleep(2 * time.Millisecond)
+				}
+				var from time.Time
+				if err := holder.QueryRow(t.Context(), `SELECT clock_timestamp()`).Scan(&from); err != nil {
+					t.Fatal(err)
+				}
+				if err := giveBack(t.Context(), store, holder, taken); err != nil {
+					t.Fatal(err)
+				}
+				if err := holder.Commit(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if err := <-done; err != nil || !waited.OK {
+					t.Fatalf("got %+v, %v, want what came back", waited, err)
+				}
+				if !waited.At.After(taken.At) || !waited.At.Before(from) {
+					t.Errorf("told %v, want an instant after %v and before what came back, %v", waited.At, taken.At, from)
+				}
+			})
+		}
+	}
+}

@@ -85,8 +85,8 @@ func slowLimits(name string, demand float64) []besieged {
 	}
 }
 
-// besideEvent is tokens that somebody was granted, at an instant of the database's clock, or,
-// below 0, that went back between two.
+// besideEvent is tokens that somebody was granted, at an instant of the database's clock, and
+// by another at the latest; or, below 0, that went back between two.
 type besideEvent struct {
 	Limit   int     `json:"l"`
 	Lasts   int     `json:"h"`
@@ -309,7 +309,7 @@ func mostOf(events []besideEvent, capacity float64, span, owed int64, refill fun
 		granted, given float64
 	}
 	var all []at
-	for _, e := range events {
+	for _, e := range sinceAsked(events) {
 		switch {
 		case e.Count > 0:
 			all = append(all, at{when: e.From, order: 1, granted: e.Count})
@@ -344,6 +344,27 @@ func mostOf(events []besideEvent, capacity float64, span, owed int64, refill fun
 		}
 	}
 	return share
+}
+
+// sinceAsked returns events, of which what went back begins no later than each grant that had
+// not been answered yet: that may have been granted from it. A call that waits for its row is
+// told the instant at which it began to wait, since no more was refilled for it; what others
+// give back meanwhile is there all the same when it has the row.
+func sinceAsked(events []besideEvent) []besideEvent {
+	events = slices.SortedFunc(slices.Values(events), func(a, b besideEvent) int { return cmp.Compare(a.From, b.From) })
+	var asked []besideEvent
+	for i, e := range events {
+		switch {
+		case e.Count > 0:
+			asked = append(asked, e)
+		case e.Count < 0:
+			asked = slices.DeleteFunc(asked, func(grant besideEvent) bool { return grant.To < e.From })
+			for _, grant := range asked {
+				events[i].From = min(events[i].From, grant.From)
+			}
+		}
+	}
+	return events
 }
 
 // besideVerbs are what processes do; the first two also from memory.
@@ -495,7 +516,7 @@ func (b *besieger) function(ctx context.Context, request ratelimit.Request, last
 	switch {
 	case errors.Is(err, errRolledBack):
 		b.tell("AllowFunc", request, early, nil, from, begun)
-		b.out.write(b.event("AllowFunc that fails", -request.Count, begun, time.Now().Add(late)))
+		b.out.write(b.event("AllowFunc that fails", -request.Count, from, time.Now().Add(late)))
 	default:
 		b.tell("AllowFunc", request, result, unlessRefused(err), from, begun)
 	}
@@ -524,7 +545,7 @@ func (b *besieger) tell(verb string, request ratelimit.Request, result ratelimit
 		if result.RetryAt.After(result.At) {
 			at = result.RetryAt
 		}
-		e := b.event(verb, request.Count, at, at)
+		e := b.event(verb, request.Count, at, by)
 		e.Memory = by.Sub(from) < 50*time.Microsecond
 		b.out.write(e)
 	}

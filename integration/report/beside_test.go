@@ -14,6 +14,7 @@ func TestShareOf(t *testing.T) {
 	sliding := ratelimit.SlidingWindow{Name: "s", Rate: 100, Period: time.Second}
 	ms := func(n int64) int64 { return midnight.UnixMicro() + n*1000 }
 	granted := func(at int64) besideEvent { return besideEvent{Count: 100, From: ms(at), To: ms(at)} }
+	waited := func(at, by int64) besideEvent { return besideEvent{Count: 100, From: ms(at), To: ms(by)} }
 	back := func(n float64, from, to int64) besideEvent { return besideEvent{Count: -n, From: ms(from), To: ms(to)} }
 	for name, test := range map[string]struct {
 		limit  ratelimit.Limit
@@ -27,6 +28,10 @@ func TestShareOf(t *testing.T) {
 		"given back while it was full":      {bucket, []besideEvent{back(100, 1, 2), granted(10), granted(10)}, 2},
 		"given back after that":             {bucket, []besideEvent{granted(10), granted(10), back(100, 20, 30)}, 2},
 		"given back beside it":              {bucket, []besideEvent{granted(10), granted(10), back(100, 5, 15)}, 1},
+		"given back while one waited":       {bucket, []besideEvent{granted(0), waited(1, 30), back(100, 20, 25)}, 1},
+		"given back when one had waited":    {bucket, []besideEvent{granted(0), waited(1, 19), back(100, 20, 25)}, 1.999},
+		"half given back while one waited":  {bucket, []besideEvent{granted(0), waited(1, 30), back(50, 20, 25)}, 1.499},
+		"given back, and before one waited": {bucket, []besideEvent{granted(0), granted(5), waited(10, 30), back(100, 20, 25)}, 1.995},
 		"reset":                             {bucket, []besideEvent{granted(10), back(filled, 11, 12), granted(13)}, 1},
 		"two in a window":                   {window, []besideEvent{granted(0), granted(999)}, 2},
 		"two in two windows":                {window, []besideEvent{granted(999), granted(1000)}, 1},
