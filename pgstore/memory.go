@@ -326,7 +326,7 @@ func (m *memory) giveBackOnce(ctx context.Context, r *escrow.Return, await bool)
 	defer cancel()
 	back := table.Return{
 		Row: r.Row, Definition: r.Definition, Count: r.Count, Taken: r.Taken, End: r.End,
-		Spent: table.Spent(r.Spent),
+		Known: m.cache.Past(r), Spent: table.Spent(r.Spent),
 	}
 	done, err := m.table.Decider().Return(ctx, m.pool, &back, await, m.clock())
 	if done {

@@ -188,6 +188,10 @@ func (m *Cache) Spent(key decide.Key) (spent Spent) {
 // Unsaid notes that the row of a key was not told what [Cache.Spent] took out.
 func (m *Cache) Unsaid(key decide.Key, spent Spent) { m.entry(key.Name, key.Key).unsaid(spent) }
 
+// Past returns an instant that is past when a return is sent now. It is on the database's
+// clock, but does not go back with that.
+func (m *Cache) Past(r *Return) time.Time { return r.lease.databaseAt(m.moment()) }
+
 // Changed forgets what is known of a key that a statement has changed.
 func (m *Cache) Changed(key decide.Key) { m.entry(key.Name, key.Key).Changed() }
 

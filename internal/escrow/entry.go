@@ -295,7 +295,7 @@ func (e *Entry) end(l *lease, now moment) {
 func (e *Entry) returnOf(l *lease, n float64) Return {
 	return Return{
 		Row: decide.Row{Key: e.ask.Of()}, Definition: e.ask.Definition,
-		Count: n, Taken: l.after.TS, End: l.end,
+		Count: n, Taken: l.after.TS, End: l.end, lease: l,
 	}
 }
 

@@ -73,6 +73,8 @@ type Return struct {
 	Taken      time.Time // the row's instant when they were taken
 	End        time.Time // on the database's clock, from which they are worth less; zero if a caller was told of them
 	Spent
+
+	lease *lease // of which they are left, or that was used
 }
 
 // Fades returns how long a return is of use, at most, that is for a lease that lasted as long

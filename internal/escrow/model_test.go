@@ -9,9 +9,8 @@ import (
 
 // A model of a row that tokens are prefetched from, small enough to look at every state
 // that it can be in, whatever is done in whatever order: whole tokens and ticks, a few
-// leases, and all verbs. (A clock that is set back and a pause are looked at one by one: to
-// resume forgets how far the row was ahead of its clock.) It is what the rule of this package comes from; each part of that
-// is needed, as the model breaks without it.
+// leases, and all verbs. It is what the rule of this package comes from; each part of that is
+// needed, as the model breaks without it.
 //
 // The rule. Beside its value and its instant a row knows ahead, how much of what was
 // prefetched may still be used or come back, and until, the latest end of that. What is out
@@ -28,7 +27,8 @@ import (
 //   - What comes back, by whomever, fills the row to capacity − out at most. So do reset and
 //     reshard.
 //   - Leftovers are worth rate · (time since their end) less; those of a window that is over
-//     are worth nothing.
+//     are worth nothing. How much time that is, the process says as well, by a clock that is
+//     not set back: to resume sets the row's instant to the clock's.
 //   - With leftovers a process says what it used, and says that before, too. Both are taken off
 //     ahead while they are counted in it for sure: until a grace after their end. Ahead counts
 //     from 0 again when nothing is out, and the grace after until is over.
@@ -71,6 +71,7 @@ type without struct {
 	saying   bool // what was used is said later
 	reset    bool // reset deletes the row
 	reshard  bool // reshard fills to the capacity
+	known    bool // how late leftovers are, the row's instant says, which a resume sets back
 	edges    bool // reset and resume give a fixed window its own edges, before what is out has ended
 }
 
@@ -80,7 +81,8 @@ type lease struct {
 	left, under, used int8 // in memory; with transactions under way; used and not said yet
 	sent, said        int8 // on their way to the row: leftovers, and what was used
 	end               int8 // in the row's time
-	usable            int8 // ticks for which the process uses it, by its own clock
+	usable            int8 // ticks for which the process uses it, by its own clock,
+	known             int8 // which says that it is that instant at least
 }
 
 func (l *lease) claim() int8 { return l.left + l.under + l.used + l.sent + l.said }
@@ -146,24 +148,24 @@ func (r *rules) forgets(s *state, t int8) bool {
 }
 
 // counted reports whether a lease that ends then is part of ahead for sure.
-func (r *rules) counted(end, t int8) bool {
+func (r *rules) counted(end, t, known int8) bool {
 	if r.period > 0 {
-		return end == t+r.period
+		return end == t+r.period && end > known
 	}
-	return end+r.grace > t
+	return end+r.grace > known
 }
 
 // worth is what n leftovers are worth when they are back.
-func (r *rules) worth(n, end, t int8) int8 {
+func (r *rules) worth(n, end, t, known int8) int8 {
 	switch {
 	case r.without.late:
 		return n
-	case r.period > 0 && end != t+r.period:
+	case r.period > 0 && (end != t+r.period || end <= known):
 		return 0
 	case r.period > 0:
 		return n
 	}
-	return max(0, n-r.rate*max(0, t-end))
+	return max(0, n-r.rate*max(0, known-end))
 }
 
 // step is what is told of a step: what happened, and to which lease.
@@ -232,7 +234,9 @@ func (r *rules) pass(s state, do doing) {
 				s.phase = (s.phase + r.period - 1) % r.period
 			}
 			for i := range s.leases {
-				s.leases[i].end++
+				if l := &s.leases[i]; l.claim() > 0 {
+					l.end, l.known = l.end+1, l.known+1
+				}
 			}
 		})
 	}
@@ -312,7 +316,7 @@ func (r *rules) prefetch(s *state, i int, do doing) {
 		for slow := range min(usable, 2) {
 			do("prefetch", i, func(s *state, l *lease) {
 				s.value, s.ts, s.ahead, s.until = value-n, t, ahead+n, until
-				*l = lease{left: n, end: end, usable: usable - slow}
+				*l = lease{left: n, end: end, usable: usable - slow, known: max(t, 0)}
 			})
 		}
 	}
@@ -359,11 +363,15 @@ func (r *rules) lease(l lease, i int, do doing) {
 // what it used.
 func (r *rules) arrive(s *state, l *lease) {
 	_, t := r.settled(s, r.capacity)
-	if r.counted(l.end, t) || r.without.counting {
+	known := max(t, l.known)
+	if r.without.known {
+		known = t
+	}
+	if r.counted(l.end, t, known) || r.without.counting {
 		s.ahead = max(s.ahead-l.sent-l.said, 0)
 	}
 	if s.paused == 0 {
-		r.fill(s, r.worth(l.sent, l.end, t))
+		r.fill(s, r.worth(l.sent, l.end, t, known))
 	}
 	l.sent, l.said = 0, 0
 }
@@ -397,8 +405,8 @@ func (r *rules) tidy(s *state) {
 }
 
 func less(a, b *lease) bool {
-	return slices.Compare([]int8{a.left, a.under, a.used, a.sent, a.said, a.end, a.usable},
-		[]int8{b.left, b.under, b.used, b.sent, b.said, b.end, b.usable}) < 0
+	return slices.Compare([]int8{a.left, a.under, a.used, a.sent, a.said, a.end, a.usable, a.known},
+		[]int8{b.left, b.under, b.used, b.sent, b.said, b.end, b.usable, b.known}) < 0
 }
 
 // broken is what is wrong with a state, if anything is.
@@ -505,6 +513,7 @@ func TestModel(t *testing.T) {
 		{"transactions and kills beside others", small, func(r *rules) { r.transactions, r.kills = true, true }, "", 0},
 		{"all edits", small, func(r *rules) { r.pauses, r.edits = true, true }, "", 0},
 		{"a clock that is set back", small, func(r *rules) { r.edits, r.clock = true, 1 }, "", 0},
+		{"pauses, and a clock that is set back", small, func(r *rules) { r.pauses, r.clock = true, 1 }, "", 0},
 		{"a punctual bucket", bucket, func(r *rules) { r.punctual, r.capacity, r.lasts = true, 7, [processes]int8{2, 2} }, "", 0},
 		{"punctual leases of two lengths", bucket, func(r *rules) { r.punctual, r.capacity, r.lasts = true, 7, [processes]int8{3, 1} }, "", 0},
 		{"a fixed window", window, func(r *rules) {}, "", 0},
@@ -512,6 +521,7 @@ func TestModel(t *testing.T) {
 		{"a fixed window, kills", window, func(r *rules) { r.kills = true }, "", 0},
 		{"a fixed window, all edits", window, func(r *rules) { r.pauses, r.edits, r.lasts[1] = true, true, 0 }, "", 0},
 		{"a fixed window, a clock that is set back", window, func(r *rules) { r.edits, r.clock, r.lasts = true, 1, [processes]int8{1, 1} }, "", 0},
+		{"a fixed window, pauses, and a clock that is set back", window, func(r *rules) { r.pauses, r.clock, r.lasts = true, 1, [processes]int8{1} }, "", 0},
 		{"a punctual window", window, func(r *rules) {
 			r.punctual, r.capacity, r.rate, r.period, r.lasts = true, 6, 4, 3, [processes]int8{3, 3}
 		}, "", 0},
@@ -525,6 +535,7 @@ func TestModel(t *testing.T) {
 		{"ends by a clock that was set back, and out does not", small, func(r *rules) { r.without.rowTime, r.without.now, r.clock = true, true, 2 }, over, 5},
 		{"late leftovers are worth as much", bucket, func(r *rules) { r.without.late = true }, bound, 10},
 		{"what is not counted is taken off", bucket, func(r *rules) { r.without.counting = true }, over, 7},
+		{"late by a clock that was set back, and the row with it", small, func(r *rules) { r.without.known, r.pauses, r.clock = true, true, 1 }, over, 10},
 		{"returned again", bucket, func(r *rules) { r.without.once = true }, over, 5},
 		{"reset deletes", small, func(r *rules) { r.without.reset, r.edits = true, true }, over, 2},
 		{"reshard fills", small, func(r *rules) { r.without.reshard, r.edits = true, true }, over, 2},
@@ -532,6 +543,7 @@ func TestModel(t *testing.T) {
 		{"what was used is said later", bucket, func(r *rules) { r.punctual, r.without.saying = true, true }, lost, 3},
 
 		{"a fixed window filled to the capacity", window, func(r *rules) { r.without.out = true }, over, 2},
+		{"a fixed window, late by a clock that was set back", window, func(r *rules) { r.without.known, r.pauses, r.clock, r.lasts = true, true, 1, [processes]int8{1} }, bound, 12},
 		{"late leftovers of a fixed window", window, func(r *rules) { r.without.late = true }, bound, 9},
 		{"what is of another window is taken off", window, func(r *rules) { r.without.counting = true }, over, 7},
 		{"reset deletes a fixed window", window, func(r *rules) { r.without.reset, r.edits = true, true }, over, 2},

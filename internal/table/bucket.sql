@@ -140,11 +140,12 @@ RETURNING r.value, r.ts, clock_timestamp(), u.i
 -- since the lease's end, as if it had been given back then. Like give it leaves room for what
 -- is out. A pause swallows it. It is in ahead for sure until a second after the lease's end,
 -- and not taken off later. Without an end it is what somebody was told of: that is not in
--- ahead, is never too late, and is there after a pause.
+-- ahead, is never too late, and is there after a pause. How late it is, the process knows, too:
+-- the clock may have been set back, and the row's instant with it, as a pause was ended.
 --
 -- $1 name  $2 key  $3 shard  $4 capacity  $5 count  $6 now: NULL for the database's clock
 -- $7 rate  $8 period  $9 spent  $10 spent_end: until when that is counted in ahead
--- $11 ends: when the lease does
+-- $11 ends: when the lease does  $12 known: an instant that is past; NULL for none
 UPDATE rate_limits AS r
 SET (value, ts, ahead) = (
 	SELECT CASE WHEN r.paused > u.now AND u.ends IS NOT NULL THEN r.value
@@ -154,17 +155,17 @@ SET (value, ts, ahead) = (
 	FROM (
 		SELECT a.t,
 			least(r.value + round(tstzrange_subdiff(a.t, r.ts) * 1000000) * u.rate / u.period, u.capacity) AS settled,
-			greatest(u.count - greatest(round(tstzrange_subdiff(a.t, u.ends) * 1000000), 0) * u.rate / u.period, 0) AS back,
-			greatest(r.ahead[1] - CASE WHEN u.spent_end > a.t THEN u.spent ELSE 0 END
-				- CASE WHEN u.ends + interval '1 second' > a.t THEN u.count ELSE 0 END, 0) AS ahead
-		FROM (SELECT greatest(r.ts, u.now) AS t OFFSET 0) AS a
+			greatest(u.count - greatest(round(tstzrange_subdiff(a.past, u.ends) * 1000000), 0) * u.rate / u.period, 0) AS back,
+			greatest(r.ahead[1] - CASE WHEN u.spent_end > a.past THEN u.spent ELSE 0 END
+				- CASE WHEN u.ends + interval '1 second' > a.past THEN u.count ELSE 0 END, 0) AS ahead
+		FROM (SELECT greatest(r.ts, u.now) AS t, greatest(r.ts, u.now, u.known) AS past OFFSET 0) AS a
 		OFFSET 0
 	) AS b
 )
 FROM (
 	SELECT $1::text AS name, $2::text AS key, $3::int4 AS shard, $4::float8 AS capacity, $5::float8 AS count,
 		coalesce($6::timestamptz, CURRENT_TIMESTAMP) AS now, $7::float8 AS rate, $8::float8 AS period,
-		$9::float8 AS spent, $10::timestamptz AS spent_end, $11::timestamptz AS ends
+		$9::float8 AS spent, $10::timestamptz AS spent_end, $11::timestamptz AS ends, $12::timestamptz AS known
 ) AS u
 WHERE set_config('lock_timeout', '1', true) IS NOT NULL
 	AND (r.xmax = '0'::xid OR pg_visible_in_snapshot(r.xmax::text::xid8, pg_current_snapshot()))

@@ -103,25 +103,25 @@ RETURNING r.value, r.ts, clock_timestamp(), r.ahead[3], u.i
 -- Is a window's return, but that a pause leaves what there is as it is.
 --
 -- $1 name  $2 key  $3 shard  $4 capacity  $5 count  $6 now: NULL for the database's clock
--- $7 taken  $8 spent  $9 spent_end  $10 ends
+-- $7 taken  $8 spent  $9 spent_end  $10 ends  $11 known
 UPDATE rate_limits AS r
 SET (value, ahead) = (
 	SELECT CASE
-			WHEN u.ends IS NOT NULL AND (r.ts <> u.taken OR u.ends <= u.now) THEN r.value
+			WHEN u.ends IS NOT NULL AND (r.ts <> u.taken OR u.ends <= greatest(u.now, u.known)) THEN r.value
 			WHEN a.ahead > 0 AND r.ahead[2] > tstzrange_subdiff(u.now, '2000-01-01 00:00:00+00'::timestamptz)
 				THEN greatest(least(r.value, u.capacity), least(r.value + u.count, u.capacity - a.ahead))
 			ELSE least(r.value + u.count, greatest(r.value, u.capacity)) END,
 		CASE WHEN r.ahead IS NOT NULL THEN array[a.ahead, r.ahead[2]] END
 	FROM (
-		SELECT greatest(r.ahead[1] - CASE WHEN u.spent_end > greatest(r.ts, u.now) THEN u.spent ELSE 0 END
-			- CASE WHEN u.ends > greatest(r.ts, u.now) THEN u.count ELSE 0 END, 0) AS ahead
+		SELECT greatest(r.ahead[1] - CASE WHEN u.spent_end > greatest(r.ts, u.now, u.known) THEN u.spent ELSE 0 END
+			- CASE WHEN u.ends > greatest(r.ts, u.now, u.known) THEN u.count ELSE 0 END, 0) AS ahead
 		OFFSET 0
 	) AS a
 )
 FROM (
 	SELECT $1::text AS name, $2::text AS key, $3::int4 AS shard, $4::float8 AS capacity, $5::float8 AS count,
 		coalesce($6::timestamptz, CURRENT_TIMESTAMP) AS now, $7::timestamptz AS taken,
-		$8::float8 AS spent, $9::timestamptz AS spent_end, $10::timestamptz AS ends
+		$8::float8 AS spent, $9::timestamptz AS spent_end, $10::timestamptz AS ends, $11::timestamptz AS known
 ) AS u
 WHERE set_config('lock_timeout', '1', true) IS NOT NULL
 	AND (r.xmax = '0'::xid OR pg_visible_in_snapshot(r.xmax::text::xid8, pg_current_snapshot()))

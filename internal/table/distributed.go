@@ -191,8 +191,12 @@ func (r *Return) into(s bucket.State, out bucket.Out, at time.Time) (bucket.Stat
 	if d.Slotted() { // of the slot that until is the end of, whenever it comes
 		t, end = out.Until.Add(-1), r.Taken.Add(d.SlotWidth())
 	}
-	out = r.Spent.off(d, out, t)
-	if leftover && counted(d, end).After(t) {
+	past := t
+	if r.Known.After(past) && !d.Slotted() {
+		past = r.Known
+	}
+	out = r.Spent.off(d, out, past)
+	if leftover && counted(d, end).After(past) {
 		out.Tokens = max(0, out.Tokens-r.Count)
 	}
 	swallowed, room := leftover && s.Paused.After(at) && d.Every == 0, d.Capacity-d.Owed(out, at)
@@ -201,7 +205,7 @@ func (r *Return) into(s bucket.State, out bucket.Out, at time.Time) (bucket.Stat
 		return d.Refund(s, s.TS, r.Count, r.Taken.UnixMicro()), out
 	case d.Stands():
 		switch {
-		case swallowed || leftover && (!s.TS.Equal(r.Taken) || !at.Before(end)):
+		case swallowed || leftover && (!s.TS.Equal(r.Taken) || !past.Before(end)):
 		case room < d.Capacity:
 			s.Value = max(min(s.Value, d.Capacity), min(s.Value+r.Count, room))
 		default:
@@ -210,7 +214,7 @@ func (r *Return) into(s bucket.State, out bucket.Out, at time.Time) (bucket.Stat
 		return s, out
 	}
 	n := r.Count
-	if late := t.Sub(end); leftover && late > 0 {
+	if late := past.Sub(end); leftover && late > 0 {
 		n = max(0, n-float64(late.Microseconds())*d.Rate/float64(d.Period.Microseconds()))
 	}
 	if s = d.Settle(s, at); !swallowed {

@@ -14,6 +14,7 @@ type Return struct {
 	Count      float64           // tokens; may be 0, to say what was spent
 	Taken      time.Time         // ts of the row when they were taken
 	End        time.Time         // of the lease that they are left of; zero for tokens that somebody was told of
+	Known      time.Time         // an instant that is past, by the clock of the process; zero if it knows none
 	Spent
 }
 

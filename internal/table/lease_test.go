@@ -120,6 +120,9 @@ func (a *account) back(r *Return, now time.Time) {
 		return
 	}
 	t, end := a.at(now), r.End
+	if r.Known.After(t) && a.definition.Kind != bucket.SlidingWindow {
+		t = r.Known
+	}
 	if a.definition.Kind == bucket.SlidingWindow && !end.IsZero() {
 		end = r.Taken.Add(a.definition.SlotWidth())
 	}
@@ -134,7 +137,7 @@ func (a *account) back(r *Return, now time.Time) {
 		}
 		return
 	case bucket.FixedWindow:
-		if swallowed || !end.IsZero() && !a.definition.Settle(a.state, now).TS.Equal(r.Taken) {
+		if swallowed || !end.IsZero() && (!a.definition.Settle(a.state, now).TS.Equal(r.Taken) || !end.After(t)) {
 			return
 		}
 	default:
@@ -377,6 +380,9 @@ func (h *history) tell() {
 
 func (h *history) back(r *Return) {
 	r.Row, r.Definition = h.row, h.definition
+	if h.IntN(2) == 0 { // the database's clock was set back, and to resume set the row's instant back
+		r.Known = h.latest.Add(time.Duration(h.IntN(2_000_000)) * time.Microsecond)
+	}
 	done, err := h.table.Decider().Return(h.Context(), h.db.Pool, r, false, &h.now)
 	if err != nil || !done {
 		h.Fatal(done, err)

@@ -62,7 +62,7 @@ type values struct {
 	back              *Return
 	limit             int // rows
 	many              *many
-	args              [11]any // room for those of one row
+	args              [12]any // room for those of one row
 }
 
 // parameterValues has the parameters by their names in the comments of statements.
@@ -89,6 +89,7 @@ var parameterValues = map[string]func(*values) any{
 	"ends":      func(v *values) any { return orNull(v.back.End) },
 	"spent":     func(v *values) any { return v.spent.Spent },
 	"spent_end": func(v *values) any { return v.spent.counted(v.definition) },
+	"known":     func(v *values) any { return orNull(v.back.Known) },
 	"limit":     func(v *values) any { return int64(v.limit) },
 
 	// Of many rows,
