@@ -21,12 +21,9 @@ const (
 // that there is too little. It is safe for concurrent use. Nothing on the way of a call that
 // is answered from memory is locked. A nil Cache knows nothing.
 type Cache struct {
-	lasts    time.Duration
-	clock    func() time.Time // nil for the machine's
-	prefetch func(*Entry)
-	giveBack func([]Return)
-	seed     maphash.Seed
-	sets     []set
+	config Config
+	seed   maphash.Seed
+	sets   []set
 
 	mu sync.Mutex // to remember another key
 }
@@ -38,25 +35,9 @@ type set struct {
 	entries [ways]atomic.Pointer[Entry]
 }
 
-// Config says how a cache works.
-type Config struct {
-	Lasts time.Duration    // for how long tokens are handed out
-	Clock func() time.Time // nil for the machine's
-
-	// Prefetch is called when it is time to prefetch, on the way of a call that is not to
-	// wait for it. Entry.Prefetched must be called when that is over.
-	Prefetch func(*Entry)
-
-	// GiveBack is called with what is to be returned, without a lock held.
-	GiveBack func([]Return)
-}
-
 // New returns an empty cache.
 func New(c Config) *Cache {
-	return &Cache{
-		lasts: c.Lasts, clock: c.Clock, prefetch: c.Prefetch, giveBack: c.GiveBack,
-		seed: maphash.MakeSeed(), sets: make([]set, sets),
-	}
+	return &Cache{config: c, seed: maphash.MakeSeed(), sets: make([]set, sets)}
 }
 
 // Now returns the instant from which the lease of a statement must count that is not sent
@@ -65,13 +46,8 @@ func (m *Cache) Now() time.Time {
 	if m == nil {
 		return time.Time{}
 	}
-	if m.clock != nil {
-		return m.clock()
-	}
-	return time.Now()
+	return m.config.now()
 }
-
-func (m *Cache) moment() moment { return momentOf(m.Now()) }
 
 func (m *Cache) set(name, key string) (s *set, tag uint32) {
 	hash := maphash.String(m.seed, key) ^ maphash.String(m.seed, name)*3
@@ -124,7 +100,7 @@ func (m *Cache) remember(a *decide.Ask) *Entry {
 		return before
 	}
 	s, tag := m.set(a.Definition.Name, a.Key)
-	now := m.moment()
+	now := m.config.moment()
 	for i := range s.entries {
 		there := s.entries[i].Load()
 		if there != before && (before != nil || !there.idle(now)) {
@@ -142,7 +118,7 @@ func (m *Cache) remember(a *decide.Ask) *Entry {
 }
 
 func (m *Cache) newEntry(a *decide.Ask) *Entry {
-	e := &Entry{cache: m, ask: *a, least: leastOf(&a.Definition), lowered: Lowered(&a.Definition, m.lasts)}
+	e := &Entry{config: &m.config, ask: *a, least: leastOf(&a.Definition), lowered: Lowered(&a.Definition, m.config.Lasts)}
 	e.ask.Count, e.ask.Request.Floor, e.ask.Floor = 0, 0, 0
 	e.paid = e.ask.Paid()
 	if reflect.TypeOf(a.Limit).Kind() != reflect.Pointer {
@@ -178,7 +154,7 @@ func (m *Cache) Spent(key decide.Key) (spent Spent) {
 	if e == nil {
 		return spent
 	}
-	now := m.moment()
+	now := m.config.moment()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.live(now)
@@ -190,7 +166,7 @@ func (m *Cache) Unsaid(key decide.Key, spent Spent) { m.entry(key.Name, key.Key)
 
 // Past returns an instant that is past when a return is sent now. It is on the database's
 // clock, but does not go back with that.
-func (m *Cache) Past(r *Return) time.Time { return r.lease.databaseAt(m.moment()) }
+func (m *Cache) Past(r *Return) time.Time { return r.lease.databaseAt(m.config.moment()) }
 
 // Changed forgets what is known of a key that a statement has changed.
 func (m *Cache) Changed(key decide.Key) { m.entry(key.Name, key.Key).Changed() }

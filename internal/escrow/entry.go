@@ -14,9 +14,43 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
+// Config says how a cache works.
+type Config struct {
+	Lasts time.Duration    // for how long tokens are handed out
+	Clock func() time.Time // nil for the machine's
+
+	// Prefetch is called when it is time to prefetch, on the way of a call that is not to
+	// wait for it. Entry.Prefetched must be called when that is over.
+	Prefetch func(*Entry)
+
+	// GiveBack is called with what is to be returned, without a lock held.
+	GiveBack func([]Return)
+}
+
+func (c *Config) now() time.Time {
+	if c.Clock != nil {
+		return c.Clock()
+	}
+	return time.Now()
+}
+
+func (c *Config) moment() moment { return momentOf(c.now()) }
+
+// sent returns when a statement was sent that decided at an instant. An injected clock
+// stands still meanwhile.
+func (c *Config) sent(sent, at time.Time) moment {
+	if c.Clock != nil {
+		return momentOf(at)
+	}
+	return momentOf(sent)
+}
+
+// margin returns how long before its end the rest of a lease is returned.
+func (c *Config) margin() time.Duration { return c.Lasts / 16 }
+
 // Entry is what a process knows of one key. A nil Entry is of a key that is not remembered.
 type Entry struct {
-	cache   *Cache
+	config  *Config
 	ask     decide.Ask      // an allow of nothing; sound, so that a request that is like it need not be checked
 	paid    *receipt.Limit  // the ask's in receipts
 	limit   ratelimit.Limit // of the ask, to compare; nil if that can change
@@ -101,7 +135,7 @@ func (e *Entry) Take(n float64, transaction bool, t *Tokens) bool {
 	if s == nil {
 		return false
 	}
-	now := e.cache.moment()
+	now := e.config.moment()
 	if !s.over(now) {
 		took, left := s.take(n, false, transaction)
 		if left += s.others; took == 0 && !(n <= left) {
@@ -131,7 +165,7 @@ func (e *Entry) tell(t *Tokens, n float64, from *lease, s *stock, left float64, 
 // prefetch has somebody prefetch, if nobody does.
 func (e *Entry) prefetch() {
 	if !e.prefetching.Load() && e.prefetching.CompareAndSwap(false, true) {
-		e.cache.prefetch(e)
+		e.config.Prefetch(e)
 	}
 }
 
@@ -221,7 +255,7 @@ func (e *Entry) account(l *lease, now moment) {
 	if e.counts(l.counted, now) {
 		e.spent += used
 	}
-	e.demand.add(used, int(l.calls.Swap(0)), now, e.cache.lasts)
+	e.demand.add(used, int(l.calls.Swap(0)), now, e.config.Lasts)
 }
 
 // counts reports whether the row counts what it counts as out until an instant together with
@@ -267,7 +301,7 @@ func (e *Entry) unsaid(told Spent) {
 	if e == nil || told.Spent == 0 {
 		return
 	}
-	now := e.cache.moment()
+	now := e.config.moment()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.counts(told.SpentEnd, now) {
@@ -309,7 +343,7 @@ func (e *Entry) restock() {
 	for e.leases[first] != last && e.leases[first].left.load() == 0 {
 		first++
 	}
-	s := &stock{lease: e.leases[first], low: low * e.wanted, fresh: last.lasts - e.cache.lasts/4, last: last}
+	s := &stock{lease: e.leases[first], low: low * e.wanted, fresh: last.lasts - e.config.Lasts/4, last: last}
 	for _, l := range e.leases[first+1:] {
 		s.others += l.left.load()
 	}
@@ -327,7 +361,7 @@ func (t *Tokens) Spend() {
 
 // settle accounts for a lease that has ended, and of which a transaction had some until now.
 func (e *Entry) settle(l *lease) {
-	now := e.cache.moment()
+	now := e.config.moment()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.account(l, now)
@@ -341,7 +375,7 @@ func (t *Tokens) PutBack() {
 	if e == nil {
 		return
 	}
-	now := e.cache.moment()
+	now := e.config.moment()
 	e.mu.Lock()
 	e.live(now)
 	t.each(func(p part) { e.putBack(p, now) })
@@ -350,7 +384,7 @@ func (t *Tokens) PutBack() {
 	e.tick()
 	e.mu.Unlock()
 	if len(returns) > 0 {
-		e.cache.giveBack(returns)
+		e.config.GiveBack(returns)
 	}
 }
 
@@ -441,7 +475,7 @@ func (e *Entry) Order(takes, need float64) (o Order) {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	now, lasts := e.cache.moment(), e.cache.lasts
+	now, lasts := e.config.moment(), e.config.Lasts
 	left := e.live(now)
 	if left == 0 {
 		e.demand.stop(now)
@@ -479,13 +513,13 @@ func (o *Order) Failed() {
 // Arrived adds what an order has brought. It returns the arrival, by which those who
 // waited for it have tokens that they can put back.
 func (o *Order) Arrived(l Lease) *Arrival {
-	e, now := o.Entry, o.Entry.cache.moment()
+	e, now := o.Entry, o.Entry.config.moment()
 	e.mu.Lock()
 	e.forget()                                        // it was of the row as it was before
 	counts := e.ask.Definition.Charged(l.After, l.At) // later than At if the clock has gone back
 	had := &lease{
-		after: l.After, at: counts, sent: e.cache.sent(l.Sent, l.At), epoch: o.epoch, seen: l.Count + l.Out,
-		lasts: usable(&e.ask.Definition, l.After.TS, counts, e.cache.lasts),
+		after: l.After, at: counts, sent: e.config.sent(l.Sent, l.At), epoch: o.epoch, seen: l.Count + l.Out,
+		lasts: usable(&e.ask.Definition, l.After.TS, counts, e.config.Lasts),
 	}
 	had.end, had.counted = l.End, l.End
 	if d := &e.ask.Definition; d.Stands() { // a sliding window's slot can be returned to for longer
@@ -529,15 +563,6 @@ func (e *Entry) latest(had *lease) {
 	}
 }
 
-// sent returns when a statement was sent that decided at an instant. An injected clock
-// stands still meanwhile.
-func (m *Cache) sent(sent, at time.Time) moment {
-	if m.clock != nil {
-		return momentOf(at)
-	}
-	return momentOf(sent)
-}
-
 // Granted returns tokens that the row granted to a transaction, which took nothing besides
 // for this memory.
 func (e *Entry) Granted(n float64, after bucket.State, at time.Time) Tokens {
@@ -556,12 +581,12 @@ func (a *Arrival) Tokens(n float64, after bucket.State) Tokens {
 }
 
 // waitFor has nobody prefetch without being asked for a while, since there is little.
-func (e *Entry) waitFor(now moment) { e.scarce.Store(int64(now.mono + e.cache.lasts/4)) }
+func (e *Entry) waitFor(now moment) { e.scarce.Store(int64(now.mono + e.config.Lasts/4)) }
 
 // Prefetched notes that the prefetching is over that the cache's prefetch was called for.
 func (e *Entry) Prefetched(ok bool) {
 	if !ok {
-		e.waitFor(e.cache.moment())
+		e.waitFor(e.config.moment())
 	}
 	e.prefetching.Store(false)
 }
@@ -571,11 +596,11 @@ func (e *Entry) Note(n float64, calls int) {
 	if e == nil {
 		return
 	}
-	now := e.cache.moment()
+	now := e.config.moment()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.demand.goOn(now)
-	e.demand.add(n, calls, now, e.cache.lasts)
+	e.demand.add(n, calls, now, e.config.Lasts)
 }
 
 // Contended notes that a call met others at the row: it waited for them, or was run again.
@@ -584,10 +609,10 @@ func (e *Entry) Contended() {
 	if !e.Prefetches() {
 		return
 	}
-	now := e.cache.moment()
+	now := e.config.moment()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.demand.meet(now, e.cache.lasts)
+	e.demand.meet(now, e.config.Lasts)
 }
 
 // Miss notes that n tokens are taken from the row, since they are not held, and has more
@@ -596,11 +621,11 @@ func (e *Entry) Miss(n float64) {
 	if !e.Prefetches() {
 		return
 	}
-	now := e.cache.moment()
+	now := e.config.moment()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.demand.add(n, 1, now, e.cache.lasts)
-	if now.mono >= time.Duration(e.scarce.Load()) && e.demand.want(0, now, e.cache.lasts) >= 1 {
+	e.demand.add(n, 1, now, e.config.Lasts)
+	if now.mono >= time.Duration(e.scarce.Load()) && e.demand.want(0, now, e.config.Lasts) >= 1 {
 		e.prefetch()
 	}
 }
@@ -613,13 +638,30 @@ func (e *Entry) Worth() bool {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.demand.roll(e.cache.moment(), e.cache.lasts)
+	e.demand.roll(e.config.moment(), e.config.Lasts)
 	return len(e.leases) > 0 || e.demand.enough()
+}
+
+// Changed forgets what is known of the row, which a statement has changed. What is held
+// is held.
+func (e *Entry) Changed() {
+	if e == nil {
+		return
+	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.forget()
+}
+
+// forget is Changed. It needs mu.
+func (e *Entry) forget() {
+	e.changes++
+	e.refusal.Store(nil)
 }
 
 // evict takes out what is held, and what is being prefetched when it arrives.
 func (e *Entry) evict() (returns []Return) {
-	now := e.cache.moment()
+	now := e.config.moment()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.forget()
@@ -648,11 +690,8 @@ func (e *Entry) idle(now moment) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	r := e.refusal.Load()
-	return len(e.leases)+len(e.returns) == 0 && !e.prefetching.Load() && e.demand.over(now, e.cache.lasts) && (r == nil || r.over(now, e.cache.lasts))
+	return len(e.leases)+len(e.returns) == 0 && !e.prefetching.Load() && e.demand.over(now, e.config.Lasts) && (r == nil || r.over(now, e.config.Lasts))
 }
-
-// margin returns how long before its end the rest of a lease is returned.
-func (m *Cache) margin() time.Duration { return m.lasts / 16 }
 
 // tick sets the timer: four times while what is held lasts, and before a lease ends. It
 // needs mu.
@@ -660,17 +699,17 @@ func (e *Entry) tick() {
 	if e.ticking {
 		return
 	}
-	now := e.cache.moment()
+	now := e.config.moment()
 	if len(e.leases)+len(e.returns) == 0 && !e.telling(now) {
 		return
 	}
 	e.ticking, e.used, e.ticked = true, 0, now
-	next := e.cache.lasts / 4
+	next := e.config.Lasts / 4
 	if len(e.returns) > 0 {
 		next = 0
 	}
 	for _, l := range e.leases {
-		next = min(next, max(l.lasts-now.since(l.sent)-e.cache.margin(), 0))
+		next = min(next, max(l.lasts-now.since(l.sent)-e.config.margin(), 0))
 	}
 	if e.timer == nil {
 		e.timer = time.AfterFunc(next, e.ring)
@@ -684,12 +723,12 @@ func (e *Entry) ring() {
 	e.ringing.Lock()
 	defer e.ringing.Unlock()
 	e.mu.Lock()
-	now := e.cache.moment()
+	now := e.config.moment()
 	e.live(now)
 	past := max(now.since(e.ticked), 1)
-	needed := max(0, e.used) * float64(e.cache.lasts) / float64(past)
+	needed := max(0, e.used) * float64(e.config.Lasts) / float64(past)
 	if e.demand.met { // to have it again costs more than to keep it until it ends
-		needed = max(needed, e.demand.want(0, now, e.cache.lasts))
+		needed = max(needed, e.demand.want(0, now, e.config.Lasts))
 	}
 	e.release(needed, now)
 	returns := e.returns
@@ -697,7 +736,7 @@ func (e *Entry) ring() {
 	e.tick()
 	e.mu.Unlock()
 	if len(returns) > 0 {
-		e.cache.giveBack(returns)
+		e.config.GiveBack(returns)
 	}
 }
 
@@ -725,7 +764,7 @@ func (e *Entry) release(needed float64, now moment) {
 	kept := e.leases[:0:0]
 	for i := len(e.leases) - 1; i >= 0; i-- {
 		l := e.leases[i]
-		if now.since(l.sent)+2*e.cache.margin() >= l.lasts {
+		if now.since(l.sent)+2*e.config.margin() >= l.lasts {
 			left -= l.left.load()
 			e.end(l, now)
 			continue

@@ -73,7 +73,7 @@ func TestRelease(t *testing.T) {
 				t.Fatal("nothing is held")
 			}
 			now = noon.Add(test.rings)
-			at := m.moment()
+			at := m.config.moment()
 			e.mu.Lock()
 			e.live(at)
 			e.release(test.needed, at)
