@@ -4,13 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"hash/maphash"
 	"math/rand/v2"
 	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/batch"
@@ -21,130 +21,132 @@ import (
 
 // flights is the slots of limits of how many at once. A slot is tried by its number, from
 // what the process knows; only when it knows of none that is free, it looks. What is done to
-// slots on its own gathers while a statement is under way, as calls for tokens do.
+// slots on its own gathers while a statement is under way, as calls for tokens do: all of it,
+// whatever the key, since a statement for many costs little more than one for few.
 type flights struct {
 	*base
-	seed    maphash.Seed
-	queues  [slotLanes]*batch.Queue[*slotCall]
+	ops     *batch.Queue[*slotCall]
+	looks   *batch.Queue[*slotLooking] // beside, so that reading many slots delays nobody
 	known   flight.Slots
 	keepers flight.Keepers
 }
 
-// slotLanes is how many connections are in use at a time.
-const slotLanes = 2
-
-// slotCall is an operation on a slot, or a look at a key's.
+// slotCall is an operation on a slot.
 type slotCall struct {
-	op   *table.SlotOp
-	look *table.SlotLook
-	err  error
+	op  *table.SlotOp
+	err error
 
 	left atomic.Bool // the caller has left, or the answer is there: whoever comes second knows
+}
+
+// slotLooking is a look at a key's slots.
+type slotLooking struct {
+	look *table.SlotLook
+	err  error
 }
 
 type slotTicket = batch.Ticket[*slotCall]
 
 func newFlights(b *base) *flights {
-	f := &flights{base: b, seed: maphash.MakeSeed()}
-	for i := range f.queues {
-		f.queues[i] = batch.New(mostTogether, b.config.Timeout, f.serve, b.work.spawn)
-	}
+	f := &flights{base: b}
+	f.ops = batch.New(mostTogether, b.config.Timeout, f.serve, b.work.spawn)
+	f.looks = batch.New(mostTogether, b.config.Timeout, f.serveLooks, b.work.spawn)
 	return f
 }
 
 // lock is the advisory lock of a slot.
 func (f *flights) lock(row decide.Row) int64 { return table.Lock(f.config.Schema, row) }
 
-// ask has an operation made, or a look. What a caller who gave up has taken is released.
-func (f *flights) ask(ctx context.Context, c *slotCall) error {
-	if f.pool == nil {
-		return ErrNoPool
-	}
-	if err := f.work.begin(ctx); err != nil {
+// make has an operation made. What a caller who gave up has taken is released.
+func (f *flights) make(ctx context.Context, op *table.SlotOp) error {
+	end, err := f.begin(ctx)
+	if err != nil {
 		return err
 	}
-	defer f.work.end()
+	defer end()
 	if f.config.Portable {
-		return f.askAlone(ctx, c)
+		return f.byItself(ctx, "change a slot", func(ctx context.Context) error { return f.table.ChangeSlot(ctx, f.pool, op, f.clock()) })
 	}
-	row := decide.Row{}
-	if c.op != nil {
-		row = c.op.Row
-	} else {
-		row.Key = c.look.Key
-	}
-	queue := f.queues[maphash.Comparable(f.seed, row)%slotLanes]
-	if c.takes() && ctx.Done() != nil {
-		return f.detached(ctx, queue, c)
-	}
-	_, err := queue.Do(ctx, c)
-	return f.answer(ctx, c, err)
-}
-
-// answer is what the caller of an operation is told, which ended with an error, or is done.
-func (f *flights) answer(ctx context.Context, c *slotCall, err error) error {
-	if err == nil || c.left.Swap(true) {
+	c := &slotCall{op: op}
+	if _, err = f.ops.Do(ctx, c); err == nil || c.left.Swap(true) {
 		if c.err == nil || ctx.Err() == nil {
 			return c.err
 		}
 		err = ctx.Err() // the statement was canceled, since nobody waited for it any more
 	}
-	return f.fault("decide", err)
+	return f.fault("change a slot", err)
 }
 
-// takes reports whether somebody has to release what becomes of it.
-func (c *slotCall) takes() bool { return c.op != nil && (c.op.Fence == 0 || c.op.Next) }
-
-// detached has an operation made that takes a slot. Who gives up does not cancel the
-// statement: nobody would know then whether a slot is held.
-func (f *flights) detached(ctx context.Context, queue *batch.Queue[*slotCall], c *slotCall) error {
-	lasts := silence(f.config.Timeout)
-	if deadline, ok := ctx.Deadline(); ok {
-		lasts = max(lasts, time.Until(deadline))
+// look looks at the slots of a key.
+func (f *flights) look(ctx context.Context, look *table.SlotLook) error {
+	end, err := f.begin(ctx)
+	if err != nil {
+		return err
 	}
-	done := make(chan error, 1)
-	f.work.spawn(func() {
-		inner, cancel := context.WithTimeout(context.WithoutCancel(ctx), lasts)
-		defer cancel()
-		_, err := queue.Do(inner, c)
-		done <- err
-	})
-	select {
-	case err := <-done:
-		return f.answer(ctx, c, err)
-	case <-ctx.Done():
-		return f.answer(ctx, c, ctx.Err())
+	defer end()
+	looks := []*table.SlotLook{look}
+	if f.config.Portable {
+		return f.byItself(ctx, "look", func(ctx context.Context) error { return f.table.LookAtSlots(ctx, f.pool, looks, f.clock()) })
 	}
+	c := &slotLooking{look: look}
+	if _, err := f.looks.Do(ctx, c); err != nil {
+		return f.fault("look", err)
+	}
+	return c.err
 }
 
-// askAlone makes it by a statement of its own.
-func (f *flights) askAlone(ctx context.Context, c *slotCall) error {
+// begin begins a call, which must end.
+func (f *flights) begin(ctx context.Context) (end func(), err error) {
+	if f.pool == nil {
+		return nil, ErrNoPool
+	}
+	if err := f.work.begin(ctx); err != nil {
+		return nil, err
+	}
+	return f.work.end, nil
+}
+
+// byItself sends a statement for one caller.
+func (f *flights) byItself(ctx context.Context, doing string, send func(context.Context) error) error {
 	ctx, cancel := f.timed(ctx)
 	defer cancel()
-	err := f.retry(ctx, func() error {
-		if c.op != nil {
-			return f.table.ChangeSlot(ctx, f.pool, c.op, f.clock())
-		}
-		return f.lookIn(ctx, f.pool, c.look)
-	})
-	if err != nil {
-		return f.fault("decide", err)
+	if err := f.retry(ctx, func() error { return send(ctx) }); err != nil {
+		return f.fault(doing, err)
 	}
 	return nil
 }
 
-func (f *flights) lookIn(ctx context.Context, q table.Querier, look *table.SlotLook) error {
-	var batch pgx.Batch
-	f.table.QueueLookAtSlots(&batch, look, f.clock())
-	return q.SendBatch(ctx, &batch).Close()
+// serve makes what gathered. When slots are taken, all who wait for that may give up, and the
+// statement is still heard to its end: otherwise nobody would know whether they are held.
+func (f *flights) serve(ctx context.Context, tickets []*slotTicket) {
+	if !slices.ContainsFunc(tickets, func(t *slotTicket) bool { return t.Value.takes() }) {
+		f.makeAll(ctx, tickets)
+		return
+	}
+	inner, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	made := make(chan struct{})
+	f.work.spawn(func() {
+		defer cancel()
+		defer close(made)
+		f.makeAll(inner, tickets)
+	})
+	select {
+	case <-made:
+	case <-ctx.Done():
+		time.AfterFunc(silence(f.config.Timeout), cancel)
+	}
 }
 
-// serve makes what gathered, each row's first operation first.
-func (f *flights) serve(ctx context.Context, tickets []*slotTicket) {
+// takes reports whether somebody has to release what becomes of it.
+func (c *slotCall) takes() bool { return c.op.Fence == 0 || c.op.Next }
+
+// makeAll makes what tickets ask, each row's first operation first.
+func (f *flights) makeAll(ctx context.Context, tickets []*slotTicket) {
 	for len(tickets) > 0 {
 		tickets = slices.DeleteFunc(tickets, func(t *slotTicket) bool { return t.Gone() || t.Value.left.Load() })
 		now, later := oneEach(tickets)
-		f.change(ctx, now)
+		f.change(ctx, now, f.table.ChangeSlots)
+		f.change(ctx, missing(now), f.table.MakeSlots)
 		for _, t := range now {
 			f.finish(t)
 		}
@@ -156,54 +158,49 @@ func (f *flights) serve(ctx context.Context, tickets []*slotTicket) {
 func oneEach(tickets []*slotTicket) (now, later []*slotTicket) {
 	rows := make(map[decide.Row]bool, len(tickets))
 	for _, t := range tickets {
-		if op := t.Value.op; op != nil && rows[op.Row] {
+		if row := t.Value.op.Row; rows[row] {
 			later = append(later, t)
-			continue
-		} else if op != nil {
-			rows[op.Row] = true
+		} else {
+			rows[row] = true
+			now = append(now, t)
 		}
-		now = append(now, t)
 	}
 	return now, later
 }
 
-// change makes what tickets ask. When the server finds fault with some of it, or a row turns
+// missing returns those of tickets that want a slot which may not be there, and have not got it.
+// They are asked for behind the others, since nearly all are there once a table has been in use.
+func missing(tickets []*slotTicket) (missing []*slotTicket) {
+	for _, t := range tickets {
+		if c := t.Value; c.err == nil && c.op.New && !c.op.Done.OK {
+			missing = append(missing, t)
+		}
+	}
+	return missing
+}
+
+// change has a statement make what tickets ask. When the server finds fault with some of it, or a row turns
 // out to be locked that could not be passed over, half of them are made by themselves, so that
 // only the one at fault fails.
-func (f *flights) change(ctx context.Context, tickets []*slotTicket) {
+func (f *flights) change(ctx context.Context, tickets []*slotTicket, by func(context.Context, *pgxpool.Pool, []*table.SlotOp, *time.Time) error) {
 	if len(tickets) == 0 {
 		return
 	}
-	var ops []*table.SlotOp
-	var looks []*table.SlotLook
-	first := make(map[decide.Key]*table.SlotLook) // one for all who look at a key
-	for _, t := range tickets {
-		switch c := t.Value; {
-		case c.op != nil:
-			ops = append(ops, c.op)
-		case first[c.look.Key] == nil:
-			first[c.look.Key] = c.look
-			looks = append(looks, c.look)
-		}
+	ops := make([]*table.SlotOp, len(tickets))
+	for i, t := range tickets {
+		ops[i] = t.Value.op
 	}
-	err := f.retry(ctx, func() error { return f.table.ChangeSlots(ctx, f.pool, ops, looks, f.clock()) })
+	err := f.retry(ctx, func() error { return by(ctx, f.pool, ops, f.clock()) })
 	switch {
 	case err == nil:
-		for _, t := range tickets {
-			if c := t.Value; c.look != nil && c.look != first[c.look.Key] {
-				*c.look = *first[c.look.Key]
-			}
-		}
 		return
 	case answered(err) && len(tickets) > 1:
 		half := len(tickets) / 2
-		f.change(ctx, tickets[:half])
-		f.change(ctx, tickets[half:])
+		f.change(ctx, tickets[:half], by)
+		f.change(ctx, tickets[half:], by)
 		return
 	case code(err) == lockNotAvailable:
-		for _, op := range ops {
-			op.Done = table.SlotDone{}
-		}
+		ops[0].Done = table.SlotDone{}
 		return
 	}
 	for _, t := range tickets {
@@ -219,24 +216,46 @@ func (f *flights) finish(t *slotTicket) {
 		f.work.spawn(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), rollbackTime)
 			defer cancel()
-			_ = f.retry(ctx, func() error { return f.table.ChangeSlots(ctx, f.pool, []*table.SlotOp{back}, nil, f.clock()) })
+			_ = f.retry(ctx, func() error { return f.table.ChangeSlots(ctx, f.pool, []*table.SlotOp{back}, f.clock()) })
 			f.known.Freed(back.Row.Key, back.Row.Shard)
 		})
 	}
 	t.Finish()
 }
 
+// serveLooks looks at the slots of keys, once for all who look at a key.
+func (f *flights) serveLooks(ctx context.Context, tickets []*batch.Ticket[*slotLooking]) {
+	first := make(map[decide.Key]*table.SlotLook)
+	var looks []*table.SlotLook
+	for _, t := range tickets {
+		if look := t.Value.look; first[look.Key] == nil {
+			first[look.Key] = look
+			looks = append(looks, look)
+		}
+	}
+	err := f.retry(ctx, func() error { return f.table.LookAtSlots(ctx, f.pool, looks, f.clock()) })
+	for _, t := range tickets {
+		if err != nil {
+			t.Value.err = f.fault("look", err)
+		} else if seen := first[t.Value.look.Key]; seen != t.Value.look {
+			*t.Value.look = *seen
+		}
+	}
+	for _, t := range tickets { // and then it is its caller's
+		t.Finish()
+	}
+}
+
 // acquire takes a slot that nobody holds, or is a refusal.
 func (f *flights) acquire(ctx context.Context, limit ratelimit.InFlight, key decide.Key) (ratelimit.Slot, error) {
-	ctx, cancel := f.timed(ctx)
-	defer cancel()
 	s := search{flights: f, limit: limit, look: table.SlotLook{Key: key}}
+	begun := time.Now()
 	for {
-		op, err := s.next(func(look *table.SlotLook) error { return f.ask(ctx, &slotCall{look: look}) })
+		op, err := s.next(func(look *table.SlotLook) error { return f.look(ctx, look) })
 		if op == nil {
 			return s.refused(err)
 		}
-		if err := f.ask(ctx, &slotCall{op: op}); err != nil {
+		if err := f.make(ctx, op); err != nil {
 			s.missed(op)
 			return ratelimit.Slot{}, err
 		}
@@ -246,6 +265,11 @@ func (f *flights) acquire(ctx context.Context, limit ratelimit.InFlight, key dec
 			return slot, nil
 		}
 		s.missed(op)
+		if len(s.vain) == 1 { // until here the queue has bounded it, which costs less
+			var cancel context.CancelFunc
+			ctx, cancel = f.timedFrom(ctx, begun)
+			defer cancel()
+		}
 	}
 }
 
@@ -338,9 +362,14 @@ func rowOf(slot ratelimit.Slot) decide.Row {
 // hold makes an operation on a slot that is held. If a transaction has its row locked, it
 // waits for that.
 func (f *flights) hold(ctx context.Context, op *table.SlotOp) error {
-	ctx, cancel := f.timed(f.holding(ctx))
-	defer cancel()
+	begun := time.Now()
+	ctx = f.holding(ctx)
 	err := f.holdOnce(ctx, op)
+	if !errors.Is(err, errHeld) {
+		return err
+	}
+	ctx, cancel := f.timedFrom(ctx, begun)
+	defer cancel()
 	for pause := poll; errors.Is(err, errHeld); pause = min(2*pause, slowPoll) {
 		if sleep(ctx, pause) == nil {
 			err = f.holdOnce(ctx, op)
@@ -364,14 +393,16 @@ var errHeld = errors.New("pgstore: the slot is locked")
 // holdOnce is hold that does not wait.
 func (f *flights) holdOnce(ctx context.Context, op *table.SlotOp) error {
 	next := *op // who gives up must not meet the next attempt
-	err := f.ask(ctx, &slotCall{op: &next})
+	err := f.make(ctx, &next)
 	if err != nil {
 		return err
 	}
 	if *op = next; op.Done.OK {
 		return nil
 	}
-	held, err := f.table.HoldsSlot(ctx, f.pool, op, f.clock())
+	looking, cancel := f.timed(ctx)
+	defer cancel()
+	held, err := f.table.HoldsSlot(looking, f.pool, op, f.clock())
 	switch {
 	case err != nil:
 		return f.fault("look", err)
@@ -513,10 +544,10 @@ func (f *flights) try(ctx context.Context, tx pgx.Tx, op *table.SlotOp) error {
 func (f *flights) lookBeside(ctx context.Context, tx pgx.Tx, look *table.SlotLook) error {
 	if f.pool != nil {
 		if stat := f.pool.Stat(); stat.AcquiredConns() < stat.MaxConns() {
-			return f.ask(f.holding(ctx), &slotCall{look: look})
+			return f.look(f.holding(ctx), look)
 		}
 	}
-	return f.lookIn(ctx, tx, look)
+	return f.table.LookAtSlotsIn(ctx, tx, look, f.clock())
 }
 
 // releaseIn releases a slot in a caller's transaction.

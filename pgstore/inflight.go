@@ -196,7 +196,7 @@ func (s *Store) Slots(ctx context.Context, limit ratelimit.InFlight, key string)
 		return nil, err
 	}
 	look := &table.SlotLook{Key: of}
-	if err := s.flights.ask(ctx, &slotCall{look: look}); err != nil {
+	if err := s.flights.look(ctx, look); err != nil {
 		return nil, err
 	}
 	for _, v := range look.Slots {

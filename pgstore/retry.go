@@ -104,10 +104,15 @@ func (b *base) bounded(ctx context.Context) (_ context.Context, end func(), err 
 
 // timed is a context with the Store's time-out, if ctx has no deadline.
 func (b *base) timed(ctx context.Context) (context.Context, context.CancelFunc) {
+	return b.timedFrom(ctx, time.Now())
+}
+
+// timedFrom is timed of what began at an instant.
+func (b *base) timedFrom(ctx context.Context, begun time.Time) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok || b.config.Timeout == NoTimeout {
 		return ctx, func() {}
 	}
-	return context.WithTimeout(ctx, b.config.Timeout)
+	return context.WithDeadline(ctx, begun.Add(b.config.Timeout))
 }
 
 // ownTx runs do, which locks rows, in a transaction of its own. READ

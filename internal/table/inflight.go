@@ -101,10 +101,29 @@ func (op *SlotOp) scan(row pgx.Row) error {
 	return err
 }
 
-// ChangeSlots makes operations on different rows, each by itself, and looks at the slots of
-// keys behind them, in one transaction. If somebody has a row locked that could not be passed
-// over, nothing has happened, and the error is lock_not_available.
-func (t *Table) ChangeSlots(ctx context.Context, pool *pgxpool.Pool, ops []*SlotOp, looks []*SlotLook, now *time.Time) error {
+// ChangeSlots makes operations on different rows, each by itself, in one transaction. If
+// somebody has a row locked that could not be passed over, nothing has happened, and the error
+// is lock_not_available. Slots that are not there are not taken: see [Table.MakeSlots].
+func (t *Table) ChangeSlots(ctx context.Context, pool *pgxpool.Pool, ops []*SlotOp, now *time.Time) error {
+	return oneTrip(ctx, pool, func(batch *pgx.Batch) { t.queueChange(batch, ops, now) })
+}
+
+// MakeSlots takes slots, those that are not there, in one transaction.
+func (t *Table) MakeSlots(ctx context.Context, pool *pgxpool.Pool, ops []*SlotOp, now *time.Time) error {
+	return oneTrip(ctx, pool, func(batch *pgx.Batch) { t.queueMake(batch, ops, now) })
+}
+
+// LookAtSlots reads the slots of keys.
+func (t *Table) LookAtSlots(ctx context.Context, pool *pgxpool.Pool, looks []*SlotLook, now *time.Time) error {
+	return oneTrip(ctx, pool, func(batch *pgx.Batch) {
+		for _, look := range looks {
+			t.queueLook(batch, look, now)
+		}
+	})
+}
+
+// oneTrip sends statements as one transaction, in one round trip.
+func oneTrip(ctx context.Context, pool *pgxpool.Pool, queue func(*pgx.Batch)) error {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
 		return err
@@ -112,33 +131,19 @@ func (t *Table) ChangeSlots(ctx context.Context, pool *pgxpool.Pool, ops []*Slot
 	defer Release(ctx, conn)
 	var batch pgx.Batch
 	batch.Queue(beginSQL)
-	if len(ops) > 0 {
-		t.queueMake(&batch, ops, now)
-		t.queueChange(&batch, ops, now)
-	}
-	for _, look := range looks {
-		t.QueueLookAtSlots(&batch, look, now)
-	}
+	queue(&batch)
 	batch.Queue("COMMIT")
 	return conn.SendBatch(ctx, &batch).Close()
 }
 
 func (t *Table) queueMake(batch *pgx.Batch, ops []*SlotOp, now *time.Time) {
-	var (
-		names, keys []string
-		numbers     []int32
-		leases      []float64
-	)
-	made := make(map[decide.Row]*SlotOp)
-	for _, op := range ops {
-		if op.take() && op.New {
-			names, keys = append(names, op.Row.Name), append(keys, op.Row.Key.Key)
-			numbers, leases = append(numbers, int32(op.Row.Shard)), append(leases, micros(op.Lease))
-			made[op.Row] = op
-		}
-	}
-	if len(made) == 0 {
-		return
+	n := len(ops)
+	names, keys, numbers, leases := make([]string, n), make([]string, n), make([]int32, n), make([]float64, n)
+	made := make(map[decide.Row]*SlotOp, n)
+	for i, op := range ops {
+		names[i], keys[i], numbers[i], leases[i] = op.Row.Name, op.Row.Key.Key, int32(op.Row.Shard), micros(op.Lease)
+		made[op.Row] = op
+		op.Done = SlotDone{}
 	}
 	batch.Queue(t.inflight["slot_make"], names, keys, numbers, leases, now).Query(func(rows pgx.Rows) error {
 		var (
@@ -180,8 +185,14 @@ func (t *Table) queueChange(batch *pgx.Batch, ops []*SlotOp, now *time.Time) {
 	})
 }
 
-// QueueLookAtSlots puts into a batch the reading of the slots of a key.
-func (t *Table) QueueLookAtSlots(batch *pgx.Batch, look *SlotLook, now *time.Time) {
+// LookAtSlotsIn reads the slots of a key in a caller's transaction.
+func (t *Table) LookAtSlotsIn(ctx context.Context, q Querier, look *SlotLook, now *time.Time) error {
+	var batch pgx.Batch
+	t.queueLook(&batch, look, now)
+	return q.SendBatch(ctx, &batch).Close()
+}
+
+func (t *Table) queueLook(batch *pgx.Batch, look *SlotLook, now *time.Time) {
 	look.Slots = nil
 	QueueNow(batch, now, &look.At)
 	batch.Queue(t.inflight["slot_look"], look.Key.Name, look.Key.Key).Query(func(rows pgx.Rows) error {
