@@ -46,6 +46,7 @@ var jobs = map[string]func(context.Context, *env) error{
 	"beside": besides,
 	"stroll": stroll,
 	"slots":  holdSlots,
+	"queue":  queueForSlots,
 }
 
 // env is what a child works with.

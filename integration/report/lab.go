@@ -23,6 +23,7 @@ type options struct {
 	quick, write bool
 	only, bin    string
 	minutes      float64
+	pieces       int
 }
 
 // lab is what sections attack with: a server of their own, which comes back when it is

@@ -18,13 +18,24 @@ import (
 var slotLimit = ratelimit.InFlight{Name: "in flight", Limit: 4, Lease: 500 * time.Millisecond}
 
 // held is what a holder believed: that it had a slot from one instant to another, on the clock
-// of the machine.
+// of the machine, for which it had asked at an instant.
 type held struct {
-	Number   int
-	Fence    int64
-	From, To int64 // microseconds
-	Lost     bool  // and was told so
+	Holder          int
+	Number          int
+	Fence           int64
+	Asked, From, To int64 // microseconds
+	Lost            bool  // and was told so
 }
+
+// beliefs are what holders believed last, each of each slot that it had.
+type beliefs map[belief]held
+
+type belief struct {
+	holder, number int
+	fence          int64
+}
+
+func (b beliefs) note(h held) { b[belief{h.Holder, h.Number, h.Fence}] = h }
 
 // holdSlots holds slots, and notes each 5 ms that it believes to hold one.
 func holdSlots(ctx context.Context, e *env) error {
@@ -34,7 +45,7 @@ func holdSlots(ctx context.Context, e *env) error {
 		group.Go(func() {
 			for ctx.Err() == nil {
 				_ = e.store.Hold(ctx, slotLimit, "", func(ctx context.Context, slot ratelimit.Slot) error {
-					h := held{Number: slot.Number, Fence: slot.Fence, From: time.Now().UnixMicro()}
+					h := held{Holder: e.Process*e.Workers + worker, Number: slot.Number, Fence: slot.Fence, Asked: slot.Asked.UnixMicro(), From: time.Now().UnixMicro()}
 					h.To = h.From
 					for end := time.Now().Add(time.Duration(random.IntN(1500)) * time.Millisecond); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 						now := time.Now().UnixMicro() // before it asks: it may be stopped in between
@@ -54,47 +65,89 @@ func holdSlots(ctx context.Context, e *env) error {
 	return nil
 }
 
-// attackSlots has processes hold slots while some are killed, some stand still past their
-// leases and go on, and the server stands still.
+// attackSlots is all that is done to limits of how many at once.
 func attackSlots(ctx context.Context, l *lab, c *chapter) error {
+	for _, part := range []func(context.Context, *lab, *chapter) error{killHolders, setSlotsClock, waitForSlots, takeSlotsOften} {
+		if err := part(ctx, l, c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+const slotHolders = 8 // processes
+
+// holders are processes that hold slots.
+type holders struct {
+	url, schema string
+	children    []*child
+
+	mu   sync.Mutex
+	last beliefs
+}
+
+// launch starts one more.
+func (h *holders) launch(ctx context.Context) error {
+	number := len(h.children)
+	child, err := start(ctx, task{Job: "slots", URL: h.url, Schema: h.schema, Process: number, Workers: 4, Conns: 4, Seed: uint64(number)}, func(line []byte) error {
+		var one held
+		if err := json.Unmarshal(line, &one); err != nil {
+			return nil // the last line of one that was killed
+		}
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.last.note(one)
+		return nil
+	})
+	if err == nil {
+		h.children = append(h.children, child)
+	}
+	return err
+}
+
+func (h *holders) launchAll(ctx context.Context) error {
+	h.last = beliefs{}
+	for range slotHolders {
+		if err := h.launch(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// killAll kills all that there are, and returns when that was.
+func (h *holders) killAll() time.Time {
+	for _, child := range h.children {
+		_ = child.cmd.Process.Kill()
+	}
+	dead := time.Now()
+	end(h.children)
+	h.children = nil
+	return dead
+}
+
+// killHolders has processes hold slots while some are killed, some stand still past their
+// leases and go on, and the server stands still.
+func killHolders(ctx context.Context, l *lab, c *chapter) error {
 	c.say("Eight processes of four goroutines hold the 4 slots of one key, with leases of 500 ms, and note each 5 ms that they believe to hold one, by the clock of the machine, which is the server's too. Some are killed, some stand still past their leases and go on (SIGSTOP), and so does the server. Then all are killed, and somebody else takes every slot.")
 	schema, pool, err := l.place(ctx, 8)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	const processes = 8
-	var mu sync.Mutex
-	last := map[[2]int64]held{} // of each slot and fence
-	children := make([]*child, 0, processes)
-	launch := func(process int) error {
-		child, err := start(ctx, task{Job: "slots", URL: l.server.URL, Schema: schema, Process: process, Workers: 4, Conns: 4, Seed: uint64(process)}, func(line []byte) error {
-			var h held
-			if err := json.Unmarshal(line, &h); err != nil {
-				return nil // the last line of one that was killed
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			last[[2]int64{int64(h.Number), h.Fence}] = h
-			return nil
-		})
-		children = append(children, child)
+	h := &holders{url: l.server.URL, schema: schema}
+	if err := h.launchAll(ctx); err != nil {
 		return err
-	}
-	for process := range processes {
-		if err := launch(process); err != nil {
-			return err
-		}
 	}
 	killed, stopped, stalls := 0, 0, 0
 	for end := time.Now().Add(l.seconds(60, 10)); time.Now().Before(end); {
 		time.Sleep(slotLimit.Lease)
-		victim := children[len(children)-1-rand.IntN(processes)].cmd.Process
+		victim := h.children[len(h.children)-1-rand.IntN(slotHolders)].cmd.Process
 		switch rand.IntN(4) {
 		case 0:
 			if victim.Kill() == nil {
 				killed++
-				if err := launch(len(children)); err != nil {
+				if err := h.launch(ctx); err != nil {
 					return err
 				}
 			}
@@ -116,11 +169,7 @@ func attackSlots(ctx context.Context, l *lab, c *chapter) error {
 			stalls++
 		}
 	}
-	for _, child := range children {
-		_ = child.cmd.Process.Kill()
-	}
-	dead := time.Now()
-	end(children)
+	dead := h.killAll()
 	store, err := pgstore.New(pool, &pgstore.Config{Schema: schema})
 	if err != nil {
 		return err
@@ -133,10 +182,10 @@ func attackSlots(ctx context.Context, l *lab, c *chapter) error {
 	if err := pool.QueryRow(ctx, "SELECT count(*) FROM "+schema+".rate_limits").Scan(&rows); err != nil {
 		return err
 	}
-	overlaps, disorder, lost := judgeHeld(last)
+	overlaps, lost := h.last.overlaps()
 	c.zero("two believed to hold one slot at a time", overlaps)
-	c.zero("a smaller fence was held after a larger one", disorder)
-	c.happened(count{"slots held", len(last)}, count{"told that they have lost theirs", lost}, count{"processes killed", killed}, count{"stood still", stopped}, count{"servers stood still", stalls})
+	h.last.judgeFences(c, "")
+	c.happened(count{"slots held", len(h.last)}, count{"told that they have lost theirs", lost}, count{"processes killed", killed}, count{"stood still", stopped}, count{"servers stood still", stalls})
 	c.atMost("all slots taken again after everybody was killed", back.Seconds()*1000, float64((slotLimit.Lease + 500*time.Millisecond).Milliseconds()), "ms")
 	c.atMost("rows", float64(rows), float64(slotLimit.Limit), "")
 	return nil
@@ -156,27 +205,58 @@ func takeAllSlots(ctx context.Context, store *pgstore.Store, dead time.Time) (ti
 	return time.Since(dead), nil
 }
 
-// judgeHeld counts the holders of a slot whose beliefs overlap, and those who held it in
-// another order than that of their fences.
-func judgeHeld(all map[[2]int64]held) (overlaps, disorder, lost int) {
+// bySlot is what was believed of each slot, by when that began.
+func (b beliefs) bySlot() map[int][]held {
 	of := map[int][]held{}
-	for _, h := range all {
+	for _, h := range b {
 		of[h.Number] = append(of[h.Number], h)
-		if h.Lost {
-			lost++
-		}
 	}
-	for _, holders := range of {
-		slices.SortFunc(holders, func(a, b held) int { return int(a.From - b.From) })
-		for i, h := range holders[:len(holders)-1] {
-			next := holders[i+1]
-			if next.From < h.To {
+	for _, all := range of {
+		slices.SortFunc(all, func(a, b held) int { return int(a.From - b.From) })
+	}
+	return of
+}
+
+// overlaps counts the holders of a slot whose beliefs overlap, and those who lost theirs.
+func (b beliefs) overlaps() (overlaps, lost int) {
+	for _, all := range b.bySlot() {
+		for i, h := range all {
+			if h.Lost {
+				lost++
+			}
+			if i > 0 && h.From < all[i-1].To {
 				overlaps++
 			}
-			if next.Fence <= h.Fence {
+		}
+	}
+	return overlaps, lost
+}
+
+// judgeFences judges as what holders work on would, which turns smaller fences away: a fence
+// is of one holder, and who asked when another held a slot already has a larger one.
+func (b beliefs) judgeFences(c *chapter, when string) {
+	twice, disorder := 0, 0
+	for _, all := range b.bySlot() {
+		given := map[int64]bool{}
+		for _, h := range all {
+			if given[h.Fence] {
+				twice++
+			}
+			given[h.Fence] = true
+		}
+		// The largest fence of those whose holding began before an instant.
+		byAsked := slices.Clone(all)
+		slices.SortFunc(byAsked, func(a, b held) int { return int(a.Asked - b.Asked) })
+		largest, next := int64(0), 0
+		for _, h := range byAsked {
+			for ; next < len(all) && all[next].From < h.Asked; next++ {
+				largest = max(largest, all[next].Fence)
+			}
+			if h.Fence <= largest {
 				disorder++
 			}
 		}
 	}
-	return overlaps, disorder, lost
+	c.zero("two had one fence"+when, twice)
+	c.zero("a smaller fence was given after a larger one"+when, disorder)
 }

@@ -1,0 +1,218 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// queueLimit is waited for by many.
+var queueLimit = ratelimit.InFlight{Name: "queue", Limit: 10, Lease: 30 * time.Second}
+
+const (
+	queueProcesses = 3
+	queueWork      = 50 * time.Millisecond
+)
+
+// served is somebody who waited for a slot, and worked with it, on the machine's clock.
+type served struct {
+	Process         int
+	Asked, From, To time.Time
+}
+
+// queueForSlots waits for slots, works with them, and waits again.
+func queueForSlots(ctx context.Context, e *env) error {
+	var group sync.WaitGroup
+	for range e.Workers {
+		group.Go(func() {
+			for ctx.Err() == nil {
+				s := served{Process: e.Process, Asked: time.Now()}
+				_ = e.store.Hold(ctx, queueLimit, "", func(context.Context, ratelimit.Slot) error {
+					s.From = time.Now()
+					time.Sleep(queueWork)
+					s.To = time.Now()
+					e.out.write(s)
+					return nil
+				})
+			}
+		})
+	}
+	group.Wait()
+	return nil
+}
+
+// waitForSlots has 1,000 wait for 10 slots.
+func waitForSlots(ctx context.Context, l *lab, c *chapter) error {
+	c.say("Then 1,000 in 3 processes wait for 10 slots, and work with them for %v, again and again.", queueWork)
+	schema, pool, err := l.place(ctx, 4)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	var (
+		mu       sync.Mutex
+		all      []served
+		children []*child
+	)
+	for process := range queueProcesses {
+		workers := 1000 / queueProcesses
+		if process == 0 {
+			workers += 1000 % queueProcesses
+		}
+		child, err := start(ctx, task{Job: "queue", URL: l.server.URL, Schema: schema, Process: process, Workers: workers, Conns: 4}, func(line []byte) error {
+			var s served
+			if err := json.Unmarshal(line, &s); err != nil {
+				return err
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			all = append(all, s)
+			return nil
+		})
+		if err != nil {
+			return err
+		}
+		children = append(children, child)
+	}
+	atWork(children)
+	time.Sleep(l.seconds(5, 1)) // until all are in line
+	from, before := time.Now(), commits(ctx, pool)
+	time.Sleep(l.seconds(60, 4))
+	to, after := time.Now(), commits(ctx, pool)
+	end(children)
+	busy, pieces, longest := time.Duration(0), 0, time.Duration(0)
+	for _, s := range all {
+		if s.To.After(from) && s.From.Before(to) {
+			busy += earlier(s.To, to).Sub(later(s.From, from))
+			pieces++
+		}
+		if s.From.Before(to) {
+			longest = max(longest, s.From.Sub(s.Asked))
+		}
+	}
+	lasted := to.Sub(from)
+	c.atLeast("slots that are waited for are busy", 100*busy.Seconds()/lasted.Seconds()/float64(queueLimit.Limit), map[bool]float64{false: 95, true: 50}[l.quick], "%")
+	perSecond := float64(pieces) / lasted.Seconds()
+	c.tell("pieces of work", "%.0f a second", perSecond)
+	// One for each piece, three processes that look up to 20 times a second and try what they
+	// see, and the server's own.
+	c.atMost("transactions of the database", float64(after-before)/lasted.Seconds(), perSecond+3*60, "a second")
+	c.atMost("longest wait", longest.Seconds(), 60, "s")
+	c.zero("served before somebody in the process who came a second earlier", outOfTurn(all))
+	return nil
+}
+
+// outOfTurn counts those who were served before somebody of their process who had come before.
+// What is less than a second apart may have been seen in either order.
+func outOfTurn(all []served) (n int) {
+	const apart = time.Second
+	for process := range queueProcesses {
+		mine := slices.DeleteFunc(slices.Clone(all), func(s served) bool { return s.Process != process })
+		slices.SortFunc(mine, func(a, b served) int { return a.From.Compare(b.From) })
+		var latest time.Time // that somebody came who was served by now, a second before
+		next := 0
+		for _, s := range mine {
+			for ; mine[next].From.Before(s.From.Add(-apart)); next++ {
+				latest = later(latest, mine[next].Asked)
+			}
+			if s.Asked.Add(apart).Before(latest) {
+				n++
+			}
+		}
+	}
+	return n
+}
+
+func earlier(a, b time.Time) time.Time {
+	if a.Before(b) {
+		return a
+	}
+	return b
+}
+
+func later(a, b time.Time) time.Time {
+	if a.After(b) {
+		return a
+	}
+	return b
+}
+
+// commits is how many transactions the database has committed, as far as its statistics know.
+func commits(ctx context.Context, pool *pgxpool.Pool) (n int64) {
+	_ = pool.QueryRow(ctx, "SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()").Scan(&n)
+	return n
+}
+
+// takeSlotsOften takes and releases slots for a while, and looks at what is left of that.
+func takeSlotsOften(ctx context.Context, l *lab, c *chapter) error {
+	const keys, goroutines = 1000, 64
+	c.say("Last, %d goroutines take and release the slots of %d keys.", goroutines, keys)
+	schema, pool, err := l.place(ctx, 4)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	store, err := pgstore.New(pool, &pgstore.Config{Schema: schema})
+	if err != nil {
+		return err
+	}
+	defer store.Close()
+	limit := ratelimit.InFlight{Name: "often", Limit: 10}
+	var (
+		taken, refused atomic.Int64
+		group          sync.WaitGroup
+		fault          atomic.Pointer[error]
+	)
+	end := time.Now().Add(l.seconds(60, 2))
+	more := func() bool {
+		if l.pieces > 0 {
+			return taken.Load() < int64(l.pieces)
+		}
+		return time.Now().Before(end)
+	}
+	for worker := range goroutines {
+		group.Go(func() {
+			for n := worker; more() && ctx.Err() == nil && fault.Load() == nil; n += 7 * goroutines {
+				slot, err := store.Acquire(ctx, limit, fmt.Sprint(n%keys))
+				if err == nil && slot.OK {
+					taken.Add(1)
+					err = store.Release(ctx, slot)
+				} else if err == nil {
+					refused.Add(1)
+				}
+				if err != nil {
+					fault.Store(&err)
+				}
+			}
+		})
+	}
+	group.Wait()
+	if err := fault.Load(); err != nil {
+		return *err
+	}
+	store.Close()
+	pool.Reset() // a connection that ends tells its statistics
+	var rows, bytes, updates, hot int64
+	counted := within(ctx, patient, "the statistics of the table", func() bool {
+		err := pool.QueryRow(ctx, `SELECT (SELECT count(*) FROM `+schema+`.rate_limits), pg_total_relation_size(relid), n_tup_upd, n_tup_hot_upd
+			FROM pg_stat_user_tables WHERE schemaname = $1 AND relname = 'rate_limits'`, schema).Scan(&rows, &bytes, &updates, &hot)
+		return err == nil && updates >= 2*taken.Load()-rows
+	})
+	if counted != nil {
+		return counted
+	}
+	c.happened(count{"slots taken and released", int(taken.Load())})
+	c.atMost("rows of them", float64(rows), float64(keys*limit.Limit), "")
+	c.tell("size of the table", "%.1f MB", float64(bytes)/1e6)
+	c.atLeast("heap-only updates (HOT)", 100*float64(hot)/float64(max(updates, 1)), 99, "%")
+	return nil
+}
