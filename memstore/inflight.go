@@ -34,7 +34,7 @@ func (s *Store) AcquireTx(ctx context.Context, tx pgx.Tx, limit ratelimit.InFlig
 // served. It sleeps on the machine's clock, for as long as the store's says.
 func (s *Store) AcquireWait(ctx context.Context, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (ratelimit.Slot, error) {
 	of := decide.Key{Name: limit.Name, Key: key}
-	if s.own().usable(ctx) == nil && !s.slots.Waited(of) {
+	if s.own().usable(ctx) == nil && s.slots.Waiting(of) == 0 {
 		if slot, err := s.Acquire(ctx, limit, key, rates...); err != nil || slot.OK || slot.NotBefore.IsZero() {
 			return slot, err
 		}

@@ -11,6 +11,11 @@ import (
 // Queued is how many transactions wait for their turn before they begin.
 func (s *Store) Queued() int { return s.runner.turns.Waiting() }
 
+// WaitingForSlots is how many wait for a slot of a key.
+func (s *Store) WaitingForSlots(name, key string) int {
+	return s.flights.known.Waiting(decide.Key{Name: name, Key: key})
+}
+
 // Meet has the transactions of a store stand in line for the rows of limits without shards,
 // as if others had been met there, and returns the locks.
 func (s *Store) Meet(requests ...ratelimit.Request) (locks []int64) {

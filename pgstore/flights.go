@@ -433,7 +433,7 @@ func (f *flights) release(ctx context.Context, slot ratelimit.Slot) error {
 		if taken := slotOf(next, op, asked); !f.known.Hand(row.Key, taken) {
 			return f.release(ctx, taken)
 		}
-	case f.known.Waited(row.Key):
+	case f.known.Waiting(row.Key) > 0:
 		f.known.LetGo(row.Key, row.Shard)
 	default:
 		f.known.Freed(row.Key, row.Shard)
@@ -448,7 +448,7 @@ const lookAgain = 100 * time.Millisecond
 // await takes a slot, and waits for one until ctx is over. Only the first in line looks; the
 // others have what is handed on, and their turn.
 func (f *flights) await(ctx context.Context, limit ratelimit.InFlight, key decide.Key) (ratelimit.Slot, error) {
-	if !f.known.Waited(key) {
+	if f.known.Waiting(key) == 0 {
 		if slot, err := f.acquire(ctx, limit, key); err != nil || slot.OK {
 			return slot, err
 		}

@@ -41,7 +41,7 @@ func (s *Store) Acquire(ctx context.Context, limit ratelimit.InFlight, key strin
 // is a slot, and are not waited for.
 //
 // Those who wait in one process are served first come, first served. A slot that is released
-// in the process goes to the first of them, by the statement that releases it, for 2 seconds;
+// in the process goes to the first of them, by the statement that releases it, for 4 seconds;
 // then it is let go for the other processes. Besides, a process in which somebody waits
 // for a key looks ten times a second, once for all of them, and holds no connection meanwhile.
 // [Store.Close] ends waits with [ErrClosed].

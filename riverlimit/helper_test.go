@@ -49,7 +49,7 @@ type bench struct {
 	store *pgstore.Store
 }
 
-func newBench(t *testing.T) *bench {
+func newBench(t testing.TB) *bench {
 	t.Helper()
 	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.MaxConns = 20 }))
 	migrator, err := rivermigrate.New(riverpgxv5.New(db.Pool), &rivermigrate.Config{Schema: db.Schema, Logger: quiet})
@@ -84,7 +84,7 @@ func (b *bench) config(work func(context.Context, *river.Job[callArgs]) error, m
 	}
 }
 
-func (b *bench) client(t *testing.T, config *river.Config) *river.Client[pgx.Tx] {
+func (b *bench) client(t testing.TB, config *river.Config) *river.Client[pgx.Tx] {
 	t.Helper()
 	client, err := river.NewClient(riverpgxv5.New(b.Pool), config)
 	if err != nil {
@@ -94,13 +94,13 @@ func (b *bench) client(t *testing.T, config *river.Config) *river.Client[pgx.Tx]
 }
 
 // inserter is one whose client only inserts.
-func (b *bench) inserter(t *testing.T) riverlimit.Inserter {
+func (b *bench) inserter(t testing.TB) riverlimit.Inserter {
 	t.Helper()
 	return riverlimit.Inserter{Client: b.client(t, &river.Config{Logger: quiet, Schema: b.Schema}), Store: b.store}
 }
 
 // start starts a client, and stops it before the test ends.
-func start(t *testing.T, client *river.Client[pgx.Tx]) {
+func start(t testing.TB, client *river.Client[pgx.Tx]) {
 	t.Helper()
 	if err := client.Start(context.Background()); err != nil {
 		t.Fatal(err)
@@ -129,7 +129,7 @@ func each(limit ratelimit.Limit) func(*rivertype.JobRow) []ratelimit.Request {
 }
 
 // inTx runs do in a transaction that commits.
-func (b *bench) inTx(t *testing.T, do func(tx pgx.Tx) error) {
+func (b *bench) inTx(t testing.TB, do func(tx pgx.Tx) error) {
 	t.Helper()
 	if err := pgx.BeginFunc(t.Context(), b.Pool, do); err != nil {
 		t.Fatal(err)
@@ -137,7 +137,7 @@ func (b *bench) inTx(t *testing.T, do func(tx pgx.Tx) error) {
 }
 
 // query scans the only row of a query, in which %s stands for the schema.
-func (b *bench) query(t *testing.T, sql string, into ...any) {
+func (b *bench) query(t testing.TB, sql string, into ...any) {
 	t.Helper()
 	b.inTx(t, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(t.Context(), "SET LOCAL search_path = "+b.Schema); err != nil {
@@ -148,14 +148,14 @@ func (b *bench) query(t *testing.T, sql string, into ...any) {
 }
 
 // count is query for a number.
-func (b *bench) count(t *testing.T, sql string) (n int) {
+func (b *bench) count(t testing.TB, sql string) (n int) {
 	t.Helper()
 	b.query(t, sql, &n)
 	return n
 }
 
 // eventually polls until sql yields want.
-func (b *bench) eventually(t *testing.T, want int, sql string) {
+func (b *bench) eventually(t testing.TB, want int, sql string) {
 	t.Helper()
 	for end := time.Now().Add(patience); ; time.Sleep(20 * time.Millisecond) {
 		got := b.count(t, sql)

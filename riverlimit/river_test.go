@@ -28,7 +28,7 @@ const (
 )
 
 // insertPlain inserts n jobs that are due and not limited.
-func (b *bench) insertPlain(t *testing.T, n int) {
+func (b *bench) insertPlain(t testing.TB, n int) {
 	t.Helper()
 	params := make([]riverlimit.InsertManyParams, n)
 	for i := range params {

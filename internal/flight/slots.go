@@ -23,7 +23,7 @@ const IdleFor = time.Minute
 const (
 	// turnTime is for how long a slot is handed on within a process, before it is let go:
 	// other processes may wait as well.
-	turnTime = 2 * time.Second
+	turnTime = 4 * time.Second
 
 	// attempt is how long a slot that is tried stays chosen, unless somebody says how it went.
 	attempt = time.Minute
@@ -300,12 +300,14 @@ func (s *Slots) LetGo(key decide.Key, number int) {
 	delete(s.of(key).away, number)
 }
 
-// Waited reports whether somebody waits for a slot of a key here.
-func (s *Slots) Waited(key decide.Key) bool {
+// Waiting is how many wait for a slot of a key here.
+func (s *Slots) Waiting(key decide.Key) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	k := s.keys[key]
-	return k != nil && k.line.Len() > 0
+	if k := s.keys[key]; k != nil {
+		return k.line.Len()
+	}
+	return 0
 }
 
 // Hand gives a slot that was taken to the first in line, and reports false if there is

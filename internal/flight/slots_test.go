@@ -94,7 +94,7 @@ func TestHandsOnInOrder(t *testing.T) {
 		t.Error("a slot is handed to somebody whose limit has it not")
 	}
 	s.Leave(third)
-	if s.Waited(key) {
+	if s.Waiting(key) > 0 {
 		t.Error("somebody waits")
 	}
 }
