@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -124,43 +125,55 @@ func TestHoldTellsThatTheLeaseIsLost(t *testing.T) {
 // Who waits is served in order of arrival.
 func TestAcquireWaitInOrder(t *testing.T) {
 	t.Parallel()
-	holdStores(t, func(t *testing.T, store flightStore, _ func() pgx.Tx) {
-		one := ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Minute}
-		first := takeSlot(t, store, one, "k")
-		const waiters = 10
-		var (
-			mu    sync.Mutex
-			order []int
-			wg    sync.WaitGroup
-		)
-		for i := range waiters {
-			wg.Go(func() {
-				slot, err := store.AcquireWait(t.Context(), one, "k")
-				if err != nil || !slot.OK {
-					t.Errorf("waiter %d: got %v and %v", i, slot, err)
-					return
-				}
-				mu.Lock()
-				order = append(order, i)
-				mu.Unlock()
-				if err := store.Release(t.Context(), slot); err != nil {
-					t.Errorf("waiter %d: %v", i, err)
-				}
+	one := ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Minute}
+	for _, portable := range []bool{false, true} {
+		t.Run(fmt.Sprintf("portable=%v", portable), func(t *testing.T) {
+			t.Parallel()
+			store := newStore(t, pgtest.New(t, maxConns(8)), isPortable(portable))
+			waitInOrder(t, store, one, func(waiting int) {
+				eventually(t, "all stand in line", func() bool { return store.WaitingForSlots(one.Name, "k") == waiting })
 			})
-			if s, ok := store.(*pgstore.Store); ok { // memory has nothing to wait for before that
-				eventually(t, "waiter stands in line", func() bool { return s.WaitingForSlots(one.Name, "k") > i })
-			} else {
-				time.Sleep(20 * time.Millisecond)
-			}
-		}
-		if err := store.Release(t.Context(), first); err != nil {
-			t.Fatal(err)
-		}
-		wg.Wait()
-		if !slices.IsSorted(order) || len(order) != waiters {
-			t.Errorf("served in the order %v", order)
-		}
+		})
+	}
+	t.Run("memstore", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) {
+			waitInOrder(t, memstore.New(nil), one, func(int) { synctest.Wait() })
+		})
 	})
+}
+
+// waitInOrder has some wait, each when those before it stand in line.
+func waitInOrder(t *testing.T, store flightStore, one ratelimit.InFlight, inLine func(waiting int)) {
+	first := takeSlot(t, store, one, "k")
+	const waiters = 10
+	var (
+		mu    sync.Mutex
+		order []int
+		wg    sync.WaitGroup
+	)
+	for i := range waiters {
+		wg.Go(func() {
+			slot, err := store.AcquireWait(t.Context(), one, "k")
+			if err != nil || !slot.OK {
+				t.Errorf("waiter %d: got %v and %v", i, slot, err)
+				return
+			}
+			mu.Lock()
+			order = append(order, i)
+			mu.Unlock()
+			if err := store.Release(t.Context(), slot); err != nil {
+				t.Errorf("waiter %d: %v", i, err)
+			}
+		})
+		inLine(i + 1)
+	}
+	if err := store.Release(t.Context(), first); err != nil {
+		t.Fatal(err)
+	}
+	wg.Wait()
+	if !slices.IsSorted(order) || len(order) != waiters {
+		t.Errorf("served in the order %v", order)
+	}
 }
 
 func TestAcquireWaitEnds(t *testing.T) {

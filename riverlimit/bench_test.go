@@ -17,7 +17,7 @@ import (
 // A limit of how many at once over all jobs, which is not reached: of none is the jobs a second
 // with it as a share of those without, the median of five rounds. Both take turns.
 //
-//	go test -run - -bench JobsInFlight ./riverlimit
+//	go test -bench JobsInFlight ./riverlimit
 func BenchmarkJobsInFlight(b *testing.B) {
 	const jobs, rounds = 4000, 5
 	for b.Loop() {
