@@ -72,13 +72,17 @@ func catalogLs(o *options) *cobra.Command {
 
 func listDefinitions(p *printer, c *catalog.Catalog) error {
 	t := p.table("OVERRIDES", "LIMIT")
+	row := func(name, described string, v limitJSON) error {
+		v.Name, v.Overrides = name, len(c.Overrides(name))
+		return t.row(v, fmt.Sprint(v.Overrides), visible.Lines(described))
+	}
 	for _, d := range c.Definitions() {
-		overrides := len(c.Overrides(d.Name))
-		err := t.row(struct {
-			Definition ratelimit.Definition `json:"definition"`
-			Overrides  int                  `json:"overrides"`
-		}{d, overrides}, fmt.Sprint(overrides), visible.Lines(d.String()))
-		if err != nil {
+		if err := row(d.Name, d.String(), limitJSON{Definition: &d}); err != nil {
+			return err
+		}
+	}
+	for _, l := range c.InFlights() {
+		if err := row(l.Name, l.String(), limitJSON{InFlight: new(inFlightJSONOf(l))}); err != nil {
 			return err
 		}
 	}
@@ -92,7 +96,7 @@ func listDefinitions(p *printer, c *catalog.Catalog) error {
 }
 
 func listOverrides(p *printer, c *catalog.Catalog, name string) error {
-	if _, err := (&inspect.Desk{Catalog: c}).Limit(name); err != nil {
+	if err := (&inspect.Desk{Catalog: c}).Known(name); err != nil {
 		return badInput{err}
 	}
 	t := p.table("OVERRIDE", "KEY")
@@ -113,7 +117,8 @@ type overrideFlags struct {
 	rate                  float64
 	period                time.Duration
 	capacity, maxReserved string
-	slots                 int
+	slots, atOnce         int
+	lease                 time.Duration
 	until                 string
 	off, all              bool
 	note                  string
@@ -162,6 +167,8 @@ is there. What is left out stays as the program has it.`,
 	flags.StringVar(&f.capacity, "capacity", "", `the most tokens that accumulate, or "none"`)
 	flags.StringVar(&f.maxReserved, "max-reserved", "", `the deepest debt, "none" or "unlimited"`)
 	flags.IntVar(&f.slots, "slots", 0, "of a sliding window")
+	flags.IntVar(&f.atOnce, "at-once", 0, "of a limit of how many at once: slots for each key")
+	flags.DurationVar(&f.lease, "lease", 0, "of a limit of how many at once")
 	flags.StringVar(&f.until, "until", "", "when it ends: an instant such as 2026-12-31T00:00:00Z, or a duration from now such as 48h")
 	flags.BoolVar(&f.off, "off", false, "keep the override, and do not use it")
 	flags.StringVar(&f.note, "note", "", "why, and for whom")
@@ -182,8 +189,8 @@ func keyOrAll(args []string, all bool) (string, error) {
 }
 
 func (f *overrideFlags) override(cmd *cobra.Command, now time.Time) (catalog.Override, error) {
-	o := catalog.Override{Rate: f.rate, Period: f.period, Slots: f.slots, Off: f.off, Note: f.note}
-	for name, set := range map[string]bool{"rate": f.rate != 0, "period": f.period != 0, "slots": f.slots != 0} {
+	o := catalog.Override{Rate: f.rate, Period: f.period, Slots: f.slots, AtOnce: f.atOnce, Lease: f.lease, Off: f.off, Note: f.note}
+	for name, set := range map[string]bool{"rate": f.rate != 0, "period": f.period != 0, "slots": f.slots != 0, "at-once": f.atOnce != 0, "lease": f.lease != 0} {
 		if cmd.Flags().Changed(name) && !set {
 			return o, bad("--%s 0: must not be 0", name)
 		}
@@ -310,7 +317,7 @@ there: all, or on an error none. What the file does not name stays. - is standar
 func (f *definitionsFile) describe() string {
 	definitions := 0
 	for _, e := range f.entries {
-		if e.definition != nil {
+		if e.override == nil {
 			definitions++
 		}
 	}
@@ -325,6 +332,10 @@ type txEditor struct {
 
 func (e txEditor) Publish(ctx context.Context, limits ...ratelimit.Limit) error {
 	return e.PublishTx(ctx, e.tx, limits...)
+}
+
+func (e txEditor) PublishInFlight(ctx context.Context, limits ...ratelimit.InFlight) error {
+	return e.PublishInFlightTx(ctx, e.tx, limits...)
 }
 
 func (e txEditor) Set(ctx context.Context, name, key string, o catalog.Override) error {
@@ -348,31 +359,42 @@ func catalogExport(o *options) *cobra.Command {
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.onCatalog(cmd, func(_ *pgxpool.Pool, c *catalog.Catalog) error {
+				only := ""
 				if len(args) == 1 {
-					if _, err := (&inspect.Desk{Catalog: c}).Limit(args[0]); err != nil {
+					only = args[0]
+					if err := (&inspect.Desk{Catalog: c}).Known(only); err != nil {
 						return badInput{err}
 					}
 				}
-				p := o.printer(cmd)
-				for _, d := range c.Definitions() {
-					if len(args) == 0 || args[0] == d.Name {
-						if err := export(p, c, d); err != nil {
-							return err
-						}
-					}
-				}
-				return nil
+				return export(o.printer(cmd), c, only)
 			})
 		},
 	})
 }
 
-func export(p *printer, c *catalog.Catalog, d ratelimit.Definition) error {
-	if err := p.object(map[string]any{"limit": d}); err != nil {
-		return err
+// export prints what the catalog has, or what it has of a name.
+func export(p *printer, c *catalog.Catalog, only string) error {
+	put := func(name string, definition map[string]any) error {
+		if only != "" && name != only {
+			return nil
+		}
+		if err := p.object(definition); err != nil {
+			return err
+		}
+		for _, e := range c.Overrides(name) {
+			if err := p.object(map[string]any{"override": overrideOf(&e)}); err != nil {
+				return err
+			}
+		}
+		return nil
 	}
-	for _, e := range c.Overrides(d.Name) {
-		if err := p.object(map[string]any{"override": overrideOf(&e)}); err != nil {
+	for _, d := range c.Definitions() {
+		if err := put(d.Name, map[string]any{"limit": d}); err != nil {
+			return err
+		}
+	}
+	for _, l := range c.InFlights() {
+		if err := put(l.Name, map[string]any{"inFlight": inFlightJSONOf(l)}); err != nil {
 			return err
 		}
 	}

@@ -36,12 +36,20 @@ func TestCatalog(t *testing.T) {
 		t.Errorf("got %+v", history)
 	}
 
+	w.must(w.catalog.PublishInFlight(t.Context(), ratelimit.InFlight{Name: "exports", Limit: 2, Lease: time.Minute}))
+	wantIn(t, run("set", "exports", "alice", "--at-once", "5", "--lease", "1h"), "set: 5 at once, lease 1h")
+	wantIn(t, run("ls"), `"exports": 2 at a time`)
+	wantIn(t, run("ls", "exports"), "5 at once", "alice")
+	if l := objects[limitJSON](t, w.program("ls", "--json").ok(t)); l[1].InFlight == nil || l[1].InFlight.Limit != 2 {
+		t.Errorf("got %+v", l)
+	}
+
 	// What was exported is there again after an import elsewhere.
 	exported := run("export")
 	file := writeFile(t, exported)
 	other := &world{T: t, db: pgtest.New(t, pgtest.With(migrations.Catalog))}
 	other.program("catalog", "import", file).wantStatus(t, exitBad, "say --yes")
-	wantIn(t, other.program("catalog", "import", file, "--dry-run").stderr, "would write 3 definitions and 2 overrides")
+	wantIn(t, other.program("catalog", "import", file, "--dry-run").stderr, "would write 4 definitions and 3 overrides")
 	if text := other.program("catalog", "export").ok(t); text != "" {
 		t.Errorf("a dry run imported %s", text)
 	}
@@ -70,6 +78,8 @@ func TestCatalogRefuses(t *testing.T) {
 		{[]string{"set", "api", "k", "--rate", "-5"}, "Rate -5"},
 		{[]string{"set", "api", "k", "--rate", "0"}, "--rate 0: must not be 0"},
 		{[]string{"set", "api", "k", "--slots", "5"}, "sliding window only"},
+		{[]string{"set", "api", "k", "--at-once", "5"}, "how many at once only"},
+		{[]string{"set", "api", "k", "--lease", "0s"}, "--lease 0"},
 		{[]string{"set", "api", "k", "--until", "soon"}, `--until "soon"`},
 		{[]string{"set", "api", "k", "--until", "-1h"}, "is over"},
 		{[]string{"set", "api", "k", "--capacity", "NaN"}, `--capacity "NaN"`},

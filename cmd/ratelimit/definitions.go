@@ -18,16 +18,18 @@ import (
 
 // A definitionsFile is definitions and overrides, as catalog export prints them: JSON values
 // one after the other, or in an array. A definition may stand by itself, or as
-// {"limit": {…}}, as in a scenario; an override is {"override": {…}}.
+// {"limit": {…}}, as in a scenario; a limit of how many at once is {"inFlight": {…}}, and an
+// override {"override": {…}}.
 type definitionsFile struct {
 	name    string
 	entries []fileEntry
 }
 
-// A fileEntry is a definition or an override, and where it stands.
+// A fileEntry is one of these, and where it stands.
 type fileEntry struct {
 	line       int
 	definition *ratelimit.Definition
+	inFlight   *ratelimit.InFlight
 	override   *catalog.Entry
 }
 
@@ -119,6 +121,14 @@ func parseEntry(raw json.RawMessage) (fileEntry, error) {
 		entry, err := o.entry()
 		return fileEntry{override: entry}, err
 	}
+	if of, ok := wrapped["inFlight"]; ok && len(wrapped) == 1 {
+		var l inFlightJSON
+		if err := decode(of, &l, true); err != nil {
+			return fileEntry{}, err
+		}
+		limit := ratelimit.InFlight{Name: l.Name, Limit: l.Limit, Lease: time.Duration(l.Lease)}
+		return fileEntry{inFlight: &limit}, limit.Validate()
+	}
 	if of, ok := wrapped["limit"]; ok && len(wrapped) == 1 {
 		raw = of
 	}
@@ -144,24 +154,35 @@ func (f *definitionsFile) catalog(ctx context.Context) (*catalog.Catalog, error)
 // editor is what writes into a catalog.
 type editor interface {
 	Publish(ctx context.Context, limits ...ratelimit.Limit) error
+	PublishInFlight(ctx context.Context, limits ...ratelimit.InFlight) error
 	Set(ctx context.Context, name, key string, o catalog.Override) error
 	SetAll(ctx context.Context, name string, o catalog.Override) error
 }
 
 func (f *definitionsFile) publish(ctx context.Context, c editor) error {
 	var limits []ratelimit.Limit
+	var slots []ratelimit.InFlight
 	first := map[string]int{}
 	for _, e := range f.entries {
-		if e.definition == nil {
+		var name string
+		switch {
+		case e.definition != nil:
+			name, limits = e.definition.Name, append(limits, e.definition.Limit())
+		case e.inFlight != nil:
+			name, slots = e.inFlight.Name, append(slots, *e.inFlight)
+		default:
 			continue
 		}
-		if line, twice := first[e.definition.Name]; twice {
-			return bad("%s:%d: limit %q is defined twice, first in line %d", f.name, e.line, e.definition.Name, line)
+		if line, twice := first[name]; twice {
+			return bad("%s:%d: limit %q is defined twice, first in line %d", f.name, e.line, name, line)
 		}
-		first[e.definition.Name] = e.line
-		limits = append(limits, e.definition.Limit())
+		first[name] = e.line
 	}
-	if err := c.Publish(ctx, limits...); err != nil {
+	err := c.Publish(ctx, limits...)
+	if err == nil {
+		err = c.PublishInFlight(ctx, slots...)
+	}
+	if err != nil {
 		return fmt.Errorf("%s: %w", f.name, err)
 	}
 	for _, e := range f.entries {
@@ -192,6 +213,8 @@ type overrideJSON struct {
 	Capacity    amount    `json:"capacity,omitzero"`
 	MaxReserved amount    `json:"maxReserved,omitzero"`
 	Slots       int       `json:"slots,omitempty"`
+	AtOnce      int       `json:"atOnce,omitempty"`
+	Lease       duration  `json:"lease,omitzero"`
 	Until       time.Time `json:"until,omitzero"`
 	Off         bool      `json:"off,omitempty"`
 	Note        string    `json:"note,omitempty"`
@@ -200,7 +223,7 @@ type overrideJSON struct {
 func overrideOf(e *catalog.Entry) overrideJSON {
 	o := overrideJSON{
 		Name: e.Name, Rate: e.Rate, Period: duration(e.Period), Capacity: amount(e.Capacity), MaxReserved: amount(e.MaxReserved),
-		Slots: e.Slots, Until: e.Until, Off: e.Off, Note: e.Note,
+		Slots: e.Slots, AtOnce: e.AtOnce, Lease: duration(e.Lease), Until: e.Until, Off: e.Off, Note: e.Note,
 	}
 	if !e.All {
 		o.Key = &e.Key
@@ -214,12 +237,23 @@ func (o *overrideJSON) entry() (*catalog.Entry, error) {
 	}
 	e := &catalog.Entry{Name: o.Name, All: o.Key == nil, Override: catalog.Override{
 		Rate: o.Rate, Period: time.Duration(o.Period), Capacity: float64(o.Capacity), MaxReserved: float64(o.MaxReserved),
-		Slots: o.Slots, Until: o.Until, Off: o.Off, Note: o.Note,
+		Slots: o.Slots, AtOnce: o.AtOnce, Lease: time.Duration(o.Lease), Until: o.Until, Off: o.Off, Note: o.Note,
 	}}
 	if !e.All {
 		e.Key = *o.Key
 	}
 	return e, nil
+}
+
+// inFlightJSON is a limit of how many at once as a file has it.
+type inFlightJSON struct {
+	Name  string   `json:"name"`
+	Limit int      `json:"limit"`
+	Lease duration `json:"lease,omitzero"`
+}
+
+func inFlightJSONOf(l ratelimit.InFlight) inFlightJSON {
+	return inFlightJSON{l.Name, l.Limit, duration(l.LeaseOrDefault())}
 }
 
 // amount is a capacity or a bound on debt, as a limit's field has it; in JSON and in flags a

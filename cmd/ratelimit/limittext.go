@@ -35,8 +35,8 @@ func (s *limitSources) limits(stdin io.Reader) ([]ratelimit.Limit, error) {
 			return nil, err
 		}
 		for _, e := range f.entries {
-			if e.override != nil {
-				return nil, bad("%s:%d: an override: definitions are tried out without", f.name, e.line)
+			if e.definition == nil {
+				return nil, bad("%s:%d: only definitions of limits by rate can be tried out", f.name, e.line)
 			}
 			limits = append(limits, e.definition.Limit())
 		}

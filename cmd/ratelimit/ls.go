@@ -62,6 +62,7 @@ A key that is not in the list is full.`,
 type limitJSON struct {
 	Name       string                `json:"name"`
 	Definition *ratelimit.Definition `json:"definition,omitempty"`
+	InFlight   *inFlightJSON         `json:"inFlight,omitempty"`
 	Overrides  int                   `json:"overrides"`
 	Rows       int                   `json:"rows"`
 	More       bool                  `json:"more"` // rows than these
@@ -81,10 +82,14 @@ func listLimits(cmd *cobra.Command, p *printer, d *inspect.Desk) error {
 			rows = fmt.Sprintf("%d+", inspect.MostCounted)
 		}
 		described := visible.Text(l.Name) + ": no definition is known"
-		if l.Definition != nil {
+		var slots *inFlightJSON
+		switch {
+		case l.Definition != nil:
 			described = visible.Lines(l.Definition.String())
+		case l.InFlight != nil:
+			described, slots = visible.Lines(l.InFlight.String()), new(inFlightJSONOf(*l.InFlight))
 		}
-		if err := t.row(limitJSON{l.Name, l.Definition, l.Overrides, l.Rows, more}, rows, fmt.Sprint(l.Overrides), described); err != nil {
+		if err := t.row(limitJSON{l.Name, l.Definition, slots, l.Overrides, l.Rows, more}, rows, fmt.Sprint(l.Overrides), described); err != nil {
 			return err
 		}
 	}

@@ -489,6 +489,8 @@ func TestMalformedDefinitions(t *testing.T) {
 		{"field of an override", `{"override": {"name": "l", "key": "k", "shards": 5}}`, `unknown field "shards"`},
 		{"amount", `{"override": {"name": "l", "key": "k", "capacity": "lots"}}`, `must be a number, "none" or "unlimited"`},
 		{"misfit", `{"override": {"name": "l", "key": "k", "slots": 5}}`, "is for a sliding window only"},
+		{"in flight", `{"inFlight": {"name": "m", "limit": 0}}`, "Limit 0"},
+		{"in flight twice", `{"inFlight": {"name": "l", "limit": 1}}`, `limit "l" is defined twice`},
 		{"until", `{"override": {"name": "l", "key": "k", "until": "soon"}}`, "soon"},
 	} {
 		t.Run(test.name, func(t *testing.T) {

@@ -143,7 +143,7 @@ func TestBadArgumentsOfTrials(t *testing.T) {
 		{[]string{"replay", log, "--limit", "10 per 1m", "--plot", "a.svg", "--plot-key", "nobody"}, "there is no call of it"},
 		{[]string{"replay", log, "--limit", "10 per 1m", "--theme", "pink"}, `--theme "pink"`},
 		{[]string{"replay", log, "--limit", "10 per 1m", "--most", "-1"}, "--most -1"},
-		{[]string{"replay", log, "--definitions", writeFile(t, bucket+`{"override": {"name": "l", "key": "k", "rate": 3}}`)}, ":2: an override"},
+		{[]string{"replay", log, "--definitions", writeFile(t, bucket+`{"override": {"name": "l", "key": "k", "rate": 3}}`)}, ":2: only definitions"},
 		{[]string{"simulate"}, "nobody comes"},
 		{[]string{"simulate", "--rate", "1"}, "no limit to try"},
 		{[]string{"simulate", "--rate", "-1", "--limit", "1 per 1s"}, "--rate -1"},

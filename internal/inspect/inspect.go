@@ -51,6 +51,15 @@ func (d *Desk) InFlight(name string) (ratelimit.InFlight, error) {
 	return ratelimit.InFlight{}, fmt.Errorf("%w: %q", ErrUndefined, name)
 }
 
+// Known returns an [ErrUndefined] of a name that is neither of a limit nor of slots.
+func (d *Desk) Known(name string) error {
+	if _, err := d.InFlight(name); err == nil {
+		return nil
+	}
+	_, err := d.Limit(name)
+	return err
+}
+
 // MostCounted is up to how many rows of a name are counted.
 const MostCounted = 10_000
 
