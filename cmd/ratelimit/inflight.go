@@ -16,8 +16,8 @@ func inflightCommand(o *options) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "inflight",
 		Short: "See and free the slots of limits of how many at once",
-		Long: `See and free the slots of limits of how many at once. The database does not know which names
-are such limits: name one of yours.`,
+		Long: `See and free the slots of limits of how many at once. Any name can be given that is not known
+to be of another limit: the program need not have published it.`,
 		GroupID: operating,
 		Args:    cobra.NoArgs,
 		RunE:    func(*cobra.Command, []string) error { return bad("inflight: want one of ls, release and reset") },
@@ -41,14 +41,13 @@ type slotJSON struct {
 }
 
 func inflightLs(o *options) *cobra.Command {
-	var page ratelimit.Page
-	var prefix, after string
+	var f pageFlags
 	c := &cobra.Command{
 		Use:     "ls LIMIT [KEY]",
 		Short:   "List the slots that are held",
 		Example: "  ratelimit inflight ls exports\n  ratelimit inflight ls exports alice",
 		Args:    cobra.RangeArgs(1, 2),
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
+		RunE: func(cmd *cobra.Command, args []string) error {
 			var keys []string
 			if len(args) == 2 {
 				key, err := keyOf(args[1])
@@ -57,10 +56,8 @@ func inflightLs(o *options) *cobra.Command {
 				}
 				keys = []string{key}
 			}
-			if page.Prefix, err = keyOf(prefix); err != nil {
-				return err
-			}
-			if page.After, err = keyOf(after); err != nil {
+			page, err := f.page()
+			if err != nil {
 				return err
 			}
 			d, err := o.desk(cmd.Context())
@@ -79,9 +76,7 @@ func inflightLs(o *options) *cobra.Command {
 			return asBad(listSlots(cmd, o.printer(cmd), d, args[0], keys))
 		},
 	}
-	c.Flags().StringVar(&prefix, "prefix", "", "only keys that begin so")
-	c.Flags().StringVar(&after, "after", "", "only keys after this one: the next page")
-	c.Flags().IntVarP(&page.Most, "most", "n", 100, "at most so many keys; 0 for all")
+	f.addTo(c)
 	return o.listing(o.onLimits(c))
 }
 

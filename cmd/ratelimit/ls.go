@@ -11,9 +11,8 @@ import (
 )
 
 func lsCommand(o *options) *cobra.Command {
-	var page ratelimit.Page
+	var f pageFlags
 	var short bool
-	var prefix, after string
 	c := &cobra.Command{
 		Use:   "ls [LIMIT]",
 		Short: "List limits, or a limit's keys with what there is of each now",
@@ -26,14 +25,9 @@ A key that is not in the list is full.`,
   ratelimit ls send_message --short`,
 		GroupID: seeing,
 		Args:    cobra.MaximumNArgs(1),
-		RunE: func(cmd *cobra.Command, args []string) (err error) {
-			if page.Most < 0 {
-				return bad("--most %d: must not be negative", page.Most)
-			}
-			if page.Prefix, err = keyOf(prefix); err != nil {
-				return err
-			}
-			if page.After, err = keyOf(after); err != nil {
+		RunE: func(cmd *cobra.Command, args []string) error {
+			page, err := f.page()
+			if err != nil {
 				return err
 			}
 			d, err := o.desk(cmd.Context())
@@ -51,11 +45,33 @@ A key that is not in the list is full.`,
 			return listKeys(cmd, o.printer(cmd), d, limit, page, short)
 		},
 	}
-	c.Flags().StringVar(&prefix, "prefix", "", "only keys that begin so")
-	c.Flags().StringVar(&after, "after", "", "only keys after this one: the next page")
-	c.Flags().IntVarP(&page.Most, "most", "n", 100, "at most so many keys; 0 for all")
+	f.addTo(c)
 	c.Flags().BoolVar(&short, "short", false, "only keys that are paused or have less than one token")
 	return o.listing(o.onLimits(c))
+}
+
+// pageFlags are the flags of lists of keys.
+type pageFlags struct {
+	prefix, after string
+	most          int
+}
+
+func (f *pageFlags) addTo(c *cobra.Command) {
+	c.Flags().StringVar(&f.prefix, "prefix", "", "only keys that begin so")
+	c.Flags().StringVar(&f.after, "after", "", "only keys after this one: the next page")
+	c.Flags().IntVarP(&f.most, "most", "n", 100, "at most so many keys; 0 for all")
+}
+
+func (f *pageFlags) page() (ratelimit.Page, error) {
+	if f.most < 0 {
+		return ratelimit.Page{}, bad("--most %d: must not be negative", f.most)
+	}
+	prefix, err := keyOf(f.prefix)
+	if err != nil {
+		return ratelimit.Page{}, err
+	}
+	after, err := keyOf(f.after)
+	return ratelimit.Page{Prefix: prefix, After: after, Most: f.most}, err
 }
 
 // limitJSON is a limit in the list of limits.
