@@ -60,14 +60,14 @@ func TestDocs(t *testing.T) {
 	}
 }
 
-var console = regexp.MustCompile("(?s)```console\n(.*?)```\n")
+var recorded = regexp.MustCompile("(?s)```console\n(.*?)```\n")
 
 // page compares what a page shows with what the command prints, or writes it there.
 func (w *world) page(dir, url, file string) {
 	w.Helper()
 	page, err := os.ReadFile(file)
 	w.must(err)
-	made := console.ReplaceAllStringFunc(string(page), func(block string) string {
+	made := recorded.ReplaceAllStringFunc(string(page), func(block string) string {
 		var b strings.Builder
 		for line := range strings.Lines(block) {
 			if command, ok := strings.CutPrefix(strings.TrimSpace(line), "$ "); ok {
@@ -76,7 +76,7 @@ func (w *world) page(dir, url, file string) {
 		}
 		return "```console\n" + b.String() + "```\n"
 	})
-	if len(console.FindAllString(made, -1)) < 2 {
+	if len(recorded.FindAllString(made, -1)) < 2 {
 		w.Errorf("%s: too few blocks, so this looks at too little", file)
 	}
 	switch {
@@ -92,7 +92,7 @@ var changing = regexp.MustCompile(`PostgreSQL [^\n]*|-?[0-9][0-9:.smµkB-]*Z?| +
 
 // masked is a page without that.
 func masked(page string) string {
-	return console.ReplaceAllStringFunc(page, func(block string) string {
+	return recorded.ReplaceAllStringFunc(page, func(block string) string {
 		if strings.Contains(block, "$ ratelimit simulate") || strings.Contains(block, "$ ratelimit replay") {
 			return block
 		}
