@@ -657,7 +657,7 @@ func TestNeverMoreThanLimit(t *testing.T) {
 				store := newStore(t, db, isPortable(portable))
 				wg.Go(func() {
 					for more() {
-						ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+						ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 						slot, err := store.Acquire(ctx, limit, "k")
 						if err == nil && slot.OK {
 							took1(slot)
