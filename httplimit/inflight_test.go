@@ -102,8 +102,22 @@ func (g *gated) begin(h http.Handler, r *http.Request) <-chan *http.Response {
 		}()
 		h.ServeHTTP(w, r)
 	}()
-	<-g.began
+	select {
+	case <-g.began:
+	case resp := <-done: // it was not let through
+		done <- resp
+	}
 	return done
+}
+
+// finish lets one request go, which does something before.
+func (g *gated) finish(t *testing.T, do func()) {
+	t.Helper()
+	select {
+	case g.end <- do:
+	case <-time.After(10 * time.Second):
+		t.Fatal("no request is under way")
+	}
 }
 
 func TestInFlight(t *testing.T) {
@@ -125,9 +139,9 @@ func TestInFlight(t *testing.T) {
 		}
 		other := g.begin(h, get("/", "X-User", "bob")) // whose slots are others
 
-		g.end <- nil
-		g.end <- func() { panic("of the handler") }
-		g.end <- nil
+		g.finish(t, nil)
+		g.finish(t, func() { panic("of the handler") })
+		g.finish(t, nil)
 		for i, done := range []<-chan *http.Response{first, second, other} {
 			if resp := <-done; resp != nil && resp.StatusCode != 200 {
 				t.Errorf("request %d: got %d", i, resp.StatusCode)
@@ -139,7 +153,7 @@ func TestInFlight(t *testing.T) {
 			}
 		}
 		last := g.begin(h, get("/", "X-User", "ann"))
-		g.end <- nil
+		g.finish(t, nil)
 		wantStatus(t, <-last, 200)
 	})
 }
@@ -183,7 +197,7 @@ func TestInFlightAllOrNothing(t *testing.T) {
 		done = append(done, g.begin(h, get("/", "X-User", "bob")))
 		refused("cid", "all")
 		for range done {
-			g.end <- nil
+			g.finish(t, nil)
 		}
 		for _, d := range done {
 			<-d
@@ -191,7 +205,7 @@ func TestInFlightAllOrNothing(t *testing.T) {
 		want(0, 0, 2)
 		for range 2 {
 			d := g.begin(h, get("/", "X-User", "ann"))
-			g.end <- nil
+			g.finish(t, nil)
 			wantHeader(t, <-d, "RateLimit-Policy", `"hourly";q=4;w=3600`)
 		}
 		refused("ann", "hourly")
@@ -233,7 +247,7 @@ func TestInFlightOutlivesItsClient(t *testing.T) {
 				t.Fatalf("got %v, %v while the handler works, want a refusal", slot, err)
 			}
 		}
-		g.end <- nil
+		g.finish(t, nil)
 		wantHeld(t, store, limit, "", 0)
 	})
 }
@@ -395,7 +409,7 @@ func TestInFlightShadow(t *testing.T) {
 	}
 	defer func() {
 		for range 3 {
-			g.end <- nil
+			g.finish(t, nil)
 		}
 	}()
 	var full *ratelimit.FullError
@@ -455,8 +469,8 @@ func TestInFlightTier(t *testing.T) {
 	for path, status := range map[string]int{"/": 429, "/other": 503, "/bad": 403} {
 		wantStatus(t, serve(h, get(path)), status)
 	}
-	g.end <- nil
-	g.end <- nil
+	g.finish(t, nil)
+	g.finish(t, nil)
 	wantStatus(t, <-first, 200)
 	wantStatus(t, <-free, 200)
 }
