@@ -217,7 +217,8 @@ func TestInFlightAllOrNothing(t *testing.T) {
 // context with it.
 func TestInFlightOutlivesItsClient(t *testing.T) {
 	inEach(t, func(t *testing.T, store slotStore) {
-		limit := ratelimit.InFlight{Name: "calls", Limit: 1, Lease: 150 * time.Millisecond}
+		t.Parallel()
+		limit := ratelimit.InFlight{Name: "calls", Limit: 1, Lease: time.Second} // for which a busy machine does not stop
 		m := newMiddleware(t, store, httplimit.Config{InFlight: []httplimit.InFlightPolicy{{Limit: limit}}})
 		g := newGated()
 		server := httptest.NewServer(m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -242,9 +243,10 @@ func TestInFlightOutlivesItsClient(t *testing.T) {
 		leave()
 		resp.Body.Close()
 		<-served.Context().Done()
-		for end := time.Now().Add(4 * limit.Lease); time.Now().Before(end); time.Sleep(limit.Lease / 10) {
+		for end := time.Now().Add(2 * limit.Lease); time.Now().Before(end); time.Sleep(limit.Lease / 10) {
 			if slot, err := store.Acquire(t.Context(), limit, ""); err != nil || slot.OK {
-				t.Fatalf("got %v, %v while the handler works, want a refusal", slot, err)
+				t.Errorf("got %v, %v while the handler works, want a refusal", slot, err)
+				break
 			}
 		}
 		g.finish(t, nil)
