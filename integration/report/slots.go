@@ -186,7 +186,7 @@ func killHolders(ctx context.Context, l *lab, c *chapter) error {
 	c.zero("two believed to hold one slot at a time", overlaps)
 	h.last.judgeFences(c, "")
 	c.happened(count{"slots held", len(h.last)}, count{"told that they have lost theirs", lost}, count{"processes killed", killed}, count{"stood still", stopped}, count{"servers stood still", stalls})
-	c.atMost("all slots taken again after everybody was killed", back.Seconds()*1000, float64((slotLimit.Lease + 500*time.Millisecond).Milliseconds()), "ms")
+	c.atMost("all slots taken again after everybody was killed", back.Seconds()*1000, float64((slotLimit.Lease + l.seconds(0.5, 2)).Milliseconds()), "ms")
 	c.atMost("rows", float64(rows), float64(slotLimit.Limit), "")
 	return nil
 }

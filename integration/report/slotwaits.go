@@ -100,7 +100,7 @@ func waitForSlots(ctx context.Context, l *lab, c *chapter) error {
 		}
 	}
 	lasted := to.Sub(from)
-	c.atLeast("slots that are waited for are busy", 100*busy.Seconds()/lasted.Seconds()/float64(queueLimit.Limit), map[bool]float64{false: 95, true: 50}[l.quick], "%")
+	c.atLeast("slots that are waited for are busy", 100*busy.Seconds()/lasted.Seconds()/float64(queueLimit.Limit), map[bool]float64{false: 95, true: 25}[l.quick], "%")
 	perSecond := float64(pieces) / lasted.Seconds()
 	c.tell("pieces of work", "%.0f a second", perSecond)
 	// One for each piece, three processes that look up to 20 times a second and try what they
