@@ -245,3 +245,89 @@ func TestUnsupported(t *testing.T) {
 		}
 	})
 }
+
+// Through the SQL functions, too, what the server does not finish has no yes, and is not spent.
+func TestFunctionFaults(t *testing.T) {
+	t.Parallel()
+	for name, call := range map[string]string{
+		"arguments": "rate_limit_allow('one', 'k', rate => 10, period => '24 hours')",
+		"by name":   "rate_limit_allow('one', 'k')",
+		"several":   "rate_limit_allow_all(ARRAY['one', 'zwei'], ARRAY['k', ''])",
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db, _ := published(t, one, ratelimit.TokenBucket{Name: "zwei", Rate: 10, Period: 24 * time.Hour})
+			query := "SELECT ok FROM " + db.Schema + "." + call
+			opened := drivers[0].open(t, db)
+			for fault, level := range map[string]sql.IsolationLevel{"40001": sql.LevelSerializable, "killed": sql.LevelReadCommitted, "cancelled": sql.LevelReadCommitted} {
+				inSchema(t, db, "TRUNCATE rate_limits")
+				first, second := begin(t, opened, level), begin(t, opened, level)
+				if _, err := first.ExecContext(t.Context(), query); err != nil {
+					t.Fatal(err)
+				}
+				ctx, cancel := context.WithCancel(t.Context())
+				var ok bool
+				pid, done := blocked(t, db, second, func() error { return second.QueryRowContext(ctx, query).Scan(&ok) })
+				switch fault {
+				case "killed":
+					if _, err := db.Pool.Exec(t.Context(), "SELECT pg_terminate_backend($1)", pid); err != nil {
+						t.Fatal(err)
+					}
+				case "cancelled":
+					cancel()
+				case "40001":
+					commit(t, first)
+				}
+				if err := <-done; err == nil || ok || fault == "40001" && !hasCode(err, fault) {
+					t.Errorf("%s: got %v, %v", fault, ok, err)
+				}
+				cancel()
+				if fault != "40001" {
+					commit(t, first)
+				}
+				if err := second.Commit(); err == nil {
+					t.Errorf("%s: it was committed", fault)
+				}
+				if got := left(t, db); got > 9.1 || got < 9 {
+					t.Errorf("%s: %v left, want 9", fault, got)
+				}
+			}
+		})
+	}
+}
+
+// Two transactions that ask in turn for what the other has are told so, one of them.
+func TestFunctionDeadlock(t *testing.T) {
+	t.Parallel()
+	db, _ := published(t, one, ratelimit.TokenBucket{Name: "two", Rate: 10, Period: 24 * time.Hour})
+	pool := drivers[3].open(t, db)
+	first, second := begin(t, pool, sql.LevelReadCommitted), begin(t, pool, sql.LevelReadCommitted)
+	take := func(tx *sql.Tx, name string) (ok bool, err error) {
+		return ok, tx.QueryRowContext(t.Context(), "SELECT ok FROM "+db.Schema+".rate_limit_allow($1, 'k')", name).Scan(&ok)
+	}
+	for _, call := range []struct {
+		tx   *sql.Tx
+		name string
+	}{{first, "one"}, {second, "two"}} {
+		if _, err := take(call.tx, call.name); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var ok bool
+	_, done := blocked(t, db, first, func() (err error) {
+		ok, err = take(first, "two")
+		return err
+	})
+	also, err := take(second, "one")
+	if err != nil {
+		if err := second.Rollback(); err != nil {
+			t.Error(err)
+		}
+	} else {
+		commit(t, second)
+	}
+	other := <-done
+	if hasCode(err, "40P01") == hasCode(other, "40P01") || (err == nil) == (other == nil) || also != (err == nil) || ok != (other == nil) {
+		t.Errorf("got %v, %v and %v, %v, want 40P01 once, and one yes", also, err, ok, other)
+	}
+}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
+	"maps"
 	"math"
 	"os/exec"
 	"path/filepath"
@@ -17,6 +19,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/catalog"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/memstore"
 	"github.com/pgratelimit/ratelimit/migrations"
@@ -24,18 +27,25 @@ import (
 )
 
 // functions are the SQL functions of a schema as a store, with which a store in Go shares the
-// rows: that is asked for what they do not know, which is several limits in one call, shards,
-// sliding windows, what is kept, and the other verbs.
+// rows: that is asked for what they do not know, which is shards, sliding windows, quotas by
+// the calendar, and the other verbs.
 type functions struct {
 	ratelimit.Store
 	pool   *pgxpool.Pool
 	schema string
 	clock  func() time.Time // nil for the database's
-	taken  map[*ratelimit.Receipt]ratelimit.Request
+	taken  map[*ratelimit.Receipt][]ratelimit.Request
+
+	// byName has the functions find definitions in the catalog, in which they are
+	// published before a call that has them otherwise, unless it is not to be changed.
+	byName    bool
+	published map[string]ratelimit.Definition
+	catalog   *catalog.Catalog
+	limits    map[string]ratelimit.Limit // that are not to be changed
 }
 
-// withFunctions makes the functions in a test's schema. With a clock that decides, they are
-// made with that in place of the database's.
+// withFunctions makes the functions, and a catalog, in a test's schema. With a clock that
+// decides, they are made with that in place of the database's.
 func withFunctions(t *testing.T, db *pgtest.DB, clock func() time.Time) *functions {
 	t.Helper()
 	text := migrations.Functions.UpSQL()
@@ -45,7 +55,12 @@ func withFunctions(t *testing.T, db *pgtest.DB, clock func() time.Time) *functio
 		text = strings.ReplaceAll(text, "clock_timestamp()", "@schema@.test_clock()")
 	}
 	inSchema(t, db, text)
-	f := &functions{pool: db.Pool, schema: db.Schema, clock: clock}
+	inSchema(t, db, migrations.Catalog.UpSQL())
+	of, err := catalog.New(db.Pool, &catalog.Config{Schema: db.Schema, Clock: clock, Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := &functions{pool: db.Pool, schema: db.Schema, clock: clock, catalog: of, published: map[string]ratelimit.Definition{}}
 	f.empty(t)
 	return f
 }
@@ -60,7 +75,7 @@ func (f *functions) empty(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f.Store, f.taken = store, map[*ratelimit.Receipt]ratelimit.Request{}
+	f.Store, f.taken = store, map[*ratelimit.Receipt][]ratelimit.Request{}
 }
 
 // inSchema runs SQL with a test's schema in the search_path.
@@ -77,22 +92,45 @@ func inSchema(t *testing.T, db *pgtest.DB, text string) {
 
 // knows reports whether the functions have a verb for requests.
 func knows(requests ...ratelimit.Request) bool {
-	if len(requests) != 1 || requests[0].Limit == nil || requests[0].Floor != 0 {
-		return false
+	for _, r := range requests {
+		if r.Limit == nil {
+			return false
+		}
+		if d := r.Limit.Definition(); d.Shards != 1 || d.Kind == ratelimit.KindSlidingWindow || d.Every != 0 {
+			return false
+		}
 	}
-	d := requests[0].Limit.Definition()
-	return d.Shards == 1 && d.Kind != ratelimit.KindSlidingWindow && d.Every == 0
+	return len(requests) > 0
 }
 
-// call calls a function, with arguments besides those that all have.
-func (f *functions) call(ctx context.Context, name string, r ratelimit.Request, args pgx.NamedArgs) (result ratelimit.Result, err error) {
+// arguments are those of a request with its definition.
+func arguments(r ratelimit.Request) map[string]any {
 	d := r.Limit.Definition()
-	named := pgx.NamedArgs{"name": d.Name, "key": r.Key, "rate": d.Rate, "period": d.Period, "capacity": d.Capacity, "kind": d.Kind.String()}
+	all := map[string]any{"name": d.Name, "key": r.Key, "rate": d.Rate, "period": d.Period, "capacity": d.Capacity, "kind": d.Kind.String()}
 	if !d.Start.IsZero() {
-		named["start"] = d.Start
+		all["start"] = d.Start
 	}
-	for key, value := range args {
-		named[key] = value
+	return all
+}
+
+// call calls a function, with arguments besides those that tell the limit.
+func (f *functions) call(ctx context.Context, name string, r ratelimit.Request, args map[string]any) (ratelimit.Result, error) {
+	if f.byName {
+		return f.named(ctx, name, []any{ratelimit.NameOf(r.Limit), r.Key}, args, r)
+	}
+	all := arguments(r)
+	maps.Copy(all, args)
+	return f.named(ctx, name, nil, all, r)
+}
+
+// named calls a function with arguments by place and by name.
+func (f *functions) named(ctx context.Context, name string, places []any, named map[string]any, requests ...ratelimit.Request) (result ratelimit.Result, err error) {
+	if f.byName {
+		for _, r := range requests {
+			if err := f.publish(ctx, r.Limit.Definition()); err != nil {
+				return result, err
+			}
+		}
 	}
 	if f.clock != nil {
 		if _, err := f.pool.Exec(ctx, "UPDATE "+f.schema+".test_clock SET t = $1", f.clock()); err != nil {
@@ -100,16 +138,26 @@ func (f *functions) call(ctx context.Context, name string, r ratelimit.Request, 
 		}
 	}
 	var list []string
-	for key := range named {
-		list = append(list, fmt.Sprintf("%s => @%[1]s", key))
+	args := places
+	for i := range places {
+		list = append(list, fmt.Sprintf("$%d", i+1))
 	}
-	slices.Sort(list) // one statement text, whatever the order of the map
-	s := &result.Status
+	for _, key := range slices.Sorted(maps.Keys(named)) { // one statement text, whatever the order of the map
+		args = append(args, named[key])
+		list = append(list, fmt.Sprintf("%s => $%d", key, len(args)))
+	}
+	return f.query(ctx, name+"("+strings.Join(list, ", ")+")", args, requests...)
+}
+
+// query reads a result, which is of one of the requests.
+func (f *functions) query(ctx context.Context, call string, args []any, requests ...ratelimit.Request) (result ratelimit.Result, err error) {
+	s, r := &result.Status, requests[0]
 	var retryAfter, resetAfter int64
 	var paused *time.Time
+	var of, key string
 	err = f.pool.QueryRow(ctx, `SELECT ok, (extract(epoch FROM retry_after) * 1000000)::int8, retry_at, value, remaining, capacity,
-		(extract(epoch FROM reset_after) * 1000000)::int8, paused_until, at FROM `+f.schema+"."+name+"("+strings.Join(list, ", ")+")", named).
-		Scan(&s.OK, &retryAfter, &s.RetryAt, &s.Value, &s.Remaining, &s.Capacity, &resetAfter, &paused, &s.At)
+		(extract(epoch FROM reset_after) * 1000000)::int8, paused_until, at, name, key FROM `+f.schema+"."+call, args...).
+		Scan(&s.OK, &retryAfter, &s.RetryAt, &s.Value, &s.Remaining, &s.Capacity, &resetAfter, &paused, &s.At, &of, &key)
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) {
 		switch pgErr.Code {
@@ -122,126 +170,322 @@ func (f *functions) call(ctx context.Context, name string, r ratelimit.Request, 
 	if paused != nil {
 		s.PausedUntil = *paused
 	}
-	s.Request, s.RetryAfter, s.ResetAfter = r, time.Duration(retryAfter)*time.Microsecond, time.Duration(resetAfter)*time.Microsecond
+	s.RetryAfter, s.ResetAfter = time.Duration(retryAfter)*time.Microsecond, time.Duration(resetAfter)*time.Microsecond
+	for _, r := range requests {
+		if ratelimit.NameOf(r.Limit) == of && r.Key == key {
+			s.Request = r
+		}
+	}
+	if err == nil && s.Request.Limit == nil {
+		return result, fmt.Errorf("the answer is of %q and %q", of, key)
+	}
 	return result, err
 }
 
-// take is call for a verb that takes.
-func (f *functions) take(ctx context.Context, name string, r ratelimit.Request, args pgx.NamedArgs) (ratelimit.Result, error) {
-	args["count"] = r.Count
-	result, err := f.call(ctx, name, r, args)
-	if err == nil && result.OK && name != "rate_limit_check" {
-		result.Taken, result.Receipt = r.Count, new(ratelimit.Receipt)
-		f.taken[result.Receipt] = r
+// publish has the catalog know a definition.
+func (f *functions) publish(ctx context.Context, d ratelimit.Definition) error {
+	if f.published == nil || f.published[d.Name] == d {
+		return nil
 	}
-	return result, err
+	f.published[d.Name] = d
+	return f.catalog.Publish(ctx, d.Limit())
+}
+
+// all calls the function for several limits.
+func (f *functions) all(ctx context.Context, verb string, requests []ratelimit.Request, args map[string]any) (ratelimit.Result, error) {
+	if !f.byName {
+		var list []string
+		var values []any
+		for _, r := range requests {
+			of := arguments(r)
+			of["count"], of["max_reserved"], of["above"] = r.Count, r.Limit.Definition().MaxReserved, r.Floor
+			var named []string
+			for key, value := range of {
+				values = append(values, value)
+				named = append(named, fmt.Sprintf("%s => $%d", key, len(values)))
+			}
+			list = append(list, f.schema+".rate_limit_request("+strings.Join(named, ", ")+")")
+		}
+		call := "ARRAY[" + strings.Join(list, ", ") + "]"
+		for key, value := range args {
+			values = append(values, value)
+			call += fmt.Sprintf(", %s => $%d", key, len(values))
+		}
+		if f.clock != nil {
+			if _, err := f.pool.Exec(ctx, "UPDATE "+f.schema+".test_clock SET t = $1", f.clock()); err != nil {
+				return ratelimit.Result{}, err
+			}
+		}
+		return f.query(ctx, "rate_limit_"+verb+"_all("+call+")", values, requests...)
+	}
+	var names, keys []string
+	var counts, above []float64
+	for _, r := range requests {
+		names, keys = append(names, ratelimit.NameOf(r.Limit)), append(keys, r.Key)
+		counts, above = append(counts, r.Count), append(above, r.Floor)
+	}
+	named := map[string]any{"names": names, "keys": keys, "counts": counts}
+	if verb != "reserve" {
+		named["above"] = above
+	}
+	maps.Copy(named, args)
+	return f.named(ctx, "rate_limit_"+verb+"_all", nil, named, requests...)
+}
+
+// merged adds up what is asked of one limit and key.
+func merged(requests []ratelimit.Request) (some []ratelimit.Request) {
+	for _, r := range requests {
+		i := slices.IndexFunc(some, func(s ratelimit.Request) bool { return s.Limit == r.Limit && s.Key == r.Key })
+		if i < 0 {
+			some = append(some, r)
+		} else {
+			some[i].Count += r.Count
+		}
+	}
+	return some
+}
+
+// take is a verb that takes, or a check of one.
+func (f *functions) take(ctx context.Context, verb string, requests []ratelimit.Request, args map[string]any) (result ratelimit.Result, err error) {
+	r := requests[0]
+	if reserves := args["reserve"] == true; len(requests) > 1 || f.byName && r.Floor > 0 {
+		result, err = f.all(ctx, verb, requests, args)
+	} else if f.byName && reserves {
+		result, err = f.call(ctx, "rate_limit_check_reserve", r, map[string]any{"count": r.Count})
+	} else {
+		of := map[string]any{"count": r.Count}
+		maps.Copy(of, args)
+		if verb == "reserve" || reserves {
+			of["max_reserved"] = r.Limit.Definition().MaxReserved
+		}
+		if r.Floor != 0 {
+			of["above"] = r.Floor
+		}
+		if f.byName {
+			of = map[string]any{"count": r.Count}
+		}
+		result, err = f.call(ctx, "rate_limit_"+verb, r, of)
+	}
+	if err != nil {
+		return result, err
+	}
+	some := merged(requests)
+	result.Several = nil
+	if len(requests) > 1 {
+		for _, r := range some {
+			result.Several = append(result.Several, ratelimit.Status{Request: r})
+		}
+	}
+	if result.OK && verb != "check" {
+		for _, s := range some {
+			if result.Request.Limit == s.Limit && result.Request.Key == s.Key {
+				result.Taken = s.Count
+			}
+		}
+		result.Receipt = new(ratelimit.Receipt)
+		f.taken[result.Receipt] = some
+	}
+	return result, nil
 }
 
 func (f *functions) Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	if !knows(requests...) {
 		return f.Store.Allow(ctx, requests...)
 	}
-	return f.take(ctx, "rate_limit_allow", requests[0], pgx.NamedArgs{})
+	return f.take(ctx, "allow", requests, nil)
 }
 
 func (f *functions) Reserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	if !knows(requests...) {
+	if !knows(requests...) || requests[0].Floor > 0 {
 		return f.Store.Reserve(ctx, requests...)
 	}
-	return f.take(ctx, "rate_limit_reserve", requests[0], pgx.NamedArgs{"max_reserved": requests[0].Limit.Definition().MaxReserved})
+	return f.take(ctx, "reserve", requests, nil)
 }
 
 func (f *functions) Check(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	if !knows(requests...) {
 		return f.Store.Check(ctx, requests...)
 	}
-	return f.take(ctx, "rate_limit_check", requests[0], pgx.NamedArgs{})
+	return f.take(ctx, "check", requests, nil)
 }
 
 func (f *functions) CheckReserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	if !knows(requests...) {
+	if !knows(requests...) || requests[0].Floor > 0 {
 		return f.Store.CheckReserve(ctx, requests...)
 	}
-	return f.take(ctx, "rate_limit_check", requests[0], pgx.NamedArgs{"reserve": true, "max_reserved": requests[0].Limit.Definition().MaxReserved})
+	return f.take(ctx, "check", requests, map[string]any{"reserve": true})
 }
 
 func (f *functions) Credit(ctx context.Context, r ratelimit.Request) (ratelimit.Status, error) {
-	if !knows(r) {
+	if !knows(r) || r.Floor > 0 {
 		return f.Store.Credit(ctx, r)
 	}
-	result, err := f.call(ctx, "rate_limit_credit", r, pgx.NamedArgs{"count": r.Count})
+	result, err := f.call(ctx, "rate_limit_credit", r, map[string]any{"count": r.Count})
 	return result.Status, err
 }
 
-func (f *functions) Settle(ctx context.Context, r *ratelimit.Receipt, used ...float64) (ratelimit.Result, error) {
+// Settle settles one limit after another. Of several, what it returns is of the first. What a
+// program in Go takes it settles by the definition of then, so by name that is done only as
+// long as it holds.
+func (f *functions) Settle(ctx context.Context, r *ratelimit.Receipt, used ...float64) (result ratelimit.Result, err error) {
 	taken, ok := f.taken[r]
-	if !ok || len(used) != 1 {
+	switch {
+	case ok && taken == nil:
+		return ratelimit.Result{}, ratelimit.ErrSettled
+	case !ok || len(used) != len(taken):
 		return f.Store.Settle(ctx, r, used...)
 	}
-	if taken.Limit == nil {
-		return ratelimit.Result{}, ratelimit.ErrSettled
+	for i, t := range taken {
+		of := *f
+		of.byName = f.byName && (f.limits == nil || f.catalog.For(f.limits[ratelimit.NameOf(t.Limit)], t.Key).Limit == t.Limit)
+		one, err := of.call(ctx, "rate_limit_settle", t, map[string]any{"taken": t.Count, "used": used[i]})
+		if err != nil {
+			return ratelimit.Result{}, err
+		}
+		if one.Taken = used[i]; i == 0 {
+			result = one
+		}
 	}
-	result, err := f.call(ctx, "rate_limit_settle", taken, pgx.NamedArgs{"taken": taken.Count, "used": used[0]})
-	if err == nil {
-		f.taken[r] = ratelimit.Request{}
-		result.Taken = used[0]
-	}
-	return result, err
+	f.taken[r] = nil
+	return result, nil
 }
 
 func (f *functions) Cancel(ctx context.Context, r *ratelimit.Receipt) (bool, error) {
-	if _, ok := f.taken[r]; !ok {
+	taken, ok := f.taken[r]
+	if !ok {
 		return f.Store.Cancel(ctx, r)
 	}
-	_, err := f.Settle(ctx, r, 0)
+	_, err := f.Settle(ctx, r, make([]float64, len(taken))...)
 	if errors.Is(err, ratelimit.ErrSettled) {
 		return false, nil
 	}
 	return err == nil, err
 }
 
-func TestFunctionScenarios(t *testing.T) {
+// eachWay runs a test of the functions with definitions as arguments, and by name.
+func eachWay(t *testing.T, test func(t *testing.T, byName bool)) {
+	t.Helper()
 	t.Parallel()
-	db := pgtest.New(t)
-	var clock func() time.Time
-	f := withFunctions(t, db, func() time.Time { return clock() })
-	calls := scenarios(t, func(c func() time.Time) ratelimit.Store {
-		clock = c
-		f.empty(t)
-		return f
-	}, func(line) bool { return false })
-	if calls < 150 {
-		t.Errorf("%d calls, want at least 150", calls)
+	for _, byName := range []bool{false, true} {
+		t.Run(map[bool]string{false: "arguments", true: "by name"}[byName], func(t *testing.T) {
+			t.Parallel()
+			test(t, byName)
+		})
 	}
 }
 
+func TestFunctionScenarios(t *testing.T) {
+	eachWay(t, func(t *testing.T, byName bool) {
+		db := pgtest.New(t)
+		var clock func() time.Time
+		f := withFunctions(t, db, func() time.Time { return clock() })
+		f.byName = byName
+		calls := scenarios(t, func(c func() time.Time) ratelimit.Store {
+			clock = c
+			f.empty(t)
+			return f
+		}, func(line) bool { return false })
+		if calls < 150 {
+			t.Errorf("%d calls, want at least 150", calls)
+		}
+	})
+}
+
+// Random histories, of one limit and of several in one call; by name with overrides that
+// change between calls, for keys and for all.
 func TestFunctionHistories(t *testing.T) {
-	t.Parallel()
 	const calls = 60
 	seeds := uint64(40)
 	if testing.Short() {
-		seeds = 10
+		seeds = 8
 	}
-	db := pgtest.New(t)
-	var h *history
-	clock := func() time.Time { return h.now }
-	f := withFunctions(t, db, clock)
-	took := 0
-	for seed := range seeds {
-		h = newHistory(seed)
-		f.empty(t)
-		h.most, h.noText = 1, true
-		h.stores = [2]ratelimit.Store{f, memstore.New(clock)}
-		for n := range calls {
-			if err := h.step(t.Context()); err != nil {
-				t.Fatalf("seed %d, call %d: %v", seed, n, err)
+	eachWay(t, func(t *testing.T, byName bool) {
+		db := pgtest.New(t)
+		var h *history
+		clock := func() time.Time { return h.now }
+		f := withFunctions(t, db, clock)
+		f.byName = byName
+		took, several, overridden := 0, 0, 0
+		for seed := range seeds {
+			h = newHistory(seed)
+			h.limits = h.limits[:2+h.rand.IntN(2)]
+			f.empty(t)
+			h.worst, h.noText = true, true
+			h.stores = [2]ratelimit.Store{f, memstore.New(clock)}
+			if byName {
+				// A credit brings a row in memory to its instant, and one in PostgreSQL not, which
+				// the other limits that the row has had here show once the clock goes back.
+				h.onward = true
+				if err := f.anew(t.Context(), h.limits); err != nil {
+					t.Fatal(err)
+				}
+				h.before = func(requests []ratelimit.Request) error {
+					changed, err := f.override(t.Context(), h)
+					if changed {
+						overridden++
+					}
+					for i, r := range requests {
+						requests[i] = f.catalog.Resolve(r)
+					}
+					return err
+				}
+			}
+			for n := range calls {
+				if err := h.step(t.Context()); err != nil {
+					t.Fatalf("seed %d, call %d: %v", seed, n, err)
+				}
+			}
+			for _, taken := range f.taken {
+				if took++; len(taken) > 1 {
+					several++
+				}
 			}
 		}
-		took += len(f.taken)
+		if least := 5 * int(seeds); took < least || several < int(seeds) || byName && overridden < int(seeds) {
+			t.Errorf("the functions took %d times, %d of several limits, with %d overrides, want at least %d, %d, %[5]d", took, several, overridden, least, seeds)
+		}
+	})
+}
+
+// anew has the catalog know limits, and no overrides.
+func (f *functions) anew(ctx context.Context, limits []ratelimit.Limit) error {
+	f.published, f.limits = nil, map[string]ratelimit.Limit{}
+	for _, limit := range limits {
+		f.limits[ratelimit.NameOf(limit)] = limit
 	}
-	if least := 5 * int(seeds); took < least {
-		t.Errorf("the functions took %d times, want at least %d", took, least)
+	_, err := f.pool.Exec(ctx, "TRUNCATE "+f.schema+".rate_limit_definitions")
+	return errors.Join(err, f.catalog.Publish(ctx, limits...), f.catalog.Refresh(ctx))
+}
+
+// override changes an override of one of a history's limits now and then.
+func (f *functions) override(ctx context.Context, h *history) (changed bool, err error) {
+	if h.rand.IntN(4) > 0 {
+		return false, nil
 	}
+	limit := pick(h.rand, h.limits...)
+	d := limit.Definition()
+	if d.Kind == ratelimit.KindSlidingWindow {
+		return false, nil
+	}
+	o := catalog.Override{
+		Rate: pick(h.rand, 0, d.Rate*2, d.Rate/2), Capacity: pick(h.rand, 0, ratelimit.None, max(1, d.Rate*3)),
+		MaxReserved: pick(h.rand, 0, ratelimit.None, d.Rate), Off: h.rand.IntN(5) == 0,
+	}
+	if h.rand.IntN(4) == 0 {
+		o.Until = h.now.Add(d.Period / 2)
+	}
+	switch h.rand.IntN(4) {
+	case 0:
+		err = f.catalog.SetAll(ctx, d.Name, o)
+	case 1:
+		_, err = f.catalog.Unset(ctx, d.Name, "a")
+	default:
+		err = f.catalog.Set(ctx, d.Name, "a", o)
+	}
+	if errors.Is(err, ratelimit.ErrInvalid) { // such as a rate below 1, and no capacity
+		err = nil
+	}
+	return true, errors.Join(err, f.catalog.Refresh(ctx))
 }
 
 // The phase of a window is the same in SQL: also of keys that are not ASCII.
@@ -366,7 +610,7 @@ func TestFunctionsAreSafe(t *testing.T) {
 		"SELECT {schema}.rate_limit_credit('send_message', 'alice', 2, '1 day')",
 		"SELECT {schema}.rate_limit_take('send_message', 'alice', 1000, '1 s')",
 		"SELECT {schema}.rate_limit_put('send_message', 'alice', 0, 9, now(), NULL, NULL)",
-		"SELECT {schema}.rate_limit_call('credit', 'send_message', 'alice', 1, 1, '1 s', NULL, NULL, 'token bucket', NULL, NULL)",
+		"SELECT {schema}.rate_limit_call('credit', {schema}.rate_limit_request('send_message', 'alice', 1, '1 s'), NULL)",
 	} {
 		if err := as(text); !hasCode(err, "42501") { // insufficient_privilege
 			t.Errorf("%s: got %v, want insufficient_privilege", text, err)
@@ -423,18 +667,26 @@ func TestTrigger(t *testing.T) {
 	}
 }
 
+// psqlProgram is where psql is; "" if there is none.
+func psqlProgram() string {
+	if psql, err := exec.LookPath("psql"); err == nil {
+		return psql
+	}
+	found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/psql")
+	if len(found) == 0 {
+		return ""
+	}
+	return found[len(found)-1]
+}
+
 // psql calls a function, as anybody would.
 func TestPsql(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	withFunctions(t, db, nil)
-	psql, err := exec.LookPath("psql")
-	if err != nil {
-		found, _ := filepath.Glob("/usr/lib/postgresql/*/bin/psql")
-		if len(found) == 0 {
-			t.Skip("no psql on this machine")
-		}
-		psql = found[len(found)-1]
+	psql := psqlProgram()
+	if psql == "" {
+		t.Skip("no psql on this machine")
 	}
 	command := exec.CommandContext(t.Context(), psql, "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", db.URL,
 		"-c", "SELECT (a).ok, (a).remaining FROM (SELECT "+db.Schema+".rate_limit_allow('from psql', '', rate => 2, period => '1 h') AS a FROM generate_series(1, 3) OFFSET 0) AS t")
@@ -450,7 +702,7 @@ func TestFunctionsDown(t *testing.T) {
 	db := pgtest.New(t)
 	withFunctions(t, db, nil)
 	var before, after int
-	count := "SELECT count(*) FROM pg_proc WHERE pronamespace = $1::regnamespace"
+	count := `SELECT count(*) FROM pg_proc WHERE pronamespace = $1::regnamespace AND proname ~ '^rate_limit_(?!definitions)'`
 	if err := db.Pool.QueryRow(t.Context(), count, db.Schema).Scan(&before); err != nil || before < 10 {
 		t.Fatalf("%d functions, %v", before, err)
 	}

@@ -25,8 +25,11 @@ type history struct {
 	stores [2]ratelimit.Store
 	taken  [][2]ratelimit.Result
 	said   map[string]int // how often an answer was of a kind
-	most   int            // limits in a call; 0 is no bound
+	worst  bool           // an answer is of the one limit that a caller must know
 	noText bool           // receipts are not read from text
+	onward bool           // the clock does not go back
+
+	before func(requests []ratelimit.Request) error // changes what is asked, if not nil
 }
 
 func newHistory(seed uint64) *history {
@@ -53,15 +56,21 @@ type reply struct {
 
 // step makes one call of both stores, and returns an error if they differ.
 func (h *history) step(ctx context.Context) error {
-	h.now = h.now.Add(time.Duration(h.rand.Float64() * float64(h.limits[0].Definition().Period) * pick(h.rand, 0, 0.1, 1, 1, -0.3))).Truncate(time.Microsecond)
-	requests := make([]ratelimit.Request, pick(h.rand, 1, 1, 2, 3))
-	if h.most > 0 {
-		requests = requests[:min(len(requests), h.most)]
+	back := -0.3
+	if h.onward {
+		back = 0.3
 	}
+	h.now = h.now.Add(time.Duration(h.rand.Float64() * float64(h.limits[0].Definition().Period) * pick(h.rand, 0, 0.1, 1, 1, back))).Truncate(time.Microsecond)
+	requests := make([]ratelimit.Request, pick(h.rand, 1, 1, 2, 3))
 	for i := range requests {
 		limit := pick(h.rand, h.limits...)
 		most := limit.Definition().Capacity
 		requests[i] = limit.ForN(pick(h.rand, "", "a", `o'neil \ "$1" %s é {,}`), pick(h.rand, 0, 1, most*h.rand.Float64(), most/3, most*1.5))
+	}
+	if h.before != nil {
+		if err := h.before(requests); err != nil {
+			return err
+		}
 	}
 	verb := pick(h.rand, "allow", "allow", "reserve", "reserve", "check", "at most", "first", "credit", "settle", "cancel", "pause", "resume", "reset")
 	target, lasts, share := 0, time.Duration(1+h.rand.Int64N(int64(time.Second))), h.rand.Float64()*2
@@ -78,6 +87,12 @@ func (h *history) step(ctx context.Context) error {
 	if got.result.Receipt != nil && want.result.Receipt != nil {
 		h.taken = append(h.taken, [2]ratelimit.Result{got.result, want.result})
 	}
+	if h.worst && knows(requests...) && len(got.result.Several) > 0 || verb == "settle" && h.worst && h.several(target) {
+		got.result.Several, want.result.Several = nil, nil
+		if verb == "settle" {
+			got.result, want.result = ratelimit.Result{}, ratelimit.Result{}
+		}
+	}
 	h.said[verb]++
 	if got.err == nil && got.result.OK {
 		h.said[verb+" OK"]++
@@ -87,6 +102,9 @@ func (h *history) step(ctx context.Context) error {
 	}
 	return nil
 }
+
+// several reports whether what was taken was of several limits.
+func (h *history) several(taken int) bool { return len(h.taken[taken][1].Several) > 1 }
 
 func (h *history) put(ctx context.Context, s ratelimit.Store, verb string, requests []ratelimit.Request, taken func() ratelimit.Result, lasts time.Duration, share float64) (a reply) {
 	r := requests[0]

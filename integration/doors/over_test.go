@@ -1,8 +1,11 @@
 package doors
 
 import (
+	"bufio"
 	"context"
 	"database/sql"
+	"fmt"
+	"os/exec"
 	"sync"
 	"testing"
 	"time"
@@ -31,7 +34,7 @@ func TestNeverOver(t *testing.T) {
 			db := pgtest.New(t)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			o := &over{granted: map[string]int{}, enough: int(3 * limit.Definition().Capacity)}
+			o := &over{granted: map[string]int{}, enough: int(6 * limit.Definition().Capacity)}
 			var callers sync.WaitGroup
 			for name, take := range takers(t, db, limit) {
 				callers.Go(func() { o.ask(ctx, t, name, func() (ratelimit.Result, error) { return take(ctx, limit.For("k")) }) })
@@ -67,12 +70,66 @@ func takers(t *testing.T, db *pgtest.DB, limit ratelimit.Limit) map[string]taker
 		},
 	}
 	if knows(limit.For("k")) {
-		all["SQL functions"] = withFunctions(t, db, nil).Allow
+		f := withFunctions(t, db, nil)
+		if err := f.catalog.Publish(t.Context(), limit); err != nil {
+			t.Fatal(err)
+		}
+		all["SQL functions"] = f.Allow
+		all["SQL functions, by name"] = (&functions{pool: f.pool, schema: f.schema, byName: true, taken: map[*ratelimit.Receipt][]ratelimit.Request{}}).Allow
+		if psql := psqlProgram(); psql != "" {
+			all["psql"] = inPsql(t, psql, db)
+		}
 	}
 	for _, d := range drivers {
 		all["database/sql, "+d.name] = committed{store: newStore(t, db, nil), pool: d.open(t, db)}.Allow
 	}
 	return all
+}
+
+// inPsql is a caller in psql, which is asked line by line.
+func inPsql(t *testing.T, psql string, db *pgtest.DB) taker {
+	t.Helper()
+	command := exec.CommandContext(t.Context(), psql, "-X", "-q", "-A", "-t", "-v", "ON_ERROR_STOP=1", db.URL)
+	in, err := command.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := command.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := command.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		in.Close()
+		if err := command.Wait(); err != nil && t.Context().Err() == nil {
+			t.Error(err)
+		}
+	})
+	lines := bufio.NewReader(out)
+	return func(_ context.Context, requests ...ratelimit.Request) (result ratelimit.Result, err error) {
+		r := requests[0]
+		_, err = fmt.Fprintf(in, "SELECT ok::int, (extract(epoch FROM at) * 1000000)::int8, (extract(epoch FROM retry_after) * 1000000)::int8 FROM %s.rate_limit_allow('%s', '%s');\n",
+			db.Schema, ratelimit.NameOf(r.Limit), r.Key)
+		if err != nil {
+			return result, err
+		}
+		line, err := lines.ReadString('\n')
+		if err != nil {
+			return result, err
+		}
+		var ok int
+		var at, after int64
+		if _, err := fmt.Sscanf(line, "%d|%d|%d", &ok, &at, &after); err != nil {
+			return result, fmt.Errorf("%q: %w", line, err)
+		}
+		result.OK, result.At, result.RetryAfter = ok == 1, time.UnixMicro(at), time.Duration(after)*time.Microsecond
+		if result.OK {
+			result.Taken = r.Count
+		}
+		return result, nil
+	}
 }
 
 // over is what callers were granted.

@@ -1,0 +1,286 @@
+package doors
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/pgstore"
+	"github.com/pgratelimit/ratelimit/sqltx"
+)
+
+var calling = ratelimit.InFlight{Name: "calls", Limit: 3, Lease: time.Hour}
+
+// slotQuerier is a pool or a transaction.
+type slotQuerier interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// acquire takes a slot by the SQL function.
+func acquire(ctx context.Context, q slotQuerier, schema string, limit ratelimit.InFlight) (s ratelimit.Slot, err error) {
+	s.InFlight, s.Key = limit, "k"
+	var number *int
+	var fence *int64
+	var until, notBefore *time.Time
+	err = q.QueryRow(ctx, "SELECT ok, number, fence, at, until, not_before FROM "+schema+".rate_limit_acquire($1, 'k', $2, $3)", limit.Name, limit.Limit, limit.Lease).
+		Scan(&s.OK, &number, &fence, &s.At, &until, &notBefore)
+	if err == nil && s.OK {
+		s.Number, s.Fence, s.Until = *number, *fence, *until
+	} else if err == nil {
+		s.NotBefore = *notBefore
+	}
+	return s, err
+}
+
+// change renews or releases a slot by an SQL function, and says whether that was held.
+func change(t *testing.T, db *pgtest.DB, call string, s ratelimit.Slot) (ok bool) {
+	t.Helper()
+	err := db.Pool.QueryRow(t.Context(), fmt.Sprintf("SELECT %s FROM %s."+call, map[bool]string{true: "ok", false: "a"}[call[:14] == "rate_limit_ren"],
+		db.Schema), s.InFlight.Name, s.Key, s.Number, s.Fence).Scan(&ok)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return ok
+}
+
+const (
+	renew   = "rate_limit_renew($1, $2, $3, $4, '2 hours')"
+	release = "rate_limit_release($1, $2, $3, $4) AS a"
+)
+
+// Functions and Go share the slots: each is held by one, renewed and released by its fence, and
+// not by a fence of before.
+func TestSlotFunctions(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	withFunctions(t, db, nil)
+	ctx := t.Context()
+	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	held := map[int]ratelimit.Slot{}
+	for i := range 3 {
+		s, err := acquire(ctx, db.Pool, db.Schema, calling)
+		if err != nil || !s.OK || s.Until.Sub(s.At) != time.Hour || s.Fence < 1 {
+			t.Fatalf("slot %d: %+v, %v", i, s, err)
+		}
+		if _, twice := held[s.Number]; twice || s.Number < 0 || s.Number > 2 {
+			t.Fatalf("slot %d is given a second time", s.Number)
+		}
+		held[s.Number] = s
+	}
+	full, err := acquire(ctx, db.Pool, db.Schema, calling)
+	if err != nil || full.OK || full.NotBefore.Before(full.At) || full.NotBefore.After(full.At.Add(time.Hour)) {
+		t.Errorf("the fourth: %+v, %v", full, err)
+	}
+	if s, err := store.Acquire(ctx, calling, "k"); err != nil || s.OK {
+		t.Errorf("in Go: %+v, %v, want a refusal", s, err)
+	}
+	one := held[1]
+	if !change(t, db, renew, one) {
+		t.Error("what is held is not renewed")
+	}
+	slots, err := store.Slots(ctx, calling, "k")
+	if err != nil || len(slots) != 3 || slots[1].Fence != one.Fence || slots[1].Until.Sub(one.Until) < 30*time.Minute {
+		t.Errorf("%v, %v, want the second with a lease that is an hour longer", slots, err)
+	}
+	if err := store.Release(ctx, one); err != nil { // what a function took Go can release
+		t.Error(err)
+	}
+	if change(t, db, release, one) || change(t, db, renew, one) {
+		t.Error("what was released is held")
+	}
+	again, err := acquire(ctx, db.Pool, db.Schema, calling)
+	if err != nil || !again.OK || again.Number != 1 || again.Fence <= one.Fence {
+		t.Errorf("after a release: %+v, %v, want slot 1 with a later fence", again, err)
+	}
+	if change(t, db, release, one) || !change(t, db, release, again) || change(t, db, release, again) {
+		t.Error("a release is once, and by the fence of now")
+	}
+	for _, call := range []string{
+		"rate_limit_acquire('', 'k', 1)", "rate_limit_acquire('l', NULL, 1)", "rate_limit_acquire('l', 'k', 0)", "rate_limit_acquire('l', 'k', 10001)",
+		"rate_limit_acquire('l', 'k', NULL)", "rate_limit_acquire('l', 'k', 1, '1 month')", "rate_limit_acquire('l', 'k', 1, '0')", "rate_limit_acquire('l', 'k', 1, NULL)",
+		"rate_limit_renew('l', 'k', 1, 0, '1 s')", "rate_limit_renew('l', 'k', 1, 1, '-1 s')", "rate_limit_release('l', 'k', 1, NULL)",
+	} {
+		if _, err := db.Pool.Exec(ctx, "SELECT "+db.Schema+"."+call); !hasCode(err, "22023") {
+			t.Errorf("%s: got %v, want invalid_parameter_value", call, err)
+		}
+	}
+}
+
+// A slot that another open transaction has taken is passed over, in Go and in SQL, whether the
+// store names the schema; and what is rolled back is free.
+func TestSlotsOfOpenTransactions(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	withFunctions(t, db, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	limit := ratelimit.InFlight{Name: "calls", Limit: 1, Lease: time.Hour}
+	unnamed, err := pgstore.New(nil, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := newStore(t, db, nil)
+	inGo := func(store *pgstore.Store) func(tx pgx.Tx) (ratelimit.Slot, error) {
+		return func(tx pgx.Tx) (ratelimit.Slot, error) { return store.AcquireTx(ctx, tx, limit, "k") }
+	}
+	inSQL := func(tx pgx.Tx) (ratelimit.Slot, error) { return acquire(ctx, tx, db.Schema, limit) }
+	for name, takers := range map[string][2]func(tx pgx.Tx) (ratelimit.Slot, error){
+		"SQL before SQL":              {inSQL, inSQL},
+		"Go before SQL":               {inGo(named), inSQL},
+		"Go without schema before it": {inGo(unnamed), inSQL},
+		"SQL before Go":               {inSQL, inGo(named)},
+		"SQL before Go without it":    {inSQL, inGo(unnamed)},
+	} {
+		var open [2]pgx.Tx
+		for i := range open {
+			tx, err := db.Pool.Begin(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = tx.Rollback(context.Background()) }()
+			if _, err := tx.Exec(ctx, "SET LOCAL search_path = "+db.Schema+"; SET LOCAL lock_timeout = '10s'"); err != nil {
+				t.Fatal(err)
+			}
+			open[i] = tx
+		}
+		if s, err := takers[0](open[0]); err != nil || !s.OK {
+			t.Errorf("%s: %+v, %v, want a slot", name, s, err)
+		}
+		if s, err := takers[1](open[1]); err != nil || s.OK {
+			t.Errorf("%s: the second got %+v, %v, want a refusal without a wait", name, s, err)
+		}
+		for _, tx := range open {
+			if err := tx.Rollback(ctx); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+}
+
+// Never more than so many at a time, by functions, database/sql and Go at once.
+func TestSlotsNeverOver(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	withFunctions(t, db, nil)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	own, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool := drivers[3].open(t, db)
+	through := map[string]func() (ratelimit.Slot, error){
+		"SQL":   func() (ratelimit.Slot, error) { return acquire(ctx, db.Pool, db.Schema, calling) },
+		"SQL 2": func() (ratelimit.Slot, error) { return acquire(ctx, db.Pool, db.Schema, calling) },
+		"own":   func() (ratelimit.Slot, error) { return own.Acquire(ctx, calling, "k") },
+		"database/sql": func() (s ratelimit.Slot, err error) {
+			tx, err := pool.BeginTx(ctx, nil)
+			if err != nil {
+				return s, err
+			}
+			defer func() { _ = tx.Rollback() }()
+			if s, err = own.AcquireTx(ctx, sqltx.Of(tx), calling, "k"); err != nil {
+				return s, err
+			}
+			return s, tx.Commit()
+		},
+	}
+	var holding, most atomic.Int64
+	var callers sync.WaitGroup
+	for name, take := range through {
+		callers.Go(func() {
+			for got := 0; got < 25; {
+				s, err := take()
+				if err != nil {
+					t.Errorf("%s: %v", name, err)
+					return
+				}
+				if !s.OK {
+					time.Sleep(time.Millisecond)
+					continue
+				}
+				got++
+				if n := holding.Add(1); n > most.Load() {
+					most.Store(n)
+				}
+				time.Sleep(time.Millisecond) // of work
+				holding.Add(-1)
+				if name == "own" {
+					err = own.Release(ctx, s)
+				} else if !change(t, db, release, s) {
+					err = errors.New("it was not held")
+				}
+				if err != nil {
+					t.Errorf("%s: %v", name, err)
+				}
+			}
+		})
+	}
+	callers.Wait()
+	if most.Load() > 3 {
+		t.Errorf("%d at a time, want at most 3", most.Load())
+	}
+}
+
+// In a transaction of database/sql a slot is held with its commit, and free with its roll-back.
+func TestSlotsInTransactions(t *testing.T) {
+	eachDriver(t, func(t *testing.T, db *pgtest.DB, pool *sql.DB) {
+		ctx, store := t.Context(), newStore(t, db, nil)
+		limit := ratelimit.InFlight{Name: "calls", Limit: 1, Lease: time.Hour}
+		rate := ratelimit.TokenBucket{Name: "one", Rate: 10, Period: 24 * time.Hour}
+		for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelSerializable} {
+			tx := begin(t, pool, level)
+			s, err := store.AcquireTx(ctx, sqltx.Of(tx), limit, "k", rate.For("k"))
+			if err != nil || !s.OK || !s.Rates.OK {
+				t.Fatalf("%v: %+v, %v", level, s, err)
+			}
+			other := begin(t, pool, level)
+			if s, err := store.AcquireTx(ctx, sqltx.Of(other), limit, "k"); err != nil || s.OK {
+				t.Errorf("%v: another got %+v, %v, want a refusal", level, s, err)
+			}
+			for _, tx := range []*sql.Tx{other, tx} {
+				if err := tx.Rollback(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			tx = begin(t, pool, level)
+			again, err := store.AcquireTx(ctx, sqltx.Of(tx), limit, "k", rate.For("k"))
+			if err != nil || !again.OK {
+				t.Fatalf("%v: after a roll-back %+v, %v", level, again, err)
+			}
+			commit(t, tx)
+			if got := left(t, db); got < 9 || got > 9.1 {
+				t.Errorf("%v: %v tokens left, want 9", level, got)
+			}
+			tx = begin(t, pool, level)
+			of := sqltx.Of(tx)
+			refused, err := store.AcquireTx(ctx, of, limit, "k", rate.For("k"))
+			if err != nil || refused.OK {
+				t.Errorf("%v: while it is held %+v, %v", level, refused, err)
+			}
+			if err := store.ReleaseTx(ctx, of, again); err != nil {
+				t.Errorf("%v: %v", level, err)
+			}
+			if err := store.ReleaseTx(ctx, of, again); !errors.Is(err, ratelimit.ErrLeaseLost) {
+				t.Errorf("%v: released twice, %v", level, err)
+			}
+			commit(t, tx) // the refusal took no token
+			if got := left(t, db); got < 9 || got > 9.1 {
+				t.Errorf("%v: %v tokens left after a refusal, want 9", level, got)
+			}
+			inSchema(t, db, "TRUNCATE rate_limits")
+		}
+	})
+}
