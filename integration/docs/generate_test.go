@@ -78,6 +78,10 @@ func (g *generator) add(p *page) {
 		case "sh":
 			fmt.Fprintf(&calls, "\tp.Shell(%q, %q, %q)\n", at, prologue, b.text)
 			continue
+		case "python":
+			program, printed, _ := strings.Cut(b.text, "\n# Output:\n")
+			fmt.Fprintf(&calls, "\tp.Python(%q, %q, %q)\n", at, program, strings.ReplaceAll("\n"+printed, "\n# ", "\n"))
+			continue
 		case "json":
 			fmt.Fprintf(&calls, "\tp.JSON(%q, %q)\n", at, b.text)
 			continue

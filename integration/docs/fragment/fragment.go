@@ -172,6 +172,30 @@ func (p *Page) SQL(at, text string) {
 	})
 }
 
+// Python runs a program on the page's database, which must succeed, and print output. It is
+// skipped where no interpreter has psycopg.
+func (p *Page) Python(at, text, output string) {
+	p.t.Run(at, func(t *testing.T) {
+		ctx, cancel := context.WithTimeout(t.Context(), timeout)
+		defer cancel()
+		for _, python := range []string{"python3", "/usr/bin/python3"} { // the system's, if another is before it
+			if exec.CommandContext(ctx, python, "-c", "import psycopg").Run() != nil {
+				continue
+			}
+			cmd := exec.CommandContext(ctx, python, "-c", text)
+			cmd.Env = append(os.Environ(), "DATABASE_URL="+databaseURL(p.name))
+			var stdout, stderr bytes.Buffer
+			cmd.Stdout, cmd.Stderr = &stdout, &stderr
+			if err := cmd.Run(); err != nil {
+				t.Errorf("%s: %v\n%s", at, err, &stderr)
+			}
+			wantOutput(t, at, stdout.String(), output)
+			return
+		}
+		t.Skip("no Python with psycopg on this machine")
+	})
+}
+
 // JSON reads definitions of limits.
 func (p *Page) JSON(at, text string) {
 	p.t.Run(at, func(t *testing.T) {

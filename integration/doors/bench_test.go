@@ -1,0 +1,72 @@
+package doors
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/migrations"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// BenchmarkFunctions is what a call costs by the SQL functions, beside Go: one caller, on one
+// row, each call committed.
+func BenchmarkFunctions(b *testing.B) {
+	db := pgtest.New(b)
+	ctx := b.Context()
+	for _, set := range []migrations.Set{migrations.Catalog, migrations.Functions} {
+		err := pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, "SET LOCAL search_path = "+db.Schema+"; "+set.UpSQL())
+			return err
+		})
+		if err != nil {
+			b.Fatal(err)
+		}
+	}
+	_, err := db.Pool.Exec(ctx, "INSERT INTO "+db.Schema+`.rate_limit_definitions (name, kind, rate, period, max_reserved, shards)
+		VALUES ('one', 'token bucket', 1e9, '1 s', 0, 1), ('two', 'token bucket', 1e9, '1 s', 0, 1)`)
+	if err != nil {
+		b.Fatal(err)
+	}
+	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
+	if err != nil {
+		b.Fatal(err)
+	}
+	one, two := ratelimit.TokenBucket{Name: "one", Rate: 1e9, Period: time.Second}, ratelimit.TokenBucket{Name: "two", Rate: 1e9, Period: time.Second}
+	inGo := func(requests ...ratelimit.Request) func(context.Context) error {
+		return func(ctx context.Context) error {
+			return pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error { return store.TakeTx(ctx, tx, requests...) })
+		}
+	}
+	// As many round trips as in Go, in a transaction as well.
+	inSQL := func(call string) func(context.Context) error {
+		return func(ctx context.Context) error {
+			return pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, "SELECT ok FROM "+db.Schema+"."+call)
+				return err
+			})
+		}
+	}
+	for _, way := range []struct {
+		name string
+		call func(context.Context) error
+	}{
+		{"one/Go", inGo(one.For("k"))},
+		{"one/arguments", inSQL("rate_limit_take('one', 'k', rate => 1e9, period => '1 s')")},
+		{"one/name", inSQL("rate_limit_take('one', 'k')")},
+		{"two/Go", inGo(one.For("k"), two.For("k"))},
+		{"two/name", inSQL("rate_limit_take_all(ARRAY['one', 'two'], ARRAY['k', 'k'])")},
+	} {
+		b.Run(way.name, func(b *testing.B) {
+			for b.Loop() {
+				if err := way.call(b.Context()); err != nil {
+					b.Fatal(err)
+				}
+			}
+		})
+	}
+}
