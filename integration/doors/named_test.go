@@ -205,7 +205,7 @@ func TestNamedRefuses(t *testing.T) {
 func TestSeveral(t *testing.T) {
 	t.Parallel()
 	db, _ := published(t, sending,
-		ratelimit.FixedWindow{Name: "site", Rate: 100, Period: time.Hour},
+		ratelimit.FixedWindow{Name: "all", Rate: 100, Period: time.Hour},
 		ratelimit.TokenBucket{Name: "zone", Rate: 1.0 / 3, Period: time.Second, Capacity: 20})
 	rows := func() (text string) {
 		t.Helper()
@@ -215,7 +215,7 @@ func TestSeveral(t *testing.T) {
 		}
 		return text
 	}
-	all := "rate_limit_allow_all(ARRAY['zone', 'send_message', 'site'], ARRAY['z', 'alice', ''], ARRAY[0.1, 1, 1.7])"
+	all := "rate_limit_allow_all(ARRAY['zone', 'send_message', 'all'], ARRAY['z', 'alice', ''], ARRAY[0.1, 1, 1.7])"
 	for range 3 {
 		if a := must(t, db, all); !a.ok || a.of != "send_message" {
 			t.Fatalf("%+v", a)
@@ -228,7 +228,7 @@ func TestSeveral(t *testing.T) {
 	if after := rows(); after != before {
 		t.Errorf("after a refusal:\n%s\nwant\n%s", after, before)
 	}
-	if _, err := tell(t.Context(), db, "rate_limit_take_all(ARRAY['site', 'send_message'], ARRAY['', 'alice'])"); !hasCode(err, "PT429") {
+	if _, err := tell(t.Context(), db, "rate_limit_take_all(ARRAY['all', 'send_message'], ARRAY['', 'alice'])"); !hasCode(err, "PT429") {
 		t.Errorf("got %v, want PT429", err)
 	}
 	if after := rows(); after != before {
@@ -237,9 +237,9 @@ func TestSeveral(t *testing.T) {
 
 	var callers sync.WaitGroup
 	for i := range 6 {
-		names, keys := "'site', 'zone'", "'', 'z'"
+		names, keys := "'all', 'zone'", "'', 'z'"
 		if i%2 == 0 {
-			names, keys = "'zone', 'site'", "'z', ''"
+			names, keys = "'zone', 'all'", "'z', ''"
 		}
 		callers.Go(func() {
 			for range 20 {

@@ -45,7 +45,7 @@ func TestFunctionsAreOfTheStatements(t *testing.T) {
 	if n := strings.Count(functions, "CREATE FUNCTION"); len(signatures) != n {
 		t.Fatalf("read %d signatures of %d functions", len(signatures), n)
 	}
-	made = strings.ReplaceAll(made, "{{functions}}", strings.Join(signatures, ", "))
+	made = strings.ReplaceAll(made, "{{functions}}", strings.Join(signatures, ",\n\t"))
 	if *write {
 		if err := os.WriteFile(functionsFile, []byte(made), 0o644); err != nil {
 			t.Fatal(err)

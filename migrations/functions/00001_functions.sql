@@ -63,11 +63,14 @@ CREATE TYPE @schema@.rate_limit_slot AS (
 COMMENT ON TYPE @schema@.rate_limit_slot IS
 	'One of the slots of a limit of how many at once: whether it is held; its number and fence, by which it is renewed and released; the instant of the decision; the end of the lease; and of a refusal, the first end of a lease of another.';
 
--- The statements, whose arguments are by number.
+-- The statements, whose arguments are by number. In PL/pgSQL, since a session keeps their plans
+-- then; those of functions in SQL are made for each call before PostgreSQL 18.
 
 CREATE FUNCTION @schema@.rate_limit_bucket_take(text, text, int4, float8, float8, timestamptz, float8, float8, float8, timestamptz)
-RETURNS TABLE (value float8, ts timestamptz, paused timestamptz, at timestamptz, xid text) LANGUAGE sql AS $body$
-INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts)
+RETURNS TABLE (value float8, ts timestamptz, paused timestamptz, at timestamptz, xid text) LANGUAGE plpgsql AS $body$
+#variable_conflict use_column
+BEGIN
+RETURN QUERY INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts)
 VALUES ($1::text, $2::text, $3::int4, $4::float8 - $5::float8, coalesce($6::timestamptz, clock_timestamp()))
 ON CONFLICT (name, key, shard) DO UPDATE
 SET value = least(r.value + greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) * $7::float8 / $8::float8, $4::float8) - $5::float8,
@@ -76,12 +79,15 @@ WHERE least(r.value + greatest(round(date_part('epoch', excluded.ts - r.ts) * 10
 		>= $9::float8 - greatest(abs(r.value), $5::float8, $4::float8) * 1.4210854715202004e-14
 	AND (r.paused IS NULL OR r.paused <= greatest(excluded.ts, $10::timestamptz))
 RETURNING value, ts, paused,
-	clock_timestamp(), xmin::text
+	clock_timestamp(), xmin::text;
+END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_window_take(text, text, int4, float8, float8, float8, timestamptz, timestamptz, float8, float8, timestamptz)
-RETURNS TABLE (value float8, ts timestamptz, paused timestamptz, at timestamptz, xid text) LANGUAGE sql AS $body$
-INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts)
+RETURNS TABLE (value float8, ts timestamptz, paused timestamptz, at timestamptz, xid text) LANGUAGE plpgsql AS $body$
+#variable_conflict use_column
+BEGIN
+RETURN QUERY INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts)
 VALUES ($1::text, $2::text, $3::int4, $4::float8 - $5::float8,
 	date_bin($6::float8 * interval '1 microsecond', coalesce($7::timestamptz, clock_timestamp()), $8::timestamptz))
 ON CONFLICT (name, key, shard) DO UPDATE
@@ -92,12 +98,15 @@ WHERE least(r.value + greatest(round(date_part('epoch', excluded.ts - r.ts) * 10
 	AND date_bin($6::float8 * interval '1 microsecond', r.ts, $8::timestamptz) = r.ts
 	AND (r.paused IS NULL OR r.paused <= greatest(excluded.ts, $11::timestamptz))
 RETURNING value, ts, paused,
-	clock_timestamp(), xmin::text
+	clock_timestamp(), xmin::text;
+END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_bucket_give(text, text, int4, float8, float8, timestamptz, float8, float8, float8, float8, timestamptz)
-RETURNS TABLE (value float8, ts timestamptz, paused timestamptz, slots float8[], ahead float8[], at timestamptz, made boolean) LANGUAGE sql AS $body$
-INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts)
+RETURNS TABLE (value float8, ts timestamptz, paused timestamptz, slots float8[], ahead float8[], at timestamptz, made boolean) LANGUAGE plpgsql AS $body$
+#variable_conflict use_column
+BEGIN
+RETURN QUERY INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts)
 VALUES ($1::text, $2::text, $3::int4, $4::float8, coalesce($6::timestamptz, clock_timestamp()))
 ON CONFLICT (name, key, shard) DO UPDATE
 SET value = CASE WHEN r.ahead[1] > 0 THEN r.value + greatest(least($5::float8, $4::float8
@@ -110,12 +119,15 @@ SET value = CASE WHEN r.ahead[1] > 0 THEN r.value + greatest(least($5::float8, $
 	ahead = CASE WHEN r.ahead[1] > 0 THEN
 		array[greatest((r.ahead[1] - CASE WHEN $11::timestamptz > greatest(r.ts, excluded.ts) THEN $10::float8 ELSE 0 END), 0), r.ahead[2]] ELSE r.ahead END
 RETURNING value, ts, paused, slots, ahead,
-	clock_timestamp(), xmax = 0
+	clock_timestamp(), xmax = 0;
+END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_window_give(text, text, int4, float8, float8, float8, timestamptz, timestamptz, float8, float8, timestamptz)
-RETURNS TABLE (value float8, ts timestamptz, paused timestamptz, slots float8[], ahead float8[], at timestamptz, made boolean) LANGUAGE sql AS $body$
-INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts, ahead)
+RETURNS TABLE (value float8, ts timestamptz, paused timestamptz, slots float8[], ahead float8[], at timestamptz, made boolean) LANGUAGE plpgsql AS $body$
+#variable_conflict use_column
+BEGIN
+RETURN QUERY INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts, ahead)
 VALUES ($1::text, $2::text, $3::int4, $4::float8,
 	date_bin($6::float8 * interval '1 microsecond', coalesce($7::timestamptz, clock_timestamp()), $8::timestamptz),
 	array[0, tstzrange_subdiff(coalesce($7::timestamptz, clock_timestamp()), '2000-01-01 00:00:00+00'::timestamptz)])
@@ -128,42 +140,53 @@ SET value = CASE WHEN r.ahead[2] > excluded.ahead[2]
 	ahead = CASE WHEN r.ahead IS NOT NULL THEN array[
 		greatest(r.ahead[1] - CASE WHEN tstzrange_subdiff($11::timestamptz, '2000-01-01 00:00:00+00'::timestamptz) > greatest(tstzrange_subdiff(r.ts, '2000-01-01 00:00:00+00'::timestamptz), excluded.ahead[2]) THEN $10::float8 ELSE 0 END, 0), r.ahead[2]] END
 RETURNING value, ts, paused, slots, ahead,
-	clock_timestamp(), xmax = 0
+	clock_timestamp(), xmax = 0;
+END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_put(text, text, int4, float8, timestamptz, timestamptz, float8[])
-RETURNS void LANGUAGE sql AS $body$
+RETURNS void LANGUAGE plpgsql AS $body$
+BEGIN
 INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts, paused, slots)
 VALUES ($1::text, $2::text, $3::int4, $4::float8, $5::timestamptz, $6::timestamptz, $7::float8[])
 ON CONFLICT (name, key, shard) DO UPDATE
-SET value = excluded.value, ts = excluded.ts, paused = excluded.paused, slots = coalesce(excluded.slots, r.slots)
+SET value = excluded.value, ts = excluded.ts, paused = excluded.paused, slots = coalesce(excluded.slots, r.slots);
+END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_touch(text, text, int4, float8, float8, timestamptz, timestamptz, float8[])
-RETURNS TABLE (value float8, ts timestamptz, paused timestamptz, slots float8[], ahead float8[], at timestamptz, made boolean) LANGUAGE sql AS $body$
-INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts, slots)
+RETURNS TABLE (value float8, ts timestamptz, paused timestamptz, slots float8[], ahead float8[], at timestamptz, made boolean) LANGUAGE plpgsql AS $body$
+#variable_conflict use_column
+BEGIN
+RETURN QUERY INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts, slots)
 VALUES ($1::text, $2::text, $3::int4, $4::float8,
 	date_bin($5::float8 * interval '1 microsecond', coalesce($6::timestamptz, clock_timestamp()), $7::timestamptz), $8::float8[])
 ON CONFLICT (name, key, shard) DO UPDATE SET value = r.value
 RETURNING value, ts, paused, slots, ahead,
-	clock_timestamp(), xmax = 0
+	clock_timestamp(), xmax = 0;
+END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_slot_take(text, text, int4, float8, timestamptz, int8)
-RETURNS TABLE (fence int8, until timestamptz) LANGUAGE sql AS $body$
-INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts)
+RETURNS TABLE (fence int8, until timestamptz) LANGUAGE plpgsql AS $body$
+#variable_conflict use_column
+BEGIN
+RETURN QUERY INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts)
 SELECT $1::text, $2::text, $3::int4, round(date_part('epoch', coalesce($5::timestamptz, clock_timestamp())) * 1000000),
 	coalesce($5::timestamptz, clock_timestamp()) + $4::float8 * interval '1 microsecond'
 WHERE pg_try_advisory_xact_lock($6::int8)
 ON CONFLICT (name, key, shard) DO UPDATE
 SET value = greatest(r.value + 1, excluded.value), ts = excluded.ts
 WHERE round(tstzrange_subdiff(excluded.ts, r.ts) * 1000000) >= $4::float8
-RETURNING value::int8, ts
+RETURNING value::int8, ts;
+END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_slot_keep(text, text, int4, float8, timestamptz, int8, boolean, int8)
-RETURNS TABLE (fence int8, until timestamptz) LANGUAGE sql AS $body$
-INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts, paused)
+RETURNS TABLE (fence int8, until timestamptz) LANGUAGE plpgsql AS $body$
+#variable_conflict use_column
+BEGIN
+RETURN QUERY INSERT INTO @schema@.rate_limits AS r (name, key, shard, value, ts, paused)
 SELECT $1::text, $2::text, $3::int4, 0, coalesce($5::timestamptz, clock_timestamp()),
 	coalesce($5::timestamptz, clock_timestamp()) + $4::float8 * interval '1 microsecond'
 WHERE pg_try_advisory_xact_lock($8::int8) IS NOT NULL
@@ -171,7 +194,8 @@ ON CONFLICT (name, key, shard) DO UPDATE
 SET value = CASE WHEN $7::bool THEN greatest(r.value + 1, round(tstzrange_subdiff(excluded.ts, '1970-01-01 00:00:00+00'::timestamptz) * 1000000)) ELSE r.value END,
 	ts = CASE WHEN $4::float8 > 0 THEN excluded.paused ELSE '1970-01-01 00:00:00+00'::timestamptz END
 WHERE r.value = $6::int8::float8 AND r.ts > excluded.ts
-RETURNING value::int8, ts
+RETURNING value::int8, ts;
+END
 $body$;
 
 -- The algebra: see package internal/bucket.
@@ -442,6 +466,28 @@ CREATE FUNCTION @schema@.rate_limit_outweighs(a @schema@.rate_limit_result, b @s
 	END
 $body$;
 
+-- Requests of which those of one limit and key are one, in the order in which rows are locked.
+CREATE FUNCTION @schema@.rate_limit_merged(verb text, requests @schema@.rate_limit_request[]) RETURNS @schema@.rate_limit_request[] LANGUAGE plpgsql STABLE AS $body$
+DECLARE
+	asked @schema@.rate_limit_request[];
+	r     @schema@.rate_limit_request;
+BEGIN
+	FOREACH r IN ARRAY requests LOOP
+		asked := asked || @schema@.rate_limit_sound(verb, r);
+	END LOOP;
+	asked := ARRAY(
+		SELECT ROW(a.name, a.key, sum(a.count), a.rate, a.period, a.capacity, a.max_reserved, a.kind, a.start, max(a.above), a.mode, a.refused_until)::@schema@.rate_limit_request
+		FROM unnest(asked) AS a GROUP BY a.name, a.key, a.rate, a.period, a.capacity, a.max_reserved, a.kind, a.start, a.mode, a.refused_until
+		ORDER BY a.name COLLATE "C", a.key COLLATE "C");
+	FOR i IN 2 .. cardinality(asked) LOOP
+		IF (asked[i]).name = (asked[i - 1]).name AND (asked[i]).key = (asked[i - 1]).key THEN
+			RAISE EXCEPTION 'rate limit %: has two definitions in one call', quote_literal((asked[i]).name) USING ERRCODE = 'invalid_parameter_value';
+		END IF;
+	END LOOP;
+	RETURN asked;
+END
+$body$;
+
 -- Several limits, of which all take or none does. Each row is read as it is locked, so that
 -- what was taken in vain can be put back as it was, without a savepoint, behind which
 -- strangers would fail under SERIALIZABLE. Those in mode shadow refuse nothing.
@@ -463,22 +509,14 @@ BEGIN
 	IF requests IS NULL OR cardinality(requests) NOT BETWEEN 1 AND 64 THEN
 		RAISE EXCEPTION 'rate limits: % of them: a call must have from 1 to 64', coalesce(cardinality(requests), 0) USING ERRCODE = 'invalid_parameter_value';
 	END IF;
-	FOREACH r IN ARRAY requests LOOP
-		asked := asked || @schema@.rate_limit_sound(verb, r);
-	END LOOP;
-	-- Those of one limit and key are one, in the order in which rows are locked.
-	asked := ARRAY(
-		SELECT ROW(a.name, a.key, sum(a.count), a.rate, a.period, a.capacity, a.max_reserved, a.kind, a.start, max(a.above), a.mode, a.refused_until)::@schema@.rate_limit_request
-		FROM unnest(asked) AS a GROUP BY a.name, a.key, a.rate, a.period, a.capacity, a.max_reserved, a.kind, a.start, a.mode, a.refused_until
-		ORDER BY a.name COLLATE "C", a.key COLLATE "C");
-	FOR i IN 2 .. cardinality(asked) LOOP
-		IF (asked[i]).name = (asked[i - 1]).name AND (asked[i]).key = (asked[i - 1]).key THEN
-			RAISE EXCEPTION 'rate limit %: has two definitions in one call', quote_literal((asked[i]).name) USING ERRCODE = 'invalid_parameter_value';
-		END IF;
-	END LOOP;
+	asked := requests;
+	IF cardinality(asked) > 1 THEN
+		asked := @schema@.rate_limit_merged(verb, asked);
+	END IF;
 	-- What is refused by its mode is not looked at.
 	FOREACH r IN ARRAY asked LOOP
 		IF r.mode = 'refuse' THEN
+			r := @schema@.rate_limit_sound(verb, r);
 			now := clock_timestamp();
 			r.refused_until := coalesce(r.refused_until, now + interval '1 minute');
 			answer := ROW(false, r.refused_until - now, r.refused_until, 0, 0, r.capacity, interval '0', NULL, now, r.name, r.key, false);
@@ -558,7 +596,8 @@ BEGIN
 	SELECT p.kind, p.rate, p.period, p.capacity, p.max_reserved, p.start, p.shards, p.every,
 		coalesce(o.rate, a.rate, p.rate) AS own_rate, coalesce(o.period, a.period, p.period) AS own_period,
 		coalesce(o.capacity, a.capacity, p.capacity) AS own_capacity, coalesce(o.max_reserved, a.max_reserved, p.max_reserved) AS own_max_reserved,
-		coalesce(to_jsonb(o) ->> 'mode', to_jsonb(a) ->> 'mode') AS mode, CASE WHEN to_jsonb(o) ->> 'mode' IS NULL THEN a.until ELSE o.until END AS refused_until
+		CASE WHEN a.id IS NOT NULL THEN to_jsonb(a) ->> 'mode' END AS mode, a.until AS refused_until,
+		CASE WHEN o.id IS NOT NULL THEN to_jsonb(o) ->> 'mode' END AS own_mode, o.until AS own_until
 	INTO d
 	FROM @schema@.rate_limit_definitions AS p
 	LEFT JOIN @schema@.rate_limit_definitions AS a ON a.name = p.name AND a.key IS NULL AND a.kind IS NULL
@@ -573,6 +612,10 @@ BEGIN
 		RAISE EXCEPTION 'rate limit %: a % is not for SQL functions', quote_literal($1),
 			CASE WHEN d.shards > 1 THEN 'limit with shards' WHEN d.every IS NOT NULL THEN 'quota by the calendar' ELSE d.kind END
 			USING ERRCODE = 'feature_not_supported', HINT = 'Use the library in Go.';
+	END IF;
+	IF d.own_mode IS NOT NULL THEN
+		d.mode := d.own_mode;
+		d.refused_until := d.own_until;
 	END IF;
 	plain := ROW($1, $2, $3, d.rate, d.period, d.capacity, d.max_reserved, d.kind, d.start, $4, d.mode, d.refused_until);
 	made := ROW($1, $2, $3, d.own_rate, d.own_period, d.own_capacity, d.own_max_reserved, d.kind, d.start, $4, d.mode, d.refused_until);
@@ -618,38 +661,50 @@ $body$;
 
 CREATE FUNCTION @schema@.rate_limit_allow(name text, key text, rate float8, period interval, count float8 DEFAULT 1, capacity float8 DEFAULT NULL,
 	kind text DEFAULT 'token bucket', start timestamptz DEFAULT NULL, above float8 DEFAULT 0)
-RETURNS @schema@.rate_limit_result LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-	SELECT @schema@.rate_limit_call('allow', ROW(name, key, count, rate, period, capacity, NULL, kind, start, above, NULL, NULL), NULL)
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+	RETURN @schema@.rate_limit_call('allow', ROW(name, key, count, rate, period, capacity, NULL, kind, start, above, NULL, NULL), NULL);
+END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_take(name text, key text, rate float8, period interval, count float8 DEFAULT 1, capacity float8 DEFAULT NULL,
 	kind text DEFAULT 'token bucket', start timestamptz DEFAULT NULL, state text DEFAULT 'PT429', above float8 DEFAULT 0)
-RETURNS @schema@.rate_limit_result LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-	SELECT @schema@.rate_limit_or_raise(@schema@.rate_limit_call('allow', ROW(name, key, count, rate, period, capacity, NULL, kind, start, above, NULL, NULL), NULL), state)
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+	RETURN @schema@.rate_limit_or_raise(@schema@.rate_limit_call('allow', ROW(name, key, count, rate, period, capacity, NULL, kind, start, above, NULL, NULL), NULL), state);
+END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_reserve(name text, key text, rate float8, period interval, count float8 DEFAULT 1, capacity float8 DEFAULT NULL,
 	max_reserved float8 DEFAULT NULL, kind text DEFAULT 'token bucket', start timestamptz DEFAULT NULL)
-RETURNS @schema@.rate_limit_result LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-	SELECT @schema@.rate_limit_call('reserve', ROW(name, key, count, rate, period, capacity, max_reserved, kind, start, 0, NULL, NULL), NULL)
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+	RETURN @schema@.rate_limit_call('reserve', ROW(name, key, count, rate, period, capacity, max_reserved, kind, start, 0, NULL, NULL), NULL);
+END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_check(name text, key text, rate float8, period interval, count float8 DEFAULT 1, capacity float8 DEFAULT NULL,
 	kind text DEFAULT 'token bucket', start timestamptz DEFAULT NULL, reserve boolean DEFAULT false, max_reserved float8 DEFAULT NULL, above float8 DEFAULT 0)
-RETURNS @schema@.rate_limit_result LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-	SELECT @schema@.rate_limit_call(CASE WHEN reserve THEN 'check reserve' ELSE 'check' END, ROW(name, key, count, rate, period, capacity, max_reserved, kind, start, above, NULL, NULL), NULL)
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+	RETURN @schema@.rate_limit_call(CASE WHEN reserve THEN 'check reserve' ELSE 'check' END, ROW(name, key, count, rate, period, capacity, max_reserved, kind, start, above, NULL, NULL), NULL);
+END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_credit(name text, key text, rate float8, period interval, count float8 DEFAULT 1, capacity float8 DEFAULT NULL,
 	kind text DEFAULT 'token bucket', start timestamptz DEFAULT NULL)
-RETURNS @schema@.rate_limit_result LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-	SELECT @schema@.rate_limit_call('credit', ROW(name, key, count, rate, period, capacity, NULL, kind, start, 0, NULL, NULL), NULL)
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+	RETURN @schema@.rate_limit_call('credit', ROW(name, key, count, rate, period, capacity, NULL, kind, start, 0, NULL, NULL), NULL);
+END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_settle(name text, key text, rate float8, period interval, taken float8, used float8, capacity float8 DEFAULT NULL,
 	kind text DEFAULT 'token bucket', start timestamptz DEFAULT NULL)
-RETURNS @schema@.rate_limit_result LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-	SELECT @schema@.rate_limit_call('settle', ROW(name, key, taken, rate, period, capacity, NULL, kind, start, 0, NULL, NULL), used)
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+	RETURN @schema@.rate_limit_call('settle', ROW(name, key, taken, rate, period, capacity, NULL, kind, start, 0, NULL, NULL), used);
+END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_request(name text, key text, rate float8, period interval, count float8 DEFAULT 1, capacity float8 DEFAULT NULL,
@@ -659,23 +714,31 @@ RETURNS @schema@.rate_limit_request LANGUAGE sql IMMUTABLE AS $body$
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_allow_all(requests @schema@.rate_limit_request[])
-RETURNS @schema@.rate_limit_result LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-	SELECT @schema@.rate_limit_calls('allow', requests)
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+	RETURN @schema@.rate_limit_calls('allow', requests);
+END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_take_all(requests @schema@.rate_limit_request[])
-RETURNS @schema@.rate_limit_result LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-	SELECT @schema@.rate_limit_or_raise(@schema@.rate_limit_calls('allow', requests), 'PT429')
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+	RETURN @schema@.rate_limit_or_raise(@schema@.rate_limit_calls('allow', requests), 'PT429');
+END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_reserve_all(requests @schema@.rate_limit_request[])
-RETURNS @schema@.rate_limit_result LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-	SELECT @schema@.rate_limit_calls('reserve', requests)
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+	RETURN @schema@.rate_limit_calls('reserve', requests);
+END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_check_all(requests @schema@.rate_limit_request[], reserve boolean DEFAULT false)
-RETURNS @schema@.rate_limit_result LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-	SELECT @schema@.rate_limit_calls(CASE WHEN reserve THEN 'check reserve' ELSE 'check' END, requests)
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+	RETURN @schema@.rate_limit_calls(CASE WHEN reserve THEN 'check reserve' ELSE 'check' END, requests);
+END
 $body$;
 
 -- A slot is chosen at random, and only if that is not free looked for. What is tried in vain
@@ -755,68 +818,145 @@ END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_release(name text, key text, number integer, fence bigint)
-RETURNS boolean LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-	SELECT ok FROM @schema@.rate_limit_renew(name, key, number, fence, '0')
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+	RETURN (@schema@.rate_limit_renew(name, key, number, fence, '0')).ok;
+END
 $body$;
 
 -- By name: the definition is that of the catalog.
 
 CREATE FUNCTION @schema@.rate_limit_allow(name text, key text, count float8 DEFAULT 1)
-RETURNS @schema@.rate_limit_result LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-	SELECT @schema@.rate_limit_calls('allow', ARRAY[@schema@.rate_limit_named(name, key, count)])
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+	RETURN @schema@.rate_limit_calls('allow', ARRAY[@schema@.rate_limit_named(name, key, count)]);
+END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_take(name text, key text, count float8 DEFAULT 1)
-RETURNS @schema@.rate_limit_result LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-	SELECT @schema@.rate_limit_or_raise(@schema@.rate_limit_calls('allow', ARRAY[@schema@.rate_limit_named(name, key, count)]), 'PT429')
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+	RETURN @schema@.rate_limit_or_raise(@schema@.rate_limit_calls('allow', ARRAY[@schema@.rate_limit_named(name, key, count)]), 'PT429');
+END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_reserve(name text, key text, count float8 DEFAULT 1)
-RETURNS @schema@.rate_limit_result LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-	SELECT @schema@.rate_limit_calls('reserve', ARRAY[@schema@.rate_limit_named(name, key, count)])
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+	RETURN @schema@.rate_limit_calls('reserve', ARRAY[@schema@.rate_limit_named(name, key, count)]);
+END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_check(name text, key text, count float8 DEFAULT 1)
-RETURNS @schema@.rate_limit_result LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-	SELECT @schema@.rate_limit_calls('check', ARRAY[@schema@.rate_limit_named(name, key, count)])
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+	RETURN @schema@.rate_limit_calls('check', ARRAY[@schema@.rate_limit_named(name, key, count)]);
+END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_check_reserve(name text, key text, count float8 DEFAULT 1)
-RETURNS @schema@.rate_limit_result LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-	SELECT @schema@.rate_limit_calls('check reserve', ARRAY[@schema@.rate_limit_named(name, key, count)])
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+	RETURN @schema@.rate_limit_calls('check reserve', ARRAY[@schema@.rate_limit_named(name, key, count)]);
+END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_credit(name text, key text, count float8 DEFAULT 1)
-RETURNS @schema@.rate_limit_result LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-	SELECT @schema@.rate_limit_call('credit', @schema@.rate_limit_named(name, key, count), NULL)
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+	RETURN @schema@.rate_limit_call('credit', @schema@.rate_limit_named(name, key, count), NULL);
+END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_settle(name text, key text, taken float8, used float8)
-RETURNS @schema@.rate_limit_result LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-	SELECT @schema@.rate_limit_call('settle', @schema@.rate_limit_named(name, key, taken), used)
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+	RETURN @schema@.rate_limit_call('settle', @schema@.rate_limit_named(name, key, taken), used);
+END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_allow_all(names text[], keys text[], counts float8[] DEFAULT NULL, above float8[] DEFAULT NULL)
-RETURNS @schema@.rate_limit_result LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-	SELECT @schema@.rate_limit_calls('allow', @schema@.rate_limit_each(names, keys, counts, above))
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+	RETURN @schema@.rate_limit_calls('allow', @schema@.rate_limit_each(names, keys, counts, above));
+END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_take_all(names text[], keys text[], counts float8[] DEFAULT NULL, above float8[] DEFAULT NULL, state text DEFAULT 'PT429')
-RETURNS @schema@.rate_limit_result LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-	SELECT @schema@.rate_limit_or_raise(@schema@.rate_limit_calls('allow', @schema@.rate_limit_each(names, keys, counts, above)), state)
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+	RETURN @schema@.rate_limit_or_raise(@schema@.rate_limit_calls('allow', @schema@.rate_limit_each(names, keys, counts, above)), state);
+END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_reserve_all(names text[], keys text[], counts float8[] DEFAULT NULL)
-RETURNS @schema@.rate_limit_result LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-	SELECT @schema@.rate_limit_calls('reserve', @schema@.rate_limit_each(names, keys, counts, NULL))
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+	RETURN @schema@.rate_limit_calls('reserve', @schema@.rate_limit_each(names, keys, counts, NULL));
+END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_check_all(names text[], keys text[], counts float8[] DEFAULT NULL, above float8[] DEFAULT NULL, reserve boolean DEFAULT false)
-RETURNS @schema@.rate_limit_result LANGUAGE sql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
-	SELECT @schema@.rate_limit_calls(CASE WHEN reserve THEN 'check reserve' ELSE 'check' END, @schema@.rate_limit_each(names, keys, counts, above))
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+BEGIN
+	RETURN @schema@.rate_limit_calls(CASE WHEN reserve THEN 'check reserve' ELSE 'check' END, @schema@.rate_limit_each(names, keys, counts, above));
+END
 $body$;
 
-REVOKE EXECUTE ON FUNCTION @schema@.rate_limit_bucket_take(text, text, int4, float8, float8, timestamptz, float8, float8, float8, timestamptz), @schema@.rate_limit_window_take(text, text, int4, float8, float8, float8, timestamptz, timestamptz, float8, float8, timestamptz), @schema@.rate_limit_bucket_give(text, text, int4, float8, float8, timestamptz, float8, float8, float8, float8, timestamptz), @schema@.rate_limit_window_give(text, text, int4, float8, float8, float8, timestamptz, timestamptz, float8, float8, timestamptz), @schema@.rate_limit_put(text, text, int4, float8, timestamptz, timestamptz, float8[]), @schema@.rate_limit_touch(text, text, int4, float8, float8, timestamptz, timestamptz, float8[]), @schema@.rate_limit_slot_take(text, text, int4, float8, timestamptz, int8), @schema@.rate_limit_slot_keep(text, text, int4, float8, timestamptz, int8, boolean, int8), @schema@.rate_limit_tick(timestamptz, timestamptz, float8), @schema@.rate_limit_settled(float8, timestamptz, timestamptz, float8, float8, float8), @schema@.rate_limit_slack(float8, float8, float8), @schema@.rate_limit_enough(float8, timestamptz, float8, float8, float8, float8, float8, boolean), @schema@.rate_limit_hash(bytea), @schema@.rate_limit_signed(numeric), @schema@.rate_limit_phase(text, text, float8), @schema@.rate_limit_origin(text, text, float8, timestamptz), @schema@.rate_limit_told(@schema@.rate_limit_request, boolean, float8, timestamptz, timestamptz, timestamptz, timestamptz, float8, boolean), @schema@.rate_limit_fault(@schema@.rate_limit_request), @schema@.rate_limit_sound(text, @schema@.rate_limit_request), @schema@.rate_limit_call(text, @schema@.rate_limit_request, float8), @schema@.rate_limit_outweighs(@schema@.rate_limit_result, @schema@.rate_limit_result), @schema@.rate_limit_calls(text, @schema@.rate_limit_request[]), @schema@.rate_limit_or_raise(@schema@.rate_limit_result, text), @schema@.rate_limit_named(text, text, float8, float8), @schema@.rate_limit_each(text[], text[], float8[], float8[]), @schema@.rate_limit_lock(text, text, text, integer), @schema@.rate_limit_allow(text, text, float8, interval, float8, float8, text, timestamptz, float8), @schema@.rate_limit_take(text, text, float8, interval, float8, float8, text, timestamptz, text, float8), @schema@.rate_limit_reserve(text, text, float8, interval, float8, float8, float8, text, timestamptz), @schema@.rate_limit_check(text, text, float8, interval, float8, float8, text, timestamptz, boolean, float8, float8), @schema@.rate_limit_credit(text, text, float8, interval, float8, float8, text, timestamptz), @schema@.rate_limit_settle(text, text, float8, interval, float8, float8, float8, text, timestamptz), @schema@.rate_limit_request(text, text, float8, interval, float8, float8, text, timestamptz, float8, float8), @schema@.rate_limit_allow_all(@schema@.rate_limit_request[]), @schema@.rate_limit_take_all(@schema@.rate_limit_request[]), @schema@.rate_limit_reserve_all(@schema@.rate_limit_request[]), @schema@.rate_limit_check_all(@schema@.rate_limit_request[], boolean), @schema@.rate_limit_acquire(text, text, integer, interval), @schema@.rate_limit_renew(text, text, integer, bigint, interval), @schema@.rate_limit_release(text, text, integer, bigint), @schema@.rate_limit_allow(text, text, float8), @schema@.rate_limit_take(text, text, float8), @schema@.rate_limit_reserve(text, text, float8), @schema@.rate_limit_check(text, text, float8), @schema@.rate_limit_check_reserve(text, text, float8), @schema@.rate_limit_credit(text, text, float8), @schema@.rate_limit_settle(text, text, float8, float8), @schema@.rate_limit_allow_all(text[], text[], float8[], float8[]), @schema@.rate_limit_take_all(text[], text[], float8[], float8[], text), @schema@.rate_limit_reserve_all(text[], text[], float8[]), @schema@.rate_limit_check_all(text[], text[], float8[], float8[], boolean) FROM PUBLIC;
+REVOKE EXECUTE ON FUNCTION
+	@schema@.rate_limit_bucket_take(text, text, int4, float8, float8, timestamptz, float8, float8, float8, timestamptz),
+	@schema@.rate_limit_window_take(text, text, int4, float8, float8, float8, timestamptz, timestamptz, float8, float8, timestamptz),
+	@schema@.rate_limit_bucket_give(text, text, int4, float8, float8, timestamptz, float8, float8, float8, float8, timestamptz),
+	@schema@.rate_limit_window_give(text, text, int4, float8, float8, float8, timestamptz, timestamptz, float8, float8, timestamptz),
+	@schema@.rate_limit_put(text, text, int4, float8, timestamptz, timestamptz, float8[]),
+	@schema@.rate_limit_touch(text, text, int4, float8, float8, timestamptz, timestamptz, float8[]),
+	@schema@.rate_limit_slot_take(text, text, int4, float8, timestamptz, int8),
+	@schema@.rate_limit_slot_keep(text, text, int4, float8, timestamptz, int8, boolean, int8),
+	@schema@.rate_limit_tick(timestamptz, timestamptz, float8),
+	@schema@.rate_limit_settled(float8, timestamptz, timestamptz, float8, float8, float8),
+	@schema@.rate_limit_slack(float8, float8, float8),
+	@schema@.rate_limit_enough(float8, timestamptz, float8, float8, float8, float8, float8, boolean),
+	@schema@.rate_limit_hash(bytea),
+	@schema@.rate_limit_signed(numeric),
+	@schema@.rate_limit_phase(text, text, float8),
+	@schema@.rate_limit_origin(text, text, float8, timestamptz),
+	@schema@.rate_limit_told(@schema@.rate_limit_request, boolean, float8, timestamptz, timestamptz, timestamptz, timestamptz, float8, boolean),
+	@schema@.rate_limit_fault(@schema@.rate_limit_request),
+	@schema@.rate_limit_sound(text, @schema@.rate_limit_request),
+	@schema@.rate_limit_call(text, @schema@.rate_limit_request, float8),
+	@schema@.rate_limit_outweighs(@schema@.rate_limit_result, @schema@.rate_limit_result),
+	@schema@.rate_limit_merged(text, @schema@.rate_limit_request[]),
+	@schema@.rate_limit_calls(text, @schema@.rate_limit_request[]),
+	@schema@.rate_limit_or_raise(@schema@.rate_limit_result, text),
+	@schema@.rate_limit_named(text, text, float8, float8),
+	@schema@.rate_limit_each(text[], text[], float8[], float8[]),
+	@schema@.rate_limit_lock(text, text, text, integer),
+	@schema@.rate_limit_allow(text, text, float8, interval, float8, float8, text, timestamptz, float8),
+	@schema@.rate_limit_take(text, text, float8, interval, float8, float8, text, timestamptz, text, float8),
+	@schema@.rate_limit_reserve(text, text, float8, interval, float8, float8, float8, text, timestamptz),
+	@schema@.rate_limit_check(text, text, float8, interval, float8, float8, text, timestamptz, boolean, float8, float8),
+	@schema@.rate_limit_credit(text, text, float8, interval, float8, float8, text, timestamptz),
+	@schema@.rate_limit_settle(text, text, float8, interval, float8, float8, float8, text, timestamptz),
+	@schema@.rate_limit_request(text, text, float8, interval, float8, float8, text, timestamptz, float8, float8),
+	@schema@.rate_limit_allow_all(@schema@.rate_limit_request[]),
+	@schema@.rate_limit_take_all(@schema@.rate_limit_request[]),
+	@schema@.rate_limit_reserve_all(@schema@.rate_limit_request[]),
+	@schema@.rate_limit_check_all(@schema@.rate_limit_request[], boolean),
+	@schema@.rate_limit_acquire(text, text, integer, interval),
+	@schema@.rate_limit_renew(text, text, integer, bigint, interval),
+	@schema@.rate_limit_release(text, text, integer, bigint),
+	@schema@.rate_limit_allow(text, text, float8),
+	@schema@.rate_limit_take(text, text, float8),
+	@schema@.rate_limit_reserve(text, text, float8),
+	@schema@.rate_limit_check(text, text, float8),
+	@schema@.rate_limit_check_reserve(text, text, float8),
+	@schema@.rate_limit_credit(text, text, float8),
+	@schema@.rate_limit_settle(text, text, float8, float8),
+	@schema@.rate_limit_allow_all(text[], text[], float8[], float8[]),
+	@schema@.rate_limit_take_all(text[], text[], float8[], float8[], text),
+	@schema@.rate_limit_reserve_all(text[], text[], float8[]),
+	@schema@.rate_limit_check_all(text[], text[], float8[], float8[], boolean)
+FROM PUBLIC;
 
 $functions$, '@schema@', home);
 END
@@ -831,7 +971,59 @@ DECLARE
 	home text := (SELECT quote_ident(n.nspname) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = 'rate_limits'::regclass);
 BEGIN
 	EXECUTE replace($functions$
-DROP FUNCTION @schema@.rate_limit_bucket_take(text, text, int4, float8, float8, timestamptz, float8, float8, float8, timestamptz), @schema@.rate_limit_window_take(text, text, int4, float8, float8, float8, timestamptz, timestamptz, float8, float8, timestamptz), @schema@.rate_limit_bucket_give(text, text, int4, float8, float8, timestamptz, float8, float8, float8, float8, timestamptz), @schema@.rate_limit_window_give(text, text, int4, float8, float8, float8, timestamptz, timestamptz, float8, float8, timestamptz), @schema@.rate_limit_put(text, text, int4, float8, timestamptz, timestamptz, float8[]), @schema@.rate_limit_touch(text, text, int4, float8, float8, timestamptz, timestamptz, float8[]), @schema@.rate_limit_slot_take(text, text, int4, float8, timestamptz, int8), @schema@.rate_limit_slot_keep(text, text, int4, float8, timestamptz, int8, boolean, int8), @schema@.rate_limit_tick(timestamptz, timestamptz, float8), @schema@.rate_limit_settled(float8, timestamptz, timestamptz, float8, float8, float8), @schema@.rate_limit_slack(float8, float8, float8), @schema@.rate_limit_enough(float8, timestamptz, float8, float8, float8, float8, float8, boolean), @schema@.rate_limit_hash(bytea), @schema@.rate_limit_signed(numeric), @schema@.rate_limit_phase(text, text, float8), @schema@.rate_limit_origin(text, text, float8, timestamptz), @schema@.rate_limit_told(@schema@.rate_limit_request, boolean, float8, timestamptz, timestamptz, timestamptz, timestamptz, float8, boolean), @schema@.rate_limit_fault(@schema@.rate_limit_request), @schema@.rate_limit_sound(text, @schema@.rate_limit_request), @schema@.rate_limit_call(text, @schema@.rate_limit_request, float8), @schema@.rate_limit_outweighs(@schema@.rate_limit_result, @schema@.rate_limit_result), @schema@.rate_limit_calls(text, @schema@.rate_limit_request[]), @schema@.rate_limit_or_raise(@schema@.rate_limit_result, text), @schema@.rate_limit_named(text, text, float8, float8), @schema@.rate_limit_each(text[], text[], float8[], float8[]), @schema@.rate_limit_lock(text, text, text, integer), @schema@.rate_limit_allow(text, text, float8, interval, float8, float8, text, timestamptz, float8), @schema@.rate_limit_take(text, text, float8, interval, float8, float8, text, timestamptz, text, float8), @schema@.rate_limit_reserve(text, text, float8, interval, float8, float8, float8, text, timestamptz), @schema@.rate_limit_check(text, text, float8, interval, float8, float8, text, timestamptz, boolean, float8, float8), @schema@.rate_limit_credit(text, text, float8, interval, float8, float8, text, timestamptz), @schema@.rate_limit_settle(text, text, float8, interval, float8, float8, float8, text, timestamptz), @schema@.rate_limit_request(text, text, float8, interval, float8, float8, text, timestamptz, float8, float8), @schema@.rate_limit_allow_all(@schema@.rate_limit_request[]), @schema@.rate_limit_take_all(@schema@.rate_limit_request[]), @schema@.rate_limit_reserve_all(@schema@.rate_limit_request[]), @schema@.rate_limit_check_all(@schema@.rate_limit_request[], boolean), @schema@.rate_limit_acquire(text, text, integer, interval), @schema@.rate_limit_renew(text, text, integer, bigint, interval), @schema@.rate_limit_release(text, text, integer, bigint), @schema@.rate_limit_allow(text, text, float8), @schema@.rate_limit_take(text, text, float8), @schema@.rate_limit_reserve(text, text, float8), @schema@.rate_limit_check(text, text, float8), @schema@.rate_limit_check_reserve(text, text, float8), @schema@.rate_limit_credit(text, text, float8), @schema@.rate_limit_settle(text, text, float8, float8), @schema@.rate_limit_allow_all(text[], text[], float8[], float8[]), @schema@.rate_limit_take_all(text[], text[], float8[], float8[], text), @schema@.rate_limit_reserve_all(text[], text[], float8[]), @schema@.rate_limit_check_all(text[], text[], float8[], float8[], boolean);
+DROP FUNCTION
+	@schema@.rate_limit_bucket_take(text, text, int4, float8, float8, timestamptz, float8, float8, float8, timestamptz),
+	@schema@.rate_limit_window_take(text, text, int4, float8, float8, float8, timestamptz, timestamptz, float8, float8, timestamptz),
+	@schema@.rate_limit_bucket_give(text, text, int4, float8, float8, timestamptz, float8, float8, float8, float8, timestamptz),
+	@schema@.rate_limit_window_give(text, text, int4, float8, float8, float8, timestamptz, timestamptz, float8, float8, timestamptz),
+	@schema@.rate_limit_put(text, text, int4, float8, timestamptz, timestamptz, float8[]),
+	@schema@.rate_limit_touch(text, text, int4, float8, float8, timestamptz, timestamptz, float8[]),
+	@schema@.rate_limit_slot_take(text, text, int4, float8, timestamptz, int8),
+	@schema@.rate_limit_slot_keep(text, text, int4, float8, timestamptz, int8, boolean, int8),
+	@schema@.rate_limit_tick(timestamptz, timestamptz, float8),
+	@schema@.rate_limit_settled(float8, timestamptz, timestamptz, float8, float8, float8),
+	@schema@.rate_limit_slack(float8, float8, float8),
+	@schema@.rate_limit_enough(float8, timestamptz, float8, float8, float8, float8, float8, boolean),
+	@schema@.rate_limit_hash(bytea),
+	@schema@.rate_limit_signed(numeric),
+	@schema@.rate_limit_phase(text, text, float8),
+	@schema@.rate_limit_origin(text, text, float8, timestamptz),
+	@schema@.rate_limit_told(@schema@.rate_limit_request, boolean, float8, timestamptz, timestamptz, timestamptz, timestamptz, float8, boolean),
+	@schema@.rate_limit_fault(@schema@.rate_limit_request),
+	@schema@.rate_limit_sound(text, @schema@.rate_limit_request),
+	@schema@.rate_limit_call(text, @schema@.rate_limit_request, float8),
+	@schema@.rate_limit_outweighs(@schema@.rate_limit_result, @schema@.rate_limit_result),
+	@schema@.rate_limit_merged(text, @schema@.rate_limit_request[]),
+	@schema@.rate_limit_calls(text, @schema@.rate_limit_request[]),
+	@schema@.rate_limit_or_raise(@schema@.rate_limit_result, text),
+	@schema@.rate_limit_named(text, text, float8, float8),
+	@schema@.rate_limit_each(text[], text[], float8[], float8[]),
+	@schema@.rate_limit_lock(text, text, text, integer),
+	@schema@.rate_limit_allow(text, text, float8, interval, float8, float8, text, timestamptz, float8),
+	@schema@.rate_limit_take(text, text, float8, interval, float8, float8, text, timestamptz, text, float8),
+	@schema@.rate_limit_reserve(text, text, float8, interval, float8, float8, float8, text, timestamptz),
+	@schema@.rate_limit_check(text, text, float8, interval, float8, float8, text, timestamptz, boolean, float8, float8),
+	@schema@.rate_limit_credit(text, text, float8, interval, float8, float8, text, timestamptz),
+	@schema@.rate_limit_settle(text, text, float8, interval, float8, float8, float8, text, timestamptz),
+	@schema@.rate_limit_request(text, text, float8, interval, float8, float8, text, timestamptz, float8, float8),
+	@schema@.rate_limit_allow_all(@schema@.rate_limit_request[]),
+	@schema@.rate_limit_take_all(@schema@.rate_limit_request[]),
+	@schema@.rate_limit_reserve_all(@schema@.rate_limit_request[]),
+	@schema@.rate_limit_check_all(@schema@.rate_limit_request[], boolean),
+	@schema@.rate_limit_acquire(text, text, integer, interval),
+	@schema@.rate_limit_renew(text, text, integer, bigint, interval),
+	@schema@.rate_limit_release(text, text, integer, bigint),
+	@schema@.rate_limit_allow(text, text, float8),
+	@schema@.rate_limit_take(text, text, float8),
+	@schema@.rate_limit_reserve(text, text, float8),
+	@schema@.rate_limit_check(text, text, float8),
+	@schema@.rate_limit_check_reserve(text, text, float8),
+	@schema@.rate_limit_credit(text, text, float8),
+	@schema@.rate_limit_settle(text, text, float8, float8),
+	@schema@.rate_limit_allow_all(text[], text[], float8[], float8[]),
+	@schema@.rate_limit_take_all(text[], text[], float8[], float8[], text),
+	@schema@.rate_limit_reserve_all(text[], text[], float8[]),
+	@schema@.rate_limit_check_all(text[], text[], float8[], float8[], boolean);
 DROP TYPE @schema@.rate_limit_result, @schema@.rate_limit_request, @schema@.rate_limit_slot;
 $functions$, '@schema@', home);
 END
