@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/catalog"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/pgstore"
 	"github.com/pgratelimit/ratelimit/sqltx"
@@ -115,6 +116,45 @@ func TestSlotFunctions(t *testing.T) {
 		if _, err := db.Pool.Exec(ctx, "SELECT "+db.Schema+"."+call); !hasCode(err, "22023") {
 			t.Errorf("%s: got %v, want invalid_parameter_value", call, err)
 		}
+	}
+}
+
+// By name there are as many as the catalog says for the key.
+func TestSlotsByName(t *testing.T) {
+	t.Parallel()
+	db, f := published(t, sending)
+	ctx := t.Context()
+	if err := f.catalog.PublishInFlight(ctx, ratelimit.InFlight{Name: "calls", Limit: 1, Lease: time.Hour}); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.catalog.Set(ctx, "calls", "alice", catalog.Override{AtOnce: 2, Lease: time.Minute}); err != nil {
+		t.Fatal(err)
+	}
+	take := func(key string) (ok bool, lease float64, err error) {
+		err = db.Pool.QueryRow(ctx, "SELECT ok, coalesce(extract(epoch FROM until - at), 0)::float8 FROM "+db.Schema+".rate_limit_acquire('calls', $1)", key).Scan(&ok, &lease)
+		return ok, lease, err
+	}
+	for _, want := range []struct {
+		key   string
+		ok    bool
+		lease float64
+	}{{"bob", true, 3600}, {"bob", false, 0}, {"alice", true, 60}, {"alice", true, 60}, {"alice", false, 0}} {
+		if ok, lease, err := take(want.key); err != nil || ok != want.ok || lease != want.lease {
+			t.Errorf("%s: got %v, %v, %v, want %v, %v", want.key, ok, lease, err, want.ok, want.lease)
+		}
+	}
+	var renewed bool
+	if err := db.Pool.QueryRow(ctx, "SELECT (SELECT ok AND until > at + interval '59 minutes' FROM "+db.Schema+".rate_limit_renew(name, key, shard, value::bigint)) FROM "+
+		db.Schema+".rate_limits WHERE key = 'bob'").Scan(&renewed); err != nil || !renewed {
+		t.Errorf("got %v, %v, want a renewed slot", renewed, err)
+	}
+	for _, call := range []string{"rate_limit_acquire('send_message', 'k')", "rate_limit_acquire('unknown', 'k')", "rate_limit_renew('unknown', 'k', 0, 1)"} {
+		if _, err := db.Pool.Exec(ctx, "SELECT "+db.Schema+"."+call); !hasCode(err, "42704") {
+			t.Errorf("%s: got %v, want undefined_object", call, err)
+		}
+	}
+	if _, err := db.Pool.Exec(ctx, "SELECT "+db.Schema+".rate_limit_allow('calls', 'k')"); !hasCode(err, "0A000") {
+		t.Errorf("got %v, want feature_not_supported", err)
 	}
 }
 

@@ -608,9 +608,9 @@ BEGIN
 	IF d.kind IS NULL THEN
 		RAISE EXCEPTION 'rate limit %: no program has published it', quote_literal(left($1, 255)) USING ERRCODE = 'undefined_object';
 	END IF;
-	IF d.kind = 'sliding window' OR d.every IS NOT NULL OR d.shards > 1 THEN
+	IF d.kind NOT IN ('token bucket', 'fixed window') OR d.every IS NOT NULL OR d.shards > 1 THEN
 		RAISE EXCEPTION 'rate limit %: a % is not for SQL functions', quote_literal($1),
-			CASE WHEN d.shards > 1 THEN 'limit with shards' WHEN d.every IS NOT NULL THEN 'quota by the calendar' ELSE d.kind END
+			CASE WHEN d.shards > 1 THEN 'limit with shards' WHEN d.every IS NOT NULL THEN 'quota by the calendar' ELSE format('limit of kind %L', d.kind) END
 			USING ERRCODE = 'feature_not_supported', HINT = 'Use the library in Go.';
 	END IF;
 	IF d.own_mode IS NOT NULL THEN
@@ -620,6 +620,24 @@ BEGIN
 	plain := ROW($1, $2, $3, d.rate, d.period, d.capacity, d.max_reserved, d.kind, d.start, $4, d.mode, d.refused_until);
 	made := ROW($1, $2, $3, d.own_rate, d.own_period, d.own_capacity, d.own_max_reserved, d.kind, d.start, $4, d.mode, d.refused_until);
 	RETURN CASE WHEN @schema@.rate_limit_fault(made) IS NULL THEN made ELSE plain END;
+END
+$body$;
+
+-- How many slots the catalog says that a key has, and for how long one is held.
+CREATE FUNCTION @schema@.rate_limit_named_slots(name text, key text, OUT slots integer, OUT lease interval) RETURNS record LANGUAGE plpgsql STABLE AS $body$
+DECLARE
+	now timestamptz := clock_timestamp();
+BEGIN
+	SELECT coalesce(o.at_once, a.at_once, p.at_once), coalesce(o.lease, a.lease, p.lease, interval '30 seconds') INTO slots, lease
+	FROM @schema@.rate_limit_definitions AS p
+	LEFT JOIN @schema@.rate_limit_definitions AS a ON a.name = p.name AND a.key IS NULL AND a.kind IS NULL
+		AND a.enabled AND (a.until IS NULL OR a.until > now)
+	LEFT JOIN @schema@.rate_limit_definitions AS o ON o.name = p.name AND o.key = $2
+		AND o.enabled AND (o.until IS NULL OR o.until > now)
+	WHERE p.name = $1 AND p.kind = 'in flight';
+	IF slots IS NULL THEN
+		RAISE EXCEPTION 'rate limit %: no program has published it as one of how many at once', quote_literal(left($1, 255)) USING ERRCODE = 'undefined_object';
+	END IF;
 END
 $body$;
 
@@ -661,7 +679,7 @@ $body$;
 
 CREATE FUNCTION @schema@.rate_limit_allow(name text, key text, rate float8, period interval, count float8 DEFAULT 1, capacity float8 DEFAULT NULL,
 	kind text DEFAULT 'token bucket', start timestamptz DEFAULT NULL, above float8 DEFAULT 0)
-RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
 	RETURN @schema@.rate_limit_call('allow', ROW(name, key, count, rate, period, capacity, NULL, kind, start, above, NULL, NULL), NULL);
 END
@@ -669,7 +687,7 @@ $body$;
 
 CREATE FUNCTION @schema@.rate_limit_take(name text, key text, rate float8, period interval, count float8 DEFAULT 1, capacity float8 DEFAULT NULL,
 	kind text DEFAULT 'token bucket', start timestamptz DEFAULT NULL, state text DEFAULT 'PT429', above float8 DEFAULT 0)
-RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
 	RETURN @schema@.rate_limit_or_raise(@schema@.rate_limit_call('allow', ROW(name, key, count, rate, period, capacity, NULL, kind, start, above, NULL, NULL), NULL), state);
 END
@@ -677,7 +695,7 @@ $body$;
 
 CREATE FUNCTION @schema@.rate_limit_reserve(name text, key text, rate float8, period interval, count float8 DEFAULT 1, capacity float8 DEFAULT NULL,
 	max_reserved float8 DEFAULT NULL, kind text DEFAULT 'token bucket', start timestamptz DEFAULT NULL)
-RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
 	RETURN @schema@.rate_limit_call('reserve', ROW(name, key, count, rate, period, capacity, max_reserved, kind, start, 0, NULL, NULL), NULL);
 END
@@ -685,7 +703,7 @@ $body$;
 
 CREATE FUNCTION @schema@.rate_limit_check(name text, key text, rate float8, period interval, count float8 DEFAULT 1, capacity float8 DEFAULT NULL,
 	kind text DEFAULT 'token bucket', start timestamptz DEFAULT NULL, reserve boolean DEFAULT false, max_reserved float8 DEFAULT NULL, above float8 DEFAULT 0)
-RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
 	RETURN @schema@.rate_limit_call(CASE WHEN reserve THEN 'check reserve' ELSE 'check' END, ROW(name, key, count, rate, period, capacity, max_reserved, kind, start, above, NULL, NULL), NULL);
 END
@@ -693,7 +711,7 @@ $body$;
 
 CREATE FUNCTION @schema@.rate_limit_credit(name text, key text, rate float8, period interval, count float8 DEFAULT 1, capacity float8 DEFAULT NULL,
 	kind text DEFAULT 'token bucket', start timestamptz DEFAULT NULL)
-RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
 	RETURN @schema@.rate_limit_call('credit', ROW(name, key, count, rate, period, capacity, NULL, kind, start, 0, NULL, NULL), NULL);
 END
@@ -701,7 +719,7 @@ $body$;
 
 CREATE FUNCTION @schema@.rate_limit_settle(name text, key text, rate float8, period interval, taken float8, used float8, capacity float8 DEFAULT NULL,
 	kind text DEFAULT 'token bucket', start timestamptz DEFAULT NULL)
-RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
 	RETURN @schema@.rate_limit_call('settle', ROW(name, key, taken, rate, period, capacity, NULL, kind, start, 0, NULL, NULL), used);
 END
@@ -714,28 +732,28 @@ RETURNS @schema@.rate_limit_request LANGUAGE sql IMMUTABLE AS $body$
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_allow_all(requests @schema@.rate_limit_request[])
-RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
 	RETURN @schema@.rate_limit_calls('allow', requests);
 END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_take_all(requests @schema@.rate_limit_request[])
-RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
 	RETURN @schema@.rate_limit_or_raise(@schema@.rate_limit_calls('allow', requests), 'PT429');
 END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_reserve_all(requests @schema@.rate_limit_request[])
-RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
 	RETURN @schema@.rate_limit_calls('reserve', requests);
 END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_check_all(requests @schema@.rate_limit_request[], reserve boolean DEFAULT false)
-RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
 	RETURN @schema@.rate_limit_calls(CASE WHEN reserve THEN 'check reserve' ELSE 'check' END, requests);
 END
@@ -745,7 +763,7 @@ $body$;
 -- stands behind a savepoint, or its holder would wait for this transaction; and what another
 -- transaction is about to take or to release is passed over, by the locks that it has.
 CREATE FUNCTION @schema@.rate_limit_acquire(name text, key text, slots integer, lease interval DEFAULT '30 seconds')
-RETURNS @schema@.rate_limit_slot LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+RETURNS @schema@.rate_limit_slot LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 DECLARE
 	micros float8 := extract(epoch FROM lease) * 1000000;
 	slot   @schema@.rate_limit_slot;
@@ -797,7 +815,7 @@ END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_renew(name text, key text, number integer, fence bigint, lease interval)
-RETURNS @schema@.rate_limit_slot LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+RETURNS @schema@.rate_limit_slot LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 DECLARE
 	micros float8 := extract(epoch FROM lease) * 1000000;
 	slot   @schema@.rate_limit_slot;
@@ -818,7 +836,7 @@ END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_release(name text, key text, number integer, fence bigint)
-RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+RETURNS boolean LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
 	RETURN (@schema@.rate_limit_renew(name, key, number, fence, '0')).ok;
 END
@@ -827,77 +845,95 @@ $body$;
 -- By name: the definition is that of the catalog.
 
 CREATE FUNCTION @schema@.rate_limit_allow(name text, key text, count float8 DEFAULT 1)
-RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
 	RETURN @schema@.rate_limit_calls('allow', ARRAY[@schema@.rate_limit_named(name, key, count)]);
 END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_take(name text, key text, count float8 DEFAULT 1)
-RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
 	RETURN @schema@.rate_limit_or_raise(@schema@.rate_limit_calls('allow', ARRAY[@schema@.rate_limit_named(name, key, count)]), 'PT429');
 END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_reserve(name text, key text, count float8 DEFAULT 1)
-RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
 	RETURN @schema@.rate_limit_calls('reserve', ARRAY[@schema@.rate_limit_named(name, key, count)]);
 END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_check(name text, key text, count float8 DEFAULT 1)
-RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
 	RETURN @schema@.rate_limit_calls('check', ARRAY[@schema@.rate_limit_named(name, key, count)]);
 END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_check_reserve(name text, key text, count float8 DEFAULT 1)
-RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
 	RETURN @schema@.rate_limit_calls('check reserve', ARRAY[@schema@.rate_limit_named(name, key, count)]);
 END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_credit(name text, key text, count float8 DEFAULT 1)
-RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
 	RETURN @schema@.rate_limit_call('credit', @schema@.rate_limit_named(name, key, count), NULL);
 END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_settle(name text, key text, taken float8, used float8)
-RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
 	RETURN @schema@.rate_limit_call('settle', @schema@.rate_limit_named(name, key, taken), used);
 END
 $body$;
 
+CREATE FUNCTION @schema@.rate_limit_acquire(name text, key text)
+RETURNS @schema@.rate_limit_slot LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
+DECLARE
+	named record := @schema@.rate_limit_named_slots(name, key);
+BEGIN
+	RETURN @schema@.rate_limit_acquire(name, key, named.slots, named.lease);
+END
+$body$;
+
+CREATE FUNCTION @schema@.rate_limit_renew(name text, key text, number integer, fence bigint)
+RETURNS @schema@.rate_limit_slot LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
+DECLARE
+	named record := @schema@.rate_limit_named_slots(name, key);
+BEGIN
+	RETURN @schema@.rate_limit_renew(name, key, number, fence, named.lease);
+END
+$body$;
+
 CREATE FUNCTION @schema@.rate_limit_allow_all(names text[], keys text[], counts float8[] DEFAULT NULL, above float8[] DEFAULT NULL)
-RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
 	RETURN @schema@.rate_limit_calls('allow', @schema@.rate_limit_each(names, keys, counts, above));
 END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_take_all(names text[], keys text[], counts float8[] DEFAULT NULL, above float8[] DEFAULT NULL, state text DEFAULT 'PT429')
-RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
 	RETURN @schema@.rate_limit_or_raise(@schema@.rate_limit_calls('allow', @schema@.rate_limit_each(names, keys, counts, above)), state);
 END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_reserve_all(names text[], keys text[], counts float8[] DEFAULT NULL)
-RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
 	RETURN @schema@.rate_limit_calls('reserve', @schema@.rate_limit_each(names, keys, counts, NULL));
 END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_check_all(names text[], keys text[], counts float8[] DEFAULT NULL, above float8[] DEFAULT NULL, reserve boolean DEFAULT false)
-RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $body$
+RETURNS @schema@.rate_limit_result LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 BEGIN
 	RETURN @schema@.rate_limit_calls(CASE WHEN reserve THEN 'check reserve' ELSE 'check' END, @schema@.rate_limit_each(names, keys, counts, above));
 END
@@ -929,6 +965,7 @@ REVOKE EXECUTE ON FUNCTION
 	@schema@.rate_limit_calls(text, @schema@.rate_limit_request[]),
 	@schema@.rate_limit_or_raise(@schema@.rate_limit_result, text),
 	@schema@.rate_limit_named(text, text, float8, float8),
+	@schema@.rate_limit_named_slots(text, text),
 	@schema@.rate_limit_each(text[], text[], float8[], float8[]),
 	@schema@.rate_limit_lock(text, text, text, integer),
 	@schema@.rate_limit_allow(text, text, float8, interval, float8, float8, text, timestamptz, float8),
@@ -952,6 +989,8 @@ REVOKE EXECUTE ON FUNCTION
 	@schema@.rate_limit_check_reserve(text, text, float8),
 	@schema@.rate_limit_credit(text, text, float8),
 	@schema@.rate_limit_settle(text, text, float8, float8),
+	@schema@.rate_limit_acquire(text, text),
+	@schema@.rate_limit_renew(text, text, integer, bigint),
 	@schema@.rate_limit_allow_all(text[], text[], float8[], float8[]),
 	@schema@.rate_limit_take_all(text[], text[], float8[], float8[], text),
 	@schema@.rate_limit_reserve_all(text[], text[], float8[]),
@@ -997,6 +1036,7 @@ DROP FUNCTION
 	@schema@.rate_limit_calls(text, @schema@.rate_limit_request[]),
 	@schema@.rate_limit_or_raise(@schema@.rate_limit_result, text),
 	@schema@.rate_limit_named(text, text, float8, float8),
+	@schema@.rate_limit_named_slots(text, text),
 	@schema@.rate_limit_each(text[], text[], float8[], float8[]),
 	@schema@.rate_limit_lock(text, text, text, integer),
 	@schema@.rate_limit_allow(text, text, float8, interval, float8, float8, text, timestamptz, float8),
@@ -1020,6 +1060,8 @@ DROP FUNCTION
 	@schema@.rate_limit_check_reserve(text, text, float8),
 	@schema@.rate_limit_credit(text, text, float8),
 	@schema@.rate_limit_settle(text, text, float8, float8),
+	@schema@.rate_limit_acquire(text, text),
+	@schema@.rate_limit_renew(text, text, integer, bigint),
 	@schema@.rate_limit_allow_all(text[], text[], float8[], float8[]),
 	@schema@.rate_limit_take_all(text[], text[], float8[], float8[], text),
 	@schema@.rate_limit_reserve_all(text[], text[], float8[]),
