@@ -166,7 +166,8 @@ func TestSlotsOfOpenTransactions(t *testing.T) {
 	withFunctions(t, db, nil)
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	limit := ratelimit.InFlight{Name: "calls", Limit: 1, Lease: time.Hour}
+	// A name of its own: the locks of stores that name no schema are those of all schemas.
+	limit := ratelimit.InFlight{Name: db.Schema, Limit: 1, Lease: time.Hour}
 	unnamed, err := pgstore.New(nil, nil)
 	if err != nil {
 		t.Fatal(err)
