@@ -241,16 +241,11 @@ func TestDoctorOfBrokenDatabases(t *testing.T) {
 	}
 
 	denied := newWorld(t)
-	role := denied.db.Schema + "_reader"
-	for _, sql := range []string{"CREATE ROLE " + role + " LOGIN PASSWORD 'secret'", "GRANT USAGE ON SCHEMA " + denied.db.Schema + " TO " + role, "GRANT SELECT ON " + denied.db.Schema + ".rate_limits TO " + role} {
-		_, err := denied.db.Pool.Exec(t.Context(), sql)
-		denied.must(err)
+	url := denied.as("SELECT")
+	if url == "" {
+		t.Skip("the user may make no role")
 	}
-	t.Cleanup(func() {
-		_, err := denied.db.Pool.Exec(context.Background(), "DROP OWNED BY "+role+"; DROP ROLE "+role)
-		denied.must(err)
-	})
-	o = program(t, as(t, denied.db.URL, role), "doctor", "--json", "--schema", denied.db.Schema)
+	o = program(t, url, "doctor", "--json", "--schema", denied.db.Schema)
 	o.wantStatus(t, exitFailed)
 	v := doctorOf(t, o)
 	if !strings.HasPrefix(v["rights"], failed) || !strings.Contains(v["rights"], "lacks INSERT, UPDATE, DELETE") || !strings.HasPrefix(v["transactions"], unknown) || !strings.HasPrefix(v["definitions"], unknown) {
