@@ -3,6 +3,7 @@ package ratelimit_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -11,6 +12,31 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/leak"
 	"github.com/pgratelimit/ratelimit/memstore"
 )
+
+// events are those of all kinds of calls with leak.Key.
+func events(t *testing.T, requests []Request) (all []any) {
+	store := memstore.NewWithConfig(memstore.Config{
+		Clock:   func() time.Time { return t0 },
+		Observe: func(_ context.Context, e Event) { all = append(all, e, &e) },
+	})
+	for range 2 {
+		granted, err := store.Allow(t.Context(), requests...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		store.Settle(t.Context(), granted.Receipt, 1, 1)
+		store.Cancel(t.Context(), granted.Receipt)
+	}
+	store.Allow(t.Context(), requests[0].Limit.ForN(leak.Key, 1e9))
+	store.Credit(t.Context(), requests[0])
+	slot, err := store.Acquire(t.Context(), InFlight{Name: "calls", Limit: 1}, leak.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store.Release(t.Context(), slot)
+	locked := fmt.Errorf("somebody has locked limit %q, key %q", "api", leak.Key)
+	return append(all, Event{Err: locked, Requests: requests}, Event{Err: locked, Slot: &slot})
+}
 
 // Keys and receipts leave by no log, and by JSON only where a receipt or a slot itself is
 // encoded, which is how it is stored.
@@ -64,6 +90,11 @@ func TestNoTypeShowsKeys(t *testing.T) {
 		"InFlight":             InFlight{Name: "calls", Limit: 1},
 		"Slot":                 []any{slot, &slot, full},
 		"FullError":            full.Err(),
+		"Event":                events(t, both),
+		"Verb":                 VerbAllow,
+		"Form":                 FormOwn,
+		"Outcome":              OutcomeGranted,
+		"Part":                 Part{Outcome: OutcomeRefused, Status: refused.Several[1]},
 		"WaitError":            &WaitError{Result: granted, Wait: time.Second, Err: context.Canceled},
 	}
 	leak.Check(t, ".", values, "Receipt", "Slot")

@@ -23,6 +23,6 @@ const (
 //	Result   ratelimit.Result // of Granted and Refused
 //	Err      error            // of the others, and a *ratelimit.FullError of a refusal for want of a slot
 //
-// Logged, printed and in JSON it is without the keys of the limits: [ratelimit.LogKeys] has
+// Its Told is the event as stores tell theirs: see [ratelimit.Event]. Logged, printed and in JSON it is without the keys of the limits: [ratelimit.LogKeys] has
 // those of its Result, and Err may name one.
 type Event = edge.Event

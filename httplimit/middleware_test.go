@@ -505,6 +505,12 @@ func TestFailure(t *testing.T) {
 			if got := next.served.Load() == 1; got != test.passed {
 				t.Errorf("the handler ran: %v, want %v", got, test.passed)
 			}
+			if len(events) == 1 {
+				told := events[0].Told()
+				if told.Policy() != "per_minute" || told.Door != "httplimit" || told.Outcome != ratelimit.OutcomeFailed || told.Passed != test.passed || told.ErrorClass != "other" {
+					t.Errorf("told as %+v, want a failure of the policy", told)
+				}
+			}
 			if len(events) != 1 || events[0].Decision != httplimit.Failed || events[0].Passed != test.passed || !errors.Is(events[0].Err, errDatabase) {
 				t.Errorf("got the events %+v, want one failure", events)
 			}
@@ -543,6 +549,9 @@ func TestShadow(t *testing.T) {
 		Observe: func(_ *http.Request, e httplimit.Event) {
 			if !e.Shadow || !e.Passed {
 				t.Errorf("got %+v, want a request that passes in shadow mode", e)
+			}
+			if told := e.Told(); told.Policy() != "per_minute" || !told.Shadow {
+				t.Errorf("told as %+v, want the policy's name", told)
 			}
 			decisions = append(decisions, e.Decision)
 		},

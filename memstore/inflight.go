@@ -32,10 +32,17 @@ func (s *Store) AcquireTx(ctx context.Context, tx pgx.Tx, limit ratelimit.InFlig
 
 // AcquireWait is [Store.Acquire] that waits for a slot until ctx is over, first come, first
 // served. It sleeps on the machine's clock, for as long as the store's says.
-func (s *Store) AcquireWait(ctx context.Context, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (ratelimit.Slot, error) {
+func (s *Store) AcquireWait(ctx context.Context, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (slot ratelimit.Slot, err error) {
+	w := s.own().watch(ctx, ratelimit.VerbAcquire)
+	w.Start()
+	defer func() { w.ToldSlot(named(slot, limit, key), err) }()
+	return s.acquireWait(ctx, limit, key, rates)
+}
+
+func (s *Store) acquireWait(ctx context.Context, limit ratelimit.InFlight, key string, rates []ratelimit.Request) (ratelimit.Slot, error) {
 	of := decide.Key{Name: limit.Name, Key: key}
 	if s.own().usable(ctx) == nil && s.slots.Waiting(of) == 0 {
-		if slot, err := s.Acquire(ctx, limit, key, rates...); err != nil || slot.OK || slot.NotBefore.IsZero() {
+		if slot, err := s.own().tryAcquire(ctx, limit, key, rates); err != nil || slot.OK || slot.NotBefore.IsZero() {
 			return slot, err
 		}
 	} else if err := s.own().usable(ctx); err != nil {
@@ -48,7 +55,7 @@ func (s *Store) AcquireWait(ctx context.Context, limit ratelimit.InFlight, key s
 	for {
 		freed := s.released()
 		if first {
-			slot, err := s.Acquire(ctx, limit, key, rates...)
+			slot, err := s.own().tryAcquire(ctx, limit, key, rates)
 			if err != nil || slot.OK || slot.NotBefore.IsZero() {
 				return slot, err
 			}
@@ -76,9 +83,11 @@ func (s *Store) released() <-chan struct{} {
 
 // Renew has the slot's lease end a Lease from now, and returns it so. If it is not held any
 // more that is [ratelimit.ErrLeaseLost], and nothing has changed.
-func (s *Store) Renew(ctx context.Context, slot ratelimit.Slot) (ratelimit.Slot, error) {
+func (s *Store) Renew(ctx context.Context, slot ratelimit.Slot) (renewed ratelimit.Slot, err error) {
+	w := s.own().watch(ctx, ratelimit.VerbRenew)
+	defer func() { w.ToldSlot(slot, err) }()
 	asked := time.Now()
-	err := s.own().hold(ctx, slot, func(state *bucket.State, now time.Time) {
+	err = s.own().hold(ctx, slot, func(state *bucket.State, now time.Time) {
 		slot.At, slot.Until, slot.Asked = now, now.Add(slot.InFlight.LeaseOrDefault()), asked
 		state.TS = slot.Until
 	})
@@ -197,9 +206,22 @@ func (s scope) noteInFlight(ctx context.Context, limit ratelimit.InFlight, key s
 	return s.seen.NoteInFlight(limit.Name)
 }
 
-// acquire takes a slot, and what is asked of rate limits. The rates are asked first, when it
+// acquire is tryAcquire, and has it told.
+func (s scope) acquire(ctx context.Context, limit ratelimit.InFlight, key string, rates []ratelimit.Request) (slot ratelimit.Slot, err error) {
+	w := s.watch(ctx, ratelimit.VerbAcquire)
+	defer func() { w.ToldSlot(named(slot, limit, key), err) }()
+	return s.tryAcquire(ctx, limit, key, rates)
+}
+
+// named is a slot with the limit and key that were asked, also after an error.
+func named(slot ratelimit.Slot, limit ratelimit.InFlight, key string) ratelimit.Slot {
+	slot.InFlight, slot.Key = limit, key
+	return slot
+}
+
+// tryAcquire takes a slot, and what is asked of rate limits. The rates are asked first, when it
 // is known that there is a slot, and put back if it is gone meanwhile.
-func (s scope) acquire(ctx context.Context, limit ratelimit.InFlight, key string, rates []ratelimit.Request) (ratelimit.Slot, error) {
+func (s scope) tryAcquire(ctx context.Context, limit ratelimit.InFlight, key string, rates []ratelimit.Request) (ratelimit.Slot, error) {
 	if err := s.noteInFlight(ctx, limit, key); err != nil {
 		return ratelimit.Slot{}, err
 	}
@@ -308,7 +330,9 @@ func (s scope) hold(ctx context.Context, slot ratelimit.Slot, change func(state 
 	return nil
 }
 
-func (s scope) release(ctx context.Context, slot ratelimit.Slot) error {
+func (s scope) release(ctx context.Context, slot ratelimit.Slot) (err error) {
+	w := s.watch(ctx, ratelimit.VerbRelease)
+	defer func() { w.ToldSlot(slot, err) }()
 	if err := s.hold(ctx, slot, func(state *bucket.State, _ time.Time) { state.TS = time.Time{} }); err != nil {
 		return err
 	}

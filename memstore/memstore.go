@@ -64,8 +64,7 @@ func (s *Store) Take(ctx context.Context, requests ...ratelimit.Request) error {
 // says in the result's Taken how many. It is refused when there is not one. A count
 // below 1 is [ratelimit.ErrInvalid].
 func (s *Store) AllowAtMost(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) {
-	call, err := decide.NewAtMost(r)
-	return s.own().takeCall(ctx, call, err)
+	return s.own().takeAtMost(ctx, r)
 }
 
 // AllowFirst takes from the first limit in the order of the requests that can grant what
@@ -73,8 +72,7 @@ func (s *Store) AllowAtMost(ctx context.Context, r ratelimit.Request) (ratelimit
 // RetryAfter is the shortest wait. A request that its limit can never grant is passed
 // over; two for one limit and key are [ratelimit.ErrInvalid].
 func (s *Store) AllowFirst(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	call, err := decide.NewFirst(requests...)
-	return s.own().takeCall(ctx, call, err)
+	return s.own().takeFirst(ctx, requests)
 }
 
 // Wait reserves what is asked, and returns when the reservation is due. If a limit has

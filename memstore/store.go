@@ -15,6 +15,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/flight"
+	"github.com/pgratelimit/ratelimit/internal/watch"
 )
 
 // ErrLocked is the error of a verb that waited, until its context ended or for too long,
@@ -33,6 +34,7 @@ const lockTimeout = 5 * time.Second
 // Otherwise contexts are looked at once, before anything changes.
 type Store struct {
 	clock   func() time.Time
+	watches *watch.Observer
 	seen    decide.Seen
 	slots   flight.Slots // who waits for one
 	keepers flight.Keepers
@@ -43,16 +45,37 @@ type Store struct {
 	freed chan struct{}           // closed when one of them is held no more
 }
 
+// Config says how a Store works. The zero value is a good one.
+type Config struct {
+	// Clock is the clock that decides. The default is time.Now.
+	Clock func() time.Time
+
+	// Observe hears of every decision and edit, once: see [ratelimit.Observe]. Those outside
+	// of transactions are of [ratelimit.FormMemory]. The default, nil, costs nothing.
+	Observe ratelimit.Observe
+}
+
 // New makes an empty store, in which every limit is full. A nil clock means
 // time.Now.
-func New(clock func() time.Time) *Store {
-	if clock == nil {
-		clock = time.Now
+func New(clock func() time.Time) *Store { return NewWithConfig(Config{Clock: clock}) }
+
+// NewWithConfig is New with all that can be said.
+func NewWithConfig(config Config) *Store {
+	if config.Clock == nil {
+		config.Clock = time.Now
 	}
 	return &Store{
-		clock: clock, rows: map[decide.Row]bucket.State{},
+		clock: config.Clock, watches: watch.New(config.Observe, class), rows: map[decide.Row]bucket.State{},
 		held: map[decide.Key]*session{}, freed: make(chan struct{}),
 	}
+}
+
+// class is what an error is in a word, for [ratelimit.Event].
+func class(err error) string {
+	if errors.Is(err, ErrLocked) {
+		return "locked"
+	}
+	return ""
 }
 
 // String is for logs: without it they would show the keys.
@@ -141,9 +164,27 @@ type scope struct {
 	session *session // nil for a verb on its own
 	layer   *layer   // of the transaction or savepoint that the verb was given
 	fault   error    // of that
+	within  bool     // another verb, of which somebody is told
 }
 
 func (s *Store) own() scope { return scope{Store: s} }
+
+// inside is a scope for the parts of a verb, of which nobody is told.
+func (s scope) inside() scope {
+	s.within = true
+	return s
+}
+
+// watch watches a verb, if somebody is to be told.
+func (s scope) watch(ctx context.Context, verb ratelimit.Verb, requests ...ratelimit.Request) (w watch.Watch) {
+	switch {
+	case s.Store == nil || s.watches == nil || s.within:
+		return w
+	case s.session != nil || s.fault != nil:
+		return s.watches.Begin(ctx, verb, ratelimit.FormTx, requests)
+	}
+	return s.watches.Later(ctx, verb, ratelimit.FormMemory, requests)
+}
 
 func (s scope) usable(ctx context.Context) error {
 	if s.Store == nil || s.clock == nil {

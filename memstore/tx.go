@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
-	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/watch"
 )
 
 var _ ratelimit.TxStore[pgx.Tx] = (*Store)(nil)
@@ -46,14 +46,12 @@ func (s *Store) TakeTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Req
 
 // AllowAtMostTx is [Store.AllowAtMost] inside tx.
 func (s *Store) AllowAtMostTx(ctx context.Context, tx pgx.Tx, r ratelimit.Request) (ratelimit.Result, error) {
-	call, err := decide.NewAtMost(r)
-	return s.in(tx).takeCall(ctx, call, err)
+	return s.in(tx).takeAtMost(ctx, r)
 }
 
 // AllowFirstTx is [Store.AllowFirst] inside tx.
 func (s *Store) AllowFirstTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	call, err := decide.NewFirst(requests...)
-	return s.in(tx).takeCall(ctx, call, err)
+	return s.in(tx).takeFirst(ctx, requests)
 }
 
 // SettleTx is [Store.Settle] inside tx. A settlement that is rolled back did not happen,
@@ -109,6 +107,21 @@ func (s *Store) ReserveFunc(ctx context.Context, requests []ratelimit.Request, d
 }
 
 func (s *Store) run(ctx context.Context, reserve bool, requests []ratelimit.Request, do func(tx pgx.Tx, result ratelimit.Result) error) (ratelimit.Result, error) {
+	w := s.own().watch(ctx, verbOf(reserve), requests...)
+	w.Form = ratelimit.FormRunner
+	w.Start()
+	var made ratelimit.Result
+	var err error
+	defer func() { w.Tell(&made, err) }() // also when the function panics
+	made, err = s.runWatched(ctx, &w, reserve, requests, do)
+	if err != nil && made.OK {
+		return ratelimit.Result{}, err
+	}
+	return made, err
+}
+
+// runWatched is run, and returns also what was granted and rolled back.
+func (s *Store) runWatched(ctx context.Context, w *watch.Watch, reserve bool, requests []ratelimit.Request, do func(tx pgx.Tx, result ratelimit.Result) error) (ratelimit.Result, error) {
 	if err := s.own().usable(ctx); err != nil {
 		return ratelimit.Result{}, err
 	}
@@ -117,15 +130,18 @@ func (s *Store) run(ctx context.Context, reserve bool, requests []ratelimit.Requ
 	}
 	tx := s.join(noDatabase{})
 	defer tx.Rollback(ctx) // unless it has ended
-	result, err := ratelimit.Granted(s.in(tx).take(ctx, reserve, requests))
+	w.Attempts = 1
+	result, err := ratelimit.Granted(s.in(tx).inside().take(ctx, reserve, requests))
 	if err != nil {
 		return result, err
 	}
+	w.Became = ratelimit.OutcomeRolledBack
 	if err := do(tx, result); err != nil {
-		return ratelimit.Result{}, err
+		return result, err
 	}
 	if err := tx.Commit(ctx); err != nil && !tx.committed {
-		return ratelimit.Result{}, fmt.Errorf("memstore: commit: %w", err)
+		return result, fmt.Errorf("memstore: commit: %w", err)
 	}
+	w.Became = ""
 	return result, nil
 }

@@ -12,11 +12,37 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
+func verbOf(reserve bool) ratelimit.Verb {
+	if reserve {
+		return ratelimit.VerbReserve
+	}
+	return ratelimit.VerbAllow
+}
+
 // The verbs of a scope, which are the same on their own and in a transaction.
 
-func (s scope) take(ctx context.Context, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+func (s scope) take(ctx context.Context, reserve bool, requests []ratelimit.Request) (result ratelimit.Result, err error) {
+	w := s.watch(ctx, verbOf(reserve), requests...)
 	call, err := decide.New(reserve, requests...)
-	return s.takeCall(ctx, call, err)
+	result, err = s.takeCall(ctx, call, err)
+	w.Tell(&result, err)
+	return result, err
+}
+
+func (s scope) takeAtMost(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) {
+	w := s.watch(ctx, ratelimit.VerbAllowAtMost, r)
+	call, err := decide.NewAtMost(r)
+	result, err := s.takeCall(ctx, call, err)
+	w.Tell(&result, err)
+	return result, err
+}
+
+func (s scope) takeFirst(ctx context.Context, requests []ratelimit.Request) (ratelimit.Result, error) {
+	w := s.watch(ctx, ratelimit.VerbAllowFirst, requests...)
+	call, err := decide.NewFirst(requests...)
+	result, err := s.takeCall(ctx, call, err)
+	w.Tell(&result, err)
+	return result, err
 }
 
 // takeCall decides a call that decide has made.
@@ -40,7 +66,9 @@ func (s scope) takeCall(ctx context.Context, call decide.Call, err error) (ratel
 	return result, nil
 }
 
-func (s scope) check(ctx context.Context, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+func (s scope) check(ctx context.Context, reserve bool, requests []ratelimit.Request) (result ratelimit.Result, err error) {
+	w := s.watch(ctx, ratelimit.VerbCheck, requests...)
+	defer func() { w.Tell(&result, err) }()
 	if err := s.usable(ctx); err != nil {
 		return ratelimit.Result{}, err
 	}
@@ -121,7 +149,9 @@ func (s scope) edit(ctx context.Context, change func(a *decide.Ask, now time.Tim
 	return nil
 }
 
-func (s scope) reset(ctx context.Context, limit ratelimit.Limit, key string) error {
+func (s scope) reset(ctx context.Context, limit ratelimit.Limit, key string) (err error) {
+	w := s.watch(ctx, ratelimit.VerbReset, ratelimit.Request{Limit: limit, Key: key})
+	defer w.Told(&err)
 	return s.edit(ctx, func(a *decide.Ask, _ time.Time) {
 		for shard := range ratelimit.MaxShards {
 			s.remove(decide.Row{Key: a.Of(), Shard: shard})
@@ -130,6 +160,8 @@ func (s scope) reset(ctx context.Context, limit ratelimit.Limit, key string) err
 }
 
 func (s scope) credit(ctx context.Context, r ratelimit.Request) (status ratelimit.Status, err error) {
+	w := s.watch(ctx, ratelimit.VerbCredit, r)
+	defer w.Told(&err)
 	if err := decide.BadCredit(r); err != nil {
 		return ratelimit.Status{}, err
 	}
@@ -146,6 +178,8 @@ func (s scope) credit(ctx context.Context, r ratelimit.Request) (status ratelimi
 
 // pause returns the last of the instants at which the pauses end.
 func (s scope) pause(ctx context.Context, lasts time.Duration, requests ...ratelimit.Request) (until time.Time, err error) {
+	w := s.watch(ctx, ratelimit.VerbPause, requests...)
+	defer w.Told(&err)
 	if len(requests) > 0 {
 		if err := decide.BadPause(requests[0].Limit, lasts); err != nil {
 			return time.Time{}, err
@@ -163,7 +197,9 @@ func (s scope) pause(ctx context.Context, lasts time.Duration, requests ...ratel
 	return until, err
 }
 
-func (s scope) resume(ctx context.Context, limit ratelimit.Limit, key string) error {
+func (s scope) resume(ctx context.Context, limit ratelimit.Limit, key string) (err error) {
+	w := s.watch(ctx, ratelimit.VerbResume, ratelimit.Request{Limit: limit, Key: key})
+	defer w.Told(&err)
 	return s.edit(ctx, func(a *decide.Ask, now time.Time) {
 		s.change(a, now, func(d *bucket.Definition, state bucket.State) bucket.State { return d.Resume(key, state, now) })
 	}, ratelimit.Request{Limit: limit, Key: key})
@@ -180,7 +216,9 @@ func (s scope) cancel(ctx context.Context, r *ratelimit.Receipt) (cancelled bool
 	if err := s.usable(ctx); err != nil || len(receipt.Payments(r)) == 0 {
 		return false, err
 	}
-	_, err = s.settle(ctx, r, nil)
+	w := s.watch(ctx, ratelimit.VerbCancel)
+	_, err = s.inside().settle(ctx, r, nil)
+	w.ToldReceipt(r, nil, err)
 	if errors.Is(err, ratelimit.ErrSettled) {
 		return false, nil
 	}
@@ -191,6 +229,8 @@ func (s scope) cancel(ctx context.Context, r *ratelimit.Receipt) (cancelled bool
 const settled = "settled"
 
 func (s scope) settle(ctx context.Context, r *ratelimit.Receipt, used []float64) (result ratelimit.Result, err error) {
+	w := s.watch(ctx, ratelimit.VerbSettle)
+	defer func() { w.ToldReceipt(r, &result, err) }()
 	if err := s.usable(ctx); err != nil {
 		return ratelimit.Result{}, err
 	}

@@ -36,6 +36,7 @@ var madeBy = map[migrations.Set]made{
 
 	// A type, of what the functions return: it is found where tables are.
 	migrations.Functions: {"rate_limit_result", map[int64]string{1: "ok"}},
+	migrations.Refusals:  {"rate_limit_refusals", map[int64]string{1: "uncertain"}},
 }
 
 // table is the table that the target's set makes.

@@ -78,10 +78,13 @@ const Catalog Set = "catalog"
 // migrations of that.
 const Functions Set = "functions"
 
-// Sets returns all sets, that of the limits first.
-func Sets() []Set { return []Set{"", Catalog, Functions} }
+// Refusals is the set of package refusals: a small table of the keys that were refused most.
+const Refusals Set = "refusals"
 
-//go:embed catalog/*.sql functions/*.sql
+// Sets returns all sets, that of the limits first.
+func Sets() []Set { return []Set{"", Catalog, Functions, Refusals} }
+
+//go:embed catalog/*.sql functions/*.sql refusals/*.sql
 var others embed.FS
 
 // FS returns the set's migrations, at its root. That of a set that there is not is empty.
@@ -89,7 +92,7 @@ func (s Set) FS() fs.FS {
 	switch s {
 	case "":
 		return FS
-	case Catalog, Functions:
+	case Catalog, Functions, Refusals:
 		sub, err := fs.Sub(others, string(s))
 		if err != nil {
 			panic(fmt.Sprintf("migrations: %v", err)) // an embedded directory

@@ -9,6 +9,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/wait"
+	"github.com/pgratelimit/ratelimit/internal/watch"
 )
 
 // AllowTx takes what is asked from all the limits inside tx, or refuses and
@@ -115,15 +116,21 @@ func (s *Store) Take(ctx context.Context, requests ...ratelimit.Request) error {
 // count; one above the capacity takes what there is. Of a limit without shards it is one
 // round trip, granted or not. In all else it is [Store.AllowTx].
 func (s *Store) AllowAtMostTx(ctx context.Context, tx pgx.Tx, r ratelimit.Request) (ratelimit.Result, error) {
+	w := s.parts().watch(ctx, ratelimit.VerbAllowAtMost, ratelimit.FormTx, r)
 	call, err := decide.NewAtMost(r)
-	return s.parts().takeMade(ctx, tx, call, err)
+	result, err := s.parts().takeMade(ctx, tx, call, err)
+	w.Tell(&result, err)
+	return result, err
 }
 
 // AllowAtMost is [Store.AllowAtMostTx] on its own: one statement when it is granted, unless
 // others take from the row at the same time.
 func (s *Store) AllowAtMost(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) {
+	w := s.parts().later(ctx, ratelimit.VerbAllowAtMost, r)
 	call, err := decide.NewAtMost(r)
-	return s.parts().decideCall(ctx, call, err)
+	result, err := s.parts().decideCall(ctx, &w, call, err)
+	w.Tell(&result, err)
+	return result, err
 }
 
 // AllowFirstTx takes, inside tx, from the first limit in the order of the requests that
@@ -139,14 +146,20 @@ func (s *Store) AllowAtMost(ctx context.Context, r ratelimit.Request) (ratelimit
 // when it refuses are the rows of all locked until tx ends, in the one order of all
 // calls, so that two of them do not deadlock. In all else it is [Store.AllowTx].
 func (s *Store) AllowFirstTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	w := s.parts().watch(ctx, ratelimit.VerbAllowFirst, ratelimit.FormTx, requests...)
 	call, err := decide.NewFirst(requests...)
-	return s.parts().takeMade(ctx, tx, call, err)
+	result, err := s.parts().takeMade(ctx, tx, call, err)
+	w.Tell(&result, err)
+	return result, err
 }
 
 // AllowFirst is [Store.AllowFirstTx] on its own.
 func (s *Store) AllowFirst(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
+	w := s.parts().later(ctx, ratelimit.VerbAllowFirst, requests...)
 	call, err := decide.NewFirst(requests...)
-	return s.parts().decideCall(ctx, call, err)
+	result, err := s.parts().decideCall(ctx, &w, call, err)
+	w.Tell(&result, err)
+	return result, err
 }
 
 // Wait reserves what is asked, and returns when the reservation is due, for worker
@@ -219,27 +232,33 @@ func (s *Store) ReserveFunc(ctx context.Context, requests []ratelimit.Request, d
 }
 
 // decide decides a call on its own.
-func (s Store) decide(ctx context.Context, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+func (s Store) decide(ctx context.Context, reserve bool, requests []ratelimit.Request) (result ratelimit.Result, err error) {
+	w := s.later(ctx, taking(reserve), requests...)
 	if s.memory != nil {
-		return s.memory.decide(ctx, reserve, requests)
+		result, err = s.memory.decide(ctx, &w, reserve, requests)
+	} else {
+		call, bad := decide.New(reserve, requests...)
+		result, err = s.decideCall(ctx, &w, call, bad)
 	}
-	call, err := decide.New(reserve, requests...)
-	return s.decideCall(ctx, call, err)
+	w.Tell(&result, err)
+	return result, err
 }
 
 // decideCall decides on its own a call that decide has made.
-func (s Store) decideCall(ctx context.Context, call decide.Call, err error) (ratelimit.Result, error) {
+func (s Store) decideCall(ctx context.Context, w *watch.Watch, call decide.Call, err error) (ratelimit.Result, error) {
 	if err := s.base.usable(); err != nil {
 		return ratelimit.Result{}, err
 	}
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
-	return s.engine.decide(ctx, &pending{call: call})
+	return s.engine.decide(ctx, w, &pending{call: call})
 }
 
 // check decides a check on its own.
-func (s Store) check(ctx context.Context, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+func (s Store) check(ctx context.Context, reserve bool, requests []ratelimit.Request) (result ratelimit.Result, err error) {
+	w := s.later(ctx, ratelimit.VerbCheck, requests...)
+	defer func() { w.Tell(&result, err) }()
 	if err := s.base.usable(); err != nil {
 		return ratelimit.Result{}, err
 	}
@@ -247,5 +266,5 @@ func (s Store) check(ctx context.Context, reserve bool, requests []ratelimit.Req
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
-	return s.engine.decide(ctx, &pending{call: call, check: true})
+	return s.engine.decide(ctx, &w, &pending{call: call, check: true})
 }

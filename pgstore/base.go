@@ -17,6 +17,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/escrow"
 	"github.com/pgratelimit/ratelimit/internal/table"
+	"github.com/pgratelimit/ratelimit/internal/watch"
 )
 
 // base is what all of a Store's ways of deciding have in common.
@@ -30,10 +31,18 @@ type base struct {
 	cache  *escrow.Cache // nil without Config.Escrow
 	work   work
 	spare  chan struct{} // connections that may wait for a locked row
+
+	observer *watch.Observer // nil without Config.Observe
+	counts   counts
+}
+
+// counts is what [Store.Stats] counts.
+type counts struct {
+	statements, calls, retries atomic.Int64
 }
 
 func newBase(pool *pgxpool.Pool, config Config) *base {
-	b := &base{pool: pool, config: config, table: table.New(config.Schema, config.Portable, silence(config.Timeout))}
+	b := &base{pool: pool, config: config, observer: watch.New(config.Observe, class), table: table.New(config.Schema, config.Portable, silence(config.Timeout))}
 	b.work.over = make(chan struct{})
 	b.work.open, b.work.shut = context.WithCancel(context.Background())
 	if pool != nil {
@@ -98,6 +107,15 @@ func (w *work) spawn(f func()) {
 	}()
 }
 
+// underWay is how much is under way, also when nothing more is to begin.
+func (w *work) underWay() int64 {
+	n := w.under.Load()
+	if n < 0 {
+		n -= closing
+	}
+	return n
+}
+
 func (w *work) close() {
 	w.closing.Do(func() {
 		w.shut()
@@ -114,6 +132,30 @@ func (b *base) clock() *time.Time {
 	}
 	now := b.config.Clock().UTC().Truncate(time.Microsecond)
 	return &now
+}
+
+// watch watches a verb, if somebody is to be told.
+func (b *base) watch(ctx context.Context, verb ratelimit.Verb, form ratelimit.Form, requests ...ratelimit.Request) (w watch.Watch) {
+	if b == nil || b.observer == nil {
+		return w
+	}
+	return b.observer.Begin(ctx, verb, form, requests)
+}
+
+// later watches a verb on its own, whose time begins when it is not answered from memory.
+func (b *base) later(ctx context.Context, verb ratelimit.Verb, requests ...ratelimit.Request) (w watch.Watch) {
+	if b == nil || b.observer == nil {
+		return w
+	}
+	return b.observer.Later(ctx, verb, ratelimit.FormOwn, requests)
+}
+
+// taking is the verb that allows or reserves.
+func taking(reserve bool) ratelimit.Verb {
+	if reserve {
+		return ratelimit.VerbReserve
+	}
+	return ratelimit.VerbAllow
 }
 
 // usable is the error of a Store that did not come from New.

@@ -115,6 +115,11 @@ type Config struct {
 	// wait for is bounded by the contexts that they use. After a COMMIT whose answer
 	// was lost they may ask for a second more. The default is 10 seconds.
 	RetryBudget time.Duration
+
+	// Observe hears of every decision and edit, once, when it is in the database: see
+	// [ratelimit.Observe]. What was decided in a caller's transaction may still be rolled back.
+	// It must not block, and be safe for concurrent use. The default, nil, costs nothing.
+	Observe ratelimit.Observe
 }
 
 func (c *Config) validate() error {

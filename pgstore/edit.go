@@ -16,7 +16,9 @@ import (
 // ResetTx forgets the limit's state for key inside tx: full again, debt and pause
 // gone. A receipt from before a reset gives back what the reset has given back
 // already: do not cancel it.
-func (s *Store) ResetTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, key string) error {
+func (s *Store) ResetTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, key string) (err error) {
+	w := s.parts().watch(ctx, ratelimit.VerbReset, ratelimit.FormTx, ratelimit.Request{Limit: limit, Key: key})
+	defer w.Told(&err)
 	call, err := s.edit(tx, limit, key)
 	if err != nil {
 		return err
@@ -25,7 +27,9 @@ func (s *Store) ResetTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, k
 }
 
 // Reset is [Store.ResetTx] on its own.
-func (s *Store) Reset(ctx context.Context, limit ratelimit.Limit, key string) error {
+func (s *Store) Reset(ctx context.Context, limit ratelimit.Limit, key string) (err error) {
+	w := s.parts().watch(ctx, ratelimit.VerbReset, ratelimit.FormOwn, ratelimit.Request{Limit: limit, Key: key})
+	defer w.Told(&err)
 	return s.editOwn(ctx, limit, key, s.reset)
 }
 
@@ -74,7 +78,9 @@ func (s *Store) refillAll(ctx context.Context, tx pgx.Tx, a *decide.Ask, shards 
 // tx took last, or else where it has least; a sliding window in its oldest slots first.
 // While the limit is paused, what is
 // credited is there for reservations, and for the rest after the pause.
-func (s *Store) CreditTx(ctx context.Context, tx pgx.Tx, r ratelimit.Request) (ratelimit.Status, error) {
+func (s *Store) CreditTx(ctx context.Context, tx pgx.Tx, r ratelimit.Request) (status ratelimit.Status, err error) {
+	w := s.parts().watch(ctx, ratelimit.VerbCredit, ratelimit.FormTx, r)
+	defer w.Told(&err)
 	if err := decide.BadCredit(r); err != nil {
 		return ratelimit.Status{}, err
 	}
@@ -87,6 +93,8 @@ func (s *Store) CreditTx(ctx context.Context, tx pgx.Tx, r ratelimit.Request) (r
 
 // Credit is [Store.CreditTx] on its own.
 func (s *Store) Credit(ctx context.Context, r ratelimit.Request) (status ratelimit.Status, err error) {
+	w := s.parts().watch(ctx, ratelimit.VerbCredit, ratelimit.FormOwn, r)
+	defer w.Told(&err)
 	if err := decide.BadCredit(r); err != nil {
 		return ratelimit.Status{}, err
 	}
@@ -195,6 +203,8 @@ func outOf(given *table.Taken) bucket.Out {
 // the PausedUntil of its Status. Only
 // [Store.ResumeTx] and [Store.ResetTx] end a pause early.
 func (s *Store) PauseTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, key string, lasts time.Duration) (until time.Time, err error) {
+	w := s.parts().watch(ctx, ratelimit.VerbPause, ratelimit.FormTx, ratelimit.Request{Limit: limit, Key: key})
+	defer w.Told(&err)
 	if err := decide.BadPause(limit, lasts); err != nil {
 		return time.Time{}, err
 	}
@@ -207,6 +217,8 @@ func (s *Store) PauseTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, k
 
 // Pause is [Store.PauseTx] on its own.
 func (s *Store) Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (until time.Time, err error) {
+	w := s.parts().watch(ctx, ratelimit.VerbPause, ratelimit.FormOwn, ratelimit.Request{Limit: limit, Key: key})
+	defer w.Told(&err)
 	if err := decide.BadPause(limit, lasts); err != nil {
 		return time.Time{}, err
 	}
@@ -224,6 +236,8 @@ func (s *Store) Pause(ctx context.Context, limit ratelimit.Limit, key string, la
 // do not matter: all of them for the same duration, or on an error none. It returns the
 // last of the instants at which their pauses end.
 func (s *Store) PauseEachTx(ctx context.Context, tx pgx.Tx, requests []ratelimit.Request, lasts time.Duration) (until time.Time, err error) {
+	w := s.parts().watch(ctx, ratelimit.VerbPause, ratelimit.FormTx, requests...)
+	defer w.Told(&err)
 	if err := s.usableIn(tx); err != nil {
 		return time.Time{}, err
 	}
@@ -236,6 +250,8 @@ func (s *Store) PauseEachTx(ctx context.Context, tx pgx.Tx, requests []ratelimit
 
 // PauseEach is [Store.PauseEachTx] on its own, in one transaction.
 func (s *Store) PauseEach(ctx context.Context, requests []ratelimit.Request, lasts time.Duration) (until time.Time, err error) {
+	w := s.parts().watch(ctx, ratelimit.VerbPause, ratelimit.FormOwn, requests...)
+	defer w.Told(&err)
 	if err := s.usable(); err != nil {
 		return time.Time{}, err
 	}
@@ -305,7 +321,9 @@ func (s *Store) pause(ctx context.Context, tx pgx.Tx, call *decide.Call, lasts t
 // ResumeTx ends a pause that is not over, inside tx: what is there stays, a token
 // bucket fills from now on, and a fixed window has its own edges back. Without a
 // pause it changes nothing.
-func (s *Store) ResumeTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, key string) error {
+func (s *Store) ResumeTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, key string) (err error) {
+	w := s.parts().watch(ctx, ratelimit.VerbResume, ratelimit.FormTx, ratelimit.Request{Limit: limit, Key: key})
+	defer w.Told(&err)
 	call, err := s.edit(tx, limit, key)
 	if err != nil {
 		return err
@@ -314,7 +332,9 @@ func (s *Store) ResumeTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, 
 }
 
 // Resume is [Store.ResumeTx] on its own.
-func (s *Store) Resume(ctx context.Context, limit ratelimit.Limit, key string) error {
+func (s *Store) Resume(ctx context.Context, limit ratelimit.Limit, key string) (err error) {
+	w := s.parts().watch(ctx, ratelimit.VerbResume, ratelimit.FormOwn, ratelimit.Request{Limit: limit, Key: key})
+	defer w.Told(&err)
 	return s.editOwn(ctx, limit, key, s.resume)
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/table"
+	"github.com/pgratelimit/ratelimit/internal/watch"
 )
 
 func newEngine(b *base) *engine {
@@ -26,8 +27,9 @@ func (e *engine) newQueue(patience time.Duration, serve func(context.Context, []
 	return batch.New(mostTogether, patience, serve, e.work.spawn)
 }
 
-// decide decides a call. An error is that of a caller who gave up, or of the database.
-func (e *engine) decide(ctx context.Context, p *pending) (ratelimit.Result, error) {
+// decide decides a call, of a verb that is watched or, with nil, of none. An error is that of
+// a caller who gave up, or of the database.
+func (e *engine) decide(ctx context.Context, w *watch.Watch, p *pending) (ratelimit.Result, error) {
 	if e.pool == nil {
 		return ratelimit.Result{}, ErrNoPool
 	}
@@ -35,11 +37,15 @@ func (e *engine) decide(ctx context.Context, p *pending) (ratelimit.Result, erro
 		return ratelimit.Result{}, err
 	}
 	defer e.work.end()
+	p.began = w.Start()
 	if _, err := e.queueFor(p).Do(ctx, p); err != nil {
 		if row := p.locked.Load(); row != nil {
 			return ratelimit.Result{}, locked(row.Key, err)
 		}
 		return ratelimit.Result{}, e.fault("decide", err)
+	}
+	if w.On() {
+		w.Effort = p.effort
 	}
 	return p.result, p.err
 }
@@ -99,7 +105,10 @@ func (e *engine) prefetchAlone(ctx context.Context, tickets []*ticket, await *de
 func (e *engine) decideAll(ctx context.Context, tickets []*ticket, granting bool, await *decide.Row) (locked []*ticket) {
 	left := tickets
 	var late []*ticket // that prefetch
+	attempts := 0
 	err := e.retry(ctx, func() (err error) {
+		attempts++
+		e.attempt(left, attempts)
 		if await == nil && len(left) == 1 && e.isNew(left[0].Value) {
 			done, err := e.meet(ctx, left[0])
 			if done {
@@ -140,6 +149,27 @@ func (e *engine) decideAll(ctx context.Context, tickets []*ticket, granting bool
 		t.Finish()
 	}
 	return late
+}
+
+// attempt notes the statement that is about to decide calls, and how often it was tried.
+func (e *engine) attempt(tickets []*ticket, attempts int) {
+	if attempts == 1 {
+		e.counts.statements.Add(1)
+		e.counts.calls.Add(int64(len(tickets)))
+	}
+	if e.observer == nil {
+		return
+	}
+	now := time.Now()
+	for _, t := range tickets {
+		effort := &t.Value.effort
+		if attempts > 1 {
+			effort.Attempts++
+			continue
+		}
+		effort.Queued, effort.Batch = now.Sub(t.Value.began), len(tickets)
+		effort.Attempts = max(effort.Attempts, 1)
+	}
 }
 
 // read answers checks, and refuses what cannot be granted. It returns the others, and the
@@ -410,6 +440,18 @@ func (e *engine) mark(row decide.Row) *lane {
 	}
 	l.used = time.Now()
 	return l
+}
+
+// lockedRows is how many rows have a queue of their own that is needed.
+func (e *engine) lockedRows() (n int) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	for _, l := range e.rows {
+		if !e.config.Portable && !l.idle() {
+			n++
+		}
+	}
+	return n
 }
 
 // idle reports whether a row's queue is not needed any more.

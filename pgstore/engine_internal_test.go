@@ -318,7 +318,7 @@ func TestPrefetchHasItsTurn(t *testing.T) {
 	defer store.Close()
 	prefetch := func(ctx context.Context) bool {
 		p := &pending{call: decide.Call{Asks: []decide.Ask{*e.Ask()}}, prefetch: true, entry: e}
-		result, err := store.engine.decide(ctx, p)
+		result, err := store.engine.decide(ctx, nil, p)
 		return err == nil && result.OK
 	}
 	if prefetch(t.Context()) {
@@ -394,7 +394,7 @@ func TestPrefetchIsAChange(t *testing.T) {
 			for i := range store.engine.lanes {
 				store.engine.lanes[i].refusing = false // as if others had been granted what they asked for
 			}
-			if result, err := store.engine.decide(t.Context(), p); err != nil || !result.OK {
+			if result, err := store.engine.decide(t.Context(), nil, p); err != nil || !result.OK {
 				t.Fatalf("%v, %v", result, err)
 			}
 			if _, _, known := e.Refusal(); known {

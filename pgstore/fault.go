@@ -9,6 +9,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/watch"
 )
 
 // fault wraps an error of the database. The original stays within reach of
@@ -35,6 +36,28 @@ func code(err error) string {
 	var state interface{ SQLState() string }
 	if errors.As(err, &state) {
 		return state.SQLState()
+	}
+	return ""
+}
+
+// class is what an error is in a word, for [ratelimit.Event]; "" if it is none of this package.
+func class(err error) string {
+	for _, c := range []struct {
+		is    error
+		class string
+	}{
+		{ErrOutcomeUnknown, watch.OutcomeUnknown},
+		{ErrLocked, "locked"},
+		{ErrNotMigrated, "not_migrated"},
+		{ErrClosed, "closed"},
+		{ErrNoPool, "no_pool"},
+	} {
+		if errors.Is(err, c.is) {
+			return c.class
+		}
+	}
+	if code(err) == "" && pgconn.SafeToRetry(err) { // nothing was sent
+		return "connection"
 	}
 	return ""
 }

@@ -27,12 +27,14 @@ import (
 // locked is passed over. Errors are [ratelimit.ErrInvalid], [ratelimit.ErrExceedsCapacity] of
 // the rates, [ErrNotMigrated] and what PostgreSQL and pgx return. Without a deadline in ctx,
 // Config.Timeout bounds it.
-func (s *Store) Acquire(ctx context.Context, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (ratelimit.Slot, error) {
+func (s *Store) Acquire(ctx context.Context, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (slot ratelimit.Slot, err error) {
+	w := s.parts().watch(ctx, ratelimit.VerbAcquire, ratelimit.FormOwn)
+	defer func() { w.ToldSlot(named(slot, limit, key), err) }()
 	of, err := s.inFlight(limit, key, rates)
 	if err != nil {
 		return ratelimit.Slot{}, err
 	}
-	slot, err := s.flights.acquire(ctx, limit, of)
+	slot, err = s.flights.acquire(ctx, limit, of)
 	return s.withRates(ctx, slot, err, rates)
 }
 
@@ -47,7 +49,9 @@ func (s *Store) Acquire(ctx context.Context, limit ratelimit.InFlight, key strin
 // [Store.Close] ends waits with [ErrClosed].
 //
 // Do not call it while you hold a transaction open.
-func (s *Store) AcquireWait(ctx context.Context, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (ratelimit.Slot, error) {
+func (s *Store) AcquireWait(ctx context.Context, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (slot ratelimit.Slot, err error) {
+	w := s.parts().watch(ctx, ratelimit.VerbAcquire, ratelimit.FormOwn)
+	defer func() { w.ToldSlot(named(slot, limit, key), err) }()
 	of, err := s.inFlight(limit, key, rates)
 	if err != nil {
 		return ratelimit.Slot{}, err
@@ -57,7 +61,7 @@ func (s *Store) AcquireWait(ctx context.Context, limit ratelimit.InFlight, key s
 		return ratelimit.Slot{}, err
 	}
 	defer end()
-	slot, err := s.flights.await(inner, limit, of)
+	slot, err = s.flights.await(inner, limit, of)
 	if err != nil && ctx.Err() == nil && errors.Is(err, context.Canceled) {
 		return ratelimit.Slot{}, ErrClosed
 	}
@@ -75,7 +79,9 @@ func (s *Store) AcquireWait(ctx context.Context, limit ratelimit.InFlight, key s
 // SERIALIZABLE it is what any SELECT is. At REPEATABLE READ and SERIALIZABLE a slot that was
 // taken or released after tx began is a 40001; run such a transaction again from its start.
 // It leaves a savepoint open.
-func (s *Store) AcquireTx(ctx context.Context, tx pgx.Tx, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (ratelimit.Slot, error) {
+func (s *Store) AcquireTx(ctx context.Context, tx pgx.Tx, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (slot ratelimit.Slot, err error) {
+	w := s.parts().watch(ctx, ratelimit.VerbAcquire, ratelimit.FormTx)
+	defer func() { w.ToldSlot(named(slot, limit, key), err) }()
 	if err := s.usableIn(tx); err != nil {
 		return ratelimit.Slot{}, err
 	}
@@ -84,7 +90,7 @@ func (s *Store) AcquireTx(ctx context.Context, tx pgx.Tx, limit ratelimit.InFlig
 		return ratelimit.Slot{}, err
 	}
 	var result ratelimit.Result
-	slot, err := s.flights.acquireIn(ctx, tx, limit, of, func() (granted bool, err error) {
+	slot, err = s.flights.acquireIn(ctx, tx, limit, of, func() (granted bool, err error) {
 		if len(rates) == 0 {
 			return true, nil
 		}
@@ -109,7 +115,9 @@ func (s *Store) AcquireTx(ctx context.Context, tx pgx.Tx, limit ratelimit.InFlig
 // [ratelimit.ErrLeaseLost], and nothing has changed. If a transaction has it locked that is
 // about to release it, Renew waits for that, until ctx is over; without a deadline for
 // Config.Timeout, and the error is [ErrLocked].
-func (s *Store) Renew(ctx context.Context, slot ratelimit.Slot) (ratelimit.Slot, error) {
+func (s *Store) Renew(ctx context.Context, slot ratelimit.Slot) (renewed ratelimit.Slot, err error) {
+	w := s.parts().watch(ctx, ratelimit.VerbRenew, ratelimit.FormOwn)
+	defer func() { w.ToldSlot(slot, err) }()
 	if err := s.held(slot); err != nil {
 		return ratelimit.Slot{}, err
 	}
@@ -127,7 +135,9 @@ func (s *Store) Renew(ctx context.Context, slot ratelimit.Slot) (ratelimit.Slot,
 // takes it for the first of them. If it is not held any more, that is
 // [ratelimit.ErrLeaseLost], and nothing has changed: to release twice does no harm. For one
 // that is locked it waits as [Store.Renew] does.
-func (s *Store) Release(ctx context.Context, slot ratelimit.Slot) error {
+func (s *Store) Release(ctx context.Context, slot ratelimit.Slot) (err error) {
+	w := s.parts().watch(ctx, ratelimit.VerbRelease, ratelimit.FormOwn)
+	defer func() { w.ToldSlot(slot, err) }()
 	if err := s.held(slot); err != nil {
 		return err
 	}
@@ -142,7 +152,9 @@ func (s *Store) Release(ctx context.Context, slot ratelimit.Slot) error {
 // rolls back, the slot is held still. An [ratelimit.ErrLeaseLost] leaves tx usable: roll back,
 // or somebody else does the same work. So a transaction that commits has held its slot until
 // then. At REPEATABLE READ and SERIALIZABLE a slot that was renewed after tx began is a 40001.
-func (s *Store) ReleaseTx(ctx context.Context, tx pgx.Tx, slot ratelimit.Slot) error {
+func (s *Store) ReleaseTx(ctx context.Context, tx pgx.Tx, slot ratelimit.Slot) (err error) {
+	w := s.parts().watch(ctx, ratelimit.VerbRelease, ratelimit.FormTx)
+	defer func() { w.ToldSlot(slot, err) }()
 	if err := s.usableIn(tx); err != nil {
 		return err
 	}
@@ -250,6 +262,12 @@ func (s *Store) PruneSlots(ctx context.Context, limits ...ratelimit.InFlight) (d
 		}
 	}
 	return deleted, nil
+}
+
+// named is a slot with the limit and key that were asked, also after an error.
+func named(slot ratelimit.Slot, limit ratelimit.InFlight, key string) ratelimit.Slot {
+	slot.InFlight, slot.Key = limit, key
+	return slot
 }
 
 // inFlight is the key of a limit's slots, once it has been looked at and noted.

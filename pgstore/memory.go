@@ -10,6 +10,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/escrow"
 	"github.com/pgratelimit/ratelimit/internal/table"
+	"github.com/pgratelimit/ratelimit/internal/watch"
 )
 
 // memory is the layer above the engine with Config.Escrow: calls are answered from what was
@@ -32,13 +33,14 @@ func newMemory(e *engine) *memory {
 
 // decide decides a call on its own, by what is held and known of its keys as far as
 // possible.
-func (m *memory) decide(ctx context.Context, reserve bool, requests []ratelimit.Request) (result ratelimit.Result, err error) {
+func (m *memory) decide(ctx context.Context, w *watch.Watch, reserve bool, requests []ratelimit.Request) (result ratelimit.Result, err error) {
 	if err := ctx.Err(); err != nil {
 		return result, err
 	}
 	var entry *escrow.Entry
 	if len(requests) == 1 {
 		if entry = m.seen(&requests[0]); m.known(entry, reserve, requests[0].Count, &result) {
+			w.Form = ratelimit.FormMemory
 			return result, nil // before anything is made of the call
 		}
 	}
@@ -47,18 +49,20 @@ func (m *memory) decide(ctx context.Context, reserve bool, requests []ratelimit.
 		return result, err
 	}
 	if p.entry != nil { // which had been asked already
-		return m.engine.decide(ctx, p)
+		return m.engine.decide(ctx, w, p)
 	}
 	c := m.claim(&p.call)
 	if c.none() {
 		if len(p.call.Asks) == 1 {
 			p.entry = m.of(&p.call.Asks[0])
 		}
-		return m.engine.decide(ctx, p)
+		return m.engine.decide(ctx, w, p)
 	}
 	var rest ratelimit.Result
-	if !c.all() {
-		rest, err = m.engine.decide(ctx, &pending{call: c.rest})
+	if c.all() {
+		w.Form = ratelimit.FormMemory
+	} else {
+		rest, err = m.engine.decide(ctx, w, &pending{call: c.rest})
 	}
 	c.end(err == nil && (c.all() || rest.OK))
 	if err != nil {
@@ -173,7 +177,7 @@ func (m *memory) claimFor(ctx context.Context, call *decide.Call) (c *claim, ref
 	}
 	a.Floor = 0 // debt is the row's to give
 	p.call = decide.Call{Asks: []decide.Ask{a}}
-	result, err := m.engine.decide(ctx, p)
+	result, err := m.engine.decide(ctx, nil, p)
 	switch {
 	case err != nil:
 		return nil, refused, err
@@ -239,7 +243,7 @@ func (m *memory) prefetch(entry *escrow.Entry) {
 		ctx, cancel := context.WithTimeout(context.Background(), m.patience())
 		defer cancel()
 		p := &pending{call: decide.Call{Asks: []decide.Ask{*entry.Ask()}}, prefetch: true, entry: entry}
-		result, err := m.engine.decide(ctx, p)
+		result, err := m.engine.decide(ctx, nil, p)
 		entry.Prefetched(err == nil && result.OK)
 	}()
 }

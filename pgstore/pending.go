@@ -10,6 +10,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/batch"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/escrow"
+	"github.com/pgratelimit/ratelimit/internal/watch"
 )
 
 // engine decides calls on their own. They share statements: while one is under way, the
@@ -72,6 +73,9 @@ type pending struct {
 	place int        // in the order of arrival
 
 	locked atomic.Pointer[decide.Row] // that it waits for
+
+	began  time.Time // if somebody is told of it
+	effort watch.Effort
 }
 
 type ticket = batch.Ticket[*pending]

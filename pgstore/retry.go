@@ -54,6 +54,7 @@ func (b *base) retry(ctx context.Context, attempt func() error) error {
 			return fmt.Errorf("pgstore: gave up after %d attempts: %w", n, err)
 		}
 		longest = min(2*longest, longestPause)
+		b.counts.retries.Add(1)
 		if ctxErr := sleep(ctx, pause); ctxErr != nil {
 			return fmt.Errorf("pgstore: gave up after %d attempts: %w: %w", n, ctxErr, err)
 		}

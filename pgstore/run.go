@@ -3,6 +3,7 @@ package pgstore
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/keyqueue"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 	"github.com/pgratelimit/ratelimit/internal/table"
+	"github.com/pgratelimit/ratelimit/internal/watch"
 )
 
 // Transactions of one process that take from one row queue before they begin, and
@@ -35,9 +37,22 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 	if r == nil {
 		return ratelimit.Result{}, (*base)(nil).usable()
 	}
+	w := r.watch(ctx, taking(reserve), ratelimit.FormRunner, requests...)
+	told := &result
+	defer func() { w.Tell(told, err) }() // also when the function panics
 	if do == nil {
 		return ratelimit.Result{}, errNilFunc
 	}
+	made, err := r.runWatched(ctx, &w, reserve, requests, do)
+	told = &made
+	if err != nil && made.OK { // it was rolled back, so there is nothing to cancel
+		return ratelimit.Result{}, err
+	}
+	return made, err
+}
+
+// runWatched is run, and returns also what was granted and rolled back.
+func (r *runner) runWatched(ctx context.Context, w *watch.Watch, reserve bool, requests []ratelimit.Request, do func(pgx.Tx, ratelimit.Result) error) (result ratelimit.Result, err error) {
 	bounded := ctx
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
@@ -60,6 +75,7 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 	}()
 	rows := &call // which the transaction takes
 	err = r.retry(ctx, func() error {
+		w.Attempts++
 		var places []int
 		var leave func()
 		for again := true; ; again = false {
@@ -73,8 +89,12 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 				rows = &c.rest
 			}
 			var waited bool
+			begun := time.Now()
 			if places, leave, waited, err = r.queue(bounded, rows); err != nil {
 				return r.fault("wait", err)
+			}
+			if waited {
+				w.Queued += time.Since(begun)
 			}
 			if !again || !waited || !c.none() || !r.memory.worth(&call) {
 				break
@@ -90,7 +110,9 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 			}
 			spent = spent || done
 		}()
+		w.Became = ratelimit.OutcomeRolledBack // unless the function returns
 		err = a.run(bounded)
+		w.Became = a.told(err)
 		if a.met {
 			r.contended(rows)
 		}
@@ -103,10 +125,18 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 			r.cache.Changed(rows.Asks[i].Of())
 		}
 	}
-	if err != nil && result.OK { // it was rolled back, so there is nothing to cancel
-		return ratelimit.Result{}, err
-	}
 	return result, err
+}
+
+// told is what became of an attempt that ended with an error, if that does not tell.
+func (a *attempt) told(err error) ratelimit.Outcome {
+	switch {
+	case errors.Is(err, errCommitted):
+		return ratelimit.OutcomeGranted
+	case a.failed && !retriable(err) && !isDone(err):
+		return ratelimit.OutcomeRolledBack
+	}
+	return ""
 }
 
 // heed notes that others were met lately at the rows of a call, before it meets them again.

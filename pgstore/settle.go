@@ -42,7 +42,9 @@ import (
 //
 // Do not settle a receipt from before a reset of its key: that has given back already. One
 // from before [Store.Reshard] can give back less than it should, and never more.
-func (s *Store) SettleTx(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, used ...float64) (ratelimit.Result, error) {
+func (s *Store) SettleTx(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, used ...float64) (result ratelimit.Result, err error) {
+	w := s.parts().watch(ctx, ratelimit.VerbSettle, ratelimit.FormTx)
+	defer func() { w.ToldReceipt(r, &result, err) }()
 	if err := s.usableIn(tx); err != nil {
 		return ratelimit.Result{}, err
 	}
@@ -54,7 +56,9 @@ func (s *Store) SettleTx(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, u
 }
 
 // Settle is [Store.SettleTx] on its own.
-func (s *Store) Settle(ctx context.Context, r *ratelimit.Receipt, used ...float64) (ratelimit.Result, error) {
+func (s *Store) Settle(ctx context.Context, r *ratelimit.Receipt, used ...float64) (result ratelimit.Result, err error) {
+	w := s.parts().watch(ctx, ratelimit.VerbSettle, ratelimit.FormOwn)
+	defer func() { w.ToldReceipt(r, &result, err) }()
 	if err := s.usable(); err != nil {
 		return ratelimit.Result{}, err
 	}
@@ -74,10 +78,12 @@ func (s *Store) CancelTx(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt) (
 	if err := s.usableIn(tx); err != nil || len(receipt.Payments(r)) == 0 {
 		return false, err
 	}
+	w := s.parts().watch(ctx, ratelimit.VerbCancel, ratelimit.FormTx)
 	settlement, err := s.seen.Settle(r, nil)
 	if err == nil {
 		_, err = s.settle(ctx, tx, r, &settlement)
 	}
+	w.ToldReceipt(r, nil, err)
 	return cancelledBy(err)
 }
 
@@ -86,10 +92,12 @@ func (s *Store) Cancel(ctx context.Context, r *ratelimit.Receipt) (cancelled boo
 	if err := s.usable(); err != nil || len(receipt.Payments(r)) == 0 {
 		return false, err
 	}
+	w := s.parts().watch(ctx, ratelimit.VerbCancel, ratelimit.FormOwn)
 	settlement, err := s.seen.Settle(r, nil)
 	if err == nil {
 		_, err = s.settleOwn(ctx, r, &settlement)
 	}
+	w.ToldReceipt(r, nil, err)
 	return cancelledBy(err)
 }
 

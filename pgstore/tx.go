@@ -17,7 +17,9 @@ import (
 // its looking and its taking.
 const rounds = 8
 
-func (b *base) takeTx(ctx context.Context, tx pgx.Tx, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+func (b *base) takeTx(ctx context.Context, tx pgx.Tx, reserve bool, requests []ratelimit.Request) (result ratelimit.Result, err error) {
+	w := b.watch(ctx, taking(reserve), ratelimit.FormTx, requests...)
+	defer func() { w.Tell(&result, err) }()
 	if err := b.usableIn(tx); err != nil {
 		return ratelimit.Result{}, err
 	}
@@ -53,7 +55,9 @@ func (b *base) takeCall(ctx context.Context, tx pgx.Tx, call *decide.Call) (rate
 	return b.takeSeveral(ctx, tx, call)
 }
 
-func (b *base) checkTx(ctx context.Context, tx pgx.Tx, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+func (b *base) checkTx(ctx context.Context, tx pgx.Tx, reserve bool, requests []ratelimit.Request) (result ratelimit.Result, err error) {
+	w := b.watch(ctx, ratelimit.VerbCheck, ratelimit.FormTx, requests...)
+	defer func() { w.Tell(&result, err) }()
 	if err := b.usableIn(tx); err != nil {
 		return ratelimit.Result{}, err
 	}

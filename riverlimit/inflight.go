@@ -26,6 +26,7 @@ func (m *Middleware) inFlight(ctx context.Context, job *rivertype.JobRow, work f
 	switch {
 	case err == nil:
 	case ctx.Err() == nil && waiting.Err() != nil && errors.Is(err, context.DeadlineExceeded): // all slots are held
+		m.observe(ctx, ratelimit.OutcomeRefused, nil, nil)
 		return river.JobSnooze(m.config.MaxWait/2 + rand.N(m.config.MaxWait))
 	default:
 		return m.putOff(ctx, job, nil, err)

@@ -14,7 +14,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/keyqueue"
-	"github.com/pgratelimit/ratelimit/internal/mask"
+	"github.com/pgratelimit/ratelimit/internal/watch"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -93,10 +93,20 @@ type MiddlewareConfig struct {
 	// job that need not wait is not delayed. The default is none.
 	Jitter time.Duration
 
+	// Observe hears, each time that River fetches a job, what becomes of it, as an event with
+	// [Door] and VerbReserve: OutcomeGranted with Passed as it starts; OutcomeRefused when it
+	// is put off, since it is not its turn yet, waits for a slot or was refused; and the error
+	// of one that is cancelled, or put off by a fault. The store's own Observe hears of the
+	// reservations, too. It must not block, and be safe for concurrent use.
+	Observe ratelimit.Observe
+
 	// Logger gets the faults of the limiter's database. The default is
 	// slog.Default().
 	Logger *slog.Logger
 }
+
+// Door is the Door of the events of a [Middleware].
+const Door = "riverlimit"
 
 // ByKind limits jobs by their kind: one token of the kind's limit for each.
 // Jobs of other kinds are not limited.
@@ -219,6 +229,7 @@ func (m *Middleware) work(ctx context.Context, job *rivertype.JobRow, doInner fu
 	if err := n.save(ctx); err != nil {
 		return err
 	}
+	m.observe(ctx, ratelimit.OutcomeGranted, requests, nil)
 	return doInner(inner)
 }
 
@@ -342,20 +353,35 @@ func (m *Middleware) again(ctx context.Context, n note, requests []ratelimit.Req
 	return n, decided(result, asked), nil
 }
 
+// observe tells what became of a job.
+func (m *Middleware) observe(ctx context.Context, outcome ratelimit.Outcome, requests []ratelimit.Request, err error) {
+	if m.config.Observe == nil {
+		return
+	}
+	m.config.Observe(ctx, ratelimit.Event{
+		Verb: ratelimit.VerbReserve, Door: Door, Outcome: outcome, Requests: requests, Passed: outcome == ratelimit.OutcomeGranted,
+		Err: err, ErrorClass: (*watch.Observer)(nil).Class(err),
+	})
+}
+
 // putOff returns what to tell River of a job that does not start because of err.
 func (m *Middleware) putOff(ctx context.Context, job *rivertype.JobRow, requests []ratelimit.Request, err error) error {
 	var snooze *river.JobSnoozeError
 	switch {
 	case errors.As(err, &snooze):
+		m.observe(ctx, ratelimit.OutcomeRefused, requests, nil)
 		return snooze
 	case errors.Is(err, ratelimit.ErrExceedsCapacity), errors.Is(err, ratelimit.ErrInvalid):
+		m.observe(ctx, (*watch.Observer)(nil).Outcome(nil, err), requests, err)
 		return river.JobCancel(fmt.Errorf("riverlimit: this job can never run: %w", err))
-	case ctx.Err() != nil: // the client stops, or the job was cancelled
+	}
+	m.observe(ctx, ratelimit.OutcomeFailed, requests, err)
+	if ctx.Err() != nil { // the client stops, or the job was cancelled
 		return river.JobSnooze(0)
 	}
 	// The job is not to blame, and may have only one attempt.
 	m.config.Logger.ErrorContext(ctx, "riverlimit: the limit could not be asked; snoozing the job",
-		slog.Int64("job_id", job.ID), slog.String("kind", job.Kind), slog.String("error", mask.Error(err, requests)))
+		slog.Int64("job_id", job.ID), slog.String("kind", job.Kind), slog.String("error", (&ratelimit.Event{Err: err, Requests: requests}).ErrorText()))
 	return river.JobSnooze(faultSnooze/2 + rand.N(faultSnooze))
 }
 

@@ -33,9 +33,9 @@ var imports = func() map[string]string {
 		"net/http", "net/http/httptest", "net/netip", "os", "path/filepath", "slices", "strconv", "strings", "sync", "testing", "testing/synctest", "time",
 		"github.com/jackc/pgx/v5", "github.com/jackc/pgx/v5/pgconn", "github.com/jackc/pgx/v5/pgxpool", "github.com/jackc/pgx/v5/stdlib",
 		"github.com/pressly/goose/v3", "github.com/riverqueue/river", "github.com/riverqueue/river/riverdriver/riverpgxv5",
-		"github.com/riverqueue/river/rivertype", "golang.org/x/time/rate",
+		"github.com/riverqueue/river/rivertype", "golang.org/x/time/rate", "go.opentelemetry.io/otel",
 		"google.golang.org/grpc", "google.golang.org/grpc/codes", "google.golang.org/grpc/credentials",
-		module, module + "/catalog", module + "/grpclimit", module + "/httplimit", module + "/memstore", module + "/migrate", module + "/migrations", module + "/pgstore", module + "/riverlimit", module + "/sqltx",
+		module, module + "/catalog", module + "/grpclimit", module + "/httplimit", module + "/memstore", module + "/migrate", module + "/migrations", module + "/otellimit", module + "/refusals", module + "/pgstore", module + "/riverlimit", module + "/sqltx",
 		harness,
 	} {
 		name := regexp.MustCompile(`/v\d+$`).ReplaceAllString(path, "")

@@ -4,9 +4,11 @@ import (
 	"encoding/json"
 	"errors"
 	"log/slog"
+	"slices"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/mask"
+	"github.com/pgratelimit/ratelimit/internal/watch"
 )
 
 // Decision is what a middleware made of a request.
@@ -41,12 +43,40 @@ type Event struct {
 	Result   ratelimit.Result // of Granted and Refused
 	Err      error            // of the others, and of a refusal for want of a slot
 
-	text string // of Err, without keys
+	text  string // of Err, without keys
+	door  string
+	asked []ratelimit.Request
 }
 
+// Told returns the event as stores tell theirs, with the package for its Door: for a function
+// that hears both, such as that of otellimit. Its policy is known of errors, too.
+func (e Event) Told() ratelimit.Event {
+	told := ratelimit.Event{
+		Verb: ratelimit.VerbAllow, Door: e.door, Outcome: ratelimit.OutcomeFailed, Passed: e.Passed, Shadow: e.Shadow,
+		Result: e.Result, Requests: e.asked, Err: e.Err, ErrorClass: classes.Class(e.Err),
+	}
+	switch e.Decision {
+	case Granted, Refused:
+		told.Outcome, told.Requests = classes.Outcome(&e.Result, nil), nil
+	case TooLarge:
+		told.Outcome = ratelimit.OutcomeTooLarge
+	case BadRequest:
+		told.Outcome, told.ErrorClass = ratelimit.OutcomeInvalid, "invalid"
+	case SettleFailed:
+		told.Verb = ratelimit.VerbSettle
+	case LeaseLost:
+		told.Verb, told.Outcome = ratelimit.VerbRenew, ratelimit.OutcomeLost
+	}
+	return told
+}
+
+// classes knows what the errors of any store are.
+var classes *watch.Observer
+
 // newEvent returns the event of an error about requests, if there is one.
-func newEvent(decision Decision, err error, requests []ratelimit.Request) Event {
-	return Event{Decision: decision, Err: err, text: mask.Error(err, requests)}
+func newEvent(door string, decision Decision, err error, requests []ratelimit.Request) Event {
+	asked := slices.DeleteFunc(slices.Clone(requests), func(r ratelimit.Request) bool { return r.Limit == nil }) // of slots there is the key alone
+	return Event{Decision: decision, Err: err, text: mask.Error(err, requests), door: door, asked: asked}
 }
 
 // String returns the event in a line.

@@ -37,7 +37,7 @@ type Gate[R, O any] struct {
 // its work is to be done by [Pass.Do].
 func (g *Gate[R, O]) Ask(ctx context.Context, r R) (*Pass[R, O], Event) {
 	pass := &Pass[R, O]{gate: g, r: r}
-	requests, err := g.Requests(r)
+	requests, err := g.requests(r)
 	var wants []ratelimit.Slot
 	if err == nil {
 		wants, err = g.wants(r)
@@ -61,11 +61,20 @@ func (g *Gate[R, O]) Ask(ctx context.Context, r R) (*Pass[R, O], Event) {
 // Requests returns what the policies ask for r, in their order, without those that do not
 // apply.
 func (g *Gate[R, O]) Requests(r R) ([]ratelimit.Request, error) {
+	requests, err := g.requests(r)
+	if err != nil {
+		return nil, err
+	}
+	return requests, nil
+}
+
+// requests is Requests, and with an error the limit of the policy that it is about.
+func (g *Gate[R, O]) requests(r R) ([]ratelimit.Request, error) {
 	requests := make([]ratelimit.Request, 0, len(g.Policies))
 	for i := range g.Policies {
 		request, err := g.Policies[i].request(r, g.Catalog)
 		if err != nil {
-			return nil, err
+			return []ratelimit.Request{{Limit: g.Policies[i].Limit}}, err
 		}
 		if request.Limit != nil {
 			requests = append(requests, request)
@@ -76,7 +85,7 @@ func (g *Gate[R, O]) Requests(r R) ([]ratelimit.Request, error) {
 
 // event returns what the answer to requests comes to.
 func (g *Gate[R, O]) event(result ratelimit.Result, err error, requests []ratelimit.Request) Event {
-	e := newEvent(decisionOf(result, err, g.Fault), err, requests)
+	e := newEvent(g.Package, decisionOf(result, err, g.Fault), err, requests)
 	e.Result = result
 	return e
 }

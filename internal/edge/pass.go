@@ -59,11 +59,11 @@ func (p *Pass[R, O]) Do(ctx context.Context, do func(ctx context.Context), outco
 	err := g.keep(ctx, p.charge.slots, work)
 	switch {
 	case ran && errors.Is(err, ratelimit.ErrLeaseLost):
-		lost := newEvent(LeaseLost, err, keysOf(p.charge.slots))
+		lost := newEvent(g.Package, LeaseLost, err, keysOf(p.charge.slots))
 		lost.Passed, lost.Shadow = true, g.Shadow
 		g.tell(ctx, p.r, lost)
 	case !ran:
-		failure = newEvent(Failed, err, keysOf(p.charge.slots))
+		failure = newEvent(g.Package, Failed, err, keysOf(p.charge.slots))
 		g.giveBack(ctx, p.charge.slots)
 		p.charge.slots = nil
 		failure.Passed, failure.Shadow = g.FailOpen || g.Shadow, g.Shadow
@@ -103,7 +103,7 @@ func (p *Pass[R, O]) settle(ctx context.Context, counts func(ratelimit.Request) 
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.Timeout)
 	defer cancel()
 	if _, err := g.Store.Settle(bounded, p.charge.receipt, used...); err != nil {
-		e := newEvent(SettleFailed, err, p.charge.taken)
+		e := newEvent(p.gate.Package, SettleFailed, err, p.charge.taken)
 		e.Passed = true
 		g.tell(ctx, p.r, e)
 	}

@@ -183,3 +183,28 @@ func (m *Cache) each(do func(*Entry)) {
 		}
 	}
 }
+
+// Held is what is held of the keys of a limit.
+type Held struct {
+	Keys   int
+	Tokens float64
+}
+
+// Held returns what is held, by limits' names.
+func (m *Cache) Held() map[string]Held {
+	all := make(map[string]Held)
+	m.each(func(e *Entry) {
+		if left := e.held(); left > 0 {
+			h := all[e.ask.Definition.Name]
+			all[e.ask.Definition.Name] = Held{h.Keys + 1, h.Tokens + left}
+		}
+	})
+	return all
+}
+
+func (e *Entry) held() float64 {
+	now := e.config.moment()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.live(now)
+}

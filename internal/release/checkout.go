@@ -22,7 +22,7 @@ const ourPath = "github.com/pgratelimit/ratelimit"
 type ourModule string
 
 // published are the modules that users get, each after those that it requires.
-var published = []ourModule{".", "migrate", "grpclimit", "httplimit", "riverlimit", "cmd/ratelimit"}
+var published = []ourModule{".", "migrate", "grpclimit", "httplimit", "otellimit", "riverlimit", "cmd/ratelimit"}
 
 func (m ourModule) path() string { return path.Join(ourPath, string(m)) }
 

@@ -16,6 +16,7 @@ import (
 	_ "github.com/pressly/goose/v3"
 	_ "github.com/riverqueue/river"
 	_ "github.com/riverqueue/river/rivertype"
+	_ "go.opentelemetry.io/otel"
 	_ "golang.org/x/time/rate"
 	_ "google.golang.org/grpc"
 
@@ -23,6 +24,7 @@ import (
 	"github.com/pgratelimit/ratelimit/catalog"
 	_ "github.com/pgratelimit/ratelimit/grpclimit"
 	_ "github.com/pgratelimit/ratelimit/httplimit"
+	_ "github.com/pgratelimit/ratelimit/otellimit"
 	_ "github.com/pgratelimit/ratelimit/riverlimit"
 )
 

@@ -1,0 +1,230 @@
+// Package watch tells Config.Observe of the verbs of a store.
+package watch
+
+import (
+	"context"
+	"errors"
+	"io"
+	"net"
+	"slices"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/receipt"
+)
+
+// Observer is who is told, nil for nobody.
+type Observer struct {
+	observe ratelimit.Observe
+	class   func(error) string
+}
+
+// New returns an observer, nil without a function. class says what an error of the store is
+// that is none of all stores', "" if it is none of its own either.
+func New(observe ratelimit.Observe, class func(error) string) *Observer {
+	if observe == nil {
+		return nil
+	}
+	return &Observer{observe: observe, class: class}
+}
+
+// Watch is a verb under way. The zero Watch tells nobody.
+type Watch struct {
+	of       *Observer
+	ctx      context.Context
+	verb     ratelimit.Verb
+	requests []ratelimit.Request
+	began    time.Time
+
+	Form ratelimit.Form
+	Effort
+
+	// Became is what became of it, if the answer does not tell.
+	Became ratelimit.Outcome
+}
+
+// Effort is what a decision took.
+type Effort struct {
+	Queued          time.Duration
+	Batch, Attempts int
+}
+
+// Begin watches a verb from now on. Without an observer it costs nothing. The requests are
+// looked at until [Watch.Tell].
+func (o *Observer) Begin(ctx context.Context, verb ratelimit.Verb, form ratelimit.Form, requests []ratelimit.Request) (w Watch) {
+	if o == nil {
+		return w
+	}
+	w = o.Later(ctx, verb, form, requests)
+	w.began = time.Now()
+	return w
+}
+
+// Later is Begin of a verb that may be answered from memory: its time begins with
+// [Watch.Start].
+func (o *Observer) Later(ctx context.Context, verb ratelimit.Verb, form ratelimit.Form, requests []ratelimit.Request) (w Watch) {
+	if o == nil {
+		return w
+	}
+	w.of, w.ctx, w.verb, w.Form, w.requests = o, ctx, verb, form, requests
+	return w
+}
+
+// On reports whether somebody is told.
+func (w *Watch) On() bool { return w != nil && w.of != nil }
+
+// Start begins the time of a verb, unless it has, and returns when that was; zero if nobody is
+// told.
+func (w *Watch) Start() time.Time {
+	if !w.On() {
+		return time.Time{}
+	}
+	if w.began.IsZero() {
+		w.began = time.Now()
+	}
+	return w.began
+}
+
+// Tell tells of a verb that has a result.
+func (w *Watch) Tell(result *ratelimit.Result, err error) {
+	if w.of != nil {
+		w.tell(result, nil, err)
+	}
+}
+
+// Told is Tell of a verb without one, for defer.
+func (w *Watch) Told(err *error) {
+	if w.of != nil {
+		w.tell(nil, nil, *err)
+	}
+}
+
+// ToldSlot is Tell of a verb of slots.
+func (w *Watch) ToldSlot(slot ratelimit.Slot, err error) {
+	if w.of != nil {
+		its := slot // on the heap only if somebody is told
+		w.tell(nil, &its, err)
+	}
+}
+
+// ToldReceipt is Tell of a verb that settles a receipt.
+func (w *Watch) ToldReceipt(r *ratelimit.Receipt, result *ratelimit.Result, err error) {
+	if w.of == nil {
+		return
+	}
+	w.requests = nil
+	for _, p := range receipt.Payments(r) {
+		if limit := ratelimit.Definition(p.Definition).Limit(); limit != nil {
+			w.requests = append(w.requests, limit.ForN(p.Key, p.Tokens))
+		}
+	}
+	w.tell(result, nil, err)
+}
+
+func (w *Watch) tell(result *ratelimit.Result, slot *ratelimit.Slot, err error) {
+	e := ratelimit.Event{
+		Verb: w.verb, Form: w.Form, Outcome: w.outcome(result, slot, err), Slot: slot,
+		Queued: w.Queued, Batch: w.Batch, Attempts: w.Attempts,
+	}
+	if err != nil && e.Outcome != ratelimit.OutcomeRefused && e.Outcome != ratelimit.OutcomePaused || errors.Is(err, ratelimit.ErrSettled) {
+		e.Err, e.ErrorClass = err, w.of.Class(err)
+	}
+	if result != nil {
+		e.Result = *result
+	}
+	if settles := w.verb == ratelimit.VerbSettle || w.verb == ratelimit.VerbCancel; settles {
+		e.Requests = w.requests
+	} else if e.Result.Request.Limit == nil && slot == nil {
+		e.Requests = slices.Clone(w.requests)
+	}
+	if !w.began.IsZero() {
+		e.Took = time.Since(w.began)
+	}
+	w.of.observe(w.ctx, e)
+}
+
+func (w *Watch) outcome(result *ratelimit.Result, slot *ratelimit.Slot, err error) ratelimit.Outcome {
+	switch {
+	case w.Became != "":
+		return w.Became
+	case slot != nil && err == nil && !slot.OK:
+		return ratelimit.OutcomeRefused
+	}
+	return w.of.Outcome(result, err)
+}
+
+// Outcome is that of an answer. A nil result is one that the verb does not have.
+func (o *Observer) Outcome(result *ratelimit.Result, err error) ratelimit.Outcome {
+	var refused *ratelimit.RefusedError
+	switch {
+	case errors.As(err, &refused):
+		return refusal(&refused.Result)
+	case err == nil && result != nil && !result.OK:
+		return refusal(result)
+	case err == nil:
+		return ratelimit.OutcomeGranted
+	case errors.Is(err, ratelimit.ErrSettled), errors.Is(err, ratelimit.ErrRefused):
+		return ratelimit.OutcomeRefused
+	case errors.Is(err, ratelimit.ErrLeaseLost):
+		return ratelimit.OutcomeLost
+	}
+	switch o.Class(err) {
+	case "too_large":
+		return ratelimit.OutcomeTooLarge
+	case "invalid":
+		return ratelimit.OutcomeInvalid
+	case OutcomeUnknown:
+		return ratelimit.OutcomeUnknown
+	}
+	return ratelimit.OutcomeFailed
+}
+
+func refusal(r *ratelimit.Result) ratelimit.Outcome {
+	if r.PausedUntil.After(r.At) {
+		return ratelimit.OutcomePaused
+	}
+	return ratelimit.OutcomeRefused
+}
+
+// OutcomeUnknown is the class of an error after which nobody knows whether it is committed.
+const OutcomeUnknown = "outcome_unknown"
+
+// Class is what an error is, in a few words of which there are few.
+func (o *Observer) Class(err error) string {
+	if err == nil {
+		return ""
+	}
+	if o != nil && o.class != nil {
+		if class := o.class(err); class != "" {
+			return class
+		}
+	}
+	return class(err)
+}
+
+func class(err error) string {
+	for _, c := range []struct {
+		is    error
+		class string
+	}{
+		{ratelimit.ErrExceedsCapacity, "too_large"},
+		{ratelimit.ErrInvalid, "invalid"},
+		{ratelimit.ErrSettled, "settled"},
+		{ratelimit.ErrLeaseLost, "lease_lost"},
+		{context.DeadlineExceeded, "deadline_exceeded"}, // before those of connections: it is a net.Error
+		{context.Canceled, "canceled"},
+	} {
+		if errors.Is(err, c.is) {
+			return c.class
+		}
+	}
+	var server interface{ SQLState() string }
+	if errors.As(err, &server) && len(server.SQLState()) == 5 {
+		return server.SQLState()
+	}
+	var network net.Error
+	if errors.As(err, &network) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+		return "connection"
+	}
+	return "other"
+}

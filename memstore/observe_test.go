@@ -1,0 +1,97 @@
+package memstore_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/memstore"
+)
+
+// Each call is told once, as pgstore tells it.
+func TestObserve(t *testing.T) {
+	ctx := t.Context()
+	var heard []string
+	store := memstore.NewWithConfig(memstore.Config{Observe: func(_ context.Context, e ratelimit.Event) {
+		heard = append(heard, fmt.Sprintf("%s %s %s %s", e.Verb, e.Form, e.Outcome, e.Policy()))
+	}})
+	limit := ratelimit.TokenBucket{Name: "l", Rate: 2, Period: time.Hour}
+	requests := []ratelimit.Request{limit.For("a")}
+	slots := ratelimit.InFlight{Name: "s", Limit: 1}
+	store.Allow(ctx, requests...)
+	store.AllowFunc(ctx, requests, func(pgx.Tx, ratelimit.Result) error { return errors.New("no") })
+	store.AllowFunc(ctx, requests, func(pgx.Tx, ratelimit.Result) error { return nil })
+	store.Take(ctx, requests...)
+	store.AllowFunc(ctx, requests, func(pgx.Tx, ratelimit.Result) error { return nil })
+	result, _ := store.Reserve(ctx, limit.For("b"))
+	store.Settle(ctx, result.Receipt, 0.5)
+	store.Cancel(ctx, result.Receipt)
+	store.Pause(ctx, limit, "b", time.Minute)
+	store.AllowAtMost(ctx, limit.For("b"))
+	store.Resume(ctx, limit, "b")
+	store.Reset(ctx, limit, "b")
+	store.Credit(ctx, limit.For("b"))
+	store.Check(ctx, limit.For("b"))
+	store.AllowFirst(ctx, limit.ForN("b", 3))
+	tx, err := store.Begin(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	store.AllowTx(ctx, tx, limit.For("c"))
+	tx.Rollback(ctx)
+	store.AllowTx(ctx, tx, limit.For("c"))
+	slot, _ := store.AcquireWait(ctx, slots, "k")
+	store.Acquire(ctx, slots, "k")
+	slot, _ = store.Renew(ctx, slot)
+	store.Release(ctx, slot)
+	store.Release(ctx, slot)
+	want := []string{
+		"allow memory granted l", "allow runner rolled_back l", "allow runner granted l", "allow memory refused l",
+		"allow runner refused l", "reserve memory granted l", "settle memory granted l", "cancel memory refused l",
+		"pause memory granted l", "allow_at_most memory paused l", "resume memory granted l", "reset memory granted l",
+		"credit memory granted l", "check memory granted l", "allow_first memory too_large l",
+		"allow tx granted l", "allow tx failed l",
+		"acquire memory granted s", "acquire memory refused s", "renew memory granted s", "release memory granted s", "release memory lost s",
+	}
+	for i := range max(len(heard), len(want)) {
+		var got, wanted string
+		if i < len(heard) {
+			got = heard[i]
+		}
+		if i < len(want) {
+			wanted = want[i]
+		}
+		if got != wanted {
+			t.Errorf("call %d: got %q, want %q", i, got, wanted)
+		}
+	}
+}
+
+// Of several limits that refuse together, each has what it said.
+func TestObserveEach(t *testing.T) {
+	var parts []string
+	store := memstore.NewWithConfig(memstore.Config{Observe: func(_ context.Context, e ratelimit.Event) {
+		parts = nil
+		for p := range e.Each() {
+			parts = append(parts, fmt.Sprintf("%s %s", p.Name(), p.Outcome))
+		}
+	}})
+	org := ratelimit.TokenBucket{Name: "org", Rate: 9, Period: time.Hour}
+	user := ratelimit.TokenBucket{Name: "user", Rate: 1, Period: time.Hour}
+	for _, want := range [][]string{{"org granted", "user granted"}, {"org withheld", "user refused"}} {
+		store.Allow(t.Context(), org.For("o"), user.For("u"))
+		if !slices.Equal(parts, want) {
+			t.Errorf("got %q, want %q", parts, want)
+		}
+	}
+	store.Allow(t.Context(), org.For("o"), user.ForN("u", 7))
+	if want := []string{"org too_large", "user too_large"}; !slices.Equal(parts, want) {
+		t.Errorf("got %q, want %q", parts, want)
+	}
+}

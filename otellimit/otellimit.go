@@ -1,0 +1,282 @@
+// Package otellimit tells OpenTelemetry what limits decide: metrics, and spans of callers.
+//
+//	observer, err := otellimit.New(nil)
+//	if err != nil {
+//		return err
+//	}
+//	store, err := pgstore.New(pool, &pgstore.Config{Observe: observer.Observe})
+//	if err != nil {
+//		return err
+//	}
+//	_, err = observer.Watch(store) // what it holds in memory
+//
+// The names are [MetricRequests] and those that follow it. No metric has a key as an attribute:
+// a policy is a limit's name, of which a program has a few.
+package otellimit
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unicode/utf8"
+
+	"go.opentelemetry.io/otel"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/codes"
+	"go.opentelemetry.io/otel/metric"
+	"go.opentelemetry.io/otel/trace"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// Config says what an [Observer] does. The zero value is a good one.
+type Config struct {
+	// MeterProvider is whom metrics are told. The default is that of package otel.
+	MeterProvider metric.MeterProvider
+
+	// TracerProvider is whom spans are told: one for each decision, with its time, as a child of
+	// the span in its caller's context, also when it shared its statement with others. The
+	// default, nil, makes none.
+	TracerProvider trace.TracerProvider
+
+	// Keys has spans tell the key. It is often a person's address or a secret: the default is
+	// not to.
+	Keys bool
+}
+
+// Observer tells OpenTelemetry of events. It is safe for concurrent use.
+type Observer struct {
+	config Config
+	meter  metric.Meter
+	tracer trace.Tracer // nil without spans
+
+	requests, retries, errors, doors metric.Int64Counter
+	tokens, returned                 metric.Float64Counter
+	duration, queued, wait           metric.Float64Histogram
+	batch                            metric.Int64Histogram
+	labels                           sync.Map // of label to metric.MeasurementOption: to make one takes longer than to count
+	many                             atomic.Int64
+}
+
+// New returns an Observer. A nil config means the defaults. An error is the meter's.
+func New(config *Config) (*Observer, error) {
+	o := &Observer{}
+	if config != nil {
+		o.config = *config
+	}
+	if o.config.MeterProvider == nil {
+		o.config.MeterProvider = otel.GetMeterProvider()
+	}
+	if o.config.TracerProvider != nil {
+		o.tracer = o.config.TracerProvider.Tracer(scope)
+	}
+	o.meter = o.config.MeterProvider.Meter(scope)
+	return o, o.instruments()
+}
+
+func (o *Observer) instruments() error {
+	var all []error
+	counter := func(of *metric.Int64Counter, name, unit, what string) {
+		c, err := o.meter.Int64Counter(name, metric.WithUnit(unit), metric.WithDescription(what))
+		*of, all = c, append(all, err)
+	}
+	amount := func(of *metric.Float64Counter, name, what string) {
+		c, err := o.meter.Float64Counter(name, metric.WithUnit("{token}"), metric.WithDescription(what))
+		*of, all = c, append(all, err)
+	}
+	times := func(of *metric.Float64Histogram, name, what string, bounds []float64) {
+		h, err := o.meter.Float64Histogram(name, metric.WithUnit("s"), metric.WithDescription(what), metric.WithExplicitBucketBoundaries(bounds...))
+		*of, all = h, append(all, err)
+	}
+	counter(&o.requests, MetricRequests, "{request}", "What limits were asked.")
+	counter(&o.retries, MetricRetries, "{retry}", "Statements and transactions that were run again since PostgreSQL asked for that.")
+	counter(&o.errors, MetricErrors, "{error}", "Calls that ended with an error.")
+	counter(&o.doors, MetricDoor, "{request}", "What middlewares have made of requests and jobs.")
+	amount(&o.tokens, MetricTokens, "Tokens that were taken.")
+	amount(&o.returned, MetricTokensReturned, "Tokens that were given back.")
+	times(&o.duration, MetricDuration, "How long decisions took.", seconds)
+	times(&o.queued, MetricQueued, "How long calls waited in their process.", seconds)
+	times(&o.wait, MetricWait, "The wait that was told.", waits)
+	var err error
+	o.batch, err = o.meter.Int64Histogram(MetricBatch, metric.WithUnit("{request}"),
+		metric.WithDescription("With how many calls each call shared its statement."), metric.WithExplicitBucketBoundaries(sizes...))
+	return errors.Join(append(all, err)...)
+}
+
+// label is the attributes of a measurement.
+type label struct {
+	policy, result, verb, form, class, door string
+	passed, shadow                          bool
+}
+
+// mostLabels is how many are kept. Others are made each time.
+const mostLabels = 10_000
+
+func (o *Observer) of(l label) metric.MeasurementOption {
+	if known, ok := o.labels.Load(l); ok {
+		return known.(metric.MeasurementOption)
+	}
+	var attrs []attribute.KeyValue
+	add := func(name, value string) {
+		if value != "" {
+			attrs = append(attrs, attribute.String(name, text(value)))
+		}
+	}
+	add(AttrPolicy, l.policy)
+	add(AttrResult, l.result)
+	add(AttrVerb, l.verb)
+	add(AttrForm, l.form)
+	add(AttrError, l.class)
+	if l.door != "" {
+		attrs = append(attrs, attribute.String(AttrDoor, l.door), attribute.Bool(AttrPassed, l.passed), attribute.Bool(AttrShadow, l.shadow))
+	}
+	made := metric.WithAttributeSet(attribute.NewSet(attrs...))
+	if o.many.Add(1) <= mostLabels {
+		o.labels.Store(l, made)
+	}
+	return made
+}
+
+// text is a string that exporters can encode. Names have no more than 255 bytes.
+func text(s string) string {
+	if utf8.ValidString(s) {
+		return s
+	}
+	return "invalid UTF-8"
+}
+
+// Observe is for Config.Observe of stores and middlewares. Both may have it: what a middleware
+// tells is counted by [MetricDoor] and [MetricErrors] alone.
+func (o *Observer) Observe(ctx context.Context, e ratelimit.Event) {
+	policy, verb, form := e.Policy(), string(e.Verb), string(e.Form)
+	if e.Door != "" {
+		o.doors.Add(ctx, 1, o.of(label{policy: policy, result: string(e.Outcome), verb: verb, door: e.Door, passed: e.Passed, shadow: e.Shadow}))
+		return
+	}
+	if e.Err != nil {
+		o.errors.Add(ctx, 1, o.of(label{policy: policy, verb: verb, class: e.ErrorClass}))
+	}
+	if e.Attempts > 1 {
+		o.retries.Add(ctx, int64(e.Attempts-1), o.of(label{policy: policy, form: form}))
+	}
+	o.count(ctx, &e)
+	if e.Took > 0 {
+		o.duration.Record(ctx, e.Took.Seconds(), o.of(label{policy: policy, result: string(e.Outcome), verb: verb, form: form}))
+		if e.Verb.Takes() && e.Form != ratelimit.FormTx {
+			o.queued.Record(ctx, e.Queued.Seconds(), o.of(label{policy: policy, form: form}))
+		}
+	}
+	if e.Batch > 0 {
+		o.batch.Record(ctx, int64(e.Batch), o.of(label{}))
+	}
+	if o.tracer != nil {
+		o.span(ctx, &e)
+	}
+}
+
+// count counts what each limit was asked, and the tokens.
+func (o *Observer) count(ctx context.Context, e *ratelimit.Event) {
+	verb, form := string(e.Verb), string(e.Form)
+	if e.Slot != nil {
+		o.requests.Add(ctx, 1, o.of(label{policy: e.Policy(), result: string(e.Outcome), verb: verb, form: form}))
+		return
+	}
+	switch {
+	case e.Verb == ratelimit.VerbSettle || e.Verb == ratelimit.VerbCancel:
+		if e.Outcome == ratelimit.OutcomeGranted {
+			o.settled(ctx, e)
+		}
+		return
+	case e.Verb == ratelimit.VerbCredit && e.Outcome == ratelimit.OutcomeGranted:
+		for p := range e.Each() {
+			o.returned.Add(ctx, p.Status.Request.Count, o.of(label{policy: p.Name()}))
+		}
+		return
+	case !e.Verb.Takes():
+		return
+	}
+	for p := range e.Each() {
+		o.requests.Add(ctx, 1, o.of(label{policy: p.Name(), result: string(p.Outcome), verb: verb, form: form}))
+		if p.Outcome == ratelimit.OutcomeGranted && p.Status.Taken > 0 {
+			o.tokens.Add(ctx, p.Status.Taken, o.of(label{policy: p.Name()}))
+		}
+		if wait := p.Status.RetryAfter; wait > 0 && p.Outcome != ratelimit.OutcomeWithheld {
+			o.wait.Record(ctx, wait.Seconds(), o.of(label{policy: p.Name(), result: string(p.Outcome)}))
+		}
+	}
+}
+
+// settled counts what a settlement has given back or taken besides.
+func (o *Observer) settled(ctx context.Context, e *ratelimit.Event) {
+	back := make(map[string]float64)
+	for _, r := range e.Requests {
+		back[ratelimit.NameOf(r.Limit)] += r.Count
+	}
+	for _, s := range e.Result.Each() {
+		back[ratelimit.NameOf(s.Request.Limit)] -= s.Taken
+	}
+	for name, n := range back {
+		if n > 0 {
+			o.returned.Add(ctx, n, o.of(label{policy: name}))
+		} else if n < 0 {
+			o.tokens.Add(ctx, -n, o.of(label{policy: name}))
+		}
+	}
+}
+
+// span is a decision in its caller's trace.
+func (o *Observer) span(ctx context.Context, e *ratelimit.Event) {
+	now := time.Now()
+	_, span := o.tracer.Start(ctx, "ratelimit "+string(e.Verb), trace.WithTimestamp(now.Add(-e.Took)), trace.WithSpanKind(trace.SpanKindInternal))
+	if span.IsRecording() {
+		attrs := []attribute.KeyValue{
+			attribute.String(AttrPolicy, text(e.Policy())), attribute.String(AttrResult, string(e.Outcome)), attribute.String(AttrForm, string(e.Form)),
+			attribute.Float64(MetricQueued, e.Queued.Seconds()), attribute.Float64(MetricWait, e.Result.RetryAfter.Seconds()),
+			attribute.Int(MetricBatch, e.Batch), attribute.Int(MetricRetries, max(0, e.Attempts-1)),
+		}
+		if e.ErrorClass != "" {
+			attrs = append(attrs, attribute.String(AttrError, e.ErrorClass))
+			span.SetStatus(codes.Error, e.ErrorClass)
+		}
+		if o.config.Keys {
+			var keys []string
+			for p := range e.Each() {
+				keys = append(keys, text(p.Status.Request.Key))
+			}
+			attrs = append(attrs, attribute.StringSlice(AttrKey, keys))
+		}
+		span.SetAttributes(attrs...)
+	}
+	span.End(trace.WithTimestamp(now))
+}
+
+// Watch has what a store holds in memory told with every collection, until Unregister of what
+// it returns.
+func (o *Observer) Watch(store interface{ Stats() pgstore.Stats }) (metric.Registration, error) {
+	held, err := o.meter.Float64ObservableGauge(MetricHeld, metric.WithUnit("{token}"), metric.WithDescription("Tokens that the process holds in its memory."))
+	if err != nil {
+		return nil, err
+	}
+	return o.meter.RegisterCallback(func(_ context.Context, to metric.Observer) error {
+		for _, h := range store.Stats().Held {
+			to.ObserveFloat64(held, h.Tokens, o.of(label{policy: h.Limit}))
+		}
+		return nil
+	}, held)
+}
+
+// WatchCatalog has the age of a *catalog.Catalog told with every collection, until Unregister of
+// what it returns.
+func (o *Observer) WatchCatalog(c interface{ Age() time.Duration }) (metric.Registration, error) {
+	age, err := o.meter.Float64ObservableGauge(MetricCatalogAge, metric.WithUnit("s"), metric.WithDescription("Since when the process has not heard of the catalog."))
+	if err != nil {
+		return nil, err
+	}
+	return o.meter.RegisterCallback(func(_ context.Context, to metric.Observer) error {
+		to.ObserveFloat64(age, c.Age().Seconds())
+		return nil
+	}, age)
+}

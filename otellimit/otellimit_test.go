@@ -1,0 +1,332 @@
+package otellimit_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"go.opentelemetry.io/otel/attribute"
+	"go.opentelemetry.io/otel/sdk/metric"
+	"go.opentelemetry.io/otel/sdk/metric/metricdata"
+	"go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/memstore"
+	"github.com/pgratelimit/ratelimit/otellimit"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+// observer returns one, and what reads its metrics.
+func observer(t *testing.T, change ...func(*otellimit.Config)) (*otellimit.Observer, *metric.ManualReader) {
+	t.Helper()
+	reader := metric.NewManualReader()
+	config := otellimit.Config{MeterProvider: metric.NewMeterProvider(metric.WithReader(reader))}
+	for _, c := range change {
+		c(&config)
+	}
+	o, err := otellimit.New(&config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return o, reader
+}
+
+// sum is all that a counter counts, or how often a histogram was told, of points with attributes.
+func sum(t *testing.T, reader *metric.ManualReader, name string, with ...string) (total float64) {
+	t.Helper()
+	var all metricdata.ResourceMetrics
+	if err := reader.Collect(t.Context(), &all); err != nil {
+		t.Fatal(err)
+	}
+	is := func(set attribute.Set) bool {
+		for i := 0; i < len(with); i += 2 {
+			if v, ok := set.Value(attribute.Key(with[i])); !ok || v.AsString() != with[i+1] {
+				return false
+			}
+		}
+		return true
+	}
+	for _, scope := range all.ScopeMetrics {
+		for _, m := range scope.Metrics {
+			if m.Name != name {
+				continue
+			}
+			switch data := m.Data.(type) {
+			case metricdata.Sum[int64]:
+				for _, p := range data.DataPoints {
+					if is(p.Attributes) {
+						total += float64(p.Value)
+					}
+				}
+			case metricdata.Sum[float64]:
+				for _, p := range data.DataPoints {
+					if is(p.Attributes) {
+						total += p.Value
+					}
+				}
+			case metricdata.Gauge[float64]:
+				for _, p := range data.DataPoints {
+					if is(p.Attributes) {
+						total += p.Value
+					}
+				}
+			case metricdata.Histogram[float64]:
+				for _, p := range data.DataPoints {
+					if is(p.Attributes) {
+						total += float64(p.Count)
+					}
+				}
+			case metricdata.Histogram[int64]:
+				for _, p := range data.DataPoints {
+					if is(p.Attributes) {
+						total += float64(p.Count)
+					}
+				}
+			}
+		}
+	}
+	return total
+}
+
+// What metrics say is what callers were told and what is gone from the row: decisions, refusals,
+// tokens and attempts, in every form, with transactions that PostgreSQL has run again, functions
+// that fail, and callers that give up.
+func TestMetricsAreTheTruth(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	o, reader := observer(t)
+	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Observe: o.Observe, Escrow: 200 * time.Millisecond})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := o.Watch(store); err != nil {
+		t.Fatal(err)
+	}
+	limit := ratelimit.FixedWindow{Name: "truth", Rate: 500, Period: 10000 * time.Hour}
+	request := []ratelimit.Request{limit.For("k")}
+	failed := errors.New("the function's")
+	var mu sync.Mutex
+	told, again := map[ratelimit.Outcome]float64{}, 0
+	var wg sync.WaitGroup
+	for i := range 800 {
+		wg.Go(func() {
+			var result ratelimit.Result
+			var err error
+			runs := 0
+			switch i % 8 {
+			case 0:
+				result, err = store.AllowFunc(t.Context(), request, func(pgx.Tx, ratelimit.Result) error {
+					if runs++; runs == 1 {
+						return &pgconn.PgError{Code: "40001"}
+					}
+					return nil
+				})
+			case 1:
+				_, err = store.AllowFunc(t.Context(), request, func(pgx.Tx, ratelimit.Result) error { return failed })
+			case 2:
+				err = pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) (err error) {
+					result, err = store.AllowTx(t.Context(), tx, request...)
+					return err
+				})
+			case 3:
+				over, cancel := context.WithCancel(t.Context())
+				cancel()
+				result, err = store.Allow(over, request...)
+			default:
+				result, err = store.Allow(t.Context(), request...)
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			again += max(0, runs-1)
+			switch {
+			case errors.Is(err, failed):
+				told[ratelimit.OutcomeRolledBack]++
+			case errors.Is(err, ratelimit.ErrRefused) || err == nil && !result.OK:
+				told[ratelimit.OutcomeRefused]++
+			case err == nil:
+				told[ratelimit.OutcomeGranted]++
+			default:
+				told[ratelimit.OutcomeFailed]++
+			}
+		})
+	}
+	wg.Wait()
+	store.Close()
+	all := 0.0
+	for outcome, want := range told {
+		got := sum(t, reader, otellimit.MetricRequests, otellimit.AttrPolicy, "truth", otellimit.AttrResult, string(outcome))
+		if all += got; got != want {
+			t.Errorf("%s: the metrics say %g, and the callers were told %g", outcome, got, want)
+		}
+	}
+	if total := sum(t, reader, otellimit.MetricRequests); total != 800 || all != 800 || told[ratelimit.OutcomeFailed] != 100 {
+		t.Errorf("the metrics say %g calls, %v, want 800", total, told)
+	}
+	if got, want := sum(t, reader, otellimit.MetricErrors), told[ratelimit.OutcomeFailed]+told[ratelimit.OutcomeRolledBack]; got != want {
+		t.Errorf("%g errors, want %g", got, want)
+	}
+	if got := sum(t, reader, otellimit.MetricRetries); got < float64(again) || again == 0 {
+		t.Errorf("%g were run again by the metrics, and %d functions were", got, again)
+	}
+	var value float64
+	if err := db.Pool.QueryRow(t.Context(), "SELECT value FROM "+db.Schema+".rate_limits WHERE name = 'truth'").Scan(&value); err != nil {
+		t.Fatal(err)
+	}
+	taken := sum(t, reader, otellimit.MetricTokens)
+	if taken != 500-value || taken != told[ratelimit.OutcomeGranted] {
+		t.Errorf("the metrics say that %g tokens are gone, callers %g, the row %g", taken, told[ratelimit.OutcomeGranted], 500-value)
+	}
+	if held := sum(t, reader, otellimit.MetricHeld); held != 0 {
+		t.Errorf("%g are held after Close", held)
+	}
+}
+
+// What is given back is counted, too: taken less returned is what is gone.
+func TestTokensReturned(t *testing.T) {
+	o, reader := observer(t)
+	store := memstore.NewWithConfig(memstore.Config{Observe: o.Observe})
+	limit := ratelimit.FixedWindow{Name: "l", Rate: 100, Period: 10000 * time.Hour}
+	for _, used := range []float64{0, 3, 12} {
+		result, err := store.Allow(t.Context(), limit.ForN("k", 10))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if used == 0 {
+			store.Cancel(t.Context(), result.Receipt)
+			store.Cancel(t.Context(), result.Receipt)
+		} else if _, err := store.Settle(t.Context(), result.Receipt, used); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := store.Credit(t.Context(), limit.ForN("k", 2)); err != nil {
+		t.Fatal(err)
+	}
+	result, err := store.Check(t.Context(), limit.For("k"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	gone := sum(t, reader, otellimit.MetricTokens) - sum(t, reader, otellimit.MetricTokensReturned)
+	if math.Abs(gone-(100-result.Value)) > 1e-9 || gone != 13 {
+		t.Errorf("%g are gone by the metrics, and %g in truth", gone, 100-result.Value)
+	}
+}
+
+// A span is in the trace of its caller, also of decisions that shared a statement; and it has no
+// key unless that is asked for.
+func TestSpansAreTheirCallers(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	for _, keys := range []bool{false, true} {
+		spans := tracetest.NewSpanRecorder()
+		provider := trace.NewTracerProvider(trace.WithSpanProcessor(spans))
+		o, _ := observer(t, func(c *otellimit.Config) { c.TracerProvider, c.Keys = provider, keys })
+		store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Observe: o.Observe})
+		if err != nil {
+			t.Fatal(err)
+		}
+		limit := ratelimit.TokenBucket{Name: "spans", Rate: 1000, Period: time.Second}
+		var wg sync.WaitGroup
+		for i := range 64 {
+			wg.Go(func() {
+				ctx, span := provider.Tracer("test").Start(t.Context(), fmt.Sprint("caller ", i))
+				defer span.End()
+				if err := store.Take(ctx, limit.For(fmt.Sprint("secret ", i))); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		wg.Wait()
+		parents := map[string]string{}
+		for _, s := range spans.Ended() {
+			parents[s.SpanContext().SpanID().String()] = s.Name()
+		}
+		heard := map[string]bool{}
+		for _, s := range spans.Ended() {
+			if !strings.HasPrefix(s.Name(), "ratelimit ") {
+				continue
+			}
+			caller := parents[s.Parent().SpanID().String()]
+			heard[caller] = true
+			key := "secret " + strings.TrimPrefix(caller, "caller ")
+			has := slices.ContainsFunc(s.Attributes(), func(a attribute.KeyValue) bool {
+				return strings.Contains(a.Value.Emit(), key)
+			})
+			if has != keys || s.Name() != "ratelimit allow" || s.EndTime().Before(s.StartTime()) {
+				t.Errorf("keys %v: the span %q of %q has %v", keys, s.Name(), caller, s.Attributes())
+			}
+		}
+		if len(heard) != 64 {
+			t.Errorf("%d callers have a span, want 64", len(heard))
+		}
+		store.Close()
+	}
+}
+
+// No key is in any metric, whatever it is, and a name that is hostile is text.
+func TestHostileKeysAndNames(t *testing.T) {
+	o, reader := observer(t)
+	store := memstore.NewWithConfig(memstore.Config{Observe: o.Observe})
+	name := "\x1b[31m<script>\u202e"
+	limit := ratelimit.TokenBucket{Name: name, Rate: 1, Period: time.Hour}
+	keys := []string{"\x1b[31mred", "<script>alert(1)</script>", "\u202eevil", strings.Repeat("é", 1024)}
+	for _, key := range keys {
+		for range 2 {
+			if _, err := store.Allow(t.Context(), limit.For(key)); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	store.Allow(t.Context(), limit.For("\xff")) // is no key
+	if got := sum(t, reader, otellimit.MetricRequests, otellimit.AttrPolicy, name, otellimit.AttrResult, "refused"); got != 4 {
+		t.Errorf("%g were refused, want 4", got)
+	}
+	var all metricdata.ResourceMetrics
+	if err := reader.Collect(t.Context(), &all); err != nil {
+		t.Fatal(err)
+	}
+	printed := fmt.Sprintf("%+v", all)
+	for _, key := range keys {
+		if strings.Contains(printed, key) {
+			t.Errorf("%q is in a metric", key)
+		}
+	}
+}
+
+// What middlewares tell is counted apart.
+func TestDoors(t *testing.T) {
+	o, reader := observer(t)
+	limit := ratelimit.TokenBucket{Name: "api", Rate: 1, Period: time.Hour}
+	o.Observe(t.Context(), ratelimit.Event{Verb: ratelimit.VerbAllow, Door: "http", Outcome: ratelimit.OutcomeFailed, Passed: true, Requests: []ratelimit.Request{limit.For("k")}, Err: errors.New("down"), ErrorClass: "other"})
+	if got := sum(t, reader, otellimit.MetricDoor, otellimit.AttrDoor, "http", otellimit.AttrPolicy, "api"); got != 1 {
+		t.Errorf("got %g of the door, want 1", got)
+	}
+	if got := sum(t, reader, otellimit.MetricRequests); got != 0 {
+		t.Errorf("%g requests of a store, want none", got)
+	}
+}
+
+type age time.Duration
+
+func (a age) Age() time.Duration { return time.Duration(a) }
+
+func TestCatalogAge(t *testing.T) {
+	o, reader := observer(t)
+	if _, err := o.WatchCatalog(age(90 * time.Second)); err != nil {
+		t.Fatal(err)
+	}
+	if got := sum(t, reader, otellimit.MetricCatalogAge); got != 90 {
+		t.Errorf("got %g seconds, want 90", got)
+	}
+}

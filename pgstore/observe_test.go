@@ -1,0 +1,303 @@
+package pgstore_test
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// heard is the events that Config.Observe was told.
+type heard struct {
+	mu     sync.Mutex
+	events []ratelimit.Event
+	of     []any // what their contexts have for callerKey
+}
+
+type callerKey struct{}
+
+func (h *heard) observe(ctx context.Context, e ratelimit.Event) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.events, h.of = append(h.events, e), append(h.of, ctx.Value(callerKey{}))
+}
+
+// take returns what was heard, and forgets it.
+func (h *heard) take() []ratelimit.Event {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	events := h.events
+	h.events, h.of = nil, nil
+	return events
+}
+
+func observed(h *heard) func(*pgstore.Config) {
+	return func(c *pgstore.Config) { c.Observe = h.observe }
+}
+
+// Each call is told once, with what it was and what became of it.
+func TestObserve(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	var h heard
+	store := newStore(t, db, observed(&h))
+	defer store.Close()
+	ctx := t.Context()
+	two := ratelimit.TokenBucket{Name: "two", Rate: 2, Period: time.Hour}
+	many := ratelimit.FixedWindow{Name: "many", Rate: 100, Period: time.Hour}
+	failed := errors.New("the function's")
+	var receipt *ratelimit.Receipt
+	inTx := func(do func(tx pgx.Tx)) {
+		tx, err := db.Pool.Begin(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(ctx)
+		do(tx)
+	}
+	slots := ratelimit.InFlight{Name: "slots", Limit: 1}
+	var slot ratelimit.Slot
+	for _, test := range []struct {
+		name string
+		do   func()
+		want string // verb form outcome policy kind class, of each event
+	}{
+		{"granted", func() { store.Allow(ctx, two.For("a")) }, "allow own granted two token bucket "},
+		{"granted in a transaction", func() { inTx(func(tx pgx.Tx) { store.TakeTx(ctx, tx, two.For("b")) }) }, "allow tx granted two token bucket "},
+		{"granted to a function", func() {
+			store.AllowFunc(ctx, []ratelimit.Request{two.For("a")}, func(pgx.Tx, ratelimit.Result) error { return nil })
+		}, "allow runner granted two token bucket "},
+		{"refused", func() { store.Take(ctx, two.For("a")) }, "allow own refused two token bucket "},
+		{"refused to a function", func() {
+			store.AllowFunc(ctx, []ratelimit.Request{two.For("a")}, func(pgx.Tx, ratelimit.Result) error { return nil })
+		}, "allow runner refused two token bucket "},
+		{"refused in a transaction", func() { inTx(func(tx pgx.Tx) { store.AllowTx(ctx, tx, two.For("a")) }) }, "allow tx refused two token bucket "},
+		{"reserved", func() { r, _ := store.Reserve(ctx, two.For("a")); receipt = r.Receipt }, "reserve own granted two token bucket "},
+		{"cancelled", func() { store.Cancel(ctx, receipt) }, "cancel own granted two token bucket "},
+		{"cancelled twice", func() { store.Cancel(ctx, receipt) }, "cancel own refused two token bucket settled"},
+		{"a function that fails", func() {
+			store.ReserveFunc(ctx, []ratelimit.Request{many.For("a")}, func(pgx.Tx, ratelimit.Result) error { return failed })
+		}, "reserve runner rolled_back many fixed window other"},
+		{"a function that panics", func() {
+			defer func() { _ = recover() }()
+			store.AllowFunc(ctx, []ratelimit.Request{many.For("a")}, func(pgx.Tx, ratelimit.Result) error { panic("") })
+		}, "allow runner rolled_back many fixed window "},
+		{"at most", func() { store.AllowAtMost(ctx, many.ForN("b", 1000)) }, "allow_at_most own granted many fixed window "},
+		{"the first", func() { store.AllowFirst(ctx, two.For("a"), many.For("a")) }, "allow_first own granted many fixed window "},
+		{"several", func() { store.Allow(ctx, two.For("c"), many.For("b")) }, "allow own refused many fixed window "},
+		{"settled", func() {
+			r, _ := store.Allow(ctx, many.ForN("a", 5))
+			h.take()
+			store.Settle(ctx, r.Receipt, 2)
+		}, "settle own granted many fixed window "},
+		{"credited", func() { store.Credit(ctx, many.For("a")) }, "credit own granted many fixed window "},
+		{"a pause", func() { store.Pause(ctx, many, "p", time.Hour) }, "pause own granted many fixed window "},
+		{"paused", func() { store.Allow(ctx, many.For("p")) }, "allow own paused many fixed window "},
+		{"the end of a pause", func() { store.Resume(ctx, many, "p") }, "resume own granted many fixed window "},
+		{"a reset", func() { store.Reset(ctx, many, "p") }, "reset own granted many fixed window "},
+		{"a check", func() { store.Check(ctx, two.For("a")) }, "check own refused two token bucket "},
+		{"too large", func() { store.Allow(ctx, two.ForN("a", 3)) }, "allow own too_large two token bucket too_large"},
+		{"too large in a transaction", func() { inTx(func(tx pgx.Tx) { store.AllowTx(ctx, tx, two.ForN("a", 3)) }) }, "allow tx too_large two token bucket too_large"},
+		{"invalid", func() { store.Allow(ctx, two.ForN("a", -3)) }, "allow own invalid two token bucket invalid"},
+		{"no transaction", func() { store.AllowTx(ctx, nil, two.For("a")) }, "allow tx invalid two token bucket invalid"},
+		{"a transaction that has failed", func() {
+			inTx(func(tx pgx.Tx) {
+				tx.Exec(ctx, "SELECT 1/0")
+				store.AllowTx(ctx, tx, many.For("a"))
+			})
+		}, "allow tx failed many fixed window 25P02"},
+		{"given up", func() {
+			over, cancel := context.WithCancel(ctx)
+			cancel()
+			store.Allow(over, many.For("a"))
+		}, "allow own failed many fixed window canceled"},
+		{"a slot", func() { slot, _ = store.Acquire(ctx, slots, "k") }, "acquire own granted slots in flight "},
+		{"no slot", func() { store.Acquire(ctx, slots, "k") }, "acquire own refused slots in flight "},
+		{"kept", func() { slot, _ = store.Renew(ctx, slot) }, "renew own granted slots in flight "},
+		{"released", func() { store.Release(ctx, slot) }, "release own granted slots in flight "},
+		{"lost", func() { store.Release(ctx, slot) }, "release own lost slots in flight lease_lost"},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			h.take()
+			test.do()
+			var got []string
+			for _, e := range h.take() {
+				got = append(got, fmt.Sprintf("%s %s %s %s %s %s", e.Verb, e.Form, e.Outcome, e.Policy(), e.Kind(), e.ErrorClass))
+				if (e.Err != nil) != (e.ErrorClass != "") || e.Took <= 0 && e.Outcome == ratelimit.OutcomeGranted {
+					t.Errorf("got the error %v of class %q, and took %v", e.Err, e.ErrorClass, e.Took)
+				}
+				if own := e.Form == ratelimit.FormOwn && e.Verb.Takes() && e.Slot == nil && e.Result.Request.Limit != nil; own && (e.Batch != 1 || e.Attempts < 1) {
+					t.Errorf("got a batch of %d in %d attempts, want 1", e.Batch, e.Attempts)
+				}
+			}
+			if text := strings.Join(got, "; "); text != test.want {
+				t.Errorf("got  %q\nwant %q", text, test.want)
+			}
+		})
+	}
+}
+
+// What callers are told who share statements, under faults, adds up to what is in the database,
+// and every event has its caller's context.
+func TestObserveAddsUp(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t, maxConns(8))
+	for _, test := range []struct {
+		name   string
+		change func(*pgstore.Config)
+	}{
+		{"plain", func(*pgstore.Config) {}},
+		{"portable", isPortable(true)},
+		{"escrow", func(c *pgstore.Config) { c.Escrow = 200 * time.Millisecond }},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			var h heard
+			store := newStore(t, db, observed(&h), test.change)
+			limit := ratelimit.FixedWindow{Name: "up_" + test.name, Rate: 300, Period: 10000 * time.Hour}
+			var told sync.Map // outcome by caller
+			var ran [400]int  // how often the caller's function was run
+			var wg sync.WaitGroup
+			for i := range 400 {
+				wg.Go(func() {
+					ctx := context.WithValue(t.Context(), callerKey{}, i)
+					ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
+					defer cancel()
+					request := limit.For("k")
+					var result ratelimit.Result
+					var err error
+					switch i % 4 {
+					case 0, 1:
+						result, err = store.Allow(ctx, request)
+					case 2:
+						result, err = store.AllowFunc(ctx, []ratelimit.Request{request}, func(pgx.Tx, ratelimit.Result) error { return nil })
+					case 3:
+						failed := &pgconn.PgError{Code: "40001"} // the first time: it is run again
+						_, err = store.AllowFunc(ctx, []ratelimit.Request{request}, func(_ pgx.Tx, r ratelimit.Result) error {
+							result = r
+							ran[i]++
+							if failed != nil {
+								err := failed
+								failed = nil
+								return err
+							}
+							return nil
+						})
+					}
+					switch {
+					case errors.Is(err, ratelimit.ErrRefused) || err == nil && !result.OK:
+						told.Store(i, ratelimit.OutcomeRefused)
+					case err == nil:
+						told.Store(i, ratelimit.OutcomeGranted)
+					default:
+						told.Store(i, ratelimit.OutcomeFailed)
+					}
+				})
+			}
+			wg.Wait()
+			store.Close()
+			taken, retried := 0.0, int64(0)
+			for i, e := range h.events {
+				caller := h.of[i].(int)
+				if want, _ := told.LoadAndDelete(caller); want != e.Outcome {
+					t.Errorf("caller %d heard %v, and the event says %s (%v)", caller, want, e.Outcome, e.Err)
+				}
+				if e.Outcome == ratelimit.OutcomeGranted {
+					taken += e.Result.Taken
+				}
+				if e.Form == ratelimit.FormRunner {
+					retried += int64(e.Attempts - 1)
+				}
+				if e.Attempts < ran[caller] {
+					t.Errorf("%d attempts by the event, of which %d ran the function", e.Attempts, ran[caller])
+				}
+				if e.Took < e.Queued || e.Form == ratelimit.FormMemory && (e.Took != 0 || test.name != "escrow") {
+					t.Errorf("got %v of which %v queued, in form %s", e.Took, e.Queued, e.Form)
+				}
+			}
+			var value float64
+			if err := db.Pool.QueryRow(t.Context(), "SELECT value FROM "+db.Schema+".rate_limits WHERE name = $1", limit.Name).Scan(&value); err != nil {
+				t.Fatal(err)
+			}
+			if taken != 300-value || len(h.events) != 400 {
+				t.Errorf("%d events say that %g was taken, and %g is gone", len(h.events), taken, 300-value)
+			}
+			if stats := store.Stats(); retried < 50 || stats.Retries < retried || stats.UnderWay != 0 || stats.Statements == 0 || stats.Calls < stats.Statements {
+				t.Errorf("%d were run again by the events, and by %+v", retried, stats)
+			}
+		})
+	}
+}
+
+// Calls that go together say how many they were, and how long they waited.
+func TestObserveBatches(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	var h heard
+	store := newStore(t, db, observed(&h))
+	defer store.Close()
+	limit := plenty(1)
+	var wg sync.WaitGroup
+	for range 64 {
+		wg.Go(func() {
+			for range 10 {
+				if err := store.Take(t.Context(), limit.For("k")); err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	wg.Wait()
+	events := h.take()
+	largest := slices.MaxFunc(events, func(a, b ratelimit.Event) int { return cmp.Compare(a.Batch, b.Batch) })
+	stats := store.Stats()
+	if len(events) != 640 || largest.Batch < 2 || largest.Queued <= 0 || stats.Calls < 640 || stats.Statements >= stats.Calls {
+		t.Errorf("got %d events, a batch of %d that waited for %v, and %+v", len(events), largest.Batch, largest.Queued, stats)
+	}
+}
+
+// What is held in memory is told limit by limit.
+func TestStatsHeld(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	store := newStore(t, db, func(c *pgstore.Config) { c.Escrow = pgstore.MaxEscrow })
+	limit := ratelimit.TokenBucket{Name: "held", Rate: 10, Period: time.Second, Capacity: 1e6}
+	for range 1000 {
+		if err := store.Take(t.Context(), limit.For("k")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	held := store.Stats().Held
+	if len(held) != 1 || held[0].Limit != "held" || held[0].Keys != 1 || held[0].Tokens <= 0 {
+		t.Errorf("got %+v, want some tokens of one key", held)
+	}
+	store.Close()
+	if held := store.Stats().Held; len(held) != 0 {
+		t.Errorf("%+v is held after Close", held)
+	}
+	if stats := (*pgstore.Store)(nil).Stats(); stats.Calls != 0 {
+		t.Errorf("got %+v of no store", stats)
+	}
+}
+
+// The error of a row that is locked names the key; what is printed of the event does not.
+func TestObserveMasksErrors(t *testing.T) {
+	e := ratelimit.Event{
+		Verb: ratelimit.VerbAllow, Form: ratelimit.FormTx, Outcome: ratelimit.OutcomeFailed,
+		Err: fmt.Errorf("%w: row of key %q", pgstore.ErrLocked, "\x1b[31msecret"), Requests: []ratelimit.Request{plenty(1).For("\x1b[31msecret")},
+	}
+	if text := e.String(); strings.Contains(text, "secret") || !strings.Contains(text, "waited for a lock") {
+		t.Errorf("got %q", text)
+	}
+}

@@ -1,0 +1,58 @@
+package pgstore
+
+import (
+	"maps"
+	"slices"
+)
+
+// Stats is what a Store has done since it was made, and what it is doing.
+type Stats struct {
+	// UnderWay is how many decisions on their own are under way, with what the Store does in
+	// their wake, such as giving back what it has prefetched.
+	UnderWay int64
+
+	// Statements is how often calls on their own that had gathered were decided together, and
+	// Calls how many they were: Calls / Statements is how many shared a statement. A call that
+	// had to wait for a locked row is in several.
+	Statements, Calls int64
+
+	// Retries is how often a statement or transaction of the Store was run again since
+	// PostgreSQL asked for that, by 40001 or 40P01.
+	Retries int64
+
+	// LockedRows is how many rows others had locked lately, or have, and whose calls therefore
+	// queue by themselves.
+	LockedRows int
+
+	// Queued is how many transactions of AllowFunc and ReserveFunc wait for their turn.
+	Queued int
+
+	// Held is the tokens that are held by Config.Escrow, limit by limit, in the order of names.
+	Held []Held
+}
+
+// Held is the tokens of a limit that a process holds in its memory.
+type Held struct {
+	Limit  string
+	Keys   int // that something is held of
+	Tokens float64
+}
+
+// Stats returns what the Store has done and is doing. To count it costs nothing for each call;
+// with Config.Escrow, Stats itself looks at all keys that are remembered. It is safe for
+// concurrent use.
+func (s *Store) Stats() Stats {
+	if s.usable() != nil {
+		return Stats{}
+	}
+	stats := Stats{
+		UnderWay:   max(0, s.work.underWay()),
+		Statements: s.counts.statements.Load(), Calls: s.counts.calls.Load(), Retries: s.counts.retries.Load(),
+		LockedRows: s.engine.lockedRows(), Queued: s.runner.turns.Waiting(),
+	}
+	held := s.cache.Held()
+	for _, name := range slices.Sorted(maps.Keys(held)) {
+		stats.Held = append(stats.Held, Held{name, held[name].Keys, held[name].Tokens})
+	}
+	return stats
+}
