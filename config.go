@@ -41,7 +41,7 @@ type Kind = bucket.Kind
 const (
 	KindTokenBucket   = bucket.TokenBucket   // continuously
 	KindFixedWindow   = bucket.FixedWindow   // at the edge of each window
-	KindSlidingWindow = bucket.SlidingWindow // slot by slot, as what was taken leaves the window
+	KindSlidingWindow = bucket.SlidingWindow // slot by slot, as taken tokens leave the window
 )
 
 // Limit is a limit's definition: a [TokenBucket], a [FixedWindow] or a
@@ -58,8 +58,8 @@ type Limit interface {
 	// question: is this key in debt?
 	ForN(key string, n float64) Request
 
-	// Validate reports what is wrong with the definition, every bad field of
-	// it: a *FieldError for one, several joined. All of them are ErrInvalid.
+	// Validate reports every invalid field of the definition: a *FieldError for one, several
+	// joined. All of them are ErrInvalid.
 	Validate() error
 
 	// Definition is the limit with its defaults filled in.
@@ -68,9 +68,8 @@ type Limit interface {
 	sealed()
 }
 
-// Definition is a limit with its defaults filled in: what a program that shows limits
-// reads, and what a configuration file holds as JSON. Make one with a limit's
-// Definition method.
+// Definition is a limit with its defaults filled in: for programs that show limits, and for
+// configuration files, as JSON. Make one with a limit's Definition method.
 type Definition struct {
 	Name        string
 	Kind        Kind
@@ -87,12 +86,11 @@ type Definition struct {
 	Anchor Date   // the day of one of its edges
 }
 
-// bucket is d as what has the arithmetic.
+// bucket is d as the type that has the arithmetic.
 func (d *Definition) bucket() *bucket.Definition { return (*bucket.Definition)(d) }
 
-// Limit is the definition as a limit, whose Definition is d again: a definition
-// that was read from JSON is used by it. It is nil when d's Kind is none of this
-// package's.
+// Limit returns the definition as a limit, whose Definition is d again: so a definition that
+// was read from JSON can be used. It is nil if d's Kind is none of this package's.
 func (d Definition) Limit() Limit {
 	w := FixedWindow{
 		Name: d.Name, Rate: d.Rate, Period: d.Period, Capacity: orNone(d.Capacity),
@@ -111,7 +109,7 @@ func (d Definition) Limit() Limit {
 	return nil
 }
 
-// Validate reports what is wrong with the definition, as its limit's Validate does.
+// Validate reports every invalid field of the definition, as its limit's Validate does.
 func (d Definition) Validate() error {
 	if limit := d.Limit(); limit != nil {
 		return limit.Validate()
@@ -245,7 +243,7 @@ func joined(errs []error) error {
 	return errors.Join(errs...)
 }
 
-// fields is what all kinds of limits have.
+// fields are the fields that all kinds of limits share.
 type fields struct {
 	name        string
 	rate        float64
@@ -279,7 +277,7 @@ func (l fields) check() faults {
 	if l.shards < 0 || l.shards > MaxShards {
 		f.add("Shards", l.shards, fmt.Sprintf("must be from 1 to %d (0 means 1)", MaxShards))
 	}
-	if f.errs == nil { // what follows compares fields that are sound by themselves
+	if f.errs == nil { // the checks below compare fields that are valid by themselves
 		l.checkTogether(&f)
 	}
 	return f
@@ -359,10 +357,9 @@ func badText(s string, most int) string {
 	return ""
 }
 
-// Validate reports what is wrong with limits, for a test or a program's start:
-// every bad field of each of them, a limit that is nil, and a name that is
-// defined twice. It is a *FieldError for one fault, several joined. All of them
-// are [ErrInvalid].
+// Validate reports every fault of limits, for a test or a program's start: each invalid field,
+// a limit that is nil, and a name that is defined twice. It is a *FieldError for one fault,
+// several joined. All of them are [ErrInvalid].
 //
 // The copies of a limit that plans have for a rate of their own share its name:
 // give it one of them.
@@ -389,10 +386,9 @@ func Validate(limits ...Limit) error {
 	return joined(errs)
 }
 
-// Validate reports what is wrong with the request: its limit, its key, its
-// count or what it is to leave, as a *FieldError. A count that is too small to be told apart beside
-// the limit's capacity (less than 2⁻⁴⁶ of it) is wrong too, since it would cost
-// nothing.
+// Validate reports every fault of the request: of its limit, its key, its count or the share
+// that it leaves, as a *FieldError. A count that is too small to be told apart beside the
+// limit's capacity (less than 2⁻⁴⁶ of it) is invalid too, since it would cost nothing.
 func (r Request) Validate() error {
 	if missing(r.Limit) {
 		return &FieldError{Field: "Limit", Value: nil, Reason: "must not be nil"}

@@ -18,18 +18,18 @@ var (
 	// value. Nothing was changed.
 	ErrInvalid = receipt.ErrInvalid
 
-	// ErrExceedsCapacity is a count that the limit can never grant, however long the
-	// caller waits: above Capacity, less what a request keeps by Above, or above
-	// Capacity + MaxReserved for a reservation. As a *ExceedsCapacityError it says which.
-	// Nothing was changed.
+	// ErrExceedsCapacity is the error of a count that the limit can never grant, however long
+	// the caller waits: one above Capacity, less the share that a request keeps by Above, or
+	// above Capacity + MaxReserved for a reservation. A *ExceedsCapacityError names the
+	// request. Nothing was changed.
 	ErrExceedsCapacity = errors.New("ratelimit: can never be granted")
 
 	// ErrRefused is a refusal as an error: see Result.Err. As a *RefusedError
 	// it carries the result.
 	ErrRefused = errors.New("ratelimit: refused")
 
-	// ErrSettled is a receipt for which there is nothing to settle any more: it was
-	// settled or cancelled before, or what took was rolled back. Nothing was changed.
+	// ErrSettled is the error of a receipt that has nothing left to settle: it was settled or
+	// cancelled before, or the call that took was rolled back. Nothing was changed.
 	ErrSettled = errors.New("ratelimit: settled before, or rolled back")
 )
 

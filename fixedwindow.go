@@ -21,10 +21,10 @@ import (
 //		Every: Month, Zone: "Europe/Berlin", Anchor: Date{Year: 2026, Month: time.January, Day: 31},
 //	}
 //
-// Its windows begin with local days, at midnight, or at 01:00 where summer time
-// begins then: with every n-th from the anchor on. In a month that is shorter it is the last
-// day, so those of this one begin on 31 January, 28 February and 31 March. A pause of such a
-// limit leaves what there is as it is.
+// Its windows begin with local days, at midnight, or at 01:00 where summer time begins then:
+// with every n-th from the anchor on. In a month that is shorter it is the last day, so those
+// of this one begin on 31 January, 28 February and 31 March. A pause of such a limit leaves its
+// value as it is.
 type FixedWindow struct {
 	// Name is the limit's identity in the database, together with the key.
 	// Required, at most MaxNameLength bytes.
@@ -42,12 +42,11 @@ type FixedWindow struct {
 	// none, so that only reservations succeed.
 	Capacity float64
 
-	// MaxReserved is how deep into debt reservations may take the limit; the
-	// bound is inclusive. Zero means unlimited (in effect, what is refilled
-	// during MaxSpan), which is right for a queue: each job gets an instant, however
-	// many there are, and none is refused. Where somebody waits, set it: to wait no
-	// longer than w, to Rate · w / Period, and a reservation that would be due later
-	// is refused. None means no debt.
+	// MaxReserved is how many tokens of debt reservations may take the limit into; the bound is
+	// inclusive. Zero means unlimited (in effect, the tokens refilled during MaxSpan), which is
+	// right for a queue: every job gets an instant, and none is refused. Where a person waits,
+	// set it: to wait no longer than w, set Rate · w / Period, and a reservation that would be
+	// due later is refused. None means no debt.
 	MaxReserved float64
 
 	// Shards spreads each key over that many rows, so that a limit that
@@ -64,9 +63,9 @@ type FixedWindow struct {
 	// Period and Start.
 	Every Unit
 
-	// Zone is the name of the time zone in whose days windows begin, such as
-	// "Europe/Berlin". Empty means UTC. With Every only. The machine must know it: a
-	// program that imports time/tzdata does, and the server need not.
+	// Zone is the name of the time zone in whose days windows begin, such as "Europe/Berlin".
+	// Empty means UTC. It is for Every only. The machine must know the zone: a program that
+	// imports time/tzdata does; the server need not.
 	Zone string
 
 	// Anchor is a day on which a window begins; the others follow from it, in both
@@ -89,8 +88,8 @@ const (
 // Date is a day of the calendar, in no time zone.
 type Date = bucket.Date
 
-// DateOf returns the day on which an instant falls in its own location. The
-// anchor of a customer who subscribed at an instant is DateOf(subscribed.In(location)).
+// DateOf returns the day on which an instant falls in its own location. The anchor of a
+// subscription is DateOf(subscribed.In(location)).
 func DateOf(t time.Time) Date { return bucket.DateOf(t) }
 
 // ParseUnit reads a unit as its String writes it, in any case. An error is a *[FieldError].
@@ -182,9 +181,9 @@ func (l FixedWindow) Definition() Definition {
 	return d
 }
 
-// Window returns the window of a fixed window's key that an instant is in: its start, and that
-// of the next one, when what is not left is refilled. They are zero for the other kinds. (A
-// pause moves the edges of a key, but for a quota by the calendar.)
+// Window returns the window of a fixed window's key that an instant is in: its start, and its
+// end, when the next one starts and tokens are refilled. They are zero for the other kinds. (A
+// pause moves the edges of a key, but not those of a quota by the calendar.)
 func (d *Definition) Window(key string, at time.Time) (from, to time.Time) {
 	if d.Kind != KindFixedWindow {
 		return from, to

@@ -8,9 +8,9 @@ import (
 	"time"
 )
 
-// ErrLeaseLost is a slot that is not held any more: its lease is over, or it was released
-// or reset. It is what Renew and Release return then, which have done nothing, and the cause
-// with which the context of a held function ends.
+// ErrLeaseLost is the error of a slot that is not held any more: its lease ended, or it was
+// released or reset. Renew and Release return it, and have changed nothing then. It is also the
+// cause with which the context of a held function ends.
 var ErrLeaseLost = errors.New("ratelimit: the slot is not held any more")
 
 // Bounds on limits of how many at once.
@@ -20,27 +20,27 @@ const (
 	DefaultLease = 30 * time.Second
 )
 
-// InFlight is a limit of how many pieces of work of a key are under way at a time, over
-// all processes: for work that takes long. It is a plain value, as a [Limit] is, and not one,
-// since nothing comes in as time passes: there are Limit slots, and who has one holds it for
-// the Lease, renews it before that is over, and releases it when the work is done.
+// InFlight limits how many pieces of work of a key are under way at a time, over all processes:
+// for work that takes long. It is a plain value, as a [Limit] is, but not a Limit, since
+// nothing is refilled as time passes. There are Limit slots. A holder has a slot for the Lease,
+// renews it before that ends, and releases it when the work is done.
 //
-// At no instant, on the database's clock, do more than Limit leases last that have not
-// ended. A holder that was stopped past its lease may be at work still when another has its
-// slot: who cannot bear that has what is worked on compare [Slot.Fence].
+// At no instant, on the database's clock, are there more than Limit leases that have not ended.
+// A holder that was stopped past its lease may still be at work when another one has its slot.
+// Where that does harm, have the resource that is worked on compare [Slot.Fence].
 //
-// Limit may change at any time. When it shrinks, the slots beyond are given to nobody any
-// more, and until the leases end that are there, there may be as many as before.
+// Limit may change at any time. When it shrinks, the slots beyond it are not given out any
+// more; until their leases end, as many as before may be held.
 //
-// A name is that of one limit: of an InFlight, or of one of the other kinds.
+// A name belongs to one limit: to an InFlight, or to one of the other kinds.
 type InFlight struct {
 	Name  string        `json:"name"`
 	Limit int           `json:"limit"` // slots for each key, 1 to MaxInFlight
 	Lease time.Duration `json:"lease"` // whole microseconds; 0 means DefaultLease
 }
 
-// Validate reports what is wrong with the definition, every bad field of it: a *FieldError
-// for one, several joined. All of them are [ErrInvalid].
+// Validate reports every invalid field of the definition: a *FieldError for one, several
+// joined. All of them are [ErrInvalid].
 func (l InFlight) Validate() error {
 	f := faults{limit: l.Name}
 	if reason := badText(l.Name, MaxNameLength); reason != "" {
@@ -113,7 +113,7 @@ type Slot struct {
 	NotBefore time.Time `json:"not_before,omitzero"`
 
 	// Rates is the result of the rate limits that were asked with the slot. When it is a
-	// refusal, so is the Slot; its receipt settles what was taken.
+	// refusal, so is the Slot; its receipt settles the tokens that were taken.
 	Rates Result `json:"-"`
 
 	// Asked is before the database was asked, on this machine's clock. The holder's lease
@@ -137,7 +137,7 @@ func (s Slot) Err() error {
 // Ends returns when its holder must take the slot for lost, on this machine's clock.
 func (s Slot) Ends() time.Time { return s.Asked.Add(s.Until.Sub(s.At)) }
 
-// Validate reports what is wrong with a slot that is to be renewed or released.
+// Validate reports every fault of a slot that is to be renewed or released.
 func (s Slot) Validate() error {
 	if err := s.InFlight.ValidateKey(s.Key); err != nil {
 		return err

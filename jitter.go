@@ -7,10 +7,9 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
-// Jitter returns a random instant from at up to spread later, in whole
-// microseconds, so that many callers that were told the same instant do not call
-// at once. It only ever adds, so the promise of a RetryAt holds for what it
-// returns. A spread under a microsecond adds nothing.
+// Jitter returns a random instant from at up to spread later, in whole microseconds, so that
+// many callers with the same instant do not call at once. It only ever adds, so the promise of
+// a RetryAt holds for the instant returned. A spread under a microsecond adds nothing.
 func Jitter(at time.Time, spread time.Duration) time.Time {
 	if spread < time.Microsecond {
 		return at

@@ -96,7 +96,7 @@ func (d *Definition) UnmarshalJSON(text []byte) error {
 // that every fault names its field. encoding/json would match names in any case
 // and take the last of two.
 type reader struct {
-	raw    map[string]json.RawMessage // what is not read yet
+	raw    map[string]json.RawMessage // fields that are not read yet
 	order  []string
 	faults faults
 }
@@ -250,7 +250,7 @@ func inHours(text string) string {
 	return ""
 }
 
-// amount is what an amount's field of a limit holds: 0 when it is left out.
+// amount returns the value of a limit's field that holds an amount: 0 when it is left out.
 func (r *reader) amount(name, reason string) float64 {
 	if string(r.raw[name]) == `"none"` {
 		delete(r.raw, name)

@@ -21,34 +21,33 @@ type Request struct {
 	Floor float64 `json:",omitempty"`
 }
 
-// Above returns r for a call that leaves a share of the limit's Capacity to others, from 0
-// to 1: it is granted only if at least so much is there afterwards. So classes of
-// priority share one limit. Critical calls ask without it, others above 0.2, and batch work
-// above 0.5: then half of the limit is kept from batch work, and a fifth is for critical
-// calls alone.
+// Above returns r for a call that leaves a share of the limit's Capacity to others, from 0 to
+// 1: it is granted only if at least that share is left afterwards. So classes of priority share
+// one limit. Critical calls ask without it, others above 0.2, and batch work above 0.5: then
+// half of the limit is kept from batch work, and a fifth is for critical calls alone.
 //
 //	store.Allow(ctx, API.For(customer).Above(0.2))
 //
-// A refusal's RetryAt is when the call would be granted with that much left. A count above
-// the capacity less what is kept is [ErrExceedsCapacity]. It is for Allow, Take, Check,
-// AllowAtMost and AllowFirst; a reservation and a credit with it are [ErrInvalid]. When a
-// call asks for the same limit and key several times, the largest share is kept.
+// A refusal's RetryAt is when the call would be granted with that much left. A count above the
+// capacity less the share that is kept is [ErrExceedsCapacity]. It is for Allow, Take, Check,
+// AllowAtMost and AllowFirst; a reservation and a credit with it are [ErrInvalid]. When a call
+// asks for the same limit and key several times, the largest share is kept.
 func (r Request) Above(share float64) Request {
 	r.Floor = share
 	return r
 }
 
-// Status is what a call found of one limit and key.
+// Status is the state of one limit and key that a call found.
 type Status struct {
-	// Request is what was asked. The same limit and key asked for several
-	// times in one call has one Status, with the counts added up.
+	// Request is the request of the call. The same limit and key in several requests of one
+	// call has one Status, with the counts added up.
 	Request Request
 
-	// At is the instant of the decision, on the clock that decided: the database's.
-	// RetryAfter is counted from it. What was granted at once counts then, and by that
-	// the limit is kept: so when the row was waited for it can be earlier than the
-	// answer, and than what others gave back meanwhile, of which this may have been granted;
-	// and after the clock went back, later than what the clock says.
+	// At is the instant of the decision, on the clock that decided: the database's. RetryAfter
+	// is counted from it. Tokens that are granted at once are counted at it, and the limit is
+	// kept by it. If the row was waited for, it can be earlier than the answer, and earlier
+	// than a refund that this grant was made of; after the clock went back, it is later than
+	// the clock's time.
 	At time.Time
 
 	// OK is true when the tokens were taken, or for a check could be.
@@ -65,22 +64,21 @@ type Status struct {
 	// exactly that instant succeeds.
 	RetryAfter time.Duration
 
-	// RetryAt is the instant of RetryAfter, on the same clock as At. It is what
-	// a scheduler stores.
+	// RetryAt is the instant of RetryAfter, on the same clock as At. A scheduler stores it.
 	RetryAt time.Time
 
 	// Value is how many tokens there are: after the call when it took them,
 	// otherwise as they are. Negative is debt.
 	Value float64
 
-	// Before is what Value was before the call took: Value and what it took. It is Value
+	// Before is the Value before the call took: Value and the tokens that it took. It is Value
 	// when nothing was taken. See Crossed.
 	Before float64
 
 	// Remaining is Value in whole tokens, never below 0.
 	Remaining int64
 
-	// Capacity is the limit's: what HTTP headers call the limit.
+	// Capacity is the limit's, which HTTP headers call the limit.
 	Capacity float64
 
 	// ResetAfter is how long after At the limit is full again if nothing is taken.
@@ -103,22 +101,22 @@ func (s Status) Share() float64 {
 }
 
 // Crossed reports whether the call has taken the use of the limit from below a share of its
-// Capacity to that share or above it: for one warning at 0.8, where everybody who finds it
+// Capacity to that share or above it: for one warning at 0.8, where every call that finds it
 // above 0.8 would send one.
 //
 //	if result.Crossed(0.8) {
 //		// insert the mail into the outbox, in the transaction that took
 //	}
 //
-// It is told to one call for each time that the use crosses the share, however many there
-// are at once. When tokens have come in, or back, and the use crosses it anew, it is told
-// again; within a window that happens only after a credit, a settlement for less or a
-// cancellation. Settle tells it as well, when more was used than taken. A call that is rolled
-// back has crossed nothing, so warn in its transaction.
+// It is true for one call each time that the use crosses the share, under any number of
+// concurrent calls. After a refill or a refund, the use may cross the share again; within a
+// window that happens only after a credit, a settlement for less or a cancellation. The result
+// of Settle reports it as well, when more was used than taken. A call that is rolled back has
+// crossed nothing, so warn in its transaction.
 //
-// Two kinds of calls do not see all that was taken: for a limit with Shards, and from memory
-// (with Config.Escrow of package pgstore). Each process goes by what it knows, so more than
-// one call may be told, or none.
+// Two kinds of calls do not see all taken tokens: those for a limit with Shards, and those that
+// are granted from memory (with Config.Escrow of package pgstore). Each process goes by the
+// tokens that it knows of, so it may be true for more than one call, or for none.
 func (s Status) Crossed(share float64) bool {
 	kept := s.Capacity * (1 - share)
 	kept += exact.Tolerance(kept, s.Capacity, 0)
@@ -131,7 +129,7 @@ func (s Status) FullAt() time.Time { return s.At.Add(s.ResetAfter) }
 
 // Page says of which of a limit's keys Rows tells: of all, as its zero value.
 type Page struct {
-	// Prefix is what the keys begin with. It is not in JSON, as keys are not.
+	// Prefix is the prefix of the keys. It is not in JSON, as keys are not.
 	Prefix string `json:"-"`
 
 	// After is a key: those up to it, in the order of bytes, are passed over; "" is
@@ -153,18 +151,17 @@ type Result struct {
 	// one with the longest wait, and then the one with the fewest tokens left.
 	Status
 
-	// Several says what was found of each limit, in the order of the call, if there
-	// is more than one; [Result.Each] is for one as well. When one of several limits
-	// refuses, nothing is taken from any, and the others' Status says what they have.
+	// Several is the Status of each limit, in the order of the call, if there is more than one;
+	// [Result.Each] is for one as well. When one of several limits refuses, nothing is taken
+	// from any, and the others' Status holds their state.
 	Several []Status
 
-	// Receipt is what was taken, for Settle and Cancel; nil when nothing was. It is not
+	// Receipt records the tokens taken, for Settle and Cancel; nil when nothing was. It is not
 	// in the result's JSON, since it has the keys in it: store it by itself.
 	Receipt *Receipt `json:"-"`
 }
 
-// Each returns what was found of each limit, in the order of the call; nothing for the
-// zero Result.
+// Each returns the Status of each limit, in the order of the call; nothing for the zero Result.
 func (r Result) Each() []Status {
 	if r.Several != nil || r.Request.Limit == nil {
 		return r.Several
@@ -172,24 +169,24 @@ func (r Result) Each() []Status {
 	return []Status{r.Status}
 }
 
-// Receipt is what a call took, row by row. It is opaque. A store's Settle replaces
-// what was taken by what was really used, and Cancel gives it back, once. It is safe
+// Receipt records the tokens that a call took, row by row. It is opaque. A store's Settle
+// replaces the tokens taken by the tokens used, and Cancel gives them back, once. It is safe
 // for concurrent use, and copies of a [Result] share it.
 //
 // A receipt is also a text, of some hundred bytes for a few limits: it has MarshalText
 // and UnmarshalText (so it is a string in JSON), Value and Scan, for a column of type
 // text. So another process can settle it. Three things to know:
 //
-//   - Keep it with the work, and if a caller's transaction took, in that transaction.
-//     Then there is no receipt of what was rolled back, also when the server crashes.
-//     (A receipt from elsewhere of a transaction that was rolled back is found out
-//     as long as the server knows what became of it.)
+//   - Keep it with the work, and if a caller's transaction took, in that transaction. Then
+//     there is no receipt of a take that was rolled back, also when the server crashes. (A
+//     receipt from elsewhere of a transaction that was rolled back is detected as long as the
+//     server knows the outcome of that transaction.)
 //   - In one process a receipt is settled once. Two that were read from the same text
 //     do not know of each other: let the transaction that finishes the work, and finds
 //     that it is not finished yet, be the one that settles.
-//   - It has the limits' names and keys in it, and is not signed: whoever can change
-//     one can give tokens away. Do not hand it to clients. Logged or printed it is
-//     without keys, and not the text.
+//   - It has the limits' names and keys in it, and is not signed: a client that can change one
+//     can give tokens away. Do not hand it to clients. Logged or printed it is without keys,
+//     and not the text.
 //
 // The zero Receipt, which NULL and an empty text are read as, is that of a call that
 // took nothing. A text that no receipt has is [ErrInvalid].

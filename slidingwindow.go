@@ -12,29 +12,28 @@ const MaxSlots = 1000
 // defaultSlots loses a seventeenth of the rate of a flood, and keeps a row small.
 const defaultSlots = 16
 
-// SlidingWindow is a limit that never grants more than Rate in any window of length
-// Period, wherever that begins. It is for third parties that print "no more than 100
-// in any 60 seconds", and ban callers who do not heed it.
+// SlidingWindow is a limit that never grants more than Rate in any window of length Period,
+// wherever that begins. It is for third parties that document "no more than 100 in any 60
+// seconds", and ban callers that exceed it.
 //
-// Time is cut into slots of Period / Slots, and what was taken in a slot comes back
-// when no window can hold both the slot and now: Slots + 1 slots later. So the
-// burst after idleness is all of Rate, and a flood that never ends gets
-// Slots / (Slots + 1) of it.
+// Time is cut into slots of Period / Slots, and the tokens taken in a slot come back when no
+// window can hold both the slot and now: Slots + 1 slots later. So the burst after idleness is
+// all of Rate, and a flood that never ends gets Slots / (Slots + 1) of it.
 //
-// A reservation is for the start of a slot. Work that starts late, anywhere within
-// that slot, still keeps the bound: up to SlotWidth after RetryAt. What is allowed at
-// once is counted in the slot of its [Status].At. Work that begins when its slot is
-// over, since its caller has waited long for the row, say, is counted too early.
+// A reservation is for the start of a slot. Work that starts late, anywhere within that slot,
+// still keeps the bound: up to SlotWidth after RetryAt. A call that is allowed at once is
+// counted in the slot of its [Status].At. Work that begins when its slot is over, since its
+// caller has waited long for the row, say, is counted too early.
 //
-// To settle for less gives back to the slot that was given, unless no window holds that
-// any more. To settle for more counts it in the newest slot, so that no later grant shares
-// a window with more than Rate, whether the work is thought of as done when it was granted
-// or when it was settled. (With Shards that is so for each row.) Work that is reserved for
+// To settle for less gives back to the slot that the call was given, unless no window holds
+// that any more. To settle for more counts it in the newest slot, so that no later grant shares
+// a window with more than Rate, whether the work is thought of as done when it was granted or
+// when it was settled. (With Shards that is so for each row.) Work that is reserved for
 // together, by [Result.Instants] and [Result.Split], is in one slot, and due when it begins.
 //
-// Those who reserve are served in the order of their coming, and while a
-// reservation is ahead nothing is allowed before it. In a call of several limits each is
-// reserved for an instant of its own, and the result has the latest.
+// Reservations are served in the order of arrival, and while a reservation is ahead nothing is
+// allowed before it. In a call of several limits each is reserved for an instant of its own,
+// and the result has the latest.
 type SlidingWindow struct {
 	// Name is the limit's identity in the database, together with the key.
 	// Required, at most MaxNameLength bytes. A limit that was of another kind
@@ -49,9 +48,9 @@ type SlidingWindow struct {
 	// microseconds (PostgreSQL's resolution).
 	Period time.Duration
 
-	// Slots is into how many slots the period is cut, at most MaxSlots. More of
-	// them waste less of the rate, and make larger rows (8 bytes each) whose starts may
-	// be late by less. Zero means 16.
+	// Slots is the number of slots that the period is cut into, at most MaxSlots. More of them
+	// waste less of the rate, and make rows larger (by 8 bytes each); work may start late by at
+	// most one slot. Zero means 16.
 	Slots int
 
 	// MaxReserved is how far ahead reservations may go, as the tokens that Rate
@@ -115,8 +114,7 @@ func (l SlidingWindow) Definition() Definition {
 
 func (SlidingWindow) sealed() {}
 
-// SlotWidth is the length of a sliding window's slot: how late the work of a
-// reservation may start so that the bound is kept. It is Period / Slots, rounded up
-// to a whole microsecond; 0 for the other kinds, whose bound is for work that starts
-// on time.
+// SlotWidth returns the length of a sliding window's slot: how late the work of a reservation
+// may start so that the bound is kept. It is Period / Slots, rounded up to a whole microsecond.
+// It is 0 for the other kinds, whose bound is for work that starts on time.
 func (d *Definition) SlotWidth() time.Duration { return d.bucket().SlotWidth() }

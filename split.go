@@ -14,12 +14,12 @@ import (
 // Many equal pieces of work need one reservation only: of n · c tokens the first c are
 // refilled first, and so on. When is a matter of arithmetic.
 
-// Instants returns when each of n equal pieces of work may run that were reserved for
-// together, the first to be due first: those that n reservations, one after the other,
-// would have been told, to the microsecond. (With several rows for a key, those would
-// have chosen rows by themselves.) A sliding window counts all of them in one slot, whose
-// start is the instant of each. The last is r's RetryAt. r must be granted, and come
-// from Reserve in this process; of any other all are at RetryAt. It is nil for n below 1.
+// Instants returns when each of n equal pieces of work may run that were reserved together, the
+// earliest first: the instants of n reservations made one after the other, to the microsecond.
+// (With several rows for a key, those would have chosen rows by themselves.) A sliding window
+// counts all of them in one slot, whose start is the instant of each. The last is r's RetryAt.
+// r must be granted, by Reserve in this process; of any other result all are at RetryAt. It is
+// nil for n below 1.
 func (r Result) Instants(n int) []time.Time {
 	if n < 1 {
 		return nil
@@ -61,7 +61,7 @@ func (r Result) Split(parts ...[]float64) ([]Result, error) {
 		for i, part := range parts {
 			sum += part[k]
 			if i+1 == len(parts) {
-				sum = p.Taken // without what adding up has rounded
+				sum = p.Taken // without the rounding of the sum
 			}
 			due = later(due, p.due(sum, due))
 			each[i] = append(each[i], p.part(part[k], sum, due))
@@ -93,7 +93,7 @@ func lastDue(each []Status) Status {
 	return last
 }
 
-// portion is what a result took of one limit.
+// portion is the share of one limit in the tokens that a result took.
 type portion struct {
 	Status
 	shard    *bucket.Definition
@@ -158,7 +158,7 @@ func (p *portion) due(tokens float64, from time.Time) time.Time {
 	return time.UnixMicro(least).UTC()
 }
 
-// dueInRow is due for what was taken from one row.
+// dueInRow is due for tokens that were taken from one row.
 func (p *portion) dueInRow(tokens float64) time.Time {
 	left := p.left[0]
 	s := bucket.State{Value: left.Value + (p.Taken - tokens), TS: left.TS, Paused: left.Paused}
@@ -235,7 +235,8 @@ func areTokens(parts [][]float64, limits int) error {
 	return nil
 }
 
-// mayBe is the error of parts that are not what p has taken; k is the place of p.
+// mayBe returns the error of parts that do not add up to the tokens that p has taken; k is the
+// place of p.
 func (p *portion) mayBe(parts [][]float64, k int) error {
 	sum := 0.0
 	for _, part := range parts {

@@ -72,10 +72,10 @@ type Catalog interface {
 	InFlight(limit InFlight, key string) InFlight
 }
 
-// Granted makes an error of a refusal, and is put around a call of a verb. It returns
-// result and err as they are if err is not nil or result is OK, and otherwise result with
-// its Err, which is [ErrRefused]. So nobody goes on without tokens who only looks at the
-// error, as with Take, and has the result and its receipt all the same:
+// Granted turns a refusal into an error, and is put around a call of a verb. It returns result
+// and err unchanged if err is not nil or result is OK; otherwise result with its Err, which is
+// [ErrRefused]. So a caller that checks only the error, as with Take, does not go on without
+// tokens, and has the result and its receipt all the same:
 //
 //	result, err := ratelimit.Granted(store.ReserveTx(ctx, tx, Tokens.ForN(org, estimate)))
 //	if err != nil {

@@ -33,7 +33,7 @@ func (d Definition) String() string {
 	return b.String()
 }
 
-// per is in what time the rate comes in.
+// per returns the time in which the rate is refilled, as text.
 func (d *Definition) per() string {
 	if d.Every != 0 {
 		return fmt.Sprintf("%v in %s from %v", d.Every, quoteShort(d.Zone), d.Anchor)

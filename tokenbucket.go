@@ -21,17 +21,16 @@ type TokenBucket struct {
 	// in whole microseconds (PostgreSQL's resolution).
 	Period time.Duration
 
-	// Capacity is the most tokens that accumulate: the largest burst, and the
-	// largest count that Allow can grant. Zero means Rate; None means an
-	// empty bucket, whose reservations are spaced evenly.
+	// Capacity is the most tokens that can accumulate: the largest burst, and the largest count
+	// that Allow can grant. Zero means Rate; None means an empty bucket, whose reservations are
+	// spaced evenly.
 	Capacity float64
 
-	// MaxReserved is how deep into debt reservations may take the limit; the
-	// bound is inclusive. Zero means unlimited (in effect, what is refilled
-	// during MaxSpan), which is right for a queue: each job gets an instant, however
-	// many there are, and none is refused. Where somebody waits, set it: to wait no
-	// longer than w, to Rate · w / Period, and a reservation that would be due later
-	// is refused. None means no debt.
+	// MaxReserved is how many tokens of debt reservations may take the limit into; the bound is
+	// inclusive. Zero means unlimited (in effect, the tokens refilled during MaxSpan), which is
+	// right for a queue: every job gets an instant, and none is refused. Where a person waits,
+	// set it: to wait no longer than w, set Rate · w / Period, and a reservation that would be
+	// due later is refused. None means no debt.
 	MaxReserved float64
 
 	// Shards spreads each key over that many rows, so that a limit that
