@@ -49,8 +49,8 @@ type SlidingWindow struct {
 	Period time.Duration
 
 	// Slots is the number of slots that the period is cut into, at most MaxSlots. More of them
-	// waste less of the rate, and make rows larger (by 8 bytes each); work may start late by at
-	// most one slot. Zero means 16.
+	// waste less of the rate, make rows larger (by 8 bytes each), and allow work to start less
+	// late. Zero means 16.
 	Slots int
 
 	// MaxReserved is how far ahead reservations may go, as the tokens that Rate

@@ -16,12 +16,12 @@ type Kind uint8
 const (
 	TokenBucket   Kind = iota + 1 // continuously
 	FixedWindow                   // at the edge of each window
-	SlidingWindow                 // slot by slot, as what was taken leaves the window
+	SlidingWindow                 // slot by slot, as taken tokens leave the window
 )
 
-// kinds are the implementations, by Kind and Unit together, so that one is found by a look-up
-// that the compiler inlines. What has no kind, which no limit's definition does, is taken for
-// a token bucket.
+// kinds holds the implementations, by Kind and Unit together, so that one is found by a look-up
+// that the compiler inlines. A value without a kind, which no limit's definition has, is a
+// token bucket.
 var kinds = func() (all [256]kind) {
 	for i := range all {
 		all[i] = &tokenBucket{}
@@ -69,11 +69,10 @@ type Definition struct {
 	Anchor Date   // the day of one of its edges
 }
 
-// kind is what the kinds of limits do differently. Its values have no size. A definition
-// whose address is given to it is on the heap, since the compiler cannot see what an
-// interface's method does with it, so callers take care not to copy one for a call.
-// Instants that are int64 are microseconds since 1970. A settled state is as it is at the
-// instant of the call.
+// kind is the behavior in which the kinds of limits differ. Its values have no size. A
+// definition whose address is passed to it escapes to the heap, since the compiler cannot see
+// through an interface's method, so callers avoid copying one for a call. Instants that are
+// int64 are microseconds since 1970. A settled state is as it is at the instant of the call.
 type kind interface {
 	String() string
 	statements() string
@@ -108,8 +107,8 @@ type kind interface {
 	credit(d *Definition, s State, now time.Time, n float64) State
 	refund(d *Definition, s State, now time.Time, n float64, slot int64) State
 
-	// room is how much can come back to a settled state beside what is out and owed, and
-	// full a state that is reset beside that.
+	// room returns how much can be returned to a settled state beside the tokens that are out
+	// and owed; full returns a state that is reset beside those.
 	room(d *Definition, settled State, out Out, owed float64) float64
 	full(d *Definition, key string, s State, out Out, now time.Time) State
 
@@ -123,7 +122,8 @@ type kind interface {
 	share(d *Definition, states []State, now time.Time, n int) (each, empty State)
 }
 
-// kind is short enough for what only calls a method of it to be inlined.
+// kind returns d's kind. It is short enough for callers that only call a method of it to be
+// inlined.
 func (d *Definition) kind() kind { return kinds[d.Kind|Kind(d.Every)] }
 
 // Statements returns the names of the SQL statements for the rows of all kinds of limits.
@@ -137,8 +137,8 @@ func Statements() (names []string) {
 // Statements returns the name of the SQL statements for the rows of such a limit.
 func (d *Definition) Statements() string { return d.kind().statements() }
 
-// Slotted reports whether rows have slots beside the value: what comes back goes to the
-// slot in which it was counted, and what must wait is counted in a later one.
+// Slotted reports whether rows have slots beside the value: refunds go to the slot in which the
+// tokens were counted, and reservations that must wait are counted in a later one.
 func (d *Definition) Slotted() bool { return d.kind().slotted() }
 
 // Tick returns the time from one tick of a row's clock to the next, in microseconds: 1 for

@@ -6,9 +6,9 @@ import (
 )
 
 // calendar is a fixed window whose edges are the first instants of days in a time zone: days,
-// weeks, months or years from the anchor on. They are not alike in length, so they are
-// counted and not measured: SQL is told those around now, and counts as settle does. Nothing
-// moves them, not even a pause, which also leaves the value as it is: a quota was sold.
+// weeks, months or years from the anchor on. They differ in length, so they are counted and not
+// measured: SQL receives the edges around now, and counts as settle does. Nothing moves them,
+// not even a pause, which also leaves the value as it is: a quota was sold.
 type calendar struct{ level }
 
 func (*calendar) String() string     { return kinds[FixedWindow].String() }
@@ -84,10 +84,10 @@ func (d *Definition) after(z *zone, k, n int64) int64 {
 	return l
 }
 
-// slack is how long after a row's ts an edge is one that it has had already, by the calendar
-// of another time zone: a customer who moves to the west is not refilled again a few hours
-// later. It is shorter than any window, and there is none for days, of which a row may have
-// had one here and not yet there.
+// slack returns the time after a row's ts within which an edge counts as the one already
+// passed, by the calendar of another time zone: the row of a customer that moves to the west is
+// not refilled again a few hours later. It is shorter than any window, and there is none for
+// days, of which a row may have had one here and not yet there.
 func (d *Definition) slack() int64 { return units[d.Every].slack.Microseconds() }
 
 func (*calendar) last(d *Definition, _, now int64) int64 {
@@ -140,8 +140,8 @@ func (*calendar) full(d *Definition, _ string, s State, out Out, now time.Time) 
 	return State{Value: max(settled.Value, d.Capacity-d.Owed(out, now)), TS: settled.TS}
 }
 
-// Edges that SQL is told of: those by which an empty row is full, unless they are too many,
-// and some on either side, for a machine whose clock is not the database's.
+// Edges that SQL receives: those by which an empty row is full, unless they are too many, and
+// some on either side, for a machine with another clock than the database's.
 const (
 	mostEdges  = 64
 	spareEdges = 3

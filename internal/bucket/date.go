@@ -67,8 +67,8 @@ type Date struct {
 	Day   int
 }
 
-// DateOf returns the day on which an instant falls in its own location: of a customer
-// who subscribed, that of subscribed.In(location).
+// DateOf returns the day on which an instant falls in its own location: for a subscription,
+// pass subscribed.In(location).
 func DateOf(t time.Time) (d Date) {
 	d.Year, d.Month, d.Day = t.Date()
 	return d
@@ -124,7 +124,7 @@ type zone struct {
 
 var zonesByName sync.Map // of *zone
 
-// zoneOf returns the time zone of a name. What is read of it once is kept.
+// zoneOf returns the time zone of a name. It caches the zones that it has read.
 func zoneOf(name string) (*zone, error) {
 	if z, ok := zonesByName.Load(name); ok {
 		return z.(*zone), nil

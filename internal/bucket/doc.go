@@ -1,25 +1,25 @@
-// Package bucket is the algebra of limits: what a row holds at an instant, what can be
-// taken from it and what comes back to it. It is pure, and imports nothing of the library
-// but arithmetic, so that the root package, receipts and stores share it.
+// Package bucket is the algebra of limits: the tokens that a row holds at an instant, takes
+// from it and refunds to it. It is pure, and imports nothing of the library but arithmetic, so
+// that the root package, receipts and stores share it.
 //
-// A [Definition] says what a limit is, a [State] what is in a row, and the methods of
-// Definition are the arithmetic. Each kind of limit is one file, which implements the
-// interface kind: tokenbucket.go, fixedwindow.go, calendar.go and slidingwindow.go. What the
-// first three have in common, a value that is what there is, is level.go. The rest of the library
-// does not ask for the kind of a limit. It asks what matters there:
+// A [Definition] defines a limit, a [State] is the content of a row, and the methods of
+// Definition are the arithmetic. Each kind of limit is one file, which implements the interface
+// kind: tokenbucket.go, fixedwindow.go, calendar.go and slidingwindow.go. The first three share
+// level.go: their value is the number of tokens left. The rest of the library does not ask for
+// the kind of a limit. It asks for properties:
 //
 //   - [Definition.Statements] names the SQL statements for the rows of a kind.
-//   - [Definition.Slotted] reports whether rows have slots beside the value. Then what is
-//     given back needs the row to be read, and what must wait needs a slot of its own.
+//   - [Definition.Slotted] reports whether rows have slots beside the value. Then a refund
+//     needs the row to be read, and a reservation that must wait needs a slot of its own.
 //   - [Definition.Tick] is the time between two ticks of a row's clock, in microseconds:
 //     1 for a token bucket, otherwise a period or a slot.
 //   - [Definition.Stands] reports whether the clock stands still between ticks.
-//   - [Definition.Next] is the tick after one.
+//   - [Definition.Next] is the next tick.
 //   - [Definition.End] is when tokens end that are prefetched: all of them with the window
 //     or slot, or after a time.
-//   - [Definition.Inflow] is what is refilled in a time in which no prefetched token ends:
+//   - [Definition.Inflow] is the tokens refilled in a time in which no prefetched token ends:
 //     nothing while the clock stands still.
 //   - [Definition.Plain] reports whether a statement can add to a row as it is.
-//   - [Definition.Whole], [Definition.Together] and [Definition.By] are what a call of at
-//     most so many, and one of several shards, need.
+//   - [Definition.Whole], [Definition.Together] and [Definition.By] are for calls of at most n
+//     tokens, and for several shards.
 package bucket

@@ -2,22 +2,22 @@ package bucket
 
 import "time"
 
-// Out is what processes hold of a row in their memories: tokens that they have prefetched
-// and may still use or return, and the latest end of them.
+// Out is the tokens of a row that are in the memories of processes: tokens that they have
+// prefetched and may still use or return, and the latest end of them.
 type Out struct {
 	Tokens float64
 	Until  time.Time
 }
 
-// Grace is for how long after its end a row counts a lease, so that what was used of it, or
-// is returned, can be taken off what is out. Any time is safe. A shorter one has more of it
-// stay counted, until nothing is out for once.
+// Grace is for how long after its end a row counts a lease, so that tokens used of it, or
+// returned, can be taken off those that are out. Any time is safe. With a shorter one more of
+// them stay counted, until nothing is out for once.
 const Grace = time.Second
 
-// Owed returns how much below its capacity a row must stay at an instant, whatever comes
-// back to it. Until the end of what is out, that is as much, and what is refilled until then.
-// After it, leftovers that are still to be returned lose their worth as fast as the row is
-// refilled. The clock of a window stands still until the end.
+// Owed returns how much below its capacity a row must stay at an instant, however many tokens
+// are returned to it. Until the end of the tokens that are out, that is their number and the
+// tokens refilled until then. After it, leftovers still to be returned lose their worth as fast
+// as the row is refilled. The clock of a window stands still until the end.
 func (d *Definition) Owed(out Out, now time.Time) float64 {
 	switch {
 	case out.Tokens <= 0:
@@ -30,8 +30,8 @@ func (d *Definition) Owed(out Out, now time.Time) float64 {
 	return 0
 }
 
-// Forgets reports whether at an instant nothing is out, and nothing of what was can be taken
-// off any more.
+// Forgets reports whether at an instant nothing is out, and no tokens that were out can be
+// taken off any more.
 func (d *Definition) Forgets(out Out, at time.Time) bool {
 	if d.Stands() || out.Tokens <= 0 {
 		return d.Owed(out, at) == 0
@@ -39,9 +39,9 @@ func (d *Definition) Forgets(out Out, at time.Time) bool {
 	return d.Owed(out, at) == 0 && !out.Until.Add(Grace).After(at)
 }
 
-// Inflow returns what is refilled in a time in which no prefetched token ends. That is
-// nothing while the clock stands still, since they end with its next tick. So the capacity
-// of a row from which tokens are prefetched for that time is less by it.
+// Inflow returns the tokens refilled in a time in which no prefetched token ends. That is
+// nothing while the clock stands still, since they end with its next tick. So the capacity of a
+// row from which tokens are prefetched for that time is less by it.
 func (d *Definition) Inflow(in time.Duration) float64 {
 	if d.Stands() {
 		return 0
@@ -49,9 +49,9 @@ func (d *Definition) Inflow(in time.Duration) float64 {
 	return d.Rate * float64(in) / float64(d.Period)
 }
 
-// End returns when tokens end that were prefetched at an instant from a row whose ts is
-// ts then, if they may be held for a time: with the window or slot in which they were
-// taken, or if the clock does not stand still, after that time.
+// End returns when tokens end that were prefetched at an instant from a row with that ts, if
+// they may be held for a time: with the window or slot in which they were taken, or if the
+// clock does not stand still, after that time.
 func (d *Definition) End(ts, at time.Time, lasts time.Duration) time.Time {
 	if d.Stands() {
 		return d.Next(ts)
@@ -59,9 +59,9 @@ func (d *Definition) End(ts, at time.Time, lasts time.Duration) time.Time {
 	return at.Add(lasts)
 }
 
-// CreditBeside is [Definition.Credit] for a row of which something may be out: the row is
-// filled to its capacity less what it owes. Of a sliding window's slots, that of the end of
-// what is out keeps as much.
+// CreditBeside is [Definition.Credit] for a row that may have tokens out: the row is filled to
+// its capacity less the tokens that it owes. Of a sliding window's slots, the one in which the
+// tokens that are out end keeps as many.
 func (d *Definition) CreditBeside(s State, out Out, now time.Time, n float64) State {
 	owed := d.Owed(out, now)
 	if owed == 0 {
@@ -71,8 +71,8 @@ func (d *Definition) CreditBeside(s State, out Out, now time.Time, n float64) St
 	return d.Credit(settled, now, min(n, max(0, d.kind().room(d, settled, out, owed))))
 }
 
-// Full returns a row of key that was in a state and is reset at now: full, but for what it
-// owes. If nothing is out it is Fresh, for which no row need be stored.
+// Full returns a row of key that was in a state and is reset at now: full, but for the tokens
+// that it owes. If nothing is out it is Fresh, for which no row need be stored.
 func (d *Definition) Full(key string, s State, out Out, now time.Time) State {
 	if d.Owed(out, now) == 0 {
 		return d.Fresh(key, now)
@@ -89,8 +89,8 @@ func (d *Definition) ResumeBeside(key string, s State, out Out, now time.Time) S
 	return d.kind().resume(d, key, settled, out, now)
 }
 
-// Bounded returns a row that others have shared with it, at now, when something may be out:
-// no more than it had, or than its capacity less what it owes.
+// Bounded returns a row with its share of several rows' tokens, at now, when tokens may be out:
+// no more than it had, or than its capacity less the tokens that it owes.
 func (d *Definition) Bounded(share, before State, out Out, now time.Time) State {
 	if owed := d.Owed(out, now); owed > 0 && !d.Slotted() {
 		share.Value = min(share.Value, max(d.Settle(before, now).Value, d.Capacity-owed))

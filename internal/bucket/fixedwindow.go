@@ -7,9 +7,9 @@ import (
 	"time"
 )
 
-// fixedWindow is a level that refills all at once. It is a token bucket whose clock stands
-// still between the edges of its windows, and that is all that tells the two kinds apart,
-// here and in SQL.
+// fixedWindow is a level that refills all at once. It is a token bucket with a clock that
+// stands still between the edges of its windows. The two kinds differ in nothing else, here and
+// in SQL.
 type fixedWindow struct{ level }
 
 func (*fixedWindow) String() string     { return "fixed window" }
@@ -40,8 +40,8 @@ func (w *fixedWindow) pause(d *Definition, settled State, paused bool, now, unti
 	return w.emptied(d, settled, paused, now, until.Add(-d.Period), until)
 }
 
-// resume gives the row its own edges back, but none before the end of what is out, which would
-// be refilled besides.
+// resume gives the row its own edges back, but none before the end of the tokens that are out,
+// which would be refilled besides.
 func (w *fixedWindow) resume(d *Definition, key string, settled State, out Out, now time.Time) State {
 	resumed := w.level.resume(d, key, settled, out, now)
 	if d.Owed(out, now) > 0 {
@@ -50,8 +50,8 @@ func (w *fixedWindow) resume(d *Definition, key string, settled State, out Out, 
 	return resumed
 }
 
-// full has the next edge not before the end of what is out: a row that was paused would else
-// be refilled before.
+// full has the next edge not before the end of the tokens that are out: a row that was paused
+// would otherwise be refilled before.
 func (*fixedWindow) full(d *Definition, key string, s State, out Out, now time.Time) State {
 	settled := d.Settle(s, now)
 	full := State{Value: max(settled.Value, d.Capacity-d.Owed(out, now)), TS: later(d.Fresh(key, now).TS, out.Until.Add(-d.Period))}

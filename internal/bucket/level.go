@@ -7,8 +7,8 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/exact"
 )
 
-// level is what kinds have in common whose rows are a value, what there is, and a ts, the
-// last tick at which it was refilled. They differ in their ticks and in what comes in.
+// level is shared by the kinds whose rows have a value, the tokens left, and a ts, the last
+// tick at which it was refilled. They differ in their ticks and in the tokens refilled.
 type level struct{}
 
 func (*level) slotted() bool { return false }

@@ -2,9 +2,9 @@ package bucket
 
 import "time"
 
-// A limit with n shards is n rows with 1/n of rate, capacity and max reserved
-// each. They are one limit all the same: what the rows grant together never
-// exceeds it, and a call is refused only when all of them together are short.
+// A limit with n shards is n rows with 1/n of rate, capacity and max reserved each. They are
+// one limit all the same: together the rows never grant more, and a call is refused only when
+// all of them together are short.
 
 // Shard is one shard's share of d, which is d itself if there is only one.
 func (d *Definition) Shard() *Definition {
@@ -25,9 +25,9 @@ func (d *Definition) Better(a, b State) bool {
 	return shard.Settle(a, at).Value >= shard.Settle(b, at).Value
 }
 
-// Share is what each of n rows holds that hold together what d's shards do at now,
-// debt and pause included. To a definition with more rows a missing one would be full,
-// so those past the n-th must be empty.
+// Share returns the state of each of n rows that together hold the tokens, debt and pause of
+// d's shards at now. To a definition with more rows a missing one would be full, so those past
+// the n-th must be empty.
 func (d *Definition) Share(states []State, now time.Time, n int) (share, empty State) {
 	return d.kind().share(d, states, now, n)
 }

@@ -8,9 +8,9 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/slots"
 )
 
-// slidingWindow is a row of slots, which hold what was taken in them. What is short there
-// is not a value but a slot; the value is what the slots leave of the rate, or when the
-// newest one is in the future, the time until that, as tokens below 0.
+// slidingWindow is a row of slots, which hold the tokens taken in them. A call is refused for
+// want of a slot, not of a value; the value is the rate less the tokens in the slots, or when
+// the newest one is in the future, the time until that, as tokens below 0.
 type slidingWindow struct{}
 
 func (*slidingWindow) String() string     { return "sliding window" }
@@ -54,8 +54,8 @@ func (w *slidingWindow) settle(d *Definition, s State, now time.Time) State {
 	return d.valued(State{TS: instant(tick), Paused: s.Paused, Slots: held})
 }
 
-// valued is s with its value: what no slot holds, or when the newest is in the future
-// the time until that, as tokens.
+// valued returns s with its value: the tokens in no slot, or when the newest slot is in the
+// future the time until that, as tokens.
 func (d *Definition) valued(s State) State {
 	if s.Slots.Ahead > 0 {
 		s.Value = -d.delayed(s.Slots.Ahead * s.Slots.Width)
@@ -82,14 +82,14 @@ func (*slidingWindow) value(d *Definition, settled State, now time.Time) float64
 	return settled.Value
 }
 
-// most does not know the floor of a reservation, which is ahead in time, and not below what
-// a window holds.
+// most ignores the floor of a reservation, which is an instant ahead, and not tokens that the
+// window must keep.
 func (*slidingWindow) most(d *Definition, floor float64) float64 { return d.Rate - max(0, floor) }
 
-// take has n counted in the first slot in which it fits and which, while s is paused,
-// begins when the pause is over. A floor below 0 says how far ahead that may be, as tokens;
-// one above is what must be left in the slots of now. An allow asks before whether s is
-// paused.
+// take has n counted in the first slot in which it fits and which, while s is paused, begins
+// when the pause is over. A floor below 0 bounds how far ahead that may be, as tokens; a floor
+// above 0 is the number of tokens that must be left in the current slots. An allow asks before
+// whether s is paused.
 func (*slidingWindow) take(d *Definition, s State, now time.Time, n, floor float64) (after State, ok bool) {
 	settled := d.Settle(s, now)
 	if n > d.Rate+exact.Tolerance(n, d.Rate, 0) {
@@ -150,8 +150,8 @@ func (*slidingWindow) credit(d *Definition, s State, now time.Time, n float64) S
 	return d.valued(settled)
 }
 
-// refund takes n out of the slot in which the instant slot lies, or what of it is there.
-// One that no window holds any more has nothing to give back.
+// refund takes n tokens out of the slot of the instant slot, or as many as that has. A slot
+// that no window holds any more refunds nothing.
 func (*slidingWindow) refund(d *Definition, s State, now time.Time, n float64, slot int64) State {
 	settled := d.Settle(s, now)
 	past := slot - d.slotStart(settled, -int64(d.Slots))
@@ -174,12 +174,12 @@ func (*slidingWindow) room(d *Definition, settled State, out Out, _ float64) flo
 	return totals[last] - totals[0] - out.Tokens
 }
 
-// full has what is out in the slot with which it ends.
+// full has the tokens that are out in the slot with which they end.
 func (*slidingWindow) full(d *Definition, key string, _ State, out Out, _ time.Time) State {
 	return d.give(d.Fresh(key, out.Until.Add(-time.Microsecond)), out.Tokens, 0)
 }
 
-// pause keeps what the slots hold.
+// pause keeps the slots as they are.
 func (*slidingWindow) pause(_ *Definition, settled State, _ bool, _, until time.Time) State {
 	settled.Paused = later(settled.Paused, until)
 	return settled
@@ -279,10 +279,10 @@ func (d *Definition) own(s State) bool {
 	return s.Slots != nil && s.Slots.Width == d.Tick() && s.Slots.Count() == d.Slots
 }
 
-// adopt is s in slots of d, when another definition has written it: one with slots of
-// another width, or of another kind. What a slot held goes to the one in which it ends,
-// be that in the future, which is the latest and so the safe one. A value of another
-// kind is what is left, and debt is a reservation for when it is paid.
+// adopt returns s in slots of d, when another definition has written it: one with slots of
+// another width, or of another kind. The tokens of a slot go to the one in which it ends, be
+// that in the future, which is the latest and so the safe one. A value of another kind is the
+// tokens left, and debt is a reservation for when it is paid.
 func (d *Definition) adopt(s State) State {
 	ts := s.TS.UnixMicro()
 	origin := ts

@@ -13,7 +13,7 @@ type State struct {
 	Value  float64      // tokens at TS; negative is debt
 	TS     time.Time    // in whole microseconds
 	Paused time.Time    // the end of the last pause; zero when there is none
-	Slots  *slots.Slots // what a sliding window has given; nil for the other kinds
+	Slots  *slots.Slots // the tokens that a sliding window has granted; nil for the other kinds
 }
 
 // longestWait, in microseconds, is above every wait that a definition allows.
@@ -45,11 +45,11 @@ func (d *Definition) Fresh(key string, now time.Time) State {
 // Capacity. A now before s.TS, from a clock that went back or a caller that is
 // late, neither takes tokens away nor creates any.
 //
-// A state of another definition of the name is taken as it is, so a new Rate holds at
-// once for all keys. From a limit of another kind or with other slots, a sliding
-// window takes over what was taken lately and counts it as late as it may have been,
-// and the other kinds take over what was left; while programs with both are at work the
-// bound is not kept.
+// A state that another definition of the name has written is taken as it is, so a new Rate
+// holds at once for all keys. From a limit of another kind or with other slots, a sliding
+// window takes over the tokens taken lately and counts them as late as they may have been
+// taken, and the other kinds take over the tokens left; while programs with both run, the bound
+// is not kept.
 func (d *Definition) Settle(s State, now time.Time) State {
 	return d.kind().settle(d, s, now)
 }
@@ -84,9 +84,9 @@ func later(a, b time.Time) time.Time {
 	return a
 }
 
-// Floor is the lowest value that a call may leave behind: 0, or for a
-// reservation what MaxReserved allows, and never more than is refilled during
-// MaxSpan, so that every wait can be told.
+// Floor returns the lowest value that a call may leave behind: 0, or for a reservation
+// −MaxReserved, and never more debt than is refilled during MaxSpan, so that every wait has a
+// duration.
 func (d *Definition) Floor(reserve bool) float64 {
 	if !reserve {
 		return 0
@@ -97,17 +97,16 @@ func (d *Definition) Floor(reserve bool) float64 {
 // Most is the largest count that a call may ever take that may leave floor behind.
 func (d *Definition) Most(floor float64) float64 { return d.kind().most(d, floor) }
 
-// Take takes n tokens from s at now if that leaves at least floor; it returns
-// what to store, or when ok is false, what there is. It does not ask whether s
-// is paused, which hinders allow and not reserve; but a sliding window gives a
-// reservation a slot that begins when the pause is over, so that for an allow
-// s must not be paused.
+// Take takes n tokens from s at now if that leaves at least floor; it returns the state to
+// store, or when ok is false, the current one. It does not check whether s is paused, which
+// refuses an allow and not a reservation; but a sliding window gives a reservation a slot that
+// begins when the pause is over, so for an allow s must not be paused.
 func (d *Definition) Take(s State, now time.Time, n, floor float64) (after State, ok bool) {
 	return d.kind().take(d, s, now, n, floor)
 }
 
-// Spend takes n tokens from s at now, whatever there is. A negative n puts back what
-// was taken last.
+// Spend takes n tokens from s at now, even below 0. A negative n puts back the tokens that were
+// taken last.
 func (d *Definition) Spend(s State, now time.Time, n float64) State {
 	return d.kind().spend(d, d.Settle(s, now), n)
 }
@@ -143,21 +142,20 @@ func (d *Definition) Credit(s State, now time.Time, n float64) State {
 	return d.kind().credit(d, s, now, n)
 }
 
-// Charge takes n tokens from s at now, whatever there is and below every bound: they
-// were used already. More than Capacity, which another definition of the name has
-// left there, stays. A sliding window counts them in its newest slot: whoever comes later
-// is given that or a later one, so that no window that has them has too much besides.
+// Charge takes n tokens from s at now, below every bound if need be: they were used already. A
+// value above Capacity, which another definition of the name has left, stays. A sliding window
+// counts them in its newest slot: later calls are given that or a later one, so no window that
+// has them has too many besides.
 func (d *Definition) Charge(s State, now time.Time, n float64) State {
 	settled := d.Settle(s, now)
 	settled.Value = max(settled.Value, s.Value)
 	return d.kind().spend(d, settled, n)
 }
 
-// Refund gives back to s at now what a call took. To add to the value as it is
-// stored is to give back: with nothing refilled it is the same by every definition,
-// whatever has been changed since, and the next take cuts it to its capacity. A
-// sliding window gives back to the slot in which slot lies, or nothing if that is
-// long ago.
+// Refund gives the tokens of a call back to s at now. It adds to the value as it is stored:
+// with nothing refilled that is the same by every definition, however it has changed since, and
+// the next take cuts it to its capacity. A sliding window refunds to the slot of the instant
+// slot, or not at all if that is long ago.
 func (d *Definition) Refund(s State, now time.Time, n float64, slot int64) State {
 	return d.kind().refund(d, s, now, n, slot)
 }
@@ -167,8 +165,8 @@ func (d *Definition) Refund(s State, now time.Time, n float64, slot int64) State
 // would count it. It is 0 for the other kinds.
 func (d *Definition) Slot(s State) int64 { return d.kind().slot(d, s) }
 
-// From is where the first slot of s begins for a reservation while s is paused. It is
-// zero without a pause, and for the other kinds, whose reservations need not know.
+// From returns where the first slot of s begins for a reservation while s is paused. It is zero
+// without a pause, and for the other kinds, whose reservations do not depend on it.
 func (d *Definition) From(s State, now time.Time) time.Time {
 	if !s.Paused.After(now) {
 		return time.Time{}
@@ -186,10 +184,9 @@ func (d *Definition) Whole(s State, now time.Time, floor float64) float64 {
 	return d.kind().whole(d, s, now, floor)
 }
 
-// Pause empties s at now; before until nothing can be allowed and nothing is
-// refilled. Debt stays. The later of two pauses holds. An until that is not after
-// now changes nothing. A sliding window keeps what its slots hold, and a quota by the calendar
-// all that it has.
+// Pause empties s at now; before until nothing can be allowed and nothing is refilled. Debt
+// stays. The later of two pauses holds. An until that is not after now changes nothing. A
+// sliding window keeps its slots, and a quota by the calendar its value.
 func (d *Definition) Pause(s State, now, until time.Time) State {
 	settled := d.Settle(s, now)
 	if !until.After(now) {
@@ -211,11 +208,10 @@ func (d *Definition) Resume(key string, s State, now time.Time) State {
 // of then, if it was deleted meanwhile; by that it must be full as well.
 const idleFor = time.Minute
 
-// Idle reports whether s is full at now, has been for a minute, and is not
-// paused, and so means the same as no row of key. A fixed window whose edges are
-// not those of a fresh row, since it was paused, means that only once it has let
-// an edge pass unused: otherwise, with its edges moved, more could be refilled
-// than in any window.
+// Idle reports whether s is full at now, has been for a minute, and is not paused, and so means
+// the same as no row of key. A fixed window with other edges than a fresh row, since it was
+// paused, means that only once it has let an edge pass unused: otherwise, with its edges moved,
+// more could be refilled than in any window.
 func (d *Definition) Idle(key string, s State, now time.Time) bool {
 	now = now.Add(-idleFor)
 	if !d.Settle(s, now).TS.Equal(d.Fresh(key, now).TS) {

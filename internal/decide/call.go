@@ -1,6 +1,6 @@
-// Package decide is how every store decides a call: what it asks (Call), what
-// there is (View), what is to be taken from which row (Plan), and what the caller
-// is told. It is pure. The arithmetic of one row is the root package's.
+// Package decide is how every store decides a call: the requests (Call), the state of their
+// rows (View), the tokens to take from each row (Plan), and the result. It is pure. The
+// arithmetic of one row is package bucket's.
 package decide
 
 import (
@@ -16,14 +16,14 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/exact"
 )
 
-// Call is what an allow, reserve or check asks: its requests, found sound, those
-// for the same limit and key added up, in the one order in which rows are locked.
+// Call is an allow, reserve or check: its requests, validated, those for the same limit and key
+// added up, in the order in which rows are locked.
 type Call struct {
 	Reserve bool
-	First   bool // takes from the first of its asks that can grant, in whose order they are
+	First   bool // takes from the first of its asks, in their order, that can grant
 	Asks    []Ask
 
-	asked float64 // of a call that takes at most so many; its ask has what can be had
+	asked float64 // the most that an AtMost call takes; its ask has the count that can be granted
 }
 
 // Ask is a request of a call with its limit's definition.
@@ -57,8 +57,8 @@ func (r Row) Compare(other Row) int {
 // Of is the key that a asks for.
 func (a *Ask) Of() Key { return Key{a.Definition.Name, a.Key} }
 
-// Exact reports whether a asks only what is in its row, and not what memories hold of that,
-// since it must leave a part.
+// Exact reports whether a goes by its row alone, and not by the tokens of it in the memories of
+// processes, since it must leave a share.
 func (a *Ask) Exact() bool { return a.Floor > 0 }
 
 // Sharded reports whether a's limit has several rows.
@@ -72,19 +72,19 @@ func (c *Call) Sharded() bool {
 	return c.Asks[len(c.Asks)-1].Sharded()
 }
 
-// AtMost reports whether c takes what there is, up to what it asks.
+// AtMost reports whether c takes the tokens available, up to its count.
 func (c *Call) AtMost() bool { return c.asked > 0 }
 
-// OnLockedRows reports whether c must be decided on rows that are locked and were read:
-// since it takes what there is, reserves a slot of a sliding window, or must leave something
-// in several shards together.
+// OnLockedRows reports whether c must be decided on rows that are locked and were read: since
+// it takes the tokens available, reserves a slot of a sliding window, or must leave a share in
+// several shards together.
 func (c *Call) OnLockedRows() bool {
 	return c.AtMost() || slices.ContainsFunc(c.Asks, func(a Ask) bool {
 		return c.Reserve && a.Definition.Slotted() || a.Floor > 0 && a.Sharded()
 	})
 }
 
-// Head is the call for what c is to take if it can be had: all, or the first.
+// Head returns the call for the part of c to take if possible: all of it, or its first ask.
 func (c *Call) Head() *Call {
 	if !c.First || len(c.Asks) == 1 {
 		return c
@@ -92,9 +92,9 @@ func (c *Call) Head() *Call {
 	return &Call{Reserve: c.Reserve, Asks: c.Asks[:1]}
 }
 
-// New checks requests and puts them in order: those of one row first, since what
-// is taken from several must be undone differently, and then by name and key. Its
-// errors are ErrInvalid and ErrExceedsCapacity.
+// New validates requests and sorts them: those of one row first, since takes from several rows
+// are undone differently, and then by name and key. Its errors are ErrInvalid and
+// ErrExceedsCapacity.
 func New(reserve bool, requests ...ratelimit.Request) (Call, error) {
 	return NewIn(nil, reserve, requests...)
 }
@@ -144,8 +144,8 @@ func badNumber(requests, most int) error {
 	}
 }
 
-// NewAtMost is the call that takes as many whole tokens as there are, up to what is
-// requested. Its errors are those of New.
+// NewAtMost returns the call that takes as many whole tokens as there are, up to the count of
+// the request. Its errors are those of New.
 func NewAtMost(r ratelimit.Request) (Call, error) {
 	if err := r.Validate(); err != nil {
 		return Call{}, err
@@ -251,7 +251,7 @@ func notAbove(r ratelimit.Request, what string) error {
 	return &ratelimit.FieldError{Limit: ratelimit.NameOf(r.Limit), Field: "Above", Value: r.Floor, Reason: "is not for " + what}
 }
 
-// BadCredit is the error of a request whose count cannot be given back.
+// BadCredit returns the error of a request with a count that cannot be given back.
 func BadCredit(r ratelimit.Request) error {
 	if err := r.Validate(); err != nil || r.Floor == 0 {
 		return err

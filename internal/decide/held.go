@@ -8,8 +8,8 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
-// Held tells the result of n tokens of a, of one row, that the process held already: in
-// one allocation, unless it is a reservation. paid is a's Paid, after is what there is then.
+// Held stores the result of n tokens of a, of one row, that the process held already: in one
+// allocation, unless it is a reservation. paid is a's Paid, after is the state then.
 func (a *Ask) Held(paid *receipt.Limit, n float64, reserve bool, after *bucket.State, at time.Time, result *ratelimit.Result) {
 	holding := holdingOf(&a.Definition, *after, at)
 	a.tell(&result.Status, true, &holding, at, at)
@@ -27,7 +27,7 @@ func (a *Ask) Held(paid *receipt.Limit, n float64, reserve bool, after *bucket.S
 func (a *Ask) Refused(n float64, state bucket.State, at time.Time) (ratelimit.Result, bool) {
 	d, without := &a.Definition, state
 	paused := state.Paused.After(at)
-	if paused { // which for an allow does not change what there is
+	if paused { // which for an allow does not change the tokens left
 		without.Paused = time.Time{}
 	}
 	_, ok := d.Take(without, at, n, a.Floor)
@@ -46,7 +46,7 @@ func (a *Ask) Refused(n float64, state bucket.State, at time.Time) (ratelimit.Re
 	return result, true
 }
 
-// Stand is what there is of a limit at an instant.
+// Stand is the state of a limit at an instant.
 type Stand struct {
 	State bucket.State
 	At    time.Time
@@ -65,9 +65,9 @@ func (c *Call) Rest(stands []*Stand) Call {
 	return rest
 }
 
-// Whole is the result of c, by that of the rest of it and by how those of its limits stand
-// whose tokens the process held; that of nothing if there is no rest. If the rest was
-// refused, so is the whole.
+// Whole returns the result of c, of the result of its rest and of the states of those of its
+// limits that were granted from tokens that the process held; the zero Result if there is no
+// rest. If the rest was refused, so is the whole.
 func (c *Call) Whole(rest ratelimit.Result, stands []*Stand) ratelimit.Result {
 	statuses := make([]ratelimit.Status, len(c.Asks))
 	var (

@@ -11,14 +11,14 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
-// View is what there is: the states of all shards of a call's limits, in the
-// order of its asks, at one instant.
+// View is the states of all shards of a call's limits, in the order of its asks, at one
+// instant.
 type View struct {
 	States [][]bucket.State
 	At     time.Time
 }
 
-// Change is what a call does to one row.
+// Change is a call's change of one row.
 type Change struct {
 	Row
 	Ask        int               // of the call, that it is for
@@ -29,7 +29,7 @@ type Change struct {
 	At         time.Time         // the instant that decides, if it was planned as of one; zero for the clock
 	Over       time.Time         // an instant that is known to be over
 	From       time.Time         // where the first slot begins that a reservation may have, since the row is paused
-	Slot       int64             // of what is given back, of a kind of limit that has slots
+	Slot       int64             // of the tokens given back, for a kind of limit that has slots
 	After      bucket.State      // the row once it was changed
 }
 
@@ -41,8 +41,8 @@ func (a *Ask) Change(i, shard int, n float64) Change {
 	}
 }
 
-// rowFloor is the lowest value that a may leave behind in one of its rows. What it is to
-// leave in several together is not a matter of one.
+// rowFloor returns the lowest value that a may leave behind in one of its rows. The share that
+// it must leave in several rows together does not bind one of them.
 func (a *Ask) rowFloor() float64 {
 	if a.Floor > 0 && a.Sharded() {
 		return 0
@@ -60,9 +60,9 @@ func (c *Call) Chosen(changes []Change) (*Call, []Change) {
 	return &Call{Reserve: c.Reserve, First: true, Asks: c.Asks[i : i+1]}, changes
 }
 
-// Plan says what to take from which row, all or nothing: false if one of the
-// limits is short, or paused; of a call that any one of them does, if all are. Each
-// change has the state that it leaves behind.
+// Plan returns the tokens to take from each row, all or nothing: false if one of the limits is
+// short, or paused; for a call that takes from any one of them, if all are. Each change has the
+// state that it leaves behind.
 func (c *Call) Plan(v View) ([]Change, bool) {
 	changes := make([]Change, 0, len(c.Asks))
 	for i := range c.Asks {
@@ -98,8 +98,8 @@ func (c *Call) plan(changes []Change, i int, v View) ([]Change, bool) {
 	return changes, true
 }
 
-// ask is one of c's asks; of a call that takes at most so many, with what it takes of
-// what there is, or if that is nothing, with the one token that it waits for.
+// ask returns one of c's asks; for an AtMost call with the count that can be granted, or if
+// that is 0, with the one token that it waits for.
 func (c *Call) ask(i int, v View) *Ask {
 	a := &c.Asks[i]
 	if !c.AtMost() {
@@ -140,7 +140,7 @@ func (a *Ask) leastChange(states []bucket.State, now time.Time) int {
 	return fullest(values)
 }
 
-// plan completes a change by what there is.
+// plan completes a change by a view.
 func (c *Change) plan(v View) {
 	c.Seen = v.States[c.Ask][c.Shard]
 	c.Over, c.From = v.At, c.Definition.From(c.Seen, v.At)
@@ -156,7 +156,7 @@ func (c *Change) plan(v View) {
 // inOneSlot has the changes of one sliding window give the same slot: the work is done once,
 // and must be counted when it is by every row. So all are decided as of the same instant, and
 // reservations for the latest of their slots. (Rows that a clock was ahead of before it went
-// back keep slots of their own: to move the others on would give back what they hold.)
+// back keep slots of their own: to move the others on would give back their tokens.)
 func inOneSlot(changes []Change, now time.Time) {
 	var from time.Time
 	for i := range changes {
@@ -185,9 +185,9 @@ func paused(states []bucket.State, now time.Time) bool {
 	return false
 }
 
-// Granted is the result of a call whose changes were all made. known is what is
-// known of the shards of its limits, what the changes left behind included; of a
-// limit that has one row, nothing need be known.
+// Granted returns the result of a call of which all changes were made. known has the known
+// states of the shards of its limits, after the changes; for a limit with one row it may be
+// empty.
 func (c *Call) Granted(changes []Change, known View) ratelimit.Result {
 	statuses := make([]ratelimit.Status, 0, len(c.Asks))
 	for first, last := 0, 0; first < len(changes); first = last {
@@ -216,8 +216,9 @@ func (c *Call) tellGranted(s *ratelimit.Status, i int, changes []Change, known V
 	}
 }
 
-// cost is what a change has taken off the value of its row at an instant: its count, unless
-// that is in a slot which is ahead, where the value is a time. Such a change was planned.
+// cost returns the tokens that a change has taken off the value of its row at an instant: its
+// count, unless that is in a slot which is ahead, where the value is a time. Such a change was
+// planned.
 func (c *Change) cost(at time.Time) float64 {
 	if after := &c.After; after.Slots == nil || after.Slots.Ahead == 0 {
 		return c.Count
@@ -254,7 +255,7 @@ func (c *Call) took(a *Ask, changes []Change) float64 {
 	return math.Round(sum)
 }
 
-// Receipt is what changes paid. taker names the transaction that they are in, which
+// Receipt returns the receipt of changes. taker names the transaction that they are in, which
 // is on the connection conn; "" when they are committed.
 func (c *Call) Receipt(changes []Change, taker string, conn any, at time.Time) *ratelimit.Receipt {
 	payments := make([]receipt.Payment, len(changes))
@@ -274,7 +275,7 @@ func (a *Ask) Paid() *receipt.Limit {
 	return &receipt.Limit{Definition: a.Definition, Key: a.Key}
 }
 
-// payment is what a change paid for a limit.
+// payment returns the payment for a limit by a change.
 func (c *Call) payment(ch *Change, limit *receipt.Limit) receipt.Payment {
 	place := c.Asks[ch.Ask].place
 	if c.First { // the one that granted is all that the result is of
@@ -283,7 +284,7 @@ func (c *Call) payment(ch *Change, limit *receipt.Limit) receipt.Payment {
 	return receipt.Payment{Limit: limit, Place: place, Shard: ch.Shard, Slot: ch.Definition.Slot(ch.After), Tokens: ch.Count}
 }
 
-// left is what changes left behind, if c is a reservation.
+// left returns the states that changes left behind, if c is a reservation.
 func (c *Call) left(changes []Change) []receipt.Left {
 	if !c.Reserve {
 		return nil
@@ -296,7 +297,7 @@ func (c *Call) left(changes []Change) []receipt.Left {
 	return left
 }
 
-// Checked is what the call would get.
+// Checked returns the result that the call would get.
 func (c *Call) Checked(v View) ratelimit.Result {
 	statuses := make([]ratelimit.Status, len(c.Asks))
 	for i := range c.Asks {
@@ -305,7 +306,7 @@ func (c *Call) Checked(v View) ratelimit.Result {
 	return c.result(statuses)
 }
 
-// CheckedEach is what each of the call's asks would get if it were asked alone.
+// CheckedEach returns the status that each of the call's asks would get by itself.
 func (c *Call) CheckedEach(v View) []ratelimit.Status {
 	statuses := make([]ratelimit.Status, len(c.Asks))
 	for i := range c.Asks {
@@ -314,16 +315,15 @@ func (c *Call) CheckedEach(v View) []ratelimit.Status {
 	return statuses
 }
 
-// Shown is the status of a limit's key whose shards are in states, for showing it: OK
-// unless there is debt or a pause, and then RetryAt is when that is over.
+// Shown returns the status of a limit's key with shards in states, for showing it: OK unless
+// there is debt or a pause, and then RetryAt is when that is over.
 func Shown(limit ratelimit.Limit, key string, states []bucket.State, now time.Time) ratelimit.Status {
 	a := Ask{Request: limit.ForN(key, 0), Definition: bucket.Definition(limit.Definition())}
 	return a.found(false, states, now)
 }
 
-// Refused is Checked for a call that was refused. When others were faster each
-// time, there may be enough by what was seen last; then it is worth asking again
-// at once.
+// Refused is Checked for a call that was refused. When other calls were faster each time, the
+// states seen last may have enough; then the call is worth repeating at once.
 func (c *Call) Refused(v View) ratelimit.Result {
 	result := c.Checked(v)
 	if result.OK {
@@ -334,9 +334,9 @@ func (c *Call) Refused(v View) ratelimit.Result {
 	return result
 }
 
-// Credited is the status of r's limit, whose shards are in states, once its
-// count was given back at now. It is OK unless there is debt or a pause still,
-// and then RetryAt is when that is over.
+// Credited returns the status of r's limit, with shards in states, once its count was given
+// back at now. It is OK unless there is debt or a pause still, and then RetryAt is when that is
+// over.
 func Credited(r ratelimit.Request, states []bucket.State, now time.Time) ratelimit.Status {
 	a := Ask{Request: r, Definition: bucket.Definition(r.Limit.Definition())}
 	a.Count = 0
@@ -365,8 +365,7 @@ func (c *Call) result(statuses []ratelimit.Status) ratelimit.Result {
 	return r
 }
 
-// outweighs reports whether s, rather than t, is what a caller of both must
-// know.
+// outweighs reports whether s, rather than t, decides the result for a caller of both.
 func outweighs(s, t ratelimit.Status) bool {
 	if s.OK != t.OK {
 		return t.OK
@@ -397,11 +396,10 @@ func (a *Ask) takenAmong(states []bucket.State, changes []Change, now time.Time)
 	return a.statusAmong(true, states, at, latest(at, due))
 }
 
-// counts is when a taking of a at now that left after behind is told, when it is due, and
-// what there is when it is told.
-// At once, it is told at the instant at which it counts, so that what callers are told
-// keeps to the limit. What is due later counts then, and the wait for that is from now,
-// by the one clock of all rows, however far the clock has gone back.
+// counts returns the instant of a result for a take of a at now that left after behind, when it
+// is due, and the state at that instant. A take that is due at once has the instant at which it
+// counts, so that results keep to the limit. One that is due later counts then, and the wait
+// for it is from now, by the one clock of all rows, however far the clock has gone back.
 func (a *Ask) counts(d *bucket.Definition, after bucket.State, now time.Time) (at, due time.Time, settled bucket.State) {
 	at = d.Charged(after, now)
 	settled = d.Settle(after, at)
@@ -436,8 +434,8 @@ func (a *Ask) found(reserve bool, states []bucket.State, now time.Time) ratelimi
 	return a.statusAmong(ok, states, now, at)
 }
 
-// unpaused is states as they would be without a pause, which for an allow does not
-// change what there is.
+// unpaused returns states as they would be without a pause, which for an allow does not change
+// the tokens left.
 func unpaused(states []bucket.State) []bucket.State {
 	states = slices.Clone(states)
 	for i := range states {
@@ -470,7 +468,7 @@ func latest(a, b time.Time) time.Time {
 	return a
 }
 
-// holding is what one row holds, or several together.
+// holding is the tokens of one row, or of several together.
 type holding struct {
 	value        float64
 	paused, full time.Time // until when, and from when on

@@ -24,14 +24,12 @@ type family struct {
 	newest bucket.Definition // of those that were called
 }
 
-// Note remembers the definition of a call, unless the name is that of a limit of another
-// kind: the two would take each other's rows for something else. The error is ErrInvalid.
+// Note remembers the definition of a call, unless the name belongs to a limit of another kind:
+// the two would misread each other's rows. The error is ErrInvalid.
 //
-//	Those that differ in Rate and Capacity
-//
-// only are kept as one, the slowest to fill and the largest: what is full by that
-// is full by each of them, and so the memory does not grow with the number of
-// plans.
+// Definitions that differ in Rate and Capacity only are kept as one, the slowest to fill and
+// the largest: a row that is full by that is full by each of them, and so the memory does not
+// grow with the number of plans.
 func (s *Seen) Note(d bucket.Definition) error {
 	s.mu.RLock()
 	f := s.byName[d.Name]
@@ -74,7 +72,7 @@ func (s *Seen) NoteInFlight(name string) error {
 	return nil
 }
 
-// inUse is the error of a limit whose name is that of one of another kind.
+// inUse returns the error of a limit with the name of a limit of another kind.
 func inUse(name, field string, value any, kind string) error {
 	return &ratelimit.FieldError{
 		Limit: name, Field: field, Value: value,
@@ -152,7 +150,7 @@ func alike(d, e bucket.Definition) bool {
 		d.Every == e.Every && d.Zone == e.Zone && d.Anchor == e.Anchor
 }
 
-// covers reports whether what is full by e is full by d.
+// covers reports whether every row that is full by e is full by d.
 func covers(e, d bucket.Definition) bool {
 	return alike(e, d) && e.Rate <= d.Rate && e.Capacity >= d.Capacity
 }

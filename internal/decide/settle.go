@@ -10,25 +10,25 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
-// Settlement is how what a receipt says was paid becomes what was used.
+// Settlement is the change from the tokens paid, by a receipt, to the tokens used.
 type Settlement struct {
-	Call    Call     // of what was used, in the order of the call that paid
+	Call    Call     // of the tokens used, in the order of the call that paid
 	Changes []Change // in the order of rows, mostly one for each; with negative counts to give back
 
 	over []over
 }
 
-// over is what was used of a limit with shards besides what was taken.
+// over is the tokens of a limit with shards that were used besides those taken.
 type over struct {
 	ask   int
 	count float64
 }
 
-// Settle says how to settle a receipt with what was used, one count for each limit in
-// the order of its call; without counts, with nothing. Of what is not used, the last
-// payments are given back first. What was used besides is taken from all shards: see
-// Spread. A shard that the limit has no longer, by the definition that was called last,
-// stands for one that it has. Errors are ErrInvalid.
+// Settle returns how to settle a receipt with the tokens used, one count for each limit in the
+// order of its call; without counts, with nothing. Unused tokens are refunded from the last
+// payments first. Tokens used besides are taken from all shards: see Spread. A shard that the
+// limit has no longer, by the definition that was called last, stands for one that it has.
+// Errors are ErrInvalid.
 func (s *Seen) Settle(r *ratelimit.Receipt, used []float64) (Settlement, error) {
 	payments := slices.Clone(receipt.Payments(r))
 	slices.SortStableFunc(payments, func(a, b receipt.Payment) int { return cmp.Compare(a.Place, b.Place) })
@@ -101,9 +101,9 @@ func (s *Settlement) Spreads(c *Change) bool {
 	return slices.ContainsFunc(s.over, func(o over) bool { return o.ask == c.Ask })
 }
 
-// Spread has the changes, whose rows are in states at now, take what was used of limits
-// with shards besides what was taken: from the fullest first, so that they all are left
-// with as much. What is taken from one shard alone, others would grant again.
+// Spread has the changes, whose rows are in states at now, take the tokens of limits with
+// shards that were used besides those taken: from the fullest first, so that they all are left
+// with as much. Tokens taken from one shard alone would be granted again by others.
 func (s *Settlement) Spread(changes []Change, states []bucket.State, now time.Time) {
 	for _, o := range s.over {
 		a := s.Call.Asks[o.ask]
@@ -116,7 +116,7 @@ func (s *Settlement) Spread(changes []Change, states []bucket.State, now time.Ti
 		}
 		level := a.level(values, bottom)
 		for shard, v := range values {
-			of[shard].Count = max(0, v-level) // nothing of what was taken is given back
+			of[shard].Count = max(0, v-level) // no taken tokens are given back
 		}
 	}
 }

@@ -8,13 +8,13 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
-// Sheet is the rows of several calls, which are decided one after another, each on
-// what those before it left.
+// Sheet is the rows of several calls, which are decided one after another, each on the states
+// that those before it left.
 type Sheet struct {
 	Rows        []Row               // in order
 	Definitions []bucket.Definition // of the shard; of several, that with the largest capacity
 	States      []bucket.State
-	Found       []bool // that are there; what is not is full
+	Found       []bool // that are there; a missing row is full
 	Changed     []bool
 	At          time.Time
 
@@ -78,14 +78,14 @@ func (s *Sheet) MissingOf(call *Call) (rows []Row) {
 	return rows
 }
 
-// Passes reports whether a call that takes from the first limit that can grant, and by
-// changes takes from a later one, would do so by rows that were not found: by what is
-// not known, the first could grant.
+// Passes reports whether a call that takes from the first limit that can grant, and by changes
+// takes from a later one, would do so by rows that were not found: the first could grant from
+// those.
 func (s *Sheet) Passes(call *Call, changes []Change) bool {
 	return call.First && s.MissingOf(&Call{Asks: call.Asks[:changes[0].Ask]}) != nil
 }
 
-// View is what the sheet says of a call's limits.
+// View returns the sheet's rows of a call's limits.
 func (s *Sheet) View(call *Call) View {
 	return s.view(call, func(a *Ask, n int) bucket.State {
 		if s.Found[n] || s.assumed {
@@ -122,8 +122,7 @@ func (s *Sheet) view(call *Call, missing func(a *Ask, n int) bucket.State) View 
 	return view
 }
 
-// Assume takes the rows that were not found for what they were on another sheet, that
-// has all of them.
+// Assume sets the rows that were not found to those of another sheet, which has all of them.
 func (s *Sheet) Assume(of *Sheet) {
 	for i, row := range s.Rows {
 		n := of.index[row]

@@ -11,14 +11,13 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/exact"
 )
 
-// Spread says how many tokens of a to take from each of its shards, in states
-// as they are at now; ok is false when they are short together.
+// Spread returns how many tokens of a to take from each of its shards, in states as they are at
+// now; ok is false when they are short together.
 //
-// It touches as few rows as it can without keeping the caller waiting. What
-// can be had at once comes from the fullest shard, or if none has enough, from
-// the fullest ones together. A reservation that must wait goes to the shard
-// that is ready first, unless several together are ready in less than half the
-// time, or that shard may not go so deep into debt.
+// It touches as few rows as it can without keeping the caller waiting. Tokens available at once
+// are taken from the fullest shard, or if none has enough, from the fullest ones together. A
+// reservation that must wait goes to the shard that is ready first, unless several together are
+// ready in less than half the time, or that shard may not take on as much debt.
 func (a *Ask) Spread(now time.Time, states []bucket.State) (counts []float64, ok bool) {
 	if len(states) == 1 { // the very decision that the answer promises
 		_, ok = a.Definition.Take(states[0], now, a.Count, a.Floor)
@@ -48,10 +47,9 @@ func (a *Ask) Spread(now time.Time, states []bucket.State) (counts []float64, ok
 	return a.draw(values, level)
 }
 
-// spreadAhead is Spread for a reservation from the shards of a sliding window that must
-// wait. What is short there is not a value but a slot: it goes to the shard that has
-// one first, unless several together have them in less than half the time, or none
-// holds as much.
+// spreadAhead is Spread for a reservation from the shards of a sliding window that must wait.
+// It needs a slot and not a value: it goes to the shard that has a slot first, unless several
+// together have them in less than half the time, or no slot has room for all of it.
 func (a *Ask) spreadAhead(now time.Time, states []bucket.State, floor float64) (counts []float64, ok bool) {
 	shard := a.Definition.Shard()
 	settled, best, due := make([]bucket.State, len(states)), -1, time.Time{}
@@ -86,10 +84,10 @@ func (a *Ask) spreadAhead(now time.Time, states []bucket.State, floor float64) (
 	return together(wait)
 }
 
-// draw takes a's count from the shards with the given values, leaving at
-// least floor in each: from the fullest alone, or from the fullest first. The last
-// of several may be left a rounding error below the floor, so that what they
-// miss together is stored, and not granted again and again.
+// draw takes a's count from the shards with the given values, leaving at least floor in each:
+// from the fullest alone, or from the fullest first. The last of several may be left a rounding
+// error below the floor, so that the tokens that they miss together are stored, and not granted
+// again and again.
 func (a *Ask) draw(values []float64, floor float64) (counts []float64, ok bool) {
 	counts = make([]float64, len(values))
 	order := fullestFirst(values)
@@ -155,14 +153,14 @@ func (a *Ask) level(values []float64, floor float64) float64 {
 	return floor
 }
 
-// Fill says how to give n tokens back to a's shards, in states as they are at now:
-// to the emptiest first, and what no shard has room for to none.
+// Fill returns how many of n tokens to give back to each of a's shards, in states as they are
+// at now: to the emptiest first. Tokens that no shard has room for are dropped.
 func (a *Ask) Fill(states []bucket.State, n float64, now time.Time) []float64 {
 	if len(states) == 1 {
 		return []float64{n}
 	}
 	shard := a.Definition.Shard()
-	room := make([]float64, len(states)) // what is missing, as if it were held
+	room := make([]float64, len(states)) // the tokens missing, as if they were held
 	most := 0.0
 	for i, s := range states {
 		room[i] = shard.Missing(shard.Settle(s, now))
@@ -186,9 +184,9 @@ func fullest(values []float64) int {
 	return best
 }
 
-// ready is the first instant after now at which the shards are not short.
-// Several fill at different times, so it is looked for; the promise is honest because
-// the decision itself is what is asked.
+// ready returns the first instant after now at which the shards are not short. Several fill at
+// different times, so it is searched for; it is exact because each instant is tested by the
+// decision itself.
 func (a *Ask) ready(states []bucket.State, now time.Time) time.Time {
 	if len(states) == 1 {
 		return a.Definition.Ready(states[0], now, a.Count, a.Floor)
