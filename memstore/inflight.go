@@ -24,8 +24,8 @@ func (s *Store) Acquire(ctx context.Context, limit ratelimit.InFlight, key strin
 	return s.own().acquire(ctx, limit, key, rates)
 }
 
-// AcquireTx is [Store.Acquire] inside tx: the slot is held, and what the rates granted spent,
-// if and only if tx commits. A slot that another transaction has taken is passed over.
+// AcquireTx is [Store.Acquire] inside tx: the slot is held, and the tokens of the rates are
+// spent, if and only if tx commits. A slot that another transaction has taken is passed over.
 func (s *Store) AcquireTx(ctx context.Context, tx pgx.Tx, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (ratelimit.Slot, error) {
 	return s.in(tx).acquire(ctx, limit, key, rates)
 }
@@ -191,7 +191,7 @@ func slotRow(limit ratelimit.InFlight, key string, number int) decide.Row {
 	return decide.Row{Key: decide.Key{Name: limit.Name, Key: key}, Shard: number}
 }
 
-// slotLock is what a transaction has of a slot: no key has a zero byte.
+// slotLock returns the key by which a transaction locks a slot: no limit's key has a zero byte.
 func slotLock(row decide.Row) decide.Key {
 	return decide.Key{Name: row.Name, Key: row.Key.Key + "\x00" + strconv.Itoa(row.Shard)}
 }
@@ -206,21 +206,21 @@ func (s scope) noteInFlight(ctx context.Context, limit ratelimit.InFlight, key s
 	return s.seen.NoteInFlight(limit.Name)
 }
 
-// acquire is tryAcquire, and has it told.
+// acquire is tryAcquire, and reports the outcome to the observer.
 func (s scope) acquire(ctx context.Context, limit ratelimit.InFlight, key string, rates []ratelimit.Request) (slot ratelimit.Slot, err error) {
 	w := s.watch(ctx, ratelimit.VerbAcquire)
 	defer func() { w.ToldSlot(named(slot, limit, key), err) }()
 	return s.tryAcquire(ctx, limit, key, rates)
 }
 
-// named is a slot with the limit and key that were asked, also after an error.
+// named returns a slot with the limit and key of the call, also after an error.
 func named(slot ratelimit.Slot, limit ratelimit.InFlight, key string) ratelimit.Slot {
 	slot.InFlight, slot.Key = limit, key
 	return slot
 }
 
-// tryAcquire takes a slot, and what is asked of rate limits. The rates are asked first, when it
-// is known that there is a slot, and put back if it is gone meanwhile.
+// tryAcquire takes a slot, and tokens from rate limits. The rates are decided first, when it is
+// known that there is a slot, and put back if it is gone meanwhile.
 func (s scope) tryAcquire(ctx context.Context, limit ratelimit.InFlight, key string, rates []ratelimit.Request) (ratelimit.Slot, error) {
 	if err := s.noteInFlight(ctx, limit, key); err != nil {
 		return ratelimit.Slot{}, err

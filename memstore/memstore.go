@@ -4,14 +4,14 @@
 // by call.
 //
 // Code that takes in a transaction is tested with one of [Store.Begin], which needs no
-// database: what it takes is spent with its commit, and given back by its rollback, to a
-// savepoint too. [Store.Join] does the same for the transaction of a fake that knows SQL.
-// Until it ends, the limits' keys that a transaction has taken from are its own, and others
-// wait for them, as they do for rows in PostgreSQL; they see nothing of it. All waits are
-// on channels and timers, so tests in a bubble of testing/synctest do not sleep.
+// database: its tokens are spent with its commit, and given back by its rollback, to a
+// savepoint too. [Store.Join] does the same for the transaction of a fake that knows SQL. Until
+// it ends, the limits' keys that a transaction has taken from are its own, and others wait for
+// them, as they do for rows in PostgreSQL; they see nothing of it. All waits are on channels
+// and timers, so tests in a bubble of testing/synctest do not sleep.
 //
-// What memory has no counterpart for: transactions are not isolated in any other way, so
-// nothing fails with 40001, and AllowFunc runs its function once.
+// Transactions are not isolated in any other way, so nothing fails with 40001, and AllowFunc
+// runs its function once.
 package memstore
 
 import (
@@ -28,32 +28,32 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/wait"
 )
 
-// Allow takes what is asked from all the limits, or refuses and takes from
-// none. A refusal is a Result that is not OK, not an error; errors are
-// [ratelimit.ErrInvalid] and [ratelimit.ErrExceedsCapacity], and change nothing.
+// Allow takes the count of each request from its limit, or refuses and takes from none. A
+// refusal is a Result that is not OK, not an error; errors are [ratelimit.ErrInvalid] and
+// [ratelimit.ErrExceedsCapacity], and change nothing.
 func (s *Store) Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return s.own().take(ctx, false, requests)
 }
 
-// Reserve takes what is asked from all the limits, going into debt down to
-// MaxReserved if need be, or refuses and takes from none. When the result is
-// OK, the work may run at its RetryAt; do not ask again. A limit whose MaxReserved is left
-// out refuses no reservation, however far ahead it is due.
+// Reserve takes the count of each request from its limit, going into debt down to MaxReserved
+// if need be, or refuses and takes from none. When the result is OK, the work may run at its
+// RetryAt; do not ask again. A limit without MaxReserved refuses no reservation, however far
+// ahead it is due.
 func (s *Store) Reserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return s.own().take(ctx, true, requests)
 }
 
-// Check is what Allow would say. It takes nothing.
+// Check returns the result that Allow would return. It takes nothing.
 func (s *Store) Check(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return s.own().check(ctx, false, requests)
 }
 
-// CheckReserve is what Reserve would say. It takes nothing.
+// CheckReserve returns the result that Reserve would return. It takes nothing.
 func (s *Store) CheckReserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return s.own().check(ctx, true, requests)
 }
 
-// Take is Allow for callers who want an error unless it is granted: a refusal is
+// Take is Allow for callers that want an error unless it is granted: a refusal is
 // [ratelimit.ErrRefused], as a *[ratelimit.RefusedError] with the result.
 func (s *Store) Take(ctx context.Context, requests ...ratelimit.Request) error {
 	_, err := ratelimit.Granted(s.Allow(ctx, requests...))
@@ -67,19 +67,19 @@ func (s *Store) AllowAtMost(ctx context.Context, r ratelimit.Request) (ratelimit
 	return s.own().takeAtMost(ctx, r)
 }
 
-// AllowFirst takes from the first limit in the order of the requests that can grant what
-// is asked of it, and from no other. The result is about that limit. When all refuse,
-// RetryAfter is the shortest wait. A request that its limit can never grant is passed
-// over; two for one limit and key are [ratelimit.ErrInvalid].
+// AllowFirst takes from the first limit in the order of the requests that can grant its
+// request, and from no other. The result is about that limit. When all refuse, RetryAfter is
+// the shortest wait. A request that its limit can never grant is passed over; two for one limit
+// and key are [ratelimit.ErrInvalid].
 func (s *Store) AllowFirst(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return s.own().takeFirst(ctx, requests)
 }
 
-// Wait reserves what is asked, and returns when the reservation is due. If a limit has
-// been paused while it slept, it sleeps until the pause is over. If ctx ends first, or
-// its deadline is nearer than the wait, the reservation is given back and the error is a
+// Wait reserves for all requests, and returns when the reservation is due. If a limit has been
+// paused while it slept, it sleeps until the pause is over. If ctx ends first, or its deadline
+// is nearer than the wait, the reservation is given back and the error is a
 // *[ratelimit.WaitError]. A refusal is [ratelimit.ErrRefused]. It sleeps on the machine's
-// clock, for as long as the store's says: tests are best in a bubble of testing/synctest.
+// clock, for the duration by the store's: tests are best in a bubble of testing/synctest.
 func (s *Store) Wait(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return wait.Wait(ctx, s, requests...)
 }
@@ -103,8 +103,9 @@ func (s *Store) CheckEach(ctx context.Context, requests ...ratelimit.Request) ([
 	return call.CheckedEach(scope.view(&call)), nil
 }
 
-// Rows returns what there is of each of a limit's keys that has a row, in the order of the keys' bytes. Of a Status see Value, Share, PausedUntil and
-// FullAt; OK is false while there is debt or a pause.
+// Rows returns the status of each of a limit's keys that has a row, in the order of the keys'
+// bytes. Of a Status see Value, Share, PausedUntil and FullAt; OK is false while there is debt
+// or a pause.
 func (s *Store) Rows(ctx context.Context, limit ratelimit.Limit, page ratelimit.Page) iter.Seq2[ratelimit.Status, error] {
 	return func(yield func(ratelimit.Status, error) bool) {
 		if err := errors.Join(s.own().usable(ctx), decide.BadPage(limit, page)); err != nil {
@@ -146,23 +147,23 @@ func (s *Store) Reset(ctx context.Context, limit ratelimit.Limit, key string) er
 	return s.own().reset(ctx, limit, key)
 }
 
-// Credit gives the request's count back to its limit, capped at the capacity,
-// and says what there is then.
+// Credit gives the request's count back to its limit, capped at the capacity, and returns the
+// status then.
 func (s *Store) Credit(ctx context.Context, r ratelimit.Request) (ratelimit.Status, error) {
 	return s.own().credit(ctx, r)
 }
 
-// Pause empties the limit for key, and for a duration nothing can be allowed and
-// nothing is refilled; debt stays, and so does what a sliding window's slots hold. What is credited or cancelled meanwhile can be
-// reserved, and allowed after the pause. The later of two pauses holds. It returns
-// the instant at which the pause ends.
+// Pause empties the limit for key; for the duration lasts nothing can be allowed and nothing is
+// refilled. Debt stays, and so do a sliding window's slots. Tokens that are credited or
+// cancelled meanwhile can be reserved, and allowed after the pause. The later of two pauses
+// holds. It returns the instant at which the pause ends.
 func (s *Store) Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (until time.Time, err error) {
 	return s.own().pause(ctx, lasts, ratelimit.Request{Limit: limit, Key: key})
 }
 
-// PauseEach is Pause for the limits and keys of several requests, whose counts do not
-// matter: all of them, or on an error none. It returns the last of the instants at which
-// their pauses end.
+// PauseEach is Pause for the limits and keys of several requests, all of them, or on an error
+// none; their counts do not matter. It returns the last of the instants at which the pauses
+// end.
 func (s *Store) PauseEach(ctx context.Context, requests []ratelimit.Request, lasts time.Duration) (until time.Time, err error) {
 	return s.own().pause(ctx, lasts, requests...)
 }
@@ -174,19 +175,18 @@ func (s *Store) Resume(ctx context.Context, limit ratelimit.Limit, key string) e
 	return s.own().resume(ctx, limit, key)
 }
 
-// Settle replaces what a call took by what was really used: a count for each of its
-// limits, in the order of the call. What was not used goes back to where it came from;
-// what was used besides is taken whatever there is, below MaxReserved too. The result
-// says what there is then, and is OK; while there is debt or a pause its RetryAt is when
-// that is over. A receipt that was settled or cancelled before is
-// [ratelimit.ErrSettled]; counts that cannot be, and a receipt of nothing, are
+// Settle replaces the tokens that a call took by those really used: one count for each of its
+// limits, in the order of the call. Unused tokens go back to their rows; tokens used besides
+// are taken unconditionally, below MaxReserved too. The result has the statuses then, and is
+// OK; while there is debt or a pause its RetryAt is the end of that. A receipt that was settled
+// or cancelled before is [ratelimit.ErrSettled]; invalid counts, and an empty receipt, are
 // [ratelimit.ErrInvalid].
 func (s *Store) Settle(ctx context.Context, r *ratelimit.Receipt, used ...float64) (ratelimit.Result, error) {
 	return s.own().settle(ctx, r, append([]float64{}, used...))
 }
 
-// Cancel gives back exactly what a call took. It reports false, and does nothing, when
-// the receipt is nil or of a call that took nothing, or was settled or cancelled before.
+// Cancel gives back exactly the tokens that a call took. It reports false, and does nothing,
+// when the receipt is nil or of a call that took nothing, or was settled or cancelled before.
 func (s *Store) Cancel(ctx context.Context, r *ratelimit.Receipt) (cancelled bool, err error) {
 	return s.own().cancel(ctx, r)
 }

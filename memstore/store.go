@@ -23,7 +23,7 @@ import (
 // well.
 var ErrLocked = errors.New("memstore: waited for a transaction")
 
-// lockTimeout is how long a verb waits whose context has no deadline.
+// lockTimeout is how long a verb waits without a deadline in its context.
 const lockTimeout = 5 * time.Second
 
 // Store is limits in memory. It is safe for concurrent use. A nil Store answers
@@ -36,7 +36,7 @@ type Store struct {
 	clock   func() time.Time
 	watches *watch.Observer
 	seen    decide.Seen
-	slots   flight.Slots // who waits for one
+	slots   flight.Slots // the waiters for one
 	keepers flight.Keepers
 
 	mu    sync.Mutex
@@ -90,14 +90,14 @@ type session struct {
 	layers []*layer // of the transaction, and of each savepoint that is open
 }
 
-// layer is what was done since a transaction or a savepoint was begun.
+// layer is the changes since a transaction or a savepoint was begun.
 type layer struct {
 	rows map[decide.Row]row // as they are since then
 	keys []decide.Key       // that are held since then
-	undo []func()           // what else a rollback does
+	undo []func()           // further actions of a rollback
 }
 
-// row is what a layer has of a row, which may be gone.
+// row is a layer's version of a row, which may be gone.
 type row struct {
 	state bucket.State
 	gone  bool
@@ -112,8 +112,8 @@ func (of *session) push() *layer {
 // depth is the place of a layer, below 0 if it has ended.
 func (of *session) depth(l *layer) int { return slices.Index(of.layers, l) }
 
-// keep makes what the layers from depth on have part of the one below, or of the store. It
-// needs the store's lock, as undo does.
+// keep merges the layers from depth on into the one below, or into the store. It needs the
+// store's lock, as undo does.
 func (of *session) keep(depth int) {
 	for _, l := range of.layers[depth:] {
 		if depth > 0 {
@@ -158,7 +158,8 @@ func (s *Store) free(keys []decide.Key) {
 }
 
 // scope is where a verb reads and writes: the rows of a store, or those of them that a
-// transaction has changed. It has the verbs, whose forms are the same but for it.
+// transaction has changed. It has the verbs; their forms in and outside of a transaction differ
+// only in it.
 type scope struct {
 	*Store
 	session *session // nil for a verb on its own
@@ -196,8 +197,8 @@ func (s scope) usable(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// open is the error of a transaction that has ended. It needs the store's lock, as top, get
-// and what they write with do.
+// open returns the error of a transaction that has ended. It needs the store's lock, as do top,
+// get and the methods that they write with.
 func (s scope) open() error {
 	if s.session != nil && s.session.depth(s.layer) < 0 {
 		return pgx.ErrTxClosed
@@ -269,7 +270,8 @@ func (s scope) await(ctx context.Context, call *decide.Call) error {
 	return nil
 }
 
-// locked returns an ask of a call whose key another transaction has, nil if there is none.
+// locked returns an ask of a call with a key that another transaction has locked, nil if there
+// is none.
 func (s scope) locked(call *decide.Call) *decide.Ask {
 	for i := range call.Asks {
 		if holder := s.held[call.Asks[i].Of()]; holder != nil && holder != s.session {
@@ -308,7 +310,7 @@ func (s scope) remove(name decide.Row) {
 	}
 }
 
-// onRollback has do done if what the verb has done in its transaction is rolled back.
+// onRollback has do called if the verb is rolled back in its transaction.
 func (s scope) onRollback(do func()) {
 	top := s.top()
 	top.undo = append(top.undo, do)

@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// ErrNoDatabase is what the transactions of [Store.Begin] answer to SQL.
+// ErrNoDatabase is the error of SQL in a transaction of [Store.Begin].
 var ErrNoDatabase = errors.New("memstore: a transaction in memory knows no SQL")
 
 // transaction is a transaction, or a savepoint in one.
@@ -45,9 +45,9 @@ func (s *Store) Begin(ctx context.Context) (pgx.Tx, error) {
 	return s.join(noDatabase{}), nil
 }
 
-// Join returns tx with the store in it: SQL goes to tx, and the end of the returned
-// transaction is that of tx, and decides what the store's verbs took in it. It is for fakes
-// of a database. Do not end tx itself.
+// Join returns tx with the store in it: SQL goes to tx, and the end of the returned transaction
+// is that of tx, and decides about the tokens that the store's verbs took in it. It is for
+// fakes of a database. Do not end tx itself.
 func (s *Store) Join(tx pgx.Tx) (pgx.Tx, error) {
 	if err := s.own().usable(context.Background()); err != nil {
 		return nil, err
@@ -79,11 +79,11 @@ func (t *transaction) Begin(ctx context.Context) (pgx.Tx, error) {
 	return &transaction{Tx: tx, of: t.of, layer: t.of.push()}, nil
 }
 
-// Commit keeps what was done since the transaction or savepoint was begun. If ctx has
-// ended, or the transaction that was joined does not commit, it is rolled back.
+// Commit keeps the changes since the transaction or savepoint was begun. If ctx has ended, or
+// the transaction that was joined does not commit, it is rolled back.
 func (t *transaction) Commit(ctx context.Context) error { return t.end(ctx, true) }
 
-// Rollback undoes what was done since the transaction or savepoint was begun.
+// Rollback undoes the changes since the transaction or savepoint was begun.
 func (t *transaction) Rollback(ctx context.Context) error { return t.end(ctx, false) }
 
 func (t *transaction) end(ctx context.Context, commit bool) error {
@@ -91,7 +91,7 @@ func (t *transaction) end(ctx context.Context, commit bool) error {
 	if err := s.in(t).lockOpen(); err != nil {
 		return err
 	}
-	s.mu.Unlock() // what tx does may ask the store
+	s.mu.Unlock() // tx may call the store
 	err := ctx.Err()
 	if commit && err == nil {
 		err = t.Tx.Commit(ctx)

@@ -16,8 +16,8 @@ var _ ratelimit.TxStore[pgx.Tx] = (*Store)(nil)
 // The verbs in a transaction of [Store.Begin] or [Store.Join]. In another one, and in nil,
 // they are [ratelimit.ErrInvalid]; in one that has ended, [pgx.ErrTxClosed].
 
-// AllowTx is [Store.Allow] inside tx: what it takes is spent if and only if tx commits.
-// Rolling back, to a savepoint before it too, gives it back.
+// AllowTx is [Store.Allow] inside tx: the tokens are spent if and only if tx commits. Rolling
+// back, to a savepoint before it too, gives it back.
 func (s *Store) AllowTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return s.in(tx).take(ctx, false, requests)
 }
@@ -27,13 +27,13 @@ func (s *Store) ReserveTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.
 	return s.in(tx).take(ctx, true, requests)
 }
 
-// CheckTx is what [Store.AllowTx] would say, with what tx has done already. It takes
-// nothing, and waits for nobody.
+// CheckTx returns the result that [Store.AllowTx] would return, with tx's changes so far. It
+// takes nothing, and never waits.
 func (s *Store) CheckTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return s.in(tx).check(ctx, false, requests)
 }
 
-// CheckReserveTx is what [Store.ReserveTx] would say.
+// CheckReserveTx returns the result that [Store.ReserveTx] would return.
 func (s *Store) CheckReserveTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return s.in(tx).check(ctx, true, requests)
 }
@@ -90,12 +90,12 @@ func (s *Store) ResetTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, k
 	return s.in(tx).reset(ctx, limit, key)
 }
 
-// AllowFunc takes what is asked from all the limits and runs do in a transaction of
-// [Store.Begin], which it commits: what is taken is spent if and only if do returns no
-// error. A refusal runs nothing and is an error, [ratelimit.ErrRefused]; the result is
-// returned with it. An error of do rolls everything back and comes back as it is, and so
-// does a panic. If do has ended the transaction itself and returns no error, AllowFunc
-// returns none if and only if it was committed.
+// AllowFunc takes the count of each request from its limit and runs do in a transaction of
+// [Store.Begin], which it commits: the tokens are spent if and only if do returns no error. A
+// refusal runs nothing and is an error, [ratelimit.ErrRefused]; the result is returned with it.
+// An error of do rolls everything back and is returned as it is, and so does a panic. If do has
+// ended the transaction itself and returns no error, AllowFunc returns none if and only if it
+// was committed.
 func (s *Store) AllowFunc(ctx context.Context, requests []ratelimit.Request, do func(tx pgx.Tx, result ratelimit.Result) error) (ratelimit.Result, error) {
 	return s.run(ctx, false, requests, do)
 }

@@ -130,7 +130,7 @@ func (s scope) state(d *bucket.Definition, row decide.Row, now time.Time) bucket
 	return d.Fresh(row.Key.Key, now)
 }
 
-// edit runs change under the lock for the limits and keys of requests, whose counts do not
+// edit runs change under the lock for the limits and keys of requests; their counts do not
 // matter.
 func (s scope) edit(ctx context.Context, change func(a *decide.Ask, now time.Time), requests ...ratelimit.Request) error {
 	questions := slices.Clone(requests)

@@ -12,9 +12,8 @@ import (
 	"time"
 )
 
-// ErrUnfinished is what [Queue.Do] returns when serve ended, by returning or by
-// a panic, and had neither finished nor moved the call's ticket. It means a bug
-// of serve.
+// ErrUnfinished is returned by [Queue.Do] when serve ended, by returning or by a panic, and had
+// neither finished nor moved the call's ticket. It means a bug of serve.
 var ErrUnfinished = errors.New("batch: serve ended without finishing the call")
 
 // Queue serves calls in batches, one batch at a time, in order of arrival. It
@@ -28,33 +27,30 @@ type Queue[T any] struct {
 	mu      sync.Mutex
 	busy    bool // somebody serves, and will look at waiting afterwards
 	serving []*Ticket[T]
-	one     [1]*Ticket[T] // what is being served, when it is served alone
+	one     [1]*Ticket[T] // the ticket being served, when it is served alone
 	waiting []*Ticket[T]
 	timer   *time.Timer   // for all tickets: one for each costs more than the rest of its wait
 	alarm   time.Duration // since epoch, when the timer rings; 0 if it is not set
 }
 
-// epoch is what instants are counted from: the monotonic clock alone is read in half
-// the time.
+// epoch is the zero of instants: reading the monotonic clock alone takes half the time.
 var epoch = time.Now()
 
-// New returns a queue that serves at most so many tickets at a time, one or
-// more, with serve. A caller whose context has no deadline gives up once its
-// patience is over, if that is positive. The queue starts goroutines with spawn, or
-// with go if spawn is nil.
+// New returns a queue that serves at most most tickets at a time, one or more, with serve. A
+// caller with a context without a deadline gives up after patience, if that is positive. The
+// queue starts goroutines with spawn, or with go if spawn is nil.
 //
 // Before serve ends it must have finished each ticket or moved it to another
 // queue with [Queue.Join], but for those that are [Ticket.Gone]. The callers of
 // the others get [ErrUnfinished]. The slice is serve's to change.
 //
-// A call that meets no other is served with its own context, on its caller's
-// goroutine; if serve panics there, so does [Queue.Do]. For all others serve
-// gets a context with the values of the first ticket's, which is canceled as
-// soon as nobody waits for this batch any more, because each ticket has been
-// finished, moved, or given up by its caller. So the last ticket must not be
-// settled before serve is done with that context, clean-up included. If serve
-// panics or ends the goroutine, the queue goes on with those who gathered; a
-// panic is the program's end all the same, unless spawn recovers it.
+// A call that meets no other is served with its own context, on its caller's goroutine; if
+// serve panics there, so does [Queue.Do]. For all others serve gets a context with the values
+// of the first ticket's, which is canceled as soon as no caller waits for this batch any more,
+// because each ticket has been finished, moved, or given up by its caller. So the last ticket
+// must not be settled before serve is done with that context, clean-up included. If serve
+// panics or ends the goroutine, the queue goes on with the waiting tickets; a panic ends the
+// program all the same, unless spawn recovers it.
 func New[T any](most int, patience time.Duration, serve func(ctx context.Context, tickets []*Ticket[T]), spawn func(func())) *Queue[T] {
 	if most < 1 {
 		panic("batch: a batch must have room for a ticket")
@@ -65,13 +61,11 @@ func New[T any](most int, patience time.Duration, serve func(ctx context.Context
 	return &Queue[T]{most: most, patience: patience, serve: serve, spawn: spawn}
 }
 
-// Do returns the ticket of a call once it is finished, and then its Value is the
-// caller's.
+// Do returns the ticket of a call once it is finished, and then its Value is the caller's.
 //
-// If ctx is over before that, Do returns the error of ctx and no ticket, and
-// context.DeadlineExceeded if patience is. The
-// call is not served any more if it was still waiting. Otherwise serve may be at
-// work on it yet, so what value points to must be left alone.
+// If ctx ends before that, Do returns its error and no ticket, and context.DeadlineExceeded
+// after patience. A call that was still waiting is not served any more. Otherwise serve may
+// still be at work on it, so the caller must not touch anything that value points to.
 func (q *Queue[T]) Do(ctx context.Context, value T) (*Ticket[T], error) {
 	if err := ctx.Err(); err != nil {
 		return nil, err
@@ -115,8 +109,8 @@ func (q *Queue[T]) Idle() bool {
 	return !q.busy
 }
 
-// occupy reports whether the queue was idle, and now is the caller's, who must
-// call next. If it was not, t is among those waiting.
+// occupy reports whether the queue was idle, and now is the caller's, which must call next. If
+// it was not, t is among those waiting.
 func (q *Queue[T]) occupy(t *Ticket[T]) bool {
 	q.mu.Lock()
 	defer q.mu.Unlock()
@@ -144,14 +138,14 @@ func (q *Queue[T]) watch(t *Ticket[T]) {
 	}
 }
 
-// expire gives up the tickets whose deadline is over, and sets the timer to the first
-// of the others. It rings once a patience, however many calls there are.
+// expire gives up the tickets whose deadline is over, and sets the timer to the first of the
+// others. It rings once per patience, however many calls there are.
 func (q *Queue[T]) expire() {
 	now := time.Since(epoch)
 	var over []*Ticket[T]
 	q.mu.Lock()
 	q.alarm = 0
-	for _, tickets := range [][]*Ticket[T]{q.waiting, q.serving} { // whose end has the next batch begin
+	for _, tickets := range [][]*Ticket[T]{q.waiting, q.serving} { // the end of serving begins the next batch
 		for _, t := range tickets {
 			if t.deadline == 0 || now < t.deadline {
 				q.watch(t)
@@ -166,7 +160,7 @@ func (q *Queue[T]) expire() {
 	}
 }
 
-// next hands the queue on to those who gathered, or frees it.
+// next hands the queue on to the waiting tickets, or frees it.
 func (q *Queue[T]) next() {
 	q.mu.Lock()
 	q.serving, q.one[0] = nil, nil
@@ -198,12 +192,12 @@ func (q *Queue[T]) serveAlone(t *Ticket[T]) {
 	}
 }
 
-// drain serves what gathers until nothing does.
+// drain serves the waiting tickets until there are none.
 func (q *Queue[T]) drain() {
 	defer q.next() // also when serve panics or ends the goroutine
 	for {
-		// Those who just got their answers may be about to ask again. Let them,
-		// if they are ready to.
+		// Callers that just got their answers may be about to call again. Let them, if they are
+		// ready to.
 		runtime.Gosched()
 		ctx, p, tickets := q.gather()
 		if len(tickets) == 0 {
@@ -213,8 +207,8 @@ func (q *Queue[T]) drain() {
 	}
 }
 
-// gather returns the next batch, without those who have given up. It is empty
-// only if nobody waits.
+// gather returns the next batch, without the tickets given up. It is empty only if no caller
+// waits.
 func (q *Queue[T]) gather() (ctx context.Context, p *pending, tickets []*Ticket[T]) {
 	q.mu.Lock()
 	defer q.mu.Unlock()

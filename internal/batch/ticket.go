@@ -12,7 +12,7 @@ type Ticket[T any] struct {
 	Value T // serve's, and once the ticket is finished the caller's
 
 	ctx      context.Context
-	deadline time.Duration // since epoch, of a caller whose context has none; 0 if it waits for as long as it takes
+	deadline time.Duration // since epoch, of a caller without one in its context; 0 if it waits without bound
 
 	mu      sync.Mutex
 	state   state
@@ -34,8 +34,8 @@ func NewTicket[T any](ctx context.Context, value T) *Ticket[T] {
 	return &Ticket[T]{Value: value, ctx: ctx}
 }
 
-// Finish wakes the ticket's caller, whose Value is from then on. Only the first
-// call does anything.
+// Finish wakes the ticket's caller, which owns its Value from then on. Calls after the first do
+// nothing.
 func (t *Ticket[T]) Finish() { t.settle(finished) }
 
 // Finished reports whether the ticket has been finished.
@@ -75,8 +75,8 @@ func (t *Ticket[T]) settling() <-chan struct{} {
 	return settled
 }
 
-// result returns what Do does once the wait is over. What is finished is
-// finished, even if the context is over by now.
+// result returns the result of Do once the wait is over. A finished ticket is returned even if
+// the context has ended by now.
 func (t *Ticket[T]) result() (*Ticket[T], error) {
 	t.mu.Lock()
 	defer t.mu.Unlock()

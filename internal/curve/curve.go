@@ -1,7 +1,7 @@
-// Package curve judges what a limit has granted by its arrival curve: over all
-// stretches of a history, wherever they begin and however long they are, the most that
-// was granted as a share of what the limit promises. More than 1 is too much; and a
-// share that is never near 1 means that the history has tried nothing.
+// Package curve judges the grants of a limit by its arrival curve: over all stretches of a
+// history, of any start and length, the most tokens granted as a share of the promised bound.
+// More than 1 breaks the promise; a share that is never near 1 means that the history tests
+// nothing.
 package curve
 
 import (
@@ -23,11 +23,11 @@ type Event struct {
 // included.
 type Curve func(time.Duration) float64
 
-// Of is the curve that a definition promises. A token bucket's is its capacity and what
-// is refilled; a fixed window's has the tokens of one edge more than there are whole
-// periods; a sliding window's is its rate for each period that is begun. Reservations
-// count when they are due, for which the curve must be that of work that begins on
-// time, but for a sliding window's.
+// Of returns the curve that a definition promises. A token bucket's is its capacity and its
+// refill; a fixed window's has the tokens of one edge more than there are whole periods; a
+// sliding window's is its rate for each period that is begun. Reservations count when they are
+// due, for which the curve must be that of work that begins on time, but for a sliding
+// window's.
 func Of(d ratelimit.Definition) Curve {
 	return func(length time.Duration) float64 {
 		periods := float64(length) / float64(d.Period)
@@ -44,8 +44,8 @@ func Of(d ratelimit.Definition) Curve {
 	}
 }
 
-// Within is the curve of somebody who allows no more than most in any window of a
-// length, and so counts every stretch that is shorter.
+// Within returns the curve of a party that allows no more than most in any window of a length,
+// and so counts every stretch that is shorter.
 func Within(most float64, window time.Duration) Curve {
 	return func(length time.Duration) float64 {
 		if length < window {
@@ -55,9 +55,9 @@ func Within(most float64, window time.Duration) Curve {
 	}
 }
 
-// Worst is the stretch of a history that has the largest share of what it may have.
+// Worst is the stretch of a history with the largest share of its bound.
 type Worst struct {
-	Share    float64 // of what may be used
+	Share    float64 // of the bound
 	Used     float64
 	From, To time.Time
 }
@@ -86,8 +86,8 @@ func Judge(events []Event, curve Curve) (worst Worst) {
 	return worst
 }
 
-// Burst is the most that was used in any stretch above what a rate gives in it: what a
-// definition of that rate would need as its capacity.
+// Burst returns the most tokens used in any stretch above the refill by a rate in it: the
+// capacity that a definition of that rate would need.
 func Burst(events []Event, d ratelimit.Definition) (most float64) {
 	level := 0.0
 	events = together(events)
@@ -108,8 +108,8 @@ type Served struct {
 	Count    float64
 }
 
-// JudgeServed looks at all stretches, and in each counts what was used in it for certain.
-// Its time grows with the square of the number of what was served.
+// JudgeServed looks at all stretches, and in each counts the tokens that were certainly used in
+// it. Its time grows with the square of len(served).
 func JudgeServed(served []Served, curve Curve) (worst Worst) {
 	served = slices.Clone(served)
 	slices.SortFunc(served, func(a, b Served) int { return a.To.Compare(b.To) })

@@ -9,7 +9,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// Store is what keeping a slot needs of a store.
+// Store is the part of a store that keeping a slot needs.
 type Store interface {
 	Renew(ctx context.Context, slot ratelimit.Slot) (ratelimit.Slot, error)
 	Release(ctx context.Context, slot ratelimit.Slot) error
@@ -33,8 +33,8 @@ func idOf(slot ratelimit.Slot) slotID {
 	return slotID{slot.InFlight.Name, slot.Key, slot.Number, slot.Fence}
 }
 
-// Released notes that a holder has released its slot, or has in a transaction whose end nobody
-// knows: if it is not held any more, that is why.
+// Released notes that a holder has released its slot, or has in a transaction with an unknown
+// end: that is the reason if the slot is not held any more.
 func (k *Keepers) Released(slot ratelimit.Slot) {
 	k.mu.Lock()
 	kept := k.kept[idOf(slot)]
@@ -85,7 +85,7 @@ func (k *Keepers) Keep(ctx context.Context, store Store, slot ratelimit.Slot, do
 	inner, cancel := context.WithCancelCause(ctx)
 	kept := &keeper{store: store, cancel: cancel, slot: slot}
 	k.add(slot, kept)
-	// Who goes on working when ctx is over has its slot renewed all the same.
+	// The slot of a function that goes on working when ctx is over is renewed all the same.
 	working, stop := context.WithCancel(context.WithoutCancel(ctx))
 	stopped := make(chan struct{})
 	go func() {
@@ -206,7 +206,7 @@ func (k *keeper) renewOnce(ctx context.Context) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	k.slot.Asked, k.slot.At, k.slot.Until = renewed.Asked, renewed.At, renewed.Until
-	k.released -= released // what was released before was rolled back
+	k.released -= released // the earlier releases were rolled back
 	return nil
 }
 

@@ -1,5 +1,5 @@
-// Package flight is what a process knows of the slots of limits of how many at once: which
-// to try, and who waits for one here. It knows no database. What it knows is a guess, which
+// Package flight is a process's knowledge of the slots of limits of work in flight: which to
+// try, and the waiters for one here. It knows no database. Its knowledge is a guess, which
 // chooses and grants nothing.
 package flight
 
@@ -29,16 +29,16 @@ const (
 	attempt = time.Minute
 )
 
-// Slots is what is known of all keys. The zero value is ready to use. It is safe for
-// concurrent use.
+// Slots is the knowledge of all keys. The zero value is ready to use. It is safe for concurrent
+// use.
 type Slots struct {
 	mu   sync.Mutex
 	keys map[decide.Key]*known
 }
 
-// known is what is known of a key.
+// known is the knowledge of a key.
 type known struct {
-	looked bool              // free is what was seen, and not just nothing
+	looked bool              // free has been read, and is not just empty
 	free   []Choice          // seen free; the last is the next
 	away   map[int]mark      // slots that are tried or held here
 	line   list.List         // of *Waiter
@@ -58,7 +58,7 @@ type Choice struct {
 	New    bool // it may not be there yet
 }
 
-// of returns what is known of a key. It needs mu, as all that has no capital does.
+// of returns the knowledge of a key. It needs mu, as all unexported methods do.
 func (s *Slots) of(key decide.Key) *known {
 	k := s.keys[key]
 	if k == nil {
@@ -132,7 +132,7 @@ func (s *Slots) Took(key decide.Key, number int, until time.Time) {
 	s.of(key).away[number] = mark{since: time.Now(), until: until}
 }
 
-// Missed notes that a slot was tried in vain. What else was seen free is old by now.
+// Missed notes that a slot was tried in vain. The other slots seen free are out of date by now.
 func (s *Slots) Missed(key decide.Key, number int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -141,7 +141,7 @@ func (s *Slots) Missed(key decide.Key, number int) {
 	k.looked, k.free = true, nil
 }
 
-// Freed notes that a slot was released here, and has who waits look.
+// Freed notes that a slot was released here, and has waiters look.
 func (s *Slots) Freed(key decide.Key, number int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -160,8 +160,8 @@ func (s *Slots) Gone(key decide.Key, number int) {
 	k.poke(true)
 }
 
-// Saw notes which slots were free to somebody who began to look at an instant, and reports
-// whether there are some that nobody here has tried since.
+// Saw notes the free slots of a look that began at an instant, and reports whether there are
+// some that no caller here has tried since.
 func (s *Slots) Saw(key decide.Key, free []Choice, begun time.Time) (some bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -169,7 +169,7 @@ func (s *Slots) Saw(key decide.Key, free []Choice, begun time.Time) (some bool) 
 	k.looked, k.free = true, k.free[:0]
 	for _, c := range free {
 		if m, ok := k.away[c.Number]; !ok || !m.tried && m.since.Before(begun) {
-			delete(k.away, c.Number) // its lease is over, whatever was known here
+			delete(k.away, c.Number) // its lease is over by the database
 			k.free = append(k.free, c)
 		}
 	}
@@ -177,7 +177,7 @@ func (s *Slots) Saw(key decide.Key, free []Choice, begun time.Time) (some bool) 
 	return len(k.free) > 0
 }
 
-// Forget forgets what is known of a key's slots.
+// Forget forgets all about a key's slots.
 func (s *Slots) Forget(key decide.Key) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -187,7 +187,7 @@ func (s *Slots) Forget(key decide.Key) {
 	k.poke(true)
 }
 
-// Waiter is somebody who waits for a slot of a key.
+// Waiter is a caller that waits for a slot of a key.
 type Waiter struct {
 	Limit ratelimit.InFlight
 	Turn  <-chan bool           // has something for the first in line: whether it is worth trying now
@@ -250,7 +250,7 @@ func (k *known) poke(now bool) {
 	turn <- now // which has room, as nobody else sends
 }
 
-// LookAgain notes when the first in line is to look again, whoever that is then.
+// LookAgain notes when the caller that is first in line then is to look again.
 func (s *Slots) LookAgain(key decide.Key, at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -264,8 +264,8 @@ func (s *Slots) Look(key decide.Key) time.Time {
 	return s.of(key).look
 }
 
-// HandOn returns the limit by which a slot that is about to be released is to be taken for
-// who waits here, and true; or false, when nobody does, or it is others' turn.
+// HandOn returns the limit by which a slot that is about to be released is to be taken for a
+// waiter here, and true; or false, when there is none, or it is other processes' turn.
 func (s *Slots) HandOn(key decide.Key, number int, now time.Time) (ratelimit.InFlight, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -323,7 +323,7 @@ func (s *Slots) Hand(key decide.Key, slot ratelimit.Slot) bool {
 	w := k.line.Remove(first).(*Waiter)
 	w.element = nil
 	slot.InFlight = w.Limit
-	w.got <- slot // it has room, as nobody is in line who was given one
+	w.got <- slot // it has room, since a waiter that was given a slot is not in line
 	k.away[slot.Number] = mark{since: time.Now(), until: slot.Ends()}
 	k.poke(len(k.free) > 0)
 	return true

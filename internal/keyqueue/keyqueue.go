@@ -9,11 +9,11 @@ import (
 	"sync"
 )
 
-// Queue is the queues of all keys. The zero value is ready to use. A key that
-// nobody holds or waits for takes no memory. It is safe for concurrent use.
+// Queue is the queues of all keys. The zero value is ready to use. A key that is neither held
+// nor waited for takes no memory. It is safe for concurrent use.
 //
-// Who holds places of several keys must enter them in an order that is the same
-// for all, or two can wait for each other.
+// A caller that holds places of several keys must enter them in an order that is the same for
+// all callers, or two can wait for each other.
 type Queue[K comparable] struct {
 	mu   sync.Mutex
 	keys map[K]*line
@@ -36,10 +36,10 @@ type waiter struct {
 // and it is the caller's turn. The caller must give it back with [Queue.Leave].
 // If ctx is over first the error is that of ctx, and nothing is held.
 //
-// The number of places must be the same, one or more, for all who use the key at
-// a time. Of those that are free when the caller comes, choose picks one, or if it
-// is nil the first is taken. It must be quick, and must not use the queue nor keep
-// or change the slice. Who has to wait gets the place that becomes free.
+// The number of places must be the same, one or more, for all callers that use the key at a
+// time. Of the places that are free at the call, choose picks one, or if it is nil the first is
+// taken. It must be quick, and must not use the queue nor keep or change the slice. A caller
+// that has to wait gets the place that becomes free.
 func (q *Queue[K]) Enter(ctx context.Context, key K, places int, choose func(free []int) int) (place int, err error) {
 	if places < 1 {
 		panic("keyqueue: a key must have a place")
@@ -62,7 +62,7 @@ func (q *Queue[K]) Enter(ctx context.Context, key K, places int, choose func(fre
 	return w.place, nil
 }
 
-// Leave gives a place back, and hands it to who has waited longest. It panics if
+// Leave gives a place back, and hands it to the caller that has waited longest. It panics if
 // the place is not held.
 func (q *Queue[K]) Leave(key K, place int) {
 	q.mu.Lock()
@@ -118,8 +118,8 @@ func (q *Queue[K]) giveUp(key K, w *waiter) {
 	l.waiting.Remove(w.element)
 }
 
-// pass hands a place to who has waited longest, and forgets a key that nobody
-// uses any more.
+// pass hands a place to the caller that has waited longest, and forgets a key without holders
+// and waiters.
 func (q *Queue[K]) pass(key K, l *line, place int) {
 	if first := l.waiting.Front(); first != nil {
 		w := l.waiting.Remove(first).(*waiter)

@@ -1,4 +1,4 @@
-// Package receipt is what a call paid, for settling it or giving it back. It imports
+// Package receipt is the payments of a call, for settling them or giving them back. It imports
 // of the library only the arithmetic, so that the root package can name it.
 package receipt
 
@@ -26,13 +26,13 @@ type Payment struct {
 	Tokens float64
 }
 
-// Left is what a payment of a reservation left in its row.
+// Left is the state that a reservation's payment left in its row.
 type Left struct {
 	Value      float64
 	TS, Paused time.Time
 }
 
-// Receipt is what a call paid, row by row; the root package documents it.
+// Receipt is the payments of a call, row by row; the root package documents it.
 type Receipt struct {
 	one  [1]Payment // if there is one; otherwise its Limit is nil
 	at   int64      // in microseconds since 1970
@@ -40,9 +40,8 @@ type Receipt struct {
 	more atomic.Pointer[more] // nil if all of it is zero
 }
 
-// more is what few receipts have: not those of calls for one row that were decided on
-// their own, or from memory, until they are settled. Another takes its place when
-// something changes.
+// more is the fields that few receipts have: not those of calls for one row that were decided
+// by themselves, or from memory, until they are settled. It is replaced when a field changes.
 type more struct {
 	several []Payment
 	left    []Left // of a reservation, for each payment; not in the text
@@ -52,9 +51,9 @@ type more struct {
 	mark    string
 }
 
-// New is the receipt of payments. taker names the transaction that paid, "" when
-// what it paid is committed, conn is the connection that this is on, and at is when.
-// Of a reservation, left is what each payment left.
+// New returns the receipt of payments, made at an instant. taker names the transaction that
+// paid, "" when it is committed, and conn is its connection. For a reservation, left is the
+// state that each payment left.
 func New(payments []Payment, left []Left, taker string, conn any, at time.Time) *Receipt {
 	r := &Receipt{at: at.UnixMicro()}
 	if len(payments) == 1 {
@@ -87,14 +86,14 @@ func Own(limit Limit, p Payment, left []Left, taker string, conn any, at time.Ti
 	return &r.Receipt
 }
 
-// keep keeps what few receipts have, if a new one has it.
+// keep stores the fields that few receipts have, if a new one has any.
 func (r *Receipt) keep(several []Payment, left []Left, taker string, conn any) {
 	if several != nil || left != nil || taker != "" {
 		r.more.Store(&more{several: several, left: left, taker: taker, conn: conn})
 	}
 }
 
-// payments returns what was paid; it must not be changed.
+// payments returns the payments, which must not be changed.
 func (r *Receipt) payments() []Payment {
 	if r.one[0].Limit != nil {
 		return r.one[:]
@@ -102,7 +101,7 @@ func (r *Receipt) payments() []Payment {
 	return r.rest().several
 }
 
-// rest returns what few receipts have.
+// rest returns the fields that few receipts have.
 func (r *Receipt) rest() more {
 	if m := r.more.Load(); m != nil {
 		return *m
@@ -110,17 +109,17 @@ func (r *Receipt) rest() more {
 	return more{}
 }
 
-// change changes what few receipts have. It needs mu.
+// change changes the fields that few receipts have. It needs mu.
 func (r *Receipt) change(do func(*more)) {
 	m := r.rest()
 	do(&m)
 	r.more.Store(&m)
 }
 
-// Lefts returns what each payment of a reservation left; nil if that is not known.
+// Lefts returns the state that each payment of a reservation left; nil if it is not known.
 func Lefts(r *Receipt) []Left { return r.rest().left }
 
-// Part returns the receipt of a part of what r is of.
+// Part returns the receipt of some of r's payments.
 func Part(r *Receipt, payments []Payment) *Receipt {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -132,8 +131,8 @@ func Part(r *Receipt, payments []Payment) *Receipt {
 	return part
 }
 
-// Payments returns what was paid; it must not be changed. It is a function, not
-// a method, so that users of the root package do not see it.
+// Payments returns the payments, which must not be changed. It is a function, not a method, so
+// that users of the root package do not see it.
 func Payments(r *Receipt) []Payment {
 	if r == nil {
 		return nil
@@ -141,8 +140,8 @@ func Payments(r *Receipt) []Payment {
 	return r.payments()
 }
 
-// Taker returns the transaction that paid, "" when that is committed. Only the one who
-// redeems the receipt may ask.
+// Taker returns the transaction that paid, "" when it is committed. Only the redeemer of the
+// receipt may call it.
 func Taker(r *Receipt) string { return r.rest().taker }
 
 // At returns when it paid.
@@ -160,10 +159,10 @@ func Committed(r *Receipt) {
 	}
 }
 
-// Never is the mark of a receipt of what was rolled back, which nobody settles.
+// Never marks the receipt of a call that was rolled back, which cannot be settled.
 const Never = "never"
 
-// RolledBack notes that what paid was rolled back.
+// RolledBack notes that the transaction that paid was rolled back.
 func RolledBack(r *Receipt) {
 	if r == nil {
 		return

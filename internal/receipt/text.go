@@ -25,16 +25,15 @@ import (
 //	limit:    name  key  kind  rate  period  capacity  max reserved  shards  start  [slots]  [zone  anchor]  place  payments  payment…
 //	payment:  shard  slot  tokens
 //
-// with whole numbers as varints; texts behind their lengths; instants in microseconds,
-// but a start, which is 0 for none or else 1, seconds and nanoseconds; slots only of a
-// sliding window; zone and anchor, as days since 1970, only of a quota by the calendar, whose
-// kind has the unit in its upper bits; and amounts as
-// varints of their bits from the last to the first, which is short for those that are
-// round.
+// with whole numbers as varints; texts behind their lengths; instants in microseconds, but a
+// start, which is 0 for none or else 1, seconds and nanoseconds; slots only of a sliding
+// window; zone and anchor, as days since 1970, only of a quota by the calendar, with the unit
+// in the upper bits of its kind; and amounts as varints of their bits from the last to the
+// first, which is short for those that are round.
 const version = "1"
 
-// What a receipt that came from a call can have at most. (The root package's bounds
-// of these names, which a test compares.)
+// Upper bounds of the fields of a receipt that a call made. (The root package's bounds of these
+// names; a test compares them.)
 const (
 	MaxLimits     = 64
 	MaxShards     = 1024

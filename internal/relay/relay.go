@@ -1,5 +1,5 @@
-// Package relay passes on what clients and a PostgreSQL server say to each other, as a
-// pooler or a network does, until it is told to do harm. It is for tests.
+// Package relay passes on the messages of clients and a PostgreSQL server, as a pooler or a
+// network does, until it is made to do harm. It is for tests.
 package relay
 
 import (
@@ -14,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgproto3"
 )
 
-// Fate is what becomes of a request or an answer.
+// Fate is the treatment of a request or an answer.
 type Fate int
 
 const (
@@ -27,7 +27,7 @@ const (
 	Slow                  // its first bytes arrive one by one
 )
 
-// Judge says what becomes of the n-th request or answer.
+// Judge returns the fate of the n-th request or answer.
 type Judge func(n int, message []byte) Fate
 
 // Relay listens for clients and connects each to the server. It is safe for concurrent
@@ -41,7 +41,7 @@ type Relay struct {
 	conns             []net.Conn
 }
 
-// judged is what is judged, and how much of it there was.
+// judged is a judge, and the number of messages that it has judged.
 type judged struct {
 	judge Judge
 	n     int
@@ -132,7 +132,7 @@ func (l *link) end() {
 	}
 }
 
-// passRequests passes on what the client says, each request as a whole.
+// passRequests passes on the client's messages, each request as a whole.
 func (l *link) passRequests() {
 	defer l.end()
 	reader := bufio.NewReader(l.client)
@@ -161,8 +161,8 @@ func (l *link) passRequests() {
 	}
 }
 
-// passAnswers passes on what the server says, each answer as a whole once the client
-// has been let in.
+// passAnswers passes on the server's messages, each answer as a whole once the client has been
+// let in.
 func (l *link) passAnswers() {
 	defer l.end()
 	reader := bufio.NewReader(l.server)
@@ -191,7 +191,7 @@ func (l *link) passAnswers() {
 	}
 }
 
-// pass passes a message on, or does what its fate says; false if that was the last.
+// pass passes a message on, or treats it by its fate; false if that was the last one.
 func (l *link) pass(to net.Conn, message []byte, fate Fate) bool {
 	if l.silent.Load() {
 		return true
@@ -226,7 +226,7 @@ func write(to net.Conn, message []byte) error {
 	return err
 }
 
-// fatalError is what PgBouncer says when it loses the server.
+// fatalError returns PgBouncer's message when it loses the server.
 func fatalError() []byte {
 	message, err := (&pgproto3.ErrorResponse{
 		Severity: "FATAL", SeverityUnlocalized: "FATAL", Code: "08P01", Message: "server conn crashed?",
@@ -237,7 +237,7 @@ func fatalError() []byte {
 	return message
 }
 
-// readMessage reads a message whose length comes after so many bytes.
+// readMessage reads a message with its length after the first after bytes.
 func readMessage(reader *bufio.Reader, after int) ([]byte, error) {
 	head, err := reader.Peek(after + 4)
 	if err != nil {

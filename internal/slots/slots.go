@@ -1,6 +1,6 @@
-// Package slots is what a sliding window has given, slot by slot: pure arithmetic
-// that knows neither rates nor instants. It imports nothing of the library, so that
-// the root package can name it.
+// Package slots is the tokens that a sliding window has granted, slot by slot: pure arithmetic
+// that knows neither rates nor instants. It imports nothing of the library, so that the root
+// package can name it.
 package slots
 
 import (
@@ -9,12 +9,12 @@ import (
 	"sort"
 )
 
-// Slots is what the S + 1 newest slots of a row hold, as running totals. Nothing
-// changes it: what changes something returns another.
+// Slots is the tokens in the S + 1 newest slots of a row, as running totals. It is immutable:
+// methods that change something return another.
 //
-// Totals has S + 2 numbers: what was given before the oldest of the slots, before the
-// one after it, and so on, and last what was given in all. The difference of two is
-// what the slots between them hold, so that a decision needs two of them and no sum.
+// Totals has S + 2 numbers: the tokens granted before the oldest of the slots, before the one
+// after it, and so on, and last those granted in all. The difference of two is the tokens in
+// the slots between them, so that a decision needs two of them and no sum.
 type Slots struct {
 	Width  int64 // of a slot, in microseconds
 	Ahead  int64 // how many slots the newest one is after the one that was written last
@@ -37,10 +37,10 @@ func (s *Slots) Base() float64 { return s.Totals[0] }
 // Greatest is the largest of the numbers that a decision about n tokens adds up.
 func (s *Slots) Greatest(n float64) float64 { return max(s.newest(), n) }
 
-// Held is what the slots hold together, when the newest is so many slots later.
+// Held returns the tokens in all slots together, when the newest is later slots later.
 func (s *Slots) Held(later int64) float64 { return s.newest() - s.Totals[s.place(later)] }
 
-// Of is what one of the slots holds: 0 is the oldest.
+// Of returns the tokens in one of the slots: 0 is the oldest.
 func (s *Slots) Of(slot int) float64 { return s.Totals[slot+1] - s.Totals[slot] }
 
 // place is the place of the total before the oldest slot, when the newest is so many
@@ -108,8 +108,8 @@ func (s *Slots) Oldest(n float64) *Slots {
 	return out
 }
 
-// Change returns the slots with n more in one of them, which is the oldest when slot is
-// 0; a negative n takes out what is there at most.
+// Change returns the slots with n more in one of them, which is the oldest when slot is 0; a
+// negative n takes out at most the tokens in it.
 func (s *Slots) Change(slot int, n float64) *Slots {
 	out := &Slots{Width: s.Width, Ahead: s.Ahead, Totals: append([]float64(nil), s.Totals...)}
 	n = max(n, -s.Of(slot))

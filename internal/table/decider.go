@@ -10,28 +10,26 @@ import (
 // Decider is how decisions on their own are made, in transactions that begin and end with
 // them: by all that PostgreSQL can do, or on a table that is distributed.
 type Decider interface {
-	// Grant takes what grants say from the rows that have enough for all of it; Taken tells
-	// which had. It passes over rows that somebody else has locked. If that is only found
+	// Grant takes the tokens of grants from the rows that have enough for them; Taken reports
+	// which had. It passes over rows that another transaction has locked. If a lock is found
 	// when it is too late to pass over them, nothing is taken, and the error is
 	// lock_not_available. With await there is one grant, and it waits for its row, for
-	// [Awaited] at most. On a distributed table there is always one grant, and it always
-	// waits.
+	// [Awaited] at most. On a distributed table there is always one grant, and it always waits.
 	Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, await bool, now *time.Time) error
 
 	// Read reads rows without locking them.
 	Read(ctx context.Context, q Querier, rows *Rows, now *time.Time) error
 
-	// Decide locks rows, has them decided on, writes what that changed, and commits. It
-	// passes over rows that somebody else has locked, which are not found, unless the table
-	// is distributed: then it waits for each. The error is lock_not_available if the awaited
-	// row was not to be had for [Awaited].
+	// Decide locks rows, calls d.Decide, writes the changed rows, and commits. It passes over
+	// rows that another transaction has locked, which are not found, unless the table is
+	// distributed: then it waits for each. The error is lock_not_available if the awaited row
+	// stayed locked for [Awaited].
 	Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision, now *time.Time) error
 
-	// Return gives back to a row what is left of a lease; done is false if somebody else has
-	// the row locked, and it is to be tried again. If that is only found when it is too late
-	// to pass over the row, the error is lock_not_available. With await, and on a distributed
-	// table, it waits for the row for [Awaited]. A row that is not there is full, and needs
-	// nothing back.
+	// Return gives the rest of a lease back to a row; done is false if another transaction has
+	// the row locked, and it is to be tried again. If the lock is found when it is too late to
+	// pass over the row, the error is lock_not_available. With await, and on a distributed
+	// table, it waits for the row for [Awaited]. A missing row is full, and needs nothing back.
 	Return(ctx context.Context, pool *pgxpool.Pool, r *Return, await bool, now *time.Time) (done bool, err error)
 }
 

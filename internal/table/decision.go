@@ -8,15 +8,15 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
-// Decision is rows to lock, and what decides on them.
+// Decision is rows to lock, and the function that decides on them.
 type Decision struct {
 	Rows        []decide.Row        // in order
 	Definitions []bucket.Definition // of the rows' shards
 	Missing     []decide.Row        // some of Rows, to be made before they are locked: full, which means the same
 	Await       *decide.Row         // one of Rows, to be made if it is missing, and waited for; nil for none
 
-	// Decide is called once, with the rows that are locked as found. It returns the places of
-	// those that it changed, whose States it has set.
+	// Decide is called once, with the rows that are locked as found. It sets the States of the
+	// rows that it changes, and returns their places.
 	Decide func(read *Rows) (changed []int, err error)
 
 	// OnLocked is told of each of Missing that somebody else has made and not committed.

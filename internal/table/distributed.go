@@ -14,8 +14,8 @@ import (
 )
 
 // distributedTable decides by the statements of callers' transactions, which change one row
-// each, and wait for it. What they cannot do is decided here, with the row locked: it is what
-// the statements for several rows say.
+// each, and wait for it. The rest is decided here, with the row locked, as the statements for
+// several rows decide it.
 type distributedTable struct{ *Table }
 
 func (t distributedTable) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, _ bool, now *time.Time) (err error) {
@@ -23,7 +23,7 @@ func (t distributedTable) Grant(ctx context.Context, pool *pgxpool.Pool, grants 
 		return fmt.Errorf("%d grants, of which a distributed table takes one", len(grants))
 	}
 	g := &grants[0]
-	if g.Taken = (Taken{}); g.never() { // but what a row that is not there would grant
+	if g.Taken = (Taken{}); g.never() { // but as a missing row would grant
 		return nil
 	}
 	if g.prefetches() {
@@ -126,7 +126,7 @@ func (t distributedTable) write(ctx context.Context, conn *pgxpool.Conn, row dec
 	return conn.SendBatch(ctx, &batch).Close()
 }
 
-// from is what a grant that prefetches makes of a row, if that has enough.
+// from returns the row after a grant that prefetches; ok is false if it has too few tokens.
 func (g *Grant) from(row *Taken) (after bucket.State, out bucket.Out, more float64, ok bool) {
 	d := g.Definition
 	d.Capacity = g.capacity()
@@ -145,7 +145,8 @@ func (g *Grant) from(row *Taken) (after bucket.State, out bucket.Out, more float
 	return d.Spend(left, row.At, more), out, more, true
 }
 
-// off takes off what is out what was spent of it, if that is counted in it at an instant.
+// off returns the tokens that are out less those that were spent, if these are counted in them
+// at an instant.
 func (s *Spent) off(d *bucket.Definition, out bucket.Out, at time.Time) bucket.Out {
 	if counted(d, s.SpentEnd).After(at) {
 		out.Tokens = max(0, out.Tokens-s.Spent)
@@ -182,7 +183,7 @@ func (t distributedTable) Return(ctx context.Context, pool *pgxpool.Pool, r *Ret
 	return err == nil, err
 }
 
-// into is what a row and what is out of it are at an instant, when tokens come back.
+// into returns a row and the tokens of it that are out at an instant, after a return.
 func (r *Return) into(s bucket.State, out bucket.Out, at time.Time) (bucket.State, bucket.Out) {
 	d, leftover, t, end := &r.Definition, !r.End.IsZero(), at, r.End
 	if s.TS.After(t) {

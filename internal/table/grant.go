@@ -6,16 +6,16 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
-// Grant is what several calls take together from one row: all of it or nothing.
+// Grant is the tokens that several calls take together from one row: all of them or none.
 type Grant struct {
-	decide.Change         // Count is what they take together
+	decide.Change         // Count is the sum of the calls
 	Need          float64 // tokens that there must be to grant all of them
 
 	// A grant that prefetches takes more, for a lease.
 	Lasts    time.Duration // of a token bucket's lease; 0 for a grant that does not prefetch
-	Lowered  float64       // capacity to count with, lower by what comes in while the lease lasts
-	Prefetch float64       // tokens to take besides: no more than half of what is left then, or may be out
-	Out      float64       // of Count, what may still come back to memory
+	Lowered  float64       // capacity to count with, lower by the tokens refilled while the lease lasts
+	Prefetch float64       // tokens to take besides: no more than half of those left then, or than may be out
+	Out      float64       // of Count, the tokens that may still return to memory
 	Spent                  // of earlier leases
 
 	// Pipelined has a grant that waits for its row sent with its COMMIT, in one round trip, so
@@ -51,7 +51,7 @@ func prefetches(grants []Grant) bool {
 	return false
 }
 
-// capacity is what a grant counts with.
+// capacity returns the capacity that a grant counts with.
 func (g *Grant) capacity() float64 {
 	if g.prefetches() {
 		return g.Lowered

@@ -16,7 +16,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/slots"
 )
 
-// grant takes what grants say, in the order of their rows, from rows that nobody has locked.
+// grant takes the tokens of grants, in the order of their rows, from rows that are not locked.
 func (t *Table) grant(ctx context.Context, q Querier, grants []Grant, now *time.Time) error {
 	if g := &grants[0]; len(grants) == 1 && !g.prefetches() {
 		if g.never() {
@@ -28,7 +28,7 @@ func (t *Table) grant(ctx context.Context, q Querier, grants []Grant, now *time.
 	var batch pgx.Batch // of one statement mostly, and one transaction in any case
 	t.queue(&batch, grants, now)
 	err := q.SendBatch(ctx, &batch).Close()
-	if err != nil { // nothing is taken, whatever has been read
+	if err != nil { // nothing is taken, even if rows were read
 		for i := range grants {
 			grants[i].Taken = Taken{}
 		}
@@ -36,7 +36,7 @@ func (t *Table) grant(ctx context.Context, q Querier, grants []Grant, now *time.
 	return err
 }
 
-// grantInTurn waits for the row of a grant, among all who do, in other processes too.
+// grantInTurn waits for the row of a grant, in one line with other processes.
 func (t *Table) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, now *time.Time) error {
 	if g.never() {
 		return nil
@@ -46,7 +46,7 @@ func (t *Table) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, n
 		return err
 	}
 	defer Release(ctx, conn)
-	last := ctx // of what commits
+	last := ctx // the context of the COMMIT
 	if g.prefetches() {
 		var stop context.CancelFunc
 		last, stop = heard(ctx)
@@ -96,8 +96,8 @@ func (t *Table) queue(batch *pgx.Batch, grants []Grant, now *time.Time) {
 	}
 }
 
-// fewAlike is how many rows that are alike, with others, are not worth a statement of their
-// own: beginning another costs the server what so many of them save.
+// fewAlike is the number of rows that are alike, beside others, below which they are not worth
+// a statement of their own: beginning one costs the server as much as they save.
 const fewAlike = 24
 
 // sorts divides grants into those that take the same from rows of one limit, if that is

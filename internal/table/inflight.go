@@ -11,19 +11,19 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
-// SlotOp is what is to become of a slot.
+// SlotOp is an operation on a slot.
 type SlotOp struct {
 	Row   decide.Row
 	Lease time.Duration // 0 to release it
 	Fence int64         // by which it is held; 0 to take one that nobody holds
 	Next  bool          // it is taken anew, and has a new fence then
 	New   bool          // it may not be there yet
-	Lock  int64         // an advisory lock that whoever changes the row in a transaction has
+	Lock  int64         // the advisory lock held by a transaction that changes the row
 
 	Done SlotDone
 }
 
-// SlotDone is what became of that.
+// SlotDone is the outcome of a SlotOp.
 type SlotDone struct {
 	OK    bool
 	Fence int64
@@ -34,7 +34,7 @@ type SlotDone struct {
 // take reports whether the slot is taken from nobody.
 func (op *SlotOp) take() bool { return op.Fence == 0 }
 
-// done is what an operation did that returned a fence and an end.
+// done returns the outcome of an operation that returned a fence and an end.
 func (op *SlotOp) done(fence int64, until time.Time) SlotDone {
 	if fence == 0 { // it was not there
 		return SlotDone{}
@@ -206,7 +206,8 @@ func (t *Table) queueLook(batch *pgx.Batch, look *SlotLook, now *time.Time) {
 	})
 }
 
-// HoldsSlot reports whether a slot is held by an operation's fence, whoever has it locked.
+// HoldsSlot reports whether a slot is held by an operation's fence, even while the row is
+// locked.
 func (t *Table) HoldsSlot(ctx context.Context, q Querier, op *SlotOp, now *time.Time) (held bool, err error) {
 	err = q.QueryRow(ctx, t.inflight["slot_find"], op.Row.Name, op.Row.Key.Key, int32(op.Row.Shard), op.Fence, now).Scan(&held)
 	if errors.Is(err, pgx.ErrNoRows) {

@@ -50,8 +50,8 @@ func QueueLock(batch *pgx.Batch, id int64, taken func(waited bool)) {
 const turnSQL = `SELECT (date_part('epoch', clock_timestamp() - CURRENT_TIMESTAMP) * 1000000)::int8 * 1000 FROM pg_advisory_xact_lock($1::int8)`
 
 // queueTurn puts into a batch a transaction's wait for its turn at a row, before it waits for
-// the row itself: PostgreSQL wakes all who wait for a row each time that it is free, and all but
-// one find it locked again. Nothing depends on it.
+// the row itself: PostgreSQL wakes all waiters for a row each time that it is free, and all but
+// one find it locked again. Correctness does not depend on it.
 func (t *Table) queueTurn(batch *pgx.Batch, row decide.Row, waited *time.Duration) {
 	if !t.noTurns.Load() {
 		batch.Queue(turnSQL, Lock(t.schema, row)).QueryRow(func(row pgx.Row) error { return row.Scan(waited) })

@@ -11,10 +11,9 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
-// Meet takes what a grant says, if its row has enough for it, and reads the row, which Rows
-// names, in the same round trip: for a key of which nothing is known. Like [Decider.Grant] it
-// passes over a row that is locked, and the error is lock_not_available if that is found too
-// late.
+// Meet takes the tokens of a grant, if its row has enough, and reads the row, which Rows names,
+// in the same round trip: for a key of which nothing is known. Like [Decider.Grant] it passes
+// over a row that is locked; the error is lock_not_available if the lock is found too late.
 func (t *Table) Meet(ctx context.Context, q Querier, g *Grant, r *Rows, now *time.Time) error {
 	var batch pgx.Batch
 	sql, args := t.forGrant("grant", g, now)
@@ -22,7 +21,7 @@ func (t *Table) Meet(ctx context.Context, q Querier, g *Grant, r *Rows, now *tim
 	t.queueFind(&batch, r)
 	QueueNow(&batch, now, &r.At)
 	err := q.SendBatch(ctx, &batch).Close()
-	if err != nil { // nothing is taken, whatever has been read
+	if err != nil { // nothing is taken, even if the row was read
 		g.Taken = Taken{}
 	}
 	return err

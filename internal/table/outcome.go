@@ -9,7 +9,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
-// What became of a transaction, as the server tells.
+// Outcomes of a transaction, as the server reports them.
 const (
 	Committed  = "committed"
 	Aborted    = "aborted"
@@ -22,8 +22,8 @@ func QueueXid(batch *pgx.Batch, xid *string) {
 	batch.Queue(keeping["xid"]).QueryRow(func(row pgx.Row) error { return row.Scan(xid) })
 }
 
-// Outcome reads what became of a transaction or savepoint. own says that it was on this
-// very connection.
+// Outcome reads the outcome of a transaction or savepoint. own means that it was on this very
+// connection.
 func Outcome(ctx context.Context, q Querier, xid string, own bool) (outcome string, err error) {
 	err = q.QueryRow(ctx, keeping["outcome"], xid, own).Scan(&outcome)
 	return outcome, err

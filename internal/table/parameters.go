@@ -202,7 +202,7 @@ func (m *many) shards() []int32 {
 	return columnIf(m.grants, func(g *Grant) bool { return g.Shard != 0 }, func(g *Grant) int32 { return int32(g.Shard) })
 }
 
-// needs is nil if each needs what it takes.
+// needs returns the tokens that each grant needs; nil if each needs its count.
 func (m *many) needs() []float64 {
 	return columnIf(m.grants, func(g *Grant) bool { return g.Need != g.Count }, func(g *Grant) float64 { return g.Need })
 }
@@ -220,7 +220,7 @@ func columnIf[T any](grants []*Grant, use func(*Grant) bool, of func(*Grant) T) 
 	return column(grants, of)
 }
 
-// column is what grants have one of each.
+// column returns one value of each grant.
 func column[T any](grants []*Grant, of func(*Grant) T) []T {
 	values := make([]T, len(grants))
 	for i, g := range grants {

@@ -111,8 +111,8 @@ func (t plainTable) fillApart(ctx context.Context, conn *pgxpool.Conn, d *Decisi
 	return t.fillApart(ctx, conn, d, rows[half:], now)
 }
 
-// lockRows begins a transaction that makes missing rows, waits for the awaited one, and
-// locks and reads what nobody else has locked.
+// lockRows begins a transaction that makes missing rows, waits for the awaited one, and locks
+// and reads the rows that no other transaction has locked.
 func (t plainTable) lockRows(ctx context.Context, conn *pgxpool.Conn, d *Decision, missing []decide.Row, now *time.Time) (*Rows, error) {
 	wait := PassOver
 	if d.Await != nil {
@@ -125,7 +125,7 @@ func (t plainTable) lockRows(ctx context.Context, conn *pgxpool.Conn, d *Decisio
 	if d.Await != nil {
 		t.QueueAwait(batch, *d.Await)
 	}
-	t.QueueBounds(batch, 0) // nothing waits any more but for what others have put on the table
+	t.QueueBounds(batch, 0) // from here on only locks of the whole table are waited for
 	rows := &Rows{Rows: d.Rows}
 	t.queueLock(batch, rows, now)
 	return rows, conn.SendBatch(ctx, batch).Close()

@@ -34,7 +34,7 @@ func (r *Rows) states() (values []float64, ts []time.Time, paused []*time.Time) 
 	return values, ts, paused
 }
 
-// scan returns what reads rows in the order given.
+// scan returns the function that reads rows in the order given.
 func (r *Rows) scan(now *time.Time) func(pgx.Rows) error {
 	return func(rows pgx.Rows) error {
 		r.States, r.Found = make([]bucket.State, len(r.Rows)), make([]bool, len(r.Rows))

@@ -79,10 +79,10 @@ func readSlots(text *string, value float64) *slots.Slots {
 	return slots.Read(numbers, value)
 }
 
-// epoch is what the seconds in a row's ahead are counted from.
+// epoch is the zero of the seconds in a row's ahead.
 var epoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 
-// readOut is what a row's ahead says.
+// readOut returns the tokens out by a row's ahead.
 func readOut(ahead []float64) (out bucket.Out) {
 	if len(ahead) >= 2 {
 		out = bucket.Out{Tokens: ahead[0], Until: epoch.Add(time.Duration(math.Round(ahead[1]*1e6)) * time.Microsecond)}
@@ -90,7 +90,7 @@ func readOut(ahead []float64) (out bucket.Out) {
 	return out
 }
 
-// outNumbers is what readOut reads.
+// outNumbers is the inverse of readOut.
 func outNumbers(out bucket.Out) []float64 {
 	return []float64{out.Tokens, float64(out.Until.Sub(epoch).Microseconds()) / 1e6}
 }

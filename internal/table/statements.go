@@ -76,8 +76,8 @@ const inTurn = "_in_turn"
 // passing is the conditions that pass over rows that somebody has locked.
 var passing = regexp.MustCompile(`(?s)WHERE \(?(SELECT )?set_config\(.*pg_current_snapshot\(\)\)\)\s+AND `)
 
-// distribute has upserts return what they compute by a SELECT around them, since a table that
-// is distributed takes no clock in RETURNING; and adds the take that computes nothing, which is
+// distribute has upserts return their values by a SELECT around them, since a table that is
+// distributed takes no clock in RETURNING; and adds the take that computes nothing, which is
 // several times faster there.
 func (s statements) distribute() {
 	for name, text := range s {
@@ -97,21 +97,21 @@ func (s statements) distribute() {
 // bare ends the name of the take that computes nothing.
 const bare = "_bare"
 
-// elsewhere replaces what is only known where the row is.
+// elsewhere replaces expressions that hold only on the node of the row.
 var elsewhere = strings.NewReplacer("xmin::text", "pg_current_xact_id()::text", "xmax = 0", "false")
 
 // Name is the table that holds the limits; package migrations makes it.
 const Name = "rate_limits"
 
 // guarded adds the upserts for callers' transactions. They take an advisory lock, their last
-// argument, so that nobody waits for a slot that another transaction is about to take or to
-// release: it is passed over. Who holds a slot writes it in any case.
+// argument, so that no call waits for a slot that another transaction is about to take or to
+// release: it is passed over. The holder of a slot writes it in any case.
 func (s statements) guarded() {
 	s["slot_take_tx"] = inserted.ReplaceAllString(s["slot_take"], "SELECT $1\nWHERE pg_try_advisory_xact_lock($$6::int8)\nON CONFLICT")
 	s["slot_keep_tx"] = inserted.ReplaceAllString(s["slot_keep"], "SELECT $1\nWHERE pg_try_advisory_xact_lock($$8::int8) IS NOT NULL\nON CONFLICT")
 }
 
-// apart replaces what a distributed table does not know.
+// apart replaces expressions that a distributed table does not support.
 func (s statements) apart() {
 	s["slot_prune"] = s["slot_prune_each"]
 	s["slot_look"] = locked.ReplaceAllString(s["slot_look"], "false")

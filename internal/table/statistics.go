@@ -7,10 +7,10 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// statistics is what is known of the planner's. Up to PostgreSQL 16 it may look keys up
-// along the index, or go through all rows of a limit and compare each with all keys. It
-// takes those rows for hardly any while it has no statistics, so for the first minute of a
-// table, until autovacuum has come.
+// statistics is the state of the planner's statistics, as far as known. Up to PostgreSQL 16 it
+// may look keys up along the index, or go through all rows of a limit and compare each with all
+// keys. Without statistics, which is for the first minute of a table, until autovacuum has run,
+// it estimates those rows to be few.
 type statistics struct {
 	sql    string
 	asked  atomic.Pointer[time.Time] // nil for never

@@ -2,11 +2,10 @@
 // beside its arguments and the reading of its answer. It knows no Store: the
 // instant that decides, nil for the database's clock, is an argument.
 //
-// The statements are for PostgreSQL 14 and later. Every parameter is cast, so that
-// they run in all of pgx's query exec modes and through PgBouncer. Those that a
-// caller's transaction needs are also for what distributes PostgreSQL by key
-// (Citus): one row, the clock in VALUES only, nothing volatile or stable and no
-// sub-select in SET and in the conflict's WHERE.
+// The statements are for PostgreSQL 14 and later. Every parameter is cast, so that they run in
+// all of pgx's query exec modes and through PgBouncer. Those for callers' transactions also run
+// where PostgreSQL is distributed by key (Citus): one row, the clock in VALUES only, nothing
+// volatile or stable and no sub-select in SET and in the conflict's WHERE.
 package table
 
 import (
@@ -20,7 +19,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
-// Querier is what pools, connections and transactions have in common.
+// Querier is implemented by pools, connections and transactions.
 type Querier interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
@@ -40,9 +39,8 @@ type Table struct {
 	statistics   statistics
 }
 
-// New makes the statements for the table in a schema, "" for the search_path's.
-// The server keeps what a transaction has locked for no longer than silence while it
-// hears nothing of the client.
+// New makes the statements for the table in a schema, "" for the search_path's. The server
+// releases the locks of a transaction after hearing nothing of the client for silence.
 func New(schema string, distributed bool, silence time.Duration) *Table {
 	name := pgx.Identifier{Name}
 	if schema != "" {

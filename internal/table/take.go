@@ -11,9 +11,8 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
-// Take takes what a change says, if its row has enough and, unless it is to
-// reserve, is not paused. The row stays locked when it has not, too.
-// Nobody reserves so from a sliding window.
+// Take makes a change, if its row has enough tokens and, unless reserve, is not paused. The row
+// stays locked when it has not, too. A sliding window's reservations do not use it.
 func (t *Table) Take(ctx context.Context, q Querier, reserve bool, c *decide.Change, now *time.Time) (taken Taken, err error) {
 	name, fields := "take"+bare, []any(nil)
 	if _, ok := t.of(&c.Definition, name); !ok || reserve || c.Definition.Stands() {
@@ -63,11 +62,11 @@ func (t *Table) QueueTouch(batch *pgx.Batch, c *decide.Change, now *time.Time, t
 	batch.Queue(t.common["touch"], args...).QueryRow(func(row pgx.Row) error { return taken.scanGive(row, now) })
 }
 
-// QueueGive puts into a batch the giving of n tokens to a change's row: beside tokens that are
-// out no more than leaves room for them, and otherwise no further than to most. It says what
-// was spent, too. Whatever is there, a row is returned, as it is before it is settled, and is
-// locked. One that is missing is made, full. To give and say nothing, and all that is given to
-// a sliding window, is [Table.QueueTouch]. It leaves no predicate lock under SERIALIZABLE.
+// QueueGive queues the giving of n tokens to a change's row: beside tokens that are out no more
+// than leaves room for them, and otherwise no further than to most. It reports spent tokens,
+// too. It always returns a row, as it is before it is settled, and locks it. A missing row is
+// inserted, full. To give and report nothing, and to give to a sliding window, use
+// [Table.QueueTouch]. It leaves no predicate lock under SERIALIZABLE.
 func (t *Table) QueueGive(batch *pgx.Batch, c *decide.Change, n, most float64, spent Spent, now *time.Time, taken *Taken) {
 	s, ok := t.of(&c.Definition, "give")
 	if !ok || n == 0 && spent.Spent == 0 {
@@ -105,7 +104,7 @@ func (t *Table) QueueRemove(batch *pgx.Batch, row decide.Row) {
 	batch.Queue(t.common["remove"], row.Name, row.Key.Key, int32(row.Shard))
 }
 
-// QueuePut puts into a batch the writing of a row whatever is there.
+// QueuePut queues the writing of a row, replacing any stored one.
 func (t *Table) QueuePut(batch *pgx.Batch, row decide.Row, s bucket.State) {
 	batch.Queue(t.common["put"], row.Name, row.Key.Key, int32(row.Shard), s.Value, s.TS, orNull(s.Paused), numbers(&s))
 }
@@ -139,8 +138,8 @@ func (t *Table) Reset(ctx context.Context, q Querier, key decide.Key) (left []in
 	return left, q.SendBatch(ctx, &batch).Close()
 }
 
-// Look reads the states of a call's limits, which are in a batch after what it has
-// already, or of those of them that it is to look at; the others' states are nil.
+// Look reads the states of a call's limits, queued after the statements that are in batch
+// already, or of those for which at is true; the others' states are nil.
 func (t *Table) Look(ctx context.Context, q Querier, batch *pgx.Batch, call *decide.Call, at func(a *decide.Ask) bool, now *time.Time) (decide.View, error) {
 	view := decide.View{States: make([][]bucket.State, len(call.Asks))}
 	rows := make([]shardRows, len(call.Asks))

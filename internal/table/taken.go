@@ -9,7 +9,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
-// Taken is what became of a take.
+// Taken is the outcome of a take.
 type Taken struct {
 	OK    bool // false when there was too little, and nothing was taken
 	After bucket.State
@@ -33,7 +33,7 @@ func (t *Taken) scan(row pgx.Row, d *bucket.Definition, more ...any) error {
 	return t.scanned(row.Scan(append(fields, more...)...), &s)
 }
 
-// scanned is what has become of the scanning of a row.
+// scanned completes the scan of a row, and returns its error.
 func (t *Taken) scanned(err error, s *state) error {
 	if err == nil {
 		t.After, t.OK = s.get()
@@ -44,9 +44,9 @@ func (t *Taken) scanned(err error, s *state) error {
 	return err
 }
 
-// charge has a take, whose At is the clock as it was read then, tell when it was decided. The
-// clock that decided was read before the row was waited for, and ts tells when: at the
-// latest, at the end of its tick.
+// charge corrects the At of a take, which is the clock as read after the decision. The clock
+// that decided was read before the row was waited for, and ts bounds it: it is at the latest
+// the end of its tick.
 func (t *Taken) charge(d *bucket.Definition, now *time.Time) {
 	last := d.Next(t.After.TS).Add(-time.Microsecond)
 	if t.At = told(now, t.At); t.At.After(last) {

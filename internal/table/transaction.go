@@ -19,8 +19,8 @@ const (
 	Awaited  = time.Second
 )
 
-// pipelined is how long a grant waits for its row that is [Grant.Pipelined]. Whoever gives up
-// goes to the end of the line, so it is long enough for a line of a hundred processes.
+// pipelined is how long a grant waits for its row that is [Grant.Pipelined]. A transaction that
+// gives up goes to the end of the line, so it is long enough for a line of a hundred processes.
 const pipelined = 500 * time.Millisecond
 
 const beginSQL = "BEGIN ISOLATION LEVEL READ COMMITTED"
@@ -31,8 +31,8 @@ func isLocked(err error) bool {
 	return errors.As(err, &pgErr) && pgErr.Code == "55P03" // lock_not_available
 }
 
-// HeardFor is for how long a statement that prefetches is heard when nobody waits for it any
-// more. The server goes on with it, so what it takes has to be returned.
+// HeardFor is how long the answer of a statement that prefetches is awaited after its callers
+// have gone. The server completes it anyway, so the tokens that it takes have to be returned.
 const HeardFor = 5 * time.Second
 
 // heard is a context for such a statement.
@@ -69,7 +69,8 @@ func acquire(ctx context.Context, pool *pgxpool.Pool) (*pgxpool.Conn, error) {
 	return conn, nil
 }
 
-// Release gives a connection back to its pool, after rolling back what a fault has left open.
+// Release gives a connection back to its pool, after rolling back a transaction that a fault
+// has left open.
 func Release(ctx context.Context, conn *pgxpool.Conn) {
 	rollBack(ctx, conn)
 	conn.Release()

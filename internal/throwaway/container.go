@@ -16,10 +16,9 @@ import (
 	"time"
 )
 
-// container starts a server by way of the program in the directory container.
-// That is a module of its own because its dependencies are many: here they
-// would end up in the go.mod of everyone who imports the library, tests or no
-// tests. It is built on first use, hence only if an engine seems to run.
+// container starts a server by way of the program in the directory container. That is a module
+// of its own because its dependencies are many: here they would end up in the go.mod of every
+// importer of the library. It is built on first use, hence only if an engine seems to run.
 func container(ctx context.Context, findEngine func(context.Context) (string, error), opts Options) (*Server, error) {
 	engine, err := findEngine(ctx)
 	if err != nil {

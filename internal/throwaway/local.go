@@ -184,7 +184,7 @@ func (i installation) startOn(ctx context.Context, port string, opts Options) (*
 	return i.supervise(ctx, port, opts, data{archive: []*os.File{archive}, password: password})
 }
 
-// data is what a new server gets its data from: one archive, or a primary.
+// data is the source of a new server's data: one archive, or a primary.
 type data struct {
 	archive  []*os.File
 	primary  string

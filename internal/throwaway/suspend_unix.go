@@ -11,8 +11,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Suspend stops all processes of the server with SIGSTOP, as when its machine stands still,
-// and returns what has them go on. The error is [errors.ErrUnsupported] for a server that
+// Suspend stops all processes of the server with SIGSTOP, as when its machine stands still, and
+// returns a function that resumes them. The error is [errors.ErrUnsupported] for a server that
 // was not started by this process and on this machine.
 func (s *Server) Suspend(ctx context.Context) (resume func() error, err error) {
 	if !s.here {

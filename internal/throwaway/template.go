@@ -16,13 +16,12 @@ import (
 	"time"
 )
 
-// initdb takes most of the time that a server needs to start. It runs once for each
-// version of PostgreSQL on a machine: what it made is kept as a template, of which each
-// server has a copy.
+// initdb takes most of the time that a server needs to start. It runs once for each version of
+// PostgreSQL on a machine: its result is kept as a template, which each server copies.
 //
-// A template is one file: a tar archive of a password and of the data directory whose
-// superuser has it. So it can be read by this process and handed to a server of another
-// user, and it appears whole or not at all. Only its owner may read it.
+// A template is one file: a tar archive of the superuser's password and of the data directory.
+// So it can be read by this process and handed to a server of another user, and it appears
+// whole or not at all. Only its owner may read it.
 
 //go:embed template.sh
 var templateMaker string
@@ -111,8 +110,8 @@ func (i installation) writeTemplate(ctx context.Context, archive *os.File, args 
 	return archive.Sync() // before it gets the name at which it is taken to be whole
 }
 
-// removeOutdated removes the templates of other versions from the same directory of
-// binaries, and what was left unfinished.
+// removeOutdated removes the templates of other versions from the same directory of binaries,
+// and unfinished ones.
 func removeOutdated(path string) {
 	made, _, _ := strings.Cut(filepath.Base(path), "-")
 	outdated, _ := filepath.Glob(filepath.Join(filepath.Dir(path), made+"-*.tar")) // fails for malformed patterns only

@@ -28,7 +28,7 @@ const pingTimeout = 10 * time.Second
 
 // Server is a PostgreSQL server that answers.
 type Server struct {
-	// URL is what pgx.Connect, and most other programs, take. Its user is a
+	// URL is the connection string for pgx.Connect and most other programs. Its user is a
 	// superuser, unless the URL was given by DATABASE_URL.
 	URL string
 	// Source says in words where the server came from.
@@ -38,8 +38,8 @@ type Server struct {
 	here    bool     // its processes are this machine's
 }
 
-// Close stops the server and removes its data, if Start started it. Connections
-// that are still open are broken. Further calls return what the first returned.
+// Close stops the server and removes its data, if Start started it. Connections that are still
+// open are broken. Further calls return the error of the first.
 func (s *Server) Close() error {
 	if s.process == nil {
 		return nil
@@ -78,8 +78,8 @@ type Options struct {
 	// Restart has a server that ends, as when it is killed, started again on its
 	// data, until it is closed. A server in a container is not.
 	Restart bool
-	// BinDir, if set, is the only directory searched for server binaries. The default
-	// is what [BinVariable] names.
+	// BinDir, if set, is the only directory searched for server binaries. The default is the
+	// value of the environment variable [BinVariable].
 	BinDir string
 	// StandbyOf, if set, is the URL of a server that StartWith started, of which the
 	// new one is to be a standby. The error is exec.ErrNotFound where there is no
@@ -98,7 +98,7 @@ func Start(ctx context.Context) (*Server, error) {
 	return StartWith(ctx, Options{})
 }
 
-// StartWith returns the first of these that is to be had:
+// StartWith returns the first of these that is available:
 //
 //   - the server that the environment variable DATABASE_URL names, which must
 //     answer if the variable is set;
@@ -106,8 +106,8 @@ func Start(ctx context.Context) (*Server, error) {
 //     this machine (or in the directory that BinVariable names), listening on the loopback interface only;
 //   - a new server in a container.
 //
-// Otherwise the error says what to do about each of them. The context bounds
-// the start only. The caller should Close the server.
+// Otherwise the error says how to provide each of them. The context bounds the start only. The
+// caller should Close the server.
 func StartWith(ctx context.Context, opts Options) (*Server, error) {
 	return start(ctx, opts, thisMachine(opts))
 }
@@ -124,7 +124,7 @@ func thisMachine(opts Options) machine {
 	}
 }
 
-// machine is what start looks at. Tests put other machines in its place.
+// machine is the environment of start. Tests replace it.
 type machine struct {
 	databaseURL string
 	// binDirs lists directories that may hold server binaries.
@@ -154,8 +154,8 @@ func start(ctx context.Context, opts Options, m machine) (*Server, error) {
   (%w)`, minMajor, maxMajor, localErr, containerErr)
 }
 
-// external checks the server that DATABASE_URL names. Whoever set the variable
-// means that server, so there is no falling back to another one.
+// external checks the server that DATABASE_URL names. The variable names the server explicitly,
+// so start does not fall back to another one.
 func external(ctx context.Context, url string) (*Server, error) {
 	if _, err := pgx.ParseConfig(url); err != nil {
 		// The cause may quote part of the password.

@@ -46,8 +46,8 @@ func run(ctx context.Context, args []string) (err error) {
 		postgres.WithPassword(rand.Text()),
 		postgres.BasicWaitStrategies(),
 	)
-	// A container whose server does not become ready is there to be removed,
-	// too. The server has nothing to save, so it gets no time to.
+	// A container with a server that does not become ready is there to be removed, too. The
+	// server has nothing to save, so it gets no time to.
 	defer func() {
 		err = errors.Join(err, testcontainers.TerminateContainer(ctr, testcontainers.StopTimeout(0)))
 	}()
