@@ -98,8 +98,7 @@ var implementations = map[string]opener{
 	serializableTx: openNaive(naive{serializable: true, work: true}),
 }
 
-// correct are the implementations that must never grant too much, whatever the
-// schedule.
+// correct are the implementations that must never grant too much, under any schedule.
 var correct = map[string]bool{
 	oursCombined: true, oursEscrow: true, oursHasty: true, oursPortable: true, portableEscrow: true, oneUpsert: true,
 	oursTxEscrow: true, oursTxLong: true, oursTx: true, oursTx32: true, oursTx8: true,
@@ -117,7 +116,7 @@ var oursAll = map[string]bool{
 // needsRedis are those that do not run without it.
 var needsRedis = map[string]bool{goRedisLua: true, rueidisLua: true, redisRace: true, redisWatch: true}
 
-// openHarness decides nothing: what is measured of it is what the others are measured with.
+// openHarness decides nothing: its figure is the cost of the measurement itself.
 func openHarness(context.Context, *env, workload) (contender, error) {
 	return contender{decide: func(context.Context, string) (bool, error) { return true, nil }}, nil
 }
@@ -130,13 +129,13 @@ type contender struct {
 	decide func(ctx context.Context, key string) (granted bool, err error)
 	close  func() // may be nil
 
-	// disturb, if it is not nil, does to each round what it is to bear, from
-	// before it begins until end is called.
+	// disturb, if it is not nil, starts the disturbance of a round, from before it begins until
+	// end is called.
 	disturb func(ctx context.Context) (end func() error, err error)
 }
 
-// empty asks once for every key, if they are to have nothing: it takes what is
-// there, as these limits have a capacity of one, or has it remembered that there is nothing.
+// empty asks once for every key, if they are to be empty: it takes the one token, as these
+// limits have a capacity of one, or has the refusal remembered.
 func (c contender) empty(ctx context.Context, w workload) error {
 	if !w.empty {
 		return nil
@@ -158,7 +157,7 @@ func (c contender) empty(ctx context.Context, w workload) error {
 	return nil
 }
 
-// workload is what is asked for.
+// workload is the calls to make.
 type workload struct {
 	limit ratelimit.TokenBucket // its Name is one per implementation and case
 	keys  []string
@@ -179,11 +178,11 @@ const (
 // inRounds reports whether it is measured in rounds, of which the median counts.
 func (k kind) inRounds() bool { return k == kindThroughput || k == kindLocked }
 
-// testCase is what several implementations do with the same workload.
+// testCase is a workload for several implementations.
 type testCase struct {
 	name   string
 	title  string
-	per    string // what is counted per decision
+	per    string // the unit that is counted per decision
 	kind   kind
 	keys   int
 	empty  bool
@@ -200,7 +199,7 @@ var (
 	ten     = ratelimit.TokenBucket{Rate: 10, Period: time.Second}
 )
 
-// escrow is for how long what was taken ahead is handed out.
+// escrow is for how long prefetched tokens are handed out.
 const escrow = 100 * time.Millisecond
 
 const busy = 64 // goroutines where only one number of them is of interest
@@ -270,8 +269,8 @@ func selectJobs(cases []testCase, only *regexp.Regexp) []job {
 	return jobs
 }
 
-// workload is what an implementation is to decide. Each has a limit name of its
-// own, so that none finds another's rows.
+// workload returns the workload of an implementation. Each has a limit name of its own, so that
+// none finds another's rows.
 func (c testCase) workload(impl string) workload {
 	w := workload{limit: c.limit, keys: make([]string, c.keys), empty: c.empty, hasty: c.kind == kindChurn}
 	w.limit.Name = c.name + "/" + impl

@@ -19,14 +19,14 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/throwaway"
 )
 
-// Processes that ask at the same time are this program, which starts itself: each is told on
-// its standard input what to do, says on its standard output that it is ready, and begins when
-// it is told to.
+// Processes that ask at the same time are this program, which starts itself: each reads its
+// task from its standard input, writes to its standard output that it is ready, and begins on a
+// second line of input.
 
 // childVariable is set in the environment of such a process.
 const childVariable = "RATELIMIT_BENCH_CHILD"
 
-// childTask is what a process is told.
+// childTask is the task of a process.
 type childTask struct {
 	URL, Schema, Redis string
 	Impl               string
@@ -35,10 +35,10 @@ type childTask struct {
 	Callers            int
 	WarmUp, Round      time.Duration
 	Seed               uint64
-	Record             bool // when what was granted
+	Record             bool // the intervals of grants
 }
 
-// childReport is what it says at its end.
+// childReport is the report of a process at its end.
 type childReport struct {
 	Decided, Decisions, Granted int64
 	Errors                      int64
@@ -124,7 +124,7 @@ func (task *childTask) connect(ctx context.Context, e *env) error {
 	return nil
 }
 
-// recorder notes between which instants what was granted.
+// recorder notes grants, each with the instants between which it was made.
 type recorder struct {
 	mu     sync.Mutex
 	served []curve.Served
@@ -155,7 +155,7 @@ func newChildReport(s *sample) (r childReport, err error) {
 	return r, err
 }
 
-// sample returns what was reported.
+// sample returns the reported sample.
 func (r *childReport) sample() (*sample, error) {
 	s := newSample()
 	s.decided, s.decisions, s.granted, s.errors = r.Decided, r.Decisions, r.Granted, r.Errors
@@ -208,7 +208,7 @@ func (c *child) waitUntilReady() error {
 	return nil
 }
 
-// report has the process end, and returns what it says.
+// report has the process end, and returns its report.
 func (c *child) report() (r childReport, err error) {
 	err = json.NewDecoder(c.stdout).Decode(&r)
 	return r, errors.Join(err, c.end())

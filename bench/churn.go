@@ -18,7 +18,7 @@ type churnSize struct {
 	atLeast   time.Duration
 }
 
-// churnResult is what many decisions left behind.
+// churnResult is the state of a table after many decisions.
 type churnResult struct {
 	hotPercent float64
 	firstBytes int64 // the table and its index, early on
@@ -90,7 +90,7 @@ func measureOneChurn(ctx context.Context, e *env, size churnSize, j job) (result
 
 // vacuumEach vacuums the table again and again until ctx is over, as autovacuum does each
 // minute, at the same moments for everyone, and returns its size after the second time. In
-// between a table grows by what no transaction could clear away; that is to be room enough
+// between a table grows by dead rows, which only a vacuum clears; that room is to be enough
 // from then on.
 func (p *postgresServer) vacuumEach(ctx context.Context, d time.Duration) (early int64, err error) {
 	whole := context.WithoutCancel(ctx)
@@ -120,8 +120,7 @@ func (p *postgresServer) size(ctx context.Context) (bytes int64, err error) {
 	return bytes, nil
 }
 
-// analyze does what autovacuum would do within a minute, at the same moment for
-// everyone.
+// analyze runs ANALYZE, as autovacuum would within a minute, at the same moment for all.
 func (p *postgresServer) analyze(ctx context.Context) error {
 	if _, err := p.many.Exec(ctx, "ANALYZE rate_limits, naive_limits, counters, work"); err != nil {
 		return fmt.Errorf("analyzing the tables: %w", err)
@@ -145,7 +144,7 @@ func (p *postgresServer) updates(ctx context.Context) (updates, error) {
 	last := updates{-1, -1}
 	for {
 		for _, pool := range []*pgxpool.Pool{p.few, p.many, p.hasty} {
-			pool.Reset() // each time, since what was taken ahead is given back a little later
+			pool.Reset() // each time, since prefetched tokens are given back a little later
 		}
 		var (
 			now    updates

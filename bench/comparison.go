@@ -42,8 +42,8 @@ func parseComparisonWith(name, help string, round time.Duration, args []string, 
 	return c, nil
 }
 
-// compared is the n-th round of a contender, after a quarter of it to warm up, and what was
-// decided in it, a second.
+// compared returns the n-th round of a contender, after a quarter of it to warm up, and its
+// decisions a second.
 func compared(ctx context.Context, p *postgresServer, c contender, keys []string, n int, duration time.Duration) (s *sample, perSecond float64, err error) {
 	r := round{contender: c, keys: keys, goroutines: busy, warmUp: duration / 4, duration: duration, seed: uint64(n)}
 	s = r.run(ctx, p.counts)

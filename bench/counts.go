@@ -9,8 +9,8 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/traced"
 )
 
-// counts are of what went to a server. Only one implementation runs at a time,
-// so all connections share them.
+// counts are of the traffic to a server. Only one implementation runs at a time, so all
+// connections share them.
 type counts struct {
 	trips      atomic.Int64      // writes to a connection: a client flushes when it goes on to wait
 	statements traced.Statements // of PostgreSQL

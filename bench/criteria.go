@@ -14,7 +14,7 @@ type criterion struct {
 	verdict string
 }
 
-// check finds what the results have to say on each criterion.
+// check returns the verdict of the results on each criterion.
 func check(results []result) []criterion {
 	c := checker{results: results}
 	c.redis()
@@ -38,8 +38,8 @@ type checker struct {
 	found   []criterion
 }
 
-// find returns nil for what was measured with network before the servers only:
-// the figures wanted are those of one machine.
+// find returns nil for jobs that were measured with network before the servers only: the
+// figures wanted are those of one machine.
 func (c *checker) find(name string, goroutines int, impl string) *result {
 	for i := range c.results {
 		r := &c.results[i]
@@ -70,8 +70,8 @@ func (c *checker) atMost(what string, got, wanted float64) {
 	c.add(what, fmt.Sprintf("≤ %g", wanted), fmt.Sprintf("%.2f", got), got <= wanted)
 }
 
-// throughput is a's to b's, round by round: what changes from round to round
-// then changes both.
+// throughput returns the ratio of a's to b's, round by round, so that changes from round to
+// round affect both.
 func throughput(a, b *result) float64 {
 	ratios := make([]float64, min(len(a.rounds), len(b.rounds)))
 	for i := range ratios {

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// writeDocs writes what a run shows, and its whole output, between the lines of
-// docs/benchmark.md that say where.
+// writeDocs writes the claims of a run, and its whole output, between the marked lines of
+// docs/benchmark.md.
 func writeDocs(dir, report string, checks []criterion) error {
 	file := filepath.Join(dir, "docs", "benchmark.md")
 	text, err := os.ReadFile(file)
@@ -41,7 +41,7 @@ func replaceSection(page, name, text string) (string, error) {
 	return head + "<!-- bench: " + name + " -->\n" + text + "<!-- end -->\n" + tail, nil
 }
 
-// claims is a table of what was wanted and what the run shows.
+// claims returns a table of the criteria and of the run's figures.
 func claims(checks []criterion) string {
 	var b strings.Builder
 	b.WriteString("| | wanted | got | |\n|---|---|---|---|\n")

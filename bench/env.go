@@ -30,7 +30,7 @@ func (e *env) counts(impl string) *counts {
 	return e.postgres.counts
 }
 
-// startServers starts what the jobs may need. A missing Redis is a message.
+// startServers starts the servers that jobs may need. A missing Redis is a message.
 func startServers(ctx context.Context, o options, stderr io.Writer) (*env, error) {
 	e := &env{}
 	var err error
@@ -51,7 +51,7 @@ func (e *env) close() error {
 	return errors.Join(redis, e.postgres.close())
 }
 
-// facts are what the figures depend on, a line each.
+// facts returns the facts that the figures depend on, a line each.
 func (e *env) facts(ctx context.Context) ([]string, error) {
 	postgres, err := e.postgres.facts(ctx)
 	if err != nil {

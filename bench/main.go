@@ -1,5 +1,5 @@
-// Command bench compares limits in PostgreSQL with Redis and with what people
-// write by hand, side by side in one run on one machine. See "bench -h".
+// Command bench compares limits in PostgreSQL with Redis and with limits written by hand, side
+// by side in one run on one machine. See "bench -h".
 package main
 
 import (
@@ -96,7 +96,7 @@ func main() {
 	}
 }
 
-// options say what to run and for how long.
+// options are the jobs to run, and for how long.
 type options struct {
 	only     *regexp.Regexp
 	list     bool
@@ -130,7 +130,7 @@ func defaults() options {
 // quicken makes all of it run in some three minutes.
 func (o *options) quicken() {
 	o.levels = []int{1, 64, 256}
-	o.rounds, o.round, o.warmUp = 3, 150*time.Millisecond, escrow // until what is taken ahead has found its measure
+	o.rounds, o.round, o.warmUp = 3, 150*time.Millisecond, escrow // until prefetching has found its measure
 	o.overGrant = time.Second
 	o.churn = churnSize{decisions: 20_000, vacuum: time.Second, atLeast: 4 * time.Second}
 }

@@ -13,7 +13,7 @@ import (
 	"github.com/HdrHistogram/hdrhistogram-go"
 )
 
-// result is what was measured of a job.
+// result is the measurement of a job.
 type result struct {
 	job
 	opsPerSec   float64
@@ -31,13 +31,13 @@ type result struct {
 	behind      *network // nil if there was none
 }
 
-// sample is what happened in one round, after its warm-up.
+// sample is the figures of one round, after its warm-up.
 type sample struct {
 	decided  int64 // within the round
 	tally          // after it, too
 	errors   int64 // in the warm-up, too
 	firstErr error
-	latency  *hdrhistogram.Histogram // nanoseconds; those who gave up waited at least so long
+	latency  *hdrhistogram.Histogram // nanoseconds; calls that gave up waited at least as long
 	elapsed  time.Duration           // until the last answer
 	counts   snapshot
 }
@@ -71,8 +71,8 @@ type round struct {
 	seed       uint64
 }
 
-// runDisturbed is run with all that the contender is to bear. What goes wrong
-// with that counts as an error, too.
+// runDisturbed is run with the contender's disturbance, if it has one. A fault of that counts
+// as an error, too.
 func (r *round) runDisturbed(ctx context.Context, c *counts) (*sample, error) {
 	if r.contender.disturb == nil {
 		return r.run(ctx, c), nil
@@ -89,7 +89,7 @@ func (r *round) runDisturbed(ctx context.Context, c *counts) (*sample, error) {
 }
 
 func (r *round) run(ctx context.Context, c *counts) *sample {
-	runtime.GC() // what the others left behind is not this one's to clear away
+	runtime.GC() // garbage of the others is not collected at this one's expense
 	samples := make([]*sample, r.goroutines)
 	for i := range samples {
 		samples[i] = newSample()
@@ -116,8 +116,8 @@ func (r *round) run(ctx context.Context, c *counts) *sample {
 	return total
 }
 
-// While calls take less than soon, one of oneOf is timed, and counts for all of them: to
-// read the clock and note what it says takes as long as a call that is served from memory.
+// While calls take less than soon, one of oneOf is timed, and counts for all of them: to read
+// the clock and note its time takes as long as a call that is served from memory.
 const (
 	soon  = time.Microsecond
 	oneOf = 16
@@ -182,7 +182,7 @@ func (r *round) decide(ctx context.Context, key string) (granted, late bool, err
 	return granted, false, err
 }
 
-// tally is what became of some decisions.
+// tally is the outcomes of some decisions.
 type tally struct{ decisions, granted, late int64 }
 
 func (t *tally) count(granted, late bool) {
@@ -292,8 +292,8 @@ func measureOn(ctx context.Context, e *env, o options, jobs []job, p *progress) 
 	return results, nil
 }
 
-// order is forwards in even rounds and backwards in odd ones, so that what
-// changes with time favours nobody.
+// order returns the indices below n, forwards in even rounds and backwards in odd ones, so that
+// changes over time favour no job.
 func order(round, n int) []int {
 	indexes := make([]int, n)
 	for i := range indexes {

@@ -8,8 +8,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// naive is what people write by hand: read the tokens, decide in the program,
-// write them back.
+// naive is a limit written by hand: read the tokens, decide in the program, write them back.
 type naive struct {
 	lock         bool // FOR UPDATE
 	serializable bool // and run again at once when PostgreSQL asks for it

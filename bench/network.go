@@ -10,10 +10,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// network is what lies between the programs and the servers.
+// network is the network between the programs and the servers.
 type network struct {
 	wanted  time.Duration // how much longer a round trip is to be
-	near    time.Duration // what a ping of PostgreSQL takes without the network
+	near    time.Duration // the time of a ping of PostgreSQL without the network
 	far     time.Duration // and with it
 	closers []func()
 }

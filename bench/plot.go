@@ -119,8 +119,8 @@ func drawPlot(file string, results []result, facts []string) error {
 
 var pictureFont = font.Font{Typeface: "Liberation", Variant: "Sans"}
 
-// newPicture is a white picture, and what is within its margins. Its fonts are those of
-// what is made after it.
+// newPicture returns a white picture, and the canvas within its margins. Its fonts apply to
+// everything that is made after it.
 func newPicture(width, height vg.Length) (*vgsvg.Canvas, draw.Canvas) {
 	plot.DefaultFont = pictureFont
 	plotter.DefaultFont = plot.DefaultFont

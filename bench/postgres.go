@@ -33,7 +33,7 @@ const (
 	closeTimeout = 30 * time.Second
 )
 
-// tablesSQL makes the tables that are not ours. They are given what keeps ours
+// tablesSQL makes the tables that are not ours. They have the storage parameters that keep ours
 // small, too.
 const tablesSQL = `
 CREATE TABLE naive_limits (
@@ -99,7 +99,7 @@ func (p *postgresServer) closePools() {
 	}
 }
 
-// newPool makes a pool whose connections see our schema first, and count.
+// newPool makes a pool of connections that have our schema first in the search_path, and count.
 func (p *postgresServer) newPool(conns int32, synchronousCommit string) (*pgxpool.Pool, error) {
 	config, err := pgxpool.ParseConfig(p.server.URL)
 	if err != nil {
@@ -173,7 +173,7 @@ func (p *postgresServer) fill(ctx context.Context, sql string, w workload, args 
 	return nil
 }
 
-// tokens are what a key has to begin with.
+// tokens returns the tokens that a key has to begin with.
 func (w workload) tokens() float64 {
 	if w.empty {
 		return 0
@@ -291,8 +291,8 @@ func openNoLimit(_ context.Context, e *env, _ workload) (contender, error) {
 	return contender{decide: decide}, nil
 }
 
-// openBareUpsert is the transaction with a second write that decides nothing and
-// waits for nobody, in the round trip of BEGIN: what a limit costs at least.
+// openBareUpsert is the transaction with a second write that decides nothing and does not wait,
+// in the round trip of BEGIN: the lower bound of a limit's cost.
 func openBareUpsert(_ context.Context, e *env, w workload) (contender, error) {
 	const upsert = `INSERT INTO counters AS c VALUES ($1::text, $2::text, 1)
 ON CONFLICT (name, key) DO UPDATE SET n = c.n + excluded.n RETURNING n`

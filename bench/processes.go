@@ -47,7 +47,7 @@ const (
 // crowds are the processes that are compared.
 var crowds = []crowd{{1, 64}, {2, 32}, {4, 16}, {8, 8}, {40, 2}}
 
-// processCases are what they do.
+// processCases are the cases of the processes.
 var processCases = []struct {
 	name, title string
 	impls       []string
@@ -65,7 +65,7 @@ type processesJob struct {
 
 func (j processesJob) String() string { return fmt.Sprintf("%s/%s/%s", j.name, j.crowd, j.impl) }
 
-// spread is what was measured of a job: figures a round.
+// spread is the measurement of a job: figures for each round.
 type spread struct {
 	processesJob
 	pace, statements, retries []float64 // a second; a second; a transaction
@@ -158,7 +158,7 @@ func runProcesses(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	return nil
 }
 
-// task is what the processes of a job are to do in a round.
+// task returns the task of the processes of a job in a round.
 func (e *env) task(j processesJob, limit ratelimit.TokenBucket, key string) childTask {
 	limit.Name = "processes/" + j.String()
 	task := childTask{URL: e.postgres.server.URL, Schema: e.postgres.schema, Impl: j.impl, Limit: limit, Key: key, WarmUp: 2 * escrow}
@@ -208,7 +208,7 @@ func (s *spread) measure(ctx context.Context, e *env, n int, duration time.Durat
 var binding = ratelimit.TokenBucket{Rate: 500, Period: time.Second, Capacity: 800}
 
 // floodAll floods a limit with 8 processes, by each implementation that is ours among some
-// jobs, and returns the stretch of time in which most was granted of what may be.
+// jobs, and returns the stretch of time with the largest share of its bound.
 func floodAll(ctx context.Context, e *env, jobs []processesJob, duration time.Duration) (map[string]curve.Worst, error) {
 	worst := make(map[string]curve.Worst)
 	for _, j := range jobs {
@@ -257,7 +257,7 @@ func printProcesses(w io.Writer, spreads []spread, checks []criterion, facts []s
 	return p.err
 }
 
-// processesChecker judges what was measured.
+// processesChecker judges the measurements.
 type processesChecker struct {
 	checker
 	spreads []spread

@@ -26,7 +26,7 @@ func newProgress(w io.Writer) *progress {
 	return p
 }
 
-// total says what is to come.
+// total adds the steps of jobs to those to come.
 func (p *progress) total(jobs []job, o options) {
 	for _, j := range jobs {
 		if j.kind.inRounds() {
@@ -53,7 +53,7 @@ func (p *progress) caseDone(name string) {
 	p.caseStart = time.Now()
 }
 
-// clear makes room for what comes next.
+// clear makes room for the next line.
 func (p *progress) clear() {
 	if p.terminal {
 		fmt.Fprint(p.w, "\r\x1b[K")

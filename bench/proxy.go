@@ -10,9 +10,8 @@ import (
 	"time"
 )
 
-// proxy is some network before a server: whatever it is sent, either way, it
-// passes on half a round trip later. What is under way does not keep what comes
-// after it waiting, so it is as fast as the loopback interface otherwise.
+// proxy is a network before a server: it passes on data, either way, half a round trip later.
+// Data under way does not delay later data, so its bandwidth is that of the loopback interface.
 // Connecting is not delayed: programs keep their connections.
 type proxy struct {
 	target   string

@@ -80,8 +80,8 @@ func openRueidisLua(ctx context.Context, e *env, w workload) (contender, error) 
 	return c, c.empty(ctx, w)
 }
 
-// openRedisRace reads, decides in the program, and writes: two who read at the
-// same time take the same token.
+// openRedisRace reads, decides in the program, and writes: two callers that read at the same
+// time take the same token.
 func openRedisRace(_ context.Context, e *env, w workload) (contender, error) {
 	client := e.redis.goRedis()
 	decide := func(ctx context.Context, key string) (bool, error) {

@@ -25,8 +25,8 @@ type entry struct {
 	Bound       *int64  `json:"bound"` // null where there is none
 	Errors      int64   `json:"errors"`
 
-	// With network only: what it is to add to a round trip, and what a ping of
-	// PostgreSQL takes with it and without.
+	// With network only: the time that it is to add to a round trip, and that of a ping of
+	// PostgreSQL with it and without.
 	NetworkUs  *float64 `json:"networkUs,omitempty"`
 	PingUs     *float64 `json:"pingUs,omitempty"`
 	NearPingUs *float64 `json:"nearPingUs,omitempty"`
@@ -108,7 +108,7 @@ func printReport(w io.Writer, results []result, checks []criterion, facts []stri
 	return p.err
 }
 
-// criteria prints what a run must show.
+// criteria prints the criteria of a run.
 func (p *printer) criteria(checks []criterion) {
 	p.linef("\nWhat it must show: ratios in this run, and bounds\n")
 	p.linef("  %-75s %12s %12s", "", "wanted", "got")
@@ -202,7 +202,7 @@ func few(v float64) string {
 
 func kib(bytes int64) string { return fmt.Sprintf("%d KiB", bytes/1024) }
 
-// wrong is what must not be in any run on any machine.
+// wrong returns an error for results that no run on any machine may have.
 func wrong(results []result) error {
 	var errs []error
 	for _, r := range results {

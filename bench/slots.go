@@ -225,7 +225,7 @@ const (
 	waitingWork   = 50 * time.Millisecond
 )
 
-// waitForSlots measures what becomes of those who wait.
+// waitForSlots measures the calls that wait.
 func waitForSlots(ctx context.Context, p *printer, e *env, duration time.Duration) error {
 	limit := ratelimit.InFlight{Name: "waiting", Limit: waitingSlots, Lease: slotLease}
 	waiting, cancel := context.WithCancel(ctx)

@@ -28,7 +28,7 @@ All of it on a throwaway PostgreSQL.
 Flags:
 `
 
-// trade is what a length of Config.Escrow gives and costs.
+// trade is the gain and the cost of a length of Config.Escrow.
 type trade struct {
 	escrow     time.Duration
 	pace       float64 // decisions a second

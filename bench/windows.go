@@ -101,7 +101,7 @@ func (l limiter) taker() func(at time.Time) (bool, error) {
 const (
 	attacked = 3   // periods
 	polls    = 960 // in a period, of a flood: slots begin when one is due
-	settling = 3   // periods, until what was saved up is gone
+	settling = 3   // periods, until saved-up tokens are gone
 )
 
 // effort is how hard limits are attacked.
@@ -113,8 +113,8 @@ type effort struct {
 
 var thorough = effort{phases: 40, asks: 3000, flooded: 17 * 61}
 
-// attack takes what is there at a phase of the second period, then asks again and again
-// for some periods, and returns what was granted.
+// attack takes all tokens at a phase of the second period, then asks again and again for some
+// periods, and returns its grants.
 func (l limiter) attack(phase float64, periods, asks int) (events []curve.Event, err error) {
 	take := l.taker()
 	begin := windowStart.Add(windowPeriod + time.Duration(phase*float64(windowPeriod)).Truncate(time.Microsecond))
@@ -134,7 +134,7 @@ func (l limiter) attack(phase float64, periods, asks int) (events []curve.Event,
 	return events, nil
 }
 
-// judged is what was found of a limiter.
+// judged is the verdict on a limiter.
 type judged struct {
 	limiter
 	most, flood  float64
@@ -191,8 +191,8 @@ func (l limiter) plentiful() ratelimit.Limit {
 	return nil
 }
 
-// contenders are what decides one key, combined, and many, with one statement each;
-// the first is missing where there is no such thing.
+// contenders returns the contenders that decide one key, combined, and many, with one statement
+// each; the first is missing where there is no such thing.
 func (l limiter) contenders(p *postgresServer) (oneKey, each *contender, err error) {
 	limit := l.plentiful()
 	if limit == nil {
@@ -218,8 +218,8 @@ func (l limiter) contenders(p *postgresServer) (oneKey, each *contender, err err
 	return by(combined), by(portable), nil
 }
 
-// measure fills in what a limiter costs: the best of the rounds, in which the
-// limiters take turns.
+// measureWindows fills in the cost of a limiter: the best of the rounds, in which the limiters
+// take turns.
 func measureWindows(ctx context.Context, p *postgresServer, all []judged, rounds int, duration time.Duration) error {
 	const table = `CREATE TABLE weighted_counters (name text, key text, win bigint NOT NULL, last float8 NOT NULL, now float8 NOT NULL,
 PRIMARY KEY (name, key)) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 50, autovacuum_vacuum_scale_factor = 0.05)`
@@ -324,8 +324,8 @@ func printWindows(w io.Writer, all []judged) error {
 	return p.err
 }
 
-// drawWindows draws three panels of bars, a bar for each limiter: ours blue, and red what
-// is over the line.
+// drawWindows draws three panels of bars, a bar for each limiter: ours blue, and red the part
+// above the line.
 func drawWindows(file string, all []judged) error {
 	barsOf := func(value func(judged) float64, line float64) (bars []bar) {
 		for _, j := range all {

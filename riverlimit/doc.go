@@ -3,16 +3,15 @@
 //
 // There are two places to limit a job, and they go together:
 //
-//   - [Inserter] reserves capacity where the job is inserted, in the same
-//     transaction: there is no job without capacity, and no capacity without a
-//     job. The job is scheduled for the instant at which its capacity is there.
-//   - [Middleware] reserves where the job is worked: once for each attempt, and
-//     not at all for what was reserved at insertion. It holds the job back until
-//     the instant, in the worker if that is near, otherwise with a snooze, so
-//     that limiting never uses up an attempt.
+//   - [Inserter] reserves capacity where the job is inserted, in the same transaction: there is
+//     no job without capacity, and no capacity without a job. The job is scheduled for the
+//     instant at which its capacity is available.
+//   - [Middleware] reserves where the job is worked: once for each attempt, and not at all for
+//     limits reserved at insertion. It holds the job back until the instant, in the worker if
+//     that is near, otherwise with a snooze, so that limiting never uses up an attempt.
 //
-// A Middleware is also what holds jobs back while their limit is paused, which
-// those that were inserted before the pause do not know: see [Middleware.Pause].
+// A Middleware also holds jobs back while their limit is paused, those too that were inserted
+// before the pause: see [Middleware.Pause].
 //
 // # Averages and starts
 //
@@ -26,30 +25,27 @@
 //
 // # The note
 //
-// What was reserved for a job is noted in its metadata, under [MetadataKey], by
-// name and key of the limits, with the attempt that it was reserved for, and with the
-// receipts. A job
-// that returns from a snooze finds its reservation there. An attempt that has
-// begun has used its reservation up, and the next one pays again: it calls the
-// third party again. A worker that is killed before it has recorded the note
-// costs its job's reservation, and never a limit.
+// The reservation of a job is noted in its metadata, under [MetadataKey], by name and key of
+// the limits, with its attempt and its receipts. A job that returns from a snooze finds its
+// reservation there. An attempt that has begun has used its reservation up, and the next one
+// pays again: it calls the third party again. A worker that is killed before it has recorded
+// the note costs its job's reservation, and never a limit.
 //
 // # Jobs that never run
 //
-// River says nothing when a job is cancelled or deleted before it has run, so what
-// was reserved for it stays reserved: after 10 such jobs at one a minute the next
-// is due 10 minutes later than need be. Give the reservation back in the
-// transaction that cancels or deletes the job, with [CancelTx], which finds the
-// receipt in the job's metadata. Jobs that were inserted after it keep their
-// instants; later ones are due earlier, some in the same instant as those. See the
-// example of a job that is cancelled. A job that has begun has used its reservation,
-// and CancelTx leaves it alone.
+// River says nothing when a job is cancelled or deleted before it has run, so its reservation
+// stays: after 10 such jobs at one a minute the next is due 10 minutes later than need be. Give
+// the reservation back in the transaction that cancels or deletes the job, with [CancelTx],
+// which finds the receipt in the job's metadata. Jobs that were inserted after it keep their
+// instants; later ones are due earlier, some in the same instant as those. See the example of a
+// job that is cancelled. A job that has begun has used its reservation, and CancelTx leaves it
+// alone.
 //
-// # What it really cost
+// # The real cost
 //
-// A job that reserves an estimate, such as the most tokens that a language model may
-// use, settles it by what it really used, with [SettleTx] in the transaction that
-// completes the job.
+// A job that reserves an estimate, such as the most tokens that a language model may use,
+// settles it by the tokens really used, with [SettleTx] in the transaction that completes the
+// job.
 //
 // All functions and methods are safe for concurrent use.
 package riverlimit

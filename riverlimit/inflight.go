@@ -39,9 +39,8 @@ func (m *Middleware) inFlight(ctx context.Context, job *rivertype.JobRow, work f
 // slotKey is for a job's slot in its context.
 type slotKey struct{}
 
-// SlotOf returns the slot that a job holds whose context it is given: for
-// ReleaseTx of the Store in the transaction that completes the job, and for its Fence. It
-// returns false if there is none.
+// SlotOf returns the slot held by the job whose context is ctx: for ReleaseTx of the Store in
+// the transaction that completes the job, and for its Fence. It returns false if there is none.
 func SlotOf(ctx context.Context) (slot ratelimit.Slot, ok bool) {
 	slot, ok = ctx.Value(slotKey{}).(ratelimit.Slot)
 	return slot, ok

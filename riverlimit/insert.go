@@ -31,7 +31,7 @@ type Inserter struct {
 	// Store makes the reservations, in the database of Client. Required.
 	Store *pgstore.Store
 
-	// Catalog chooses what holds for a key, such as an override in a database: a
+	// Catalog chooses the limit of a key, such as an override in a database: a
 	// *catalog.Catalog. Nil takes requests as they are.
 	Catalog ratelimit.Catalog
 
@@ -46,10 +46,10 @@ type Inserted struct {
 	// JobInsertResult is River's.
 	*rivertype.JobInsertResult
 
-	// Reservation is what was reserved. It was given back already if River
-	// skipped the job as a duplicate. The store's Cancel gives its receipt back when
-	// the job is cancelled or deleted before it has run; the receipt is in the job's
-	// metadata, too: see [SettleTx] and [CancelTx].
+	// Reservation is the result of the reservation. It was given back already if River skipped
+	// the job as a duplicate. The store's Cancel gives its receipt back when the job is
+	// cancelled or deleted before it has run; the receipt is in the job's metadata, too: see
+	// [SettleTx] and [CancelTx].
 	Reservation ratelimit.Result
 }
 
@@ -95,25 +95,23 @@ type InsertManyParams struct {
 	Requests   []ratelimit.Request // none for a job that is not limited
 }
 
-// InsertTx reserves what is asked from all the limits and inserts the job,
-// scheduled for the instant at which the reservation is due, all inside tx: if
-// tx rolls back there is neither job nor debt. A later ScheduledAt of opts or
-// args stays; the capacity is taken as from now all the same.
+// InsertTx reserves the count of each request from its limit and inserts the job, scheduled for
+// the instant at which the reservation is due, all inside tx: if tx rolls back there is neither
+// job nor debt. A later ScheduledAt of opts or args stays; the capacity is taken as from now
+// all the same.
 //
-// A refusal, which only limits with a MaxReserved know, is an error:
-// [ratelimit.ErrRefused], as a *[ratelimit.RefusedError] with the result. Then,
-// and on every other error, nothing was inserted and nothing is reserved. After
-// errors that are PostgreSQL's, among them 40001 and 40P01, tx has failed, as
-// always; after others it remains usable. A job that River skips as a duplicate
-// costs nothing.
+// A refusal, which only limits with a MaxReserved make, is an error: [ratelimit.ErrRefused], as
+// a *[ratelimit.RefusedError] with the result. Then, and on every other error, nothing was
+// inserted and nothing is reserved. After errors that are PostgreSQL's, among them 40001 and
+// 40P01, tx has failed, as always; after others it remains usable. A job that River skips as a
+// duplicate costs nothing.
 //
-// The limits' rows stay locked until tx ends: insert late, or commit soon. River
-// promotes what is scheduled every 5 seconds, so a job may start that much late,
-// but never early.
+// The limits' rows stay locked until tx ends: insert late, or commit soon. River promotes
+// scheduled jobs every 5 seconds, so a job may start that much late, but never early.
 //
-// River does not tell anybody when it cancels or deletes a job, so the reservation
-// of a job that never runs stays until it is given back: see "Jobs that never run"
-// in the package's documentation.
+// River does not report that it cancels or deletes a job, so the reservation of a job that
+// never runs stays until it is given back: see "Jobs that never run" in the package's
+// documentation.
 func (in Inserter) InsertTx(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *river.InsertOpts, requests ...ratelimit.Request) (*Inserted, error) {
 	inserted, err := in.InsertManyTx(ctx, tx, []InsertManyParams{{args, opts, requests}})
 	if err != nil {
@@ -130,9 +128,9 @@ func (in Inserter) InsertTx(ctx context.Context, tx pgx.Tx, args river.JobArgs, 
 // ever grant at once, there is one reservation for as many as it can; those of a sliding
 // window are due together, when a slot begins that has room for them.
 //
-// The limits' rows are locked in one order, whatever the order of the jobs, so
-// two such calls never deadlock (40P01). Several calls in one transaction can, if
-// another transaction makes them in another order: put all jobs into one.
+// The limits' rows are locked in one order, independent of that of the jobs, so two such calls
+// never deadlock (40P01). Several calls in one transaction can, if another transaction makes
+// them in another order: put all jobs into one.
 func (in Inserter) InsertManyTx(ctx context.Context, tx pgx.Tx, params []InsertManyParams) ([]*Inserted, error) {
 	if err := in.usable(); err != nil {
 		return nil, err
@@ -202,9 +200,9 @@ func (r *reservations) alike(order []int) int {
 	return n
 }
 
-// together makes one reservation for jobs that are alike. What they want together can be
-// more than could ever be granted at once, though some of them could be: then each is
-// asked for by itself, so that the answer is that of the first for which it is too much.
+// together makes one reservation for jobs that are alike. Their sum can be more than could ever
+// be granted at once, though some of them could be: then each is reserved by itself, so that
+// the error is that of the first that is too much.
 func (r *reservations) together(ctx context.Context, tx pgx.Tx, jobs []int) error {
 	sum, counts := r.sum(jobs)
 	whole, err := r.in.reserve(ctx, tx, sum)
@@ -238,8 +236,8 @@ func fitting(jobs int, err error) int {
 	return min(max(int(float64(jobs)*share+1e-9), 1), jobs-1)
 }
 
-// sum is what jobs that are alike take together, and what each of them takes, both in the
-// order of a result's Each: requests for the same limit and key are one there.
+// sum returns the tokens that jobs that are alike take together, and those of each of them,
+// both in the order of a result's Each: requests for the same limit and key are one there.
 func (r *reservations) sum(jobs []int) (sum []ratelimit.Request, counts [][]float64) {
 	var place []int
 	for i, a := range r.params[jobs[0]].Requests {
@@ -384,7 +382,7 @@ func (in Inserter) giveBack(ctx context.Context, tx pgx.Tx, reservations ...rate
 	}
 }
 
-// job returns what River is to insert. The receipt, nil for none, is for the job's worker
+// job returns the job for River to insert. The receipt, nil for none, is for the job's worker
 // to settle.
 func (in Inserter) job(args river.JobArgs, opts *river.InsertOpts, requests []ratelimit.Request, reserved ratelimit.Result, receipt *ratelimit.Receipt) (river.InsertManyParams, error) {
 	if reserved.At.IsZero() { // not limited

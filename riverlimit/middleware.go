@@ -29,10 +29,10 @@ const (
 
 // MiddlewareConfig says how a [Middleware] limits jobs.
 type MiddlewareConfig struct {
-	// Limits says what an attempt at a job takes, and from which limits: all or
-	// nothing. Nil means that the job is not limited. It must say the same each
-	// time it is asked about a job, and must not change the job. Required, unless there
-	// is InFlight; see [ByKind] and [ByQueue] for simple ones.
+	// Limits returns the limits that an attempt at a job takes from, and the counts: all or
+	// nothing. Nil means that the job is not limited. It must return the same each time it is
+	// called for a job, and must not change the job. Required, unless there is InFlight; see
+	// [ByKind] and [ByQueue] for simple ones.
 	Limits func(job *rivertype.JobRow) []ratelimit.Request
 
 	// InFlight says which limit of how many at once a job is under, and for which key,
@@ -43,8 +43,8 @@ type MiddlewareConfig struct {
 	// [SlotOf]. The default is none.
 	InFlight func(job *rivertype.JobRow) (limit ratelimit.InFlight, key string)
 
-	// Catalog chooses what holds for a key, such as an override in a database, when Limits
-	// and InFlight have said what holds by the code: a *catalog.Catalog. Nil leaves that as it is.
+	// Catalog chooses the limit of a key, such as an override in a database, in place of those
+	// of Limits and InFlight: a *catalog.Catalog. Nil leaves them as they are.
 	Catalog ratelimit.Catalog
 
 	// HardStart bounds starts and not only averages, for a third party that
@@ -127,21 +127,19 @@ func oneOf(limit ratelimit.Limit) []ratelimit.Request {
 	return []ratelimit.Request{limit.For("")}
 }
 
-// Middleware is a River worker middleware that limits how often jobs are
-// worked. It goes into river.Config.Middleware, as the last one if it has
-// HardStart: what runs between it and the worker delays the start.
+// Middleware is a River worker middleware that limits how often jobs are worked. It goes into
+// river.Config.Middleware, as the last one if it has HardStart: middleware between it and the
+// worker delays the start.
 //
-// Before an attempt at a job it reserves, once, and holds the job back until
-// the reservation is due. A job whose reservation is due runs at once, unless a
-// limit has been paused since: see [Middleware.Pause]. An attempt that fails, and
-// one that the worker itself snoozes, has used its reservation up; the next pays
-// again.
+// Before an attempt at a job it reserves, once, and holds the job back until the reservation is
+// due. A job with a reservation that is due runs at once, unless a limit has been paused since:
+// see [Middleware.Pause]. An attempt that fails, and one that the worker itself snoozes, has
+// used its reservation up; the next pays again.
 //
-// Holding back never uses up an attempt, nor does a refusal (of a limit with a
-// MaxReserved), a shut-down, or a database that does not answer: River
-// fetches the job again later. (A client that stops waits for jobs that wait in the worker, as
-// for all others.) A job that asks for what its limit can never grant, or asks
-// nonsense, is cancelled, with the reason among its errors.
+// Holding back never uses up an attempt, nor does a refusal (of a limit with a MaxReserved), a
+// shut-down, or a database that does not answer: River fetches the job again later. (A client
+// that stops waits for jobs that wait in the worker, as for all others.) A job whose requests
+// can never be granted, or are invalid, is cancelled, with the reason among its errors.
 //
 // Waits follow the database's clock. A worker whose clock differs, by up to an
 // hour, changes nothing.
@@ -233,7 +231,7 @@ func (m *Middleware) work(ctx context.Context, job *rivertype.JobRow, doInner fu
 	return doInner(inner)
 }
 
-// resolved returns requests by what a catalog says, if there is one.
+// resolved returns requests with the limits of a catalog, if there is one.
 func resolved(catalog ratelimit.Catalog, requests []ratelimit.Request) []ratelimit.Request {
 	if catalog == nil {
 		return requests
@@ -332,8 +330,8 @@ func (m *Middleware) await(ctx context.Context, job *rivertype.JobRow, n note, n
 	}
 }
 
-// again asks what time it is, and whether the limits are paused; then it returns n
-// put off until the pause is over.
+// again reads the time, and whether the limits are paused; then it returns n, put off until the
+// pause is over.
 func (m *Middleware) again(ctx context.Context, n note, requests []ratelimit.Request) (note, *instant, error) {
 	questions := make([]ratelimit.Request, len(requests))
 	for i, r := range requests {
@@ -353,7 +351,7 @@ func (m *Middleware) again(ctx context.Context, n note, requests []ratelimit.Req
 	return n, decided(result, asked), nil
 }
 
-// observe tells what became of a job.
+// observe reports the outcome of a job.
 func (m *Middleware) observe(ctx context.Context, outcome ratelimit.Outcome, requests []ratelimit.Request, err error) {
 	if m.config.Observe == nil {
 		return
@@ -364,7 +362,7 @@ func (m *Middleware) observe(ctx context.Context, outcome ratelimit.Outcome, req
 	})
 }
 
-// putOff returns what to tell River of a job that does not start because of err.
+// putOff returns the error for River of a job that does not start because of err.
 func (m *Middleware) putOff(ctx context.Context, job *rivertype.JobRow, requests []ratelimit.Request, err error) error {
 	var snooze *river.JobSnoozeError
 	switch {

@@ -24,13 +24,12 @@ type note struct {
 	Attempt int `json:"attempt"`
 	// At is when it is due, on the database's clock.
 	At time.Time `json:"at"`
-	// Paid is what was reserved.
+	// Paid is the reservation's payments.
 	Paid []paid `json:"paid"`
-	// Receipts are those of what was reserved, of gates too.
+	// Receipts are those of the reservation, of gates too.
 	Receipts []*ratelimit.Receipt `json:"receipts,omitempty"`
-	// Started is true when the attempt has begun. River takes back attempts of
-	// workers that snooze or are shut down as well, and those have called
-	// whatever the limit protects.
+	// Started is true when the attempt has begun. River takes back attempts of workers that
+	// snooze or are shut down as well, and those have called the third party.
 	Started bool `json:"started,omitempty"`
 }
 
@@ -47,7 +46,7 @@ func (p paid) isFor(r ratelimit.Request) bool {
 	return p.Name == ratelimit.NameOf(r.Limit) && p.Key == r.Key
 }
 
-// paidFor returns what a reservation has paid for r, which it was made for.
+// paidFor returns the payment of a reservation for r, which it was made for.
 func paidFor(r ratelimit.Request, reserved ratelimit.Result) paid {
 	p := paid{Name: ratelimit.NameOf(r.Limit), Key: r.Key}
 	for _, payment := range receipt.Payments(reserved.Receipt) {
@@ -59,8 +58,8 @@ func paidFor(r ratelimit.Request, reserved ratelimit.Result) paid {
 	return p
 }
 
-// noteKey is for the note in a context: what an outer middleware has noted for
-// the same job is not in the job's metadata yet.
+// noteKey is for the note in a context: the note of an outer middleware for the same job is not
+// in the job's metadata yet.
 type noteKey struct{ job int64 }
 
 // noteOf returns the note for the attempt that job is at: an empty one if there is
@@ -91,7 +90,7 @@ func (n note) unpaid(requests []ratelimit.Request) []ratelimit.Request {
 	return unpaid
 }
 
-// keep returns n with the receipt of what was reserved, if there is one.
+// keep returns n with the receipt of a reservation, if there is one.
 func (n note) keep(receipt *ratelimit.Receipt) note {
 	if receipt != nil {
 		n.Receipts = append(slices.Clone(n.Receipts), receipt)

@@ -14,11 +14,11 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// SettleTx replaces, inside tx, what was reserved for a job's attempt by what it really
-// used, less or more: the store's SettleTx for the receipts in the job's note, those of
-// the gates that it has passed included. A limit and key that used does not name keep
-// what was reserved. Call it with the worker's context, in the transaction that completes
-// the job, which then has happened all or not at all:
+// SettleTx replaces, inside tx, the tokens reserved for a job's attempt by those really used,
+// fewer or more: the store's SettleTx for the receipts in the job's note, those of the gates
+// that it has passed included. A limit and key that used does not name keep their reservation.
+// Call it with the worker's context, in the transaction that completes the job, which then has
+// happened all or not at all:
 //
 //	if err := riverlimit.SettleTx(ctx, tx, store, job.JobRow, Tokens.ForN(org, used)); err != nil {
 //		return err
@@ -29,8 +29,8 @@ import (
 // [ratelimit.ErrInvalid]; a second time, within the same attempt, is
 // [ratelimit.ErrSettled]. Nothing is settled then, once tx has been rolled back.
 //
-// Without a [Middleware] it settles what was reserved when the job was inserted,
-// whichever attempt this is.
+// Without a [Middleware] it settles the reservation made when the job was inserted, whichever
+// attempt this is.
 func SettleTx(ctx context.Context, tx pgx.Tx, store *pgstore.Store, job *rivertype.JobRow, used ...ratelimit.Request) error {
 	receipts, err := receiptsOf(ctx, store, job)
 	if err != nil {
@@ -58,9 +58,9 @@ func SettleTx(ctx context.Context, tx pgx.Tx, store *pgstore.Store, job *riverty
 	return nil
 }
 
-// CancelTx gives back, inside tx, what was reserved for a job that has not begun, in the
-// transaction that cancels or deletes it. It reports false when there is nothing to give
-// back: no reservation, or one that an attempt has used up.
+// CancelTx gives back, inside tx, the reservation of a job that has not begun, in the
+// transaction that cancels or deletes it. It reports false when there is nothing to give back:
+// no reservation, or one that an attempt has used up.
 func CancelTx(ctx context.Context, tx pgx.Tx, store *pgstore.Store, job *rivertype.JobRow) (cancelled bool, err error) {
 	if err := usable(store, job); err != nil {
 		return false, err
@@ -89,14 +89,14 @@ func usable(store *pgstore.Store, job *rivertype.JobRow) error {
 	return nil
 }
 
-// receiptsOf returns those of what was reserved for the attempt that job is at.
+// receiptsOf returns the receipts of the reservations for the attempt that job is at.
 func receiptsOf(ctx context.Context, store *pgstore.Store, job *rivertype.JobRow) ([]*ratelimit.Receipt, error) {
 	if err := usable(store, job); err != nil {
 		return nil, err
 	}
 	n, ok := ctx.Value(noteKey{job.ID}).(note)
 	if !ok {
-		n, _ = storedNote(job) // what is not ours to understand has no receipt
+		n, _ = storedNote(job) // a note of another format has no receipt
 	}
 	if len(n.Receipts) == 0 {
 		return nil, invalid("Job", job.ID, "has no receipt of what was reserved for it")
@@ -113,9 +113,9 @@ func storedNote(job *rivertype.JobRow) (note, error) {
 	return metadata.Note, err
 }
 
-// settled returns what to settle a receipt with, in the order of its call, and whether
-// that is not what it says anyway. later are those that were made after it: one for the
-// same limit is for a slot that took the place of one that the job has missed.
+// settled returns the counts to settle a receipt with, in the order of its call, and whether
+// they differ from its own. later are the receipts that were made after it: one for the same
+// limit is for a slot that took the place of one that the job has missed.
 func settled(r *ratelimit.Receipt, later []*ratelimit.Receipt, used []ratelimit.Request) (counts []float64, changed bool) {
 	for _, p := range receipt.Payments(r) {
 		for len(counts) <= p.Place {
@@ -141,7 +141,7 @@ func hasPaid(r *ratelimit.Receipt, p receipt.Payment) bool {
 	return slices.ContainsFunc(receipt.Payments(r), func(q receipt.Payment) bool { return q.Name == p.Name && q.Key == p.Key })
 }
 
-// pays reports whether a payment is for what r names, or for its gate.
+// pays reports whether a payment is for r's limit and key, or for its gate.
 func pays(p receipt.Payment, r ratelimit.Request) bool {
 	name := ratelimit.NameOf(r.Limit)
 	return p.Key == r.Key && (p.Name == name || p.Name == name+startSuffix)

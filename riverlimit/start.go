@@ -17,17 +17,17 @@ import (
 // startSuffix ends the names of the gates.
 const startSuffix = ":start"
 
-// Rows returns the requests with which the middleware takes what r asks for: from
-// the limit, and with HardStart from the gate too, a token bucket of the same
-// name with ":start" after it, which a sliding window does without. They are for programs that credit, pause, reset
-// or prune what the middleware takes:
+// Rows returns the requests with which the middleware takes the tokens of r: from the limit,
+// and with HardStart from the gate too, a token bucket of the same name with ":start" after it,
+// which a sliding window does without. They are for programs that credit, pause, reset or prune
+// the rows that the middleware takes from:
 //
 //	for _, row := range middleware.Rows(Tokens.ForN(org, unused)) {
 //		_, err := store.CreditTx(ctx, tx, row)
 //		…
 //	}
 //
-// For the bound on starts, what is credited counts as refilled.
+// For the bound on starts, credited tokens count as refilled.
 func (m *Middleware) Rows(r ratelimit.Request) []ratelimit.Request {
 	r = resolved(m.config.Catalog, []ratelimit.Request{r})[0]
 	if !m.config.HardStart || r.Limit == nil || slides(r) {
@@ -59,17 +59,17 @@ func capacityOr(capacity, rate float64) float64 {
 	return capacity
 }
 
-// stretched returns a limit's period with the slack in it, and a microsecond: then
-// what is refilled during a period and the slack is less than Rate, and whole
-// tokens are at most Rate − 1.
+// stretched returns a limit's period with the slack in it, and a microsecond: then the tokens
+// refilled during a period and the slack are fewer than Rate, and whole tokens are at most Rate
+// − 1.
 func (m *Middleware) stretched(period time.Duration) time.Duration {
 	return (period + m.config.StartSlack + 2*time.Microsecond - 1).Truncate(time.Microsecond)
 }
 
-// gate returns what r asks of the limit on starts. Taking from a token bucket at the very instants
-// t1 … tn takes at most Capacity + Rate · (tn − t1) / Period. A start is up to
-// the slack after its taking, so those in a window of the limit's period were
-// taken within the period and the slack.
+// gate returns the request of r to the limit on starts. Taking from a token bucket at the very
+// instants t1 … tn takes at most Capacity + Rate · (tn − t1) / Period. A start is up to the
+// slack after its taking, so those in a window of the limit's period were taken within the
+// period and the slack.
 //
 // It grants a little ahead, so that the way to the database and back is not added
 // to the spacing. A pause does not stop a job that was granted its start before.
@@ -129,9 +129,9 @@ func (m *Middleware) pass(ctx context.Context, gates []ratelimit.Request) (*rate
 	}
 }
 
-// leave ends what was granted too late to start. A sliding window counts by its slots,
-// which others have again when it is given back. It returns when those that are over
-// too soon are over: until then they would be granted again and again.
+// leave gives up gates that were granted too late to start. A sliding window counts by its
+// slots, so those that are given back can be granted again. It returns when the slots that are
+// over too soon are over: until then they would be granted again and again.
 func (m *Middleware) leave(ctx context.Context, gates []ratelimit.Request, asked time.Time, granted ratelimit.Result) error {
 	if !slices.ContainsFunc(gates, func(r ratelimit.Request) bool { return !slides(r) }) {
 		if _, err := m.store.Cancel(ctx, granted.Receipt); err != nil {
@@ -150,8 +150,8 @@ func (m *Middleware) leave(ctx context.Context, gates []ratelimit.Request, asked
 	return nil
 }
 
-// gates returns the gates that a job passes with its reservations, at an instant. A
-// sliding window whose slot it has missed is one itself.
+// gates returns the gates that a job passes with its reservations, at an instant. A sliding
+// window is one itself when the job has missed its slot.
 func (m *Middleware) gates(requests []ratelimit.Request, n note, now *instant) (gates []ratelimit.Request) {
 	for _, r := range requests {
 		if !slides(r) {
@@ -169,8 +169,8 @@ func (m *Middleware) gates(requests []ratelimit.Request, n note, now *instant) (
 	return gates
 }
 
-// over reports whether the slot of a sliding window among gates is over that was
-// granted to somebody who has asked for it.
+// over reports whether, of a sliding window among gates, the slot that was granted to a call
+// made at asked is over.
 func (m *Middleware) over(gates []ratelimit.Request, asked time.Time, granted ratelimit.Result) bool {
 	n, now := note{}.with(gates, granted, 0), decided(granted, asked)
 	return slices.ContainsFunc(gates, func(r ratelimit.Request) bool { return slides(r) && m.missed(n, r, now) })
@@ -182,7 +182,7 @@ func (m *Middleware) missed(n note, r ratelimit.Request, now *instant) bool {
 	return n.missed(r, now.latest().Add(m.config.StartSlack))
 }
 
-// tooNarrow is the error of a sliding window whose slots are over before a job starts.
+// tooNarrow returns the error of a sliding window with slots that are over before a job starts.
 func (m *Middleware) tooNarrow(requests []ratelimit.Request) error {
 	for _, r := range requests {
 		if !slides(r) {
@@ -198,7 +198,7 @@ func (m *Middleware) tooNarrow(requests []ratelimit.Request) error {
 	return nil
 }
 
-// atOnce returns what r asks for of the same limit, that is not to be ahead.
+// atOnce returns r as a request to the same limit that must be granted at once.
 func atOnce(r ratelimit.Request) ratelimit.Request {
 	d := r.Limit.Definition()
 	d.MaxReserved = 0
@@ -265,7 +265,7 @@ type counts struct {
 	of map[string]int
 }
 
-// add adds n to a key's number, and returns what it was before.
+// add adds n to a key's number, and returns its value before.
 func (c *counts) add(key string, n int) (before int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

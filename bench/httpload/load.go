@@ -10,7 +10,7 @@ import (
 	vegeta "github.com/tsenart/vegeta/v12/lib"
 )
 
-// load is what the second process measured.
+// load is the measurement of the second process.
 type load struct {
 	Rate     float64 // requests a second
 	P50, P99 time.Duration

@@ -32,7 +32,7 @@ func main() {
 	}
 }
 
-// options are what both processes are told.
+// options are the options of both processes.
 type options struct {
 	duration    time.Duration
 	rounds      int
@@ -61,7 +61,7 @@ func run(ctx context.Context, args []string, out io.Writer) error {
 	return measure(ctx, o, out)
 }
 
-// secondProcess has another process send the requests, and returns what it measured.
+// secondProcess has another process send the requests, and returns its measurement.
 func secondProcess(ctx context.Context, o options) (m load, err error) {
 	program, err := os.Executable()
 	if err != nil {

@@ -81,7 +81,7 @@ func (s *service) facts(ctx context.Context) (facts string, err error) {
 	return facts, err
 }
 
-// benchCase is a service to measure, and what must hold after it.
+// benchCase is a service to measure, and the check to make after it.
 type benchCase struct {
 	name   string
 	keys   int
@@ -119,7 +119,7 @@ func (s *service) cases() []benchCase {
 	}
 }
 
-// round runs a case once, with rows and a limit of its own, and checks what it left.
+// round runs a case once, with rows and a limit of its own, and checks the rows afterwards.
 func (s *service) round(ctx context.Context, o options, c benchCase) (load, error) {
 	if _, err := s.pool.Exec(ctx, "TRUNCATE orders, rate_limits"); err != nil {
 		return load{}, err
@@ -167,7 +167,7 @@ func (s *service) check(ctx context.Context, c benchCase, l load, lasted time.Du
 	case c.limit.Rate == 0:
 	case float64(granted) > d.Capacity*float64(c.keys)+d.Rate*float64(c.keys)*lasted.Seconds()/d.Period.Seconds():
 		return fmt.Errorf("granted %d in %v, more than %v has", granted, lasted, d)
-	case d.Period >= time.Hour && (taken < float64(granted)-0.5 || !c.escrow && taken > float64(granted)+0.5): // what was taken ahead may be unused
+	case d.Period >= time.Hour && (taken < float64(granted)-0.5 || !c.escrow && taken > float64(granted)+0.5): // prefetched tokens may be unused
 		return fmt.Errorf("%g tokens are taken for %d orders", taken, granted)
 	}
 	return nil
