@@ -118,6 +118,7 @@ func routes(s *site) http.Handler {
 	page("/limit", s.limit)
 	page("/key", s.key)
 	page("/slots", s.slots)
+	page("/refused", s.refused)
 	page("/changes", s.changes)
 	mux.HandleFunc("GET "+s.prefix+"/style.css", style)
 	mux.HandleFunc("POST "+s.prefix+"/change", s.change)

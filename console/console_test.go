@@ -21,6 +21,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/migrations"
 	"github.com/pgratelimit/ratelimit/pgstore"
+	"github.com/pgratelimit/ratelimit/refusals"
 )
 
 func TestMain(m *testing.M) {
@@ -310,6 +311,36 @@ func TestSlots(t *testing.T) {
 		t.Errorf("slots of a rate: got %s:\n%s", response.Status, page)
 	}
 	s.get(404, "/slots", "name", "api")
+}
+
+func TestRefused(t *testing.T) {
+	t.Parallel()
+	s := serve(t)
+	s.wants(s.get(200, "/refused"), "The table of refusals is not there")
+
+	db := pgtest.New(t, pgtest.With(migrations.Refusals))
+	recorder, err := refusals.New(db.Pool, &refusals.Config{Schema: db.Schema})
+	s.must(err)
+	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Observe: recorder.Observe})
+	s.must(err)
+	memory, err := catalog.NewInMemory(nil)
+	s.must(err)
+	s.must(memory.Publish(t.Context(), api))
+	for range 3 {
+		if _, err := store.Allow(t.Context(), api.ForN("<alice>", 20)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.must(recorder.Write(t.Context()))
+	handler, err := console.New(&console.Config{Pool: db.Pool, Schema: db.Schema, Store: store, Catalog: memory})
+	s.must(err)
+	server := httptest.NewServer(handler)
+	t.Cleanup(server.Close)
+	s.url = server.URL
+	s.wants(s.get(200, "/refused", "limit", "api", "since", "5m"), "<alice>", `<td class="n">2`, `href="/key?name=api&amp;key=%3calice%3e"`)
+	s.wants(s.get(200, "/refused", "limit", "other"), "No key was refused by other in that time")
+	s.get(400, "/refused", "since", "long")
+	s.get(400, "/refused", "since", "48h")
 }
 
 // Bad input is answered with what is wrong with it, and changes nothing.

@@ -2,6 +2,7 @@ package console
 
 import (
 	"context"
+	"errors"
 	"math"
 	"net/http"
 	"strconv"
@@ -11,6 +12,7 @@ import (
 	"github.com/pgratelimit/ratelimit/catalog"
 	"github.com/pgratelimit/ratelimit/internal/inspect"
 	"github.com/pgratelimit/ratelimit/internal/visible"
+	"github.com/pgratelimit/ratelimit/refusals"
 )
 
 const (
@@ -140,6 +142,33 @@ func (s *site) slots(ctx context.Context, r *http.Request) (*view, error) {
 		p.Next = keys[perPage-1]
 	}
 	return &view{template: "slots.html", Title: visible.Text(limit.Name), Data: &p}, nil
+}
+
+// refusedPage is what the page of the keys that are refused most shows.
+type refusedPage struct {
+	Limit    string
+	Since    time.Duration
+	Migrated bool
+	Keys     []refusals.Key
+	Rates    map[string]bool // names of limits whose keys have a page
+}
+
+// refused is the page of the keys that are refused most, in all processes.
+func (s *site) refused(ctx context.Context, r *http.Request) (_ *view, err error) {
+	p := refusedPage{Limit: r.FormValue("limit"), Since: time.Minute, Rates: map[string]bool{}}
+	if since := r.FormValue("since"); since != "" {
+		if p.Since, err = duration("since", since); err != nil {
+			return nil, err
+		}
+	}
+	p.Keys, err = refusals.Top(ctx, s.desk.Pool, s.desk.Schema, refusals.Query{Limit: p.Limit, Since: p.Since, Most: perPage})
+	if p.Migrated = !errors.Is(err, refusals.ErrNotMigrated); !p.Migrated {
+		err = nil
+	}
+	for _, d := range s.desk.Catalog.Definitions() {
+		p.Rates[d.Name] = true
+	}
+	return &view{template: "refused.html", Title: "Refused most", Data: &p}, err
 }
 
 // changes is the page of what was changed in the catalog.

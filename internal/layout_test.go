@@ -54,7 +54,7 @@ var mayImport = map[string][]string{
 	"internal/watch":     {".", "internal/receipt"},
 	"internal/leak":      {},
 	"catalog":            {".", pgx},
-	"console":            {".", "catalog", "internal/inspect", "internal/visible", "pgstore", pgx},
+	"console":            {".", "catalog", "internal/inspect", "internal/visible", "pgstore", "refusals", pgx},
 	"refusals":           {".", pgx},
 	"memstore":           {".", "internal/bucket", "internal/decide", "internal/flight", "internal/receipt", "internal/wait", "internal/watch", pgx},
 	"migrations":         {},
