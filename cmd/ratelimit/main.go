@@ -98,7 +98,7 @@ const (
 // commands are the verbs of the program.
 func commands(o *options) []*cobra.Command {
 	return []*cobra.Command{
-		lsCommand(o), showCommand(o), serveCommand(o),
+		lsCommand(o), showCommand(o), topCommand(o), serveCommand(o),
 		resetCommand(o), creditCommand(o), pauseCommand(o), resumeCommand(o), pruneCommand(o), reshardCommand(o), forgetCommand(o),
 		inflightCommand(o), catalogCommand(o), doctorCommand(o), migrateCommand(o),
 		replayCommand(o), simulateCommand(o), manCommand(), versionCommand(),
