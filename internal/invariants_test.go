@@ -10,7 +10,7 @@ import (
 )
 
 var (
-	testFunc  = regexp.MustCompile(`(?m)^func ((?:Test|Fuzz)\w+)\([tf] `)
+	testFunc  = regexp.MustCompile(`(?m)^func ((?:(?:Test|Fuzz)\w+)|Example\w*)\((?:[tf] |\))`)
 	named     = regexp.MustCompile("`([a-z/]*|\\.)\\.(Test\\w+)`")
 	invariant = regexp.MustCompile(`(?m)^\d+\. `)
 )
