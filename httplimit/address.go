@@ -10,8 +10,8 @@ import (
 
 // AddressConfig says how the client's address is found behind proxies.
 type AddressConfig struct {
-	// Trusted are the addresses of the proxies whose word is believed. A request from
-	// anywhere else is its sender's own, whatever its headers say. The default is none.
+	// Trusted are the addresses of the proxies whose word is believed. The headers of a request
+	// from any other address are ignored. The default is none.
 	Trusted []netip.Prefix
 
 	// Header is the one header in which the trusted proxies tell where a request came
@@ -20,8 +20,8 @@ type AddressConfig struct {
 	// not looked at, as a client can send them through. The default is X-Forwarded-For.
 	Header string
 
-	// UnixSocket trusts what comes over a Unix socket, which has no address, as from a
-	// proxy on the same machine. Without it such requests fail.
+	// UnixSocket trusts requests over a Unix socket, which has no address, as from a proxy on
+	// the same machine. Without it such requests fail.
 	UnixSocket bool
 
 	// IPv4Bits and IPv6Bits are how much of an address is the key: one customer has
@@ -58,10 +58,10 @@ func (a *Addresses) Key(r *http.Request) (string, error) {
 	return a.finder.Key(addr)
 }
 
-// Of is the client's address: that of the nearest hop, going from this server
-// towards the client, that is not a trusted proxy. If all are, it is the furthest.
-// Where a trusted proxy does not give an address, it is the proxy's own, so that
-// nobody gets a new key by sending what cannot be read.
+// Of is the client's address: that of the nearest hop, going from this server towards the
+// client, that is not a trusted proxy. If all are, it is the furthest. Where a trusted proxy
+// does not give an address, it is the proxy's own, so that no client gets a new key by sending
+// an invalid header.
 func (a *Addresses) Of(r *http.Request) (netip.Addr, error) {
 	addr, err := a.finder.Of(r.RemoteAddr, r.Header[a.finder.Header()])
 	if err != nil {

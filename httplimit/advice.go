@@ -12,8 +12,8 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// Advice is what a server says of its limits in a response. Waits are from the
-// response on, at least 0 and at most [ratelimit.MaxSpan], whatever it says.
+// Advice is a server's statement about its limits in a response. Waits are from the response
+// on, and always at least 0 and at most [ratelimit.MaxSpan].
 type Advice struct {
 	// RetryAfter is the wait in Retry-After, given in seconds or as a date. Told is
 	// whether there was one that can be read. It takes precedence over the rest.
@@ -27,8 +27,8 @@ type Advice struct {
 	Reset     time.Duration
 }
 
-// ReadAdvice reads what a response's header says of limits. Of the forms that are
-// there, the first of these that can be read counts, beside Retry-After:
+// ReadAdvice reads the limits from a response's header. Of the forms that are there, the first
+// of these that can be read counts, beside Retry-After:
 //
 //   - RateLimit, as the draft has it since revision 8 (a list) or in 7 (a dictionary)
 //   - RateLimit-Remaining and RateLimit-Reset, in seconds
@@ -51,7 +51,7 @@ func ReadAdvice(h http.Header, now time.Time) Advice {
 	return a
 }
 
-// window is what is left of a limit, and for how long.
+// window is the rest of a limit, and the time until it is refilled.
 type window struct {
 	exhausted bool
 	reset     time.Duration
@@ -59,7 +59,7 @@ type window struct {
 
 type windows []window
 
-// worst is what to heed of several limits.
+// worst returns the advice to heed of several limits.
 func (ws windows) worst() (exhausted bool, reset time.Duration) {
 	for i, w := range ws {
 		switch {
@@ -158,8 +158,8 @@ func readList(h http.Header, _ time.Time) (ws windows, ok bool) {
 	return ws, len(ws) > 0
 }
 
-// newWindow is what a structured field says of a limit. Without a reset, an exhausted
-// limit is one of which it is not known until when.
+// newWindow returns the window of a structured field. Without a reset, an exhausted limit is
+// one with an unknown end.
 func newWindow(remaining, reset any) (window, bool) {
 	r, ok := remaining.(int64)
 	if !ok || r < 0 {

@@ -30,7 +30,7 @@ type problem struct {
 func (p problem) write(w http.ResponseWriter) {
 	body, _ := json.Marshal(p) // of strings and an int, which cannot fail
 	for _, name := range []string{"Content-Encoding", "Etag", "Last-Modified", "Cache-Control"} {
-		w.Header().Del(name) // what was set for the answer that there would have been
+		w.Header().Del(name) // set for the answer that it replaces
 	}
 	w.Header().Set("Content-Type", "application/problem+json")
 	w.Header().Set("Content-Length", strconv.Itoa(len(body)+1))
@@ -38,11 +38,11 @@ func (p problem) write(w http.ResponseWriter) {
 	w.Write(append(body, '\n')) // the client may have gone
 }
 
-// Answer answers r if err is about its limits, and reports whether it did; any other
-// error, the database's too, is left to the caller. It is for handlers that take in
-// their own transaction, with the error that ended it: a refusal, which is
-// result.Err(), becomes the same 429 as the middleware's, fields and all; a cost that
-// can never be granted the same 413 or 422, and a *[RequestError] what it says.
+// Answer answers r if err is about its limits, and reports whether it did; any other error, the
+// database's too, is left to the caller. It is for handlers that take in their own transaction,
+// with the error that ended it: a refusal, which is result.Err(), becomes the same 429 as the
+// middleware's, fields and all; a cost that can never be granted the same 413 or 422, and a
+// *[RequestError] its own status.
 func (m *Middleware) Answer(w http.ResponseWriter, r *http.Request, err error) bool {
 	e, ok := m.gate.Answers(r, err)
 	if ok {

@@ -7,10 +7,9 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/edge"
 )
 
-// Cost says how many tokens a request takes; 0 takes none. An error that is a
-// *[RequestError] is answered with its status, any other as a failure of the store.
-// What a client says must not make its request cheaper than it is: see
-// [CostFromQuery].
+// Cost returns how many tokens a request takes; 0 takes none. An error that is a
+// *[RequestError] is answered with its status, any other as a failure of the store. A client
+// must not be able to make its request cheaper than it is: see [CostFromQuery].
 type Cost = func(*http.Request) (float64, error)
 
 // Fixed is the same cost for all requests.
@@ -27,13 +26,13 @@ func CostFromHeader(name string, least, otherwise float64) Cost {
 	}
 }
 
-// CostFromQuery is a cost that the client states in the URL's query, such as how
-// many rows it wants: a whole number, in digits. Less than least counts as least. If it
-// is absent or empty, the cost is otherwise: what such a request costs the handler. All
-// else is a *[RequestError] with status 400: a sign, a space, a point or a letter, since
-// the handler may read another number there, and several values, of which it may see
-// another one; and so is a query that cannot be parsed. The handler must read the same
-// parameter: with r.URL.Query, since r.FormValue prefers one in the body.
+// CostFromQuery is a cost that the client states in the URL's query, such as how many rows it
+// wants: a whole number, in digits. Less than least counts as least. If it is absent or empty,
+// the cost is otherwise: the cost of such a request to the handler. All else is a
+// *[RequestError] with status 400: a sign, a space, a point or a letter, since the handler may
+// read another number there, and several values, of which it may see another one; and so is a
+// query that cannot be parsed. The handler must read the same parameter: with r.URL.Query,
+// since r.FormValue prefers one in the body.
 func CostFromQuery(name string, least, otherwise float64) Cost {
 	return func(r *http.Request) (float64, error) {
 		query, err := url.ParseQuery(r.URL.RawQuery)

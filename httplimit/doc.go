@@ -1,6 +1,6 @@
-// Package httplimit limits HTTP requests with package ratelimit's limits. It has a
-// [Middleware] for servers, whose answers clients can trust, and a [Transport] for
-// clients, which keeps to what servers answer.
+// Package httplimit limits HTTP requests with package ratelimit's limits. It has a [Middleware]
+// for servers, with answers that clients can rely on, and a [Transport] for clients, which
+// heeds the answers of servers.
 //
 // # Servers
 //
@@ -17,7 +17,7 @@
 //	}
 //	http.ListenAndServe(":8080", authenticated(limit.Handler(mux)))
 //
-// All policies grant a request, or nothing is taken from any. What is answered then:
+// All policies grant a request, or nothing is taken from any. The answers:
 //
 //	granted                      the handler's answer, with RateLimit and RateLimit-Policy
 //	refused                      429 with Retry-After, and a problem that names the policies
@@ -27,22 +27,21 @@
 //
 // Policies may also be of how many requests are handled at a time: see [InFlightPolicy].
 //
-// A client that waits for as long as Retry-After says gets through, if no other request
-// took tokens of the same key meanwhile. Problems are application/problem+json (RFC
-// 9457). The fields follow draft 11 of draft-ietf-httpapi-ratelimit-headers, which may
-// still change: see [Draft11].
+// A client that waits for Retry-After gets through, if no other request took tokens of the same
+// key meanwhile. Problems are application/problem+json (RFC 9457). The fields follow draft 11
+// of draft-ietf-httpapi-ratelimit-headers, which may still change: see [Draft11].
 //
-// A request takes before its handler runs, on its own: it stays spent if the handler's
-// work is rolled back. What it took is given back, or settled, after the handler: by
-// how the request ended ([Policy].Counts), or by what it has really used ([Used]). If
-// that fails, or the process dies before, what was taken stays. A handler that wants
-// tokens and work in one transaction takes the tokens itself: see [Middleware.Requests].
+// A request takes before its handler runs, on its own: it stays spent if the handler's work is
+// rolled back. Its tokens are given back, or settled, after the handler: by how the request
+// ended ([Policy].Counts), or by the tokens really used ([Used]). If that fails, or the process
+// dies before, they stay spent. A handler that wants tokens and work in one transaction takes
+// the tokens itself: see [Middleware.Requests].
 //
 // # Keys and addresses
 //
-// A limit is as good as its key. A client that can choose its key has as many limits as
-// it likes: so use what was authenticated, and for addresses say which proxies are
-// trusted ([AddressConfig]). Keys appear in no answer.
+// A limit is as good as its key. A client that can choose its key has as many limits as it
+// likes: so use an authenticated identity, and for addresses say which proxies are trusted
+// ([AddressConfig]). Keys appear in no answer.
 //
 // # Clients
 //
@@ -52,5 +51,5 @@
 //	}
 //	client := &http.Client{Transport: transport}
 //
-// It waits where servers say so, and sends again what is safe to send again.
+// It waits where servers ask for it, and repeats requests that are safe to repeat.
 package httplimit

@@ -2,16 +2,16 @@ package httplimit
 
 import "github.com/pgratelimit/ratelimit/internal/edge"
 
-// Decision is what a [Middleware] made of a request. Its String is in words.
+// Decision is the decision of a [Middleware] on a request. Its String is in words.
 type Decision = edge.Decision
 
 const (
 	Granted      = edge.Granted      // there were tokens
 	Refused      = edge.Refused      // there were not: 429
 	TooLarge     = edge.TooLarge     // there can never be so many: 413 or 422
-	BadRequest   = edge.BadRequest   // the request has no usable key or cost: 400, or what the [RequestError] says
+	BadRequest   = edge.BadRequest   // the request has no usable key or cost: 400, or the status of the [RequestError]
 	Failed       = edge.Failed       // the limit could not be asked: 503, or let through
-	SettleFailed = edge.SettleFailed // after the answer: what was taken could not be brought to what was used, and stays
+	SettleFailed = edge.SettleFailed // after the answer: the tokens taken could not be settled, and stay spent
 	LeaseLost    = edge.LeaseLost    // while the handler ran: it lost its slot, and its context ended
 )
 

@@ -25,22 +25,23 @@ const (
 	//	RateLimit-Policy: "api";q=20;w=120
 	//	RateLimit: "api";r=19;t=6
 	//
-	// q is the limit's Capacity and w the time in which an empty limit fills up to it, so
-	// q/w is its rate; of a quota by the calendar w is as long as the present window. r is what
-	// is left, in whole tokens, less what Policy.Above leaves to others, and t the time within
-	// which no more than r can be used: in which another token is refilled, or the quota is.
-	// All times are whole seconds, rounded up. A refusal has only the limits that refused in
-	// RateLimit, so t never ends after Retry-After.
+	// q is the limit's Capacity and w the time in which an empty limit fills up to it, so q/w
+	// is its rate; of a quota by the calendar w is as long as the present window. r is the
+	// tokens left, in whole tokens, less those that Policy.Above leaves to others, and t the
+	// time within which no more than r can be used: in which another token is refilled, or the
+	// quota is. All times are whole seconds, rounded up. A refusal has only the limits that
+	// refused in RateLimit, so t never ends after Retry-After.
 	//
-	// A limit of how many at once is told of when all its slots are held, with its unit:
+	// A limit of requests in flight is in the fields when all its slots are held, with its
+	// unit:
 	//
 	//	RateLimit-Policy: "calls";q=10;qu="concurrent-requests"
 	//	RateLimit: "calls";r=0
 	Draft11 Fields = 1 << iota
 
-	// Triple is what the draft's early revisions had, and older clients read:
-	// RateLimit-Limit, RateLimit-Remaining and RateLimit-Reset (q, r and t), for the
-	// limit that decides.
+	// Triple is the fields of the draft's early revisions, which older clients read:
+	// RateLimit-Limit, RateLimit-Remaining and RateLimit-Reset (q, r and t), for the limit that
+	// decides.
 	Triple
 
 	// NoFields leaves both out, for routes where the counts help an attacker, such as
@@ -102,8 +103,8 @@ func (m *Middleware) setDraft11(h http.Header, e Event) {
 	addList(h, "RateLimit", limits)
 }
 
-// full is a policy in flight of which all slots are held, and what is left of it: nobody knows
-// until when.
+// full returns a policy in flight with all slots held, and the rest of it, without a time: its
+// end is unknown.
 func (m *Middleware) full(slot ratelimit.Slot) (policy, limit httpsfv.Item) {
 	policy, limit = httpsfv.NewItem(slot.InFlight.Name), httpsfv.NewItem(slot.InFlight.Name)
 	policy.Params.Add("q", int64(slot.InFlight.Limit))
@@ -117,7 +118,7 @@ func (m *Middleware) full(slot ratelimit.Slot) (policy, limit httpsfv.Item) {
 	return policy, limit
 }
 
-// addList adds a list; a middleware around this one may have added another. What the
+// addList adds a list; a middleware around this one may have added another. An item that the
 // grammar forbids, a name that New has not seen, is left out.
 func addList(h http.Header, name string, list httpsfv.List) {
 	if text, err := httpsfv.Marshal(list); err == nil && text != "" {
@@ -152,8 +153,8 @@ func fillTime(d ratelimit.Definition, s ratelimit.Status) time.Duration {
 	return time.Duration(min(periods*float64(period), float64(ratelimit.MaxSpan)))
 }
 
-// remaining is what is left for such requests, in whole tokens: what they leave to others is
-// not theirs.
+// remaining returns the whole tokens left for such requests, without those that they leave to
+// others.
 func remaining(s ratelimit.Status) int64 {
 	if s.Request.Floor == 0 {
 		return s.Remaining
@@ -161,14 +162,14 @@ func remaining(s ratelimit.Status) int64 {
 	return int64(max(0, math.Floor(s.Value-s.Request.Floor*s.Capacity+1e-9*s.Capacity)))
 }
 
-// effectiveWindow is the time within which no more than what remains can be used: until
-// there is another whole token, or for a full limit, how long that takes once one is
+// effectiveWindow returns the time within which no more than the remaining tokens can be used:
+// until there is another whole token, or for a full limit, how long that takes once one is
 // used.
 func effectiveWindow(s ratelimit.Status) time.Duration {
 	d := s.Request.Limit.Definition()
 	wait := nextToken(d, s)
 	if paused := s.PausedUntil.Sub(s.At); !s.PausedUntil.IsZero() && paused > 0 {
-		if d.Kind == ratelimit.KindSlidingWindow || d.Every != 0 { // whose slots and edges stay in a pause
+		if d.Kind == ratelimit.KindSlidingWindow || d.Every != 0 { // slots and calendar edges stay in a pause
 			wait = max(wait, paused)
 		} else {
 			wait += paused
@@ -193,7 +194,7 @@ func nextToken(d ratelimit.Definition, s ratelimit.Status) time.Duration {
 		return d.Period
 	}
 	if d.Kind == ratelimit.KindSlidingWindow {
-		// What was taken comes back at the beginning of slots, the last of it at ResetAfter.
+		// Taken tokens come back at the beginning of slots, the last of them at ResetAfter.
 		if s.ResetAfter == 0 {
 			return d.Period
 		}

@@ -11,23 +11,23 @@ import (
 // InFlightPolicy is a limit of how many requests of a key are handled at a time, over all
 // processes. A request holds a slot from before its handler begins until it has returned or
 // panicked, and the lease is renewed meanwhile: also while a handler streams, or works on for a
-// client that has gone. When the slot is lost all the same, since the database did not answer
-// for a lease, the handler's context ends with [ratelimit.ErrLeaseLost] as its [context.Cause].
-// The slots of a process that dies are free within a lease.
+// client that has gone. If the slot is lost, since the database did not answer for a lease, the
+// handler's context ends with [ratelimit.ErrLeaseLost] as its [context.Cause]. The slots of a
+// process that dies are free within a lease.
 //
 // A handler that takes its connection over (http.Hijacker) holds the slot until it returns: it
 // should stay for as long as the connection is to count.
 //
-// Without a slot the request is answered 429: the client, or whoever shares its key, has too
-// much under way. (503 would say that the server is at fault, and have load balancers try the
-// next one, where there is no slot either.) Retry-After is then no promise: see
+// Without a slot the request is answered 429: the clients that share the key have too many
+// requests under way. (503 would say that the server is at fault, and have load balancers try
+// the next one, where there is no slot either.) Retry-After is then no promise: see
 // Config.FullRetryAfter.
 type InFlightPolicy struct {
 	// Limit is the limit. Required. Its name is public as that of a Policy is, and differs
 	// from those of all policies.
 	Limit ratelimit.InFlight
 
-	// Key says whose limit it is. Nil is one for all.
+	// Key returns the key of a request. Nil is one key for all requests.
 	Key Key
 
 	// Tier chooses the limit for a request: a copy of Limit with another number or lease, of
@@ -64,8 +64,8 @@ func slotLimits(ps []InFlightPolicy) []ratelimit.InFlight {
 	return limits
 }
 
-// checkInFlight finds what is wrong with the policies in flight, and returns the store's verbs
-// for them.
+// checkInFlight notes the faults of the policies in flight, and returns the store's verbs for
+// them.
 func checkInFlight(f *edge.Faults, store Store, c *Config) edge.SlotStore {
 	for _, p := range c.InFlight {
 		checkName(f, p.Limit.Name)

@@ -7,9 +7,9 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/edge"
 )
 
-// Key says whose limit a request takes from. An error that is a *[RequestError] is
-// answered with its status, any other as a failure of the store. What a client can
-// choose freely is no key: it would choose a new one for each request.
+// Key returns the key that a request takes from. An error that is a *[RequestError] is answered
+// with its status, any other as a failure of the store. A value that a client can choose freely
+// is no key: it would choose a new one for each request.
 //
 // Keys are stored in the database and named in its errors; see [Hashed] for secrets.
 type Key = func(*http.Request) (string, error)
@@ -67,15 +67,15 @@ func FirstOf(keys ...Key) Key {
 	return edge.FirstOf(isRequestError, &RequestError{http.StatusBadRequest, "the request has no key"}, keys...)
 }
 
-// Hashed is the SHA-256 of key in base64, for keys that are secrets, of any length or
-// not UTF-8. It hides only what cannot be guessed: not addresses.
+// Hashed returns the SHA-256 of key in base64, for keys that are secrets, of any length or not
+// UTF-8. It does not hide keys that can be guessed, such as addresses.
 func Hashed(key Key) Key { return edge.Hashed(key) }
 
 // RequestError is a fault of the request, such as a header that is missing. A [Key],
 // a [Cost] and a Policy.Tier may return one; the client is told Status and Detail.
 type RequestError struct {
 	Status int    // 400 to 499
-	Detail string // for the client: say what is missing, without the key
+	Detail string // for the client: name the missing part, without the key
 }
 
 func (e *RequestError) Error() string { return "httplimit: " + e.Detail }

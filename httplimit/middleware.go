@@ -16,21 +16,21 @@ const (
 	defaultFailureFor = 5 * time.Second
 )
 
-// Store is what a [Middleware] needs of a store: a *pgstore.Store or a
+// Store is the part of a store that a [Middleware] needs: a *pgstore.Store or a
 // *memstore.Store.
 type Store interface {
 	Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	Settle(ctx context.Context, receipt *ratelimit.Receipt, used ...float64) (ratelimit.Result, error)
 }
 
-// Policy is one limit of a middleware: which limit, whose, and how much a request
-// takes from it. Its public name, in RateLimit fields and in problems, is the limit's.
+// Policy is one limit of a middleware: the limit, its key, and the tokens that a request takes
+// from it. Its public name, in RateLimit fields and in problems, is the limit's.
 type Policy struct {
 	// Limit is the limit. Required. Its name must be printable ASCII, as the fields'
 	// grammar demands, and differ from those of the other policies.
 	Limit ratelimit.Limit
 
-	// Key says whose limit it is. Nil is one for all.
+	// Key returns the key of a request. Nil is one key for all requests.
 	Key Key
 
 	// Tier chooses the limit for a request, such as by the customer's plan: a copy of
@@ -48,14 +48,13 @@ type Policy struct {
 	// The default is 0: they may use all of it.
 	Above float64
 
-	// Counts says, once the handler is done, whether the request counts; if not, what
-	// it took is given back. Between the two the tokens are gone, so a thousand
-	// guesses at the same time are limited too. Nil counts all. See [CountOnly] and
-	// [CountExcept].
+	// Counts reports, once the handler is done, whether the request counts; if not, its tokens
+	// are given back. Until then they are taken, so a thousand guesses at the same time are
+	// limited too. Nil counts all. See [CountOnly] and [CountExcept].
 	Counts func(Outcome) bool
 }
 
-// Config says what a [Middleware] does.
+// Config configures a [Middleware].
 type Config struct {
 	// Policies are asked together: all grant, or nothing is taken. At most
 	// [ratelimit.MaxRequests]. Required, unless there are policies InFlight.
@@ -66,15 +65,15 @@ type Config struct {
 	// *memstore.Store.
 	InFlight []InFlightPolicy
 
-	// Catalog chooses what holds for a key, such as an override in a database, when Limit or
-	// Tier have said what holds by the code: a *catalog.Catalog. Nil leaves that as it is.
+	// Catalog chooses the limit of a key, such as an override in a database, in place of Limit
+	// or Tier: a *catalog.Catalog. Nil leaves these as they are.
 	Catalog ratelimit.Catalog
 
 	// Fields says which fields tell of the limits. The zero value is [Draft11].
 	Fields Fields
 
-	// Limits has the problem of a refusal tell in a member "limits" what each limit has and
-	// its definition, for clients that predict by [PredictJS]. The default is not to tell.
+	// Limits adds to the problem of a refusal a member "limits", the status and definition of
+	// each limit, for clients that predict by [PredictJS]. The default is not to.
 	Limits bool
 
 	// PartitionSecret has the RateLimit fields carry a partition key: 12 bytes of the
@@ -107,8 +106,8 @@ type Config struct {
 	// much again: nobody knows when one will be free. The default is 1 second.
 	FullRetryAfter time.Duration
 
-	// Shadow has every request pass, with no fields, whatever the decision. Tokens and slots
-	// are taken as ever, and Observe hears what would have been done.
+	// Shadow has every request pass, without fields, also when it is refused. Tokens and slots
+	// are taken as ever, and Observe receives the decision.
 	Shadow bool
 
 	// Refused answers a refusal in place of the problem. The fields and Retry-After are
@@ -116,8 +115,8 @@ type Config struct {
 	// refused, or for want of a slot a *ratelimit.FullError as its Err.
 	Refused func(w http.ResponseWriter, r *http.Request, e Event)
 
-	// Failed answers in place of the 503. Retry-After is set already; it writes status
-	// and body. The error may hold what a client must not see.
+	// Failed answers in place of the 503. Retry-After is set already; it writes status and
+	// body. The error may hold details that a client must not see.
 	Failed func(w http.ResponseWriter, r *http.Request, err error)
 
 	// Observe hears of every decision, before the answer, and of settling that failed. It
@@ -177,7 +176,7 @@ func policies(ps []Policy) []edge.Policy[*http.Request, Outcome] {
 	return policies
 }
 
-// check finds what is wrong with c.
+// check notes the faults of c.
 func (c *Config) check(f *edge.Faults) {
 	for i, d := range edge.CheckLimits(f, c.limits(), len(c.InFlight) > 0) {
 		edge.CheckAbove(f, d.Name, c.Policies[i].Above)
@@ -228,9 +227,8 @@ func (c Config) String() string {
 // LogValue is String.
 func (c Config) LogValue() slog.Value { return slog.StringValue(c.String()) }
 
-// Handler returns next behind the limits. It is a func(http.Handler) http.Handler, as
-// routers take for a middleware. A request that is let through reaches next with a
-// context in which [Used] says what it has really used.
+// Handler returns next behind the limits. It is a func(http.Handler) http.Handler, as routers
+// take for a middleware. A request that is let through reaches next with a context for [Used].
 func (m *Middleware) Handler(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		pass, e := m.gate.Ask(r.Context(), r)
@@ -261,9 +259,9 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	}
 }
 
-// Requests returns what the policies ask for r, in their order, without those that
-// do not apply. A handler that takes in its own transaction passes them to AllowTx, and
-// what comes of that to [Middleware.SetFields] or [Middleware.Answer]:
+// Requests returns the requests of the policies for r, in their order, without those that do
+// not apply. A handler that takes in its own transaction passes them to AllowTx, and its result
+// to [Middleware.SetFields] or its error to [Middleware.Answer]:
 //
 //	var result ratelimit.Result
 //	requests, err := limit.Requests(r)

@@ -31,22 +31,22 @@ func CountOnly(statuses ...int) func(Outcome) bool {
 	return func(o Outcome) bool { return o.Status == 0 || o.Panicked || slices.Contains(statuses, o.Status) }
 }
 
-// CountExcept counts all requests but those that end with a status from first to last,
-// such as 500 to 599. One whose handler panics is a 500.
+// CountExcept counts all requests but those that end with a status from first to last, such as
+// 500 to 599. A panic of the handler is a 500.
 func CountExcept(first, last int) func(Outcome) bool {
 	return func(o Outcome) bool { return o.Status < first || o.Status > last }
 }
 
-// Used says how many tokens of a policy, named by its limit, the request has really
-// used, such as the tokens of an answer, when that is known only in its course. When
-// the handler is done, the difference to what was taken is given back, or taken
-// whatever there is; the last call holds. A use that a policy does not count, by its
-// Counts, is given back whole.
+// Used notes how many tokens of a policy, named by its limit, the request has really used, such
+// as the tokens of an answer, when that is known only in its course. When the handler is done,
+// the difference to the tokens taken is given back, or taken unconditionally; the last call
+// holds. A use that a policy does not count, by its Counts, is given back whole.
 //
-// An error is [ratelimit.ErrInvalid]: the count is none that a request may have (see
-// Request.Validate), or ctx is not that of a request with such a policy, or the handler
-// has returned. Then what was noted before holds. Used is safe for concurrent use. Where nothing was taken, since the policy does not apply, or the
-// request was let through in shadow mode or because the store failed, it does nothing.
+// An error is [ratelimit.ErrInvalid]: the count is not one that a request may have (see
+// Request.Validate), or ctx is not that of a request with such a policy, or the handler has
+// returned. Then the count noted before holds. Used is safe for concurrent use. Where nothing
+// was taken, since the policy does not apply, or the request was let through in shadow mode or
+// because the store failed, it does nothing.
 func Used(ctx context.Context, policy string, n float64) error {
 	return edge.Use(ctx, "httplimit", policy, n)
 }
@@ -83,8 +83,8 @@ func (rec *recorder) WriteString(s string) (int, error) {
 	return io.WriteString(rec.ResponseWriter, s)
 }
 
-// Push is http.ErrNotSupported if the wrapped writer has none, as on a connection whose
-// client wants none.
+// Push returns http.ErrNotSupported if the wrapped writer does not support it, as on a
+// connection to a client that has disabled it.
 func (rec *recorder) Push(target string, opts *http.PushOptions) error {
 	if p, ok := rec.ResponseWriter.(http.Pusher); ok {
 		return p.Push(target, opts)
@@ -115,7 +115,7 @@ func (rec *recorder) outcome(r *http.Request, panicked bool) Outcome {
 	return o
 }
 
-// flusher and hijacker are what a recorder can do if the wrapped writer can.
+// flusher and hijacker are the abilities of a recorder with a wrapped writer that has them.
 type flusher struct {
 	rec   *recorder
 	inner http.Flusher

@@ -13,13 +13,13 @@ import (
 
 // PredictJS is a JavaScript module, of less than 3 KB and without dependencies, by which a page
 // works out between two answers how many requests are left and when the next one may go. It
-// reads what [Middleware.StatusHandler] answers, and the member "limits" of problems.
+// reads the answers of [Middleware.StatusHandler], and the member "limits" of problems.
 //
 //go:embed predict.js
 var PredictJS []byte
 
-// LimitStatus is what a limit has, with its definition, for clients that predict. In JSON its
-// instants and its period are milliseconds, with fractions, and it has no key.
+// LimitStatus is the status of a limit, with its definition, for clients that predict. In JSON
+// its instants and its period are milliseconds, with fractions, and it has no key.
 type LimitStatus struct {
 	Name     string
 	Kind     ratelimit.Kind
@@ -33,12 +33,12 @@ type LimitStatus struct {
 	PausedUntil time.Time // the end of a pause; zero without one, and then 0 in JSON
 }
 
-// LimitsOf returns what the limits of a call have, in its order.
+// LimitsOf returns the status of the limits of a call, in its order.
 func LimitsOf(result ratelimit.Result) []LimitStatus {
 	limits := make([]LimitStatus, 0, 1)
 	for _, s := range result.Each() {
 		d := s.Request.Limit.Definition()
-		if d.Every != 0 { // whose edges a client does not know
+		if d.Every != 0 { // a client does not know its edges
 			d.Period = 0
 		}
 		limits = append(limits, LimitStatus{
@@ -74,17 +74,17 @@ func milliseconds(t time.Time) float64 {
 	return float64(t.UnixMicro()) / 1000
 }
 
-// StatusStore is what [Middleware.StatusHandler] needs of a store: a *pgstore.Store or a
-// *memstore.Store.
+// StatusStore is the part of a store that [Middleware.StatusHandler] needs: a *pgstore.Store or
+// a *memstore.Store.
 type StatusStore interface {
 	Check(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 }
 
-// StatusHandler returns a handler that tells what the policies' limits have for the key of the
-// request, and takes nothing: {"limits": […]}, each as a [LimitStatus], without those policies
-// that do not apply. It answers GET and HEAD. A request without a usable key, and a store that
-// does not answer, get the problems that the middleware has for them. A client that asks takes
-// nothing but time: put the handler behind what authenticates, like any other.
+// StatusHandler returns a handler that answers with the status of the policies' limits for the
+// key of the request, and takes nothing: {"limits": […]}, each as a [LimitStatus], without
+// those policies that do not apply. It answers GET and HEAD. A request without a usable key,
+// and a store that does not answer, get the problems that the middleware has for them. Put the
+// handler behind authentication, like any other.
 func (m *Middleware) StatusHandler(store StatusStore) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {

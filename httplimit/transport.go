@@ -11,14 +11,14 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/edge"
 )
 
-// TransportStore is what a [Transport] needs of a store to share a quota with other
+// TransportStore is the part of a store that a [Transport] needs to share a quota with other
 // processes: a *pgstore.Store or a *memstore.Store.
 type TransportStore interface {
 	Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (time.Time, error)
 }
 
-// TransportConfig says what a [Transport] does.
+// TransportConfig configures a [Transport].
 type TransportConfig struct {
 	// Base sends the requests. The default is http.DefaultTransport.
 	Base http.RoundTripper
@@ -40,11 +40,11 @@ type TransportConfig struct {
 	// same. The default is the URL's scheme and host.
 	Scope func(*http.Request) string
 
-	// Store and Limit space requests out by a limit of the client's own, which all
-	// processes with the same store share: each try takes what Limit asks for, waiting
-	// if need be, those of a process in turn; and a 429 pauses that limit for all. A
-	// Capacity of 1 spaces requests evenly. A request without a Limit takes nothing. A
-	// store that fails keeps the request from being sent. Both or neither.
+	// Store and Limit space requests out by a limit of the client's own, which all processes
+	// with the same store share: each try takes the request of Limit, waiting if need be, those
+	// of a process in turn; and a 429 pauses that limit for all. A Capacity of 1 spaces
+	// requests evenly. A request without a Limit takes nothing. A store that fails keeps the
+	// request from being sent. Both or neither.
 	Store TransportStore
 	Limit func(*http.Request) ratelimit.Request
 
@@ -52,17 +52,15 @@ type TransportConfig struct {
 	Logger *slog.Logger
 }
 
-// Transport is an http.RoundTripper that keeps to what servers say of their limits: see
-// [ReadAdvice].
+// Transport is an http.RoundTripper that heeds the limits that servers state: see [ReadAdvice].
 //
-// A 429, or a 503 with Retry-After, holds back all requests of its scope until the
-// instant that it names. One that can be sent again is, by then, if MaxWait, MaxTries
-// and the context's deadline allow: its method must be idempotent (or it must have an
-// Idempotency-Key), and it must have no body, or a GetBody. Otherwise the response is
-// returned as it is. A request that would have to be held back for longer than allowed
-// is not sent: the error is a *[WaitError]. A response that says that nothing is left
-// holds the next ones back too, but only if they may wait that long; otherwise
-// they are sent, and it is for the server to refuse them.
+// A 429, or a 503 with Retry-After, holds back all requests of its scope until the instant that
+// it names. One that can be sent again is, by then, if MaxWait, MaxTries and the context's
+// deadline allow: its method must be idempotent (or it must have an Idempotency-Key), and it
+// must have no body, or a GetBody. Otherwise the response is returned as it is. A request that
+// would have to be held back for longer than allowed is not sent: the error is a *[WaitError].
+// A response that states that nothing is left holds the next requests back too, but only if
+// they may wait that long; otherwise they are sent, and it is for the server to refuse them.
 //
 // Transport is safe for concurrent use.
 type Transport struct {
@@ -143,7 +141,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// limit is what req takes from the client's own limit.
+// limit returns the request of req to the client's own limit.
 func (t *Transport) limit(req *http.Request) ratelimit.Request {
 	if t.config.Limit == nil {
 		return ratelimit.Request{}
@@ -151,7 +149,7 @@ func (t *Transport) limit(req *http.Request) ratelimit.Request {
 	return t.config.Limit(req)
 }
 
-// readAnswer is what a response says of limits.
+// readAnswer reads the limits from a response.
 func readAnswer(resp *http.Response) edge.Answer {
 	advice := ReadAdvice(resp.Header, time.Now())
 	tooMany := resp.StatusCode == http.StatusTooManyRequests
@@ -175,7 +173,7 @@ func (t *Transport) CloseIdleConnections() {
 	}
 }
 
-// repeatable reports whether req can be sent again without doing twice what it asks for.
+// repeatable reports whether req can be sent again without being carried out twice.
 func repeatable(req *http.Request) bool {
 	if req.Body != nil && req.Body != http.NoBody && req.GetBody == nil {
 		return false
@@ -209,8 +207,8 @@ const (
 	drainTime = 100 * time.Millisecond
 )
 
-// discard reads what is left of a small body, so that its connection can be used
-// again, and closes it. A body that does not come to its end is closed under way.
+// discard reads the rest of a small body, so that its connection can be used again, and closes
+// it. A body that does not come to its end is closed under way.
 func discard(body io.ReadCloser) {
 	timer := time.AfterFunc(drainTime, func() { body.Close() })
 	io.CopyN(io.Discard, body, drainMost)

@@ -63,11 +63,11 @@ func (a *Addresses) Key(addr netip.Addr) (string, error) {
 	return prefix.String(), err
 }
 
-// Of returns the client's address: that of the nearest hop, going from this server
-// towards the client, that is not a trusted proxy. If all are, it is the furthest.
-// Where a trusted proxy does not give an address, it is the proxy's own, so that
-// nobody gets a new key by sending what cannot be read. remote is where the request came from,
-// and lines are the values of the Header.
+// Of returns the client's address: that of the nearest hop, going from this server towards the
+// client, that is not a trusted proxy. If all are, it is the furthest. Where a trusted proxy
+// does not give an address, it is the proxy's own, so that no client gets a new key by sending
+// an invalid header. remote is where the request came from, and lines are the values of the
+// Header.
 func (a *Addresses) Of(remote string, lines []string) (netip.Addr, error) {
 	addr, ok := parseNode(remote)
 	trusted := a.trusts(addr) || !ok && a.config.UnixSocket
@@ -104,9 +104,9 @@ func (a *Addresses) parse(hop string) (netip.Addr, bool) {
 	return parseNode(hop)
 }
 
-// last splits the last element off a list. It reads from the right, where trusted
-// proxies have written: what a client left open further to the left, such as a quote,
-// cannot swallow their elements.
+// last splits the last element off a list. It reads from the right, where trusted proxies have
+// written: an element that a client left open further to the left, as by a quote, cannot
+// swallow theirs.
 func last(list string, separator byte) (rest, element string, more bool) {
 	quoted := false
 	for i := len(list) - 1; i >= 0; i-- {

@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/watch"
 )
 
-// Decision is what a middleware made of a request.
+// Decision is the decision of a middleware on a request.
 type Decision uint8
 
 // The decisions, as the packages that export them say.
@@ -34,8 +34,8 @@ func (d Decision) String() string {
 	return "unknown"
 }
 
-// Event is a decision and what came of it. Logged, printed and in JSON it is without the
-// keys of the limits: [ratelimit.LogKeys] has those of its Result, and Err may name one.
+// Event is a decision and its result. Logged, printed and in JSON it is without the keys of the
+// limits: [ratelimit.LogKeys] has those of its Result, and Err may name one.
 type Event struct {
 	Decision Decision
 	Passed   bool             // was the request let through?
@@ -133,8 +133,8 @@ func (e Event) errText() string {
 	return e.text
 }
 
-// decisionOf returns what the answer of a store, or an error before it, comes to. fault
-// reports whether an error is of the request.
+// decisionOf returns the decision of a store's answer, or of an error before it. fault reports
+// whether an error is of the request.
 func decisionOf(result ratelimit.Result, err error, fault func(error) bool) Decision {
 	var field *ratelimit.FieldError
 	switch {

@@ -1,6 +1,6 @@
-// Package edge is what the middlewares of several protocols share: policies that say which
-// limit a request takes from, whose and how much; the decision, and what is told of it; what is
-// given back when the request has ended; and clients that wait.
+// Package edge is shared by the middlewares of several protocols: policies, which give the
+// limit that a request takes from, its key and the tokens; the decision, and its event; the
+// refund when the request has ended; and clients that wait.
 //
 // R is the protocol's request, such as *http.Request, and O is how one has ended. Errors name
 // the package of the protocol.
@@ -12,7 +12,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// Faults is what is wrong with a configuration.
+// Faults is the faults of a configuration.
 type Faults struct {
 	Package string // of the fields
 	found   []error

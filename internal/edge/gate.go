@@ -9,7 +9,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// Store is what a [Gate] needs of a store.
+// Store is the part of a store that a [Gate] needs.
 type Store interface {
 	Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	Settle(ctx context.Context, receipt *ratelimit.Receipt, used ...float64) (ratelimit.Result, error)
@@ -58,8 +58,8 @@ func (g *Gate[R, O]) Ask(ctx context.Context, r R) (*Pass[R, O], Event) {
 	return pass, e
 }
 
-// Requests returns what the policies ask for r, in their order, without those that do not
-// apply.
+// Requests returns the requests of the policies for r, in their order, without those that do
+// not apply.
 func (g *Gate[R, O]) Requests(r R) ([]ratelimit.Request, error) {
 	requests, err := g.requests(r)
 	if err != nil {
@@ -83,14 +83,14 @@ func (g *Gate[R, O]) requests(r R) ([]ratelimit.Request, error) {
 	return requests, nil
 }
 
-// event returns what the answer to requests comes to.
+// event returns the event of a store's answer to requests.
 func (g *Gate[R, O]) event(result ratelimit.Result, err error, requests []ratelimit.Request) Event {
 	e := newEvent(g.Package, decisionOf(result, err, g.Fault), err, requests)
 	e.Result = result
 	return e
 }
 
-// EventOf returns what an error before or instead of a store's answer comes to.
+// EventOf returns the event of an error before or instead of a store's answer.
 func (g *Gate[R, O]) EventOf(err error, requests []ratelimit.Request) Event {
 	return g.event(ratelimit.Result{}, err, requests)
 }
@@ -121,7 +121,7 @@ func (g *Gate[R, O]) Answers(r R, err error) (e Event, ok bool) {
 	return e, true
 }
 
-// faults is what the log says of decisions that are faults.
+// faults is the log messages of decisions that are faults.
 var faults = map[Decision]string{
 	Failed:       "the limit could not be asked",
 	SettleFailed: "what was taken could not be settled",

@@ -9,14 +9,14 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// Pass is what a request that was let through has taken.
+// Pass is the tokens and slots that a request that was let through has taken.
 type Pass[R, O any] struct {
 	gate   *Gate[R, O]
 	r      R
 	charge charge
 }
 
-// took notes what a store has granted.
+// took notes the tokens that a store has granted.
 func (p *Pass[R, O]) took(result ratelimit.Result) {
 	if p.charge.receipt = result.Receipt; result.Receipt == nil {
 		return
@@ -33,9 +33,9 @@ func (p *Pass[R, O]) ByOutcome() bool {
 }
 
 // Do runs do while it keeps the slots that were taken, with a context in which [Use] and
-// [SlotOf] find what was, and which ends when a slot is lost. When do has ended, panicked
-// or not, it gives back what was not used: what do itself said, and what by outcome does not
-// count. Outcome may be nil if the pass is not [Pass.ByOutcome].
+// [SlotOf] find them, and which ends when a slot is lost. When do has ended, panicked or not,
+// it gives back the tokens that were not used: by [Use], and those of requests that by outcome
+// do not count. Outcome may be nil if the pass is not [Pass.ByOutcome].
 //
 // A slot can be lost before do begins, in a process that was stopped; then the failure is to be
 // answered, do has not run, and ok is false.
@@ -87,8 +87,8 @@ func (p *Pass[R, O]) ended(outcome func(panicked bool) O, panicked bool) (counts
 	}
 }
 
-// settle brings what was taken to what was used, of the requests that count. A client that has
-// gone does not keep it from that. If it fails, what was taken stays.
+// settle settles the tokens taken by those used, of the requests that count, even if the client
+// has gone. If it fails, the tokens stay spent.
 func (p *Pass[R, O]) settle(ctx context.Context, counts func(ratelimit.Request) bool) {
 	g, used, differs := p.gate, p.charge.close(), false
 	for i, t := range p.charge.taken {
@@ -111,7 +111,7 @@ func (p *Pass[R, O]) settle(ctx context.Context, counts func(ratelimit.Request) 
 
 type chargeKey struct{}
 
-// charge is what a request has taken, and what it has used.
+// charge is the tokens that a request has taken, and those that it has used.
 type charge struct {
 	pkg     string
 	limitOf func(name string) ratelimit.Limit // of the policies; nil without one
@@ -125,8 +125,8 @@ type charge struct {
 	done bool
 }
 
-// Use notes what a request has really used of a policy, by the name of its limit. ctx is
-// that of [Pass.Do]; the error of another names the package that asks.
+// Use notes the tokens that a request has really used of a policy, by the name of its limit.
+// ctx is that of [Pass.Do]; the error of another names the package that asks.
 func Use(ctx context.Context, pkg, policy string, n float64) error {
 	for c, _ := ctx.Value(chargeKey{}).(*charge); c != nil; c = c.outer {
 		if limit := c.limitOf(policy); limit != nil {
@@ -136,7 +136,7 @@ func Use(ctx context.Context, pkg, policy string, n float64) error {
 	return Invalid(pkg, "Policy", policy, "the request has none of that name")
 }
 
-// use notes what was used of a limit, if the request has taken from it.
+// use notes the tokens used of a limit, if the request has taken from it.
 func (c *charge) use(limit ratelimit.Limit, n float64) error {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -159,7 +159,8 @@ func (c *charge) use(limit ratelimit.Limit, n float64) error {
 	return nil
 }
 
-// close ends the time in which the handler may say what it has used, and returns that.
+// close ends the time in which the handler may report the tokens that it has used, and returns
+// them.
 func (c *charge) close() []float64 {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -10,8 +10,8 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// Policy is one limit of a middleware: which limit, whose, and how much a request takes from
-// it. Tier and Counts may be nil.
+// Policy is one limit of a middleware: the limit, its key, and the tokens that a request takes
+// from it. Tier and Counts may be nil.
 type Policy[R, O any] struct {
 	Limit  ratelimit.Limit
 	Key    func(R) (string, error)
@@ -21,8 +21,8 @@ type Policy[R, O any] struct {
 	Counts func(O) bool
 }
 
-// CheckLimits notes what is wrong with the limits of policies, and returns their definitions,
-// or none if they cannot be had. There may be none when there are policies of another sort.
+// CheckLimits notes the faults of the limits of policies, and returns their definitions, or
+// none if one is invalid. There may be none when there are policies of another sort.
 func CheckLimits(f *Faults, limits []ratelimit.Limit, others bool) []ratelimit.Definition {
 	if others && len(limits) == 0 {
 		return nil
@@ -61,7 +61,7 @@ func Names(limits []ratelimit.Limit, inFlight []ratelimit.InFlight) string {
 	return strings.Join(names, ", ")
 }
 
-// request returns what p asks for r; without a limit when p does not apply.
+// request returns the request of p for r; without a limit when p does not apply.
 func (p *Policy[R, O]) request(r R, catalog ratelimit.Catalog) (request ratelimit.Request, err error) {
 	limit := p.Limit
 	if p.Tier != nil {

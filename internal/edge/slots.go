@@ -8,7 +8,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// SlotStore is what a [Gate] needs of a store for limits of how many at once.
+// SlotStore is the part of a store that a [Gate] needs for limits in flight.
 type SlotStore interface {
 	Acquire(ctx context.Context, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (ratelimit.Slot, error)
 	Release(ctx context.Context, slot ratelimit.Slot) error
@@ -22,8 +22,8 @@ type InFlight[R any] struct {
 	Tier  func(R) (ratelimit.InFlight, error)
 }
 
-// CheckInFlight notes what is wrong with limits of how many at once, beside limits of other
-// kinds, and returns the store's verbs for them.
+// CheckInFlight notes the faults of limits in flight, beside limits of other kinds, and returns
+// the store's verbs for them.
 func CheckInFlight(f *Faults, store Store, limits []ratelimit.InFlight, others []ratelimit.Limit) SlotStore {
 	var names []string
 	for _, l := range others {
@@ -79,7 +79,7 @@ func (g *Gate[R, O]) wants(r R) (wants []ratelimit.Slot, err error) {
 	return wants, nil
 }
 
-// take takes the slots and what requests ask for, or nothing. A refusal for want of a slot is
+// take takes the slots and the tokens of requests, or nothing. A refusal for want of a slot is
 // an error, a *ratelimit.FullError.
 func (g *Gate[R, O]) take(ctx context.Context, wants []ratelimit.Slot, requests []ratelimit.Request) (slots []ratelimit.Slot, result ratelimit.Result, err error) {
 	bounded, cancel := context.WithTimeout(ctx, g.Timeout)
@@ -112,8 +112,8 @@ func (g *Gate[R, O]) take(ctx context.Context, wants []ratelimit.Slot, requests 
 	return slots, result, nil
 }
 
-// giveBack releases slots of a request that is not handled. What cannot be released is free
-// when its lease is over.
+// giveBack releases slots of a request that is not handled. A slot that cannot be released is
+// free when its lease is over.
 func (g *Gate[R, O]) giveBack(ctx context.Context, slots []ratelimit.Slot) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.Timeout)
 	defer cancel()

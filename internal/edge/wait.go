@@ -26,7 +26,7 @@ const (
 	firstBackoff = time.Second     // after a refusal that does not say for how long
 )
 
-// WaitStore is what a [Waiter] needs of a store to share a quota with other processes.
+// WaitStore is the part of a store that a [Waiter] needs to share a quota with other processes.
 type WaitStore interface {
 	Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (time.Time, error)
@@ -47,11 +47,11 @@ type Waiter struct {
 	NotSent func(until time.Time, err error) error
 
 	holds holds
-	turns keyqueue.Queue[string] // of those who want tokens, by limit and key
+	turns keyqueue.Queue[string] // of callers that want tokens, by limit and key
 }
 
-// Init notes what is wrong with the waiter, and sets the defaults. limited is whether requests
-// may be of a limit of the client's own.
+// Init notes the faults of the waiter, and sets the defaults. limited is whether requests may
+// be for a limit of the client's own.
 func (w *Waiter) Init(f *Faults, limited bool) {
 	f.Must(w.MaxWait >= 0, "MaxWait", w.MaxWait, "must not be negative")
 	f.Must(w.MaxTries >= 0, "MaxTries", w.MaxTries, "must not be negative")
@@ -63,13 +63,13 @@ func (w *Waiter) Init(f *Faults, limited bool) {
 	w.Logger = OrDefault(w.Logger, slog.Default())
 }
 
-// Answer is what a server's answer says of its limits.
+// Answer is the limits stated by a server's answer.
 type Answer struct {
 	Refused   bool          // the request was refused, and may be asked again
 	Exhausted bool          // it was not, but the next one would be
 	Wait      time.Duration // for how long
 	Told      bool          // Wait was said of a refusal, even if it is 0
-	Pause     bool          // the client's own limit is to be paused for all who share it
+	Pause     bool          // the client's own limit is to be paused for all its processes
 }
 
 // Turn waits until a request of the scope may be sent: until its server wants to be asked
@@ -111,7 +111,7 @@ func (w *Waiter) holdBack(scope string, b *Budget) error {
 const askers = 4
 
 // take takes from the client's own limit, waiting if need be. It asks again rather than
-// reserve: what was reserved before a pause would all be due at its end.
+// reserve: reservations made before a pause would all be due at its end.
 func (w *Waiter) take(request ratelimit.Request, b *Budget) error {
 	ctx, cancel := context.WithDeadline(b.ctx, b.end)
 	defer cancel()
@@ -137,7 +137,7 @@ func (w *Waiter) take(request ratelimit.Request, b *Budget) error {
 	}
 }
 
-// over returns err, or if it came because the budget is used up, what that is to the caller.
+// over returns err, or if the budget is used up, the error that this is to the caller.
 func (w *Waiter) over(b *Budget, err error) error {
 	switch {
 	case b.ctx.Err() != nil:
@@ -148,8 +148,8 @@ func (w *Waiter) over(b *Budget, err error) error {
 	return err
 }
 
-// Heed notes what the answer to the n-th try of a request says, and returns how long to wait
-// before the next one.
+// Heed notes the limits in the answer to the n-th try of a request, and returns how long to
+// wait before the next one.
 func (w *Waiter) Heed(ctx context.Context, scope string, request ratelimit.Request, a Answer, n int) (wait time.Duration) {
 	if wait = a.Wait; wait == 0 && a.Refused && !a.Told {
 		wait = backoff(n)
@@ -178,8 +178,8 @@ func backoff(n int) time.Duration {
 	return most/2 + rand.N(most/2)
 }
 
-// pause pauses the client's own limit, in the name of all who share it: the request's
-// context does not keep it from that.
+// pause pauses the client's own limit, for all processes that share it: the request's context
+// does not keep it from that.
 func (w *Waiter) pause(ctx context.Context, request ratelimit.Request, lasts time.Duration) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), pauseTimeout)
 	defer cancel()
@@ -238,7 +238,7 @@ func (hs *holds) of(scope string) hold {
 	return hs.byScope[scope]
 }
 
-// set has h hold, and what holds for longer.
+// set merges h into the hold of a scope: for each of the two, the later end holds.
 func (hs *holds) set(scope string, h hold) {
 	hs.mu.Lock()
 	defer hs.mu.Unlock()
