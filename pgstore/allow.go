@@ -12,22 +12,20 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/watch"
 )
 
-// AllowTx takes what is asked from all the limits inside tx, or refuses and
-// takes from none. What it takes is spent if and only if tx commits; rolling
-// back, to a savepoint before it too, gives it back.
+// AllowTx takes the count of each request from its limit inside tx, or refuses and takes from
+// none. The tokens are spent if and only if tx commits; rolling back, to a savepoint before it
+// too, gives them back.
 //
-// A refusal is a [ratelimit.Result] that is not OK, not an error, and leaves
-// tx usable. Errors are [ratelimit.ErrInvalid], [ratelimit.ErrExceedsCapacity],
-// [ErrNotMigrated] and what PostgreSQL and pgx return, within reach of
-// errors.As: under REPEATABLE READ and SERIALIZABLE a concurrent commit is a
-// *pgconn.PgError with code 40001, and the transaction must be run again from
-// its start, as [Store.AllowFunc] does.
+// A refusal is a [ratelimit.Result] that is not OK, not an error, and leaves tx usable. Errors
+// are [ratelimit.ErrInvalid], [ratelimit.ErrExceedsCapacity], [ErrNotMigrated] and those of
+// PostgreSQL and pgx, for errors.As: under REPEATABLE READ and SERIALIZABLE a concurrent commit
+// is a *pgconn.PgError with code 40001, and the transaction must be run again from its start,
+// as [Store.AllowFunc] does.
 //
-// When granted it is one round trip. A row that was asked stays locked until tx
-// ends, in vain too, so others who want the same row wait: take late, or commit
-// soon. What bounds the wait is ctx, and the server's lock_timeout and
-// statement_timeout. A call for a limit with shards leaves a savepoint open, so
-// thousands of them in one transaction become slow.
+// When granted it is one round trip. The row stays locked until tx ends, also after a refusal,
+// so other transactions wait for it: take late, or commit soon. The wait is bounded by ctx, and
+// by the server's lock_timeout and statement_timeout. A call for a limit with shards leaves a
+// savepoint open, so thousands of them in one transaction become slow.
 func (s *Store) AllowTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return s.parts().takeTx(ctx, tx, false, requests)
 }
@@ -37,29 +35,28 @@ func (s *Store) AllowTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Re
 // RetryAt: schedule it for then, in the same transaction, and do not ask
 // again. If tx rolls back there is neither debt nor row.
 //
-// A limit whose MaxReserved is left out accepts unlimited debt: nothing is refused, and a
-// flood of reservations is put off further and further. Set MaxReserved to what is refilled
-// in the longest time that a job may wait.
+// A limit without MaxReserved accepts unlimited debt: nothing is refused, and a flood of
+// reservations is put off further and further. Set MaxReserved to the tokens refilled in the
+// longest time that a job may wait.
 func (s *Store) ReserveTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return s.parts().takeTx(ctx, tx, true, requests)
 }
 
-// CheckTx is what [Store.AllowTx] would say, in tx and with what tx has done
-// already. It takes, locks and writes nothing. Under SERIALIZABLE it reads
-// the limits' rows, as any SELECT does, so a concurrent take of them can fail
-// one of the two transactions with 40001.
+// CheckTx returns the result that [Store.AllowTx] would return, in tx and with its changes so
+// far. It takes, locks and writes nothing. Under SERIALIZABLE it reads the limits' rows, as any
+// SELECT does, so a concurrent take of them can fail one of the two transactions with 40001.
 func (s *Store) CheckTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return s.parts().checkTx(ctx, tx, false, requests)
 }
 
-// CheckReserveTx is to [Store.ReserveTx] what [Store.CheckTx] is to AllowTx.
+// CheckReserveTx returns the result that [Store.ReserveTx] would return. It is otherwise
+// [Store.CheckTx].
 func (s *Store) CheckReserveTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return s.parts().checkTx(ctx, tx, true, requests)
 }
 
-// Allow is [Store.AllowTx] on its own: it is decided and durable when it
-// returns, and stays spent whatever happens to the caller. After an error it is
-// spent or not, and the caller has no yes.
+// Allow is [Store.AllowTx] on its own: it is decided and durable when it returns, and stays
+// spent even if the caller fails. After an error it may be spent, and is not granted.
 //
 // It shares its statement with others'. If a transaction has the row locked it
 // waits for that, while the others do not, until its context ends; without a
@@ -76,22 +73,21 @@ func (s *Store) Reserve(ctx context.Context, requests ...ratelimit.Request) (rat
 	return s.parts().decide(ctx, true, requests)
 }
 
-// Check is what [Store.Allow] would say. It takes, locks and writes nothing, and
-// waits for no row.
+// Check returns the result that [Store.Allow] would return. It takes, locks and writes nothing,
+// and waits for no row.
 func (s *Store) Check(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return s.parts().check(ctx, false, requests)
 }
 
-// CheckReserve is what [Store.Reserve] would say. It takes, locks and writes
+// CheckReserve returns the result that [Store.Reserve] would return. It takes, locks and writes
 // nothing, and waits for no row.
 func (s *Store) CheckReserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return s.parts().check(ctx, true, requests)
 }
 
-// TakeTx is [Store.AllowTx] for callers who want an error unless it is granted: a
-// refusal is [ratelimit.ErrRefused], as a *[ratelimit.RefusedError] with the result. It
-// is the shortest form, and safe: a caller who passes the error on does not go on
-// without tokens.
+// TakeTx is [Store.AllowTx] for callers that want an error unless it is granted: a refusal is
+// [ratelimit.ErrRefused], as a *[ratelimit.RefusedError] with the result. It is the shortest
+// form, and safe: a caller that returns the error does not go on without tokens.
 func (s *Store) TakeTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) error {
 	result, err := s.AllowTx(ctx, tx, requests...)
 	if err != nil {
@@ -109,12 +105,12 @@ func (s *Store) Take(ctx context.Context, requests ...ratelimit.Request) error {
 	return result.Err()
 }
 
-// AllowAtMostTx takes, inside tx, as many whole tokens as there are, up to the request's
-// count, and says in the result's Taken how many. It is refused when there is not one;
-// RetryAfter is then when there is. It is for a scheduler that asks how many of 100 jobs
-// it may start now. A count below 1 is [ratelimit.ErrInvalid], and its fraction does not
-// count; one above the capacity takes what there is. Of a limit without shards it is one
-// round trip, granted or not. In all else it is [Store.AllowTx].
+// AllowAtMostTx takes, inside tx, as many whole tokens as there are, up to the request's count,
+// and returns their number in the result's Taken. It is refused when there is less than one;
+// RetryAfter is then the time until there is one. It is for a scheduler that asks how many of
+// 100 jobs it may start now. A count below 1 is [ratelimit.ErrInvalid], and its fraction does
+// not count; one above the capacity takes the tokens available. Of a limit without shards it is
+// one round trip, granted or not. In all else it is [Store.AllowTx].
 func (s *Store) AllowAtMostTx(ctx context.Context, tx pgx.Tx, r ratelimit.Request) (ratelimit.Result, error) {
 	w := s.parts().watch(ctx, ratelimit.VerbAllowAtMost, ratelimit.FormTx, r)
 	call, err := decide.NewAtMost(r)
@@ -133,14 +129,13 @@ func (s *Store) AllowAtMost(ctx context.Context, r ratelimit.Request) (ratelimit
 	return result, err
 }
 
-// AllowFirstTx takes, inside tx, from the first limit in the order of the requests that
-// can grant what is asked of it, and from no other, in one decision: from a customer's
-// own bucket first, and if that is short from the one that all share, so that each has
-// a guaranteed minimum and can borrow. The result is about the limit that granted,
-// which its Request names. When all refuse, Each has all of them, and RetryAfter is the
-// shortest wait. A request that its limit can never grant is passed over; if all are, it
-// is [ratelimit.ErrExceedsCapacity]. Two requests for one limit and key are
-// [ratelimit.ErrInvalid].
+// AllowFirstTx takes, inside tx, from the first limit in the order of the requests that can
+// grant its request, and from no other, in one decision: from a customer's own bucket first,
+// and if that is short from the one that all share, so that each has a guaranteed minimum and
+// can borrow. The result is about the limit that granted, which its Request names. When all
+// refuse, Each has all of them, and RetryAfter is the shortest wait. A request that its limit
+// can never grant is passed over; if all are, it is [ratelimit.ErrExceedsCapacity]. Two
+// requests for one limit and key are [ratelimit.ErrInvalid].
 //
 // A grant by the first limit is one round trip, and touches no row of the others. Only
 // when it refuses are the rows of all locked until tx ends, in the one order of all
@@ -162,16 +157,16 @@ func (s *Store) AllowFirst(ctx context.Context, requests ...ratelimit.Request) (
 	return result, err
 }
 
-// Wait reserves what is asked, and returns when the reservation is due, for worker
-// loops. It sleeps as long as the database says, on the monotonic clock of the machine;
-// it may return a little late, and never early. It returns the reservation's result.
+// Wait reserves for all requests, and returns when the reservation is due, for worker loops. It
+// sleeps for the duration by the database's clock, on the monotonic clock of the machine; it
+// may return a little late, and never early. It returns the reservation's result.
 //
-// If a limit has been paused while it slept, it sleeps until the pause is over. If ctx
-// ends first the reservation is given back, and so it is at once when the deadline of ctx
-// is nearer than the wait: then the error is a *[ratelimit.WaitError], which has the wait,
-// and is [context.DeadlineExceeded], or what else ctx ended with. Config.Timeout bounds
-// its statements and not its sleep. A refusal, which only limits with a MaxReserved know,
-// is [ratelimit.ErrRefused]. A process that is killed while it sleeps has spent the tokens.
+// If a limit has been paused while it slept, it sleeps until the pause is over. If ctx ends
+// first the reservation is given back, and so it is at once when the deadline of ctx is nearer
+// than the wait: then the error is a *[ratelimit.WaitError], which has the wait, and is
+// [context.DeadlineExceeded], or the other error of ctx. Config.Timeout bounds its statements
+// and not its sleep. A refusal, which only limits with a MaxReserved make, is
+// [ratelimit.ErrRefused]. A process that is killed while it sleeps has spent the tokens.
 // [Store.Close] ends waits, and returns when they have given back: their error is then a
 // WaitError that is [ErrClosed].
 //
@@ -193,30 +188,27 @@ func (s *Store) Wait(ctx context.Context, requests ...ratelimit.Request) (rateli
 	return result, err
 }
 
-// AllowFunc takes what is asked from all the limits and runs do in the same
-// SERIALIZABLE transaction, and commits: what is taken is spent if and only if
-// the work of do is there. It is for do to use tx for all its work, and to leave
-// COMMIT and ROLLBACK to AllowFunc.
+// AllowFunc takes the count of each request from its limit and runs do in the same SERIALIZABLE
+// transaction, and commits: the tokens are spent if and only if the work of do is committed. do
+// must use tx for all its work, and leave COMMIT and ROLLBACK to AllowFunc.
 //
-// A refusal runs nothing and is an error, [ratelimit.ErrRefused]; the result
-// is returned with it, and is in the *[ratelimit.RefusedError]. An error of do
-// rolls everything back and comes back as it is, and so does a panic. If do ended
-// the transaction itself and returns no error, the server is asked how: AllowFunc
-// returns no error if and only if it was committed. (A function that begins another in
-// its place, as by ROLLBACK AND CHAIN, is then not found out.) What do has committed
-// itself stays, whatever it returns.
+// A refusal runs nothing and is an error, [ratelimit.ErrRefused]; the result is returned with
+// it, and is in the *[ratelimit.RefusedError]. An error of do rolls everything back and is
+// returned as it is, and so does a panic. If do ended the transaction itself and returns no
+// error, the server is asked how: AllowFunc returns no error if and only if it was committed.
+// (A function that begins another in its place, as by ROLLBACK AND CHAIN, is not detected.)
+// Work that do has committed itself stays, also if it returns an error.
 //
-// When PostgreSQL asks for it, with 40001 or 40P01, all of it runs again, do
-// included, with full jitter in between, until the deadline of ctx, or for
-// Config.RetryBudget, which then bounds all the rest as well, if it has none. So
-// do must have no effect but through tx, and must pass on the errors that tx gives
-// it. It does not run again if the server says that do has committed what was taken
-// itself, nor if that cannot be found out. Any other fault is returned at once.
+// When PostgreSQL asks for it, with 40001 or 40P01, all of it runs again, do included, with
+// full jitter in between, until the deadline of ctx, or for Config.RetryBudget, which then
+// bounds all the rest as well, if it has none. So do must have no effect but through tx, and
+// must pass on the errors that tx gives it. It does not run again if do has committed the take
+// itself, by the server, nor if that cannot be found out. Any other fault is returned at once.
 //
-// When the connection is lost during the commit, a new one asks the server what
-// became of the transaction: if it was committed there is no error. Only if that
-// cannot be found out either, or if the server has crashed in between, so that its
-// word may be about another transaction, is the error [ErrOutcomeUnknown].
+// When the connection is lost during the commit, a new one asks the server for the outcome of
+// the transaction: if it was committed there is no error. Only if that cannot be found out
+// either, or if the server has crashed in between, so that its word may be about another
+// transaction, is the error [ErrOutcomeUnknown].
 //
 // Transactions of one process that take from the same row queue before they
 // begin and before they take a connection from the pool, in order of arrival;

@@ -20,7 +20,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/watch"
 )
 
-// base is what all of a Store's ways of deciding have in common.
+// base is shared by all of a Store's ways of deciding.
 type base struct {
 	pool   *pgxpool.Pool
 	table  *table.Table
@@ -51,8 +51,8 @@ func newBase(pool *pgxpool.Pool, config Config) *base {
 	return b
 }
 
-// silence returns for how long the server keeps what a transaction of a decision on its own
-// has locked while it hears nothing of us.
+// silence returns for how long the server keeps the locks of a decision's own transaction while
+// it hears nothing of us.
 func silence(timeout time.Duration) time.Duration {
 	if timeout == NoTimeout {
 		return defaultTimeout
@@ -60,8 +60,8 @@ func silence(timeout time.Duration) time.Duration {
 	return timeout
 }
 
-// work counts what Close waits for. All calls pass here, and each writes this one number
-// twice; a lock and a sync.WaitGroup would have it write four times what others wait for.
+// work counts the calls that Close waits for. All calls pass here, and each writes this one
+// number twice; a lock and a sync.WaitGroup would write shared memory four times.
 type work struct {
 	under          atomic.Int64 // how much is under way; by closing less when nothing more is to begin
 	closing, ended sync.Once
@@ -98,7 +98,7 @@ func (w *work) end() {
 	}
 }
 
-// spawn starts a goroutine for what was begun.
+// spawn starts a goroutine for work that was begun.
 func (w *work) spawn(f func()) {
 	w.under.Add(1)
 	go func() {
@@ -177,7 +177,7 @@ func (b *base) usableIn(tx pgx.Tx) error {
 	return nil
 }
 
-// call is a call whose limits the Store has seen.
+// call returns a call, and notes the definitions of its limits.
 func (b *base) call(reserve bool, requests []ratelimit.Request) (decide.Call, error) {
 	call, err := decide.New(reserve, requests...)
 	if err != nil {
@@ -186,7 +186,7 @@ func (b *base) call(reserve bool, requests []ratelimit.Request) (decide.Call, er
 	return call, b.seen.NoteCall(&call)
 }
 
-// took notes what a call took, and returns what is known of its limits then.
+// took notes the changes of a call, and returns the states then known of its limits.
 func (b *base) took(call *decide.Call, changes []decide.Change, at time.Time) decide.View {
 	for i := range changes {
 		b.cache.Changed(changes[i].Key)
@@ -198,7 +198,7 @@ func (b *base) took(call *decide.Call, changes []decide.Change, at time.Time) de
 	return view
 }
 
-// saw notes what was seen of a call's limits.
+// saw notes the states read of a call's limits.
 func (b *base) saw(call *decide.Call, view decide.View) {
 	for i := range call.Asks {
 		if call.Asks[i].Sharded() {
@@ -207,23 +207,23 @@ func (b *base) saw(call *decide.Call, view decide.View) {
 	}
 }
 
-// changed forgets what is known of a key's rows, which were changed otherwise than by a
-// take. What is held of it is held.
+// changed forgets the known state of a key's rows, which were changed otherwise than by a take.
+// Leases stay.
 func (b *base) changed(key decide.Key) {
 	b.shards.forget(key)
 	b.cache.Changed(key)
 }
 
-// telling is what rows are told, in a transaction of the Store's own by which something comes
-// back, of tokens that this process has used from memory: they are not out any more. It is in
-// the transaction's context, under the key tellings. That of a caller says nothing, as nobody
-// knows whether it is rolled back.
+// telling is the tokens that this process has used from memory, which rows learn of in a
+// transaction of the Store's own that gives something back: they are not out any more. It is in
+// the transaction's context, under the key tellings. A caller's transaction has none, since it
+// may be rolled back unnoticed.
 type telling map[decide.Key]escrow.Spent
 
 type tellings struct{}
 
-// spent takes out what the row of a key is told. That of a sliding window is told nothing,
-// since what comes back goes to its own slot, whatever is out.
+// spent takes out the spent tokens that the row of a key is to learn of. A sliding window's row
+// learns of none, since refunds go to their own slots, with any number of tokens out.
 func (b *base) spent(ctx context.Context, d *bucket.Definition, key decide.Key) table.Spent {
 	told, own := ctx.Value(tellings{}).(telling)
 	if !own || b.cache == nil || d.Slotted() {

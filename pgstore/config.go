@@ -48,55 +48,54 @@ type Config struct {
 	// the connection's search_path.
 	Schema string
 
-	// Clock tells the instant that decides, for tests. The default, nil, is
-	// the database's clock, read by the deciding statement itself. Outside of
-	// tests anything else gives away what keeps several processes together.
-	// Its instants must be before 5 June 2285: from then on PostgreSQL and this
-	// package compute durations differently, by some microseconds.
+	// Clock returns the instant that decides, for tests. The default, nil, is the database's
+	// clock, read by the deciding statement itself. Outside of tests any other clock lets
+	// several processes disagree. Its instants must be before 5 June 2285: from then on
+	// PostgreSQL and this package compute durations differently, by some microseconds.
 	Clock func() time.Time
 
-	// Portable keeps every statement to what a PostgreSQL that distributes
-	// tables (Citus) accepts, and prefers what is fast there. Decisions on their
-	// own are then combined row by row: calls for one limit and key that gather while
-	// a statement for them is under way go together in the next one, if they allow,
-	// reserve or take at most so many of one limit without shards. Those for several
-	// limits, limits with shards, and checks are one transaction or statement each.
+	// Portable keeps every statement to the SQL that a PostgreSQL with distributed tables
+	// (Citus) accepts, and prefers the forms that are fast there. Decisions on their own are
+	// then combined row by row: calls for one limit and key that gather while a statement for
+	// them is under way go together in the next one, if they allow, reserve or take at most n
+	// tokens of one limit without shards. Those for several limits, limits with shards, and
+	// checks are one transaction or statement each.
 	//
-	// They wait for rows that are locked: all calls for such a row by one statement,
-	// which has one connection of the pool, while calls for other rows go on as long
-	// as the pool has connections for them. Who gives up gets an answer at once, but
-	// pays if its statement was under way; the error is that of its context, and not
-	// [ErrLocked]. Prune does not skip locked rows; and what AllowTx took and was
-	// rolled back can be settled and cancelled, which gives away what was never taken.
+	// They wait for rows that are locked: all calls for such a row by one statement, which has
+	// one connection of the pool, while calls for other rows go on as long as the pool has
+	// connections for them. A caller that gives up returns at once, but pays if its statement
+	// was under way; the error is that of its context, and not [ErrLocked]. Prune does not skip
+	// locked rows; and a take by AllowTx that was rolled back can be settled and cancelled,
+	// which gives away tokens that were never taken.
 	Portable bool
 
-	// Escrow is for how long the Store may decide from memory what its row has told it.
-	// The default, 0, remembers nothing; some tenths of a second are much already, and
-	// [MaxEscrow] is the most.
+	// Escrow is for how long the Store may decide from memory after reading a row. The default,
+	// 0, remembers nothing; some tenths of a second are much already, and [MaxEscrow] is the
+	// most.
 	//
-	// The Store prefetches tokens of keys that this process takes from often, which is 32
-	// times within twice that time, or that several processes take from at once. The statement
-	// that serves callers then takes more: as much as this process has handed out lately, and
-	// at most half of the tokens that there are. Allow, Reserve, Wait, AllowFunc and
-	// ReserveFunc hand these out without asking the database, the last two before they begin
-	// their transaction. In every stretch of time a limit still grants at most what it says.
-	// And Allow on its own repeats a refusal of its row.
+	// The Store prefetches tokens of keys that this process takes from often, which is 32 times
+	// within twice that time, or that several processes take from at once. The statement that
+	// serves callers then takes more: as much as this process has handed out lately, and at
+	// most half of the tokens that there are. Allow, Reserve, Wait, AllowFunc and ReserveFunc
+	// hand these out without asking the database, the last two before they begin their
+	// transaction. In every stretch of time a limit still grants at most its bound. And Allow
+	// on its own repeats a refusal of its row.
 	//
-	// It costs a part of the burst: while a process prefetches from a token bucket, that
-	// holds no more than its Capacity less what is refilled during Escrow. (From a bucket with
-	// a Capacity below that nothing is prefetched.) The tokens that a process held when it was
+	// It costs a part of the burst: while a process prefetches from a token bucket, that holds
+	// no more than its Capacity less the tokens refilled during Escrow. (From a bucket with a
+	// Capacity below that nothing is prefetched.) The tokens that a process held when it was
 	// killed are not granted. Tokens that are not used, and those of a transaction that was
-	// rolled back, go back to the row. What is given back to a row, by whomever, fills it to
-	// its capacity less the tokens that processes hold or have just used.
+	// rolled back, go back to the row. A refund to a row, by any process, fills it to its
+	// capacity less the tokens that processes hold or have just used.
 	//
 	// A granted result's Value counts the tokens that this process holds, and the row as it was
 	// seen last. A pause by another process is heeded after Escrow at the latest, by this Store
 	// at once. The RetryAt of a refusal from memory is by the row as it was up to Escrow ago.
 	//
-	// A transaction of AllowFunc and ReserveFunc whose tokens were held asks the server
-	// for nothing. So when the answer to its COMMIT is lost, or the function has ended it
-	// itself, that is [ErrOutcomeUnknown], and its tokens stay spent. A receipt of it that
-	// left the transaction as text is believed, even if that was rolled back.
+	// A transaction of AllowFunc and ReserveFunc with held tokens asks the server for nothing.
+	// So when the answer to its COMMIT is lost, or the function has ended it itself, that is
+	// [ErrOutcomeUnknown], and its tokens stay spent. A receipt of it that left the transaction
+	// as text is believed, even if that was rolled back.
 	//
 	// The verbs with Tx, checks, AllowAtMost, AllowFirst and limits with shards ask the row.
 	// Tokens of a fixed window end with it, and those of a sliding window with the slot in
@@ -109,11 +108,11 @@ type Config struct {
 	// [NoTimeout] is none.
 	Timeout time.Duration
 
-	// RetryBudget is how long AllowFunc and ReserveFunc may take when their
-	// context has no deadline: waiting for their turn and a connection, all
-	// attempts, and COMMIT. The time of their functions counts, but what these
-	// wait for is bounded by the contexts that they use. After a COMMIT whose answer
-	// was lost they may ask for a second more. The default is 10 seconds.
+	// RetryBudget is how long AllowFunc and ReserveFunc may take when their context has no
+	// deadline: waiting for their turn and a connection, all attempts, and COMMIT. The time of
+	// their functions counts, but waits in these are bounded by the contexts that they use.
+	// After a COMMIT without an answer they may ask the server for a second more. The default
+	// is 10 seconds.
 	RetryBudget time.Duration
 
 	// Observe hears of every decision and edit, once, when it is in the database: see

@@ -1,10 +1,9 @@
 // Package pgstore keeps rate limits in PostgreSQL, in the table of package
 // migrations.
 //
-// Each verb comes in two forms. With Tx in its name it works in the caller's
-// transaction, at any isolation level: what it does is there if and only if
-// that commits. Without, it is a decision on its own, and stays whatever
-// happens to the caller.
+// Each verb comes in two forms. With Tx in its name it works in the caller's transaction, at
+// any isolation level: its changes hold if and only if that commits. Without, it is a decision
+// on its own, and stays even if the caller fails.
 //
 //	store, err := pgstore.New(pool, nil)
 //	...
@@ -14,7 +13,7 @@
 //	case !result.OK: // come back after result.RetryAfter; tx is still usable
 //	}
 //
-// Whoever wants an error in both cases takes the shorter form:
+// For an error in both cases there is a shorter form:
 //
 //	err := store.TakeTx(ctx, tx, SendMessage.For(userID))
 //
@@ -28,19 +27,17 @@
 //
 // # Isolation levels
 //
-// At READ COMMITTED a take that meets another waits for it, and is decided on
-// what it left. At REPEATABLE READ and SERIALIZABLE, if the other commits, the
-// take fails with 40001, as any update would; the transaction must be run again
-// from its start. A granted take makes no predicate locks, so transactions on
-// different keys do not disturb each other. A refused one reads the row, as
-// Check does.
+// At READ COMMITTED a take that meets another waits for it, and is decided on the row that it
+// left. At REPEATABLE READ and SERIALIZABLE, if the other commits, the take fails with 40001,
+// as any update would; the transaction must be run again from its start. A granted take makes
+// no predicate locks, so transactions on different keys do not disturb each other. A refused
+// one reads the row, as Check does.
 //
 // # Connections
 //
-// All of pgx's query exec modes work. Through PgBouncer in transaction pooling
-// choose one that prepares nothing: exec, cache_describe or simple_protocol.
-// With exec and simple_protocol the connection's DateStyle must be ISO, as it is
-// by default; otherwise every call fails.
-// Decisions on their own use up to two connections of the pool at a time,
-// however many wait.
+// All of pgx's query exec modes work. Through PgBouncer in transaction pooling choose one that
+// prepares nothing: exec, cache_describe or simple_protocol. With exec and simple_protocol the
+// connection's DateStyle must be ISO, as it is by default; otherwise every call fails.
+// Decisions on their own use up to two connections of the pool at a time, under any number of
+// callers.
 package pgstore

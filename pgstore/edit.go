@@ -13,9 +13,9 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
 
-// ResetTx forgets the limit's state for key inside tx: full again, debt and pause
-// gone. A receipt from before a reset gives back what the reset has given back
-// already: do not cancel it.
+// ResetTx forgets the limit's state for key inside tx: full again, debt and pause gone. A
+// receipt from before a reset gives back tokens that the reset has given back already: do not
+// cancel it.
 func (s *Store) ResetTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, key string) (err error) {
 	w := s.parts().watch(ctx, ratelimit.VerbReset, ratelimit.FormTx, ratelimit.Request{Limit: limit, Key: key})
 	defer w.Told(&err)
@@ -33,8 +33,8 @@ func (s *Store) Reset(ctx context.Context, limit ratelimit.Limit, key string) (e
 	return s.editOwn(ctx, limit, key, s.reset)
 }
 
-// reset deletes the rows of an edit's limit and key. Those of which processes hold tokens in
-// memory are not deleted, but full less what these hold.
+// reset deletes the rows of an edit's limit and key. Rows with tokens in the memories of
+// processes are not deleted, but full less those.
 func (s *Store) reset(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
 	a := &call.Asks[0]
 	left, err := s.table.Reset(ctx, tx, a.Of())
@@ -71,13 +71,12 @@ func (s *Store) refillAll(ctx context.Context, tx pgx.Tx, a *decide.Ask, shards 
 	return tx.SendBatch(ctx, &write).Close()
 }
 
-// CreditTx gives the request's count back to its limit inside tx, capped at
-// the capacity, and says what there is then. To settle an estimate, or to give back
-// all that a call took, use [Store.SettleTx] and [Store.CancelTx], which know the rows
-// that it took from. A sharded limit is credited in the shard from which
-// tx took last, or else where it has least; a sliding window in its oldest slots first.
-// While the limit is paused, what is
-// credited is there for reservations, and for the rest after the pause.
+// CreditTx gives the request's count back to its limit inside tx, capped at the capacity, and
+// returns the status then. To settle an estimate, or to give back all that a call took, use
+// [Store.SettleTx] and [Store.CancelTx], which know the rows that it took from. A sharded limit
+// is credited in the shard from which tx took last, or else where it has least; a sliding
+// window in its oldest slots first. While the limit is paused, credited tokens are for
+// reservations, and for other calls after the pause.
 func (s *Store) CreditTx(ctx context.Context, tx pgx.Tx, r ratelimit.Request) (status ratelimit.Status, err error) {
 	w := s.parts().watch(ctx, ratelimit.VerbCredit, ratelimit.FormTx, r)
 	defer w.Told(&err)
@@ -138,8 +137,8 @@ func (s *Store) credit(ctx context.Context, tx pgx.Tx, call *decide.Call, r rate
 	return decide.Credited(r, view.States[0], view.At), nil
 }
 
-// give gives counts to shards of an ask, from the given one on, and returns what is in
-// their rows then. A sliding window is given to in a second round trip, with the row locked.
+// give gives counts to shards of an ask, from the given one on, and returns the states of their
+// rows then. A sliding window is given to in a second round trip, with the row locked.
 func (s *Store) give(ctx context.Context, tx pgx.Tx, a *decide.Ask, shard int, counts []float64) ([]table.Taken, error) {
 	var batch, second pgx.Batch
 	changes, given := make([]decide.Change, len(counts)), make([]table.Taken, len(counts))
@@ -164,9 +163,9 @@ func (s *Store) give(ctx context.Context, tx pgx.Tx, a *decide.Ask, shard int, c
 	return given, tx.SendBatch(ctx, &second).Close()
 }
 
-// settled locks all rows of an edit's limit and key, in order, and returns what is
-// in them. It gives them nothing rather than reads them, so it leaves no predicate
-// locks under SERIALIZABLE.
+// settled locks all rows of an edit's limit and key, in order, and returns their states. It
+// gives them 0 tokens rather than reads them, so it leaves no predicate locks under
+// SERIALIZABLE.
 func (s *Store) settled(ctx context.Context, q table.Querier, call *decide.Call) (view decide.View, outs []bucket.Out, err error) {
 	a, now := &call.Asks[0], s.clock()
 	var batch pgx.Batch
@@ -186,22 +185,21 @@ func (s *Store) settled(ctx context.Context, q table.Querier, call *decide.Call)
 	return view, outs, nil
 }
 
-// outOf returns what is out of a row that was given something.
+// outOf returns the tokens that are out of a row that was given some.
 func outOf(given *table.Taken) bucket.Out {
 	return bucket.Out{Tokens: given.Ahead, Until: given.Until}
 }
 
-// PauseTx lets nothing be allowed and nothing come in to the limit's key for a
-// duration, inside tx, and what is there is gone; debt stays, and so does what a sliding
-// window's slots hold. It is for a third party's 429 with Retry-After. The later of two
-// pauses holds; PauseTx returns the instant at which it ends, on the database's clock.
+// PauseTx empties the limit's key inside tx; for a duration nothing is allowed and nothing is
+// refilled. Debt stays, and so do a sliding window's slots. It is for a third party's 429 with
+// Retry-After. The later of two pauses holds; PauseTx returns the instant at which it ends, on
+// the database's clock.
 //
-// A pause holds: what is given back meanwhile, by credit or cancel, is there when it
-// is over and not before. A reservation during a pause is due when it is over or
-// later. One that was made before keeps the instant that it was told, which may be
-// within the pause: whoever is about to act on it looks first, by [Store.Check], at
-// the PausedUntil of its Status. Only
-// [Store.ResumeTx] and [Store.ResetTx] end a pause early.
+// Tokens that are given back during the pause, by credit or cancel, can be taken when it is
+// over and not before. A reservation during a pause is due when it is over or later. One that
+// was made before keeps its instant, which may be within the pause: before acting on it, read
+// the PausedUntil of its Status by [Store.Check]. Only [Store.ResumeTx] and [Store.ResetTx] end
+// a pause early.
 func (s *Store) PauseTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, key string, lasts time.Duration) (until time.Time, err error) {
 	w := s.parts().watch(ctx, ratelimit.VerbPause, ratelimit.FormTx, ratelimit.Request{Limit: limit, Key: key})
 	defer w.Told(&err)
@@ -232,9 +230,9 @@ func (s *Store) Pause(ctx context.Context, limit ratelimit.Limit, key string, la
 	return until, nil
 }
 
-// PauseEachTx is [Store.PauseTx] for the limits and keys of several requests, whose counts
-// do not matter: all of them for the same duration, or on an error none. It returns the
-// last of the instants at which their pauses end.
+// PauseEachTx is [Store.PauseTx] for the limits and keys of several requests, all of them for
+// the same duration, or on an error none; their counts do not matter. It returns the last of
+// the instants at which their pauses end.
 func (s *Store) PauseEachTx(ctx context.Context, tx pgx.Tx, requests []ratelimit.Request, lasts time.Duration) (until time.Time, err error) {
 	w := s.parts().watch(ctx, ratelimit.VerbPause, ratelimit.FormTx, requests...)
 	defer w.Told(&err)
@@ -318,9 +316,8 @@ func (s *Store) pause(ctx context.Context, tx pgx.Tx, call *decide.Call, lasts t
 	return until, err
 }
 
-// ResumeTx ends a pause that is not over, inside tx: what is there stays, a token
-// bucket fills from now on, and a fixed window has its own edges back. Without a
-// pause it changes nothing.
+// ResumeTx ends a pause that is not over, inside tx: the value stays, a token bucket fills from
+// now on, and a fixed window has its own edges back. Without a pause it changes nothing.
 func (s *Store) ResumeTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, key string) (err error) {
 	w := s.parts().watch(ctx, ratelimit.VerbResume, ratelimit.FormTx, ratelimit.Request{Limit: limit, Key: key})
 	defer w.Told(&err)
@@ -365,10 +362,10 @@ func (s *Store) change(ctx context.Context, tx pgx.Tx, call *decide.Call, to fun
 	return nil
 }
 
-// Reshard changes a live limit and key from one number of shards to another:
-// what all old rows hold together, debt and pause included, is in equal parts
-// in the new rows afterwards. The definitions may differ in Shards only. It is
-// one transaction; callers wait for it, or try again.
+// Reshard changes a live limit and key from one number of shards to another: the tokens of all
+// old rows together, debt and pause included, are in equal parts in the new rows afterwards.
+// The definitions may differ in Shards only. It is one transaction; callers wait for it, or try
+// again.
 //
 // While processes with the old definition and with the new one are at work,
 // each counts tokens in for its own number of rows, so the limit can be
@@ -376,7 +373,7 @@ func (s *Store) change(ctx context.Context, tx pgx.Tx, call *decide.Call, to fun
 // as the roll-out takes, and call Reshard in the meantime.
 //
 // A receipt from before goes back to the shards that it took from, as far as there is room in
-// them now. So what is settled or cancelled after Reshard can give back less, and never more.
+// them now. So a settlement or cancellation after Reshard can give back less, and never more.
 func (s *Store) Reshard(ctx context.Context, from, to ratelimit.Limit, key string) error {
 	if err := s.usable(); err != nil {
 		return err

@@ -98,10 +98,9 @@ func (e *engine) prefetchAlone(ctx context.Context, tickets []*ticket, await *de
 	return others
 }
 
-// decideAll decides calls, and returns those whose rows are locked by somebody else.
-// If the database finds fault with a statement for many, each half of them is
-// decided by itself, so that only the one at fault fails. A row that is to be
-// waited for is await.
+// decideAll decides calls, and returns those with rows that another transaction has locked. If
+// the database finds fault with a statement for many, each half of them is decided by itself,
+// so that only the one at fault fails. A row that is to be waited for is await.
 func (e *engine) decideAll(ctx context.Context, tickets []*ticket, granting bool, await *decide.Row) (locked []*ticket) {
 	left := tickets
 	var late []*ticket // that prefetch
@@ -172,7 +171,7 @@ func (e *engine) attempt(tickets []*ticket, attempts int) {
 	}
 }
 
-// read answers checks, and refuses what cannot be granted. It returns the others, and the
+// read answers checks, and refuses calls that cannot be granted. It returns the others, and the
 // rows as it has read them.
 func (e *engine) read(ctx context.Context, tickets []*ticket) (left []*ticket, sheet *decide.Sheet, err error) {
 	if tickets = slices.DeleteFunc(tickets, (*ticket).Gone); len(tickets) == 0 {
@@ -203,8 +202,8 @@ func (e *engine) read(ctx context.Context, tickets []*ticket) (left []*ticket, s
 	return left, sheet, nil
 }
 
-// lock decides calls with their rows locked, from the reading to the writing. It returns
-// those whose rows are locked by somebody else.
+// lock decides calls with their rows locked, from the reading to the writing. It returns those
+// with rows that another transaction has locked.
 func (e *engine) lock(ctx context.Context, tickets []*ticket, seen *decide.Sheet, await *decide.Row) (left []*ticket, err error) {
 	if tickets = slices.DeleteFunc(tickets, (*ticket).Gone); len(tickets) == 0 {
 		return nil, nil
@@ -315,8 +314,8 @@ func (e *engine) noteAll(tickets []*ticket) []*ticket {
 	})
 }
 
-// withoutPrefetching returns the calls that want a result. Of what a grant did not prefetch
-// there is nothing to be had in another way, but for those that are late.
+// withoutPrefetching returns the calls that want a result. Orders that a grant did not prefetch
+// are dropped, but for those that are late.
 func withoutPrefetching(tickets, late []*ticket) []*ticket {
 	return slices.DeleteFunc(slices.Clone(tickets), func(t *ticket) bool {
 		if t.Value.prefetch && !slices.Contains(late, t) {
@@ -331,8 +330,8 @@ func allWait(tickets []*ticket) bool {
 	return !slices.ContainsFunc(tickets, func(t *ticket) bool { return t.Value.locked.Load() == nil })
 }
 
-// mostRefused reports whether most of the calls were refused that wanted a result. A call whose
-// caller has given up may have been deleted: it is nil.
+// mostRefused reports whether most of the calls were refused that wanted a result. A call that
+// was given up may have been deleted: it is nil.
 func mostRefused(tickets []*ticket) bool {
 	refused := 0
 	for _, t := range tickets {
@@ -362,7 +361,7 @@ func (e *engine) redirect(tickets []*ticket) (left []*ticket) {
 		switch {
 		case !ok:
 			left = append(left, t)
-		case t.Value.prefetch && !e.queueOf(row).Idle(): // those who wait for the row prefetch as well
+		case t.Value.prefetch && !e.queueOf(row).Idle(): // the calls that wait for the row prefetch as well
 			t.Finish()
 		default:
 			e.join(row, t)
@@ -469,7 +468,7 @@ func (e *engine) queueOf(row decide.Row) *batch.Queue[*pending] {
 	case l.queue != nil:
 	case e.config.Portable:
 		l.queue = e.newQueue(e.config.Timeout, func(ctx context.Context, tickets []*ticket) { e.serve(ctx, l, tickets, &row) })
-	default: // those who come have a time-out already
+	default: // callers have a time-out already
 		l.queue = e.newQueue(0, func(ctx context.Context, tickets []*ticket) { e.serveLocked(ctx, row, tickets) })
 	}
 	return l.queue
@@ -509,8 +508,8 @@ func (e *engine) serveLocked(ctx context.Context, row decide.Row, tickets []*tic
 }
 
 // linger waits a little after calls for a locked row have been answered, by how long that took:
-// those who ask again at once then go together, and are not half of them too late for the next
-// statement. Others have the row meanwhile.
+// callers that call again at once then share a statement, and are not half of them too late for
+// it. Other processes have the row meanwhile.
 func linger(took time.Duration) {
 	time.Sleep(min(took/16, time.Millisecond))
 }

@@ -28,7 +28,7 @@ func fault(schema, doing string, err error) error {
 	return fmt.Errorf("pgstore: %s: %w", doing, err)
 }
 
-// code is the SQLSTATE of the server's error in err, of whatever driver, "" if there is none.
+// code returns the SQLSTATE of the server's error in err, of any driver, "" if there is none.
 func code(err error) string {
 	if err == nil {
 		return ""
@@ -69,16 +69,16 @@ func retriable(err error) bool {
 	return c == "40001" || c == "40P01"
 }
 
-// answered reports whether err is the server's own word that what it was sent was
-// not done, rather than that a connection was lost: also a pooler's, which says so
-// by an error of class 08 or one that ends the connection.
+// answered reports whether err is the server's own statement that a request was not carried
+// out, rather than a lost connection: also a pooler's, which states it by an error of class 08
+// or one that ends the connection.
 func answered(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" && pgErr.Code[:min(2, len(pgErr.Code))] != "08"
 }
 
-// isOfValues reports whether the server did nothing because of what it was sent, and not
-// because of what it waited for or lacked.
+// isOfValues reports whether the server did nothing because of the values sent, and not because
+// of a wait or a lack of resources.
 func isOfValues(err error) bool {
 	if !answered(err) || retriable(err) {
 		return false

@@ -19,10 +19,10 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
 
-// flights is the slots of limits of how many at once. A slot is tried by its number, from
-// what the process knows; only when it knows of none that is free, it looks. What is done to
-// slots on its own gathers while a statement is under way, as calls for tokens do: all of it,
-// whatever the key, since a statement for many costs little more than one for few.
+// flights is the slots of limits of how many at once. A slot is tried by its number, which the
+// process remembers; only when it knows of none that is free, it looks. Operations on slots
+// gather while a statement is under way, as calls for tokens do: those of all keys together,
+// since a statement for many costs little more than one for few.
 type flights struct {
 	*base
 	ops     *batch.Queue[*slotCall]
@@ -36,7 +36,7 @@ type slotCall struct {
 	op  *table.SlotOp
 	err error
 
-	left atomic.Bool // the caller has left, or the answer is there: whoever comes second knows
+	left atomic.Bool // set by the first of two: the caller has left, or the answer has arrived
 }
 
 // slotLooking is a look at a key's slots.
@@ -57,7 +57,7 @@ func newFlights(b *base) *flights {
 // lock is the advisory lock of a slot.
 func (f *flights) lock(row decide.Row) int64 { return table.Lock(f.config.Schema, row) }
 
-// make has an operation made. What a caller who gave up has taken is released.
+// make has an operation made. A slot that was taken for a caller that gave up is released.
 func (f *flights) make(ctx context.Context, op *table.SlotOp) error {
 	end, err := f.begin(ctx)
 	if err != nil {
@@ -116,8 +116,8 @@ func (f *flights) byItself(ctx context.Context, doing string, send func(context.
 	return nil
 }
 
-// serve makes what gathered. When slots are taken, all who wait for that may give up, and the
-// statement is still heard to its end: otherwise nobody would know whether they are held.
+// serve makes the operations that gathered. When slots are taken, all waiters may give up, and
+// the statement is still heard to its end: otherwise it would be unknown whether they are held.
 func (f *flights) serve(ctx context.Context, tickets []*slotTicket) {
 	if !slices.ContainsFunc(tickets, func(t *slotTicket) bool { return t.Value.takes() }) {
 		f.makeAll(ctx, tickets)
@@ -137,10 +137,10 @@ func (f *flights) serve(ctx context.Context, tickets []*slotTicket) {
 	}
 }
 
-// takes reports whether somebody has to release what becomes of it.
+// takes reports whether a slot that the operation takes must be released if it is not wanted.
 func (c *slotCall) takes() bool { return c.op.Fence == 0 || c.op.Next }
 
-// makeAll makes what tickets ask, each row's first operation first.
+// makeAll makes the operations of tickets, each row's first operation first.
 func (f *flights) makeAll(ctx context.Context, tickets []*slotTicket) {
 	for len(tickets) > 0 {
 		tickets = slices.DeleteFunc(tickets, func(t *slotTicket) bool { return t.Gone() || t.Value.left.Load() })
@@ -179,8 +179,8 @@ func missing(tickets []*slotTicket) (missing []*slotTicket) {
 	return missing
 }
 
-// change has a statement make what tickets ask. When the server finds fault with some of it, or a row turns
-// out to be locked that could not be passed over, half of them are made by themselves, so that
+// change has a statement make the operations of tickets. When the server reports an error of
+// some, or a locked row could not be passed over, each half of them is made by itself, so that
 // only the one at fault fails.
 func (f *flights) change(ctx context.Context, tickets []*slotTicket, by func(context.Context, *pgxpool.Pool, []*table.SlotOp, *time.Time) error) {
 	if len(tickets) == 0 {
@@ -223,7 +223,7 @@ func (f *flights) finish(t *slotTicket) {
 	t.Finish()
 }
 
-// serveLooks looks at the slots of keys, once for all who look at a key.
+// serveLooks looks at the slots of keys, once for all callers that look at a key.
 func (f *flights) serveLooks(ctx context.Context, tickets []*batch.Ticket[*slotLooking]) {
 	first := make(map[decide.Key]*table.SlotLook)
 	var looks []*table.SlotLook
@@ -290,7 +290,7 @@ func (s *search) next(look func(*table.SlotLook) error) (*table.SlotOp, error) {
 			row := decide.Row{Key: s.look.Key, Shard: choice.Number}
 			return &table.SlotOp{Row: row, Lease: s.limit.LeaseOrDefault(), New: choice.New, Lock: s.lock(row)}, nil
 		}
-		seen := table.SlotLook{Key: s.look.Key} // of its own, as who gives up does not wait for it
+		seen := table.SlotLook{Key: s.look.Key} // of its own, as a caller that gives up does not wait for it
 		err := look(&seen)
 		if err != nil {
 			return nil, err
@@ -333,8 +333,8 @@ func slotOf(limit ratelimit.InFlight, op *table.SlotOp, asked time.Time) ratelim
 	}
 }
 
-// refused is the refusal by what was seen, unless there is an error. A slot that nobody holds
-// is somebody's who has not committed, and may be free at once.
+// refused returns the refusal by the slots seen, unless there is an error. A slot without a
+// holder is held by a transaction that has not committed, and may be free at once.
 func (s *search) refused(err error) (ratelimit.Slot, error) {
 	if err != nil {
 		return ratelimit.Slot{}, err
@@ -381,18 +381,18 @@ func (f *flights) hold(ctx context.Context, op *table.SlotOp) error {
 	return err
 }
 
-// holding is the context of what is done to slots that are held, also when the Store is
+// holding returns the context of operations on slots that are held, also when the Store is
 // closed.
 func (f *flights) holding(ctx context.Context) context.Context {
 	return context.WithValue(ctx, &f.work, true)
 }
 
-// errHeld is a slot that is held, and whose row a transaction has locked.
+// errHeld is the error of a slot that is held, and locked by a transaction.
 var errHeld = errors.New("pgstore: the slot is locked")
 
 // holdOnce is hold that does not wait.
 func (f *flights) holdOnce(ctx context.Context, op *table.SlotOp) error {
-	next := *op // who gives up must not meet the next attempt
+	next := *op // a caller that gives up must not share it with the next attempt
 	err := f.make(ctx, &next)
 	if err != nil {
 		return err
@@ -416,7 +416,7 @@ func lost(row decide.Row) error {
 	return fmt.Errorf("pgstore: limit %q, slot %d: %w", row.Name, row.Shard, ratelimit.ErrLeaseLost)
 }
 
-// release releases a slot, or hands it on to who waits for one here.
+// release releases a slot, or hands it on to a waiter here.
 func (f *flights) release(ctx context.Context, slot ratelimit.Slot) error {
 	row, asked := rowOf(slot), time.Now()
 	op := &table.SlotOp{Row: row, Fence: slot.Fence}
@@ -441,12 +441,11 @@ func (f *flights) release(ctx context.Context, slot ratelimit.Slot) error {
 	return nil
 }
 
-// lookAgain is how often a process looks whether a slot is free for who waits there, on
-// average.
+// lookAgain is how often a process with waiters looks whether a slot is free, on average.
 const lookAgain = 100 * time.Millisecond
 
 // await takes a slot, and waits for one until ctx is over. Only the first in line looks; the
-// others have what is handed on, and their turn.
+// others are handed slots on, or have their turn.
 func (f *flights) await(ctx context.Context, limit ratelimit.InFlight, key decide.Key) (ratelimit.Slot, error) {
 	if f.known.Waiting(key) == 0 {
 		if slot, err := f.acquire(ctx, limit, key); err != nil || slot.OK {
@@ -498,9 +497,9 @@ func (f *flights) giveBack(ctx context.Context, slot ratelimit.Slot) {
 	_ = f.release(ctx, slot) // or it is free when its lease is over
 }
 
-// acquireIn takes a slot in a caller's transaction. What is tried in vain stands behind a
-// savepoint, or its holder would have to wait for the transaction. It is looked for on another
-// connection, since in the transaction reading would have strangers fail under SERIALIZABLE.
+// acquireIn takes a slot in a caller's transaction. An attempt stands behind a savepoint, or
+// the slot's holder would have to wait for the transaction if it fails. Free slots are read on
+// another connection, since reading in the transaction would abort others under SERIALIZABLE.
 func (f *flights) acquireIn(ctx context.Context, tx pgx.Tx, limit ratelimit.InFlight, key decide.Key, before func() (granted bool, err error)) (ratelimit.Slot, error) {
 	s := search{flights: f, limit: limit, look: table.SlotLook{Key: key}}
 	for first := true; ; first = false {

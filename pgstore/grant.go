@@ -12,8 +12,8 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
 
-// grant decides the calls of the groups whose rows have enough for all of them.
-// Nothing is written or locked for the others, which it returns.
+// grant decides the calls of the groups whose rows have enough for all of them. It writes and
+// locks nothing for the others, which it returns.
 func (e *engine) grant(ctx context.Context, tickets []*ticket, await *decide.Row) (left []*ticket, err error) {
 	tickets = slices.DeleteFunc(tickets, (*ticket).Gone)
 	groups, grants, left := e.groups(tickets)
@@ -85,11 +85,11 @@ func (e *engine) wasFree(row decide.Row, is *bool) bool {
 	return l.free
 }
 
-// tellGroup answers the calls of a group. Each is told what it left behind. The arrival is
-// that of what was prefetched besides, if anything was.
+// tellGroup answers the calls of a group. Each result is of the state that its call left
+// behind. The arrival is that of the tokens prefetched besides, if any were.
 func (e *engine) tellGroup(tickets []*ticket, g *table.Grant, arrival *escrow.Arrival) {
 	changes := []decide.Change{g.Change}
-	change, rest := &changes[0], g.Count+g.Prefetched() // which is this process's, as what others are told counts
+	change, rest := &changes[0], g.Count+g.Prefetched() // the prefetched tokens are this process's, and count in the results
 	for _, t := range tickets {
 		p := t.Value
 		if p.prefetch {
@@ -113,11 +113,11 @@ func (e *engine) tellGroup(tickets []*ticket, g *table.Grant, arrival *escrow.Ar
 	}
 }
 
-// groups sorts calls by the row that they would take from. A group is granted as a
-// whole or not at all: to grant all of it, the row needs to have no more than the most
-// that any of its calls needs after those before it. Those that check, take what there is or
-// take from several rows are in none, and neither are those whose definition is not that of
-// the others, while a new one is being rolled out.
+// groups sorts calls by the row that they would take from. A group is granted as a whole or not
+// at all: to grant all of it, the row needs to have no more than the most that any of its calls
+// needs after those before it. Calls that check, take at most n tokens or take from several
+// rows are in none, and neither are calls with another definition than the others, while a new
+// one is being rolled out.
 func (e *engine) groups(tickets []*ticket) (groups [][]*ticket, grants []table.Grant, left []*ticket) {
 	singles := make([]*ticket, 0, len(tickets))
 	for i, t := range tickets {
@@ -195,12 +195,12 @@ func (e *engine) single(p *pending) bool {
 	}
 	a := &call.Asks[0]
 	if p.row, p.floor = (decide.Row{Key: a.Of()}), a.Floor; a.Definition.Slotted() {
-		p.floor = max(a.Floor, 0) // what must wait has a slot of its own, so a group has all of it at once
+		p.floor = max(a.Floor, 0) // reservations that wait have slots of their own, so a group is granted at once
 	}
 	if !a.Sharded() {
 		return true
 	}
-	if a.Floor > 0 { // which is what all shards together are to leave
+	if a.Floor > 0 { // it is left by all shards together
 		return false
 	}
 	changes, ok := e.guess(call, func(int) int { return e.choose(a) })

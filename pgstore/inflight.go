@@ -14,19 +14,19 @@ import (
 )
 
 // Acquire takes a slot of the limit for key, or is refused when all are held: that is a
-// [ratelimit.Slot] that is not OK, not an error. The slot is held for the limit's Lease, by
-// the database's clock, whatever happens to the caller; release it when the work is done, and
-// renew it before that if the work takes longer, or leave both to [Store.Keep]. After an error
-// nothing is held, or for a lease.
+// [ratelimit.Slot] that is not OK, not an error. The slot is held for the limit's Lease, by the
+// database's clock, even if the caller fails; release it when the work is done, and renew it
+// before that if the work takes longer, or leave both to [Store.Keep]. After an error nothing
+// is held, or a slot for a lease.
 //
-// It takes from rate limits as well, if there are any: what [Store.Allow] would take. The slot
-// is taken first, and given back if they refuse; then the Slot is not OK, and its Rates say
-// why. What they granted is spent. When a process dies in between, the slot is held for a lease.
+// It takes from rate limits as well, if there are any, as [Store.Allow] does. The slot is taken
+// first, and given back if they refuse; then the Slot is not OK, and its Rates say why. Tokens
+// that they granted are spent. When a process dies in between, the slot is held for a lease.
 //
-// It shares its statement with others', and waits for nobody: a slot that a transaction has
-// locked is passed over. Errors are [ratelimit.ErrInvalid], [ratelimit.ErrExceedsCapacity] of
-// the rates, [ErrNotMigrated] and what PostgreSQL and pgx return. Without a deadline in ctx,
-// Config.Timeout bounds it.
+// It shares its statement with other calls, and waits for no transaction: a slot that a
+// transaction has locked is passed over. Errors are [ratelimit.ErrInvalid],
+// [ratelimit.ErrExceedsCapacity] of the rates, [ErrNotMigrated] and those of PostgreSQL and
+// pgx. Without a deadline in ctx, Config.Timeout bounds it.
 func (s *Store) Acquire(ctx context.Context, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (slot ratelimit.Slot, err error) {
 	w := s.parts().watch(ctx, ratelimit.VerbAcquire, ratelimit.FormOwn)
 	defer func() { w.ToldSlot(named(slot, limit, key), err) }()
@@ -38,15 +38,15 @@ func (s *Store) Acquire(ctx context.Context, limit ratelimit.InFlight, key strin
 	return s.withRates(ctx, slot, err, rates)
 }
 
-// AcquireWait is [Store.Acquire] that waits for a slot until ctx is over, whose error it then
-// returns; Config.Timeout bounds its statements and not the wait. Rates are asked when there
-// is a slot, and are not waited for.
+// AcquireWait is [Store.Acquire] that waits for a slot until ctx ends, and then returns the
+// error of ctx; Config.Timeout bounds its statements and not the wait. Rates are asked when
+// there is a slot, and are not waited for.
 //
-// Those who wait in one process are served first come, first served. A slot that is released
-// in the process goes to the first of them, by the statement that releases it, for 4 seconds;
-// then it is let go for the other processes. Besides, a process in which somebody waits
-// for a key looks ten times a second, once for all of them, and holds no connection meanwhile.
-// [Store.Close] ends waits with [ErrClosed].
+// The waiters of one process are served in order of arrival. A slot that is released in the
+// process goes to the first of them, by the statement that releases it, for 4 seconds; then it
+// is let go for the other processes. Besides, a process with waiters for a key looks ten times
+// a second, once for all of them, and holds no connection meanwhile. [Store.Close] ends waits
+// with [ErrClosed].
 //
 // Do not call it while you hold a transaction open.
 func (s *Store) AcquireWait(ctx context.Context, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (slot ratelimit.Slot, err error) {
@@ -68,17 +68,17 @@ func (s *Store) AcquireWait(ctx context.Context, limit ratelimit.InFlight, key s
 	return s.withRates(inner, slot, err, rates)
 }
 
-// AcquireTx is [Store.Acquire] inside tx: the slot is held, and what the rates granted spent,
-// if and only if tx commits. Rolling back, to a savepoint before it too, gives both back. A
-// refusal leaves tx usable, and what the rates granted is put back. The lease begins now, and
-// not with the commit.
+// AcquireTx is [Store.Acquire] inside tx: the slot is held, and the tokens of the rates are
+// spent, if and only if tx commits. Rolling back, to a savepoint before it too, gives both
+// back. A refusal leaves tx usable, and the tokens of the rates are put back. The lease begins
+// now, and not with the commit.
 //
 // It waits for the rows of rates as [Store.AllowTx] does, and for no slot: one that another
 // open transaction has taken is passed over. To find one that is free it looks on another
-// connection of the pool, if there is one to be had, and otherwise in tx, where under
-// SERIALIZABLE it is what any SELECT is. At REPEATABLE READ and SERIALIZABLE a slot that was
-// taken or released after tx began is a 40001; run such a transaction again from its start.
-// It leaves a savepoint open.
+// connection of the pool, if one is available, and otherwise in tx, where under SERIALIZABLE it
+// counts as any SELECT. At REPEATABLE READ and SERIALIZABLE a slot that was taken or released
+// after tx began is a 40001; run such a transaction again from its start. It leaves a savepoint
+// open.
 func (s *Store) AcquireTx(ctx context.Context, tx pgx.Tx, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (slot ratelimit.Slot, err error) {
 	w := s.parts().watch(ctx, ratelimit.VerbAcquire, ratelimit.FormTx)
 	defer func() { w.ToldSlot(named(slot, limit, key), err) }()
@@ -173,10 +173,10 @@ func (s *Store) ReleaseTx(ctx context.Context, tx pgx.Tx, slot ratelimit.Slot) (
 // goroutine. A slot that is not OK is its
 // refusal as an error, and runs nothing.
 //
-// The context of do ends with [ratelimit.ErrLeaseLost] as its [context.Cause] when the lease
-// is lost, at the latest when it would have ended by this machine's clock, counted from before
-// the database was asked; and then the error is ErrLeaseLost, joined with that of do. In a
-// process that was stopped past its lease, the context's Err says so at once. What do has
+// The context of do ends with [ratelimit.ErrLeaseLost] as its [context.Cause] when the lease is
+// lost, at the latest when it would have ended by this machine's clock, counted from before the
+// database was asked; and then the error is ErrLeaseLost, joined with that of do. In a process
+// that was stopped past its lease, the context's Err says so at once. A slot that do has
 // released itself, or in a transaction, is not lost. A release that fails is no error, since
 // the slot is free when the lease is over.
 func (s *Store) Keep(ctx context.Context, slot ratelimit.Slot, do func(ctx context.Context, slot ratelimit.Slot) error) error {
@@ -201,7 +201,7 @@ func (s *Store) Hold(ctx context.Context, limit ratelimit.InFlight, key string, 
 
 // Slots returns the slots of the limit that are held for key, in the order of their numbers;
 // also those from Limit on, which it had when they were taken. They can be renewed and
-// released. It locks nothing, and does not see what is not committed.
+// released. It locks nothing, and does not see uncommitted changes.
 func (s *Store) Slots(ctx context.Context, limit ratelimit.InFlight, key string) (slots []ratelimit.Slot, err error) {
 	of, err := s.inFlight(limit, key, nil)
 	if err != nil {
@@ -297,7 +297,8 @@ func (s *Store) held(slot ratelimit.Slot) error {
 	return s.seen.NoteInFlight(slot.InFlight.Name)
 }
 
-// withRates takes from rate limits for who has a slot, which is given back unless they grant.
+// withRates takes from rate limits for the holder of a slot, which is given back unless they
+// grant.
 func (s *Store) withRates(ctx context.Context, slot ratelimit.Slot, err error, rates []ratelimit.Request) (ratelimit.Slot, error) {
 	if err != nil || !slot.OK || len(rates) == 0 {
 		return slot, err

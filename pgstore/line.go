@@ -16,11 +16,12 @@ import (
 // (runner.queue). The line is an advisory lock of the session, since a transaction must have
 // its turn before it begins: one that waits for the row itself has a snapshot that is out of
 // date by the time it has it, and is run again (40001). PostgreSQL serves the line first come,
-// first served. It is taken in the round trip of BEGIN and given back in that of COMMIT, so that
-// whoever is next begins on the server as soon as the one before has committed.
+// first served. It is taken in the round trip of BEGIN and given back in that of COMMIT, so
+// that the next transaction begins on the server as soon as the one before has committed.
 //
 // A line is taken for rows on which the process has met others lately, and only on a connection
-// to a session of its own. Nothing depends on it: who does not stand in line is run again.
+// to a session of its own. Correctness does not depend on it: a transaction that does not stand
+// in line is run again.
 
 // meetings is where this process has met others lately: when last, by the lock of the row.
 type meetings struct {
@@ -51,8 +52,8 @@ func (m *meetings) met(lock int64) {
 	}
 }
 
-// lately returns those of some locks at whose rows others were met lately, ascending, which
-// is the order in which all take them.
+// lately returns those of some locks at whose rows other processes were met lately, ascending,
+// which is the order in which all take them.
 func (m *meetings) lately(locks func() []int64) (lately []int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -115,8 +116,8 @@ func (l *line) rollBack(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// leave gives back the locks, outside of a transaction. A connection of which it is not
-// known what it holds is closed, and then nothing is.
+// leave gives back the locks, outside of a transaction. A connection with unknown locks is
+// closed, which releases them.
 func (l *line) leave(ctx context.Context) {
 	if !l.asked || l.conn.Conn().IsClosed() {
 		return

@@ -13,9 +13,9 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/watch"
 )
 
-// memory is the layer above the engine with Config.Escrow: calls are answered from what was
-// prefetched, or refused by what is known (package escrow), and only the rest of them comes
-// to rows. A nil memory holds nothing.
+// memory is the layer above the engine with Config.Escrow: calls are answered from prefetched
+// tokens, or refused by the known state (package escrow), and only the rest of them reach rows.
+// A nil memory holds nothing.
 type memory struct {
 	*base
 	engine *engine
@@ -31,7 +31,7 @@ func newMemory(e *engine) *memory {
 	return m
 }
 
-// decide decides a call on its own, by what is held and known of its keys as far as
+// decide decides a call on its own, from the leases and the known state of its keys as far as
 // possible.
 func (m *memory) decide(ctx context.Context, w *watch.Watch, reserve bool, requests []ratelimit.Request) (result ratelimit.Result, err error) {
 	if err := ctx.Err(); err != nil {
@@ -71,8 +71,8 @@ func (m *memory) decide(ctx context.Context, w *watch.Watch, reserve bool, reque
 	return c.result(rest), nil
 }
 
-// seen returns what is known of a request's key, if it was seen before; nil for one that is
-// to leave a part, which only the row can tell: the tokens in memory are for the others.
+// seen returns the entry of a request's key, if it was seen before; nil for a request that is
+// to leave a share, which only the row decides: the tokens in memory are for the others.
 func (m *memory) seen(r *ratelimit.Request) *escrow.Entry {
 	if r.Floor != 0 {
 		return nil
@@ -80,7 +80,7 @@ func (m *memory) seen(r *ratelimit.Request) *escrow.Entry {
 	return m.cache.Seen(r)
 }
 
-// of is seen of an ask, whose key begins to be remembered.
+// of is seen for an ask, and begins to remember its key.
 func (m *memory) of(a *decide.Ask) *escrow.Entry {
 	if a.Exact() {
 		return nil
@@ -116,9 +116,9 @@ func (c *claim) none() bool { return c == nil || c.tokens == nil }
 // all reports whether all of the call was held.
 func (c *claim) all() bool { return !c.none() && len(c.rest.Asks) == 0 }
 
-// claim takes out of memory what is held for a call, limit by limit, until claim.end. Of
-// several limits, what is not held is prefetched for calls that come later: of one, the
-// statement that grants it prefetches.
+// claim takes the held tokens of a call out of memory, limit by limit, until claim.end. For
+// several limits, missing tokens are prefetched for later calls: for one, the statement that
+// grants it prefetches.
 func (m *memory) claim(call *decide.Call) *claim {
 	if m == nil {
 		return nil
@@ -162,8 +162,8 @@ func (m *memory) claimSeen(reserve bool, requests []ratelimit.Request) *claim {
 	return &claim{reserve: reserve, tokens: []escrow.Tokens{t}}
 }
 
-// claimFor is claim for a transaction of the runner. What is not held of a single limit is
-// granted on its own, if it is worth prefetching with it: false if that is refused.
+// claimFor is claim for a transaction of the runner. The missing tokens of a single limit are
+// granted on their own, if it is worth prefetching with them: false if that is refused.
 func (m *memory) claimFor(ctx context.Context, call *decide.Call) (c *claim, refused ratelimit.Result, err error) {
 	c = m.claim(call)
 	if m == nil || !c.none() || len(call.Asks) > 1 {
@@ -230,9 +230,9 @@ func (c *claim) result(rest ratelimit.Result) (result ratelimit.Result) {
 	return result
 }
 
-// prefetch prefetches before what is held has run out. It is called on the way of a call,
-// and does not keep that waiting. It goes with the calls for its key that were too late, by
-// the same statement: two would find each other's lock on the row.
+// prefetch prefetches before the leases have run out. It is called on the way of a call, and
+// does not keep that waiting. It goes with the calls for its key that were too late, by the
+// same statement: two would find each other's lock on the row.
 func (m *memory) prefetch(entry *escrow.Entry) {
 	if m.work.begin(context.Background()) != nil {
 		entry.Prefetched(false)
@@ -248,8 +248,8 @@ func (m *memory) prefetch(entry *escrow.Entry) {
 	}()
 }
 
-// patience is when to give up prefetching: a connection that has fallen silent holds up all who
-// gather behind it. Others' turns at the row take less.
+// patience is when to give up prefetching: a connection that has fallen silent holds up all
+// calls that gather behind it. Other processes' turns at the row take less.
 func (m *memory) patience() time.Duration {
 	late := max(m.config.Escrow, awaited)
 	if m.config.Timeout > 0 {
@@ -275,7 +275,7 @@ func (m *memory) giveBackLater(returns []escrow.Return) {
 	}()
 }
 
-// evict returns what is held of a key, of which a pause or another definition is to be
+// evict returns the tokens held of a key, for which a pause or another definition is to be
 // heeded at once.
 func (m *memory) evict(key decide.Key) {
 	if m == nil {
@@ -286,7 +286,7 @@ func (m *memory) evict(key decide.Key) {
 	}
 }
 
-// evictAll returns what is held of all keys.
+// evictAll returns the tokens held of all keys.
 func (m *memory) evictAll() {
 	if m != nil {
 		m.giveBackLater(m.cache.EvictAll())
@@ -339,8 +339,8 @@ func (m *memory) giveBackOnce(ctx context.Context, r *escrow.Return, await bool)
 	return done || err != nil && !m.again(err), err
 }
 
-// again reports whether what failed is worth another attempt: it was not done for certain, and
-// may be another time.
+// again reports whether a failed operation is worth another attempt: it was certainly not done,
+// and may succeed another time.
 func (m *memory) again(err error) bool {
 	if table.Unsent(err) {
 		return m.work.open.Err() == nil || code(err) == lockNotAvailable

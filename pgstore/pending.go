@@ -17,17 +17,17 @@ import (
 // calls that arrive gather, and the next one decides all of them (package batch). There
 // are three steps, and the table has a verb for each:
 //
-//   - Grant takes from each row what its calls want together, if it has enough for all
-//     of them. The row need not be read first.
-//   - Read answers checks, and refuses what cannot be granted: that writes and locks
+//   - Grant takes from each row the sum of its calls, if it has enough for all of them. The row
+//     need not be read first.
+//   - Read answers checks, and refuses calls that cannot be granted: that writes and locks
 //     nothing.
 //   - Decide locks the rows of the others, which are decided in memory, in the order of
 //     arrival, and writes them.
 //
-// On plain PostgreSQL none of them waits for a row that somebody else has locked: such
-// rows are passed over, and their calls go on in a queue for that row alone, which waits
-// for it. Where tables are distributed nothing can be passed over, so each row has such a
-// queue from the beginning.
+// On plain PostgreSQL none of them waits for a row that another transaction has locked: such
+// rows are passed over, and their calls go on in a queue for that row alone, which waits for
+// it. Where tables are distributed nothing can be passed over, so each row has such a queue
+// from the beginning.
 type engine struct {
 	*base
 	seed  maphash.Seed

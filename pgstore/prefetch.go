@@ -11,11 +11,11 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
 
-// Grants that prefetch, and calls that are answered by what another has prefetched: nothing,
-// without Config.Escrow.
+// Grants that prefetch, and calls that are answered by the tokens that another has prefetched:
+// nothing, without Config.Escrow.
 
-// answer answers calls for which enough has been prefetched since they came, or that are
-// refused by what has become known, and returns the others.
+// answer answers calls for which enough has been prefetched since they arrived, or that are
+// refused by the state known by now, and returns the others.
 func (e *engine) answer(tickets []*ticket) []*ticket {
 	if e.cache == nil {
 		return tickets
@@ -53,8 +53,8 @@ func (e *engine) enough(t *ticket) bool {
 }
 
 // passedOver returns those of calls that prefetch and were not granted whose rows have enough,
-// and so were passed over, since somebody else had them locked. Without a turn of their own
-// they would hardly ever find a row free from which many processes take.
+// and so were passed over, since another transaction had them locked. Without a turn of their
+// own they would hardly ever find a row free from which many processes take.
 func (e *engine) passedOver(ctx context.Context, tickets []*ticket, await *decide.Row) (late []*ticket) {
 	if await != nil || e.cache == nil {
 		return nil
@@ -80,8 +80,8 @@ func (e *engine) passedOver(ctx context.Context, tickets []*ticket, await *decid
 	return late[:n]
 }
 
-// sending notes what is known of the keys of calls for which a statement is about to be
-// sent, and returns when that is.
+// sending notes the known states of the keys of calls for which a statement is about to be
+// sent, and returns the instant.
 func (e *engine) sending(tickets []*ticket) time.Time {
 	if e.cache == nil {
 		return time.Time{}
@@ -114,8 +114,8 @@ func (e *engine) orders(groups [][]*ticket, grants []table.Grant) []escrow.Order
 	return orders
 }
 
-// arrived notes what a grant took since a statement was sent: for the calls of a group,
-// and if there was an order, besides.
+// arrived notes the tokens that a grant took since a statement was sent: for the calls of a
+// group, and if there was an order, besides.
 func (e *engine) arrived(o *escrow.Order, group []*ticket, g *table.Grant, sent time.Time) *escrow.Arrival {
 	if e.cache == nil {
 		return nil
@@ -137,8 +137,8 @@ func (e *engine) arrived(o *escrow.Order, group []*ticket, g *table.Grant, sent 
 	return o.Arrived(e.leaseOf(g, sent))
 }
 
-// hear sends a statement. One that prefetches is heard to its end, and late told its error, if
-// all who wait for it give up before: gone is true then.
+// hear sends a statement. If all callers give up before the end of one that prefetches, it is
+// heard to its end, and late is called with its error: gone is true then.
 func (e *engine) hear(ctx context.Context, orders []escrow.Order, send func() error, late func(error)) (gone bool, err error) {
 	if !slices.ContainsFunc(orders, func(o escrow.Order) bool { return o.Count > 0 }) {
 		return false, send()
@@ -163,8 +163,8 @@ func (e *engine) hear(ctx context.Context, orders []escrow.Order, send func() er
 	}
 }
 
-// arrivedLate notes what orders have brought when nobody waits any more. What calls took is
-// used, as far as anybody knows.
+// arrivedLate notes the tokens of orders when no caller waits any more. Tokens that calls took
+// count as used.
 func (e *engine) arrivedLate(orders []escrow.Order, grants []table.Grant, sent time.Time, err error) {
 	if err != nil {
 		failed(orders, err)

@@ -14,22 +14,19 @@ import (
 // enough that nobody waits for it long.
 const pruneBatch = 1000
 
-// Prune deletes the rows of the given limits that mean the same as no row, and says
-// how many it deleted: those that are full, have been for a minute, and are not
-// paused, by every definition of their name that it is given or that this Store has
-// seen. A row does not tell whose it is, so name all plans of a limit, which are
-// copies with other numbers, and while a changed definition is rolled out the old
-// one as well.
+// Prune deletes the rows of the given limits that mean the same as no row, and returns how many
+// it deleted: those that are full, have been for a minute, and are not paused, by every
+// definition of their name that it is given or that this Store has seen. A row does not name
+// its plan, so pass all plans of a limit, which are copies with other numbers, and while a
+// changed definition is rolled out the old one as well.
 //
-// It does not touch rows of other limits, nor rows that somebody has locked. It
-// works in batches, each a transaction of its own, and is safe beside any traffic
-// of callers who wait for a row no longer than a minute; run it now and then, from
-// one process or several. What it deleted before an error stays deleted, and is
-// counted. Config.Timeout bounds each batch.
+// It does not touch rows of other limits, nor locked rows. It works in batches, each a
+// transaction of its own, and is safe beside any traffic of callers that wait for a row no
+// longer than a minute; run it now and then, from one process or several. Rows deleted before
+// an error stay deleted, and are counted. Config.Timeout bounds each batch.
 //
-// A row is also what remembers that the clock was later once. If the server's
-// clock is set back after a Prune, a limit that was pruned grants its capacity
-// again in the time that then passes twice.
+// A row also remembers that the clock was later once. If the server's clock is set back after a
+// Prune, a limit that was pruned grants its capacity again in the time that then passes twice.
 func (s *Store) Prune(ctx context.Context, limits ...ratelimit.Limit) (deleted int64, err error) {
 	if err := s.usable(); err != nil {
 		return 0, err
@@ -103,9 +100,9 @@ func (s *Store) Names(ctx context.Context) (names []string, err error) {
 	return names, err
 }
 
-// Forget deletes all rows of a limit's name, whatever is in them, and says how many
-// it deleted. It is for a limit that has left the program; to one that is in use it
-// is a reset of all its keys.
+// Forget deletes all rows of a limit's name, in any state, and returns how many it deleted. It
+// is for a limit that has left the program; for one that is in use it is a reset of all its
+// keys.
 func (s *Store) Forget(ctx context.Context, name string) (deleted int64, err error) {
 	err = s.alone(ctx, "forget", func(ctx context.Context) error {
 		deleted, err = s.table.Forget(ctx, s.pool, name)

@@ -20,12 +20,11 @@ const (
 	mostForgotten = 24 // prepared statements that a decision finds gone, at most
 )
 
-// retry runs attempt until PostgreSQL does not ask for another, with full
-// jitter in between (Brooker, "Exponential Backoff And Jitter", 2015), until ctx
-// is over, or for the retry budget if it has no deadline. An error because ctx is
-// over has what PostgreSQL said last within reach too. On a connection on which
-// somebody has thrown prepared statements away, pgx prepares one more with each
-// attempt. What may have been committed is not attempted again.
+// retry runs attempt until PostgreSQL does not ask for another, with full jitter in between
+// (Brooker, "Exponential Backoff And Jitter", 2015), until ctx is over, or for the retry budget
+// if it has no deadline. An error because ctx is over wraps the last error of PostgreSQL too.
+// On a connection that has lost its prepared statements, pgx prepares one more with each
+// attempt. A transaction that may have been committed is not attempted again.
 func (b *base) retry(ctx context.Context, attempt func() error) error {
 	end, hasDeadline := ctx.Deadline()
 	if !hasDeadline {
@@ -70,7 +69,7 @@ func isForgotten(err error) bool {
 // errCommitted is a function that failed after it had committed.
 var errCommitted = errors.New("pgstore: the function committed the transaction itself, so it is not run again")
 
-// isDone reports whether what was attempted is there, or may be.
+// isDone reports whether an attempt was committed, or may have been.
 func isDone(err error) bool {
 	return errors.Is(err, ErrOutcomeUnknown) || errors.Is(err, errCommitted)
 }
@@ -108,7 +107,7 @@ func (b *base) timed(ctx context.Context) (context.Context, context.CancelFunc) 
 	return b.timedFrom(ctx, time.Now())
 }
 
-// timedFrom is timed of what began at an instant.
+// timedFrom is timed for an operation that began at an instant.
 func (b *base) timedFrom(ctx context.Context, begun time.Time) (context.Context, context.CancelFunc) {
 	if _, ok := ctx.Deadline(); ok || b.config.Timeout == NoTimeout {
 		return ctx, func() {}
@@ -232,7 +231,7 @@ func (w *waiting) again(ctx context.Context, attempt func(spared bool) error) er
 }
 
 const (
-	passOver = table.PassOver        // how long anybody waits for a lock who has no connection to spare for it
+	passOver = table.PassOver        // how long a call without a connection to spare waits for a lock
 	awaited  = table.Awaited         // how long a connection that is spared for it waits at a time
 	poll     = 5 * time.Millisecond  // how often a locked row is looked at without one, at first
 	slowPoll = 50 * time.Millisecond // and later

@@ -16,10 +16,10 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
 
-// CheckEach is [Store.Check] for many requests, each by itself and not all or nothing:
-// what each would get if it were the only one, in their order, by one statement and at one
-// instant. (With Config.Portable it is one statement for each, sent together.) There may
-// be up to [ratelimit.MaxChecks] of them, a limit with shards counting as so many; more are
+// CheckEach is [Store.Check] for many requests, each by itself and not all or nothing: the
+// status that each would get by itself, in their order, by one statement and at one instant.
+// (With Config.Portable it is one statement for each, sent together.) There may be up to
+// [ratelimit.MaxChecks] of them, a limit with n shards counting as n; more are
 // [ratelimit.ErrInvalid]. It takes, locks and writes nothing.
 func (s *Store) CheckEach(ctx context.Context, requests ...ratelimit.Request) (statuses []ratelimit.Status, err error) {
 	if err := s.usable(); err != nil {
@@ -72,16 +72,14 @@ func (s *Store) readEach(ctx context.Context, call *decide.Call) (decide.View, e
 // pageRows is how many rows Rows reads at a time.
 const pageRows = 1000
 
-// Rows returns what there is of each of a limit's keys that has a row, in the order of the
-// keys' bytes: for dashboards. Of a Status see Value, [ratelimit.Status.Share], PausedUntil
-// and [ratelimit.Status.FullAt]; OK is false while there is debt or a pause. Everything is
-// brought to the instant of reading, by the definition that is given. A key without a row
-// is full.
+// Rows returns the status of each of a limit's keys that has a row, in the order of the keys'
+// bytes: for dashboards. Of a Status see Value, [ratelimit.Status.Share], PausedUntil and
+// [ratelimit.Status.FullAt]; OK is false while there is debt or a pause. Everything is brought
+// to the instant of reading, by the definition that is given. A key without a row is full.
 //
 // It reads up to a thousand rows at a time along the index, and no others, each time at an
-// instant of its own; it holds no connection while the caller's loop runs, and locks
-// nothing. An error, which ends it, comes with an empty Status. Config.Timeout bounds each
-// reading.
+// instant of its own; it holds no connection while the caller's loop runs, and locks nothing.
+// An error, which ends it, is yielded with an empty Status. Config.Timeout bounds each reading.
 func (s *Store) Rows(ctx context.Context, limit ratelimit.Limit, page ratelimit.Page) iter.Seq2[ratelimit.Status, error] {
 	return func(yield func(ratelimit.Status, error) bool) {
 		if err := errors.Join(s.usable(), decide.BadPage(limit, page)); err != nil {
@@ -102,7 +100,7 @@ type listing struct {
 	page  ratelimit.Page
 	yield func(ratelimit.Status, error) bool
 
-	key    string         // whose rows are being read
+	key    string         // the key of the rows being read
 	states []bucket.State // that it has, nil before the first
 	at     time.Time      // when the last of them was read
 	told   int
@@ -161,8 +159,8 @@ func (l *listing) add(row decide.Row, state bucket.State, at time.Time) {
 	}
 }
 
-// tell tells the caller of the key whose rows have been read, if there is one; false when
-// he has enough.
+// tell yields the key of which the rows have been read, if there is one; false when the caller
+// has enough.
 func (l *listing) tell() bool {
 	if l.states == nil || l.page.Most > 0 && l.told == l.page.Most {
 		return false

@@ -18,12 +18,12 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/watch"
 )
 
-// Transactions of one process that take from one row queue before they begin, and
-// before they hold a connection. They would queue for the row in any case, since it
-// stays locked until COMMIT; but in PostgreSQL those who waited have lost, since
-// under SERIALIZABLE the row has changed since their snapshot (40001), and those who
-// wait keep connections from others. A limit with several shards has a place for
-// each, so that every transaction has a shard of its own.
+// Transactions of one process that take from one row queue before they begin, and before they
+// hold a connection. They would queue for the row in any case, since it stays locked until
+// COMMIT; but in PostgreSQL a transaction that waited has lost, since under SERIALIZABLE the
+// row has changed since its snapshot (40001), and while it waits it keeps a connection from
+// others. A limit with several shards has a place for each, so that every transaction has a
+// shard of its own.
 
 // runner runs callers' functions in transactions.
 type runner struct {
@@ -99,7 +99,7 @@ func (r *runner) runWatched(ctx context.Context, w *watch.Watch, reserve bool, r
 			if !again || !waited || !c.none() || !r.memory.worth(&call) {
 				break
 			}
-			leave() // what it waited for is worth prefetching now
+			leave() // the tokens that it waited for are worth prefetching now
 		}
 		defer leave()
 		a := attempt{base: r.base, meetings: &r.meetings, call: rows, places: places, claim: c, do: do}
@@ -229,9 +229,9 @@ func (a *attempt) run(ctx context.Context) error {
 	return nil
 }
 
-// transact runs the transaction on a connection of its own, which it has given back
-// then, or a pool of one would have no other to ask on. A transaction is lost if what
-// became of it is known to nobody here, since its connection is closed.
+// transact runs the transaction on a connection of its own, which it has given back then, or a
+// pool of one would have no other to ask on. A transaction is lost if its outcome is unknown,
+// since its connection is closed.
 func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 	conn, err := a.base.pool.Acquire(ctx)
 	if err != nil {
@@ -289,7 +289,7 @@ func (a *attempt) commit(ctx context.Context, tx pgx.Tx) error {
 	if !a.line.asked {
 		return tx.Commit(ctx)
 	}
-	if a.conn.Conn().PgConn().TxStatus() == 'E' { // COMMIT would roll back, and what follows it hide that
+	if a.conn.Conn().PgConn().TxStatus() == 'E' { // COMMIT would roll back, and the statements after it hide that
 		return cmp.Or(tx.Rollback(ctx), pgx.ErrTxCommitRollback)
 	}
 	err := tx.Commit(ctx)
@@ -297,7 +297,7 @@ func (a *attempt) commit(ctx context.Context, tx pgx.Tx) error {
 		a.line.left()
 		return nil
 	}
-	if a.over() && !retriable(err) { // it may be what follows COMMIT that failed
+	if a.over() && !retriable(err) { // a statement after COMMIT may be the one that failed
 		committed, unknown := a.committed(ctx)
 		switch {
 		case unknown != nil:
@@ -312,9 +312,9 @@ func (a *attempt) commit(ctx context.Context, tx pgx.Tx) error {
 // over reports whether there is no transaction any more on the attempt's connection.
 func (a *attempt) over() bool { return a.conn.Conn().PgConn().TxStatus() == 'I' }
 
-// again is what transact returns for an error of the function or of COMMIT. One that
-// asks for another attempt does so in vain if the function has committed the take
-// itself, whatever it has begun since: then its work would be done twice.
+// again returns the results of transact for an error of the function or of COMMIT. An error
+// that asks for another attempt does so in vain if the function has committed the take itself,
+// even if it has begun another since: then its work would be done twice.
 func (a *attempt) again(ctx context.Context, tx pgx.Tx, err error) (lost bool, _ error) {
 	switch {
 	case !retriable(err) && !isForgotten(err):
@@ -368,11 +368,10 @@ func (a *attempt) committed(ctx context.Context) (bool, error) {
 	return became == table.Committed, nil
 }
 
-// begin begins a transaction that has taken what the call asks, in one round trip if
-// the rows that most likely have enough do. When one does not, all shards are looked
-// at, outside of any transaction, so that reading them disturbs no other; and then
-// what was seen is tried in a new one. The transaction may be there with an error,
-// too, and is for the caller to end.
+// begin begins a transaction that has made the call's takes, in one round trip if the rows that
+// most likely have enough do. When one does not, all shards are looked at, outside of any
+// transaction, so that reading them disturbs no other; and then a new one tries the shards that
+// had enough. The transaction may be there with an error, too, and is for the caller to end.
 func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 	b := a.base
 	if a.claim.all() {
@@ -418,8 +417,8 @@ func (a *attempt) tell(result ratelimit.Result) {
 	a.result = result
 }
 
-// beginHeld begins a transaction whose tokens are held already. Nothing of it is asked of
-// the server, not even its ID, without which nobody can ask later what became of it.
+// beginHeld begins a transaction with tokens that are held already. It asks the server for
+// nothing, not even for the transaction's ID, without which its outcome cannot be read later.
 func (a *attempt) beginHeld(ctx context.Context) (pgx.Tx, error) {
 	tx, err := a.conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.Serializable})
 	if err != nil {
@@ -479,8 +478,8 @@ const (
 	askLong  = time.Second          // for how long, after the deadline too
 )
 
-// resolve finds out what became of a transaction whose COMMIT was lost: no error if
-// it was committed all the same.
+// resolve reads the outcome of a transaction with a lost COMMIT: no error if it was committed
+// all the same.
 func (a *attempt) resolve(ctx context.Context, lost error) error {
 	left := askLong
 	if deadline, ok := ctx.Deadline(); ok {
@@ -505,12 +504,12 @@ func (a *attempt) resolve(ctx context.Context, lost error) error {
 	}
 }
 
-// outcome asks the server, on a new connection, what became of the transaction.
+// outcome reads, on a new connection, the outcome of the transaction.
 //
-// That it was committed is believed only in the same life of the same server. A
-// transaction that was open when the server crashed may have left nothing in the
-// log, and then its ID is given out again, to somebody who may commit. In another
-// life the row itself is looked at, which proves it if nobody has written it since.
+// A commit is believed only in the same incarnation of the same server. A transaction that was
+// open when the server crashed may have left nothing in the log, and then its ID is given out
+// again, to another that may commit. In another incarnation the row itself is read, which
+// proves the commit if no transaction has written it since.
 func (a *attempt) outcome(ctx context.Context) (became string, err error) {
 	xid := a.taken.taken[0].Xid
 	err = a.base.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {

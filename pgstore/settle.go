@@ -14,31 +14,29 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
 
-// SettleTx replaces, inside tx, what a call took by what was really used: a count for
-// each of its limits, in the order of the call, which is that of the result's Each.
-// What was not used goes back to the rows that it came from, and to the slots of a sliding
-// window, which has it back already when no window holds the slot any more. What was used
-// besides is taken whatever there is, below MaxReserved too, since it is spent: of a limit
-// with shards from the fullest first, so that they all are left with as much, and of a
-// sliding window in its newest slot. The result says what there is of each limit then; it
-// is OK, and while there is debt or a pause its RetryAt is when that is over. It has no
-// receipt.
+// SettleTx replaces, inside tx, the tokens that a call took by those really used: one count for
+// each of its limits, in the order of the call, which is that of the result's Each. Unused
+// tokens go back to the rows that they were taken from, and to the slots of a sliding window,
+// which has them back already when no window holds the slot any more. Tokens used besides are
+// taken unconditionally, below MaxReserved too, since they are spent: of a limit with shards
+// from the fullest first, so that they all are left with as much, and of a sliding window in
+// its newest slot. The result has the status of each limit then; it is OK, and while there is
+// debt or a pause its RetryAt is when that is over. It has no receipt.
 //
 // The receipt is that of a call's result, also one that another process has stored.
 // Settle in the transaction that finishes the work: work, price and the note that it
 // is finished are then there all or none. Within a process a receipt is settled once.
 // Of two copies that were read from text, that transaction sees to it.
 //
-// It is [ratelimit.ErrSettled], and changes nothing, when the receipt was settled or
-// cancelled before, or was taken in a transaction that was rolled back. A settlement
-// that was rolled back with tx did not happen, and can be made again. (After a
-// roll-back to a savepoint in the same transaction it can not: the estimate then
-// stays.) Counts that cannot be, and a receipt of nothing, are [ratelimit.ErrInvalid],
-// and so is the receipt of another transaction that has not ended; once it was read
-// from text, also that of a savepoint of tx that was released. If the server has
-// crashed or was started anew since a transaction of this process took, nobody knows
-// whether that was committed: that is [ErrOutcomeUnknown]. A receipt that was read
-// from text is proof of it, if it was stored in the transaction that took.
+// It is [ratelimit.ErrSettled], and changes nothing, when the receipt was settled or cancelled
+// before, or was taken in a transaction that was rolled back. A settlement that was rolled back
+// with tx did not happen, and can be made again. (After a roll-back to a savepoint in the same
+// transaction it can not: the estimate then stays.) Invalid counts, and an empty receipt, are
+// [ratelimit.ErrInvalid], and so is the receipt of another transaction that has not ended; once
+// it was read from text, also that of a savepoint of tx that was released. If the server has
+// crashed or was started anew since a transaction of this process took, it is unknown whether
+// that was committed: that is [ErrOutcomeUnknown]. A receipt that was read from text is proof
+// of it, if it was stored in the transaction that took.
 //
 // Do not settle a receipt from before a reset of its key: that has given back already. One
 // from before [Store.Reshard] can give back less than it should, and never more.
@@ -69,11 +67,11 @@ func (s *Store) Settle(ctx context.Context, r *ratelimit.Receipt, used ...float6
 	return s.settleOwn(ctx, r, &settlement)
 }
 
-// CancelTx gives back, inside tx, exactly what a call took, to the rows that it came
-// from. It is [Store.SettleTx] with nothing, but that it reports false, rather than an
-// error, when there is nothing to give back: when the receipt is nil or of a call that
-// took nothing, was settled or cancelled before, or was taken in a transaction that was
-// rolled back.
+// CancelTx gives back, inside tx, exactly the tokens that a call took, to the rows that they
+// were taken from. It is [Store.SettleTx] with no tokens used, but that it reports false,
+// rather than an error, when there is nothing to give back: when the receipt is nil or of a
+// call that took nothing, was settled or cancelled before, or was taken in a transaction that
+// was rolled back.
 func (s *Store) CancelTx(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt) (cancelled bool, err error) {
 	if err := s.usableIn(tx); err != nil || len(receipt.Payments(r)) == 0 {
 		return false, err
@@ -101,7 +99,7 @@ func (s *Store) Cancel(ctx context.Context, r *ratelimit.Receipt) (cancelled boo
 	return cancelledBy(err)
 }
 
-// cancelledBy is what Cancel says of a settlement.
+// cancelledBy returns the result of Cancel for the error of a settlement.
 func cancelledBy(err error) (bool, error) {
 	if errors.Is(err, ratelimit.ErrSettled) {
 		return false, nil
@@ -121,7 +119,7 @@ func (s *Store) settleOwn(ctx context.Context, r *ratelimit.Receipt, settlement 
 	return result, nil
 }
 
-// changedBy forgets what is remembered of the limits of a settlement.
+// changedBy forgets the known state of the limits of a settlement.
 func (s *Store) changedBy(settlement *decide.Settlement) {
 	for i := range settlement.Call.Asks {
 		s.changed(settlement.Call.Asks[i].Of())
@@ -130,8 +128,8 @@ func (s *Store) changedBy(settlement *decide.Settlement) {
 
 // settle makes a settlement, unless there is nothing to settle any more.
 func (s *Store) settle(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, settlement *decide.Settlement) (result ratelimit.Result, err error) {
-	// The receipt is marked with the transaction that settled it, so that a later
-	// call can ask what became of it.
+	// The receipt is marked with the transaction that settled it, so that a later call can read
+	// its outcome.
 	err = receipt.Redeem(ctx, r, func(before string) (xid string, err error) {
 		owed, err := s.owed(ctx, tx, r, before)
 		if err != nil {
@@ -156,8 +154,8 @@ func (s *Store) settle(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, set
 	return ratelimit.Result{}, s.fault("settle", err)
 }
 
-// owed reports whether a receipt's tokens are to be settled: what took them was
-// not rolled back, and what settled them before, if anything, was.
+// owed reports whether a receipt's tokens are to be settled: the transaction that took them was
+// not rolled back, and the one that settled them before, if any, was.
 func (s *Store) owed(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, before string) (bool, error) {
 	if before == receipt.Never {
 		return false, nil
@@ -199,16 +197,16 @@ func (s *Store) owed(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, befor
 type making struct {
 	*Store
 	settlement *decide.Settlement
-	changes    []decide.Change // those for whose rows there is something to do
+	changes    []decide.Change // those of rows to change
 	given      []table.Taken
 	xid        string
 	after      decide.View
 }
 
-// make makes the settlement in one round trip if nothing is to be taken, otherwise in
-// two: what is taken is taken from rows that are locked and were read, and so is what is
-// given back to the slots of a sliding window. (They are given nothing for that, which
-// leaves no predicate locks under SERIALIZABLE.)
+// make makes the settlement in one round trip if nothing is to be taken, otherwise in two:
+// tokens are taken from rows that are locked and were read, and so are refunds made to the
+// slots of a sliding window. (They are given nothing for that, which leaves no predicate locks
+// under SERIALIZABLE.)
 func (m *making) make(ctx context.Context, tx pgx.Tx) error {
 	if err := m.choose(ctx, tx); err != nil {
 		return err
@@ -250,8 +248,8 @@ func (m *making) choose(ctx context.Context, tx pgx.Tx) error {
 	return nil
 }
 
-// remember works out what is in the limits' rows, as far as is known of shards from
-// which the call did not take.
+// remember works out the states of the limits' rows, as far as those of shards are known that
+// the call did not take from.
 func (m *making) remember() {
 	call := &m.settlement.Call
 	m.after.States = m.shards.known(call, m.after.At)

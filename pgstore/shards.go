@@ -16,7 +16,7 @@ import (
 // The shards that this process saw last guide which row is tried first, and refuse calls that
 // cannot be granted; they grant nothing.
 
-// shards is what this process last saw of sharded limits.
+// shards is the states of sharded limits that this process read last.
 type shards struct {
 	mu   sync.Mutex
 	seen map[decide.Key]seenShards
@@ -78,7 +78,7 @@ func (m *shards) saw(a *decide.Ask, states []bucket.State) {
 	copy(m.states(a, states[0].TS), states)
 }
 
-// took notes what changes left behind, and returns what is known of the shards of
+// took notes the states that changes left behind, and returns the known states of the shards of
 // all sharded limits of a call then.
 func (m *shards) took(call *decide.Call, changes []decide.Change, at time.Time) [][]bucket.State {
 	m.mu.Lock()
@@ -104,7 +104,7 @@ func (m *shards) refused(call *decide.Call, at time.Time) {
 	}
 }
 
-// refuse reports whether a call was refused, and would be again by what was seen of the
+// refuse reports whether a call was refused, and would be again by the known states of the
 // shards of its limits. now is an instant that was injected, or nil.
 func (m *shards) refuse(call *decide.Call, now *time.Time) bool {
 	m.mu.Lock()
@@ -128,7 +128,7 @@ func (m *shards) refuse(call *decide.Call, now *time.Time) bool {
 	return false
 }
 
-// known is what is known of the shards of all sharded limits of a call.
+// known returns the known states of the shards of all sharded limits of a call.
 func (m *shards) known(call *decide.Call, at time.Time) [][]bucket.State {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -185,8 +185,8 @@ func (m *shards) hold(tx pgx.Tx, row decide.Row) {
 	}
 }
 
-// session returns what tells the connection of a transaction from others, and what is kept
-// with that; nil if it is not known. One of package sqltx has no connection of pgx.
+// session returns a value that identifies the connection of a transaction, and the data kept
+// with it; nil if it is not known. A transaction of package sqltx has no connection of pgx.
 func session(tx pgx.Tx) (conn any, data map[string]any) {
 	if tx == nil {
 		return nil, nil

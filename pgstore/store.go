@@ -44,11 +44,10 @@ func New(pool *pgxpool.Pool, config *Config) (*Store, error) {
 	return s, nil
 }
 
-// Close waits until decisions on their own that are under way, those that wait
-// included, have ended, gives back what was taken ahead by Config.Escrow, and refuses
-// new ones with [ErrClosed], but for those that are refused from memory. Without
-// Config.Escrow it need not be called. Close the pool after it. The verbs that take a
-// transaction go on working.
+// Close waits until decisions on their own that are under way, those that wait included, have
+// ended, gives back the tokens prefetched by Config.Escrow, and refuses new ones with
+// [ErrClosed], but for those that are refused from memory. Without Config.Escrow it need not be
+// called. Close the pool after it. The verbs that take a transaction go on working.
 func (s *Store) Close() {
 	if s.usable() == nil {
 		s.work.close()
@@ -56,7 +55,7 @@ func (s *Store) Close() {
 	}
 }
 
-// parts is what s is made of; nothing, if it did not come from New.
+// parts returns the parts of s; none, if it was not made by New.
 func (s *Store) parts() Store {
 	if s == nil {
 		return Store{}

@@ -72,9 +72,9 @@ func (b *base) checkTx(ctx context.Context, tx pgx.Tx, reserve bool, requests []
 	return call.Checked(view), nil
 }
 
-// takeOne decides a call for one row. The row itself grants it. When it does not it
-// is looked at, and tells what to answer or, since it is locked by now, what to take:
-// its ticks may be its own, or a pause is over.
+// takeOne decides a call for one row. The row itself grants it. When it does not it is read,
+// which gives the refusal or, since it is locked by now, the take to make: its ticks may be its
+// own, or a pause is over.
 func (b *base) takeOne(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
 	change := call.Asks[0].Change(0, 0, call.Asks[0].Count)
 	var view decide.View
@@ -120,8 +120,8 @@ func (b *base) renew(ctx context.Context, q table.Querier, changes []decide.Chan
 	return nil
 }
 
-// granted is the result of a call whose changes were made at an instant. xid is the
-// transaction or savepoint that made them, in tx; that is nil when they are committed.
+// granted returns the result of a call with changes made at an instant. xid is the transaction
+// or savepoint that made them, in tx; that is nil when they are committed.
 func (b *base) granted(call *decide.Call, changes []decide.Change, at time.Time, xid string, tx pgx.Tx) ratelimit.Result {
 	conn, _ := session(tx)
 	return call.Receipted(changes, b.took(call, changes, at.UTC()), xid, conn)
@@ -131,8 +131,8 @@ func (b *base) granted(call *decide.Call, changes []decide.Change, at time.Time,
 func all(*decide.Ask) bool         { return true }
 func unsharded(a *decide.Ask) bool { return !a.Sharded() }
 
-// look reads the states of a call's limits, of those that it is to look at; of the
-// others it tells what is known.
+// look reads the states of those of a call's limits for which at is true; for the others it
+// returns the known states.
 func (b *base) look(ctx context.Context, q table.Querier, batch *pgx.Batch, call *decide.Call, at func(*decide.Ask) bool) (decide.View, error) {
 	view, err := b.table.Look(ctx, q, batch, call, at, b.clock())
 	if err != nil {
@@ -149,9 +149,9 @@ func (b *base) look(ctx context.Context, q table.Querier, batch *pgx.Batch, call
 	return view, nil
 }
 
-// takeSeveral decides a call for several rows. It tries the rows that most likely
-// have enough without looking at them. Only when one refuses, or all shards of a limit
-// have refused lately, does it look, and refuses by what it sees or tries what it sees.
+// takeSeveral decides a call for several rows. It tries the rows that most likely have enough
+// without looking at them. Only when one refuses, or all shards of a limit have refused lately,
+// does it read them, and refuses by their states or tries again by them.
 func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
 	if call.First && len(call.Asks) > 1 {
 		return b.takeFirst(ctx, tx, call)
@@ -187,10 +187,9 @@ func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (r
 	}
 }
 
-// takeFirst decides a call that takes from the first limit that can grant. Most often
-// the first can, and is asked alone. If it refuses, the rows of all limits are locked, in
-// the one order, and what is in them decides. So that the order holds, the first is asked
-// behind a savepoint.
+// takeFirst decides a call that takes from the first limit that can grant. Most often the first
+// can, and is asked alone. If it refuses, the rows of all limits are locked, in the one order,
+// and decide. So that the order holds, the first is asked behind a savepoint.
 func (b *base) takeFirst(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
 	head, undo := call.Head(), &pgx.Batch{}
 	if changes, ok := b.guess(head, func(i int) int { return b.choose(&head.Asks[i]) }); ok {
@@ -208,8 +207,8 @@ func (b *base) takeFirst(ctx context.Context, tx pgx.Tx, call *decide.Call) (rat
 }
 
 // takeLocked decides a call on its rows, all of which it locks and reads in one round trip,
-// after what a batch has already; and writes what it takes in another. It returns what was
-// taken, too.
+// after the statements that batch has already; and writes the takes in another. It returns the
+// takes, too.
 func (b *base) takeLocked(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, call *decide.Call) (ratelimit.Result, *try, error) {
 	view, made, err := b.lockAll(ctx, tx, batch, call)
 	if err != nil {
@@ -316,22 +315,21 @@ func upTo(n int) []int {
 
 // try is the taking of changes, one row each, in one round trip.
 //
-// There is no savepoint around the rows of limits without shards: the newest minor
-// versions of PostgreSQL keep a predicate lock on each row that is written behind one
-// under SERIALIZABLE, and more than two of those on a page abort strangers. What was
-// taken in vain is put back instead, for which each row is read as it is locked, by
-// giving it nothing; what was taken, added to what is left, would be another number,
-// and at another time. The rows that were asked stay locked, as one that
-// is asked alone does. A shard that was asked in vain must not: two transactions that
-// go on to each other's would deadlock. So shards are behind a savepoint, after all
-// else; and a row that has to be written anew is so when it is its turn. In the portable
-// form all rows are: that does not tell which rows a take made.
+// There is no savepoint around the rows of limits without shards: the newest minor versions of
+// PostgreSQL keep a predicate lock on each row that is written behind one under SERIALIZABLE,
+// and more than two of those on a page abort strangers. Tokens taken in vain are put back
+// instead, for which each row is read as it is locked, by giving it 0 tokens; the tokens taken,
+// added to those left, would be another number, and at another time. The rows that were asked
+// stay locked, as one that is asked alone does. A shard that was asked in vain must not: two
+// transactions that go on to each other's would deadlock. So shards are behind a savepoint,
+// after all else; and a row that has to be written anew is so when it is its turn. In the
+// portable form all rows are: that does not tell which rows a take made.
 type try struct {
 	base    *base
 	call    *decide.Call
 	changes []decide.Change
-	behind  bool          // the savepoint, whatever they are
-	before  []table.Taken // what was in the rows without shards
+	behind  bool          // the savepoint, with or without shards
+	before  []table.Taken // the states of the rows without shards
 	taken   []table.Taken
 }
 
@@ -363,9 +361,9 @@ func (t *try) sharded(i int) bool { return t.call.Asks[t.changes[i].Ask].Sharded
 // saved reports whether a change is made behind the savepoint.
 func (t *try) saved(i int) bool { return t.behind || t.base.config.Portable || t.sharded(i) }
 
-// granted reports whether all was taken.
-// What shards of a sliding window gave must be in the slots that were planned, too: another
-// call may have moved one of them on, to a slot that has begun since it was seen.
+// granted reports whether all was taken. The takes from shards of a sliding window must be in
+// the slots that were planned, too: another call may have moved one of them on, to a slot that
+// has begun since it was seen.
 func (t *try) granted() bool {
 	for i := range t.taken {
 		c := &t.changes[i]
@@ -397,9 +395,8 @@ func (t *try) result(tx pgx.Tx) ratelimit.Result {
 	return t.base.granted(t.call, t.changes, t.at(), t.taken[0].Xid, tx)
 }
 
-// undo begins a batch that puts back what was taken, and says what to look at
-// behind it. If a limit without shards has refused there is no need to know what
-// the others have.
+// undo begins a batch that puts the taken tokens back, and returns which limits to read behind
+// it. If a limit without shards has refused, the states of the others are not needed.
 func (t *try) undo() (look func(*decide.Ask) bool, batch *pgx.Batch) {
 	look, batch = all, &pgx.Batch{}
 	if t.saved(len(t.changes) - 1) {
