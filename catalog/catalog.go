@@ -36,7 +36,7 @@ type Config struct {
 	// Every is how often [Catalog.Run] looks for changes. The default is 5 seconds.
 	Every time.Duration
 
-	// Timeout bounds a statement whose context has no deadline. The default is 5 seconds.
+	// Timeout bounds a statement without a deadline in its context. The default is 5 seconds.
 	Timeout time.Duration
 
 	// Clock, for tests, is the instant by which overrides end, in place of the database's.
@@ -73,8 +73,8 @@ func New(pool *pgxpool.Pool, config *Config) (*Catalog, error) {
 	return c, nil
 }
 
-// NewInMemory makes a Catalog without a database, for tests beside package memstore. What its
-// verbs with Tx change holds at once, whatever becomes of the transaction, which may be nil.
+// NewInMemory makes a Catalog without a database, for tests beside package memstore. Changes by
+// its verbs with Tx hold at once, also if the transaction, which may be nil, is rolled back.
 func NewInMemory(config *Config) (*Catalog, error) {
 	c, err := newCatalog(config)
 	if err != nil {
@@ -133,8 +133,9 @@ func (c *Catalog) inTx(tx pgx.Tx) (editor, error) {
 	return tableEditor{c.table, tx}, nil
 }
 
-// For asks limit for one token for key, by what holds for that key: the limit itself, or what
-// an override makes of it. It is a look-up in memory. Before the first reading it is the limit.
+// For returns the request for one token of key, by the limit of that key: limit itself, or
+// limit as an override changes it. It is a look-up in memory. Before the first reading it is
+// the limit.
 //
 // An override replaces the fields that it has, and leaves the others as limit has them, so
 // that each version of a program goes by its own definition. One that does not fit limit is
@@ -151,15 +152,15 @@ func (c *Catalog) ForN(limit ratelimit.Limit, key string, n float64) ratelimit.R
 	return ratelimit.Request{Limit: c.view.Load().choose(limit, key, c.config.Clock), Key: key, Count: n}
 }
 
-// Resolve returns r by what holds for its key, as [Catalog.For] makes it: for requests that are
-// there already. It makes c a [ratelimit.Catalog], which httplimit and riverlimit take.
+// Resolve returns r with the limit of its key, as [Catalog.For] makes it: for requests that
+// exist already. It makes c a [ratelimit.Catalog], which httplimit and riverlimit take.
 func (c *Catalog) Resolve(r ratelimit.Request) ratelimit.Request {
 	r.Limit = c.ForN(r.Limit, r.Key, r.Count).Limit
 	return r
 }
 
-// ForTx is [Catalog.ForN] by the overrides as tx sees them, for a transaction that must have
-// what holds now and not what held up to Config.Every ago. It is one statement more.
+// ForTx is [Catalog.ForN] by the overrides as tx sees them, for a transaction that needs the
+// current overrides and not those of up to Config.Every ago. It costs one more statement.
 func (c *Catalog) ForTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, key string, n float64) (ratelimit.Request, error) {
 	request := ratelimit.Request{Limit: limit, Key: key, Count: n}
 	of, err := c.inTx(tx)
@@ -178,11 +179,11 @@ func (c *Catalog) ForTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, k
 	return request, nil
 }
 
-// Refresh reads what has changed since the last reading, or at first all. When nothing has, it
-// is one statement that reads two rows of an index, and locks and writes nothing.
+// Refresh reads the changes since the last reading, or at first all. When nothing has, it is
+// one statement that reads two rows of an index, and locks and writes nothing.
 //
-// When it fails, the Catalog goes on with what it has. When the catalog has been emptied, that
-// holds.
+// When it fails, the Catalog goes on with the last reading. When the catalog has been emptied,
+// that holds.
 func (c *Catalog) Refresh(ctx context.Context) error {
 	if err := c.usable(); err != nil {
 		return err
@@ -220,7 +221,7 @@ func (c *Catalog) refresh(ctx context.Context) error {
 	return nil
 }
 
-// see has what was read hold from now on, and tells what of it cannot be used.
+// see has a reading hold from now on, and logs its rows that cannot be used.
 func (c *Catalog) see(ctx context.Context, r *reading, asked time.Time) {
 	after, names := c.view.Load().with(r, asked)
 	c.view.Store(after)
@@ -294,8 +295,8 @@ func (c *Catalog) Ready() error {
 	return ErrNotReady
 }
 
-// Age is how long ago what is known was true: since the last reading that succeeded began. It
-// is the longest time.Duration if there was none.
+// Age returns the age of the Catalog's knowledge: the time since the last reading that
+// succeeded began. It is the longest time.Duration if there was none.
 func (c *Catalog) Age() time.Duration {
 	if c == nil {
 		return forever
@@ -342,9 +343,9 @@ func (c *Catalog) Overrides(name string) (overrides []Entry) {
 	return overrides
 }
 
-// Ignored returns what is wrong with rows of the catalog, as they were read last: they are
-// not used. The database refuses most of what cannot be, and not an override that does not fit
-// its limit, such as a rate below 1 for one whose capacity is its rate.
+// Ignored returns the faults of rows of the catalog, as they were read last: they are not used.
+// The database refuses most invalid rows, but not an override that does not fit its limit, such
+// as a rate below 1 for one whose capacity is its rate.
 func (c *Catalog) Ignored() (faults []error) {
 	for _, f := range c.families() {
 		faults = append(faults, f.ignored...)

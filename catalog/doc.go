@@ -19,11 +19,11 @@
 //	INSERT INTO rate_limit_definitions (name, key, rate, capacity, until, note)
 //	VALUES ('send_message', 'alice', 100, 200, now() + interval '2 days', 'moving house');
 //
-// [Catalog.For] makes the request with what holds for a key, by a look-up in memory. It only
-// chooses the definition: what decides is the store, as ever. A row of a limit holds no rate,
-// so a changed definition fills nothing up. A larger capacity is filled as time passes, a
-// smaller one holds from the next call on, and a new rate counts from the row's last instant
-// on. (Tokens that a process holds by pgstore's Config.Escrow are handed out to their end.)
+// [Catalog.For] makes the request with the limit of a key, by a look-up in memory. It only
+// chooses the definition: the store decides, as ever. A row of a limit holds no rate, so a
+// changed definition fills nothing up. A larger capacity is filled as time passes, a smaller
+// one holds from the next call on, and a new rate counts from the row's last instant on.
+// (Tokens that a process holds by pgstore's Config.Escrow are handed out to their end.)
 //
 // The table is made by the set [migrations.Catalog] of package migrations, beside that of the
 // limits:

@@ -16,7 +16,7 @@ import (
 // ErrUnknown is the error of an override for a limit that no program has published.
 var ErrUnknown = errors.New("catalog: no program has published a limit of this name")
 
-// alone runs do in a transaction of its own, and has this process see what it did at once.
+// alone runs do in a transaction of its own, and has this process see its changes at once.
 func (c *Catalog) alone(ctx context.Context, do func(context.Context, pgx.Tx) error) error {
 	if err := c.usable(); err != nil {
 		return err
@@ -32,17 +32,17 @@ func (c *Catalog) alone(ctx context.Context, do func(context.Context, pgx.Tx) er
 	if err != nil {
 		return err
 	}
-	_ = c.Refresh(ctx) // what was done is done; another reading will see it
+	_ = c.Refresh(ctx) // the change is committed; another reading will see it
 	return nil
 }
 
-// Publish writes the definitions of a program's limits into the catalog, those that differ,
-// and reads it: for the program's start. It changes no override. Of several programs or
-// versions that publish a name, the last one wins, for the views and for those who look; each
-// goes by its own definition, with the overrides. The logger is told when the kind is another.
+// Publish writes the definitions of a program's limits into the catalog, those that differ, and
+// reads it: for the program's start. It changes no override. Of several programs or versions
+// that publish a name, the last one wins, for the views; each program goes by its own
+// definition, with the overrides. A change of the kind is logged.
 //
-// Errors are [ratelimit.ErrInvalid], [ErrNotMigrated], and what PostgreSQL and pgx return.
-// Then nothing is published.
+// Errors are [ratelimit.ErrInvalid], [ErrNotMigrated], and those of PostgreSQL and pgx. Then
+// nothing is published.
 func (c *Catalog) Publish(ctx context.Context, limits ...ratelimit.Limit) error {
 	err := c.alone(ctx, func(ctx context.Context, tx pgx.Tx) error { return c.PublishTx(ctx, tx, limits...) })
 	if err != nil {
@@ -63,7 +63,8 @@ func (c *Catalog) PublishTx(ctx context.Context, tx pgx.Tx, limits ...ratelimit.
 	return c.publish(ctx, tx, all)
 }
 
-// publish writes what differs, in one order, so that two programs that publish do not deadlock.
+// publish writes the definitions that differ, in one order, so that two programs that publish
+// do not deadlock.
 func (c *Catalog) publish(ctx context.Context, tx pgx.Tx, all []published) error {
 	to, err := c.inTx(tx)
 	if err != nil {
@@ -98,9 +99,9 @@ func (c *Catalog) publish(ctx context.Context, tx pgx.Tx, all []published) error
 // Set overrides the definition of a limit for one key, in place of an override that is there.
 // It holds in this process when it returns, and in others once they have looked.
 //
-// The override must fit what is published: otherwise the error is [ratelimit.ErrInvalid]. It is
-// [ErrUnknown] if nothing is. Other errors are [ErrNotMigrated], and what PostgreSQL and pgx
-// return.
+// The override must fit the published definition: otherwise the error is
+// [ratelimit.ErrInvalid]. It is [ErrUnknown] if there is none. Other errors are
+// [ErrNotMigrated], and those of PostgreSQL and pgx.
 func (c *Catalog) Set(ctx context.Context, name, key string, o Override) error {
 	return c.alone(ctx, func(ctx context.Context, tx pgx.Tx) error { return c.SetTx(ctx, tx, name, key, o) })
 }
@@ -111,7 +112,8 @@ func (c *Catalog) SetTx(ctx context.Context, tx pgx.Tx, name, key string, o Over
 	return c.set(ctx, tx, &Entry{Name: name, Key: key, Override: o})
 }
 
-// SetAll is [Catalog.Set] for all keys of a limit. What a key's own override has goes before it.
+// SetAll is [Catalog.Set] for all keys of a limit. The fields of a key's own override go before
+// it.
 func (c *Catalog) SetAll(ctx context.Context, name string, o Override) error {
 	return c.alone(ctx, func(ctx context.Context, tx pgx.Tx) error { return c.SetAllTx(ctx, tx, name, o) })
 }
@@ -235,7 +237,8 @@ func (c *Catalog) PruneHistory(ctx context.Context, age time.Duration) (deleted 
 	return c.table.pruneHistory(ctx, age)
 }
 
-// Pruner is what [Catalog.Prune] needs of a store: a *pgstore.Store or a *memstore.Store.
+// Pruner is the part of a store that [Catalog.Prune] needs: a *pgstore.Store or a
+// *memstore.Store.
 type Pruner interface {
 	Prune(ctx context.Context, limits ...ratelimit.Limit) (deleted int64, err error)
 	PruneSlots(ctx context.Context, limits ...ratelimit.InFlight) (deleted int64, err error)

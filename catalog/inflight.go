@@ -9,8 +9,8 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// InFlight is [Catalog.For] for a limit of how many at once. It returns limit by what holds for
-// key: the limit itself, or with the AtOnce and the Lease of an override.
+// InFlight is [Catalog.For] for a limit of work in flight. It returns the limit of key: limit
+// itself, or with the AtOnce and the Lease of an override.
 //
 //	slot, err := store.Acquire(ctx, limits.InFlight(Calls, org), org)
 //

@@ -25,7 +25,7 @@ func newMemory(clock func() time.Time) *memory {
 	return &memory{published: map[string]published{}, overrides: map[place]Entry{}, clock: clock}
 }
 
-// read reads all: a copy that costs as much as what has changed is not worth more.
+// read reads all: a copy that costs as much as the changes is not worth more.
 func (m *memory) read() *reading {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -128,7 +128,7 @@ func (m *memory) pruneHistory(age time.Duration) int64 {
 	return int64(had - len(m.changes))
 }
 
-// jsonOf is what the history says of a definition or an override, in the words of the table;
+// jsonOf returns a definition or an override as the history has it, in the words of the table;
 // nil if there is none.
 func jsonOf[T published | Override](v T, ok bool) json.RawMessage {
 	if !ok {

@@ -11,11 +11,11 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// Override is what replaces fields of a limit's definition. A field that is zero leaves the
-// definition as it is in code.
+// Override replaces fields of a limit's definition. A field that is zero leaves the definition
+// as it is in code.
 //
 // A limit's Shards and Start cannot be overridden: other shards would be full at once, and
-// another start moves no row that is there.
+// another start moves no existing row.
 type Override struct {
 	// Rate is tokens per Period. A capacity that is the same as the rate in code follows it.
 	Rate float64
@@ -52,8 +52,8 @@ type Override struct {
 // Entry is an override in the catalog.
 type Entry struct {
 	Name string // of the limit
-	Key  string // whose it is, unless it is for All
-	All  bool   // for all keys: what a key's own override has not
+	Key  string // the key, unless it is for All
+	All  bool   // for all keys: the fields that a key's own override does not have
 	Override
 
 	UpdatedAt time.Time
@@ -71,7 +71,7 @@ type Change struct {
 	Was, Became json.RawMessage
 }
 
-// over returns what o has, and where it has nothing, what below has.
+// over returns o with the fields of below where it has none.
 func (o Override) over(below *Override) Override {
 	if below == nil {
 		return o
@@ -87,8 +87,8 @@ func (o Override) over(below *Override) Override {
 // is NULL then. (Where the rate is below 1, that is no default.)
 func follows(d ratelimit.Definition) bool { return d.Capacity == d.Rate && d.Rate >= 1 }
 
-// on returns d with what o replaces. A capacity that is the rate follows it, so that a rate
-// that is raised is not left with the burst of before; SQL has it as NULL.
+// on returns d with the fields that o replaces. A capacity that is the rate follows it, so that
+// a rate that is raised is not left with the burst of before; SQL has it as NULL.
 func (o Override) on(d ratelimit.Definition) ratelimit.Definition {
 	follows := follows(d)
 	d.Rate, d.Period, d.Slots = cmp.Or(o.Rate, d.Rate), cmp.Or(o.Period, d.Period), cmp.Or(o.Slots, d.Slots)
@@ -169,18 +169,17 @@ func (o Override) inFlight(l ratelimit.InFlight) (ratelimit.InFlight, error) {
 	return l, l.Validate()
 }
 
-// published is what a program has published under a name: the definition of a limit; or of
-// one of how many at once, of whose Definition there is the name only.
+// published is the definition that a program has published under a name: of a limit; or of one
+// in flight, with a Definition that has the name only.
 type published struct {
 	ratelimit.Definition
 	slots *ratelimit.InFlight // nil for a limit
 }
 
-// kindInFlight is what the table has as the kind of a [ratelimit.InFlight], which is none of a
-// limit's.
+// kindInFlight is the table's kind of a [ratelimit.InFlight], which no other limit has.
 const kindInFlight = "in flight"
 
-// slotsOf is what is published of l.
+// slotsOf returns l as it is published.
 func slotsOf(l ratelimit.InFlight) published {
 	l.Lease = l.LeaseOrDefault()
 	return published{Definition: ratelimit.Definition{Name: l.Name}, slots: &l}
@@ -202,7 +201,7 @@ func (p *published) alike(q *published) bool {
 	return p.slots == nil && q.slots == nil && alike(p.Definition, q.Definition)
 }
 
-// check reports what is wrong with an override for what was published.
+// check returns the fault of an override of a published definition.
 func (e *Entry) check(p *published) error {
 	bad := func(field string, value any, reason string) error {
 		return &ratelimit.FieldError{Package: "catalog", Limit: e.Name, Field: field, Value: value, Reason: reason}
@@ -244,7 +243,7 @@ func stored(v float64) *float64 {
 	return &v
 }
 
-// or is what a pointer points to, or zero.
+// or returns the value of a pointer, or zero.
 func or[T any](p *T) (v T) {
 	if p != nil {
 		v = *p
@@ -259,5 +258,5 @@ func alike(a, b ratelimit.Definition) bool {
 	return a == b
 }
 
-// forever is the age of what was never read.
+// forever is the age before the first reading.
 const forever = time.Duration(math.MaxInt64)

@@ -19,7 +19,7 @@ import (
 // the set migrations.Catalog, or name the schema in [Config].
 var ErrNotMigrated = errors.New("catalog: the tables of the catalog are not there")
 
-// querier is what pools and transactions have in common.
+// querier is implemented by pools and transactions.
 type querier interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
@@ -141,7 +141,7 @@ const poll = `SELECT clock_timestamp(),
 	(SELECT h.version FROM rate_limit_history AS h ORDER BY h.version DESC LIMIT 1),
 	(SELECT h.at FROM rate_limit_history AS h WHERE h.version = $1::int8)`
 
-// newest is joined to by what reads rows, so that there is a row in any case, of one snapshot.
+// newest is joined to by queries of rows, so that there is a row in any case, of one snapshot.
 const newest = `(SELECT clock_timestamp() AS now) AS n
 LEFT JOIN (SELECT h.version, h.at FROM rate_limit_history AS h ORDER BY h.version DESC LIMIT 1) AS v ON true`
 
@@ -159,8 +159,8 @@ LEFT JOIN LATERAL (
 	SELECT d.* FROM rate_limit_definitions AS d WHERE d.name = c.name AND d.key IS NULL AND c.key IS NULL
 ) AS d ON true`
 
-// read reads what has changed since a mark, nil when nothing has; all, if that cannot be told.
-// at is the clock.
+// read reads the changes since a mark, nil when there are none; all, if they cannot be told. at
+// is the clock.
 func (t *table) read(ctx context.Context, known mark) (r *reading, at time.Time, err error) {
 	if known.version == 0 {
 		return t.readAll(ctx)
@@ -230,7 +230,7 @@ func (t *table) readChanged(ctx context.Context, known mark) (r *reading, at tim
 	return r, r.at, nil
 }
 
-// rowsOf reads what is there of names, in a transaction; key is nil for all keys.
+// rowsOf reads the rows of names, in a transaction; key is nil for all keys.
 const rowsOf = `SELECT ` + columns + `, clock_timestamp() FROM rate_limit_definitions AS d
 WHERE d.name = ANY ($1::text[]) AND (d.key IS NULL OR d.key = $2::text)`
 

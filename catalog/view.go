@@ -11,8 +11,8 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// view is what was read of the catalog. Nothing changes it but the limits that it remembers
-// for its overrides.
+// view is a reading of the catalog. It is immutable but for the limits that it remembers for
+// its overrides.
 type view struct {
 	limits map[string]*family // by name
 	mark   mark               // up to which it was read
@@ -27,15 +27,15 @@ type mark struct {
 	at      time.Time
 }
 
-// family is what is known of a name.
+// family is the rows of a name.
 type family struct {
 	published *published
 	all       *entry
 	keys      map[string]*entry
-	ignored   []error // what is wrong with its rows
+	ignored   []error // the faults of its rows
 
 	// bases are the limits in code, which are plans of one name, for which entries remember
-	// what they make of them.
+	// their limits.
 	bases atomic.Pointer[[]*base]
 }
 
@@ -48,7 +48,7 @@ type base struct {
 	all   *entry
 }
 
-// entry is an override that is looked up. What a look-up reads comes first.
+// entry is an override that is looked up. The fields that a look-up reads are first.
 type entry struct {
 	chosen atomic.Pointer[choice]
 	until  int64 // when it is over, in microseconds since 1970; 0 for never
@@ -61,13 +61,13 @@ type choice struct {
 	limit ratelimit.Limit
 }
 
-// place is a name and a key whose rows are to be forgotten: with all, those without a key.
+// place is a name and a key of rows that are to be forgotten: with all, those without a key.
 type place struct {
 	name, key string
 	all       bool
 }
 
-// reading is what was read of the catalog, or of what has changed of it.
+// reading is the rows read of the catalog: all, or those that have changed.
 type reading struct {
 	whole     bool
 	changed   []place // unless it is whole
@@ -148,7 +148,7 @@ func (f *family) entries() (entries []*entry) {
 	return entries
 }
 
-// faults returns what is wrong with the overrides of a name.
+// faults returns the faults of the overrides of a name.
 func (f *family) faults() (faults []error) {
 	if f.published == nil {
 		return nil
@@ -223,7 +223,7 @@ func (v *view) inFlight(limit ratelimit.InFlight, key string, clock func() time.
 	return limit
 }
 
-// baseOf returns what overrides are made of: nil for no limit.
+// baseOf returns the base of overrides: nil for no limit.
 func (f *family) baseOf(limit ratelimit.Limit, all *entry) *base {
 	var known []*base
 	if p := f.bases.Load(); p != nil {
@@ -284,8 +284,8 @@ func value(limit ratelimit.Limit) ratelimit.Limit {
 	return limit
 }
 
-// definitions returns all that the rows of a name can be of: what was published, and every
-// override on it, those that are off or over as well.
+// definitions returns every definition that the rows of a name can have: the published one, and
+// each override on it, those that are off or over as well.
 func (f *family) definitions() (limits []ratelimit.Limit) {
 	if f.published == nil || f.published.slots != nil {
 		return nil

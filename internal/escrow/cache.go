@@ -17,9 +17,9 @@ const (
 	ways = 8
 )
 
-// Cache is what a process knows of keys, for a moment: the tokens that it holds of one, or
-// that there is too little. It is safe for concurrent use. Nothing on the way of a call that
-// is answered from memory is locked. A nil Cache knows nothing.
+// Cache is a process's knowledge of keys, for a moment: the tokens that it holds of one, or
+// that there are too few. It is safe for concurrent use. A call that is answered from memory
+// takes no lock. A nil Cache knows nothing.
 type Cache struct {
 	config Config
 	seed   maphash.Seed
@@ -127,8 +127,7 @@ func (m *Cache) newEntry(a *decide.Ask) *Entry {
 	return e
 }
 
-// Evict takes out what is held of a key, which is to be returned, and forgets what is known
-// of it.
+// Evict takes out the tokens held of a key, which are to be returned, and forgets its state.
 func (m *Cache) Evict(key decide.Key) []Return {
 	e := m.entry(key.Name, key.Key)
 	if e == nil {
@@ -137,8 +136,8 @@ func (m *Cache) Evict(key decide.Key) []Return {
 	return e.evict()
 }
 
-// EvictAll is Evict for all keys. What timers had taken out before has been returned by then,
-// as far as GiveBack had returned it.
+// EvictAll is Evict for all keys. Tokens that timers had taken out before have been returned by
+// then, as far as GiveBack had returned.
 func (m *Cache) EvictAll() (returns []Return) {
 	m.each(func(e *Entry) {
 		e.ringing.Lock()
@@ -161,14 +160,14 @@ func (m *Cache) Spent(key decide.Key) (spent Spent) {
 	return e.untold(now)
 }
 
-// Unsaid notes that the row of a key was not told what [Cache.Spent] took out.
+// Unsaid notes that the row of a key did not learn of the tokens that [Cache.Spent] took out.
 func (m *Cache) Unsaid(key decide.Key, spent Spent) { m.entry(key.Name, key.Key).unsaid(spent) }
 
 // Past returns an instant that is past when a return is sent now. It is on the database's
 // clock, but does not go back with that.
 func (m *Cache) Past(r *Return) time.Time { return r.lease.databaseAt(m.config.moment()) }
 
-// Changed forgets what is known of a key that a statement has changed.
+// Changed forgets the state of a key that a statement has changed.
 func (m *Cache) Changed(key decide.Key) { m.entry(key.Name, key.Key).Changed() }
 
 func (m *Cache) each(do func(*Entry)) {

@@ -8,11 +8,11 @@ const (
 	// time, and one more to give back. Calls that it saves would have shared theirs with
 	// calls for other keys, and cost little each.
 	enoughFor = 32
-	growth    = 8 // times what was handed out lately is the most that is taken ahead
+	growth    = 8 // the most that is prefetched, as a multiple of the tokens handed out lately
 )
 
-// demand is how much was handed out lately: in this stretch of time, and in the one
-// before it, which are as long as what is taken ahead lasts.
+// demand is the number of tokens handed out lately: in this stretch of time, and in the one
+// before it, which are as long as a lease lasts.
 type demand struct {
 	begun  time.Duration // on the monotonic clock
 	count  float64
@@ -69,9 +69,9 @@ func (d *demand) meet(now moment, lasts time.Duration) {
 // that passes makes them fewer.
 func (d *demand) enough() bool { return d.calls+d.called >= enoughFor }
 
-// stop notes that nothing is left to hand out, and that the row is about to be asked: all wait
-// for it until goOn. What would have been needed meanwhile is not known, and it is not nothing,
-// so that time is left out.
+// stop notes that nothing is left to hand out, and that the row is about to be asked: all calls
+// wait for it until goOn. The demand meanwhile is not known, and it is not zero, so that time
+// is left out.
 func (d *demand) stop(now moment) {
 	if !d.waits {
 		d.waits, d.still = true, now.mono

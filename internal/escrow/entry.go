@@ -23,7 +23,7 @@ type Config struct {
 	// wait for it. Entry.Prefetched must be called when that is over.
 	Prefetch func(*Entry)
 
-	// GiveBack is called with what is to be returned, without a lock held.
+	// GiveBack is called with the tokens to return, without a lock held.
 	GiveBack func([]Return)
 }
 
@@ -48,7 +48,7 @@ func (c *Config) sent(sent, at time.Time) moment {
 // margin returns how long before its end the rest of a lease is returned.
 func (c *Config) margin() time.Duration { return c.Lasts / 16 }
 
-// Entry is what a process knows of one key. A nil Entry is of a key that is not remembered.
+// Entry is a process's knowledge of one key. A nil Entry is of a key that is not remembered.
 type Entry struct {
 	config  *Config
 	ask     decide.Ask      // an allow of nothing; sound, so that a request that is like it need not be checked
@@ -78,7 +78,7 @@ type Entry struct {
 	ticked  moment // when the timer was set
 }
 
-// stock is what is handed out without a lock. It is never changed, but for what is left of
+// stock is the tokens that are handed out without a lock. It is immutable, but for the rest of
 // its lease; a new one takes its place.
 type stock struct {
 	*lease
@@ -88,9 +88,9 @@ type stock struct {
 	last   *lease
 }
 
-// Of steady demand, planned is the share of the time until the end of a lease in which what
-// is held is used up, so that nothing is left to be returned; and more is prefetched when
-// less than low of it is left: twice in that time.
+// Of steady demand, planned is the share of the time until the end of a lease in which the held
+// tokens are used up, so that none are left to be returned; and more is prefetched when less
+// than low of it is left: twice in that time.
 const (
 	planned = 0.9
 	low     = 4. / 9
@@ -113,7 +113,7 @@ type Tokens struct {
 	Entry *Entry
 	Count float64
 	At    time.Time    // on the database's clock, as far as it is known
-	After bucket.State // what there is then: in the row, as far as it is known, and in this memory
+	After bucket.State // the state then: of the row, as far as it is known, and this memory
 
 	part part
 	more []part // if it was not all of one lease
@@ -224,8 +224,8 @@ func (e *Entry) inOneWindow(n float64) []*lease {
 	return nil
 }
 
-// live takes out the leases that are over, counts what was used of all, and returns how
-// much is left in the others. It needs mu.
+// live takes out the leases that are over, counts the tokens used of all, and returns those
+// left in the others. It needs mu.
 func (e *Entry) live(now moment) (left float64) {
 	n := 0
 	for _, l := range e.leases {
@@ -246,7 +246,7 @@ func (e *Entry) live(now moment) (left float64) {
 	return left
 }
 
-// account counts what was used of a lease since it was counted last. It needs mu.
+// account counts the tokens used of a lease since they were counted last. It needs mu.
 func (e *Entry) account(l *lease, now moment) {
 	had := l.unspent()
 	used := l.seen - had
@@ -258,9 +258,9 @@ func (e *Entry) account(l *lease, now moment) {
 	e.demand.add(used, int(l.calls.Swap(0)), now, e.config.Lasts)
 }
 
-// counts reports whether the row counts what it counts as out until an instant together with
-// the last lease, whose end is told with what was spent of it: in the same window or slot, or
-// if the clock does not stand still, for certain until a grace after that instant. It needs mu.
+// counts reports whether the row counts the tokens out until an instant together with the last
+// lease, the end of which is reported with its spent tokens: in the same window or slot, or if
+// the clock does not stand still, for certain until a grace after that instant. It needs mu.
 func (e *Entry) counts(until time.Time, now moment) bool {
 	switch {
 	case e.last == nil:
@@ -296,7 +296,7 @@ func (e *Entry) telling(now moment) bool {
 	return e.last.databaseAt(now).Before(counted)
 }
 
-// unsaid notes that the row was not told after all what a statement was to tell it.
+// unsaid notes that the row did not learn of the tokens that a statement was to report.
 func (e *Entry) unsaid(told Spent) {
 	if e == nil || told.Spent == 0 {
 		return
@@ -310,8 +310,8 @@ func (e *Entry) unsaid(told Spent) {
 	}
 }
 
-// end has what is left of a lease returned to its row, unless that has abundance. What
-// transactions still have of it is accounted for when they end. It needs mu.
+// end has the rest of a lease returned to its row, unless that has abundance. Tokens that
+// transactions still have of it are accounted for when they end. It needs mu.
 func (e *Entry) end(l *lease, now moment) {
 	l.ended.Store(true)
 	if n, _ := l.left.take(math.Inf(1), true); n > 0 {
@@ -333,7 +333,7 @@ func (e *Entry) returnOf(l *lease, n float64) Return {
 	}
 }
 
-// restock has what is held handed out from the first lease of which there is any. It needs mu.
+// restock has tokens handed out from the first lease that has any. It needs mu.
 func (e *Entry) restock() {
 	if len(e.leases) == 0 {
 		e.stock.Store(nil)
@@ -409,7 +409,7 @@ func (e *Entry) putBack(p part, now moment) {
 		return
 	}
 	p.lease.out.add(-p.count)
-	if p.lease.ended.Load() { // it is spent, and what comes back is as good as any other
+	if p.lease.ended.Load() { // it is spent, and a refund is as good as any other
 		e.account(p.lease, now)
 	}
 	r := e.returnOf(p.lease, p.count)
@@ -426,7 +426,7 @@ func (e *Entry) due(now moment) (returns []Return) {
 		}
 		return r.End.IsZero()
 	})
-	if len(returns) > 0 { // what they were counted as leaves no room for them
+	if len(returns) > 0 { // their count leaves no room for them
 		returns[0].Spent = e.untold(now)
 	}
 	return returns
@@ -493,8 +493,8 @@ func (e *Entry) Order(takes, need float64) (o Order) {
 	return o
 }
 
-// spare returns what a statement that takes need tokens can prefetch, by what is known of
-// the row: it has more only if others have returned some. It needs mu.
+// spare returns the tokens that a statement that takes need tokens can prefetch, by the known
+// state of the row: it has more only if others have returned some. It needs mu.
 func (e *Entry) spare(need float64, now moment) float64 {
 	if len(e.leases) == 0 {
 		return math.Inf(1)
@@ -510,8 +510,8 @@ func (o *Order) Failed() {
 	}
 }
 
-// Arrived adds what an order has brought. It returns the arrival, by which those who
-// waited for it have tokens that they can put back.
+// Arrived adds the tokens of an order. It returns the arrival, by which the calls that waited
+// for it have tokens that they can put back.
 func (o *Order) Arrived(l Lease) *Arrival {
 	e, now := o.Entry, o.Entry.config.moment()
 	e.mu.Lock()
@@ -544,9 +544,9 @@ func (o *Order) Arrived(l Lease) *Arrival {
 	return &Arrival{e, had}
 }
 
-// latest has the end of a lease told with what is spent from now on, if it is the latest. What
-// was spent before is told with it, unless the row may have begun to count anew with it. It
-// needs mu.
+// latest has the end of a lease reported with the tokens spent from now on, if it is the
+// latest. Tokens spent before are reported with it, unless the row may have begun to count anew
+// with it. It needs mu.
 func (e *Entry) latest(had *lease) {
 	last, anew := e.last, false
 	switch {
@@ -569,7 +569,7 @@ func (e *Entry) Granted(n float64, after bucket.State, at time.Time) Tokens {
 	return (&Arrival{e, &lease{after: after, at: at, epoch: -1}}).Tokens(n, after)
 }
 
-// Arrival is what an order has brought.
+// Arrival is the tokens that an order has brought.
 type Arrival struct {
 	entry *Entry
 	lease *lease
@@ -642,8 +642,7 @@ func (e *Entry) Worth() bool {
 	return len(e.leases) > 0 || e.demand.enough()
 }
 
-// Changed forgets what is known of the row, which a statement has changed. What is held
-// is held.
+// Changed forgets the known state of the row, which a statement has changed. Leases stay.
 func (e *Entry) Changed() {
 	if e == nil {
 		return
@@ -659,7 +658,7 @@ func (e *Entry) forget() {
 	e.refusal.Store(nil)
 }
 
-// evict takes out what is held, and what is being prefetched when it arrives.
+// evict takes out the held tokens, and those being prefetched when they arrive.
 func (e *Entry) evict() (returns []Return) {
 	now := e.config.moment()
 	e.mu.Lock()
@@ -677,7 +676,7 @@ func (e *Entry) evict() (returns []Return) {
 	return returns
 }
 
-// discard is evict of an entry that another takes the place of: its timer returns what it held.
+// discard is evict of an entry that is replaced: its timer returns the tokens that it held.
 func (e *Entry) discard() {
 	returns := e.evict()
 	e.mu.Lock()
@@ -693,8 +692,7 @@ func (e *Entry) idle(now moment) bool {
 	return len(e.leases)+len(e.returns) == 0 && !e.prefetching.Load() && e.demand.over(now, e.config.Lasts) && (r == nil || r.over(now, e.config.Lasts))
 }
 
-// tick sets the timer: four times while what is held lasts, and before a lease ends. It
-// needs mu.
+// tick sets the timer: four times during a lease, and before one ends. It needs mu.
 func (e *Entry) tick() {
 	if e.ticking {
 		return
@@ -718,7 +716,7 @@ func (e *Entry) tick() {
 	}
 }
 
-// ring returns what is not needed.
+// ring returns the tokens that are not needed.
 func (e *Entry) ring() {
 	e.ringing.Lock()
 	defer e.ringing.Unlock()
@@ -740,18 +738,18 @@ func (e *Entry) ring() {
 	}
 }
 
-// abundant reports whether the row is full again within what a lease lasts or two, with all
-// that its last lease took. What is left of a lease is not returned to such a row: the next
-// order, or others, would wait while it is written, for tokens that none of them lacks. It
-// needs mu.
+// abundant reports whether the row is full again within one lease's time or two, after all that
+// its last lease took. The rest of a lease is not returned to such a row: the next order, or
+// others, would wait while it is written, for tokens that none of them lacks. It needs mu.
 func (e *Entry) abundant() bool {
 	d := &e.ask.Definition
 	return !d.Stands() && e.last != nil && e.last.after.Value >= d.Capacity-2*(d.Capacity-e.lowered)
 }
 
-// release has returned what is left of leases that are about to end, and what is more than
-// is needed, the newest first. What is hardly more is kept. With that, and when no lease is
-// left, the row is told what was used; one that has abundance, by the next order. It needs mu.
+// release has the rest of leases returned that are about to end, and tokens beyond those
+// needed, the newest first. A small excess is kept. With that, and when no lease is left, the
+// used tokens are reported to the row; to one that has abundance, by the next order. It needs
+// mu.
 func (e *Entry) release(needed float64, now moment) {
 	left := 0.0
 	for _, l := range e.leases {
@@ -786,7 +784,7 @@ func (e *Entry) release(needed float64, now moment) {
 	}
 }
 
-// say has the row told what was spent, with a return if there is one. It needs mu.
+// say has the spent tokens reported to the row, with a return if there is one. It needs mu.
 func (e *Entry) say(now moment) {
 	told := e.untold(now)
 	if told.Spent == 0 {

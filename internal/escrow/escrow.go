@@ -1,23 +1,23 @@
-// Package escrow is what a process knows of keys for a moment: the tokens that it has
-// prefetched from them and hands out from memory (O'Neil, "The Escrow Transactional
-// Method", 1986), and that one of them has too little. It knows no database: its user
-// prefetches, and returns, by statements of its own.
+// Package escrow is a process's knowledge of keys for a moment: the tokens that it has
+// prefetched from them and hands out from memory (O'Neil, "The Escrow Transactional Method",
+// 1986), and refusals of rows with too few. It knows no database: its user prefetches, and
+// returns, by statements of its own.
 //
-// In every stretch of time a limit grants no more than it would without. What is in the
-// row and what is in the memories of all processes are together never more than the
-// capacity; an exhaustive test of a small model shows it. These rules see to it, and the
-// statements of internal/table apply them:
+// In every stretch of time a limit grants no more than it would without. The tokens in the row
+// and in the memories of all processes are together never more than the capacity; an exhaustive
+// test of a small model shows it. These rules see to it, and the statements of internal/table
+// apply them:
 //
-//   - A statement that prefetches from a token bucket counts with a capacity that is lower
-//     by what is refilled until the end of the lease. A lease of a fixed window ends with
-//     the window, so nothing is refilled until then; and one of a sliding window ends with
-//     the slot in which it is counted.
+//   - A statement that prefetches from a token bucket counts with a capacity that is lower by
+//     the tokens refilled until the end of the lease. A lease of a fixed window ends with the
+//     window, so nothing is refilled until then; and one of a sliding window ends with the slot
+//     in which it is counted.
 //   - The end is judged from before the statement was sent that prefetched, so that it is
 //     never late.
-//   - The row knows how much is out, and until when at the latest. What comes back fills it
-//     no further than to its capacity less what is out and what is refilled until then.
-//   - What comes back after the end of its lease is less by what was refilled since, unless
-//     a caller had been told of it: meanwhile the row may have been full, and been emptied.
+//   - The row has the number of tokens out, and their latest end. A refund fills it no further
+//     than to its capacity less those and the tokens refilled until then.
+//   - A refund after the end of its lease is less by the tokens refilled since, unless they had
+//     been granted to a caller: meanwhile the row may have been full, and been emptied.
 package escrow
 
 import (
@@ -55,7 +55,7 @@ func usable(d *bucket.Definition, ts, at time.Time, lasts time.Duration) time.Du
 	return lasts
 }
 
-// Lease is what one statement has prefetched from a row.
+// Lease is the tokens that one statement has prefetched from a row.
 type Lease struct {
 	Count float64      // tokens to hand out
 	Out   float64      // tokens of calls that the statement granted, and that may put them back

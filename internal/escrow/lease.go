@@ -59,7 +59,7 @@ func (a *amount) take(n float64, some bool) (took, left float64) {
 	}
 }
 
-// lease is what is left of a Lease.
+// lease is the rest of a Lease.
 type lease struct {
 	left  amount
 	calls atomic.Int64 // that were handed out of it, and are not counted yet
@@ -78,8 +78,8 @@ type lease struct {
 	end     time.Time // and until then it can be returned in full
 }
 
-// take takes n out of what is left, or all of it if some will do. What a transaction takes
-// is out before it is not left, so that nobody finds it spent.
+// take takes n of the tokens left, or all of them if some will do. A transaction's tokens are
+// counted as out before they are not left, so that no caller finds them spent.
 func (l *lease) take(n float64, some, transaction bool) (took, left float64) {
 	if !transaction {
 		return l.left.take(n, some)

@@ -6,8 +6,8 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
-// refusal is a row that had too little. Until time has brought what a call wants, only
-// what others do can make it succeed; what this process does is known.
+// refusal is a row that had too little. Until the refill covers a call, only other processes
+// can make it succeed; this process's own changes are known.
 //
 // It is right about time without trusting this machine's clocks: to the database's, it adds
 // the time that has passed here since before the statement was sent that read the row, so

@@ -31,8 +31,8 @@ func (e *Entry) Refused(state bucket.State, at, sent time.Time, changes int) {
 	}
 }
 
-// Refuse is the result of an allow of n tokens that the row cannot grant by what is known
-// of it; false if it may, or nothing is known.
+// Refuse returns the result of an allow of n tokens that the row cannot grant by its known
+// state; false if it may, or the state is not known.
 func (e *Entry) Refuse(n float64) (ratelimit.Result, bool) {
 	if e == nil || !(n >= e.least && n <= e.ask.Definition.Capacity) {
 		return ratelimit.Result{}, false
