@@ -203,7 +203,8 @@ func count(n *atomic.Int64, s ratelimit.Status) {
 func TestShadowPutsNothingOff(t *testing.T) {
 	t.Parallel()
 	modeStores(t, func(t *testing.T, _ *pgtest.DB, store *pgstore.Store) {
-		ctx := t.Context()
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
 		ahead := ratelimit.TokenBucket{Name: "ahead", Rate: 1, Period: time.Hour, MaxReserved: 2}
 		for i := range 5 {
 			begun := time.Now()
@@ -214,6 +215,10 @@ func TestShadowPutsNothingOff(t *testing.T) {
 			if result.Shadowed != (i >= 1) || result.Each()[0].OK != (i < 3) {
 				t.Errorf("call %d: got %v, %v", i, result, result.Each())
 			}
+		}
+		result, err := store.Allow(ctx, ahead.ForN("a", 50).In(ratelimit.ModeShadow), bound.For("z"))
+		if err != nil || !result.OK || !result.Each()[0].Shadowed || result.Each()[0].RetryAfter != ratelimit.MaxSpan || !result.Each()[1].OK {
+			t.Errorf("what can never be granted: got %v, %v, %v", result, result.Each(), err)
 		}
 		statuses, err := store.CheckEach(ctx, ahead.For("a").In(ratelimit.ModeShadow), ahead.For("a"), ahead.For("a").In(ratelimit.ModeRefuse), ahead.ForN("a", 50).In(ratelimit.ModeShadow))
 		if err != nil || !statuses[0].OK || !statuses[0].Shadowed || statuses[1].OK || statuses[2].OK || !statuses[3].OK || !statuses[3].Shadowed {
