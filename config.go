@@ -406,6 +406,9 @@ func (r Request) Validate() error {
 	if !(r.Floor >= 0 && r.Floor <= 1) {
 		return &FieldError{Limit: d.Name, Field: "Above", Value: r.Floor, Reason: "must be a share of the capacity, from 0 to 1"}
 	}
+	if r.Mode > ModeRefuse {
+		return &FieldError{Limit: d.Name, Field: "Mode", Value: r.Mode, Reason: badMode}
+	}
 	return nil
 }
 

@@ -99,8 +99,11 @@ func (e *RefusedError) Error() string {
 	if missing(limit) { // the zero Result, of a call that failed
 		return "ratelimit: refused"
 	}
-	return fmt.Sprintf("ratelimit: limit %s refused, retry after %v",
-		quoteShort(NameOf(limit)), e.Result.RetryAfter)
+	refused := "refused"
+	if e.Result.Request.Mode == ModeRefuse {
+		refused = "refused by its mode"
+	}
+	return fmt.Sprintf("ratelimit: limit %s %s, retry after %v", quoteShort(NameOf(limit)), refused, e.Result.RetryAfter)
 }
 
 // Unwrap makes errors.Is(err, ErrRefused) true.

@@ -78,6 +78,7 @@ func TestNoTypeShowsKeys(t *testing.T) {
 		"Kind": KindTokenBucket, "Definition": api.Definition(), "TokenBucket": api, "SlidingWindow": other,
 		"FixedWindow":          []any{FixedWindow{Name: "w", Rate: 1, Period: time.Hour}, FixedWindow{Name: "q", Rate: 1, Every: Month}},
 		"Unit":                 Month,
+		"Mode":                 ModeShadow,
 		"Date":                 Date{Year: 2026, Month: time.January, Day: 31},
 		"Request":              []any{both[0], &both[0]},
 		"Status":               []any{granted.Status, refused.Several[1]},

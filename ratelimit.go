@@ -19,6 +19,14 @@ type Request struct {
 	// Floor is the share of the limit's capacity that must be left when Count is taken:
 	// see Above.
 	Floor float64 `json:",omitempty"`
+
+	// Mode says whether a refusal holds; the zero Mode is [ModeEnforce]. See In.
+	Mode Mode `json:",omitempty"`
+
+	// RefusedUntil is what refusals by [ModeRefuse] tell as RetryAt: when the catalog's
+	// override is over. It ends nothing by itself. When it is zero, nobody knows the end, and
+	// RetryAfter is [RefusedFor].
+	RefusedUntil time.Time `json:",omitzero"`
 }
 
 // Above returns r for a call that leaves a share of the limit's Capacity to others, from 0 to
@@ -52,6 +60,12 @@ type Status struct {
 
 	// OK is true when the tokens were taken, or for a check could be.
 	OK bool
+
+	// Shadowed is true when the limit would have refused the call or put it off, or taken
+	// fewer tokens for AllowAtMost, but for its request's [ModeShadow]. The Result is Shadowed
+	// if one of its limits is, and tells the caller what to do: it is OK, and to be done
+	// at once. What that limit said is in Each: OK is false there, or RetryAt later.
+	Shadowed bool `json:",omitempty"`
 
 	// Taken is how many tokens were taken: Request.Count, or of AllowAtMost up to
 	// that. 0 for a refusal and a check.
@@ -153,7 +167,8 @@ type Result struct {
 
 	// Several is the Status of each limit, in the order of the call, if there is more than one;
 	// [Result.Each] is for one as well. When one of several limits refuses, nothing is taken
-	// from any, and the others' Status holds their state.
+	// from any, and the others' Status holds their state. When it refuses by
+	// [ModeRefuse], the others are not asked, and the At of their Status is zero.
 	Several []Status
 
 	// Receipt records the tokens taken, for Settle and Cancel; nil when nothing was. It is not

@@ -26,6 +26,9 @@ func (r Result) Instants(n int) []time.Time {
 	}
 	instants := slices.Repeat([]time.Time{r.At}, n)
 	for _, p := range r.portions() {
+		if p.Request.Mode == ModeShadow { // which puts nothing off
+			continue
+		}
 		due := p.At
 		for i := range n {
 			due = later(due, p.due(p.Taken*float64(i+1)/float64(n), due))
@@ -70,7 +73,7 @@ func (r Result) Split(parts ...[]float64) ([]Result, error) {
 	}
 	results := make([]Result, len(parts))
 	for i := range results {
-		results[i].Status = lastDue(each[i])
+		results[i].Status = lead(each[i])
 		if r.Several != nil {
 			results[i].Several = each[i]
 		}
@@ -81,7 +84,21 @@ func (r Result) Split(parts ...[]float64) ([]Result, error) {
 	return results, nil
 }
 
-// lastDue is the status of several that decides.
+// lead is the status of several that a result has: of those that are enforced the last that
+// is due; and whether one that is not would have been put off.
+func lead(each []Status) (s Status) {
+	enforced := slices.DeleteFunc(slices.Clone(each), func(s Status) bool { return s.Request.Mode == ModeShadow })
+	if len(enforced) > 0 {
+		s = lastDue(enforced)
+	} else {
+		s = lastDue(each)
+		s.OK, s.RetryAfter, s.RetryAt = true, 0, s.At
+	}
+	s.Shadowed = slices.ContainsFunc(each, func(s Status) bool { return s.Shadowed })
+	return s
+}
+
+// lastDue is the status of several that is due last.
 func lastDue(each []Status) Status {
 	last := each[0]
 	for _, s := range each[1:] {
@@ -184,8 +201,12 @@ func (p *portion) refilled(at time.Time) (sum float64) {
 // and those before it take.
 func (p *portion) part(tokens, before float64, due time.Time) Status {
 	s := p.Status
-	s.Request.Count, s.Taken = tokens, tokens
+	if s.Request.Count = tokens; !s.OK { // ModeShadow, which has taken nothing
+		return s
+	}
+	s.Taken = tokens
 	s.RetryAt, s.RetryAfter = due, due.Sub(s.At)
+	s.Shadowed = s.Shadowed && s.RetryAfter > 0
 	if p.shard.Slotted() && p.RetryAfter > 0 { // then the value is a time
 		return s
 	}
@@ -238,6 +259,9 @@ func areTokens(parts [][]float64, limits int) error {
 // mayBe returns the error of parts that do not add up to the tokens that p has taken; k is the
 // place of p.
 func (p *portion) mayBe(parts [][]float64, k int) error {
+	if !p.OK { // ModeShadow, which has taken nothing
+		return nil
+	}
 	sum := 0.0
 	for _, part := range parts {
 		sum += part[k]

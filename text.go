@@ -79,6 +79,9 @@ func (r Request) text(keys bool) string {
 	if r.Floor != 0 {
 		text += " above " + amount(r.Floor)
 	}
+	if r.Mode > ModeEnforce {
+		text += " in mode " + r.Mode.String()
+	}
 	return text
 }
 
@@ -182,6 +185,9 @@ func (r Request) attrs(keys bool) []slog.Attr {
 	attrs = append(attrs, slog.Float64("count", r.Count))
 	if r.Floor != 0 {
 		attrs = append(attrs, slog.Float64("above", r.Floor))
+	}
+	if r.Mode > ModeEnforce {
+		attrs = append(attrs, slog.String("mode", r.Mode.String()))
 	}
 	return attrs
 }

@@ -138,24 +138,23 @@ func (c *Catalog) inTx(tx pgx.Tx) (editor, error) {
 // the limit.
 //
 // An override replaces the fields that it has, and leaves the others as limit has them, so
-// that each version of a program goes by its own definition. One that does not fit limit is
-// not used.
+// that each version of a program goes by its own definition. Of one that does not fit limit
+// only the Mode is used.
 func (c *Catalog) For(limit ratelimit.Limit, key string) ratelimit.Request {
 	return c.ForN(limit, key, 1)
 }
 
 // ForN is [Catalog.For] for n tokens.
 func (c *Catalog) ForN(limit ratelimit.Limit, key string, n float64) ratelimit.Request {
-	if c == nil {
-		return ratelimit.Request{Limit: limit, Key: key, Count: n}
-	}
-	return ratelimit.Request{Limit: c.view.Load().choose(limit, key, c.config.Clock), Key: key, Count: n}
+	return c.Resolve(ratelimit.Request{Limit: limit, Key: key, Count: n})
 }
 
 // Resolve returns r with the limit of its key, as [Catalog.For] makes it: for requests that
 // exist already. It makes c a [ratelimit.Catalog], which httplimit and riverlimit take.
 func (c *Catalog) Resolve(r ratelimit.Request) ratelimit.Request {
-	r.Limit = c.ForN(r.Limit, r.Key, r.Count).Limit
+	if c != nil {
+		c.view.Load().choose(&r, c.config.Clock)
+	}
 	return r
 }
 
@@ -175,7 +174,7 @@ func (c *Catalog) ForTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, k
 		return request, err
 	}
 	v, _ := (*view)(nil).with(r, time.Now())
-	request.Limit = v.choose(limit, key, c.config.Clock)
+	v.choose(&request, c.config.Clock)
 	return request, nil
 }
 

@@ -121,6 +121,7 @@ func TestInFlightRowsByHand(t *testing.T) {
 		"(name, key, at_once) VALUES ('calls', 'b', 0)", "(name, key, at_once) VALUES ('calls', 'b', 10001)",
 		"(name, key, lease) VALUES ('calls', 'b', '1 microsecond')", "(name, key, lease) VALUES ('calls', 'b', '1 month')",
 		"(name, key, rate) VALUES ('calls', 'b', 5)", "(name, key, capacity) VALUES ('calls', 'b', 5)", "(name, key, slots) VALUES ('calls', 'b', 5)",
+		"(name, mode) VALUES ('calls', 'refuse')",
 		"(name, key, at_once) VALUES ('api', 'b', 5)", "(name, key, lease) VALUES ('api', 'b', '1 hour')",
 		"(name, kind, at_once) VALUES ('new', 'in flight', 5)", "(name, kind, at_once, lease, rate) VALUES ('new', 'in flight', 5, '1 hour', 1)",
 		"(name, kind, rate, period, max_reserved, shards, at_once) VALUES ('new', 'token bucket', 5, '1 hour', 0, 1, 1)",

@@ -163,6 +163,7 @@ func jsonOf[T published | Override](v T, ok bool) json.RawMessage {
 		put("slots", v.Slots != 0, v.Slots)
 		put("at_once", v.AtOnce != 0, v.AtOnce)
 		put("lease", v.Lease != 0, v.Lease.String())
+		put("mode", v.Mode != 0, v.Mode)
 		put("until", !v.Until.IsZero(), v.Until)
 		put("note", v.Note != "", v.Note)
 		row["enabled"] = !v.Off

@@ -38,6 +38,12 @@ type Override struct {
 	// Lease is the Lease of a [ratelimit.InFlight], of slots that are taken from then on.
 	Lease time.Duration
 
+	// Mode is what becomes of calls: [ratelimit.ModeRefuse] refuses all of them, a kill switch;
+	// [ratelimit.ModeShadow] decides and takes, and refuses none; [ratelimit.ModeEnforce] for a
+	// key goes before what the override for all keys says. Zero leaves it as the request
+	// has it, which mostly is enforced.
+	Mode ratelimit.Mode
+
 	// Until is when the override ends, on the database's clock: from then on the definition
 	// is that of the code again. Zero is never.
 	Until time.Time
@@ -78,7 +84,7 @@ func (o Override) over(below *Override) Override {
 	}
 	o.Rate, o.Period = cmp.Or(o.Rate, below.Rate), cmp.Or(o.Period, below.Period)
 	o.Capacity, o.MaxReserved = cmp.Or(o.Capacity, below.Capacity), cmp.Or(o.MaxReserved, below.MaxReserved)
-	o.Slots = cmp.Or(o.Slots, below.Slots)
+	o.Slots, o.Mode = cmp.Or(o.Slots, below.Slots), cmp.Or(o.Mode, below.Mode)
 	o.AtOnce, o.Lease = cmp.Or(o.AtOnce, below.AtOnce), cmp.Or(o.Lease, below.Lease)
 	return o
 }
@@ -160,6 +166,7 @@ func (o Override) inFlight(l ratelimit.InFlight) (ratelimit.InFlight, error) {
 		{"Capacity", o.Capacity != 0, o.Capacity},
 		{"MaxReserved", o.MaxReserved != 0, o.MaxReserved},
 		{"Slots", o.Slots != 0, o.Slots},
+		{"Mode", o.Mode != 0, o.Mode},
 	} {
 		if f.given {
 			return l, &ratelimit.FieldError{Limit: l.Name, Field: f.name, Value: f.value, Reason: "is not for a limit of how many at once"}
@@ -223,7 +230,7 @@ func (e *Entry) check(p *published) error {
 	if err != nil {
 		return err
 	}
-	return ratelimit.Request{Limit: limit, Key: e.Key}.Validate()
+	return ratelimit.Request{Limit: limit, Key: e.Key, Mode: e.Mode}.Validate()
 }
 
 // amount reads an amount as it is stored: NULL for none that is given, 0 for none.

@@ -72,12 +72,12 @@ func processesAgainstMemory(t *testing.T, limit ratelimit.Limit, r *rand.Rand) {
 	var grants []grant
 	most, epoch := limit.Definition(), 0
 	settled := func() bool { return processes[0].fresh && processes[1].fresh }
-	for range 250 {
+	for step := 0; step < 250 || epoch < 4 && step < 2500; step++ {
 		now = now.Add(time.Duration(r.IntN(700)) * time.Millisecond)
 		p := processes[r.IntN(2)]
 		switch r.IntN(12) {
 		case 0:
-			o := catalog.Override{Rate: float64(5 + r.IntN(40))}
+			o := catalog.Override{Rate: float64(5 + r.IntN(40)), Mode: []ratelimit.Mode{0, 0, ratelimit.ModeEnforce, ratelimit.ModeRefuse, ratelimit.ModeShadow}[r.IntN(5)]}
 			must(t, hands.Set(t.Context(), "l", "k", o))
 			holds := hands.For(limit, "k").Limit.Definition()
 			if settled() {
@@ -101,7 +101,7 @@ func processesAgainstMemory(t *testing.T, limit ratelimit.Limit, r *rand.Rand) {
 				continue
 			}
 			must(t, errors.Join(err, wantErr))
-			if got.String() != want.String() || got.Value-want.Value > 1e-9 || want.Value-got.Value > 1e-9 || got.RetryAfter != want.RetryAfter {
+			if got.String() != want.String() || got.Value-want.Value > 1e-9 || want.Value-got.Value > 1e-9 || got.RetryAfter != want.RetryAfter || got.Shadowed != want.Shadowed || request.Mode == ratelimit.ModeRefuse && got.OK {
 				t.Fatalf("at %v: got %v, value %g, and memory %v, value %g", now.Sub(noon), got, got.Value, want, want.Value)
 			}
 			if got.OK {

@@ -47,7 +47,7 @@ func (t *table) sql(text string) string { return t.names.Replace(text) }
 // columns are those of a definition or override, as scan reads them.
 const columns = `d.name, d.key, d.kind, d.rate, (date_part('epoch', d.period) * 1000000)::int8, d.capacity, d.max_reserved,
 	d.shards, d.start, d.slots, d.every, d.zone, d.anchor::text,
-	d.at_once, (date_part('epoch', d.lease) * 1000000)::int8, d.enabled, d.until, coalesce(d.note, ''), d.updated_at`
+	d.at_once, (date_part('epoch', d.lease) * 1000000)::int8, d.mode, d.enabled, d.until, coalesce(d.note, ''), d.updated_at`
 
 // stored is a row as it is read. All of it can be NULL where there is none.
 type storedRow struct {
@@ -56,7 +56,7 @@ type storedRow struct {
 	period, lease               *int64
 	shards, slots, atOnce       *int
 	start, until, updatedAt     *time.Time
-	every, zone, anchor         *string
+	every, zone, anchor, mode   *string
 	enabled                     *bool
 	note                        string
 }
@@ -64,7 +64,7 @@ type storedRow struct {
 func (s *storedRow) fields(more ...any) []any {
 	return append([]any{
 		&s.name, &s.key, &s.kind, &s.rate, &s.period, &s.capacity, &s.maxReserved,
-		&s.shards, &s.start, &s.slots, &s.every, &s.zone, &s.anchor, &s.atOnce, &s.lease, &s.enabled, &s.until, &s.note, &s.updatedAt,
+		&s.shards, &s.start, &s.slots, &s.every, &s.zone, &s.anchor, &s.atOnce, &s.lease, &s.mode, &s.enabled, &s.until, &s.note, &s.updatedAt,
 	}, more...)
 }
 
@@ -78,12 +78,14 @@ func (s *storedRow) addTo(r *reading) {
 			r.published = append(r.published, p)
 			return
 		}
-		if r.broken == nil {
-			r.broken = map[string][]error{}
-		}
-		r.broken[*s.name] = append(r.broken[*s.name], fmt.Errorf("catalog: a definition is not used: %w", err))
+		r.breaks(*s.name, fmt.Errorf("catalog: a definition is not used: %w", err))
 	default:
-		r.overrides = append(r.overrides, s.entry())
+		e, err := s.entry()
+		if err != nil {
+			r.breaks(e.Name, fmt.Errorf("catalog: an override is not used: %w", err))
+			return
+		}
+		r.overrides = append(r.overrides, e)
 	}
 }
 
@@ -123,8 +125,8 @@ func (s *storedRow) definition() (ratelimit.Definition, error) {
 	return d, d.Validate()
 }
 
-func (s *storedRow) entry() Entry {
-	return Entry{
+func (s *storedRow) entry() (e Entry, err error) {
+	e = Entry{
 		Name: *s.name, Key: or(s.key), All: s.key == nil, UpdatedAt: or(s.updatedAt).UTC(),
 		Override: Override{
 			Rate: or(s.rate), Period: microseconds(s.period),
@@ -133,6 +135,10 @@ func (s *storedRow) entry() Entry {
 			Until: or(s.until).UTC(), Off: !or(s.enabled), Note: s.note,
 		},
 	}
+	if s.mode != nil {
+		e.Mode, err = ratelimit.ParseMode(*s.mode)
+	}
+	return e, err
 }
 
 // poll reads the clock and the newest change, and whether the one that is known is there as it
@@ -251,15 +257,15 @@ func (t *table) rowsOf(ctx context.Context, q querier, names []string, key *stri
 	return r, nil
 }
 
-const values = ` (name, key, kind, rate, period, capacity, max_reserved, shards, start, slots, enabled, until, note, every, zone, anchor, at_once, lease)
+const values = ` (name, key, kind, rate, period, capacity, max_reserved, shards, start, slots, enabled, until, note, every, zone, anchor, at_once, lease, mode)
 VALUES ($1::text, $2::text, $3::text, $4::float8, $5::float8 * interval '1 microsecond', $6::float8, $7::float8,
 	$8::int4, $9::timestamptz, $10::int4, $11::bool, $12::timestamptz, $13::text, $14::text, $15::text, $16::text::date,
-	$17::int4, $18::float8 * interval '1 microsecond')`
+	$17::int4, $18::float8 * interval '1 microsecond', $19::text)`
 
 const update = ` DO UPDATE SET kind = excluded.kind, rate = excluded.rate, period = excluded.period, capacity = excluded.capacity,
 	max_reserved = excluded.max_reserved, shards = excluded.shards, start = excluded.start, slots = excluded.slots,
 	every = excluded.every, zone = excluded.zone, anchor = excluded.anchor,
-	at_once = excluded.at_once, lease = excluded.lease,
+	at_once = excluded.at_once, lease = excluded.lease, mode = excluded.mode,
 	enabled = excluded.enabled, until = excluded.until, note = excluded.note`
 
 const (
@@ -271,7 +277,7 @@ const (
 func (t *table) publish(ctx context.Context, q querier, p *published) error {
 	if l := p.slots; l != nil {
 		_, err := q.Exec(ctx, t.sql(putPublished), l.Name, nil, p.kind(), nil, nil, nil, nil, nil, nil, nil, true, nil, nil, nil, nil, nil,
-			int32(l.Limit), float64(l.Lease.Microseconds()))
+			int32(l.Limit), float64(l.Lease.Microseconds()), nil)
 		return fault("publish", err)
 	}
 	d := &p.Definition
@@ -284,7 +290,7 @@ func (t *table) publish(ctx context.Context, q querier, p *published) error {
 		every, zone, anchor = notZero(d.Every.String()), &d.Zone, notZero(d.Anchor.String())
 	}
 	_, err := q.Exec(ctx, t.sql(putPublished), d.Name, nil, d.Kind.String(), d.Rate, float64(d.Period.Microseconds()), capacity, d.MaxReserved,
-		int32(d.Shards), orNull(d.Start), notZero(int32(d.Slots)), true, nil, nil, every, zone, anchor, nil, nil)
+		int32(d.Shards), orNull(d.Start), notZero(int32(d.Slots)), true, nil, nil, every, zone, anchor, nil, nil, nil)
 	return fault("publish", err)
 }
 
@@ -293,9 +299,13 @@ func (t *table) set(ctx context.Context, q querier, e *Entry) error {
 	if e.All {
 		sql, key = putAll, nil
 	}
+	var mode *string
+	if e.Mode != 0 {
+		mode = notZero(e.Mode.String())
+	}
 	_, err := q.Exec(ctx, t.sql(sql), e.Name, key, nil, notZero(e.Rate), notZero(float64(e.Period.Microseconds())), stored(e.Capacity), stored(e.MaxReserved),
 		nil, nil, notZero(int32(e.Slots)), !e.Off, orNull(e.Until), notZero(e.Note), nil, nil, nil,
-		notZero(int32(e.AtOnce)), notZero(float64(e.Lease.Microseconds())))
+		notZero(int32(e.AtOnce)), notZero(float64(e.Lease.Microseconds())), mode)
 	return fault("set an override", err)
 }
 

@@ -78,6 +78,14 @@ type reading struct {
 	at        time.Time // on the clock that decides
 }
 
+// breaks notes that a row of a name cannot be.
+func (r *reading) breaks(name string, err error) {
+	if r.broken == nil {
+		r.broken = map[string][]error{}
+	}
+	r.broken[name] = append(r.broken[name], err)
+}
+
 // with returns the view when a reading was made, which the process asked for at an instant;
 // and the names that it tells of.
 func (v *view) with(r *reading, asked time.Time) (after *view, names []string) {
@@ -177,30 +185,54 @@ func (v *view) used(e *entry, clock func() time.Time) *entry {
 	return e
 }
 
-// choose returns the limit that holds for a key.
-func (v *view) choose(limit ratelimit.Limit, key string, clock func() time.Time) ratelimit.Limit {
+// choose has a request go by what holds for its key.
+func (v *view) choose(r *ratelimit.Request, clock func() time.Time) {
 	if v == nil {
-		return limit
+		return
 	}
-	f := v.limits[ratelimit.NameOf(limit)]
+	f := v.limits[ratelimit.NameOf(r.Limit)]
 	if f == nil {
-		return limit
+		return
 	}
-	all, own := v.used(f.all, clock), v.used(f.keys[key], clock)
+	all, own := v.used(f.all, clock), v.used(f.keys[r.Key], clock)
+	if own == nil && all == nil {
+		return
+	}
+	setMode(r, own, all)
 	if own == nil {
 		own = all
 	}
-	if own == nil {
-		return limit
-	}
-	b := f.baseOf(limit, all)
+	b := f.baseOf(r.Limit, all)
 	if b == nil {
-		return limit
+		return
 	}
 	if c := own.chosen.Load(); c != nil && c.base == b {
-		return c.limit
+		r.Limit = c.limit
+	} else {
+		r.Limit = own.make(b)
 	}
-	return own.make(b)
+}
+
+// setMode gives a request the mode of its key's own override or of that for all keys, which are
+// nil if they are not in use.
+func setMode(r *ratelimit.Request, own, all *entry) {
+	from := own
+	if own == nil || own.Mode == 0 {
+		from = all
+	}
+	if from == nil || from.Mode == 0 {
+		return
+	}
+	r.Mode, r.RefusedUntil = from.Mode, time.Time{}
+	until := from.until
+	if until != 0 && from == own && all != nil && all.Mode == from.Mode { // which goes on
+		if until = max(until, all.until); all.until == 0 {
+			until = 0
+		}
+	}
+	if from.Mode == ratelimit.ModeRefuse && until != 0 {
+		r.RefusedUntil = time.UnixMicro(until).UTC()
+	}
 }
 
 // inFlight returns the limit that holds for a key.

@@ -25,6 +25,7 @@ type seen struct {
 	PausedUntil                         *time.Time
 	FullAt                              time.Time
 	Overridden                          bool
+	Mode                                string
 }
 
 func viewAt(tb testing.TB, db *pgtest.DB, at time.Time, where string) []seen {
@@ -135,6 +136,9 @@ func (h *history) step() {
 		if h.rand.IntN(3) == 0 && limit.Definition().Every == 0 {
 			o.Period = time.Duration(20+h.rand.IntN(90)) * time.Second
 		}
+		if h.rand.IntN(3) == 0 {
+			o.Mode = ratelimit.Mode(h.rand.IntN(4))
+		}
 		h.log = append(h.log, fmt.Sprintf("%+v", o))
 		if h.rand.IntN(3) == 0 {
 			err = h.c.SetAll(ctx, name, o)
@@ -180,16 +184,19 @@ func (h *history) compare() {
 		for ratelimit.NameOf(kinds[i]) != row.Name {
 			i++
 		}
-		limit := h.c.For(kinds[i], row.Key).Limit
-		for want, err := range h.store.Rows(h.Context(), limit, ratelimit.Page{Prefix: row.Key, Most: 1}) {
+		holds := h.c.For(kinds[i], row.Key)
+		if row.Mode != holds.Mode.String() {
+			h.Errorf("%q of %q: got mode %s, want %v", row.Key, row.Name, row.Mode, holds.Mode)
+		}
+		for want, err := range h.store.Rows(h.Context(), holds.Limit, ratelimit.Page{Prefix: row.Key, Most: 1}) {
 			must(h, err)
 			h.same(row, want)
 		}
-		if row.Value < 1 || row.PausedUntil != nil {
+		if row.Value < 1 || row.PausedUntil != nil || row.Mode == "refuse" {
 			short++
 		}
 	}
-	if got := len(viewAt(h, h.db, h.now, "WHERE value < 1 OR paused_until IS NOT NULL")); got != short {
+	if got := len(viewAt(h, h.db, h.now, "WHERE value < 1 OR paused_until IS NOT NULL OR mode = 'refuse'")); got != short {
 		h.Errorf("got %d that are short, want %d", got, short)
 	}
 }

@@ -87,7 +87,7 @@ func (m *Middleware) refusal(e Event) (after int64, p problem) {
 	}
 	after = m.retryAfter(e.Result)
 	p.Detail = fmt.Sprintf("Try again in %d s.", after)
-	for _, s := range e.Result.Each() {
+	for _, s := range edge.Told(e.Result) {
 		if !s.OK {
 			p.Violated = append(p.Violated, ratelimit.NameOf(s.Request.Limit))
 		}

@@ -1,8 +1,11 @@
 package httplimit_test
 
 import (
+	"io"
 	"net/http"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/catalog"
@@ -53,5 +56,53 @@ func TestCatalog(t *testing.T) {
 	requests, err := m.Requests(get("/", "X-User", "alice"))
 	if err != nil || len(requests) != 1 || requests[0].Limit.Definition().Capacity != 50 {
 		t.Errorf("for a handler's own transaction: got %v, %v", requests, err)
+	}
+}
+
+func body(t *testing.T, resp *http.Response) string {
+	t.Helper()
+	text, err := io.ReadAll(resp.Body)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(text)
+}
+
+// A policy in shadow answers nobody with 429, and no client is told of it; one in refuse answers
+// all, and says nothing of those that were not asked.
+func TestModes(t *testing.T) {
+	limits, err := catalog.NewInMemory(&catalog.Config{Logger: discardLogs})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx := t.Context()
+	strict := ratelimit.FixedWindow{Name: "strict", Rate: 2, Period: time.Hour}
+	if err := limits.Publish(ctx, perMinute, strict); err != nil {
+		t.Fatal(err)
+	}
+	if err := limits.SetAll(ctx, "strict", catalog.Override{Mode: ratelimit.ModeShadow}); err != nil {
+		t.Fatal(err)
+	}
+	h := newMiddleware(t, memstore.New(newClock().Now), httplimit.Config{Catalog: limits, Policies: []httplimit.Policy{
+		{Limit: perMinute, Key: byUser}, {Limit: strict, Key: byUser},
+	}}).Handler(&answering{})
+	for range 3 { // of which strict would refuse the last
+		resp := serve(h, get("/", "X-User", "alice"))
+		wantStatus(t, resp, http.StatusOK)
+		wantHeader(t, resp, "RateLimit-Policy", `"per_minute";q=3;w=18`)
+	}
+	resp := serve(h, get("/", "X-User", "alice"))
+	wantStatus(t, resp, http.StatusTooManyRequests)
+	if text := body(t, resp); strings.Contains(text, "strict") || !strings.Contains(text, "per_minute") {
+		t.Errorf("got %s", text)
+	}
+	if err := limits.SetAll(ctx, "strict", catalog.Override{Mode: ratelimit.ModeRefuse}); err != nil {
+		t.Fatal(err)
+	}
+	resp = serve(h, get("/", "X-User", "bob"))
+	wantStatus(t, resp, http.StatusTooManyRequests)
+	wantHeader(t, resp, "Retry-After", "60")
+	if text := body(t, resp); !strings.Contains(text, "strict") || strings.Contains(text, "per_minute") {
+		t.Errorf("got %s", text)
 	}
 }

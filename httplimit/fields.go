@@ -67,7 +67,7 @@ func (m *Middleware) setFields(h http.Header, e Event) {
 	if m.config.Fields&Draft11 != 0 {
 		m.setDraft11(h, e)
 	}
-	if m.config.Fields&Triple != 0 && result.Request.Limit != nil {
+	if m.config.Fields&Triple != 0 && result.Request.Limit != nil && result.Request.Mode != ratelimit.ModeShadow {
 		h.Set("RateLimit-Limit", strconv.FormatInt(int64(result.Capacity), 10))
 		h.Set("RateLimit-Remaining", strconv.FormatInt(remaining(result.Status), 10))
 		h.Set("RateLimit-Reset", strconv.FormatInt(seconds(effectiveWindow(result.Status)), 10))
@@ -81,7 +81,7 @@ func (m *Middleware) setDraft11(h http.Header, e Event) {
 		policy, limit := m.full(full.Slot)
 		policies, limits = httpsfv.List{policy}, httpsfv.List{limit}
 	}
-	for _, s := range e.Result.Each() {
+	for _, s := range edge.Told(e.Result) {
 		d := s.Request.Limit.Definition()
 		policy := httpsfv.NewItem(d.Name)
 		policy.Params.Add("q", int64(d.Capacity))

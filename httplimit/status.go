@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/edge"
 )
 
 // PredictJS is a JavaScript module, of less than 3 KB and without dependencies, by which a page
@@ -33,10 +34,11 @@ type LimitStatus struct {
 	PausedUntil time.Time // the end of a pause; zero without one, and then 0 in JSON
 }
 
-// LimitsOf returns the status of the limits of a call, in its order.
+// LimitsOf returns the status of the limits of a call, in its order, but for those that are not
+// enforced, which are not the client's matter: in ModeShadow, or not asked.
 func LimitsOf(result ratelimit.Result) []LimitStatus {
 	limits := make([]LimitStatus, 0, 1)
-	for _, s := range result.Each() {
+	for _, s := range edge.Told(result) {
 		d := s.Request.Limit.Definition()
 		if d.Every != 0 { // a client does not know its edges
 			d.Period = 0

@@ -91,6 +91,11 @@ func (s *Store) CheckEach(ctx context.Context, requests ...ratelimit.Request) ([
 	if err := scope.usable(ctx); err != nil {
 		return nil, err
 	}
+	if decide.Moded(requests) {
+		return decide.EachByMode(s.now(), requests, func(left []ratelimit.Request) ([]ratelimit.Status, error) {
+			return s.CheckEach(ctx, left...)
+		})
+	}
 	call, err := decide.NewChecks(requests...)
 	if err == nil {
 		err = scope.seen.NoteCall(&call)

@@ -23,26 +23,52 @@ func verbOf(reserve bool) ratelimit.Verb {
 
 func (s scope) take(ctx context.Context, reserve bool, requests []ratelimit.Request) (result ratelimit.Result, err error) {
 	w := s.watch(ctx, verbOf(reserve), requests...)
-	call, err := decide.New(reserve, requests...)
-	result, err = s.takeCall(ctx, call, err)
+	result, err = s.takeAll(ctx, reserve, requests)
 	w.Tell(&result, err)
 	return result, err
 }
 
+func (s scope) takeAll(ctx context.Context, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+	if decide.Moded(requests) {
+		return s.byMode(ctx, decide.All, requests, func(left []ratelimit.Request) (ratelimit.Result, error) {
+			return s.takeAll(ctx, reserve, left)
+		})
+	}
+	call, err := decide.New(reserve, requests...)
+	return s.takeCall(ctx, call, err)
+}
+
 func (s scope) takeAtMost(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) {
 	w := s.watch(ctx, ratelimit.VerbAllowAtMost, r)
-	call, err := decide.NewAtMost(r)
-	result, err := s.takeCall(ctx, call, err)
+	result, err := s.choose(ctx, decide.AtMost, []ratelimit.Request{r})
 	w.Tell(&result, err)
 	return result, err
 }
 
 func (s scope) takeFirst(ctx context.Context, requests []ratelimit.Request) (ratelimit.Result, error) {
 	w := s.watch(ctx, ratelimit.VerbAllowFirst, requests...)
-	call, err := decide.NewFirst(requests...)
-	result, err := s.takeCall(ctx, call, err)
+	result, err := s.choose(ctx, decide.First, requests)
 	w.Tell(&result, err)
 	return result, err
+}
+
+// choose decides a call that takes at most so many, or from the first that can grant.
+func (s scope) choose(ctx context.Context, verb decide.Verb, requests []ratelimit.Request) (ratelimit.Result, error) {
+	if decide.Moded(requests) {
+		return s.byMode(ctx, verb, requests, func(left []ratelimit.Request) (ratelimit.Result, error) {
+			return s.choose(ctx, verb, left)
+		})
+	}
+	call, err := decide.NewChoice(verb, requests)
+	return s.takeCall(ctx, call, err)
+}
+
+// byMode decides a call of requests in modes by ask, which decides one without.
+func (s scope) byMode(ctx context.Context, verb decide.Verb, requests []ratelimit.Request, ask func([]ratelimit.Request) (ratelimit.Result, error)) (ratelimit.Result, error) {
+	if err := s.usable(ctx); err != nil {
+		return ratelimit.Result{}, err
+	}
+	return decide.ByMode(verb, s.now(), requests, ask)
 }
 
 // takeCall decides a call that decide has made.
@@ -71,6 +97,11 @@ func (s scope) check(ctx context.Context, reserve bool, requests []ratelimit.Req
 	defer func() { w.Tell(&result, err) }()
 	if err := s.usable(ctx); err != nil {
 		return ratelimit.Result{}, err
+	}
+	if decide.Moded(requests) {
+		return s.byMode(ctx, decide.Look, requests, func(left []ratelimit.Request) (ratelimit.Result, error) {
+			return s.check(ctx, reserve, left)
+		})
 	}
 	call, err := decide.New(reserve, requests...)
 	if err == nil {

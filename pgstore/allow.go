@@ -1,6 +1,7 @@
 package pgstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 
@@ -113,8 +114,7 @@ func (s *Store) Take(ctx context.Context, requests ...ratelimit.Request) error {
 // one round trip, granted or not. In all else it is [Store.AllowTx].
 func (s *Store) AllowAtMostTx(ctx context.Context, tx pgx.Tx, r ratelimit.Request) (ratelimit.Result, error) {
 	w := s.parts().watch(ctx, ratelimit.VerbAllowAtMost, ratelimit.FormTx, r)
-	call, err := decide.NewAtMost(r)
-	result, err := s.parts().takeMade(ctx, tx, call, err)
+	result, err := s.parts().chooseTx(ctx, tx, decide.AtMost, []ratelimit.Request{r})
 	w.Tell(&result, err)
 	return result, err
 }
@@ -123,8 +123,7 @@ func (s *Store) AllowAtMostTx(ctx context.Context, tx pgx.Tx, r ratelimit.Reques
 // others take from the row at the same time.
 func (s *Store) AllowAtMost(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) {
 	w := s.parts().later(ctx, ratelimit.VerbAllowAtMost, r)
-	call, err := decide.NewAtMost(r)
-	result, err := s.parts().decideCall(ctx, &w, call, err)
+	result, err := s.parts().choose(ctx, &w, decide.AtMost, []ratelimit.Request{r})
 	w.Tell(&result, err)
 	return result, err
 }
@@ -142,8 +141,7 @@ func (s *Store) AllowAtMost(ctx context.Context, r ratelimit.Request) (ratelimit
 // calls, so that two of them do not deadlock. In all else it is [Store.AllowTx].
 func (s *Store) AllowFirstTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	w := s.parts().watch(ctx, ratelimit.VerbAllowFirst, ratelimit.FormTx, requests...)
-	call, err := decide.NewFirst(requests...)
-	result, err := s.parts().takeMade(ctx, tx, call, err)
+	result, err := s.parts().chooseTx(ctx, tx, decide.First, requests)
 	w.Tell(&result, err)
 	return result, err
 }
@@ -151,8 +149,7 @@ func (s *Store) AllowFirstTx(ctx context.Context, tx pgx.Tx, requests ...ratelim
 // AllowFirst is [Store.AllowFirstTx] on its own.
 func (s *Store) AllowFirst(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	w := s.parts().later(ctx, ratelimit.VerbAllowFirst, requests...)
-	call, err := decide.NewFirst(requests...)
-	result, err := s.parts().decideCall(ctx, &w, call, err)
+	result, err := s.parts().choose(ctx, &w, decide.First, requests)
 	w.Tell(&result, err)
 	return result, err
 }
@@ -224,16 +221,44 @@ func (s *Store) ReserveFunc(ctx context.Context, requests []ratelimit.Request, d
 }
 
 // decide decides a call on its own.
-func (s Store) decide(ctx context.Context, reserve bool, requests []ratelimit.Request) (result ratelimit.Result, err error) {
+func (s Store) decide(ctx context.Context, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
 	w := s.later(ctx, taking(reserve), requests...)
-	if s.memory != nil {
-		result, err = s.memory.decide(ctx, &w, reserve, requests)
-	} else {
-		call, bad := decide.New(reserve, requests...)
-		result, err = s.decideCall(ctx, &w, call, bad)
-	}
+	result, err := s.decideAll(ctx, &w, reserve, requests)
 	w.Tell(&result, err)
 	return result, err
+}
+
+func (s Store) decideAll(ctx context.Context, w *watch.Watch, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+	if decide.Moded(requests) {
+		return s.byMode(ctx, decide.All, requests, func(left []ratelimit.Request) (ratelimit.Result, error) {
+			return s.decideAll(ctx, w, reserve, left)
+		})
+	}
+	if s.memory != nil {
+		return s.memory.decide(ctx, w, reserve, requests)
+	}
+	call, err := decide.New(reserve, requests...)
+	return s.decideCall(ctx, w, call, err)
+}
+
+// choose decides on its own a call that takes at most so many, or from the first that can
+// grant.
+func (s Store) choose(ctx context.Context, w *watch.Watch, verb decide.Verb, requests []ratelimit.Request) (ratelimit.Result, error) {
+	if decide.Moded(requests) {
+		return s.byMode(ctx, verb, requests, func(left []ratelimit.Request) (ratelimit.Result, error) {
+			return s.choose(ctx, w, verb, left)
+		})
+	}
+	call, err := decide.NewChoice(verb, requests)
+	return s.decideCall(ctx, w, call, err)
+}
+
+// byMode decides on its own a call of requests in modes by ask, which decides one without.
+func (s Store) byMode(ctx context.Context, verb decide.Verb, requests []ratelimit.Request, ask func([]ratelimit.Request) (ratelimit.Result, error)) (ratelimit.Result, error) {
+	if err := cmp.Or(s.base.usable(), ctx.Err()); err != nil {
+		return ratelimit.Result{}, err
+	}
+	return decide.ByMode(verb, s.base.now(), requests, ask)
 }
 
 // decideCall decides on its own a call that decide has made.
@@ -253,6 +278,11 @@ func (s Store) check(ctx context.Context, reserve bool, requests []ratelimit.Req
 	defer func() { w.Tell(&result, err) }()
 	if err := s.base.usable(); err != nil {
 		return ratelimit.Result{}, err
+	}
+	if decide.Moded(requests) {
+		return s.byMode(ctx, decide.Look, requests, func(left []ratelimit.Request) (ratelimit.Result, error) {
+			return s.check(ctx, reserve, left)
+		})
 	}
 	call, err := decide.New(reserve, requests...)
 	if err != nil {

@@ -158,6 +158,14 @@ func taking(reserve bool) ratelimit.Verb {
 	return ratelimit.VerbAllow
 }
 
+// now is the instant of what is decided without asking the database.
+func (b *base) now() time.Time {
+	if now := b.clock(); now != nil {
+		return *now
+	}
+	return time.Now().UTC().Truncate(time.Microsecond)
+}
+
 // usable is the error of a Store that did not come from New.
 func (b *base) usable() error {
 	if b == nil {

@@ -201,11 +201,13 @@ func (o op) seen() (requests []ratelimit.Request) {
 	case settle, cancel, prune:
 		return nil
 	case allow, reserve, check, checkReserve:
-		call, _ = decide.New(o.verb == reserve || o.verb == checkReserve, o.requests...)
+		call = o.asked(decide.All, func(requests []ratelimit.Request) (decide.Call, error) {
+			return decide.New(o.verb == reserve || o.verb == checkReserve, requests...)
+		})
 	case atMost:
-		call, _ = decide.NewAtMost(o.requests[0])
+		call = o.asked(decide.AtMost, func(requests []ratelimit.Request) (decide.Call, error) { return decide.NewAtMost(requests[0]) })
 	case first:
-		call, _ = decide.NewFirst(o.requests...)
+		call = o.asked(decide.First, func(requests []ratelimit.Request) (decide.Call, error) { return decide.NewFirst(requests...) })
 	case pause:
 		if o.lasts > 0 {
 			return []ratelimit.Request{o.requests[0].Limit.ForN(o.requests[0].Key, 0)}
@@ -219,6 +221,26 @@ func (o op) seen() (requests []ratelimit.Request) {
 		requests = append(requests, call.Asks[i].Limit.ForN(call.Asks[i].Key, 0))
 	}
 	return requests
+}
+
+// asked returns the call that a store is asked, made of the requests that it has by their
+// modes; none if they are refused at once.
+func (o op) asked(v decide.Verb, make func([]ratelimit.Request) (decide.Call, error)) (call decide.Call) {
+	requests := o.requests
+	if o.verb == atMost {
+		requests = requests[:1]
+	}
+	modes, err := decide.NewModes(v, o.at, requests)
+	if err != nil {
+		return call
+	}
+	_, _ = modes.Decide(func(left []ratelimit.Request) (result ratelimit.Result, err error) {
+		if result.OK = true; len(left) > 0 {
+			call, err = make(left)
+		}
+		return result, err
+	})
+	return call
 }
 
 // model is a memstore that can go back to an earlier point of its history, as
@@ -278,8 +300,10 @@ func (m *model) rewind(ctx context.Context, n int) {
 			m.play(ctx, p.op)
 			continue
 		}
-		for _, r := range p.seen() { // all the same
-			_, _ = m.store.CheckReserve(ctx, r)
+		for _, r := range p.seen() { // all the same, up to one whose name is of another kind
+			if _, err := m.store.CheckReserve(ctx, r); err != nil {
+				break
+			}
 		}
 	}
 }
@@ -382,6 +406,8 @@ func (c *tally) lacking(n int) []string {
 		"settled for less", "settled for more", "not settled", "settled from text",
 		"calendar granted", "calendar refused", "calendar ahead", "calendar cancelled", "calendar paused",
 		"granted above", "refused above", "crossed",
+		"shadowed", "shadowed of several", "shadowed reserved", "shadowed at most", "shadowed first", "not shadowed",
+		"settled of nothing", "refused by mode", "refused until",
 		"at most some", "at most all", "at most none", "first of several", "second of several", "none of several",
 		"sliding granted", "sliding refused", "sliding ahead", "sliding cancelled", "sliding credited",
 		"sliding settled for less", "sliding settled for more", "sliding at most some", "sliding chosen",
@@ -498,6 +524,9 @@ func (h *history) step(v verbs) {
 	if !takes || a.err != nil || a.result.OK || a.result.RetryAfter > ratelimit.MaxSpan {
 		return
 	}
+	if slices.ContainsFunc(o.requests, func(r ratelimit.Request) bool { return r.Mode == ratelimit.ModeRefuse }) { // which promises nothing
+		return
+	}
 	h.retryAt = a.result.RetryAt
 	if v, ok := v.(txVerbs); ok {
 		// Behind a savepoint, so that the wait may be of any length.
@@ -565,29 +594,38 @@ func (h *history) count(o op, a reply) {
 		sliding = slides(ratelimit.NameOf(h.results[o.target].Request.Limit))
 	}
 	for k, is := range map[string]bool{
-		"calls":              true,
-		string(o.verb):       true,
-		"granted":            asked && a.result.OK,
-		"refused":            asked && a.err == nil && !a.result.OK,
-		"several granted":    several && a.result.OK,
-		"several refused":    several && !a.result.OK,
-		"same key twice":     asked && a.err == nil && len(a.result.Each()) < len(o.requests),
-		"in debt":            o.verb == reserve && a.result.OK && a.result.RetryAfter > 0,
-		"never":              errors.Is(a.err, ratelimit.ErrExceedsCapacity),
-		"cancelled":          o.verb == cancel && a.said,
-		"not cancelled":      o.verb == cancel && !a.said,
-		"paused":             o.verb == pause && a.err == nil,
-		"not paused":         o.verb == pause && a.err != nil,
-		"while paused":       asked && !a.result.PausedUntil.IsZero(),
-		"pruned rows":        a.pruned > 0,
-		"calendar granted":   calendar && asked && a.result.OK,
-		"calendar refused":   calendar && asked && !a.result.OK,
-		"calendar ahead":     calendar && o.verb == reserve && a.result.OK && a.result.RetryAfter > 0,
-		"calendar cancelled": calendar && o.verb == cancel && a.said,
-		"calendar paused":    calendar && asked && !a.result.PausedUntil.IsZero(),
-		"granted above":      a.result.OK && a.result.Request.Floor > 0 && a.result.Taken > 0,
-		"refused above":      asked && a.err == nil && !a.result.OK && a.result.Request.Floor > 0,
-		"crossed":            a.result.Crossed(0.8),
+		"calls":               true,
+		string(o.verb):        true,
+		"granted":             asked && a.result.OK,
+		"refused":             asked && a.err == nil && !a.result.OK,
+		"several granted":     several && a.result.OK,
+		"several refused":     several && !a.result.OK,
+		"same key twice":      asked && a.err == nil && len(a.result.Each()) < len(o.requests),
+		"in debt":             o.verb == reserve && a.result.OK && a.result.RetryAfter > 0,
+		"never":               errors.Is(a.err, ratelimit.ErrExceedsCapacity),
+		"cancelled":           o.verb == cancel && a.said,
+		"not cancelled":       o.verb == cancel && !a.said,
+		"paused":              o.verb == pause && a.err == nil,
+		"not paused":          o.verb == pause && a.err != nil,
+		"while paused":        asked && !a.result.PausedUntil.IsZero(),
+		"pruned rows":         a.pruned > 0,
+		"calendar granted":    calendar && asked && a.result.OK,
+		"calendar refused":    calendar && asked && !a.result.OK,
+		"calendar ahead":      calendar && o.verb == reserve && a.result.OK && a.result.RetryAfter > 0,
+		"calendar cancelled":  calendar && o.verb == cancel && a.said,
+		"calendar paused":     calendar && asked && !a.result.PausedUntil.IsZero(),
+		"granted above":       a.result.OK && a.result.Request.Floor > 0 && a.result.Taken > 0,
+		"refused above":       asked && a.err == nil && !a.result.OK && a.result.Request.Floor > 0,
+		"crossed":             a.result.Crossed(0.8),
+		"shadowed":            a.result.Shadowed,
+		"shadowed of several": a.result.Shadowed && several,
+		"shadowed reserved":   o.verb == reserve && a.result.Shadowed && a.result.Each()[0].OK,
+		"shadowed at most":    o.verb == atMost && a.result.Shadowed,
+		"shadowed first":      of && a.result.Shadowed,
+		"not shadowed":        asked && a.result.OK && a.result.Request.Mode == ratelimit.ModeShadow && !a.result.Shadowed,
+		"settled of nothing":  settled && a.err == nil && slices.ContainsFunc(receipt.Payments(h.results[o.target].Receipt), func(p receipt.Payment) bool { return p.IsNothing() }),
+		"refused by mode":     asked && !a.result.OK && a.result.Request.Mode == ratelimit.ModeRefuse,
+		"refused until":       asked && !a.result.OK && a.result.Request.Mode == ratelimit.ModeRefuse && !a.result.Request.RefusedUntil.IsZero(),
 
 		"settled for less":  less,
 		"settled for more":  more,
@@ -655,7 +693,7 @@ func sameStatus(got, want ratelimit.Status) error {
 	switch {
 	case !exact.At.Equal(wantExact.At) || !exact.PausedUntil.Equal(wantExact.PausedUntil):
 		return fmt.Errorf("at %v, paused until %v, want %v, %v", got.At, got.PausedUntil, want.At, want.PausedUntil)
-	case exact.Request != wantExact.Request || exact.Taken != wantExact.Taken || exact.OK != wantExact.OK || exact.Remaining != wantExact.Remaining || exact.Capacity != wantExact.Capacity:
+	case exact.Request != wantExact.Request || exact.Taken != wantExact.Taken || exact.Shadowed != wantExact.Shadowed || exact.OK != wantExact.OK || exact.Remaining != wantExact.Remaining || exact.Capacity != wantExact.Capacity:
 		return fmt.Errorf("status %+v, want %+v", exact, wantExact)
 	case math.Abs(got.Value-want.Value) > slack:
 		return fmt.Errorf("value %v, want %v", got.Value, want.Value)
@@ -775,6 +813,9 @@ func (g *generator) next(m *model) op {
 	if !slices.Contains([]verb{reserve, checkReserve, credit}, o.verb) || g.rand.IntN(10) == 0 { // of which it is an error
 		g.keep(o.requests)
 	}
+	if slices.Contains([]verb{allow, reserve, check, checkReserve, atMost, first}, o.verb) && g.rand.IntN(3) == 0 {
+		g.mode(o.requests)
+	}
 	o.lasts = time.Duration((g.rand.Float64()*3 - 0.5) * float64(g.period)) // not in whole microseconds
 	switch {
 	case o.verb == pause:
@@ -805,6 +846,17 @@ func (g *generator) keep(requests []ratelimit.Request) {
 	for i := range requests {
 		if g.rand.IntN(4) == 0 {
 			requests[i] = requests[i].Above(pick(g.rand, 0.2, 0.5, 1, g.rand.Float64(), 1.0/3))
+		}
+	}
+}
+
+// mode has some of the requests in a mode.
+func (g *generator) mode(requests []ratelimit.Request) {
+	for i := range requests {
+		requests[i] = requests[i].In(pick(g.rand, 0, ratelimit.ModeEnforce, ratelimit.ModeShadow, ratelimit.ModeShadow, ratelimit.ModeShadow))
+		if g.rand.IntN(8) == 0 {
+			requests[i] = requests[i].In(ratelimit.ModeRefuse)
+			requests[i].RefusedUntil = pick(g.rand, time.Time{}, g.now, g.now.Add(-g.period), g.now.Add(time.Microsecond), g.now.Add(g.period))
 		}
 	}
 }

@@ -166,7 +166,7 @@ func (m *memory) claimSeen(reserve bool, requests []ratelimit.Request) *claim {
 // granted on their own, if it is worth prefetching with them: false if that is refused.
 func (m *memory) claimFor(ctx context.Context, call *decide.Call) (c *claim, refused ratelimit.Result, err error) {
 	c = m.claim(call)
-	if m == nil || !c.none() || len(call.Asks) > 1 {
+	if m == nil || !c.none() || len(call.Asks) != 1 {
 		return c, refused, nil
 	}
 	a := call.Asks[0]
@@ -191,7 +191,7 @@ func (m *memory) claimFor(ctx context.Context, call *decide.Call) (c *claim, ref
 
 // worth reports whether a call is worth a statement of its own, which prefetches.
 func (m *memory) worth(call *decide.Call) bool {
-	if m == nil || len(call.Asks) > 1 {
+	if m == nil || len(call.Asks) != 1 {
 		return false
 	}
 	a := &call.Asks[0]

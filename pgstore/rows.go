@@ -25,6 +25,11 @@ func (s *Store) CheckEach(ctx context.Context, requests ...ratelimit.Request) (s
 	if err := s.usable(); err != nil {
 		return nil, err
 	}
+	if decide.Moded(requests) {
+		return decide.EachByMode(s.now(), requests, func(left []ratelimit.Request) ([]ratelimit.Status, error) {
+			return s.CheckEach(ctx, left...)
+		})
+	}
 	call, err := decide.NewChecks(requests...)
 	if err == nil {
 		err = s.seen.NoteCall(&call)

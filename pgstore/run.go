@@ -43,7 +43,7 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 	if do == nil {
 		return ratelimit.Result{}, errNilFunc
 	}
-	made, err := r.runWatched(ctx, &w, reserve, requests, do)
+	made, err := r.runModes(ctx, &w, reserve, requests, do)
 	told = &made
 	if err != nil && made.OK { // it was rolled back, so there is nothing to cancel
 		return ratelimit.Result{}, err
@@ -51,8 +51,45 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 	return made, err
 }
 
-// runWatched is run, and returns also what was granted and rolled back.
-func (r *runner) runWatched(ctx context.Context, w *watch.Watch, reserve bool, requests []ratelimit.Request, do func(pgx.Tx, ratelimit.Result) error) (result ratelimit.Result, err error) {
+// runModes is run, and returns also what was granted and rolled back.
+func (r *runner) runModes(ctx context.Context, w *watch.Watch, reserve bool, requests []ratelimit.Request, do func(pgx.Tx, ratelimit.Result) error) (ratelimit.Result, error) {
+	if decide.Moded(requests) {
+		return r.runByMode(ctx, w, reserve, requests, do)
+	}
+	return r.runWatched(ctx, w, reserve, requests, false, do)
+}
+
+// runByMode is run of requests in modes. A limit that is in ModeShadow and refuses has been
+// asked in vain before the function runs.
+func (r *runner) runByMode(ctx context.Context, w *watch.Watch, reserve bool, requests []ratelimit.Request, do func(pgx.Tx, ratelimit.Result) error) (ratelimit.Result, error) {
+	m, err := decide.NewModes(decide.All, r.now(), requests)
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	var told ratelimit.Result
+	result, err := m.Decide(func(left []ratelimit.Request) (ratelimit.Result, error) {
+		result, err := r.runWatched(ctx, w, reserve, left, len(left) == 0, func(tx pgx.Tx, result ratelimit.Result) error {
+			told = m.Told(result)
+			return do(tx, told)
+		})
+		if errors.Is(err, ratelimit.ErrRefused) && !result.OK && result.Request.Limit != nil { // and not the function
+			err = nil
+		}
+		return result, err
+	})
+	switch {
+	case result.OK: // perhaps rolled back
+		return told, err
+	case err != nil:
+		return result, err
+	}
+	told = m.Told(result)
+	return told, told.Err()
+}
+
+// runWatched is run of requests that are all enforced; if there are none, and need be none, of
+// a transaction that takes nothing. It returns also what was granted and rolled back.
+func (r *runner) runWatched(ctx context.Context, w *watch.Watch, reserve bool, requests []ratelimit.Request, free bool, do func(pgx.Tx, ratelimit.Result) error) (result ratelimit.Result, err error) {
 	bounded := ctx
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
@@ -62,8 +99,10 @@ func (r *runner) runWatched(ctx context.Context, w *watch.Watch, reserve bool, r
 	var call decide.Call
 	c := r.memory.claimSeen(reserve, requests)
 	if c.none() {
-		if call, err = r.call(reserve, requests); err != nil {
-			return ratelimit.Result{}, err
+		if !free {
+			if call, err = r.call(reserve, requests); err != nil {
+				return ratelimit.Result{}, err
+			}
 		}
 		if r.pool == nil {
 			return ratelimit.Result{}, ErrNoPool
@@ -377,6 +416,9 @@ func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 	if a.claim.all() {
 		return a.beginHeld(ctx)
 	}
+	if len(a.call.Asks) == 0 {
+		return a.beginFree(ctx)
+	}
 	if a.call.OnLockedRows() {
 		return a.beginLocked(ctx)
 	}
@@ -426,6 +468,19 @@ func (a *attempt) beginHeld(ctx context.Context) (pgx.Tx, error) {
 	}
 	a.result = a.claim.result(ratelimit.Result{})
 	return tx, nil
+}
+
+// beginFree begins a transaction that takes nothing, whose ID is asked for.
+func (a *attempt) beginFree(ctx context.Context) (pgx.Tx, error) {
+	a.taken = try{base: a.base, call: a.call, taken: make([]table.Taken, 1)}
+	batch := a.line.begin()
+	table.QueueXid(batch, &a.taken.taken[0].Xid)
+	results := a.conn.SendBatch(ctx, batch)
+	if err := results.Close(); err != nil {
+		return results.Tx(), a.base.fault("begin", err)
+	}
+	a.result.OK = true
+	return results.Tx(), nil
 }
 
 // beginLocked begins a transaction that decides the call on its rows.
@@ -520,7 +575,10 @@ func (a *attempt) outcome(ctx context.Context) (became string, err error) {
 		if err == nil && now != "" && now == a.life {
 			return nil
 		}
-		wrote, err := a.base.table.Wrote(ctx, conn, &a.taken.changes[0], xid)
+		wrote := false
+		if err == nil && len(a.taken.changes) > 0 {
+			wrote, err = a.base.table.Wrote(ctx, conn, &a.taken.changes[0], xid)
+		}
 		if err == nil && !wrote {
 			became = table.Forgotten
 		}

@@ -23,6 +23,11 @@ func (b *base) takeTx(ctx context.Context, tx pgx.Tx, reserve bool, requests []r
 	if err := b.usableIn(tx); err != nil {
 		return ratelimit.Result{}, err
 	}
+	if decide.Moded(requests) {
+		return decide.ByMode(decide.All, b.now(), requests, func(left []ratelimit.Request) (ratelimit.Result, error) {
+			return b.takeTx(ctx, tx, reserve, left)
+		})
+	}
 	call, err := b.call(reserve, requests)
 	if err != nil {
 		return ratelimit.Result{}, err
@@ -30,11 +35,17 @@ func (b *base) takeTx(ctx context.Context, tx pgx.Tx, reserve bool, requests []r
 	return b.takeCall(ctx, tx, &call)
 }
 
-// takeMade decides in tx a call that decide has made.
-func (b *base) takeMade(ctx context.Context, tx pgx.Tx, call decide.Call, err error) (ratelimit.Result, error) {
+// chooseTx decides in tx a call that takes at most so many, or from the first that can grant.
+func (b *base) chooseTx(ctx context.Context, tx pgx.Tx, verb decide.Verb, requests []ratelimit.Request) (ratelimit.Result, error) {
 	if err := b.usableIn(tx); err != nil {
 		return ratelimit.Result{}, err
 	}
+	if decide.Moded(requests) {
+		return decide.ByMode(verb, b.now(), requests, func(left []ratelimit.Request) (ratelimit.Result, error) {
+			return b.chooseTx(ctx, tx, verb, left)
+		})
+	}
+	call, err := decide.NewChoice(verb, requests)
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
@@ -60,6 +71,11 @@ func (b *base) checkTx(ctx context.Context, tx pgx.Tx, reserve bool, requests []
 	defer func() { w.Tell(&result, err) }()
 	if err := b.usableIn(tx); err != nil {
 		return ratelimit.Result{}, err
+	}
+	if decide.Moded(requests) {
+		return decide.ByMode(decide.Look, b.now(), requests, func(left []ratelimit.Request) (ratelimit.Result, error) {
+			return b.checkTx(ctx, tx, reserve, left)
+		})
 	}
 	call, err := b.call(reserve, requests)
 	if err != nil {

@@ -344,7 +344,7 @@ func (m *Middleware) again(ctx context.Context, n note, requests []ratelimit.Req
 		return n, nil, err
 	}
 	for _, status := range result.Each() {
-		if status.PausedUntil.After(n.At) {
+		if status.Request.Mode != ratelimit.ModeShadow && status.PausedUntil.After(n.At) {
 			n = n.notBefore(jitter(status.PausedUntil, m.config.Jitter))
 		}
 	}

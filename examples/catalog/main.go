@@ -4,8 +4,8 @@
 //	go run ./examples/catalog
 //	go run ./examples/catalog --svg docs/catalog.svg   # and draws it
 //
-// Two customers ask far more often than their plan grants. After a while somebody runs one
-// INSERT, as in psql: acme may do five times as much, for nine seconds. Nothing is deployed,
+// Two customers ask far more often than their plan grants. After a while somebody types one
+// INSERT into psql: acme may do five times as much, for nine seconds. Nothing is deployed,
 // nothing restarted. The program looks into the catalog every 5 seconds, so the plan holds
 // within 5; it ends by itself at the very instant that was said. The other customer notices
 // nothing.
@@ -19,6 +19,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"strings"
 	"sync"
 	"time"
@@ -108,7 +109,7 @@ func measure(ctx context.Context, out io.Writer) (granted map[string][]int, rais
 	case <-ctx.Done():
 		return nil, 0, ctx.Err()
 	}
-	if _, err := db.Pool.Exec(ctx, raise); err != nil {
+	if err := byHand(ctx, db, out, raise); err != nil {
 		return nil, 0, err
 	}
 	raised = time.Since(begun)
@@ -120,6 +121,23 @@ func measure(ctx context.Context, out io.Writer) (granted map[string][]int, rais
 	}
 	t.print(out, raised)
 	return t.granted, raised, t.claims(out, raised)
+}
+
+// byHand runs a statement in psql, as somebody would; where there is no psql, on a connection.
+func byHand(ctx context.Context, db *demo.DB, out io.Writer, statement string) error {
+	path, err := exec.LookPath("psql")
+	if err != nil {
+		fmt.Fprintln(out, "there is no psql on this machine, so this is not typed, but sent on a connection:")
+		_, err := db.Pool.Exec(ctx, statement)
+		return err
+	}
+	psql := exec.CommandContext(ctx, path, "--no-psqlrc", "--quiet", "--set=ON_ERROR_STOP=1", "--dbname="+db.URL(), "--command="+statement)
+	psql.Env = append(os.Environ(), "PGOPTIONS=-c search_path="+db.Schema)
+	fmt.Fprintln(out, "typed into psql:")
+	if said, err := psql.CombinedOutput(); err != nil {
+		return fmt.Errorf("psql: %w: %s", err, said)
+	}
+	return nil
 }
 
 // ask asks for a customer until the context ends.

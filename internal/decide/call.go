@@ -151,7 +151,7 @@ func NewAtMost(r ratelimit.Request) (Call, error) {
 		return Call{}, err
 	}
 	d, asked := bucket.Definition(r.Limit.Definition()), r.Count
-	if r.Count = math.Floor(asked); r.Count < 1 {
+	if r.Count = wholeOf(asked); r.Count < 1 {
 		return Call{}, &ratelimit.FieldError{Limit: d.Name, Field: "Count", Value: asked, Reason: "must be at least 1, since whole tokens are taken"}
 	}
 	floor := kept(&r, &d)
@@ -163,6 +163,9 @@ func NewAtMost(r ratelimit.Request) (Call, error) {
 	}
 	return Call{Asks: []Ask{{Request: r, Definition: d, Floor: floor}}, asked: asked}, nil
 }
+
+// wholeOf is how many whole tokens a count has.
+func wholeOf(count float64) float64 { return math.Floor(count) }
 
 // NewFirst is the call that takes from the first of the limits that can grant. Those
 // that never can are left out; its errors, if there is no other, are those of New.
@@ -177,7 +180,7 @@ func NewFirst(requests ...ratelimit.Request) (Call, error) {
 			return Call{}, err
 		}
 		if len(call.Asks) == had {
-			return Call{}, &ratelimit.FieldError{Limit: ratelimit.NameOf(r.Limit), Field: "Requests", Value: i, Reason: "is for a limit and key that another one is for"}
+			return Call{}, twice(i, r)
 		}
 		if err := call.Asks[had].exceeds(false); err != nil {
 			call.Asks, never = call.Asks[:had], cmp.Or(never, err)
@@ -190,6 +193,12 @@ func NewFirst(requests ...ratelimit.Request) (Call, error) {
 		call.Asks[i].place = i
 	}
 	return call, nil
+}
+
+// twice is the error of the i-th request of a call that takes from the first, if there is
+// another for its limit and key.
+func twice(i int, r ratelimit.Request) error {
+	return &ratelimit.FieldError{Limit: ratelimit.NameOf(r.Limit), Field: "Requests", Value: i, Reason: "is for a limit and key that another one is for"}
 }
 
 // NewChecks is a call of requests that are each checked by itself; several can be for the

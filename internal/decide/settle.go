@@ -62,6 +62,9 @@ func (s *Settlement) add(seen *Seen, payments []receipt.Payment, used []float64)
 	if place < len(used) {
 		count = used[place]
 	}
+	if p.IsNothing() {
+		count = 0
+	}
 	request := ratelimit.Request{Limit: ratelimit.Definition(d).Limit(), Key: p.Key, Count: count}
 	if err := request.Validate(); err != nil {
 		return err
@@ -80,7 +83,9 @@ func (s *Settlement) add(seen *Seen, payments []receipt.Payment, used []float64)
 		kept := min(p.Tokens, left)
 		left -= kept
 		change := a.Change(place, p.Shard%d.Shards, kept-p.Tokens)
-		change.Slot = p.Slot
+		if !p.IsNothing() {
+			change.Slot = p.Slot
+		}
 		s.Changes = append(s.Changes, change)
 	}
 	switch {

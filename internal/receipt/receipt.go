@@ -4,6 +4,8 @@ package receipt
 
 import (
 	"context"
+	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,6 +27,18 @@ type Payment struct {
 	Slot   int64 // of a sliding window: the last microsecond of the slot that was given; otherwise 0
 	Tokens float64
 }
+
+// none is the slot of a payment of a limit that let the call go on without tokens.
+const none = math.MinInt64
+
+// Nothing is the payment of such a limit: it has a place in the call, and a settlement takes
+// nothing from it.
+func Nothing(limit *Limit, place int) Payment {
+	return Payment{Limit: limit, Place: place, Slot: none}
+}
+
+// IsNothing reports whether p is of a limit that let the call go on without tokens.
+func (p *Payment) IsNothing() bool { return p.Slot == none }
 
 // Left is the state that a reservation's payment left in its row.
 type Left struct {
@@ -131,6 +145,27 @@ func Part(r *Receipt, payments []Payment) *Receipt {
 	return part
 }
 
+// Put gives what r paid, which nobody has seen yet, other places in the call, and adds
+// payments of Nothing, of which there is one at least. A nil receipt is of nothing.
+func Put(r *Receipt, places []int, nothing []Payment, at time.Time) *Receipt {
+	if r == nil {
+		r = &Receipt{at: at.UnixMicro()}
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	payments := slices.Concat(r.payments(), nothing)
+	for i := range payments[:len(payments)-len(nothing)] {
+		payments[i].Place = places[payments[i].Place]
+	}
+	r.one[0] = Payment{}
+	r.change(func(m *more) {
+		if m.several = payments; m.left != nil {
+			m.left = slices.Concat(m.left, make([]Left, len(nothing)))
+		}
+	})
+	return r
+}
+
 // Payments returns the payments, which must not be changed. It is a function, not a method, so
 // that users of the root package do not see it.
 func Payments(r *Receipt) []Payment {
@@ -152,6 +187,9 @@ func Read(r *Receipt) bool { return r.rest().read }
 
 // Committed notes that the transaction that paid is committed.
 func Committed(r *Receipt) {
+	if r == nil { // a transaction that took nothing
+		return
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if r.rest().taker != "" {

@@ -66,6 +66,9 @@ func paused(ctx context.Context, s ratelimit.Store, requests []ratelimit.Request
 	}
 	result, err := s.Check(ctx, questions...)
 	for _, status := range result.Each() {
+		if status.Request.Mode == ratelimit.ModeShadow {
+			continue
+		}
 		left = max(left, status.PausedUntil.Sub(status.At))
 	}
 	return left, err

@@ -20,6 +20,7 @@ CREATE TABLE rate_limit_definitions (
     anchor       date,
     at_once      integer,
     lease        interval,
+    mode         text,
     enabled      boolean          NOT NULL DEFAULT true,
     until        timestamptz,
     note         text,
@@ -50,6 +51,7 @@ CREATE TABLE rate_limit_definitions (
     CONSTRAINT "lease must be from 1 ms to 36500 days, without months" CHECK (
         lease >= interval '1 millisecond' AND lease <= interval '36500 days'
         AND date_part('year', lease) = 0 AND date_part('month', lease) = 0),
+    CONSTRAINT "mode must be enforce, shadow or refuse" CHECK (mode IN ('enforce', 'shadow', 'refuse')),
     CONSTRAINT "until must be an instant" CHECK (isfinite(until)),
     CONSTRAINT "capacity must fill within 36500 days at this rate" CHECK (
         coalesce(capacity, rate) / rate * date_part('epoch', period) <= 36500 * 86400.0),
@@ -70,7 +72,8 @@ CREATE TABLE rate_limit_definitions (
         kind IS NULL OR shards = 1 OR shards <= CASE WHEN capacity = 0 THEN max_reserved ELSE coalesce(capacity, rate) END),
 
     -- Other shards would be full at once, and another start moves no row that is there.
-    CONSTRAINT "shards and start are for a program's row only" CHECK (kind IS NOT NULL OR shards IS NULL AND start IS NULL)
+    CONSTRAINT "shards and start are for a program's row only" CHECK (kind IS NOT NULL OR shards IS NULL AND start IS NULL),
+    CONSTRAINT "mode is for an override only" CHECK (kind IS NULL OR mode IS NULL)
 );
 
 CREATE UNIQUE INDEX rate_limit_definitions_published ON rate_limit_definitions (name) WHERE kind IS NOT NULL;
@@ -93,6 +96,8 @@ COMMENT ON COLUMN rate_limit_definitions.max_reserved IS
     'The deepest debt, in tokens: 0 for none, Infinity for no bound.';
 COMMENT ON COLUMN rate_limit_definitions.at_once IS
     'Of a limit of how many at once, the slots of each key; lease is for how long one is held that nobody renews.';
+COMMENT ON COLUMN rate_limit_definitions.mode IS
+    'refuse refuses every call; shadow decides and takes, and refuses none; enforce does both, and goes before what the override for all keys says.';
 COMMENT ON COLUMN rate_limit_definitions.enabled IS
     'Whether an override is in use.';
 COMMENT ON COLUMN rate_limit_definitions.until IS
@@ -132,7 +137,7 @@ BEGIN
         RAISE EXCEPTION 'no program has published a limit "%"', NEW.name USING ERRCODE = 'foreign_key_violation';
     ELSIF published = 'sliding window' AND NEW.capacity IS NOT NULL THEN
         RAISE EXCEPTION 'limit "%" is a sliding window, whose capacity is its rate', NEW.name USING ERRCODE = 'check_violation';
-    ELSIF published = 'in flight' AND num_nonnulls(NEW.rate, NEW.period, NEW.capacity, NEW.max_reserved, NEW.slots) > 0 THEN
+    ELSIF published = 'in flight' AND num_nonnulls(NEW.rate, NEW.period, NEW.capacity, NEW.max_reserved, NEW.slots, NEW.mode) > 0 THEN
         RAISE EXCEPTION 'limit "%" is one of how many at once, of which at_once and lease can be overridden', NEW.name USING ERRCODE = 'check_violation';
     ELSIF published <> 'in flight' AND num_nonnulls(NEW.at_once, NEW.lease) > 0 THEN
         RAISE EXCEPTION 'limit "%" is a %, which has no at_once and no lease', NEW.name, published USING ERRCODE = 'check_violation';

@@ -52,7 +52,7 @@ END;
 -- +goose StatementBegin
 CREATE FUNCTION rate_limits_at(instant timestamptz) RETURNS TABLE (
     name text, key text, kind text, value double precision, capacity double precision, share double precision,
-    debt double precision, ahead double precision, paused_until timestamptz, full_at timestamptz, overridden boolean
+    debt double precision, ahead double precision, paused_until timestamptz, full_at timestamptz, overridden boolean, mode text
 ) LANGUAGE sql STABLE
 BEGIN ATOMIC
 SELECT k.name, k.key, k.kind, k.value, k.capacity,
@@ -60,10 +60,10 @@ SELECT k.name, k.key, k.kind, k.value, k.capacity,
     greatest(-k.value, 0), k.ahead,
     CASE WHEN k.paused > instant THEN k.paused END,
     greatest(k.full_at, k.paused, instant),
-    k.overridden
+    k.overridden, k.mode
 FROM (
     -- Shards that have no row are full.
-    SELECT r.name, r.key, d.kind, d.capacity, d.overridden,
+    SELECT r.name, r.key, d.kind, d.capacity, d.overridden, d.mode,
         sum(s.value) + (d.shards - count(*)) * d.capacity / d.shards AS value,
         max(r.paused) AS paused,
         max('1970-01-01 00:00:00+00'::timestamptz + s.full_at * interval '1 microsecond') AS full_at,
@@ -77,6 +77,7 @@ FROM (
     -- What holds for the key.
     CROSS JOIN LATERAL (
         SELECT p.kind, p.shards, p.start, (a.id IS NOT NULL OR o.id IS NOT NULL) AS overridden,
+            coalesce(o.mode, a.mode, 'enforce') AS mode,
             CASE WHEN p.kind = 'sliding window' THEN coalesce(o.rate, a.rate, p.rate)
                 ELSE coalesce(o.capacity, a.capacity, p.capacity, o.rate, a.rate, p.rate) END AS capacity,
             coalesce(o.rate, a.rate, p.rate) / p.shards AS rate,
@@ -160,7 +161,7 @@ FROM (
         ) AS h
         WHERE d.kind = 'sliding window'
     ) AS s
-    GROUP BY r.name, r.key, d.kind, d.capacity, d.shards, d.overridden
+    GROUP BY r.name, r.key, d.kind, d.capacity, d.shards, d.overridden, d.mode
 ) AS k;
 END;
 -- +goose StatementEnd
@@ -170,16 +171,16 @@ COMMENT ON FUNCTION rate_limits_at(timestamptz) IS
 
 -- A function's columns have no collation; the index has.
 CREATE VIEW rate_limits_now AS
-SELECT name COLLATE "C" AS name, key COLLATE "C" AS key, kind, value, capacity, share, debt, ahead, paused_until, full_at, overridden
+SELECT name COLLATE "C" AS name, key COLLATE "C" AS key, kind, value, capacity, share, debt, ahead, paused_until, full_at, overridden, mode
 FROM rate_limits_at(statement_timestamp());
 
 COMMENT ON VIEW rate_limits_now IS
-    'What there is of each key that is not full: value in tokens, below 0 in debt; ahead is tokens besides that processes hold in memory. Limits that no program has published are not there.';
+    'What there is of each key that is not full: value in tokens, below 0 in debt; ahead is tokens besides that processes hold in memory; mode is what holds for its calls. Limits that no program has published are not there.';
 
-CREATE VIEW rate_limits_short AS SELECT * FROM rate_limits_now WHERE value < 1 OR paused_until IS NOT NULL;
+CREATE VIEW rate_limits_short AS SELECT * FROM rate_limits_now WHERE value < 1 OR paused_until IS NOT NULL OR mode = 'refuse';
 
 COMMENT ON VIEW rate_limits_short IS
-    'Who is limited now: keys that are paused, or have less than one token.';
+    'Who is limited now: keys that are paused, have less than one token, or are refused by their mode. Those in mode shadow would be.';
 
 -- A slot is a row, whose ts is the end of its lease. rate_limits_at has none of them, as what is
 -- published of them has no shards.

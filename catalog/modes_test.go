@@ -1,0 +1,132 @@
+package catalog_test
+
+import (
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/catalog"
+	"github.com/pgratelimit/ratelimit/memstore"
+)
+
+// A mode is for all keys or for one, whose own goes before; it ends with its override; and it
+// holds whatever else the override says.
+func TestModes(t *testing.T) {
+	both(t, func(t *testing.T, c *catalog.Catalog, another func() *catalog.Catalog) {
+		ctx := t.Context()
+		must(t, c.Publish(ctx, api))
+		want := func(key string, mode ratelimit.Mode, until time.Time) {
+			t.Helper()
+			other := another()
+			must(t, other.Refresh(ctx))
+			got := other.For(api, key)
+			if got.Mode != mode || !got.RefusedUntil.Equal(until) {
+				t.Errorf("%q: got %v until %v, want %v until %v", key, got.Mode, got.RefusedUntil, mode, until)
+			}
+			if asked := other.Resolve(api.For(key).In(ratelimit.ModeShadow)); mode == 0 && asked.Mode != ratelimit.ModeShadow {
+				t.Errorf("%q: got %v of a request in shadow", key, asked.Mode)
+			}
+		}
+		soon, late := time.Now().Add(time.Hour).Truncate(time.Microsecond).UTC(), time.Now().Add(2*time.Hour).Truncate(time.Microsecond).UTC()
+		want("a", 0, time.Time{})
+		must(t, c.SetAll(ctx, "api", catalog.Override{Mode: ratelimit.ModeRefuse, Until: soon, Note: "the partner is down"}))
+		want("a", ratelimit.ModeRefuse, soon)
+		must(t, c.Set(ctx, "api", "a", catalog.Override{Mode: ratelimit.ModeEnforce}))
+		must(t, c.Set(ctx, "api", "b", catalog.Override{Rate: 7}))
+		must(t, c.Set(ctx, "api", "c", catalog.Override{Mode: ratelimit.ModeShadow, Until: late}))
+		must(t, c.Set(ctx, "api", "d", catalog.Override{Mode: ratelimit.ModeRefuse, Until: late}))
+		must(t, c.Set(ctx, "api", "e", catalog.Override{Mode: ratelimit.ModeRefuse}))
+		must(t, c.Set(ctx, "api", "f", catalog.Override{Mode: ratelimit.ModeShadow, Until: time.Now().Add(-time.Hour)}))
+		must(t, c.Set(ctx, "api", "g", catalog.Override{Mode: ratelimit.ModeShadow, Off: true}))
+		want("a", ratelimit.ModeEnforce, time.Time{})
+		want("b", ratelimit.ModeRefuse, soon)
+		want("c", ratelimit.ModeShadow, time.Time{})
+		want("d", ratelimit.ModeRefuse, late)
+		want("e", ratelimit.ModeRefuse, time.Time{})
+		want("f", ratelimit.ModeRefuse, soon)
+		want("g", ratelimit.ModeRefuse, soon)
+		if _, err := c.UnsetAll(ctx, "api"); err != nil {
+			t.Error(err)
+		}
+		want("a", ratelimit.ModeEnforce, time.Time{})
+		want("b", 0, time.Time{})
+		want("f", 0, time.Time{})
+
+		err := c.SetAll(ctx, "api", catalog.Override{Mode: 9})
+		var field *ratelimit.FieldError
+		if !errors.As(err, &field) || field.Field != "Mode" {
+			t.Errorf("got %v", err)
+		}
+		changes, err := c.History(ctx, "api", 1)
+		if err != nil || len(changes) != 1 || changes[0].Became != nil {
+			t.Fatalf("got %+v, %v", changes, err)
+		}
+		if was := string(changes[0].Was); !strings.Contains(was, `"mode"`) || !strings.Contains(was, `"refuse"`) {
+			t.Errorf("the history has %s", was)
+		}
+	})
+}
+
+// A name that is refused is refused for all keys, of which no row is made; one that is only
+// tried out refuses nobody.
+func TestKillSwitch(t *testing.T) {
+	ctx := t.Context()
+	c, err := catalog.NewInMemory(nil)
+	must(t, err)
+	must(t, c.Publish(ctx, api, signUp))
+	store := memstore.New(nil)
+	allow := func(n float64) ratelimit.Result {
+		t.Helper()
+		result, err := store.Allow(ctx, c.ForN(api, "a", n), c.For(signUp, "a"))
+		must(t, err)
+		return result
+	}
+	must(t, c.SetAll(ctx, "api", catalog.Override{Mode: ratelimit.ModeRefuse}))
+	for range 3 {
+		if got := allow(1); got.OK || got.RetryAfter != ratelimit.RefusedFor || ratelimit.NameOf(got.Request.Limit) != "api" {
+			t.Errorf("got %v", got)
+		}
+	}
+	for _, limit := range []ratelimit.Limit{api, signUp} {
+		for status := range store.Rows(ctx, limit, ratelimit.Page{}) {
+			t.Errorf("there is a row: %v", status)
+		}
+	}
+	must(t, c.SetAll(ctx, "api", catalog.Override{Mode: ratelimit.ModeShadow}))
+	shadowed := 0
+	for range 40 {
+		got := allow(1)
+		if !got.OK || got.RetryAfter != 0 {
+			t.Fatalf("got %v", got)
+		}
+		if got.Shadowed {
+			shadowed++
+		}
+	}
+	if shadowed == 0 || shadowed == 40 {
+		t.Errorf("got %d of 40 that would have been refused", shadowed)
+	}
+}
+
+// A transaction that must have what holds now reads the mode with the rest.
+func TestModeInTransaction(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	ctx := t.Context()
+	c, _ := newCatalog(t, db)
+	must(t, c.Publish(ctx, api))
+	exec(t, db, "INSERT INTO rate_limit_definitions (name, mode) VALUES ('api', 'refuse')")
+	if got := c.For(api, "a"); got.Mode != 0 {
+		t.Errorf("before it was looked: got %v", got.Mode)
+	}
+	tx, err := db.Pool.Begin(ctx)
+	must(t, err)
+	defer func() { _ = tx.Rollback(context.WithoutCancel(ctx)) }()
+	got, err := c.ForTx(ctx, tx, api, "a", 1)
+	if err != nil || got.Mode != ratelimit.ModeRefuse {
+		t.Errorf("got %v, %v", got.Mode, err)
+	}
+}

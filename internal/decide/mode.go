@@ -1,0 +1,405 @@
+package decide
+
+import (
+	"errors"
+	"slices"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
+	"github.com/pgratelimit/ratelimit/internal/receipt"
+)
+
+// Verb is how the requests of a call belong together.
+type Verb uint8
+
+// The verbs.
+const (
+	All    Verb = iota // all or nothing
+	Look               // as All, and nothing is taken
+	AtMost             // as many whole tokens as there are
+	First              // from the first that can grant
+)
+
+// NewChoice returns that of NewAtMost or NewFirst, by the verb.
+func NewChoice(verb Verb, requests []ratelimit.Request) (Call, error) {
+	if verb == AtMost {
+		return NewAtMost(requests[0])
+	}
+	return NewFirst(requests...)
+}
+
+// Modes is a call of requests in modes, of which stores know nothing: they are asked as if all
+// were enforced, and if all are granted there is no more to it. When one is refused that is in
+// ModeShadow, it is set aside, and the others are asked again.
+type Modes struct {
+	verb   Verb
+	at     time.Time
+	keys   []Key                     // in the order of the call
+	asked  map[Key]ratelimit.Request // with counts added up
+	aside  map[Key]ratelimit.Status  // of those that are not asked any more
+	passed bool                      // of First: the last one, in ModeShadow, lets the call go on
+}
+
+// Moded reports whether one of requests is in another mode than to be enforced.
+func Moded(requests []ratelimit.Request) bool {
+	for i := range requests {
+		if requests[i].Mode > ratelimit.ModeEnforce {
+			return true
+		}
+	}
+	return false
+}
+
+// ByMode decides a call of requests in modes by ask, which decides one without. Errors are
+// those of New and of ask.
+func ByMode(verb Verb, at time.Time, requests []ratelimit.Request, ask func([]ratelimit.Request) (ratelimit.Result, error)) (ratelimit.Result, error) {
+	m, err := NewModes(verb, at, requests)
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	result, err := m.Decide(func(left []ratelimit.Request) (ratelimit.Result, error) {
+		if len(left) == 0 {
+			return ratelimit.Result{Status: ratelimit.Status{OK: true}}, nil
+		}
+		return ask(left)
+	})
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	return m.Told(result), nil
+}
+
+// NewModes checks requests, at an instant. Its errors are ErrInvalid.
+func NewModes(verb Verb, at time.Time, requests []ratelimit.Request) (*Modes, error) {
+	if err := badNumber(len(requests), ratelimit.MaxRequests); err != nil {
+		return nil, err
+	}
+	m := &Modes{verb: verb, at: at, asked: map[Key]ratelimit.Request{}, aside: map[Key]ratelimit.Status{}}
+	var call Call
+	for i, r := range requests {
+		had := len(call.Asks)
+		if err := call.add(r); err != nil {
+			return nil, err
+		}
+		key := keyOf(&r)
+		switch same := m.asked[key]; {
+		case len(call.Asks) > had:
+			m.keys = append(m.keys, key)
+		case verb == First:
+			return nil, twice(i, r)
+		case max(same.Mode, ratelimit.ModeEnforce) != max(r.Mode, ratelimit.ModeEnforce):
+			return nil, &ratelimit.FieldError{Limit: key.Name, Field: "Mode", Value: r.Mode, Reason: "is not the only one for this limit and key in one call"}
+		}
+		m.asked[key] = r
+	}
+	for i := range call.Asks { // with counts added up
+		m.asked[call.Asks[i].Of()] = call.Asks[i].Request
+	}
+	return m, nil
+}
+
+func (m *Modes) is(key Key, mode ratelimit.Mode) bool { return m.asked[key].Mode == mode }
+
+// left returns what is asked, without modes.
+func (m *Modes) left() (requests []ratelimit.Request) {
+	for _, key := range m.keys {
+		if _, aside := m.aside[key]; !aside {
+			r := m.asked[key]
+			r.Mode, r.RefusedUntil = 0, time.Time{}
+			requests = append(requests, r)
+		}
+	}
+	return requests
+}
+
+// Decide decides the call by ask, which grants a call of nothing, until it is granted or
+// refused by a limit that is enforced. Told makes the result of what it returns.
+func (m *Modes) Decide(ask func([]ratelimit.Request) (ratelimit.Result, error)) (ratelimit.Result, error) {
+	if m.verb == First {
+		return m.decideFirst(ask)
+	}
+	if m.refuse() {
+		return ratelimit.Result{}, nil
+	}
+	for {
+		result, err := ask(m.left())
+		if m.setAsideNever(err) || err == nil && !result.OK && m.setAside(result) {
+			continue
+		}
+		return result, err
+	}
+}
+
+// decideFirst is Decide for a call that takes from the first limit that can grant: it goes
+// past those in ModeRefuse, and no further than to the first in ModeShadow.
+func (m *Modes) decideFirst(ask func([]ratelimit.Request) (ratelimit.Result, error)) (ratelimit.Result, error) {
+	if i := slices.IndexFunc(m.keys, func(key Key) bool { return m.is(key, ratelimit.ModeShadow) }); i >= 0 {
+		m.keys = m.keys[:i+1]
+	}
+	for _, key := range m.keys {
+		if m.is(key, ratelimit.ModeRefuse) {
+			m.aside[key] = m.refused(key)
+		}
+	}
+	left, last := m.left(), m.keys[len(m.keys)-1]
+	if len(left) == 0 {
+		return ratelimit.Result{}, nil
+	}
+	result, err := ask(left)
+	m.passed = m.is(last, ratelimit.ModeShadow) && !result.OK
+	never := errors.Is(err, ratelimit.ErrExceedsCapacity)
+	if m.passed && (never || err == nil && !slices.ContainsFunc(result.Each(), func(s ratelimit.Status) bool { return keyOf(&s.Request) == last })) {
+		m.aside[last] = m.never(last)
+	}
+	if m.passed && never {
+		return ratelimit.Result{}, nil
+	}
+	return result, err
+}
+
+// refuse sets all aside if one of them is in ModeRefuse. The others are not asked.
+func (m *Modes) refuse() bool {
+	if !slices.ContainsFunc(m.keys, func(key Key) bool { return m.is(key, ratelimit.ModeRefuse) }) {
+		return false
+	}
+	for _, key := range m.keys {
+		m.aside[key] = m.refused(key)
+	}
+	return true
+}
+
+// refused is the status of a limit in a call that is refused by ModeRefuse. If that is not its
+// own it is not known, and has no instant.
+func (m *Modes) refused(key Key) ratelimit.Status {
+	r := m.asked[key]
+	s := ratelimit.Status{Request: r, Capacity: r.Limit.Definition().Capacity}
+	if r.Mode != ratelimit.ModeRefuse {
+		return s
+	}
+	s.At, s.RetryAfter, s.RetryAt = m.at, ratelimit.RefusedFor, m.at.Add(ratelimit.RefusedFor)
+	if until := r.RefusedUntil; !until.IsZero() {
+		s.RetryAt = latest(until, m.at.Add(time.Microsecond))
+		s.RetryAfter = s.RetryAt.Sub(m.at)
+	}
+	return s
+}
+
+// never is the status of a limit that can never grant what is asked of it.
+func (m *Modes) never(key Key) ratelimit.Status {
+	r := m.asked[key]
+	return ratelimit.Status{
+		Request: r, Capacity: r.Limit.Definition().Capacity,
+		At: m.at, RetryAfter: ratelimit.MaxSpan, RetryAt: m.at.Add(ratelimit.MaxSpan),
+	}
+}
+
+// setAsideNever sets aside the limit in ModeShadow that an error is of since it can never
+// grant, if there is one.
+func (m *Modes) setAsideNever(err error) bool {
+	var never *ratelimit.ExceedsCapacityError
+	if !errors.As(err, &never) {
+		return false
+	}
+	key := keyOf(&never.Request)
+	if !m.is(key, ratelimit.ModeShadow) {
+		return false
+	}
+	m.aside[key] = m.never(key)
+	return true
+}
+
+// setAside sets aside the limits in ModeShadow that have refused, if there are any. Those with
+// shards are only once no other has: what they have was not looked at when that was refused
+// by another.
+func (m *Modes) setAside(result ratelimit.Result) (found bool) {
+	faster := true // others were, each time: there may be enough for all by now
+	for _, s := range result.Each() {
+		faster = faster && s.OK
+	}
+	for _, sharded := range []bool{false, true} {
+		for _, s := range result.Each() {
+			key := keyOf(&s.Request)
+			if !m.is(key, ratelimit.ModeShadow) || s.OK && !faster || (s.Request.Limit.Definition().Shards > 1) != sharded {
+				continue
+			}
+			if s.OK {
+				s.OK, s.RetryAfter, s.RetryAt = false, time.Microsecond, s.At.Add(time.Microsecond)
+			}
+			m.aside[key], found = s, true
+		}
+		if found && !faster {
+			break
+		}
+	}
+	return found
+}
+
+func keyOf(r *ratelimit.Request) Key { return Key{ratelimit.NameOf(r.Limit), r.Key} }
+
+// Told is the result of the call, by what Decide has returned, or a transaction was granted
+// of what Decide has asked.
+func (m *Modes) Told(result ratelimit.Result) ratelimit.Result {
+	if m.verb == First && result.OK { // which is of no other limit
+		result.Request = m.inMode(result.Request)
+		return result
+	}
+	statuses := m.statuses(result)
+	ok := result.OK || m.passed
+	if m.passed { // by the last, which the result is of
+		statuses = statuses[len(statuses)-1:]
+	}
+	told := ratelimit.Result{Receipt: result.Receipt}
+	told.Status = m.main(ok, result, statuses)
+	for i := range statuses {
+		told.Shadowed = told.Shadowed || statuses[i].Shadowed
+	}
+	if len(statuses) > 1 || told.Shadowed {
+		told.Several = statuses
+	}
+	if ok && m.verb != Look {
+		told.Receipt = m.receipt(result, statuses)
+	}
+	return told
+}
+
+// inMode is a request that a store has answered as it was asked.
+func (m *Modes) inMode(r ratelimit.Request) ratelimit.Request {
+	asked := m.asked[keyOf(&r)]
+	r.Mode, r.RefusedUntil = asked.Mode, asked.RefusedUntil
+	return r
+}
+
+// statuses returns what each limit has said.
+func (m *Modes) statuses(result ratelimit.Result) []ratelimit.Status {
+	said := make(map[Key]ratelimit.Status, len(m.keys))
+	for _, s := range result.Each() {
+		said[keyOf(&s.Request)] = s
+	}
+	statuses := make([]ratelimit.Status, 0, len(m.keys))
+	for _, key := range m.keys {
+		s, ok := m.aside[key]
+		if !ok {
+			s, ok = said[key]
+		}
+		if !ok { // First, which it can never grant
+			continue
+		}
+		s.Request = m.inMode(s.Request)
+		if s.Request.Mode == ratelimit.ModeShadow && !s.At.IsZero() {
+			s.Shadowed = !s.OK || s.RetryAfter > 0 || m.verb == AtMost && s.Taken < wholeOf(s.Request.Count)
+		}
+		statuses = append(statuses, s)
+	}
+	return statuses
+}
+
+// main is the status of the result: that of the limit that decides, or if none is enforced,
+// what the caller is to do.
+func (m *Modes) main(ok bool, result ratelimit.Result, statuses []ratelimit.Status) (s ratelimit.Status) {
+	decides := func(mode ratelimit.Mode, than func(s, t ratelimit.Status) bool) bool {
+		found := false
+		for _, t := range statuses {
+			if max(t.Request.Mode, ratelimit.ModeEnforce) == mode && (!found || than(t, s)) {
+				s, found = t, true
+			}
+		}
+		return found
+	}
+	switch {
+	case ok:
+		if decides(ratelimit.ModeEnforce, outweighs) {
+			return s
+		}
+		decides(ratelimit.ModeShadow, outweighs)
+	case m.verb == First:
+		_ = decides(ratelimit.ModeRefuse, sooner)
+		if result.Request.Limit != nil && (s.Request.Limit == nil || sooner(result.Status, s)) {
+			s = result.Status
+			s.Request = m.inMode(s.Request)
+		}
+		return s
+	case result.Request.Limit != nil:
+		s = result.Status
+		s.Request = m.inMode(s.Request)
+		return s
+	default:
+		decides(ratelimit.ModeRefuse, outweighs)
+		return s
+	}
+	return through(s, m.verb)
+}
+
+func sooner(s, t ratelimit.Status) bool { return s.RetryAt.Before(t.RetryAt) }
+
+// through is what a caller is told whom a limit in ModeShadow lets through.
+func through(s ratelimit.Status, verb Verb) ratelimit.Status {
+	s.OK, s.RetryAfter, s.RetryAt = true, 0, s.At
+	if verb == AtMost {
+		s.Taken = wholeOf(s.Request.Count)
+	}
+	return s
+}
+
+// receipt is that of a call that was granted, in which each limit has its place.
+func (m *Modes) receipt(result ratelimit.Result, statuses []ratelimit.Status) *ratelimit.Receipt {
+	var places []int
+	var nothing []receipt.Payment
+	for i := range statuses {
+		s := &statuses[i]
+		if s.OK {
+			places = append(places, i)
+			continue
+		}
+		limit := &receipt.Limit{Definition: bucket.Definition(s.Request.Limit.Definition()), Key: s.Request.Key}
+		nothing = append(nothing, receipt.Nothing(limit, i))
+	}
+	if nothing == nil {
+		return result.Receipt
+	}
+	return receipt.Put(result.Receipt, places, nothing, m.at)
+}
+
+// EachByMode is what requests in modes would get if each were asked alone, by ask, which tells
+// it of requests without modes.
+func EachByMode(at time.Time, requests []ratelimit.Request, ask func([]ratelimit.Request) ([]ratelimit.Status, error)) ([]ratelimit.Status, error) {
+	if err := badNumber(len(requests), ratelimit.MaxChecks); err != nil {
+		return nil, err
+	}
+	statuses := make([]ratelimit.Status, len(requests))
+	var asked []ratelimit.Request
+	var places []int
+	for i, r := range requests {
+		m, err := NewModes(Look, at, requests[i:i+1])
+		if err != nil {
+			return nil, err
+		}
+		if m.refuse() {
+			statuses[i] = m.aside[m.keys[0]]
+			continue
+		}
+		if _, err := New(false, m.left()...); m.setAsideNever(err) {
+			statuses[i] = m.Told(ratelimit.Result{Status: ratelimit.Status{OK: true}}).Status
+			continue
+		}
+		r.Mode, r.RefusedUntil = 0, time.Time{}
+		asked, places = append(asked, r), append(places, i)
+	}
+	if len(asked) == 0 {
+		return statuses, nil
+	}
+	found, err := ask(asked)
+	if err != nil {
+		return nil, err
+	}
+	for n, i := range places {
+		s := found[n]
+		s.Request.Mode, s.Request.RefusedUntil = requests[i].Mode, requests[i].RefusedUntil
+		if s.Request.Mode == ratelimit.ModeShadow && !s.OK {
+			s.Shadowed = true
+			s = through(s, Look)
+		}
+		statuses[i] = s
+	}
+	return statuses, nil
+}

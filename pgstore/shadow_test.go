@@ -1,0 +1,228 @@
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// Histories of calls in modes are in TestDifferential. Here is what those do not have: the
+// runner, shards, memory, and many at once.
+
+var (
+	tried  = ratelimit.TokenBucket{Name: "tried", Rate: 3, Period: time.Hour}
+	bound  = ratelimit.TokenBucket{Name: "bound", Rate: 5, Period: time.Hour}
+	spread = ratelimit.TokenBucket{Name: "spread", Rate: 8, Period: time.Hour, Shards: 4}
+)
+
+// modeStores are the ways of a store.
+func modeStores(t *testing.T, test func(t *testing.T, db *pgtest.DB, store *pgstore.Store)) {
+	for name, config := range map[string]pgstore.Config{
+		"plain": {}, "portable": {Portable: true}, "escrow": {Escrow: 100 * time.Millisecond},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.New(t)
+			store := newStore(t, db, func(c *pgstore.Config) { c.Portable, c.Escrow = config.Portable, config.Escrow })
+			t.Cleanup(store.Close)
+			test(t, db, store)
+		})
+	}
+}
+
+// The runner runs the function whatever limits say that are only tried out, once for each
+// call, takes from those that have enough, and refuses by the others.
+func TestShadowInRunner(t *testing.T) {
+	t.Parallel()
+	modeStores(t, func(t *testing.T, _ *pgtest.DB, store *pgstore.Store) {
+		ctx := t.Context()
+		run := func(requests ...ratelimit.Request) (result ratelimit.Result, ran int, err error) {
+			result, err = store.AllowFunc(ctx, requests, func(tx pgx.Tx, told ratelimit.Result) error {
+				if ran++; !told.OK || told.RetryAfter != 0 {
+					t.Errorf("the function is told %v", told)
+				}
+				return tx.QueryRow(ctx, "SELECT 1").Scan(new(int))
+			})
+			return result, ran, err
+		}
+		shadowed := 0
+		for i := range 5 {
+			result, ran, err := run(tried.For("a").In(ratelimit.ModeShadow), bound.For("a"), spread.ForN("a", 2).In(ratelimit.ModeShadow))
+			if err != nil || ran != 1 || !result.OK || len(result.Each()) != 3 {
+				t.Fatalf("call %d: got %v, run %d times, %v", i, result, ran, err)
+			}
+			if want := i >= 3; result.Each()[0].Shadowed != want || result.Each()[0].OK == want {
+				t.Errorf("call %d: got %v, want shadowed %t", i, result.Each()[0], want)
+			}
+			if want := i >= 4; result.Each()[2].Shadowed != want {
+				t.Errorf("call %d: got %v, want shadowed %t", i, result.Each()[2], want)
+			}
+			if result.Shadowed {
+				shadowed++
+			}
+		}
+		if shadowed != 2 {
+			t.Errorf("%d were told that they would have been refused, want 2", shadowed)
+		}
+		result, ran, err := run(tried.For("a").In(ratelimit.ModeShadow), bound.For("a"))
+		if !errors.Is(err, ratelimit.ErrRefused) || ran != 0 || result.OK || ratelimit.NameOf(result.Request.Limit) != "bound" {
+			t.Errorf("got %v, run %d times, %v, want that bound has refused", result, ran, err)
+		}
+		result, ran, err = run(tried.For("a").In(ratelimit.ModeShadow))
+		if err != nil || ran != 1 || !result.OK || !result.Shadowed || result.Taken != 0 || result.Receipt == nil {
+			t.Errorf("alone: got %v, run %d times, %v", result, ran, err)
+		}
+		if settled, err := store.Settle(ctx, result.Receipt, 2); err != nil || settled.Value < 0 {
+			t.Errorf("settled: got %v, %v, want that nothing was taken", settled, err)
+		}
+		if result, ran, err = run(bound.For("b"), tried.For("b").In(ratelimit.ModeRefuse)); !errors.Is(err, ratelimit.ErrRefused) || ran != 0 || result.RetryAfter != ratelimit.RefusedFor {
+			t.Errorf("refused: got %v, run %d times, %v", result, ran, err)
+		}
+		mine := errors.New("mine")
+		_, err = store.AllowFunc(ctx, []ratelimit.Request{tried.For("a").In(ratelimit.ModeShadow)}, func(pgx.Tx, ratelimit.Result) error { return mine })
+		if !errors.Is(err, mine) {
+			t.Errorf("got %v, want the function's error", err)
+		}
+		_, err = store.AllowFunc(ctx, []ratelimit.Request{tried.For("a").In(ratelimit.ModeShadow)}, func(pgx.Tx, ratelimit.Result) error {
+			return (ratelimit.Result{}).Err()
+		})
+		if !errors.Is(err, ratelimit.ErrRefused) {
+			t.Errorf("got %v, want the function's refusal", err)
+		}
+	})
+}
+
+// What a transaction took in shadow is given back with it.
+func TestShadowRollsBack(t *testing.T) {
+	t.Parallel()
+	modeStores(t, func(t *testing.T, db *pgtest.DB, store *pgstore.Store) {
+		ctx := t.Context()
+		for range 3 {
+			tx, err := db.Pool.Begin(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for i := range 5 {
+				result, err := store.AllowTx(ctx, tx, tried.For("a").In(ratelimit.ModeShadow), bound.For("a"))
+				if err != nil || !result.OK || result.Shadowed != (i >= 3) {
+					t.Fatalf("call %d: got %v, %v", i, result, err)
+				}
+			}
+			if result, err := store.AllowTx(ctx, tx, tried.For("a").In(ratelimit.ModeShadow), bound.For("a")); err != nil || result.OK {
+				t.Fatalf("got %v, %v", result, err)
+			}
+			if err := tx.Rollback(ctx); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for range 3 {
+			if result, err := store.Allow(ctx, tried.For("a")); err != nil || !result.OK {
+				t.Errorf("got %v, %v", result, err)
+			}
+		}
+	})
+}
+
+// Many who ask limits that are enforced, tried out and refused together: the first are never
+// over, nobody is refused by the second, which count no more than they have, and nothing is
+// taken where the third refuse.
+func TestNeverOverInModes(t *testing.T) {
+	t.Parallel()
+	modeStores(t, func(t *testing.T, _ *pgtest.DB, store *pgstore.Store) {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		enforced := ratelimit.TokenBucket{Name: "enforced", Rate: 60, Period: time.Hour}
+		var granted, counted, counted2, passed atomic.Int64
+		var all sync.WaitGroup
+		for worker := range 8 {
+			all.Go(func() {
+				for i := range 25 {
+					requests := []ratelimit.Request{enforced.For("k"), tried.For("k").In(ratelimit.ModeShadow), spread.For("k").In(ratelimit.ModeShadow)}
+					var result ratelimit.Result
+					var err error
+					switch (worker + i) % 4 {
+					case 0:
+						result, err = store.Allow(ctx, append(requests, bound.For("k").In(ratelimit.ModeRefuse))...)
+						if err != nil || result.OK {
+							t.Errorf("refused: got %v, %v", result, err)
+						}
+						continue
+					case 1:
+						result, err = store.AllowFunc(ctx, requests, func(pgx.Tx, ratelimit.Result) error { return nil })
+						if errors.Is(err, ratelimit.ErrRefused) {
+							err = nil
+						}
+					case 2:
+						result, err = store.Allow(ctx, requests[1:]...)
+						if passed.Add(1); err == nil && !result.OK {
+							t.Errorf("refused by limits that are tried out: %v", result)
+						}
+						if err == nil {
+							count(&counted, result.Each()[0])
+							count(&counted2, result.Each()[1])
+						}
+						result.OK = false
+					default:
+						result, err = store.Allow(ctx, requests...)
+					}
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if result.OK {
+						granted.Add(1)
+						count(&counted, result.Each()[1])
+						count(&counted2, result.Each()[2])
+					}
+				}
+			})
+		}
+		all.Wait()
+		if granted.Load() != 60 || counted.Load() != 3 || counted2.Load() != 8 {
+			t.Errorf("granted %d, want 60; of what is tried out counted %d and %d, want 3 and 8", granted.Load(), counted.Load(), counted2.Load())
+		}
+	})
+}
+
+func count(n *atomic.Int64, s ratelimit.Status) {
+	if s.OK {
+		n.Add(1)
+	}
+}
+
+// A limit in shadow puts no work off.
+func TestShadowPutsNothingOff(t *testing.T) {
+	t.Parallel()
+	modeStores(t, func(t *testing.T, _ *pgtest.DB, store *pgstore.Store) {
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		ahead := ratelimit.TokenBucket{Name: "ahead", Rate: 1, Period: time.Hour, MaxReserved: 2}
+		for i := range 5 {
+			begun := time.Now()
+			result, err := store.Wait(ctx, ahead.For("a").In(ratelimit.ModeShadow))
+			if took := time.Since(begun); err != nil || !result.OK || took > time.Minute {
+				t.Fatalf("call %d: got %v after %v, %v", i, result, took, err)
+			}
+			if result.Shadowed != (i >= 1) || result.Each()[0].OK != (i < 3) {
+				t.Errorf("call %d: got %v, %v", i, result, result.Each())
+			}
+		}
+		result, err := store.Allow(ctx, ahead.ForN("a", 50).In(ratelimit.ModeShadow), bound.For("z"))
+		if err != nil || !result.OK || !result.Each()[0].Shadowed || result.Each()[0].RetryAfter != ratelimit.MaxSpan || !result.Each()[1].OK {
+			t.Errorf("what can never be granted: got %v, %v, %v", result, result.Each(), err)
+		}
+		statuses, err := store.CheckEach(ctx, ahead.For("a").In(ratelimit.ModeShadow), ahead.For("a"), ahead.For("a").In(ratelimit.ModeRefuse), ahead.ForN("a", 50).In(ratelimit.ModeShadow))
+		if err != nil || !statuses[0].OK || !statuses[0].Shadowed || statuses[1].OK || statuses[2].OK || !statuses[3].OK || !statuses[3].Shadowed {
+			t.Errorf("got %v, %v", statuses, err)
+		}
+	})
+}
