@@ -56,14 +56,17 @@ func smallTree(t *testing.T) (root string) {
 	files := map[string]string{
 		"LICENSE": "none\n", "CHANGELOG.md": head + changes,
 		"go.mod":               "module " + ourPath + "\n\ngo 1.25.0\n",
-		"migrate/go.mod":       "module " + ourPath + "/migrate\n\ngo 1.25.0\n\nrequire " + ourPath + " v0.1.0\n",
-		"grpclimit/go.mod":     "module " + ourPath + "/grpclimit\n\ngo 1.25.0\n\nrequire " + ourPath + " v0.1.0\n",
-		"httplimit/go.mod":     "module " + ourPath + "/httplimit\n\ngo 1.25.0\n\nrequire " + ourPath + " v0.1.0\n",
-		"riverlimit/go.mod":    "module " + ourPath + "/riverlimit\n\ngo 1.25.0\n\nrequire " + ourPath + " v0.1.0\n",
 		"cmd/ratelimit/go.mod": "module " + ourPath + "/cmd/ratelimit\n\ngo 1.25.0\n\nrequire (\n\t" + ourPath + " v0.1.0\n\t" + ourPath + "/migrate v0.1.0\n)\n",
-		"go.work":              "go 1.25.0\n\nuse (\n\t.\n\t./cmd/ratelimit\n\t./grpclimit\n\t./httplimit\n\t./migrate\n\t./riverlimit\n)\n\nreplace " + ourPath + " v0.1.0 => .\n",
 	}
+	uses := ""
+	for _, m := range published {
+		uses += "\t./" + string(m) + "\n"
+	}
+	files["go.work"] = "go 1.25.0\n\nuse (\n" + uses + ")\n\nreplace " + ourPath + " v0.1.0 => .\n"
 	for _, m := range published[1:] {
+		if file := string(m) + "/go.mod"; files[file] == "" {
+			files[file] = "module " + m.path() + "\n\ngo 1.25.0\n\nrequire " + ourPath + " v0.1.0\n"
+		}
 		files[string(m)+"/go.sum"] = "a.example/x v1.0.0 h1:x=\n" + ourPath + " v0.1.0 h1:old=\n" + ourPath + " v0.1.0/go.mod h1:old=\n"
 	}
 	for name, text := range files {
