@@ -19,14 +19,14 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// account is what all processes were told, and what the database has.
+// account is the results of all processes, and the contents of the database.
 type account struct {
 	mu     sync.Mutex
-	counts map[string]map[string]int // by verb and what was told
-	faults map[string]int            // what went wrong besides, by its text
-	byID   map[int64]string          // of transactions: what was told
+	counts map[string]map[string]int // by verb and result
+	faults map[string]int            // other errors, by their text
+	byID   map[int64]string          // of transactions: the result
 	moves  map[[2]string]*move       // of decisions on their own, and of none
-	rolled map[string]int            // what else was told with what was rolled back
+	rolled map[string]int            // other results of transactions that were rolled back
 	states map[int]told              // of processes, as they were last told
 	begun  time.Time
 }
@@ -99,7 +99,7 @@ func (a *account) connections() (n int) {
 	return n
 }
 
-// total counts what was told, for verbs that begin so.
+// total counts the results of verbs with a prefix.
 func (a *account) total(verb, what string) (n int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -111,7 +111,7 @@ func (a *account) total(verb, what string) (n int) {
 	return n
 }
 
-// coded counts what was told with an SQLSTATE.
+// coded counts the results with an SQLSTATE.
 func (a *account) coded(code string) (n int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -125,10 +125,10 @@ func (a *account) coded(code string) (n int) {
 	return n
 }
 
-// granted counts what was told OK.
+// granted counts the results that are OK.
 func (a *account) granted() int { return a.total("", "ok") }
 
-// owed is the debt that a limit begins with: a pause takes what is there, but no debt.
+// owed is the debt that a limit begins with: a pause takes the tokens left, but no debt.
 const owed = -1000
 
 // seed fills the rows of the limits half, so that giving back never meets a full one.
@@ -154,7 +154,7 @@ func (l *lab) seed(ctx context.Context, schema string) error {
 	return conn.SendBatch(ctx, &b).Close()
 }
 
-// had is what a limit and key had in the beginning.
+// had returns the tokens that a limit and key had in the beginning.
 func had(limit string) float64 {
 	switch limit {
 	case tight.Name:
@@ -179,7 +179,7 @@ type verdict struct {
 	worst              string // limit and key with the largest difference
 }
 
-// audit compares what was told with what is there.
+// audit compares the results with the database.
 func (a *account) audit(ctx context.Context, pool *pgxpool.Pool, schema string) (v verdict, err error) {
 	there := map[int64]int{}
 	rows, err := pool.Query(ctx, "SELECT id, name, key, tokens FROM "+schema+".ledger")
@@ -216,7 +216,7 @@ func (a *account) audit(ctx context.Context, pool *pgxpool.Pool, schema string) 
 	return v, a.compare(ctx, pool, schema, &v)
 }
 
-// compare compares the rows with what was taken from them.
+// compare compares the rows with the tokens taken from them.
 func (a *account) compare(ctx context.Context, pool *pgxpool.Pool, schema string, v *verdict) error {
 	rows, err := pool.Query(ctx, "SELECT name, key, sum(value) FROM "+schema+".rate_limits WHERE key NOT LIKE 'edited%' GROUP BY name, key")
 	if err != nil {
@@ -232,7 +232,7 @@ func (a *account) compare(ctx context.Context, pool *pgxpool.Pool, schema string
 	}); err != nil {
 		return err
 	}
-	tolerance := 0.01 + 2*much*time.Since(a.begun).Seconds()/eon.Seconds() // what comes in to the fastest limit
+	tolerance := 0.01 + 2*much*time.Since(a.begun).Seconds()/eon.Seconds() // the refill of the fastest limit
 	for id, m := range a.moves {
 		spent := 0.0
 		if value, ok := values[id]; ok {
@@ -249,7 +249,7 @@ func (a *account) compare(ctx context.Context, pool *pgxpool.Pool, schema string
 	return nil
 }
 
-// disturbed is what happens beside the accounts.
+// disturbed is the counts of disturbances beside the accounts.
 type disturbed struct{ rounds, pruned, edits, pauses int }
 
 // disturb prunes, edits other keys of the same limits, and pauses what is in debt, by either
@@ -385,7 +385,7 @@ func attackAccounts(ctx context.Context, l *lab, c *chapter) error {
 	return nil
 }
 
-// variety is what the work is to have of all kinds.
+// variety returns the counts of all kinds that the work must have.
 func (s *suffering) variety() []count {
 	counts := []count{
 		{"transactions that PostgreSQL asked to run again", s.total("transaction", "again")},
@@ -410,7 +410,7 @@ func (a *account) calls() (n int) {
 	return own + len(a.byID)
 }
 
-// ran counts what a function of the runner did that was run.
+// ran counts the outcomes of a runner's function.
 func (a *account) ran(verb string) (n int) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -103,7 +103,7 @@ func arriveAt(r *rand.Rand, pool *pgxpool.Pool, store *pgstore.Store, of arrivin
 	return curve.Event{At: result.At, Count: request.Count}, 0, nil
 }
 
-// arrived is what processes were granted, by limit. It is safe for concurrent use.
+// arrived is the grants of processes, by limit. It is safe for concurrent use.
 type arrived struct {
 	limits []arriving
 
@@ -133,7 +133,7 @@ func (a *arrived) read(line []byte) error {
 	return err
 }
 
-// attackArrivals judges what several processes were granted in all stretches of time.
+// attackArrivals judges the grants of several processes in all stretches of time.
 func attackArrivals(ctx context.Context, l *lab, c *chapter) error {
 	schema, err := l.schema(ctx)
 	if err != nil {
@@ -181,7 +181,7 @@ func (a *arrived) judge(c *chapter, how string, reached float64) error {
 	return nil
 }
 
-// judgeServed says the same by callers' own clocks, of what is used when it is granted.
+// judgeServed judges by callers' own clocks, for tokens that are used when they are granted.
 func (a *arrived) judgeServed(c *chapter) {
 	for i, of := range a.limits {
 		if of.reserve {

@@ -18,7 +18,7 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// What is granted from memory while everything else is done to the same keys.
+// Grants from memory while all other verbs work on the same keys.
 
 // lasting are the Config.Escrow of the stores of each process. Each has keys of its own.
 var lasting = []time.Duration{10 * time.Millisecond, 100 * time.Millisecond, time.Second}
@@ -100,10 +100,10 @@ type besideEvent struct {
 }
 
 const (
-	before   = 1e5             // tokens of slow limits that are used first, so that there is room for what goes back
+	before   = 1e5             // tokens of slow limits that are used first, so that there is room for refunds
 	filled   = 1e9             // the tokens that a reset gives back, and more
-	late     = 5 * time.Second // what a transaction took from memory is back by then, although others lock the row
-	mostLost = 0.001           // of what was granted of a slow limit
+	late     = 5 * time.Second // tokens that a transaction took from memory are back by then, although others lock the row
+	mostLost = 0.001           // of the tokens granted of a slow limit
 )
 
 // attackBeside has three processes do everything to the same keys.
@@ -173,7 +173,7 @@ func (l *lab) useSome(ctx context.Context, schema string) error {
 	return nil
 }
 
-// besiege is what processes were told. It is read by several goroutines.
+// besiege is the results of processes. It is read by several goroutines.
 type besiege struct {
 	mu     sync.Mutex
 	events map[[2]int][]besideEvent
@@ -292,7 +292,7 @@ func shareOf(of besieged, events []besideEvent) (share float64) {
 		capacity, span = d.Rate, d.Period.Microseconds()
 		refill = func(int64) float64 { return 0 }
 	}
-	owed := int64(0) // for how long what went back can be used by a reservation of before
+	owed := int64(0) // for how long refunds can be used by an earlier reservation
 	if d.Kind == ratelimit.KindTokenBucket && d.MaxReserved > 0 {
 		owed = int64(d.MaxReserved / perMicro)
 	}
@@ -320,7 +320,7 @@ func mostOf(events []besideEvent, capacity float64, span, owed int64, refill fun
 	slices.SortFunc(all, func(a, b at) int { return cmp.Or(cmp.Compare(a.when, b.when), cmp.Compare(a.order, b.order)) })
 	type begin struct {
 		when  int64
-		level float64 // of what a stretch holds, if it ends later
+		level float64 // of the tokens in a stretch, if it ends later
 	}
 	var begins []begin // levels fall
 	granted, back, over := 0.0, 0.0, 0.0
@@ -367,7 +367,7 @@ func sinceAsked(events []besideEvent) []besideEvent {
 	return events
 }
 
-// besideVerbs are what processes do; the first two also from memory.
+// besideVerbs are the verbs of processes; the first two also work from memory.
 var besideVerbs = []string{
 	"Allow", "Reserve", "AllowFunc", "Wait", "Allow, without Escrow",
 	"Cancel", "Settle", "Credit", "AllowFunc that fails", "Reset", "Pause", "Resume",
@@ -551,7 +551,7 @@ func (b *besieger) tell(verb string, request ratelimit.Request, result ratelimit
 	}
 }
 
-// giveBack writes what went back.
+// giveBack writes the tokens given back.
 func (b *besieger) giveBack(verb string, n float64, later time.Duration, give func() error) {
 	from := time.Now()
 	err := give()

@@ -17,7 +17,7 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// childVariable has what a child process is to do.
+// childVariable holds the task of a child process.
 const childVariable = "RATELIMIT_REPORT_CHILD"
 
 // task is what a child process does until its stdin ends. It writes a journal to its
@@ -38,7 +38,7 @@ type task struct {
 	Portable    bool
 }
 
-// jobs are what children can do.
+// jobs are the jobs of children, by name.
 var jobs = map[string]func(context.Context, *env) error{
 	"work":   work,
 	"arrive": arrive,
@@ -49,7 +49,7 @@ var jobs = map[string]func(context.Context, *env) error{
 	"queue":  queueForSlots,
 }
 
-// env is what a child works with.
+// env is the environment of a child's job.
 type env struct {
 	task
 	pool  *pgxpool.Pool
@@ -95,7 +95,7 @@ func runChild() error {
 	return jobs[t.Job](ctx, &env{t, pool, store, &journal{to: json.NewEncoder(os.Stdout)}})
 }
 
-// journal is what a process was told. It is safe for concurrent use.
+// journal is the results of a process. It is safe for concurrent use.
 type journal struct {
 	mu sync.Mutex
 	to *json.Encoder
@@ -155,7 +155,7 @@ func atWork(children []*child) {
 	}
 }
 
-// end has processes come to their end, and says what became of each.
+// end has processes come to their end, and returns the error of each.
 func end(children []*child) (errs []error) {
 	for _, child := range children {
 		_ = child.work.Close() // that of one that was killed is closed

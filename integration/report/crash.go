@@ -75,7 +75,7 @@ func (l *lab) killBackend(ctx context.Context) error {
 	})
 }
 
-// crash has the server fall, then what hinders it go, and returns when it has recovered.
+// crash has the server fall, then the hindrance removed, and returns when it has recovered.
 func (l *lab) crash(ctx context.Context, fall func() (up func() error, err error)) error {
 	const crashes = "SELECT stats_reset FROM pg_stat_bgwriter"
 	var reset, again time.Time

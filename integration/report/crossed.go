@@ -22,7 +22,7 @@ var crossedForms = []struct {
 	config pgstore.Config
 	shards int
 	take   func(context.Context, *pgxpool.Pool, *pgstore.Store, ratelimit.Request) (ratelimit.Result, error)
-	told   bool // of what is only told, and need not be once
+	told   bool // of crossings that are only reported, and need not be once
 }{
 	{name: "in the caller's transaction", take: allowInTx},
 	{name: "in the caller's transaction, portable", config: pgstore.Config{Portable: true}, take: allowInTx},

@@ -14,7 +14,7 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// demanded are limits of which one store can take ahead what another needs.
+// demanded are limits of which one store can prefetch tokens that another needs.
 var demanded = []ratelimit.Limit{
 	ratelimit.TokenBucket{Name: "token bucket", Rate: 2000, Period: time.Second, Capacity: 500},
 	ratelimit.FixedWindow{Name: "fixed window", Rate: 400, Period: 200 * time.Millisecond},
@@ -24,13 +24,14 @@ var demanded = []ratelimit.Limit{
 // compareDemand compares what those who ask are granted by stores that take ahead with what
 // they are granted by one that does not, at the same time on the same machine.
 func (l *lab) compareDemand(ctx context.Context, c *chapter) error {
-	// A machine with other work costs some of it; what others held on to would cost more.
+	// A machine with other work costs some of it; tokens held back by other stores would cost
+	// more.
 	const least = 0.7
 	lasts := l.seconds(4, 1.5)
 	for _, test := range []struct {
 		name  string
 		moves time.Duration // to the next store
-		rate  float64       // what is asked for, of the limit's; 0 for as much as can be
+		rate  float64       // the rate of calls, as a share of the limit's; 0 for as fast as possible
 	}{
 		{"one of eight is busy", time.Hour, 0},
 		{"another of eight is busy every 100 ms", 100 * time.Millisecond, 0},
@@ -56,7 +57,7 @@ func (l *lab) compareDemand(ctx context.Context, c *chapter) error {
 	return nil
 }
 
-// demand is what is asked of a limit, and of which stores.
+// demand is the calls for a limit, and the stores that make them.
 type demand struct {
 	*lab
 	limit  ratelimit.Limit

@@ -112,7 +112,7 @@ func (d disks) remove() {
 	_ = os.RemoveAll(d.dir)
 }
 
-// fill fills a file system up; what it returns frees it again.
+// fill fills a file system up; it returns a function that frees it again.
 func fill(disk string) (free func() error, err error) {
 	name := filepath.Join(disk, "filler")
 	file, err := os.Create(name)
@@ -197,7 +197,7 @@ func (l *lab) fullLog(ctx context.Context, c *chapter, d disks, rounds int) erro
 					return nil, err
 				}
 				return free, within(ctx, patient, "the server falls", func() bool {
-					return l.ask(ctx, "SELECT pg_switch_wal()") != nil // what is left of the log is used up sooner
+					return l.ask(ctx, "SELECT pg_switch_wal()") != nil // the rest of the log is used up sooner
 				})
 			})
 			if err != nil {

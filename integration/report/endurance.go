@@ -44,7 +44,7 @@ func attackEndurance(ctx context.Context, l *lab, c *chapter) error {
 	return nil
 }
 
-// watch is what is measured meanwhile.
+// watch is the measurements made meanwhile.
 type watch struct {
 	quarters  [4]quarter
 	disturbed disturbed

@@ -80,7 +80,7 @@ func (l *lab) ask(ctx context.Context, sql string, to ...any) error {
 	return conn.QueryRow(ctx, sql).Scan(to...)
 }
 
-// schema makes a schema with the library's table, and one for what transactions did.
+// schema makes a schema with the library's table, and one for the changes of transactions.
 func (l *lab) schema(ctx context.Context) (name string, err error) {
 	l.schemas++
 	name = fmt.Sprintf("attack_%d", l.schemas)

@@ -113,7 +113,7 @@ func attackLinear(ctx context.Context, l *lab, c *chapter) error {
 	return nil
 }
 
-// history is what was asked of a row, and answered.
+// history returns the calls and answers of a row.
 func (l *lab) history(ctx context.Context, pool *pgxpool.Pool, schema string, limit ratelimit.Limit, key string) (history []porcupine.Operation, begin bucket.State, err error) {
 	var stores [2]*pgstore.Store
 	for i := range stores {

@@ -74,7 +74,7 @@ var (
 	errAbsent = errors.New("not all was run, for want of what this machine has not: the report says what")
 )
 
-// command is what this was called with, but for where the report goes.
+// command returns the command line of this run, without the report's file.
 func command() string {
 	words := []string{"go run ./integration/report"}
 	for _, word := range os.Args[1:] {

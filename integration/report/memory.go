@@ -33,7 +33,7 @@ const hoardedAt = 200 * time.Millisecond
 // hoard is arrive from limits that are taken ahead from.
 func hoard(ctx context.Context, e *env) error { return arriveAll(ctx, e, hoarded) }
 
-// attackMemory judges what processes that take ahead were granted in all stretches of time.
+// attackMemory judges the grants of processes that prefetch, in all stretches of time.
 func attackMemory(ctx context.Context, l *lab, c *chapter) error {
 	h := &hoarding{lab: l, granted: newArrived(hoarded), processes: 8}
 	if l.quick {
@@ -52,7 +52,7 @@ func attackMemory(ctx context.Context, l *lab, c *chapter) error {
 	return errors.Join(l.compareDemand(ctx, c), l.countStatements(ctx, c))
 }
 
-// hoarding is processes that take ahead, and what happens to them.
+// hoarding is processes that prefetch, and the harm done to them.
 type hoarding struct {
 	*lab
 	granted   *arrived
@@ -63,7 +63,7 @@ type hoarding struct {
 	children []*child
 
 	relay   *relay.Relay
-	harming atomic.Bool  // some of what is sent and answered is late
+	harming atomic.Bool  // some of the messages are late
 	late    atomic.Int64 // how much of it was
 	stalled atomic.Int64 // nothing arrives until then
 }
@@ -98,7 +98,7 @@ func (h *hoarding) startOne(ctx context.Context) error {
 	return err
 }
 
-// delay keeps some of what is sent and answered for a while.
+// delay keeps some of the messages for a while.
 func (h *hoarding) delay(int, []byte) relay.Fate {
 	if h.harming.Load() && rand.IntN(200) == 0 {
 		h.late.Add(1)

@@ -15,7 +15,7 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-const briefly = 100 * time.Millisecond // Config.Escrow of what follows
+const briefly = 100 * time.Millisecond // Config.Escrow of the sections below
 
 // storesWith are stores that take ahead, the last of which is Portable.
 func storesWith(pool *pgxpool.Pool, schema string, n int) (stores []*pgstore.Store, err error) {
@@ -52,7 +52,7 @@ func (l *lab) grantQuotas(ctx context.Context, c *chapter) error {
 				return err
 			}
 			c.atLeast(ratelimit.NameOf(limit)+", granted", granted, quota, "")
-			c.atMost(ratelimit.NameOf(limit)+", granted", granted, quota+1, "") // what a bucket is refilled with meanwhile
+			c.atMost(ratelimit.NameOf(limit)+", granted", granted, quota+1, "") // the refill of a bucket meanwhile
 		}
 	}
 	return nil

@@ -9,7 +9,7 @@ import (
 // document is where the report is kept, from the root of the repository.
 const document = "docs/attacks.md"
 
-// report is what all sections found.
+// report is the findings of all sections.
 type report struct {
 	begun    time.Time
 	command  string
@@ -17,14 +17,14 @@ type report struct {
 	chapters []*chapter
 }
 
-// chapter is what a section found.
+// chapter is the findings of a section.
 type chapter struct {
 	title  string
 	took   time.Duration
 	about  []string
 	lines  []line
 	failed []string
-	absent []string // what could not be tried on this machine
+	absent []string // attacks that could not be tried on this machine
 }
 
 // line is one figure.
@@ -41,7 +41,7 @@ func (c *chapter) say(format string, args ...any) {
 // fail adds a reason for which the section as a whole is not passed.
 func (c *chapter) fail(reason string) { c.failed = append(c.failed, reason) }
 
-// notRun adds an attack that this machine has not what it needs for.
+// notRun adds an attack for which this machine lacks a prerequisite.
 func (c *chapter) notRun(what, why string) { c.absent = append(c.absent, what+" ("+why+")") }
 
 // tell adds a figure that can be any.
@@ -54,7 +54,7 @@ func (c *chapter) zero(what string, n int) {
 	c.lines = append(c.lines, line{what, fmt.Sprint(n), "0", n == 0})
 }
 
-// happened adds counts of what must really have happened.
+// happened adds counts of events that must really have happened.
 func (c *chapter) happened(counts ...count) {
 	for _, n := range counts {
 		c.lines = append(c.lines, line{n.what, fmt.Sprint(n.n), "at least 1", happened(n)})
@@ -95,7 +95,7 @@ func (r *report) ok() bool {
 	return len(r.chapters) > 0
 }
 
-// absent is what could not be tried.
+// absent returns the attacks that could not be tried.
 func (r *report) absent() (absent []string) {
 	for _, c := range r.chapters {
 		absent = append(absent, c.absent...)

@@ -27,7 +27,7 @@ type held struct {
 	Lost            bool  // and was told so
 }
 
-// beliefs are what holders believed last, each of each slot that it had.
+// beliefs are the last beliefs of holders, each of each slot that it had.
 type beliefs map[belief]held
 
 type belief struct {
@@ -205,7 +205,7 @@ func takeAllSlots(ctx context.Context, store *pgstore.Store, dead time.Time) (ti
 	return time.Since(dead), nil
 }
 
-// bySlot is what was believed of each slot, by when that began.
+// bySlot returns the beliefs about each slot, by their beginning.
 func (b beliefs) bySlot() map[int][]held {
 	of := map[int][]held{}
 	for _, h := range b {
@@ -217,7 +217,7 @@ func (b beliefs) bySlot() map[int][]held {
 	return of
 }
 
-// overlaps counts the holders of a slot whose beliefs overlap, and those who lost theirs.
+// overlaps counts the holders of a slot with overlapping beliefs, and those that lost theirs.
 func (b beliefs) overlaps() (overlaps, lost int) {
 	for _, all := range b.bySlot() {
 		for i, h := range all {
@@ -244,7 +244,7 @@ func (b beliefs) judgeFences(c *chapter, when string) {
 			}
 			given[h.Fence] = true
 		}
-		// The largest fence of those whose holding began before an instant.
+		// The largest fence of leases that began before an instant.
 		byAsked := slices.Clone(all)
 		slices.SortFunc(byAsked, func(a, b held) int { return int(a.Asked - b.Asked) })
 		largest, next := int64(0), 0

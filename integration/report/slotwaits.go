@@ -23,7 +23,7 @@ const (
 	queueWork      = 50 * time.Millisecond
 )
 
-// served is somebody who waited for a slot, and worked with it, on the machine's clock.
+// served is a caller that waited for a slot, and worked with it, on the machine's clock.
 type served struct {
 	Process         int
 	Asked, From, To time.Time
@@ -118,7 +118,7 @@ func outOfTurn(all []served) (n int) {
 	for process := range queueProcesses {
 		mine := slices.DeleteFunc(slices.Clone(all), func(s served) bool { return s.Process != process })
 		slices.SortFunc(mine, func(a, b served) int { return a.From.Compare(b.From) })
-		var latest time.Time // that somebody came who was served by now, a second before
+		var latest time.Time // the arrival of a caller that was served by now, a second before
 		next := 0
 		for _, s := range mine {
 			for ; mine[next].From.Before(s.From.Add(-apart)); next++ {
@@ -152,7 +152,7 @@ func commits(ctx context.Context, pool *pgxpool.Pool) (n int64) {
 	return n
 }
 
-// takeSlotsOften takes and releases slots for a while, and looks at what is left of that.
+// takeSlotsOften takes and releases slots for a while, and measures the table after that.
 func takeSlotsOften(ctx context.Context, l *lab, c *chapter) error {
 	const keys, goroutines = 1000, 64
 	c.say("Last, %d goroutines take and release the slots of %d keys.", goroutines, keys)

@@ -8,7 +8,7 @@ import (
 	"time"
 )
 
-// attack is what processes that do the work of the accounts have to suffer.
+// attack is the faults that processes doing the work of the accounts have to suffer.
 type attack struct {
 	tasks  []task
 	lasts  time.Duration // at least
