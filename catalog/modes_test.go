@@ -7,9 +7,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/catalog"
 	"github.com/pgratelimit/ratelimit/memstore"
+	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
 // A mode is for all keys or for one, whose own goes before; it ends with its override; and it
@@ -128,5 +131,38 @@ func TestModeInTransaction(t *testing.T) {
 	got, err := c.ForTx(ctx, tx, api, "a", 1)
 	if err != nil || got.Mode != ratelimit.ModeRefuse {
 		t.Errorf("got %v, %v", got.Mode, err)
+	}
+}
+
+// The runner of a store that has the catalog goes by it, in definitions and modes.
+func TestRunnerGoesByTheCatalog(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	c, _ := newCatalog(t, db)
+	must(t, c.Publish(t.Context(), api))
+	must(t, c.Set(t.Context(), "api", "alice", catalog.Override{Capacity: 2}))
+	must(t, c.Set(t.Context(), "api", "bob", catalog.Override{Mode: ratelimit.ModeRefuse}))
+	must(t, c.Set(t.Context(), "api", "carol", catalog.Override{Capacity: 1, Mode: ratelimit.ModeShadow}))
+	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Catalog: c})
+	must(t, err)
+	for key, want := range map[string]int{"alice": 2, "bob": 0, "carol": 3, "dora": 3} {
+		for _, run := range []func(context.Context, []ratelimit.Request, func(pgx.Tx, ratelimit.Result) error) (ratelimit.Result, error){store.AllowFunc, store.ReserveFunc} {
+			must(t, store.Reset(t.Context(), api, key))
+			ran := 0
+			for range 3 {
+				_, err := run(t.Context(), []ratelimit.Request{api.For(key)}, func(_ pgx.Tx, result ratelimit.Result) error {
+					if result.RetryAfter == 0 {
+						ran++
+					}
+					return nil
+				})
+				if err != nil && !errors.Is(err, ratelimit.ErrRefused) {
+					t.Fatal(err)
+				}
+			}
+			if ran != want {
+				t.Errorf("%s: %d of 3 ran at once, want %d", key, ran, want)
+			}
+		}
 	}
 }

@@ -115,6 +115,12 @@ type Config struct {
 	// is 10 seconds.
 	RetryBudget time.Duration
 
+	// Catalog chooses the definitions by which [Store.AllowFunc] and [Store.ReserveFunc] decide:
+	// a *catalog.Catalog, so that callers write limit.For(key). The other verbs, whose requests
+	// may have been read in the caller's transaction, decide by the requests as they are. The
+	// default, nil, has all of them do so.
+	Catalog ratelimit.Catalog
+
 	// Observe hears of every decision and edit, once, when it is in the database: see
 	// [ratelimit.Observe]. What was decided in a caller's transaction may still be rolled back.
 	// It must not block, and be safe for concurrent use. The default, nil, costs nothing.
