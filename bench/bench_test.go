@@ -160,11 +160,28 @@ func readable(file string) error {
 			width = attrs["width"]
 		case "text":
 			texts++
-			if length := attrs["textLength"]; !(length > 0) || attrs["x"] < 0 || attrs["x"]+length > width {
+			length, left := attrs["textLength"], attrs["x"]
+			switch anchor(start) {
+			case "end":
+				left -= length
+			case "middle":
+				left -= length / 2
+			}
+			if !(length > 0) || left < 0 || left+length > width {
 				return fmt.Errorf("a picture of width %g has the text %v", width, start.Attr)
 			}
 		}
 	}
+}
+
+// anchor is where an element's text has its x; "" is its beginning.
+func anchor(element xml.StartElement) string {
+	for _, a := range element.Attr {
+		if a.Name.Local == "text-anchor" {
+			return a.Value
+		}
+	}
+	return ""
 }
 
 // numbers are the attributes of an element that are numbers, or numbers of points.

@@ -194,6 +194,9 @@ func override(form url.Values) (o catalog.Override, err error) {
 	read("rate", &o.Rate)
 	read("capacity", &o.Capacity)
 	read("max_reserved", &o.MaxReserved)
+	if text := form.Get("mode"); text != "" && err == nil {
+		o.Mode, err = ratelimit.ParseMode(text)
+	}
 	if text := form.Get("at_once"); text != "" && err == nil {
 		if o.AtOnce, err = strconv.Atoi(text); err != nil {
 			err = &ratelimit.FieldError{Package: "console", Field: "at_once", Value: text, Reason: "must be a whole number"}

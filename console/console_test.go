@@ -250,6 +250,11 @@ func TestChanges(t *testing.T) {
 	if v := value(); v.Value != 200 {
 		t.Errorf("reset: got %v", v)
 	}
+	change("Override alice of api: mode refuse", "action", "set", "mode", "refuse")
+	s.wants(s.get(200, "/key", "name", "api", "key", "alice"), "refused: its mode is refuse, until that is changed")
+	change("Override alice of api: mode shadow", "action", "set", "mode", "shadow")
+	s.take(20, "alice")
+	s.wants(s.get(200, "/key", "name", "api", "key", "alice"), "granted, since its mode is shadow: there are 0")
 	change("Remove the override of alice of api", "action", "unset")
 	if v := value(); v.Capacity != 20 {
 		t.Errorf("unset: got %v", v)
@@ -360,6 +365,7 @@ func TestBadChanges(t *testing.T) {
 		{400, "for -1h0m0s: must be positive", []string{"action", "pause", "for", "-1h"}},
 		{400, "rate &#34;fast&#34;", []string{"action", "set", "rate", "fast"}},
 		{400, "Rate", []string{"action", "set", "rate", "-1"}},
+		{400, "must be enforce, shadow or refuse", []string{"action", "set", "mode", "on"}},
 		{400, "period &#34;month&#34;", []string{"action", "set", "period", "month"}},
 		{404, "no definition of this limit", []string{"action", "reset", "name", "nothing"}},
 	} {

@@ -119,7 +119,7 @@ type overrideFlags struct {
 	capacity, maxReserved string
 	slots, atOnce         int
 	lease                 time.Duration
-	until                 string
+	mode, until           string
 	off, all              bool
 	note                  string
 }
@@ -132,7 +132,7 @@ func catalogSet(o *options) *cobra.Command {
 		Long: `Override the definition of a limit for one key, or for all keys, in place of an override that
 is there. What is left out stays as the program has it.`,
 		Example: `  ratelimit catalog set send_message alice --rate 100 --capacity 200 --until 48h --note 'moving house'
-  ratelimit catalog set send_message --all-keys --max-reserved 30`,
+  ratelimit catalog set send_message --all-keys --mode refuse --until 10m`,
 		Args: cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			key, err := keyOrAll(args, f.all)
@@ -169,6 +169,7 @@ is there. What is left out stays as the program has it.`,
 	flags.IntVar(&f.slots, "slots", 0, "of a sliding window")
 	flags.IntVar(&f.atOnce, "at-once", 0, "of a limit of how many at once: slots for each key")
 	flags.DurationVar(&f.lease, "lease", 0, "of a limit of how many at once")
+	flags.StringVar(&f.mode, "mode", "", `"shadow" decides and refuses nobody, "refuse" refuses all calls, "enforce" is as usual`)
 	flags.StringVar(&f.until, "until", "", "when it ends: an instant such as 2026-12-31T00:00:00Z, or a duration from now such as 48h")
 	flags.BoolVar(&f.off, "off", false, "keep the override, and do not use it")
 	flags.StringVar(&f.note, "note", "", "why, and for whom")
@@ -201,6 +202,11 @@ func (f *overrideFlags) override(cmd *cobra.Command, now time.Time) (catalog.Ove
 	}
 	if o.MaxReserved, err = amountOf("--max-reserved", f.maxReserved); err != nil {
 		return o, err
+	}
+	if f.mode != "" {
+		if o.Mode, err = ratelimit.ParseMode(f.mode); err != nil {
+			return o, bad("--mode %q: must be enforce, shadow or refuse", f.mode)
+		}
 	}
 	if f.until == "" {
 		return o, nil

@@ -22,10 +22,10 @@ func TestCatalog(t *testing.T) {
 		return w.program(append([]string{"catalog"}, args...)...).ok(t)
 	}
 	wantIn(t, run("set", "api", "alice", "--rate", "100", "--capacity", "none", "--until", "48h", "--note", "moving house"), "set: rate 100, capacity none, until", "(moving house)")
-	run("set", "api", "--all-keys", "--max-reserved", "unlimited")
+	run("set", "api", "--all-keys", "--max-reserved", "unlimited", "--mode", "shadow")
 	run("set", "api", "bob", "--rate", "7", "--dry-run")
 	wantIn(t, run("ls"), "2", `token bucket "api"`)
-	wantIn(t, run("ls", "api"), "max reserved unlimited", "(all keys)", "rate 100, capacity none", "alice")
+	wantIn(t, run("ls", "api"), "max reserved unlimited, mode shadow", "(all keys)", "rate 100, capacity none", "alice")
 
 	o := objects[overrideJSON](t, run("ls", "api", "--json"))
 	if len(o) != 2 || o[1].Key == nil || *o[1].Key != "alice" || o[1].Rate != 100 || o[1].Until.Before(time.Now().Add(47*time.Hour)) {

@@ -206,24 +206,25 @@ func setEntry(ctx context.Context, c editor, e *catalog.Entry) error {
 
 // overrideJSON is an override as a file has it.
 type overrideJSON struct {
-	Name        string    `json:"name"`
-	Key         *string   `json:"key,omitempty"` // left out for all keys
-	Rate        float64   `json:"rate,omitempty"`
-	Period      duration  `json:"period,omitzero"`
-	Capacity    amount    `json:"capacity,omitzero"`
-	MaxReserved amount    `json:"maxReserved,omitzero"`
-	Slots       int       `json:"slots,omitempty"`
-	AtOnce      int       `json:"atOnce,omitempty"`
-	Lease       duration  `json:"lease,omitzero"`
-	Until       time.Time `json:"until,omitzero"`
-	Off         bool      `json:"off,omitempty"`
-	Note        string    `json:"note,omitempty"`
+	Name        string         `json:"name"`
+	Key         *string        `json:"key,omitempty"` // left out for all keys
+	Rate        float64        `json:"rate,omitempty"`
+	Period      duration       `json:"period,omitzero"`
+	Capacity    amount         `json:"capacity,omitzero"`
+	MaxReserved amount         `json:"maxReserved,omitzero"`
+	Slots       int            `json:"slots,omitempty"`
+	AtOnce      int            `json:"atOnce,omitempty"`
+	Lease       duration       `json:"lease,omitzero"`
+	Mode        ratelimit.Mode `json:"mode,omitempty"`
+	Until       time.Time      `json:"until,omitzero"`
+	Off         bool           `json:"off,omitempty"`
+	Note        string         `json:"note,omitempty"`
 }
 
 func overrideOf(e *catalog.Entry) overrideJSON {
 	o := overrideJSON{
 		Name: e.Name, Rate: e.Rate, Period: duration(e.Period), Capacity: amount(e.Capacity), MaxReserved: amount(e.MaxReserved),
-		Slots: e.Slots, AtOnce: e.AtOnce, Lease: duration(e.Lease), Until: e.Until, Off: e.Off, Note: e.Note,
+		Slots: e.Slots, AtOnce: e.AtOnce, Lease: duration(e.Lease), Mode: e.Mode, Until: e.Until, Off: e.Off, Note: e.Note,
 	}
 	if !e.All {
 		o.Key = &e.Key
@@ -237,7 +238,7 @@ func (o *overrideJSON) entry() (*catalog.Entry, error) {
 	}
 	e := &catalog.Entry{Name: o.Name, All: o.Key == nil, Override: catalog.Override{
 		Rate: o.Rate, Period: time.Duration(o.Period), Capacity: float64(o.Capacity), MaxReserved: float64(o.MaxReserved),
-		Slots: o.Slots, AtOnce: o.AtOnce, Lease: time.Duration(o.Lease), Until: o.Until, Off: o.Off, Note: o.Note,
+		Slots: o.Slots, AtOnce: o.AtOnce, Lease: time.Duration(o.Lease), Mode: o.Mode, Until: o.Until, Off: o.Off, Note: o.Note,
 	}}
 	if !e.All {
 		e.Key = *o.Key

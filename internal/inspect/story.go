@@ -163,6 +163,12 @@ func (s *Story) Why() string {
 	switch {
 	case s.Never != nil:
 		return "never: " + s.Never.Error()
+	case a.Request.Mode == ratelimit.ModeRefuse && a.Request.RefusedUntil.IsZero():
+		return "refused: its mode is refuse, until that is changed"
+	case a.Request.Mode == ratelimit.ModeRefuse:
+		return fmt.Sprintf("refused: its mode is refuse until %s", Instant(a.Request.RefusedUntil))
+	case a.Shadowed:
+		return fmt.Sprintf("granted, since its mode is shadow: there are %s, and %s are wanted", Amount(a.Value), count)
 	case a.OK && a.RetryAfter > 0:
 		return fmt.Sprintf("a reservation of %s would be due at %s, in %s", count, Instant(a.RetryAt), Span(a.RetryAfter))
 	case a.OK:

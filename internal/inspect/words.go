@@ -57,6 +57,9 @@ func Override(o *catalog.Override) string {
 	if o.Lease != 0 {
 		add("lease %s", o.Lease)
 	}
+	if o.Mode != 0 {
+		add("mode %s", o.Mode)
+	}
 	if !o.Until.IsZero() {
 		add("until %s", Instant(o.Until))
 	}
