@@ -328,3 +328,46 @@ func BenchmarkTransactions(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkObserve compares calls with Config.Observe and without it: on their own, in a
+// caller's transaction, and from memory.
+func BenchmarkObserve(b *testing.B) {
+	pool := durable(b)
+	var events atomic.Int64
+	for _, observe := range []ratelimit.Observe{nil, func(context.Context, ratelimit.Event) { events.Add(1) }} {
+		stores := map[string]*pgstore.Store{}
+		for form, escrow := range map[string]time.Duration{"own": 0, "tx": 0, "memory": 100 * time.Millisecond} {
+			store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench", Escrow: escrow, Observe: observe})
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer store.Close()
+			stores[form] = store
+		}
+		for _, form := range []string{"own", "tx", "memory"} {
+			b.Run(fmt.Sprintf("%s/observed=%t", form, observe != nil), func(b *testing.B) {
+				store, limit := stores[form], plenty(1)
+				b.ReportAllocs()
+				if form != "tx" {
+					for b.Loop() {
+						if _, err := store.Allow(b.Context(), limit.For(form)); err != nil {
+							b.Fatal(err)
+						}
+					}
+					return
+				}
+				err := pgx.BeginFunc(b.Context(), pool, func(tx pgx.Tx) error {
+					for b.Loop() {
+						if _, err := store.AllowTx(b.Context(), tx, limit.For(form)); err != nil {
+							return err
+						}
+					}
+					return nil
+				})
+				if err != nil {
+					b.Fatal(err)
+				}
+			})
+		}
+	}
+}
