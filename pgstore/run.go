@@ -37,7 +37,7 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 	if r == nil {
 		return ratelimit.Result{}, (*base)(nil).usable()
 	}
-	requests = resolved(r.config.Catalog, requests)
+	requests = decide.Resolved(r.config.Catalog, requests)
 	w := r.watch(ctx, taking(reserve), ratelimit.FormRunner, requests...)
 	told := &result
 	defer func() { w.Tell(told, err) }() // also when the function panics
@@ -50,18 +50,6 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 		return ratelimit.Result{}, err
 	}
 	return made, err
-}
-
-// resolved returns requests by the definitions that hold for their keys.
-func resolved(catalog ratelimit.Catalog, requests []ratelimit.Request) []ratelimit.Request {
-	if catalog == nil {
-		return requests
-	}
-	held := make([]ratelimit.Request, len(requests))
-	for i, request := range requests {
-		held[i] = catalog.Resolve(request)
-	}
-	return held
 }
 
 // runModes is run, and returns also what was granted and rolled back.

@@ -15,6 +15,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -137,7 +138,7 @@ func (in Inserter) InsertManyTx(ctx context.Context, tx pgx.Tx, params []InsertM
 	}
 	params = slices.Clone(params)
 	for i := range params {
-		params[i].Requests = resolved(in.Catalog, params[i].Requests)
+		params[i].Requests = decide.Resolved(in.Catalog, params[i].Requests)
 	}
 	order, err := in.inOrder(ctx, tx, params)
 	if err != nil {
@@ -313,7 +314,7 @@ func (in Inserter) InsertBatchTx(ctx context.Context, tx pgx.Tx, params []river.
 	if err := in.usable(); err != nil {
 		return nil, err
 	}
-	requests = resolved(in.Catalog, requests)
+	requests = decide.Resolved(in.Catalog, requests)
 	reserved, err := in.reserve(ctx, tx, requests)
 	if err != nil {
 		return nil, err

@@ -13,6 +13,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/keyqueue"
 	"github.com/pgratelimit/ratelimit/internal/watch"
 	"github.com/pgratelimit/ratelimit/pgstore"
@@ -214,7 +215,7 @@ func (m *Middleware) work(ctx context.Context, job *rivertype.JobRow, doInner fu
 	if m.config.Limits == nil {
 		return doInner(ctx)
 	}
-	requests := resolved(m.config.Catalog, m.config.Limits(job))
+	requests := decide.Resolved(m.config.Catalog, m.config.Limits(job))
 	if len(requests) == 0 {
 		return doInner(ctx)
 	}
@@ -229,18 +230,6 @@ func (m *Middleware) work(ctx context.Context, job *rivertype.JobRow, doInner fu
 	}
 	m.observe(ctx, ratelimit.OutcomeGranted, requests, nil)
 	return doInner(inner)
-}
-
-// resolved returns requests with the limits of a catalog, if there is one.
-func resolved(catalog ratelimit.Catalog, requests []ratelimit.Request) []ratelimit.Request {
-	if catalog == nil {
-		return requests
-	}
-	requests = slices.Clone(requests)
-	for i := range requests {
-		requests[i] = catalog.Resolve(requests[i])
-	}
-	return requests
 }
 
 // hold returns when the job may start, with its reservation, or with an error

@@ -12,6 +12,7 @@ import (
 	"github.com/riverqueue/river"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
 // startSuffix ends the names of the gates.
@@ -29,7 +30,7 @@ const startSuffix = ":start"
 //
 // For the bound on starts, credited tokens count as refilled.
 func (m *Middleware) Rows(r ratelimit.Request) []ratelimit.Request {
-	r = resolved(m.config.Catalog, []ratelimit.Request{r})[0]
+	r = decide.Resolved(m.config.Catalog, []ratelimit.Request{r})[0]
 	if !m.config.HardStart || r.Limit == nil || slides(r) {
 		return []ratelimit.Request{r}
 	}

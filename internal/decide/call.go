@@ -313,3 +313,16 @@ func BadPause(limit ratelimit.Limit, lasts time.Duration) error {
 	}
 	return &ratelimit.FieldError{Limit: ratelimit.NameOf(limit), Field: "Duration", Value: lasts, Reason: reason}
 }
+
+// Resolved returns requests by the definitions that hold for their keys in a catalog, or as they
+// are if it is nil.
+func Resolved(catalog ratelimit.Catalog, requests []ratelimit.Request) []ratelimit.Request {
+	if catalog == nil {
+		return requests
+	}
+	held := make([]ratelimit.Request, len(requests))
+	for i := range requests {
+		held[i] = catalog.Resolve(requests[i])
+	}
+	return held
+}
