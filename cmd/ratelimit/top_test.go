@@ -55,7 +55,7 @@ func TestTopLive(t *testing.T) {
 		w.must(err)
 	}
 	add("first")
-	cmd := exec.CommandContext(t.Context(), "script", "--quiet", "--return", "--command", os.Args[0]+" top --every 100ms --schema "+db.Schema, "/dev/null")
+	cmd := exec.CommandContext(t.Context(), "script", "--quiet", "--return", "--command", "exec "+os.Args[0]+" top --every 100ms --schema "+db.Schema, "/dev/null")
 	cmd.Env = append(os.Environ(), asProgram+"=1", "DATABASE_URL="+db.URL)
 	stdin, err := cmd.StdinPipe()
 	w.must(err)
