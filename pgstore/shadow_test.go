@@ -187,6 +187,17 @@ func TestNeverOverInModes(t *testing.T) {
 			})
 		}
 		all.Wait()
+		// With Escrow, a part of a token may be in memory at the end: it is back soon.
+		for ctx.Err() == nil && granted.Load() < 60 {
+			result, err := store.Allow(ctx, enforced.For("k"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if result.OK {
+				granted.Add(1)
+			}
+			time.Sleep(time.Millisecond)
+		}
 		if granted.Load() != 60 || counted.Load() != 3 || counted2.Load() != 8 {
 			t.Errorf("granted %d, want 60; of what is tried out counted %d and %d, want 3 and 8", granted.Load(), counted.Load(), counted2.Load())
 		}
