@@ -37,6 +37,27 @@ type InFlight struct {
 	Name  string        `json:"name"`
 	Limit int           `json:"limit"` // slots for each key, 1 to MaxInFlight
 	Lease time.Duration `json:"lease"` // whole microseconds; 0 means DefaultLease
+
+	// Mode says whether a refusal holds; the zero Mode is [ModeEnforce]. See In.
+	Mode Mode `json:"mode,omitempty"`
+
+	// RefusedUntil is what refusals by [ModeRefuse] tell as NotBefore: when the catalog's
+	// override ends. Zero is [RefusedFor] from the refusal.
+	RefusedUntil time.Time `json:"refused_until,omitzero"`
+}
+
+// In returns l in a mode, in which slots are acquired:
+//
+//	slot, err := store.Acquire(ctx, Calls.In(ratelimit.ModeShadow), org)
+//
+// [ModeRefuse] gives no slot to anybody, also to those who would wait; slots that are held are
+// renewed and released as ever. [ModeShadow] takes slots, and keeps nobody from his work: who
+// would be refused or have to wait has a [Slot] at once that is Shadowed, and a slot whose lease
+// is lost becomes one. Package catalog has modes by name and by key, which are changed while
+// programs run.
+func (l InFlight) In(mode Mode) InFlight {
+	l.Mode = mode
+	return l
 }
 
 // Validate reports every invalid field of the definition: a *FieldError for one, several
@@ -59,6 +80,9 @@ func (l InFlight) Validate() error {
 		if reason != "" {
 			f.add("Lease", l.Lease, reason)
 		}
+	}
+	if l.Mode > ModeRefuse {
+		f.add("Mode", l.Mode, badMode)
 	}
 	return f.err()
 }
@@ -86,12 +110,20 @@ func (l InFlight) LeaseOrDefault() time.Duration {
 //
 //	"calls": 10 at a time, lease 30s
 func (l InFlight) String() string {
-	return fmt.Sprintf("%s: %d at a time, lease %s", quoteShort(l.Name), l.Limit, span(l.LeaseOrDefault()))
+	text := fmt.Sprintf("%s: %d at a time, lease %s", quoteShort(l.Name), l.Limit, span(l.LeaseOrDefault()))
+	if l.Mode > ModeEnforce {
+		text += ", mode " + l.Mode.String()
+	}
+	return text
 }
 
 // LogValue is the definition as a group.
 func (l InFlight) LogValue() slog.Value {
-	return slog.GroupValue(slog.String("name", l.Name), slog.Int("limit", l.Limit), slog.Duration("lease", l.LeaseOrDefault()))
+	attrs := []slog.Attr{slog.String("name", l.Name), slog.Int("limit", l.Limit), slog.Duration("lease", l.LeaseOrDefault())}
+	if l.Mode > ModeEnforce {
+		attrs = append(attrs, slog.String("mode", l.Mode.String()))
+	}
+	return slog.GroupValue(attrs...)
 }
 
 // Slot is a slot that is held, or a refusal if it is not OK. It is a plain value. Another
@@ -111,6 +143,11 @@ type Slot struct {
 	// NotBefore, of a refusal for want of a slot, is the first end of a lease: a slot may be
 	// free earlier, if it is released, or later, if it is renewed. It is no promise.
 	NotBefore time.Time `json:"not_before,omitzero"`
+
+	// Shadowed is true of a slot that is OK only since its limit is in [ModeShadow]: all were
+	// held, and it has no Fence; or its lease was lost. It holds nothing, and to renew or to
+	// release it does nothing.
+	Shadowed bool `json:"shadowed,omitempty"`
 
 	// Rates is the result of the rate limits that were asked with the slot. When it is a
 	// refusal, so is the Slot; its receipt settles the tokens that were taken.
@@ -142,7 +179,7 @@ func (s Slot) Validate() error {
 	if err := s.InFlight.ValidateKey(s.Key); err != nil {
 		return err
 	}
-	if !s.OK || s.Fence < 1 || s.Number < 0 || s.Number >= MaxInFlight {
+	if !s.OK || s.Fence < 1 && !s.Shadowed || s.Number < 0 || s.Number >= MaxInFlight {
 		return &FieldError{Limit: s.InFlight.Name, Field: "Slot", Value: s, Reason: "must be one that was acquired"}
 	}
 	return nil
@@ -155,24 +192,34 @@ func (s Slot) String() string {
 	if !s.OK {
 		return fmt.Sprintf("no slot of %s", quoteShort(s.InFlight.Name))
 	}
+	if s.Shadowed {
+		return fmt.Sprintf("no slot of %s, in mode shadow", quoteShort(s.InFlight.Name))
+	}
 	return fmt.Sprintf("slot %d of %s, fence %d", s.Number, quoteShort(s.InFlight.Name), s.Fence)
 }
 
 // LogValue is the slot as a group, without the key.
 func (s Slot) LogValue() slog.Value {
 	attrs := []slog.Attr{slog.String("limit", s.InFlight.Name), slog.Bool("ok", s.OK)}
-	if !s.OK {
+	if s.Shadowed {
+		attrs = append(attrs, slog.Bool("shadowed", true))
+	}
+	if !s.OK || s.Shadowed {
 		return slog.GroupValue(append(attrs, slog.Time("not_before", s.NotBefore))...)
 	}
 	return slog.GroupValue(append(attrs, slog.Int("number", s.Number), slog.Int64("fence", s.Fence), slog.Time("until", s.Until))...)
 }
 
-// FullError is the refusal of a slot as an error: all are held. It is [ErrRefused].
+// FullError is the refusal of a slot as an error: all are held, or the limit is in
+// [ModeRefuse]. It is [ErrRefused].
 type FullError struct {
 	Slot Slot
 }
 
 func (e *FullError) Error() string {
+	if e.Slot.InFlight.Mode == ModeRefuse {
+		return fmt.Sprintf("ratelimit: limit %s refused by its mode", quoteShort(e.Slot.InFlight.Name))
+	}
 	return fmt.Sprintf("ratelimit: limit %s: all %d slots are held", quoteShort(e.Slot.InFlight.Name), e.Slot.InFlight.Limit)
 }
 

@@ -6,7 +6,8 @@ import (
 	"time"
 )
 
-// Mode says what becomes of a request: see [Request.In]. The zero Mode is ModeEnforce.
+// Mode says what becomes of a request or of who asks for a slot: see [Request.In] and
+// [InFlight.In]. The zero Mode is ModeEnforce.
 type Mode uint8
 
 const (

@@ -40,7 +40,7 @@ const (
 // errNoRedis is a machine without it.
 var errNoRedis = errors.New(`no Redis, so the rest runs without it; install one with "apt-get install redis-server" or "brew install redis"`)
 
-// redisServer is a Redis that keeps nothing on disk.
+// redisServer is a Redis.
 type redisServer struct {
 	address string
 	counts  *counts
@@ -50,7 +50,17 @@ type redisServer struct {
 	done    chan struct{} // closed when the server has ended
 }
 
+// startRedis starts a Redis that keeps nothing on disk.
 func startRedis(ctx context.Context, program string) (*redisServer, error) {
+	return startRedisWith(ctx, program, "--appendonly", "no")
+}
+
+// startDurableRedis starts a Redis that answers when what it has changed is on the disk.
+func startDurableRedis(ctx context.Context, program string) (*redisServer, error) {
+	return startRedisWith(ctx, program, "--appendonly", "yes", "--appendfsync", "always")
+}
+
+func startRedisWith(ctx context.Context, program string, options ...string) (*redisServer, error) {
 	path, err := exec.LookPath(program)
 	if err != nil {
 		return nil, fmt.Errorf("%w (%w)", errNoRedis, err)
@@ -62,8 +72,10 @@ func startRedis(ctx context.Context, program string) (*redisServer, error) {
 	r := &redisServer{
 		address: net.JoinHostPort("127.0.0.1", port),
 		counts:  &counts{},
-		cmd: exec.Command("/bin/sh", "-c", redisSupervisor, "supervisor", path,
-			"--bind", "127.0.0.1", "--port", port, "--save", "", "--appendonly", "no"),
+		cmd: exec.Command("/bin/sh", append([]string{
+			"-c", redisSupervisor, "supervisor", path,
+			"--bind", "127.0.0.1", "--port", port, "--save", "",
+		}, options...)...),
 		done: make(chan struct{}),
 	}
 	r.cmd.Stdout, r.cmd.Stderr = &r.output, &r.output

@@ -4,12 +4,15 @@ import (
 	"context"
 	_ "embed"
 	"errors"
+	"flag"
 	"fmt"
 	"io"
+	"regexp"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/redis/go-redis/v9"
 
 	"github.com/pgratelimit/ratelimit"
@@ -25,9 +28,13 @@ turns, in several rounds; a figure is the median of its rounds.
   a second      pieces of work: a slot taken, and released
   refused       of those who asked; they ask again at once
 
-"counter" is a column that counts up to the limit and down again, by two UPDATEs: what leaks when
-a process dies. "Redis" is the usual semaphore, a sorted set of holders by a script. "advisory
-lock" tries locks of the session in order, and keeps its connection during the work; there are
+"ours, hasty" is with synchronous_commit off: a server that fails forgets the last half second of
+slots, which are given out again. "UPDATE, combined" is PostgreSQL's own bound for calls that gather
+as ours do: two statements a piece that only write the rows, over two connections, and grant and
+limit nothing. "counter" is a column that counts up to the limit and down again, by two UPDATEs: what leaks when
+a process dies. "Redis" is the usual semaphore, a sorted set of holders by a script, in a Redis
+that keeps nothing on disk; "Redis, fsync" in one that waits for the disk as PostgreSQL does
+(appendfsync always). "advisory lock" tries locks of the session in order, and keeps its connection during the work; there are
 16 connections.
 
 Then somebody waits: 1,000 goroutines in 3 stores, which know nothing of each other, for 10 slots
@@ -59,25 +66,40 @@ func (c slotCase) String() string {
 
 var slotCases = []slotCase{{1, 1}, {1, 10}, {1, 100}, {1, 1000}, {10_000, 10}}
 
-const (
-	slotsOurs     = "ours"
-	slotsCounter  = "counter"
-	slotsRedis    = "Redis"
-	slotsAdvisory = "advisory lock"
+const slotLease = 30 * time.Second
 
-	slotLease = 30 * time.Second
-)
-
-// slotImpls open each implementation for a case.
-var slotImpls = []struct {
-	name string
-	open func(ctx context.Context, e *env, c slotCase) (contender, error)
-}{
-	{slotsOurs, openSlots}, {slotsCounter, openSlotCounter}, {slotsRedis, openSlotsRedis}, {slotsAdvisory, openSlotsAdvisory},
+// slotServers are the servers of "bench slots".
+type slotServers struct {
+	postgres       *postgresServer
+	redis, durable *redisServer // nil if there is none
 }
 
-func openSlots(_ context.Context, e *env, c slotCase) (contender, error) {
-	store, err := pgstore.New(e.postgres.few, nil)
+// slotImpl is an implementation, which opens for a case; with a nil decide if it lacks its server.
+type slotImpl struct {
+	name string
+	open func(ctx context.Context, e *slotServers, c slotCase) (contender, error)
+}
+
+var slotImpls = []slotImpl{
+	{"ours", func(_ context.Context, e *slotServers, c slotCase) (contender, error) {
+		return openSlots(e.postgres.few, c)
+	}},
+	{"ours, hasty", func(_ context.Context, e *slotServers, c slotCase) (contender, error) {
+		return openSlots(e.postgres.hasty, c)
+	}},
+	{"UPDATE, combined", openSlotBound},
+	{"counter", openSlotCounter},
+	{"Redis", func(_ context.Context, e *slotServers, c slotCase) (contender, error) {
+		return openSlotsRedis(e.redis, c)
+	}},
+	{"Redis, fsync", func(_ context.Context, e *slotServers, c slotCase) (contender, error) {
+		return openSlotsRedis(e.durable, c)
+	}},
+	{"advisory lock", openSlotsAdvisory},
+}
+
+func openSlots(pool *pgxpool.Pool, c slotCase) (contender, error) {
+	store, err := pgstore.New(pool, nil)
 	if err != nil {
 		return contender{}, err
 	}
@@ -92,7 +114,23 @@ func openSlots(_ context.Context, e *env, c slotCase) (contender, error) {
 	return contender{decide: decide, close: store.Close}, nil
 }
 
-func openSlotCounter(ctx context.Context, e *env, c slotCase) (contender, error) {
+// openSlotBound has calls gather and only write rows: one statement for taking, one for releasing.
+func openSlotBound(ctx context.Context, e *slotServers, c slotCase) (contender, error) {
+	w := workload{limit: ratelimit.TokenBucket{Name: fmt.Sprintf("bound-%d-%d", c.keys, c.slots)}, keys: c.keyNames()}
+	write, err := openServerBound(ctx, &env{postgres: e.postgres}, w)
+	if err != nil {
+		return contender{}, err
+	}
+	decide := func(ctx context.Context, key string) (bool, error) {
+		if _, err := write.decide(ctx, key); err != nil {
+			return false, err
+		}
+		return write.decide(ctx, key)
+	}
+	return contender{decide: decide, close: write.close}, nil
+}
+
+func openSlotCounter(ctx context.Context, e *slotServers, c slotCase) (contender, error) {
 	name := fmt.Sprintf("slots-%d-%d", c.keys, c.slots)
 	const fill = `INSERT INTO counters SELECT $1::text, k, 0 FROM unnest($2::text[]) AS k ON CONFLICT DO NOTHING`
 	if err := e.postgres.fill(ctx, fill, workload{limit: ratelimit.TokenBucket{Name: name}, keys: c.keyNames()}); err != nil {
@@ -109,8 +147,11 @@ func openSlotCounter(ctx context.Context, e *env, c slotCase) (contender, error)
 	return contender{decide: decide}, nil
 }
 
-func openSlotsRedis(_ context.Context, e *env, c slotCase) (contender, error) {
-	client, script := e.redis.goRedis(), redis.NewScript(slotsLua)
+func openSlotsRedis(server *redisServer, c slotCase) (contender, error) {
+	if server == nil {
+		return contender{}, nil
+	}
+	client, script := server.goRedis(), redis.NewScript(slotsLua)
 	var holders atomic.Int64
 	decide := func(ctx context.Context, key string) (bool, error) {
 		key, holder := fmt.Sprintf("slots-%d-%d:%s", c.keys, c.slots, key), holders.Add(1)
@@ -123,7 +164,7 @@ func openSlotsRedis(_ context.Context, e *env, c slotCase) (contender, error) {
 	return contender{decide: decide, close: func() { client.Close() }}, nil
 }
 
-func openSlotsAdvisory(_ context.Context, e *env, c slotCase) (contender, error) {
+func openSlotsAdvisory(_ context.Context, e *slotServers, c slotCase) (contender, error) {
 	decide := func(ctx context.Context, key string) (bool, error) {
 		conn, err := e.postgres.many.Acquire(ctx)
 		if err != nil {
@@ -153,7 +194,14 @@ func (c slotCase) keyNames() []string {
 type slotFigures struct{ perSecond, refused []float64 }
 
 func runSlots(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
-	o, err := parseComparison("slots", slotsHelp, time.Second, args, stderr)
+	only := ""
+	o, err := parseComparisonWith("slots", slotsHelp, time.Second, args, stderr, func(flags *flag.FlagSet) {
+		flags.StringVar(&only, "only", "", "the cases that match this `regexp`, such as \"10,000 keys\"")
+	})
+	if err != nil {
+		return err
+	}
+	chosen, err := regexp.Compile(only)
 	if err != nil {
 		return err
 	}
@@ -162,6 +210,13 @@ func runSlots(ctx context.Context, args []string, stdout, stderr io.Writer) (err
 		return err
 	}
 	defer func() { err = errors.Join(err, e.close()) }()
+	servers := &slotServers{postgres: e.postgres, redis: e.redis}
+	if e.redis != nil {
+		if servers.durable, err = startDurableRedis(ctx, defaults().redisServer); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, servers.durable.close()) }()
+	}
 	p := printer{w: stdout}
 	facts, err := e.facts(ctx)
 	if err != nil {
@@ -172,27 +227,30 @@ func runSlots(ctx context.Context, args []string, stdout, stderr io.Writer) (err
 	}
 	p.linef("\n%-24s %-16s %10s %8s", "", "", "a second", "refused")
 	for _, c := range slotCases {
-		if err := compareSlots(ctx, &p, e, c, o); err != nil {
+		if !chosen.MatchString(c.String()) {
+			continue
+		}
+		if err := compareSlots(ctx, &p, servers, c, o); err != nil {
 			return fmt.Errorf("%v: %w", c, err)
 		}
 	}
-	if err := waitForSlots(ctx, &p, e, 5*o.round); err != nil {
-		return err
+	if !chosen.MatchString("waiting") {
+		return p.err
 	}
-	return p.err
+	return errors.Join(waitForSlots(ctx, &p, e, 5*o.round), p.err)
 }
 
 // compareSlots measures all implementations in a case, in turns.
-func compareSlots(ctx context.Context, p *printer, e *env, c slotCase, o comparison) error {
+func compareSlots(ctx context.Context, p *printer, e *slotServers, c slotCase, o comparison) error {
 	figures := make(map[string]*slotFigures)
 	for n := range o.rounds {
 		for _, impl := range slotImpls {
-			if impl.name == slotsRedis && e.redis == nil {
-				continue
-			}
 			opened, err := impl.open(ctx, e, c)
 			if err != nil {
 				return err
+			}
+			if opened.decide == nil {
+				continue
 			}
 			s, _, err := compared(ctx, e.postgres, opened, c.keyNames(), n, o.round)
 			if opened.close != nil {

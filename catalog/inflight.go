@@ -10,7 +10,7 @@ import (
 )
 
 // InFlight is [Catalog.For] for a limit of work in flight. It returns the limit of key: limit
-// itself, or with the AtOnce and the Lease of an override.
+// itself, or with the AtOnce, the Lease and the Mode of an override.
 //
 //	slot, err := store.Acquire(ctx, limits.InFlight(Calls, org), org)
 //

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/catalog"
+	"github.com/pgratelimit/ratelimit/memstore"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -121,7 +122,7 @@ func TestInFlightRowsByHand(t *testing.T) {
 		"(name, key, at_once) VALUES ('calls', 'b', 0)", "(name, key, at_once) VALUES ('calls', 'b', 10001)",
 		"(name, key, lease) VALUES ('calls', 'b', '1 microsecond')", "(name, key, lease) VALUES ('calls', 'b', '1 month')",
 		"(name, key, rate) VALUES ('calls', 'b', 5)", "(name, key, capacity) VALUES ('calls', 'b', 5)", "(name, key, slots) VALUES ('calls', 'b', 5)",
-		"(name, mode) VALUES ('calls', 'refuse')",
+		"(name, mode) VALUES ('calls', 'refused')", "(name, kind, at_once, lease, mode) VALUES ('new', 'in flight', 5, '1 hour', 'refuse')",
 		"(name, key, at_once) VALUES ('api', 'b', 5)", "(name, key, lease) VALUES ('api', 'b', '1 hour')",
 		"(name, kind, at_once) VALUES ('new', 'in flight', 5)", "(name, kind, at_once, lease, rate) VALUES ('new', 'in flight', 5, '1 hour', 1)",
 		"(name, kind, rate, period, max_reserved, shards, at_once) VALUES ('new', 'token bucket', 5, '1 hour', 0, 1, 1)",
@@ -172,7 +173,7 @@ func TestViewOfSlots(t *testing.T) {
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
 	must(t, err)
 	t.Cleanup(store.Close)
-	want := map[string]string{"a": "3 of 10, false", "b": "1 of 1, true"}
+	want := map[string]string{"a": "3 of 10, true, refuse", "b": "1 of 1, true, enforce"}
 	for key, n := range map[string]int{"a": 4, "b": 2, "c": 1} {
 		for i := range n {
 			slot, err := store.Acquire(ctx, c.InFlight(calls, key), key)
@@ -184,16 +185,18 @@ func TestViewOfSlots(t *testing.T) {
 			}
 		}
 	}
-	rows, err := db.Pool.Query(ctx, inSchema(db, "SELECT name, key, at_once, held, not_before, until, overridden FROM rate_limits_in_flight"))
+	must(t, c.SetAll(ctx, "calls", catalog.Override{Mode: ratelimit.ModeRefuse}))
+	must(t, c.Set(ctx, "calls", "b", catalog.Override{AtOnce: 1, Lease: time.Hour, Mode: ratelimit.ModeEnforce}))
+	rows, err := db.Pool.Query(ctx, inSchema(db, "SELECT name, key, at_once, held, not_before, until, overridden, mode FROM rate_limits_in_flight"))
 	must(t, err)
 	var (
-		name, key      string
-		atOnce, held   int
-		first, last    time.Time
-		overridden     bool
-		got            = map[string]string{}
-		_, errOfReader = pgx.ForEachRow(rows, []any{&name, &key, &atOnce, &held, &first, &last, &overridden}, func() error {
-			got[key] = fmt.Sprintf("%d of %d, %v", held, atOnce, overridden)
+		name, key, mode string
+		atOnce, held    int
+		first, last     time.Time
+		overridden      bool
+		got             = map[string]string{}
+		_, errOfReader  = pgx.ForEachRow(rows, []any{&name, &key, &atOnce, &held, &first, &last, &overridden, &mode}, func() error {
+			got[key] = fmt.Sprintf("%d of %d, %v, %s", held, atOnce, overridden, mode)
 			slots, err := store.Slots(ctx, calls, key)
 			must(t, err)
 			ends := make([]time.Time, len(slots))
@@ -213,4 +216,52 @@ func TestViewOfSlots(t *testing.T) {
 	if seen := viewAt(t, db, time.Now(), ""); len(seen) != 0 {
 		t.Errorf("as rates they are %v", seen)
 	}
+}
+
+// A mode is for all keys or for one, whose own goes before, as that of a rate is; and it holds
+// for whoever acquires by the catalog.
+func TestModesInFlight(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, c *catalog.Catalog, another func() *catalog.Catalog) {
+		ctx := t.Context()
+		must(t, c.PublishInFlight(ctx, calls, builds.In(ratelimit.ModeShadow)))
+		if got := c.InFlights(); len(got) != 2 || got[0].Mode != 0 {
+			t.Errorf("published %v, want no mode", got)
+		}
+		want := func(key string, mode ratelimit.Mode, until time.Time) {
+			t.Helper()
+			other := another()
+			must(t, other.Refresh(ctx))
+			if got := other.InFlight(calls, key); got.Mode != mode || !got.RefusedUntil.Equal(until) || got.Limit != calls.Limit {
+				t.Errorf("%q: got %v until %v, want %v until %v", key, got, got.RefusedUntil, mode, until)
+			}
+			if got := other.InFlight(calls.In(ratelimit.ModeShadow), key); mode == 0 && got.Mode != ratelimit.ModeShadow {
+				t.Errorf("%q: got %v of a limit that is in shadow in code", key, got)
+			}
+		}
+		soon := time.Now().Add(time.Hour).Truncate(time.Microsecond).UTC()
+		want("a", 0, time.Time{})
+		must(t, c.SetAll(ctx, "calls", catalog.Override{Mode: ratelimit.ModeRefuse, Until: soon, Note: "the partner is down"}))
+		must(t, c.Set(ctx, "calls", "b", catalog.Override{Mode: ratelimit.ModeEnforce}))
+		must(t, c.Set(ctx, "calls", "c", catalog.Override{Mode: ratelimit.ModeShadow}))
+		must(t, c.Set(ctx, "calls", "d", catalog.Override{Mode: ratelimit.ModeShadow, Off: true}))
+		want("a", ratelimit.ModeRefuse, soon)
+		want("b", ratelimit.ModeEnforce, time.Time{})
+		want("c", ratelimit.ModeShadow, time.Time{})
+		want("d", ratelimit.ModeRefuse, soon)
+		store := memstore.New(nil)
+		for key, ok := range map[string]bool{"a": false, "b": true} {
+			if slot, err := store.AcquireWait(ctx, c.InFlight(calls, key), key); err != nil || slot.OK != ok {
+				t.Errorf("%q: got %v, %v", key, slot, err)
+			}
+		}
+		if _, err := c.UnsetAll(ctx, "calls"); err != nil {
+			t.Error(err)
+		}
+		want("a", 0, time.Time{})
+		var field *ratelimit.FieldError
+		if err := c.SetAll(ctx, "calls", catalog.Override{Mode: 9}); !errors.As(err, &field) || field.Field != "Mode" {
+			t.Errorf("got %v", err)
+		}
+	})
 }

@@ -166,13 +166,12 @@ func (o Override) inFlight(l ratelimit.InFlight) (ratelimit.InFlight, error) {
 		{"Capacity", o.Capacity != 0, o.Capacity},
 		{"MaxReserved", o.MaxReserved != 0, o.MaxReserved},
 		{"Slots", o.Slots != 0, o.Slots},
-		{"Mode", o.Mode != 0, o.Mode},
 	} {
 		if f.given {
 			return l, &ratelimit.FieldError{Limit: l.Name, Field: f.name, Value: f.value, Reason: "is not for a limit of how many at once"}
 		}
 	}
-	l.Limit, l.Lease = cmp.Or(o.AtOnce, l.Limit), cmp.Or(o.Lease, l.Lease)
+	l.Limit, l.Lease, l.Mode = cmp.Or(o.AtOnce, l.Limit), cmp.Or(o.Lease, l.Lease), cmp.Or(o.Mode, l.Mode)
 	return l, l.Validate()
 }
 
@@ -186,9 +185,9 @@ type published struct {
 // kindInFlight is the table's kind of a [ratelimit.InFlight], which no other limit has.
 const kindInFlight = "in flight"
 
-// slotsOf returns l as it is published.
+// slotsOf returns l as it is published, which is without a mode.
 func slotsOf(l ratelimit.InFlight) published {
-	l.Lease = l.LeaseOrDefault()
+	l.Lease, l.Mode, l.RefusedUntil = l.LeaseOrDefault(), 0, time.Time{}
 	return published{Definition: ratelimit.Definition{Name: l.Name}, slots: &l}
 }
 

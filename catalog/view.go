@@ -198,7 +198,9 @@ func (v *view) choose(r *ratelimit.Request, clock func() time.Time) {
 	if own == nil && all == nil {
 		return
 	}
-	setMode(r, own, all)
+	if mode, until := modeOf(own, all); mode != 0 {
+		r.Mode, r.RefusedUntil = mode, until
+	}
 	if own == nil {
 		own = all
 	}
@@ -213,26 +215,26 @@ func (v *view) choose(r *ratelimit.Request, clock func() time.Time) {
 	}
 }
 
-// setMode gives a request the mode of its key's own override or of that for all keys, which are
-// nil if they are not in use.
-func setMode(r *ratelimit.Request, own, all *entry) {
+// modeOf returns the mode of a key's own override or of that for all keys, which are nil if they
+// are not in use, and until when it refuses; 0 if neither has one.
+func modeOf(own, all *entry) (mode ratelimit.Mode, until time.Time) {
 	from := own
 	if own == nil || own.Mode == 0 {
 		from = all
 	}
 	if from == nil || from.Mode == 0 {
-		return
+		return 0, until
 	}
-	r.Mode, r.RefusedUntil = from.Mode, time.Time{}
-	until := from.until
-	if until != 0 && from == own && all != nil && all.Mode == from.Mode { // which goes on
-		if until = max(until, all.until); all.until == 0 {
-			until = 0
+	end := from.until
+	if end != 0 && from == own && all != nil && all.Mode == from.Mode { // which goes on
+		if end = max(end, all.until); all.until == 0 {
+			end = 0
 		}
 	}
-	if from.Mode == ratelimit.ModeRefuse && until != 0 {
-		r.RefusedUntil = time.UnixMicro(until).UTC()
+	if from.Mode == ratelimit.ModeRefuse && end != 0 {
+		until = time.UnixMicro(end).UTC()
 	}
+	return from.Mode, until
 }
 
 // inFlight returns the limit that holds for a key.
@@ -244,13 +246,17 @@ func (v *view) inFlight(limit ratelimit.InFlight, key string, clock func() time.
 	if f == nil {
 		return limit
 	}
-	for _, e := range [...]*entry{f.all, f.keys[key]} {
-		if e = v.used(e, clock); e == nil {
+	all, own := v.used(f.all, clock), v.used(f.keys[key], clock)
+	for _, e := range [...]*entry{all, own} {
+		if e == nil {
 			continue
 		}
 		if made, err := e.Override.inFlight(limit); err == nil {
 			limit = made
 		}
+	}
+	if mode, until := modeOf(own, all); mode != 0 {
+		limit.Mode, limit.RefusedUntil = mode, until
 	}
 	return limit
 }

@@ -47,9 +47,12 @@ func (l *Limiter) refuse(ctx context.Context, e Event) error {
 		failure.Violations = append(failure.Violations, &errdetails.QuotaFailure_Violation{Subject: name, Description: description})
 	}
 	if full := e.Full(); full != nil {
-		violated(full.Slot.InFlight.Name, fmt.Sprintf("at most %d at a time", full.Slot.InFlight.Limit))
-		wait := l.config.FullRetryAfter + rand.N(l.config.FullRetryAfter)
-		return later(ctx, codes.ResourceExhausted, "too many calls are under way", wait, failure)
+		text, description := "too many calls are under way", fmt.Sprintf("at most %d at a time", full.Slot.InFlight.Limit)
+		if full.Slot.InFlight.Mode == ratelimit.ModeRefuse {
+			text, description = "the call is refused by a limit's mode", "refused by its mode"
+		}
+		violated(full.Slot.InFlight.Name, description)
+		return later(ctx, codes.ResourceExhausted, text, edge.FullWait(full.Slot, l.config.FullRetryAfter), failure)
 	}
 	for _, s := range e.Result.Each() {
 		if !s.OK {

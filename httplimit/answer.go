@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/http"
 	"strconv"
 	"time"
@@ -80,8 +79,11 @@ func (m *Middleware) refuse(w http.ResponseWriter, r *http.Request, e Event) {
 func (m *Middleware) refusal(e Event) (after int64, p problem) {
 	p = problem{Type: quotaExceeded, Title: "The request exceeds a quota", Status: http.StatusTooManyRequests}
 	if full := e.Full(); full != nil {
-		after = seconds(m.config.FullRetryAfter + rand.N(m.config.FullRetryAfter))
+		after = seconds(edge.FullWait(full.Slot, m.config.FullRetryAfter))
 		p.Detail = fmt.Sprintf("Too many requests are under way. Try again when one of them has ended, or in %d s.", after)
+		if full.Slot.InFlight.Mode == ratelimit.ModeRefuse {
+			p.Detail = fmt.Sprintf("Try again in %d s.", after)
+		}
 		p.Violated = []string{full.Slot.InFlight.Name}
 		return after, p
 	}

@@ -420,6 +420,49 @@ func TestInFlightShadow(t *testing.T) {
 	}
 }
 
+// A limit that is tried out keeps no request from its handler, and clients hear nothing of it;
+// one that is switched off is a 429 that says for how long.
+func TestInFlightModes(t *testing.T) {
+	inEach(t, func(t *testing.T, store slotStore) {
+		mode := ratelimit.ModeShadow
+		m := newMiddleware(t, store, httplimit.Config{InFlight: []httplimit.InFlightPolicy{{
+			Limit: calls, Key: callsByUser[0].Key,
+			Tier: func(*http.Request) (ratelimit.InFlight, error) {
+				limit := calls.In(mode)
+				limit.RefusedUntil = time.Now().Add(time.Hour)
+				return limit, nil
+			},
+		}}})
+		g := newGated()
+		h := m.Handler(g)
+		var served []<-chan *http.Response
+		for range calls.Limit + 1 {
+			served = append(served, g.begin(h, get("/", "X-User", "ann")))
+		}
+		if n := held(t, store, calls, "ann"); n != calls.Limit {
+			t.Errorf("%d slots are held, want %d", n, calls.Limit)
+		}
+		for range served {
+			g.finish(t, nil)
+		}
+		for _, done := range served {
+			resp := <-done
+			wantStatus(t, resp, 200)
+			wantHeader(t, resp, "RateLimit", "")
+		}
+		wantHeld(t, store, calls, "ann", 0)
+		mode = ratelimit.ModeRefuse
+		resp := serve(h, get("/", "X-User", "ann"))
+		wantStatus(t, resp, 429)
+		if after, err := strconv.Atoi(resp.Header.Get("Retry-After")); err != nil || after < 3598 || after > 3602 {
+			t.Errorf("Retry-After: %q, want an hour", resp.Header.Get("Retry-After"))
+		}
+		if p := readProblem(t, resp); fmt.Sprint(p.Violated) != "[calls]" {
+			t.Errorf("got the problem %+v", p)
+		}
+	})
+}
+
 // A handler releases its slot in the transaction that does its work.
 func TestInFlightReleasedInTransaction(t *testing.T) {
 	store, db := newStore(t, nil)

@@ -36,6 +36,9 @@ func (s *Store) AcquireWait(ctx context.Context, limit ratelimit.InFlight, key s
 	w := s.own().watch(ctx, ratelimit.VerbAcquire)
 	w.Start()
 	defer func() { w.ToldSlot(named(slot, limit, key), err) }()
+	if limit.Mode > ratelimit.ModeEnforce { // in which nobody waits
+		return s.own().tryAcquire(ctx, limit, key, rates)
+	}
 	return s.acquireWait(ctx, limit, key, rates)
 }
 
@@ -91,7 +94,7 @@ func (s *Store) Renew(ctx context.Context, slot ratelimit.Slot) (renewed ratelim
 		slot.At, slot.Until, slot.Asked = now, now.Add(slot.InFlight.LeaseOrDefault()), asked
 		state.TS = slot.Until
 	})
-	if err != nil {
+	if err = decide.SlotLost(&slot, err); err != nil {
 		return ratelimit.Slot{}, err
 	}
 	return slot, nil
@@ -225,6 +228,9 @@ func (s scope) tryAcquire(ctx context.Context, limit ratelimit.InFlight, key str
 	if err := s.noteInFlight(ctx, limit, key); err != nil {
 		return ratelimit.Slot{}, err
 	}
+	if limit.Mode == ratelimit.ModeRefuse {
+		return decide.SlotRefused(limit, key, s.now()), nil
+	}
 	if len(rates) == 0 {
 		return s.takeSlot(limit, key, true)
 	}
@@ -246,7 +252,8 @@ func (s scope) tryAcquire(ctx context.Context, limit ratelimit.InFlight, key str
 	return slot, err
 }
 
-// takeSlot takes a free slot, or with take false only says that there is one.
+// takeSlot takes a free slot, or with take false only says that there is one. In ModeShadow there
+// always is.
 func (s scope) takeSlot(limit ratelimit.InFlight, key string, take bool) (ratelimit.Slot, error) {
 	asked := time.Now()
 	if err := s.lockOpen(); err != nil {
@@ -276,7 +283,7 @@ func (s scope) takeSlot(limit ratelimit.InFlight, key string, take bool) (rateli
 		}
 		return slot, nil
 	}
-	return slot, nil
+	return decide.SlotShadowed(slot), nil
 }
 
 // putSlot writes a slot, which is the transaction's from then on.
@@ -296,7 +303,7 @@ func (s scope) hold(ctx context.Context, slot ratelimit.Slot, change func(state 
 	if err := slot.Validate(); err != nil {
 		return err
 	}
-	if err := s.seen.NoteInFlight(slot.InFlight.Name); err != nil {
+	if err := s.seen.NoteInFlight(slot.InFlight.Name); err != nil || slot.Shadowed {
 		return err
 	}
 	row := slotRow(slot.InFlight, slot.Key, slot.Number)
@@ -333,7 +340,8 @@ func (s scope) hold(ctx context.Context, slot ratelimit.Slot, change func(state 
 func (s scope) release(ctx context.Context, slot ratelimit.Slot) (err error) {
 	w := s.watch(ctx, ratelimit.VerbRelease)
 	defer func() { w.ToldSlot(slot, err) }()
-	if err := s.hold(ctx, slot, func(state *bucket.State, _ time.Time) { state.TS = time.Time{} }); err != nil {
+	err = s.hold(ctx, slot, func(state *bucket.State, _ time.Time) { state.TS = time.Time{} })
+	if err = decide.SlotLost(&slot, err); err != nil {
 		return err
 	}
 	s.slots.Gone(decide.Key{Name: slot.InFlight.Name, Key: slot.Key}, slot.Number)

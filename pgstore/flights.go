@@ -418,6 +418,9 @@ func lost(row decide.Row) error {
 
 // release releases a slot, or hands it on to a waiter here.
 func (f *flights) release(ctx context.Context, slot ratelimit.Slot) error {
+	if slot.Shadowed {
+		return nil
+	}
 	row, asked := rowOf(slot), time.Now()
 	op := &table.SlotOp{Row: row, Fence: slot.Fence}
 	next, hands := f.known.HandOn(row.Key, row.Shard, asked)
@@ -551,6 +554,9 @@ func (f *flights) lookBeside(ctx context.Context, tx pgx.Tx, look *table.SlotLoo
 
 // releaseIn releases a slot in a caller's transaction.
 func (f *flights) releaseIn(ctx context.Context, tx pgx.Tx, slot ratelimit.Slot) error {
+	if slot.Shadowed {
+		return nil
+	}
 	op := &table.SlotOp{Row: rowOf(slot), Fence: slot.Fence}
 	op.Lock = f.lock(op.Row)
 	var batch pgx.Batch

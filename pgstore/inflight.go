@@ -34,8 +34,16 @@ func (s *Store) Acquire(ctx context.Context, limit ratelimit.InFlight, key strin
 	if err != nil {
 		return ratelimit.Slot{}, err
 	}
-	slot, err = s.flights.acquire(ctx, limit, of)
-	return s.withRates(ctx, slot, err, rates)
+	return s.acquireNow(ctx, limit, of, rates)
+}
+
+// acquireNow is Acquire of a limit that has been looked at.
+func (s *Store) acquireNow(ctx context.Context, limit ratelimit.InFlight, of decide.Key, rates []ratelimit.Request) (ratelimit.Slot, error) {
+	if limit.Mode == ratelimit.ModeRefuse {
+		return decide.SlotRefused(limit, of.Key, s.now()), nil
+	}
+	slot, err := s.flights.acquire(ctx, limit, of)
+	return s.withRates(ctx, decide.SlotShadowed(slot), err, rates)
 }
 
 // AcquireWait is [Store.Acquire] that waits for a slot until ctx ends, and then returns the
@@ -48,6 +56,9 @@ func (s *Store) Acquire(ctx context.Context, limit ratelimit.InFlight, key strin
 // a second, once for all of them, and holds no connection meanwhile. [Store.Close] ends waits
 // with [ErrClosed].
 //
+// In [ratelimit.ModeRefuse] and [ratelimit.ModeShadow] it is Acquire. Those who wait already
+// have come by the mode of then.
+//
 // Do not call it while you hold a transaction open.
 func (s *Store) AcquireWait(ctx context.Context, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (slot ratelimit.Slot, err error) {
 	w := s.parts().watch(ctx, ratelimit.VerbAcquire, ratelimit.FormOwn)
@@ -55,6 +66,9 @@ func (s *Store) AcquireWait(ctx context.Context, limit ratelimit.InFlight, key s
 	of, err := s.inFlight(limit, key, rates)
 	if err != nil {
 		return ratelimit.Slot{}, err
+	}
+	if limit.Mode > ratelimit.ModeEnforce { // in which nobody waits
+		return s.acquireNow(ctx, limit, of, rates)
 	}
 	inner, end, err := s.work.whole(ctx)
 	if err != nil {
@@ -89,14 +103,25 @@ func (s *Store) AcquireTx(ctx context.Context, tx pgx.Tx, limit ratelimit.InFlig
 	if err != nil {
 		return ratelimit.Slot{}, err
 	}
+	if limit.Mode == ratelimit.ModeRefuse {
+		return decide.SlotRefused(limit, key, s.now()), nil
+	}
 	var result ratelimit.Result
-	slot, err = s.flights.acquireIn(ctx, tx, limit, of, func() (granted bool, err error) {
-		if len(rates) == 0 {
+	ask := func() (granted bool, err error) {
+		if len(rates) == 0 || result.OK {
 			return true, nil
 		}
 		result, err = s.takeTx(ctx, tx, false, rates)
 		return result.OK, err
-	})
+	}
+	granted := true
+	if limit.Mode == ratelimit.ModeShadow { // in which the rates alone can refuse
+		granted, err = ask()
+	}
+	if slot = (ratelimit.Slot{InFlight: limit, Key: key}); granted && err == nil {
+		slot, err = s.flights.acquireIn(ctx, tx, limit, of, ask)
+		slot = decide.SlotShadowed(slot)
+	}
 	if err != nil {
 		return ratelimit.Slot{}, err
 	}
@@ -123,8 +148,14 @@ func (s *Store) Renew(ctx context.Context, slot ratelimit.Slot) (renewed ratelim
 	}
 	asked := time.Now()
 	op := &table.SlotOp{Row: rowOf(slot), Fence: slot.Fence, Lease: slot.InFlight.LeaseOrDefault()}
-	if err := s.flights.hold(ctx, op); err != nil {
+	if !slot.Shadowed {
+		err = decide.SlotLost(&slot, s.flights.hold(ctx, op))
+	}
+	switch {
+	case err != nil:
 		return ratelimit.Slot{}, err
+	case slot.Shadowed:
+		return slot, nil
 	}
 	slot.At, slot.Until, slot.Asked = op.Done.At, op.Done.Until, asked
 	s.flights.known.Took(op.Row.Key, slot.Number, slot.Ends())
@@ -141,7 +172,7 @@ func (s *Store) Release(ctx context.Context, slot ratelimit.Slot) (err error) {
 	if err := s.held(slot); err != nil {
 		return err
 	}
-	if err := s.flights.release(ctx, slot); err != nil {
+	if err := decide.SlotLost(&slot, s.flights.release(ctx, slot)); err != nil {
 		return err
 	}
 	s.flights.keepers.Released(slot)
@@ -161,7 +192,7 @@ func (s *Store) ReleaseTx(ctx context.Context, tx pgx.Tx, slot ratelimit.Slot) (
 	if err := s.held(slot); err != nil {
 		return err
 	}
-	if err := s.flights.releaseIn(ctx, tx, slot); err != nil {
+	if err := decide.SlotLost(&slot, s.flights.releaseIn(ctx, tx, slot)); err != nil {
 		return err
 	}
 	s.flights.keepers.Released(slot)

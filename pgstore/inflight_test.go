@@ -410,6 +410,7 @@ func TestBadSlots(t *testing.T) {
 			"Name":  change(func(l *ratelimit.InFlight) { l.Name = "" }),
 			"Limit": change(func(l *ratelimit.InFlight) { l.Limit = 0 }),
 			"Lease": change(func(l *ratelimit.InFlight) { l.Lease = time.Microsecond }),
+			"Mode":  change(func(l *ratelimit.InFlight) { l.Mode = 9 }),
 		} {
 			for verb, do := range map[string]func() error{
 				"Acquire":   func() error { _, err := store.Acquire(ctx, bad, "k"); return err },

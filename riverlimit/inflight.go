@@ -24,6 +24,9 @@ func (m *Middleware) inFlight(ctx context.Context, job *rivertype.JobRow, work f
 	defer cancel()
 	slot, err := m.store.AcquireWait(waiting, limit, key)
 	switch {
+	case err == nil && !slot.OK: // by its mode
+		m.observe(ctx, ratelimit.OutcomeRefused, nil, nil)
+		return river.JobSnooze(slot.NotBefore.Sub(slot.At) + rand.N(m.config.MaxWait))
 	case err == nil:
 	case ctx.Err() == nil && waiting.Err() != nil && errors.Is(err, context.DeadlineExceeded): // all slots are held
 		m.observe(ctx, ratelimit.OutcomeRefused, nil, nil)

@@ -115,6 +115,40 @@ func TestJobsInFlightByCatalog(t *testing.T) {
 	b.eventually(t, 1, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
 }
 
+// Jobs of a limit that is switched off wait until it is on again, and burn no attempt; those of
+// one that is tried out start at once.
+func TestJobsInFlightByMode(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	b.insertPlain(t, 2*threeAtOnce.Limit)
+	started := make(chan bool, 2*threeAtOnce.Limit)
+	m := middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: func(job *rivertype.JobRow) (ratelimit.InFlight, string) {
+		if job.ID == 1 {
+			return threeAtOnce.In(ratelimit.ModeRefuse), ""
+		}
+		return threeAtOnce.In(ratelimit.ModeShadow), ""
+	}})
+	start(t, b.client(t, b.config(func(ctx context.Context, _ *river.Job[callArgs]) error {
+		slot, _ := riverlimit.SlotOf(ctx)
+		started <- slot.Shadowed
+		for len(started) < cap(started)-1 && ctx.Err() == nil {
+			time.Sleep(time.Millisecond)
+		}
+		return ctx.Err()
+	}, m)))
+	b.eventually(t, 2*threeAtOnce.Limit-1, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
+	b.eventually(t, 1, `SELECT count(*) FROM river_job WHERE id = 1 AND state = 'scheduled' AND attempt = 0 AND errors IS NULL AND scheduled_at > now() + interval '30 seconds'`)
+	shadowed := 0
+	for range cap(started) - 1 {
+		if <-started {
+			shadowed++
+		}
+	}
+	if shadowed != threeAtOnce.Limit-1 {
+		t.Errorf("%d jobs began without a slot, want %d", shadowed, threeAtOnce.Limit-1)
+	}
+}
+
 // A job that asks for nonsense is cancelled, and one whose limit has no name is not limited.
 func TestJobsInFlightOfBadLimits(t *testing.T) {
 	t.Parallel()

@@ -111,7 +111,7 @@ func TestSlotFunctions(t *testing.T) {
 	for _, call := range []string{
 		"rate_limit_acquire('', 'k', 1)", "rate_limit_acquire('l', NULL, 1)", "rate_limit_acquire('l', 'k', 0)", "rate_limit_acquire('l', 'k', 10001)",
 		"rate_limit_acquire('l', 'k', NULL)", "rate_limit_acquire('l', 'k', 1, '1 month')", "rate_limit_acquire('l', 'k', 1, '0')", "rate_limit_acquire('l', 'k', 1, NULL)",
-		"rate_limit_renew('l', 'k', 1, 0, '1 s')", "rate_limit_renew('l', 'k', 1, 1, '-1 s')", "rate_limit_release('l', 'k', 1, NULL)",
+		"rate_limit_renew('l', 'k', 1, -1, '1 s')", "rate_limit_renew('l', 'k', 1, 1, '-1 s')", "rate_limit_release('l', 'k', 1, NULL)",
 	} {
 		if _, err := db.Pool.Exec(ctx, "SELECT "+db.Schema+"."+call); !hasCode(err, "22023") {
 			t.Errorf("%s: got %v, want invalid_parameter_value", call, err)
@@ -324,4 +324,64 @@ func TestSlotsInTransactions(t *testing.T) {
 			inSchema(t, db, "TRUNCATE rate_limits")
 		}
 	})
+}
+
+// By name slots are acquired in the mode that the catalog says, as in Go.
+func TestSlotsByNameInModes(t *testing.T) {
+	t.Parallel()
+	db, f := published(t, sending)
+	ctx := t.Context()
+	one := ratelimit.InFlight{Name: "calls", Limit: 1, Lease: time.Hour}
+	if err := f.catalog.PublishInFlight(ctx, one); err != nil {
+		t.Fatal(err)
+	}
+	until := time.Now().Add(time.Hour).Truncate(time.Microsecond)
+	err := errors.Join(
+		f.catalog.SetAll(ctx, "calls", catalog.Override{Mode: ratelimit.ModeShadow}),
+		f.catalog.Set(ctx, "calls", "off", catalog.Override{Mode: ratelimit.ModeRefuse}),
+		f.catalog.Set(ctx, "calls", "off for an hour", catalog.Override{Mode: ratelimit.ModeRefuse, Until: until}),
+		f.catalog.Set(ctx, "calls", "enforced", catalog.Override{Mode: ratelimit.ModeEnforce}),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	take := func(key string) (slot ratelimit.Slot) {
+		t.Helper()
+		var number, fence *int64
+		var notBefore *time.Time
+		err := db.Pool.QueryRow(ctx, "SELECT ok, shadowed, number, fence, at, not_before FROM "+db.Schema+".rate_limit_acquire('calls', $1)", key).
+			Scan(&slot.OK, &slot.Shadowed, &number, &fence, &slot.At, &notBefore)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if notBefore != nil {
+			slot.NotBefore = *notBefore
+		}
+		if fence != nil {
+			slot.Number, slot.Fence = int(*number), *fence
+		}
+		return slot
+	}
+	if got := take("off"); got.OK || got.NotBefore.Sub(got.At) != ratelimit.RefusedFor {
+		t.Errorf("got %+v, want a refusal for a minute", got)
+	}
+	if got := take("off for an hour"); got.OK || !got.NotBefore.Equal(until) {
+		t.Errorf("got %+v, want a refusal until %v", got, until)
+	}
+	if first, second := take("enforced"), take("enforced"); !first.OK || first.Shadowed || second.OK || second.Shadowed {
+		t.Errorf("got %+v and %+v, want the second refused", first, second)
+	}
+	held, shadowed := take("tried"), take("tried")
+	if !held.OK || held.Shadowed || held.Fence == 0 || !shadowed.OK || !shadowed.Shadowed || shadowed.Fence != 0 {
+		t.Errorf("got %+v and %+v, want the second shadowed", held, shadowed)
+	}
+	for _, call := range []string{"(%s.rate_limit_renew('calls', 'tried', $1, $2)).shadowed", "%s.rate_limit_release('calls', 'tried', $1, $2)"} {
+		var ok bool
+		if err := db.Pool.QueryRow(ctx, "SELECT "+fmt.Sprintf(call, db.Schema), shadowed.Number, shadowed.Fence).Scan(&ok); err != nil || !ok {
+			t.Errorf("%s: got %v, %v", call, ok, err)
+		}
+	}
+	if third := take("tried"); !third.Shadowed {
+		t.Errorf("got %+v: releasing a shadowed slot freed another", third)
+	}
 }

@@ -3,7 +3,9 @@ package edge
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"slices"
+	"time"
 
 	"github.com/pgratelimit/ratelimit"
 )
@@ -157,4 +159,14 @@ func (e Event) Full() *ratelimit.FullError {
 		errors.As(e.Err, &full)
 	}
 	return full
+}
+
+// FullWait returns after how long a client is to try again that was refused a slot: nobody knows
+// when one is free, so after wait to twice that; and if its limit's mode refuses, when that ends.
+func FullWait(slot ratelimit.Slot, wait time.Duration) time.Duration {
+	spread := rand.N(wait)
+	if slot.InFlight.Mode == ratelimit.ModeRefuse {
+		wait = slot.NotBefore.Sub(slot.At)
+	}
+	return wait + spread
 }

@@ -64,7 +64,8 @@ const retryPause = 50 * time.Millisecond
 const releaseTime = 5 * time.Second
 
 // Keep runs do with a context that ends when the slot is lost, or with ctx, renews it until do
-// has ended, and releases it.
+// has ended, and releases it. In ModeShadow the context is ctx, and it is no error that the slot
+// was lost.
 func (k *Keepers) Keep(ctx context.Context, store Store, slot ratelimit.Slot, do func(context.Context, ratelimit.Slot) error) (err error) {
 	if err := slot.Err(); err != nil {
 		return err
@@ -75,12 +76,17 @@ func (k *Keepers) Keep(ctx context.Context, store Store, slot ratelimit.Slot, do
 	if do == nil {
 		return &ratelimit.FieldError{Limit: slot.InFlight.Name, Field: "Func", Value: nil, Reason: "must not be nil"}
 	}
+	if slot.Shadowed {
+		return do(ctx, slot)
+	}
 	if !now().before(slot.Ends()) { // it was read, or waited for; it may be held all the same
 		renewed, err := store.Renew(ctx, slot)
 		if err != nil {
 			return err
 		}
-		slot = renewed
+		if slot = renewed; slot.Shadowed {
+			return do(ctx, slot)
+		}
 	}
 	inner, cancel := context.WithCancelCause(ctx)
 	kept := &keeper{store: store, cancel: cancel, slot: slot}
@@ -97,10 +103,13 @@ func (k *Keepers) Keep(ctx context.Context, store Store, slot ratelimit.Slot, do
 		cancel(nil)
 		<-stopped
 		k.remove(slot)
-		if lost := kept.release(ctx); lost != nil {
+		if lost := kept.release(ctx); lost != nil && slot.InFlight.Mode != ratelimit.ModeShadow {
 			err = errors.Join(err, lost)
 		}
 	}()
+	if slot.InFlight.Mode == ratelimit.ModeShadow {
+		return do(ctx, slot)
+	}
 	return do(&leased{inner, kept}, slot)
 }
 
@@ -200,6 +209,9 @@ func (k *keeper) renewOnce(ctx context.Context) error {
 	ctx, cancel := context.WithDeadline(ctx, slot.Ends())
 	defer cancel()
 	renewed, err := k.store.Renew(ctx, slot)
+	if err == nil && renewed.Shadowed {
+		err = ratelimit.ErrLeaseLost
+	}
 	if err != nil {
 		return err
 	}

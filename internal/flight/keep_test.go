@@ -201,3 +201,47 @@ func TestKeepOfWhatIsReleased(t *testing.T) {
 		})
 	}
 }
+
+// The work of a limit that is tried out goes on when the lease is lost, and that is no error; it
+// is not renewed again.
+func TestKeepInShadow(t *testing.T) {
+	for name, renew := range map[string]func(slot ratelimit.Slot) (ratelimit.Slot, error){
+		"errors": func(ratelimit.Slot) (ratelimit.Slot, error) { return ratelimit.Slot{}, errors.New("down") },
+		"lost":   func(slot ratelimit.Slot) (ratelimit.Slot, error) { slot.Shadowed = true; return slot, nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				slot := lasting(1, time.Now())
+				slot.InFlight.Mode = ratelimit.ModeShadow
+				store := &shadowed{renew: renew}
+				var k Keepers
+				err := k.Keep(t.Context(), store, slot, func(ctx context.Context, _ ratelimit.Slot) error {
+					time.Sleep(10 * lease)
+					return ctx.Err()
+				})
+				if err != nil || store.released != 1 {
+					t.Errorf("got %v, and %d releases, want one", err, store.released)
+				}
+				if name == "lost" && store.renewed != 1 {
+					t.Errorf("renewed %d times, want once", store.renewed)
+				}
+			})
+		})
+	}
+}
+
+// shadowed is a store of a limit that is tried out.
+type shadowed struct {
+	renew             func(ratelimit.Slot) (ratelimit.Slot, error)
+	renewed, released int
+}
+
+func (s *shadowed) Renew(_ context.Context, slot ratelimit.Slot) (ratelimit.Slot, error) {
+	s.renewed++
+	return s.renew(slot)
+}
+
+func (s *shadowed) Release(context.Context, ratelimit.Slot) error {
+	s.released++
+	return nil
+}

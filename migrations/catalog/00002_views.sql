@@ -186,7 +186,8 @@ COMMENT ON VIEW rate_limits_short IS
 -- published of them has no shards.
 CREATE VIEW rate_limits_in_flight AS
 SELECT r.name, r.key, coalesce(o.at_once, a.at_once, p.at_once) AS at_once, count(*) AS held,
-    min(r.ts) AS not_before, max(r.ts) AS until, a.id IS NOT NULL OR o.id IS NOT NULL AS overridden
+    min(r.ts) AS not_before, max(r.ts) AS until, a.id IS NOT NULL OR o.id IS NOT NULL AS overridden,
+    coalesce(o.mode, a.mode, 'enforce') AS mode
 FROM rate_limits AS r
 JOIN rate_limit_definitions AS p ON p.name = r.name AND p.kind = 'in flight'
 LEFT JOIN rate_limit_definitions AS a ON a.name = r.name AND a.key IS NULL AND a.kind IS NULL
@@ -197,7 +198,7 @@ WHERE r.ts > statement_timestamp()
 GROUP BY r.name, r.key, p.id, a.id, o.id;
 
 COMMENT ON VIEW rate_limits_in_flight IS
-    'What is under way now: keys of which slots are held, how many, and of how many; not_before is the first end of a lease, until the last.';
+    'What is under way now: keys of which slots are held, how many, and of how many; not_before is the first end of a lease, until the last; mode is what holds for those who ask.';
 
 -- +goose Down
 DROP VIEW rate_limits_in_flight;

@@ -57,11 +57,12 @@ CREATE TYPE @schema@.rate_limit_slot AS (
 	fence      bigint,
 	at         timestamptz,
 	until      timestamptz,
-	not_before timestamptz
+	not_before timestamptz,
+	shadowed   boolean
 );
 
 COMMENT ON TYPE @schema@.rate_limit_slot IS
-	'One of the slots of a limit of how many at once: whether it is held; its number and fence, by which it is renewed and released; the instant of the decision; the end of the lease; and of a refusal, the first end of a lease of another.';
+	'One of the slots of a limit of how many at once: whether it is held; its number and fence, by which it is renewed and released; the instant of the decision; the end of the lease; of a refusal, the first end of a lease of another; and whether it is held only in mode shadow, with a fence of 0, since all were.';
 
 -- The statements, whose arguments are by number. In PL/pgSQL, since a session keeps their plans
 -- then; those of functions in SQL are made for each call before PostgreSQL 18.
@@ -623,12 +624,14 @@ BEGIN
 END
 $body$;
 
--- How many slots the catalog says that a key has, and for how long one is held.
-CREATE FUNCTION @schema@.rate_limit_named_slots(name text, key text, OUT slots integer, OUT lease interval) RETURNS record LANGUAGE plpgsql STABLE AS $body$
+-- How many slots the catalog says that a key has, for how long one is held, and in which mode.
+CREATE FUNCTION @schema@.rate_limit_named_slots(name text, key text, OUT slots integer, OUT lease interval, OUT mode text, OUT refused_until timestamptz) RETURNS record LANGUAGE plpgsql STABLE AS $body$
 DECLARE
 	now timestamptz := clock_timestamp();
 BEGIN
-	SELECT coalesce(o.at_once, a.at_once, p.at_once), coalesce(o.lease, a.lease, p.lease, interval '30 seconds') INTO slots, lease
+	SELECT coalesce(o.at_once, a.at_once, p.at_once), coalesce(o.lease, a.lease, p.lease, interval '30 seconds'),
+		coalesce(o.mode, a.mode), CASE WHEN o.mode IS NOT NULL THEN o.until ELSE a.until END
+	INTO slots, lease, mode, refused_until
 	FROM @schema@.rate_limit_definitions AS p
 	LEFT JOIN @schema@.rate_limit_definitions AS a ON a.name = p.name AND a.key IS NULL AND a.kind IS NULL
 		AND a.enabled AND (a.until IS NULL OR a.until > now)
@@ -789,6 +792,7 @@ BEGIN
 					SELECT true, t.fence, t.until - lease, t.until INTO slot.ok, slot.fence, slot.at, slot.until
 						FROM @schema@.rate_limit_slot_take(name, key, slot.number, micros, NULL, @schema@.rate_limit_lock((parse_ident($schema$@schema@$schema$))[1], name, key, slot.number)) AS t;
 					IF slot.ok THEN
+						slot.shadowed := false;
 						RETURN slot;
 					END IF;
 				END IF;
@@ -810,7 +814,7 @@ BEGIN
 	IF held < slots THEN -- somebody has one and has not committed
 		slot.not_before := slot.at;
 	END IF;
-	RETURN ROW(false, NULL, NULL, slot.at, NULL, slot.not_before)::@schema@.rate_limit_slot;
+	RETURN ROW(false, NULL, NULL, slot.at, NULL, slot.not_before, false)::@schema@.rate_limit_slot;
 END
 $body$;
 
@@ -820,18 +824,21 @@ DECLARE
 	micros float8 := extract(epoch FROM lease) * 1000000;
 	slot   @schema@.rate_limit_slot;
 BEGIN
-	IF name IS NULL OR key IS NULL OR number IS NULL OR fence IS NULL OR fence < 1 THEN
+	IF name IS NULL OR key IS NULL OR number IS NULL OR fence IS NULL OR fence < 0 THEN
 		RAISE EXCEPTION 'rate limit %: a slot must be one that was acquired', quote_literal(left(name, 255)) USING ERRCODE = 'invalid_parameter_value';
 	ELSIF lease IS NULL OR micros <> 0 AND micros NOT BETWEEN 1000 AND 3153600000000000 OR date_part('year', lease) <> 0 OR date_part('month', lease) <> 0 THEN
 		RAISE EXCEPTION 'rate limit %: lease %: must be at least a millisecond, without months, and at most 36500 days', quote_literal(left(name, 255)), lease USING ERRCODE = 'invalid_parameter_value';
 	END IF;
+	IF fence = 0 THEN -- it was acquired in mode shadow, when all were held
+		RETURN ROW(true, number, fence, clock_timestamp(), NULL, NULL, true)::@schema@.rate_limit_slot;
+	END IF;
 	PERFORM pg_try_advisory_xact_lock(@schema@.rate_limit_lock('', name, key, number));
-	SELECT t.fence > 0, number, t.fence, t.until - lease, t.until INTO slot.ok, slot.number, slot.fence, slot.at, slot.until
+	SELECT t.fence > 0, number, t.fence, t.until - lease, t.until, false INTO slot.ok, slot.number, slot.fence, slot.at, slot.until, slot.shadowed
 		FROM @schema@.rate_limit_slot_keep(name, key, number, micros, NULL, fence, false, @schema@.rate_limit_lock((parse_ident($schema$@schema@$schema$))[1], name, key, number)) AS t;
 	IF slot.ok THEN
 		RETURN slot;
 	END IF;
-	RETURN ROW(false, number, fence, clock_timestamp(), NULL, NULL)::@schema@.rate_limit_slot;
+	RETURN ROW(false, number, fence, clock_timestamp(), NULL, NULL, false)::@schema@.rate_limit_slot;
 END
 $body$;
 
@@ -897,8 +904,20 @@ CREATE FUNCTION @schema@.rate_limit_acquire(name text, key text)
 RETURNS @schema@.rate_limit_slot LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 DECLARE
 	named record := @schema@.rate_limit_named_slots(name, key);
+	slot  @schema@.rate_limit_slot;
 BEGIN
-	RETURN @schema@.rate_limit_acquire(name, key, named.slots, named.lease);
+	IF named.mode = 'refuse' THEN
+		slot.at := clock_timestamp();
+		RETURN ROW(false, NULL, NULL, slot.at, NULL, coalesce(named.refused_until, slot.at + interval '1 minute'), false)::@schema@.rate_limit_slot;
+	END IF;
+	slot := @schema@.rate_limit_acquire(name, key, named.slots, named.lease);
+	IF named.mode = 'shadow' AND NOT slot.ok THEN
+		slot.ok := true;
+		slot.shadowed := true;
+		slot.number := 0;
+		slot.fence := 0;
+	END IF;
+	RETURN slot;
 END
 $body$;
 
