@@ -6,12 +6,12 @@ import (
 	"time"
 )
 
-// Mode says what becomes of a request or of who asks for a slot: see [Request.In] and
+// Mode is how a request, or the acquiring of a slot, is treated: see [Request.In] and
 // [InFlight.In]. The zero Mode is ModeEnforce.
 type Mode uint8
 
 const (
-	// ModeEnforce grants or refuses, by what there is. It is the default.
+	// ModeEnforce grants or refuses, by the tokens there are. It is the default.
 	ModeEnforce Mode = iota + 1
 
 	// ModeShadow decides and takes as ModeEnforce does, and keeps nobody from his work: for
@@ -20,7 +20,7 @@ const (
 	// says so: see [Status.Shadowed].
 	ModeShadow
 
-	// ModeRefuse refuses, without asking what there is: a kill switch. See
+	// ModeRefuse refuses, without asking the limit: a kill switch. See
 	// [Request.RefusedUntil].
 	ModeRefuse
 )
@@ -54,7 +54,7 @@ func (m Mode) MarshalText() ([]byte, error) {
 	return []byte(m.String()), nil
 }
 
-// UnmarshalText reads what MarshalText writes.
+// UnmarshalText reads a text of MarshalText.
 func (m *Mode) UnmarshalText(text []byte) (err error) {
 	read, err := ParseMode(string(text))
 	if err == nil {
@@ -63,7 +63,7 @@ func (m *Mode) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// RefusedFor is the RetryAfter of a refusal by [ModeRefuse] whose end nobody knows. It is
+// RefusedFor is the RetryAfter of a refusal by [ModeRefuse] without a known end. It is
 // no promise, but when to ask again.
 const RefusedFor = time.Minute
 

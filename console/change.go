@@ -16,15 +16,15 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/visible"
 )
 
-// An action is a change that a form asks for: what it does, for the one who is to confirm it,
+// An action is a change that a form asks for: its description, for confirmation,
 // and how it is done.
 type action struct {
 	does string // such as "Empty alice of send_message and let nothing through for 1m0s"
 	do   func(ctx context.Context) error
 }
 
-// actions make the changes by their names in forms. They check what the form says, so that
-// what cannot be done is not asked to be confirmed.
+// actions make the changes by their names in forms. They check the form's values, so that
+// nobody confirms a change that cannot be made.
 var actions = map[string]func(s *site, t target, form url.Values) (action, error){
 	"reset": func(s *site, t target, _ url.Values) (action, error) {
 		return action{"Fill " + t.String() + " up, and forget its pause and its debt", func(ctx context.Context) error {
@@ -88,7 +88,7 @@ var ofKey = map[string]bool{"reset": true, "credit": true, "pause": true, "resum
 // ofSlots are the actions for limits of how many at once.
 var ofSlots = map[string]bool{"free": true, "set": true, "unset": true}
 
-// A target is what is changed: a key, or all keys of a limit.
+// A target is the thing to change: a key, or all keys of a limit.
 type target struct {
 	name, key string
 	all       bool
@@ -103,7 +103,7 @@ func (t target) String() string {
 	return visible.Text(t.key) + " of " + visible.Text(t.name)
 }
 
-// page is the address of the page of what is changed, which tells what was done.
+// page is the address of the target's page, which shows the change.
 func (t target) page(prefix, done string) string {
 	query := url.Values{"name": {t.name}, "done": {done}}
 	path := "/limit"
@@ -155,7 +155,7 @@ func (s *site) change(w http.ResponseWriter, r *http.Request) {
 	s.write(w, r, &view{template: "confirm.html", Title: "Are you sure?", Data: confirmPage{a.does, r.PostForm, t.page(s.prefix, "")}})
 }
 
-// asked returns what a form asks to be changed, and how.
+// asked returns the change for which a form asks.
 func (s *site) asked(ctx context.Context, form url.Values) (t target, a action, err error) {
 	if err := s.read(ctx); err != nil {
 		return t, a, err

@@ -1,5 +1,5 @@
 // Package console is a page for people who operate limits: which limits there are, how much is
-// left of a key, why it was refused and until when, and who changed what. It is an
+// left of a key, why it was refused and until when, and every change with its author. It is an
 // [http.Handler] to put into a program of your own; the command "ratelimit serve" runs it alone.
 //
 // It needs no JavaScript and nothing from other servers. It shows keys, which may be names of
@@ -32,7 +32,7 @@ type Config struct {
 	Store  *pgstore.Store
 	Schema string
 
-	// Catalog has the definitions. Each page reads what changed in it. A limit that it does not
+	// Catalog has the definitions. Each page reads its changes. A limit that it does not
 	// know is shown by its name only. A catalog in memory will do; see [catalog.NewInMemory].
 	Catalog *catalog.Catalog
 
@@ -47,10 +47,10 @@ type Config struct {
 	// Token is a password that browsers ask for, with any name; "" asks for none.
 	Token string
 
-	// Timeout bounds what a page waits for the database; 0 is 5 s.
+	// Timeout bounds a page's wait for the database; 0 is 5 s.
 	Timeout time.Duration
 
-	// Logger is told of each change, without the key, and of errors; nil is slog.Default().
+	// Logger logs each change, without the key, and errors; nil is slog.Default().
 	Logger *slog.Logger
 }
 

@@ -27,7 +27,7 @@ func (s *site) limits(ctx context.Context, _ *http.Request) (*view, error) {
 	return &view{template: "limits.html", Title: "Limits", Data: all}, err
 }
 
-// limitPage is what the page of a limit shows.
+// limitPage is the content of the page of a limit.
 type limitPage struct {
 	Name       string
 	Definition ratelimit.Definition
@@ -78,7 +78,7 @@ func (p *limitPage) find(ctx context.Context, desk *inspect.Desk, limit ratelimi
 	return nil
 }
 
-// keyPage is what the page of a key shows.
+// keyPage is the content of the page of a key.
 type keyPage struct {
 	Name, Key string
 	Count     float64
@@ -86,7 +86,7 @@ type keyPage struct {
 	Picture   *picture
 }
 
-// key is the page of a key: what is left, why it is refused, and until when.
+// key is the page of a key: the tokens left, why it is refused, and until when.
 func (s *site) key(ctx context.Context, r *http.Request) (*view, error) {
 	p := keyPage{Name: r.FormValue("name"), Key: r.FormValue("key"), Count: 1}
 	if n := r.FormValue("count"); n != "" {
@@ -103,7 +103,7 @@ func (s *site) key(ctx context.Context, r *http.Request) (*view, error) {
 	return &view{template: "key.html", Title: visible.Text(p.Name) + " · " + visible.Text(p.Key), Data: &p}, err
 }
 
-// slotsPage is what the page of a limit of how many at once shows.
+// slotsPage is the content of the page of a limit of how many at once.
 type slotsPage struct {
 	InFlight  ratelimit.InFlight
 	Overrides []catalog.Entry
@@ -115,7 +115,7 @@ type slotsPage struct {
 // slotKey is a key that has or had slots.
 type slotKey struct {
 	Key   string
-	Limit int // by what holds for the key
+	Limit int // by the definition for the key
 	Slots []ratelimit.Slot
 }
 
@@ -144,13 +144,13 @@ func (s *site) slots(ctx context.Context, r *http.Request) (*view, error) {
 	return &view{template: "slots.html", Title: visible.Text(limit.Name), Data: &p}, nil
 }
 
-// refusedPage is what the page of the keys that are refused most shows.
+// refusedPage is the content of the page of the keys that are refused most.
 type refusedPage struct {
 	Limit    string
 	Since    time.Duration
 	Migrated bool
 	Keys     []refusals.Key
-	Rates    map[string]bool // names of limits whose keys have a page
+	Rates    map[string]bool // names of the limits with pages for keys
 }
 
 // refused is the page of the keys that are refused most, in all processes.
@@ -171,7 +171,7 @@ func (s *site) refused(ctx context.Context, r *http.Request) (_ *view, err error
 	return &view{template: "refused.html", Title: "Refused most", Data: &p}, err
 }
 
-// changes is the page of what was changed in the catalog.
+// changes is the page of the catalog's changes.
 func (s *site) changes(ctx context.Context, _ *http.Request) (*view, error) {
 	all, err := s.desk.Catalog.History(ctx, "", changesOf)
 	return &view{template: "changes.html", Title: "Changes", Data: all}, err

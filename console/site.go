@@ -23,7 +23,7 @@ var files embed.FS
 
 var templates = template.Must(template.New("").Funcs(functions).ParseFS(files, "templates/*.html"))
 
-// site is the pages, with what they are about.
+// site is the pages and their database.
 type site struct {
 	desk    *inspect.Desk
 	prefix  string
@@ -32,7 +32,7 @@ type site struct {
 	logger  *slog.Logger
 }
 
-// view is a page: a template, and what it is about.
+// view is a page: a template, and its data.
 type view struct {
 	template string
 	Title    string
@@ -44,7 +44,7 @@ type view struct {
 	Here    *url.URL
 	Refresh bool
 	Edit    bool
-	Done    string // what has just been done
+	Done    string // the change just made
 	At      time.Time
 }
 
@@ -71,7 +71,7 @@ func (s *site) show(w http.ResponseWriter, r *http.Request, make func(context.Co
 	s.write(w, r, v)
 }
 
-// read reads what changed in the catalog. Without the table there are no definitions to read.
+// read reads the catalog's changes. Without the table there are no definitions to read.
 func (s *site) read(ctx context.Context) error {
 	if err := s.desk.Catalog.Refresh(ctx); !errors.Is(err, catalog.ErrNotMigrated) {
 		return err

@@ -13,8 +13,8 @@ import (
 
 // AddressConfig says how the client's address is found behind proxies.
 type AddressConfig struct {
-	// Trusted are the addresses of the proxies whose word is believed. A call from anywhere
-	// else is its sender's own, whatever its metadata says. The default is none.
+	// Trusted are the addresses of the proxies that are believed. A call from anywhere
+	// else is its sender's own, and its metadata is not believed. The default is none.
 	Trusted []netip.Prefix
 
 	// Header is the name of the one metadata in which the trusted proxies tell where a call
@@ -23,7 +23,7 @@ type AddressConfig struct {
 	// at, as a client can send them through. The default is x-forwarded-for.
 	Header string
 
-	// UnixSocket trusts what comes over a Unix socket, which has no address, as from a proxy
+	// UnixSocket trusts calls over a Unix socket, which has no address, as from a proxy
 	// on the same machine. Without it such calls fail.
 	UnixSocket bool
 

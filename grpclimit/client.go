@@ -19,14 +19,14 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/edge"
 )
 
-// ClientStore is what a [Client] needs of a store to share a quota with other processes: a
-// *pgstore.Store or a *memstore.Store.
+// ClientStore is the verbs of a store that a [Client] needs to share a quota with other processes:
+// a *pgstore.Store or a *memstore.Store.
 type ClientStore interface {
 	Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (time.Time, error)
 }
 
-// ClientConfig says what a [Client] does.
+// ClientConfig configures a [Client].
 type ClientConfig struct {
 	// MaxWait bounds the waits of a call, before it is sent and between its tries: none lasts
 	// beyond MaxWait after the call began, time under way included. The default is 30 seconds.
@@ -44,7 +44,7 @@ type ClientConfig struct {
 	Scope func(target, method string) string
 
 	// Store and Limit space calls out by a limit of the client's own, which all processes with
-	// the same store share: each try takes what Limit asks for, waiting if need be, those of a
+	// the same store share: each try takes the request of Limit, waiting if need be, those of a
 	// process in turn; and a ResourceExhausted pauses that limit for all. A Capacity of 1
 	// spaces calls evenly. A call without a Limit takes nothing. A store that fails keeps the
 	// call from being sent. The message is nil when a stream is opened. Both or neither.
@@ -55,7 +55,7 @@ type ClientConfig struct {
 	Logger *slog.Logger
 }
 
-// Client has interceptors for clients, which keep to what servers say of their limits.
+// Client has interceptors for clients, which keep to the limits that servers state.
 //
 // A ResourceExhausted or Unavailable that has a RetryInfo holds back all calls of its scope until
 // the instant that it names. The call is then sent again if MaxWait, MaxTries and the context's
@@ -97,7 +97,7 @@ func (c *Client) String() string { return "grpclimit.Client" }
 
 // WaitError is a call that was not sent, because it would have had to wait for longer than
 // ClientConfig.MaxWait or its context allow. Its status is ResourceExhausted with RetryInfo, or
-// what its context's error is.
+// that of its context's error.
 type WaitError struct {
 	Until time.Time // when it is worth another try, on this machine's clock
 	Err   error     // [ratelimit.ErrRefused] when its own limit had no tokens in time; else nil, or a context's error
@@ -154,7 +154,7 @@ func (t *try) turn() error {
 	return err
 }
 
-// again notes what the error of the call says of limits, and reports whether it is to be sent
+// again notes the limits that the error of the call states, and reports whether it is to be sent
 // again.
 func (t *try) again(err error) bool {
 	answer := readAnswer(err)
@@ -166,7 +166,7 @@ func (t *try) again(err error) bool {
 	return t.client.waiter.Again(t.budget, wait, t.n-1)
 }
 
-// readAnswer returns what an error says of limits.
+// readAnswer returns the limits that an error states.
 func readAnswer(err error) (a edge.Answer) {
 	s, _ := status.FromError(err)
 	if s.Code() != codes.ResourceExhausted && s.Code() != codes.Unavailable {
@@ -226,7 +226,7 @@ type clientStream struct {
 	answered bool // known to RecvMsg alone
 }
 
-// reopen opens the stream when its turn comes, and sends what was sent before.
+// reopen opens the stream when it is its turn, and sends the messages sent before.
 func (s *clientStream) reopen() error {
 	if err := s.try.turn(); err != nil {
 		return err
@@ -239,7 +239,7 @@ func (s *clientStream) reopen() error {
 	defer s.mu.Unlock()
 	s.stream = stream
 	if s.sent != nil {
-		_ = stream.SendMsg(s.sent) // what becomes of it, RecvMsg tells
+		_ = stream.SendMsg(s.sent) // RecvMsg returns its error
 	}
 	if s.closed {
 		_ = stream.CloseSend()

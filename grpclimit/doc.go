@@ -20,9 +20,9 @@
 //		grpc.ChainStreamInterceptor(authenticateStream, limit.Stream),
 //	)
 //
-// All policies that apply grant a call, or nothing is taken from any. What is answered then:
+// All policies that apply grant a call, or nothing is taken from any. The answers:
 //
-//	granted                      what the handler answers
+//	granted                      the handler's answer
 //	refused                      ResourceExhausted with RetryInfo and QuotaFailure
 //	can never be granted         InvalidArgument, since there is no later
 //	no usable key or cost        the status that the key or cost says, or InvalidArgument
@@ -32,8 +32,8 @@
 // of the same key meanwhile. The trailer grpc-retry-pushback-ms says the same to clients whose
 // service configuration has a retry policy.
 //
-// A stream takes when it is opened, and not for each message: its handler says in the end what
-// it has really used ([Used]).
+// A stream takes when it is opened, and not for each message: its handler reports in the end the
+// tokens that it has really used ([Used]).
 //
 // A call takes before its handler runs, on its own: it stays spent if the handler's work is
 // rolled back. See Config.InTx for a handler that takes in its own transaction. Policies may
@@ -42,7 +42,7 @@
 // # Keys and addresses
 //
 // A limit is as good as its key. A client that can choose its key has as many limits as it
-// likes: so use what was authenticated, and for addresses say which proxies are trusted
+// likes: so use an authenticated identity, and for addresses say which proxies are trusted
 // ([AddressConfig]). Keys appear in no answer.
 //
 // # Clients

@@ -13,10 +13,10 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/edge"
 )
 
-// Key says whose limit a call takes from. An error that is a status of the call's own fault,
-// such as InvalidArgument, Unauthenticated or PermissionDenied, is answered as it is, any other as
-// a failure of the store. What a client can choose freely is no key: it would choose a new one
-// for each call.
+// Key returns the key of the limit that a call takes from. An error that is a status of the call's
+// own fault, such as InvalidArgument, Unauthenticated or PermissionDenied, is answered as it is,
+// any other as a failure of the store. A value that a client can choose freely is no key: it would
+// choose a new one for each call.
 //
 // Keys are stored in the database and named in its errors; see [Hashed] for secrets.
 type Key = func(*Call) (string, error)
@@ -64,11 +64,11 @@ func FirstOf(keys ...Key) Key {
 }
 
 // Hashed is the SHA-256 of key in base64, for keys that are secrets, of any length or not
-// UTF-8. It hides only what cannot be guessed: not addresses.
+// UTF-8. It hides only values that cannot be guessed: not addresses.
 func Hashed(key Key) Key { return edge.Hashed(key) }
 
 // Cost says how many tokens a call takes, such as by its message; 0 takes none. Its errors are
-// answered as those of a [Key]. What a client says must not make its call cheaper than it is.
+// answered as those of a [Key]. A client's own claim must not make its call cheaper.
 type Cost = func(*Call) (float64, error)
 
 // Fixed is the same cost for all calls.

@@ -21,7 +21,7 @@ const (
 	defaultFailureFor = 5 * time.Second
 )
 
-// Store is what a [Limiter] needs of a store: a *pgstore.Store or a *memstore.Store.
+// Store is the verbs of a store that a [Limiter] needs: a *pgstore.Store or a *memstore.Store.
 type Store interface {
 	Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	Settle(ctx context.Context, receipt *ratelimit.Receipt, used ...float64) (ratelimit.Result, error)
@@ -30,7 +30,7 @@ type Store interface {
 // Call is a call as policies see it. Logged, printed and in JSON it is its method.
 type Call struct {
 	Method  string          // its full name, such as "/shop.Orders/Place"
-	Context context.Context // with its metadata, its peer, and what interceptors before this one found
+	Context context.Context // with its metadata, its peer, and the values of the interceptors before this one
 	Message any             // of a unary call; nil when a stream is opened
 }
 
@@ -51,13 +51,13 @@ type Outcome struct {
 }
 
 // CountOnly counts the calls that end with one of the codes, such as Unauthenticated for
-// failed logins, and those whose handler panicked, of which nobody knows.
+// failed logins, and those of which the handler panicked.
 func CountOnly(only ...codes.Code) func(Outcome) bool {
 	return func(o Outcome) bool { return o.Panicked || contains(only, o.Code) }
 }
 
 // CountExcept counts all calls but those that end with one of the codes, such as Internal and
-// Unavailable. One whose handler panics is Unknown.
+// Unavailable. A call of which the handler panics is Unknown.
 func CountExcept(except ...codes.Code) func(Outcome) bool {
 	return func(o Outcome) bool { return !contains(except, o.Code) }
 }
@@ -71,7 +71,7 @@ func contains(list []codes.Code, code codes.Code) bool {
 	return false
 }
 
-// Policy is one limit of a limiter: which limit, whose, and how much a call takes from it. Its
+// Policy is one limit of a limiter: its definition, its key, and the count that a call takes. Its
 // public name, in answers, is the limit's.
 type Policy struct {
 	// Limit is the limit. Required. Its name differs from those of the other policies.
@@ -81,7 +81,7 @@ type Policy struct {
 	// by "/shop.Orders/". The default is all calls, those of health checks and reflection too.
 	Methods []string
 
-	// Key says whose limit it is. Nil is one for all.
+	// Key returns the key of a call. Nil is one key for all.
 	Key Key
 
 	// Tier chooses the limit for a call, such as by the customer's plan: a copy of Limit with
@@ -97,13 +97,13 @@ type Policy struct {
 	// Limiter of their own. The default is 0: they may use all of it.
 	Above float64
 
-	// Counts says, once the handler is done, whether the call counts; if not, what it took is
+	// Counts says, once the handler is done, whether the call counts; if not, its tokens are
 	// given back. Between the two the tokens are gone, so a thousand guesses at the same time
 	// are limited too. Nil counts all. See [CountOnly] and [CountExcept].
 	Counts func(Outcome) bool
 }
 
-// Config says what a [Limiter] does.
+// Config configures a [Limiter].
 type Config struct {
 	// Policies are asked together: all that apply grant, or nothing is taken. At most
 	// [ratelimit.MaxRequests]. Required, unless there are policies InFlight.
@@ -114,8 +114,8 @@ type Config struct {
 	// *memstore.Store.
 	InFlight []InFlightPolicy
 
-	// Catalog chooses what holds for a key, such as an override in a database, when Limit or
-	// Tier have said what holds by the code: a *catalog.Catalog. Nil leaves that as it is.
+	// Catalog chooses the definition for a key, such as an override in a database, when Limit or
+	// Tier have chosen one by the code: a *catalog.Catalog. Nil leaves that as it is.
 	Catalog ratelimit.Catalog
 
 	// InTx says which calls have handlers that take in their own transaction. For these
@@ -135,7 +135,7 @@ type Config struct {
 	//		return &shop.Placed{}, nil
 	//	}
 	//
-	// Shadow, FailOpen, Timeout and Counts are not for what it takes. Nil is none.
+	// Shadow, FailOpen, Timeout and Counts do not apply to these takes. Nil is none.
 	InTx func(*Call) bool
 
 	// Jitter is the share of the wait, 0 to 1, over which RetryInfo is spread, so that clients
@@ -158,8 +158,8 @@ type Config struct {
 	// again: nobody knows when one will be free. The default is 1 second.
 	FullRetryAfter time.Duration
 
-	// Shadow has every call pass, whatever the decision. Tokens and slots are taken as ever,
-	// and Observe hears what would have been done.
+	// Shadow has every call pass, also one that is refused. Tokens and slots are taken as ever,
+	// and Observe hears of the decision.
 	Shadow bool
 
 	// Observe hears of every decision, before the answer, and of settling that failed. It must
@@ -276,8 +276,8 @@ func (c Config) String() string {
 // LogValue is String.
 func (c Config) LogValue() slog.Value { return slog.StringValue(c.String()) }
 
-// Unary is a grpc.UnaryServerInterceptor. Put it behind what authenticates. A handler that is
-// let through has a context in which [Used] says what it has really used.
+// Unary is a grpc.UnaryServerInterceptor. Put it behind authentication. A handler that is
+// let through has a context for [Used], which reports the tokens really used.
 func (l *Limiter) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (resp any, err error) {
 	err = l.serve(&Call{info.FullMethod, ctx, req}, func(ctx context.Context) (err error) {
 		resp, err = handler(ctx, req)
@@ -354,8 +354,8 @@ func (l *Limiter) inTx(c *Call, requests []ratelimit.Request, do func(context.Co
 	}
 }
 
-// Requests returns what the policies ask for the call of ctx whose handler takes in its own
-// transaction: see Config.InTx. It is empty when no policy applies; AllowTx is not to be called
+// Requests returns the requests of the policies for the call of ctx, if its handler takes in its
+// own transaction: see Config.InTx. It is empty when no policy applies; AllowTx is not to be called
 // then.
 func Requests(ctx context.Context) []ratelimit.Request {
 	requests, _ := ctx.Value(requestsKey{}).([]ratelimit.Request)
@@ -364,12 +364,12 @@ func Requests(ctx context.Context) []ratelimit.Request {
 
 // Used says how many tokens of a policy, named by its limit, the call has really used, such as
 // those of a stream's messages, when that is known only in its course. When the handler is done,
-// the difference to what was taken is given back, or taken whatever there is; the last call
+// the difference to the tokens taken is given back, or taken unconditionally; the last call
 // holds. A use that a policy does not count, by its Counts, is given back whole.
 //
 // An error is [ratelimit.ErrInvalid]: the count is none that a request may have (see
 // Request.Validate), or ctx is not that of a call with such a policy, or the handler has
-// returned. Then what was noted before holds. Used is safe for concurrent use. Where nothing was
+// returned. Then the count noted before holds. Used is safe for concurrent use. Where nothing was
 // taken, since the policy does not apply, or the call was let through in shadow mode or because
 // the store failed, it does nothing.
 func Used(ctx context.Context, policy string, n float64) error {

@@ -12,7 +12,7 @@ import (
 	"github.com/pgratelimit/ratelimit/migrations"
 )
 
-// found is what there is before anything is done. It is read from the catalog, for which
+// found is the schema before anything is done. It is read from the catalog, for which
 // no right is needed: goose would create its version table to find nothing in it, and
 // fail where the role may use the limits and not read versions.
 type found struct {
@@ -23,7 +23,7 @@ type found struct {
 	columns  []string // of that table, and views beside it; none if there is no such table
 }
 
-// made is what a set makes: a table, by the columns of which it is known how far another
+// made is the work of a set: a table, by the columns of which it is known how far another
 // tool has made it, of which no version table tells.
 type made struct {
 	table string
@@ -34,7 +34,7 @@ var madeBy = map[migrations.Set]made{
 	"":                 {"rate_limits", map[int64]string{1: "ts", 2: "paused", 3: "slots", 4: "ahead"}},
 	migrations.Catalog: {"rate_limit_definitions", map[int64]string{1: "enabled", 2: "rate_limits_now"}},
 
-	// A type, of what the functions return: it is found where tables are.
+	// A type, of the functions' results: it is found where tables are.
 	migrations.Functions: {"rate_limit_result", map[int64]string{1: "ok"}},
 	migrations.Refusals:  {"rate_limit_refusals", map[int64]string{1: "uncertain"}},
 }
@@ -42,7 +42,7 @@ var madeBy = map[migrations.Set]made{
 // table is the table that the target's set makes.
 func (t *target) table() string { return madeBy[t.set].table }
 
-// look returns what there is in the schema, which need not exist if it was configured.
+// look returns the state of the schema, which need not exist if it was configured.
 func (t *target) look(ctx context.Context) (f found, err error) {
 	f.made = madeBy[t.set]
 	err = t.pool.QueryRow(ctx, `

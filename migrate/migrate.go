@@ -69,7 +69,7 @@ type Migration struct {
 	Name    string // of its file in package migrations
 	Applied bool   // whether the database has it, after the call that returned it
 
-	// Untracked is true if it was applied by another tool: the table has what it makes,
+	// Untracked is true if it was applied by another tool: the table has its columns,
 	// and there is no version table.
 	Untracked bool
 }
@@ -79,7 +79,7 @@ type Migration struct {
 //
 // The role needs the right to create tables in the schema and, if the schema
 // itself is missing, to create schemas in the database. If there is nothing to apply it
-// needs no right but USAGE of the schema, so a program may call Up whose role can use the
+// needs no right but USAGE of the schema, so a program may call Up with a role that can use the
 // table and no more.
 //
 // A table that another tool made, such as from [migrations.UpSQL], is left to that tool:
@@ -101,7 +101,7 @@ func Up(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Migration, erro
 // and returns it, or nil if there is none. Call it until it returns nil to take all of
 // them back. The version table and the schema stay.
 //
-// Taking back version 3 forgets what sliding windows have given, version 2 pauses. Taking
+// Taking back version 3 forgets the slots of sliding windows, version 2 pauses. Taking
 // back version 1 drops the table: limits in use and debts are lost, and every limit is
 // full again.
 func Down(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (*Migration, error) {
@@ -355,7 +355,7 @@ func (t *target) requireTable(ctx context.Context) error {
 }
 
 // lockID is the advisory lock that callers of this package take turns on, one
-// at a time in a database, whatever their schema: "rlimit" in ASCII. It is not
+// at a time in a database, in any schema: "rlimit" in ASCII. It is not
 // goose's default, for which the application's own migrations may be waiting.
 const lockID int64 = 0x72_6c_69_6d_69_74
 

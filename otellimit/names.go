@@ -6,11 +6,11 @@ package otellimit
 const (
 	scope = "github.com/pgratelimit/ratelimit/otellimit"
 
-	// MetricRequests counts, by policy, result, verb and form, what limits were asked: a call for
+	// MetricRequests counts, by policy, result, verb and form, the calls of limits: a call for
 	// two limits counts once for each. {request}
 	MetricRequests = "ratelimit.requests"
 
-	// MetricTokens counts the tokens that were taken, by policy. What is given back is
+	// MetricTokens counts the tokens that were taken, by policy. Tokens given back are
 	// MetricTokensReturned. {token}
 	MetricTokens         = "ratelimit.tokens"
 	MetricTokensReturned = "ratelimit.tokens.returned"
@@ -41,7 +41,8 @@ const (
 	// requests and jobs. {request}
 	MetricDoor = "ratelimit.door.requests"
 
-	// MetricHeld is the tokens that a process holds in its memory by Config.Escrow, by policy. {token}
+	// MetricHeld is the tokens that a process holds in its memory by Config.Escrow, by policy.
+	// {token}
 	MetricHeld = "ratelimit.escrow.held"
 
 	// MetricCatalogAge is since when a process has not heard of the catalog. s

@@ -1,4 +1,4 @@
-// Package otellimit tells OpenTelemetry what limits decide: metrics, and spans of callers.
+// Package otellimit reports decisions of limits to OpenTelemetry: metrics, and spans of callers.
 //
 //	observer, err := otellimit.New(nil)
 //	if err != nil {
@@ -8,7 +8,7 @@
 //	if err != nil {
 //		return err
 //	}
-//	_, err = observer.Watch(store) // what it holds in memory
+//	_, err = observer.Watch(store) // the tokens that it holds in memory
 //
 // The names are [MetricRequests] and those that follow it. No metric has a key as an attribute:
 // a policy is a limit's name, of which a program has a few.
@@ -32,12 +32,12 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// Config says what an [Observer] does. The zero value is a good one.
+// Config configures an [Observer]. The zero value is a good one.
 type Config struct {
-	// MeterProvider is whom metrics are told. The default is that of package otel.
+	// MeterProvider receives metrics. The default is that of package otel.
 	MeterProvider metric.MeterProvider
 
-	// TracerProvider is whom spans are told: one for each decision, with its time, as a child of
+	// TracerProvider receives spans: one for each decision, with its time, as a child of
 	// the span in its caller's context, also when it shared its statement with others. The
 	// default, nil, makes none.
 	TracerProvider trace.TracerProvider
@@ -177,7 +177,7 @@ func (o *Observer) Observe(ctx context.Context, e ratelimit.Event) {
 	}
 }
 
-// count counts what each limit was asked, and the tokens.
+// count counts the calls of each limit, and the tokens.
 func (o *Observer) count(ctx context.Context, e *ratelimit.Event) {
 	verb, form := string(e.Verb), string(e.Form)
 	if e.Slot != nil {
@@ -209,7 +209,7 @@ func (o *Observer) count(ctx context.Context, e *ratelimit.Event) {
 	}
 }
 
-// settled counts what a settlement has given back or taken besides.
+// settled counts the tokens that a settlement has given back or taken besides.
 func (o *Observer) settled(ctx context.Context, e *ratelimit.Event) {
 	back := make(map[string]float64)
 	for _, r := range e.Requests {

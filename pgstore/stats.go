@@ -5,10 +5,10 @@ import (
 	"slices"
 )
 
-// Stats is what a Store has done since it was made, and what it is doing.
+// Stats is the work that a Store has done since it was made, and that is under way.
 type Stats struct {
-	// UnderWay is how many decisions on their own are under way, with what the Store does in
-	// their wake, such as giving back what it has prefetched.
+	// UnderWay is the number of decisions on their own that are under way, with the work in
+	// their wake, such as returning prefetched tokens.
 	UnderWay int64
 
 	// Statements is how often calls on their own that had gathered were decided together, and
@@ -38,7 +38,7 @@ type Held struct {
 	Tokens float64
 }
 
-// Stats returns what the Store has done and is doing. To count it costs nothing for each call;
+// Stats returns the Store's counts. Counting costs nothing for each call;
 // with Config.Escrow, Stats itself looks at all keys that are remembered. It is safe for
 // concurrent use.
 func (s *Store) Stats() Stats {

@@ -38,7 +38,7 @@ type Config struct {
 	// written in a minute are beside them. The default is 10,000.
 	Rows int
 
-	// Logger gets the faults of writing, which is tried again with what has come in besides. The
+	// Logger gets the faults of writing, which is tried again with later counts. The
 	// default is slog.Default().
 	Logger *slog.Logger
 }
@@ -134,7 +134,7 @@ func (r *Recorder) add(name, key string, c count) {
 	l.add(key, c, r.config.Keys)
 }
 
-// Run writes what is counted until ctx is over, and once more then. What fails is logged.
+// Run writes the counts until ctx is over, and once more then. Errors are logged.
 func (r *Recorder) Run(ctx context.Context) {
 	ticker := time.NewTicker(r.config.Every)
 	defer ticker.Stop()
@@ -157,10 +157,10 @@ func (r *Recorder) log(ctx context.Context, err error) {
 	}
 }
 
-// Write writes what was counted since the last time, by one statement if there is anything, and
-// now and then deletes what is old. After an error what was counted is written the next time;
+// Write writes the counts since the last time, by one statement if there is anything, and
+// now and then deletes old rows. After an error the counts are written the next time;
 // when the answer of the server was lost, it can be there twice. An error is [ErrNotMigrated],
-// or what PostgreSQL and pgx return.
+// or those of PostgreSQL and pgx.
 func (r *Recorder) Write(ctx context.Context) error {
 	r.mu.Lock()
 	limits, writes := r.limits, r.writes
@@ -178,7 +178,7 @@ func (r *Recorder) Write(ctx context.Context) error {
 	return err
 }
 
-// keep counts what could not be written.
+// keep adds counts that could not be written.
 func (r *Recorder) keep(limits map[string]limit) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -56,7 +56,7 @@ ON CONFLICT (name, key, minute) DO UPDATE SET
 	last = greatest(t.last, excluded.last),
 	retry_at = CASE WHEN excluded.last < t.last THEN t.retry_at ELSE excluded.retry_at END`
 
-// write adds what was counted.
+// write adds counts.
 func write(ctx context.Context, db Querier, schema string, limits map[string]limit) error {
 	var names, keys []string
 	var times, uncertain []int64
@@ -91,7 +91,7 @@ const remove = `DELETE FROM TABLE AS t WHERE (t.name, t.key, t.minute) IN (
 			SELECT m.name, m.key, m.minute FROM TABLE AS m ORDER BY m.times DESC, m.minute DESC LIMIT $2::int8)
 	FOR UPDATE SKIP LOCKED)`
 
-// prune deletes what is older than Kept, and of the minutes that are over all rows but those with
+// prune deletes rows older than Kept, and of the minutes that are over all rows but those with
 // the most refusals.
 func prune(ctx context.Context, db Querier, schema string, rows int) error {
 	if _, err := db.Exec(ctx, in(schema, remove), Kept, rows); err != nil {
@@ -123,7 +123,7 @@ type Key struct {
 	// keys, at most: it is 0 unless a process had more keys to count than it does.
 	Times, Uncertain int64
 
-	// Last is when it was refused last, and RetryAt what it was told then; zero of a slot. Both
+	// Last is when it was refused last, and RetryAt that of the refusal; zero of a slot. Both
 	// are by the clock of the database.
 	Last, RetryAt time.Time
 }
@@ -147,7 +147,7 @@ LIMIT $3::int8`
 // Top returns the keys that were refused most in all processes, those with the most refusals
 // first. They are up to Config.Every old. It reads the small table alone, and no limit's rows:
 // schema is that of the table, "" for the search_path of db. An error is [ratelimit.ErrInvalid],
-// [ErrNotMigrated], or what PostgreSQL and pgx return.
+// [ErrNotMigrated], or those of PostgreSQL and pgx.
 func Top(ctx context.Context, db Querier, schema string, q Query) ([]Key, error) {
 	switch {
 	case q.Since < 0 || q.Since > Kept:

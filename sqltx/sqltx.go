@@ -1,11 +1,11 @@
-// Package sqltx has a store's verbs take in a transaction of database/sql, or of what is
+// Package sqltx has a store's verbs take in a transaction of database/sql, or of libraries
 // built on it: GORM, Bun, ent, sqlc and the like, with pgx's driver or with lib/pq.
 //
 //	tx, err := db.BeginTx(ctx, nil)
 //	...
 //	result, err := store.AllowTx(ctx, sqltx.Of(tx), SendMessage.For(userID))
 //
-// What is taken is spent if and only if the transaction commits, as in one of pgx.
+// The tokens are spent if and only if the transaction commits, as in one of pgx.
 package sqltx
 
 import (
@@ -21,9 +21,10 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// Tx is what [Of] needs of a transaction. These have it: *sql.Tx; a *sql.Conn on which a
-// transaction was begun; GORM's Statement.ConnPool; ent's Tx with the feature sql/execquery;
-// and the DBTX of sqlc. Of a bun.Tx it is the *sql.Tx in it, since Bun rewrites queries.
+// Tx is the methods of a transaction that [Of] needs. These have them: *sql.Tx; a *sql.Conn on
+// which a transaction was begun; GORM's Statement.ConnPool; ent's Tx with the feature
+// sql/execquery; and the DBTX of sqlc. Of a bun.Tx it is the *sql.Tx in it, since Bun rewrites
+// queries.
 type Tx interface {
 	ExecContext(ctx context.Context, query string, args ...any) (sql.Result, error)
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
@@ -34,7 +35,7 @@ type Tx interface {
 // second step on a limit with shards stays on the shard of the first, and does not deadlock.
 // It is not safe for concurrent use, as tx is not.
 //
-// What is no transaction, such as a *sql.DB, takes nothing: the verb's error is
+// A value that is no transaction, such as a *sql.DB, takes nothing: the verb's error is
 // [ratelimit.ErrInvalid]. Of a tx without the methods Commit and Rollback that is asked of
 // the server first, in two statements. A nil tx becomes a nil pgx.Tx, which is the same error.
 //
@@ -62,7 +63,7 @@ type transaction struct {
 	data  map[string]any
 }
 
-// Session returns what tells this transaction from others, and what a store keeps with it.
+// Session returns a value that identifies the transaction, and the data that a store keeps with it.
 func (t *transaction) Session() (id any, data map[string]any) {
 	if reflect.ValueOf(t.tx).Comparable() {
 		return t.tx, t.data

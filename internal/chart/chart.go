@@ -25,14 +25,14 @@ type Theme int
 
 // The themes.
 const (
-	Auto  Theme = iota // by what the reader prefers
+	Auto  Theme = iota // by the reader's preference
 	Light              // always
 	Dark               // always
 )
 
 // An Axis is the one that the panels share.
 type Axis struct {
-	Label    string // what it is, with its unit
+	Label    string // its quantity, with the unit
 	From, To float64
 	Ticks    []float64
 	Text     func(tick float64) string
@@ -47,13 +47,13 @@ type Panel struct {
 	Levels []Level  // horizontal lines
 	Bands  []Band   // stretches of the axis
 	Marks  []Mark   // instants
-	Shade  *Shading // what is below a level
+	Shade  *Shading // the area below a level
 }
 
 // A Style is a colour, which differs between light and dark.
 type Style int
 
-// The styles. They are apart also for those who see no difference between red and green.
+// The styles. They can be told apart without seeing red and green as different.
 const (
 	Blue Style = iota
 	Orange
@@ -99,7 +99,7 @@ type Mark struct {
 	Text string
 }
 
-// Shading is what is below 0, such as debt.
+// Shading is the area below 0, such as debt.
 type Shading struct {
 	Name string
 }
@@ -192,17 +192,17 @@ func (p *painter) bold(x, y float64, text string) {
 		x, y, size, min(textWidth(text)*size*1.06, plotted), escaped(text))
 }
 
-// escaped is a text for SVG. What is not printed in it is shown escaped.
+// escaped is a text for SVG. Characters that are not printed are shown escaped.
 func escaped(text string) string { return html.EscapeString(visible.Lines(text)) }
 
 func (p *painter) x(v float64) float64 {
 	return left + (v-p.chart.X.From)/(p.chart.X.To-p.chart.X.From)*plotted
 }
 
-// within is x for what may lie beyond the ends of the axis.
+// within is x for a value that may lie beyond the ends of the axis.
 func (p *painter) within(v float64) float64 { return p.x(min(max(v, p.chart.X.From), p.chart.X.To)) }
 
-// panel draws a panel whose upper edge is at top.
+// panel draws a panel with its upper edge at top.
 func (p *painter) panel(panel *Panel, top float64, last bool) {
 	from, to := panel.bounds()
 	bottom := top + panel.Height
@@ -241,7 +241,7 @@ func (p *painter) panel(panel *Panel, top float64, last bool) {
 	}
 }
 
-// bars draws what is in the parts of the axis, on top of each other.
+// bars draws the counts in the parts of the axis, on top of each other.
 func (p *painter) bars(all []Bars, y func(float64) float64) {
 	if len(all) == 0 {
 		return
@@ -310,7 +310,7 @@ func (p *Panel) bounds() (from, to float64) {
 	return from, to + room
 }
 
-// entry is a thing of the legend: what shows it, at a place, and its name.
+// entry is a line of the legend: a mark, at a place, and a name.
 type entry struct {
 	name string
 	draw func(p *painter, x, y float64)

@@ -1,4 +1,4 @@
-// Package inspect reads limits for people: what the command ratelimit shows, and its page. It
+// Package inspect reads limits for people: for the command ratelimit, and its page. It
 // changes nothing.
 package inspect
 
@@ -63,7 +63,7 @@ func (d *Desk) Known(name string) error {
 // MostCounted is up to how many rows of a name are counted.
 const MostCounted = 10_000
 
-// A Summary is what there is of a limit's name.
+// A Summary is the rows and definitions of a limit's name.
 type Summary struct {
 	Name       string
 	Definition *ratelimit.Definition // nil if none is known, as of a limit that is gone
@@ -135,7 +135,7 @@ func qualified(schema, table string) string {
 	return pgx.Identifier{schema, table}.Sanitize()
 }
 
-// A Key is what there is of a key now, by what holds for it.
+// A Key is the state of a key now, by the definition that holds for it.
 type Key struct {
 	ratelimit.Status
 	Overridden bool
@@ -147,8 +147,8 @@ func (k *Key) Short() bool { return k.Value < 1 || !k.PausedUntil.IsZero() }
 // overriddenAtOnce is how many keys with overrides are read by one statement.
 const overriddenAtOnce = 1000
 
-// Keys returns what there is of each key of a limit that has a row, as [pgstore.Store.Rows]
-// does, but each by what holds for it.
+// Keys returns the state of each key of a limit that has a row, as [pgstore.Store.Rows]
+// does, but each by the definition that holds for it.
 func (d *Desk) Keys(ctx context.Context, limit ratelimit.Limit, page ratelimit.Page) iter.Seq2[Key, error] {
 	return func(yield func(Key, error) bool) {
 		var keys []Key
@@ -207,7 +207,7 @@ func shards(requests []ratelimit.Request) int {
 }
 
 // SlotKeys returns the keys of a name that have rows of slots, in order, from a prefix on and
-// after a key, at most so many.
+// after a key, at most that number of them.
 func (d *Desk) SlotKeys(ctx context.Context, name string, page ratelimit.Page) ([]string, error) {
 	// One step along the index for each key, however many slots it has.
 	rows, err := d.Pool.Query(ctx, `WITH RECURSIVE next AS (
@@ -236,7 +236,7 @@ func orAll(most int) *int64 {
 	return &n
 }
 
-// words joins what is not empty.
+// words joins the texts that are not empty.
 func words(parts ...string) string {
 	return strings.Join(slices.DeleteFunc(parts, func(s string) bool { return s == "" }), " ")
 }

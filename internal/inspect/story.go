@@ -15,23 +15,23 @@ import (
 
 const (
 	changesRead = 1000 // changes of a name that a story looks through
-	mostChanges = 5    // of which it has at most so many
+	mostChanges = 5    // the most of them
 )
 
-// A Story is what is known of a key of a limit: why it was refused, and until when.
+// A Story is the known facts of a limit's key: why it was refused, and until when.
 type Story struct {
 	Published ratelimit.Definition // of the limit
-	Holds     ratelimit.Definition // of the key, with what overrides make of it
+	Holds     ratelimit.Definition // of the key, after overrides
 	ForKey    *catalog.Entry       // the overrides, nil for none; those that are off or over too
 	ForAll    *catalog.Entry
 
 	Now     ratelimit.Status // what a count of 0 gets
-	Answer  ratelimit.Status // what the count that was asked for gets
+	Answer  ratelimit.Status // the answer for the count that was asked for
 	Reserve bool             // of a reservation
-	Never   error            // what can never be granted: ErrExceedsCapacity, or ErrInvalid for a bad count
+	Never   error            // of a count that can never be granted: ErrExceedsCapacity, or ErrInvalid for a bad count
 
 	Rows    []Row
-	Changes []catalog.Change // of the key, and of what is for all keys; the newest first
+	Changes []catalog.Change // of the key, and for all keys; the newest first
 }
 
 // A Row is a row of the table as it is stored.
@@ -60,9 +60,9 @@ func (h *Holder) String() string {
 	return fmt.Sprintf("process %d (%s), %s, its transaction began %s ago", h.PID, by, h.State, h.Lasts.Round(time.Millisecond))
 }
 
-// Story returns what is known of a limit's key, and what a call for a count would get. It takes
+// Story returns the known facts of a limit's key, and the answer for a count. It takes
 // and locks nothing. Errors are [ErrUndefined], [ratelimit.ErrInvalid] for a key that cannot be
-// one, and what PostgreSQL and pgx return.
+// one, and those of PostgreSQL and pgx.
 func (d *Desk) Story(ctx context.Context, name, key string, count float64, reserve bool) (*Story, error) {
 	limit, err := d.Limit(name)
 	if err != nil {
@@ -109,7 +109,7 @@ func (d *Desk) ask(ctx context.Context, s *Story, asked ratelimit.Request) error
 
 // rows reads a key's rows, and for each the transaction that has changed or locked it and is
 // still open: the row's xmax is it, or a subtransaction of it, and either is locked by its
-// process. A server hides what others do from a role without pg_read_all_stats.
+// process. A server hides other roles' statements from a role without pg_read_all_stats.
 func (d *Desk) rows(ctx context.Context, name, key string) ([]Row, error) {
 	rows, err := d.Pool.Query(ctx, `SELECT r.shard, r.value, r.ts, r.paused,
 	CASE WHEN r.ahead[2] > extract(epoch FROM clock_timestamp()) - 946684800 THEN r.ahead[1] ELSE 0 END,
@@ -146,7 +146,7 @@ func scanRow(row pgx.CollectableRow) (r Row, err error) {
 	return r, err
 }
 
-// changes returns the newest changes of what holds for a key.
+// changes returns the newest changes of the definition for a key.
 func (d *Desk) changes(ctx context.Context, name, key string) ([]catalog.Change, error) {
 	changes, err := d.Catalog.History(ctx, name, changesRead)
 	if err != nil {
@@ -156,7 +156,7 @@ func (d *Desk) changes(ctx context.Context, name, key string) ([]catalog.Change,
 	return changes[:min(len(changes), mostChanges)], nil
 }
 
-// Why says in a sentence what the answer to the count that was asked for is, and why.
+// Why returns the answer to the count that was asked for, and its reason, in a sentence.
 func (s *Story) Why() string {
 	a := &s.Answer
 	count := Amount(a.Request.Count)

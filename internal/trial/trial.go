@@ -1,6 +1,6 @@
-// Package trial tries limits out in memory, on calls with instants of their own: those of a log,
-// or those that a model of load makes. It counts what would have been granted and refused, and
-// draws it.
+// Package trial tries limits out in memory, on calls with instants of their own: those of a log, or
+// those that a model of load makes. It counts the calls that would have been granted and refused,
+// and draws it.
 package trial
 
 import (
@@ -15,7 +15,7 @@ import (
 	"github.com/pgratelimit/ratelimit/memstore"
 )
 
-// A Trial is a limit in memory, with what became of the calls that it was asked.
+// A Trial is a limit in memory, with the outcomes of its calls.
 type Trial struct {
 	Tally
 
@@ -27,7 +27,7 @@ type Trial struct {
 	watch   *Watch
 }
 
-// A Tally is what became of calls.
+// A Tally is the outcomes of calls.
 type Tally struct {
 	Limit   ratelimit.Definition
 	Calls   int
@@ -46,7 +46,7 @@ type Tally struct {
 	PeakKey string
 }
 
-// RefusedShare is what share of the calls were refused.
+// RefusedShare is the share of the calls that were refused.
 func (t *Tally) RefusedShare() float64 {
 	if t.Calls == 0 {
 		return 0
@@ -54,14 +54,14 @@ func (t *Tally) RefusedShare() float64 {
 	return float64(t.Refused) / float64(t.Calls)
 }
 
-// A KeyTally is what became of a key's calls.
+// A KeyTally is the outcomes of a key's calls.
 type KeyTally struct {
 	Key     string
 	Calls   int
 	Refused int
 }
 
-// keyState is what is counted of a key.
+// keyState is the counts of a key.
 type keyState struct {
 	KeyTally
 	grants []grant // within the last period, the oldest first
@@ -74,7 +74,7 @@ type grant struct {
 	count float64
 }
 
-// New makes a trial of a limit, whose calls are reservations or not. The error is
+// New makes a trial of a limit, by reservations or by allows. The error is
 // [ratelimit.ErrInvalid].
 func New(limit ratelimit.Limit, reserve bool) (*Trial, error) {
 	if err := ratelimit.Validate(limit); err != nil {
@@ -117,7 +117,7 @@ func (t *Trial) Pause(at time.Time, key string, lasts time.Duration) error {
 	return err
 }
 
-// advance moves the clock, and has the watch look at what comes in meanwhile.
+// advance moves the clock, and has the watch look at the tokens refilled meanwhile.
 func (t *Trial) advance(at time.Time) {
 	if t.watch != nil {
 		t.watch.look(t, at)
@@ -172,7 +172,8 @@ func (k *keyState) granted(g grant, period time.Duration) {
 	}
 }
 
-// Most returns the keys that were refused most often, or else called most often; at most so many.
+// Most returns the keys that were refused most often, or else called most often; at most that
+// number of them.
 func (t *Trial) Most(n int) []KeyTally {
 	all := make([]KeyTally, 0, len(t.keys))
 	for k := range maps.Values(t.keys) {
@@ -184,7 +185,7 @@ func (t *Trial) Most(n int) []KeyTally {
 	return all[:min(n, len(all))]
 }
 
-// A Call is what a log has of a call.
+// A Call is a call as a log has it.
 type Call struct {
 	At    time.Time
 	Key   string
@@ -202,7 +203,7 @@ type CallError struct {
 func (e *CallError) Error() string { return e.Err.Error() }
 func (e *CallError) Unwrap() error { return e.Err }
 
-// Replay makes calls, in the order of their instants, and returns what became of them. An error is
+// Replay makes calls, in the order of their instants, and returns their outcomes. An error is
 // a *[CallError], or that of [New] or ctx. Progress,
 // which may be nil, hears now and then how many were made.
 func Replay(ctx context.Context, limit ratelimit.Limit, calls []Call, reserve bool, watch *Watch, progress func(done int)) (*Trial, error) {
