@@ -237,7 +237,7 @@ func (s scope) tryAcquire(ctx context.Context, limit ratelimit.InFlight, key str
 	if slot, err := s.takeSlot(limit, key, false); err != nil || !slot.OK {
 		return slot, err
 	}
-	result, err := s.take(ctx, false, rates)
+	result, err := s.decide(ctx, decide.All, false, rates)
 	if err != nil || !result.OK {
 		return ratelimit.Slot{InFlight: limit, Key: key, At: result.At, Rates: result}, err
 	}

@@ -32,7 +32,7 @@ import (
 // refusal is a Result that is not OK, not an error; errors are [ratelimit.ErrInvalid] and
 // [ratelimit.ErrExceedsCapacity], and change nothing.
 func (s *Store) Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.own().take(ctx, false, requests)
+	return s.own().decide(ctx, decide.All, false, requests)
 }
 
 // Reserve takes the count of each request from its limit, going into debt down to MaxReserved
@@ -40,17 +40,17 @@ func (s *Store) Allow(ctx context.Context, requests ...ratelimit.Request) (ratel
 // RetryAt; do not ask again. A limit without MaxReserved refuses no reservation, however far
 // ahead it is due.
 func (s *Store) Reserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.own().take(ctx, true, requests)
+	return s.own().decide(ctx, decide.All, true, requests)
 }
 
 // Check returns the result that Allow would return. It takes nothing.
 func (s *Store) Check(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.own().check(ctx, false, requests)
+	return s.own().decide(ctx, decide.Look, false, requests)
 }
 
 // CheckReserve returns the result that Reserve would return. It takes nothing.
 func (s *Store) CheckReserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.own().check(ctx, true, requests)
+	return s.own().decide(ctx, decide.Look, true, requests)
 }
 
 // Take is Allow for callers that want an error unless it is granted: a refusal is
@@ -64,7 +64,7 @@ func (s *Store) Take(ctx context.Context, requests ...ratelimit.Request) error {
 // says in the result's Taken how many. It is refused when there is not one. A count
 // below 1 is [ratelimit.ErrInvalid].
 func (s *Store) AllowAtMost(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) {
-	return s.own().takeAtMost(ctx, r)
+	return s.own().decide(ctx, decide.AtMost, false, []ratelimit.Request{r})
 }
 
 // AllowFirst takes from the first limit in the order of the requests that can grant its
@@ -72,7 +72,7 @@ func (s *Store) AllowAtMost(ctx context.Context, r ratelimit.Request) (ratelimit
 // the shortest wait. A request that its limit can never grant is passed over; two for one limit
 // and key are [ratelimit.ErrInvalid].
 func (s *Store) AllowFirst(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.own().takeFirst(ctx, requests)
+	return s.own().decide(ctx, decide.First, false, requests)
 }
 
 // Wait reserves for all requests, and returns when the reservation is due. If a limit has been

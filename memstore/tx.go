@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/watch"
 )
 
@@ -19,23 +20,23 @@ var _ ratelimit.TxStore[pgx.Tx] = (*Store)(nil)
 // AllowTx is [Store.Allow] inside tx: the tokens are spent if and only if tx commits. Rolling
 // back, to a savepoint before it too, gives it back.
 func (s *Store) AllowTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.in(tx).take(ctx, false, requests)
+	return s.in(tx).decide(ctx, decide.All, false, requests)
 }
 
 // ReserveTx is [Store.Reserve] inside tx.
 func (s *Store) ReserveTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.in(tx).take(ctx, true, requests)
+	return s.in(tx).decide(ctx, decide.All, true, requests)
 }
 
 // CheckTx returns the result that [Store.AllowTx] would return, with tx's changes so far. It
 // takes nothing, and never waits.
 func (s *Store) CheckTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.in(tx).check(ctx, false, requests)
+	return s.in(tx).decide(ctx, decide.Look, false, requests)
 }
 
 // CheckReserveTx returns the result that [Store.ReserveTx] would return.
 func (s *Store) CheckReserveTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.in(tx).check(ctx, true, requests)
+	return s.in(tx).decide(ctx, decide.Look, true, requests)
 }
 
 // TakeTx is [Store.Take] inside tx.
@@ -46,12 +47,12 @@ func (s *Store) TakeTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Req
 
 // AllowAtMostTx is [Store.AllowAtMost] inside tx.
 func (s *Store) AllowAtMostTx(ctx context.Context, tx pgx.Tx, r ratelimit.Request) (ratelimit.Result, error) {
-	return s.in(tx).takeAtMost(ctx, r)
+	return s.in(tx).decide(ctx, decide.AtMost, false, []ratelimit.Request{r})
 }
 
 // AllowFirstTx is [Store.AllowFirst] inside tx.
 func (s *Store) AllowFirstTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.in(tx).takeFirst(ctx, requests)
+	return s.in(tx).decide(ctx, decide.First, false, requests)
 }
 
 // SettleTx is [Store.Settle] inside tx. A settlement that is rolled back did not happen,
@@ -107,7 +108,7 @@ func (s *Store) ReserveFunc(ctx context.Context, requests []ratelimit.Request, d
 }
 
 func (s *Store) run(ctx context.Context, reserve bool, requests []ratelimit.Request, do func(tx pgx.Tx, result ratelimit.Result) error) (ratelimit.Result, error) {
-	w := s.own().watch(ctx, verbOf(reserve), requests...)
+	w := s.own().watch(ctx, decide.All.Observed(reserve), requests...)
 	w.Form = ratelimit.FormRunner
 	w.Start()
 	var made ratelimit.Result
@@ -131,7 +132,7 @@ func (s *Store) runWatched(ctx context.Context, w *watch.Watch, reserve bool, re
 	tx := s.join(noDatabase{})
 	defer tx.Rollback(ctx) // unless it has ended
 	w.Attempts = 1
-	result, err := ratelimit.Granted(s.in(tx).inside().take(ctx, reserve, requests))
+	result, err := ratelimit.Granted(s.in(tx).inside().decide(ctx, decide.All, reserve, requests))
 	if err != nil {
 		return result, err
 	}

@@ -12,72 +12,45 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
-func verbOf(reserve bool) ratelimit.Verb {
-	if reserve {
-		return ratelimit.VerbReserve
-	}
-	return ratelimit.VerbAllow
-}
-
 // The verbs of a scope, which are the same on their own and in a transaction.
 
-func (s scope) take(ctx context.Context, reserve bool, requests []ratelimit.Request) (result ratelimit.Result, err error) {
-	w := s.watch(ctx, verbOf(reserve), requests...)
-	result, err = s.takeAll(ctx, reserve, requests)
+// decide decides the requests of a verb.
+func (s scope) decide(ctx context.Context, verb decide.Verb, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+	w := s.watch(ctx, verb.Observed(reserve), requests...)
+	result, err := s.decideWatched(ctx, verb, reserve, requests)
 	w.Tell(&result, err)
 	return result, err
 }
 
-func (s scope) takeAll(ctx context.Context, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
-	if decide.Moded(requests) {
-		return s.byMode(ctx, decide.All, requests, func(left []ratelimit.Request) (ratelimit.Result, error) {
-			return s.takeAll(ctx, reserve, left)
-		})
-	}
-	call, err := decide.New(reserve, requests...)
-	return s.takeCall(ctx, call, err)
-}
-
-func (s scope) takeAtMost(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) {
-	w := s.watch(ctx, ratelimit.VerbAllowAtMost, r)
-	result, err := s.choose(ctx, decide.AtMost, []ratelimit.Request{r})
-	w.Tell(&result, err)
-	return result, err
-}
-
-func (s scope) takeFirst(ctx context.Context, requests []ratelimit.Request) (ratelimit.Result, error) {
-	w := s.watch(ctx, ratelimit.VerbAllowFirst, requests...)
-	result, err := s.choose(ctx, decide.First, requests)
-	w.Tell(&result, err)
-	return result, err
-}
-
-// choose decides a call that takes at most so many, or from the first that can grant.
-func (s scope) choose(ctx context.Context, verb decide.Verb, requests []ratelimit.Request) (ratelimit.Result, error) {
-	if decide.Moded(requests) {
-		return s.byMode(ctx, verb, requests, func(left []ratelimit.Request) (ratelimit.Result, error) {
-			return s.choose(ctx, verb, left)
-		})
-	}
-	call, err := decide.NewChoice(verb, requests)
-	return s.takeCall(ctx, call, err)
-}
-
-// byMode decides a call of requests in modes by ask, which decides one without.
-func (s scope) byMode(ctx context.Context, verb decide.Verb, requests []ratelimit.Request, ask func([]ratelimit.Request) (ratelimit.Result, error)) (ratelimit.Result, error) {
+func (s scope) decideWatched(ctx context.Context, verb decide.Verb, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
 	if err := s.usable(ctx); err != nil {
 		return ratelimit.Result{}, err
 	}
-	return decide.ByMode(verb, s.now(), requests, ask)
+	if decide.Moded(requests) {
+		return decide.ByMode(verb, s.now(), requests, func(left []ratelimit.Request) (ratelimit.Result, error) {
+			return s.decideWatched(ctx, verb, reserve, left)
+		})
+	}
+	call, err := verb.Call(reserve, requests)
+	if err == nil {
+		err = s.seen.NoteCall(&call)
+	}
+	switch {
+	case err != nil:
+		return ratelimit.Result{}, err
+	case verb == decide.Look:
+		return s.check(&call)
+	}
+	return s.take(ctx, &call)
 }
 
-// takeCall decides a call that decide has made.
-func (s scope) takeCall(ctx context.Context, call decide.Call, err error) (ratelimit.Result, error) {
-	if err := s.begin(ctx, &call, err); err != nil {
+// take decides a call that takes.
+func (s scope) take(ctx context.Context, call *decide.Call) (ratelimit.Result, error) {
+	if err := s.lock(ctx, call); err != nil {
 		return ratelimit.Result{}, err
 	}
 	defer s.mu.Unlock()
-	view := s.view(&call)
+	view := s.view(call)
 	changes, ok := call.Plan(view)
 	if !ok {
 		return call.Refused(view), nil
@@ -85,36 +58,19 @@ func (s scope) takeCall(ctx context.Context, call decide.Call, err error) (ratel
 	for i := range changes {
 		s.put(changes[i].Row, changes[i].After)
 	}
-	result := call.Receipted(changes, decide.View{States: s.states(&call, view.At), At: view.At}, "", nil)
+	result := call.Receipted(changes, decide.View{States: s.states(call, view.At), At: view.At}, "", nil)
 	if paid := result.Receipt; s.session != nil {
 		s.onRollback(func() { receipt.RolledBack(paid) })
 	}
 	return result, nil
 }
 
-func (s scope) check(ctx context.Context, reserve bool, requests []ratelimit.Request) (result ratelimit.Result, err error) {
-	w := s.watch(ctx, ratelimit.VerbCheck, requests...)
-	defer func() { w.Tell(&result, err) }()
-	if err := s.usable(ctx); err != nil {
-		return ratelimit.Result{}, err
-	}
-	if decide.Moded(requests) {
-		return s.byMode(ctx, decide.Look, requests, func(left []ratelimit.Request) (ratelimit.Result, error) {
-			return s.check(ctx, reserve, left)
-		})
-	}
-	call, err := decide.New(reserve, requests...)
-	if err == nil {
-		err = s.seen.NoteCall(&call)
-	}
-	if err != nil {
-		return ratelimit.Result{}, err
-	}
+func (s scope) check(call *decide.Call) (ratelimit.Result, error) {
 	if err := s.lockOpen(); err != nil {
 		return ratelimit.Result{}, err
 	}
 	defer s.mu.Unlock()
-	return call.Checked(s.view(&call)), nil
+	return call.Checked(s.view(call)), nil
 }
 
 // begin begins a verb that changes rows of a call's limits: it has the store's lock then,

@@ -1,7 +1,6 @@
 package pgstore
 
 import (
-	"cmp"
 	"context"
 	"errors"
 
@@ -28,7 +27,7 @@ import (
 // by the server's lock_timeout and statement_timeout. A call for a limit with shards leaves a
 // savepoint open, so thousands of them in one transaction become slow.
 func (s *Store) AllowTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.parts().takeTx(ctx, tx, false, requests)
+	return s.parts().decideTx(ctx, tx, decide.All, false, requests)
 }
 
 // ReserveTx is like [Store.AllowTx], but goes into debt if need be, down to
@@ -40,20 +39,20 @@ func (s *Store) AllowTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Re
 // reservations is put off further and further. Set MaxReserved to the tokens refilled in the
 // longest time that a job may wait.
 func (s *Store) ReserveTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.parts().takeTx(ctx, tx, true, requests)
+	return s.parts().decideTx(ctx, tx, decide.All, true, requests)
 }
 
 // CheckTx returns the result that [Store.AllowTx] would return, in tx and with its changes so
 // far. It takes, locks and writes nothing. Under SERIALIZABLE it reads the limits' rows, as any
 // SELECT does, so a concurrent take of them can fail one of the two transactions with 40001.
 func (s *Store) CheckTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.parts().checkTx(ctx, tx, false, requests)
+	return s.parts().decideTx(ctx, tx, decide.Look, false, requests)
 }
 
 // CheckReserveTx returns the result that [Store.ReserveTx] would return. It is otherwise
 // [Store.CheckTx].
 func (s *Store) CheckReserveTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.parts().checkTx(ctx, tx, true, requests)
+	return s.parts().decideTx(ctx, tx, decide.Look, true, requests)
 }
 
 // Allow is [Store.AllowTx] on its own: it is decided and durable when it returns, and stays
@@ -65,45 +64,39 @@ func (s *Store) CheckReserveTx(ctx context.Context, tx pgx.Tx, requests ...ratel
 // also when it is the caller's own transaction that has the row, for which it
 // would otherwise wait for ever.
 func (s *Store) Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.parts().decide(ctx, false, requests)
+	return s.parts().decide(ctx, decide.All, false, requests)
 }
 
 // Reserve is [Store.ReserveTx] on its own. [Store.Cancel] gives a reservation
 // back that is not wanted any more. It waits for a locked row as [Store.Allow] does.
 func (s *Store) Reserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.parts().decide(ctx, true, requests)
+	return s.parts().decide(ctx, decide.All, true, requests)
 }
 
 // Check returns the result that [Store.Allow] would return. It takes, locks and writes nothing,
 // and waits for no row.
 func (s *Store) Check(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.parts().check(ctx, false, requests)
+	return s.parts().decide(ctx, decide.Look, false, requests)
 }
 
 // CheckReserve returns the result that [Store.Reserve] would return. It takes, locks and writes
 // nothing, and waits for no row.
 func (s *Store) CheckReserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.parts().check(ctx, true, requests)
+	return s.parts().decide(ctx, decide.Look, true, requests)
 }
 
 // TakeTx is [Store.AllowTx] for callers that want an error unless it is granted: a refusal is
 // [ratelimit.ErrRefused], as a *[ratelimit.RefusedError] with the result. It is the shortest
 // form, and safe: a caller that returns the error does not go on without tokens.
 func (s *Store) TakeTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) error {
-	result, err := s.AllowTx(ctx, tx, requests...)
-	if err != nil {
-		return err
-	}
-	return result.Err()
+	_, err := ratelimit.Granted(s.AllowTx(ctx, tx, requests...))
+	return err
 }
 
 // Take is [Store.TakeTx] on its own.
 func (s *Store) Take(ctx context.Context, requests ...ratelimit.Request) error {
-	result, err := s.Allow(ctx, requests...)
-	if err != nil {
-		return err
-	}
-	return result.Err()
+	_, err := ratelimit.Granted(s.Allow(ctx, requests...))
+	return err
 }
 
 // AllowAtMostTx takes, inside tx, as many whole tokens as there are, up to the request's count,
@@ -113,19 +106,13 @@ func (s *Store) Take(ctx context.Context, requests ...ratelimit.Request) error {
 // not count; one above the capacity takes the tokens available. Of a limit without shards it is
 // one round trip, granted or not. In all else it is [Store.AllowTx].
 func (s *Store) AllowAtMostTx(ctx context.Context, tx pgx.Tx, r ratelimit.Request) (ratelimit.Result, error) {
-	w := s.parts().watch(ctx, ratelimit.VerbAllowAtMost, ratelimit.FormTx, r)
-	result, err := s.parts().chooseTx(ctx, tx, decide.AtMost, []ratelimit.Request{r})
-	w.Tell(&result, err)
-	return result, err
+	return s.parts().decideTx(ctx, tx, decide.AtMost, false, []ratelimit.Request{r})
 }
 
 // AllowAtMost is [Store.AllowAtMostTx] on its own: one statement when it is granted, unless
 // others take from the row at the same time.
 func (s *Store) AllowAtMost(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) {
-	w := s.parts().later(ctx, ratelimit.VerbAllowAtMost, r)
-	result, err := s.parts().choose(ctx, &w, decide.AtMost, []ratelimit.Request{r})
-	w.Tell(&result, err)
-	return result, err
+	return s.parts().decide(ctx, decide.AtMost, false, []ratelimit.Request{r})
 }
 
 // AllowFirstTx takes, inside tx, from the first limit in the order of the requests that can
@@ -140,18 +127,12 @@ func (s *Store) AllowAtMost(ctx context.Context, r ratelimit.Request) (ratelimit
 // when it refuses are the rows of all locked until tx ends, in the one order of all
 // calls, so that two of them do not deadlock. In all else it is [Store.AllowTx].
 func (s *Store) AllowFirstTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	w := s.parts().watch(ctx, ratelimit.VerbAllowFirst, ratelimit.FormTx, requests...)
-	result, err := s.parts().chooseTx(ctx, tx, decide.First, requests)
-	w.Tell(&result, err)
-	return result, err
+	return s.parts().decideTx(ctx, tx, decide.First, false, requests)
 }
 
 // AllowFirst is [Store.AllowFirstTx] on its own.
 func (s *Store) AllowFirst(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	w := s.parts().later(ctx, ratelimit.VerbAllowFirst, requests...)
-	result, err := s.parts().choose(ctx, &w, decide.First, requests)
-	w.Tell(&result, err)
-	return result, err
+	return s.parts().decide(ctx, decide.First, false, requests)
 }
 
 // Wait reserves for all requests, and returns when the reservation is due, for worker loops. It
@@ -220,73 +201,32 @@ func (s *Store) ReserveFunc(ctx context.Context, requests []ratelimit.Request, d
 	return s.parts().runner.run(ctx, true, requests, do)
 }
 
-// decide decides a call on its own.
-func (s Store) decide(ctx context.Context, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
-	w := s.later(ctx, taking(reserve), requests...)
-	result, err := s.decideAll(ctx, &w, reserve, requests)
+// decide decides the requests of a verb on their own.
+func (s Store) decide(ctx context.Context, verb decide.Verb, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+	w := s.later(ctx, verb.Observed(reserve), requests...)
+	result, err := s.decideWatched(ctx, &w, verb, reserve, requests)
 	w.Tell(&result, err)
 	return result, err
 }
 
-func (s Store) decideAll(ctx context.Context, w *watch.Watch, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+func (s Store) decideWatched(ctx context.Context, w *watch.Watch, verb decide.Verb, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+	if err := s.base.usable(); err != nil {
+		return ratelimit.Result{}, err
+	}
 	if decide.Moded(requests) {
-		return s.byMode(ctx, decide.All, requests, func(left []ratelimit.Request) (ratelimit.Result, error) {
-			return s.decideAll(ctx, w, reserve, left)
+		if err := ctx.Err(); err != nil {
+			return ratelimit.Result{}, err
+		}
+		return decide.ByMode(verb, s.base.now(), requests, func(left []ratelimit.Request) (ratelimit.Result, error) {
+			return s.decideWatched(ctx, w, verb, reserve, left)
 		})
 	}
-	if s.memory != nil {
+	if s.memory != nil && verb == decide.All {
 		return s.memory.decide(ctx, w, reserve, requests)
 	}
-	call, err := decide.New(reserve, requests...)
-	return s.decideCall(ctx, w, call, err)
-}
-
-// choose decides on its own a call that takes at most so many, or from the first that can
-// grant.
-func (s Store) choose(ctx context.Context, w *watch.Watch, verb decide.Verb, requests []ratelimit.Request) (ratelimit.Result, error) {
-	if decide.Moded(requests) {
-		return s.byMode(ctx, verb, requests, func(left []ratelimit.Request) (ratelimit.Result, error) {
-			return s.choose(ctx, w, verb, left)
-		})
-	}
-	call, err := decide.NewChoice(verb, requests)
-	return s.decideCall(ctx, w, call, err)
-}
-
-// byMode decides on its own a call of requests in modes by ask, which decides one without.
-func (s Store) byMode(ctx context.Context, verb decide.Verb, requests []ratelimit.Request, ask func([]ratelimit.Request) (ratelimit.Result, error)) (ratelimit.Result, error) {
-	if err := cmp.Or(s.base.usable(), ctx.Err()); err != nil {
-		return ratelimit.Result{}, err
-	}
-	return decide.ByMode(verb, s.base.now(), requests, ask)
-}
-
-// decideCall decides on its own a call that decide has made.
-func (s Store) decideCall(ctx context.Context, w *watch.Watch, call decide.Call, err error) (ratelimit.Result, error) {
-	if err := s.base.usable(); err != nil {
-		return ratelimit.Result{}, err
-	}
+	call, err := verb.Call(reserve, requests)
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
-	return s.engine.decide(ctx, w, &pending{call: call})
-}
-
-// check decides a check on its own.
-func (s Store) check(ctx context.Context, reserve bool, requests []ratelimit.Request) (result ratelimit.Result, err error) {
-	w := s.later(ctx, ratelimit.VerbCheck, requests...)
-	defer func() { w.Tell(&result, err) }()
-	if err := s.base.usable(); err != nil {
-		return ratelimit.Result{}, err
-	}
-	if decide.Moded(requests) {
-		return s.byMode(ctx, decide.Look, requests, func(left []ratelimit.Request) (ratelimit.Result, error) {
-			return s.check(ctx, reserve, left)
-		})
-	}
-	call, err := decide.New(reserve, requests...)
-	if err != nil {
-		return ratelimit.Result{}, err
-	}
-	return s.engine.decide(ctx, &w, &pending{call: call, check: true})
+	return s.engine.decide(ctx, w, &pending{call: call, check: verb == decide.Look})
 }

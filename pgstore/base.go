@@ -32,13 +32,8 @@ type base struct {
 	work   work
 	spare  chan struct{} // connections that may wait for a locked row
 
-	observer *watch.Observer // nil without Config.Observe
-	counts   counts
-}
-
-// counts is what [Store.Stats] counts.
-type counts struct {
-	statements, calls, retries atomic.Int64
+	observer *watch.Observer                                   // nil without Config.Observe
+	counts   struct{ statements, calls, retries atomic.Int64 } // for [Store.Stats]
 }
 
 func newBase(pool *pgxpool.Pool, config Config) *base {
@@ -150,14 +145,6 @@ func (b *base) later(ctx context.Context, verb ratelimit.Verb, requests ...ratel
 	return b.observer.Later(ctx, verb, ratelimit.FormOwn, requests)
 }
 
-// taking is the verb that allows or reserves.
-func taking(reserve bool) ratelimit.Verb {
-	if reserve {
-		return ratelimit.VerbReserve
-	}
-	return ratelimit.VerbAllow
-}
-
 // now is the instant of what is decided without asking the database.
 func (b *base) now() time.Time {
 	if now := b.clock(); now != nil {
@@ -185,9 +172,9 @@ func (b *base) usableIn(tx pgx.Tx) error {
 	return nil
 }
 
-// call returns a call, and notes the definitions of its limits.
-func (b *base) call(reserve bool, requests []ratelimit.Request) (decide.Call, error) {
-	call, err := decide.New(reserve, requests...)
+// call returns the call of a verb, and notes the definitions of its limits.
+func (b *base) call(verb decide.Verb, reserve bool, requests []ratelimit.Request) (decide.Call, error) {
+	call, err := verb.Call(reserve, requests)
 	if err != nil {
 		return decide.Call{}, err
 	}
@@ -209,9 +196,7 @@ func (b *base) took(call *decide.Call, changes []decide.Change, at time.Time) de
 // saw notes the states read of a call's limits.
 func (b *base) saw(call *decide.Call, view decide.View) {
 	for i := range call.Asks {
-		if call.Asks[i].Sharded() {
-			b.shards.saw(&call.Asks[i], view.States[i])
-		}
+		b.shards.saw(&call.Asks[i], view.States[i])
 	}
 }
 
@@ -224,16 +209,14 @@ func (b *base) changed(key decide.Key) {
 
 // telling is the tokens that this process has used from memory, which rows learn of in a
 // transaction of the Store's own that gives something back: they are not out any more. It is in
-// the transaction's context, under the key tellings. A caller's transaction has none, since it
+// the transaction's context, under (*telling)(nil). A caller's transaction has none, since it
 // may be rolled back unnoticed.
 type telling map[decide.Key]escrow.Spent
-
-type tellings struct{}
 
 // spent takes out the spent tokens that the row of a key is to learn of. A sliding window's row
 // learns of none, since refunds go to their own slots, with any number of tokens out.
 func (b *base) spent(ctx context.Context, d *bucket.Definition, key decide.Key) table.Spent {
-	told, own := ctx.Value(tellings{}).(telling)
+	told, own := ctx.Value((*telling)(nil)).(telling)
 	if !own || b.cache == nil || d.Slotted() {
 		return table.Spent{}
 	}

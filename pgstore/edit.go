@@ -1,6 +1,7 @@
 package pgstore
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"time"
@@ -16,21 +17,13 @@ import (
 // ResetTx forgets the limit's state for key inside tx: full again, debt and pause gone. A
 // receipt from before a reset gives back tokens that the reset has given back already: do not
 // cancel it.
-func (s *Store) ResetTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, key string) (err error) {
-	w := s.parts().watch(ctx, ratelimit.VerbReset, ratelimit.FormTx, ratelimit.Request{Limit: limit, Key: key})
-	defer w.Told(&err)
-	call, err := s.edit(tx, limit, key)
-	if err != nil {
-		return err
-	}
-	return s.reset(ctx, tx, &call)
+func (s *Store) ResetTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, key string) error {
+	return s.edit(ctx, tx, ratelimit.VerbReset, nil, s.reset, ratelimit.Request{Limit: limit, Key: key})
 }
 
 // Reset is [Store.ResetTx] on its own.
-func (s *Store) Reset(ctx context.Context, limit ratelimit.Limit, key string) (err error) {
-	w := s.parts().watch(ctx, ratelimit.VerbReset, ratelimit.FormOwn, ratelimit.Request{Limit: limit, Key: key})
-	defer w.Told(&err)
-	return s.editOwn(ctx, limit, key, s.reset)
+func (s *Store) Reset(ctx context.Context, limit ratelimit.Limit, key string) error {
+	return s.editOwn(ctx, ratelimit.VerbReset, nil, s.reset, ratelimit.Request{Limit: limit, Key: key})
 }
 
 // reset deletes the rows of an edit's limit and key. Rows with tokens in the memories of
@@ -49,26 +42,27 @@ func (s *Store) reset(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
 	return nil
 }
 
+// refillAll fills the rows of some shards of an ask, less the tokens of them that are out.
 func (s *Store) refillAll(ctx context.Context, tx pgx.Tx, a *decide.Ask, shards []int32) error {
-	var lock, write pgx.Batch
-	given, now := make([]table.Taken, len(shards)), s.clock()
+	rows := make([]decide.Row, len(shards))
 	for i, shard := range shards {
-		c := a.Change(0, int(shard), 0)
-		s.table.QueueTouch(&lock, &c, now, &given[i])
+		rows[i] = decide.Row{Key: a.Of(), Shard: int(shard)}
 	}
-	if err := tx.SendBatch(ctx, &lock).Close(); err != nil {
+	given, err := s.touch(ctx, tx, a, rows)
+	if err != nil {
 		return err
 	}
+	var batch pgx.Batch
 	share := a.Definition.Shard()
-	for i, shard := range shards {
-		row, g := decide.Row{Key: a.Of(), Shard: int(shard)}, &given[i]
+	for i := range given {
+		g := &given[i]
 		if share.Forgets(outOf(g), g.At) {
-			s.table.QueueRemove(&write, row)
+			s.table.QueueRemove(&batch, rows[i])
 			continue
 		}
-		s.table.QueuePut(&write, row, share.Full(a.Key, g.After, outOf(g), g.At))
+		s.table.QueuePut(&batch, rows[i], share.Full(a.Key, g.After, outOf(g), g.At))
 	}
-	return tx.SendBatch(ctx, &write).Close()
+	return tx.SendBatch(ctx, &batch).Close()
 }
 
 // CreditTx gives the request's count back to its limit inside tx, capped at the capacity, and
@@ -78,63 +72,52 @@ func (s *Store) refillAll(ctx context.Context, tx pgx.Tx, a *decide.Ask, shards 
 // window in its oldest slots first. While the limit is paused, credited tokens are for
 // reservations, and for other calls after the pause.
 func (s *Store) CreditTx(ctx context.Context, tx pgx.Tx, r ratelimit.Request) (status ratelimit.Status, err error) {
-	w := s.parts().watch(ctx, ratelimit.VerbCredit, ratelimit.FormTx, r)
-	defer w.Told(&err)
-	if err := decide.BadCredit(r); err != nil {
-		return ratelimit.Status{}, err
-	}
-	call, err := s.edit(tx, r.Limit, r.Key)
-	if err != nil {
-		return ratelimit.Status{}, err
-	}
-	return s.credit(ctx, tx, &call, r)
+	err = s.edit(ctx, tx, ratelimit.VerbCredit, decide.BadCredit(r), s.crediting(r, &status), r)
+	return status, err
 }
 
 // Credit is [Store.CreditTx] on its own.
 func (s *Store) Credit(ctx context.Context, r ratelimit.Request) (status ratelimit.Status, err error) {
-	w := s.parts().watch(ctx, ratelimit.VerbCredit, ratelimit.FormOwn, r)
-	defer w.Told(&err)
-	if err := decide.BadCredit(r); err != nil {
-		return ratelimit.Status{}, err
-	}
-	err = s.editOwn(ctx, r.Limit, r.Key, func(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
-		status, err = s.credit(ctx, tx, call, r)
-		return err
-	})
-	if err != nil {
+	if err := s.editOwn(ctx, ratelimit.VerbCredit, decide.BadCredit(r), s.crediting(r, &status), r); err != nil {
 		return ratelimit.Status{}, err
 	}
 	return status, nil
 }
 
-func (s *Store) credit(ctx context.Context, tx pgx.Tx, call *decide.Call, r ratelimit.Request) (ratelimit.Status, error) {
-	a := &call.Asks[0]
-	view := decide.View{States: make([][]bucket.State, 1)}
-	shard, counts := 0, []float64{r.Count}
-	if a.Sharded() {
-		var held bool
-		if shard, held = s.shards.heldBy(tx, a); held {
-			view.States = s.shards.known(call, time.Time{})
-		} else {
-			var err error
-			if view, _, err = s.settled(ctx, tx, call); err != nil {
-				return ratelimit.Status{}, s.fault("credit", err)
-			}
-			shard, counts = 0, a.Fill(view.States[0], r.Count, view.At)
+// crediting returns the edit that gives r's count back, and sets the status then.
+func (s *Store) crediting(r ratelimit.Request, status *ratelimit.Status) func(context.Context, pgx.Tx, *decide.Call) error {
+	return func(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
+		a := &call.Asks[0]
+		states, at, err := s.credit(ctx, tx, a, r.Count)
+		if err != nil {
+			return s.fault("credit", err)
 		}
+		s.changed(a.Of())
+		s.shards.saw(a, states)
+		*status = decide.Credited(r, states, at)
+		return nil
+	}
+}
+
+// credit gives n tokens back to the rows of an ask, and returns the states of those that are
+// known then.
+func (s *Store) credit(ctx context.Context, tx pgx.Tx, a *decide.Ask, n float64) (states []bucket.State, at time.Time, err error) {
+	shard, counts := 0, []float64{n}
+	if !a.Sharded() {
+		states = make([]bucket.State, 1)
+	} else if held, ok := s.shards.heldBy(tx, a); ok {
+		shard, states = held, s.shards.known(a, time.Time{})
 	} else {
-		view.States[0] = make([]bucket.State, 1)
+		if states, _, at, err = s.lockEach(ctx, tx, a); err != nil {
+			return nil, at, err
+		}
+		counts = a.Fill(states, n, at)
 	}
 	given, err := s.give(ctx, tx, a, shard, counts)
-	if err != nil {
-		return ratelimit.Status{}, s.fault("credit", err)
-	}
 	for i := range given {
-		view.States[0][shard+i], view.At = given[i].After, given[i].At.UTC()
+		states[shard+i], at = given[i].After, given[i].At.UTC()
 	}
-	s.changed(a.Of())
-	s.saw(call, view)
-	return decide.Credited(r, view.States[0], view.At), nil
+	return states, at, err
 }
 
 // give gives counts to shards of an ask, from the given one on, and returns the states of their
@@ -163,26 +146,28 @@ func (s *Store) give(ctx context.Context, tx pgx.Tx, a *decide.Ask, shard int, c
 	return given, tx.SendBatch(ctx, &second).Close()
 }
 
-// settled locks all rows of an edit's limit and key, in order, and returns their states. It
-// gives them 0 tokens rather than reads them, so it leaves no predicate locks under
+// lockEach locks all rows of an ask, in order, and returns their states, and what of them is
+// out. It gives them nothing rather than reads them, so it leaves no predicate locks under
 // SERIALIZABLE.
-func (s *Store) settled(ctx context.Context, q table.Querier, call *decide.Call) (view decide.View, outs []bucket.Out, err error) {
-	a, now := &call.Asks[0], s.clock()
+func (s *Store) lockEach(ctx context.Context, q table.Querier, a *decide.Ask) (states []bucket.State, outs []bucket.Out, at time.Time, err error) {
+	given, err := s.touch(ctx, q, a, a.Rows())
+	states, outs = make([]bucket.State, len(given)), make([]bucket.Out, len(given))
+	for shard := range given {
+		states[shard], outs[shard] = given[shard].After, outOf(&given[shard])
+		at = given[shard].At.UTC()
+	}
+	return states, outs, at, err
+}
+
+// touch locks rows of an ask, and returns them as they are.
+func (s *Store) touch(ctx context.Context, q table.Querier, a *decide.Ask, rows []decide.Row) ([]table.Taken, error) {
 	var batch pgx.Batch
-	given := make([]table.Taken, a.Definition.Shards)
-	for shard := range given {
-		c := a.Change(0, shard, 0)
-		s.table.QueueTouch(&batch, &c, now, &given[shard])
+	given, now := make([]table.Taken, len(rows)), s.clock()
+	for i, row := range rows {
+		c := a.Change(0, row.Shard, 0)
+		s.table.QueueTouch(&batch, &c, now, &given[i])
 	}
-	if err := q.SendBatch(ctx, &batch).Close(); err != nil {
-		return view, nil, err
-	}
-	view.States, outs = [][]bucket.State{make([]bucket.State, len(given))}, make([]bucket.Out, len(given))
-	for shard := range given {
-		view.States[0][shard], outs[shard] = given[shard].After, outOf(&given[shard])
-		view.At = given[shard].At.UTC()
-	}
-	return view, outs, nil
+	return given, q.SendBatch(ctx, &batch).Close()
 }
 
 // outOf returns the tokens that are out of a row that was given some.
@@ -201,164 +186,96 @@ func outOf(given *table.Taken) bucket.Out {
 // the PausedUntil of its Status by [Store.Check]. Only [Store.ResumeTx] and [Store.ResetTx] end
 // a pause early.
 func (s *Store) PauseTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, key string, lasts time.Duration) (until time.Time, err error) {
-	w := s.parts().watch(ctx, ratelimit.VerbPause, ratelimit.FormTx, ratelimit.Request{Limit: limit, Key: key})
-	defer w.Told(&err)
-	if err := decide.BadPause(limit, lasts); err != nil {
-		return time.Time{}, err
-	}
-	call, err := s.edit(tx, limit, key)
-	if err != nil {
-		return time.Time{}, err
-	}
-	return s.pause(ctx, tx, &call, lasts)
+	return s.PauseEachTx(ctx, tx, []ratelimit.Request{{Limit: limit, Key: key}}, lasts)
 }
 
 // Pause is [Store.PauseTx] on its own.
 func (s *Store) Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (until time.Time, err error) {
-	w := s.parts().watch(ctx, ratelimit.VerbPause, ratelimit.FormOwn, ratelimit.Request{Limit: limit, Key: key})
-	defer w.Told(&err)
-	if err := decide.BadPause(limit, lasts); err != nil {
-		return time.Time{}, err
-	}
-	err = s.editOwn(ctx, limit, key, func(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
-		until, err = s.pause(ctx, tx, call, lasts)
-		return err
-	})
-	if err != nil {
-		return time.Time{}, err
-	}
-	return until, nil
+	return s.PauseEach(ctx, []ratelimit.Request{{Limit: limit, Key: key}}, lasts)
 }
 
 // PauseEachTx is [Store.PauseTx] for the limits and keys of several requests, all of them for
 // the same duration, or on an error none; their counts do not matter. It returns the last of
 // the instants at which their pauses end.
 func (s *Store) PauseEachTx(ctx context.Context, tx pgx.Tx, requests []ratelimit.Request, lasts time.Duration) (until time.Time, err error) {
-	w := s.parts().watch(ctx, ratelimit.VerbPause, ratelimit.FormTx, requests...)
-	defer w.Told(&err)
-	if err := s.usableIn(tx); err != nil {
+	if err := s.edit(ctx, tx, ratelimit.VerbPause, badPause(requests, lasts), s.pausing(lasts, &until), requests...); err != nil {
 		return time.Time{}, err
 	}
-	calls, err := s.pauses(requests, lasts)
-	if err != nil {
-		return time.Time{}, err
-	}
-	return s.pauseEach(ctx, tx, calls, lasts)
+	return until, nil
 }
 
 // PauseEach is [Store.PauseEachTx] on its own, in one transaction.
 func (s *Store) PauseEach(ctx context.Context, requests []ratelimit.Request, lasts time.Duration) (until time.Time, err error) {
-	w := s.parts().watch(ctx, ratelimit.VerbPause, ratelimit.FormOwn, requests...)
-	defer w.Told(&err)
-	if err := s.usable(); err != nil {
+	if err := s.editOwn(ctx, ratelimit.VerbPause, badPause(requests, lasts), s.pausing(lasts, &until), requests...); err != nil {
 		return time.Time{}, err
-	}
-	calls, err := s.pauses(requests, lasts)
-	if err != nil {
-		return time.Time{}, err
-	}
-	var rows []decide.Row
-	for i := range calls {
-		rows = append(rows, calls[i].Asks[0].Rows()...)
-	}
-	err = s.ownTx(ctx, rows, func(ctx context.Context, tx pgx.Tx) error {
-		until, err = s.pauseEach(ctx, tx, calls, lasts)
-		return err
-	})
-	if err != nil {
-		return time.Time{}, err
-	}
-	for i := range calls {
-		s.changed(calls[i].Asks[0].Of()) // again, now that others see it
 	}
 	return until, nil
 }
 
-// pauses are the calls for limits that are to be paused, in the order of locking.
-func (s *Store) pauses(requests []ratelimit.Request, lasts time.Duration) (calls []decide.Call, err error) {
-	questions := slices.Clone(requests)
-	for i := range questions {
-		questions[i].Count = 0
+// badPause is the error of requests that cannot be paused for a time.
+func badPause(requests []ratelimit.Request, lasts time.Duration) error {
+	if len(requests) == 0 { // which is not a matter of the time
+		return nil
 	}
-	call, err := s.call(false, questions)
-	if err != nil {
-		return nil, err
-	}
-	for i := range call.Asks {
-		if err := decide.BadPause(call.Asks[i].Limit, lasts); err != nil {
-			return nil, err
-		}
-		calls = append(calls, decide.Call{Asks: call.Asks[i : i+1]})
-	}
-	return calls, nil
+	return decide.BadPause(requests[0].Limit, lasts)
 }
 
-func (s *Store) pauseEach(ctx context.Context, tx pgx.Tx, calls []decide.Call, lasts time.Duration) (until time.Time, err error) {
-	for i := range calls {
-		end, err := s.pause(ctx, tx, &calls[i], lasts)
-		if err != nil {
-			return time.Time{}, err
+// pausing returns the edit that pauses, and sets until to the latest end.
+func (s *Store) pausing(lasts time.Duration, until *time.Time) func(context.Context, pgx.Tx, *decide.Call) error {
+	return func(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
+		*until = time.Time{}
+		for i := range call.Asks {
+			a := &call.Asks[i]
+			err := s.change(ctx, tx, a, func(share *bucket.Definition, state bucket.State, _ bucket.Out, at time.Time) bucket.State {
+				after := share.Pause(state, at, at.Add(lasts))
+				if after.Paused.After(*until) {
+					*until = after.Paused
+				}
+				return after
+			})
+			s.memory.evict(a.Of()) // while the row is locked, so that nothing is prefetched before the pause is seen
+			if err != nil {
+				return err
+			}
 		}
-		if end.After(until) {
-			until = end
-		}
+		return nil
 	}
-	return until, nil
-}
-
-func (s *Store) pause(ctx context.Context, tx pgx.Tx, call *decide.Call, lasts time.Duration) (until time.Time, err error) {
-	err = s.change(ctx, tx, call, func(share *bucket.Definition, state bucket.State, _ bucket.Out, at time.Time) bucket.State {
-		after := share.Pause(state, at, at.Add(lasts))
-		until = after.Paused
-		return after
-	})
-	s.memory.evict(call.Asks[0].Of()) // while the row is locked, so that nothing is prefetched before the pause is seen
-	return until, err
 }
 
 // ResumeTx ends a pause that is not over, inside tx: the value stays, a token bucket fills from
 // now on, and a fixed window has its own edges back. Without a pause it changes nothing.
-func (s *Store) ResumeTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, key string) (err error) {
-	w := s.parts().watch(ctx, ratelimit.VerbResume, ratelimit.FormTx, ratelimit.Request{Limit: limit, Key: key})
-	defer w.Told(&err)
-	call, err := s.edit(tx, limit, key)
-	if err != nil {
-		return err
-	}
-	return s.resume(ctx, tx, &call)
+func (s *Store) ResumeTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, key string) error {
+	return s.edit(ctx, tx, ratelimit.VerbResume, nil, s.resume, ratelimit.Request{Limit: limit, Key: key})
 }
 
 // Resume is [Store.ResumeTx] on its own.
-func (s *Store) Resume(ctx context.Context, limit ratelimit.Limit, key string) (err error) {
-	w := s.parts().watch(ctx, ratelimit.VerbResume, ratelimit.FormOwn, ratelimit.Request{Limit: limit, Key: key})
-	defer w.Told(&err)
-	return s.editOwn(ctx, limit, key, s.resume)
+func (s *Store) Resume(ctx context.Context, limit ratelimit.Limit, key string) error {
+	return s.editOwn(ctx, ratelimit.VerbResume, nil, s.resume, ratelimit.Request{Limit: limit, Key: key})
 }
 
 func (s *Store) resume(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
-	key := call.Asks[0].Key
-	return s.change(ctx, tx, call, func(share *bucket.Definition, state bucket.State, out bucket.Out, at time.Time) bucket.State {
-		return share.ResumeBeside(key, state, out, at)
+	a := &call.Asks[0]
+	return s.change(ctx, tx, a, func(share *bucket.Definition, state bucket.State, out bucket.Out, at time.Time) bucket.State {
+		return share.ResumeBeside(a.Key, state, out, at)
 	})
 }
 
-// change changes all rows of an edit's limit and key.
-func (s *Store) change(ctx context.Context, tx pgx.Tx, call *decide.Call, to func(*bucket.Definition, bucket.State, bucket.Out, time.Time) bucket.State) error {
-	view, outs, err := s.settled(ctx, tx, call)
+// change changes all rows of an ask.
+func (s *Store) change(ctx context.Context, tx pgx.Tx, a *decide.Ask, to func(*bucket.Definition, bucket.State, bucket.Out, time.Time) bucket.State) error {
+	states, outs, at, err := s.lockEach(ctx, tx, a)
 	if err != nil {
 		return s.fault("edit", err)
 	}
-	a := &call.Asks[0]
 	var batch pgx.Batch
-	for shard, state := range view.States[0] {
-		view.States[0][shard] = to(a.Definition.Shard(), state, outs[shard], view.At)
-		s.table.QueuePut(&batch, decide.Row{Key: a.Of(), Shard: shard}, view.States[0][shard])
+	for shard, state := range states {
+		states[shard] = to(a.Definition.Shard(), state, outs[shard], at)
+		s.table.QueuePut(&batch, decide.Row{Key: a.Of(), Shard: shard}, states[shard])
 	}
 	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
 		return s.fault("edit", err)
 	}
 	s.changed(a.Of())
-	s.saw(call, view)
+	s.shards.saw(a, states)
 	return nil
 }
 
@@ -378,68 +295,94 @@ func (s *Store) Reshard(ctx context.Context, from, to ratelimit.Limit, key strin
 	if err := s.usable(); err != nil {
 		return err
 	}
-	old, err := s.call(false, []ratelimit.Request{{Limit: from, Key: key}})
+	old, err := s.question(ratelimit.Request{Limit: from, Key: key})
 	if err != nil {
 		return err
 	}
-	renewed, err := s.call(false, []ratelimit.Request{{Limit: to, Key: key}})
+	renewed, err := s.question(ratelimit.Request{Limit: to, Key: key})
 	if err != nil {
 		return err
 	}
-	a, b := old.Asks[0].Definition, renewed.Asks[0].Definition
+	before, after := &old.Asks[0], &renewed.Asks[0]
+	a, b := before.Definition, after.Definition
 	if a.Shards = b.Shards; a != b {
 		return &ratelimit.FieldError{Limit: b.Name, Field: "Limit", Value: b, Reason: "must differ in nothing but Shards"}
 	}
-	err = s.ownTx(ctx, append(old.Asks[0].Rows(), renewed.Asks[0].Rows()...), func(ctx context.Context, tx pgx.Tx) error { return s.reshard(ctx, tx, &old, &renewed) })
-	s.changed(renewed.Asks[0].Of())
-	s.memory.evict(renewed.Asks[0].Of())
+	err = s.ownTx(ctx, append(before.Rows(), after.Rows()...), func(ctx context.Context, tx pgx.Tx) error {
+		if err := s.reshard(ctx, tx, before, after); err != nil {
+			return s.fault("reshard", err)
+		}
+		return nil
+	})
+	s.changed(after.Of())
+	s.memory.evict(after.Of())
 	return err
 }
 
-func (s *Store) reshard(ctx context.Context, tx pgx.Tx, old, renewed *decide.Call) error {
-	view, outs, err := s.settled(ctx, tx, old)
+func (s *Store) reshard(ctx context.Context, tx pgx.Tx, before, after *decide.Ask) error {
+	states, outs, at, err := s.lockEach(ctx, tx, before)
 	if err != nil {
-		return s.fault("reshard", err)
+		return err
 	}
-	states, n := view.States[0], renewed.Asks[0].Definition.Shards
-	share, empty := old.Asks[0].Definition.Share(states, view.At, n)
+	n := after.Definition.Shards
+	share, empty := before.Definition.Share(states, at, n)
 	var batch pgx.Batch
 	for shard := range max(n, len(states)) {
 		state := share
 		if shard >= n {
 			state = empty
 		} else if shard < len(states) {
-			state = renewed.Asks[0].Definition.Shard().Bounded(share, states[shard], outs[shard], view.At)
+			state = after.Definition.Shard().Bounded(share, states[shard], outs[shard], at)
 		}
-		s.table.QueuePut(&batch, decide.Row{Key: renewed.Asks[0].Of(), Shard: shard}, state)
+		s.table.QueuePut(&batch, decide.Row{Key: after.Of(), Shard: shard}, state)
 	}
-	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
-		return s.fault("reshard", err)
-	}
-	return nil
+	return tx.SendBatch(ctx, &batch).Close()
 }
 
-// edit is a call that asks nothing of a limit and key, for a verb in tx that cannot
-// be refused.
-func (s *Store) edit(tx pgx.Tx, limit ratelimit.Limit, key string) (decide.Call, error) {
-	if err := s.usableIn(tx); err != nil {
-		return decide.Call{}, err
-	}
-	return s.call(false, []ratelimit.Request{{Limit: limit, Key: key}})
-}
-
-// editOwn runs change in a transaction of its own.
-func (s *Store) editOwn(ctx context.Context, limit ratelimit.Limit, key string, change func(context.Context, pgx.Tx, *decide.Call) error) error {
-	if err := s.usable(); err != nil {
+// edit runs do in tx, for a call that asks nothing of the limits and keys of requests, unless
+// they are invalid. Their counts do not matter.
+func (s *Store) edit(ctx context.Context, tx pgx.Tx, verb ratelimit.Verb, invalid error, do func(context.Context, pgx.Tx, *decide.Call) error, requests ...ratelimit.Request) (err error) {
+	w := s.parts().watch(ctx, verb, ratelimit.FormTx, requests...)
+	defer w.Told(&err)
+	if err := cmp.Or(invalid, s.usableIn(tx)); err != nil {
 		return err
 	}
-	call, err := s.call(false, []ratelimit.Request{{Limit: limit, Key: key}})
+	call, err := s.question(requests...)
 	if err != nil {
 		return err
 	}
-	if err := s.ownTx(ctx, call.Asks[0].Rows(), func(ctx context.Context, tx pgx.Tx) error { return change(ctx, tx, &call) }); err != nil {
+	return do(ctx, tx, &call)
+}
+
+// editOwn is edit in a transaction of its own.
+func (s *Store) editOwn(ctx context.Context, verb ratelimit.Verb, invalid error, do func(context.Context, pgx.Tx, *decide.Call) error, requests ...ratelimit.Request) (err error) {
+	w := s.parts().watch(ctx, verb, ratelimit.FormOwn, requests...)
+	defer w.Told(&err)
+	if err := cmp.Or(invalid, s.usable()); err != nil {
 		return err
 	}
-	s.changed(call.Asks[0].Of()) // again, now that others see it
+	call, err := s.question(requests...)
+	if err != nil {
+		return err
+	}
+	var rows []decide.Row
+	for i := range call.Asks {
+		rows = append(rows, call.Asks[i].Rows()...)
+	}
+	if err := s.ownTx(ctx, rows, func(ctx context.Context, tx pgx.Tx) error { return do(ctx, tx, &call) }); err != nil {
+		return err
+	}
+	for i := range call.Asks {
+		s.changed(call.Asks[i].Of()) // again, now that others see it
+	}
 	return nil
+}
+
+// question returns the call that asks nothing of the limits and keys of requests.
+func (s *Store) question(requests ...ratelimit.Request) (decide.Call, error) {
+	questions := slices.Clone(requests)
+	for i := range questions {
+		questions[i].Count = 0
+	}
+	return s.call(decide.All, false, questions)
 }

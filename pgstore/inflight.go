@@ -111,7 +111,7 @@ func (s *Store) AcquireTx(ctx context.Context, tx pgx.Tx, limit ratelimit.InFlig
 		if len(rates) == 0 || result.OK {
 			return true, nil
 		}
-		result, err = s.takeTx(ctx, tx, false, rates)
+		result, err = s.decideTx(ctx, tx, decide.All, false, rates)
 		return result.OK, err
 	}
 	granted := true
@@ -310,7 +310,7 @@ func (s *Store) inFlight(limit ratelimit.InFlight, key string, rates []ratelimit
 		return decide.Key{}, err
 	}
 	if len(rates) > 0 {
-		if _, err := s.call(false, rates); err != nil {
+		if _, err := s.call(decide.All, false, rates); err != nil {
 			return decide.Key{}, err
 		}
 	}

@@ -108,6 +108,14 @@ func TestObserve(t *testing.T) {
 		{"the end of a pause", func() { store.Resume(ctx, many, "p") }, "resume own granted many fixed window "},
 		{"a reset", func() { store.Reset(ctx, many, "p") }, "reset own granted many fixed window "},
 		{"a check", func() { store.Check(ctx, two.For("a")) }, "check own refused two token bucket "},
+		{"in shadow", func() { store.Allow(ctx, two.For("a").In(ratelimit.ModeShadow)) }, "allow own granted two token bucket "},
+		{"in shadow in a transaction", func() {
+			inTx(func(tx pgx.Tx) { store.AllowTx(ctx, tx, two.For("a").In(ratelimit.ModeShadow)) })
+		}, "allow tx granted two token bucket "},
+		{"a check in shadow", func() { store.Check(ctx, two.For("a").In(ratelimit.ModeShadow)) }, "check own granted two token bucket "},
+		{"a check in shadow in a transaction", func() {
+			inTx(func(tx pgx.Tx) { store.CheckTx(ctx, tx, two.For("a").In(ratelimit.ModeShadow)) })
+		}, "check tx granted two token bucket "},
 		{"too large", func() { store.Allow(ctx, two.ForN("a", 3)) }, "allow own too_large two token bucket too_large"},
 		{"too large in a transaction", func() { inTx(func(tx pgx.Tx) { store.AllowTx(ctx, tx, two.ForN("a", 3)) }) }, "allow tx too_large two token bucket too_large"},
 		{"invalid", func() { store.Allow(ctx, two.ForN("a", -3)) }, "allow own invalid two token bucket invalid"},

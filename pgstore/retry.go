@@ -184,7 +184,7 @@ func (b *base) transact(ctx context.Context, wait time.Duration, do func(context
 		return b.fault("begin", err)
 	}
 	told := make(telling)
-	if err := do(context.WithValue(ctx, tellings{}, told), results.Tx()); err != nil {
+	if err := do(context.WithValue(ctx, (*telling)(nil), told), results.Tx()); err != nil {
 		b.unsaid(told)
 		return err
 	}

@@ -38,7 +38,7 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 		return ratelimit.Result{}, (*base)(nil).usable()
 	}
 	requests = decide.Resolved(r.config.Catalog, requests)
-	w := r.watch(ctx, taking(reserve), ratelimit.FormRunner, requests...)
+	w := r.watch(ctx, decide.All.Observed(reserve), ratelimit.FormRunner, requests...)
 	told := &result
 	defer func() { w.Tell(told, err) }() // also when the function panics
 	if do == nil {
@@ -101,7 +101,7 @@ func (r *runner) runWatched(ctx context.Context, w *watch.Watch, reserve bool, r
 	c := r.memory.claimSeen(reserve, requests)
 	if c.none() {
 		if !free {
-			if call, err = r.call(reserve, requests); err != nil {
+			if call, err = r.call(decide.All, reserve, requests); err != nil {
 				return ratelimit.Result{}, err
 			}
 		}

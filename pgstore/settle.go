@@ -46,11 +46,7 @@ func (s *Store) SettleTx(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, u
 	if err := s.usableIn(tx); err != nil {
 		return ratelimit.Result{}, err
 	}
-	settlement, err := s.seen.Settle(r, append([]float64{}, used...))
-	if err != nil {
-		return ratelimit.Result{}, err
-	}
-	return s.settle(ctx, tx, r, &settlement)
+	return s.settleTx(ctx, tx, r, append([]float64{}, used...))
 }
 
 // Settle is [Store.SettleTx] on its own.
@@ -60,11 +56,7 @@ func (s *Store) Settle(ctx context.Context, r *ratelimit.Receipt, used ...float6
 	if err := s.usable(); err != nil {
 		return ratelimit.Result{}, err
 	}
-	settlement, err := s.seen.Settle(r, append([]float64{}, used...))
-	if err != nil {
-		return ratelimit.Result{}, err
-	}
-	return s.settleOwn(ctx, r, &settlement)
+	return s.settleOwn(ctx, r, append([]float64{}, used...))
 }
 
 // CancelTx gives back, inside tx, exactly the tokens that a call took, to the rows that they
@@ -77,10 +69,7 @@ func (s *Store) CancelTx(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt) (
 		return false, err
 	}
 	w := s.parts().watch(ctx, ratelimit.VerbCancel, ratelimit.FormTx)
-	settlement, err := s.seen.Settle(r, nil)
-	if err == nil {
-		_, err = s.settle(ctx, tx, r, &settlement)
-	}
+	_, err = s.settleTx(ctx, tx, r, nil)
 	w.ToldReceipt(r, nil, err)
 	return cancelledBy(err)
 }
@@ -91,10 +80,7 @@ func (s *Store) Cancel(ctx context.Context, r *ratelimit.Receipt) (cancelled boo
 		return false, err
 	}
 	w := s.parts().watch(ctx, ratelimit.VerbCancel, ratelimit.FormOwn)
-	settlement, err := s.seen.Settle(r, nil)
-	if err == nil {
-		_, err = s.settleOwn(ctx, r, &settlement)
-	}
+	_, err = s.settleOwn(ctx, r, nil)
 	w.ToldReceipt(r, nil, err)
 	return cancelledBy(err)
 }
@@ -107,15 +93,27 @@ func cancelledBy(err error) (bool, error) {
 	return err == nil, err
 }
 
-func (s *Store) settleOwn(ctx context.Context, r *ratelimit.Receipt, settlement *decide.Settlement) (result ratelimit.Result, err error) {
+func (s *Store) settleTx(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, used []float64) (ratelimit.Result, error) {
+	settlement, err := s.seen.Settle(r, used)
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	return s.settle(ctx, tx, r, &settlement)
+}
+
+func (s *Store) settleOwn(ctx context.Context, r *ratelimit.Receipt, used []float64) (result ratelimit.Result, err error) {
+	settlement, err := s.seen.Settle(r, used)
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
 	err = s.ownTx(ctx, settlement.Rows(), func(ctx context.Context, tx pgx.Tx) error {
-		result, err = s.settle(ctx, tx, r, settlement)
+		result, err = s.settle(ctx, tx, r, &settlement)
 		return err
 	})
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
-	s.changedBy(settlement) // again, now that others see it
+	s.changedBy(&settlement) // again, now that others see it
 	return result, nil
 }
 
@@ -138,12 +136,12 @@ func (s *Store) settle(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, set
 		if !owed {
 			return before, ratelimit.ErrSettled
 		}
-		m := making{Store: s, settlement: settlement}
-		if err := m.make(ctx, tx); err != nil {
+		after, xid, err := s.make(ctx, tx, settlement)
+		if err != nil {
 			return before, err
 		}
-		result = settlement.Result(m.after)
-		return m.xid, nil
+		result = settlement.Result(after)
+		return xid, nil
 	})
 	switch {
 	case err == nil:
@@ -193,108 +191,88 @@ func (s *Store) owed(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, befor
 	return true, nil
 }
 
-// making is the making of a settlement.
-type making struct {
-	*Store
-	settlement *decide.Settlement
-	changes    []decide.Change // those of rows to change
-	given      []table.Taken
-	xid        string
-	after      decide.View
-}
-
-// make makes the settlement in one round trip if nothing is to be taken, otherwise in two:
+// make makes a settlement, in one round trip if nothing is to be taken, otherwise in two:
 // tokens are taken from rows that are locked and were read, and so are refunds made to the
 // slots of a sliding window. (They are given nothing for that, which leaves no predicate locks
-// under SERIALIZABLE.)
-func (m *making) make(ctx context.Context, tx pgx.Tx) error {
-	if err := m.choose(ctx, tx); err != nil {
-		return err
+// under SERIALIZABLE.) It returns the states of the limits' rows then, and the transaction's ID.
+func (s *Store) make(ctx context.Context, tx pgx.Tx, settlement *decide.Settlement) (after decide.View, xid string, err error) {
+	changes, err := s.needed(ctx, tx, settlement)
+	if err != nil {
+		return after, "", err
 	}
-	var batch pgx.Batch
-	now := m.clock()
-	m.given = make([]table.Taken, len(m.changes))
-	for i := range m.changes {
-		c := &m.changes[i]
-		m.table.QueueGive(&batch, c, max(0, -c.Count), math.MaxFloat64, m.spent(ctx, &c.Definition, c.Key), now, &m.given[i])
+	var batch, write pgx.Batch
+	given, now := make([]table.Taken, len(changes)), s.clock()
+	for i := range changes {
+		c := &changes[i]
+		s.table.QueueGive(&batch, c, max(0, -c.Count), math.MaxFloat64, s.spent(ctx, &c.Definition, c.Key), now, &given[i])
 	}
-	table.QueueXid(&batch, &m.xid)
-	table.QueueNow(&batch, now, &m.after.At)
+	table.QueueXid(&batch, &xid)
+	table.QueueNow(&batch, now, &after.At)
 	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
-		return err
+		return after, "", err
 	}
-	m.remember()
-	return m.finish(ctx, tx)
-}
-
-// choose chooses the changes that there are to make. To give back to a row that is
-// not there changes nothing, since that is full. The portable form looks for those
-// first, as its statement does not tell which it has made.
-func (m *making) choose(ctx context.Context, tx pgx.Tx) error {
-	m.changes = m.settlement.Changes
-	if !m.config.Portable {
-		return nil
-	}
-	rows := table.Rows{Rows: m.settlement.Rows()}
-	if err := m.table.FindEach(ctx, tx, &rows); err != nil {
-		return err
-	}
-	m.changes = nil
-	for i, c := range m.settlement.Changes {
-		if rows.Found[i] || c.Count > 0 || m.settlement.Spreads(&c) {
-			m.changes = append(m.changes, c)
+	s.settled(settlement, changes, given, &after)
+	for i := range changes {
+		switch c := &changes[i]; {
+		case c.Count > 0 || c.Definition.Slotted() && !given[i].Made:
+			s.table.QueuePut(&write, c.Row, c.After)
+		case given[i].Made: // full, perhaps by a definition that is not known here
+			s.table.QueueRemove(&write, c.Row)
 		}
 	}
-	return nil
+	if write.Len() > 0 {
+		err = tx.SendBatch(ctx, &write).Close()
+	}
+	return after, xid, err
 }
 
-// remember works out the states of the limits' rows, as far as those of shards are known that
-// the call did not take from.
-func (m *making) remember() {
-	call := &m.settlement.Call
-	m.after.States = m.shards.known(call, m.after.At)
+// needed returns the changes that there are to make. To give back to a row that is not there
+// changes nothing, since that is full. The portable form looks for those first, as its
+// statement does not tell which it has made.
+func (s *Store) needed(ctx context.Context, tx pgx.Tx, settlement *decide.Settlement) (changes []decide.Change, err error) {
+	if !s.config.Portable {
+		return settlement.Changes, nil
+	}
+	rows := table.Rows{Rows: settlement.Rows()}
+	if err := s.table.FindEach(ctx, tx, &rows); err != nil {
+		return nil, err
+	}
+	for i, c := range settlement.Changes {
+		if rows.Found[i] || c.Count > 0 || settlement.Spreads(&c) {
+			changes = append(changes, c)
+		}
+	}
+	return changes, nil
+}
+
+// settled completes changes, whose rows were given as they are, and sets the states of the
+// limits' rows after them: as far as those of shards are known that the call did not take from.
+func (s *Store) settled(settlement *decide.Settlement, changes []decide.Change, given []table.Taken, after *decide.View) {
+	call := &settlement.Call
+	after.States = make([][]bucket.State, len(call.Asks))
 	for i := range call.Asks {
-		if a := &call.Asks[i]; !a.Sharded() {
-			m.after.States[i] = []bucket.State{a.Definition.Fresh(a.Key, m.after.At)}
+		if a := &call.Asks[i]; a.Sharded() {
+			after.States[i] = s.shards.known(a, after.At)
+		} else {
+			after.States[i] = []bucket.State{a.Definition.Fresh(a.Key, after.At)}
 		}
 	}
-	states := make([]bucket.State, len(m.given))
-	for i := range m.given {
-		states[i] = m.given[i].After
+	states := make([]bucket.State, len(given))
+	for i := range given {
+		states[i] = given[i].After
 	}
-	m.settlement.Spread(m.changes, states, m.after.At)
-	for i := range m.changes {
-		c, state := &m.changes[i], states[i]
-		if i > 0 && m.changes[i-1].Row == c.Row { // another slot of it
-			state, m.given[i].Made = m.changes[i-1].After, m.given[i-1].Made
+	settlement.Spread(changes, states, after.At)
+	for i := range changes {
+		c, state := &changes[i], states[i]
+		if i > 0 && changes[i-1].Row == c.Row { // another slot of it
+			state, given[i].Made = changes[i-1].After, given[i-1].Made
 		}
-		if c.Count > 0 || slides(c) {
-			state = c.Settle(state, m.after.At)
+		if c.Count > 0 || c.Definition.Slotted() { // a sliding window's row is written whole
+			state = c.Settle(state, after.At)
 		}
-		m.changes[i].After = state
-		m.after.States[c.Ask][c.Shard] = state
+		changes[i].After = state
+		after.States[c.Ask][c.Shard] = state
 	}
-	m.changedBy(m.settlement)
-	m.saw(call, m.after)
-}
-
-// slides reports whether a change is of a sliding window's row, which is written whole.
-func slides(c *decide.Change) bool { return c.Definition.Slotted() }
-
-// finish writes the rows from which something was taken, and deletes those that were
-// made to be given something.
-func (m *making) finish(ctx context.Context, tx pgx.Tx) error {
-	var batch pgx.Batch
-	for i := range m.changes {
-		switch c := &m.changes[i]; {
-		case c.Count > 0 || slides(c) && !m.given[i].Made:
-			m.table.QueuePut(&batch, c.Row, c.After)
-		case m.given[i].Made: // full, perhaps by a definition that is not known here
-			m.table.QueueRemove(&batch, c.Row)
-		}
-	}
-	if batch.Len() == 0 {
-		return nil
-	}
-	return tx.SendBatch(ctx, &batch).Close()
+	s.changedBy(settlement)
+	s.saw(call, *after)
 }

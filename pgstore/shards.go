@@ -68,9 +68,9 @@ func (m *shards) better(a *decide.Ask, first, second int) int {
 	return second
 }
 
-// saw notes the states of all of a's shards.
+// saw notes the states of all of a's shards, if it has several.
 func (m *shards) saw(a *decide.Ask, states []bucket.State) {
-	if states == nil {
+	if states == nil || !a.Sharded() {
 		return
 	}
 	m.mu.Lock()
@@ -88,7 +88,13 @@ func (m *shards) took(call *decide.Call, changes []decide.Change, at time.Time) 
 			m.states(a, at)[changes[i].Shard] = changes[i].After
 		}
 	}
-	return m.all(call, at)
+	states := make([][]bucket.State, len(call.Asks))
+	for i := range call.Asks {
+		if a := &call.Asks[i]; a.Sharded() {
+			states[i] = slices.Clone(m.states(a, at))
+		}
+	}
+	return states
 }
 
 // refused notes that a call was refused at an instant.
@@ -128,21 +134,11 @@ func (m *shards) refuse(call *decide.Call, now *time.Time) bool {
 	return false
 }
 
-// known returns the known states of the shards of all sharded limits of a call.
-func (m *shards) known(call *decide.Call, at time.Time) [][]bucket.State {
+// known returns the known states of a's shards.
+func (m *shards) known(a *decide.Ask, at time.Time) []bucket.State {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.all(call, at)
-}
-
-func (m *shards) all(call *decide.Call, at time.Time) [][]bucket.State {
-	states := make([][]bucket.State, len(call.Asks))
-	for i := range call.Asks {
-		if a := &call.Asks[i]; a.Sharded() {
-			states[i] = slices.Clone(m.states(a, at))
-		}
-	}
-	return states
+	return slices.Clone(m.states(a, at))
 }
 
 // states are those of a's shards, full at an instant if none was seen by this

@@ -17,71 +17,40 @@ import (
 // its looking and its taking.
 const rounds = 8
 
-func (b *base) takeTx(ctx context.Context, tx pgx.Tx, reserve bool, requests []ratelimit.Request) (result ratelimit.Result, err error) {
-	w := b.watch(ctx, taking(reserve), ratelimit.FormTx, requests...)
-	defer func() { w.Tell(&result, err) }()
-	if err := b.usableIn(tx); err != nil {
-		return ratelimit.Result{}, err
-	}
-	if decide.Moded(requests) {
-		return decide.ByMode(decide.All, b.now(), requests, func(left []ratelimit.Request) (ratelimit.Result, error) {
-			return b.takeTx(ctx, tx, reserve, left)
-		})
-	}
-	call, err := b.call(reserve, requests)
-	if err != nil {
-		return ratelimit.Result{}, err
-	}
-	return b.takeCall(ctx, tx, &call)
+// decideTx decides the requests of a verb in tx.
+func (b *base) decideTx(ctx context.Context, tx pgx.Tx, verb decide.Verb, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+	w := b.watch(ctx, verb.Observed(reserve), ratelimit.FormTx, requests...)
+	result, err := b.decideIn(ctx, tx, verb, reserve, requests)
+	w.Tell(&result, err)
+	return result, err
 }
 
-// chooseTx decides in tx a call that takes at most so many, or from the first that can grant.
-func (b *base) chooseTx(ctx context.Context, tx pgx.Tx, verb decide.Verb, requests []ratelimit.Request) (ratelimit.Result, error) {
+func (b *base) decideIn(ctx context.Context, tx pgx.Tx, verb decide.Verb, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
 	if err := b.usableIn(tx); err != nil {
 		return ratelimit.Result{}, err
 	}
 	if decide.Moded(requests) {
 		return decide.ByMode(verb, b.now(), requests, func(left []ratelimit.Request) (ratelimit.Result, error) {
-			return b.chooseTx(ctx, tx, verb, left)
+			return b.decideIn(ctx, tx, verb, reserve, left)
 		})
 	}
-	call, err := decide.NewChoice(verb, requests)
-	if err != nil {
-		return ratelimit.Result{}, err
-	}
-	if err := b.seen.NoteCall(&call); err != nil {
-		return ratelimit.Result{}, err
-	}
-	return b.takeCall(ctx, tx, &call)
-}
-
-func (b *base) takeCall(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
+	call, err := b.call(verb, reserve, requests)
 	switch {
+	case err != nil:
+		return ratelimit.Result{}, err
+	case verb == decide.Look:
+		return b.checkTx(ctx, tx, &call)
 	case call.OnLockedRows():
-		result, _, err := b.takeLocked(ctx, tx, &pgx.Batch{}, call)
+		result, _, err := b.takeLocked(ctx, tx, &pgx.Batch{}, &call)
 		return result, err
 	case len(call.Asks) == 1 && !call.Sharded():
-		return b.takeOne(ctx, tx, call)
+		return b.takeOne(ctx, tx, &call)
 	}
-	return b.takeSeveral(ctx, tx, call)
+	return b.takeSeveral(ctx, tx, &call)
 }
 
-func (b *base) checkTx(ctx context.Context, tx pgx.Tx, reserve bool, requests []ratelimit.Request) (result ratelimit.Result, err error) {
-	w := b.watch(ctx, ratelimit.VerbCheck, ratelimit.FormTx, requests...)
-	defer func() { w.Tell(&result, err) }()
-	if err := b.usableIn(tx); err != nil {
-		return ratelimit.Result{}, err
-	}
-	if decide.Moded(requests) {
-		return decide.ByMode(decide.Look, b.now(), requests, func(left []ratelimit.Request) (ratelimit.Result, error) {
-			return b.checkTx(ctx, tx, reserve, left)
-		})
-	}
-	call, err := b.call(reserve, requests)
-	if err != nil {
-		return ratelimit.Result{}, err
-	}
-	view, err := b.look(ctx, tx, &pgx.Batch{}, &call, all)
+func (b *base) checkTx(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
+	view, err := b.look(ctx, tx, &pgx.Batch{}, call, all)
 	if err != nil {
 		return ratelimit.Result{}, b.fault("check", err)
 	}
@@ -155,11 +124,9 @@ func (b *base) look(ctx context.Context, q table.Querier, batch *pgx.Batch, call
 		return decide.View{}, err
 	}
 	b.saw(call, view)
-	if call.Sharded() {
-		for i, known := range b.shards.known(call, view.At) {
-			if view.States[i] == nil {
-				view.States[i] = known
-			}
+	for i := range call.Asks {
+		if view.States[i] == nil {
+			view.States[i] = b.shards.known(&call.Asks[i], view.At)
 		}
 	}
 	return view, nil

@@ -21,12 +21,31 @@ const (
 	First              // from the first that can grant
 )
 
-// NewChoice returns that of NewAtMost or NewFirst, by the verb.
-func NewChoice(verb Verb, requests []ratelimit.Request) (Call, error) {
-	if verb == AtMost {
-		return NewAtMost(requests[0])
+// Observed returns the verb by the name that is observed.
+func (v Verb) Observed(reserve bool) ratelimit.Verb {
+	switch {
+	case v == Look:
+		return ratelimit.VerbCheck
+	case v == AtMost:
+		return ratelimit.VerbAllowAtMost
+	case v == First:
+		return ratelimit.VerbAllowFirst
+	case reserve:
+		return ratelimit.VerbReserve
 	}
-	return NewFirst(requests...)
+	return ratelimit.VerbAllow
+}
+
+// Call returns the call of requests, none of which is in a mode. Its errors are those of
+// [New], [NewAtMost] or [NewFirst].
+func (v Verb) Call(reserve bool, requests []ratelimit.Request) (Call, error) {
+	switch v {
+	case AtMost:
+		return NewAtMost(requests[0])
+	case First:
+		return NewFirst(requests...)
+	}
+	return New(reserve, requests...)
 }
 
 // Modes is a call of requests in modes, of which stores know nothing: they are asked as if all
