@@ -11,8 +11,8 @@ import (
 )
 
 // Observe hears what a store or a middleware decides: Config.Observe of packages pgstore,
-// memstore and riverlimit, and what httplimit hears by Event.Told. One function can be given to
-// all of them; see [Event.Door] for how to count a decision once.
+// memstore, httplimit and grpclimit, and MiddlewareConfig.Observe of riverlimit. One function can
+// be given to all of them; see [Event] for how to count a decision once.
 //
 // It is called on the goroutine of the caller and with its context, so that a span that is
 // in there is the caller's, also of a decision that shared its statement with others. It is
@@ -45,7 +45,7 @@ func Observers(others ...Observe) Observe {
 
 // Verb is what a caller called. The verbs that are made of others are told as those: Take as
 // VerbAllow; Wait as VerbReserve, and VerbCancel if it gives up; Keep and Hold as what they do
-// to the slot.
+// to the slot. What reads for people is not told: CheckEach, Rows and their like.
 type Verb string
 
 const (
@@ -99,8 +99,13 @@ const (
 	// OutcomePaused is a refusal of a limit that is paused.
 	OutcomePaused Outcome = "paused"
 
-	// OutcomeWithheld is, of one of several limits, that it would have granted. Another refused.
+	// OutcomeWithheld is, of one of several limits, that it would have granted, or was not asked:
+	// another refused.
 	OutcomeWithheld Outcome = "withheld"
+
+	// OutcomeShadowed is, of a limit in [ModeShadow], that it would have refused the call or put
+	// it off. The call went on as if it had granted; what became of that is the Event's Outcome.
+	OutcomeShadowed Outcome = "shadowed"
 
 	// OutcomeTooLarge is [ErrExceedsCapacity].
 	OutcomeTooLarge Outcome = "too_large"
@@ -140,7 +145,8 @@ type Event struct {
 	Requests []Request
 
 	// Slot is that of VerbAcquire, VerbRenew and VerbRelease, otherwise nil. The rates that were
-	// asked with it have an event of their own.
+	// asked with it have an event of their own. A door has one event for both, with the Slot
+	// that was missing, if it is a refusal, and without it if rates refused.
 	Slot *Slot
 
 	// Err is the error that the caller gets, and ErrorClass what it is, in a few words: the
@@ -164,17 +170,18 @@ type Event struct {
 	// included, if it was on its own. Otherwise it is 0.
 	Batch int
 
-	// Attempts is how often a statement or transaction was run for it, at least 1 if any was:
-	// those after the first are since PostgreSQL asked for them, by 40001 or 40P01. It is 0 of
-	// FormTx and FormMemory.
-	Attempts int
+	// Retries is how often a statement or transaction was run again for a call that takes or
+	// checks, since PostgreSQL asked for that, by 40001 or 40P01. It is 0 of FormTx, whose
+	// transaction is the caller's to run again, and of slots.
+	Retries int
 
-	// Door is the middleware that tells of its own decision, by its package: "httplimit", "riverlimit". It is
-	// "" of a store: who hears both hears of such a request twice, once from each.
+	// Door is the middleware that decided on a request, call or job, by its package: "httplimit",
+	// "grpclimit" or "riverlimit". It is "" of a store. A function that hears both hears of such a
+	// request twice, once from each: count those without a Door, or those with one.
 	Door string
 
-	// Passed says that a door let the request or job through, and Shadow that it would not have
-	// changed that, whatever the decision.
+	// Passed reports whether the door let the request through, and Shadow whether the door is in
+	// shadow mode, in which all pass. A limit in [ModeShadow] is one of Each.
 	Passed, Shadow bool
 }
 
@@ -193,6 +200,9 @@ func (p Part) Name() string { return NameOf(p.Status.Request.Limit) }
 // call; of a slot, nothing.
 func (e *Event) Each() iter.Seq[Part] {
 	return func(yield func(Part) bool) {
+		if e.Slot != nil {
+			return
+		}
 		if e.Result.Request.Limit == nil {
 			for _, r := range e.Requests {
 				if !yield(Part{Outcome: e.Outcome, Status: Status{Request: r}}) {
@@ -216,9 +226,11 @@ func (e *Event) Each() iter.Seq[Part] {
 // of is the outcome of one of several limits.
 func (e *Event) of(s *Status) Outcome {
 	switch {
+	case s.Shadowed:
+		return OutcomeShadowed
 	case e.Outcome != OutcomeRefused && e.Outcome != OutcomePaused:
 		return e.Outcome
-	case s.OK:
+	case s.OK, s.At.IsZero():
 		return OutcomeWithheld
 	case s.PausedUntil.After(s.At):
 		return OutcomePaused
@@ -348,7 +360,7 @@ func (e Event) LogValue() slog.Value {
 	duration("took", e.Took)
 	duration("queued", e.Queued)
 	number("batch", int64(e.Batch))
-	number("attempts", int64(e.Attempts))
+	number("retries", int64(e.Retries))
 	text("error", e.ErrorText())
 	text("error_class", e.ErrorClass)
 	return slog.GroupValue(attrs...)
@@ -369,12 +381,12 @@ func (e Event) MarshalJSON() ([]byte, error) {
 		Took       time.Duration `json:"took,omitempty"`
 		Queued     time.Duration `json:"queued,omitempty"`
 		Batch      int           `json:"batch,omitempty"`
-		Attempts   int           `json:"attempts,omitempty"`
+		Retries    int           `json:"retries,omitempty"`
 		Error      string        `json:"error,omitempty"`
 		ErrorClass string        `json:"error_class,omitempty"`
 	}{
 		Verb: e.Verb, Form: e.Form, Door: e.Door, Outcome: e.Outcome, Policy: e.Policy(), Kind: e.Kind(),
-		Passed: e.Passed, Shadow: e.Shadow, Took: e.Took, Queued: e.Queued, Batch: e.Batch, Attempts: e.Attempts,
+		Passed: e.Passed, Shadow: e.Shadow, Took: e.Took, Queued: e.Queued, Batch: e.Batch, Retries: e.Retries,
 		Error: e.ErrorText(), ErrorClass: e.ErrorClass,
 	}
 	if e.Result.Request.Limit != nil {

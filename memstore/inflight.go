@@ -33,7 +33,7 @@ func (s *Store) AcquireTx(ctx context.Context, tx pgx.Tx, limit ratelimit.InFlig
 // AcquireWait is [Store.Acquire] that waits for a slot until ctx is over, first come, first
 // served. It sleeps on the machine's clock, for as long as the store's says.
 func (s *Store) AcquireWait(ctx context.Context, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (slot ratelimit.Slot, err error) {
-	w := s.own().watch(ctx, ratelimit.VerbAcquire)
+	w := s.own().watch(ctx, ratelimit.VerbAcquire, rates...)
 	w.Start()
 	defer func() { w.ToldSlot(named(slot, limit, key), err) }()
 	if limit.Mode > ratelimit.ModeEnforce { // in which nobody waits
@@ -211,7 +211,7 @@ func (s scope) noteInFlight(ctx context.Context, limit ratelimit.InFlight, key s
 
 // acquire is tryAcquire, and reports the outcome to the observer.
 func (s scope) acquire(ctx context.Context, limit ratelimit.InFlight, key string, rates []ratelimit.Request) (slot ratelimit.Slot, err error) {
-	w := s.watch(ctx, ratelimit.VerbAcquire)
+	w := s.watch(ctx, ratelimit.VerbAcquire, rates...)
 	defer func() { w.ToldSlot(named(slot, limit, key), err) }()
 	return s.tryAcquire(ctx, limit, key, rates)
 }

@@ -184,7 +184,8 @@ func (s scope) watch(ctx context.Context, verb ratelimit.Verb, requests ...ratel
 	case s.session != nil || s.fault != nil:
 		return s.watches.Begin(ctx, verb, ratelimit.FormTx, requests)
 	}
-	return s.watches.Later(ctx, verb, ratelimit.FormMemory, requests)
+	w.Later(s.watches, ctx, verb, ratelimit.FormMemory, requests)
+	return w
 }
 
 func (s scope) usable(ctx context.Context) error {

@@ -131,7 +131,6 @@ func (s *Store) runWatched(ctx context.Context, w *watch.Watch, reserve bool, re
 	}
 	tx := s.join(noDatabase{})
 	defer tx.Rollback(ctx) // unless it has ended
-	w.Attempts = 1
 	result, err := ratelimit.Granted(s.in(tx).inside().decide(ctx, decide.All, reserve, requests))
 	if err != nil {
 		return result, err

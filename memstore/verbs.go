@@ -200,8 +200,8 @@ func (s scope) change(a *decide.Ask, now time.Time, to func(*bucket.Definition, 
 }
 
 func (s scope) cancel(ctx context.Context, r *ratelimit.Receipt) (cancelled bool, err error) {
-	if err := s.usable(ctx); err != nil || len(receipt.Payments(r)) == 0 {
-		return false, err
+	if len(receipt.Payments(r)) == 0 {
+		return false, s.usable(ctx)
 	}
 	w := s.watch(ctx, ratelimit.VerbCancel)
 	_, err = s.inside().settle(ctx, r, nil)

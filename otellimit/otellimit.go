@@ -149,7 +149,7 @@ func text(s string) string {
 }
 
 // Observe is for Config.Observe of stores and middlewares. Both may have it: what a middleware
-// tells is counted by [MetricDoor] and [MetricErrors] alone.
+// tells is counted by [MetricDoor] alone.
 func (o *Observer) Observe(ctx context.Context, e ratelimit.Event) {
 	policy, verb, form := e.Policy(), string(e.Verb), string(e.Form)
 	if e.Door != "" {
@@ -159,8 +159,8 @@ func (o *Observer) Observe(ctx context.Context, e ratelimit.Event) {
 	if e.Err != nil {
 		o.errors.Add(ctx, 1, o.of(label{policy: policy, verb: verb, class: e.ErrorClass}))
 	}
-	if e.Attempts > 1 {
-		o.retries.Add(ctx, int64(e.Attempts-1), o.of(label{policy: policy, form: form}))
+	if e.Retries > 0 {
+		o.retries.Add(ctx, int64(e.Retries), o.of(label{policy: policy, form: form}))
 	}
 	o.count(ctx, &e)
 	if e.Took > 0 {
@@ -200,10 +200,10 @@ func (o *Observer) count(ctx context.Context, e *ratelimit.Event) {
 	}
 	for p := range e.Each() {
 		o.requests.Add(ctx, 1, o.of(label{policy: p.Name(), result: string(p.Outcome), verb: verb, form: form}))
-		if p.Outcome == ratelimit.OutcomeGranted && p.Status.Taken > 0 {
+		if e.Outcome == ratelimit.OutcomeGranted && p.Status.Taken > 0 { // also by a limit in shadow
 			o.tokens.Add(ctx, p.Status.Taken, o.of(label{policy: p.Name()}))
 		}
-		if wait := p.Status.RetryAfter; wait > 0 && p.Outcome != ratelimit.OutcomeWithheld {
+		if wait := p.Status.RetryAfter; wait > 0 && p.Outcome != ratelimit.OutcomeWithheld && p.Outcome != ratelimit.OutcomeShadowed {
 			o.wait.Record(ctx, wait.Seconds(), o.of(label{policy: p.Name(), result: string(p.Outcome)}))
 		}
 	}
@@ -235,7 +235,7 @@ func (o *Observer) span(ctx context.Context, e *ratelimit.Event) {
 		attrs := []attribute.KeyValue{
 			attribute.String(AttrPolicy, text(e.Policy())), attribute.String(AttrResult, string(e.Outcome)), attribute.String(AttrForm, string(e.Form)),
 			attribute.Float64(MetricQueued, e.Queued.Seconds()), attribute.Float64(MetricWait, e.Result.RetryAfter.Seconds()),
-			attribute.Int(MetricBatch, e.Batch), attribute.Int(MetricRetries, max(0, e.Attempts-1)),
+			attribute.Int(MetricBatch, e.Batch), attribute.Int(MetricRetries, e.Retries),
 		}
 		if e.ErrorClass != "" {
 			attrs = append(attrs, attribute.String(AttrError, e.ErrorClass))

@@ -203,7 +203,8 @@ func (s *Store) ReserveFunc(ctx context.Context, requests []ratelimit.Request, d
 
 // decide decides the requests of a verb on their own.
 func (s Store) decide(ctx context.Context, verb decide.Verb, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
-	w := s.later(ctx, verb.Observed(reserve), requests...)
+	var w watch.Watch
+	s.later(&w, ctx, verb.Observed(reserve), requests...)
 	result, err := s.decideWatched(ctx, &w, verb, reserve, requests)
 	w.Tell(&result, err)
 	return result, err

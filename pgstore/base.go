@@ -137,12 +137,11 @@ func (b *base) watch(ctx context.Context, verb ratelimit.Verb, form ratelimit.Fo
 	return b.observer.Begin(ctx, verb, form, requests)
 }
 
-// later watches a verb on its own, whose time begins when it is not answered from memory.
-func (b *base) later(ctx context.Context, verb ratelimit.Verb, requests ...ratelimit.Request) (w watch.Watch) {
-	if b == nil || b.observer == nil {
-		return w
+// later watches a verb on its own by w, whose time begins when it is not answered from memory.
+func (b *base) later(w *watch.Watch, ctx context.Context, verb ratelimit.Verb, requests ...ratelimit.Request) {
+	if b != nil {
+		w.Later(b.observer, ctx, verb, ratelimit.FormOwn, requests)
 	}
-	return b.observer.Later(ctx, verb, ratelimit.FormOwn, requests)
 }
 
 // now is the instant of what is decided without asking the database.

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"runtime"
+	"slices"
 	"strconv"
 	"sync/atomic"
 	"testing"
@@ -330,44 +331,60 @@ func BenchmarkTransactions(b *testing.B) {
 }
 
 // BenchmarkObserve compares calls with Config.Observe and without it: on their own, in a
-// caller's transaction, and from memory.
+// caller's transaction, and from memory. The two take turns within one run, some calls at a time,
+// and set/unset is the ratio of the times of their fastest twentieth, in which nobody else had the
+// machine.
 func BenchmarkObserve(b *testing.B) {
 	pool := durable(b)
-	var events atomic.Int64
-	for _, observe := range []ratelimit.Observe{nil, func(context.Context, ratelimit.Event) { events.Add(1) }} {
-		stores := map[string]*pgstore.Store{}
-		for form, escrow := range map[string]time.Duration{"own": 0, "tx": 0, "memory": 100 * time.Millisecond} {
-			store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench", Escrow: escrow, Observe: observe})
-			if err != nil {
-				b.Fatal(err)
-			}
-			defer store.Close()
-			stores[form] = store
-		}
-		for _, form := range []string{"own", "tx", "memory"} {
-			b.Run(fmt.Sprintf("%s/observed=%t", form, observe != nil), func(b *testing.B) {
-				store, limit := stores[form], plenty(1)
-				b.ReportAllocs()
-				if form != "tx" {
-					for b.Loop() {
-						if _, err := store.Allow(b.Context(), limit.For(form)); err != nil {
-							b.Fatal(err)
-						}
-					}
-					return
-				}
-				err := pgx.BeginFunc(b.Context(), pool, func(tx pgx.Tx) error {
-					for b.Loop() {
-						if _, err := store.AllowTx(b.Context(), tx, limit.For(form)); err != nil {
-							return err
-						}
-					}
-					return nil
-				})
+	for _, form := range []struct {
+		name   string
+		escrow time.Duration
+		calls  int // of a turn
+	}{{"own", 0, 1}, {"tx", 0, 1}, {"memory", 100 * time.Millisecond, 100}} {
+		b.Run(form.name, func(b *testing.B) {
+			var stores [2]*pgstore.Store
+			for i, observe := range []ratelimit.Observe{nil, func(context.Context, ratelimit.Event) {}} {
+				store, err := pgstore.New(pool, &pgstore.Config{Schema: "bench", Escrow: form.escrow, Observe: observe})
 				if err != nil {
 					b.Fatal(err)
 				}
-			})
-		}
+				defer store.Close()
+				stores[i] = store
+			}
+			tx, err := pool.Begin(b.Context())
+			if err != nil {
+				b.Fatal(err)
+			}
+			defer tx.Rollback(context.Background())
+			limit, keys := plenty(1), [2]string{form.name, form.name + ", observed"}
+			var took [2][]float64
+			turn := func(i int) {
+				begun := time.Now()
+				for range form.calls {
+					var err error
+					if form.name == "tx" {
+						_, err = stores[i].AllowTx(b.Context(), tx, limit.For(keys[i]))
+					} else {
+						_, err = stores[i].Allow(b.Context(), limit.For(keys[i]))
+					}
+					if err != nil {
+						b.Fatal(err)
+					}
+				}
+				took[i] = append(took[i], float64(time.Since(begun).Nanoseconds())/float64(form.calls))
+			}
+			for n := 0; b.Loop(); n++ {
+				turn(n % 2)
+				turn(1 - n%2)
+			}
+			for i := range took {
+				slices.Sort(took[i])
+			}
+			unset, set := took[0][len(took[0])/20], took[1][len(took[1])/20]
+			b.ReportMetric(unset, "ns/unset")
+			b.ReportMetric(set, "ns/set")
+			b.ReportMetric(set/unset, "set/unset")
+			b.ReportMetric(testing.AllocsPerRun(500, func() { turn(1) })-testing.AllocsPerRun(500, func() { turn(0) }), "more-allocs")
+		})
 	}
 }

@@ -45,7 +45,7 @@ func (e *engine) decide(ctx context.Context, w *watch.Watch, p *pending) (rateli
 		return ratelimit.Result{}, e.fault("decide", err)
 	}
 	if w.On() {
-		w.Effort = p.effort
+		w.Add(p.effort)
 	}
 	return p.result, p.err
 }
@@ -104,10 +104,13 @@ func (e *engine) prefetchAlone(ctx context.Context, tickets []*ticket, await *de
 func (e *engine) decideAll(ctx context.Context, tickets []*ticket, granting bool, await *decide.Row) (locked []*ticket) {
 	left := tickets
 	var late []*ticket // that prefetch
-	attempts := 0
-	err := e.retry(ctx, func() (err error) {
-		attempts++
-		e.attempt(left, attempts)
+	e.begin(left)
+	again := func() {
+		for _, t := range left {
+			t.Value.effort.Retries++
+		}
+	}
+	err := e.retryCounted(ctx, again, func() (err error) {
 		if await == nil && len(left) == 1 && e.isNew(left[0].Value) {
 			done, err := e.meet(ctx, left[0])
 			if done {
@@ -150,24 +153,16 @@ func (e *engine) decideAll(ctx context.Context, tickets []*ticket, granting bool
 	return late
 }
 
-// attempt notes the statement that is about to decide calls, and how often it was tried.
-func (e *engine) attempt(tickets []*ticket, attempts int) {
-	if attempts == 1 {
-		e.counts.statements.Add(1)
-		e.counts.calls.Add(int64(len(tickets)))
-	}
+// begin notes that calls are about to be decided together.
+func (e *engine) begin(tickets []*ticket) {
+	e.counts.statements.Add(1)
+	e.counts.calls.Add(int64(len(tickets)))
 	if e.observer == nil {
 		return
 	}
 	now := time.Now()
 	for _, t := range tickets {
-		effort := &t.Value.effort
-		if attempts > 1 {
-			effort.Attempts++
-			continue
-		}
-		effort.Queued, effort.Batch = now.Sub(t.Value.began), len(tickets)
-		effort.Attempts = max(effort.Attempts, 1)
+		t.Value.effort.Queued, t.Value.effort.Batch = now.Sub(t.Value.began), len(tickets)
 	}
 }
 

@@ -28,7 +28,7 @@ import (
 // [ratelimit.ErrExceedsCapacity] of the rates, [ErrNotMigrated] and those of PostgreSQL and
 // pgx. Without a deadline in ctx, Config.Timeout bounds it.
 func (s *Store) Acquire(ctx context.Context, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (slot ratelimit.Slot, err error) {
-	w := s.parts().watch(ctx, ratelimit.VerbAcquire, ratelimit.FormOwn)
+	w := s.parts().watch(ctx, ratelimit.VerbAcquire, ratelimit.FormOwn, rates...)
 	defer func() { w.ToldSlot(named(slot, limit, key), err) }()
 	of, err := s.inFlight(limit, key, rates)
 	if err != nil {
@@ -61,7 +61,7 @@ func (s *Store) acquireNow(ctx context.Context, limit ratelimit.InFlight, of dec
 //
 // Do not call it while you hold a transaction open.
 func (s *Store) AcquireWait(ctx context.Context, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (slot ratelimit.Slot, err error) {
-	w := s.parts().watch(ctx, ratelimit.VerbAcquire, ratelimit.FormOwn)
+	w := s.parts().watch(ctx, ratelimit.VerbAcquire, ratelimit.FormOwn, rates...)
 	defer func() { w.ToldSlot(named(slot, limit, key), err) }()
 	of, err := s.inFlight(limit, key, rates)
 	if err != nil {
@@ -94,7 +94,7 @@ func (s *Store) AcquireWait(ctx context.Context, limit ratelimit.InFlight, key s
 // after tx began is a 40001; run such a transaction again from its start. It leaves a savepoint
 // open.
 func (s *Store) AcquireTx(ctx context.Context, tx pgx.Tx, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (slot ratelimit.Slot, err error) {
-	w := s.parts().watch(ctx, ratelimit.VerbAcquire, ratelimit.FormTx)
+	w := s.parts().watch(ctx, ratelimit.VerbAcquire, ratelimit.FormTx, rates...)
 	defer func() { w.ToldSlot(named(slot, limit, key), err) }()
 	if err := s.usableIn(tx); err != nil {
 		return ratelimit.Slot{}, err

@@ -16,6 +16,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/memstore"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -146,14 +147,149 @@ func TestObserve(t *testing.T) {
 				if (e.Err != nil) != (e.ErrorClass != "") || e.Took <= 0 && e.Outcome == ratelimit.OutcomeGranted {
 					t.Errorf("got the error %v of class %q, and took %v", e.Err, e.ErrorClass, e.Took)
 				}
-				if own := e.Form == ratelimit.FormOwn && e.Verb.Takes() && e.Slot == nil && e.Result.Request.Limit != nil; own && (e.Batch != 1 || e.Attempts < 1) {
-					t.Errorf("got a batch of %d in %d attempts, want 1", e.Batch, e.Attempts)
+				if own := e.Form == ratelimit.FormOwn && e.Verb.Takes() && e.Slot == nil && e.Result.Request.Limit != nil; own && (e.Batch != 1 || e.Retries != 0) {
+					t.Errorf("got a batch of %d with %d retries, want 1 and 0", e.Batch, e.Retries)
 				}
 			}
 			if text := strings.Join(got, "; "); text != test.want {
 				t.Errorf("got  %q\nwant %q", text, test.want)
 			}
 		})
+	}
+}
+
+// Of a call in modes there is one event, too, in both stores and every form: Each has what a limit
+// in ModeShadow would have done, and which were not asked.
+func TestObserveInModes(t *testing.T) {
+	t.Parallel()
+	run := func(t *testing.T, h *heard, store ratelimit.TxStore[pgx.Tx], begin func(context.Context) (pgx.Tx, error)) {
+		ctx := t.Context()
+		many := ratelimit.FixedWindow{Name: "many", Rate: 100, Period: time.Hour}
+		spent := ratelimit.FixedWindow{Name: "spent", Rate: 1, Period: time.Hour}
+		if err := store.Take(ctx, spent.For("k")); err != nil {
+			t.Fatal(err)
+		}
+		tried, twice, off := spent.For("k").In(ratelimit.ModeShadow), many.ForN("k", 101).In(ratelimit.ModeShadow), many.For("off").In(ratelimit.ModeRefuse)
+		both := []ratelimit.Request{tried, many.For("k")}
+		nothing := func(pgx.Tx, ratelimit.Result) error { return nil }
+		for _, test := range []struct {
+			want string // verb outcome policy outcome, of each limit
+			own  func()
+			tx   func(tx pgx.Tx)
+		}{
+			{
+				"allow granted spent shadowed many granted",
+				func() { store.Allow(ctx, both...) }, func(tx pgx.Tx) { store.TakeTx(ctx, tx, both...) },
+			},
+			{
+				"allow refused spent shadowed spent refused",
+				func() {
+					store.Take(ctx, tried, spent.ForN("other", 1))
+					h.take()
+					store.Take(ctx, tried, spent.ForN("other", 1))
+				},
+				func(tx pgx.Tx) { store.AllowTx(ctx, tx, tried, spent.For("other")) },
+			},
+			{
+				"allow granted many shadowed spent shadowed",
+				func() { store.Allow(ctx, twice, tried) }, func(tx pgx.Tx) { store.AllowTx(ctx, tx, twice, tried) },
+			},
+			{
+				"allow refused many refused many withheld",
+				func() { store.Allow(ctx, off, many.For("k")) }, func(tx pgx.Tx) { store.AllowTx(ctx, tx, off, many.For("k")) },
+			},
+			{
+				"reserve granted spent shadowed many granted",
+				func() { store.Reserve(ctx, both...) }, func(tx pgx.Tx) { store.ReserveTx(ctx, tx, both...) },
+			},
+			{
+				"check granted spent shadowed many granted",
+				func() { store.Check(ctx, both...) }, func(tx pgx.Tx) { store.CheckTx(ctx, tx, both...) },
+			},
+			{
+				"check granted spent shadowed many granted",
+				func() { store.CheckReserve(ctx, both...) }, func(tx pgx.Tx) { store.CheckReserveTx(ctx, tx, both...) },
+			},
+			{
+				"allow_at_most granted spent shadowed",
+				func() { store.AllowAtMost(ctx, tried) }, func(tx pgx.Tx) { store.AllowAtMostTx(ctx, tx, tried) },
+			},
+			{
+				"allow_first granted spent shadowed",
+				func() { store.AllowFirst(ctx, tried, many.For("k")) }, func(tx pgx.Tx) { store.AllowFirstTx(ctx, tx, tried, many.For("k")) },
+			},
+			{"allow granted spent shadowed many granted", func() { store.AllowFunc(ctx, both, nothing) }, nil},
+			{"allow refused many refused many withheld", func() { store.AllowFunc(ctx, []ratelimit.Request{off, many.For("k")}, nothing) }, nil},
+		} {
+			want := func(form string) {
+				t.Helper()
+				var got []string
+				for _, e := range h.take() {
+					text := fmt.Sprint(e.Verb, " ", e.Outcome)
+					for p := range e.Each() {
+						text += fmt.Sprint(" ", p.Name(), " ", p.Outcome)
+					}
+					got = append(got, text)
+					if e.Took < e.Queued || e.Retries != 0 {
+						t.Errorf("%s: took %v of which %v queued, with %d retries", form, e.Took, e.Queued, e.Retries)
+					}
+				}
+				if fmt.Sprint(got) != fmt.Sprint([]string{test.want}) {
+					t.Errorf("%s: got %q, want %q", form, got, test.want)
+				}
+			}
+			h.take()
+			test.own()
+			want("on its own")
+			if test.tx == nil {
+				continue
+			}
+			tx, err := begin(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			test.tx(tx)
+			tx.Rollback(ctx)
+			want("in a transaction")
+		}
+	}
+	t.Run("memstore", func(t *testing.T) {
+		var h heard
+		store := memstore.NewWithConfig(memstore.Config{Observe: h.observe})
+		run(t, &h, store, store.Begin)
+	})
+	for name, escrow := range map[string]time.Duration{"pgstore": 0, "escrow": 100 * time.Millisecond} {
+		t.Run(name, func(t *testing.T) {
+			db := pgtest.New(t)
+			var h heard
+			store := newStore(t, db, observed(&h), func(c *pgstore.Config) { c.Escrow = escrow })
+			defer store.Close()
+			run(t, &h, store, db.Pool.Begin)
+		})
+	}
+}
+
+// A function that has ended the transaction itself, and then fails, may have committed it: nobody
+// has asked, and the event does not say that it was rolled back.
+func TestObserveEndedByTheFunction(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	var h heard
+	store := newStore(t, db, observed(&h))
+	failed := errors.New("the function's")
+	for _, panics := range []bool{false, true} {
+		func() {
+			defer func() { _ = recover() }()
+			store.AllowFunc(t.Context(), []ratelimit.Request{plenty(1).For("k")}, func(tx pgx.Tx, _ ratelimit.Result) error {
+				if err := tx.Commit(t.Context()); err != nil || !panics {
+					return errors.Join(err, failed)
+				}
+				panic(failed)
+			})
+		}()
+		if events := h.take(); len(events) != 1 || events[0].Outcome != ratelimit.OutcomeUnknown {
+			t.Errorf("panics %t: heard %v, want that it is not known", panics, events)
+		}
 	}
 }
 
@@ -225,10 +361,10 @@ func TestObserveAddsUp(t *testing.T) {
 					taken += e.Result.Taken
 				}
 				if e.Form == ratelimit.FormRunner {
-					retried += int64(e.Attempts - 1)
+					retried += int64(e.Retries)
 				}
-				if e.Attempts < ran[caller] {
-					t.Errorf("%d attempts by the event, of which %d ran the function", e.Attempts, ran[caller])
+				if e.Retries < ran[caller]-1 {
+					t.Errorf("%d retries by the event, and the function ran %d times", e.Retries, ran[caller])
 				}
 				if e.Took < e.Queued || e.Form == ratelimit.FormMemory && (e.Took != 0 || test.name != "escrow") {
 					t.Errorf("got %v of which %v queued, in form %s", e.Took, e.Queued, e.Form)
@@ -305,7 +441,11 @@ func TestObserveMasksErrors(t *testing.T) {
 		Verb: ratelimit.VerbAllow, Form: ratelimit.FormTx, Outcome: ratelimit.OutcomeFailed,
 		Err: fmt.Errorf("%w: row of key %q", pgstore.ErrLocked, "\x1b[31msecret"), Requests: []ratelimit.Request{plenty(1).For("\x1b[31msecret")},
 	}
-	if text := e.String(); strings.Contains(text, "secret") || !strings.Contains(text, "waited for a lock") {
-		t.Errorf("got %q", text)
+	slot := e // whose rates could not be asked
+	slot.Slot = &ratelimit.Slot{InFlight: ratelimit.InFlight{Name: "slots", Limit: 1}, Key: "other"}
+	for _, e := range []ratelimit.Event{e, slot} {
+		if text := e.String(); strings.Contains(text, "secret") || !strings.Contains(text, "waited for a lock") {
+			t.Errorf("got %q", text)
+		}
 	}
 }

@@ -26,6 +26,11 @@ const (
 // On a connection that has lost its prepared statements, pgx prepares one more with each
 // attempt. A transaction that may have been committed is not attempted again.
 func (b *base) retry(ctx context.Context, attempt func() error) error {
+	return b.retryCounted(ctx, func() {}, attempt)
+}
+
+// retryCounted is retry that calls again before each attempt that PostgreSQL has asked for.
+func (b *base) retryCounted(ctx context.Context, again func(), attempt func() error) error {
 	end, hasDeadline := ctx.Deadline()
 	if !hasDeadline {
 		end = time.Now().Add(b.config.RetryBudget)
@@ -53,10 +58,11 @@ func (b *base) retry(ctx context.Context, attempt func() error) error {
 			return fmt.Errorf("pgstore: gave up after %d attempts: %w", n, err)
 		}
 		longest = min(2*longest, longestPause)
-		b.counts.retries.Add(1)
 		if ctxErr := sleep(ctx, pause); ctxErr != nil {
 			return fmt.Errorf("pgstore: gave up after %d attempts: %w: %w", n, ctxErr, err)
 		}
+		b.counts.retries.Add(1)
+		again()
 	}
 }
 

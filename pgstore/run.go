@@ -114,8 +114,7 @@ func (r *runner) runWatched(ctx context.Context, w *watch.Watch, reserve bool, r
 		c.end(spent)
 	}()
 	rows := &call // which the transaction takes
-	err = r.retry(ctx, func() error {
-		w.Attempts++
+	err = r.retryCounted(ctx, func() { w.Retries++ }, func() error {
 		var places []int
 		var leave func()
 		for again := true; ; again = false {
@@ -149,6 +148,9 @@ func (r *runner) runWatched(ctx context.Context, w *watch.Watch, reserve bool, r
 				receipt.RolledBack(a.result.Receipt)
 			}
 			spent = spent || done
+			if a.ended && w.Became == ratelimit.OutcomeRolledBack { // by the function, perhaps by COMMIT
+				w.Became = ratelimit.OutcomeUnknown
+			}
 		}()
 		w.Became = ratelimit.OutcomeRolledBack // unless the function returns
 		err = a.run(bounded)

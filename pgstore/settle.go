@@ -65,7 +65,8 @@ func (s *Store) Settle(ctx context.Context, r *ratelimit.Receipt, used ...float6
 // call that took nothing, was settled or cancelled before, or was taken in a transaction that
 // was rolled back.
 func (s *Store) CancelTx(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt) (cancelled bool, err error) {
-	if err := s.usableIn(tx); err != nil || len(receipt.Payments(r)) == 0 {
+	err = s.usableIn(tx)
+	if len(receipt.Payments(r)) == 0 {
 		return false, err
 	}
 	w := s.parts().watch(ctx, ratelimit.VerbCancel, ratelimit.FormTx)

@@ -45,8 +45,8 @@ type Watch struct {
 
 // Effort is what a decision took.
 type Effort struct {
-	Queued          time.Duration
-	Batch, Attempts int
+	Queued         time.Duration
+	Batch, Retries int
 }
 
 // Begin watches a verb from now on. Without an observer it costs nothing. The requests are
@@ -55,41 +55,62 @@ func (o *Observer) Begin(ctx context.Context, verb ratelimit.Verb, form ratelimi
 	if o == nil {
 		return w
 	}
-	w = o.Later(ctx, verb, form, requests)
+	w.Later(o, ctx, verb, form, requests)
 	w.began = time.Now()
 	return w
 }
 
 // Later is Begin of a verb that may be answered from memory: its time begins with
-// [Watch.Start].
-func (o *Observer) Later(ctx context.Context, verb ratelimit.Verb, form ratelimit.Form, requests []ratelimit.Request) (w Watch) {
-	if o == nil {
-		return w
+// [Watch.Start]. It fills the zero Watch in place, since such a verb takes less than a copy of
+// some Watches.
+func (w *Watch) Later(o *Observer, ctx context.Context, verb ratelimit.Verb, form ratelimit.Form, requests []ratelimit.Request) {
+	if o != nil {
+		w.of, w.ctx, w.verb, w.Form, w.requests = o, ctx, verb, form, requests
 	}
-	w.of, w.ctx, w.verb, w.Form, w.requests = o, ctx, verb, form, requests
-	return w
 }
 
 // On reports whether somebody is told.
 func (w *Watch) On() bool { return w != nil && w.of != nil }
 
-// Start begins the time of a verb, unless it has, and returns when that was; zero if nobody is
-// told.
-func (w *Watch) Start() time.Time {
+// Add adds what a statement took: a call in modes may need several. The batch is the last one's.
+func (w *Watch) Add(e Effort) {
+	w.Queued, w.Retries, w.Batch = w.Queued+e.Queued, w.Retries+e.Retries, e.Batch
+}
+
+// Start begins the time of a verb, unless it has begun, and returns the instant of now; zero if
+// nobody is told.
+func (w *Watch) Start() (now time.Time) {
 	if !w.On() {
-		return time.Time{}
+		return now
 	}
+	now = time.Now()
 	if w.began.IsZero() {
-		w.began = time.Now()
+		w.began = now
 	}
-	return w.began
+	return now
 }
 
 // Tell tells of a verb that has a result.
 func (w *Watch) Tell(result *ratelimit.Result, err error) {
-	if w.of != nil {
+	switch {
+	case w.of == nil:
+	case err == nil && result.OK && w.Became == "":
+		w.granted(result)
+	default:
 		w.tell(result, nil, err)
 	}
+}
+
+// granted is tell of most calls.
+func (w *Watch) granted(result *ratelimit.Result) {
+	var e ratelimit.Event
+	e.Verb, e.Form, e.Outcome = w.verb, w.Form, ratelimit.OutcomeGranted
+	e.Result = *result
+	e.Queued, e.Batch, e.Retries = w.Queued, w.Batch, w.Retries
+	if !w.began.IsZero() {
+		e.Took = time.Since(w.began)
+	}
+	w.of.observe(w.ctx, e)
 }
 
 // Told is Tell of a verb without one, for defer.
@@ -123,10 +144,13 @@ func (w *Watch) ToldReceipt(r *ratelimit.Receipt, result *ratelimit.Result, err 
 
 func (w *Watch) tell(result *ratelimit.Result, slot *ratelimit.Slot, err error) {
 	e := ratelimit.Event{
-		Verb: w.verb, Form: w.Form, Outcome: w.outcome(result, slot, err), Slot: slot,
-		Queued: w.Queued, Batch: w.Batch, Attempts: w.Attempts,
+		Verb: w.verb, Form: w.Form, Outcome: w.Became, Slot: slot,
+		Queued: w.Queued, Batch: w.Batch, Retries: w.Retries,
 	}
-	if err != nil && e.Outcome != ratelimit.OutcomeRefused && e.Outcome != ratelimit.OutcomePaused || errors.Is(err, ratelimit.ErrSettled) {
+	if e.Outcome == "" {
+		e.Outcome = w.of.outcome(result, slot, err)
+	}
+	if isFault(e.Outcome, err) {
 		e.Err, e.ErrorClass = err, w.of.Class(err)
 	}
 	if result != nil {
@@ -134,7 +158,7 @@ func (w *Watch) tell(result *ratelimit.Result, slot *ratelimit.Slot, err error) 
 	}
 	if settles := w.verb == ratelimit.VerbSettle || w.verb == ratelimit.VerbCancel; settles {
 		e.Requests = w.requests
-	} else if e.Result.Request.Limit == nil && slot == nil {
+	} else if e.Result.Request.Limit == nil {
 		e.Requests = slices.Clone(w.requests)
 	}
 	if !w.began.IsZero() {
@@ -143,26 +167,36 @@ func (w *Watch) tell(result *ratelimit.Result, slot *ratelimit.Slot, err error) 
 	w.of.observe(w.ctx, e)
 }
 
-func (w *Watch) outcome(result *ratelimit.Result, slot *ratelimit.Slot, err error) ratelimit.Outcome {
-	switch {
-	case w.Became != "":
-		return w.Became
-	case slot != nil && err == nil && !slot.OK:
-		return ratelimit.OutcomeRefused
-	}
-	return w.of.Outcome(result, err)
+// isFault reports whether an event with an outcome tells of an error: a refusal is none, but that
+// of a receipt that was settled before.
+func isFault(outcome ratelimit.Outcome, err error) bool {
+	refused := outcome == ratelimit.OutcomeRefused || outcome == ratelimit.OutcomePaused
+	return err != nil && (!refused || errors.Is(err, ratelimit.ErrSettled))
 }
 
 // Outcome is that of an answer. A nil result is one that the verb does not have.
 func (o *Observer) Outcome(result *ratelimit.Result, err error) ratelimit.Outcome {
+	return o.outcome(result, nil, err)
+}
+
+func (o *Observer) outcome(result *ratelimit.Result, slot *ratelimit.Slot, err error) ratelimit.Outcome {
+	switch {
+	case err != nil:
+		return o.outcomeOf(err)
+	case result != nil && !result.OK:
+		return refusal(result)
+	case slot != nil && !slot.OK:
+		return ratelimit.OutcomeRefused
+	}
+	return ratelimit.OutcomeGranted
+}
+
+// outcomeOf is the outcome of a call that ended with an error.
+func (o *Observer) outcomeOf(err error) ratelimit.Outcome {
 	var refused *ratelimit.RefusedError
 	switch {
 	case errors.As(err, &refused):
 		return refusal(&refused.Result)
-	case err == nil && result != nil && !result.OK:
-		return refusal(result)
-	case err == nil:
-		return ratelimit.OutcomeGranted
 	case errors.Is(err, ratelimit.ErrSettled), errors.Is(err, ratelimit.ErrRefused):
 		return ratelimit.OutcomeRefused
 	case errors.Is(err, ratelimit.ErrLeaseLost):
