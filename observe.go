@@ -105,6 +105,7 @@ const (
 
 	// OutcomeShadowed is, of a limit in [ModeShadow], that it would have refused the call or put
 	// it off. The call went on as if it had granted; what became of that is the Event's Outcome.
+	// A slot that was not to be had in ModeShadow is granted and [Slot].Shadowed.
 	OutcomeShadowed Outcome = "shadowed"
 
 	// OutcomeTooLarge is [ErrExceedsCapacity].

@@ -25,13 +25,13 @@ import (
 const pushback = "grpc-retry-pushback-ms"
 
 // answer returns the status of a call that is not let through.
-func (l *Limiter) answer(ctx context.Context, e Event) error {
-	switch e.Decision {
-	case Refused:
+func (l *Limiter) answer(ctx context.Context, e ratelimit.Event) error {
+	switch e.Outcome {
+	case ratelimit.OutcomeRefused, ratelimit.OutcomePaused:
 		return l.refuse(ctx, e)
-	case TooLarge:
+	case ratelimit.OutcomeTooLarge:
 		return tooLarge(e.Err)
-	case BadRequest:
+	case ratelimit.OutcomeInvalid:
 		return badRequest(e.Err)
 	}
 	if err := ctx.Err(); err != nil { // the client has gone
@@ -41,18 +41,18 @@ func (l *Limiter) answer(ctx context.Context, e Event) error {
 	return later(ctx, codes.Unavailable, "the call's limits could not be asked", wait)
 }
 
-func (l *Limiter) refuse(ctx context.Context, e Event) error {
+func (l *Limiter) refuse(ctx context.Context, e ratelimit.Event) error {
 	failure := &errdetails.QuotaFailure{}
 	violated := func(name, description string) {
 		failure.Violations = append(failure.Violations, &errdetails.QuotaFailure_Violation{Subject: name, Description: description})
 	}
-	if full := e.Full(); full != nil {
-		text, description := "too many calls are under way", fmt.Sprintf("at most %d at a time", full.Slot.InFlight.Limit)
-		if full.Slot.InFlight.Mode == ratelimit.ModeRefuse {
+	if e.Slot != nil {
+		text, description := "too many calls are under way", fmt.Sprintf("at most %d at a time", e.Slot.InFlight.Limit)
+		if e.Slot.InFlight.Mode == ratelimit.ModeRefuse {
 			text, description = "the call is refused by a limit's mode", "refused by its mode"
 		}
-		violated(full.Slot.InFlight.Name, description)
-		return later(ctx, codes.ResourceExhausted, text, edge.FullWait(full.Slot, l.config.FullRetryAfter), failure)
+		violated(e.Slot.InFlight.Name, description)
+		return later(ctx, codes.ResourceExhausted, text, edge.FullWait(*e.Slot, l.config.FullRetryAfter), failure)
 	}
 	for _, s := range e.Result.Each() {
 		if !s.OK {

@@ -123,17 +123,17 @@ func TestInFlightLost(t *testing.T) {
 			lost <- context.Cause(ctx)
 			return ctx.Err()
 		}}
-		var heard []grpclimit.Decision
+		var heard []ratelimit.Outcome
 		conn := dial(t, e, newLimiter(t, store, grpclimit.Config{
 			InFlight: []grpclimit.InFlightPolicy{{Limit: short}},
-			Observe:  func(_ *grpclimit.Call, e grpclimit.Event) { heard = append(heard, e.Decision) },
+			Observe:  func(_ context.Context, e ratelimit.Event) { heard = append(heard, e.Outcome) },
 		}))
 		_, err := count(t.Context(), conn, "hello")
 		wantCode(t, err, codes.Canceled)
 		if cause := <-lost; !errors.Is(cause, ratelimit.ErrLeaseLost) {
 			t.Errorf("the context ended because of %v, want ErrLeaseLost", cause)
 		}
-		if fmt.Sprint(heard) != "[granted lease lost]" {
+		if fmt.Sprint(heard) != "[granted lost]" {
 			t.Errorf("heard %v", heard)
 		}
 	})
@@ -182,7 +182,7 @@ func TestInTx(t *testing.T) {
 			return nil
 		})
 	}}
-	var heard []grpclimit.Decision
+	var heard []ratelimit.Outcome
 	conn := dial(t, e, newLimiter(t, store, grpclimit.Config{
 		Policies: []grpclimit.Policy{{Limit: perHour, Key: byUser, Cost: func(c *grpclimit.Call) (float64, error) {
 			if m, ok := c.Message.(*wrapperspb.StringValue); ok && m.GetValue() == "much" {
@@ -192,7 +192,7 @@ func TestInTx(t *testing.T) {
 		}}},
 		InFlight: []grpclimit.InFlightPolicy{{Limit: calls, Key: byUser}},
 		InTx:     func(c *grpclimit.Call) bool { return c.Method == sayMethod },
-		Observe:  func(_ *grpclimit.Call, e grpclimit.Event) { heard = append(heard, e.Decision) },
+		Observe:  func(_ context.Context, e ratelimit.Event) { heard = append(heard, e.Outcome) },
 	}))
 	for _, step := range []struct {
 		text         string
@@ -219,7 +219,7 @@ func TestInTx(t *testing.T) {
 		}
 	}
 	wantCode(t, say(t.Context(), conn, "no user"), codes.InvalidArgument)
-	if got := fmt.Sprint(heard); got != "[granted granted granted too large granted granted refused bad request]" {
+	if got := fmt.Sprint(heard); got != "[granted granted granted too_large granted granted refused invalid]" {
 		t.Errorf("heard %s", got)
 	}
 	if n := held(t, store, "ann"); n != 0 {

@@ -162,9 +162,11 @@ type Config struct {
 	// and Observe hears of the decision.
 	Shadow bool
 
-	// Observe hears of every decision, before the answer, and of settling that failed. It must
-	// not block, and be safe for concurrent use.
-	Observe func(c *Call, e Event)
+	// Observe hears of every decision, before the answer, as an event with the Door "grpclimit";
+	// and of settling that failed (VerbSettle) and slots that were lost (VerbRenew) later. Its
+	// context is the call's, which [CallOf] returns. It must not block, and be safe for
+	// concurrent use. The store's own Observe hears of the same decisions.
+	Observe ratelimit.Observe
 
 	// Logger gets the faults of the store. The default is slog.Default().
 	Logger *slog.Logger
@@ -347,7 +349,7 @@ func (l *Limiter) inTx(c *Call, requests []ratelimit.Request, do func(context.Co
 		if _, ok := status.FromError(err); ok { // of the handler's own
 			return err
 		}
-		if e, ok := l.gate.Answers(c, err); ok {
+		if e, ok := l.gate.Answers(c.Context, c, err); ok {
 			return l.answer(c.Context, e)
 		}
 		return err

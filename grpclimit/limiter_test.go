@@ -62,7 +62,7 @@ func TestRefusesWithRetryInfo(t *testing.T) {
 }
 
 func TestAnswers(t *testing.T) {
-	var heard []grpclimit.Event
+	var heard []ratelimit.Event
 	limit := newLimiter(t, memstore.New(nil), grpclimit.Config{
 		Policies: []grpclimit.Policy{{
 			Limit: perMinute,
@@ -81,31 +81,36 @@ func TestAnswers(t *testing.T) {
 				return perMinute, nil
 			},
 		}},
-		Observe: func(_ *grpclimit.Call, e grpclimit.Event) { heard = append(heard, e) },
+		Observe: func(ctx context.Context, e ratelimit.Event) {
+			if c := grpclimit.CallOf(ctx); c == nil || c.Method != sayMethod || grpclimit.CallOf(c.Context) != nil || e.Door != "grpclimit" || e.Policy() != "per_minute" {
+				t.Errorf("of %v heard %+v", c, e)
+			}
+			heard = append(heard, e)
+		},
 	})
 	conn := dial(t, &echo{}, limit)
 	for _, step := range []struct {
 		user, cost string
 		code       codes.Code
-		decision   grpclimit.Decision
+		decision   ratelimit.Outcome
 	}{
-		{"ann", "2", codes.OK, grpclimit.Granted},
-		{"ann", "2", codes.ResourceExhausted, grpclimit.Refused},
-		{"ann", "4", codes.InvalidArgument, grpclimit.TooLarge},
-		{"ann", "1e300", codes.InvalidArgument, grpclimit.TooLarge},
-		{"ann", "-1", codes.InvalidArgument, grpclimit.BadRequest},
-		{"ann", "NaN", codes.InvalidArgument, grpclimit.BadRequest},
-		{"ann", "broken", codes.Unavailable, grpclimit.Failed},
-		{"eve", "1", codes.PermissionDenied, grpclimit.BadRequest},
-		{strings.Repeat("k", ratelimit.MaxKeyLength+1), "1", codes.InvalidArgument, grpclimit.BadRequest},
-		{"ann", "1", codes.OK, grpclimit.Granted},
+		{"ann", "2", codes.OK, ratelimit.OutcomeGranted},
+		{"ann", "2", codes.ResourceExhausted, ratelimit.OutcomeRefused},
+		{"ann", "4", codes.InvalidArgument, ratelimit.OutcomeTooLarge},
+		{"ann", "1e300", codes.InvalidArgument, ratelimit.OutcomeTooLarge},
+		{"ann", "-1", codes.InvalidArgument, ratelimit.OutcomeInvalid},
+		{"ann", "NaN", codes.InvalidArgument, ratelimit.OutcomeInvalid},
+		{"ann", "broken", codes.Unavailable, ratelimit.OutcomeFailed},
+		{"eve", "1", codes.PermissionDenied, ratelimit.OutcomeInvalid},
+		{strings.Repeat("k", ratelimit.MaxKeyLength+1), "1", codes.InvalidArgument, ratelimit.OutcomeInvalid},
+		{"ann", "1", codes.OK, ratelimit.OutcomeGranted},
 	} {
 		err := say(as(t, step.user), conn, step.cost)
 		wantCode(t, err, step.code)
 		if _, again := told(err); (again >= 0) != (step.code == codes.ResourceExhausted || step.code == codes.Unavailable) {
 			t.Errorf("%s of %s: RetryInfo %v", step.cost, step.user, again)
 		}
-		if last := heard[len(heard)-1]; last.Decision != step.decision {
+		if last := heard[len(heard)-1]; last.Outcome != step.decision {
 			t.Errorf("%s of %.9s: heard %v, want %v", step.cost, step.user, last, step.decision)
 		}
 	}
@@ -221,10 +226,10 @@ func TestNoYesWithoutTheDatabase(t *testing.T) {
 }
 
 func TestCancelled(t *testing.T) {
-	var heard grpclimit.Event
+	var heard ratelimit.Event
 	limit := newLimiter(t, failing{memstore.New(nil)}, grpclimit.Config{
 		Policies: []grpclimit.Policy{{Limit: perMinute}}, FailOpen: true,
-		Observe: func(_ *grpclimit.Call, e grpclimit.Event) { heard = e },
+		Observe: func(_ context.Context, e ratelimit.Event) { heard = e },
 	})
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -233,7 +238,7 @@ func TestCancelled(t *testing.T) {
 		return nil, nil
 	})
 	wantCode(t, err, codes.Canceled)
-	if heard.Passed || heard.Decision != grpclimit.Failed {
+	if heard.Passed || heard.Outcome != ratelimit.OutcomeFailed {
 		t.Errorf("heard %v", heard)
 	}
 }
@@ -410,8 +415,8 @@ func TestShadow(t *testing.T) {
 	var heard []string
 	conn := dial(t, &echo{}, newLimiter(t, memstore.New(nil), grpclimit.Config{
 		Policies: []grpclimit.Policy{{Limit: perMinute}}, Shadow: true,
-		Observe: func(_ *grpclimit.Call, e grpclimit.Event) {
-			heard = append(heard, fmt.Sprint(e.Decision, e.Passed, e.Shadow))
+		Observe: func(_ context.Context, e ratelimit.Event) {
+			heard = append(heard, fmt.Sprintf("%s %t %t", e.Outcome, e.Passed, e.Shadow))
 		},
 	}))
 	for range 4 {

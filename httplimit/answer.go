@@ -43,7 +43,10 @@ func (p problem) write(w http.ResponseWriter) {
 // middleware's, fields and all; a cost that can never be granted the same 413 or 422, and a
 // *[RequestError] its own status.
 func (m *Middleware) Answer(w http.ResponseWriter, r *http.Request, err error) bool {
-	e, ok := m.gate.Answers(r, err)
+	if err == nil {
+		return false
+	}
+	e, ok := m.gate.Answers(r.Context(), r, err)
 	if ok {
 		m.answer(w, r, e)
 	}
@@ -51,20 +54,20 @@ func (m *Middleware) Answer(w http.ResponseWriter, r *http.Request, err error) b
 }
 
 // answer answers a request that is not let through.
-func (m *Middleware) answer(w http.ResponseWriter, r *http.Request, e Event) {
-	switch e.Decision {
-	case Refused:
+func (m *Middleware) answer(w http.ResponseWriter, r *http.Request, e ratelimit.Event) {
+	switch e.Outcome {
+	case ratelimit.OutcomeRefused, ratelimit.OutcomePaused:
 		m.refuse(w, r, e)
-	case TooLarge:
+	case ratelimit.OutcomeTooLarge:
 		tooLarge(e.Err, m.config.TooLarge).write(w)
-	case BadRequest:
+	case ratelimit.OutcomeInvalid:
 		badRequest(e.Err).write(w)
 	default:
 		m.fail(w, r, e.Err)
 	}
 }
 
-func (m *Middleware) refuse(w http.ResponseWriter, r *http.Request, e Event) {
+func (m *Middleware) refuse(w http.ResponseWriter, r *http.Request, e ratelimit.Event) {
 	m.setFields(w.Header(), e)
 	after, p := m.refusal(e)
 	w.Header().Set("Retry-After", strconv.FormatInt(after, 10))
@@ -76,15 +79,15 @@ func (m *Middleware) refuse(w http.ResponseWriter, r *http.Request, e Event) {
 }
 
 // refusal is the problem of a refusal, and the wait in whole seconds, never too short.
-func (m *Middleware) refusal(e Event) (after int64, p problem) {
+func (m *Middleware) refusal(e ratelimit.Event) (after int64, p problem) {
 	p = problem{Type: quotaExceeded, Title: "The request exceeds a quota", Status: http.StatusTooManyRequests}
-	if full := e.Full(); full != nil {
-		after = seconds(edge.FullWait(full.Slot, m.config.FullRetryAfter))
+	if e.Slot != nil {
+		after = seconds(edge.FullWait(*e.Slot, m.config.FullRetryAfter))
 		p.Detail = fmt.Sprintf("Too many requests are under way. Try again when one of them has ended, or in %d s.", after)
-		if full.Slot.InFlight.Mode == ratelimit.ModeRefuse {
+		if e.Slot.InFlight.Mode == ratelimit.ModeRefuse {
 			p.Detail = fmt.Sprintf("Try again in %d s.", after)
 		}
-		p.Violated = []string{full.Slot.InFlight.Name}
+		p.Violated = []string{e.Slot.InFlight.Name}
 		return after, p
 	}
 	after = m.retryAfter(e.Result)

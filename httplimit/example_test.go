@@ -157,7 +157,7 @@ func ExampleConfig_shadow() {
 	limit, err := httplimit.New(memstore.New(exampleClock), &httplimit.Config{
 		Policies: []httplimit.Policy{{Limit: ratelimit.TokenBucket{Name: "api", Rate: 1, Period: time.Minute}, Key: httplimit.BySubject(accountOf)}},
 		Shadow:   true,
-		Observe:  func(_ *http.Request, e httplimit.Event) { fmt.Println(e) },
+		Observe:  func(_ context.Context, e ratelimit.Event) { fmt.Println(e) },
 	})
 	if err != nil {
 		fmt.Println(err)
@@ -167,14 +167,13 @@ func ExampleConfig_shadow() {
 	show(h, withKey("k1"))
 	show(h, withKey("k1"))
 	// Output:
-	// granted in shadow mode: 1 of "api": ok, 0 of 1 left
+	// allow (httplimit) granted in shadow mode: 1 of "api": ok, 0 of 1 left
 	// 200
-	// refused in shadow mode: 1 of "api": refused, retry after 1m, 0 of 1 left
+	// allow (httplimit) refused in shadow mode: 1 of "api": refused, retry after 1m, 0 of 1 left
 	// 200
 }
 
-// Observe counts decisions, and logs the refusals. The key is in no log that does not ask
-// for it.
+// Observe counts outcomes, and logs the refusals. The key is in no log that does not ask for it.
 func ExampleConfig_observe() {
 	log := slog.New(slog.NewTextHandler(os.Stdout, &slog.HandlerOptions{
 		ReplaceAttr: func(groups []string, a slog.Attr) slog.Attr {
@@ -184,13 +183,13 @@ func ExampleConfig_observe() {
 			return a
 		},
 	}))
-	decisions := map[httplimit.Decision]int{} // a program has counters, which are safe for concurrent use
+	outcomes := map[ratelimit.Outcome]int{} // a program has counters, which are safe for concurrent use
 	limit, err := httplimit.New(memstore.New(exampleClock), &httplimit.Config{
 		Policies: []httplimit.Policy{{Limit: ratelimit.TokenBucket{Name: "api", Rate: 2, Period: time.Minute}, Key: httplimit.BySubject(accountOf)}},
-		Observe: func(r *http.Request, e httplimit.Event) {
-			decisions[e.Decision]++
-			if e.Decision == httplimit.Refused {
-				log.WarnContext(r.Context(), "refused", "limit", ratelimit.NameOf(e.Result.Request.Limit), "retry_after", e.Result.RetryAfter)
+		Observe: func(ctx context.Context, e ratelimit.Event) {
+			outcomes[e.Outcome]++
+			if e.Outcome == ratelimit.OutcomeRefused {
+				log.WarnContext(ctx, "refused", "path", httplimit.RequestOf(ctx).URL.Path, "limit", e.Policy(), "retry_after", e.Result.RetryAfter)
 			}
 		},
 	})
@@ -202,9 +201,9 @@ func ExampleConfig_observe() {
 	for range 3 {
 		h.ServeHTTP(httptest.NewRecorder(), withKey("k1"))
 	}
-	fmt.Println(decisions[httplimit.Granted], decisions[httplimit.Refused])
+	fmt.Println(outcomes[ratelimit.OutcomeGranted], outcomes[ratelimit.OutcomeRefused])
 	// Output:
-	// level=WARN msg=refused limit=api retry_after=30s
+	// level=WARN msg=refused path=/ limit=api retry_after=30s
 	// 2 1
 }
 

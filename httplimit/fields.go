@@ -54,14 +54,14 @@ const (
 // that is no grant adds none, since [Middleware.Answer] adds those of a refusal.
 func (m *Middleware) SetFields(h http.Header, result ratelimit.Result) {
 	if result.OK {
-		m.setFields(h, Event{Decision: Granted, Result: result})
+		m.setFields(h, ratelimit.Event{Outcome: ratelimit.OutcomeGranted, Result: result})
 	}
 }
 
 // setFields adds the fields that tell of a grant or a refusal.
-func (m *Middleware) setFields(h http.Header, e Event) {
+func (m *Middleware) setFields(h http.Header, e ratelimit.Event) {
 	result := e.Result
-	if m.config.Fields == NoFields || e.Decision != Granted && e.Decision != Refused {
+	if m.config.Fields == NoFields || e.Outcome != ratelimit.OutcomeGranted && !edge.Refused(&e) {
 		return
 	}
 	if m.config.Fields&Draft11 != 0 {
@@ -75,10 +75,10 @@ func (m *Middleware) setFields(h http.Header, e Event) {
 }
 
 // setDraft11 is the one serialiser of draft 11's fields. A later revision goes beside it.
-func (m *Middleware) setDraft11(h http.Header, e Event) {
+func (m *Middleware) setDraft11(h http.Header, e ratelimit.Event) {
 	var policies, limits httpsfv.List
-	if full := e.Full(); full != nil {
-		policy, limit := m.full(full.Slot)
+	if e.Slot != nil && !e.Slot.OK {
+		policy, limit := m.full(*e.Slot)
 		policies, limits = httpsfv.List{policy}, httpsfv.List{limit}
 	}
 	for _, s := range edge.Told(e.Result) {

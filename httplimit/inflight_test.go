@@ -291,10 +291,10 @@ func TestInFlightLost(t *testing.T) {
 	inEach(t, func(t *testing.T, store slotStore) {
 		limit := ratelimit.InFlight{Name: "calls", Limit: 1, Lease: 200 * time.Millisecond}
 		for _, shadow := range []bool{false, true} {
-			var heard []httplimit.Decision
+			var heard []ratelimit.Outcome
 			m := newMiddleware(t, store, httplimit.Config{
 				InFlight: []httplimit.InFlightPolicy{{Limit: limit}}, Shadow: shadow,
-				Observe: func(_ *http.Request, e httplimit.Event) { heard = append(heard, e.Decision) },
+				Observe: func(_ context.Context, e ratelimit.Event) { heard = append(heard, e.Outcome) },
 			})
 			resp := serve(m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 				if err := store.ResetSlots(t.Context(), limit, ""); err != nil {
@@ -319,8 +319,8 @@ func TestInFlightLost(t *testing.T) {
 			if !shadow {
 				wantStatus(t, resp, 503)
 			}
-			if got := fmt.Sprint(heard); got != "[granted lease lost]" {
-				t.Errorf("heard %s, want granted and lease lost", got)
+			if got := fmt.Sprint(heard); got != "[granted lost]" {
+				t.Errorf("heard %s, want granted and lost", got)
 			}
 		}
 	})
@@ -399,10 +399,10 @@ func (s stopped) Acquire(ctx context.Context, limit ratelimit.InFlight, key stri
 
 func TestInFlightShadow(t *testing.T) {
 	store := memstore.New(nil)
-	var heard []httplimit.Event
+	var heard []ratelimit.Event
 	m := newMiddleware(t, store, httplimit.Config{
 		InFlight: callsByUser, Shadow: true,
-		Observe: func(_ *http.Request, e httplimit.Event) { heard = append(heard, e) },
+		Observe: func(_ context.Context, e ratelimit.Event) { heard = append(heard, e) },
 	})
 	g := newGated()
 	h := m.Handler(g)
@@ -414,8 +414,7 @@ func TestInFlightShadow(t *testing.T) {
 			g.finish(t, nil)
 		}
 	}()
-	var full *ratelimit.FullError
-	if e := heard[2]; e.Decision != httplimit.Refused || !e.Passed || !errors.As(e.Err, &full) {
+	if e := heard[2]; e.Outcome != ratelimit.OutcomeRefused || !e.Passed || !e.Shadow || e.Slot == nil || e.Policy() != "calls" || e.Err != nil {
 		t.Errorf("heard %v, want a refusal for want of a slot that passed", e)
 	}
 }
@@ -466,10 +465,10 @@ func TestInFlightModes(t *testing.T) {
 // A handler releases its slot in the transaction that does its work.
 func TestInFlightReleasedInTransaction(t *testing.T) {
 	store, db := newStore(t, nil)
-	var heard []httplimit.Decision
+	var heard []ratelimit.Outcome
 	m := newMiddleware(t, store, httplimit.Config{
 		InFlight: callsByUser,
-		Observe:  func(_ *http.Request, e httplimit.Event) { heard = append(heard, e.Decision) },
+		Observe:  func(_ context.Context, e ratelimit.Event) { heard = append(heard, e.Outcome) },
 	})
 	resp := serve(m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		slot, ok := httplimit.SlotOf(r.Context(), "calls")

@@ -2,6 +2,7 @@ package httplimit_test
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"fmt"
 	"log/slog"
@@ -25,7 +26,7 @@ func TestNoTypeShowsKeys(t *testing.T) {
 	config := httplimit.Config{
 		Policies:        []httplimit.Policy{{Limit: api, Key: httplimit.ByHeader("X-Key"), Cost: httplimit.CostFromQuery("n", 1, 1)}},
 		PartitionSecret: []byte(leak.Key),
-		Observe:         func(_ *http.Request, e httplimit.Event) { events = append(events, e, &e) },
+		Observe:         func(_ context.Context, e ratelimit.Event) { events = append(events, e, &e) },
 	}
 	limit := newMiddleware(t, memstore.New(newClock().Now), config)
 	h := limit.Handler(&answering{})
@@ -42,16 +43,12 @@ func TestNoTypeShowsKeys(t *testing.T) {
 		inFlight.Handler(&answering{}).ServeHTTP(httptest.NewRecorder(), get("/", "X-Key", leak.Key))
 	}))
 	outer.ServeHTTP(httptest.NewRecorder(), get("/", "X-Key", leak.Key))
-	var heard []httplimit.Decision
+	var heard []ratelimit.Outcome
 	for i := 0; i < len(events); i += 2 {
-		heard = append(heard, events[i].(httplimit.Event).Decision)
+		heard = append(heard, events[i].(ratelimit.Event).Outcome)
 	}
-	if got, want := fmt.Sprint(heard), "[granted refused too large bad request granted refused]"; got != want {
+	if got, want := fmt.Sprint(heard), "[granted refused too_large invalid granted refused]"; got != want {
 		t.Fatalf("heard %s, want %s", got, want)
-	}
-	failed := httplimit.Event{Decision: httplimit.Failed, Err: errors.New("down")}
-	if got, want := failed.String(), "failed: down"; got != want {
-		t.Errorf("got %q, want %q", got, want)
 	}
 
 	server := httptest.NewServer(&answering{status: http.StatusTooManyRequests})
@@ -80,9 +77,7 @@ func TestNoTypeShowsKeys(t *testing.T) {
 		"AddressConfig":   httplimit.AddressConfig{},
 		"Addresses":       addresses,
 		"Advice":          httplimit.Advice{Told: true, RetryAfter: time.Second},
-		"Config":          []any{config, &config},
-		"Decision":        httplimit.Refused,
-		"Event":           events,
+		"Config":          append(events, config, &config), // and what its Observe hears
 		"Fields":          httplimit.Draft11,
 		"InFlightPolicy":  httplimit.InFlightPolicy{Limit: ratelimit.InFlight{Name: "calls", Limit: 1}},
 		"LimitStatus":     httplimit.LimitsOf(result),
@@ -118,11 +113,11 @@ func TestNoFaultShowsKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	var log bytes.Buffer
-	var event httplimit.Event
+	var event ratelimit.Event
 	limit := newMiddleware(t, store, httplimit.Config{
 		Policies: []httplimit.Policy{{Limit: api, Key: httplimit.ByHeader("X-Key")}},
 		Timeout:  200 * time.Millisecond,
-		Observe:  func(_ *http.Request, e httplimit.Event) { event = e },
+		Observe:  func(_ context.Context, e ratelimit.Event) { event = e },
 		Logger:   slog.New(slog.NewJSONHandler(&log, nil)),
 	})
 	limit.Handler(&answering{}).ServeHTTP(httptest.NewRecorder(), get("/", "X-Key", leak.Key))

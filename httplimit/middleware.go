@@ -112,16 +112,18 @@ type Config struct {
 
 	// Refused answers a refusal in place of the problem. The fields and Retry-After are
 	// set already; it writes status and body. The event has the Result of the limits that
-	// refused, or for want of a slot a *ratelimit.FullError as its Err.
-	Refused func(w http.ResponseWriter, r *http.Request, e Event)
+	// refused, or the Slot that was not to be had.
+	Refused func(w http.ResponseWriter, r *http.Request, e ratelimit.Event)
 
 	// Failed answers in place of the 503. Retry-After is set already; it writes status and
 	// body. The error may hold details that a client must not see.
 	Failed func(w http.ResponseWriter, r *http.Request, err error)
 
-	// Observe hears of every decision, before the answer, and of settling that failed. It
-	// must not block, and be safe for concurrent use.
-	Observe func(r *http.Request, e Event)
+	// Observe hears of every decision, before the answer, as an event with the Door "httplimit";
+	// and of settling that failed (VerbSettle) and slots that were lost (VerbRenew) later. Its
+	// context is the request's, which [RequestOf] returns. It must not block, and be safe for
+	// concurrent use. The store's own Observe hears of the same decisions.
+	Observe ratelimit.Observe
 
 	// Logger gets the faults of the store. The default is slog.Default().
 	Logger *slog.Logger

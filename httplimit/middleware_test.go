@@ -485,11 +485,11 @@ func TestFailure(t *testing.T) {
 		{"open", true, 200, true},
 	} {
 		t.Run(test.name, func(t *testing.T) {
-			var events []httplimit.Event
+			var events []ratelimit.Event
 			m := newMiddleware(t, failing{}, httplimit.Config{
 				Policies: []httplimit.Policy{{Limit: perMinute}},
 				FailOpen: test.failOpen,
-				Observe:  func(_ *http.Request, e httplimit.Event) { events = append(events, e) },
+				Observe:  func(_ context.Context, e ratelimit.Event) { events = append(events, e) },
 			})
 			next := &answering{}
 			resp := serve(m.Handler(next), get("/"))
@@ -506,12 +506,11 @@ func TestFailure(t *testing.T) {
 				t.Errorf("the handler ran: %v, want %v", got, test.passed)
 			}
 			if len(events) == 1 {
-				told := events[0].Told()
-				if told.Policy() != "per_minute" || told.Door != "httplimit" || told.Outcome != ratelimit.OutcomeFailed || told.Passed != test.passed || told.ErrorClass != "other" {
+				if told := events[0]; told.Policy() != "per_minute" || told.Door != "httplimit" || told.Outcome != ratelimit.OutcomeFailed || told.Passed != test.passed || told.ErrorClass != "other" {
 					t.Errorf("told as %+v, want a failure of the policy", told)
 				}
 			}
-			if len(events) != 1 || events[0].Decision != httplimit.Failed || events[0].Passed != test.passed || !errors.Is(events[0].Err, errDatabase) {
+			if len(events) != 1 || events[0].Outcome != ratelimit.OutcomeFailed || events[0].Passed != test.passed || !errors.Is(events[0].Err, errDatabase) {
 				t.Errorf("got the events %+v, want one failure", events)
 			}
 		})
@@ -542,18 +541,18 @@ func TestGoneIsNotLetThrough(t *testing.T) {
 
 func TestShadow(t *testing.T) {
 	store := memstore.New(newClock().Now)
-	var decisions []httplimit.Decision
+	var decisions []ratelimit.Outcome
 	m := newMiddleware(t, store, httplimit.Config{
 		Policies: []httplimit.Policy{{Limit: perMinute, Cost: httplimit.CostFromQuery("n", 1, 1)}},
 		Shadow:   true,
-		Observe: func(_ *http.Request, e httplimit.Event) {
+		Observe: func(ctx context.Context, e ratelimit.Event) {
 			if !e.Shadow || !e.Passed {
 				t.Errorf("got %+v, want a request that passes in shadow mode", e)
 			}
-			if told := e.Told(); told.Policy() != "per_minute" || !told.Shadow {
-				t.Errorf("told as %+v, want the policy's name", told)
+			if r := httplimit.RequestOf(ctx); e.Policy() != "per_minute" || e.Door != "httplimit" || r == nil || r.URL.Path != "/" || httplimit.RequestOf(r.Context()) != nil {
+				t.Errorf("of %v got %+v, want the policy's name", r, e)
 			}
-			decisions = append(decisions, e.Decision)
+			decisions = append(decisions, e.Outcome)
 		},
 	})
 	next := &answering{}
@@ -564,7 +563,7 @@ func TestShadow(t *testing.T) {
 		wantHeader(t, resp, "RateLimit", "")
 		wantHeader(t, resp, "Retry-After", "")
 	}
-	want := []httplimit.Decision{httplimit.Granted, httplimit.Granted, httplimit.Refused, httplimit.TooLarge, httplimit.BadRequest}
+	want := []ratelimit.Outcome{ratelimit.OutcomeGranted, ratelimit.OutcomeGranted, ratelimit.OutcomeRefused, ratelimit.OutcomeTooLarge, ratelimit.OutcomeInvalid}
 	if !slices.Equal(decisions, want) || next.served.Load() != 5 {
 		t.Errorf("got %v, and %d requests served, want %v, and 5", decisions, next.served.Load(), want)
 	}
@@ -576,7 +575,7 @@ func TestShadow(t *testing.T) {
 func TestOwnHandlers(t *testing.T) {
 	refused := newMiddleware(t, memstore.New(newClock().Now), httplimit.Config{
 		Policies: []httplimit.Policy{{Limit: perMinute}},
-		Refused: func(w http.ResponseWriter, _ *http.Request, e httplimit.Event) {
+		Refused: func(w http.ResponseWriter, _ *http.Request, e ratelimit.Event) {
 			result := e.Result
 			w.WriteHeader(http.StatusTooManyRequests)
 			fmt.Fprintf(w, "in %v", result.RetryAfter)

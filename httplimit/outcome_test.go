@@ -200,13 +200,13 @@ func (halfway) Settle(context.Context, *ratelimit.Receipt, ...float64) (ratelimi
 
 func TestSettleFails(t *testing.T) {
 	store := memstore.New(newClock().Now)
-	var events []httplimit.Event
+	var events []ratelimit.Event
 	m := newMiddleware(t, halfway{store}, httplimit.Config{
 		Policies: []httplimit.Policy{{Limit: failures, Counts: httplimit.CountOnly(401)}},
-		Observe:  func(_ *http.Request, e httplimit.Event) { events = append(events, e) },
+		Observe:  func(_ context.Context, e ratelimit.Event) { events = append(events, e) },
 	})
 	wantStatus(t, serve(m.Handler(&answering{}), get("/")), 200)
-	if len(events) != 2 || events[1].Decision != httplimit.SettleFailed || !errors.Is(events[1].Err, errDatabase) {
+	if len(events) != 2 || events[1].Verb != ratelimit.VerbSettle || events[1].Outcome != ratelimit.OutcomeFailed || events[1].Policy() != "failures" || !errors.Is(events[1].Err, errDatabase) {
 		t.Errorf("got the events %+v, want a grant, and that settling failed", events)
 	}
 	if got := left(t, store, failures, ""); got != 4 {

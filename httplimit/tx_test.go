@@ -1,6 +1,7 @@
 package httplimit_test
 
 import (
+	"context"
 	"errors"
 	"net/http"
 	"net/http/httptest"
@@ -88,10 +89,10 @@ func TestInTheHandlersTransaction(t *testing.T) {
 	if _, err := db.Pool.Exec(t.Context(), "CREATE TABLE "+table+" (customer text)"); err != nil {
 		t.Fatal(err)
 	}
-	var decisions []httplimit.Decision
+	var decisions []ratelimit.Outcome
 	limit := newMiddleware(t, store, httplimit.Config{
 		Policies: []httplimit.Policy{{Limit: perMinute, Key: byUser, Cost: httplimit.CostFromQuery("n", 1, 1)}},
-		Observe:  func(_ *http.Request, e httplimit.Event) { decisions = append(decisions, e.Decision) },
+		Observe:  func(_ context.Context, e ratelimit.Event) { decisions = append(decisions, e.Outcome) },
 	})
 	h := orders{db.Pool, store, limit, table}
 	for _, step := range []struct {
@@ -124,10 +125,10 @@ func TestInTheHandlersTransaction(t *testing.T) {
 			t.Errorf("%q: got %d orders, %v, want %d", step.query, got, err, step.orders)
 		}
 	}
-	if want := []httplimit.Decision{httplimit.Refused, httplimit.TooLarge, httplimit.BadRequest}; len(decisions) != 3 || decisions[0] != want[0] || decisions[1] != want[1] || decisions[2] != want[2] {
+	if want := []ratelimit.Outcome{ratelimit.OutcomeRefused, ratelimit.OutcomeTooLarge, ratelimit.OutcomeInvalid}; len(decisions) != 3 || decisions[0] != want[0] || decisions[1] != want[1] || decisions[2] != want[2] {
 		t.Errorf("observed %v, want %v", decisions, want)
 	}
-	if limit.Answer(nil, nil, nil) || limit.Answer(nil, nil, errDatabase) {
+	if limit.Answer(nil, nil, nil) || limit.Answer(nil, get("/"), errDatabase) {
 		t.Error("Answer answered what is not about limits")
 	}
 }

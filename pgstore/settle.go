@@ -70,7 +70,9 @@ func (s *Store) CancelTx(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt) (
 		return false, err
 	}
 	w := s.parts().watch(ctx, ratelimit.VerbCancel, ratelimit.FormTx)
-	_, err = s.settleTx(ctx, tx, r, nil)
+	if err == nil {
+		_, err = s.settleTx(ctx, tx, r, nil)
+	}
 	w.ToldReceipt(r, nil, err)
 	return cancelledBy(err)
 }

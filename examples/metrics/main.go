@@ -59,7 +59,7 @@ func service(pool *pgxpool.Pool, schema string) (http.Handler, func(), error) {
 			{Limit: PerUser, Key: func(r *http.Request) (string, error) { return r.FormValue("user"), nil }},
 			{Limit: Everybody},
 		},
-		Observe: func(r *http.Request, e httplimit.Event) { observer.Observe(r.Context(), e.Told()) },
+		Observe: observer.Observe,
 	})
 	if err != nil {
 		return nil, nil, err

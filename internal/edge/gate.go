@@ -2,7 +2,6 @@ package edge
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"time"
 
@@ -16,8 +15,7 @@ type Store interface {
 }
 
 // Gate decides on requests by policies. All fields but InFlight, Slots, Catalog and Observe are
-// required. It is
-// not to be changed once it is in use, and then safe for concurrent use.
+// required. It is not to be changed once it is in use, and then safe for concurrent use.
 type Gate[R, O any] struct {
 	Package  string // for errors and logs
 	Store    Store
@@ -28,14 +26,14 @@ type Gate[R, O any] struct {
 	Timeout  time.Duration // of a decision, and of settling
 	FailOpen bool
 	Shadow   bool
-	Observe  func(R, Event)
+	Observe  ratelimit.Observe // with a context for [Asked]
 	Logger   *slog.Logger
 	Fault    func(error) bool // is an error one of the request, rather than of the store?
 }
 
 // Ask decides on r, and tells Observe. The request is let through if the event has Passed; then
 // its work is to be done by [Pass.Do].
-func (g *Gate[R, O]) Ask(ctx context.Context, r R) (*Pass[R, O], Event) {
+func (g *Gate[R, O]) Ask(ctx context.Context, r R) (*Pass[R, O], ratelimit.Event) {
 	pass := &Pass[R, O]{gate: g, r: r}
 	requests, err := g.requests(r)
 	var wants []ratelimit.Slot
@@ -43,16 +41,16 @@ func (g *Gate[R, O]) Ask(ctx context.Context, r R) (*Pass[R, O], Event) {
 		wants, err = g.wants(r)
 	}
 	if err == nil && len(requests) == 0 && len(wants) == 0 { // no policy applies
-		return pass, Event{Decision: Granted, Passed: true, Shadow: g.Shadow}
+		return pass, ratelimit.Event{Door: g.Package, Outcome: ratelimit.OutcomeGranted, Passed: true, Shadow: g.Shadow}
 	}
 	var result ratelimit.Result
+	var slot *ratelimit.Slot
 	if err == nil {
-		pass.charge.slots, result, err = g.take(ctx, wants, requests)
+		pass.charge.slots, slot, result, err = g.take(ctx, wants, requests)
 	}
-	e := g.event(result, err, append(keysOf(wants), requests...))
-	e.Shadow = g.Shadow
+	e := g.event(result, err, slot, requests)
 	gone := ctx.Err() != nil // a client that has gone is not let through because its leaving failed the call
-	e.Passed = g.Shadow || e.Decision == Granted || e.Decision == Failed && g.FailOpen && !gone
+	e.Passed = g.Shadow || e.Outcome == ratelimit.OutcomeGranted || e.Outcome == ratelimit.OutcomeFailed && g.FailOpen && !gone
 	g.tell(ctx, r, e)
 	pass.took(result)
 	return pass, e
@@ -83,21 +81,14 @@ func (g *Gate[R, O]) requests(r R) ([]ratelimit.Request, error) {
 	return requests, nil
 }
 
-// event returns the event of a store's answer to requests.
-func (g *Gate[R, O]) event(result ratelimit.Result, err error, requests []ratelimit.Request) Event {
-	e := newEvent(g.Package, decisionOf(result, err, g.Fault), err, requests)
-	e.Result = result
-	return e
-}
-
-// EventOf returns the event of an error before or instead of a store's answer.
-func (g *Gate[R, O]) EventOf(err error, requests []ratelimit.Request) Event {
-	return g.event(ratelimit.Result{}, err, requests)
+// EventOf returns the event of an error before or instead of a store's answer, and tells nobody.
+func (g *Gate[R, O]) EventOf(err error) ratelimit.Event {
+	return g.event(ratelimit.Result{}, err, nil, nil)
 }
 
 // Fail tells Observe and the log of an error before the store was asked, and returns its event.
-func (g *Gate[R, O]) Fail(ctx context.Context, r R, err error) Event {
-	e := g.EventOf(err, nil)
+func (g *Gate[R, O]) Fail(ctx context.Context, r R, err error) ratelimit.Event {
+	e := g.EventOf(err)
 	g.tell(ctx, r, e)
 	return e
 }
@@ -105,37 +96,35 @@ func (g *Gate[R, O]) Fail(ctx context.Context, r R, err error) Event {
 // Answers returns the event of an error with which a handler has ended that took in a
 // transaction of its own, and reports whether that is about the limits: then Observe has heard
 // of it, and it is to be answered.
-func (g *Gate[R, O]) Answers(r R, err error) (e Event, ok bool) {
-	if err == nil {
+func (g *Gate[R, O]) Answers(ctx context.Context, r R, err error) (e ratelimit.Event, ok bool) {
+	if e = g.EventOf(err); e.Outcome == ratelimit.OutcomeFailed {
 		return e, false
 	}
-	if e = g.EventOf(err, nil); e.Decision == Failed {
-		return e, false
-	}
-	if refused := (*ratelimit.RefusedError)(nil); errors.As(err, &refused) {
-		e.Result, e.Err = refused.Result, nil
-	}
-	if g.Observe != nil {
-		g.Observe(r, e)
-	}
+	g.tell(ctx, r, e)
 	return e, true
 }
 
-// faults is the log messages of decisions that are faults.
-var faults = map[Decision]string{
-	Failed:       "the limit could not be asked",
-	SettleFailed: "what was taken could not be settled",
-	LeaseLost:    "a slot was lost while its request was handled",
+// fault is the log's message of an event that is a fault, "" of any other.
+func fault(ctx context.Context, e *ratelimit.Event) string {
+	switch {
+	case e.Outcome == ratelimit.OutcomeLost:
+		return "a slot was lost while its request was handled"
+	case e.Verb == ratelimit.VerbSettle:
+		return "what was taken could not be settled"
+	case e.Outcome == ratelimit.OutcomeFailed && ctx.Err() == nil:
+		return "the limit could not be asked"
+	}
+	return ""
 }
 
 // tell tells the log of faults, and Observe of all.
-func (g *Gate[R, O]) tell(ctx context.Context, r R, e Event) {
-	if e.Decision == SettleFailed || e.Decision == LeaseLost || e.Decision == Failed && ctx.Err() == nil {
-		g.Logger.ErrorContext(ctx, g.Package+": "+faults[e.Decision],
-			slog.String("decision", e.Decision.String()), slog.Bool("passed", e.Passed), slog.String("error", e.errText()))
+func (g *Gate[R, O]) tell(ctx context.Context, r R, e ratelimit.Event) {
+	if text := fault(ctx, &e); text != "" {
+		g.Logger.ErrorContext(ctx, g.Package+": "+text,
+			slog.String("policy", e.Policy()), slog.Bool("passed", e.Passed), slog.String("error", e.ErrorText()))
 	}
 	if g.Observe != nil {
-		g.Observe(r, e)
+		g.Observe(context.WithValue(ctx, askedKey{}, r), e)
 	}
 }
 

@@ -39,7 +39,7 @@ func (p *Pass[R, O]) ByOutcome() bool {
 //
 // A slot can be lost before do begins, in a process that was stopped; then the failure is to be
 // answered, do has not run, and ok is false.
-func (p *Pass[R, O]) Do(ctx context.Context, do func(ctx context.Context), outcome func(panicked bool) O) (failure Event, ok bool) {
+func (p *Pass[R, O]) Do(ctx context.Context, do func(ctx context.Context), outcome func(panicked bool) O) (failure ratelimit.Event, ok bool) {
 	g := p.gate
 	p.charge.pkg, p.charge.limitOf = g.Package, g.limitOf
 	p.charge.outer, _ = ctx.Value(chargeKey{}).(*charge)
@@ -56,17 +56,17 @@ func (p *Pass[R, O]) Do(ctx context.Context, do func(ctx context.Context), outco
 		do(context.WithValue(ctx, chargeKey{}, &p.charge))
 		panicked = false
 	}
-	err := g.keep(ctx, p.charge.slots, work)
+	slot, err := g.keep(ctx, p.charge.slots, work)
 	switch {
 	case ran && errors.Is(err, ratelimit.ErrLeaseLost):
-		lost := newEvent(g.Package, LeaseLost, err, keysOf(p.charge.slots))
-		lost.Passed, lost.Shadow = true, g.Shadow
+		lost := g.event(ratelimit.Result{}, err, slot, nil)
+		lost.Verb, lost.Outcome, lost.Passed = ratelimit.VerbRenew, ratelimit.OutcomeLost, true
 		g.tell(ctx, p.r, lost)
 	case !ran:
-		failure = newEvent(g.Package, Failed, err, keysOf(p.charge.slots))
+		failure = g.event(ratelimit.Result{}, err, slot, nil)
 		g.giveBack(ctx, p.charge.slots)
 		p.charge.slots = nil
-		failure.Passed, failure.Shadow = g.FailOpen || g.Shadow, g.Shadow
+		failure.Passed = g.FailOpen || g.Shadow
 		g.tell(ctx, p.r, failure)
 		if failure.Passed {
 			work(ctx)
@@ -103,8 +103,8 @@ func (p *Pass[R, O]) settle(ctx context.Context, counts func(ratelimit.Request) 
 	bounded, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.Timeout)
 	defer cancel()
 	if _, err := g.Store.Settle(bounded, p.charge.receipt, used...); err != nil {
-		e := newEvent(p.gate.Package, SettleFailed, err, p.charge.taken)
-		e.Passed = true
+		e := g.event(ratelimit.Result{}, err, nil, p.charge.taken)
+		e.Verb, e.Outcome, e.Passed = ratelimit.VerbSettle, ratelimit.OutcomeFailed, true
 		g.tell(ctx, p.r, e)
 	}
 }

@@ -2,7 +2,6 @@ package edge
 
 import (
 	"context"
-	"errors"
 	"math/rand/v2"
 	"slices"
 	"time"
@@ -45,15 +44,6 @@ func CheckInFlight(f *Faults, store Store, limits []ratelimit.InFlight, others [
 	return slots
 }
 
-// keysOf returns requests with the keys of slots, for texts that are to be without them.
-func keysOf(slots []ratelimit.Slot) []ratelimit.Request {
-	keys := make([]ratelimit.Request, len(slots))
-	for i, s := range slots {
-		keys[i].Key = s.Key
-	}
-	return keys
-}
-
 // wants returns the slots that r is to have, which nobody has yet.
 func (g *Gate[R, O]) wants(r R) (wants []ratelimit.Slot, err error) {
 	for _, p := range g.InFlight {
@@ -81,14 +71,14 @@ func (g *Gate[R, O]) wants(r R) (wants []ratelimit.Slot, err error) {
 	return wants, nil
 }
 
-// take takes the slots and the tokens of requests, or nothing. A refusal for want of a slot is
-// an error, a *ratelimit.FullError.
-func (g *Gate[R, O]) take(ctx context.Context, wants []ratelimit.Slot, requests []ratelimit.Request) (slots []ratelimit.Slot, result ratelimit.Result, err error) {
+// take takes the slots and the tokens of requests, or nothing, and returns the slot that was
+// asked last. A refusal for want of a slot is an error, a *ratelimit.FullError.
+func (g *Gate[R, O]) take(ctx context.Context, wants []ratelimit.Slot, requests []ratelimit.Request) (slots []ratelimit.Slot, last *ratelimit.Slot, result ratelimit.Result, err error) {
 	bounded, cancel := context.WithTimeout(ctx, g.Timeout)
 	defer cancel()
 	if len(wants) == 0 {
 		result, err = g.Store.Allow(bounded, requests...)
-		return nil, result, err
+		return nil, nil, result, err
 	}
 	for i, w := range wants {
 		var rates []ratelimit.Request
@@ -106,12 +96,12 @@ func (g *Gate[R, O]) take(ctx context.Context, wants []ratelimit.Slot, requests 
 			err = slot.Err()
 		}
 		g.giveBack(ctx, slots)
-		return nil, result, err
+		return nil, &wants[i], result, err
 	}
 	if len(requests) == 0 {
 		result.OK = true
 	}
-	return slots, result, nil
+	return slots, &slots[len(slots)-1], result, nil
 }
 
 // giveBack releases slots of a request that is not handled. A slot that cannot be released is
@@ -124,19 +114,24 @@ func (g *Gate[R, O]) giveBack(ctx context.Context, slots []ratelimit.Slot) {
 	}
 }
 
-// keep runs do while it keeps the slots. The context of do ends when one is lost, but in shadow
-// mode, in which nothing is to come of limits.
-func (g *Gate[R, O]) keep(ctx context.Context, slots []ratelimit.Slot, do func(ctx context.Context)) error {
+// keep runs do while it keeps the slots, and returns the one that its error is about. The context
+// of do ends when one is lost, but in shadow mode, in which nothing is to come of limits.
+func (g *Gate[R, O]) keep(ctx context.Context, slots []ratelimit.Slot, do func(ctx context.Context)) (of *ratelimit.Slot, err error) {
 	if len(slots) == 0 {
 		do(ctx)
-		return nil
+		return nil, nil
 	}
-	return g.Slots.Keep(ctx, slots[0], func(kept context.Context, _ ratelimit.Slot) error {
+	err = g.Slots.Keep(ctx, slots[0], func(kept context.Context, _ ratelimit.Slot) (err error) {
 		if g.Shadow {
 			kept = ctx
 		}
-		return g.keep(kept, slots[1:], do)
+		of, err = g.keep(kept, slots[1:], do)
+		return err
 	})
+	if err != nil && of == nil {
+		of = &slots[0]
+	}
+	return of, err
 }
 
 // SlotOf returns the slot that a request holds of a policy, by the name of its limit. ctx is
@@ -150,15 +145,6 @@ func SlotOf(ctx context.Context, policy string) (slot ratelimit.Slot, ok bool) {
 		}
 	}
 	return slot, false
-}
-
-// Full returns the refusal of an event that is one for want of a slot, or nil.
-func (e Event) Full() *ratelimit.FullError {
-	var full *ratelimit.FullError
-	if e.Decision == Refused {
-		errors.As(e.Err, &full)
-	}
-	return full
 }
 
 // FullWait returns after how long a client is to try again that was refused a slot: nobody knows
