@@ -151,7 +151,7 @@ func TestPagesTellWhatIsThere(t *testing.T) {
 	if s.wants(short, "alice", "carol", "3 keys were looked at"); strings.Contains(short, "key=bob\"") && strings.Count(short, ">bob<") > 1 {
 		t.Errorf("bob is not limited: %s", short)
 	}
-	s.wants(s.get(200, "/key", "name", "api", "key", "alice"), "refused: 1 of -", "would be granted at", "<polyline", "granted</text>", `aria-label="Tokens from now`)
+	s.wants(s.get(200, "/key", "name", "api", "key", "alice"), "refused: 1 wanted, -", "would be granted at", "<polyline", "granted</text>", `aria-label="Tokens from now`)
 	s.wants(s.get(200, "/key", "name", "api", "key", "alice", "count", "2", "reserve", "yes"), "a reservation of 2 would be due at")
 	s.wants(s.get(200, "/key", "name", "api", "key", "carol"), "refused: it is paused until")
 	s.wants(s.get(200, "/key", "name", "api", "key", "dora"), "granted: 1 would be taken of 20", "which means that it is full")
@@ -254,7 +254,7 @@ func TestChanges(t *testing.T) {
 	s.wants(s.get(200, "/key", "name", "api", "key", "alice"), "refused: its mode is refuse, until that is changed")
 	change("Override alice of api: mode shadow", "action", "set", "mode", "shadow")
 	s.take(20, "alice")
-	s.wants(s.get(200, "/key", "name", "api", "key", "alice"), "granted, since its mode is shadow: there are 0")
+	s.wants(s.get(200, "/key", "name", "api", "key", "alice"), "granted, since its mode is shadow: 1 wanted, 0")
 	change("Remove the override of alice of api", "action", "unset")
 	if v := value(); v.Capacity != 20 {
 		t.Errorf("unset: got %v", v)

@@ -84,6 +84,18 @@ func (e *edit) describe() string {
 	return fmt.Sprintf("%d keys of %s", len(e.keys), name)
 }
 
+// describeWhole is describe with the balance of a single key, which would be lost.
+func (e *edit) describeWhole(ctx context.Context) (string, error) {
+	if len(e.keys) != 1 {
+		return e.describe(), nil
+	}
+	result, err := e.desk.Store.Check(ctx, e.of(e.keys[0]).Limit.ForN(e.keys[0], 0))
+	if err != nil {
+		return "", err
+	}
+	return fmt.Sprintf("%s, which has %s of %s left", e.describe(), inspect.Amount(result.Value), inspect.Amount(result.Capacity)), nil
+}
+
 func resetCommand(o *options) *cobra.Command {
 	return o.losing(o.onLimits(&cobra.Command{
 		Use:     "reset LIMIT KEY...",
@@ -94,7 +106,11 @@ func resetCommand(o *options) *cobra.Command {
 		Args:    cobra.MinimumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.edit(cmd, args[0], args[1:], func(ctx context.Context, e *edit) error {
-				if ok, err := o.confirmed(cmd, "reset "+e.describe()); !ok {
+				about, err := e.describeWhole(ctx)
+				if err != nil {
+					return err
+				}
+				if ok, err := o.confirmed(cmd, "reset "+about); !ok {
 					return err
 				}
 				for _, key := range e.keys {
@@ -151,7 +167,11 @@ divided by keys is ''.`,
 				return bad("%w: want a duration such as 30s", err)
 			}
 			return o.edit(cmd, args[0], args[1:last], func(ctx context.Context, e *edit) error {
-				if ok, err := o.confirmed(cmd, fmt.Sprintf("pause %s for %s", e.describe(), lasts)); !ok {
+				about, err := e.describeWhole(ctx)
+				if err != nil {
+					return err
+				}
+				if ok, err := o.confirmed(cmd, fmt.Sprintf("pause for %s %s", lasts, about)); !ok {
 					return err
 				}
 				requests := make([]ratelimit.Request, len(e.keys))
@@ -202,11 +222,12 @@ func pruneCommand(o *options) *cobra.Command {
 		Short: "Delete rows that mean the same as no row",
 		Long: `Delete the rows that are full, have been for a minute and are not paused, by every definition
 and override that is known of their limit. Nothing is lost. Rows of limits that are not
-defined stay: see forget. It may run beside any traffic.
+defined stay: see forget. It may run beside any traffic. With --history-age it deletes old
+changes of the catalog as well, and asks.
 
 When definitions are from a file, it must have all plans of a limit, as overrides.`,
 		Example: `  ratelimit prune
-  ratelimit prune --history-age 2160h`,
+  ratelimit prune --history-age 2160h --yes`,
 		GroupID: operating,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -218,6 +239,15 @@ When definitions are from a file, it must have all plans of a limit, as override
 				return err
 			}
 			defer d.Pool.Close()
+			what := "delete the rows that mean the same as no row"
+			if history > 0 {
+				what += fmt.Sprintf(", and changes of the catalog that are older than %s", history)
+			}
+			if history > 0 || o.dryRun { // without the history, nothing is lost
+				if ok, err := o.confirmed(cmd, what); !ok {
+					return err
+				}
+			}
 			deleted, err := d.Catalog.Prune(cmd.Context(), d.Store)
 			if err != nil {
 				return fmt.Errorf("after %s: %w", plural(int(deleted), "row"), err)
@@ -243,7 +273,7 @@ When definitions are from a file, it must have all plans of a limit, as override
 		},
 	}
 	c.Flags().DurationVar(&history, "history-age", 0, "delete changes of the catalog that are older, too")
-	return o.onLimits(c)
+	return o.losing(o.onLimits(c))
 }
 
 func reshardCommand(o *options) *cobra.Command {
@@ -341,7 +371,11 @@ it is a reset of all its keys.`,
 }
 
 func (o *options) forget(cmd *cobra.Command, d *inspect.Desk, name string, fromCatalog bool) error {
-	what := "delete all rows of " + visible.Text(name)
+	count, err := d.CountRows(cmd.Context(), name)
+	if err != nil {
+		return err
+	}
+	what := fmt.Sprintf("delete %s of %s", plural(count, "row"), visible.Text(name))
 	if fromCatalog {
 		what += fmt.Sprintf(", its definition and %s", plural(len(d.Catalog.Overrides(name)), "override"))
 	}

@@ -232,7 +232,7 @@ func TestShow(t *testing.T) {
 	}
 	w.must(w.catalog.Set(t.Context(), "api", "alice", catalog.Override{Capacity: 10, Note: "abuse\x1b[31m"}))
 	text := w.program("show", "api", "alice", "9").ok(t)
-	wantIn(t, text, "holds", "capacity 10", `override  capacity 10, ("abuse\x1b[31m")`, "changed", "refused: 9 of 2", "shard 0: 2")
+	wantIn(t, text, "holds", "capacity 10", `override  capacity 10, ("abuse\x1b[31m")`, "changed", "refused: 9 wanted, 2", "shard 0: 2")
 	if strings.Contains(text, "\x1b") {
 		t.Errorf("an escape sequence where there is no terminal:\n%q", text)
 	}
@@ -284,16 +284,21 @@ func TestEdits(t *testing.T) {
 	wantIn(t, w.program("credit", "api", "a", "3").ok(t), "credited a: 8")
 	w.program("credit", "api", "a", "-3").wantStatus(t, exitBad)
 
-	for _, test := range []struct{ args []string }{
-		{[]string{"reset", "api", "a", "b"}},
-		{[]string{"pause", "api", "a", "b", "1h"}},
-		{[]string{"forget", "api"}},
-		{[]string{"reshard", "api", "a", "--from", "1", "--to", "2"}},
+	for _, test := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"reset", "api", "a", "b"}, "reset 2 keys of api"},
+		{[]string{"reset", "api", "a"}, "reset key a of api, which has 8"},
+		{[]string{"pause", "api", "a", "b", "1h"}, "pause for 1h0m0s 2 keys of api"},
+		{[]string{"forget", "api"}, "delete 2 rows of api"},
+		{[]string{"reshard", "api", "a", "--from", "1", "--to", "2"}, "reshard key a of api from 1 to 2"},
+		{[]string{"prune", "--history-age", "1ns"}, "delete the rows that mean the same as no row, and changes of the catalog that are older than 1ns"},
 	} {
 		o := w.program(test.args...)
 		o.wantStatus(t, exitBad, "say --yes, or --dry-run to see")
 		o = w.program(append(test.args, "--dry-run")...)
-		o.wantStatus(t, exitOK, "would ")
+		o.wantStatus(t, exitOK, "would "+test.want)
 		if o.stdout != "" || w.left(api, "a") != 8 || w.left(api, "b") != 5 {
 			t.Errorf("%q did something", test.args)
 		}
@@ -339,7 +344,8 @@ SELECT 'api', key, 0, 25, clock_timestamp() - interval '1 hour' FROM unnest(ARRA
 	wantIn(t, w.program("prune").ok(t), "deleted 0 rows") // by an override of one key, all are far from full
 	_, err = w.catalog.Unset(t.Context(), "api", "larger")
 	w.must(err)
-	wantIn(t, w.program("prune", "--history-age", "1h").ok(t), "deleted 2 rows", "deleted 0 changes")
+	wantIn(t, w.program("prune", "--dry-run").stderr, "would delete the rows")
+	wantIn(t, w.program("prune", "--history-age", "1h", "--yes").ok(t), "deleted 2 rows", "deleted 0 changes")
 	if w.left(api, "used") != 15 {
 		t.Error("a row that is used was deleted")
 	}

@@ -83,7 +83,7 @@ func TestServe(t *testing.T) {
 	w := newWorld(t)
 	w.take(api, "alice", 20)
 	s := w.serve("--listen", "127.0.0.1:0", "--prefix", "/limits")
-	if status, page := s.get("", "/key?name=api&key=alice", ""); status != 200 || !strings.Contains(page, "refused: 1 of 0") {
+	if status, page := s.get("", "/key?name=api&key=alice", ""); status != 200 || !strings.Contains(page, "refused: 1 wanted, 0") {
 		t.Errorf("got %d:\n%s", status, page)
 	}
 	// A name that a stranger has given this address is none of ours.

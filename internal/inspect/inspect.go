@@ -122,6 +122,14 @@ FROM unnest($1::text[]) WITH ORDINALITY AS n (name, place) ORDER BY n.place`, na
 	return counts, nil
 }
 
+// CountRows returns how many rows a name has, all of them.
+func (d *Desk) CountRows(ctx context.Context, name string) (n int, err error) {
+	if err := d.Pool.QueryRow(ctx, "SELECT count(*)::int8 FROM "+d.Table()+" WHERE name = $1", name).Scan(&n); err != nil {
+		return 0, fmt.Errorf("count rows: %w", err)
+	}
+	return n, nil
+}
+
 // View returns the name of a view or function of the catalog for a statement.
 func (d *Desk) View(name string) string { return qualified(d.Schema, name) }
 

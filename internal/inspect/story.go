@@ -168,7 +168,7 @@ func (s *Story) Why() string {
 	case a.Request.Mode == ratelimit.ModeRefuse:
 		return fmt.Sprintf("refused: its mode is refuse until %s", Instant(a.Request.RefusedUntil))
 	case a.Shadowed:
-		return fmt.Sprintf("granted, since its mode is shadow: there are %s, and %s are wanted", Amount(a.Value), count)
+		return fmt.Sprintf("granted, since its mode is shadow: %s wanted, %s left", count, Amount(a.Value))
 	case a.OK && a.RetryAfter > 0:
 		return fmt.Sprintf("a reservation of %s would be due at %s, in %s", count, Instant(a.RetryAt), Span(a.RetryAfter))
 	case a.OK:
@@ -176,10 +176,10 @@ func (s *Story) Why() string {
 	case !a.PausedUntil.IsZero() && !s.Reserve:
 		return fmt.Sprintf("refused: it is paused until %s; %s would be granted at %s, in %s", Instant(a.PausedUntil), count, Instant(a.RetryAt), Span(a.RetryAfter))
 	case s.Reserve:
-		return fmt.Sprintf("refused: there are %s, and debt may be at most %s; a reservation of %s would be accepted at %s, in %s",
+		return fmt.Sprintf("refused: %s left, and debt may be at most %s; a reservation of %s would be accepted at %s, in %s",
 			Amount(a.Value), Amount(s.Holds.MaxReserved), count, Instant(a.RetryAt), Span(a.RetryAfter))
 	}
-	return fmt.Sprintf("refused: %s of %s are wanted; %s would be granted at %s, in %s", count, Amount(a.Value), count, Instant(a.RetryAt), Span(a.RetryAfter))
+	return fmt.Sprintf("refused: %s wanted, %s left; %s would be granted at %s, in %s", count, Amount(a.Value), count, Instant(a.RetryAt), Span(a.RetryAfter))
 }
 
 // Holders returns transactions that are open, do nothing, and have rows of the table locked, the
