@@ -10,11 +10,13 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"time"
 )
+
+// program is found by the go command in a checkout of the repository.
+const program = "github.com/pgratelimit/ratelimit/internal/throwaway/container"
 
 // container starts a server by way of the program in the directory container. That is a module
 // of its own because its dependencies are many: here they would end up in the go.mod of every
@@ -24,12 +26,7 @@ func container(ctx context.Context, findEngine func(context.Context) (string, er
 	if err != nil {
 		return nil, err
 	}
-	dir, err := programDir()
-	if err != nil {
-		return nil, err
-	}
-	cmd := exec.Command("go", append([]string{"run", "."}, settingArgs(opts)...)...)
-	cmd.Dir = dir
+	cmd := exec.Command("go", append([]string{"run", program}, settingArgs(opts)...)...)
 	cmd.Env = append(os.Environ(), "DOCKER_HOST="+engine)
 	s, err := runProgram(ctx, cmd)
 	if err != nil {
@@ -79,16 +76,6 @@ func runProgram(ctx context.Context, cmd *exec.Cmd) (*Server, error) {
 		_ = p.close()
 		return nil, ctx.Err()
 	}
-}
-
-// programDir finds the program beside this source file.
-func programDir() (string, error) {
-	_, file, _, _ := runtime.Caller(0)
-	dir := filepath.Join(filepath.Dir(file), "container")
-	if _, err := os.Stat(filepath.Join(dir, "go.mod")); err != nil {
-		return "", fmt.Errorf("the program that starts containers needs a checkout of the repository: %w", err)
-	}
-	return dir, nil
 }
 
 // dockerHost returns the address of a container engine, in the form of the
