@@ -33,6 +33,7 @@ var sections = []section{
 	{"beside", "Beside memory", attackBeside},
 	{"slots", "How many at once", attackSlots},
 	{"crossed", "A threshold that is crossed", attackCrossed},
+	{"hook", "What the hook tells", attackHook},
 	{"strangers", "Nobody stalls a stranger", attackStrangers},
 	{"wire", "Faults on the wire", attackWire},
 	{"pooler", "PgBouncer between", attackPooler},
