@@ -25,14 +25,14 @@ func (m *Middleware) inFlight(ctx context.Context, job *rivertype.JobRow, work f
 	slot, err := m.store.AcquireWait(waiting, limit, key)
 	switch {
 	case err == nil && !slot.OK: // by its mode
-		m.observe(ctx, ratelimit.OutcomeRefused, nil, nil)
+		m.observe(ctx, job, ratelimit.Event{Outcome: ratelimit.OutcomeRefused, Slot: &slot})
 		return river.JobSnooze(slot.NotBefore.Sub(slot.At) + rand.N(m.config.MaxWait))
 	case err == nil:
 	case ctx.Err() == nil && waiting.Err() != nil && errors.Is(err, context.DeadlineExceeded): // all slots are held
-		m.observe(ctx, ratelimit.OutcomeRefused, nil, nil)
+		m.observe(ctx, job, ratelimit.Event{Outcome: ratelimit.OutcomeRefused, Slot: &ratelimit.Slot{InFlight: limit, Key: key}})
 		return river.JobSnooze(m.config.MaxWait/2 + rand.N(m.config.MaxWait))
 	default:
-		return m.putOff(ctx, job, nil, err)
+		return m.putOff(ctx, job, ratelimit.Event{Slot: &ratelimit.Slot{InFlight: limit, Key: key}}, err)
 	}
 	return m.store.Keep(ctx, slot, func(ctx context.Context, slot ratelimit.Slot) error {
 		return work(context.WithValue(ctx, slotKey{}, slot))

@@ -94,10 +94,11 @@ type MiddlewareConfig struct {
 	// job that need not wait is not delayed. The default is none.
 	Jitter time.Duration
 
-	// Observe hears, each time that River fetches a job, what becomes of it, as an event with
-	// [Door] and VerbReserve: OutcomeGranted with Passed as it starts; OutcomeRefused when it
-	// is put off, since it is not its turn yet, waits for a slot or was refused; and the error
-	// of one that is cancelled, or put off by a fault. The store's own Observe hears of the
+	// Observe hears, each time that River fetches a limited job, what becomes of it, as an event
+	// with [Door], and VerbReserve, or with a Slot VerbAcquire: OutcomeGranted with Passed as
+	// the job starts; OutcomeRefused when it is put off, since it is not its turn yet, all slots
+	// are held or it was refused; and the error of a job that is cancelled, or put off by a
+	// fault. [JobOf] returns the job by the context. The store's own Observe hears of the
 	// reservations, too. It must not block, and be safe for concurrent use.
 	Observe ratelimit.Observe
 
@@ -212,23 +213,26 @@ func (m *Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner fu
 
 // work is Work of a job that has its slot.
 func (m *Middleware) work(ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error) error {
-	if m.config.Limits == nil {
-		return doInner(ctx)
+	var requests []ratelimit.Request
+	if m.config.Limits != nil {
+		requests = decide.Resolved(m.config.Catalog, m.config.Limits(job))
 	}
-	requests := decide.Resolved(m.config.Catalog, m.config.Limits(job))
 	if len(requests) == 0 {
+		if slot, ok := SlotOf(ctx); ok {
+			m.observe(ctx, job, ratelimit.Event{Outcome: ratelimit.OutcomeGranted, Slot: &slot})
+		}
 		return doInner(ctx)
 	}
 	n, err := m.hold(ctx, job, requests)
 	if err != nil {
-		return m.putOff(ctx, job, requests, errors.Join(err, n.save(ctx)))
+		return m.putOff(ctx, job, ratelimit.Event{Requests: requests}, errors.Join(err, n.save(ctx)))
 	}
 	inner := context.WithValue(ctx, noteKey{job.ID}, n)
 	n.Started = true
 	if err := n.save(ctx); err != nil {
 		return err
 	}
-	m.observe(ctx, ratelimit.OutcomeGranted, requests, nil)
+	m.observe(ctx, job, ratelimit.Event{Outcome: ratelimit.OutcomeGranted, Requests: requests})
 	return doInner(inner)
 }
 
@@ -340,35 +344,48 @@ func (m *Middleware) again(ctx context.Context, n note, requests []ratelimit.Req
 	return n, decided(result, asked), nil
 }
 
-// observe reports the outcome of a job.
-func (m *Middleware) observe(ctx context.Context, outcome ratelimit.Outcome, requests []ratelimit.Request, err error) {
+type jobKey struct{}
+
+// JobOf returns the job that MiddlewareConfig.Observe hears of, by the context that it is called
+// with; nil for the context of anything else, such as an event of a store.
+func JobOf(ctx context.Context) *rivertype.JobRow {
+	job, _ := ctx.Value(jobKey{}).(*rivertype.JobRow)
+	return job
+}
+
+// observe tells of a job, by the outcome of e, its error, and the requests or the slot.
+func (m *Middleware) observe(ctx context.Context, job *rivertype.JobRow, e ratelimit.Event) {
 	if m.config.Observe == nil {
 		return
 	}
-	m.config.Observe(ctx, ratelimit.Event{
-		Verb: ratelimit.VerbReserve, Door: Door, Outcome: outcome, Requests: requests, Passed: outcome == ratelimit.OutcomeGranted,
-		Err: err, ErrorClass: (*watch.Observer)(nil).Class(err),
-	})
+	e.Verb, e.Door, e.Passed = ratelimit.VerbReserve, Door, e.Outcome == ratelimit.OutcomeGranted
+	if e.Slot != nil {
+		e.Verb = ratelimit.VerbAcquire
+	}
+	e.ErrorClass = (*watch.Observer)(nil).Class(e.Err)
+	m.config.Observe(context.WithValue(ctx, jobKey{}, job), e)
 }
 
-// putOff returns the error for River of a job that does not start because of err.
-func (m *Middleware) putOff(ctx context.Context, job *rivertype.JobRow, requests []ratelimit.Request, err error) error {
+// putOff returns the error for River of a job that does not start because of err, and tells of
+// it by e.
+func (m *Middleware) putOff(ctx context.Context, job *rivertype.JobRow, e ratelimit.Event, err error) error {
 	var snooze *river.JobSnoozeError
-	switch {
-	case errors.As(err, &snooze):
-		m.observe(ctx, ratelimit.OutcomeRefused, requests, nil)
+	if errors.As(err, &snooze) {
+		e.Outcome = ratelimit.OutcomeRefused
+		m.observe(ctx, job, e)
 		return snooze
-	case errors.Is(err, ratelimit.ErrExceedsCapacity), errors.Is(err, ratelimit.ErrInvalid):
-		m.observe(ctx, (*watch.Observer)(nil).Outcome(nil, err), requests, err)
-		return river.JobCancel(fmt.Errorf("riverlimit: this job can never run: %w", err))
 	}
-	m.observe(ctx, ratelimit.OutcomeFailed, requests, err)
-	if ctx.Err() != nil { // the client stops, or the job was cancelled
+	e.Outcome, e.Err = (*watch.Observer)(nil).Outcome(nil, err), err
+	m.observe(ctx, job, e)
+	switch {
+	case errors.Is(err, ratelimit.ErrExceedsCapacity), errors.Is(err, ratelimit.ErrInvalid):
+		return river.JobCancel(fmt.Errorf("riverlimit: this job can never run: %w", err))
+	case ctx.Err() != nil: // the client stops, or the job was cancelled
 		return river.JobSnooze(0)
 	}
 	// The job is not to blame, and may have only one attempt.
 	m.config.Logger.ErrorContext(ctx, "riverlimit: the limit could not be asked; snoozing the job",
-		slog.Int64("job_id", job.ID), slog.String("kind", job.Kind), slog.String("error", (&ratelimit.Event{Err: err, Requests: requests}).ErrorText()))
+		slog.Int64("job_id", job.ID), slog.String("kind", job.Kind), slog.String("error", e.ErrorText()))
 	return river.JobSnooze(faultSnooze/2 + rand.N(faultSnooze))
 }
 

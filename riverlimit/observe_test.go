@@ -1,0 +1,128 @@
+package riverlimit_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/riverlimit"
+)
+
+// Each time that a job is fetched there is one event, which says what became of it.
+func TestObserveJobs(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	slots := ratelimit.InFlight{Name: "slots", Limit: 1}
+	var requests []ratelimit.Request
+	slotted := false
+	var heard []string
+	config := riverlimit.MiddlewareConfig{
+		Limits:  func(*rivertype.JobRow) []ratelimit.Request { return requests },
+		MaxWait: 20 * time.Millisecond,
+		InFlight: func(*rivertype.JobRow) (ratelimit.InFlight, string) {
+			if slotted {
+				return slots, "k"
+			}
+			return ratelimit.InFlight{}, ""
+		},
+		Observe: func(ctx context.Context, e ratelimit.Event) {
+			if job := riverlimit.JobOf(ctx); job == nil || job.Kind != "call" {
+				t.Errorf("the event is of the job %v", job)
+			}
+			if e.Door != riverlimit.Door || strings.Contains(fmt.Sprint(e), "secret") {
+				t.Errorf("heard %v", e)
+			}
+			heard = append(heard, fmt.Sprintf("%s %s %t %s %s", e.Verb, e.Outcome, e.Passed, e.Policy(), e.ErrorClass))
+		},
+	}
+	o := newOne(t, b, middleware(t, b.store, config))
+	pool, err := pgxpool.New(t.Context(), b.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pool.Close()
+	broken := newOne(t, b, middleware(t, newStore(t, pool, b.Schema), config))
+	worked := func(want string, o *one, job *rivertype.JobRow, event river.EventKind) *rivertype.JobRow {
+		t.Helper()
+		heard = nil
+		runs := o.runs
+		if strings.Contains(want, "true") {
+			runs++
+		}
+		job = o.work(job, event, runs)
+		if fmt.Sprint(heard) != fmt.Sprint([]string{want}) {
+			t.Errorf("heard %q, want %q", heard, want)
+		}
+		return job
+	}
+	requests = []ratelimit.Request{hourly.For("secret")}
+	worked("reserve granted true hourly ", o, nil, river.EventKindJobCompleted)
+	o.result = errors.New("the call failed")
+	job := worked("reserve granted true hourly ", o, nil, river.EventKindJobFailed)
+	o.result = nil
+	job = worked("reserve refused false hourly ", o, job, river.EventKindJobSnoozed)
+	job = worked("reserve refused false hourly ", o, job, river.EventKindJobSnoozed)
+	worked("reserve granted true hourly ", o, o.due(job), river.EventKindJobCompleted)
+	worked("reserve failed false hourly other", broken, nil, river.EventKindJobSnoozed)
+	requests = []ratelimit.Request{bounded.ForN("secret", 4)}
+	worked("reserve too_large false bounded too_large", o, nil, river.EventKindJobCancelled)
+	requests = []ratelimit.Request{bounded.ForN("secret", -1)}
+	worked("reserve invalid false bounded invalid", o, nil, river.EventKindJobCancelled)
+	requests, slotted = nil, true
+	worked("acquire granted true slots ", o, nil, river.EventKindJobCompleted)
+	if _, err := b.store.Acquire(t.Context(), slots, "k"); err != nil {
+		t.Fatal(err)
+	}
+	worked("acquire refused false slots ", o, nil, river.EventKindJobSnoozed)
+	worked("acquire failed false slots other", broken, nil, river.EventKindJobSnoozed)
+	requests, slotted, heard = nil, false, nil
+	o.work(nil, river.EventKindJobCompleted, o.runs+1)
+	if len(heard) > 0 {
+		t.Errorf("heard %q of a job that is not limited", heard)
+	}
+}
+
+// What jobs of two clients did, which wait for their turn, is what the events say: each started
+// once, and none that was put off has.
+func TestObserveAddsUp(t *testing.T) {
+	t.Parallel()
+	b := newBench(t)
+	const n = 30
+	b.insertPlain(t, n)
+	fast := ratelimit.TokenBucket{Name: "fast", Rate: 100, Period: time.Second, Capacity: 1}
+	var worked, granted, passed, refused atomic.Int64
+	var other atomic.Value
+	observe := func(_ context.Context, e ratelimit.Event) {
+		switch {
+		case e.Outcome == ratelimit.OutcomeGranted:
+			granted.Add(1)
+		case e.Outcome == ratelimit.OutcomeRefused:
+			refused.Add(1)
+		case !errors.Is(e.Err, context.Canceled): // of a client that stops
+			other.Store(e.String())
+		}
+		if e.Passed {
+			passed.Add(1)
+		}
+	}
+	for range 2 {
+		m := middleware(t, newStore(t, b.Pool, b.Schema), riverlimit.MiddlewareConfig{Limits: each(fast), MaxWait: 50 * time.Millisecond, Observe: observe})
+		start(t, b.client(t, b.config(func(context.Context, *river.Job[callArgs]) error { worked.Add(1); return nil }, m)))
+	}
+	b.eventually(t, n, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
+	snoozed := b.count(t, `SELECT coalesce(sum((metadata->>'snoozes')::int), 0) FROM river_job`)
+	counts := []int64{worked.Load(), granted.Load(), passed.Load(), refused.Load()}
+	if want := []int64{n, n, n, int64(snoozed)}; !slices.Equal(counts, want) || other.Load() != nil {
+		t.Errorf("worked, granted, passed, put off: %v, want %v; other events: %v", counts, want, other.Load())
+	}
+}
