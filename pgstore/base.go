@@ -16,6 +16,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/escrow"
+	"github.com/pgratelimit/ratelimit/internal/shards"
 	"github.com/pgratelimit/ratelimit/internal/table"
 	"github.com/pgratelimit/ratelimit/internal/watch"
 )
@@ -27,7 +28,7 @@ type base struct {
 	config Config
 
 	seen   decide.Seen
-	shards shards
+	shards shards.Seen
 	cache  *escrow.Cache // nil without Config.Escrow
 	work   work
 	spare  chan struct{} // connections that may wait for a locked row
@@ -187,7 +188,7 @@ func (b *base) took(call *decide.Call, changes []decide.Change, at time.Time) de
 	}
 	view := decide.View{At: at}
 	if call.Sharded() {
-		view.States = b.shards.took(call, changes, at)
+		view.States = b.shards.Took(call, changes, at)
 	}
 	return view
 }
@@ -195,27 +196,23 @@ func (b *base) took(call *decide.Call, changes []decide.Change, at time.Time) de
 // saw notes the states read of a call's limits.
 func (b *base) saw(call *decide.Call, view decide.View) {
 	for i := range call.Asks {
-		b.shards.saw(&call.Asks[i], view.States[i])
+		b.shards.Saw(&call.Asks[i], view.States[i])
 	}
 }
 
 // changed forgets the known state of a key's rows, which were changed otherwise than by a take.
 // Leases stay.
 func (b *base) changed(key decide.Key) {
-	b.shards.forget(key)
+	b.shards.Forget(key)
 	b.cache.Changed(key)
 }
 
-// telling is the tokens that this process has used from memory, which rows learn of in a
-// transaction of the Store's own that gives something back: they are not out any more. It is in
-// the transaction's context, under (*telling)(nil). A caller's transaction has none, since it
-// may be rolled back unnoticed.
-type telling map[decide.Key]escrow.Spent
-
-// spent takes out the spent tokens that the row of a key is to learn of. A sliding window's row
-// learns of none, since refunds go to their own slots, with any number of tokens out.
+// spent takes out the tokens that this process has used from memory and that the row of a key
+// is to learn of: they are not out any more. A transaction of the Store's own that gives
+// something back tells rows, and has in its context, under b, those that it has told. A caller's
+// transaction has none, since it may be rolled back unnoticed. A sliding window's row learns of none, since refunds go to their own slots, with any number of tokens out.
 func (b *base) spent(ctx context.Context, d *bucket.Definition, key decide.Key) table.Spent {
-	told, own := ctx.Value((*telling)(nil)).(telling)
+	told, own := ctx.Value(b).(map[decide.Key]escrow.Spent)
 	if !own || b.cache == nil || d.Slotted() {
 		return table.Spent{}
 	}
@@ -227,7 +224,7 @@ func (b *base) spent(ctx context.Context, d *bucket.Definition, key decide.Key) 
 }
 
 // unsaid notes that a transaction was rolled back that was to tell rows something.
-func (b *base) unsaid(told telling) {
+func (b *base) unsaid(told map[decide.Key]escrow.Spent) {
 	for key, spent := range told {
 		b.cache.Unsaid(key, spent)
 	}

@@ -93,7 +93,7 @@ func (s *Store) crediting(r ratelimit.Request, status *ratelimit.Status) func(co
 			return s.fault("credit", err)
 		}
 		s.changed(a.Of())
-		s.shards.saw(a, states)
+		s.shards.Saw(a, states)
 		*status = decide.Credited(r, states, at)
 		return nil
 	}
@@ -105,8 +105,8 @@ func (s *Store) credit(ctx context.Context, tx pgx.Tx, a *decide.Ask, n float64)
 	shard, counts := 0, []float64{n}
 	if !a.Sharded() {
 		states = make([]bucket.State, 1)
-	} else if held, ok := s.shards.heldBy(tx, a); ok {
-		shard, states = held, s.shards.known(a, time.Time{})
+	} else if held, ok := s.heldBy(tx, a); ok {
+		shard, states = held, s.shards.Known(a, time.Time{})
 	} else {
 		if states, _, at, err = s.lockEach(ctx, tx, a); err != nil {
 			return nil, at, err
@@ -275,7 +275,7 @@ func (s *Store) change(ctx context.Context, tx pgx.Tx, a *decide.Ask, to func(*b
 		return s.fault("edit", err)
 	}
 	s.changed(a.Of())
-	s.shards.saw(a, states)
+	s.shards.Saw(a, states)
 	return nil
 }
 

@@ -33,7 +33,11 @@ type engine struct {
 	seed  maphash.Seed
 	lanes [lanes]lane
 
-	met  met
+	met struct { // the keys that calls were for lately
+		mu             sync.Mutex
+		latest, before map[decide.Key]struct{}
+	}
+
 	mu   sync.Mutex
 	rows map[decide.Row]*lane
 	many int // rows, from which on those are looked for that are not needed any more
@@ -79,27 +83,3 @@ type pending struct {
 }
 
 type ticket = batch.Ticket[*pending]
-
-// met is the keys that a process has met lately.
-type met struct {
-	mu             sync.Mutex
-	latest, before map[decide.Key]struct{}
-}
-
-// mostMet is how many keys are remembered at least, and half of how many at most.
-const mostMet = 4096
-
-// add remembers a key, and reports whether it was remembered.
-func (m *met) add(key decide.Key) (known bool) {
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if _, known = m.latest[key]; known {
-		return true
-	}
-	if len(m.latest) >= mostMet || m.latest == nil {
-		m.latest, m.before = make(map[decide.Key]struct{}), m.latest
-	}
-	m.latest[key] = struct{}{}
-	_, known = m.before[key]
-	return known
-}

@@ -80,11 +80,7 @@ func (s *Store) pruneAfter(ctx context.Context, name string, after *decide.Row) 
 			idle.Rows, idle.States = append(idle.Rows, row), append(idle.States, rows.States[i])
 		}
 	}
-	remove := s.table.DeleteSame
-	if s.config.Portable {
-		remove = s.table.DeleteSameEach
-	}
-	if deleted, err = remove(ctx, s.pool, &idle); err == nil {
+	if deleted, err = s.table.DeleteSame(ctx, s.pool, &idle); err == nil {
 		*after = rows.Rows[len(rows.Rows)-1]
 	}
 	return len(rows.Rows), deleted, err
@@ -106,7 +102,7 @@ func (s *Store) Names(ctx context.Context) (names []string, err error) {
 func (s *Store) Forget(ctx context.Context, name string) (deleted int64, err error) {
 	err = s.alone(ctx, "forget", func(ctx context.Context) error {
 		deleted, err = s.table.Forget(ctx, s.pool, name)
-		s.shards.clear()
+		s.shards.Clear()
 		s.memory.evictAll()
 		return err
 	})

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/escrow"
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
 
@@ -189,8 +190,8 @@ func (b *base) transact(ctx context.Context, wait time.Duration, do func(context
 	if err := results.Close(); err != nil {
 		return b.fault("begin", err)
 	}
-	told := make(telling)
-	if err := do(context.WithValue(ctx, (*telling)(nil), told), results.Tx()); err != nil {
+	told := make(map[decide.Key]escrow.Spent)
+	if err := do(context.WithValue(ctx, b, told), results.Tx()); err != nil {
 		b.unsaid(told)
 		return err
 	}

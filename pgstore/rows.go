@@ -5,10 +5,9 @@ import (
 	"errors"
 	"iter"
 	"math"
+	"slices"
 	"strings"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
@@ -49,9 +48,6 @@ func (s *Store) CheckEach(ctx context.Context, requests ...ratelimit.Request) (s
 
 // readEach reads the rows of all of a call's asks.
 func (s *Store) readEach(ctx context.Context, call *decide.Call) (decide.View, error) {
-	if s.config.Portable {
-		return s.table.Look(ctx, s.pool, &pgx.Batch{}, call, all, s.clock())
-	}
 	var rows table.Rows
 	for i := range call.Asks {
 		rows.Rows = append(rows.Rows, call.Asks[i].Rows()...)
@@ -91,87 +87,78 @@ func (s *Store) Rows(ctx context.Context, limit ratelimit.Limit, page ratelimit.
 			yield(ratelimit.Status{}, err)
 			return
 		}
-		l := listing{Store: s, limit: limit, page: page, yield: yield}
-		if err := l.run(ctx); err != nil {
-			yield(ratelimit.Status{}, err)
+		s.list(ctx, limit, page, yield)
+	}
+}
+
+// list is Rows of a limit and a page that can be.
+func (s *Store) list(ctx context.Context, limit ratelimit.Limit, page ratelimit.Page, yield func(ratelimit.Status, error) bool) {
+	d := bucket.Definition(limit.Definition())
+	var (
+		key    string         // of the rows being read
+		states []bucket.State // of these; nil before the first
+		at     time.Time      // when the last of them was read
+		told   int
+	)
+	tell := func() (more bool) {
+		if states == nil || page.Most > 0 && told == page.Most {
+			return false
 		}
+		status := decide.Shown(limit, key, states, at)
+		states = nil
+		told++
+		return yield(status, nil) && told != page.Most
 	}
-}
-
-// listing is a run of Rows.
-type listing struct {
-	*Store
-	limit ratelimit.Limit
-	page  ratelimit.Page
-	yield func(ratelimit.Status, error) bool
-
-	key    string         // the key of the rows being read
-	states []bucket.State // that it has, nil before the first
-	at     time.Time      // when the last of them was read
-	told   int
-}
-
-func (l *listing) run(ctx context.Context) error {
-	after := decide.Row{Key: decide.Key{Name: ratelimit.NameOf(l.limit), Key: l.page.After}, Shard: math.MaxInt32}
-	if l.page.After == "" || l.page.Prefix > l.page.After {
-		after.Key.Key, after.Shard = l.page.Prefix, -1
-	}
-	most := pageRows
-	if n := l.page.Most; n > 0 && n < pageRows {
-		most = min(pageRows, n*l.limit.Definition().Shards)
-	}
-	for {
-		var rows *table.Rows
-		err := l.alone(ctx, "list", func(ctx context.Context) (err error) {
-			rows, err = l.table.Page(ctx, l.pool, after, most, l.clock())
-			return err
-		})
+	for rows, err := range s.pages(ctx, d.Name, d.Shards, page) {
 		if err != nil {
-			return err
+			yield(ratelimit.Status{}, err)
+			return
 		}
 		for i, row := range rows.Rows {
-			if !strings.HasPrefix(row.Key.Key, l.page.Prefix) {
-				l.tell()
-				return nil
+			if states != nil && row.Key.Key != key && !tell() {
+				return
 			}
-			if l.states != nil && row.Key.Key != l.key && !l.tell() {
-				return nil
+			if at = rows.At; states == nil {
+				key, states = row.Key.Key, slices.Repeat([]bucket.State{d.Shard().Fresh(row.Key.Key, at)}, d.Shards)
 			}
-			l.add(row, rows.States[i], rows.At)
+			if row.Shard < d.Shards { // others are of another number of shards
+				states[row.Shard] = rows.States[i]
+			}
 		}
-		if len(rows.Rows) < most {
-			l.tell()
-			return nil
-		}
-		after = rows.Rows[len(rows.Rows)-1]
 	}
+	tell()
 }
 
-// add adds a row to its key's.
-func (l *listing) add(row decide.Row, state bucket.State, at time.Time) {
-	d := bucket.Definition(l.limit.Definition())
-	l.at = at
-	if l.states == nil {
-		each := d.Shard()
-		fresh := each.Fresh(row.Key.Key, at)
-		l.key, l.states = row.Key.Key, make([]bucket.State, d.Shards)
-		for shard := range l.states {
-			l.states[shard] = fresh
+// pages yields the rows of a page, in order, up to a thousand at a time. An error is the last.
+func (s *Store) pages(ctx context.Context, name string, shards int, page ratelimit.Page) iter.Seq2[*table.Rows, error] {
+	after := decide.Row{Key: decide.Key{Name: name, Key: page.After}, Shard: math.MaxInt32}
+	if page.After == "" || page.Prefix > page.After {
+		after.Key.Key, after.Shard = page.Prefix, -1
+	}
+	most := pageRows
+	if n := page.Most; n > 0 && n < pageRows {
+		most = min(pageRows, n*shards)
+	}
+	return func(yield func(*table.Rows, error) bool) {
+		for last := false; !last; {
+			var rows *table.Rows
+			err := s.alone(ctx, "list", func(ctx context.Context) (err error) {
+				rows, err = s.table.Page(ctx, s.pool, after, most, s.clock())
+				return err
+			})
+			if err != nil {
+				yield(nil, err)
+				return
+			}
+			if last = len(rows.Rows) < most; !last {
+				after = rows.Rows[len(rows.Rows)-1]
+			}
+			if n := slices.IndexFunc(rows.Rows, func(row decide.Row) bool { return !strings.HasPrefix(row.Key.Key, page.Prefix) }); n >= 0 {
+				rows.Rows, last = rows.Rows[:n], true
+			}
+			if !yield(rows, nil) {
+				return
+			}
 		}
 	}
-	if row.Shard < d.Shards { // others are of another number of shards
-		l.states[row.Shard] = state
-	}
-}
-
-// tell yields the key of which the rows have been read, if there is one; false when the caller
-// has enough.
-func (l *listing) tell() bool {
-	if l.states == nil || l.page.Most > 0 && l.told == l.page.Most {
-		return false
-	}
-	status := decide.Shown(l.limit, l.key, l.states, l.at)
-	l.states = nil
-	l.told++
-	return l.yield(status, nil) && l.told != l.page.Most
 }

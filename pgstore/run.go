@@ -218,7 +218,7 @@ func (r *runner) queue(ctx context.Context, call *decide.Call) (places []int, le
 		free := false
 		place, err := r.turns.Enter(ctx, keyOf(i), a.Definition.Shards, func(places []int) int {
 			free = true
-			return r.shards.choose(a, places)
+			return r.shards.Choose(a, places)
 		})
 		if !free {
 			waited = true

@@ -255,7 +255,7 @@ func (s *Store) settled(settlement *decide.Settlement, changes []decide.Change, 
 	after.States = make([][]bucket.State, len(call.Asks))
 	for i := range call.Asks {
 		if a := &call.Asks[i]; a.Sharded() {
-			after.States[i] = s.shards.known(a, after.At)
+			after.States[i] = s.shards.Known(a, after.At)
 		} else {
 			after.States[i] = []bucket.State{a.Definition.Fresh(a.Key, after.At)}
 		}

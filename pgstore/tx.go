@@ -91,18 +91,23 @@ func (b *base) takeOne(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratel
 // definition has written them or they have been added to for long. They mean the same
 // afterwards.
 func (b *base) renew(ctx context.Context, q table.Querier, changes []decide.Change, at time.Time) error {
+	var batch pgx.Batch
 	for i := range changes {
-		c := &changes[i]
-		if c.Definition.Plain(c.Seen, at) {
-			continue
-		}
+		b.queueRenew(&batch, &changes[i], at)
+	}
+	if batch.Len() == 0 {
+		return nil
+	}
+	return q.SendBatch(ctx, &batch).Close()
+}
+
+// queueRenew puts into a batch the writing of a change's row anew, if no take can add to it.
+func (b *base) queueRenew(batch *pgx.Batch, c *decide.Change, at time.Time) {
+	if !c.Definition.Plain(c.Seen, at) {
 		as := c.Definition.Settle(c.Seen, at)
-		if err := b.table.Renew(ctx, q, c.Row, c.Seen, as); err != nil {
-			return err
-		}
+		b.table.QueueRenew(batch, c.Row, c.Seen, as)
 		c.Seen = as
 	}
-	return nil
 }
 
 // granted returns the result of a call with changes made at an instant. xid is the transaction
@@ -126,7 +131,7 @@ func (b *base) look(ctx context.Context, q table.Querier, batch *pgx.Batch, call
 	b.saw(call, view)
 	for i := range call.Asks {
 		if view.States[i] == nil {
-			view.States[i] = b.shards.known(&call.Asks[i], view.At)
+			view.States[i] = b.shards.Known(&call.Asks[i], view.At)
 		}
 	}
 	return view, nil
@@ -140,12 +145,12 @@ func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (r
 		return b.takeFirst(ctx, tx, call)
 	}
 	changes, ok := b.guess(call, func(i int) int {
-		if shard, ok := b.shards.heldBy(tx, &call.Asks[i]); ok {
+		if shard, ok := b.heldBy(tx, &call.Asks[i]); ok {
 			return shard
 		}
 		return b.choose(&call.Asks[i])
 	})
-	ok = ok && !b.shards.refuse(call, b.clock())
+	ok = ok && !b.shards.Refuse(call, b.clock())
 	look, undo := all, &pgx.Batch{}
 	for round := 0; ; round++ {
 		if ok {
@@ -163,7 +168,7 @@ func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (r
 			return ratelimit.Result{}, b.fault("look", err)
 		}
 		if changes, ok = call.Plan(view); !ok || round == rounds {
-			b.shards.refused(call, view.At)
+			b.shards.Refused(call, view.At)
 			return call.Refused(view), nil
 		}
 		look, undo = all, &pgx.Batch{}
@@ -285,7 +290,7 @@ func (b *base) guess(call *decide.Call, choose func(i int) int) ([]decide.Change
 
 // choose is the shard to try first.
 func (b *base) choose(a *decide.Ask) int {
-	return b.shards.choose(a, upTo(a.Definition.Shards))
+	return b.shards.Choose(a, upTo(a.Definition.Shards))
 }
 
 func upTo(n int) []int {
@@ -326,10 +331,8 @@ func (t *try) send(ctx context.Context, q table.Querier) error {
 		if t.saved(i) && (i == 0 || !t.saved(i-1)) {
 			batch.Queue("SAVEPOINT " + savepoint)
 		}
-		if c := &t.changes[i]; !c.Over.IsZero() && !c.Definition.Plain(c.Seen, c.Over) {
-			as := c.Definition.Settle(c.Seen, c.Over)
-			t.base.table.QueueRenew(&batch, c.Row, c.Seen, as)
-			c.Seen = as
+		if c := &t.changes[i]; !c.Over.IsZero() {
+			t.base.queueRenew(&batch, c, c.Over)
 		}
 		if !t.saved(i) {
 			t.base.table.QueueTouch(&batch, &t.changes[i], now, &t.before[i])
@@ -372,7 +375,7 @@ func (t *try) at() (at time.Time) {
 func (t *try) result(tx pgx.Tx) ratelimit.Result {
 	for i := range t.changes {
 		if t.sharded(i) {
-			t.base.shards.hold(tx, t.changes[i].Row)
+			t.base.hold(tx, t.changes[i].Row)
 		}
 	}
 	return t.base.granted(t.call, t.changes, t.at(), t.taken[0].Xid, tx)

@@ -145,15 +145,6 @@ func (s *Sheet) Make(changes []Change) {
 	}
 }
 
-// DefinitionsOf is the definitions of rows, which must be on the sheet.
-func (s *Sheet) DefinitionsOf(rows []Row) []bucket.Definition {
-	definitions := make([]bucket.Definition, len(rows))
-	for i, row := range rows {
-		definitions[i] = s.Definitions[s.index[row]]
-	}
-	return definitions
-}
-
 // Missing returns the rows of another sheet that are needed and were not found on this
 // one, which has all of them.
 func (s *Sheet) Missing(of *Sheet) (rows []Row) {

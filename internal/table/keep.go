@@ -20,19 +20,26 @@ func (t *Table) ListFull(ctx context.Context, q Querier, d *bucket.Definition, a
 	if err != nil {
 		return nil, err
 	}
-	listed := &Rows{At: now}
+	listed, err := scanListed(rows, d.Name)
+	listed.At = now
+	return listed, err
+}
+
+// scanListed reads rows of a name, and more of each behind its key and shard.
+func scanListed(rows pgx.Rows, name string, more ...any) (*Rows, error) {
 	var (
-		s     state
-		key   string
-		shard int
+		listed Rows
+		s      state
+		key    string
+		shard  int
 	)
-	_, err = pgx.ForEachRow(rows, s.fields(&key, &shard), func() error {
+	_, err := pgx.ForEachRow(rows, s.fields(append([]any{&key, &shard}, more...)...), func() error {
 		read, _ := s.get()
-		listed.Rows = append(listed.Rows, decide.Row{Key: decide.Key{Name: d.Name, Key: key}, Shard: shard})
+		listed.Rows = append(listed.Rows, decide.Row{Key: decide.Key{Name: name, Key: key}, Shard: shard})
 		listed.States = append(listed.States, read)
 		return nil
 	})
-	return listed, err
+	return &listed, err
 }
 
 // Page reads rows of a row's name after it, most of them at most, in order.
@@ -41,27 +48,20 @@ func (t *Table) Page(ctx context.Context, q Querier, after decide.Row, most int,
 	if err != nil {
 		return nil, err
 	}
-	var (
-		page  Rows
-		s     state
-		key   string
-		shard int
-	)
-	_, err = pgx.ForEachRow(rows, s.fields(&key, &shard, &page.At), func() error {
-		read, _ := s.get()
-		page.Rows = append(page.Rows, decide.Row{Key: decide.Key{Name: after.Name, Key: key}, Shard: shard})
-		page.States = append(page.States, read)
-		return nil
-	})
-	page.At = told(now, page.At).UTC()
-	return &page, err
+	var at time.Time
+	page, err := scanListed(rows, after.Name, &at)
+	page.At = told(now, at).UTC()
+	return page, err
 }
 
 // DeleteSame deletes those rows of one name that are still as they were listed, but
-// not those that somebody has locked.
+// not those that somebody has locked. On a distributed table it waits for these.
 func (t *Table) DeleteSame(ctx context.Context, q Querier, r *Rows) (int64, error) {
 	if len(r.Rows) == 0 {
 		return 0, nil
+	}
+	if t.distributed {
+		return t.deleteSameEach(ctx, q, r)
 	}
 	_, keys, shards := r.columns()
 	values, ts, paused := r.states()
@@ -69,9 +69,7 @@ func (t *Table) DeleteSame(ctx context.Context, q Querier, r *Rows) (int64, erro
 	return tag.RowsAffected(), err
 }
 
-// DeleteSameEach is the portable form of DeleteSame, which waits for rows that
-// somebody has locked.
-func (t *Table) DeleteSameEach(ctx context.Context, q Querier, r *Rows) (deleted int64, err error) {
+func (t *Table) deleteSameEach(ctx context.Context, q Querier, r *Rows) (deleted int64, err error) {
 	for i, row := range r.Rows {
 		tag, err := q.Exec(ctx, t.keep["delete_same"], row.Name, row.Key.Key, int32(row.Shard), r.States[i].Value, r.States[i].TS, orNull(r.States[i].Paused))
 		if err != nil {

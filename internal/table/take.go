@@ -109,15 +109,8 @@ func (t *Table) QueuePut(batch *pgx.Batch, row decide.Row, s bucket.State) {
 	batch.Queue(t.common["put"], row.Name, row.Key.Key, int32(row.Shard), s.Value, s.TS, orNull(s.Paused), numbers(&s))
 }
 
-// Renew writes a sliding window's row, which means the same afterwards, as its
-// definition does, unless it has changed since it was seen.
-func (t *Table) Renew(ctx context.Context, q Querier, row decide.Row, seen, as bucket.State) error {
-	var batch pgx.Batch
-	t.QueueRenew(&batch, row, seen, as)
-	return q.SendBatch(ctx, &batch).Close()
-}
-
-// QueueRenew puts a Renew into a batch.
+// QueueRenew puts into a batch the writing of a sliding window's row as its definition writes it,
+// unless it has changed since it was seen. It means the same afterwards.
 func (t *Table) QueueRenew(batch *pgx.Batch, row decide.Row, seen, as bucket.State) {
 	var newest *float64
 	if seen.Slots != nil {

@@ -1,4 +1,4 @@
-package pgstore
+package shards_test
 
 import (
 	"math/rand/v2"
@@ -9,6 +9,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/shards"
 )
 
 // TestChooseBalances throws 100,000 single tokens at 16 shards. One choice
@@ -20,21 +21,28 @@ func TestChooseBalances(t *testing.T) {
 		t.Fatal(err)
 	}
 	ask, now := &call.Asks[0], time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
-	spread := func(choose func(*shards) int) float64 {
-		var memory shards
+	spread := func(choose func(*shards.Seen) int) float64 {
+		var memory shards.Seen
 		values := make([]float64, places)
 		for range takes {
 			change := ask.Change(0, choose(&memory), 1)
 			values[change.Shard]--
 			change.After = bucket.State{Value: values[change.Shard], TS: now}
-			memory.took(&call, []decide.Change{change}, now)
+			memory.Took(&call, []decide.Change{change}, now)
 		}
 		return slices.Max(values) - slices.Min(values)
 	}
-	if got := spread(func(m *shards) int { return m.choose(ask, upTo(places)) }); got > most {
+	if got := spread(func(m *shards.Seen) int { return m.Choose(ask, upTo(places)) }); got > most {
 		t.Errorf("a spread of %v, want at most %d", got, most)
 	}
-	if got := spread(func(*shards) int { return rand.IntN(places) }); got <= most {
+	if got := spread(func(*shards.Seen) int { return rand.IntN(places) }); got <= most {
 		t.Errorf("one choice has a spread of %v, so this test tells nothing", got)
 	}
+}
+
+func upTo(n int) (all []int) {
+	for i := range n {
+		all = append(all, i)
+	}
+	return all
 }

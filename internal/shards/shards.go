@@ -1,0 +1,159 @@
+// Package shards remembers the states of sharded limits that a process read last. They guide
+// which row is tried first, and refuse calls that cannot be granted; they grant nothing. It
+// knows no database.
+package shards
+
+import (
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/bucket"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+)
+
+// Seen is the states of the shards of limits as they were read last. The zero value is ready to
+// use. It is safe for concurrent use.
+type Seen struct {
+	mu   sync.Mutex
+	seen map[decide.Key]limit
+}
+
+// limit is the shards of a limit and key.
+type limit struct {
+	definition bucket.Definition
+	states     []bucket.State // one that was never seen counts as full
+
+	// When all shards together were found to have too little: on the database's clock, and on
+	// this machine's. Both are zero when they were not.
+	shortAt, shortHere time.Time
+}
+
+// mostSeen is how many keys' shards are remembered; past it all is forgotten.
+const mostSeen = 4096
+
+// Choose returns the better, as far as is known, of two shards at random among those given.
+func (m *Seen) Choose(a *decide.Ask, among []int) int {
+	if len(among) == 1 {
+		return among[0]
+	}
+	i := rand.IntN(len(among))
+	j := (i + 1 + rand.IntN(len(among)-1)) % len(among)
+	return m.better(a, among[i], among[j])
+}
+
+// better is the better of two shards.
+func (m *Seen) better(a *decide.Ask, first, second int) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	seen := m.seen[a.Of()]
+	if seen.definition != a.Definition || a.Definition.Better(seen.states[first], seen.states[second]) {
+		return first
+	}
+	return second
+}
+
+// Saw notes the states of all of a's shards, if it has several.
+func (m *Seen) Saw(a *decide.Ask, states []bucket.State) {
+	if states == nil || !a.Sharded() {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	copy(m.states(a, states[0].TS), states)
+}
+
+// Took notes the states that changes left behind, and returns the known states of the shards of
+// all sharded limits of a call then.
+func (m *Seen) Took(call *decide.Call, changes []decide.Change, at time.Time) [][]bucket.State {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i := range changes {
+		if a := &call.Asks[changes[i].Ask]; a.Sharded() {
+			m.states(a, at)[changes[i].Shard] = changes[i].After
+		}
+	}
+	states := make([][]bucket.State, len(call.Asks))
+	for i := range call.Asks {
+		if a := &call.Asks[i]; a.Sharded() {
+			states[i] = slices.Clone(m.states(a, at))
+		}
+	}
+	return states
+}
+
+// Refused notes that a call was refused at an instant.
+func (m *Seen) Refused(call *decide.Call, at time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i := range call.Asks {
+		a := &call.Asks[i]
+		if seen, ok := m.seen[a.Of()]; ok && seen.definition == a.Definition {
+			seen.shortAt, seen.shortHere = at, time.Now()
+			m.seen[a.Of()] = seen
+		}
+	}
+}
+
+// Refuse reports whether a call was refused, and would be again by the known states of the
+// shards of its limits. now is an instant that was injected, or nil.
+func (m *Seen) Refuse(call *decide.Call, now *time.Time) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i := range call.Asks {
+		a := &call.Asks[i]
+		seen := m.seen[a.Of()]
+		if seen.shortAt.IsZero() || seen.definition != a.Definition {
+			continue
+		}
+		at := seen.shortAt.Add(time.Since(seen.shortHere))
+		if now != nil {
+			at = *now
+		}
+		if _, ok := a.Spread(at, seen.states); !ok {
+			return true
+		}
+		seen.shortAt, seen.shortHere = time.Time{}, time.Time{}
+		m.seen[a.Of()] = seen
+	}
+	return false
+}
+
+// Known returns the known states of a's shards.
+func (m *Seen) Known(a *decide.Ask, at time.Time) []bucket.State {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.states(a, at))
+}
+
+// states are those of a's shards, full at an instant if none was seen by this
+// definition.
+func (m *Seen) states(a *decide.Ask, at time.Time) []bucket.State {
+	seen := m.seen[a.Of()]
+	if seen.definition == a.Definition {
+		return seen.states
+	}
+	if m.seen == nil || len(m.seen) >= mostSeen {
+		m.seen = make(map[decide.Key]limit)
+	}
+	each := a.Definition.Shard()
+	full := each.Fresh(a.Key, at)
+	seen = limit{definition: a.Definition, states: slices.Repeat([]bucket.State{full}, a.Definition.Shards)}
+	m.seen[a.Of()] = seen
+	return seen.states
+}
+
+// Forget forgets the states of a key.
+func (m *Seen) Forget(key decide.Key) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.seen, key)
+}
+
+// Clear forgets all states.
+func (m *Seen) Clear() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	clear(m.seen)
+}

@@ -1,0 +1,55 @@
+package pgstore
+
+import (
+	"reflect"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit/internal/decide"
+)
+
+// heldShard is the shard from which a transaction took last. Its connection keeps it,
+// and nobody else does: a connection that is closed must not stay in memory.
+type heldShard struct {
+	by    *base
+	tx    pgx.Tx
+	key   decide.Key
+	shard int
+}
+
+// heldKey is where a connection keeps it.
+const heldKey = "ratelimit.shard"
+
+// hold notes that a transaction has a shard locked. A second step of it on the same
+// limit keeps to that: two transactions that each want another's shard deadlock.
+func (b *base) hold(tx pgx.Tx, row decide.Row) {
+	if reflect.TypeOf(tx).Kind() != reflect.Pointer { // somebody's own, that may not be comparable
+		return
+	}
+	if _, data := session(tx); data != nil {
+		data[heldKey] = heldShard{b, tx, row.Key, row.Shard}
+	}
+}
+
+// session returns a value that identifies the connection of a transaction, and the data kept
+// with it; nil if it is not known. A transaction of package sqltx has no connection of pgx.
+func session(tx pgx.Tx) (conn any, data map[string]any) {
+	if tx == nil {
+		return nil, nil
+	}
+	if conn := tx.Conn(); conn != nil {
+		return conn, conn.PgConn().CustomData()
+	}
+	if other, ok := tx.(interface{ Session() (any, map[string]any) }); ok {
+		return other.Session()
+	}
+	return nil, nil
+}
+
+// heldBy returns the shard of a limit that a transaction has locked; false if none is
+// known.
+func (b *base) heldBy(tx pgx.Tx, a *decide.Ask) (shard int, ok bool) {
+	_, data := session(tx)
+	held, ok := data[heldKey].(heldShard)
+	return held.shard, ok && held.by == b && held.tx == tx && held.key == a.Of() && held.shard < a.Definition.Shards
+}
