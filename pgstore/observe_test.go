@@ -269,6 +269,75 @@ func TestObserveInModes(t *testing.T) {
 	}
 }
 
+// Of a slot there is one event in every mode, and a slot in ModeShadow that was not to be had says so.
+func TestObserveSlotsInModes(t *testing.T) {
+	t.Parallel()
+	type slotStore interface {
+		Acquire(ctx context.Context, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (ratelimit.Slot, error)
+		AcquireWait(ctx context.Context, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (ratelimit.Slot, error)
+		AcquireTx(ctx context.Context, tx pgx.Tx, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (ratelimit.Slot, error)
+		Renew(ctx context.Context, slot ratelimit.Slot) (ratelimit.Slot, error)
+		Release(ctx context.Context, slot ratelimit.Slot) error
+	}
+	run := func(t *testing.T, h *heard, store slotStore, begin func(context.Context) (pgx.Tx, error)) {
+		ctx := t.Context()
+		full := ratelimit.InFlight{Name: "full", Limit: 1}
+		rate := plenty(1)
+		if slot, err := store.Acquire(ctx, full, "k"); err != nil || !slot.OK {
+			t.Fatalf("got %v, %v", slot, err)
+		}
+		tx, err := begin(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer tx.Rollback(ctx)
+		shadow, refuse := full.In(ratelimit.ModeShadow), full.In(ratelimit.ModeRefuse)
+		var slot ratelimit.Slot
+		const shadowed, refused = "acquire granted full true", "acquire refused full false"
+		for _, test := range []struct {
+			want string // verb outcome policy shadowed, of each event
+			do   func()
+		}{
+			{shadowed, func() { slot, _ = store.Acquire(ctx, shadow, "k") }},
+			{shadowed, func() { store.AcquireWait(ctx, shadow, "k") }},
+			{shadowed, func() { store.AcquireTx(ctx, tx, shadow, "k") }},
+			{refused, func() { store.Acquire(ctx, refuse, "k") }},
+			{refused, func() { store.AcquireWait(ctx, refuse, "k") }},
+			{refused, func() { store.AcquireTx(ctx, tx, refuse, "k") }},
+			{"allow granted plenty_1 false, " + shadowed, func() { store.Acquire(ctx, shadow, "k", rate.For("k")) }},
+			{"allow granted plenty_1 false, " + shadowed, func() { store.AcquireTx(ctx, tx, shadow, "k", rate.For("k")) }},
+		} {
+			h.take()
+			test.do()
+			var got []string
+			for _, e := range h.take() {
+				got = append(got, fmt.Sprintf("%s %s %s %t", e.Verb, e.Outcome, e.Policy(), e.Slot != nil && e.Slot.Shadowed))
+			}
+			if strings.Join(got, ", ") != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		}
+		h.take()
+		_, renewed := store.Renew(ctx, slot)
+		released := store.Release(ctx, slot)
+		if events := h.take(); len(events) != 2 || renewed != nil || released != nil || events[0].Verb != ratelimit.VerbRenew || events[1].Verb != ratelimit.VerbRelease {
+			t.Errorf("renewed and released: %v, %v, told %v", renewed, released, events)
+		}
+	}
+	t.Run("memstore", func(t *testing.T) {
+		var h heard
+		store := memstore.NewWithConfig(memstore.Config{Observe: h.observe})
+		run(t, &h, store, store.Begin)
+	})
+	t.Run("pgstore", func(t *testing.T) {
+		db := pgtest.New(t)
+		var h heard
+		store := newStore(t, db, observed(&h))
+		defer store.Close()
+		run(t, &h, store, db.Pool.Begin)
+	})
+}
+
 // A function that has ended the transaction itself, and then fails, may have committed it: nobody
 // has asked, and the event does not say that it was rolled back.
 func TestObserveEndedByTheFunction(t *testing.T) {

@@ -16,9 +16,13 @@ import (
 	"time"
 
 	"github.com/exaring/otelpgx"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/multitracer"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/internal/traced"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -202,31 +206,53 @@ func TestScrape(t *testing.T) {
 	}
 }
 
-// With the tracer that users of pgx install on the pool, the decisions are the same.
+// With the tracer that users of pgx install on the pool, the decisions are the same, in every form,
+// and so are the statements that they take.
 func TestWithOtelpgx(t *testing.T) {
-	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = otelpgx.NewTracer() }))
-	plain := pgtest.New(t)
-	answers := map[string][]string{}
-	for name, db := range map[string]*pgtest.DB{"traced": db, "plain": plain} {
-		store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Clock: func() time.Time { return time.Unix(1e9, 0) }})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for i := range 8 {
-			result, err := store.Allow(t.Context(), PerUser.For("ann"))
-			answers[name] = append(answers[name], fmt.Sprint(result, err))
-			if i%3 == 0 {
-				cancelled, err := store.Cancel(t.Context(), result.Receipt)
-				answers[name] = append(answers[name], fmt.Sprint(cancelled, err))
+	answers := map[bool][]string{}
+	for _, otel := range []bool{false, true} {
+		var sent traced.Statements
+		db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) {
+			c.ConnConfig.Tracer = &sent
+			if otel {
+				c.ConnConfig.Tracer = multitracer.New(otelpgx.NewTracer(), &sent)
 			}
-			result, err = store.Reserve(t.Context(), PerUser.For("bob"), PerUser.For("eve"))
-			answers[name] = append(answers[name], fmt.Sprint(result, err))
+		}))
+		clock := func() time.Time { return time.Unix(1e9, 0) }
+		for _, config := range []pgstore.Config{{}, {Portable: true}, {Escrow: time.Second}} {
+			config.Schema, config.Clock = db.Schema, clock
+			store, err := pgstore.New(db.Pool, &config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			sent.Reset()
+			add := func(answer any, err error) {
+				answers[otel] = append(answers[otel], fmt.Sprint(answer, err))
+			}
+			for i := range 8 {
+				result, err := store.Allow(t.Context(), PerUser.For("ann"))
+				add(result, err)
+				if i%3 == 0 {
+					add(store.Cancel(t.Context(), result.Receipt))
+				}
+				add(store.Reserve(t.Context(), PerUser.For("bob"), PerUser.For("eve")))
+				add(store.AllowFunc(t.Context(), []ratelimit.Request{PerUser.For("ron")}, func(tx pgx.Tx, _ ratelimit.Result) error {
+					_, err := store.AllowTx(t.Context(), tx, PerUser.For("joe"), Everybody.For(""))
+					return err
+				}))
+			}
+			add(store.Pause(t.Context(), PerUser, "ann", time.Minute))
+			add(store.Reset(t.Context(), PerUser, "ann"), nil)
+			if config.Escrow == 0 { // which gives back at once, and beside
+				add(fmt.Sprintf("%d sent, %d statements", sent.Sends(), sent.All()), nil)
+			}
+			for _, key := range []string{"ann", "bob", "eve", "ron", "joe"} {
+				add(store.Reset(t.Context(), PerUser, key), nil)
+			}
+			store.Close()
 		}
-		slept, err := store.Pause(t.Context(), PerUser, "ann", time.Minute)
-		answers[name] = append(answers[name], fmt.Sprint(slept, err))
-		store.Close()
 	}
-	if traced, plain := fmt.Sprint(answers["traced"]), fmt.Sprint(answers["plain"]); traced != plain {
-		t.Errorf("with otelpgx got\n%s\nwithout\n%s", traced, plain)
+	if got, want := fmt.Sprint(answers[true]), fmt.Sprint(answers[false]); got != want {
+		t.Errorf("with otelpgx got\n%s\nwithout\n%s", got, want)
 	}
 }
