@@ -12,6 +12,7 @@ import (
 	"net/http/httptest"
 	"os"
 	"os/exec"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -324,6 +325,38 @@ func TestInFlightLost(t *testing.T) {
 			}
 		}
 	})
+}
+
+// Of several slots the event names the one that is missing, and the one that was lost.
+func TestInFlightEvents(t *testing.T) {
+	store := memstore.New(nil)
+	limits := []ratelimit.InFlight{{Name: "outer", Limit: 3, Lease: 200 * time.Millisecond}, {Name: "inner", Limit: 1, Lease: 200 * time.Millisecond}}
+	var heard []string
+	m := newMiddleware(t, store, httplimit.Config{
+		InFlight: []httplimit.InFlightPolicy{{Limit: limits[0]}, {Limit: limits[1]}},
+		Observe: func(ctx context.Context, e ratelimit.Event) {
+			if e.Slot == nil || httplimit.RequestOf(ctx) == nil {
+				t.Errorf("heard %v, want one of a slot and a request", e)
+			}
+			heard = append(heard, fmt.Sprintf("%s %s %t %s %s", e.Verb, e.Outcome, e.Passed, e.Policy(), e.ErrorClass))
+		},
+	})
+	var h http.Handler
+	h = m.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+		wantStatus(t, serve(h, get("/")), 429)
+		if err := store.ResetSlots(t.Context(), limits[1], ""); err != nil {
+			t.Error(err)
+		}
+		select {
+		case <-r.Context().Done():
+		case <-time.After(10 * time.Second):
+		}
+	}))
+	serve(h, get("/"))
+	want := []string{"acquire granted true inner ", "acquire refused false inner ", "renew lost true inner lease_lost"}
+	if !slices.Equal(heard, want) {
+		t.Errorf("heard %q, want %q", heard, want)
+	}
 }
 
 // failingSlots is a store whose slots cannot be asked for.
