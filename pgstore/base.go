@@ -181,6 +181,28 @@ func (b *base) call(verb decide.Verb, reserve bool, requests []ratelimit.Request
 	return call, b.seen.NoteCall(&call)
 }
 
+// granted returns the result of a call with changes made at an instant. xid is the transaction
+// or savepoint that made them, in tx; that is nil when they are committed.
+func (b *base) granted(call *decide.Call, changes []decide.Change, at time.Time, xid string, tx pgx.Tx) ratelimit.Result {
+	var conn any
+	if tx != nil {
+		conn, _ = session(tx)
+	}
+	return call.Receipted(changes, b.took(call, changes, at.UTC()), xid, conn)
+}
+
+// session returns a value that identifies the connection of a transaction, and the data kept
+// with it; nil if it is not known. A transaction of package sqltx has no connection of pgx.
+func session(tx pgx.Tx) (conn any, data map[string]any) {
+	if conn := tx.Conn(); conn != nil {
+		return conn, conn.PgConn().CustomData()
+	}
+	if other, ok := tx.(interface{ Session() (any, map[string]any) }); ok {
+		return other.Session()
+	}
+	return nil, nil
+}
+
 // took notes the changes of a call, and returns the states then known of its limits.
 func (b *base) took(call *decide.Call, changes []decide.Change, at time.Time) decide.View {
 	for i := range changes {

@@ -40,6 +40,9 @@ func (b *base) retryCounted(ctx context.Context, again func(), attempt func() er
 	longest := firstPause
 	for n, forgotten := 1, 0; ; n++ {
 		err := attempt()
+		if err == nil {
+			return nil
+		}
 		if isForgotten(err) && forgotten < mostForgotten && ctx.Err() == nil {
 			forgotten++
 			continue

@@ -283,9 +283,6 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 	a.conn, a.life = conn, life(ctx, conn)
 	a.line = a.standing(ctx)
 	tx, err := a.begin(ctx)
-	if retriable(err) {
-		a.meet()
-	}
 	doing := false
 	defer func() {
 		if doing { // it panicked, or ended its goroutine
@@ -297,6 +294,9 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 		a.line.leave(ctx)
 	}()
 	if err != nil {
+		if retriable(err) {
+			a.meet()
+		}
 		return false, err
 	}
 	if err := a.result.Err(); err != nil {

@@ -31,21 +31,6 @@ func (b *base) hold(tx pgx.Tx, row decide.Row) {
 	}
 }
 
-// session returns a value that identifies the connection of a transaction, and the data kept
-// with it; nil if it is not known. A transaction of package sqltx has no connection of pgx.
-func session(tx pgx.Tx) (conn any, data map[string]any) {
-	if tx == nil {
-		return nil, nil
-	}
-	if conn := tx.Conn(); conn != nil {
-		return conn, conn.PgConn().CustomData()
-	}
-	if other, ok := tx.(interface{ Session() (any, map[string]any) }); ok {
-		return other.Session()
-	}
-	return nil, nil
-}
-
 // heldBy returns the shard of a limit that a transaction has locked; false if none is
 // known.
 func (b *base) heldBy(tx pgx.Tx, a *decide.Ask) (shard int, ok bool) {

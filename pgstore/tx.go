@@ -110,13 +110,6 @@ func (b *base) queueRenew(batch *pgx.Batch, c *decide.Change, at time.Time) {
 	}
 }
 
-// granted returns the result of a call with changes made at an instant. xid is the transaction
-// or savepoint that made them, in tx; that is nil when they are committed.
-func (b *base) granted(call *decide.Call, changes []decide.Change, at time.Time, xid string, tx pgx.Tx) ratelimit.Result {
-	conn, _ := session(tx)
-	return call.Receipted(changes, b.took(call, changes, at.UTC()), xid, conn)
-}
-
 // all and unsharded choose the limits to look at.
 func all(*decide.Ask) bool         { return true }
 func unsharded(a *decide.Ask) bool { return !a.Sharded() }
