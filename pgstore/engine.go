@@ -130,11 +130,11 @@ func (e *engine) decideAll(ctx context.Context, tickets []*ticket, granting bool
 		if left = withoutPrefetching(left, late); len(left) == 0 {
 			return nil
 		}
-		var sheet *decide.Sheet
-		if left, sheet, err = e.read(ctx, left); err != nil || len(left) == 0 {
+		var snapshot *decide.Snapshot
+		if left, snapshot, err = e.read(ctx, left); err != nil || len(left) == 0 {
 			return err
 		}
-		left, err = e.lock(ctx, left, sheet, await)
+		left, err = e.lock(ctx, left, snapshot, await)
 		return err
 	})
 	switch {
@@ -168,24 +168,24 @@ func (e *engine) begin(tickets []*ticket) {
 
 // read answers checks, and refuses calls that cannot be granted. It returns the others, and the
 // rows as it has read them.
-func (e *engine) read(ctx context.Context, tickets []*ticket) (left []*ticket, sheet *decide.Sheet, err error) {
+func (e *engine) read(ctx context.Context, tickets []*ticket) (left []*ticket, snapshot *decide.Snapshot, err error) {
 	if tickets = slices.DeleteFunc(tickets, (*ticket).Gone); len(tickets) == 0 {
 		return nil, nil, nil
 	}
-	sheet = newSheet(tickets)
+	snapshot = newSnapshot(tickets)
 	sent := e.sending(tickets)
-	rows := table.Rows{Rows: sheet.Rows}
+	rows := table.Rows{Rows: snapshot.Rows}
 	if err := e.table.Decider().Read(ctx, e.pool, &rows, e.clock()); err != nil {
 		return tickets, nil, e.fault("read", err)
 	}
-	sheet.States, sheet.Found, sheet.At = rows.States, rows.Found, rows.At
+	snapshot.States, snapshot.Found, snapshot.At = rows.States, rows.Found, rows.At
 	for _, t := range tickets {
 		p := t.Value
-		view := sheet.View(&p.call)
+		view := snapshot.View(&p.call)
 		e.saw(&p.call, view)
 		if !p.check {
 			if changes, ok := p.call.Plan(view); ok {
-				sheet.Need(&p.call, changes)
+				snapshot.Need(&p.call, changes)
 				left = append(left, t)
 				continue
 			}
@@ -194,26 +194,26 @@ func (e *engine) read(ctx context.Context, tickets []*ticket) (left []*ticket, s
 		p.result = p.call.Checked(view)
 		t.Finish()
 	}
-	return left, sheet, nil
+	return left, snapshot, nil
 }
 
 // lock decides calls with their rows locked, from the reading to the writing. It returns those
 // with rows that another transaction has locked.
-func (e *engine) lock(ctx context.Context, tickets []*ticket, seen *decide.Sheet, await *decide.Row) (left []*ticket, err error) {
+func (e *engine) lock(ctx context.Context, tickets []*ticket, seen *decide.Snapshot, await *decide.Row) (left []*ticket, err error) {
 	if tickets = slices.DeleteFunc(tickets, (*ticket).Gone); len(tickets) == 0 {
 		return nil, nil
 	}
-	sheet := newSheet(tickets)
+	snapshot := newSnapshot(tickets)
 	sent := e.sending(tickets)
 	var decided []*ticket
 	d := table.Decision{
-		Rows: sheet.Rows, Definitions: sheet.Definitions, Missing: e.missing(sheet, seen, await), Await: await,
+		Rows: snapshot.Rows, Definitions: snapshot.Definitions, Missing: e.missing(snapshot, seen, await), Await: await,
 		OnLocked: e.markLocked,
 		Decide: func(rows *table.Rows) ([]int, error) {
-			sheet.States, sheet.Found, sheet.At = rows.States, rows.Found, rows.At
-			sheet.Assume(seen)
-			left, decided = e.decideLocked(tickets, sheet)
-			return sheet.Changes(), nil
+			snapshot.States, snapshot.Found, snapshot.At = rows.States, rows.Found, rows.At
+			snapshot.Assume(seen)
+			left, decided = e.decideLocked(tickets, snapshot)
+			return snapshot.Changes(), nil
 		},
 	}
 	if err := e.table.Decider().Decide(ctx, e.pool, &d, e.clock()); err != nil {
@@ -225,38 +225,38 @@ func (e *engine) lock(ctx context.Context, tickets []*ticket, seen *decide.Sheet
 		return tickets, e.fault("decide", err)
 	}
 	for _, t := range decided { // it is in the database now
-		e.tell(t, sheet, sent)
+		e.tell(t, snapshot, sent)
 	}
 	return left, nil
 }
 
-// decideLocked decides calls on a sheet of locked rows. Those are left of which somebody
+// decideLocked decides calls on a snapshot of locked rows. Those are left of which somebody
 // else has locked a row that they need.
-func (e *engine) decideLocked(tickets []*ticket, sheet *decide.Sheet) (left, decided []*ticket) {
+func (e *engine) decideLocked(tickets []*ticket, snapshot *decide.Snapshot) (left, decided []*ticket) {
 	for _, t := range tickets {
 		p := t.Value
-		changes, ok := p.call.Plan(sheet.Free(&p.call))
-		if ok && !sheet.Passes(&p.call, changes) {
-			sheet.Make(changes)
-			p.result = p.call.Receipted(changes, sheet.View(&p.call), "", nil)
+		changes, ok := p.call.Plan(snapshot.Free(&p.call))
+		if ok && !snapshot.Passes(&p.call, changes) {
+			snapshot.Make(changes)
+			p.result = p.call.Receipted(changes, snapshot.View(&p.call), "", nil)
 			if p.tokens != nil {
-				*p.tokens = p.entry.Granted(changes[0].Count, changes[0].After, sheet.At)
+				*p.tokens = p.entry.Granted(changes[0].Count, changes[0].After, snapshot.At)
 			}
-		} else if missing := sheet.MissingOf(&p.call); missing != nil {
+		} else if missing := snapshot.MissingOf(&p.call); missing != nil {
 			p.locked.Store(&missing[0])
 			left = append(left, t)
 			continue
 		} else {
-			p.result = p.call.Refused(sheet.View(&p.call))
+			p.result = p.call.Refused(snapshot.View(&p.call))
 		}
 		decided = append(decided, t)
 	}
 	return left, decided
 }
 
-// tell answers a call that was decided on a sheet that has been written.
-func (e *engine) tell(t *ticket, sheet *decide.Sheet, sent time.Time) {
-	p, view := t.Value, sheet.View(&t.Value.call)
+// tell answers a call that was decided on a snapshot that has been written.
+func (e *engine) tell(t *ticket, snapshot *decide.Snapshot, sent time.Time) {
+	p, view := t.Value, snapshot.View(&t.Value.call)
 	e.saw(&p.call, view)
 	if p.result.OK {
 		for i := range p.call.Asks {
@@ -268,20 +268,20 @@ func (e *engine) tell(t *ticket, sheet *decide.Sheet, sent time.Time) {
 	t.Finish()
 }
 
-func newSheet(tickets []*ticket) *decide.Sheet {
+func newSnapshot(tickets []*ticket) *decide.Snapshot {
 	calls := make([]*decide.Call, len(tickets))
 	for i, t := range tickets {
 		calls[i] = &t.Value.call
 	}
-	return decide.NewSheet(calls)
+	return decide.NewSnapshot(calls)
 }
 
-// missing returns the rows of a sheet that were not found on the one that was read, but
+// missing returns the rows of a snapshot that were not found on the one that was read, but
 // for the awaited one and those that somebody is known to have made.
-func (e *engine) missing(sheet, seen *decide.Sheet, await *decide.Row) (rows []decide.Row) {
+func (e *engine) missing(snapshot, seen *decide.Snapshot, await *decide.Row) (rows []decide.Row) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	for _, row := range seen.Missing(sheet) {
+	for _, row := range seen.Missing(snapshot) {
 		l, locked := e.rows[row]
 		locked = locked && !e.config.Portable && time.Since(l.used) <= contended
 		if !locked && (await == nil || row != *await) {

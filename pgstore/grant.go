@@ -18,7 +18,7 @@ func (e *engine) grant(ctx context.Context, tickets []*ticket, await *decide.Row
 	tickets = slices.DeleteFunc(tickets, (*ticket).Gone)
 	groups, grants, left := e.groups(tickets)
 	if len(groups) == 0 {
-		spare(grants)
+		recycle(grants)
 		return left, nil
 	}
 	orders := e.orders(groups, grants)
@@ -34,7 +34,7 @@ func (e *engine) grant(ctx context.Context, tickets []*ticket, await *decide.Row
 	if gone {
 		return tickets, e.fault("take", err)
 	}
-	defer spare(grants)
+	defer recycle(grants)
 	if code(err) == lockNotAvailable && !wait {
 		err = nil // one of them was locked in the same moment, and nothing is taken
 	}
@@ -140,7 +140,7 @@ func (e *engine) groups(tickets []*ticket) (groups [][]*ticket, grants []table.G
 			rows++
 		}
 	}
-	groups, grants = make([][]*ticket, 0, rows), spareGrants(rows)
+	groups, grants = make([][]*ticket, 0, rows), pooledGrants(rows)
 	for i, t := range singles {
 		p := t.Value
 		a := &p.call.Asks[0]
@@ -169,22 +169,22 @@ func (e *engine) groups(tickets []*ticket) (groups [][]*ticket, grants []table.G
 	return groups, grants, left
 }
 
-// spares are grants that are not in use, for the next statement: one is half a kilobyte,
+// grantPool are grants that are not in use, for the next statement: one is half a kilobyte,
 // and there is one for each row.
-var spares sync.Pool
+var grantPool sync.Pool
 
-// spareGrants has room for n grants.
-func spareGrants(n int) []table.Grant {
-	if grants, ok := spares.Get().(*[]table.Grant); ok && cap(*grants) >= n {
+// pooledGrants has room for n grants.
+func pooledGrants(n int) []table.Grant {
+	if grants, ok := grantPool.Get().(*[]table.Grant); ok && cap(*grants) >= n {
 		return *grants
 	}
 	return make([]table.Grant, 0, n)
 }
 
-func spare(grants []table.Grant) {
+func recycle(grants []table.Grant) {
 	clear(grants)
 	grants = grants[:0]
-	spares.Put(&grants)
+	grantPool.Put(&grants)
 }
 
 // single finds the row of a call that takes from one; false if it does not.

@@ -137,7 +137,7 @@ func (m *memory) claim(call *decide.Call) *claim {
 	}
 	rest := call
 	if c.tokens != nil {
-		c.rest = call.Rest(c.stands())
+		c.rest = call.Remainder(c.balances())
 		rest = &c.rest
 	}
 	if len(call.Asks) > 1 {
@@ -213,18 +213,18 @@ func (c *claim) end(spent bool) {
 	}
 }
 
-func (c *claim) stands() []*decide.Stand {
-	stands := make([]*decide.Stand, len(c.call.Asks))
+func (c *claim) balances() []*decide.Balance {
+	balances := make([]*decide.Balance, len(c.call.Asks))
 	for i := range c.tokens {
-		stands[i] = c.tokens[i].Stand()
+		balances[i] = c.tokens[i].Balance()
 	}
-	return stands
+	return balances
 }
 
 // result returns the result of the whole call, by that of the rest.
 func (c *claim) result(rest ratelimit.Result) (result ratelimit.Result) {
 	if len(c.tokens) > 1 {
-		return c.call.Whole(rest, c.stands())
+		return c.call.Join(rest, c.balances())
 	}
 	c.tokens[0].Result(c.reserve, &result)
 	return result

@@ -242,14 +242,14 @@ type attempt struct {
 	claim    *claim // the tokens that are not taken from rows
 	do       func(pgx.Tx, ratelimit.Result) error
 
-	conn   *pgxpool.Conn
-	life   string // of the server, as far as it could be read
-	line   line
-	result ratelimit.Result
-	taken  try
-	met    bool // it met others at its rows
-	failed bool // the function returned an error
-	ended  bool // the function has ended the transaction itself
+	conn        *pgxpool.Conn
+	incarnation string // of the server, as far as it could be read
+	line        line
+	result      ratelimit.Result
+	taken       try
+	met         bool // it met others at its rows
+	failed      bool // the function returned an error
+	ended       bool // the function has ended the transaction itself
 }
 
 // run takes, runs the function, and commits. It tells no error if and only if the
@@ -280,7 +280,7 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 		return false, a.base.fault("acquire", err)
 	}
 	defer conn.Release() // also when the function panics or ends its goroutine
-	a.conn, a.life = conn, life(ctx, conn)
+	a.conn, a.incarnation = conn, incarnation(ctx, conn)
 	a.line = a.standing(ctx)
 	tx, err := a.begin(ctx)
 	doing := false
@@ -514,17 +514,17 @@ func (a *attempt) take(ctx context.Context, changes []decide.Change) (pgx.Tx, er
 	return results.Tx(), err
 }
 
-// lifeKey is where a connection keeps which life of which server it is to.
-const lifeKey = "ratelimit.life"
+// incarnationKey is where a connection keeps the incarnation of the server that it is to.
+const incarnationKey = "ratelimit.incarnation"
 
-// life returns that, which is read once for each connection; "" if it cannot be.
-func life(ctx context.Context, conn *pgxpool.Conn) string {
+// incarnation returns that, which is read once for each connection; "" if it cannot be.
+func incarnation(ctx context.Context, conn *pgxpool.Conn) string {
 	data := conn.Conn().PgConn().CustomData()
-	known, ok := data[lifeKey].(string)
+	known, ok := data[incarnationKey].(string)
 	if !ok {
 		var err error
 		if known, err = table.Server(ctx, conn); err == nil { // without it, nothing is taken for committed
-			data[lifeKey] = known
+			data[incarnationKey] = known
 		}
 	}
 	return known
@@ -575,7 +575,7 @@ func (a *attempt) outcome(ctx context.Context) (became string, err error) {
 			return err
 		}
 		now, err := table.Server(ctx, conn)
-		if err == nil && now != "" && now == a.life {
+		if err == nil && now != "" && now == a.incarnation {
 			return nil
 		}
 		wrote := false

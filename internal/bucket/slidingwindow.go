@@ -237,9 +237,9 @@ func (d *Definition) Longest(floor float64) time.Duration {
 	return time.Duration(min(d.longestDelay(-floor), math.MaxInt64/int64(time.Microsecond))) * time.Microsecond
 }
 
-// By is how many tokens a reservation from a sliding window can take at now for a slot
+// AvailableBy is how many tokens a reservation from a sliding window can take at now for a slot
 // that begins by an instant. s is settled.
-func (d *Definition) By(s State, now, at time.Time) float64 {
+func (d *Definition) AvailableBy(s State, now, at time.Time) float64 {
 	wait := at.UnixMicro() - d.slotStart(s, 0)
 	if s.Slots.Ahead == 0 {
 		wait = max(wait, 0) // it has begun, although a clock may have gone back

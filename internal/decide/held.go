@@ -46,18 +46,18 @@ func (a *Ask) Refused(n float64, state bucket.State, at time.Time) (ratelimit.Re
 	return result, true
 }
 
-// Stand is the state of a limit at an instant.
-type Stand struct {
+// Balance is the state of a limit at an instant.
+type Balance struct {
 	State bucket.State
 	At    time.Time
 }
 
-// Rest is the call for those of c's asks that do not stand by tokens which the process
+// Remainder is the call for those of c's asks that were not granted from tokens which the process
 // holds already.
-func (c *Call) Rest(stands []*Stand) Call {
+func (c *Call) Remainder(balances []*Balance) Call {
 	rest := Call{Reserve: c.Reserve}
 	for i := range c.Asks {
-		if stands[i] == nil {
+		if balances[i] == nil {
 			rest.Asks = append(rest.Asks, c.Asks[i])
 			rest.Asks[len(rest.Asks)-1].place = len(rest.Asks) - 1
 		}
@@ -65,10 +65,10 @@ func (c *Call) Rest(stands []*Stand) Call {
 	return rest
 }
 
-// Whole returns the result of c, of the result of its rest and of the states of those of its
+// Join returns the result of c, of the result of its rest and of the states of those of its
 // limits that were granted from tokens that the process held; the zero Result if there is no
 // rest. If the rest was refused, so is the whole.
-func (c *Call) Whole(rest ratelimit.Result, stands []*Stand) ratelimit.Result {
+func (c *Call) Join(rest ratelimit.Result, balances []*Balance) ratelimit.Result {
 	statuses := make([]ratelimit.Status, len(c.Asks))
 	var (
 		payments []receipt.Payment
@@ -81,15 +81,15 @@ func (c *Call) Whole(rest ratelimit.Result, stands []*Stand) ratelimit.Result {
 	each := rest.Each()
 	for i := range c.Asks {
 		a := &c.Asks[i]
-		if stands[i] == nil {
+		if balances[i] == nil {
 			statuses[i] = each[len(places)]
 			places = append(places, a.place)
 		} else {
-			statuses[i] = a.status(true, holdingOf(&a.Definition, stands[i].State, stands[i].At), stands[i].At, stands[i].At)
+			statuses[i] = a.status(true, holdingOf(&a.Definition, balances[i].State, balances[i].At), balances[i].At, balances[i].At)
 			statuses[i].Taken = a.Count
 			statuses[i].Before += a.Count
-			payments = append(payments, receipt.Payment{Limit: a.Paid(), Place: a.place, Slot: a.Definition.Slot(stands[i].State), Tokens: a.Count})
-			left = append(left, receipt.Left{TS: stands[i].At}) // no debt
+			payments = append(payments, receipt.Payment{Limit: a.Paid(), Place: a.place, Slot: a.Definition.Slot(balances[i].State), Tokens: a.Count})
+			left = append(left, receipt.Left{TS: balances[i].At}) // no debt
 		}
 		at = latest(at, statuses[i].At)
 	}

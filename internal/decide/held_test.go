@@ -19,14 +19,14 @@ func TestWholeIsRefusedWithItsRest(t *testing.T) {
 				requests = append(requests, TokenBucket{Name: fmt.Sprint("limit ", i), Rate: 10, Period: time.Second}.For("k"))
 			}
 			call := newCall(t, false, requests...)
-			stands := make([]*decide.Stand, len(requests))
-			stands[0] = &decide.Stand{State: row(9, t0), At: t0}
-			rest := call.Rest(stands)
+			balances := make([]*decide.Balance, len(requests))
+			balances[0] = &decide.Balance{State: row(9, t0), At: t0}
+			rest := call.Remainder(balances)
 			view := decide.View{At: t0}
 			for range rest.Asks {
 				view.States = append(view.States, rows(10))
 			}
-			result := call.Whole(rest.Refused(view), stands)
+			result := call.Join(rest.Refused(view), balances)
 			if result.OK || result.RetryAfter <= 0 || result.Receipt != nil || len(result.Each()) != len(requests) {
 				t.Errorf("%v after %v, receipt %v, of %d limits", result, result.RetryAfter, result.Receipt, len(result.Each()))
 			}

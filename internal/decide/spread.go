@@ -67,7 +67,7 @@ func (a *Ask) spreadAhead(now time.Time, states []bucket.State, floor float64) (
 	together := func(wait time.Duration) (counts []float64, ok bool) {
 		values := make([]float64, len(settled))
 		for i, s := range settled {
-			values[i] = shard.By(s, now, now.Add(wait))
+			values[i] = shard.AvailableBy(s, now, now.Add(wait))
 		}
 		return a.draw(values, 0)
 	}

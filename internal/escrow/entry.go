@@ -449,12 +449,12 @@ func (t *Tokens) Result(reserve bool, result *ratelimit.Result) {
 	t.Entry.ask.Held(t.Entry.paid, t.Count, reserve, &t.After, t.At, result)
 }
 
-// Stand returns how the limit of tokens stands; nil of none.
-func (t *Tokens) Stand() *decide.Stand {
+// Balance returns the state of the limit of tokens; nil of none.
+func (t *Tokens) Balance() *decide.Balance {
 	if t.Entry == nil {
 		return nil
 	}
-	return &decide.Stand{State: t.After, At: t.At}
+	return &decide.Balance{State: t.After, At: t.At}
 }
 
 // Order is a statement that is to prefetch.

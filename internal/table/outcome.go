@@ -36,11 +36,11 @@ func Holds(ctx context.Context, q Querier, xid string) (holds bool, err error) {
 	return holds, err
 }
 
-// Server reads which life of which server a connection is to. A transaction ID that
-// was told in another life may since have been given to somebody else.
-func Server(ctx context.Context, q Querier) (life string, err error) {
-	err = q.QueryRow(ctx, keeping["server"]).Scan(&life)
-	return life, err
+// Server reads the incarnation of the server that a connection is to. A transaction ID that
+// was told in another one may since have been given to somebody else.
+func Server(ctx context.Context, q Querier) (incarnation string, err error) {
+	err = q.QueryRow(ctx, keeping["server"]).Scan(&incarnation)
+	return incarnation, err
 }
 
 // UpSince reports whether the server has neither crashed nor been started since an

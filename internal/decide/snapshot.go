@@ -8,9 +8,9 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
-// Sheet is the rows of several calls, which are decided one after another, each on the states
-// that those before it left.
-type Sheet struct {
+// Snapshot is the rows of several calls as they were read. The calls are decided one after
+// another, each on the states that those before it left.
+type Snapshot struct {
 	Rows        []Row               // in order
 	Definitions []bucket.Definition // of the shard; of several, that with the largest capacity
 	States      []bucket.State
@@ -23,8 +23,8 @@ type Sheet struct {
 	assumed bool   // States has all rows, found or not
 }
 
-// NewSheet is a sheet of all rows of the calls, of which none has been found yet.
-func NewSheet(calls []*Call) *Sheet {
+// NewSnapshot is a snapshot of all rows of the calls, of which none has been found yet.
+func NewSnapshot(calls []*Call) *Snapshot {
 	definitions := make(map[Row]bucket.Definition, len(calls))
 	for _, c := range calls {
 		for i := range c.Asks {
@@ -38,7 +38,7 @@ func NewSheet(calls []*Call) *Sheet {
 			}
 		}
 	}
-	s := &Sheet{Rows: make([]Row, 0, len(definitions)), index: make(map[Row]int, len(definitions))}
+	s := &Snapshot{Rows: make([]Row, 0, len(definitions)), index: make(map[Row]int, len(definitions))}
 	for row := range definitions {
 		s.Rows = append(s.Rows, row)
 	}
@@ -53,7 +53,7 @@ func NewSheet(calls []*Call) *Sheet {
 
 // Need notes the rows that are needed to decide a call, which changes were planned
 // for: all, or of one that takes from the first limit that can grant, none after that.
-func (s *Sheet) Need(call *Call, changes []Change) {
+func (s *Snapshot) Need(call *Call, changes []Change) {
 	asks := call.Asks
 	if call.First {
 		asks = asks[:changes[0].Ask+1]
@@ -66,7 +66,7 @@ func (s *Sheet) Need(call *Call, changes []Change) {
 }
 
 // MissingOf returns the rows of a call that have not been found.
-func (s *Sheet) MissingOf(call *Call) (rows []Row) {
+func (s *Snapshot) MissingOf(call *Call) (rows []Row) {
 	for i := range call.Asks {
 		a := &call.Asks[i]
 		for shard := range a.Definition.Shards {
@@ -81,12 +81,12 @@ func (s *Sheet) MissingOf(call *Call) (rows []Row) {
 // Passes reports whether a call that takes from the first limit that can grant, and by changes
 // takes from a later one, would do so by rows that were not found: the first could grant from
 // those.
-func (s *Sheet) Passes(call *Call, changes []Change) bool {
+func (s *Snapshot) Passes(call *Call, changes []Change) bool {
 	return call.First && s.MissingOf(&Call{Asks: call.Asks[:changes[0].Ask]}) != nil
 }
 
-// View returns the sheet's rows of a call's limits.
-func (s *Sheet) View(call *Call) View {
+// View returns the snapshot's rows of a call's limits.
+func (s *Snapshot) View(call *Call) View {
 	return s.view(call, func(a *Ask, n int) bucket.State {
 		if s.Found[n] || s.assumed {
 			return s.States[n]
@@ -101,11 +101,11 @@ const bottom = -math.MaxFloat64 / 1e20
 
 // Free is View with nothing in the rows that were not found, so that nothing is
 // planned to be taken from them.
-func (s *Sheet) Free(call *Call) View {
+func (s *Snapshot) Free(call *Call) View {
 	return s.view(call, func(*Ask, int) bucket.State { return bucket.State{Value: bottom, TS: s.At} })
 }
 
-func (s *Sheet) view(call *Call, missing func(a *Ask, n int) bucket.State) View {
+func (s *Snapshot) view(call *Call, missing func(a *Ask, n int) bucket.State) View {
 	view := View{States: make([][]bucket.State, len(call.Asks)), At: s.At}
 	for i := range call.Asks {
 		a := &call.Asks[i]
@@ -122,8 +122,8 @@ func (s *Sheet) view(call *Call, missing func(a *Ask, n int) bucket.State) View 
 	return view
 }
 
-// Assume sets the rows that were not found to those of another sheet, which has all of them.
-func (s *Sheet) Assume(of *Sheet) {
+// Assume sets the rows that were not found to those of another snapshot, which has all of them.
+func (s *Snapshot) Assume(of *Snapshot) {
 	for i, row := range s.Rows {
 		n := of.index[row]
 		switch {
@@ -137,17 +137,17 @@ func (s *Sheet) Assume(of *Sheet) {
 	s.assumed = true
 }
 
-// Make makes changes on the sheet.
-func (s *Sheet) Make(changes []Change) {
+// Make makes changes on the snapshot.
+func (s *Snapshot) Make(changes []Change) {
 	for i := range changes {
 		n := s.index[changes[i].Row]
 		s.States[n], s.Changed[n] = changes[i].After, true
 	}
 }
 
-// Missing returns the rows of another sheet that are needed and were not found on this
+// Missing returns the rows of another snapshot that are needed and were not found on this
 // one, which has all of them.
-func (s *Sheet) Missing(of *Sheet) (rows []Row) {
+func (s *Snapshot) Missing(of *Snapshot) (rows []Row) {
 	for _, row := range of.Rows {
 		if n := s.index[row]; s.needed[n] && !s.Found[n] {
 			rows = append(rows, row)
@@ -157,7 +157,7 @@ func (s *Sheet) Missing(of *Sheet) (rows []Row) {
 }
 
 // Changes returns the places of the rows that were changed.
-func (s *Sheet) Changes() (places []int) {
+func (s *Snapshot) Changes() (places []int) {
 	for i, changed := range s.Changed {
 		if changed {
 			places = append(places, i)
