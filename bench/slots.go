@@ -240,36 +240,39 @@ func runSlots(ctx context.Context, args []string, stdout, stderr io.Writer) (err
 	return errors.Join(waitForSlots(ctx, &p, e, 5*o.round), p.err)
 }
 
-// compareSlots measures all implementations in a case, in turns.
+// compareSlots measures all implementations in a case, in turns. Each is open all the time, as in
+// a program that has been running.
 func compareSlots(ctx context.Context, p *printer, e *slotServers, c slotCase, o comparison) error {
-	figures := make(map[string]*slotFigures)
-	for n := range o.rounds {
-		for _, impl := range slotImpls {
-			opened, err := impl.open(ctx, e, c)
-			if err != nil {
-				return err
+	opened, figures := make([]contender, len(slotImpls)), make([]slotFigures, len(slotImpls))
+	defer func() {
+		for _, o := range opened {
+			if o.close != nil {
+				o.close()
 			}
-			if opened.decide == nil {
+		}
+	}()
+	for i, impl := range slotImpls {
+		var err error
+		if opened[i], err = impl.open(ctx, e, c); err != nil {
+			return err
+		}
+	}
+	for n := range o.rounds {
+		for i, impl := range slotImpls {
+			if opened[i].decide == nil {
 				continue
 			}
-			s, _, err := compared(ctx, e.postgres, opened, c.keyNames(), n, o.round)
-			if opened.close != nil {
-				opened.close()
-			}
+			s, _, err := compared(ctx, e.postgres, opened[i], c.keyNames(), n, o.round)
 			if err != nil {
 				return fmt.Errorf("%s: %w", impl.name, err)
 			}
-			f := figures[impl.name]
-			if f == nil {
-				f = &slotFigures{}
-				figures[impl.name] = f
-			}
+			f := &figures[i]
 			f.perSecond = append(f.perSecond, float64(s.granted)/s.elapsed.Seconds())
 			f.refused = append(f.refused, 1-float64(s.granted)/float64(max(s.decisions, 1)))
 		}
 	}
-	for _, impl := range slotImpls {
-		if f := figures[impl.name]; f != nil {
+	for i, impl := range slotImpls {
+		if f := figures[i]; f.perSecond != nil {
 			p.linef("%-24v %-16s %10s %7.0f%%", c, impl.name, thousands(median(f.perSecond)), 100*median(f.refused))
 		}
 	}

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/batch"
@@ -145,8 +144,7 @@ func (f *flights) makeAll(ctx context.Context, tickets []*slotTicket) {
 	for len(tickets) > 0 {
 		tickets = slices.DeleteFunc(tickets, func(t *slotTicket) bool { return t.Gone() || t.Value.left.Load() })
 		now, later := oneEach(tickets)
-		f.change(ctx, now, f.table.ChangeSlots)
-		f.change(ctx, missing(now), f.table.MakeSlots)
+		f.change(ctx, now)
 		for _, t := range now {
 			f.finish(t)
 		}
@@ -168,21 +166,10 @@ func oneEach(tickets []*slotTicket) (now, later []*slotTicket) {
 	return now, later
 }
 
-// missing returns those of tickets that want a slot which may not be there, and have not got it.
-// They are asked for behind the others, since nearly all are there once a table has been in use.
-func missing(tickets []*slotTicket) (missing []*slotTicket) {
-	for _, t := range tickets {
-		if c := t.Value; c.err == nil && c.op.New && !c.op.Done.OK {
-			missing = append(missing, t)
-		}
-	}
-	return missing
-}
-
 // change has a statement make the operations of tickets. When the server reports an error of
 // some, or a locked row could not be passed over, each half of them is made by itself, so that
 // only the one at fault fails.
-func (f *flights) change(ctx context.Context, tickets []*slotTicket, by func(context.Context, *pgxpool.Pool, []*table.SlotOp, *time.Time) error) {
+func (f *flights) change(ctx context.Context, tickets []*slotTicket) {
 	if len(tickets) == 0 {
 		return
 	}
@@ -190,14 +177,14 @@ func (f *flights) change(ctx context.Context, tickets []*slotTicket, by func(con
 	for i, t := range tickets {
 		ops[i] = t.Value.op
 	}
-	err := f.retry(ctx, func() error { return by(ctx, f.pool, ops, f.clock()) })
+	err := f.retry(ctx, func() error { return f.table.ChangeSlots(ctx, f.pool, ops, f.clock()) })
 	switch {
 	case err == nil:
 		return
 	case answered(err) && len(tickets) > 1:
 		half := len(tickets) / 2
-		f.change(ctx, tickets[:half], by)
-		f.change(ctx, tickets[half:], by)
+		f.change(ctx, tickets[:half])
+		f.change(ctx, tickets[half:])
 		return
 	case code(err) == lockNotAvailable:
 		ops[0].Done = table.SlotDone{}

@@ -101,16 +101,14 @@ func (op *SlotOp) scan(row pgx.Row) error {
 	return err
 }
 
-// ChangeSlots makes operations on different rows, each by itself, in one transaction. If
-// somebody has a row locked that could not be passed over, nothing has happened, and the error
-// is lock_not_available. Slots that are not there are not taken: see [Table.MakeSlots].
+// ChangeSlots makes operations on different rows, each by itself, in one transaction and round
+// trip. If somebody has a row locked that could not be passed over, nothing has happened, and the
+// error is lock_not_available. Of those to take that may not be there, it makes those that are not.
 func (t *Table) ChangeSlots(ctx context.Context, pool *pgxpool.Pool, ops []*SlotOp, now *time.Time) error {
-	return oneTrip(ctx, pool, func(batch *pgx.Batch) { t.queueChange(batch, ops, now) })
-}
-
-// MakeSlots takes slots, those that are not there, in one transaction.
-func (t *Table) MakeSlots(ctx context.Context, pool *pgxpool.Pool, ops []*SlotOp, now *time.Time) error {
-	return oneTrip(ctx, pool, func(batch *pgx.Batch) { t.queueMake(batch, ops, now) })
+	return oneTrip(ctx, pool, func(batch *pgx.Batch) {
+		t.queueChange(batch, ops, now)
+		t.queueMake(batch, ops, now)
+	})
 }
 
 // LookAtSlots reads the slots of keys.
@@ -136,14 +134,23 @@ func oneTrip(ctx context.Context, pool *pgxpool.Pool, queue func(*pgx.Batch)) er
 	return conn.SendBatch(ctx, &batch).Close()
 }
 
+// queueMake is behind queueChange, and leaves rows alone that are there.
 func (t *Table) queueMake(batch *pgx.Batch, ops []*SlotOp, now *time.Time) {
-	n := len(ops)
-	names, keys, numbers, leases := make([]string, n), make([]string, n), make([]int32, n), make([]float64, n)
-	made := make(map[decide.Row]*SlotOp, n)
-	for i, op := range ops {
-		names[i], keys[i], numbers[i], leases[i] = op.Row.Name, op.Row.Key.Key, int32(op.Row.Shard), micros(op.Lease)
-		made[op.Row] = op
-		op.Done = SlotDone{}
+	var (
+		names, keys []string
+		numbers     []int32
+		leases      []float64
+	)
+	made := make(map[decide.Row]*SlotOp)
+	for _, op := range ops {
+		if op.New {
+			names, keys = append(names, op.Row.Name), append(keys, op.Row.Key.Key)
+			numbers, leases = append(numbers, int32(op.Row.Shard)), append(leases, micros(op.Lease))
+			made[op.Row] = op
+		}
+	}
+	if len(made) == 0 { // as nearly always, once a process knows its slots
+		return
 	}
 	batch.Queue(t.inflight["slot_make"], names, keys, numbers, leases, now).Query(func(rows pgx.Rows) error {
 		var (
