@@ -67,6 +67,9 @@ func (e *engine) grantInTurn(ctx context.Context, grants []table.Grant) error {
 	err := e.table.Decider().Grant(ctx, e.pool, grants, true, e.clock())
 	free := err == nil
 	e.wasFree(g.Row, &free)
+	if g.Waited >= passOver {
+		e.markLocked(g.Row) // others stand in its line
+	}
 	return err
 }
 
@@ -83,6 +86,14 @@ func (e *engine) wasFree(row decide.Row, is *bool) bool {
 		l.free = *is
 	}
 	return l.free
+}
+
+// shared notes that a transaction of the runner waited for a row, and that others have it for a
+// moment only.
+func (e *engine) shared(row decide.Row) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.mark(row).free = true
 }
 
 // tellGroup answers the calls of a group. Each result is of the state that its call left

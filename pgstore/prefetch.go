@@ -130,7 +130,10 @@ func (e *engine) arrived(o *escrow.Order, group []*ticket, g *table.Grant, sent 
 			calls++
 		}
 	}
-	entryOf(group).Note(count, calls)
+	entry := entryOf(group)
+	if entry.Note(count, calls); g.Waited >= passOver { // to take from the row would cost more still
+		entry.Contended()
+	}
 	if o.Count == 0 {
 		return nil
 	}

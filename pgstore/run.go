@@ -195,10 +195,14 @@ func (r *runner) heed(call *decide.Call) {
 	}
 }
 
-// contended notes that others took from the rows of a call at the same time.
+// contended notes that others took from the rows of a call at the same time, and are done: calls
+// that prefetch need not find that out again.
 func (r *runner) contended(rows *decide.Call) {
 	for i := range rows.Asks {
-		r.cache.Of(&rows.Asks[i]).Contended()
+		if entry := r.cache.Of(&rows.Asks[i]); entry.Prefetches() {
+			entry.Contended()
+			r.memory.engine.shared(decide.Row{Key: rows.Asks[i].Of()})
+		}
 	}
 }
 

@@ -65,12 +65,13 @@ type Entry struct {
 	mu      sync.Mutex
 	leases  []*lease // oldest first
 	demand  demand
-	wanted  float64 // when something was prefetched last
-	epoch   int     // of the leases that are handed out: an edit begins another
-	changes int     // how often a statement is known to have changed the row
-	used    float64 // since the timer was set
-	spent   float64 // of leases that the row counts as out beside last, and not told yet
-	last    *lease  // that was prefetched, with the latest end
+	wanted  float64       // when something was prefetched last
+	takes   time.Duration // to prefetch, lately: from the order to the arrival
+	epoch   int           // of the leases that are handed out: an edit begins another
+	changes int           // how often a statement is known to have changed the row
+	used    float64       // since the timer was set
+	spent   float64       // of leases that the row counts as out beside last, and not told yet
+	last    *lease        // that was prefetched, with the latest end
 	returns []Return
 	ringing sync.Mutex // held while the timer rings, until its returns are under way; taken before mu
 	timer   *time.Timer
@@ -89,12 +90,12 @@ type stock struct {
 }
 
 // Of steady demand, planned is the share of the time until the end of a lease in which the held
-// tokens are used up, so that none are left to be returned; and more is prefetched when less
-// than low of it is left: twice in that time.
-const (
-	planned = 0.9
-	low     = 4. / 9
-)
+// tokens are used up, so that none are left to be returned.
+const planned = 0.9
+
+// ahead is how long before the held tokens are used up, or end, more is prefetched: as long as
+// that takes lately, and a quarter of the time that they last, since it may take longer.
+func (e *Entry) ahead() time.Duration { return e.takes + e.config.Lasts/4 }
 
 // leastOf returns the least count that is handed out: less cannot be told from nothing.
 func leastOf(d *bucket.Definition) float64 {
@@ -139,6 +140,9 @@ func (e *Entry) Take(n float64, transaction bool, t *Tokens) bool {
 	if !s.over(now) {
 		took, left := s.take(n, false, transaction)
 		if left += s.others; took == 0 && !(n <= left) {
+			e.mu.Lock()
+			defer e.mu.Unlock()
+			e.holds(n, now)
 			return false
 		}
 		if took > 0 {
@@ -162,6 +166,16 @@ func (e *Entry) tell(t *Tokens, n float64, from *lease, s *stock, left float64, 
 	}
 }
 
+// holds reports whether n tokens are held for a call. If none are, it waits for the row. It
+// needs mu.
+func (e *Entry) holds(n float64, now moment) bool {
+	left := e.live(now)
+	if left == 0 {
+		e.demand.stop(now)
+	}
+	return n <= left
+}
+
 // prefetch has somebody prefetch, if nobody does.
 func (e *Entry) prefetch() {
 	if !e.prefetching.Load() && e.prefetching.CompareAndSwap(false, true) {
@@ -172,7 +186,7 @@ func (e *Entry) prefetch() {
 func (e *Entry) takeOfSeveral(n float64, now moment, transaction bool, t *Tokens) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if !(n <= e.live(now)) {
+	if !e.holds(n, now) {
 		return false
 	}
 	rest := n
@@ -343,7 +357,8 @@ func (e *Entry) restock() {
 	for e.leases[first] != last && e.leases[first].left.load() == 0 {
 		first++
 	}
-	s := &stock{lease: e.leases[first], low: low * e.wanted, fresh: last.lasts - e.config.Lasts/4, last: last}
+	ahead := e.ahead()
+	s := &stock{lease: e.leases[first], low: e.wanted * min(float64(ahead)/(planned*float64(e.config.Lasts)), 1), fresh: last.lasts - ahead, last: last}
 	for _, l := range e.leases[first+1:] {
 		s.others += l.left.load()
 	}
@@ -464,6 +479,7 @@ type Order struct {
 	Capacity float64 // to count with
 	Spent            // to tell the row of
 	epoch    int
+	given    time.Duration // on the monotonic clock
 }
 
 // Order says how much is to be prefetched from a key by a statement that is about to be sent,
@@ -483,12 +499,14 @@ func (e *Entry) Order(takes, need float64) (o Order) {
 	if len(e.leases) == 0 && !e.demand.enough() {
 		return o
 	}
-	want := planned*e.demand.want(takes, now, lasts)*float64(Longest(&e.ask.Definition, lasts))/float64(lasts) - left
+	want := e.demand.want(takes, now, lasts) / float64(lasts)
+	left = max(0, left-want*float64(e.takes)) // when more arrives
+	want = planned*want*float64(Longest(&e.ask.Definition, lasts)) - left
 	want = math.Floor(want) // of a part of a token there would be something left to return
 	if min(want, e.spare(need, now)) < 1 {
 		return o
 	}
-	o = Order{Entry: e, Count: min(want, e.lowered), Capacity: e.lowered, epoch: e.epoch}
+	o = Order{Entry: e, Count: min(want, e.lowered), Capacity: e.lowered, epoch: e.epoch, given: now.mono}
 	o.Spent = e.untold(now)
 	return o
 }
@@ -528,6 +546,7 @@ func (o *Order) Arrived(l Lease) *Arrival {
 	had.left.add(l.Count)
 	had.out.add(l.Out)
 	left := e.live(now)
+	e.takes = (e.takes + now.mono - o.given) / 2
 	e.latest(had)
 	switch {
 	case e.epoch != o.epoch || had.over(now):
