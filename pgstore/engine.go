@@ -121,7 +121,7 @@ func (e *engine) decideAll(ctx context.Context, tickets []*ticket, granting bool
 			}
 		}
 		if granting {
-			if await != nil && e.cache != nil { // between two turns at the row it may be free
+			if await != nil && e.cache != nil && !e.config.Portable { // between two turns at the row it may be free
 				if left, err = e.grant(ctx, left, nil); err != nil || len(left) == 0 {
 					return err
 				}

@@ -31,6 +31,12 @@ func (s *Store) Meet(requests ...ratelimit.Request) (locks []int64) {
 	return locks
 }
 
+// Crowd has the calls of a store wait for the row of a limit without shards, as if it had been
+// found locked.
+func (s *Store) Crowd(r ratelimit.Request) {
+	s.engine.markLocked(decide.Row{Key: decide.Key{Name: ratelimit.NameOf(r.Limit), Key: r.Key}})
+}
+
 // Meetings is at how many rows others were met lately.
 func (s *Store) Meetings() (n int) {
 	m := &s.runner.meetings

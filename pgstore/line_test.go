@@ -388,3 +388,17 @@ func TestNoLineWithoutOthers(t *testing.T) {
 	}
 	eventually(t, "it is forgotten", func() bool { return stores[1].Meetings() == 0 })
 }
+
+// With Escrow a row that others have had locked is tried before a turn is waited for: it is free
+// while the next in line has not begun.
+func TestFreeRowNeedsNoTurn(t *testing.T) {
+	t.Parallel()
+	l := newLined(t)
+	escrowed := newStore(t, l.DB, func(c *pgstore.Config) { c.Escrow = 100 * time.Millisecond })
+	giveBack := l.hold(t)
+	defer giveBack()
+	escrowed.Crowd(l.request)
+	if result, err := escrowed.Allow(within(t, 10*time.Second), l.request); err != nil || !result.OK {
+		t.Errorf("got OK %v, error %v", result.OK, err)
+	}
+}

@@ -374,6 +374,58 @@ func TestOrderAfterAWait(t *testing.T) {
 	}
 }
 
+// A wait for the row begins when the tokens run out, also if more had been ordered before.
+func TestOrderAfterTokensRanOut(t *testing.T) {
+	after := func(wait time.Duration) float64 {
+		m := newMemory(t)
+		e := m.of(plain)
+		e.Note(100, 100)
+		m.pass(200 * time.Millisecond)
+		m.bring(e, 10)
+		o := m.order(e)
+		m.want(plain, 10, true)
+		m.want(plain, 1, false)
+		m.pass(wait)
+		e.Note(0, 0) // it goes on
+		o.Arrived(m.lease(1))
+		m.want(plain, 1, true)
+		return m.order(e).Count
+	}
+	if now, late := after(0), after(700*time.Millisecond); now != late {
+		t.Errorf("got %v after a wait, and %v without", late, now)
+	}
+}
+
+// An order is for what is used before it arrives, too, by how long they took lately; and it is
+// given as long before the tokens run out, and a quarter of their time.
+func TestOrderMeanwhile(t *testing.T) {
+	m := newMemory(t)
+	m.at = time.Now() // since what is scarce is so until an instant, which begins in the past
+	prefetched := 0
+	m.Cache = escrow.New(escrow.Config{
+		Lasts: time.Second, Clock: m.now, GiveBack: func([]escrow.Return) {},
+		Prefetch: func(*escrow.Entry) { prefetched++ },
+	})
+	e := m.of(plain)
+	e.Note(100, 100)
+	m.pass(500 * time.Millisecond)
+	o := e.Order(0, 1)
+	m.pass(400 * time.Millisecond)
+	e.Note(0, 0)
+	o.Arrived(m.lease(100))
+	if more := e.Order(0, 1); more.Count < 119 || more.Count > 121 { // of 200 a second, 0.2 s take 40 of those 100
+		t.Errorf("got %v, want about 120", more.Count)
+	}
+	m.want(plain, 45, true)
+	if prefetched != 0 {
+		t.Error("more is prefetched when 55 of 100 are left")
+	}
+	m.want(plain, 10, true)
+	if prefetched != 1 {
+		t.Error("nothing is prefetched when 45 of 100 are left")
+	}
+}
+
 // From a row that is known to have next to nothing nothing is prefetched, until it has come in.
 func TestOrderOfLittle(t *testing.T) {
 	m := newMemory(t)
