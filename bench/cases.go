@@ -59,6 +59,7 @@ const (
 
 	noLimit        = "no limit"
 	bareUpsert     = "no limit, but an upsert of a row of its own"
+	bareLease      = "no limit, one row written each 100 ms"
 	forUpdateTx    = "SELECT FOR UPDATE, in the transaction"
 	serializableTx = "SERIALIZABLE, in the transaction, retried at once"
 )
@@ -94,6 +95,7 @@ var implementations = map[string]opener{
 
 	noLimit:        openNoLimit,
 	bareUpsert:     openBareUpsert,
+	bareLease:      openBareLease,
 	forUpdateTx:    openNaive(naive{lock: true, work: true}),
 	serializableTx: openNaive(naive{serializable: true, work: true}),
 }
