@@ -107,11 +107,12 @@ func (t conflicted) TraceBatchEnd(ctx context.Context, _ *pgx.Conn, data pgx.Tra
 // callers were told, and with the rows.
 func attackHook(ctx context.Context, l *lab, c *chapter) error {
 	c.say("Stores of all kinds (plain, portable, from memory) tell Config.Observe of calls in every form, some with a limit in shadow, while functions fail, panic and are run again, transactions are rolled back, and callers give up. A fourth has a pool that is too small, and two work through a relay that cuts connections, while backends are terminated. Each call has its own context, by which its events are found. What is gone from the rows is compared with what events say was taken: exactly, or where answers were lost within what they say is unknown; and retries with the 40001 that pgx's tracer saw.")
-	stores, end, err := l.hookedStores(ctx)
+	f := &faulty{rarely: 150, done: map[string]int{}, turns: map[string]int{}}
+	stores, end, err := l.hookedStores(ctx, f)
 	if err != nil {
 		return err
 	}
-	err = l.observeAll(ctx, stores)
+	killed, err := l.observeAll(ctx, stores)
 	for _, h := range stores {
 		h.store.Close()
 	}
@@ -119,6 +120,11 @@ func attackHook(ctx context.Context, l *lab, c *chapter) error {
 	if err != nil {
 		return err
 	}
+	harmed := 0
+	for _, n := range f.counts("") {
+		harmed += n.n
+	}
+	c.happened(count{"requests and answers that the relay did harm to", harmed}, count{"backends terminated", killed})
 	for _, h := range stores {
 		if err := l.compareHeard(ctx, c, h); err != nil {
 			return fmt.Errorf("%s: %w", h.name, err)
@@ -127,13 +133,13 @@ func attackHook(ctx context.Context, l *lab, c *chapter) error {
 	return nil
 }
 
-// hookedStores makes the stores, each with a schema of its own; end closes what they have.
-func (l *lab) hookedStores(ctx context.Context) (stores []*hooked, end func(), err error) {
+// hookedStores makes the stores, each with a schema of its own, some behind a relay to which f
+// happens; end closes what they have.
+func (l *lab) hookedStores(ctx context.Context, f *faulty) (stores []*hooked, end func(), err error) {
 	r, err := relayTo(l.server.URL)
 	if err != nil {
 		return nil, nil, err
 	}
-	f := &faulty{rarely: 40, done: map[string]int{}, turns: map[string]int{}}
 	f.interfere(r)
 	for _, s := range []struct {
 		name   string
@@ -148,9 +154,12 @@ func (l *lab) hookedStores(ctx context.Context) (stores []*hooked, end func(), e
 		{"cut and killed", pgstore.Config{}, 8, true},
 		{"cut and killed, portable", pgstore.Config{Portable: true}, 8, true},
 	} {
-		h := &hooked{name: s.name, exact: !s.relay && s.conns > 2, wait: time.Second / 4}
-		if h.exact {
-			h.wait = patience
+		h := &hooked{name: s.name, exact: !s.relay && s.conns > 2, wait: patience}
+		switch {
+		case s.relay:
+			h.wait = time.Second
+		case !h.exact:
+			h.wait = time.Second / 4
 		}
 		if h.schema, err = l.schema(ctx); err != nil {
 			return nil, nil, err
@@ -160,12 +169,13 @@ func (l *lab) hookedStores(ctx context.Context) (stores []*hooked, end func(), e
 			config.ConnConfig.RuntimeParams["application_name"] = s.name
 			if s.relay {
 				relayed(config, r.Address().String())
+				config.ConnConfig.RuntimeParams["idle_in_transaction_session_timeout"] = "300" // when it falls silent
 			}
 		})
 		if err != nil {
 			return nil, nil, err
 		}
-		s.config.Schema, s.config.Observe = h.schema, h.observe
+		s.config.Schema, s.config.Timeout, s.config.Observe = h.schema, h.wait, h.observe
 		if h.store, err = pgstore.New(h.pool, &s.config); err != nil {
 			return nil, nil, err
 		}
@@ -180,9 +190,9 @@ func (l *lab) hookedStores(ctx context.Context) (stores []*hooked, end func(), e
 }
 
 // observeAll has callers work with all stores, and terminates backends of those that are to
-// suffer that.
-func (l *lab) observeAll(ctx context.Context, stores []*hooked) error {
-	over, stop := context.WithTimeout(ctx, l.seconds(20, 2.5))
+// suffer that. It returns how many.
+func (l *lab) observeAll(ctx context.Context, stores []*hooked) (killed int, err error) {
+	over, stop := context.WithTimeout(ctx, l.seconds(20, 2))
 	defer stop()
 	var group sync.WaitGroup
 	for _, h := range stores {
@@ -195,16 +205,14 @@ func (l *lab) observeAll(ctx context.Context, stores []*hooked) error {
 			})
 		}
 	}
-	var err error
 	for err == nil && over.Err() == nil {
 		time.Sleep(200 * time.Millisecond)
-		err = l.ask(ctx, "SELECT FROM (SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name LIKE 'cut and killed%' ORDER BY random() LIMIT 1) killed")
-		if errors.Is(err, pgx.ErrNoRows) {
-			err = nil
-		}
+		var n int
+		err = l.ask(ctx, "SELECT count(pg_terminate_backend(pid)) FROM (SELECT pid FROM pg_stat_activity WHERE application_name LIKE 'cut and killed%' ORDER BY random() LIMIT 1) AS one", &n)
+		killed += n
 	}
 	group.Wait()
-	return err
+	return killed, err
 }
 
 var errFunction = errors.New("the function fails")
