@@ -44,10 +44,9 @@ const (
 	KindSlidingWindow = bucket.SlidingWindow // slot by slot, as taken tokens leave the window
 )
 
-// Limit is a limit's definition: a [TokenBucket], a [FixedWindow] or a
-// [SlidingWindow]. All are plain values: copy one and change its Rate to give a customer's plan a rate
-// of its own. Nothing of a definition is stored; changing it in code changes
-// it for all keys at their next call.
+// Limit is a limit's definition: a [TokenBucket], a [FixedWindow] or a [SlidingWindow]. All are
+// plain values: copy one and change its Rate to give a customer's plan a rate of its own. Nothing
+// of a definition is stored; changing it in code changes it for all keys at their next call.
 type Limit interface {
 	// For asks for one token of this limit for key. Each key is a limit of
 	// its own; "" is the usual key of a global limit. See Key for keys of
@@ -89,7 +88,7 @@ type Definition struct {
 // bucket is d as the type that has the arithmetic.
 func (d *Definition) bucket() *bucket.Definition { return (*bucket.Definition)(d) }
 
-// Limit returns the definition as a limit, whose Definition is d again: so a definition that
+// Limit returns the definition as a limit. Its Definition is d again, so a definition that
 // was read from JSON can be used. It is nil if d's Kind is none of this package's.
 func (d Definition) Limit() Limit {
 	w := FixedWindow{

@@ -64,7 +64,7 @@ type Status struct {
 	// Shadowed is true when the limit would have refused the call or put it off, or taken
 	// fewer tokens for AllowAtMost, but for its request's [ModeShadow]. The Result is Shadowed
 	// if one of its limits is, and tells the caller what to do: it is OK, and to be done
-	// at once. What that limit said is in Each: OK is false there, or RetryAt later.
+	// at once. The answer of that limit is in Each: OK is false there, or RetryAt later.
 	Shadowed bool `json:",omitempty"`
 
 	// Taken is how many tokens were taken: Request.Count, or of AllowAtMost up to

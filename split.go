@@ -154,7 +154,7 @@ func (r Result) portions() []*portion {
 	return portions
 }
 
-// due is when the first so many tokens of p are there, which is not before from.
+// due is when a number of tokens of p are there, which is not before from.
 func (p *portion) due(tokens float64, from time.Time) time.Time {
 	switch {
 	case p.left == nil || p.shard.Slotted(): // which counts all of it in one slot

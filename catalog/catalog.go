@@ -42,7 +42,7 @@ type Config struct {
 	// Clock, for tests, is the instant by which overrides end, in place of the database's.
 	Clock func() time.Time
 
-	// Logger is told when the database does not answer, when it does again, of overrides
+	// Logger logs when the database does not answer, when it does again, of overrides
 	// that do not fit their limits, and of kinds that change. The default is slog.Default().
 	Logger *slog.Logger
 }

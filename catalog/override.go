@@ -38,7 +38,7 @@ type Override struct {
 	// Lease is the Lease of a [ratelimit.InFlight], of slots that are taken from then on.
 	Lease time.Duration
 
-	// Mode is what becomes of calls: [ratelimit.ModeRefuse] refuses all of them, a kill switch;
+	// Mode is how calls are treated: [ratelimit.ModeRefuse] refuses all of them, a kill switch;
 	// [ratelimit.ModeShadow] decides and takes, and refuses none; [ratelimit.ModeEnforce] for a
 	// key goes before what the override for all keys says. Zero leaves it as the request
 	// has it, which mostly is enforced.

@@ -185,7 +185,7 @@ func (v *view) used(e *entry, clock func() time.Time) *entry {
 	return e
 }
 
-// choose has a request go by what holds for its key.
+// choose has a request go by the definition for its key.
 func (v *view) choose(r *ratelimit.Request, clock func() time.Time) {
 	if v == nil {
 		return

@@ -35,7 +35,7 @@ const lockTimeout = 5 * time.Second
 type Store struct {
 	clock   func() time.Time
 	watches *watch.Observer
-	seen    decide.Seen
+	seen    decide.Definitions
 	slots   flight.Slots // the waiters for one
 	keepers flight.Keepers
 
@@ -70,7 +70,7 @@ func NewWithConfig(config Config) *Store {
 	}
 }
 
-// class is what an error is in a word, for [ratelimit.Event].
+// class is the class of an error in a word, for [ratelimit.Event].
 func class(err error) string {
 	if errors.Is(err, ErrLocked) {
 		return "locked"

@@ -121,7 +121,7 @@ func (s *Store) run(ctx context.Context, reserve bool, requests []ratelimit.Requ
 	return made, err
 }
 
-// runWatched is run, and returns also what was granted and rolled back.
+// runWatched is run, and returns also a result that was rolled back.
 func (s *Store) runWatched(ctx context.Context, w *watch.Watch, reserve bool, requests []ratelimit.Request, do func(tx pgx.Tx, result ratelimit.Result) error) (ratelimit.Result, error) {
 	if err := s.own().usable(ctx); err != nil {
 		return ratelimit.Result{}, err

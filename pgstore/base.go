@@ -27,7 +27,7 @@ type base struct {
 	table  *table.Table
 	config Config
 
-	seen   decide.Seen
+	seen   decide.Definitions
 	shards shards.Seen
 	cache  *escrow.Cache // nil without Config.Escrow
 	work   work
@@ -145,7 +145,7 @@ func (b *base) later(w *watch.Watch, ctx context.Context, verb ratelimit.Verb, r
 	}
 }
 
-// now is the instant of what is decided without asking the database.
+// now is the instant of a decision without the database.
 func (b *base) now() time.Time {
 	if now := b.clock(); now != nil {
 		return *now
@@ -229,10 +229,11 @@ func (b *base) changed(key decide.Key) {
 	b.cache.Changed(key)
 }
 
-// spent takes out the tokens that this process has used from memory and that the row of a key
-// is to learn of: they are not out any more. A transaction of the Store's own that gives
-// something back tells rows, and has in its context, under b, those that it has told. A caller's
-// transaction has none, since it may be rolled back unnoticed. A sliding window's row learns of none, since refunds go to their own slots, with any number of tokens out.
+// spent takes out the tokens that this process has used from memory and that the row of a key is to
+// learn of: they are not out any more. A transaction of the Store's own that gives something back
+// tells rows, and has in its context, under b, those that it has told. A caller's transaction has
+// none, since it may be rolled back unnoticed. A sliding window's row learns of none, since refunds
+// go to their own slots, with any number of tokens out.
 func (b *base) spent(ctx context.Context, d *bucket.Definition, key decide.Key) table.Spent {
 	told, own := ctx.Value(b).(map[decide.Key]escrow.Spent)
 	if !own || b.cache == nil || d.Slotted() {

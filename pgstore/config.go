@@ -122,7 +122,7 @@ type Config struct {
 	Catalog ratelimit.Catalog
 
 	// Observe hears of every decision and edit, once, when it is in the database: see
-	// [ratelimit.Observe]. What was decided in a caller's transaction may still be rolled back.
+	// [ratelimit.Observe]. A decision in a caller's transaction may still be rolled back.
 	// It must not block, and be safe for concurrent use. The default, nil, costs nothing.
 	Observe ratelimit.Observe
 }

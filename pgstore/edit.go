@@ -146,7 +146,7 @@ func (s *Store) give(ctx context.Context, tx pgx.Tx, a *decide.Ask, shard int, c
 	return given, tx.SendBatch(ctx, &second).Close()
 }
 
-// lockEach locks all rows of an ask, in order, and returns their states, and what of them is
+// lockEach locks all rows of an ask, in order, and returns their states, and their tokens that are
 // out. It gives them nothing rather than reads them, so it leaves no predicate locks under
 // SERIALIZABLE.
 func (s *Store) lockEach(ctx context.Context, q table.Querier, a *decide.Ask) (states []bucket.State, outs []bucket.Out, at time.Time, err error) {

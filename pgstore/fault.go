@@ -40,7 +40,8 @@ func code(err error) string {
 	return ""
 }
 
-// class is what an error is in a word, for [ratelimit.Event]; "" if it is none of this package.
+// class is the class of an error in a word, for [ratelimit.Event]; "" if it is none of this
+// package.
 func class(err error) string {
 	for _, c := range []struct {
 		is    error

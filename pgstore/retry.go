@@ -179,7 +179,7 @@ func (b *base) awaitOne(ctx context.Context, rows []decide.Row) error {
 	return nil
 }
 
-// transact runs do in a transaction that waits so long for a lock.
+// transact runs do in a transaction that waits for a lock no longer than wait.
 func (b *base) transact(ctx context.Context, wait time.Duration, do func(context.Context, pgx.Tx) error) error {
 	conn, err := b.pool.Acquire(ctx)
 	if err != nil {

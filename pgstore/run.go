@@ -52,7 +52,7 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 	return made, err
 }
 
-// runModes is run, and returns also what was granted and rolled back.
+// runModes is run, and returns also a result that was rolled back.
 func (r *runner) runModes(ctx context.Context, w *watch.Watch, reserve bool, requests []ratelimit.Request, do func(pgx.Tx, ratelimit.Result) error) (ratelimit.Result, error) {
 	if decide.Moded(requests) {
 		return r.runByMode(ctx, w, reserve, requests, do)
@@ -170,7 +170,7 @@ func (r *runner) runWatched(ctx context.Context, w *watch.Watch, reserve bool, r
 	return result, err
 }
 
-// told is what became of an attempt that ended with an error, if that does not tell.
+// told is the outcome of an attempt that ended with an error, if that does not tell.
 func (a *attempt) told(err error) ratelimit.Outcome {
 	switch {
 	case errors.Is(err, errCommitted):

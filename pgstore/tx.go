@@ -103,10 +103,10 @@ func (b *base) renew(ctx context.Context, q table.Querier, changes []decide.Chan
 
 // queueRenew puts into a batch the writing of a change's row anew, if no take can add to it.
 func (b *base) queueRenew(batch *pgx.Batch, c *decide.Change, at time.Time) {
-	if !c.Definition.Plain(c.Seen, at) {
-		as := c.Definition.Settle(c.Seen, at)
-		b.table.QueueRenew(batch, c.Row, c.Seen, as)
-		c.Seen = as
+	if !c.Definition.Plain(c.Before, at) {
+		as := c.Definition.Settle(c.Before, at)
+		b.table.QueueRenew(batch, c.Row, c.Before, as)
+		c.Before = as
 	}
 }
 

@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// answer is what a call was answered. Instants are offsets from the base
+// answer is the answer to a call. Instants are offsets from the base
 // instant.
 type answer struct {
 	OK         *bool     `json:"ok,omitempty"`
@@ -26,7 +26,7 @@ type answer struct {
 	Never      bool      `json:"never,omitempty"`
 }
 
-// receipts are what the calls of a scenario took, nil for those that took nothing.
+// receipts are those of a scenario's calls, nil for calls that took nothing.
 type receipts []*ratelimit.Receipt
 
 // ask puts c to s, whose clock must stand at c.at. A call that the limits

@@ -19,7 +19,7 @@ import (
 
 // A callReader reads calls from logs and CSV.
 type callReader struct {
-	keys   []string // what of a line is the key
+	keys   []string // the fields of a line that are the key
 	count  string   // CSV: the column of counts
 	time   string   // CSV: the column of instants
 	format string   // CSV: of instants; "" for those that are known
@@ -64,14 +64,14 @@ func (c *counted) Read(p []byte) (int, error) {
 	return n, err
 }
 
-// bracketed returns what is before and in the first brackets of a line.
+// bracketed returns the text before and in the first brackets of a line.
 func bracketed(line string) (before, in string, ok bool) {
 	before, rest, ok := strings.Cut(line, " [")
 	in, _, closed := strings.Cut(rest, "] ")
 	return before, in, ok && closed
 }
 
-// logFields are what of a line of an access log can be a key.
+// logFields are the fields of an access log's line that can be a key.
 var logFields = []string{"remote", "user", "method", "path", "agent"}
 
 // readLog reads an access log in the common or the combined format of Apache and nginx.
@@ -185,7 +185,7 @@ var (
 	keyColumns  = []string{"key", "user", "user_id", "customer", "account", "tenant", "ip", "remote"}
 )
 
-// readCSV reads CSV whose first line names the columns.
+// readCSV reads CSV with a first line that names the columns.
 func (r *callReader) readCSV(name string, in io.Reader) ([]trial.Call, error) {
 	rows := csv.NewReader(in)
 	rows.ReuseRecord = true

@@ -319,7 +319,7 @@ there: all, or on an error none. What the file does not name stays. - is standar
 	}))
 }
 
-// describe counts what is in the file.
+// describe counts the entries of the file.
 func (f *definitionsFile) describe() string {
 	definitions := 0
 	for _, e := range f.entries {

@@ -151,7 +151,7 @@ func (f *definitionsFile) catalog(ctx context.Context) (*catalog.Catalog, error)
 	return c, c.Refresh(ctx)
 }
 
-// editor is what writes into a catalog.
+// editor is the writing half of a catalog.
 type editor interface {
 	Publish(ctx context.Context, limits ...ratelimit.Limit) error
 	PublishInFlight(ctx context.Context, limits ...ratelimit.InFlight) error

@@ -63,7 +63,7 @@ type doctor struct {
 	there    bool // is the table there?
 }
 
-// A finding is what a check has found.
+// A finding is the result of a check.
 type finding struct {
 	Verdict string `json:"verdict"`
 	Check   string `json:"check"`
@@ -119,7 +119,7 @@ func (d *doctor) examine(ctx context.Context) {
 // checkTimeout bounds a check.
 const checkTimeout = 10 * time.Second
 
-// report prints what was found. It is an error if something has failed.
+// report prints the findings. It is an error if something has failed.
 func (d *doctor) report(p *printer) error {
 	t := p.table("", "CHECK", "FOUND")
 	failures := 0

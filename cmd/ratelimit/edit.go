@@ -53,10 +53,10 @@ func (o *options) edit(cmd *cobra.Command, name string, keys []string, do func(c
 	return asBad(do(cmd.Context(), e))
 }
 
-// of is a request by what holds for a key.
+// of is a request by the definition for a key.
 func (e *edit) of(key string) ratelimit.Request { return e.desk.Catalog.For(e.limit, key) }
 
-// done tells what a key has after it was changed.
+// done prints the state of a key after it was changed.
 func (e *edit) done(ctx context.Context, what, key string) error {
 	result, err := e.desk.Store.Check(ctx, e.of(key).Limit.ForN(key, 0))
 	if err != nil {

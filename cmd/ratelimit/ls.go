@@ -112,7 +112,7 @@ func listLimits(cmd *cobra.Command, p *printer, d *inspect.Desk) error {
 	return t.end()
 }
 
-// keyJSON is what there is of a key.
+// keyJSON is the state of a key.
 type keyJSON struct {
 	Limit       string   `json:"limit"`
 	Key         string   `json:"key"`

@@ -23,7 +23,7 @@ const (
 	exitBad    = 2 // bad arguments, or a malformed file
 )
 
-// badInput is a fault of what the command was given, be it an argument or a
+// badInput is a fault of the command's input, be it an argument or a
 // file, and not of the machine.
 type badInput struct{ error }
 

@@ -195,7 +195,7 @@ func (f *logFlags) draw(ctx context.Context, limits []ratelimit.Limit, trials []
 	return f.picture.write(&c)
 }
 
-// trialJSON is what became of calls against a limit.
+// trialJSON is the outcomes of calls against a limit.
 type trialJSON struct {
 	Definition     ratelimit.Definition `json:"definition"`
 	Calls          int                  `json:"calls"`
@@ -228,7 +228,7 @@ func trialJSONOf(t *trial.Trial, most int) trialJSON {
 	return out
 }
 
-// report prints what became of the calls, and who was refused most.
+// report prints the outcomes of the calls, and the keys refused most.
 func (f *logFlags) report(p *printer, trials []*trial.Trial) error {
 	table := p.table("CALLS", "KEYS", "GRANTED", "REFUSED", "", "LONGEST WAIT", "MOST IN A PERIOD", "LIMIT")
 	for _, t := range trials {

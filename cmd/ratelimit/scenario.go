@@ -15,7 +15,8 @@ import (
 )
 
 // usual is the instant from which scenarios count that have none of their own. Which one it is
-// makes no difference but to the calendar; it must not depend on the day: answers are to be the same.
+// makes no difference but to the calendar; it must not depend on the day: answers are to be the
+// same.
 var usual = time.Date(2020, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // A scenario is a file of calls.
@@ -174,7 +175,7 @@ type callLine struct {
 	Want    *want     `json:"want"`
 }
 
-// ask is what a call wants of one limit.
+// ask is the part of a call for one limit.
 type ask struct {
 	Limit *string  `json:"limit"`
 	Key   *string  `json:"key"`

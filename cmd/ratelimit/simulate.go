@@ -137,7 +137,7 @@ func (f *simulateFlags) check() error {
 	return nil
 }
 
-// outcomeJSON is what became of callers.
+// outcomeJSON is the outcomes of callers.
 type outcomeJSON struct {
 	trialJSON
 	Callers int    `json:"callers"`

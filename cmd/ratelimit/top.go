@@ -60,7 +60,7 @@ A count with ~ may be too high: a process counts some hundred keys of a limit.`,
 	return o.listing(o.onDatabase(c))
 }
 
-// live shows it again and again, in place of what was shown before.
+// live shows it again and again, in place of the screen before.
 func (o *options) live(cmd *cobra.Command, p *printer, pool *pgxpool.Pool, query refusals.Query, every time.Duration) error {
 	ctx, stop := signal.NotifyContext(cmd.Context(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

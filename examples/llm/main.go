@@ -3,18 +3,18 @@
 //	go run ./examples/llm
 //
 // The provider counts requests and tokens, and answers 429 to callers that exceed
-// either. What a call will cost is known only after it. So:
+// either. The cost of a call is known only after it. So:
 //
 //   - ask, in the caller's transaction, reserves one request and the most tokens
 //     that the call may use, from both limits or from none, and stores the prompt
 //     with the receipt of that: no prompt without capacity, and no capacity without
 //     a prompt. A batch of prompts is one reservation.
 //   - Workers, in any number of processes, claim prompts that are due.
-//   - finish stores the answer and settles the receipt by what was really used,
+//   - finish stores the answer and settles the receipt by the tokens really used,
 //     more or less, in one transaction. The prompt that is not answered yet is the
 //     guard: whoever comes second settles nothing.
 //   - On a 429 both limits pause for as long as the provider asks, for everybody, and
-//     the prompt is put off. What it had reserved is settled with nothing used.
+//     the prompt is put off. Its reservation is settled with nothing used.
 //
 // The provider is a fake inside this program, and the program checks what it can: that
 // the provider had no reason to complain, and that the limits say what was used.
@@ -51,7 +51,7 @@ const (
 	pause        = 300 * time.Millisecond // of the one 429
 )
 
-// schema is the prompts table. receipt is what was reserved for the instant run_at.
+// schema is the prompts table. receipt is that of the reservation for the instant run_at.
 const schema = `
 	CREATE TABLE prompts (
 		id      bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -120,7 +120,7 @@ func (p Prompts) claim(ctx context.Context) (*prompt, error) {
 	return &claimed, err
 }
 
-// finish stores what an answer has used, and settles the estimate by it.
+// finish stores the tokens that an answer has used, and settles the estimate by them.
 func (p Prompts) finish(ctx context.Context, done *prompt, used int) error {
 	return pgx.BeginFunc(ctx, p.pool, func(tx pgx.Tx) error {
 		tag, err := tx.Exec(ctx, `UPDATE prompts SET used = $2 WHERE id = $1 AND used IS NULL`, done.id, used)
@@ -234,7 +234,7 @@ func run(ctx context.Context, out io.Writer) (err error) {
 	return p.check(ctx, out, provider, begun)
 }
 
-// check holds the outcome against what was promised.
+// check compares the outcome with the promises.
 func (p Prompts) check(ctx context.Context, out io.Writer, provider *provider, begun ratelimit.Result) error {
 	var answered int
 	var used float64

@@ -147,12 +147,12 @@ const (
 	spareEdges = 3
 )
 
-// past is how many edges before now SQL is told of.
+// past is the number of edges before now that SQL receives.
 func (d *Definition) past() int {
 	return int(min(math.Ceil(d.Capacity/d.Rate), mostEdges)) + spareEdges
 }
 
-// Sent returns how many edges a statement is told of.
+// Sent returns the number of edges that a statement receives.
 func (d *Definition) Sent() int { return d.past() + 1 + spareEdges }
 
 // Edges returns edges of a quota by the calendar around an instant, growing; and beside each
@@ -175,7 +175,7 @@ func (d *Definition) EdgesFrom(around time.Time, n int) (edges, had []time.Time)
 	return edges, had
 }
 
-// plain reports whether a statement that is told the edges around now counts all that matter.
+// plain reports whether a statement with the edges around now counts all that matter.
 func (c *calendar) plain(d *Definition, s State, now time.Time) bool {
 	z := d.zone()
 	k, _ := d.edgeAt(z, now.UnixMicro())

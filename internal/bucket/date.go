@@ -96,7 +96,7 @@ func (d Date) Days() int64 {
 	return floorDiv(time.Date(d.Year, d.Month, d.Day, 0, 0, 0, 0, time.UTC).Unix(), daySeconds)
 }
 
-// DateAt returns the date that is so many days after 1 January 1970.
+// DateAt returns the date a number of days after 1 January 1970.
 func DateAt(days int64) Date { return DateOf(time.Unix(days*daySeconds, 0).UTC()) }
 
 // clamped is a day of a month, or the last one if the month has not as many. The month may be

@@ -120,7 +120,7 @@ func (*level) share(d *Definition, states []State, now time.Time, n int) (each, 
 		s = shard.Settle(s, now)
 		each.Value += s.Value / float64(n)
 		each.Paused = later(each.Paused, s.Paused)
-		if i == 0 || s.TS.After(each.TS) { // paused: nothing comes in before the last of them
+		if i == 0 || s.TS.After(each.TS) { // paused: nothing is refilled before the last of them
 			each.TS = s.TS
 		}
 	}

@@ -65,7 +65,7 @@ func (d *Definition) valued(s State) State {
 	return s
 }
 
-// slotStart is when the slot starts that is so many slots after the newest of s.
+// slotStart is when the slot starts that is a number of slots after the newest of s.
 func (d *Definition) slotStart(s State, later int64) int64 {
 	return s.TS.UnixMicro() + (s.Slots.Ahead+later)*s.Slots.Width
 }
@@ -263,7 +263,7 @@ func (d *Definition) unpaused(s State, now time.Time) int64 {
 	return (wait + s.Slots.Width - 1) / s.Slots.Width
 }
 
-// give gives n in the slot that is so many slots after the newest of s.
+// give gives n in the slot that is a number of slots after the newest of s.
 func (d *Definition) give(s State, n float64, later int64) State {
 	s.Slots = s.Slots.Add(n, later)
 	return d.valued(s)

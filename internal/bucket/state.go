@@ -18,7 +18,7 @@ type State struct {
 
 // longestWait, in microseconds, is above every wait that a definition allows.
 // A debt that an earlier and faster definition left can be longer than a
-// time.Time tells; this much is told of it.
+// time.Time tells; it is cut to this.
 const longestWait = 4 * int64(MaxSpan/time.Microsecond)
 
 // reach is when a row that is refilled from ts on has been refilled with tokens.

@@ -120,7 +120,7 @@ func NewModes(verb Verb, at time.Time, requests []ratelimit.Request) (*Modes, er
 
 func (m *Modes) is(key Key, mode ratelimit.Mode) bool { return m.asked[key].Mode == mode }
 
-// left returns what is asked, without modes.
+// left returns the requests that are asked, without modes.
 func (m *Modes) left() (requests []ratelimit.Request) {
 	for _, key := range m.keys {
 		if _, aside := m.aside[key]; !aside {
@@ -133,7 +133,7 @@ func (m *Modes) left() (requests []ratelimit.Request) {
 }
 
 // Decide decides the call by ask, which grants a call of nothing, until it is granted or
-// refused by a limit that is enforced. Told makes the result of what it returns.
+// refused by a limit that is enforced. Told makes the call's result of that.
 func (m *Modes) Decide(ask func([]ratelimit.Request) (ratelimit.Result, error)) (ratelimit.Result, error) {
 	if m.verb == First {
 		return m.decideFirst(ask)
@@ -204,7 +204,7 @@ func (m *Modes) refused(key Key) ratelimit.Status {
 	return s
 }
 
-// never is the status of a limit that can never grant what is asked of it.
+// never is the status of a limit that can never grant its count.
 func (m *Modes) never(key Key) ratelimit.Status {
 	r := m.asked[key]
 	return ratelimit.Status{
@@ -289,7 +289,7 @@ func (m *Modes) inMode(r ratelimit.Request) ratelimit.Request {
 	return r
 }
 
-// statuses returns what each limit has said.
+// statuses returns the answer of each limit.
 func (m *Modes) statuses(result ratelimit.Result) []ratelimit.Status {
 	said := make(map[Key]ratelimit.Status, len(m.keys))
 	for _, s := range result.Each() {

@@ -25,7 +25,7 @@ type Change struct {
 	Definition bucket.Definition // of the shard
 	Count      float64           // tokens to take
 	Floor      float64           // the lowest value to leave behind
-	Seen       bucket.State      // the row as it was looked at, zero if it was not
+	Before     bucket.State      // the row as it was looked at, zero if it was not
 	At         time.Time         // the instant that decides, if it was planned as of one; zero for the clock
 	Over       time.Time         // an instant that is known to be over
 	From       time.Time         // where the first slot begins that a reservation may have, since the row is paused
@@ -142,13 +142,13 @@ func (a *Ask) leastChange(states []bucket.State, now time.Time) int {
 
 // plan completes a change by a view.
 func (c *Change) plan(v View) {
-	c.Seen = v.States[c.Ask][c.Shard]
-	c.Over, c.From = v.At, c.Definition.From(c.Seen, v.At)
+	c.Before = v.States[c.Ask][c.Shard]
+	c.Over, c.From = v.At, c.Definition.From(c.Before, v.At)
 	var ok bool
-	if c.After, ok = c.Definition.Take(c.Seen, v.At, c.Count, c.Floor); !ok {
+	if c.After, ok = c.Definition.Take(c.Before, v.At, c.Count, c.Floor); !ok {
 		// Spread has found this to be enough, and has left a rounding error to
 		// this row that it alone could not tolerate.
-		c.After = c.Definition.Spend(c.Seen, v.At, c.Count)
+		c.After = c.Definition.Spend(c.Before, v.At, c.Count)
 		c.Floor = min(c.Floor, c.After.Value)
 	}
 }
@@ -171,7 +171,7 @@ func inOneSlot(changes []Change, now time.Time) {
 	}
 	for i := range changes {
 		c := &changes[i]
-		c.From, c.After = latest(c.From, from), c.Definition.TakeFrom(c.Seen, now, c.Count, from)
+		c.From, c.After = latest(c.From, from), c.Definition.TakeFrom(c.Before, now, c.Count, from)
 	}
 }
 
@@ -224,7 +224,7 @@ func (c *Change) cost(at time.Time) float64 {
 		return c.Count
 	}
 	value := func(s bucket.State) float64 { return c.Definition.ValueAt(c.Definition.Settle(s, at), at) }
-	return value(c.Seen) - value(c.After)
+	return value(c.Before) - value(c.After)
 }
 
 // Receipted is Granted with the Receipt of the changes: if it is one, in one allocation,

@@ -29,7 +29,7 @@ type over struct {
 // payments first. Tokens used besides are taken from all shards: see Spread. A shard that the
 // limit has no longer, by the definition that was called last, stands for one that it has.
 // Errors are ErrInvalid.
-func (s *Seen) Settle(r *ratelimit.Receipt, used []float64) (Settlement, error) {
+func (s *Definitions) Settle(r *ratelimit.Receipt, used []float64) (Settlement, error) {
 	payments := slices.Clone(receipt.Payments(r))
 	slices.SortStableFunc(payments, func(a, b receipt.Payment) int { return cmp.Compare(a.Place, b.Place) })
 	var settlement Settlement
@@ -55,7 +55,7 @@ func (s *Seen) Settle(r *ratelimit.Receipt, used []float64) (Settlement, error) 
 }
 
 // add adds the payments of one limit.
-func (s *Settlement) add(seen *Seen, payments []receipt.Payment, used []float64) error {
+func (s *Settlement) add(seen *Definitions, payments []receipt.Payment, used []float64) error {
 	p, place := payments[0], len(s.Call.Asks)
 	d := p.Definition
 	count := 0.0

@@ -8,7 +8,7 @@ import (
 )
 
 // Modes of limits of how many at once. As with requests, a store knows nothing of them: it is
-// asked as if the limit were enforced, and what it says is changed then.
+// asked as if the limit were enforced, and its answer is changed then.
 
 // SlotRefused returns the refusal of a slot by ModeRefuse at an instant.
 func SlotRefused(limit ratelimit.InFlight, key string, at time.Time) ratelimit.Slot {

@@ -238,8 +238,8 @@ func wantGranted(t *testing.T, l TokenBucket) {
 	sum := 0.0
 	for _, c := range changes {
 		sum += c.Count
-		if _, ok := c.Definition.Take(c.Seen, t0, c.Count, c.Floor); !ok {
-			t.Errorf("%v: shard %d refuses %v of %v", l, c.Shard, c.Count, c.Seen.Value)
+		if _, ok := c.Definition.Take(c.Before, t0, c.Count, c.Floor); !ok {
+			t.Errorf("%v: shard %d refuses %v of %v", l, c.Shard, c.Count, c.Before.Value)
 		}
 	}
 	if call.Asks[0].Count-sum > 0x1p-46*sum {

@@ -8,7 +8,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/watch"
 )
 
-// classes knows what the errors of any store are.
+// classes knows the errors of any store.
 var classes *watch.Observer
 
 // event returns the event of a store's answer to requests, or of an error before it. The slot is

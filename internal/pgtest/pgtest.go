@@ -108,7 +108,7 @@ type options struct {
 	sets      []migrations.Set
 }
 
-// With has New make what a set makes, too.
+// With has New make the tables of a set, too.
 func With(set migrations.Set) Option {
 	return func(o *options) { o.sets = append(o.sets, set) }
 }

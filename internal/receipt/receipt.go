@@ -145,7 +145,7 @@ func Part(r *Receipt, payments []Payment) *Receipt {
 	return part
 }
 
-// Put gives what r paid, which nobody has seen yet, other places in the call, and adds
+// Put gives r's payments, which nobody has seen yet, other places in the call, and adds
 // payments of Nothing, of which there is one at least. A nil receipt is of nothing.
 func Put(r *Receipt, places []int, nothing []Payment, at time.Time) *Receipt {
 	if r == nil {

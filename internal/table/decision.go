@@ -19,7 +19,7 @@ type Decision struct {
 	// rows that it changes, and returns their places.
 	Decide func(read *Rows) (changed []int, err error)
 
-	// OnLocked is told of each of Missing that somebody else has made and not committed.
+	// OnLocked is called with each of Missing that somebody else has made and not committed.
 	OnLocked func(decide.Row)
 }
 

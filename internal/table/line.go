@@ -33,7 +33,7 @@ func Lock(schema string, row decide.Row) int64 {
 const lockSessionSQL = `SELECT CASE WHEN pg_try_advisory_lock($1::int8) THEN false ELSE pg_advisory_lock($1::int8) IS NOT NULL END`
 
 // QueueLock puts into a batch the taking of an advisory lock, which the session has until it
-// unlocks it. taken is told when it has it, and whether it had to wait.
+// unlocks it. taken is called when it has it, with whether it had to wait.
 func QueueLock(batch *pgx.Batch, id int64, taken func(waited bool)) {
 	batch.Queue(lockSessionSQL, id).QueryRow(func(row pgx.Row) error {
 		var waited bool

@@ -14,7 +14,7 @@ const (
 	Committed  = "committed"
 	Aborted    = "aborted"
 	InProgress = "in progress"
-	Forgotten  = "" // so long ago that the server does not know any more
+	Forgotten  = "" // too long ago for the server to know
 )
 
 // QueueXid puts into a batch the reading of its transaction's ID.

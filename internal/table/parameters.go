@@ -180,7 +180,7 @@ func manyOf(grants []*Grant) *many {
 	return m
 }
 
-// sent is how many edges a statement is told of for each definition.
+// sent is the number of edges that a statement receives for each definition.
 func (m *many) sent() (most int) {
 	for _, g := range m.definitions {
 		most = max(most, g.Definition.Sent())

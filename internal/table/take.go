@@ -42,7 +42,7 @@ var whatever = pgtype.Timestamptz{InfinityModifier: pgtype.Infinity, Valid: true
 
 // forTake is a statement that takes, with its arguments.
 func (t *Table) forTake(name string, reserve bool, c *decide.Change, now *time.Time) (sql string, args []any) {
-	v := values{row: c.Row, definition: &c.Definition, count: c.Count, floor: c.Floor, ts: c.Seen.TS, now: now, over: whatever}
+	v := values{row: c.Row, definition: &c.Definition, count: c.Count, floor: c.Floor, ts: c.Before.TS, now: now, over: whatever}
 	if !c.At.IsZero() {
 		v.now = &c.At
 	}
@@ -58,7 +58,7 @@ func (t *Table) forTake(name string, reserve bool, c *decide.Change, now *time.T
 func (t *Table) QueueTouch(batch *pgx.Batch, c *decide.Change, now *time.Time, taken *Taken) {
 	d := &c.Definition
 	fresh := d.Fresh(c.Key.Key, longAgo)
-	args := []any{c.Name, c.Key.Key, int32(c.Shard), d.Capacity, tick(d), now, origin(d, c.Key.Key, c.Seen.TS, now), numbers(&fresh)}
+	args := []any{c.Name, c.Key.Key, int32(c.Shard), d.Capacity, tick(d), now, origin(d, c.Key.Key, c.Before.TS, now), numbers(&fresh)}
 	batch.Queue(t.common["touch"], args...).QueryRow(func(row pgx.Row) error { return taken.scanGive(row, now) })
 }
 
@@ -73,7 +73,7 @@ func (t *Table) QueueGive(batch *pgx.Batch, c *decide.Change, n, most float64, s
 		t.QueueTouch(batch, c, now, taken)
 		return
 	}
-	sql, args := s.with(values{row: c.Row, definition: &c.Definition, count: n, most: most, ts: c.Seen.TS, now: now, spent: &spent})
+	sql, args := s.with(values{row: c.Row, definition: &c.Definition, count: n, most: most, ts: c.Before.TS, now: now, spent: &spent})
 	batch.Queue(sql, args...).QueryRow(func(row pgx.Row) error { return taken.scanGive(row, now) })
 }
 

@@ -93,7 +93,8 @@ func (t *Table) QueueBounds(batch *pgx.Batch, wait time.Duration) {
 	batch.Queue(t.common["bounds"], strconv.FormatInt(wait.Milliseconds(), 10), strconv.FormatInt(t.silence.Milliseconds(), 10))
 }
 
-// begin begins a batch with a transaction that waits so long for a lock, 0 for any time.
+// begin begins a batch with a transaction that waits for a lock no longer than wait, 0 for any
+// time.
 func (t *Table) begin(wait time.Duration) *pgx.Batch {
 	var batch pgx.Batch
 	batch.Queue(beginSQL)

@@ -25,7 +25,7 @@ func paid(t *testing.T, l Limit, n float64) *Receipt {
 }
 
 // refunded is what giving back all of a receipt changes: shard and tokens given back.
-func refunded(t *testing.T, seen *decide.Seen, r *Receipt) []string {
+func refunded(t *testing.T, seen *decide.Definitions, r *Receipt) []string {
 	t.Helper()
 	settlement, err := seen.Settle(r, nil)
 	if err != nil {
@@ -47,7 +47,7 @@ func TestRefund(t *testing.T) {
 	asWas := []string{"a/k/0 10", "a/k/1 10", "a/k/2 10"}
 	toOne := []string{"a/k/0 30"}
 
-	var seen decide.Seen
+	var seen decide.Definitions
 	steps := []struct {
 		name string
 		do   func()
@@ -77,7 +77,7 @@ func TestRefundOrder(t *testing.T) {
 	if !ok {
 		t.Fatal("refused")
 	}
-	var seen decide.Seen
+	var seen decide.Definitions
 	got := refunded(t, &seen, call.Receipt(changes, "", nil, t0))
 	if want := []string{"a/k/0 10", "a/k/1 5", "b/k/0 1", "b/z/0 1"}; !slices.Equal(got, want) {
 		t.Errorf("Settle() changes %q, want %q", got, want)
@@ -111,7 +111,7 @@ func TestSettle(t *testing.T) {
 			"a/k/0 -5.625", "a/k/1 -5.625", "a/k/2 -10.62", "a/k/3 -15.62", "a/k/4 -15.62", "a/k/5 -15.62", "a/k/6 -15.62", "a/k/7 -15.62", "b/k/0 -0",
 		}},
 	} {
-		var seen decide.Seen
+		var seen decide.Definitions
 		settlement, err := seen.Settle(receipt, test.used)
 		var got []string
 		states := make([]bucket.State, len(settlement.Changes))
@@ -134,7 +134,7 @@ func TestSettle(t *testing.T) {
 		}
 	}
 	for _, used := range [][]float64{{}, {1}, {1, 2, 3}, {-1, 1}} {
-		var seen decide.Seen
+		var seen decide.Definitions
 		if got, err := seen.Settle(receipt, used); !errors.Is(err, ErrInvalid) || got.Changes != nil {
 			t.Errorf("Settle(%v) = %v, %v, want ErrInvalid", used, got, err)
 		}
@@ -144,7 +144,7 @@ func TestSettle(t *testing.T) {
 // Definitions that differ in rate and capacity only are kept as one, and others
 // by themselves, however many are noted.
 func TestSeen(t *testing.T) {
-	var seen decide.Seen
+	var seen decide.Definitions
 	if got := seen.Of("a"); got != nil {
 		t.Errorf("Of() = %v before anything was noted", got)
 	}
@@ -186,7 +186,7 @@ func TestNoteAll(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			var seen decide.Seen
+			var seen decide.Definitions
 			names, err := seen.NoteAll(tt.limits)
 			if tt.field == "" {
 				if err != nil || len(names) != 2 || !names["a"] || !names["b"] {
@@ -228,7 +228,7 @@ func TestIdle(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			var seen decide.Seen
+			var seen decide.Definitions
 			if _, err := seen.NoteAll(tt.limits); err != nil {
 				t.Fatal(err)
 			}
@@ -241,7 +241,7 @@ func TestIdle(t *testing.T) {
 
 // Seen is used by all callers of a store at once; the race detector looks.
 func TestSeenConcurrently(t *testing.T) {
-	var seen decide.Seen
+	var seen decide.Definitions
 	var wg sync.WaitGroup
 	for i := range 32 {
 		wg.Go(func() {

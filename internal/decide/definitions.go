@@ -10,9 +10,9 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
-// Seen is the definitions that a store has met, by name. Its zero value is ready,
+// Definitions is the definitions that a store has met, by name. Its zero value is ready,
 // and it is safe for concurrent use.
-type Seen struct {
+type Definitions struct {
 	mu       sync.RWMutex
 	byName   map[string]*family
 	inFlight map[string]bool // names of limits of how many at once
@@ -30,7 +30,7 @@ type family struct {
 // Definitions that differ in Rate and Capacity only are kept as one, the slowest to fill and
 // the largest: a row that is full by that is full by each of them, and so the memory does not
 // grow with the number of plans.
-func (s *Seen) Note(d bucket.Definition) error {
+func (s *Definitions) Note(d bucket.Definition) error {
 	s.mu.RLock()
 	f := s.byName[d.Name]
 	known := f != nil && (f.newest == d || alike(f.newest, d) && f.covers(d))
@@ -53,7 +53,7 @@ func (s *Seen) Note(d bucket.Definition) error {
 }
 
 // NoteInFlight is Note of the name of a limit of how many at once.
-func (s *Seen) NoteInFlight(name string) error {
+func (s *Definitions) NoteInFlight(name string) error {
 	s.mu.RLock()
 	known := s.inFlight[name]
 	s.mu.RUnlock()
@@ -81,7 +81,7 @@ func inUse(name, field string, value any, kind string) error {
 }
 
 // NoteCall is Note of the definitions of a call.
-func (s *Seen) NoteCall(c *Call) error {
+func (s *Definitions) NoteCall(c *Call) error {
 	for i := range c.Asks {
 		if err := s.Note(c.Asks[i].Definition); err != nil {
 			return err
@@ -91,7 +91,7 @@ func (s *Seen) NoteCall(c *Call) error {
 }
 
 // family is the definitions of a name, under the lock.
-func (s *Seen) family(name string) *family {
+func (s *Definitions) family(name string) *family {
 	f := s.byName[name]
 	if f == nil {
 		if s.byName == nil {
@@ -119,7 +119,7 @@ func (f *family) add(d bucket.Definition) {
 
 // NoteAll remembers the definitions of the limits that a Prune names, and returns
 // their names. There must be one, and all must be sound.
-func (s *Seen) NoteAll(limits []ratelimit.Limit) (names map[string]bool, err error) {
+func (s *Definitions) NoteAll(limits []ratelimit.Limit) (names map[string]bool, err error) {
 	if len(limits) == 0 {
 		return nil, &ratelimit.FieldError{Field: "Limits", Value: 0, Reason: "there must be at least one"}
 	}
@@ -156,7 +156,7 @@ func covers(e, d bucket.Definition) bool {
 }
 
 // Of is the definitions of a name that were noted.
-func (s *Seen) Of(name string) []bucket.Definition {
+func (s *Definitions) Of(name string) []bucket.Definition {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	if f := s.byName[name]; f != nil {
@@ -177,7 +177,7 @@ func Idle(definitions []bucket.Definition, key string, s bucket.State, now time.
 }
 
 // newest is the definition of a name that was called last.
-func (s *Seen) newest(name string) (d bucket.Definition, ok bool) {
+func (s *Definitions) newest(name string) (d bucket.Definition, ok bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	f := s.byName[name]
