@@ -119,6 +119,7 @@ func (m *Cache) remember(a *decide.Ask) *Entry {
 
 func (m *Cache) newEntry(a *decide.Ask) *Entry {
 	e := &Entry{config: &m.config, ask: *a, least: leastOf(&a.Definition), lowered: Lowered(&a.Definition, m.config.Lasts)}
+	e.demand.begun = m.config.moment().mono
 	e.ask.Count, e.ask.Request.Floor, e.ask.Floor = 0, 0, 0
 	e.paid = e.ask.Paid()
 	if reflect.TypeOf(a.Limit).Kind() != reflect.Pointer {

@@ -400,7 +400,7 @@ func TestOrderAfterTokensRanOut(t *testing.T) {
 // given as long before the tokens run out, and a quarter of their time.
 func TestOrderMeanwhile(t *testing.T) {
 	m := newMemory(t)
-	m.at = time.Now() // since what is scarce is so until an instant, which begins in the past
+	m.at = time.Now() // what is scarce is so until an instant of the machine's clock
 	prefetched := 0
 	m.Cache = escrow.New(escrow.Config{
 		Lasts: time.Second, Clock: m.now, GiveBack: func([]escrow.Return) {},
