@@ -342,9 +342,6 @@ func mostRefused(tickets []*ticket) bool {
 	return 2*refused > len(tickets)
 }
 
-// manyRows is how many queues there are before it is looked which are not needed any more.
-const manyRows = 64
-
 // redirect moves the calls for locked rows to the queues of those, and returns the
 // others.
 func (e *engine) redirect(tickets []*ticket) (left []*ticket) {
@@ -413,49 +410,6 @@ func (e *engine) join(row decide.Row, t *ticket) {
 		p.entry.Contended()
 	}
 	e.queueOf(row).Join(t)
-}
-
-// markLocked notes that somebody was just found to have a row locked.
-func (e *engine) markLocked(row decide.Row) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.mark(row)
-}
-
-// mark notes that a row needs a queue. It needs mu.
-func (e *engine) mark(row decide.Row) *lane {
-	l, ok := e.rows[row]
-	if !ok {
-		if len(e.rows) >= e.many {
-			for other, l := range e.rows {
-				if l.idle() {
-					delete(e.rows, other)
-				}
-			}
-			e.many = max(2*len(e.rows), manyRows)
-		}
-		l = &lane{}
-		e.rows[row] = l
-	}
-	l.used = time.Now()
-	return l
-}
-
-// lockedRows is how many rows have a queue of their own that is needed.
-func (e *engine) lockedRows() (n int) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for _, l := range e.rows {
-		if !e.config.Portable && !l.idle() {
-			n++
-		}
-	}
-	return n
-}
-
-// idle reports whether a row's queue is not needed any more.
-func (l *lane) idle() bool {
-	return time.Since(l.used) > contended && (l.queue == nil || l.queue.Idle())
 }
 
 // queueOf returns the queue of a row. It needs mu.

@@ -238,7 +238,7 @@ func (w *writer) limit(p *Payment) {
 	w.float(p.MaxReserved)
 	w.uint(uint64(p.Shards))
 	w.start(p.Start)
-	if p.Kind == bucket.SlidingWindow {
+	if p.Slotted() {
 		w.uint(uint64(p.Slots))
 	}
 	if p.Every != 0 {
@@ -363,7 +363,7 @@ func (r *reader) limit(places []bool) (paid []Payment) {
 		Capacity: r.amount("capacity", MaxTokens), MaxReserved: r.amount("max reserved", math.Inf(1)),
 		Shards: int(r.uint("shards", MaxShards)), Start: r.start(),
 	}
-	if limit.Kind == bucket.SlidingWindow {
+	if limit.Slotted() {
 		limit.Slots = int(r.uint("slots", MaxSlots))
 	}
 	if limit.Every != 0 {
