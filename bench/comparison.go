@@ -42,6 +42,9 @@ func parseComparisonWith(name, help string, round time.Duration, args []string, 
 	return c, nil
 }
 
+// warmedUp is how long a round of compared takes, of that which counts.
+const warmedUp = 1.25
+
 // compared returns the n-th round of a contender, after a quarter of it to warm up, and its
 // decisions a second.
 func compared(ctx context.Context, p *postgresServer, c contender, keys []string, n int, duration time.Duration) (s *sample, perSecond float64, err error) {

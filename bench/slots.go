@@ -27,6 +27,8 @@ turns, in several rounds; a figure is the median of its rounds.
 
   a second      pieces of work: a slot taken, and released
   refused       of those who asked; they ask again at once
+  processor     time of this program and the servers for a piece of work, on Linux: other
+                programs on the machine change it less than they do what is done a second
 
 "ours, hasty" is with synchronous_commit off: a server that fails forgets the last half second of
 slots, which are given out again. "UPDATE, combined" is PostgreSQL's own bound for calls that gather
@@ -191,7 +193,7 @@ func (c slotCase) keyNames() []string {
 }
 
 // slotFigures are those of an implementation in a case, by round.
-type slotFigures struct{ perSecond, refused []float64 }
+type slotFigures struct{ perSecond, refused, processor []float64 }
 
 func runSlots(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {
 	only := ""
@@ -225,7 +227,7 @@ func runSlots(ctx context.Context, args []string, stdout, stderr io.Writer) (err
 	for _, fact := range facts {
 		p.linef("%s", fact)
 	}
-	p.linef("\n%-24s %-16s %10s %8s", "", "", "a second", "refused")
+	p.linef("\n%-24s %-16s %10s %8s %10s", "", "", "a second", "refused", "processor")
 	for _, c := range slotCases {
 		if !chosen.MatchString(c.String()) {
 			continue
@@ -262,18 +264,21 @@ func compareSlots(ctx context.Context, p *printer, e *slotServers, c slotCase, o
 			if opened[i].decide == nil {
 				continue
 			}
+			before := processorTime()
 			s, _, err := compared(ctx, e.postgres, opened[i], c.keyNames(), n, o.round)
+			took := processorTime() - before
 			if err != nil {
 				return fmt.Errorf("%s: %w", impl.name, err)
 			}
 			f := &figures[i]
 			f.perSecond = append(f.perSecond, float64(s.granted)/s.elapsed.Seconds())
+			f.processor = append(f.processor, took.Seconds()*1e6/max(float64(s.granted)*warmedUp, 1))
 			f.refused = append(f.refused, 1-float64(s.granted)/float64(max(s.decisions, 1)))
 		}
 	}
 	for i, impl := range slotImpls {
 		if f := figures[i]; f.perSecond != nil {
-			p.linef("%-24v %-16s %10s %7.0f%%", c, impl.name, thousands(median(f.perSecond)), 100*median(f.refused))
+			p.linef("%-24v %-16s %10s %7.0f%% %7.0f µs", c, impl.name, thousands(median(f.perSecond)), 100*median(f.refused), median(f.processor))
 		}
 	}
 	return nil
