@@ -6,6 +6,7 @@ import (
 	"math"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/escrow"
@@ -63,37 +64,24 @@ func (e *engine) grant(ctx context.Context, tickets []*ticket, await *decide.Row
 // a moment; but when it is waited for first, it may be long until it is free.
 func (e *engine) grantInTurn(ctx context.Context, grants []table.Grant) error {
 	g := &grants[0]
-	g.Pipelined = e.wasFree(g.Row, nil)
+	g.Pipelined = e.wasFree(g.Row)
 	err := e.table.Decider().Grant(ctx, e.pool, grants, true, e.clock())
-	free := err == nil
-	e.wasFree(g.Row, &free)
-	if g.Waited >= passOver {
-		e.markLocked(g.Row) // others stand in its line
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if l := e.rows[g.Row]; l != nil {
+		if l.free = err == nil; g.Waited >= passOver { // others stand in its line
+			l.used = time.Now()
+		}
 	}
 	return err
 }
 
-// wasFree reports whether a row was to be had when it was waited for last; is, unless nil, says
-// so of this time.
-func (e *engine) wasFree(row decide.Row, is *bool) bool {
+// wasFree reports whether a row was to be had when it was waited for last.
+func (e *engine) wasFree(row decide.Row) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	l := e.rows[row]
-	if l == nil {
-		return false
-	}
-	if is != nil {
-		l.free = *is
-	}
-	return l.free
-}
-
-// shared notes that a transaction of the runner waited for a row, and that others have it for a
-// moment only.
-func (e *engine) shared(row decide.Row) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.mark(row).free = true
+	return l != nil && l.free
 }
 
 // tellGroup answers the calls of a group. Each result is of the state that its call left

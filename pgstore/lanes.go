@@ -16,6 +16,14 @@ func (e *engine) markLocked(row decide.Row) {
 	e.mark(row)
 }
 
+// shared notes that a transaction of the runner waited for a row, and that others have it for a
+// moment only.
+func (e *engine) shared(row decide.Row) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.mark(row).free = true
+}
+
 // mark notes that a row needs a queue. It needs mu.
 func (e *engine) mark(row decide.Row) *lane {
 	l, ok := e.rows[row]
