@@ -56,9 +56,14 @@ func (o *options) edit(cmd *cobra.Command, name string, keys []string, do func(c
 // of is a request by the definition for a key.
 func (e *edit) of(key string) ratelimit.Request { return e.desk.Catalog.For(e.limit, key) }
 
+// now returns the state of a key.
+func (e *edit) now(ctx context.Context, key string) (ratelimit.Result, error) {
+	return e.desk.Store.Check(ctx, e.of(key).Limit.ForN(key, 0))
+}
+
 // done prints the state of a key after it was changed.
 func (e *edit) done(ctx context.Context, what, key string) error {
-	result, err := e.desk.Store.Check(ctx, e.of(key).Limit.ForN(key, 0))
+	result, err := e.now(ctx, key)
 	if err != nil {
 		return fmt.Errorf("%s is done; reading it again failed: %w", what, err)
 	}
@@ -84,16 +89,18 @@ func (e *edit) describe() string {
 	return fmt.Sprintf("%d keys of %s", len(e.keys), name)
 }
 
-// describeWhole is describe with the balance of a single key, which would be lost.
-func (e *edit) describeWhole(ctx context.Context) (string, error) {
-	if len(e.keys) != 1 {
-		return e.describe(), nil
+// confirmedLoss is confirmed for a verb by which the tokens of keys are lost: of a single key it
+// says how many.
+func (e *edit) confirmedLoss(ctx context.Context, verb string) (bool, error) {
+	what := verb + " " + e.describe()
+	if len(e.keys) == 1 {
+		now, err := e.now(ctx, e.keys[0])
+		if err != nil {
+			return false, err
+		}
+		what += fmt.Sprintf(", which has %s of %s left", inspect.Amount(now.Value), inspect.Amount(now.Capacity))
 	}
-	result, err := e.desk.Store.Check(ctx, e.of(e.keys[0]).Limit.ForN(e.keys[0], 0))
-	if err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("%s, which has %s of %s left", e.describe(), inspect.Amount(result.Value), inspect.Amount(result.Capacity)), nil
+	return e.confirmed(e.cmd, what)
 }
 
 func resetCommand(o *options) *cobra.Command {
@@ -106,11 +113,7 @@ func resetCommand(o *options) *cobra.Command {
 		Args:    cobra.MinimumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			return o.edit(cmd, args[0], args[1:], func(ctx context.Context, e *edit) error {
-				about, err := e.describeWhole(ctx)
-				if err != nil {
-					return err
-				}
-				if ok, err := o.confirmed(cmd, "reset "+about); !ok {
+				if ok, err := e.confirmedLoss(ctx, "reset"); !ok {
 					return err
 				}
 				for _, key := range e.keys {
@@ -167,11 +170,7 @@ divided by keys is ''.`,
 				return bad("%w: want a duration such as 30s", err)
 			}
 			return o.edit(cmd, args[0], args[1:last], func(ctx context.Context, e *edit) error {
-				about, err := e.describeWhole(ctx)
-				if err != nil {
-					return err
-				}
-				if ok, err := o.confirmed(cmd, fmt.Sprintf("pause for %s %s", lasts, about)); !ok {
+				if ok, err := e.confirmedLoss(ctx, fmt.Sprintf("pause for %s", lasts)); !ok {
 					return err
 				}
 				requests := make([]ratelimit.Request, len(e.keys))
