@@ -315,3 +315,45 @@ func TestPortableEscrowGivesBack(t *testing.T) {
 		})
 	}
 }
+
+// A row that is not there when a call looks for it, and has been made by a program with
+// another kind of limit by the time that the call has it, is that program's.
+func TestPortableRowOfAnotherKindMadeMeanwhile(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	store, aside := newStore(t, db, portable), newPool(t, db.URL)
+	bucket, sliding := slow("l", 10), ratelimit.SlidingWindow{Name: "l", Rate: 10, Period: time.Hour}
+	maker, tx := begin(t, db, pgx.ReadCommitted), begin(t, db, pgx.ReadCommitted)
+	mustAllowIn(t, newStore(t, db), maker, bucket.ForN("k", 0))
+	done := make(chan error, 1)
+	go func() {
+		result, err := store.AllowAtMostTx(t.Context(), tx, sliding.ForN("k", 3))
+		if err == nil && (!result.OK || result.Taken != 3) {
+			err = fmt.Errorf("got %+v, want 3 taken", result)
+		}
+		done <- err
+	}()
+	eventually(t, "it waits for the row", func() bool {
+		var blocked bool
+		select {
+		case err := <-done:
+			t.Fatalf("it did not wait: %v", err)
+		default:
+		}
+		sql := `SELECT $1::int4 = ANY (pg_blocking_pids($2::int4))`
+		if err := aside.QueryRow(t.Context(), sql, int32(maker.Conn().PgConn().PID()), int32(tx.Conn().PgConn().PID())).Scan(&blocked); err != nil {
+			t.Fatal(err)
+		}
+		return blocked
+	})
+	if err := maker.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if err := tx.Commit(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	wantLeft(t, store, sliding.ForN("k", 0), 7)
+}

@@ -254,12 +254,18 @@ func (b *base) lockAll(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, call *d
 	view.States = make([][]bucket.State, len(call.Asks))
 	for i, c := range changes {
 		view.States[c.Ask] = append(view.States[c.Ask], given[i].After)
-		if given[i].Made || rows.Found != nil && !rows.Found[i] && c.Definition.Missing(given[i].After) == 0 {
+		if given[i].Made || rows.Found != nil && !rows.Found[i] && full(&c.Definition, given[i].After, view.At) {
 			made[c.Row] = true
 		}
 	}
 	b.saw(call, view)
 	return view, made, nil
+}
+
+// full reports whether a stored row is full, as one that a statement has made. A row that was
+// not found may have been made since by a program with another definition of the limit.
+func full(d *bucket.Definition, s bucket.State, at time.Time) bool {
+	return d.Plain(s, at) && d.Missing(s) == 0
 }
 
 // guess names one row for each of the call's limits; false if a count fits no
