@@ -252,7 +252,7 @@ func (s scope) make(settlement *decide.Settlement) ratelimit.Result {
 		c := &settlement.Changes[i]
 		states[i] = s.state(&c.Definition, c.Row, now)
 	}
-	settlement.Spread(settlement.Changes, states, now)
+	settlement.Spread(states, now)
 	for i := range settlement.Changes {
 		c := &settlement.Changes[i]
 		if _, ok := s.get(c.Row); ok || c.Count > 0 { // no row is full already

@@ -234,20 +234,20 @@ func (b *base) changed(key decide.Key) {
 // tells rows, and has in its context, under b, those that it has told. A caller's transaction has
 // none, since it may be rolled back unnoticed. A sliding window's row learns of none, since refunds
 // go to their own slots, with any number of tokens out.
-func (b *base) spent(ctx context.Context, d *bucket.Definition, key decide.Key) table.Spent {
-	told, own := ctx.Value(b).(map[decide.Key]escrow.Spent)
+func (b *base) spent(ctx context.Context, d *bucket.Definition, key decide.Key) bucket.Spent {
+	told, own := ctx.Value(b).(map[decide.Key]bucket.Spent)
 	if !own || b.cache == nil || d.Slotted() {
-		return table.Spent{}
+		return bucket.Spent{}
 	}
 	if _, said := told[key]; said { // with another of its rows
-		return table.Spent{}
+		return bucket.Spent{}
 	}
 	told[key] = b.cache.Spent(key)
-	return table.Spent(told[key])
+	return told[key]
 }
 
 // unsaid notes that a transaction was rolled back that was to tell rows something.
-func (b *base) unsaid(told map[decide.Key]escrow.Spent) {
+func (b *base) unsaid(told map[decide.Key]bucket.Spent) {
 	for key, spent := range told {
 		b.cache.Unsaid(key, spent)
 	}

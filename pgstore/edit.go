@@ -44,23 +44,23 @@ func (s *Store) reset(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
 
 // refillAll fills the rows of some shards of an ask, less the tokens of them that are out.
 func (s *Store) refillAll(ctx context.Context, tx pgx.Tx, a *decide.Ask, shards []int32) error {
-	rows := make([]decide.Row, len(shards))
+	changes := make([]decide.Change, len(shards))
 	for i, shard := range shards {
-		rows[i] = decide.Row{Key: a.Of(), Shard: int(shard)}
+		changes[i] = a.Change(0, int(shard), 0)
 	}
-	given, err := s.touch(ctx, tx, a, rows)
+	given, _, err := s.touch(ctx, tx, &pgx.Batch{}, changes)
 	if err != nil {
 		return err
 	}
 	var batch pgx.Batch
 	share := a.Definition.Shard()
 	for i := range given {
-		g := &given[i]
-		if share.Forgets(outOf(g), g.At) {
-			s.table.QueueRemove(&batch, rows[i])
+		g := &given[i].Taken
+		if share.Forgets(g.Out, g.At) {
+			s.table.QueueRemove(&batch, changes[i].Row)
 			continue
 		}
-		s.table.QueuePut(&batch, rows[i], share.Full(a.Key, g.After, outOf(g), g.At))
+		s.table.QueuePut(&batch, changes[i].Row, share.Full(a.Key, g.After, g.Out, g.At))
 	}
 	return tx.SendBatch(ctx, &batch).Close()
 }
@@ -115,64 +115,48 @@ func (s *Store) credit(ctx context.Context, tx pgx.Tx, a *decide.Ask, n float64)
 	}
 	given, err := s.give(ctx, tx, a, shard, counts)
 	for i := range given {
-		states[shard+i], at = given[i].After, given[i].At.UTC()
+		states[shard+i], at = given[i].Taken.After, given[i].Taken.At.UTC()
 	}
 	return states, at, err
 }
 
 // give gives counts to shards of an ask, from the given one on, and returns the states of their
 // rows then. A sliding window is given to in a second round trip, with the row locked.
-func (s *Store) give(ctx context.Context, tx pgx.Tx, a *decide.Ask, shard int, counts []float64) ([]table.Taken, error) {
-	var batch, second pgx.Batch
-	changes, given := make([]decide.Change, len(counts)), make([]table.Taken, len(counts))
-	now := s.clock()
+func (s *Store) give(ctx context.Context, tx pgx.Tx, a *decide.Ask, shard int, counts []float64) ([]table.Give, error) {
+	var batch pgx.Batch
+	changes, gives := make([]decide.Change, len(counts)), make([]table.Give, len(counts))
 	for i, n := range counts {
 		c := &changes[i]
 		*c = a.Change(0, shard+i, 0)
-		s.table.QueueGive(&batch, c, n, c.Definition.Capacity, s.spent(ctx, &c.Definition, c.Key), now, &given[i])
+		gives[i] = table.Give{Change: c, Tokens: n, Most: c.Definition.Capacity, Spent: s.spent(ctx, &c.Definition, c.Key)}
 	}
-	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
+	if _, err := s.table.Give(ctx, tx, &pgx.Batch{}, gives, s.clock()); err != nil {
 		return nil, err
 	}
 	for i, n := range counts {
-		if c := &changes[i]; c.Definition.Slotted() && !given[i].Made {
-			given[i].After = c.Definition.CreditBeside(given[i].After, outOf(&given[i]), given[i].At, n)
-			s.table.QueuePut(&second, c.Row, given[i].After)
+		if g := &gives[i]; g.Definition.Slotted() && !g.Taken.Made {
+			g.Taken.After = g.Definition.CreditBeside(g.Taken.After, g.Taken.Out, g.Taken.At, n)
+			s.table.QueuePut(&batch, g.Row, g.Taken.After)
 		}
 	}
-	if second.Len() == 0 {
-		return given, nil
+	if batch.Len() == 0 {
+		return gives, nil
 	}
-	return given, tx.SendBatch(ctx, &second).Close()
+	return gives, tx.SendBatch(ctx, &batch).Close()
 }
 
 // lockEach locks all rows of an ask, in order, and returns their states, and their tokens that are
-// out. It gives them nothing rather than reads them, so it leaves no predicate locks under
-// SERIALIZABLE.
+// out.
 func (s *Store) lockEach(ctx context.Context, q table.Querier, a *decide.Ask) (states []bucket.State, outs []bucket.Out, at time.Time, err error) {
-	given, err := s.touch(ctx, q, a, a.Rows())
-	states, outs = make([]bucket.State, len(given)), make([]bucket.Out, len(given))
-	for shard := range given {
-		states[shard], outs[shard] = given[shard].After, outOf(&given[shard])
-		at = given[shard].At.UTC()
+	changes := make([]decide.Change, a.Definition.Shards)
+	for shard := range changes {
+		changes[shard] = a.Change(0, shard, 0)
+	}
+	given, at, err := s.touch(ctx, q, &pgx.Batch{}, changes)
+	for i := range given {
+		states, outs = append(states, given[i].Taken.After), append(outs, given[i].Taken.Out)
 	}
 	return states, outs, at, err
-}
-
-// touch locks rows of an ask, and returns them as they are.
-func (s *Store) touch(ctx context.Context, q table.Querier, a *decide.Ask, rows []decide.Row) ([]table.Taken, error) {
-	var batch pgx.Batch
-	given, now := make([]table.Taken, len(rows)), s.clock()
-	for i, row := range rows {
-		c := a.Change(0, row.Shard, 0)
-		s.table.QueueTouch(&batch, &c, now, &given[i])
-	}
-	return given, q.SendBatch(ctx, &batch).Close()
-}
-
-// outOf returns the tokens that are out of a row that was given some.
-func outOf(given *table.Taken) bucket.Out {
-	return bucket.Out{Tokens: given.Ahead, Until: given.Until}
 }
 
 // PauseTx empties the limit's key inside tx; for a duration nothing is allowed and nothing is

@@ -180,7 +180,7 @@ func (e *engine) read(ctx context.Context, tickets []*ticket) (left []*ticket, s
 	snapshot = newSnapshot(tickets)
 	sent := e.sending(tickets)
 	rows := table.Rows{Rows: snapshot.Rows}
-	if err := e.table.Decider().Read(ctx, e.pool, &rows, e.clock()); err != nil {
+	if err := e.table.Read(ctx, e.pool, &rows, e.clock()); err != nil {
 		return tickets, nil, e.fault("read", err)
 	}
 	snapshot.States, snapshot.Found, snapshot.At = rows.States, rows.Found, rows.At

@@ -328,11 +328,9 @@ func (m *memory) giveBack(returns []escrow.Return) {
 func (m *memory) giveBackOnce(ctx context.Context, r *escrow.Return, await bool) (over bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, giveBackTime)
 	defer cancel()
-	back := table.Return{
-		Row: r.Row, Definition: r.Definition, Count: r.Count, Taken: r.Taken, End: r.End,
-		Known: m.cache.Past(r), Spent: table.Spent(r.Spent),
-	}
-	done, err := m.table.Decider().Return(ctx, m.pool, &back, await, m.clock())
+	back := r.Return
+	back.Known = m.cache.Past(r)
+	done, err := m.table.Return(ctx, m.pool, r.Row, &r.Definition, &back, await, m.clock())
 	if done {
 		m.cache.Changed(r.Row.Key)
 	}
@@ -343,7 +341,7 @@ func (m *memory) giveBackOnce(ctx context.Context, r *escrow.Return, await bool)
 // and may succeed another time.
 func (m *memory) again(err error) bool {
 	if table.Unsent(err) {
-		return m.work.open.Err() == nil || code(err) == lockNotAvailable
+		return m.work.open.Err() == nil
 	}
 	return isForgotten(err) || answered(err) && !isOfValues(err) && !strings.HasPrefix(code(err), "42")
 }

@@ -65,7 +65,7 @@ func (e *engine) passedOver(ctx context.Context, tickets []*ticket, await *decid
 			late, rows.Rows = append(late, t), append(rows.Rows, decide.Row{Key: t.Value.call.Asks[0].Of()})
 		}
 	}
-	if len(late) == 0 || e.table.Decider().Read(ctx, e.pool, &rows, e.clock()) != nil { // nobody depends on it
+	if len(late) == 0 || e.table.Read(ctx, e.pool, &rows, e.clock()) != nil { // nobody depends on it
 		return nil
 	}
 	n := 0
@@ -104,7 +104,7 @@ func (e *engine) orders(groups [][]*ticket, grants []table.Grant) []escrow.Order
 			continue
 		}
 		g.Prefetch, g.Lowered, g.Lasts = o.Count, o.Capacity, e.config.Escrow
-		g.Spent = table.Spent(o.Spent)
+		g.Spent = o.Spent
 		for _, t := range group {
 			if t.Value.tokens != nil {
 				g.Out += t.Value.call.Asks[0].Count

@@ -46,7 +46,7 @@ func (s *Store) Prune(ctx context.Context, limits ...ratelimit.Limit) (deleted i
 }
 
 func (s *Store) pruneName(ctx context.Context, name string) (deleted int64, err error) {
-	after := decide.Row{Shard: math.MinInt32}
+	after := decide.Row{Key: decide.Key{Name: name}, Shard: math.MinInt32}
 	for {
 		var listed int
 		err := s.alone(ctx, "prune", func(ctx context.Context) (err error) {
@@ -61,16 +61,15 @@ func (s *Store) pruneName(ctx context.Context, name string) (deleted int64, err 
 	}
 }
 
-// pruneAfter lists rows of a name that are full by one of its definitions, after a
-// row, which it moves to the last of them, and deletes those that are idle by all.
+// pruneAfter lists rows of a name after a row, which it moves to the last of them, and deletes
+// those that are idle by all definitions.
 func (s *Store) pruneAfter(ctx context.Context, name string, after *decide.Row) (listed int, deleted int64, err error) {
 	definitions := s.seen.Of(name)
 	now, err := table.Now(ctx, s.pool, s.clock())
 	if err != nil {
 		return 0, 0, err
 	}
-	share := definitions[0].Shard()
-	rows, err := s.table.ListFull(ctx, s.pool, share, *after, now, pruneBatch)
+	rows, err := s.table.Page(ctx, s.pool, *after, pruneBatch, &now, nil)
 	if err != nil || len(rows.Rows) == 0 {
 		return 0, 0, err
 	}

@@ -9,8 +9,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/escrow"
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
 
@@ -193,7 +193,7 @@ func (b *base) transact(ctx context.Context, wait time.Duration, do func(context
 	if err := results.Close(); err != nil {
 		return b.fault("begin", err)
 	}
-	told := make(map[decide.Key]escrow.Spent)
+	told := make(map[decide.Key]bucket.Spent)
 	if err := do(context.WithValue(ctx, b, told), results.Tx()); err != nil {
 		b.unsaid(told)
 		return err

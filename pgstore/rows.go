@@ -9,6 +9,8 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
@@ -37,37 +39,13 @@ func (s *Store) CheckEach(ctx context.Context, requests ...ratelimit.Request) (s
 		return nil, err
 	}
 	err = s.alone(ctx, "check", func(ctx context.Context) error {
-		view, err := s.readEach(ctx, &call)
+		view, err := s.look(ctx, s.pool, &pgx.Batch{}, &call, all)
 		if err == nil {
 			statuses = call.CheckedEach(view)
 		}
 		return err
 	})
 	return statuses, err
-}
-
-// readEach reads the rows of all of a call's asks.
-func (s *Store) readEach(ctx context.Context, call *decide.Call) (decide.View, error) {
-	var rows table.Rows
-	for i := range call.Asks {
-		rows.Rows = append(rows.Rows, call.Asks[i].Rows()...)
-	}
-	if err := s.table.Decider().Read(ctx, s.pool, &rows, s.clock()); err != nil {
-		return decide.View{}, err
-	}
-	view, n := decide.View{States: make([][]bucket.State, len(call.Asks)), At: rows.At}, 0
-	for i := range call.Asks {
-		a := &call.Asks[i]
-		each := a.Definition.Shard()
-		view.States[i] = make([]bucket.State, a.Definition.Shards)
-		for shard := range view.States[i] {
-			if view.States[i][shard] = rows.States[n]; !rows.Found[n] {
-				view.States[i][shard] = each.Fresh(a.Key, view.At)
-			}
-			n++
-		}
-	}
-	return view, nil
 }
 
 // pageRows is how many rows Rows reads at a time.
@@ -143,7 +121,7 @@ func (s *Store) pages(ctx context.Context, name string, shards int, page ratelim
 		for last := false; !last; {
 			var rows *table.Rows
 			err := s.alone(ctx, "list", func(ctx context.Context) (err error) {
-				rows, err = s.table.Page(ctx, s.pool, after, most, s.clock())
+				rows, err = s.table.Page(ctx, s.pool, after, most, nil, s.clock())
 				return err
 			})
 			if err != nil {

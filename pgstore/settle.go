@@ -199,27 +199,23 @@ func (s *Store) owed(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, befor
 // slots of a sliding window. (They are given nothing for that, which leaves no predicate locks
 // under SERIALIZABLE.) It returns the states of the limits' rows then, and the transaction's ID.
 func (s *Store) make(ctx context.Context, tx pgx.Tx, settlement *decide.Settlement) (after decide.View, xid string, err error) {
-	changes, err := s.needed(ctx, tx, settlement)
-	if err != nil {
-		return after, "", err
-	}
 	var batch, write pgx.Batch
-	given, now := make([]table.Taken, len(changes)), s.clock()
+	changes := settlement.Changes
+	given := make([]table.Give, len(changes))
 	for i := range changes {
 		c := &changes[i]
-		s.table.QueueGive(&batch, c, max(0, -c.Count), math.MaxFloat64, s.spent(ctx, &c.Definition, c.Key), now, &given[i])
+		given[i] = table.Give{Change: c, Tokens: max(0, -c.Count), Most: math.MaxFloat64, Spent: s.spent(ctx, &c.Definition, c.Key)}
 	}
 	table.QueueXid(&batch, &xid)
-	table.QueueNow(&batch, now, &after.At)
-	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
+	if after.At, err = s.table.Give(ctx, tx, &batch, given, s.clock()); err != nil {
 		return after, "", err
 	}
-	s.settled(settlement, changes, given, &after)
+	s.settled(settlement, given, &after)
 	for i := range changes {
 		switch c := &changes[i]; {
-		case c.Count > 0 || c.Definition.Slotted() && !given[i].Made:
+		case c.Count > 0 || c.Definition.Slotted() && !given[i].Taken.Made:
 			s.table.QueuePut(&write, c.Row, c.After)
-		case given[i].Made: // full, perhaps by a definition that is not known here
+		case given[i].Taken.Made: // full, perhaps by a definition that is not known here
 			s.table.QueueRemove(&write, c.Row)
 		}
 	}
@@ -229,29 +225,10 @@ func (s *Store) make(ctx context.Context, tx pgx.Tx, settlement *decide.Settleme
 	return after, xid, err
 }
 
-// needed returns the changes that there are to make. To give back to a row that is not there
-// changes nothing, since that is full. The portable form looks for those first, as its
-// statement does not tell which it has made.
-func (s *Store) needed(ctx context.Context, tx pgx.Tx, settlement *decide.Settlement) (changes []decide.Change, err error) {
-	if !s.config.Portable {
-		return settlement.Changes, nil
-	}
-	rows := table.Rows{Rows: settlement.Rows()}
-	if err := s.table.FindEach(ctx, tx, &rows); err != nil {
-		return nil, err
-	}
-	for i, c := range settlement.Changes {
-		if rows.Found[i] || c.Count > 0 || settlement.Spreads(&c) {
-			changes = append(changes, c)
-		}
-	}
-	return changes, nil
-}
-
-// settled completes changes, whose rows were given as they are, and sets the states of the
+// settled completes the changes of a settlement, whose rows were given as they are, and sets the states of the
 // limits' rows after them: as far as those of shards are known that the call did not take from.
-func (s *Store) settled(settlement *decide.Settlement, changes []decide.Change, given []table.Taken, after *decide.View) {
-	call := &settlement.Call
+func (s *Store) settled(settlement *decide.Settlement, given []table.Give, after *decide.View) {
+	call, changes := &settlement.Call, settlement.Changes
 	after.States = make([][]bucket.State, len(call.Asks))
 	for i := range call.Asks {
 		if a := &call.Asks[i]; a.Sharded() {
@@ -262,13 +239,13 @@ func (s *Store) settled(settlement *decide.Settlement, changes []decide.Change, 
 	}
 	states := make([]bucket.State, len(given))
 	for i := range given {
-		states[i] = given[i].After
+		states[i] = given[i].Taken.After
 	}
-	settlement.Spread(changes, states, after.At)
+	settlement.Spread(states, after.At)
 	for i := range changes {
 		c, state := &changes[i], states[i]
 		if i > 0 && changes[i-1].Row == c.Row { // another slot of it
-			state, given[i].Made = changes[i-1].After, given[i-1].Made
+			state, given[i].Taken.Made = changes[i-1].After, given[i-1].Taken.Made
 		}
 		if c.Count > 0 || c.Definition.Slotted() { // a sliding window's row is written whole
 			state = c.Settle(state, after.At)

@@ -2,7 +2,6 @@ package pgstore
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -114,18 +113,30 @@ func (b *base) queueRenew(batch *pgx.Batch, c *decide.Change, at time.Time) {
 func all(*decide.Ask) bool         { return true }
 func unsharded(a *decide.Ask) bool { return !a.Sharded() }
 
-// look reads the states of those of a call's limits for which at is true; for the others it
-// returns the known states.
+// look reads the states of those of a call's limits for which at is true, after the statements in
+// batch; for the others it returns the known states.
 func (b *base) look(ctx context.Context, q table.Querier, batch *pgx.Batch, call *decide.Call, at func(*decide.Ask) bool) (decide.View, error) {
-	view, err := b.table.Look(ctx, q, batch, call, at, b.clock())
-	if err != nil {
+	var rows table.Rows
+	for i := range call.Asks {
+		if a := &call.Asks[i]; at(a) {
+			rows.Rows = append(rows.Rows, a.Rows()...)
+		}
+	}
+	b.table.QueueRead(batch, &rows, b.clock())
+	if err := q.SendBatch(ctx, batch).Close(); err != nil {
 		return decide.View{}, err
 	}
-	b.saw(call, view)
+	view, n := decide.View{States: make([][]bucket.State, len(call.Asks)), At: rows.At}, 0
 	for i := range call.Asks {
-		if view.States[i] == nil {
-			view.States[i] = b.shards.Known(&call.Asks[i], view.At)
+		a := &call.Asks[i]
+		if !at(a) {
+			view.States[i] = b.shards.Known(a, view.At)
+			continue
 		}
+		last := n + a.Definition.Shards
+		view.States[i] = a.Read(rows.States[n:last], rows.Found[n:last], view.At)
+		b.shards.Saw(a, view.States[i])
+		n = last
 	}
 	return view, nil
 }
@@ -223,38 +234,23 @@ func (b *base) takeLocked(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, call
 	return t.result(tx), t, nil
 }
 
-// lockAll locks all rows of a call, and reads them. It gives them nothing rather than
-// reads them, so it leaves no predicate locks under SERIALIZABLE. Rows that were not
-// there it has made, full; where tables are distributed it looks for them before, since
-// giving does not tell there.
+// lockAll locks all rows of a call, and reads them; it returns also those that it has made, full.
 func (b *base) lockAll(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, call *decide.Call) (view decide.View, made map[decide.Row]bool, err error) {
-	var rows table.Rows
 	var changes []decide.Change
 	for _, i := range call.Locking() {
-		for shard, row := range call.Asks[i].Rows() {
-			rows.Rows = append(rows.Rows, row)
+		for shard := range call.Asks[i].Definition.Shards {
 			changes = append(changes, call.Asks[i].Change(i, shard, 0))
 		}
 	}
-	if b.config.Portable {
-		if err := errors.Join(tx.SendBatch(ctx, batch).Close(), b.table.FindEach(ctx, tx, &rows)); err != nil {
-			return view, nil, err
-		}
-		batch = &pgx.Batch{}
-	}
-	given, now := make([]table.Taken, len(changes)), b.clock()
-	for i := range changes {
-		b.table.QueueTouch(batch, &changes[i], now, &given[i])
-	}
-	table.QueueNow(batch, now, &view.At)
-	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
+	given, at, err := b.touch(ctx, tx, batch, changes)
+	if err != nil {
 		return view, nil, err
 	}
 	made = make(map[decide.Row]bool)
-	view.States = make([][]bucket.State, len(call.Asks))
+	view = decide.View{States: make([][]bucket.State, len(call.Asks)), At: at}
 	for i, c := range changes {
-		view.States[c.Ask] = append(view.States[c.Ask], given[i].After)
-		if given[i].Made || rows.Found != nil && !rows.Found[i] && full(&c.Definition, given[i].After, view.At) {
+		view.States[c.Ask] = append(view.States[c.Ask], given[i].Taken.After)
+		if given[i].Taken.Made {
 			made[c.Row] = true
 		}
 	}
@@ -262,10 +258,15 @@ func (b *base) lockAll(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, call *d
 	return view, made, nil
 }
 
-// full reports whether a stored row is full, as one that a statement has made. A row that was
-// not found may have been made since by a program with another definition of the limit.
-func full(d *bucket.Definition, s bucket.State, at time.Time) bool {
-	return d.Plain(s, at) && d.Missing(s) == 0
+// touch locks the rows of changes, after the statements in batch, and reads them. It gives them
+// nothing rather than reads them, so it leaves no predicate locks under SERIALIZABLE.
+func (b *base) touch(ctx context.Context, q table.Querier, batch *pgx.Batch, changes []decide.Change) ([]table.Give, time.Time, error) {
+	given := make([]table.Give, len(changes))
+	for i := range changes {
+		given[i].Change = &changes[i]
+	}
+	at, err := b.table.Give(ctx, q, batch, given, b.clock())
+	return given, at, err
 }
 
 // guess names one row for each of the call's limits; false if a count fits no

@@ -112,6 +112,9 @@ type kind interface {
 	room(d *Definition, settled State, out Out, owed float64) float64
 	full(d *Definition, key string, s State, out Out, now time.Time) State
 
+	// back is Definition.Return.
+	back(d *Definition, s State, out Out, r *Return, now time.Time) (State, Out)
+
 	// pause and resume are for a settled state that was paused or not until now, with
 	// an until that is after it.
 	pause(d *Definition, settled State, paused bool, now, until time.Time) State

@@ -134,6 +134,10 @@ func (*calendar) resume(_ *Definition, _ string, settled State, _ Out, _ time.Ti
 	return settled
 }
 
+func (*calendar) back(d *Definition, s State, out Out, r *Return, now time.Time) (State, Out) {
+	return d.backInWindow(s, out, r, now, false)
+}
+
 // full has the edges that it had.
 func (*calendar) full(d *Definition, _ string, s State, out Out, now time.Time) State {
 	settled := d.Settle(s, now)

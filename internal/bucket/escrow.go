@@ -14,6 +14,64 @@ type Out struct {
 // them stay counted, until nothing is out for once.
 const Grace = time.Second
 
+// Spent is tokens of leases that a process has used since it told the row last. They are not out
+// any more.
+type Spent struct {
+	Spent    float64
+	SpentEnd time.Time // of the lease of these that ends first
+}
+
+// Return is tokens that come back to their row from memory.
+type Return struct {
+	Count float64   // tokens; may be 0, to report only spent tokens
+	Taken time.Time // ts of the row when they were taken
+	End   time.Time // of the lease that they are left of; zero for tokens that a caller was told of
+	Known time.Time // an instant that is past, by the clock of the process; zero if it knows none
+	Spent
+}
+
+// past returns the latest instant that is known to be past: the clock may have been set back, and
+// the row's instant with it, as a pause was ended.
+func (r *Return) past(s State, now time.Time) time.Time { return later(later(now, s.TS), r.Known) }
+
+// leftover reports whether the tokens are left of a lease, and not those of a caller.
+func (r *Return) leftover() bool { return !r.End.IsZero() }
+
+// Counted returns until when a lease that ends at an instant is counted for certain among the
+// tokens that are out; zero for none.
+func (d *Definition) Counted(end time.Time) time.Time {
+	if end.IsZero() || d.Stands() {
+		return end
+	}
+	return end.Add(Grace)
+}
+
+// Less returns the tokens that are out less those that were spent, if these are still counted at
+// an instant.
+func (d *Definition) Less(out Out, s Spent, at time.Time) Out {
+	if d.Counted(s.SpentEnd).After(at) {
+		out.Tokens = max(0, out.Tokens-s.Spent)
+	}
+	return out
+}
+
+// less is Less of a return, whose lease ends at an instant, also by the tokens left of that.
+func (d *Definition) less(out Out, r *Return, end, at time.Time) Out {
+	if out = d.Less(out, r.Spent, at); r.leftover() {
+		out = d.Less(out, Spent{r.Count, end}, at)
+	}
+	return out
+}
+
+// Return returns a row, and the tokens of it that are out, after tokens came back to it at now:
+// it is filled to its capacity less the tokens that it owes. What is left of a lease is worth
+// less after its end, by the tokens refilled since, and nothing once its window is over. A pause
+// swallows it, unless it leaves the row as it is. Tokens that a caller was told of are never too
+// late.
+func (d *Definition) Return(s State, out Out, r *Return, now time.Time) (State, Out) {
+	return d.kind().back(d, s, out, r, now)
+}
+
 // Owed returns how much below its capacity a row must stay at an instant, however many tokens
 // are returned to it. Until the end of the tokens that are out, that is their number and the
 // tokens refilled until then. After it, leftovers still to be returned lose their worth as fast

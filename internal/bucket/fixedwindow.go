@@ -50,6 +50,26 @@ func (w *fixedWindow) resume(d *Definition, key string, settled State, out Out, 
 	return resumed
 }
 
+func (*fixedWindow) back(d *Definition, s State, out Out, r *Return, now time.Time) (State, Out) {
+	return d.backInWindow(s, out, r, now, s.Paused.After(now))
+}
+
+// backInWindow is back for a row whose clock stands still, which is not settled; a pause swallows
+// what is left of a lease.
+func (d *Definition) backInWindow(s State, out Out, r *Return, now time.Time, paused bool) (State, Out) {
+	past := r.past(s, now)
+	out = d.less(out, r, r.End, past)
+	room := d.Capacity - d.Owed(out, now)
+	switch {
+	case r.leftover() && (paused || !s.TS.Equal(r.Taken) || !past.Before(r.End)):
+	case room < d.Capacity:
+		s.Value = max(min(s.Value, d.Capacity), min(s.Value+r.Count, room))
+	default:
+		s.Value = min(s.Value+r.Count, max(s.Value, room))
+	}
+	return s, out
+}
+
 // full has the next edge not before the end of the tokens that are out: a row that was paused
 // would otherwise be refilled before.
 func (*fixedWindow) full(d *Definition, key string, s State, out Out, now time.Time) State {

@@ -174,6 +174,16 @@ func (*slidingWindow) room(d *Definition, settled State, out Out, _ float64) flo
 	return totals[last] - totals[0] - out.Tokens
 }
 
+// back refunds to the slot of the lease. What is out is of the slot that it ends with, whenever
+// that is. A row that another definition has written has nothing to give back to.
+func (*slidingWindow) back(d *Definition, s State, out Out, r *Return, _ time.Time) (State, Out) {
+	out = d.less(out, r, r.Taken.Add(d.SlotWidth()), out.Until.Add(-1))
+	if d.own(s) {
+		s = d.Refund(s, s.TS, r.Count, r.Taken.UnixMicro())
+	}
+	return s, out
+}
+
 // full has the tokens that are out in the slot with which they end.
 func (*slidingWindow) full(d *Definition, key string, _ State, out Out, _ time.Time) State {
 	return d.give(d.Fresh(key, out.Until.Add(-time.Microsecond)), out.Tokens, 0)

@@ -32,6 +32,18 @@ func (b *tokenBucket) pause(d *Definition, settled State, paused bool, now, unti
 	return b.emptied(d, settled, paused, now, until, until)
 }
 
+func (*tokenBucket) back(d *Definition, s State, out Out, r *Return, now time.Time) (State, Out) {
+	past, n := r.past(s, now), r.Count
+	out = d.less(out, r, r.End, past)
+	if late := past.Sub(r.End); r.leftover() && late > 0 {
+		n = max(0, n-d.Inflow(late))
+	}
+	if s = d.Settle(s, now); !r.leftover() || !s.Paused.After(now) {
+		s.Value = max(s.Value, min(s.Value+n, d.Capacity-d.Owed(out, now)))
+	}
+	return s, out
+}
+
 // full has no pause, but an instant that is ahead of a clock that went back.
 func (b *tokenBucket) full(d *Definition, _ string, s State, out Out, now time.Time) State {
 	settled := d.Settle(s, now)

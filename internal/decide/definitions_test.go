@@ -124,7 +124,7 @@ func TestSettle(t *testing.T) {
 			}
 		}
 		for range 2 { // once more, when a transaction is run again
-			settlement.Spread(settlement.Changes, states, t0)
+			settlement.Spread(states, t0)
 		}
 		for _, c := range settlement.Changes {
 			got = append(got, fmt.Sprintf("%s/%s/%d %.4g", c.Name, c.Key.Key, c.Shard, -c.Count))

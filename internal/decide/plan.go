@@ -18,6 +18,18 @@ type View struct {
 	At     time.Time
 }
 
+// Read returns the states of a's shards at an instant, as they were read: one that was not found
+// is full.
+func (a *Ask) Read(states []bucket.State, found []bool, at time.Time) []bucket.State {
+	each := a.Definition.Shard()
+	for shard := range states {
+		if !found[shard] {
+			states[shard] = each.Fresh(a.Key, at)
+		}
+	}
+	return states
+}
+
 // Change is a call's change of one row.
 type Change struct {
 	Row

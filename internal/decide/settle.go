@@ -101,21 +101,16 @@ func (s *Settlement) add(seen *Definitions, payments []receipt.Payment, used []f
 	return nil
 }
 
-// Spreads reports whether a change is of a limit of which Spread takes.
-func (s *Settlement) Spreads(c *Change) bool {
-	return slices.ContainsFunc(s.over, func(o over) bool { return o.ask == c.Ask })
-}
-
 // Spread has the changes, whose rows are in states at now, take the tokens of limits with
 // shards that were used besides those taken: from the fullest first, so that they all are left
 // with as much. Tokens taken from one shard alone would be granted again by others.
-func (s *Settlement) Spread(changes []Change, states []bucket.State, now time.Time) {
+func (s *Settlement) Spread(states []bucket.State, now time.Time) {
 	for _, o := range s.over {
 		a := s.Call.Asks[o.ask]
 		a.Count = o.count
 		values, of := make([]float64, a.Definition.Shards), make([]*Change, a.Definition.Shards)
-		for i := range changes {
-			if c := &changes[i]; c.Ask == o.ask && c.Slot == 0 {
+		for i := range s.Changes {
+			if c := &s.Changes[i]; c.Ask == o.ask && c.Slot == 0 {
 				values[c.Shard], of[c.Shard] = c.Definition.Settle(states[i], now).Value, c
 			}
 		}

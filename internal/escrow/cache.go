@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
@@ -149,7 +150,7 @@ func (m *Cache) EvictAll() (returns []Return) {
 }
 
 // Spent takes out the tokens that the row of a key is to be told of, which were spent.
-func (m *Cache) Spent(key decide.Key) (spent Spent) {
+func (m *Cache) Spent(key decide.Key) (spent bucket.Spent) {
 	e := m.entry(key.Name, key.Key)
 	if e == nil {
 		return spent
@@ -162,7 +163,7 @@ func (m *Cache) Spent(key decide.Key) (spent Spent) {
 }
 
 // Unsaid notes that the row of a key did not learn of the tokens that [Cache.Spent] took out.
-func (m *Cache) Unsaid(key decide.Key, spent Spent) { m.entry(key.Name, key.Key).unsaid(spent) }
+func (m *Cache) Unsaid(key decide.Key, spent bucket.Spent) { m.entry(key.Name, key.Key).unsaid(spent) }
 
 // Past returns an instant that is past when a return is sent now. It is on the database's
 // clock, but does not go back with that.

@@ -287,12 +287,12 @@ func (e *Entry) counts(until time.Time, now moment) bool {
 
 // untold takes out the tokens that the row is to be told of, which were spent, and the
 // instant until which it counts them as out. It needs mu.
-func (e *Entry) untold(now moment) Spent {
+func (e *Entry) untold(now moment) bucket.Spent {
 	if !e.telling(now) {
 		e.spent = min(e.spent, 0)
-		return Spent{}
+		return bucket.Spent{}
 	}
-	told := Spent{e.spent, e.last.counted}
+	told := bucket.Spent{Spent: e.spent, SpentEnd: e.last.counted}
 	e.spent = 0
 	return told
 }
@@ -311,7 +311,7 @@ func (e *Entry) telling(now moment) bool {
 }
 
 // unsaid notes that the row did not learn of the tokens that a statement was to report.
-func (e *Entry) unsaid(told Spent) {
+func (e *Entry) unsaid(told bucket.Spent) {
 	if e == nil || told.Spent == 0 {
 		return
 	}
@@ -343,7 +343,7 @@ func (e *Entry) end(l *lease, now moment) {
 func (e *Entry) returnOf(l *lease, n float64) Return {
 	return Return{
 		Row: decide.Row{Key: e.ask.Of()}, Definition: e.ask.Definition,
-		Count: n, Taken: l.after.TS, End: l.end, lease: l,
+		Return: bucket.Return{Count: n, Taken: l.after.TS, End: l.end}, lease: l,
 	}
 }
 
@@ -474,12 +474,12 @@ func (t *Tokens) Balance() *decide.Balance {
 
 // Order is a statement that is to prefetch.
 type Order struct {
-	Entry    *Entry
-	Count    float64 // tokens to prefetch, if there are twice as many
-	Capacity float64 // to count with
-	Spent            // to tell the row of
-	epoch    int
-	given    time.Duration // on the monotonic clock
+	Entry        *Entry
+	Count        float64 // tokens to prefetch, if there are twice as many
+	Capacity     float64 // to count with
+	bucket.Spent         // to tell the row of
+	epoch        int
+	given        time.Duration // on the monotonic clock
 }
 
 // Order says how much is to be prefetched from a key by a statement that is about to be sent,

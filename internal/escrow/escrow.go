@@ -65,14 +65,11 @@ type Lease struct {
 	Sent  time.Time    // on this machine's, before the statement was sent
 }
 
-// Return is tokens that go back to their row.
+// Return is tokens that go back to their row, or only something to tell that.
 type Return struct {
 	Row        decide.Row
 	Definition bucket.Definition
-	Count      float64   // tokens; 0 if there is only something to tell
-	Taken      time.Time // the row's instant when they were taken
-	End        time.Time // on the database's clock, from which they are worth less; zero if a caller was told of them
-	Spent
+	bucket.Return
 
 	lease *lease // of which they are left, or that was used
 }
@@ -89,10 +86,4 @@ func (r *Return) Fades(lasts time.Duration) time.Duration {
 	}
 	full := max(r.Count, r.Spent.Spent) / d.Rate * float64(d.Period)
 	return lasts + bucket.Grace + time.Duration(min(full, math.MaxInt64/2))
-}
-
-// Spent is tokens that were used since the row was told last, and that it counts as out.
-type Spent struct {
-	Spent    float64
-	SpentEnd time.Time // until when they are counted
 }

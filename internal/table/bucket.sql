@@ -134,39 +134,3 @@ WHERE (SELECT set_config('lock_timeout', '1', true)) IS NOT NULL
 	AND (r.paused > u.now) IS NOT TRUE
 	AND (r.value >= u.need OR r.value + greatest(round(tstzrange_subdiff(u.now, r.ts) * 1000000), 0) * u.rate / u.period >= u.need)
 RETURNING r.value, r.ts, clock_timestamp(), u.i
-
--- name: return
--- Gives back what is left of a lease, if nobody has the row locked: less what has come in
--- since the lease's end, as if it had been given back then. Like give it leaves room for what
--- is out. A pause swallows it. It is in ahead for sure until a second after the lease's end,
--- and not taken off later. Without an end it is what somebody was told of: that is not in
--- ahead, is never too late, and is there after a pause. How late it is, the process knows, too:
--- the clock may have been set back, and the row's instant with it, as a pause was ended.
---
--- $1 name  $2 key  $3 shard  $4 capacity  $5 count  $6 now: NULL for the database's clock
--- $7 rate  $8 period  $9 spent  $10 spent_end: until when that is counted in ahead
--- $11 ends: when the lease does  $12 known: an instant that is past; NULL for none
-UPDATE rate_limits AS r
-SET (value, ts, ahead) = (
-	SELECT CASE WHEN r.paused > u.now AND u.ends IS NOT NULL THEN r.value
-			ELSE greatest(b.settled, least(b.settled + b.back, u.capacity
-				- CASE WHEN b.ahead > 0 THEN greatest(b.ahead + round((r.ahead[2] - tstzrange_subdiff(u.now, '2000-01-01 00:00:00+00'::timestamptz)) * 1000000) * u.rate / u.period, 0) ELSE 0 END)) END,
-		b.t, CASE WHEN r.ahead IS NOT NULL THEN array[b.ahead, r.ahead[2]] END
-	FROM (
-		SELECT a.t,
-			least(r.value + round(tstzrange_subdiff(a.t, r.ts) * 1000000) * u.rate / u.period, u.capacity) AS settled,
-			greatest(u.count - greatest(round(tstzrange_subdiff(a.past, u.ends) * 1000000), 0) * u.rate / u.period, 0) AS back,
-			greatest(r.ahead[1] - CASE WHEN u.spent_end > a.past THEN u.spent ELSE 0 END
-				- CASE WHEN u.ends + interval '1 second' > a.past THEN u.count ELSE 0 END, 0) AS ahead
-		FROM (SELECT greatest(r.ts, u.now) AS t, greatest(r.ts, u.now, u.known) AS past OFFSET 0) AS a
-		OFFSET 0
-	) AS b
-)
-FROM (
-	SELECT $1::text AS name, $2::text AS key, $3::int4 AS shard, $4::float8 AS capacity, $5::float8 AS count,
-		coalesce($6::timestamptz, CURRENT_TIMESTAMP) AS now, $7::float8 AS rate, $8::float8 AS period,
-		$9::float8 AS spent, $10::timestamptz AS spent_end, $11::timestamptz AS ends, $12::timestamptz AS known
-) AS u
-WHERE set_config('lock_timeout', '1', true) IS NOT NULL
-	AND (r.xmax = '0'::xid OR pg_visible_in_snapshot(r.xmax::text::xid8, pg_current_snapshot()))
-	AND r.name = u.name AND r.key = u.key AND r.shard = u.shard

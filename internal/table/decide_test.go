@@ -29,7 +29,7 @@ func decision(limit ratelimit.Limit, keys ...string) *Decision {
 func valuesOf(t *testing.T, db *pgtest.DB, table *Table, d *Decision) []float64 {
 	t.Helper()
 	rows, now := Rows{Rows: d.Rows}, quarterPast
-	if err := table.Decider().Read(t.Context(), db.Pool, &rows, &now); err != nil {
+	if err := table.Read(t.Context(), db.Pool, &rows, &now); err != nil {
 		t.Fatal(err)
 	}
 	values := make([]float64, len(d.Rows))

@@ -17,20 +17,11 @@ type Decider interface {
 	// [Awaited] at most. On a distributed table there is always one grant, and it always waits.
 	Grant(ctx context.Context, pool *pgxpool.Pool, grants []Grant, await bool, now *time.Time) error
 
-	// Read reads rows without locking them.
-	Read(ctx context.Context, q Querier, rows *Rows, now *time.Time) error
-
 	// Decide locks rows, calls d.Decide, writes the changed rows, and commits. It passes over
 	// rows that another transaction has locked, which are not found, unless the table is
 	// distributed: then it waits for each. The error is lock_not_available if the awaited row
 	// stayed locked for [Awaited].
 	Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision, now *time.Time) error
-
-	// Return gives the rest of a lease back to a row; done is false if another transaction has
-	// the row locked, and it is to be tried again. If the lock is found when it is too late to
-	// pass over the row, the error is lock_not_available. With await, and on a distributed
-	// table, it waits for the row for [Awaited]. A missing row is full, and needs nothing back.
-	Return(ctx context.Context, pool *pgxpool.Pool, r *Return, await bool, now *time.Time) (done bool, err error)
 }
 
 // Decider returns how decisions on their own are made on the table.

@@ -3,6 +3,7 @@ package table
 import (
 	"time"
 
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
@@ -12,11 +13,11 @@ type Grant struct {
 	Need          float64 // tokens that there must be to grant all of them
 
 	// A grant that prefetches takes more, for a lease.
-	Lasts    time.Duration // of a token bucket's lease; 0 for a grant that does not prefetch
-	Lowered  float64       // capacity to count with, lower by the tokens refilled while the lease lasts
-	Prefetch float64       // tokens to take besides: no more than half of those left then, or than may be out
-	Out      float64       // of Count, the tokens that may still return to memory
-	Spent                  // of earlier leases
+	Lasts        time.Duration // of a token bucket's lease; 0 for a grant that does not prefetch
+	Lowered      float64       // capacity to count with, lower by the tokens refilled while the lease lasts
+	Prefetch     float64       // tokens to take besides: no more than half of those left then, or than may be out
+	Out          float64       // of Count, the tokens that may still return to memory
+	bucket.Spent               // of earlier leases
 
 	// Pipelined has a grant that waits for its row sent with its COMMIT, in one round trip, so
 	// that those behind it, in other processes too, wait for no other one; but it waits for a

@@ -6,52 +6,30 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
-// ListFull reads rows of a definition's name, after a row, that are full by it at
-// an instant; most of them at most.
-func (t *Table) ListFull(ctx context.Context, q Querier, d *bucket.Definition, after decide.Row, now time.Time, most int) (*Rows, error) {
-	after.Name = d.Name
-	list, _ := t.of(d, "list_full")
-	sql, args := list.with(values{row: after, definition: d, now: &now, limit: most})
-	rows, err := q.Query(ctx, sql, args...)
+// Page reads rows of a row's name after it, most of them at most, in order; with idle only those
+// that may be full at that instant.
+func (t *Table) Page(ctx context.Context, q Querier, after decide.Row, most int, idle, now *time.Time) (*Rows, error) {
+	rows, err := q.Query(ctx, t.keep["page"], after.Name, after.Key.Key, int32(after.Shard), int64(most), idle)
 	if err != nil {
 		return nil, err
 	}
-	listed, err := scanListed(rows, d.Name)
-	listed.At = now
-	return listed, err
-}
-
-// scanListed reads rows of a name, and more of each behind its key and shard.
-func scanListed(rows pgx.Rows, name string, more ...any) (*Rows, error) {
 	var (
-		listed Rows
-		s      state
-		key    string
-		shard  int
+		page  Rows
+		s     state
+		key   string
+		shard int
 	)
-	_, err := pgx.ForEachRow(rows, s.fields(append([]any{&key, &shard}, more...)...), func() error {
+	_, err = pgx.ForEachRow(rows, s.fields(&key, &shard, &page.At), func() error {
 		read, _ := s.get()
-		listed.Rows = append(listed.Rows, decide.Row{Key: decide.Key{Name: name, Key: key}, Shard: shard})
-		listed.States = append(listed.States, read)
+		page.Rows = append(page.Rows, decide.Row{Key: decide.Key{Name: after.Name, Key: key}, Shard: shard})
+		page.States = append(page.States, read)
 		return nil
 	})
-	return &listed, err
-}
-
-// Page reads rows of a row's name after it, most of them at most, in order.
-func (t *Table) Page(ctx context.Context, q Querier, after decide.Row, most int, now *time.Time) (*Rows, error) {
-	rows, err := q.Query(ctx, t.keep["page"], after.Name, after.Key.Key, int32(after.Shard), int64(most))
-	if err != nil {
-		return nil, err
-	}
-	var at time.Time
-	page, err := scanListed(rows, after.Name, &at)
-	page.At = told(now, at).UTC()
-	return page, err
+	page.At = told(now, page.At).UTC()
+	return &page, err
 }
 
 // DeleteSame deletes those rows of one name that are still as they were listed, but

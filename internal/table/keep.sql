@@ -34,11 +34,14 @@ WITH RECURSIVE n AS (
 SELECT name FROM n WHERE name IS NOT NULL
 
 -- name: page
--- Lists rows of a name from a place on, in the order of the index.
+-- Lists rows of a name from a place on, in the order of the index; or only those that may be
+-- full, as they have a ts up to an instant at which nothing of them is out.
 --
--- $1 name  $2 key, $3 shard after which to go on  $4 rows at most
+-- $1 name  $2 key, $3 shard after which to go on  $4 rows at most  $5 instant: NULL for all rows
 SELECT value, ts, paused, slots, key, shard, clock_timestamp() FROM rate_limits
 WHERE name = $1::text AND (key, shard) > ($2::text, $3::int4)
+	AND ($5::timestamptz IS NULL OR ts <= $5::timestamptz
+		AND (ahead[1] > 0 AND ahead[2] > tstzrange_subdiff($5::timestamptz, '2000-01-01 00:00:00+00'::timestamptz)) IS NOT TRUE)
 ORDER BY key, shard
 LIMIT $4::int8
 

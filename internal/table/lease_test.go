@@ -84,7 +84,7 @@ func (a *account) counts(end, t time.Time) bool {
 }
 
 // say takes off what was spent.
-func (a *account) say(s Spent, t time.Time) {
+func (a *account) say(s bucket.Spent, t time.Time) {
 	if a.counts(s.SpentEnd, t) {
 		a.out.Tokens = max(a.out.Tokens-s.Spent, 0)
 	}
@@ -99,7 +99,7 @@ func (a *account) prefetch(g *Grant, now time.Time) (more float64, ok bool) {
 	d := a.definition
 	d.Capacity = g.capacity()
 	left, ok := d.Take(a.state, now, g.Count, g.Need-g.Count)
-	if !ok || left.Slots != nil && (left.Slots.Ahead > 0 || left.Value < g.Need-g.Count) {
+	if !ok || left.Value < g.Need-g.Count {
 		return 0, false
 	}
 	if a.forgets(left.TS) {
@@ -115,7 +115,7 @@ func (a *account) prefetch(g *Grant, now time.Time) (more float64, ok bool) {
 }
 
 // back is a Return.
-func (a *account) back(r *Return, now time.Time) {
+func (a *account) back(r *bucket.Return, now time.Time) {
 	if !a.there {
 		return
 	}
@@ -151,8 +151,8 @@ func (a *account) back(r *Return, now time.Time) {
 	a.add(n, a.definition.Capacity, now)
 }
 
-// give is a QueueGive.
-func (a *account) give(n, most float64, spent Spent, now time.Time) {
+// give is a Give of some tokens.
+func (a *account) give(n, most float64, spent bucket.Spent, now time.Time) {
 	if !a.there {
 		a.make(now)
 		return
@@ -291,7 +291,7 @@ func (h *history) take() {
 	}
 }
 
-func (h *history) spent() (s Spent) {
+func (h *history) spent() (s bucket.Spent) {
 	for _, l := range h.leases {
 		if l.end.After(h.now) && l.unsaid > 0 {
 			s.Spent += l.unsaid
@@ -364,7 +364,7 @@ func (h *history) use() {
 // giveBack gives back what is left of a lease.
 func (h *history) giveBack() {
 	if l := h.lease(); l.left > 0 {
-		h.back(&Return{Count: l.left, Taken: l.taken, End: l.end, Spent: h.spent()})
+		h.back(&bucket.Return{Count: l.left, Taken: l.taken, End: l.end, Spent: h.spent()})
 		l.left = 0
 		h.done["returned"]++
 	}
@@ -373,17 +373,16 @@ func (h *history) giveBack() {
 // tell gives back what was used.
 func (h *history) tell() {
 	if l := h.lease(); !l.taken.IsZero() {
-		h.back(&Return{Count: min(l.unsaid, h.count()), Taken: l.taken, Spent: h.spent()})
+		h.back(&bucket.Return{Count: min(l.unsaid, h.count()), Taken: l.taken, Spent: h.spent()})
 		h.done["told"]++
 	}
 }
 
-func (h *history) back(r *Return) {
-	r.Row, r.Definition = h.row, h.definition
+func (h *history) back(r *bucket.Return) {
 	if h.IntN(2) == 0 { // the database's clock was set back, and to resume set the row's instant back
 		r.Known = h.latest.Add(time.Duration(h.IntN(2_000_000)) * time.Microsecond)
 	}
-	done, err := h.table.Decider().Return(h.Context(), h.db.Pool, r, false, &h.now)
+	done, err := h.table.Return(h.Context(), h.db.Pool, h.row, &h.definition, r, false, &h.now)
 	if err != nil || !done {
 		h.Fatal(done, err)
 	}
@@ -395,9 +394,8 @@ func (h *history) credit() {
 		return
 	}
 	n, most := h.count(), []float64{h.definition.Capacity, math.MaxFloat64}[h.IntN(2)]
-	c, taken := h.change(0), Taken{}
-	spent := h.spent()
-	h.send(func(b *pgx.Batch) { h.table.QueueGive(b, &c, n, most, spent, &h.now, &taken) })
+	c, spent := h.change(0), h.spent()
+	taken := h.given(Give{Change: &c, Tokens: n, Most: most, Spent: spent})
 	if n > 0 || spent.Spent > 0 {
 		h.give(n, most, spent, h.now)
 	}
@@ -405,9 +403,22 @@ func (h *history) credit() {
 	h.told(taken)
 }
 
+// given gives to the row, and returns it as it was then.
+func (h *history) given(g Give) Taken {
+	h.Helper()
+	gives, there := []Give{g}, h.there
+	if _, err := h.table.Give(h.Context(), h.db.Pool, &pgx.Batch{}, gives, &h.now); err != nil {
+		h.Fatal(err)
+	}
+	if gives[0].Taken.Made == there {
+		h.Fatalf("made: %v, there was a row: %v", gives[0].Taken.Made, there)
+	}
+	return gives[0].Taken
+}
+
 func (h *history) touch() {
-	c, taken := h.change(0), Taken{}
-	h.send(func(b *pgx.Batch) { h.table.QueueTouch(b, &c, &h.now, &taken) })
+	c := h.change(0)
+	taken := h.given(Give{Change: &c})
 	h.make(h.now)
 	h.told(taken)
 }
@@ -415,8 +426,8 @@ func (h *history) touch() {
 // told compares what a give has told of what is out.
 func (h *history) told(taken Taken) {
 	h.Helper()
-	if math.Abs(taken.Ahead-h.out.Tokens) > 1e-9 || h.out.Tokens > 0 && !taken.Until.Equal(h.out.Until) {
-		h.Fatalf("told %v out until %v, want %v", taken.Ahead, taken.Until, h.out)
+	if math.Abs(taken.Out.Tokens-h.out.Tokens) > 1e-9 || h.out.Tokens > 0 && !taken.Out.Until.Equal(h.out.Until) {
+		h.Fatalf("told %v, want %v", taken.Out, h.out)
 	}
 }
 
@@ -449,10 +460,8 @@ func (h *history) reset() {
 		h.account = account{definition: h.definition, key: h.key}
 		return
 	}
-	var taken Taken
 	c := h.change(0)
-	h.send(func(b *pgx.Batch) { h.table.QueueTouch(b, &c, &h.now, &taken) })
-	h.told(taken)
+	h.told(h.given(Give{Change: &c}))
 	t := h.at(h.now)
 	if h.state.Paused.After(h.now) {
 		t = h.now

@@ -18,8 +18,7 @@ func (t *Table) Meet(ctx context.Context, q Querier, g *Grant, r *Rows, now *tim
 	var batch pgx.Batch
 	sql, args := t.forGrant("grant", g, now)
 	batch.Queue(sql, args...).QueryRow(func(row pgx.Row) error { return g.scan(row, now) })
-	t.queueFind(&batch, r)
-	QueueNow(&batch, now, &r.At)
+	t.QueueRead(&batch, r, now)
 	err := q.SendBatch(ctx, &batch).Close()
 	if err != nil { // nothing is taken, even if the row was read
 		g.Taken = Taken{}

@@ -58,9 +58,7 @@ type values struct {
 	ts                time.Time // of the row as it was seen; zero if it was not
 	now               *time.Time
 	over              any // an instant
-	spent             *Spent
-	back              *Return
-	limit             int // rows
+	spent             *bucket.Spent
 	many              *many
 	args              [12]any // room for those of one row
 }
@@ -85,12 +83,8 @@ var parameterValues = map[string]func(*values) any{
 	"most":     func(v *values) any { return v.most },
 	"over":     func(v *values) any { return v.over },
 
-	"taken":     func(v *values) any { return v.back.Taken },
-	"ends":      func(v *values) any { return orNull(v.back.End) },
 	"spent":     func(v *values) any { return v.spent.Spent },
-	"spent_end": func(v *values) any { return v.spent.counted(v.definition) },
-	"known":     func(v *values) any { return orNull(v.back.Known) },
-	"limit":     func(v *values) any { return int64(v.limit) },
+	"spent_end": func(v *values) any { return orNull(v.definition.Counted(v.spent.SpentEnd)) },
 
 	// Of many rows,
 	"keys":       func(v *values) any { return column(v.many.grants, func(g *Grant) string { return g.Key.Key }) },
@@ -102,7 +96,7 @@ var parameterValues = map[string]func(*values) any{
 	"outs":       func(v *values) any { return prefetched(v.many, func(g *Grant) float64 { return g.Out }) },
 	"spents":     func(v *values) any { return prefetched(v.many, func(g *Grant) float64 { return g.Spent.Spent }) },
 	"spent_ends": func(v *values) any {
-		return prefetched(v.many, func(g *Grant) *time.Time { return g.Spent.counted(&g.Definition) })
+		return prefetched(v.many, func(g *Grant) *time.Time { return orNull(g.Definition.Counted(g.SpentEnd)) })
 	},
 
 	// the place of each one's definition among these.

@@ -31,15 +31,6 @@ func (t plainTable) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Gran
 	return t.grant(ctx, conn, grants, now)
 }
 
-func (t plainTable) Read(ctx context.Context, q Querier, r *Rows, now *time.Time) error {
-	names, keys, shards := r.columns()
-	rows, err := q.Query(ctx, t.common["read"], names, keys, shards)
-	if err != nil {
-		return err
-	}
-	return r.scan(now)(rows)
-}
-
 func (t plainTable) Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision, now *time.Time) error {
 	conn, err := pool.Acquire(ctx)
 	if err != nil {
@@ -129,35 +120,4 @@ func (t plainTable) lockRows(ctx context.Context, conn *pgxpool.Conn, d *Decisio
 	rows := &Rows{Rows: d.Rows}
 	t.queueLock(batch, rows, now)
 	return rows, conn.SendBatch(ctx, batch).Close()
-}
-
-func (t plainTable) Return(ctx context.Context, pool *pgxpool.Pool, r *Return, await bool, now *time.Time) (done bool, err error) {
-	conn, err := acquire(ctx, pool)
-	if err != nil {
-		return false, err
-	}
-	defer Release(ctx, conn)
-	d := &r.Definition
-	name := "return"
-	if await {
-		name += inTurn
-	}
-	s, _ := t.of(d, name)
-	sql, args := s.with(values{row: r.Row, definition: d, count: r.Count, now: now, spent: &r.Spent, back: r})
-	if await {
-		batch := t.begin(Awaited)
-		batch.Queue(sql, args...)
-		batch.Queue("COMMIT")
-		err := conn.SendBatch(ctx, batch).Close()
-		return err == nil, err
-	}
-	tag, err := conn.Exec(ctx, sql, args...)
-	if err != nil || tag.RowsAffected() > 0 {
-		return err == nil, err
-	}
-	rows := Rows{Rows: []decide.Row{r.Row}} // it is not there, or somebody has it locked
-	if err := t.FindEach(ctx, conn, &rows); err != nil {
-		return false, unsentError{err}
-	}
-	return !rows.Found[0], nil
 }

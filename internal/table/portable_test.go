@@ -25,10 +25,10 @@ import (
 
 // plainOnly are the statements that are not sent to a table that is distributed.
 var plainOnly = []string{
-	"bucket.grant", "bucket.grant_in_turn", "bucket.grant_alike", "bucket.grant_many", "bucket.grant_many_in_turn", "bucket.return", "bucket.return_in_turn",
-	"window.grant", "window.grant_in_turn", "window.grant_alike", "window.grant_many", "window.grant_many_in_turn", "window.return", "window.return_in_turn",
-	"calendar.grant", "calendar.grant_in_turn", "calendar.prefetch_many", "calendar.prefetch_many_in_turn", "calendar.return", "calendar.return_in_turn",
-	"slots.grant", "slots.grant_in_turn", "slots.prefetch_many", "slots.prefetch_many_in_turn", "slots.return", "slots.return_in_turn",
+	"bucket.grant", "bucket.grant_in_turn", "bucket.grant_alike", "bucket.grant_many", "bucket.grant_many_in_turn",
+	"window.grant", "window.grant_in_turn", "window.grant_alike", "window.grant_many", "window.grant_many_in_turn",
+	"calendar.grant", "calendar.grant_in_turn", "calendar.prefetch_many", "calendar.prefetch_many_in_turn",
+	"slots.grant", "slots.grant_in_turn", "slots.prefetch_many", "slots.prefetch_many_in_turn",
 	"table.prefetch_many", "table.prefetch_many_in_turn", "table.read", "table.lock", "table.fill", "table.write", "keep.delete_listed",
 }
 
@@ -79,8 +79,8 @@ func TestPortableSQLHasSomethingToJudge(t *testing.T) {
 	}
 	for name, want := range map[string]int{
 		"bucket.take_bare": 6, "bucket.take": 6, "window.take": 6, "slots.take": 8,
-		"bucket.give": 7, "window.give": 7, "table.write_ahead": 5, "table.find_locked": 0, "table.touch": 6, "table.put": 4, "table.renew": 4,
-		"table.reset": 1, "table.reset_left": 3, "table.remove": 1, "table.states": 0, "table.find": 0,
+		"bucket.give": 7, "window.give": 7, "table.write_ahead": 5, "table.await": 0, "table.touch": 6, "table.put": 4, "table.renew": 4,
+		"table.reset": 1, "table.reset_left": 3, "table.remove": 1, "table.find": 0,
 	} {
 		if got := expressions(portableStatements()[name]); len(got) != want {
 			t.Errorf("%s: %d expressions, want %d: %q", name, len(got), want, got)

@@ -142,14 +142,14 @@ func TestReturnElsewhere(t *testing.T) {
 	} {
 		row := decide.Row{Key: decide.Key{Name: "sliding", Key: test.key}}
 		state := d.Spend(d.Fresh("", now), now, 9)
-		r := Return{Row: row, Definition: d, Count: 5, Taken: state.TS, End: state.TS.Add(d.SlotWidth())}
+		r := bucket.Return{Count: 5, Taken: state.TS, End: state.TS.Add(d.SlotWidth())}
 		test.change(&state)
 		putAll(t, db, table, []Grant{{Change: decide.Change{Row: row, Definition: d}}}, []bucket.State{state})
-		if done, err := table.Decider().Return(t.Context(), db.Pool, &r, false, &now); !done || err != nil {
+		if done, err := table.Return(t.Context(), db.Pool, row, &d, &r, false, &now); !done || err != nil {
 			t.Fatal(done, err)
 		}
 		rows := Rows{Rows: []decide.Row{row}}
-		if err := table.Decider().Read(t.Context(), db.Pool, &rows, &now); err != nil {
+		if err := table.Read(t.Context(), db.Pool, &rows, &now); err != nil {
 			t.Fatal(err)
 		}
 		want := state
@@ -168,13 +168,13 @@ func TestReturnElsewhere(t *testing.T) {
 		d := bucket.Definition(limit.Definition())
 		row := decide.Row{Key: decide.Key{Name: d.Name, Key: "k"}}
 		state := d.Spend(d.Fresh("k", now), now, 9)
-		r := Return{Row: row, Definition: d, Count: 5, Taken: state.TS, End: state.TS.Add(time.Second)}
-		if done, err := table.Decider().Return(t.Context(), db.Pool, &r, false, &now); !done || err != nil {
+		r := bucket.Return{Count: 5, Taken: state.TS, End: state.TS.Add(time.Second)}
+		if done, err := table.Return(t.Context(), db.Pool, row, &d, &r, false, &now); !done || err != nil {
 			t.Errorf("%s: to a row that is not there: %v, %v", d.Name, done, err)
 		}
 		putAll(t, db, table, []Grant{{Change: decide.Change{Row: row, Definition: d}}}, []bucket.State{state})
 		unlock := lockRow(t, db, table, row)
-		if done, err := table.Decider().Return(t.Context(), db.Pool, &r, false, &now); done || err != nil {
+		if done, err := table.Return(t.Context(), db.Pool, row, &d, &r, false, &now); done || err != nil {
 			t.Errorf("%s: to a row that is locked: %v, %v", d.Name, done, err)
 		}
 		unlock()
@@ -258,10 +258,10 @@ func TestReturnWaits(t *testing.T) {
 			if taken, err := table.Take(t.Context(), tx, false, &change, &now); err != nil || !taken.OK {
 				t.Fatal(taken, err)
 			}
-			r := Return{Row: row, Definition: d, Count: 5, Taken: state.TS, End: now.Add(time.Hour)}
+			r := bucket.Return{Count: 5, Taken: state.TS, End: now.Add(time.Hour)}
 			returned := make(chan error)
 			go func() {
-				done, err := table.Decider().Return(t.Context(), db.Pool, &r, true, &now)
+				done, err := table.Return(t.Context(), db.Pool, row, &d, &r, true, &now)
 				if !done && err == nil {
 					err = errors.New("it is not done")
 				}
@@ -284,7 +284,7 @@ func TestReturnWaits(t *testing.T) {
 				t.Fatal(err)
 			}
 			rows := Rows{Rows: []decide.Row{row}}
-			if err := table.Decider().Read(t.Context(), db.Pool, &rows, &now); err != nil {
+			if err := table.Read(t.Context(), db.Pool, &rows, &now); err != nil {
 				t.Fatal(err)
 			}
 			if got := d.Settle(rows.States[0], now).Value; got != 7 {

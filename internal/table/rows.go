@@ -1,6 +1,7 @@
 package table
 
 import (
+	"context"
 	"slices"
 	"time"
 
@@ -47,6 +48,52 @@ func (r *Rows) scan(now *time.Time) func(pgx.Rows) error {
 			return nil
 		})
 		r.At = told(now, r.At).UTC()
+		return err
+	}
+}
+
+// Read reads rows without locking them.
+func (t *Table) Read(ctx context.Context, q Querier, r *Rows, now *time.Time) error {
+	var batch pgx.Batch
+	t.QueueRead(&batch, r, now)
+	return q.SendBatch(ctx, &batch).Close()
+}
+
+// QueueRead puts into a batch the reading of rows: by one statement, or of a distributed table by
+// one for each key.
+func (t *Table) QueueRead(batch *pgx.Batch, r *Rows, now *time.Time) {
+	if !t.distributed {
+		names, keys, shards := r.columns()
+		batch.Queue(t.common["read"], names, keys, shards).Query(r.scan(now))
+		return
+	}
+	r.States, r.Found = make([]bucket.State, len(r.Rows)), make([]bool, len(r.Rows))
+	for first, last := 0, 0; first < len(r.Rows); first = last {
+		key := r.Rows[first].Key
+		for last < len(r.Rows) && r.Rows[last].Key == key {
+			last++
+		}
+		batch.Queue(t.common["find"], key.Name, key.Key).Query(r.scanKey(first, last))
+	}
+	QueueNow(batch, now, &r.At)
+}
+
+// scanKey returns the function that reads the rows of a key, some of which are asked for.
+func (r *Rows) scanKey(first, last int) func(pgx.Rows) error {
+	return func(rows pgx.Rows) error {
+		var (
+			s     state
+			shard int
+		)
+		_, err := pgx.ForEachRow(rows, s.fields(&shard), func() error {
+			read, _ := s.get()
+			for i := first; i < last; i++ {
+				if r.Rows[i].Shard == shard {
+					r.States[i], r.Found[i] = read, true
+				}
+			}
+			return nil
+		})
 		return err
 	}
 }

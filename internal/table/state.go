@@ -3,7 +3,6 @@ package table
 import (
 	"math"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/pgratelimit/ratelimit/internal/bucket"
@@ -60,23 +59,6 @@ func slotsText(s *bucket.State) *string {
 	}
 	written := string(append(text, '}'))
 	return &written
-}
-
-// readSlots is the slots in an array as PostgreSQL writes it, nil if there are none.
-func readSlots(text *string, value float64) *slots.Slots {
-	if text == nil {
-		return nil
-	}
-	fields := strings.Split(strings.Trim(*text, "{}"), ",")
-	numbers := make([]float64, len(fields))
-	for i, f := range fields {
-		v, err := strconv.ParseFloat(f, 64)
-		if err != nil || math.IsNaN(v) {
-			return nil
-		}
-		numbers[i] = v
-	}
-	return slots.Read(numbers, value)
 }
 
 // epoch is the zero of the seconds in a row's ahead.

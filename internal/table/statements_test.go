@@ -77,7 +77,7 @@ func TestStatementsAreAsWritten(t *testing.T) {
 // when it had its turn; and nothing else.
 func TestInTurn(t *testing.T) {
 	for kind, s := range New("", false, time.Second).kinds {
-		for _, free := range []string{"grant", "prefetch_many", "return"} {
+		for _, free := range []string{"grant", "prefetch_many"} {
 			text := s[free+"_in_turn"].sql
 			if text == "" || strings.Contains(text, "lock_timeout") || strings.Contains(text, "xmax") {
 				t.Errorf("%s.%s passes over:\n%s", kind, free, text)
@@ -100,7 +100,7 @@ func TestParameters(t *testing.T) {
 	used := regexp.MustCompile(`\$(\d+)`)
 	for kind, s := range New("", true, time.Second).kinds {
 		own, parameters := load(kind + ".sql")
-		own["prefetch_many"], own["list_full"] = s["prefetch_many"].sql, s["list_full"].sql // or table.sql's
+		own["prefetch_many"] = s["prefetch_many"].sql // or table.sql's
 		_, shared := load("table.sql")
 		for name := range own {
 			names := parameters[name]

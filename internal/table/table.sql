@@ -67,11 +67,13 @@ DELETE FROM rate_limits WHERE name = $1::text AND key = $2::text AND (ahead[1] >
 UPDATE rate_limits SET value = value WHERE name = $1::text AND key = $2::text RETURNING shard
 
 -- name: find
--- $1 name  $2 key  $3 shard
-SELECT value, ts, paused, slots FROM rate_limits WHERE name = $1::text AND key = $2::text AND shard = $3::int4
+-- Reads the rows of a key.
+--
+-- $1 name  $2 key
+SELECT value, ts, paused, slots, shard FROM rate_limits WHERE name = $1::text AND key = $2::text
 
--- name: find_locked
--- Is find that waits for the row, and locks it.
+-- name: await
+-- Waits for one row, locks it, and reads it.
 --
 -- $1 name  $2 key  $3 shard
 SELECT value, ts, paused, slots, ahead FROM rate_limits WHERE name = $1::text AND key = $2::text AND shard = $3::int4 FOR UPDATE
@@ -82,14 +84,6 @@ SELECT value, ts, paused, slots, ahead FROM rate_limits WHERE name = $1::text AN
 -- $1 name  $2 key  $3 shard  $4 value  $5 ts  $6 slots  $7 ahead
 UPDATE rate_limits SET value = $4::float8, ts = $5::timestamptz, slots = coalesce($6::float8[], slots), ahead = $7::float8[]
 WHERE name = $1::text AND key = $2::text AND shard = $3::int4
-
--- name: states
--- All rows of a limit and key; the aggregates make them one always. PostgreSQL does not
--- aggregate arrays that may be missing, so slots are texts.
---
--- $1 name  $2 key
-SELECT array_agg(shard), array_agg(value), array_agg(ts), array_agg(paused), array_agg(slots::text), clock_timestamp()
-FROM rate_limits WHERE name = $1::text AND key = $2::text
 
 -- name: read
 -- Reads rows in the order given, by one look-up in the index each, with one clock for all.
@@ -114,12 +108,6 @@ LEFT JOIN LATERAL (
 	WHERE r.name = w.name AND r.key = w.key AND r.shard = w.shard
 	LIMIT 1 FOR UPDATE SKIP LOCKED
 ) AS l ON true
-
--- name: await
--- Waits for one row, and locks it.
---
--- $1 name  $2 key  $3 shard
-SELECT 1 FROM rate_limits WHERE name = $1::text AND key = $2::text AND shard = $3::int4 FOR UPDATE
 
 -- name: fill
 -- Makes the rows that are not there: full, which means the same. It waits for a transaction
@@ -197,22 +185,6 @@ WHERE (SELECT set_config('lock_timeout', '1', true)) IS NOT NULL
 	AND (r.value >= u.need
 		OR r.value + greatest(round(tstzrange_subdiff(date_bin(u.tick, u.now, r.ts), r.ts) * 1000000), 0) * u.rate / u.period >= u.need)
 RETURNING r.value, r.ts, clock_timestamp(), r.ahead[3], u.i
-
--- name: list_full
--- Lists full rows of a limit from a place on, of which nothing is out, for kinds whose rows
--- have no slots.
---
--- $1 name  $2 key, $3 shard after which to go on
--- $4 capacity  $5 rate  $6 period  $7 tick  $8 now  $9 limit: rows at most
-SELECT value, ts, paused, slots, key, shard FROM rate_limits
-WHERE name = $1::text AND (key, shard) > ($2::text, $3::int4) AND ts <= $8::timestamptz
-	AND (ahead[1] > 0 AND ahead[2] > tstzrange_subdiff($8::timestamptz, '2000-01-01 00:00:00+00'::timestamptz)) IS NOT TRUE
-	AND least(value
-		+ round(date_part('epoch', date_bin($7::float8 * interval '1 microsecond', $8::timestamptz, ts) - ts) * 1000000)
-			* $5::float8 / $6::float8,
-		$4::float8) >= $4::float8
-ORDER BY key, shard
-LIMIT $9::int8
 
 -- name: bounds
 -- Bounds, in milliseconds and for this transaction, a wait for a lock, and the time that the

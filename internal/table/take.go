@@ -62,41 +62,52 @@ func (t *Table) QueueTouch(batch *pgx.Batch, c *decide.Change, now *time.Time, t
 	batch.Queue(t.common["touch"], args...).QueryRow(func(row pgx.Row) error { return taken.scanGive(row, now) })
 }
 
-// QueueGive queues the giving of n tokens to a change's row: beside tokens that are out no more
-// than leaves room for them, and otherwise no further than to most. It reports spent tokens,
-// too. It always returns a row, as it is before it is settled, and locks it. A missing row is
-// inserted, full. To give and report nothing, and to give to a sliding window, use
-// [Table.QueueTouch]. It leaves no predicate lock under SERIALIZABLE.
-func (t *Table) QueueGive(batch *pgx.Batch, c *decide.Change, n, most float64, spent Spent, now *time.Time, taken *Taken) {
-	s, ok := t.of(&c.Definition, "give")
-	if !ok || n == 0 && spent.Spent == 0 {
-		t.QueueTouch(batch, c, now, taken)
+// Give is tokens to give to a change's row.
+type Give struct {
+	*decide.Change
+	Tokens, Most float64 // beside tokens that are out no more than leaves room for them; otherwise up to Most
+	Spent        bucket.Spent
+
+	Taken Taken // the row as it is then, before it is settled
+}
+
+// Give gives tokens to rows, after the statements that are in batch already, and reports spent
+// ones. It locks each row. A missing row is Made, full. To give nothing, or to a row with slots,
+// only locks and reads it. It leaves no predicate lock under SERIALIZABLE. A distributed table
+// does not tell which rows a statement has made, so those are looked for before.
+func (t *Table) Give(ctx context.Context, q Querier, batch *pgx.Batch, gives []Give, now *time.Time) (at time.Time, err error) {
+	var rows Rows
+	if t.distributed {
+		for i := range gives {
+			rows.Rows = append(rows.Rows, gives[i].Row)
+		}
+		t.QueueRead(batch, &rows, now)
+		if err := q.SendBatch(ctx, batch).Close(); err != nil {
+			return at, err
+		}
+		batch = &pgx.Batch{}
+	}
+	for i := range gives {
+		t.queueGive(batch, &gives[i], now)
+	}
+	QueueNow(batch, now, &at)
+	err = q.SendBatch(ctx, batch).Close()
+	for i := range rows.Rows { // one that was not found may have been made since, by another definition
+		g := &gives[i]
+		g.Taken.Made = !rows.Found[i] && g.Definition.Plain(g.Taken.After, at) && g.Definition.Missing(g.Taken.After) == 0
+	}
+	return at, err
+}
+
+// queueGive puts into a batch the giving of tokens to a row.
+func (t *Table) queueGive(batch *pgx.Batch, g *Give, now *time.Time) {
+	s, ok := t.of(&g.Definition, "give")
+	if !ok || g.Tokens == 0 && g.Spent.Spent == 0 {
+		t.QueueTouch(batch, g.Change, now, &g.Taken)
 		return
 	}
-	sql, args := s.with(values{row: c.Row, definition: &c.Definition, count: n, most: most, ts: c.Before.TS, now: now, spent: &spent})
-	batch.Queue(sql, args...).QueryRow(func(row pgx.Row) error { return taken.scanGive(row, now) })
-}
-
-// FindEach looks which rows are there, and reads them, by a statement for each.
-func (t *Table) FindEach(ctx context.Context, q Querier, r *Rows) error {
-	var batch pgx.Batch
-	t.queueFind(&batch, r)
-	return q.SendBatch(ctx, &batch).Close()
-}
-
-// queueFind puts into a batch the reading of rows.
-func (t *Table) queueFind(batch *pgx.Batch, r *Rows) {
-	r.States, r.Found = make([]bucket.State, len(r.Rows)), make([]bool, len(r.Rows))
-	for i, row := range r.Rows {
-		batch.Queue(t.common["find"], row.Name, row.Key.Key, int32(row.Shard)).Query(func(rows pgx.Rows) error {
-			var s state
-			_, err := pgx.ForEachRow(rows, s.fields(), func() error {
-				r.States[i], r.Found[i] = s.get()
-				return nil
-			})
-			return err
-		})
-	}
+	sql, args := s.with(values{row: g.Row, definition: &g.Definition, count: g.Tokens, most: g.Most, ts: g.Before.TS, now: now, spent: &g.Spent})
+	batch.Queue(sql, args...).QueryRow(func(row pgx.Row) error { return g.Taken.scanGive(row, now) })
 }
 
 // QueueRemove puts into a batch the deletion of a row, which then is full.
@@ -129,56 +140,4 @@ func (t *Table) Reset(ctx context.Context, q Querier, key decide.Key) (left []in
 		return err
 	})
 	return left, q.SendBatch(ctx, &batch).Close()
-}
-
-// Look reads the states of a call's limits, queued after the statements that are in batch
-// already, or of those for which at is true; the others' states are nil.
-func (t *Table) Look(ctx context.Context, q Querier, batch *pgx.Batch, call *decide.Call, at func(a *decide.Ask) bool, now *time.Time) (decide.View, error) {
-	view := decide.View{States: make([][]bucket.State, len(call.Asks))}
-	rows := make([]shardRows, len(call.Asks))
-	for i := range call.Asks {
-		if a := &call.Asks[i]; at(a) {
-			r := &rows[i]
-			batch.Queue(t.common["states"], a.Definition.Name, a.Key).QueryRow(func(row pgx.Row) error {
-				return row.Scan(&r.shards, &r.values, &r.ts, &r.paused, &r.slots, &view.At)
-			})
-		}
-	}
-	if err := q.SendBatch(ctx, batch).Close(); err != nil {
-		return decide.View{}, err
-	}
-	view.At = told(now, view.At).UTC()
-	for i := range call.Asks {
-		if a := &call.Asks[i]; at(a) {
-			view.States[i] = rows[i].states(a, view.At)
-		}
-	}
-	return view, nil
-}
-
-// shardRows are the rows of one limit and key.
-type shardRows struct {
-	shards []int32
-	values []float64
-	ts     []time.Time
-	paused []*time.Time
-	slots  []*string
-}
-
-// states is the states of all of an ask's shards.
-func (r *shardRows) states(a *decide.Ask, now time.Time) []bucket.State {
-	states := make([]bucket.State, a.Definition.Shards)
-	each := a.Definition.Shard()
-	fresh := each.Fresh(a.Key, now)
-	for shard := range states {
-		states[shard] = fresh
-	}
-	for i, shard := range r.shards {
-		if int(shard) < len(states) {
-			s := state{value: &r.values[i], ts: &r.ts[i], paused: r.paused[i]}
-			states[shard], _ = s.get()
-			states[shard].Slots = readSlots(r.slots[i], r.values[i])
-		}
-	}
-	return states
 }

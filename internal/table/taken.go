@@ -17,8 +17,7 @@ type Taken struct {
 	Xid   string // of the transaction or savepoint that took, if it was asked for
 	Made  bool   // there was no row, which a give has made; on a distributed table it is not told
 
-	Ahead float64   // tokens that are out, in the memories of processes, told by gives: see bucket.Out
-	Until time.Time // the latest end of them; zero if nobody has ever prefetched from the row
+	Out bucket.Out // of the row, told by gives; zero if nobody has ever prefetched from it
 
 	prefetched float64
 }
@@ -63,7 +62,6 @@ func (t *Taken) scanGive(row pgx.Row, now *time.Time) error {
 	if err := t.scanned(row.Scan(s.fields(&ahead, &t.At, &t.Made)...), &s); err != nil {
 		return err
 	}
-	out := readOut(ahead)
-	t.At, t.Ahead, t.Until = told(now, t.At), out.Tokens, out.Until
+	t.At, t.Out = told(now, t.At), readOut(ahead)
 	return nil
 }

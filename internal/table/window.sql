@@ -115,33 +115,3 @@ WHERE (SELECT set_config('lock_timeout', '1', true)) IS NOT NULL
 	AND (r.value >= u.need
 		OR r.value + greatest(round(tstzrange_subdiff(date_bin(u.tick, u.now, r.ts), r.ts) * 1000000), 0) * u.rate / u.period >= u.need)
 RETURNING r.value, r.ts, clock_timestamp(), u.i
-
--- name: return
--- Is a bucket's return. What is left of a lease when its window is over is nothing.
---
--- $1 name  $2 key  $3 shard  $4 capacity  $5 count
--- $6 period  $7 now: NULL for the database's clock  $8 taken: ts of the row when the lease was
--- $9 spent  $10 spent_end: until when that is counted in ahead  $11 ends: when the lease does
--- $12 known: an instant that is past; NULL for none
-UPDATE rate_limits AS r
-SET (value, ahead) = (
-	SELECT CASE
-			WHEN u.ends IS NOT NULL AND (r.ts <> u.taken OR u.ends <= greatest(u.now, u.known) OR r.paused > u.now) THEN r.value
-			WHEN a.ahead > 0 AND r.ahead[2] > tstzrange_subdiff(u.now, '2000-01-01 00:00:00+00'::timestamptz)
-				THEN greatest(least(r.value, u.capacity), least(r.value + u.count, u.capacity - a.ahead))
-			ELSE least(r.value + u.count, greatest(r.value, u.capacity)) END,
-		CASE WHEN r.ahead IS NOT NULL THEN array[a.ahead, r.ahead[2]] END
-	FROM (
-		SELECT greatest(r.ahead[1] - CASE WHEN u.spent_end > greatest(r.ts, u.now, u.known) THEN u.spent ELSE 0 END
-			- CASE WHEN u.ends > greatest(r.ts, u.now, u.known) THEN u.count ELSE 0 END, 0) AS ahead
-		OFFSET 0
-	) AS a
-)
-FROM (
-	SELECT $1::text AS name, $2::text AS key, $3::int4 AS shard, $4::float8 AS capacity, $5::float8 AS count,
-		$6::float8 AS period, coalesce($7::timestamptz, CURRENT_TIMESTAMP) AS now, $8::timestamptz AS taken,
-		$9::float8 AS spent, $10::timestamptz AS spent_end, $11::timestamptz AS ends, $12::timestamptz AS known
-) AS u
-WHERE set_config('lock_timeout', '1', true) IS NOT NULL
-	AND (r.xmax = '0'::xid OR pg_visible_in_snapshot(r.xmax::text::xid8, pg_current_snapshot()))
-	AND r.name = u.name AND r.key = u.key AND r.shard = u.shard

@@ -1,0 +1,63 @@
+package table
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit/internal/bucket"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+)
+
+// Return gives tokens of a definition back to a row from memory, with the row locked; done is
+// false if another transaction has it locked, and it is to be tried again. With await, and on a
+// distributed table, it waits for the row for [Awaited] first. A missing row is full, and needs
+// nothing back. An error that is [Unsent] is of before anything was changed.
+func (t *Table) Return(ctx context.Context, pool *pgxpool.Pool, row decide.Row, d *bucket.Definition, r *bucket.Return, await bool, now *time.Time) (done bool, err error) {
+	conn, err := acquire(ctx, pool)
+	if err != nil {
+		return false, err
+	}
+	defer Release(ctx, conn)
+	wait := PassOver
+	if await || t.distributed {
+		wait = Awaited
+	}
+	var (
+		s     state
+		ahead []float64
+		at    time.Time
+	)
+	batch := t.begin(wait)
+	batch.Queue(t.common["await"], row.Name, row.Key.Key, int32(row.Shard)).Query(func(rows pgx.Rows) error {
+		_, err := pgx.ForEachRow(rows, s.fields(&ahead), func() error { return nil })
+		return err
+	})
+	QueueNow(batch, now, &at)
+	if err := conn.SendBatch(ctx, batch).Close(); isLocked(err) {
+		return false, nil
+	} else if err != nil {
+		return false, unsentError{err}
+	}
+	before, there := s.get()
+	if !there {
+		return true, nil
+	}
+	after, out := d.Return(before, readOut(ahead), r, at)
+	err = t.write(ctx, conn, row, after, out)
+	return err == nil, err
+}
+
+// write writes a row that a transaction has locked, and commits it.
+func (t *Table) write(ctx context.Context, conn *pgxpool.Conn, row decide.Row, s bucket.State, out bucket.Out) error {
+	var ahead []float64
+	if !out.Until.IsZero() {
+		ahead = outNumbers(out)
+	}
+	var batch pgx.Batch
+	batch.Queue(t.common["write_ahead"], row.Name, row.Key.Key, int32(row.Shard), s.Value, s.TS, numbers(&s), ahead)
+	batch.Queue("COMMIT")
+	return conn.SendBatch(ctx, &batch).Close()
+}
