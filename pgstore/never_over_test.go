@@ -494,7 +494,7 @@ func (a *tooLate) before(sql string) {
 	case strings.Contains(sql, "INSERT INTO"):
 		a.takes++
 		a.drain()
-	case strings.Contains(sql, "array_agg"):
+	case strings.Contains(sql, "LATERAL"):
 		a.fill()
 	}
 }
