@@ -1,12 +1,9 @@
 package table
 
 import (
-	"context"
 	"math"
 	"strconv"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/slots"
@@ -98,25 +95,3 @@ func told(now *time.Time, read time.Time) time.Time {
 }
 
 func micros(d time.Duration) float64 { return float64(d.Microseconds()) }
-
-// Now reads the clock, unless now is given.
-func Now(ctx context.Context, q Querier, now *time.Time) (at time.Time, err error) {
-	var batch pgx.Batch
-	if QueueNow(&batch, now, &at); batch.Len() > 0 {
-		err = q.SendBatch(ctx, &batch).Close()
-	}
-	return at, err
-}
-
-// QueueNow puts into a batch the reading of the clock, unless now is given.
-func QueueNow(batch *pgx.Batch, now, at *time.Time) {
-	if now != nil {
-		*at = *now
-		return
-	}
-	batch.Queue(keeping["now"]).QueryRow(func(row pgx.Row) error {
-		err := row.Scan(at)
-		*at = at.UTC()
-		return err
-	})
-}
