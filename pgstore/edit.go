@@ -134,7 +134,7 @@ func (s *Store) give(ctx context.Context, tx pgx.Tx, a *decide.Ask, shard int, c
 		return nil, err
 	}
 	for i, n := range counts {
-		if g := &gives[i]; g.Definition.Slotted() && !g.Taken.Made {
+		if g := &gives[i]; !g.Given && !g.Taken.Made {
 			g.Taken.After = g.Definition.CreditBeside(g.Taken.After, g.Taken.Out, g.Taken.At, n)
 			s.table.QueuePut(&batch, g.Row, g.Taken.After)
 		}

@@ -55,7 +55,7 @@ func (e *engine) decide(ctx context.Context, w *watch.Watch, p *pending) (rateli
 func (e *engine) queueFor(p *pending) *batch.Queue[*pending] {
 	call := &p.call
 	switch {
-	case !e.config.Portable:
+	case e.table.PassesOver():
 		return e.lanes[maphash.Comparable(e.seed, call.Asks[0].Of())%lanes].queue
 	case p.check || len(call.Asks) > 1 || call.Sharded():
 		return e.newQueue(e.config.Timeout, func(ctx context.Context, tickets []*ticket) { e.serve(ctx, new(lane), tickets, nil) })
@@ -121,7 +121,7 @@ func (e *engine) decideAll(ctx context.Context, tickets []*ticket, granting bool
 			}
 		}
 		if granting {
-			if await != nil && e.cache != nil && !e.config.Portable { // between two turns at the row it may be free
+			if await != nil && e.cache != nil && e.table.PassesOver() { // between two turns at the row it may be free
 				if left, err = e.grant(ctx, left, nil); err != nil || len(left) == 0 {
 					return err
 				}
@@ -288,7 +288,7 @@ func (e *engine) missing(snapshot, seen *decide.Snapshot, await *decide.Row) (ro
 	defer e.mu.Unlock()
 	for _, row := range seen.Missing(snapshot) {
 		l, locked := e.rows[row]
-		locked = locked && !e.config.Portable && time.Since(l.used) <= contended
+		locked = locked && e.table.PassesOver() && time.Since(l.used) <= contended
 		if !locked && (await == nil || row != *await) {
 			rows = append(rows, row)
 		}
@@ -345,12 +345,9 @@ func mostRefused(tickets []*ticket) bool {
 // redirect moves the calls for locked rows to the queues of those, and returns the
 // others.
 func (e *engine) redirect(tickets []*ticket) (left []*ticket) {
-	if e.config.Portable {
-		return tickets
-	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if len(e.rows) == 0 {
+	if len(e.rows) == 0 || !e.table.PassesOver() {
 		return tickets
 	}
 	for _, t := range tickets {
@@ -414,16 +411,16 @@ func (e *engine) join(row decide.Row, t *ticket) {
 
 // queueOf returns the queue of a row. It needs mu.
 func (e *engine) queueOf(row decide.Row) *batch.Queue[*pending] {
-	l := e.rows[row]
-	if l == nil || e.config.Portable {
+	l, passes := e.rows[row], e.table.PassesOver()
+	if l == nil || !passes {
 		l = e.mark(row)
 	}
 	switch {
 	case l.queue != nil:
-	case e.config.Portable:
-		l.queue = e.newQueue(e.config.Timeout, func(ctx context.Context, tickets []*ticket) { e.serve(ctx, l, tickets, &row) })
-	default: // callers have a time-out already
+	case passes: // callers have a time-out already
 		l.queue = e.newQueue(0, func(ctx context.Context, tickets []*ticket) { e.serveLocked(ctx, row, tickets) })
+	default:
+		l.queue = e.newQueue(e.config.Timeout, func(ctx context.Context, tickets []*ticket) { e.serve(ctx, l, tickets, &row) })
 	}
 	return l.queue
 }

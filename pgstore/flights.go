@@ -63,7 +63,7 @@ func (f *flights) make(ctx context.Context, op *table.SlotOp) error {
 		return err
 	}
 	defer end()
-	if f.config.Portable {
+	if !f.table.PassesOver() {
 		return f.byItself(ctx, "change a slot", func(ctx context.Context) error { return f.table.ChangeSlot(ctx, f.pool, op, f.clock()) })
 	}
 	c := &slotCall{op: op}
@@ -84,7 +84,7 @@ func (f *flights) look(ctx context.Context, look *table.SlotLook) error {
 	}
 	defer end()
 	looks := []*table.SlotLook{look}
-	if f.config.Portable {
+	if !f.table.PassesOver() {
 		return f.byItself(ctx, "look", func(ctx context.Context) error { return f.table.LookAtSlots(ctx, f.pool, looks, f.clock()) })
 	}
 	c := &slotLooking{look: look}
@@ -393,7 +393,7 @@ func (f *flights) holdOnce(ctx context.Context, op *table.SlotOp) error {
 	switch {
 	case err != nil:
 		return f.fault("look", err)
-	case held && !f.config.Portable:
+	case held && f.table.PassesOver():
 		return errHeld
 	}
 	return lost(op.Row)

@@ -193,9 +193,7 @@ func (e *engine) single(p *pending) bool {
 		return false
 	}
 	a := &call.Asks[0]
-	if p.row, p.floor = (decide.Row{Key: a.Of()}), a.Floor; a.Definition.Slotted() {
-		p.floor = max(a.Floor, 0) // reservations that wait have slots of their own, so a group is granted at once
-	}
+	p.row, p.floor = decide.Row{Key: a.Of()}, a.Definition.Keeps(a.Floor) // reservations that wait have slots of their own, so a group is granted at once
 	if !a.Sharded() {
 		return true
 	}

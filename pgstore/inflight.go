@@ -284,7 +284,7 @@ func (s *Store) PruneSlots(ctx context.Context, limits ...ratelimit.InFlight) (d
 					return err
 				}
 				n, err := s.table.PruneSlots(ctx, s.pool, l.Name, now.Add(-flight.IdleFor), pruneBatch)
-				deleted, more = deleted+n, n >= pruneBatch && !s.config.Portable
+				deleted, more = deleted+n, n >= pruneBatch
 				return err
 			})
 			if err != nil {

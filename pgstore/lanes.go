@@ -48,7 +48,7 @@ func (e *engine) lockedRows() (n int) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, l := range e.rows {
-		if !e.config.Portable && !l.idle() {
+		if e.table.PassesOver() && !l.idle() {
 			n++
 		}
 	}

@@ -15,7 +15,7 @@ import (
 // isNew reports whether a call takes from one row, of a key that was not met lately.
 func (e *engine) isNew(p *pending) bool {
 	call := p.call.Head()
-	return !p.check && !p.prefetch && p.tokens == nil && !call.AtMost() && !e.config.Portable &&
+	return !p.check && !p.prefetch && p.tokens == nil && !call.AtMost() && e.table.PassesOver() &&
 		len(p.call.Asks) == 1 && !call.Sharded() && !e.meets(call.Asks[0].Of())
 }
 

@@ -312,7 +312,7 @@ func (m *memory) giveBack(returns []escrow.Return) {
 		returns = slices.DeleteFunc(returns, func(r escrow.Return) bool {
 			over, err := m.giveBackOnce(ctx, &r, await)
 			absent = absent || table.Unsent(err)
-			return over || r.Fades(m.config.Escrow) < since
+			return over || r.Definition.Fades(&r.Return, m.config.Escrow) < since
 		})
 		return nil
 	}

@@ -597,7 +597,7 @@ func (a *attempt) outcome(ctx context.Context) (became string, err error) {
 // standing returns the place of an attempt in the lines of its rows.
 func (a *attempt) standing(ctx context.Context) line {
 	l := line{conn: a.conn, meetings: a.meetings}
-	if a.base.config.Portable || a.claim.all() {
+	if a.claim.all() {
 		return l
 	}
 	if locks := a.meetings.lately(a.locks); len(locks) > 0 && ownSession(ctx, a.conn) {
@@ -624,7 +624,7 @@ func (a *attempt) locks() (locks []int64) {
 // meet notes that an attempt met others at its rows.
 func (a *attempt) meet() {
 	a.met = true
-	if a.base.config.Portable {
+	if !a.base.table.PassesOver() { // which has no lines
 		return
 	}
 	for _, lock := range a.locks() {

@@ -213,7 +213,7 @@ func (s *Store) make(ctx context.Context, tx pgx.Tx, settlement *decide.Settleme
 	s.settled(settlement, given, &after)
 	for i := range changes {
 		switch c := &changes[i]; {
-		case c.Count > 0 || c.Definition.Slotted() && !given[i].Taken.Made:
+		case c.Count > 0 || !given[i].Given && !given[i].Taken.Made:
 			s.table.QueuePut(&write, c.Row, c.After)
 		case given[i].Taken.Made: // full, perhaps by a definition that is not known here
 			s.table.QueueRemove(&write, c.Row)
@@ -247,7 +247,7 @@ func (s *Store) settled(settlement *decide.Settlement, given []table.Give, after
 		if i > 0 && changes[i-1].Row == c.Row { // another slot of it
 			state, given[i].Taken.Made = changes[i-1].After, given[i-1].Taken.Made
 		}
-		if c.Count > 0 || c.Definition.Slotted() { // a sliding window's row is written whole
+		if c.Count > 0 || !given[i].Given {
 			state = c.Settle(state, after.At)
 		}
 		changes[i].After = state

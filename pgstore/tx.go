@@ -345,7 +345,7 @@ func (t *try) send(ctx context.Context, q table.Querier) error {
 func (t *try) sharded(i int) bool { return t.call.Asks[t.changes[i].Ask].Sharded() }
 
 // saved reports whether a change is made behind the savepoint.
-func (t *try) saved(i int) bool { return t.behind || t.base.config.Portable || t.sharded(i) }
+func (t *try) saved(i int) bool { return t.behind || !t.base.table.TellsMade() || t.sharded(i) }
 
 // granted reports whether all was taken. The takes from shards of a sliding window must be in
 // the slots that were planned, too: another call may have moved one of them on, to a slot that

@@ -92,7 +92,7 @@ type kind interface {
 	value(d *Definition, settled State, now time.Time) float64
 	plain(d *Definition, s State, now time.Time) bool
 
-	most(d *Definition, floor float64) float64
+	keeps(floor float64) float64
 	take(d *Definition, s State, now time.Time, n, floor float64) (after State, ok bool)
 	spend(d *Definition, settled State, n float64) State
 	slot(d *Definition, after State) int64

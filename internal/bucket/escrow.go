@@ -1,6 +1,9 @@
 package bucket
 
-import "time"
+import (
+	"math"
+	"time"
+)
 
 // Out is the tokens of a row that are in the memories of processes: tokens that they have
 // prefetched and may still use or return, and the latest end of them.
@@ -36,6 +39,19 @@ func (r *Return) past(s State, now time.Time) time.Time { return later(later(now
 
 // leftover reports whether the tokens are left of a lease, and not those of a caller.
 func (r *Return) leftover() bool { return !r.End.IsZero() }
+
+// Fades returns how long a return is of use, at most, that is for a lease that lasted as long as
+// lasts.
+func (d *Definition) Fades(r *Return, lasts time.Duration) time.Duration {
+	switch {
+	case !r.leftover():
+		return math.MaxInt64
+	case d.Stands():
+		return time.Duration(d.Slots+1) * time.Duration(d.Tick()) * time.Microsecond
+	}
+	full := max(r.Count, r.Spent.Spent) / d.Rate * float64(d.Period)
+	return lasts + Grace + time.Duration(min(full, math.MaxInt64/2))
+}
 
 // Counted returns until when a lease that ends at an instant is counted for certain among the
 // tokens that are out; zero for none.

@@ -23,7 +23,7 @@ func (*level) value(_ *Definition, settled State, _ time.Time) float64 { return 
 
 func (*level) plain(*Definition, State, time.Time) bool { return true }
 
-func (*level) most(d *Definition, floor float64) float64 { return d.Capacity - floor }
+func (*level) keeps(floor float64) float64 { return floor }
 
 func (*level) take(d *Definition, s State, now time.Time, n, floor float64) (after State, ok bool) {
 	settled := d.Settle(s, now)

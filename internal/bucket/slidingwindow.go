@@ -82,9 +82,9 @@ func (*slidingWindow) value(d *Definition, settled State, now time.Time) float64
 	return settled.Value
 }
 
-// most ignores the floor of a reservation, which is an instant ahead, and not tokens that the
+// keeps ignores the floor of a reservation, which is an instant ahead, and not tokens that the
 // window must keep.
-func (*slidingWindow) most(d *Definition, floor float64) float64 { return d.Rate - max(0, floor) }
+func (*slidingWindow) keeps(floor float64) float64 { return max(0, floor) }
 
 // take has n counted in the first slot in which it fits and which, while s is paused, begins
 // when the pause is over. A floor below 0 bounds how far ahead that may be, as tokens; a floor

@@ -94,8 +94,12 @@ func (d *Definition) Floor(reserve bool) float64 {
 	return 0 - min(d.MaxReserved, d.Rate*float64(MaxSpan)/float64(d.Period))
 }
 
+// Keeps returns the lowest value that must be left by a call that is granted at once and may
+// leave floor behind.
+func (d *Definition) Keeps(floor float64) float64 { return d.kind().keeps(floor) }
+
 // Most is the largest count that a call may ever take that may leave floor behind.
-func (d *Definition) Most(floor float64) float64 { return d.kind().most(d, floor) }
+func (d *Definition) Most(floor float64) float64 { return d.Capacity - d.Keeps(floor) }
 
 // Take takes n tokens from s at now if that leaves at least floor; it returns the state to
 // store, or when ok is false, the current one. It does not check whether s is paused, which

@@ -276,13 +276,14 @@ func (e *Entry) account(l *lease, now moment) {
 // lease, the end of which is reported with its spent tokens: in the same window or slot, or if
 // the clock does not stand still, for certain until a grace after that instant. It needs mu.
 func (e *Entry) counts(until time.Time, now moment) bool {
-	switch {
+	switch d := &e.ask.Definition; {
 	case e.last == nil:
 		return false
-	case e.ask.Definition.Stands():
+	case d.Stands():
 		return until.Equal(e.last.counted)
+	default:
+		return e.last.databaseAt(now).Before(d.Counted(until))
 	}
-	return e.last.databaseAt(now).Before(until.Add(bucket.Grace))
 }
 
 // untold takes out the tokens that the row is to be told of, which were spent, and the
@@ -303,11 +304,7 @@ func (e *Entry) telling(now moment) bool {
 	if e.spent <= 0 || e.last == nil {
 		return false
 	}
-	counted := e.last.counted
-	if !e.ask.Definition.Stands() {
-		counted = counted.Add(bucket.Grace)
-	}
-	return e.last.databaseAt(now).Before(counted)
+	return e.last.databaseAt(now).Before(e.ask.Definition.Counted(e.last.counted))
 }
 
 // unsaid notes that the row did not learn of the tokens that a statement was to report.
@@ -501,7 +498,7 @@ func (e *Entry) Order(takes, need float64) (o Order) {
 	}
 	want := e.demand.want(takes, now, lasts) / float64(lasts)
 	left = max(0, left-want*float64(e.takes)) // when more arrives
-	want = planned*want*float64(Longest(&e.ask.Definition, lasts)) - left
+	want = planned*want*float64(usable(&e.ask.Definition, time.Unix(0, 0), time.Unix(0, 0), lasts)) - left
 	want = math.Floor(want) // of a part of a token there would be something left to return
 	if min(want, e.spare(need, now)) < 1 {
 		return o
@@ -539,10 +536,8 @@ func (o *Order) Arrived(l Lease) *Arrival {
 		after: l.After, at: counts, sent: e.config.sent(l.Sent, l.At), epoch: o.epoch, seen: l.Count + l.Out,
 		lasts: usable(&e.ask.Definition, l.After.TS, counts, e.config.Lasts),
 	}
-	had.end, had.counted = l.End, l.End
-	if d := &e.ask.Definition; d.Stands() { // a sliding window's slot can be returned to for longer
-		had.end = d.Next(l.After.TS).Add(time.Duration(d.Slots) * d.SlotWidth())
-	}
+	had.counted = l.End
+	had.end = l.End.Add(time.Duration(e.ask.Definition.Slots) * e.ask.Definition.SlotWidth()) // a slot can be returned to for longer
 	had.left.add(l.Count)
 	had.out.add(l.Out)
 	left := e.live(now)
@@ -567,17 +562,11 @@ func (o *Order) Arrived(l Lease) *Arrival {
 // latest. Tokens spent before are reported with it, unless the row may have begun to count anew
 // with it. It needs mu.
 func (e *Entry) latest(had *lease) {
-	last, anew := e.last, false
-	switch {
-	case last == nil:
-	case had.counted.Before(last.counted):
+	last := e.last
+	if last != nil && had.counted.Before(last.counted) {
 		return
-	case e.ask.Definition.Stands():
-		anew = had.counted.After(last.counted)
-	default:
-		anew = !had.at.Before(last.counted.Add(bucket.Grace))
 	}
-	if e.last = had; anew {
+	if e.last = had; last != nil && !had.at.Before(e.ask.Definition.Counted(last.counted)) {
 		e.spent = 0
 	}
 }
@@ -761,8 +750,8 @@ func (e *Entry) ring() {
 // its last lease took. The rest of a lease is not returned to such a row: the next order, or
 // others, would wait while it is written, for tokens that none of them lacks. It needs mu.
 func (e *Entry) abundant() bool {
-	d := &e.ask.Definition
-	return !d.Stands() && e.last != nil && e.last.after.Value >= d.Capacity-2*(d.Capacity-e.lowered)
+	inflow := e.ask.Definition.Capacity - e.lowered
+	return inflow > 0 && e.last != nil && e.last.after.Value >= e.ask.Definition.Capacity-2*inflow
 }
 
 // release has the rest of leases returned that are about to end, and tokens beyond those

@@ -21,7 +21,6 @@
 package escrow
 
 import (
-	"math"
 	"time"
 
 	"github.com/pgratelimit/ratelimit/internal/bucket"
@@ -31,28 +30,13 @@ import (
 // Lowered returns the capacity that a definition counts with when it is prefetched from
 // for a time; 0 if nothing can be.
 func Lowered(d *bucket.Definition, lasts time.Duration) float64 {
-	if d.Stands() {
-		return d.Capacity
-	}
-	return max(0, d.Capacity-d.Rate*float64(lasts)/float64(d.Period))
-}
-
-// Longest returns the longest time for which tokens of a lease can be used, if that is not
-// to be longer than lasts.
-func Longest(d *bucket.Definition, lasts time.Duration) time.Duration {
-	if d.Stands() {
-		return min(lasts, time.Duration(d.Tick())*time.Microsecond)
-	}
-	return lasts
+	return max(0, d.Capacity-d.Inflow(lasts))
 }
 
 // usable returns for how long tokens can be used that were prefetched at an instant, and
 // are counted in the row at ts.
 func usable(d *bucket.Definition, ts, at time.Time, lasts time.Duration) time.Duration {
-	if d.Stands() {
-		return min(lasts, d.Next(ts).Sub(at))
-	}
-	return lasts
+	return min(lasts, d.End(ts, at, lasts).Sub(at))
 }
 
 // Lease is the tokens that one statement has prefetched from a row.
@@ -72,18 +56,4 @@ type Return struct {
 	bucket.Return
 
 	lease *lease // of which they are left, or that was used
-}
-
-// Fades returns how long a return is of use, at most, that is for a lease that lasted as long
-// as lasts.
-func (r *Return) Fades(lasts time.Duration) time.Duration {
-	d := &r.Definition
-	switch {
-	case r.End.IsZero():
-		return math.MaxInt64
-	case d.Stands():
-		return time.Duration(d.Slots+1) * time.Duration(d.Tick()) * time.Microsecond
-	}
-	full := max(r.Count, r.Spent.Spent) / d.Rate * float64(d.Period)
-	return lasts + bucket.Grace + time.Duration(min(full, math.MaxInt64/2))
 }

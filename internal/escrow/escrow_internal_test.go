@@ -37,7 +37,7 @@ func TestRulesOfKinds(t *testing.T) {
 			if got := Lowered(d, test.lasts); got != test.lowered {
 				t.Errorf("counts with %v, want %v", got, test.lowered)
 			}
-			if got := Longest(d, test.lasts); got != test.longest {
+			if got := usable(d, time.Unix(0, 0), time.Unix(0, 0), test.lasts); got != test.longest {
 				t.Errorf("can be used for %v at the longest, want %v", got, test.longest)
 			}
 			if got := usable(d, noon, noon.Add(test.into), test.lasts); got != test.usable {

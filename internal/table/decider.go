@@ -24,6 +24,14 @@ type Decider interface {
 	Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision, now *time.Time) error
 }
 
+// PassesOver reports whether decisions on their own pass over rows that other transactions have
+// locked. On a distributed table they wait for them.
+func (t *Table) PassesOver() bool { return !t.distributed }
+
+// TellsMade reports whether a statement tells which rows it has made. On a distributed table it
+// does not.
+func (t *Table) TellsMade() bool { return !t.distributed }
+
 // Decider returns how decisions on their own are made on the table.
 func (t *Table) Decider() Decider {
 	if t.distributed {

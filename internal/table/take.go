@@ -69,6 +69,7 @@ type Give struct {
 	Spent        bucket.Spent
 
 	Taken Taken // the row as it is then, before it is settled
+	Given bool  // the tokens are in it; those for a row with slots are for the caller to put there, none too
 }
 
 // Give gives tokens to rows, after the statements that are in batch already, and reports spent
@@ -102,7 +103,7 @@ func (t *Table) Give(ctx context.Context, q Querier, batch *pgx.Batch, gives []G
 // queueGive puts into a batch the giving of tokens to a row.
 func (t *Table) queueGive(batch *pgx.Batch, g *Give, now *time.Time) {
 	s, ok := t.of(&g.Definition, "give")
-	if !ok || g.Tokens == 0 && g.Spent.Spent == 0 {
+	if g.Given = ok; !ok || g.Tokens == 0 && g.Spent.Spent == 0 {
 		t.QueueTouch(batch, g.Change, now, &g.Taken)
 		return
 	}
