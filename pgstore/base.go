@@ -2,8 +2,10 @@ package pgstore
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math"
+	"math/rand/v2"
 	"reflect"
 	"sync"
 	"sync/atomic"
@@ -119,6 +121,88 @@ func (w *work) close() {
 		w.end()
 	})
 	<-w.over
+}
+
+const (
+	firstPause   = 2 * time.Millisecond
+	longestPause = 250 * time.Millisecond
+
+	mostForgotten = 24 // prepared statements that a decision finds gone, at most
+)
+
+// retry runs attempt until PostgreSQL does not ask for another, with full jitter in between
+// (Brooker, "Exponential Backoff And Jitter", 2015), until ctx is over, or for the retry budget
+// if it has no deadline. An error because ctx is over wraps the last error of PostgreSQL too.
+// On a connection that has lost its prepared statements, pgx prepares one more with each
+// attempt. A transaction that may have been committed is not attempted again.
+func (b *base) retry(ctx context.Context, attempt func() error) error {
+	return b.retryCounted(ctx, func() {}, attempt)
+}
+
+// retryCounted is retry that calls again before each attempt that PostgreSQL has asked for.
+func (b *base) retryCounted(ctx context.Context, again func(), attempt func() error) error {
+	end, hasDeadline := ctx.Deadline()
+	if !hasDeadline {
+		end = time.Now().Add(b.config.RetryBudget)
+	}
+	var last error // that asked for another attempt
+	longest := firstPause
+	for n, forgotten := 1, 0; ; n++ {
+		err := attempt()
+		if err == nil {
+			return nil
+		}
+		if isForgotten(err) && forgotten < mostForgotten && ctx.Err() == nil {
+			forgotten++
+			continue
+		}
+		if !retriable(err) || isDone(err) {
+			if last != nil && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)) {
+				return fmt.Errorf("pgstore: gave up after %d attempts: %w: %w", n, err, last)
+			}
+			return err
+		}
+		last = err
+		pause := time.Duration(rand.Int64N(int64(longest)))
+		if time.Until(end) <= pause {
+			if hasDeadline {
+				err = fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
+			}
+			return fmt.Errorf("pgstore: gave up after %d attempts: %w", n, err)
+		}
+		longest = min(2*longest, longestPause)
+		if ctxErr := sleep(ctx, pause); ctxErr != nil {
+			return fmt.Errorf("pgstore: gave up after %d attempts: %w: %w", n, ctxErr, err)
+		}
+		b.counts.retries.Add(1)
+		again()
+	}
+}
+
+// isForgotten reports whether the server did nothing, since the connection does not
+// have a statement any more that pgx had prepared.
+func isForgotten(err error) bool {
+	return code(err) == "26000" && !isDone(err) // invalid_sql_statement_name
+}
+
+// errCommitted is a function that failed after it had committed.
+var errCommitted = errors.New("pgstore: the function committed the transaction itself, so it is not run again")
+
+// isDone reports whether an attempt was committed, or may have been.
+func isDone(err error) bool {
+	return errors.Is(err, ErrOutcomeUnknown) || errors.Is(err, errCommitted)
+}
+
+// sleep returns after a pause, or with ctx's error when that is over first.
+func sleep(ctx context.Context, pause time.Duration) error {
+	timer := time.NewTimer(pause)
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 }
 
 // clock is the instant that decides, nil for the database's.

@@ -158,6 +158,32 @@ func (e *engine) decideAll(ctx context.Context, tickets []*ticket, granting bool
 	return late
 }
 
+// isNew reports whether a call takes from one row, of a key that was not met lately.
+func (e *engine) isNew(p *pending) bool {
+	call := p.call.Head()
+	return !p.check && !p.prefetch && p.tokens == nil && !call.AtMost() && e.table.PassesOver() &&
+		len(p.call.Asks) == 1 && !call.Sharded() && !e.meets(call.Asks[0].Of())
+}
+
+// mostMet is how many keys are remembered at least, and half of how many at most.
+const mostMet = 4096
+
+// meets remembers a key, and reports whether it was remembered.
+func (e *engine) meets(key decide.Key) (known bool) {
+	m := &e.met
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if _, known = m.latest[key]; known {
+		return true
+	}
+	if len(m.latest) >= mostMet || m.latest == nil {
+		m.latest, m.before = make(map[decide.Key]struct{}), m.latest
+	}
+	m.latest[key] = struct{}{}
+	_, known = m.before[key]
+	return known
+}
+
 // begin notes that calls are about to be decided together.
 func (e *engine) begin(tickets []*ticket) {
 	e.counts.statements.Add(1)

@@ -36,10 +36,7 @@ func (e *engine) grant(ctx context.Context, tickets []*ticket, await *decide.Row
 		return tickets, e.fault("take", err)
 	}
 	defer recycle(grants)
-	if code(err) == lockNotAvailable && !wait {
-		err = nil // one of them was locked in the same moment, and nothing is taken
-	}
-	if err != nil {
+	if err != nil && (wait || code(err) != lockNotAvailable) { // otherwise one was locked in the same moment, and nothing is taken
 		failed(orders, err)
 		return tickets, e.fault("take", err)
 	}

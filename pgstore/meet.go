@@ -12,32 +12,6 @@ import (
 // address that is usual. So a lone call for it takes and reads in one round trip, and if there
 // is no row, makes one as the call leaves it in another.
 
-// isNew reports whether a call takes from one row, of a key that was not met lately.
-func (e *engine) isNew(p *pending) bool {
-	call := p.call.Head()
-	return !p.check && !p.prefetch && p.tokens == nil && !call.AtMost() && e.table.PassesOver() &&
-		len(p.call.Asks) == 1 && !call.Sharded() && !e.meets(call.Asks[0].Of())
-}
-
-// mostMet is how many keys are remembered at least, and half of how many at most.
-const mostMet = 4096
-
-// meets remembers a key, and reports whether it was remembered.
-func (e *engine) meets(key decide.Key) (known bool) {
-	m := &e.met
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if _, known = m.latest[key]; known {
-		return true
-	}
-	if len(m.latest) >= mostMet || m.latest == nil {
-		m.latest, m.before = make(map[decide.Key]struct{}), m.latest
-	}
-	m.latest[key] = struct{}{}
-	_, known = m.before[key]
-	return known
-}
-
 // meet decides a call for a new key. It reports whether it did: not if the row is locked, or
 // must be to decide the call.
 func (e *engine) meet(ctx context.Context, t *ticket) (done bool, err error) {

@@ -69,7 +69,7 @@ type Give struct {
 	Spent        bucket.Spent
 
 	Taken Taken // the row as it is then, before it is settled
-	Given bool  // the tokens are in it; those for a row with slots are for the caller to put there, none too
+	Given bool  // the tokens, if there are any, are in the row; false for a row with slots, into which the caller puts them
 }
 
 // Give gives tokens to rows, after the statements that are in batch already, and reports spent
