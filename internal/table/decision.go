@@ -1,9 +1,12 @@
 package table
 
 import (
+	"context"
 	"fmt"
 	"slices"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
@@ -23,17 +26,43 @@ type Decision struct {
 	OnLocked func(decide.Row)
 }
 
+// run begins a transaction by lock, which locks and reads the rows, decides, and commits, after
+// write has put the writing of the changed rows into a batch.
+func (d *Decision) run(ctx context.Context, pool *pgxpool.Pool, lock func(*pgxpool.Conn) (*Rows, error), write func(*pgx.Batch, *Rows)) error {
+	conn, err := pool.Acquire(ctx)
+	if err != nil {
+		return err
+	}
+	defer Release(ctx, conn)
+	rows, err := lock(conn)
+	if err != nil {
+		return err
+	}
+	changed, err := d.decide(rows)
+	if err != nil {
+		return err
+	}
+	var batch pgx.Batch
+	if len(changed.Rows) > 0 {
+		write(&batch, changed)
+	}
+	batch.Queue("COMMIT")
+	return conn.SendBatch(ctx, &batch).Close()
+}
+
 // decide decides, and returns the rows that were changed, in order.
-func (d *Decision) decide(rows *Rows) ([]int, error) {
-	changed, err := d.Decide(rows)
+func (d *Decision) decide(rows *Rows) (*Rows, error) {
+	places, err := d.Decide(rows)
 	if err != nil {
 		return nil, err
 	}
-	slices.Sort(changed)
-	for _, n := range changed {
+	slices.Sort(places)
+	changed := &Rows{}
+	for _, n := range places {
 		if !rows.Found[n] {
 			return nil, fmt.Errorf("row %v is to be written and was not locked", rows.Rows[n])
 		}
+		changed.Rows, changed.States = append(changed.Rows, rows.Rows[n]), append(changed.States, rows.States[n])
 	}
 	return changed, nil
 }

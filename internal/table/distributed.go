@@ -36,25 +36,12 @@ func (t distributedTable) Grant(ctx context.Context, pool *pgxpool.Pool, grants 
 }
 
 func (t distributedTable) Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision, now *time.Time) error {
-	conn, err := pool.Acquire(ctx)
-	if err != nil {
-		return err
-	}
-	defer Release(ctx, conn)
-	rows, err := t.lockEach(ctx, conn, d, now)
-	if err != nil {
-		return err
-	}
-	changed, err := d.decide(rows)
-	if err != nil {
-		return err
-	}
-	var batch pgx.Batch
-	for _, n := range changed {
-		t.QueuePut(&batch, rows.Rows[n], rows.States[n])
-	}
-	batch.Queue("COMMIT")
-	return conn.SendBatch(ctx, &batch).Close()
+	lock := func(conn *pgxpool.Conn) (*Rows, error) { return t.lockEach(ctx, conn, d, now) }
+	return d.run(ctx, pool, lock, func(batch *pgx.Batch, changed *Rows) {
+		for i, row := range changed.Rows {
+			t.QueuePut(batch, row, changed.States[i])
+		}
+	})
 }
 
 // lockEach begins a transaction that locks a decision's rows, and those that are missing, one

@@ -4,10 +4,8 @@ import (
 	"context"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
@@ -32,29 +30,8 @@ func (t plainTable) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Gran
 }
 
 func (t plainTable) Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision, now *time.Time) error {
-	conn, err := pool.Acquire(ctx)
-	if err != nil {
-		return err
-	}
-	defer Release(ctx, conn)
-	rows, err := t.lockAll(ctx, conn, d, now)
-	if err != nil {
-		return err
-	}
-	changed, err := d.decide(rows)
-	if err != nil {
-		return err
-	}
-	written := Rows{Rows: make([]decide.Row, len(changed)), States: make([]bucket.State, len(changed))}
-	for i, n := range changed {
-		written.Rows[i], written.States[i] = rows.Rows[n], rows.States[n]
-	}
-	var batch pgx.Batch
-	if len(changed) > 0 {
-		t.queueWrite(&batch, &written)
-	}
-	batch.Queue("COMMIT")
-	return conn.SendBatch(ctx, &batch).Close()
+	lock := func(conn *pgxpool.Conn) (*Rows, error) { return t.lockAll(ctx, conn, d, now) }
+	return d.run(ctx, pool, lock, t.queueWrite)
 }
 
 // lockAll begins a transaction that has a decision's rows locked, and reads them, but for
