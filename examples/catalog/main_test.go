@@ -6,22 +6,7 @@ import (
 	"strings"
 	"testing"
 	"time"
-
-	"github.com/pgratelimit/ratelimit/examples/internal/demo/demotest"
-	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
-
-func TestMain(m *testing.M) { pgtest.Main(m) }
-
-// A plan that is raised in the database holds without a deployment, and ends by itself.
-func TestRun(t *testing.T) {
-	demotest.Long(t)
-	demotest.Run(t, run, 3,
-		"INSERT INTO rate_limit_definitions",
-		"holds within 5 seconds",
-		"ends by itself",
-		"initech has what it had")
-}
 
 func TestPicture(t *testing.T) {
 	svg := picture(map[string][]int{"acme": {10, 10, 50}, "initech": {10}}, time.Second)

@@ -6,18 +6,7 @@ import (
 	"io"
 	"strings"
 	"testing"
-
-	"github.com/pgratelimit/ratelimit/examples/internal/demo/demotest"
-	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
-
-func TestMain(m *testing.M) { pgtest.Main(m) }
-
-// Each of three classes gets what the more important ones leave.
-func TestRun(t *testing.T) {
-	demotest.Long(t)
-	demotest.Run(t, run, 5, "no critical call is refused", "batch work has the rest")
-}
 
 // The picture has a line for each class, and one in the legend, and the colours of dark pages.
 func TestPicture(t *testing.T) {

@@ -11,22 +11,18 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgratelimit/ratelimit/examples/internal/demo/demotest"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
 
-func TestMain(m *testing.M) { pgtest.Main(m) }
+func TestMain(m *testing.M) {
+	pgtest.AtOnce(4)
+	pgtest.Main(m)
+}
 
-// The numbers in the output, put together by the test and not by the program.
-func TestClaims(t *testing.T) {
-	demotest.Long(t)
-	var out strings.Builder
-	if err := run(t.Context(), &out); err != nil {
-		t.Fatalf("%v, after:\n%s", err, &out)
-	}
-	text := out.String()
-	t.Log(text)
-
+// wantClaims checks the numbers in the output, put together by the test and not by the
+// program.
+func wantClaims(t *testing.T, text string) {
+	t.Helper()
 	granted := number(t, text, `granted (\d+) orders`)
 	seconds := number(t, text, `· ([\d.]+) s = `)
 	if most := 50 + 20*(seconds+0.001); granted > most { // as printed, in whole milliseconds
@@ -63,8 +59,9 @@ func number(t *testing.T, text, expression string) float64 {
 	return n
 }
 
-// DATABASE_URL may name a database that somebody needs.
-func TestLeavesNothingBehind(t *testing.T) {
+// It does what it says, and leaves nothing behind: DATABASE_URL may name a database that
+// somebody needs.
+func TestRun(t *testing.T) {
 	tests := []struct {
 		name    string
 		stopAt  string // a part of the output at which it is interrupted
@@ -80,8 +77,8 @@ func TestLeavesNothingBehind(t *testing.T) {
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			if test.long {
-				demotest.Long(t)
+			if test.long && testing.Short() {
+				t.Skip("it shows limits at work, which takes seconds")
 			}
 			before := tables(t, url)
 			ctx, cancel := context.WithCancel(t.Context())
@@ -100,6 +97,9 @@ func TestLeavesNothingBehind(t *testing.T) {
 			}
 			if after := tables(t, url); !slices.Equal(after, before) {
 				t.Errorf("tables before: %q, after: %q", before, after)
+			}
+			if test.wantErr == nil {
+				wantClaims(t, text)
 			}
 		})
 	}
