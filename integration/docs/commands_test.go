@@ -33,6 +33,7 @@ func TestCommandsAreLookedAt(t *testing.T) {
 		"go run ./examples/nothing",
 		"go run ./integration/report --nothing",
 		"go test -run NoSuchTest ./pgstore",
+		"go test ./pgstore -nothing",
 		"go test -run 'NeverOver|NoSuchTest' ./pgstore",
 		"go test ./pgstore -run '^$' -bench NoSuchBenchmark",
 		"go test -run NeverOver ./nothing",
@@ -108,26 +109,18 @@ var (
 
 // checkProgram looks for a program, and for its flags and subcommands among its strings.
 func checkProgram(dir string, args []string) error {
-	files, err := sources(dir, false)
+	all, err := source(dir, false)
 	if err != nil {
 		return err
 	}
-	var all strings.Builder
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			return err
-		}
-		all.Write(text)
-	}
-	if !strings.Contains(all.String(), "package main\n") {
+	if !strings.Contains(all, "package main\n") {
 		return fmt.Errorf("%s is no program", dir)
 	}
 	for i, arg := range args {
 		name, _, _ := strings.Cut(strings.TrimLeft(arg, "-"), "=")
 		isWord := i == 0 && word.MatchString(arg)
 		// A command of cobra's begins the text of its usage.
-		known := strings.Contains(all.String(), `"`+name+`"`) || isWord && strings.Contains(all.String(), `"`+name+" ")
+		known := strings.Contains(all, `"`+name+`"`) || isWord && strings.Contains(all, `"`+name+" ")
 		if (flagged.MatchString(arg) || isWord) && !known {
 			return fmt.Errorf("%s knows no %q", dir, arg)
 		}
@@ -138,7 +131,7 @@ func checkProgram(dir string, args []string) error {
 // checkTest looks for packages, and in them for what patterns name.
 func checkTest(args []string) error {
 	patterns := map[string]string{} // by prefix of function
-	var dirs []string
+	var dirs, flags []string
 	for i := 0; i < len(args); i++ {
 		arg := args[i]
 		switch {
@@ -150,14 +143,21 @@ func checkTest(args []string) error {
 		case arg == "." || strings.HasPrefix(arg, "./"):
 			dirs = append(dirs, arg)
 		case arg == "-v" || arg == "-short" || arg == "-race" || strings.HasPrefix(arg, "-count="):
+		case flagged.MatchString(arg): // of the tests' own
+			flags = append(flags, fmt.Sprintf("flag.Bool(%q", strings.TrimLeft(arg, "-")))
 		default:
 			return fmt.Errorf("%q is not known here", arg)
 		}
 	}
 	for _, dir := range dirs {
-		if _, err := sources(dir, true); err != nil {
+		text, err := source(dir, true)
+		if err != nil {
 			return err
 		}
+		flags = slices.DeleteFunc(flags, func(flag string) bool { return strings.Contains(text, flag) })
+	}
+	if len(flags) > 0 {
+		return fmt.Errorf("no test has %q", flags)
 	}
 	for prefix, pattern := range patterns {
 		if pattern == "^$" || pattern == "." {
@@ -235,4 +235,21 @@ func sources(dir string, tests bool) ([]string, error) {
 		return nil, fmt.Errorf("there is no Go in %s", dir)
 	}
 	return files, nil
+}
+
+// source returns the text of all files of sources.
+func source(dir string, tests bool) (string, error) {
+	files, err := sources(dir, tests)
+	if err != nil {
+		return "", err
+	}
+	var all strings.Builder
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			return "", err
+		}
+		all.Write(text)
+	}
+	return all.String(), nil
 }
