@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math"
 	"math/big"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -559,16 +560,17 @@ func (w *settledWindow) settle(t *rapid.T, used float64) {
 	w.events = append(w.events, curve.Event{At: at, Count: used - call.Taken})
 }
 
-// fewer makes the histories of a test fewer, since each of them is long. The command
-// line has the last word, and -short makes a fifth of them. As it changes what others
-// look at, its tests are not parallel.
+// fewer makes the histories of a test fewer, a twentieth, since each of them is long. As it
+// changes what others look at, its tests are not parallel.
 func fewer(t *testing.T) {
-	checks := flag.Lookup("rapid.checks")
-	if checks.Value.String() != manyChecks {
-		return
-	}
-	if err := checks.Value.Set("200"); err != nil {
+	checks := flag.Lookup("rapid.checks").Value
+	all := checks.String()
+	n, err := strconv.Atoi(all)
+	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = checks.Value.Set(manyChecks) })
+	if err := checks.Set(strconv.Itoa(max(n/20, 1))); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = checks.Set(all) })
 }

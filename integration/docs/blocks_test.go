@@ -116,7 +116,7 @@ func runPages(t *testing.T, pages []*page) map[string]event {
 // build has the go command build programs into a directory, from within a module.
 func build(t *testing.T, from, dir string, args ...string) {
 	t.Helper()
-	cmd := exec.Command("go", append([]string{"build", "-o", dir + string(filepath.Separator)}, args...)...)
+	cmd := exec.Command("go", append([]string{"build", "-ldflags=-s -w", "-o", dir + string(filepath.Separator)}, args...)...)
 	cmd.Dir = from
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("building what pages run: %v\n%s", err, out)

@@ -395,7 +395,7 @@ func TestFunctionScenarios(t *testing.T) {
 // change between calls, for keys and for all.
 func TestFunctionHistories(t *testing.T) {
 	const calls = 60
-	seeds := uint64(40)
+	seeds := uint64(16)
 	if testing.Short() {
 		seeds = 8
 	}

@@ -178,7 +178,7 @@ func differ(got, want reply) error {
 
 func TestHistories(t *testing.T) {
 	const calls = 60
-	seeds := uint64(12)
+	seeds := uint64(6)
 	if testing.Short() {
 		seeds = 3
 	}
