@@ -29,6 +29,7 @@ func behind(t *testing.T) (*pgtest.DB, *relay.Relay) {
 	must(t, err)
 	config.ConnConfig.Host, config.ConnConfig.Port = "127.0.0.1", uint16(r.Address().Port)
 	config.ConnConfig.Fallbacks = nil
+	config.MaxConns = 10 // pgx keeps one that a time-out broke for up to 15 seconds
 	pool, err := pgxpool.NewWithConfig(t.Context(), config)
 	must(t, err)
 	t.Cleanup(pool.Close)

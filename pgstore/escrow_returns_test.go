@@ -103,37 +103,38 @@ func TestEscrowRollbackAfterTheEnd(t *testing.T) {
 // is no more than the capacity, and no less than what it should be.
 func TestEscrowBesideEdits(t *testing.T) {
 	t.Parallel()
+	db := pgtest.New(t)
 	limits := map[string]ratelimit.Limit{
 		"bucket":         ratelimit.TokenBucket{Name: "bucket", Rate: 1000, Period: time.Hour},
 		"window":         ratelimit.FixedWindow{Name: "window", Rate: 1000, Period: time.Hour},
 		"sliding window": ratelimit.SlidingWindow{Name: "sliding", Rate: 1000, Period: time.Hour},
 	}
-	type edit func(ctx context.Context, by *pgstore.Store, limit ratelimit.Limit, receipts []*ratelimit.Receipt) error
+	type edit func(ctx context.Context, by *pgstore.Store, limit ratelimit.Limit, key string, receipts []*ratelimit.Receipt) error
 	for name, test := range map[string]struct {
 		edit        edit
 		least, most float64 // granted since the limit was full, what was used before the edit included
 	}{
-		"nothing": {func(context.Context, *pgstore.Store, ratelimit.Limit, []*ratelimit.Receipt) error { return nil }, 995, 1000},
-		"cancel of what has come in again": {func(ctx context.Context, by *pgstore.Store, _ ratelimit.Limit, receipts []*ratelimit.Receipt) error {
+		"nothing": {func(context.Context, *pgstore.Store, ratelimit.Limit, string, []*ratelimit.Receipt) error { return nil }, 995, 1000},
+		"cancel of what has come in again": {func(ctx context.Context, by *pgstore.Store, _ ratelimit.Limit, _ string, receipts []*ratelimit.Receipt) error {
 			_, err := by.Cancel(ctx, receipts[0])
 			return err
 		}, 1300, 1400}, // 400 were used before
-		"settle for less": {func(ctx context.Context, by *pgstore.Store, _ ratelimit.Limit, receipts []*ratelimit.Receipt) error {
+		"settle for less": {func(ctx context.Context, by *pgstore.Store, _ ratelimit.Limit, _ string, receipts []*ratelimit.Receipt) error {
 			_, err := by.Settle(ctx, receipts[1], 100)
 			return err
 		}, 1095, 1100}, // 100 of 200 were not used
-		"credit of all": {func(ctx context.Context, by *pgstore.Store, limit ratelimit.Limit, _ []*ratelimit.Receipt) error {
-			_, err := by.Credit(ctx, limit.ForN("k", 1000))
+		"credit of all": {func(ctx context.Context, by *pgstore.Store, limit ratelimit.Limit, key string, _ []*ratelimit.Receipt) error {
+			_, err := by.Credit(ctx, limit.ForN(key, 1000))
 			return err
 		}, 1300, 1400},
-		"reset": {func(ctx context.Context, by *pgstore.Store, limit ratelimit.Limit, _ []*ratelimit.Receipt) error {
-			return by.Reset(ctx, limit, "k")
+		"reset": {func(ctx context.Context, by *pgstore.Store, limit ratelimit.Limit, key string, _ []*ratelimit.Receipt) error {
+			return by.Reset(ctx, limit, key)
 		}, 1300, 1400},
-		"pause and resume": {func(ctx context.Context, by *pgstore.Store, limit ratelimit.Limit, _ []*ratelimit.Receipt) error {
-			if _, err := by.Pause(ctx, limit, "k", time.Minute); err != nil {
+		"pause and resume": {func(ctx context.Context, by *pgstore.Store, limit ratelimit.Limit, key string, _ []*ratelimit.Receipt) error {
+			if _, err := by.Pause(ctx, limit, key, time.Minute); err != nil {
 				return err
 			}
-			return by.Resume(ctx, limit, "k")
+			return by.Resume(ctx, limit, key)
 		}, 400, 1000},
 	} {
 		for kind, limit := range limits {
@@ -141,7 +142,7 @@ func TestEscrowBesideEdits(t *testing.T) {
 				for _, portable := range []bool{false, true} {
 					t.Run(fmt.Sprintf("%s/%s by %s, portable %v", name, kind, who, portable), func(t *testing.T) {
 						t.Parallel()
-						db, now := pgtest.New(t), newClock()
+						now, key := newClock(), t.Name()
 						escrow := newStore(t, db, withEscrow(time.Second), isPortable(portable), onClock(now))
 						by := map[string]*pgstore.Store{
 							"the same store":      escrow,
@@ -149,7 +150,7 @@ func TestEscrowBesideEdits(t *testing.T) {
 							"another with escrow": newStore(t, db, withEscrow(time.Second), isPortable(portable), onClock(now)),
 						}[who]
 						take := func(from *pgstore.Store, n float64) *ratelimit.Receipt {
-							result, err := from.Allow(t.Context(), limit.ForN("k", n))
+							result, err := from.Allow(t.Context(), limit.ForN(key, n))
 							if err != nil || !result.OK {
 								t.Fatalf("%v, %v", result, err)
 							}
@@ -162,7 +163,7 @@ func TestEscrowBesideEdits(t *testing.T) {
 						for ; granted < 400; granted += 5 {
 							take(escrow, 5)
 						}
-						if err := test.edit(t.Context(), by, limit, []*ratelimit.Receipt{before, during}); err != nil {
+						if err := test.edit(t.Context(), by, limit, key, []*ratelimit.Receipt{before, during}); err != nil {
 							t.Fatal(err)
 						}
 						row := newStore(t, db, isPortable(portable), onClock(now))
@@ -179,10 +180,10 @@ func TestEscrowBesideEdits(t *testing.T) {
 								}
 							}
 						}
-						drain(func(n float64) (ratelimit.Result, error) { return row.Allow(t.Context(), limit.ForN("k", n)) })
-						drain(func(n float64) (ratelimit.Result, error) { return escrow.Allow(t.Context(), limit.ForN("k", n)) })
+						drain(func(n float64) (ratelimit.Result, error) { return row.Allow(t.Context(), limit.ForN(key, n)) })
+						drain(func(n float64) (ratelimit.Result, error) { return escrow.Allow(t.Context(), limit.ForN(key, n)) })
 						escrow.Close()
-						drain(func(n float64) (ratelimit.Result, error) { return row.Allow(t.Context(), limit.ForN("k", n)) })
+						drain(func(n float64) (ratelimit.Result, error) { return row.Allow(t.Context(), limit.ForN(key, n)) })
 						least, most := test.least, test.most
 						if strings.HasPrefix(name, "cancel") && kind == "sliding window" { // no window holds the slot any more
 							least, most = 995, 1000

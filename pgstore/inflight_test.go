@@ -653,7 +653,7 @@ func TestNeverMoreThanLimit(t *testing.T) {
 			}
 			fences := sync.Map{}
 			var wg sync.WaitGroup
-			more := forAWhile(2*time.Second, func() bool { return took.Load() >= 20 })
+			more := forAWhile(time.Second, func() bool { return took.Load() >= 20 })
 			for worker := range 8 {
 				store := newStore(t, db, isPortable(portable))
 				wg.Go(func() {
