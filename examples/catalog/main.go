@@ -61,11 +61,6 @@ func main() {
 	})
 }
 
-func run(ctx context.Context, out io.Writer) error {
-	_, _, err := measure(ctx, out)
-	return err
-}
-
 // traffic is what customers were granted in each step.
 type traffic struct {
 	mu      sync.Mutex

@@ -67,11 +67,6 @@ func main() {
 	})
 }
 
-func run(ctx context.Context, out io.Writer) error {
-	_, err := measure(ctx, out)
-	return err
-}
-
 // traffic is what each class was granted and refused in each step.
 type traffic struct {
 	mu               sync.Mutex
