@@ -121,11 +121,6 @@ func (e *engine) decideAll(ctx context.Context, tickets []*ticket, granting bool
 			}
 		}
 		if granting {
-			if await != nil && e.cache != nil && e.table.PassesOver() { // between two turns at the row it may be free
-				if left, err = e.grant(ctx, left, nil); err != nil || len(left) == 0 {
-					return err
-				}
-			}
 			if left, err = e.grant(ctx, left, await); err != nil {
 				return err
 			}

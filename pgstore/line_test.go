@@ -389,16 +389,23 @@ func TestNoLineWithoutOthers(t *testing.T) {
 	eventually(t, "it is forgotten", func() bool { return stores[1].Meetings() == 0 })
 }
 
-// With Escrow a row that others have had locked is tried before a turn is waited for: it is free
-// while the next in line has not begun.
-func TestFreeRowNeedsNoTurn(t *testing.T) {
+// With Escrow, too, a call for a row that others have had locked goes straight to its turn, and
+// does not try the row once more before, which mostly is in vain.
+func TestCallInQueueGoesToItsTurn(t *testing.T) {
 	t.Parallel()
 	l := newLined(t)
 	escrowed := newStore(t, l.DB, func(c *pgstore.Config) { c.Escrow = 100 * time.Millisecond })
-	giveBack := l.hold(t)
+	giveBack := sync.OnceFunc(l.hold(t))
 	defer giveBack()
 	escrowed.Crowd(l.request)
-	if result, err := escrowed.Allow(within(t, 10*time.Second), l.request); err != nil || !result.OK {
-		t.Errorf("got OK %v, error %v", result.OK, err)
+	answered := make(chan error, 1)
+	go func() {
+		result, err := escrowed.Allow(within(t, 10*time.Second), l.request)
+		answered <- errors.Join(err, result.Err())
+	}()
+	eventually(t, "it waits for its turn, though the row is free", func() bool { return l.inLine(t, false) == 1 })
+	giveBack()
+	if err := <-answered; err != nil {
+		t.Error(err)
 	}
 }
