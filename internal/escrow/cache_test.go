@@ -1,6 +1,7 @@
 package escrow_test
 
 import (
+	"math"
 	"runtime"
 	"strconv"
 	"sync"
@@ -41,6 +42,17 @@ func newMemory(t *testing.T) *memory {
 		},
 	})
 	return m
+}
+
+// newCounting is a memory that counts how often it is time to prefetch.
+func newCounting(t *testing.T) (m *memory, prefetched *int) {
+	m, prefetched = newMemory(t), new(int)
+	m.at = time.Now() // what is scarce is so until an instant of the machine's clock
+	m.Cache = escrow.New(escrow.Config{
+		Lasts: time.Second, Clock: m.now, GiveBack: func([]escrow.Return) {},
+		Prefetch: func(*escrow.Entry) { *prefetched++ },
+	})
+	return m, prefetched
 }
 
 func (m *memory) now() time.Time {
@@ -399,13 +411,7 @@ func TestOrderAfterTokensRanOut(t *testing.T) {
 // An order is for what is used before it arrives, too, by how long they took lately; and it is
 // given as long before the tokens run out, and a quarter of their time.
 func TestOrderMeanwhile(t *testing.T) {
-	m := newMemory(t)
-	m.at = time.Now() // what is scarce is so until an instant of the machine's clock
-	prefetched := 0
-	m.Cache = escrow.New(escrow.Config{
-		Lasts: time.Second, Clock: m.now, GiveBack: func([]escrow.Return) {},
-		Prefetch: func(*escrow.Entry) { prefetched++ },
-	})
+	m, prefetched := newCounting(t)
 	e := m.of(plain)
 	e.Note(100, 100)
 	m.pass(500 * time.Millisecond)
@@ -417,12 +423,60 @@ func TestOrderMeanwhile(t *testing.T) {
 		t.Errorf("got %v, want about 120", more.Count)
 	}
 	m.want(plain, 45, true)
-	if prefetched != 0 {
+	if *prefetched != 0 {
 		t.Error("more is prefetched when 55 of 100 are left")
 	}
 	m.want(plain, 10, true)
-	if prefetched != 1 {
+	if *prefetched != 1 {
 		t.Error("nothing is prefetched when 45 of 100 are left")
+	}
+}
+
+// However much was ordered, the next order is given no sooner than what is needed tells.
+func TestOrderOfMuchIsFollowedLate(t *testing.T) {
+	m, prefetched := newCounting(t)
+	e := m.of(plain)
+	e.Note(100, 100)
+	m.pass(500 * time.Millisecond)
+	o := e.Order(0, 1)
+	e.Note(0, 0)
+	o.Arrived(m.lease(360)) // of 200 a second
+	m.want(plain, 300, true)
+	if *prefetched != 0 {
+		t.Error("more is prefetched when 60 are left, for 0.3 s")
+	}
+	m.want(plain, 20, true)
+	if *prefetched != 1 {
+		t.Error("nothing is prefetched when 40 are left, for 0.2 s")
+	}
+}
+
+// Tokens that are held count for as long as they last only, so more is ordered before they end,
+// however many they are. From a row that is full again in no time twice as much is ordered.
+func TestOrderBeforeTheEnd(t *testing.T) {
+	for _, test := range []struct {
+		row  float64 // tokens that it has
+		age  time.Duration
+		want float64 // of 200 a second, of which 200 are held
+	}{
+		{row: 500, age: 0, want: 0},
+		{row: 500, age: 700 * time.Millisecond, want: 120},
+		{row: 900, age: 0, want: 0},
+		{row: 900, age: 700 * time.Millisecond, want: 300},
+	} {
+		m := newMemory(t)
+		e := m.of(plain)
+		e.Note(200, 100)
+		m.pass(time.Second)
+		o, lease := e.Order(0, 1), m.lease(200)
+		e.Note(0, 0)
+		lease.After.Value = test.row
+		o.Arrived(lease)
+		m.pass(test.age)
+		e.Note(200*test.age.Seconds(), 1)
+		if o := e.Order(0, 1); math.Abs(o.Count-test.want) > 1 {
+			t.Errorf("%+v: got %v", test, o.Count)
+		}
 	}
 }
 

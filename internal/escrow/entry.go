@@ -476,6 +476,7 @@ type Order struct {
 	Capacity     float64 // to count with
 	bucket.Spent         // to tell the row of
 	epoch        int
+	lasting      float64       // of the tokens that are held then, those that can be used until they end
 	given        time.Duration // on the monotonic clock
 }
 
@@ -496,16 +497,30 @@ func (e *Entry) Order(takes, need float64) (o Order) {
 	if len(e.leases) == 0 && !e.demand.enough() {
 		return o
 	}
-	want := e.demand.want(takes, now, lasts) / float64(lasts)
-	left = max(0, left-want*float64(e.takes)) // when more arrives
-	want = planned*want*float64(usable(&e.ask.Definition, time.Unix(0, 0), time.Unix(0, 0), lasts)) - left
+	pace := e.demand.want(takes, now, lasts) / float64(lasts)
+	lasting := planned * pace * float64(usable(&e.ask.Definition, time.Unix(0, 0), time.Unix(0, 0), lasts))
+	left = max(0, min(left, pace*float64(e.remains(now)))-pace*float64(e.takes)) // when more arrives
+	want := lasting - left
+	if want >= 1 && e.abundant() { // nobody else lacks them, and the next order may have to wait
+		want += lasting
+	}
 	want = math.Floor(want) // of a part of a token there would be something left to return
 	if min(want, e.spare(need, now)) < 1 {
 		return o
 	}
-	o = Order{Entry: e, Count: min(want, e.lowered), Capacity: e.lowered, epoch: e.epoch, given: now.mono}
+	o = Order{Entry: e, Count: min(want, e.lowered), Capacity: e.lowered, epoch: e.epoch, lasting: lasting, given: now.mono}
 	o.Spent = e.untold(now)
 	return o
+}
+
+// remains returns for how long the latest of the held tokens can be used; 0 if there are none. It
+// needs mu.
+func (e *Entry) remains(now moment) time.Duration {
+	if len(e.leases) == 0 {
+		return 0
+	}
+	last := e.leases[len(e.leases)-1]
+	return last.lasts - now.since(last.sent)
 }
 
 // spare returns the tokens that a statement that takes need tokens can prefetch, by the known
@@ -547,7 +562,7 @@ func (o *Order) Arrived(l Lease) *Arrival {
 	case e.epoch != o.epoch || had.over(now):
 		e.end(had, now)
 	default:
-		if e.wanted = left + l.Count; l.Count < o.Count/2 {
+		if e.wanted = min(left+l.Count, o.lasting); l.Count < o.Count/2 {
 			e.waitFor(now)
 		}
 		e.insert(had)
