@@ -301,6 +301,9 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 		if retriable(err) {
 			a.meet()
 		}
+		if over := ctx.Err(); over != nil && a.conn.Conn().IsClosed() && !errors.Is(err, over) {
+			err = fmt.Errorf("%w: %w", err, over) // a statement before, for which the connection was closed
+		}
 		return false, err
 	}
 	if err := a.result.Err(); err != nil {

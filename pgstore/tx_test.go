@@ -1092,7 +1092,7 @@ func cancellable(t *testing.T) (context.Context, context.CancelFunc) {
 
 func TestRunnerGivesUpWithoutDeadline(t *testing.T) {
 	t.Parallel()
-	s := newShop(t, 10, func(c *pgstore.Config) { c.RetryBudget = 100 * time.Millisecond })
+	s := newShop(t, 10, func(c *pgstore.Config) { c.RetryBudget = time.Second })
 	_, err := s.store.AllowFunc(t.Context(), s.requests(), s.order(t.Context(), raise(t.Context(), serializationFailure)))
 	if !hasCode(err, serializationFailure) {
 		t.Errorf("got %v, want code %s", err, serializationFailure)
