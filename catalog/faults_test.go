@@ -45,7 +45,8 @@ func TestSilence(t *testing.T) {
 	t.Parallel()
 	db, wire := behind(t)
 	ctx := t.Context()
-	c, l := newCatalog(t, db, func(config *catalog.Config) { config.Timeout = 200 * time.Millisecond })
+	const timeout = time.Second // for what is to succeed, too
+	c, l := newCatalog(t, db, func(config *catalog.Config) { config.Timeout = timeout })
 	silent := func() { wire.Interfere(nil, func(int, []byte) relay.Fate { return relay.Silence }) }
 	heard := func() { wire.Interfere(nil, nil) }
 
@@ -72,7 +73,7 @@ func TestSilence(t *testing.T) {
 		if err := c.Refresh(ctx); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("refresh: got %v", err)
 		}
-		if older := c.Age(); older < age+200*time.Millisecond {
+		if older := c.Age(); older < age+timeout {
 			t.Errorf("got age %v after %v", older, age)
 		}
 		age = c.Age()

@@ -28,7 +28,7 @@ func TestObserveJobs(t *testing.T) {
 	var heard []string
 	config := riverlimit.MiddlewareConfig{
 		Limits:  func(*rivertype.JobRow) []ratelimit.Request { return requests },
-		MaxWait: 20 * time.Millisecond,
+		MaxWait: time.Second, // for a slot, with the round trip of what is free
 		InFlight: func(*rivertype.JobRow) (ratelimit.InFlight, string) {
 			if slotted {
 				return slots, "k"
