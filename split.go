@@ -31,8 +31,8 @@ func (r Result) Instants(n int) []time.Time {
 		}
 		due := p.At
 		for i := range n {
-			due = later(due, p.due(p.Taken*float64(i+1)/float64(n), due))
-			instants[i] = later(instants[i], due)
+			due = bucket.Later(due, p.due(p.Taken*float64(i+1)/float64(n), due))
+			instants[i] = bucket.Later(instants[i], due)
 		}
 	}
 	return instants
@@ -66,7 +66,7 @@ func (r Result) Split(parts ...[]float64) ([]Result, error) {
 			if i+1 == len(parts) {
 				sum = p.Taken // without the rounding of the sum
 			}
-			due = later(due, p.due(sum, due))
+			due = bucket.Later(due, p.due(sum, due))
 			each[i] = append(each[i], p.part(part[k], sum, due))
 			paid[i] = append(paid[i], p.pay(part[k], i+1 == len(parts))...)
 		}
@@ -126,13 +126,6 @@ func shardOf(limit Limit) *bucket.Definition {
 	return d.bucket().Shard()
 }
 
-func later(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
-}
-
 // portions returns those of r, in the order of Each.
 func (r Result) portions() []*portion {
 	each := r.Each()
@@ -163,7 +156,7 @@ func (p *portion) due(tokens float64, from time.Time) time.Time {
 		return p.dueInRow(tokens)
 	}
 	slack := exact.Tolerance(tokens, p.Taken, p.Capacity) / 2
-	least, most := from.UnixMicro(), later(from, p.RetryAt).UnixMicro()
+	least, most := from.UnixMicro(), bucket.Later(from, p.RetryAt).UnixMicro()
 	for least < most {
 		middle := least + (most-least)/2
 		if p.refilled(time.UnixMicro(middle).UTC()) < tokens-slack {
@@ -182,7 +175,7 @@ func (p *portion) dueInRow(tokens float64) time.Time {
 	if s.Value < -exact.Tolerance(s.Value, tokens, p.shard.Capacity) {
 		return p.shard.When(s, 0)
 	}
-	return later(later(p.At, s.TS), s.Paused)
+	return bucket.Later(bucket.Later(p.At, s.TS), s.Paused)
 }
 
 // refilled is how many of p's tokens are there at an instant.

@@ -29,11 +29,11 @@ type base struct {
 	table  *table.Table
 	config Config
 
-	seen   decide.Definitions
-	shards shards.Seen
-	cache  *escrow.Cache // nil without Config.Escrow
-	work   work
-	spare  chan struct{} // connections that may wait for a locked row
+	seen     decide.Definitions
+	shards   shards.Seen
+	cache    *escrow.Cache // nil without Config.Escrow
+	work     work
+	blocking chan struct{} // has room for the connections that may wait for a locked row
 
 	observer *watch.Observer                                   // nil without Config.Observe
 	counts   struct{ statements, calls, retries atomic.Int64 } // for [Store.Stats]
@@ -44,7 +44,7 @@ func newBase(pool *pgxpool.Pool, config Config) *base {
 	b.work.over = make(chan struct{})
 	b.work.open, b.work.shut = context.WithCancel(context.Background())
 	if pool != nil {
-		b.spare = make(chan struct{}, min(pool.Config().MaxConns/4, 4))
+		b.blocking = make(chan struct{}, min(pool.Config().MaxConns/4, 4))
 	}
 	return b
 }

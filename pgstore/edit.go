@@ -325,41 +325,37 @@ func (s *Store) reshard(ctx context.Context, tx pgx.Tx, before, after *decide.As
 
 // edit runs do in tx, for a call that asks nothing of the limits and keys of requests, unless
 // they are invalid. Their counts do not matter.
-func (s *Store) edit(ctx context.Context, tx pgx.Tx, verb ratelimit.Verb, invalid error, do func(context.Context, pgx.Tx, *decide.Call) error, requests ...ratelimit.Request) (err error) {
-	w := s.parts().watch(ctx, verb, ratelimit.FormTx, requests...)
-	defer w.Told(&err)
-	if err := cmp.Or(invalid, s.usableIn(tx)); err != nil {
-		return err
-	}
-	call, err := s.question(requests...)
-	if err != nil {
-		return err
-	}
-	return do(ctx, tx, &call)
+func (s *Store) edit(ctx context.Context, tx pgx.Tx, verb ratelimit.Verb, invalid error, do func(context.Context, pgx.Tx, *decide.Call) error, requests ...ratelimit.Request) error {
+	return s.editWatched(ctx, verb, ratelimit.FormTx, cmp.Or(invalid, s.usableIn(tx)), requests, func(call *decide.Call) error { return do(ctx, tx, call) })
 }
 
 // editOwn is edit in a transaction of its own.
-func (s *Store) editOwn(ctx context.Context, verb ratelimit.Verb, invalid error, do func(context.Context, pgx.Tx, *decide.Call) error, requests ...ratelimit.Request) (err error) {
-	w := s.parts().watch(ctx, verb, ratelimit.FormOwn, requests...)
-	defer w.Told(&err)
-	if err := cmp.Or(invalid, s.usable()); err != nil {
+func (s *Store) editOwn(ctx context.Context, verb ratelimit.Verb, invalid error, do func(context.Context, pgx.Tx, *decide.Call) error, requests ...ratelimit.Request) error {
+	return s.editWatched(ctx, verb, ratelimit.FormOwn, cmp.Or(invalid, s.usable()), requests, func(call *decide.Call) error {
+		var rows []decide.Row
+		for i := range call.Asks {
+			rows = append(rows, call.Asks[i].Rows()...)
+		}
+		err := s.ownTx(ctx, rows, func(ctx context.Context, tx pgx.Tx) error { return do(ctx, tx, call) })
+		for i := range call.Asks {
+			s.changed(call.Asks[i].Of()) // again, now that others see it
+		}
 		return err
+	})
+}
+
+// editWatched runs do for the call of an edit, unless that is invalid.
+func (s *Store) editWatched(ctx context.Context, verb ratelimit.Verb, form ratelimit.Form, invalid error, requests []ratelimit.Request, do func(*decide.Call) error) (err error) {
+	w := s.parts().watch(ctx, verb, form, requests...)
+	defer w.Told(&err)
+	if invalid != nil {
+		return invalid
 	}
 	call, err := s.question(requests...)
 	if err != nil {
 		return err
 	}
-	var rows []decide.Row
-	for i := range call.Asks {
-		rows = append(rows, call.Asks[i].Rows()...)
-	}
-	if err := s.ownTx(ctx, rows, func(ctx context.Context, tx pgx.Tx) error { return do(ctx, tx, &call) }); err != nil {
-		return err
-	}
-	for i := range call.Asks {
-		s.changed(call.Asks[i].Of()) // again, now that others see it
-	}
-	return nil
+	return do(&call)
 }
 
 // question returns the call that asks nothing of the limits and keys of requests.

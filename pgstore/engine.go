@@ -450,14 +450,14 @@ func (e *engine) queueOf(row decide.Row) *batch.Queue[*pending] {
 // no connection may wait for it, it looks now and then.
 func (e *engine) serveLocked(ctx context.Context, row decide.Row, tickets []*ticket) {
 	begun := time.Now()
-	for w := e.waiting(0); len(tickets) > 0; {
+	for w := e.lockWait(0); len(tickets) > 0; {
 		var left []*ticket
 		if tickets = e.answer(tickets); len(tickets) == 0 {
 			return
 		}
-		_ = w.again(ctx, func(spared bool) error { // if ctx is over nobody is left
+		_ = w.attempt(ctx, func(blocking bool) error { // if ctx is over nobody is left
 			var await *decide.Row
-			if spared {
+			if blocking {
 				await = &row
 			}
 			left = e.decideAll(ctx, tickets, true, await)

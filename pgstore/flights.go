@@ -58,14 +58,14 @@ func (f *flights) lock(row decide.Row) int64 { return table.Lock(f.config.Schema
 
 // make has an operation made. A slot that was taken for a caller that gave up is released.
 func (f *flights) make(ctx context.Context, op *table.SlotOp) error {
-	end, err := f.begin(ctx)
+	if !f.table.PassesOver() {
+		return f.alone(ctx, "change a slot", func(ctx context.Context) error { return f.table.ChangeSlot(ctx, f.pool, op, f.clock()) })
+	}
+	end, err := f.enter(ctx)
 	if err != nil {
 		return err
 	}
 	defer end()
-	if !f.table.PassesOver() {
-		return f.byItself(ctx, "change a slot", func(ctx context.Context) error { return f.table.ChangeSlot(ctx, f.pool, op, f.clock()) })
-	}
 	c := &slotCall{op: op}
 	if _, err = f.ops.Do(ctx, c); err == nil || c.left.Swap(true) {
 		if c.err == nil || ctx.Err() == nil {
@@ -78,41 +78,20 @@ func (f *flights) make(ctx context.Context, op *table.SlotOp) error {
 
 // look looks at the slots of a key.
 func (f *flights) look(ctx context.Context, look *table.SlotLook) error {
-	end, err := f.begin(ctx)
+	if !f.table.PassesOver() {
+		looks := []*table.SlotLook{look}
+		return f.alone(ctx, "look", func(ctx context.Context) error { return f.table.LookAtSlots(ctx, f.pool, looks, f.clock()) })
+	}
+	end, err := f.enter(ctx)
 	if err != nil {
 		return err
 	}
 	defer end()
-	looks := []*table.SlotLook{look}
-	if !f.table.PassesOver() {
-		return f.byItself(ctx, "look", func(ctx context.Context) error { return f.table.LookAtSlots(ctx, f.pool, looks, f.clock()) })
-	}
 	c := &slotLooking{look: look}
 	if _, err := f.looks.Do(ctx, c); err != nil {
 		return f.fault("look", err)
 	}
 	return c.err
-}
-
-// begin begins a call, which must end.
-func (f *flights) begin(ctx context.Context) (end func(), err error) {
-	if f.pool == nil {
-		return nil, ErrNoPool
-	}
-	if err := f.work.begin(ctx); err != nil {
-		return nil, err
-	}
-	return f.work.end, nil
-}
-
-// byItself sends a statement for one caller.
-func (f *flights) byItself(ctx context.Context, doing string, send func(context.Context) error) error {
-	ctx, cancel := f.timed(ctx)
-	defer cancel()
-	if err := f.retry(ctx, func() error { return send(ctx) }); err != nil {
-		return f.fault(doing, err)
-	}
-	return nil
 }
 
 // serve makes the operations that gathered. When slots are taken, all waiters may give up, and

@@ -1,10 +1,88 @@
 package pgstore
 
 import (
+	"hash/maphash"
+	"sync"
+	"sync/atomic"
 	"time"
 
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/batch"
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/escrow"
+	"github.com/pgratelimit/ratelimit/internal/watch"
 )
+
+// engine decides calls on their own. They share statements: while one is under way, the
+// calls that arrive gather, and the next one decides all of them (package batch). There
+// are three steps, and the table has a verb for each:
+//
+//   - Grant takes from each row the sum of its calls, if it has enough for all of them. The row
+//     need not be read first.
+//   - Read answers checks, and refuses calls that cannot be granted: that writes and locks
+//     nothing.
+//   - Decide locks the rows of the others, which are decided in memory, in the order of
+//     arrival, and writes them.
+//
+// On plain PostgreSQL none of them waits for a row that another transaction has locked: such
+// rows are passed over, and their calls go on in a queue for that row alone, which waits for
+// it. Where tables are distributed nothing can be passed over, so each row has such a queue
+// from the beginning.
+type engine struct {
+	*base
+	seed  maphash.Seed
+	lanes [lanes]lane
+
+	met struct { // the keys that calls were for lately
+		mu             sync.Mutex
+		latest, before map[decide.Key]struct{}
+	}
+
+	mu   sync.Mutex
+	rows map[decide.Row]*lane
+	many int // rows, from which on those are looked for that are not needed any more
+}
+
+// lanes is how many statements for calls of different keys, and so how many connections,
+// decide at a time. Calls for one limit and key share a lane.
+const lanes = 2
+
+// mostTogether bounds the calls that one statement decides.
+const mostTogether = 1024
+
+// lane is a queue of calls that are decided together.
+type lane struct {
+	queue    *batch.Queue[*pending]
+	refusing bool      // most of the last calls were refused, so that granting is not worth an attempt
+	used     time.Time // of the queue of a row: when a call last needed it
+	free     bool      // of the queue of a row: it was to be had when it was waited for last
+}
+
+// pending is a call that waits for its decision.
+type pending struct {
+	call     decide.Call
+	one      [1]decide.Ask // for those of call, if it is one
+	check    bool
+	prefetch bool // it wants more prefetched, for calls that come later, and no result
+
+	entry   *escrow.Entry // of its key, if it asks for one row and that is remembered; else nil
+	changes int           // of the entry, before a statement was sent
+
+	result ratelimit.Result
+	err    error
+	tokens *escrow.Tokens // of a call for a transaction, which may put them back; else nil
+
+	row   decide.Row // from which it takes, as one of a group
+	floor float64    // the lowest value that it may leave behind there
+	place int        // in the order of arrival
+
+	locked atomic.Pointer[decide.Row] // that it waits for
+
+	began  time.Time // if somebody is told of it
+	effort watch.Effort
+}
+
+type ticket = batch.Ticket[*pending]
 
 // manyRows is how many queues there are before it is looked which are not needed any more.
 const manyRows = 64

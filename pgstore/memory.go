@@ -317,8 +317,8 @@ func (m *memory) giveBack(returns []escrow.Return) {
 		return nil
 	}
 	_ = attempt(false)
-	for w := m.waiting(poll); len(returns) > 0; {
-		if absent && sleep(ctx, unreachable) != nil || w.again(ctx, attempt) != nil {
+	for w := m.lockWait(poll); len(returns) > 0; {
+		if absent && sleep(ctx, unreachable) != nil || w.attempt(ctx, attempt) != nil {
 			return
 		}
 	}

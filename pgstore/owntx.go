@@ -12,20 +12,39 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
 
+// enter begins a decision on its own, which must end.
+func (b *base) enter(ctx context.Context) (end func(), err error) {
+	if err := b.usable(); err != nil {
+		return nil, err
+	}
+	if b.pool == nil {
+		return nil, ErrNoPool
+	}
+	return b.work.end, b.work.begin(ctx)
+}
+
 // bounded is a context for a decision on its own: with the Store's time-out if ctx
 // has no deadline. The decision is counted until end is called.
 func (b *base) bounded(ctx context.Context) (_ context.Context, end func(), err error) {
-	if err := b.usable(); err != nil {
-		return nil, nil, err
-	}
-	if b.pool == nil {
-		return nil, nil, ErrNoPool
-	}
-	if err := b.work.begin(ctx); err != nil {
+	leave, err := b.enter(ctx)
+	if err != nil {
 		return nil, nil, err
 	}
 	ctx, cancel := b.timed(ctx)
-	return ctx, func() { cancel(); b.work.end() }, nil
+	return ctx, func() { cancel(); leave() }, nil
+}
+
+// alone runs do on the pool, each statement a transaction of its own.
+func (b *base) alone(ctx context.Context, doing string, do func(context.Context) error) error {
+	ctx, end, err := b.bounded(ctx)
+	if err != nil {
+		return err
+	}
+	defer end()
+	if err := b.retry(ctx, func() error { return do(ctx) }); err != nil {
+		return b.fault(doing, err)
+	}
+	return nil
 }
 
 // timed is a context with the Store's time-out, if ctx has no deadline.
@@ -51,12 +70,12 @@ func (b *base) ownTx(ctx context.Context, rows []decide.Row, do func(context.Con
 	}
 	defer done()
 	err = b.retry(ctx, func() error { return b.transact(ctx, passOver, do) })
-	for w := b.waiting(poll); code(err) == lockNotAvailable; {
-		ctxErr := w.again(ctx, func(spared bool) error {
+	for w := b.lockWait(poll); code(err) == lockNotAvailable; {
+		ctxErr := w.attempt(ctx, func(blocking bool) error {
 			wait := passOver
-			if spared && len(rows) == 1 {
+			if blocking && len(rows) == 1 {
 				wait = awaited
-			} else if spared {
+			} else if blocking {
 				err = b.retry(ctx, func() error { return b.awaitOne(ctx, rows) })
 			}
 			if err == nil || code(err) == lockNotAvailable {
@@ -123,28 +142,28 @@ func (b *base) transact(ctx context.Context, wait time.Duration, do func(context
 	return nil
 }
 
-// waiting is a wait for a row that somebody has locked. A few connections may wait in
+// lockWait is a wait for a row that somebody has locked. A few connections may wait in
 // PostgreSQL, where it is first come, first served: so few that however many rows are
 // locked, the pool has some for the rest. Without one, the row is looked at now and
 // then.
-type waiting struct {
+type lockWait struct {
 	base  *base
 	pause time.Duration
 	quick bool // the last attempt did not wait in PostgreSQL, though it might
 }
 
-func (b *base) waiting(pause time.Duration) *waiting { return &waiting{base: b, pause: pause} }
+func (b *base) lockWait(pause time.Duration) *lockWait { return &lockWait{base: b, pause: pause} }
 
-// again runs attempt once more, with a connection that is spared for waiting or else
-// after a pause. If ctx is over by then it returns the error of that.
-func (w *waiting) again(ctx context.Context, attempt func(spared bool) error) error {
+// attempt runs do once more: blocking, if a connection may wait in PostgreSQL, and else after a
+// pause. If ctx is over by then it returns the error of that.
+func (w *lockWait) attempt(ctx context.Context, do func(blocking bool) error) error {
 	if !w.quick {
 		select {
-		case w.base.spare <- struct{}{}:
-			defer func() { <-w.base.spare }()
+		case w.base.blocking <- struct{}{}:
+			defer func() { <-w.base.blocking }()
 			begun := time.Now()
 			defer func() { w.quick = time.Since(begun) < poll }()
-			return attempt(true)
+			return do(true)
 		default:
 		}
 	}
@@ -153,12 +172,12 @@ func (w *waiting) again(ctx context.Context, attempt func(spared bool) error) er
 		return err
 	}
 	w.pause = min(max(2*w.pause, poll), slowPoll)
-	return attempt(false)
+	return do(false)
 }
 
 const (
-	passOver = table.PassOver        // how long a call without a connection to spare waits for a lock
-	awaited  = table.Awaited         // how long a connection that is spared for it waits at a time
+	passOver = table.PassOver        // how long a call waits for a lock whose connection may not wait in PostgreSQL
+	awaited  = table.Awaited         // how long one waits at a time whose connection may
 	poll     = 5 * time.Millisecond  // how often a locked row is looked at without one, at first
 	slowPoll = 50 * time.Millisecond // and later
 

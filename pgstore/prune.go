@@ -88,7 +88,7 @@ func (s *Store) pruneAfter(ctx context.Context, name string, after *decide.Row) 
 // Names returns the names of limits that have rows in the table, in order: also of
 // those that the program does not define any more. See [Store.Forget].
 func (s *Store) Names(ctx context.Context) (names []string, err error) {
-	err = s.alone(ctx, "read names", func(ctx context.Context) error {
+	err = s.parts().alone(ctx, "read names", func(ctx context.Context) error {
 		names, err = s.table.Names(ctx, s.pool)
 		return err
 	})
@@ -99,7 +99,7 @@ func (s *Store) Names(ctx context.Context) (names []string, err error) {
 // is for a limit that has left the program; for one that is in use it is a reset of all its
 // keys.
 func (s *Store) Forget(ctx context.Context, name string) (deleted int64, err error) {
-	err = s.alone(ctx, "forget", func(ctx context.Context) error {
+	err = s.parts().alone(ctx, "forget", func(ctx context.Context) error {
 		deleted, err = s.table.Forget(ctx, s.pool, name)
 		s.shards.Clear()
 		s.memory.evictAll()
@@ -112,7 +112,7 @@ func (s *Store) Forget(ctx context.Context, name string) (deleted int64, err err
 // PostgreSQL 14, or if the table is not where the Store looks for it or lacks a column,
 // with [ErrNotMigrated]. It is for readiness probes, and reads no row.
 func (s *Store) Ready(ctx context.Context) error {
-	return s.alone(ctx, "look for the table", func(ctx context.Context) error {
+	return s.parts().alone(ctx, "look for the table", func(ctx context.Context) error {
 		var version int
 		if err := s.pool.QueryRow(ctx, "SELECT current_setting('server_version_num')::int4").Scan(&version); err != nil {
 			return err
@@ -126,19 +126,3 @@ func (s *Store) Ready(ctx context.Context) error {
 
 // oldestServer is the oldest server_version_num: before it there is no date_bin.
 const oldestServer = 14_00_00
-
-// alone runs do on the pool, each statement a transaction of its own.
-func (s *Store) alone(ctx context.Context, doing string, do func(context.Context) error) error {
-	if err := s.usable(); err != nil {
-		return err
-	}
-	ctx, done, err := s.bounded(ctx)
-	if err != nil {
-		return err
-	}
-	defer done()
-	if err := s.retry(ctx, func() error { return do(ctx) }); err != nil {
-		return s.fault(doing, err)
-	}
-	return nil
-}

@@ -290,15 +290,7 @@ func (b *base) guess(call *decide.Call, choose func(i int) int) ([]decide.Change
 
 // choose is the shard to try first.
 func (b *base) choose(a *decide.Ask) int {
-	return b.shards.Choose(a, upTo(a.Definition.Shards))
-}
-
-func upTo(n int) []int {
-	all := make([]int, n)
-	for i := range all {
-		all[i] = i
-	}
-	return all
+	return b.shards.Choose(a, decide.UpTo(a.Definition.Shards))
 }
 
 // try is the taking of changes, one row each, in one round trip.
@@ -331,8 +323,8 @@ func (t *try) send(ctx context.Context, q table.Querier) error {
 		if t.saved(i) && (i == 0 || !t.saved(i-1)) {
 			batch.Queue("SAVEPOINT " + savepoint)
 		}
-		if c := &t.changes[i]; !c.Over.IsZero() {
-			t.base.queueRenew(&batch, c, c.Over)
+		if c := &t.changes[i]; !c.Past.IsZero() {
+			t.base.queueRenew(&batch, c, c.Past)
 		}
 		if !t.saved(i) {
 			t.base.table.QueueTouch(&batch, &t.changes[i], now, &t.before[i])

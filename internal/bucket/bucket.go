@@ -96,7 +96,6 @@ type kind interface {
 	take(d *Definition, s State, now time.Time, n, floor float64) (after State, ok bool)
 	spend(d *Definition, settled State, n float64) State
 	slot(d *Definition, after State) int64
-	from(d *Definition, settled State, now time.Time) time.Time
 
 	// ready is when n tokens can be taken from a settled state so that floor is left, and
 	// due when the work may run for which n were taken that left it, as far as its

@@ -125,7 +125,7 @@ func (*calendar) settle(d *Definition, s State, now time.Time) State {
 }
 
 func (*calendar) pause(_ *Definition, settled State, _ bool, _, until time.Time) State {
-	settled.Paused = later(settled.Paused, until)
+	settled.Paused = Later(settled.Paused, until)
 	return settled
 }
 

@@ -35,7 +35,7 @@ type Return struct {
 
 // past returns the latest instant that is known to be past: the clock may have been set back, and
 // the row's instant with it, as a pause was ended.
-func (r *Return) past(s State, now time.Time) time.Time { return later(later(now, s.TS), r.Known) }
+func (r *Return) past(s State, now time.Time) time.Time { return Later(Later(now, s.TS), r.Known) }
 
 // leftover reports whether the tokens are left of a lease, and not those of a caller.
 func (r *Return) leftover() bool { return !r.End.IsZero() }

@@ -45,7 +45,7 @@ func (w *fixedWindow) pause(d *Definition, settled State, paused bool, now, unti
 func (w *fixedWindow) resume(d *Definition, key string, settled State, out Out, now time.Time) State {
 	resumed := w.level.resume(d, key, settled, out, now)
 	if d.Owed(out, now) > 0 {
-		resumed.TS = later(resumed.TS, out.Until.Add(-d.Period))
+		resumed.TS = Later(resumed.TS, out.Until.Add(-d.Period))
 	}
 	return resumed
 }
@@ -74,9 +74,9 @@ func (d *Definition) backInWindow(s State, out Out, r *Return, now time.Time, pa
 // would otherwise be refilled before.
 func (*fixedWindow) full(d *Definition, key string, s State, out Out, now time.Time) State {
 	settled := d.Settle(s, now)
-	full := State{Value: max(settled.Value, d.Capacity-d.Owed(out, now)), TS: later(d.Fresh(key, now).TS, out.Until.Add(-d.Period))}
+	full := State{Value: max(settled.Value, d.Capacity-d.Owed(out, now)), TS: Later(d.Fresh(key, now).TS, out.Until.Add(-d.Period))}
 	if !s.Paused.After(now) {
-		full.TS = later(full.TS, settled.TS)
+		full.TS = Later(full.TS, settled.TS)
 	}
 	return full
 }

@@ -41,8 +41,6 @@ func (*level) spend(_ *Definition, settled State, n float64) State {
 
 func (*level) slot(*Definition, State) int64 { return 0 }
 
-func (*level) from(*Definition, State, time.Time) time.Time { return time.Time{} }
-
 func (l *level) ready(d *Definition, settled State, _ time.Time, n, floor float64) time.Time {
 	return l.enough(d, settled, n+floor, n)
 }
@@ -89,8 +87,8 @@ func (*level) emptied(d *Definition, settled State, paused bool, now, from, unti
 	}
 	return State{
 		Value:  min(settled.Value, 0),
-		TS:     later(settled.TS, from),
-		Paused: later(settled.Paused, until),
+		TS:     Later(settled.TS, from),
+		Paused: Later(settled.Paused, until),
 	}
 }
 
@@ -109,7 +107,7 @@ func (*level) together(d *Definition, states []State, now time.Time, n, floor fl
 	for _, s := range states[1:] {
 		settled := shard.Settle(s, now)
 		one.Value += settled.Value
-		one.TS = later(one.TS, settled.TS)
+		one.TS = Later(one.TS, settled.TS)
 	}
 	return d.Ready(one, now, n, floor)
 }
@@ -119,7 +117,7 @@ func (*level) share(d *Definition, states []State, now time.Time, n int) (each, 
 	for i, s := range states {
 		s = shard.Settle(s, now)
 		each.Value += s.Value / float64(n)
-		each.Paused = later(each.Paused, s.Paused)
+		each.Paused = Later(each.Paused, s.Paused)
 		if i == 0 || s.TS.After(each.TS) { // paused: nothing is refilled before the last of them
 			each.TS = s.TS
 		}

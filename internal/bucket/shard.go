@@ -21,7 +21,7 @@ func (d *Definition) Shard() *Definition {
 // If only one could serve it is that one, and if none, the one that is ready
 // first, since all shards of a limit fill at one rate.
 func (d *Definition) Better(a, b State) bool {
-	at, shard := later(a.TS, b.TS), d.Shard()
+	at, shard := Later(a.TS, b.TS), d.Shard()
 	return shard.Settle(a, at).Value >= shard.Settle(b, at).Value
 }
 

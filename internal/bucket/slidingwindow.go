@@ -113,10 +113,6 @@ func (*slidingWindow) slot(d *Definition, after State) int64 {
 	return d.slotStart(after, 1) - 1
 }
 
-func (*slidingWindow) from(d *Definition, settled State, now time.Time) time.Time {
-	return instant(d.slotStart(settled, d.unpaused(settled, now)))
-}
-
 // ready is when the first slot begins in which n fits, or the part of that wait is over
 // which a reservation may be ahead. When a pause is over, an earlier slot may do than
 // before.
@@ -131,7 +127,7 @@ func (*slidingWindow) ready(d *Definition, settled State, now time.Time, n, floo
 	}
 	ready := at(d.unpaused(settled, now))
 	if settled.Paused.After(now) && ready.After(settled.Paused) {
-		return later(at(0), settled.Paused)
+		return Later(at(0), settled.Paused)
 	}
 	return ready
 }
@@ -191,7 +187,7 @@ func (*slidingWindow) full(d *Definition, key string, _ State, out Out, _ time.T
 
 // pause keeps the slots as they are.
 func (*slidingWindow) pause(_ *Definition, settled State, _ bool, _, until time.Time) State {
-	settled.Paused = later(settled.Paused, until)
+	settled.Paused = Later(settled.Paused, until)
 	return settled
 }
 
@@ -209,7 +205,7 @@ func (*slidingWindow) whole(d *Definition, s State, now time.Time, floor float64
 func (*slidingWindow) together(d *Definition, states []State, now time.Time, n, floor float64) time.Time {
 	shard, at, parts := d.Shard(), now, float64(len(states))
 	for _, s := range states {
-		at = later(at, shard.Ready(s, now, n/parts, floor/parts))
+		at = Later(at, shard.Ready(s, now, n/parts, floor/parts))
 	}
 	return at
 }
@@ -325,7 +321,7 @@ func (*slidingWindow) share(d *Definition, states []State, now time.Time, n int)
 	settled := make([]State, len(states))
 	for i, s := range states {
 		settled[i] = shard.Settle(s, now)
-		each.TS, each.Paused = later(each.TS, settled[i].TS), later(each.Paused, s.Paused)
+		each.TS, each.Paused = Later(each.TS, settled[i].TS), Later(each.Paused, s.Paused)
 	}
 	newest := each.TS.UnixMicro()
 	for _, s := range settled {

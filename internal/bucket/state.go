@@ -66,7 +66,7 @@ func (d *Definition) ValueAt(s State, now time.Time) float64 {
 func (d *Definition) When(s State, want float64) time.Time {
 	paused := s.Paused
 	s.Paused = time.Time{}
-	return later(d.kind().ready(d, s, s.TS, want, 0), paused)
+	return Later(d.kind().ready(d, s, s.TS, want, 0), paused)
 }
 
 // Ready is the first instant at which n tokens can be taken from s so that at
@@ -77,7 +77,8 @@ func (d *Definition) Ready(s State, now time.Time, n, floor float64) time.Time {
 	return d.kind().ready(d, d.Settle(s, now), now, n, floor)
 }
 
-func later(a, b time.Time) time.Time {
+// Later returns the later of two instants.
+func Later(a, b time.Time) time.Time {
 	if b.After(a) {
 		return b
 	}
@@ -118,7 +119,7 @@ func (d *Definition) Spend(s State, now time.Time, n float64) State {
 // Due is when the work may run for which n tokens were taken that left s behind: now,
 // unless s is in debt or paused.
 func (d *Definition) Due(s State, now time.Time, n float64) time.Time {
-	return later(later(now, s.Paused), d.kind().due(d, s, n))
+	return Later(Later(now, s.Paused), d.kind().due(d, s, n))
 }
 
 // Charged is when a taking at now counts that left s behind: now, but within the tick
@@ -168,15 +169,6 @@ func (d *Definition) Refund(s State, now time.Time, n float64, slot int64) State
 // microseconds since 1970: its last, which is in the slot to which another definition
 // would count it. It is 0 for the other kinds.
 func (d *Definition) Slot(s State) int64 { return d.kind().slot(d, s) }
-
-// From returns where the first slot of s begins for a reservation while s is paused. It is zero
-// without a pause, and for the other kinds, whose reservations do not depend on it.
-func (d *Definition) From(s State, now time.Time) time.Time {
-	if !s.Paused.After(now) {
-		return time.Time{}
-	}
-	return d.kind().from(d, d.Settle(s, now), now)
-}
 
 // Plain reports whether a statement at now can add to s: it is as this definition writes it,
 // and has been settled not long ago.

@@ -126,12 +126,18 @@ func inLockingOrder(a, b Ask) int {
 
 // Locking returns the places of c's asks in the order in which their rows are locked.
 func (c *Call) Locking() []int {
-	order := make([]int, len(c.Asks))
-	for i := range order {
-		order[i] = i
-	}
+	order := UpTo(len(c.Asks))
 	slices.SortFunc(order, func(i, j int) int { return inLockingOrder(c.Asks[i], c.Asks[j]) })
 	return order
+}
+
+// UpTo returns the numbers from 0 to n-1.
+func UpTo(n int) []int {
+	all := make([]int, n)
+	for i := range all {
+		all[i] = i
+	}
+	return all
 }
 
 func badNumber(requests, most int) error {

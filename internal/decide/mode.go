@@ -198,7 +198,7 @@ func (m *Modes) refused(key Key) ratelimit.Status {
 	}
 	s.At, s.RetryAfter, s.RetryAt = m.at, ratelimit.RefusedFor, m.at.Add(ratelimit.RefusedFor)
 	if until := r.RefusedUntil; !until.IsZero() {
-		s.RetryAt = latest(until, m.at.Add(time.Microsecond))
+		s.RetryAt = bucket.Later(until, m.at.Add(time.Microsecond))
 		s.RetryAfter = s.RetryAt.Sub(m.at)
 	}
 	return s

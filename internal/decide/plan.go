@@ -39,8 +39,7 @@ type Change struct {
 	Floor      float64           // the lowest value to leave behind
 	Before     bucket.State      // the row as it was looked at, zero if it was not
 	At         time.Time         // the instant that decides, if it was planned as of one; zero for the clock
-	Over       time.Time         // an instant that is known to be over
-	From       time.Time         // where the first slot begins that a reservation may have, since the row is paused
+	Past       time.Time         // an instant that is known to be past; zero if none is
 	Slot       int64             // of the tokens given back, for a kind of limit that has slots
 	After      bucket.State      // the row once it was changed
 }
@@ -155,7 +154,7 @@ func (a *Ask) leastChange(states []bucket.State, now time.Time) int {
 // plan completes a change by a view.
 func (c *Change) plan(v View) {
 	c.Before = v.States[c.Ask][c.Shard]
-	c.Over, c.From = v.At, c.Definition.From(c.Before, v.At)
+	c.Past = v.At
 	var ok bool
 	if c.After, ok = c.Definition.Take(c.Before, v.At, c.Count, c.Floor); !ok {
 		// Spread has found this to be enough, and has left a rounding error to
@@ -175,7 +174,7 @@ func inOneSlot(changes []Change, now time.Time) {
 		c := &changes[i]
 		c.At = now
 		if at := c.Definition.Due(c.After, now, c.Count); at.After(now) {
-			from = latest(from, at)
+			from = bucket.Later(from, at)
 		}
 	}
 	if from.IsZero() {
@@ -183,18 +182,13 @@ func inOneSlot(changes []Change, now time.Time) {
 	}
 	for i := range changes {
 		c := &changes[i]
-		c.From, c.After = latest(c.From, from), c.Definition.TakeFrom(c.Before, now, c.Count, from)
+		c.After = c.Definition.TakeFrom(c.Before, now, c.Count, from)
 	}
 }
 
 // paused reports whether one of a limit's rows is: a pause is in all of them.
 func paused(states []bucket.State, now time.Time) bool {
-	for _, s := range states {
-		if s.Paused.After(now) {
-			return true
-		}
-	}
-	return false
+	return slices.ContainsFunc(states, func(s bucket.State) bool { return s.Paused.After(now) })
 }
 
 // Granted returns the result of a call of which all changes were made. known has the known
@@ -403,9 +397,9 @@ func (a *Ask) takenAmong(states []bucket.State, changes []Change, now time.Time)
 	var at, due time.Time
 	for i := range changes {
 		counted, ready, _ := a.counts(&changes[i].Definition, changes[i].After, now)
-		at, due = latest(at, counted), latest(due, ready)
+		at, due = bucket.Later(at, counted), bucket.Later(due, ready)
 	}
-	return a.statusAmong(true, states, at, latest(at, due))
+	return a.statusAmong(true, states, at, bucket.Later(at, due))
 }
 
 // counts returns the instant of a result for a take of a at now that left after behind, when it
@@ -439,7 +433,7 @@ func (a *Ask) found(reserve bool, states []bucket.State, now time.Time) ratelimi
 		for _, s := range states {
 			if s.Paused.After(now) {
 				ok = false
-				at = latest(at, s.Paused)
+				at = bucket.Later(at, s.Paused)
 			}
 		}
 	}
@@ -468,16 +462,9 @@ func (a *Ask) dueAmong(states []bucket.State, counts []float64, now time.Time) t
 		if !ok { // but for a rounding error, as in plan
 			after = shard.Spend(s, now, counts[i])
 		}
-		at = latest(at, shard.Due(after, now, a.Count))
+		at = bucket.Later(at, shard.Due(after, now, a.Count))
 	}
 	return at
-}
-
-func latest(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
 }
 
 // holding is the tokens of one row, or of several together.
@@ -515,8 +502,8 @@ func (a *Ask) statusAmong(ok bool, states []bucket.State, now, retryAt time.Time
 	for _, s := range states[1:] {
 		h := holdingOf(shard, shard.Settle(s, now), now)
 		total.value += h.value
-		total.paused = latest(total.paused, h.paused)
-		total.full = latest(total.full, h.full)
+		total.paused = bucket.Later(total.paused, h.paused)
+		total.full = bucket.Later(total.full, h.full)
 	}
 	return a.status(ok, total, now, retryAt)
 }

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
 // Modes of limits of how many at once. As with requests, a store knows nothing of them: it is
@@ -14,7 +15,7 @@ import (
 func SlotRefused(limit ratelimit.InFlight, key string, at time.Time) ratelimit.Slot {
 	slot := ratelimit.Slot{InFlight: limit, Key: key, At: at, NotBefore: at.Add(ratelimit.RefusedFor)}
 	if until := limit.RefusedUntil; !until.IsZero() {
-		slot.NotBefore = latest(until, at.Add(time.Microsecond))
+		slot.NotBefore = bucket.Later(until, at.Add(time.Microsecond))
 	}
 	return slot
 }

@@ -128,10 +128,7 @@ func (a *Ask) slack(shards int, floor float64) float64 {
 const rounds = 64
 
 func fullestFirst(values []float64) []int {
-	order := make([]int, len(values))
-	for i := range order {
-		order[i] = i
-	}
+	order := UpTo(len(values))
 	slices.SortStableFunc(order, func(i, j int) int { return cmp.Compare(values[j], values[i]) })
 	return order
 }
@@ -174,15 +171,7 @@ func (a *Ask) Fill(states []bucket.State, n float64, now time.Time) []float64 {
 	return counts
 }
 
-func fullest(values []float64) int {
-	best := 0
-	for i, v := range values {
-		if v > values[best] {
-			best = i
-		}
-	}
-	return best
-}
+func fullest(values []float64) int { return slices.Index(values, slices.Max(values)) }
 
 // ready returns the first instant after now at which the shards are not short. Several fill at
 // different times, so it is searched for; it is exact because each instant is tested by the

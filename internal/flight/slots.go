@@ -58,6 +58,12 @@ type Choice struct {
 	New    bool // it may not be there yet
 }
 
+// locked locks mu, and returns the knowledge of a key.
+func (s *Slots) locked(key decide.Key) *known {
+	s.mu.Lock()
+	return s.of(key)
+}
+
 // of returns the knowledge of a key. It needs mu, as all unexported methods do.
 func (s *Slots) of(key decide.Key) *known {
 	k := s.keys[key]
@@ -91,9 +97,8 @@ func (s *Slots) forgetIdle(now time.Time) {
 // [Slots.Missed] or [Slots.Freed]. If nothing is known of the key it is one at random. It
 // returns false when none is known to be free, and somebody has to look.
 func (s *Slots) Choose(key decide.Key, limit int, now time.Time) (Choice, bool) {
-	s.mu.Lock()
+	k := s.locked(key)
 	defer s.mu.Unlock()
-	k := s.of(key)
 	if !k.looked && len(k.free) == 0 {
 		if n := rand.IntN(limit); !k.isAway(n, now) {
 			k.try(n, now)
@@ -127,25 +132,23 @@ func (k *known) isAway(number int, now time.Time) bool {
 
 // Took notes that a slot is held here until an instant.
 func (s *Slots) Took(key decide.Key, number int, until time.Time) {
-	s.mu.Lock()
+	k := s.locked(key)
 	defer s.mu.Unlock()
-	s.of(key).away[number] = mark{since: time.Now(), until: until}
+	k.away[number] = mark{since: time.Now(), until: until}
 }
 
 // Missed notes that a slot was tried in vain. The other slots seen free are out of date by now.
 func (s *Slots) Missed(key decide.Key, number int) {
-	s.mu.Lock()
+	k := s.locked(key)
 	defer s.mu.Unlock()
-	k := s.of(key)
 	delete(k.away, number)
 	k.looked, k.free = true, nil
 }
 
 // Freed notes that a slot was released here, and has waiters look.
 func (s *Slots) Freed(key decide.Key, number int) {
-	s.mu.Lock()
+	k := s.locked(key)
 	defer s.mu.Unlock()
-	k := s.of(key)
 	delete(k.away, number)
 	k.free = append(k.free, Choice{Number: number})
 	k.poke(true)
@@ -153,9 +156,8 @@ func (s *Slots) Freed(key decide.Key, number int) {
 
 // Gone notes that a slot is not held here any more, and nothing else.
 func (s *Slots) Gone(key decide.Key, number int) {
-	s.mu.Lock()
+	k := s.locked(key)
 	defer s.mu.Unlock()
-	k := s.of(key)
 	delete(k.away, number)
 	k.poke(true)
 }
@@ -163,9 +165,8 @@ func (s *Slots) Gone(key decide.Key, number int) {
 // Saw notes the free slots of a look that began at an instant, and reports whether there are
 // some that no caller here has tried since.
 func (s *Slots) Saw(key decide.Key, free []Choice, begun time.Time) (some bool) {
-	s.mu.Lock()
+	k := s.locked(key)
 	defer s.mu.Unlock()
-	k := s.of(key)
 	k.looked, k.free = true, k.free[:0]
 	for _, c := range free {
 		if m, ok := k.away[c.Number]; !ok || !m.tried && m.since.Before(begun) {
@@ -179,9 +180,8 @@ func (s *Slots) Saw(key decide.Key, free []Choice, begun time.Time) (some bool) 
 
 // Forget forgets all about a key's slots.
 func (s *Slots) Forget(key decide.Key) {
-	s.mu.Lock()
+	k := s.locked(key)
 	defer s.mu.Unlock()
-	k := s.of(key)
 	k.looked, k.free = false, nil
 	clear(k.away)
 	k.poke(true)
@@ -203,9 +203,8 @@ type Waiter struct {
 func (s *Slots) Enter(key decide.Key, limit ratelimit.InFlight) *Waiter {
 	w := &Waiter{Limit: limit, key: key, turn: make(chan bool, 1), got: make(chan ratelimit.Slot, 1)}
 	w.Turn, w.Got = w.turn, w.got
-	s.mu.Lock()
+	k := s.locked(key)
 	defer s.mu.Unlock()
-	k := s.of(key)
 	w.element = k.line.PushBack(w)
 	if w.element == k.line.Front() {
 		k.poke(true)
@@ -313,9 +312,8 @@ func (s *Slots) Waiting(key decide.Key) int {
 // Hand gives a slot that was taken to the first in line, and reports false if there is
 // nobody any more.
 func (s *Slots) Hand(key decide.Key, slot ratelimit.Slot) bool {
-	s.mu.Lock()
+	k := s.locked(key)
 	defer s.mu.Unlock()
-	k := s.of(key)
 	first := k.line.Front()
 	if first == nil {
 		return false

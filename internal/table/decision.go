@@ -19,7 +19,7 @@ type Decision struct {
 	Await       *decide.Row         // one of Rows, to be made if it is missing, and waited for; nil for none
 
 	// Decide is called once, with the rows that are locked as found. It sets the States of the
-	// rows that it changes, and returns their places.
+	// rows that it changes, and returns their places, in order.
 	Decide func(read *Rows) (changed []int, err error)
 
 	// OnLocked is called with each of Missing that somebody else has made and not committed.
@@ -56,7 +56,6 @@ func (d *Decision) decide(rows *Rows) (*Rows, error) {
 	if err != nil {
 		return nil, err
 	}
-	slices.Sort(places)
 	changed := &Rows{}
 	for _, n := range places {
 		if !rows.Found[n] {
@@ -69,13 +68,10 @@ func (d *Decision) decide(rows *Rows) (*Rows, error) {
 
 // definitionsOf is the definitions of some of a decision's rows.
 func (d *Decision) definitionsOf(rows []decide.Row) []bucket.Definition {
-	of := make(map[decide.Row]*bucket.Definition, len(d.Rows))
-	for i, row := range d.Rows {
-		of[row] = &d.Definitions[i]
-	}
 	definitions := make([]bucket.Definition, len(rows))
 	for i, row := range rows {
-		definitions[i] = *of[row]
+		n, _ := slices.BinarySearchFunc(d.Rows, row, decide.Row.Compare)
+		definitions[i] = d.Definitions[n]
 	}
 	return definitions
 }

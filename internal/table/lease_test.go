@@ -261,7 +261,7 @@ func (h *history) step() {
 }
 
 func (h *history) change(n float64) decide.Change {
-	return decide.Change{Row: h.row, Definition: h.definition, Count: n, Over: h.now, Before: h.state}
+	return decide.Change{Row: h.row, Definition: h.definition, Count: n, Past: h.now, Before: h.state}
 }
 
 func (h *history) send(queue func(*pgx.Batch)) {

@@ -30,16 +30,6 @@ func (s statements) taking(parameters map[string][]string) map[string]statement 
 	return all
 }
 
-// merged adds to a kind's own statements those that it shares with others.
-func merged(own, shared map[string]statement) map[string]statement {
-	for name, s := range shared {
-		if _, ok := own[name]; !ok {
-			own[name] = s
-		}
-	}
-	return own
-}
-
 // with returns the statement with arguments.
 func (s *statement) with(v values) (sql string, args []any) {
 	args = v.args[:0]

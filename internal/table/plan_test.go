@@ -57,8 +57,8 @@ func TestKeptPlans(t *testing.T) {
 		{"find", sql.common["find"], "('a', 'k')", "Scan"},
 		{"reset", sql.common["reset"], "('a', 'k')", "Scan"},
 		{"reset_left", sql.common["reset_left"], "('a', 'k')", "Scan"},
-		{"names", sql.keep["names"], "", "Index Only Scan"},
-		{"page", sql.keep["page"], "('a', 'k', 0, 1000, NULL)", "Index Scan"},
+		{"names", sql.maintenance["names"], "", "Index Only Scan"},
+		{"page", sql.maintenance["page"], "('a', 'k', 0, 1000, NULL)", "Index Scan"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			exec(t, "PREPARE "+test.name+" AS "+test.sql)
@@ -85,7 +85,7 @@ func TestPageReadsNothingElse(t *testing.T) {
 			SELECT n, 'org ' || i, 0, 5, clock_timestamp() FROM generate_series(1, 20000) AS i, unnest('{a,b,c}'::text[]) AS n`,
 		`ANALYZE ` + db.Schema + `.rate_limits`,
 		`SET plan_cache_mode = force_generic_plan`,
-		`PREPARE page AS ` + sql.keep["page"],
+		`PREPARE page AS ` + sql.maintenance["page"],
 		`EXPLAIN (ANALYZE, TIMING OFF, SUMMARY OFF, COSTS OFF) EXECUTE page('b', 'org 15', 0, 100, NULL)`,
 	} {
 		results, err := conn.Conn().PgConn().Exec(t.Context(), text).ReadAll()

@@ -29,7 +29,7 @@ var plainOnly = []string{
 	"window.grant", "window.grant_in_turn", "window.grant_alike", "window.grant_many", "window.grant_many_in_turn",
 	"calendar.grant", "calendar.grant_in_turn", "calendar.prefetch_many", "calendar.prefetch_many_in_turn",
 	"slots.grant", "slots.grant_in_turn", "slots.prefetch_many", "slots.prefetch_many_in_turn",
-	"table.prefetch_many", "table.prefetch_many_in_turn", "table.read", "table.lock", "table.fill", "table.write", "keep.delete_listed",
+	"table.prefetch_many", "table.prefetch_many_in_turn", "table.read", "table.lock", "table.fill", "table.write", "maintenance.delete_listed",
 }
 
 // portableStatements are all statements of the portable form, by name.
@@ -44,7 +44,7 @@ func portableStatements() map[string]string {
 // allStatements are the statements of a table, by the names of their files and their own.
 func allStatements(t *Table) map[string]string {
 	all := make(map[string]string)
-	for file, s := range map[string]statements{"table": t.common, "keep": t.keep} {
+	for file, s := range map[string]statements{"table": t.common, "maintenance": t.maintenance} {
 		for name, text := range s {
 			all[file+"."+name] = text
 		}

@@ -45,7 +45,7 @@ func TestPrefetch(t *testing.T) {
 			grants, before := randomGrants(t, random, test.limits, 1+n%test.rows)
 			for i := range grants {
 				g := &grants[i]
-				g.Before, g.Over = before[i], now
+				g.Before, g.Past = before[i], now
 				if random.IntN(3) > 0 {
 					g.Lasts, g.Lowered, g.Prefetch = time.Second, g.Definition.Capacity, float64(random.IntN(8))
 				}

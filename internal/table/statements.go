@@ -19,8 +19,8 @@ var files embed.FS
 // statements are the texts of statements, by their names.
 type statements map[string]string
 
-// keeping is the statements that need no table.
-var keeping, _ = load("keep.sql")
+// tableless is the statements that need no table.
+var tableless, _ = load("maintenance.sql")
 
 // load reads the statements of a file, and for each the parameters that the comment above it
 // names, in their order.

@@ -10,6 +10,7 @@ package table
 
 import (
 	"context"
+	"maps"
 	"sync/atomic"
 	"time"
 
@@ -29,14 +30,14 @@ type Querier interface {
 
 // Table is the statements for one table.
 type Table struct {
-	common, keep statements
-	inflight     statements                      // of limits of how many at once
-	kinds        map[string]map[string]statement // by the name of a kind's, and their own
-	schema       string                          // of the table; none is the search_path's
-	distributed  bool
-	silence      time.Duration
-	noTurns      atomic.Bool // the role may not use advisory locks
-	statistics   statistics
+	common, maintenance statements
+	inflight            statements                      // of limits of how many at once
+	kinds               map[string]map[string]statement // by the name of a kind's, and their own
+	schema              string                          // of the table; none is the search_path's
+	distributed         bool
+	silence             time.Duration
+	noTurns             atomic.Bool // the role may not use advisory locks
+	statistics          statistics
 }
 
 // New makes the statements for the table in a schema, "" for the search_path's. The server
@@ -55,12 +56,13 @@ func New(schema string, distributed bool, silence time.Duration) *Table {
 		return s, parameters
 	}
 	t := &Table{kinds: make(map[string]map[string]statement), schema: schema, distributed: distributed, silence: silence}
-	t.keep, _ = in("keep.sql")
+	t.maintenance, _ = in("maintenance.sql")
 	t.inflight, _ = in("inflight.sql")
 	common, parameters := in("table.sql")
 	for _, kind := range bucket.Statements() {
 		own, its := in(kind + ".sql")
-		t.kinds[kind] = merged(own.taking(its), common.taking(parameters))
+		t.kinds[kind] = common.taking(parameters)
+		maps.Copy(t.kinds[kind], own.taking(its))
 	}
 	t.kinds["calendar"]["give"] = t.kinds["window"]["give"] // which counts no edges
 	t.common, t.statistics.sql = common, common["statistics"]

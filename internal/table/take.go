@@ -47,7 +47,7 @@ func (t *Table) forTake(name string, reserve bool, c *decide.Change, now *time.T
 		v.now = &c.At
 	}
 	if !reserve {
-		v.over = orNull(c.Over)
+		v.over = orNull(c.Past)
 	}
 	s, _ := t.of(&c.Definition, name)
 	return s.with(v)

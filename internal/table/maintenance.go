@@ -12,7 +12,7 @@ import (
 // Page reads rows of a row's name after it, most of them at most, in order; with idle only those
 // that may be full at that instant.
 func (t *Table) Page(ctx context.Context, q Querier, after decide.Row, most int, idle, now *time.Time) (*Rows, error) {
-	rows, err := q.Query(ctx, t.keep["page"], after.Name, after.Key.Key, int32(after.Shard), int64(most), idle)
+	rows, err := q.Query(ctx, t.maintenance["page"], after.Name, after.Key.Key, int32(after.Shard), int64(most), idle)
 	if err != nil {
 		return nil, err
 	}
@@ -43,13 +43,13 @@ func (t *Table) DeleteSame(ctx context.Context, q Querier, r *Rows) (int64, erro
 	}
 	_, keys, shards := r.columns()
 	values, ts, paused := r.states()
-	tag, err := q.Exec(ctx, t.keep["delete_listed"], r.Rows[0].Name, keys, shards, values, ts, paused)
+	tag, err := q.Exec(ctx, t.maintenance["delete_listed"], r.Rows[0].Name, keys, shards, values, ts, paused)
 	return tag.RowsAffected(), err
 }
 
 func (t *Table) deleteSameEach(ctx context.Context, q Querier, r *Rows) (deleted int64, err error) {
 	for i, row := range r.Rows {
-		tag, err := q.Exec(ctx, t.keep["delete_same"], row.Name, row.Key.Key, int32(row.Shard), r.States[i].Value, r.States[i].TS, orNull(r.States[i].Paused))
+		tag, err := q.Exec(ctx, t.maintenance["delete_same"], row.Name, row.Key.Key, int32(row.Shard), r.States[i].Value, r.States[i].TS, orNull(r.States[i].Paused))
 		if err != nil {
 			return deleted, err
 		}
@@ -60,7 +60,7 @@ func (t *Table) deleteSameEach(ctx context.Context, q Querier, r *Rows) (deleted
 
 // Names reads the names of limits that have rows, in order.
 func (t *Table) Names(ctx context.Context, q Querier) ([]string, error) {
-	rows, err := q.Query(ctx, t.keep["names"])
+	rows, err := q.Query(ctx, t.maintenance["names"])
 	if err != nil {
 		return nil, err
 	}
@@ -69,12 +69,12 @@ func (t *Table) Names(ctx context.Context, q Querier) ([]string, error) {
 
 // Forget deletes all rows of a name.
 func (t *Table) Forget(ctx context.Context, q Querier, name string) (int64, error) {
-	tag, err := q.Exec(ctx, t.keep["forget"], name)
+	tag, err := q.Exec(ctx, t.maintenance["forget"], name)
 	return tag.RowsAffected(), err
 }
 
 // Ready fails if the table is not there, or lacks a column.
 func (t *Table) Ready(ctx context.Context, q Querier) error {
-	_, err := q.Exec(ctx, t.keep["ready"])
+	_, err := q.Exec(ctx, t.maintenance["ready"])
 	return err
 }

@@ -39,7 +39,7 @@ func (a *Ask) Refused(n float64, state bucket.State, at time.Time) (ratelimit.Re
 		retryAt = d.Ready(without, at, n, a.Floor)
 	}
 	if paused {
-		retryAt = latest(retryAt, state.Paused)
+		retryAt = bucket.Later(retryAt, state.Paused)
 	}
 	result := ratelimit.Result{Status: a.status(false, holdingOf(d, d.Settle(state, at), at), at, retryAt)}
 	result.Request.Count = n
@@ -91,7 +91,7 @@ func (c *Call) Join(rest ratelimit.Result, balances []*Balance) ratelimit.Result
 			payments = append(payments, receipt.Payment{Limit: a.Paid(), Place: a.place, Slot: a.Definition.Slot(balances[i].State), Tokens: a.Count})
 			left = append(left, receipt.Left{TS: balances[i].At}) // no debt
 		}
-		at = latest(at, statuses[i].At)
+		at = bucket.Later(at, statuses[i].At)
 	}
 	if places != nil && !rest.OK {
 		for i := range statuses {
