@@ -214,7 +214,7 @@ func (b *base) clock() *time.Time {
 	return &now
 }
 
-// watch watches a verb, if somebody is to be told.
+// watch watches a verb, if the Store is observed.
 func (b *base) watch(ctx context.Context, verb ratelimit.Verb, form ratelimit.Form, requests ...ratelimit.Request) (w watch.Watch) {
 	if b == nil || b.observer == nil {
 		return w

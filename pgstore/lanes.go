@@ -78,7 +78,7 @@ type pending struct {
 
 	locked atomic.Pointer[decide.Row] // that it waits for
 
-	began  time.Time // if somebody is told of it
+	began  time.Time // if the Store is observed
 	effort watch.Effort
 }
 
@@ -87,7 +87,7 @@ type ticket = batch.Ticket[*pending]
 // manyRows is how many queues there are before it is looked which are not needed any more.
 const manyRows = 64
 
-// markLocked notes that somebody was just found to have a row locked.
+// markLocked notes that a row was just found locked by another transaction.
 func (e *engine) markLocked(row decide.Row) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

@@ -90,7 +90,7 @@ func (b *base) ownTx(ctx context.Context, rows []decide.Row, do func(context.Con
 	return err
 }
 
-// awaitOne waits until the one of several rows that somebody has locked is free, and
+// awaitOne waits until the one of several rows that another transaction has locked is free, and
 // keeps none of them locked meanwhile. It is the first that cannot be locked at once,
 // and moves to the front.
 func (b *base) awaitOne(ctx context.Context, rows []decide.Row) error {
@@ -142,7 +142,7 @@ func (b *base) transact(ctx context.Context, wait time.Duration, do func(context
 	return nil
 }
 
-// lockWait is a wait for a row that somebody has locked. A few connections may wait in
+// lockWait is a wait for a row that another transaction has locked. A few connections may wait in
 // PostgreSQL, where it is first come, first served: so few that however many rows are
 // locked, the pool has some for the rest. Without one, the row is looked at now and
 // then.
@@ -176,8 +176,8 @@ func (w *lockWait) attempt(ctx context.Context, do func(blocking bool) error) er
 }
 
 const (
-	passOver = table.PassOver        // how long a call waits for a lock whose connection may not wait in PostgreSQL
-	awaited  = table.Awaited         // how long one waits at a time whose connection may
+	passOver = table.PassOver        // how long a statement waits for a lock, without a connection that may wait
+	awaited  = table.Awaited         // how long one waits at a time, with such a connection
 	poll     = 5 * time.Millisecond  // how often a locked row is looked at without one, at first
 	slowPoll = 50 * time.Millisecond // and later
 

@@ -69,7 +69,7 @@ func (s *Settlement) add(seen *Definitions, payments []receipt.Payment, used []f
 	if err := request.Validate(); err != nil {
 		return err
 	}
-	if d != bucket.Definition(request.Limit.Definition()) { // in a receipt that somebody has written
+	if d != bucket.Definition(request.Limit.Definition()) { // in a receipt written by hand
 		return &ratelimit.FieldError{Field: "Receipt", Value: ratelimit.Definition(d), Reason: "must be of limits that can be"}
 	}
 	if newest, ok := seen.newest(p.Name); ok && !alike(newest, d) {

@@ -29,10 +29,10 @@ RETURNING value, ts, paused,
 	clock_timestamp(), xmin::text
 
 -- name: give
--- Gives back a count, and says what was spent. The row is not settled for that, as what comes
--- in can be added before or after what is given. Beside what is out (ahead is how much, and
--- until when, in seconds since 2000) it leaves room for that, and for what comes in until its
--- end; after that end, what is out fades as fast as the row is refilled.
+-- Gives back a count, and reports spent tokens. The row is not settled for that, since the
+-- refill can be added before or after the count. If tokens are out (ahead has their number, and
+-- their latest end in seconds since 2000), it leaves room for them and for the refill until that
+-- end. After the end they fade as fast as the row is refilled.
 --
 -- $1 name  $2 key  $3 shard  $4 capacity  $5 count  $6 now: NULL for the database's clock
 -- $7 rate  $8 period  $9 most: above which nothing is given when nothing is out
@@ -52,21 +52,21 @@ SET value = CASE WHEN r.ahead[1] > 0 THEN r.value + greatest(least($5::float8, $
 RETURNING value, ts, paused, slots, ahead,
 	clock_timestamp(), xmax = 0
 
--- The next ones are for decisions on their own, on plain PostgreSQL. They write and lock
--- nothing but what they take from, and pass over rows that somebody has locked: xmax is the
--- transaction that did so last, and one that the snapshot does not see may not have ended.
+-- The next statements are for decisions on their own, on plain PostgreSQL. They write and lock
+-- only the rows that they take from, and pass over rows that another transaction has locked:
+-- xmax is the last one that did, and if the snapshot does not see it, it may not have ended.
 -- That can be wrong, as xmax may be a savepoint, or an ID of another epoch; and a row can be
 -- locked between the reading of xmax and the writing. Then there is an error after the
 -- lock_timeout, and nothing has happened. (Locking rows with SKIP LOCKED before they are
 -- written needs neither, but makes a statement for many rows slower by a sixth.)
 --
--- They turn away what the algebra would grant in a pause, or by its tolerance: that is left
--- to the statements that lock and write. What is needed must be no more than the capacity.
+-- They turn away calls that the algebra would grant in a pause, or by its tolerance: those are
+-- left to the statements that lock and write. A need must be no more than the capacity.
 -- Parameters have their names from the sub-select, which the planner dissolves. The
 -- transaction began with the statement, or just before it.
 
 -- name: grant
--- Takes a count from a row that has what is needed.
+-- Takes a count from a row that has as many tokens as are needed.
 --
 -- $1 name  $2 key  $3 shard  $4 count  $5 need  $6 capacity
 -- $7 rate  $8 period  $9 now: NULL for the database's clock
@@ -86,10 +86,9 @@ RETURNING r.value, r.ts, clock_timestamp()
 
 -- name: grant_alike
 -- Is grant for several rows of one limit, from each of which the same is taken: keys is an
--- array. One scan of the index looks all of them up, which costs the server a sixth
--- less than to join rows of what is to be taken. lock_timeout is set where the keys come
--- from, before the first row. Of most rows what is in them is enough, and what has come in
--- need not be counted twice.
+-- array. One scan of the index looks all of them up, which costs the server a tenth less
+-- than a join with rows of counts. lock_timeout is set where the keys come from, before the
+-- first row. Most rows have enough without the refill, which then need not be computed twice.
 --
 -- $1 name  $2 keys  $3 shard  $4 count  $5 need  $6 capacity
 -- $7 rate  $8 period  $9 now: NULL for the database's clock
@@ -108,12 +107,12 @@ WHERE (r.xmax = '0'::xid OR pg_visible_in_snapshot(r.xmax::text::xid8, pg_curren
 RETURNING r.value, r.ts, clock_timestamp(), r.key
 
 -- name: grant_many
--- Is grant for several rows, in the order given. keys to needs are arrays of what is to be
--- taken, and names to periods of the limits, which definitions counts from 1. shards is NULL
--- if no limit has them, needs if each needs what it takes. An array that is subscripted costs less than one
--- that is unnested. The range of i is always true, and is there for the planner: it takes it
--- for selective, and so goes to each row by the index rather than through the whole table,
--- also while the table is young and the plan is kept that was made when it was small.
+-- Is grant for several rows, in the order given. keys to needs are arrays with a value for each
+-- row, and names to periods arrays with one for each limit; definitions counts these from 1.
+-- shards is NULL if no limit has them, needs if each row needs its count. To subscript an array
+-- costs less than to unnest it. The range of i is always true, and is there for the planner: it
+-- takes it for selective, and so goes to each row by the index rather than through the whole
+-- table, also while the table is young and the plan is kept that was made when it was small.
 --
 -- $1 keys  $2 definitions  $3 shards  $4 counts  $5 needs
 -- $6 names  $7 capacities  $8 rates  $9 periods  $10 now: NULL for the database's clock

@@ -1,12 +1,12 @@
--- The statements of a quota by the calendar, whose edges are not a period apart, so they are
+-- The statements of a quota by the calendar. Its edges are not a period apart, so they are
 -- arguments: some around now, growing, and beside each the ts from which on a row has had it.
--- What has come in is Rate for each edge up to now that the row has not had. See bucket.sql, of
--- which these are the counterparts; to give is a window's give, which does not count edges.
+-- The refill is Rate for each edge up to now that the row has not had. See bucket.sql, of which
+-- these are the counterparts; give is that of a window, which does not count edges.
 --
--- Which edges are sent goes by the machine's clock, what they decide by the database's. If
--- that is not before the last one, or is before the first, nothing is counted by them, and the
--- row is turned away; and so is one that is behind the first and would not be full by all of
--- those up to now. The caller reads it, and sends others, or writes it anew.
+-- The edges sent are chosen by the machine's clock, and decide by the database's. If that is
+-- not before the last one, or is before the first, nothing is counted by them, and the row is
+-- turned away; and so is a row that is behind the first and would not be full by all of those
+-- up to now. The caller reads it, and sends other edges, or writes it anew.
 
 -- name: take
 -- Is a bucket's take. excluded.ts is the edge before now, or where that is not known, now: then

@@ -96,7 +96,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// A row that somebody has locked is not found, and what is decided on another is written; if
+// A row that another transaction has locked is not found, and what is decided on another is written; if
 // it is awaited, the error is lock_not_available, or it is found when it is free.
 func TestDecidePassesOver(t *testing.T) {
 	db, now := pgtest.New(t), quarterPast
@@ -125,7 +125,7 @@ func TestDecidePassesOver(t *testing.T) {
 	}
 }
 
-// Of missing rows that somebody else has made and not committed the decision tells, and makes
+// Of missing rows that another transaction has made and not committed the decision tells, and makes
 // the others.
 func TestDecideMissing(t *testing.T) {
 	db, now := pgtest.New(t), quarterPast

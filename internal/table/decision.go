@@ -22,7 +22,7 @@ type Decision struct {
 	// rows that it changes, and returns their places, in order.
 	Decide func(read *Rows) (changed []int, err error)
 
-	// OnLocked is called with each of Missing that somebody else has made and not committed.
+	// OnLocked is called with each of Missing that another transaction has made and not committed.
 	OnLocked func(decide.Row)
 }
 

@@ -278,7 +278,7 @@ func grantPaused(t *testing.T, db *pgtest.DB, table *Table, limit ratelimit.Limi
 	return oks
 }
 
-// TestGrantPassesOver: a row that somebody has locked grants nothing, and the others
+// TestGrantPassesOver: a row that another transaction has locked grants nothing, and the others
 // grant theirs. A lock behind a savepoint may not be seen: then nothing is granted.
 func TestGrantPassesOver(t *testing.T) {
 	db := pgtest.New(t)

@@ -15,7 +15,7 @@ import (
 type SlotOp struct {
 	Row   decide.Row
 	Lease time.Duration // 0 to release it
-	Fence int64         // by which it is held; 0 to take one that nobody holds
+	Fence int64         // by which it is held; 0 to take one that is free
 	Next  bool          // it is taken anew, and has a new fence then
 	New   bool          // it may not be there yet
 	Lock  int64         // the advisory lock held by a transaction that changes the row
@@ -31,7 +31,7 @@ type SlotDone struct {
 	Until time.Time
 }
 
-// take reports whether the slot is taken from nobody.
+// take reports whether the operation takes a free slot.
 func (op *SlotOp) take() bool { return op.Fence == 0 }
 
 // done returns the outcome of an operation that returned a fence and an end.
@@ -47,7 +47,7 @@ type SlotView struct {
 	Number int
 	Fence  int64
 	Until  time.Time
-	Locked bool // by somebody's transaction
+	Locked bool // by a transaction
 }
 
 // SlotLook is the slots of a key, as far as there are any, at an instant.
@@ -102,8 +102,9 @@ func (op *SlotOp) scan(row pgx.Row) error {
 }
 
 // ChangeSlots makes operations on different rows, each by itself, in one transaction and round
-// trip. If somebody has a row locked that could not be passed over, nothing has happened, and the
-// error is lock_not_available. Of those to take that may not be there, it makes those that are not.
+// trip. If another transaction has a row locked that could not be passed over, nothing has
+// happened, and the error is lock_not_available. Of those to take that may not be there, it makes
+// those that are not.
 func (t *Table) ChangeSlots(ctx context.Context, pool *pgxpool.Pool, ops []*SlotOp, now *time.Time) error {
 	return oneTrip(ctx, pool, func(batch *pgx.Batch) {
 		t.queueChange(batch, ops, now)

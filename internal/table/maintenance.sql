@@ -1,8 +1,8 @@
--- The statements that keep the table: Prune's, and those that ask what is there; and those
--- that ask what became of a transaction.
+-- The statements that maintain the table, of Prune and of listings; and those that read the
+-- outcome of a transaction.
 
 -- name: delete_listed
--- Deletes those of the listed rows that have not changed and that nobody has locked. A
+-- Deletes those of the listed rows that have not changed and that no transaction has locked. A
 -- connection may write values as text with 15 digits; no count that can be taken is as small
 -- as that.
 --
@@ -65,7 +65,7 @@ WHERE name = $1::text AND key = $2::text AND shard = $3::int4 AND xmin::text = $
 SELECT clock_timestamp()
 
 -- name: outcome
--- Asks what became of a transaction or savepoint. A row tells the lower half of its ID only:
+-- Reads the outcome of a transaction or savepoint. A row has the lower half of its ID only:
 -- it is the one that is nearest to the newest that is known here. One beyond that is not over,
 -- or of a server that has lost it in a crash; the server is asked for it only if it is known
 -- to be its own, since it fails otherwise.

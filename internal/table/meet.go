@@ -27,7 +27,7 @@ func (t *Table) Meet(ctx context.Context, q Querier, g *Grant, r *Rows, now *tim
 }
 
 // Make makes a row in a state, unless it is there. The error is lock_not_available if
-// somebody is making it.
+// another transaction is making it.
 func (t *Table) Make(ctx context.Context, q Querier, row decide.Row, s bucket.State) (made bool, err error) {
 	var batch pgx.Batch
 	t.QueueBounds(&batch, PassOver)

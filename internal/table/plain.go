@@ -35,8 +35,8 @@ func (t plainTable) Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision,
 }
 
 // lockAll begins a transaction that has a decision's rows locked, and reads them, but for
-// those that somebody else has locked, which are not found. If that fails because
-// somebody has made one of the missing rows and not committed, the others are made
+// those that another transaction has locked, which are not found. If that fails because
+// another transaction has made one of the missing rows and not committed, the others are made
 // apart. They are in any case before a row is waited for, so that nothing else is
 // locked meanwhile.
 func (t plainTable) lockAll(ctx context.Context, conn *pgxpool.Conn, d *Decision, now *time.Time) (*Rows, error) {
@@ -53,7 +53,7 @@ func (t plainTable) lockAll(ctx context.Context, conn *pgxpool.Conn, d *Decision
 	return t.lockRows(ctx, conn, d, nil, now)
 }
 
-// fillApart makes rows, half by half where somebody has made one of them and not committed.
+// fillApart makes rows, half by half where another transaction has made one of them and not committed.
 func (t plainTable) fillApart(ctx context.Context, conn *pgxpool.Conn, d *Decision, rows []decide.Row, now *time.Time) error {
 	if len(rows) == 0 {
 		return nil

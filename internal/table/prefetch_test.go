@@ -123,7 +123,7 @@ func TestPrefetchLeavesOthersAlone(t *testing.T) {
 }
 
 // Nothing is given back to a row that is not there, or whose slots another definition has
-// written, and neither is tried again; to one that somebody has locked it is.
+// written, and neither is tried again; to one that another transaction has locked it is.
 func TestReturnElsewhere(t *testing.T) {
 	db := pgtest.New(t)
 	table, now := New(db.Schema, false, time.Second), quarterPast

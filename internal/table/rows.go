@@ -98,13 +98,13 @@ func (r *Rows) scanKey(first, last int) func(pgx.Rows) error {
 	}
 }
 
-// QueueAwait puts into a batch the wait for a row that somebody has locked.
+// QueueAwait puts into a batch the wait for a row that another transaction has locked.
 func (t *Table) QueueAwait(batch *pgx.Batch, row decide.Row) {
 	batch.Queue(t.common["await"], row.Name, row.Key.Key, int32(row.Shard))
 }
 
 // queueLock puts into a batch the locking and reading of the rows that are there
-// and that nobody else has locked.
+// and that no other transaction has locked.
 func (t *Table) queueLock(batch *pgx.Batch, r *Rows, now *time.Time) {
 	names, keys, shards := r.columns()
 	batch.Queue(t.common["lock"], names, keys, shards).Query(r.scan(now))

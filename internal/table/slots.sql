@@ -1,14 +1,14 @@
 -- The statements of a sliding window. A row's slots are an array: the length of a slot, how
 -- many slots the newest is after that of ts, the value, and then the running totals (package
--- slots), so that what is decided and written are subscripts of it. ts is where the slot
--- begins that was written last. As the algebra has it:
+-- slots), so that a decision, and the row that it writes, are subscripts of it. ts is the start
+-- of the slot that was written last. As the algebra has it:
 --
 --	passed	how many slots the one of now is after the newest; below 0 if that is ahead
 --	newest	the newest total
 --	later	as many as passed, and no more than move all totals out
 --	held	newest less the total that is first when the slots have moved by later
 --
--- and what is given is added to newest, behind the totals that moved. A row that is not as its
+-- and the granted count is added to newest, behind the totals that moved. A row that is not as its
 -- definition writes it is turned away, read, and written anew before it is asked again; if the
 -- value is another than in the array, a limit of another kind has written it.
 

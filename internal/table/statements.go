@@ -58,10 +58,10 @@ func (s statements) in(table string) statements {
 	return in
 }
 
-// inTurn adds to the statements that pass over rows which somebody has locked those that wait
-// for their row. (It is written by one statement that need not lock it first, since a row that
-// has changed while it was waited for is read again.) They are part of a transaction, which may
-// have waited before them.
+// inTurn adds, for each statement that passes over rows which another transaction has locked, one
+// that waits for its row. (It is one statement, and need not lock the row first, since a row that
+// has changed during the wait is read again.) They are part of a transaction, which may have
+// waited before them.
 func (s statements) inTurn() {
 	for name, text := range maps.Clone(s) {
 		if waiting := passing.ReplaceAllString(text, "WHERE "); waiting != text {
@@ -73,7 +73,7 @@ func (s statements) inTurn() {
 // inTurn ends the names of statements that wait.
 const inTurn = "_in_turn"
 
-// passing is the conditions that pass over rows that somebody has locked.
+// passing is the conditions that pass over rows that another transaction has locked.
 var passing = regexp.MustCompile(`(?s)WHERE \(?(SELECT )?set_config\(.*pg_current_snapshot\(\)\)\)\s+AND `)
 
 // distribute has upserts return their values by a SELECT around them, since a table that is
@@ -117,7 +117,7 @@ func (s statements) apart() {
 	s["slot_look"] = locked.ReplaceAllString(s["slot_look"], "false")
 }
 
-// locked is the column that tells whether somebody has a row locked.
+// locked is the column that tells whether another transaction has a row locked.
 var locked = regexp.MustCompile(`(?s)NOT \(r\.xmax.*pg_current_snapshot\(\)\)\)`)
 
 // inserted is the values of an upsert.

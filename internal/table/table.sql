@@ -79,7 +79,7 @@ SELECT value, ts, paused, slots, shard FROM rate_limits WHERE name = $1::text AN
 SELECT value, ts, paused, slots, ahead FROM rate_limits WHERE name = $1::text AND key = $2::text AND shard = $3::int4 FOR UPDATE
 
 -- name: write_ahead
--- Writes a row that is locked, and what of it is out. Slots that are NULL stay.
+-- Writes a row that is locked, and its tokens that are out. Slots that are NULL stay.
 --
 -- $1 name  $2 key  $3 shard  $4 value  $5 ts  $6 slots  $7 ahead
 UPDATE rate_limits SET value = $4::float8, ts = $5::timestamptz, slots = coalesce($6::float8[], slots), ahead = $7::float8[]
@@ -98,7 +98,7 @@ LEFT JOIN LATERAL (
 ) AS l ON true
 
 -- name: lock
--- Is read that locks the rows, but for those that somebody else has locked.
+-- Is read that locks the rows, but for those that another transaction has locked.
 --
 -- $1 names  $2 keys  $3 shards
 SELECT l.value, l.ts, l.paused, l.slots, w.i, (SELECT clock_timestamp())
@@ -134,16 +134,16 @@ FROM unnest((SELECT $1::text[]), (SELECT $2::text[]), (SELECT $3::int4[]),
 WHERE r.name = w.name AND r.key = w.key AND r.shard = w.shard AND w.i BETWEEN 1 AND 1000000000
 
 -- name: prefetch_many
--- Is the grant_many of kinds whose rows have no slots, which prefetches where lasts is not
--- NULL: it takes more for a lease, but no
--- more than half of what is left then. Row and leases are together never more than the
--- capacity: a bucket's is lower by what comes in while the lease lasts, and a window's lease
--- lasts to the edge. What is ahead is then what was, less what was spent of it; what the
--- calls took that may still come back; and the new lease. That is never more than half, so
--- that what killed processes had does not add up. It begins from 0 when nothing is out and
--- nothing of what was can be taken off any more: of a bucket a second after the end, and when
--- it has faded. spent_end is until when it counts what was spent. SET has a sub-select, in
--- which what is needed twice has a name: OFFSET 0 keeps the planner from writing it out.
+-- Is the grant_many of kinds that have no slots, and prefetches where lasts is not NULL: it
+-- takes more for a lease, but no more than half of the tokens left then. Row and leases are
+-- together never more than the capacity: that of a bucket is lower by the refill while the lease
+-- lasts, and the lease of a window lasts to the edge. Afterwards ahead is the tokens that were
+-- out, less those spent since; the tokens of calls that may still put them back; and the new
+-- lease. That is never more than half of the capacity, so that the tokens of killed processes do
+-- not add up. It begins from 0 when nothing is out, and no token that was out can be taken off
+-- any more: of a bucket a second after the end, and when it has faded. spent_end is until when
+-- it counts the spent tokens. SET has a sub-select, in which an expression that is needed twice
+-- has a name: OFFSET 0 keeps the planner from writing it out.
 --
 -- $1 keys  $2 definitions  $3 shards  $4 counts  $5 needs
 -- $6 names  $7 capacities  $8 rates  $9 periods  $10 now: NULL for the database's clock
@@ -188,7 +188,7 @@ RETURNING r.value, r.ts, clock_timestamp(), r.ahead[3], u.i
 
 -- name: bounds
 -- Bounds, in milliseconds and for this transaction, a wait for a lock, and the time that the
--- server keeps what is locked while it hears nothing of the client.
+-- server keeps locks while it hears nothing of the client.
 --
 -- $1 wait  $2 silence
 SELECT set_config('lock_timeout', $1::text, true), set_config('idle_in_transaction_session_timeout', $2::text, true)

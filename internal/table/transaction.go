@@ -25,7 +25,7 @@ const pipelined = 500 * time.Millisecond
 
 const beginSQL = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
-// isLocked reports whether an error is that somebody else has a row locked.
+// isLocked reports whether an error is that another transaction has a row locked.
 func isLocked(err error) bool {
 	var pgErr *pgconn.PgError
 	return errors.As(err, &pgErr) && pgErr.Code == "55P03" // lock_not_available

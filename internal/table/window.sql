@@ -1,12 +1,12 @@
--- The statements of a fixed window, to which tokens come in at edges, a period apart: it is a
--- token bucket whose clock stands still in between. So ts is an edge, and what decides is
--- the last edge before now. See bucket.sql, of which these are the counterparts.
+-- The statements of a fixed window, which is refilled at edges, a period apart: it is a token
+-- bucket with a clock that stands still in between. So ts is an edge, and the last edge before
+-- now decides. See bucket.sql, of which these are the counterparts.
 
 -- name: take
 -- Is a bucket's take. In the conflict's clauses excluded.ts is the edge before now, counted
--- from origin. A row whose edges are others, since it was paused or had another Start, is
--- turned away, as excluded.ts says nothing about it: the caller reads it, and sends its ts
--- as origin. And a pause that has ended since the edge must be known to be over.
+-- from origin. A row with other edges, since it was paused or had another Start, is turned
+-- away, as excluded.ts says nothing about it: the caller reads it, and sends its ts as
+-- origin. And a pause that has ended since the edge must be known to be over.
 --
 -- $1 name  $2 key  $3 shard  $4 capacity  $5 count
 -- $6 period  $7 now: NULL for the database's clock  $8 origin: an edge
