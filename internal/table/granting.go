@@ -56,7 +56,11 @@ func (t *Table) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, n
 	if g.Pipelined {
 		wait = pipelined
 	}
+	end := commit{early: t.freesEarly(ctx, conn)}
 	batch := t.begin(wait)
+	if end.early {
+		batch.Queue(freeEarlySQL)
+	}
 	t.queueTurn(batch, g.Row, &g.Waited)
 	if g.prefetches() {
 		t.queueMany(batch, []*Grant{g}, inTurn, now)
@@ -65,15 +69,16 @@ func (t *Table) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, n
 		batch.Queue(sql, args...).QueryRow(func(row pgx.Row) error { return g.scan(row, now) })
 	}
 	if g.Pipelined {
-		batch.Queue("COMMIT")
-		return conn.SendBatch(last, batch).Close()
+		end.queue(batch)
+		return t.fault(&end, conn.SendBatch(last, batch).Close())
 	}
 	if err := conn.SendBatch(ctx, batch).Close(); err != nil {
 		return err
 	}
 	// Not with the rest: the server would go on to it when nobody waits any more.
-	_, err = conn.Exec(last, "COMMIT")
-	return err
+	batch = &pgx.Batch{}
+	end.queue(batch)
+	return t.fault(&end, conn.SendBatch(last, batch).Close())
 }
 
 // forGrant is a statement for a grant of one row, with its arguments.

@@ -36,7 +36,8 @@ type Table struct {
 	schema              string                          // of the table; none is the search_path's
 	distributed         bool
 	silence             time.Duration
-	noTurns             atomic.Bool // the role may not use advisory locks
+	noTurns             atomic.Bool          // the role may not use advisory locks
+	early               atomic.Pointer[bool] // a transaction can free its row before it is on disk; nil if that is not known
 	statistics          statistics
 }
 

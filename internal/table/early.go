@@ -1,0 +1,62 @@
+package table
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// A transaction with others in line behind it frees its row before it is on disk. After that the
+// commit of an empty message in the log waits for the disk, and no call is answered before. A
+// transaction that has the row meanwhile is later in the log, of which a crash, or a standby, loses
+// only the end.
+const (
+	freeEarlySQL = "SET LOCAL synchronous_commit = off"
+	awaitDiskSQL = "SELECT pg_logical_emit_message(true, 'ratelimit', '')" // as the session's synchronous_commit says
+)
+
+// freesEarly reports whether transactions can free their rows early: the server has the message,
+// and the role may use it. That is tried once.
+func (t *Table) freesEarly(ctx context.Context, conn *pgxpool.Conn) bool {
+	if known := t.early.Load(); known != nil {
+		return *known
+	}
+	var refused *pgconn.PgError
+	_, err := conn.Exec(ctx, awaitDiskSQL)
+	if may := err == nil; may || errors.As(err, &refused) {
+		t.early.Store(&may)
+	}
+	return err == nil
+}
+
+// commit is the end of a transaction in a batch.
+type commit struct {
+	early bool // the transaction has freeEarlySQL
+	done  bool // and may not be on disk
+}
+
+func (c *commit) queue(batch *pgx.Batch) {
+	batch.Queue("COMMIT").Exec(func(pgconn.CommandTag) error {
+		c.done = true
+		return nil
+	})
+	if c.early {
+		batch.Queue(awaitDiskSQL)
+	}
+}
+
+// fault returns the error of a batch. After COMMIT an error of the server does not say that nothing
+// was done, so callers are not to find it by errors.As: whether the transaction is on disk is
+// unknown. Rows are not freed early any more then.
+func (t *Table) fault(c *commit, err error) error {
+	var refused *pgconn.PgError
+	if !c.done || !errors.As(err, &refused) {
+		return err
+	}
+	t.early.Store(new(bool))
+	return fmt.Errorf("committed, and perhaps not on disk: %v", err)
+}

@@ -1,0 +1,158 @@
+package table
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit/internal/bucket"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+)
+
+// disk is a row in a schema with a message of its own, which is found before PostgreSQL's: it is
+// awaited while somebody has an advisory lock, and notes the synchronous_commit of its transaction,
+// as a change of the row does.
+type disk struct {
+	*pgtest.DB
+	t     *testing.T
+	table *Table
+	pool  *pgxpool.Pool
+	grant Grant
+	lock  int64
+}
+
+func newDisk(t *testing.T, mode pgx.QueryExecMode) *disk {
+	t.Helper()
+	db := pgtest.New(t)
+	d := &disk{DB: db, t: t, table: New(db.Schema, false, time.Second), grant: prefetchingGrant()}
+	d.grant.Definition.Period = time.Hour // nothing that matters is refilled
+	d.lock = Lock(db.Schema+" disk", d.grant.Row)
+	putAll(t, db, d.table, []Grant{d.grant}, []bucket.State{d.grant.Definition.Fresh("k", time.Now())})
+	d.exec(strings.ReplaceAll(fmt.Sprintf(`CREATE TABLE SCHEMA.noted (by text, setting text);
+		CREATE FUNCTION SCHEMA.note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
+			INSERT INTO SCHEMA.noted VALUES ('row', current_setting('synchronous_commit')); RETURN NEW; END $$;
+		CREATE TRIGGER note AFTER UPDATE ON SCHEMA.rate_limits FOR EACH ROW EXECUTE FUNCTION SCHEMA.note();
+		CREATE FUNCTION SCHEMA.pg_logical_emit_message(bool, text, text) RETURNS void LANGUAGE sql AS $$
+			INSERT INTO SCHEMA.noted VALUES ('message', current_setting('synchronous_commit'));
+			SELECT pg_advisory_xact_lock(%d) $$`, d.lock), "SCHEMA", db.Schema))
+	config := db.Pool.Config()
+	config.ConnConfig.RuntimeParams["search_path"] = db.Schema + ", pg_catalog"
+	config.ConnConfig.DefaultQueryExecMode = mode
+	var err error
+	if d.pool, err = pgxpool.NewWithConfig(t.Context(), config); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(d.pool.Close)
+	return d
+}
+
+func (d *disk) exec(sql string) {
+	d.t.Helper()
+	if _, err := d.Pool.Exec(context.Background(), sql); err != nil {
+		d.t.Fatal(err)
+	}
+}
+
+// take takes from the row, in turn.
+func (d *disk) take(pipelined bool) (Taken, error) {
+	grants := []Grant{d.grant}
+	grants[0].Pipelined = pipelined
+	err := d.table.Decider().Grant(context.Background(), d.pool, grants, true, nil)
+	return grants[0].Taken, err
+}
+
+// TestTurnFreesItsRowEarly: those behind a transaction in line have the row before it is on disk,
+// and its callers have their answer after that.
+func TestTurnFreesItsRowEarly(t *testing.T) {
+	t.Parallel()
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeSimpleProtocol} {
+		for _, pipelined := range []bool{false, true} {
+			t.Run(fmt.Sprint(mode, pipelined), func(t *testing.T) {
+				t.Parallel()
+				d := newDisk(t, mode)
+				if taken, err := d.take(pipelined); err != nil || !taken.OK {
+					t.Fatal(taken, err)
+				}
+				d.exec("TRUNCATE " + d.Schema + ".noted")
+				tx, err := d.Pool.Begin(t.Context())
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer func() { _ = tx.Rollback(context.Background()) }()
+				if _, err := tx.Exec(t.Context(), "SELECT pg_advisory_xact_lock($1)", d.lock); err != nil {
+					t.Fatal(err)
+				}
+				done := make(chan error, 1)
+				go func() {
+					taken, err := d.take(pipelined)
+					if err == nil && !taken.OK {
+						err = errors.New("nothing was taken")
+					}
+					done <- err
+				}()
+				for waits := false; !waits; {
+					if len(done) > 0 {
+						t.Fatalf("answered before it was on disk: %v", <-done)
+					}
+					if err := tx.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY(pg_blocking_pids(pid)))", tx.Conn().PgConn().PID()).Scan(&waits); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if _, err := tx.Exec(t.Context(), "SELECT FROM "+d.Schema+".rate_limits FOR UPDATE NOWAIT"); err != nil {
+					t.Errorf("the row is not free while its transaction waits for the disk: %v", err)
+				}
+				if err := tx.Rollback(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				if err := <-done; err != nil {
+					t.Error(err)
+				}
+				var noted string
+				if err := d.Pool.QueryRow(t.Context(), "SELECT string_agg(by || ' ' || setting, ', ' ORDER BY by DESC) FROM "+d.Schema+".noted").Scan(&noted); err != nil || noted != "row off, message on" {
+					t.Errorf("synchronous_commit: %q, %v", noted, err)
+				}
+			})
+		}
+	}
+}
+
+// TestTurnWithoutMessages: where the message is refused a row is freed when it is on disk; and if
+// that is noticed after COMMIT, the error does not say that nothing was taken.
+func TestTurnWithoutMessages(t *testing.T) {
+	t.Parallel()
+	for _, before := range []bool{true, false} {
+		for _, pipelined := range []bool{false, true} {
+			t.Run(fmt.Sprint(before, pipelined), func(t *testing.T) {
+				t.Parallel()
+				d := newDisk(t, pgx.QueryExecModeCacheStatement)
+				refuse := "DROP FUNCTION " + d.Schema + ".pg_logical_emit_message; CREATE FUNCTION " + d.Schema +
+					".pg_logical_emit_message(bool, text, text) RETURNS int LANGUAGE sql AS 'SELECT 1/0'"
+				if before {
+					d.exec(refuse)
+				}
+				if taken, err := d.take(pipelined); err != nil || !taken.OK {
+					t.Fatal(taken, err)
+				}
+				left := 93
+				if !before {
+					d.exec(refuse)
+					var refused *pgconn.PgError
+					if _, err := d.take(pipelined); err == nil || errors.As(err, &refused) || Unsent(err) {
+						t.Errorf("got %v, want an error that tells nothing of what was done", err)
+					}
+					left = 87
+				}
+				if taken, err := d.take(pipelined); err != nil || !taken.OK || int(taken.After.Value) != left-6 {
+					t.Errorf("then: %+v, %v", taken, err)
+				}
+			})
+		}
+	}
+}
