@@ -283,8 +283,8 @@ func (s *Store) PruneSlots(ctx context.Context, limits ...ratelimit.InFlight) (d
 				if err != nil {
 					return err
 				}
-				n, err := s.table.PruneSlots(ctx, s.pool, l.Name, now.Add(-flight.IdleFor), pruneBatch)
-				deleted, more = deleted+n, n >= pruneBatch
+				n, err := s.table.PruneSlots(ctx, s.pool, l.Name, now.Add(-flight.IdleFor), s.table.Batch())
+				deleted, more = deleted+n, n >= int64(s.table.Batch())
 				return err
 			})
 			if err != nil {

@@ -10,10 +10,6 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
 
-// pruneBatch is how many rows Prune lists, and deletes in one transaction: few
-// enough that nobody waits for it long.
-const pruneBatch = 1000
-
 // Prune deletes the rows of the given limits that mean the same as no row, and returns how many
 // it deleted: those that are full, have been for a minute, and are not paused, by every
 // definition of their name that it is given or that this Store has seen. A row does not name
@@ -55,7 +51,7 @@ func (s *Store) pruneName(ctx context.Context, name string) (deleted int64, err 
 			deleted += n
 			return err
 		})
-		if err != nil || listed < pruneBatch {
+		if err != nil || listed < s.table.Batch() {
 			return deleted, err
 		}
 	}
@@ -69,7 +65,7 @@ func (s *Store) pruneAfter(ctx context.Context, name string, after *decide.Row) 
 	if err != nil {
 		return 0, 0, err
 	}
-	rows, err := s.table.Page(ctx, s.pool, *after, pruneBatch, &now, nil)
+	rows, err := s.table.Page(ctx, s.pool, *after, s.table.Batch(), &now, nil)
 	if err != nil || len(rows.Rows) == 0 {
 		return 0, 0, err
 	}

@@ -28,6 +28,15 @@ type Decider interface {
 // locked. On a distributed table they wait for them.
 func (t *Table) PassesOver() bool { return !t.distributed }
 
+// Batch is how many rows are pruned within one time-out, and on a plain table in one transaction:
+// few enough that nobody waits for it long. On a distributed table each is a round trip.
+func (t *Table) Batch() int {
+	if t.distributed {
+		return 100
+	}
+	return 1000
+}
+
 // TellsMade reports whether a statement tells which rows it has made. On a distributed table it
 // does not.
 func (t *Table) TellsMade() bool { return !t.distributed }

@@ -21,16 +21,18 @@ const (
 
 // freesEarly reports whether transactions can free their rows early: the server has the message,
 // and the role may use it. That is tried once.
-func (t *Table) freesEarly(ctx context.Context, conn *pgxpool.Conn) bool {
+func (t *Table) freesEarly(ctx context.Context, conn *pgxpool.Conn) (bool, error) {
 	if known := t.early.Load(); known != nil {
-		return *known
+		return *known, nil
 	}
 	var refused *pgconn.PgError
 	_, err := conn.Exec(ctx, awaitDiskSQL)
-	if may := err == nil; may || errors.As(err, &refused) {
-		t.early.Store(&may)
+	may := err == nil
+	if !may && !errors.As(err, &refused) {
+		return false, err
 	}
-	return err == nil
+	t.early.Store(&may)
+	return may, nil
 }
 
 // commit is the end of a transaction in a batch.

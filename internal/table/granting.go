@@ -56,7 +56,10 @@ func (t *Table) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, n
 	if g.Pipelined {
 		wait = pipelined
 	}
-	end := commit{early: t.freesEarly(ctx, conn)}
+	var end commit
+	if end.early, err = t.freesEarly(ctx, conn); err != nil {
+		return err
+	}
 	batch := t.begin(wait)
 	if end.early {
 		batch.Queue(freeEarlySQL)
