@@ -560,8 +560,8 @@ func (w *settledWindow) settle(t *rapid.T, used float64) {
 	w.events = append(w.events, curve.Event{At: at, Count: used - call.Taken})
 }
 
-// fewer makes the histories of a test fewer, a twentieth, since each of them is long. As it
-// changes what others look at, its tests are not parallel.
+// fewer makes the histories of a test fewer, since each of them is long. As it changes what
+// others look at, its tests are not parallel.
 func fewer(t *testing.T) {
 	checks := flag.Lookup("rapid.checks").Value
 	all := checks.String()
@@ -569,7 +569,7 @@ func fewer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := checks.Set(strconv.Itoa(max(n/20, 1))); err != nil {
+	if err := checks.Set(strconv.Itoa(min(n, 200))); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = checks.Set(all) })
