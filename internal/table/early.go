@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -28,7 +29,7 @@ func (t *Table) freesEarly(ctx context.Context, conn *pgxpool.Conn) (bool, error
 	var refused *pgconn.PgError
 	_, err := conn.Exec(ctx, awaitDiskSQL)
 	may := err == nil
-	if !may && !errors.As(err, &refused) {
+	if !may && (!errors.As(err, &refused) || strings.HasPrefix(refused.Code, "57")) { // by an operator
 		return false, err
 	}
 	t.early.Store(&may)
@@ -51,13 +52,18 @@ func (c *commit) queue(batch *pgx.Batch) {
 	}
 }
 
-// fault returns the error of a batch. After COMMIT an error of the server does not say that nothing
-// was done, so callers are not to find it by errors.As: whether the transaction is on disk is
-// unknown. Rows are not freed early any more then.
-func (t *Table) fault(c *commit, err error) error {
+// fault returns the error of a batch that conn was sent. An error of the server after COMMIT is
+// about the message, which a connection may have forgotten, as after DEALLOCATE ALL: it is sent
+// again, unprepared. Where it is refused, it is unknown whether the transaction is on disk. Callers
+// are not to take the error for one of a transaction that did nothing, so they do not find it by
+// errors.As. Rows are not freed early any more then.
+func (t *Table) fault(ctx context.Context, conn *pgxpool.Conn, c *commit, err error) error {
 	var refused *pgconn.PgError
 	if !c.done || !errors.As(err, &refused) {
 		return err
+	}
+	if _, err = conn.Exec(ctx, awaitDiskSQL, pgx.QueryExecModeSimpleProtocol); err == nil {
+		return nil
 	}
 	t.early.Store(new(bool))
 	return fmt.Errorf("committed, and perhaps not on disk: %v", err)

@@ -44,7 +44,7 @@ func newDisk(t *testing.T, mode pgx.QueryExecMode) *disk {
 			SELECT pg_advisory_xact_lock(%d) $$`, d.lock), "SCHEMA", db.Schema))
 	config := db.Pool.Config()
 	config.ConnConfig.RuntimeParams["search_path"] = db.Schema + ", pg_catalog"
-	config.ConnConfig.DefaultQueryExecMode = mode
+	config.ConnConfig.DefaultQueryExecMode, config.MaxConns = mode, 1
 	var err error
 	if d.pool, err = pgxpool.NewWithConfig(t.Context(), config); err != nil {
 		t.Fatal(err)
@@ -154,5 +154,33 @@ func TestTurnWithoutMessages(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// TestTurnOutlivesForgottenMessage: a connection on which the prepared message is gone, and nothing
+// else, has committed when it says so.
+func TestTurnOutlivesForgottenMessage(t *testing.T) {
+	t.Parallel()
+	for _, pipelined := range []bool{false, true} {
+		t.Run(fmt.Sprint(pipelined), func(t *testing.T) {
+			t.Parallel()
+			d := newDisk(t, pgx.QueryExecModeCacheStatement)
+			take := func(left int) {
+				t.Helper()
+				if taken, err := d.take(pipelined); err != nil || !taken.OK || int(taken.After.Value) != left {
+					t.Errorf("%+v, %v, want %d left", taken, err, left)
+				}
+			}
+			take(93)
+			var name string
+			if err := d.pool.QueryRow(t.Context(), "SELECT name FROM pg_prepared_statements WHERE statement = $1", awaitDiskSQL).Scan(&name); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := d.pool.Exec(t.Context(), "DEALLOCATE "+name); err != nil {
+				t.Fatal(err)
+			}
+			take(87)
+			take(81)
+		})
 	}
 }

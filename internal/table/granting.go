@@ -73,7 +73,7 @@ func (t *Table) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, n
 	}
 	if g.Pipelined {
 		end.queue(batch)
-		return t.fault(&end, conn.SendBatch(last, batch).Close())
+		return t.fault(last, conn, &end, conn.SendBatch(last, batch).Close())
 	}
 	if err := conn.SendBatch(ctx, batch).Close(); err != nil {
 		return err
@@ -81,7 +81,7 @@ func (t *Table) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, n
 	// Not with the rest: the server would go on to it when nobody waits any more.
 	batch = &pgx.Batch{}
 	end.queue(batch)
-	return t.fault(&end, conn.SendBatch(last, batch).Close())
+	return t.fault(last, conn, &end, conn.SendBatch(last, batch).Close())
 }
 
 // forGrant is a statement for a grant of one row, with its arguments.
