@@ -199,6 +199,7 @@ func (i installation) supervise(ctx context.Context, port string, opts Options, 
 	}
 	cmd := shell(supervisor, append([]string{i.dir, again, from.primary, opts.WALDir}, serverArgs(port, opts)...))
 	cmd.ExtraFiles = from.archive
+	cmd.Env = append(cmd.Env, "TMPDIR="+dataDir(opts))
 	cmd.Env = append(cmd.Env, opts.Env...)
 	if err := dropRoot(cmd, opts.WALDir); err != nil {
 		return nil, err
@@ -287,6 +288,15 @@ func serverEnv() []string {
 		return strings.HasPrefix(v, "PG") || strings.HasPrefix(v, "LC_") || strings.HasPrefix(v, "LANG")
 	})
 	return append(env, "LC_ALL=C", "TMPDIR="+os.TempDir())
+}
+
+// dataDir returns the directory in which the data of a server is to be: in memory, if it need
+// not outlive the machine and the user names no other.
+func dataDir(opts Options) string {
+	if dir := memoryDir(); dir != "" && !opts.Fsync && os.Getenv("TMPDIR") == "" {
+		return dir
+	}
+	return os.TempDir()
 }
 
 // freePort returns a port that was free a moment ago.

@@ -69,7 +69,9 @@ func (s *Server) Postmaster(ctx context.Context) (pid int, err error) {
 // DATABASE_URL is taken as it is.
 type Options struct {
 	// Fsync asks for the durability that PostgreSQL has by default. Without it
-	// commits do not wait for the disk: right for tests, wrong for benchmarks.
+	// commits do not wait for the disk, and the data is in memory where a local server has
+	// a file system for that with enough room, unless TMPDIR names another directory: right
+	// for tests, wrong for benchmarks.
 	Fsync bool
 	// Settings are configuration parameters of the server, such as
 	// max_connections, which is 200 otherwise. The address and the port are not
