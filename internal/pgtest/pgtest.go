@@ -206,16 +206,32 @@ func (db *DB) drop(tb testing.TB) {
 	}
 }
 
-// exec runs SQL on a connection of its own, so that it depends neither on the
-// state of the test's pool nor on the test's context.
+// setup is the connection on which schemas are made and dropped, by one test at a time: to
+// connect would take longer than the statements do.
+var setup struct {
+	sync.Mutex
+	conn *pgx.Conn
+}
+
+// exec runs SQL on that connection, so that it depends neither on the state of the test's pool
+// nor on the test's context. A connection that failed, such as one that a test had the server
+// end, is replaced once.
 func exec(url string, timeout time.Duration, sql string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
-	conn, err := pgx.Connect(ctx, url)
-	if err != nil {
-		return err
+	setup.Lock()
+	defer setup.Unlock()
+	if setup.conn != nil && setup.conn.Ping(ctx) != nil {
+		_ = setup.conn.Close(ctx)
+		setup.conn = nil
 	}
-	defer conn.Close(ctx)
-	_, err = conn.Exec(ctx, sql)
+	if setup.conn == nil {
+		conn, err := pgx.Connect(ctx, url)
+		if err != nil {
+			return err
+		}
+		setup.conn = conn
+	}
+	_, err := setup.conn.Exec(ctx, sql+"; RESET ALL")
 	return err
 }
