@@ -209,6 +209,7 @@ func TestPicturesOfDocs(t *testing.T) {
 }
 
 func TestWithoutRedis(t *testing.T) {
+	long(t)
 	t.Parallel()
 	o := tiny(`^granted-one-key/1/(ours, combined$|Redis Lua)`)
 	o.redisServer = "no-such-redis-server"
@@ -252,6 +253,7 @@ func TestBadArguments(t *testing.T) {
 
 // TestNetwork finds no decision that took less than the network does, but from memory.
 func TestNetwork(t *testing.T) {
+	long(t)
 	t.Parallel()
 	const wanted = 2 * time.Millisecond
 	o := tiny(`^(granted-one-key(-1ms)?|tx-one-key)/1/(ours|Redis Lua)`)

@@ -42,6 +42,7 @@ func behind(t *testing.T) (*pgtest.DB, *relay.Relay) {
 // A database that is silent at the start leaves the catalog not ready, and one that is later
 // leaves it with what it has, and tells.
 func TestSilence(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db, wire := behind(t)
 	ctx := t.Context()

@@ -9,6 +9,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/catalog"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/memstore"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
@@ -34,6 +35,7 @@ type grant struct {
 // stretch of time in which both had seen all there was to see, no more is granted than by what
 // holds; and otherwise, no more than by the larger of the definitions that held.
 func TestProcessesWhileTheCatalogChanges(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	rounds := 6
 	if testing.Short() {

@@ -312,6 +312,7 @@ func TestViewsTellWhatIsAhead(t *testing.T) {
 
 // A name and a prefix are looked up in the index, however many rows there are.
 func TestViewsUseTheIndex(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const many = 100_000
 	db := newDB(t)

@@ -20,10 +20,9 @@ func TestMain(m *testing.M) {
 var examples = []struct {
 	name   string
 	claims int // that it checks: one that is no longer checked fails nothing by itself
-	short  bool
 	prints []string
 }{
-	{"api", 7, false, []string{
+	{"api", 7, []string{
 		"she gets [200 200 200 429], and Retry-After: ",
 		"somebody with a key that he made up gets [401]",
 		" s later she gets [200]",
@@ -31,34 +30,34 @@ var examples = []struct {
 		"five orders, five tokens",
 		"only failures count",
 	}},
-	{"catalog", 3, false, []string{
+	{"catalog", 3, []string{
 		"INSERT INTO rate_limit_definitions",
 		"holds within 5 seconds",
 		"ends by itself",
 		"initech has what it had",
 	}},
-	{"inflight", 4, false, []string{"120 of 120 prompts answered, 0 twice, although"}},
-	{"llm", 4, false, []string{"60 of 60 prompts answered", "1 answer of 429, and 0 calls while the pause was known"}},
-	{"login", 4, true, []string{
+	{"inflight", 4, []string{"120 of 120 prompts answered, 0 twice, although"}},
+	{"llm", 4, []string{"60 of 60 prompts answered", "1 answer of 429, and 0 calls while the pause was known"}},
+	{"login", 4, []string{
 		"3 of 5 left",
 		"5 of 5 left",
 		"5 passwords were looked at, 95 guesses refused",
 		"the right password is refused too",
 	}},
-	{"priority", 5, false, []string{"no critical call is refused", "batch work has the rest"}},
-	{"river", 5, false, []string{
+	{"priority", 5, []string{"no critical call is refused", "batch work has the rest"}},
+	{"river", 5, []string{
 		"40 of 40 jobs completed",
 		"10 are granted",
 		"1 answer of 429, and 0 calls while it was in force",
 		"0 jobs lost an attempt to a limit",
 	}},
-	{"scheduler", 5, false, []string{
+	{"scheduler", 5, []string{
 		"no job, no debt: 0 jobs, 5 of 5 tokens",
 		"nothing is lost: 60 jobs, 60 done",
 		"never over: 0 calls beyond 5 + 20 a second",
 		"nor for the mail server: 0 calls beyond 6 + 30 a second",
 	}},
-	{"signup", 4, true, []string{
+	{"signup", 4, []string{
 		"60 accounts made",
 		"2 of 3 left",
 		"61 accounts, 61 of the service's sign-ups spent",
@@ -67,6 +66,7 @@ var examples = []struct {
 
 // Each example keeps its promises, and says so.
 func TestExamples(t *testing.T) {
+	pgtest.Long(t)
 	t.Setenv("DATABASE_URL", pgtest.URL(t))
 	bin := t.TempDir()
 	build := []string{"build", "-ldflags=-s -w", "-o", bin}
@@ -77,9 +77,6 @@ func TestExamples(t *testing.T) {
 	for _, e := range examples {
 		t.Run(e.name, func(t *testing.T) {
 			t.Parallel()
-			if testing.Short() && !e.short {
-				t.Skip("it shows limits at work, which takes seconds")
-			}
 			text := output(t, filepath.Join(bin, e.name))
 			for _, want := range e.prints {
 				if !strings.Contains(text, want) {

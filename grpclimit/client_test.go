@@ -20,12 +20,14 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/grpclimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/memstore"
 )
 
 // 1,000 clients that wait get through, and in time, over connections of the loopback. They are told
 // when the next token is there, not when theirs is, so that a fast one tries hundreds of times.
 func TestAllWhoWaitGetThrough(t *testing.T) {
+	pgtest.Long(t)
 	inEach(t, func(t *testing.T, store fullStore) {
 		const clients = 1000
 		rate := ratelimit.TokenBucket{Name: "rate", Rate: 250, Period: time.Second, Capacity: 500}
@@ -225,6 +227,7 @@ func TestClientChats(t *testing.T) {
 
 // Clients of several processes share a quota through a store, and a refusal pauses all.
 func TestClientsShareALimit(t *testing.T) {
+	pgtest.Long(t)
 	inEach(t, func(t *testing.T, store fullStore) {
 		quota := ratelimit.TokenBucket{Name: "partner", Rate: 20, Period: time.Second, Capacity: 1}
 		server := refusing(1, codes.ResourceExhausted, 500*time.Millisecond)

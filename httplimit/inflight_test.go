@@ -217,6 +217,7 @@ func TestInFlightAllOrNothing(t *testing.T) {
 // The slot is held for as long as the handler works, also when the client has gone, and its
 // context with it.
 func TestInFlightOutlivesItsClient(t *testing.T) {
+	pgtest.Long(t)
 	inEach(t, func(t *testing.T, store slotStore) {
 		t.Parallel()
 		limit := ratelimit.InFlight{Name: "calls", Limit: 1, Lease: time.Second} // for which a busy machine does not stop
@@ -643,6 +644,7 @@ func TestKillServerProcess(t *testing.T) {
 
 // The slot of a process that is killed in the middle of a request is free within a lease.
 func TestInFlightKilled(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	store, db := newStore(t, nil)
 	process := exec.Command(os.Args[0], "-test.run=^TestKillServerProcess$")

@@ -18,6 +18,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/httplimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/memstore"
 )
 
@@ -505,6 +506,7 @@ func TestNewTransportFindsFaults(t *testing.T) {
 // Client and server of this package understand each other over a connection: ten
 // clients that come at once all get through.
 func TestTransportAndMiddleware(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	limit := ratelimit.TokenBucket{Name: "api", Rate: 5, Period: time.Second, Capacity: 5}
 	m := newMiddleware(t, memstore.New(nil), httplimit.Config{Policies: []httplimit.Policy{{Limit: limit}}})

@@ -36,6 +36,7 @@ func newStore(t testing.TB, clock func() time.Time) (*pgstore.Store, *pgtest.DB)
 }
 
 func TestRetryAfterIsKeptInPostgreSQL(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	clock := newClock()
 	store, _ := newStore(t, clock.Now)
@@ -136,6 +137,7 @@ func TestInTheHandlersTransaction(t *testing.T) {
 // A row that somebody keeps locked does not hang requests for longer than the time-out,
 // and those of other keys not at all.
 func TestLockedRow(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	store, db := newStore(t, nil)
 	m := newMiddleware(t, store, httplimit.Config{Policies: []httplimit.Policy{{Limit: rows, Key: byUser}}, Timeout: 3 * time.Second})
@@ -225,6 +227,7 @@ func TestImports(t *testing.T) {
 // Two processes share a partner's quota through the database, and what the partner tells
 // one of them holds for both.
 func TestTransportsShareALimitInPostgreSQL(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const requests = 40
 	quota := ratelimit.TokenBucket{Name: "partner", Rate: 50, Period: time.Second, Capacity: 1}

@@ -367,6 +367,9 @@ var attacks = []struct {
 // TestArrivalCurve: over all stretches of every history no kind of limit grants more
 // than it promises, whatever is tried, and all of that can be had.
 func TestArrivalCurve(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out with -short")
+	}
 	kinds := []struct {
 		name  string
 		limit func(*rapid.T) ratelimit.Limit

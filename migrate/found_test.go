@@ -95,6 +95,7 @@ func TestUpWithTheRightsOfAProgram(t *testing.T) {
 
 // Whatever was applied by another tool is seen, and left to it.
 func TestTableOfAnotherTool(t *testing.T) {
+	pgtest.Long(t)
 	for have := 1; have <= len(applied); have++ {
 		db := pgtest.NewEmpty(t)
 		pool := poolWith(t, db.Pool, "SET search_path TO "+quote(db.Schema))

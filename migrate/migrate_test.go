@@ -375,6 +375,7 @@ func TestDownSQL(t *testing.T) {
 }
 
 func TestErrors(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const insufficientPrivilege = "42501"
 	db := pgtest.NewEmpty(t)
@@ -416,6 +417,7 @@ func TestErrors(t *testing.T) {
 // database of its own: old row versions cannot be cleared away while any
 // transaction in the same database could still see them.
 func TestUpdatesStayHOT(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const updates = 10_000
 	tests := []struct {

@@ -43,6 +43,7 @@ var floorsOf = []float64{0.5, 0.2, 0}
 // upper half, others what is above a fifth, and critical calls the rest; all at once, none gets
 // more, and together they get all. (Memories may hold some of what critical calls may have.)
 func TestAboveIsKeptUnderOverload(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const callers = 6
 	db := pgtest.New(t, maxConns(callers))
@@ -141,6 +142,7 @@ func TestAboveInvalid(t *testing.T) {
 
 // However many take at once, one of them is told that the use has crossed a share.
 func TestCrossedIsToldOnce(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const callers, calls = 16, 4_000
 	shares := []float64{0.5, 0.8, 1}

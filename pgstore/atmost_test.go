@@ -93,6 +93,7 @@ func TestAtMostLeavesNoPredicateLock(t *testing.T) {
 // Many that take what there is, in every way, take no more and no less, and each is told
 // how much.
 func TestAtMostNeverOver(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t, maxConns(8))
 	for _, portable := range []bool{false, true} {
@@ -247,6 +248,7 @@ func TestFirstRoundTrips(t *testing.T) {
 // Whatever the order in which they name them, two calls do not deadlock on limits that are
 // all short of what is asked.
 func TestFirstDoesNotDeadlock(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t, maxConns(12))
 	store := newStore(t, db)

@@ -174,6 +174,7 @@ func ofShards(n int) []ratelimit.Limit {
 // definition get as little as those that have the new one; after it there is what
 // there was to be, and no row is left for good.
 func TestReshardGrantsNothingDuringItsPause(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, to := range []int{1, 2, 5, 8, 16} {
 		for i, old := range ofShards(8) {

@@ -274,6 +274,7 @@ func (b *books) balance(db *pgtest.DB, tolerance float64) {
 // TestEscrowAccounts has customers of stores, that take ahead for different times and not
 // at all, do all that can be done.
 func TestEscrowAccounts(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for name, test := range map[string]struct {
 		unit   float64

@@ -179,6 +179,7 @@ func undisturbed(t *testing.T, manners ...func(context.Context, string) (ratelim
 // however many there are, whatever those who wait ask for besides, and however
 // few connections the pool has.
 func TestLockedRowsDisturbNobodyElse(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, conns := range []int32{4, 16} {
 		for _, rows := range []int{1, 7} {
@@ -244,6 +245,7 @@ func TestLockedRowsDisturbNobodyElseDuringEdits(t *testing.T) {
 // A call that waits for one of its rows keeps no other locked meanwhile: not from
 // decisions on their own, of this store and another, nor from transactions.
 func TestWaitingKeepsNothingLocked(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	eachRow(t, func(t *testing.T, there bool) {
 		s := newScene(t, 8)
@@ -274,6 +276,7 @@ func TestWaitingKeepsNothingLocked(t *testing.T) {
 // A call that waits for a lock, and whose context ends, says so: that it was a
 // lock, of which limit and which key; and no later than a moment after.
 func TestWaitingForALockSaysSo(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, verb := range waiting {
 		t.Run(verb.name, func(t *testing.T) {
@@ -389,6 +392,7 @@ func TestWaitingHasEachItsDeadline(t *testing.T) {
 // When the row is free those who wait are served at once, by what the holder has
 // left.
 func TestWaitingIsServedWhenTheRowIsFree(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for name, commit := range map[string]bool{"commit": true, "rollback": false} {
 		t.Run(name, func(t *testing.T) {

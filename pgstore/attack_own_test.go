@@ -150,6 +150,7 @@ var commitFails = map[string]string{
 // The commit fails after its statements have succeeded: nobody is told OK. Here
 // of one call at a time.
 func TestNoOKWithoutCommit(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	plain, window, shards := slow("plain", 10), slowWindow("window", 10), shardedSlow("shards", 10, 2)
 	took := func(result ratelimit.Result, err error) (bool, error) { return result.OK, err }
@@ -292,6 +293,7 @@ func TestNoOKWithoutCommitUnderSerializable(t *testing.T) {
 // The same when the server crashes at the commit of a statement for many. The
 // first of its answers, as many as fill a buffer of 8 kB, are there by then.
 func TestNoOKWithoutCommitWhenServerCrashes(t *testing.T) {
+	pgtest.Long(t)
 	const callers = 1200
 	db := crashable(t)
 	limit := shardedSlow("l", 10, 2)
@@ -373,6 +375,7 @@ func kill(t *testing.T, pid int) {
 // Two stores take from the same shards at the same time: their callers are
 // charged once each.
 func TestShardsChargeOnce(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const stores, goroutines, calls = 2, 4, 80
 	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 1e6, Period: 50 * 365 * 24 * time.Hour, Capacity: 8, Shards: 8}
@@ -414,6 +417,7 @@ func TestShardsChargeOnce(t *testing.T) {
 // so that Prune always comes first; those that wait for the row itself are
 // overtaken now and then.
 func TestPruneForgetsNoTakeUnderWay(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: 200 * time.Millisecond}
 	for name, take := range map[string]takes{"AllowTx": allowAt(pgx.ReadCommitted), "AllowFunc": allowFunc, "Allow": allowOwn} {
@@ -474,6 +478,8 @@ func wantAtMost(t *testing.T, limit ratelimit.TokenBucket, begun time.Time, gran
 // told of when they were granted what keeps to the limit: no second burst comes
 // at the instant of the first.
 func TestWaitingMakesNoSecondBurst(t *testing.T) {
+	pgtest.Long(t)
+	pgtest.Long(t)
 	t.Parallel()
 	const period = 300 * time.Millisecond
 	db := pgtest.New(t, maxConns(40))
@@ -637,6 +643,7 @@ func TestRemembersWhatItTookAfterARefusal(t *testing.T) {
 // A full limit grants its whole capacity, over however many shards, and an empty
 // one promises it for when it is full.
 func TestShardsGrantTheWholeCapacity(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	c := newClock()
 	db := pgtest.New(t)

@@ -134,6 +134,7 @@ func statusOf(t *testing.T, conn *pgx.Conn, xid string) (status string) {
 // is given to somebody else, who commits. Who lost his COMMIT must not take that
 // for his own, not even if the other took as many tokens from the same row.
 func TestLostCommitIsNotMistakenForAnother(t *testing.T) {
+	pgtest.Long(t)
 	s := newCrashingShop(t)
 	for _, test := range []struct {
 		name   string
@@ -206,6 +207,7 @@ func (c *losing) Write(p []byte) (int, error) {
 // never said to be rolled back, and is told as committed when the server was
 // there all the time.
 func TestLostCommitThatWasCommitted(t *testing.T) {
+	pgtest.Long(t)
 	s := newCrashingShop(t)
 	for _, test := range []struct {
 		name  string
@@ -531,6 +533,7 @@ func TestWorkThatCommitsIsDoneOnce(t *testing.T) {
 // another attempt, has one if it has rolled back, and none if it has committed, whatever
 // it has done since.
 func TestWorkThatCommitsAndFailsIsDoneOnce(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, test := range []struct {
 		name      string
@@ -852,6 +855,7 @@ func (c outageConn) Write(p []byte) (int, error) {
 // Who loses the answer to his COMMIT to a server that is gone hears that before
 // long, and does not hammer at the server's door until then.
 func TestLostCommitWhileServerIsGone(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const (
 		callers = 8

@@ -74,6 +74,7 @@ func countDeadlock(deadlocks *atomic.Int64, err error) {
 // A transaction that comes to a sharded limit for a second time deadlocks with no
 // other that does.
 func TestSecondStepDoesNotDeadlock(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const goroutines, each = 8, 20
 	for _, step := range steps {
@@ -218,6 +219,7 @@ func TestRefusalDoesNotLookAtOthersShards(t *testing.T) {
 // each row that an upsert finds, and drop it at its update, but not in a
 // subtransaction; more than two on a page become one on the page.)
 func TestDifferentKeysDoNotConflictInCallsOfSeveral(t *testing.T) {
+	pgtest.Long(t)
 	const goroutines, each = 32, 12
 	var errs errorResponses
 	db := pgtest.New(t, maxConns(goroutines), pgtest.WithConfig(errs.watch))
@@ -322,6 +324,7 @@ func quick(name string) []ratelimit.Limit {
 // the last bit, whichever came first and whatever the transaction did before; and
 // the transaction as usable as it was.
 func TestRefusalOfSeveralChangesNoNumber(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, empty := range []ratelimit.Limit{slow("empty", 1), slow("z empty", 1), slowWindow("empty window", 1), slowWindow("z empty window", 1), shardedSlow("empty shards", 2, 2)} {
 		t.Run(ratelimit.NameOf(empty), func(t *testing.T) {

@@ -129,6 +129,7 @@ func TestFatalChargesNobodyTwice(t *testing.T) {
 // said on it by then, what a call had locked is free again soon. Nobody tells the
 // server that its client is gone.
 func TestSilenceKeepsNothingLocked(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, verb := range waiting {
 		t.Run(verb.name, func(t *testing.T) {
@@ -186,6 +187,7 @@ func (s *scene) wantFree(t *testing.T, r ratelimit.Request, n int) {
 // for which the network went silent, though others who were decided together with
 // them have been served.
 func TestGivingUpOnSilenceLeavesNothingBehind(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, n := range some(4, 4, 5, 3, 0, 1, 2, 6, 7) {
 		t.Run(fmt.Sprintf("from answer %d on", n+1), func(t *testing.T) {
@@ -261,6 +263,7 @@ func TestStandingStillForgetsNothing(t *testing.T) {
 // Against a server that does not answer, every decision on its own without a
 // deadline ends within the store's time-out.
 func TestServerThatNeverAnswers(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	t.Run("from the start", func(t *testing.T) {
 		l, err := net.Listen("tcp", "127.0.0.1:0") // the system accepts

@@ -28,6 +28,7 @@ var calendars = []ratelimit.FixedWindow{
 // in any form, while the clock is set from just before an edge to that edge, within windows,
 // back, and over several of them.
 func TestCalendarGrantsWhatWasSold(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const callers = 4
 	db := pgtest.New(t, maxConns(callers))

@@ -342,7 +342,7 @@ func TestDifferential(t *testing.T) {
 	const calls = 70
 	histories, broad := 10, 4
 	if testing.Short() {
-		histories, broad = 6, 1
+		histories, broad = 2, 1
 	}
 	total := newTally()
 	t.Run("forms", func(t *testing.T) {

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -33,6 +34,7 @@ func eachKept(t *testing.T, test func(t *testing.T, limit ratelimit.Limit, porta
 // A statement whose callers give up while the server is at it prefetches all the same. What it
 // brings is not lost.
 func TestEscrowHearsWhatNobodyWaitsFor(t *testing.T) {
+	pgtest.Long(t)
 	eachKept(t, func(t *testing.T, limit ratelimit.Limit, portable bool) {
 		store, sent, db := holding(t, pgstore.MaxEscrow, isPortable(portable))
 		used := warm(t, store, sent, limit.For("k"))
@@ -63,6 +65,7 @@ func TestEscrowHearsWhatNobodyWaitsFor(t *testing.T) {
 
 // What is held comes back however long others have the row locked, if it is not nearly full.
 func TestEscrowReturnsToARowThatWasLocked(t *testing.T) {
+	pgtest.Long(t)
 	eachKept(t, func(t *testing.T, limit ratelimit.Limit, portable bool) {
 		store, sent, db := holding(t, 50*time.Millisecond, isPortable(portable))
 		mustAllow(t, newStore(t, db), limit.ForN("k", 400))
@@ -84,6 +87,7 @@ func TestEscrowReturnsToARowThatWasLocked(t *testing.T) {
 // not out any more: although the transaction that told it first was rolled back, or the lease
 // had ended when it was used.
 func TestEscrowIsToldWhatWasUsed(t *testing.T) {
+	pgtest.Long(t)
 	eachKept(t, func(t *testing.T, limit ratelimit.Limit, portable bool) {
 		const lasts = 500 * time.Millisecond
 		store, sent, db := holding(t, lasts, isPortable(portable))

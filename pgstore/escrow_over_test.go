@@ -232,6 +232,7 @@ func (d *distant) hold() error {
 // late a statement or its answer is; and while rows are locked. (The report does this to
 // processes, and to the server.)
 func TestEscrowNeverOver(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const processes, turns = 8, 25
 	d := newDistant(t)
@@ -346,6 +347,7 @@ func (c *setClock) grants() (n int) {
 
 // The clock that decides is set forward and back.
 func TestEscrowNeverOverWhenTheClockIsSet(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for name, given := range map[string]bool{"the database's": false, "one that is given": true} {
 		t.Run(name, func(t *testing.T) {
@@ -393,6 +395,7 @@ func TestEscrowNeverOverWhenTheClockIsSet(t *testing.T) {
 // A flood of eight processes that nothing else happens to is granted what there is. The
 // clock waits for all of them, so they are a flood on a busy machine, too.
 func TestEscrowGrantsWhatThereIs(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, limit := range flooded {
 		t.Run(ratelimit.NameOf(limit), func(t *testing.T) {

@@ -22,6 +22,7 @@ import (
 // A quota is granted to the last token, although most of it goes through memory: nothing that
 // was prefetched and not used is lost.
 func TestEscrowGrantsAWholeQuota(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const quota = 3000
 	for name, test := range map[string]struct {
@@ -67,6 +68,7 @@ func TestEscrowGrantsAWholeQuota(t *testing.T) {
 // A transaction that is rolled back when what it had from memory is over there has cost
 // nothing, as without memory.
 func TestEscrowRollbackAfterTheEnd(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	failed := errors.New("failed")
 	for name, portable := range map[string]bool{"plain": false, "portable": true} {
@@ -102,6 +104,7 @@ func TestEscrowRollbackAfterTheEnd(t *testing.T) {
 // Whatever is done to a key by anybody, what its row and a memory grant together afterwards
 // is no more than the capacity, and no less than what it should be.
 func TestEscrowBesideEdits(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	limits := map[string]ratelimit.Limit{

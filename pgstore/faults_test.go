@@ -384,6 +384,7 @@ func TestFailClosedWhenSilent(t *testing.T) {
 // A server goes away while it is in full use. Nobody hangs, nobody is told OK
 // any more, and nobody was told OK more often than there were tokens.
 func TestFailClosedWhenServerStops(t *testing.T) {
+	pgtest.Long(t)
 	t.Setenv("DATABASE_URL", "") // a server that may be stopped
 	server, err := throwaway.Start(t.Context())
 	if err != nil {

@@ -128,6 +128,7 @@ func tables(t *testing.T, test func(t *testing.T, portable bool, await *decide.R
 // after another, with the same answers; whether the row is looked at first or not. Those
 // that are refused count from what was there, before others took from it.
 func TestGatheredOneAfterAnother(t *testing.T) {
+	pgtest.Long(t)
 	tables(t, func(t *testing.T, portable bool, await *decide.Row) {
 		db := pgtest.New(t)
 		now := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)

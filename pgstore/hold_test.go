@@ -47,6 +47,7 @@ func holdStores(t *testing.T, test func(t *testing.T, store flightStore, begin f
 var brief = ratelimit.InFlight{Name: "brief", Limit: 1, Lease: time.Second}
 
 func TestHold(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	holdStores(t, func(t *testing.T, store flightStore, begin func() pgx.Tx) {
 		ctx := t.Context()
@@ -177,6 +178,7 @@ func waitInOrder(t *testing.T, store flightStore, one ratelimit.InFlight, inLine
 }
 
 func TestAcquireWaitEnds(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	holdStores(t, func(t *testing.T, store flightStore, _ func() pgx.Tx) {
 		short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
@@ -198,6 +200,7 @@ func TestAcquireWaitEnds(t *testing.T) {
 
 // Two processes that both have somebody waiting for the only slot take turns.
 func TestProcessesTakeTurns(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t, maxConns(12))
 	one := ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Minute}

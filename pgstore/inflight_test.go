@@ -596,6 +596,7 @@ func TestSlotsOfDifferentKeysDoNotConflict(t *testing.T) {
 
 // Transactions that take slots and rates in opposite orders do not deadlock.
 func TestSlotsAndRatesInOppositeOrders(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t, maxConns(12))
 	store, ctx := newStore(t, db), t.Context()
@@ -715,6 +716,7 @@ func holders(t *testing.T, db *pgtest.DB) (n int) {
 
 // By the leases that they were told of, holders never overlap on a slot.
 func TestLeasesDoNotOverlap(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t, maxConns(12))
 	limit := ratelimit.InFlight{Name: "l", Limit: 2, Lease: 20 * time.Millisecond}

@@ -209,6 +209,8 @@ func TestConfigInvalid(t *testing.T) {
 // Without a time-out a decision on its own waits for as long as it takes, beyond
 // what would be the default, and disturbs nobody meanwhile; with one it does not.
 func TestNoTimeout(t *testing.T) {
+	pgtest.Long(t)
+	pgtest.Long(t)
 	t.Parallel()
 	const byDefault = 5 * time.Second
 	s := newScene(t, 8, withTimeout(pgstore.NoTimeout))

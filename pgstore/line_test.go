@@ -97,6 +97,7 @@ func (l *lined) hold(t *testing.T) (giveBack func()) {
 // However a transaction ends, its connection keeps no lock, and those behind it have their
 // turn.
 func TestLineIsLeft(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	ofFunc := errors.New("of the function")
 	is := func(want error) func(error) bool { return func(err error) bool { return errors.Is(err, want) } }
@@ -303,6 +304,7 @@ func processes(t *testing.T, db *pgtest.DB, n int, again *atomic.Int64, change .
 // Processes that meet on a row stand in one line: hardly a transaction runs twice, and each
 // process has its share.
 func TestProcessesStandInLine(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	var again atomic.Int64
@@ -342,6 +344,7 @@ func TestProcessesStandInLine(t *testing.T) {
 // A process that meets nobody takes no lock, and one that met others takes none when a
 // while has passed.
 func TestNoLineWithoutOthers(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	var again atomic.Int64

@@ -125,6 +125,7 @@ func twoStores(t *testing.T, db *pgtest.DB, change ...func(*pgstore.Config)) [2]
 // times its capacity is granted, and some of them were refused: however long that takes.
 // (The report does this to processes that are disturbed.)
 func TestNeverOver(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const callers = 8
 	db := pgtest.New(t, maxConns(callers))
@@ -183,6 +184,7 @@ var plentiful = []ratelimit.Limit{
 // and over however many shards, are together granted what is there, to the token: as much
 // as one caller of memory, without shards. So nobody is refused for nothing, either.
 func TestGrantsWhatThereIs(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const callers = 8
 	db := pgtest.New(t, maxConns(callers))
@@ -261,6 +263,7 @@ func connectAll(ctx context.Context, pool *pgxpool.Pool) error {
 // A transaction that was opened long ago, with the snapshot and the now() of
 // then, neither gets tokens that are gone nor brings them back for others.
 func TestOldTransactionCreatesNoTokens(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	limit := slow("drained", 10)
 	for _, test := range []struct {
@@ -438,6 +441,7 @@ func TestFirstCallersErrors(t *testing.T) {
 // Two callers who name the same two limits in opposite orders never meet in a
 // deadlock, and a refusal by one limit takes nothing from the other.
 func TestOppositeOrders(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, test := range []struct {
 		name   string

@@ -365,6 +365,7 @@ func TestObserveEndedByTheFunction(t *testing.T) {
 // What callers are told who share statements, under faults, adds up to what is in the database,
 // and every event has its caller's context.
 func TestObserveAddsUp(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t, maxConns(8))
 	for _, test := range []struct {

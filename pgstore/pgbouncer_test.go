@@ -16,6 +16,7 @@ import (
 // in transaction pooling, which changes the server connection after every
 // transaction, in pgx's modes that prepare nothing on it.
 func TestPgBouncer(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	bouncer, err := throwaway.PgBouncer(t.Context(), pgtest.URL(t), 8)
 	if errors.Is(err, exec.ErrNotFound) {

@@ -106,6 +106,7 @@ func waitsForLong(t *testing.T, db *pgtest.DB, tx pgx.Tx) (n int64) {
 // waits for them. The other rows are looked at by one connection each, for a
 // moment. Those who ask for other rows have two, as always.
 func TestConnectionsThatWaitForLockedRows(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const rows = 7
 	for conns, spare := range map[int32]int64{3: 0, 8: 2, 32: 4} {

@@ -63,6 +63,7 @@ func insert(t *testing.T, db *pgtest.DB, name string, n int, value float64, ts t
 
 // TestPrune: rows that are full are deleted, in several batches, and no others.
 func TestPrune(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	bothForms(t, func(t *testing.T, db *pgtest.DB, c *clock, store *pgstore.Store) {
 		const many = 2500

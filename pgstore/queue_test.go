@@ -295,6 +295,7 @@ func TestQueueGivesUpAtCommit(t *testing.T) {
 // Whoever gives up, and whatever connection is lost when: tokens are spent for
 // the orders that are there, and none is kept waiting.
 func TestQueueUnderFaults(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, shards := range []int{1, 3} {
 		t.Run(fmt.Sprintf("%d shards", shards), func(t *testing.T) {

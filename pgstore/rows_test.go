@@ -205,6 +205,7 @@ func TestRowsInvalid(t *testing.T) {
 // Of a large table it tells what was asked for, across the pages that it reads. (That these
 // are ranges of the index is for a test of package table.)
 func TestRowsOfMany(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const keys = 60_000
 	db := pgtest.New(t)

@@ -280,6 +280,7 @@ func settleJobs(ctx context.Context, pool *pgxpool.Pool, schema string) error {
 // Jobs are settled by other processes, which are killed at it again and again. What they
 // settled, and committed, is what the rows say, to the token.
 func TestSettleInAnotherProcess(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	if schema := os.Getenv(settleSchema); schema != "" {
 		pool, err := pgxpool.New(t.Context(), os.Getenv(settleURL))

@@ -295,6 +295,7 @@ func inSavepoint(t *testing.T, tx pgx.Tx, end func(pgx.Tx, context.Context) erro
 // one message. The later ones must not count from the time before the wait of
 // the first: their rows may have been taken from, filled up and deleted since.
 func TestSeveralReadTheClockEach(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, mode := range queryModes {
 		t.Run(mode.name, func(t *testing.T) {

@@ -136,6 +136,7 @@ func TestShadowRollsBack(t *testing.T) {
 // over, nobody is refused by the second, which count no more than they have, and nothing is
 // taken where the third refuse.
 func TestNeverOverInModes(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	modeStores(t, func(t *testing.T, _ *pgtest.DB, store *pgstore.Store) {
 		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)

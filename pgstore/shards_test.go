@@ -53,6 +53,7 @@ func TestShardsFresh(t *testing.T) {
 // TestShardsPromise: a refused call is accepted at its RetryAt, and not long
 // before, whatever the shards hold.
 func TestShardsPromise(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	eachTake(t, func(t *testing.T, _ *pgtest.DB, c *clock, store *pgstore.Store, allow allowing) {
 		refused := 0
@@ -119,6 +120,7 @@ func storeMax(to *atomic.Int64, v int64) {
 // TestShardsBalance: with two choices the shards differ by a handful. Of 800
 // single tokens, one choice leaves a spread of 25 over 16 shards.
 func TestShardsBalance(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const takes, most = 800, 10
 	eachTake(t, func(t *testing.T, db *pgtest.DB, _ *clock, store *pgstore.Store, allow allowing) {

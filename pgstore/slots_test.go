@@ -17,6 +17,7 @@ import (
 // other calls move the shards on. In several slots, a row would forget its part before a
 // period was over.
 func TestShardsOfSlidingWindowCountInOneSlot(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const enough = 12 // calls that took from several shards
 	db := pgtest.New(t)

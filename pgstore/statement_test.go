@@ -273,6 +273,7 @@ func TestGrantedLeavesNoPredicateLock(t *testing.T) {
 
 // Keys that share a page do not share their fate.
 func TestDifferentKeysDoNotConflict(t *testing.T) {
+	pgtest.Long(t)
 	const (
 		goroutines   = 16
 		keys         = 100

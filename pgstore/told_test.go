@@ -44,6 +44,7 @@ func atMostOwn(ctx context.Context, _ *pgxpool.Pool, store *pgstore.Store, reque
 // A clock that goes back creates no tokens, and callers are told no instant by which it
 // would have.
 func TestToldWhenTheClockGoesBack(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const period = time.Second
 	db := pgtest.New(t)
@@ -81,6 +82,7 @@ func TestToldWhenTheClockGoesBack(t *testing.T) {
 // longer than a period. The first counts from before the wait, and is told so: what comes
 // right after it is no second burst.
 func TestToldWhenOneOfSeveralIsWaitedFor(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const period = 300 * time.Millisecond
 	db := pgtest.New(t, maxConns(40))

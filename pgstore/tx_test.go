@@ -282,6 +282,7 @@ func endByPanic(t *testing.T, pool *pgxpool.Pool, level pgx.TxIsoLevel, do func(
 // What did not commit did not happen: not a bit of the rows differs, those of
 // reservations included, and there are no rows where there were none.
 func TestNothingCommitted(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, edit := range edits {
 		t.Run(edit.name, func(t *testing.T) {
@@ -633,6 +634,7 @@ func TestRefusalUndoesOnlyItself(t *testing.T) {
 // Neither a refusal nor a savepoint makes a line in the server's log. It has a
 // server of its own, whose log it reads by way of SQL.
 func TestRefusalIsNotLogged(t *testing.T) {
+	pgtest.Long(t)
 	t.Setenv("DATABASE_URL", "")
 	server, err := throwaway.StartWith(t.Context(), throwaway.Options{Settings: map[string]string{
 		"logging_collector": "on", "log_destination": "stderr", "log_min_messages": "warning",
@@ -977,6 +979,7 @@ func TestRunnerRunsAgain(t *testing.T) {
 // With true conflicts: on the limit's row, which the take meets, and between
 // reads and writes of the work, which PostgreSQL finds later, at commit even.
 func TestRunnerUnderContention(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const (
 		goroutines = 16
@@ -1029,6 +1032,7 @@ func TestRunnerUnderContention(t *testing.T) {
 // When the time is over, the error says both that it is and what PostgreSQL
 // said last.
 func TestRunnerGivesUp(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, test := range []struct {
 		name string
@@ -1091,6 +1095,7 @@ func cancellable(t *testing.T) (context.Context, context.CancelFunc) {
 }
 
 func TestRunnerGivesUpWithoutDeadline(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	s := newShop(t, 10, func(c *pgstore.Config) { c.RetryBudget = time.Second })
 	_, err := s.store.AllowFunc(t.Context(), s.requests(), s.order(t.Context(), raise(t.Context(), serializationFailure)))

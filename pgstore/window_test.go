@@ -45,6 +45,7 @@ func reserveOwn(ctx context.Context, _ *pgxpool.Pool, store *pgstore.Store, requ
 // TestSlidingWindowReservations: what many reserve at once keeps the bound, wherever in
 // its slot each of them starts.
 func TestSlidingWindowReservations(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const goroutines, each = 32, 5
 	db := pgtest.New(t, maxConns(16))
@@ -265,6 +266,7 @@ ON CONFLICT (name, key, shard) DO UPDATE SET value = excluded.value, ts = exclud
 // TestSlidingWindowRenewed: a row whose totals have grown is counted anew, in every form,
 // and holds what it held.
 func TestSlidingWindowRenewed(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t)
 	c := newClock()

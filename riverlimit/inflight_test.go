@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/catalog"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/riverlimit"
 )
 
@@ -23,6 +24,7 @@ func inFlight(*rivertype.JobRow) (ratelimit.InFlight, string) { return threeAtOn
 // Jobs of two clients, which know nothing of each other, are never more than the limit at a
 // time, use up no attempt while they wait, and take from their rates once.
 func TestJobsInFlight(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	b := newBench(t)
 	const n = 40
@@ -63,6 +65,7 @@ func TestJobsInFlight(t *testing.T) {
 // A job that fails, and one that panics, give their slots back; and one can release its slot in
 // the transaction that completes its work.
 func TestJobsGiveTheirSlotsBack(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	b := newBench(t)
 	const n = 6

@@ -19,6 +19,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/riverlimit"
 )
 
@@ -96,6 +97,7 @@ func TestInsertTxRollback(t *testing.T) {
 // InsertTx and its like in a transaction that goes on and commits: each fails,
 // and leaves nothing behind.
 func TestInsertFailures(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	three := func(limit ratelimit.Limit) []riverlimit.InsertManyParams {
 		return slices.Repeat([]riverlimit.InsertManyParams{{Args: callArgs{}, Requests: []ratelimit.Request{limit.For("")}}}, 3)
@@ -319,6 +321,7 @@ func paramsOf(jobs [][]ratelimit.Request) []riverlimit.InsertManyParams {
 // Transactions that insert jobs with the same limits in opposite orders wait for
 // each other, and never in a circle.
 func TestInsertManyNeverDeadlocks(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	free := func(name string) ratelimit.TokenBucket {
 		return ratelimit.TokenBucket{Name: name, Rate: 1_000_000, Period: time.Second}
@@ -369,6 +372,7 @@ func TestInsertManyNeverDeadlocks(t *testing.T) {
 // Of jobs that share their limits, the first are due first, whatever else they are
 // inserted with.
 func TestInsertManyOrder(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	other := hourly
 	other.Name = "another"
@@ -402,6 +406,7 @@ func TestInsertManyOrder(t *testing.T) {
 // What was reserved for a job that is cancelled before it runs stays, until it is
 // given back.
 func TestInsertCancelled(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, test := range []struct {
 		name     string

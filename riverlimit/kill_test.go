@@ -15,6 +15,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/riverlimit"
 )
 
@@ -115,6 +116,7 @@ func kill(cmd *exec.Cmd) {
 // A worker process is killed with jobs in all stages: running, waiting in the
 // worker, snoozed and not yet fetched. Another takes over.
 func TestKill(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	long(t)
 	b := newBench(t)

@@ -18,6 +18,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/memstore"
 	"github.com/pgratelimit/ratelimit/pgstore"
 	"github.com/pgratelimit/ratelimit/riverlimit"
@@ -336,6 +337,7 @@ func TestMiddlewareStopped(t *testing.T) {
 
 // Snoozes are for instants on the database's clock, whatever the worker's says.
 func TestMiddlewareClocksDiffer(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, ahead := range []time.Duration{-40 * time.Minute, -time.Second, time.Second, 40 * time.Minute} {
 		t.Run(fmt.Sprintf("database %v ahead", ahead), func(t *testing.T) {
@@ -449,6 +451,7 @@ func TestPauseAfterReservation(t *testing.T) {
 
 // A job that waits in the worker asks again when its instant has come.
 func TestPauseWhileWaiting(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	b := newBench(t)
 	const wait = time.Second
@@ -508,6 +511,7 @@ func TestNewMiddlewareInvalid(t *testing.T) {
 // come whenever they like, start up to the slack after they were let in, and no
 // window of the limit's period sees more than Rate + Capacity − 1.
 func TestGateBound(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	const slack = 50 * time.Millisecond
 	store, err := pgstore.New(nil, nil)

@@ -15,11 +15,13 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/riverlimit"
 )
 
 // Each time that a job is fetched there is one event, which says what became of it.
 func TestObserveJobs(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	b := newBench(t)
 	slots := ratelimit.InFlight{Name: "slots", Limit: 1}
@@ -95,6 +97,7 @@ func TestObserveJobs(t *testing.T) {
 // What jobs of two clients did, which wait for their turn, is what the events say: each started
 // once, and none that was put off has.
 func TestObserveAddsUp(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	b := newBench(t)
 	const n = 30

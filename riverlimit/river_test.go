@@ -45,6 +45,7 @@ const completedOnce = `SELECT count(*) FROM river_job WHERE state = 'completed' 
 
 // Jobs that are all there at once start at the rate, and each reserves once.
 func TestMiddlewareHardStart(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	b := newBench(t)
 	b.insertPlain(t, jobs)
@@ -86,6 +87,7 @@ func TestMiddlewareHardStart(t *testing.T) {
 // A second limit that has enough for all jobs, but is refilled slowly, does not put off
 // those that have to wait for their turn at the first.
 func TestHardStartBesideSlowLimit(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	b := newBench(t)
 	const n = 14
@@ -104,6 +106,7 @@ func TestHardStartBesideSlowLimit(t *testing.T) {
 
 // The same with reservations made when inserting, and no middleware.
 func TestInsertTimeReservations(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	long(t)
 	b := newBench(t)
@@ -163,6 +166,7 @@ func TestInsertTimeReservations(t *testing.T) {
 // Reserved when inserted, and spaced by the middleware: what is paid is not
 // paid again, and what River brings in bunches starts one by one.
 func TestInsertTimeReservationsHardStart(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	long(t)
 	b := newBench(t)
@@ -205,6 +209,7 @@ func TestInsertTimeReservationsHardStart(t *testing.T) {
 // Without HardStart the reservations' instants are kept all the same: a job
 // never starts early, and none is asked twice.
 func TestMiddlewareAverages(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	long(t)
 	b := newBench(t)

@@ -14,6 +14,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/riverlimit"
 )
 
@@ -85,6 +86,7 @@ func TestSettleHardStart(t *testing.T) {
 // A worker whose transaction fails has settled nothing, and its next attempt, which
 // reserves anew, settles that.
 func TestSettleAfterFailure(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	b := newBench(t)
 	limits := func(*rivertype.JobRow) []ratelimit.Request { return []ratelimit.Request{slowTokens.ForN("org", 100)} }
@@ -190,6 +192,7 @@ func TestCancelTx(t *testing.T) {
 // 500 jobs are one reservation, with exact gaps, over shards as well, and each can be
 // given back by itself.
 func TestInsertManyIsOneReservation(t *testing.T) {
+	pgtest.Long(t)
 	const jobs, limited = 500, 20
 	took := map[int]time.Duration{}
 	for _, shards := range []int{1, 8} {

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/curve"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/riverlimit"
 )
 
@@ -54,6 +55,7 @@ func wantWindowKept(t *testing.T, b *bench, jobs int) {
 // TestHardStartSlidingWindow: a job that starts in the slot that it has reserved needs
 // no gate.
 func TestHardStartSlidingWindow(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	long(t)
 	b := newBench(t)
@@ -64,6 +66,7 @@ func TestHardStartSlidingWindow(t *testing.T) {
 // TestHardStartSlidingWindowBunched: those that River brings in bunches, seconds after
 // the slots that were reserved when they were inserted, ask for others.
 func TestHardStartSlidingWindowBunched(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	long(t)
 	b := newBench(t)

@@ -35,6 +35,7 @@ type withoutEnd struct{ sqltx.Tx }
 
 // Each statement is a round trip: docs/database-sql.md says how many a call takes.
 func TestRoundTrips(t *testing.T) {
+	pgtest.Long(t)
 	db := pgtest.New(t)
 	store, err := pgstore.New(nil, &pgstore.Config{Schema: db.Schema})
 	if err != nil {

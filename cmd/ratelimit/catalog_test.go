@@ -15,6 +15,7 @@ import (
 )
 
 func TestCatalog(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	w := newWorld(t)
 	run := func(args ...string) string {
@@ -123,6 +124,7 @@ func TestImportIsWhole(t *testing.T) {
 }
 
 func TestInFlight(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	w := newWorld(t)
 	exports := ratelimit.InFlight{Name: "exports", Limit: 2, Lease: time.Hour}

@@ -276,6 +276,7 @@ func TestShowNamesTheHolder(t *testing.T) {
 }
 
 func TestEdits(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	w := newWorld(t)
 	for _, key := range []string{"a", "b"} {
@@ -354,6 +355,7 @@ SELECT 'api', key, 0, 25, clock_timestamp() - interval '1 hour' FROM unnest(ARRA
 // What strangers have chosen does no harm to a terminal or a spreadsheet, and what is printed can
 // be given back.
 func TestHostileKeys(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	w := newWorld(t)
 	keys := []string{

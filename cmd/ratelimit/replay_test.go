@@ -50,6 +50,7 @@ func TestConformance(t *testing.T) {
 // The stores must agree in every field of every answer, also where no want
 // looks.
 func TestStoresAnswerAlike(t *testing.T) {
+	pgtest.Long(t)
 	t.Setenv("DATABASE_URL", pgtest.URL(t))
 	args := append([]string{"replay"}, conformance(t)...)
 	want := execute(t, "", args...)
@@ -224,6 +225,7 @@ func TestVerifyFindsDifferences(t *testing.T) {
 
 // Whatever is changed in whatever want must be noticed, and nothing before it.
 func TestVerifyFindsEveryTamperedWant(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, file := range conformance(t) {
 		text, err := os.ReadFile(file)

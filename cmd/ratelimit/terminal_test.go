@@ -6,6 +6,8 @@ import (
 	"runtime"
 	"strings"
 	"testing"
+
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
 
 // onTerminal runs the program on a terminal, which script makes, and returns all that it writes
@@ -31,6 +33,7 @@ func onTerminal(t *testing.T, url, typed string, env []string, args ...string) s
 
 // Colours, a question and a bar are for terminals, and long keys are cut there.
 func TestTerminal(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	w := newWorld(t)
 	long := strings.Repeat("k", 500)

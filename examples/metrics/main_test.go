@@ -42,6 +42,7 @@ func prometheusOr(t *testing.T, name string) string {
 // TestDashboard has Prometheus scrape the program under load, and runs every query of the
 // dashboard and of the alerts there.
 func TestDashboard(t *testing.T) {
+	pgtest.Long(t)
 	prometheus := prometheusOr(t, "prometheus")
 	db := pgtest.New(t)
 	handler, end, err := service(db.Pool, db.Schema)

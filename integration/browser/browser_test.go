@@ -109,6 +109,7 @@ func (s *site) run(tab context.Context, actions ...chromedp.Action) {
 
 // Somebody looks a key up, pauses it, and is asked before it is done.
 func TestSomebodyPausesAKey(t *testing.T) {
+	pgtest.Long(t)
 	s, tab := serve(t), browse(t)
 	s.take(5, "alice")
 	var why, asked, after string
@@ -137,6 +138,7 @@ func TestSomebodyPausesAKey(t *testing.T) {
 
 // A key that is a script is shown, and does not run.
 func TestKeysDoNotRun(t *testing.T) {
+	pgtest.Long(t)
 	s, tab := serve(t), browse(t)
 	const key = `"><script>document.title = "taken over"</script><img src=x onerror="document.title = 'taken over'">`
 	s.take(5, key)
@@ -159,6 +161,7 @@ func TestKeysDoNotRun(t *testing.T) {
 // The page of another site cannot change anything for somebody who has this page open, and
 // cannot show it in a frame of its own.
 func TestOtherSites(t *testing.T) {
+	pgtest.Long(t)
 	s, tab := serve(t), browse(t)
 	other := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		w.Header().Set("Content-Type", "text/html")
@@ -188,6 +191,7 @@ func TestOtherSites(t *testing.T) {
 
 // The page fits narrow windows, and has two palettes.
 func TestLooks(t *testing.T) {
+	pgtest.Long(t)
 	s, tab := serve(t), browse(t)
 	s.take(25, "alice")
 	s.take(5, "bob")

@@ -12,6 +12,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
 
 const root = "../.."
@@ -44,6 +46,7 @@ func TestMain(m *testing.M) {
 // top of a page to its end, in a database of the page's own. A page of faults goes along,
 // each block of which must fail.
 func TestBlocks(t *testing.T) {
+	pgtest.Long(t)
 	pages, err := readPages(root)
 	if err != nil {
 		t.Fatal(err)

@@ -14,6 +14,7 @@ import (
 // What a key in use takes in the database, index and free space included, is what
 // docs/scaling.md says.
 func TestBytesForEachKey(t *testing.T) {
+	pgtest.Long(t)
 	const (
 		keys   = 20_000
 		rounds = 3

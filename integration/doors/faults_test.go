@@ -77,6 +77,7 @@ func TestSerializationFailure(t *testing.T) {
 }
 
 func TestDeadlock(t *testing.T) {
+	pgtest.Long(t)
 	two := ratelimit.TokenBucket{Name: "two", Rate: 10, Period: 24 * time.Hour}
 	eachDriver(t, func(t *testing.T, db *pgtest.DB, pool *sql.DB) {
 		store := newStore(t, db, nil)
@@ -248,6 +249,7 @@ func TestUnsupported(t *testing.T) {
 
 // Through the SQL functions, too, what the server does not finish has no yes, and is not spent.
 func TestFunctionFaults(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for name, call := range map[string]string{
 		"arguments": "rate_limit_allow('one', 'k', rate => 10, period => '24 hours')",
@@ -298,6 +300,7 @@ func TestFunctionFaults(t *testing.T) {
 
 // Two transactions that ask in turn for what the other has are told so, one of them.
 func TestFunctionDeadlock(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db, _ := published(t, one, ratelimit.TokenBucket{Name: "two", Rate: 10, Period: 24 * time.Hour})
 	pool := drivers[3].open(t, db)

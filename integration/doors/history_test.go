@@ -177,11 +177,8 @@ func differ(got, want reply) error {
 }
 
 func TestHistories(t *testing.T) {
-	const calls = 60
-	seeds := uint64(6)
-	if testing.Short() {
-		seeds = 3
-	}
+	pgtest.Long(t)
+	const calls, seeds = 60, uint64(6)
 	eachDriver(t, func(t *testing.T, db *pgtest.DB, pool *sql.DB) {
 		said := map[string]int{}
 		for seed := range seeds {

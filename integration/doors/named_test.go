@@ -203,6 +203,7 @@ func TestNamedRefuses(t *testing.T) {
 // Several limits take together or not at all, and what was taken in vain is there again, to
 // the last bit; callers that name them in other orders do not wait for each other for ever.
 func TestSeveral(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db, _ := published(t, sending,
 		ratelimit.FixedWindow{Name: "all", Rate: 100, Period: time.Hour},
@@ -255,6 +256,7 @@ func TestSeveral(t *testing.T) {
 // A role that may call the functions by name has what the catalog says, and no more: it cannot
 // choose a definition, change the catalog or have its own taken for it.
 func TestNamedAreSafe(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	db, f := published(t, sending)
 	inSchema(t, db, `GRANT EXECUTE ON FUNCTION rate_limit_take(text, text, float8), rate_limit_allow(text, text, float8),

@@ -22,6 +22,7 @@ import (
 // Callers through every door at once, on one key, are together granted no more than the limit
 // promises, by the database's clock; and each door is granted something.
 func TestNeverOver(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	for _, limit := range []ratelimit.Limit{
 		ratelimit.TokenBucket{Name: "bucket", Rate: 300, Period: time.Second, Capacity: 20},

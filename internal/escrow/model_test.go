@@ -488,6 +488,9 @@ func explore[S comparable](start S, next func(S, func(step, S)), broken func(S) 
 }
 
 func TestModel(t *testing.T) {
+	if testing.Short() {
+		t.Skip("it goes through all states, which takes seconds")
+	}
 	bucket := rules{capacity: 4, rate: 1, lasts: [processes]int8{1, 1}, grace: 1}
 	small := bucket
 	small.capacity = 3

@@ -89,6 +89,14 @@ func AtOnce(n int) {
 	}
 }
 
+// Long leaves a test out with -short: one that takes most of a second or more.
+func Long(tb testing.TB) {
+	tb.Helper()
+	if testing.Short() {
+		tb.Skip("left out with -short")
+	}
+}
+
 // DB is a schema of the test's own.
 type DB struct {
 	// URL is the server's. It does not lead into the schema.

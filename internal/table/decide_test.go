@@ -99,6 +99,7 @@ func TestDecide(t *testing.T) {
 // A row that another transaction has locked is not found, and what is decided on another is written; if
 // it is awaited, the error is lock_not_available, or it is found when it is free.
 func TestDecidePassesOver(t *testing.T) {
+	pgtest.Long(t)
 	db, now := pgtest.New(t), quarterPast
 	table := New(db.Schema, false, time.Second)
 	d := decision(ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Minute}, "a", "b")

@@ -107,6 +107,7 @@ func TestPageReadsNothingElse(t *testing.T) {
 // are not hidden from it). The cost of the former grows with the table. So when that has
 // grown it plans some fifty times, until the mean of all its plans' costs is higher.
 func TestGrantManyKeepsItsPlan(t *testing.T) {
+	pgtest.Long(t)
 	t.Run("alike", func(t *testing.T) {
 		testKeepsPlan(t, 60, func(int) float64 { return 1 }, func(sql *Table) string { return sql.kinds["bucket"]["grant_alike"].sql })
 	})

@@ -12,6 +12,7 @@ import (
 // A server that is suspended says nothing until it goes on, to those who are connected and
 // to those who want to be.
 func TestSuspend(t *testing.T) {
+	long(t)
 	t.Setenv("DATABASE_URL", "")
 	s, err := Start(t.Context())
 	if err != nil {

@@ -58,6 +58,7 @@ func names(t *testing.T, dir string) (names []string) {
 // initdb runs for the first server only, of those that start at a time too, and each
 // server has data of its own.
 func TestTemplate(t *testing.T) {
+	long(t)
 	dir := cached(t)
 	var started sync.WaitGroup
 	for range 3 {

@@ -42,11 +42,11 @@ func child() error {
 	select {}
 }
 
-// long skips a test that runs initdb often when there is no time for that.
+// long leaves a test out with -short: one that runs initdb, or starts several servers.
 func long(t *testing.T) {
 	t.Helper()
 	if testing.Short() {
-		t.Skip("initdb takes most of a second")
+		t.Skip("left out with -short")
 	}
 }
 
@@ -149,6 +149,7 @@ func TestStartAndClose(t *testing.T) {
 }
 
 func TestOptions(t *testing.T) {
+	long(t)
 	t.Parallel()
 	for _, test := range []struct {
 		opts           Options
@@ -174,6 +175,7 @@ func TestOptions(t *testing.T) {
 // A server must go with its process even if that has no chance to stop it.
 // With Restart a server whose first process is killed comes back on its data.
 func TestRestart(t *testing.T) {
+	long(t)
 	t.Parallel()
 	s := mustStartLocal(t, Options{Fsync: true, Restart: true})
 	const started = "SELECT pg_postmaster_start_time()::text"
@@ -204,6 +206,7 @@ func TestRestart(t *testing.T) {
 
 // A standby follows its primary, and takes its place.
 func TestStandby(t *testing.T) {
+	long(t)
 	t.Parallel()
 	primary := mustStartLocal(t, Options{})
 	standby, err := startLocal(t.Context(), Options{StandbyOf: primary.URL})
