@@ -19,15 +19,14 @@ import (
 )
 
 // The properties are quick; more checks than rapid's hundred find more, and .ci/run makes
-// five times as many. -rapid.checks on the command line has the last word, and with -short it
-// is a fifth.
+// 5,000. -rapid.checks on the command line has the last word, and with -short it is a fifth.
 func init() {
 	if err := flag.Set("rapid.checks", manyChecks); err != nil {
 		panic(err)
 	}
 }
 
-const manyChecks = "1000"
+const manyChecks = "400"
 
 // slack is how far rounding may move a value, relative to the largest number
 // that took part in its history: four times what a single decision tolerates.
