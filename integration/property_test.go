@@ -19,7 +19,8 @@ import (
 )
 
 // The properties are quick; more checks than rapid's hundred find more, and .ci/run makes
-// 5,000. -rapid.checks on the command line has the last word, and with -short it is a fifth.
+// five times as many. -rapid.checks on the command line has the last word, and with -short it
+// is a fifth.
 func init() {
 	if err := flag.Set("rapid.checks", manyChecks); err != nil {
 		panic(err)

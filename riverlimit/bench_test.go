@@ -19,7 +19,10 @@ import (
 //
 //	go test -bench JobsInFlight ./riverlimit
 func BenchmarkJobsInFlight(b *testing.B) {
-	const jobs, rounds = 4000, 5
+	jobs, rounds := 4000, 5
+	if testing.Short() {
+		jobs, rounds = 400, 1
+	}
 	for b.Loop() {
 		bench := newBench(b)
 		m := middleware(b, bench.store, riverlimit.MiddlewareConfig{InFlight: func(*rivertype.JobRow) (ratelimit.InFlight, string) {

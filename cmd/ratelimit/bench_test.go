@@ -9,6 +9,14 @@ import (
 	"github.com/pgratelimit/ratelimit/migrations"
 )
 
+// million is that, or with -short enough to see that a benchmark runs.
+func million() int {
+	if testing.Short() {
+		return 20_000
+	}
+	return 1_000_000
+}
+
 // A page of the keys with a prefix, of a million that are not full: the whole program.
 func BenchmarkLsOfAMillion(b *testing.B) {
 	db := pgtest.New(b, pgtest.With(migrations.Catalog))
@@ -18,7 +26,7 @@ func BenchmarkLsOfAMillion(b *testing.B) {
 	}
 	if err == nil {
 		_, err = db.Pool.Exec(b.Context(), `INSERT INTO `+db.Schema+`.rate_limits
-SELECT 'api', 'tenant ' || i % 1000 || '/' || i, 0, i % 20, clock_timestamp() FROM generate_series(1, 1000000) AS i`)
+SELECT 'api', 'tenant ' || i % 1000 || '/' || i, 0, i % 20, clock_timestamp() FROM generate_series(1, $1) AS i`, million())
 	}
 	if err != nil {
 		b.Fatal(err)

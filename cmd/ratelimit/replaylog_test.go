@@ -221,7 +221,7 @@ func BenchmarkReplayOfAMillion(b *testing.B) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	for i := range 1_000_000 {
+	for i := range million() {
 		at := benchTime.Add(time.Duration(i) * 17 * time.Millisecond)
 		fmt.Fprintf(f, "10.0.%d.%d - - [%s] \"GET /api/v1/items?id=%d HTTP/1.1\" 200 1234 \"-\" \"curl/8\"\n", i%7, i*i%211, at.Format("02/Jan/2006:15:04:05 -0700"), i)
 	}

@@ -27,7 +27,7 @@ func (l *lab) compareDemand(ctx context.Context, c *chapter) error {
 	// A machine with other work costs some of it; tokens held back by other stores would cost
 	// more.
 	const least = 0.7
-	lasts := l.seconds(4, 1.5)
+	lasts := l.seconds(4, 2) // whole periods: what a window grants comes in bursts
 	for _, test := range []struct {
 		name  string
 		moves time.Duration // to the next store
