@@ -415,10 +415,11 @@ func TestErrors(t *testing.T) {
 
 // The reason for the table's fillfactor, and for its only index. The test has a
 // database of its own: old row versions cannot be cleared away while any
-// transaction in the same database could still see them.
+// transaction in the same database could still see them. It is alone, too: a server
+// looks for what can be cleared away only when the oldest transaction, of any
+// database, has ended.
 func TestUpdatesStayHOT(t *testing.T) {
 	pgtest.Long(t)
-	t.Parallel()
 	const updates = 10_000
 	tests := []struct {
 		name string

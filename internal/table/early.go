@@ -65,6 +65,8 @@ func (t *Table) fault(ctx context.Context, conn *pgxpool.Conn, c *commit, err er
 	if _, err = conn.Exec(ctx, awaitDiskSQL, pgx.QueryExecModeSimpleProtocol); err == nil {
 		return nil
 	}
-	t.early.Store(new(bool))
+	if !conn.Conn().IsClosed() { // or the server went away, and is as it was when it is back
+		t.early.Store(new(bool))
+	}
 	return fmt.Errorf("committed, and perhaps not on disk: %v", err)
 }

@@ -35,13 +35,11 @@ func newDisk(t *testing.T, mode pgx.QueryExecMode) *disk {
 	d.grant.Definition.Period = time.Hour // nothing that matters is refilled
 	d.lock = Lock(db.Schema+" disk", d.grant.Row)
 	putAll(t, db, d.table, []Grant{d.grant}, []bucket.State{d.grant.Definition.Fresh("k", time.Now())})
-	d.exec(strings.ReplaceAll(fmt.Sprintf(`CREATE TABLE SCHEMA.noted (by text, setting text);
+	d.exec(strings.ReplaceAll(`CREATE TABLE SCHEMA.noted (by text, setting text);
 		CREATE FUNCTION SCHEMA.note() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
 			INSERT INTO SCHEMA.noted VALUES ('row', current_setting('synchronous_commit')); RETURN NEW; END $$;
-		CREATE TRIGGER note AFTER UPDATE ON SCHEMA.rate_limits FOR EACH ROW EXECUTE FUNCTION SCHEMA.note();
-		CREATE FUNCTION SCHEMA.pg_logical_emit_message(bool, text, text) RETURNS void LANGUAGE sql AS $$
-			INSERT INTO SCHEMA.noted VALUES ('message', current_setting('synchronous_commit'));
-			SELECT pg_advisory_xact_lock(%d) $$`, d.lock), "SCHEMA", db.Schema))
+		CREATE TRIGGER note AFTER UPDATE ON SCHEMA.rate_limits FOR EACH ROW EXECUTE FUNCTION SCHEMA.note();`, "SCHEMA", db.Schema))
+	d.message(d.noted())
 	config := db.Pool.Config()
 	config.ConnConfig.RuntimeParams["search_path"] = db.Schema + ", pg_catalog"
 	config.ConnConfig.DefaultQueryExecMode, config.MaxConns = mode, 1
@@ -58,6 +56,16 @@ func (d *disk) exec(sql string) {
 	if _, err := d.Pool.Exec(context.Background(), sql); err != nil {
 		d.t.Fatal(err)
 	}
+}
+
+// message has the message do what a statement does.
+func (d *disk) message(sql string) {
+	d.exec(fmt.Sprintf("CREATE OR REPLACE FUNCTION %s.pg_logical_emit_message(bool, text, text) RETURNS void LANGUAGE plpgsql AS $$ BEGIN %s; END $$", d.Schema, sql))
+}
+
+// noted is what it does at first.
+func (d *disk) noted() string {
+	return fmt.Sprintf("INSERT INTO %s.noted VALUES ('message', current_setting('synchronous_commit')); PERFORM pg_advisory_xact_lock(%d)", d.Schema, d.lock)
 }
 
 // take takes from the row, in turn.
@@ -132,17 +140,16 @@ func TestTurnWithoutMessages(t *testing.T) {
 			t.Run(fmt.Sprint(before, pipelined), func(t *testing.T) {
 				t.Parallel()
 				d := newDisk(t, pgx.QueryExecModeCacheStatement)
-				refuse := "DROP FUNCTION " + d.Schema + ".pg_logical_emit_message; CREATE FUNCTION " + d.Schema +
-					".pg_logical_emit_message(bool, text, text) RETURNS int LANGUAGE sql AS 'SELECT 1/0'"
+				const refuse = "PERFORM 1/0"
 				if before {
-					d.exec(refuse)
+					d.message(refuse)
 				}
 				if taken, err := d.take(pipelined); err != nil || !taken.OK {
 					t.Fatal(taken, err)
 				}
 				left := 93
 				if !before {
-					d.exec(refuse)
+					d.message(refuse)
 					var refused *pgconn.PgError
 					if _, err := d.take(pipelined); err == nil || errors.As(err, &refused) || Unsent(err) {
 						t.Errorf("got %v, want an error that tells nothing of what was done", err)
@@ -182,5 +189,29 @@ func TestTurnOutlivesForgottenMessage(t *testing.T) {
 			take(87)
 			take(81)
 		})
+	}
+}
+
+// TestTurnOutlivesTheServer: after a server that went away before it could say that a transaction
+// is on disk, rows are freed early again.
+func TestTurnOutlivesTheServer(t *testing.T) {
+	t.Parallel()
+	d := newDisk(t, pgx.QueryExecModeCacheStatement)
+	if _, err := d.take(true); err != nil {
+		t.Fatal(err)
+	}
+	d.message("PERFORM pg_terminate_backend(pg_backend_pid()); PERFORM pg_sleep(10)")
+	var refused *pgconn.PgError
+	if _, err := d.take(true); err == nil || errors.As(err, &refused) {
+		t.Errorf("got %v, want an error that tells nothing of what was done", err)
+	}
+	d.message(d.noted())
+	d.exec("TRUNCATE " + d.Schema + ".noted")
+	if taken, err := d.take(true); err != nil || !taken.OK {
+		t.Error(taken, err)
+	}
+	var noted int
+	if err := d.Pool.QueryRow(t.Context(), "SELECT count(*) FROM "+d.Schema+".noted WHERE by = 'message'").Scan(&noted); err != nil || noted != 1 {
+		t.Errorf("%d messages, %v, want 1", noted, err)
 	}
 }
