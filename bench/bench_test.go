@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/HdrHistogram/hdrhistogram-go"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
 
 // tiny measures what only finds, for so short that the figures say nothing.
@@ -50,19 +51,11 @@ func measureTiny(t *testing.T, o options) (stdout, stderr string, entries []entr
 	return out.String(), progress.String(), entries
 }
 
-// long skips a test that measures much when there is no time for that.
-func long(t *testing.T) {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("it measures for seconds")
-	}
-}
-
 // TestWindows: what the attacks on kinds of limits show, on a clock of their own, is the
 // same on every machine.
 func TestWindows(t *testing.T) {
 	t.Parallel()
-	long(t)
+	pgtest.Long(t)
 	file := filepath.Join(t.TempDir(), "windows.svg")
 	var out, errs bytes.Buffer
 	less := effort{phases: 8, asks: 1000, flooded: 17 * 7}
@@ -85,7 +78,7 @@ func TestWindows(t *testing.T) {
 // TestTrade: a flood never gets more at once than the capacity, and less by what is
 // refilled during Escrow.
 func TestTrade(t *testing.T) {
-	long(t)
+	pgtest.Long(t)
 	file := filepath.Join(t.TempDir(), "escrow.svg")
 	var out, errs bytes.Buffer
 	if err := run(t.Context(), []string{"escrow", "--rounds", "1", "--round", "20ms", "--plot", file}, &out, &errs); err != nil {
@@ -105,7 +98,7 @@ func TestTrade(t *testing.T) {
 // message instead of its rows.
 func TestEveryImplementation(t *testing.T) {
 	t.Parallel()
-	long(t)
+	pgtest.Long(t)
 	o := tiny(`^(granted-one-key|tx-one-key)/4/|^granted-10k-keys/4/UPDATE of many|^refused-one-key/4/|^over-grant|^churn-one-key/.*combined|^locked-row`)
 	o.plotFile = filepath.Join(t.TempDir(), "plot.svg")
 	stdout, stderr, entries := measureTiny(t, o)
@@ -209,7 +202,7 @@ func TestPicturesOfDocs(t *testing.T) {
 }
 
 func TestWithoutRedis(t *testing.T) {
-	long(t)
+	pgtest.Long(t)
 	t.Parallel()
 	o := tiny(`^granted-one-key/1/(ours, combined$|Redis Lua)`)
 	o.redisServer = "no-such-redis-server"
@@ -253,7 +246,7 @@ func TestBadArguments(t *testing.T) {
 
 // TestNetwork finds no decision that took less than the network does, but from memory.
 func TestNetwork(t *testing.T) {
-	long(t)
+	pgtest.Long(t)
 	t.Parallel()
 	const wanted = 2 * time.Millisecond
 	o := tiny(`^(granted-one-key(-1ms)?|tx-one-key)/1/(ours|Redis Lua)`)

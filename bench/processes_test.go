@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit/internal/curve"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
 
 // TestMain has this program be one of several processes, when it is started as that.
@@ -28,7 +29,7 @@ func TestMain(m *testing.M) {
 // TestProcesses: several processes ask for one key, and their figures are put together.
 func TestProcesses(t *testing.T) {
 	t.Parallel()
-	long(t)
+	pgtest.Long(t)
 	file := filepath.Join(t.TempDir(), "processes.svg")
 	var out, errs bytes.Buffer
 	args := []string{"--rounds", "1", "--round", "100ms", "--plot", file, "--only", "^(tx/8 × 8/(no limit|ours, before the transaction, escrow$)|decisions/2 × 32/(single-row|ours, combined))"}

@@ -37,10 +37,7 @@ type grant struct {
 func TestProcessesWhileTheCatalogChanges(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	rounds := 6
-	if testing.Short() {
-		rounds = 2
-	}
+	const rounds = 6
 	for _, limit := range []ratelimit.Limit{
 		ratelimit.TokenBucket{Name: "l", Rate: 30, Period: time.Minute, Capacity: 20},
 		ratelimit.FixedWindow{Name: "l", Rate: 20, Period: 30 * time.Second, Start: noon},

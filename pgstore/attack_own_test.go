@@ -479,7 +479,6 @@ func wantAtMost(t *testing.T, limit ratelimit.TokenBucket, begun time.Time, gran
 // at the instant of the first.
 func TestWaitingMakesNoSecondBurst(t *testing.T) {
 	pgtest.Long(t)
-	pgtest.Long(t)
 	t.Parallel()
 	const period = 300 * time.Millisecond
 	db := pgtest.New(t, maxConns(40))

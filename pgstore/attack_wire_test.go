@@ -189,7 +189,7 @@ func (s *scene) wantFree(t *testing.T, r ratelimit.Request, n int) {
 func TestGivingUpOnSilenceLeavesNothingBehind(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	for _, n := range some(4, 4, 5, 3, 0, 1, 2, 6, 7) {
+	for n := range 8 {
 		t.Run(fmt.Sprintf("from answer %d on", n+1), func(t *testing.T) {
 			t.Parallel()
 			r := newRelay(t)

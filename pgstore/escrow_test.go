@@ -111,7 +111,6 @@ func TestEscrowHandsOutFromMemory(t *testing.T) {
 // What nobody needs any more is back in the row before its end.
 func TestEscrowGivesBackWhatIsNotNeeded(t *testing.T) {
 	pgtest.Long(t)
-	pgtest.Long(t)
 	t.Parallel()
 	for name, limit := range sluggish {
 		t.Run(name, func(t *testing.T) {

@@ -12,14 +12,6 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// some returns all of them, or with -short the first few.
-func some[T any](few int, all ...T) []T {
-	if testing.Short() {
-		return all[:few]
-	}
-	return all
-}
-
 // isolationLevels are those of PostgreSQL; READ UNCOMMITTED is READ COMMITTED.
 var isolationLevels = []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}
 

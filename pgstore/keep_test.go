@@ -210,7 +210,6 @@ func TestConfigInvalid(t *testing.T) {
 // what would be the default, and disturbs nobody meanwhile; with one it does not.
 func TestNoTimeout(t *testing.T) {
 	pgtest.Long(t)
-	pgtest.Long(t)
 	t.Parallel()
 	const byDefault = 5 * time.Second
 	s := newScene(t, 8, withTimeout(pgstore.NoTimeout))

@@ -129,7 +129,7 @@ func TestNeverOver(t *testing.T) {
 	t.Parallel()
 	const callers = 8
 	db := pgtest.New(t, maxConns(callers))
-	eachForm(t, some(2, brisk...), func(t *testing.T, limit ratelimit.Limit, form takeForm) {
+	eachForm(t, brisk, func(t *testing.T, limit ratelimit.Limit, form takeForm) {
 		stores := twoStores(t, db, form.change)
 		ctx := within(t, time.Minute)
 		var (
@@ -188,7 +188,7 @@ func TestGrantsWhatThereIs(t *testing.T) {
 	t.Parallel()
 	const callers = 8
 	db := pgtest.New(t, maxConns(callers))
-	eachForm(t, some(3, plentiful...), func(t *testing.T, limit ratelimit.Limit, form takeForm) {
+	eachForm(t, plentiful, func(t *testing.T, limit ratelimit.Limit, form takeForm) {
 		c := newClock()
 		stores, memory := twoStores(t, db, onClock(c), form.change), memstore.New(c.now)
 		ctx := within(t, time.Minute)

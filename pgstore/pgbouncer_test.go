@@ -30,7 +30,7 @@ func TestPgBouncer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, mode := range some(1, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol) {
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
 			db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) {

@@ -302,7 +302,6 @@ func TestPortableEscrow(t *testing.T) {
 // What nobody needs goes back to the row, with Portable too.
 func TestPortableEscrowGivesBack(t *testing.T) {
 	pgtest.Long(t)
-	pgtest.Long(t)
 	t.Parallel()
 	for name, limit := range sluggish {
 		if limit.Definition().Kind == ratelimit.KindSlidingWindow {

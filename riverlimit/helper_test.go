@@ -26,14 +26,6 @@ import (
 // patience bounds waits for what must happen, on a machine with much else to do.
 const patience = 90 * time.Second
 
-// long skips a test that takes seconds when there is no time for that.
-func long(t *testing.T) {
-	t.Helper()
-	if testing.Short() {
-		t.Skip("jobs that start at a rate take seconds")
-	}
-}
-
 var quiet = slog.New(slog.NewTextHandler(io.Discard, nil))
 
 // callArgs is a job that calls somebody.

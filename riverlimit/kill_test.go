@@ -118,7 +118,6 @@ func kill(cmd *exec.Cmd) {
 func TestKill(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	long(t)
 	b := newBench(t)
 	b.inTx(t, func(tx pgx.Tx) error {
 		_, err := tx.Exec(t.Context(), fmt.Sprintf("CREATE TABLE %s.starts (job bigint, at timestamptz, pid int)", b.Schema))

@@ -108,7 +108,6 @@ func TestHardStartBesideSlowLimit(t *testing.T) {
 func TestInsertTimeReservations(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	long(t)
 	b := newBench(t)
 	limit := ratelimit.TokenBucket{Name: "calls", Rate: perSecond, Period: time.Second, Capacity: 1}
 	params := make([]riverlimit.InsertManyParams, jobs)
@@ -168,7 +167,6 @@ func TestInsertTimeReservations(t *testing.T) {
 func TestInsertTimeReservationsHardStart(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	long(t)
 	b := newBench(t)
 	const n = 40
 	limit := ratelimit.TokenBucket{Name: "calls", Rate: perSecond, Period: time.Second, Capacity: 1}
@@ -211,7 +209,6 @@ func TestInsertTimeReservationsHardStart(t *testing.T) {
 func TestMiddlewareAverages(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	long(t)
 	b := newBench(t)
 	const n, burst = 60, 10
 	b.insertPlain(t, n)

@@ -57,7 +57,6 @@ func wantWindowKept(t *testing.T, b *bench, jobs int) {
 func TestHardStartSlidingWindow(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	long(t)
 	b := newBench(t)
 	b.insertPlain(t, 100)
 	wantWindowKept(t, b, 100)
@@ -68,7 +67,6 @@ func TestHardStartSlidingWindow(t *testing.T) {
 func TestHardStartSlidingWindowBunched(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	long(t)
 	b := newBench(t)
 	const n = 60
 	params := make([]riverlimit.InsertManyParams, n)

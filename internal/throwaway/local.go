@@ -199,8 +199,7 @@ func (i installation) supervise(ctx context.Context, port string, opts Options, 
 	}
 	cmd := shell(supervisor, append([]string{i.dir, again, from.primary, opts.WALDir}, serverArgs(port, opts)...))
 	cmd.ExtraFiles = from.archive
-	cmd.Env = append(cmd.Env, "TMPDIR="+dataDir(opts))
-	cmd.Env = append(cmd.Env, opts.Env...)
+	cmd.Env = append(append(cmd.Env, "TMPDIR="+dataDir(opts)), opts.Env...)
 	if err := dropRoot(cmd, opts.WALDir); err != nil {
 		return nil, err
 	}
@@ -293,8 +292,10 @@ func serverEnv() []string {
 // dataDir returns the directory in which the data of a server is to be: in memory, if it need
 // not outlive the machine and the user names no other.
 func dataDir(opts Options) string {
-	if dir := memoryDir(); dir != "" && !opts.Fsync && os.Getenv("TMPDIR") == "" {
-		return dir
+	if !opts.Fsync && os.Getenv("TMPDIR") == "" {
+		if dir := memoryDir(); dir != "" {
+			return dir
+		}
 	}
 	return os.TempDir()
 }
