@@ -67,8 +67,12 @@ func PgBouncer(ctx context.Context, serverURL string, conns int) (*Server, error
 func bouncerConfig(server *pgx.ConnConfig, port string, conns int) []byte {
 	// A quote in a value is written twice.
 	quoted := func(s string) string { return "'" + strings.ReplaceAll(s, "'", "''") + "'" }
+	password := ""
+	if server.Password != "" { // PgBouncer takes an empty one for a fault
+		password = "password=" + quoted(server.Password)
+	}
 	return fmt.Appendf(nil, `[databases]
-* = host=%s port=%d user=%s password=%s
+* = host=%s port=%d user=%s %s
 [pgbouncer]
 listen_addr = 127.0.0.1
 listen_port = %s
@@ -80,7 +84,7 @@ default_pool_size = %d
 max_client_conn = 1000
 server_tls_sslmode = disable
 ignore_startup_parameters = search_path
-`, server.Host, server.Port, quoted(server.User), quoted(server.Password), port, server.User, conns)
+`, server.Host, server.Port, quoted(server.User), password, port, server.User, conns)
 }
 
 // bouncing returns when a PgBouncer answers.

@@ -162,19 +162,22 @@ func TestStartCanceled(t *testing.T) {
 	inst := installed(t)
 	canceled, cancel := context.WithCancel(t.Context())
 	cancel()
-	for range 2 {
+	start := func() {
+		t.Helper()
 		if _, err := inst.start(canceled, Options{}); !errors.Is(err, context.Canceled) {
 			t.Errorf("got %v", err)
 		}
 		if !empty(t, tmp) {
 			t.Errorf("left %q", names(t, tmp))
 		}
-		s, err := inst.start(t.Context(), Options{}) // which makes the template
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := s.Close(); err != nil {
-			t.Fatal(err)
-		}
 	}
+	start()
+	archive, _, err := inst.template(t.Context(), Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := archive.Close(); err != nil {
+		t.Fatal(err)
+	}
+	start()
 }

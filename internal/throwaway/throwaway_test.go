@@ -293,7 +293,7 @@ func TestParentKilled(t *testing.T) {
 func TestParentKilledEarly(t *testing.T) {
 	t.Parallel()
 	long(t)
-	for _, delay := range []time.Duration{20, 50, 100, 200} {
+	for _, delay := range []time.Duration{20, 80, 200} {
 		delay *= time.Millisecond
 		t.Run(delay.String(), func(t *testing.T) {
 			t.Parallel()
