@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/big"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
@@ -19,7 +20,7 @@ import (
 )
 
 // The properties are quick; more checks than rapid's hundred find more, and .ci/run makes
-// five times as many. -rapid.checks on the command line has the last word, and with -short it
+// ten times as many. -rapid.checks on the command line has the last word, and with -short it
 // is a fifth.
 func init() {
 	if err := flag.Set("rapid.checks", manyChecks); err != nil {
@@ -27,7 +28,17 @@ func init() {
 	}
 }
 
-const manyChecks = "400"
+const manyChecks = "200"
+
+// checks is how many there are of each property.
+func checks(t *testing.T) int {
+	t.Helper()
+	n, err := strconv.Atoi(flag.Lookup("rapid.checks").Value.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
 
 // slack is how far rounding may move a value, relative to the largest number
 // that took part in its history: four times what a single decision tolerates.

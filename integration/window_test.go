@@ -566,14 +566,13 @@ func (w *settledWindow) settle(t *rapid.T, used float64) {
 // fewer makes the histories of a test fewer, since each of them is long. As it changes what
 // others look at, its tests are not parallel.
 func fewer(t *testing.T) {
-	checks := flag.Lookup("rapid.checks").Value
-	all := checks.String()
-	n, err := strconv.Atoi(all)
-	if err != nil {
-		t.Fatal(err)
+	t.Helper()
+	all := checks(t)
+	set := func(n int) {
+		if err := flag.Set("rapid.checks", strconv.Itoa(n)); err != nil {
+			t.Error(err)
+		}
 	}
-	if err := checks.Set(strconv.Itoa(min(n, 200))); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = checks.Set(all) })
+	set(min(all/2, 200))
+	t.Cleanup(func() { set(all) })
 }

@@ -144,7 +144,7 @@ func TestAboveInvalid(t *testing.T) {
 func TestCrossedIsToldOnce(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	const callers, calls = 16, 4_000
+	const callers, calls = 16, 2_000
 	shares := []float64{0.5, 0.8, 1}
 	db := pgtest.New(t, maxConns(callers))
 	for _, form := range takeForms {

@@ -306,7 +306,7 @@ func TestEscrowAccounts(t *testing.T) {
 				for range 6 {
 					c := customer{b, store, db.Pool, test.unit}
 					group.Go(func() {
-						for range 160 / len(test.escrow) {
+						for range 96 / len(test.escrow) {
 							c.once(ctx)
 						}
 					})

@@ -412,7 +412,7 @@ func TestEscrowGrantsWhatThereIs(t *testing.T) {
 			}
 			var events []curve.Event
 			var mu sync.Mutex
-			for range 200 {
+			for range 100 {
 				var group sync.WaitGroup
 				for _, store := range stores {
 					group.Go(func() {
