@@ -1,6 +1,7 @@
 package pgstore_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -850,6 +851,16 @@ func (c outageConn) Write(p []byte) (int, error) {
 		defer c.Conn.Close()
 	}
 	return c.Conn.Write(p)
+}
+
+// Read loses the answer also if pgx reads it before its write has returned, as it does when
+// that takes long.
+func (c outageConn) Read(p []byte) (int, error) {
+	n, err := c.Conn.Read(p)
+	if c.outage.begun.Load() {
+		return 0, cmp.Or(err, net.ErrClosed)
+	}
+	return n, err
 }
 
 // Who loses the answer to his COMMIT to a server that is gone hears that before
