@@ -198,7 +198,9 @@ func TestAcquireWaitEnds(t *testing.T) {
 	})
 }
 
-// Two processes that both have somebody waiting for the only slot take turns.
+// Two processes that both have somebody waiting for the only slot take turns. A turn is of up to
+// four seconds, and the process that looks first has the next: one of the two may well have four in
+// a row.
 func TestProcessesTakeTurns(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
@@ -228,13 +230,13 @@ func TestProcessesTakeTurns(t *testing.T) {
 			})
 		}
 	}
-	for end := time.Now().Add(20 * time.Second); time.Now().Before(end) && min(served[0].Load(), served[1].Load()) < 5; {
+	for end := time.Now().Add(time.Minute); time.Now().Before(end) && min(served[0].Load(), served[1].Load()) < 5; {
 		time.Sleep(10 * time.Millisecond)
 	}
 	cancel()
 	wg.Wait()
 	if a, b := served[0].Load(), served[1].Load(); min(a, b) < 5 {
-		t.Errorf("served %d and %d within 20 s, want at least 5 each", a, b)
+		t.Errorf("served %d and %d within a minute, want at least 5 each", a, b)
 	}
 }
 
