@@ -22,8 +22,8 @@ Measures what becomes of one key when several processes ask for it: the same 64 
 in 1, 2, 4 and 8 processes, and 80 in 40. All implementations take turns, in several
 rounds, each with new processes and a new key; what is measured begins 200 ms after the
 first call, which is twice what "escrow" prefetches for. A figure is the median of its rounds.
-They are long because the sessions of new processes are new, too: the statement that prefetches
-costs the server eight times as much when a session has it first, and twice until the sixth.
+They are long because the sessions of new processes are new, too, and the server parses and
+plans their first statements.
 
   a second       decisions, or transactions with one INSERT, of all processes
   p99            of all

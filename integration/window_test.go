@@ -573,6 +573,6 @@ func fewer(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	set(min(all/2, 200))
+	set(min(all, 200))
 	t.Cleanup(func() { set(all) })
 }
