@@ -16,8 +16,8 @@ import (
 // (runner.queue). The line is an advisory lock of the session, since a transaction must have
 // its turn before it begins: one that waits for the row itself has a snapshot that is out of
 // date by the time it has it, and is run again (40001). PostgreSQL serves the line first come,
-// first served. It is taken in the round trip of BEGIN and given back in that of COMMIT, so
-// that the next transaction begins on the server as soon as the one before has committed.
+// first served. It is taken in the round trip of BEGIN, and COMMIT gives it back, so that the
+// next transaction begins on the server as soon as the one before has committed.
 //
 // A line is taken for rows on which the process has met others lately, and only on a connection
 // to a session of its own. Correctness does not depend on it: a transaction that does not stand
@@ -69,13 +69,13 @@ func (m *meetings) lately(locks func() []int64) (lately []int64) {
 	return slices.Compact(lately)
 }
 
-// line is a connection's place in the lines of some rows.
+// line is a connection's place in the lines of some rows. The session has the locks before the
+// transaction begins, which then takes them over: its end gives them back, however it ends.
 type line struct {
 	conn     *pgxpool.Conn
 	meetings *meetings
 	locks    []int64 // ascending; none for a transaction that stands in no line
-	held     int     // of them, from the first
-	asked    bool    // it was sent for them
+	owed     int     // of them, those that the session may have, and the transaction has not
 }
 
 // begin returns a batch that begins a transaction, after it has had its turn in all lines.
@@ -87,52 +87,30 @@ func (l *line) begin() *pgx.Batch {
 	}
 	// A statement outside of a transaction would become part of the one that is begun behind
 	// it in the same round trip, and the lock is to be had before the snapshot.
-	batch.BeginTx(pgx.TxOptions{CommitQuery: "COMMIT; " + table.UnlockSQL(l.locks)})
+	batch.BeginTx(pgx.TxOptions{})
 	for _, lock := range l.locks {
 		table.QueueLock(&batch, lock, func(waited bool) {
-			if l.held++; waited {
+			if waited {
 				l.meetings.met(lock)
 			}
 		})
 	}
 	batch.Queue("COMMIT")
 	batch.Queue("BEGIN ISOLATION LEVEL SERIALIZABLE")
-	l.asked = true
+	for _, lock := range l.locks {
+		table.QueueTakeOver(&batch, lock, func() { l.owed-- })
+	}
+	l.owed = len(l.locks)
 	return &batch
 }
 
-// left notes that the locks were given back.
-func (l *line) left() { l.asked, l.held, l.locks = false, 0, nil }
-
-// rollBack ends a transaction that nobody else has seen, and leaves the lines, in one round trip.
-func (l *line) rollBack(ctx context.Context, tx pgx.Tx) error {
-	if !l.asked {
-		return tx.Rollback(ctx)
-	}
-	_, err := l.conn.Exec(ctx, "ROLLBACK; "+table.UnlockSQL(l.locks))
-	if err == nil {
-		l.left()
-	}
-	return err
-}
-
-// leave gives back the locks, outside of a transaction. A connection with unknown locks is
-// closed, which releases them.
+// leave closes a connection whose session may have kept a lock, which the server then gives back.
 func (l *line) leave(ctx context.Context) {
-	if !l.asked || l.conn.Conn().IsClosed() {
-		return
+	if l.owed > 0 && !l.conn.Conn().IsClosed() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTime)
+		defer cancel()
+		_ = l.conn.Conn().Close(ctx)
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTime)
-	defer cancel()
-	known := l.held == len(l.locks) && l.conn.Conn().PgConn().TxStatus() == 'I'
-	if known {
-		_, err := l.conn.Exec(ctx, table.UnlockSQL(l.locks))
-		known = err == nil
-	}
-	if !known {
-		_ = l.conn.Conn().Close(ctx) // the server sees to the rest
-	}
-	l.left()
 }
 
 // sessionKey is where a connection keeps whether it has a session of its own.

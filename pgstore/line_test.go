@@ -231,21 +231,26 @@ func TestGivingUpInLine(t *testing.T) {
 	}
 }
 
-// What was committed is told so, also when the lock could not be given back with it: then
-// the connection is closed.
-func TestLineThatCannotBeLeft(t *testing.T) {
+// A transaction that cannot take the lock over from its session does nothing, and the session, of
+// which nobody knows what it has, is ended.
+func TestLineThatCannotBeTakenOver(t *testing.T) {
 	t.Parallel()
-	l := newLined(t)
-	_, err := l.allow(t.Context(), 1, func(tx pgx.Tx) error {
-		_, err := tx.Exec(t.Context(), `CREATE FUNCTION `+l.Schema+`.pg_advisory_unlock(bigint) RETURNS bool LANGUAGE plpgsql
-			AS $$ BEGIN RAISE 'not now'; END $$; SET search_path = `+l.Schema+`, pg_catalog`)
-		return err
-	})
+	l := newLined(t, func(c *pgxpool.Config) { c.MaxConns = 1 })
+	_, err := l.Pool.Exec(t.Context(), `CREATE FUNCTION `+l.Schema+`.pg_advisory_unlock(bigint) RETURNS bool LANGUAGE plpgsql
+		AS $$ BEGIN RAISE 'not now'; END $$; SET search_path = `+l.Schema+`, pg_catalog`)
 	if err != nil {
-		t.Errorf("got error %v", err)
+		t.Fatal(err)
+	}
+	ran := false
+	_, err = l.allow(t.Context(), 1, func(pgx.Tx) error {
+		ran = true
+		return nil
+	})
+	if codeOf(err) != "P0001" || ran {
+		t.Errorf("got error %v, and ran %v", err, ran)
 	}
 	l.wantEmpty(t)
-	wantLeft(t, l.store, slow("l", 100).ForN("k", 0), 97)
+	wantLeft(t, l.store, slow("l", 100).ForN("k", 0), 98)
 }
 
 // Through a pooler that hands sessions on nobody takes a lock of one.

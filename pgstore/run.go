@@ -323,39 +323,13 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 	if err := ctx.Err(); err != nil { // pgx would close the connection, which looks as if COMMIT was lost
 		return false, a.base.fault("commit", err)
 	}
-	err = a.commit(ctx, tx)
-	if err == nil {
+	if err = tx.Commit(ctx); err == nil {
 		return false, nil
 	}
 	if err = a.base.fault("commit", err); a.conn.Conn().IsClosed() && !answered(err) {
 		return true, err
 	}
 	return a.again(ctx, tx, err)
-}
-
-// commit commits the transaction, and leaves the lines of its rows in the same round trip.
-func (a *attempt) commit(ctx context.Context, tx pgx.Tx) error {
-	if !a.line.asked {
-		return tx.Commit(ctx)
-	}
-	if a.conn.Conn().PgConn().TxStatus() == 'E' { // COMMIT would roll back, and the statements after it hide that
-		return cmp.Or(tx.Rollback(ctx), pgx.ErrTxCommitRollback)
-	}
-	err := tx.Commit(ctx)
-	if err == nil {
-		a.line.left()
-		return nil
-	}
-	if a.over() && !retriable(err) { // a statement after COMMIT may be the one that failed
-		committed, unknown := a.committed(ctx)
-		switch {
-		case unknown != nil:
-			return fmt.Errorf("%w: %w", unknown, err)
-		case committed:
-			return nil
-		}
-	}
-	return err
 }
 
 // over reports whether there is no transaction any more on the attempt's connection.
@@ -443,9 +417,10 @@ func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 				a.tell(a.taken.result(tx))
 				return tx, nil
 			}
-			if err := a.line.rollBack(ctx, tx); err != nil {
+			if err := tx.Rollback(ctx); err != nil {
 				return tx, b.fault("roll back", err)
 			}
+			a.line.locks = nil // the next one may take from other rows
 		}
 		view, err := b.look(ctx, a.conn, &pgx.Batch{}, a.call, all)
 		if err != nil {

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"hash/fnv"
 	"strconv"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -45,6 +44,18 @@ func QueueLock(batch *pgx.Batch, id int64, taken func(waited bool)) {
 	})
 }
 
+// takeOverSQL has a transaction take over an advisory lock from its session.
+const takeOverSQL = `SELECT CASE WHEN pg_advisory_xact_lock($1::int8) IS NOT NULL THEN pg_advisory_unlock($1::int8) END`
+
+// QueueTakeOver puts that into a batch. The session has the lock already, so the transaction does
+// not wait for it. done is called when it is the transaction's, and the session's no more.
+func QueueTakeOver(batch *pgx.Batch, id int64, done func()) {
+	batch.Queue(takeOverSQL, id).Exec(func(pgconn.CommandTag) error {
+		done()
+		return nil
+	})
+}
+
 // turnSQL waits for an advisory lock, which is the transaction's until it ends, and tells how
 // long that took in nanoseconds.
 const turnSQL = `SELECT (date_part('epoch', clock_timestamp() - CURRENT_TIMESTAMP) * 1000000)::int8 * 1000 FROM pg_advisory_xact_lock($1::int8)`
@@ -69,18 +80,10 @@ func (t *Table) inTurn(run func() error) error {
 	return err
 }
 
-// UnlockSQL returns the statement that gives advisory locks back.
-func UnlockSQL(ids []int64) string {
-	unlocks := make([]string, len(ids))
-	for i, id := range ids {
-		unlocks[i] = "pg_advisory_unlock(" + strconv.FormatInt(id, 10) + ")"
-	}
-	return "SELECT " + strings.Join(unlocks, ", ")
-}
-
 // ownSessionSQL finds nothing where the role may not use the locks.
 const ownSessionSQL = `SELECT pg_backend_pid() WHERE has_function_privilege('pg_catalog.pg_advisory_lock(int8)', 'EXECUTE')
 	AND has_function_privilege('pg_catalog.pg_try_advisory_lock(int8)', 'EXECUTE')
+	AND has_function_privilege('pg_catalog.pg_advisory_xact_lock(int8)', 'EXECUTE')
 	AND has_function_privilege('pg_catalog.pg_advisory_unlock(int8)', 'EXECUTE')`
 
 // OwnSession reports whether a connection is to a session of its own, which may take

@@ -47,7 +47,7 @@ func TestGrantAwaitsItsTurn(t *testing.T) {
 	if err := conn.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&gone); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := conn.Exec(t.Context(), UnlockSQL([]int64{Lock(db.Schema, g.Row)})); err != nil {
+	if _, err := conn.Exec(t.Context(), "SELECT pg_advisory_unlock($1)", Lock(db.Schema, g.Row)); err != nil {
 		t.Fatal(err)
 	}
 	if err := <-done; err != nil {
