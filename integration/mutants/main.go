@@ -2,7 +2,7 @@
 // the repository, and runs the tests that must find it. It fails if one finds nothing,
 // or if a patch does not fit the code any more.
 //
-//	go run ./integration/mutants             # all, some ten minutes
+//	go run ./integration/mutants             # all, some twenty-five minutes
 //	go run ./integration/mutants --only c1   # those whose names match
 //	go run ./integration/mutants --check     # only that each fits the code, and compiles
 //
@@ -220,6 +220,9 @@ func copyTree(ctx context.Context, to string) error {
 
 const longest = 2 * time.Minute // of one mutant's tests
 
+// leftOut is a test, of those of a package, that was skipped.
+var leftOut = regexp.MustCompile(`(?m)^--- SKIP: `)
+
 // kill plants the fault in the copy, runs the tests, and takes it out again. It returns
 // the tests that failed.
 func (m *mutant) kill(ctx context.Context, dir string) (finder string, err error) {
@@ -227,8 +230,9 @@ func (m *mutant) kill(ctx context.Context, dir string) (finder string, err error
 		return "", fmt.Errorf("the patch does not fit: %w", err)
 	}
 	defer func() { err = errors.Join(err, m.apply(context.WithoutCancel(ctx), dir, "-R")) }()
-	// Without paths of this copy in it, what is built can be used for the next one.
-	test := exec.CommandContext(ctx, "go", "test", "-trimpath", "-short", "-count=1", "-failfast",
+	// Without paths of this copy in it, what is built can be used for the next one. A test that
+	// is left out is told with -v only.
+	test := exec.CommandContext(ctx, "go", "test", "-trimpath", "-v", "-count=1", "-failfast",
 		"-timeout", longest.String(), "-run", "^("+m.tests+")$", ".")
 	test.Dir = filepath.Join(dir, m.module)
 	out, err := test.CombinedOutput()
@@ -236,6 +240,8 @@ func (m *mutant) kill(ctx context.Context, dir string) (finder string, err error
 	switch {
 	case err == nil && bytes.Contains(out, []byte("no tests to run")):
 		return "", errors.New("there is no such test")
+	case err == nil && leftOut.Match(out):
+		return "", errors.New("a test was left out")
 	case err == nil:
 		return "", nil
 	case !errors.As(err, &exit):
