@@ -32,12 +32,12 @@ func TestProcesses(t *testing.T) {
 	pgtest.Long(t)
 	file := filepath.Join(t.TempDir(), "processes.svg")
 	var out, errs bytes.Buffer
-	args := []string{"--rounds", "1", "--round", "100ms", "--plot", file, "--only", "^(tx/8 × 8/(no limit|ours, before the transaction, escrow$)|decisions/2 × 32/(single-row|ours, combined))"}
+	args := []string{"--rounds", "1", "--round", "100ms", "--plot", file, "--only", "^(tx/8 × 8/ours, before the transaction, escrow$|decisions/2 × 32/(single-row|ours, combined))"}
 	if err := runProcesses(t.Context(), args, &out, &errs); err != nil {
 		t.Fatalf("%v\n%s%s", err, &out, &errs)
 	}
 	for _, want := range []string{
-		`8 processes, 8 goroutines in each\n +no limit +\d`, oursTxEscrow + ` +\d`,
+		`8 processes, 8 goroutines in each\n +` + oursTxEscrow + ` +\d`,
 		`single-row UPDATE +\d`, oursCombined + ` +\d`, `a flood of 8 processes got of what may be: ours, combined +≤ 1 +[01]\.\d\d +yes`,
 	} {
 		if !regexp.MustCompile(want).MatchString(out.String()) {

@@ -58,7 +58,7 @@ var noon = time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
 // the catalog changes, limits are paused and the clock goes back.
 func TestViewsAgreeWithRows(t *testing.T) {
 	t.Parallel()
-	rounds := 4
+	rounds := 3
 	if testing.Short() {
 		rounds = 2
 	}

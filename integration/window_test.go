@@ -563,8 +563,8 @@ func (w *settledWindow) settle(t *rapid.T, used float64) {
 	w.events = append(w.events, curve.Event{At: at, Count: used - call.Taken})
 }
 
-// fewer makes the histories of a test fewer, since each of them is long. As it changes what
-// others look at, its tests are not parallel.
+// fewer makes the histories of a test a quarter, and 200 at most, since each of them is long.
+// As it changes what others look at, its tests are not parallel.
 func fewer(t *testing.T) {
 	t.Helper()
 	all := checks(t)
@@ -573,6 +573,6 @@ func fewer(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	set(min(all, 200))
+	set(min(all/4, 200))
 	t.Cleanup(func() { set(all) })
 }

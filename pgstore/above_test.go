@@ -57,7 +57,7 @@ func TestAboveIsKeptUnderOverload(t *testing.T) {
 					var counts [3]atomic.Int64
 					together(callers, func(i int) {
 						class := class(i)
-						for refused := 0; refused < 5; {
+						for refused := 0; refused < 2; {
 							result, err := form.take(ctx, db.Pool, stores[i%2], limit.For(key).Above(floorsOf[class]))
 							if err != nil {
 								t.Error(err)

@@ -45,7 +45,7 @@ func TestCalendarGrantsWhatWasSold(t *testing.T) {
 					t.Helper()
 					var got atomic.Int64
 					together(callers, func(i int) {
-						for refused := 0; refused < 4; {
+						for refused := 0; refused < 2; {
 							result, err := form.take(ctx, db.Pool, stores[i%2], limit.For(form.name))
 							if err != nil {
 								t.Error(err)

@@ -340,7 +340,7 @@ func (f form) configure(config *pgstore.Config) {
 func TestDifferential(t *testing.T) {
 	t.Parallel()
 	const calls = 70
-	histories, broad := 10, 4
+	histories, broad := 6, 2
 	if testing.Short() {
 		histories, broad = 2, 1
 	}

@@ -7,6 +7,6 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	pgtest.AtOnce(8) // they wait for the server most of the time
+	pgtest.AtOnce(12) // they wait for the server most of the time
 	pgtest.Main(m)
 }

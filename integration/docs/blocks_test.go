@@ -98,12 +98,11 @@ func runPages(t *testing.T, pages []*page) map[string]event {
 	}
 	dir := t.TempDir()
 	overlay := g.finish(dir, pages)
-	programs := []string{"-overlay", overlay, "github.com/jackc/tern/v2"}
-	for _, name := range g.programs {
-		programs = append(programs, here+name)
-	}
-	build(t, ".", dir, programs...)
+	build(t, ".", dir, "github.com/jackc/tern/v2")
 	build(t, filepath.Join(root, "cmd/ratelimit"), dir, ".")
+	for _, name := range g.programs {
+		build(t, ".", dir, "-overlay", overlay, here+name)
+	}
 	linkMigrate(t, dir)
 	// Without vet, which knows no overlay.
 	cmd := exec.Command("go", "test", "-json", "-count=1", "-vet=off", "-overlay", overlay, harness)
@@ -116,10 +115,13 @@ func runPages(t *testing.T, pages []*page) map[string]event {
 	return results
 }
 
-// build has the go command build programs into a directory, from within a module.
+// build has the go command build a program into a directory, from within a module. It is go
+// run that does so, and has a copy made instead of running it: it keeps what it has linked,
+// and go build links each time.
 func build(t *testing.T, from, dir string, args ...string) {
 	t.Helper()
-	cmd := exec.Command("go", append([]string{"build", "-ldflags=-s -w", "-o", dir + string(filepath.Separator)}, args...)...)
+	keep := fmt.Sprintf(`sh -c 'cp "$0" "%s"'`, dir)
+	cmd := exec.Command("go", append([]string{"run", "-exec", keep}, args...)...)
 	cmd.Dir = from
 	if out, err := cmd.CombinedOutput(); err != nil {
 		t.Fatalf("building what pages run: %v\n%s", err, out)

@@ -16,7 +16,7 @@ import (
 func TestBytesForEachKey(t *testing.T) {
 	pgtest.Long(t)
 	const (
-		keys   = 20_000
+		keys   = 5_000
 		rounds = 3
 		most   = 500
 	)
