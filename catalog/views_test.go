@@ -57,12 +57,9 @@ var noon = time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
 // The views say of each key what Rows says, for every kind, after random histories in which
 // the catalog changes, limits are paused and the clock goes back.
 func TestViewsAgreeWithRows(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
-	rounds := 3
-	if testing.Short() {
-		rounds = 2
-	}
-	for round := range rounds {
+	for round := range 3 {
 		seed := uint64(time.Now().UnixNano()) + uint64(round)
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()

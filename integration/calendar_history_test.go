@@ -124,7 +124,7 @@ func newCalendarHistory(t *rapid.T) *history {
 // changes of summer time, leap days and ends of years, while they roll over for several windows,
 // are in debt, paused, and while the clock goes back.
 func TestCalendarExact(t *testing.T) {
-	fewer(t)
+	fewer(t, 1)
 	rapid.Check(t, func(t *rapid.T) {
 		h := newCalendarHistory(t)
 		for range rapid.IntRange(1, 40).Draw(t, "steps") {
@@ -151,7 +151,7 @@ func TestCalendarExact(t *testing.T) {
 // all of that can be had. A reservation is due when the last of its tokens is there, of which
 // some were there before.
 func TestCalendarCurve(t *testing.T) {
-	fewer(t)
+	fewer(t, 1)
 	worst, touched := 0.0, 0
 	rapid.Check(t, func(t *rapid.T) {
 		h := newCalendarHistory(t)

@@ -383,7 +383,7 @@ func TestArrivalCurve(t *testing.T) {
 		{"sliding window", func(t *rapid.T) ratelimit.Limit { return slidingWindows(true).Draw(t, "limit") }},
 		{"sliding window, shards", func(t *rapid.T) ratelimit.Limit { return sharded(t, slidingWindows(true).Draw(t, "limit")) }},
 	}
-	fewer(t)
+	fewer(t, 4)
 	for _, kind := range kinds {
 		for _, attack := range attacks {
 			if attack.late && !strings.HasPrefix(kind.name, "sliding window") {
@@ -426,7 +426,7 @@ func TestArrivalCurve(t *testing.T) {
 func TestSettledWindow(t *testing.T) {
 	for _, shards := range []bool{false, true} {
 		t.Run(fmt.Sprint("shards ", shards), func(t *testing.T) {
-			fewer(t)
+			fewer(t, 1)
 			worst := 0.0
 			tally := map[string]int{}
 			rapid.Check(t, func(rt *rapid.T) {
@@ -563,9 +563,9 @@ func (w *settledWindow) settle(t *rapid.T, used float64) {
 	w.events = append(w.events, curve.Event{At: at, Count: used - call.Taken})
 }
 
-// fewer makes the histories of a test a quarter, and 200 at most, since each of them is long.
-// As it changes what others look at, its tests are not parallel.
-func fewer(t *testing.T) {
+// fewer makes the histories of a test one of each part, and 200 at most, since each of them is
+// long. As it changes what others look at, its tests are not parallel.
+func fewer(t *testing.T, part int) {
 	t.Helper()
 	all := checks(t)
 	set := func(n int) {
@@ -573,6 +573,6 @@ func fewer(t *testing.T) {
 			t.Error(err)
 		}
 	}
-	set(min(all/4, 200))
+	set(min(all/part, 200))
 	t.Cleanup(func() { set(all) })
 }

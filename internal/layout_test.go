@@ -149,6 +149,9 @@ func isModule(dir string) bool {
 // Inside these packages, too, the arrows between files point one way: a file uses what
 // others declare, and none of those uses, in however many steps, what it declares.
 func TestFilesPointOneWay(t *testing.T) {
+	if testing.Short() {
+		t.Skip("left out with -short")
+	}
 	for _, dir := range []string{"catalog", "console", "pgstore", "memstore", "internal/decide", "internal/escrow", "internal/table"} {
 		t.Run(dir, func(t *testing.T) { filesPointOneWay(t, dir) })
 	}

@@ -180,6 +180,7 @@ func doctorOf(t *testing.T, o outcome) map[string]string {
 }
 
 func TestDoctor(t *testing.T) {
+	pgtest.Long(t)
 	t.Parallel()
 	w := newWorld(t)
 	w.take(api, "k", 1)

@@ -36,6 +36,7 @@ func conformance(t *testing.T) []string {
 }
 
 func TestConformance(t *testing.T) {
+	pgtest.Long(t)
 	t.Setenv("DATABASE_URL", pgtest.URL(t))
 	files := conformance(t)
 	for name, store := range allStores {

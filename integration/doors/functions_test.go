@@ -394,6 +394,7 @@ func TestFunctionScenarios(t *testing.T) {
 // Random histories, of one limit and of several in one call; by name with overrides that
 // change between calls, for keys and for all.
 func TestFunctionHistories(t *testing.T) {
+	pgtest.Long(t)
 	const calls = 60
 	seeds := uint64(16)
 	if testing.Short() {

@@ -244,6 +244,7 @@ func scenarios(t *testing.T, open func(clock func() time.Time) ratelimit.Store, 
 }
 
 func TestScenarios(t *testing.T) {
+	pgtest.Long(t)
 	eachDriver(t, func(t *testing.T, db *pgtest.DB, pool *sql.DB) {
 		calls := scenarios(t, func(clock func() time.Time) ratelimit.Store {
 			if _, err := db.Pool.Exec(t.Context(), "TRUNCATE "+db.Schema+".rate_limits"); err != nil {
