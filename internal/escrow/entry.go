@@ -494,7 +494,7 @@ func (e *Entry) Order(takes, need float64) (o Order) {
 	if left == 0 {
 		e.demand.stop(now)
 	}
-	if len(e.leases) == 0 && !e.demand.enough() {
+	if len(e.leases) == 0 && !e.demand.enough(now) {
 		return o
 	}
 	pace := e.demand.want(takes, now, lasts) / float64(lasts)
@@ -661,8 +661,9 @@ func (e *Entry) Worth() bool {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.demand.roll(e.config.moment(), e.config.Lasts)
-	return len(e.leases) > 0 || e.demand.enough()
+	now := e.config.moment()
+	e.demand.roll(now, e.config.Lasts)
+	return len(e.leases) > 0 || e.demand.enough(now)
 }
 
 // Changed forgets the known state of the row, which a statement has changed. Leases stay.
@@ -748,7 +749,7 @@ func (e *Entry) ring() {
 	e.live(now)
 	past := max(now.since(e.ticked), 1)
 	needed := max(0, e.used) * float64(e.config.Lasts) / float64(past)
-	if e.demand.met { // to have it again costs more than to keep it until it ends
+	if e.demand.contended(now) { // to have it again costs more than to keep it until it ends
 		needed = max(needed, e.demand.want(0, now, e.config.Lasts))
 	}
 	e.release(needed, now)
