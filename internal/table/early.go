@@ -15,10 +15,7 @@ import (
 // commit of an empty message in the log waits for the disk, and no call is answered before. A
 // transaction that has the row meanwhile is later in the log, of which a crash, or a standby, loses
 // only the end.
-const (
-	freeEarlySQL = "SET LOCAL synchronous_commit = off"
-	awaitDiskSQL = "SELECT pg_logical_emit_message(true, 'ratelimit', '')" // as the session's synchronous_commit says
-)
+const awaitDiskSQL = "SELECT pg_logical_emit_message(true, 'ratelimit', '')" // as the session's synchronous_commit says
 
 // freesEarly reports whether transactions can free their rows early: the server has the message,
 // and the role may use it. That is tried once.
@@ -38,7 +35,7 @@ func (t *Table) freesEarly(ctx context.Context, conn *pgxpool.Conn) (bool, error
 
 // commit is the end of a transaction in a batch.
 type commit struct {
-	early bool // the transaction has freeEarlySQL
+	early bool // the transaction frees its row before it is on disk
 	done  bool // and may not be on disk
 }
 

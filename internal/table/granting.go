@@ -57,29 +57,26 @@ func (t *Table) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, n
 		wait = pipelined
 	}
 	var end commit
-	if end.early, err = t.freesEarly(ctx, conn); err != nil {
-		return err
-	}
 	batch := t.begin(wait)
-	if end.early {
-		batch.Queue(freeEarlySQL)
+	if !t.noTurns.Load() {
+		if end.early, err = t.freesEarly(ctx, conn); err != nil {
+			return err
+		}
+		batch = t.beginTurn(g.Row, wait, end.early, &g.Waited)
 	}
-	t.queueTurn(batch, g.Row, &g.Waited)
 	if g.prefetches() {
 		t.queueMany(batch, []*Grant{g}, inTurn, now)
 	} else {
 		sql, args := t.forGrant("grant"+inTurn, g, now)
 		batch.Queue(sql, args...).QueryRow(func(row pgx.Row) error { return g.scan(row, now) })
 	}
-	if g.Pipelined {
-		end.queue(batch)
-		return t.fault(last, conn, &end, conn.SendBatch(last, batch).Close())
+	if !g.Pipelined {
+		// Without the COMMIT: the server would go on to it when nobody waits any more.
+		if err := conn.SendBatch(ctx, batch).Close(); err != nil {
+			return err
+		}
+		batch = &pgx.Batch{}
 	}
-	if err := conn.SendBatch(ctx, batch).Close(); err != nil {
-		return err
-	}
-	// Not with the rest: the server would go on to it when nobody waits any more.
-	batch = &pgx.Batch{}
 	end.queue(batch)
 	return t.fault(last, conn, &end, conn.SendBatch(last, batch).Close())
 }

@@ -56,17 +56,17 @@ func QueueTakeOver(batch *pgx.Batch, id int64, done func()) {
 	})
 }
 
-// turnSQL waits for an advisory lock, which is the transaction's until it ends, and tells how
-// long that took in nanoseconds.
-const turnSQL = `SELECT (date_part('epoch', clock_timestamp() - CURRENT_TIMESTAMP) * 1000000)::int8 * 1000 FROM pg_advisory_xact_lock($1::int8)`
-
-// queueTurn puts into a batch a transaction's wait for its turn at a row, before it waits for
-// the row itself: PostgreSQL wakes all waiters for a row each time that it is free, and all but
-// one find it locked again. Correctness does not depend on it.
-func (t *Table) queueTurn(batch *pgx.Batch, row decide.Row, waited *time.Duration) {
-	if !t.noTurns.Load() {
-		batch.Queue(turnSQL, Lock(t.schema, row)).QueryRow(func(row pgx.Row) error { return row.Scan(waited) })
-	}
+// beginTurn begins a batch with a transaction that waits for its turn at a row, before it waits
+// for the row itself: PostgreSQL wakes all waiters for a row each time that it is free, and all
+// but one find it locked again. Correctness does not depend on it. The batch tells how long it
+// waited. With early, the transaction's COMMIT does not wait for the disk.
+func (t *Table) beginTurn(row decide.Row, wait time.Duration, early bool, waited *time.Duration) *pgx.Batch {
+	var batch pgx.Batch
+	batch.Queue(beginSQL)
+	batch.Queue(t.common["turn"], milliseconds(wait), milliseconds(t.silence), early, Lock(t.schema, row)).QueryRow(func(row pgx.Row) error {
+		return row.Scan(nil, nil, nil, nil, waited)
+	})
+	return &batch
 }
 
 // inTurn runs a transaction that waits for its turn; without one if the role may not use

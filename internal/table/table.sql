@@ -193,6 +193,18 @@ RETURNING r.value, r.ts, clock_timestamp(), r.ahead[3], u.i
 -- $1 wait  $2 silence
 SELECT set_config('lock_timeout', $1::text, true), set_config('idle_in_transaction_session_timeout', $2::text, true)
 
+-- name: turn
+-- Is bounds, and then waits for an advisory lock, which is the transaction's until it ends. It
+-- returns for how long it waited, in nanoseconds. With early, the transaction's COMMIT does not
+-- wait for the disk. The statements of the transaction find one row by its key, for which a plan
+-- for any values is as good: a session would make five for theirs before it made that one.
+--
+-- $1 wait  $2 silence  $3 early  $4 lock
+SELECT set_config('lock_timeout', $1::text, true), set_config('idle_in_transaction_session_timeout', $2::text, true),
+	set_config('plan_cache_mode', 'force_generic_plan', true),
+	set_config('synchronous_commit', CASE WHEN $3::bool THEN 'off' ELSE current_setting('synchronous_commit') END, true),
+	CASE WHEN pg_advisory_xact_lock($4::int8) IS NOT NULL THEN (date_part('epoch', clock_timestamp() - CURRENT_TIMESTAMP) * 1000000)::int8 * 1000 END
+
 -- name: statistics
 -- Asks whether PostgreSQL has statistics of the table, which was not tiny when they were made.
 SELECT reltuples >= 1000

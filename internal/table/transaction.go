@@ -90,8 +90,11 @@ const rollbackTime = 5 * time.Second
 // it waits for a lock, 0 for any time; and that the server keeps its own for no longer than
 // the Table's silence while it hears nothing of the client.
 func (t *Table) QueueBounds(batch *pgx.Batch, wait time.Duration) {
-	batch.Queue(t.common["bounds"], strconv.FormatInt(wait.Milliseconds(), 10), strconv.FormatInt(t.silence.Milliseconds(), 10))
+	batch.Queue(t.common["bounds"], milliseconds(wait), milliseconds(t.silence))
 }
+
+// milliseconds returns the value of a setting.
+func milliseconds(d time.Duration) string { return strconv.FormatInt(d.Milliseconds(), 10) }
 
 // begin begins a batch with a transaction that waits for a lock no longer than wait, 0 for any
 // time.
