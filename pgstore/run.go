@@ -284,7 +284,10 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 		return false, a.base.fault("acquire", err)
 	}
 	defer conn.Release() // also when the function panics or ends its goroutine
-	a.conn, a.incarnation = conn, incarnation(ctx, conn)
+	a.conn = conn
+	if !a.claim.all() { // whose outcome cannot be read
+		a.incarnation = incarnation(ctx, conn)
+	}
 	a.line = a.standing(ctx)
 	tx, err := a.begin(ctx)
 	doing := false
