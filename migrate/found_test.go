@@ -70,6 +70,7 @@ func wantRefused(t *testing.T, pool *pgxpool.Pool, cfg *migrate.Config, words ..
 
 // A program calls Up at each start, with the rights that it needs for its limits.
 func TestUpWithTheRightsOfAProgram(t *testing.T) {
+	t.Parallel()
 	db := pgtest.NewEmpty(t)
 	cfg := &migrate.Config{Schema: db.Schema}
 	pool, role := asProgram(t, db)
@@ -96,6 +97,7 @@ func TestUpWithTheRightsOfAProgram(t *testing.T) {
 // Whatever was applied by another tool is seen, and left to it.
 func TestTableOfAnotherTool(t *testing.T) {
 	pgtest.Long(t)
+	t.Parallel()
 	for have := 1; have <= len(applied); have++ {
 		db := pgtest.NewEmpty(t)
 		pool := poolWith(t, db.Pool, "SET search_path TO "+quote(db.Schema))
@@ -131,6 +133,7 @@ func TestTableOfAnotherTool(t *testing.T) {
 }
 
 func TestTableOfAnotherLibrary(t *testing.T) {
+	t.Parallel()
 	db := pgtest.NewEmpty(t)
 	cfg := &migrate.Config{Schema: db.Schema}
 	execute(t, db.Pool, "CREATE TABLE "+db.Schema+".rate_limits (id integer, slots integer)")
@@ -143,6 +146,7 @@ func TestTableOfAnotherLibrary(t *testing.T) {
 
 // The version table was here first, and then somebody printed the SQL.
 func TestBothTools(t *testing.T) {
+	t.Parallel()
 	db := pgtest.NewEmpty(t)
 	pool := poolWith(t, db.Pool, "SET search_path TO "+quote(db.Schema))
 	wantUp(t, pool, nil, applied)

@@ -42,6 +42,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/stdlib"
 	"github.com/pressly/goose/v3"
+	"github.com/pressly/goose/v3/database"
 
 	"github.com/pgratelimit/ratelimit/migrations"
 )
@@ -136,6 +137,7 @@ type target struct {
 	schema string // "" if the search_path was left as it is
 	set    migrations.Set
 	pool   *pgxpool.Pool
+	db     *sql.DB // of that pool, for goose
 	goose  *goose.Provider
 }
 
@@ -164,7 +166,7 @@ func withTarget(ctx context.Context, users *pgxpool.Pool, cfg *Config, f func(*t
 	if err != nil {
 		return err
 	}
-	return f(&target{schema: cfg.Schema, set: cfg.Set, pool: pool, goose: provider})
+	return f(&target{schema: cfg.Schema, set: cfg.Set, pool: pool, db: db, goose: provider})
 }
 
 // poolConfig turns the configuration of the user's pool into ours: two
@@ -218,6 +220,11 @@ func (t *target) up(ctx context.Context) (applied []Migration, err error) {
 		if !found.forGoose() {
 			return found.requireAll(t.set, t.migrations())
 		}
+		if !found.tracked {
+			if err := t.createVersions(ctx); err != nil {
+				return err
+			}
+		}
 		results, err := t.goose.Up(ctx)
 		for _, r := range results {
 			applied = append(applied, migration(r.Source, true))
@@ -228,6 +235,36 @@ func (t *target) up(ctx context.Context) (applied []Migration, err error) {
 		return t.requireTable(ctx)
 	})
 	return applied, err
+}
+
+// createVersions creates the version table as goose does, which would try for 3 s, whatever
+// the error: a role that may not create tables would wait, and with it, on the lock, all
+// others.
+func (t *target) createVersions(ctx context.Context) error {
+	err := t.tryCreateVersions(ctx)
+	if err == nil || isDuplicate(err) {
+		return nil // the application's own goose was faster: ours will see
+	}
+	return fmt.Errorf("create version table %s: %w", t.set.VersionTable(), err)
+}
+
+func (t *target) tryCreateVersions(ctx context.Context) error {
+	store, err := database.NewStore(database.DialectPostgres, t.set.VersionTable())
+	if err != nil {
+		return err
+	}
+	tx, err := t.db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	if err := store.CreateVersionTable(ctx, tx); err != nil {
+		return err
+	}
+	if err := store.Insert(ctx, tx, database.InsertRequest{Version: 0}); err != nil {
+		return err
+	}
+	return tx.Commit()
 }
 
 func (t *target) down(ctx context.Context) (undone *Migration, err error) {
@@ -309,13 +346,13 @@ func (t *target) createSchema(ctx context.Context) error {
 	return nil
 }
 
-// isDuplicate reports whether someone else created the schema first. IF NOT
-// EXISTS does not cover that: it looks, and then inserts into a unique index,
+// isDuplicate reports whether someone else created the schema, or the table, first. IF
+// NOT EXISTS does not cover that: it looks, and then inserts into a unique index,
 // where it waits for the other's transaction and fails if that commits.
 func isDuplicate(err error) bool {
-	const duplicateSchema, uniqueViolation = "42P06", "23505"
+	const duplicateSchema, duplicateTable, duplicateObject, uniqueViolation = "42P06", "42P07", "42710", "23505"
 	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && (pgErr.Code == duplicateSchema || pgErr.Code == uniqueViolation)
+	return errors.As(err, &pgErr) && slices.Contains([]string{duplicateSchema, duplicateTable, duplicateObject, uniqueViolation}, pgErr.Code)
 }
 
 // requireSchema makes sure that unqualified names mean the tables that were

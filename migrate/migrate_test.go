@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/fstest"
 	"time"
@@ -114,6 +115,7 @@ func TestDefaultSchema(t *testing.T) {
 }
 
 func TestMissingSchemaWithOddName(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	db := pgtest.NewEmpty(t)
 	cfg := &migrate.Config{Schema: `My-"Schema" of ` + db.Schema}
@@ -161,6 +163,7 @@ func TestAllAtOnce(t *testing.T) {
 }
 
 func TestPoolIsLeftAlone(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	db := pgtest.NewEmpty(t)
 	cfg := db.Pool.Config()
@@ -184,6 +187,7 @@ func TestPoolIsLeftAlone(t *testing.T) {
 }
 
 func TestHostMigrationsAreNotDisturbed(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	db := pgtest.NewEmpty(t)
 	pool := poolWith(t, db.Pool, "SET search_path TO "+quote(db.Schema))
@@ -267,6 +271,7 @@ func TestAllWaysLeadToTheSameTable(t *testing.T) {
 }
 
 func TestOwnGooseThenUp(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	db := pgtest.NewEmpty(t)
 	pool := poolWith(t, db.Pool, "SET search_path TO "+quote(db.Schema))
@@ -333,6 +338,7 @@ func TestOwnGooseInASchema(t *testing.T) {
 // Status then find a schema that is up to date, by its version table, and lacks
 // the table.
 func TestSchemaInTheVersionTablesName(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	meant, other := pgtest.NewEmpty(t), pgtest.NewEmpty(t)
 	pool := poolWith(t, other.Pool, "SET search_path TO "+quote(other.Schema)) // public, elsewhere
@@ -363,6 +369,7 @@ func TestSchemaInTheVersionTablesName(t *testing.T) {
 }
 
 func TestDownSQL(t *testing.T) {
+	t.Parallel()
 	ctx := t.Context()
 	db := pgtest.NewEmpty(t)
 	pool := poolWith(t, db.Pool, "SET search_path TO "+quote(db.Schema))
@@ -375,7 +382,6 @@ func TestDownSQL(t *testing.T) {
 }
 
 func TestErrors(t *testing.T) {
-	pgtest.Long(t)
 	t.Parallel()
 	const insufficientPrivilege = "42501"
 	db := pgtest.NewEmpty(t)
@@ -412,6 +418,38 @@ func TestErrors(t *testing.T) {
 		})
 	}
 }
+
+// goose would try to create its version table for 3 s, with the lock held for which all
+// others wait.
+func TestNoRightIsToldAtOnce(t *testing.T) {
+	t.Parallel()
+	db := pgtest.NewEmpty(t)
+	execute(t, db.Pool, "GRANT USAGE ON SCHEMA "+quote(db.Schema)+" TO pg_monitor")
+	config := db.Pool.Config()
+	creations := &creations{}
+	config.ConnConfig.Tracer = creations
+	pool := poolOf(t, config, "SET ROLE pg_monitor")
+	for _, set := range migrations.Sets() {
+		creations.n.Store(0)
+		cfg := &migrate.Config{Schema: db.Schema, Set: set}
+		wantRefused(t, pool, cfg, set.VersionTable(), "permission denied for schema "+db.Schema)
+		if got := creations.n.Load(); got != 1 {
+			t.Errorf("set %q: %d tries to create a table, want 1", set, got)
+		}
+	}
+}
+
+// creations counts the statements that create a table.
+type creations struct{ n atomic.Int32 }
+
+func (c *creations) TraceQueryStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryStartData) context.Context {
+	if strings.HasPrefix(strings.TrimSpace(data.SQL), "CREATE TABLE") {
+		c.n.Add(1)
+	}
+	return ctx
+}
+
+func (*creations) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
 // The reason for the table's fillfactor, and for its only index. The test has a
 // database of its own: old row versions cannot be cleared away while any
@@ -514,7 +552,11 @@ func newDatabase(t *testing.T) *pgxpool.Pool {
 // poolWith returns a pool like another whose new connections begin with setup.
 func poolWith(t *testing.T, pool *pgxpool.Pool, setup string) *pgxpool.Pool {
 	t.Helper()
-	cfg := pool.Config()
+	return poolOf(t, pool.Config(), setup)
+}
+
+func poolOf(t *testing.T, cfg *pgxpool.Config, setup string) *pgxpool.Pool {
+	t.Helper()
 	before := cfg.AfterConnect
 	cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 		if before != nil {
