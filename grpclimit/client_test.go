@@ -28,7 +28,9 @@ import (
 // when the next token is there, not when theirs is, so that a fast one tries hundreds of times.
 func TestAllWhoWaitGetThrough(t *testing.T) {
 	pgtest.Long(t)
+	t.Parallel()
 	inEach(t, func(t *testing.T, store fullStore) {
+		t.Parallel()
 		const clients = 1000
 		rate := ratelimit.TokenBucket{Name: "rate", Rate: 250, Period: time.Second, Capacity: 500}
 		e := &echo{}
@@ -107,6 +109,7 @@ func open(t *testing.T) *grpclimit.Limiter {
 }
 
 func TestClientHeeds(t *testing.T) {
+	t.Parallel()
 	const short = 30 * time.Millisecond
 	for _, test := range []struct {
 		name   string
@@ -127,6 +130,7 @@ func TestClientHeeds(t *testing.T) {
 	} {
 		for _, streams := range []bool{false, true} {
 			t.Run(test.name, func(t *testing.T) {
+				t.Parallel()
 				server := test.server()
 				conn := dial(t, server, open(t), waiting(t, test.config)...)
 				err := error(nil)
@@ -228,7 +232,9 @@ func TestClientChats(t *testing.T) {
 // Clients of several processes share a quota through a store, and a refusal pauses all.
 func TestClientsShareALimit(t *testing.T) {
 	pgtest.Long(t)
+	t.Parallel()
 	inEach(t, func(t *testing.T, store fullStore) {
+		t.Parallel()
 		quota := ratelimit.TokenBucket{Name: "partner", Rate: 20, Period: time.Second, Capacity: 1}
 		server := refusing(1, codes.ResourceExhausted, 500*time.Millisecond)
 		config := grpclimit.ClientConfig{

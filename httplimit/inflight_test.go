@@ -218,6 +218,7 @@ func TestInFlightAllOrNothing(t *testing.T) {
 // context with it.
 func TestInFlightOutlivesItsClient(t *testing.T) {
 	pgtest.Long(t)
+	t.Parallel()
 	inEach(t, func(t *testing.T, store slotStore) {
 		t.Parallel()
 		limit := ratelimit.InFlight{Name: "calls", Limit: 1, Lease: time.Second} // for which a busy machine does not stop
@@ -291,6 +292,7 @@ func TestInFlightHijacked(t *testing.T) {
 // A handler that has lost its slot is told, by its context and why.
 func TestInFlightLost(t *testing.T) {
 	inEach(t, func(t *testing.T, store slotStore) {
+		t.Parallel()
 		limit := ratelimit.InFlight{Name: "calls", Limit: 1, Lease: 200 * time.Millisecond}
 		for _, shadow := range []bool{false, true} {
 			var heard []ratelimit.Outcome
