@@ -100,6 +100,7 @@ func TestDecide(t *testing.T) {
 // it is awaited, the error is lock_not_available, or it is found when it is free.
 func TestDecidePassesOver(t *testing.T) {
 	pgtest.Long(t)
+	t.Parallel()
 	db, now := pgtest.New(t), quarterPast
 	table := New(db.Schema, false, time.Second)
 	d := decision(ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Minute}, "a", "b")

@@ -74,6 +74,7 @@ func putAll(t *testing.T, db *pgtest.DB, table *Table, grants []Grant, states []
 // TestGrantAgrees: what groups take in one statement, or one group in one of its
 // own, is what the algebra takes, for each kind and for both at once.
 func TestGrantAgrees(t *testing.T) {
+	t.Parallel()
 	db := pgtest.New(t)
 	table, now := New(db.Schema, false, time.Second), quarterPast
 	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Minute, Capacity: 20, MaxReserved: 15}

@@ -209,6 +209,7 @@ type lease struct {
 
 func TestReturnsAgree(t *testing.T) {
 	pgtest.Long(t)
+	t.Parallel()
 	db := pgtest.New(t)
 	for name, table := range map[string]*Table{"plain": New(db.Schema, false, time.Second), "distributed": New(db.Schema, true, time.Second)} {
 		for _, limit := range []ratelimit.Limit{

@@ -108,10 +108,13 @@ func TestPageReadsNothingElse(t *testing.T) {
 // grown it plans some fifty times, until the mean of all its plans' costs is higher.
 func TestGrantManyKeepsItsPlan(t *testing.T) {
 	pgtest.Long(t)
+	t.Parallel()
 	t.Run("alike", func(t *testing.T) {
+		t.Parallel()
 		testKeepsPlan(t, 60, func(int) float64 { return 1 }, func(sql *Table) string { return sql.kinds["bucket"]["grant_alike"].sql })
 	})
 	t.Run("others", func(t *testing.T) {
+		t.Parallel()
 		testKeepsPlan(t, 5, func(i int) float64 { return float64(i) }, func(sql *Table) string { return sql.kinds["bucket"]["grant_many"].sql })
 	})
 }

@@ -184,6 +184,7 @@ func TestReturnElsewhere(t *testing.T) {
 // A grant in turn waits for its row, whether it prefetches or not; one that is not passes over.
 func TestGrantInTurnWaits(t *testing.T) {
 	pgtest.Long(t)
+	t.Parallel()
 	db, now := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.MaxConns = 12 })), quarterPast
 	table := New(db.Schema, false, time.Second)
 	for _, limit := range []ratelimit.Limit{
