@@ -20,7 +20,10 @@ import (
 	"github.com/pgratelimit/ratelimit/sqltx"
 )
 
-func TestMain(m *testing.M) { pgtest.Main(m) }
+func TestMain(m *testing.M) {
+	pgtest.AtOnce(5) // they wait for locked rows and for leases
+	pgtest.Main(m)
+}
 
 // driver is a way to open a database.
 type driver struct {

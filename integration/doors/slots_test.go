@@ -64,7 +64,8 @@ func TestSlotFunctions(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	withFunctions(t, db, nil)
-	ctx := t.Context()
+	ctx, calling := t.Context(), calling
+	calling.Name = db.Schema // as the functions' locks are those of all schemas
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
 	if err != nil {
 		t.Fatal(err)
@@ -222,6 +223,8 @@ func TestSlotsNeverOver(t *testing.T) {
 		t.Fatal(err)
 	}
 	pool := drivers[3].open(t, db)
+	calling := calling
+	calling.Name = db.Schema
 	through := map[string]func() (ratelimit.Slot, error){
 		"SQL":   func() (ratelimit.Slot, error) { return acquire(ctx, db.Pool, db.Schema, calling) },
 		"SQL 2": func() (ratelimit.Slot, error) { return acquire(ctx, db.Pool, db.Schema, calling) },
