@@ -68,6 +68,10 @@ func testTidy(t *testing.T, root string) {
 			t.Errorf("module %s is not tidy: go run ./internal/release tidy", m.path())
 		}
 	}
+	// Of the workspace the go command looks at more than of its modules.
+	if _, err := (command{dir: root, environ: os.Environ()}).run(t.Context(), "go", "list", "-m", "all"); err != nil {
+		t.Error(err)
+	}
 }
 
 // newSite gives a copy of the checkout the version, and serves it.
