@@ -15,7 +15,7 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	pgtest.AtOnce(12) // they wait for instants, and for River to look for jobs
+	pgtest.AtOnce(6) // they wait for instants, and for River to look for jobs
 	pgtest.Main(m)
 }
 
