@@ -56,9 +56,13 @@ func (t *Table) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, n
 	if g.Pipelined {
 		wait = pipelined
 	}
-	var end commit
-	batch := t.begin(wait)
-	if !t.noTurns.Load() {
+	var (
+		end   commit
+		batch *pgx.Batch
+	)
+	if t.noTurns.Load() {
+		batch = t.begin(wait)
+	} else {
 		if end.early, err = t.freesEarly(ctx, conn); err != nil {
 			return err
 		}
