@@ -181,17 +181,18 @@ func NewFirst(requests ...ratelimit.Request) (Call, error) {
 	}
 	call, never := Call{First: true}, error(nil)
 	for i, r := range requests {
-		had := len(call.Asks)
 		if err := call.add(r); err != nil {
 			return Call{}, err
 		}
-		if len(call.Asks) == had {
+		if len(call.Asks) == i {
 			return Call{}, twice(i, r)
 		}
-		if err := call.Asks[had].exceeds(false); err != nil {
-			call.Asks, never = call.Asks[:had], cmp.Or(never, err)
-		}
 	}
+	call.Asks = slices.DeleteFunc(call.Asks, func(a Ask) bool {
+		err := a.exceeds(false)
+		never = cmp.Or(never, err)
+		return err != nil
+	})
 	if len(call.Asks) == 0 {
 		return Call{}, never
 	}

@@ -108,6 +108,37 @@ func TestNewInvalid(t *testing.T) {
 	}
 }
 
+// The first limit that can grant is looked for in the order of the requests, past those that
+// never can. No limit and key comes twice, whether it can grant or not.
+func TestNewFirst(t *testing.T) {
+	small, large := TokenBucket{Name: "small", Rate: 1, Period: time.Second}, TokenBucket{Name: "large", Rate: 10, Period: time.Second}
+	for _, tt := range []struct {
+		name     string
+		requests []Request
+		want     []string
+		err      error
+	}{
+		{"in order", []Request{small.For("k"), large.For("k"), large.For("j")}, []string{"small/k 1", "large/k 1", "large/j 1"}, nil},
+		{"never", []Request{small.ForN("k", 2), large.ForN("k", 2)}, []string{"large/k 2"}, nil},
+		{"all never", []Request{small.ForN("k", 20), large.ForN("k", 20)}, nil, ErrExceedsCapacity},
+		{"twice", []Request{large.For("k"), large.For("k")}, nil, ErrInvalid},
+		{"twice of never", []Request{small.ForN("k", 2), small.ForN("k", 3), large.For("k")}, nil, ErrInvalid},
+		{"bad count", []Request{large.ForN("k", -1)}, nil, ErrInvalid},
+		{"none", nil, nil, ErrInvalid},
+	} {
+		t.Run(tt.name, func(t *testing.T) {
+			call, err := decide.NewFirst(tt.requests...)
+			var got []string
+			for i := range call.Asks {
+				got = append(got, fmt.Sprintf("%s/%s %v", call.Asks[i].Definition.Name, call.Asks[i].Key, call.Asks[i].Count))
+			}
+			if !errors.Is(err, tt.err) || !slices.Equal(got, tt.want) {
+				t.Errorf("got %q, error %v, want %q, %v", got, err, tt.want, tt.err)
+			}
+		})
+	}
+}
+
 // A plan's own rate under another key is no contradiction.
 func TestNewTwoPlans(t *testing.T) {
 	a := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
