@@ -13,11 +13,16 @@ import (
 
 	"github.com/pgratelimit/ratelimit/internal/curve"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/internal/throwaway"
 )
 
-// TestMain has this program be one of several processes, when it is started as that.
+// TestMain has this program be one of several processes, when it is started as that. The
+// figures of tests say nothing, so servers may have their data in memory.
 func TestMain(m *testing.M) {
 	if os.Getenv(childVariable) == "" {
+		if dir := throwaway.MemoryDir(); dir != "" && os.Getenv("TMPDIR") == "" {
+			_ = os.Setenv("TMPDIR", dir) // or they take longer to start
+		}
 		os.Exit(m.Run())
 	}
 	if err := runChild(context.Background(), os.Stdin, os.Stdout); err != nil {

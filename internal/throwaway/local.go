@@ -293,7 +293,7 @@ func serverEnv() []string {
 // not outlive the machine and the user names no other.
 func dataDir(opts Options) string {
 	if !opts.Fsync && os.Getenv("TMPDIR") == "" {
-		if dir := memoryDir(); dir != "" {
+		if dir := MemoryDir(); dir != "" {
 			return dir
 		}
 	}

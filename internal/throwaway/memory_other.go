@@ -2,5 +2,5 @@
 
 package throwaway
 
-// memoryDir returns nothing: these systems have no such directory by default.
-func memoryDir() string { return "" }
+// MemoryDir returns nothing: these systems have no such directory by default.
+func MemoryDir() string { return "" }

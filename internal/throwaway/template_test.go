@@ -16,7 +16,7 @@ import (
 // returns the directory of its templates.
 func cached(t *testing.T) string {
 	t.Helper()
-	for _, v := range caches(t.TempDir()) {
+	for _, v := range caches(publicTempDir(t)) {
 		name, dir, _ := strings.Cut(v, "=")
 		t.Setenv(name, dir)
 	}

@@ -302,7 +302,7 @@ func TestParentKilledEarly(t *testing.T) {
 	}
 	t.Run("without a template", func(t *testing.T) {
 		t.Parallel()
-		killedAfter(t, 300*time.Millisecond, caches(t.TempDir())...)
+		killedAfter(t, 300*time.Millisecond, caches(publicTempDir(t))...)
 	})
 }
 
@@ -331,10 +331,10 @@ func killedAfter(t *testing.T, delay time.Duration, env ...string) {
 	}
 }
 
-// publicTempDir is t.TempDir for servers that run as another user.
+// publicTempDir is t.TempDir for servers that run as another user, in memory where it can be.
 func publicTempDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("", "throwaway-test")
+	dir, err := os.MkdirTemp(MemoryDir(), "throwaway-test")
 	if err != nil {
 		t.Fatal(err)
 	}
