@@ -97,9 +97,9 @@ func TestCatalogRefuses(t *testing.T) {
 			t.Errorf("%q printed %q", test.args, o.stdout)
 		}
 	}
-	program(t, "", "catalog").wantStatus(t, exitBad, "want one of ls")
+	execute(t, "", "catalog").wantStatus(t, exitBad, "want one of ls")
 	empty := pgtest.New(t)
-	program(t, empty.URL, "catalog", "ls", "--schema", empty.Schema).wantStatus(t, exitFailed, "migrate up --set catalog")
+	execute(t, "", "catalog", "ls", "--schema", empty.Schema, "--database-url", empty.URL).wantStatus(t, exitFailed, "migrate up --set catalog")
 }
 
 // An import of which a line is wrong leaves nothing, also when it is wrong by what is in the
@@ -228,7 +228,7 @@ func TestDoctor(t *testing.T) {
 func TestDoctorOfBrokenDatabases(t *testing.T) {
 	t.Parallel()
 	empty := pgtest.NewEmpty(t)
-	o := program(t, empty.URL, "doctor", "--json", "--schema", empty.Schema)
+	o := execute(t, "", "doctor", "--json", "--schema", empty.Schema, "--database-url", empty.URL)
 	o.wantStatus(t, exitFailed, "1 check failed")
 	if v := doctorOf(t, o); !strings.HasPrefix(v["table"], failed) || !strings.Contains(v["table"], "ratelimit migrate up") || v["server"] == "" {
 		t.Errorf("without the table: %q", v)
@@ -248,7 +248,7 @@ func TestDoctorOfBrokenDatabases(t *testing.T) {
 	if url == "" {
 		t.Skip("the user may make no role")
 	}
-	o = program(t, url, "doctor", "--json", "--schema", denied.db.Schema)
+	o = execute(t, "", "doctor", "--json", "--schema", denied.db.Schema, "--database-url", url)
 	o.wantStatus(t, exitFailed)
 	v := doctorOf(t, o)
 	if !strings.HasPrefix(v["rights"], failed) || !strings.Contains(v["rights"], "lacks INSERT, UPDATE, DELETE") || !strings.HasPrefix(v["transactions"], unknown) || !strings.HasPrefix(v["definitions"], unknown) {
@@ -262,13 +262,13 @@ func TestDoctorOfBrokenDatabases(t *testing.T) {
 func TestMan(t *testing.T) {
 	t.Parallel()
 	dir := filepath.Join(t.TempDir(), "man1")
-	program(t, "", "man", dir).ok(t)
+	execute(t, "", "man", dir).ok(t)
 	text, err := os.ReadFile(filepath.Join(dir, "ratelimit-catalog-set.1"))
 	if err != nil {
 		t.Fatal(err)
 	}
 	wantIn(t, string(text), ".TH", "moving house", "all-keys")
 	for _, shell := range []string{"bash", "zsh", "fish", "powershell"} {
-		wantIn(t, program(t, "", "completion", shell).ok(t), "ratelimit")
+		wantIn(t, execute(t, "", "completion", shell).ok(t), "ratelimit")
 	}
 }

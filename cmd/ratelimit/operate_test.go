@@ -1,13 +1,9 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/csv"
 	"encoding/json"
-	"errors"
-	"os"
-	"os/exec"
 	"slices"
 	"strconv"
 	"strings"
@@ -73,28 +69,14 @@ func (w *world) left(limit ratelimit.Limit, key string) int64 {
 	return result.Remaining
 }
 
-// program runs the program as a process of its own on the database.
+// program runs the program on the database, in this process.
 func (w *world) program(args ...string) outcome {
 	w.Helper()
 	end := slices.Index(args, "--")
 	if end < 0 {
 		end = len(args)
 	}
-	return program(w.T, w.db.URL, slices.Insert(slices.Clone(args), end, "--schema", w.db.Schema)...)
-}
-
-// program runs the program as a process of its own, with nothing to read.
-func program(t *testing.T, url string, args ...string) outcome {
-	t.Helper()
-	cmd := exec.CommandContext(t.Context(), os.Args[0], args...)
-	cmd.Env = append(os.Environ(), asProgram+"=1", "DATABASE_URL="+url)
-	var stdout, stderr bytes.Buffer
-	cmd.Stdout, cmd.Stderr = &stdout, &stderr
-	err := cmd.Run()
-	if _, exited := errors.AsType[*exec.ExitError](err); err != nil && !exited {
-		t.Fatal(err)
-	}
-	return outcome{cmd.ProcessState.ExitCode(), stdout.String(), stderr.String()}
+	return execute(w.T, "", slices.Insert(slices.Clone(args), end, "--schema", w.db.Schema, "--database-url", w.db.URL)...)
 }
 
 // ok fails the test unless the program succeeded, and returns what it printed.
@@ -433,7 +415,7 @@ func TestBrokenDatabases(t *testing.T) {
 				t.Skip("the user may make no role")
 			}
 			for _, args := range [][]string{{"ls"}, {"show", "l", "k"}, {"prune"}, {"reset", "l", "k", "--yes"}} {
-				o := program(t, test.url, append(args, "--schema", test.schema, "--definitions", file)...)
+				o := execute(t, "", append(args, "--schema", test.schema, "--definitions", file, "--database-url", test.url)...)
 				o.wantStatus(t, exitFailed, test.want)
 				if strings.Contains(o.stderr, "secret") || o.stdout != "" {
 					t.Errorf("%q printed %q, %q", args, o.stdout, o.stderr)
@@ -514,9 +496,9 @@ func TestMalformedDefinitions(t *testing.T) {
 			t.Parallel()
 			file := writeFile(t, bucket+"\n# a comment\n"+test.line+"\n")
 			// No database is asked.
-			program(t, "postgres://127.0.0.1:1/none", "ls", "--definitions", file).wantStatus(t, exitBad, file+":4: ", test.want)
+			execute(t, "", "ls", "--database-url", "postgres://127.0.0.1:1/none", "--definitions", file).wantStatus(t, exitBad, file+":4: ", test.want)
 		})
 	}
 	open := writeFile(t, "[\n"+strings.TrimSpace(bucket))
-	program(t, "postgres://127.0.0.1:1/none", "ls", "--definitions", open).wantStatus(t, exitBad, open+": the array does not end")
+	execute(t, "", "ls", "--database-url", "postgres://127.0.0.1:1/none", "--definitions", open).wantStatus(t, exitBad, open+": the array does not end")
 }

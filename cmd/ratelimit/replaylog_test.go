@@ -28,7 +28,7 @@ func accessLog() string {
 
 func trials(t *testing.T, args ...string) []trialJSON {
 	t.Helper()
-	return objects[trialJSON](t, program(t, "", append([]string{"replay", "--json"}, args...)...).ok(t))
+	return objects[trialJSON](t, execute(t, "", append([]string{"replay", "--json"}, args...)...).ok(t))
 }
 
 func TestReplayOfAnAccessLog(t *testing.T) {
@@ -57,8 +57,8 @@ func TestReplayOfAnAccessLog(t *testing.T) {
 	if got := trials(t, file, file, "--limit", "10 per 1m, capacity 20", "--reserve"); got[0].Calls != 58 || got[0].Refused != 0 || got[0].LongestWait == "0s" {
 		t.Errorf("two files, reserved: %+v", got[0])
 	}
-	wantIn(t, program(t, "", "replay", file, "--limit", "10 per 1m").ok(t), "refused most by", "LONGEST WAIT", "10.0.0.2", "57.7 %")
-	wantIn(t, program(t, "", "replay", file, "--limit", "10 per 1m", "--csv").ok(t), "calls,keys,granted")
+	wantIn(t, execute(t, "", "replay", file, "--limit", "10 per 1m").ok(t), "refused most by", "LONGEST WAIT", "10.0.0.2", "57.7 %")
+	wantIn(t, execute(t, "", "replay", file, "--limit", "10 per 1m", "--csv").ok(t), "calls,keys,granted")
 }
 
 func TestReplayOfCSV(t *testing.T) {
@@ -113,7 +113,7 @@ func TestMalformedLogs(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
 			file, picture := writeFile(t, test.text), filepath.Join(t.TempDir(), "a.svg")
-			o := program(t, "", append([]string{"replay", file, "--limit", "10 per 1m", "--plot", picture}, test.args...)...)
+			o := execute(t, "", append([]string{"replay", file, "--limit", "10 per 1m", "--plot", picture}, test.args...)...)
 			o.wantStatus(t, exitBad, fmt.Sprintf("%s:%d: ", file, test.line), test.want)
 			if _, err := os.Stat(picture); o.stdout != "" || err == nil {
 				t.Errorf("half of it was done: %q, %v", o.stdout, err)
@@ -157,7 +157,7 @@ func TestBadArgumentsOfTrials(t *testing.T) {
 	} {
 		t.Run(strings.Join(test.args, " "), func(t *testing.T) {
 			t.Parallel()
-			o := program(t, "", test.args...)
+			o := execute(t, "", test.args...)
 			o.wantStatus(t, exitBad, test.want)
 			if o.stdout != "" {
 				t.Errorf("standard output: %q", o.stdout)
@@ -170,7 +170,7 @@ func TestSimulate(t *testing.T) {
 	t.Parallel()
 	run := func(args ...string) []outcomeJSON {
 		t.Helper()
-		return objects[outcomeJSON](t, program(t, "", append([]string{"simulate", "--json"}, args...)...).ok(t))
+		return objects[outcomeJSON](t, execute(t, "", append([]string{"simulate", "--json"}, args...)...).ok(t))
 	}
 	edge := run("--limit", "fixed window, 100 per 1m", "--limit", "sliding window, 100 per 1m", "--burst", "100", "--every", "59s", "--for", "5m")
 	if len(edge) != 2 || edge[0].Peak != 200 || edge[1].Peak != 100 || edge[0].Callers != 600 {
@@ -185,7 +185,7 @@ func TestSimulate(t *testing.T) {
 		t.Errorf("the same seed and another: %+v, %+v, %+v", a, b, c)
 	}
 	picture := filepath.Join(t.TempDir(), "a.svg")
-	wantIn(t, program(t, "", "simulate", "--limit", "10 per 1m, capacity 20", "--rate", "0.3", "--pause", "1m", "--plot", picture, "--theme", "dark").ok(t), "MOST IN A PERIOD")
+	wantIn(t, execute(t, "", "simulate", "--limit", "10 per 1m, capacity 20", "--rate", "0.3", "--pause", "1m", "--plot", picture, "--theme", "dark").ok(t), "MOST IN A PERIOD")
 	text, err := os.ReadFile(picture)
 	if err != nil {
 		t.Fatal(err)

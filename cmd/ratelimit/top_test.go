@@ -39,7 +39,7 @@ func TestTop(t *testing.T) {
 	w.program("top", "--since", "2h").wantStatus(t, exitBad, "Since")
 	w.program("top", "--every", "1ms").wantStatus(t, exitBad, "--every 1ms")
 	empty := pgtest.NewEmpty(t)
-	program(t, empty.URL, "top", "--schema", empty.Schema).wantStatus(t, exitFailed, "migrate up --set refusals")
+	execute(t, "", "top", "--schema", empty.Schema, "--database-url", empty.URL).wantStatus(t, exitFailed, "migrate up --set refusals")
 }
 
 // On a terminal it goes on until it is interrupted, and shows what is new. (script gives it one.)
