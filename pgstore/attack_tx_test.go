@@ -220,7 +220,7 @@ func TestRefusalDoesNotLookAtOthersShards(t *testing.T) {
 // subtransaction; more than two on a page become one on the page.)
 func TestDifferentKeysDoNotConflictInCallsOfSeveral(t *testing.T) {
 	pgtest.Long(t)
-	const goroutines, each = 32, 12
+	const goroutines, each = 32, 6
 	var errs errorResponses
 	db := pgtest.New(t, maxConns(goroutines), pgtest.WithConfig(errs.watch))
 	store := newStore(t, db)

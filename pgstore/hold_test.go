@@ -221,6 +221,7 @@ func TestProcessesTakeTurns(t *testing.T) {
 						}
 						defer at.Add(-1)
 						served[process].Add(1)
+						time.Sleep(time.Millisecond) // work, which is what takes the time
 						return nil
 					})
 					if err != nil && ctx.Err() == nil {

@@ -659,6 +659,7 @@ func TestNeverMoreThanLimit(t *testing.T) {
 				store := newStore(t, db, isPortable(portable))
 				wg.Go(func() {
 					for more() {
+						time.Sleep(time.Millisecond) // work
 						ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 						slot, err := store.Acquire(ctx, limit, "k")
 						if err == nil && slot.OK {
@@ -733,7 +734,7 @@ func TestLeasesDoNotOverlap(t *testing.T) {
 	for range 4 {
 		store := newStore(t, db)
 		wg.Go(func() {
-			for more() { // nobody releases
+			for ; more(); time.Sleep(time.Millisecond) { // nobody releases
 				if slot := acquire(t, store, limit, ""); slot.OK {
 					mu.Lock()
 					taken[slot.Number] = append(taken[slot.Number], slot)

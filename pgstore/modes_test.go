@@ -42,7 +42,7 @@ func TestQueryExecModes(t *testing.T) {
 					c.ConnConfig.StatementCacheCapacity = 0
 				}
 			}))
-			runHistories(t, db, 9000)
+			runHistories(t, db, 9100)
 		})
 	}
 }
