@@ -15,7 +15,7 @@ import (
 func TestMain(m *testing.M) { pgtest.Main(m) }
 
 // examples are the programs, but for those that have more to test: quickstart and metrics. They
-// are started in this order, of which the first two wait for more than ten seconds.
+// are started in this order, of which the first two wait for some ten seconds.
 var examples = []struct {
 	name   string
 	claims int // that it checks: one that is no longer checked fails nothing by itself

@@ -5,7 +5,7 @@
 //	go run ./examples/catalog --svg docs/catalog.svg   # and draws it
 //
 // Two customers ask far more often than their plan grants. After a while somebody types one
-// INSERT into psql: acme may do five times as much, for nine seconds. Nothing is deployed,
+// INSERT into psql: acme may do five times as much, for eight seconds. Nothing is deployed,
 // nothing restarted. The program looks into the catalog every 5 seconds, so the plan holds
 // within 5; it ends by itself at the very instant that was said. The other customer notices
 // nothing.
@@ -37,12 +37,12 @@ var API = ratelimit.TokenBucket{Name: "api", Rate: 20, Period: time.Second, Capa
 
 // raise is what somebody types.
 const raise = `INSERT INTO rate_limit_definitions (name, key, rate, until, note)
-VALUES ('api', 'acme', 100, now() + interval '9 seconds', 'their sale')`
+VALUES ('api', 'acme', 100, now() + interval '8 seconds', 'their sale')`
 
 const (
-	raisedAt = 3 * time.Second
-	lasts    = 9 * time.Second
-	ends     = raisedAt + lasts + 3*time.Second
+	raisedAt = 2 * time.Second
+	lasts    = 8 * time.Second
+	ends     = raisedAt + lasts + 2*time.Second
 	asks     = 5 * time.Millisecond // between two requests of a customer
 	step     = 500 * time.Millisecond
 )

@@ -47,7 +47,7 @@ var phases = [][]float64{
 }
 
 const (
-	phase   = 2500 * time.Millisecond
+	phase   = 2 * time.Second
 	settles = 500 * time.Millisecond // after which a phase is judged: a class that begins finds what was kept for it
 	step    = 500 * time.Millisecond
 	callers = 4 // of each class
