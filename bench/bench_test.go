@@ -27,7 +27,7 @@ func tiny(only string) options {
 	o := defaults()
 	o.levels = []int{1, 4}
 	o.rounds, o.round, o.warmUp = 1, 20*time.Millisecond, 5*time.Millisecond
-	o.overGrant = 100 * time.Millisecond
+	o.overGrant = 30 * time.Millisecond
 	o.churn = churnSize{decisions: 500, vacuum: 20 * time.Millisecond, atLeast: 300 * time.Millisecond}
 	o.only = regexp.MustCompile(only)
 	return o

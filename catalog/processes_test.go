@@ -37,7 +37,7 @@ type grant struct {
 func TestProcessesWhileTheCatalogChanges(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	const rounds = 6
+	const rounds = 4
 	for _, limit := range []ratelimit.Limit{
 		ratelimit.TokenBucket{Name: "l", Rate: 30, Period: time.Minute, Capacity: 20},
 		ratelimit.FixedWindow{Name: "l", Rate: 20, Period: 30 * time.Second, Start: noon},

@@ -59,7 +59,7 @@ var noon = time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
 func TestViewsAgreeWithRows(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	for round := range 3 {
+	for round := range 2 {
 		seed := uint64(time.Now().UnixNano()) + uint64(round)
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()

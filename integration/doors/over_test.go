@@ -35,7 +35,7 @@ func TestNeverOver(t *testing.T) {
 			db := pgtest.New(t)
 			ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 			defer cancel()
-			o := &over{granted: map[string]int{}, enough: int(6 * limit.Definition().Capacity)}
+			o := &over{granted: map[string]int{}, enough: int(4 * limit.Definition().Capacity)}
 			var callers sync.WaitGroup
 			for name, take := range takers(t, db, limit) {
 				callers.Go(func() { o.ask(ctx, t, name, func() (ratelimit.Result, error) { return take(ctx, limit.For("k")) }) })
