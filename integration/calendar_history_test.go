@@ -151,7 +151,7 @@ func TestCalendarExact(t *testing.T) {
 // all of that can be had. A reservation is due when the last of its tokens is there, of which
 // some were there before.
 func TestCalendarCurve(t *testing.T) {
-	fewer(t, 1)
+	fewer(t, 2)
 	worst, touched := 0.0, 0
 	rapid.Check(t, func(t *rapid.T) {
 		h := newCalendarHistory(t)

@@ -20,7 +20,7 @@ func TestCalendarEdges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	every := 5 // of which one is compared
+	every := 8 // of which one is compared
 	switch {
 	case testing.Short():
 		every = 20

@@ -9,6 +9,7 @@ import (
 	"flag"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"strconv"
 	"strings"
 	"sync"
@@ -61,6 +62,7 @@ func URL(tb testing.TB) string {
 //
 //	func TestMain(m *testing.M) { pgtest.Main(m) }
 func Main(m *testing.M) {
+	debug.SetGCPercent(400) // what tests leave behind is much, and what they keep is little
 	code := m.Run()
 	if server := started.Load(); server != nil {
 		if err := server.Close(); err != nil {
