@@ -3,12 +3,12 @@ package examples_test
 
 import (
 	"bytes"
-	"fmt"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"github.com/pgratelimit/ratelimit/internal/gotool"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
 
@@ -72,7 +72,8 @@ func TestExamples(t *testing.T) {
 	started := make([]*exec.Cmd, len(examples))
 	outputs := make([]bytes.Buffer, len(examples))
 	for i, e := range examples {
-		cmd := exec.CommandContext(t.Context(), program(t, e.name, dir))
+		gotool.Build(t, ".", dir, "./"+e.name)
+		cmd := exec.CommandContext(t.Context(), filepath.Join(dir, e.name))
 		cmd.Stdout, cmd.Stderr = &outputs[i], &outputs[i]
 		if err := cmd.Start(); err != nil {
 			t.Fatal(err)
@@ -95,17 +96,4 @@ func TestExamples(t *testing.T) {
 			}
 		})
 	}
-}
-
-// program has the go command build an example into a directory, and returns its path. It is go
-// run that does so, with a command that copies the program instead of running it: it keeps what
-// it has linked, and go build links each time.
-func program(t *testing.T, name, dir string) string {
-	t.Helper()
-	path := filepath.Join(dir, name)
-	keep := fmt.Sprintf(`sh -c 'cp "$0" "%s"'`, path)
-	if out, err := exec.CommandContext(t.Context(), "go", "run", "-exec", keep, "./"+name).CombinedOutput(); err != nil {
-		t.Fatalf("building %s: %v\n%s", name, err, out)
-	}
-	return path
 }

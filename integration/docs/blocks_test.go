@@ -13,6 +13,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pgratelimit/ratelimit/internal/gotool"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
 
@@ -98,10 +99,10 @@ func runPages(t *testing.T, pages []*page) map[string]event {
 	}
 	dir := t.TempDir()
 	overlay := g.finish(dir, pages)
-	build(t, ".", dir, "github.com/jackc/tern/v2")
-	build(t, filepath.Join(root, "cmd/ratelimit"), dir, ".")
+	gotool.Build(t, ".", dir, "github.com/jackc/tern/v2")
+	gotool.Build(t, filepath.Join(root, "cmd/ratelimit"), dir, ".")
 	for _, name := range g.programs {
-		build(t, ".", dir, "-overlay", overlay, here+name)
+		gotool.Build(t, ".", dir, "-overlay", overlay, here+name)
 	}
 	linkMigrate(t, dir)
 	// Without vet, which knows no overlay.
@@ -113,19 +114,6 @@ func runPages(t *testing.T, pages []*page) map[string]event {
 		t.Fatalf("what pages hold does not compile, or does not start:\n%s", other)
 	}
 	return results
-}
-
-// build has the go command build a program into a directory, from within a module. It is go
-// run that does so, and has a copy made instead of running it: it keeps what it has linked,
-// and go build links each time.
-func build(t *testing.T, from, dir string, args ...string) {
-	t.Helper()
-	keep := fmt.Sprintf(`sh -c 'cp "$0" "%s"'`, dir)
-	cmd := exec.Command("go", append([]string{"run", "-exec", keep}, args...)...)
-	cmd.Dir = from
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Fatalf("building what pages run: %v\n%s", err, out)
-	}
 }
 
 // resultsOf reads the output of go test -json: by the places of blocks, and what is about
