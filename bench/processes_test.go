@@ -20,9 +20,7 @@ import (
 // figures of tests say nothing, so servers may have their data in memory.
 func TestMain(m *testing.M) {
 	if os.Getenv(childVariable) == "" {
-		if dir := throwaway.MemoryDir(); dir != "" && os.Getenv("TMPDIR") == "" {
-			_ = os.Setenv("TMPDIR", dir) // or they take longer to start
-		}
+		_ = os.Setenv("TMPDIR", throwaway.FastDir()) // or they take longer to start
 		os.Exit(m.Run())
 	}
 	if err := runChild(context.Background(), os.Stdin, os.Stdout); err != nil {

@@ -658,8 +658,7 @@ func TestNeverMoreThanLimit(t *testing.T) {
 			for worker := range 8 {
 				store := newStore(t, db, isPortable(portable))
 				wg.Go(func() {
-					for more() {
-						time.Sleep(time.Millisecond) // work
+					for ; more(); time.Sleep(time.Millisecond) {
 						ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 						slot, err := store.Acquire(ctx, limit, "k")
 						if err == nil && slot.OK {

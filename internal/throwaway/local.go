@@ -197,9 +197,13 @@ func (i installation) supervise(ctx context.Context, port string, opts Options, 
 	if opts.Restart {
 		again = "1"
 	}
-	cmd := shell(supervisor, append([]string{i.dir, again, from.primary, opts.WALDir}, serverArgs(port, opts)...))
+	parent := FastDir()
+	if opts.Fsync {
+		parent = os.TempDir()
+	}
+	cmd := shell(supervisor, parent, append([]string{i.dir, again, from.primary, opts.WALDir}, serverArgs(port, opts)...))
 	cmd.ExtraFiles = from.archive
-	cmd.Env = append(append(cmd.Env, "TMPDIR="+dataDir(opts)), opts.Env...)
+	cmd.Env = append(cmd.Env, opts.Env...)
 	if err := dropRoot(cmd, opts.WALDir); err != nil {
 		return nil, err
 	}
@@ -217,11 +221,11 @@ func (i installation) supervise(ctx context.Context, port string, opts Options, 
 	return s, nil
 }
 
-// shell returns the command that runs a script in a directory of its own.
-func shell(script string, args []string) *exec.Cmd {
+// shell returns the command that runs a script in a directory of its own, within parent.
+func shell(script, parent string, args []string) *exec.Cmd {
 	cmd := exec.Command("/bin/sh", append([]string{"-c", directory + script, "throwaway"}, args...)...)
 	cmd.Dir = "/" // the current directory may be closed to the server's user
-	cmd.Env = serverEnv()
+	cmd.Env = append(serverEnv(), "TMPDIR="+parent)
 	return cmd
 }
 
@@ -286,14 +290,14 @@ func serverEnv() []string {
 	env := slices.DeleteFunc(os.Environ(), func(v string) bool {
 		return strings.HasPrefix(v, "PG") || strings.HasPrefix(v, "LC_") || strings.HasPrefix(v, "LANG")
 	})
-	return append(env, "LC_ALL=C", "TMPDIR="+os.TempDir())
+	return append(env, "LC_ALL=C")
 }
 
-// dataDir returns the directory in which the data of a server is to be: in memory, if it need
-// not outlive the machine and the user names no other.
-func dataDir(opts Options) string {
-	if !opts.Fsync && os.Getenv("TMPDIR") == "" {
-		if dir := MemoryDir(); dir != "" {
+// FastDir returns the directory for data that need not outlive the machine: in memory where
+// there is room, unless TMPDIR names another.
+func FastDir() string {
+	if os.Getenv("TMPDIR") == "" {
+		if dir := memoryDir(); dir != "" {
 			return dir
 		}
 	}

@@ -2,5 +2,5 @@
 
 package throwaway
 
-// MemoryDir returns nothing: these systems have no such directory by default.
-func MemoryDir() string { return "" }
+// memoryDir returns nothing: these systems have no such directory by default.
+func memoryDir() string { return "" }

@@ -93,9 +93,8 @@ func createBeside(path string) (*os.File, error) {
 }
 
 func (i installation) writeTemplate(ctx context.Context, archive *os.File, args []string) error {
-	cmd := shell(templateMaker, append([]string{i.dir}, args...))
+	cmd := shell(templateMaker, FastDir(), append([]string{i.dir}, args...))
 	cmd.Stdout = archive
-	cmd.Env = append(cmd.Env, "TMPDIR="+dataDir(Options{})) // where it is fastest
 	if err := dropRoot(cmd, ""); err != nil {
 		return err
 	}

@@ -334,7 +334,7 @@ func killedAfter(t *testing.T, delay time.Duration, env ...string) {
 // publicTempDir is t.TempDir for servers that run as another user, in memory where it can be.
 func publicTempDir(t *testing.T) string {
 	t.Helper()
-	dir, err := os.MkdirTemp(MemoryDir(), "throwaway-test")
+	dir, err := os.MkdirTemp(FastDir(), "throwaway-test")
 	if err != nil {
 		t.Fatal(err)
 	}
