@@ -505,6 +505,28 @@ func TestSlotsBesideRates(t *testing.T) {
 	}
 }
 
+// The server's error about one slot is told to the call for it alone, though one statement was
+// for the slots of many calls.
+func TestErrorAboutOneSlot(t *testing.T) {
+	t.Parallel()
+	const wrong = 11
+	db := pgtest.New(t, maxConns(2))
+	store, limit := newStore(t, db), ratelimit.InFlight{Name: "l", Limit: 1, Lease: time.Minute}
+	if _, err := db.Pool.Exec(t.Context(), "ALTER TABLE "+db.Schema+".rate_limits ADD CHECK (key <> '"+fmt.Sprint(wrong)+"')"); err != nil {
+		t.Fatal(err)
+	}
+	g := gather(t, db.Pool)
+	for i := range 16 {
+		g.call(time.Minute, func(ctx context.Context) {
+			slot, err := store.Acquire(ctx, limit, fmt.Sprint(i))
+			if i == wrong && (slot.OK || !hasCode(err, "23514")) || i != wrong && (!slot.OK || err != nil) { // check_violation
+				t.Errorf("%d: got %+v and %v", i, slot, err)
+			}
+		})
+	}
+	g.decide()
+}
+
 // What an open transaction has taken or released delays nobody: not those who want a slot,
 // and not those who hold another.
 func TestOpenTransactionsDelayNobody(t *testing.T) {
