@@ -15,6 +15,7 @@ import (
 	"flag"
 	"fmt"
 	"io"
+	"math"
 	"os"
 	"sync"
 	"time"
@@ -72,6 +73,7 @@ func main() {
 type traffic struct {
 	mu               sync.Mutex
 	granted, refused [][]int
+	least            []float64 // tokens that a granted call of each class has left
 }
 
 func newTraffic() *traffic {
@@ -79,6 +81,7 @@ func newTraffic() *traffic {
 	for range classes {
 		t.granted = append(t.granted, make([]int, ends/step))
 		t.refused = append(t.refused, make([]int, ends/step))
+		t.least = append(t.least, math.Inf(1))
 	}
 	return t
 }
@@ -126,18 +129,19 @@ func (t *traffic) ask(ctx context.Context, store *pgstore.Store, class int, begu
 		if err != nil {
 			return err
 		}
-		t.note(class, time.Since(begun), result.OK)
+		t.note(class, time.Since(begun), result)
 		at += time.Duration(callers / rate * float64(time.Second))
 	}
 	return nil
 }
 
-func (t *traffic) note(class int, at time.Duration, ok bool) {
+func (t *traffic) note(class int, at time.Duration, result ratelimit.Result) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	counts := t.refused
-	if ok {
+	if result.OK {
 		counts = t.granted
+		t.least[class] = min(t.least[class], result.Value)
 	}
 	if n := int(at / step); n < len(counts[class]) {
 		counts[class][n]++
@@ -165,18 +169,13 @@ func (t *traffic) print(out io.Writer) {
 	}
 }
 
+// keeps reports whether all granted calls of a class have left its share of the limit.
+func (t *traffic) keeps(class int) bool {
+	return t.least[class] >= classes[class].above*API.Rate-1e-9
+}
+
 // claims checks what was promised.
 func (t *traffic) claims(out io.Writer) error {
-	asked := func(class, n int) int { return in(t.granted[class], n) + in(t.refused[class], n) }
-	// rest reports whether a class got what the classes before it left, and a little: what came in
-	// while the machine was busy.
-	rest := func(class, n int) bool {
-		left := API.Rate * (phase - settles).Seconds()
-		for before := range class {
-			left -= float64(asked(before, n))
-		}
-		return float64(in(t.granted[class], n)) <= max(left, 0)+float64(asked(class, n))/8
-	}
 	const critical, normal, batch = 0, 1, 2
 	sum := 0
 	for _, counts := range t.granted {
@@ -186,8 +185,8 @@ func (t *traffic) claims(out io.Writer) error {
 	}
 	return errors.Join(
 		demo.Claim(out, in(t.refused[critical], 2) == 0, "no critical call is refused, however often the others ask"),
-		demo.Claim(out, rest(batch, 1) && rest(batch, 2) && rest(batch, 3), "batch work gets nothing that normal calls want"),
-		demo.Claim(out, rest(normal, 3), "normal calls get nothing that critical ones want"),
+		demo.Claim(out, t.keeps(batch), "batch work leaves half of the limit to the others"),
+		demo.Claim(out, t.keeps(normal), "normal calls leave a fifth of it to critical ones"),
 		demo.Claim(out, in(t.refused[normal], 4) == 0 && in(t.granted[batch], 4) > 0, "when others ask for less, batch work has the rest"),
 		demo.Claim(out, float64(sum) <= API.Rate*(ends+time.Second).Seconds()+API.Rate, "together they never get more than the limit"))
 }
