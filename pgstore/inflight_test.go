@@ -509,17 +509,17 @@ func TestSlotsBesideRates(t *testing.T) {
 // for the slots of many calls.
 func TestErrorAboutOneSlot(t *testing.T) {
 	t.Parallel()
-	const wrong = 11
+	const wrong, checkViolation = 11, "23514"
 	db := pgtest.New(t, maxConns(2))
 	store, limit := newStore(t, db), ratelimit.InFlight{Name: "l", Limit: 1, Lease: time.Minute}
-	if _, err := db.Pool.Exec(t.Context(), "ALTER TABLE "+db.Schema+".rate_limits ADD CHECK (key <> '"+fmt.Sprint(wrong)+"')"); err != nil {
+	if _, err := db.Pool.Exec(t.Context(), fmt.Sprintf("ALTER TABLE %s.rate_limits ADD CHECK (key <> '%d')", db.Schema, wrong)); err != nil {
 		t.Fatal(err)
 	}
 	g := gather(t, db.Pool)
 	for i := range 16 {
 		g.call(time.Minute, func(ctx context.Context) {
 			slot, err := store.Acquire(ctx, limit, fmt.Sprint(i))
-			if i == wrong && (slot.OK || !hasCode(err, "23514")) || i != wrong && (!slot.OK || err != nil) { // check_violation
+			if i == wrong && (slot.OK || !hasCode(err, checkViolation)) || i != wrong && (!slot.OK || err != nil) {
 				t.Errorf("%d: got %+v and %v", i, slot, err)
 			}
 		})

@@ -171,7 +171,7 @@ func (t *traffic) print(out io.Writer) {
 
 // keeps reports whether all granted calls of a class have left its share of the limit.
 func (t *traffic) keeps(class int) bool {
-	return t.least[class] >= classes[class].above*API.Rate-1e-9
+	return t.least[class] >= classes[class].above*API.Definition().Capacity-1e-9
 }
 
 // claims checks what was promised.

@@ -6,9 +6,9 @@
 //	go run ./integration/mutants --only c1   # those whose names match
 //	go run ./integration/mutants --check     # only that each fits the code, and compiles
 //
-// Faults whose mechanism is gone are listed in faults/gone.md, with the reason. One, of
-// predicate locks behind a savepoint, is a fault only on the newest minor versions of PostgreSQL:
-// 15.18 keeps no such locks, 15.20 does.
+// savepoint-keeps-predicate-locks is found only on the newest minor versions of PostgreSQL: 15.18
+// keeps no such locks, and 15.20 does. Faults whose mechanism is gone are listed in faults/gone.md,
+// with the reason.
 package main
 
 import (
