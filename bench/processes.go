@@ -38,7 +38,9 @@ A process has two connections more than goroutines, but 16 at most, and 4 for St
 After the rounds it floods a limit that binds, with 8 processes, and says how much of what
 the limit allows in any stretch of time was granted: 1 is all, and more is too much.
 
-All of it on a throwaway PostgreSQL and Redis.
+All of it on a throwaway PostgreSQL and Redis. On a fast disk, processes wait
+for a processor rather than for the row. --flush adds to each flush of the write-ahead log, as a
+disk behind a network does.
 
 Flags:
 `
@@ -80,19 +82,34 @@ type spread struct {
 
 type processesOptions struct {
 	comparison
-	only *regexp.Regexp
+	only  *regexp.Regexp
+	flush time.Duration // added to each flush of the write-ahead log
+}
+
+// settings are those of the server. Its commit_delay is a pause before a flush, in which
+// nobody else begins one.
+func (o *processesOptions) settings() map[string]string {
+	settings := map[string]string{"max_connections": "400"}
+	if o.flush > 0 {
+		settings["commit_delay"], settings["commit_siblings"] = fmt.Sprint(o.flush.Microseconds()), "0"
+	}
+	return settings
 }
 
 func parseProcesses(args []string, stderr io.Writer) (o processesOptions, err error) {
 	only := ""
-	o.comparison, err = parseComparisonWith("processes", processesHelp, 5*time.Second, args, stderr, func(flags *flag.FlagSet) {
+	o.comparison, err = parseComparisonWith("processes", processesHelp, 15*time.Second, args, stderr, func(flags *flag.FlagSet) {
 		flags.StringVar(&only, "only", "", "measure only what this `regexp` finds in case/processes × goroutines/implementation")
+		flags.DurationVar(&o.flush, "flush", 0, "how much longer each flush of the write-ahead log takes, up to 100ms")
 	})
 	if err != nil {
 		return o, err
 	}
 	if o.only, err = regexp.Compile(only); err != nil {
 		return o, fmt.Errorf("--only: %w", err)
+	}
+	if o.flush < 0 || o.flush > 100*time.Millisecond {
+		return o, fmt.Errorf("--flush %v: want 0 to 100ms", o.flush)
 	}
 	return o, nil
 }
@@ -121,7 +138,7 @@ func runProcesses(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		return fmt.Errorf("nothing to measure matches --only %q", o.only)
 	}
 	e := &env{}
-	if e.postgres, err = startPostgresWith(ctx, throwaway.Options{Fsync: true, Settings: map[string]string{"max_connections": "400"}}); err != nil {
+	if e.postgres, err = startPostgresWith(ctx, throwaway.Options{Fsync: true, Settings: o.settings()}); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, e.close()) }()
@@ -146,6 +163,9 @@ func runProcesses(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	facts, err := e.facts(ctx)
 	if err != nil {
 		return err
+	}
+	if o.flush > 0 {
+		facts = append(facts, fmt.Sprintf("each flush of the write-ahead log takes %v longer", o.flush))
 	}
 	if err := printProcesses(stdout, spreads, checkProcesses(spreads, shares), facts); err != nil {
 		return err
@@ -222,7 +242,7 @@ func floodAll(ctx context.Context, e *env, jobs []processesJob, duration time.Du
 		}
 		j.crowd = crowd{8, 8}
 		task := e.task(j, binding, "flood")
-		task.Record, task.WarmUp, task.Round = true, 0, 2*duration
+		task.Record, task.WarmUp, task.Round = true, 0, duration
 		reports, err := j.run(ctx, task)
 		if err != nil {
 			return nil, fmt.Errorf("%v: %w", j, err)

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -35,13 +36,14 @@ func TestProcesses(t *testing.T) {
 	pgtest.Long(t)
 	file := filepath.Join(t.TempDir(), "processes.svg")
 	var out, errs bytes.Buffer
-	args := []string{"--rounds", "1", "--round", "100ms", "--plot", file, "--only", "^(tx/8 × 8/ours, before the transaction, escrow$|decisions/2 × 32/(single-row|ours, combined))"}
+	args := []string{"--rounds", "1", "--round", "200ms", "--flush", "2ms", "--plot", file, "--only", "^(tx/8 × 8/ours, before the transaction, escrow$|decisions/2 × 32/(single-row|ours, combined))"}
 	if err := runProcesses(t.Context(), args, &out, &errs); err != nil {
 		t.Fatalf("%v\n%s%s", err, &out, &errs)
 	}
 	for _, want := range []string{
 		`8 processes, 8 goroutines in each\n +` + oursTxEscrow + ` +\d`,
-		`single-row UPDATE +\d`, oursCombined + ` +\d`, `a flood of 8 processes got of what may be: ours, combined +≤ 1 +[01]\.\d\d +yes`,
+		`single-row UPDATE +[1-5]?\d?\d `, // each waits for a flush of 2 ms at least
+		`log takes 2ms longer`, oursCombined + ` +\d`, `a flood of 8 processes got of what may be: ours, combined +≤ 1 +[01]\.\d\d +yes`,
 	} {
 		if !regexp.MustCompile(want).MatchString(out.String()) {
 			t.Errorf("no %q in\n%s", want, &out)
@@ -49,6 +51,15 @@ func TestProcesses(t *testing.T) {
 	}
 	if err := readable(file); err != nil {
 		t.Errorf("the picture: %v", err)
+	}
+}
+
+func TestFlushInvalid(t *testing.T) {
+	t.Parallel()
+	for _, flush := range []string{"-1ms", "101ms"} {
+		if err := runProcesses(t.Context(), []string{"--flush", flush}, io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), "--flush "+flush) {
+			t.Errorf("%s: got error %v, want one of --flush", flush, err)
+		}
 	}
 }
 
