@@ -46,19 +46,19 @@ func TestAboveIsKeptUnderOverload(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	const callers = 6
-	db := pgtest.New(t, maxConns(callers))
+	pools := newTwoPools(t, callers)
 	for _, limit := range quotas {
 		for _, form := range withMemory() {
 			t.Run(ratelimit.NameOf(limit)+"/"+form.name, func(t *testing.T) {
 				t.Parallel()
-				stores, ctx := twoStores(t, db, form.change), within(t, time.Minute)
+				stores, ctx := pools.stores(t, form.change), within(t, time.Minute)
 				inMemory := strings.HasPrefix(form.name, "from memory")
 				flood := func(key string, class func(i int) int) (granted [3]int64) {
 					var counts [3]atomic.Int64
 					together(callers, func(i int) {
 						class := class(i)
 						for refused := 0; refused < 2; {
-							result, err := form.take(ctx, db.Pool, stores[i%2], limit.For(key).Above(floorsOf[class]))
+							result, err := form.take(ctx, pools[i%2].Pool, stores[i%2], limit.For(key).Above(floorsOf[class]))
 							if err != nil {
 								t.Error(err)
 								return
@@ -144,7 +144,7 @@ func TestAboveInvalid(t *testing.T) {
 func TestCrossedIsToldOnce(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	const callers, calls = 16, 2_000
+	const callers, calls = 16, 1_000
 	shares := []float64{0.5, 0.8, 1}
 	db := pgtest.New(t, maxConns(callers))
 	for _, form := range takeForms {
@@ -152,7 +152,7 @@ func TestCrossedIsToldOnce(t *testing.T) {
 			t.Run(form.name+"/"+kind, func(t *testing.T) {
 				n := calls
 				if form.name != "on its own" {
-					n = calls / 20 // of which each is a transaction on the one row
+					n = calls / 10 // of which each is a transaction on the one row
 				}
 				var limit ratelimit.Limit = ratelimit.FixedWindow{Name: form.name + kind, Rate: float64(n), Period: 1e5 * time.Hour}
 				if kind == "sliding" {

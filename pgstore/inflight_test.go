@@ -659,7 +659,7 @@ func TestNeverMoreThanLimit(t *testing.T) {
 		t.Run(fmt.Sprintf("portable=%v", portable), func(t *testing.T) {
 			t.Parallel()
 			db := pgtest.New(t, maxConns(12))
-			limit := ratelimit.InFlight{Name: "l", Limit: 3, Lease: 200 * time.Millisecond}
+			limit := ratelimit.InFlight{Name: "l", Limit: 3, Lease: 100 * time.Millisecond}
 			var (
 				mu   sync.Mutex
 				seen = map[int]ratelimit.Slot{} // of each slot, who took it last
@@ -676,7 +676,7 @@ func TestNeverMoreThanLimit(t *testing.T) {
 			}
 			fences := sync.Map{}
 			var wg sync.WaitGroup
-			more := forAWhile(time.Second, func() bool { return took.Load() >= 20 })
+			more := forAWhile(500*time.Millisecond, func() bool { return took.Load() >= 20 })
 			for worker := range 8 {
 				store := newStore(t, db, isPortable(portable))
 				wg.Go(func() {

@@ -112,12 +112,21 @@ func eachForm(t *testing.T, limits []ratelimit.Limit, test func(t *testing.T, li
 	}
 }
 
-// twoStores returns a Store each of two pools, which know as little of each other as those of
-// two processes.
-func twoStores(t *testing.T, db *pgtest.DB, change ...func(*pgstore.Config)) [2]*pgstore.Store {
+// twoPools are of the same database.
+type twoPools [2]*pgtest.DB
+
+// newTwoPools makes the pools of a test, which its subtests share: new connections cost more
+// than most of what the subtests do.
+func newTwoPools(t *testing.T, conns int32) twoPools {
 	t.Helper()
-	side := another(t, db, func(*pgxpool.Config) {})
-	return [2]*pgstore.Store{newStore(t, db, change...), newStore(t, side, change...)}
+	db := pgtest.New(t, maxConns(conns))
+	return twoPools{db, another(t, db, func(*pgxpool.Config) {})}
+}
+
+// stores returns a Store each, which know as little of each other as those of two processes.
+func (p twoPools) stores(t *testing.T, change ...func(*pgstore.Config)) [2]*pgstore.Store {
+	t.Helper()
+	return [2]*pgstore.Store{newStore(t, p[0], change...), newStore(t, p[1], change...)}
 }
 
 // In every stretch of time, by the database's clock, no more is granted than the limit
@@ -128,9 +137,9 @@ func TestNeverOver(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	const callers = 8
-	db := pgtest.New(t, maxConns(callers))
+	pools := newTwoPools(t, callers)
 	eachForm(t, brisk, func(t *testing.T, limit ratelimit.Limit, form takeForm) {
-		stores := twoStores(t, db, form.change)
+		stores := pools.stores(t, form.change)
 		ctx := within(t, time.Minute)
 		var (
 			mu      sync.Mutex
@@ -149,7 +158,7 @@ func TestNeverOver(t *testing.T) {
 		}
 		together(callers, func(i int) {
 			for enough := false; !enough; {
-				result, err := form.take(ctx, db.Pool, stores[i%2], limit.For(form.name))
+				result, err := form.take(ctx, pools[i%2].Pool, stores[i%2], limit.For(form.name))
 				if err != nil {
 					t.Error(err)
 					return
@@ -187,17 +196,17 @@ func TestGrantsWhatThereIs(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	const callers = 8
-	db := pgtest.New(t, maxConns(callers))
+	pools := newTwoPools(t, callers)
 	eachForm(t, plentiful, func(t *testing.T, limit ratelimit.Limit, form takeForm) {
 		c := newClock()
-		stores, memory := twoStores(t, db, onClock(c), form.change), memstore.New(c.now)
+		stores, memory := pools.stores(t, onClock(c), form.change), memstore.New(c.now)
 		ctx := within(t, time.Minute)
 		for _, step := range []time.Duration{0, 30, 7, 450} { // milliseconds
 			c.add(step * time.Millisecond)
 			var granted atomic.Int64
 			together(callers, func(i int) {
 				for counts := []int64{3, 1}[min(i, 1):]; len(counts) > 0; { // one asks for more first
-					result, err := form.take(ctx, db.Pool, stores[i%2], limit.ForN(form.name, float64(counts[0])))
+					result, err := form.take(ctx, pools[i%2].Pool, stores[i%2], limit.ForN(form.name, float64(counts[0])))
 					switch {
 					case err != nil:
 						t.Error(err)
@@ -443,22 +452,21 @@ func TestFirstCallersErrors(t *testing.T) {
 func TestOppositeOrders(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
+	const calls = 100 // of each of two goroutines
 	for _, test := range []struct {
 		name   string
 		take   takes
-		calls  int // of each of two goroutines
 		change func(*pgstore.Config)
 	}{
-		{"read committed", allowAt(pgx.ReadCommitted), 200, unchanged},
-		{"repeatable read", allowAt(pgx.RepeatableRead), 200, unchanged},
-		{"serializable", allowAt(pgx.Serializable), 200, unchanged},
-		{"AllowFunc", allowFunc, 200, unchanged},
-		{"on its own", allowOwn, 200, unchanged},
-		{"on its own, portable", allowOwn, 200, portable},
+		{"read committed", allowAt(pgx.ReadCommitted), unchanged},
+		{"repeatable read", allowAt(pgx.RepeatableRead), unchanged},
+		{"serializable", allowAt(pgx.Serializable), unchanged},
+		{"AllowFunc", allowFunc, unchanged},
+		{"on its own", allowOwn, unchanged},
+		{"on its own, portable", allowOwn, portable},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			t.Parallel()
-			calls := test.calls
 			db := pgtest.New(t)
 			store := newStore(t, db, test.change)
 			// The last tenth of the calls is refused, by B alone.

@@ -57,7 +57,7 @@ func TestShardsPromise(t *testing.T) {
 	t.Parallel()
 	eachTake(t, func(t *testing.T, _ *pgtest.DB, c *clock, store *pgstore.Store, allow allowing) {
 		refused := 0
-		for seed := range uint64(30) {
+		for seed := range uint64(20) {
 			random := rand.New(rand.NewPCG(seed, 4))
 			l := shardedLimit(random, fmt.Sprint("l", seed))
 			d := bucket.Definition(l.Definition())

@@ -277,7 +277,7 @@ func TestDifferentKeysDoNotConflict(t *testing.T) {
 	const (
 		goroutines   = 16
 		keys         = 100
-		transactions = 1000
+		transactions = 500
 	)
 	db := pgtest.New(t, maxConns(goroutines))
 	store := newStore(t, db)

@@ -59,7 +59,7 @@ func TestToldWhenTheClockGoesBack(t *testing.T) {
 				c, random := newClock(), rand.New(rand.NewPCG(1, 2))
 				store := newStore(t, db, onClock(c), form.change)
 				var told []curve.Event
-				for range 100 {
+				for range 60 {
 					step := time.Duration(random.Int64N(int64(period) / 3))
 					c.add([]time.Duration{0, 0, step, step, 3 * step, -3 * step}[random.IntN(6)])
 					result, err := form.take(t.Context(), db.Pool, store, limit.ForN(t.Name(), float64(1+random.IntN(4))))
