@@ -49,7 +49,7 @@
 // credited, settled or cancelled meanwhile do not end it: they can be reserved, for the end of
 // the pause or later, and are allowed only then. Resume and Reset end it before its time.
 //
-// # What is promised
+// # Promises
 //
 // Over any stretch of time a token bucket grants at most Capacity + Rate · elapsed / Period, a
 // fixed window at most Capacity + Rate for each edge, and a sliding window at most Rate in any

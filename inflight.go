@@ -41,8 +41,8 @@ type InFlight struct {
 	// Mode says whether a refusal holds; the zero Mode is [ModeEnforce]. See In.
 	Mode Mode `json:"mode,omitempty"`
 
-	// RefusedUntil is what refusals by [ModeRefuse] tell as NotBefore: when the catalog's
-	// override ends. Zero is [RefusedFor] from the refusal.
+	// RefusedUntil is the NotBefore of refusals by [ModeRefuse]: when the catalog's override
+	// ends. Zero is [RefusedFor] from the refusal.
 	RefusedUntil time.Time `json:"refused_until,omitzero"`
 }
 

@@ -10,15 +10,15 @@ import (
 	"time"
 )
 
-// Observe hears what a store or a middleware decides: Config.Observe of packages pgstore,
+// Observe hears each decision of a store or a middleware: Config.Observe of packages pgstore,
 // memstore, httplimit and grpclimit, and MiddlewareConfig.Observe of riverlimit. One function can
 // be given to all of them; see [Event] for how to count a decision once.
 //
 // It is called on the goroutine of the caller and with its context, so that a span that is
 // in there is the caller's, also of a decision that shared its statement with others. It is
 // called once for each decision, after that is in the database or in memory and before the
-// caller has the answer. So it must not block, and must be safe for concurrent use. What was
-// decided in a transaction may still be rolled back: the event is of the decision.
+// caller has the answer. So it must not block, and must be safe for concurrent use. A decision
+// in a transaction may still be rolled back: the event is of the decision.
 type Observe = func(ctx context.Context, e Event)
 
 // Observers returns an Observe that calls others in their order; those that are nil are left
@@ -43,9 +43,9 @@ func Observers(others ...Observe) Observe {
 	}
 }
 
-// Verb is what a caller called. The verbs that are made of others are told as those: Take as
-// VerbAllow; Wait as VerbReserve, and VerbCancel if it gives up; Keep and Hold as what they do
-// to the slot. What reads for people is not told: CheckEach, Rows and their like.
+// Verb is the method that a caller called. The verbs that are made of others are told as those:
+// Take as VerbAllow; Wait as VerbReserve, and VerbCancel if it gives up; Keep and Hold as the
+// verbs of the slot. Reads for people are not told: CheckEach, Rows and their like.
 type Verb string
 
 const (
@@ -84,7 +84,7 @@ const (
 	FormMemory Form = "memory" // in this process: of a memstore, or with Config.Escrow of pgstore
 )
 
-// Outcome is what became of a call, or of one of its limits.
+// Outcome is how a call ended, or one of its limits.
 type Outcome string
 
 const (
@@ -104,7 +104,7 @@ const (
 	OutcomeWithheld Outcome = "withheld"
 
 	// OutcomeShadowed is, of a limit in [ModeShadow], that it would have refused the call or put
-	// it off. The call went on as if it had granted; what became of that is the Event's Outcome.
+	// it off. The call went on as if it had granted; how that ended is the Event's Outcome.
 	// A slot that was not to be had in ModeShadow is granted and [Slot].Shadowed.
 	OutcomeShadowed Outcome = "shadowed"
 
@@ -141,8 +141,8 @@ type Event struct {
 	// zero.
 	Result Result
 
-	// Requests is what was asked, if there is no Result; of VerbSettle and VerbCancel, what the
-	// receipt says was taken, always.
+	// Requests are those of the call, if there is no Result; of VerbSettle and VerbCancel, always
+	// those that the receipt says were taken.
 	Requests []Request
 
 	// Slot is that of VerbAcquire, VerbRenew and VerbRelease, otherwise nil. The rates that were
@@ -150,7 +150,7 @@ type Event struct {
 	// that was missing, if it is a refusal, and without it if rates refused.
 	Slot *Slot
 
-	// Err is the error that the caller gets, and ErrorClass what it is, in a few words: the
+	// Err is the error that the caller gets, and ErrorClass its kind, in a few words: the
 	// SQLSTATE of the server's error, such as "40001", or one of "invalid", "too_large",
 	// "settled", "lease_lost", "deadline_exceeded", "canceled", "locked", "closed", "no_pool",
 	// "not_migrated", "outcome_unknown", "connection" and "other". It is "" of no error and of a
@@ -158,8 +158,8 @@ type Event struct {
 	Err        error
 	ErrorClass string
 
-	// Took is from the call to the answer. It is 0 of what was decided from memory, for which
-	// no clock is read.
+	// Took is from the call to the answer. It is 0 of a decision from memory, for which no clock
+	// is read.
 	Took time.Duration
 
 	// Queued is the part of Took in which the call waited in this process: for the statement
@@ -186,19 +186,19 @@ type Event struct {
 	Passed, Shadow bool
 }
 
-// Part is what an event says of one limit and key. Its Status is as in the result; without one
+// Part is the part of an event that is about one limit and key. Its Status is as in the result; without one
 // it has the Request alone.
 type Part struct {
 	Outcome Outcome
 	Status  Status
 }
 
-// Name is the name of the limit: what metrics and HTTP fields call the policy. It is "" of a
+// Name is the name of the limit, which metrics and HTTP fields call the policy. It is "" of a
 // request without a limit.
 func (p Part) Name() string { return NameOf(p.Status.Request.Limit) }
 
-// Each returns what the event says of each limit and key that was asked, in the order of the
-// call; of a slot, nothing.
+// Each returns the Part of each limit and key that was asked, in the order of the call; of a
+// slot, none.
 func (e *Event) Each() iter.Seq[Part] {
 	return func(yield func(Part) bool) {
 		if e.Slot != nil {
@@ -268,7 +268,7 @@ func (e *Event) Kind() string {
 	return limit.Definition().Kind.String()
 }
 
-// keys are those of what was asked.
+// keys are those that were asked.
 func (e *Event) keys() (keys []string) {
 	for p := range e.Each() {
 		keys = append(keys, p.Status.Request.Key)

@@ -23,8 +23,8 @@ type Request struct {
 	// Mode says whether a refusal holds; the zero Mode is [ModeEnforce]. See In.
 	Mode Mode `json:",omitempty"`
 
-	// RefusedUntil is what refusals by [ModeRefuse] tell as RetryAt: when the catalog's
-	// override is over. It ends nothing by itself. When it is zero, nobody knows the end, and
+	// RefusedUntil is the RetryAt of refusals by [ModeRefuse]: when the catalog's override is
+	// over. It ends nothing by itself. When it is zero, nobody knows the end, and
 	// RetryAfter is [RefusedFor].
 	RefusedUntil time.Time `json:",omitzero"`
 }
@@ -63,7 +63,7 @@ type Status struct {
 
 	// Shadowed is true when the limit would have refused the call or put it off, or taken
 	// fewer tokens for AllowAtMost, but for its request's [ModeShadow]. The Result is Shadowed
-	// if one of its limits is, and tells the caller what to do: it is OK, and to be done
+	// if one of its limits is, and tells the caller to go on: it is OK, and to be done
 	// at once. The answer of that limit is in Each: OK is false there, or RetryAt later.
 	Shadowed bool `json:",omitempty"`
 

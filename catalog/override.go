@@ -40,7 +40,7 @@ type Override struct {
 
 	// Mode is how calls are treated: [ratelimit.ModeRefuse] refuses all of them, a kill switch;
 	// [ratelimit.ModeShadow] decides and takes, and refuses none; [ratelimit.ModeEnforce] for a
-	// key goes before what the override for all keys says. Zero leaves it as the request
+	// key goes before the Mode of the override for all keys. Zero leaves it as the request
 	// has it, which mostly is enforced.
 	Mode ratelimit.Mode
 

@@ -16,7 +16,7 @@ import (
 )
 
 // picture is how the tokens of a key come back if nothing is taken: the points of a line, and
-// what there is to see beside it, in the units of a drawing.
+// the marks beside it, in the units of a drawing.
 type picture struct {
 	Line     string  // the points
 	Zero     float64 // where 0 tokens are
@@ -78,7 +78,7 @@ func (s *site) draw(ctx context.Context, story *inspect.Story) (*picture, error)
 
 func round(v float64) float64 { return math.Round(v*10) / 10 }
 
-// ahead returns what a key will have at equal distances of time, by the catalog's views.
+// ahead returns the tokens that a key will have at equal distances of time, by the catalog's views.
 func (s *site) ahead(ctx context.Context, story *inspect.Story, from, to time.Time) ([]float64, error) {
 	rows, err := s.desk.Pool.Query(ctx, `SELECT a.value FROM generate_series(0, $3::int4) AS i,
 	LATERAL (SELECT l.value FROM `+s.desk.View("rate_limits_at")+`($4::timestamptz + ($5::timestamptz - $4::timestamptz) * i / $3::int4) AS l

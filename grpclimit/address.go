@@ -62,8 +62,8 @@ func (a *Addresses) Key(c *Call) (string, error) {
 
 // Of is the client's address: that of the nearest hop, going from this server towards the
 // client, that is not a trusted proxy. If all are, it is the furthest. Where a trusted proxy does
-// not give an address, it is the proxy's own, so that nobody gets a new key by sending what
-// cannot be read.
+// not give an address, it is the proxy's own, so that nobody gets a new key by sending
+// an address that cannot be read.
 func (a *Addresses) Of(c *Call) (netip.Addr, error) {
 	remote := ""
 	if p, ok := peer.FromContext(c.Context); ok && p.Addr != nil {

@@ -194,8 +194,8 @@ func (c *Client) Unary(ctx context.Context, method string, req, reply any, cc *g
 	}
 }
 
-// Stream is a grpc.StreamClientInterceptor. It waits before a stream is opened, and heeds what
-// the server says of it. One that was refused is opened again if the client sends a single
+// Stream is a grpc.StreamClientInterceptor. It waits before a stream is opened, and heeds the
+// server's answer. One that was refused is opened again if the client sends a single
 // message in it: with the first RecvMsg, and Header says nothing before that. If it sends
 // several, nobody keeps them, so the error is returned.
 func (c *Client) Stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.ClientConn, method string, streamer grpc.Streamer, opts ...grpc.CallOption) (grpc.ClientStream, error) {

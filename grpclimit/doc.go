@@ -1,6 +1,6 @@
 // Package grpclimit limits calls of gRPC with package ratelimit's limits. It has a [Limiter]
-// for servers, whose answers clients can trust, and a [Client] for clients, which keeps to what
-// servers answer. Both are interceptors, for unary calls and for streams.
+// for servers, whose answers clients can trust, and a [Client] for clients, which keeps to the
+// answers of servers. Both are interceptors, for unary calls and for streams.
 //
 // # Servers
 //

@@ -22,7 +22,7 @@
 //	granted                      the handler's answer, with RateLimit and RateLimit-Policy
 //	refused                      429 with Retry-After, and a problem that names the policies
 //	can never be granted         422 (or 413), since there is no later
-//	no usable key or cost        400, or what a [RequestError] says
+//	no usable key or cost        400, or the status of a [RequestError]
 //	the store does not answer    503 with Retry-After; or the handler's, with FailOpen
 //
 // Policies may also be of how many requests are handled at a time: see [InFlightPolicy].

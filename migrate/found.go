@@ -111,8 +111,7 @@ func (f *found) requireAll(set migrations.Set, all []Migration) error {
 		"apply it with that tool (%s)", f.schema, f.made.table, set.VersionTable(), lacks, command)
 }
 
-// foreign is err, from applying a migration, with what it means if that finds its work
-// done.
+// foreign is err, from applying a migration, with its meaning if that finds its work done.
 func (t *target) foreign(err error) error {
 	const duplicateTable, duplicateColumn, duplicateObject = "42P07", "42701", "42710"
 	var pgErr *pgconn.PgError

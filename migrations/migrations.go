@@ -1,6 +1,6 @@
 // Package migrations holds the schema of ratelimit: one table, as SQL files in
 // the format of goose (https://github.com/pressly/goose). The package depends
-// on nothing, goose included. What a team may choose besides is a [Set] of its own.
+// on nothing, goose included. Tables that a team may choose besides are a [Set] of their own.
 //
 // There are three ways to put the schema in place. Choose one and stay with it,
 // or make sure that all of them use [VersionTable]:
@@ -70,7 +70,7 @@ var FS embed.FS
 type Set string
 
 // Catalog is the set of package catalog: a table of definitions and overrides, with its
-// history, and views that tell who is limited now.
+// history, and views of the keys that are limited now.
 const Catalog Set = "catalog"
 
 // Functions is the set of the verbs as SQL functions, for triggers, psql and programs that are

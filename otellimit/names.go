@@ -37,8 +37,8 @@ const (
 	// MetricErrors counts calls that ended with an error, by policy, verb and error.type. {error}
 	MetricErrors = "ratelimit.errors"
 
-	// MetricDoor counts, by door, result, passed and shadow, what middlewares have made of
-	// requests and jobs. {request}
+	// MetricDoor counts the requests and jobs on which middlewares have decided, by door,
+	// result, passed and shadow. {request}
 	MetricDoor = "ratelimit.door.requests"
 
 	// MetricHeld is the tokens that a process holds in its memory by Config.Escrow, by policy.
@@ -59,8 +59,8 @@ const (
 	AttrKey    = "ratelimit.key" // of spans alone, if Config.Keys asks for it
 )
 
-// seconds are the bounds of histograms of time: from what a lone decision takes in memory to the
-// longest that anybody waits for one.
+// seconds are the bounds of histograms of time: from the time of a lone decision in memory to the
+// longest wait for one.
 var seconds = []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10}
 
 // waits are those of MetricWait, which is as long as periods are.

@@ -148,8 +148,8 @@ func text(s string) string {
 	return "invalid UTF-8"
 }
 
-// Observe is for Config.Observe of stores and middlewares. Both may have it: what a middleware
-// tells is counted by [MetricDoor] alone.
+// Observe is for Config.Observe of stores and middlewares. Both may have it: events of a
+// middleware are counted by [MetricDoor] alone.
 func (o *Observer) Observe(ctx context.Context, e ratelimit.Event) {
 	policy, verb, form := e.Policy(), string(e.Verb), string(e.Form)
 	if e.Door != "" {
@@ -257,8 +257,8 @@ func (o *Observer) span(ctx context.Context, e *ratelimit.Event) {
 	span.End(trace.WithTimestamp(now))
 }
 
-// Watch has what a store holds in memory told with every collection, until Unregister of what
-// it returns.
+// Watch has the tokens that a store holds in memory told with every collection, until the
+// Registration's Unregister.
 func (o *Observer) Watch(store interface{ Stats() pgstore.Stats }) (metric.Registration, error) {
 	held, err := o.meter.Float64ObservableGauge(MetricHeld, metric.WithUnit("{token}"), metric.WithDescription("Tokens that the process holds in its memory."))
 	if err != nil {
@@ -272,8 +272,8 @@ func (o *Observer) Watch(store interface{ Stats() pgstore.Stats }) (metric.Regis
 	}, held)
 }
 
-// WatchCatalog has the age of a *catalog.Catalog told with every collection, until Unregister of
-// what it returns.
+// WatchCatalog has the age of a *catalog.Catalog told with every collection, until the
+// Registration's Unregister.
 func (o *Observer) WatchCatalog(c interface{ Age() time.Duration }) (metric.Registration, error) {
 	age, err := o.meter.Float64ObservableGauge(MetricCatalogAge, metric.WithUnit("s"), metric.WithDescription("Since when the process has not heard of the catalog."))
 	if err != nil {

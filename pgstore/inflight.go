@@ -56,7 +56,7 @@ func (s *Store) acquireNow(ctx context.Context, limit ratelimit.InFlight, of dec
 // a second, once for all of them, and holds no connection meanwhile. [Store.Close] ends waits
 // with [ErrClosed].
 //
-// In [ratelimit.ModeRefuse] and [ratelimit.ModeShadow] it is Acquire. Those who wait already
+// In [ratelimit.ModeRefuse] and [ratelimit.ModeShadow] it is Acquire. Callers that wait already
 // have come by the mode of then.
 //
 // Do not call it while you hold a transaction open.

@@ -89,7 +89,7 @@ func (r *runner) runByMode(ctx context.Context, w *watch.Watch, reserve bool, re
 }
 
 // runWatched is run of requests that are all enforced; if there are none, and need be none, of
-// a transaction that takes nothing. It returns also what was granted and rolled back.
+// a transaction that takes nothing. It returns also a grant that was rolled back.
 func (r *runner) runWatched(ctx context.Context, w *watch.Watch, reserve bool, requests []ratelimit.Request, free bool, do func(pgx.Tx, ratelimit.Result) error) (result ratelimit.Result, err error) {
 	bounded := ctx
 	if _, ok := ctx.Deadline(); !ok {

@@ -100,8 +100,8 @@ func New(pool *pgxpool.Pool, config *Config) (*Recorder, error) {
 func (r *Recorder) String() string { return "refusals.Recorder" }
 
 // Observe counts the refusals of a store, those of limits that are paused and of slots too. It
-// is for Config.Observe of a store, see [ratelimit.Observers], and asks nobody. Checks and what
-// middlewares tell are not counted.
+// is for Config.Observe of a store, see [ratelimit.Observers], and asks nobody. Checks and
+// events of middlewares are not counted.
 func (r *Recorder) Observe(_ context.Context, e ratelimit.Event) {
 	if e.Door != "" || !e.Verb.Takes() || e.Outcome != ratelimit.OutcomeRefused && e.Outcome != ratelimit.OutcomePaused {
 		return

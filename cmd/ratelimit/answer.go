@@ -102,7 +102,7 @@ func (c call) decision(r ratelimit.Result, err error) (answer, error) {
 // since is how far t is after the base instant.
 func (c call) since(t time.Time) *duration { return new(duration(t.Sub(c.base))) }
 
-// want is what an answer must be. What is left out may be anything, except
+// want is the answer that a call must have. A field that is left out may be anything, except
 // that an error must be wanted.
 type want struct {
 	OK         *bool     `json:"ok,omitempty"`

@@ -65,8 +65,8 @@ func (o *options) losing(c *cobra.Command) *cobra.Command {
 	return c
 }
 
-// confirmed asks whether to do what cannot be undone, unless --yes says so. It reports false, and
-// has said what would be done, when nothing is to be done.
+// confirmed asks whether to go on with a change that cannot be undone, unless --yes says so. It
+// reports false, after it has named the change, when that is not to be made.
 func (o *options) confirmed(cmd *cobra.Command, what string) (bool, error) {
 	switch {
 	case o.dryRun:
@@ -90,7 +90,7 @@ func (o *options) confirmed(cmd *cobra.Command, what string) (bool, error) {
 	return false, nil
 }
 
-// silent is for what the command says by itself.
+// silent discards the catalog's logs: the command prints its errors itself.
 var silent = slog.New(slog.DiscardHandler)
 
 // desk opens the database and reads the definitions. The caller closes it.

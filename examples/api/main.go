@@ -12,7 +12,7 @@
 //	curl -i -u ann:guess localhost:8080/login                  # only failures count
 //
 // The first three are behind authentication, which knows the keys ann, bob, eve and zoe, and
-// limit the customer that it found: a client that could choose what it is limited by would
+// limit the customer that it found: a client that could choose its limit would
 // have as many limits as it likes.
 package main
 
@@ -132,7 +132,7 @@ func routes(pool *pgxpool.Pool, store *pgstore.Store) (http.Handler, error) {
 	configs := map[string]*httplimit.Config{
 		// Two policies: a short one and a long one, all or nothing.
 		"hello": {Policies: []httplimit.Policy{{Limit: Hello, Key: customer}, {Limit: Daily, Key: customer}}},
-		// A request without a number of rows gets 100, so that is what it costs.
+		// A request without a number of rows gets 100, so it costs 100.
 		"rows":  {Policies: []httplimit.Policy{{Limit: Rows, Key: customer, Cost: httplimit.CostFromQuery("rows", 1, 100)}}},
 		"order": {Policies: []httplimit.Policy{{Limit: PlaceOrder, Key: customer}}, Jitter: 0.1},
 		// One limit for account and address together: nobody can lock another's account.
@@ -211,7 +211,7 @@ func (o orders) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// run checks what the service promises.
+// run checks the promises of the service.
 func run(ctx context.Context, out io.Writer) error {
 	return with(ctx, "127.0.0.1:0", func(url string) error {
 		c := caller{url: url, client: http.DefaultClient}

@@ -32,10 +32,10 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// API is what a customer may ask.
+// API is the limit of a customer.
 var API = ratelimit.TokenBucket{Name: "api", Rate: 20, Period: time.Second, Capacity: 10}
 
-// raise is what somebody types.
+// raise is the command that somebody types.
 const raise = `INSERT INTO rate_limit_definitions (name, key, rate, until, note)
 VALUES ('api', 'acme', 100, now() + interval '8 seconds', 'their sale')`
 
@@ -61,13 +61,13 @@ func main() {
 	})
 }
 
-// traffic is what customers were granted in each step.
+// traffic is the calls of customers that were granted in each step.
 type traffic struct {
 	mu      sync.Mutex
 	granted map[string][]int
 }
 
-// measure runs the traffic, and returns what was granted, and when it was raised.
+// measure runs the traffic, and returns the grants, and when the limit was raised.
 func measure(ctx context.Context, out io.Writer) (granted map[string][]int, raised time.Duration, err error) {
 	db, err := demo.Database(ctx)
 	if err != nil {
@@ -182,7 +182,7 @@ func (t *traffic) print(out io.Writer, raised time.Duration) {
 	}
 }
 
-// rate is what a customer was granted a second in a step.
+// rate is the calls a second that a customer was granted in a step.
 func (t *traffic) rate(customer string, i int) int {
 	if i >= len(t.granted[customer]) {
 		return 0
@@ -190,7 +190,7 @@ func (t *traffic) rate(customer string, i int) int {
 	return t.granted[customer][i] * int(time.Second/step)
 }
 
-// claims checks what was promised.
+// claims checks the promises.
 func (t *traffic) claims(out io.Writer, raised time.Duration) error {
 	first := func(from time.Duration, high bool) time.Duration {
 		for i := int(from/step) + 1; i < len(t.granted["acme"]); i++ {

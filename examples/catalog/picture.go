@@ -6,14 +6,14 @@ import (
 	"time"
 )
 
-// The picture: width and height of what is drawn, and the margins around it.
+// The picture: width and height of the drawing, and the margins around it.
 const (
 	width, height = 640, 220
 	left, top     = 50, 30
 	most          = 140 // granted a second, at the top
 )
 
-// picture draws what was granted a second to each customer, as an SVG.
+// picture draws the calls a second that each customer was granted, as an SVG.
 func picture(granted map[string][]int, raised time.Duration) string {
 	var b strings.Builder
 	x := func(at time.Duration) float64 { return left + at.Seconds()/ends.Seconds()*width }

@@ -5,7 +5,7 @@
 //
 // Workers of three processes take a slot, a request and an estimate of the tokens, all or
 // nothing, and then a prompt. The transaction that stores the answer settles the tokens by
-// what was used, and releases the slot. Some workers are killed in the middle of a call: nobody
+// their use, and releases the slot. Some workers are killed in the middle of a call: nobody
 // releases their slots, whose leases end by themselves, and nobody answers their prompts, which
 // others take.
 //
@@ -30,7 +30,7 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// What the provider allows.
+// The limits of the provider.
 var (
 	AtOnce   = ratelimit.InFlight{Name: "llm_at_once", Limit: 10, Lease: time.Second}
 	Requests = ratelimit.TokenBucket{Name: "llm_requests", Rate: 60, Period: 2 * time.Second, Capacity: 20}

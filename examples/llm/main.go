@@ -16,8 +16,8 @@
 //   - On a 429 both limits pause for as long as the provider asks, for everybody, and
 //     the prompt is put off. Its reservation is settled with nothing used.
 //
-// The provider is a fake inside this program, and the program checks what it can: that
-// the provider had no reason to complain, and that the limits say what was used.
+// The provider is a fake inside this program, and the program checks that
+// it had no reason to complain, and that the limits agree with the use.
 package main
 
 import (
@@ -37,7 +37,7 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// What the provider grants each organization.
+// The limits of the provider, for each organization.
 var (
 	Requests = ratelimit.TokenBucket{Name: "llm_requests", Rate: 40, Period: time.Second, Capacity: 5}
 	Tokens   = ratelimit.TokenBucket{Name: "llm_tokens", Rate: 20_000, Period: time.Second, Capacity: 4_000}
@@ -194,7 +194,7 @@ func (p Prompts) work(ctx context.Context, provider *provider) error {
 	return nil
 }
 
-// That was all of it. What follows uses it, and checks it.
+// That was all of it. The rest uses it, and checks it.
 
 func main() { demo.Main("llm", run) }
 
@@ -248,8 +248,8 @@ func (p Prompts) check(ctx context.Context, out io.Writer, provider *provider, b
 	seconds := now.At.Sub(begun.At).Seconds()
 	fmt.Fprintf(out, "2. After %.1f s: %d calls, %.0f tokens used of %d that were reserved\n", seconds, provider.calls, used, prompts*maxTokens)
 	most := Tokens.Capacity + Tokens.Rate*seconds
-	// Nothing was used and not settled, so what is there is at least what came in, less that
-	// and what the pause has emptied; give or take what the last answer was settled by.
+	// All use was settled. So at least the inflow is there, less the use and the tokens that the
+	// pause has emptied, give or take the last settlement.
 	least := min(Tokens.Capacity, most-used-Tokens.Capacity-Tokens.Rate*pause.Seconds()) - maxTokens
 	return errors.Join(
 		demo.Claim(out, answered == prompts, "%d of %d prompts answered", answered, prompts),

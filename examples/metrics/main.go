@@ -1,10 +1,10 @@
-// Metrics has what limits decide in Prometheus, with a dashboard for Grafana and alerts:
+// Metrics has the decisions of limits in Prometheus, with a dashboard for Grafana and alerts:
 //
 //	DATABASE_URL=… go run ./examples/metrics
 //	curl localhost:8080/metrics
 //
 // It serves GET /?user=ann, of which each user may have five a second, and /metrics. The store
-// tells otellimit, and OpenTelemetry's exporter makes that what Prometheus scrapes. dashboard.json
+// tells otellimit, which OpenTelemetry's exporter translates for Prometheus. dashboard.json
 // is for Grafana's import; alerts.yml for rule_files of Prometheus. The test has Prometheus scrape
 // this program and run every query of both.
 package main
@@ -36,7 +36,7 @@ var (
 	Everybody = ratelimit.TokenBucket{Name: "everybody", Rate: 1000, Period: time.Second}
 )
 
-// service returns the handler of the program, and what ends it.
+// service returns the handler of the program, and the function that ends it.
 func service(pool *pgxpool.Pool, schema string) (http.Handler, func(), error) {
 	registry := prometheus.NewRegistry()
 	reader, err := exporter.New(exporter.WithRegisterer(registry))

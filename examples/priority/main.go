@@ -6,7 +6,7 @@
 //
 // Batch work asks all the time for more than there is. After a while normal calls do so as
 // well, then critical ones come, at first a few, then as many. At the end only some normal calls
-// are left. Nobody is told to slow down: each call says what share of the limit it leaves.
+// are left. Nobody is told to slow down: each call says which share of the limit it leaves.
 package main
 
 import (
@@ -69,7 +69,7 @@ func main() {
 	})
 }
 
-// traffic is what each class was granted and refused in each step.
+// traffic is the calls of each class that were granted and refused, in each step.
 type traffic struct {
 	mu               sync.Mutex
 	granted, refused [][]int
@@ -174,7 +174,7 @@ func (t *traffic) keeps(class int) bool {
 	return t.least[class] >= classes[class].above*API.Definition().Capacity-1e-9
 }
 
-// claims checks what was promised.
+// claims checks the promises.
 func (t *traffic) claims(out io.Writer) error {
 	const critical, normal, batch = 0, 1, 2
 	sum := 0

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// The picture: width and height of what is drawn, and the margins around it.
+// The picture: width and height of the drawing, and the margins around it.
 const (
 	width, height = 640, 230
 	left, top     = 56, 100
@@ -25,7 +25,7 @@ polyline { fill: none; stroke-width: 2.2 }
 </style>
 `
 
-// picture draws what each class was granted a second, as an SVG.
+// picture draws the calls of each class that were granted a second, as an SVG.
 func picture(granted [][]int) string {
 	var b strings.Builder
 	x := func(at time.Duration) float64 { return left + at.Seconds()/ends.Seconds()*width }

@@ -1,4 +1,4 @@
-// Quickstart shows what the library promises, with numbers that it checks:
+// Quickstart shows the promises of the library, with numbers that it checks:
 //
 //	go run ./examples/quickstart
 //
@@ -166,7 +166,7 @@ func (s shop) failure(ctx context.Context) error {
 		after.At.Sub(inside.At), after.Remaining, after.Capacity, orders)
 }
 
-// row shows what the library keeps.
+// row shows the row of a limit.
 func (s shop) row(ctx context.Context) error {
 	fmt.Fprintln(s.out, "\n4. All that is stored: SELECT name, key, shard, value, ts FROM rate_limits")
 	var name, key, shard, value, ts, rows string

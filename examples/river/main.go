@@ -4,16 +4,16 @@
 //	go run ./examples/river
 //
 // The provider counts requests and tokens, and answers 429 to callers that exceed
-// either. What a call will cost is known only after it. So:
+// either. The cost of a call is known only after it. So:
 //
 //   - A job reserves one request and the most tokens that it may use, from both
 //     limits or from none, before it runs. River's worker does not see any of
 //     that: a middleware does it, and waits, without using up attempts.
 //   - HardStart has the jobs pass a gate when they start, because the provider
 //     counts calls as they arrive, and River starts jobs in bunches.
-//   - What a call has really used is settled in the transaction that stores its
-//     answer and completes the job: all three or none. The receipt of what was
-//     reserved travels with the job.
+//   - The use of a call is settled in the transaction that stores its answer and
+//     completes the job: all three or none. The receipt of the reservation
+//     travels with the job.
 //   - On a 429 all jobs of the organization pause, for as long as the provider
 //     asks, and the job runs again without losing an attempt.
 //
@@ -43,7 +43,7 @@ import (
 	"github.com/pgratelimit/ratelimit/riverlimit"
 )
 
-// What the provider grants each organization. Capacity 1 spaces the requests:
+// The limits of the provider, for each organization. Capacity 1 spaces the requests:
 // then no window of a second sees more than 10 of them.
 var (
 	Requests = ratelimit.TokenBucket{Name: "llm_requests", Rate: 10, Period: time.Second, Capacity: 1}
@@ -64,7 +64,7 @@ type PromptArgs struct {
 
 func (PromptArgs) Kind() string { return "prompt" }
 
-// limits is what a job takes.
+// limits are those of a job.
 func limits(job *rivertype.JobRow) []ratelimit.Request {
 	var args PromptArgs
 	if job.Kind != args.Kind() || decode(job, &args) != nil {
@@ -209,7 +209,7 @@ func (d *demonstration) untilDone(ctx context.Context) error {
 	}
 }
 
-// check holds the outcome against what was promised.
+// check holds the outcome against the promises.
 func (d *demonstration) check(ctx context.Context) error {
 	var seconds float64
 	var used, unused, completed, failed int

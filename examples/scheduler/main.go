@@ -227,7 +227,7 @@ func (s Scheduler) run(ctx context.Context, job *Job, send func(context.Context,
 	return pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error { return s.finish(ctx, tx, job) })
 }
 
-// That was the scheduler. What follows uses it, and checks it.
+// That was the scheduler. The rest uses it, and checks it.
 
 const (
 	emails  = 40

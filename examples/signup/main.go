@@ -45,8 +45,8 @@ type service struct {
 }
 
 // signUp makes an account. When it refuses, the error is a
-// *ratelimit.RefusedError, which says when to try again: what an HTTP server
-// answers as 429 with Retry-After.
+// *ratelimit.RefusedError, which says when to try again: an HTTP server
+// answers 429 with Retry-After.
 func (s service) signUp(ctx context.Context, address, email string) error {
 	requests := []ratelimit.Request{SignUpsByAddress.For(address), SignUps.For("")}
 	_, err := s.store.AllowFunc(ctx, requests, func(tx pgx.Tx, _ ratelimit.Result) error {
@@ -82,7 +82,7 @@ func run(ctx context.Context, out io.Writer) (err error) {
 	return s.crowd(ctx)
 }
 
-// duplicates shows what a failed sign-up costs.
+// duplicates shows the cost of a failed sign-up.
 func (s service) duplicates(ctx context.Context) error {
 	fmt.Fprintln(s.out, "1. ann signs up, and ten times again with the same e-mail address")
 	if err := s.signUp(ctx, "198.51.100.1", "ann@example.com"); err != nil {
@@ -122,7 +122,7 @@ func (s service) crowd(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	// What was refilled since the start is far less than half a token.
+	// The refill since the start is far less than half a token.
 	spent := int(math.Round(left.Capacity - left.Value))
 	return errors.Join(
 		demo.Claim(s.out, most <= 3, "never over: no address has more than %d accounts", most),

@@ -229,8 +229,8 @@ func (m *Modes) setAsideNever(err error) bool {
 }
 
 // setAside sets aside the limits in ModeShadow that have refused, if there are any. Those with
-// shards are only once no other has: what they have was not looked at when that was refused
-// by another.
+// shards are only once no other has: they were not looked at when the call was refused by
+// another.
 func (m *Modes) setAside(result ratelimit.Result) (found bool) {
 	faster := true // others were, each time: there may be enough for all by now
 	for _, s := range result.Each() {
@@ -256,8 +256,8 @@ func (m *Modes) setAside(result ratelimit.Result) (found bool) {
 
 func keyOf(r *ratelimit.Request) Key { return Key{ratelimit.NameOf(r.Limit), r.Key} }
 
-// Told is the result of the call, by what Decide has returned, or a transaction was granted
-// of what Decide has asked.
+// Told is the result of the call, by the result of Decide, or of the transaction that was
+// granted the requests of Decide.
 func (m *Modes) Told(result ratelimit.Result) ratelimit.Result {
 	if m.verb == First && result.OK { // which is of no other limit
 		result.Request = m.inMode(result.Request)
@@ -314,7 +314,7 @@ func (m *Modes) statuses(result ratelimit.Result) []ratelimit.Status {
 }
 
 // main is the status of the result: that of the limit that decides, or if none is enforced,
-// what the caller is to do.
+// whether and when the caller is to go on.
 func (m *Modes) main(ok bool, result ratelimit.Result, statuses []ratelimit.Status) (s ratelimit.Status) {
 	decides := func(mode ratelimit.Mode, than func(s, t ratelimit.Status) bool) bool {
 		found := false
@@ -351,7 +351,7 @@ func (m *Modes) main(ok bool, result ratelimit.Result, statuses []ratelimit.Stat
 
 func sooner(s, t ratelimit.Status) bool { return s.RetryAt.Before(t.RetryAt) }
 
-// through is what a caller is told whom a limit in ModeShadow lets through.
+// through is the status of a limit in ModeShadow that lets a call through.
 func through(s ratelimit.Status, verb Verb) ratelimit.Status {
 	s.OK, s.RetryAfter, s.RetryAt = true, 0, s.At
 	if verb == AtMost {
@@ -379,8 +379,8 @@ func (m *Modes) receipt(result ratelimit.Result, statuses []ratelimit.Status) *r
 	return receipt.Put(result.Receipt, places, nothing, m.at)
 }
 
-// EachByMode is what requests in modes would get if each were asked alone, by ask, which tells
-// it of requests without modes.
+// EachByMode returns the status of each request as if that were asked alone, by its mode. ask
+// returns those of requests without modes.
 func EachByMode(at time.Time, requests []ratelimit.Request, ask func([]ratelimit.Request) ([]ratelimit.Status, error)) ([]ratelimit.Status, error) {
 	if err := badNumber(len(requests), ratelimit.MaxChecks); err != nil {
 		return nil, err

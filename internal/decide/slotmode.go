@@ -20,7 +20,7 @@ func SlotRefused(limit ratelimit.InFlight, key string, at time.Time) ratelimit.S
 	return slot
 }
 
-// SlotShadowed returns what a caller has instead of a slot that a store has refused: in
+// SlotShadowed returns the slot that a caller has when a store has refused one: in
 // ModeShadow one that is Shadowed, and otherwise the refusal.
 func SlotShadowed(slot ratelimit.Slot) ratelimit.Slot {
 	if !slot.OK && slot.InFlight.Mode == ratelimit.ModeShadow {

@@ -185,13 +185,13 @@ func (m *Cache) each(do func(*Entry)) {
 	}
 }
 
-// Held is what is held of the keys of a limit.
+// Held is the tokens that are held of the keys of a limit.
 type Held struct {
 	Keys   int
 	Tokens float64
 }
 
-// Held returns what is held, by limits' names.
+// Held returns the tokens that are held, by limits' names.
 func (m *Cache) Held() map[string]Held {
 	all := make(map[string]Held)
 	m.each(func(e *Entry) {

@@ -32,10 +32,9 @@ type Load struct {
 	Seed           uint64
 }
 
-// Retry is what a caller does that was refused.
+// Retry is how a caller goes on that was refused.
 type Retry int
 
-// What callers do.
 const (
 	Never    Retry = iota // give up
 	Promised              // call again at the instant that the refusal told
@@ -43,7 +42,7 @@ const (
 	Fixed                 // call again after Spread, whatever the refusal told
 )
 
-// An Outcome is what became of callers.
+// An Outcome counts the callers, and has the waits of those that were served.
 type Outcome struct {
 	*Trial
 	Callers int

@@ -13,14 +13,14 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
 
-// Observer is who is told, nil for nobody.
+// Observer tells a function of each decision. A nil Observer tells nobody.
 type Observer struct {
 	observe ratelimit.Observe
 	class   func(error) string
 }
 
-// New returns an observer, nil without a function. class says what an error of the store is
-// that is none of all stores', "" if it is none of its own either.
+// New returns an observer, nil without a function. class returns the class of
+// an error that only this store has, "" of any other.
 func New(observe ratelimit.Observe, class func(error) string) *Observer {
 	if observe == nil {
 		return nil
@@ -39,11 +39,11 @@ type Watch struct {
 	Form ratelimit.Form
 	Effort
 
-	// Became is what became of it, if the answer does not tell.
+	// Became is how it ended, if the answer does not tell.
 	Became ratelimit.Outcome
 }
 
-// Effort is what a decision took.
+// Effort is the wait for a decision, and the statements that it took.
 type Effort struct {
 	Queued         time.Duration
 	Batch, Retries int
@@ -72,7 +72,7 @@ func (w *Watch) Later(o *Observer, ctx context.Context, verb ratelimit.Verb, for
 // On reports whether somebody is told.
 func (w *Watch) On() bool { return w != nil && w.of != nil }
 
-// Add adds what a statement took: a call in modes may need several. The batch is the last one's.
+// Add adds the effort of a statement: a call in modes may need several. The batch is the last one's.
 func (w *Watch) Add(e Effort) {
 	w.Queued, w.Retries, w.Batch = w.Queued+e.Queued, w.Retries+e.Retries, e.Batch
 }
@@ -223,7 +223,7 @@ func refusal(r *ratelimit.Result) ratelimit.Outcome {
 // OutcomeUnknown is the class of an error after which nobody knows whether it is committed.
 const OutcomeUnknown = "outcome_unknown"
 
-// Class is what an error is, in a few words of which there are few.
+// Class returns the class of an error, of which there are few.
 func (o *Observer) Class(err error) string {
 	if err == nil {
 		return ""

@@ -1,4 +1,4 @@
-// Package demo is what the examples have in common and is no lesson: how they
+// Package demo is the part that the examples share and that is no lesson: how they
 // start and end, the claims that they check, and a database to play in.
 package demo
 
@@ -34,7 +34,7 @@ func Main(name string, run func(ctx context.Context, out io.Writer) error) {
 	}
 }
 
-// Claim prints what is promised, or is an error if it does not hold.
+// Claim prints a promise, or is an error if that does not hold.
 func Claim(out io.Writer, holds bool, format string, args ...any) error {
 	text := fmt.Sprintf(format, args...)
 	if !holds {
