@@ -42,6 +42,7 @@ type site struct {
 	store   *pgstore.Store
 	catalog *catalog.Catalog
 	url     string
+	client  *http.Client // of its own: a server that is closed closes the default one's connections
 }
 
 func serve(t *testing.T, change ...func(*console.Config)) *site {
@@ -63,7 +64,8 @@ func serve(t *testing.T, change ...func(*console.Config)) *site {
 	s.must(err)
 	server := httptest.NewServer(handler)
 	t.Cleanup(server.Close)
-	s.url = server.URL + config.Prefix
+	s.url, s.client = server.URL+config.Prefix, server.Client()
+	s.client.CheckRedirect = func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }
 	return s
 }
 
@@ -79,8 +81,7 @@ func (s *site) must(err error) {
 // do sends a request, and follows no redirect.
 func (s *site) do(request *http.Request) (response *http.Response, body string) {
 	s.Helper()
-	client := http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
-	response, err := client.Do(request)
+	response, err := s.client.Do(request)
 	s.must(err)
 	defer response.Body.Close()
 	text, err := io.ReadAll(response.Body)
