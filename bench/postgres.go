@@ -155,14 +155,14 @@ func (p *postgresServer) close() error {
 }
 
 func (p *postgresServer) facts(ctx context.Context) (string, error) {
-	var version, fsync, commit string
+	var version, fsync, commit, delay string
 	err := p.many.QueryRow(ctx,
-		`SELECT current_setting('server_version'), current_setting('fsync'), current_setting('synchronous_commit')`).
-		Scan(&version, &fsync, &commit)
+		`SELECT current_setting('server_version'), current_setting('fsync'), current_setting('synchronous_commit'), current_setting('commit_delay')`).
+		Scan(&version, &fsync, &commit, &delay)
 	if err != nil {
 		return "", fmt.Errorf("asking for the version: %w", err)
 	}
-	return fmt.Sprintf("PostgreSQL %s, fsync %s, synchronous_commit %s", version, fsync, commit), nil
+	return fmt.Sprintf("PostgreSQL %s, fsync %s, synchronous_commit %s, commit_delay %s µs", version, fsync, commit, delay), nil
 }
 
 // fill gives every key a row in one of the tables.

@@ -38,9 +38,9 @@ A process has two connections more than goroutines, but 16 at most, and 4 for St
 After the rounds it floods a limit that binds, with 8 processes, and says how much of what
 the limit allows in any stretch of time was granted: 1 is all, and more is too much.
 
-All of it on a throwaway PostgreSQL and Redis. On a fast disk, processes wait
-for a processor rather than for the row. --flush adds to each flush of the write-ahead log, as a
-disk behind a network does.
+All of it on a throwaway PostgreSQL and Redis. On a fast disk, processes wait for a processor
+rather than for the row. --flush adds to each flush of the write-ahead log, as a disk behind a
+network does.
 
 Flags:
 `
@@ -86,16 +86,6 @@ type processesOptions struct {
 	flush time.Duration // added to each flush of the write-ahead log
 }
 
-// settings are those of the server. Its commit_delay is a pause before a flush, in which
-// nobody else begins one.
-func (o *processesOptions) settings() map[string]string {
-	settings := map[string]string{"max_connections": "400"}
-	if o.flush > 0 {
-		settings["commit_delay"], settings["commit_siblings"] = fmt.Sprint(o.flush.Microseconds()), "0"
-	}
-	return settings
-}
-
 func parseProcesses(args []string, stderr io.Writer) (o processesOptions, err error) {
 	only := ""
 	o.comparison, err = parseComparisonWith("processes", processesHelp, 15*time.Second, args, stderr, func(flags *flag.FlagSet) {
@@ -108,8 +98,8 @@ func parseProcesses(args []string, stderr io.Writer) (o processesOptions, err er
 	if o.only, err = regexp.Compile(only); err != nil {
 		return o, fmt.Errorf("--only: %w", err)
 	}
-	if o.flush < 0 || o.flush > 100*time.Millisecond {
-		return o, fmt.Errorf("--flush %v: want 0 to 100ms", o.flush)
+	if o.flush < 0 || o.flush > 100*time.Millisecond || o.flush%time.Microsecond != 0 {
+		return o, fmt.Errorf("--flush %v: want whole microseconds, from 0 to 100ms", o.flush)
 	}
 	return o, nil
 }
@@ -138,7 +128,12 @@ func runProcesses(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		return fmt.Errorf("nothing to measure matches --only %q", o.only)
 	}
 	e := &env{}
-	if e.postgres, err = startPostgresWith(ctx, throwaway.Options{Fsync: true, Settings: o.settings()}); err != nil {
+	settings := map[string]string{
+		"max_connections": "400",
+		// A pause before each flush, in which nobody else begins one.
+		"commit_delay": fmt.Sprint(o.flush.Microseconds()), "commit_siblings": "0",
+	}
+	if e.postgres, err = startPostgresWith(ctx, throwaway.Options{Fsync: true, Settings: settings}); err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, e.close()) }()
@@ -163,9 +158,6 @@ func runProcesses(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	facts, err := e.facts(ctx)
 	if err != nil {
 		return err
-	}
-	if o.flush > 0 {
-		facts = append(facts, fmt.Sprintf("each flush of the write-ahead log takes %v longer", o.flush))
 	}
 	if err := printProcesses(stdout, spreads, checkProcesses(spreads, shares), facts); err != nil {
 		return err

@@ -43,7 +43,7 @@ func TestProcesses(t *testing.T) {
 	for _, want := range []string{
 		`8 processes, 8 goroutines in each\n +` + oursTxEscrow + ` +\d`,
 		`single-row UPDATE +[1-5]?\d?\d `, // each waits for a flush of 2 ms at least
-		`log takes 2ms longer`, oursCombined + ` +\d`, `a flood of 8 processes got of what may be: ours, combined +≤ 1 +[01]\.\d\d +yes`,
+		`commit_delay 2000 µs`, oursCombined + ` +\d`, `a flood of 8 processes got of what may be: ours, combined +≤ 1 +[01]\.\d\d +yes`,
 	} {
 		if !regexp.MustCompile(want).MatchString(out.String()) {
 			t.Errorf("no %q in\n%s", want, &out)
@@ -56,8 +56,8 @@ func TestProcesses(t *testing.T) {
 
 func TestFlushInvalid(t *testing.T) {
 	t.Parallel()
-	for _, flush := range []string{"-1ms", "101ms"} {
-		if err := runProcesses(t.Context(), []string{"--flush", flush}, io.Discard, io.Discard); err == nil || !strings.Contains(err.Error(), "--flush "+flush) {
+	for _, flush := range []string{"-1ms", "101ms", "1ns"} {
+		if _, err := parseProcesses([]string{"--flush", flush}, io.Discard); err == nil || !strings.Contains(err.Error(), "--flush "+flush) {
 			t.Errorf("%s: got error %v, want one of --flush", flush, err)
 		}
 	}
