@@ -51,14 +51,14 @@ func TestAboveIsKeptUnderOverload(t *testing.T) {
 		for _, form := range withMemory() {
 			t.Run(ratelimit.NameOf(limit)+"/"+form.name, func(t *testing.T) {
 				t.Parallel()
-				stores, ctx := pools.stores(t, form.change), within(t, time.Minute)
+				take, ctx := pools.taking(t, form), within(t, time.Minute)
 				inMemory := strings.HasPrefix(form.name, "from memory")
 				flood := func(key string, class func(i int) int) (granted [3]int64) {
 					var counts [3]atomic.Int64
 					together(callers, func(i int) {
 						class := class(i)
 						for refused := 0; refused < 2; {
-							result, err := form.take(ctx, pools[i%2].Pool, stores[i%2], limit.For(key).Above(floorsOf[class]))
+							result, err := take(ctx, i, limit.For(key).Above(floorsOf[class]))
 							if err != nil {
 								t.Error(err)
 								return

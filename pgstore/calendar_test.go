@@ -37,7 +37,7 @@ func TestCalendarGrantsWhatWasSold(t *testing.T) {
 			t.Run(limit.Name+"/"+form.name, func(t *testing.T) {
 				t.Parallel()
 				c, ctx := newClock(), within(t, time.Minute)
-				stores := pools.stores(t, onClock(c), form.change)
+				take := pools.taking(t, form, onClock(c))
 				d := bucket.Definition(limit.Definition())
 				held := strings.HasPrefix(form.name, "from memory")
 				sold, granted := d.Capacity, 0.0
@@ -46,7 +46,7 @@ func TestCalendarGrantsWhatWasSold(t *testing.T) {
 					var got atomic.Int64
 					together(callers, func(i int) {
 						for refused := 0; refused < 2; {
-							result, err := form.take(ctx, pools[i%2].Pool, stores[i%2], limit.For(form.name))
+							result, err := take(ctx, i, limit.For(form.name))
 							if err != nil {
 								t.Error(err)
 								return

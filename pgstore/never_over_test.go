@@ -123,10 +123,15 @@ func newTwoPools(t *testing.T, conns int32) twoPools {
 	return twoPools{db, another(t, db, func(*pgxpool.Config) {})}
 }
 
-// stores returns a Store each, which know as little of each other as those of two processes.
-func (p twoPools) stores(t *testing.T, change ...func(*pgstore.Config)) [2]*pgstore.Store {
+// taking returns a function that takes by a form, for the i-th caller, from one of two stores,
+// which know as little of each other as those of two processes.
+func (p twoPools) taking(t *testing.T, form takeForm, change ...func(*pgstore.Config)) func(ctx context.Context, i int, r ratelimit.Request) (ratelimit.Result, error) {
 	t.Helper()
-	return [2]*pgstore.Store{newStore(t, p[0], change...), newStore(t, p[1], change...)}
+	change = append(change, form.change)
+	stores := [2]*pgstore.Store{newStore(t, p[0], change...), newStore(t, p[1], change...)}
+	return func(ctx context.Context, i int, r ratelimit.Request) (ratelimit.Result, error) {
+		return form.take(ctx, p[i%2].Pool, stores[i%2], r)
+	}
 }
 
 // In every stretch of time, by the database's clock, no more is granted than the limit
@@ -139,7 +144,7 @@ func TestNeverOver(t *testing.T) {
 	const callers = 8
 	pools := newTwoPools(t, callers)
 	eachForm(t, brisk, func(t *testing.T, limit ratelimit.Limit, form takeForm) {
-		stores := pools.stores(t, form.change)
+		take := pools.taking(t, form)
 		ctx := within(t, time.Minute)
 		var (
 			mu      sync.Mutex
@@ -158,7 +163,7 @@ func TestNeverOver(t *testing.T) {
 		}
 		together(callers, func(i int) {
 			for enough := false; !enough; {
-				result, err := form.take(ctx, pools[i%2].Pool, stores[i%2], limit.For(form.name))
+				result, err := take(ctx, i, limit.For(form.name))
 				if err != nil {
 					t.Error(err)
 					return
@@ -199,14 +204,14 @@ func TestGrantsWhatThereIs(t *testing.T) {
 	pools := newTwoPools(t, callers)
 	eachForm(t, plentiful, func(t *testing.T, limit ratelimit.Limit, form takeForm) {
 		c := newClock()
-		stores, memory := pools.stores(t, onClock(c), form.change), memstore.New(c.now)
+		take, memory := pools.taking(t, form, onClock(c)), memstore.New(c.now)
 		ctx := within(t, time.Minute)
 		for _, step := range []time.Duration{0, 30, 7, 450} { // milliseconds
 			c.add(step * time.Millisecond)
 			var granted atomic.Int64
 			together(callers, func(i int) {
 				for counts := []int64{3, 1}[min(i, 1):]; len(counts) > 0; { // one asks for more first
-					result, err := form.take(ctx, pools[i%2].Pool, stores[i%2], limit.ForN(form.name, float64(counts[0])))
+					result, err := take(ctx, i, limit.ForN(form.name, float64(counts[0])))
 					switch {
 					case err != nil:
 						t.Error(err)
