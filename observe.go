@@ -45,7 +45,7 @@ func Observers(others ...Observe) Observe {
 
 // Verb is the method that a caller called. The verbs that are made of others are told as those:
 // Take as VerbAllow; Wait as VerbReserve, and VerbCancel if it gives up; Keep and Hold as the
-// verbs of the slot. Reads for people are not told: CheckEach, Rows and their like.
+// verbs of slots that they call. Reads for people are not told: CheckEach, Rows and their like.
 type Verb string
 
 const (
@@ -84,7 +84,7 @@ const (
 	FormMemory Form = "memory" // in this process: of a memstore, or with Config.Escrow of pgstore
 )
 
-// Outcome is how a call ended, or one of its limits.
+// Outcome is how a call ended, or how one of its limits decided.
 type Outcome string
 
 const (
@@ -186,8 +186,8 @@ type Event struct {
 	Passed, Shadow bool
 }
 
-// Part is the part of an event that is about one limit and key. Its Status is as in the result; without one
-// it has the Request alone.
+// Part is one limit and key of an event. Its Status is as in the result; without one it has the
+// Request alone.
 type Part struct {
 	Outcome Outcome
 	Status  Status

@@ -7,9 +7,9 @@
 // the same time: they take turns.
 //
 // The package runs the files of package migrations with goose. It notes the
-// migrations that it applied in a table of its own, [migrations.VersionTable], beside the table of
-// the limits, and neither sees nor touches the application's own migrations,
-// whether they use goose or not. Applications that would rather run the files
+// migrations that it applied in a table of its own, [migrations.VersionTable],
+// beside the table of the limits, and neither sees nor touches the application's
+// own migrations, whether they use goose or not. Applications that would rather run the files
 // with their own goose do not need this package: see package migrations.
 //
 // # Connections

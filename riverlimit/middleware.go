@@ -94,7 +94,7 @@ type MiddlewareConfig struct {
 	// job that need not wait is not delayed. The default is none.
 	Jitter time.Duration
 
-	// Observe hears of each fetch of a limited job by River, and how it ends, as an event
+	// Observe hears how each fetch of a limited job by River ends, as an event
 	// with [Door], and VerbReserve, or with a Slot VerbAcquire: OutcomeGranted with Passed as
 	// the job starts; OutcomeRefused when it is put off, since it is not its turn yet, all slots
 	// are held or it was refused; and the error of a job that is cancelled, or put off by a

@@ -35,7 +35,7 @@ import (
 // API is the limit of a customer.
 var API = ratelimit.TokenBucket{Name: "api", Rate: 20, Period: time.Second, Capacity: 10}
 
-// raise is the command that somebody types.
+// raise is the statement that somebody types.
 const raise = `INSERT INTO rate_limit_definitions (name, key, rate, until, note)
 VALUES ('api', 'acme', 100, now() + interval '8 seconds', 'their sale')`
 

@@ -19,8 +19,8 @@ type Observer struct {
 	class   func(error) string
 }
 
-// New returns an observer, nil without a function. class returns the class of
-// an error that only this store has, "" of any other.
+// New returns an observer, nil without a function. class returns the class of an error that only this
+// store has, "" of any other.
 func New(observe ratelimit.Observe, class func(error) string) *Observer {
 	if observe == nil {
 		return nil
