@@ -21,7 +21,8 @@ import (
 
 type options struct {
 	quick, write bool
-	only, bin    string
+	only, skip   string
+	bin          string
 	minutes      float64
 	pieces       int
 }

@@ -4,7 +4,7 @@
 // a fault that it was to live through did not really happen.
 //
 //	go run ./integration/report          # half an hour
-//	go run ./integration/report --quick  # less than three, as in CI
+//	go run ./integration/report --quick  # less than three, in CI by halves
 //	go run ./integration/report --write  # the report into docs/attacks.md as well
 //	go run ./integration/report --only endurance --minutes 60
 //
@@ -91,13 +91,18 @@ func run(ctx context.Context) error {
 	flag.BoolVar(&o.quick, "quick", false, "less of everything")
 	flag.BoolVar(&o.write, "write", false, "write the report into "+document+" as well")
 	flag.StringVar(&o.only, "only", "", "the sections whose names match this regular expression")
+	flag.StringVar(&o.skip, "skip", "^$", "all but the sections whose names match this regular expression")
 	flag.Float64Var(&o.minutes, "minutes", 0, "how long endurance takes, by default 20, with --quick half of one; and beside, by default 1, with --quick a tenth")
 	flag.IntVar(&o.pieces, "pieces", 0, "how often slots are taken and released, by default for a minute, with --quick for a tenth")
 	flag.StringVar(&o.bin, "bin", "", "the directory of the server programs; by default the newest found")
 	flag.Parse()
 	only, err := regexp.Compile(o.only)
 	if err != nil {
-		return err
+		return fmt.Errorf("--only: %w", err)
+	}
+	skip, err := regexp.Compile(o.skip)
+	if err != nil {
+		return fmt.Errorf("--skip: %w", err)
 	}
 	l, err := newLab(ctx, o)
 	if err != nil {
@@ -105,7 +110,7 @@ func run(ctx context.Context) error {
 	}
 	r := report{begun: time.Now(), facts: l.facts(), command: command()}
 	for _, s := range sections {
-		if !only.MatchString(s.name) {
+		if !only.MatchString(s.name) || skip.MatchString(s.name) {
 			continue
 		}
 		fmt.Fprintf(os.Stderr, "%s …\n", s.title)
