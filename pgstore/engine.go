@@ -449,7 +449,6 @@ func (e *engine) queueOf(row decide.Row) *batch.Queue[*pending] {
 // serveLocked decides the calls that wait for a row, as soon as it is free. While
 // no connection may wait for it, it looks now and then.
 func (e *engine) serveLocked(ctx context.Context, row decide.Row, tickets []*ticket) {
-	begun := time.Now()
 	for w := e.lockWait(0); len(tickets) > 0; {
 		var left []*ticket
 		if tickets = e.answer(tickets); len(tickets) == 0 {
@@ -476,12 +475,4 @@ func (e *engine) serveLocked(ctx context.Context, row decide.Row, tickets []*tic
 		}
 		e.await(others)
 	}
-	linger(time.Since(begun))
-}
-
-// linger waits a little after calls for a locked row have been answered, by how long that took:
-// callers that call again at once then share a statement, and are not half of them too late for
-// it. Other processes have the row meanwhile.
-func linger(took time.Duration) {
-	time.Sleep(min(took/16, time.Millisecond))
 }

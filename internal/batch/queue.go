@@ -195,16 +195,38 @@ func (q *Queue[T]) serveAlone(t *Ticket[T]) {
 // drain serves the waiting tickets until there are none.
 func (q *Queue[T]) drain() {
 	defer q.next() // also when serve panics or ends the goroutine
+	answered, took := 1, time.Duration(0)
 	for {
-		// Callers that just got their answers may be about to call again. Let them, if they are
-		// ready to.
-		runtime.Gosched()
+		q.letReturn(answered, took/16)
 		ctx, p, tickets := q.gather()
-		if len(tickets) == 0 {
+		if answered = len(tickets); answered == 0 {
 			return
 		}
+		begun := time.Now()
 		q.serveBatch(ctx, p, tickets)
+		took = time.Since(begun)
 	}
+}
+
+// letReturn lets callers that just got their answers call again, if they are ready to: one that
+// comes too late for the next batch waits for all of it. They have a turn of the scheduler each,
+// since after the first it may go on here at once, on another thread than theirs. A turn takes less
+// than a microsecond if nothing else is to run; if much is, the moment ends the wait.
+func (q *Queue[T]) letReturn(answered int, moment time.Duration) {
+	begun := time.Now()
+	for range answered {
+		runtime.Gosched()
+		if q.waits(answered) || time.Since(begun) > moment {
+			return
+		}
+	}
+}
+
+// waits reports whether at least n tickets wait.
+func (q *Queue[T]) waits(n int) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return len(q.waiting) >= n
 }
 
 // gather returns the next batch, without the tickets given up. It is empty only if no caller
