@@ -237,7 +237,7 @@ func TestUntilEndsByItself(t *testing.T) {
 			case raised && before.After(until.Add(50*time.Millisecond)):
 				t.Fatalf("still raised %v after its end", before.Sub(until))
 			case !raised && after.Add(early).Before(until):
-				t.Fatalf("over %v before its end, and the question took %v", until.Sub(after), early)
+				t.Fatalf("over %v before its end, of which %v may be", until.Sub(after), early)
 			case !raised:
 				return
 			}
