@@ -18,13 +18,13 @@ func newEngine(b *base) *engine {
 	e := &engine{base: b, seed: maphash.MakeSeed(), rows: make(map[decide.Row]*lane), many: manyRows}
 	for i := range e.lanes {
 		l := &e.lanes[i]
-		l.queue = e.newQueue(b.config.Timeout, func(ctx context.Context, tickets []*ticket) { e.serve(ctx, l, tickets, nil) })
+		l.queue = e.newQueue(func(ctx context.Context, tickets []*ticket) { e.serve(ctx, l, tickets, nil) })
 	}
 	return e
 }
 
-func (e *engine) newQueue(patience time.Duration, serve func(context.Context, []*ticket)) *batch.Queue[*pending] {
-	return batch.New(mostTogether, patience, serve, e.work.spawn)
+func (e *engine) newQueue(serve func(context.Context, []*ticket)) *batch.Queue[*pending] {
+	return batch.New(mostTogether, e.config.Timeout, serve, e.work.spawn)
 }
 
 // decide decides a call, of a verb that is watched or, with nil, of none. An error is that of
@@ -50,18 +50,21 @@ func (e *engine) decide(ctx context.Context, w *watch.Watch, p *pending) (rateli
 	return p.result, p.err
 }
 
-// queueFor returns the queue in which a call is decided: of a table that is distributed,
-// that of its row, or one of its own.
+// queueFor returns the queue in which a call is decided: that of a row that it waits for, or a
+// lane; of a table that is distributed, that of its row, or one of its own.
 func (e *engine) queueFor(p *pending) *batch.Queue[*pending] {
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	call := &p.call
 	switch {
 	case e.table.PassesOver():
+		if row, ok := e.lockedRow(p); ok {
+			return e.enter(row, p)
+		}
 		return e.lanes[maphash.Comparable(e.seed, call.Asks[0].Of())%lanes].queue
 	case p.check || len(call.Asks) > 1 || call.Sharded():
-		return e.newQueue(e.config.Timeout, func(ctx context.Context, tickets []*ticket) { e.serve(ctx, new(lane), tickets, nil) })
+		return e.newQueue(func(ctx context.Context, tickets []*ticket) { e.serve(ctx, new(lane), tickets, nil) })
 	}
-	e.mu.Lock()
-	defer e.mu.Unlock()
 	return e.queueOf(decide.Row{Key: call.Asks[0].Of()})
 }
 
@@ -69,9 +72,6 @@ func (e *engine) queueFor(p *pending) *batch.Queue[*pending] {
 // That of a row that is waited for is await.
 func (e *engine) serve(ctx context.Context, l *lane, tickets []*ticket, await *decide.Row) {
 	tickets = e.answer(e.noteAll(tickets))
-	if await == nil {
-		tickets = e.redirect(tickets)
-	}
 	if len(tickets) == 0 {
 		return
 	}
@@ -363,31 +363,9 @@ func mostRefused(tickets []*ticket) bool {
 	return 2*refused > len(tickets)
 }
 
-// redirect moves the calls for locked rows to the queues of those, and returns the
-// others.
-func (e *engine) redirect(tickets []*ticket) (left []*ticket) {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	if len(e.rows) == 0 || !e.table.PassesOver() {
-		return tickets
-	}
-	for _, t := range tickets {
-		row, ok := e.lockedRow(t.Value)
-		switch {
-		case !ok:
-			left = append(left, t)
-		case t.Value.prefetch && !e.queueOf(row).Idle(): // the calls that wait for the row prefetch as well
-			t.Finish()
-		default:
-			e.join(row, t)
-		}
-	}
-	return left
-}
-
 // lockedRow returns a row of a call that is waited for. It needs mu.
 func (e *engine) lockedRow(p *pending) (row decide.Row, ok bool) {
-	if p.check {
+	if p.check || len(e.rows) == 0 {
 		return row, false
 	}
 	call := p.call.Head()
@@ -416,18 +394,17 @@ func (e *engine) await(tickets []*ticket) {
 	for _, t := range tickets {
 		row := *t.Value.locked.Load()
 		e.mark(row)
-		e.join(row, t)
+		e.enter(row, t.Value).Join(t)
 	}
 }
 
-// join moves a call to the queue of a row. It needs mu.
-func (e *engine) join(row decide.Row, t *ticket) {
-	p := t.Value
+// enter returns the queue of a row, for a call that waits for it. It needs mu.
+func (e *engine) enter(row decide.Row, p *pending) *batch.Queue[*pending] {
 	p.locked.Store(&row)
 	if !p.prefetch {
 		p.entry.Contended()
 	}
-	e.queueOf(row).Join(t)
+	return e.queueOf(row)
 }
 
 // queueOf returns the queue of a row. It needs mu.
@@ -438,10 +415,10 @@ func (e *engine) queueOf(row decide.Row) *batch.Queue[*pending] {
 	}
 	switch {
 	case l.queue != nil:
-	case passes: // callers have a time-out already
-		l.queue = e.newQueue(0, func(ctx context.Context, tickets []*ticket) { e.serveLocked(ctx, row, tickets) })
+	case passes:
+		l.queue = e.newQueue(func(ctx context.Context, tickets []*ticket) { e.serveLocked(ctx, row, tickets) })
 	default:
-		l.queue = e.newQueue(e.config.Timeout, func(ctx context.Context, tickets []*ticket) { e.serve(ctx, l, tickets, &row) })
+		l.queue = e.newQueue(func(ctx context.Context, tickets []*ticket) { e.serve(ctx, l, tickets, &row) })
 	}
 	return l.queue
 }
@@ -449,6 +426,7 @@ func (e *engine) queueOf(row decide.Row) *batch.Queue[*pending] {
 // serveLocked decides the calls that wait for a row, as soon as it is free. While
 // no connection may wait for it, it looks now and then.
 func (e *engine) serveLocked(ctx context.Context, row decide.Row, tickets []*ticket) {
+	tickets = e.noteAll(tickets)
 	for w := e.lockWait(0); len(tickets) > 0; {
 		var left []*ticket
 		if tickets = e.answer(tickets); len(tickets) == 0 {

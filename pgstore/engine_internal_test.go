@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"context"
+	"errors"
 	"math"
 	"testing"
 	"time"
@@ -374,6 +375,31 @@ func (s *Store) idle(e *escrow.Entry) bool {
 	defer s.engine.mu.Unlock()
 	l := s.engine.rows[decide.Row{Key: e.Ask().Of()}]
 	return l == nil || l.queue == nil || l.queue.Idle()
+}
+
+// A call for a row that is waited for does not wait for a lane before.
+func TestRowsWaitForNoLane(t *testing.T) {
+	db := pgtest.New(t)
+	store, err := New(db.Pool, &Config{Schema: db.Schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: 24 * time.Hour}
+	if _, err := store.Allow(t.Context(), limit.For("k")); err != nil {
+		t.Fatal(err)
+	}
+	for i := range store.engine.lanes {
+		store.engine.lanes[i].queue = store.engine.newQueue(func(ctx context.Context, _ []*ticket) { <-ctx.Done() })
+	}
+	store.engine.shared(theRow)
+	if result, err := store.Allow(t.Context(), limit.For("k")); err != nil || !result.OK || result.Remaining != 8 {
+		t.Errorf("got %+v, %v, want 8 left", result.Status, err)
+	}
+	// It is checked there all the same.
+	window := ratelimit.FixedWindow{Name: "l", Rate: 10, Period: time.Hour}
+	if _, err := store.Allow(t.Context(), window.For("k")); !errors.Is(err, ratelimit.ErrInvalid) {
+		t.Errorf("another kind of limit by the same name: %v, want %v", err, ratelimit.ErrInvalid)
+	}
 }
 
 // TestPrefetchIsAChange: when a row has changed, by what a transaction holds or was prefetched

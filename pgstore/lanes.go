@@ -26,8 +26,8 @@ import (
 //
 // On plain PostgreSQL none of them waits for a row that another transaction has locked: such
 // rows are passed over, and their calls go on in a queue for that row alone, which waits for
-// it. Where tables are distributed nothing can be passed over, so each row has such a queue
-// from the beginning.
+// it. Later calls for the row join that queue at once. Where tables are distributed nothing can
+// be passed over, so each row has such a queue from the beginning.
 type engine struct {
 	*base
 	seed  maphash.Seed
