@@ -223,18 +223,23 @@ type crowd struct{ processes, callers int }
 
 func (c crowd) String() string { return fmt.Sprintf("%d × %d", c.processes, c.callers) }
 
-// run has the processes of a crowd do a task at the same time.
-func (c crowd) run(ctx context.Context, task childTask) ([]childReport, error) {
+// run has the processes of a crowd do a task at the same time, on some processors.
+func (c crowd) run(ctx context.Context, on *processors, task childTask) ([]childReport, error) {
 	ctx, cancel := context.WithCancel(ctx) // which ends those that are left when one fails
 	defer cancel()
 	task.Callers = c.callers
 	children := make([]*child, c.processes)
-	for i := range children {
-		task.Seed = uint64(i)
-		var err error
-		if children[i], err = startChild(ctx, &task); err != nil {
-			return nil, err
+	err := on.run(func() (err error) {
+		for i := range children {
+			task.Seed = uint64(i)
+			if children[i], err = startChild(ctx, &task); err != nil {
+				return err
+			}
 		}
+		return nil
+	})
+	if err != nil {
+		return nil, err
 	}
 	for _, child := range children {
 		if err := child.waitUntilReady(); err != nil {

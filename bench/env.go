@@ -19,6 +19,8 @@ type env struct {
 	postgres *postgresServer
 	redis    *redisServer // nil if there is none
 	network  *network     // nil if there is none
+
+	servers, clients *processors // that they have; nil for all
 }
 
 // counts are those of the server that an implementation uses. Clients of the

@@ -38,9 +38,10 @@ A process has two connections more than goroutines, but 16 at most, and 4 for St
 After the rounds it floods a limit that binds, with 8 processes, and says how much of what
 the limit allows in any stretch of time was granted: 1 is all, and more is too much.
 
-All of it on a throwaway PostgreSQL and Redis. On a fast disk, processes wait for a processor
-rather than for the row. --flush adds to each flush of the write-ahead log, as a disk behind a
-network does.
+All of it on a throwaway PostgreSQL and Redis. On Linux they have one half of the processors,
+and the processes the other, as where the database has a machine of its own. With --together
+all share all of them, and processes may wait longer for one than for the row. --flush adds
+to each flush of the write-ahead log, as a disk behind a network does.
 
 Flags:
 `
@@ -82,14 +83,16 @@ type spread struct {
 
 type processesOptions struct {
 	comparison
-	only  *regexp.Regexp
-	flush time.Duration // added to each flush of the write-ahead log
+	only     *regexp.Regexp
+	flush    time.Duration // added to each flush of the write-ahead log
+	together bool          // servers and processes share all processors
 }
 
 func parseProcesses(args []string, stderr io.Writer) (o processesOptions, err error) {
 	only := ""
 	o.comparison, err = parseComparisonWith("processes", processesHelp, 15*time.Second, args, stderr, func(flags *flag.FlagSet) {
 		flags.StringVar(&only, "only", "", "measure only what this `regexp` finds in case/processes × goroutines/implementation")
+		flags.BoolVar(&o.together, "together", false, "have servers and processes share all processors")
 		flags.DurationVar(&o.flush, "flush", 0, "how much longer each flush of the write-ahead log takes, up to 100ms")
 	})
 	if err != nil {
@@ -127,18 +130,12 @@ func runProcesses(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	if len(jobs) == 0 {
 		return fmt.Errorf("nothing to measure matches --only %q", o.only)
 	}
-	e := &env{}
-	settings := map[string]string{
-		"max_connections": "400",
-		// A pause before each flush, in which nobody else begins one.
-		"commit_delay": fmt.Sprint(o.flush.Microseconds()), "commit_siblings": "0",
-	}
-	if e.postgres, err = startPostgresWith(ctx, throwaway.Options{Fsync: true, Settings: settings}); err != nil {
+	e, err := o.startServers(ctx, stderr)
+	if err != nil {
 		return err
 	}
 	defer func() { err = errors.Join(err, e.close()) }()
-	if e.redis, err = startRedis(ctx, defaults().redisServer); err != nil {
-		fmt.Fprintf(stderr, "bench: %v\n", err)
+	if e.redis == nil {
 		jobs = slices.DeleteFunc(jobs, func(j processesJob) bool { return needsRedis[j.impl] })
 	}
 	spreads := make([]spread, len(jobs))
@@ -159,7 +156,7 @@ func runProcesses(ctx context.Context, args []string, stdout, stderr io.Writer) 
 	if err != nil {
 		return err
 	}
-	if err := printProcesses(stdout, spreads, checkProcesses(spreads, shares), facts); err != nil {
+	if err := printProcesses(stdout, spreads, checkProcesses(spreads, shares), slices.Insert(facts, 1, e.sides())); err != nil {
 		return err
 	}
 	if o.file != "" {
@@ -173,6 +170,48 @@ func runProcesses(ctx context.Context, args []string, stdout, stderr io.Writer) 
 		}
 	}
 	return nil
+}
+
+// startServers starts the servers on their half of the processors; the other is for the processes.
+// A missing Redis is a message.
+func (o *processesOptions) startServers(ctx context.Context, stderr io.Writer) (e *env, err error) {
+	e = &env{}
+	if !o.together {
+		if e.servers, e.clients, err = halves(); err != nil {
+			return nil, err
+		}
+	}
+	err = e.servers.run(func() error { return o.start(ctx, e, stderr) })
+	if err != nil {
+		return nil, err
+	}
+	if pid, err := e.postgres.server.Postmaster(ctx); err != nil || !e.servers.has(pid) {
+		e.servers, e.clients = nil, nil // somebody else started it
+	}
+	return e, nil
+}
+
+func (o *processesOptions) start(ctx context.Context, e *env, stderr io.Writer) (err error) {
+	settings := map[string]string{
+		"max_connections": "400",
+		// A pause before each flush, in which nobody else begins one.
+		"commit_delay": fmt.Sprint(o.flush.Microseconds()), "commit_siblings": "0",
+	}
+	if e.postgres, err = startPostgresWith(ctx, throwaway.Options{Fsync: true, Settings: settings}); err != nil {
+		return err
+	}
+	if e.redis, err = startRedis(ctx, defaults().redisServer); err != nil {
+		fmt.Fprintf(stderr, "bench: %v\n", err)
+	}
+	return nil
+}
+
+// sides says in words on which processors all of it runs.
+func (e *env) sides() string {
+	if e.servers == nil {
+		return "servers and processes share all processors"
+	}
+	return fmt.Sprintf("servers on processor %v, processes on %v", e.servers, e.clients)
 }
 
 // task returns the task of the processes of a job in a round.
@@ -189,7 +228,7 @@ func (e *env) task(j processesJob, limit ratelimit.TokenBucket, key string) chil
 func (s *spread) measure(ctx context.Context, e *env, n int, duration time.Duration) error {
 	task := e.task(s.processesJob, plenty, fmt.Sprint("round ", n))
 	task.Round = duration
-	reports, err := s.run(ctx, task)
+	reports, err := s.run(ctx, e.clients, task)
 	if err != nil {
 		return err
 	}
@@ -235,7 +274,7 @@ func floodAll(ctx context.Context, e *env, jobs []processesJob, duration time.Du
 		j.crowd = crowd{8, 8}
 		task := e.task(j, binding, "flood")
 		task.Record, task.WarmUp, task.Round = true, 0, duration
-		reports, err := j.run(ctx, task)
+		reports, err := j.run(ctx, e.clients, task)
 		if err != nil {
 			return nil, fmt.Errorf("%v: %w", j, err)
 		}
