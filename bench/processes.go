@@ -181,12 +181,11 @@ func (o *processesOptions) startServers(ctx context.Context, stderr io.Writer) (
 			return nil, err
 		}
 	}
-	err = e.servers.run(func() error { return o.start(ctx, e, stderr) })
-	if err != nil {
+	if err := e.servers.run(func() error { return o.start(ctx, e, stderr) }); err != nil {
 		return nil, err
 	}
 	if pid, err := e.postgres.server.Postmaster(ctx); err != nil || !e.servers.has(pid) {
-		e.servers, e.clients = nil, nil // somebody else started it
+		e.servers, e.clients = nil, nil // it was started by others, as by a container engine
 	}
 	return e, nil
 }
