@@ -37,6 +37,9 @@ func (e *engine) decide(ctx context.Context, w *watch.Watch, p *pending) (rateli
 		return ratelimit.Result{}, err
 	}
 	defer e.work.end()
+	if err := ctx.Err(); err != nil { // or it would count as a call that met others at its row
+		return ratelimit.Result{}, e.fault("decide", err)
+	}
 	p.began = w.Start()
 	if _, err := e.queueFor(p).Do(ctx, p); err != nil {
 		if row := p.locked.Load(); row != nil {

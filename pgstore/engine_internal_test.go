@@ -395,6 +395,12 @@ func TestRowsWaitForNoLane(t *testing.T) {
 	if result, err := store.Allow(t.Context(), limit.For("k")); err != nil || !result.OK || result.Remaining != 8 {
 		t.Errorf("got %+v, %v, want 8 left", result.Status, err)
 	}
+	// One that was given up before has waited for nothing.
+	over, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := store.Allow(over, limit.For("k")); !errors.Is(err, context.Canceled) || errors.Is(err, ErrLocked) {
+		t.Errorf("given up before: %v, want %v only", err, context.Canceled)
+	}
 	// It is checked there all the same.
 	window := ratelimit.FixedWindow{Name: "l", Rate: 10, Period: time.Hour}
 	if _, err := store.Allow(t.Context(), window.For("k")); !errors.Is(err, ratelimit.ErrInvalid) {
