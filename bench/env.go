@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit/internal/machine"
+	"github.com/pgratelimit/ratelimit/internal/throwaway"
 )
 
 // env is the servers.
@@ -33,13 +34,13 @@ func (e *env) counts(impl string) *counts {
 }
 
 // startServers starts the servers that jobs may need. A missing Redis is a message.
-func startServers(ctx context.Context, o options, stderr io.Writer) (*env, error) {
+func startServers(ctx context.Context, postgres throwaway.Options, redis string, stderr io.Writer) (*env, error) {
 	e := &env{}
 	var err error
-	if e.postgres, err = startPostgres(ctx); err != nil {
+	if e.postgres, err = startPostgresWith(ctx, postgres); err != nil {
 		return nil, err
 	}
-	if e.redis, err = startRedis(ctx, o.redisServer); err != nil {
+	if e.redis, err = startRedis(ctx, redis); err != nil {
 		fmt.Fprintf(stderr, "bench: %v\n", err)
 	}
 	return e, nil

@@ -222,7 +222,7 @@ func runWith(ctx context.Context, o options, stdout, stderr io.Writer) (err erro
 		}
 		return nil
 	}
-	e, err := startServers(ctx, o, stderr)
+	e, err := startServers(ctx, durable, o.redisServer, stderr)
 	if err != nil {
 		return err
 	}

@@ -56,8 +56,11 @@ type postgresServer struct {
 	hasty  *pgxpool.Pool // commits do not wait for the disk
 }
 
+// durable is a server whose commits wait for the disk.
+var durable = throwaway.Options{Fsync: true}
+
 func startPostgres(ctx context.Context) (*postgresServer, error) {
-	return startPostgresWith(ctx, throwaway.Options{Fsync: true})
+	return startPostgresWith(ctx, durable)
 }
 
 func startPostgresWith(ctx context.Context, options throwaway.Options) (_ *postgresServer, err error) {

@@ -173,36 +173,26 @@ func runProcesses(ctx context.Context, args []string, stdout, stderr io.Writer) 
 }
 
 // startServers starts the servers on their half of the processors; the other is for the processes.
-// A missing Redis is a message.
 func (o *processesOptions) startServers(ctx context.Context, stderr io.Writer) (e *env, err error) {
-	e = &env{}
+	var servers, clients *processors
 	if !o.together {
-		if e.servers, e.clients, err = halves(); err != nil {
+		if servers, clients, err = halves(); err != nil {
 			return nil, err
 		}
 	}
-	if err := e.servers.run(func() error { return o.start(ctx, e, stderr) }); err != nil {
-		return nil, err
-	}
-	if pid, err := e.postgres.server.Postmaster(ctx); err != nil || !e.servers.has(pid) {
-		e.servers, e.clients = nil, nil // it was started by others, as by a container engine
-	}
-	return e, nil
-}
-
-func (o *processesOptions) start(ctx context.Context, e *env, stderr io.Writer) (err error) {
-	settings := map[string]string{
+	postgres := throwaway.Options{Fsync: true, Settings: map[string]string{
 		"max_connections": "400",
 		// A pause before each flush, in which nobody else begins one.
 		"commit_delay": fmt.Sprint(o.flush.Microseconds()), "commit_siblings": "0",
-	}
-	if e.postgres, err = startPostgresWith(ctx, throwaway.Options{Fsync: true, Settings: settings}); err != nil {
+	}}
+	err = servers.run(func() (err error) {
+		e, err = startServers(ctx, postgres, defaults().redisServer, stderr)
 		return err
+	})
+	if err == nil && e.postgres.server.Here { // or others started it, as a container engine
+		e.servers, e.clients = servers, clients
 	}
-	if e.redis, err = startRedis(ctx, defaults().redisServer); err != nil {
-		fmt.Fprintf(stderr, "bench: %v\n", err)
-	}
-	return nil
+	return e, err
 }
 
 // sides says in words on which processors all of it runs.

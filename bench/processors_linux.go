@@ -57,12 +57,6 @@ func (p *processors) run(f func() error) error {
 	return errors.Join(f(), unix.SchedSetaffinity(0, &before))
 }
 
-// has reports whether a process has these processors, and no others.
-func (p *processors) has(pid int) bool {
-	var its unix.CPUSet
-	return p != nil && unix.SchedGetaffinity(pid, &its) == nil && its == *p.set()
-}
-
 // String lists the numbers.
 func (p *processors) String() string {
 	var numbers []string

@@ -9,6 +9,4 @@ func halves() (first, second *processors, err error) { return nil, nil, nil }
 
 func (*processors) run(f func() error) error { return f() }
 
-func (*processors) has(int) bool { return false }
-
 func (*processors) String() string { return "all" }

@@ -207,7 +207,7 @@ func runSlots(ctx context.Context, args []string, stdout, stderr io.Writer) (err
 	if err != nil {
 		return err
 	}
-	e, err := startServers(ctx, defaults(), stderr)
+	e, err := startServers(ctx, durable, defaults().redisServer, stderr)
 	if err != nil {
 		return err
 	}

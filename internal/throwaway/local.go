@@ -214,7 +214,7 @@ func (i installation) supervise(ctx context.Context, port string, opts Options, 
 	// If this fails, so does the supervisor, which knows better why.
 	_, _ = fmt.Fprintln(p.stdin, from.password)
 
-	s := &Server{URL: loopbackURL(port, from.password), Source: i.String(), process: p, here: true}
+	s := &Server{URL: loopbackURL(port, from.password), Source: i.String(), process: p, Here: true}
 	if err := s.waitUntilReady(ctx); err != nil {
 		return nil, err
 	}

@@ -15,7 +15,7 @@ import (
 // returns a function that resumes them. The error is [errors.ErrUnsupported] for a server that
 // was not started by this process and on this machine.
 func (s *Server) Suspend(ctx context.Context) (resume func() error, err error) {
-	if !s.here {
+	if !s.Here {
 		return nil, fmt.Errorf("throwaway: suspending %s: %w", s.Source, errors.ErrUnsupported)
 	}
 	first, err := s.Postmaster(ctx)

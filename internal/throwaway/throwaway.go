@@ -33,9 +33,10 @@ type Server struct {
 	URL string
 	// Source says in words where the server came from.
 	Source string
+	// Here is whether its processes are this machine's, and were started by this one.
+	Here bool
 
 	process *process // nil if the server is not ours to stop
-	here    bool     // its processes are this machine's
 }
 
 // Close stops the server and removes its data, if Start started it. Connections that are still
