@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -438,6 +439,10 @@ func fakeBinaries(t *testing.T, version string) string {
 	t.Helper()
 	dir := t.TempDir()
 	script := fmt.Sprintf("#!/bin/sh\necho 'postgres (PostgreSQL) %s'\n", version)
+	// A program that another test starts meanwhile would hold the file open for
+	// writing, and the kernel runs no such file ("text file busy", golang/go#22315).
+	syscall.ForkLock.RLock()
+	defer syscall.ForkLock.RUnlock()
 	for _, name := range []string{"initdb", "postgres"} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(script), 0o755); err != nil {
 			t.Fatal(err)
