@@ -140,6 +140,7 @@ func attackArrivals(ctx context.Context, l *lab, c *chapter) error {
 		return err
 	}
 	c.say("Three processes, one of which is Portable, take from each limit in every form, while rows are kept locked and processes stand still (SIGSTOP). For every stretch between two grants, wherever it begins and however long it is, the tokens granted are divided by what the limit promises for it; told is the largest share. A second run has one process whose clock, which then decides, is set forward and back.")
+	const reached = 0.85
 	granted := newArrived(arrivals)
 	var children []*child
 	for n := range 3 {
@@ -151,15 +152,28 @@ func attackArrivals(ctx context.Context, l *lab, c *chapter) error {
 		}
 		children = append(children, child)
 	}
-	stalls, err := l.stall(ctx, schema, children, l.seconds(19, 4))
+	stalls, err := l.stall(ctx, schema, children, l.seconds(19, 4), func() bool { return granted.reach(reached) })
 	if err := errors.Join(append(end(children), err)...); err != nil {
 		return err
 	}
-	if err := granted.judge(c, "", 0.85); err != nil {
+	if err := granted.judge(c, "", reached); err != nil {
 		return err
 	}
 	c.happened(stalls...)
 	return l.stepClock(ctx, c)
+}
+
+// reach reports whether the limits were used up to so large a share of their bounds. How soon
+// they are depends on what else the machine does.
+func (a *arrived) reach(share float64) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for i, of := range a.limits {
+		if curve.Judge(a.events[i], curve.Of(of.limit.Definition())).Share < share {
+			return false
+		}
+	}
+	return true
 }
 
 // judge says by how much of their bounds limits were used: no more than all of it, and at
@@ -193,8 +207,9 @@ func (a *arrived) judgeServed(c *chapter) {
 	}
 }
 
-// stall stops processes that are at work, and locks rows, in turn.
-func (l *lab) stall(ctx context.Context, schema string, children []*child, lasts time.Duration) ([]count, error) {
+// stall stops processes that are at work, and locks rows, in turn, until it has been done long
+// enough.
+func (l *lab) stall(ctx context.Context, schema string, children []*child, lasts time.Duration, enough func() bool) ([]count, error) {
 	stalls := []count{{what: "processes that stood still for 50 to 150 ms"}, {what: "rows that were kept locked for 30 to 100 ms"}}
 	conn, err := pgx.Connect(ctx, l.server.URL)
 	if err != nil {
@@ -202,7 +217,7 @@ func (l *lab) stall(ctx context.Context, schema string, children []*child, lasts
 	}
 	defer conn.Close(ctx)
 	atWork(children)
-	for more := until(lasts, func() bool { return happened(stalls...) }); more(); time.Sleep(time.Duration(rand.IntN(100)) * time.Millisecond) {
+	for more := until(lasts, func() bool { return happened(stalls...) && enough() }); more(); time.Sleep(time.Duration(rand.IntN(100)) * time.Millisecond) {
 		which, n := rand.IntN(len(stalls)), 1
 		if which == 0 {
 			err = children[rand.IntN(len(children))].standStill(time.Duration(50+rand.IntN(100)) * time.Millisecond)
@@ -268,15 +283,16 @@ func (l *lab) stepClock(ctx context.Context, c *chapter) error {
 			}
 		})
 	}
+	const reached = 0.5
 	steps := []count{{what: "clock set forward by up to 200 ms"}, {what: "clock set back by up to 200 ms"}}
-	for more := until(l.seconds(10, 4), func() bool { return happened(steps...) }); more(); time.Sleep(50 * time.Millisecond) {
+	for more := until(l.seconds(10, 4), func() bool { return happened(steps...) && s.reach(reached) }); more(); time.Sleep(50 * time.Millisecond) {
 		direction := rand.IntN(len(steps))
 		steps[direction].n++
 		s.set(time.Duration(1-2*direction) * time.Duration(1+rand.IntN(200)) * time.Millisecond)
 	}
 	stop()
 	group.Wait()
-	errs = append(errs, s.judge(c, ", clock set", 0.5))
+	errs = append(errs, s.judge(c, ", clock set", reached))
 	c.happened(steps...)
 	return errors.Join(errs...)
 }
