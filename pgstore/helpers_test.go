@@ -15,10 +15,11 @@ import (
 // isolationLevels are those of PostgreSQL; READ UNCOMMITTED is READ COMMITTED.
 var isolationLevels = []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}
 
-// newStore makes a Store for db's schema.
+// newStore makes a Store for db's schema. Unless changed its Timeout is more than the default,
+// which a statement can take on a busy machine.
 func newStore(tb testing.TB, db *pgtest.DB, change ...func(*pgstore.Config)) *pgstore.Store {
 	tb.Helper()
-	config := pgstore.Config{Schema: db.Schema}
+	config := pgstore.Config{Schema: db.Schema, Timeout: time.Minute}
 	for _, c := range change {
 		c(&config)
 	}

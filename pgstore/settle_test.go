@@ -244,7 +244,13 @@ const (
 // costs is how much job i has really used: less than what was reserved, or more.
 func costs(i int) float64 { return float64((i * 37) % 150) }
 
-var settleLimits = []ratelimit.TokenBucket{slow("settle requests", 1000), shardedSlow("settle tokens", 100_000, 4)}
+// settleLimits get back too little to count, even of 100,000 tokens in minutes.
+var settleLimits = []ratelimit.TokenBucket{
+	{Name: "settle requests", Rate: 1000, Period: lifetime},
+	{Name: "settle tokens", Rate: 100_000, Period: lifetime, Shards: 4},
+}
+
+const lifetime = 90 * 365 * 24 * time.Hour
 
 // work settles jobs, in the transactions that finish them, until there are none.
 func settleJobs(ctx context.Context, pool *pgxpool.Pool, schema string) error {

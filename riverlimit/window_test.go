@@ -21,23 +21,33 @@ import (
 // tenth has slots of 100 ms, and lets perSecond jobs start in any second.
 var tenth = ratelimit.SlidingWindow{Name: "tenth", Rate: perSecond, Period: time.Second, Slots: 10}
 
-// wantWindowKept works all jobs and wants no more starts than that in any second, as
-// many in one of them, and no second limit.
-func wantWindowKept(t *testing.T, b *bench, jobs int) {
+// wantWindowKept works jobs, so many at a time, and wants no more starts than that in any
+// second, as many in one of them, and no second limit. A machine with other work may be too
+// slow for as many, so that there are more jobs then, three times at most.
+func wantWindowKept(t *testing.T, b *bench, jobs int, insert func(t testing.TB, n int)) {
 	t.Helper()
 	var started starts
 	stalled := measureStalls()
 	m := middleware(t, b.store, riverlimit.MiddlewareConfig{Limits: each(tenth), HardStart: true})
+	insert(t, jobs)
 	start(t, b.client(t, b.config(func(context.Context, *river.Job[callArgs]) error {
 		started.add()
 		return nil
 	}, m)))
-	b.eventually(t, jobs, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
-	sorted := started.sorted()
+	inserted, sorted := jobs, []time.Duration(nil)
+	for more := 3; ; more-- {
+		b.eventually(t, inserted, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
+		sorted = started.sorted()
+		if more == 0 || mostIn(sorted, time.Second) >= perSecond {
+			break
+		}
+		insert(t, jobs)
+		inserted += jobs
+	}
 	stall := stalled()
 	most := mostIn(sorted, time.Second-stall)
 	t.Logf("%d jobs at most %d in any second: most starts %d, first to last start %v, the machine stood still for %v at most",
-		jobs, perSecond, most, sorted[len(sorted)-1].Round(time.Millisecond), stall)
+		inserted, perSecond, most, sorted[len(sorted)-1].Round(time.Millisecond), stall)
 	if most > perSecond {
 		t.Errorf("%d starts in a second, want at most %d", most, perSecond)
 	}
@@ -47,8 +57,8 @@ func wantWindowKept(t *testing.T, b *bench, jobs int) {
 	if got := b.count(t, `SELECT count(*) FROM rate_limits WHERE name <> 'tenth'`); got != 0 {
 		t.Errorf("%d rows of other limits, want none", got)
 	}
-	if got := b.count(t, completedOnce); got != jobs {
-		t.Errorf("%d jobs completed at their first attempt and without errors, want %d", got, jobs)
+	if got := b.count(t, completedOnce); got != inserted {
+		t.Errorf("%d jobs completed at their first attempt and without errors, want %d", got, inserted)
 	}
 }
 
@@ -58,8 +68,7 @@ func TestHardStartSlidingWindow(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	b := newBench(t)
-	b.insertPlain(t, 100)
-	wantWindowKept(t, b, 100)
+	wantWindowKept(t, b, 100, b.insertPlain)
 }
 
 // TestHardStartSlidingWindowBunched: those that River brings in bunches, seconds after
@@ -68,16 +77,16 @@ func TestHardStartSlidingWindowBunched(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	b := newBench(t)
-	const n = 60
-	params := make([]riverlimit.InsertManyParams, n)
-	for i := range params {
-		params[i] = riverlimit.InsertManyParams{Args: callArgs{i}, Requests: []ratelimit.Request{tenth.For("")}}
-	}
-	b.inTx(t, func(tx pgx.Tx) error {
-		_, err := b.inserter(t).InsertManyTx(t.Context(), tx, params)
-		return err
+	wantWindowKept(t, b, 60, func(t testing.TB, n int) {
+		params := make([]riverlimit.InsertManyParams, n)
+		for i := range params {
+			params[i] = riverlimit.InsertManyParams{Args: callArgs{i}, Requests: []ratelimit.Request{tenth.For("")}}
+		}
+		b.inTx(t, func(tx pgx.Tx) error {
+			_, err := b.inserter(t).InsertManyTx(t.Context(), tx, params)
+			return err
+		})
 	})
-	wantWindowKept(t, b, n)
 }
 
 // A slot that is over before a job can start would be missed each time.
