@@ -207,12 +207,13 @@ func takeSlotsOften(ctx context.Context, l *lab, c *chapter) error {
 		group          sync.WaitGroup
 		fault          atomic.Pointer[error]
 	)
-	end := time.Now().Add(l.seconds(60, 2))
+	// With few updates, those that were not HOT for the sake of one old snapshot would count.
+	inTime := until(l.seconds(60, 2), func() bool { return taken.Load() >= 10*keys })
 	more := func() bool {
 		if l.pieces > 0 {
 			return taken.Load() < int64(l.pieces)
 		}
-		return time.Now().Before(end)
+		return inTime()
 	}
 	for worker := range goroutines {
 		group.Go(func() {
