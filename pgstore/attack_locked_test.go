@@ -24,7 +24,7 @@ func TestCountZeroLeavesALockedShardAlone(t *testing.T) {
 	holder := begin(t, db, pgx.ReadCommitted)
 	mustExec(t, holder, "SELECT FROM "+db.Schema+".rate_limits WHERE shard = 0 FOR UPDATE")
 	for range 3 {
-		if err := untilLocked(t, func(ctx context.Context) error {
+		if err := untilLocked(t, limit, func(ctx context.Context) error {
 			_, err := store.Allow(ctx, limit.ForN("k", 0))
 			return err
 		}); err != nil && !isLocked(err) {
@@ -51,7 +51,7 @@ func TestGivingUpChargesNothing(t *testing.T) {
 	holder := begin(t, db, pgx.ReadCommitted)
 	mustAllowIn(t, store, holder, limit.For("k"))
 	for range 3 {
-		if err := untilLocked(t, func(ctx context.Context) error {
+		if err := untilLocked(t, limit, func(ctx context.Context) error {
 			result, err := store.Allow(ctx, limit.For("k"))
 			if result.OK {
 				t.Errorf("got OK with error %v", err)
