@@ -21,9 +21,9 @@ import (
 // tenth has slots of 100 ms, and lets perSecond jobs start in any second.
 var tenth = ratelimit.SlidingWindow{Name: "tenth", Rate: perSecond, Period: time.Second, Slots: 10}
 
-// wantWindowKept works jobs, so many at a time, and wants no more starts than that in any
-// second, as many in one of them, and no second limit. A machine with other work may be too
-// slow for as many, so that there are more jobs then, three times at most.
+// wantWindowKept inserts jobs and works them, and wants at most perSecond starts in any second,
+// perSecond in one of them, and no second limit. A machine with other work may start fewer, and
+// then as many jobs are inserted again, three times at most.
 func wantWindowKept(t *testing.T, b *bench, jobs int, insert func(t testing.TB, n int)) {
 	t.Helper()
 	var started starts

@@ -163,8 +163,8 @@ func attackArrivals(ctx context.Context, l *lab, c *chapter) error {
 	return l.stepClock(ctx, c)
 }
 
-// reach reports whether the limits were used up to so large a share of their bounds. How soon
-// they are depends on what else the machine does.
+// reach reports whether the largest share that was used of each limit's bound is share at least.
+// How soon it is depends on the machine's other work.
 func (a *arrived) reach(share float64) bool {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -207,8 +207,8 @@ func (a *arrived) judgeServed(c *chapter) {
 	}
 }
 
-// stall stops processes that are at work, and locks rows, in turn, until it has been done long
-// enough.
+// stall stops processes that are at work, and locks rows, in turn: for as long as lasts, and
+// then until both have happened and enough returns true.
 func (l *lab) stall(ctx context.Context, schema string, children []*child, lasts time.Duration, enough func() bool) ([]count, error) {
 	stalls := []count{{what: "processes that stood still for 50 to 150 ms"}, {what: "rows that were kept locked for 30 to 100 ms"}}
 	conn, err := pgx.Connect(ctx, l.server.URL)

@@ -41,7 +41,7 @@ func (l *lab) compareDemand(ctx context.Context, c *chapter) error {
 		errs := make([]error, len(demanded))
 		var group sync.WaitGroup
 		for i, limit := range demanded {
-			group.Go(func() { shares[i], errs[i] = l.meetTwice(ctx, limit, test.moves, test.rate) })
+			group.Go(func() { shares[i], errs[i] = l.meetBoth(ctx, limit, test.moves, test.rate) })
 		}
 		group.Wait()
 		if err := errors.Join(errs...); err != nil {
@@ -56,13 +56,14 @@ func (l *lab) compareDemand(ctx context.Context, c *chapter) error {
 	return nil
 }
 
-// met is the share of a demand that was met by stores that take ahead, and by such that do not.
+// met is the shares of a demand that were met by stores that take ahead, and by stores that do
+// not.
 type met struct{ ahead, plain float64 }
 
-// meetTwice has the same demand met by both. Where the first falls short it asks again, twice
-// at most, since other work may have held up one of the two: what stores hold back is missing
-// each time.
-func (l *lab) meetTwice(ctx context.Context, limit ratelimit.Limit, moves time.Duration, rate float64) (shares met, err error) {
+// meetBoth has stores of both kinds meet the same demand. Where those that take ahead fall short
+// it asks again, twice at most, since other work may have held up either kind: tokens that stores
+// hold back are missing each time.
+func (l *lab) meetBoth(ctx context.Context, limit ratelimit.Limit, moves time.Duration, rate float64) (shares met, err error) {
 	meet := func(escrow time.Duration) (float64, error) {
 		lasts := l.seconds(4, 2) // whole periods: what a window grants comes in bursts
 		d := demand{lab: l, limit: limit, escrow: escrow, moves: moves, rate: rate, lasts: lasts}

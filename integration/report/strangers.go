@@ -32,8 +32,8 @@ type sample struct {
 }
 
 // stroll calls with keys that nobody locks, and, from a few goroutines that wait no
-// longer than a second, with those that somebody does. The others have time enough for
-// connections to be made anew on a busy machine: a call that waits loses its own.
+// longer than a second, with those that somebody does. A call whose time is over loses its
+// connection; the calls for other keys have time enough for new ones on a busy machine.
 func stroll(ctx context.Context, e *env) error {
 	var group sync.WaitGroup
 	for n := range e.Workers {
@@ -61,11 +61,11 @@ func stroll(ctx context.Context, e *env) error {
 }
 
 func strollOnce(r *rand.Rand, e *env, key string, locked bool) error {
-	patience, choice := 10*time.Second, r.IntN(4)
+	lasts, choice := 10*time.Second, r.IntN(4)
 	if locked { // a transaction of the caller's would keep a connection of the pool
-		patience, choice = time.Second, 1
+		lasts, choice = time.Second, 1
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	ctx, cancel := context.WithTimeout(context.Background(), lasts)
 	defer cancel()
 	request := stranger.For(key)
 	var err error
