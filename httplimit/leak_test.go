@@ -116,7 +116,7 @@ func TestNoFaultShowsKeys(t *testing.T) {
 	var event ratelimit.Event
 	limit := newMiddleware(t, store, httplimit.Config{
 		Policies: []httplimit.Policy{{Limit: api, Key: httplimit.ByHeader("X-Key")}},
-		Timeout:  200 * time.Millisecond,
+		Timeout:  time.Second,
 		Observe:  func(_ context.Context, e ratelimit.Event) { event = e },
 		Logger:   slog.New(slog.NewJSONHandler(&log, nil)),
 	})

@@ -135,8 +135,9 @@ func (p twoPools) taking(t *testing.T, form takeForm, change ...func(*pgstore.Co
 }
 
 // In every stretch of time, by the database's clock, no more is granted than the limit
-// promises, in whichever form it is asked for by callers of two stores. They ask until three
-// times its capacity is granted, and some of them were refused: however long that takes.
+// promises, in whichever form it is asked for by callers of two stores. They ask, for one to four
+// tokens at a time, until three times its capacity is granted, and some of them were refused:
+// however long that takes.
 // (The report does this to processes that are disturbed.)
 func TestNeverOver(t *testing.T) {
 	pgtest.Long(t)
@@ -149,32 +150,35 @@ func TestNeverOver(t *testing.T) {
 		var (
 			mu      sync.Mutex
 			events  []curve.Event
+			granted float64
 			refused int
 		)
-		tell := func(result ratelimit.Result) (enough bool) {
+		tell := func(result ratelimit.Result, count float64) (enough bool) {
 			mu.Lock()
 			defer mu.Unlock()
 			if result.OK {
-				events = append(events, curve.Event{At: result.At, Count: 1})
+				events = append(events, curve.Event{At: result.At, Count: count})
+				granted += count
 			} else {
 				refused++
 			}
-			return refused >= callers && len(events) >= int(3*limit.Definition().Capacity)
+			return refused >= callers && granted >= 3*limit.Definition().Capacity
 		}
 		together(callers, func(i int) {
+			count := float64(1 + i%4)
 			for enough := false; !enough; {
-				result, err := take(ctx, i, limit.For(form.name))
+				result, err := take(ctx, i, limit.ForN(form.name, count))
 				if err != nil {
 					t.Error(err)
 					return
 				}
-				if enough = tell(result); !result.OK {
+				if enough = tell(result, count); !result.OK {
 					pauseFor(ctx, time.Millisecond)
 				}
 			}
 		})
 		worst := curve.Judge(events, curve.Of(limit.Definition()))
-		t.Logf("%d granted, %d refused, at worst %v", len(events), refused, worst)
+		t.Logf("%v granted, %d refused, at worst %v", granted, refused, worst)
 		if worst.Share > 1+1e-9 {
 			t.Errorf("at worst %v", worst)
 		}

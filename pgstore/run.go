@@ -141,7 +141,7 @@ func (r *runner) runWatched(ctx context.Context, w *watch.Watch, reserve bool, r
 			leave() // the tokens that it waited for are worth prefetching now
 		}
 		defer leave()
-		a := attempt{base: r.base, meetings: &r.meetings, call: rows, places: places, claim: c, do: do}
+		a := attempt{base: r.base, meetings: &r.meetings, call: rows, places: places, whole: rows.OnLockedRows(), claim: c, do: do}
 		done := false
 		defer func() {
 			if done = done || a.ended; !done {
@@ -248,6 +248,7 @@ type attempt struct {
 
 	conn        *pgxpool.Conn
 	incarnation string // of the server, as far as it could be read
+	whole       bool   // it is decided on all rows of its limits, locked
 	line        line
 	result      ratelimit.Result
 	taken       try
@@ -406,19 +407,15 @@ func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 	if len(a.call.Asks) == 0 {
 		return a.beginFree(ctx)
 	}
-	if a.call.OnLockedRows() {
+	if a.whole {
 		return a.beginLocked(ctx)
 	}
 	changes, ok := b.guess(a.call, func(i int) int { return a.places[i] })
 	for round := 0; ; round++ {
 		if ok {
-			tx, err := a.take(ctx, changes)
-			if err != nil {
-				return tx, b.fault("take", err)
-			}
-			if a.taken.granted() {
-				a.tell(a.taken.result(tx))
-				return tx, nil
+			tx, err := a.try(ctx, changes)
+			if err != nil || a.result.OK {
+				return tx, err
 			}
 			if err := tx.Rollback(ctx); err != nil {
 				return tx, b.fault("roll back", err)
@@ -437,6 +434,23 @@ func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 			return nil, b.fault("renew", err)
 		}
 	}
+}
+
+// try begins a transaction that has made changes, if it could; that it tells.
+func (a *attempt) try(ctx context.Context, changes []decide.Change) (pgx.Tx, error) {
+	if a.call.Divides(changes) { // which is decided as in base.takeSeveral
+		a.whole = true
+		a.line = a.standing(ctx)
+		return a.beginLocked(ctx)
+	}
+	tx, err := a.take(ctx, changes)
+	if err != nil {
+		return tx, a.base.fault("take", err)
+	}
+	if a.taken.granted() {
+		a.tell(a.taken.result(tx))
+	}
+	return tx, nil
 }
 
 // tell makes the result of the rows that of the call.
@@ -592,7 +606,7 @@ func (a *attempt) standing(ctx context.Context) line {
 func (a *attempt) locks() (locks []int64) {
 	for i := range a.call.Asks {
 		rows := []decide.Row{{Key: a.call.Asks[i].Of(), Shard: a.places[i]}}
-		if a.call.OnLockedRows() {
+		if a.whole {
 			rows = a.call.Asks[i].Rows()
 		}
 		for _, row := range rows {

@@ -138,6 +138,37 @@ func TestShardsBalance(t *testing.T) {
 	})
 }
 
+// Tokens that several shards have only together are taken from all of them at the instant that
+// the caller is told: a limit holds by that.
+func TestShardsTogetherAtOneInstant(t *testing.T) {
+	t.Parallel()
+	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: 24 * time.Hour, Shards: 2}
+	for _, form := range takeForms {
+		t.Run(form.name, func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.New(t)
+			store := newStore(t, db, form.change)
+			for i, counts := range [][]float64{{10}, {1, 9}, {4, 4, 2}} {
+				key := fmt.Sprint("k", i)
+				var last ratelimit.Result
+				for _, n := range counts {
+					result, err := form.take(t.Context(), db.Pool, store, limit.ForN(key, n))
+					mustTake(t, result, err)
+					last = result
+				}
+				var first, second time.Time
+				err := db.Pool.QueryRow(t.Context(), `SELECT min(ts), max(ts) FROM `+db.Schema+`.rate_limits WHERE key = $1 HAVING count(*) = 2`, key).Scan(&first, &second)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if !first.Equal(last.At) || !second.Equal(last.At) {
+					t.Errorf("%v: taken at %v and %v, told %v", counts, first, second, last.At)
+				}
+			}
+		})
+	}
+}
+
 // What was seen by another definition says nothing of how full shards are.
 func TestShardMemoryByDefinition(t *testing.T) {
 	t.Parallel()

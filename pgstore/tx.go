@@ -2,6 +2,7 @@ package pgstore
 
 import (
 	"context"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -143,7 +144,9 @@ func (b *base) look(ctx context.Context, q table.Querier, batch *pgx.Batch, call
 
 // takeSeveral decides a call for several rows. It tries the rows that most likely have enough
 // without looking at them. Only when one refuses, or all shards of a limit have refused lately,
-// does it read them, and refuses by their states or tries again by them.
+// does it read them, and refuses by their states or tries again by them. Tokens that several
+// shards of a limit have only together are taken on locked rows, at one instant: the limit must
+// hold by the instant that callers are told.
 func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
 	if call.First && len(call.Asks) > 1 {
 		return b.takeFirst(ctx, tx, call)
@@ -157,7 +160,15 @@ func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (r
 	ok = ok && !b.shards.Refuse(call, b.clock())
 	look, undo := all, &pgx.Batch{}
 	for round := 0; ; round++ {
-		if ok {
+		switch {
+		case ok && call.Divides(changes):
+			undo.Queue("SAVEPOINT " + savepoint)
+			result, _, err := b.takeLocked(ctx, tx, undo, call)
+			if err != nil || result.OK {
+				return result, err
+			}
+			undo = toSavepoint()
+		case ok:
 			t := try{base: b, call: call, changes: changes}
 			if err := t.send(ctx, tx); err != nil {
 				return ratelimit.Result{}, b.faultOf(call, err)
@@ -315,6 +326,14 @@ type try struct {
 
 const savepoint = "ratelimit_take"
 
+// toSavepoint begins a batch that undoes all that is behind the savepoint.
+func toSavepoint() *pgx.Batch {
+	var batch pgx.Batch
+	batch.Queue("ROLLBACK TO SAVEPOINT " + savepoint)
+	batch.Queue("RELEASE SAVEPOINT " + savepoint)
+	return &batch
+}
+
 func (t *try) send(ctx context.Context, q table.Querier) error {
 	t.before, t.taken = make([]table.Taken, len(t.changes)), make([]table.Taken, len(t.changes))
 	var batch pgx.Batch
@@ -339,17 +358,9 @@ func (t *try) sharded(i int) bool { return t.call.Asks[t.changes[i].Ask].Sharded
 // saved reports whether a change is made behind the savepoint.
 func (t *try) saved(i int) bool { return t.behind || !t.base.table.TellsMade() || t.sharded(i) }
 
-// granted reports whether all was taken. The takes from shards of a sliding window must be in
-// the slots that were planned, too: another call may have moved one of them on, to a slot that
-// has begun since it was seen.
+// granted reports whether all was taken.
 func (t *try) granted() bool {
-	for i := range t.taken {
-		c := &t.changes[i]
-		if !t.taken[i].OK || !c.At.IsZero() && c.Definition.Slot(t.taken[i].After) != c.Definition.Slot(c.After) {
-			return false
-		}
-	}
-	return true
+	return !slices.ContainsFunc(t.taken, func(taken table.Taken) bool { return !taken.OK })
 }
 
 // at is the instant by which all was decided.
@@ -378,8 +389,7 @@ func (t *try) result(tx pgx.Tx) ratelimit.Result {
 func (t *try) undo() (look func(*decide.Ask) bool, batch *pgx.Batch) {
 	look, batch = all, &pgx.Batch{}
 	if t.saved(len(t.changes) - 1) {
-		batch.Queue("ROLLBACK TO SAVEPOINT " + savepoint)
-		batch.Queue("RELEASE SAVEPOINT " + savepoint)
+		batch = toSavepoint()
 	}
 	for i := range t.changes {
 		if !t.taken[i].OK && !t.sharded(i) {

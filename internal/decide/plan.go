@@ -38,7 +38,6 @@ type Change struct {
 	Count      float64           // tokens to take
 	Floor      float64           // the lowest value to leave behind
 	Before     bucket.State      // the row as it was looked at, zero if it was not
-	At         time.Time         // the instant that decides, if it was planned as of one; zero for the clock
 	Past       time.Time         // an instant that is known to be past; zero if none is
 	Slot       int64             // of the tokens given back, for a kind of limit that has slots
 	After      bucket.State      // the row once it was changed
@@ -164,15 +163,13 @@ func (c *Change) plan(v View) {
 	}
 }
 
-// inOneSlot has the changes of one sliding window give the same slot: the work is done once,
-// and must be counted when it is by every row. So all are decided as of the same instant, and
-// reservations for the latest of their slots. (Rows that a clock was ahead of before it went
+// inOneSlot has the changes of one sliding window give the same slot, the latest of those of a
+// reservation: the work is done once, and must be counted when it is by every row. (Rows that a clock was ahead of before it went
 // back keep slots of their own: to move the others on would give back their tokens.)
 func inOneSlot(changes []Change, now time.Time) {
 	var from time.Time
 	for i := range changes {
 		c := &changes[i]
-		c.At = now
 		if at := c.Definition.Due(c.After, now, c.Count); at.After(now) {
 			from = bucket.Later(from, at)
 		}

@@ -43,9 +43,6 @@ var whatever = pgtype.Timestamptz{InfinityModifier: pgtype.Infinity, Valid: true
 // forTake is a statement that takes, with its arguments.
 func (t *Table) forTake(name string, reserve bool, c *decide.Change, now *time.Time) (sql string, args []any) {
 	v := values{row: c.Row, definition: &c.Definition, count: c.Count, floor: c.Floor, ts: c.Before.TS, now: now, over: whatever}
-	if !c.At.IsZero() {
-		v.now = &c.At
-	}
 	if !reserve {
 		v.over = orNull(c.Past)
 	}
