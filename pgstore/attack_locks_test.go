@@ -476,7 +476,7 @@ func TestSuccessionOfTransactionsStarvesNobody(t *testing.T) {
 // (TestNoTimeout shows that it disturbs nobody until then.)
 func TestWaitingForOneselfEnds(t *testing.T) {
 	t.Parallel()
-	const timeout = 700 * time.Millisecond
+	const timeout = 2 * time.Second
 	eachRow(t, func(t *testing.T, there bool) {
 		s := newScene(t, 4, withTimeout(timeout))
 		h := s.hold(t, 1, there)

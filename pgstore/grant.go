@@ -56,12 +56,14 @@ func (e *engine) grant(ctx context.Context, tickets []*ticket, await *decide.Row
 	return left, nil
 }
 
-// grantInTurn grants from one row, for which it waits: with its COMMIT in the same round trip,
-// if the row was to be had when it was waited for last. However many wait then, each has it for
-// a moment; but when it is waited for first, it may be long until it is free.
+// grantInTurn grants from one row, for which it waits: with its COMMIT in the same round trip, if
+// it prefetches, or if the row was to be had when it was waited for last. However many wait then,
+// each has it for a moment, while with a round trip in between each would have it for as long as
+// its process needs to answer. But when a row is waited for first, it may be long until it is
+// free, and callers that give up by then should have taken nothing.
 func (e *engine) grantInTurn(ctx context.Context, grants []table.Grant) error {
 	g := &grants[0]
-	g.Pipelined = e.wasFree(g.Row)
+	g.Pipelined = g.Lasts > 0 || e.wasFree(g.Row)
 	err := e.table.Decider().Grant(ctx, e.pool, grants, true, e.clock())
 	e.mu.Lock()
 	defer e.mu.Unlock()

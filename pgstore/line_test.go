@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"os/exec"
+	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -415,5 +417,70 @@ func TestCallInQueueGoesToItsTurn(t *testing.T) {
 	giveBack()
 	if err := <-answered; err != nil {
 		t.Error(err)
+	}
+}
+
+// turns is a tracer of batches that wait for a turn at a row.
+type turns struct {
+	mu      sync.Mutex
+	batches int // of them, those
+	commit  int // that also commit
+}
+
+func (*turns) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+func (*turns) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData)     {}
+func (*turns) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (*turns) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
+
+func (c *turns) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
+	waits := slices.ContainsFunc(data.Batch.QueuedQueries, func(q *pgx.QueuedQuery) bool { return strings.Contains(q.SQL, "pg_advisory_xact_lock") })
+	commits := slices.ContainsFunc(data.Batch.QueuedQueries, func(q *pgx.QueuedQuery) bool { return q.SQL == "COMMIT" })
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if waits {
+		c.batches++
+		if commits {
+			c.commit++
+		}
+	}
+	return ctx
+}
+
+// A process that prefetches has its turn at a row without a round trip in it, also when a stranger
+// had the row: those behind it wait for no process that is busy, or far away.
+func TestPrefetchingTurnIsOneRoundTrip(t *testing.T) {
+	t.Parallel()
+	seen := &turns{}
+	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = seen }))
+	store := newStore(t, db, withEscrow(time.Second))
+	request := slow("l", 1000).For("k")
+	mustAllow(t, store, request)
+	store.Meet(request)
+	tx, err := newPool(t, db.URL).Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	mustExec(t, tx, "SELECT FROM "+db.Schema+".rate_limits FOR UPDATE")
+	done := make(chan error, 1)
+	go func() {
+		_, err := store.AllowFunc(t.Context(), []ratelimit.Request{request}, func(pgx.Tx, ratelimit.Result) error { return nil })
+		done <- err
+	}()
+	eventually(t, "the call waits for its turn", func() bool {
+		seen.mu.Lock()
+		defer seen.mu.Unlock()
+		return seen.batches > 0
+	})
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-done; err != nil {
+		t.Fatal(err)
+	}
+	if seen.commit != seen.batches {
+		t.Errorf("%d of %d turns commit in their round trip", seen.commit, seen.batches)
 	}
 }

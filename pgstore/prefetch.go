@@ -166,8 +166,8 @@ func (e *engine) hear(ctx context.Context, orders []escrow.Order, send func() er
 	}
 }
 
-// arrivedLate notes the tokens of orders when no caller waits any more. Tokens that calls took
-// count as used.
+// arrivedLate notes the tokens of orders when no caller waits any more. Those that transactions
+// were to have, which did not begin, are put into memory, too.
 func (e *engine) arrivedLate(orders []escrow.Order, grants []table.Grant, sent time.Time, err error) {
 	if err != nil {
 		failed(orders, err)
@@ -179,7 +179,7 @@ func (e *engine) arrivedLate(orders []escrow.Order, grants []table.Grant, sent t
 			o.Failed()
 		case o.Count > 0:
 			calls := o.Arrived(e.leaseOf(g, sent)).Tokens(g.Out, g.Taken.After)
-			calls.Spend()
+			calls.PutBack()
 		}
 	}
 }

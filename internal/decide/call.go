@@ -84,9 +84,6 @@ func (c *Call) OnLockedRows() bool {
 	})
 }
 
-// Divides reports whether changes take from several rows of one limit.
-func (c *Call) Divides(changes []Change) bool { return len(changes) > len(c.Asks) }
-
 // Head returns the call for the part of c to take if possible: all of it, or its first ask.
 func (c *Call) Head() *Call {
 	if !c.First || len(c.Asks) == 1 {

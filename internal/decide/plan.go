@@ -70,6 +70,9 @@ func (c *Call) Chosen(changes []Change) (*Call, []Change) {
 	return &Call{Reserve: c.Reserve, First: true, Asks: c.Asks[i : i+1]}, changes
 }
 
+// Divides reports whether changes take from several rows of one limit.
+func (c *Call) Divides(changes []Change) bool { return len(changes) > len(c.Asks) }
+
 // Plan returns the tokens to take from each row, all or nothing: false if one of the limits is
 // short, or paused; for a call that takes from any one of them, if all are. Each change has the
 // state that it leaves behind.

@@ -408,27 +408,41 @@ func TestOrderAfterTokensRanOut(t *testing.T) {
 	}
 }
 
-// An order is for what is used before it arrives, too, by how long they took lately; and it is
-// given as long before the tokens run out, and a quarter of their time.
+// An order is for what is used before it arrives, too, by how long they took lately. It is given a
+// quarter of their time before the tokens run out, and before that as long as a statement takes
+// from its turn at the row on. The wait for the turn does not count: were all processes to order
+// as much sooner, all would wait, and none would have its tokens any earlier.
 func TestOrderMeanwhile(t *testing.T) {
-	m, prefetched := newCounting(t)
-	e := m.of(plain)
-	e.Note(100, 100)
-	m.pass(500 * time.Millisecond)
-	o := e.Order(0, 1)
-	m.pass(400 * time.Millisecond)
-	e.Note(0, 0)
-	o.Arrived(m.lease(100))
-	if more := e.Order(0, 1); more.Count < 119 || more.Count > 121 { // of 200 a second, 0.2 s take 40 of those 100
-		t.Errorf("got %v, want about 120", more.Count)
-	}
-	m.want(plain, 45, true)
-	if *prefetched != 0 {
-		t.Error("more is prefetched when 55 of 100 are left")
-	}
-	m.want(plain, 10, true)
-	if *prefetched != 1 {
-		t.Error("nothing is prefetched when 45 of 100 are left")
+	for name, test := range map[string]struct {
+		wait         time.Duration // of 400 ms until the order arrives
+		enough, less float64       // left of 100 tokens
+	}{
+		"at once": {0, 55, 45},
+		"in turn": {400 * time.Millisecond, 35, 24},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, prefetched := newCounting(t)
+			e := m.of(plain)
+			e.Note(100, 100)
+			m.pass(500 * time.Millisecond)
+			o := e.Order(0, 1)
+			m.pass(test.wait)
+			lease := m.lease(100)
+			m.pass(400*time.Millisecond - test.wait)
+			e.Note(0, 0)
+			o.Arrived(lease)
+			if more := e.Order(0, 1); more.Count < 119 || more.Count > 121 { // of 200 a second, 0.2 s take 40 of those 100
+				t.Errorf("got %v, want about 120", more.Count)
+			}
+			m.want(plain, 100-test.enough, true)
+			if *prefetched != 0 {
+				t.Errorf("more is prefetched when %v of 100 are left", test.enough)
+			}
+			m.want(plain, test.enough-test.less, true)
+			if *prefetched != 1 {
+				t.Errorf("nothing is prefetched when %v of 100 are left", test.less)
+			}
+		})
 	}
 }
 

@@ -66,7 +66,8 @@ type Entry struct {
 	leases  []*lease // oldest first
 	demand  demand
 	wanted  float64       // when something was prefetched last
-	takes   time.Duration // to prefetch, lately: from the order to the arrival
+	takes   time.Duration // to prefetch, lately: from the order to the arrival,
+	served  time.Duration // and of that, from its turn at the row on
 	epoch   int           // of the leases that are handed out: an edit begins another
 	changes int           // how often a statement is known to have changed the row
 	used    float64       // since the timer was set
@@ -94,8 +95,10 @@ type stock struct {
 const planned = 0.9
 
 // ahead is how long before the held tokens are used up, or end, more is prefetched: as long as
-// that takes lately, and a quarter of the time that they last, since it may take longer.
-func (e *Entry) ahead() time.Duration { return e.takes + e.config.Lasts/4 }
+// that takes lately from its turn on, and a quarter of the time that they last, since it may take
+// longer. Were the wait for the turn to count, processes that wait would order sooner, and so
+// all wait for longer; of tokens that are ordered in time none would be there any earlier.
+func (e *Entry) ahead() time.Duration { return e.served + e.config.Lasts/4 }
 
 // leastOf returns the least count that is handed out: less cannot be told from nothing.
 func leastOf(d *bucket.Definition) float64 {
@@ -557,6 +560,7 @@ func (o *Order) Arrived(l Lease) *Arrival {
 	had.out.add(l.Out)
 	left := e.live(now)
 	e.takes = (e.takes + now.mono - o.given) / 2
+	e.served = (e.served + now.since(had.sent)) / 2
 	e.latest(had)
 	switch {
 	case e.epoch != o.epoch || had.over(now):

@@ -20,10 +20,10 @@ type Grant struct {
 	bucket.Spent               // of earlier leases
 
 	// Pipelined has a grant that waits for its row sent with its COMMIT, in one round trip, so
-	// that those behind it, in other processes too, wait for no other one; but it waits for a
-	// moment only. A caller that gives up then may have taken all the same, as with any statement
-	// that is under way. It is for rows that others are known to have locked no longer than that
-	// takes.
+	// that those behind it, in other processes too, wait for no other one. A caller that gives up
+	// then may have taken all the same, as with any statement that is under way: so it is for
+	// rows that others are known to have locked no longer than that takes, and waits for a moment
+	// only; and for grants that prefetch, which are heard to their end in any case.
 	Pipelined bool
 
 	Taken  Taken

@@ -10,7 +10,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/slots"
@@ -34,55 +33,6 @@ func (t *Table) grant(ctx context.Context, q Querier, grants []Grant, now *time.
 		}
 	}
 	return err
-}
-
-// grantInTurn waits for the row of a grant, in one line with other processes.
-func (t *Table) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, now *time.Time) error {
-	if g.never() {
-		return nil
-	}
-	conn, err := acquire(ctx, pool)
-	if err != nil {
-		return err
-	}
-	defer Release(ctx, conn)
-	last := ctx // the context of the COMMIT
-	if g.prefetches() {
-		var stop context.CancelFunc
-		last, stop = heard(ctx)
-		defer stop()
-	}
-	wait := Awaited
-	if g.Pipelined {
-		wait = pipelined
-	}
-	var (
-		end   commit
-		batch *pgx.Batch
-	)
-	if t.noTurns.Load() {
-		batch = t.begin(wait)
-	} else {
-		if end.early, err = t.freesEarly(ctx, conn); err != nil {
-			return err
-		}
-		batch = t.beginTurn(g.Row, wait, end.early, &g.Waited)
-	}
-	if g.prefetches() {
-		t.queueMany(batch, []*Grant{g}, inTurn, now)
-	} else {
-		sql, args := t.forGrant("grant"+inTurn, g, now)
-		batch.Queue(sql, args...).QueryRow(func(row pgx.Row) error { return g.scan(row, now) })
-	}
-	if !g.Pipelined {
-		// Without the COMMIT: the server would go on to it when nobody waits any more.
-		if err := conn.SendBatch(ctx, batch).Close(); err != nil {
-			return err
-		}
-		batch = &pgx.Batch{}
-	}
-	end.queue(batch)
-	return t.fault(last, conn, &end, conn.SendBatch(last, batch).Close())
 }
 
 // forGrant is a statement for a grant of one row, with its arguments.

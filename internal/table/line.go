@@ -6,7 +6,6 @@ import (
 	"errors"
 	"hash/fnv"
 	"strconv"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -54,30 +53,6 @@ func QueueTakeOver(batch *pgx.Batch, id int64, done func()) {
 		done()
 		return nil
 	})
-}
-
-// beginTurn begins a batch with a transaction that waits for its turn at a row, before it waits
-// for the row itself: PostgreSQL wakes all waiters for a row each time that it is free, and all
-// but one find it locked again. Correctness does not depend on it. The batch tells how long it
-// waited. With early, the transaction's COMMIT does not wait for the disk.
-func (t *Table) beginTurn(row decide.Row, wait time.Duration, early bool, waited *time.Duration) *pgx.Batch {
-	var batch pgx.Batch
-	batch.Queue(beginSQL)
-	batch.Queue(t.common["turn"], milliseconds(wait), milliseconds(t.silence), early, Lock(t.schema, row)).QueryRow(func(row pgx.Row) error {
-		return row.Scan(nil, nil, nil, nil, waited)
-	})
-	return &batch
-}
-
-// inTurn runs a transaction that waits for its turn; without one if the role may not use
-// advisory locks, which is tried once.
-func (t *Table) inTurn(run func() error) error {
-	err := run()
-	var denied *pgconn.PgError
-	if errors.As(err, &denied) && denied.Code == "42501" && !t.noTurns.Swap(true) { // insufficient_privilege
-		return run()
-	}
-	return err
 }
 
 // ownSessionSQL finds nothing where the role may not use the locks.

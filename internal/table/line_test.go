@@ -2,6 +2,7 @@ package table
 
 import (
 	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -37,12 +38,7 @@ func TestGrantAwaitsItsTurn(t *testing.T) {
 	done := make(chan error, 1)
 	begun := time.Now()
 	go func() { done <- table.Decider().Grant(t.Context(), db.Pool, grants, true, nil) }()
-	for waits := false; !waits; {
-		if err := conn.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks l JOIN pg_database d ON d.oid = l.database AND d.datname = current_database()
-			WHERE locktype = 'advisory' AND NOT granted AND (classid::int8 << 32) | objid::int8 = $1)`, Lock(db.Schema, g.Row)).Scan(&waits); err != nil {
-			t.Fatal(err)
-		}
-	}
+	untilInLine(t, conn, Lock(db.Schema, g.Row))
 	var gone time.Time
 	if err := conn.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&gone); err != nil {
 		t.Fatal(err)
@@ -101,4 +97,72 @@ func prefetchingGrant() Grant {
 	g := Grant{Change: decide.Change{Row: decide.Row{Key: decide.Key{Name: d.Name, Key: "k"}}, Definition: d, Count: 1}, Need: 1}
 	g.Lasts, g.Lowered, g.Prefetch = 100*time.Millisecond, 99, 5
 	return g
+}
+
+// untilInLine waits until a session stands in line, and returns its process.
+func untilInLine(t *testing.T, conn *pgxpool.Conn, lock int64) (pid int32) {
+	t.Helper()
+	for {
+		err := conn.QueryRow(t.Context(), `SELECT pid FROM pg_locks l JOIN pg_database d ON d.oid = l.database AND d.datname = current_database()
+			WHERE locktype = 'advisory' AND NOT granted AND (classid::int8 << 32) | objid::int8 = $1`, lock).Scan(&pid)
+		if err == nil {
+			return pid
+		}
+		if !errors.Is(err, pgx.ErrNoRows) {
+			t.Fatal(err)
+		}
+	}
+}
+
+// A session plans the statement of its turn, which takes longer than the turn, before it stands in
+// line: it has run it by then, as its lock on the table shows. That is done once.
+func TestGrantIsPlannedBeforeItsTurn(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	config := db.Pool.Config()
+	config.MaxConns = 1
+	one, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer one.Close()
+	conn, err := db.Pool.Acquire(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Release()
+	table := New(db.Schema, false, time.Second)
+	prefetching := prefetchingGrant()
+	plain := prefetching
+	plain.Lasts, plain.Prefetch, plain.Out, plain.Count, plain.Need = 0, 0, 0, 1, 1
+	putAll(t, db, table, []Grant{prefetching}, []bucket.State{prefetching.Definition.Fresh("k", time.Now())})
+	lock := Lock(db.Schema, prefetching.Row)
+	for i, test := range []struct {
+		grant   Grant
+		planned bool // before its turn, since it was not yet
+	}{{prefetching, true}, {prefetching, false}, {plain, true}, {plain, false}} {
+		var others pgx.Batch
+		QueueLock(&others, lock, func(bool) {})
+		if err := conn.SendBatch(t.Context(), &others).Close(); err != nil {
+			t.Fatal(err)
+		}
+		grants := []Grant{test.grant}
+		done := make(chan error, 1)
+		go func() { done <- table.Decider().Grant(t.Context(), one, grants, true, nil) }()
+		pid := untilInLine(t, conn, lock)
+		var planned bool
+		if err := conn.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND relation = $2::regclass AND mode = 'RowExclusiveLock')`,
+			pid, db.Schema+".rate_limits").Scan(&planned); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.Exec(t.Context(), "SELECT pg_advisory_unlock($1)", lock); err != nil {
+			t.Fatal(err)
+		}
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		if planned != test.planned || !grants[0].Taken.OK {
+			t.Errorf("grant %d: planned before its turn: %v, want %v; took %+v", i, planned, test.planned, grants[0].Taken)
+		}
+	}
 }

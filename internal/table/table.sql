@@ -203,7 +203,7 @@ SELECT set_config('lock_timeout', $1::text, true), set_config('idle_in_transacti
 SELECT set_config('lock_timeout', $1::text, true), set_config('idle_in_transaction_session_timeout', $2::text, true),
 	set_config('plan_cache_mode', 'force_generic_plan', true),
 	set_config('synchronous_commit', CASE WHEN $3::bool THEN 'off' ELSE current_setting('synchronous_commit') END, true),
-	CASE WHEN pg_advisory_xact_lock($4::int8) IS NOT NULL THEN (date_part('epoch', clock_timestamp() - CURRENT_TIMESTAMP) * 1000000)::int8 * 1000 END
+	CASE WHEN pg_advisory_xact_lock($4::int8) IS NOT NULL THEN (date_part('epoch', clock_timestamp() - statement_timestamp()) * 1000000)::int8 * 1000 END
 
 -- name: statistics
 -- Asks whether PostgreSQL has statistics of the table, which was not tiny when they were made.

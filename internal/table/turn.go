@@ -1,0 +1,126 @@
+package table
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit/internal/decide"
+)
+
+// inTurn runs a transaction that waits for its turn; without one if the role may not use
+// advisory locks, which is tried once.
+func (t *Table) inTurn(run func() error) error {
+	err := run()
+	var denied *pgconn.PgError
+	if errors.As(err, &denied) && denied.Code == "42501" && !t.noTurns.Swap(true) { // insufficient_privilege
+		return run()
+	}
+	return err
+}
+
+// grantInTurn waits for the row of a grant, in one line with other processes.
+func (t *Table) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, now *time.Time) error {
+	if g.never() {
+		return nil
+	}
+	conn, err := acquire(ctx, pool)
+	if err != nil {
+		return err
+	}
+	defer Release(ctx, conn)
+	last := ctx // the context of the COMMIT
+	if g.prefetches() {
+		var stop context.CancelFunc
+		last, stop = heard(ctx)
+		defer stop()
+	}
+	wait := Awaited
+	if g.Pipelined && !g.prefetches() {
+		wait = pipelined
+	}
+	var (
+		end   commit
+		batch *pgx.Batch
+	)
+	if t.noTurns.Load() {
+		batch = t.begin(wait)
+	} else {
+		if end.early, err = t.freesEarly(ctx, conn); err != nil {
+			return err
+		}
+		batch = t.beginTurn(conn, g, wait, end.early, now)
+	}
+	t.queueGrant(batch, g, now)
+	if !g.Pipelined {
+		// Without the COMMIT: the server would go on to it when nobody waits any more.
+		if err := conn.SendBatch(ctx, batch).Close(); err != nil {
+			return err
+		}
+		batch = &pgx.Batch{}
+	}
+	end.queue(batch)
+	return t.fault(last, conn, &end, conn.SendBatch(last, batch).Close())
+}
+
+// beginTurn begins a batch with a transaction that waits for its turn at the row of a grant, before
+// it waits for the row itself: PostgreSQL wakes all waiters for a row each time that it is free, and
+// all but one find it locked again. Correctness does not depend on it. The grant is told how long it
+// waited. With early, the transaction's COMMIT does not wait for the disk.
+func (t *Table) beginTurn(conn *pgxpool.Conn, g *Grant, wait time.Duration, early bool, now *time.Time) *pgx.Batch {
+	var batch pgx.Batch
+	batch.Queue(beginSQL)
+	turn := func(lock, waited any) {
+		batch.Queue(t.common["turn"], milliseconds(wait), milliseconds(t.silence), early, lock).QueryRow(func(row pgx.Row) error {
+			return row.Scan(nil, nil, nil, nil, waited)
+		})
+	}
+	if !t.plans(conn, g) {
+		none := *g
+		none.Row = decide.Row{}
+		turn(nil, nil)
+		t.queueGrant(&batch, &none, now)
+	}
+	turn(Lock(t.schema, g.Row), &g.Waited)
+	return &batch
+}
+
+// plansKey is where a connection keeps which grants its session has planned.
+const plansKey = "ratelimit.plans"
+
+// plan is that of the grants of a kind of limit.
+type plan struct {
+	schema     string
+	statements string
+	prefetches bool
+}
+
+// plans reports whether a session has a plan for a grant, and notes that it is about to have one.
+// To make that takes ten times as long as to run it. So a session makes it before its turn, by
+// running the statement for a row that cannot be: in its turn, all others would wait for it.
+func (t *Table) plans(conn *pgxpool.Conn, g *Grant) bool {
+	data := conn.Conn().PgConn().CustomData()
+	plans, ok := data[plansKey].(map[plan]bool)
+	if !ok {
+		plans = make(map[plan]bool)
+		data[plansKey] = plans
+	}
+	p := plan{t.schema, g.Definition.Statements(), g.prefetches()}
+	had := plans[p]
+	plans[p] = true
+	return had
+}
+
+// queueGrant puts into a batch the statement for a grant that waits for its row.
+func (t *Table) queueGrant(batch *pgx.Batch, g *Grant, now *time.Time) {
+	if g.prefetches() {
+		t.queueMany(batch, []*Grant{g}, inTurn, now)
+		return
+	}
+	sql, args := t.forGrant("grant"+inTurn, g, now)
+	batch.Queue(sql, args...).QueryRow(func(row pgx.Row) error { return g.scan(row, now) })
+}
