@@ -84,9 +84,11 @@ type Config struct {
 	// It costs a part of the burst: while a process prefetches from a token bucket, that holds
 	// no more than its Capacity less the tokens refilled during Escrow. (From a bucket with a
 	// Capacity below that nothing is prefetched.) The tokens that a process held when it was
-	// killed are not granted. Tokens that are not used, and those of a transaction that was
-	// rolled back, go back to the row. A refund to a row, by any process, fills it to its
-	// capacity less the tokens that processes hold or have just used.
+	// killed are not granted, nor are those that come back to a nearly full row more than a
+	// second after their time, since the process was stopped or the row locked. Tokens that are
+	// not used, and those of a transaction that was rolled back, go back to the row. A refund to
+	// a row, by any process, fills it to its capacity less the tokens that processes hold or
+	// have just used.
 	//
 	// A granted result's Value counts the tokens that this process holds, and the row as it was
 	// seen last. A pause by another process is heeded after Escrow at the latest, by this Store

@@ -5,6 +5,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -68,6 +69,22 @@ func TestEscrowCostsOfAKill(t *testing.T) {
 	rest := allowed(t, newStore(t, db, onClock(c)), limit.For("k"))
 	if lost := 200 - used - rest; lost < 1 || lost > 100 {
 		t.Errorf("%v granted, %v by others: %v lost, want some, and half at most", used, rest, lost)
+	}
+}
+
+// What comes back more than a second after its end, since its process was stopped or the row was
+// locked, may find no room: a row that is nearly full leaves room for what it counts as out. Then
+// it is lost, until it is refilled.
+func TestEscrowCostsOfALateReturn(t *testing.T) {
+	t.Parallel()
+	limit, c := slow("bucket", 1000), newClock()
+	store, sent, db := holding(t, pgstore.MaxEscrow, onClock(c)) // its timer does not ring while this runs
+	used := warm(t, store, sent, limit.For("k"))
+	held := store.Stats().Held[0].Tokens
+	c.add(pgstore.MaxEscrow + bucket.Grace)
+	store.Close()
+	if lost := lacks(t, db, limit) - used; lost < 0 || lost > held+0.5 {
+		t.Errorf("%v of the %v held are lost, want no more", lost, held)
 	}
 }
 
