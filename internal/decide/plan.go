@@ -167,8 +167,9 @@ func (c *Change) plan(v View) {
 }
 
 // inOneSlot has the changes of one sliding window give the same slot, the latest of those of a
-// reservation: the work is done once, and must be counted when it is by every row. (Rows that a clock was ahead of before it went
-// back keep slots of their own: to move the others on would give back their tokens.)
+// reservation: the work is done once, and must be counted when it is by every row. (Rows that a
+// clock was ahead of before it went back keep slots of their own: to move the others on would give
+// back their tokens.)
 func inOneSlot(changes []Change, now time.Time) {
 	var from time.Time
 	for i := range changes {
