@@ -17,6 +17,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/internal/traced"
 	"github.com/pgratelimit/ratelimit/memstore"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
@@ -783,17 +784,17 @@ func TestLeasesDoNotOverlap(t *testing.T) {
 // in place.
 func TestSlotsAreTwoStatements(t *testing.T) {
 	t.Parallel()
-	tracer := &roundTrips{}
+	tracer := &traced.Statements{}
 	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = tracer }))
 	store, ctx := newStore(t, db), t.Context()
 	const pieces = 50
-	before := tracer.n.Load()
+	before := tracer.Batches()
 	for range pieces { // of which the first makes its slot
 		if err := store.Release(ctx, takeSlot(t, store, calls, "k")); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if n := tracer.n.Load() - before; n != 2*pieces {
+	if n := tracer.Batches() - before; n != 2*pieces {
 		t.Errorf("%d pieces of work took %d round trips, want %d", pieces, n, 2*pieces)
 	}
 	var rows int
@@ -801,21 +802,6 @@ func TestSlotsAreTwoStatements(t *testing.T) {
 		t.Errorf("got %d rows and %v, want at most %d", rows, err, calls.Limit)
 	}
 }
-
-// roundTrips counts batches.
-type roundTrips struct{ n atomic.Int64 }
-
-func (r *roundTrips) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
-	return ctx
-}
-func (r *roundTrips) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-
-func (r *roundTrips) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
-	r.n.Add(1)
-	return ctx
-}
-func (r *roundTrips) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
-func (r *roundTrips) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
 
 // At REPEATABLE READ and SERIALIZABLE, what was released since the snapshot is a 40001, and
 // not a yes.

@@ -19,6 +19,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/curve"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/internal/traced"
 	"github.com/pgratelimit/ratelimit/memstore"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
@@ -506,6 +507,8 @@ func TestOppositeOrders(t *testing.T) {
 // tooLate is a pgx tracer that makes the traced pool's takes too late: what a
 // look finds is gone by the time of the take.
 type tooLate struct {
+	traced.Statements
+
 	drain, fill func()
 	takes       int
 }
@@ -531,10 +534,6 @@ func (a *tooLate) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.Tra
 	}
 	return ctx
 }
-
-func (*tooLate) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData)     {}
-func (*tooLate) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
-func (*tooLate) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
 
 // A caller whom others forestall every time is refused in the end: it neither
 // fails, nor tries for ever, nor gets what is not there. (Decisions on their own

@@ -178,8 +178,10 @@ func (e *engine) arrivedLate(orders []escrow.Order, grants []table.Grant, sent t
 		case !g.Taken.OK:
 			o.Failed()
 		case o.Count > 0:
-			calls := o.Arrived(e.leaseOf(g, sent)).Tokens(g.Out, g.Taken.After)
-			calls.PutBack()
+			if arrival := o.Arrived(e.leaseOf(g, sent)); g.Out > 0 {
+				calls := arrival.Tokens(g.Out, g.Taken.After)
+				calls.PutBack()
+			}
 		}
 	}
 }

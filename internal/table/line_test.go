@@ -29,11 +29,7 @@ func TestGrantAwaitsItsTurn(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer conn.Release()
-	var others pgx.Batch
-	QueueLock(&others, Lock(db.Schema, g.Row), func(bool) {})
-	if err := conn.SendBatch(t.Context(), &others).Close(); err != nil {
-		t.Fatal(err)
-	}
+	leave := standInFront(t, conn, Lock(db.Schema, g.Row))
 	grants := []Grant{g}
 	done := make(chan error, 1)
 	begun := time.Now()
@@ -43,9 +39,7 @@ func TestGrantAwaitsItsTurn(t *testing.T) {
 	if err := conn.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&gone); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := conn.Exec(t.Context(), "SELECT pg_advisory_unlock($1)", Lock(db.Schema, g.Row)); err != nil {
-		t.Fatal(err)
-	}
+	leave()
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
@@ -99,6 +93,22 @@ func prefetchingGrant() Grant {
 	return g
 }
 
+// standInFront has a session stand at the head of a line, until it is to leave.
+func standInFront(t *testing.T, conn *pgxpool.Conn, lock int64) (leave func()) {
+	t.Helper()
+	var batch pgx.Batch
+	QueueLock(&batch, lock, func(bool) {})
+	if err := conn.SendBatch(t.Context(), &batch).Close(); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		t.Helper()
+		if _, err := conn.Exec(t.Context(), "SELECT pg_advisory_unlock($1)", lock); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // untilInLine waits until a session stands in line, and returns its process.
 func untilInLine(t *testing.T, conn *pgxpool.Conn, lock int64) (pid int32) {
 	t.Helper()
@@ -141,11 +151,7 @@ func TestGrantIsPlannedBeforeItsTurn(t *testing.T) {
 		grant   Grant
 		planned bool // before its turn, since it was not yet
 	}{{prefetching, true}, {prefetching, false}, {plain, true}, {plain, false}} {
-		var others pgx.Batch
-		QueueLock(&others, lock, func(bool) {})
-		if err := conn.SendBatch(t.Context(), &others).Close(); err != nil {
-			t.Fatal(err)
-		}
+		leave := standInFront(t, conn, lock)
 		grants := []Grant{test.grant}
 		done := make(chan error, 1)
 		go func() { done <- table.Decider().Grant(t.Context(), one, grants, true, nil) }()
@@ -155,9 +161,7 @@ func TestGrantIsPlannedBeforeItsTurn(t *testing.T) {
 			pid, db.Schema+".rate_limits").Scan(&planned); err != nil {
 			t.Fatal(err)
 		}
-		if _, err := conn.Exec(t.Context(), "SELECT pg_advisory_unlock($1)", lock); err != nil {
-			t.Fatal(err)
-		}
+		leave()
 		if err := <-done; err != nil {
 			t.Fatal(err)
 		}
