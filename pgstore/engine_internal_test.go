@@ -365,7 +365,7 @@ func TestPrefetchHasItsTurn(t *testing.T) {
 				t.Fatal("it was not prefetched when the row was free")
 			}
 		}
-		store.memory.evict(e.Ask().Of())
+		store.memory.giveBack(store.cache.Evict(e.Ask().Of())) // and the row has it, before it is locked again
 	}
 }
 
