@@ -493,8 +493,9 @@ func TestEscrowAndRowTogether(t *testing.T) {
 				for i > 0 && to.held(store) || i == 0 && to.allow(store) {
 				}
 			}
-			// Much of it, since nothing but the test's clock goes on, or it has tried nothing.
-			if worst := judgeEvents(t, limit, to.events); worst.Share < 0.6 {
+			// Half of it, or it has tried nothing. (Two thirds and more, unless the machine takes seconds:
+			// then memory gives some of it back, since its timer is of the machine's clock.)
+			if worst := judgeEvents(t, limit, to.events); worst.Share < 0.5 {
 				t.Errorf("%v", worst)
 			}
 		})
