@@ -73,7 +73,7 @@ func (e *engine) queueFor(p *pending) *batch.Queue[*pending] {
 
 // serve decides the calls of a lane, but for those that go on in the queue of a locked row.
 // That of a row that is waited for is await.
-func (e *engine) serve(ctx context.Context, l *lane, tickets []*ticket, await *decide.Row) {
+func (e *engine) serve(ctx context.Context, l *lane, tickets []*ticket, await *awaiting) {
 	tickets = e.answer(e.noteAll(tickets))
 	if len(tickets) == 0 {
 		return
@@ -86,7 +86,7 @@ func (e *engine) serve(ctx context.Context, l *lane, tickets []*ticket, await *d
 }
 
 // prefetchAlone decides the calls that prefetch, which takes a grant, and returns the others.
-func (e *engine) prefetchAlone(ctx context.Context, tickets []*ticket, await *decide.Row) (others []*ticket) {
+func (e *engine) prefetchAlone(ctx context.Context, tickets []*ticket, await *awaiting) (others []*ticket) {
 	var more []*ticket
 	for _, t := range tickets {
 		if t.Value.prefetch {
@@ -104,7 +104,7 @@ func (e *engine) prefetchAlone(ctx context.Context, tickets []*ticket, await *de
 // decideAll decides calls, and returns those with rows that another transaction has locked. If
 // the database finds fault with a statement for many, each half of them is decided by itself,
 // so that only the one at fault fails. A row that is to be waited for is await.
-func (e *engine) decideAll(ctx context.Context, tickets []*ticket, granting bool, await *decide.Row) (locked []*ticket) {
+func (e *engine) decideAll(ctx context.Context, tickets []*ticket, granting bool, await *awaiting) (locked []*ticket) {
 	left := tickets
 	var late []*ticket // that prefetch
 	e.begin(left)
@@ -228,7 +228,7 @@ func (e *engine) read(ctx context.Context, tickets []*ticket) (left []*ticket, s
 
 // lock decides calls with their rows locked, from the reading to the writing. It returns those
 // with rows that another transaction has locked.
-func (e *engine) lock(ctx context.Context, tickets []*ticket, seen *decide.Snapshot, await *decide.Row) (left []*ticket, err error) {
+func (e *engine) lock(ctx context.Context, tickets []*ticket, seen *decide.Snapshot, await *awaiting) (left []*ticket, err error) {
 	if tickets = slices.DeleteFunc(tickets, (*ticket).Gone); len(tickets) == 0 {
 		return nil, nil
 	}
@@ -236,7 +236,7 @@ func (e *engine) lock(ctx context.Context, tickets []*ticket, seen *decide.Snaps
 	sent := e.sending(tickets)
 	var decided []*ticket
 	d := table.Decision{
-		Rows: snapshot.Rows, Definitions: snapshot.Definitions, Missing: e.missing(snapshot, seen, await), Await: await,
+		Rows: snapshot.Rows, Definitions: snapshot.Definitions, Missing: e.missing(snapshot, seen, await), Await: await.of(),
 		OnLocked: e.markLocked,
 		Decide: func(rows *table.Rows) ([]int, error) {
 			snapshot.States, snapshot.Found, snapshot.At = rows.States, rows.Found, rows.At
@@ -248,7 +248,7 @@ func (e *engine) lock(ctx context.Context, tickets []*ticket, seen *decide.Snaps
 	if err := e.table.Decider().Decide(ctx, e.pool, &d, e.clock()); err != nil {
 		if code(err) == lockNotAvailable && await != nil {
 			for _, t := range tickets {
-				t.Value.locked.Store(await)
+				t.Value.locked.Store(await.of())
 			}
 		}
 		return tickets, e.fault("decide", err)
@@ -294,7 +294,7 @@ func (e *engine) tell(t *ticket, snapshot *decide.Snapshot, sent time.Time) {
 	} else {
 		p.refused(view, sent)
 	}
-	t.Finish()
+	finish(t)
 }
 
 func newSnapshot(tickets []*ticket) *decide.Snapshot {
@@ -307,13 +307,13 @@ func newSnapshot(tickets []*ticket) *decide.Snapshot {
 
 // missing returns the rows of a snapshot that were not found on the one that was read, but
 // for the awaited one and those that somebody is known to have made.
-func (e *engine) missing(snapshot, seen *decide.Snapshot, await *decide.Row) (rows []decide.Row) {
+func (e *engine) missing(snapshot, seen *decide.Snapshot, await *awaiting) (rows []decide.Row) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for _, row := range seen.Missing(snapshot) {
 		l, locked := e.rows[row]
 		locked = locked && e.table.PassesOver() && time.Since(l.used) <= contended
-		if !locked && (await == nil || row != *await) {
+		if !locked && (await == nil || row != await.row) {
 			rows = append(rows, row)
 		}
 	}
@@ -421,7 +421,7 @@ func (e *engine) queueOf(row decide.Row) *batch.Queue[*pending] {
 	case passes:
 		l.queue = e.newQueue(func(ctx context.Context, tickets []*ticket) { e.serveLocked(ctx, row, tickets) })
 	default:
-		l.queue = e.newQueue(func(ctx context.Context, tickets []*ticket) { e.serve(ctx, l, tickets, &row) })
+		l.queue = e.newQueue(func(ctx context.Context, tickets []*ticket) { e.serve(ctx, l, tickets, &awaiting{row: row}) })
 	}
 	return l.queue
 }
@@ -435,10 +435,10 @@ func (e *engine) serveLocked(ctx context.Context, row decide.Row, tickets []*tic
 		if tickets = e.answer(tickets); len(tickets) == 0 {
 			return
 		}
-		_ = w.attempt(ctx, func(blocking bool) error { // if ctx is over nobody is left
-			var await *decide.Row
-			if blocking {
-				await = &row
+		_ = w.attempt(ctx, func(p *permit) error { // if ctx is over nobody is left
+			var await *awaiting
+			if p != nil {
+				await = &awaiting{row, p}
 			}
 			left = e.decideAll(ctx, tickets, true, await)
 			return nil

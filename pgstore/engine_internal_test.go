@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"math"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -262,7 +263,7 @@ func knowing(t *testing.T, db *pgtest.DB, portable bool) (*Store, *escrow.Entry)
 // its row that found nothing held, and is told of it; if nothing can be, it waits for nothing.
 func TestPrefetchGoesWithOthers(t *testing.T) {
 	row := decide.Row{Key: decide.Key{Name: known.Name, Key: "k"}}
-	for name, await := range map[string]*decide.Row{"plain": nil, "portable": &row} {
+	for name, await := range map[string]*awaiting{"plain": nil, "portable": {row: row}} {
 		t.Run(name, func(t *testing.T) {
 			sent := &traced.Statements{}
 			db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent }))
@@ -307,6 +308,116 @@ func TestPrefetchGoesWithOthers(t *testing.T) {
 				t.Errorf("%v left, %v, want 978", left, err)
 			}
 		})
+	}
+}
+
+// TestTokensOfOneWhoLeft: of transactions that share a statement, the tokens of one whose caller
+// gives up while it is under way are put back.
+func TestTokensOfOneWhoLeft(t *testing.T) {
+	for name, test := range map[string]struct {
+		await *awaiting
+		read  bool // before they are decided, in memory with their row locked
+	}{
+		"plain":    {},
+		"portable": {await: &awaiting{row: decide.Row{Key: decide.Key{Name: known.Name, Key: "k"}}}},
+		"locked":   {read: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var sends onSend
+			db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = &sends }))
+			store, h := knowing(t, db, name == "portable")
+			h.Note(100, 100)
+			var calls []*pending
+			for _, n := range []float64{3, 4} {
+				p := allowTicket(t, known.ForN("k", n)).Value
+				p.entry, p.tokens = h, &escrow.Tokens{}
+				calls = append(calls, p)
+			}
+			join, goOn := gathering(t, func(ctx context.Context, tickets []*ticket) {
+				if left := store.engine.decideAll(ctx, tickets, !test.read, test.await); len(left) != 0 {
+					t.Errorf("%d calls wait for a row, want none", len(left))
+				}
+			})
+			ctx, giveUp := context.WithCancel(t.Context())
+			gone := join(ctx, calls[0])
+			join(t.Context(), calls[1])
+			leave := func() { giveUp(); <-gone }
+			decides := leave
+			if test.read {
+				decides = func() { sends.next.Store(&leave) }
+			}
+			sends.next.Store(&decides)
+			goOn()
+			if !calls[1].result.OK || calls[1].tokens.Count != 4 {
+				t.Fatalf("the other: got OK %v, %v, %v tokens, want 4", calls[1].result.OK, calls[1].err, calls[1].tokens.Count)
+			}
+			calls[1].tokens.Spend()
+			store.Close()
+			var left float64
+			if err := db.Pool.QueryRow(t.Context(), "SELECT value FROM "+db.Schema+".rate_limits").Scan(&left); err != nil || math.Abs(left-986) > 0.01 {
+				t.Errorf("%v left, %v, want 986", left, err)
+			}
+		})
+	}
+}
+
+// onSend is a tracer that calls next when something is sent, once.
+type onSend struct {
+	traced.Statements
+	next atomic.Pointer[func()]
+}
+
+func (o *onSend) once() {
+	if next := o.next.Swap(nil); next != nil {
+		(*next)()
+	}
+}
+
+func (o *onSend) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	o.once()
+	return ctx
+}
+
+func (o *onSend) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	o.once()
+	return ctx
+}
+
+// TestOrderKeepsItsPermit: a statement that waits for a row when its callers have gone counts among
+// the connections that may.
+func TestOrderKeepsItsPermit(t *testing.T) {
+	db := pgtest.New(t)
+	store, e := knowing(t, db, false)
+	defer store.Close()
+	e.Note(100, 100)
+	tx, err := db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), "SELECT FROM "+db.Schema+".rate_limits FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	for waits := false; !waits; {
+		soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+		p := &pending{call: decide.Call{Asks: []decide.Ask{*e.Ask()}}, prefetch: true, entry: e}
+		if result, err := store.engine.decide(soon, nil, p); err == nil && result.OK {
+			t.Fatal("it was prefetched from a locked row")
+		}
+		cancel()
+		for !store.idle(e) {
+			time.Sleep(time.Millisecond)
+		}
+		permits := len(store.blocking)
+		if err := db.Pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY(pg_blocking_pids(pid)))`,
+			tx.Conn().PgConn().PID()).Scan(&waits); err != nil {
+			t.Fatal(err)
+		}
+		if waits && permits != 1 {
+			t.Errorf("%d permits are in use, want 1", permits)
+		}
+	}
+	if err := tx.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -34,8 +33,6 @@ type flights struct {
 type slotCall struct {
 	op  *table.SlotOp
 	err error
-
-	left atomic.Bool // set by the first of two: the caller has left, or the answer has arrived
 }
 
 // slotLooking is a look at a key's slots.
@@ -67,7 +64,7 @@ func (f *flights) make(ctx context.Context, op *table.SlotOp) error {
 	}
 	defer end()
 	c := &slotCall{op: op}
-	if _, err = f.ops.Do(ctx, c); err == nil || c.left.Swap(true) {
+	if _, err = f.ops.Do(ctx, c); err == nil {
 		if c.err == nil || ctx.Err() == nil {
 			return c.err
 		}
@@ -121,7 +118,7 @@ func (c *slotCall) takes() bool { return c.op.Fence == 0 || c.op.Next }
 // makeAll makes the operations of tickets, each row's first operation first.
 func (f *flights) makeAll(ctx context.Context, tickets []*slotTicket) {
 	for len(tickets) > 0 {
-		tickets = slices.DeleteFunc(tickets, func(t *slotTicket) bool { return t.Gone() || t.Value.left.Load() })
+		tickets = slices.DeleteFunc(tickets, (*slotTicket).Gone)
 		now, later := oneEach(tickets)
 		f.change(ctx, now)
 		for _, t := range now {
@@ -176,17 +173,20 @@ func (f *flights) change(ctx context.Context, tickets []*slotTicket) {
 
 // finish answers a ticket. If its caller has left, a slot that it took is released.
 func (f *flights) finish(t *slotTicket) {
-	c := t.Value
-	if c.left.Swap(true) && c.err == nil && c.takes() && c.op.Done.OK {
-		back := &table.SlotOp{Row: c.op.Row, Fence: c.op.Done.Fence}
-		f.work.spawn(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), rollbackTime)
-			defer cancel()
-			_ = f.retry(ctx, func() error { return f.table.ChangeSlots(ctx, f.pool, []*table.SlotOp{back}, f.clock()) })
-			f.known.Freed(back.Row.Key, back.Row.Shard)
-		})
+	if t.Finish() {
+		return
 	}
-	t.Finish()
+	c := t.Value
+	if c.err != nil || !c.takes() || !c.op.Done.OK {
+		return
+	}
+	back := &table.SlotOp{Row: c.op.Row, Fence: c.op.Done.Fence}
+	f.work.spawn(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), rollbackTime)
+		defer cancel()
+		_ = f.retry(ctx, func() error { return f.table.ChangeSlots(ctx, f.pool, []*table.SlotOp{back}, f.clock()) })
+		f.known.Freed(back.Row.Key, back.Row.Shard)
+	})
 }
 
 // serveLooks looks at the slots of keys, once for all callers that look at a key.

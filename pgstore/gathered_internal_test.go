@@ -32,10 +32,10 @@ var gathered = []ratelimit.Limit{
 	ratelimit.SlidingWindow{Name: "few slots", Rate: 12, Period: time.Second, Slots: 2},
 }
 
-// gathering returns a function by which calls come to wait for a row in their order, and one
-// that has them decided together and returns when they are. Errors of those whose context is
-// over are as they should be.
-func gathering(t *testing.T, decide func(context.Context, []*ticket)) (join func(context.Context, *pending), goOn func()) {
+// gathering returns a function by which calls come to wait for a row in their order, each of which
+// closes a channel when its caller goes on, and one that has them decided together and returns when
+// they are. Errors of those whose context is over are as they should be.
+func gathering(t *testing.T, decide func(context.Context, []*ticket)) (join func(context.Context, *pending) <-chan struct{}, goOn func()) {
 	t.Helper()
 	first := &pending{}
 	there, leave, decided := make(chan struct{}), make(chan struct{}), make(chan struct{})
@@ -52,18 +52,20 @@ func gathering(t *testing.T, decide func(context.Context, []*ticket)) (join func
 	var wg sync.WaitGroup
 	wg.Go(func() { _, _ = row.Do(t.Context(), first) })
 	<-there
-	join = func(ctx context.Context, call *pending) {
-		joined := make(chan struct{})
+	join = func(ctx context.Context, call *pending) <-chan struct{} {
+		joined, over := make(chan struct{}), make(chan struct{})
 		door := batch.New(1, 0, func(_ context.Context, tickets []*ticket) {
 			row.Join(tickets...)
 			close(joined)
 		}, nil)
 		wg.Go(func() {
+			defer close(over)
 			if _, err := door.Do(ctx, call); !errors.Is(err, ctx.Err()) {
 				t.Errorf("got error %v, want %v", err, ctx.Err())
 			}
 		})
 		<-joined
+		return over
 	}
 	return join, func() { close(leave); wg.Wait(); <-decided }
 }
@@ -111,13 +113,13 @@ func randomCall(t *testing.T, random *rand.Rand, limit ratelimit.Limit, atMost b
 
 // tables has the calls of a test be decided on plain PostgreSQL, and as where tables are
 // distributed: then they wait for their row.
-func tables(t *testing.T, test func(t *testing.T, portable bool, await *decide.Row)) {
+func tables(t *testing.T, test func(t *testing.T, portable bool, await *awaiting)) {
 	t.Helper()
 	for name, portable := range map[string]bool{"plain": false, "portable": true} {
 		t.Run(name, func(t *testing.T) {
-			var await *decide.Row
+			var await *awaiting
 			if portable {
-				await = &decide.Row{Key: decide.Key{Name: "l", Key: "k"}}
+				await = &awaiting{row: decide.Row{Key: decide.Key{Name: "l", Key: "k"}}}
 			}
 			test(t, portable, await)
 		})
@@ -129,7 +131,7 @@ func tables(t *testing.T, test func(t *testing.T, portable bool, await *decide.R
 // that are refused count from what was there, before others took from it.
 func TestGatheredOneAfterAnother(t *testing.T) {
 	pgtest.Long(t)
-	tables(t, func(t *testing.T, portable bool, await *decide.Row) {
+	tables(t, func(t *testing.T, portable bool, await *awaiting) {
 		db := pgtest.New(t)
 		now := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
 		clock := func() time.Time { return now }
@@ -142,7 +144,7 @@ func TestGatheredOneAfterAnother(t *testing.T) {
 		for history := range 100 {
 			limit := gathered[history%len(gathered)]
 			if await != nil {
-				await.Name = ratelimit.NameOf(limit)
+				await.row.Name = ratelimit.NameOf(limit)
 			}
 			memory := memstore.New(clock)
 			if err := store.Reset(t.Context(), limit, "k"); err != nil {
@@ -227,7 +229,9 @@ func TestGatheredFault(t *testing.T) {
 	for _, n := range []float64{1, 2, 7, 1, 3} {
 		calls = append(calls, allowTicket(t, limit.ForN("k", n)).Value)
 	}
-	gather(t, func(ctx context.Context, tickets []*ticket) { store.engine.decideAll(ctx, tickets, true, &theRow) }, calls...)
+	gather(t, func(ctx context.Context, tickets []*ticket) {
+		store.engine.decideAll(ctx, tickets, true, &awaiting{row: theRow})
+	}, calls...)
 	for i, call := range calls {
 		if (call.err != nil) != (i == 2) || call.result.OK != (i != 2) {
 			t.Errorf("call %d: got OK %v, error %v", i, call.result.OK, call.err)
@@ -252,7 +256,9 @@ func TestGatheredDefinitions(t *testing.T) {
 	for _, r := range []ratelimit.Request{basic.ForN("k", 3), premium.ForN("k", 50), basic.ForN("k", 4), premium.ForN("k", 1), basic.ForN("k", 5)} {
 		calls = append(calls, allowTicket(t, r).Value)
 	}
-	gather(t, func(ctx context.Context, tickets []*ticket) { store.engine.serve(ctx, new(lane), tickets, &theRow) }, calls...)
+	gather(t, func(ctx context.Context, tickets []*ticket) {
+		store.engine.serve(ctx, new(lane), tickets, &awaiting{row: theRow})
+	}, calls...)
 	// The basic plan makes the row, with ten tokens, and the premium one finds what is left.
 	for i, want := range []bool{true, false, true, true, false} {
 		got := calls[i]
@@ -286,7 +292,9 @@ func TestGatheredRefusals(t *testing.T) {
 		for range 5 {
 			calls = append(calls, allowTicket(t, limit.For("k")).Value)
 		}
-		gather(t, func(ctx context.Context, tickets []*ticket) { store.engine.serve(ctx, row, tickets, &theRow) }, calls...)
+		gather(t, func(ctx context.Context, tickets []*ticket) {
+			store.engine.serve(ctx, row, tickets, &awaiting{row: theRow})
+		}, calls...)
 		for _, call := range calls {
 			if call.err != nil || call.result.OK || call.result.RetryAfter <= 0 {
 				t.Errorf("got %+v, error %v, want a refusal", call.result.Status, call.err)
@@ -328,7 +336,9 @@ func TestGatheredGivingUp(t *testing.T) {
 	if _, err := store.Allow(t.Context(), limit.For("k")); err != nil {
 		t.Fatal(err)
 	}
-	join, goOn := gathering(t, func(ctx context.Context, tickets []*ticket) { store.engine.decideAll(ctx, tickets, true, &theRow) })
+	join, goOn := gathering(t, func(ctx context.Context, tickets []*ticket) {
+		store.engine.decideAll(ctx, tickets, true, &awaiting{row: theRow})
+	})
 	join(ctx, allowTicket(t, limit.ForN("k", 4)).Value)
 	stays := allowTicket(t, limit.ForN("k", 2)).Value
 	join(t.Context(), stays)

@@ -15,7 +15,7 @@ import (
 
 // grant decides the calls of the groups whose rows have enough for all of them. It writes and
 // locks nothing for the others, which it returns.
-func (e *engine) grant(ctx context.Context, tickets []*ticket, await *decide.Row) (left []*ticket, err error) {
+func (e *engine) grant(ctx context.Context, tickets []*ticket, await *awaiting) (left []*ticket, err error) {
 	tickets = slices.DeleteFunc(tickets, (*ticket).Gone)
 	groups, grants, left := e.groups(tickets)
 	if len(groups) == 0 {
@@ -24,9 +24,13 @@ func (e *engine) grant(ctx context.Context, tickets []*ticket, await *decide.Row
 	}
 	orders := e.orders(groups, grants)
 	sent := e.cache.Now()
-	wait := await != nil && len(grants) == 1 && grants[0].Row == *await
+	wait := await != nil && len(grants) == 1 && grants[0].Row == await.row
+	if wait {
+		await.permit.share()
+	}
 	send := func() error {
 		if wait {
+			defer await.permit.leave()
 			return e.grantInTurn(ctx, grants)
 		}
 		return e.table.Decider().Grant(ctx, e.pool, grants, false, e.clock())
@@ -107,7 +111,7 @@ func (e *engine) tellGroup(tickets []*ticket, g *table.Grant, arrival *escrow.Ar
 		default:
 			*p.tokens = p.entry.Granted(change.Count, change.After, g.Taken.At)
 		}
-		t.Finish()
+		finish(t)
 	}
 }
 

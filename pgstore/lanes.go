@@ -84,6 +84,28 @@ type pending struct {
 
 type ticket = batch.Ticket[*pending]
 
+// finish answers a call. If its caller has left, the tokens of a transaction that will not begin
+// are put back.
+func finish(t *ticket) {
+	if !t.Finish() && t.Value.tokens != nil {
+		t.Value.tokens.PutBack()
+	}
+}
+
+// awaiting is a row that calls wait for in PostgreSQL, by a connection that may.
+type awaiting struct {
+	row    decide.Row
+	permit *permit // nil on a distributed table, on which every statement waits
+}
+
+// of returns the row; nil of none.
+func (a *awaiting) of() *decide.Row {
+	if a == nil {
+		return nil
+	}
+	return &a.row
+}
+
 // manyRows is how many queues there are before it is looked which are not needed any more.
 const manyRows = 64
 

@@ -306,17 +306,17 @@ func (m *memory) giveBack(returns []escrow.Return) {
 	ctx, cancel := table.Outlast(m.work.open, giveBackTime)
 	defer cancel()
 	begun, absent := time.Now(), false
-	attempt := func(await bool) error {
+	attempt := func(p *permit) error {
 		since := time.Since(begun)
 		absent = false
 		returns = slices.DeleteFunc(returns, func(r escrow.Return) bool {
-			over, err := m.giveBackOnce(ctx, &r, await)
+			over, err := m.giveBackOnce(ctx, &r, p != nil)
 			absent = absent || table.Unsent(err)
 			return over || r.Definition.Fades(&r.Return, m.config.Escrow) < since
 		})
 		return nil
 	}
-	_ = attempt(false)
+	_ = attempt(nil)
 	for w := m.lockWait(poll); len(returns) > 0; {
 		if absent && sleep(ctx, unreachable) != nil || w.attempt(ctx, attempt) != nil {
 			return

@@ -3,6 +3,7 @@ package pgstore
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -71,11 +72,11 @@ func (b *base) ownTx(ctx context.Context, rows []decide.Row, do func(context.Con
 	defer done()
 	err = b.retry(ctx, func() error { return b.transact(ctx, passOver, do) })
 	for w := b.lockWait(poll); code(err) == lockNotAvailable; {
-		ctxErr := w.attempt(ctx, func(blocking bool) error {
+		ctxErr := w.attempt(ctx, func(p *permit) error {
 			wait := passOver
-			if blocking && len(rows) == 1 {
+			if p != nil && len(rows) == 1 {
 				wait = awaited
-			} else if blocking {
+			} else if p != nil {
 				err = b.retry(ctx, func() error { return b.awaitOne(ctx, rows) })
 			}
 			if err == nil || code(err) == lockNotAvailable {
@@ -154,17 +155,15 @@ type lockWait struct {
 
 func (b *base) lockWait(pause time.Duration) *lockWait { return &lockWait{base: b, pause: pause} }
 
-// attempt runs do once more: blocking, if a connection may wait in PostgreSQL, and else after a
+// attempt runs do once more: with a permit, if a connection may wait in PostgreSQL, and else after a
 // pause. If ctx is over by then it returns the error of that.
-func (w *lockWait) attempt(ctx context.Context, do func(blocking bool) error) error {
+func (w *lockWait) attempt(ctx context.Context, do func(*permit) error) error {
 	if !w.quick {
-		select {
-		case w.base.blocking <- struct{}{}:
-			defer func() { <-w.base.blocking }()
+		if p := w.base.permit(); p != nil {
+			defer p.leave()
 			begun := time.Now()
 			defer func() { w.quick = time.Since(begun) < poll }()
-			return do(true)
-		default:
+			return do(p)
 		}
 	}
 	w.quick = false
@@ -172,7 +171,38 @@ func (w *lockWait) attempt(ctx context.Context, do func(blocking bool) error) er
 		return err
 	}
 	w.pause = min(max(2*w.pause, poll), slowPoll)
-	return do(false)
+	return do(nil)
+}
+
+// permit is that of one connection to wait in PostgreSQL. It is given back when all have left that
+// share it: a statement that is heard to its end waits on when its callers have gone.
+type permit struct {
+	blocking chan struct{}
+	users    atomic.Int32
+}
+
+// permit returns one, or nil if as many connections wait as may.
+func (b *base) permit() *permit {
+	select {
+	case b.blocking <- struct{}{}:
+		p := &permit{blocking: b.blocking}
+		p.share()
+		return p
+	default:
+		return nil
+	}
+}
+
+func (p *permit) share() {
+	if p != nil {
+		p.users.Add(1)
+	}
+}
+
+func (p *permit) leave() {
+	if p != nil && p.users.Add(-1) == 0 {
+		<-p.blocking
+	}
 }
 
 const (

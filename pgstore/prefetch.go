@@ -36,7 +36,7 @@ func (e *engine) answer(tickets []*ticket) []*ticket {
 		if p.tokens != nil {
 			*p.tokens = tokens
 		}
-		t.Finish()
+		finish(t)
 		return true
 	})
 }
@@ -55,7 +55,7 @@ func (e *engine) enough(t *ticket) bool {
 // passedOver returns those of calls that prefetch and were not granted whose rows have enough,
 // and so were passed over, since another transaction had them locked. Without a turn of their
 // own they would hardly ever find a row free from which many processes take.
-func (e *engine) passedOver(ctx context.Context, tickets []*ticket, await *decide.Row) (late []*ticket) {
+func (e *engine) passedOver(ctx context.Context, tickets []*ticket, await *awaiting) (late []*ticket) {
 	if await != nil || e.cache == nil {
 		return nil
 	}

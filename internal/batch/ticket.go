@@ -26,7 +26,7 @@ const (
 	waiting state = iota
 	finished
 	failed  // serve ended without finishing it
-	expired // its deadline was over first
+	expired // its deadline was over first, or its context
 )
 
 // NewTicket returns a ticket that is in no queue, for tests of functions that serve.
@@ -34,9 +34,9 @@ func NewTicket[T any](ctx context.Context, value T) *Ticket[T] {
 	return &Ticket[T]{Value: value, ctx: ctx}
 }
 
-// Finish wakes the ticket's caller, which owns its Value from then on. Calls after the first do
-// nothing.
-func (t *Ticket[T]) Finish() { t.settle(finished) }
+// Finish wakes the ticket's caller, which owns its Value from then on, and reports true. If the
+// caller has given up, or the ticket has been finished before, it does nothing, and reports false.
+func (t *Ticket[T]) Finish() bool { return t.settle(finished) }
 
 // Finished reports whether the ticket has been finished.
 func (t *Ticket[T]) Finished() bool {
@@ -84,6 +84,7 @@ func (t *Ticket[T]) result() (*Ticket[T], error) {
 		return t, nil
 	}
 	if err := t.ctx.Err(); err != nil {
+		t.state = expired
 		t.leave()
 		return nil, err
 	}
@@ -124,13 +125,13 @@ func (t *Ticket[T]) fail(p *pending) {
 	}
 }
 
-// settle ends the wait, if nothing has ended it yet. The caller is woken outside of
-// the lock, for which it would have to wait.
-func (t *Ticket[T]) settle(s state) {
+// settle ends the wait, if nothing has ended it yet, and reports whether it did. The caller is
+// woken outside of the lock, for which it would have to wait.
+func (t *Ticket[T]) settle(s state) bool {
 	t.mu.Lock()
 	if t.state != waiting {
 		t.mu.Unlock()
-		return
+		return false
 	}
 	t.state = s
 	settled := t.settled
@@ -139,6 +140,7 @@ func (t *Ticket[T]) settle(s state) {
 	if settled != nil {
 		close(settled)
 	}
+	return true
 }
 
 // leave takes the ticket out of its batch's count, once. It needs mu.

@@ -96,8 +96,8 @@ const planned = 0.9
 
 // ahead is how long before the held tokens are used up, or end, more is prefetched: as long as
 // that takes lately from its turn on, and a quarter of the time that they last, since it may take
-// longer. Were the wait for the turn to count, processes that wait would order sooner, and so
-// all wait for longer; of tokens that are ordered in time none would be there any earlier.
+// longer. Were the wait for the turn to count, processes that wait would order sooner, which only
+// makes the line longer.
 func (e *Entry) ahead() time.Duration { return e.served + e.config.Lasts/4 }
 
 // leastOf returns the least count that is handed out: less cannot be told from nothing.
@@ -560,7 +560,7 @@ func (o *Order) Arrived(l Lease) *Arrival {
 	had.out.add(l.Out)
 	left := e.live(now)
 	e.takes = (e.takes + now.mono - o.given) / 2
-	e.served = (e.served + now.since(had.sent)) / 2
+	e.served = (e.served + max(now.mono-had.sent.mono, 0)) / 2
 	e.latest(had)
 	switch {
 	case e.epoch != o.epoch || had.over(now):

@@ -21,9 +21,10 @@ type Grant struct {
 
 	// Pipelined has a grant that waits for its row sent with its COMMIT, in one round trip, so
 	// that those behind it, in other processes too, wait for no other one. A caller that gives up
-	// then may have taken all the same, as with any statement that is under way: so it is for
-	// rows that others are known to have locked no longer than that takes, and waits for a moment
-	// only; and for grants that prefetch, which are heard to their end in any case.
+	// then may have taken all the same, as with any statement that is under way. So it is for
+	// rows that others are known to have locked no longer than that takes, and it waits for a
+	// moment only. Grants that prefetch are heard to their end in any case: all of them are
+	// pipelined.
 	Pipelined bool
 
 	Taken  Taken

@@ -84,6 +84,8 @@ func (t *Table) beginTurn(conn *pgxpool.Conn, g *Grant, wait time.Duration, earl
 		none.Row = decide.Row{}
 		turn(nil, nil)
 		t.queueGrant(&batch, &none, now)
+		batch.Queue("COMMIT") // it has locked the table, for which others would wait behind a migration
+		batch.Queue(beginSQL)
 	}
 	turn(Lock(t.schema, g.Row), &g.Waited)
 	return &batch
@@ -99,9 +101,10 @@ type plan struct {
 	prefetches bool
 }
 
-// plans reports whether a session has a plan for a grant, and notes that it is about to have one.
-// To make that takes ten times as long as to run it. So a session makes it before its turn, by
-// running the statement for a row that cannot be: in its turn, all others would wait for it.
+// plans reports whether a session was asked for a plan of a grant, or keeps none, and notes that it
+// is about to be asked. To make that takes ten times as long as to run it. So a session makes it
+// before its turn, by running the statement for a row that cannot be: in its turn, all others would
+// wait for it.
 func (t *Table) plans(conn *pgxpool.Conn, g *Grant) bool {
 	data := conn.Conn().PgConn().CustomData()
 	plans, ok := data[plansKey].(map[plan]bool)
@@ -110,9 +113,11 @@ func (t *Table) plans(conn *pgxpool.Conn, g *Grant) bool {
 		data[plansKey] = plans
 	}
 	p := plan{t.schema, g.Definition.Statements(), g.prefetches()}
-	had := plans[p]
-	plans[p] = true
-	return had
+	if !plans[p] {
+		plans[p] = true
+		return conn.Conn().Config().DefaultQueryExecMode != pgx.QueryExecModeCacheStatement
+	}
+	return true
 }
 
 // queueGrant puts into a batch the statement for a grant that waits for its row.
