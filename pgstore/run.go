@@ -414,7 +414,7 @@ func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 	for round := 0; ; round++ {
 		if ok {
 			tx, err := a.try(ctx, changes)
-			if err != nil || a.result.OK {
+			if err != nil || a.result.OK || a.whole { // decided on locked rows
 				return tx, err
 			}
 			if err := tx.Rollback(ctx); err != nil {

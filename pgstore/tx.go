@@ -162,12 +162,7 @@ func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (r
 	for round := 0; ; round++ {
 		switch {
 		case ok && call.Divides(changes):
-			undo.Queue("SAVEPOINT " + savepoint)
-			result, _, err := b.takeLocked(ctx, tx, undo, call)
-			if err != nil || result.OK {
-				return result, err
-			}
-			undo = toSavepoint()
+			return b.takeDivided(ctx, tx, undo, call)
 		case ok:
 			t := try{base: b, call: call, changes: changes}
 			if err := t.send(ctx, tx); err != nil {
@@ -188,6 +183,21 @@ func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (r
 		}
 		look, undo = all, &pgx.Batch{}
 	}
+}
+
+// takeDivided decides a call on its rows, locked, which a refusal leaves as if they had not been
+// asked.
+func (b *base) takeDivided(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, call *decide.Call) (ratelimit.Result, error) {
+	batch.Queue("SAVEPOINT " + savepoint)
+	result, _, err := b.takeLocked(ctx, tx, batch, call)
+	if err != nil || result.OK {
+		return result, err
+	}
+	b.shards.Refused(call, result.At)
+	if err := tx.SendBatch(ctx, toSavepoint()).Close(); err != nil {
+		return ratelimit.Result{}, b.fault("undo", err)
+	}
+	return result, nil
 }
 
 // takeFirst decides a call that takes from the first limit that can grant. Most often the first
@@ -306,7 +316,7 @@ func (b *base) choose(a *decide.Ask) int {
 
 // try is the taking of changes, one row each, in one round trip.
 //
-// There is no savepoint around the rows of limits without shards: the newest minor versions of
+// It puts no savepoint around the rows of limits without shards: the newest minor versions of
 // PostgreSQL keep a predicate lock on each row that is written behind one under SERIALIZABLE,
 // and more than two of those on a page abort strangers. Tokens taken in vain are put back
 // instead, for which each row is read as it is locked, by giving it 0 tokens; the tokens taken,

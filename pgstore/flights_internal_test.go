@@ -1,0 +1,62 @@
+package pgstore
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+)
+
+// TestSlotOfOneWhoLeft: a slot is released that a statement takes for a caller who gives up while
+// it is under way.
+func TestSlotOfOneWhoLeft(t *testing.T) {
+	var sends onSend
+	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = &sends }))
+	store, err := New(db.Pool, &Config{Schema: db.Schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	limit := ratelimit.InFlight{Name: "l", Limit: 50, Lease: time.Minute}
+	for first := range 4 { // of what is sent, and one of these takes the slot
+		ctx, giveUp := context.WithCancel(t.Context())
+		returned := make(chan struct{})
+		before := first
+		var next func()
+		next = func() {
+			if before > 0 {
+				before--
+				sends.next.Store(&next)
+				return
+			}
+			giveUp()
+			select {
+			case <-returned:
+			case <-time.After(100 * time.Millisecond): // it is sent by the caller itself
+			}
+		}
+		sends.next.Store(&next)
+		slot, err := store.Acquire(ctx, limit, "k")
+		close(returned)
+		sends.next.Store(nil)
+		if err == nil && slot.OK {
+			err = store.Release(t.Context(), slot)
+		}
+		if err != nil && ctx.Err() == nil {
+			t.Error(err)
+		}
+		giveUp()
+	}
+	store.Close() // which waits for what gives back
+	after, err := New(db.Pool, &Config{Schema: db.Schema})
+	if err != nil {
+		t.Fatal(err)
+	}
+	slots, err := after.Slots(t.Context(), limit, "k")
+	if err != nil || len(slots) > 0 {
+		t.Errorf("got %d slots that are held, and %v, of nobody", len(slots), err)
+	}
+}
