@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"os/exec"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -431,8 +430,15 @@ type turns struct {
 }
 
 func (c *turns) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
-	waits := slices.ContainsFunc(data.Batch.QueuedQueries, func(q *pgx.QueuedQuery) bool { return strings.Contains(q.SQL, "pg_advisory_xact_lock") })
-	commits := slices.ContainsFunc(data.Batch.QueuedQueries, func(q *pgx.QueuedQuery) bool { return q.SQL == "COMMIT" })
+	waits, commits := false, false
+	for _, q := range data.Batch.QueuedQueries {
+		switch {
+		case strings.Contains(q.SQL, "pg_advisory_xact_lock"):
+			waits, commits = true, false // that ends what was planned before
+		case q.SQL == "COMMIT":
+			commits = true
+		}
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if waits {
