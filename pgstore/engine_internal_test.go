@@ -316,11 +316,11 @@ func TestPrefetchGoesWithOthers(t *testing.T) {
 func TestTokensOfOneWhoLeft(t *testing.T) {
 	for name, test := range map[string]struct {
 		await *awaiting
-		read  bool // before they are decided, in memory with their row locked
+		reads int // before they are decided, in memory with their row locked
 	}{
 		"plain":    {},
 		"portable": {await: &awaiting{row: decide.Row{Key: decide.Key{Name: known.Name, Key: "k"}}}},
-		"locked":   {read: true},
+		"locked":   {reads: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var sends onSend
@@ -334,19 +334,14 @@ func TestTokensOfOneWhoLeft(t *testing.T) {
 				calls = append(calls, p)
 			}
 			join, goOn := gathering(t, func(ctx context.Context, tickets []*ticket) {
-				if left := store.engine.decideAll(ctx, tickets, !test.read, test.await); len(left) != 0 {
+				if left := store.engine.decideAll(ctx, tickets, test.reads == 0, test.await); len(left) != 0 {
 					t.Errorf("%d calls wait for a row, want none", len(left))
 				}
 			})
 			ctx, giveUp := context.WithCancel(t.Context())
 			gone := join(ctx, calls[0])
 			join(t.Context(), calls[1])
-			leave := func() { giveUp(); <-gone }
-			decides := leave
-			if test.read {
-				decides = func() { sends.next.Store(&leave) }
-			}
-			sends.next.Store(&decides)
+			sends.after(test.reads, func() { giveUp(); <-gone })
 			goOn()
 			if !calls[1].result.OK || calls[1].tokens.Count != 4 {
 				t.Fatalf("the other: got OK %v, %v, %v tokens, want 4", calls[1].result.OK, calls[1].err, calls[1].tokens.Count)
@@ -361,10 +356,19 @@ func TestTokensOfOneWhoLeft(t *testing.T) {
 	}
 }
 
-// onSend is a tracer that calls next when something is sent, once.
+// onSend is a tracer that does something once, when something is sent.
 type onSend struct {
 	traced.Statements
 	next atomic.Pointer[func()]
+}
+
+// after has it done when so many others have been sent.
+func (o *onSend) after(others int, do func()) {
+	next := do
+	if others > 0 {
+		next = func() { o.after(others-1, do) }
+	}
+	o.next.Store(&next)
 }
 
 func (o *onSend) once() {
@@ -390,29 +394,11 @@ func TestOrderKeepsItsPermit(t *testing.T) {
 	store, e := knowing(t, db, false)
 	defer store.Close()
 	e.Note(100, 100)
-	tx, err := db.Pool.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := tx.Exec(t.Context(), "SELECT FROM "+db.Schema+".rate_limits FOR UPDATE"); err != nil {
-		t.Fatal(err)
-	}
+	tx := lockRows(t, db)
 	for waits := false; !waits; {
-		soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		p := &pending{call: decide.Call{Asks: []decide.Ask{*e.Ask()}}, prefetch: true, entry: e}
-		if result, err := store.engine.decide(soon, nil, p); err == nil && result.OK {
-			t.Fatal("it was prefetched from a locked row")
-		}
-		cancel()
-		for !store.idle(e) {
-			time.Sleep(time.Millisecond)
-		}
+		store.givesUp(t, e)
 		permits := len(store.blocking)
-		if err := db.Pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY(pg_blocking_pids(pid)))`,
-			tx.Conn().PgConn().PID()).Scan(&waits); err != nil {
-			t.Fatal(err)
-		}
-		if waits && permits != 1 {
+		if waits = isWaitedFor(t, db, tx); waits && permits != 1 {
 			t.Errorf("%d permits are in use, want 1", permits)
 		}
 	}
@@ -428,42 +414,17 @@ func TestPrefetchHasItsTurn(t *testing.T) {
 	db := pgtest.New(t)
 	store, e := knowing(t, db, false)
 	defer store.Close()
-	prefetch := func(ctx context.Context) bool {
-		p := &pending{call: decide.Call{Asks: []decide.Ask{*e.Ask()}}, prefetch: true, entry: e}
-		result, err := store.engine.decide(ctx, nil, p)
-		return err == nil && result.OK
-	}
-	if prefetch(t.Context()) {
+	if store.prefetches(t.Context(), e) {
 		t.Error("it was prefetched when nobody had taken much")
-	}
-	lock := func() pgx.Tx {
-		tx, err := db.Pool.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := tx.Exec(t.Context(), "SELECT FROM "+db.Schema+".rate_limits FOR UPDATE"); err != nil {
-			t.Fatal(err)
-		}
-		return tx
 	}
 	for range 2 { // the second time it is known to be locked
 		e.Note(100, 100)
-		tx := lock()
-		soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
-		if prefetch(soon) {
-			t.Error("it was prefetched from a locked row")
-		}
-		cancel()
-		for !store.idle(e) { // who gave up is not waited for
-			time.Sleep(time.Millisecond)
-		}
+		tx := lockRows(t, db)
+		store.givesUp(t, e)
 		got := make(chan bool, 1)
-		go func() { got <- prefetch(t.Context()) }()
-		for waits := false; !waits && len(got) == 0; time.Sleep(time.Millisecond) {
-			if err := db.Pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY(pg_blocking_pids(pid)))`,
-				tx.Conn().PgConn().PID()).Scan(&waits); err != nil {
-				t.Fatal(err)
-			}
+		go func() { got <- store.prefetches(t.Context(), e) }()
+		for !isWaitedFor(t, db, tx) && len(got) == 0 {
+			time.Sleep(time.Millisecond)
 		}
 		if err := tx.Rollback(t.Context()); err != nil {
 			t.Fatal(err)
@@ -478,6 +439,49 @@ func TestPrefetchHasItsTurn(t *testing.T) {
 		}
 		store.memory.giveBack(store.cache.Evict(e.Ask().Of())) // and the row has it, before it is locked again
 	}
+}
+
+// prefetches reports whether it has tokens of an entry prefetched.
+func (s *Store) prefetches(ctx context.Context, e *escrow.Entry) bool {
+	p := &pending{call: decide.Call{Asks: []decide.Ask{*e.Ask()}}, prefetch: true, entry: e}
+	result, err := s.engine.decide(ctx, nil, p)
+	return err == nil && result.OK
+}
+
+// givesUp has tokens prefetched from a row that is locked, and gives up, for which nobody waits.
+func (s *Store) givesUp(t *testing.T, e *escrow.Entry) {
+	t.Helper()
+	soon, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	if s.prefetches(soon, e) {
+		t.Error("it was prefetched from a locked row")
+	}
+	for !s.idle(e) {
+		time.Sleep(time.Millisecond)
+	}
+}
+
+// lockRows begins a transaction that has all rows locked.
+func lockRows(t *testing.T, db *pgtest.DB) pgx.Tx {
+	t.Helper()
+	tx, err := db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := tx.Exec(t.Context(), "SELECT FROM "+db.Schema+".rate_limits FOR UPDATE"); err != nil {
+		t.Fatal(err)
+	}
+	return tx
+}
+
+// isWaitedFor reports whether a session waits for a transaction.
+func isWaitedFor(t *testing.T, db *pgtest.DB, tx pgx.Tx) (waits bool) {
+	t.Helper()
+	if err := db.Pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY(pg_blocking_pids(pid)))`,
+		tx.Conn().PgConn().PID()).Scan(&waits); err != nil {
+		t.Fatal(err)
+	}
+	return waits
 }
 
 // idle reports whether nobody waits for the row of an entry.

@@ -3,7 +3,6 @@ package pgstore_test
 import (
 	"context"
 	"errors"
-	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -51,7 +50,12 @@ func hears(t *testing.T, take takes, isUnknown func(error) bool) {
 	eachKept(t, func(t *testing.T, limit ratelimit.Limit, portable bool) {
 		store, sent, db := holding(t, pgstore.MaxEscrow, isPortable(portable))
 		used := warm(t, store, sent, limit.For("k"))
-		slowDown(t, db, 50*time.Millisecond)
+		slowed, err := db.Pool.Exec(t.Context(), strings.ReplaceAll(`
+			CREATE FUNCTION {schema}.slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep(0.05); RETURN NEW; END';
+			CREATE TRIGGER slow BEFORE UPDATE ON {schema}.rate_limits FOR EACH ROW EXECUTE FUNCTION {schema}.slow()`, "{schema}", db.Schema), pgx.QueryExecModeSimpleProtocol)
+		if err != nil {
+			t.Fatal(slowed, err)
+		}
 		const many = 200 // more than are held
 		gaveUp, unknown := 0, 0.0
 		for n := 0; gaveUp < 2 && n < 10; n++ {
@@ -74,17 +78,6 @@ func hears(t *testing.T, take takes, isUnknown func(error) bool) {
 			t.Errorf("the row lacks %v, want from %v to %v", lacks, used, used+unknown)
 		}
 	})
-}
-
-// slowDown has each row that is written take a while.
-func slowDown(t *testing.T, db *pgtest.DB, while time.Duration) {
-	t.Helper()
-	_, err := db.Pool.Exec(t.Context(), strings.NewReplacer("{schema}", db.Schema, "{seconds}", fmt.Sprint(while.Seconds())).Replace(`
-		CREATE FUNCTION {schema}.slow() RETURNS trigger LANGUAGE plpgsql AS 'BEGIN PERFORM pg_sleep({seconds}); RETURN NEW; END';
-		CREATE TRIGGER slow BEFORE UPDATE ON {schema}.rate_limits FOR EACH ROW EXECUTE FUNCTION {schema}.slow()`), pgx.QueryExecModeSimpleProtocol)
-	if err != nil {
-		t.Fatal(err)
-	}
 }
 
 // What is held comes back however long others have the row locked, if it is not nearly full.

@@ -482,24 +482,37 @@ func TestEscrowAndRowTogether(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			to := &sharing{t: t, clock: newClock(), limit: limit}
-			db := pgtest.New(t)
-			for range 2 {
-				to.stores = append(to.stores, newStore(t, db, onClock(to.clock), withEscrow(pgstore.MaxEscrow)))
-			}
-			between(to)
-			to.stores = append([]*pgstore.Store{newStore(t, db, onClock(to.clock))}, to.stores...)
-			for i, store := range to.stores {
-				for i > 0 && to.held(store) || i == 0 && to.allow(store) {
+			var worst curve.Worst
+			for range 5 {
+				begun := time.Now()
+				worst = shareOut(t, limit, between)
+				if time.Since(begun) < pgstore.MaxEscrow/4 { // or memory gives back meanwhile, by the machine's clock
+					break
 				}
 			}
-			// Half of it, or it has tried nothing. (Two thirds and more, unless the machine takes seconds:
-			// then memory gives some of it back, since its timer is of the machine's clock.)
-			if worst := judgeEvents(t, limit, to.events); worst.Share < 0.5 {
+			// Much of it, since nothing but the test's clock goes on, or it has tried nothing.
+			if worst.Share < 0.6 {
 				t.Errorf("%v", worst)
 			}
 		})
 	}
+}
+
+// shareOut has stores take ahead, and then hands out what is in the row and in their memories.
+func shareOut(t *testing.T, limit ratelimit.Limit, between func(*sharing)) curve.Worst {
+	t.Helper()
+	to := &sharing{t: t, clock: newClock(), limit: limit}
+	db := pgtest.New(t)
+	for range 2 {
+		to.stores = append(to.stores, newStore(t, db, onClock(to.clock), withEscrow(pgstore.MaxEscrow)))
+	}
+	between(to)
+	to.stores = append([]*pgstore.Store{newStore(t, db, onClock(to.clock))}, to.stores...)
+	for i, store := range to.stores {
+		for i > 0 && to.held(store) || i == 0 && to.allow(store) {
+		}
+	}
+	return judgeEvents(t, limit, to.events)
 }
 
 // sharing is stores that share a limit, and what was granted.

@@ -24,21 +24,13 @@ func TestSlotOfOneWhoLeft(t *testing.T) {
 	for first := range 4 { // of what is sent, and one of these takes the slot
 		ctx, giveUp := context.WithCancel(t.Context())
 		returned := make(chan struct{})
-		before := first
-		var next func()
-		next = func() {
-			if before > 0 {
-				before--
-				sends.next.Store(&next)
-				return
-			}
+		sends.after(first, func() {
 			giveUp()
 			select {
 			case <-returned:
 			case <-time.After(100 * time.Millisecond): // it is sent by the caller itself
 			}
-		}
-		sends.next.Store(&next)
+		})
 		slot, err := store.Acquire(ctx, limit, "k")
 		close(returned)
 		sends.next.Store(nil)

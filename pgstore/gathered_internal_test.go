@@ -17,6 +17,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/batch"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/internal/traced"
 	"github.com/pgratelimit/ratelimit/memstore"
 )
 
@@ -309,25 +310,21 @@ func TestGatheredRefusals(t *testing.T) {
 }
 
 // onLook is a tracer that does something when a row is looked at.
-type onLook func()
-
-func (f onLook) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
-	f()
-	return ctx
+type onLook struct {
+	traced.Statements
+	do func()
 }
 
-func (onLook) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
-func (onLook) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
-func (onLook) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+func (o *onLook) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	o.do()
 	return ctx
 }
-func (onLook) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
 // Who gives up between two statements for those who gathered is not charged.
 func TestGatheredGivingUp(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = onLook(cancel) }))
+	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = &onLook{do: cancel} }))
 	store, err := New(db.Pool, &Config{Schema: db.Schema, Portable: true})
 	if err != nil {
 		t.Fatal(err)

@@ -162,7 +162,7 @@ func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (r
 	for round := 0; ; round++ {
 		switch {
 		case ok && call.Divides(changes):
-			return b.takeDivided(ctx, tx, undo, call)
+			return b.takeDivided(ctx, tx, call)
 		case ok:
 			t := try{base: b, call: call, changes: changes}
 			if err := t.send(ctx, tx); err != nil {
@@ -187,9 +187,10 @@ func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (r
 
 // takeDivided decides a call on its rows, locked, which a refusal leaves as if they had not been
 // asked.
-func (b *base) takeDivided(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, call *decide.Call) (ratelimit.Result, error) {
+func (b *base) takeDivided(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
+	var batch pgx.Batch
 	batch.Queue("SAVEPOINT " + savepoint)
-	result, _, err := b.takeLocked(ctx, tx, batch, call)
+	result, _, err := b.takeLocked(ctx, tx, &batch, call)
 	if err != nil || result.OK {
 		return result, err
 	}

@@ -20,7 +20,8 @@ const (
 )
 
 // pipelined is how long a grant waits for its row that is [Grant.Pipelined] and does not prefetch.
-// A transaction that gives up goes to the end of the line, so it is long enough for a line of a hundred processes.
+// A transaction that gives up goes to the end of the line, so it is long enough for a line of a
+// hundred processes.
 const pipelined = 500 * time.Millisecond
 
 const beginSQL = "BEGIN ISOLATION LEVEL READ COMMITTED"

@@ -101,10 +101,10 @@ type plan struct {
 	prefetches bool
 }
 
-// plans reports whether a session was asked for a plan of a grant, or keeps none, and notes that it
-// is about to be asked. To make that takes ten times as long as to run it. So a session makes it
-// before its turn, by running the statement for a row that cannot be: in its turn, all others would
-// wait for it.
+// plans reports whether a session need not plan a grant before its turn: it was asked to, or pgx
+// keeps no statement of it. It notes that the session is about to be asked. To plan takes ten times
+// as long as to run. So a session does it before its turn, by running the statement for a row that
+// cannot be: in its turn, all others would wait for it.
 func (t *Table) plans(conn *pgxpool.Conn, g *Grant) bool {
 	data := conn.Conn().PgConn().CustomData()
 	plans, ok := data[plansKey].(map[plan]bool)
