@@ -570,7 +570,7 @@ func TestOpenTransactionsDelayNobody(t *testing.T) {
 	}
 	slot := takeSlot(t, others, two, "k")
 	refusedFor(t, others, two, "k")
-	short, cancelShort := context.WithTimeout(ctx, 100*time.Millisecond)
+	short, cancelShort := context.WithTimeout(ctx, time.Second) // long enough to see that it is locked
 	defer cancelShort()
 	if _, err := mine.Renew(short, taken); !errors.Is(err, pgstore.ErrLocked) || !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("Renew of a slot that a transaction releases: got %v, want ErrLocked", err)
