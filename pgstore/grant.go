@@ -72,7 +72,9 @@ func (e *engine) grantInTurn(ctx context.Context, grants []table.Grant) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if l := e.rows[g.Row]; l != nil {
-		if l.free = err == nil; g.Waited >= passOver { // others stand in its line
+		l.free = err == nil
+		l.ahead = l.free && g.Lasts > 0
+		if g.Waited >= passOver { // others stand in its line
 			l.used = time.Now()
 		}
 	}

@@ -56,6 +56,7 @@ type lane struct {
 	refusing bool      // most of the last calls were refused, so that granting is not worth an attempt
 	used     time.Time // of the queue of a row: when a call last needed it
 	free     bool      // of the queue of a row: it was to be had when it was waited for last
+	ahead    bool      // of the queue of a row: it was prefetched from
 }
 
 // pending is a call that waits for its decision.
@@ -155,7 +156,13 @@ func (e *engine) lockedRows() (n int) {
 	return n
 }
 
-// idle reports whether a row's queue is not needed any more.
+// idle reports whether a row's queue is not needed any more. Prefetching asks a row now and then
+// only, and each time that it finds it locked it has asked in vain, by a statement that it would not
+// need in the queue.
 func (l *lane) idle() bool {
-	return time.Since(l.used) > contended && (l.queue == nil || l.queue.Idle())
+	needed := contended
+	if l.ahead {
+		needed = prefetched
+	}
+	return time.Since(l.used) > needed && (l.queue == nil || l.queue.Idle())
 }

@@ -211,7 +211,8 @@ const (
 	poll     = 5 * time.Millisecond  // how often a locked row is looked at without one, at first
 	slowPoll = 50 * time.Millisecond // and later
 
-	contended = time.Second // for how long a row that was found locked keeps a queue of its own
+	contended  = time.Second      // for how long a row that was found locked keeps a queue of its own,
+	prefetched = 10 * time.Second // and one that is prefetched from
 )
 
 // end ends tx, if it has not ended, even when ctx is over. It is deferred, so that

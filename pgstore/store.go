@@ -58,6 +58,7 @@ func New(pool *pgxpool.Pool, config *Config) (*Store, error) {
 func (s *Store) Close() {
 	if s.usable() == nil {
 		s.work.close()
+		s.table.Close()
 		s.memory.close()
 	}
 }

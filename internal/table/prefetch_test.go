@@ -1,6 +1,7 @@
 package table
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -8,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
@@ -233,6 +235,35 @@ func lockRow(t *testing.T, db *pgtest.DB, table *Table, row decide.Row) (unlock 
 		if err := tx.Rollback(t.Context()); err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// A return that is under way is heard to its end, however long it took to get there.
+func TestReturnIsHeard(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	sends := 0
+	late := onBatch(func(*pgx.Conn) {
+		if sends++; sends == 2 { // the row is locked
+			cancel()
+		}
+	})
+	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = late }))
+	table, now := New(db.Schema, false, time.Second), quarterPast
+	d := bucket.Definition(ratelimit.FixedWindow{Name: "window", Rate: 20, Period: time.Hour}.Definition())
+	row := decide.Row{Key: decide.Key{Name: d.Name, Key: "k"}}
+	state := d.Spend(d.Fresh("k", now), now, 15)
+	putAll(t, db, table, []Grant{{Change: decide.Change{Row: row, Definition: d}}}, []bucket.State{state})
+	sends = 0
+	r := bucket.Return{Count: 5, Taken: state.TS, End: now.Add(time.Hour)}
+	if done, err := table.Return(ctx, db.Pool, row, &d, &r, false, &now); !done || err != nil || ctx.Err() == nil {
+		t.Fatal(done, err, ctx.Err())
+	}
+	rows := Rows{Rows: []decide.Row{row}}
+	if err := table.Read(t.Context(), db.Pool, &rows, &now); err != nil {
+		t.Fatal(err)
+	}
+	if got := d.Settle(rows.States[0], now).Value; got != 10 {
+		t.Errorf("there are %v, want 10", got)
 	}
 }
 

@@ -46,6 +46,8 @@ func (t *Table) Return(ctx context.Context, pool *pgxpool.Pool, row decide.Row, 
 		return true, nil
 	}
 	after, out := d.Return(before, readOut(ahead), r, at)
+	ctx, stop := heard(ctx)
+	defer stop()
 	err = t.write(ctx, conn, row, after, out)
 	return err == nil, err
 }

@@ -39,6 +39,7 @@ type Table struct {
 	noTurns             atomic.Bool          // the role may not use advisory locks
 	early               atomic.Pointer[bool] // a transaction can free its row before it is on disk; nil if that is not known
 	statistics          statistics
+	kept                keeper
 }
 
 // New makes the statements for the table in a schema, "" for the search_path's. The server
@@ -74,6 +75,9 @@ func New(schema string, distributed bool, silence time.Duration) *Table {
 	}
 	return t
 }
+
+// Close gives back the connection that the table keeps, and has it keep none any more.
+func (t *Table) Close() { t.kept.close() }
 
 // of returns a statement for limits of such a kind; false if it has no such.
 func (t *Table) of(d *bucket.Definition, name string) (s statement, ok bool) {

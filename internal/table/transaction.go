@@ -8,7 +8,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
-	"github.com/jackc/pgx/v5/pgxpool"
 )
 
 // PassOver is how long a statement waits for a lock that is not to wait for one, since
@@ -32,8 +31,9 @@ func isLocked(err error) bool {
 	return errors.As(err, &pgErr) && pgErr.Code == "55P03" // lock_not_available
 }
 
-// HeardFor is how long the answer of a statement that prefetches is awaited after its callers
-// have gone. The server completes it anyway, so the tokens that it takes have to be returned.
+// HeardFor is how long the answer of a statement that prefetches, or returns, is awaited after its
+// time is over. The server completes it anyway, so the tokens that it takes have to be returned, and
+// those that it may have returned are lost.
 const HeardFor = 5 * time.Second
 
 // heard is a context for such a statement.
@@ -48,44 +48,6 @@ func Outlast(ctx context.Context, by time.Duration) (context.Context, context.Ca
 	})
 	return longer, func() { stop(); cancel() }
 }
-
-// unsentError is an error before anything was changed.
-type unsentError struct{ error }
-
-func (e unsentError) Unwrap() error { return e.error }
-
-// Unsent reports whether an error of a grant that prefetches, or of a return, is that there
-// was no connection for it, so that nothing was taken, returned or told.
-func Unsent(err error) bool {
-	var unsent unsentError
-	return errors.As(err, &unsent)
-}
-
-// acquire returns a connection of a pool, or an error that is Unsent.
-func acquire(ctx context.Context, pool *pgxpool.Pool) (*pgxpool.Conn, error) {
-	conn, err := pool.Acquire(ctx)
-	if err != nil {
-		return nil, unsentError{err}
-	}
-	return conn, nil
-}
-
-// Release gives a connection back to its pool, after rolling back a transaction that a fault
-// has left open.
-func Release(ctx context.Context, conn *pgxpool.Conn) {
-	rollBack(ctx, conn)
-	conn.Release()
-}
-
-func rollBack(ctx context.Context, conn *pgxpool.Conn) {
-	if status := conn.Conn().PgConn().TxStatus(); status != 'I' && !conn.Conn().IsClosed() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTime)
-		defer cancel()
-		_, _ = conn.Exec(ctx, "ROLLBACK") // a connection on which it fails is closed
-	}
-}
-
-const rollbackTime = 5 * time.Second
 
 // QueueBounds puts into a batch, after the BEGIN of a transaction, the longest that
 // it waits for a lock, 0 for any time; and that the server keeps its own for no longer than

@@ -28,11 +28,11 @@ func (t *Table) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, n
 	if g.never() {
 		return nil
 	}
-	conn, err := acquire(ctx, pool)
+	conn, release, err := t.acquireFor(ctx, pool, g)
 	if err != nil {
 		return err
 	}
-	defer Release(ctx, conn)
+	defer release()
 	last := ctx // the context of the COMMIT
 	if g.prefetches() {
 		var stop context.CancelFunc
@@ -65,6 +65,16 @@ func (t *Table) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, n
 	}
 	end.queue(batch)
 	return t.fault(last, conn, &end, conn.SendBatch(last, batch).Close())
+}
+
+// acquireFor returns a connection for a grant, and the end of its use.
+func (t *Table) acquireFor(ctx context.Context, pool *pgxpool.Pool, g *Grant) (conn *pgxpool.Conn, release func(), err error) {
+	if !g.prefetches() {
+		conn, err = acquire(ctx, pool)
+		return conn, func() { Release(ctx, conn) }, err
+	}
+	s, err := t.kept.acquire(ctx, pool)
+	return s.Conn, func() { t.kept.release(ctx, s) }, err
 }
 
 // beginTurn begins a batch with a transaction that waits for its turn at the row of a grant, before
