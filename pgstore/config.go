@@ -81,9 +81,10 @@ type Config struct {
 	// transaction. In every stretch of time a limit still grants at most its bound. And Allow
 	// on its own repeats a refusal of its row.
 	//
-	// If the pool has idle connections, the Store keeps one of them from one prefetch to the
-	// next, for at most 10 seconds, since its session has planned the statement. The pool has
-	// it back a second after the last prefetch, or within 50 ms if no other one is idle.
+	// Of keys that several processes take from, one session prefetches. The Store keeps its
+	// connection from one prefetch to the next if the pool has another idle one, since the
+	// session has planned the statement. The pool has it back a second after the last prefetch,
+	// after 10 seconds in any case, and within 50 ms if no other one is idle.
 	//
 	// It costs a part of the burst: while a process prefetches from a token bucket, that holds
 	// no more than its Capacity less the tokens refilled during Escrow. (From a bucket with a

@@ -10,21 +10,17 @@ import (
 
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/internal/traced"
 )
 
-// onBatch is a tracer that is called when a batch is about to be sent.
-type onBatch func(*pgx.Conn)
-
-func (do onBatch) TraceBatchStart(ctx context.Context, conn *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
-	do(conn)
-	return ctx
+// onBatch is a tracer that does something when a batch is about to be sent.
+type onBatch struct {
+	traced.Statements
+	do func(*pgx.Conn)
 }
 
-func (onBatch) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
-func (onBatch) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData)     {}
-func (onBatch) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData)     {}
-
-func (onBatch) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+func (o *onBatch) TraceBatchStart(ctx context.Context, conn *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	o.do(conn)
 	return ctx
 }
 
@@ -39,7 +35,7 @@ type keeping struct {
 // newKeeping is one of a pool with as many connections, all of which are there.
 func newKeeping(t *testing.T, conns int32) *keeping {
 	k := &keeping{t: t}
-	note := onBatch(func(conn *pgx.Conn) { k.latest = conn })
+	note := &onBatch{do: func(conn *pgx.Conn) { k.latest = conn }}
 	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.MaxConns, c.ConnConfig.Tracer = conns, note }))
 	k.Table, k.pool = New(db.Schema, false, time.Second), db.Pool
 	g := prefetchingGrant()
@@ -67,14 +63,25 @@ func (k *keeping) all(n int32) (release func()) {
 	}
 }
 
-// prefetch prefetches, and returns the connection.
+// prefetch prefetches, and returns the connection. However long the machine stands still then, it
+// does not become too old to be kept.
 func (k *keeping) prefetch() *pgx.Conn {
 	k.t.Helper()
 	grants := []Grant{prefetchingGrant()}
 	if err := k.Decider().Grant(k.t.Context(), k.pool, grants, true, nil); err != nil || !grants[0].Taken.OK {
 		k.t.Fatal(grants[0].Taken, err)
 	}
+	k.age(-time.Hour, -time.Hour)
 	return k.latest
+}
+
+// age has a connection that is kept acquired, and used last, so long ago.
+func (k *keeping) age(acquired, used time.Duration) {
+	k.kept.mu.Lock()
+	defer k.kept.mu.Unlock()
+	if s := k.kept.kept; s != nil {
+		s.acquired, s.used = time.Now().Add(-acquired), time.Now().Add(-used)
+	}
 }
 
 // keeps reports whether a connection is kept.
@@ -119,9 +126,6 @@ func TestPoolHasItsSessionBack(t *testing.T) {
 	if !k.keeps() {
 		t.Fatal("none is kept beside an idle one")
 	}
-	k.kept.mu.Lock()
-	k.kept.kept.used = time.Now().Add(time.Hour) // it is not for being unused
-	k.kept.mu.Unlock()
 	release := k.all(2)
 	if k.keeps() {
 		t.Error("it is kept and given back")
@@ -139,18 +143,14 @@ func TestSessionIsNotKeptForLong(t *testing.T) {
 	t.Parallel()
 	k := newKeeping(t, 2)
 	k.prefetch()
-	k.kept.mu.Lock()
-	k.kept.kept.acquired = time.Now().Add(time.Hour)
-	k.kept.mu.Unlock()
+	k.age(-time.Hour, 0)
 	for end := time.Now().Add(20 * time.Second); k.keeps(); time.Sleep(time.Millisecond) {
 		if time.Now().After(end) {
 			t.Fatal("a connection that is not used is kept")
 		}
 	}
 	k.prefetch()
-	k.kept.mu.Lock()
-	k.kept.kept.acquired = time.Now().Add(-keptInAll)
-	k.kept.mu.Unlock()
+	k.age(keptInAll, -time.Hour)
 	if k.prefetch(); k.keeps() || k.pool.Stat().AcquiredConns() != 0 {
 		t.Error("a connection is kept for longer than it may be")
 	}

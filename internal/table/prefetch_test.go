@@ -242,11 +242,11 @@ func lockRow(t *testing.T, db *pgtest.DB, table *Table, row decide.Row) (unlock 
 func TestReturnIsHeard(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	sends := 0
-	late := onBatch(func(*pgx.Conn) {
+	late := &onBatch{do: func(*pgx.Conn) {
 		if sends++; sends == 2 { // the row is locked
 			cancel()
 		}
-	})
+	}}
 	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = late }))
 	table, now := New(db.Schema, false, time.Second), quarterPast
 	d := bucket.Definition(ratelimit.FixedWindow{Name: "window", Rate: 20, Period: time.Hour}.Definition())
