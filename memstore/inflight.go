@@ -43,21 +43,21 @@ func (s *Store) AcquireWait(ctx context.Context, limit ratelimit.InFlight, key s
 }
 
 func (s *Store) acquireWait(ctx context.Context, limit ratelimit.InFlight, key string, rates []ratelimit.Request) (ratelimit.Slot, error) {
-	of := decide.Key{Name: limit.Name, Key: key}
-	if s.own().usable(ctx) == nil && s.slots.Waiting(of) == 0 {
+	if err := s.own().usable(ctx); err != nil {
+		return ratelimit.Slot{}, err
+	}
+	w, asks := s.slots.Arrive(decide.Key{Name: limit.Name, Key: key}, limit)
+	defer s.slots.Leave(w)
+	if asks {
 		if slot, err := s.own().tryAcquire(ctx, limit, key, rates); err != nil || slot.OK || slot.NotBefore.IsZero() {
 			return slot, err
 		}
-	} else if err := s.own().usable(ctx); err != nil {
-		return ratelimit.Slot{}, err
+		s.slots.Enter(w)
 	}
-	w := s.slots.Enter(of, limit)
-	defer s.slots.Leave(w)
-	first := false
 	var lease <-chan time.Time
 	for {
 		freed := s.released()
-		if first {
+		if s.slots.First(w) {
 			slot, err := s.own().tryAcquire(ctx, limit, key, rates)
 			if err != nil || slot.OK || slot.NotBefore.IsZero() {
 				return slot, err
@@ -68,7 +68,6 @@ func (s *Store) acquireWait(ctx context.Context, limit ratelimit.InFlight, key s
 		}
 		select {
 		case <-w.Turn:
-			first = true
 		case <-lease:
 		case <-freed: // by a transaction that has ended
 		case <-ctx.Done():

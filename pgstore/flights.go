@@ -416,17 +416,19 @@ const lookAgain = 100 * time.Millisecond
 // await takes a slot, and waits for one until ctx is over. Only the first in line looks; the
 // others are handed slots on, or have their turn.
 func (f *flights) await(ctx context.Context, limit ratelimit.InFlight, key decide.Key) (ratelimit.Slot, error) {
-	if f.known.Waiting(key) == 0 {
+	w, asks := f.known.Arrive(key, limit)
+	defer func() {
+		if handed, ok := f.known.Leave(w); ok { // beside the one that was found, or too late
+			f.giveBack(ctx, handed)
+		}
+	}()
+	if asks {
 		if slot, err := f.acquire(ctx, limit, key); err != nil || slot.OK {
 			return slot, err
 		}
+		f.known.Enter(w)
 	}
-	w := f.known.Enter(key, limit)
-	slot, err := f.inLine(ctx, w, limit, key)
-	if handed, ok := f.known.Leave(w); ok { // beside the one that was found, or too late
-		f.giveBack(ctx, handed)
-	}
-	return slot, err
+	return f.inLine(ctx, w, limit, key)
 }
 
 // inLine is await of a waiter.
@@ -445,6 +447,9 @@ func (f *flights) inLine(ctx context.Context, w *flight.Waiter, limit ratelimit.
 				continue
 			}
 		case <-again.C:
+		}
+		if !f.known.First(w) {
+			continue
 		}
 		slot, err := f.acquire(ctx, limit, key)
 		if err != nil || slot.OK {

@@ -131,22 +131,64 @@ func TestAcquireWaitInOrder(t *testing.T) {
 		t.Run(fmt.Sprintf("portable=%v", portable), func(t *testing.T) {
 			t.Parallel()
 			store := newStore(t, pgtest.New(t, maxConns(8)), isPortable(portable))
-			waitInOrder(t, store, one, func(waiting int) {
+			waitInOrder(t, store, takeSlot(t, store, one, "k"), func(waiting int) {
 				eventually(t, "all stand in line", func() bool { return store.WaitingForSlots(one.Name, "k") == waiting })
 			})
 		})
 	}
 	t.Run("memstore", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
-			waitInOrder(t, memstore.New(nil), one, func(int) { synctest.Wait() })
+			store := memstore.New(nil)
+			waitInOrder(t, store, takeSlot(t, store, one, "k"), func(int) { synctest.Wait() })
 		})
 	})
 }
 
-// waitInOrder has some wait, each when those before it stand in line.
-func waitInOrder(t *testing.T, store flightStore, one ratelimit.InFlight, inLine func(waiting int)) {
-	first := takeSlot(t, store, one, "k")
-	const waiters = 10
+// Who comes while somebody asks stands in line behind that caller, however long the answer takes.
+func TestAcquireWaitInOrderBesideASlowAnswer(t *testing.T) {
+	t.Parallel()
+	one := ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Minute}
+	for _, portable := range []bool{false, true} {
+		t.Run(fmt.Sprintf("portable=%v", portable), func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.New(t, maxConns(8))
+			store := newStore(t, db, isPortable(portable))
+			var tx pgx.Tx
+			inLine := func(waiting int) {
+				if waiting == 1 {
+					eventually(t, "the first asks", func() (asks bool) {
+						if err := db.Pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
+							WHERE $1 = ANY(pg_blocking_pids(pid)))`, tx.Conn().PgConn().PID()).Scan(&asks); err != nil {
+							t.Fatal(err)
+						}
+						return asks
+					})
+					return
+				}
+				eventually(t, "all others stand in line", func() bool { return store.WaitingForSlots(one.Name, "k") == waiting-1 })
+				if waiting == waiters {
+					if err := tx.Rollback(t.Context()); err != nil {
+						t.Fatal(err)
+					}
+					eventually(t, "all stand in line", func() bool { return store.WaitingForSlots(one.Name, "k") == waiters })
+				}
+			}
+			first := takeSlot(t, store, one, "k")
+			tx = begun(t, db, pgx.ReadCommitted)
+			if _, err := tx.Exec(t.Context(), "LOCK TABLE "+db.Schema+".rate_limits"); err != nil {
+				t.Fatal(err)
+			}
+			waitInOrder(t, store, first, inLine)
+		})
+	}
+}
+
+// waiters is how many wait in order.
+const waiters = 10
+
+// waitInOrder has some wait for a slot that is held, each when those before it stand in line.
+func waitInOrder(t *testing.T, store flightStore, held ratelimit.Slot, inLine func(waiting int)) {
+	t.Helper()
 	var (
 		mu    sync.Mutex
 		order []int
@@ -154,7 +196,7 @@ func waitInOrder(t *testing.T, store flightStore, one ratelimit.InFlight, inLine
 	)
 	for i := range waiters {
 		wg.Go(func() {
-			slot, err := store.AcquireWait(t.Context(), one, "k")
+			slot, err := store.AcquireWait(t.Context(), held.InFlight, held.Key)
 			if err != nil || !slot.OK {
 				t.Errorf("waiter %d: got %v and %v", i, slot, err)
 				return
@@ -168,7 +210,7 @@ func waitInOrder(t *testing.T, store flightStore, one ratelimit.InFlight, inLine
 		})
 		inLine(i + 1)
 	}
-	if err := store.Release(t.Context(), first); err != nil {
+	if err := store.Release(t.Context(), held); err != nil {
 		t.Fatal(err)
 	}
 	wg.Wait()

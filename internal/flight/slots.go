@@ -41,7 +41,9 @@ type known struct {
 	looked bool              // free has been read, and is not just empty
 	free   []Choice          // seen free; the last is the next
 	away   map[int]mark      // slots that are tried or held here
-	line   list.List         // of *Waiter
+	line   list.List         // of *Waiter, in the order in which they came
+	came   uint64            // how many have
+	asking int               // callers that are not in line, and may have to go there
 	turns  map[int]time.Time // since when slots are handed on here
 	look   time.Time         // when the first in line is to look again
 }
@@ -87,7 +89,7 @@ func (s *Slots) forgetIdle(now time.Time) {
 				delete(k.away, number)
 			}
 		}
-		if len(k.away) == 0 && k.line.Len() == 0 {
+		if len(k.away) == 0 && k.line.Len() == 0 && k.asking == 0 {
 			delete(s.keys, key)
 		}
 	}
@@ -194,30 +196,72 @@ type Waiter struct {
 	Got   <-chan ratelimit.Slot // has a slot that was handed on, at most one
 
 	key     decide.Key
+	number  uint64 // in the order of arrival
+	asks    bool
 	turn    chan bool
 	got     chan ratelimit.Slot
-	element *list.Element // nil when it is not in line any more
+	element *list.Element // nil when it is not in line
 }
 
-// Enter returns a Waiter that is last in line. It must [Slots.Leave].
-func (s *Slots) Enter(key decide.Key, limit ratelimit.InFlight) *Waiter {
-	w := &Waiter{Limit: limit, key: key, turn: make(chan bool, 1), got: make(chan ratelimit.Slot, 1)}
-	w.Turn, w.Got = w.turn, w.got
+// Arrive returns a Waiter, and whether it is to ask for a slot at once; otherwise it is in line.
+// It must [Slots.Leave]. As many ask at once as there are slots, if nobody is in line: more would
+// be refused in any case, and meanwhile be overtaken by callers that come later and ask, too.
+func (s *Slots) Arrive(key decide.Key, limit ratelimit.InFlight) (w *Waiter, asks bool) {
 	k := s.locked(key)
 	defer s.mu.Unlock()
-	w.element = k.line.PushBack(w)
-	if w.element == k.line.Front() {
-		k.poke(true)
+	k.came++
+	w = &Waiter{Limit: limit, key: key, number: k.came}
+	if k.line.Len() > 0 || k.asking >= limit.Limit {
+		k.enter(w)
+		return w, false
 	}
-	return w
+	w.asks = true
+	k.asking++
+	return w, true
 }
 
-// Leave leaves the line. If a slot was handed on that the Waiter has not read from Got, it is
+// Enter has a Waiter in line that has asked in vain, before those who came later.
+func (s *Slots) Enter(w *Waiter) {
+	k := s.locked(w.key)
+	defer s.mu.Unlock()
+	w.asks = false
+	k.asking--
+	k.enter(w)
+}
+
+func (k *known) enter(w *Waiter) {
+	w.turn, w.got = make(chan bool, 1), make(chan ratelimit.Slot, 1)
+	w.Turn, w.Got = w.turn, w.got
+	before := k.line.Back()
+	for before != nil && before.Value.(*Waiter).number > w.number {
+		before = before.Prev()
+	}
+	if before != nil {
+		w.element = k.line.InsertAfter(w, before)
+		return
+	}
+	w.element = k.line.PushFront(w)
+	k.poke(true)
+}
+
+// First reports whether a Waiter is the first in line. One that was is not any more when somebody
+// enters who came before.
+func (s *Slots) First(w *Waiter) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return w.element != nil && w.element == s.of(w.key).line.Front()
+}
+
+// Leave leaves, the line too. If a slot was handed on that the Waiter has not read from Got, it is
 // returned, and ok.
 func (s *Slots) Leave(w *Waiter) (slot ratelimit.Slot, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := s.of(w.key)
+	if w.asks {
+		w.asks = false
+		k.asking--
+	}
 	if w.element != nil {
 		first := w.element == k.line.Front()
 		k.line.Remove(w.element)

@@ -65,13 +65,22 @@ func TestOnlyThoseOfTheLimitAreChosen(t *testing.T) {
 	}
 }
 
+// enter has somebody come, and go in line.
+func enter(s *Slots, limit ratelimit.InFlight) *Waiter {
+	w, asks := s.Arrive(key, limit)
+	if asks {
+		s.Enter(w)
+	}
+	return w
+}
+
 func TestHandsOnInOrder(t *testing.T) {
 	var s Slots
 	limit := ratelimit.InFlight{Name: "l", Limit: 1}
 	if s.Hand(key, ratelimit.Slot{}) {
 		t.Error("handed to nobody")
 	}
-	first, second, third := s.Enter(key, limit), s.Enter(key, limit), s.Enter(key, limit)
+	first, second, third := enter(&s, limit), enter(&s, limit), enter(&s, limit)
 	if len(first.Turn) != 1 || len(second.Turn) != 0 {
 		t.Error("it is not the turn of the first, and of nobody else")
 	}
@@ -99,11 +108,55 @@ func TestHandsOnInOrder(t *testing.T) {
 	}
 }
 
+// As many ask at once as there are slots. Those who ask in vain stand in line as if they had not.
+func TestAsksAtOnce(t *testing.T) {
+	var s Slots
+	limit := ratelimit.InFlight{Name: "l", Limit: 2}
+	var came [5]*Waiter
+	for i := range came {
+		w, asks := s.Arrive(key, limit)
+		if came[i] = w; asks != (i < 2) {
+			t.Errorf("caller %d asks: %v", i, asks)
+		}
+	}
+	if !s.First(came[2]) || len(came[2].Turn) != 1 {
+		t.Error("the first of those who do not ask is not first in line")
+	}
+	s.Enter(came[1])
+	s.Enter(came[0])
+	for i, w := range came {
+		if !s.First(w) || len(w.Turn) != 1 {
+			t.Errorf("caller %d is not the next, or is not told", i)
+		}
+		s.Leave(w)
+	}
+	if _, asks := s.Arrive(key, limit); !asks {
+		t.Error("nobody asks when nobody is in line")
+	}
+}
+
+// Somebody who asked leaves room for another.
+func TestAsksAfterOthers(t *testing.T) {
+	var s Slots
+	limit := ratelimit.InFlight{Name: "l", Limit: 1}
+	for i := range 2 {
+		w, asks := s.Arrive(key, limit)
+		if !asks {
+			t.Errorf("caller %d does not ask", i)
+		}
+		s.forgetIdle(time.Now().Add(time.Hour))
+		s.Leave(w)
+	}
+	if s.of(key).asking != 0 {
+		t.Errorf("%d ask, want nobody", s.of(key).asking)
+	}
+}
+
 // Who is first is told to try when there is a reason, and otherwise that it is to look in time.
 func TestTellsTheFirst(t *testing.T) {
 	var s Slots
 	limit := ratelimit.InFlight{Name: "l", Limit: 3}
-	first, second := s.Enter(key, limit), s.Enter(key, limit)
+	first, second := enter(&s, limit), enter(&s, limit)
 	if now := <-first.Turn; !now {
 		t.Error("the first is not to try")
 	}
@@ -115,7 +168,7 @@ func TestTellsTheFirst(t *testing.T) {
 	if s.LookAgain(key, at); !s.Look(key).Equal(at) {
 		t.Errorf("the next is to look at %v, want %v", s.Look(key), at)
 	}
-	third := s.Enter(key, limit)
+	third := enter(&s, limit)
 	s.Freed(key, 1)
 	s.Leave(second)
 	if now := <-third.Turn; !now {
