@@ -108,6 +108,18 @@ func TestEscrowHandsOutFromMemory(t *testing.T) {
 	}
 }
 
+// A grant from memory allocates its receipt, and nothing besides: what a caller asks for need not
+// be on the heap. It is not parallel, since others' allocations would count.
+func TestEscrowAllocates(t *testing.T) {
+	store, sent, _ := holding(t, pgstore.MaxEscrow)
+	request := sluggish["bucket"].For("k")
+	warm(t, store, sent, request)
+	ctx := t.Context()
+	if got := testing.AllocsPerRun(5000, func() { _, _ = store.Allow(ctx, request) }); got != 1 {
+		t.Errorf("got %v allocations for each grant from memory, want 1", got)
+	}
+}
+
 // What nobody needs any more is back in the row before its end.
 func TestEscrowGivesBackWhatIsNotNeeded(t *testing.T) {
 	pgtest.Long(t)

@@ -49,8 +49,7 @@ type Effort struct {
 	Batch, Retries int
 }
 
-// Begin watches a verb from now on. Without an observer it costs nothing. The requests are
-// looked at until [Watch.Tell].
+// Begin watches a verb from now on. Without an observer it costs nothing.
 func (o *Observer) Begin(ctx context.Context, verb ratelimit.Verb, form ratelimit.Form, requests []ratelimit.Request) (w Watch) {
 	if o == nil {
 		return w
@@ -62,10 +61,10 @@ func (o *Observer) Begin(ctx context.Context, verb ratelimit.Verb, form ratelimi
 
 // Later is Begin of a verb that may be answered from memory: its time begins with
 // [Watch.Start]. It fills the zero Watch in place, since such a verb takes less than a copy of
-// some Watches.
+// some Watches, and keeps a copy of the requests, or those of all callers would be on the heap.
 func (w *Watch) Later(o *Observer, ctx context.Context, verb ratelimit.Verb, form ratelimit.Form, requests []ratelimit.Request) {
 	if o != nil {
-		w.of, w.ctx, w.verb, w.Form, w.requests = o, ctx, verb, form, requests
+		w.of, w.ctx, w.verb, w.Form, w.requests = o, ctx, verb, form, slices.Clone(requests)
 	}
 }
 
@@ -156,10 +155,8 @@ func (w *Watch) tell(result *ratelimit.Result, slot *ratelimit.Slot, err error) 
 	if result != nil {
 		e.Result = *result
 	}
-	if settles := w.verb == ratelimit.VerbSettle || w.verb == ratelimit.VerbCancel; settles {
+	if settles := w.verb == ratelimit.VerbSettle || w.verb == ratelimit.VerbCancel; settles || e.Result.Request.Limit == nil {
 		e.Requests = w.requests
-	} else if e.Result.Request.Limit == nil {
-		e.Requests = slices.Clone(w.requests)
 	}
 	if !w.began.IsZero() {
 		e.Took = time.Since(w.began)
