@@ -252,7 +252,7 @@ func (s *Slots) First(w *Waiter) bool {
 	return w.element != nil && w.element == s.of(w.key).line.Front()
 }
 
-// Leave leaves, the line too. If a slot was handed on that the Waiter has not read from Got, it is
+// Leave ends a Waiter, in line or not. If a slot was handed on that it has not read from Got, that is
 // returned, and ok.
 func (s *Slots) Leave(w *Waiter) (slot ratelimit.Slot, ok bool) {
 	s.mu.Lock()
