@@ -300,7 +300,7 @@ func TestFirstWaitsForTheFirst(t *testing.T) {
 		}
 		done <- result
 	}()
-	eventually(t, "it waits for the row", func() bool { return blocks(t, db, tx) })
+	eventually(t, "it waits for the row", func() bool { return pgtest.Blocks(t, db.Pool, tx) })
 	end(t, tx.Rollback)
 	if result := <-done; ratelimit.NameOf(result.Request.Limit) != "wait own" {
 		t.Errorf("%v, want it from the own bucket", result)

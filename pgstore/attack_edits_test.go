@@ -391,7 +391,7 @@ func TestCancelBeforeTheTransactionEnds(t *testing.T) {
 					defer close(ended)
 					cancelled, err = store.Cancel(within(t, forLong), kept.Receipt)
 				}()
-				eventually(t, "Cancel waits, or does not", func() bool { return blocks(t, db, tx) || isClosed(ended) })
+				eventually(t, "Cancel waits, or does not", func() bool { return pgtest.Blocks(t, db.Pool, tx) || isClosed(ended) })
 				end(t, func(ctx context.Context) error { return test.end(tx, ctx) })
 				<-ended
 				if !cancelled || err != nil { // it may be so, and then again now
@@ -504,7 +504,7 @@ func TestCancelKeepsItsDeadline(t *testing.T) {
 				cancelled, _ := store.Cancel(within(t, others), kept.Receipt)
 				first <- cancelled
 			}()
-			eventually(t, "the other Cancel waits", func() bool { return blocks(t, db, holder) })
+			eventually(t, "the other Cancel waits", func() bool { return pgtest.Blocks(t, db.Pool, holder) })
 
 			ctx, cancel := context.WithTimeout(t.Context(), lasts)
 			defer cancel()

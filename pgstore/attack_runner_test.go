@@ -751,14 +751,14 @@ func TestCancellationIsOnesOwn(t *testing.T) {
 			return nil
 		}))
 	})
-	eventually(t, "the COMMIT waits", func() bool { return blocks(t, observer, commit) })
+	eventually(t, "the COMMIT waits", func() bool { return pgtest.Blocks(t, observer.Pool, commit) })
 	request.held.Store(true) // as long as it may be under way
 	cancel()
 	eventually(t, "the first gives up", func() bool { return request.came.Load() > 0 })
 	if err := commit.Rollback(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the second's take waits", func() bool { return blocks(t, observer, take) })
+	eventually(t, "the second's take waits", func() bool { return pgtest.Blocks(t, observer.Pool, take) })
 	request.held.Store(false)
 	select {
 	case <-secondEnded:
@@ -813,17 +813,6 @@ func (l *lateCancel) configure(c *pgxpool.Config) {
 		}
 		return new(net.Dialer).DialContext(ctx, network, address)
 	}
-}
-
-// blocks reports whether anybody waits for a lock of tx's.
-func blocks(t *testing.T, db *pgtest.DB, tx pgx.Tx) (yes bool) {
-	t.Helper()
-	err := db.Pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY(pg_blocking_pids(pid)))`,
-		tx.Conn().PgConn().PID()).Scan(&yes)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return yes
 }
 
 // outage is a server that is gone with the next thing that is written to it.

@@ -398,7 +398,7 @@ func TestOrderKeepsItsPermit(t *testing.T) {
 	for waits := false; !waits; {
 		store.givesUp(t, e)
 		permits := len(store.blocking)
-		if waits = isWaitedFor(t, db, tx); waits && permits != 1 {
+		if waits = pgtest.Blocks(t, db.Pool, tx); waits && permits != 1 {
 			t.Errorf("%d permits are in use, want 1", permits)
 		}
 	}
@@ -423,7 +423,7 @@ func TestPrefetchHasItsTurn(t *testing.T) {
 		store.givesUp(t, e)
 		got := make(chan bool, 1)
 		go func() { got <- store.prefetches(t.Context(), e) }()
-		for !isWaitedFor(t, db, tx) && len(got) == 0 {
+		for !pgtest.Blocks(t, db.Pool, tx) && len(got) == 0 {
 			time.Sleep(time.Millisecond)
 		}
 		if err := tx.Rollback(t.Context()); err != nil {
@@ -501,16 +501,6 @@ func lockRows(t *testing.T, db *pgtest.DB) pgx.Tx {
 		t.Fatal(err)
 	}
 	return tx
-}
-
-// isWaitedFor reports whether a session waits for a transaction.
-func isWaitedFor(t *testing.T, db *pgtest.DB, tx pgx.Tx) (waits bool) {
-	t.Helper()
-	if err := db.Pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY(pg_blocking_pids(pid)))`,
-		tx.Conn().PgConn().PID()).Scan(&waits); err != nil {
-		t.Fatal(err)
-	}
-	return waits
 }
 
 // idle reports whether nobody waits for the row of an entry.

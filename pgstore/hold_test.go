@@ -20,16 +20,24 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// holdStores runs a test on each kind of store, on its own clock.
-func holdStores(t *testing.T, test func(t *testing.T, store flightStore, begin func() pgx.Tx)) {
+// holdDatabases runs a test on each kind of store that has a database, on its own clock.
+func holdDatabases(t *testing.T, test func(t *testing.T, store *pgstore.Store, db *pgtest.DB)) {
 	t.Helper()
 	for _, portable := range []bool{false, true} {
 		t.Run(fmt.Sprintf("portable=%v", portable), func(t *testing.T) {
 			t.Parallel()
 			db := pgtest.New(t, maxConns(8))
-			test(t, newStore(t, db, isPortable(portable)), func() pgx.Tx { return begun(t, db, pgx.ReadCommitted) })
+			test(t, newStore(t, db, isPortable(portable)), db)
 		})
 	}
+}
+
+// holdStores runs a test on each kind of store, on its own clock.
+func holdStores(t *testing.T, test func(t *testing.T, store flightStore, begin func() pgx.Tx)) {
+	t.Helper()
+	holdDatabases(t, func(t *testing.T, store *pgstore.Store, db *pgtest.DB) {
+		test(t, store, func() pgx.Tx { return begun(t, db, pgx.ReadCommitted) })
+	})
 	t.Run("memstore", func(t *testing.T) {
 		t.Parallel()
 		store := memstore.New(nil)
@@ -123,23 +131,25 @@ func TestHoldTellsThatTheLeaseIsLost(t *testing.T) {
 	})
 }
 
+// one has a slot that many wait for.
+var one = ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Minute}
+
 // Who waits is served in order of arrival.
 func TestAcquireWaitInOrder(t *testing.T) {
 	t.Parallel()
-	one := ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Minute}
-	for _, portable := range []bool{false, true} {
-		t.Run(fmt.Sprintf("portable=%v", portable), func(t *testing.T) {
-			t.Parallel()
-			store := newStore(t, pgtest.New(t, maxConns(8)), isPortable(portable))
-			waitInOrder(t, store, takeSlot(t, store, one, "k"), func(waiting int) {
-				eventually(t, "all stand in line", func() bool { return store.WaitingForSlots(one.Name, "k") == waiting })
-			})
+	holdDatabases(t, func(t *testing.T, store *pgstore.Store, _ *pgtest.DB) {
+		held := takeSlot(t, store, one, "k")
+		served := lineUp(t, store, func(came int) {
+			eventually(t, "all stand in line", func() bool { return store.WaitingForSlots(one.Name, "k") == came })
 		})
-	}
+		served(held)
+	})
 	t.Run("memstore", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			store := memstore.New(nil)
-			waitInOrder(t, store, takeSlot(t, store, one, "k"), func(int) { synctest.Wait() })
+			held := takeSlot(t, store, one, "k")
+			served := lineUp(t, store, func(int) { synctest.Wait() })
+			served(held)
 		})
 	})
 }
@@ -147,47 +157,30 @@ func TestAcquireWaitInOrder(t *testing.T) {
 // Who comes while somebody asks stands in line behind that caller, however long the answer takes.
 func TestAcquireWaitInOrderBesideASlowAnswer(t *testing.T) {
 	t.Parallel()
-	one := ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Minute}
-	for _, portable := range []bool{false, true} {
-		t.Run(fmt.Sprintf("portable=%v", portable), func(t *testing.T) {
-			t.Parallel()
-			db := pgtest.New(t, maxConns(8))
-			store := newStore(t, db, isPortable(portable))
-			var tx pgx.Tx
-			inLine := func(waiting int) {
-				if waiting == 1 {
-					eventually(t, "the first asks", func() (asks bool) {
-						if err := db.Pool.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_stat_activity
-							WHERE $1 = ANY(pg_blocking_pids(pid)))`, tx.Conn().PgConn().PID()).Scan(&asks); err != nil {
-							t.Fatal(err)
-						}
-						return asks
-					})
-					return
-				}
-				eventually(t, "all others stand in line", func() bool { return store.WaitingForSlots(one.Name, "k") == waiting-1 })
-				if waiting == waiters {
-					if err := tx.Rollback(t.Context()); err != nil {
-						t.Fatal(err)
-					}
-					eventually(t, "all stand in line", func() bool { return store.WaitingForSlots(one.Name, "k") == waiters })
-				}
-			}
-			first := takeSlot(t, store, one, "k")
-			tx = begun(t, db, pgx.ReadCommitted)
-			if _, err := tx.Exec(t.Context(), "LOCK TABLE "+db.Schema+".rate_limits"); err != nil {
-				t.Fatal(err)
-			}
-			waitInOrder(t, store, first, inLine)
+	holdDatabases(t, func(t *testing.T, store *pgstore.Store, db *pgtest.DB) {
+		held := takeSlot(t, store, one, "k")
+		tx := begun(t, db, pgx.ReadCommitted)
+		mustExec(t, tx, "LOCK TABLE "+db.Schema+".rate_limits")
+		served := lineUp(t, store, func(came int) {
+			eventually(t, "the first asks, and all others stand in line", func() bool {
+				return pgtest.Blocks(t, db.Pool, tx) && store.WaitingForSlots(one.Name, "k") == came-1
+			})
 		})
-	}
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		eventually(t, "all stand in line", func() bool { return store.WaitingForSlots(one.Name, "k") == waiters })
+		served(held)
+	})
 }
 
-// waiters is how many wait in order.
+// waiters is how many line up.
 const waiters = 10
 
-// waitInOrder has some wait for a slot that is held, each when those before it stand in line.
-func waitInOrder(t *testing.T, store flightStore, held ratelimit.Slot, inLine func(waiting int)) {
+// lineUp has some wait for the slot of one, each when inLine has returned for those before it, of
+// which it is told how many came. The function that it returns releases the slot, and wants them
+// served in their order.
+func lineUp(t *testing.T, store flightStore, inLine func(came int)) (served func(held ratelimit.Slot)) {
 	t.Helper()
 	var (
 		mu    sync.Mutex
@@ -196,7 +189,7 @@ func waitInOrder(t *testing.T, store flightStore, held ratelimit.Slot, inLine fu
 	)
 	for i := range waiters {
 		wg.Go(func() {
-			slot, err := store.AcquireWait(t.Context(), held.InFlight, held.Key)
+			slot, err := store.AcquireWait(t.Context(), one, "k")
 			if err != nil || !slot.OK {
 				t.Errorf("waiter %d: got %v and %v", i, slot, err)
 				return
@@ -210,12 +203,15 @@ func waitInOrder(t *testing.T, store flightStore, held ratelimit.Slot, inLine fu
 		})
 		inLine(i + 1)
 	}
-	if err := store.Release(t.Context(), held); err != nil {
-		t.Fatal(err)
-	}
-	wg.Wait()
-	if !slices.IsSorted(order) || len(order) != waiters {
-		t.Errorf("served in the order %v", order)
+	return func(held ratelimit.Slot) {
+		t.Helper()
+		if err := store.Release(t.Context(), held); err != nil {
+			t.Fatal(err)
+		}
+		wg.Wait()
+		if !slices.IsSorted(order) || len(order) != waiters {
+			t.Errorf("served in the order %v", order)
+		}
 	}
 }
 
@@ -247,7 +243,6 @@ func TestProcessesTakeTurns(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	db := pgtest.New(t, maxConns(12))
-	one := ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Minute}
 	ctx, cancel := context.WithCancel(t.Context())
 	var wg sync.WaitGroup
 	var served [2]atomic.Int64
@@ -317,7 +312,6 @@ func TestCloseEndsWaitsForSlots(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db)
-	one := ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Minute}
 	slot := takeSlot(t, store, one, "k")
 	waited := make(chan error)
 	go func() {

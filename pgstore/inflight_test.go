@@ -175,7 +175,6 @@ func renewed(ctx context.Context, store flightStore, slot ratelimit.Slot) error 
 func TestSlotsWhenTheClockGoesBack(t *testing.T) {
 	t.Parallel()
 	flightStores(t, func(t *testing.T, store flightStore, _ func() pgx.Tx, clock *clock) {
-		one := ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Minute}
 		first := takeSlot(t, store, one, "")
 		clock.add(-time.Hour)
 		refusedFor(t, store, one, "")
@@ -809,7 +808,6 @@ func TestSlotsSinceTheSnapshot(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	store, ctx := newStore(t, db), t.Context()
-	one := ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Minute}
 	slot := takeSlot(t, store, one, "")
 	tx := begun(t, db, pgx.Serializable)
 	if _, err := tx.Exec(ctx, "SELECT FROM "+db.Schema+".rate_limits LIMIT 0"); err != nil {
@@ -832,7 +830,6 @@ func TestLastSlotTakenMeanwhile(t *testing.T) {
 	store, others := newStore(t, db), newStore(t, db)
 	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
 	defer cancel()
-	one := ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Minute}
 	rate := ratelimit.TokenBucket{Name: "rate", Rate: 10, Period: time.Hour}
 	if err := store.Release(ctx, takeSlot(t, store, one, "k")); err != nil {
 		t.Fatal(err)

@@ -174,14 +174,7 @@ func TestPrunePortableWaits(t *testing.T) {
 		}
 		pruned <- n
 	}()
-	eventually(t, "Prune waits for the lock", func() (waits bool) {
-		err := db.Pool.QueryRow(t.Context(), `SELECT count(*) > 0 FROM pg_stat_activity
-			WHERE $1 = ANY(pg_blocking_pids(pid))`, holder.Conn().PgConn().PID()).Scan(&waits)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return waits
-	})
+	eventually(t, "Prune waits for the lock", func() bool { return pgtest.Blocks(t, db.Pool, holder) })
 	if err := holder.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}

@@ -262,7 +262,7 @@ func TestQueueGivesUpAtCommit(t *testing.T) {
 			eventually(t, "the second is in the queue", func() bool { return q.store.Queued() == 1 })
 			third := q.join(t.Context(), t, q.order(t.Context(), nothing))
 			goOn()
-			eventually(t, "the COMMIT waits", func() bool { return blocks(t, q.DB, lock) })
+			eventually(t, "the COMMIT waits", func() bool { return pgtest.Blocks(t, q.DB.Pool, lock) })
 			if test.second {
 				cancelSecond()
 				<-secondEnded // and does not wait for the COMMIT

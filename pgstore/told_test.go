@@ -160,7 +160,7 @@ func TestToldBesideWhatComesBack(t *testing.T) {
 					waited, err = allowAt(pgx.ReadCommitted)(t.Context(), db.Pool, store, request)
 					done <- err
 				}()
-				for !blocks(t, db, holder) {
+				for !pgtest.Blocks(t, db.Pool, holder) {
 					time.Sleep(2 * time.Millisecond)
 				}
 				var from time.Time

@@ -224,9 +224,16 @@ func (s *Slots) Arrive(key decide.Key, limit ratelimit.InFlight) (w *Waiter, ask
 func (s *Slots) Enter(w *Waiter) {
 	k := s.locked(w.key)
 	defer s.mu.Unlock()
-	w.asks = false
-	k.asking--
+	k.asked(w)
 	k.enter(w)
+}
+
+// asked notes that a Waiter asks no more, if it did.
+func (k *known) asked(w *Waiter) {
+	if w.asks {
+		w.asks = false
+		k.asking--
+	}
 }
 
 func (k *known) enter(w *Waiter) {
@@ -252,16 +259,13 @@ func (s *Slots) First(w *Waiter) bool {
 	return w.element != nil && w.element == s.of(w.key).line.Front()
 }
 
-// Leave ends a Waiter, in line or not. If a slot was handed on that it has not read from Got, that is
-// returned, and ok.
+// Leave ends a Waiter, in line or not. If a slot was handed on that it has not read from Got, that
+// is returned, and ok.
 func (s *Slots) Leave(w *Waiter) (slot ratelimit.Slot, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := s.of(w.key)
-	if w.asks {
-		w.asks = false
-		k.asking--
-	}
+	k.asked(w)
 	if w.element != nil {
 		first := w.element == k.line.Front()
 		k.line.Remove(w.element)

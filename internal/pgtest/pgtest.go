@@ -245,3 +245,18 @@ func exec(url string, timeout time.Duration, sql string) error {
 	_, err := setup.conn.Exec(ctx, sql+"; RESET ALL")
 	return err
 }
+
+// Querier is a pool, a connection or a transaction.
+type Querier interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}
+
+// Blocks reports whether a session waits for a lock of tx, which it asks q.
+func Blocks(tb testing.TB, q Querier, tx pgx.Tx) (yes bool) {
+	tb.Helper()
+	err := q.QueryRow(tb.Context(), "SELECT EXISTS (SELECT FROM pg_stat_activity WHERE $1 = ANY(pg_blocking_pids(pid)))", tx.Conn().PgConn().PID()).Scan(&yes)
+	if err != nil {
+		tb.Fatal(err)
+	}
+	return yes
+}

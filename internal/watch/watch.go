@@ -155,7 +155,8 @@ func (w *Watch) tell(result *ratelimit.Result, slot *ratelimit.Slot, err error) 
 	if result != nil {
 		e.Result = *result
 	}
-	if settles := w.verb == ratelimit.VerbSettle || w.verb == ratelimit.VerbCancel; settles || e.Result.Request.Limit == nil {
+	settles := w.verb == ratelimit.VerbSettle || w.verb == ratelimit.VerbCancel
+	if settles || e.Result.Request.Limit == nil {
 		e.Requests = w.requests
 	}
 	if !w.began.IsZero() {
