@@ -81,13 +81,13 @@ func (m *Middleware) refuse(w http.ResponseWriter, r *http.Request, e ratelimit.
 // refusal is the problem of a refusal, and the wait in whole seconds, never too short.
 func (m *Middleware) refusal(e ratelimit.Event) (after int64, p problem) {
 	p = problem{Type: quotaExceeded, Title: "The request exceeds a quota", Status: http.StatusTooManyRequests}
-	if e.Slot != nil {
-		after = seconds(edge.FullWait(*e.Slot, m.config.FullRetryAfter))
+	if e.Permit != nil {
+		after = seconds(edge.FullWait(*e.Permit, m.config.FullRetryAfter))
 		p.Detail = fmt.Sprintf("Too many requests are under way. Try again when one of them has ended, or in %d s.", after)
-		if e.Slot.InFlight.Mode == ratelimit.ModeRefuse {
+		if e.Permit.InFlight.Mode == ratelimit.ModeRefuse {
 			p.Detail = fmt.Sprintf("Try again in %d s.", after)
 		}
-		p.Violated = []string{e.Slot.InFlight.Name}
+		p.Violated = []string{e.Permit.InFlight.Name}
 		return after, p
 	}
 	after = m.retryAfter(e.Result)

@@ -101,7 +101,7 @@ func (e *engine) tellGroup(tickets []*ticket, g *table.Grant, arrival *escrow.Ar
 			t.Finish()
 			continue
 		}
-		change.Count, change.After = p.call.Asks[0].Count, g.Taken.After
+		change.Count, change.After = p.call.Demands[0].Count, g.Taken.After
 		if rest -= change.Count; rest != 0 { // as before those that come after it
 			change.After = g.Definition.Spend(g.Taken.After, g.Taken.At, -rest)
 		}
@@ -147,14 +147,14 @@ func (e *engine) groups(tickets []*ticket) (groups [][]*ticket, grants []table.G
 	groups, grants = make([][]*ticket, 0, rows), pooledGrants(rows)
 	for i, t := range singles {
 		p := t.Value
-		a := &p.call.Asks[0]
+		a := &p.call.Demands[0]
 		n := len(grants) - 1
 		switch {
 		case i == 0 || p.row != grants[n].Row:
 			grants = append(grants, table.Grant{Change: a.Change(0, p.row.Shard, 0), Need: math.Inf(-1)})
 			groups = append(groups, singles[i:i])
 			n++
-		case a.Definition != groups[n][0].Value.call.Asks[0].Definition:
+		case a.Definition != groups[n][0].Value.call.Demands[0].Definition:
 			left = append(left, t)
 			continue
 		}
@@ -194,11 +194,11 @@ func recycle(grants []table.Grant) {
 // single finds the row of a call that takes from one; false if it does not.
 func (e *engine) single(p *pending) bool {
 	call := p.call.Head()
-	if p.check || call.AtMost() || len(call.Asks) > 1 {
+	if p.check || call.AtMost() || len(call.Demands) > 1 {
 		return false
 	}
-	a := &call.Asks[0]
-	p.row, p.floor = decide.Row{Key: a.Of()}, a.Definition.Keeps(a.Floor) // reservations that wait have slots of their own, so a group is granted at once
+	a := &call.Demands[0]
+	p.row, p.floor = decide.Row{Key: a.KeyOf()}, a.Definition.Keeps(a.Floor) // reservations that wait have slots of their own, so a group is granted at once
 	if !a.Sharded() {
 		return true
 	}

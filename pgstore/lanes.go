@@ -62,7 +62,7 @@ type lane struct {
 // pending is a call that waits for its decision.
 type pending struct {
 	call     decide.Call
-	one      [1]decide.Ask // for those of call, if it is one
+	one      [1]decide.Demand // for those of call, if it is one
 	check    bool
 	prefetch bool // it wants more prefetched, for calls that come later, and no result
 

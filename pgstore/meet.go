@@ -16,7 +16,7 @@ import (
 // must be to decide the call.
 func (e *engine) meet(ctx context.Context, t *ticket) (done bool, err error) {
 	p := t.Value
-	a := &p.call.Asks[0]
+	a := &p.call.Demands[0]
 	e.single(p)
 	g := table.Grant{Change: a.Change(0, 0, a.Count), Need: a.Count + p.floor}
 	rows := table.Rows{Rows: []decide.Row{p.row}}

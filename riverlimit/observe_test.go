@@ -24,16 +24,16 @@ func TestObserveJobs(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	b := newBench(t)
-	slots := ratelimit.InFlight{Name: "slots", Limit: 1}
+	permits := ratelimit.InFlight{Name: "permits", Limit: 1}
 	var requests []ratelimit.Request
-	slotted := false
+	permitted := false
 	var heard []string
 	config := riverlimit.MiddlewareConfig{
 		Limits:  func(*rivertype.JobRow) []ratelimit.Request { return requests },
-		MaxWait: time.Second, // for a slot, with the round trip of what is free
+		MaxWait: time.Second, // for a permit, with the round trip of what is free
 		InFlight: func(*rivertype.JobRow) (ratelimit.InFlight, string) {
-			if slotted {
-				return slots, "k"
+			if permitted {
+				return permits, "k"
 			}
 			return ratelimit.InFlight{}, ""
 		},
@@ -80,14 +80,14 @@ func TestObserveJobs(t *testing.T) {
 	worked("reserve too_large false bounded too_large", o, nil, river.EventKindJobCancelled)
 	requests = []ratelimit.Request{bounded.ForN("secret", -1)}
 	worked("reserve invalid false bounded invalid", o, nil, river.EventKindJobCancelled)
-	requests, slotted = nil, true
-	worked("acquire granted true slots ", o, nil, river.EventKindJobCompleted)
-	if _, err := b.store.Acquire(t.Context(), slots, "k"); err != nil {
+	requests, permitted = nil, true
+	worked("acquire granted true permits ", o, nil, river.EventKindJobCompleted)
+	if _, err := b.store.Permits().Acquire(t.Context(), permits.For("k")); err != nil {
 		t.Fatal(err)
 	}
-	worked("acquire refused false slots ", o, nil, river.EventKindJobSnoozed)
-	worked("acquire failed false slots other", broken, nil, river.EventKindJobSnoozed)
-	requests, slotted, heard = nil, false, nil
+	worked("acquire refused false permits ", o, nil, river.EventKindJobSnoozed)
+	worked("acquire failed false permits other", broken, nil, river.EventKindJobSnoozed)
+	requests, permitted, heard = nil, false, nil
 	o.work(nil, river.EventKindJobCompleted, o.runs+1)
 	if len(heard) > 0 {
 		t.Errorf("heard %q of a job that is not limited", heard)

@@ -34,7 +34,7 @@ func randomGrants(t *testing.T, random *rand.Rand, limits []ratelimit.Limit, n i
 		if err != nil {
 			t.Fatal(err)
 		}
-		a := &call.Asks[0]
+		a := &call.Demands[0]
 		grants[i] = Grant{Change: a.Change(0, 0, count), Need: count + a.Floor}
 		before[i] = bucket.State{
 			Value: float64(random.IntN(20)) - 6,
@@ -210,7 +210,7 @@ func alikeGrants(t *testing.T, random *rand.Rand, limit ratelimit.Limit, n, othe
 		if err != nil {
 			t.Fatal(err)
 		}
-		grants[i] = Grant{Change: call.Asks[0].Change(0, 0, count), Need: count}
+		grants[i] = Grant{Change: call.Demands[0].Change(0, 0, count), Need: count}
 		before[i] = bucket.State{
 			Value: float64(random.IntN(20)) - 6,
 			TS:    quarterPast.Add(time.Minute - time.Duration(random.IntN(300))*time.Second),
@@ -264,7 +264,7 @@ func grantPaused(t *testing.T, db *pgtest.DB, table *Table, limit ratelimit.Limi
 		if err != nil {
 			t.Fatal(err)
 		}
-		grants[i] = Grant{Change: call.Asks[0].Change(0, 0, 1), Need: 1}
+		grants[i] = Grant{Change: call.Demands[0].Change(0, 0, 1), Need: 1}
 		d := &grants[i].Definition
 		states[i] = d.Spend(d.Fresh("k", now), now, 2)
 		states[i].Paused = now.Add(lasts)
@@ -300,7 +300,7 @@ func TestGrantPassesOver(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				grants[i] = Grant{Change: call.Asks[0].Change(0, 0, 1), Need: 1}
+				grants[i] = Grant{Change: call.Demands[0].Change(0, 0, 1), Need: 1}
 				states[i] = grants[i].Definition.Fresh("k", now)
 			}
 			putAll(t, db, table, grants, states)

@@ -42,16 +42,16 @@ func TestKeptPlans(t *testing.T) {
 		{"write", sql.common["write"], "('{a}', '{k}', '{0}', '{1}', '{now}', '{now}', ARRAY['{1}'])", "Index Scan"},
 		{"bucket_grant", sql.kinds["bucket"]["grant"].sql, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
 		{"window_grant", sql.kinds["window"]["grant"].sql, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
-		{"slots_grant", sql.kinds["slots"]["grant"].sql, "('a', 'k', 0, 1, 1, 1, 1, 18, NULL)", "Index Scan"},
+		{"permits_grant", sql.kinds["permits"]["grant"].sql, "('a', 'k', 0, 1, 1, 1, 1, 18, NULL)", "Index Scan"},
 		{"bucket_in_turn", sql.kinds["bucket"]["grant_in_turn"].sql, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
 		{"window_in_turn", sql.kinds["window"]["grant_in_turn"].sql, "('a', 'k', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
-		{"slots_in_turn", sql.kinds["slots"]["grant_in_turn"].sql, "('a', 'k', 0, 1, 1, 1, 1, 18, NULL)", "Index Scan"},
+		{"permits_in_turn", sql.kinds["permits"]["grant_in_turn"].sql, "('a', 'k', 0, 1, 1, 1, 1, 18, NULL)", "Index Scan"},
 		{"bucket_alike", sql.kinds["bucket"]["grant_alike"].sql, "('a', '{k,l,m}', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
 		{"window_alike", sql.kinds["window"]["grant_alike"].sql, "('a', '{k,l,m}', 0, 1, 1, 1, 1, 1, NULL)", "Index Scan"},
 		{"bucket_many", sql.kinds["bucket"]["grant_many"].sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL)", "Index Scan"},
 		{"window_many", sql.kinds["window"]["grant_many"].sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL)", "Index Scan"},
-		{"slots_many", sql.kinds["slots"]["prefetch_many"].sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{18}', NULL, '{1}', '{1}', '{1}', '{1}', '{now}')", "Index Scan"},
-		{"slots_many_in_turn", sql.kinds["slots"]["prefetch_many_in_turn"].sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{18}', NULL, '{1}', '{1}', '{1}', '{1}', '{now}')", "Index Scan"},
+		{"permits_many", sql.kinds["permits"]["prefetch_many"].sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{18}', NULL, '{1}', '{1}', '{1}', '{1}', '{now}')", "Index Scan"},
+		{"permits_many_in_turn", sql.kinds["permits"]["prefetch_many_in_turn"].sql, "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{18}', NULL, '{1}', '{1}', '{1}', '{1}', '{now}')", "Index Scan"},
 		{"prefetch_many", sql.common["prefetch_many"], "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL, '{1}', '{1}', '{1}', '{1}', '{1}', '{now}')", "Index Scan"},
 		{"prefetch_in_turn", sql.common["prefetch_many_in_turn"], "('{k}', '{1}', '{0}', '{1}', '{1}', '{a}', '{1}', '{1}', '{1}', NULL, '{1}', '{1}', '{1}', '{1}', '{1}', '{now}')", "Index Scan"},
 		{"find", sql.common["find"], "('a', 'k')", "Scan"},
@@ -136,7 +136,7 @@ func testKeepsPlan(t *testing.T, most int, count func(i int) float64, text func(
 			if err != nil {
 				t.Fatal(err)
 			}
-			grants[i] = Grant{Change: call.Asks[0].Change(0, 0, count(i)), Need: count(i)}
+			grants[i] = Grant{Change: call.Demands[0].Change(0, 0, count(i)), Need: count(i)}
 		}
 		slices.SortFunc(grants, func(g, h Grant) int { return g.Row.Compare(h.Row) })
 		for range 50 { // of which the first five are planned anyway

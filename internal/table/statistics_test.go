@@ -63,7 +63,7 @@ func grantAlike(t *testing.T, conn *pgxpool.Conn, table *Table) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		grants[i] = Grant{Change: call.Asks[0].Change(0, 0, 1), Need: 1}
+		grants[i] = Grant{Change: call.Demands[0].Change(0, 0, 1), Need: 1}
 	}
 	if err := (plainTable{table}).grant(t.Context(), conn, grants, nil); err != nil {
 		t.Fatal(err)

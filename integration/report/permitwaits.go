@@ -23,7 +23,7 @@ const (
 	queueWork      = 50 * time.Millisecond
 )
 
-// served is a caller that waited for a slot, and worked with it, on the machine's clock; or one
+// served is a caller that waited for a permit, and worked with it, on the machine's clock; or one
 // that is Bare, which has no limit and commits a row of its own instead.
 type served struct {
 	Process         int
@@ -31,8 +31,8 @@ type served struct {
 	Asked, From, To time.Time
 }
 
-// queueForSlots waits for slots, works with them, and waits again.
-func queueForSlots(ctx context.Context, e *env) error {
+// queueForPermits waits for permits, works with them, and waits again.
+func queueForPermits(ctx context.Context, e *env) error {
 	var group sync.WaitGroup
 	for row := e.Process; row < queueLimit.Limit; row += queueProcesses {
 		group.Go(func() { workBare(ctx, e, row) })
@@ -41,7 +41,7 @@ func queueForSlots(ctx context.Context, e *env) error {
 		group.Go(func() {
 			for ctx.Err() == nil {
 				s := served{Process: e.Process, Asked: time.Now()}
-				_ = e.store.Hold(ctx, queueLimit, "", func(context.Context, ratelimit.Slot) error {
+				_ = e.store.Permits().Hold(ctx, queueLimit.For(""), func(context.Context, ratelimit.Permit) error {
 					s.From = time.Now()
 					time.Sleep(queueWork)
 					s.To = time.Now()
@@ -55,8 +55,8 @@ func queueForSlots(ctx context.Context, e *env) error {
 	return nil
 }
 
-// workBare does the work of one slot without a limit: between two pieces it commits a row, as
-// little as a slot that is handed on needs.
+// workBare does the work of one permit without a limit: between two pieces it commits a row, as
+// little as a permit that is handed on needs.
 func workBare(ctx context.Context, e *env, row int) {
 	for ctx.Err() == nil {
 		s := served{Process: e.Process, Bare: true, From: time.Now()}
@@ -78,9 +78,9 @@ func busyFor(all []served, bare bool, from, to time.Time) (busy time.Duration, p
 	return busy, pieces
 }
 
-// waitForSlots has 1,000 wait for 10 slots.
-func waitForSlots(ctx context.Context, l *lab, c *chapter) error {
-	c.say("Then 1,000 in 3 processes wait for 10 slots, and work with them for %v, again and again. Beside them 10 do the same work without a limit, and commit a row of their own between two pieces: that is what the machine lets through.", queueWork)
+// waitForPermits has 1,000 wait for 10 permits.
+func waitForPermits(ctx context.Context, l *lab, c *chapter) error {
+	c.say("Then 1,000 in 3 processes wait for 10 permits, and work with them for %v, again and again. Beside them 10 do the same work without a limit, and commit a row of their own between two pieces: that is what the machine lets through.", queueWork)
 	schema, pool, err := l.place(ctx, 4)
 	if err != nil {
 		return err
@@ -134,7 +134,7 @@ func waitForSlots(ctx context.Context, l *lab, c *chapter) error {
 	share := func(busy time.Duration) float64 {
 		return 100 * busy.Seconds() / lasted.Seconds() / float64(queueLimit.Limit)
 	}
-	c.tell("slots that are waited for are busy", "%.1f %%, and the same work without a limit %.1f %%", share(busy), share(most))
+	c.tell("permits that are waited for are busy", "%.1f %%, and the same work without a limit %.1f %%", share(busy), share(most))
 	c.atLeast("of that without a limit", 100*busy.Seconds()/most.Seconds(), map[bool]float64{false: 90, true: 70}[l.quick], "%")
 	perSecond := float64(pieces) / lasted.Seconds()
 	c.tell("pieces of work", "%.0f a second", perSecond)
@@ -187,10 +187,10 @@ func commits(ctx context.Context, pool *pgxpool.Pool) (n int64) {
 	return n
 }
 
-// takeSlotsOften takes and releases slots for a while, and measures the table after that.
-func takeSlotsOften(ctx context.Context, l *lab, c *chapter) error {
+// takePermitsOften takes and releases permits for a while, and measures the table after that.
+func takePermitsOften(ctx context.Context, l *lab, c *chapter) error {
 	const keys, goroutines = 1000, 64
-	c.say("Last, %d goroutines take and release the slots of %d keys.", goroutines, keys)
+	c.say("Last, %d goroutines take and release the permits of %d keys.", goroutines, keys)
 	schema, pool, err := l.place(ctx, 4)
 	if err != nil {
 		return err
@@ -218,10 +218,10 @@ func takeSlotsOften(ctx context.Context, l *lab, c *chapter) error {
 	for worker := range goroutines {
 		group.Go(func() {
 			for n := worker; more() && ctx.Err() == nil && fault.Load() == nil; n += 7 * goroutines {
-				slot, err := store.Acquire(ctx, limit, fmt.Sprint(n%keys))
-				if err == nil && slot.OK {
+				permit, err := store.Permits().Acquire(ctx, limit.For(fmt.Sprint(n%keys)))
+				if err == nil && permit.OK {
 					taken.Add(1)
-					err = store.Release(ctx, slot)
+					err = store.Permits().Release(ctx, permit)
 				} else if err == nil {
 					refused.Add(1)
 				}
@@ -246,7 +246,7 @@ func takeSlotsOften(ctx context.Context, l *lab, c *chapter) error {
 	if counted != nil {
 		return counted
 	}
-	c.happened(count{"slots taken and released", int(taken.Load())})
+	c.happened(count{"permits taken and released", int(taken.Load())})
 	c.atMost("rows of them", float64(rows), float64(keys*limit.Limit), "")
 	c.tell("size of the table", "%.1f MB", float64(bytes)/1e6)
 	c.atLeast("heap-only updates (HOT)", 100*float64(hot)/float64(max(updates, 1)), 99, "%")

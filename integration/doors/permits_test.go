@@ -21,13 +21,13 @@ import (
 
 var calling = ratelimit.InFlight{Name: "calls", Limit: 3, Lease: time.Hour}
 
-// slotQuerier is a pool or a transaction.
-type slotQuerier interface {
+// permitQuerier is a pool or a transaction.
+type permitQuerier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// acquire takes a slot by the SQL function.
-func acquire(ctx context.Context, q slotQuerier, schema string, limit ratelimit.InFlight) (s ratelimit.Slot, err error) {
+// acquire takes a permit by the SQL function.
+func acquire(ctx context.Context, q permitQuerier, schema string, limit ratelimit.InFlight) (s ratelimit.Permit, err error) {
 	s.InFlight, s.Key = limit, "k"
 	var number *int
 	var fence *int64
@@ -42,8 +42,8 @@ func acquire(ctx context.Context, q slotQuerier, schema string, limit ratelimit.
 	return s, err
 }
 
-// change renews or releases a slot by an SQL function, and says whether that was held.
-func change(t *testing.T, db *pgtest.DB, call string, s ratelimit.Slot) (ok bool) {
+// change renews or releases a permit by an SQL function, and says whether that was held.
+func change(t *testing.T, db *pgtest.DB, call string, s ratelimit.Permit) (ok bool) {
 	t.Helper()
 	err := db.Pool.QueryRow(t.Context(), fmt.Sprintf("SELECT %s FROM %s."+call, map[bool]string{true: "ok", false: "a"}[call[:14] == "rate_limit_ren"],
 		db.Schema), s.InFlight.Name, s.Key, s.Number, s.Fence).Scan(&ok)
@@ -58,9 +58,9 @@ const (
 	release = "rate_limit_release($1, $2, $3, $4) AS a"
 )
 
-// Functions and Go share the slots: each is held by one, renewed and released by its fence, and
+// Functions and Go share the permits: each is held by one, renewed and released by its fence, and
 // not by a fence of before.
-func TestSlotFunctions(t *testing.T) {
+func TestPermitFunctions(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	withFunctions(t, db, nil)
@@ -70,14 +70,14 @@ func TestSlotFunctions(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	held := map[int]ratelimit.Slot{}
+	held := map[int]ratelimit.Permit{}
 	for i := range 3 {
 		s, err := acquire(ctx, db.Pool, db.Schema, calling)
 		if err != nil || !s.OK || s.Until.Sub(s.At) != time.Hour || s.Fence < 1 {
-			t.Fatalf("slot %d: %+v, %v", i, s, err)
+			t.Fatalf("permit %d: %+v, %v", i, s, err)
 		}
 		if _, twice := held[s.Number]; twice || s.Number < 0 || s.Number > 2 {
-			t.Fatalf("slot %d is given a second time", s.Number)
+			t.Fatalf("permit %d is given a second time", s.Number)
 		}
 		held[s.Number] = s
 	}
@@ -85,18 +85,18 @@ func TestSlotFunctions(t *testing.T) {
 	if err != nil || full.OK || full.NotBefore.Before(full.At) || full.NotBefore.After(full.At.Add(time.Hour)) {
 		t.Errorf("the fourth: %+v, %v", full, err)
 	}
-	if s, err := store.Acquire(ctx, calling, "k"); err != nil || s.OK {
+	if s, err := store.Permits().Acquire(ctx, calling.For("k")); err != nil || s.OK {
 		t.Errorf("in Go: %+v, %v, want a refusal", s, err)
 	}
 	one := held[1]
 	if !change(t, db, renew, one) {
 		t.Error("what is held is not renewed")
 	}
-	slots, err := store.Slots(ctx, calling, "k")
-	if err != nil || len(slots) != 3 || slots[1].Fence != one.Fence || slots[1].Until.Sub(one.Until) < 30*time.Minute {
-		t.Errorf("%v, %v, want the second with a lease that is an hour longer", slots, err)
+	permits, err := store.Permits().Held(ctx, calling, "k")
+	if err != nil || len(permits) != 3 || permits[1].Fence != one.Fence || permits[1].Until.Sub(one.Until) < 30*time.Minute {
+		t.Errorf("%v, %v, want the second with a lease that is an hour longer", permits, err)
 	}
-	if err := store.Release(ctx, one); err != nil { // what a function took Go can release
+	if err := store.Permits().Release(ctx, one); err != nil { // what a function took Go can release
 		t.Error(err)
 	}
 	if change(t, db, release, one) || change(t, db, renew, one) {
@@ -104,7 +104,7 @@ func TestSlotFunctions(t *testing.T) {
 	}
 	again, err := acquire(ctx, db.Pool, db.Schema, calling)
 	if err != nil || !again.OK || again.Number != 1 || again.Fence <= one.Fence {
-		t.Errorf("after a release: %+v, %v, want slot 1 with a later fence", again, err)
+		t.Errorf("after a release: %+v, %v, want permit 1 with a later fence", again, err)
 	}
 	if change(t, db, release, one) || !change(t, db, release, again) || change(t, db, release, again) {
 		t.Error("a release is once, and by the fence of now")
@@ -121,7 +121,7 @@ func TestSlotFunctions(t *testing.T) {
 }
 
 // By name there are as many as the catalog says for the key.
-func TestSlotsByName(t *testing.T) {
+func TestPermitsByName(t *testing.T) {
 	t.Parallel()
 	db, f := published(t, sending)
 	ctx := t.Context()
@@ -147,7 +147,7 @@ func TestSlotsByName(t *testing.T) {
 	var renewed bool
 	if err := db.Pool.QueryRow(ctx, "SELECT (SELECT ok AND until > at + interval '59 minutes' FROM "+db.Schema+".rate_limit_renew(name, key, shard, value::bigint)) FROM "+
 		db.Schema+".rate_limits WHERE key = 'bob'").Scan(&renewed); err != nil || !renewed {
-		t.Errorf("got %v, %v, want a renewed slot", renewed, err)
+		t.Errorf("got %v, %v, want a renewed permit", renewed, err)
 	}
 	for _, call := range []string{"rate_limit_acquire('send_message', 'k')", "rate_limit_acquire('unknown', 'k')", "rate_limit_renew('unknown', 'k', 0, 1)"} {
 		if _, err := db.Pool.Exec(ctx, "SELECT "+db.Schema+"."+call); !hasCode(err, "42704") {
@@ -159,9 +159,9 @@ func TestSlotsByName(t *testing.T) {
 	}
 }
 
-// A slot that another open transaction has taken is passed over, in Go and in SQL, whether the
+// A permit that another open transaction has taken is passed over, in Go and in SQL, whether the
 // store names the schema; and what is rolled back is free.
-func TestSlotsOfOpenTransactions(t *testing.T) {
+func TestPermitsOfOpenTransactions(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	withFunctions(t, db, nil)
@@ -174,11 +174,11 @@ func TestSlotsOfOpenTransactions(t *testing.T) {
 		t.Fatal(err)
 	}
 	named := newStore(t, db, nil)
-	inGo := func(store *pgstore.Store) func(tx pgx.Tx) (ratelimit.Slot, error) {
-		return func(tx pgx.Tx) (ratelimit.Slot, error) { return store.AcquireTx(ctx, tx, limit, "k") }
+	inGo := func(store *pgstore.Store) func(tx pgx.Tx) (ratelimit.Permit, error) {
+		return func(tx pgx.Tx) (ratelimit.Permit, error) { return store.Permits().AcquireTx(ctx, tx, limit.For("k")) }
 	}
-	inSQL := func(tx pgx.Tx) (ratelimit.Slot, error) { return acquire(ctx, tx, db.Schema, limit) }
-	for name, takers := range map[string][2]func(tx pgx.Tx) (ratelimit.Slot, error){
+	inSQL := func(tx pgx.Tx) (ratelimit.Permit, error) { return acquire(ctx, tx, db.Schema, limit) }
+	for name, takers := range map[string][2]func(tx pgx.Tx) (ratelimit.Permit, error){
 		"SQL before SQL":              {inSQL, inSQL},
 		"Go before SQL":               {inGo(named), inSQL},
 		"Go without schema before it": {inGo(unnamed), inSQL},
@@ -198,7 +198,7 @@ func TestSlotsOfOpenTransactions(t *testing.T) {
 			open[i] = tx
 		}
 		if s, err := takers[0](open[0]); err != nil || !s.OK {
-			t.Errorf("%s: %+v, %v, want a slot", name, s, err)
+			t.Errorf("%s: %+v, %v, want a permit", name, s, err)
 		}
 		if s, err := takers[1](open[1]); err != nil || s.OK {
 			t.Errorf("%s: the second got %+v, %v, want a refusal without a wait", name, s, err)
@@ -212,7 +212,7 @@ func TestSlotsOfOpenTransactions(t *testing.T) {
 }
 
 // Never more than so many at a time, by functions, database/sql and Go at once.
-func TestSlotsNeverOver(t *testing.T) {
+func TestPermitsNeverOver(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	withFunctions(t, db, nil)
@@ -225,17 +225,17 @@ func TestSlotsNeverOver(t *testing.T) {
 	pool := drivers[3].open(t, db)
 	calling := calling
 	calling.Name = db.Schema
-	through := map[string]func() (ratelimit.Slot, error){
-		"SQL":   func() (ratelimit.Slot, error) { return acquire(ctx, db.Pool, db.Schema, calling) },
-		"SQL 2": func() (ratelimit.Slot, error) { return acquire(ctx, db.Pool, db.Schema, calling) },
-		"own":   func() (ratelimit.Slot, error) { return own.Acquire(ctx, calling, "k") },
-		"database/sql": func() (s ratelimit.Slot, err error) {
+	through := map[string]func() (ratelimit.Permit, error){
+		"SQL":   func() (ratelimit.Permit, error) { return acquire(ctx, db.Pool, db.Schema, calling) },
+		"SQL 2": func() (ratelimit.Permit, error) { return acquire(ctx, db.Pool, db.Schema, calling) },
+		"own":   func() (ratelimit.Permit, error) { return own.Permits().Acquire(ctx, calling.For("k")) },
+		"database/sql": func() (s ratelimit.Permit, err error) {
 			tx, err := pool.BeginTx(ctx, nil)
 			if err != nil {
 				return s, err
 			}
 			defer func() { _ = tx.Rollback() }()
-			if s, err = own.AcquireTx(ctx, sqltx.Of(tx), calling, "k"); err != nil {
+			if s, err = own.Permits().AcquireTx(ctx, sqltx.Of(tx), calling.For("k")); err != nil {
 				return s, err
 			}
 			return s, tx.Commit()
@@ -262,7 +262,7 @@ func TestSlotsNeverOver(t *testing.T) {
 				time.Sleep(time.Millisecond) // of work
 				holding.Add(-1)
 				if name == "own" {
-					err = own.Release(ctx, s)
+					err = own.Permits().Release(ctx, s)
 				} else if !change(t, db, release, s) {
 					err = errors.New("it was not held")
 				}
@@ -278,20 +278,20 @@ func TestSlotsNeverOver(t *testing.T) {
 	}
 }
 
-// In a transaction of database/sql a slot is held with its commit, and free with its roll-back.
-func TestSlotsInTransactions(t *testing.T) {
+// In a transaction of database/sql a permit is held with its commit, and free with its roll-back.
+func TestPermitsInTransactions(t *testing.T) {
 	eachDriver(t, func(t *testing.T, db *pgtest.DB, pool *sql.DB) {
 		ctx, store := t.Context(), newStore(t, db, nil)
 		limit := ratelimit.InFlight{Name: "calls", Limit: 1, Lease: time.Hour}
 		rate := ratelimit.TokenBucket{Name: "one", Rate: 10, Period: 24 * time.Hour}
 		for _, level := range []sql.IsolationLevel{sql.LevelReadCommitted, sql.LevelSerializable} {
 			tx := begin(t, pool, level)
-			s, err := store.AcquireTx(ctx, sqltx.Of(tx), limit, "k", rate.For("k"))
+			s, err := store.Permits().AcquireTx(ctx, sqltx.Of(tx), limit.For("k"), rate.For("k"))
 			if err != nil || !s.OK || !s.Rates.OK {
 				t.Fatalf("%v: %+v, %v", level, s, err)
 			}
 			other := begin(t, pool, level)
-			if s, err := store.AcquireTx(ctx, sqltx.Of(other), limit, "k"); err != nil || s.OK {
+			if s, err := store.Permits().AcquireTx(ctx, sqltx.Of(other), limit.For("k")); err != nil || s.OK {
 				t.Errorf("%v: another got %+v, %v, want a refusal", level, s, err)
 			}
 			for _, tx := range []*sql.Tx{other, tx} {
@@ -300,7 +300,7 @@ func TestSlotsInTransactions(t *testing.T) {
 				}
 			}
 			tx = begin(t, pool, level)
-			again, err := store.AcquireTx(ctx, sqltx.Of(tx), limit, "k", rate.For("k"))
+			again, err := store.Permits().AcquireTx(ctx, sqltx.Of(tx), limit.For("k"), rate.For("k"))
 			if err != nil || !again.OK {
 				t.Fatalf("%v: after a roll-back %+v, %v", level, again, err)
 			}
@@ -310,14 +310,14 @@ func TestSlotsInTransactions(t *testing.T) {
 			}
 			tx = begin(t, pool, level)
 			of := sqltx.Of(tx)
-			refused, err := store.AcquireTx(ctx, of, limit, "k", rate.For("k"))
+			refused, err := store.Permits().AcquireTx(ctx, of, limit.For("k"), rate.For("k"))
 			if err != nil || refused.OK {
 				t.Errorf("%v: while it is held %+v, %v", level, refused, err)
 			}
-			if err := store.ReleaseTx(ctx, of, again); err != nil {
+			if err := store.Permits().ReleaseTx(ctx, of, again); err != nil {
 				t.Errorf("%v: %v", level, err)
 			}
-			if err := store.ReleaseTx(ctx, of, again); !errors.Is(err, ratelimit.ErrLeaseLost) {
+			if err := store.Permits().ReleaseTx(ctx, of, again); !errors.Is(err, ratelimit.ErrLeaseLost) {
 				t.Errorf("%v: released twice, %v", level, err)
 			}
 			commit(t, tx) // the refusal took no token
@@ -329,8 +329,8 @@ func TestSlotsInTransactions(t *testing.T) {
 	})
 }
 
-// By name slots are acquired in the mode that the catalog says, as in Go.
-func TestSlotsByNameInModes(t *testing.T) {
+// By name permits are acquired in the mode that the catalog says, as in Go.
+func TestPermitsByNameInModes(t *testing.T) {
 	t.Parallel()
 	db, f := published(t, sending)
 	ctx := t.Context()
@@ -348,22 +348,22 @@ func TestSlotsByNameInModes(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	take := func(key string) (slot ratelimit.Slot) {
+	take := func(key string) (permit ratelimit.Permit) {
 		t.Helper()
 		var number, fence *int64
 		var notBefore *time.Time
 		err := db.Pool.QueryRow(ctx, "SELECT ok, shadowed, number, fence, at, not_before FROM "+db.Schema+".rate_limit_acquire('calls', $1)", key).
-			Scan(&slot.OK, &slot.Shadowed, &number, &fence, &slot.At, &notBefore)
+			Scan(&permit.OK, &permit.Shadowed, &number, &fence, &permit.At, &notBefore)
 		if err != nil {
 			t.Fatal(err)
 		}
 		if notBefore != nil {
-			slot.NotBefore = *notBefore
+			permit.NotBefore = *notBefore
 		}
 		if fence != nil {
-			slot.Number, slot.Fence = int(*number), *fence
+			permit.Number, permit.Fence = int(*number), *fence
 		}
-		return slot
+		return permit
 	}
 	if got := take("off"); got.OK || got.NotBefore.Sub(got.At) != ratelimit.RefusedFor {
 		t.Errorf("got %+v, want a refusal for a minute", got)
@@ -385,6 +385,6 @@ func TestSlotsByNameInModes(t *testing.T) {
 		}
 	}
 	if third := take("tried"); !third.Shadowed {
-		t.Errorf("got %+v: releasing a shadowed slot freed another", third)
+		t.Errorf("got %+v: releasing a shadowed permit freed another", third)
 	}
 }

@@ -1,4 +1,4 @@
-// Package flight is a process's knowledge of the slots of limits of work in flight: which to
+// Package flight is a process's knowledge of the permits of limits of work in flight: which to
 // try, and the waiters for one here. It knows no database. Its knowledge is a guess, which
 // chooses and grants nothing.
 package flight
@@ -17,72 +17,72 @@ import (
 // waited for here.
 const mostKeys = 16384
 
-// IdleFor is how long a slot must have been free before its row is deleted.
+// IdleFor is how long a permit must have been free before its row is deleted.
 const IdleFor = time.Minute
 
 const (
-	// turnTime is for how long a slot is handed on within a process, before it is let go:
+	// turnTime is for how long a permit is handed on within a process, before it is let go:
 	// other processes may wait as well.
 	turnTime = 4 * time.Second
 
-	// attempt is how long a slot that is tried stays chosen, unless somebody says how it went.
+	// attempt is how long a permit that is tried stays chosen, unless somebody says how it went.
 	attempt = time.Minute
 )
 
-// Slots is the knowledge of all keys. The zero value is ready to use. It is safe for concurrent
+// Permits is the knowledge of all keys. The zero value is ready to use. It is safe for concurrent
 // use.
-type Slots struct {
+type Permits struct {
 	mu   sync.Mutex
-	keys map[decide.Key]*known
+	keys map[decide.Key]*keyState
 }
 
 // known is the knowledge of a key.
-type known struct {
+type keyState struct {
 	looked bool              // free has been read, and is not just empty
 	free   []Choice          // seen free; the last is the next
-	away   map[int]mark      // slots that are tried or held here
+	away   map[int]mark      // permits that are tried or held here
 	line   list.List         // of *Waiter, in the order in which they came
 	came   uint64            // how many have
 	asking int               // callers that are not in line, and may have to go there
-	turns  map[int]time.Time // since when slots are handed on here
+	turns  map[int]time.Time // since when permits are handed on here
 	look   time.Time         // when the first in line is to look again
 }
 
-// mark says that a slot is tried here, or since when it is held, and until when at the latest.
+// mark says that a permit is tried here, or since when it is held, and until when at the latest.
 type mark struct {
 	tried        bool
 	since, until time.Time
 }
 
-// Choice is a slot to try.
+// Choice is a permit to try.
 type Choice struct {
 	Number int
 	New    bool // it may not be there yet
 }
 
 // locked locks mu, and returns the knowledge of a key.
-func (s *Slots) locked(key decide.Key) *known {
+func (s *Permits) locked(key decide.Key) *keyState {
 	s.mu.Lock()
 	return s.of(key)
 }
 
 // of returns the knowledge of a key. It needs mu, as all unexported methods do.
-func (s *Slots) of(key decide.Key) *known {
+func (s *Permits) of(key decide.Key) *keyState {
 	k := s.keys[key]
 	if k == nil {
 		if s.keys == nil {
-			s.keys = make(map[decide.Key]*known)
+			s.keys = make(map[decide.Key]*keyState)
 		}
 		if len(s.keys) >= mostKeys {
 			s.forgetIdle(time.Now())
 		}
-		k = &known{away: make(map[int]mark)}
+		k = &keyState{away: make(map[int]mark)}
 		s.keys[key] = k
 	}
 	return k
 }
 
-func (s *Slots) forgetIdle(now time.Time) {
+func (s *Permits) forgetIdle(now time.Time) {
 	for key, k := range s.keys {
 		for number, m := range k.away {
 			if !m.until.After(now) {
@@ -95,10 +95,10 @@ func (s *Slots) forgetIdle(now time.Time) {
 	}
 }
 
-// Choose returns a slot to try of so many, which nobody else here is given until [Slots.Took],
-// [Slots.Missed] or [Slots.Freed]. If nothing is known of the key it is one at random. It
+// Choose returns a permit to try of so many, which nobody else here is given until [Permits.Taken],
+// [Permits.Missed] or [Permits.Freed]. If nothing is known of the key it is one at random. It
 // returns false when none is known to be free, and somebody has to look.
-func (s *Slots) Choose(key decide.Key, limit int, now time.Time) (Choice, bool) {
+func (s *Permits) Choose(key decide.Key, limit int, now time.Time) (Choice, bool) {
 	k := s.locked(key)
 	defer s.mu.Unlock()
 	if !k.looked && len(k.free) == 0 {
@@ -119,11 +119,11 @@ func (s *Slots) Choose(key decide.Key, limit int, now time.Time) (Choice, bool) 
 	return Choice{}, false
 }
 
-func (k *known) try(number int, now time.Time) {
+func (k *keyState) try(number int, now time.Time) {
 	k.away[number] = mark{tried: true, until: now.Add(attempt)}
 }
 
-func (k *known) isAway(number int, now time.Time) bool {
+func (k *keyState) isAway(number int, now time.Time) bool {
 	m, ok := k.away[number]
 	if ok && !m.until.After(now) {
 		delete(k.away, number)
@@ -132,23 +132,23 @@ func (k *known) isAway(number int, now time.Time) bool {
 	return ok
 }
 
-// Took notes that a slot is held here until an instant.
-func (s *Slots) Took(key decide.Key, number int, until time.Time) {
+// Taken notes that a permit is held here until an instant.
+func (s *Permits) Taken(key decide.Key, number int, until time.Time) {
 	k := s.locked(key)
 	defer s.mu.Unlock()
 	k.away[number] = mark{since: time.Now(), until: until}
 }
 
-// Missed notes that a slot was tried in vain. The other slots seen free are out of date by now.
-func (s *Slots) Missed(key decide.Key, number int) {
+// Missed notes that a permit was tried in vain. The other permits seen free are out of date by now.
+func (s *Permits) Missed(key decide.Key, number int) {
 	k := s.locked(key)
 	defer s.mu.Unlock()
 	delete(k.away, number)
 	k.looked, k.free = true, nil
 }
 
-// Freed notes that a slot was released here, and has waiters look.
-func (s *Slots) Freed(key decide.Key, number int) {
+// Freed notes that a permit was released here, and has waiters look.
+func (s *Permits) Freed(key decide.Key, number int) {
 	k := s.locked(key)
 	defer s.mu.Unlock()
 	delete(k.away, number)
@@ -156,17 +156,17 @@ func (s *Slots) Freed(key decide.Key, number int) {
 	k.poke(true)
 }
 
-// Gone notes that a slot is not held here any more, and nothing else.
-func (s *Slots) Gone(key decide.Key, number int) {
+// Lost notes that a permit is not held here any more, and nothing else.
+func (s *Permits) Lost(key decide.Key, number int) {
 	k := s.locked(key)
 	defer s.mu.Unlock()
 	delete(k.away, number)
 	k.poke(true)
 }
 
-// Saw notes the free slots of a look that began at an instant, and reports whether there are
+// Observe notes the free permits of a look that began at an instant, and reports whether there are
 // some that no caller here has tried since.
-func (s *Slots) Saw(key decide.Key, free []Choice, begun time.Time) (some bool) {
+func (s *Permits) Observe(key decide.Key, free []Choice, begun time.Time) (some bool) {
 	k := s.locked(key)
 	defer s.mu.Unlock()
 	k.looked, k.free = true, k.free[:0]
@@ -180,8 +180,8 @@ func (s *Slots) Saw(key decide.Key, free []Choice, begun time.Time) (some bool) 
 	return len(k.free) > 0
 }
 
-// Forget forgets all about a key's slots.
-func (s *Slots) Forget(key decide.Key) {
+// Forget forgets all about a key's permits.
+func (s *Permits) Forget(key decide.Key) {
 	k := s.locked(key)
 	defer s.mu.Unlock()
 	k.looked, k.free = false, nil
@@ -189,24 +189,24 @@ func (s *Slots) Forget(key decide.Key) {
 	k.poke(true)
 }
 
-// Waiter is a caller that waits for a slot of a key.
+// Waiter is a caller that waits for a permit of a key.
 type Waiter struct {
 	Limit ratelimit.InFlight
-	Turn  <-chan bool           // has something for the first in line: whether it is worth trying now
-	Got   <-chan ratelimit.Slot // has a slot that was handed on, at most one
+	Turn  <-chan bool             // has something for the first in line: whether it is worth trying now
+	Got   <-chan ratelimit.Permit // has a permit that was handed on, at most one
 
 	key     decide.Key
 	number  uint64 // in the order of arrival
 	asks    bool
 	turn    chan bool
-	got     chan ratelimit.Slot
+	got     chan ratelimit.Permit
 	element *list.Element // nil when it is not in line
 }
 
-// Arrive returns a Waiter, and whether it is to ask for a slot at once; otherwise it is in line.
-// It must [Slots.Leave]. As many ask at once as there are slots, if nobody is in line: more would
+// Arrive returns a Waiter, and whether it is to ask for a permit at once; otherwise it is in line.
+// It must [Permits.Leave]. As many ask at once as there are permits, if nobody is in line: more would
 // be refused in any case, and meanwhile be overtaken by callers that come later and ask, too.
-func (s *Slots) Arrive(key decide.Key, limit ratelimit.InFlight) (w *Waiter, asks bool) {
+func (s *Permits) Arrive(key decide.Key, limit ratelimit.InFlight) (w *Waiter, asks bool) {
 	k := s.locked(key)
 	defer s.mu.Unlock()
 	k.came++
@@ -221,7 +221,7 @@ func (s *Slots) Arrive(key decide.Key, limit ratelimit.InFlight) (w *Waiter, ask
 }
 
 // Enter has a Waiter in line that has asked in vain, before those who came later.
-func (s *Slots) Enter(w *Waiter) {
+func (s *Permits) Enter(w *Waiter) {
 	k := s.locked(w.key)
 	defer s.mu.Unlock()
 	k.asked(w)
@@ -229,15 +229,15 @@ func (s *Slots) Enter(w *Waiter) {
 }
 
 // asked notes that a Waiter asks no more, if it did.
-func (k *known) asked(w *Waiter) {
+func (k *keyState) asked(w *Waiter) {
 	if w.asks {
 		w.asks = false
 		k.asking--
 	}
 }
 
-func (k *known) enter(w *Waiter) {
-	w.turn, w.got = make(chan bool, 1), make(chan ratelimit.Slot, 1)
+func (k *keyState) enter(w *Waiter) {
+	w.turn, w.got = make(chan bool, 1), make(chan ratelimit.Permit, 1)
 	w.Turn, w.Got = w.turn, w.got
 	before := k.line.Back()
 	for before != nil && before.Value.(*Waiter).number > w.number {
@@ -253,15 +253,15 @@ func (k *known) enter(w *Waiter) {
 
 // First reports whether a Waiter is the first in line. One that was is not any more when somebody
 // enters who came before.
-func (s *Slots) First(w *Waiter) bool {
+func (s *Permits) First(w *Waiter) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return w.element != nil && w.element == s.of(w.key).line.Front()
 }
 
-// Leave ends a Waiter, in line or not. If a slot was handed on that it has not read from Got, that
+// Leave ends a Waiter, in line or not. If a permit was handed on that it has not read from Got, that
 // is returned, and ok.
-func (s *Slots) Leave(w *Waiter) (slot ratelimit.Slot, ok bool) {
+func (s *Permits) Leave(w *Waiter) (permit ratelimit.Permit, ok bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := s.of(w.key)
@@ -275,15 +275,15 @@ func (s *Slots) Leave(w *Waiter) (slot ratelimit.Slot, ok bool) {
 		}
 	}
 	select {
-	case slot = <-w.got:
-		return slot, true
+	case permit = <-w.got:
+		return permit, true
 	default:
-		return slot, false
+		return permit, false
 	}
 }
 
 // poke tells the first in line that it is, and whether it is worth trying now.
-func (k *known) poke(now bool) {
+func (k *keyState) poke(now bool) {
 	first := k.line.Front()
 	if first == nil {
 		return
@@ -298,22 +298,22 @@ func (k *known) poke(now bool) {
 }
 
 // LookAgain notes when the caller that is first in line then is to look again.
-func (s *Slots) LookAgain(key decide.Key, at time.Time) {
+func (s *Permits) LookAgain(key decide.Key, at time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.of(key).look = at
 }
 
 // Look returns when the first in line is to look.
-func (s *Slots) Look(key decide.Key) time.Time {
+func (s *Permits) Look(key decide.Key) time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.of(key).look
 }
 
-// HandOn returns the limit by which a slot that is about to be released is to be taken for a
+// HandOn returns the limit by which a permit that is about to be released is to be taken for a
 // waiter here, and true; or false, when there is none, or it is other processes' turn.
-func (s *Slots) HandOn(key decide.Key, number int, now time.Time) (ratelimit.InFlight, bool) {
+func (s *Permits) HandOn(key decide.Key, number int, now time.Time) (ratelimit.InFlight, bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	k := s.keys[key]
@@ -340,15 +340,15 @@ func (s *Slots) HandOn(key decide.Key, number int, now time.Time) (ratelimit.InF
 	return limit, number < limit.Limit
 }
 
-// LetGo notes that a slot was released that is others' to take: nobody here is told.
-func (s *Slots) LetGo(key decide.Key, number int) {
+// LetGo notes that a permit was released that is others' to take: nobody here is told.
+func (s *Permits) LetGo(key decide.Key, number int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.of(key).away, number)
 }
 
-// Waiting is how many wait for a slot of a key here.
-func (s *Slots) Waiting(key decide.Key) int {
+// Waiting is how many wait for a permit of a key here.
+func (s *Permits) Waiting(key decide.Key) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if k := s.keys[key]; k != nil {
@@ -357,9 +357,9 @@ func (s *Slots) Waiting(key decide.Key) int {
 	return 0
 }
 
-// Hand gives a slot that was taken to the first in line, and reports false if there is
+// Hand gives a permit that was taken to the first in line, and reports false if there is
 // nobody any more.
-func (s *Slots) Hand(key decide.Key, slot ratelimit.Slot) bool {
+func (s *Permits) Hand(key decide.Key, permit ratelimit.Permit) bool {
 	k := s.locked(key)
 	defer s.mu.Unlock()
 	first := k.line.Front()
@@ -368,9 +368,9 @@ func (s *Slots) Hand(key decide.Key, slot ratelimit.Slot) bool {
 	}
 	w := k.line.Remove(first).(*Waiter)
 	w.element = nil
-	slot.InFlight = w.Limit
-	w.got <- slot // it has room, since a waiter that was given a slot is not in line
-	k.away[slot.Number] = mark{since: time.Now(), until: slot.Ends()}
+	permit.InFlight = w.Limit
+	w.got <- permit // it has room, since a waiter that was given a permit is not in line
+	k.away[permit.Number] = mark{since: time.Now(), until: permit.Ends()}
 	k.poke(len(k.free) > 0)
 	return true
 }

@@ -18,9 +18,9 @@ import (
 // fakeTimes is where libfaketime may be, which has a program read another clock.
 var fakeTimes = []string{"/usr/lib/*/faketime/libfaketime.so.1", "/usr/local/lib/faketime/libfaketime.so.1"}
 
-// setSlotsClock has processes hold slots while the clock of the server is set forward and back
+// setPermitsClock has processes hold permits while the clock of the server is set forward and back
 // by more than leases last.
-func setSlotsClock(ctx context.Context, l *lab, c *chapter) error {
+func setPermitsClock(ctx context.Context, l *lab, c *chapter) error {
 	const what = "A server whose clock is set"
 	library := ""
 	for _, glob := range fakeTimes {
@@ -60,8 +60,8 @@ func setSlotsClock(ctx context.Context, l *lab, c *chapter) error {
 	defer h.killAll()
 	forward, back := 0, 0
 	for end, was := time.Now().Add(l.seconds(40, 5)), time.Duration(0); time.Now().Before(end); {
-		time.Sleep(slotLimit.Lease)
-		ahead := time.Duration(rand.Int64N(int64(6*slotLimit.Lease))) - 3*slotLimit.Lease
+		time.Sleep(permitLimit.Lease)
+		ahead := time.Duration(rand.Int64N(int64(6*permitLimit.Lease))) - 3*permitLimit.Lease
 		if err := clock.set(ahead); err != nil {
 			return err
 		}
@@ -81,7 +81,7 @@ func setSlotsClock(ctx context.Context, l *lab, c *chapter) error {
 	const when = ", clock set"
 	h.last.judgeFences(c, when)
 	_, lost := h.last.overlaps()
-	c.happened(count{"slots held" + when, len(h.last)}, count{"told that they have lost theirs" + when, lost}, count{"server's clock set forward", forward}, count{"server's clock set back", back})
+	c.happened(count{"permits held" + when, len(h.last)}, count{"told that they have lost theirs" + when, lost}, count{"server's clock set forward", forward}, count{"server's clock set back", back})
 	return nil
 }
 

@@ -10,17 +10,17 @@ import (
 
 var key = decide.Key{Name: "l", Key: "k"}
 
-func TestNoSlotIsChosenTwice(t *testing.T) {
-	var s Slots
+func TestNoPermitIsChosenTwice(t *testing.T) {
+	var s Permits
 	now := time.Now()
 	first, ok := s.Choose(key, 1, now)
 	if !ok || first != (Choice{0, true}) {
-		t.Fatalf("got %v and %v, want the only slot, which may be new", first, ok)
+		t.Fatalf("got %v and %v, want the only permit, which may be new", first, ok)
 	}
 	if c, ok := s.Choose(key, 1, now); ok {
 		t.Errorf("got %v while it is tried", c)
 	}
-	s.Took(key, 0, now.Add(time.Minute))
+	s.Taken(key, 0, now.Add(time.Minute))
 	if c, ok := s.Choose(key, 1, now); ok {
 		t.Errorf("got %v while it is held", c)
 	}
@@ -32,7 +32,7 @@ func TestNoSlotIsChosenTwice(t *testing.T) {
 	if c, ok := s.Choose(key, 1, now); ok {
 		t.Errorf("got %v after it was tried in vain, want somebody to look", c)
 	}
-	if !s.Saw(key, []Choice{{Number: 0}}, now) {
+	if !s.Observe(key, []Choice{{Number: 0}}, now) {
 		t.Error("what was seen free is not worth trying")
 	}
 	if _, ok := s.Choose(key, 1, now); !ok {
@@ -43,20 +43,20 @@ func TestNoSlotIsChosenTwice(t *testing.T) {
 // What was taken here after somebody began to look is not free, whatever was seen; what was
 // held before is, if its lease is over.
 func TestSawBeforeItWasTaken(t *testing.T) {
-	var s Slots
+	var s Permits
 	begun := time.Now()
-	s.Took(key, 0, begun.Add(time.Hour))
-	if s.Saw(key, []Choice{{Number: 0}}, begun.Add(-time.Second)) {
-		t.Error("a slot is free that was taken since")
+	s.Taken(key, 0, begun.Add(time.Hour))
+	if s.Observe(key, []Choice{{Number: 0}}, begun.Add(-time.Second)) {
+		t.Error("a permit is free that was taken since")
 	}
-	if !s.Saw(key, []Choice{{Number: 0}}, time.Now().Add(time.Second)) {
-		t.Error("a slot is not free whose lease is over")
+	if !s.Observe(key, []Choice{{Number: 0}}, time.Now().Add(time.Second)) {
+		t.Error("a permit is not free whose lease is over")
 	}
 }
 
 func TestOnlyThoseOfTheLimitAreChosen(t *testing.T) {
-	var s Slots
-	s.Saw(key, []Choice{{Number: 4}, {Number: 1}}, time.Now())
+	var s Permits
+	s.Observe(key, []Choice{{Number: 4}, {Number: 1}}, time.Now())
 	if c, ok := s.Choose(key, 2, time.Now()); !ok || c.Number != 1 {
 		t.Errorf("got %v and %v, want 1", c, ok)
 	}
@@ -66,7 +66,7 @@ func TestOnlyThoseOfTheLimitAreChosen(t *testing.T) {
 }
 
 // enter has somebody come, and go in line.
-func enter(s *Slots, limit ratelimit.InFlight) *Waiter {
+func enter(s *Permits, limit ratelimit.InFlight) *Waiter {
 	w, asks := s.Arrive(key, limit)
 	if asks {
 		s.Enter(w)
@@ -75,9 +75,9 @@ func enter(s *Slots, limit ratelimit.InFlight) *Waiter {
 }
 
 func TestHandsOnInOrder(t *testing.T) {
-	var s Slots
+	var s Permits
 	limit := ratelimit.InFlight{Name: "l", Limit: 1}
-	if s.Hand(key, ratelimit.Slot{}) {
+	if s.Hand(key, ratelimit.Permit{}) {
 		t.Error("handed to nobody")
 	}
 	first, second, third := enter(&s, limit), enter(&s, limit), enter(&s, limit)
@@ -85,13 +85,13 @@ func TestHandsOnInOrder(t *testing.T) {
 		t.Error("it is not the turn of the first, and of nobody else")
 	}
 	if _, ok := s.HandOn(key, 0, time.Now()); !ok {
-		t.Error("a slot is not handed on")
+		t.Error("a permit is not handed on")
 	}
-	if !s.Hand(key, ratelimit.Slot{Fence: 1}) || len(first.Got) != 1 || len(second.Turn) != 1 {
+	if !s.Hand(key, ratelimit.Permit{Fence: 1}) || len(first.Got) != 1 || len(second.Turn) != 1 {
 		t.Error("it is not handed to the first, or the second is not told")
 	}
-	if slot, ok := s.Leave(first); !ok || slot.Fence != 1 {
-		t.Error("who leaves without reading its slot does not give it back")
+	if permit, ok := s.Leave(first); !ok || permit.Fence != 1 {
+		t.Error("who leaves without reading its permit does not give it back")
 	}
 	if _, ok := s.Leave(second); ok || len(third.Turn) != 1 {
 		t.Error("the third is not told that it is first")
@@ -100,7 +100,7 @@ func TestHandsOnInOrder(t *testing.T) {
 		t.Error("it is never others' turn")
 	}
 	if _, ok := s.HandOn(key, 1, time.Now()); ok {
-		t.Error("a slot is handed to somebody whose limit has it not")
+		t.Error("a permit is handed to somebody whose limit has it not")
 	}
 	s.Leave(third)
 	if s.Waiting(key) > 0 {
@@ -108,9 +108,9 @@ func TestHandsOnInOrder(t *testing.T) {
 	}
 }
 
-// As many ask at once as there are slots. Those who ask in vain stand in line as if they had not.
+// As many ask at once as there are permits. Those who ask in vain stand in line as if they had not.
 func TestAsksAtOnce(t *testing.T) {
-	var s Slots
+	var s Permits
 	limit := ratelimit.InFlight{Name: "l", Limit: 2}
 	var came [5]*Waiter
 	for i := range came {
@@ -137,7 +137,7 @@ func TestAsksAtOnce(t *testing.T) {
 
 // Somebody who asked leaves room for another.
 func TestAsksAfterOthers(t *testing.T) {
-	var s Slots
+	var s Permits
 	limit := ratelimit.InFlight{Name: "l", Limit: 1}
 	for i := range 2 {
 		w, asks := s.Arrive(key, limit)
@@ -154,13 +154,13 @@ func TestAsksAfterOthers(t *testing.T) {
 
 // Who is first is told to try when there is a reason, and otherwise that it is to look in time.
 func TestTellsTheFirst(t *testing.T) {
-	var s Slots
+	var s Permits
 	limit := ratelimit.InFlight{Name: "l", Limit: 3}
 	first, second := enter(&s, limit), enter(&s, limit)
 	if now := <-first.Turn; !now {
 		t.Error("the first is not to try")
 	}
-	s.Hand(key, ratelimit.Slot{})
+	s.Hand(key, ratelimit.Permit{})
 	if now := <-second.Turn; now {
 		t.Error("who comes next is to try, although nothing is free")
 	}
@@ -172,16 +172,16 @@ func TestTellsTheFirst(t *testing.T) {
 	s.Freed(key, 1)
 	s.Leave(second)
 	if now := <-third.Turn; !now {
-		t.Error("who comes next is not to try, although a slot is free")
+		t.Error("who comes next is not to try, although a permit is free")
 	}
 	s.Leave(third)
 }
 
 // Keys that nobody holds or waits for are forgotten.
 func TestForgetsKeys(t *testing.T) {
-	var s Slots
+	var s Permits
 	held := decide.Key{Name: "l", Key: "held"}
-	s.Took(held, 0, time.Now().Add(time.Hour))
+	s.Taken(held, 0, time.Now().Add(time.Hour))
 	for i := range 2 * mostKeys {
 		k := decide.Key{Name: "l", Key: string(rune(i + 1))}
 		s.Choose(k, 1, time.Now())
@@ -191,6 +191,6 @@ func TestForgetsKeys(t *testing.T) {
 		t.Errorf("%d keys are remembered", n)
 	}
 	if _, ok := s.keys[held]; !ok {
-		t.Error("one of which a slot is held is not")
+		t.Error("one of which a permit is held is not")
 	}
 }

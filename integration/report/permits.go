@@ -16,10 +16,10 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// slotLimit is under attack; its leases are short, so that many of them end.
-var slotLimit = ratelimit.InFlight{Name: "in flight", Limit: 4, Lease: 500 * time.Millisecond}
+// permitLimit is under attack; its leases are short, so that many of them end.
+var permitLimit = ratelimit.InFlight{Name: "in flight", Limit: 4, Lease: 500 * time.Millisecond}
 
-// held is what a holder believed: that it had a slot from one instant to another, on the clock
+// held is what a holder believed: that it had a permit from one instant to another, on the clock
 // of the machine, for which it had asked at an instant.
 type held struct {
 	Holder          int
@@ -29,7 +29,7 @@ type held struct {
 	Lost            bool  // and was told so
 }
 
-// beliefs are the last beliefs of holders, each of each slot that it had.
+// beliefs are the last beliefs of holders, each of each permit that it had.
 type beliefs map[belief]held
 
 type belief struct {
@@ -39,15 +39,15 @@ type belief struct {
 
 func (b beliefs) note(h held) { b[belief{h.Holder, h.Number, h.Fence}] = h }
 
-// holdSlots holds slots, and notes each 5 ms that it believes to hold one.
-func holdSlots(ctx context.Context, e *env) error {
+// holdPermits holds permits, and notes each 5 ms that it believes to hold one.
+func holdPermits(ctx context.Context, e *env) error {
 	var group sync.WaitGroup
 	for worker := range e.Workers {
 		random := rand.New(rand.NewPCG(e.Seed, uint64(worker)))
 		group.Go(func() {
 			for ctx.Err() == nil {
-				_ = e.store.Hold(ctx, slotLimit, "", func(ctx context.Context, slot ratelimit.Slot) error {
-					h := held{Holder: e.Process*e.Workers + worker, Number: slot.Number, Fence: slot.Fence, Asked: slot.Asked.UnixMicro(), From: time.Now().UnixMicro()}
+				_ = e.store.Permits().Hold(ctx, permitLimit.For(""), func(ctx context.Context, permit ratelimit.Permit) error {
+					h := held{Holder: e.Process*e.Workers + worker, Number: permit.Number, Fence: permit.Fence, Asked: permit.Asked.UnixMicro(), From: time.Now().UnixMicro()}
 					h.To = h.From
 					for end := time.Now().Add(time.Duration(random.IntN(1500)) * time.Millisecond); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
 						now := time.Now().UnixMicro() // before it asks: it may be stopped in between
@@ -67,9 +67,9 @@ func holdSlots(ctx context.Context, e *env) error {
 	return nil
 }
 
-// attackSlots is all that is done to limits of how many at once.
-func attackSlots(ctx context.Context, l *lab, c *chapter) error {
-	for _, part := range []func(context.Context, *lab, *chapter) error{killHolders, setSlotsClock, waitForSlots, takeSlotsOften} {
+// attackPermits is all that is done to limits of how many at once.
+func attackPermits(ctx context.Context, l *lab, c *chapter) error {
+	for _, part := range []func(context.Context, *lab, *chapter) error{killHolders, setPermitsClock, waitForPermits, takePermitsOften} {
 		if err := part(ctx, l, c); err != nil {
 			return err
 		}
@@ -77,9 +77,9 @@ func attackSlots(ctx context.Context, l *lab, c *chapter) error {
 	return nil
 }
 
-const slotHolders = 8 // processes
+const permitHolders = 8 // processes
 
-// holders are processes that hold slots.
+// holders are processes that hold permits.
 type holders struct {
 	url, schema string
 	children    []*child
@@ -91,7 +91,7 @@ type holders struct {
 // launch starts one more.
 func (h *holders) launch(ctx context.Context) error {
 	number := len(h.children)
-	child, err := start(ctx, task{Job: "slots", URL: h.url, Schema: h.schema, Process: number, Workers: 4, Conns: 4, Seed: uint64(number)}, func(line []byte) error {
+	child, err := start(ctx, task{Job: "permits", URL: h.url, Schema: h.schema, Process: number, Workers: 4, Conns: 4, Seed: uint64(number)}, func(line []byte) error {
 		var one held
 		if err := json.Unmarshal(line, &one); err != nil {
 			return nil // the last line of one that was killed
@@ -109,7 +109,7 @@ func (h *holders) launch(ctx context.Context) error {
 
 func (h *holders) launchAll(ctx context.Context) error {
 	h.last = beliefs{}
-	for range slotHolders {
+	for range permitHolders {
 		if err := h.launch(ctx); err != nil {
 			return err
 		}
@@ -128,10 +128,10 @@ func (h *holders) killAll() time.Time {
 	return dead
 }
 
-// killHolders has processes hold slots while some are killed, some stand still past their
+// killHolders has processes hold permits while some are killed, some stand still past their
 // leases and go on, and the server stands still.
 func killHolders(ctx context.Context, l *lab, c *chapter) error {
-	c.say("Eight processes of four goroutines hold the 4 slots of one key, with leases of 500 ms, and note each 5 ms that they believe to hold one, by the clock of the machine, which is the server's too. Some are killed, some stand still past their leases and go on (SIGSTOP), and so does the server. Then all are killed, and somebody else takes every slot.")
+	c.say("Eight processes of four goroutines hold the 4 permits of one key, with leases of 500 ms, and note each 5 ms that they believe to hold one, by the clock of the machine, which is the server's too. Some are killed, some stand still past their leases and go on (SIGSTOP), and so does the server. Then all are killed, and somebody else takes every permit.")
 	schema, pool, err := l.place(ctx, 8)
 	if err != nil {
 		return err
@@ -144,8 +144,8 @@ func killHolders(ctx context.Context, l *lab, c *chapter) error {
 	killed, stopped, stalls := 0, 0, 0
 	harm := 0 // each sort in turn, so that none is left out
 	for end := time.Now().Add(l.seconds(60, 10)); time.Now().Before(end) || harm < 4; harm++ {
-		time.Sleep(slotLimit.Lease)
-		victim := h.children[len(h.children)-1-rand.IntN(slotHolders)].cmd.Process
+		time.Sleep(permitLimit.Lease)
+		victim := h.children[len(h.children)-1-rand.IntN(permitHolders)].cmd.Process
 		switch harm % 4 {
 		case 0:
 			if victim.Kill() == nil {
@@ -156,7 +156,7 @@ func killHolders(ctx context.Context, l *lab, c *chapter) error {
 			}
 		case 1, 2:
 			if victim.Signal(syscall.SIGSTOP) == nil {
-				time.Sleep(2 * slotLimit.Lease)
+				time.Sleep(2 * permitLimit.Lease)
 				_ = victim.Signal(syscall.SIGCONT)
 				stopped++
 			}
@@ -165,7 +165,7 @@ func killHolders(ctx context.Context, l *lab, c *chapter) error {
 			if err != nil {
 				return err
 			}
-			time.Sleep(2 * slotLimit.Lease)
+			time.Sleep(2 * permitLimit.Lease)
 			if err := resume(); err != nil {
 				return err
 			}
@@ -179,7 +179,7 @@ func killHolders(ctx context.Context, l *lab, c *chapter) error {
 	}
 	free := make(chan time.Duration, 1)
 	go func() { free <- leasesEnd(ctx, pool, schema, dead) }()
-	back, err := takeAllSlots(ctx, store, dead)
+	back, err := takeAllPermits(ctx, store, dead)
 	if err != nil {
 		return err
 	}
@@ -189,24 +189,24 @@ func killHolders(ctx context.Context, l *lab, c *chapter) error {
 		return err
 	}
 	overlaps, lost := h.last.overlaps()
-	c.zero("two believed to hold one slot at a time", overlaps)
+	c.zero("two believed to hold one permit at a time", overlaps)
 	h.last.judgeFences(c, "")
-	c.happened(count{"slots held", len(h.last)}, count{"told that they have lost theirs", lost}, count{"processes killed", killed}, count{"stood still", stopped}, count{"servers stood still", stalls})
+	c.happened(count{"permits held", len(h.last)}, count{"told that they have lost theirs", lost}, count{"processes killed", killed}, count{"stood still", stopped}, count{"servers stood still", stalls})
 	c.tell("the leases of those that were killed seen over, by a statement each 100 ms", "%d ms", over.Milliseconds())
-	c.atMost("all slots taken again after everybody was killed", back.Seconds()*1000, 2*over.Seconds()*1000, "ms")
-	c.atMost("rows", float64(rows), float64(slotLimit.Limit), "")
+	c.atMost("all permits taken again after everybody was killed", back.Seconds()*1000, 2*over.Seconds()*1000, "ms")
+	c.atMost("rows", float64(rows), float64(permitLimit.Limit), "")
 	return nil
 }
 
-// takeAllSlots takes every slot, and returns how long after an instant it had them.
-func takeAllSlots(ctx context.Context, store *pgstore.Store, dead time.Time) (time.Duration, error) {
+// takeAllPermits takes every permit, and returns how long after an instant it had them.
+func takeAllPermits(ctx context.Context, store *pgstore.Store, dead time.Time) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, patient)
 	defer cancel()
-	for range slotLimit.Limit {
-		long := slotLimit
+	for range permitLimit.Limit {
+		long := permitLimit
 		long.Lease = time.Hour
-		if _, err := store.AcquireWait(ctx, long, ""); err != nil {
-			return 0, fmt.Errorf("taking all slots: %w", err)
+		if _, err := store.Permits().AcquireWait(ctx, long.For("")); err != nil {
+			return 0, fmt.Errorf("taking all permits: %w", err)
 		}
 	}
 	return time.Since(dead), nil
@@ -225,8 +225,8 @@ func leasesEnd(ctx context.Context, pool *pgxpool.Pool, schema string, dead time
 	return time.Since(dead)
 }
 
-// bySlot returns the beliefs about each slot, by their beginning.
-func (b beliefs) bySlot() map[int][]held {
+// byPermit returns the beliefs about each permit, by their beginning.
+func (b beliefs) byPermit() map[int][]held {
 	of := map[int][]held{}
 	for _, h := range b {
 		of[h.Number] = append(of[h.Number], h)
@@ -237,9 +237,9 @@ func (b beliefs) bySlot() map[int][]held {
 	return of
 }
 
-// overlaps counts the holders of a slot with overlapping beliefs, and those that lost theirs.
+// overlaps counts the holders of a permit with overlapping beliefs, and those that lost theirs.
 func (b beliefs) overlaps() (overlaps, lost int) {
-	for _, all := range b.bySlot() {
+	for _, all := range b.byPermit() {
 		for i, h := range all {
 			if h.Lost {
 				lost++
@@ -253,10 +253,10 @@ func (b beliefs) overlaps() (overlaps, lost int) {
 }
 
 // judgeFences judges as what holders work on would, which turns smaller fences away: a fence
-// is of one holder, and who asked when another held a slot already has a larger one.
+// is of one holder, and who asked when another held a permit already has a larger one.
 func (b beliefs) judgeFences(c *chapter, when string) {
 	twice, disorder := 0, 0
-	for _, all := range b.bySlot() {
+	for _, all := range b.byPermit() {
 		given := map[int64]bool{}
 		for _, h := range all {
 			if given[h.Fence] {

@@ -1,5 +1,5 @@
 -- A semaphore, as a sorted set of holders by the ends of their leases. KEYS[1]: its key.
--- ARGV: slots, lease in seconds, holder. Returns whether there was a slot.
+-- ARGV: permits, lease in seconds, holder. Returns whether there was a permit.
 local time = redis.call('TIME')
 local now = tonumber(time[1]) + tonumber(time[2]) / 1000000
 redis.call('ZREMRANGEBYSCORE', KEYS[1], '-inf', now)
