@@ -114,15 +114,6 @@ func (e *engine) decideAll(ctx context.Context, tickets []*ticket, granting bool
 		}
 	}
 	err := e.retryCounted(ctx, again, func() (err error) {
-		if await == nil && len(left) == 1 && e.isNew(left[0].Value) {
-			done, err := e.meet(ctx, left[0])
-			if done {
-				left = nil
-			}
-			if done || err != nil {
-				return err
-			}
-		}
 		if granting {
 			if left, err = e.grant(ctx, left, await); err != nil {
 				return err
@@ -154,32 +145,6 @@ func (e *engine) decideAll(ctx context.Context, tickets []*ticket, granting bool
 		t.Finish()
 	}
 	return late
-}
-
-// isNew reports whether a call takes from one row, of a key that was not met lately.
-func (e *engine) isNew(p *pending) bool {
-	call := p.call.Head()
-	return !p.check && !p.prefetch && p.tokens == nil && !call.AtMost() && e.table.PassesOver() &&
-		len(p.call.Demands) == 1 && !call.Sharded() && !e.meets(call.Demands[0].KeyOf())
-}
-
-// mostMet is how many keys are remembered at least, and half of how many at most.
-const mostMet = 4096
-
-// meets remembers a key, and reports whether it was remembered.
-func (e *engine) meets(key decide.Key) (known bool) {
-	m := &e.met
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if _, known = m.latest[key]; known {
-		return true
-	}
-	if len(m.latest) >= mostMet || m.latest == nil {
-		m.latest, m.before = make(map[decide.Key]struct{}), m.latest
-	}
-	m.latest[key] = struct{}{}
-	_, known = m.before[key]
-	return known
 }
 
 // begin notes that calls are about to be decided together.

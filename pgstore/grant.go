@@ -5,7 +5,6 @@ import (
 	"context"
 	"math"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/pgratelimit/ratelimit/internal/decide"
@@ -19,7 +18,6 @@ func (e *engine) grant(ctx context.Context, tickets []*ticket, await *awaiting) 
 	tickets = slices.DeleteFunc(tickets, (*ticket).Gone)
 	groups, grants, left := e.groups(tickets)
 	if len(groups) == 0 {
-		recycle(grants)
 		return left, nil
 	}
 	orders := e.orders(groups, grants)
@@ -39,7 +37,6 @@ func (e *engine) grant(ctx context.Context, tickets []*ticket, await *awaiting) 
 	if gone {
 		return tickets, e.fault("take", err)
 	}
-	defer recycle(grants)
 	if err != nil && (wait || code(err) != lockNotAvailable) { // otherwise one was locked in the same moment, and nothing is taken
 		failed(orders, err)
 		return tickets, e.fault("take", err)
@@ -144,7 +141,7 @@ func (e *engine) groups(tickets []*ticket) (groups [][]*ticket, grants []table.G
 			rows++
 		}
 	}
-	groups, grants = make([][]*ticket, 0, rows), pooledGrants(rows)
+	groups, grants = make([][]*ticket, 0, rows), make([]table.Grant, 0, rows)
 	for i, t := range singles {
 		p := t.Value
 		a := &p.call.Demands[0]
@@ -171,24 +168,6 @@ func (e *engine) groups(tickets []*ticket) (groups [][]*ticket, grants []table.G
 		}
 	}
 	return groups, grants, left
-}
-
-// grantPool are grants that are not in use, for the next statement: one is half a kilobyte,
-// and there is one for each row.
-var grantPool sync.Pool
-
-// pooledGrants has room for n grants.
-func pooledGrants(n int) []table.Grant {
-	if grants, ok := grantPool.Get().(*[]table.Grant); ok && cap(*grants) >= n {
-		return *grants
-	}
-	return make([]table.Grant, 0, n)
-}
-
-func recycle(grants []table.Grant) {
-	clear(grants)
-	grants = grants[:0]
-	grantPool.Put(&grants)
 }
 
 // single finds the row of a call that takes from one; false if it does not.

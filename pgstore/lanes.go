@@ -33,11 +33,6 @@ type engine struct {
 	seed  maphash.Seed
 	lanes [lanes]lane
 
-	met struct { // the keys that calls were for lately
-		mu             sync.Mutex
-		latest, before map[decide.Key]struct{}
-	}
-
 	mu   sync.Mutex
 	rows map[decide.Row]*lane
 	many int // rows, from which on those are looked for that are not needed any more
