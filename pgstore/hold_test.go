@@ -7,7 +7,6 @@ import (
 	"runtime"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -36,7 +35,7 @@ func holdDatabases(t *testing.T, test func(t *testing.T, store *pgstore.Store, d
 func holdStores(t *testing.T, test func(t *testing.T, store flightStore, begin func() pgx.Tx)) {
 	t.Helper()
 	holdDatabases(t, func(t *testing.T, store *pgstore.Store, db *pgtest.DB) {
-		test(t, flightStore{store.Permits(), store}, func() pgx.Tx { return begun(t, db, pgx.ReadCommitted) })
+		test(t, flightStore{store.Permits(), store}, func() pgx.Tx { return begin(t, db, pgx.ReadCommitted) })
 	})
 	t.Run("memstore", func(t *testing.T) {
 		t.Parallel()
@@ -159,7 +158,7 @@ func TestAcquireWaitInOrderBesideASlowAnswer(t *testing.T) {
 	t.Parallel()
 	holdDatabases(t, func(t *testing.T, store *pgstore.Store, db *pgtest.DB) {
 		held := takePermit(t, store.Permits(), one, "k")
-		tx := begun(t, db, pgx.ReadCommitted)
+		tx := begin(t, db, pgx.ReadCommitted)
 		mustExec(t, tx, "LOCK TABLE "+db.Schema+".rate_limits")
 		served := lineUp(t, store.Permits(), func(came int) {
 			eventually(t, "the first asks, and all others stand in line", func() bool {
@@ -234,78 +233,6 @@ func TestAcquireWaitEnds(t *testing.T) {
 			t.Errorf("waited %v for a lease of %v", took, brief.Lease)
 		}
 	})
-}
-
-// Two processes that both have somebody waiting for the only permit take turns. A turn is of up to
-// four seconds, and the process that looks first has the next: one of the two may well have four in
-// a row.
-func TestProcessesTakeTurns(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	db := pgtest.New(t, maxConns(12))
-	ctx, cancel := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	var served [2]atomic.Int64
-	var at atomic.Int32
-	for process := range served {
-		store := newStore(t, db)
-		for range 3 {
-			wg.Go(func() {
-				for ctx.Err() == nil {
-					err := store.Permits().Hold(ctx, one.For("k"), func(context.Context, ratelimit.Permit) error {
-						if n := at.Add(1); n > 1 {
-							t.Errorf("%d at a time", n)
-						}
-						defer at.Add(-1)
-						served[process].Add(1)
-						time.Sleep(time.Millisecond) // work, which is what takes the time
-						return nil
-					})
-					if err != nil && ctx.Err() == nil {
-						t.Errorf("process %d: %v", process, err)
-					}
-				}
-			})
-		}
-	}
-	for end := time.Now().Add(time.Minute); time.Now().Before(end) && min(served[0].Load(), served[1].Load()) < 5; {
-		time.Sleep(10 * time.Millisecond)
-	}
-	cancel()
-	wg.Wait()
-	if a, b := served[0].Load(), served[1].Load(); min(a, b) < 5 {
-		t.Errorf("served %d and %d within a minute, want at least 5 each", a, b)
-	}
-}
-
-// Who gives up while its statement is under way leaves no permit behind.
-func TestGivingUpLeaksNoPermit(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t, maxConns(8))
-	store := newStore(t, db)
-	limit := ratelimit.InFlight{Name: "l", Limit: 50, Lease: time.Minute}
-	var wg sync.WaitGroup
-	for worker := range 16 {
-		wg.Go(func() {
-			for i := range 40 {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(worker*i)*20*time.Microsecond)
-				permit, err := store.Permits().Acquire(ctx, limit.For("k"))
-				if err == nil && permit.OK {
-					err = store.Permits().Release(t.Context(), permit)
-				}
-				cancel()
-				if err != nil && !errors.Is(err, context.DeadlineExceeded) {
-					t.Errorf("worker %d: %v", worker, err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	store.Close() // which waits for what gives back
-	permits, err := newStore(t, db).Permits().Held(t.Context(), limit, "k")
-	if err != nil || len(permits) > 0 {
-		t.Errorf("got %d permits that are held, and %v, of nobody", len(permits), err)
-	}
 }
 
 func TestCloseEndsWaitsForPermits(t *testing.T) {

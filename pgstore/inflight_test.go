@@ -4,10 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -42,7 +40,7 @@ func flightStores(t *testing.T, test func(t *testing.T, store flightStore, begin
 			t.Parallel()
 			db, clock := pgtest.New(t), newClock()
 			store := newStore(t, db, onClock(clock), isPortable(portable))
-			test(t, flightStore{store.Permits(), store}, func() pgx.Tx { return begun(t, db, pgx.ReadCommitted) }, clock)
+			test(t, flightStore{store.Permits(), store}, func() pgx.Tx { return begin(t, db, pgx.ReadCommitted) }, clock)
 		})
 	}
 	t.Run("memstore", func(t *testing.T) {
@@ -57,17 +55,6 @@ func flightStores(t *testing.T, test func(t *testing.T, store flightStore, begin
 			return tx
 		}, clock)
 	})
-}
-
-// begun begins a transaction that is rolled back after the test.
-func begun(t *testing.T, db *pgtest.DB, level pgx.TxIsoLevel) pgx.Tx {
-	t.Helper()
-	tx, err := db.Pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = tx.Rollback(context.Background()) })
-	return tx
 }
 
 var calls = ratelimit.InFlight{Name: "calls", Limit: 3, Lease: time.Minute}
@@ -143,6 +130,7 @@ func TestPermits(t *testing.T) {
 
 		// Renewed permits last, the others are free when their leases are over, and not before.
 		clock.set(permits[0].Until.Add(-time.Microsecond))
+		refusedFor(t, store, calls, "k")
 		longer, err := store.Renew(ctx, permits[0])
 		if err != nil || !longer.Until.Equal(clock.now().Add(time.Minute)) || longer.Fence != permits[0].Fence {
 			t.Fatalf("Renew: got %v until %v and %v, want the same permit until a minute from %v", longer, longer.Until, err, clock.now())
@@ -535,7 +523,7 @@ func TestOpenTransactionsDelayNobody(t *testing.T) {
 	two := ratelimit.InFlight{Name: "two", Limit: 2, Lease: time.Minute}
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second) // whoever waited for it would wait until then
 	defer cancel()
-	open := begun(t, db, pgx.Serializable)
+	open := begin(t, db, pgx.Serializable)
 	taken, err := mine.Permits().AcquireTx(ctx, open, two.For("k"))
 	if err != nil || !taken.OK {
 		t.Fatalf("AcquireTx: %v and %v", taken, err)
@@ -546,7 +534,7 @@ func TestOpenTransactionsDelayNobody(t *testing.T) {
 		if !refused.NotBefore.Equal(refused.At) {
 			t.Errorf("refused not before %v, want %v: the transaction may end at any time", refused.NotBefore, refused.At)
 		}
-		second := begun(t, db, pgx.Serializable)
+		second := begin(t, db, pgx.Serializable)
 		if in, err := others.Permits().AcquireTx(ctx, second, two.For("k")); err != nil || in.OK {
 			t.Fatalf("AcquireTx beside it: got %v and %v, want a refusal", in, err)
 		}
@@ -562,7 +550,7 @@ func TestOpenTransactionsDelayNobody(t *testing.T) {
 		t.Fatal(err)
 	}
 	// One that is being released is held until that commits, and whoever renews it waits.
-	open = begun(t, db, pgx.ReadCommitted)
+	open = begin(t, db, pgx.ReadCommitted)
 	if err := mine.Permits().ReleaseTx(ctx, open, taken); err != nil {
 		t.Fatal(err)
 	}
@@ -615,169 +603,6 @@ func TestPermitsOfDifferentKeysDoNotConflict(t *testing.T) {
 	wg.Wait()
 }
 
-// Transactions that take permits and rates in opposite orders do not deadlock.
-func TestPermitsAndRatesInOppositeOrders(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	db := pgtest.New(t, maxConns(12))
-	store, ctx := newStore(t, db), t.Context()
-	rate := ratelimit.TokenBucket{Name: "rate", Rate: 1e6, Period: time.Second}
-	two := ratelimit.InFlight{Name: "two", Limit: 2, Lease: time.Minute}
-	var wg sync.WaitGroup
-	for worker := range 6 {
-		wg.Go(func() {
-			for range 40 {
-				err := pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
-					var permit ratelimit.Permit
-					take := func() error { return store.TakeTx(ctx, tx, rate.For("k")) }
-					hold := func() (err error) { permit, err = store.Permits().AcquireTx(ctx, tx, two.For("k")); return err }
-					first, second := take, hold
-					if worker%2 == 0 {
-						first, second = hold, take
-					}
-					if err := errors.Join(first(), second()); err != nil || !permit.OK {
-						return err
-					}
-					return store.Permits().ReleaseTx(ctx, tx, permit)
-				})
-				if err != nil {
-					t.Errorf("worker %d: %v", worker, err)
-					return
-				}
-			}
-		})
-	}
-	wg.Wait()
-}
-
-// Never are more permits held than there are, and a guarded resource sees fences grow: with
-// several stores, short leases, holders that forget to release, and all verbs.
-func TestNeverMoreThanLimit(t *testing.T) {
-	t.Parallel()
-	for _, portable := range []bool{false, true} {
-		t.Run(fmt.Sprintf("portable=%v", portable), func(t *testing.T) {
-			t.Parallel()
-			db := pgtest.New(t, maxConns(12))
-			limit := ratelimit.InFlight{Name: "l", Limit: 3, Lease: 100 * time.Millisecond}
-			var (
-				mu   sync.Mutex
-				seen = map[int]ratelimit.Permit{} // of each permit, who took it last
-				took atomic.Int64
-			)
-			took1 := func(permit ratelimit.Permit) {
-				took.Add(1)
-				mu.Lock()
-				defer mu.Unlock()
-				if last, ok := seen[permit.Number]; ok && permit.Fence < last.Fence {
-					return // told late
-				}
-				seen[permit.Number] = permit
-			}
-			fences := sync.Map{}
-			var wg sync.WaitGroup
-			more := forAWhile(500*time.Millisecond, func() bool { return took.Load() >= 20 })
-			for worker := range 8 {
-				store := newStore(t, db, isPortable(portable))
-				wg.Go(func() {
-					for ; more(); time.Sleep(time.Millisecond) {
-						ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-						permit, err := store.Permits().Acquire(ctx, limit.For("k"))
-						if err == nil && permit.OK {
-							took1(permit)
-							if other, twice := fences.LoadOrStore([2]int64{int64(permit.Number), permit.Fence}, worker); twice {
-								t.Errorf("%v was given to %d and %d", permit, worker, other)
-							}
-							switch rand.IntN(4) {
-							case 0: // forgotten
-							case 1:
-								_, err = store.Permits().Renew(ctx, permit)
-								fallthrough
-							default:
-								err = errors.Join(err, store.Permits().Release(ctx, permit))
-							}
-						}
-						cancel()
-						if err != nil && !errors.Is(err, ratelimit.ErrLeaseLost) {
-							t.Errorf("worker %d: %v", worker, err)
-							return
-						}
-						if n := holders(t, db); n > limit.Limit {
-							t.Errorf("%d permits are held of %d", n, limit.Limit)
-						}
-					}
-				})
-			}
-			wg.Wait()
-			if n := took.Load(); n < 20 {
-				t.Errorf("permits were taken %d times, want at least 20", n)
-			}
-		})
-	}
-}
-
-// forAWhile says whether to go on: for as long as this lasts and, on a machine with much else
-// to do, up to half a minute until it was enough.
-func forAWhile(lasts time.Duration, enough func() bool) (more func() bool) {
-	begun := time.Now()
-	return func() bool {
-		since := time.Since(begun)
-		return since < lasts || since < 30*time.Second && !enough()
-	}
-}
-
-// holders is how many rows have a lease that is not over.
-func holders(t *testing.T, db *pgtest.DB) (n int) {
-	t.Helper()
-	err := db.Pool.QueryRow(t.Context(), "SELECT count(*) FROM "+db.Schema+".rate_limits WHERE ts > clock_timestamp()").Scan(&n)
-	if err != nil {
-		t.Error(err)
-	}
-	return n
-}
-
-// By the leases that they were told of, holders never overlap on a permit.
-func TestLeasesDoNotOverlap(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	db := pgtest.New(t, maxConns(12))
-	limit := ratelimit.InFlight{Name: "l", Limit: 2, Lease: 20 * time.Millisecond}
-	var (
-		mu    sync.Mutex
-		taken = map[int][]ratelimit.Permit{}
-		wg    sync.WaitGroup
-	)
-	more := forAWhile(time.Second, func() bool {
-		mu.Lock()
-		defer mu.Unlock()
-		return min(len(taken[0]), len(taken[1])) >= 10
-	})
-	for range 4 {
-		store := newStore(t, db)
-		wg.Go(func() {
-			for ; more(); time.Sleep(time.Millisecond) { // nobody releases
-				if permit := acquire(t, store.Permits(), limit, ""); permit.OK {
-					mu.Lock()
-					taken[permit.Number] = append(taken[permit.Number], permit)
-					mu.Unlock()
-				}
-			}
-		})
-	}
-	wg.Wait()
-	for number, permits := range taken {
-		if len(permits) < 10 {
-			t.Errorf("permit %d was taken %d times, want at least 10", number, len(permits))
-		}
-		for i, a := range permits {
-			for _, b := range permits[i+1:] {
-				if a.At.Before(b.Until) && b.At.Before(a.Until) || a.Fence == b.Fence || (a.Fence < b.Fence) != a.At.Before(b.At) {
-					t.Errorf("permit %d: from %v to %v with fence %d, and from %v to %v with %d", number, a.At, a.Until, a.Fence, b.At, b.Until, b.Fence)
-				}
-			}
-		}
-	}
-}
-
 // Of a limit with permits to give, a piece of work is two statements, and its rows are updated
 // in place.
 func TestPermitsAreTwoStatements(t *testing.T) {
@@ -808,7 +633,7 @@ func TestPermitsSinceTheSnapshot(t *testing.T) {
 	db := pgtest.New(t)
 	store, ctx := newStore(t, db), t.Context()
 	permit := takePermit(t, store.Permits(), one, "")
-	tx := begun(t, db, pgx.Serializable)
+	tx := begin(t, db, pgx.Serializable)
 	if _, err := tx.Exec(ctx, "SELECT FROM "+db.Schema+".rate_limits LIMIT 0"); err != nil {
 		t.Fatal(err)
 	}
@@ -833,7 +658,7 @@ func TestLastPermitTakenMeanwhile(t *testing.T) {
 	if err := store.Permits().Release(ctx, takePermit(t, store.Permits(), one, "k")); err != nil {
 		t.Fatal(err)
 	}
-	blocker, tx := begun(t, db, pgx.ReadCommitted), begun(t, db, pgx.ReadCommitted)
+	blocker, tx := begin(t, db, pgx.ReadCommitted), begin(t, db, pgx.ReadCommitted)
 	if err := store.TakeTx(ctx, blocker, rate.For("k")); err != nil {
 		t.Fatal(err)
 	}

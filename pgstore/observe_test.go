@@ -355,95 +355,24 @@ func TestObserveEndedByTheFunction(t *testing.T) {
 	}
 }
 
-// What callers are told who share statements, under faults, adds up to what is in the database,
-// and every event has its caller's context.
-func TestObserveAddsUp(t *testing.T) {
-	pgtest.Long(t)
+// What PostgreSQL asked to run again is told once, with how often, and in its caller's context.
+func TestObserveRunAgain(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t, maxConns(8))
-	for _, test := range []struct {
-		name   string
-		change func(*pgstore.Config)
-	}{
-		{"plain", func(*pgstore.Config) {}},
-		{"portable", isPortable(true)},
-		{"escrow", func(c *pgstore.Config) { c.Escrow = 200 * time.Millisecond }},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			var h heard
-			store := newStore(t, db, observed(&h), test.change)
-			limit := ratelimit.FixedWindow{Name: "up_" + test.name, Rate: 300, Period: 10000 * time.Hour}
-			var told sync.Map // outcome by caller
-			var ran [400]int  // how often the caller's function was run
-			var wg sync.WaitGroup
-			for i := range 400 {
-				wg.Go(func() {
-					ctx := context.WithValue(t.Context(), callerKey{}, i)
-					ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
-					defer cancel()
-					request := limit.For("k")
-					var result ratelimit.Result
-					var err error
-					switch i % 4 {
-					case 0, 1:
-						result, err = store.Allow(ctx, request)
-					case 2:
-						result, err = store.AllowFunc(ctx, []ratelimit.Request{request}, func(pgx.Tx, ratelimit.Result) error { return nil })
-					case 3:
-						failed := &pgconn.PgError{Code: "40001"} // the first time: it is run again
-						_, err = store.AllowFunc(ctx, []ratelimit.Request{request}, func(_ pgx.Tx, r ratelimit.Result) error {
-							result = r
-							ran[i]++
-							if failed != nil {
-								err := failed
-								failed = nil
-								return err
-							}
-							return nil
-						})
-					}
-					switch {
-					case errors.Is(err, ratelimit.ErrRefused) || err == nil && !result.OK:
-						told.Store(i, ratelimit.OutcomeRefused)
-					case err == nil:
-						told.Store(i, ratelimit.OutcomeGranted)
-					default:
-						told.Store(i, ratelimit.OutcomeFailed)
-					}
-				})
-			}
-			wg.Wait()
-			store.Close()
-			taken, retried := 0.0, int64(0)
-			for i, e := range h.events {
-				caller := h.of[i].(int)
-				if want, _ := told.LoadAndDelete(caller); want != e.Outcome {
-					t.Errorf("caller %d heard %v, and the event says %s (%v)", caller, want, e.Outcome, e.Err)
-				}
-				if e.Outcome == ratelimit.OutcomeGranted {
-					taken += e.Result.Taken
-				}
-				if e.Form == ratelimit.FormRunner {
-					retried += int64(e.Retries)
-				}
-				if e.Retries < ran[caller]-1 {
-					t.Errorf("%d retries by the event, and the function ran %d times", e.Retries, ran[caller])
-				}
-				if e.Took < e.Queued || e.Form == ratelimit.FormMemory && (e.Took != 0 || test.name != "escrow") {
-					t.Errorf("got %v of which %v queued, in form %s", e.Took, e.Queued, e.Form)
-				}
-			}
-			var value float64
-			if err := db.Pool.QueryRow(t.Context(), "SELECT value FROM "+db.Schema+".rate_limits WHERE name = $1", limit.Name).Scan(&value); err != nil {
-				t.Fatal(err)
-			}
-			if taken != 300-value || len(h.events) != 400 {
-				t.Errorf("%d events say that %g was taken, and %g is gone", len(h.events), taken, 300-value)
-			}
-			if stats := store.Stats(); retried < 50 || stats.Retries < retried || stats.UnderWay != 0 || stats.Statements == 0 || stats.Calls < stats.Statements {
-				t.Errorf("%d were run again by the events, and by %+v", retried, stats)
-			}
-		})
+	var h heard
+	store := newStore(t, pgtest.New(t), observed(&h))
+	runs := 0
+	ctx := context.WithValue(t.Context(), callerKey{}, "the caller")
+	_, err := store.AllowFunc(ctx, []ratelimit.Request{plenty(1).For("k")}, func(pgx.Tx, ratelimit.Result) error {
+		if runs++; runs < 3 {
+			return &pgconn.PgError{Code: serializationFailure}
+		}
+		return nil
+	})
+	if err != nil || runs != 3 || store.Stats().Retries != 2 {
+		t.Errorf("got error %v, %d runs, and %+v, want 2 retries", err, runs, store.Stats())
+	}
+	if len(h.events) != 1 || h.events[0].Retries != 2 || h.events[0].Result.Taken != 1 || h.of[0] != "the caller" {
+		t.Errorf("heard %+v by %v, want one event of the caller with 2 retries", h.events, h.of)
 	}
 }
 

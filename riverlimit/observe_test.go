@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -91,41 +89,5 @@ func TestObserveJobs(t *testing.T) {
 	o.work(nil, river.EventKindJobCompleted, o.runs+1)
 	if len(heard) > 0 {
 		t.Errorf("heard %q of a job that is not limited", heard)
-	}
-}
-
-// What jobs of two clients did, which wait for their turn, is what the events say: each started
-// once, and none that was put off has.
-func TestObserveAddsUp(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	b := newBench(t)
-	const n = 30
-	b.insertPlain(t, n)
-	fast := ratelimit.TokenBucket{Name: "fast", Rate: 100, Period: time.Second, Capacity: 1}
-	var worked, granted, passed, refused atomic.Int64
-	var other atomic.Value
-	observe := func(_ context.Context, e ratelimit.Event) {
-		switch {
-		case e.Outcome == ratelimit.OutcomeGranted:
-			granted.Add(1)
-		case e.Outcome == ratelimit.OutcomeRefused:
-			refused.Add(1)
-		case !errors.Is(e.Err, context.Canceled): // of a client that stops
-			other.Store(e.String())
-		}
-		if e.Passed {
-			passed.Add(1)
-		}
-	}
-	for range 2 {
-		m := middleware(t, newStore(t, b.Pool, b.Schema), riverlimit.MiddlewareConfig{Limits: each(fast), MaxWait: 50 * time.Millisecond, Observe: observe})
-		start(t, b.client(t, b.config(func(context.Context, *river.Job[callArgs]) error { worked.Add(1); return nil }, m)))
-	}
-	b.eventually(t, n, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
-	snoozed := b.count(t, `SELECT coalesce(sum((metadata->>'snoozes')::int), 0) FROM river_job`)
-	counts := []int64{worked.Load(), granted.Load(), passed.Load(), refused.Load()}
-	if want := []int64{n, n, n, int64(snoozed)}; !slices.Equal(counts, want) || other.Load() != nil {
-		t.Errorf("worked, granted, passed, put off: %v, want %v; other events: %v", counts, want, other.Load())
 	}
 }
