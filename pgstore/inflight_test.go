@@ -603,6 +603,59 @@ func TestPermitsOfDifferentKeysDoNotConflict(t *testing.T) {
 	wg.Wait()
 }
 
+// forAWhile says whether to go on: for as long as this lasts and, on a machine with much else
+// to do, up to half a minute until it was enough.
+func forAWhile(lasts time.Duration, enough func() bool) (more func() bool) {
+	begun := time.Now()
+	return func() bool {
+		since := time.Since(begun)
+		return since < lasts || since < 30*time.Second && !enough()
+	}
+}
+
+// By the leases that they were told of, holders never overlap on a permit.
+func TestLeasesDoNotOverlap(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	db := pgtest.New(t, maxConns(12))
+	limit := ratelimit.InFlight{Name: "l", Limit: 2, Lease: 20 * time.Millisecond}
+	var (
+		mu    sync.Mutex
+		taken = map[int][]ratelimit.Permit{}
+		wg    sync.WaitGroup
+	)
+	more := forAWhile(time.Second, func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return min(len(taken[0]), len(taken[1])) >= 10
+	})
+	for range 4 {
+		store := newStore(t, db)
+		wg.Go(func() {
+			for ; more(); time.Sleep(time.Millisecond) { // nobody releases
+				if permit := acquire(t, store.Permits(), limit, ""); permit.OK {
+					mu.Lock()
+					taken[permit.Number] = append(taken[permit.Number], permit)
+					mu.Unlock()
+				}
+			}
+		})
+	}
+	wg.Wait()
+	for number, permits := range taken {
+		if len(permits) < 10 {
+			t.Errorf("permit %d was taken %d times, want at least 10", number, len(permits))
+		}
+		for i, a := range permits {
+			for _, b := range permits[i+1:] {
+				if a.At.Before(b.Until) && b.At.Before(a.Until) || a.Fence == b.Fence || (a.Fence < b.Fence) != a.At.Before(b.At) {
+					t.Errorf("permit %d: from %v to %v with fence %d, and from %v to %v with %d", number, a.At, a.Until, a.Fence, b.At, b.Until, b.Fence)
+				}
+			}
+		}
+	}
+}
+
 // Of a limit with permits to give, a piece of work is two statements, and its rows are updated
 // in place.
 func TestPermitsAreTwoStatements(t *testing.T) {

@@ -85,6 +85,12 @@ func TestShadowInRunner(t *testing.T) {
 		if result, ran, err = run(bound.For("b"), tried.For("b").In(ratelimit.ModeRefuse)); !errors.Is(err, ratelimit.ErrRefused) || ran != 0 || result.RetryAfter != ratelimit.RefusedFor {
 			t.Errorf("refused: got %v, run %d times, %v", result, ran, err)
 		}
+		if result, err := store.Allow(ctx, bound.For("b"), tried.For("b").In(ratelimit.ModeRefuse)); err != nil || result.OK {
+			t.Errorf("refused on its own: got %v, %v", result, err)
+		}
+		if left, err := store.Check(ctx, bound.ForN("b", 0)); err != nil || left.Remaining != 5 {
+			t.Errorf("%d of the other limit are left, error %v, want all 5", left.Remaining, err)
+		}
 		mine := errors.New("mine")
 		_, err = store.AllowFunc(ctx, []ratelimit.Request{tried.For("a").In(ratelimit.ModeShadow)}, func(pgx.Tx, ratelimit.Result) error { return mine })
 		if !errors.Is(err, mine) {
