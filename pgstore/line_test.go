@@ -369,7 +369,7 @@ func (c *turns) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.Trace
 	for _, q := range data.Batch.QueuedQueries {
 		switch {
 		case strings.Contains(q.SQL, "pg_advisory_xact_lock"):
-			waits, commits = true, false // that ends what was planned before
+			waits, commits = true, false
 		case q.SQL == "COMMIT":
 			commits = true
 		}
