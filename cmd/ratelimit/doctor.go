@@ -103,6 +103,7 @@ func (d *doctor) examine(ctx context.Context) {
 		{"clock", d.clock},
 		{"tables", d.tables},
 		{"rights", d.rights},
+		{"other roles", d.otherRoles},
 		{"indexes", d.indexes},
 		{"HOT updates", d.statistics},
 		{"transactions", d.transactions},

@@ -388,3 +388,40 @@ func TestPermitsByNameInModes(t *testing.T) {
 		t.Errorf("got %+v: releasing a shadowed permit freed another", third)
 	}
 }
+
+// Who may release what is held changes no row of a bucket by that: neither one that a pause keeps
+// in the future, nor a key that has none.
+func TestReleaseLeavesBucketsAlone(t *testing.T) {
+	t.Parallel()
+	db, f := published(t, sending)
+	inSchema(t, db, "GRANT EXECUTE ON FUNCTION rate_limit_release(text, text, int4, int8) TO "+newRole(t, db))
+	_, as := asRole(t, db)
+	if _, err := f.Store.Allow(t.Context(), sending.ForN("alice", 2)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := f.Store.Pause(t.Context(), sending, "alice", time.Hour); err != nil {
+		t.Fatal(err)
+	}
+	inSchema(t, db, "INSERT INTO rate_limits (name, key, shard, value, ts) VALUES ('send_message', 'rich', 0, 1e12, now() + interval '1 hour')")
+	rows := func() (all string) {
+		err := db.Pool.QueryRow(t.Context(), "SELECT string_agg(r::text, '; ' ORDER BY r.key) FROM "+db.Schema+".rate_limits AS r").Scan(&all)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return all
+	}
+	before := rows()
+	for _, call := range []string{
+		"SELECT {schema}.rate_limit_release('send_message', l.key, 0, l.fence) FROM (SELECT 'alice' AS key, n AS fence FROM generate_series(1, 10) AS n UNION ALL SELECT 'rich', 1000000000000) AS l",
+		"SELECT {schema}.rate_limit_release('send_message', 'bob', 0, 1)",
+		"SELECT {schema}.rate_limit_release('send_message', 'bob', 0, (extract(epoch FROM now()) * 1000000)::int8)",
+		"SELECT {schema}.rate_limit_release('send_message', 'alice', 0, (extract(epoch FROM now()) * 1000000)::int8)",
+	} {
+		if err := as(call); err != nil {
+			t.Errorf("%s: %v", call, err)
+		}
+	}
+	if got := rows(); got != before {
+		t.Errorf("got rows\n%s\nwant\n%s", got, before)
+	}
+}

@@ -11,7 +11,8 @@
 -- +goose StatementBegin
 DO $migration$
 DECLARE
-	home text := (SELECT quote_ident(n.nspname) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = 'rate_limits'::regclass);
+	statement text;
+	home      text := (SELECT quote_ident(n.nspname) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = 'rate_limits'::regclass);
 BEGIN
 	EXECUTE replace($functions$
 
@@ -832,11 +833,18 @@ BEGIN
 	IF fence = 0 THEN -- it was acquired in mode shadow, when all were held
 		RETURN ROW(true, number, fence, clock_timestamp(), NULL, NULL, true)::@schema@.rate_limit_permit;
 	END IF;
+	-- The row of a token bucket or window has at most 1e12 tokens; a fence is an instant in
+	-- microseconds, which is more. So who may release what is held fills no bucket.
+	IF fence <= 1e12 THEN
+		RETURN ROW(false, number, fence, clock_timestamp(), NULL, NULL, false)::@schema@.rate_limit_permit;
+	END IF;
 	PERFORM pg_try_advisory_xact_lock(@schema@.rate_limit_lock('', name, key, number));
 	SELECT t.fence > 0, number, t.fence, t.until - lease, t.until, false INTO permit.ok, permit.number, permit.fence, permit.at, permit.until, permit.shadowed
 		FROM @schema@.rate_limit_permit_keep(name, key, number, micros, NULL, fence, false, @schema@.rate_limit_lock((parse_ident($schema$@schema@$schema$))[1], name, key, number)) AS t;
 	IF permit.ok THEN
 		RETURN permit;
+	ELSIF permit.fence = 0 THEN -- it was not there and has been made; of a bucket, it would be empty
+		DELETE FROM @schema@.rate_limits AS l WHERE l.name = $1 AND l.key = $2 AND l.shard = $3 AND l.value = 0;
 	END IF;
 	RETURN ROW(false, number, fence, clock_timestamp(), NULL, NULL, false)::@schema@.rate_limit_permit;
 END
@@ -958,7 +966,13 @@ BEGIN
 END
 $body$;
 
-REVOKE EXECUTE ON FUNCTION
+$functions$, '@schema@', home);
+
+	-- Nobody but the owner may call one until it is granted. Default privileges may have granted
+	-- them, besides PostgreSQL to PUBLIC, of which acldefault tells.
+	FOR statement IN
+		SELECT format('REVOKE ALL ON FUNCTION %s FROM %s', p.oid::regprocedure, CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)
+		FROM unnest(string_to_array(replace($functions$
 	@schema@.rate_limit_bucket_take(text, text, int4, float8, float8, timestamptz, float8, float8, float8, timestamptz),
 	@schema@.rate_limit_window_take(text, text, int4, float8, float8, float8, timestamptz, timestamptz, float8, float8, timestamptz),
 	@schema@.rate_limit_bucket_give(text, text, int4, float8, float8, timestamptz, float8, float8, float8, float8, timestamptz),
@@ -1013,10 +1027,13 @@ REVOKE EXECUTE ON FUNCTION
 	@schema@.rate_limit_allow_all(text[], text[], float8[], float8[]),
 	@schema@.rate_limit_take_all(text[], text[], float8[], float8[], text),
 	@schema@.rate_limit_reserve_all(text[], text[], float8[]),
-	@schema@.rate_limit_check_all(text[], text[], float8[], float8[], boolean)
-FROM PUBLIC;
-
-$functions$, '@schema@', home);
+	@schema@.rate_limit_check_all(text[], text[], float8[], float8[], boolean)$functions$, '@schema@', home), E',\n')::regprocedure[]) AS f
+		JOIN pg_proc AS p ON p.oid = f
+		CROSS JOIN aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) AS a
+		WHERE a.grantee <> p.proowner
+	LOOP
+		EXECUTE statement;
+	END LOOP;
 END
 $migration$;
 -- +goose StatementEnd
