@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
-	"time"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/edge"
@@ -90,7 +89,7 @@ func (m *Middleware) refusal(e ratelimit.Event) (after int64, p problem) {
 		p.Violated = []string{e.Slot.InFlight.Name}
 		return after, p
 	}
-	after = m.retryAfter(e.Result)
+	after = seconds(edge.Jittered(e.Result, m.config.Jitter, m.config.MaxJitter))
 	p.Detail = fmt.Sprintf("Try again in %d s.", after)
 	for _, s := range edge.Told(e.Result) {
 		if !s.OK {
@@ -101,13 +100,6 @@ func (m *Middleware) refusal(e ratelimit.Event) (after int64, p problem) {
 		p.Limits = LimitsOf(e.Result)
 	}
 	return after, p
-}
-
-// retryAfter is the wait of a refusal in whole seconds, never too short, with the
-// jitter of the key that decides.
-func (m *Middleware) retryAfter(result ratelimit.Result) int64 {
-	spread := time.Duration(m.config.Jitter * float64(result.RetryAfter))
-	return seconds(result.RetryAfter + edge.Shift(edge.Identity(ratelimit.NameOf(result.Request.Limit), result.Request.Key), spread))
 }
 
 func tooLarge(err error, status int) problem {

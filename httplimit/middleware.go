@@ -84,8 +84,12 @@ type Config struct {
 
 	// Jitter is the share of the wait, 0 to 1, over which Retry-After is spread, so
 	// that clients that were refused together do not come back together. It only adds,
-	// and is always the same share for one key. The default is none.
+	// at most MaxJitter, and is always the same share for one key. The default is none.
 	Jitter float64
+
+	// MaxJitter is the most that Jitter adds, such as to the wait for a day's quota. The default
+	// is 30 seconds.
+	MaxJitter time.Duration
 
 	// TooLarge is the status for a cost that the limit can never grant: 413 or 422. The
 	// default is 422.
@@ -186,6 +190,7 @@ func (c *Config) check(f *edge.Faults) {
 	}
 	f.Must(c.Fields <= Draft11|Triple || c.Fields == NoFields, "Fields", uint8(c.Fields), "must be Draft11, Triple, both, or NoFields")
 	f.Must(c.Jitter >= 0 && c.Jitter <= 1, "Jitter", c.Jitter, "must be between 0 and 1")
+	f.Must(c.MaxJitter >= 0, "MaxJitter", c.MaxJitter, "must not be negative")
 	f.Must(c.TooLarge == 0 || c.TooLarge == http.StatusRequestEntityTooLarge || c.TooLarge == http.StatusUnprocessableEntity,
 		"TooLarge", c.TooLarge, "must be 413 or 422")
 	f.Must(c.Timeout >= 0, "Timeout", c.Timeout, "must not be negative")
@@ -202,6 +207,7 @@ func checkName(f *edge.Faults, name string) {
 
 func (c *Config) setDefaults() {
 	c.Fields = edge.OrDefault(c.Fields, Draft11)
+	c.MaxJitter = edge.OrDefault(c.MaxJitter, edge.DefaultMaxJitter)
 	c.TooLarge = edge.OrDefault(c.TooLarge, http.StatusUnprocessableEntity)
 	c.Timeout = edge.OrDefault(c.Timeout, defaultTimeout)
 	c.FullRetryAfter = edge.OrDefault(c.FullRetryAfter, defaultFullFor)

@@ -52,6 +52,7 @@ func TestNewFindsFaults(t *testing.T) {
 		{"a share that is no number", &httplimit.Config{Policies: []httplimit.Policy{{Limit: perMinute, Above: math.NaN()}}}, "Above"},
 		{"jitter above 1", &httplimit.Config{Policies: good, Jitter: 1.1}, "Jitter"},
 		{"jitter that is no number", &httplimit.Config{Policies: good, Jitter: math.NaN()}, "Jitter"},
+		{"a negative bound of jitter", &httplimit.Config{Policies: good, MaxJitter: -1}, "MaxJitter"},
 		{"another status for too much", &httplimit.Config{Policies: good, TooLarge: 429}, "TooLarge"},
 		{"a negative time-out", &httplimit.Config{Policies: good, Timeout: -1}, "Timeout"},
 		{"a negative wait", &httplimit.Config{Policies: good, FailureRetryAfter: -1}, "FailureRetryAfter"},
@@ -472,6 +473,31 @@ func TestJitterSpreads(t *testing.T) {
 		t.Errorf("got %d to %d clients in a second, %d outside of 60 to 90, want 15 to 55 and none: %v", least, most, early, histogram)
 	}
 	t.Logf("1,000 clients of one window come back in the seconds 60 to 90: %d to %d in each", least, most)
+}
+
+// A share of a day's wait would send a customer away for hours: jitter is at most half a minute,
+// or as much as the caller says.
+func TestJitterIsBounded(t *testing.T) {
+	day := ratelimit.FixedWindow{Name: "day", Rate: 1, Period: 24 * time.Hour, Start: noon}
+	for _, most := range []time.Duration{0, 2 * time.Hour} {
+		clock := newClock()
+		h := newMiddleware(t, memstore.New(clock.Now), httplimit.Config{
+			Policies: []httplimit.Policy{{Limit: day, Key: byUser}}, Jitter: 0.1, MaxJitter: most,
+		}).Handler(&answering{})
+		latest := time.Duration(0)
+		for i := range 100 {
+			user := strconv.Itoa(i)
+			wantStatus(t, serve(h, get("/", "X-User", user)), 200)
+			wait, err := strconv.Atoi(serve(h, get("/", "X-User", user)).Header.Get("Retry-After"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			latest = max(latest, time.Duration(wait)*time.Second-day.Period)
+		}
+		if want := max(most, 30*time.Second); latest > want || latest < want*9/10 {
+			t.Errorf("MaxJitter %v: a client is told to come %v after midnight, want nearly %v and no later", most, latest, want)
+		}
+	}
 }
 
 func TestFailure(t *testing.T) {
