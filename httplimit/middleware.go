@@ -261,7 +261,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	failure, ok := pass.Do(r.Context(), func(ctx context.Context) {
 		served = r.WithContext(ctx)
 		next.ServeHTTP(writer, served)
-	}, func(panicked bool) Outcome { return rec.outcome(served, panicked) })
+	}, func(panicked bool) Outcome { return rec.outcome(served, panicked, r.Context().Err() != nil) })
 	if !ok {
 		m.answer(w, r, failure)
 	}
