@@ -35,7 +35,7 @@ var providers = []struct {
 		12 * time.Millisecond,
 	},
 	{
-		"OpenAI, by the SDK", "github.com/openai/openai-python, _base_client.py", "2026-11-26", 429,
+		"Azure, by its SDK", "github.com/Azure/azure-sdk-for-js, throttlingRetryStrategy", "2026-11-26", 429,
 		[]string{"retry-after-ms", "1500", "retry-after", "2"}, 2 * time.Second,
 	},
 	{
@@ -124,7 +124,7 @@ var providers = []struct {
 	// These say too little, or what only their documentation can tell: the wait is not too short, and
 	// bounded by MaxPause.
 	{
-		"Docker Hub", "docs.docker.com/docker-hub/usage/pulls", "2026-11-26", 429,
+		"Docker Hub", "docker.com/blog/checking-your-current-docker-pull-rate-limits-and-status", "2026-11-26", 429,
 		[]string{"ratelimit-limit", "100;w=21600", "ratelimit-remaining", "0;w=21600"}, 500 * time.Millisecond,
 	},
 	{
