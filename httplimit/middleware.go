@@ -114,14 +114,11 @@ type Config struct {
 	// are taken as ever, and Observe receives the decision.
 	Shadow bool
 
-	// Refused answers a refusal in place of the problem. The fields and Retry-After are
-	// set already; it writes status and body. The event has the Result of the limits that
-	// refused, or the Slot that was not to be had.
-	Refused func(w http.ResponseWriter, r *http.Request, e ratelimit.Event)
-
-	// Failed answers in place of the 503. Retry-After is set already; it writes status and
-	// body. The error may hold details that a client must not see.
-	Failed func(w http.ResponseWriter, r *http.Request, err error)
+	// WriteProblem answers a request that is not let through, in place of Problem.Write, such as
+	// for clients of another protocol: one that is refused (429), can never be granted (422 or
+	// 413), has no usable key or cost (400), or whose limits could not be asked (503). The fields
+	// and Retry-After are set already; it writes status and body.
+	WriteProblem func(w http.ResponseWriter, r *http.Request, p *Problem)
 
 	// Observe hears of every decision, before the answer, as an event with the Door "httplimit";
 	// and of settling that failed (VerbSettle) and slots that were lost (VerbRenew) later. Its

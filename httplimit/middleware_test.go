@@ -598,34 +598,45 @@ func TestShadow(t *testing.T) {
 	}
 }
 
-func TestOwnHandlers(t *testing.T) {
-	refused := newMiddleware(t, memstore.New(newClock().Now), httplimit.Config{
-		Policies: []httplimit.Policy{{Limit: perMinute}},
-		Refused: func(w http.ResponseWriter, _ *http.Request, e ratelimit.Event) {
-			result := e.Result
-			w.WriteHeader(http.StatusTooManyRequests)
-			fmt.Fprintf(w, "in %v", result.RetryAfter)
-		},
-	})
-	h := refused.Handler(&answering{})
+// A program can write all answers in its own way, or those to some requests.
+func TestWriteProblem(t *testing.T) {
+	write := func(w http.ResponseWriter, r *http.Request, p *httplimit.Problem) {
+		if r.URL.Path == "/problem" {
+			p.Write(w)
+			return
+		}
+		w.WriteHeader(p.Status)
+		fmt.Fprintf(w, "%d %v %v %v", p.Status, p.RetryAfter, p.Violated, errors.Is(p.Event.Err, errDatabase))
+	}
+	config := httplimit.Config{Policies: []httplimit.Policy{{Limit: perMinute, Cost: httplimit.CostFromQuery("n", 1, 1)}}, WriteProblem: write}
+	granting := newMiddleware(t, memstore.New(newClock().Now), config).Handler(&answering{})
+	broken := newMiddleware(t, failing{}, config).Handler(&answering{})
 	for range 3 {
-		wantStatus(t, serve(h, get("/")), 200)
+		wantStatus(t, serve(granting, get("/")), 200)
 	}
-	w := httptest.NewRecorder()
-	h.ServeHTTP(w, get("/"))
-	if w.Code != 429 || w.Body.String() != "in 6s" || w.Header().Get("Retry-After") != "6" || w.Header().Get("RateLimit") != `"per_minute";r=0;t=6` {
-		t.Errorf("got %d %q %v, want 429, the handler's body, and the fields", w.Code, w.Body, w.Header())
+	for _, test := range []struct {
+		handler http.Handler
+		target  string
+		want    string
+		fields  bool
+	}{
+		{granting, "/", "429 6s [per_minute] false", true},
+		{granting, "/?n=100", "422 0s [] false", false},
+		{granting, "/?n=x", "400 0s [] false", false},
+		{broken, "/", "503 ", false},
+	} {
+		w := httptest.NewRecorder()
+		test.handler.ServeHTTP(w, get(test.target))
+		if !strings.HasPrefix(w.Body.String(), test.want) || (w.Header().Get("RateLimit") != "") != test.fields {
+			t.Errorf("%s: got %q, %v, want %q", test.target, w.Body, w.Header(), test.want)
+		}
+		if after, waits := w.Header().Get("Retry-After"), w.Code == 429 || w.Code == 503; (after != "") != waits {
+			t.Errorf("%s: got Retry-After %q", test.target, after)
+		} else if waits && !strings.Contains(w.Body.String(), " "+after+"s ") {
+			t.Errorf("%s: got %q with Retry-After %s", test.target, w.Body, after)
+		}
 	}
-	failed := newMiddleware(t, failing{}, httplimit.Config{
-		Policies: []httplimit.Policy{{Limit: perMinute}},
-		Failed: func(w http.ResponseWriter, _ *http.Request, err error) {
-			w.WriteHeader(http.StatusBadGateway)
-			fmt.Fprint(w, errors.Is(err, errDatabase))
-		},
-	})
-	w = httptest.NewRecorder()
-	failed.Handler(&answering{}).ServeHTTP(w, get("/"))
-	if w.Code != 502 || w.Body.String() != "true" || w.Header().Get("Retry-After") == "" {
-		t.Errorf("got %d %q %v, want 502, the handler's body, and Retry-After", w.Code, w.Body, w.Header())
+	if p := readProblem(t, serve(granting, get("/problem"))); p.Status != 429 || len(p.Violated) != 1 {
+		t.Errorf("got %+v, want the problem as ever", p)
 	}
 }
