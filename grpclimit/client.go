@@ -19,12 +19,9 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/edge"
 )
 
-// ClientStore is the verbs of a store that a [Client] needs to share a quota with other processes:
-// a *pgstore.Store or a *memstore.Store.
-type ClientStore interface {
-	Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-	Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (time.Time, error)
-}
+// ClientStore is the verbs of a store that a [Client] needs to share a quota with other processes,
+// Allow and Pause: a *pgstore.Store or a *memstore.Store.
+type ClientStore = edge.WaitStore
 
 // ClientConfig configures a [Client].
 type ClientConfig struct {

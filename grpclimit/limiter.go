@@ -21,11 +21,8 @@ const (
 	defaultFailureFor = 5 * time.Second
 )
 
-// Store is the verbs of a store that a [Limiter] needs: a *pgstore.Store or a *memstore.Store.
-type Store interface {
-	Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-	Settle(ctx context.Context, receipt *ratelimit.Receipt, used ...float64) (ratelimit.Result, error)
-}
+// Store is the verbs of a store that a [Limiter] needs, Allow and Settle: a *pgstore.Store or a *memstore.Store.
+type Store = edge.Store
 
 // Call is a call as policies see it. Logged, printed and in JSON it is its method.
 type Call struct {

@@ -91,8 +91,10 @@ func TestNoTypeShowsKeys(t *testing.T) {
 		"Policy":          config.Policies[0],
 		"Problem":         problems,
 		"RequestError":    []any{&httplimit.RequestError{Status: 400, Detail: "no X-Key"}, invalid},
+		"Store":           memstore.New(nil),
 		"Transport":       transport,
 		"TransportConfig": transportConfig,
+		"TransportStore":  memstore.New(nil),
 		"WaitError":       &httplimit.WaitError{Until: noon, Err: (ratelimit.Result{Status: ratelimit.Status{Request: api.For(leak.Key)}}).Err()},
 	})
 }

@@ -16,12 +16,9 @@ const (
 	defaultFailureFor = 5 * time.Second
 )
 
-// Store is the part of a store that a [Middleware] needs: a *pgstore.Store or a
+// Store is the part of a store that a [Middleware] needs, Allow and Settle: a *pgstore.Store or a
 // *memstore.Store.
-type Store interface {
-	Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-	Settle(ctx context.Context, receipt *ratelimit.Receipt, used ...float64) (ratelimit.Result, error)
-}
+type Store = edge.Store
 
 // Policy is one limit of a middleware: the limit, its key, and the tokens that a request takes
 // from it. Its public name, in RateLimit fields and in problems, is the limit's.

@@ -1,7 +1,6 @@
 package httplimit
 
 import (
-	"context"
 	"io"
 	"log/slog"
 	"net/http"
@@ -12,11 +11,8 @@ import (
 )
 
 // TransportStore is the part of a store that a [Transport] needs to share a quota with other
-// processes: a *pgstore.Store or a *memstore.Store.
-type TransportStore interface {
-	Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-	Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (time.Time, error)
-}
+// processes, Allow and Pause: a *pgstore.Store or a *memstore.Store.
+type TransportStore = edge.WaitStore
 
 // TransportConfig configures a [Transport].
 type TransportConfig struct {
