@@ -36,7 +36,8 @@ var providers = []struct {
 	},
 	{
 		"Azure, by its SDK", "github.com/Azure/azure-sdk-for-js, throttlingRetryStrategy", "2026-11-26", 429,
-		[]string{"retry-after-ms", "1500", "retry-after", "2"}, 2 * time.Second,
+		[]string{"retry-after-ms", "1500", "retry-after", "2"},
+		2 * time.Second,
 	},
 	{
 		"Azure OpenAI", "learn.microsoft.com/en-us/answers/questions/5625878", "2025-11-17", 429,
@@ -45,7 +46,8 @@ var providers = []struct {
 	},
 	{
 		"Azure Cosmos DB", "github.com/jbmusso/gremlin-javascript/issues/113", "2026-11-26", 429,
-		[]string{"x-ms-retry-after-ms", "73"}, 73 * time.Millisecond,
+		[]string{"x-ms-retry-after-ms", "73"},
+		73 * time.Millisecond,
 	},
 	{
 		"Anthropic", "docs.aws.amazon.com/claude-platform/latest/userguide/rate-limits.html", "2026-11-26", 429,
@@ -86,7 +88,8 @@ var providers = []struct {
 	},
 	{
 		"Jira", "jira.atlassian.com/browse/JRACLOUD-69262", "2026-11-26", 429,
-		[]string{"X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "2026-03-14T12:03Z"}, 3 * time.Minute,
+		[]string{"X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "2026-03-14T12:03Z"},
+		3 * time.Minute,
 	},
 	{
 		"Discord", "docs.discord.com/developers/topics/rate-limits", "2026-11-26", 429,
@@ -95,19 +98,23 @@ var providers = []struct {
 	},
 	{
 		"Cloudflare", "developers.cloudflare.com/fundamentals/api/reference/limits", "2026-04-20", 429,
-		[]string{"Ratelimit", `"default";r=0;t=30`, "Ratelimit-Policy", `"burst";q=100;w=60`}, 30 * time.Second,
+		[]string{"Ratelimit", `"default";r=0;t=30`, "Ratelimit-Policy", `"burst";q=100;w=60`},
+		30 * time.Second,
 	},
 	{
 		"Okta", "developer.okta.com/docs/reference/rl-best-practices", "2026-11-26", 429,
-		[]string{"X-Rate-Limit-Limit", "1200", "X-Rate-Limit-Remaining", "0", "X-Rate-Limit-Reset", "1773489637"}, 37 * time.Second,
+		[]string{"X-Rate-Limit-Limit", "1200", "X-Rate-Limit-Remaining", "0", "X-Rate-Limit-Reset", "1773489637"},
+		37 * time.Second,
 	},
 	{
 		"Smartsheet", "developers.smartsheet.com/api, throttling-and-rate-limiting", "2026-11-26", 429,
-		[]string{"X-RateLimit-Limit", "120", "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "1773489642"}, 42 * time.Second,
+		[]string{"X-RateLimit-Limit", "120", "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "1773489642"},
+		42 * time.Second,
 	},
 	{
 		"Persona", "docs.withpersona.com/v2021-07-05/reference/rate-limiting", "2026-11-26", 429,
-		[]string{"ratelimit-limit", "300", "ratelimit-remaining", "0", "ratelimit-reset", "53"}, 53 * time.Second,
+		[]string{"ratelimit-limit", "300", "ratelimit-remaining", "0", "ratelimit-reset", "53"},
+		53 * time.Second,
 	},
 	{
 		"lemlist", "developer.lemlist.com/api-reference/getting-started/rate-limits", "2026-11-26", 429,
@@ -119,17 +126,20 @@ var providers = []struct {
 	},
 	{
 		"MailerLite", "developers-classic.mailerlite.com/docs/api-rate-limits", "2026-11-26", 429,
-		[]string{"X-RateLimit-Limit", "60", "X-RateLimit-Remaining", "0", "X-RateLimit-Retry-After", "59"}, 59 * time.Second,
+		[]string{"X-RateLimit-Limit", "60", "X-RateLimit-Remaining", "0", "X-RateLimit-Retry-After", "59"},
+		59 * time.Second,
 	},
 	// These say too little, or what only their documentation can tell: the wait is not too short, and
 	// bounded by MaxPause.
 	{
 		"Docker Hub", "docker.com/blog/checking-your-current-docker-pull-rate-limits-and-status", "2026-11-26", 429,
-		[]string{"ratelimit-limit", "100;w=21600", "ratelimit-remaining", "0;w=21600"}, 500 * time.Millisecond,
+		[]string{"ratelimit-limit", "100;w=21600", "ratelimit-remaining", "0;w=21600"},
+		500 * time.Millisecond,
 	},
 	{
 		"Prisjakt, in milliseconds", "developer.prisjakt.nu/docs/sections/rate-limit", "2026-11-26", 429,
-		[]string{"X-Rate-Limit-Limit", "10000", "X-Rate-Limit-Remaining", "0", "X-Rate-Limit-Reset", "600000"}, 600_000 * time.Second,
+		[]string{"X-Rate-Limit-Limit", "10000", "X-Rate-Limit-Remaining", "0", "X-Rate-Limit-Reset", "600000"},
+		600_000 * time.Second,
 	},
 }
 
