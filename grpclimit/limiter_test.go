@@ -176,7 +176,7 @@ func TestStoreFails(t *testing.T) {
 		config grpclimit.Config
 	}{
 		{"rates", grpclimit.Config{Policies: []grpclimit.Policy{{Limit: perMinute}}}},
-		{"slots", grpclimit.Config{InFlight: []grpclimit.InFlightPolicy{{Limit: calls}}}},
+		{"permits", grpclimit.Config{InFlight: []grpclimit.InFlightPolicy{{Limit: calls}}}},
 		{"both", grpclimit.Config{Policies: []grpclimit.Policy{{Limit: perMinute}}, InFlight: []grpclimit.InFlightPolicy{{Limit: calls}}}},
 	} {
 		for _, open := range []bool{false, true} {

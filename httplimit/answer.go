@@ -78,8 +78,8 @@ func (m *Middleware) answer(w http.ResponseWriter, r *http.Request, e ratelimit.
 func (m *Middleware) problem(r *http.Request, e ratelimit.Event) Problem {
 	switch e.Outcome {
 	case ratelimit.OutcomeRefused, ratelimit.OutcomePaused:
-		if e.Slot != nil {
-			return m.tooMany(*e.Slot)
+		if e.Permit != nil {
+			return m.tooMany(*e.Permit)
 		}
 		return m.refusal(e.Result)
 	case ratelimit.OutcomeTooLarge:
@@ -103,14 +103,14 @@ func refused(wait time.Duration, detail string) Problem {
 	}
 }
 
-// tooMany returns the problem of a request that was refused this slot.
-func (m *Middleware) tooMany(slot ratelimit.Slot) Problem {
+// tooMany returns the problem of a request that was refused this permit.
+func (m *Middleware) tooMany(permit ratelimit.Permit) Problem {
 	detail := "Too many requests are under way. Try again when one of them has ended, or in %d s."
-	if slot.InFlight.Mode == ratelimit.ModeRefuse {
+	if permit.InFlight.Mode == ratelimit.ModeRefuse {
 		detail = "Try again in %d s."
 	}
-	p := refused(edge.FullWait(slot, m.config.FullRetryAfter), detail)
-	p.Violated = []string{slot.InFlight.Name}
+	p := refused(edge.FullWait(permit, m.config.FullRetryAfter), detail)
+	p.Violated = []string{permit.InFlight.Name}
 	return p
 }
 

@@ -143,8 +143,8 @@ func ExampleInFlightPolicy() {
 	}
 	done := func(http.ResponseWriter, *http.Request) {}
 	ask(func(_ http.ResponseWriter, r *http.Request) {
-		slot, _ := httplimit.SlotOf(r.Context(), "exports")
-		fmt.Println("while", slot.InFlight.Name, "is held:", ask(done))
+		permit, _ := httplimit.PermitOf(r.Context(), "exports")
+		fmt.Println("while", permit.InFlight.Name, "is held:", ask(done))
 	})
 	fmt.Println("then:", ask(done))
 	// Output:

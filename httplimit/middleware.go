@@ -58,9 +58,12 @@ type Config struct {
 	Policies []Policy
 
 	// InFlight are how many requests may be handled at a time. They are asked with Policies,
-	// all or nothing. The store must be one of both sorts of limits: a *pgstore.Store or a
-	// *memstore.Store.
+	// all or nothing, by the verbs of Permits.
 	InFlight []InFlightPolicy
+
+	// Permits is the store's verbs for limits of how many at once, store.Permits(). Required
+	// for InFlight.
+	Permits ratelimit.Permits
 
 	// Catalog chooses the limit of a key, such as an override in a database, in place of Limit
 	// or Tier: a *catalog.Catalog. Nil leaves these as they are.
@@ -103,11 +106,11 @@ type Config struct {
 	// The default is 5 seconds.
 	FailureRetryAfter time.Duration
 
-	// FullRetryAfter is the Retry-After of a refusal for want of a slot, spread by up to as
+	// FullRetryAfter is the Retry-After of a refusal for want of a permit, spread by up to as
 	// much again: nobody knows when one will be free. The default is 1 second.
 	FullRetryAfter time.Duration
 
-	// Shadow has every request pass, without fields, also when it is refused. Tokens and slots
+	// Shadow has every request pass, without fields, also when it is refused. Tokens and permits
 	// are taken as ever, and Observe receives the decision.
 	Shadow bool
 
@@ -118,7 +121,7 @@ type Config struct {
 	WriteProblem func(w http.ResponseWriter, r *http.Request, p *Problem)
 
 	// Observe hears of every decision, before the answer, as an event with the Door "httplimit";
-	// and of settling that failed (VerbSettle) and slots that were lost (VerbRenew) later. Its
+	// and of settling that failed (VerbSettle) and permits that were lost (VerbRenew) later. Its
 	// context is the request's, which [RequestOf] returns. It must not block, and be safe for
 	// concurrent use. The store's own Observe hears of the same decisions.
 	Observe ratelimit.Observe
@@ -130,7 +133,7 @@ type Config struct {
 // Middleware limits requests. It is safe for concurrent use.
 type Middleware struct {
 	config Config
-	gate   edge.Gate[*http.Request, Outcome]
+	gate   edge.Limiter[*http.Request, Outcome]
 }
 
 // New makes a Middleware. An error is [ratelimit.ErrInvalid], and tells all that is wrong:
@@ -147,14 +150,14 @@ func New(store Store, config *Config) (*Middleware, error) {
 	m.config.InFlight = append([]InFlightPolicy(nil), config.InFlight...)
 	m.config.PartitionSecret = append([]byte(nil), config.PartitionSecret...)
 	m.config.check(&f)
-	slots := checkInFlight(&f, store, config)
+	checkInFlight(&f, config)
 	if err := f.Err(); err != nil {
 		return nil, err
 	}
 	m.config.setDefaults()
-	m.gate = edge.Gate[*http.Request, Outcome]{
+	m.gate = edge.Limiter[*http.Request, Outcome]{
 		Package: "httplimit", Store: store, Policies: policies(config.Policies), Catalog: config.Catalog,
-		InFlight: inFlight(config.InFlight), Slots: slots,
+		InFlight: inFlight(config.InFlight), Permits: config.Permits,
 		Timeout: m.config.Timeout, FailOpen: config.FailOpen, Shadow: config.Shadow,
 		Observe: config.Observe, Logger: m.config.Logger, Fault: isRequestError,
 	}
@@ -223,7 +226,7 @@ func (m *Middleware) String() string { return m.config.String() }
 
 // String returns the names of the policies, and nothing of the rest, such as the secret.
 func (c Config) String() string {
-	return "httplimit: policies " + edge.Names(c.limits(), slotLimits(c.InFlight))
+	return "httplimit: policies " + edge.Names(c.limits(), permitLimits(c.InFlight))
 }
 
 // LogValue is String.
@@ -246,7 +249,7 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 }
 
 // serve lets r through to next.
-func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, pass *edge.Pass[*http.Request, Outcome]) {
+func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, pass *edge.Admission[*http.Request, Outcome]) {
 	served := r
 	rec, writer := &recorder{ResponseWriter: w}, w
 	if pass.ByOutcome() {

@@ -98,7 +98,7 @@ func (m *Middleware) StatusHandler(store StatusStore) http.Handler {
 		var result ratelimit.Result
 		if err == nil && len(requests) > 0 {
 			for i := range requests {
-				requests[i].Count, requests[i].Floor = 0, 0
+				requests[i].Count, requests[i].AboveShare = 0, 0
 			}
 			ctx, cancel := context.WithTimeout(r.Context(), m.config.Timeout)
 			defer cancel()

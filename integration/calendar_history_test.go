@@ -163,7 +163,7 @@ func TestCalendarCurve(t *testing.T) {
 				reserve := h.d.MaxReserved > 0 && rapid.Bool().Draw(t, "reserve")
 				n := min(counts(h.d, reserve).Draw(t, "count"), max(h.d.Rate, h.d.Capacity))
 				if !reserve && rapid.Bool().Draw(t, "all that is left") {
-					if n = h.d.Settle(h.state, instant(h.now)).Value; n < h.d.Rate*1e-6 {
+					if n = h.d.Refill(h.state, instant(h.now)).Value; n < h.d.Rate*1e-6 {
 						n = 0
 					}
 				}

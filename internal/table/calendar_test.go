@@ -27,7 +27,7 @@ func TestCalendarOfAnotherTime(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		change := call.Asks[0].Change(0, 0, 4)
+		change := call.Demands[0].Change(0, 0, 4)
 		take := func() (taken Taken) {
 			t.Helper()
 			args := []any{change.Name, change.Key.Key, int32(0), d.Capacity, change.Count, nil, edges, had, d.Rate, 0.0, nil}

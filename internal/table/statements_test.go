@@ -36,7 +36,7 @@ func TestStatementsAreUsed(t *testing.T) {
 			}
 		}
 	}
-	for _, file := range []string{"table.sql", "maintenance.sql", "bucket.sql", "window.sql", "calendar.sql", "slots.sql"} {
+	for _, file := range []string{"table.sql", "maintenance.sql", "bucket.sql", "window.sql", "calendar.sql", "permits.sql"} {
 		text, err := files.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)

@@ -198,7 +198,7 @@ WHERE r.ts > statement_timestamp()
 GROUP BY r.name, r.key, p.id, a.id, o.id;
 
 COMMENT ON VIEW rate_limits_in_flight IS
-    'What is under way now: keys of which slots are held, how many, and of how many; not_before is the first end of a lease, until the last; mode is what holds for those who ask.';
+    'What is under way now: keys of which permits are held, how many, and of how many; not_before is the first end of a lease, until the last; mode is what holds for those who ask.';
 
 -- +goose Down
 DROP VIEW rate_limits_in_flight;
