@@ -135,7 +135,7 @@ func TestInFlightCountsAnEmptyAnswer(t *testing.T) {
 			return httplimit.CountOnly(401)(o)
 		}
 		h := newMiddleware(t, store, httplimit.Config{
-			InFlight: callsByUser, Policies: []httplimit.Policy{{Limit: failures, Key: byUser, Counts: counts}},
+			InFlight: callsByUser, Permits: store.Permits, Policies: []httplimit.Policy{{Limit: failures, Key: byUser, Counts: counts}},
 		}).Handler(&answering{})
 		for range 20 {
 			if wantStatus(t, serve(h, get("/", "X-User", "ann")), 200); status != 200 {
@@ -144,7 +144,7 @@ func TestInFlightCountsAnEmptyAnswer(t *testing.T) {
 		}
 		ctx, leave := context.WithCancel(t.Context())
 		leaving := newMiddleware(t, store, httplimit.Config{
-			InFlight: callsByUser, Policies: []httplimit.Policy{{Limit: failures, Key: byUser, Counts: counts}},
+			InFlight: callsByUser, Permits: store.Permits, Policies: []httplimit.Policy{{Limit: failures, Key: byUser, Counts: counts}},
 		}).Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { leave() }))
 		serve(leaving, get("/", "X-User", "ann").WithContext(ctx))
 		result, err := store.Check(t.Context(), failures.For("ann"))
