@@ -59,9 +59,7 @@ func (l *Limiter) refuse(ctx context.Context, e ratelimit.Event) error {
 			violated(ratelimit.NameOf(s.Request.Limit), fmt.Sprintf("%d are left", s.Remaining))
 		}
 	}
-	wait := e.Result.RetryAfter
-	identity := edge.Identity(ratelimit.NameOf(e.Result.Request.Limit), e.Result.Request.Key)
-	wait += edge.Shift(identity, time.Duration(l.config.Jitter*float64(wait)))
+	wait := edge.Jittered(e.Result, l.config.Jitter, l.config.MaxJitter)
 	return later(ctx, codes.ResourceExhausted, "the call exceeds a quota", wait, failure)
 }
 

@@ -46,6 +46,8 @@ func TestNoTypeShowsKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	leak.Check(t, ".", map[string]any{
+		"ClientStore":    memstore.New(nil),
+		"Store":          memstore.New(nil),
 		"AddressConfig":  grpclimit.AddressConfig{},
 		"Addresses":      addresses,
 		"Call":           []any{call, &call},

@@ -21,11 +21,8 @@ const (
 	defaultFailureFor = 5 * time.Second
 )
 
-// Store is the verbs of a store that a [Limiter] needs: a *pgstore.Store or a *memstore.Store.
-type Store interface {
-	Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-	Settle(ctx context.Context, receipt *ratelimit.Receipt, used ...float64) (ratelimit.Result, error)
-}
+// Store is the verbs of a store that a [Limiter] needs, Allow and Settle: a *pgstore.Store or a *memstore.Store.
+type Store = edge.Store
 
 // Call is a call as policies see it. Logged, printed and in JSON it is its method.
 type Call struct {
@@ -142,9 +139,13 @@ type Config struct {
 	InTx func(*Call) bool
 
 	// Jitter is the share of the wait, 0 to 1, over which RetryInfo is spread, so that clients
-	// that were refused together do not come back together. It only adds, and is always the
-	// same share for one key. The default is none.
+	// that were refused together do not come back together. It only adds, at most MaxJitter, and
+	// is always the same share for one key. The default is none.
 	Jitter float64
+
+	// MaxJitter is the most that Jitter adds, such as to the wait for a day's quota. The default
+	// is 30 seconds.
+	MaxJitter time.Duration
 
 	// Timeout bounds a decision, and settling after the handler. The default is 1 second.
 	Timeout time.Duration
@@ -200,12 +201,14 @@ func New(store Store, config *Config) (*Limiter, error) {
 	}
 	edge.CheckInFlight(&f, c.Permits, permitLimits(c.InFlight), c.limits())
 	f.Must(c.Jitter >= 0 && c.Jitter <= 1, "Jitter", c.Jitter, "must be between 0 and 1")
+	f.Must(c.MaxJitter >= 0, "MaxJitter", c.MaxJitter, "must not be negative")
 	f.Must(c.Timeout >= 0, "Timeout", c.Timeout, "must not be negative")
 	f.Must(c.FailureRetryAfter >= 0, "FailureRetryAfter", c.FailureRetryAfter, "must not be negative")
 	f.Must(c.FullRetryAfter >= 0, "FullRetryAfter", c.FullRetryAfter, "must not be negative")
 	if err := f.Err(); err != nil {
 		return nil, err
 	}
+	c.MaxJitter = edge.OrDefault(c.MaxJitter, edge.DefaultMaxJitter)
 	c.Timeout = edge.OrDefault(c.Timeout, defaultTimeout)
 	c.FailureRetryAfter = edge.OrDefault(c.FailureRetryAfter, defaultFailureFor)
 	c.FullRetryAfter = edge.OrDefault(c.FullRetryAfter, defaultFullFor)

@@ -124,6 +124,36 @@ func (g *gated) finish(t *testing.T, do func()) {
 	}
 }
 
+// A handler that writes nothing has answered 200, also when it held a slot; only a client that has
+// gone leaves its outcome unknown.
+func TestInFlightCountsAnEmptyAnswer(t *testing.T) {
+	inEach(t, func(t *testing.T, store permitStore) {
+		failures := ratelimit.TokenBucket{Name: "failures", Rate: 1, Period: 24 * time.Hour, Capacity: 5}
+		var status int
+		counts := func(o httplimit.Outcome) bool {
+			status = o.Status
+			return httplimit.CountOnly(401)(o)
+		}
+		h := newMiddleware(t, store, httplimit.Config{
+			InFlight: callsByUser, Permits: store.Permits, Policies: []httplimit.Policy{{Limit: failures, Key: byUser, Counts: counts}},
+		}).Handler(&answering{})
+		for range 20 {
+			if wantStatus(t, serve(h, get("/", "X-User", "ann")), 200); status != 200 {
+				t.Fatalf("the status of an empty answer is %d, want 200", status)
+			}
+		}
+		ctx, leave := context.WithCancel(t.Context())
+		leaving := newMiddleware(t, store, httplimit.Config{
+			InFlight: callsByUser, Permits: store.Permits, Policies: []httplimit.Policy{{Limit: failures, Key: byUser, Counts: counts}},
+		}).Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { leave() }))
+		serve(leaving, get("/", "X-User", "ann").WithContext(ctx))
+		result, err := store.Check(t.Context(), failures.For("ann"))
+		if err != nil || status != 0 || math.Round(result.Value) != 4 {
+			t.Errorf("after a client that has gone: got status %d and %v tokens, %v, want 0 and 4", status, result.Value, err)
+		}
+	})
+}
+
 func TestInFlight(t *testing.T) {
 	inEach(t, func(t *testing.T, store permitStore) {
 		m := newMiddleware(t, store, httplimit.Config{InFlight: callsByUser})

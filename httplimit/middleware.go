@@ -16,12 +16,9 @@ const (
 	defaultFailureFor = 5 * time.Second
 )
 
-// Store is the part of a store that a [Middleware] needs: a *pgstore.Store or a
+// Store is the part of a store that a [Middleware] needs, Allow and Settle: a *pgstore.Store or a
 // *memstore.Store.
-type Store interface {
-	Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-	Settle(ctx context.Context, receipt *ratelimit.Receipt, used ...float64) (ratelimit.Result, error)
-}
+type Store = edge.Store
 
 // Policy is one limit of a middleware: the limit, its key, and the tokens that a request takes
 // from it. Its public name, in RateLimit fields and in problems, is the limit's.
@@ -87,8 +84,12 @@ type Config struct {
 
 	// Jitter is the share of the wait, 0 to 1, over which Retry-After is spread, so
 	// that clients that were refused together do not come back together. It only adds,
-	// and is always the same share for one key. The default is none.
+	// at most MaxJitter, and is always the same share for one key. The default is none.
 	Jitter float64
+
+	// MaxJitter is the most that Jitter adds, such as to the wait for a day's quota. The default
+	// is 30 seconds.
+	MaxJitter time.Duration
 
 	// TooLarge is the status for a cost that the limit can never grant: 413 or 422. The
 	// default is 422.
@@ -113,14 +114,11 @@ type Config struct {
 	// are taken as ever, and Observe receives the decision.
 	Shadow bool
 
-	// Refused answers a refusal in place of the problem. The fields and Retry-After are
-	// set already; it writes status and body. The event has the Result of the limits that
-	// refused, or the Permit that was not to be had.
-	Refused func(w http.ResponseWriter, r *http.Request, e ratelimit.Event)
-
-	// Failed answers in place of the 503. Retry-After is set already; it writes status and
-	// body. The error may hold details that a client must not see.
-	Failed func(w http.ResponseWriter, r *http.Request, err error)
+	// WriteProblem answers a request that is not let through, in place of Problem.Write, such as
+	// for clients of another protocol: one that is refused (429), can never be granted (422 or
+	// 413), has no usable key or cost (400), or whose limits could not be asked (503). The fields
+	// and Retry-After are set already; it writes status and body.
+	WriteProblem func(w http.ResponseWriter, r *http.Request, p *Problem)
 
 	// Observe hears of every decision, before the answer, as an event with the Door "httplimit";
 	// and of settling that failed (VerbSettle) and permits that were lost (VerbRenew) later. Its
@@ -189,6 +187,7 @@ func (c *Config) check(f *edge.Faults) {
 	}
 	f.Must(c.Fields <= Draft11|Triple || c.Fields == NoFields, "Fields", uint8(c.Fields), "must be Draft11, Triple, both, or NoFields")
 	f.Must(c.Jitter >= 0 && c.Jitter <= 1, "Jitter", c.Jitter, "must be between 0 and 1")
+	f.Must(c.MaxJitter >= 0, "MaxJitter", c.MaxJitter, "must not be negative")
 	f.Must(c.TooLarge == 0 || c.TooLarge == http.StatusRequestEntityTooLarge || c.TooLarge == http.StatusUnprocessableEntity,
 		"TooLarge", c.TooLarge, "must be 413 or 422")
 	f.Must(c.Timeout >= 0, "Timeout", c.Timeout, "must not be negative")
@@ -205,6 +204,7 @@ func checkName(f *edge.Faults, name string) {
 
 func (c *Config) setDefaults() {
 	c.Fields = edge.OrDefault(c.Fields, Draft11)
+	c.MaxJitter = edge.OrDefault(c.MaxJitter, edge.DefaultMaxJitter)
 	c.TooLarge = edge.OrDefault(c.TooLarge, http.StatusUnprocessableEntity)
 	c.Timeout = edge.OrDefault(c.Timeout, defaultTimeout)
 	c.FullRetryAfter = edge.OrDefault(c.FullRetryAfter, defaultFullFor)
@@ -258,7 +258,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	failure, ok := pass.Do(r.Context(), func(ctx context.Context) {
 		served = r.WithContext(ctx)
 		next.ServeHTTP(writer, served)
-	}, func(panicked bool) Outcome { return rec.outcome(served, panicked) })
+	}, func(panicked bool) Outcome { return rec.outcome(served, panicked, r.Context().Err() != nil) })
 	if !ok {
 		m.answer(w, r, failure)
 	}
