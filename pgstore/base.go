@@ -17,9 +17,9 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/escrow"
-	"github.com/pgratelimit/ratelimit/internal/shards"
-	"github.com/pgratelimit/ratelimit/internal/table"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/escrow"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/shards"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 	"github.com/pgratelimit/ratelimit/internal/watch"
 )
 

@@ -5,7 +5,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
-	"github.com/pgratelimit/ratelimit/internal/table"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
 // Table is the table that holds the limits; package migrations makes it.

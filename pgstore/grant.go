@@ -8,8 +8,8 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/escrow"
-	"github.com/pgratelimit/ratelimit/internal/table"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/escrow"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
 // grant decides the calls of the groups whose rows have enough for all of them. It writes and

@@ -10,7 +10,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/flight"
-	"github.com/pgratelimit/ratelimit/internal/table"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
 // Permits is the verbs of limits of how many at once, which [ratelimit.InFlight] defines. It is safe

@@ -9,7 +9,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/batch"
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/escrow"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/escrow"
 	"github.com/pgratelimit/ratelimit/internal/watch"
 )
 

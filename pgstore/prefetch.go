@@ -7,8 +7,8 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/escrow"
-	"github.com/pgratelimit/ratelimit/internal/table"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/escrow"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
 // Grants that prefetch, and calls that are answered by the tokens that another has prefetched:

@@ -7,7 +7,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/table"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
 // Prune deletes the rows of the given limits that mean the same as no row, and returns how many

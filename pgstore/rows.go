@@ -14,7 +14,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/table"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
 // CheckEach is [Store.Check] for many requests, each by itself and not all or nothing: the

@@ -14,7 +14,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/keyqueue"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
-	"github.com/pgratelimit/ratelimit/internal/table"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 	"github.com/pgratelimit/ratelimit/internal/watch"
 )
 

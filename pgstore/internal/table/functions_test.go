@@ -20,7 +20,7 @@ var notations = []struct{ notation, text string }{
 	{`\{\{statement (\S+ \S+) (.*\)) \((.*)\)\}\}\n`, "CREATE FUNCTION @schema@.$2\nRETURNS TABLE ($3) LANGUAGE plpgsql AS $$body$$\n#variable_conflict use_column\nBEGIN\nRETURN QUERY {{$1}};\nEND\n$$body$$;\n"},
 }
 
-const functionsFile = "../../migrations/functions/00001_functions.sql"
+const functionsFile = "../../../migrations/functions/00001_functions.sql"
 
 var write = flag.Bool("write", false, "write the SQL functions")
 
@@ -71,6 +71,6 @@ func TestFunctionsAreOfTheStatements(t *testing.T) {
 		t.Fatal(err)
 	}
 	if string(text) != made {
-		t.Errorf("%s is not made of the statements as they are: go test ./internal/table -run Functions -write", functionsFile)
+		t.Errorf("%s is not made of the statements as they are: go test ./pgstore/internal/table -run Functions -write", functionsFile)
 	}
 }
