@@ -24,7 +24,7 @@ func (s *Store) Meet(requests ...ratelimit.Request) (locks []int64) {
 	defer m.mu.Unlock()
 	m.last = make(map[int64]time.Time)
 	for _, r := range requests {
-		lock := table.Lock(s.config.Schema, decide.Row{Key: decide.Key{Name: ratelimit.NameOf(r.Limit), Key: r.Key}})
+		lock := table.Lock(s.Schema, decide.Row{Key: decide.Key{Name: ratelimit.NameOf(r.Limit), Key: r.Key}})
 		m.last[lock] = time.Now().Add(time.Hour)
 		locks = append(locks, lock)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/batch"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/flight"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
@@ -45,20 +46,20 @@ type permitTicket = batch.Ticket[*permitCall]
 
 func newFlights(b *base) *flights {
 	f := &flights{base: b}
-	f.ops = batch.New(mostTogether, b.config.Timeout, f.serve, b.work.spawn)
-	f.looks = batch.New(mostTogether, b.config.Timeout, f.serveLooks, b.work.spawn)
+	f.ops = batch.New(mostTogether, b.Timeout, f.serve, b.Work.Spawn)
+	f.looks = batch.New(mostTogether, b.Timeout, f.serveLooks, b.Work.Spawn)
 	return f
 }
 
 // lock is the advisory lock of a permit.
-func (f *flights) lock(row decide.Row) int64 { return table.Lock(f.config.Schema, row) }
+func (f *flights) lock(row decide.Row) int64 { return table.Lock(f.Schema, row) }
 
 // make has an operation made. A permit that was taken for a caller that gave up is released.
 func (f *flights) make(ctx context.Context, op *table.PermitOp) error {
 	if !f.table.PassesOver() {
-		return f.alone(ctx, "change a permit", func(ctx context.Context) error { return f.table.ChangePermit(ctx, f.pool, op, f.clock()) })
+		return f.Standalone(ctx, "change a permit", func(ctx context.Context) error { return f.table.ChangePermit(ctx, f.Pool, op, f.Clock()) })
 	}
-	end, err := f.enter(ctx)
+	end, err := f.Enter(ctx)
 	if err != nil {
 		return err
 	}
@@ -70,23 +71,23 @@ func (f *flights) make(ctx context.Context, op *table.PermitOp) error {
 		}
 		err = ctx.Err() // the statement was canceled, since nobody waited for it any more
 	}
-	return f.fault("change a permit", err)
+	return f.Fault("change a permit", err)
 }
 
 // look looks at the permits of a key.
 func (f *flights) look(ctx context.Context, look *table.PermitLook) error {
 	if !f.table.PassesOver() {
 		looks := []*table.PermitLook{look}
-		return f.alone(ctx, "look", func(ctx context.Context) error { return f.table.LookAtPermits(ctx, f.pool, looks, f.clock()) })
+		return f.Standalone(ctx, "look", func(ctx context.Context) error { return f.table.LookAtPermits(ctx, f.Pool, looks, f.Clock()) })
 	}
-	end, err := f.enter(ctx)
+	end, err := f.Enter(ctx)
 	if err != nil {
 		return err
 	}
 	defer end()
 	c := &permitLooking{look: look}
 	if _, err := f.looks.Do(ctx, c); err != nil {
-		return f.fault("look", err)
+		return f.Fault("look", err)
 	}
 	return c.err
 }
@@ -100,7 +101,7 @@ func (f *flights) serve(ctx context.Context, tickets []*permitTicket) {
 	}
 	inner, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	made := make(chan struct{})
-	f.work.spawn(func() {
+	f.Work.Spawn(func() {
 		defer cancel()
 		defer close(made)
 		f.makeAll(inner, tickets)
@@ -108,7 +109,7 @@ func (f *flights) serve(ctx context.Context, tickets []*permitTicket) {
 	select {
 	case <-made:
 	case <-ctx.Done():
-		time.AfterFunc(silence(f.config.Timeout), cancel)
+		time.AfterFunc(f.Silence(), cancel)
 	}
 }
 
@@ -153,21 +154,21 @@ func (f *flights) change(ctx context.Context, tickets []*permitTicket) {
 	for i, t := range tickets {
 		ops[i] = t.Value.op
 	}
-	err := f.retry(ctx, func() error { return f.table.ChangePermits(ctx, f.pool, ops, f.clock()) })
+	err := f.Retry(ctx, func() error { return f.table.ChangePermits(ctx, f.Pool, ops, f.Clock()) })
 	switch {
 	case err == nil:
 		return
-	case answered(err) && len(tickets) > 1:
+	case conn.Answered(err) && len(tickets) > 1:
 		half := len(tickets) / 2
 		f.change(ctx, tickets[:half])
 		f.change(ctx, tickets[half:])
 		return
-	case code(err) == lockNotAvailable:
+	case conn.Code(err) == conn.LockNotAvailable:
 		ops[0].Done = table.PermitDone{}
 		return
 	}
 	for _, t := range tickets {
-		t.Value.err = f.fault("change a permit", err)
+		t.Value.err = f.Fault("change a permit", err)
 	}
 }
 
@@ -181,10 +182,10 @@ func (f *flights) finish(t *permitTicket) {
 		return
 	}
 	back := &table.PermitOp{Row: c.op.Row, Fence: c.op.Done.Fence}
-	f.work.spawn(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), rollbackTime)
+	f.Work.Spawn(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), conn.RollbackTime)
 		defer cancel()
-		_ = f.retry(ctx, func() error { return f.table.ChangePermits(ctx, f.pool, []*table.PermitOp{back}, f.clock()) })
+		_ = f.Retry(ctx, func() error { return f.table.ChangePermits(ctx, f.Pool, []*table.PermitOp{back}, f.Clock()) })
 		f.known.Freed(back.Row.Key, back.Row.Shard)
 	})
 }
@@ -199,10 +200,10 @@ func (f *flights) serveLooks(ctx context.Context, tickets []*batch.Ticket[*permi
 			looks = append(looks, look)
 		}
 	}
-	err := f.retry(ctx, func() error { return f.table.LookAtPermits(ctx, f.pool, looks, f.clock()) })
+	err := f.Retry(ctx, func() error { return f.table.LookAtPermits(ctx, f.Pool, looks, f.Clock()) })
 	for _, t := range tickets {
 		if err != nil {
-			t.Value.err = f.fault("look", err)
+			t.Value.err = f.Fault("look", err)
 		} else if seen := first[t.Value.look.Key]; seen != t.Value.look {
 			*t.Value.look = *seen
 		}
@@ -233,7 +234,7 @@ func (f *flights) acquire(ctx context.Context, limit ratelimit.InFlight, key dec
 		s.missed(op)
 		if len(s.vain) == 1 { // until here the queue has bounded it, which costs less
 			var cancel context.CancelFunc
-			ctx, cancel = f.timedFrom(ctx, begun)
+			ctx, cancel = f.TimedFrom(ctx, begun)
 			defer cancel()
 		}
 	}
@@ -334,14 +335,14 @@ func (f *flights) hold(ctx context.Context, op *table.PermitOp) error {
 	if !errors.Is(err, errHeld) {
 		return err
 	}
-	ctx, cancel := f.timedFrom(ctx, begun)
+	ctx, cancel := f.TimedFrom(ctx, begun)
 	defer cancel()
-	for pause := poll; errors.Is(err, errHeld); pause = min(2*pause, slowPoll) {
-		if sleep(ctx, pause) == nil {
+	for pause := conn.Poll; errors.Is(err, errHeld); pause = min(2*pause, conn.SlowPoll) {
+		if conn.Sleep(ctx, pause) == nil {
 			err = f.holdOnce(ctx, op)
 		}
 		if ctx.Err() != nil && err != nil {
-			return locked(op.Row.Key, ctx.Err())
+			return conn.Locked(op.Row.Name, ctx.Err())
 		}
 	}
 	return err
@@ -350,7 +351,7 @@ func (f *flights) hold(ctx context.Context, op *table.PermitOp) error {
 // holding returns the context of operations on permits that are held, also when the Store is
 // closed.
 func (f *flights) holding(ctx context.Context) context.Context {
-	return context.WithValue(ctx, &f.work, true)
+	return f.Work.Part(ctx)
 }
 
 // errHeld is the error of a permit that is held, and locked by a transaction.
@@ -366,12 +367,12 @@ func (f *flights) holdOnce(ctx context.Context, op *table.PermitOp) error {
 	if *op = next; op.Done.OK {
 		return nil
 	}
-	looking, cancel := f.timed(ctx)
+	looking, cancel := f.Timed(ctx)
 	defer cancel()
-	held, err := f.table.HoldsPermit(looking, f.pool, op, f.clock())
+	held, err := f.table.HoldsPermit(looking, f.Pool, op, f.Clock())
 	switch {
 	case err != nil:
-		return f.fault("look", err)
+		return f.Fault("look", err)
 	case held && f.table.PassesOver():
 		return errHeld
 	}
@@ -466,7 +467,7 @@ func (f *flights) inLine(ctx context.Context, w *flight.Waiter, limit ratelimit.
 
 // giveBack releases a permit that nobody wants any more.
 func (f *flights) giveBack(ctx context.Context, permit ratelimit.Permit) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), conn.RollbackTime)
 	defer cancel()
 	_ = f.release(ctx, permit) // or it is free when its lease is over
 }
@@ -489,7 +490,7 @@ func (f *flights) acquireIn(ctx context.Context, tx pgx.Tx, limit ratelimit.InFl
 		}
 		if err := f.try(ctx, tx, op); err != nil {
 			s.missed(op)
-			return ratelimit.Permit{}, f.fault("take a permit", err)
+			return ratelimit.Permit{}, f.Fault("take a permit", err)
 		}
 		if op.Done.OK { // nobody here learns how the transaction ends
 			f.known.Lost(key, op.Row.Shard)
@@ -503,7 +504,7 @@ func (f *flights) acquireIn(ctx context.Context, tx pgx.Tx, limit ratelimit.InFl
 func (f *flights) try(ctx context.Context, tx pgx.Tx, op *table.PermitOp) error {
 	var batch pgx.Batch
 	batch.Queue("SAVEPOINT " + savepoint)
-	f.table.QueuePermit(&batch, op, f.clock())
+	f.table.QueuePermit(&batch, op, f.Clock())
 	if err := tx.SendBatch(ctx, &batch).Close(); err != nil || op.Done.OK {
 		return err
 	}
@@ -515,12 +516,12 @@ func (f *flights) try(ctx context.Context, tx pgx.Tx, op *table.PermitOp) error 
 
 // lookBeside looks on another connection, if there is one to be had.
 func (f *flights) lookBeside(ctx context.Context, tx pgx.Tx, look *table.PermitLook) error {
-	if f.pool != nil {
-		if stat := f.pool.Stat(); stat.AcquiredConns() < stat.MaxConns() {
+	if f.Pool != nil {
+		if stat := f.Pool.Stat(); stat.AcquiredConns() < stat.MaxConns() {
 			return f.look(f.holding(ctx), look)
 		}
 	}
-	return f.table.LookAtPermitsIn(ctx, tx, look, f.clock())
+	return f.table.LookAtPermitsIn(ctx, tx, look, f.Clock())
 }
 
 // releaseIn releases a permit in a caller's transaction.
@@ -531,10 +532,10 @@ func (f *flights) releaseIn(ctx context.Context, tx pgx.Tx, permit ratelimit.Per
 	op := &table.PermitOp{Row: rowOf(permit), Fence: permit.Fence}
 	op.Lock = f.lock(op.Row)
 	var batch pgx.Batch
-	f.table.QueuePermit(&batch, op, f.clock())
+	f.table.QueuePermit(&batch, op, f.Clock())
 	switch err := tx.SendBatch(ctx, &batch).Close(); {
 	case err != nil:
-		return f.fault("release a permit", err)
+		return f.Fault("release a permit", err)
 	case !op.Done.OK:
 		return lost(op.Row)
 	}

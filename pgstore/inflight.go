@@ -10,6 +10,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/flight"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
@@ -49,7 +50,7 @@ func (p Permits) Acquire(ctx context.Context, request ratelimit.PermitRequest, r
 // acquireNow is Acquire of a limit that has been looked at.
 func (s *Store) acquireNow(ctx context.Context, limit ratelimit.InFlight, of decide.Key, rates []ratelimit.Request) (ratelimit.Permit, error) {
 	if limit.Mode == ratelimit.ModeRefuse {
-		return decide.PermitRefused(limit, of.Key, s.now()), nil
+		return decide.PermitRefused(limit, of.Key, s.Instant()), nil
 	}
 	permit, err := s.flights.acquire(ctx, limit, of)
 	return s.withRates(ctx, decide.PermitShadowed(permit), err, rates)
@@ -81,14 +82,14 @@ func (p Permits) AcquireWait(ctx context.Context, request ratelimit.PermitReques
 	if limit.Mode > ratelimit.ModeEnforce { // in which nobody waits
 		return s.acquireNow(ctx, limit, of, rates)
 	}
-	inner, end, err := s.work.whole(ctx)
+	inner, end, err := s.Work.Whole(ctx)
 	if err != nil {
 		return ratelimit.Permit{}, err
 	}
 	defer end()
 	permit, err = s.flights.await(inner, limit, of)
 	if err != nil && ctx.Err() == nil && errors.Is(err, context.Canceled) {
-		return ratelimit.Permit{}, ErrClosed
+		return ratelimit.Permit{}, conn.ErrClosed
 	}
 	return s.withRates(inner, permit, err, rates)
 }
@@ -117,7 +118,7 @@ func (p Permits) AcquireTx(ctx context.Context, tx pgx.Tx, request ratelimit.Per
 		return ratelimit.Permit{}, err
 	}
 	if limit.Mode == ratelimit.ModeRefuse {
-		return decide.PermitRefused(limit, key, s.now()), nil
+		return decide.PermitRefused(limit, key, s.Instant()), nil
 	}
 	var result ratelimit.Result
 	ask := func() (granted bool, err error) {
@@ -276,7 +277,7 @@ func (p Permits) Reset(ctx context.Context, limit ratelimit.InFlight, key string
 	if err != nil {
 		return err
 	}
-	err = s.alone(ctx, "reset permits", func(ctx context.Context) error { return s.table.ResetPermits(ctx, s.pool, of) })
+	err = s.alone(ctx, "reset permits", func(ctx context.Context) error { return s.table.ResetPermits(ctx, s.Pool, of) })
 	s.flights.known.Forget(of)
 	return err
 }
@@ -299,11 +300,11 @@ func (p Permits) Prune(ctx context.Context, limits ...ratelimit.InFlight) (delet
 	for _, l := range limits {
 		for more := true; more; {
 			err := s.alone(ctx, "prune permits", func(ctx context.Context) error {
-				now, err := table.Now(ctx, s.pool, s.clock())
+				now, err := table.Now(ctx, s.Pool, s.Clock())
 				if err != nil {
 					return err
 				}
-				n, err := s.table.PrunePermits(ctx, s.pool, l.Name, now.Add(-flight.IdleFor), s.table.Batch())
+				n, err := s.table.PrunePermits(ctx, s.Pool, l.Name, now.Add(-flight.IdleFor), s.table.Batch())
 				deleted, more = deleted+n, n >= int64(s.table.Batch())
 				return err
 			})

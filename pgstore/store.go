@@ -12,6 +12,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/wait"
 	"github.com/pgratelimit/ratelimit/internal/watch"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
 // Store is limits in PostgreSQL. It is safe for concurrent use, and any number
@@ -40,7 +41,7 @@ func New(pool *pgxpool.Pool, config *Config) (*Store, error) {
 		c.RetryBudget = 10 * time.Second
 	}
 	if c.Timeout == 0 {
-		c.Timeout = defaultTimeout
+		c.Timeout = conn.DefaultTimeout
 	}
 	b := newBase(pool, c)
 	s := &Store{base: b, engine: newEngine(b), flights: newFlights(b)}
@@ -57,7 +58,7 @@ func New(pool *pgxpool.Pool, config *Config) (*Store, error) {
 // called. Close the pool after it. The verbs that take a transaction go on working.
 func (s *Store) Close() {
 	if s.usable() == nil {
-		s.work.close()
+		s.Work.Close()
 		s.table.Close()
 		s.memory.close()
 	}
@@ -218,7 +219,7 @@ func (s *Store) Wait(ctx context.Context, requests ...ratelimit.Request) (rateli
 	if err := s.usable(); err != nil {
 		return ratelimit.Result{}, err
 	}
-	inner, end, err := s.work.whole(ctx)
+	inner, end, err := s.Work.Whole(ctx)
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
@@ -226,7 +227,7 @@ func (s *Store) Wait(ctx context.Context, requests ...ratelimit.Request) (rateli
 	result, err := wait.Wait(inner, s, requests...)
 	var ended *ratelimit.WaitError
 	if ctx.Err() == nil && errors.Is(err, context.Canceled) && errors.As(err, &ended) {
-		ended.Err = ErrClosed
+		ended.Err = conn.ErrClosed
 	}
 	return result, err
 }
@@ -283,7 +284,7 @@ func (s Store) decideWatched(ctx context.Context, w *watch.Watch, verb decide.Ve
 		if err := ctx.Err(); err != nil {
 			return ratelimit.Result{}, err
 		}
-		return decide.ByMode(verb, s.base.now(), requests, func(left []ratelimit.Request) (ratelimit.Result, error) {
+		return decide.ByMode(verb, s.base.Instant(), requests, func(left []ratelimit.Request) (ratelimit.Result, error) {
 			return s.decideWatched(ctx, w, verb, reserve, left)
 		})
 	}

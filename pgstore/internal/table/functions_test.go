@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
 //go:embed functions.tmpl
@@ -34,7 +36,7 @@ func TestFunctionsAreOfTheStatements(t *testing.T) {
 	made := regexp.MustCompile(`\{\{(\w+\.sql) (\w+)\}\}`).ReplaceAllStringFunc(functions, func(marker string) string {
 		file, name, _ := strings.Cut(strings.Trim(marker, "{}"), " ")
 		texts, _ := load(file)
-		texts = texts.in("@schema@." + Name)
+		texts = texts.in("@schema@." + conn.Table)
 		if file == "inflight.sql" {
 			texts.guarded()
 		}
