@@ -155,7 +155,7 @@ type many struct {
 func manyOf(grants []*Grant) *many {
 	m := &many{grants: grants, places: make([]int32, len(grants))}
 	for i, g := range grants {
-		m.prefetch = m.prefetch || g.prefetches()
+		m.prefetch = m.prefetch || g.TakesExtra()
 		if n := len(m.definitions); n == 0 || m.definitions[n-1].Definition != g.Definition || m.definitions[n-1].capacity() != g.capacity() {
 			m.definitions = append(m.definitions, g)
 		}

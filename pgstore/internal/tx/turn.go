@@ -1,4 +1,4 @@
-package pgstore
+package tx
 
 import (
 	"context"
@@ -8,8 +8,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/engine"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
@@ -25,22 +25,22 @@ import (
 // in line is run again.
 
 // meetings is where this process has met others lately: when last, by the lock of the row.
-type meetings struct {
+type contention struct {
 	mu   sync.Mutex
 	last map[int64]time.Time
 }
 
-// mostMeetings is how many are remembered; past it those that are over are forgotten.
-const mostMeetings = 1024
+// mostContended is how many are remembered; past it those that are over are forgotten.
+const mostContended = 1024
 
 // met notes that others were met at the row of a lock.
-func (m *meetings) met(lock int64) {
+func (m *contention) met(lock int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	now := time.Now()
-	if len(m.last) >= mostMeetings {
+	if len(m.last) >= mostContended {
 		for other, last := range m.last {
-			if now.Sub(last) > contended {
+			if now.Sub(last) > engine.Contended {
 				delete(m.last, other)
 			}
 		}
@@ -48,39 +48,39 @@ func (m *meetings) met(lock int64) {
 	if m.last == nil {
 		m.last = make(map[int64]time.Time)
 	}
-	if _, known := m.last[lock]; known || len(m.last) < mostMeetings {
+	if _, known := m.last[lock]; known || len(m.last) < mostContended {
 		m.last[lock] = now
 	}
 }
 
 // lately returns those of some locks at whose rows other processes were met lately, ascending,
 // which is the order in which all take them.
-func (m *meetings) lately(locks func() []int64) (lately []int64) {
+func (m *contention) recent(locks func() []int64) (recent []int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if len(m.last) == 0 {
 		return nil
 	}
 	for _, lock := range locks() {
-		if last, ok := m.last[lock]; ok && time.Since(last) <= contended {
-			lately = append(lately, lock)
+		if last, ok := m.last[lock]; ok && time.Since(last) <= engine.Contended {
+			recent = append(recent, lock)
 		}
 	}
-	slices.Sort(lately)
-	return slices.Compact(lately)
+	slices.Sort(recent)
+	return slices.Compact(recent)
 }
 
 // line is a connection's place in the lines of some rows. The session has the locks before the
 // transaction begins, which then takes them over: its end gives them back, however it ends.
-type line struct {
-	conn     *pgxpool.Conn
-	meetings *meetings
-	locks    []int64 // ascending; none for a transaction that stands in no line
-	owed     int     // of them, those that the session may have, and the transaction has not
+type turn struct {
+	conn       *pgxpool.Conn
+	contention *contention
+	locks      []int64 // ascending; none for a transaction that stands in no line
+	owed       int     // of them, those that the session may have, and the transaction has not
 }
 
 // begin returns a batch that begins a transaction, after it has had its turn in all lines.
-func (l *line) begin() *pgx.Batch {
+func (l *turn) begin() *pgx.Batch {
 	var batch pgx.Batch
 	if len(l.locks) == 0 {
 		batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.Serializable})
@@ -92,7 +92,7 @@ func (l *line) begin() *pgx.Batch {
 	for _, lock := range l.locks {
 		table.QueueLock(&batch, lock, func(waited bool) {
 			if waited {
-				l.meetings.met(lock)
+				l.contention.met(lock)
 			}
 		})
 	}
@@ -106,7 +106,7 @@ func (l *line) begin() *pgx.Batch {
 }
 
 // leave closes a connection whose session may have kept a lock, which the server then gives back.
-func (l *line) leave(ctx context.Context) {
+func (l *turn) leave(ctx context.Context) {
 	if l.owed > 0 && !l.conn.Conn().IsClosed() {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), conn.RollbackTime)
 		defer cancel()

@@ -1,4 +1,4 @@
-package pgstore
+package tx
 
 import (
 	"reflect"
@@ -12,7 +12,7 @@ import (
 // heldShard is the shard from which a transaction took last. Its connection keeps it,
 // and nobody else does: a connection that is closed must not stay in memory.
 type heldShard struct {
-	by    *base
+	by    *Taker
 	tx    pgx.Tx
 	key   decide.Key
 	shard int
@@ -23,7 +23,7 @@ const heldKey = "ratelimit.shard"
 
 // hold notes that a transaction has a shard locked. A second step of it on the same
 // limit keeps to that: two transactions that each want another's shard deadlock.
-func (b *base) hold(tx pgx.Tx, row decide.Row) {
+func (b *Taker) hold(tx pgx.Tx, row decide.Row) {
 	if reflect.TypeOf(tx).Kind() != reflect.Pointer { // somebody's own, that may not be comparable
 		return
 	}
@@ -32,9 +32,9 @@ func (b *base) hold(tx pgx.Tx, row decide.Row) {
 	}
 }
 
-// heldBy returns the shard of a limit that a transaction has locked; false if none is
+// HeldBy returns the shard of a limit that a transaction has locked; false if none is
 // known.
-func (b *base) heldBy(tx pgx.Tx, a *decide.Demand) (shard int, ok bool) {
+func (b *Taker) HeldBy(tx pgx.Tx, a *decide.Demand) (shard int, ok bool) {
 	_, data := conn.Session(tx)
 	held, ok := data[heldKey].(heldShard)
 	return held.shard, ok && held.by == b && held.tx == tx && held.key == a.KeyOf() && held.shard < a.Definition.Shards

@@ -1,7 +1,4 @@
-// Package shards remembers the states of sharded limits that a process read last. They guide
-// which row is tried first, and refuse calls that cannot be granted; they grant nothing. It
-// knows no database.
-package shards
+package known
 
 import (
 	"math/rand/v2"
@@ -13,9 +10,9 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
-// Cache is the states of the shards of limits as they were read last. The zero value is ready to
+// Shards is the states of the shards of limits as they were read last. The zero value is ready to
 // use. It is safe for concurrent use.
-type Cache struct {
+type Shards struct {
 	mu   sync.Mutex
 	seen map[decide.Key]limit
 }
@@ -34,7 +31,7 @@ type limit struct {
 const mostSeen = 4096
 
 // Choose returns the better, as far as is known, of two shards at random among those given.
-func (m *Cache) Choose(a *decide.Demand, among []int) int {
+func (m *Shards) Choose(a *decide.Demand, among []int) int {
 	if len(among) == 1 {
 		return among[0]
 	}
@@ -44,7 +41,7 @@ func (m *Cache) Choose(a *decide.Demand, among []int) int {
 }
 
 // better is the better of two shards.
-func (m *Cache) better(a *decide.Demand, first, second int) int {
+func (m *Shards) better(a *decide.Demand, first, second int) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	seen := m.seen[a.KeyOf()]
@@ -55,7 +52,7 @@ func (m *Cache) better(a *decide.Demand, first, second int) int {
 }
 
 // Observe notes the states of all of a's shards, if it has several.
-func (m *Cache) Observe(a *decide.Demand, states []bucket.State) {
+func (m *Shards) Observe(a *decide.Demand, states []bucket.State) {
 	if states == nil || !a.Sharded() {
 		return
 	}
@@ -66,7 +63,7 @@ func (m *Cache) Observe(a *decide.Demand, states []bucket.State) {
 
 // Took notes the states that changes left behind, and returns the known states of the shards of
 // all sharded limits of a call then.
-func (m *Cache) Took(call *decide.Call, changes []decide.Change, at time.Time) [][]bucket.State {
+func (m *Shards) Took(call *decide.Call, changes []decide.Change, at time.Time) [][]bucket.State {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i := range changes {
@@ -84,7 +81,7 @@ func (m *Cache) Took(call *decide.Call, changes []decide.Change, at time.Time) [
 }
 
 // Refused notes that a call was refused at an instant.
-func (m *Cache) Refused(call *decide.Call, at time.Time) {
+func (m *Shards) Refused(call *decide.Call, at time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i := range call.Demands {
@@ -98,7 +95,7 @@ func (m *Cache) Refused(call *decide.Call, at time.Time) {
 
 // Refuse reports whether a call was refused, and would be again by the known states of the
 // shards of its limits. now is an instant that was injected, or nil.
-func (m *Cache) Refuse(call *decide.Call, now *time.Time) bool {
+func (m *Shards) Refuse(call *decide.Call, now *time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i := range call.Demands {
@@ -121,7 +118,7 @@ func (m *Cache) Refuse(call *decide.Call, now *time.Time) bool {
 }
 
 // Cached returns the known states of a's shards.
-func (m *Cache) Cached(a *decide.Demand, at time.Time) []bucket.State {
+func (m *Shards) Cached(a *decide.Demand, at time.Time) []bucket.State {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.states(a, at))
@@ -129,7 +126,7 @@ func (m *Cache) Cached(a *decide.Demand, at time.Time) []bucket.State {
 
 // states are those of a's shards, full at an instant if none was seen by this
 // definition.
-func (m *Cache) states(a *decide.Demand, at time.Time) []bucket.State {
+func (m *Shards) states(a *decide.Demand, at time.Time) []bucket.State {
 	seen := m.seen[a.KeyOf()]
 	if seen.definition == a.Definition {
 		return seen.states
@@ -145,14 +142,14 @@ func (m *Cache) states(a *decide.Demand, at time.Time) []bucket.State {
 }
 
 // Forget forgets the states of a key.
-func (m *Cache) Forget(key decide.Key) {
+func (m *Shards) Forget(key decide.Key) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.seen, key)
 }
 
 // Clear forgets all states.
-func (m *Cache) Clear() {
+func (m *Shards) Clear() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	clear(m.seen)

@@ -1,4 +1,4 @@
-package shards_test
+package known_test
 
 import (
 	"math/rand/v2"
@@ -9,7 +9,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/pgstore/internal/shards"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/known"
 )
 
 // TestChooseBalances throws 100,000 single tokens at 16 shards. One choice
@@ -21,8 +21,8 @@ func TestChooseBalances(t *testing.T) {
 		t.Fatal(err)
 	}
 	ask, now := &call.Demands[0], time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
-	spread := func(choose func(*shards.Cache) int) float64 {
-		var memory shards.Cache
+	spread := func(choose func(*known.Shards) int) float64 {
+		var memory known.Shards
 		values := make([]float64, places)
 		for range takes {
 			change := ask.Change(0, choose(&memory), 1)
@@ -32,10 +32,10 @@ func TestChooseBalances(t *testing.T) {
 		}
 		return slices.Max(values) - slices.Min(values)
 	}
-	if got := spread(func(m *shards.Cache) int { return m.Choose(ask, upTo(places)) }); got > most {
+	if got := spread(func(m *known.Shards) int { return m.Choose(ask, upTo(places)) }); got > most {
 		t.Errorf("a spread of %v, want at most %d", got, most)
 	}
-	if got := spread(func(*shards.Cache) int { return rand.IntN(places) }); got <= most {
+	if got := spread(func(*known.Shards) int { return rand.IntN(places) }); got <= most {
 		t.Errorf("one choice has a spread of %v, so this test tells nothing", got)
 	}
 }
