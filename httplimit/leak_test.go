@@ -40,8 +40,10 @@ func TestNoTypeShowsKeys(t *testing.T) {
 	}
 	h.ServeHTTP(httptest.NewRecorder(), get("/", "X-Key", leak.Key+strings.Repeat("k", ratelimit.MaxKeyLength)))
 	calls := ratelimit.InFlight{Name: "calls", Limit: 1, Lease: time.Minute}
-	inFlight := newMiddleware(t, memstore.New(nil), httplimit.Config{
+	store := memstore.New(nil)
+	inFlight := newMiddleware(t, store, httplimit.Config{
 		InFlight: []httplimit.InFlightPolicy{{Limit: calls, Key: httplimit.ByHeader("X-Key")}},
+		Permits:  store.Permits(),
 		Observe:  config.Observe,
 	})
 	outer := inFlight.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
