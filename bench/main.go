@@ -74,7 +74,7 @@ without is measured and printed. The proxy needs the processor, too.
 
 "bench windows" is another comparison, of kinds of limits: see "bench windows -h". "bench
 escrow" is one of lengths of pgstore.Config.Escrow, "bench processes" of numbers of
-processes, and "bench slots" of limits of how many at once.
+processes, and "bench permits" of limits of how many at once.
 
 Flags:
 `
@@ -187,7 +187,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			return runTrade(ctx, args[1:], stdout, stderr)
 		case "processes":
 			return runProcesses(ctx, args[1:], stdout, stderr)
-		case "slots":
+		case "permits":
 			return runPermits(ctx, args[1:], stdout, stderr)
 		}
 	}

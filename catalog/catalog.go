@@ -311,7 +311,7 @@ func (c *Catalog) Age() time.Duration {
 // those of how many at once are [Catalog.InFlights].
 func (c *Catalog) Definitions() (definitions []ratelimit.Definition) {
 	for _, f := range c.families() {
-		if f.published != nil && f.published.slots == nil {
+		if f.published != nil && f.published.inFlight == nil {
 			definitions = append(definitions, f.published.Definition)
 		}
 	}
@@ -323,8 +323,8 @@ func (c *Catalog) Definitions() (definitions []ratelimit.Definition) {
 // last, by name.
 func (c *Catalog) InFlights() (limits []ratelimit.InFlight) {
 	for _, f := range c.families() {
-		if f.published != nil && f.published.slots != nil {
-			limits = append(limits, *f.published.slots)
+		if f.published != nil && f.published.inFlight != nil {
+			limits = append(limits, *f.published.inFlight)
 		}
 	}
 	slices.SortFunc(limits, func(a, b ratelimit.InFlight) int { return strings.Compare(a.Name, b.Name) })

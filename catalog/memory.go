@@ -143,8 +143,8 @@ func jsonOf[T published | Override](v T, ok bool) json.RawMessage {
 	switch v := any(v).(type) {
 	case published:
 		row["kind"] = v.kind()
-		if v.slots != nil {
-			row["at_once"], row["lease"] = v.slots.Limit, v.slots.Lease.String()
+		if v.inFlight != nil {
+			row["at_once"], row["lease"] = v.inFlight.Limit, v.inFlight.Lease.String()
 			break
 		}
 		row["rate"], row["period"], row["shards"] = v.Rate, v.Period.String(), v.Shards

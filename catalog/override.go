@@ -32,10 +32,10 @@ type Override struct {
 	// Slots is into how many a sliding window's period is cut.
 	Slots int
 
-	// AtOnce is the Limit of a [ratelimit.InFlight]: how many slots a key has.
+	// AtOnce is the Limit of a [ratelimit.InFlight]: how many permits a key has.
 	AtOnce int
 
-	// Lease is the Lease of a [ratelimit.InFlight], of slots that are taken from then on.
+	// Lease is the Lease of a [ratelimit.InFlight], of permits that are taken from then on.
 	Lease time.Duration
 
 	// Mode is how calls are treated: [ratelimit.ModeRefuse] refuses all of them, a kill switch;
@@ -179,21 +179,21 @@ func (o Override) inFlight(l ratelimit.InFlight) (ratelimit.InFlight, error) {
 // in flight, with a Definition that has the name only.
 type published struct {
 	ratelimit.Definition
-	slots *ratelimit.InFlight // nil for a limit
+	inFlight *ratelimit.InFlight // nil for a limit
 }
 
 // kindInFlight is the table's kind of a [ratelimit.InFlight], which no other limit has.
 const kindInFlight = "in flight"
 
-// slotsOf returns l as it is published, which is without a mode.
+// inFlightOf returns l as it is published, which is without a mode.
 func inFlightOf(l ratelimit.InFlight) published {
 	l.Lease, l.Mode, l.RefusedUntil = l.LeaseOrDefault(), 0, time.Time{}
-	return published{Definition: ratelimit.Definition{Name: l.Name}, slots: &l}
+	return published{Definition: ratelimit.Definition{Name: l.Name}, inFlight: &l}
 }
 
 // kind is the kind as the table has it.
 func (p *published) kind() string {
-	if p.slots != nil {
+	if p.inFlight != nil {
 		return kindInFlight
 	}
 	return p.Kind.String()
@@ -201,10 +201,10 @@ func (p *published) kind() string {
 
 // alike reports whether the two are the same in the table.
 func (p *published) alike(q *published) bool {
-	if p.slots != nil && q.slots != nil {
-		return *p.slots == *q.slots
+	if p.inFlight != nil && q.inFlight != nil {
+		return *p.inFlight == *q.inFlight
 	}
-	return p.slots == nil && q.slots == nil && alike(p.Definition, q.Definition)
+	return p.inFlight == nil && q.inFlight == nil && alike(p.Definition, q.Definition)
 }
 
 // check returns the fault of an override of a published definition.
@@ -218,8 +218,8 @@ func (e *Entry) check(p *published) error {
 	if y := e.Until.UTC().Year(); y < 1 || y > 9999 {
 		return bad("Until", e.Until, "must be in the years 1 to 9999")
 	}
-	if p.slots != nil {
-		limit, err := e.inFlight(*p.slots)
+	if p.inFlight != nil {
+		limit, err := e.inFlight(*p.inFlight)
 		if err != nil {
 			return err
 		}

@@ -49,7 +49,7 @@ const columns = `d.name, d.key, d.kind, d.rate, (date_part('epoch', d.period) * 
 	d.shards, d.start, d.slots, d.every, d.zone, d.anchor::text,
 	d.at_once, (date_part('epoch', d.lease) * 1000000)::int8, d.mode, d.enabled, d.until, coalesce(d.note, ''), d.updated_at`
 
-// stored is a row as it is read. All of it can be NULL where there is none.
+// storedRow is a row as it is read. All of it can be NULL where there is none.
 type storedRow struct {
 	name, key, kind             *string
 	rate, capacity, maxReserved *float64
@@ -275,7 +275,7 @@ const (
 )
 
 func (t *table) publish(ctx context.Context, q querier, p *published) error {
-	if l := p.slots; l != nil {
+	if l := p.inFlight; l != nil {
 		_, err := q.Exec(ctx, t.sql(putPublished), l.Name, nil, p.kind(), nil, nil, nil, nil, nil, nil, nil, true, nil, nil, nil, nil, nil,
 			int32(l.Limit), float64(l.Lease.Microseconds()), nil)
 		return fault("publish", err)

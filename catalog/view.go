@@ -325,7 +325,7 @@ func value(limit ratelimit.Limit) ratelimit.Limit {
 // definitions returns every definition that the rows of a name can have: the published one, and
 // each override on it, those that are off or over as well.
 func (f *family) definitions() (limits []ratelimit.Limit) {
-	if f.published == nil || f.published.slots != nil {
+	if f.published == nil || f.published.inFlight != nil {
 		return nil
 	}
 	add := func(o Override) {

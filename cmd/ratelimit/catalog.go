@@ -167,7 +167,7 @@ is there. What is left out stays as the program has it.`,
 	flags.StringVar(&f.capacity, "capacity", "", `the most tokens that accumulate, or "none"`)
 	flags.StringVar(&f.maxReserved, "max-reserved", "", `the deepest debt, "none" or "unlimited"`)
 	flags.IntVar(&f.slots, "slots", 0, "of a sliding window")
-	flags.IntVar(&f.atOnce, "at-once", 0, "of a limit of how many at once: slots for each key")
+	flags.IntVar(&f.atOnce, "at-once", 0, "of a limit of how many at once: permits for each key")
 	flags.DurationVar(&f.lease, "lease", 0, "of a limit of how many at once")
 	flags.StringVar(&f.mode, "mode", "", `"shadow" decides and refuses nobody, "refuse" refuses all calls, "enforce" is as usual`)
 	flags.StringVar(&f.until, "until", "", "when it ends: an instant such as 2026-12-31T00:00:00Z, or a duration from now such as 48h")

@@ -129,9 +129,9 @@ func TestInFlight(t *testing.T) {
 	w := newWorld(t)
 	exports := ratelimit.InFlight{Name: "exports", Limit: 2, Lease: time.Hour}
 	for _, key := range []string{"alice", "alice", "bob\x1b[2J", "carol"} {
-		slot, err := w.store.Permits().Acquire(t.Context(), exports.For(key))
-		if err != nil || !slot.OK {
-			t.Fatalf("%v, %v", slot, err)
+		permit, err := w.store.Permits().Acquire(t.Context(), exports.For(key))
+		if err != nil || !permit.OK {
+			t.Fatalf("%v, %v", permit, err)
 		}
 	}
 	ls := func(args ...string) []permitJSON {
@@ -151,9 +151,9 @@ func TestInFlight(t *testing.T) {
 	first := ls("alice")[0]
 	release := []string{"inflight", "release", "exports", "alice", strconv.Itoa(first.Number), strconv.FormatInt(first.Fence, 10)}
 	w.program(release...).wantStatus(t, exitBad, "say --yes")
-	w.program(append(release, "--dry-run")...).wantStatus(t, exitOK, "would release slot")
+	w.program(append(release, "--dry-run")...).wantStatus(t, exitOK, "would release permit")
 	if got := len(ls("alice")); got != 2 {
-		t.Errorf("%d slots after a dry run, want 2", got)
+		t.Errorf("%d permits after a dry run, want 2", got)
 	}
 	w.program(append(release, "--yes")...).ok(t)
 	if got := ls("alice"); len(got) != 1 || got[0].Number == first.Number {
@@ -165,7 +165,7 @@ func TestInFlight(t *testing.T) {
 		t.Errorf("left: %+v", got)
 	}
 	w.program("inflight", "ls", "api").wantStatus(t, exitBad, "no limit of how many at once")
-	w.program("inflight", "release", "exports", "alice", "x", "1", "--yes").wantStatus(t, exitBad, `slot "x"`)
+	w.program("inflight", "release", "exports", "alice", "x", "1", "--yes").wantStatus(t, exitBad, `permit "x"`)
 }
 
 func doctorOf(t *testing.T, o outcome) map[string]string {

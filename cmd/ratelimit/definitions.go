@@ -161,7 +161,7 @@ type editor interface {
 
 func (f *definitionsFile) publish(ctx context.Context, c editor) error {
 	var limits []ratelimit.Limit
-	var slots []ratelimit.InFlight
+	var inFlight []ratelimit.InFlight
 	first := map[string]int{}
 	for _, e := range f.entries {
 		var name string
@@ -169,7 +169,7 @@ func (f *definitionsFile) publish(ctx context.Context, c editor) error {
 		case e.definition != nil:
 			name, limits = e.definition.Name, append(limits, e.definition.Limit())
 		case e.inFlight != nil:
-			name, slots = e.inFlight.Name, append(slots, *e.inFlight)
+			name, inFlight = e.inFlight.Name, append(inFlight, *e.inFlight)
 		default:
 			continue
 		}
@@ -180,7 +180,7 @@ func (f *definitionsFile) publish(ctx context.Context, c editor) error {
 	}
 	err := c.Publish(ctx, limits...)
 	if err == nil {
-		err = c.PublishInFlight(ctx, slots...)
+		err = c.PublishInFlight(ctx, inFlight...)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", f.name, err)

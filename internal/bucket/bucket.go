@@ -153,7 +153,7 @@ func (d *Definition) Tick() int64 {
 	return d.kind().next(d, 0)
 }
 
-// Stands reports whether a row's clock stands still between two ticks: not that of a token
+// Stepped reports whether a row's clock stands still between two ticks: not that of a token
 // bucket.
 func (d *Definition) Stepped() bool { return d.Tick() > 1 }
 

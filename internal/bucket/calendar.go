@@ -7,7 +7,7 @@ import (
 
 // calendar is a fixed window whose edges are the first instants of days in a time zone: days,
 // weeks, months or years from the anchor on. They differ in length, so they are counted and not
-// measured: SQL receives the edges around now, and counts as settle does. Nothing moves them,
+// measured: SQL receives the edges around now, and counts as refill does. Nothing moves them,
 // not even a pause, which also leaves the value as it is: a quota was sold.
 type calendar struct{ level }
 
@@ -112,7 +112,7 @@ func (c *calendar) fresh(d *Definition, _ string, now time.Time) State {
 	return State{Value: d.Capacity, TS: instant(c.last(d, 0, now.UnixMicro()))}
 }
 
-// settle adds Rate for each edge since ts.
+// refill adds Rate for each edge since ts.
 func (*calendar) refill(d *Definition, s State, now time.Time) State {
 	ts, z := s.TS.UnixMicro(), d.zone()
 	k, last := d.edgeAt(z, now.UnixMicro())

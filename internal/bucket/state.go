@@ -41,7 +41,7 @@ func (d *Definition) Fresh(key string, now time.Time) State {
 	return d.kind().fresh(d, key, now)
 }
 
-// Settle brings s to now: it adds the tokens that were refilled since, up to
+// Refill brings s to now: it adds the tokens that were refilled since, up to
 // Capacity. A now before s.TS, from a clock that went back or a caller that is
 // late, neither takes tokens away nor creates any.
 //

@@ -155,7 +155,7 @@ func covers(e, d bucket.Definition) bool {
 	return alike(e, d) && e.Rate <= d.Rate && e.Capacity >= d.Capacity
 }
 
-// KeyOf is the definitions of a name that were noted.
+// Of is the definitions of a name that were noted.
 func (s *Definitions) Of(name string) []bucket.Definition {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

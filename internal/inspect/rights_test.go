@@ -70,7 +70,7 @@ func denied(err error) bool {
 	return errors.As(err, &pgErr) && pgErr.Code == "42501"
 }
 
-// rightsOf returns the rights of a role, as a Desk lists them.
+// rightsOf returns the rights of a role, as an Inspector lists them.
 func rightsOf(t *testing.T, db *pgtest.DB, role string) inspect.Rights {
 	t.Helper()
 	all, err := (&inspect.Inspector{Pool: db.Pool, Schema: db.Schema}).Rights(t.Context())

@@ -95,7 +95,7 @@ COMMENT ON COLUMN rate_limit_definitions.capacity IS
 COMMENT ON COLUMN rate_limit_definitions.max_reserved IS
     'The deepest debt, in tokens: 0 for none, Infinity for no bound.';
 COMMENT ON COLUMN rate_limit_definitions.at_once IS
-    'Of a limit of how many at once, the slots of each key; lease is for how long one is held that nobody renews.';
+    'Of a limit of how many at once, the permits of each key; lease is for how long one is held that nobody renews.';
 COMMENT ON COLUMN rate_limit_definitions.mode IS
     'refuse refuses every call; shadow decides and takes, and refuses none; enforce does both, and goes before what the override for all keys says.';
 COMMENT ON COLUMN rate_limit_definitions.enabled IS
