@@ -63,6 +63,7 @@ var mayImport = map[string][]string{
 	"sqltx":              {".", pgx},
 	"internal/throwaway": {pgx},
 	"internal/machine":   {},
+	"internal/lab":       {pgx},
 	"internal/gotool":    {},
 	"internal/traced":    {pgx},
 	"internal/pgtest":    {"internal/throwaway", "migrations", pgx},

@@ -23,6 +23,8 @@ import (
 	"regexp"
 	"strings"
 	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/lab"
 )
 
 // sections are the attacks, in the order of the report.
@@ -48,11 +50,11 @@ var sections = []section{
 // section is an attack.
 type section struct {
 	name, title string
-	run         func(context.Context, *lab, *chapter) error
+	run         func(context.Context, *site, *chapter) error
 }
 
 func main() {
-	if isChild() {
+	if lab.IsChild() {
 		exit(runChild())
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -104,7 +106,7 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("--skip: %w", err)
 	}
-	l, err := newLab(ctx, o)
+	l, err := newSite(ctx, o)
 	if err != nil {
 		return err
 	}

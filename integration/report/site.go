@@ -8,15 +8,18 @@ import (
 	"runtime"
 	"runtime/debug"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgratelimit/ratelimit/internal/lab"
 	"github.com/pgratelimit/ratelimit/internal/machine"
 	"github.com/pgratelimit/ratelimit/internal/throwaway"
 	"github.com/pgratelimit/ratelimit/migrations"
+	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
 type options struct {
@@ -27,13 +30,13 @@ type options struct {
 	pieces       int
 }
 
-// lab is what sections attack with: a server of their own, which comes back when it is
+// site is what sections attack with: a server of their own, which comes back when it is
 // killed.
-type lab struct {
+type site struct {
 	options
 	server     *throwaway.Server
 	version    string
-	schemas    int
+	schemas    atomic.Int64
 	tablespace string // of the tables that schema makes; "" for the usual
 }
 
@@ -43,23 +46,23 @@ var settings = map[string]string{
 	"restart_after_crash": "on", "autovacuum_naptime": "1s",
 }
 
-func newLab(ctx context.Context, o options) (*lab, error) {
+func newSite(ctx context.Context, o options) (*site, error) {
 	_ = os.Unsetenv("DATABASE_URL") // nobody's server is to be killed
 	server, err := throwaway.StartWith(ctx, throwaway.Options{Fsync: true, Restart: true, BinDir: o.bin, Settings: settings})
 	if err != nil {
 		return nil, err
 	}
-	l := &lab{options: o, server: server}
+	l := &site{options: o, server: server}
 	if err := l.ask(ctx, "SHOW server_version", &l.version); err != nil {
 		return nil, errors.Join(err, server.Close())
 	}
 	return l, nil
 }
 
-func (l *lab) close() error { return l.server.Close() }
+func (l *site) close() error { return l.server.Close() }
 
 // seconds is a duration, or with --quick a shorter one.
-func (l *lab) seconds(whole, quick float64) time.Duration {
+func (l *site) seconds(whole, quick float64) time.Duration {
 	s := whole
 	if l.quick {
 		s = quick
@@ -68,7 +71,7 @@ func (l *lab) seconds(whole, quick float64) time.Duration {
 }
 
 // ask runs a statement on a connection of its own, and reads its one row.
-func (l *lab) ask(ctx context.Context, sql string, to ...any) error {
+func (l *site) ask(ctx context.Context, sql string, to ...any) error {
 	conn, err := pgx.Connect(ctx, l.server.URL)
 	if err != nil {
 		return err
@@ -82,69 +85,84 @@ func (l *lab) ask(ctx context.Context, sql string, to ...any) error {
 }
 
 // schema makes a schema with the library's table, and one for the changes of transactions.
-func (l *lab) schema(ctx context.Context) (name string, err error) {
-	l.schemas++
-	name = fmt.Sprintf("attack_%d", l.schemas)
+func (l *site) schema(ctx context.Context) (name string, err error) {
+	name = fmt.Sprintf("attack_%d", l.schemas.Add(1))
 	return name, l.ask(ctx, fmt.Sprintf(`SET default_tablespace = '%[3]s'; CREATE SCHEMA %[1]s; SET search_path = %[1]s; %[2]s;
 		CREATE TABLE ledger (id int8, name text, key text, tokens float8);
 		CREATE INDEX ON ledger (id)`, name, migrations.UpSQL(), l.tablespace))
 }
 
-// place makes a schema, and connections to the server.
-func (l *lab) place(ctx context.Context, most int32) (schema string, pool *pgxpool.Pool, err error) {
-	if schema, err = l.schema(ctx); err != nil {
-		return "", nil, err
-	}
-	pool, err = l.pool(ctx, most)
-	return schema, pool, err
+// place is a schema, and connections to the server.
+type place struct {
+	schema string
+	pool   *pgxpool.Pool
+	stores []*pgstore.Store
 }
 
-// pool is connections to the server, of which no more than so many.
-func (l *lab) pool(ctx context.Context, most int32) (*pgxpool.Pool, error) {
-	return newPool(ctx, l.server.URL, most, nil)
-}
-
-func newPool(ctx context.Context, url string, most int32, change func(*pgxpool.Config)) (*pgxpool.Pool, error) {
-	config, err := pgxpool.ParseConfig(url)
+// place makes a schema, and at most so many connections.
+func (l *site) place(ctx context.Context, most int32) (*place, error) {
+	schema, err := l.schema(ctx)
 	if err != nil {
 		return nil, err
 	}
-	config.MaxConns = most
-	config.ConnConfig.RuntimeParams["search_path"] = ""
-	if change != nil {
-		change(config)
+	return l.at(schema, most)
+}
+
+// at returns the place of a schema that is there.
+func (l *site) at(schema string, most int32) (*place, error) {
+	pool, err := newPool(l.server.URL, most, nil)
+	return &place{schema: schema, pool: pool}, err
+}
+
+// store makes a store, which ends with the place.
+func (p *place) store(config pgstore.Config) (*pgstore.Store, error) {
+	config.Schema = p.schema
+	store, err := pgstore.New(p.pool, &config)
+	if err == nil {
+		p.stores = append(p.stores, store)
 	}
-	return pgxpool.NewWithConfig(ctx, config)
+	return store, err
+}
+
+func (p *place) close() {
+	for _, store := range p.stores {
+		store.Close()
+	}
+	p.pool.Close()
+}
+
+func newPool(url string, most int32, change func(*pgxpool.Config)) (*pgxpool.Pool, error) {
+	return lab.NewPool(url, most, func(config *pgxpool.Config) {
+		config.ConnConfig.RuntimeParams["search_path"] = ""
+		if change != nil {
+			change(config)
+		}
+	})
 }
 
 // signal sends a signal to the server's first process, and returns when another
 // answers in its place, or the same again.
-func (l *lab) signal(ctx context.Context, signal syscall.Signal) error {
+func (l *site) signal(ctx context.Context, signal syscall.Signal) error {
 	var before, after string
 	const life = "SELECT pg_postmaster_start_time()::text"
 	if err := l.ask(ctx, life, &before); err != nil {
 		return err
 	}
-	pid, err := l.server.Postmaster(ctx)
-	if err != nil {
+	if err := kill(ctx, l.server, signal); err != nil {
 		return err
 	}
-	if err := syscall.Kill(pid, signal); err != nil {
-		return err
-	}
-	return within(ctx, time.Minute, "the server is up again", func() bool {
+	return lab.Within(ctx, time.Minute, "the server is up again", func() bool {
 		return l.ask(ctx, life, &after) == nil && after != before
 	})
 }
 
-// within polls until something is so.
-func within(ctx context.Context, most time.Duration, what string, so func() bool) error {
-	for deadline := time.Now().Add(most); !so(); time.Sleep(20 * time.Millisecond) {
-		if time.Now().After(deadline) || ctx.Err() != nil {
-			return fmt.Errorf("waited %v for this: %s", most, what)
-		}
+// kill sends a signal to a server's first process.
+func kill(ctx context.Context, server *throwaway.Server, signal syscall.Signal) error {
+	pid, err := server.Postmaster(ctx)
+	if err != nil {
+		return err
 	}
-	return nil
+	return syscall.Kill(pid, signal)
 }
 
 // until says whether to go on: for as long as this lasts, and up to patient longer until
@@ -158,7 +176,7 @@ func until(lasts time.Duration, so func() bool) (more func() bool) {
 }
 
 // facts are what the figures depend on.
-func (l *lab) facts() []string {
+func (l *site) facts() []string {
 	return []string{
 		machine.Name(),
 		fmt.Sprintf("PostgreSQL %s, fsync on; %s; pgx %s", l.version, runtime.Version(), moduleVersion("github.com/jackc/pgx/v5")),
