@@ -455,7 +455,7 @@ func TestCatalog(t *testing.T) {
 	if err := known.Publish(t.Context(), perMinute); err != nil {
 		t.Fatal(err)
 	}
-	if err := known.Set(t.Context(), perMinute.Name, "ann", catalog.Override{Capacity: 1}); err != nil {
+	if _, err := known.Set(t.Context(), perMinute.Name, "ann", catalog.Override{Capacity: 1}); err != nil {
 		t.Fatal(err)
 	}
 	conn := dial(t, &echo{}, newLimiter(t, memstore.New(nil), grpclimit.Config{Policies: []grpclimit.Policy{{Limit: perMinute, Key: byUser}}, Catalog: known}))

@@ -179,6 +179,10 @@ BEGIN
     IF TG_OP <> 'DELETE' THEN
         became := jsonb_strip_nulls(to_jsonb(NEW) - '{id,name,key,updated_at}'::text[]);
     END IF;
+    -- For people, who can still roll back. Without the key, which may be a customer's name.
+    IF was IS DISTINCT FROM became AND NOT coalesce(became, was) ? 'kind' THEN
+        RAISE NOTICE 'override of limit "%": was %, becomes %', coalesce(NEW.name, OLD.name), coalesce(was::text, 'none'), coalesce(became::text, 'none');
+    END IF;
     IF TG_OP = 'UPDATE' AND (OLD.name, OLD.key) IS DISTINCT FROM (NEW.name, NEW.key) THEN
         EXECUTE log USING OLD.name, OLD.key, was, NULL::jsonb;
         EXECUTE log USING NEW.name, NEW.key, NULL::jsonb, became;
