@@ -124,9 +124,9 @@ func (f *family) lower(o *Override) (fields []string) {
 			fields = append(fields, field)
 		}
 	}
-	if p := f.published; p.slots != nil {
-		made, _ := o.inFlight(*p.slots) // which is checked
-		add(made.Limit < p.slots.Limit, "AtOnce")
+	if p := f.published; p.inFlight != nil {
+		made, _ := o.inFlight(*p.inFlight) // which is checked
+		add(made.Limit < p.inFlight.Limit, "AtOnce")
 	} else if limit, err := o.limit(p.Definition); err == nil {
 		d := limit.Definition()
 		add(d.Rate*float64(p.Period) < p.Rate*float64(d.Period), "Rate")

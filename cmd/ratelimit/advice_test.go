@@ -275,11 +275,11 @@ func TestPermitsAndGatesAreKnown(t *testing.T) {
 	w.edited(w.catalog.Set(t.Context(), "exports", "bob", catalog.Override{AtOnce: 1, Note: "slow"}))
 	var until time.Time
 	for _, key := range []string{"alice", "bob"} {
-		slot, err := w.store.Permits().Acquire(t.Context(), exports.For(key))
-		if err != nil || !slot.OK {
-			t.Fatal(slot, err)
+		permit, err := w.store.Permits().Acquire(t.Context(), exports.For(key))
+		if err != nil || !permit.OK {
+			t.Fatal(permit, err)
 		}
-		until = slot.Until
+		until = permit.Until
 	}
 	_, err := w.db.Pool.Exec(t.Context(), `INSERT INTO `+w.db.Schema+`.rate_limits VALUES ('api:start', 'alice', 0, 3, now() - interval '500 days'), ('unknown:start', 'alice', 0, 3, now())`)
 	w.must(err)
@@ -312,8 +312,8 @@ func TestDoctorWithoutACatalog(t *testing.T) {
 	store, err := pgstore.New(w.db.Pool, &pgstore.Config{Schema: w.db.Schema})
 	w.must(err)
 	w.must(store.Take(t.Context(), api.For("k"), monthly.For("k")))
-	if slot, err := store.Permits().Acquire(t.Context(), ratelimit.InFlight{Name: "exports", Limit: 1}.For("k")); err != nil || !slot.OK {
-		t.Fatal(slot, err)
+	if permit, err := store.Permits().Acquire(t.Context(), ratelimit.InFlight{Name: "exports", Limit: 1}.For("k")); err != nil || !permit.OK {
+		t.Fatal(permit, err)
 	}
 	if text := w.program("doctor", "--json").ok(t); strings.Contains(text, "forget") || !strings.Contains(text, "publish it") {
 		t.Errorf("got %s", text)

@@ -117,8 +117,8 @@ func TestCatalogEdits(t *testing.T) {
 	wantIn(t, edit("set", "api", "--all-keys", "--capacity", "4", "--yes").ok(t), "it is so already: capacity 4, mode enforce")
 
 	for _, key := range []string{"a", "a", "b"} {
-		if slot, err := w.store.Permits().Acquire(t.Context(), ratelimit.InFlight{Name: "exports", Limit: 2, Lease: time.Minute}.For(key)); err != nil || !slot.OK {
-			t.Fatal(slot, err)
+		if permit, err := w.store.Permits().Acquire(t.Context(), ratelimit.InFlight{Name: "exports", Limit: 2, Lease: time.Minute}.For(key)); err != nil || !permit.OK {
+			t.Fatal(permit, err)
 		}
 	}
 	edit("set", "exports", "--all-keys", "--at-once", "1").wantStatus(t, exitBad, "it concerns 2 keys that have rows, of which 2 would be refused now", "by its AtOnce")

@@ -16,8 +16,6 @@ import (
 	"github.com/pgratelimit/ratelimit/migrations"
 )
 
-func TestMain(m *testing.M) { pgtest.Main(m) }
-
 // hosted is a schema with all sets, whose default privileges grant all to a role of the web, as
 // those of hosted databases do.
 func hosted(t *testing.T) (db *pgtest.DB, role string) {
