@@ -227,7 +227,7 @@ type permitsJSON struct {
 	Holds     inFlightJSON  `json:"definition"`
 	Override  *overrideJSON `json:"override,omitempty"`
 	ForAll    *overrideJSON `json:"overrideForAll,omitempty"`
-	Held      []slotJSON    `json:"held"`
+	Held      []permitJSON    `json:"held"`
 	Changes   []changeJSON  `json:"changes"`
 }
 
@@ -240,10 +240,10 @@ func showPermits(ctx context.Context, p *printer, d *inspect.Inspector, name, ke
 	if p.json {
 		out := permitsJSON{
 			Key: key, OK: s.OK(), Why: s.Why(), Published: inFlightJSONOf(s.Published), Holds: inFlightJSONOf(s.Holds),
-			Override: overrideJSONOf(s.ForKey), ForAll: overrideJSONOf(s.ForAll), Held: []slotJSON{}, Changes: changesJSON(s.Changes),
+			Override: overrideJSONOf(s.ForKey), ForAll: overrideJSONOf(s.ForAll), Held: []permitJSON{}, Changes: changesJSON(s.Changes),
 		}
 		for _, h := range s.Held {
-			out.Held = append(out.Held, slotJSON{name, key, h.Number, h.Fence, instant(h.Until)})
+			out.Held = append(out.Held, permitJSON{name, key, h.Number, h.Fence, instant(h.Until)})
 		}
 		return p.object(out)
 	}
