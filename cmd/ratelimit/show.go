@@ -227,7 +227,7 @@ type permitsJSON struct {
 	Holds     inFlightJSON  `json:"definition"`
 	Override  *overrideJSON `json:"override,omitempty"`
 	ForAll    *overrideJSON `json:"overrideForAll,omitempty"`
-	Held      []permitJSON    `json:"held"`
+	Held      []permitJSON  `json:"held"`
 	Changes   []changeJSON  `json:"changes"`
 }
 

@@ -31,13 +31,13 @@ type task struct {
 
 // jobs are the jobs of children, by name.
 var jobs = map[string]func(context.Context, *env) error{
-	"work":   work,
-	"arrive": arrive,
-	"hoard":  hoard,
-	"beside": besides,
-	"stroll": stroll,
+	"work":    work,
+	"arrive":  arrive,
+	"hoard":   hoard,
+	"beside":  besides,
+	"stroll":  stroll,
 	"permits": holdPermits,
-	"queue":  queueForPermits,
+	"queue":   queueForPermits,
 }
 
 // env is the environment of a child's job.

@@ -2,10 +2,11 @@ package table
 
 import (
 	"embed"
-	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 	"maps"
 	"regexp"
 	"strings"
+
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
 // The statements are in files, each under a line that names it, as they are sent but for the
