@@ -9,6 +9,10 @@ import (
 // months from the anchor on. They differ in length, so they are counted and not measured: SQL
 // receives the edges around now, and counts as settle does. Nothing moves them, not even a pause,
 // which also leaves the value as it is: a quota was sold.
+//
+// A row's ts is an edge, unless another definition has written it: one with another anchor, zone
+// or time. Then the first edge after it does not count, and ts stays until an edge counts.
+// Otherwise two definitions in turn would refill a row at the edges of both.
 type calendar struct{ level }
 
 func (*calendar) String() string     { return kinds[FixedWindow].String() }
@@ -81,20 +85,22 @@ func (d *Definition) after(z *zone, k, n int64) int64 {
 	return l
 }
 
-// slack returns the time after a row's ts within which an edge counts as the one already
-// passed, by the calendar of another time zone: the row of a customer that moves to the west is
-// not refilled again a few hours later. It is shorter than any window, and there is none for
-// days, of which a row may have had one here and not yet there.
+// slack returns for how long after an edge a row's ts stands on it: the row was written by the
+// calendar of another time zone, which is behind. For single days it is enough for summer time.
 func (d *Definition) slack() int64 {
 	if d.Every == Day {
-		return 0
+		return (3 * time.Hour).Microseconds()
 	}
 	return zones.Microseconds()
 }
 
-// had is the number of the last edge that a row with a ts has had.
+// had is the number of the edge that a row with a ts has had: the last one up to it, or if it
+// does not stand on that, the first one after it, which does not count.
 func (d *Definition) had(z *zone, ts int64) int64 {
-	k, _ := d.edgeAt(z, ts+d.slack())
+	k, at := d.edgeAt(z, ts)
+	if ts-at > d.slack() {
+		k = d.after(z, k, 1)
+	}
 	return k
 }
 
@@ -124,8 +130,10 @@ func (*calendar) settle(d *Definition, s State, now time.Time) State {
 	ts, z := s.TS.UnixMicro(), d.zone()
 	k, last := d.edgeAt(z, now.UnixMicro())
 	passed := d.between(z, d.had(z, ts), k)
-	passed = max(passed, 0)
-	return State{Value: min(s.Value+float64(passed)*d.Rate, d.Capacity), TS: instant(max(ts, last)), Paused: s.Paused}
+	if passed <= 0 {
+		passed, last = 0, ts
+	}
+	return State{Value: min(s.Value+float64(passed)*d.Rate, d.Capacity), TS: instant(last), Paused: s.Paused}
 }
 
 func (*calendar) pause(_ *Definition, settled State, _ bool, _, until time.Time) State {
@@ -173,12 +181,13 @@ func (d *Definition) Edges(around time.Time) (edges, had []time.Time) {
 func (d *Definition) EdgesFrom(around time.Time, n int) (edges, had []time.Time) {
 	z := d.zone()
 	k, _ := d.edgeAt(z, around.UnixMicro())
-	k, _ = d.edgeAt(z, d.edge(z, k-int64(n-spareEdges)))
+	k, before := d.edgeAt(z, d.edge(z, k-int64(n-spareEdges)))
 	edges, had = make([]time.Time, n), make([]time.Time, n)
 	for i := range edges {
 		k = d.after(z, k, 1)
 		at := d.edge(z, k)
-		edges[i], had[i] = instant(at), instant(at-d.slack())
+		edges[i], had[i] = instant(at), instant(min(before+d.slack()+1, at))
+		before = at
 	}
 	return edges, had
 }
