@@ -15,7 +15,7 @@ import (
 
 const (
 	mostWordsOfReadme = 1500
-	mostWordsOfPage   = 1200
+	mostWordsOfPage   = 2000
 )
 
 // What a command writes is as that command would write it now.
