@@ -2,7 +2,6 @@ package integration
 
 import (
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"sync/atomic"
 	"testing"
@@ -78,7 +77,7 @@ func sold() map[ratelimit.FixedWindow][]int64 {
 			{}, {Year: 2026, Month: 1, Day: 31}, {Year: 2024, Month: 2, Day: 29}, {Year: 1995, Month: 4, Day: 30}, {Year: 2049, Month: 12, Day: 28},
 		} {
 			limit := ratelimit.FixedWindow{Name: "l", Rate: 1, Every: every, Anchor: anchor, Time: timesOfDay[i]}
-			limit.Capacity = math.Floor(float64(ratelimit.MaxSpan / every.Longest()))
+			limit.Capacity = float64(ratelimit.MaxSpan / every.Longest())
 			all[limit] = beginnings(limit.Definition(), begin, end)
 		}
 	}

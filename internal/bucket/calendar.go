@@ -31,12 +31,11 @@ func (d *Definition) zone() *zone {
 // edgeDay is the day of the k-th edge, of which the anchor is 0. A month that has not as many
 // days ends one on its last.
 func (d *Definition) edgeDay(k int64) int64 {
-	a := d.Anchor
-	if days, months := d.Every.split(); months > 0 {
+	days, months := d.Every.split()
+	if a := d.Anchor; months > 0 {
 		return clamped(a.Year, a.Month+time.Month(k*months), a.Day)
-	} else {
-		return a.Days() + k*days
 	}
+	return d.Anchor.Days() + k*days
 }
 
 // edge is when the k-th edge is.
