@@ -246,6 +246,9 @@ func TestCalendarMoves(t *testing.T) {
 				shortest = min(shortest, edge-v.exact.edges[n]-v.exact.slack)
 			}
 		}
+		if shortest <= 0 {
+			t.Skip("where a zone goes over the date line, a day from 02:30 on is shorter than the slack")
+		}
 		h := newCalendarHistory(t, both[0].quota)
 		var grants []curve.Event
 		for range 60 {
