@@ -403,8 +403,8 @@ func (r Request) Validate() error {
 	if reason := badCount(r.Count, d.Capacity); reason != "" {
 		return &FieldError{Limit: d.Name, Field: "Count", Value: r.Count, Reason: reason}
 	}
-	if !(r.Floor >= 0 && r.Floor <= 1) {
-		return &FieldError{Limit: d.Name, Field: "Above", Value: r.Floor, Reason: "must be a share of the capacity, from 0 to 1"}
+	if !(r.AboveShare >= 0 && r.AboveShare <= 1) {
+		return &FieldError{Limit: d.Name, Field: "Above", Value: r.AboveShare, Reason: "must be a share of the capacity, from 0 to 1"}
 	}
 	if r.Mode > ModeRefuse {
 		return &FieldError{Limit: d.Name, Field: "Mode", Value: r.Mode, Reason: badMode}

@@ -8,10 +8,10 @@ import (
 	"time"
 )
 
-// ErrLeaseLost is the error of a slot that is not held any more: its lease ended, or it was
+// ErrLeaseLost is the error of a permit that is not held any more: its lease ended, or it was
 // released or reset. Renew and Release return it, and have changed nothing then. It is also the
 // cause with which the context of a held function ends.
-var ErrLeaseLost = errors.New("ratelimit: the slot is not held any more")
+var ErrLeaseLost = errors.New("ratelimit: the permit is not held any more")
 
 // Bounds on limits of how many at once.
 const (
@@ -22,20 +22,20 @@ const (
 
 // InFlight limits how many pieces of work of a key are under way at a time, over all processes:
 // for work that takes long. It is a plain value, as a [Limit] is, but not a Limit, since
-// nothing is refilled as time passes. There are Limit slots. A holder has a slot for the Lease,
+// nothing is refilled as time passes. There are Limit permits. A holder has a permit for the Lease,
 // renews it before that ends, and releases it when the work is done.
 //
 // At no instant, on the database's clock, are there more than Limit leases that have not ended.
-// A holder that was stopped past its lease may still be at work when another one has its slot.
-// Where that does harm, have the resource that is worked on compare [Slot.Fence].
+// A holder that was stopped past its lease may still be at work when another one has its permit.
+// Where that does harm, have the resource that is worked on compare [Permit.Fence].
 //
-// Limit may change at any time. When it shrinks, the slots beyond it are not given out any
+// Limit may change at any time. When it shrinks, the permits beyond it are not given out any
 // more; until their leases end, as many as before may be held.
 //
 // A name belongs to one limit: to an InFlight, or to one of the other kinds.
 type InFlight struct {
 	Name  string        `json:"name"`
-	Limit int           `json:"limit"` // slots for each key, 1 to MaxInFlight
+	Limit int           `json:"limit"` // permits for each key, 1 to MaxInFlight
 	Lease time.Duration `json:"lease"` // whole microseconds; 0 means DefaultLease
 
 	// Mode says whether a refusal holds; the zero Mode is [ModeEnforce]. See In.
@@ -46,13 +46,30 @@ type InFlight struct {
 	RefusedUntil time.Time `json:"refused_until,omitzero"`
 }
 
-// In returns l in a mode, in which slots are acquired:
+// PermitRequest asks a limit of how many at once for a permit of a key. Make one with
+// [InFlight.For].
+type PermitRequest struct {
+	Limit InFlight
+	Key   string `json:"-"`
+}
+
+// For asks for one permit of the limit for key. Each key is a limit of its own; "" is the usual key
+// of a global limit.
+func (l InFlight) For(key string) PermitRequest { return PermitRequest{Limit: l, Key: key} }
+
+// String returns the limit in a line, without the key.
+func (r PermitRequest) String() string { return "a permit of " + r.Limit.String() }
+
+// LogValue returns the limit as a group, without the key.
+func (r PermitRequest) LogValue() slog.Value { return r.Limit.LogValue() }
+
+// In returns l in a mode, in which permits are acquired:
 //
-//	slot, err := store.Acquire(ctx, Calls.In(ratelimit.ModeShadow), org)
+//	permit, err := store.Permits().Acquire(ctx, Calls.In(ratelimit.ModeShadow).For(org))
 //
-// [ModeRefuse] gives no slot to anybody, also to those who would wait; slots that are held are
-// renewed and released as ever. [ModeShadow] takes slots, and keeps nobody from his work: who
-// would be refused or have to wait has a [Slot] at once that is Shadowed, and a slot whose lease
+// [ModeRefuse] gives no permit to anybody, also to those who would wait; permits that are held are
+// renewed and released as ever. [ModeShadow] takes permits, and keeps nobody from his work: who
+// would be refused or have to wait has a [Permit] at once that is Shadowed, and a permit whose lease
 // is lost becomes one. Package catalog has modes by name and by key, which are changed while
 // programs run.
 func (l InFlight) In(mode Mode) InFlight {
@@ -126,80 +143,80 @@ func (l InFlight) LogValue() slog.Value {
 	return slog.GroupValue(attrs...)
 }
 
-// Slot is a slot that is held, or a refusal if it is not OK. It is a plain value. Another
+// Permit is a permit that is held, or a refusal if it is not OK. It is a plain value. Another
 // process can renew and release it: as JSON, which has its key, it is some 200 bytes.
-type Slot struct {
+type Permit struct {
 	InFlight InFlight `json:"in_flight"`
 	Key      string   `json:"key"`
 
 	OK     bool  `json:"ok"`
 	Number int   `json:"number"` // from 0 to Limit-1
-	Fence  int64 `json:"fence"`  // grows each time that the slot is taken
+	Fence  int64 `json:"fence"`  // grows each time that the permit is taken
 
 	// At is when it was decided, and Until when the lease ends, on the database's clock.
 	At    time.Time `json:"at"`
 	Until time.Time `json:"until"`
 
-	// NotBefore, of a refusal for want of a slot, is the first end of a lease: a slot may be
+	// NotBefore, of a refusal for want of a permit, is the first end of a lease: a permit may be
 	// free earlier, if it is released, or later, if it is renewed. It is no promise.
 	NotBefore time.Time `json:"not_before,omitzero"`
 
-	// Shadowed is true of a slot that is OK only since its limit is in [ModeShadow]: all were
+	// Shadowed is true of a permit that is OK only since its limit is in [ModeShadow]: all were
 	// held, and it has no Fence; or its lease was lost. It holds nothing, and to renew or to
 	// release it does nothing.
 	Shadowed bool `json:"shadowed,omitempty"`
 
-	// Rates is the result of the rate limits that were asked with the slot. When it is a
-	// refusal, so is the Slot; its receipt settles the tokens that were taken.
+	// Rates is the result of the rate limits that were asked with the permit. When it is a
+	// refusal, so is the Permit; its receipt settles the tokens that were taken.
 	Rates Result `json:"-"`
 
 	// Asked is before the database was asked, on this machine's clock. The holder's lease
-	// ends a Lease after that, which is not after Until. It is zero in a Slot that was read
+	// ends a Lease after that, which is not after Until. It is zero in a Permit that was read
 	// from JSON.
 	Asked time.Time `json:"-"`
 }
 
-// Err returns nil if the slot is held, and the refusal as an error if not, which is
+// Err returns nil if the permit is held, and the refusal as an error if not, which is
 // [ErrRefused]: a *[FullError], or for its rate limits a *[RefusedError].
-func (s Slot) Err() error {
+func (s Permit) Err() error {
 	switch {
 	case s.OK:
 		return nil
 	case s.Rates.Request.Limit != nil && !s.Rates.OK:
 		return s.Rates.Err()
 	}
-	return &FullError{Slot: s}
+	return &FullError{Permit: s}
 }
 
-// Ends returns when its holder must take the slot for lost, on this machine's clock.
-func (s Slot) Ends() time.Time { return s.Asked.Add(s.Until.Sub(s.At)) }
+// Ends returns when its holder must take the permit for lost, on this machine's clock.
+func (s Permit) Ends() time.Time { return s.Asked.Add(s.Until.Sub(s.At)) }
 
-// Validate reports every fault of a slot that is to be renewed or released.
-func (s Slot) Validate() error {
+// Validate reports every fault of a permit that is to be renewed or released.
+func (s Permit) Validate() error {
 	if err := s.InFlight.ValidateKey(s.Key); err != nil {
 		return err
 	}
 	if !s.OK || s.Fence < 1 && !s.Shadowed || s.Number < 0 || s.Number >= MaxInFlight {
-		return &FieldError{Limit: s.InFlight.Name, Field: "Slot", Value: s, Reason: "must be one that was acquired"}
+		return &FieldError{Limit: s.InFlight.Name, Field: "Permit", Value: s, Reason: "must be one that was acquired"}
 	}
 	return nil
 }
 
-// String is the slot in a line, without the key:
+// String is the permit in a line, without the key:
 //
-//	slot 3 of "calls", fence 1780000000000000
-func (s Slot) String() string {
+//	permit 3 of "calls", fence 1780000000000000
+func (s Permit) String() string {
 	if !s.OK {
-		return fmt.Sprintf("no slot of %s", quoteShort(s.InFlight.Name))
+		return fmt.Sprintf("no permit of %s", quoteShort(s.InFlight.Name))
 	}
 	if s.Shadowed {
-		return fmt.Sprintf("no slot of %s, in mode shadow", quoteShort(s.InFlight.Name))
+		return fmt.Sprintf("no permit of %s, in mode shadow", quoteShort(s.InFlight.Name))
 	}
-	return fmt.Sprintf("slot %d of %s, fence %d", s.Number, quoteShort(s.InFlight.Name), s.Fence)
+	return fmt.Sprintf("permit %d of %s, fence %d", s.Number, quoteShort(s.InFlight.Name), s.Fence)
 }
 
-// LogValue is the slot as a group, without the key.
-func (s Slot) LogValue() slog.Value {
+// LogValue is the permit as a group, without the key.
+func (s Permit) LogValue() slog.Value {
 	attrs := []slog.Attr{slog.String("limit", s.InFlight.Name), slog.Bool("ok", s.OK)}
 	if s.Shadowed {
 		attrs = append(attrs, slog.Bool("shadowed", true))
@@ -210,17 +227,17 @@ func (s Slot) LogValue() slog.Value {
 	return slog.GroupValue(append(attrs, slog.Int("number", s.Number), slog.Int64("fence", s.Fence), slog.Time("until", s.Until))...)
 }
 
-// FullError is the refusal of a slot as an error: all are held, or the limit is in
+// FullError is the refusal of a permit as an error: all are held, or the limit is in
 // [ModeRefuse]. It is [ErrRefused].
 type FullError struct {
-	Slot Slot
+	Permit Permit
 }
 
 func (e *FullError) Error() string {
-	if e.Slot.InFlight.Mode == ModeRefuse {
-		return fmt.Sprintf("ratelimit: limit %s refused by its mode", quoteShort(e.Slot.InFlight.Name))
+	if e.Permit.InFlight.Mode == ModeRefuse {
+		return fmt.Sprintf("ratelimit: limit %s refused by its mode", quoteShort(e.Permit.InFlight.Name))
 	}
-	return fmt.Sprintf("ratelimit: limit %s: all %d slots are held", quoteShort(e.Slot.InFlight.Name), e.Slot.InFlight.Limit)
+	return fmt.Sprintf("ratelimit: limit %s: all %d permits are held", quoteShort(e.Permit.InFlight.Name), e.Permit.InFlight.Limit)
 }
 
 // MarshalJSON returns Error as a JSON string.

@@ -47,34 +47,34 @@ func TestInFlightValidate(t *testing.T) {
 	}
 }
 
-// A slot is renewed and released by who reads its JSON.
-func TestSlotAsJSON(t *testing.T) {
+// A permit is renewed and released by who reads its JSON.
+func TestPermitAsJSON(t *testing.T) {
 	at := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
-	slot := Slot{
+	permit := Permit{
 		InFlight: InFlight{Name: "calls", Limit: 10, Lease: time.Minute}, Key: "k", OK: true, Number: 3,
 		Fence: at.UnixMicro() + 1, At: at, Until: at.Add(time.Minute),
 	}
-	text, err := json.Marshal(slot)
+	text, err := json.Marshal(permit)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var read Slot
-	if err := json.Unmarshal(text, &read); err != nil || read.InFlight != slot.InFlight || read.Key != slot.Key || read.Fence != slot.Fence ||
-		read.Number != slot.Number || !read.Until.Equal(slot.Until) || read.Validate() != nil {
+	var read Permit
+	if err := json.Unmarshal(text, &read); err != nil || read.InFlight != permit.InFlight || read.Key != permit.Key || read.Fence != permit.Fence ||
+		read.Number != permit.Number || !read.Until.Equal(permit.Until) || read.Validate() != nil {
 		t.Errorf("%s was read as %v, %v", text, read, err)
 	}
 	if len(text) > 250 {
 		t.Errorf("%s has %d bytes", text, len(text))
 	}
-	shadowed := Slot{InFlight: slot.InFlight.In(ModeShadow), Key: "k", OK: true, Shadowed: true}
+	shadowed := Permit{InFlight: permit.InFlight.In(ModeShadow), Key: "k", OK: true, Shadowed: true}
 	if text, err = json.Marshal(shadowed); err != nil {
 		t.Fatal(err)
 	}
-	var again Slot
+	var again Permit
 	if err := json.Unmarshal(text, &again); err != nil || again.InFlight != shadowed.InFlight || !again.Shadowed || again.Validate() != nil {
 		t.Errorf("%s was read as %v, %v", text, again, err)
 	}
 	if !read.Ends().Before(at) {
-		t.Errorf("a slot that was read ends at %v, which it cannot know", read.Ends())
+		t.Errorf("a permit that was read ends at %v, which it cannot know", read.Ends())
 	}
 }

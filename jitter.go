@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"math/bits"
 	"math/rand/v2"
 	"time"
 
@@ -17,12 +18,13 @@ func Jitter(at time.Time, spread time.Duration) time.Time {
 	return at.Add(time.Duration(rand.Int64N(spread.Microseconds())) * time.Microsecond)
 }
 
-// JitterFor is Jitter with a shift that is always the same for an identity,
-// such as a job's or a customer's ID: the same on every machine, and spread
-// evenly over identities.
+// JitterFor returns an instant from at up to spread later, in whole microseconds. The shift is a
+// share of the spread, from 0 to 1, that is always the same for an identity, such as a job's or a
+// customer's ID: on every machine and for every spread. Shares are even over identities.
 func JitterFor(identity string, at time.Time, spread time.Duration) time.Time {
 	if spread < time.Microsecond {
 		return at
 	}
-	return at.Add(time.Duration(bucket.Hash(identity)%uint64(spread.Microseconds())) * time.Microsecond)
+	shift, _ := bits.Mul64(bucket.Hash(identity), uint64(spread.Microseconds())) // the hash, as a fraction of 1, times spread
+	return at.Add(time.Duration(shift) * time.Microsecond)
 }

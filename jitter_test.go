@@ -1,6 +1,7 @@
 package ratelimit
 
 import (
+	"math"
 	"strconv"
 	"testing"
 	"time"
@@ -36,9 +37,19 @@ func TestJitter(t *testing.T) {
 	}
 }
 
-func TestJitterForIsStable(t *testing.T) {
+// An identity has the same share of every spread, so its instants stay in their order and apart.
+func TestJitterForIsAlwaysTheSameShare(t *testing.T) {
 	at := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	if a, b := JitterFor("job 1", at, time.Hour), JitterFor("job 1", at.Add(time.Second), time.Hour); b.Sub(a) != time.Second {
-		t.Errorf("got shifts that differ by %v for one identity", b.Sub(a)-time.Second)
+	for i := range 100 {
+		identity := strconv.Itoa(i)
+		share := func(spread time.Duration) float64 {
+			return float64(JitterFor(identity, at, spread).Sub(at)) / float64(spread)
+		}
+		want := share(time.Hour)
+		for spread := time.Second; spread <= time.Minute; spread += 777 * time.Millisecond {
+			if got := share(spread); math.Abs(got-want) > 1e-5 {
+				t.Fatalf("identity %s: a share of %v of %v, and %v of an hour", identity, got, spread, want)
+			}
+		}
 	}
 }

@@ -29,16 +29,16 @@ func events(t *testing.T, requests []Request) (all []any) {
 	}
 	store.Allow(t.Context(), requests[0].Limit.ForN(leak.Key, 1e9))
 	store.Credit(t.Context(), requests[0])
-	slot, err := store.Acquire(t.Context(), InFlight{Name: "calls", Limit: 1}, leak.Key)
+	permit, err := store.Permits().Acquire(t.Context(), InFlight{Name: "calls", Limit: 1}.For(leak.Key))
 	if err != nil {
 		t.Fatal(err)
 	}
-	store.Release(t.Context(), slot)
+	store.Permits().Release(t.Context(), permit)
 	locked := fmt.Errorf("somebody has locked limit %q, key %q", "api", leak.Key)
-	return append(all, Event{Err: locked, Requests: requests}, Event{Err: locked, Slot: &slot})
+	return append(all, Event{Err: locked, Requests: requests}, Event{Err: locked, Permit: &permit})
 }
 
-// Keys and receipts leave by no log, and by JSON only where a receipt or a slot itself is
+// Keys and receipts leave by no log, and by JSON only where a receipt or a permit itself is
 // encoded, which is how it is stored.
 func TestNoTypeShowsKeys(t *testing.T) {
 	store := memstore.New(func() time.Time { return t0 })
@@ -69,10 +69,10 @@ func TestNoTypeShowsKeys(t *testing.T) {
 		t.Fatal(badKey, twice)
 	}
 	calls := InFlight{Name: "calls", Limit: 1}
-	slot, err := store.Acquire(t.Context(), calls, leak.Key, both[0])
-	full, err2 := store.Acquire(t.Context(), calls, leak.Key)
+	permit, err := store.Permits().Acquire(t.Context(), calls.For(leak.Key), both[0])
+	full, err2 := store.Permits().Acquire(t.Context(), calls.For(leak.Key))
 	if err != nil || err2 != nil || full.OK {
-		t.Fatal(slot, full, err, err2)
+		t.Fatal(permit, full, err, err2)
 	}
 	values := map[string]any{
 		"Kind": KindTokenBucket, "Definition": api.Definition(), "TokenBucket": api, "SlidingWindow": other,
@@ -89,7 +89,8 @@ func TestNoTypeShowsKeys(t *testing.T) {
 		"ExceedsCapacityError": exceeds,
 		"RefusedError":         refused.Err(),
 		"InFlight":             InFlight{Name: "calls", Limit: 1},
-		"Slot":                 []any{slot, &slot, full},
+		"PermitRequest":        calls.For(leak.Key),
+		"Permit":               []any{permit, &permit, full},
 		"FullError":            full.Err(),
 		"Event":                events(t, both),
 		"Verb":                 VerbAllow,
@@ -98,7 +99,7 @@ func TestNoTypeShowsKeys(t *testing.T) {
 		"Part":                 Part{Outcome: OutcomeRefused, Status: refused.Several[1]},
 		"WaitError":            &WaitError{Result: granted, Wait: time.Second, Err: context.Canceled},
 	}
-	leak.Check(t, ".", values, "Receipt", "Slot")
+	leak.Check(t, ".", values, "Receipt", "Permit")
 
 	text, err := granted.Receipt.MarshalText()
 	if err != nil || len(text) == 0 {

@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// Mode is how a request, or the acquiring of a slot, is treated: see [Request.In] and
+// Mode is how a request, or the acquiring of a permit, is treated: see [Request.In] and
 // [InFlight.In]. The zero Mode is ModeEnforce.
 type Mode uint8
 

@@ -45,7 +45,7 @@ func Observers(others ...Observe) Observe {
 
 // Verb is the method that a caller called. The verbs that are made of others are told as those:
 // Take as VerbAllow; Wait as VerbReserve, and VerbCancel if it gives up; Keep and Hold as the
-// verbs of slots that they call. Reads for people are not told: CheckEach, Rows and their like.
+// verbs of permits that they call. Reads for people are not told: CheckEach, Rows and their like.
 type Verb string
 
 const (
@@ -60,12 +60,12 @@ const (
 	VerbPause       Verb = "pause"
 	VerbResume      Verb = "resume"
 	VerbReset       Verb = "reset"
-	VerbAcquire     Verb = "acquire" // of a slot, as the two that follow
+	VerbAcquire     Verb = "acquire" // of a permit, as the two that follow
 	VerbRenew       Verb = "renew"
 	VerbRelease     Verb = "release"
 )
 
-// Takes reports whether the verb asks for tokens or for a slot, and can be refused.
+// Takes reports whether the verb asks for tokens or for a permit, and can be refused.
 func (v Verb) Takes() bool {
 	switch v {
 	case VerbAllow, VerbReserve, VerbAllowAtMost, VerbAllowFirst, VerbAcquire:
@@ -92,7 +92,7 @@ const (
 	// edit, a settlement or a release that was made.
 	OutcomeGranted Outcome = "granted"
 
-	// OutcomeRefused is too few tokens or slots; of VerbSettle and VerbCancel, a receipt of
+	// OutcomeRefused is too few tokens or permits; of VerbSettle and VerbCancel, a receipt of
 	// which nothing is left to settle.
 	OutcomeRefused Outcome = "refused"
 
@@ -105,7 +105,7 @@ const (
 
 	// OutcomeShadowed is, of a limit in [ModeShadow], that it would have refused the call or put
 	// it off. The call went on as if it had granted; how that ended is the Event's Outcome.
-	// A slot that was not to be had in ModeShadow is granted and [Slot].Shadowed.
+	// A permit that was not to be had in ModeShadow is granted and [Permit].Shadowed.
 	OutcomeShadowed Outcome = "shadowed"
 
 	// OutcomeTooLarge is [ErrExceedsCapacity].
@@ -126,7 +126,7 @@ const (
 	// spent.
 	OutcomeRolledBack Outcome = "rolled_back"
 
-	// OutcomeLost is a slot that was not held any more when it was renewed or released.
+	// OutcomeLost is a permit that was not held any more when it was renewed or released.
 	OutcomeLost Outcome = "lost"
 )
 
@@ -145,10 +145,10 @@ type Event struct {
 	// those that the receipt says were taken.
 	Requests []Request
 
-	// Slot is that of VerbAcquire, VerbRenew and VerbRelease, otherwise nil. The rates that were
-	// asked with it have an event of their own. A door has one event for both, with the Slot
+	// Permit is that of VerbAcquire, VerbRenew and VerbRelease, otherwise nil. The rates that were
+	// asked with it have an event of their own. A door has one event for both, with the Permit
 	// that was missing, if it is a refusal, and without it if rates refused.
-	Slot *Slot
+	Permit *Permit
 
 	// Err is the error that the caller gets, and ErrorClass its kind, in a few words: the
 	// SQLSTATE of the server's error, such as "40001", or one of "invalid", "too_large",
@@ -173,7 +173,7 @@ type Event struct {
 
 	// Retries is how often a statement or transaction was run again for a call that takes or
 	// checks, since PostgreSQL asked for that, by 40001 or 40P01. It is 0 of FormTx, whose
-	// transaction is the caller's to run again, and of slots.
+	// transaction is the caller's to run again, and of permits.
 	Retries int
 
 	// Door is the middleware that decided on a request, call or job, by its package: "httplimit",
@@ -198,10 +198,10 @@ type Part struct {
 func (p Part) Name() string { return NameOf(p.Status.Request.Limit) }
 
 // Each returns the Part of each limit and key that was asked, in the order of the call; of a
-// slot, none.
+// permit, none.
 func (e *Event) Each() iter.Seq[Part] {
 	return func(yield func(Part) bool) {
-		if e.Slot != nil {
+		if e.Permit != nil {
 			return
 		}
 		if e.Result.Request.Limit == nil {
@@ -243,8 +243,8 @@ func (e *Event) of(s *Status) Outcome {
 // the first. It is "" of a call without limits.
 func (e *Event) Policy() string {
 	switch {
-	case e.Slot != nil:
-		return e.Slot.InFlight.Name
+	case e.Permit != nil:
+		return e.Permit.InFlight.Name
 	case e.Result.Request.Limit != nil:
 		return NameOf(e.Result.Request.Limit)
 	case len(e.Requests) > 0:
@@ -257,7 +257,7 @@ func (e *Event) Policy() string {
 func (e *Event) Kind() string {
 	limit := e.Result.Request.Limit
 	switch {
-	case e.Slot != nil:
+	case e.Permit != nil:
 		return "in flight"
 	case limit == nil && len(e.Requests) > 0:
 		limit = e.Requests[0].Limit
@@ -276,8 +276,8 @@ func (e *Event) keys() (keys []string) {
 	for _, r := range e.Requests {
 		keys = append(keys, r.Key)
 	}
-	if e.Slot != nil {
-		keys = append(keys, e.Slot.Key)
+	if e.Permit != nil {
+		keys = append(keys, e.Permit.Key)
 	}
 	return keys
 }
@@ -315,8 +315,8 @@ func (e Event) String() string {
 	switch {
 	case e.Err != nil:
 		b.WriteString(": " + e.ErrorText())
-	case e.Slot != nil:
-		b.WriteString(": " + e.Slot.String())
+	case e.Permit != nil:
+		b.WriteString(": " + e.Permit.String())
 	case e.Result.Request.Limit != nil:
 		b.WriteString(": " + e.Result.String())
 	case len(e.Requests) > 0:
@@ -353,8 +353,8 @@ func (e Event) LogValue() slog.Value {
 		attrs = append(attrs, slog.Bool("shadow", true))
 	}
 	switch {
-	case e.Slot != nil:
-		attrs = append(attrs, slog.Any("slot", *e.Slot))
+	case e.Permit != nil:
+		attrs = append(attrs, slog.Any("permit", *e.Permit))
 	case e.Result.Request.Limit != nil:
 		attrs = append(attrs, slog.Any("result", e.Result))
 	}

@@ -18,7 +18,7 @@ type Request struct {
 
 	// Floor is the share of the limit's capacity that must be left when Count is taken:
 	// see Above.
-	Floor float64 `json:",omitempty"`
+	AboveShare float64 `json:",omitempty"`
 
 	// Mode says whether a refusal holds; the zero Mode is [ModeEnforce]. See In.
 	Mode Mode `json:",omitempty"`
@@ -41,7 +41,7 @@ type Request struct {
 // AllowAtMost and AllowFirst; a reservation and a credit with it are [ErrInvalid]. When a call
 // asks for the same limit and key several times, the largest share is kept.
 func (r Request) Above(share float64) Request {
-	r.Floor = share
+	r.AboveShare = share
 	return r
 }
 

@@ -184,7 +184,7 @@ func (p *portion) refilled(at time.Time) (sum float64) {
 		if left.Paused.After(at) || left.TS.After(at) {
 			continue
 		}
-		s := p.shard.Settle(bucket.State{Value: left.Value, TS: left.TS}, at)
+		s := p.shard.Refill(bucket.State{Value: left.Value, TS: left.TS}, at)
 		sum += min(max(0, p.payments[i].Tokens+min(0, s.Value)), p.payments[i].Tokens)
 	}
 	return sum

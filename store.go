@@ -89,14 +89,23 @@ func Granted(result Result, err error) (Result, error) {
 	return result, result.Err()
 }
 
-// InFlightStore is the verbs of limits of how many at once, on their own: both stores are one.
-type InFlightStore interface {
-	Acquire(ctx context.Context, limit InFlight, key string, rates ...Request) (Slot, error)
-	AcquireWait(ctx context.Context, limit InFlight, key string, rates ...Request) (Slot, error)
-	Renew(ctx context.Context, slot Slot) (Slot, error)
-	Release(ctx context.Context, slot Slot) error
-	Keep(ctx context.Context, slot Slot, do func(ctx context.Context, slot Slot) error) error
-	Hold(ctx context.Context, limit InFlight, key string, do func(ctx context.Context, slot Slot) error) error
-	Slots(ctx context.Context, limit InFlight, key string) ([]Slot, error)
-	ResetSlots(ctx context.Context, limit InFlight, key string) error
+// Permits is the verbs of limits of how many at once, on their own: what the method Permits of
+// both stores returns.
+type Permits interface {
+	Acquire(ctx context.Context, request PermitRequest, rates ...Request) (Permit, error)
+	AcquireWait(ctx context.Context, request PermitRequest, rates ...Request) (Permit, error)
+	Renew(ctx context.Context, permit Permit) (Permit, error)
+	Release(ctx context.Context, permit Permit) error
+	Keep(ctx context.Context, permit Permit, do func(ctx context.Context, permit Permit) error) error
+	Hold(ctx context.Context, request PermitRequest, do func(ctx context.Context, permit Permit) error) error
+	Held(ctx context.Context, limit InFlight, key string) ([]Permit, error)
+	Reset(ctx context.Context, limit InFlight, key string) error
+}
+
+// TxPermits is [Permits] with the verbs in a caller's transaction as well, as [TxStore] is.
+type TxPermits[Tx any] interface {
+	Permits
+
+	AcquireTx(ctx context.Context, tx Tx, request PermitRequest, rates ...Request) (Permit, error)
+	ReleaseTx(ctx context.Context, tx Tx, permit Permit) error
 }

@@ -82,8 +82,8 @@ func (r Request) text(keys bool) string {
 	if keys {
 		text += " for " + quoteShort(r.Key)
 	}
-	if r.Floor != 0 {
-		text += " above " + amount(r.Floor)
+	if r.AboveShare != 0 {
+		text += " above " + amount(r.AboveShare)
 	}
 	if r.Mode > ModeEnforce {
 		text += " in mode " + r.Mode.String()
@@ -192,8 +192,8 @@ func (r Request) attrs(keys bool) []slog.Attr {
 		attrs = append(attrs, slog.String("key", r.Key))
 	}
 	attrs = append(attrs, slog.Float64("count", r.Count))
-	if r.Floor != 0 {
-		attrs = append(attrs, slog.Float64("above", r.Floor))
+	if r.AboveShare != 0 {
+		attrs = append(attrs, slog.Float64("above", r.AboveShare))
 	}
 	if r.Mode > ModeEnforce {
 		attrs = append(attrs, slog.String("mode", r.Mode.String()))

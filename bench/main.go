@@ -188,7 +188,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 		case "processes":
 			return runProcesses(ctx, args[1:], stdout, stderr)
 		case "slots":
-			return runSlots(ctx, args[1:], stdout, stderr)
+			return runPermits(ctx, args[1:], stdout, stderr)
 		}
 	}
 	o, err := parse(args, stderr)

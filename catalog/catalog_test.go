@@ -694,7 +694,7 @@ func TestPrune(t *testing.T) {
 		must(t, c.Set(ctx, "api", "b", catalog.Override{Period: time.Hour, Until: time.Now().Add(-time.Hour)}))
 		must(t, c.SetAll(ctx, "api", catalog.Override{MaxReserved: 3}))
 		var got pruned
-		if n, err := another().Prune(ctx, &got); err != nil || n != 7 {
+		if n, err := another().Prune(ctx, &got, prunedPermits{&got}); err != nil || n != 7 {
 			t.Errorf("got %d, %v", n, err)
 		}
 		for _, want := range []ratelimit.Limit{
@@ -709,7 +709,7 @@ func TestPrune(t *testing.T) {
 			}
 		}
 		empty, _ := newCatalog(t, nil)
-		if n, err := empty.Prune(ctx, &got); n != 0 || err != nil {
+		if n, err := empty.Prune(ctx, &got, prunedPermits{&got}); n != 0 || err != nil {
 			t.Errorf("an empty catalog: got %d, %v", n, err)
 		}
 	})
@@ -725,9 +725,12 @@ func (p *pruned) Prune(_ context.Context, limits ...ratelimit.Limit) (int64, err
 	return 7, nil
 }
 
-func (p *pruned) PruneSlots(_ context.Context, limits ...ratelimit.InFlight) (int64, error) {
+// prunedPermits is pruned for limits of how many at once.
+type prunedPermits struct{ *pruned }
+
+func (p prunedPermits) Prune(_ context.Context, limits ...ratelimit.InFlight) (int64, error) {
 	for _, l := range limits {
-		*p = append(*p, ratelimit.Definition{Name: l.Name})
+		*p.pruned = append(*p.pruned, ratelimit.Definition{Name: l.Name})
 	}
 	return 11, nil
 }

@@ -241,14 +241,18 @@ func (c *Catalog) PruneHistory(ctx context.Context, age time.Duration) (deleted 
 // *memstore.Store.
 type Pruner interface {
 	Prune(ctx context.Context, limits ...ratelimit.Limit) (deleted int64, err error)
-	PruneSlots(ctx context.Context, limits ...ratelimit.InFlight) (deleted int64, err error)
+}
+
+// PermitPruner is the same of a store's Permits().
+type PermitPruner interface {
+	Prune(ctx context.Context, limits ...ratelimit.InFlight) (deleted int64, err error)
 }
 
 // Prune has a store delete the rows that mean the same as no row, of all limits that the
 // catalog knows, by every definition and override of their name, those that are off or over
-// as well, and free slots: so a cron needs no list of limits, and none of its own plans. It
-// reads the catalog first, and prunes nothing if it cannot. It says how many rows were deleted.
-func (c *Catalog) Prune(ctx context.Context, store Pruner) (deleted int64, err error) {
+// as well, and free permits: so a cron needs no list of limits, and none of its own plans. It
+// reads the catalog first, and prunes nothing if it cannot. It returns how many rows were deleted.
+func (c *Catalog) Prune(ctx context.Context, store Pruner, permits PermitPruner) (deleted int64, err error) {
 	if err := c.Refresh(ctx); err != nil {
 		return 0, err
 	}
@@ -259,9 +263,9 @@ func (c *Catalog) Prune(ctx context.Context, store Pruner) (deleted int64, err e
 	if len(limits) > 0 {
 		deleted, err = store.Prune(ctx, limits...)
 	}
-	if slots := c.InFlights(); err == nil && len(slots) > 0 {
+	if inFlight := c.InFlights(); err == nil && len(inFlight) > 0 {
 		var more int64
-		more, err = store.PruneSlots(ctx, slots...)
+		more, err = permits.Prune(ctx, inFlight...)
 		deleted += more
 	}
 	return deleted, err

@@ -103,7 +103,7 @@ func ExampleCatalog_Prune() {
 		log.Fatal(err)
 	}
 	for range 2 {
-		deleted, err := limits.Prune(ctx, store)
+		deleted, err := limits.Prune(ctx, store, store.Permits())
 		if err != nil {
 			log.Fatal(err)
 		}

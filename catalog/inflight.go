@@ -12,9 +12,9 @@ import (
 // InFlight is [Catalog.For] for a limit of work in flight. It returns the limit of key: limit
 // itself, or with the AtOnce, the Lease and the Mode of an override.
 //
-//	slot, err := store.Acquire(ctx, limits.InFlight(Calls, org), org)
+//	permit, err := store.Acquire(ctx, limits.InFlight(Calls, org), org)
 //
-// A smaller AtOnce takes no slot away: until the leases end that are there, there may be as many
+// A smaller AtOnce takes no permit away: until the leases end that are there, there may be as many
 // as before. It is a look-up in memory.
 func (c *Catalog) InFlight(limit ratelimit.InFlight, key string) ratelimit.InFlight {
 	if c == nil {
@@ -56,7 +56,7 @@ func (c *Catalog) PublishInFlightTx(ctx context.Context, tx pgx.Tx, limits ...ra
 		if err := l.Validate(); err != nil {
 			return err
 		}
-		all[i] = slotsOf(l)
+		all[i] = inFlightOf(l)
 	}
 	return c.publish(ctx, tx, all)
 }

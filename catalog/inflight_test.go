@@ -63,7 +63,7 @@ func TestInFlight(t *testing.T) {
 			t.Errorf("got %d changes, %v: %v", len(changes), err, changes)
 		}
 		var by pruned
-		if n, err := c.Prune(ctx, &by); n != 18 || err != nil || !slices.ContainsFunc(by, func(d ratelimit.Definition) bool { return d.Name == "builds" }) {
+		if n, err := c.Prune(ctx, &by, prunedPermits{&by}); n != 18 || err != nil || !slices.ContainsFunc(by, func(d ratelimit.Definition) bool { return d.Name == "builds" }) {
 			t.Errorf("pruned %d, %v, by %v", n, err, by)
 		}
 		if removed, err := c.Forget(ctx, "calls"); removed != 4 || err != nil {
@@ -121,7 +121,7 @@ func TestInFlightRowsByHand(t *testing.T) {
 	for _, bad := range []string{
 		"(name, key, at_once) VALUES ('calls', 'b', 0)", "(name, key, at_once) VALUES ('calls', 'b', 10001)",
 		"(name, key, lease) VALUES ('calls', 'b', '1 microsecond')", "(name, key, lease) VALUES ('calls', 'b', '1 month')",
-		"(name, key, rate) VALUES ('calls', 'b', 5)", "(name, key, capacity) VALUES ('calls', 'b', 5)", "(name, key, slots) VALUES ('calls', 'b', 5)",
+		"(name, key, rate) VALUES ('calls', 'b', 5)", "(name, key, capacity) VALUES ('calls', 'b', 5)", "(name, key, permits) VALUES ('calls', 'b', 5)",
 		"(name, mode) VALUES ('calls', 'refused')", "(name, kind, at_once, lease, mode) VALUES ('new', 'in flight', 5, '1 hour', 'refuse')",
 		"(name, key, at_once) VALUES ('api', 'b', 5)", "(name, key, lease) VALUES ('api', 'b', '1 hour')",
 		"(name, kind, at_once) VALUES ('new', 'in flight', 5)", "(name, kind, at_once, lease, rate) VALUES ('new', 'in flight', 5, '1 hour', 1)",
@@ -161,9 +161,9 @@ func TestInFlightInTransaction(t *testing.T) {
 	wantInFlight(t, c, "a", 3, time.Minute)
 }
 
-// The view tells of each key what Slots does, by what holds for the key; and the view of
-// rates leaves slots alone.
-func TestViewOfSlots(t *testing.T) {
+// The view tells of each key what Permits does, by what holds for the key; and the view of
+// rates leaves permits alone.
+func TestViewOfPermits(t *testing.T) {
 	t.Parallel()
 	db := newDB(t)
 	ctx := t.Context()
@@ -176,12 +176,12 @@ func TestViewOfSlots(t *testing.T) {
 	want := map[string]string{"a": "3 of 10, true, refuse", "b": "1 of 1, true, enforce"}
 	for key, n := range map[string]int{"a": 4, "b": 2, "c": 1} {
 		for i := range n {
-			slot, err := store.Acquire(ctx, c.InFlight(calls, key), key)
-			if must(t, err); slot.OK != (key != "b" || i == 0) {
-				t.Errorf("%q: got %v", key, slot)
+			permit, err := store.Permits().Acquire(ctx, c.InFlight(calls, key).For(key))
+			if must(t, err); permit.OK != (key != "b" || i == 0) {
+				t.Errorf("%q: got %v", key, permit)
 			}
 			if i == 0 && key != "b" {
-				must(t, store.Release(ctx, slot))
+				must(t, store.Permits().Release(ctx, permit))
 			}
 		}
 	}
@@ -197,10 +197,10 @@ func TestViewOfSlots(t *testing.T) {
 		got             = map[string]string{}
 		_, errOfReader  = pgx.ForEachRow(rows, []any{&name, &key, &atOnce, &held, &first, &last, &overridden, &mode}, func() error {
 			got[key] = fmt.Sprintf("%d of %d, %v, %s", held, atOnce, overridden, mode)
-			slots, err := store.Slots(ctx, calls, key)
+			permits, err := store.Permits().Held(ctx, calls, key)
 			must(t, err)
-			ends := make([]time.Time, len(slots))
-			for i, s := range slots {
+			ends := make([]time.Time, len(permits))
+			for i, s := range permits {
 				ends[i] = s.Until
 			}
 			if name != "calls" || len(ends) != held || !slices.MinFunc(ends, time.Time.Compare).Equal(first) || !slices.MaxFunc(ends, time.Time.Compare).Equal(last) {
@@ -251,8 +251,8 @@ func TestModesInFlight(t *testing.T) {
 		want("d", ratelimit.ModeRefuse, soon)
 		store := memstore.New(nil)
 		for key, ok := range map[string]bool{"a": false, "b": true} {
-			if slot, err := store.AcquireWait(ctx, c.InFlight(calls, key), key); err != nil || slot.OK != ok {
-				t.Errorf("%q: got %v, %v", key, slot, err)
+			if permit, err := store.Permits().AcquireWait(ctx, c.InFlight(calls, key).For(key)); err != nil || permit.OK != ok {
+				t.Errorf("%q: got %v, %v", key, permit, err)
 			}
 		}
 		if _, err := c.UnsetAll(ctx, "calls"); err != nil {

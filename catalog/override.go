@@ -186,7 +186,7 @@ type published struct {
 const kindInFlight = "in flight"
 
 // slotsOf returns l as it is published, which is without a mode.
-func slotsOf(l ratelimit.InFlight) published {
+func inFlightOf(l ratelimit.InFlight) published {
 	l.Lease, l.Mode, l.RefusedUntil = l.LeaseOrDefault(), 0, time.Time{}
 	return published{Definition: ratelimit.Definition{Name: l.Name}, slots: &l}
 }

@@ -92,7 +92,7 @@ func (s *storedRow) addTo(r *reading) {
 func (s *storedRow) published() (published, error) {
 	if *s.kind == kindInFlight {
 		l := ratelimit.InFlight{Name: *s.name, Limit: or(s.atOnce), Lease: microseconds(s.lease)}
-		return slotsOf(l), l.Validate()
+		return inFlightOf(l), l.Validate()
 	}
 	d, err := s.definition()
 	return published{Definition: d}, err

@@ -66,8 +66,8 @@ var actions = map[string]func(s *site, t target, form url.Values) (action, error
 		}}, err
 	},
 	"free": func(s *site, t target, _ url.Values) (action, error) {
-		return action{"Free all slots of " + t.String() + ": their holders find them lost, and may be at work still", func(ctx context.Context) error {
-			return s.desk.Store.ResetSlots(ctx, t.inFlight, t.key)
+		return action{"Free all permits of " + t.String() + ": their holders find them lost, and may be at work still", func(ctx context.Context) error {
+			return s.desk.Store.Permits().Reset(ctx, t.inFlight, t.key)
 		}}, nil
 	},
 	"unset": func(s *site, t target, _ url.Values) (action, error) {
@@ -85,8 +85,8 @@ var actions = map[string]func(s *site, t target, form url.Values) (action, error
 // ofKey are the actions that change a key's rows, and so are not for all keys.
 var ofKey = map[string]bool{"reset": true, "credit": true, "pause": true, "resume": true, "free": true}
 
-// ofSlots are the actions for limits of how many at once.
-var ofSlots = map[string]bool{"free": true, "set": true, "unset": true}
+// ofPermits are the actions for limits of how many at once.
+var ofPermits = map[string]bool{"free": true, "set": true, "unset": true}
 
 // A target is the thing to change: a key, or all keys of a limit.
 type target struct {
@@ -109,7 +109,7 @@ func (t target) page(prefix, done string) string {
 	path := "/limit"
 	switch {
 	case t.limit == nil:
-		path = "/slots"
+		path = "/permits"
 	case !t.all:
 		query.Set("key", t.key)
 		path = "/key"
@@ -170,7 +170,7 @@ func (s *site) asked(ctx context.Context, form url.Values) (t target, a action, 
 	}
 	named := form.Get("action")
 	find, ok := actions[named]
-	if !ok || t.all && ofKey[named] || (t.limit == nil) != ofSlots[named] && named != "set" && named != "unset" {
+	if !ok || t.all && ofKey[named] || (t.limit == nil) != ofPermits[named] && named != "set" && named != "unset" {
 		return t, a, &ratelimit.FieldError{Package: "console", Field: "action", Value: named, Reason: "is none of those of the page"}
 	}
 	a, err = find(s, t, form)

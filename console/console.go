@@ -70,7 +70,7 @@ func New(config *Config) (*Console, error) {
 		return nil, err
 	}
 	s := &site{
-		desk:   &inspect.Desk{Pool: config.Pool, Schema: config.Schema, Store: config.Store, Catalog: config.Catalog},
+		desk:   &inspect.Inspector{Pool: config.Pool, Schema: config.Schema, Store: config.Store, Catalog: config.Catalog},
 		prefix: config.Prefix, edit: config.Edit,
 		timeout: cmp.Or(config.Timeout, defaultTimeout),
 		logger:  cmp.Or(config.Logger, slog.Default()),
@@ -117,7 +117,7 @@ func routes(s *site) http.Handler {
 	page("/{$}", s.limits)
 	page("/limit", s.limit)
 	page("/key", s.key)
-	page("/slots", s.slots)
+	page("/permits", s.permits)
 	page("/refused", s.refused)
 	page("/changes", s.changes)
 	mux.HandleFunc("GET "+s.prefix+"/style.css", style)

@@ -270,28 +270,28 @@ func TestChanges(t *testing.T) {
 	}
 }
 
-func TestSlots(t *testing.T) {
+func TestPermits(t *testing.T) {
 	t.Parallel()
 	s := serve(t, editable)
-	held, err := s.store.Acquire(t.Context(), calls, "org <7>")
+	held, err := s.store.Permits().Acquire(t.Context(), calls.For("org <7>"))
 	if err != nil || !held.OK {
 		t.Fatal(held, err)
 	}
-	s.wants(s.get(200, "/"), `href="/slots?name=calls"`)
-	s.wants(s.get(200, "/slots", "name", "calls"), "org <7>", `<td class="n">1`, fmt.Sprintf("slot %d, fence %d, until", held.Number, held.Fence))
+	s.wants(s.get(200, "/"), `href="/permits?name=calls"`)
+	s.wants(s.get(200, "/permits", "name", "calls"), "org <7>", `<td class="n">1`, fmt.Sprintf("permit %d, fence %d, until", held.Number, held.Fence))
 	form := url.Values{"name": {"calls"}, "key": {"org <7>"}, "action": {"free"}}
 	response, page := s.post(form)
-	if response.StatusCode != 200 || !strings.Contains(html.UnescapeString(page), "Free all slots of org <7> of calls") {
+	if response.StatusCode != 200 || !strings.Contains(html.UnescapeString(page), "Free all permits of org <7> of calls") {
 		t.Errorf("got %s:\n%s", response.Status, page)
 	}
-	if _, err := s.store.Renew(t.Context(), held); err != nil {
+	if _, err := s.store.Permits().Renew(t.Context(), held); err != nil {
 		t.Errorf("before it was confirmed: %v", err)
 	}
 	form.Set("confirmed", "yes")
-	if response, page = s.post(form); response.StatusCode != http.StatusSeeOther || !strings.HasPrefix(response.Header.Get("Location"), "/slots?") {
+	if response, page = s.post(form); response.StatusCode != http.StatusSeeOther || !strings.HasPrefix(response.Header.Get("Location"), "/permits?") {
 		t.Errorf("got %s:\n%s", response.Status, page)
 	}
-	if _, err := s.store.Renew(t.Context(), held); !errors.Is(err, ratelimit.ErrLeaseLost) {
+	if _, err := s.store.Permits().Renew(t.Context(), held); !errors.Is(err, ratelimit.ErrLeaseLost) {
 		t.Errorf("after it was confirmed: %v", err)
 	}
 	for _, test := range []struct {
@@ -306,17 +306,17 @@ func TestSlots(t *testing.T) {
 		if response, page := s.post(test.fields); response.StatusCode != http.StatusSeeOther {
 			t.Errorf("%v: got %s:\n%s", test.fields, response.Status, page)
 		}
-		s.wants(s.get(200, "/slots", "name", "calls"), test.want)
+		s.wants(s.get(200, "/permits", "name", "calls"), test.want)
 	}
 	for _, action := range []string{"reset", "credit", "pause", "resume"} {
 		if response, page := s.post(url.Values{"name": {"calls"}, "key": {"org"}, "action": {action}, "tokens": {"1"}, "for": {"1h"}}); response.StatusCode != http.StatusBadRequest {
-			t.Errorf("%s of slots: got %s:\n%s", action, response.Status, page)
+			t.Errorf("%s of permits: got %s:\n%s", action, response.Status, page)
 		}
 	}
 	if response, page := s.post(url.Values{"name": {"api"}, "key": {"alice"}, "action": {"free"}}); response.StatusCode != http.StatusBadRequest {
-		t.Errorf("slots of a rate: got %s:\n%s", response.Status, page)
+		t.Errorf("permits of a rate: got %s:\n%s", response.Status, page)
 	}
-	s.get(404, "/slots", "name", "api")
+	s.get(404, "/permits", "name", "api")
 }
 
 func TestRefused(t *testing.T) {

@@ -57,7 +57,7 @@ func (s *site) limit(ctx context.Context, r *http.Request) (*view, error) {
 }
 
 // find finds the page's keys.
-func (p *limitPage) find(ctx context.Context, desk *inspect.Desk, limit ratelimit.Limit, after string) error {
+func (p *limitPage) find(ctx context.Context, desk *inspect.Inspector, limit ratelimit.Limit, after string) error {
 	most := perPage
 	if p.Short {
 		most = mostLooked
@@ -103,45 +103,45 @@ func (s *site) key(ctx context.Context, r *http.Request) (*view, error) {
 	return &view{template: "key.html", Title: visible.Text(p.Name) + " · " + visible.Text(p.Key), Data: &p}, err
 }
 
-// slotsPage is the content of the page of a limit of how many at once.
-type slotsPage struct {
+// permitsPage is the content of the page of a limit of how many at once.
+type permitsPage struct {
 	InFlight  ratelimit.InFlight
 	Overrides []catalog.Entry
 	Prefix    string
-	Keys      []slotKey
+	Keys      []permitKey
 	Next      string // the last of the keys, if there may be more; else ""
 }
 
-// slotKey is a key that has or had slots.
-type slotKey struct {
-	Key   string
-	Limit int // by the definition for the key
-	Slots []ratelimit.Slot
+// permitKey is a key that has or had permits.
+type permitKey struct {
+	Key     string
+	Limit   int // by the definition for the key
+	Permits []ratelimit.Permit
 }
 
-// slots is the page of a limit of how many at once, with some of its keys.
-func (s *site) slots(ctx context.Context, r *http.Request) (*view, error) {
+// permits is the page of a limit of how many at once, with some of its keys.
+func (s *site) permits(ctx context.Context, r *http.Request) (*view, error) {
 	limit, err := s.desk.InFlight(r.FormValue("name"))
 	if err != nil {
 		return nil, err
 	}
-	p := slotsPage{InFlight: limit, Overrides: s.desk.Catalog.Overrides(limit.Name), Prefix: r.FormValue("prefix")}
-	keys, err := s.desk.SlotKeys(ctx, limit.Name, ratelimit.Page{Prefix: p.Prefix, After: r.FormValue("after"), Most: perPage})
+	p := permitsPage{InFlight: limit, Overrides: s.desk.Catalog.Overrides(limit.Name), Prefix: r.FormValue("prefix")}
+	keys, err := s.desk.PermitKeys(ctx, limit.Name, ratelimit.Page{Prefix: p.Prefix, After: r.FormValue("after"), Most: perPage})
 	if err != nil {
 		return nil, err
 	}
 	for _, key := range keys {
 		held := s.desk.Catalog.InFlight(limit, key)
-		slots, err := s.desk.Store.Slots(ctx, held, key)
+		permits, err := s.desk.Store.Permits().Held(ctx, held, key)
 		if err != nil {
 			return nil, err
 		}
-		p.Keys = append(p.Keys, slotKey{key, held.Limit, slots})
+		p.Keys = append(p.Keys, permitKey{key, held.Limit, permits})
 	}
 	if len(keys) == perPage {
 		p.Next = keys[perPage-1]
 	}
-	return &view{template: "slots.html", Title: visible.Text(limit.Name), Data: &p}, nil
+	return &view{template: "permits.html", Title: visible.Text(limit.Name), Data: &p}, nil
 }
 
 // refusedPage is the content of the page of the keys that are refused most.

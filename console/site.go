@@ -25,7 +25,7 @@ var templates = template.Must(template.New("").Funcs(functions).ParseFS(files, "
 
 // site is the pages and their database.
 type site struct {
-	desk    *inspect.Desk
+	desk    *inspect.Inspector
 	prefix  string
 	edit    bool
 	timeout time.Duration

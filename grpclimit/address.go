@@ -11,26 +11,11 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/edge"
 )
 
-// AddressConfig says how the client's address is found behind proxies.
-type AddressConfig struct {
-	// Trusted are the addresses of the proxies that are believed. A call from anywhere
-	// else is its sender's own, and its metadata is not believed. The default is none.
-	Trusted []netip.Prefix
-
-	// Header is the name of the one metadata in which the trusted proxies tell where a call
-	// came from: x-forwarded-for, forwarded (RFC 7239), or one with a single address such as
-	// x-real-ip. Every trusted proxy must append to it or replace it; others are not looked
-	// at, as a client can send them through. The default is x-forwarded-for.
-	Header string
-
-	// UnixSocket trusts calls over a Unix socket, which has no address, as from a proxy
-	// on the same machine. Without it such calls fail.
-	UnixSocket bool
-
-	// IPv4Bits and IPv6Bits are how much of an address is the key: one customer has many IPv6
-	// addresses. The defaults are 32 and 64.
-	IPv4Bits, IPv6Bits int
-}
+// AddressConfig says how the client's address is found behind proxies: Trusted are the addresses of
+// the proxies whose word is believed, none by default; Header is the one metadata in which they tell
+// it, x-forwarded-for by default; UnixSocket trusts calls over a Unix socket; IPv4Bits and IPv6Bits
+// are how much of an address is the key, 32 and 64 by default.
+type AddressConfig = edge.AddressConfig
 
 // Addresses finds the addresses of clients. It is safe for concurrent use.
 type Addresses struct{ finder edge.Addresses }
@@ -39,9 +24,9 @@ type Addresses struct{ finder edge.Addresses }
 // [ratelimit.ErrInvalid], and tells all that is wrong: a *[ratelimit.FieldError], or several
 // joined.
 func NewAddresses(config *AddressConfig) (*Addresses, error) {
-	var c edge.AddressConfig
+	var c AddressConfig
 	if config != nil {
-		c = edge.AddressConfig(*config)
+		c = *config
 	}
 	finder, err := edge.NewAddresses("grpclimit", c)
 	if err != nil {

@@ -46,22 +46,20 @@ func (l *Limiter) refuse(ctx context.Context, e ratelimit.Event) error {
 	violated := func(name, description string) {
 		failure.Violations = append(failure.Violations, &errdetails.QuotaFailure_Violation{Subject: name, Description: description})
 	}
-	if e.Slot != nil {
-		text, description := "too many calls are under way", fmt.Sprintf("at most %d at a time", e.Slot.InFlight.Limit)
-		if e.Slot.InFlight.Mode == ratelimit.ModeRefuse {
+	if e.Permit != nil {
+		text, description := "too many calls are under way", fmt.Sprintf("at most %d at a time", e.Permit.InFlight.Limit)
+		if e.Permit.InFlight.Mode == ratelimit.ModeRefuse {
 			text, description = "the call is refused by a limit's mode", "refused by its mode"
 		}
-		violated(e.Slot.InFlight.Name, description)
-		return later(ctx, codes.ResourceExhausted, text, edge.FullWait(*e.Slot, l.config.FullRetryAfter), failure)
+		violated(e.Permit.InFlight.Name, description)
+		return later(ctx, codes.ResourceExhausted, text, edge.FullWait(*e.Permit, l.config.FullRetryAfter), failure)
 	}
 	for _, s := range e.Result.Each() {
 		if !s.OK {
 			violated(ratelimit.NameOf(s.Request.Limit), fmt.Sprintf("%d are left", s.Remaining))
 		}
 	}
-	wait := e.Result.RetryAfter
-	identity := edge.Identity(ratelimit.NameOf(e.Result.Request.Limit), e.Result.Request.Key)
-	wait += edge.Shift(identity, time.Duration(l.config.Jitter*float64(wait)))
+	wait := edge.Jittered(e.Result, l.config.Jitter, l.config.MaxJitter)
 	return later(ctx, codes.ResourceExhausted, "the call exceeds a quota", wait, failure)
 }
 

@@ -19,12 +19,9 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/edge"
 )
 
-// ClientStore is the verbs of a store that a [Client] needs to share a quota with other processes:
-// a *pgstore.Store or a *memstore.Store.
-type ClientStore interface {
-	Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-	Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (time.Time, error)
-}
+// ClientStore is the verbs of a store that a [Client] needs to share a quota with other processes,
+// Allow and Pause: a *pgstore.Store or a *memstore.Store.
+type ClientStore = edge.WaitStore
 
 // ClientConfig configures a [Client].
 type ClientConfig struct {
@@ -35,8 +32,8 @@ type ClientConfig struct {
 	// MaxTries is how often a call is sent at most. The default is 4; 1 never sends one again.
 	MaxTries int
 
-	// MaxPause is the longest that a server is believed when it says how long not to come
-	// back. The default is 1 hour.
+	// MaxPause is the longest that anything a server says holds calls back or pauses the limit
+	// of all processes. When it is over, one call asks again. The default is 5 minutes.
 	MaxPause time.Duration
 
 	// Scope says which calls a server's word is about: those for which it returns the same.
@@ -58,9 +55,13 @@ type ClientConfig struct {
 // Client has interceptors for clients, which keep to the limits that servers state.
 //
 // A ResourceExhausted or Unavailable that has a RetryInfo holds back all calls of its scope until
-// the instant that it names. The call is then sent again if MaxWait, MaxTries and the context's
-// deadline allow: a server that says when to try again has not begun to handle it. Otherwise the
-// error is returned as it is; so is one without RetryInfo. A call that would have to be held back
+// the instant that it names. Then one call is sent, and with each that is not refused more. If
+// that one is refused too, the wait is longer each time, at least 50 ms; after a RetryInfo that
+// names no wait, at least half a second.
+//
+// A refused call is sent again if MaxWait, MaxTries and the context's deadline allow: a server
+// that says when to try again has not begun to handle it. Otherwise the error is returned as it
+// is. So is one without RetryInfo, which may be about a message that is too large. A call that would have to be held back
 // for longer than allowed is not sent: the error is a *[WaitError].
 //
 // Client is safe for concurrent use.
@@ -134,11 +135,12 @@ type try struct {
 	ctx     context.Context
 	scope   string
 	request ratelimit.Request
-	n       int
+	round   int // in which it was sent last
+	n       int // how often it was sent
 }
 
 func (c *Client) begin(ctx context.Context, cc *grpc.ClientConn, method string, message any) *try {
-	t := &try{client: c, budget: c.waiter.Budget(ctx), ctx: ctx, scope: c.config.Scope(cc.Target(), method), n: 1}
+	t := &try{client: c, budget: c.waiter.Budget(ctx), ctx: ctx, scope: c.config.Scope(cc.Target(), method)}
 	if c.config.Limit != nil {
 		t.request = c.config.Limit(ctx, method, message)
 	}
@@ -146,24 +148,21 @@ func (c *Client) begin(ctx context.Context, cc *grpc.ClientConn, method string, 
 }
 
 // turn waits until the call may be sent.
-func (t *try) turn() error {
-	err := t.client.waiter.Turn(t.budget, t.scope, t.request)
+func (t *try) turn() (err error) {
+	t.n++
+	t.round, err = t.client.waiter.Turn(t.budget, t.scope, t.request)
 	if err != nil && err == t.ctx.Err() {
 		return status.FromContextError(err).Err()
 	}
 	return err
 }
 
-// again notes the limits that the error of the call states, and reports whether it is to be sent
-// again.
+// again notes the limits that the call's answer states, an error or nil, and reports whether the
+// call is to be sent again.
 func (t *try) again(err error) bool {
 	answer := readAnswer(err)
-	if !answer.Refused {
-		return false
-	}
-	wait := t.client.waiter.Heed(t.ctx, t.scope, t.request, answer, t.n)
-	t.n++
-	return t.client.waiter.Again(t.budget, wait, t.n-1)
+	wait := t.client.waiter.Heed(t.ctx, t.scope, t.round, t.request, answer)
+	return answer.Refused && t.client.waiter.Again(t.budget, wait, t.n)
 }
 
 // readAnswer returns the limits that an error states.
@@ -174,7 +173,7 @@ func readAnswer(err error) (a edge.Answer) {
 	}
 	for _, d := range s.Details() {
 		if info, ok := d.(*errdetails.RetryInfo); ok {
-			a.Refused, a.Told, a.Pause = true, true, s.Code() == codes.ResourceExhausted
+			a.Refused, a.Pause = true, s.Code() == codes.ResourceExhausted
 			a.Wait = min(max(0, info.GetRetryDelay().AsDuration()), ratelimit.MaxSpan)
 		}
 	}
@@ -188,7 +187,7 @@ func (c *Client) Unary(ctx context.Context, method string, req, reply any, cc *g
 			return err
 		}
 		err := invoker(ctx, method, req, reply, cc, opts...)
-		if err == nil || !t.again(err) {
+		if !t.again(err) {
 			return err
 		}
 	}
@@ -202,6 +201,9 @@ func (c *Client) Stream(ctx context.Context, desc *grpc.StreamDesc, cc *grpc.Cli
 	s := &clientStream{try: c.begin(ctx, cc, method, nil), replays: !desc.ClientStreams}
 	s.open = func() (grpc.ClientStream, error) { return streamer(ctx, desc, cc, method, opts...) }
 	for {
+		if err := s.try.turn(); err != nil {
+			return nil, err
+		}
 		err := s.reopen()
 		if err == nil {
 			return s, nil
@@ -226,11 +228,8 @@ type clientStream struct {
 	answered bool // known to RecvMsg alone
 }
 
-// reopen opens the stream when it is its turn, and sends the messages sent before.
+// reopen opens the stream, and sends the messages sent before.
 func (s *clientStream) reopen() error {
-	if err := s.try.turn(); err != nil {
-		return err
-	}
 	stream, err := s.open()
 	if err != nil {
 		return err
@@ -281,16 +280,20 @@ func (s *clientStream) CloseSend() error {
 func (s *clientStream) RecvMsg(m any) error {
 	for {
 		err := s.current().RecvMsg(m)
-		if s.answered || err == nil || errors.Is(err, io.EOF) {
-			s.answered = true
+		if s.answered {
 			return err
 		}
-		if !s.try.again(err) || !s.replays {
-			s.answered = true
+		refusal := err
+		if errors.Is(err, io.EOF) {
+			refusal = nil
+		}
+		if s.answered = !s.try.again(refusal) || !s.replays; s.answered {
 			return err
 		}
-		if err := s.reopen(); err != nil {
-			s.answered = true
+		if err = s.try.turn(); err == nil {
+			err = s.reopen()
+		}
+		if s.answered = err != nil; s.answered {
 			return err
 		}
 	}

@@ -4,16 +4,19 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"net"
 	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/durationpb"
 	"google.golang.org/protobuf/types/known/wrapperspb"
@@ -155,7 +158,7 @@ func TestClientHeeds(t *testing.T) {
 // for too long is not sent.
 func TestClientHoldsBack(t *testing.T) {
 	server := refusing(1, codes.ResourceExhausted, time.Hour)
-	conn := dial(t, server, open(t), waiting(t, grpclimit.ClientConfig{MaxWait: time.Second})...)
+	conn := dial(t, server, open(t), waiting(t, grpclimit.ClientConfig{MaxWait: time.Second, MaxPause: 2 * time.Hour})...)
 	wantCode(t, say(t.Context(), conn, "hello"), codes.ResourceExhausted)
 	err := say(t.Context(), conn, "hello")
 	var wait *grpclimit.WaitError
@@ -172,6 +175,97 @@ func TestClientHoldsBack(t *testing.T) {
 	}
 	if got := server.calls.Load(); got != 1 {
 		t.Errorf("%d calls came, want 1", got)
+	}
+}
+
+// refusedStream is a stream that the server refuses when the client waits for its answer.
+type refusedStream struct {
+	grpc.ClientStream
+	refuse func() error
+}
+
+func (s refusedStream) SendMsg(any) error { return nil }
+func (s refusedStream) CloseSend() error  { return nil }
+func (s refusedStream) RecvMsg(any) error { return s.refuse() }
+
+// A server that refuses everything, whatever its RetryInfo says, gets the calls that are under way
+// when it begins, and then a few: 100 goroutines that never give up send less than 110 in 2 s. No
+// RetryInfo holds calls back, or pauses the limit of all processes, for longer than MaxPause.
+func TestClientAgainstHostileServers(t *testing.T) {
+	conn, err := grpc.NewClient("passthrough:///nowhere", grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	quota := ratelimit.TokenBucket{Name: "partner", Rate: 1e6, Period: time.Second}
+	for _, test := range []struct {
+		code codes.Code
+		info *errdetails.RetryInfo
+	}{
+		{codes.ResourceExhausted, &errdetails.RetryInfo{}},
+		{codes.ResourceExhausted, &errdetails.RetryInfo{RetryDelay: durationpb.New(0)}},
+		{codes.ResourceExhausted, &errdetails.RetryInfo{RetryDelay: durationpb.New(1)}},
+		{codes.ResourceExhausted, &errdetails.RetryInfo{RetryDelay: durationpb.New(time.Millisecond)}},
+		{codes.ResourceExhausted, &errdetails.RetryInfo{RetryDelay: durationpb.New(-time.Hour)}},
+		{codes.ResourceExhausted, &errdetails.RetryInfo{RetryDelay: &durationpb.Duration{Seconds: math.MaxInt64, Nanos: -1}}},
+		{codes.ResourceExhausted, &errdetails.RetryInfo{RetryDelay: &durationpb.Duration{Seconds: math.MinInt64, Nanos: math.MaxInt32}}},
+		{codes.ResourceExhausted, &errdetails.RetryInfo{RetryDelay: durationpb.New(1000 * time.Hour)}},
+		{codes.Unavailable, &errdetails.RetryInfo{}},
+	} {
+		for _, streams := range []bool{false, true} {
+			synctest.Test(t, func(t *testing.T) {
+				var sent atomic.Int64
+				refusal, err := status.New(test.code, "later").WithDetails(test.info)
+				if err != nil {
+					t.Fatal(err)
+				}
+				refuse := func() error {
+					sent.Add(1)
+					time.Sleep(5 * time.Millisecond) // so that all are under way
+					return refusal.Err()
+				}
+				store := memstore.New(nil)
+				client, err := grpclimit.NewClient(&grpclimit.ClientConfig{
+					Store: store, Limit: func(context.Context, string, any) ratelimit.Request { return quota.For("") },
+				})
+				if err != nil {
+					t.Fatal(err)
+				}
+				call := func() error {
+					if !streams {
+						return client.Unary(t.Context(), sayMethod, nil, nil, conn, func(context.Context, string, any, any, *grpc.ClientConn, ...grpc.CallOption) error { return refuse() })
+					}
+					stream, err := client.Stream(t.Context(), &countDesc, conn, countMethod, func(context.Context, *grpc.StreamDesc, *grpc.ClientConn, string, ...grpc.CallOption) (grpc.ClientStream, error) {
+						return refusedStream{refuse: refuse}, nil
+					})
+					if err != nil {
+						return err
+					}
+					return stream.RecvMsg(nil)
+				}
+				begin := time.Now()
+				var wg sync.WaitGroup
+				for range 100 {
+					wg.Go(func() {
+						for time.Since(begin) < 2*time.Second {
+							if err := call(); err == nil {
+								t.Error("a call was granted")
+							}
+							time.Sleep(time.Millisecond) // and the caller comes again
+						}
+					})
+				}
+				time.Sleep(2 * time.Second)
+				if n := sent.Load(); n < 100 || n >= 110 {
+					t.Errorf("%v, %v, streams %v: %d calls in 2 s, want 100 to 109", test.code, test.info, streams, n)
+				}
+				wg.Wait()
+				result, err := store.Check(t.Context(), quota.For(""))
+				if err != nil || time.Until(result.PausedUntil) > 5*time.Minute {
+					t.Errorf("%v, %v: the shared limit is paused until %v, %v", test.code, test.info, result.PausedUntil, err)
+				}
+			})
+		}
 	}
 }
 

@@ -88,8 +88,8 @@ func ExampleInFlightPolicy() {
 		log.Fatal(err)
 	}
 	err = call(limit, "ann", func(ctx context.Context) error {
-		slot, _ := grpclimit.SlotOf(ctx, "exports")
-		fmt.Println("while", slot.InFlight.Name, "is held:", status.Code(call(limit, "ann", done)))
+		permit, _ := grpclimit.PermitOf(ctx, "exports")
+		fmt.Println("while", permit.InFlight.Name, "is held:", status.Code(call(limit, "ann", done)))
 		return nil
 	})
 	fmt.Println(status.Code(err), "and then", status.Code(call(limit, "ann", done)))

@@ -51,17 +51,20 @@ func newStore(t testing.TB) (*pgstore.Store, *pgtest.DB) {
 }
 
 // fullStore is a store of both sorts of limits.
-type fullStore interface {
+type fullStore struct {
 	ratelimit.Store
-	ratelimit.InFlightStore
+	Permits ratelimit.Permits
 }
 
 // inEach runs a test with memory and with PostgreSQL.
 func inEach(t *testing.T, test func(t *testing.T, store fullStore)) {
-	t.Run("memory", func(t *testing.T) { test(t, memstore.New(nil)) })
+	t.Run("memory", func(t *testing.T) { 
+		store := memstore.New(nil)
+		test(t, fullStore{store, store.Permits()})
+	})
 	t.Run("PostgreSQL", func(t *testing.T) {
 		store, _ := newStore(t)
-		test(t, store)
+		test(t, fullStore{store, store.Permits()})
 	})
 }
 
@@ -253,22 +256,22 @@ func told(err error) (violated []string, again time.Duration) {
 	return violated, again
 }
 
-// held is how many slots of a key are held.
-func held(t *testing.T, store ratelimit.InFlightStore, key string) int {
+// held is how many permits of a key are held.
+func held(t *testing.T, store ratelimit.Permits, key string) int {
 	t.Helper()
-	slots, err := store.Slots(context.WithoutCancel(t.Context()), calls, key)
+	permits, err := store.Held(context.WithoutCancel(t.Context()), calls, key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return len(slots)
+	return len(permits)
 }
 
-// wantHeld waits until so many slots are held.
-func wantHeld(t *testing.T, store ratelimit.InFlightStore, key string, want int) {
+// wantHeld waits until so many permits are held.
+func wantHeld(t *testing.T, store ratelimit.Permits, key string, want int) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); held(t, store, key) != want; time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(end) {
-			t.Fatalf("%d slots are held, want %d", held(t, store, key), want)
+			t.Fatalf("%d permits are held, want %d", held(t, store, key), want)
 		}
 	}
 }
@@ -282,6 +285,6 @@ func (failing) Allow(context.Context, ...ratelimit.Request) (ratelimit.Result, e
 	return ratelimit.Result{}, errDatabase
 }
 
-func (failing) Acquire(context.Context, ratelimit.InFlight, string, ...ratelimit.Request) (ratelimit.Slot, error) {
-	return ratelimit.Slot{}, errDatabase
+func (failing) Acquire(context.Context, ratelimit.InFlight, string, ...ratelimit.Request) (ratelimit.Permit, error) {
+	return ratelimit.Permit{}, errDatabase
 }

@@ -8,13 +8,13 @@ import (
 )
 
 // InFlightPolicy is a limit of how many calls of a key are handled at a time, over all
-// processes. A call holds a slot from before its handler begins until it has returned or
+// processes. A call holds a permit from before its handler begins until it has returned or
 // panicked, and the lease is renewed meanwhile: also while a stream is open, or the handler works
-// on for a client that has gone. When the slot is lost all the same, since the database did not
+// on for a client that has gone. When the permit is lost all the same, since the database did not
 // answer for a lease, the handler's context ends with [ratelimit.ErrLeaseLost] as its
-// [context.Cause]. The slots of a process that dies are free within a lease.
+// [context.Cause]. The permits of a process that dies are free within a lease.
 //
-// Without a slot the answer is ResourceExhausted. Its RetryInfo is no promise: see
+// Without a permit the answer is ResourceExhausted. Its RetryInfo is no promise: see
 // Config.FullRetryAfter.
 type InFlightPolicy struct {
 	// Limit is the limit. Required. Its name is public as that of a Policy is, and differs
@@ -33,12 +33,12 @@ type InFlightPolicy struct {
 	Tier func(*Call) (ratelimit.InFlight, error)
 }
 
-// SlotOf returns the slot that a call holds of a policy in flight, named by its limit: for
+// PermitOf returns the permit that a call holds of a policy in flight, named by its limit: for
 // ReleaseTx of the store in the transaction that finishes the work, and for its Fence. ctx is
 // that of the handler. It returns false if there is none: the policy does not apply, or the call
 // was let through in shadow mode or because the store failed.
-func SlotOf(ctx context.Context, policy string) (slot ratelimit.Slot, ok bool) {
-	return edge.SlotOf(ctx, policy)
+func PermitOf(ctx context.Context, policy string) (permit ratelimit.Permit, ok bool) {
+	return edge.PermitOf(ctx, policy)
 }
 
 // inFlight returns ps with their defaults.
@@ -53,7 +53,7 @@ func inFlight(ps []InFlightPolicy) []edge.InFlight[*Call] {
 	return policies
 }
 
-func slotLimits(ps []InFlightPolicy) []ratelimit.InFlight {
+func permitLimits(ps []InFlightPolicy) []ratelimit.InFlight {
 	limits := make([]ratelimit.InFlight, len(ps))
 	for i, p := range ps {
 		limits[i] = p.Limit

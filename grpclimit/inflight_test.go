@@ -45,8 +45,8 @@ func TestInFlight(t *testing.T) {
 		<-began
 		go func() { _, err := count(as(t, "ann"), conn, "hello"); done <- err }()
 		<-began
-		if n := held(t, store, "ann"); n != 2 {
-			t.Errorf("%d slots are held by a call and a stream", n)
+		if n := held(t, store.Permits, "ann"); n != 2 {
+			t.Errorf("%d permits are held by a call and a stream", n)
 		}
 		err := say(as(t, "ann"), conn, "hello")
 		wantCode(t, err, codes.ResourceExhausted)
@@ -60,14 +60,14 @@ func TestInFlight(t *testing.T) {
 		end <- nil
 		<-done
 		<-done
-		wantHeld(t, store, "ann", 0)
+		wantHeld(t, store.Permits, "ann", 0)
 		go func() { <-began; end <- nil }()
 		wantCode(t, say(as(t, "ann"), conn, "hello"), codes.OK)
 		err = say(as(t, "ann"), conn, "hello")
 		if violated, _ := told(err); fmt.Sprint(violated) != "[per_minute]" {
 			t.Errorf("refused by %v, %v, want per_minute", violated, err)
 		}
-		wantHeld(t, store, "ann", 0)
+		wantHeld(t, store.Permits, "ann", 0)
 	})
 }
 
@@ -83,8 +83,8 @@ func TestInFlightRefusedByMode(t *testing.T) {
 	}
 }
 
-// A stream holds its slot until its handler returns, also when the client has gone; its
-// context ends when the slot is lost.
+// A stream holds its permit until its handler returns, also when the client has gone; its
+// context ends when the permit is lost.
 func TestInFlightStream(t *testing.T) {
 	inEach(t, func(t *testing.T, store fullStore) {
 		e, began, end := gated()
@@ -96,11 +96,11 @@ func TestInFlightStream(t *testing.T) {
 		leave()
 		wantCode(t, <-done, codes.Canceled)
 		<-served.Done()
-		if n := held(t, store, "ann"); n != 1 {
-			t.Errorf("%d slots are held while the handler works", n)
+		if n := held(t, store.Permits, "ann"); n != 1 {
+			t.Errorf("%d permits are held while the handler works", n)
 		}
 		end <- nil
-		wantHeld(t, store, "ann", 0)
+		wantHeld(t, store.Permits, "ann", 0)
 	})
 }
 
@@ -110,10 +110,10 @@ func TestInFlightLost(t *testing.T) {
 		lost := make(chan error, 1)
 		e := &echo{count: func(stream grpc.ServerStream) error {
 			ctx := stream.Context()
-			if _, ok := grpclimit.SlotOf(ctx, "calls"); !ok {
-				t.Error("SlotOf has no slot")
+			if _, ok := grpclimit.PermitOf(ctx, "calls"); !ok {
+				t.Error("PermitOf has no permit")
 			}
-			if err := store.ResetSlots(context.WithoutCancel(ctx), short, ""); err != nil {
+			if err := store.Permits.Reset(context.WithoutCancel(ctx), short, ""); err != nil {
 				t.Error(err)
 			}
 			select {
@@ -158,7 +158,7 @@ func TestStreams(t *testing.T) {
 }
 
 // A handler takes in its own transaction: a refusal is answered as any other, what rolls back
-// costs nothing, and slots are held as ever.
+// costs nothing, and permits are held as ever.
 func TestInTx(t *testing.T) {
 	store, db := newStore(t)
 	if _, err := db.Pool.Exec(t.Context(), "CREATE TABLE "+db.Schema+".orders (text text)"); err != nil {
@@ -166,8 +166,8 @@ func TestInTx(t *testing.T) {
 	}
 	errNoSuchPiece := errors.New("no such piece")
 	e := &echo{say: func(ctx context.Context, text string) error {
-		if _, ok := grpclimit.SlotOf(ctx, "calls"); !ok {
-			t.Error("there is no slot")
+		if _, ok := grpclimit.PermitOf(ctx, "calls"); !ok {
+			t.Error("there is no permit")
 		}
 		return pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(ctx, "INSERT INTO "+db.Schema+".orders VALUES ($1)", text); err != nil {
@@ -222,7 +222,7 @@ func TestInTx(t *testing.T) {
 	if got := fmt.Sprint(heard); got != "[granted granted granted too_large granted granted refused invalid]" {
 		t.Errorf("heard %s", got)
 	}
-	if n := held(t, store, "ann"); n != 0 {
-		t.Errorf("%d slots are held at the end", n)
+	if n := held(t, store.Permits(), "ann"); n != 0 {
+		t.Errorf("%d permits are held at the end", n)
 	}
 }

@@ -27,7 +27,7 @@ func TestNoTypeShowsKeys(t *testing.T) {
 	limit := newLimiter(t, store, config)
 	conn := dial(t, &echo{}, limit)
 	say(as(t, leak.Key), conn, "hello")
-	if _, err := store.Acquire(t.Context(), ratelimit.InFlight{Name: "calls", Limit: 1}, leak.Key); err != nil {
+	if _, err := store.Permits().Acquire(t.Context(), ratelimit.InFlight{Name: "calls", Limit: 1}.For(leak.Key)); err != nil {
 		t.Fatal(err)
 	}
 	say(as(t, leak.Key), conn, "hello")
@@ -46,6 +46,8 @@ func TestNoTypeShowsKeys(t *testing.T) {
 		t.Fatal(err)
 	}
 	leak.Check(t, ".", map[string]any{
+		"ClientStore":    memstore.New(nil),
+		"Store":          memstore.New(nil),
 		"AddressConfig":  grpclimit.AddressConfig{},
 		"Addresses":      addresses,
 		"Call":           []any{call, &call},

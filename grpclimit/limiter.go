@@ -21,11 +21,8 @@ const (
 	defaultFailureFor = 5 * time.Second
 )
 
-// Store is the verbs of a store that a [Limiter] needs: a *pgstore.Store or a *memstore.Store.
-type Store interface {
-	Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-	Settle(ctx context.Context, receipt *ratelimit.Receipt, used ...float64) (ratelimit.Result, error)
-}
+// Store is the verbs of a store that a [Limiter] needs, Allow and Settle: a *pgstore.Store or a *memstore.Store.
+type Store = edge.Store
 
 // Call is a call as policies see it. Logged, printed and in JSON it is its method.
 type Call struct {
@@ -110,9 +107,12 @@ type Config struct {
 	Policies []Policy
 
 	// InFlight are how many calls may be handled at a time. They are asked with Policies, all
-	// or nothing. The store must be one of both sorts of limits: a *pgstore.Store or a
-	// *memstore.Store.
+	// or nothing, by the verbs of Permits.
 	InFlight []InFlightPolicy
+
+	// Permits is the store's verbs for limits of how many at once, store.Permits(). Required
+	// for InFlight.
+	Permits ratelimit.Permits
 
 	// Catalog chooses the definition for a key, such as an override in a database, when Limit or
 	// Tier have chosen one by the code: a *catalog.Catalog. Nil leaves that as it is.
@@ -139,9 +139,13 @@ type Config struct {
 	InTx func(*Call) bool
 
 	// Jitter is the share of the wait, 0 to 1, over which RetryInfo is spread, so that clients
-	// that were refused together do not come back together. It only adds, and is always the
-	// same share for one key. The default is none.
+	// that were refused together do not come back together. It only adds, at most MaxJitter, and
+	// is always the same share for one key. The default is none.
 	Jitter float64
+
+	// MaxJitter is the most that Jitter adds, such as to the wait for a day's quota. The default
+	// is 30 seconds.
+	MaxJitter time.Duration
 
 	// Timeout bounds a decision, and settling after the handler. The default is 1 second.
 	Timeout time.Duration
@@ -154,16 +158,16 @@ type Config struct {
 	// The default is 5 seconds.
 	FailureRetryAfter time.Duration
 
-	// FullRetryAfter is the RetryInfo of a refusal for want of a slot, spread by up to as much
+	// FullRetryAfter is the RetryInfo of a refusal for want of a permit, spread by up to as much
 	// again: nobody knows when one will be free. The default is 1 second.
 	FullRetryAfter time.Duration
 
-	// Shadow has every call pass, also one that is refused. Tokens and slots are taken as ever,
+	// Shadow has every call pass, also one that is refused. Tokens and permits are taken as ever,
 	// and Observe hears of the decision.
 	Shadow bool
 
 	// Observe hears of every decision, before the answer, as an event with the Door "grpclimit";
-	// and of settling that failed (VerbSettle) and slots that were lost (VerbRenew) later. Its
+	// and of settling that failed (VerbSettle) and permits that were lost (VerbRenew) later. Its
 	// context is the call's, which [CallOf] returns. It must not block, and be safe for
 	// concurrent use. The store's own Observe hears of the same decisions.
 	Observe ratelimit.Observe
@@ -174,9 +178,9 @@ type Config struct {
 
 // Limiter limits calls. It is safe for concurrent use.
 type Limiter struct {
-	config Config
-	gate   edge.Gate[*Call, Outcome]
-	slots  edge.Gate[*Call, Outcome] // the same without Policies
+	config  Config
+	gate    edge.Limiter[*Call, Outcome]
+	permits edge.Limiter[*Call, Outcome] // the same without Policies
 }
 
 // New makes a Limiter. An error is [ratelimit.ErrInvalid], and tells all that is wrong: a
@@ -195,25 +199,27 @@ func New(store Store, config *Config) (*Limiter, error) {
 	for i, d := range edge.CheckLimits(&f, c.limits(), len(c.InFlight) > 0) {
 		edge.CheckAbove(&f, d.Name, c.Policies[i].Above)
 	}
-	slots := edge.CheckInFlight(&f, store, slotLimits(c.InFlight), c.limits())
+	edge.CheckInFlight(&f, c.Permits, permitLimits(c.InFlight), c.limits())
 	f.Must(c.Jitter >= 0 && c.Jitter <= 1, "Jitter", c.Jitter, "must be between 0 and 1")
+	f.Must(c.MaxJitter >= 0, "MaxJitter", c.MaxJitter, "must not be negative")
 	f.Must(c.Timeout >= 0, "Timeout", c.Timeout, "must not be negative")
 	f.Must(c.FailureRetryAfter >= 0, "FailureRetryAfter", c.FailureRetryAfter, "must not be negative")
 	f.Must(c.FullRetryAfter >= 0, "FullRetryAfter", c.FullRetryAfter, "must not be negative")
 	if err := f.Err(); err != nil {
 		return nil, err
 	}
+	c.MaxJitter = edge.OrDefault(c.MaxJitter, edge.DefaultMaxJitter)
 	c.Timeout = edge.OrDefault(c.Timeout, defaultTimeout)
 	c.FailureRetryAfter = edge.OrDefault(c.FailureRetryAfter, defaultFailureFor)
 	c.FullRetryAfter = edge.OrDefault(c.FullRetryAfter, defaultFullFor)
 	c.Logger = edge.OrDefault(c.Logger, slog.Default())
-	l.gate = edge.Gate[*Call, Outcome]{
-		Package: "grpclimit", Store: store, Policies: policies(c.Policies), InFlight: inFlight(c.InFlight), Slots: slots,
+	l.gate = edge.Limiter[*Call, Outcome]{
+		Package: "grpclimit", Store: store, Policies: policies(c.Policies), InFlight: inFlight(c.InFlight), Permits: config.Permits,
 		Catalog: c.Catalog, Timeout: c.Timeout, FailOpen: c.FailOpen, Shadow: c.Shadow,
 		Observe: c.Observe, Logger: c.Logger, Fault: isFault,
 	}
-	l.slots = l.gate
-	l.slots.Policies = nil
+	l.permits = l.gate
+	l.permits.Policies = nil
 	return l, nil
 }
 
@@ -272,7 +278,7 @@ func (l *Limiter) String() string { return l.config.String() }
 
 // String returns the names of the policies, and nothing of the rest.
 func (c Config) String() string {
-	return "grpclimit: policies " + edge.Names(c.limits(), slotLimits(c.InFlight))
+	return "grpclimit: policies " + edge.Names(c.limits(), permitLimits(c.InFlight))
 }
 
 // LogValue is String.
@@ -289,7 +295,7 @@ func (l *Limiter) Unary(ctx context.Context, req any, info *grpc.UnaryServerInfo
 }
 
 // Stream is a grpc.StreamServerInterceptor, as [Limiter.Unary] is one. A stream takes when it
-// is opened, and holds its slots until its handler returns. The context that ends when one is
+// is opened, and holds its permits until its handler returns. The context that ends when one is
 // lost is that of the stream that the handler has: a handler that waits in RecvMsg learns of it
 // after the next message.
 func (l *Limiter) Stream(srv any, stream grpc.ServerStream, info *grpc.StreamServerInfo, handler grpc.StreamHandler) error {
@@ -314,7 +320,7 @@ func (l *Limiter) serve(c *Call, do func(context.Context) error) (err error) {
 		if err != nil {
 			return l.answer(c.Context, l.gate.Fail(c.Context, c, err))
 		}
-		gate, do = &l.slots, l.inTx(c, requests, do)
+		gate, do = &l.permits, l.inTx(c, requests, do)
 	}
 	pass, e := gate.Ask(c.Context, c)
 	if !e.Passed {

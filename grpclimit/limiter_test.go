@@ -149,6 +149,26 @@ func TestRetryInfoIsKept(t *testing.T) {
 	}
 }
 
+// Jitter adds at most half a minute to a day's wait, or as much as the caller says.
+func TestJitterIsBounded(t *testing.T) {
+	now := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
+	day := ratelimit.FixedWindow{Name: "day", Rate: 1, Period: 24 * time.Hour, Start: now}
+	for _, most := range []time.Duration{0, 2 * time.Hour} {
+		store := memstore.New(func() time.Time { return now })
+		conn := dial(t, &echo{}, newLimiter(t, store, grpclimit.Config{Policies: []grpclimit.Policy{{Limit: day, Key: byUser}}, Jitter: 0.1, MaxJitter: most}))
+		latest := time.Duration(0)
+		for i := range 100 {
+			user := strconv.Itoa(i)
+			wantCode(t, say(as(t, user), conn, "hello"), codes.OK)
+			_, again := told(say(as(t, user), conn, "hello"))
+			latest = max(latest, again-day.Period)
+		}
+		if want := max(most, 30*time.Second); latest > want || latest < want*9/10 {
+			t.Errorf("MaxJitter %v: a client is told to come %v after midnight, want nearly %v and no later", most, latest, want)
+		}
+	}
+}
+
 // Without the database there is no yes, but with FailOpen.
 func TestStoreFails(t *testing.T) {
 	for _, test := range []struct {
@@ -156,7 +176,7 @@ func TestStoreFails(t *testing.T) {
 		config grpclimit.Config
 	}{
 		{"rates", grpclimit.Config{Policies: []grpclimit.Policy{{Limit: perMinute}}}},
-		{"slots", grpclimit.Config{InFlight: []grpclimit.InFlightPolicy{{Limit: calls}}}},
+		{"permits", grpclimit.Config{InFlight: []grpclimit.InFlightPolicy{{Limit: calls}}}},
 		{"both", grpclimit.Config{Policies: []grpclimit.Policy{{Limit: perMinute}}, InFlight: []grpclimit.InFlightPolicy{{Limit: calls}}}},
 	} {
 		for _, open := range []bool{false, true} {
@@ -454,6 +474,7 @@ func TestNewFindsFaults(t *testing.T) {
 		"defined twice":     {Policies: append(good, good...)},
 		"Above":             {Policies: []grpclimit.Policy{{Limit: perMinute, Above: 2}}},
 		"Jitter":            {Policies: good, Jitter: 2},
+		"MaxJitter":         {Policies: good, MaxJitter: -1},
 		"Timeout":           {Policies: good, Timeout: -1},
 		"FailureRetryAfter": {Policies: good, FailureRetryAfter: -1},
 		"FullRetryAfter":    {Policies: good, FullRetryAfter: -1},

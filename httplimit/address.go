@@ -8,26 +8,11 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/edge"
 )
 
-// AddressConfig says how the client's address is found behind proxies.
-type AddressConfig struct {
-	// Trusted are the addresses of the proxies whose word is believed. The headers of a request
-	// from any other address are ignored. The default is none.
-	Trusted []netip.Prefix
-
-	// Header is the one header in which the trusted proxies tell where a request came
-	// from: X-Forwarded-For, Forwarded (RFC 7239), or one with a single address such as
-	// X-Real-IP. Every trusted proxy must append to it or replace it; other headers are
-	// not looked at, as a client can send them through. The default is X-Forwarded-For.
-	Header string
-
-	// UnixSocket trusts requests over a Unix socket, which has no address, as from a proxy on
-	// the same machine. Without it such requests fail.
-	UnixSocket bool
-
-	// IPv4Bits and IPv6Bits are how much of an address is the key: one customer has
-	// many IPv6 addresses. The defaults are 32 and 64.
-	IPv4Bits, IPv6Bits int
-}
+// AddressConfig says how the client's address is found behind proxies: Trusted are the addresses of
+// the proxies whose word is believed, none by default; Header is the one field in which they tell it,
+// X-Forwarded-For by default; UnixSocket trusts requests over a Unix socket; IPv4Bits and IPv6Bits
+// are how much of an address is the key, 32 and 64 by default.
+type AddressConfig = edge.AddressConfig
 
 // Addresses finds the addresses of clients. It is safe for concurrent use.
 type Addresses struct{ finder edge.Addresses }
@@ -36,9 +21,9 @@ type Addresses struct{ finder edge.Addresses }
 // [ratelimit.ErrInvalid], and tells all that is wrong: a *[ratelimit.FieldError], or several
 // joined.
 func NewAddresses(config *AddressConfig) (*Addresses, error) {
-	var c edge.AddressConfig
+	var c AddressConfig
 	if config != nil {
-		c = edge.AddressConfig(*config)
+		c = *config
 	}
 	c.Header = http.CanonicalHeaderKey(c.Header)
 	finder, err := edge.NewAddresses("httplimit", c)

@@ -3,226 +3,270 @@ package httplimit
 import (
 	"math"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/dunglas/httpsfv"
-
-	"github.com/pgratelimit/ratelimit"
 )
 
 // Advice is a server's statement about its limits in a response. Waits are from the response
-// on, and always at least 0 and at most [ratelimit.MaxSpan].
+// on, at least 0 and at most 366 days.
 type Advice struct {
-	// RetryAfter is the wait in Retry-After, given in seconds or as a date. Told is
-	// whether there was one that can be read. It takes precedence over the rest.
+	// RetryAfter is the wait in Retry-After, the longest if there are several. Told is whether
+	// there was one that can be read. It takes precedence over the rest.
 	RetryAfter time.Duration
 	Told       bool
 
 	// Exhausted is true when a limit has nothing left, and Reset is how long until it
-	// has. When none is exhausted, Reset is the shortest wait of those that are
-	// given, or 0.
+	// has, the longest wait of those that are exhausted. When none is, Reset is the shortest
+	// wait of those that are given, or 0.
 	Exhausted bool
 	Reset     time.Duration
 }
 
-// ReadAdvice reads the limits from a response's header. Of the forms that are there, the first
-// of these that can be read counts, beside Retry-After:
+// ReadAdvice reads the limits from a response's header:
 //
-//   - RateLimit, as the draft has it since revision 8 (a list) or in 7 (a dictionary)
-//   - RateLimit-Remaining and RateLimit-Reset, in seconds
-//   - X-RateLimit-Remaining and X-RateLimit-Reset, or X-Rate-Limit-…, where the reset
-//     is in seconds, in seconds or milliseconds since 1970, or a date
+//   - Retry-After, and fields whose name has that in it, such as x-ms-retry-after-ms;
+//   - RateLimit, as the draft has it since revision 8 (a list) or in 7 (a dictionary);
+//   - unless RateLimit can be read: each pair of fields for what remains and for the reset, whose
+//     names have ratelimit or rate-limit in them, such as X-RateLimit-Reset,
+//     x-ratelimit-reset-tokens or anthropic-ratelimit-tokens-reset.
 //
-// Dates count from the response's Date, if it has one, and else from now.
+// A wait may be a number, a duration such as 6m0s, or a date, of HTTP or of RFC 3339. A number is
+// in seconds, or in milliseconds if the name ends in ms. Above 1e9, and without a unit in the name,
+// it is an instant in seconds, milliseconds, microseconds or nanoseconds since 1970. Instants count
+// from the response's Date, if it has one, and else from now. A field that cannot be true is
+// ignored: a negative number, a wait of more than 366 days, a date in another zone than GMT that
+// does not give its offset.
 func ReadAdvice(h http.Header, now time.Time) Advice {
-	if date, err := http.ParseTime(h.Get("Date")); err == nil {
+	if date, ok := readDate(h.Get("Date")); ok {
 		now = date
 	}
 	var a Advice
-	a.RetryAfter, a.Told = readRetryAfter(h.Get("Retry-After"), now)
-	for _, read := range []func(http.Header, time.Time) (windows, bool){readList, readDictionary, readTriple, readX} {
-		if w, ok := read(h, now); ok {
-			a.Exhausted, a.Reset = w.worst()
-			break
+	draft := readDraft(h)
+	named := map[string]*window{}
+	for field, values := range h {
+		if len(values) == 0 || len(values[0]) > maxValue {
+			continue
+		}
+		name := strings.ToLower(field)
+		switch {
+		case strings.Contains(name, "retry-after"):
+			if wait, ok := readWait(name, values[0], now); ok {
+				a.RetryAfter, a.Told = max(a.RetryAfter, wait), true
+			}
+		case len(draft) == 0 && (strings.Contains(name, "ratelimit") || strings.Contains(name, "rate-limit")):
+			readNamed(named, name, values[0], now)
 		}
 	}
+	for _, w := range named {
+		draft = append(draft, *w)
+	}
+	a.Exhausted, a.Reset = worst(draft)
 	return a
 }
+
+const (
+	maxField = 8 << 10 // the longest structured field that is parsed
+	maxValue = 128     // the longest other value
+	maxSaid  = 366 * 24 * time.Hour
+)
 
 // window is the rest of a limit, and the time until it is refilled.
 type window struct {
 	exhausted bool
+	timed     bool // reset is known
 	reset     time.Duration
 }
 
-type windows []window
-
 // worst returns the advice to heed of several limits.
-func (ws windows) worst() (exhausted bool, reset time.Duration) {
-	for i, w := range ws {
+func worst(windows []window) (exhausted bool, reset time.Duration) {
+	shortest := maxSaid
+	for _, w := range windows {
 		switch {
-		case w.exhausted && !exhausted:
-			exhausted, reset = true, w.reset
 		case w.exhausted:
-			reset = max(reset, w.reset)
-		case !exhausted && (i == 0 || w.reset < reset):
-			reset = w.reset
+			exhausted, reset = true, max(reset, w.reset)
+		case w.timed:
+			shortest = min(shortest, w.reset)
 		}
+	}
+	if !exhausted && shortest < maxSaid {
+		return false, shortest
 	}
 	return exhausted, reset
 }
 
-func readRetryAfter(s string, now time.Time) (time.Duration, bool) {
-	if wait, ok := readSeconds(s); ok {
+// readNamed adds a field to the window of its limit, whose name is that of the field without the
+// words for what the field says of the limit.
+func readNamed(named map[string]*window, name, value string, now time.Time) {
+	remains, resets := false, false
+	limit := slices.DeleteFunc(strings.Split(name, "-"), func(word string) bool {
+		switch word {
+		case "remaining":
+			remains = true
+		case "reset", "resettime":
+			resets = true
+		case "after", "at", "time", "date", "ms", "milliseconds", "seconds":
+		default:
+			return false
+		}
+		return true
+	})
+	if !remains && !resets {
+		return
+	}
+	key := strings.Join(limit, "-")
+	w := named[key]
+	if w == nil {
+		w = &window{}
+		named[key] = w
+	}
+	if remains {
+		value, _, _ = strings.Cut(value, ";") // parameters, as Docker Hub sends them
+		n, ok := readNumber(value)
+		w.exhausted = ok && n < 1
+	} else if wait, ok := readWait(name, value, now); ok {
+		w.timed, w.reset = true, max(w.reset, wait)
+	}
+}
+
+// readWait reads a wait from a value of a field whose name may tell its unit.
+func readWait(name, value string, now time.Time) (time.Duration, bool) {
+	value = strings.TrimSpace(value)
+	if n, ok := readNumber(value); ok {
+		switch unit := name[strings.LastIndexByte(name, '-')+1:]; unit {
+		case "ms", "milliseconds":
+			return span(n / 1e3)
+		case "seconds":
+		default:
+			if n > epoch {
+				return untilEpoch(n, now)
+			}
+		}
+		return span(n)
+	}
+	if d, err := time.ParseDuration(value); err == nil {
+		return d, 0 <= d && d <= maxSaid
+	}
+	date, ok := readDate(value)
+	if wait := max(0, date.Sub(now)); ok && wait <= maxSaid {
 		return wait, true
 	}
-	return until(s, now)
+	return 0, false
 }
 
-// until is how long it is to a date.
-func until(s string, now time.Time) (time.Duration, bool) {
-	date, err := http.ParseTime(s)
-	if err != nil {
-		if date, err = time.Parse(time.RFC3339, s); err != nil {
-			return 0, false
-		}
+// Above epoch a number of seconds is an instant: as a wait it would be 31 years. Below epochs it is
+// one in seconds: it would be one in the year 5138. Finer units have a thousand times as many.
+const (
+	epoch  = 1e9
+	epochs = 1e11
+)
+
+// untilEpoch returns how long it is until an instant since 1970, in a unit told by its size.
+func untilEpoch(n float64, now time.Time) (time.Duration, bool) {
+	for unit := 0; n >= epochs && unit < 3; unit++ {
+		n /= 1e3
 	}
-	return clamp(date.Sub(now)), true
+	return span(max(0, n-float64(now.UnixMicro())/1e6))
 }
 
-func clamp(d time.Duration) time.Duration { return min(max(d, 0), ratelimit.MaxSpan) }
-
-// readSeconds is a number of seconds, in digits and perhaps a fraction, rounded up to
-// a microsecond.
-func readSeconds(s string) (time.Duration, bool) {
-	n, ok := readNumber(s)
-	if !ok {
+// span returns n seconds, rounded up to a microsecond, if anybody can mean that.
+func span(n float64) (time.Duration, bool) {
+	if !(n <= maxSaid.Seconds()) {
 		return 0, false
 	}
-	return span(n), true
+	return time.Duration(math.Ceil(n*1e6)) * time.Microsecond, true
 }
 
-// span is n seconds.
-func span(n float64) time.Duration {
-	if n >= ratelimit.MaxSpan.Seconds() {
-		return ratelimit.MaxSpan
-	}
-	return time.Duration(math.Ceil(n*1e6)) * time.Microsecond
-}
-
-// readNumber is a number in digits and perhaps a fraction: no sign, no exponent.
+// readNumber reads a number in digits and perhaps a fraction: no sign, no exponent.
 func readNumber(s string) (float64, bool) {
-	s = strings.TrimSpace(s)
-	if s == "" || strings.Trim(s, "0123456789.") != "" || s[0] == '.' {
+	if s = strings.TrimSpace(s); s == "" || strings.Trim(s, "0123456789.") != "" || s[0] == '.' {
 		return 0, false
 	}
 	n, err := strconv.ParseFloat(s, 64)
-	if n > math.MaxFloat64 {
-		return math.MaxFloat64, true
-	}
 	return n, err == nil
 }
 
-// maxField is the longest field that is parsed; a server that sends more is not heeded.
-const maxField = 8 << 10
+// dates are the forms of dates: the three of HTTP, and others that servers send. Those that end in
+// MST have the name of a zone, of which only GMT and UTC have one meaning.
+var dates = []string{
+	"Mon, 2 Jan 2006 15:04:05 -0700", // before the next one, which reads some offsets as names
+	"Mon, 2 Jan 2006 15:04:05 MST",
+	"Monday, 2-Jan-06 15:04:05 -0700",
+	"Monday, 2-Jan-06 15:04:05 MST",
+	time.ANSIC,
+	time.RFC3339,
+	"2006-01-02T15:04Z07:00",           // Jira
+	"Mon Jan 2 2006 15:04:05 GMT-0700", // of JavaScript
+}
 
-func fieldLines(h http.Header, name string) []string {
-	lines, size := h.Values(name), 0
+// readDate reads a date in one of its forms.
+func readDate(s string) (time.Time, bool) {
+	s, _, _ = strings.Cut(s, " (") // the name of a zone beside its offset
+	for _, form := range dates {
+		date, err := time.Parse(form, s)
+		if err == nil {
+			return date, !strings.HasSuffix(form, "MST") || strings.HasSuffix(s, " GMT") || strings.HasSuffix(s, " UTC")
+		}
+	}
+	return time.Time{}, false
+}
+
+// readDraft reads the windows of a RateLimit field.
+func readDraft(h http.Header) []window {
+	lines, size := h.Values("RateLimit"), 0
 	for _, l := range lines {
 		size += len(l)
 	}
 	if size > maxField {
 		return nil
 	}
-	return lines
+	if windows := readList(lines); len(windows) > 0 {
+		return windows
+	}
+	return readDictionary(lines)
 }
 
-func readList(h http.Header, _ time.Time) (ws windows, ok bool) {
-	list, err := httpsfv.UnmarshalList(fieldLines(h, "RateLimit"))
+func readList(lines []string) (windows []window) {
+	list, err := httpsfv.UnmarshalList(lines)
 	if err != nil {
-		return nil, false
+		return nil
 	}
 	for _, member := range list {
-		item, ok := member.(httpsfv.Item)
-		if !ok {
-			continue
-		}
-		r, _ := item.Params.Get("r")
-		t, _ := item.Params.Get("t")
-		if w, ok := newWindow(r, t); ok {
-			ws = append(ws, w)
+		if item, ok := member.(httpsfv.Item); ok {
+			r, _ := item.Params.Get("r")
+			t, _ := item.Params.Get("t")
+			windows = addWindow(windows, r, t)
 		}
 	}
-	return ws, len(ws) > 0
+	return windows
 }
 
-// newWindow returns the window of a structured field. Without a reset, an exhausted limit is
-// one with an unknown end.
-func newWindow(remaining, reset any) (window, bool) {
-	r, ok := remaining.(int64)
-	if !ok || r < 0 {
-		return window{}, false
-	}
-	t, ok := reset.(int64)
-	if !ok || t < 0 {
-		t = 0
-	}
-	return window{r == 0, span(float64(t))}, true
-}
-
-func readDictionary(h http.Header, _ time.Time) (windows, bool) {
-	dictionary, err := httpsfv.UnmarshalDictionary(fieldLines(h, "RateLimit"))
+func readDictionary(lines []string) []window {
+	dictionary, err := httpsfv.UnmarshalDictionary(lines)
 	if err != nil {
-		return nil, false
+		return nil
 	}
 	value := func(name string) any {
 		member, _ := dictionary.Get(name)
 		item, _ := member.(httpsfv.Item)
 		return item.Value
 	}
-	w, ok := newWindow(value("remaining"), value("reset"))
-	return windows{w}, ok
+	return addWindow(nil, value("remaining"), value("reset"))
 }
 
-func readTriple(h http.Header, _ time.Time) (windows, bool) {
-	reset, ok := readSeconds(h.Get("RateLimit-Reset"))
-	return windows{{exhausted(h.Get("RateLimit-Remaining")), reset}}, ok
-}
-
-func readX(h http.Header, now time.Time) (windows, bool) {
-	for _, prefix := range []string{"X-RateLimit-", "X-Rate-Limit-"} {
-		if reset, ok := readReset(h.Get(prefix+"Reset"), now); ok {
-			return windows{{exhausted(h.Get(prefix + "Remaining")), reset}}, true
-		}
+// addWindow adds the window of a structured field. Without a reset, an exhausted limit is one with
+// an unknown end.
+func addWindow(windows []window, remaining, reset any) []window {
+	r, ok := remaining.(int64)
+	if !ok || r < 0 {
+		return windows
 	}
-	return nil, false
-}
-
-func exhausted(remaining string) bool {
-	n, ok := readNumber(remaining)
-	return ok && n < 1
-}
-
-// Above these a reset is an instant: in seconds, it would be 31 years away, and in
-// seconds since 1970, in the year 5138.
-const (
-	epochSeconds      = 1e9
-	epochMilliseconds = 1e11
-)
-
-// readReset is a reset in any of its three meanings.
-func readReset(s string, now time.Time) (time.Duration, bool) {
-	n, ok := readNumber(s)
-	if !ok {
-		return until(s, now)
+	w := window{exhausted: r == 0}
+	if t, ok := reset.(int64); ok && t >= 0 {
+		w.reset, w.timed = span(float64(t))
 	}
-	if n >= epochMilliseconds {
-		n /= 1e3
-	}
-	if n >= epochSeconds {
-		n = max(0, n-float64(now.UnixMicro())/1e6)
-	}
-	return span(n), true
+	return append(windows, w)
 }

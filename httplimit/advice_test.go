@@ -6,7 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/httplimit"
 )
 
@@ -20,7 +19,7 @@ func header(pairs ...string) http.Header {
 
 func TestReadAdvice(t *testing.T) {
 	type advice = httplimit.Advice
-	const second, most = time.Second, ratelimit.MaxSpan
+	const second = time.Second
 	retryAfter := func(d time.Duration) advice { return advice{RetryAfter: d, Told: true} }
 	exhausted := func(d time.Duration) advice { return advice{Exhausted: true, Reset: d} }
 	left := func(d time.Duration) advice { return advice{Reset: d} }
@@ -39,8 +38,23 @@ func TestReadAdvice(t *testing.T) {
 		{"Retry-After, a date that is over", []string{"Retry-After", "Sat, 14 Mar 2026 11:00:30 GMT"}, retryAfter(0)},
 		{"Retry-After, a date on the server's clock", []string{"Retry-After", "Sat, 14 Mar 2026 13:00:30 GMT", "Date", "Sat, 14 Mar 2026 13:00:00 GMT"}, retryAfter(30 * second)},
 		{"Retry-After, a date in obsolete form", []string{"Retry-After", "Saturday, 14-Mar-26 12:00:30 GMT"}, retryAfter(30 * second)},
-		{"Retry-After, absurd", []string{"Retry-After", strings.Repeat("9", 400)}, retryAfter(most)},
-		{"Retry-After, the last date", []string{"Retry-After", "Fri, 31 Dec 9999 23:59:59 GMT"}, retryAfter(most)},
+		{"Retry-After, a date of Go's time.RFC1123", []string{"Retry-After", "Sat, 14 Mar 2026 12:00:30 UTC"}, retryAfter(30 * second)},
+		{"Retry-After, a date with an offset", []string{"Retry-After", "Sat, 14 Mar 2026 13:00:30 +0100"}, retryAfter(30 * second)},
+		{"Retry-After, a date with the offset of UTC", []string{"Retry-After", "Sat, 14 Mar 2026 12:00:30 +0000"}, retryAfter(30 * second)},
+		{"Retry-After, a date of JavaScript", []string{"Retry-After", "Sat Mar 14 2026 13:00:30 GMT+0100 (Central European Standard Time)"}, retryAfter(30 * second)},
+		{"Retry-After, the date of asctime", []string{"Retry-After", "Sat Mar 14 12:00:30 2026"}, retryAfter(30 * second)},
+		{"Retry-After, a date in another zone", []string{"Retry-After", "Sat, 14 Mar 2026 12:00:30 PST"}, advice{}},
+		{"Retry-After, a date in obsolete form and another zone", []string{"Retry-After", "Saturday, 14-Mar-26 12:00:30 PST"}, advice{}},
+		{"Retry-After, a date by a clock that is told in UTC", []string{"Retry-After", "Sat, 14 Mar 2026 13:00:30 GMT", "Date", "Sat, 14 Mar 2026 13:00:00 UTC"}, retryAfter(30 * second)},
+		{"Retry-After, an instant", []string{"Retry-After", "1773489630"}, retryAfter(30 * second)},
+		{"Retry-After, a duration", []string{"Retry-After", "6m0s"}, retryAfter(6 * time.Minute)},
+		{"Retry-After, two years", []string{"Retry-After", "63072000"}, advice{}},
+		{"Retry-After, a year", []string{"Retry-After", "31622400"}, retryAfter(366 * 24 * time.Hour)},
+		{"Retry-After in milliseconds", []string{"Retry-After-Ms", "1500"}, retryAfter(1500 * time.Millisecond)},
+		{"Retry-After in milliseconds, which are many and no instant", []string{"Retry-After-Ms", "1773489630"}, retryAfter(1773489630 * time.Millisecond)},
+		{"Retry-After in both", []string{"Retry-After-Ms", "1500", "Retry-After", "2"}, retryAfter(2 * second)},
+		{"Retry-After, absurd", []string{"Retry-After", strings.Repeat("9", 400)}, advice{}},
+		{"Retry-After, the last date", []string{"Retry-After", "Fri, 31 Dec 9999 23:59:59 GMT"}, advice{}},
 		{"Retry-After, negative", []string{"Retry-After", "-5"}, advice{}},
 		{"Retry-After, no number", []string{"Retry-After", "NaN"}, advice{}},
 		{"Retry-After, infinite", []string{"Retry-After", "Inf"}, advice{}},
@@ -60,7 +74,7 @@ func TestReadAdvice(t *testing.T) {
 		{"a list with a negative r", []string{"RateLimit", `"a";r=-1;t=10`}, advice{}},
 		{"a list with a negative t", []string{"RateLimit", `"a";r=0;t=-10`}, exhausted(0)},
 		{"a list with a fraction", []string{"RateLimit", `"a";r=0.5;t=10`}, advice{}},
-		{"a list, absurd", []string{"RateLimit", `"a";r=0;t=999999999999999`}, exhausted(most)},
+		{"a list, absurd", []string{"RateLimit", `"a";r=0;t=999999999999999`}, exhausted(0)},
 		{"a list, too many digits", []string{"RateLimit", `"a";r=0;t=9999999999999999`}, advice{}},
 		{"a list, malformed", []string{"RateLimit", `"a";r=0;t=10,`}, advice{}},
 		{"a list, endless", []string{"RateLimit", strings.Repeat(`"a";r=0;t=10, `, 1000) + `"a";r=0;t=10`}, advice{}},
@@ -83,8 +97,17 @@ func TestReadAdvice(t *testing.T) {
 		{"X, another date", []string{"X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "2026-03-14T13:00:50+01:00"}, exhausted(50 * second)},
 		{"X, written otherwise", []string{"X-Rate-Limit-Remaining", "0", "X-Rate-Limit-Reset", "50"}, exhausted(50 * second)},
 		{"X, something left", []string{"X-RateLimit-Remaining", "3", "X-RateLimit-Reset", "50"}, left(50 * second)},
-		{"X, absurd", []string{"X-RateLimit-Remaining", "0", "X-RateLimit-Reset", strings.Repeat("9", 400)}, exhausted(most)},
+		{"X, absurd", []string{"X-RateLimit-Remaining", "0", "X-RateLimit-Reset", strings.Repeat("9", 400)}, exhausted(0)},
 		{"X, negative", []string{"X-RateLimit-Remaining", "-1", "X-RateLimit-Reset", "-50"}, advice{}},
+		{"X, in microseconds since 1970", []string{"X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "1773489650000000"}, exhausted(50 * second)},
+		{"X, in nanoseconds since 1970", []string{"X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "1773489650000000000"}, exhausted(50 * second)},
+		{"X, in picoseconds since 1970", []string{"X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "1773489650000000000000"}, exhausted(0)},
+		{"X, many seconds and no instant", []string{"X-RateLimit-Remaining", "0", "X-RateLimit-Reset-Seconds", "1773489650"}, exhausted(0)},
+		{"X, both ways to say it", []string{"X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "1773489650", "X-RateLimit-Reset-After", "50.5"}, exhausted(50*second + 500*time.Millisecond)},
+		{"X, nothing left for a time that is unknown", []string{"X-RateLimit-Remaining", "0"}, exhausted(0)},
+		{"the triple, since 1970", []string{"RateLimit-Remaining", "0", "RateLimit-Reset", "1773489650"}, exhausted(50 * second)},
+		{"several limits", []string{"X-RateLimit-Remaining-Requests", "0", "X-RateLimit-Reset-Requests", "20ms", "X-RateLimit-Remaining-Tokens", "0", "X-RateLimit-Reset-Tokens", "6m0s"}, exhausted(6 * time.Minute)},
+		{"several limits, of which the longer is not exhausted", []string{"X-RateLimit-Remaining-Requests", "0", "X-RateLimit-Reset-Requests", "20ms", "X-RateLimit-Remaining-Tokens", "7", "X-RateLimit-Reset-Tokens", "6m0s"}, exhausted(20 * time.Millisecond)},
 	} {
 		if got := httplimit.ReadAdvice(header(test.header...), noon); got != test.want {
 			t.Errorf("%s: got %+v, want %+v", test.name, got, test.want)
@@ -100,11 +123,12 @@ func FuzzAdvice(f *testing.F) {
 	for _, s := range []string{
 		"", "12", "-1", "1e999", "NaN", ".5", "9999999999999999999", "Sat, 14 Mar 2026 12:00:30 GMT", "2026-03-14T13:00:50+01:00",
 		`"a";r=0;t=10`, `"a";r=0;t=999999999999999`, `("a");r=0`, "limit=1, remaining=0, reset=5", `"a`, "a;r=?1;t=:YQ==:", "@1;r=0", "%\"a\"", "1773489650",
-		"1773489650000", "\x00", `"a";r=0;t=10,,`, "*=1",
+		"1773489650000", "6m0s", "-6m0s", "99999999h", "Sat, 14 Mar 2026 12:00:30 PST", "\x00", `"a";r=0;t=10,,`, "*=1",
 	} {
 		f.Add(s, s)
 	}
-	names := []string{"Retry-After", "RateLimit", "RateLimit-Remaining", "RateLimit-Reset", "X-RateLimit-Remaining", "X-RateLimit-Reset", "X-Rate-Limit-Reset", "Date"}
+	names := []string{"Retry-After", "Retry-After-Ms", "X-RateLimit-Reset-Tokens", "RateLimit", "RateLimit-Remaining", "RateLimit-Reset", "X-RateLimit-Remaining", "X-RateLimit-Reset", "X-Rate-Limit-Reset", "Date"}
+	const most = 366 * 24 * time.Hour
 	f.Fuzz(func(t *testing.T, a, b string) {
 		headers := []http.Header{{}}
 		for _, name := range names {
@@ -117,8 +141,8 @@ func FuzzAdvice(f *testing.F) {
 		}
 		for _, h := range headers {
 			got := httplimit.ReadAdvice(h, noon)
-			if got.RetryAfter < 0 || got.RetryAfter > ratelimit.MaxSpan || got.Reset < 0 || got.Reset > ratelimit.MaxSpan {
-				t.Fatalf("%v: got %+v, want waits from 0 to %v", h, got, ratelimit.MaxSpan)
+			if got.RetryAfter < 0 || got.RetryAfter > most || got.Reset < 0 || got.Reset > most {
+				t.Fatalf("%v: got %+v, want waits from 0 to %v", h, got, most)
 			}
 			if !got.Told && got.RetryAfter != 0 {
 				t.Fatalf("%v: got %+v: a wait that was not told", h, got)

@@ -15,19 +15,23 @@ import (
 // quotaExceeded is the problem type of a refusal that the draft registers.
 const quotaExceeded = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 
-// problem is a problem detail of RFC 9457.
-type problem struct {
-	Type     string   `json:"type,omitempty"` // absent is about:blank
-	Title    string   `json:"title"`
-	Status   int      `json:"status"`
-	Detail   string   `json:"detail,omitempty"`
-	Violated []string `json:"violated-policies,omitempty"`
+// Problem is the answer to a request that is not let through: a problem detail of RFC 9457. In JSON
+// it is what clients are told.
+type Problem struct {
+	Type     string        `json:"type,omitempty"` // absent is about:blank
+	Title    string        `json:"title"`
+	Status   int           `json:"status"`
+	Detail   string        `json:"detail,omitempty"`
+	Violated []string      `json:"violated-policies,omitempty"` // the limits that refused
+	Limits   []LimitStatus `json:"limits,omitempty"`            // with Config.Limits
 
-	Limits []LimitStatus `json:"limits,omitempty"`
+	RetryAfter time.Duration   `json:"-"` // as in Retry-After, in whole seconds; 0 when no wait helps
+	Event      ratelimit.Event `json:"-"` // the decision; its Err may hold details that a client must not see
 }
 
-func (p problem) write(w http.ResponseWriter) {
-	body, _ := json.Marshal(p) // of strings and an int, which cannot fail
+// Write writes p as application/problem+json.
+func (p *Problem) Write(w http.ResponseWriter) {
+	body, _ := json.Marshal(p) // of strings and finite numbers, which cannot fail
 	for _, name := range []string{"Content-Encoding", "Etag", "Last-Modified", "Cache-Control"} {
 		w.Header().Del(name) // set for the answer that it replaces
 	}
@@ -55,63 +59,77 @@ func (m *Middleware) Answer(w http.ResponseWriter, r *http.Request, err error) b
 
 // answer answers a request that is not let through.
 func (m *Middleware) answer(w http.ResponseWriter, r *http.Request, e ratelimit.Event) {
-	switch e.Outcome {
-	case ratelimit.OutcomeRefused, ratelimit.OutcomePaused:
-		m.refuse(w, r, e)
-	case ratelimit.OutcomeTooLarge:
-		tooLarge(e.Err, m.config.TooLarge).write(w)
-	case ratelimit.OutcomeInvalid:
-		badRequest(e.Err).write(w)
-	default:
-		m.fail(w, r, e.Err)
-	}
-}
-
-func (m *Middleware) refuse(w http.ResponseWriter, r *http.Request, e ratelimit.Event) {
 	m.setFields(w.Header(), e)
-	after, p := m.refusal(e)
-	w.Header().Set("Retry-After", strconv.FormatInt(after, 10))
-	if m.config.Refused != nil {
-		m.config.Refused(w, r, e)
+	p := m.problem(r, e)
+	p.Event = e
+	if p.RetryAfter > 0 {
+		after := seconds(p.RetryAfter)
+		p.RetryAfter = time.Duration(after) * time.Second
+		w.Header().Set("Retry-After", strconv.FormatInt(after, 10))
+	}
+	if m.config.WriteProblem != nil {
+		m.config.WriteProblem(w, r, &p)
 		return
 	}
-	p.write(w)
+	p.Write(w)
 }
 
-// refusal is the problem of a refusal, and the wait in whole seconds, never too short.
-func (m *Middleware) refusal(e ratelimit.Event) (after int64, p problem) {
-	p = problem{Type: quotaExceeded, Title: "The request exceeds a quota", Status: http.StatusTooManyRequests}
-	if e.Slot != nil {
-		after = seconds(edge.FullWait(*e.Slot, m.config.FullRetryAfter))
-		p.Detail = fmt.Sprintf("Too many requests are under way. Try again when one of them has ended, or in %d s.", after)
-		if e.Slot.InFlight.Mode == ratelimit.ModeRefuse {
-			p.Detail = fmt.Sprintf("Try again in %d s.", after)
+// problem returns the problem of a decision.
+func (m *Middleware) problem(r *http.Request, e ratelimit.Event) Problem {
+	switch e.Outcome {
+	case ratelimit.OutcomeRefused, ratelimit.OutcomePaused:
+		if e.Permit != nil {
+			return m.tooMany(*e.Permit)
 		}
-		p.Violated = []string{e.Slot.InFlight.Name}
-		return after, p
+		return m.refusal(e.Result)
+	case ratelimit.OutcomeTooLarge:
+		return tooLarge(e.Err, m.config.TooLarge)
+	case ratelimit.OutcomeInvalid:
+		return badRequest(e.Err)
 	}
-	after = m.retryAfter(e.Result)
-	p.Detail = fmt.Sprintf("Try again in %d s.", after)
-	for _, s := range edge.Told(e.Result) {
+	return Problem{
+		Title:      http.StatusText(http.StatusServiceUnavailable),
+		Status:     http.StatusServiceUnavailable,
+		Detail:     "The request's limits could not be asked.",
+		RetryAfter: m.config.FailureRetryAfter + edge.Shift(r.RemoteAddr, m.config.FailureRetryAfter),
+	}
+}
+
+// refused returns the problem of a refusal, with a wait, which is never 0.
+func refused(wait time.Duration, detail string) Problem {
+	return Problem{
+		Type: quotaExceeded, Title: "The request exceeds a quota", Status: http.StatusTooManyRequests,
+		Detail: fmt.Sprintf(detail, seconds(wait)), RetryAfter: max(1, wait),
+	}
+}
+
+// tooMany returns the problem of a request that was refused this permit.
+func (m *Middleware) tooMany(permit ratelimit.Permit) Problem {
+	detail := "Too many requests are under way. Try again when one of them has ended, or in %d s."
+	if permit.InFlight.Mode == ratelimit.ModeRefuse {
+		detail = "Try again in %d s."
+	}
+	p := refused(edge.FullWait(permit, m.config.FullRetryAfter), detail)
+	p.Violated = []string{permit.InFlight.Name}
+	return p
+}
+
+// refusal returns the problem of a request that was refused tokens.
+func (m *Middleware) refusal(result ratelimit.Result) Problem {
+	p := refused(edge.Jittered(result, m.config.Jitter, m.config.MaxJitter), "Try again in %d s.")
+	for _, s := range edge.Told(result) {
 		if !s.OK {
 			p.Violated = append(p.Violated, ratelimit.NameOf(s.Request.Limit))
 		}
 	}
 	if m.config.Limits {
-		p.Limits = LimitsOf(e.Result)
+		p.Limits = LimitsOf(result)
 	}
-	return after, p
+	return p
 }
 
-// retryAfter is the wait of a refusal in whole seconds, never too short, with the
-// jitter of the key that decides.
-func (m *Middleware) retryAfter(result ratelimit.Result) int64 {
-	spread := time.Duration(m.config.Jitter * float64(result.RetryAfter))
-	return seconds(result.RetryAfter + edge.Shift(edge.Identity(ratelimit.NameOf(result.Request.Limit), result.Request.Key), spread))
-}
-
-func tooLarge(err error, status int) problem {
-	p := problem{Title: "The request costs more than its limit ever grants", Status: status}
+func tooLarge(err error, status int) Problem {
+	p := Problem{Title: "The request costs more than its limit ever grants", Status: status}
 	var exceeds *ratelimit.ExceedsCapacityError
 	if errors.As(err, &exceeds) {
 		p.Detail = fmt.Sprintf("The request would take %g tokens from %q, which grants at most %g at once. Ask for less.",
@@ -120,16 +138,16 @@ func tooLarge(err error, status int) problem {
 	return p
 }
 
-func badRequest(err error) problem {
+func badRequest(err error) Problem {
 	var request *RequestError
 	if errors.As(err, &request) {
 		status := request.Status
 		if status < 400 || status > 499 {
 			status = http.StatusBadRequest
 		}
-		return problem{Title: http.StatusText(status), Status: status, Detail: request.Detail}
+		return Problem{Title: http.StatusText(status), Status: status, Detail: request.Detail}
 	}
-	p := problem{Title: "The request cannot be counted", Status: http.StatusBadRequest}
+	p := Problem{Title: "The request cannot be counted", Status: http.StatusBadRequest}
 	var field *ratelimit.FieldError // of the key or the count; its value is not for the client
 	if errors.As(err, &field) {
 		p.Detail = fmt.Sprintf("The %s for limit %q %s.", lower[field.Field], field.Limit, field.Reason)
@@ -139,17 +157,3 @@ func badRequest(err error) problem {
 
 // lower is how problems call the fields of a request.
 var lower = map[string]string{"Key": "key", "Count": "cost"}
-
-func (m *Middleware) fail(w http.ResponseWriter, r *http.Request, err error) {
-	after := m.config.FailureRetryAfter + edge.Shift(r.RemoteAddr, m.config.FailureRetryAfter)
-	w.Header().Set("Retry-After", strconv.FormatInt(seconds(after), 10))
-	if m.config.Failed != nil {
-		m.config.Failed(w, r, err)
-		return
-	}
-	problem{
-		Title:  http.StatusText(http.StatusServiceUnavailable),
-		Status: http.StatusServiceUnavailable,
-		Detail: "The request's limits could not be asked.",
-	}.write(w)
-}

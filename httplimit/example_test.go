@@ -143,8 +143,8 @@ func ExampleInFlightPolicy() {
 	}
 	done := func(http.ResponseWriter, *http.Request) {}
 	ask(func(_ http.ResponseWriter, r *http.Request) {
-		slot, _ := httplimit.SlotOf(r.Context(), "exports")
-		fmt.Println("while", slot.InFlight.Name, "is held:", ask(done))
+		permit, _ := httplimit.PermitOf(r.Context(), "exports")
+		fmt.Println("while", permit.InFlight.Name, "is held:", ask(done))
 	})
 	fmt.Println("then:", ask(done))
 	// Output:
@@ -220,6 +220,7 @@ func ExampleReadAdvice() {
 		{"Retry-After": {"30"}},
 		{"Ratelimit": {`"burst";r=0;t=5, "daily";r=900;t=3600`}},
 		{"X-Ratelimit-Remaining": {"7"}, "X-Ratelimit-Reset": {"12"}},
+		{"X-Ratelimit-Remaining-Tokens": {"0"}, "X-Ratelimit-Reset-Tokens": {"6m0s"}},
 	} {
 		advice := httplimit.ReadAdvice(header, noon)
 		fmt.Println(advice.RetryAfter, advice.Exhausted, advice.Reset)
@@ -228,6 +229,7 @@ func ExampleReadAdvice() {
 	// 30s false 0s
 	// 0s true 5s
 	// 0s false 12s
+	// 0s true 6m0s
 }
 
 // Behind a load balancer in 10.0.0.0/8, signed-in users have a limit each, and the rest

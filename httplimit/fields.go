@@ -32,7 +32,7 @@ const (
 	// quota is. All times are whole seconds, rounded up. A refusal has only the limits that
 	// refused in RateLimit, so t never ends after Retry-After.
 	//
-	// A limit of requests in flight is in the fields when all its slots are held, with its
+	// A limit of requests in flight is in the fields when all its permits are held, with its
 	// unit:
 	//
 	//	RateLimit-Policy: "calls";q=10;qu="concurrent-requests"
@@ -77,8 +77,8 @@ func (m *Middleware) setFields(h http.Header, e ratelimit.Event) {
 // setDraft11 is the one serialiser of draft 11's fields. A later revision goes beside it.
 func (m *Middleware) setDraft11(h http.Header, e ratelimit.Event) {
 	var policies, limits httpsfv.List
-	if e.Slot != nil && !e.Slot.OK {
-		policy, limit := m.full(*e.Slot)
+	if e.Permit != nil && !e.Permit.OK {
+		policy, limit := m.full(*e.Permit)
 		policies, limits = httpsfv.List{policy}, httpsfv.List{limit}
 	}
 	for _, s := range edge.Told(e.Result) {
@@ -103,9 +103,9 @@ func (m *Middleware) setDraft11(h http.Header, e ratelimit.Event) {
 	addList(h, "RateLimit", limits)
 }
 
-// full returns a policy in flight with all slots held, and the rest of it, without a time: its
+// full returns a policy in flight with all permits held, and the rest of it, without a time: its
 // end is unknown.
-func (m *Middleware) full(slot ratelimit.Slot) (policy, limit httpsfv.Item) {
+func (m *Middleware) full(slot ratelimit.Permit) (policy, limit httpsfv.Item) {
 	policy, limit = httpsfv.NewItem(slot.InFlight.Name), httpsfv.NewItem(slot.InFlight.Name)
 	policy.Params.Add("q", int64(slot.InFlight.Limit))
 	policy.Params.Add("qu", "concurrent-requests")
@@ -156,10 +156,10 @@ func fillTime(d ratelimit.Definition, s ratelimit.Status) time.Duration {
 // remaining returns the whole tokens left for such requests, without those that they leave to
 // others.
 func remaining(s ratelimit.Status) int64 {
-	if s.Request.Floor == 0 {
+	if s.Request.AboveShare == 0 {
 		return s.Remaining
 	}
-	return int64(max(0, math.Floor(s.Value-s.Request.Floor*s.Capacity+1e-9*s.Capacity)))
+	return int64(max(0, math.Floor(s.Value-s.Request.AboveShare*s.Capacity+1e-9*s.Capacity)))
 }
 
 // effectiveWindow returns the time within which no more than the remaining tokens can be used:

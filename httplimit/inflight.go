@@ -9,18 +9,18 @@ import (
 )
 
 // InFlightPolicy is a limit of how many requests of a key are handled at a time, over all
-// processes. A request holds a slot from before its handler begins until it has returned or
+// processes. A request holds a permit from before its handler begins until it has returned or
 // panicked, and the lease is renewed meanwhile: also while a handler streams, or works on for a
-// client that has gone. If the slot is lost, since the database did not answer for a lease, the
-// handler's context ends with [ratelimit.ErrLeaseLost] as its [context.Cause]. The slots of a
+// client that has gone. If the permit is lost, since the database did not answer for a lease, the
+// handler's context ends with [ratelimit.ErrLeaseLost] as its [context.Cause]. The permits of a
 // process that dies are free within a lease.
 //
-// A handler that takes its connection over (http.Hijacker) holds the slot until it returns: it
+// A handler that takes its connection over (http.Hijacker) holds the permit until it returns: it
 // should stay for as long as the connection is to count.
 //
-// Without a slot the request is answered 429: the clients that share the key have too many
+// Without a permit the request is answered 429: the clients that share the key have too many
 // requests under way. (503 would say that the server is at fault, and have load balancers try
-// the next one, where there is no slot either.) Retry-After is then no promise: see
+// the next one, where there is no permit either.) Retry-After is then no promise: see
 // Config.FullRetryAfter.
 type InFlightPolicy struct {
 	// Limit is the limit. Required. Its name is public as that of a Policy is, and differs
@@ -36,12 +36,12 @@ type InFlightPolicy struct {
 	Tier func(*http.Request) (ratelimit.InFlight, error)
 }
 
-// SlotOf returns the slot that a request holds of a policy in flight, named by its limit: for
+// PermitOf returns the permit that a request holds of a policy in flight, named by its limit: for
 // ReleaseTx of the store in the transaction that finishes the work, and for its Fence. ctx is
 // that of the handler's request. It returns false if there is none: the policy does not apply,
 // or the request was let through in shadow mode or because the store failed.
-func SlotOf(ctx context.Context, policy string) (slot ratelimit.Slot, ok bool) {
-	return edge.SlotOf(ctx, policy)
+func PermitOf(ctx context.Context, policy string) (permit ratelimit.Permit, ok bool) {
+	return edge.PermitOf(ctx, policy)
 }
 
 // inFlight returns ps with their defaults.
@@ -56,7 +56,7 @@ func inFlight(ps []InFlightPolicy) []edge.InFlight[*http.Request] {
 	return policies
 }
 
-func slotLimits(ps []InFlightPolicy) []ratelimit.InFlight {
+func permitLimits(ps []InFlightPolicy) []ratelimit.InFlight {
 	limits := make([]ratelimit.InFlight, len(ps))
 	for i, p := range ps {
 		limits[i] = p.Limit
@@ -64,11 +64,10 @@ func slotLimits(ps []InFlightPolicy) []ratelimit.InFlight {
 	return limits
 }
 
-// checkInFlight notes the faults of the policies in flight, and returns the store's verbs for
-// them.
-func checkInFlight(f *edge.Faults, store Store, c *Config) edge.SlotStore {
+// checkInFlight notes the faults of the policies in flight.
+func checkInFlight(f *edge.Faults, c *Config) {
 	for _, p := range c.InFlight {
 		checkName(f, p.Limit.Name)
 	}
-	return edge.CheckInFlight(f, store, slotLimits(c.InFlight), c.limits())
+	edge.CheckInFlight(f, c.Permits, permitLimits(c.InFlight), c.limits())
 }

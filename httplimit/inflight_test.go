@@ -30,18 +30,21 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// slotStore is a store of both sorts of limits.
-type slotStore interface {
+// permitStore is a store of both sorts of limits.
+type permitStore struct {
 	ratelimit.Store
-	ratelimit.InFlightStore
+	Permits ratelimit.Permits
 }
 
 // inEach runs a test with memory and with PostgreSQL.
-func inEach(t *testing.T, test func(t *testing.T, store slotStore)) {
-	t.Run("memory", func(t *testing.T) { test(t, memstore.New(nil)) })
+func inEach(t *testing.T, test func(t *testing.T, store permitStore)) {
+	t.Run("memory", func(t *testing.T) { 
+		store := memstore.New(nil)
+		test(t, permitStore{store, store.Permits()})
+	})
 	t.Run("PostgreSQL", func(t *testing.T) {
 		store, _ := newStore(t, nil)
-		test(t, store)
+		test(t, permitStore{store, store.Permits()})
 	})
 }
 
@@ -49,18 +52,18 @@ var calls = ratelimit.InFlight{Name: "calls", Limit: 2, Lease: time.Minute}
 
 var callsByUser = []httplimit.InFlightPolicy{{Limit: calls, Key: byUser}}
 
-// held is how many slots of a key are held.
-func held(t *testing.T, store slotStore, limit ratelimit.InFlight, key string) int {
+// held is how many permits of a key are held.
+func held(t *testing.T, store ratelimit.Permits, limit ratelimit.InFlight, key string) int {
 	t.Helper()
-	slots, err := store.Slots(context.WithoutCancel(t.Context()), limit, key)
+	permits, err := store.Held(context.WithoutCancel(t.Context()), limit, key)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return len(slots)
+	return len(permits)
 }
 
-// wantHeld waits until so many slots are held.
-func wantHeld(t *testing.T, store slotStore, limit ratelimit.InFlight, key string, want int) {
+// wantHeld waits until so many permits are held.
+func wantHeld(t *testing.T, store ratelimit.Permits, limit ratelimit.InFlight, key string, want int) {
 	t.Helper()
 	for end := time.Now().Add(10 * time.Second); ; time.Sleep(5 * time.Millisecond) {
 		got := held(t, store, limit, key)
@@ -68,7 +71,7 @@ func wantHeld(t *testing.T, store slotStore, limit ratelimit.InFlight, key strin
 			return
 		}
 		if time.Now().After(end) {
-			t.Fatalf("%d slots are held, want %d", got, want)
+			t.Fatalf("%d permits are held, want %d", got, want)
 		}
 	}
 }
@@ -121,8 +124,38 @@ func (g *gated) finish(t *testing.T, do func()) {
 	}
 }
 
+// A handler that writes nothing has answered 200, also when it held a slot; only a client that has
+// gone leaves its outcome unknown.
+func TestInFlightCountsAnEmptyAnswer(t *testing.T) {
+	inEach(t, func(t *testing.T, store permitStore) {
+		failures := ratelimit.TokenBucket{Name: "failures", Rate: 1, Period: 24 * time.Hour, Capacity: 5}
+		var status int
+		counts := func(o httplimit.Outcome) bool {
+			status = o.Status
+			return httplimit.CountOnly(401)(o)
+		}
+		h := newMiddleware(t, store, httplimit.Config{
+			InFlight: callsByUser, Permits: store.Permits, Policies: []httplimit.Policy{{Limit: failures, Key: byUser, Counts: counts}},
+		}).Handler(&answering{})
+		for range 20 {
+			if wantStatus(t, serve(h, get("/", "X-User", "ann")), 200); status != 200 {
+				t.Fatalf("the status of an empty answer is %d, want 200", status)
+			}
+		}
+		ctx, leave := context.WithCancel(t.Context())
+		leaving := newMiddleware(t, store, httplimit.Config{
+			InFlight: callsByUser, Permits: store.Permits, Policies: []httplimit.Policy{{Limit: failures, Key: byUser, Counts: counts}},
+		}).Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) { leave() }))
+		serve(leaving, get("/", "X-User", "ann").WithContext(ctx))
+		result, err := store.Check(t.Context(), failures.For("ann"))
+		if err != nil || status != 0 || math.Round(result.Value) != 4 {
+			t.Errorf("after a client that has gone: got status %d and %v tokens, %v, want 0 and 4", status, result.Value, err)
+		}
+	})
+}
+
 func TestInFlight(t *testing.T) {
-	inEach(t, func(t *testing.T, store slotStore) {
+	inEach(t, func(t *testing.T, store permitStore) {
 		m := newMiddleware(t, store, httplimit.Config{InFlight: callsByUser})
 		g := newGated()
 		h := m.Handler(g)
@@ -138,7 +171,7 @@ func TestInFlight(t *testing.T) {
 		if p := readProblem(t, resp); len(p.Violated) != 1 || p.Violated[0] != "calls" {
 			t.Errorf("got the problem %+v", p)
 		}
-		other := g.begin(h, get("/", "X-User", "bob")) // whose slots are others
+		other := g.begin(h, get("/", "X-User", "bob")) // whose permits are others
 
 		g.finish(t, nil)
 		g.finish(t, func() { panic("of the handler") })
@@ -149,8 +182,8 @@ func TestInFlight(t *testing.T) {
 			}
 		}
 		for _, user := range []string{"ann", "bob"} {
-			if n := held(t, store, calls, user); n != 0 {
-				t.Errorf("%d slots of %s are held after all have ended", n, user)
+			if n := held(t, store.Permits, calls, user); n != 0 {
+				t.Errorf("%d permits of %s are held after all have ended", n, user)
 			}
 		}
 		last := g.begin(h, get("/", "X-User", "ann"))
@@ -161,7 +194,7 @@ func TestInFlight(t *testing.T) {
 
 // A refusal of any policy leaves nothing taken of the others.
 func TestInFlightAllOrNothing(t *testing.T) {
-	inEach(t, func(t *testing.T, store slotStore) {
+	inEach(t, func(t *testing.T, store permitStore) {
 		all := ratelimit.InFlight{Name: "all", Limit: 3, Lease: time.Minute}
 		hourly := ratelimit.TokenBucket{Name: "hourly", Rate: 4, Period: time.Hour}
 		m := newMiddleware(t, store, httplimit.Config{
@@ -172,11 +205,11 @@ func TestInFlightAllOrNothing(t *testing.T) {
 		h := m.Handler(g)
 		want := func(allHeld, annHeld int, tokens float64) {
 			t.Helper()
-			if got := held(t, store, all, ""); got != allHeld {
-				t.Errorf("%d slots of all are held, want %d", got, allHeld)
+			if got := held(t, store.Permits, all, ""); got != allHeld {
+				t.Errorf("%d permits of all are held, want %d", got, allHeld)
 			}
-			if got := held(t, store, calls, "ann"); got != annHeld {
-				t.Errorf("%d slots of ann are held, want %d", got, annHeld)
+			if got := held(t, store.Permits, calls, "ann"); got != annHeld {
+				t.Errorf("%d permits of ann are held, want %d", got, annHeld)
 			}
 			result, err := store.Check(t.Context(), hourly.For("ann"))
 			if err != nil || result.Remaining != int64(tokens) {
@@ -214,12 +247,12 @@ func TestInFlightAllOrNothing(t *testing.T) {
 	})
 }
 
-// The slot is held for as long as the handler works, also when the client has gone, and its
+// The permit is held for as long as the handler works, also when the client has gone, and its
 // context with it.
 func TestInFlightOutlivesItsClient(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
-	inEach(t, func(t *testing.T, store slotStore) {
+	inEach(t, func(t *testing.T, store permitStore) {
 		t.Parallel()
 		limit := ratelimit.InFlight{Name: "calls", Limit: 1, Lease: time.Second} // for which a busy machine does not stop
 		m := newMiddleware(t, store, httplimit.Config{InFlight: []httplimit.InFlightPolicy{{Limit: limit}}})
@@ -247,13 +280,13 @@ func TestInFlightOutlivesItsClient(t *testing.T) {
 		resp.Body.Close()
 		<-served.Context().Done()
 		for end := time.Now().Add(2 * limit.Lease); time.Now().Before(end); time.Sleep(limit.Lease / 10) {
-			if slot, err := store.Acquire(t.Context(), limit, ""); err != nil || slot.OK {
-				t.Errorf("got %v, %v while the handler works, want a refusal", slot, err)
+			if permit, err := store.Permits.Acquire(t.Context(), limit.For("")); err != nil || permit.OK {
+				t.Errorf("got %v, %v while the handler works, want a refusal", permit, err)
 				break
 			}
 		}
 		g.finish(t, nil)
-		wantHeld(t, store, limit, "", 0)
+		wantHeld(t, store.Permits, limit, "", 0)
 	})
 }
 
@@ -282,16 +315,16 @@ func TestInFlightHijacked(t *testing.T) {
 	if line, err := bufio.NewReader(conn).ReadString('\n'); err != nil || !strings.Contains(line, "101") {
 		t.Fatalf("got %q, %v", line, err)
 	}
-	if n := held(t, store, calls, ""); n != 1 {
-		t.Errorf("%d slots are held, want 1", n)
+	if n := held(t, store.Permits(), calls, ""); n != 1 {
+		t.Errorf("%d permits are held, want 1", n)
 	}
 	conn.Close()
-	wantHeld(t, store, calls, "", 0)
+	wantHeld(t, store.Permits(), calls, "", 0)
 }
 
-// A handler that has lost its slot is told, by its context and why.
+// A handler that has lost its permit is told, by its context and why.
 func TestInFlightLost(t *testing.T) {
-	inEach(t, func(t *testing.T, store slotStore) {
+	inEach(t, func(t *testing.T, store permitStore) {
 		t.Parallel()
 		limit := ratelimit.InFlight{Name: "calls", Limit: 1, Lease: 200 * time.Millisecond}
 		for _, shadow := range []bool{false, true} {
@@ -301,7 +334,7 @@ func TestInFlightLost(t *testing.T) {
 				Observe: func(_ context.Context, e ratelimit.Event) { heard = append(heard, e.Outcome) },
 			})
 			resp := serve(m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-				if err := store.ResetSlots(t.Context(), limit, ""); err != nil {
+				if err := store.Permits.Reset(t.Context(), limit, ""); err != nil {
 					t.Error(err)
 				}
 				if shadow {
@@ -330,7 +363,7 @@ func TestInFlightLost(t *testing.T) {
 	})
 }
 
-// Of several slots the event names the one that is missing, and the one that was lost.
+// Of several permits the event names the one that is missing, and the one that was lost.
 func TestInFlightEvents(t *testing.T) {
 	store := memstore.New(nil)
 	limits := []ratelimit.InFlight{{Name: "outer", Limit: 3, Lease: 200 * time.Millisecond}, {Name: "inner", Limit: 1, Lease: 200 * time.Millisecond}}
@@ -338,8 +371,8 @@ func TestInFlightEvents(t *testing.T) {
 	m := newMiddleware(t, store, httplimit.Config{
 		InFlight: []httplimit.InFlightPolicy{{Limit: limits[0]}, {Limit: limits[1]}},
 		Observe: func(ctx context.Context, e ratelimit.Event) {
-			if e.Slot == nil || httplimit.RequestOf(ctx) == nil {
-				t.Errorf("heard %v, want one of a slot and a request", e)
+			if e.Permit == nil || httplimit.RequestOf(ctx) == nil {
+				t.Errorf("heard %v, want one of a permit and a request", e)
 			}
 			heard = append(heard, fmt.Sprintf("%s %s %t %s %s", e.Verb, e.Outcome, e.Passed, e.Policy(), e.ErrorClass))
 		},
@@ -347,7 +380,7 @@ func TestInFlightEvents(t *testing.T) {
 	var h http.Handler
 	h = m.Handler(http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 		wantStatus(t, serve(h, get("/")), 429)
-		if err := store.ResetSlots(t.Context(), limits[1], ""); err != nil {
+		if err := store.Permits().Reset(t.Context(), limits[1], ""); err != nil {
 			t.Error(err)
 		}
 		select {
@@ -362,28 +395,28 @@ func TestInFlightEvents(t *testing.T) {
 	}
 }
 
-// failingSlots is a store whose slots cannot be asked for.
-type failingSlots struct{ *memstore.Store }
+// failingPermits is a store whose permits cannot be asked for.
+type failingPermits struct{ *memstore.Store }
 
-func (failingSlots) Acquire(context.Context, ratelimit.InFlight, string, ...ratelimit.Request) (ratelimit.Slot, error) {
-	return ratelimit.Slot{}, errDatabase
+func (failingPermits) Acquire(context.Context, ratelimit.InFlight, string, ...ratelimit.Request) (ratelimit.Permit, error) {
+	return ratelimit.Permit{}, errDatabase
 }
 
 func TestInFlightStoreFails(t *testing.T) {
 	for _, open := range []bool{false, true} {
-		m := newMiddleware(t, failingSlots{memstore.New(nil)}, httplimit.Config{InFlight: callsByUser, FailOpen: open})
+		m := newMiddleware(t, failingPermits{memstore.New(nil)}, httplimit.Config{InFlight: callsByUser, FailOpen: open})
 		next := &answering{}
 		resp := serve(m.Handler(next), get("/", "X-User", "ann"))
 		if served := next.served.Load() == 1; served != open || (resp.StatusCode == 503) == open {
 			t.Errorf("fail open %v: got %d, served %v", open, resp.StatusCode, served)
 		}
 	}
-	// The database dies between two slots: the first is given back.
+	// The database dies between two permits: the first is given back.
 	store := &secondFails{Store: memstore.New(nil)}
 	m := newMiddleware(t, store, httplimit.Config{InFlight: []httplimit.InFlightPolicy{{Limit: calls}, {Limit: ratelimit.InFlight{Name: "b", Limit: 1}}}})
 	wantStatus(t, serve(m.Handler(&answering{}), get("/")), 503)
-	if n := held(t, store, calls, ""); n != 0 {
-		t.Errorf("%d slots are held after a fault", n)
+	if n := held(t, store.Permits(), calls, ""); n != 0 {
+		t.Errorf("%d permits are held after a fault", n)
 	}
 }
 
@@ -392,14 +425,14 @@ type secondFails struct {
 	n atomic.Int64
 }
 
-func (s *secondFails) Acquire(ctx context.Context, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (ratelimit.Slot, error) {
+func (s *secondFails) Acquire(ctx context.Context, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (ratelimit.Permit, error) {
 	if s.n.Add(1) > 1 {
-		return ratelimit.Slot{}, errDatabase
+		return ratelimit.Permit{}, errDatabase
 	}
-	return s.Store.Acquire(ctx, limit, key, rates...)
+	return s.Store.Permits().Acquire(ctx, limit.For(key), rates...)
 }
 
-// A slot whose lease is over before its handler begins, in a process that was stopped, is
+// A permit whose lease is over before its handler begins, in a process that was stopped, is
 // renewed, or the request is not handled.
 func TestInFlightLostBeforeTheHandler(t *testing.T) {
 	hourly := ratelimit.TokenBucket{Name: "hourly", Rate: 4, Period: time.Hour}
@@ -427,10 +460,10 @@ func TestInFlightLostBeforeTheHandler(t *testing.T) {
 // stopped is a store of a process that is stopped past the lease after each Acquire.
 type stopped struct{ *memstore.Store }
 
-func (s stopped) Acquire(ctx context.Context, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (ratelimit.Slot, error) {
-	slot, err := s.Store.Acquire(ctx, limit, key, rates...)
-	slot.Asked = slot.Asked.Add(-2 * limit.LeaseOrDefault())
-	return slot, errors.Join(err, s.ResetSlots(ctx, limit, key))
+func (s stopped) Acquire(ctx context.Context, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (ratelimit.Permit, error) {
+	permit, err := s.Store.Permits().Acquire(ctx, limit.For(key), rates...)
+	permit.Asked = permit.Asked.Add(-2 * limit.LeaseOrDefault())
+	return permit, errors.Join(err, s.Permits().Reset(ctx, limit, key))
 }
 
 func TestInFlightShadow(t *testing.T) {
@@ -450,15 +483,15 @@ func TestInFlightShadow(t *testing.T) {
 			g.finish(t, nil)
 		}
 	}()
-	if e := heard[2]; e.Outcome != ratelimit.OutcomeRefused || !e.Passed || !e.Shadow || e.Slot == nil || e.Policy() != "calls" || e.Err != nil {
-		t.Errorf("heard %v, want a refusal for want of a slot that passed", e)
+	if e := heard[2]; e.Outcome != ratelimit.OutcomeRefused || !e.Passed || !e.Shadow || e.Permit == nil || e.Policy() != "calls" || e.Err != nil {
+		t.Errorf("heard %v, want a refusal for want of a permit that passed", e)
 	}
 }
 
 // A limit that is tried out keeps no request from its handler, and clients hear nothing of it;
 // one that is switched off is a 429 that says for how long.
 func TestInFlightModes(t *testing.T) {
-	inEach(t, func(t *testing.T, store slotStore) {
+	inEach(t, func(t *testing.T, store permitStore) {
 		mode := ratelimit.ModeShadow
 		m := newMiddleware(t, store, httplimit.Config{InFlight: []httplimit.InFlightPolicy{{
 			Limit: calls, Key: callsByUser[0].Key,
@@ -474,8 +507,8 @@ func TestInFlightModes(t *testing.T) {
 		for range calls.Limit + 1 {
 			served = append(served, g.begin(h, get("/", "X-User", "ann")))
 		}
-		if n := held(t, store, calls, "ann"); n != calls.Limit {
-			t.Errorf("%d slots are held, want %d", n, calls.Limit)
+		if n := held(t, store.Permits, calls, "ann"); n != calls.Limit {
+			t.Errorf("%d permits are held, want %d", n, calls.Limit)
 		}
 		for range served {
 			g.finish(t, nil)
@@ -485,7 +518,7 @@ func TestInFlightModes(t *testing.T) {
 			wantStatus(t, resp, 200)
 			wantHeader(t, resp, "RateLimit", "")
 		}
-		wantHeld(t, store, calls, "ann", 0)
+		wantHeld(t, store.Permits, calls, "ann", 0)
 		mode = ratelimit.ModeRefuse
 		resp := serve(h, get("/", "X-User", "ann"))
 		wantStatus(t, resp, 429)
@@ -498,7 +531,7 @@ func TestInFlightModes(t *testing.T) {
 	})
 }
 
-// A handler releases its slot in the transaction that does its work.
+// A handler releases its permit in the transaction that does its work.
 func TestInFlightReleasedInTransaction(t *testing.T) {
 	store, db := newStore(t, nil)
 	var heard []ratelimit.Outcome
@@ -507,16 +540,16 @@ func TestInFlightReleasedInTransaction(t *testing.T) {
 		Observe:  func(_ context.Context, e ratelimit.Event) { heard = append(heard, e.Outcome) },
 	})
 	resp := serve(m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		slot, ok := httplimit.SlotOf(r.Context(), "calls")
-		if _, other := httplimit.SlotOf(r.Context(), "other"); !ok || other {
-			t.Errorf("SlotOf: got %v and for another policy %v", ok, other)
+		permit, ok := httplimit.PermitOf(r.Context(), "calls")
+		if _, other := httplimit.PermitOf(r.Context(), "other"); !ok || other {
+			t.Errorf("PermitOf: got %v and for another policy %v", ok, other)
 		}
-		err := pgx.BeginFunc(r.Context(), db.Pool, func(tx pgx.Tx) error { return store.ReleaseTx(r.Context(), tx, slot) })
+		err := pgx.BeginFunc(r.Context(), db.Pool, func(tx pgx.Tx) error { return store.Permits().ReleaseTx(r.Context(), tx, permit) })
 		if err != nil {
 			t.Error(err)
 		}
-		if n := held(t, store, calls, "ann"); n != 0 {
-			t.Errorf("%d slots are held after the transaction", n)
+		if n := held(t, store.Permits(), calls, "ann"); n != 0 {
+			t.Errorf("%d permits are held after the transaction", n)
 		}
 	})), get("/", "X-User", "ann"))
 	wantStatus(t, resp, 200)
@@ -571,7 +604,7 @@ func TestNewFindsFaultsInFlight(t *testing.T) {
 		}
 	}
 	if _, err := httplimit.New(failing{}, &httplimit.Config{InFlight: named("a")}); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), "Acquire") {
-		t.Errorf("a store without slots: got %v", err)
+		t.Errorf("a store without permits: got %v", err)
 	}
 }
 
@@ -610,9 +643,9 @@ func TestInFlightNeverMore(t *testing.T) {
 		}
 	}
 	wg.Wait()
-	if most.Load() > 3 || served.Load() == 0 || refused.Load() == 0 || held(t, store, limit, "") != 0 {
+	if most.Load() > 3 || served.Load() == 0 || refused.Load() == 0 || held(t, store.Permits(), limit, "") != 0 {
 		t.Errorf("at most %d at a time, %d served, %d refused, %d held at the end; want at most 3, some of both and 0",
-			most.Load(), served.Load(), refused.Load(), held(t, store, limit, ""))
+			most.Load(), served.Load(), refused.Load(), held(t, store.Permits(), limit, ""))
 	}
 }
 
@@ -644,7 +677,7 @@ func TestKillServerProcess(t *testing.T) {
 	})), get("/"))
 }
 
-// The slot of a process that is killed in the middle of a request is free within a lease.
+// The permit of a process that is killed in the middle of a request is free within a lease.
 func TestInFlightKilled(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
@@ -674,9 +707,9 @@ func TestInFlightKilled(t *testing.T) {
 	for end := time.Now().Add(2 * killLimit.Lease); time.Now().Before(end); time.Sleep(killLimit.Lease / 5) {
 		wantStatus(t, serve(h, get("/")), 429) // it renews
 	}
-	slots, err := store.Slots(t.Context(), killLimit, "")
-	if err != nil || len(slots) != 1 {
-		t.Fatalf("got %v, %v, want a slot", slots, err)
+	permits, err := store.Permits().Held(t.Context(), killLimit, "")
+	if err != nil || len(permits) != 1 {
+		t.Fatalf("got %v, %v, want a permit", permits, err)
 	}
 	if err := process.Process.Kill(); err != nil {
 		t.Fatal(err)
@@ -685,9 +718,9 @@ func TestInFlightKilled(t *testing.T) {
 	killed := time.Now()
 	for serve(h, get("/")).StatusCode != 200 {
 		if time.Since(killed) > 30*time.Second {
-			t.Fatal("the slot is not free after 30 s")
+			t.Fatal("the permit is not free after 30 s")
 		}
 		time.Sleep(5 * time.Millisecond)
 	}
-	t.Logf("the slot was free %v after the kill, lease %v", time.Since(killed).Round(time.Millisecond), killLimit.Lease)
+	t.Logf("the permit was free %v after the kill, lease %v", time.Since(killed).Round(time.Millisecond), killLimit.Lease)
 }

@@ -21,12 +21,17 @@ import (
 )
 
 func TestNoTypeShowsKeys(t *testing.T) {
-	var events []any
+	var events, problems []any
 	api := ratelimit.TokenBucket{Name: "api", Rate: 2, Period: time.Minute}
 	config := httplimit.Config{
 		Policies:        []httplimit.Policy{{Limit: api, Key: httplimit.ByHeader("X-Key"), Cost: httplimit.CostFromQuery("n", 1, 1)}},
 		PartitionSecret: []byte(leak.Key),
 		Observe:         func(_ context.Context, e ratelimit.Event) { events = append(events, e, &e) },
+		Limits:          true,
+		WriteProblem: func(w http.ResponseWriter, _ *http.Request, p *httplimit.Problem) {
+			problems = append(problems, p, *p)
+			p.Write(w)
+		},
 	}
 	limit := newMiddleware(t, memstore.New(newClock().Now), config)
 	h := limit.Handler(&answering{})
@@ -84,9 +89,12 @@ func TestNoTypeShowsKeys(t *testing.T) {
 		"Middleware":      limit,
 		"Outcome":         httplimit.Outcome{Request: get("/", "X-Key", leak.Key), Status: 200},
 		"Policy":          config.Policies[0],
+		"Problem":         problems,
 		"RequestError":    []any{&httplimit.RequestError{Status: 400, Detail: "no X-Key"}, invalid},
+		"Store":           memstore.New(nil),
 		"Transport":       transport,
 		"TransportConfig": transportConfig,
+		"TransportStore":  memstore.New(nil),
 		"WaitError":       &httplimit.WaitError{Until: noon, Err: (ratelimit.Result{Status: ratelimit.Status{Request: api.For(leak.Key)}}).Err()},
 	})
 }

@@ -16,12 +16,9 @@ const (
 	defaultFailureFor = 5 * time.Second
 )
 
-// Store is the part of a store that a [Middleware] needs: a *pgstore.Store or a
+// Store is the part of a store that a [Middleware] needs, Allow and Settle: a *pgstore.Store or a
 // *memstore.Store.
-type Store interface {
-	Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-	Settle(ctx context.Context, receipt *ratelimit.Receipt, used ...float64) (ratelimit.Result, error)
-}
+type Store = edge.Store
 
 // Policy is one limit of a middleware: the limit, its key, and the tokens that a request takes
 // from it. Its public name, in RateLimit fields and in problems, is the limit's.
@@ -61,9 +58,12 @@ type Config struct {
 	Policies []Policy
 
 	// InFlight are how many requests may be handled at a time. They are asked with Policies,
-	// all or nothing. The store must be one of both sorts of limits: a *pgstore.Store or a
-	// *memstore.Store.
+	// all or nothing, by the verbs of Permits.
 	InFlight []InFlightPolicy
+
+	// Permits is the store's verbs for limits of how many at once, store.Permits(). Required
+	// for InFlight.
+	Permits ratelimit.Permits
 
 	// Catalog chooses the limit of a key, such as an override in a database, in place of Limit
 	// or Tier: a *catalog.Catalog. Nil leaves these as they are.
@@ -84,8 +84,12 @@ type Config struct {
 
 	// Jitter is the share of the wait, 0 to 1, over which Retry-After is spread, so
 	// that clients that were refused together do not come back together. It only adds,
-	// and is always the same share for one key. The default is none.
+	// at most MaxJitter, and is always the same share for one key. The default is none.
 	Jitter float64
+
+	// MaxJitter is the most that Jitter adds, such as to the wait for a day's quota. The default
+	// is 30 seconds.
+	MaxJitter time.Duration
 
 	// TooLarge is the status for a cost that the limit can never grant: 413 or 422. The
 	// default is 422.
@@ -102,25 +106,22 @@ type Config struct {
 	// The default is 5 seconds.
 	FailureRetryAfter time.Duration
 
-	// FullRetryAfter is the Retry-After of a refusal for want of a slot, spread by up to as
+	// FullRetryAfter is the Retry-After of a refusal for want of a permit, spread by up to as
 	// much again: nobody knows when one will be free. The default is 1 second.
 	FullRetryAfter time.Duration
 
-	// Shadow has every request pass, without fields, also when it is refused. Tokens and slots
+	// Shadow has every request pass, without fields, also when it is refused. Tokens and permits
 	// are taken as ever, and Observe receives the decision.
 	Shadow bool
 
-	// Refused answers a refusal in place of the problem. The fields and Retry-After are
-	// set already; it writes status and body. The event has the Result of the limits that
-	// refused, or the Slot that was not to be had.
-	Refused func(w http.ResponseWriter, r *http.Request, e ratelimit.Event)
-
-	// Failed answers in place of the 503. Retry-After is set already; it writes status and
-	// body. The error may hold details that a client must not see.
-	Failed func(w http.ResponseWriter, r *http.Request, err error)
+	// WriteProblem answers a request that is not let through, in place of Problem.Write, such as
+	// for clients of another protocol: one that is refused (429), can never be granted (422 or
+	// 413), has no usable key or cost (400), or whose limits could not be asked (503). The fields
+	// and Retry-After are set already; it writes status and body.
+	WriteProblem func(w http.ResponseWriter, r *http.Request, p *Problem)
 
 	// Observe hears of every decision, before the answer, as an event with the Door "httplimit";
-	// and of settling that failed (VerbSettle) and slots that were lost (VerbRenew) later. Its
+	// and of settling that failed (VerbSettle) and permits that were lost (VerbRenew) later. Its
 	// context is the request's, which [RequestOf] returns. It must not block, and be safe for
 	// concurrent use. The store's own Observe hears of the same decisions.
 	Observe ratelimit.Observe
@@ -132,7 +133,7 @@ type Config struct {
 // Middleware limits requests. It is safe for concurrent use.
 type Middleware struct {
 	config Config
-	gate   edge.Gate[*http.Request, Outcome]
+	gate   edge.Limiter[*http.Request, Outcome]
 }
 
 // New makes a Middleware. An error is [ratelimit.ErrInvalid], and tells all that is wrong:
@@ -149,14 +150,14 @@ func New(store Store, config *Config) (*Middleware, error) {
 	m.config.InFlight = append([]InFlightPolicy(nil), config.InFlight...)
 	m.config.PartitionSecret = append([]byte(nil), config.PartitionSecret...)
 	m.config.check(&f)
-	slots := checkInFlight(&f, store, config)
+	checkInFlight(&f, config)
 	if err := f.Err(); err != nil {
 		return nil, err
 	}
 	m.config.setDefaults()
-	m.gate = edge.Gate[*http.Request, Outcome]{
+	m.gate = edge.Limiter[*http.Request, Outcome]{
 		Package: "httplimit", Store: store, Policies: policies(config.Policies), Catalog: config.Catalog,
-		InFlight: inFlight(config.InFlight), Slots: slots,
+		InFlight: inFlight(config.InFlight), Permits: config.Permits,
 		Timeout: m.config.Timeout, FailOpen: config.FailOpen, Shadow: config.Shadow,
 		Observe: config.Observe, Logger: m.config.Logger, Fault: isRequestError,
 	}
@@ -186,6 +187,7 @@ func (c *Config) check(f *edge.Faults) {
 	}
 	f.Must(c.Fields <= Draft11|Triple || c.Fields == NoFields, "Fields", uint8(c.Fields), "must be Draft11, Triple, both, or NoFields")
 	f.Must(c.Jitter >= 0 && c.Jitter <= 1, "Jitter", c.Jitter, "must be between 0 and 1")
+	f.Must(c.MaxJitter >= 0, "MaxJitter", c.MaxJitter, "must not be negative")
 	f.Must(c.TooLarge == 0 || c.TooLarge == http.StatusRequestEntityTooLarge || c.TooLarge == http.StatusUnprocessableEntity,
 		"TooLarge", c.TooLarge, "must be 413 or 422")
 	f.Must(c.Timeout >= 0, "Timeout", c.Timeout, "must not be negative")
@@ -202,6 +204,7 @@ func checkName(f *edge.Faults, name string) {
 
 func (c *Config) setDefaults() {
 	c.Fields = edge.OrDefault(c.Fields, Draft11)
+	c.MaxJitter = edge.OrDefault(c.MaxJitter, edge.DefaultMaxJitter)
 	c.TooLarge = edge.OrDefault(c.TooLarge, http.StatusUnprocessableEntity)
 	c.Timeout = edge.OrDefault(c.Timeout, defaultTimeout)
 	c.FullRetryAfter = edge.OrDefault(c.FullRetryAfter, defaultFullFor)
@@ -223,7 +226,7 @@ func (m *Middleware) String() string { return m.config.String() }
 
 // String returns the names of the policies, and nothing of the rest, such as the secret.
 func (c Config) String() string {
-	return "httplimit: policies " + edge.Names(c.limits(), slotLimits(c.InFlight))
+	return "httplimit: policies " + edge.Names(c.limits(), permitLimits(c.InFlight))
 }
 
 // LogValue is String.
@@ -246,7 +249,7 @@ func (m *Middleware) Handler(next http.Handler) http.Handler {
 }
 
 // serve lets r through to next.
-func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, pass *edge.Pass[*http.Request, Outcome]) {
+func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Handler, pass *edge.Admission[*http.Request, Outcome]) {
 	served := r
 	rec, writer := &recorder{ResponseWriter: w}, w
 	if pass.ByOutcome() {
@@ -255,7 +258,7 @@ func (m *Middleware) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	failure, ok := pass.Do(r.Context(), func(ctx context.Context) {
 		served = r.WithContext(ctx)
 		next.ServeHTTP(writer, served)
-	}, func(panicked bool) Outcome { return rec.outcome(served, panicked) })
+	}, func(panicked bool) Outcome { return rec.outcome(served, panicked, r.Context().Err() != nil) })
 	if !ok {
 		m.answer(w, r, failure)
 	}

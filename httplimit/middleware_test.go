@@ -52,6 +52,7 @@ func TestNewFindsFaults(t *testing.T) {
 		{"a share that is no number", &httplimit.Config{Policies: []httplimit.Policy{{Limit: perMinute, Above: math.NaN()}}}, "Above"},
 		{"jitter above 1", &httplimit.Config{Policies: good, Jitter: 1.1}, "Jitter"},
 		{"jitter that is no number", &httplimit.Config{Policies: good, Jitter: math.NaN()}, "Jitter"},
+		{"a negative bound of jitter", &httplimit.Config{Policies: good, MaxJitter: -1}, "MaxJitter"},
 		{"another status for too much", &httplimit.Config{Policies: good, TooLarge: 429}, "TooLarge"},
 		{"a negative time-out", &httplimit.Config{Policies: good, Timeout: -1}, "Timeout"},
 		{"a negative wait", &httplimit.Config{Policies: good, FailureRetryAfter: -1}, "FailureRetryAfter"},
@@ -481,6 +482,31 @@ func TestJitterSpreads(t *testing.T) {
 	t.Logf("1,000 clients of one window come back in the seconds 60 to 90: %d to %d in each", least, most)
 }
 
+// A share of a day's wait would send a customer away for hours: jitter is at most half a minute,
+// or as much as the caller says.
+func TestJitterIsBounded(t *testing.T) {
+	day := ratelimit.FixedWindow{Name: "day", Rate: 1, Period: 24 * time.Hour, Start: noon}
+	for _, most := range []time.Duration{0, 2 * time.Hour} {
+		clock := newClock()
+		h := newMiddleware(t, memstore.New(clock.Now), httplimit.Config{
+			Policies: []httplimit.Policy{{Limit: day, Key: byUser}}, Jitter: 0.1, MaxJitter: most,
+		}).Handler(&answering{})
+		latest := time.Duration(0)
+		for i := range 100 {
+			user := strconv.Itoa(i)
+			wantStatus(t, serve(h, get("/", "X-User", user)), 200)
+			wait, err := strconv.Atoi(serve(h, get("/", "X-User", user)).Header.Get("Retry-After"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			latest = max(latest, time.Duration(wait)*time.Second-day.Period)
+		}
+		if want := max(most, 30*time.Second); latest > want || latest < want*9/10 {
+			t.Errorf("MaxJitter %v: a client is told to come %v after midnight, want nearly %v and no later", most, latest, want)
+		}
+	}
+}
+
 func TestFailure(t *testing.T) {
 	for _, test := range []struct {
 		name     string
@@ -579,34 +605,45 @@ func TestShadow(t *testing.T) {
 	}
 }
 
-func TestOwnHandlers(t *testing.T) {
-	refused := newMiddleware(t, memstore.New(newClock().Now), httplimit.Config{
-		Policies: []httplimit.Policy{{Limit: perMinute}},
-		Refused: func(w http.ResponseWriter, _ *http.Request, e ratelimit.Event) {
-			result := e.Result
-			w.WriteHeader(http.StatusTooManyRequests)
-			fmt.Fprintf(w, "in %v", result.RetryAfter)
-		},
-	})
-	h := refused.Handler(&answering{})
+// A program can write all answers in its own way, or those to some requests.
+func TestWriteProblem(t *testing.T) {
+	write := func(w http.ResponseWriter, r *http.Request, p *httplimit.Problem) {
+		if r.URL.Path == "/problem" {
+			p.Write(w)
+			return
+		}
+		w.WriteHeader(p.Status)
+		fmt.Fprintf(w, "%d %v %v %v", p.Status, p.RetryAfter, p.Violated, errors.Is(p.Event.Err, errDatabase))
+	}
+	config := httplimit.Config{Policies: []httplimit.Policy{{Limit: perMinute, Cost: httplimit.CostFromQuery("n", 1, 1)}}, WriteProblem: write}
+	granting := newMiddleware(t, memstore.New(newClock().Now), config).Handler(&answering{})
+	broken := newMiddleware(t, failing{}, config).Handler(&answering{})
 	for range 3 {
-		wantStatus(t, serve(h, get("/")), 200)
+		wantStatus(t, serve(granting, get("/")), 200)
 	}
-	w := httptest.NewRecorder()
-	h.ServeHTTP(w, get("/"))
-	if w.Code != 429 || w.Body.String() != "in 6s" || w.Header().Get("Retry-After") != "6" || w.Header().Get("RateLimit") != `"per_minute";r=0;t=6` {
-		t.Errorf("got %d %q %v, want 429, the handler's body, and the fields", w.Code, w.Body, w.Header())
+	for _, test := range []struct {
+		handler http.Handler
+		target  string
+		want    string
+		fields  bool
+	}{
+		{granting, "/", "429 6s [per_minute] false", true},
+		{granting, "/?n=100", "422 0s [] false", false},
+		{granting, "/?n=x", "400 0s [] false", false},
+		{broken, "/", "503 ", false},
+	} {
+		w := httptest.NewRecorder()
+		test.handler.ServeHTTP(w, get(test.target))
+		if !strings.HasPrefix(w.Body.String(), test.want) || (w.Header().Get("RateLimit") != "") != test.fields {
+			t.Errorf("%s: got %q, %v, want %q", test.target, w.Body, w.Header(), test.want)
+		}
+		if after, waits := w.Header().Get("Retry-After"), w.Code == 429 || w.Code == 503; (after != "") != waits {
+			t.Errorf("%s: got Retry-After %q", test.target, after)
+		} else if waits && !strings.Contains(w.Body.String(), " "+after+"s ") {
+			t.Errorf("%s: got %q with Retry-After %s", test.target, w.Body, after)
+		}
 	}
-	failed := newMiddleware(t, failing{}, httplimit.Config{
-		Policies: []httplimit.Policy{{Limit: perMinute}},
-		Failed: func(w http.ResponseWriter, _ *http.Request, err error) {
-			w.WriteHeader(http.StatusBadGateway)
-			fmt.Fprint(w, errors.Is(err, errDatabase))
-		},
-	})
-	w = httptest.NewRecorder()
-	failed.Handler(&answering{}).ServeHTTP(w, get("/"))
-	if w.Code != 502 || w.Body.String() != "true" || w.Header().Get("Retry-After") == "" {
-		t.Errorf("got %d %q %v, want 502, the handler's body, and Retry-After", w.Code, w.Body, w.Header())
+	if p := readProblem(t, serve(granting, get("/problem"))); p.Status != 429 || len(p.Violated) != 1 {
+		t.Errorf("got %+v, want the problem as ever", p)
 	}
 }

@@ -102,14 +102,15 @@ func (rec *recorder) implicit() {
 	}
 }
 
-// outcome is how the request has ended.
-func (rec *recorder) outcome(r *http.Request, panicked bool) Outcome {
+// outcome returns how the request ended that was served as r. gone is whether its client has
+// gone: the context of r cannot say that, since it also ends with what was held for the request.
+func (rec *recorder) outcome(r *http.Request, panicked, gone bool) Outcome {
 	o := Outcome{Request: r, Status: rec.status, Panicked: panicked}
 	switch {
 	case o.Status != 0:
 	case panicked:
 		o.Status = http.StatusInternalServerError
-	case r.Context().Err() == nil:
+	case !gone:
 		o.Status = http.StatusOK
 	}
 	return o

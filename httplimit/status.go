@@ -91,14 +91,14 @@ func (m *Middleware) StatusHandler(store StatusStore) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.Method != http.MethodGet && r.Method != http.MethodHead {
 			w.Header().Set("Allow", "GET, HEAD")
-			problem{Title: http.StatusText(http.StatusMethodNotAllowed), Status: http.StatusMethodNotAllowed}.write(w)
+			(&Problem{Title: http.StatusText(http.StatusMethodNotAllowed), Status: http.StatusMethodNotAllowed}).Write(w)
 			return
 		}
 		requests, err := m.Requests(r)
 		var result ratelimit.Result
 		if err == nil && len(requests) > 0 {
 			for i := range requests {
-				requests[i].Count, requests[i].Floor = 0, 0
+				requests[i].Count, requests[i].AboveShare = 0, 0
 			}
 			ctx, cancel := context.WithTimeout(r.Context(), m.config.Timeout)
 			defer cancel()

@@ -1,7 +1,6 @@
 package httplimit
 
 import (
-	"context"
 	"io"
 	"log/slog"
 	"net/http"
@@ -12,11 +11,8 @@ import (
 )
 
 // TransportStore is the part of a store that a [Transport] needs to share a quota with other
-// processes: a *pgstore.Store or a *memstore.Store.
-type TransportStore interface {
-	Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
-	Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (time.Time, error)
-}
+// processes, Allow and Pause: a *pgstore.Store or a *memstore.Store.
+type TransportStore = edge.WaitStore
 
 // TransportConfig configures a [Transport].
 type TransportConfig struct {
@@ -32,8 +28,8 @@ type TransportConfig struct {
 	// one again.
 	MaxTries int
 
-	// MaxPause is the longest that a server is believed when it says how long not to
-	// come back. The default is 1 hour.
+	// MaxPause is the longest that anything a server says holds requests back or pauses the
+	// limit of all processes. When it is over, one request asks again. The default is 5 minutes.
 	MaxPause time.Duration
 
 	// Scope says which requests a server's word is about: those for which it returns the
@@ -42,7 +38,7 @@ type TransportConfig struct {
 
 	// Store and Limit space requests out by a limit of the client's own, which all processes
 	// with the same store share: each try takes the request of Limit, waiting if need be, those
-	// of a process in turn; and a 429 pauses that limit for all. A Capacity of 1 spaces
+	// of a process in turn; and a refusal pauses that limit for all. A Capacity of 1 spaces
 	// requests evenly. A request without a Limit takes nothing. A store that fails keeps the
 	// request from being sent. Both or neither.
 	Store TransportStore
@@ -54,8 +50,14 @@ type TransportConfig struct {
 
 // Transport is an http.RoundTripper that heeds the limits that servers state: see [ReadAdvice].
 //
-// A 429, or a 503 with Retry-After, holds back all requests of its scope until the instant that
-// it names. One that can be sent again is, by then, if MaxWait, MaxTries and the context's
+// A 429 is a refusal. So is a 403, 503 or 529 that has Retry-After or says that nothing is left:
+// GitHub refuses by 403, and a 403 that is about rights has neither. A refusal holds back all
+// requests of its scope until the instant that it names. Then one request is sent, and with each
+// that is not refused more. If that one is refused too, the wait is longer each time, at least
+// 50 ms, whatever the server says; after a refusal without a wait, or with one that is over, at
+// least half a second.
+//
+// A refused request that can be sent again is, if MaxWait, MaxTries and the context's
 // deadline allow: its method must be idempotent (or it must have an Idempotency-Key), and it
 // must have no body, or a GetBody. Otherwise the response is returned as it is. A request that
 // would have to be held back for longer than allowed is not sent: the error is a *[WaitError].
@@ -121,7 +123,8 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 	scope, try := t.config.Scope(req), req
 	for n := 1; ; n++ {
 		request := t.limit(try)
-		if err := t.waiter.Turn(budget, scope, request); err != nil {
+		round, err := t.waiter.Turn(budget, scope, request)
+		if err != nil {
 			closeBody(try)
 			return nil, err
 		}
@@ -130,7 +133,7 @@ func (t *Transport) RoundTrip(req *http.Request) (*http.Response, error) {
 			return nil, err
 		}
 		answer := readAnswer(resp)
-		wait := t.waiter.Heed(try.Context(), scope, request, answer, n)
+		wait := t.waiter.Heed(try.Context(), scope, round, request, answer)
 		if !answer.Refused || !t.waiter.Again(budget, wait, n) || !repeatable(req) {
 			return resp, nil
 		}
@@ -149,19 +152,25 @@ func (t *Transport) limit(req *http.Request) ratelimit.Request {
 	return t.config.Limit(req)
 }
 
+// statusOverloaded is Anthropic's status for a server that has too much to do.
+const statusOverloaded = 529
+
 // readAnswer reads the limits from a response.
 func readAnswer(resp *http.Response) edge.Answer {
 	advice := ReadAdvice(resp.Header, time.Now())
-	tooMany := resp.StatusCode == http.StatusTooManyRequests
-	a := edge.Answer{
-		Refused:   tooMany || resp.StatusCode == http.StatusServiceUnavailable && advice.Told,
-		Exhausted: advice.Exhausted,
-		Wait:      advice.Reset,
-		Told:      advice.Told,
-		Pause:     tooMany,
-	}
+	a := edge.Answer{Exhausted: advice.Exhausted, Wait: advice.Reset}
 	if advice.Told {
 		a.Wait = advice.RetryAfter
+	}
+	switch resp.StatusCode {
+	case http.StatusTooManyRequests:
+		a.Refused, a.Pause = true, true
+	case http.StatusForbidden:
+		a.Refused = advice.Told || advice.Exhausted
+		a.Pause = a.Refused
+	case http.StatusServiceUnavailable, statusOverloaded:
+		a.Refused = advice.Told || advice.Exhausted
+		a.Pause = advice.Exhausted // otherwise the server is at fault, and no quota is used up
 	}
 	return a
 }

@@ -119,6 +119,12 @@ func TestTransportWaitsAndTriesAgain(t *testing.T) {
 		{"Retry-After", refusing(1, 429, "Retry-After", "7"), []time.Duration{0, 7 * time.Second}, 200},
 		{"Retry-After twice", refusing(2, 429, "Retry-After", "7"), []time.Duration{0, 7 * time.Second, 14 * time.Second}, 200},
 		{"Retry-After of a 503", refusing(1, 503, "Retry-After", "7"), []time.Duration{0, 7 * time.Second}, 200},
+		{"503 with nothing left", refusing(1, 503, "RateLimit", `"a";r=0;t=9`), []time.Duration{0, 9 * time.Second}, 200},
+		{"529 with nothing left", refusing(1, 529, "RateLimit", `"a";r=0;t=9`), []time.Duration{0, 9 * time.Second}, 200},
+		{"529 without", refusing(1, 529), []time.Duration{0}, 529},
+		{"Retry-After of a 403", refusing(1, 403, "Retry-After", "7"), []time.Duration{0, 7 * time.Second}, 200},
+		{"403 with nothing left", refusing(1, 403, "RateLimit", `"a";r=0;t=9`), []time.Duration{0, 9 * time.Second}, 200},
+		{"403 with something left", refusing(1, 403, "RateLimit", `"a";r=1;t=9`), []time.Duration{0}, 403},
 		{"503 without", refusing(1, 503), []time.Duration{0}, 503},
 		{"500", refusing(1, 500, "Retry-After", "7"), []time.Duration{0}, 500},
 		{"the list", refusing(1, 429, "RateLimit", `"a";r=0;t=9`), []time.Duration{0, 9 * time.Second}, 200},
@@ -126,9 +132,7 @@ func TestTransportWaitsAndTriesAgain(t *testing.T) {
 		{"the triple", refusing(1, 429, "RateLimit-Remaining", "0", "RateLimit-Reset", "4"), []time.Duration{0, 4 * time.Second}, 200},
 		{"X", refusing(1, 429, "X-RateLimit-Remaining", "0", "X-RateLimit-Reset", "3"), []time.Duration{0, 3 * time.Second}, 200},
 		{"longer than MaxWait", refusing(1, 429, "Retry-After", "31"), []time.Duration{0}, 429},
-		{"absurd", refusing(1, 429, "Retry-After", "99999999999999999999"), []time.Duration{0}, 429},
 		{"longer than MaxWait together", refusing(9, 429, "Retry-After", "12"), []time.Duration{0, 12 * time.Second, 24 * time.Second}, 429},
-		{"always, at once", refusing(9, 429, "Retry-After", "0"), []time.Duration{0, 0, 0, 0}, 429},
 	} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newServer(test.answer)
@@ -151,20 +155,36 @@ func TestTransportWaitsAndTriesAgain(t *testing.T) {
 	}
 }
 
-// A 429 that says nothing is tried again after a while, ever longer.
+// A refusal that says nothing, or nothing of use, is tried again after a while, ever longer. One
+// that names a wait is believed, but when it was kept and not enough.
 func TestTransportBacksOff(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newServer(refusing(9, 429))
-		resp, err := newTransport(t, httplimit.TransportConfig{Base: s}).RoundTrip(request(t, http.MethodGet, nil))
-		if err != nil || resp.StatusCode != 429 || len(s.asked) != 4 {
-			t.Fatalf("got %v, %v, asked at %v, want the fourth 429", resp, err, s.asked)
-		}
-		for i, least := range []time.Duration{500 * time.Millisecond, time.Second, 2 * time.Second} {
-			if wait := s.asked[i+1] - s.asked[i]; wait < least || wait > 2*least+least/5 {
-				t.Errorf("wait %d: got %v, want %v to twice that", i+1, wait, least)
+	const ms = time.Millisecond
+	unsaid := []time.Duration{500 * ms, time.Second, 2 * time.Second}
+	for _, test := range []struct {
+		header []string
+		least  []time.Duration
+	}{
+		{nil, unsaid},
+		{[]string{"Retry-After", "0"}, unsaid},
+		{[]string{"Retry-After", "Fri, 13 Mar 2026 12:00:00 GMT", "Date", "Sat, 14 Mar 2026 12:00:00 GMT"}, unsaid},
+		{[]string{"Retry-After", "99999999999999999999"}, unsaid},
+		{[]string{"Retry-After", "0.001"}, []time.Duration{ms, 50 * ms, 100 * ms}},
+		{[]string{"Retry-After", "3"}, []time.Duration{3 * time.Second, 3 * time.Second, 3 * time.Second}},
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			s := newServer(refusing(9, 429, test.header...))
+			resp, err := newTransport(t, httplimit.TransportConfig{Base: s}).RoundTrip(request(t, http.MethodGet, nil))
+			if err != nil || resp.StatusCode != 429 || len(s.asked) != 4 {
+				t.Errorf("%v: got %v, %v, asked at %v, want the fourth 429", test.header, resp, err, s.asked)
+				return
 			}
-		}
-	})
+			for i, least := range test.least {
+				if wait := s.asked[i+1] - s.asked[i]; wait < least || wait > 2*least+least/5 {
+					t.Errorf("%v: wait %d: got %v, want %v to twice that", test.header, i+1, wait, least)
+				}
+			}
+		})
+	}
 }
 
 func TestTransportRepeatsOnlyWhatIsSafe(t *testing.T) {
@@ -293,11 +313,11 @@ func TestTransportHoldsBack(t *testing.T) {
 func TestTransportHoldsForTheLongest(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		var asked atomic.Int64
-		transport := newTransport(t, httplimit.TransportConfig{MaxWait: 2 * time.Hour, Base: roundTripper(func(*http.Request) (*http.Response, error) {
+		transport := newTransport(t, httplimit.TransportConfig{MaxWait: 3 * time.Hour, MaxPause: time.Hour, Base: roundTripper(func(*http.Request) (*http.Response, error) {
 			switch asked.Add(1) {
 			case 1:
 				time.Sleep(time.Second) // so that both are under way
-				return response(429, "Retry-After", "99999999999"), nil
+				return response(429, "Retry-After", "7200"), nil
 			case 2:
 				time.Sleep(2 * time.Second)
 				return response(429, "Retry-After", "2"), nil

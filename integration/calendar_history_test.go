@@ -195,7 +195,7 @@ func TestCalendarCurve(t *testing.T) {
 				reserve := h.d.MaxReserved > 0 && rapid.Bool().Draw(t, "reserve")
 				n := min(counts(h.d, reserve).Draw(t, "count"), max(h.d.Rate, h.d.Capacity))
 				if !reserve && rapid.Bool().Draw(t, "all that is left") {
-					if n = h.d.Settle(h.state, instant(h.now)).Value; n < h.d.Rate*1e-6 {
+					if n = h.d.Refill(h.state, instant(h.now)).Value; n < h.d.Rate*1e-6 {
 						n = 0
 					}
 				}
@@ -254,7 +254,7 @@ func TestCalendarMoves(t *testing.T) {
 		for range 60 {
 			h.now = laterByCalendar(t, h, false)
 			h.use(rapid.SampledFrom(both[:]).Draw(t, "version"))
-			if n := h.d.Settle(h.state, instant(h.now)).Value; n > h.d.Rate*1e-6 && h.take(t, false, n) {
+			if n := h.d.Refill(h.state, instant(h.now)).Value; n > h.d.Rate*1e-6 && h.take(t, false, n) {
 				grants = append(grants, curve.Event{At: instant(h.now), Count: n})
 			}
 		}

@@ -152,7 +152,7 @@ func checkEdges(t *testing.T, d *bucket.Definition, edges []time.Time) {
 		i := random.IntN(len(edges))
 		j := i + random.IntN(len(edges)-i)
 		empty := bucket.State{TS: edges[i]}
-		if got := d.Settle(empty, edges[j]); got.Value != float64(j-i) || !got.TS.Equal(edges[j]) {
+		if got := d.Refill(empty, edges[j]); got.Value != float64(j-i) || !got.TS.Equal(edges[j]) {
 			t.Fatalf("%s: from %v to %v it is %+v, want %d", what, edges[i], edges[j], got, j-i)
 		}
 		if at := d.When(empty, float64(j-i)); !at.Equal(edges[j]) {

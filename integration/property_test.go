@@ -223,7 +223,7 @@ func (h *history) compare(t *rapid.T, what string, got bucket.State, want row) {
 // settle looks at the row at an instant and leaves it as it is.
 func (h *history) settle(t *rapid.T, now int64) {
 	h.scale = max(h.scale, math.Abs(h.state.Value))
-	h.compare(t, "settle", h.d.Settle(h.state, instant(now)), h.exact.settle(h.row, now))
+	h.compare(t, "settle", h.d.Refill(h.state, instant(now)), h.exact.settle(h.row, now))
 }
 
 // promise checks an instant that was told for missing tokens to come in to
@@ -313,8 +313,8 @@ func (h *history) asPromised(t *rapid.T, call *decide.Call) {
 	if again := checked(call, instant(h.retry), h.state); !again.OK {
 		t.Fatalf("refused at %v, promised at %v: %v", again.At, instant(h.now), again.Err())
 	}
-	early := h.exact.take(h.row, h.retry-1, call.Asks[0].Count)
-	margin := early.value.Sub(early.value, rat(call.Asks[0].Floor))
+	early := h.exact.take(h.row, h.retry-1, call.Demands[0].Count)
+	margin := early.value.Sub(early.value, rat(call.Demands[0].Floor))
 	paused := !call.Reserve && ongoing(early.paused, h.retry-1) != 0
 	if margin.Cmp(new(big.Rat).Neg(h.tolerance())) > 0 && !paused {
 		return // rounding may decide
@@ -998,7 +998,7 @@ func storable(key string) bool {
 
 func locks(c decide.Call) []string {
 	var all []string
-	for _, a := range c.Asks {
+	for _, a := range c.Demands {
 		all = append(all, fmt.Sprintf("%s/%q %v", a.Definition.Name, a.Key, a.Count))
 	}
 	return all

@@ -15,5 +15,5 @@ func TestNoTypeShowsKeys(t *testing.T) {
 	if _, err := store.Allow(t.Context(), limit.For(leak.Key)); err != nil {
 		t.Fatal(err)
 	}
-	leak.Check(t, ".", map[string]any{"Store": store, "Config": memstore.Config{}})
+	leak.Check(t, ".", map[string]any{"Store": store, "Permits": store.Permits(), "Config": memstore.Config{}})
 }

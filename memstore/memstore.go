@@ -141,7 +141,7 @@ func (s *Store) listed(limit ratelimit.Limit, page ratelimit.Page) (statuses []r
 	}
 	now := s.now()
 	for _, key := range keys {
-		a := decide.Ask{Request: limit.For(key), Definition: bucket.Definition(limit.Definition())}
+		a := decide.Demand{Request: limit.For(key), Definition: bucket.Definition(limit.Definition())}
 		statuses = append(statuses, decide.Shown(limit, key, s.own().of(&a, now), now))
 	}
 	return statuses

@@ -727,57 +727,6 @@ func TestConcurrentAllow(t *testing.T) {
 	}
 }
 
-// Callers that name the same limits in different orders neither wait for each
-// other for ever nor take half of a call.
-func TestConcurrentSeveral(t *testing.T) {
-	const goroutines, burst = 64, 40
-	a := ratelimit.TokenBucket{Name: "a", Rate: burst, Period: time.Hour}
-	b := ratelimit.TokenBucket{Name: "b", Rate: 2 * burst, Period: time.Hour}
-	orders := [][]ratelimit.Request{{a.For(""), b.For("")}, {b.For(""), a.For("")}}
-	s := memstore.New(func() time.Time { return t0 })
-	var granted atomic.Int64
-	together(goroutines, func(i int) {
-		res, err := s.Allow(context.Background(), orders[i%2]...)
-		if err != nil {
-			t.Errorf("Allow() = %v", err)
-		}
-		if res.OK {
-			granted.Add(1)
-		}
-	})
-	if got := granted.Load(); got != burst {
-		t.Errorf("granted %d, want %d", got, burst)
-	}
-	left, err := s.Check(context.Background(), a.ForN("", 0), b.ForN("", 0))
-	if err != nil || left.Each()[0].Value != 0 || left.Each()[1].Value != burst {
-		t.Errorf("left %v and %v, %v, want 0 and %d", left.Each()[0].Value, left.Each()[1].Value, err, burst)
-	}
-}
-
-// Reservations by many goroutines each get an instant of their own.
-func TestConcurrentReserve(t *testing.T) {
-	const goroutines = 64
-	limit := ratelimit.TokenBucket{Name: "a", Rate: 1, Period: time.Second, Capacity: ratelimit.None}
-	s := memstore.New(func() time.Time { return t0 })
-	var mu sync.Mutex
-	places := map[time.Duration]int{}
-	together(goroutines, func(int) {
-		res, err := s.Reserve(context.Background(), limit.For(""))
-		if err != nil || !res.OK {
-			t.Errorf("Reserve() = OK %v, %v", res.OK, err)
-		}
-		mu.Lock()
-		defer mu.Unlock()
-		places[res.RetryAfter]++
-	})
-	for i := range goroutines {
-		after := time.Duration(i+1) * time.Second
-		if got := places[after]; got != 1 {
-			t.Errorf("%d reservations after %v, want 1", got, after)
-		}
-	}
-}
-
 // All verbs at once: the race detector looks, and what was only taken and
 // given back is all there in the end.
 func TestConcurrentVerbs(t *testing.T) {

@@ -46,11 +46,11 @@ func TestObserve(t *testing.T) {
 	store.AllowTx(ctx, tx, limit.For("c"))
 	tx.Rollback(ctx)
 	store.AllowTx(ctx, tx, limit.For("c"))
-	slot, _ := store.AcquireWait(ctx, slots, "k")
-	store.Acquire(ctx, slots, "k")
-	slot, _ = store.Renew(ctx, slot)
-	store.Release(ctx, slot)
-	store.Release(ctx, slot)
+	slot, _ := store.Permits().AcquireWait(ctx, slots.For("k"))
+	store.Permits().Acquire(ctx, slots.For("k"))
+	slot, _ = store.Permits().Renew(ctx, slot)
+	store.Permits().Release(ctx, slot)
+	store.Permits().Release(ctx, slot)
 	want := []string{
 		"allow memory granted l", "allow runner rolled_back l", "allow runner granted l", "allow memory refused l",
 		"allow runner refused l", "reserve memory granted l", "settle memory granted l", "cancel memory refused l",

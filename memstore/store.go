@@ -36,8 +36,8 @@ type Store struct {
 	clock   func() time.Time
 	watches *watch.Observer
 	seen    decide.Definitions
-	slots   flight.Slots // the waiters for one
-	keepers flight.Keepers
+	flight  flight.Permits // the waiters for one
+	keepers flight.Renewers
 
 	mu    sync.Mutex
 	rows  map[decide.Row]bucket.State
@@ -240,8 +240,8 @@ func (s scope) lock(ctx context.Context, call *decide.Call) error {
 		return err
 	}
 	if top := s.top(); top != nil {
-		for i := range call.Asks {
-			if key := call.Asks[i].Of(); s.held[key] == nil {
+		for i := range call.Demands {
+			if key := call.Demands[i].KeyOf(); s.held[key] == nil {
 				s.held[key] = s.session
 				top.keys = append(top.keys, key)
 			}
@@ -273,10 +273,10 @@ func (s scope) await(ctx context.Context, call *decide.Call) error {
 
 // locked returns an ask of a call with a key that another transaction has locked, nil if there
 // is none.
-func (s scope) locked(call *decide.Call) *decide.Ask {
-	for i := range call.Asks {
-		if holder := s.held[call.Asks[i].Of()]; holder != nil && holder != s.session {
-			return &call.Asks[i]
+func (s scope) locked(call *decide.Call) *decide.Demand {
+	for i := range call.Demands {
+		if holder := s.held[call.Demands[i].KeyOf()]; holder != nil && holder != s.session {
+			return &call.Demands[i]
 		}
 	}
 	return nil

@@ -113,7 +113,7 @@ func (s *Store) run(ctx context.Context, reserve bool, requests []ratelimit.Requ
 	w.Start()
 	var made ratelimit.Result
 	var err error
-	defer func() { w.Tell(&made, err) }() // also when the function panics
+	defer func() { w.Report(&made, err) }() // also when the function panics
 	made, err = s.runWatched(ctx, &w, reserve, requests, do)
 	if err != nil && made.OK {
 		return ratelimit.Result{}, err

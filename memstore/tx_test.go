@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -465,41 +464,6 @@ func TestNoDatabase(t *testing.T) {
 	}
 	if tx.Conn() != nil || results.Tx() != nil {
 		t.Error("there is a connection")
-	}
-}
-
-// Whatever commits is spent, and whatever rolls back is not.
-func TestTransactionsTogether(t *testing.T) {
-	s := memstore.New(func() time.Time { return t0 })
-	plenty := ratelimit.TokenBucket{Name: "plenty", Rate: 1e6, Period: 1000 * time.Hour, Shards: 3}
-	var mu sync.Mutex
-	spent := 0.0
-	together(8, func(i int) {
-		random := rand.New(rand.NewPCG(uint64(i), 24))
-		for range 200 {
-			n, commits := float64(random.IntN(5)), random.IntN(2) == 0
-			err := pgx.BeginFunc(t.Context(), s, func(tx pgx.Tx) error {
-				if err := s.TakeTx(t.Context(), tx, plenty.ForN("k", n)); err != nil {
-					return err
-				}
-				if !commits {
-					return ratelimit.ErrSettled
-				}
-				return nil
-			})
-			if commits != (err == nil) || err != nil && !errors.Is(err, ratelimit.ErrSettled) {
-				t.Error(err)
-			}
-			if commits {
-				mu.Lock()
-				spent += n
-				mu.Unlock()
-			}
-		}
-	})
-	result, err := s.Check(t.Context(), plenty.ForN("k", 0))
-	if left := plenty.Rate - spent; err != nil || result.Value < left-1e-6 || result.Value > left+1e-6 {
-		t.Errorf("%v left, %v, want %v", result.Value, err, left)
 	}
 }
 

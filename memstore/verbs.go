@@ -18,7 +18,7 @@ import (
 func (s scope) decide(ctx context.Context, verb decide.Verb, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
 	w := s.watch(ctx, verb.Observed(reserve), requests...)
 	result, err := s.decideWatched(ctx, verb, reserve, requests)
-	w.Tell(&result, err)
+	w.Report(&result, err)
 	return result, err
 }
 
@@ -94,18 +94,18 @@ func (s scope) view(call *decide.Call) decide.View {
 }
 
 func (s scope) states(call *decide.Call, now time.Time) [][]bucket.State {
-	states := make([][]bucket.State, len(call.Asks))
-	for i := range call.Asks {
-		states[i] = s.of(&call.Asks[i], now)
+	states := make([][]bucket.State, len(call.Demands))
+	for i := range call.Demands {
+		states[i] = s.of(&call.Demands[i], now)
 	}
 	return states
 }
 
 // of is the states of all shards of an ask.
-func (s scope) of(a *decide.Ask, now time.Time) []bucket.State {
+func (s scope) of(a *decide.Demand, now time.Time) []bucket.State {
 	states := make([]bucket.State, a.Definition.Shards)
 	for shard := range states {
-		states[shard] = s.state(a.Definition.Shard(), decide.Row{Key: a.Of(), Shard: shard}, now)
+		states[shard] = s.state(a.Definition.Shard(), decide.Row{Key: a.KeyOf(), Shard: shard}, now)
 	}
 	return states
 }
@@ -119,7 +119,7 @@ func (s scope) state(d *bucket.Definition, row decide.Row, now time.Time) bucket
 
 // edit runs change under the lock for the limits and keys of requests; their counts do not
 // matter.
-func (s scope) edit(ctx context.Context, change func(a *decide.Ask, now time.Time), requests ...ratelimit.Request) error {
+func (s scope) edit(ctx context.Context, change func(a *decide.Demand, now time.Time), requests ...ratelimit.Request) error {
 	questions := slices.Clone(requests)
 	for i := range questions {
 		questions[i].Count = 0
@@ -130,33 +130,33 @@ func (s scope) edit(ctx context.Context, change func(a *decide.Ask, now time.Tim
 	}
 	defer s.mu.Unlock()
 	now := s.now()
-	for i := range call.Asks {
-		change(&call.Asks[i], now)
+	for i := range call.Demands {
+		change(&call.Demands[i], now)
 	}
 	return nil
 }
 
 func (s scope) reset(ctx context.Context, limit ratelimit.Limit, key string) (err error) {
 	w := s.watch(ctx, ratelimit.VerbReset, ratelimit.Request{Limit: limit, Key: key})
-	defer w.Told(&err)
-	return s.edit(ctx, func(a *decide.Ask, _ time.Time) {
+	defer w.ReportError(&err)
+	return s.edit(ctx, func(a *decide.Demand, _ time.Time) {
 		for shard := range ratelimit.MaxShards {
-			s.remove(decide.Row{Key: a.Of(), Shard: shard})
+			s.remove(decide.Row{Key: a.KeyOf(), Shard: shard})
 		}
 	}, ratelimit.Request{Limit: limit, Key: key})
 }
 
 func (s scope) credit(ctx context.Context, r ratelimit.Request) (status ratelimit.Status, err error) {
 	w := s.watch(ctx, ratelimit.VerbCredit, r)
-	defer w.Told(&err)
+	defer w.ReportError(&err)
 	if err := decide.BadCredit(r); err != nil {
 		return ratelimit.Status{}, err
 	}
-	err = s.edit(ctx, func(a *decide.Ask, now time.Time) {
+	err = s.edit(ctx, func(a *decide.Demand, now time.Time) {
 		states, each := s.of(a, now), a.Definition.Shard()
 		for shard, n := range a.Fill(states, r.Count, now) {
 			states[shard] = each.Credit(states[shard], now, n)
-			s.put(decide.Row{Key: a.Of(), Shard: shard}, states[shard])
+			s.put(decide.Row{Key: a.KeyOf(), Shard: shard}, states[shard])
 		}
 		status = decide.Credited(r, states, now)
 	}, r)
@@ -166,13 +166,13 @@ func (s scope) credit(ctx context.Context, r ratelimit.Request) (status ratelimi
 // pause returns the last of the instants at which the pauses end.
 func (s scope) pause(ctx context.Context, lasts time.Duration, requests ...ratelimit.Request) (until time.Time, err error) {
 	w := s.watch(ctx, ratelimit.VerbPause, requests...)
-	defer w.Told(&err)
+	defer w.ReportError(&err)
 	if len(requests) > 0 {
 		if err := decide.BadPause(requests[0].Limit, lasts); err != nil {
 			return time.Time{}, err
 		}
 	}
-	err = s.edit(ctx, func(a *decide.Ask, now time.Time) {
+	err = s.edit(ctx, func(a *decide.Demand, now time.Time) {
 		s.change(a, now, func(d *bucket.Definition, state bucket.State) bucket.State {
 			after := d.Pause(state, now, now.Add(lasts))
 			if after.Paused.After(until) {
@@ -186,16 +186,16 @@ func (s scope) pause(ctx context.Context, lasts time.Duration, requests ...ratel
 
 func (s scope) resume(ctx context.Context, limit ratelimit.Limit, key string) (err error) {
 	w := s.watch(ctx, ratelimit.VerbResume, ratelimit.Request{Limit: limit, Key: key})
-	defer w.Told(&err)
-	return s.edit(ctx, func(a *decide.Ask, now time.Time) {
+	defer w.ReportError(&err)
+	return s.edit(ctx, func(a *decide.Demand, now time.Time) {
 		s.change(a, now, func(d *bucket.Definition, state bucket.State) bucket.State { return d.Resume(key, state, now) })
 	}, ratelimit.Request{Limit: limit, Key: key})
 }
 
 // change changes all shards of an ask.
-func (s scope) change(a *decide.Ask, now time.Time, to func(*bucket.Definition, bucket.State) bucket.State) {
+func (s scope) change(a *decide.Demand, now time.Time, to func(*bucket.Definition, bucket.State) bucket.State) {
 	for shard, state := range s.of(a, now) {
-		s.put(decide.Row{Key: a.Of(), Shard: shard}, to(a.Definition.Shard(), state))
+		s.put(decide.Row{Key: a.KeyOf(), Shard: shard}, to(a.Definition.Shard(), state))
 	}
 }
 
@@ -205,7 +205,7 @@ func (s scope) cancel(ctx context.Context, r *ratelimit.Receipt) (cancelled bool
 	}
 	w := s.watch(ctx, ratelimit.VerbCancel)
 	_, err = s.inside().settle(ctx, r, nil)
-	w.ToldReceipt(r, nil, err)
+	w.ReportReceipt(r, nil, err)
 	if errors.Is(err, ratelimit.ErrSettled) {
 		return false, nil
 	}
@@ -217,7 +217,7 @@ const settled = "settled"
 
 func (s scope) settle(ctx context.Context, r *ratelimit.Receipt, used []float64) (result ratelimit.Result, err error) {
 	w := s.watch(ctx, ratelimit.VerbSettle)
-	defer func() { w.ToldReceipt(r, &result, err) }()
+	defer func() { w.ReportReceipt(r, &result, err) }()
 	if err := s.usable(ctx); err != nil {
 		return ratelimit.Result{}, err
 	}
@@ -256,7 +256,7 @@ func (s scope) make(settlement *decide.Settlement) ratelimit.Result {
 	for i := range settlement.Changes {
 		c := &settlement.Changes[i]
 		if _, ok := s.get(c.Row); ok || c.Count > 0 { // no row is full already
-			s.put(c.Row, c.Settle(s.state(&c.Definition, c.Row, now), now))
+			s.put(c.Row, c.Refill(s.state(&c.Definition, c.Row, now), now))
 		}
 	}
 	return settlement.Result(decide.View{States: s.states(&settlement.Call, now), At: now})

@@ -120,3 +120,30 @@ func (t *target) foreign(err error) error {
 	}
 	return err
 }
+
+// requireUnneeded is the error of a set's table that functions and views of other sets read.
+func (t *target) requireUnneeded(ctx context.Context) error {
+	if t.set != "" {
+		return nil
+	}
+	for _, set := range []migrations.Set{migrations.Functions, migrations.Catalog} {
+		f, err := (&target{schema: t.schema, set: set, pool: t.pool}).look(ctx)
+		if err != nil {
+			return err
+		}
+		if len(f.columns) > 0 {
+			return fmt.Errorf("the set %s depends on table %s: take that back first (ratelimit migrate down --set %s)", set, t.table(), set)
+		}
+	}
+	return nil
+}
+
+// needed is err, from taking a migration back, with what depends on what it would drop.
+func needed(err error) error {
+	const dependentObjectsStillExist = "2BP01"
+	var pgErr *pgconn.PgError
+	if errors.As(err, &pgErr) && pgErr.Code == dependentObjectsStillExist {
+		return fmt.Errorf("others depend on what would be dropped: %s: drop or change them first: %w", strings.ReplaceAll(pgErr.Detail, "\n", "; "), err)
+	}
+	return err
+}

@@ -22,6 +22,12 @@
 // [Config.Schema] empty, or go round the pooler: a search_path that is set on
 // such a connection is not kept for its owner, but handed on to others.
 //
+// # A table that is in use
+//
+// Programs go on deciding while the schema changes. A migration waits for a lock for one second
+// at most, since whatever decides waits behind it. If somebody else has the table locked, such as
+// a dump, [Up] and [Down] try again each second until the context ends: give them one that does.
+//
 // # Errors
 //
 // Errors of the database can be had with errors.As as a *pgconn.PgError. A
@@ -36,6 +42,7 @@ import (
 	"fmt"
 	"path"
 	"slices"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
@@ -75,8 +82,24 @@ type Migration struct {
 	Untracked bool
 }
 
+// losses are what is lost by taking a migration back, by its name.
+var losses = map[string]string{
+	"00001_rate_limits.sql":     "every limit is full again, and debts, pauses and what is held are forgotten",
+	"00002_pauses.sql":          "pauses are forgotten",
+	"00003_sliding_windows.sql": "what sliding windows have granted is forgotten",
+	"00004_escrow.sql":          "what processes hold in memory is forgotten, so that it can be granted twice",
+	"00001_definitions.sql":     "all definitions and overrides and their history are deleted",
+	"00001_functions.sql":       "the functions are dropped, with the rights that were granted on them",
+	"00001_refusals.sql":        "what was recorded of refusals is deleted",
+}
+
+// Loses says what is lost when the migration is taken back; "" if that is nothing but what can
+// be applied again.
+func (m Migration) Loses() string { return losses[m.Name] }
+
 // Up brings the schema to the newest version and returns the migrations that it
-// applied, oldest first: none if the schema was there already.
+// applied, oldest first: none if the schema was there already. With an error it returns those
+// that it applied before, which stay.
 //
 // The role needs the right to create tables in the schema and, if the schema
 // itself is missing, to create schemas in the database. If there is nothing to apply it
@@ -93,7 +116,7 @@ func Up(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Migration, erro
 		return err
 	})
 	if err != nil {
-		return nil, fmt.Errorf("migrate up: %w", err)
+		return applied, fmt.Errorf("migrate up: %w", err)
 	}
 	return applied, nil
 }
@@ -102,9 +125,9 @@ func Up(ctx context.Context, pool *pgxpool.Pool, cfg *Config) ([]Migration, erro
 // and returns it, or nil if there is none. Call it until it returns nil to take all of
 // them back. The version table and the schema stay.
 //
-// Taking back version 3 forgets the slots of sliding windows, version 2 pauses. Taking
-// back version 1 drops the table: limits in use and debts are lost, and every limit is
-// full again.
+// [Migration.Loses] says what is lost by it. Down asks nobody. It is an error that names them,
+// and nothing is taken back, while other objects depend on what would be dropped: the sets
+// [migrations.Catalog] and [migrations.Functions], or views and functions of yours.
 func Down(ctx context.Context, pool *pgxpool.Pool, cfg *Config) (*Migration, error) {
 	var undone *Migration
 	err := withTarget(ctx, pool, cfg, func(t *target) (err error) {
@@ -226,6 +249,10 @@ func (t *target) up(ctx context.Context) (applied []Migration, err error) {
 			}
 		}
 		results, err := t.goose.Up(ctx)
+		var partial *goose.PartialError
+		if errors.As(err, &partial) {
+			results = partial.Applied
+		}
 		for _, r := range results {
 			applied = append(applied, migration(r.Source, true))
 		}
@@ -272,12 +299,15 @@ func (t *target) down(ctx context.Context) (undone *Migration, err error) {
 		if found, err := t.look(ctx); err != nil || !found.tracked {
 			return err
 		}
+		if err := t.requireUnneeded(ctx); err != nil {
+			return err
+		}
 		result, err := t.goose.Down(ctx)
 		if errors.Is(err, goose.ErrNoNextVersion) {
 			return nil
 		}
 		if err != nil {
-			return err
+			return needed(err)
 		}
 		m := migration(result.Source, false)
 		undone = &m
@@ -396,13 +426,45 @@ func (t *target) requireTable(ctx context.Context) error {
 // goose's default, for which the application's own migrations may be waiting.
 const lockID int64 = 0x72_6c_69_6d_69_74
 
-// locked runs f while no other caller of this package, in any process, runs
+// tryEvery is how long after a lock was not available it is tried again.
+const tryEvery = time.Second
+
+// locked runs f while no other caller of this package runs theirs, and again while f fails since
+// a lock was not available in time, until ctx ends. Between two tries it holds no lock.
+func (t *target) locked(ctx context.Context, f func() error) error {
+	var waited error
+	for {
+		err := t.inTurn(ctx, f)
+		switch {
+		case isLockTimeout(err):
+			waited = fmt.Errorf("another transaction, such as a dump, has locked what the migration changes: %w", err)
+		case err != nil && waited != nil && ctx.Err() != nil:
+			return fmt.Errorf("%w: %w", err, waited)
+		default:
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("%w: %w", context.Cause(ctx), waited)
+		case <-time.After(tryEvery):
+		}
+	}
+}
+
+func isLockTimeout(err error) bool {
+	const lockNotAvailable = "55P03"
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.Code == lockNotAvailable
+}
+
+// inTurn runs f while no other caller of this package, in any process, runs
 // theirs. The lock belongs to a transaction that stays open beside the work:
 // unlike goose's own lock, which belongs to the session, it survives poolers in
-// transaction mode, cannot be left behind, and is waited for without polling.
-func (t *target) locked(ctx context.Context, f func() error) error {
+// transaction mode, cannot be left behind, and is waited for without polling. It
+// is idle meanwhile, for which the server must not end it.
+func (t *target) inTurn(ctx context.Context, f func() error) error {
 	return pgx.BeginFunc(ctx, t.pool, func(tx pgx.Tx) error {
-		if _, err := tx.Exec(ctx, "SELECT pg_advisory_xact_lock($1::bigint)", lockID); err != nil {
+		if _, err := tx.Exec(ctx, "SELECT set_config('idle_in_transaction_session_timeout', '0', true), pg_advisory_xact_lock($1::bigint)", lockID); err != nil {
 			return fmt.Errorf("wait for the lock: %w", err)
 		}
 		return f()

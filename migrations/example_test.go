@@ -2,6 +2,7 @@ package migrations_test
 
 import (
 	"fmt"
+	"io/fs"
 
 	"github.com/pgratelimit/ratelimit/migrations"
 )
@@ -11,18 +12,22 @@ import (
 func ExampleDownSQL() {
 	fmt.Print(migrations.DownSQL())
 	// Output:
+	// SET LOCAL lock_timeout = '1s';
 	// ALTER TABLE rate_limits DROP COLUMN ahead;
 	//
+	// SET LOCAL lock_timeout = '1s';
 	// ALTER TABLE rate_limits DROP COLUMN slots;
 	//
+	// SET LOCAL lock_timeout = '1s';
 	// ALTER TABLE rate_limits DROP COLUMN paused;
 	//
+	// SET LOCAL lock_timeout = '1s';
 	// DROP TABLE rate_limits;
 }
 
 // The files, as goose and other readers of an fs.FS see them.
 func Example() {
-	entries, err := migrations.FS.ReadDir(".")
+	entries, err := fs.ReadDir(migrations.FS, ".")
 	if err != nil {
 		fmt.Println(err)
 		return
@@ -39,5 +44,7 @@ func ExampleDownSQLFrom() {
 		return
 	}
 	fmt.Print(text)
-	// Output: ALTER TABLE rate_limits DROP COLUMN ahead;
+	// Output:
+	// SET LOCAL lock_timeout = '1s';
+	// ALTER TABLE rate_limits DROP COLUMN ahead;
 }

@@ -22,7 +22,9 @@
 // or with goose on the command line:
 //
 //	dir=$(go list -m -f '{{.Dir}}' github.com/pgratelimit/ratelimit)/migrations
-//	goose -dir "$dir" -table rate_limits_version postgres "$DATABASE_URL" up
+//	goose -dir "$dir" -table rate_limits_version postgres "$DATABASE_URL?lock_timeout=1s" up
+//
+// The time-out is in [FS], and not in the files themselves: see there.
 //
 // With any other tool, from the plain SQL that [UpSQL] returns. Print it into a
 // migration of your own, and look at the changelog when you upgrade: new files
@@ -39,15 +41,18 @@
 //
 // or on the command line
 //
-//	goose -dir "$dir" -table rate_limits_version postgres "$DATABASE_URL?search_path=limits" up
+//	goose -dir "$dir" -table rate_limits_version postgres "$DATABASE_URL?search_path=limits&lock_timeout=1s" up
 package migrations
 
 import (
 	"embed"
 	"fmt"
 	"io/fs"
+	"path"
+	"regexp"
 	"slices"
 	"strings"
+	"testing/fstest"
 )
 
 // VersionTable is the name of the table in which goose notes which of the
@@ -61,8 +66,14 @@ const VersionTable = "rate_limits_version"
 
 // FS holds the migrations at its root, where goose looks for them.
 //
+// Each part of a migration begins with a lock_timeout of 1 s for its own transaction. A lock
+// on the table that is waited for keeps all decisions waiting behind it, so a migration that
+// comes while a dump or a report reads the table fails with SQLSTATE 55P03 after a second and
+// has changed nothing: run it again a second later. Package migrate does that by itself.
+var FS = bounded(limits, ".")
+
 //go:embed *.sql
-var FS embed.FS
+var limits embed.FS
 
 // A Set is a sequence of migrations with versions of its own. The zero value is that of the
 // limits, which every program needs, and which the functions of this package are about; the
@@ -93,13 +104,32 @@ func (s Set) FS() fs.FS {
 	case "":
 		return FS
 	case Catalog, Functions, Refusals:
-		sub, err := fs.Sub(others, string(s))
-		if err != nil {
-			panic(fmt.Sprintf("migrations: %v", err)) // an embedded directory
-		}
-		return sub
+		return bounded(others, string(s))
 	}
 	return embed.FS{}
+}
+
+// lockTimeout bounds how long a migration waits for a lock, and how long others wait behind it.
+// LOCAL ends with its transaction: a pooler hands a session's setting on to others.
+const lockTimeout = "SET LOCAL lock_timeout = '1s';"
+
+var partBegins = regexp.MustCompile(`(?m)^-- \+goose (Up|Down)$`)
+
+// bounded returns the migrations in a directory, with lockTimeout at the beginning of each part.
+func bounded(files embed.FS, dir string) fs.FS {
+	all := fstest.MapFS{} // which is in no way bound to tests
+	err := fs.WalkDir(files, dir, func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() {
+			return err
+		}
+		text, err := files.ReadFile(name)
+		all[path.Base(name)] = &fstest.MapFile{Mode: 0o444, Data: partBegins.ReplaceAll(text, []byte("$0\n"+lockTimeout))}
+		return err
+	})
+	if err != nil {
+		panic(fmt.Sprintf("migrations: %v", err)) // embedded files
+	}
+	return all
 }
 
 // VersionTable returns the name of the table in which goose notes which migrations of the

@@ -2,9 +2,11 @@ package migrations
 
 import (
 	"fmt"
+	"io/fs"
 	"regexp"
 	"strings"
 	"testing"
+	"testing/fstest"
 )
 
 // Order of files() and goose's order are the same only while the names keep to
@@ -51,8 +53,38 @@ func TestUpSQL(t *testing.T) {
 }
 
 func TestDownSQL(t *testing.T) {
-	if got, want := DownSQL(), "ALTER TABLE rate_limits DROP COLUMN ahead;\n\nALTER TABLE rate_limits DROP COLUMN slots;\n\nALTER TABLE rate_limits DROP COLUMN paused;\n\nDROP TABLE rate_limits;\n"; got != want {
+	var want []string
+	for _, what := range []string{"ALTER TABLE rate_limits DROP COLUMN ahead;", "ALTER TABLE rate_limits DROP COLUMN slots;", "ALTER TABLE rate_limits DROP COLUMN paused;", "DROP TABLE rate_limits;"} {
+		want = append(want, lockTimeout+"\n"+what+"\n")
+	}
+	if got := DownSQL(); got != strings.Join(want, "\n") {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// Whoever runs a migration, and by whatever reads a file system, has it wait for no lock longer
+// than lockTimeout, from its first statement on.
+func TestEveryPartWaitsForNoLock(t *testing.T) {
+	for _, set := range Sets() {
+		var files []string
+		for _, file := range set.files() {
+			files = append(files, file)
+			text, err := fs.ReadFile(set.FS(), file)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, way := range []direction{up, down} {
+				if got := part(string(text), way); !strings.HasPrefix(got, lockTimeout+"\n") || strings.Count(got, lockTimeout) != 1 {
+					t.Errorf("%s, %s: begins with %.60q, want %q", file, way, got, lockTimeout)
+				}
+			}
+			if strings.Contains(string(text), "NO TRANSACTION") {
+				t.Errorf("%s: outside of a transaction SET LOCAL is without effect", file)
+			}
+		}
+		if err := fstest.TestFS(set.FS(), files...); err != nil {
+			t.Errorf("%q: %v", set, err)
+		}
 	}
 }
 

@@ -180,9 +180,9 @@ func (o *Observer) Observe(ctx context.Context, e ratelimit.Event) {
 // count counts the calls of each limit, and the tokens.
 func (o *Observer) count(ctx context.Context, e *ratelimit.Event) {
 	verb, form := string(e.Verb), string(e.Form)
-	if e.Slot != nil {
+	if e.Permit != nil {
 		result := e.Outcome
-		if e.Slot.Shadowed && e.Verb == ratelimit.VerbAcquire {
+		if e.Permit.Shadowed && e.Verb == ratelimit.VerbAcquire {
 			result = ratelimit.OutcomeShadowed
 		}
 		o.requests.Add(ctx, 1, o.of(label{policy: e.Policy(), result: string(result), verb: verb, form: form}))

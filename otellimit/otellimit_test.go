@@ -231,21 +231,21 @@ func TestShadow(t *testing.T) {
 	o, reader := observer(t)
 	store := memstore.NewWithConfig(memstore.Config{Observe: o.Observe})
 	tried := ratelimit.TokenBucket{Name: "tried", Rate: 1, Period: time.Hour, MaxReserved: 1}
-	slots := ratelimit.InFlight{Name: "slots", Limit: 1}.In(ratelimit.ModeShadow)
+	permits := ratelimit.InFlight{Name: "permits", Limit: 1}.In(ratelimit.ModeShadow)
 	for range 3 { // one is granted, one put off, and one refused
 		if result, err := store.Reserve(t.Context(), tried.For("k").In(ratelimit.ModeShadow)); err != nil || !result.OK || result.RetryAfter > 0 {
 			t.Fatalf("got %v, %v", result, err)
 		}
 	}
 	for range 2 {
-		if slot, err := store.Acquire(t.Context(), slots, "k"); err != nil || !slot.OK {
-			t.Fatalf("got %v, %v", slot, err)
+		if permit, err := store.Permits().Acquire(t.Context(), permits.For("k")); err != nil || !permit.OK {
+			t.Fatalf("got %v, %v", permit, err)
 		}
 	}
 	for result, want := range map[ratelimit.Outcome][2]float64{
 		ratelimit.OutcomeGranted: {1, 1}, ratelimit.OutcomeShadowed: {2, 1}, ratelimit.OutcomeRefused: {0, 0},
 	} {
-		for i, policy := range []string{"tried", "slots"} {
+		for i, policy := range []string{"tried", "permits"} {
 			if got := sum(t, reader, otellimit.MetricRequests, otellimit.AttrPolicy, policy, otellimit.AttrResult, string(result)); got != want[i] {
 				t.Errorf("%g requests of %s are %s, want %g", got, policy, result, want[i])
 			}

@@ -140,52 +140,6 @@ func TestAboveInvalid(t *testing.T) {
 	}
 }
 
-// However many take at once, one of them is told that the use has crossed a share.
-func TestCrossedIsToldOnce(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	const callers, calls = 16, 1_000
-	shares := []float64{0.5, 0.8, 1}
-	db := pgtest.New(t, maxConns(callers))
-	for _, form := range takeForms {
-		for _, kind := range []string{"window", "sliding"} {
-			t.Run(form.name+"/"+kind, func(t *testing.T) {
-				n := calls
-				if form.name != "on its own" {
-					n = calls / 10 // of which each is a transaction on the one row
-				}
-				var limit ratelimit.Limit = ratelimit.FixedWindow{Name: form.name + kind, Rate: float64(n), Period: 1e5 * time.Hour}
-				if kind == "sliding" {
-					limit = ratelimit.SlidingWindow{Name: form.name + kind, Rate: float64(n), Period: 1e5 * time.Hour}
-				}
-				store, ctx := newStore(t, db, form.change), within(t, 5*time.Minute)
-				told := make([]atomic.Int64, len(shares))
-				var left atomic.Int64
-				left.Store(int64(n))
-				together(callers, func(int) {
-					for left.Add(-1) >= 0 {
-						result, err := form.take(ctx, db.Pool, store, limit.For("k"))
-						if err != nil {
-							t.Error(err)
-							return
-						}
-						for i, share := range shares {
-							if result.Crossed(share) {
-								told[i].Add(1)
-							}
-						}
-					}
-				})
-				for i, share := range shares {
-					if got := told[i].Load(); got != 1 {
-						t.Errorf("%v was told %d times in %d calls, want once", share, got, n)
-					}
-				}
-			})
-		}
-	}
-}
-
 // A settlement for more, several limits, and a reservation cross as a grant does. What comes
 // back makes room for another crossing, and a transaction that is rolled back is told again.
 func TestCrossed(t *testing.T) {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -14,7 +13,6 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
-	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
 // All that there is, some of it, or nothing: in a transaction the rows are locked and read
@@ -86,52 +84,6 @@ func TestAtMostLeavesNoPredicateLock(t *testing.T) {
 				t.Errorf("%v: predicate locks %q, want none", l, locks)
 			}
 			end(t, tx.Commit)
-		}
-	}
-}
-
-// Many that take what there is, in every way, take no more and no less, and each is told
-// how much.
-func TestAtMostNeverOver(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	db := pgtest.New(t, maxConns(8))
-	for _, portable := range []bool{false, true} {
-		for _, shards := range []int{1, 4} {
-			t.Run(fmt.Sprintf("portable %v, %d shards", portable, shards), func(t *testing.T) {
-				store := newStore(t, db, isPortable(portable))
-				l := shardedSlow(t.Name(), 500, shards)
-				var sum atomic.Int64
-				var group sync.WaitGroup
-				for i := range 16 {
-					group.Go(func() {
-						for refused := false; !refused; {
-							var result ratelimit.Result
-							var err error
-							if i%2 == 0 {
-								result, err = store.AllowAtMost(t.Context(), l.ForN("k", float64(1+i)))
-							} else {
-								err = pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
-									result, err = store.AllowAtMostTx(t.Context(), tx, l.ForN("k", float64(1+i)))
-									return err
-								})
-							}
-							if err != nil {
-								t.Error(err)
-								return
-							}
-							if sum.Add(int64(result.Taken)); result.OK != (result.Taken >= 1) || result.Taken > float64(1+i) {
-								t.Errorf("%v with %v taken", result, result.Taken)
-							}
-							refused = !result.OK
-						}
-					})
-				}
-				group.Wait()
-				if got := sum.Load(); got != 500 {
-					t.Errorf("%d taken, want 500", got)
-				}
-			})
 		}
 	}
 }
@@ -214,13 +166,6 @@ func TestFirst(t *testing.T) {
 				})
 			}
 		}
-	}
-}
-
-func mustReset(t *testing.T, store *pgstore.Store, l ratelimit.Limit, key string) {
-	t.Helper()
-	if err := store.Reset(t.Context(), l, key); err != nil {
-		t.Fatal(err)
 	}
 }
 

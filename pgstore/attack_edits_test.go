@@ -19,22 +19,6 @@ import (
 
 // Attacks on the verbs that change rows.
 
-// resumeKey ends a pause.
-func resumeKey(t *testing.T, store *pgstore.Store, l ratelimit.Limit, key string) {
-	t.Helper()
-	if err := store.Resume(t.Context(), l, key); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// forgetKey forgets a key.
-func forgetKey(t *testing.T, store *pgstore.Store, l ratelimit.Limit, key string) {
-	t.Helper()
-	if err := store.Reset(t.Context(), l, key); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // leftOf is how many tokens there are.
 func leftOf(t *testing.T, store *pgstore.Store, l ratelimit.Limit, key string) float64 {
 	t.Helper()
@@ -100,17 +84,22 @@ func wantNotOver(t *testing.T, f family, granted float64) {
 }
 
 // A plan or a roll-out has two definitions of one name. Prune deletes what is
-// full by every definition of the name that it is given, in whatever order.
+// full by every definition of the name that it is given, in whatever order, or that its store
+// has seen.
 func TestPruneHeedsEveryDefinitionNamed(t *testing.T) {
 	t.Parallel()
 	bothForms(t, func(t *testing.T, db *pgtest.DB, c *clock, pruner *pgstore.Store) {
 		store := newStore(t, db, onClock(c)) // so that the pruner sees nothing
 		for _, f := range families() {
-			for i, limits := range [][]ratelimit.Limit{{f.spent, f.other}, {f.other, f.spent}, {f.other, slow("another", 1), f.spent, f.other}} {
+			for i, limits := range [][]ratelimit.Limit{{f.spent, f.other}, {f.other, f.spent}, {f.other, slow("another", 1), f.spent, f.other}, {f.other}} {
 				t.Run(fmt.Sprintf("%s/%d", f.name, i), func(t *testing.T) {
-					forgetKey(t, store, f.spent, "k")
+					mustReset(t, store, f.spent, "k")
+					asked := store
+					if len(limits) == 1 {
+						asked = pruner // so that it sees the other
+					}
 					granted := pruneUntilOver(t, c, pruner, f, func(r ratelimit.Request) (ratelimit.Result, error) {
-						return store.Allow(t.Context(), r)
+						return asked.Allow(t.Context(), r)
 					}, limits...)
 					wantNotOver(t, f, granted)
 					c.add(1000 * time.Hour) // full by all
@@ -121,43 +110,6 @@ func TestPruneHeedsEveryDefinitionNamed(t *testing.T) {
 			}
 		}
 	})
-}
-
-// The same with a Prune that is given one of the two: it heeds those too that its
-// store has seen, whatever the verb.
-func TestPruneHeedsEveryDefinitionSeen(t *testing.T) {
-	t.Parallel()
-	for _, seen := range []struct {
-		name string
-		ask  func(*testing.T, *pgtest.DB, *pgstore.Store) allowing
-	}{
-		{"Allow", func(t *testing.T, _ *pgtest.DB, store *pgstore.Store) allowing {
-			return func(r ...ratelimit.Request) (ratelimit.Result, error) { return store.Allow(t.Context(), r...) }
-		}},
-		{"AllowTx", func(t *testing.T, db *pgtest.DB, store *pgstore.Store) allowing {
-			return func(r ...ratelimit.Request) (ratelimit.Result, error) {
-				return allowAt(pgx.ReadCommitted)(t.Context(), db.Pool, store, r...)
-			}
-		}},
-		{"AllowFunc", func(t *testing.T, _ *pgtest.DB, store *pgstore.Store) allowing {
-			return func(r ...ratelimit.Request) (ratelimit.Result, error) {
-				return allowFunc(t.Context(), nil, store, r...)
-			}
-		}},
-	} {
-		t.Run(seen.name, func(t *testing.T) {
-			bothForms(t, func(t *testing.T, db *pgtest.DB, c *clock, store *pgstore.Store) {
-				for _, f := range families() {
-					t.Run(f.name, func(t *testing.T) {
-						forgetKey(t, store, f.spent, "k")
-						ask := seen.ask(t, db, store)
-						granted := pruneUntilOver(t, c, store, f, func(r ratelimit.Request) (ratelimit.Result, error) { return ask(r) }, f.other)
-						wantNotOver(t, f, granted)
-					})
-				}
-			})
-		})
-	}
 }
 
 // ofShards is a limit with so many shards: a bucket, or a window.
@@ -242,25 +194,10 @@ var undone = []struct {
 		end(t, tx.Rollback)
 		return kept
 	}},
-	{"a transaction that failed", func(t *testing.T, db *pgtest.DB, store *pgstore.Store, r ratelimit.Request) ratelimit.Result {
-		tx := begin(t, db, pgx.ReadCommitted)
-		kept := takeIn(t, store, tx, r)
-		_ = raise(t.Context(), "P0001")(tx)
-		if err := tx.Commit(t.Context()); !errors.Is(err, pgx.ErrTxCommitRollback) {
-			t.Errorf("got %v, want %v", err, pgx.ErrTxCommitRollback)
-		}
-		return kept
-	}},
 	{"a transaction that was cut", func(t *testing.T, db *pgtest.DB, store *pgstore.Store, r ratelimit.Request) ratelimit.Result {
 		tx := begin(t, db, pgx.ReadCommitted)
 		kept := takeIn(t, store, tx, r)
 		terminate(t, db, tx.Conn().PgConn().PID())
-		return kept
-	}},
-	{"a savepoint", func(t *testing.T, db *pgtest.DB, store *pgstore.Store, r ratelimit.Request) (kept ratelimit.Result) {
-		tx := begin(t, db, pgx.ReadCommitted)
-		inSavepoint(t, tx, pgx.Tx.Rollback, func(tx pgx.Tx) { kept = takeIn(t, store, tx, r) })
-		end(t, tx.Commit)
 		return kept
 	}},
 	{"a savepoint, after other writes", func(t *testing.T, db *pgtest.DB, store *pgstore.Store, r ratelimit.Request) (kept ratelimit.Result) {
@@ -298,20 +235,6 @@ var undone = []struct {
 	}},
 }
 
-// takeIn takes in a transaction.
-func takeIn(t *testing.T, store *pgstore.Store, tx pgx.Tx, r ratelimit.Request) ratelimit.Result {
-	t.Helper()
-	result, err := store.AllowTx(t.Context(), tx, r)
-	return mustTake(t, result, err)
-}
-
-func end(t *testing.T, end func(context.Context) error) {
-	t.Helper()
-	if err := end(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // A result is kept of what was rolled back, and cancelled. What came to nothing
 // took nothing, so there is nothing to give back.
 func TestCancelGivesNothingBackThatWasUndone(t *testing.T) {
@@ -321,7 +244,7 @@ func TestCancelGivesNothingBackThatWasUndone(t *testing.T) {
 	for _, l := range cancelLimits {
 		for _, undone := range undone {
 			t.Run(l.Definition().Name+"/"+undone.name, func(t *testing.T) {
-				forgetKey(t, store, l, "k")
+				mustReset(t, store, l, "k")
 				mustAllow(t, store, l.ForN("k", 8))
 				kept := undone.take(t, db, store, l.For("k"))
 				for range 2 {
@@ -331,85 +254,6 @@ func TestCancelGivesNothingBackThatWasUndone(t *testing.T) {
 				wantLeft(t, store, l.ForN("k", 0), 2)
 			})
 		}
-	}
-}
-
-// Nor is there in the transaction in which it was undone; but in the one in which
-// it was taken, there is.
-func TestCancelInTheTransactionThatTook(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
-	for _, l := range cancelLimits {
-		for _, test := range []struct {
-			name string
-			end  func(pgx.Tx, context.Context) error // of the savepoint
-			want bool
-		}{
-			{"rolled back", pgx.Tx.Rollback, false},
-			{"released", pgx.Tx.Commit, true},
-		} {
-			t.Run(l.Definition().Name+"/"+test.name, func(t *testing.T) {
-				forgetKey(t, store, l, "k")
-				mustAllow(t, store, l.ForN("k", 8))
-				tx := begin(t, db, pgx.ReadCommitted)
-				var kept ratelimit.Result
-				inSavepoint(t, tx, test.end, func(tx pgx.Tx) { kept = takeIn(t, store, tx, l.For("k")) })
-				cancelled, err := store.CancelTx(t.Context(), tx, kept.Receipt)
-				wantSaid(t, "cancel", cancelled, err, test.want)
-				end(t, tx.Commit)
-				wantLeft(t, store, l.ForN("k", 0), 2)
-			})
-		}
-	}
-}
-
-// A Cancel while the transaction that took is still open says nothing that this
-// does not keep to. It may wait, or say no, or fail.
-func TestCancelBeforeTheTransactionEnds(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t, maxConns(8))
-	store := newStore(t, db)
-	for _, l := range cancelLimits {
-		for _, test := range []struct {
-			name      string
-			end       func(pgx.Tx, context.Context) error
-			committed bool
-		}{
-			{"rolled back", pgx.Tx.Rollback, false},
-			{"committed", pgx.Tx.Commit, true},
-		} {
-			t.Run(l.Definition().Name+"/"+test.name, func(t *testing.T) {
-				forgetKey(t, store, l, "k")
-				mustAllow(t, store, l.ForN("k", 8))
-				tx := begin(t, db, pgx.ReadCommitted)
-				kept := takeIn(t, store, tx, l.For("k"))
-				var cancelled bool
-				var err error
-				ended := make(chan struct{})
-				go func() {
-					defer close(ended)
-					cancelled, err = store.Cancel(within(t, forLong), kept.Receipt)
-				}()
-				eventually(t, "Cancel waits, or does not", func() bool { return pgtest.Blocks(t, db.Pool, tx) || isClosed(ended) })
-				end(t, func(ctx context.Context) error { return test.end(tx, ctx) })
-				<-ended
-				if !cancelled || err != nil { // it may be so, and then again now
-					cancelled, err = store.Cancel(t.Context(), kept.Receipt)
-				}
-				wantSaid(t, "cancel", cancelled, err, test.committed)
-				wantLeft(t, store, l.ForN("k", 0), 2)
-			})
-		}
-	}
-}
-
-func isClosed(c <-chan struct{}) bool {
-	select {
-	case <-c:
-		return true
-	default:
-		return false
 	}
 }
 
@@ -476,58 +320,6 @@ func refill(t *testing.T, c *clock, store *pgstore.Store, _, newer ratelimit.Lim
 	mustAllow(t, store, newer.ForN("k", 10))
 }
 
-// A Cancel keeps its deadline although another of the same result is waiting for
-// the row.
-func TestCancelKeepsItsDeadline(t *testing.T) {
-	t.Parallel()
-	const lasts, others, grace = 300 * time.Millisecond, 3 * aMoment, aMoment
-	db := pgtest.New(t, maxConns(8))
-	store := newStore(t, db)
-	for _, test := range []struct {
-		name   string
-		cancel func(context.Context, pgx.Tx, *ratelimit.Receipt) (bool, error)
-	}{
-		{"on its own", func(ctx context.Context, _ pgx.Tx, kept *ratelimit.Receipt) (bool, error) {
-			return store.Cancel(ctx, kept)
-		}},
-		{"in the transaction that has the row", store.CancelTx}, // where neither the server nor the other sees the deadlock
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			l := slow(test.name, 10)
-			mustAllow(t, store, l.ForN("k", 5))
-			kept, err := store.Allow(t.Context(), l.For("k"))
-			mustTake(t, kept, err)
-			holder := begin(t, db, pgx.ReadCommitted)
-			takeIn(t, store, holder, l.For("k"))
-			first := make(chan bool, 1)
-			go func() {
-				cancelled, _ := store.Cancel(within(t, others), kept.Receipt)
-				first <- cancelled
-			}()
-			eventually(t, "the other Cancel waits", func() bool { return pgtest.Blocks(t, db.Pool, holder) })
-
-			ctx, cancel := context.WithTimeout(t.Context(), lasts)
-			defer cancel()
-			begun := time.Now()
-			second, err := test.cancel(ctx, holder, kept.Receipt)
-			if took := time.Since(begun); took > lasts+grace {
-				t.Errorf("returned %v, error %v, after %v, want %v", second, err, took, lasts)
-			}
-			left := 4.0 // of 10: 5 and 2 were taken, and 1 was given back
-			if err == nil {
-				end(t, holder.Commit)
-			} else {
-				_ = holder.Rollback(t.Context()) // it can be gone, with its connection
-				left = 5
-			}
-			if <-first == second {
-				t.Errorf("both said %v, want one to have given back", second)
-			}
-			wantLeft(t, store, l.ForN("k", 0), left)
-		})
-	}
-}
-
 // givingBack are the ways to give 4 tokens back, of a result that took them.
 var givingBack = []struct {
 	name string
@@ -537,13 +329,6 @@ var givingBack = []struct {
 		if _, err := store.Credit(t.Context(), l.ForN("k", 4)); err != nil {
 			t.Fatal(err)
 		}
-	}},
-	{"CreditTx", func(t *testing.T, db *pgtest.DB, store *pgstore.Store, l ratelimit.Limit, _ ratelimit.Result) {
-		tx := begin(t, db, pgx.Serializable)
-		if _, err := store.CreditTx(t.Context(), tx, l.ForN("k", 4)); err != nil {
-			t.Fatal(err)
-		}
-		end(t, tx.Commit)
 	}},
 	{"Cancel", func(t *testing.T, _ *pgtest.DB, store *pgstore.Store, _ ratelimit.Limit, taken ratelimit.Result) {
 		cancelled, err := store.Cancel(t.Context(), taken.Receipt)
@@ -607,40 +392,6 @@ func TestPauseHolds(t *testing.T) {
 				c.set(until)
 				result, err := store.Allow(t.Context(), l.ForN("k", 3))
 				mustTake(t, result, err)
-			})
-		})
-	}
-}
-
-// A pause that is rolled back, or resumed, or reset, is over.
-func TestPauseEnds(t *testing.T) {
-	t.Parallel()
-	for _, test := range []struct {
-		name string
-		end  func(*testing.T, *pgstore.Store, ratelimit.Limit)
-		left float64
-	}{
-		{"Reset", func(t *testing.T, store *pgstore.Store, l ratelimit.Limit) { forgetKey(t, store, l, "k") }, 12},
-		{"Resume", func(t *testing.T, store *pgstore.Store, l ratelimit.Limit) { resumeKey(t, store, l, "k") }, 4},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			eachKind(t, func(t *testing.T, db *pgtest.DB, c *clock, store *pgstore.Store, l ratelimit.Limit) {
-				tx := begin(t, db, pgx.ReadCommitted)
-				if _, err := store.PauseTx(t.Context(), tx, l, "k", time.Hour); err != nil {
-					t.Fatal(err)
-				}
-				end(t, tx.Rollback)
-				mustAllow(t, store, l.ForN("k", 2))
-				if _, err := store.Pause(t.Context(), l, "k", time.Hour); err != nil {
-					t.Fatal(err)
-				}
-				if _, err := store.Credit(t.Context(), l.ForN("k", 4)); err != nil {
-					t.Fatal(err)
-				}
-				wantWhilePaused(t, db, store, l, noon.Add(time.Hour))
-				test.end(t, store, l)
-				wantLeft(t, store, l.ForN("k", 0), test.left)
-				mustAllow(t, store, l.ForN("k", test.left))
 			})
 		})
 	}

@@ -49,7 +49,7 @@ func TestGivingUpChargesNothing(t *testing.T) {
 	limit := slow("l", 10)
 	mustAllow(t, store, limit.For("k"))
 	holder := begin(t, db, pgx.ReadCommitted)
-	mustAllowIn(t, store, holder, limit.For("k"))
+	takeIn(t, store, holder, limit.For("k"))
 	for range 3 {
 		if err := untilLocked(t, limit, func(ctx context.Context) error {
 			result, err := store.Allow(ctx, limit.For("k"))
@@ -68,12 +68,6 @@ func TestGivingUpChargesNothing(t *testing.T) {
 	wantLeft(t, newStore(t, db), limit.ForN("k", 0), 9)
 }
 
-func mustAllowIn(t *testing.T, store *pgstore.Store, tx pgx.Tx, requests ...ratelimit.Request) {
-	t.Helper()
-	result, err := store.AllowTx(t.Context(), tx, requests...)
-	mustTake(t, result, err)
-}
-
 // While a limit's number of shards changes, a transaction can meet both.
 func TestTwoNumbersOfShardsInOneTransaction(t *testing.T) {
 	t.Parallel()
@@ -82,7 +76,7 @@ func TestTwoNumbersOfShardsInOneTransaction(t *testing.T) {
 	for range 20 {
 		tx := begin(t, db, pgx.ReadCommitted)
 		for _, shards := range []int{8, 2, 8} {
-			mustAllowIn(t, store, tx, shardedSlow("l", 1000, shards).For("k"))
+			takeIn(t, store, tx, shardedSlow("l", 1000, shards).For("k"))
 		}
 		if err := tx.Rollback(t.Context()); err != nil {
 			t.Fatal(err)

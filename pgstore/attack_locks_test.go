@@ -36,12 +36,6 @@ func newScene(t *testing.T, conns int32, change ...func(*pgstore.Config)) *scene
 	return s
 }
 
-// beside is db with a pool of its own.
-func beside(t *testing.T, db *pgtest.DB) *pgtest.DB {
-	t.Helper()
-	return &pgtest.DB{URL: db.URL, Schema: db.Schema, Pool: newPool(t, db.URL)}
-}
-
 // held is a limit of 10 tokens of which a transaction has taken 3 for each of
 // some keys, whose rows it so keeps locked.
 type held struct {
@@ -123,13 +117,6 @@ func (s *scene) allow(t *testing.T, patience time.Duration, requests ...ratelimi
 	return done
 }
 
-// aMoment is the deadline of those who have nobody to wait for: long for a busy machine,
-// and short for somebody who waits for a row after all, which is kept locked for longer.
-const (
-	aMoment = 5 * time.Second
-	forLong = time.Minute
-)
-
 // wantUndisturbed has callers of other keys ask a few times, in all manners, and
 // wants all of them answered in a moment.
 func (s *scene) wantUndisturbed(t *testing.T) {
@@ -204,42 +191,6 @@ func TestLockedRowsDisturbNobodyElse(t *testing.T) {
 			})
 		}
 	}
-}
-
-// The same while the verbs wait that change a row and ask for nothing.
-func TestLockedRowsDisturbNobodyElseDuringEdits(t *testing.T) {
-	t.Parallel()
-	eachRow(t, func(t *testing.T, there bool) {
-		s := newScene(t, 4)
-		h := s.hold(t, 7, there)
-		done := make(chan error)
-		for i, key := range h.keys {
-			go func() {
-				ctx, cancel := soon(t)()
-				defer cancel()
-				switch i % 3 {
-				case 0:
-					_, err := s.store.Credit(ctx, h.limit.For(key))
-					done <- err
-				case 1:
-					_, err := s.store.Cancel(ctx, paid(h.limit.For(key)).Receipt)
-					done <- err
-				default:
-					done <- resetKey(ctx, s.store, h.limit, key)
-				}
-			}()
-		}
-		waitFor(t, s.side, h.tx, 4)
-		s.wantUndisturbed(t)
-		if err := h.tx.Commit(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		for range h.keys {
-			if err := <-done; err != nil {
-				t.Error(err)
-			}
-		}
-	})
 }
 
 // A call that waits for one of its rows keeps no other locked meanwhile: not from
@@ -369,108 +320,6 @@ func wantLocked(t *testing.T, err error, h *held) {
 	}
 }
 
-// Those who wait for one row have each a deadline of their own.
-func TestWaitingHasEachItsDeadline(t *testing.T) {
-	t.Parallel()
-	eachRow(t, func(t *testing.T, there bool) {
-		s := newScene(t, 4)
-		h := s.hold(t, 1, there)
-		var calls []<-chan asked
-		for i := range 12 {
-			patience := time.Duration(100+50*(i*5%12)) * time.Millisecond // in no order
-			calls = append(calls, s.allow(t, patience, h.limit.For(h.keys[0])))
-		}
-		for i, call := range calls {
-			got := <-call
-			if got.OK || !errors.Is(got.err, context.DeadlineExceeded) || got.late < 0 || got.late > aMoment {
-				t.Errorf("call %d: got OK %v, error %v, %v after its deadline", i, got.OK, got.err, got.late)
-			}
-		}
-	})
-}
-
-// When the row is free those who wait are served at once, by what the holder has
-// left.
-func TestWaitingIsServedWhenTheRowIsFree(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	for name, commit := range map[string]bool{"commit": true, "rollback": false} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			eachRow(t, func(t *testing.T, there bool) {
-				s := newScene(t, 4)
-				h := s.hold(t, 7, there)
-				calls := s.ask(t, h, forLong)
-				mustExec(t, h.tx, `SELECT pg_sleep(0.2)`) // who comes back now and then comes rarely by now
-				end, left := h.tx.Rollback, h.had-3
-				if commit {
-					end, left = h.tx.Commit, left-3
-				}
-				freed := time.Now()
-				if err := end(t.Context()); err != nil {
-					t.Fatal(err)
-				}
-				for _, call := range calls {
-					got := <-call
-					mustTake(t, got.Result, got.err)
-				}
-				if took := time.Since(freed); took > aMoment {
-					t.Errorf("served after %v", took)
-				}
-				for _, key := range h.keys {
-					wantLeft(t, s.store, h.limit.ForN(key, 0), left)
-				}
-			})
-		})
-	}
-}
-
-// A row that one transaction after another takes from, with the next waiting for
-// it already, is not kept from a call on its own for ever.
-func TestSuccessionOfTransactionsStarvesNobody(t *testing.T) {
-	t.Parallel()
-	s := newScene(t, 4)
-	limit := slow("l", 1e6)
-	mustAllow(t, s.store, limit.For("k"))
-	var committed atomic.Int64
-	ctx, cancel := context.WithCancel(t.Context())
-	ended := make(chan struct{})
-	go func() {
-		defer close(ended)
-		others := newStore(t, s.side)
-		together(3, func(int) {
-			for ctx.Err() == nil {
-				err := pgx.BeginFunc(t.Context(), s.side.Pool, func(tx pgx.Tx) error {
-					_, err := others.AllowTx(t.Context(), tx, limit.For("k"))
-					pauseFor(ctx, 5*time.Millisecond)
-					return err
-				})
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				committed.Add(1)
-			}
-		})
-	}()
-	eventually(t, "transactions follow one another", func() bool { return committed.Load() > 10 })
-	for i, requests := range [][]ratelimit.Request{
-		{limit.For("k")},
-		{slow("a limit before", 10).For("k"), limit.For("k")},
-		{limit.For("k"), slow("v limit behind", 10).For("k")},
-		{limit.For("k")},
-	} {
-		before, begun := committed.Load(), time.Now()
-		got := <-s.allow(t, forLong, requests...)
-		if got.err != nil || !got.OK {
-			t.Errorf("call %d: got OK %v, error %v, after %d transactions", i, got.OK, got.err, committed.Load()-before)
-		}
-		t.Logf("call %d: %v, %d transactions", i, time.Since(begun), committed.Load()-before)
-	}
-	cancel()
-	<-ended
-}
-
 // A call on its own within a transaction of the caller's that has the row waits
 // for what will not come. Without a deadline it ends with the store's time-out.
 // (TestNoTimeout shows that it disturbs nobody until then.)
@@ -504,35 +353,6 @@ func TestWaitingForOneselfEnds(t *testing.T) {
 		cancel()
 		wantLeft(t, newStore(t, s.side), h.limit.ForN(h.keys[0], 0), h.had-3)
 	})
-}
-
-// When those who waited for a row have given up, nothing waits for it any more
-// that others would have to wait for: though callers who were decided together
-// with them have been served.
-func TestGivingUpLeavesNothingBehind(t *testing.T) {
-	t.Parallel()
-	s := newScene(t, 4, withTimeout(forLong)) // what is left behind is there for as long
-	h := s.hold(t, 1, true)
-	limit, other := slow("l", 10), slow("v limit behind", 10)
-	for i := range 8 {
-		mustAllow(t, s.store, limit.For(fmt.Sprint(i)))
-	}
-	g := gather(t, s.Pool)
-	g.lead(s.store)
-	for i := range 8 {
-		g.call(forLong, func(ctx context.Context) {
-			if result, err := s.store.Allow(ctx, limit.For(fmt.Sprint(i))); err != nil || !result.OK {
-				t.Errorf("got OK %v, error %v", result.OK, err)
-			}
-		})
-		g.call(300*time.Millisecond, func(ctx context.Context) {
-			if result, err := s.store.Allow(ctx, other.For(fmt.Sprint(i)), h.limit.For(h.keys[0])); err == nil || result.OK {
-				t.Errorf("got OK %v, error %v, want an error", result.OK, err)
-			}
-		})
-	}
-	g.decide()
-	s.wantUndisturbed(t)
 }
 
 // A transaction that takes in two steps cannot deadlock with calls on their own
@@ -580,35 +400,6 @@ func TestTwoStepsMeetNoDeadlock(t *testing.T) {
 		if strings.Contains(err, deadlockDetected) {
 			t.Errorf("PostgreSQL reported %s", err)
 		}
-	}
-}
-
-// A check writes nothing, whoever it is decided together with.
-func TestCheckTogetherWritesNothing(t *testing.T) {
-	t.Parallel()
-	s := newScene(t, 4)
-	one, other := slow("one", 10), slow("other", 10)
-	g := gather(t, s.Pool)
-	g.lead(s.store)
-	for i := range 40 {
-		key := fmt.Sprint(i)
-		g.call(10*time.Second, func(ctx context.Context) {
-			result, err := s.store.Check(ctx, slow("checked", 10).For(key))
-			if err != nil || !result.OK || result.Value != 10 {
-				t.Errorf("got OK %v of %v, error %v", result.OK, result.Value, err)
-			}
-		})
-		if i%10 == 0 {
-			g.call(10*time.Second, func(ctx context.Context) {
-				if result, err := s.store.Allow(ctx, one.For(key), other.For(key)); err != nil || !result.OK {
-					t.Errorf("got OK %v, error %v", result.OK, err)
-				}
-			})
-		}
-	}
-	g.decide()
-	if rows := rowsOf(t, s.side, "checked"); len(rows) != 0 {
-		t.Errorf("%d of 40 keys that were only checked have rows", len(rows))
 	}
 }
 

@@ -4,10 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
-	"os"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -19,23 +16,11 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
-	"github.com/pgratelimit/ratelimit/internal/throwaway"
-	"github.com/pgratelimit/ratelimit/migrations"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
 // The tests in attack_*_test.go attack the store, each in a way that once found a
 // fault. These here attack decisions on their own.
-
-// withTimeout bounds decisions whose context has no deadline.
-func withTimeout(d time.Duration) func(*pgstore.Config) {
-	return func(c *pgstore.Config) { c.Timeout = d }
-}
-
-// isLocked reports whether err says that a call waited for a lock.
-func isLocked(err error) bool {
-	return errors.Is(err, pgstore.ErrLocked)
-}
 
 func resetKey(ctx context.Context, store *pgstore.Store, l ratelimit.Limit, key string) error {
 	return store.Reset(ctx, l, key)
@@ -121,14 +106,6 @@ type noticing struct {
 func (n *noticing) Done() <-chan struct{} {
 	n.once.Do(func() { close(n.waits) })
 	return n.Context.Done()
-}
-
-// execIn runs SQL in which {schema} stands for db's schema.
-func execIn(t *testing.T, db *pgtest.DB, sql string) {
-	t.Helper()
-	if _, err := db.Pool.Exec(t.Context(), strings.ReplaceAll(sql, "{schema}", db.Schema)); err != nil {
-		t.Fatal(err)
-	}
 }
 
 // atCommit has plpgsql statements run at the commit of whoever changes a row of
@@ -241,172 +218,6 @@ func TestNoOKWithoutCommitTogether(t *testing.T) {
 				t.Errorf("%d callers were told OK, want none", n)
 			}
 			wantLeft(t, store, limit.ForN("k", 0), 5)
-		})
-	}
-}
-
-// The same when it is serializable's check at the commit that fails, of a caller
-// whose role has that level by default. Who reads the whole table, since it has
-// no other plan, is between two others: one that has read its row, and one that
-// has written another row and is committed first.
-func TestNoOKWithoutCommitUnderSerializable(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) {
-		for _, plan := range []string{"enable_tidscan", "enable_indexscan", "enable_indexonlyscan", "enable_bitmapscan"} {
-			c.ConnConfig.RuntimeParams[plan] = "off"
-		}
-		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
-	}))
-	store := newStore(t, db)
-	limit := shardedSlow("l", 10, 2)
-	if _, err := store.Reserve(t.Context(), limit.ForN("k", 14)); err != nil {
-		t.Fatal(err)
-	}
-	mustAllow(t, store, slow("other", 10).For("k"))
-	execIn(t, db, `CREATE TABLE {schema}.gate ()`)
-	atCommit(t, db, `IF NEW.name = 'l' THEN LOCK TABLE `+db.Schema+`.gate IN SHARE MODE; END IF`)
-	gate := begin(t, db, pgx.ReadCommitted)
-	mustExec(t, gate, `LOCK TABLE `+db.Schema+`.gate`)
-
-	told := make(chan takenLater, 1)
-	go func() {
-		ctx, cancel := soon(t)()
-		defer cancel()
-		result, err := store.Reserve(ctx, limit.For("k"))
-		told <- takenLater{result, err}
-	}()
-	waitFor(t, db, gate, 1)
-	before := begin(t, db, pgx.Serializable)
-	mustExec(t, before, `SELECT FROM `+db.Schema+`.rate_limits`)
-	after := begin(t, db, pgx.Serializable)
-	mustExec(t, after, `UPDATE `+db.Schema+`.rate_limits SET value = value WHERE name = 'other'`)
-	if err := errors.Join(after.Commit(t.Context()), gate.Rollback(t.Context()), before.Rollback(t.Context())); err != nil {
-		t.Fatal(err)
-	}
-	got, left := <-told, -4.0
-	if got.OK && got.err == nil {
-		left--
-	}
-	wantLeft(t, newStore(t, db), limit.ForN("k", 0), left)
-}
-
-// The same when the server crashes at the commit of a statement for many. The
-// first of its answers, as many as fill a buffer of 8 kB, are there by then.
-func TestNoOKWithoutCommitWhenServerCrashes(t *testing.T) {
-	pgtest.Long(t)
-	const callers = 1200
-	db := crashable(t)
-	limit := shardedSlow("l", 10, 2)
-	execIn(t, db, fmt.Sprintf(`INSERT INTO {schema}.rate_limits (name, key, shard, value, ts)
-		SELECT 'l', i::text, s, -1, clock_timestamp() FROM generate_series(1, %d) AS i, generate_series(0, 1) AS s`, callers))
-	atCommit(t, db, `IF (SELECT count(*) FROM {schema}.rate_limits WHERE xmin = pg_current_xact_id()::xid) > 400
-		THEN PERFORM pg_advisory_xact_lock(1); END IF`)
-	holder := begin(t, db, pgx.ReadCommitted)
-	mustExec(t, holder, `SELECT pg_advisory_xact_lock(1)`)
-
-	pool := newPool(t, db.URL)
-	store := newStore(t, &pgtest.DB{Schema: db.Schema, Pool: pool})
-	var told, returned atomic.Int64
-	g := gather(t, pool)
-	for i := range callers {
-		g.call(20*time.Second, func(ctx context.Context) {
-			defer returned.Add(1)
-			if result, err := store.Reserve(ctx, limit.For(fmt.Sprint(i+1))); err == nil && result.OK {
-				told.Add(1)
-			}
-		})
-	}
-	g.release()
-	var pid int
-	eventually(t, "a statement for many commits, or there is none", func() bool {
-		err := db.Pool.QueryRow(t.Context(), `SELECT pid FROM pg_locks WHERE locktype = 'advisory' AND NOT granted LIMIT 1`).Scan(&pid)
-		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
-			t.Fatal(err)
-		}
-		return pid != 0 || returned.Load() == callers
-	})
-	if pid != 0 {
-		kill(t, pid)
-	}
-	g.calls.Wait()
-	eventually(t, "the server is there again", func() bool { return db.Pool.Ping(t.Context()) == nil })
-	var spent int64
-	if err := db.Pool.QueryRow(t.Context(), `SELECT count(*) FROM public.rate_limits WHERE value < -1.5`).Scan(&spent); err != nil {
-		t.Fatal(err)
-	}
-	if n := told.Load(); n > spent {
-		t.Errorf("%d were told OK, and %d reservations are there", n, spent)
-	}
-	t.Logf("%d of %d told OK, killed %v", told.Load(), callers, pid != 0)
-}
-
-// crashable is a database on a server of the test's own.
-func crashable(t *testing.T) *pgtest.DB {
-	t.Helper()
-	t.Setenv("DATABASE_URL", "")
-	server, err := throwaway.Start(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = server.Close() })
-	if !strings.HasPrefix(server.Source, "PostgreSQL") {
-		t.Skipf("the processes of %s cannot be killed from here", server.Source)
-	}
-	pool := newPool(t, server.URL)
-	if _, err := pool.Exec(t.Context(), migrations.UpSQL()); err != nil {
-		t.Fatal(err)
-	}
-	return &pgtest.DB{URL: server.URL, Schema: "public", Pool: pool}
-}
-
-// kill kills a server process, which makes the server throw its memory away and
-// recover.
-func kill(t *testing.T, pid int) {
-	t.Helper()
-	process, err := os.FindProcess(pid)
-	if err == nil {
-		err = process.Kill()
-	}
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
-// Two stores take from the same shards at the same time: their callers are
-// charged once each.
-func TestShardsChargeOnce(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	const stores, goroutines, calls = 2, 4, 80
-	bucket := ratelimit.TokenBucket{Name: "bucket", Rate: 1e6, Period: 50 * 365 * 24 * time.Hour, Capacity: 8, Shards: 8}
-	window := slowWindow("window", 8)
-	window.Shards = 8
-	for _, limit := range []ratelimit.Limit{bucket, window} {
-		t.Run(limit.Definition().Name, func(t *testing.T) {
-			t.Parallel()
-			db := pgtest.New(t)
-			var group sync.WaitGroup
-			for range stores {
-				store := newStore(t, &pgtest.DB{Schema: db.Schema, Pool: newPool(t, db.URL)})
-				group.Go(func() {
-					together(goroutines, func(int) {
-						for range calls {
-							if result, err := store.Reserve(t.Context(), limit.For("k")); err != nil || !result.OK {
-								t.Errorf("got OK %v, error %v", result.OK, err)
-								return
-							}
-						}
-					})
-				})
-			}
-			group.Wait()
-			var left float64
-			if err := db.Pool.QueryRow(t.Context(), "SELECT sum(value) FROM "+db.Schema+".rate_limits").Scan(&left); err != nil {
-				t.Fatal(err)
-			}
-			if got, want := 8-left, float64(stores*goroutines*calls); math.Abs(got-want) > 0.5 {
-				t.Errorf("the rows lack %.1f tokens, want %v", got, want)
-			}
 		})
 	}
 }
@@ -536,23 +347,6 @@ func afterAWait(t *testing.T, db *pgtest.DB, take takes, r ratelimit.Request, th
 	return granted
 }
 
-// waitFor returns when so many are seen to wait for tx, or after a moment: those
-// who do not wait in the database are not seen.
-func waitFor(t *testing.T, db *pgtest.DB, tx pgx.Tx, n int) {
-	t.Helper()
-	for end := time.Now().Add(200 * time.Millisecond); time.Now().Before(end); time.Sleep(2 * time.Millisecond) {
-		var waiting int
-		err := db.Pool.QueryRow(t.Context(), `SELECT count(*) FROM pg_stat_activity
-			WHERE wait_event_type = 'Lock' AND $1 = ANY(pg_blocking_pids(pid))`, tx.Conn().PgConn().PID()).Scan(&waiting)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if waiting >= n {
-			return
-		}
-	}
-}
-
 // wantWithin wants what was granted, by what callers were told of when, to keep
 // to the limit in every stretch of time that begins and ends with a grant, or in
 // every window.
@@ -570,35 +364,6 @@ func wantWithin(t *testing.T, d bucket.Definition, granted []ratelimit.Result) {
 				t.Errorf("granted %v in %v, want at most %v", sum, r.At.Sub(first.At), d.Capacity+came)
 			}
 		}
-	}
-}
-
-// A refusal that is remembered promises an instant at which the same call
-// succeeds, though others took after it was refused and before it was told.
-func TestRemembersWhatIsLeftAfterARefusal(t *testing.T) {
-	t.Parallel()
-	c := newClock()
-	db := pgtest.New(t, maxConns(1))
-	store := newStore(t, db, onClock(c), func(config *pgstore.Config) { config.Escrow = pgstore.MaxEscrow })
-	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Hour}
-	mustAllow(t, store, limit.ForN("k", 5))
-	g := gather(t, db.Pool)
-	for _, n := range []float64{0, 8, 3} { // decided alone, refused, granted
-		g.call(20*time.Second, func(ctx context.Context) {
-			if _, err := store.Allow(ctx, limit.ForN("k", n)); err != nil {
-				t.Error(err)
-			}
-		})
-	}
-	g.decide()
-	wantLeft(t, store, limit.ForN("k", 0), 2)
-	refused, err := store.Allow(t.Context(), limit.ForN("k", 8))
-	if err != nil || refused.OK {
-		t.Fatalf("got OK %v, error %v, want a refusal", refused.OK, err)
-	}
-	c.set(refused.RetryAt)
-	if again, err := store.Allow(t.Context(), limit.ForN("k", 8)); err != nil || !again.OK {
-		t.Errorf("promised for %v, got OK %v, error %v, and then %v more", refused.RetryAfter, again.OK, err, again.RetryAfter)
 	}
 }
 
@@ -636,38 +401,6 @@ func TestRemembersWhatItTookAfterARefusal(t *testing.T) {
 				t.Errorf("promised for %v, got OK %v, error %v, and then %v more", refused.RetryAfter, again.OK, err, again.RetryAfter)
 			}
 		})
-	}
-}
-
-// A full limit grants its whole capacity, over however many shards, and an empty
-// one promises it for when it is full.
-func TestShardsGrantTheWholeCapacity(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	c := newClock()
-	db := pgtest.New(t)
-	store := newStore(t, db, onClock(c))
-	for _, shards := range []int{538, 777, 1000} {
-		for _, capacity := range []float64{1000, 12345.678, 1e6 / 3} {
-			limit := ratelimit.TokenBucket{Name: fmt.Sprintf("%g of %d", capacity, shards), Rate: capacity, Period: time.Hour, Shards: shards}
-			if limit.Validate() != nil { // less than one token a shard
-				continue
-			}
-			t.Run(limit.Name, func(t *testing.T) {
-				all := limit.ForN("k", capacity)
-				if result, err := store.Allow(t.Context(), all); err != nil || !result.OK {
-					t.Fatalf("full: got OK %v, retry after %v, error %v", result.OK, result.RetryAfter, err)
-				}
-				empty, err := store.Check(t.Context(), all)
-				if err != nil || empty.OK || empty.RetryAfter > limit.Period+time.Second {
-					t.Fatalf("empty: got OK %v, retry after %v, error %v, want it in %v", empty.OK, empty.RetryAfter, err, limit.Period)
-				}
-				c.set(empty.RetryAt)
-				if again, err := store.Allow(t.Context(), all); err != nil || !again.OK {
-					t.Errorf("at the promised instant: got OK %v, error %v", again.OK, err)
-				}
-			})
-		}
 	}
 }
 

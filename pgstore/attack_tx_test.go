@@ -2,22 +2,18 @@ package pgstore_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"runtime"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 	"weak"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
-	"github.com/pgratelimit/ratelimit/internal/traced"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -104,62 +100,10 @@ func TestSecondStepDoesNotDeadlock(t *testing.T) {
 	}
 }
 
-// refuse has callers ask in transactions of their own, one after the other, and wants each of
-// them refused.
-func refuse(t *testing.T, db *pgtest.DB, store *pgstore.Store, level pgx.TxIsoLevel, callers, each int, requests ...ratelimit.Request) {
-	t.Helper()
-	ctx := within(t, forLong)
-	together(callers, func(int) {
-		for range each {
-			err := pgx.BeginTxFunc(ctx, db.Pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
-				result, err := store.AllowTx(ctx, tx, requests...)
-				if err == nil && result.OK {
-					t.Error("got OK, want a refusal")
-				}
-				return err
-			})
-			if err != nil {
-				t.Error(err)
-				return
-			}
-		}
-	})
-}
-
 // acquired is how often somebody took a connection from db's pool, or would have.
 func acquired(db *pgtest.DB) int64 {
 	stat := db.Pool.Stat()
 	return stat.AcquireCount() + stat.CanceledAcquireCount()
-}
-
-// What is refused in the caller's transaction is refused on the caller's
-// connection: with as many callers as there can be, another one is what they all
-// wait for. Shards cost no more round trips than the one row does.
-func TestShardsAreRefusedOnTheCallersConnection(t *testing.T) {
-	t.Parallel()
-	const callers, each, tokens = 50, 4, 16
-	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.Serializable} {
-		t.Run(string(level), func(t *testing.T) {
-			t.Parallel()
-			var statements traced.Statements
-			db := pgtest.New(t, maxConns(4), pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = &statements }))
-			store := newStore(t, db)
-			one, sharded := slow("one", tokens), shardedSlow("sharded", tokens, 16)
-			mustAllow(t, store, one.ForN("k", tokens), sharded.ForN("k", tokens))
-			var sends [2]int64
-			for i, l := range []ratelimit.Limit{one, sharded} {
-				connections, before := acquired(db), statements.Sends()
-				refuse(t, db, store, level, callers, each, l.For("k"))
-				if got := acquired(db) - connections; got != callers*each {
-					t.Errorf("%s: took %d connections for %d transactions", ratelimit.NameOf(l), got, callers*each)
-				}
-				sends[i] = statements.Sends() - before
-			}
-			if sends[1] > sends[0] {
-				t.Errorf("sent %d times with one row, and %d times with 16 shards", sends[0], sends[1])
-			}
-		})
-	}
 }
 
 // fetched is how many rows of the limits tx has read, since some instant.
@@ -211,88 +155,6 @@ func TestRefusalDoesNotLookAtOthersShards(t *testing.T) {
 				}
 			})
 		}
-	}
-}
-
-// Transactions on keys of their own do not fail one another, in calls of many
-// limits either. (PostgreSQL 15.20 and others of 2026-11 take a predicate lock on
-// each row that an upsert finds, and drop it at its update, but not in a
-// subtransaction; more than two on a page become one on the page.)
-func TestDifferentKeysDoNotConflictInCallsOfSeveral(t *testing.T) {
-	pgtest.Long(t)
-	const goroutines, each = 32, 6
-	var errs errorResponses
-	db := pgtest.New(t, maxConns(goroutines), pgtest.WithConfig(errs.watch))
-	store := newStore(t, db)
-	createOrders(t, db)
-	order := func(ctx context.Context, tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, "INSERT INTO "+db.Schema+".orders (what) VALUES ('order')")
-		return err
-	}
-	requests := func(g int) (all []ratelimit.Request) {
-		for i := range 8 {
-			all = append(all, slow(fmt.Sprint("l", i), 1e6).For(fmt.Sprintf("%02d", g)))
-		}
-		return all
-	}
-	inTx := func(take func(context.Context, *pgstore.Store, pgx.Tx, []ratelimit.Request) error) func(context.Context, int) error {
-		return func(ctx context.Context, g int) error {
-			return pgx.BeginTxFunc(ctx, db.Pool, pgx.TxOptions{IsoLevel: pgx.Serializable}, func(tx pgx.Tx) error {
-				return errors.Join(take(ctx, store, tx, requests(g)), order(ctx, tx))
-			})
-		}
-	}
-	for g := range goroutines {
-		mustAllow(t, store, requests(g)...)
-	}
-	if _, err := db.Pool.Exec(t.Context(), "ANALYZE "+db.Schema+".rate_limits"); err != nil {
-		t.Fatal(err)
-	}
-	slowTakes(t, db)
-	for _, form := range []struct {
-		name string
-		run  func(context.Context, int) error
-	}{
-		{"AllowTx", inTx(allowTx)},
-		{"ReserveTx", inTx(reserveTx)},
-		{"AllowFunc", func(ctx context.Context, g int) error {
-			_, err := store.AllowFunc(ctx, requests(g), func(tx pgx.Tx, _ ratelimit.Result) error { return order(ctx, tx) })
-			return err
-		}},
-	} {
-		t.Run(form.name, func(t *testing.T) {
-			before, ctx := len(errs.all()), within(t, 20*time.Second)
-			var failed, again atomic.Int64
-			together(goroutines, func(g int) {
-				for range each {
-					switch err := form.run(ctx, g); {
-					case hasCode(err, serializationFailure):
-						again.Add(1)
-					case err != nil:
-						failed.Add(1)
-					}
-				}
-			})
-			if got := len(errs.all()) - before; again.Load() != 0 || failed.Load() != 0 || got != 0 {
-				t.Errorf("of %d transactions %d failed with code %s, and %d otherwise; the server reported %d errors",
-					goroutines*each, again.Load(), serializationFailure, failed.Load(), got)
-			}
-		})
-	}
-}
-
-// slowTakes has each row of a call take a moment, so that calls overlap.
-func slowTakes(t *testing.T, db *pgtest.DB) {
-	t.Helper()
-	_, err := db.Pool.Exec(t.Context(), strings.ReplaceAll(`
-		CREATE FUNCTION {schema}.slow_take() RETURNS trigger LANGUAGE plpgsql AS $$
-		BEGIN
-			PERFORM pg_sleep(0.0005);
-			RETURN NEW;
-		END $$;
-		CREATE TRIGGER slow_take BEFORE UPDATE ON {schema}.rate_limits FOR EACH ROW EXECUTE FUNCTION {schema}.slow_take()`, "{schema}", db.Schema))
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 

@@ -183,41 +183,6 @@ func (s *scene) wantFree(t *testing.T, r ratelimit.Request, n int) {
 	}
 }
 
-// The same for those who wait for an answer that does not come, on a connection
-// for which the network went silent, though others who were decided together with
-// them have been served.
-func TestGivingUpOnSilenceLeavesNothingBehind(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	for n := range 8 {
-		t.Run(fmt.Sprintf("from answer %d on", n+1), func(t *testing.T) {
-			t.Parallel()
-			r := newRelay(t)
-			s := r.newScene(t, 8, withTimeout(forLong)) // what is left behind is there for as long
-			limit, drained := slow("l", 10), slow("drained", 10)
-			for i := range 8 {
-				mustAllow(t, newStore(t, s.side), limit.For(fmt.Sprint(i)), drained.ForN(fmt.Sprint(i), 10))
-			}
-			g := gather(t, s.Pool)
-			g.lead(s.store)
-			for i := range 8 {
-				for _, l := range []ratelimit.Limit{limit, drained} {
-					g.call(300*time.Millisecond, func(ctx context.Context) { _, _ = s.store.Allow(ctx, l.For(fmt.Sprint(i))) })
-				}
-			}
-			r.interfere(nil, func(i int) relay.Fate {
-				if i == n+1 {
-					return relay.Silence
-				}
-				return relay.Pass
-			})
-			g.decide()
-			r.interfere(nil, nil)
-			s.wantUndisturbed(t)
-		})
-	}
-}
-
 // A process that stands still between any two of its statements forgets nothing
 // that others took meanwhile: the key was drained, is full again, and was pruned.
 func TestStandingStillForgetsNothing(t *testing.T) {

@@ -30,7 +30,7 @@ type base struct {
 	config Config
 
 	seen     decide.Definitions
-	shards   shards.Seen
+	shards   shards.Cache
 	cache    *escrow.Cache // nil without Config.Escrow
 	work     work
 	blocking chan struct{} // has room for the connections that may wait for a locked row
@@ -301,8 +301,8 @@ func (b *base) took(call *decide.Call, changes []decide.Change, at time.Time) de
 
 // saw notes the states read of a call's limits.
 func (b *base) saw(call *decide.Call, view decide.View) {
-	for i := range call.Asks {
-		b.shards.Saw(&call.Asks[i], view.States[i])
+	for i := range call.Demands {
+		b.shards.Observe(&call.Demands[i], view.States[i])
 	}
 }
 
@@ -317,7 +317,7 @@ func (b *base) changed(key decide.Key) {
 // learn of: they are not out any more. A transaction of the Store's own that gives something back
 // tells rows, and has in its context, under b, those that it has told. A caller's transaction has
 // none, since it may be rolled back unnoticed. A sliding window's row learns of none, since refunds
-// go to their own slots, with any number of tokens out.
+// go to their own permits, with any number of tokens out.
 func (b *base) spent(ctx context.Context, d *bucket.Definition, key decide.Key) bucket.Spent {
 	told, own := ctx.Value(b).(map[decide.Key]bucket.Spent)
 	if !own || b.cache == nil || d.Slotted() {
@@ -343,12 +343,12 @@ func (b *base) fault(doing string, err error) error { return fault(b.config.Sche
 // faultOf is fault of a call in a caller's transaction. It names the limit, and also the
 // lock that was waited for, as far as the server says so.
 func (b *base) faultOf(call *decide.Call, err error) error {
-	key := call.Asks[0].Of()
+	key := call.Demands[0].KeyOf()
 	if code(err) == lockNotAvailable {
 		return locked(key, err)
 	}
 	doing := fmt.Sprintf("take from limit %q, key %q", key.Name, key.Key)
-	if n := len(call.Asks) - 1; n > 0 {
+	if n := len(call.Demands) - 1; n > 0 {
 		doing += fmt.Sprintf(", and from %d more", n)
 	}
 	return b.fault(doing, err)

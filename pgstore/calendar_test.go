@@ -109,7 +109,7 @@ func TestCalendarAfterYears(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				want := d.Settle(state, now).Value
+				want := d.Refill(state, now).Value
 				for key, take := range []takes{allowOwn, allowFunc, allowAt(pgx.ReadCommitted), allowOwn} {
 					result, err := take(ctx, db.Pool, store, limit.For(fmt.Sprint(key)))
 					if err != nil || result.OK != (want >= 1) || result.OK && result.Value != want-1 || !result.OK && result.Value != want {

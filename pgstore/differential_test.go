@@ -217,8 +217,8 @@ func (o op) seen() (requests []ratelimit.Request) {
 			return []ratelimit.Request{o.requests[0].Limit.ForN(o.requests[0].Key, 0)}
 		}
 	}
-	for i := range call.Asks {
-		requests = append(requests, call.Asks[i].Limit.ForN(call.Asks[i].Key, 0))
+	for i := range call.Demands {
+		requests = append(requests, call.Demands[i].Limit.ForN(call.Demands[i].Key, 0))
 	}
 	return requests
 }
@@ -614,8 +614,8 @@ func (h *history) count(o op, a reply) {
 		"calendar ahead":      calendar && o.verb == reserve && a.result.OK && a.result.RetryAfter > 0,
 		"calendar cancelled":  calendar && o.verb == cancel && a.said,
 		"calendar paused":     calendar && asked && !a.result.PausedUntil.IsZero(),
-		"granted above":       a.result.OK && a.result.Request.Floor > 0 && a.result.Taken > 0,
-		"refused above":       asked && a.err == nil && !a.result.OK && a.result.Request.Floor > 0,
+		"granted above":       a.result.OK && a.result.Request.AboveShare > 0 && a.result.Taken > 0,
+		"refused above":       asked && a.err == nil && !a.result.OK && a.result.Request.AboveShare > 0,
 		"crossed":             a.result.Crossed(0.8),
 		"shadowed":            a.result.Shadowed,
 		"shadowed of several": a.result.Shadowed && several,

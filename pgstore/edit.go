@@ -29,21 +29,21 @@ func (s *Store) Reset(ctx context.Context, limit ratelimit.Limit, key string) er
 // reset deletes the rows of an edit's limit and key. Rows with tokens in the memories of
 // processes are not deleted, but full less those.
 func (s *Store) reset(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
-	a := &call.Asks[0]
-	left, err := s.table.Reset(ctx, tx, a.Of())
+	a := &call.Demands[0]
+	left, err := s.table.Reset(ctx, tx, a.KeyOf())
 	if err == nil && len(left) > 0 {
 		err = s.refillAll(ctx, tx, a, left)
 	}
 	if err != nil {
 		return s.fault("reset", err)
 	}
-	s.changed(a.Of())
-	s.memory.evict(a.Of())
+	s.changed(a.KeyOf())
+	s.memory.evict(a.KeyOf())
 	return nil
 }
 
 // refillAll fills the rows of some shards of an ask, less the tokens of them that are out.
-func (s *Store) refillAll(ctx context.Context, tx pgx.Tx, a *decide.Ask, shards []int32) error {
+func (s *Store) refillAll(ctx context.Context, tx pgx.Tx, a *decide.Demand, shards []int32) error {
 	changes := make([]decide.Change, len(shards))
 	for i, shard := range shards {
 		changes[i] = a.Change(0, int(shard), 0)
@@ -87,13 +87,13 @@ func (s *Store) Credit(ctx context.Context, r ratelimit.Request) (status ratelim
 // crediting returns the edit that gives r's count back, and sets the status then.
 func (s *Store) crediting(r ratelimit.Request, status *ratelimit.Status) func(context.Context, pgx.Tx, *decide.Call) error {
 	return func(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
-		a := &call.Asks[0]
+		a := &call.Demands[0]
 		states, at, err := s.credit(ctx, tx, a, r.Count)
 		if err != nil {
 			return s.fault("credit", err)
 		}
-		s.changed(a.Of())
-		s.shards.Saw(a, states)
+		s.changed(a.KeyOf())
+		s.shards.Observe(a, states)
 		*status = decide.Credited(r, states, at)
 		return nil
 	}
@@ -101,12 +101,12 @@ func (s *Store) crediting(r ratelimit.Request, status *ratelimit.Status) func(co
 
 // credit gives n tokens back to the rows of an ask, and returns the states of those that are
 // known then.
-func (s *Store) credit(ctx context.Context, tx pgx.Tx, a *decide.Ask, n float64) (states []bucket.State, at time.Time, err error) {
+func (s *Store) credit(ctx context.Context, tx pgx.Tx, a *decide.Demand, n float64) (states []bucket.State, at time.Time, err error) {
 	shard, counts := 0, []float64{n}
 	if !a.Sharded() {
 		states = make([]bucket.State, 1)
 	} else if held, ok := s.heldBy(tx, a); ok {
-		shard, states = held, s.shards.Known(a, time.Time{})
+		shard, states = held, s.shards.Cached(a, time.Time{})
 	} else {
 		if states, _, at, err = s.lockEach(ctx, tx, a); err != nil {
 			return nil, at, err
@@ -122,7 +122,7 @@ func (s *Store) credit(ctx context.Context, tx pgx.Tx, a *decide.Ask, n float64)
 
 // give gives counts to shards of an ask, from the given one on, and returns the states of their
 // rows then. A sliding window is given to in a second round trip, with the row locked.
-func (s *Store) give(ctx context.Context, tx pgx.Tx, a *decide.Ask, shard int, counts []float64) ([]table.Give, error) {
+func (s *Store) give(ctx context.Context, tx pgx.Tx, a *decide.Demand, shard int, counts []float64) ([]table.Give, error) {
 	var batch pgx.Batch
 	changes, gives := make([]decide.Change, len(counts)), make([]table.Give, len(counts))
 	for i, n := range counts {
@@ -147,7 +147,7 @@ func (s *Store) give(ctx context.Context, tx pgx.Tx, a *decide.Ask, shard int, c
 
 // lockEach locks all rows of an ask, in order, and returns their states, and their tokens that are
 // out.
-func (s *Store) lockEach(ctx context.Context, q table.Querier, a *decide.Ask) (states []bucket.State, outs []bucket.Out, at time.Time, err error) {
+func (s *Store) lockEach(ctx context.Context, q table.Querier, a *decide.Demand) (states []bucket.State, outs []bucket.Out, at time.Time, err error) {
 	changes := make([]decide.Change, a.Definition.Shards)
 	for shard := range changes {
 		changes[shard] = a.Change(0, shard, 0)
@@ -208,8 +208,8 @@ func badPause(requests []ratelimit.Request, lasts time.Duration) error {
 func (s *Store) pausing(lasts time.Duration, until *time.Time) func(context.Context, pgx.Tx, *decide.Call) error {
 	return func(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
 		*until = time.Time{}
-		for i := range call.Asks {
-			a := &call.Asks[i]
+		for i := range call.Demands {
+			a := &call.Demands[i]
 			err := s.change(ctx, tx, a, func(share *bucket.Definition, state bucket.State, _ bucket.Out, at time.Time) bucket.State {
 				after := share.Pause(state, at, at.Add(lasts))
 				if after.Paused.After(*until) {
@@ -217,7 +217,7 @@ func (s *Store) pausing(lasts time.Duration, until *time.Time) func(context.Cont
 				}
 				return after
 			})
-			s.memory.evict(a.Of()) // while the row is locked, so that nothing is prefetched before the pause is seen
+			s.memory.evict(a.KeyOf()) // while the row is locked, so that nothing is prefetched before the pause is seen
 			if err != nil {
 				return err
 			}
@@ -238,14 +238,14 @@ func (s *Store) Resume(ctx context.Context, limit ratelimit.Limit, key string) e
 }
 
 func (s *Store) resume(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
-	a := &call.Asks[0]
+	a := &call.Demands[0]
 	return s.change(ctx, tx, a, func(share *bucket.Definition, state bucket.State, out bucket.Out, at time.Time) bucket.State {
 		return share.ResumeBeside(a.Key, state, out, at)
 	})
 }
 
 // change changes all rows of an ask.
-func (s *Store) change(ctx context.Context, tx pgx.Tx, a *decide.Ask, to func(*bucket.Definition, bucket.State, bucket.Out, time.Time) bucket.State) error {
+func (s *Store) change(ctx context.Context, tx pgx.Tx, a *decide.Demand, to func(*bucket.Definition, bucket.State, bucket.Out, time.Time) bucket.State) error {
 	states, outs, at, err := s.lockEach(ctx, tx, a)
 	if err != nil {
 		return s.fault("edit", err)
@@ -253,13 +253,13 @@ func (s *Store) change(ctx context.Context, tx pgx.Tx, a *decide.Ask, to func(*b
 	var batch pgx.Batch
 	for shard, state := range states {
 		states[shard] = to(a.Definition.Shard(), state, outs[shard], at)
-		s.table.QueuePut(&batch, decide.Row{Key: a.Of(), Shard: shard}, states[shard])
+		s.table.QueuePut(&batch, decide.Row{Key: a.KeyOf(), Shard: shard}, states[shard])
 	}
 	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
 		return s.fault("edit", err)
 	}
-	s.changed(a.Of())
-	s.shards.Saw(a, states)
+	s.changed(a.KeyOf())
+	s.shards.Observe(a, states)
 	return nil
 }
 
@@ -287,7 +287,7 @@ func (s *Store) Reshard(ctx context.Context, from, to ratelimit.Limit, key strin
 	if err != nil {
 		return err
 	}
-	before, after := &old.Asks[0], &renewed.Asks[0]
+	before, after := &old.Demands[0], &renewed.Demands[0]
 	a, b := before.Definition, after.Definition
 	if a.Shards = b.Shards; a != b {
 		return &ratelimit.FieldError{Limit: b.Name, Field: "Limit", Value: b, Reason: "must differ in nothing but Shards"}
@@ -298,12 +298,12 @@ func (s *Store) Reshard(ctx context.Context, from, to ratelimit.Limit, key strin
 		}
 		return nil
 	})
-	s.changed(after.Of())
-	s.memory.evict(after.Of())
+	s.changed(after.KeyOf())
+	s.memory.evict(after.KeyOf())
 	return err
 }
 
-func (s *Store) reshard(ctx context.Context, tx pgx.Tx, before, after *decide.Ask) error {
+func (s *Store) reshard(ctx context.Context, tx pgx.Tx, before, after *decide.Demand) error {
 	states, outs, at, err := s.lockEach(ctx, tx, before)
 	if err != nil {
 		return err
@@ -318,7 +318,7 @@ func (s *Store) reshard(ctx context.Context, tx pgx.Tx, before, after *decide.As
 		} else if shard < len(states) {
 			state = after.Definition.Shard().Bounded(share, states[shard], outs[shard], at)
 		}
-		s.table.QueuePut(&batch, decide.Row{Key: after.Of(), Shard: shard}, state)
+		s.table.QueuePut(&batch, decide.Row{Key: after.KeyOf(), Shard: shard}, state)
 	}
 	return tx.SendBatch(ctx, &batch).Close()
 }
@@ -333,12 +333,12 @@ func (s *Store) edit(ctx context.Context, tx pgx.Tx, verb ratelimit.Verb, invali
 func (s *Store) editOwn(ctx context.Context, verb ratelimit.Verb, invalid error, do func(context.Context, pgx.Tx, *decide.Call) error, requests ...ratelimit.Request) error {
 	return s.editWatched(ctx, verb, ratelimit.FormOwn, cmp.Or(invalid, s.usable()), requests, func(call *decide.Call) error {
 		var rows []decide.Row
-		for i := range call.Asks {
-			rows = append(rows, call.Asks[i].Rows()...)
+		for i := range call.Demands {
+			rows = append(rows, call.Demands[i].Rows()...)
 		}
 		err := s.ownTx(ctx, rows, func(ctx context.Context, tx pgx.Tx) error { return do(ctx, tx, call) })
-		for i := range call.Asks {
-			s.changed(call.Asks[i].Of()) // again, now that others see it
+		for i := range call.Demands {
+			s.changed(call.Demands[i].KeyOf()) // again, now that others see it
 		}
 		return err
 	})
@@ -347,7 +347,7 @@ func (s *Store) editOwn(ctx context.Context, verb ratelimit.Verb, invalid error,
 // editWatched runs do for the call of an edit, unless that is invalid.
 func (s *Store) editWatched(ctx context.Context, verb ratelimit.Verb, form ratelimit.Form, invalid error, requests []ratelimit.Request, do func(*decide.Call) error) (err error) {
 	w := s.parts().watch(ctx, verb, form, requests...)
-	defer w.Told(&err)
+	defer w.ReportError(&err)
 	if invalid != nil {
 		return invalid
 	}

@@ -64,11 +64,11 @@ func (e *engine) queueFor(p *pending) *batch.Queue[*pending] {
 		if row, ok := e.lockedRow(p); ok {
 			return e.enter(row, p)
 		}
-		return e.lanes[maphash.Comparable(e.seed, call.Asks[0].Of())%lanes].queue
-	case p.check || len(call.Asks) > 1 || call.Sharded():
+		return e.lanes[maphash.Comparable(e.seed, call.Demands[0].KeyOf())%lanes].queue
+	case p.check || len(call.Demands) > 1 || call.Sharded():
 		return e.newQueue(func(ctx context.Context, tickets []*ticket) { e.serve(ctx, new(lane), tickets, nil) })
 	}
-	return e.queueOf(decide.Row{Key: call.Asks[0].Of()})
+	return e.queueOf(decide.Row{Key: call.Demands[0].KeyOf()})
 }
 
 // serve decides the calls of a lane, but for those that go on in the queue of a locked row.
@@ -114,15 +114,6 @@ func (e *engine) decideAll(ctx context.Context, tickets []*ticket, granting bool
 		}
 	}
 	err := e.retryCounted(ctx, again, func() (err error) {
-		if await == nil && len(left) == 1 && e.isNew(left[0].Value) {
-			done, err := e.meet(ctx, left[0])
-			if done {
-				left = nil
-			}
-			if done || err != nil {
-				return err
-			}
-		}
 		if granting {
 			if left, err = e.grant(ctx, left, await); err != nil {
 				return err
@@ -154,32 +145,6 @@ func (e *engine) decideAll(ctx context.Context, tickets []*ticket, granting bool
 		t.Finish()
 	}
 	return late
-}
-
-// isNew reports whether a call takes from one row, of a key that was not met lately.
-func (e *engine) isNew(p *pending) bool {
-	call := p.call.Head()
-	return !p.check && !p.prefetch && p.tokens == nil && !call.AtMost() && e.table.PassesOver() &&
-		len(p.call.Asks) == 1 && !call.Sharded() && !e.meets(call.Asks[0].Of())
-}
-
-// mostMet is how many keys are remembered at least, and half of how many at most.
-const mostMet = 4096
-
-// meets remembers a key, and reports whether it was remembered.
-func (e *engine) meets(key decide.Key) (known bool) {
-	m := &e.met
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	if _, known = m.latest[key]; known {
-		return true
-	}
-	if len(m.latest) >= mostMet || m.latest == nil {
-		m.latest, m.before = make(map[decide.Key]struct{}), m.latest
-	}
-	m.latest[key] = struct{}{}
-	_, known = m.before[key]
-	return known
 }
 
 // begin notes that calls are about to be decided together.
@@ -264,9 +229,9 @@ func (e *engine) lock(ctx context.Context, tickets []*ticket, seen *decide.Snaps
 func (e *engine) decideLocked(tickets []*ticket, snapshot *decide.Snapshot) (left, decided []*ticket) {
 	for _, t := range tickets {
 		p := t.Value
-		changes, ok := p.call.Plan(snapshot.Free(&p.call))
+		changes, ok := p.call.Plan(snapshot.Unlocked(&p.call))
 		if ok && !snapshot.Passes(&p.call, changes) {
-			snapshot.Make(changes)
+			snapshot.Apply(changes)
 			p.result = p.call.Receipted(changes, snapshot.View(&p.call), "", nil)
 			if p.tokens != nil {
 				*p.tokens = p.entry.Granted(changes[0].Count, changes[0].After, snapshot.At)
@@ -288,8 +253,8 @@ func (e *engine) tell(t *ticket, snapshot *decide.Snapshot, sent time.Time) {
 	p, view := t.Value, snapshot.View(&t.Value.call)
 	e.saw(&p.call, view)
 	if p.result.OK {
-		for i := range p.call.Asks {
-			e.cache.Changed(p.call.Asks[i].Of())
+		for i := range p.call.Demands {
+			e.cache.Changed(p.call.Demands[i].KeyOf())
 		}
 	} else {
 		p.refused(view, sent)
@@ -326,14 +291,14 @@ func (e *engine) noteAll(tickets []*ticket) []*ticket {
 	var last bucket.Definition
 	return slices.DeleteFunc(tickets, func(t *ticket) bool {
 		call := &t.Value.call
-		if len(call.Asks) == 1 && call.Asks[0].Definition == last {
+		if len(call.Demands) == 1 && call.Demands[0].Definition == last {
 			return false
 		}
 		if t.Value.err = e.seen.NoteCall(call); t.Value.err != nil {
 			t.Finish()
 			return true
 		}
-		last = call.Asks[0].Definition
+		last = call.Demands[0].Definition
 		return false
 	})
 }
@@ -372,9 +337,9 @@ func (e *engine) lockedRow(p *pending) (row decide.Row, ok bool) {
 		return row, false
 	}
 	call := p.call.Head()
-	for i := range call.Asks {
-		a := &call.Asks[i]
-		row = decide.Row{Key: a.Of()}
+	for i := range call.Demands {
+		a := &call.Demands[i]
+		row = decide.Row{Key: a.KeyOf()}
 		l, ok := e.rows[row]
 		switch {
 		case !ok || a.Sharded(): // of which another may do

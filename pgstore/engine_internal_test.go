@@ -437,7 +437,7 @@ func TestPrefetchHasItsTurn(t *testing.T) {
 				t.Fatal("it was not prefetched when the row was free")
 			}
 		}
-		store.memory.giveBack(store.cache.Evict(e.Ask().Of())) // and the row has it, before it is locked again
+		store.memory.giveBack(store.cache.Evict(e.Ask().KeyOf())) // and the row has it, before it is locked again
 	}
 }
 
@@ -447,7 +447,7 @@ func TestPrefetchedRowKeepsItsQueue(t *testing.T) {
 	db := pgtest.New(t)
 	store, e := knowing(t, db, false)
 	defer store.Close()
-	row := decide.Row{Key: e.Ask().Of()}
+	row := decide.Row{Key: e.Ask().KeyOf()}
 	queued := func(unused time.Duration) bool {
 		store.engine.mu.Lock()
 		store.engine.rows[row].used = time.Now().Add(-unused)
@@ -472,7 +472,7 @@ func TestPrefetchedRowKeepsItsQueue(t *testing.T) {
 
 // prefetches reports whether it has tokens of an entry prefetched.
 func (s *Store) prefetches(ctx context.Context, e *escrow.Entry) bool {
-	p := &pending{call: decide.Call{Asks: []decide.Ask{*e.Ask()}}, prefetch: true, entry: e}
+	p := &pending{call: decide.Call{Demands: []decide.Demand{*e.Ask()}}, prefetch: true, entry: e}
 	result, err := s.engine.decide(ctx, nil, p)
 	return err == nil && result.OK
 }
@@ -507,7 +507,7 @@ func lockRows(t *testing.T, db *pgtest.DB) pgx.Tx {
 func (s *Store) idle(e *escrow.Entry) bool {
 	s.engine.mu.Lock()
 	defer s.engine.mu.Unlock()
-	l := s.engine.rows[decide.Row{Key: e.Ask().Of()}]
+	l := s.engine.rows[decide.Row{Key: e.Ask().KeyOf()}]
 	return l == nil || l.queue == nil || l.queue.Idle()
 }
 
@@ -561,7 +561,7 @@ func TestPrefetchIsAChange(t *testing.T) {
 			if p.tokens != nil {
 				ask.Count = 1
 			}
-			p.call, p.entry = decide.Call{Asks: []decide.Ask{ask}}, e
+			p.call, p.entry = decide.Call{Demands: []decide.Demand{ask}}, e
 			for i := range store.engine.lanes {
 				store.engine.lanes[i].refusing = false // as if others had been granted what they asked for
 			}

@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -18,52 +16,6 @@ import (
 )
 
 // What comes back beside tokens that are held in memory, and what is left of them.
-
-// A quota is granted to the last token, although most of it goes through memory: nothing that
-// was prefetched and not used is lost.
-func TestEscrowGrantsAWholeQuota(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	const quota = 3000
-	for name, test := range map[string]struct {
-		limit    ratelimit.Limit
-		portable bool
-	}{
-		"bucket":          {slow("bucket", quota), false},
-		"window":          {slowWindow("window", quota), false},
-		"sliding window":  {slowSliding("sliding", quota), false},
-		"portable bucket": {slow("bucket", quota), true},
-		"portable window": {slowWindow("window", quota), true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			store := newStore(t, pgtest.New(t), withEscrow(20*time.Millisecond), isPortable(test.portable))
-			defer store.Close()
-			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-			defer cancel()
-			var granted atomic.Int64
-			var wg sync.WaitGroup
-			for range 8 {
-				wg.Go(func() {
-					for granted.Load() < quota && ctx.Err() == nil { // a refusal may be before what is held elsewhere came back
-						result, err := store.Allow(ctx, test.limit.For("k"))
-						if err != nil && ctx.Err() == nil {
-							t.Error(err)
-						}
-						if result.OK {
-							granted.Add(1)
-						}
-						time.Sleep(500 * time.Microsecond) // demand, not a flood
-					}
-				})
-			}
-			wg.Wait()
-			if n := granted.Load(); n < quota || n > quota+1 { // what comes in meanwhile is less than one
-				t.Errorf("granted %d, want %d", n, quota)
-			}
-		})
-	}
-}
 
 // A transaction that is rolled back when what it had from memory is over there has cost
 // nothing, as without memory.

@@ -20,11 +20,6 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// withEscrow has a store take ahead for so long.
-func withEscrow(lasts time.Duration) func(*pgstore.Config) {
-	return func(c *pgstore.Config) { c.Escrow = lasts }
-}
-
 // sluggish are limits of each kind that are refilled with nothing while a test runs, so
 // that what a row lacks is what was taken from it.
 var sluggish = map[string]ratelimit.Limit{
@@ -139,45 +134,6 @@ func TestEscrowGivesBackWhatIsNotNeeded(t *testing.T) {
 				}
 			}
 		})
-	}
-}
-
-// What a receipt says was taken from memory can be settled and cancelled.
-func TestEscrowReceipts(t *testing.T) {
-	t.Parallel()
-	for name, limit := range sluggish {
-		t.Run(name, func(t *testing.T) { escrowReceipts(t, limit) })
-	}
-}
-
-func escrowReceipts(t *testing.T, limit ratelimit.Limit) {
-	store, sent, db := holding(t, pgstore.MaxEscrow)
-	warmed := warm(t, store, sent, limit.ForN("k", 10))
-	used := warmed
-	for _, reserve := range []bool{false, true} {
-		take := store.Allow
-		if reserve {
-			take = store.Reserve
-		}
-		first, err := take(t.Context(), limit.ForN("k", 10))
-		if err != nil || !first.OK || first.RetryAfter != 0 {
-			t.Fatalf("got %+v, %v", first, err)
-		}
-		second, err := take(t.Context(), limit.ForN("k", 10))
-		if err != nil || !second.OK {
-			t.Fatalf("got %+v, %v", second, err)
-		}
-		if _, err := store.Settle(t.Context(), first.Receipt, 4); err != nil {
-			t.Error(err)
-		}
-		if cancelled, err := store.Cancel(t.Context(), second.Receipt); err != nil || !cancelled {
-			t.Errorf("got %v, %v, want it cancelled", cancelled, err)
-		}
-		used += 4
-	}
-	store.Close()
-	if lacks := lacks(t, db, limit); !tallies(lacks, used) {
-		t.Errorf("the row lacks %v, used %v", lacks, used)
 	}
 }
 
@@ -419,5 +375,49 @@ func TestEscrowReservesDebtByTheRow(t *testing.T) {
 	store.Close()
 	if lacks := lacks(t, db, limit); math.Abs(lacks-30) > 0.1 {
 		t.Errorf("the row lacks %v, want 30", lacks)
+	}
+}
+
+// What a transaction puts back that outlasts its store is not handed out: the store is closed.
+func TestEscrowPutBackAfterClose(t *testing.T) {
+	t.Parallel()
+	for name, limit := range sluggish {
+		t.Run(name, func(t *testing.T) {
+			store, sent, _ := holding(t, pgstore.MaxEscrow)
+			warm(t, store, sent, limit.For("k"))
+			_, err := store.AllowFunc(t.Context(), []ratelimit.Request{limit.For("k")}, func(pgx.Tx, ratelimit.Result) error {
+				store.Close()
+				return errUndone
+			})
+			if !errors.Is(err, errUndone) {
+				t.Fatal(err)
+			}
+			result, err := store.Allow(t.Context(), limit.For("k"))
+			if !errors.Is(err, pgstore.ErrClosed) {
+				t.Errorf("after Close: got %v, %v, want ErrClosed", result.OK, err)
+			}
+		})
+	}
+}
+
+// What is told to be there is: the row's and what the process holds, be it granted by the
+// row or from memory.
+func TestEscrowTellsWhatIsThere(t *testing.T) {
+	t.Parallel()
+	for name, limit := range sluggish {
+		t.Run(name, func(t *testing.T) {
+			db := pgtest.New(t)
+			store := newStore(t, db, onClock(newClock()), withEscrow(pgstore.MaxEscrow))
+			defer store.Close()
+			for n := range 50 {
+				result, err := store.Allow(t.Context(), limit.For("k"))
+				if err != nil || !result.OK {
+					t.Fatal(err)
+				}
+				if want := limit.Definition().Capacity - float64(n+1); result.Value < want-1 || result.Value > want+1 {
+					t.Errorf("call %d: got %v, want %v", n, result.Value, want)
+				}
+			}
+		})
 	}
 }

@@ -16,8 +16,8 @@ import (
 // Calls are under way two at a time.
 var Calls = ratelimit.InFlight{Name: "calls", Limit: 2, Lease: 30 * time.Second}
 
-// Work that takes long is held, and its slot is released by the transaction that finishes it.
-func ExampleStore_Hold() {
+// Work that takes long is held, and its permit is released by the transaction that finishes it.
+func ExamplePermits_Hold() {
 	ctx := context.Background()
 	pool, done := exampleDatabase() // a *pgxpool.Pool
 	defer done()
@@ -25,17 +25,17 @@ func ExampleStore_Hold() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	err = store.Hold(ctx, Calls, "acme", func(ctx context.Context, slot ratelimit.Slot) error {
-		held, err := store.Slots(ctx, Calls, "acme")
+	err = store.Permits().Hold(ctx, Calls.For("acme"), func(ctx context.Context, permit ratelimit.Permit) error {
+		held, err := store.Permits().Held(ctx, Calls, "acme")
 		fmt.Println("held meanwhile:", len(held), err)
 		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 			if _, err := tx.Exec(ctx, `INSERT INTO messages (sender, body) VALUES ('acme', 'done')`); err != nil {
 				return err
 			}
-			return store.ReleaseTx(ctx, tx, slot)
+			return store.Permits().ReleaseTx(ctx, tx, permit)
 		})
 	})
-	held, _ := store.Slots(ctx, Calls, "acme")
+	held, _ := store.Permits().Held(ctx, Calls, "acme")
 	fmt.Println("held afterwards:", len(held), err)
 	// Output:
 	// held meanwhile: 1 <nil>
@@ -43,7 +43,7 @@ func ExampleStore_Hold() {
 }
 
 // Two at once, and three an hour: all or nothing.
-func ExampleStore_Acquire() {
+func ExamplePermits_Acquire() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
 	defer done()
@@ -52,25 +52,25 @@ func ExampleStore_Acquire() {
 		log.Fatal(err)
 	}
 	for range 5 {
-		slot, err := store.Acquire(ctx, Calls, "acme", SignUp.For("acme"))
+		permit, err := store.Permits().Acquire(ctx, Calls.For("acme"), SignUp.For("acme"))
 		var full *ratelimit.FullError
 		switch {
 		case err != nil:
 			log.Fatal(err)
-		case errors.As(slot.Err(), &full):
-			fmt.Println("all slots are held")
-			held, _ := store.Slots(ctx, Calls, "acme")
-			_ = store.Release(ctx, held[0])
-		case !slot.OK:
-			fmt.Println("too often, retry after", slot.Rates.RetryAfter.Round(time.Minute))
+		case errors.As(permit.Err(), &full):
+			fmt.Println("all permits are held")
+			held, _ := store.Permits().Held(ctx, Calls, "acme")
+			_ = store.Permits().Release(ctx, held[0])
+		case !permit.OK:
+			fmt.Println("too often, retry after", permit.Rates.RetryAfter.Round(time.Minute))
 		default:
-			fmt.Println("at work,", slot.Rates.Remaining, "of the rate left")
+			fmt.Println("at work,", permit.Rates.Remaining, "of the rate left")
 		}
 	}
 	// Output:
 	// at work, 2 of the rate left
 	// at work, 1 of the rate left
-	// all slots are held
+	// all permits are held
 	// at work, 0 of the rate left
-	// all slots are held
+	// all permits are held
 }

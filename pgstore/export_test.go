@@ -11,8 +11,8 @@ import (
 // Queued is how many transactions wait for their turn before they begin.
 func (s *Store) Queued() int { return s.runner.turns.Waiting() }
 
-// WaitingForSlots is how many wait for a slot of a key.
-func (s *Store) WaitingForSlots(name, key string) int {
+// WaitingForPermits is how many wait for a permit of a key.
+func (s *Store) WaitingForPermits(name, key string) int {
 	return s.flights.known.Waiting(decide.Key{Name: name, Key: key})
 }
 

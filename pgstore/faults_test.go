@@ -21,8 +21,6 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
-	"github.com/pgratelimit/ratelimit/internal/throwaway"
-	"github.com/pgratelimit/ratelimit/migrations"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -378,60 +376,6 @@ func TestFailClosedWhenSilent(t *testing.T) {
 	defer l.Close()
 	for name, store := range bothStores(t, address(t, l)) {
 		t.Run(name, func(t *testing.T) { wantClosed(t, shortly(t), store, context.DeadlineExceeded) })
-	}
-}
-
-// A server goes away while it is in full use. Nobody hangs, nobody is told OK
-// any more, and nobody was told OK more often than there were tokens.
-func TestFailClosedWhenServerStops(t *testing.T) {
-	pgtest.Long(t)
-	t.Setenv("DATABASE_URL", "") // a server that may be stopped
-	server, err := throwaway.Start(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = server.Close() }) // it is closed already unless the test failed
-	pool := newPool(t, server.URL)
-	if _, err := pool.Exec(t.Context(), migrations.UpSQL()); err != nil {
-		t.Fatal(err)
-	}
-	db := &pgtest.DB{Schema: "public", Pool: pool}
-	limit := slow("bucket", 1e6)
-	var granted, failed atomic.Int64
-	tx := begin(t, db, pgx.ReadCommitted)
-	stores := bothStores(t, db)
-	var group sync.WaitGroup
-	for i, form := range takeForms {
-		store := newStore(t, db, form.change)
-		group.Go(func() {
-			for {
-				ctx, cancel := soon(t)()
-				result, err := form.take(ctx, pool, store, limit.For(form.name))
-				cancel()
-				if err != nil {
-					if result.OK {
-						t.Errorf("%s: got OK with error %v", form.name, err)
-					}
-					failed.Add(1)
-					return
-				}
-				granted.Add(1)
-			}
-		})
-		eventually(t, form.name+" grants", func() bool { return granted.Load() > int64(i) })
-	}
-	if err := server.Close(); err != nil {
-		t.Error(err)
-	}
-	group.Wait()
-	if got, want := failed.Load(), int64(len(takeForms)); got != want {
-		t.Errorf("%d callers failed, want %d", got, want)
-	}
-	for _, store := range stores {
-		wantClosed(t, soon(t), store, nil)
-	}
-	if result, err := stores["default"].AllowTx(t.Context(), tx, limit.For("")); err == nil || result.OK {
-		t.Errorf("got OK %v, error %v, want an error", result.OK, err)
 	}
 }
 

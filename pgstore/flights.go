@@ -17,31 +17,31 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/table"
 )
 
-// flights is the slots of limits of how many at once. A slot is tried by its number, which the
-// process remembers; only when it knows of none that is free, it looks. Operations on slots
+// flights is the permits of limits of how many at once. A permit is tried by its number, which the
+// process remembers; only when it knows of none that is free, it looks. Operations on permits
 // gather while a statement is under way, as calls for tokens do: those of all keys together,
 // since a statement for many costs little more than one for few.
 type flights struct {
 	*base
-	ops     *batch.Queue[*slotCall]
-	looks   *batch.Queue[*slotLooking] // beside, so that reading many slots delays nobody
-	known   flight.Slots
-	keepers flight.Keepers
+	ops     *batch.Queue[*permitCall]
+	looks   *batch.Queue[*permitLooking] // beside, so that reading many permits delays nobody
+	known   flight.Permits
+	keepers flight.Renewers
 }
 
-// slotCall is an operation on a slot.
-type slotCall struct {
-	op  *table.SlotOp
+// permitCall is an operation on a permit.
+type permitCall struct {
+	op  *table.PermitOp
 	err error
 }
 
-// slotLooking is a look at a key's slots.
-type slotLooking struct {
-	look *table.SlotLook
+// permitLooking is a look at a key's permits.
+type permitLooking struct {
+	look *table.PermitLook
 	err  error
 }
 
-type slotTicket = batch.Ticket[*slotCall]
+type permitTicket = batch.Ticket[*permitCall]
 
 func newFlights(b *base) *flights {
 	f := &flights{base: b}
@@ -50,51 +50,51 @@ func newFlights(b *base) *flights {
 	return f
 }
 
-// lock is the advisory lock of a slot.
+// lock is the advisory lock of a permit.
 func (f *flights) lock(row decide.Row) int64 { return table.Lock(f.config.Schema, row) }
 
-// make has an operation made. A slot that was taken for a caller that gave up is released.
-func (f *flights) make(ctx context.Context, op *table.SlotOp) error {
+// make has an operation made. A permit that was taken for a caller that gave up is released.
+func (f *flights) make(ctx context.Context, op *table.PermitOp) error {
 	if !f.table.PassesOver() {
-		return f.alone(ctx, "change a slot", func(ctx context.Context) error { return f.table.ChangeSlot(ctx, f.pool, op, f.clock()) })
+		return f.alone(ctx, "change a permit", func(ctx context.Context) error { return f.table.ChangePermit(ctx, f.pool, op, f.clock()) })
 	}
 	end, err := f.enter(ctx)
 	if err != nil {
 		return err
 	}
 	defer end()
-	c := &slotCall{op: op}
+	c := &permitCall{op: op}
 	if _, err = f.ops.Do(ctx, c); err == nil {
 		if c.err == nil || ctx.Err() == nil {
 			return c.err
 		}
 		err = ctx.Err() // the statement was canceled, since nobody waited for it any more
 	}
-	return f.fault("change a slot", err)
+	return f.fault("change a permit", err)
 }
 
-// look looks at the slots of a key.
-func (f *flights) look(ctx context.Context, look *table.SlotLook) error {
+// look looks at the permits of a key.
+func (f *flights) look(ctx context.Context, look *table.PermitLook) error {
 	if !f.table.PassesOver() {
-		looks := []*table.SlotLook{look}
-		return f.alone(ctx, "look", func(ctx context.Context) error { return f.table.LookAtSlots(ctx, f.pool, looks, f.clock()) })
+		looks := []*table.PermitLook{look}
+		return f.alone(ctx, "look", func(ctx context.Context) error { return f.table.LookAtPermits(ctx, f.pool, looks, f.clock()) })
 	}
 	end, err := f.enter(ctx)
 	if err != nil {
 		return err
 	}
 	defer end()
-	c := &slotLooking{look: look}
+	c := &permitLooking{look: look}
 	if _, err := f.looks.Do(ctx, c); err != nil {
 		return f.fault("look", err)
 	}
 	return c.err
 }
 
-// serve makes the operations that gathered. When slots are taken, all waiters may give up, and
+// serve makes the operations that gathered. When permits are taken, all waiters may give up, and
 // the statement is still heard to its end: otherwise it would be unknown whether they are held.
-func (f *flights) serve(ctx context.Context, tickets []*slotTicket) {
-	if !slices.ContainsFunc(tickets, func(t *slotTicket) bool { return t.Value.takes() }) {
+func (f *flights) serve(ctx context.Context, tickets []*permitTicket) {
+	if !slices.ContainsFunc(tickets, func(t *permitTicket) bool { return t.Value.takes() }) {
 		f.makeAll(ctx, tickets)
 		return
 	}
@@ -112,13 +112,13 @@ func (f *flights) serve(ctx context.Context, tickets []*slotTicket) {
 	}
 }
 
-// takes reports whether a slot that the operation takes must be released if it is not wanted.
-func (c *slotCall) takes() bool { return c.op.Fence == 0 || c.op.Next }
+// takes reports whether a permit that the operation takes must be released if it is not wanted.
+func (c *permitCall) takes() bool { return c.op.Fence == 0 || c.op.Next }
 
 // makeAll makes the operations of tickets, each row's first operation first.
-func (f *flights) makeAll(ctx context.Context, tickets []*slotTicket) {
+func (f *flights) makeAll(ctx context.Context, tickets []*permitTicket) {
 	for len(tickets) > 0 {
-		tickets = slices.DeleteFunc(tickets, (*slotTicket).Gone)
+		tickets = slices.DeleteFunc(tickets, (*permitTicket).Gone)
 		now, later := oneEach(tickets)
 		f.change(ctx, now)
 		for _, t := range now {
@@ -129,7 +129,7 @@ func (f *flights) makeAll(ctx context.Context, tickets []*slotTicket) {
 }
 
 // oneEach divides tickets into those for different rows, and the rest.
-func oneEach(tickets []*slotTicket) (now, later []*slotTicket) {
+func oneEach(tickets []*permitTicket) (now, later []*permitTicket) {
 	rows := make(map[decide.Row]bool, len(tickets))
 	for _, t := range tickets {
 		if row := t.Value.op.Row; rows[row] {
@@ -145,15 +145,15 @@ func oneEach(tickets []*slotTicket) (now, later []*slotTicket) {
 // change has a statement make the operations of tickets. When the server reports an error of
 // some, or a locked row could not be passed over, each half of them is made by itself, so that
 // only the one at fault fails.
-func (f *flights) change(ctx context.Context, tickets []*slotTicket) {
+func (f *flights) change(ctx context.Context, tickets []*permitTicket) {
 	if len(tickets) == 0 {
 		return
 	}
-	ops := make([]*table.SlotOp, len(tickets))
+	ops := make([]*table.PermitOp, len(tickets))
 	for i, t := range tickets {
 		ops[i] = t.Value.op
 	}
-	err := f.retry(ctx, func() error { return f.table.ChangeSlots(ctx, f.pool, ops, f.clock()) })
+	err := f.retry(ctx, func() error { return f.table.ChangePermits(ctx, f.pool, ops, f.clock()) })
 	switch {
 	case err == nil:
 		return
@@ -163,16 +163,16 @@ func (f *flights) change(ctx context.Context, tickets []*slotTicket) {
 		f.change(ctx, tickets[half:])
 		return
 	case code(err) == lockNotAvailable:
-		ops[0].Done = table.SlotDone{}
+		ops[0].Done = table.PermitDone{}
 		return
 	}
 	for _, t := range tickets {
-		t.Value.err = f.fault("change a slot", err)
+		t.Value.err = f.fault("change a permit", err)
 	}
 }
 
-// finish answers a ticket. If its caller has left, a slot that it took is released.
-func (f *flights) finish(t *slotTicket) {
+// finish answers a ticket. If its caller has left, a permit that it took is released.
+func (f *flights) finish(t *permitTicket) {
 	if t.Finish() {
 		return
 	}
@@ -180,26 +180,26 @@ func (f *flights) finish(t *slotTicket) {
 	if c.err != nil || !c.takes() || !c.op.Done.OK {
 		return
 	}
-	back := &table.SlotOp{Row: c.op.Row, Fence: c.op.Done.Fence}
+	back := &table.PermitOp{Row: c.op.Row, Fence: c.op.Done.Fence}
 	f.work.spawn(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), rollbackTime)
 		defer cancel()
-		_ = f.retry(ctx, func() error { return f.table.ChangeSlots(ctx, f.pool, []*table.SlotOp{back}, f.clock()) })
+		_ = f.retry(ctx, func() error { return f.table.ChangePermits(ctx, f.pool, []*table.PermitOp{back}, f.clock()) })
 		f.known.Freed(back.Row.Key, back.Row.Shard)
 	})
 }
 
-// serveLooks looks at the slots of keys, once for all callers that look at a key.
-func (f *flights) serveLooks(ctx context.Context, tickets []*batch.Ticket[*slotLooking]) {
-	first := make(map[decide.Key]*table.SlotLook)
-	var looks []*table.SlotLook
+// serveLooks looks at the permits of keys, once for all callers that look at a key.
+func (f *flights) serveLooks(ctx context.Context, tickets []*batch.Ticket[*permitLooking]) {
+	first := make(map[decide.Key]*table.PermitLook)
+	var looks []*table.PermitLook
 	for _, t := range tickets {
 		if look := t.Value.look; first[look.Key] == nil {
 			first[look.Key] = look
 			looks = append(looks, look)
 		}
 	}
-	err := f.retry(ctx, func() error { return f.table.LookAtSlots(ctx, f.pool, looks, f.clock()) })
+	err := f.retry(ctx, func() error { return f.table.LookAtPermits(ctx, f.pool, looks, f.clock()) })
 	for _, t := range tickets {
 		if err != nil {
 			t.Value.err = f.fault("look", err)
@@ -212,23 +212,23 @@ func (f *flights) serveLooks(ctx context.Context, tickets []*batch.Ticket[*slotL
 	}
 }
 
-// acquire takes a slot that nobody holds, or is a refusal.
-func (f *flights) acquire(ctx context.Context, limit ratelimit.InFlight, key decide.Key) (ratelimit.Slot, error) {
-	s := search{flights: f, limit: limit, look: table.SlotLook{Key: key}}
+// acquire takes a permit that nobody holds, or is a refusal.
+func (f *flights) acquire(ctx context.Context, limit ratelimit.InFlight, key decide.Key) (ratelimit.Permit, error) {
+	s := search{flights: f, limit: limit, look: table.PermitLook{Key: key}}
 	begun := time.Now()
 	for {
-		op, err := s.next(func(look *table.SlotLook) error { return f.look(ctx, look) })
+		op, err := s.next(func(look *table.PermitLook) error { return f.look(ctx, look) })
 		if op == nil {
 			return s.refused(err)
 		}
 		if err := f.make(ctx, op); err != nil {
 			s.missed(op)
-			return ratelimit.Slot{}, err
+			return ratelimit.Permit{}, err
 		}
 		if op.Done.OK {
-			slot := slotOf(limit, op, s.asked)
-			f.known.Took(key, op.Row.Shard, slot.Ends())
-			return slot, nil
+			permit := permitOf(limit, op, s.asked)
+			f.known.Taken(key, op.Row.Shard, permit.Ends())
+			return permit, nil
 		}
 		s.missed(op)
 		if len(s.vain) == 1 { // until here the queue has bounded it, which costs less
@@ -239,24 +239,24 @@ func (f *flights) acquire(ctx context.Context, limit ratelimit.InFlight, key dec
 	}
 }
 
-// search is the search for a slot that is free.
+// search is the search for a permit that is free.
 type search struct {
 	*flights
 	limit ratelimit.InFlight
-	look  table.SlotLook
-	vain  []int // slots that were tried, and are not tried again
+	look  table.PermitLook
+	vain  []int // permits that were tried, and are not tried again
 	asked time.Time
 }
 
-// next is the taking of the next slot to try; nil when none is left, or with an error.
-func (s *search) next(look func(*table.SlotLook) error) (*table.SlotOp, error) {
+// next is the taking of the next permit to try; nil when none is left, or with an error.
+func (s *search) next(look func(*table.PermitLook) error) (*table.PermitOp, error) {
 	for {
 		s.asked = time.Now()
 		if choice, ok := s.known.Choose(s.look.Key, s.limit.Limit, s.asked); ok {
 			row := decide.Row{Key: s.look.Key, Shard: choice.Number}
-			return &table.SlotOp{Row: row, Lease: s.limit.LeaseOrDefault(), New: choice.New, Lock: s.lock(row)}, nil
+			return &table.PermitOp{Row: row, Lease: s.limit.LeaseOrDefault(), New: choice.New, Lock: s.lock(row)}, nil
 		}
-		seen := table.SlotLook{Key: s.look.Key} // of its own, as a caller that gives up does not wait for it
+		seen := table.PermitLook{Key: s.look.Key} // of its own, as a caller that gives up does not wait for it
 		err := look(&seen)
 		if err != nil {
 			return nil, err
@@ -267,17 +267,17 @@ func (s *search) next(look func(*table.SlotLook) error) (*table.SlotOp, error) {
 	}
 }
 
-// missed notes that a slot was tried in vain.
-func (s *search) missed(op *table.SlotOp) {
+// missed notes that a permit was tried in vain.
+func (s *search) missed(op *table.PermitOp) {
 	s.vain = append(s.vain, op.Row.Shard)
 	s.known.Missed(op.Row.Key, op.Row.Shard)
 }
 
-// saw notes which slots are free by the look, and reports whether some are worth trying.
+// saw notes which permits are free by the look, and reports whether some are worth trying.
 func (s *search) saw() (some bool) {
-	there := make(map[int]bool, len(s.look.Slots))
+	there := make(map[int]bool, len(s.look.Permits))
 	var free []flight.Choice
-	for _, v := range s.look.Slots {
+	for _, v := range s.look.Permits {
 		there[v.Number] = true
 		if v.Number < s.limit.Limit && !v.Until.After(s.look.At) && !v.Locked && !slices.Contains(s.vain, v.Number) {
 			free = append(free, flight.Choice{Number: v.Number})
@@ -288,46 +288,46 @@ func (s *search) saw() (some bool) {
 			free = append(free, flight.Choice{Number: n, New: true})
 		}
 	}
-	return s.known.Saw(s.look.Key, free, s.asked)
+	return s.known.Observe(s.look.Key, free, s.asked)
 }
 
-// slotOf is the slot that an operation has taken or renewed.
-func slotOf(limit ratelimit.InFlight, op *table.SlotOp, asked time.Time) ratelimit.Slot {
-	return ratelimit.Slot{
+// permitOf is the permit that an operation has taken or renewed.
+func permitOf(limit ratelimit.InFlight, op *table.PermitOp, asked time.Time) ratelimit.Permit {
+	return ratelimit.Permit{
 		InFlight: limit, Key: op.Row.Key.Key, OK: true, Number: op.Row.Shard,
 		Fence: op.Done.Fence, At: op.Done.At, Until: op.Done.Until, Asked: asked,
 	}
 }
 
-// refused returns the refusal by the slots seen, unless there is an error. A slot without a
+// refused returns the refusal by the permits seen, unless there is an error. A permit without a
 // holder is held by a transaction that has not committed, and may be free at once.
-func (s *search) refused(err error) (ratelimit.Slot, error) {
+func (s *search) refused(err error) (ratelimit.Permit, error) {
 	if err != nil {
-		return ratelimit.Slot{}, err
+		return ratelimit.Permit{}, err
 	}
-	slot := ratelimit.Slot{InFlight: s.limit, Key: s.look.Key.Key, At: s.look.At.UTC()}
+	permit := ratelimit.Permit{InFlight: s.limit, Key: s.look.Key.Key, At: s.look.At.UTC()}
 	held := 0
-	for _, v := range s.look.Slots {
+	for _, v := range s.look.Permits {
 		if v.Number < s.limit.Limit && v.Until.After(s.look.At) {
-			if held++; held == 1 || v.Until.Before(slot.NotBefore) {
-				slot.NotBefore = v.Until
+			if held++; held == 1 || v.Until.Before(permit.NotBefore) {
+				permit.NotBefore = v.Until
 			}
 		}
 	}
 	if held < s.limit.Limit {
-		slot.NotBefore = slot.At
+		permit.NotBefore = permit.At
 	}
-	return slot, nil
+	return permit, nil
 }
 
-// rowOf is the row of a slot.
-func rowOf(slot ratelimit.Slot) decide.Row {
-	return decide.Row{Key: decide.Key{Name: slot.InFlight.Name, Key: slot.Key}, Shard: slot.Number}
+// rowOf is the row of a permit.
+func rowOf(permit ratelimit.Permit) decide.Row {
+	return decide.Row{Key: decide.Key{Name: permit.InFlight.Name, Key: permit.Key}, Shard: permit.Number}
 }
 
-// hold makes an operation on a slot that is held. If a transaction has its row locked, it
+// hold makes an operation on a permit that is held. If a transaction has its row locked, it
 // waits for that.
-func (f *flights) hold(ctx context.Context, op *table.SlotOp) error {
+func (f *flights) hold(ctx context.Context, op *table.PermitOp) error {
 	begun := time.Now()
 	ctx = f.holding(ctx)
 	err := f.holdOnce(ctx, op)
@@ -347,17 +347,17 @@ func (f *flights) hold(ctx context.Context, op *table.SlotOp) error {
 	return err
 }
 
-// holding returns the context of operations on slots that are held, also when the Store is
+// holding returns the context of operations on permits that are held, also when the Store is
 // closed.
 func (f *flights) holding(ctx context.Context) context.Context {
 	return context.WithValue(ctx, &f.work, true)
 }
 
-// errHeld is the error of a slot that is held, and locked by a transaction.
-var errHeld = errors.New("pgstore: the slot is locked")
+// errHeld is the error of a permit that is held, and locked by a transaction.
+var errHeld = errors.New("pgstore: the permit is locked")
 
 // holdOnce is hold that does not wait.
-func (f *flights) holdOnce(ctx context.Context, op *table.SlotOp) error {
+func (f *flights) holdOnce(ctx context.Context, op *table.PermitOp) error {
 	next := *op // a caller that gives up must not share it with the next attempt
 	err := f.make(ctx, &next)
 	if err != nil {
@@ -368,7 +368,7 @@ func (f *flights) holdOnce(ctx context.Context, op *table.SlotOp) error {
 	}
 	looking, cancel := f.timed(ctx)
 	defer cancel()
-	held, err := f.table.HoldsSlot(looking, f.pool, op, f.clock())
+	held, err := f.table.HoldsPermit(looking, f.pool, op, f.clock())
 	switch {
 	case err != nil:
 		return f.fault("look", err)
@@ -379,16 +379,16 @@ func (f *flights) holdOnce(ctx context.Context, op *table.SlotOp) error {
 }
 
 func lost(row decide.Row) error {
-	return fmt.Errorf("pgstore: limit %q, slot %d: %w", row.Name, row.Shard, ratelimit.ErrLeaseLost)
+	return fmt.Errorf("pgstore: limit %q, permit %d: %w", row.Name, row.Shard, ratelimit.ErrLeaseLost)
 }
 
-// release releases a slot, or hands it on to a waiter here.
-func (f *flights) release(ctx context.Context, slot ratelimit.Slot) error {
-	if slot.Shadowed {
+// release releases a permit, or hands it on to a waiter here.
+func (f *flights) release(ctx context.Context, permit ratelimit.Permit) error {
+	if permit.Shadowed {
 		return nil
 	}
-	row, asked := rowOf(slot), time.Now()
-	op := &table.SlotOp{Row: row, Fence: slot.Fence}
+	row, asked := rowOf(permit), time.Now()
+	op := &table.PermitOp{Row: row, Fence: permit.Fence}
 	next, hands := f.known.HandOn(row.Key, row.Shard, asked)
 	if hands {
 		op.Next, op.Lease = true, next.LeaseOrDefault()
@@ -396,10 +396,10 @@ func (f *flights) release(ctx context.Context, slot ratelimit.Slot) error {
 	err := f.hold(ctx, op)
 	switch {
 	case err != nil:
-		f.known.Gone(row.Key, row.Shard)
+		f.known.Lost(row.Key, row.Shard)
 		return err
 	case hands:
-		if taken := slotOf(next, op, asked); !f.known.Hand(row.Key, taken) {
+		if taken := permitOf(next, op, asked); !f.known.Hand(row.Key, taken) {
 			return f.release(ctx, taken)
 		}
 	case f.known.Waiting(row.Key) > 0:
@@ -410,12 +410,12 @@ func (f *flights) release(ctx context.Context, slot ratelimit.Slot) error {
 	return nil
 }
 
-// lookAgain is how often a process with waiters looks whether a slot is free, on average.
+// lookAgain is how often a process with waiters looks whether a permit is free, on average.
 const lookAgain = 100 * time.Millisecond
 
-// await takes a slot, and waits for one until ctx is over. Only the first in line looks; the
-// others are handed slots on, or have their turn.
-func (f *flights) await(ctx context.Context, limit ratelimit.InFlight, key decide.Key) (ratelimit.Slot, error) {
+// await takes a permit, and waits for one until ctx is over. Only the first in line looks; the
+// others are handed permits on, or have their turn.
+func (f *flights) await(ctx context.Context, limit ratelimit.InFlight, key decide.Key) (ratelimit.Permit, error) {
 	w, asks := f.known.Arrive(key, limit)
 	defer func() {
 		if handed, ok := f.known.Leave(w); ok { // beside the one that was found, or too late
@@ -423,8 +423,8 @@ func (f *flights) await(ctx context.Context, limit ratelimit.InFlight, key decid
 		}
 	}()
 	if asks {
-		if slot, err := f.acquire(ctx, limit, key); err != nil || slot.OK {
-			return slot, err
+		if permit, err := f.acquire(ctx, limit, key); err != nil || permit.OK {
+			return permit, err
 		}
 		f.known.Enter(w)
 	}
@@ -432,15 +432,15 @@ func (f *flights) await(ctx context.Context, limit ratelimit.InFlight, key decid
 }
 
 // inLine is await of a waiter.
-func (f *flights) inLine(ctx context.Context, w *flight.Waiter, limit ratelimit.InFlight, key decide.Key) (ratelimit.Slot, error) {
+func (f *flights) inLine(ctx context.Context, w *flight.Waiter, limit ratelimit.InFlight, key decide.Key) (ratelimit.Permit, error) {
 	again := time.NewTimer(time.Hour)
 	defer again.Stop()
 	for {
 		select {
-		case slot := <-w.Got:
-			return slot, nil
+		case permit := <-w.Got:
+			return permit, nil
 		case <-ctx.Done():
-			return ratelimit.Slot{}, ctx.Err()
+			return ratelimit.Permit{}, ctx.Err()
 		case now := <-w.Turn:
 			if wait := time.Until(f.known.Look(key)); !now && wait > 0 {
 				again.Reset(wait)
@@ -451,12 +451,12 @@ func (f *flights) inLine(ctx context.Context, w *flight.Waiter, limit ratelimit.
 		if !f.known.First(w) {
 			continue
 		}
-		slot, err := f.acquire(ctx, limit, key)
-		if err != nil || slot.OK {
-			return slot, err
+		permit, err := f.acquire(ctx, limit, key)
+		if err != nil || permit.OK {
+			return permit, err
 		}
 		wait := lookAgain/2 + rand.N(lookAgain)
-		if first := slot.NotBefore.Sub(slot.At); first > 0 && first < wait {
+		if first := permit.NotBefore.Sub(permit.At); first > 0 && first < wait {
 			wait = first + rand.N(lookAgain/8)
 		}
 		f.known.LookAgain(key, time.Now().Add(wait))
@@ -464,46 +464,46 @@ func (f *flights) inLine(ctx context.Context, w *flight.Waiter, limit ratelimit.
 	}
 }
 
-// giveBack releases a slot that nobody wants any more.
-func (f *flights) giveBack(ctx context.Context, slot ratelimit.Slot) {
+// giveBack releases a permit that nobody wants any more.
+func (f *flights) giveBack(ctx context.Context, permit ratelimit.Permit) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTime)
 	defer cancel()
-	_ = f.release(ctx, slot) // or it is free when its lease is over
+	_ = f.release(ctx, permit) // or it is free when its lease is over
 }
 
-// acquireIn takes a slot in a caller's transaction. An attempt stands behind a savepoint, or
-// the slot's holder would have to wait for the transaction if it fails. Free slots are read on
+// acquireIn takes a permit in a caller's transaction. An attempt stands behind a savepoint, or
+// the permit's holder would have to wait for the transaction if it fails. Free permits are read on
 // another connection, since reading in the transaction would abort others under SERIALIZABLE.
-func (f *flights) acquireIn(ctx context.Context, tx pgx.Tx, limit ratelimit.InFlight, key decide.Key, before func() (granted bool, err error)) (ratelimit.Slot, error) {
-	s := search{flights: f, limit: limit, look: table.SlotLook{Key: key}}
+func (f *flights) acquireIn(ctx context.Context, tx pgx.Tx, limit ratelimit.InFlight, key decide.Key, before func() (granted bool, err error)) (ratelimit.Permit, error) {
+	s := search{flights: f, limit: limit, look: table.PermitLook{Key: key}}
 	for first := true; ; first = false {
-		op, err := s.next(func(look *table.SlotLook) error { return f.lookBeside(ctx, tx, look) })
+		op, err := s.next(func(look *table.PermitLook) error { return f.lookBeside(ctx, tx, look) })
 		if op == nil {
 			return s.refused(err)
 		}
 		if first {
 			if granted, err := before(); err != nil || !granted {
-				f.known.Gone(key, op.Row.Shard)
-				return ratelimit.Slot{InFlight: limit, Key: key.Key}, err
+				f.known.Lost(key, op.Row.Shard)
+				return ratelimit.Permit{InFlight: limit, Key: key.Key}, err
 			}
 		}
 		if err := f.try(ctx, tx, op); err != nil {
 			s.missed(op)
-			return ratelimit.Slot{}, f.fault("take a slot", err)
+			return ratelimit.Permit{}, f.fault("take a permit", err)
 		}
 		if op.Done.OK { // nobody here learns how the transaction ends
-			f.known.Gone(key, op.Row.Shard)
-			return slotOf(limit, op, s.asked), nil
+			f.known.Lost(key, op.Row.Shard)
+			return permitOf(limit, op, s.asked), nil
 		}
 		s.missed(op)
 	}
 }
 
 // try makes an operation in a transaction, which leaves nothing there if it is in vain.
-func (f *flights) try(ctx context.Context, tx pgx.Tx, op *table.SlotOp) error {
+func (f *flights) try(ctx context.Context, tx pgx.Tx, op *table.PermitOp) error {
 	var batch pgx.Batch
 	batch.Queue("SAVEPOINT " + savepoint)
-	f.table.QueueSlot(&batch, op, f.clock())
+	f.table.QueuePermit(&batch, op, f.clock())
 	if err := tx.SendBatch(ctx, &batch).Close(); err != nil || op.Done.OK {
 		return err
 	}
@@ -514,27 +514,27 @@ func (f *flights) try(ctx context.Context, tx pgx.Tx, op *table.SlotOp) error {
 }
 
 // lookBeside looks on another connection, if there is one to be had.
-func (f *flights) lookBeside(ctx context.Context, tx pgx.Tx, look *table.SlotLook) error {
+func (f *flights) lookBeside(ctx context.Context, tx pgx.Tx, look *table.PermitLook) error {
 	if f.pool != nil {
 		if stat := f.pool.Stat(); stat.AcquiredConns() < stat.MaxConns() {
 			return f.look(f.holding(ctx), look)
 		}
 	}
-	return f.table.LookAtSlotsIn(ctx, tx, look, f.clock())
+	return f.table.LookAtPermitsIn(ctx, tx, look, f.clock())
 }
 
-// releaseIn releases a slot in a caller's transaction.
-func (f *flights) releaseIn(ctx context.Context, tx pgx.Tx, slot ratelimit.Slot) error {
-	if slot.Shadowed {
+// releaseIn releases a permit in a caller's transaction.
+func (f *flights) releaseIn(ctx context.Context, tx pgx.Tx, permit ratelimit.Permit) error {
+	if permit.Shadowed {
 		return nil
 	}
-	op := &table.SlotOp{Row: rowOf(slot), Fence: slot.Fence}
+	op := &table.PermitOp{Row: rowOf(permit), Fence: permit.Fence}
 	op.Lock = f.lock(op.Row)
 	var batch pgx.Batch
-	f.table.QueueSlot(&batch, op, f.clock())
+	f.table.QueuePermit(&batch, op, f.clock())
 	switch err := tx.SendBatch(ctx, &batch).Close(); {
 	case err != nil:
-		return f.fault("release a slot", err)
+		return f.fault("release a permit", err)
 	case !op.Done.OK:
 		return lost(op.Row)
 	}

@@ -11,9 +11,9 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 )
 
-// TestSlotOfOneWhoLeft: a slot is released that a statement takes for a caller who gives up while
+// TestPermitOfOneWhoLeft: a permit is released that a statement takes for a caller who gives up while
 // it is under way.
-func TestSlotOfOneWhoLeft(t *testing.T) {
+func TestPermitOfOneWhoLeft(t *testing.T) {
 	var sends onSend
 	db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = &sends }))
 	store, err := New(db.Pool, &Config{Schema: db.Schema})
@@ -21,7 +21,7 @@ func TestSlotOfOneWhoLeft(t *testing.T) {
 		t.Fatal(err)
 	}
 	limit := ratelimit.InFlight{Name: "l", Limit: 50, Lease: time.Minute}
-	for first := range 4 { // of what is sent, and one of these takes the slot
+	for first := range 4 { // of what is sent, and one of these takes the permit
 		ctx, giveUp := context.WithCancel(t.Context())
 		returned := make(chan struct{})
 		sends.after(first, func() {
@@ -31,11 +31,11 @@ func TestSlotOfOneWhoLeft(t *testing.T) {
 			case <-time.After(100 * time.Millisecond): // it is sent by the caller itself
 			}
 		})
-		slot, err := store.Acquire(ctx, limit, "k")
+		permit, err := store.Permits().Acquire(ctx, limit.For("k"))
 		close(returned)
 		sends.next.Store(nil)
-		if err == nil && slot.OK {
-			err = store.Release(t.Context(), slot)
+		if err == nil && permit.OK {
+			err = store.Permits().Release(t.Context(), permit)
 		}
 		if err != nil && ctx.Err() == nil {
 			t.Error(err)
@@ -47,8 +47,8 @@ func TestSlotOfOneWhoLeft(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	slots, err := after.Slots(t.Context(), limit, "k")
-	if err != nil || len(slots) > 0 {
-		t.Errorf("got %d slots that are held, and %v, of nobody", len(slots), err)
+	permits, err := after.Permits().Held(t.Context(), limit, "k")
+	if err != nil || len(permits) > 0 {
+		t.Errorf("got %d permits that are held, and %v, of nobody", len(permits), err)
 	}
 }

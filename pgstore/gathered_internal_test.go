@@ -263,7 +263,7 @@ func TestGatheredDefinitions(t *testing.T) {
 	// The basic plan makes the row, with ten tokens, and the premium one finds what is left.
 	for i, want := range []bool{true, false, true, true, false} {
 		got := calls[i]
-		if got.err != nil || got.result.OK != want || got.result.Capacity != got.call.Asks[0].Definition.Capacity {
+		if got.err != nil || got.result.OK != want || got.result.Capacity != got.call.Demands[0].Definition.Capacity {
 			t.Errorf("call %d: got %+v, error %v, want OK %v", i, got.result.Status, got.err, want)
 		}
 	}

@@ -5,7 +5,6 @@ import (
 	"context"
 	"math"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/pgratelimit/ratelimit/internal/decide"
@@ -19,7 +18,6 @@ func (e *engine) grant(ctx context.Context, tickets []*ticket, await *awaiting) 
 	tickets = slices.DeleteFunc(tickets, (*ticket).Gone)
 	groups, grants, left := e.groups(tickets)
 	if len(groups) == 0 {
-		recycle(grants)
 		return left, nil
 	}
 	orders := e.orders(groups, grants)
@@ -39,7 +37,6 @@ func (e *engine) grant(ctx context.Context, tickets []*ticket, await *awaiting) 
 	if gone {
 		return tickets, e.fault("take", err)
 	}
-	defer recycle(grants)
 	if err != nil && (wait || code(err) != lockNotAvailable) { // otherwise one was locked in the same moment, and nothing is taken
 		failed(orders, err)
 		return tickets, e.fault("take", err)
@@ -101,7 +98,7 @@ func (e *engine) tellGroup(tickets []*ticket, g *table.Grant, arrival *escrow.Ar
 			t.Finish()
 			continue
 		}
-		change.Count, change.After = p.call.Asks[0].Count, g.Taken.After
+		change.Count, change.After = p.call.Demands[0].Count, g.Taken.After
 		if rest -= change.Count; rest != 0 { // as before those that come after it
 			change.After = g.Definition.Spend(g.Taken.After, g.Taken.At, -rest)
 		}
@@ -144,17 +141,17 @@ func (e *engine) groups(tickets []*ticket) (groups [][]*ticket, grants []table.G
 			rows++
 		}
 	}
-	groups, grants = make([][]*ticket, 0, rows), pooledGrants(rows)
+	groups, grants = make([][]*ticket, 0, rows), make([]table.Grant, 0, rows)
 	for i, t := range singles {
 		p := t.Value
-		a := &p.call.Asks[0]
+		a := &p.call.Demands[0]
 		n := len(grants) - 1
 		switch {
 		case i == 0 || p.row != grants[n].Row:
 			grants = append(grants, table.Grant{Change: a.Change(0, p.row.Shard, 0), Need: math.Inf(-1)})
 			groups = append(groups, singles[i:i])
 			n++
-		case a.Definition != groups[n][0].Value.call.Asks[0].Definition:
+		case a.Definition != groups[n][0].Value.call.Demands[0].Definition:
 			left = append(left, t)
 			continue
 		}
@@ -173,32 +170,14 @@ func (e *engine) groups(tickets []*ticket) (groups [][]*ticket, grants []table.G
 	return groups, grants, left
 }
 
-// grantPool are grants that are not in use, for the next statement: one is half a kilobyte,
-// and there is one for each row.
-var grantPool sync.Pool
-
-// pooledGrants has room for n grants.
-func pooledGrants(n int) []table.Grant {
-	if grants, ok := grantPool.Get().(*[]table.Grant); ok && cap(*grants) >= n {
-		return *grants
-	}
-	return make([]table.Grant, 0, n)
-}
-
-func recycle(grants []table.Grant) {
-	clear(grants)
-	grants = grants[:0]
-	grantPool.Put(&grants)
-}
-
 // single finds the row of a call that takes from one; false if it does not.
 func (e *engine) single(p *pending) bool {
 	call := p.call.Head()
-	if p.check || call.AtMost() || len(call.Asks) > 1 {
+	if p.check || call.AtMost() || len(call.Demands) > 1 {
 		return false
 	}
-	a := &call.Asks[0]
-	p.row, p.floor = decide.Row{Key: a.Of()}, a.Definition.Keeps(a.Floor) // reservations that wait have slots of their own, so a group is granted at once
+	a := &call.Demands[0]
+	p.row, p.floor = decide.Row{Key: a.KeyOf()}, a.Definition.Keeps(a.Floor) // reservations that wait have slots of their own, so a group is granted at once
 	if !a.Sharded() {
 		return true
 	}

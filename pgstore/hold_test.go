@@ -7,7 +7,6 @@ import (
 	"runtime"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -36,12 +35,12 @@ func holdDatabases(t *testing.T, test func(t *testing.T, store *pgstore.Store, d
 func holdStores(t *testing.T, test func(t *testing.T, store flightStore, begin func() pgx.Tx)) {
 	t.Helper()
 	holdDatabases(t, func(t *testing.T, store *pgstore.Store, db *pgtest.DB) {
-		test(t, store, func() pgx.Tx { return begun(t, db, pgx.ReadCommitted) })
+		test(t, flightStore{store.Permits(), store}, func() pgx.Tx { return begin(t, db, pgx.ReadCommitted) })
 	})
 	t.Run("memstore", func(t *testing.T) {
 		t.Parallel()
 		store := memstore.New(nil)
-		test(t, store, func() pgx.Tx {
+		test(t, flightStore{store.Permits(), store}, func() pgx.Tx {
 			tx, err := store.Begin(t.Context())
 			if err != nil {
 				t.Fatal(err)
@@ -59,7 +58,7 @@ func TestHold(t *testing.T) {
 	t.Parallel()
 	holdStores(t, func(t *testing.T, store flightStore, begin func() pgx.Tx) {
 		ctx := t.Context()
-		err := store.Hold(ctx, brief, "k", func(ctx context.Context, slot ratelimit.Slot) error {
+		err := store.Hold(ctx, brief.For("k"), func(ctx context.Context, permit ratelimit.Permit) error {
 			for end := time.Now().Add(3 * brief.Lease); time.Now().Before(end); time.Sleep(brief.Lease / 20) {
 				refusedFor(t, store, brief, "k")
 			}
@@ -69,24 +68,24 @@ func TestHold(t *testing.T) {
 			t.Errorf("Hold for three leases: %v", err)
 		}
 		failed := errors.New("failed")
-		if err := store.Hold(ctx, brief, "k", func(context.Context, ratelimit.Slot) error { return failed }); !errors.Is(err, failed) {
+		if err := store.Hold(ctx, brief.For("k"), func(context.Context, ratelimit.Permit) error { return failed }); !errors.Is(err, failed) {
 			t.Errorf("Hold of a function that fails: got %v", err)
 		}
 		func() {
 			defer func() { _ = recover() }()
-			_ = store.Hold(ctx, brief, "k", func(context.Context, ratelimit.Slot) error { panic("on purpose") })
+			_ = store.Hold(ctx, brief.For("k"), func(context.Context, ratelimit.Permit) error { panic("on purpose") })
 		}()
 		ended := make(chan struct{})
 		go func() {
 			defer close(ended)
-			_ = store.Hold(ctx, brief, "k", func(context.Context, ratelimit.Slot) error { runtime.Goexit(); return nil })
+			_ = store.Hold(ctx, brief.For("k"), func(context.Context, ratelimit.Permit) error { runtime.Goexit(); return nil })
 		}()
 		<-ended
 
 		// What the function has released in its transaction is not lost.
-		err = store.Hold(ctx, brief, "k", func(ctx context.Context, slot ratelimit.Slot) error {
+		err = store.Hold(ctx, brief.For("k"), func(ctx context.Context, permit ratelimit.Permit) error {
 			tx := begin()
-			if err := store.ReleaseTx(ctx, tx, slot); err != nil {
+			if err := store.ReleaseTx(ctx, tx, permit); err != nil {
 				return err
 			}
 			if err := tx.Commit(ctx); err != nil {
@@ -102,7 +101,7 @@ func TestHold(t *testing.T) {
 		if err != nil {
 			t.Errorf("Hold of a function that releases in a transaction: %v", err)
 		}
-		takeSlot(t, store, brief, "k")
+		takePermit(t, store, brief, "k")
 	})
 }
 
@@ -110,8 +109,8 @@ func TestHoldTellsThatTheLeaseIsLost(t *testing.T) {
 	t.Parallel()
 	holdStores(t, func(t *testing.T, store flightStore, _ func() pgx.Tx) {
 		ctx := t.Context()
-		err := store.Hold(ctx, brief, "k", func(inner context.Context, slot ratelimit.Slot) error {
-			if err := store.ResetSlots(ctx, brief, "k"); err != nil {
+		err := store.Hold(ctx, brief.For("k"), func(inner context.Context, permit ratelimit.Permit) error {
+			if err := store.Reset(ctx, brief, "k"); err != nil {
 				return err
 			}
 			begun := time.Now()
@@ -127,28 +126,28 @@ func TestHoldTellsThatTheLeaseIsLost(t *testing.T) {
 		if !errors.Is(err, ratelimit.ErrLeaseLost) {
 			t.Errorf("Hold: got %v, want ErrLeaseLost", err)
 		}
-		takeSlot(t, store, brief, "k")
+		takePermit(t, store, brief, "k")
 	})
 }
 
-// one has a slot that many wait for.
+// one has a permit that many wait for.
 var one = ratelimit.InFlight{Name: "one", Limit: 1, Lease: time.Minute}
 
 // Who waits is served in order of arrival.
 func TestAcquireWaitInOrder(t *testing.T) {
 	t.Parallel()
 	holdDatabases(t, func(t *testing.T, store *pgstore.Store, _ *pgtest.DB) {
-		held := takeSlot(t, store, one, "k")
-		served := lineUp(t, store, func(came int) {
-			eventually(t, "all stand in line", func() bool { return store.WaitingForSlots(one.Name, "k") == came })
+		held := takePermit(t, store.Permits(), one, "k")
+		served := lineUp(t, store.Permits(), func(came int) {
+			eventually(t, "all stand in line", func() bool { return store.WaitingForPermits(one.Name, "k") == came })
 		})
 		served(held)
 	})
 	t.Run("memstore", func(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			store := memstore.New(nil)
-			held := takeSlot(t, store, one, "k")
-			served := lineUp(t, store, func(int) { synctest.Wait() })
+			held := takePermit(t, store.Permits(), one, "k")
+			served := lineUp(t, store.Permits(), func(int) { synctest.Wait() })
 			served(held)
 		})
 	})
@@ -158,18 +157,18 @@ func TestAcquireWaitInOrder(t *testing.T) {
 func TestAcquireWaitInOrderBesideASlowAnswer(t *testing.T) {
 	t.Parallel()
 	holdDatabases(t, func(t *testing.T, store *pgstore.Store, db *pgtest.DB) {
-		held := takeSlot(t, store, one, "k")
-		tx := begun(t, db, pgx.ReadCommitted)
+		held := takePermit(t, store.Permits(), one, "k")
+		tx := begin(t, db, pgx.ReadCommitted)
 		mustExec(t, tx, "LOCK TABLE "+db.Schema+".rate_limits")
-		served := lineUp(t, store, func(came int) {
+		served := lineUp(t, store.Permits(), func(came int) {
 			eventually(t, "the first asks, and all others stand in line", func() bool {
-				return pgtest.Blocks(t, db.Pool, tx) && store.WaitingForSlots(one.Name, "k") == came-1
+				return pgtest.Blocks(t, db.Pool, tx) && store.WaitingForPermits(one.Name, "k") == came-1
 			})
 		})
 		if err := tx.Rollback(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "all stand in line", func() bool { return store.WaitingForSlots(one.Name, "k") == waiters })
+		eventually(t, "all stand in line", func() bool { return store.WaitingForPermits(one.Name, "k") == waiters })
 		served(held)
 	})
 }
@@ -177,10 +176,10 @@ func TestAcquireWaitInOrderBesideASlowAnswer(t *testing.T) {
 // waiters is how many line up.
 const waiters = 10
 
-// lineUp has some wait for the slot of one, each when inLine has returned for those before it, of
-// which it is told how many came. The function that it returns releases the slot, and wants them
+// lineUp has some wait for the permit of one, each when inLine has returned for those before it, of
+// which it is told how many came. The function that it returns releases the permit, and wants them
 // served in their order.
-func lineUp(t *testing.T, store flightStore, inLine func(came int)) (served func(held ratelimit.Slot)) {
+func lineUp(t *testing.T, store permits, inLine func(came int)) (served func(held ratelimit.Permit)) {
 	t.Helper()
 	var (
 		mu    sync.Mutex
@@ -189,21 +188,21 @@ func lineUp(t *testing.T, store flightStore, inLine func(came int)) (served func
 	)
 	for i := range waiters {
 		wg.Go(func() {
-			slot, err := store.AcquireWait(t.Context(), one, "k")
-			if err != nil || !slot.OK {
-				t.Errorf("waiter %d: got %v and %v", i, slot, err)
+			permit, err := store.AcquireWait(t.Context(), one.For("k"))
+			if err != nil || !permit.OK {
+				t.Errorf("waiter %d: got %v and %v", i, permit, err)
 				return
 			}
 			mu.Lock()
 			order = append(order, i)
 			mu.Unlock()
-			if err := store.Release(t.Context(), slot); err != nil {
+			if err := store.Release(t.Context(), permit); err != nil {
 				t.Errorf("waiter %d: %v", i, err)
 			}
 		})
 		inLine(i + 1)
 	}
-	return func(held ratelimit.Slot) {
+	return func(held ratelimit.Permit) {
 		t.Helper()
 		if err := store.Release(t.Context(), held); err != nil {
 			t.Fatal(err)
@@ -221,14 +220,14 @@ func TestAcquireWaitEnds(t *testing.T) {
 	holdStores(t, func(t *testing.T, store flightStore, _ func() pgx.Tx) {
 		short, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 		defer cancel()
-		first := takeSlot(t, store, brief, "k")
-		if slot, err := store.AcquireWait(short, brief, "k"); slot.OK || !errors.Is(err, context.DeadlineExceeded) {
-			t.Errorf("AcquireWait until the deadline: got %v and %v", slot, err)
+		first := takePermit(t, store, brief, "k")
+		if permit, err := store.AcquireWait(short, brief.For("k")); permit.OK || !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("AcquireWait until the deadline: got %v and %v", permit, err)
 		}
 		begun := time.Now() // the lease of who never releases ends the wait
-		slot, err := store.AcquireWait(t.Context(), brief, "k")
-		if err != nil || !slot.OK || slot.Fence <= first.Fence {
-			t.Errorf("AcquireWait: got %v and %v", slot, err)
+		permit, err := store.AcquireWait(t.Context(), brief.For("k"))
+		if err != nil || !permit.OK || permit.Fence <= first.Fence {
+			t.Errorf("AcquireWait: got %v and %v", permit, err)
 		}
 		if took := time.Since(begun); took > brief.Lease+10*time.Second {
 			t.Errorf("waited %v for a lease of %v", took, brief.Lease)
@@ -236,86 +235,14 @@ func TestAcquireWaitEnds(t *testing.T) {
 	})
 }
 
-// Two processes that both have somebody waiting for the only slot take turns. A turn is of up to
-// four seconds, and the process that looks first has the next: one of the two may well have four in
-// a row.
-func TestProcessesTakeTurns(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	db := pgtest.New(t, maxConns(12))
-	ctx, cancel := context.WithCancel(t.Context())
-	var wg sync.WaitGroup
-	var served [2]atomic.Int64
-	var at atomic.Int32
-	for process := range served {
-		store := newStore(t, db)
-		for range 3 {
-			wg.Go(func() {
-				for ctx.Err() == nil {
-					err := store.Hold(ctx, one, "k", func(context.Context, ratelimit.Slot) error {
-						if n := at.Add(1); n > 1 {
-							t.Errorf("%d at a time", n)
-						}
-						defer at.Add(-1)
-						served[process].Add(1)
-						time.Sleep(time.Millisecond) // work, which is what takes the time
-						return nil
-					})
-					if err != nil && ctx.Err() == nil {
-						t.Errorf("process %d: %v", process, err)
-					}
-				}
-			})
-		}
-	}
-	for end := time.Now().Add(time.Minute); time.Now().Before(end) && min(served[0].Load(), served[1].Load()) < 5; {
-		time.Sleep(10 * time.Millisecond)
-	}
-	cancel()
-	wg.Wait()
-	if a, b := served[0].Load(), served[1].Load(); min(a, b) < 5 {
-		t.Errorf("served %d and %d within a minute, want at least 5 each", a, b)
-	}
-}
-
-// Who gives up while its statement is under way leaves no slot behind.
-func TestGivingUpLeaksNoSlot(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t, maxConns(8))
-	store := newStore(t, db)
-	limit := ratelimit.InFlight{Name: "l", Limit: 50, Lease: time.Minute}
-	var wg sync.WaitGroup
-	for worker := range 16 {
-		wg.Go(func() {
-			for i := range 40 {
-				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(worker*i)*20*time.Microsecond)
-				slot, err := store.Acquire(ctx, limit, "k")
-				if err == nil && slot.OK {
-					err = store.Release(t.Context(), slot)
-				}
-				cancel()
-				if err != nil && !errors.Is(err, context.DeadlineExceeded) {
-					t.Errorf("worker %d: %v", worker, err)
-				}
-			}
-		})
-	}
-	wg.Wait()
-	store.Close() // which waits for what gives back
-	slots, err := newStore(t, db).Slots(t.Context(), limit, "k")
-	if err != nil || len(slots) > 0 {
-		t.Errorf("got %d slots that are held, and %v, of nobody", len(slots), err)
-	}
-}
-
-func TestCloseEndsWaitsForSlots(t *testing.T) {
+func TestCloseEndsWaitsForPermits(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	store := newStore(t, db)
-	slot := takeSlot(t, store, one, "k")
+	permit := takePermit(t, store.Permits(), one, "k")
 	waited := make(chan error)
 	go func() {
-		_, err := store.AcquireWait(t.Context(), one, "k")
+		_, err := store.Permits().AcquireWait(t.Context(), one.For("k"))
 		waited <- err
 	}()
 	time.Sleep(50 * time.Millisecond)
@@ -323,10 +250,10 @@ func TestCloseEndsWaitsForSlots(t *testing.T) {
 	if err := <-waited; !errors.Is(err, pgstore.ErrClosed) {
 		t.Errorf("AcquireWait when the Store is closed: got %v, want ErrClosed", err)
 	}
-	if _, err := store.Acquire(t.Context(), one, "k"); !errors.Is(err, pgstore.ErrClosed) {
+	if _, err := store.Permits().Acquire(t.Context(), one.For("k")); !errors.Is(err, pgstore.ErrClosed) {
 		t.Errorf("Acquire after Close: got %v, want ErrClosed", err)
 	}
-	if err := store.Release(t.Context(), slot); err != nil {
+	if err := store.Permits().Release(t.Context(), permit); err != nil {
 		t.Errorf("Release after Close: %v", err)
 	}
 }

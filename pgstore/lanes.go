@@ -33,11 +33,6 @@ type engine struct {
 	seed  maphash.Seed
 	lanes [lanes]lane
 
-	met struct { // the keys that calls were for lately
-		mu             sync.Mutex
-		latest, before map[decide.Key]struct{}
-	}
-
 	mu   sync.Mutex
 	rows map[decide.Row]*lane
 	many int // rows, from which on those are looked for that are not needed any more
@@ -62,7 +57,7 @@ type lane struct {
 // pending is a call that waits for its decision.
 type pending struct {
 	call     decide.Call
-	one      [1]decide.Ask // for those of call, if it is one
+	one      [1]decide.Demand // for those of call, if it is one
 	check    bool
 	prefetch bool // it wants more prefetched, for calls that come later, and no result
 

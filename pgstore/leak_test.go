@@ -25,5 +25,5 @@ func TestNoTypeShowsKeys(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	leak.Check(t, ".", map[string]any{"Store": store, "Config": config, "Stats": store.Stats(), "Held": pgstore.Held{Limit: "l", Keys: 1, Tokens: 2}})
+	leak.Check(t, ".", map[string]any{"Store": store, "Permits": store.Permits(), "Config": config, "Stats": store.Stats(), "Held": pgstore.Held{Limit: "l", Keys: 1, Tokens: 2}})
 }

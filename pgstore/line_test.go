@@ -171,31 +171,6 @@ func TestLineIsLeft(t *testing.T) {
 	})
 }
 
-// Of several rows each has its line, and all take them in one order.
-func TestLinesOfSeveralRows(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t, maxConns(8))
-	store, other := newStore(t, db), newStore(t, db)
-	a, b := slow("a", 1000).For("k"), slow("b", 1000).For("k")
-	store.Meet(a, b)
-	other.Meet(b, a)
-	var group sync.WaitGroup
-	for _, s := range []*pgstore.Store{store, other, store, other} {
-		group.Go(func() {
-			for range 25 {
-				_, err := s.AllowFunc(within(t, 30*time.Second), []ratelimit.Request{a, b}, func(pgx.Tx, ratelimit.Result) error { return nil })
-				if err != nil {
-					t.Error(err)
-					return
-				}
-			}
-		})
-	}
-	group.Wait()
-	wantLeft(t, store, slow("a", 1000).ForN("k", 0), 900)
-	wantLeft(t, store, slow("b", 1000).ForN("k", 0), 900)
-}
-
 // Whoever gives up in the line takes nothing, and leaves nothing behind.
 func TestGivingUpInLine(t *testing.T) {
 	t.Parallel()
@@ -308,46 +283,6 @@ func processes(t *testing.T, db *pgtest.DB, n int, again *atomic.Int64, change .
 	return stores
 }
 
-// Processes that meet on a row stand in one line: hardly a transaction runs twice, and each
-// process has its share.
-func TestProcessesStandInLine(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	db := pgtest.New(t)
-	var again atomic.Int64
-	stores := processes(t, db, 6, &again)
-	limit := slow("l", 1000)
-	mustAllow(t, stores[0], limit.For("k"))
-	const each, callers = 30, 3
-	var group sync.WaitGroup
-	var ran atomic.Int64
-	for _, store := range stores {
-		for range callers {
-			group.Go(func() {
-				for range each {
-					_, err := store.AllowFunc(within(t, time.Minute), []ratelimit.Request{limit.For("k")}, func(pgx.Tx, ratelimit.Result) error {
-						ran.Add(1)
-						return nil
-					})
-					if err != nil {
-						t.Error(err)
-						return
-					}
-				}
-			})
-		}
-	}
-	group.Wait()
-	all := int64(len(stores) * callers * each)
-	if n := again.Load(); n > all/10 {
-		t.Errorf("%d of %d transactions ran again, want few", n, all)
-	}
-	if ran.Load() < all {
-		t.Errorf("the functions ran %d times, want %d", ran.Load(), all)
-	}
-	wantLeft(t, stores[0], limit.ForN("k", 0), 1000-1-float64(all))
-}
-
 // A process that meets nobody takes no lock, and one that met others takes none when a
 // while has passed.
 func TestNoLineWithoutOthers(t *testing.T) {
@@ -434,7 +369,7 @@ func (c *turns) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.Trace
 	for _, q := range data.Batch.QueuedQueries {
 		switch {
 		case strings.Contains(q.SQL, "pg_advisory_xact_lock"):
-			waits, commits = true, false // that ends what was planned before
+			waits, commits = true, false
 		case q.SQL == "COMMIT":
 			commits = true
 		}

@@ -53,8 +53,8 @@ func (m *memory) decide(ctx context.Context, w *watch.Watch, reserve bool, reque
 	}
 	c := m.claim(&p.call)
 	if c.none() {
-		if len(p.call.Asks) == 1 {
-			p.entry = m.of(&p.call.Asks[0])
+		if len(p.call.Demands) == 1 {
+			p.entry = m.of(&p.call.Demands[0])
 		}
 		return m.engine.decide(ctx, w, p)
 	}
@@ -74,15 +74,15 @@ func (m *memory) decide(ctx context.Context, w *watch.Watch, reserve bool, reque
 // seen returns the entry of a request's key, if it was seen before; nil for a request that is
 // to leave a share, which only the row decides: the tokens in memory are for the others.
 func (m *memory) seen(r *ratelimit.Request) *escrow.Entry {
-	if r.Floor != 0 {
+	if r.AboveShare != 0 {
 		return nil
 	}
 	return m.cache.Seen(r)
 }
 
 // of is seen for an ask, and begins to remember its key.
-func (m *memory) of(a *decide.Ask) *escrow.Entry {
-	if a.Exact() {
+func (m *memory) of(a *decide.Demand) *escrow.Entry {
+	if a.RowOnly() {
 		return nil
 	}
 	return m.cache.Of(a)
@@ -114,7 +114,7 @@ type claim struct {
 func (c *claim) none() bool { return c == nil || c.tokens == nil }
 
 // all reports whether all of the call was held.
-func (c *claim) all() bool { return !c.none() && len(c.rest.Asks) == 0 }
+func (c *claim) all() bool { return !c.none() && len(c.rest.Demands) == 0 }
 
 // claim takes the held tokens of a call out of memory, limit by limit, until claim.end. For
 // several limits, missing tokens are prefetched for later calls: for one, the statement that
@@ -124,14 +124,14 @@ func (m *memory) claim(call *decide.Call) *claim {
 		return nil
 	}
 	c := &claim{reserve: call.Reserve, call: call}
-	for i := range call.Asks {
-		a := &call.Asks[i]
+	for i := range call.Demands {
+		a := &call.Demands[i]
 		var t escrow.Tokens
 		if !m.of(a).Take(a.Count, true, &t) {
 			continue
 		}
 		if c.tokens == nil {
-			c.tokens = make([]escrow.Tokens, len(call.Asks))
+			c.tokens = make([]escrow.Tokens, len(call.Demands))
 		}
 		c.tokens[i] = t
 	}
@@ -140,9 +140,9 @@ func (m *memory) claim(call *decide.Call) *claim {
 		c.rest = call.Remainder(c.balances())
 		rest = &c.rest
 	}
-	if len(call.Asks) > 1 {
-		for i := range rest.Asks {
-			a := &rest.Asks[i]
+	if len(call.Demands) > 1 {
+		for i := range rest.Demands {
+			a := &rest.Demands[i]
 			m.of(a).Miss(a.Count)
 		}
 	}
@@ -166,17 +166,17 @@ func (m *memory) claimSeen(reserve bool, requests []ratelimit.Request) *claim {
 // granted on their own, if it is worth prefetching with them: false if that is refused.
 func (m *memory) claimFor(ctx context.Context, call *decide.Call) (c *claim, refused ratelimit.Result, err error) {
 	c = m.claim(call)
-	if m == nil || !c.none() || len(call.Asks) != 1 {
+	if m == nil || !c.none() || len(call.Demands) != 1 {
 		return c, refused, nil
 	}
-	a := call.Asks[0]
+	a := call.Demands[0]
 	p := &pending{tokens: &escrow.Tokens{}, entry: m.of(&a)}
 	if !m.worth(call) {
 		p.entry.Note(a.Count, 1)
 		return c, refused, nil // the transaction takes from the row
 	}
 	a.Floor = 0 // debt is the row's to give
-	p.call = decide.Call{Asks: []decide.Ask{a}}
+	p.call = decide.Call{Demands: []decide.Demand{a}}
 	result, err := m.engine.decide(ctx, nil, p)
 	switch {
 	case err != nil:
@@ -191,10 +191,10 @@ func (m *memory) claimFor(ctx context.Context, call *decide.Call) (c *claim, ref
 
 // worth reports whether a call is worth a statement of its own, which prefetches.
 func (m *memory) worth(call *decide.Call) bool {
-	if m == nil || len(call.Asks) != 1 {
+	if m == nil || len(call.Demands) != 1 {
 		return false
 	}
-	a := &call.Asks[0]
+	a := &call.Demands[0]
 	return a.Count > 0 && a.Count <= a.Definition.Capacity && m.of(a).Worth()
 }
 
@@ -214,7 +214,7 @@ func (c *claim) end(spent bool) {
 }
 
 func (c *claim) balances() []*decide.Balance {
-	balances := make([]*decide.Balance, len(c.call.Asks))
+	balances := make([]*decide.Balance, len(c.call.Demands))
 	for i := range c.tokens {
 		balances[i] = c.tokens[i].Balance()
 	}
@@ -242,7 +242,7 @@ func (m *memory) prefetch(entry *escrow.Entry) {
 		defer m.work.end()
 		ctx, cancel := context.WithTimeout(context.Background(), m.patience())
 		defer cancel()
-		p := &pending{call: decide.Call{Asks: []decide.Ask{*entry.Ask()}}, prefetch: true, entry: entry}
+		p := &pending{call: decide.Call{Demands: []decide.Demand{*entry.Ask()}}, prefetch: true, entry: entry}
 		result, err := m.engine.decide(ctx, nil, p)
 		entry.Prefetched(err == nil && result.OK)
 	}()

@@ -6,99 +6,20 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
-	"github.com/pgratelimit/ratelimit/internal/curve"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/internal/traced"
 	"github.com/pgratelimit/ratelimit/memstore"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
-
-const (
-	serializationFailure = "40001"
-	deadlockDetected     = "40P01"
-)
-
-// hasCode reports whether PostgreSQL's answer is within reach of errors.As.
-func hasCode(err error, code string) bool {
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && pgErr.Code == code
-}
-
-// takes is a way to take from a limit, with all that belongs to it: the
-// transaction is committed when it returns.
-type takes func(context.Context, *pgxpool.Pool, *pgstore.Store, ...ratelimit.Request) (ratelimit.Result, error)
-
-// allowAt takes in a transaction of the given level, from BEGIN again when
-// PostgreSQL asks for that.
-func allowAt(level pgx.TxIsoLevel) takes {
-	return func(ctx context.Context, pool *pgxpool.Pool, store *pgstore.Store, requests ...ratelimit.Request) (result ratelimit.Result, err error) {
-		for {
-			err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
-				result, err = store.AllowTx(ctx, tx, requests...)
-				return err
-			})
-			if err == nil {
-				return result, nil
-			}
-			if !hasCode(err, serializationFailure) {
-				return ratelimit.Result{}, err
-			}
-		}
-	}
-}
-
-func allowFunc(ctx context.Context, _ *pgxpool.Pool, store *pgstore.Store, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	result, err := store.AllowFunc(ctx, requests, func(pgx.Tx, ratelimit.Result) error { return nil })
-	if errors.Is(err, ratelimit.ErrRefused) {
-		err = nil
-	}
-	return result, err
-}
-
-func allowOwn(ctx context.Context, _ *pgxpool.Pool, store *pgstore.Store, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return store.Allow(ctx, requests...)
-}
-
-// takeForm is a way to take, with the Config that it needs.
-type takeForm struct {
-	name   string
-	take   takes
-	change func(*pgstore.Config)
-}
-
-// takeForms are all the ways to take.
-var takeForms = []takeForm{
-	{"read committed", allowAt(pgx.ReadCommitted), unchanged},
-	{"repeatable read", allowAt(pgx.RepeatableRead), unchanged},
-	{"serializable", allowFunc, unchanged},
-	{"on its own", allowOwn, unchanged},
-	{"on its own, portable", allowOwn, portable},
-}
-
-func unchanged(*pgstore.Config) {}
-
-func portable(c *pgstore.Config) { c.Portable = true }
-
-// brisk are limits of each kind, with and without shards, that a test can use up again and
-// again in a moment.
-var brisk = []ratelimit.Limit{
-	ratelimit.TokenBucket{Name: "token bucket", Rate: 10, Period: 100 * time.Millisecond},
-	ratelimit.SlidingWindow{Name: "sliding window", Rate: 10, Period: 100 * time.Millisecond, Slots: 5},
-	ratelimit.FixedWindow{Name: "fixed window", Rate: 10, Period: 100 * time.Millisecond},
-	ratelimit.TokenBucket{Name: "token bucket, 3 shards", Rate: 12, Period: 100 * time.Millisecond, Shards: 3},
-	ratelimit.SlidingWindow{Name: "sliding window, 2 shards", Rate: 10, Period: 100 * time.Millisecond, Slots: 4, Shards: 2},
-}
 
 // eachForm runs a test in parallel for each limit and form of taking.
 func eachForm(t *testing.T, limits []ratelimit.Limit, test func(t *testing.T, limit ratelimit.Limit, form takeForm)) {
@@ -133,57 +54,6 @@ func (p twoPools) taking(t *testing.T, form takeForm, change ...func(*pgstore.Co
 	return func(ctx context.Context, i int, r ratelimit.Request) (ratelimit.Result, error) {
 		return form.take(ctx, p[i%2].Pool, stores[i%2], r)
 	}
-}
-
-// In every stretch of time, by the database's clock, no more is granted than the limit
-// promises, in whichever form it is asked for by callers of two stores. They ask, for one to four
-// tokens at a time, until three times its capacity is granted, and some of them were refused:
-// however long that takes.
-// (The report does this to processes that are disturbed.)
-func TestNeverOver(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	const callers = 8
-	pools := newTwoPools(t, callers)
-	eachForm(t, brisk, func(t *testing.T, limit ratelimit.Limit, form takeForm) {
-		take := pools.taking(t, form)
-		ctx := within(t, time.Minute)
-		var (
-			mu      sync.Mutex
-			events  []curve.Event
-			granted float64
-			refused int
-		)
-		tell := func(result ratelimit.Result, count float64) (enough bool) {
-			mu.Lock()
-			defer mu.Unlock()
-			if result.OK {
-				events = append(events, curve.Event{At: result.At, Count: count})
-				granted += count
-			} else {
-				refused++
-			}
-			return refused >= callers && granted >= 3*limit.Definition().Capacity
-		}
-		together(callers, func(i int) {
-			count := float64(1 + i%4)
-			for enough := false; !enough; {
-				result, err := take(ctx, i, limit.ForN(form.name, count))
-				if err != nil {
-					t.Error(err)
-					return
-				}
-				if enough = tell(result, count); !result.OK {
-					pauseFor(ctx, time.Millisecond)
-				}
-			}
-		})
-		worst := curve.Judge(events, curve.Of(limit.Definition()))
-		t.Logf("%v granted, %d refused, at worst %v", granted, refused, worst)
-		if worst.Share > 1+1e-9 {
-			t.Errorf("at worst %v", worst)
-		}
-	})
 }
 
 // plentiful are limits of each kind, with as many shards as there are reasons to look at: none,
@@ -266,19 +136,6 @@ func unsharded(limit ratelimit.Limit) ratelimit.Limit {
 	panic("no such kind of limit")
 }
 
-// connectAll opens all connections of a pool, so that the first callers do not
-// wait for them.
-func connectAll(ctx context.Context, pool *pgxpool.Pool) error {
-	for range pool.Config().MaxConns {
-		conn, err := pool.Acquire(ctx)
-		if err != nil {
-			return err
-		}
-		defer conn.Release()
-	}
-	return nil
-}
-
 // A transaction that was opened long ago, with the snapshot and the now() of
 // then, neither gets tokens that are gone nor brings them back for others.
 func TestOldTransactionCreatesNoTokens(t *testing.T) {
@@ -325,36 +182,6 @@ func TestOldTransactionCreatesNoTokens(t *testing.T) {
 	}
 }
 
-// An old transaction that gets a token leaves behind what a new one would.
-func TestOldTransactionTakesByTheClock(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
-	limit := ratelimit.TokenBucket{Name: "quick", Rate: 100, Period: time.Second, Capacity: 10}
-	old := begin(t, db, pgx.ReadCommitted)
-	mustExec(t, old, "SELECT pg_sleep(0.2)")
-	mustAllow(t, store, limit.ForN("k", 10))
-	mustExec(t, old, "SELECT pg_sleep(0.05)") // five tokens
-	before := stateOf(t, db, limit.Name)
-
-	result, err := store.AllowTx(t.Context(), old, limit.For("k"))
-	if err != nil || !result.OK {
-		t.Fatalf("got OK %v, error %v", result.OK, err)
-	}
-	if err := old.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	got := stateOf(t, db, limit.Name)
-	d := bucket.Definition(limit.Definition())
-	want, ok := d.Take(before, got.TS, 1, 0)
-	if !ok || got.Value != want.Value || got.Value != result.Value {
-		t.Errorf("got %v and in the result %v, want %v from %v", got, result.Value, want, before)
-	}
-	if waited := got.TS.Sub(before.TS); waited < 50*time.Millisecond || got.TS.After(result.At) {
-		t.Errorf("got %v, %v after the take before and at %v; want at least 50ms and not after", got.TS, waited, result.At)
-	}
-}
-
 // A caller reads the clock and then waits for the row. The time that it
 // waited was counted by those it waited for, so it must not count again.
 func TestWaitingCreatesNoTokens(t *testing.T) {
@@ -388,72 +215,6 @@ func TestWaitingCreatesNoTokens(t *testing.T) {
 	want := bucket.State{Value: before.Value - 1, TS: before.TS}
 	if after := stateOf(t, db, limit.Name); after != want || got.Value != want.Value {
 		t.Errorf("got %v and in the result %v, want %v", after, got.Value, want)
-	}
-}
-
-// The first callers ever of a key, two of each and all at once.
-func TestFirstCallers(t *testing.T) {
-	t.Parallel()
-	const (
-		goroutines = 24
-		rounds     = 4
-	)
-	db := pgtest.New(t, maxConns(goroutines))
-	limit := slow("first", goroutines)
-	for _, form := range takeForms {
-		t.Run(form.name, func(t *testing.T) {
-			store := newStore(t, db, form.change)
-			for round := range rounds {
-				// Half of the rounds are two to a key, and half all to one.
-				callers := []int{2, goroutines}[round%2]
-				key := func(i int) string { return fmt.Sprintf("%s/%d/%d", form.name, round, i/callers) }
-				together(goroutines, func(i int) {
-					result, err := form.take(t.Context(), db.Pool, store, limit.For(key(i)))
-					if err != nil || !result.OK {
-						t.Errorf("got OK %v, error %v", result.OK, err)
-					}
-				})
-				for i := 0; i < goroutines; i += callers {
-					result, err := store.Check(t.Context(), limit.For(key(i)))
-					if want := int64(goroutines - callers); err != nil || result.Remaining != want {
-						t.Errorf("%s: got %d left, error %v; want %d", key(i), result.Remaining, err, want)
-					}
-				}
-			}
-		})
-	}
-}
-
-// At the higher levels, one of two first callers may be told to come again, and
-// nothing else: not that a key is there already.
-func TestFirstCallersErrors(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
-	limit := slow("first", 10)
-	for _, test := range []struct {
-		level pgx.TxIsoLevel
-		want  string
-	}{
-		{pgx.ReadCommitted, ""},
-		{pgx.RepeatableRead, serializationFailure},
-		{pgx.Serializable, serializationFailure},
-	} {
-		t.Run(string(test.level), func(t *testing.T) {
-			first, second := begin(t, db, test.level), begin(t, db, test.level)
-			if _, err := store.AllowTx(t.Context(), first, limit.For(t.Name())); err != nil {
-				t.Fatal(err)
-			}
-			later := allowLater(store, second, limit.For(t.Name()))
-			waitsForLock(t, db, second)
-			if err := first.Commit(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			got := <-later
-			if codeOf(got.err) != test.want || got.OK != (test.want == "") {
-				t.Errorf("got OK %v, error %v, want code %q", got.OK, got.err, test.want)
-			}
-		})
 	}
 }
 

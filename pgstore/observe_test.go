@@ -68,8 +68,8 @@ func TestObserve(t *testing.T) {
 		defer tx.Rollback(ctx)
 		do(tx)
 	}
-	slots := ratelimit.InFlight{Name: "slots", Limit: 1}
-	var slot ratelimit.Slot
+	permits := ratelimit.InFlight{Name: "permits", Limit: 1}
+	var permit ratelimit.Permit
 	for _, test := range []struct {
 		name string
 		do   func()
@@ -132,11 +132,11 @@ func TestObserve(t *testing.T) {
 			cancel()
 			store.Allow(over, many.For("a"))
 		}, "allow own failed many fixed window canceled"},
-		{"a slot", func() { slot, _ = store.Acquire(ctx, slots, "k") }, "acquire own granted slots in flight "},
-		{"no slot", func() { store.Acquire(ctx, slots, "k") }, "acquire own refused slots in flight "},
-		{"kept", func() { slot, _ = store.Renew(ctx, slot) }, "renew own granted slots in flight "},
-		{"released", func() { store.Release(ctx, slot) }, "release own granted slots in flight "},
-		{"lost", func() { store.Release(ctx, slot) }, "release own lost slots in flight lease_lost"},
+		{"a permit", func() { permit, _ = store.Permits().Acquire(ctx, permits.For("k")) }, "acquire own granted permits in flight "},
+		{"no permit", func() { store.Permits().Acquire(ctx, permits.For("k")) }, "acquire own refused permits in flight "},
+		{"kept", func() { permit, _ = store.Permits().Renew(ctx, permit) }, "renew own granted permits in flight "},
+		{"released", func() { store.Permits().Release(ctx, permit) }, "release own granted permits in flight "},
+		{"lost", func() { store.Permits().Release(ctx, permit) }, "release own lost permits in flight lease_lost"},
 	} {
 		t.Run(test.name, func(t *testing.T) {
 			h.take()
@@ -147,7 +147,7 @@ func TestObserve(t *testing.T) {
 				if (e.Err != nil) != (e.ErrorClass != "") || e.Took <= 0 && e.Outcome == ratelimit.OutcomeGranted {
 					t.Errorf("got the error %v of class %q, and took %v", e.Err, e.ErrorClass, e.Took)
 				}
-				if own := e.Form == ratelimit.FormOwn && e.Verb.Takes() && e.Slot == nil && e.Result.Request.Limit != nil; own && (e.Batch != 1 || e.Retries != 0) {
+				if own := e.Form == ratelimit.FormOwn && e.Verb.Takes() && e.Permit == nil && e.Result.Request.Limit != nil; own && (e.Batch != 1 || e.Retries != 0) {
 					t.Errorf("got a batch of %d with %d retries, want 1 and 0", e.Batch, e.Retries)
 				}
 			}
@@ -269,22 +269,15 @@ func TestObserveInModes(t *testing.T) {
 	}
 }
 
-// Of a slot there is one event in every mode, and a slot in ModeShadow that was not to be had says so.
-func TestObserveSlotsInModes(t *testing.T) {
+// Of a permit there is one event in every mode, and a permit in ModeShadow that was not to be had says so.
+func TestObservePermitsInModes(t *testing.T) {
 	t.Parallel()
-	type slotStore interface {
-		Acquire(ctx context.Context, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (ratelimit.Slot, error)
-		AcquireWait(ctx context.Context, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (ratelimit.Slot, error)
-		AcquireTx(ctx context.Context, tx pgx.Tx, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (ratelimit.Slot, error)
-		Renew(ctx context.Context, slot ratelimit.Slot) (ratelimit.Slot, error)
-		Release(ctx context.Context, slot ratelimit.Slot) error
-	}
-	run := func(t *testing.T, h *heard, store slotStore, begin func(context.Context) (pgx.Tx, error)) {
+	run := func(t *testing.T, h *heard, store ratelimit.TxPermits[pgx.Tx], begin func(context.Context) (pgx.Tx, error)) {
 		ctx := t.Context()
 		full := ratelimit.InFlight{Name: "full", Limit: 1}
 		rate := plenty(1)
-		if slot, err := store.Acquire(ctx, full, "k"); err != nil || !slot.OK {
-			t.Fatalf("got %v, %v", slot, err)
+		if permit, err := store.Acquire(ctx, full.For("k")); err != nil || !permit.OK {
+			t.Fatalf("got %v, %v", permit, err)
 		}
 		tx, err := begin(ctx)
 		if err != nil {
@@ -292,34 +285,34 @@ func TestObserveSlotsInModes(t *testing.T) {
 		}
 		defer tx.Rollback(ctx)
 		shadow, refuse := full.In(ratelimit.ModeShadow), full.In(ratelimit.ModeRefuse)
-		var slot ratelimit.Slot
+		var permit ratelimit.Permit
 		const shadowed, refused = "acquire granted full true", "acquire refused full false"
 		for _, test := range []struct {
 			want string // verb outcome policy shadowed, of each event
 			do   func()
 		}{
-			{shadowed, func() { slot, _ = store.Acquire(ctx, shadow, "k") }},
-			{shadowed, func() { store.AcquireWait(ctx, shadow, "k") }},
-			{shadowed, func() { store.AcquireTx(ctx, tx, shadow, "k") }},
-			{refused, func() { store.Acquire(ctx, refuse, "k") }},
-			{refused, func() { store.AcquireWait(ctx, refuse, "k") }},
-			{refused, func() { store.AcquireTx(ctx, tx, refuse, "k") }},
-			{"allow granted plenty_1 false, " + shadowed, func() { store.Acquire(ctx, shadow, "k", rate.For("k")) }},
-			{"allow granted plenty_1 false, " + shadowed, func() { store.AcquireTx(ctx, tx, shadow, "k", rate.For("k")) }},
+			{shadowed, func() { permit, _ = store.Acquire(ctx, shadow.For("k")) }},
+			{shadowed, func() { store.AcquireWait(ctx, shadow.For("k")) }},
+			{shadowed, func() { store.AcquireTx(ctx, tx, shadow.For("k")) }},
+			{refused, func() { store.Acquire(ctx, refuse.For("k")) }},
+			{refused, func() { store.AcquireWait(ctx, refuse.For("k")) }},
+			{refused, func() { store.AcquireTx(ctx, tx, refuse.For("k")) }},
+			{"allow granted plenty_1 false, " + shadowed, func() { store.Acquire(ctx, shadow.For("k"), rate.For("k")) }},
+			{"allow granted plenty_1 false, " + shadowed, func() { store.AcquireTx(ctx, tx, shadow.For("k"), rate.For("k")) }},
 		} {
 			h.take()
 			test.do()
 			var got []string
 			for _, e := range h.take() {
-				got = append(got, fmt.Sprintf("%s %s %s %t", e.Verb, e.Outcome, e.Policy(), e.Slot != nil && e.Slot.Shadowed))
+				got = append(got, fmt.Sprintf("%s %s %s %t", e.Verb, e.Outcome, e.Policy(), e.Permit != nil && e.Permit.Shadowed))
 			}
 			if strings.Join(got, ", ") != test.want {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
 		}
 		h.take()
-		_, renewed := store.Renew(ctx, slot)
-		released := store.Release(ctx, slot)
+		_, renewed := store.Renew(ctx, permit)
+		released := store.Release(ctx, permit)
 		if events := h.take(); len(events) != 2 || renewed != nil || released != nil || events[0].Verb != ratelimit.VerbRenew || events[1].Verb != ratelimit.VerbRelease {
 			t.Errorf("renewed and released: %v, %v, told %v", renewed, released, events)
 		}
@@ -327,14 +320,14 @@ func TestObserveSlotsInModes(t *testing.T) {
 	t.Run("memstore", func(t *testing.T) {
 		var h heard
 		store := memstore.NewWithConfig(memstore.Config{Observe: h.observe})
-		run(t, &h, store, store.Begin)
+		run(t, &h, store.Permits(), store.Begin)
 	})
 	t.Run("pgstore", func(t *testing.T) {
 		db := pgtest.New(t)
 		var h heard
 		store := newStore(t, db, observed(&h))
 		defer store.Close()
-		run(t, &h, store, db.Pool.Begin)
+		run(t, &h, store.Permits(), db.Pool.Begin)
 	})
 }
 
@@ -362,95 +355,24 @@ func TestObserveEndedByTheFunction(t *testing.T) {
 	}
 }
 
-// What callers are told who share statements, under faults, adds up to what is in the database,
-// and every event has its caller's context.
-func TestObserveAddsUp(t *testing.T) {
-	pgtest.Long(t)
+// What PostgreSQL asked to run again is told once, with how often, and in its caller's context.
+func TestObserveRunAgain(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t, maxConns(8))
-	for _, test := range []struct {
-		name   string
-		change func(*pgstore.Config)
-	}{
-		{"plain", func(*pgstore.Config) {}},
-		{"portable", isPortable(true)},
-		{"escrow", func(c *pgstore.Config) { c.Escrow = 200 * time.Millisecond }},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			var h heard
-			store := newStore(t, db, observed(&h), test.change)
-			limit := ratelimit.FixedWindow{Name: "up_" + test.name, Rate: 300, Period: 10000 * time.Hour}
-			var told sync.Map // outcome by caller
-			var ran [400]int  // how often the caller's function was run
-			var wg sync.WaitGroup
-			for i := range 400 {
-				wg.Go(func() {
-					ctx := context.WithValue(t.Context(), callerKey{}, i)
-					ctx, cancel := context.WithTimeout(ctx, 20*time.Second)
-					defer cancel()
-					request := limit.For("k")
-					var result ratelimit.Result
-					var err error
-					switch i % 4 {
-					case 0, 1:
-						result, err = store.Allow(ctx, request)
-					case 2:
-						result, err = store.AllowFunc(ctx, []ratelimit.Request{request}, func(pgx.Tx, ratelimit.Result) error { return nil })
-					case 3:
-						failed := &pgconn.PgError{Code: "40001"} // the first time: it is run again
-						_, err = store.AllowFunc(ctx, []ratelimit.Request{request}, func(_ pgx.Tx, r ratelimit.Result) error {
-							result = r
-							ran[i]++
-							if failed != nil {
-								err := failed
-								failed = nil
-								return err
-							}
-							return nil
-						})
-					}
-					switch {
-					case errors.Is(err, ratelimit.ErrRefused) || err == nil && !result.OK:
-						told.Store(i, ratelimit.OutcomeRefused)
-					case err == nil:
-						told.Store(i, ratelimit.OutcomeGranted)
-					default:
-						told.Store(i, ratelimit.OutcomeFailed)
-					}
-				})
-			}
-			wg.Wait()
-			store.Close()
-			taken, retried := 0.0, int64(0)
-			for i, e := range h.events {
-				caller := h.of[i].(int)
-				if want, _ := told.LoadAndDelete(caller); want != e.Outcome {
-					t.Errorf("caller %d heard %v, and the event says %s (%v)", caller, want, e.Outcome, e.Err)
-				}
-				if e.Outcome == ratelimit.OutcomeGranted {
-					taken += e.Result.Taken
-				}
-				if e.Form == ratelimit.FormRunner {
-					retried += int64(e.Retries)
-				}
-				if e.Retries < ran[caller]-1 {
-					t.Errorf("%d retries by the event, and the function ran %d times", e.Retries, ran[caller])
-				}
-				if e.Took < e.Queued || e.Form == ratelimit.FormMemory && (e.Took != 0 || test.name != "escrow") {
-					t.Errorf("got %v of which %v queued, in form %s", e.Took, e.Queued, e.Form)
-				}
-			}
-			var value float64
-			if err := db.Pool.QueryRow(t.Context(), "SELECT value FROM "+db.Schema+".rate_limits WHERE name = $1", limit.Name).Scan(&value); err != nil {
-				t.Fatal(err)
-			}
-			if taken != 300-value || len(h.events) != 400 {
-				t.Errorf("%d events say that %g was taken, and %g is gone", len(h.events), taken, 300-value)
-			}
-			if stats := store.Stats(); retried < 50 || stats.Retries < retried || stats.UnderWay != 0 || stats.Statements == 0 || stats.Calls < stats.Statements {
-				t.Errorf("%d were run again by the events, and by %+v", retried, stats)
-			}
-		})
+	var h heard
+	store := newStore(t, pgtest.New(t), observed(&h))
+	runs := 0
+	ctx := context.WithValue(t.Context(), callerKey{}, "the caller")
+	_, err := store.AllowFunc(ctx, []ratelimit.Request{plenty(1).For("k")}, func(pgx.Tx, ratelimit.Result) error {
+		if runs++; runs < 3 {
+			return &pgconn.PgError{Code: serializationFailure}
+		}
+		return nil
+	})
+	if err != nil || runs != 3 || store.Stats().Retries != 2 {
+		t.Errorf("got error %v, %d runs, and %+v, want 2 retries", err, runs, store.Stats())
+	}
+	if len(h.events) != 1 || h.events[0].Retries != 2 || h.events[0].Result.Taken != 1 || h.of[0] != "the caller" {
+		t.Errorf("heard %+v by %v, want one event of the caller with 2 retries", h.events, h.of)
 	}
 }
 
@@ -511,9 +433,9 @@ func TestObserveMasksErrors(t *testing.T) {
 		Verb: ratelimit.VerbAllow, Form: ratelimit.FormTx, Outcome: ratelimit.OutcomeFailed,
 		Err: fmt.Errorf("%w: row of key %q", pgstore.ErrLocked, "\x1b[31msecret"), Requests: []ratelimit.Request{plenty(1).For("\x1b[31msecret")},
 	}
-	slot := e // whose rates could not be asked
-	slot.Slot = &ratelimit.Slot{InFlight: ratelimit.InFlight{Name: "slots", Limit: 1}, Key: "other"}
-	for _, e := range []ratelimit.Event{e, slot} {
+	permit := e // whose rates could not be asked
+	permit.Permit = &ratelimit.Permit{InFlight: ratelimit.InFlight{Name: "permits", Limit: 1}, Key: "other"}
+	for _, e := range []ratelimit.Event{e, permit} {
 		if text := e.String(); strings.Contains(text, "secret") || !strings.Contains(text, "waited for a lock") {
 			t.Errorf("got %q", text)
 		}

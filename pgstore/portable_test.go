@@ -18,59 +18,6 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// From 64 goroutines and two stores as many tokens are granted as there are, to the last
-// one, and each is taken from the row.
-func TestPortableGrantsWhatThereIs(t *testing.T) {
-	t.Parallel()
-	const tokens, debt = 700, 300
-	far := time.Now().Add(-12 * time.Hour).Truncate(time.Second)
-	for name, test := range map[string]struct {
-		limit ratelimit.Limit
-		most  float64 // with what can be reserved
-	}{
-		"bucket":  {ratelimit.TokenBucket{Name: "l", Rate: tokens, Period: 10 * 365 * 24 * time.Hour, MaxReserved: debt}, tokens + debt},
-		"window":  {ratelimit.FixedWindow{Name: "l", Rate: tokens, Period: 24 * time.Hour, Start: far, MaxReserved: debt}, tokens + debt},
-		"sliding": {ratelimit.SlidingWindow{Name: "l", Rate: tokens, Period: 24 * time.Hour, MaxReserved: ratelimit.None}, tokens},
-	} {
-		t.Run(name, func(t *testing.T) {
-			db := pgtest.New(t)
-			stores := [2]*pgstore.Store{newStore(t, db, portable), newStore(t, db, portable)}
-			var granted, reserved atomic.Int64
-			together(64, func(i int) {
-				store := stores[i%2]
-				for n := range 40 {
-					count := 1 + (i+n)%2
-					verb, sum := store.Allow, &granted
-					if i%4 > 1 && n > 20 {
-						verb, sum = store.Reserve, &reserved
-					}
-					result, err := verb(t.Context(), test.limit.ForN("k", float64(count)))
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					if result.OK {
-						sum.Add(int64(count))
-					}
-				}
-			})
-			for range 2 { // what a count of 2 has left
-				for _, verb := range []func(context.Context, ...ratelimit.Request) (ratelimit.Result, error){stores[0].Allow, stores[0].Reserve} {
-					if result, err := verb(t.Context(), test.limit.For("k")); err != nil {
-						t.Error(err)
-					} else if result.OK {
-						granted.Add(1)
-					}
-				}
-			}
-			if got := float64(granted.Load() + reserved.Load()); got != test.most {
-				t.Errorf("granted %v and reserved %v, want %v in all", granted.Load(), reserved.Load(), test.most)
-			}
-			wantLeft(t, stores[1], test.limit.ForN("k", 0), tokens-test.most)
-		})
-	}
-}
-
 // heldRow is a row that a transaction has locked.
 type heldRow struct {
 	store *pgstore.Store
@@ -327,7 +274,7 @@ func TestPortableRowOfAnotherKindMadeMeanwhile(t *testing.T) {
 	store, aside := newStore(t, db, portable), newPool(t, db.URL)
 	bucket, sliding := slow("l", 10), ratelimit.SlidingWindow{Name: "l", Rate: 10, Period: time.Hour}
 	maker, tx := begin(t, db, pgx.ReadCommitted), begin(t, db, pgx.ReadCommitted)
-	mustAllowIn(t, newStore(t, db), maker, bucket.ForN("k", 0))
+	takeIn(t, newStore(t, db), maker, bucket.ForN("k", 0))
 	done := make(chan error, 1)
 	go func() {
 		result, err := store.AllowAtMostTx(t.Context(), tx, sliding.ForN("k", 3))

@@ -29,7 +29,7 @@ func (e *engine) answer(tickets []*ticket) []*ticket {
 			return e.enough(t)
 		}
 		var tokens escrow.Tokens
-		if !p.entry.Take(p.call.Asks[0].Count, p.tokens != nil, &tokens) {
+		if !p.entry.Take(p.call.Demands[0].Count, p.tokens != nil, &tokens) {
 			return false
 		}
 		tokens.Result(p.call.Reserve, &p.result)
@@ -62,7 +62,7 @@ func (e *engine) passedOver(ctx context.Context, tickets []*ticket, await *await
 	var rows table.Rows
 	for _, t := range tickets {
 		if t.Value.prefetch {
-			late, rows.Rows = append(late, t), append(rows.Rows, decide.Row{Key: t.Value.call.Asks[0].Of()})
+			late, rows.Rows = append(late, t), append(rows.Rows, decide.Row{Key: t.Value.call.Demands[0].KeyOf()})
 		}
 	}
 	if len(late) == 0 || e.table.Read(ctx, e.pool, &rows, e.clock()) != nil { // nobody depends on it
@@ -70,8 +70,8 @@ func (e *engine) passedOver(ctx context.Context, tickets []*ticket, await *await
 	}
 	n := 0
 	for i, t := range late {
-		definition := &t.Value.call.Asks[0].Definition
-		if rows.Found[i] && definition.Settle(rows.States[i], rows.At).Value >= 2 { // half of which is to be had
+		definition := &t.Value.call.Demands[0].Definition
+		if rows.Found[i] && definition.Refill(rows.States[i], rows.At).Value >= 2 { // half of which is to be had
 			t.Value.locked.Store(&rows.Rows[i])
 			late[n] = t
 			n++
@@ -107,7 +107,7 @@ func (e *engine) orders(groups [][]*ticket, grants []table.Grant) []escrow.Order
 		g.Spent = o.Spent
 		for _, t := range group {
 			if t.Value.tokens != nil {
-				g.Out += t.Value.call.Asks[0].Count
+				g.Out += t.Value.call.Demands[0].Count
 			}
 		}
 	}
@@ -122,9 +122,9 @@ func (e *engine) arrived(o *escrow.Order, group []*ticket, g *table.Grant, sent 
 	}
 	calls, count := 0, g.Count
 	for _, t := range group {
-		switch a := &t.Value.call.Asks[0]; {
+		switch a := &t.Value.call.Demands[0]; {
 		case t.Value.prefetch:
-		case a.Exact(): // which asks the row in any case
+		case a.RowOnly(): // which asks the row in any case
 			count -= a.Count
 		default:
 			calls++

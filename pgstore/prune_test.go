@@ -262,18 +262,3 @@ func TestPruneErrors(t *testing.T) {
 		}
 	})
 }
-
-func pauseFor(ctx context.Context, d time.Duration) {
-	select {
-	case <-time.After(d):
-	case <-ctx.Done():
-	}
-}
-
-func databaseNow(t *testing.T, db *pgtest.DB) (now time.Time) {
-	t.Helper()
-	if err := db.Pool.QueryRow(t.Context(), "SELECT clock_timestamp()").Scan(&now); err != nil {
-		t.Fatal(err)
-	}
-	return now
-}

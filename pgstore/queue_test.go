@@ -4,19 +4,16 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
-	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
 // queue is calls of a shop's runner, one behind the other.
@@ -174,24 +171,6 @@ func TestQueueCommitFails(t *testing.T) {
 	idle(t, q.Pool)
 }
 
-// Nor does work that failed although its function says that it did not.
-func TestQueueSwallowedError(t *testing.T) {
-	t.Parallel()
-	q := &queue{shop: newShop(t, 10)}
-	first, goOn := q.first(t.Context(), t, func(tx pgx.Tx) error {
-		_ = raise(t.Context(), "P0001")(tx)
-		return nil
-	})
-	second := q.join(t.Context(), t, q.order(t.Context(), nothing))
-	goOn()
-	q.wg.Wait()
-	if !errors.Is(first.err, pgx.ErrTxCommitRollback) || first.OK || second.err != nil {
-		t.Errorf("got error %v and then %v, want %v and none", first.err, second.err, pgx.ErrTxCommitRollback)
-	}
-	q.want(t, 1)
-	idle(t, q.Pool)
-}
-
 // A refusal at the end of a queue is one like any other. Transactions that take
 // from several shards each have one of their own meanwhile.
 func TestQueueRefused(t *testing.T) {
@@ -290,61 +269,4 @@ func TestQueueGivesUpAtCommit(t *testing.T) {
 			idle(t, q.Pool)
 		})
 	}
-}
-
-// Whoever gives up, and whatever connection is lost when: tokens are spent for
-// the orders that are there, and none is kept waiting.
-func TestQueueUnderFaults(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	for _, shards := range []int{1, 3} {
-		t.Run(fmt.Sprintf("%d shards", shards), func(t *testing.T) {
-			q := &queue{shop: newShop(t, 0)}
-			q.limit = shardedSlow("orders", 3000, shards)
-			var granted, unknown atomic.Int64
-			together(16, func(i int) {
-				random := rand.New(rand.NewPCG(uint64(i), uint64(shards)))
-				for range 30 {
-					err := q.faulty(t, random)
-					switch {
-					case err == nil:
-						granted.Add(1)
-					case errors.Is(err, pgstore.ErrOutcomeUnknown):
-						unknown.Add(1)
-					}
-				}
-			})
-			idle(t, q.Pool)
-			orders := 0
-			eventually(t, "the server has ended what was given up", func() bool {
-				orders = countOrders(t, q.DB, "order")
-				return orders >= int(granted.Load()) && orders <= int(granted.Load()+unknown.Load())
-			})
-			wantLeft(t, q.store, q.limit.For("k"), 3000-float64(orders))
-			if orders < 100 {
-				t.Errorf("only %d orders came through", orders)
-			}
-			if n := q.store.Queued(); n != 0 {
-				t.Errorf("%d are still in the queue", n)
-			}
-		})
-	}
-}
-
-// faulty is a call that may give up soon, or lose its connection.
-func (q *queue) faulty(t *testing.T, random *rand.Rand) error {
-	patience := time.Minute
-	if random.IntN(3) == 0 {
-		patience = time.Duration(random.IntN(20_000)) * time.Microsecond
-	}
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	kill := random.IntN(20) == 0
-	_, err := q.store.AllowFunc(ctx, q.requests(), q.order(ctx, func(tx pgx.Tx) error {
-		if kill {
-			_, _ = tx.Exec(ctx, `SELECT pg_terminate_backend(pg_backend_pid())`)
-		}
-		return nil
-	}))
-	return err
 }

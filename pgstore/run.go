@@ -40,7 +40,7 @@ func (r *runner) run(ctx context.Context, reserve bool, requests []ratelimit.Req
 	requests = decide.Resolved(r.config.Catalog, requests)
 	w := r.watch(ctx, decide.All.Observed(reserve), ratelimit.FormRunner, requests...)
 	told := &result
-	defer func() { w.Tell(told, err) }() // also when the function panics
+	defer func() { w.Report(told, err) }() // also when the function panics
 	if do == nil {
 		return ratelimit.Result{}, errNilFunc
 	}
@@ -70,7 +70,7 @@ func (r *runner) runByMode(ctx context.Context, w *watch.Watch, reserve bool, re
 	var told ratelimit.Result
 	result, err := m.Decide(func(left []ratelimit.Request) (ratelimit.Result, error) {
 		result, err := r.runWatched(ctx, w, reserve, left, len(left) == 0, func(tx pgx.Tx, result ratelimit.Result) error {
-			told = m.Told(result)
+			told = m.Report(result)
 			return do(tx, told)
 		})
 		if errors.Is(err, ratelimit.ErrRefused) && !result.OK && result.Request.Limit != nil { // and not the function
@@ -84,7 +84,7 @@ func (r *runner) runByMode(ctx context.Context, w *watch.Watch, reserve bool, re
 	case err != nil:
 		return result, err
 	}
-	told = m.Told(result)
+	told = m.Report(result)
 	return told, told.Err()
 }
 
@@ -163,8 +163,8 @@ func (r *runner) runWatched(ctx context.Context, w *watch.Watch, reserve bool, r
 	})
 	if err == nil && result.OK {
 		receipt.Committed(result.Receipt)
-		for i := range rows.Asks { // again, now that others see it
-			r.cache.Changed(rows.Asks[i].Of())
+		for i := range rows.Demands { // again, now that others see it
+			r.cache.Changed(rows.Demands[i].KeyOf())
 		}
 	}
 	return result, err
@@ -186,11 +186,11 @@ func (r *runner) heed(call *decide.Call) {
 	if r.memory == nil {
 		return
 	}
-	for i := range call.Asks {
-		row := decide.Row{Key: call.Asks[i].Of()}
+	for i := range call.Demands {
+		row := decide.Row{Key: call.Demands[i].KeyOf()}
 		locks := func() []int64 { return []int64{table.Lock(r.config.Schema, row)} }
 		if len(r.meetings.lately(locks)) > 0 {
-			r.cache.Of(&call.Asks[i]).Contended()
+			r.cache.Of(&call.Demands[i]).Contended()
 		}
 	}
 }
@@ -198,10 +198,10 @@ func (r *runner) heed(call *decide.Call) {
 // contended notes that others took from the rows of a call at the same time, and are done: calls
 // that prefetch need not find that out again.
 func (r *runner) contended(rows *decide.Call) {
-	for i := range rows.Asks {
-		if entry := r.cache.Of(&rows.Asks[i]); entry.Prefetches() {
+	for i := range rows.Demands {
+		if entry := r.cache.Of(&rows.Demands[i]); entry.Prefetches() {
 			entry.Contended()
-			r.memory.engine.shared(decide.Row{Key: rows.Asks[i].Of()})
+			r.memory.engine.shared(decide.Row{Key: rows.Demands[i].KeyOf()})
 		}
 	}
 }
@@ -210,15 +210,15 @@ func (r *runner) contended(rows *decide.Call) {
 // to. All calls wait in one order, so none waits for one that waits for it.
 func (r *runner) queue(ctx context.Context, call *decide.Call) (places []int, leave func(), waited bool, err error) {
 	keyOf := func(i int) decide.Row {
-		return decide.Row{Key: call.Asks[i].Of(), Shard: call.Asks[i].Definition.Shards}
+		return decide.Row{Key: call.Demands[i].KeyOf(), Shard: call.Demands[i].Definition.Shards}
 	}
 	leave = func() {
 		for i, place := range places {
 			r.turns.Leave(keyOf(i), place)
 		}
 	}
-	for i := range call.Asks {
-		a := &call.Asks[i]
+	for i := range call.Demands {
+		a := &call.Demands[i]
 		free := false
 		place, err := r.turns.Enter(ctx, keyOf(i), a.Definition.Shards, func(places []int) int {
 			free = true
@@ -404,7 +404,7 @@ func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 	if a.claim.all() {
 		return a.beginHeld(ctx)
 	}
-	if len(a.call.Asks) == 0 {
+	if len(a.call.Demands) == 0 {
 		return a.beginFree(ctx)
 	}
 	if a.whole {
@@ -604,10 +604,10 @@ func (a *attempt) standing(ctx context.Context) line {
 // locks returns the locks of the rows that an attempt asks first: one of each limit, or if
 // they are decided on when they are locked, all.
 func (a *attempt) locks() (locks []int64) {
-	for i := range a.call.Asks {
-		rows := []decide.Row{{Key: a.call.Asks[i].Of(), Shard: a.places[i]}}
+	for i := range a.call.Demands {
+		rows := []decide.Row{{Key: a.call.Demands[i].KeyOf(), Shard: a.places[i]}}
 		if a.whole {
-			rows = a.call.Asks[i].Rows()
+			rows = a.call.Demands[i].Rows()
 		}
 		for _, row := range rows {
 			locks = append(locks, table.Lock(a.base.config.Schema, row))

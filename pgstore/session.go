@@ -33,8 +33,8 @@ func (b *base) hold(tx pgx.Tx, row decide.Row) {
 
 // heldBy returns the shard of a limit that a transaction has locked; false if none is
 // known.
-func (b *base) heldBy(tx pgx.Tx, a *decide.Ask) (shard int, ok bool) {
+func (b *base) heldBy(tx pgx.Tx, a *decide.Demand) (shard int, ok bool) {
 	_, data := session(tx)
 	held, ok := data[heldKey].(heldShard)
-	return held.shard, ok && held.by == b && held.tx == tx && held.key == a.Of() && held.shard < a.Definition.Shards
+	return held.shard, ok && held.by == b && held.tx == tx && held.key == a.KeyOf() && held.shard < a.Definition.Shards
 }

@@ -42,7 +42,7 @@ import (
 // from before [Store.Reshard] can give back less than it should, and never more.
 func (s *Store) SettleTx(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, used ...float64) (result ratelimit.Result, err error) {
 	w := s.parts().watch(ctx, ratelimit.VerbSettle, ratelimit.FormTx)
-	defer func() { w.ToldReceipt(r, &result, err) }()
+	defer func() { w.ReportReceipt(r, &result, err) }()
 	if err := s.usableIn(tx); err != nil {
 		return ratelimit.Result{}, err
 	}
@@ -52,7 +52,7 @@ func (s *Store) SettleTx(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, u
 // Settle is [Store.SettleTx] on its own.
 func (s *Store) Settle(ctx context.Context, r *ratelimit.Receipt, used ...float64) (result ratelimit.Result, err error) {
 	w := s.parts().watch(ctx, ratelimit.VerbSettle, ratelimit.FormOwn)
-	defer func() { w.ToldReceipt(r, &result, err) }()
+	defer func() { w.ReportReceipt(r, &result, err) }()
 	if err := s.usable(); err != nil {
 		return ratelimit.Result{}, err
 	}
@@ -73,7 +73,7 @@ func (s *Store) CancelTx(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt) (
 	if err == nil {
 		_, err = s.settleTx(ctx, tx, r, nil)
 	}
-	w.ToldReceipt(r, nil, err)
+	w.ReportReceipt(r, nil, err)
 	return cancelledBy(err)
 }
 
@@ -84,7 +84,7 @@ func (s *Store) Cancel(ctx context.Context, r *ratelimit.Receipt) (cancelled boo
 	}
 	w := s.parts().watch(ctx, ratelimit.VerbCancel, ratelimit.FormOwn)
 	_, err = s.settleOwn(ctx, r, nil)
-	w.ToldReceipt(r, nil, err)
+	w.ReportReceipt(r, nil, err)
 	return cancelledBy(err)
 }
 
@@ -122,8 +122,8 @@ func (s *Store) settleOwn(ctx context.Context, r *ratelimit.Receipt, used []floa
 
 // changedBy forgets the known state of the limits of a settlement.
 func (s *Store) changedBy(settlement *decide.Settlement) {
-	for i := range settlement.Call.Asks {
-		s.changed(settlement.Call.Asks[i].Of())
+	for i := range settlement.Call.Demands {
+		s.changed(settlement.Call.Demands[i].KeyOf())
 	}
 }
 
@@ -229,10 +229,10 @@ func (s *Store) make(ctx context.Context, tx pgx.Tx, settlement *decide.Settleme
 // limits' rows after them: as far as those of shards are known that the call did not take from.
 func (s *Store) settled(settlement *decide.Settlement, given []table.Give, after *decide.View) {
 	call, changes := &settlement.Call, settlement.Changes
-	after.States = make([][]bucket.State, len(call.Asks))
-	for i := range call.Asks {
-		if a := &call.Asks[i]; a.Sharded() {
-			after.States[i] = s.shards.Known(a, after.At)
+	after.States = make([][]bucket.State, len(call.Demands))
+	for i := range call.Demands {
+		if a := &call.Demands[i]; a.Sharded() {
+			after.States[i] = s.shards.Cached(a, after.At)
 		} else {
 			after.States[i] = []bucket.State{a.Definition.Fresh(a.Key, after.At)}
 		}
@@ -248,10 +248,10 @@ func (s *Store) settled(settlement *decide.Settlement, given []table.Give, after
 			state, given[i].Taken.Made = changes[i-1].After, given[i-1].Taken.Made
 		}
 		if c.Count > 0 || !given[i].Given {
-			state = c.Settle(state, after.At)
+			state = c.Refill(state, after.At)
 		}
 		changes[i].After = state
-		after.States[c.Ask][c.Shard] = state
+		after.States[c.Demand][c.Shard] = state
 	}
 	s.changedBy(settlement)
 	s.saw(call, *after)

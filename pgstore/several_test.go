@@ -1,7 +1,6 @@
 package pgstore_test
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"testing"
@@ -275,19 +274,6 @@ func TestSeveralInSavepoints(t *testing.T) {
 				t.Error(err)
 			}
 		})
-	}
-}
-
-// inSavepoint runs do in a nested transaction of tx, which end ends.
-func inSavepoint(t *testing.T, tx pgx.Tx, end func(pgx.Tx, context.Context) error, do func(tx pgx.Tx)) {
-	t.Helper()
-	nested, err := tx.Begin(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	do(nested)
-	if err := end(nested, t.Context()); err != nil {
-		t.Fatal(err)
 	}
 }
 

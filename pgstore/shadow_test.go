@@ -3,8 +3,6 @@ package pgstore_test
 import (
 	"context"
 	"errors"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -16,7 +14,7 @@ import (
 )
 
 // Histories of calls in modes are in TestDifferential. Here is what those do not have: the
-// runner, shards, memory, and many at once.
+// runner, shards and memory.
 
 var (
 	tried  = ratelimit.TokenBucket{Name: "tried", Rate: 3, Period: time.Hour}
@@ -87,6 +85,12 @@ func TestShadowInRunner(t *testing.T) {
 		if result, ran, err = run(bound.For("b"), tried.For("b").In(ratelimit.ModeRefuse)); !errors.Is(err, ratelimit.ErrRefused) || ran != 0 || result.RetryAfter != ratelimit.RefusedFor {
 			t.Errorf("refused: got %v, run %d times, %v", result, ran, err)
 		}
+		if result, err := store.Allow(ctx, bound.For("b"), tried.For("b").In(ratelimit.ModeRefuse)); err != nil || result.OK {
+			t.Errorf("refused on its own: got %v, %v", result, err)
+		}
+		if left, err := store.Check(ctx, bound.ForN("b", 0)); err != nil || left.Remaining != 5 {
+			t.Errorf("%d of the other limit are left, error %v, want all 5", left.Remaining, err)
+		}
 		mine := errors.New("mine")
 		_, err = store.AllowFunc(ctx, []ratelimit.Request{tried.For("a").In(ratelimit.ModeShadow)}, func(pgx.Tx, ratelimit.Result) error { return mine })
 		if !errors.Is(err, mine) {
@@ -130,85 +134,6 @@ func TestShadowRollsBack(t *testing.T) {
 			}
 		}
 	})
-}
-
-// Many who ask limits that are enforced, tried out and refused together: the first are never
-// over, nobody is refused by the second, which count no more than they have, and nothing is
-// taken where the third refuse.
-func TestNeverOverInModes(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	modeStores(t, func(t *testing.T, _ *pgtest.DB, store *pgstore.Store) {
-		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
-		defer cancel()
-		enforced := ratelimit.TokenBucket{Name: "enforced", Rate: 60, Period: time.Hour}
-		var granted, counted, counted2, passed atomic.Int64
-		var all sync.WaitGroup
-		for worker := range 8 {
-			all.Go(func() {
-				for i := range 25 {
-					requests := []ratelimit.Request{enforced.For("k"), tried.For("k").In(ratelimit.ModeShadow), spread.For("k").In(ratelimit.ModeShadow)}
-					var result ratelimit.Result
-					var err error
-					switch (worker + i) % 4 {
-					case 0:
-						result, err = store.Allow(ctx, append(requests, bound.For("k").In(ratelimit.ModeRefuse))...)
-						if err != nil || result.OK {
-							t.Errorf("refused: got %v, %v", result, err)
-						}
-						continue
-					case 1:
-						result, err = store.AllowFunc(ctx, requests, func(pgx.Tx, ratelimit.Result) error { return nil })
-						if errors.Is(err, ratelimit.ErrRefused) {
-							err = nil
-						}
-					case 2:
-						result, err = store.Allow(ctx, requests[1:]...)
-						if passed.Add(1); err == nil && !result.OK {
-							t.Errorf("refused by limits that are tried out: %v", result)
-						}
-						if err == nil {
-							count(&counted, result.Each()[0])
-							count(&counted2, result.Each()[1])
-						}
-						result.OK = false
-					default:
-						result, err = store.Allow(ctx, requests...)
-					}
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					if result.OK {
-						granted.Add(1)
-						count(&counted, result.Each()[1])
-						count(&counted2, result.Each()[2])
-					}
-				}
-			})
-		}
-		all.Wait()
-		// With Escrow, a part of a token may be in memory at the end: it is back soon.
-		for ctx.Err() == nil && granted.Load() < 60 {
-			result, err := store.Allow(ctx, enforced.For("k"))
-			if err != nil {
-				t.Fatal(err)
-			}
-			if result.OK {
-				granted.Add(1)
-			}
-			time.Sleep(time.Millisecond)
-		}
-		if granted.Load() != 60 || counted.Load() != 3 || counted2.Load() != 8 {
-			t.Errorf("granted %d, want 60; of what is tried out counted %d and %d, want 3 and 8", granted.Load(), counted.Load(), counted2.Load())
-		}
-	})
-}
-
-func count(n *atomic.Int64, s ratelimit.Status) {
-	if s.OK {
-		n.Add(1)
-	}
 }
 
 // A limit in shadow puts no work off.

@@ -176,7 +176,7 @@ func TestShardMemoryByDefinition(t *testing.T) {
 	store := newStore(t, db)
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 8, Period: 24 * time.Hour, Shards: 8}
 	tx := begin(t, db, pgx.ReadCommitted) // which makes the row of one shard only
-	mustAllowIn(t, store, tx, limit.For("k"))
+	takeIn(t, store, tx, limit.For("k"))
 	if err := tx.Commit(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -230,42 +230,6 @@ func TestShardsWithoutPool(t *testing.T) {
 			}
 			checked, err := store.CheckTx(ctx, tx, l.ForN("k", 24))
 			mustTake(t, checked, err)
-		})
-	}
-}
-
-// TestShardsWithBusyPool: callers hold all connections while they want to look
-// at the shards, for which each would need another one. None waits for ever.
-func TestShardsWithBusyPool(t *testing.T) {
-	t.Parallel()
-	const callers, each = 16, 6
-	db := pgtest.New(t, maxConns(4))
-	store := newStore(t, db)
-	for _, form := range []struct {
-		name string
-		take takes
-	}{{"AllowFunc", allowFunc}, {"read committed", allowAt(pgx.ReadCommitted)}} {
-		t.Run(form.name, func(t *testing.T) {
-			l := slow(form.name, 60)
-			l.Shards = 8
-			ctx, cancel := context.WithTimeout(t.Context(), 60*time.Second)
-			defer cancel()
-			var granted atomic.Int64
-			together(callers, func(int) {
-				for range each {
-					result, err := form.take(ctx, db.Pool, store, l.For("k"))
-					if err != nil {
-						t.Error(err)
-						return
-					}
-					if result.OK {
-						granted.Add(1)
-					}
-				}
-			})
-			if got := granted.Load(); got != 60 {
-				t.Errorf("granted %d of %d, want 60", got, callers*each)
-			}
 		})
 	}
 }

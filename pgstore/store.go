@@ -271,7 +271,7 @@ func (s Store) decide(ctx context.Context, verb decide.Verb, reserve bool, reque
 	var w watch.Watch
 	s.later(&w, ctx, verb.Observed(reserve), requests...)
 	result, err := s.decideWatched(ctx, &w, verb, reserve, requests)
-	w.Tell(&result, err)
+	w.Report(&result, err)
 	return result, err
 }
 

@@ -21,7 +21,7 @@ const rounds = 8
 func (b *base) decideTx(ctx context.Context, tx pgx.Tx, verb decide.Verb, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
 	w := b.watch(ctx, verb.Observed(reserve), ratelimit.FormTx, requests...)
 	result, err := b.decideIn(ctx, tx, verb, reserve, requests)
-	w.Tell(&result, err)
+	w.Report(&result, err)
 	return result, err
 }
 
@@ -43,7 +43,7 @@ func (b *base) decideIn(ctx context.Context, tx pgx.Tx, verb decide.Verb, reserv
 	case call.OnLockedRows():
 		result, _, err := b.takeLocked(ctx, tx, &pgx.Batch{}, &call)
 		return result, err
-	case len(call.Asks) == 1 && !call.Sharded():
+	case len(call.Demands) == 1 && !call.Sharded():
 		return b.takeOne(ctx, tx, &call)
 	}
 	return b.takeSeveral(ctx, tx, &call)
@@ -61,7 +61,7 @@ func (b *base) checkTx(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratel
 // which gives the refusal or, since it is locked by now, the take to make: its ticks may be its
 // own, or a pause is over.
 func (b *base) takeOne(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
-	change := call.Asks[0].Change(0, 0, call.Asks[0].Count)
+	change := call.Demands[0].Change(0, 0, call.Demands[0].Count)
 	var view decide.View
 	for range rounds {
 		taken, err := b.table.Take(ctx, tx, call.Reserve, &change, b.clock())
@@ -104,22 +104,22 @@ func (b *base) renew(ctx context.Context, q table.Querier, changes []decide.Chan
 // queueRenew puts into a batch the writing of a change's row anew, if no take can add to it.
 func (b *base) queueRenew(batch *pgx.Batch, c *decide.Change, at time.Time) {
 	if !c.Definition.Plain(c.Before, at) {
-		as := c.Definition.Settle(c.Before, at)
+		as := c.Definition.Refill(c.Before, at)
 		b.table.QueueRenew(batch, c.Row, c.Before, as)
 		c.Before = as
 	}
 }
 
 // all and unsharded choose the limits to look at.
-func all(*decide.Ask) bool         { return true }
-func unsharded(a *decide.Ask) bool { return !a.Sharded() }
+func all(*decide.Demand) bool         { return true }
+func unsharded(a *decide.Demand) bool { return !a.Sharded() }
 
 // look reads the states of those of a call's limits for which at is true, after the statements in
 // batch; for the others it returns the known states.
-func (b *base) look(ctx context.Context, q table.Querier, batch *pgx.Batch, call *decide.Call, at func(*decide.Ask) bool) (decide.View, error) {
+func (b *base) look(ctx context.Context, q table.Querier, batch *pgx.Batch, call *decide.Call, at func(*decide.Demand) bool) (decide.View, error) {
 	var rows table.Rows
-	for i := range call.Asks {
-		if a := &call.Asks[i]; at(a) {
+	for i := range call.Demands {
+		if a := &call.Demands[i]; at(a) {
 			rows.Rows = append(rows.Rows, a.Rows()...)
 		}
 	}
@@ -127,16 +127,16 @@ func (b *base) look(ctx context.Context, q table.Querier, batch *pgx.Batch, call
 	if err := q.SendBatch(ctx, batch).Close(); err != nil {
 		return decide.View{}, err
 	}
-	view, n := decide.View{States: make([][]bucket.State, len(call.Asks)), At: rows.At}, 0
-	for i := range call.Asks {
-		a := &call.Asks[i]
+	view, n := decide.View{States: make([][]bucket.State, len(call.Demands)), At: rows.At}, 0
+	for i := range call.Demands {
+		a := &call.Demands[i]
 		if !at(a) {
-			view.States[i] = b.shards.Known(a, view.At)
+			view.States[i] = b.shards.Cached(a, view.At)
 			continue
 		}
 		last := n + a.Definition.Shards
 		view.States[i] = a.Read(rows.States[n:last], rows.Found[n:last], view.At)
-		b.shards.Saw(a, view.States[i])
+		b.shards.Observe(a, view.States[i])
 		n = last
 	}
 	return view, nil
@@ -148,14 +148,14 @@ func (b *base) look(ctx context.Context, q table.Querier, batch *pgx.Batch, call
 // shards of a limit have only together are taken on locked rows, at one instant: the limit must
 // hold by the instant that callers are told.
 func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
-	if call.First && len(call.Asks) > 1 {
+	if call.First && len(call.Demands) > 1 {
 		return b.takeFirst(ctx, tx, call)
 	}
 	changes, ok := b.guess(call, func(i int) int {
-		if shard, ok := b.heldBy(tx, &call.Asks[i]); ok {
+		if shard, ok := b.heldBy(tx, &call.Demands[i]); ok {
 			return shard
 		}
-		return b.choose(&call.Asks[i])
+		return b.choose(&call.Demands[i])
 	})
 	ok = ok && !b.shards.Refuse(call, b.clock())
 	look, undo := all, &pgx.Batch{}
@@ -206,7 +206,7 @@ func (b *base) takeDivided(ctx context.Context, tx pgx.Tx, call *decide.Call) (r
 // and decide. So that the order holds, the first is asked behind a savepoint.
 func (b *base) takeFirst(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
 	head, undo := call.Head(), &pgx.Batch{}
-	if changes, ok := b.guess(head, func(i int) int { return b.choose(&head.Asks[i]) }); ok {
+	if changes, ok := b.guess(head, func(i int) int { return b.choose(&head.Demands[i]) }); ok {
 		t := try{base: b, call: head, changes: changes, behind: true}
 		if err := t.send(ctx, tx); err != nil {
 			return ratelimit.Result{}, b.faultOf(call, err)
@@ -260,8 +260,8 @@ func (b *base) takeLocked(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, call
 func (b *base) lockAll(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, call *decide.Call) (view decide.View, made map[decide.Row]bool, err error) {
 	var changes []decide.Change
 	for _, i := range call.Locking() {
-		for shard := range call.Asks[i].Definition.Shards {
-			changes = append(changes, call.Asks[i].Change(i, shard, 0))
+		for shard := range call.Demands[i].Definition.Shards {
+			changes = append(changes, call.Demands[i].Change(i, shard, 0))
 		}
 	}
 	given, at, err := b.touch(ctx, tx, batch, changes)
@@ -269,9 +269,9 @@ func (b *base) lockAll(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, call *d
 		return view, nil, err
 	}
 	made = make(map[decide.Row]bool)
-	view = decide.View{States: make([][]bucket.State, len(call.Asks)), At: at}
+	view = decide.View{States: make([][]bucket.State, len(call.Demands)), At: at}
 	for i, c := range changes {
-		view.States[c.Ask] = append(view.States[c.Ask], given[i].Taken.After)
+		view.States[c.Demand] = append(view.States[c.Demand], given[i].Taken.After)
 		if given[i].Taken.Made {
 			made[c.Row] = true
 		}
@@ -294,9 +294,9 @@ func (b *base) touch(ctx context.Context, q table.Querier, batch *pgx.Batch, cha
 // guess names one row for each of the call's limits; false if a count fits no
 // single shard.
 func (b *base) guess(call *decide.Call, choose func(i int) int) ([]decide.Change, bool) {
-	changes := make([]decide.Change, len(call.Asks))
-	for i := range call.Asks {
-		a := &call.Asks[i]
+	changes := make([]decide.Change, len(call.Demands))
+	for i := range call.Demands {
+		a := &call.Demands[i]
 		if !a.Sharded() {
 			changes[i] = a.Change(i, 0, a.Count)
 			continue
@@ -311,7 +311,7 @@ func (b *base) guess(call *decide.Call, choose func(i int) int) ([]decide.Change
 }
 
 // choose is the shard to try first.
-func (b *base) choose(a *decide.Ask) int {
+func (b *base) choose(a *decide.Demand) int {
 	return b.shards.Choose(a, decide.UpTo(a.Definition.Shards))
 }
 
@@ -364,7 +364,7 @@ func (t *try) send(ctx context.Context, q table.Querier) error {
 	return q.SendBatch(ctx, &batch).Close()
 }
 
-func (t *try) sharded(i int) bool { return t.call.Asks[t.changes[i].Ask].Sharded() }
+func (t *try) sharded(i int) bool { return t.call.Demands[t.changes[i].Demand].Sharded() }
 
 // saved reports whether a change is made behind the savepoint.
 func (t *try) saved(i int) bool { return t.behind || !t.base.table.TellsMade() || t.sharded(i) }
@@ -397,7 +397,7 @@ func (t *try) result(tx pgx.Tx) ratelimit.Result {
 
 // undo begins a batch that puts the taken tokens back, and returns which limits to read behind
 // it. If a limit without shards has refused, the states of the others are not needed.
-func (t *try) undo() (look func(*decide.Ask) bool, batch *pgx.Batch) {
+func (t *try) undo() (look func(*decide.Demand) bool, batch *pgx.Batch) {
 	look, batch = all, &pgx.Batch{}
 	if t.saved(len(t.changes) - 1) {
 		batch = toSavepoint()

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
 	"runtime"
 	"slices"
 	"strings"
@@ -18,149 +17,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
-	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
-	"github.com/pgratelimit/ratelimit/internal/throwaway"
-	"github.com/pgratelimit/ratelimit/migrations"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
-
-// slow is a limit to which nothing that counts comes in during a test.
-func slow(name string, capacity float64) ratelimit.TokenBucket {
-	return ratelimit.TokenBucket{Name: name, Rate: capacity, Period: 10 * 365 * 24 * time.Hour}
-}
-
-// slowWindow is slow as a fixed window, which has no edge during a test.
-func slowWindow(name string, capacity float64) ratelimit.FixedWindow {
-	return ratelimit.FixedWindow{Name: name, Rate: capacity, Period: 24 * time.Hour, Start: time.Now().Add(-12 * time.Hour).Truncate(time.Second)}
-}
-
-func begin(t *testing.T, db *pgtest.DB, level pgx.TxIsoLevel) pgx.Tx {
-	t.Helper()
-	tx, err := db.Pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = tx.Rollback(context.Background()) }) // unless it has ended
-	return tx
-}
-
-func newPool(t *testing.T, url string) *pgxpool.Pool {
-	t.Helper()
-	pool, err := pgxpool.New(t.Context(), url)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	return pool
-}
-
-func mustExec(t *testing.T, tx pgx.Tx, sql string, args ...any) {
-	t.Helper()
-	if _, err := tx.Exec(t.Context(), sql, args...); err != nil {
-		t.Fatal(err)
-	}
-}
-
-func mustAllow(t *testing.T, store *pgstore.Store, requests ...ratelimit.Request) {
-	t.Helper()
-	if result, err := store.Allow(t.Context(), requests...); err != nil || !result.OK {
-		t.Fatalf("got OK %v, error %v", result.OK, err)
-	}
-}
-
-// wantLeft compares to a hundredth of a token: slow limits are not quite still.
-func wantLeft(t *testing.T, store *pgstore.Store, r ratelimit.Request, want float64) {
-	t.Helper()
-	result, err := store.Check(t.Context(), r)
-	if err != nil || math.Abs(result.Value-want) > 0.01 {
-		t.Errorf("%s: got %v left, error %v, want %v", r.Limit.Definition().Name, result.Value, err, want)
-	}
-}
-
-// codeOf is the code of PostgreSQL's answer, "" if that is not what err is.
-func codeOf(err error) string {
-	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) {
-		return pgErr.Code
-	}
-	return ""
-}
-
-// stateOf is the only row of a limit.
-func stateOf(t *testing.T, db *pgtest.DB, name string) (s bucket.State) {
-	t.Helper()
-	err := db.Pool.QueryRow(t.Context(), `SELECT value, ts FROM `+db.Schema+`.rate_limits WHERE name = $1`, name).Scan(&s.Value, &s.TS)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.TS = s.TS.UTC()
-	return s
-}
-
-// together runs do(0) to do(n-1) at the same time, as far as can be.
-func together(n int, do func(i int)) {
-	var group sync.WaitGroup
-	start := make(chan struct{})
-	for i := range n {
-		group.Go(func() {
-			<-start
-			do(i)
-		})
-	}
-	close(start)
-	group.Wait()
-}
-
-// eventually polls until it is so, and fails the test when it is not in time.
-func eventually(t *testing.T, what string, isSo func() bool) {
-	t.Helper()
-	for end := time.Now().Add(time.Minute); !isSo(); time.Sleep(2 * time.Millisecond) {
-		if time.Now().After(end) {
-			t.Fatalf("in vain waited for this: %s", what)
-		}
-	}
-}
-
-// waitsForLock returns when tx is seen to wait for another transaction.
-func waitsForLock(t *testing.T, db *pgtest.DB, tx pgx.Tx) {
-	t.Helper()
-	pid := tx.Conn().PgConn().PID()
-	eventually(t, "a transaction waits for a lock", func() (waits bool) {
-		err := db.Pool.QueryRow(t.Context(), `SELECT cardinality(pg_blocking_pids($1)) > 0
-			FROM pg_stat_activity WHERE pid = $1 AND wait_event_type = 'Lock'`, pid).Scan(&waits)
-		if err != nil && !errors.Is(err, pgx.ErrNoRows) {
-			t.Fatal(err)
-		}
-		return waits
-	})
-}
-
-// idle returns when all connections have come back to the pool. One that is
-// broken comes back a little later than the call that broke it.
-func idle(t *testing.T, pool *pgxpool.Pool) {
-	t.Helper()
-	eventually(t, "all connections are back in the pool", func() bool { return pool.Stat().AcquiredConns() == 0 })
-}
-
-// takenLater is what a call in another goroutine came back with.
-type takenLater struct {
-	ratelimit.Result
-	err error
-}
-
-// allowLater takes in tx in a goroutine of its own. The context is not the
-// test's, so that nothing is left under way when that fails.
-func allowLater(store *pgstore.Store, tx pgx.Tx, requests ...ratelimit.Request) <-chan takenLater {
-	later := make(chan takenLater, 1)
-	go func() {
-		ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-		defer cancel()
-		result, err := store.AllowTx(ctx, tx, requests...)
-		later <- takenLater{result, err}
-	}()
-	return later
-}
 
 // edits are the verbs that change rows, in a transaction.
 var edits = []struct {
@@ -178,12 +37,6 @@ var edits = []struct {
 	{"reset", []ratelimit.Request{slow("bucket", 10).For("k")}, resetTx},
 	{"credit", []ratelimit.Request{slow("bucket", 10).For("k")}, creditTx},
 	{"pause", []ratelimit.Request{slow("bucket", 10).For("k")}, pauseTx},
-}
-
-func shardedSlow(name string, capacity float64, shards int) ratelimit.TokenBucket {
-	limit := slow(name, capacity)
-	limit.Shards = shards
-	return limit
 }
 
 func allowTx(ctx context.Context, store *pgstore.Store, tx pgx.Tx, requests []ratelimit.Request) error {
@@ -210,8 +63,6 @@ func pauseTx(ctx context.Context, store *pgstore.Store, tx pgx.Tx, requests []ra
 	return err
 }
 
-var errTest = errors.New("the test's own")
-
 // endings are the ways in which what a transaction did comes to nothing. Each
 // returns what do returned.
 var endings = []struct {
@@ -221,7 +72,6 @@ var endings = []struct {
 	{"rollback", endByRollback},
 	{"rollback to savepoint", endBySavepoint},
 	{"cancelled context", endByCancel},
-	{"panic", endByPanic},
 }
 
 func endByRollback(t *testing.T, pool *pgxpool.Pool, level pgx.TxIsoLevel, do func(context.Context, pgx.Tx) error) (err error) {
@@ -263,19 +113,6 @@ func endByCancel(t *testing.T, pool *pgxpool.Pool, level pgx.TxIsoLevel, do func
 	if !errors.Is(got, context.Canceled) {
 		t.Errorf("got %v, want %v", got, context.Canceled)
 	}
-	return err
-}
-
-func endByPanic(t *testing.T, pool *pgxpool.Pool, level pgx.TxIsoLevel, do func(context.Context, pgx.Tx) error) (err error) {
-	defer func() {
-		if got := recover(); got != errTest {
-			t.Errorf("got %v, want %v", got, errTest)
-		}
-	}()
-	_ = pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
-		err = do(t.Context(), tx)
-		panic(errTest)
-	})
 	return err
 }
 
@@ -586,130 +423,6 @@ func TestShardedRefusalLeavesNoShardLocked(t *testing.T) {
 	}
 }
 
-// A refusal of several limits undoes what itself did, and not what the
-// transaction took before, or has in savepoints of its own.
-func TestRefusalUndoesOnlyItself(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
-	a, b := slow("A", 10), slow("B", 2)
-	for _, level := range isolationLevels {
-		t.Run(string(level), func(t *testing.T) {
-			ctx, key := t.Context(), t.Name()
-			take := func(tx pgx.Tx, want bool) {
-				t.Helper()
-				if result, err := store.AllowTx(ctx, tx, a.For(key), b.For(key)); err != nil || result.OK != want {
-					t.Fatalf("got OK %v, error %v, want %v", result.OK, err, want)
-				}
-			}
-			tx := begin(t, db, level)
-			take(tx, true)
-			inner, err := tx.Begin(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
-			take(inner, true)
-			take(inner, false)
-			if err := inner.Rollback(ctx); err != nil {
-				t.Fatal(err)
-			}
-			take(tx, true)
-			take(tx, false)
-			if inner, err = tx.Begin(ctx); err != nil {
-				t.Fatal(err)
-			}
-			take(inner, false)
-			if err := inner.Commit(ctx); err != nil {
-				t.Fatal(err)
-			}
-			if err := tx.Commit(ctx); err != nil {
-				t.Fatal(err)
-			}
-			wantLeft(t, store, a.For(key), 8)
-			wantLeft(t, store, b.For(key), 0)
-		})
-	}
-}
-
-// Neither a refusal nor a savepoint makes a line in the server's log. It has a
-// server of its own, whose log it reads by way of SQL.
-func TestRefusalIsNotLogged(t *testing.T) {
-	pgtest.Long(t)
-	t.Setenv("DATABASE_URL", "")
-	server, err := throwaway.StartWith(t.Context(), throwaway.Options{Settings: map[string]string{
-		"logging_collector": "on", "log_destination": "stderr", "log_min_messages": "warning",
-	}})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := server.Close(); err != nil {
-			t.Error(err)
-		}
-	})
-	pool := newPool(t, server.URL)
-	if _, err := pool.Exec(t.Context(), migrations.UpSQL()); err != nil {
-		t.Fatal(err)
-	}
-	db := &pgtest.DB{URL: server.URL, Schema: "public", Pool: pool}
-	store := newStore(t, db)
-	a, b := slow("A", 10), slow("B", 1)
-	mustAllow(t, store, b.For(""))
-	for _, form := range takeForms {
-		for _, requests := range [][]ratelimit.Request{{b.For("")}, {a.For(""), b.For("")}} {
-			if result, err := form.take(t.Context(), pool, newStore(t, db, form.change), requests...); err != nil || result.OK {
-				t.Errorf("%s: got OK %v, error %v, want a refusal", form.name, result.OK, err)
-			}
-		}
-	}
-	// The log is written behind our back, in order: after this it is all there.
-	const marker = "the end of the log"
-	if _, err := pool.Exec(t.Context(), `DO $$ BEGIN RAISE EXCEPTION '`+marker+`'; END $$`); err == nil {
-		t.Fatal("got no error, want one")
-	}
-	var log string
-	eventually(t, "the log has the marker", func() bool {
-		if err := pool.QueryRow(t.Context(), `SELECT pg_read_file(pg_current_logfile())`).Scan(&log); err != nil {
-			t.Fatal(err)
-		}
-		return strings.Contains(log, marker)
-	})
-	log, _, _ = strings.Cut(log, marker)
-	if got := strings.Count(log, "ERROR:") - 1; got != 0 { // but the marker's
-		t.Errorf("got %d errors in the log, want none:\n%s", got, log)
-	}
-	if strings.Contains(log, "WARNING:") {
-		t.Errorf("got a warning in the log:\n%s", log)
-	}
-}
-
-// A reservation that is rolled back leaves neither debt nor row.
-func TestReservationRolledBack(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
-	for _, limit := range []ratelimit.Limit{slow("bucket", 10), slowWindow("window", 10), shardedSlow("shards", 10, 4)} {
-		for _, level := range isolationLevels {
-			t.Run(fmt.Sprintf("%s/%s", limit.Definition().Name, level), func(t *testing.T) {
-				tx := begin(t, db, level)
-				result, err := store.ReserveTx(t.Context(), tx, limit.ForN("k", 25))
-				if err != nil || !result.OK || result.RetryAfter <= 0 || result.Value >= 0 {
-					t.Fatalf("got OK %v after %v, %v left, error %v; want debt", result.OK, result.RetryAfter, result.Value, err)
-				}
-				if err := tx.Rollback(t.Context()); err != nil {
-					t.Fatal(err)
-				}
-				if got := tableOf(t, db); len(got) != 0 {
-					t.Errorf("got rows %q, want none", got)
-				}
-				if result, err := store.Check(t.Context(), limit.ForN("k", 10)); err != nil || !result.OK {
-					t.Errorf("got OK %v, error %v, want a full limit", result.OK, err)
-				}
-			})
-		}
-	}
-}
-
 // createOrders makes the table in which tests do their work.
 func createOrders(t *testing.T, db *pgtest.DB) {
 	t.Helper()
@@ -780,18 +493,6 @@ func (s *shop) wantRuns(t *testing.T, want int64) {
 }
 
 func nothing(pgx.Tx) error { return nil }
-
-// raise is work that PostgreSQL answers with an error of the given code.
-func raise(ctx context.Context, code string) func(pgx.Tx) error {
-	return func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, raising(code))
-		return err
-	}
-}
-
-func raising(code string) string {
-	return `DO $$ BEGIN RAISE EXCEPTION 'raised by the test' USING ERRCODE = '` + code + `'; END $$`
-}
 
 func TestRunnerCommitsAll(t *testing.T) {
 	t.Parallel()
@@ -972,59 +673,6 @@ func TestRunnerRunsAgain(t *testing.T) {
 			}
 			s.wantRuns(t, 3)
 			s.want(t, 1)
-		})
-	}
-}
-
-// With true conflicts: on the limit's row, which the take meets, and between
-// reads and writes of the work, which PostgreSQL finds later, at commit even.
-func TestRunnerUnderContention(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	const (
-		goroutines = 16
-		each       = 6
-		capacity   = 60
-	)
-	for _, test := range []struct {
-		name      string
-		keys      int
-		runsAgain bool // the function, too
-	}{
-		{"one key", 1, false},
-		{"many keys", 4, true},
-	} {
-		t.Run(test.name, func(t *testing.T) {
-			s := newShop(t, float64(capacity/test.keys))
-			var granted, refused atomic.Int64
-			together(goroutines, func(i int) {
-				requests := []ratelimit.Request{s.limit.For(fmt.Sprint(i % test.keys))}
-				for range each {
-					_, err := s.store.AllowFunc(t.Context(), requests, s.order(t.Context(), func(tx pgx.Tx) error {
-						_, err := tx.Exec(t.Context(), `SELECT count(*) FROM `+s.Schema+`.orders`)
-						return err
-					}))
-					switch {
-					case err == nil:
-						granted.Add(1)
-					case errors.Is(err, ratelimit.ErrRefused):
-						refused.Add(1)
-					default:
-						t.Error(err)
-					}
-				}
-			})
-			if granted.Load() != capacity || refused.Load() != goroutines*each-capacity {
-				t.Errorf("granted %d and refused %d, want %d and %d", granted.Load(), refused.Load(), capacity, goroutines*each-capacity)
-			}
-			if got := s.runs.Load() > capacity; got != test.runsAgain {
-				t.Errorf("ran %d times for %d orders, want again: %v", s.runs.Load(), capacity, test.runsAgain)
-			}
-			wantOrders(t, s.DB, "order", capacity)
-			for key := range test.keys {
-				wantLeft(t, s.store, s.limit.For(fmt.Sprint(key)), 0)
-			}
-			idle(t, s.Pool)
 		})
 	}
 }

@@ -1,10 +1,7 @@
 package pgstore_test
 
 import (
-	"errors"
-	"math"
 	"slices"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -36,36 +33,6 @@ func eachKind(t *testing.T, test func(t *testing.T, db *pgtest.DB, c *clock, sto
 			test(t, db, c, newStore(t, db, onClock(c)), l)
 		})
 	}
-}
-
-func mustTake(t *testing.T, result ratelimit.Result, err error) ratelimit.Result {
-	t.Helper()
-	if err != nil || !result.OK {
-		t.Fatalf("got OK %v, error %v", result.OK, err)
-	}
-	return result
-}
-
-func wantSaid(t *testing.T, what string, got bool, err error, want bool) {
-	t.Helper()
-	if err != nil || got != want {
-		t.Errorf("%s: got %v, error %v, want %v", what, got, err, want)
-	}
-}
-
-// rowsOf is what db's rows of a limit say, whatever their physical version.
-func rowsOf(t *testing.T, db *pgtest.DB, name string) []string {
-	t.Helper()
-	rows, err := db.Pool.Query(t.Context(), `SELECT concat_ws(' ', quote_literal(key), shard, value, extract(epoch FROM ts))
-		FROM `+db.Schema+`.rate_limits WHERE name = $1 ORDER BY key, shard`, name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
-	if err != nil {
-		t.Fatal(err)
-	}
-	return all
 }
 
 func TestCredit(t *testing.T) {
@@ -111,38 +78,6 @@ func TestCancel(t *testing.T) {
 	})
 }
 
-func TestCancelConcurrently(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
-	l := slow("cancel", 100)
-	for range 10 {
-		result, err := store.Allow(t.Context(), l.ForN("", 3), l.ForN("other", 2))
-		mustTake(t, result, err)
-		mustAllow(t, store, l.ForN("", 50), l.ForN("other", 50)) // so that a second credit would show
-		var cancelled atomic.Int32
-		together(16, func(int) {
-			ok, err := store.Cancel(t.Context(), result.Receipt) // copies of a result share the receipt
-			if err != nil {
-				t.Error(err)
-			}
-			if ok {
-				cancelled.Add(1)
-			}
-		})
-		if cancelled.Load() != 1 {
-			t.Errorf("%d said that they cancelled, want 1", cancelled.Load())
-		}
-		wantLeft(t, store, l.ForN("", 0), 50)
-		wantLeft(t, store, l.ForN("other", 0), 50)
-		for _, key := range []string{"", "other"} {
-			if err := store.Reset(t.Context(), l, key); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-}
-
 func TestCancelInTransaction(t *testing.T) {
 	t.Parallel()
 	eachKind(t, func(t *testing.T, db *pgtest.DB, _ *clock, store *pgstore.Store, l ratelimit.Limit) {
@@ -174,23 +109,6 @@ func TestCancelInTransaction(t *testing.T) {
 	})
 }
 
-func TestCancelOnItsOwnAfterRollback(t *testing.T) {
-	t.Parallel()
-	eachKind(t, func(t *testing.T, db *pgtest.DB, _ *clock, store *pgstore.Store, l ratelimit.Limit) {
-		result, err := store.Allow(t.Context(), l.ForN("k", 7))
-		mustTake(t, result, err)
-		tx := begin(t, db, pgx.RepeatableRead)
-		cancelled, err := store.CancelTx(t.Context(), tx, result.Receipt)
-		wantSaid(t, "in a transaction", cancelled, err, true)
-		if err := tx.Rollback(t.Context()); err != nil {
-			t.Fatal(err)
-		}
-		cancelled, err = store.Cancel(t.Context(), result.Receipt)
-		wantSaid(t, "on its own", cancelled, err, true)
-		wantLeft(t, store, l.ForN("k", 0), 12)
-	})
-}
-
 // TestCancelFindsItsShard: what is given back goes where it came from, so that
 // all rows are as they were before.
 func TestCancelFindsItsShard(t *testing.T) {
@@ -214,14 +132,6 @@ func TestCancelFindsItsShard(t *testing.T) {
 		if got := rowsOf(t, db, l.Name); !slices.Equal(got, before) {
 			t.Errorf("%v tokens: got  %q\nwant %q", n, got, before)
 		}
-	}
-}
-
-// wantPaused pauses a limit at now until an instant.
-func wantPaused(t *testing.T, store *pgstore.Store, l ratelimit.Limit, key string, now, until time.Time) {
-	t.Helper()
-	if got, err := store.Pause(t.Context(), l, key, until.Sub(now)); err != nil || !got.Equal(until) {
-		t.Fatalf("paused until %v, error %v, want %v", got, err, until)
 	}
 }
 
@@ -275,58 +185,6 @@ func TestPauseDoesNotShorten(t *testing.T) {
 			t.Errorf("got  %q\nwant %q", got, before)
 		}
 	})
-}
-
-func TestPauseIntoThePast(t *testing.T) {
-	t.Parallel()
-	eachKind(t, func(t *testing.T, db *pgtest.DB, c *clock, store *pgstore.Store, l ratelimit.Limit) {
-		for _, taken := range []float64{0, 5} {
-			if taken > 0 {
-				mustAllow(t, store, l.ForN("k", taken))
-			}
-			c.add(time.Hour)
-			before := tableOf(t, db)
-			for _, ago := range []time.Duration{0, time.Nanosecond, time.Microsecond, 365 * 24 * time.Hour} {
-				until, err := store.Pause(t.Context(), l, "k", -ago)
-				if !until.IsZero() || !errors.Is(err, ratelimit.ErrInvalid) {
-					t.Errorf("pause for %v: until %v, error %v", -ago, until, err)
-				}
-			}
-			if got := tableOf(t, db); !slices.Equal(got, before) {
-				t.Errorf("%v taken: got  %q\nwant %q", taken, got, before)
-			}
-		}
-	})
-}
-
-func TestPauseIntoThePastKeepsTransaction(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
-	l := slow("past", 10)
-	tx := begin(t, db, pgx.Serializable)
-	mustExec(t, tx, "SELECT 1")
-	if _, err := store.PauseTx(t.Context(), tx, l, "k", -time.Hour); !errors.Is(err, ratelimit.ErrInvalid) {
-		t.Errorf("got error %v, want %v", err, ratelimit.ErrInvalid)
-	}
-	result, err := store.AllowTx(t.Context(), tx, l.For("k"))
-	mustTake(t, result, err)
-	if err := tx.Commit(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	wantLeft(t, store, l.ForN("k", 0), 9)
-}
-
-func TestPauseTooLong(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t)
-	store := newStore(t, db)
-	for _, lasts := range []time.Duration{ratelimit.MaxSpan + 1, math.MaxInt64} {
-		until, err := store.Pause(t.Context(), slow("l", 1), "k", lasts)
-		if !until.IsZero() || !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Errorf("%v: got %v, error %v", lasts, until, err)
-		}
-	}
 }
 
 // TestWindowAfterPause follows a fixed window whose edges a pause has moved.

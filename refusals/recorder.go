@@ -99,7 +99,7 @@ func New(pool *pgxpool.Pool, config *Config) (*Recorder, error) {
 // String is for logs: without it they would show the keys.
 func (r *Recorder) String() string { return "refusals.Recorder" }
 
-// Observe counts the refusals of a store, those of limits that are paused and of slots too. It
+// Observe counts the refusals of a store, those of limits that are paused and of permits too. It
 // is for Config.Observe of a store, see [ratelimit.Observers], and asks nobody. Checks and
 // events of middlewares are not counted.
 func (r *Recorder) Observe(_ context.Context, e ratelimit.Event) {
@@ -108,9 +108,9 @@ func (r *Recorder) Observe(_ context.Context, e ratelimit.Event) {
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if e.Slot != nil {
-		if e.Slot.Rates.Request.Limit == nil { // otherwise it is a rate that refused, and told by itself
-			r.add(e.Slot.InFlight.Name, e.Slot.Key, count{times: 1, last: e.Slot.At})
+	if e.Permit != nil {
+		if e.Permit.Rates.Request.Limit == nil { // otherwise it is a rate that refused, and told by itself
+			r.add(e.Permit.InFlight.Name, e.Permit.Key, count{times: 1, last: e.Permit.At})
 		}
 		return
 	}

@@ -79,7 +79,7 @@ func TestTopOfAllProcesses(t *testing.T) {
 				key := fmt.Sprint(rand.IntN(4))
 				result, err := store.Allow(t.Context(), api.For(key))
 				store.Check(t.Context(), api.For(key)) // is not counted
-				slot, err2 := store.Acquire(t.Context(), calls, key)
+				permit, err2 := store.Permits().Acquire(t.Context(), calls.For(key))
 				if err != nil || err2 != nil {
 					t.Error(err, err2)
 				}
@@ -87,7 +87,7 @@ func TestTopOfAllProcesses(t *testing.T) {
 				if !result.OK {
 					want["api "+key]++
 				}
-				if !slot.OK {
+				if !permit.OK {
 					want["calls "+key]++
 				}
 				mu.Unlock()

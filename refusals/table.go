@@ -123,7 +123,7 @@ type Key struct {
 	// keys, at most: it is 0 unless a process had more keys to count than it does.
 	Times, Uncertain int64
 
-	// Last is when it was refused last, and RetryAt that of the refusal; zero of a slot. Both
+	// Last is when it was refused last, and RetryAt that of the refusal; zero of a permit. Both
 	// are by the clock of the database.
 	Last, RetryAt time.Time
 }

@@ -36,8 +36,8 @@ func TestJobsInFlight(t *testing.T) {
 		defer at.Add(-1)
 		for was := most.Load(); now > was && !most.CompareAndSwap(was, now); was = most.Load() {
 		}
-		if slot, ok := riverlimit.SlotOf(ctx); !ok || !slot.OK {
-			t.Errorf("the slot of the job is %v, %v", slot, ok)
+		if permit, ok := riverlimit.PermitOf(ctx); !ok || !permit.OK {
+			t.Errorf("the permit of the job is %v, %v", permit, ok)
 		}
 		time.Sleep(30 * time.Millisecond)
 		return ctx.Err()
@@ -57,14 +57,14 @@ func TestJobsInFlight(t *testing.T) {
 	if err != nil || result.Remaining != 1000-n {
 		t.Errorf("%d of the rate are left, and %v, want %d", result.Remaining, err, 1000-n)
 	}
-	if slots, err := b.store.Slots(t.Context(), threeAtOnce, ""); err != nil || len(slots) > 0 {
-		t.Errorf("afterwards %v are held, and %v", slots, err)
+	if permits, err := b.store.Permits().Held(t.Context(), threeAtOnce, ""); err != nil || len(permits) > 0 {
+		t.Errorf("afterwards %v are held, and %v", permits, err)
 	}
 }
 
-// A job that fails, and one that panics, give their slots back; and one can release its slot in
+// A job that fails, and one that panics, give their permits back; and one can release its permit in
 // the transaction that completes its work.
-func TestJobsGiveTheirSlotsBack(t *testing.T) {
+func TestJobsGiveTheirPermitsBack(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	b := newBench(t)
@@ -84,8 +84,8 @@ func TestJobsGiveTheirSlotsBack(t *testing.T) {
 				panic("on purpose")
 			}
 		}
-		slot, _ := riverlimit.SlotOf(ctx)
-		return pgx.BeginFunc(ctx, b.Pool, func(tx pgx.Tx) error { return b.store.ReleaseTx(ctx, tx, slot) })
+		permit, _ := riverlimit.PermitOf(ctx)
+		return pgx.BeginFunc(ctx, b.Pool, func(tx pgx.Tx) error { return b.store.Permits().ReleaseTx(ctx, tx, permit) })
 	}, m)))
 	b.eventually(t, n, `SELECT count(*) FROM river_job WHERE state IN ('completed', 'cancelled')`)
 	if got := calls.Load(); got != n+n/3 {
@@ -93,7 +93,7 @@ func TestJobsGiveTheirSlotsBack(t *testing.T) {
 	}
 }
 
-// The limit of a job's slot is by what the catalog says.
+// The limit of a job's permit is by what the catalog says.
 func TestJobsInFlightByCatalog(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
@@ -110,8 +110,8 @@ func TestJobsInFlightByCatalog(t *testing.T) {
 	}
 	m := middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: inFlight, Catalog: limits})
 	start(t, b.client(t, b.config(func(ctx context.Context, _ *river.Job[callArgs]) error {
-		if slot, ok := riverlimit.SlotOf(ctx); !ok || slot.InFlight.Limit != 7 {
-			t.Errorf("the slot of the job is of %v", slot.InFlight)
+		if permit, ok := riverlimit.PermitOf(ctx); !ok || permit.InFlight.Limit != 7 {
+			t.Errorf("the permit of the job is of %v", permit.InFlight)
 		}
 		return nil
 	}, m)))
@@ -132,8 +132,8 @@ func TestJobsInFlightByMode(t *testing.T) {
 		return threeAtOnce.In(ratelimit.ModeShadow), ""
 	}})
 	start(t, b.client(t, b.config(func(ctx context.Context, _ *river.Job[callArgs]) error {
-		slot, _ := riverlimit.SlotOf(ctx)
-		started <- slot.Shadowed
+		permit, _ := riverlimit.PermitOf(ctx)
+		started <- permit.Shadowed
 		for len(started) < cap(started)-1 && ctx.Err() == nil {
 			time.Sleep(time.Millisecond)
 		}
@@ -148,7 +148,7 @@ func TestJobsInFlightByMode(t *testing.T) {
 		}
 	}
 	if shadowed != threeAtOnce.Limit-1 {
-		t.Errorf("%d jobs began without a slot, want %d", shadowed, threeAtOnce.Limit-1)
+		t.Errorf("%d jobs began without a permit, want %d", shadowed, threeAtOnce.Limit-1)
 	}
 }
 
@@ -159,7 +159,7 @@ func TestJobsInFlightOfBadLimits(t *testing.T) {
 	b.insertPlain(t, 2)
 	m := middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: func(job *rivertype.JobRow) (limit ratelimit.InFlight, _ string) {
 		if job.ID%2 == 0 {
-			limit.Name = "without slots"
+			limit.Name = "without permits"
 		}
 		return limit, ""
 	}})

@@ -41,7 +41,7 @@ type MiddlewareConfig struct {
 	// it reserves anything, first come, first served in each process, for MaxWait; then it is
 	// snoozed, for MaxWait on average. It holds the slot until it has ended, in whichever way,
 	// and its context ends with [ratelimit.ErrLeaseLost] as its cause if the slot is lost. See
-	// [SlotOf]. The default is none.
+	// [PermitOf]. The default is none.
 	InFlight func(job *rivertype.JobRow) (limit ratelimit.InFlight, key string)
 
 	// Catalog chooses the limit of a key, such as an override in a database, in place of those
@@ -218,8 +218,8 @@ func (m *Middleware) work(ctx context.Context, job *rivertype.JobRow, doInner fu
 		requests = decide.Resolved(m.config.Catalog, m.config.Limits(job))
 	}
 	if len(requests) == 0 {
-		if slot, ok := SlotOf(ctx); ok {
-			m.observe(ctx, job, ratelimit.Event{Outcome: ratelimit.OutcomeGranted, Slot: &slot})
+		if slot, ok := PermitOf(ctx); ok {
+			m.observe(ctx, job, ratelimit.Event{Outcome: ratelimit.OutcomeGranted, Permit: &slot})
 		}
 		return doInner(ctx)
 	}
@@ -359,7 +359,7 @@ func (m *Middleware) observe(ctx context.Context, job *rivertype.JobRow, e ratel
 		return
 	}
 	e.Verb, e.Door, e.Passed = ratelimit.VerbReserve, Door, e.Outcome == ratelimit.OutcomeGranted
-	if e.Slot != nil {
+	if e.Permit != nil {
 		e.Verb = ratelimit.VerbAcquire
 	}
 	e.ErrorClass = (*watch.Observer)(nil).Class(e.Err)

@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -24,16 +22,16 @@ func TestObserveJobs(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()
 	b := newBench(t)
-	slots := ratelimit.InFlight{Name: "slots", Limit: 1}
+	permits := ratelimit.InFlight{Name: "permits", Limit: 1}
 	var requests []ratelimit.Request
-	slotted := false
+	permitted := false
 	var heard []string
 	config := riverlimit.MiddlewareConfig{
 		Limits:  func(*rivertype.JobRow) []ratelimit.Request { return requests },
-		MaxWait: time.Second, // for a slot, with the round trip of what is free
+		MaxWait: time.Second, // for a permit, with the round trip of what is free
 		InFlight: func(*rivertype.JobRow) (ratelimit.InFlight, string) {
-			if slotted {
-				return slots, "k"
+			if permitted {
+				return permits, "k"
 			}
 			return ratelimit.InFlight{}, ""
 		},
@@ -80,52 +78,16 @@ func TestObserveJobs(t *testing.T) {
 	worked("reserve too_large false bounded too_large", o, nil, river.EventKindJobCancelled)
 	requests = []ratelimit.Request{bounded.ForN("secret", -1)}
 	worked("reserve invalid false bounded invalid", o, nil, river.EventKindJobCancelled)
-	requests, slotted = nil, true
-	worked("acquire granted true slots ", o, nil, river.EventKindJobCompleted)
-	if _, err := b.store.Acquire(t.Context(), slots, "k"); err != nil {
+	requests, permitted = nil, true
+	worked("acquire granted true permits ", o, nil, river.EventKindJobCompleted)
+	if _, err := b.store.Permits().Acquire(t.Context(), permits.For("k")); err != nil {
 		t.Fatal(err)
 	}
-	worked("acquire refused false slots ", o, nil, river.EventKindJobSnoozed)
-	worked("acquire failed false slots other", broken, nil, river.EventKindJobSnoozed)
-	requests, slotted, heard = nil, false, nil
+	worked("acquire refused false permits ", o, nil, river.EventKindJobSnoozed)
+	worked("acquire failed false permits other", broken, nil, river.EventKindJobSnoozed)
+	requests, permitted, heard = nil, false, nil
 	o.work(nil, river.EventKindJobCompleted, o.runs+1)
 	if len(heard) > 0 {
 		t.Errorf("heard %q of a job that is not limited", heard)
-	}
-}
-
-// What jobs of two clients did, which wait for their turn, is what the events say: each started
-// once, and none that was put off has.
-func TestObserveAddsUp(t *testing.T) {
-	pgtest.Long(t)
-	t.Parallel()
-	b := newBench(t)
-	const n = 30
-	b.insertPlain(t, n)
-	fast := ratelimit.TokenBucket{Name: "fast", Rate: 100, Period: time.Second, Capacity: 1}
-	var worked, granted, passed, refused atomic.Int64
-	var other atomic.Value
-	observe := func(_ context.Context, e ratelimit.Event) {
-		switch {
-		case e.Outcome == ratelimit.OutcomeGranted:
-			granted.Add(1)
-		case e.Outcome == ratelimit.OutcomeRefused:
-			refused.Add(1)
-		case !errors.Is(e.Err, context.Canceled): // of a client that stops
-			other.Store(e.String())
-		}
-		if e.Passed {
-			passed.Add(1)
-		}
-	}
-	for range 2 {
-		m := middleware(t, newStore(t, b.Pool, b.Schema), riverlimit.MiddlewareConfig{Limits: each(fast), MaxWait: 50 * time.Millisecond, Observe: observe})
-		start(t, b.client(t, b.config(func(context.Context, *river.Job[callArgs]) error { worked.Add(1); return nil }, m)))
-	}
-	b.eventually(t, n, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
-	snoozed := b.count(t, `SELECT coalesce(sum((metadata->>'snoozes')::int), 0) FROM river_job`)
-	counts := []int64{worked.Load(), granted.Load(), passed.Load(), refused.Load()}
-	if want := []int64{n, n, n, int64(snoozed)}; !slices.Equal(counts, want) || other.Load() != nil {
-		t.Errorf("worked, granted, passed, put off: %v, want %v; other events: %v", counts, want, other.Load())
 	}
 }

@@ -96,7 +96,7 @@ func listDefinitions(p *printer, c *catalog.Catalog) error {
 }
 
 func listOverrides(p *printer, c *catalog.Catalog, name string) error {
-	if err := (&inspect.Desk{Catalog: c}).Known(name); err != nil {
+	if err := (&inspect.Inspector{Catalog: c}).Known(name); err != nil {
 		return badInput{err}
 	}
 	t := p.table("OVERRIDE", "KEY")
@@ -368,7 +368,7 @@ func catalogExport(o *options) *cobra.Command {
 				only := ""
 				if len(args) == 1 {
 					only = args[0]
-					if err := (&inspect.Desk{Catalog: c}).Known(only); err != nil {
+					if err := (&inspect.Inspector{Catalog: c}).Known(only); err != nil {
 						return badInput{err}
 					}
 				}

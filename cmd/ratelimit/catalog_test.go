@@ -129,14 +129,14 @@ func TestInFlight(t *testing.T) {
 	w := newWorld(t)
 	exports := ratelimit.InFlight{Name: "exports", Limit: 2, Lease: time.Hour}
 	for _, key := range []string{"alice", "alice", "bob\x1b[2J", "carol"} {
-		slot, err := w.store.Acquire(t.Context(), exports, key)
+		slot, err := w.store.Permits().Acquire(t.Context(), exports.For(key))
 		if err != nil || !slot.OK {
 			t.Fatalf("%v, %v", slot, err)
 		}
 	}
-	ls := func(args ...string) []slotJSON {
+	ls := func(args ...string) []permitJSON {
 		t.Helper()
-		return objects[slotJSON](t, w.program(append([]string{"inflight", "ls", "exports", "--json"}, args...)...).ok(t))
+		return objects[permitJSON](t, w.program(append([]string{"inflight", "ls", "exports", "--json"}, args...)...).ok(t))
 	}
 	if all := ls(); len(all) != 4 || all[2].Key != "bob\x1b[2J" || all[0].Fence == 0 {
 		t.Errorf("got %+v", all)

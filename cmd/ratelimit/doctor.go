@@ -45,7 +45,7 @@ status 1 if something fails, so that decisions cannot work; warnings leave it 0.
 				return err
 			}
 			defer pool.Close()
-			d := &doctor{Desk: inspect.Desk{Pool: pool, Schema: o.schema}, file: file}
+			d := &doctor{Inspector: inspect.Inspector{Pool: pool, Schema: o.schema}, file: file}
 			if d.Store, err = pgstore.New(pool, &pgstore.Config{Schema: o.schema, Portable: o.portable}); err != nil {
 				return err
 			}
@@ -57,7 +57,7 @@ status 1 if something fails, so that decisions cannot work; warnings leave it 0.
 
 // doctor looks at a database.
 type doctor struct {
-	inspect.Desk
+	inspect.Inspector
 	file     *definitionsFile // nil without --definitions
 	findings []finding
 	there    bool // is the table there?
@@ -103,6 +103,7 @@ func (d *doctor) examine(ctx context.Context) {
 		{"clock", d.clock},
 		{"tables", d.tables},
 		{"rights", d.rights},
+		{"other roles", d.otherRoles},
 		{"indexes", d.indexes},
 		{"HOT updates", d.statistics},
 		{"transactions", d.transactions},
@@ -470,7 +471,7 @@ func (d *doctor) rowsDisagree(ctx context.Context) error {
 	for _, l := range limits {
 		switch {
 		case l.Definition == nil:
-			d.find(fine, "definitions", "%s has rows and no definition: slots, or a limit that is gone (ratelimit forget)", visible.Text(l.Name))
+			d.find(fine, "definitions", "%s has rows and no definition: permits, or a limit that is gone (ratelimit forget)", visible.Text(l.Name))
 		case l.Rows > 0:
 			var beyond bool
 			err := d.Pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM "+d.Table()+" AS r WHERE r.name = $1::text AND r.shard >= $2::int4)", l.Name, l.Definition.Shards).Scan(&beyond)

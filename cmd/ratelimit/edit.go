@@ -21,7 +21,7 @@ func isInvalid(err error) bool {
 type edit struct {
 	*options
 	cmd   *cobra.Command
-	desk  *inspect.Desk
+	desk  *inspect.Inspector
 	limit ratelimit.Limit
 	keys  []string
 }
@@ -247,7 +247,7 @@ When definitions are from a file, it must have all plans of a limit, as override
 					return err
 				}
 			}
-			deleted, err := d.Catalog.Prune(cmd.Context(), d.Store)
+			deleted, err := d.Catalog.Prune(cmd.Context(), d.Store, d.Store.Permits())
 			if err != nil {
 				return fmt.Errorf("after %s: %w", plural(int(deleted), "row"), err)
 			}
@@ -369,7 +369,7 @@ it is a reset of all its keys.`,
 	return o.losing(o.onLimits(c))
 }
 
-func (o *options) forget(cmd *cobra.Command, d *inspect.Desk, name string, fromCatalog bool) error {
+func (o *options) forget(cmd *cobra.Command, d *inspect.Inspector, name string, fromCatalog bool) error {
 	count, err := d.CountRows(cmd.Context(), name)
 	if err != nil {
 		return err

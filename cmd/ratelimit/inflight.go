@@ -15,8 +15,8 @@ import (
 func inflightCommand(o *options) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "inflight",
-		Short: "See and free the slots of limits of how many at once",
-		Long: `See and free the slots of limits of how many at once. Any name can be given that is not known
+		Short: "See and free the permits of limits of how many at once",
+		Long: `See and free the permits of limits of how many at once. Any name can be given that is not known
 to be of another limit: the program need not have published it.`,
 		GroupID: operating,
 		Args:    cobra.NoArgs,
@@ -26,13 +26,13 @@ to be of another limit: the program need not have published it.`,
 	return c
 }
 
-// anySlots is a limit of a name, of which any slot that is held can be seen.
-func anySlots(name string) ratelimit.InFlight {
+// anyPermits is a limit of a name, of which any permit that is held can be seen.
+func anyPermits(name string) ratelimit.InFlight {
 	return ratelimit.InFlight{Name: name, Limit: ratelimit.MaxInFlight}
 }
 
-// slotJSON is a slot that is held.
-type slotJSON struct {
+// permitJSON is a permit that is held.
+type permitJSON struct {
 	Limit  string `json:"limit"`
 	Key    string `json:"key"`
 	Number int    `json:"number"`
@@ -44,7 +44,7 @@ func inflightLs(o *options) *cobra.Command {
 	var f pageFlags
 	c := &cobra.Command{
 		Use:     "ls LIMIT [KEY]",
-		Short:   "List the slots that are held",
+		Short:   "List the permits that are held",
 		Example: "  ratelimit inflight ls exports\n  ratelimit inflight ls exports alice",
 		Args:    cobra.RangeArgs(1, 2),
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -69,11 +69,11 @@ func inflightLs(o *options) *cobra.Command {
 				return err
 			}
 			if keys == nil {
-				if keys, err = d.SlotKeys(cmd.Context(), args[0], page); err != nil {
+				if keys, err = d.PermitKeys(cmd.Context(), args[0], page); err != nil {
 					return err
 				}
 			}
-			return asBad(listSlots(cmd, o.printer(cmd), d, args[0], keys))
+			return asBad(listPermits(cmd, o.printer(cmd), d, args[0], keys))
 		},
 	}
 	f.addTo(c)
@@ -81,23 +81,23 @@ func inflightLs(o *options) *cobra.Command {
 }
 
 // notARate is the error of a name that is known to be of a limit of another sort, whose rows are
-// no slots.
-func notARate(d *inspect.Desk, name string) error {
+// no permits.
+func notARate(d *inspect.Inspector, name string) error {
 	if limit, err := d.Limit(name); err == nil {
 		return bad("%s is no limit of how many at once", limit.Definition())
 	}
 	return nil
 }
 
-func listSlots(cmd *cobra.Command, p *printer, d *inspect.Desk, name string, keys []string) error {
+func listPermits(cmd *cobra.Command, p *printer, d *inspect.Inspector, name string, keys []string) error {
 	t := p.table("SLOT", "FENCE", "HELD UNTIL", "KEY")
 	for _, key := range keys {
-		slots, err := d.Store.Slots(cmd.Context(), anySlots(name), key)
+		permits, err := d.Store.Permits().Held(cmd.Context(), anyPermits(name), key)
 		if err != nil {
 			return err
 		}
-		for _, s := range slots {
-			err := t.row(slotJSON{name, key, s.Number, s.Fence, instant(s.Until)}, fmt.Sprint(s.Number), fmt.Sprint(s.Fence), inspect.Instant(s.Until), p.key(key))
+		for _, s := range permits {
+			err := t.row(permitJSON{name, key, s.Number, s.Fence, instant(s.Until)}, fmt.Sprint(s.Number), fmt.Sprint(s.Fence), inspect.Instant(s.Until), p.key(key))
 			if err != nil {
 				return err
 			}
@@ -109,8 +109,8 @@ func listSlots(cmd *cobra.Command, p *printer, d *inspect.Desk, name string, key
 func inflightRelease(o *options) *cobra.Command {
 	return o.losing(o.onLimits(&cobra.Command{
 		Use:   "release LIMIT KEY SLOT FENCE",
-		Short: "Free a slot, if it is still the one that was listed",
-		Long: `Free a slot that ls has listed, unless it was released or taken by somebody else since. Its
+		Short: "Free a permit, if it is still the one that was listed",
+		Long: `Free a permit that ls has listed, unless it was released or taken by somebody else since. Its
 holder finds it lost when it renews or releases it, and may be at work still.`,
 		Example: `  ratelimit inflight release exports alice 0 1780000000000000 --yes`,
 		Args:    cobra.ExactArgs(4),
@@ -121,19 +121,19 @@ holder finds it lost when it renews or releases it, and may be at work still.`,
 			}
 			number, err := strconv.Atoi(args[2])
 			if err != nil {
-				return bad("slot %q: must be a whole number", args[2])
+				return bad("permit %q: must be a whole number", args[2])
 			}
 			fence, err := strconv.ParseInt(args[3], 10, 64)
 			if err != nil {
 				return bad("fence %q: must be a whole number", args[3])
 			}
-			slot := ratelimit.Slot{InFlight: anySlots(args[0]), Key: key, OK: true, Number: number, Fence: fence}
-			if err := slot.Validate(); err != nil {
+			permit := ratelimit.Permit{InFlight: anyPermits(args[0]), Key: key, OK: true, Number: number, Fence: fence}
+			if err := permit.Validate(); err != nil {
 				return badInput{err}
 			}
-			return o.onSlots(cmd, args[0], fmt.Sprintf("release slot %d of key %s of %s", number, visible.Short(key, keyWidth), visible.Text(args[0])), func(d *inspect.Desk) error {
-				if err := d.Store.Release(cmd.Context(), slot); errors.Is(err, ratelimit.ErrLeaseLost) {
-					return errors.New("the slot is not held any more by that fence: nothing was done")
+			return o.onPermits(cmd, args[0], fmt.Sprintf("release permit %d of key %s of %s", number, visible.Short(key, keyWidth), visible.Text(args[0])), func(d *inspect.Inspector) error {
+				if err := d.Store.Permits().Release(cmd.Context(), permit); errors.Is(err, ratelimit.ErrLeaseLost) {
+					return errors.New("the permit is not held any more by that fence: nothing was done")
 				} else if err != nil {
 					return err
 				}
@@ -146,8 +146,8 @@ holder finds it lost when it renews or releases it, and may be at work still.`,
 func inflightReset(o *options) *cobra.Command {
 	return o.losing(o.onLimits(&cobra.Command{
 		Use:   "reset LIMIT KEY",
-		Short: "Free all slots of a key",
-		Long: `Free all slots of a key. Their holders find them lost when they renew or release them, and may
+		Short: "Free all permits of a key",
+		Long: `Free all permits of a key. Their holders find them lost when they renew or release them, and may
 be at work still.`,
 		Example: `  ratelimit inflight reset exports alice --yes`,
 		Args:    cobra.ExactArgs(2),
@@ -156,18 +156,18 @@ be at work still.`,
 			if err != nil {
 				return err
 			}
-			if err := anySlots(args[0]).ValidateKey(key); err != nil {
+			if err := anyPermits(args[0]).ValidateKey(key); err != nil {
 				return badInput{err}
 			}
-			return o.onSlots(cmd, args[0], fmt.Sprintf("free all slots of key %s of %s", visible.Short(key, keyWidth), visible.Text(args[0])), func(d *inspect.Desk) error {
-				return d.Store.ResetSlots(cmd.Context(), anySlots(args[0]), key)
+			return o.onPermits(cmd, args[0], fmt.Sprintf("free all permits of key %s of %s", visible.Short(key, keyWidth), visible.Text(args[0])), func(d *inspect.Inspector) error {
+				return d.Store.Permits().Reset(cmd.Context(), anyPermits(args[0]), key)
 			})
 		},
 	}))
 }
 
-// onSlots does what frees slots, once it is confirmed.
-func (o *options) onSlots(cmd *cobra.Command, name, what string, do func(*inspect.Desk) error) error {
+// onPermits does what frees permits, once it is confirmed.
+func (o *options) onPermits(cmd *cobra.Command, name, what string, do func(*inspect.Inspector) error) error {
 	d, err := o.desk(cmd.Context())
 	if err != nil {
 		return err

@@ -84,7 +84,7 @@ type limitJSON struct {
 	More       bool                  `json:"more"` // rows than these
 }
 
-func listLimits(cmd *cobra.Command, p *printer, d *inspect.Desk) error {
+func listLimits(cmd *cobra.Command, p *printer, d *inspect.Inspector) error {
 	limits, err := d.Limits(cmd.Context())
 	if err != nil {
 		return err
@@ -98,14 +98,14 @@ func listLimits(cmd *cobra.Command, p *printer, d *inspect.Desk) error {
 			rows = fmt.Sprintf("%d+", inspect.MostCounted)
 		}
 		described := visible.Text(l.Name) + ": no definition is known"
-		var slots *inFlightJSON
+		var permits *inFlightJSON
 		switch {
 		case l.Definition != nil:
 			described = visible.Lines(l.Definition.String())
 		case l.InFlight != nil:
-			described, slots = visible.Lines(l.InFlight.String()), new(inFlightJSONOf(*l.InFlight))
+			described, permits = visible.Lines(l.InFlight.String()), new(inFlightJSONOf(*l.InFlight))
 		}
-		if err := t.row(limitJSON{l.Name, l.Definition, slots, l.Overrides, l.Rows, more}, rows, fmt.Sprint(l.Overrides), described); err != nil {
+		if err := t.row(limitJSON{l.Name, l.Definition, permits, l.Overrides, l.Rows, more}, rows, fmt.Sprint(l.Overrides), described); err != nil {
 			return err
 		}
 	}
@@ -135,7 +135,7 @@ func keyJSONOf(k inspect.Key) keyJSON {
 	}
 }
 
-func listKeys(cmd *cobra.Command, p *printer, d *inspect.Desk, limit ratelimit.Limit, page ratelimit.Page, short bool) error {
+func listKeys(cmd *cobra.Command, p *printer, d *inspect.Inspector, limit ratelimit.Limit, page ratelimit.Page, short bool) error {
 	most := page.Most
 	if short {
 		page.Most = 0

@@ -1,11 +1,11 @@
 package main
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
 	"slices"
+	"strings"
 	"text/tabwriter"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -18,25 +18,37 @@ import (
 const migrateLong = `Put the schema in place, or take it back.
 
   up       bring the schema to the newest version; does nothing if it is there
-  down     take the newest migration back; taking back the first one drops the
-           table, and all limits are full again
-  status   show which migrations the database has
+  down     take the newest migration back; asks if something is lost by that
+  status   show which migrations the database has; exit status 1 if it lacks one
   print    print the SQL that builds the newest schema from nothing, for other
-           migration tools; needs no database`
+           migration tools; needs no database
+
+It is about the table of the limits, unless --set names another set of migrations: each has
+versions of its own. A table that is locked, such as by a dump, is tried again each second.`
 
 // migrateFlags are the arguments of migrate.
 type migrateFlags struct {
 	action string
 	set    string
+	all    bool
 	from   int
 	down   bool
 }
 
 // migrateActions are the actions that need a database.
-var migrateActions = map[string]func(context.Context, *printer, *pgxpool.Pool, *migrate.Config) error{
-	"up":     migrateUp,
-	"down":   migrateDown,
-	"status": migrateStatus,
+var migrateActions = map[string]func(*migrating) error{
+	"up":     (*migrating).up,
+	"down":   (*migrating).down,
+	"status": (*migrating).status,
+}
+
+// migrating is an action on sets.
+type migrating struct {
+	*options
+	*printer
+	cmd  *cobra.Command
+	pool *pgxpool.Pool
+	sets []migrations.Set
 }
 
 func migrateCommand(o *options) *cobra.Command {
@@ -45,7 +57,7 @@ func migrateCommand(o *options) *cobra.Command {
 		Use:       "migrate up|down|status|print",
 		Short:     "Put the schema in place, take it back, or print it",
 		Long:      migrateLong,
-		Example:   `  ratelimit migrate up --database-url postgres://localhost/app`,
+		Example:   `  ratelimit migrate up --all --database-url postgres://localhost/app`,
 		GroupID:   operating,
 		ValidArgs: []string{"up", "down", "status", "print"},
 		RunE: func(cmd *cobra.Command, args []string) error {
@@ -55,22 +67,37 @@ func migrateCommand(o *options) *cobra.Command {
 			if err := f.check(cmd, o); err != nil {
 				return badInput{fmt.Errorf("migrate: %w (see \"ratelimit migrate --help\")", err)}
 			}
-			p := o.printer(cmd)
+			m := &migrating{options: o, printer: o.printer(cmd), cmd: cmd, sets: []migrations.Set{migrations.Set(f.set)}}
+			if f.all {
+				m.sets = migrations.Sets()
+			}
 			if f.action == "print" {
-				return migratePrint(p.out, f)
+				return m.print(f)
 			}
 			pool, err := connect(cmd.Context(), o.databaseURL)
 			if err != nil {
 				return err
 			}
 			defer pool.Close()
-			return migrateActions[f.action](cmd.Context(), p, pool, &migrate.Config{Schema: o.schema, Set: migrations.Set(f.set)})
+			m.pool = pool
+			return migrateActions[f.action](m)
 		},
 	}
-	c.Flags().StringVar(&f.set, "set", "", "another set of migrations than that of the limits, with versions of its own: catalog or functions; apply it after that one")
+	c.Flags().StringVar(&f.set, "set", "", "another set of migrations than that of the limits: "+setNames()+"; apply it after that one")
+	c.Flags().BoolVar(&f.all, "all", false, "all sets, in the order in which they are applied; not for down")
 	c.Flags().IntVar(&f.from, "from", 1, "print what a schema needs that has the versions before, such as after an upgrade of the library")
 	c.Flags().BoolVar(&f.down, "down", false, "print the SQL that takes back what would be printed without")
-	return o.onDatabase(c)
+	_ = c.RegisterFlagCompletionFunc("set", cobra.FixedCompletions(strings.Split(setNames(), ", "), cobra.ShellCompDirectiveNoFileComp)) // the flag is there
+	return o.losing(o.onDatabase(c))
+}
+
+// setNames names the sets that are not that of the limits.
+func setNames() string {
+	var names []string
+	for _, set := range migrations.Sets()[1:] {
+		names = append(names, string(set))
+	}
+	return strings.Join(names, ", ")
 }
 
 // check reports arguments that make no sense.
@@ -80,7 +107,11 @@ func (f *migrateFlags) check(cmd *cobra.Command, o *options) error {
 	case !needsDatabase && f.action != "print":
 		return errors.New("want one of up, down, status and print")
 	case !slices.Contains(migrations.Sets(), migrations.Set(f.set)):
-		return fmt.Errorf("--set %q: want one of %q", f.set, migrations.Sets()[1:])
+		return fmt.Errorf("--set %q: want one of %s", f.set, setNames())
+	case f.all && (cmd.Flags().Changed("set") || f.action == "down" || cmd.Flags().Changed("from") || f.down):
+		return errors.New("--all is for up, status and print, without --set, --from and --down")
+	case f.action != "down" && (o.yes || o.dryRun):
+		return errors.New("--yes and --dry-run are for down only, by which something is lost")
 	case needsDatabase && f.down:
 		return errors.New("--down is for print only")
 	case needsDatabase && cmd.Flags().Changed("from"):
@@ -93,72 +124,139 @@ func (f *migrateFlags) check(cmd *cobra.Command, o *options) error {
 	return nil
 }
 
-func migratePrint(w io.Writer, f migrateFlags) error {
-	sql := migrations.Set(f.set).UpSQLFrom
-	if f.down {
-		sql = migrations.Set(f.set).DownSQLFrom
+func (m *migrating) print(f migrateFlags) error {
+	for i, set := range m.sets {
+		sql := set.UpSQLFrom
+		if f.down {
+			sql = set.DownSQLFrom
+		}
+		text, err := sql(f.from)
+		if err != nil {
+			return badInput{fmt.Errorf("migrate: %w", err)}
+		}
+		if i > 0 {
+			text = "\n" + text
+		}
+		if _, err := io.WriteString(m.out, text); err != nil {
+			return err
+		}
 	}
-	text, err := sql(f.from)
-	if err != nil {
-		return badInput{fmt.Errorf("migrate: %w", err)}
-	}
-	_, err = io.WriteString(w, text)
-	return err
+	return nil
 }
 
-func migrateUp(ctx context.Context, p *printer, pool *pgxpool.Pool, cfg *migrate.Config) error {
-	applied, err := migrate.Up(ctx, pool, cfg)
+func (m *migrating) config(set migrations.Set) *migrate.Config {
+	return &migrate.Config{Schema: m.schema, Set: set}
+}
+
+func (m *migrating) up() error {
+	count := 0
+	for _, set := range m.sets {
+		applied, err := migrate.Up(m.cmd.Context(), m.pool, m.config(set))
+		for _, a := range applied {
+			m.say("applied %s", a.Name)
+		}
+		if m.printer.json {
+			if err := m.migrations(applied); err != nil {
+				return err
+			}
+		}
+		if err != nil {
+			return err
+		}
+		count += len(applied)
+	}
+	if count > 0 {
+		return nil
+	}
+	m.say("nothing to apply")
+	for _, set := range m.sets {
+		all, err := migrate.Status(m.cmd.Context(), m.pool, m.config(set))
+		if err != nil {
+			return err
+		}
+		m.tellUntracked(set, all)
+	}
+	return nil
+}
+
+func (m *migrating) down() error {
+	ctx, set := m.cmd.Context(), m.sets[0]
+	all, err := migrate.Status(ctx, m.pool, m.config(set))
 	if err != nil {
 		return err
 	}
-	for _, m := range applied {
-		p.say("applied %s", m.Name)
-	}
-	if p.json {
-		return p.migrations(applied)
-	}
-	if len(applied) > 0 {
+	all = slices.DeleteFunc(all, func(a migrate.Migration) bool { return !a.Applied || a.Untracked })
+	if len(all) == 0 {
+		m.say("nothing to take back")
 		return nil
 	}
-	p.say("nothing to apply")
-	all, err := migrate.Status(ctx, pool, cfg)
-	p.tellUntracked(cfg, all)
-	return err
-}
-
-func migrateDown(ctx context.Context, p *printer, pool *pgxpool.Pool, cfg *migrate.Config) error {
-	undone, err := migrate.Down(ctx, pool, cfg)
+	newest := all[len(all)-1]
+	if loses := newest.Loses(); loses != "" || m.dryRun {
+		what := "take back " + newest.Name + when(loses != "", ": "+loses)
+		if ok, err := m.confirmed(m.cmd, what); !ok {
+			return err
+		}
+	}
+	undone, err := migrate.Down(ctx, m.pool, m.config(set))
 	if err != nil {
 		return err
 	}
 	if undone == nil {
-		p.say("nothing to take back")
+		m.say("nothing to take back") // by now
 		return nil
 	}
-	if p.json {
-		return p.migrations([]migrate.Migration{*undone})
+	if m.printer.json {
+		return m.migrations([]migrate.Migration{*undone})
 	}
-	p.say("took back %s", undone.Name)
+	m.say("took back %s", undone.Name)
 	return nil
 }
 
-func migrateStatus(ctx context.Context, p *printer, pool *pgxpool.Pool, cfg *migrate.Config) error {
-	all, err := migrate.Status(ctx, pool, cfg)
-	if err != nil {
-		return err
+func (m *migrating) status() error {
+	missing := 0
+	for _, set := range m.sets {
+		all, err := migrate.Status(m.cmd.Context(), m.pool, m.config(set))
+		if err != nil {
+			return err
+		}
+		for _, a := range all {
+			if !a.Applied {
+				missing++
+			}
+		}
+		if err := m.show(set, all); err != nil {
+			return err
+		}
 	}
-	if p.json {
-		return p.migrations(all)
+	if missing == 0 {
+		return nil
 	}
-	table := tabwriter.NewWriter(p.out, 0, 0, 3, ' ', 0)
+	command := "ratelimit migrate up"
+	if len(m.sets) > 1 {
+		command += " --all"
+	} else if set := m.sets[0]; set != "" {
+		command += " --set " + string(set)
+	}
+	return fmt.Errorf("%s not applied: %s", plural(missing, "migration"), command)
+}
+
+// show prints the migrations of a set.
+func (m *migrating) show(set migrations.Set, all []migrate.Migration) error {
+	if m.printer.json {
+		return m.migrations(all)
+	}
+	if set != "" && len(m.sets) > 1 {
+		m.say("\nset %s", set)
+	}
+	table := tabwriter.NewWriter(m.out, 0, 0, 3, ' ', 0)
 	fmt.Fprintln(table, "VERSION\tAPPLIED\tMIGRATION")
-	for _, m := range all {
-		fmt.Fprintf(table, "%d\t%s\t%s\n", m.Version, yesNo(m.Applied), m.Name)
+	for _, a := range all {
+		fmt.Fprintf(table, "%d\t%s\t%s\n", a.Version, yesNo(a.Applied), a.Name)
 	}
 	if err := table.Flush(); err != nil {
 		return err
 	}
-	p.tellUntracked(cfg, all)
+	m.tellUntracked(set, all)
 	return nil
 }
 
@@ -179,8 +277,8 @@ func (p *printer) migrations(all []migrate.Migration) error {
 }
 
 // tellUntracked says that another tool made the table, if it did.
-func (p *printer) tellUntracked(cfg *migrate.Config, all []migrate.Migration) {
+func (p *printer) tellUntracked(set migrations.Set, all []migrate.Migration) {
 	if len(all) > 0 && all[0].Untracked {
-		p.say("another tool made the table: there is no %s", cfg.Set.VersionTable())
+		p.say("another tool made the table: there is no %s", set.VersionTable())
 	}
 }

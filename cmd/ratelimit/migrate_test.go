@@ -52,8 +52,16 @@ func TestMigrate(t *testing.T) {
 	t.Parallel()
 	db := pgtest.NewEmpty(t)
 	for _, s := range life {
-		o := execute(t, "", "migrate", s.verb, "--database-url", db.URL, "--schema", db.Schema)
-		o.wantStatus(t, exitOK)
+		args := []string{"migrate", s.verb, "--database-url", db.URL, "--schema", db.Schema}
+		if s.verb == "down" {
+			args = append(args, "--yes")
+		}
+		o := execute(t, "", args...)
+		status, words := exitOK, ""
+		if s.verb == "status" && strings.Contains(s.want, " no ") {
+			status, words = exitFailed, " not applied: ratelimit migrate up"
+		}
+		o.wantStatus(t, status, words)
 		if o.stdout != s.want {
 			t.Errorf("%s printed:\n%s\nwant:\n%s", s.verb, o.stdout, s.want)
 		}
@@ -189,5 +197,52 @@ func TestMigrateSet(t *testing.T) {
 	if o.stdout != migrations.Catalog.DownSQL() {
 		t.Errorf("printed %q", o.stdout)
 	}
-	run("migrate", "up", "--set", "none").wantStatus(t, exitBad, `--set "none"`, "catalog")
+	run("migrate", "up", "--set", "none").wantStatus(t, exitBad, `--set "none"`, "catalog, functions, refusals")
+	run("migrate", "status", "--set", "functions").wantStatus(t, exitFailed, "1 migration not applied: ratelimit migrate up --set functions")
+
+	// Nothing is lost with views, and so nothing is asked; with what they show it is.
+	if o := run("migrate", "down", "--set", "catalog"); o.status != exitOK || o.stdout != "took back 00002_views.sql\n" {
+		t.Errorf("printed %q%q", o.stdout, o.stderr)
+	}
+	run("migrate", "down").wantStatus(t, exitBad, "take back 00004_escrow.sql: what processes hold in memory is forgotten", "--yes")
+	run("migrate", "down", "--yes").wantStatus(t, exitFailed, "the set catalog depends on table rate_limits", "migrate down --set catalog")
+	run("migrate", "down", "--set", "catalog", "--dry-run").wantStatus(t, exitOK, "would take back 00001_definitions.sql: all definitions")
+	run("migrate", "down", "--set", "catalog").wantStatus(t, exitBad, "overrides and their history are deleted")
+	run("migrate", "down", "--set", "catalog", "--yes").wantStatus(t, exitOK)
+}
+
+// All sets go in one command.
+func TestMigrateAll(t *testing.T) {
+	t.Parallel()
+	db := pgtest.NewEmpty(t)
+	run := func(args ...string) outcome {
+		return execute(t, "", append(args, "--database-url", db.URL, "--schema", db.Schema)...)
+	}
+	run("migrate", "status", "--all").wantStatus(t, exitFailed, "8 migrations not applied: ratelimit migrate up --all")
+	o := run("migrate", "up", "--all")
+	o.wantStatus(t, exitOK)
+	if want := upLimits + upPauses + upSlots + upEscrow + "applied 00001_definitions.sql\napplied 00002_views.sql\napplied 00001_functions.sql\napplied 00001_refusals.sql\n"; o.stdout != want {
+		t.Errorf("printed %q, want %q", o.stdout, want)
+	}
+	if o := run("migrate", "up", "--all"); o.status != exitOK || o.stdout != nothingUp {
+		t.Errorf("printed %q%q", o.stdout, o.stderr)
+	}
+	o = run("migrate", "status", "--all")
+	o.wantStatus(t, exitOK)
+	if want := heading + limits + pauses + slots + escrow + "\nset catalog\n" + heading; !strings.HasPrefix(o.stdout, want) || !strings.HasSuffix(o.stdout, "1         yes       00001_refusals.sql\n") {
+		t.Errorf("printed %q, want it to begin with %q", o.stdout, want)
+	}
+	o = execute(t, "", "migrate", "print", "--all")
+	o.wantStatus(t, exitOK)
+	var texts []string
+	for _, set := range migrations.Sets() {
+		texts = append(texts, set.UpSQL())
+	}
+	if o.stdout != strings.Join(texts, "\n") {
+		t.Errorf("printed\n%s", o.stdout)
+	}
+	for _, args := range [][]string{{"down", "--all"}, {"up", "--all", "--set", "catalog"}, {"print", "--all", "--from", "2"}, {"print", "--all", "--down"}} {
+		execute(t, "", append([]string{"migrate"}, args...)...).wantStatus(t, exitBad, "--all is for up, status and print")
+	}
+	run("migrate", "up", "--yes").wantStatus(t, exitBad, "for down only")
 }

@@ -94,7 +94,7 @@ func (o *options) confirmed(cmd *cobra.Command, what string) (bool, error) {
 var silent = slog.New(slog.DiscardHandler)
 
 // desk opens the database and reads the definitions. The caller closes it.
-func (o *options) desk(ctx context.Context) (*inspect.Desk, error) {
+func (o *options) desk(ctx context.Context) (*inspect.Inspector, error) {
 	var fromFile *catalog.Catalog
 	if o.definitions != "" {
 		var err error
@@ -106,7 +106,7 @@ func (o *options) desk(ctx context.Context) (*inspect.Desk, error) {
 	if err != nil {
 		return nil, err
 	}
-	d := &inspect.Desk{Pool: pool, Schema: o.schema, Catalog: fromFile}
+	d := &inspect.Inspector{Pool: pool, Schema: o.schema, Catalog: fromFile}
 	if d.Store, err = pgstore.New(pool, &pgstore.Config{Schema: o.schema, Portable: o.portable}); err == nil {
 		err = d.Store.Ready(ctx)
 	}
@@ -137,7 +137,7 @@ func openCatalog(ctx context.Context, pool *pgxpool.Pool, schema string) (*catal
 }
 
 // limitOf returns the definition of a limit, or an error that says where to get one.
-func limitOf(d *inspect.Desk, name string) (ratelimit.Limit, error) {
+func limitOf(d *inspect.Inspector, name string) (ratelimit.Limit, error) {
 	limit, err := d.Limit(name)
 	if err != nil {
 		return nil, bad("%w: have the program publish it, or give --definitions FILE", err)

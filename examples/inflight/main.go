@@ -3,10 +3,10 @@
 //
 //	go run ./examples/inflight
 //
-// Workers of three processes take a slot, a request and an estimate of the tokens, all or
+// Workers of three processes take a permit, a request and an estimate of the tokens, all or
 // nothing, and then a prompt. The transaction that stores the answer settles the tokens by
-// their use, and releases the slot. Some workers are killed in the middle of a call: nobody
-// releases their slots, whose leases end by themselves, and nobody answers their prompts, which
+// their use, and releases the permit. Some workers are killed in the middle of a call: nobody
+// releases their permits, whose leases end by themselves, and nobody answers their prompts, which
 // others take.
 //
 // It works in a schema of its own, on the server that DATABASE_URL names or else on one that
@@ -89,19 +89,19 @@ func (o *office) work(ctx context.Context) error {
 	number := int(o.hired.Add(1))
 	store := o.stores[number%processes]
 	for ctx.Err() == nil {
-		slot, err := store.AcquireWait(ctx, AtOnce, "", Requests.For(""), Tokens.ForN("", estimate))
+		permit, err := store.Permits().AcquireWait(ctx, AtOnce.For(""), Requests.For(""), Tokens.ForN("", estimate))
 		if err != nil {
 			return err
 		}
-		if !slot.OK { // there was a slot, but the rates refused
-			sleep(ctx, slot.Rates.RetryAfter)
+		if !permit.OK { // there was a permit, but the rates refused
+			sleep(ctx, permit.Rates.RetryAfter)
 			continue
 		}
 		if number <= killed {
 			o.dead.Add(1)
 			return o.die(ctx)
 		}
-		err = store.Keep(ctx, slot, func(ctx context.Context, slot ratelimit.Slot) error { return o.answer(ctx, store, slot) })
+		err = store.Permits().Keep(ctx, permit, func(ctx context.Context, permit ratelimit.Permit) error { return o.answer(ctx, store, permit) })
 		if err != nil && !errors.Is(err, ratelimit.ErrLeaseLost) {
 			return err
 		}
@@ -122,13 +122,13 @@ func (o *office) claim(ctx context.Context) (id int, err error) {
 
 // answer has the provider answer a prompt, and stores that, settles and releases in one
 // transaction: all of it, or nothing.
-func (o *office) answer(ctx context.Context, store *pgstore.Store, slot ratelimit.Slot) error {
+func (o *office) answer(ctx context.Context, store *pgstore.Store, permit ratelimit.Permit) error {
 	id, err := o.claim(ctx)
 	if err != nil {
 		return err
 	}
 	if id == 0 {
-		_, err := store.Cancel(ctx, slot.Rates.Receipt)
+		_, err := store.Cancel(ctx, permit.Rates.Receipt)
 		sleep(ctx, 20*time.Millisecond)
 		return err
 	}
@@ -137,14 +137,14 @@ func (o *office) answer(ctx context.Context, store *pgstore.Store, slot ratelimi
 		if _, err := tx.Exec(ctx, `UPDATE prompts SET used = $2, answers = answers + 1 WHERE id = $1`, id, used); err != nil {
 			return err
 		}
-		if _, err := store.SettleTx(ctx, tx, slot.Rates.Receipt, 1, used); err != nil {
+		if _, err := store.SettleTx(ctx, tx, permit.Rates.Receipt, 1, used); err != nil {
 			return err
 		}
-		return store.ReleaseTx(ctx, tx, slot)
+		return store.Permits().ReleaseTx(ctx, tx, permit)
 	})
 }
 
-// die is a worker that is killed: it has a prompt, and its slot is not released.
+// die is a worker that is killed: it has a prompt, and its permit is not released.
 func (o *office) die(ctx context.Context) error {
 	_, err := o.claim(ctx)
 	return err
@@ -166,8 +166,8 @@ func (o *office) judge(ctx context.Context, out io.Writer, took time.Duration) e
 	if err := o.pool.QueryRow(ctx, `SELECT count(used), count(*) FILTER (WHERE answers > 1) FROM prompts`).Scan(&answered, &twice); err != nil {
 		return err
 	}
-	sleep(ctx, AtOnce.Lease) // after which nobody has a slot who does not live
-	left, err := o.stores[0].Slots(ctx, AtOnce, "")
+	sleep(ctx, AtOnce.Lease) // after which nobody has a permit who does not live
+	left, err := o.stores[0].Permits().Held(ctx, AtOnce, "")
 	if err != nil {
 		return err
 	}
@@ -176,7 +176,7 @@ func (o *office) judge(ctx context.Context, out io.Writer, took time.Duration) e
 		demo.Claim(out, int(o.top.Load()) <= AtOnce.Limit, "at most %d calls at once, of %d that are allowed", o.top.Load(), AtOnce.Limit),
 		demo.Claim(out, float64(o.calls.Load()) <= most, "%d calls in %.1f s, of %.0f that are allowed", o.calls.Load(), took.Seconds(), most),
 		demo.Claim(out, answered == prompts && twice == 0, "%d of %d prompts answered, %d twice, although %d workers were killed", answered, prompts, twice, o.dead.Load()),
-		demo.Claim(out, o.dead.Load() > 0 && len(left) == 0, "the slots of the %d killed workers are free, as %d are held", o.dead.Load(), len(left)))
+		demo.Claim(out, o.dead.Load() > 0 && len(left) == 0, "the permits of the %d killed workers are free, as %d are held", o.dead.Load(), len(left)))
 }
 
 // sleep sleeps for a while, or until ctx is over.

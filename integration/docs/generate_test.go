@@ -35,6 +35,7 @@ var imports = func() map[string]string {
 		"github.com/pressly/goose/v3", "github.com/riverqueue/river", "github.com/riverqueue/river/riverdriver/riverpgxv5",
 		"github.com/riverqueue/river/rivertype", "golang.org/x/time/rate", "go.opentelemetry.io/otel",
 		"google.golang.org/grpc", "google.golang.org/grpc/codes", "google.golang.org/grpc/credentials",
+		"connectrpc.com/connect", "google.golang.org/genproto/googleapis/rpc/errdetails", "google.golang.org/protobuf/types/known/durationpb",
 		module, module + "/catalog", module + "/console", module + "/grpclimit", module + "/httplimit", module + "/memstore", module + "/migrate", module + "/migrations", module + "/otellimit", module + "/refusals", module + "/pgstore", module + "/riverlimit", module + "/sqltx",
 		harness,
 	} {

@@ -198,7 +198,7 @@ func (f *functions) all(ctx context.Context, verb string, requests []ratelimit.R
 		var values []any
 		for _, r := range requests {
 			of := arguments(r)
-			of["count"], of["max_reserved"], of["above"] = r.Count, r.Limit.Definition().MaxReserved, r.Floor
+			of["count"], of["max_reserved"], of["above"] = r.Count, r.Limit.Definition().MaxReserved, r.AboveShare
 			var named []string
 			for key, value := range of {
 				values = append(values, value)
@@ -222,7 +222,7 @@ func (f *functions) all(ctx context.Context, verb string, requests []ratelimit.R
 	var counts, above []float64
 	for _, r := range requests {
 		names, keys = append(names, ratelimit.NameOf(r.Limit)), append(keys, r.Key)
-		counts, above = append(counts, r.Count), append(above, r.Floor)
+		counts, above = append(counts, r.Count), append(above, r.AboveShare)
 	}
 	named := map[string]any{"names": names, "keys": keys, "counts": counts}
 	if verb != "reserve" {
@@ -248,7 +248,7 @@ func merged(requests []ratelimit.Request) (some []ratelimit.Request) {
 // take is a verb that takes, or a check of one.
 func (f *functions) take(ctx context.Context, verb string, requests []ratelimit.Request, args map[string]any) (result ratelimit.Result, err error) {
 	r := requests[0]
-	if reserves := args["reserve"] == true; len(requests) > 1 || f.byName && r.Floor > 0 {
+	if reserves := args["reserve"] == true; len(requests) > 1 || f.byName && r.AboveShare > 0 {
 		result, err = f.all(ctx, verb, requests, args)
 	} else if f.byName && reserves {
 		result, err = f.call(ctx, "rate_limit_check_reserve", r, map[string]any{"count": r.Count})
@@ -258,8 +258,8 @@ func (f *functions) take(ctx context.Context, verb string, requests []ratelimit.
 		if verb == "reserve" || reserves {
 			of["max_reserved"] = r.Limit.Definition().MaxReserved
 		}
-		if r.Floor != 0 {
-			of["above"] = r.Floor
+		if r.AboveShare != 0 {
+			of["above"] = r.AboveShare
 		}
 		if f.byName {
 			of = map[string]any{"count": r.Count}
@@ -296,7 +296,7 @@ func (f *functions) Allow(ctx context.Context, requests ...ratelimit.Request) (r
 }
 
 func (f *functions) Reserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	if !knows(requests...) || requests[0].Floor > 0 {
+	if !knows(requests...) || requests[0].AboveShare > 0 {
 		return f.Store.Reserve(ctx, requests...)
 	}
 	return f.take(ctx, "reserve", requests, nil)
@@ -310,14 +310,14 @@ func (f *functions) Check(ctx context.Context, requests ...ratelimit.Request) (r
 }
 
 func (f *functions) CheckReserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	if !knows(requests...) || requests[0].Floor > 0 {
+	if !knows(requests...) || requests[0].AboveShare > 0 {
 		return f.Store.CheckReserve(ctx, requests...)
 	}
 	return f.take(ctx, "check", requests, map[string]any{"reserve": true})
 }
 
 func (f *functions) Credit(ctx context.Context, r ratelimit.Request) (ratelimit.Status, error) {
-	if !knows(r) || r.Floor > 0 {
+	if !knows(r) || r.AboveShare > 0 {
 		return f.Store.Credit(ctx, r)
 	}
 	result, err := f.call(ctx, "rate_limit_credit", r, map[string]any{"count": r.Count})

@@ -2,8 +2,8 @@
 // the repository, and runs the tests that must find it. It fails if one finds nothing,
 // or if a patch does not fit the code any more.
 //
-//	go run ./integration/mutants             # all, some twenty-five minutes
-//	go run ./integration/mutants --only c1   # those whose names match
+//	go run ./integration/mutants             # all, a quarter of an hour
+//	go run ./integration/mutants --only turn # those whose names match
 //	go run ./integration/mutants --check     # only that each fits the code, and compiles
 //
 // savepoint-keeps-predicate-locks is found only on the newest minor versions of PostgreSQL: 15.18

@@ -45,8 +45,8 @@ var jobs = map[string]func(context.Context, *env) error{
 	"hoard":  hoard,
 	"beside": besides,
 	"stroll": stroll,
-	"slots":  holdSlots,
-	"queue":  queueForSlots,
+	"permits": holdPermits,
+	"queue":  queueForPermits,
 }
 
 // env is the environment of a child's job.

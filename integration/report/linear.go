@@ -48,7 +48,7 @@ func rowModel(d bucket.Definition, begin bucket.State) porcupine.Model {
 
 func stepRow(d bucket.Definition, s bucket.State, in asked, out answer) (bool, bucket.State) {
 	const rounding = 1e-6
-	settled := d.Settle(s, out.at)
+	settled := d.Refill(s, out.at)
 	count := in.count
 	if in.verb == "at most" {
 		count = max(1, min(count, math.Floor(settled.Value+1e-9)))

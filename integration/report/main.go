@@ -31,7 +31,7 @@ var sections = []section{
 	{"arrivals", "The arrival curve", attackArrivals},
 	{"memory", "Granted from memory", attackMemory},
 	{"beside", "Beside memory", attackBeside},
-	{"slots", "How many at once", attackSlots},
+	{"permits", "How many at once", attackPermits},
 	{"crossed", "A threshold that is crossed", attackCrossed},
 	{"hook", "What the hook tells", attackHook},
 	{"strangers", "Nobody stalls a stranger", attackStrangers},

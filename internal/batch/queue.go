@@ -156,7 +156,7 @@ func (q *Queue[T]) expire() {
 	}
 	q.mu.Unlock()
 	for _, t := range over {
-		t.settle(expired)
+		t.resolve(expired)
 	}
 }
 

@@ -36,7 +36,7 @@ func NewTicket[T any](ctx context.Context, value T) *Ticket[T] {
 
 // Finish wakes the ticket's caller, which owns its Value from then on, and reports true. If the
 // caller has given up, or the ticket has been finished before, it does nothing, and reports false.
-func (t *Ticket[T]) Finish() bool { return t.settle(finished) }
+func (t *Ticket[T]) Finish() bool { return t.resolve(finished) }
 
 // Finished reports whether the ticket has been finished.
 func (t *Ticket[T]) Finished() bool {
@@ -121,13 +121,13 @@ func (t *Ticket[T]) fail(p *pending) {
 	left := t.pending != p
 	t.mu.Unlock()
 	if !left {
-		t.settle(failed)
+		t.resolve(failed)
 	}
 }
 
 // settle ends the wait, if nothing has ended it yet, and reports whether it did. The caller is
 // woken outside of the lock, for which it would have to wait.
-func (t *Ticket[T]) settle(s state) bool {
+func (t *Ticket[T]) resolve(s state) bool {
 	t.mu.Lock()
 	if t.state != waiting {
 		t.mu.Unlock()

@@ -89,7 +89,7 @@ type kind interface {
 	reach(d *Definition, ts int64, tokens float64) int64
 
 	fresh(d *Definition, key string, now time.Time) State
-	settle(d *Definition, s State, now time.Time) State
+	refill(d *Definition, s State, now time.Time) State
 	value(d *Definition, settled State, now time.Time) float64
 	plain(d *Definition, s State, now time.Time) bool
 
@@ -160,7 +160,7 @@ func (d *Definition) Tick() int64 {
 
 // Stands reports whether a row's clock stands still between two ticks: not that of a token
 // bucket.
-func (d *Definition) Stands() bool { return d.Tick() > 1 }
+func (d *Definition) Stepped() bool { return d.Tick() > 1 }
 
 // Next returns the tick after ts, which is one: when the next tokens come in to such a row.
 func (d *Definition) Next(ts time.Time) time.Time {

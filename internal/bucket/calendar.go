@@ -125,7 +125,7 @@ func (c *calendar) fresh(d *Definition, _ string, now time.Time) State {
 }
 
 // settle adds Rate for each edge that counts since ts.
-func (*calendar) settle(d *Definition, s State, now time.Time) State {
+func (*calendar) refill(d *Definition, s State, now time.Time) State {
 	ts, z := s.TS.UnixMicro(), d.zone()
 	k, last := d.edgeAt(z, now.UnixMicro())
 	passed := d.between(z, d.had(z, ts), k)
@@ -151,7 +151,7 @@ func (*calendar) back(d *Definition, s State, out Out, r *Return, now time.Time)
 
 // full has the edges that it had.
 func (*calendar) full(d *Definition, _ string, s State, out Out, now time.Time) State {
-	settled := d.Settle(s, now)
+	settled := d.Refill(s, now)
 	return State{Value: max(settled.Value, d.Capacity-d.Owed(out, now)), TS: settled.TS}
 }
 

@@ -22,7 +22,7 @@ func TestCalendarTwoVersions(t *testing.T) {
 	state, granted := versions[0].Fresh("", now), 0.0
 	for day := range 4*365 + 1 {
 		d := versions[day%2]
-		n := d.Settle(state, now).Value
+		n := d.Refill(state, now).Value
 		state, _ = d.Take(state, now, n, 0)
 		granted += n
 		now = now.AddDate(0, 0, 1)
@@ -47,16 +47,16 @@ func TestCalendarSlack(t *testing.T) {
 		next, last := tt.d.Next(edge), tt.d.Next(tt.d.Next(edge))
 		on, off := bucket.State{TS: edge.Add(tt.slack)}, bucket.State{TS: edge.Add(tt.slack + time.Microsecond)}
 		for name, got := range map[string]bucket.State{
-			"on, before": tt.d.Settle(on, next.Add(-1)), "off, after": tt.d.Settle(off, last.Add(-1)),
+			"on, before": tt.d.Refill(on, next.Add(-1)), "off, after": tt.d.Refill(off, last.Add(-1)),
 		} {
 			if got.Value != 0 || !got.TS.Equal(on.TS) && !got.TS.Equal(off.TS) {
 				t.Errorf("%v: %s the edge: %+v, want the row as it is", tt.d.Every, name, got)
 			}
 		}
-		if got := tt.d.Settle(on, next); got.Value != 100 || !got.TS.Equal(next) || !tt.d.Next(on.TS).Equal(next) {
+		if got := tt.d.Refill(on, next); got.Value != 100 || !got.TS.Equal(next) || !tt.d.Next(on.TS).Equal(next) {
 			t.Errorf("%v: on the edge: %+v, want 100 since %v", tt.d.Every, got, next)
 		}
-		if got := tt.d.Settle(off, last); got.Value != 100 || !got.TS.Equal(last) || !tt.d.Next(off.TS).Equal(last) {
+		if got := tt.d.Refill(off, last); got.Value != 100 || !got.TS.Equal(last) || !tt.d.Next(off.TS).Equal(last) {
 			t.Errorf("%v: off the edge: %+v, want 100 since %v", tt.d.Every, got, last)
 		}
 	}

@@ -46,7 +46,7 @@ func (d *Definition) Fades(r *Return, lasts time.Duration) time.Duration {
 	switch {
 	case !r.leftover():
 		return math.MaxInt64
-	case d.Stands():
+	case d.Stepped():
 		return time.Duration(d.Slots+1) * time.Duration(d.Tick()) * time.Microsecond
 	}
 	full := max(r.Count, r.Spent.Spent) / d.Rate * float64(d.Period)
@@ -56,7 +56,7 @@ func (d *Definition) Fades(r *Return, lasts time.Duration) time.Duration {
 // Counted returns until when a lease that ends at an instant is counted for certain among the
 // tokens that are out; zero for none.
 func (d *Definition) Counted(end time.Time) time.Time {
-	if end.IsZero() || d.Stands() {
+	if end.IsZero() || d.Stepped() {
 		return end
 	}
 	return end.Add(Grace)
@@ -96,7 +96,7 @@ func (d *Definition) Owed(out Out, now time.Time) float64 {
 	switch {
 	case out.Tokens <= 0:
 		return 0
-	case !d.Stands():
+	case !d.Stepped():
 		return max(0, out.Tokens+d.Rate*float64(out.Until.Sub(now))/float64(d.Period))
 	case out.Until.After(now):
 		return out.Tokens
@@ -107,7 +107,7 @@ func (d *Definition) Owed(out Out, now time.Time) float64 {
 // Forgets reports whether at an instant nothing is out, and no tokens that were out can be
 // taken off any more.
 func (d *Definition) Forgets(out Out, at time.Time) bool {
-	if d.Stands() || out.Tokens <= 0 {
+	if d.Stepped() || out.Tokens <= 0 {
 		return d.Owed(out, at) == 0
 	}
 	return d.Owed(out, at) == 0 && !out.Until.Add(Grace).After(at)
@@ -117,7 +117,7 @@ func (d *Definition) Forgets(out Out, at time.Time) bool {
 // nothing while the clock stands still, since they end with its next tick. So the capacity of a
 // row from which tokens are prefetched for that time is less by it.
 func (d *Definition) Inflow(in time.Duration) float64 {
-	if d.Stands() {
+	if d.Stepped() {
 		return 0
 	}
 	return d.Rate * float64(in) / float64(d.Period)
@@ -127,7 +127,7 @@ func (d *Definition) Inflow(in time.Duration) float64 {
 // they may be held for a time: with the window or slot in which they were taken, or if the
 // clock does not stand still, after that time.
 func (d *Definition) End(ts, at time.Time, lasts time.Duration) time.Time {
-	if d.Stands() {
+	if d.Stepped() {
 		return d.Next(ts)
 	}
 	return at.Add(lasts)
@@ -141,7 +141,7 @@ func (d *Definition) CreditBeside(s State, out Out, now time.Time, n float64) St
 	if owed == 0 {
 		return d.Credit(s, now, n)
 	}
-	settled := d.Settle(s, now)
+	settled := d.Refill(s, now)
 	return d.Credit(settled, now, min(n, max(0, d.kind().room(d, settled, out, owed))))
 }
 
@@ -156,7 +156,7 @@ func (d *Definition) Full(key string, s State, out Out, now time.Time) State {
 
 // ResumeBeside is [Definition.Resume] for a row of which something may be out.
 func (d *Definition) ResumeBeside(key string, s State, out Out, now time.Time) State {
-	settled := d.Settle(s, now)
+	settled := d.Refill(s, now)
 	if !s.Paused.After(now) {
 		return settled
 	}
@@ -167,7 +167,7 @@ func (d *Definition) ResumeBeside(key string, s State, out Out, now time.Time) S
 // no more than it had, or than its capacity less the tokens that it owes.
 func (d *Definition) Bounded(share, before State, out Out, now time.Time) State {
 	if owed := d.Owed(out, now); owed > 0 && !d.Slotted() {
-		share.Value = min(share.Value, max(d.Settle(before, now).Value, d.Capacity-owed))
+		share.Value = min(share.Value, max(d.Refill(before, now).Value, d.Capacity-owed))
 	}
 	return share
 }

@@ -113,8 +113,8 @@ func TestCreditBesideSlots(t *testing.T) {
 	} {
 		out := bucket.Out{Tokens: tt.out, Until: t6}
 		got := definition.CreditBeside(second, out, t5, tt.n)
-		if got.Value != tt.want || definition.Settle(got, slot(11)).Value != tt.later {
-			t.Errorf("%s: %v tokens and later %v, want %v and %v", tt.name, got.Value, definition.Settle(got, slot(11)).Value, tt.want, tt.later)
+		if got.Value != tt.want || definition.Refill(got, slot(11)).Value != tt.later {
+			t.Errorf("%s: %v tokens and later %v, want %v and %v", tt.name, got.Value, definition.Refill(got, slot(11)).Value, tt.want, tt.later)
 		}
 	}
 }
@@ -131,20 +131,20 @@ func TestFull(t *testing.T) {
 	// Since it was paused, its edges are not those of a fresh row, which would be refilled
 	// before what is out has ended.
 	moved := window.Full("k", row(-2, t0.Add(3*d)), bucket.Out{Tokens: 4, Until: t0.Add(13 * d)}, t5)
-	if got := window.Settle(moved, t0.Add(13*d-1)).Value; got != 6 {
+	if got := window.Refill(moved, t0.Add(13*d-1)).Value; got != 6 {
 		t.Errorf("a fixed window that was paused: %v tokens before it ends, want 6", got)
 	}
-	if got := window.Settle(moved, t0.Add(13*d)).Value; got != 10 {
+	if got := window.Refill(moved, t0.Add(13*d)).Value; got != 10 {
 		t.Errorf("a fixed window that was paused: %v tokens when it has ended, want 10", got)
 	}
 	paused := row(-2, t0.Add(10*d))
 	paused.Paused = t0.Add(20 * d)
 	moved = window.Full("k", paused, bucket.Out{Tokens: 4, Until: t0.Add(13 * d)}, t5)
-	if before, after := window.Settle(moved, t0.Add(13*d-1)).Value, window.Settle(moved, t0.Add(13*d)).Value; before != 6 || after != 10 {
+	if before, after := window.Refill(moved, t0.Add(13*d-1)).Value, window.Refill(moved, t0.Add(13*d)).Value; before != 6 || after != 10 {
 		t.Errorf("a fixed window in a pause: %v tokens before it ends, and %v when it has ended, want 6 and 10", before, after)
 	}
 	full := slots.Full("k", slots.Fresh("k", t0), bucket.Out{Tokens: 4, Until: t6}, t5)
-	if at := slots.Settle(full, slot(16).Add(-1)); full.Value != 6 || at.Value != 6 || slots.Settle(full, slot(16)).Value != 10 {
+	if at := slots.Refill(full, slot(16).Add(-1)); full.Value != 6 || at.Value != 6 || slots.Refill(full, slot(16)).Value != 10 {
 		t.Errorf("a sliding window: %v, and %v before the slot leaves the window, want 6 until then", full.Value, at.Value)
 	}
 	if got := time.UnixMicro(slots.Slot(full)).UTC(); got != t6.Add(-time.Microsecond) {

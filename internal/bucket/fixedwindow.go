@@ -29,7 +29,7 @@ func (w *fixedWindow) fresh(d *Definition, key string, now time.Time) State {
 	return State{Value: d.Capacity, TS: instant(w.last(d, d.origin(key), now.UnixMicro()))}
 }
 
-func (*fixedWindow) settle(d *Definition, s State, now time.Time) State {
+func (*fixedWindow) refill(d *Definition, s State, now time.Time) State {
 	ts := s.TS.UnixMicro()
 	tick := max(ts, edge(ts, now.UnixMicro(), d.Period.Microseconds()))
 	return State{Value: d.refilled(s.Value, tick-ts), TS: instant(tick), Paused: s.Paused}
@@ -73,7 +73,7 @@ func (d *Definition) backInWindow(s State, out Out, r *Return, now time.Time, pa
 // full has the next edge not before the end of the tokens that are out: a row that was paused
 // would otherwise be refilled before.
 func (*fixedWindow) full(d *Definition, key string, s State, out Out, now time.Time) State {
-	settled := d.Settle(s, now)
+	settled := d.Refill(s, now)
 	full := State{Value: max(settled.Value, d.Capacity-d.Owed(out, now)), TS: Later(d.Fresh(key, now).TS, out.Until.Add(-d.Period))}
 	if !s.Paused.After(now) {
 		full.TS = Later(full.TS, settled.TS)

@@ -236,7 +236,7 @@ func TestFixedWindowSettle(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := window.Settle(tt.state, tt.now); got != tt.want {
+			if got := window.Refill(tt.state, tt.now); got != tt.want {
 				t.Errorf("Settle() = %v, want %v", got, tt.want)
 			}
 		})

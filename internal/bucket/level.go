@@ -26,7 +26,7 @@ func (*level) plain(*Definition, State, time.Time) bool { return true }
 func (*level) keeps(floor float64) float64 { return floor }
 
 func (*level) take(d *Definition, s State, now time.Time, n, floor float64) (after State, ok bool) {
-	settled := d.Settle(s, now)
+	settled := d.Refill(s, now)
 	if settled.Value-n < floor-exact.Tolerance(s.Value, n, d.Capacity) {
 		return settled, false
 	}
@@ -98,14 +98,14 @@ func (*level) resume(d *Definition, key string, settled State, _ Out, now time.T
 
 func (*level) whole(d *Definition, s State, now time.Time, floor float64) float64 {
 	slack := exact.Tolerance(s.Value, 1, d.Capacity) // that of take
-	return math.Floor(max(0, d.Settle(s, now).Value-floor) + slack)
+	return math.Floor(max(0, d.Refill(s, now).Value-floor) + slack)
 }
 
 func (*level) together(d *Definition, states []State, now time.Time, n, floor float64) time.Time {
 	shard := d.Shard()
-	one := shard.Settle(states[0], now)
+	one := shard.Refill(states[0], now)
 	for _, s := range states[1:] {
-		settled := shard.Settle(s, now)
+		settled := shard.Refill(s, now)
 		one.Value += settled.Value
 		one.TS = Later(one.TS, settled.TS)
 	}
@@ -115,7 +115,7 @@ func (*level) together(d *Definition, states []State, now time.Time, n, floor fl
 func (*level) share(d *Definition, states []State, now time.Time, n int) (each, empty State) {
 	shard := d.Shard()
 	for i, s := range states {
-		s = shard.Settle(s, now)
+		s = shard.Refill(s, now)
 		each.Value += s.Value / float64(n)
 		each.Paused = Later(each.Paused, s.Paused)
 		if i == 0 || s.TS.After(each.TS) { // paused: nothing is refilled before the last of them

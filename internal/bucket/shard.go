@@ -22,7 +22,7 @@ func (d *Definition) Shard() *Definition {
 // first, since all shards of a limit fill at one rate.
 func (d *Definition) Better(a, b State) bool {
 	at, shard := Later(a.TS, b.TS), d.Shard()
-	return shard.Settle(a, at).Value >= shard.Settle(b, at).Value
+	return shard.Refill(a, at).Value >= shard.Refill(b, at).Value
 }
 
 // Share returns the state of each of n rows that together hold the tokens, debt and pause of

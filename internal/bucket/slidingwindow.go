@@ -37,7 +37,7 @@ func (w *slidingWindow) fresh(d *Definition, key string, now time.Time) State {
 // it totals are counted anew, which a statement cannot do.
 const mostBase = 8
 
-func (w *slidingWindow) settle(d *Definition, s State, now time.Time) State {
+func (w *slidingWindow) refill(d *Definition, s State, now time.Time) State {
 	if !d.own(s) {
 		s = d.adopt(s)
 	}
@@ -91,7 +91,7 @@ func (*slidingWindow) keeps(floor float64) float64 { return max(0, floor) }
 // above 0 is the number of tokens that must be left in the current slots. An allow asks before
 // whether s is paused.
 func (*slidingWindow) take(d *Definition, s State, now time.Time, n, floor float64) (after State, ok bool) {
-	settled := d.Settle(s, now)
+	settled := d.Refill(s, now)
 	if n > d.Rate+exact.Tolerance(n, d.Rate, 0) {
 		return settled, false // it fits in no window, and a shard may be asked for more than it holds
 	}
@@ -141,7 +141,7 @@ func (*slidingWindow) due(d *Definition, settled State, _ float64) time.Time {
 
 // credit takes n out of the oldest slots first.
 func (*slidingWindow) credit(d *Definition, s State, now time.Time, n float64) State {
-	settled := d.Settle(s, now)
+	settled := d.Refill(s, now)
 	settled.Slots = settled.Slots.Oldest(n)
 	return d.valued(settled)
 }
@@ -149,7 +149,7 @@ func (*slidingWindow) credit(d *Definition, s State, now time.Time, n float64) S
 // refund takes n tokens out of the slot of the instant slot, or as many as that has. A slot
 // that no window holds any more refunds nothing.
 func (*slidingWindow) refund(d *Definition, s State, now time.Time, n float64, slot int64) State {
-	settled := d.Settle(s, now)
+	settled := d.Refill(s, now)
 	past := slot - d.slotStart(settled, -int64(d.Slots))
 	if past < 0 || past/settled.Slots.Width > int64(d.Slots) {
 		return settled
@@ -197,7 +197,7 @@ func (*slidingWindow) resume(_ *Definition, _ string, settled State, _ Out, _ ti
 }
 
 func (*slidingWindow) whole(d *Definition, s State, now time.Time, floor float64) float64 {
-	value := max(0, d.Settle(s, now).Value-floor)
+	value := max(0, d.Refill(s, now).Value-floor)
 	return math.Floor(value + exact.Tolerance(value, 1, d.Capacity)/2)
 }
 
@@ -213,7 +213,7 @@ func (*slidingWindow) together(d *Definition, states []State, now time.Time, n, 
 // TakeFrom takes n tokens from a sliding window's row at now, for the first slot that
 // begins at from or later and has room for them.
 func (d *Definition) TakeFrom(s State, now time.Time, n float64, from time.Time) State {
-	settled := d.Settle(s, now)
+	settled := d.Refill(s, now)
 	wait := max(0, from.UnixMicro()-d.slotStart(settled, 0))
 	first := (wait + settled.Slots.Width - 1) / settled.Slots.Width
 	return d.give(settled, n, settled.Slots.First(n, d.Rate, d.slotTolerance(settled, n), first))
@@ -320,7 +320,7 @@ func (*slidingWindow) share(d *Definition, states []State, now time.Time, n int)
 	shard := d.Shard()
 	settled := make([]State, len(states))
 	for i, s := range states {
-		settled[i] = shard.Settle(s, now)
+		settled[i] = shard.Refill(s, now)
 		each.TS, each.Paused = Later(each.TS, settled[i].TS), Later(each.Paused, s.Paused)
 	}
 	newest := each.TS.UnixMicro()

@@ -50,8 +50,8 @@ func (d *Definition) Fresh(key string, now time.Time) State {
 // window takes over the tokens taken lately and counts them as late as they may have been
 // taken, and the other kinds take over the tokens left; while programs with both run, the bound
 // is not kept.
-func (d *Definition) Settle(s State, now time.Time) State {
-	return d.kind().settle(d, s, now)
+func (d *Definition) Refill(s State, now time.Time) State {
+	return d.kind().refill(d, s, now)
 }
 
 // ValueAt is the value at now of s, which is settled. Only a sliding window's differs
@@ -74,7 +74,7 @@ func (d *Definition) When(s State, want float64) time.Time {
 // already. A pause does not count, since it does not for a reservation, but that of a
 // sliding window is for a slot after it.
 func (d *Definition) Ready(s State, now time.Time, n, floor float64) time.Time {
-	return d.kind().ready(d, d.Settle(s, now), now, n, floor)
+	return d.kind().ready(d, d.Refill(s, now), now, n, floor)
 }
 
 // Later returns the later of two instants.
@@ -113,7 +113,7 @@ func (d *Definition) Take(s State, now time.Time, n, floor float64) (after State
 // Spend takes n tokens from s at now, even below 0. A negative n puts back the tokens that were
 // taken last.
 func (d *Definition) Spend(s State, now time.Time, n float64) State {
-	return d.kind().spend(d, d.Settle(s, now), n)
+	return d.kind().spend(d, d.Refill(s, now), n)
 }
 
 // Due is when the work may run for which n tokens were taken that left s behind: now,
@@ -152,7 +152,7 @@ func (d *Definition) Credit(s State, now time.Time, n float64) State {
 // counts them in its newest slot: later calls are given that or a later one, so no window that
 // has them has too many besides.
 func (d *Definition) Charge(s State, now time.Time, n float64) State {
-	settled := d.Settle(s, now)
+	settled := d.Refill(s, now)
 	settled.Value = max(settled.Value, s.Value)
 	return d.kind().spend(d, settled, n)
 }
@@ -184,7 +184,7 @@ func (d *Definition) Whole(s State, now time.Time, floor float64) float64 {
 // stays. The later of two pauses holds. An until that is not after now changes nothing. A
 // sliding window keeps its slots, and a quota by the calendar its value.
 func (d *Definition) Pause(s State, now, until time.Time) State {
-	settled := d.Settle(s, now)
+	settled := d.Refill(s, now)
 	if !until.After(now) {
 		return settled
 	}
@@ -211,14 +211,14 @@ const idleFor = time.Minute
 // is kept until one has counted.
 func (d *Definition) Idle(key string, s State, now time.Time) bool {
 	now = now.Add(-idleFor)
-	settled := d.Settle(s, now)
+	settled := d.Refill(s, now)
 	off := settled.TS.Sub(d.Fresh(key, now).TS)
 	switch {
 	case d.Every != 0 && (off < 0 || off.Microseconds() > d.slack()):
 		return false
 	case d.Every == 0 && off != 0:
 		now = now.Add(-d.Period)
-		settled = d.Settle(s, now)
+		settled = d.Refill(s, now)
 	}
 	return settled.Value >= d.Capacity && !s.TS.After(now) && !s.Paused.After(now)
 }

@@ -510,7 +510,7 @@ func TestResumeAfterClockWentBack(t *testing.T) {
 		}
 		for range 10 {
 			s = definition.Resume("k", definition.Pause(s, t0, t1), t0)
-			if got := definition.Settle(s, t5).Value; got > 0 {
+			if got := definition.Refill(s, t5).Value; got > 0 {
 				t.Fatalf("%v: %v tokens, want none", l, got)
 			}
 		}
@@ -595,7 +595,7 @@ func BenchmarkSettle(b *testing.B) {
 		b.Run(definition.Kind.String(), func(b *testing.B) {
 			b.ReportAllocs()
 			for b.Loop() {
-				definition.Settle(row(1, t0), t3)
+				definition.Refill(row(1, t0), t3)
 			}
 		})
 	}

@@ -22,7 +22,7 @@ func (*tokenBucket) fresh(d *Definition, _ string, now time.Time) State {
 	return State{Value: d.Capacity, TS: instant(now.UnixMicro())}
 }
 
-func (*tokenBucket) settle(d *Definition, s State, now time.Time) State {
+func (*tokenBucket) refill(d *Definition, s State, now time.Time) State {
 	ts := s.TS.UnixMicro()
 	tick := max(ts, now.UnixMicro())
 	return State{Value: d.refilled(s.Value, tick-ts), TS: instant(tick), Paused: s.Paused}
@@ -38,7 +38,7 @@ func (*tokenBucket) back(d *Definition, s State, out Out, r *Return, now time.Ti
 	if late := past.Sub(r.End); r.leftover() && late > 0 {
 		n = max(0, n-d.Inflow(late))
 	}
-	if s = d.Settle(s, now); !r.leftover() || !s.Paused.After(now) {
+	if s = d.Refill(s, now); !r.leftover() || !s.Paused.After(now) {
 		s.Value = max(s.Value, min(s.Value+n, d.Capacity-d.Owed(out, now)))
 	}
 	return s, out
@@ -46,7 +46,7 @@ func (*tokenBucket) back(d *Definition, s State, out Out, r *Return, now time.Ti
 
 // full has no pause, but an instant that is ahead of a clock that went back.
 func (b *tokenBucket) full(d *Definition, _ string, s State, out Out, now time.Time) State {
-	settled := d.Settle(s, now)
+	settled := d.Refill(s, now)
 	if s.Paused.After(now) {
 		settled.TS = instant(now.UnixMicro())
 	}

@@ -112,7 +112,7 @@ func TestTokenBucketSettle(t *testing.T) {
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			if got := tokens.Settle(tt.state, tt.now); got != tt.want {
+			if got := tokens.Refill(tt.state, tt.now); got != tt.want {
 				t.Errorf("Settle() = %v, want %v", got, tt.want)
 			}
 		})
@@ -129,7 +129,7 @@ func TestTokenBucketDoesNotDrift(t *testing.T) {
 	for i := range calls {
 		state, _ = tokens.Take(state, t0.Add(time.Duration(i+1)*gap), 0, 0)
 	}
-	got, want := state.Value, tokens.Settle(row(0, t0), t0.Add(calls*gap)).Value
+	got, want := state.Value, tokens.Refill(row(0, t0), t0.Add(calls*gap)).Value
 	if math.Abs(got-want) > 1e-9*want {
 		t.Errorf("after %d calls %v tokens, want %v", calls, got, want)
 	}

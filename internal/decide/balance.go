@@ -10,9 +10,9 @@ import (
 
 // Held stores the result of n tokens of a, of one row, that the process held already: in one
 // allocation, unless it is a reservation. paid is a's Paid, after is the state then.
-func (a *Ask) Held(paid *receipt.Limit, n float64, reserve bool, after *bucket.State, at time.Time, result *ratelimit.Result) {
+func (a *Demand) Held(paid *receipt.Limit, n float64, reserve bool, after *bucket.State, at time.Time, result *ratelimit.Result) {
 	holding := holdingOf(&a.Definition, *after, at)
-	a.tell(&result.Status, true, &holding, at, at)
+	a.report(&result.Status, true, &holding, at, at)
 	result.Request.Count, result.Taken = n, n
 	result.Before += n
 	var left []receipt.Left
@@ -24,7 +24,7 @@ func (a *Ask) Held(paid *receipt.Limit, n float64, reserve bool, after *bucket.S
 
 // Refused is the result of an allow of n tokens of a, of one row that is in a state, which
 // it cannot grant; false if it can.
-func (a *Ask) Refused(n float64, state bucket.State, at time.Time) (ratelimit.Result, bool) {
+func (a *Demand) Refused(n float64, state bucket.State, at time.Time) (ratelimit.Result, bool) {
 	d, without := &a.Definition, state
 	paused := state.Paused.After(at)
 	if paused { // which for an allow does not change the tokens left
@@ -41,7 +41,7 @@ func (a *Ask) Refused(n float64, state bucket.State, at time.Time) (ratelimit.Re
 	if paused {
 		retryAt = bucket.Later(retryAt, state.Paused)
 	}
-	result := ratelimit.Result{Status: a.status(false, holdingOf(d, d.Settle(state, at), at), at, retryAt)}
+	result := ratelimit.Result{Status: a.status(false, holdingOf(d, d.Refill(state, at), at), at, retryAt)}
 	result.Request.Count = n
 	return result, true
 }
@@ -56,10 +56,10 @@ type Balance struct {
 // holds already.
 func (c *Call) Remainder(balances []*Balance) Call {
 	rest := Call{Reserve: c.Reserve}
-	for i := range c.Asks {
+	for i := range c.Demands {
 		if balances[i] == nil {
-			rest.Asks = append(rest.Asks, c.Asks[i])
-			rest.Asks[len(rest.Asks)-1].place = len(rest.Asks) - 1
+			rest.Demands = append(rest.Demands, c.Demands[i])
+			rest.Demands[len(rest.Demands)-1].index = len(rest.Demands) - 1
 		}
 	}
 	return rest
@@ -69,7 +69,7 @@ func (c *Call) Remainder(balances []*Balance) Call {
 // limits that were granted from tokens that the process held; the zero Result if there is no
 // rest. If the rest was refused, so is the whole.
 func (c *Call) Join(rest ratelimit.Result, balances []*Balance) ratelimit.Result {
-	statuses := make([]ratelimit.Status, len(c.Asks))
+	statuses := make([]ratelimit.Status, len(c.Demands))
 	var (
 		payments []receipt.Payment
 		left     []receipt.Left
@@ -79,16 +79,16 @@ func (c *Call) Join(rest ratelimit.Result, balances []*Balance) ratelimit.Result
 		places   []int // of the rest's asks
 	)
 	each := rest.Each()
-	for i := range c.Asks {
-		a := &c.Asks[i]
+	for i := range c.Demands {
+		a := &c.Demands[i]
 		if balances[i] == nil {
 			statuses[i] = each[len(places)]
-			places = append(places, a.place)
+			places = append(places, a.index)
 		} else {
 			statuses[i] = a.status(true, holdingOf(&a.Definition, balances[i].State, balances[i].At), balances[i].At, balances[i].At)
 			statuses[i].Taken = a.Count
 			statuses[i].Before += a.Count
-			payments = append(payments, receipt.Payment{Limit: a.Paid(), Place: a.place, Slot: a.Definition.Slot(balances[i].State), Tokens: a.Count})
+			payments = append(payments, receipt.Payment{Limit: a.Paid(), Place: a.index, Slot: a.Definition.Slot(balances[i].State), Tokens: a.Count})
 			left = append(left, receipt.Left{TS: balances[i].At}) // no debt
 		}
 		at = bucket.Later(at, statuses[i].At)

@@ -23,7 +23,7 @@ func TestWholeIsRefusedWithItsRest(t *testing.T) {
 			balances[0] = &decide.Balance{State: row(9, t0), At: t0}
 			rest := call.Remainder(balances)
 			view := decide.View{At: t0}
-			for range rest.Asks {
+			for range rest.Demands {
 				view.States = append(view.States, rows(10))
 			}
 			result := call.Join(rest.Refused(view), balances)

@@ -21,17 +21,17 @@ import (
 type Call struct {
 	Reserve bool
 	First   bool // takes from the first of its asks, in their order, that can grant
-	Asks    []Ask
+	Demands []Demand
 
 	asked float64 // the most that an AtMost call takes; its ask has the count that can be granted
 }
 
-// Ask is a request of a call with its limit's definition.
-type Ask struct {
+// Demand is a request of a call with its limit's definition.
+type Demand struct {
 	ratelimit.Request
 	Definition bucket.Definition
 	Floor      float64 // the lowest value that it may leave behind; of all shards together, if above 0
-	place      int     // in the order of the call
+	index      int     // in the order of the call
 }
 
 // Key names a limit's state: all rows that have this name and key.
@@ -54,22 +54,22 @@ func (r Row) Compare(other Row) int {
 	return cmp.Compare(r.Shard, other.Shard)
 }
 
-// Of is the key that a asks for.
-func (a *Ask) Of() Key { return Key{a.Definition.Name, a.Key} }
+// KeyOf is the key that a asks for.
+func (a *Demand) KeyOf() Key { return Key{a.Definition.Name, a.Key} }
 
-// Exact reports whether a goes by its row alone, and not by the tokens of it in the memories of
+// RowOnly reports whether a goes by its row alone, and not by the tokens of it in the memories of
 // processes, since it must leave a share.
-func (a *Ask) Exact() bool { return a.Floor > 0 }
+func (a *Demand) RowOnly() bool { return a.Floor > 0 }
 
 // Sharded reports whether a's limit has several rows.
-func (a *Ask) Sharded() bool { return a.Definition.Shards > 1 }
+func (a *Demand) Sharded() bool { return a.Definition.Shards > 1 }
 
 // Sharded reports whether one of c's limits has several rows.
 func (c *Call) Sharded() bool {
 	if c.First {
-		return slices.ContainsFunc(c.Asks, func(a Ask) bool { return a.Sharded() })
+		return slices.ContainsFunc(c.Demands, func(a Demand) bool { return a.Sharded() })
 	}
-	return c.Asks[len(c.Asks)-1].Sharded()
+	return c.Demands[len(c.Demands)-1].Sharded()
 }
 
 // AtMost reports whether c takes the tokens available, up to its count.
@@ -79,17 +79,17 @@ func (c *Call) AtMost() bool { return c.asked > 0 }
 // it takes the tokens available, reserves a slot of a sliding window, or must leave a share in
 // several shards together.
 func (c *Call) OnLockedRows() bool {
-	return c.AtMost() || slices.ContainsFunc(c.Asks, func(a Ask) bool {
+	return c.AtMost() || slices.ContainsFunc(c.Demands, func(a Demand) bool {
 		return c.Reserve && a.Definition.Slotted() || a.Floor > 0 && a.Sharded()
 	})
 }
 
 // Head returns the call for the part of c to take if possible: all of it, or its first ask.
 func (c *Call) Head() *Call {
-	if !c.First || len(c.Asks) == 1 {
+	if !c.First || len(c.Demands) == 1 {
 		return c
 	}
-	return &Call{Reserve: c.Reserve, Asks: c.Asks[:1]}
+	return &Call{Reserve: c.Reserve, Demands: c.Demands[:1]}
 }
 
 // New validates requests and sorts them: those of one row first, since takes from several rows
@@ -100,34 +100,34 @@ func New(reserve bool, requests ...ratelimit.Request) (Call, error) {
 }
 
 // NewIn is New with a place for the asks: that of asks, if there is room for all of them.
-func NewIn(asks []Ask, reserve bool, requests ...ratelimit.Request) (Call, error) {
+func NewIn(asks []Demand, reserve bool, requests ...ratelimit.Request) (Call, error) {
 	if err := badNumber(len(requests), ratelimit.MaxRequests); err != nil {
 		return Call{}, err
 	}
-	call := Call{Reserve: reserve, Asks: slices.Grow(asks[:0], len(requests))}
+	call := Call{Reserve: reserve, Demands: slices.Grow(asks[:0], len(requests))}
 	for _, r := range requests {
 		if err := call.add(r); err != nil {
 			return Call{}, err
 		}
 	}
-	for i := range call.Asks {
-		if err := call.Asks[i].exceeds(reserve); err != nil {
+	for i := range call.Demands {
+		if err := call.Demands[i].exceeds(reserve); err != nil {
 			return Call{}, err
 		}
 	}
-	slices.SortFunc(call.Asks, inLockingOrder)
+	slices.SortFunc(call.Demands, inLockingOrder)
 	return call, nil
 }
 
-func inLockingOrder(a, b Ask) int {
+func inLockingOrder(a, b Demand) int {
 	return cmp.Or(cmp.Compare(min(a.Definition.Shards, 2), min(b.Definition.Shards, 2)),
 		cmp.Compare(a.Definition.Name, b.Definition.Name), cmp.Compare(a.Key, b.Key))
 }
 
 // Locking returns the places of c's asks in the order in which their rows are locked.
 func (c *Call) Locking() []int {
-	order := UpTo(len(c.Asks))
-	slices.SortFunc(order, func(i, j int) int { return inLockingOrder(c.Asks[i], c.Asks[j]) })
+	order := UpTo(len(c.Demands))
+	slices.SortFunc(order, func(i, j int) int { return inLockingOrder(c.Demands[i], c.Demands[j]) })
 	return order
 }
 
@@ -167,7 +167,7 @@ func NewAtMost(r ratelimit.Request) (Call, error) {
 		r.Count = asked
 		return Call{}, &ratelimit.ExceedsCapacityError{Request: r, Most: most}
 	}
-	return Call{Asks: []Ask{{Request: r, Definition: d, Floor: floor}}, asked: asked}, nil
+	return Call{Demands: []Demand{{Request: r, Definition: d, Floor: floor}}, asked: asked}, nil
 }
 
 // wholeOf is how many whole tokens a count has.
@@ -184,20 +184,20 @@ func NewFirst(requests ...ratelimit.Request) (Call, error) {
 		if err := call.add(r); err != nil {
 			return Call{}, err
 		}
-		if len(call.Asks) == i {
+		if len(call.Demands) == i {
 			return Call{}, twice(i, r)
 		}
 	}
-	call.Asks = slices.DeleteFunc(call.Asks, func(a Ask) bool {
+	call.Demands = slices.DeleteFunc(call.Demands, func(a Demand) bool {
 		err := a.exceeds(false)
 		never = cmp.Or(never, err)
 		return err != nil
 	})
-	if len(call.Asks) == 0 {
+	if len(call.Demands) == 0 {
 		return Call{}, never
 	}
-	for i := range call.Asks {
-		call.Asks[i].place = i
+	for i := range call.Demands {
+		call.Demands[i].index = i
 	}
 	return call, nil
 }
@@ -214,17 +214,17 @@ func NewChecks(requests ...ratelimit.Request) (Call, error) {
 	if err := badNumber(len(requests), ratelimit.MaxChecks); err != nil {
 		return Call{}, err
 	}
-	call, rows := Call{Asks: make([]Ask, len(requests))}, 0
+	call, rows := Call{Demands: make([]Demand, len(requests))}, 0
 	for i, r := range requests {
 		if err := r.Validate(); err != nil {
 			return Call{}, err
 		}
 		d := bucket.Definition(r.Limit.Definition())
-		call.Asks[i] = Ask{Request: r, Definition: d, Floor: kept(&r, &d), place: i}
-		if err := call.Asks[i].exceeds(false); err != nil {
+		call.Demands[i] = Demand{Request: r, Definition: d, Floor: kept(&r, &d), index: i}
+		if err := call.Demands[i].exceeds(false); err != nil {
 			return Call{}, err
 		}
-		rows += call.Asks[i].Definition.Shards
+		rows += call.Demands[i].Definition.Shards
 	}
 	if err := badNumber(rows, ratelimit.MaxChecks); err != nil { // shards counted
 		return Call{}, err
@@ -239,13 +239,13 @@ func (c *Call) add(r ratelimit.Request) error {
 	d := bucket.Definition(r.Limit.Definition())
 	floor := kept(&r, &d)
 	if c.Reserve {
-		if r.Floor != 0 {
+		if r.AboveShare != 0 {
 			return notAbove(r, "a reservation, which may go into debt")
 		}
 		floor = d.Floor(true)
 	}
-	for i := range c.Asks {
-		a := &c.Asks[i]
+	for i := range c.Demands {
+		a := &c.Demands[i]
 		if a.Definition.Name != d.Name || a.Key != r.Key {
 			continue
 		}
@@ -253,30 +253,30 @@ func (c *Call) add(r ratelimit.Request) error {
 			return &ratelimit.FieldError{Limit: d.Name, Field: "Limit", Value: d.Name, Reason: "has two definitions in one call"}
 		}
 		a.Count += r.Count
-		a.Floor, a.Request.Floor = max(a.Floor, floor), max(a.Request.Floor, r.Floor)
+		a.Floor, a.Request.AboveShare = max(a.Floor, floor), max(a.Request.AboveShare, r.AboveShare)
 		return nil
 	}
-	c.Asks = append(c.Asks, Ask{Request: r, Definition: d, Floor: floor, place: len(c.Asks)})
+	c.Demands = append(c.Demands, Demand{Request: r, Definition: d, Floor: floor, index: len(c.Demands)})
 	return nil
 }
 
 // kept is how many tokens a request is to leave.
-func kept(r *ratelimit.Request, d *bucket.Definition) float64 { return r.Floor * d.Capacity }
+func kept(r *ratelimit.Request, d *bucket.Definition) float64 { return r.AboveShare * d.Capacity }
 
 func notAbove(r ratelimit.Request, what string) error {
-	return &ratelimit.FieldError{Limit: ratelimit.NameOf(r.Limit), Field: "Above", Value: r.Floor, Reason: "is not for " + what}
+	return &ratelimit.FieldError{Limit: ratelimit.NameOf(r.Limit), Field: "Above", Value: r.AboveShare, Reason: "is not for " + what}
 }
 
 // BadCredit returns the error of a request with a count that cannot be given back.
 func BadCredit(r ratelimit.Request) error {
-	if err := r.Validate(); err != nil || r.Floor == 0 {
+	if err := r.Validate(); err != nil || r.AboveShare == 0 {
 		return err
 	}
 	return notAbove(r, "a credit, which takes nothing")
 }
 
 // exceeds is the error of a count that can never be granted.
-func (a *Ask) exceeds(reserve bool) error {
+func (a *Demand) exceeds(reserve bool) error {
 	most := a.Definition.Most(a.Floor)
 	if a.Count <= most+exact.Tolerance(a.Count, most, 0)/2 {
 		return nil
@@ -285,10 +285,10 @@ func (a *Ask) exceeds(reserve bool) error {
 }
 
 // Rows returns all rows of an ask's limit and key.
-func (a *Ask) Rows() []Row {
+func (a *Demand) Rows() []Row {
 	rows := make([]Row, a.Definition.Shards)
 	for shard := range rows {
-		rows[shard] = Row{a.Of(), shard}
+		rows[shard] = Row{a.KeyOf(), shard}
 	}
 	return rows
 }

@@ -44,7 +44,7 @@ func TestNew(t *testing.T) {
 				t.Fatalf("New() = %v", err)
 			}
 			var got []string
-			for _, ask := range call.Asks {
+			for _, ask := range call.Demands {
 				got = append(got, fmt.Sprintf("%s/%s %v %v", ask.Definition.Name, ask.Key, ask.Count, ask.Floor))
 			}
 			if !slices.Equal(got, tt.want) {
@@ -101,8 +101,8 @@ func TestNewInvalid(t *testing.T) {
 			if fe.Field != tt.field || fe.Value != tt.value {
 				t.Errorf("New() = %v, want field %s, value %v", err, tt.field, tt.value)
 			}
-			if len(call.Asks) != 0 {
-				t.Errorf("New() asks %v beside an error", call.Asks)
+			if len(call.Demands) != 0 {
+				t.Errorf("New() asks %v beside an error", call.Demands)
 			}
 		})
 	}
@@ -129,8 +129,8 @@ func TestNewFirst(t *testing.T) {
 		t.Run(tt.name, func(t *testing.T) {
 			call, err := decide.NewFirst(tt.requests...)
 			var got []string
-			for i := range call.Asks {
-				got = append(got, fmt.Sprintf("%s/%s %v", call.Asks[i].Definition.Name, call.Asks[i].Key, call.Asks[i].Count))
+			for i := range call.Demands {
+				got = append(got, fmt.Sprintf("%s/%s %v", call.Demands[i].Definition.Name, call.Demands[i].Key, call.Demands[i].Count))
 			}
 			if !errors.Is(err, tt.err) || !slices.Equal(got, tt.want) {
 				t.Errorf("got %q, error %v, want %q, %v", got, err, tt.want, tt.err)
@@ -148,7 +148,7 @@ func TestNewTwoPlans(t *testing.T) {
 	if err != nil {
 		t.Fatalf("New() = %v", err)
 	}
-	if got := []float64{call.Asks[0].Definition.Rate, call.Asks[1].Definition.Rate}; !slices.Equal(got, []float64{10, 20}) {
+	if got := []float64{call.Demands[0].Definition.Rate, call.Demands[1].Definition.Rate}; !slices.Equal(got, []float64{10, 20}) {
 		t.Errorf("rates = %v, want 10 and 20", got)
 	}
 }
@@ -163,7 +163,7 @@ func TestNewMostRequests(t *testing.T) {
 	if err != nil {
 		t.Fatalf("New() = %v", err)
 	}
-	if got := len(call.Asks); got != 64 {
+	if got := len(call.Demands); got != 64 {
 		t.Errorf("New() asks %d, want 64", got)
 	}
 }

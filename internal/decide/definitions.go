@@ -82,8 +82,8 @@ func inUse(name, field string, value any, kind string) error {
 
 // NoteCall is Note of the definitions of a call.
 func (s *Definitions) NoteCall(c *Call) error {
-	for i := range c.Asks {
-		if err := s.Note(c.Asks[i].Definition); err != nil {
+	for i := range c.Demands {
+		if err := s.Note(c.Demands[i].Definition); err != nil {
 			return err
 		}
 	}
@@ -155,7 +155,7 @@ func covers(e, d bucket.Definition) bool {
 	return alike(e, d) && e.Rate <= d.Rate && e.Capacity >= d.Capacity
 }
 
-// Of is the definitions of a name that were noted.
+// KeyOf is the definitions of a name that were noted.
 func (s *Definitions) Of(name string) []bucket.Definition {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

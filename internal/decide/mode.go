@@ -86,7 +86,7 @@ func ByMode(verb Verb, at time.Time, requests []ratelimit.Request, ask func([]ra
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
-	return m.Told(result), nil
+	return m.Report(result), nil
 }
 
 // NewModes checks requests, at an instant. Its errors are ErrInvalid.
@@ -97,13 +97,13 @@ func NewModes(verb Verb, at time.Time, requests []ratelimit.Request) (*Modes, er
 	m := &Modes{verb: verb, at: at, asked: map[Key]ratelimit.Request{}, aside: map[Key]ratelimit.Status{}}
 	var call Call
 	for i, r := range requests {
-		had := len(call.Asks)
+		had := len(call.Demands)
 		if err := call.add(r); err != nil {
 			return nil, err
 		}
 		key := keyOf(&r)
 		switch same := m.asked[key]; {
-		case len(call.Asks) > had:
+		case len(call.Demands) > had:
 			m.keys = append(m.keys, key)
 		case verb == First:
 			return nil, twice(i, r)
@@ -112,8 +112,8 @@ func NewModes(verb Verb, at time.Time, requests []ratelimit.Request) (*Modes, er
 		}
 		m.asked[key] = r
 	}
-	for i := range call.Asks { // with counts added up
-		m.asked[call.Asks[i].Of()] = call.Asks[i].Request
+	for i := range call.Demands { // with counts added up
+		m.asked[call.Demands[i].KeyOf()] = call.Demands[i].Request
 	}
 	return m, nil
 }
@@ -258,7 +258,7 @@ func keyOf(r *ratelimit.Request) Key { return Key{ratelimit.NameOf(r.Limit), r.K
 
 // Told is the result of the call, by the result of Decide, or of the transaction that was
 // granted the requests of Decide.
-func (m *Modes) Told(result ratelimit.Result) ratelimit.Result {
+func (m *Modes) Report(result ratelimit.Result) ratelimit.Result {
 	if m.verb == First && result.OK { // which is of no other limit
 		result.Request = m.inMode(result.Request)
 		return result
@@ -398,7 +398,7 @@ func EachByMode(at time.Time, requests []ratelimit.Request, ask func([]ratelimit
 			continue
 		}
 		if _, err := New(false, m.left()...); m.setAsideNever(err) {
-			statuses[i] = m.Told(ratelimit.Result{Status: ratelimit.Status{OK: true}}).Status
+			statuses[i] = m.Report(ratelimit.Result{Status: ratelimit.Status{OK: true}}).Status
 			continue
 		}
 		r.Mode, r.RefusedUntil = 0, time.Time{}

@@ -20,7 +20,7 @@ type View struct {
 
 // Read returns the states of a's shards at an instant, as they were read: one that was not found
 // is full.
-func (a *Ask) Read(states []bucket.State, found []bool, at time.Time) []bucket.State {
+func (a *Demand) Read(states []bucket.State, found []bool, at time.Time) []bucket.State {
 	each := a.Definition.Shard()
 	for shard := range states {
 		if !found[shard] {
@@ -33,7 +33,7 @@ func (a *Ask) Read(states []bucket.State, found []bool, at time.Time) []bucket.S
 // Change is a call's change of one row.
 type Change struct {
 	Row
-	Ask        int               // of the call, that it is for
+	Demand     int               // of the call, that it is for
 	Definition bucket.Definition // of the shard
 	Count      float64           // tokens to take
 	Floor      float64           // the lowest value to leave behind
@@ -44,16 +44,16 @@ type Change struct {
 }
 
 // Change takes n tokens from one of a's shards; i is a's place in its call.
-func (a *Ask) Change(i, shard int, n float64) Change {
+func (a *Demand) Change(i, shard int, n float64) Change {
 	return Change{
-		Row: Row{a.Of(), shard}, Ask: i, Definition: *a.Definition.Shard(),
+		Row: Row{a.KeyOf(), shard}, Demand: i, Definition: *a.Definition.Shard(),
 		Count: n, Floor: a.rowFloor(),
 	}
 }
 
 // rowFloor returns the lowest value that a may leave behind in one of its rows. The share that
 // it must leave in several rows together does not bind one of them.
-func (a *Ask) rowFloor() float64 {
+func (a *Demand) rowFloor() float64 {
 	if a.Floor > 0 && a.Sharded() {
 		return 0
 	}
@@ -63,22 +63,22 @@ func (a *Ask) rowFloor() float64 {
 // Chosen is the call for the one of c's asks that changes, which Plan has made, are for,
 // and the changes as that one's.
 func (c *Call) Chosen(changes []Change) (*Call, []Change) {
-	i := changes[0].Ask
+	i := changes[0].Demand
 	for j := range changes {
-		changes[j].Ask = 0
+		changes[j].Demand = 0
 	}
-	return &Call{Reserve: c.Reserve, First: true, Asks: c.Asks[i : i+1]}, changes
+	return &Call{Reserve: c.Reserve, First: true, Demands: c.Demands[i : i+1]}, changes
 }
 
 // Divides reports whether changes take from several rows of one limit.
-func (c *Call) Divides(changes []Change) bool { return len(changes) > len(c.Asks) }
+func (c *Call) Divides(changes []Change) bool { return len(changes) > len(c.Demands) }
 
 // Plan returns the tokens to take from each row, all or nothing: false if one of the limits is
 // short, or paused; for a call that takes from any one of them, if all are. Each change has the
 // state that it leaves behind.
 func (c *Call) Plan(v View) ([]Change, bool) {
-	changes := make([]Change, 0, len(c.Asks))
-	for i := range c.Asks {
+	changes := make([]Change, 0, len(c.Demands))
+	for i := range c.Demands {
 		with, ok := c.plan(changes, i, v)
 		if ok == c.First {
 			return with, ok
@@ -113,8 +113,8 @@ func (c *Call) plan(changes []Change, i int, v View) ([]Change, bool) {
 
 // ask returns one of c's asks; for an AtMost call with the count that can be granted, or if
 // that is 0, with the one token that it waits for.
-func (c *Call) ask(i int, v View) *Ask {
-	a := &c.Asks[i]
+func (c *Call) ask(i int, v View) *Demand {
+	a := &c.Demands[i]
 	if !c.AtMost() {
 		return a
 	}
@@ -124,13 +124,13 @@ func (c *Call) ask(i int, v View) *Ask {
 }
 
 // whole is how many whole tokens there are in a's shards together.
-func (a *Ask) whole(states []bucket.State, now time.Time) float64 {
+func (a *Demand) whole(states []bucket.State, now time.Time) float64 {
 	if len(states) == 1 {
 		return a.Definition.Whole(states[0], now, a.Floor)
 	}
 	shard, sum, most := a.Definition.Shard(), 0.0, -a.Floor
 	for _, s := range states {
-		value := shard.Settle(s, now).Value
+		value := shard.Refill(s, now).Value
 		sum += max(0, value)
 		most += value
 	}
@@ -142,20 +142,20 @@ func (a *Ask) whole(states []bucket.State, now time.Time) float64 {
 
 // leastChange is the shard that a count of 0 is taken from: the fullest, since one that
 // is not known to be there is empty.
-func (a *Ask) leastChange(states []bucket.State, now time.Time) int {
+func (a *Demand) leastChange(states []bucket.State, now time.Time) int {
 	if a.Count > 0 || !a.Sharded() {
 		return 0
 	}
 	values, each := make([]float64, len(states)), a.Definition.Shard()
 	for shard, s := range states {
-		values[shard] = each.Settle(s, now).Value
+		values[shard] = each.Refill(s, now).Value
 	}
 	return fullest(values)
 }
 
 // plan completes a change by a view.
 func (c *Change) plan(v View) {
-	c.Before = v.States[c.Ask][c.Shard]
+	c.Before = v.States[c.Demand][c.Shard]
 	c.Past = v.At
 	var ok bool
 	if c.After, ok = c.Definition.Take(c.Before, v.At, c.Count, c.Floor); !ok {
@@ -196,26 +196,26 @@ func paused(states []bucket.State, now time.Time) bool {
 // states of the shards of its limits, after the changes; for a limit with one row it may be
 // empty.
 func (c *Call) Granted(changes []Change, known View) ratelimit.Result {
-	statuses := make([]ratelimit.Status, 0, len(c.Asks))
+	statuses := make([]ratelimit.Status, 0, len(c.Demands))
 	for first, last := 0, 0; first < len(changes); first = last {
-		i := changes[first].Ask
-		for last < len(changes) && changes[last].Ask == i {
+		i := changes[first].Demand
+		for last < len(changes) && changes[last].Demand == i {
 			last++
 		}
 		statuses = append(statuses, ratelimit.Status{})
-		c.tellGranted(&statuses[len(statuses)-1], i, changes[first:last], known)
+		c.reportGranted(&statuses[len(statuses)-1], i, changes[first:last], known)
 	}
 	return c.result(statuses)
 }
 
 // tellGranted sets s, which is zero, to the status of one of c's asks, for which changes
 // were made.
-func (c *Call) tellGranted(s *ratelimit.Status, i int, changes []Change, known View) {
-	a := &c.Asks[i]
+func (c *Call) reportGranted(s *ratelimit.Status, i int, changes []Change, known View) {
+	a := &c.Demands[i]
 	if a.Sharded() {
 		*s = a.takenAmong(known.States[i], changes, known.At)
 	} else {
-		a.tellTaken(s, changes[0].After, known.At)
+		a.reportTaken(s, changes[0].After, known.At)
 	}
 	s.Taken = c.took(a, changes)
 	for i := range changes {
@@ -230,7 +230,7 @@ func (c *Change) cost(at time.Time) float64 {
 	if after := &c.After; after.Slots == nil || after.Slots.Ahead == 0 {
 		return c.Count
 	}
-	value := func(s bucket.State) float64 { return c.Definition.ValueAt(c.Definition.Settle(s, at), at) }
+	value := func(s bucket.State) float64 { return c.Definition.ValueAt(c.Definition.Refill(s, at), at) }
 	return value(c.Before) - value(c.After)
 }
 
@@ -242,16 +242,16 @@ func (c *Call) Receipted(changes []Change, known View, taker string, conn any) r
 		result.Receipt = c.Receipt(changes, taker, conn, known.At)
 		return result
 	}
-	i := changes[0].Ask
+	i := changes[0].Demand
 	var statuses [1]ratelimit.Status
-	c.tellGranted(&statuses[0], i, changes, known)
+	c.reportGranted(&statuses[0], i, changes, known)
 	result := c.result(statuses[:])
-	result.Receipt = receipt.Own(*c.Asks[i].Paid(), c.payment(&changes[0], nil), c.left(changes), taker, conn, known.At)
+	result.Receipt = receipt.Own(*c.Demands[i].Paid(), c.payment(&changes[0], nil), c.left(changes), taker, conn, known.At)
 	return result
 }
 
 // took is how many tokens changes took for a.
-func (c *Call) took(a *Ask, changes []Change) float64 {
+func (c *Call) took(a *Demand, changes []Change) float64 {
 	if !c.AtMost() {
 		return a.Count
 	}
@@ -268,23 +268,23 @@ func (c *Call) Receipt(changes []Change, taker string, conn any, at time.Time) *
 	payments := make([]receipt.Payment, len(changes))
 	for i := range changes {
 		ch := &changes[i]
-		if i > 0 && changes[i-1].Ask == ch.Ask {
+		if i > 0 && changes[i-1].Demand == ch.Demand {
 			payments[i] = c.payment(ch, payments[i-1].Limit)
 		} else {
-			payments[i] = c.payment(ch, c.Asks[ch.Ask].Paid())
+			payments[i] = c.payment(ch, c.Demands[ch.Demand].Paid())
 		}
 	}
 	return receipt.New(payments, c.left(changes), taker, conn, at)
 }
 
 // Paid is a's limit and key in receipts.
-func (a *Ask) Paid() *receipt.Limit {
+func (a *Demand) Paid() *receipt.Limit {
 	return &receipt.Limit{Definition: a.Definition, Key: a.Key}
 }
 
 // payment returns the payment for a limit by a change.
 func (c *Call) payment(ch *Change, limit *receipt.Limit) receipt.Payment {
-	place := c.Asks[ch.Ask].place
+	place := c.Demands[ch.Demand].index
 	if c.First { // the one that granted is all that the result is of
 		place = 0
 	}
@@ -306,8 +306,8 @@ func (c *Call) left(changes []Change) []receipt.Left {
 
 // Checked returns the result that the call would get.
 func (c *Call) Checked(v View) ratelimit.Result {
-	statuses := make([]ratelimit.Status, len(c.Asks))
-	for i := range c.Asks {
+	statuses := make([]ratelimit.Status, len(c.Demands))
+	for i := range c.Demands {
 		statuses[i] = c.ask(i, v).found(c.Reserve, v.States[i], v.At)
 	}
 	return c.result(statuses)
@@ -315,9 +315,9 @@ func (c *Call) Checked(v View) ratelimit.Result {
 
 // CheckedEach returns the status that each of the call's asks would get by itself.
 func (c *Call) CheckedEach(v View) []ratelimit.Status {
-	statuses := make([]ratelimit.Status, len(c.Asks))
-	for i := range c.Asks {
-		statuses[i] = c.Asks[i].found(false, v.States[i], v.At)
+	statuses := make([]ratelimit.Status, len(c.Demands))
+	for i := range c.Demands {
+		statuses[i] = c.Demands[i].found(false, v.States[i], v.At)
 	}
 	return statuses
 }
@@ -325,7 +325,7 @@ func (c *Call) CheckedEach(v View) []ratelimit.Status {
 // Shown returns the status of a limit's key with shards in states, for showing it: OK unless
 // there is debt or a pause, and then RetryAt is when that is over.
 func Shown(limit ratelimit.Limit, key string, states []bucket.State, now time.Time) ratelimit.Status {
-	a := Ask{Request: limit.ForN(key, 0), Definition: bucket.Definition(limit.Definition())}
+	a := Demand{Request: limit.ForN(key, 0), Definition: bucket.Definition(limit.Definition())}
 	return a.found(false, states, now)
 }
 
@@ -345,7 +345,7 @@ func (c *Call) Refused(v View) ratelimit.Result {
 // back at now. It is OK unless there is debt or a pause still, and then RetryAt is when that is
 // over.
 func Credited(r ratelimit.Request, states []bucket.State, now time.Time) ratelimit.Status {
-	a := Ask{Request: r, Definition: bucket.Definition(r.Limit.Definition())}
+	a := Demand{Request: r, Definition: bucket.Definition(r.Limit.Definition())}
 	a.Count = 0
 	status := a.found(false, states, now)
 	status.Request = r
@@ -364,7 +364,7 @@ func (c *Call) result(statuses []ratelimit.Status) ratelimit.Result {
 	}
 	r.Several = make([]ratelimit.Status, len(statuses))
 	for i, s := range statuses {
-		r.Several[c.Asks[i].place] = s
+		r.Several[c.Demands[i].index] = s
 		if c.First && s.RetryAfter < r.RetryAfter || !c.First && outweighs(s, r.Status) {
 			r.Status = s
 		}
@@ -385,16 +385,16 @@ func outweighs(s, t ratelimit.Status) bool {
 
 // tellTaken sets s, which is zero, to the status of a, of one row, when it was taken at now
 // and left after behind.
-func (a *Ask) tellTaken(s *ratelimit.Status, after bucket.State, now time.Time) {
+func (a *Demand) reportTaken(s *ratelimit.Status, after bucket.State, now time.Time) {
 	d := &a.Definition
 	at, due, settled := a.counts(d, after, now)
 	h := holdingOf(d, settled, at)
-	a.tell(s, true, &h, at, due)
+	a.report(s, true, &h, at, due)
 }
 
 // takenAmong is the status of a when changes were made to its shards, which are
 // in states since.
-func (a *Ask) takenAmong(states []bucket.State, changes []Change, now time.Time) ratelimit.Status {
+func (a *Demand) takenAmong(states []bucket.State, changes []Change, now time.Time) ratelimit.Status {
 	var at, due time.Time
 	for i := range changes {
 		counted, ready, _ := a.counts(&changes[i].Definition, changes[i].After, now)
@@ -407,18 +407,18 @@ func (a *Ask) takenAmong(states []bucket.State, changes []Change, now time.Time)
 // is due, and the state at that instant. A take that is due at once has the instant at which it
 // counts, so that results keep to the limit. One that is due later counts then, and the wait
 // for it is from now, by the one clock of all rows, however far the clock has gone back.
-func (a *Ask) counts(d *bucket.Definition, after bucket.State, now time.Time) (at, due time.Time, settled bucket.State) {
+func (a *Demand) counts(d *bucket.Definition, after bucket.State, now time.Time) (at, due time.Time, settled bucket.State) {
 	at = d.Charged(after, now)
-	settled = d.Settle(after, at)
+	settled = d.Refill(after, at)
 	due = d.Due(settled, at, a.Count)
 	if at.After(now) && (due.After(at) || after.Paused.After(now)) {
-		at, settled = now, d.Settle(after, now)
+		at, settled = now, d.Refill(after, now)
 	}
 	return at, due, settled
 }
 
 // found is the status of a against the states of its shards, with nothing taken.
-func (a *Ask) found(reserve bool, states []bucket.State, now time.Time) ratelimit.Status {
+func (a *Demand) found(reserve bool, states []bucket.State, now time.Time) ratelimit.Status {
 	without := states
 	if !reserve && paused(states, now) {
 		without = unpaused(states)
@@ -452,7 +452,7 @@ func unpaused(states []bucket.State) []bucket.State {
 }
 
 // dueAmong is due for taking counts from shards in states.
-func (a *Ask) dueAmong(states []bucket.State, counts []float64, now time.Time) time.Time {
+func (a *Demand) dueAmong(states []bucket.State, counts []float64, now time.Time) time.Time {
 	shard, at := a.Definition.Shard(), now
 	floor, least := a.rowFloor(), a.leastChange(states, now)
 	for i, s := range states {
@@ -478,13 +478,13 @@ func holdingOf(d *bucket.Definition, settled bucket.State, now time.Time) holdin
 	return holding{d.ValueAt(settled, now), settled.Paused, d.When(settled, d.Capacity)}
 }
 
-func (a *Ask) status(ok bool, h holding, now, retryAt time.Time) (s ratelimit.Status) {
-	a.tell(&s, ok, &h, now, retryAt)
+func (a *Demand) status(ok bool, h holding, now, retryAt time.Time) (s ratelimit.Status) {
+	a.report(&s, ok, &h, now, retryAt)
 	return s
 }
 
 // tell sets s, which is zero.
-func (a *Ask) tell(s *ratelimit.Status, ok bool, h *holding, now, retryAt time.Time) {
+func (a *Demand) report(s *ratelimit.Status, ok bool, h *holding, now, retryAt time.Time) {
 	s.Request, s.Capacity = a.Request, a.Definition.Capacity
 	s.At, s.OK = now, ok
 	s.RetryAfter, s.RetryAt = retryAt.Sub(now), retryAt
@@ -497,11 +497,11 @@ func (a *Ask) tell(s *ratelimit.Status, ok bool, h *holding, now, retryAt time.T
 }
 
 // statusAmong is status for all shards together.
-func (a *Ask) statusAmong(ok bool, states []bucket.State, now, retryAt time.Time) ratelimit.Status {
+func (a *Demand) statusAmong(ok bool, states []bucket.State, now, retryAt time.Time) ratelimit.Status {
 	shard := a.Definition.Shard()
-	total := holdingOf(shard, shard.Settle(states[0], now), now)
+	total := holdingOf(shard, shard.Refill(states[0], now), now)
 	for _, s := range states[1:] {
-		h := holdingOf(shard, shard.Settle(s, now), now)
+		h := holdingOf(shard, shard.Refill(s, now), now)
 		total.value += h.value
 		total.paused = bucket.Later(total.paused, h.paused)
 		total.full = bucket.Later(total.full, h.full)

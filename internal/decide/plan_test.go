@@ -51,7 +51,7 @@ func checked(call decide.Call, now time.Time, states []bucket.State) Result {
 
 // stateOf is the state of a request's limit among those of a call's asks.
 func stateOf(call decide.Call, states []bucket.State, r Request) bucket.State {
-	i := slices.IndexFunc(call.Asks, func(a decide.Ask) bool { return a.Definition.Name == NameOf(r.Limit) })
+	i := slices.IndexFunc(call.Demands, func(a decide.Demand) bool { return a.Definition.Name == NameOf(r.Limit) })
 	return states[i]
 }
 
@@ -229,7 +229,7 @@ func TestGrantedAfterWaiting(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	changes := []decide.Change{call.Asks[0].Change(0, 0, 1)}
+	changes := []decide.Change{call.Demands[0].Change(0, 0, 1)}
 	changes[0].After = row(-1, now.Add(-3*time.Second))
 	got := call.Granted(changes, decide.View{At: now})
 	if want := now.Add(-3 * time.Second); !got.OK || !got.At.Equal(want) || got.RetryAfter != time.Second || !got.RetryAt.Equal(want.Add(time.Second)) {
@@ -257,7 +257,7 @@ func TestGrantedAfterTheClockWentBack(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		changes := []decide.Change{call.Asks[0].Change(0, 0, 1)}
+		changes := []decide.Change{call.Demands[0].Change(0, 0, 1)}
 		changes[0].After = test.after
 		got := call.Granted(changes, decide.View{At: now})
 		if !got.At.Equal(test.at) || !got.RetryAt.Equal(test.retryAt) || got.RetryAfter != test.retryAt.Sub(test.at) {

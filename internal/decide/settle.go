@@ -43,7 +43,7 @@ func (s *Definitions) Settle(r *ratelimit.Receipt, used []float64) (Settlement, 
 		}
 		payments = payments[n:]
 	}
-	limits := len(settlement.Call.Asks)
+	limits := len(settlement.Call.Demands)
 	switch {
 	case limits == 0:
 		return Settlement{}, &ratelimit.FieldError{Field: "Receipt", Value: nil, Reason: "must be of a call that took something"}
@@ -56,7 +56,7 @@ func (s *Definitions) Settle(r *ratelimit.Receipt, used []float64) (Settlement, 
 
 // add adds the payments of one limit.
 func (s *Settlement) add(seen *Definitions, payments []receipt.Payment, used []float64) error {
-	p, place := payments[0], len(s.Call.Asks)
+	p, place := payments[0], len(s.Call.Demands)
 	d := p.Definition
 	count := 0.0
 	if place < len(used) {
@@ -76,8 +76,8 @@ func (s *Settlement) add(seen *Definitions, payments []receipt.Payment, used []f
 		d = newest
 		request.Limit = ratelimit.Definition(d).Limit()
 	}
-	a := Ask{Request: request, Definition: d, place: place}
-	s.Call.Asks = append(s.Call.Asks, a)
+	a := Demand{Request: request, Definition: d, index: place}
+	s.Call.Demands = append(s.Call.Demands, a)
 	left := count
 	for _, p := range payments {
 		kept := min(p.Tokens, left)
@@ -106,12 +106,12 @@ func (s *Settlement) add(seen *Definitions, payments []receipt.Payment, used []f
 // with as much. Tokens taken from one shard alone would be granted again by others.
 func (s *Settlement) Spread(states []bucket.State, now time.Time) {
 	for _, o := range s.over {
-		a := s.Call.Asks[o.ask]
+		a := s.Call.Demands[o.ask]
 		a.Count = o.count
 		values, of := make([]float64, a.Definition.Shards), make([]*Change, a.Definition.Shards)
 		for i := range s.Changes {
-			if c := &s.Changes[i]; c.Ask == o.ask && c.Slot == 0 {
-				values[c.Shard], of[c.Shard] = c.Definition.Settle(states[i], now).Value, c
+			if c := &s.Changes[i]; c.Demand == o.ask && c.Slot == 0 {
+				values[c.Shard], of[c.Shard] = c.Definition.Refill(states[i], now).Value, c
 			}
 		}
 		level := a.level(values, bottom)
@@ -146,7 +146,7 @@ func (s *Settlement) Rows() []Row {
 
 // Settle is a change's row in a state once it was settled at now: see
 // [bucket.Definition.Charge] and [bucket.Definition.Refund].
-func (c *Change) Settle(state bucket.State, now time.Time) bucket.State {
+func (c *Change) Refill(state bucket.State, now time.Time) bucket.State {
 	if c.Count > 0 {
 		return c.Definition.Charge(state, now, c.Count)
 	}
@@ -157,15 +157,15 @@ func (c *Change) Settle(state bucket.State, now time.Time) bucket.State {
 // Each status is OK, since a settlement is not refused; while there is debt or a pause,
 // RetryAt is when that is over.
 func (s *Settlement) Result(after View) ratelimit.Result {
-	statuses := make([]ratelimit.Status, len(s.Call.Asks))
-	for i := range s.Call.Asks {
-		a := &s.Call.Asks[i]
+	statuses := make([]ratelimit.Status, len(s.Call.Demands))
+	for i := range s.Call.Demands {
+		a := &s.Call.Demands[i]
 		statuses[i] = Credited(a.Request, after.States[i], after.At)
 		statuses[i].OK, statuses[i].Taken = true, a.Count
 	}
 	for i := range s.Changes {
 		if c := &s.Changes[i]; c.Count > 0 {
-			statuses[c.Ask].Before += c.Count
+			statuses[c.Demand].Before += c.Count
 		}
 	}
 	return s.Call.result(statuses)

@@ -27,11 +27,11 @@ type Snapshot struct {
 func NewSnapshot(calls []*Call) *Snapshot {
 	definitions := make(map[Row]bucket.Definition, len(calls))
 	for _, c := range calls {
-		for i := range c.Asks {
-			a := &c.Asks[i]
+		for i := range c.Demands {
+			a := &c.Demands[i]
 			share := a.Definition.Shard()
 			for shard := range a.Definition.Shards {
-				row := Row{a.Of(), shard}
+				row := Row{a.KeyOf(), shard}
 				if d, ok := definitions[row]; !ok || share.Capacity > d.Capacity {
 					definitions[row] = *share
 				}
@@ -54,23 +54,23 @@ func NewSnapshot(calls []*Call) *Snapshot {
 // Need notes the rows that are needed to decide a call, which changes were planned
 // for: all, or of one that takes from the first limit that can grant, none after that.
 func (s *Snapshot) Need(call *Call, changes []Change) {
-	asks := call.Asks
+	asks := call.Demands
 	if call.First {
-		asks = asks[:changes[0].Ask+1]
+		asks = asks[:changes[0].Demand+1]
 	}
 	for i := range asks {
 		for shard := range asks[i].Definition.Shards {
-			s.needed[s.index[Row{asks[i].Of(), shard}]] = true
+			s.needed[s.index[Row{asks[i].KeyOf(), shard}]] = true
 		}
 	}
 }
 
 // MissingOf returns the rows of a call that have not been found.
 func (s *Snapshot) MissingOf(call *Call) (rows []Row) {
-	for i := range call.Asks {
-		a := &call.Asks[i]
+	for i := range call.Demands {
+		a := &call.Demands[i]
 		for shard := range a.Definition.Shards {
-			if row := (Row{a.Of(), shard}); !s.Found[s.index[row]] {
+			if row := (Row{a.KeyOf(), shard}); !s.Found[s.index[row]] {
 				rows = append(rows, row)
 			}
 		}
@@ -82,12 +82,12 @@ func (s *Snapshot) MissingOf(call *Call) (rows []Row) {
 // takes from a later one, would do so by rows that were not found: the first could grant from
 // those.
 func (s *Snapshot) Passes(call *Call, changes []Change) bool {
-	return call.First && s.MissingOf(&Call{Asks: call.Asks[:changes[0].Ask]}) != nil
+	return call.First && s.MissingOf(&Call{Demands: call.Demands[:changes[0].Demand]}) != nil
 }
 
 // View returns the snapshot's rows of a call's limits.
 func (s *Snapshot) View(call *Call) View {
-	return s.view(call, func(a *Ask, n int) bucket.State {
+	return s.view(call, func(a *Demand, n int) bucket.State {
 		if s.Found[n] || s.assumed {
 			return s.States[n]
 		}
@@ -99,19 +99,19 @@ func (s *Snapshot) View(call *Call) View {
 // bottom is less than any floor.
 const bottom = -math.MaxFloat64 / 1e20
 
-// Free is View with nothing in the rows that were not found, so that nothing is
+// Unlocked is View with nothing in the rows that were not found, so that nothing is
 // planned to be taken from them.
-func (s *Snapshot) Free(call *Call) View {
-	return s.view(call, func(*Ask, int) bucket.State { return bucket.State{Value: bottom, TS: s.At} })
+func (s *Snapshot) Unlocked(call *Call) View {
+	return s.view(call, func(*Demand, int) bucket.State { return bucket.State{Value: bottom, TS: s.At} })
 }
 
-func (s *Snapshot) view(call *Call, missing func(a *Ask, n int) bucket.State) View {
-	view := View{States: make([][]bucket.State, len(call.Asks)), At: s.At}
-	for i := range call.Asks {
-		a := &call.Asks[i]
+func (s *Snapshot) view(call *Call, missing func(a *Demand, n int) bucket.State) View {
+	view := View{States: make([][]bucket.State, len(call.Demands)), At: s.At}
+	for i := range call.Demands {
+		a := &call.Demands[i]
 		view.States[i] = make([]bucket.State, a.Definition.Shards)
 		for shard := range view.States[i] {
-			n := s.index[Row{a.Of(), shard}]
+			n := s.index[Row{a.KeyOf(), shard}]
 			if s.Found[n] {
 				view.States[i][shard] = s.States[n]
 			} else {
@@ -137,8 +137,8 @@ func (s *Snapshot) Assume(of *Snapshot) {
 	s.assumed = true
 }
 
-// Make makes changes on the snapshot.
-func (s *Snapshot) Make(changes []Change) {
+// Apply makes changes on the snapshot.
+func (s *Snapshot) Apply(changes []Change) {
 	for i := range changes {
 		n := s.index[changes[i].Row]
 		s.States[n], s.Changed[n] = changes[i].After, true

@@ -18,7 +18,7 @@ import (
 // are taken from the fullest shard, or if none has enough, from the fullest ones together. A
 // reservation that must wait goes to the shard that is ready first, unless several together are
 // ready in less than half the time, or that shard may not take on as much debt.
-func (a *Ask) Spread(now time.Time, states []bucket.State) (counts []float64, ok bool) {
+func (a *Demand) Spread(now time.Time, states []bucket.State) (counts []float64, ok bool) {
 	if len(states) == 1 { // the very decision that the answer promises
 		_, ok = a.Definition.Take(states[0], now, a.Count, a.Floor)
 		return []float64{a.Count}, ok
@@ -26,7 +26,7 @@ func (a *Ask) Spread(now time.Time, states []bucket.State) (counts []float64, ok
 	shard := a.Definition.Shard()
 	values := make([]float64, len(states))
 	for i, s := range states {
-		values[i] = shard.Settle(s, now).Value
+		values[i] = shard.Refill(s, now).Value
 	}
 	if a.Floor > 0 && !a.leaves(values) {
 		return nil, false
@@ -50,11 +50,11 @@ func (a *Ask) Spread(now time.Time, states []bucket.State) (counts []float64, ok
 // spreadAhead is Spread for a reservation from the shards of a sliding window that must wait.
 // It needs a slot and not a value: it goes to the shard that has a slot first, unless several
 // together have them in less than half the time, or no slot has room for all of it.
-func (a *Ask) spreadAhead(now time.Time, states []bucket.State, floor float64) (counts []float64, ok bool) {
+func (a *Demand) spreadAhead(now time.Time, states []bucket.State, floor float64) (counts []float64, ok bool) {
 	shard := a.Definition.Shard()
 	settled, best, due := make([]bucket.State, len(states)), -1, time.Time{}
 	for i, s := range states {
-		settled[i] = shard.Settle(s, now)
+		settled[i] = shard.Refill(s, now)
 		if after, ok := shard.Take(s, now, a.Count, floor); ok {
 			if at := shard.Due(after, now, a.Count); best < 0 || at.Before(due) {
 				best, due = i, at
@@ -88,7 +88,7 @@ func (a *Ask) spreadAhead(now time.Time, states []bucket.State, floor float64) (
 // from the fullest alone, or from the fullest first. The last of several may be left a rounding
 // error below the floor, so that the tokens that they miss together are stored, and not granted
 // again and again.
-func (a *Ask) draw(values []float64, floor float64) (counts []float64, ok bool) {
+func (a *Demand) draw(values []float64, floor float64) (counts []float64, ok bool) {
 	counts = make([]float64, len(values))
 	order := fullestFirst(values)
 	if best := order[0]; values[best]-floor >= a.Count-a.slack(1, floor) {
@@ -111,7 +111,7 @@ func (a *Ask) draw(values []float64, floor float64) (counts []float64, ok bool) 
 }
 
 // leaves reports whether a's shards together have its count above its floor.
-func (a *Ask) leaves(values []float64) bool {
+func (a *Demand) leaves(values []float64) bool {
 	left := -a.Count
 	for _, v := range values {
 		left += v
@@ -120,7 +120,7 @@ func (a *Ask) leaves(values []float64) bool {
 }
 
 // slack is the tolerance of taking a's count from some of its shards.
-func (a *Ask) slack(shards int, floor float64) float64 {
+func (a *Demand) slack(shards int, floor float64) float64 {
 	return exact.Tolerance(a.Count, a.Definition.Shard().Capacity*float64(shards), floor)
 }
 
@@ -136,7 +136,7 @@ func fullestFirst(values []float64) []int {
 // level is the highest value, not below floor, at which the shards together
 // have a's count above it: leaving all of them there makes the last of them
 // ready as early as can be.
-func (a *Ask) level(values []float64, floor float64) float64 {
+func (a *Demand) level(values []float64, floor float64) float64 {
 	sorted := slices.Sorted(slices.Values(values))
 	slices.Reverse(sorted)
 	sum := 0.0
@@ -152,7 +152,7 @@ func (a *Ask) level(values []float64, floor float64) float64 {
 
 // Fill returns how many of n tokens to give back to each of a's shards, in states as they are
 // at now: to the emptiest first. Tokens that no shard has room for are dropped.
-func (a *Ask) Fill(states []bucket.State, n float64, now time.Time) []float64 {
+func (a *Demand) Fill(states []bucket.State, n float64, now time.Time) []float64 {
 	if len(states) == 1 {
 		return []float64{n}
 	}
@@ -160,10 +160,10 @@ func (a *Ask) Fill(states []bucket.State, n float64, now time.Time) []float64 {
 	room := make([]float64, len(states)) // the tokens missing, as if they were held
 	most := 0.0
 	for i, s := range states {
-		room[i] = shard.Missing(shard.Settle(s, now))
+		room[i] = shard.Missing(shard.Refill(s, now))
 		most += max(0, room[i])
 	}
-	give := Ask{Request: ratelimit.Request{Count: min(n, most)}, Definition: a.Definition}
+	give := Demand{Request: ratelimit.Request{Count: min(n, most)}, Definition: a.Definition}
 	counts, ok := give.draw(room, give.level(room, 0))
 	if !ok {
 		return make([]float64, len(states))
@@ -176,7 +176,7 @@ func fullest(values []float64) int { return slices.Index(values, slices.Max(valu
 // ready returns the first instant after now at which the shards are not short. Several fill at
 // different times, so it is searched for; it is exact because each instant is tested by the
 // decision itself.
-func (a *Ask) ready(states []bucket.State, now time.Time) time.Time {
+func (a *Demand) ready(states []bucket.State, now time.Time) time.Time {
 	if len(states) == 1 {
 		return a.Definition.Ready(states[0], now, a.Count, a.Floor)
 	}

@@ -66,7 +66,7 @@ func TestSpread(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			call := newCall(t, tt.reserve, tt.limit.ForN("k", tt.count))
-			counts, ok := call.Asks[0].Spread(t0, rows(tt.values...))
+			counts, ok := call.Demands[0].Spread(t0, rows(tt.values...))
 			if ok != (tt.want != nil) || ok && !near(counts, tt.want) {
 				t.Errorf("Spread() = %v, %v, want %v", counts, ok, tt.want)
 			}
@@ -106,13 +106,13 @@ func TestFill(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			call := newCall(t, false, four.For("k"))
-			if got := call.Asks[0].Fill(rows(tt.values...), tt.n, t0); !near(got, tt.want) {
+			if got := call.Demands[0].Fill(rows(tt.values...), tt.n, t0); !near(got, tt.want) {
 				t.Errorf("Fill() = %v, want %v", got, tt.want)
 			}
 		})
 	}
 	one := newCall(t, false, TokenBucket{Name: "a", Rate: 40, Period: time.Second}.For("k"))
-	if got := one.Asks[0].Fill(rows(39), 5, t0); !near(got, []float64{5}) {
+	if got := one.Demands[0].Fill(rows(39), 5, t0); !near(got, []float64{5}) {
 		t.Errorf("Fill() of one row = %v, want all to that", got)
 	}
 }
@@ -142,7 +142,7 @@ func TestSpreadAndFill(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		ask := call.Asks[0]
+		ask := call.Demands[0]
 		switch counts, ok := ask.Spread(t0, rows(values...)); {
 		case ok:
 			spread++
@@ -160,7 +160,7 @@ func TestSpreadAndFill(t *testing.T) {
 
 func pick(random *rand.Rand, values ...float64) float64 { return values[random.IntN(len(values))] }
 
-func wantSpread(t *testing.T, seed uint64, a decide.Ask, values, counts []float64) {
+func wantSpread(t *testing.T, seed uint64, a decide.Demand, values, counts []float64) {
 	t.Helper()
 	floor, sum := a.Floor/float64(len(values)), 0.0
 	for i, n := range counts {
@@ -174,7 +174,7 @@ func wantSpread(t *testing.T, seed uint64, a decide.Ask, values, counts []float6
 	}
 }
 
-func wantShort(t *testing.T, seed uint64, a decide.Ask, values []float64) {
+func wantShort(t *testing.T, seed uint64, a decide.Demand, values []float64) {
 	t.Helper()
 	floor, have := a.Floor/float64(len(values)), 0.0
 	for _, v := range values {
@@ -185,7 +185,7 @@ func wantShort(t *testing.T, seed uint64, a decide.Ask, values []float64) {
 	}
 }
 
-func wantFilled(t *testing.T, seed uint64, a decide.Ask, values []float64, n float64) {
+func wantFilled(t *testing.T, seed uint64, a decide.Demand, values []float64, n float64) {
 	t.Helper()
 	d := a.Definition
 	room, sum := 0.0, 0.0
@@ -242,8 +242,8 @@ func wantGranted(t *testing.T, l TokenBucket) {
 			t.Errorf("%v: shard %d refuses %v of %v", l, c.Shard, c.Count, c.Before.Value)
 		}
 	}
-	if call.Asks[0].Count-sum > 0x1p-46*sum {
-		t.Errorf("%v: took %v of %v", l, sum, call.Asks[0].Count)
+	if call.Demands[0].Count-sum > 0x1p-46*sum {
+		t.Errorf("%v: took %v of %v", l, sum, call.Demands[0].Count)
 	}
 }
 

@@ -10,12 +10,24 @@ import (
 // ErrNoAddress is a request of which nobody tells an address.
 var ErrNoAddress = errors.New("neither the request's sender nor a trusted proxy has an address")
 
-// AddressConfig says how the client's address is found behind proxies: httplimit.AddressConfig
-// and grpclimit.AddressConfig document the fields.
+// AddressConfig says how the client's address is found behind proxies.
 type AddressConfig struct {
-	Trusted            []netip.Prefix
-	Header             string
-	UnixSocket         bool
+	// Trusted are the addresses of the proxies whose word is believed. The headers of a request
+	// from any other address are ignored. The default is none.
+	Trusted []netip.Prefix
+
+	// Header is the one header in which the trusted proxies tell where a request came
+	// from: X-Forwarded-For, Forwarded (RFC 7239), or one with a single address such as
+	// X-Real-IP. Every trusted proxy must append to it or replace it; other headers are
+	// not looked at, as a client can send them through. The default is X-Forwarded-For.
+	Header string
+
+	// UnixSocket trusts requests over a Unix socket, which has no address, as from a proxy on
+	// the same machine. Without it such requests fail.
+	UnixSocket bool
+
+	// IPv4Bits and IPv6Bits are how much of an address is the key: one customer has
+	// many IPv6 addresses. The defaults are 32 and 64.
 	IPv4Bits, IPv6Bits int
 }
 

@@ -11,33 +11,33 @@ import (
 // classes knows the errors of any store.
 var classes *watch.Observer
 
-// event returns the event of a store's answer to requests, or of an error before it. The slot is
+// event returns the event of a store's answer to requests, or of an error before it. The permit is
 // the one that the answer is about, or nil.
-func (g *Gate[R, O]) event(result ratelimit.Result, err error, slot *ratelimit.Slot, requests []ratelimit.Request) ratelimit.Event {
+func (g *Limiter[R, O]) event(result ratelimit.Result, err error, permit *ratelimit.Permit, requests []ratelimit.Request) ratelimit.Event {
 	e := ratelimit.Event{Verb: ratelimit.VerbAllow, Door: g.Package, Shadow: g.Shadow, Outcome: g.outcome(&result, err), Result: result}
 	var full *ratelimit.FullError
 	var refused *ratelimit.RefusedError
 	switch {
 	case errors.As(err, &full):
-		e.Slot = &full.Slot
+		e.Permit = &full.Permit
 	case errors.As(err, &refused):
 		e.Result = refused.Result
 	case err != nil:
-		e.Slot, e.Requests, e.Err, e.ErrorClass = slot, requests, err, classes.Class(err)
+		e.Permit, e.Requests, e.Err, e.ErrorClass = permit, requests, err, classes.Class(err)
 		if e.Outcome == ratelimit.OutcomeInvalid {
 			e.ErrorClass = "invalid"
 		}
 	case result.Request.Limit == nil:
-		e.Slot = slot
+		e.Permit = permit
 	}
-	if e.Slot != nil {
+	if e.Permit != nil {
 		e.Verb = ratelimit.VerbAcquire
 	}
 	return e
 }
 
 // outcome returns the outcome of a store's answer, or of an error before it.
-func (g *Gate[R, O]) outcome(result *ratelimit.Result, err error) ratelimit.Outcome {
+func (g *Limiter[R, O]) outcome(result *ratelimit.Result, err error) ratelimit.Outcome {
 	var field *ratelimit.FieldError
 	switch {
 	case err == nil, errors.Is(err, ratelimit.ErrRefused):
@@ -61,7 +61,7 @@ func Asked[R any](ctx context.Context) (r R) {
 	return r
 }
 
-// Refused reports whether an event is a refusal, for want of tokens or of a slot.
+// Refused reports whether an event is a refusal, for want of tokens or of a permit.
 func Refused(e *ratelimit.Event) bool {
 	return e.Outcome == ratelimit.OutcomeRefused || e.Outcome == ratelimit.OutcomePaused
 }

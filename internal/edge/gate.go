@@ -8,20 +8,20 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// Store is the part of a store that a [Gate] needs.
+// Store is the part of a store that a [Limiter] needs.
 type Store interface {
 	Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error)
 	Settle(ctx context.Context, receipt *ratelimit.Receipt, used ...float64) (ratelimit.Result, error)
 }
 
-// Gate decides on requests by policies. All fields but InFlight, Slots, Catalog and Observe are
+// Limiter decides on requests by policies. All fields but InFlight, Permits, Catalog and Observe are
 // required. It is not to be changed once it is in use, and then safe for concurrent use.
-type Gate[R, O any] struct {
+type Limiter[R, O any] struct {
 	Package  string // for errors and logs
 	Store    Store
 	Policies []Policy[R, O]
 	InFlight []InFlight[R]
-	Slots    SlotStore // for InFlight
+	Permits  PermitStore // for InFlight
 	Catalog  ratelimit.Catalog
 	Timeout  time.Duration // of a decision, and of settling
 	FailOpen bool
@@ -32,11 +32,11 @@ type Gate[R, O any] struct {
 }
 
 // Ask decides on r, and tells Observe. The request is let through if the event has Passed; then
-// its work is to be done by [Pass.Do].
-func (g *Gate[R, O]) Ask(ctx context.Context, r R) (*Pass[R, O], ratelimit.Event) {
-	pass := &Pass[R, O]{gate: g, r: r}
+// its work is to be done by [Admission.Do].
+func (g *Limiter[R, O]) Ask(ctx context.Context, r R) (*Admission[R, O], ratelimit.Event) {
+	pass := &Admission[R, O]{gate: g, r: r}
 	requests, err := g.requests(r)
-	var wants []ratelimit.Slot
+	var wants []ratelimit.Permit
 	if err == nil {
 		wants, err = g.wants(r)
 	}
@@ -44,11 +44,11 @@ func (g *Gate[R, O]) Ask(ctx context.Context, r R) (*Pass[R, O], ratelimit.Event
 		return pass, ratelimit.Event{Door: g.Package, Outcome: ratelimit.OutcomeGranted, Passed: true, Shadow: g.Shadow}
 	}
 	var result ratelimit.Result
-	var slot *ratelimit.Slot
+	var permit *ratelimit.Permit
 	if err == nil {
-		pass.charge.slots, slot, result, err = g.take(ctx, wants, requests)
+		pass.charge.permits, permit, result, err = g.take(ctx, wants, requests)
 	}
-	e := g.event(result, err, slot, requests)
+	e := g.event(result, err, permit, requests)
 	gone := ctx.Err() != nil // a client that has gone is not let through because its leaving failed the call
 	e.Passed = g.Shadow || e.Outcome == ratelimit.OutcomeGranted || e.Outcome == ratelimit.OutcomeFailed && g.FailOpen && !gone
 	g.tell(ctx, r, e)
@@ -58,7 +58,7 @@ func (g *Gate[R, O]) Ask(ctx context.Context, r R) (*Pass[R, O], ratelimit.Event
 
 // Requests returns the requests of the policies for r, in their order, without those that do
 // not apply.
-func (g *Gate[R, O]) Requests(r R) ([]ratelimit.Request, error) {
+func (g *Limiter[R, O]) Requests(r R) ([]ratelimit.Request, error) {
 	requests, err := g.requests(r)
 	if err != nil {
 		return nil, err
@@ -67,7 +67,7 @@ func (g *Gate[R, O]) Requests(r R) ([]ratelimit.Request, error) {
 }
 
 // requests is Requests, and with an error the limit of the policy that it is about.
-func (g *Gate[R, O]) requests(r R) ([]ratelimit.Request, error) {
+func (g *Limiter[R, O]) requests(r R) ([]ratelimit.Request, error) {
 	requests := make([]ratelimit.Request, 0, len(g.Policies))
 	for i := range g.Policies {
 		request, err := g.Policies[i].request(r, g.Catalog)
@@ -82,12 +82,12 @@ func (g *Gate[R, O]) requests(r R) ([]ratelimit.Request, error) {
 }
 
 // EventOf returns the event of an error before or instead of a store's answer, and tells nobody.
-func (g *Gate[R, O]) EventOf(err error) ratelimit.Event {
+func (g *Limiter[R, O]) EventOf(err error) ratelimit.Event {
 	return g.event(ratelimit.Result{}, err, nil, nil)
 }
 
 // Fail tells Observe and the log of an error before the store was asked, and returns its event.
-func (g *Gate[R, O]) Fail(ctx context.Context, r R, err error) ratelimit.Event {
+func (g *Limiter[R, O]) Fail(ctx context.Context, r R, err error) ratelimit.Event {
 	e := g.EventOf(err)
 	g.tell(ctx, r, e)
 	return e
@@ -96,7 +96,7 @@ func (g *Gate[R, O]) Fail(ctx context.Context, r R, err error) ratelimit.Event {
 // Answers returns the event of an error with which a handler has ended that took in a
 // transaction of its own, and reports whether that is about the limits: then Observe has heard
 // of it, and it is to be answered.
-func (g *Gate[R, O]) Answers(ctx context.Context, r R, err error) (e ratelimit.Event, ok bool) {
+func (g *Limiter[R, O]) Answers(ctx context.Context, r R, err error) (e ratelimit.Event, ok bool) {
 	if e = g.EventOf(err); e.Outcome == ratelimit.OutcomeFailed {
 		return e, false
 	}
@@ -108,7 +108,7 @@ func (g *Gate[R, O]) Answers(ctx context.Context, r R, err error) (e ratelimit.E
 func fault(ctx context.Context, e *ratelimit.Event) string {
 	switch {
 	case e.Outcome == ratelimit.OutcomeLost:
-		return "a slot was lost while its request was handled"
+		return "a permit was lost while its request was handled"
 	case e.Verb == ratelimit.VerbSettle:
 		return "what was taken could not be settled"
 	case e.Outcome == ratelimit.OutcomeFailed && ctx.Err() == nil:
@@ -118,7 +118,7 @@ func fault(ctx context.Context, e *ratelimit.Event) string {
 }
 
 // tell tells the log of faults, and Observe of all.
-func (g *Gate[R, O]) tell(ctx context.Context, r R, e ratelimit.Event) {
+func (g *Limiter[R, O]) tell(ctx context.Context, r R, e ratelimit.Event) {
 	if text := fault(ctx, &e); text != "" {
 		g.Logger.ErrorContext(ctx, g.Package+": "+text,
 			slog.String("policy", e.Policy()), slog.Bool("passed", e.Passed), slog.String("error", e.ErrorText()))
@@ -129,7 +129,7 @@ func (g *Gate[R, O]) tell(ctx context.Context, r R, e ratelimit.Event) {
 }
 
 // policy returns the policy of a limit's name, or nil.
-func (g *Gate[R, O]) policy(name string) *Policy[R, O] {
+func (g *Limiter[R, O]) policy(name string) *Policy[R, O] {
 	for i := range g.Policies {
 		if p := &g.Policies[i]; ratelimit.NameOf(p.Limit) == name {
 			return p
@@ -139,7 +139,7 @@ func (g *Gate[R, O]) policy(name string) *Policy[R, O] {
 }
 
 // limitOf returns the limit of that name, or nil.
-func (g *Gate[R, O]) limitOf(name string) ratelimit.Limit {
+func (g *Limiter[R, O]) limitOf(name string) ratelimit.Limit {
 	if p := g.policy(name); p != nil {
 		return p.Limit
 	}

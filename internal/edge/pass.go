@@ -9,15 +9,15 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// Pass is the tokens and slots that a request that was let through has taken.
-type Pass[R, O any] struct {
-	gate   *Gate[R, O]
+// Admission is the tokens and permits that a request that was let through has taken.
+type Admission[R, O any] struct {
+	gate   *Limiter[R, O]
 	r      R
 	charge charge
 }
 
 // took notes the tokens that a store has granted.
-func (p *Pass[R, O]) took(result ratelimit.Result) {
+func (p *Admission[R, O]) took(result ratelimit.Result) {
 	if p.charge.receipt = result.Receipt; result.Receipt == nil {
 		return
 	}
@@ -28,18 +28,18 @@ func (p *Pass[R, O]) took(result ratelimit.Result) {
 }
 
 // ByOutcome reports whether it matters how the request ends.
-func (p *Pass[R, O]) ByOutcome() bool {
+func (p *Admission[R, O]) ByOutcome() bool {
 	return p.charge.receipt != nil && slices.ContainsFunc(p.gate.Policies, func(q Policy[R, O]) bool { return q.Counts != nil })
 }
 
-// Do runs do while it keeps the slots that were taken, with a context in which [Use] and
-// [SlotOf] find them, and which ends when a slot is lost. When do has ended, panicked or not,
+// Do runs do while it keeps the permits that were taken, with a context in which [Use] and
+// [PermitOf] find them, and which ends when a permit is lost. When do has ended, panicked or not,
 // it gives back the tokens that were not used: by [Use], and those of requests that by outcome
-// do not count. Outcome may be nil if the pass is not [Pass.ByOutcome].
+// do not count. Outcome may be nil if the pass is not [Admission.ByOutcome].
 //
-// A slot can be lost before do begins, in a process that was stopped; then the failure is to be
+// A permit can be lost before do begins, in a process that was stopped; then the failure is to be
 // answered, do has not run, and ok is false.
-func (p *Pass[R, O]) Do(ctx context.Context, do func(ctx context.Context), outcome func(panicked bool) O) (failure ratelimit.Event, ok bool) {
+func (p *Admission[R, O]) Do(ctx context.Context, do func(ctx context.Context), outcome func(panicked bool) O) (failure ratelimit.Event, ok bool) {
 	g := p.gate
 	p.charge.pkg, p.charge.limitOf = g.Package, g.limitOf
 	p.charge.outer, _ = ctx.Value(chargeKey{}).(*charge)
@@ -56,16 +56,16 @@ func (p *Pass[R, O]) Do(ctx context.Context, do func(ctx context.Context), outco
 		do(context.WithValue(ctx, chargeKey{}, &p.charge))
 		panicked = false
 	}
-	slot, err := g.keep(ctx, p.charge.slots, work)
+	permit, err := g.keep(ctx, p.charge.permits, work)
 	switch {
 	case ran && errors.Is(err, ratelimit.ErrLeaseLost):
-		lost := g.event(ratelimit.Result{}, err, slot, nil)
+		lost := g.event(ratelimit.Result{}, err, permit, nil)
 		lost.Verb, lost.Outcome, lost.Passed = ratelimit.VerbRenew, ratelimit.OutcomeLost, true
 		g.tell(ctx, p.r, lost)
 	case !ran:
-		failure = g.event(ratelimit.Result{}, err, slot, nil)
-		g.giveBack(ctx, p.charge.slots)
-		p.charge.slots = nil
+		failure = g.event(ratelimit.Result{}, err, permit, nil)
+		g.giveBack(ctx, p.charge.permits)
+		p.charge.permits = nil
 		failure.Passed = g.FailOpen || g.Shadow
 		g.tell(ctx, p.r, failure)
 		if failure.Passed {
@@ -76,7 +76,7 @@ func (p *Pass[R, O]) Do(ctx context.Context, do func(ctx context.Context), outco
 }
 
 // ended returns which of the requests count, once the work has ended.
-func (p *Pass[R, O]) ended(outcome func(panicked bool) O, panicked bool) (counts func(ratelimit.Request) bool) {
+func (p *Admission[R, O]) ended(outcome func(panicked bool) O, panicked bool) (counts func(ratelimit.Request) bool) {
 	if !p.ByOutcome() {
 		return func(ratelimit.Request) bool { return true }
 	}
@@ -89,7 +89,7 @@ func (p *Pass[R, O]) ended(outcome func(panicked bool) O, panicked bool) (counts
 
 // settle settles the tokens taken by those used, of the requests that count, even if the client
 // has gone. If it fails, the tokens stay spent.
-func (p *Pass[R, O]) settle(ctx context.Context, counts func(ratelimit.Request) bool) {
+func (p *Admission[R, O]) settle(ctx context.Context, counts func(ratelimit.Request) bool) {
 	g, used, differs := p.gate, p.charge.close(), false
 	for i, t := range p.charge.taken {
 		if !counts(t) {
@@ -118,7 +118,7 @@ type charge struct {
 	outer   *charge                           // of a middleware around that one
 	receipt *ratelimit.Receipt                // nil when nothing was taken
 	taken   []ratelimit.Request
-	slots   []ratelimit.Slot
+	permits []ratelimit.Permit
 
 	mu   sync.Mutex
 	used []float64 // of each that was taken
@@ -126,7 +126,7 @@ type charge struct {
 }
 
 // Use notes the tokens that a request has really used of a policy, by the name of its limit.
-// ctx is that of [Pass.Do]; the error of another names the package that asks.
+// ctx is that of [Admission.Do]; the error of another names the package that asks.
 func Use(ctx context.Context, pkg, policy string, n float64) error {
 	for c, _ := ctx.Value(chargeKey{}).(*charge); c != nil; c = c.outer {
 		if limit := c.limitOf(policy); limit != nil {

@@ -124,6 +124,16 @@ func StatedCost(what string, values []string, least, otherwise float64, fault fu
 // Identity returns a limit's name and a key in one string. No name holds a zero byte.
 func Identity(name, key string) string { return name + "\x00" + key }
 
+// DefaultMaxJitter bounds the jitter of a wait.
+const DefaultMaxJitter = 30 * time.Second
+
+// Jittered returns the wait of a refusal and a share of it, at most most, that is always the same
+// share for the key that decides.
+func Jittered(result ratelimit.Result, share float64, most time.Duration) time.Duration {
+	identity := Identity(ratelimit.NameOf(result.Request.Limit), result.Request.Key)
+	return result.RetryAfter + Shift(identity, min(most, time.Duration(share*float64(result.RetryAfter))))
+}
+
 // Shift returns an identity's fixed share of a spread.
 func Shift(identity string, spread time.Duration) time.Duration {
 	return ratelimit.JitterFor(identity, time.Time{}, spread).Sub(time.Time{})

@@ -4,9 +4,7 @@ import (
 	"context"
 	"fmt"
 	"log/slog"
-	"maps"
 	"math/rand/v2"
-	"sync"
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
@@ -18,13 +16,10 @@ import (
 const (
 	DefaultMaxWait  = 30 * time.Second
 	DefaultMaxTries = 4
-	DefaultMaxPause = time.Hour
+	DefaultMaxPause = 5 * time.Minute
 )
 
-const (
-	pauseTimeout = 5 * time.Second // of pausing the limit after a refusal
-	firstBackoff = time.Second     // after a refusal that does not say for how long
-)
+const pauseTimeout = 5 * time.Second // of pausing the limit after a refusal
 
 // WaitStore is the part of a store that a [Waiter] needs to share a quota with other processes.
 type WaitStore interface {
@@ -38,8 +33,8 @@ type Waiter struct {
 	Package  string // for errors and logs
 	MaxWait  time.Duration
 	MaxTries int
-	MaxPause time.Duration
-	Store    WaitStore // nil without a limit
+	MaxPause time.Duration // of any hold and any pause, whatever a server says
+	Store    WaitStore     // nil without a limit
 	Logger   *slog.Logger
 
 	// NotSent makes the error of a request that would have to wait for too long, until an
@@ -67,40 +62,56 @@ func (w *Waiter) Init(f *Faults, limited bool) {
 type Answer struct {
 	Refused   bool          // the request was refused, and may be asked again
 	Exhausted bool          // it was not, but the next one would be
-	Wait      time.Duration // for how long
-	Told      bool          // Wait was said of a refusal, even if it is 0
+	Wait      time.Duration // for how long, in the server's words; 0 when it does not say
 	Pause     bool          // the client's own limit is to be paused for all its processes
 }
 
 // Turn waits until a request of the scope may be sent: until its server wants to be asked
 // again, and there is a token of its limit, for which it may have waited so long that the server
-// has refused another request. A request without a limit takes nothing.
-func (w *Waiter) Turn(b *Budget, scope string, request ratelimit.Request) error {
-	if err := w.holdBack(scope, b); err != nil || request.Limit == nil {
-		return err
+// has refused another request. A request without a limit takes nothing. Turn returns the round in
+// which the request goes, for [Waiter.Heed].
+func (w *Waiter) Turn(b *Budget, scope string, request ratelimit.Request) (round int, err error) {
+	if request.Limit != nil {
+		if err := w.holdBack(scope, b); err != nil {
+			return 0, err
+		}
+		if err := w.take(request, b); err != nil {
+			return 0, err
+		}
 	}
-	if err := w.take(request, b); err != nil {
-		return err
+	for {
+		if err := w.holdBack(scope, b); err != nil {
+			return 0, err
+		}
+		round, again, sooner := w.holds.enter(scope, time.Now())
+		if sooner == nil {
+			return round, nil
+		}
+		if b.left() <= 0 {
+			return 0, w.NotSent(again, b.ctx.Err())
+		}
+		if err := b.sleep(min(time.Until(again), b.left()), sooner); err != nil {
+			return 0, err
+		}
 	}
-	return w.holdBack(scope, b)
 }
 
 // holdBack waits until no server holds requests of the scope back.
 func (w *Waiter) holdBack(scope string, b *Budget) error {
 	for {
-		h := w.holds.of(scope)
-		wait := time.Until(h.refused)
+		refused, exhausted := w.holds.until(scope)
+		wait := time.Until(refused)
 		if wait >= b.left() {
-			return w.NotSent(h.refused, b.ctx.Err())
+			return w.NotSent(refused, b.ctx.Err())
 		}
-		if hinted := time.Until(h.exhausted); hinted < b.left() {
+		if hinted := time.Until(exhausted); hinted < b.left() {
 			wait = max(wait, hinted)
 		}
 		if wait <= 0 {
 			return b.ctx.Err()
 		}
 		// Those that were held back together do not go together.
-		if err := b.sleep(wait + rand.N(max(1, min(wait/10, b.left()-wait)))); err != nil {
+		if err := b.sleep(wait+rand.N(max(1, min(wait/10, b.left()-wait))), nil); err != nil {
 			return err
 		}
 	}
@@ -131,7 +142,7 @@ func (w *Waiter) take(request ratelimit.Request, b *Budget) error {
 		case result.RetryAfter >= b.left():
 			return w.NotSent(time.Now().Add(result.RetryAfter), result.Err())
 		}
-		if err := b.sleep(result.RetryAfter); err != nil {
+		if err := b.sleep(result.RetryAfter, nil); err != nil {
 			return err
 		}
 	}
@@ -148,19 +159,18 @@ func (w *Waiter) over(b *Budget, err error) error {
 	return err
 }
 
-// Heed notes the limits in the answer to the n-th try of a request, and returns how long to
-// wait before the next one.
-func (w *Waiter) Heed(ctx context.Context, scope string, request ratelimit.Request, a Answer, n int) (wait time.Duration) {
-	if wait = a.Wait; wait == 0 && a.Refused && !a.Told {
-		wait = backoff(n)
+// Heed notes the limits in the answer to a request that went in a round, and returns how long the
+// scope is held back after a refusal.
+func (w *Waiter) Heed(ctx context.Context, scope string, round int, request ratelimit.Request, a Answer) (wait time.Duration) {
+	now := time.Now()
+	if !a.Refused {
+		w.holds.grant(scope, round, now)
+		if a.Exhausted && a.Wait > 0 {
+			w.holds.exhaust(scope, now.Add(min(a.Wait, w.MaxPause)), now)
+		}
+		return 0
 	}
-	wait = min(wait, w.MaxPause)
-	switch until := time.Now().Add(wait); {
-	case a.Refused:
-		w.holds.set(scope, hold{refused: until})
-	case a.Exhausted:
-		w.holds.set(scope, hold{exhausted: until})
-	}
+	wait = w.holds.refuse(scope, round, a.Wait, w.MaxPause, now).Sub(now)
 	if a.Pause && request.Limit != nil && wait > 0 {
 		w.pause(ctx, request, wait)
 	}
@@ -170,12 +180,6 @@ func (w *Waiter) Heed(ctx context.Context, scope string, request ratelimit.Reque
 // Again reports whether there is to be another try after the n-th, which was refused.
 func (w *Waiter) Again(b *Budget, wait time.Duration, n int) bool {
 	return n < w.MaxTries && wait < b.left()
-}
-
-// backoff returns 1, 2, 4 … seconds, less up to a half.
-func backoff(n int) time.Duration {
-	most := firstBackoff << min(n-1, 10)
-	return most/2 + rand.N(most/2)
 }
 
 // pause pauses the client's own limit, for all processes that share it: the request's context
@@ -206,59 +210,14 @@ func (w *Waiter) Budget(ctx context.Context) *Budget {
 
 func (b *Budget) left() time.Duration { return time.Until(b.end) }
 
-// sleep waits for d, or until the request's context ends.
-func (b *Budget) sleep(d time.Duration) error {
+// sleep waits for d, until sooner is closed, or until the request's context ends.
+func (b *Budget) sleep(d time.Duration, sooner <-chan struct{}) error {
 	timer := time.NewTimer(d)
 	defer timer.Stop()
 	select {
 	case <-timer.C:
-		return b.ctx.Err()
+	case <-sooner:
 	case <-b.ctx.Done():
-		return b.ctx.Err()
 	}
-}
-
-// hold is until when requests are held back: because the server has refused one, or
-// because it has said that the next would be refused.
-type hold struct{ refused, exhausted time.Time }
-
-// over reports whether nothing is held back at now.
-func (h hold) over(now time.Time) bool { return !h.refused.After(now) && !h.exhausted.After(now) }
-
-// holds is the holds that are not over, by scope. The zero value is ready for use.
-type holds struct {
-	mu      sync.Mutex
-	byScope map[string]hold
-	sweep   int // how many there may be before those that are over are looked for
-}
-
-func (hs *holds) of(scope string) hold {
-	hs.mu.Lock()
-	defer hs.mu.Unlock()
-	return hs.byScope[scope]
-}
-
-// set merges h into the hold of a scope: for each of the two, the later end holds.
-func (hs *holds) set(scope string, h hold) {
-	hs.mu.Lock()
-	defer hs.mu.Unlock()
-	if hs.byScope == nil {
-		hs.byScope, hs.sweep = map[string]hold{}, minSweep
-	}
-	was := hs.byScope[scope]
-	hs.byScope[scope] = hold{latest(was.refused, h.refused), latest(was.exhausted, h.exhausted)}
-	if len(hs.byScope) > hs.sweep {
-		now := time.Now()
-		maps.DeleteFunc(hs.byScope, func(_ string, h hold) bool { return h.over(now) })
-		hs.sweep = max(minSweep, 2*len(hs.byScope))
-	}
-}
-
-const minSweep = 64
-
-func latest(a, b time.Time) time.Time {
-	if b.After(a) {
-		return b
-	}
-	return a
+	return b.ctx.Err()
 }

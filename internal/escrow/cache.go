@@ -83,7 +83,7 @@ func (m *Cache) Seen(r *ratelimit.Request) *Entry {
 }
 
 // Of returns the entry of an ask's key, which begins to be remembered; nil if it is not.
-func (m *Cache) Of(a *decide.Ask) *Entry {
+func (m *Cache) Of(a *decide.Demand) *Entry {
 	if m == nil || a.Sharded() {
 		return nil
 	}
@@ -93,7 +93,7 @@ func (m *Cache) Of(a *decide.Ask) *Entry {
 	return m.remember(a)
 }
 
-func (m *Cache) remember(a *decide.Ask) *Entry {
+func (m *Cache) remember(a *decide.Demand) *Entry {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	before := m.entry(a.Definition.Name, a.Key)
@@ -118,10 +118,10 @@ func (m *Cache) remember(a *decide.Ask) *Entry {
 	return nil
 }
 
-func (m *Cache) newEntry(a *decide.Ask) *Entry {
+func (m *Cache) newEntry(a *decide.Demand) *Entry {
 	e := &Entry{config: &m.config, ask: *a, least: leastOf(&a.Definition), lowered: Lowered(&a.Definition, m.config.Lasts)}
 	e.demand.begun = m.config.moment().mono
-	e.ask.Count, e.ask.Request.Floor, e.ask.Floor = 0, 0, 0
+	e.ask.Count, e.ask.Request.AboveShare, e.ask.Floor = 0, 0, 0
 	e.paid = e.ask.Paid()
 	if reflect.TypeOf(a.Limit).Kind() != reflect.Pointer {
 		e.limit = a.Limit

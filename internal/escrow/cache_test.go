@@ -79,7 +79,7 @@ func (m *memory) of(limit ratelimit.Limit) *escrow.Entry {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	h := m.Of(&call.Asks[0])
+	h := m.Of(&call.Demands[0])
 	if h == nil {
 		m.t.Fatal("nothing can be taken ahead")
 	}
@@ -277,7 +277,7 @@ func TestArrivedLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	for _, late := range []time.Duration{2 * time.Second, 0} {
-		e := m.Of(&call.Asks[0])
+		e := m.Of(&call.Demands[0])
 		e.Note(100, 1)
 		e.Contended()
 		o := e.Order(0, 1)
@@ -326,7 +326,7 @@ func TestOrder(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if h := m.Of(&call.Asks[0]); h.Prefetches() {
+	if h := m.Of(&call.Demands[0]); h.Prefetches() {
 		t.Error("a limit that is refilled in a second can be taken ahead from for one")
 	}
 }
@@ -632,7 +632,7 @@ func TestRefusal(t *testing.T) {
 		"over":                {do: func(m *memory, _ *escrow.Entry) { m.pass(time.Second) }, n: 1000},
 		"the clock went back": {do: func(m *memory, _ *escrow.Entry) { m.pass(-1) }, n: 1},
 		"taken since":         {do: func(_ *memory, h *escrow.Entry) { h.Changed() }, n: 1},
-		"edited since":        {do: func(m *memory, h *escrow.Entry) { m.Evict(h.Ask().Of()) }, n: 1},
+		"edited since":        {do: func(m *memory, h *escrow.Entry) { m.Evict(h.Ask().KeyOf()) }, n: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := newMemory(t)
@@ -684,7 +684,7 @@ func TestMemoryIsBounded(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return m.Of(&call.Asks[0])
+		return m.Of(&call.Demands[0])
 	}
 	fill := func(from int) (n int) {
 		for i := range keys {

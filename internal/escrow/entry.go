@@ -51,7 +51,7 @@ func (c *Config) margin() time.Duration { return c.Lasts / 16 }
 // Entry is a process's knowledge of one key. A nil Entry is of a key that is not remembered.
 type Entry struct {
 	config  *Config
-	ask     decide.Ask      // an allow of nothing; sound, so that a request that is like it need not be checked
+	ask     decide.Demand   // an allow of nothing; sound, so that a request that is like it need not be checked
 	paid    *receipt.Limit  // the ask's in receipts
 	limit   ratelimit.Limit // of the ask, to compare; nil if that can change
 	lowered float64         // capacity; 0 if nothing can be prefetched
@@ -106,7 +106,7 @@ func leastOf(d *bucket.Definition) float64 {
 }
 
 // Ask returns an ask of the entry's key, that of an allow of nothing.
-func (e *Entry) Ask() *decide.Ask { return &e.ask }
+func (e *Entry) Ask() *decide.Demand { return &e.ask }
 
 // Prefetches reports whether the entry's key can be prefetched from.
 func (e *Entry) Prefetches() bool { return e != nil && e.lowered > 0 }
@@ -162,7 +162,7 @@ func (e *Entry) Take(n float64, transaction bool, t *Tokens) bool {
 // prefetched if it is time.
 func (e *Entry) tell(t *Tokens, n float64, from *lease, s *stock, left float64, now moment) {
 	t.Entry, t.Count, t.At = e, n, from.databaseAt(now)
-	t.After = e.ask.Definition.Settle(s.last.after, t.At)
+	t.After = e.ask.Definition.Refill(s.last.after, t.At)
 	t.After.Value += left
 	if (left < s.low || now.since(s.last.sent) > s.fresh) && now.mono >= time.Duration(e.scarce.Load()) {
 		e.prefetch()
@@ -223,7 +223,7 @@ func (e *Entry) takeOfSeveral(n float64, now moment, transaction bool, t *Tokens
 // inOneWindow returns the leases that n tokens can be taken from: all, or those that count
 // in one window or slot, since that is when a call is told that it takes. It needs mu.
 func (e *Entry) inOneWindow(n float64) []*lease {
-	if !e.ask.Definition.Stands() {
+	if !e.ask.Definition.Stepped() {
 		return e.leases
 	}
 	for _, first := range e.leases {
@@ -282,7 +282,7 @@ func (e *Entry) counts(until time.Time, now moment) bool {
 	switch d := &e.ask.Definition; {
 	case e.last == nil:
 		return false
-	case d.Stands():
+	case d.Stepped():
 		return until.Equal(e.last.counted)
 	default:
 		return e.last.databaseAt(now).Before(d.Counted(until))
@@ -342,7 +342,7 @@ func (e *Entry) end(l *lease, now moment) {
 
 func (e *Entry) returnOf(l *lease, n float64) Return {
 	return Return{
-		Row: decide.Row{Key: e.ask.Of()}, Definition: e.ask.Definition,
+		Row: decide.Row{Key: e.ask.KeyOf()}, Definition: e.ask.Definition,
 		Return: bucket.Return{Count: n, Taken: l.after.TS, End: l.end}, lease: l,
 	}
 }
@@ -533,7 +533,7 @@ func (e *Entry) spare(need float64, now moment) float64 {
 		return math.Inf(1)
 	}
 	last := e.leases[len(e.leases)-1]
-	return (e.ask.Definition.Settle(last.after, last.databaseAt(now)).Value - need) / 2
+	return (e.ask.Definition.Refill(last.after, last.databaseAt(now)).Value - need) / 2
 }
 
 // Failed notes that the statement of an order has told the row nothing.

@@ -56,7 +56,7 @@ func TestRelease(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			e := m.Of(&call.Asks[0])
+			e := m.Of(&call.Demands[0])
 			e.mu.Lock()
 			e.ticking = true // so that the timer rings when the test does
 			e.mu.Unlock()
@@ -110,7 +110,7 @@ func TestEvictAllWaitsForTheTimer(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	e := m.Of(&call.Asks[0])
+	e := m.Of(&call.Demands[0])
 	e.mu.Lock()
 	e.ticking = true // so that the timer rings when the test does
 	e.mu.Unlock()

@@ -9,35 +9,35 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// Store is the part of a store that keeping a slot needs.
+// Store is the part of a store that keeping a permit needs.
 type Store interface {
-	Renew(ctx context.Context, slot ratelimit.Slot) (ratelimit.Slot, error)
-	Release(ctx context.Context, slot ratelimit.Slot) error
+	Renew(ctx context.Context, permit ratelimit.Permit) (ratelimit.Permit, error)
+	Release(ctx context.Context, permit ratelimit.Permit) error
 }
 
-// Keepers is the slots of a store that are kept. The zero value is ready to use. It is safe
+// Renewers is the permits of a store that are kept. The zero value is ready to use. It is safe
 // for concurrent use.
-type Keepers struct {
-	mu   sync.Mutex
-	kept map[slotID]*keeper
+type Renewers struct {
+	mu      sync.Mutex
+	running map[permitID]*renewer
 }
 
-// slotID is a slot in the hands of one holder.
-type slotID struct {
+// permitID is a permit in the hands of one holder.
+type permitID struct {
 	name, key string
 	number    int
 	fence     int64
 }
 
-func idOf(slot ratelimit.Slot) slotID {
-	return slotID{slot.InFlight.Name, slot.Key, slot.Number, slot.Fence}
+func idOf(permit ratelimit.Permit) permitID {
+	return permitID{permit.InFlight.Name, permit.Key, permit.Number, permit.Fence}
 }
 
-// Released notes that a holder has released its slot, or has in a transaction with an unknown
-// end: that is the reason if the slot is not held any more.
-func (k *Keepers) Released(slot ratelimit.Slot) {
+// Released notes that a holder has released its permit, or has in a transaction with an unknown
+// end: that is the reason if the permit is not held any more.
+func (k *Renewers) Released(permit ratelimit.Permit) {
 	k.mu.Lock()
-	kept := k.kept[idOf(slot)]
+	kept := k.running[idOf(permit)]
 	k.mu.Unlock()
 	if kept != nil {
 		kept.mu.Lock()
@@ -46,13 +46,13 @@ func (k *Keepers) Released(slot ratelimit.Slot) {
 	}
 }
 
-// keeper keeps one slot.
-type keeper struct {
+// keeper keeps one permit.
+type renewer struct {
 	store  Store
 	cancel context.CancelCauseFunc
 
 	mu       sync.Mutex
-	slot     ratelimit.Slot
+	permit   ratelimit.Permit
 	released int // how often the holder has said so
 	lost     bool
 }
@@ -63,35 +63,35 @@ const retryPause = 50 * time.Millisecond
 // releaseTime bounds the release after the work, for which the context may be over.
 const releaseTime = 5 * time.Second
 
-// Keep runs do with a context that ends when the slot is lost, or with ctx, renews it until do
-// has ended, and releases it. In ModeShadow the context is ctx, and it is no error that the slot
+// Keep runs do with a context that ends when the permit is lost, or with ctx, renews it until do
+// has ended, and releases it. In ModeShadow the context is ctx, and it is no error that the permit
 // was lost.
-func (k *Keepers) Keep(ctx context.Context, store Store, slot ratelimit.Slot, do func(context.Context, ratelimit.Slot) error) (err error) {
-	if err := slot.Err(); err != nil {
+func (k *Renewers) Keep(ctx context.Context, store Store, permit ratelimit.Permit, do func(context.Context, ratelimit.Permit) error) (err error) {
+	if err := permit.Err(); err != nil {
 		return err
 	}
-	if err := slot.Validate(); err != nil {
+	if err := permit.Validate(); err != nil {
 		return err
 	}
 	if do == nil {
-		return &ratelimit.FieldError{Limit: slot.InFlight.Name, Field: "Func", Value: nil, Reason: "must not be nil"}
+		return &ratelimit.FieldError{Limit: permit.InFlight.Name, Field: "Func", Value: nil, Reason: "must not be nil"}
 	}
-	if slot.Shadowed {
-		return do(ctx, slot)
+	if permit.Shadowed {
+		return do(ctx, permit)
 	}
-	if !now().before(slot.Ends()) { // it was read, or waited for; it may be held all the same
-		renewed, err := store.Renew(ctx, slot)
+	if !now().before(permit.Ends()) { // it was read, or waited for; it may be held all the same
+		renewed, err := store.Renew(ctx, permit)
 		if err != nil {
 			return err
 		}
-		if slot = renewed; slot.Shadowed {
-			return do(ctx, slot)
+		if permit = renewed; permit.Shadowed {
+			return do(ctx, permit)
 		}
 	}
 	inner, cancel := context.WithCancelCause(ctx)
-	kept := &keeper{store: store, cancel: cancel, slot: slot}
-	k.add(slot, kept)
-	// The slot of a function that goes on working when ctx is over is renewed all the same.
+	kept := &renewer{store: store, cancel: cancel, permit: permit}
+	k.add(permit, kept)
+	// The permit of a function that goes on working when ctx is over is renewed all the same.
 	working, stop := context.WithCancel(context.WithoutCancel(ctx))
 	stopped := make(chan struct{})
 	go func() {
@@ -102,63 +102,63 @@ func (k *Keepers) Keep(ctx context.Context, store Store, slot ratelimit.Slot, do
 		stop()
 		cancel(nil)
 		<-stopped
-		k.remove(slot)
-		if lost := kept.release(ctx); lost != nil && slot.InFlight.Mode != ratelimit.ModeShadow {
+		k.remove(permit)
+		if lost := kept.release(ctx); lost != nil && permit.InFlight.Mode != ratelimit.ModeShadow {
 			err = errors.Join(err, lost)
 		}
 	}()
-	if slot.InFlight.Mode == ratelimit.ModeShadow {
-		return do(ctx, slot)
+	if permit.InFlight.Mode == ratelimit.ModeShadow {
+		return do(ctx, permit)
 	}
-	return do(&leased{inner, kept}, slot)
+	return do(&leased{inner, kept}, permit)
 }
 
-func (k *Keepers) add(slot ratelimit.Slot, kept *keeper) {
+func (k *Renewers) add(permit ratelimit.Permit, kept *renewer) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.kept == nil {
-		k.kept = make(map[slotID]*keeper)
+	if k.running == nil {
+		k.running = make(map[permitID]*renewer)
 	}
-	k.kept[idOf(slot)] = kept
+	k.running[idOf(permit)] = kept
 }
 
-func (k *Keepers) remove(slot ratelimit.Slot) {
+func (k *Renewers) remove(permit ratelimit.Permit) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	delete(k.kept, idOf(slot))
+	delete(k.running, idOf(permit))
 }
 
-// releases is how often the holder has released the slot.
-func (k *keeper) releases() int {
+// releases is how often the holder has released the permit.
+func (k *renewer) releases() int {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	return k.released
 }
 
-// ends is when the slot must be taken for lost.
-func (k *keeper) ends() time.Time {
+// ends is when the permit must be taken for lost.
+func (k *renewer) ends() time.Time {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.slot.Ends()
+	return k.permit.Ends()
 }
 
 // lose ends the holder's context.
-func (k *keeper) lose() {
+func (k *renewer) lose() {
 	k.mu.Lock()
 	k.lost = true
 	k.mu.Unlock()
 	k.cancel(ratelimit.ErrLeaseLost)
 }
 
-// over reports whether the slot is lost, or must be taken for that by now.
-func (k *keeper) over() bool {
+// over reports whether the permit is lost, or must be taken for that by now.
+func (k *renewer) over() bool {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.lost || !now().before(k.slot.Ends())
+	return k.lost || !now().before(k.permit.Ends())
 }
 
-// renew renews the slot at half of its lease until ctx is over.
-func (k *keeper) renew(ctx context.Context) {
+// renew renews the permit at half of its lease until ctx is over.
+func (k *renewer) renew(ctx context.Context) {
 	end := time.NewTimer(0) // of the lease
 	next := time.NewTimer(0)
 	defer end.Stop()
@@ -166,7 +166,7 @@ func (k *keeper) renew(ctx context.Context) {
 	set := func() {
 		left := time.Until(k.ends())
 		end.Reset(left)
-		next.Reset(left - k.slot.InFlight.LeaseOrDefault()/2)
+		next.Reset(left - k.permit.InFlight.LeaseOrDefault()/2)
 	}
 	set()
 	results := make(chan error, 1)
@@ -196,19 +196,19 @@ func (k *keeper) renew(ctx context.Context) {
 			case errors.Is(err, ratelimit.ErrLeaseLost):
 				k.lose()
 			default:
-				next.Reset(min(retryPause, k.slot.InFlight.LeaseOrDefault()/8))
+				next.Reset(min(retryPause, k.permit.InFlight.LeaseOrDefault()/8))
 			}
 		}
 	}
 }
 
-func (k *keeper) renewOnce(ctx context.Context) error {
+func (k *renewer) renewOnce(ctx context.Context) error {
 	k.mu.Lock()
-	slot, released := k.slot, k.released
+	permit, released := k.permit, k.released
 	k.mu.Unlock()
-	ctx, cancel := context.WithDeadline(ctx, slot.Ends())
+	ctx, cancel := context.WithDeadline(ctx, permit.Ends())
 	defer cancel()
-	renewed, err := k.store.Renew(ctx, slot)
+	renewed, err := k.store.Renew(ctx, permit)
 	if err == nil && renewed.Shadowed {
 		err = ratelimit.ErrLeaseLost
 	}
@@ -217,31 +217,31 @@ func (k *keeper) renewOnce(ctx context.Context) error {
 	}
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.slot.Asked, k.slot.At, k.slot.Until = renewed.Asked, renewed.At, renewed.Until
+	k.permit.Asked, k.permit.At, k.permit.Until = renewed.Asked, renewed.At, renewed.Until
 	k.released -= released // the earlier releases were rolled back
 	return nil
 }
 
-// release releases the slot. It returns an error if that was lost while it was worked with.
-func (k *keeper) release(ctx context.Context) error {
+// release releases the permit. It returns an error if that was lost while it was worked with.
+func (k *renewer) release(ctx context.Context) error {
 	lost := k.over()
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), releaseTime)
 	defer cancel()
-	err := k.store.Release(ctx, k.slot)
+	err := k.store.Release(ctx, k.permit)
 	if k.releases() > 0 {
 		return nil
 	}
 	if lost || errors.Is(err, ratelimit.ErrLeaseLost) {
 		return ratelimit.ErrLeaseLost
 	}
-	return nil // a slot that cannot be released is free when its lease is over
+	return nil // a permit that cannot be released is free when its lease is over
 }
 
 // leased is a context that is over when the lease is: also in a process that was stopped, and
 // in which no timer has rung yet.
 type leased struct {
 	context.Context
-	keeper *keeper
+	keeper *renewer
 }
 
 // Err returns why the context is over, if it is.

@@ -16,34 +16,34 @@ type fake struct {
 	released int
 }
 
-func (f *fake) Renew(ctx context.Context, slot ratelimit.Slot) (ratelimit.Slot, error) {
+func (f *fake) Renew(ctx context.Context, permit ratelimit.Permit) (ratelimit.Permit, error) {
 	asked := time.Now()
 	if err := f.renew(ctx); err != nil {
-		return ratelimit.Slot{}, err
+		return ratelimit.Permit{}, err
 	}
-	return lasting(slot.Fence, asked), nil
+	return lasting(permit.Fence, asked), nil
 }
 
-func (f *fake) Release(context.Context, ratelimit.Slot) error {
+func (f *fake) Release(context.Context, ratelimit.Permit) error {
 	f.released++
 	return nil
 }
 
 const lease = 10 * time.Second
 
-func lasting(fence int64, from time.Time) ratelimit.Slot {
-	return ratelimit.Slot{
+func lasting(fence int64, from time.Time) ratelimit.Permit {
+	return ratelimit.Permit{
 		InFlight: ratelimit.InFlight{Name: "l", Limit: 1, Lease: lease}, OK: true, Fence: fence,
 		At: from, Until: from.Add(lease), Asked: from,
 	}
 }
 
-// keep keeps a slot for a while, and returns after how long its context ended, or 0, and why.
-func keep(t *testing.T, store *fake, slot ratelimit.Slot, work time.Duration) (told time.Duration, cause, err error) {
+// keep keeps a permit for a while, and returns after how long its context ended, or 0, and why.
+func keep(t *testing.T, store *fake, permit ratelimit.Permit, work time.Duration) (told time.Duration, cause, err error) {
 	t.Helper()
-	var k Keepers
+	var k Renewers
 	begun := time.Now()
-	err = k.Keep(t.Context(), store, slot, func(ctx context.Context, _ ratelimit.Slot) error {
+	err = k.Keep(t.Context(), store, permit, func(ctx context.Context, _ ratelimit.Permit) error {
 		select {
 		case <-ctx.Done():
 			told, cause = time.Since(begun), context.Cause(ctx)
@@ -77,7 +77,7 @@ func TestKeepRenewsAtHalfOfTheLease(t *testing.T) {
 }
 
 // When the database does not answer, by an error or at all, the holder is told at the end of
-// the lease, and not later; when it says that the slot is lost, at once.
+// the lease, and not later; when it says that the permit is lost, at once.
 func TestKeepTellsInTime(t *testing.T) {
 	down := errors.New("down")
 	for name, c := range map[string]struct {
@@ -116,14 +116,14 @@ func TestKeepSurvivesFaults(t *testing.T) {
 	})
 }
 
-// Work that goes on when its context is over still has its slot: nobody else is to be given it.
+// Work that goes on when its context is over still has its permit: nobody else is to be given it.
 func TestKeepRenewsForWorkThatOutlivesItsContext(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		renewed := 0
 		store := &fake{renew: func(ctx context.Context) error { renewed++; return ctx.Err() }}
-		var k Keepers
-		err := k.Keep(ctx, store, lasting(1, time.Now()), func(inner context.Context, _ ratelimit.Slot) error {
+		var k Renewers
+		err := k.Keep(ctx, store, lasting(1, time.Now()), func(inner context.Context, _ ratelimit.Permit) error {
 			cancel()
 			if inner.Err() == nil {
 				t.Error("the work's context is not over")
@@ -142,8 +142,8 @@ func TestKeepRenewsForWorkThatOutlivesItsContext(t *testing.T) {
 func TestContextOfALeaseThatIsOver(t *testing.T) {
 	ctx, cancel := context.WithCancelCause(t.Context())
 	defer cancel(nil)
-	slot := lasting(1, time.Now().Add(-lease-time.Millisecond))
-	c := &leased{ctx, &keeper{cancel: cancel, slot: slot}}
+	permit := lasting(1, time.Now().Add(-lease-time.Millisecond))
+	c := &leased{ctx, &renewer{cancel: cancel, permit: permit}}
 	if err := c.Err(); !errors.Is(err, context.Canceled) || !errors.Is(context.Cause(c), ratelimit.ErrLeaseLost) {
 		t.Errorf("got %v because of %v, want canceled because of ErrLeaseLost", err, context.Cause(c))
 	}
@@ -154,14 +154,14 @@ func TestContextOfALeaseThatIsOver(t *testing.T) {
 	}
 }
 
-// A slot that was read, or waited for past its lease, is renewed before it is worked with.
+// A permit that was read, or waited for past its lease, is renewed before it is worked with.
 func TestKeepRenewsFirstWhatIsOld(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		old := lasting(1, time.Now().Add(-time.Hour))
-		var k Keepers
+		var k Renewers
 		store := &fake{renew: func(context.Context) error { return ratelimit.ErrLeaseLost }}
-		err := k.Keep(t.Context(), store, old, func(context.Context, ratelimit.Slot) error {
-			t.Error("worked with a slot that is lost")
+		err := k.Keep(t.Context(), store, old, func(context.Context, ratelimit.Permit) error {
+			t.Error("worked with a permit that is lost")
 			return nil
 		})
 		if !errors.Is(err, ratelimit.ErrLeaseLost) {
@@ -178,7 +178,7 @@ func TestKeepRenewsFirstWhatIsOld(t *testing.T) {
 func TestKeepOfWhatIsReleased(t *testing.T) {
 	for _, committed := range []bool{true, false} {
 		synctest.Test(t, func(t *testing.T) {
-			var k Keepers
+			var k Renewers
 			renewals := 0
 			store := &fake{renew: func(context.Context) error {
 				if renewals++; committed || renewals > 1 {
@@ -186,9 +186,9 @@ func TestKeepOfWhatIsReleased(t *testing.T) {
 				}
 				return nil
 			}}
-			slot := lasting(1, time.Now())
-			err := k.Keep(t.Context(), store, slot, func(ctx context.Context, slot ratelimit.Slot) error {
-				k.Released(slot)
+			permit := lasting(1, time.Now())
+			err := k.Keep(t.Context(), store, permit, func(ctx context.Context, permit ratelimit.Permit) error {
+				k.Released(permit)
 				select {
 				case <-ctx.Done():
 				case <-time.After(3 * lease):
@@ -205,17 +205,17 @@ func TestKeepOfWhatIsReleased(t *testing.T) {
 // The work of a limit that is tried out goes on when the lease is lost, and that is no error; it
 // is not renewed again.
 func TestKeepInShadow(t *testing.T) {
-	for name, renew := range map[string]func(slot ratelimit.Slot) (ratelimit.Slot, error){
-		"errors": func(ratelimit.Slot) (ratelimit.Slot, error) { return ratelimit.Slot{}, errors.New("down") },
-		"lost":   func(slot ratelimit.Slot) (ratelimit.Slot, error) { slot.Shadowed = true; return slot, nil },
+	for name, renew := range map[string]func(permit ratelimit.Permit) (ratelimit.Permit, error){
+		"errors": func(ratelimit.Permit) (ratelimit.Permit, error) { return ratelimit.Permit{}, errors.New("down") },
+		"lost":   func(permit ratelimit.Permit) (ratelimit.Permit, error) { permit.Shadowed = true; return permit, nil },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				slot := lasting(1, time.Now())
-				slot.InFlight.Mode = ratelimit.ModeShadow
+				permit := lasting(1, time.Now())
+				permit.InFlight.Mode = ratelimit.ModeShadow
 				store := &shadowed{renew: renew}
-				var k Keepers
-				err := k.Keep(t.Context(), store, slot, func(ctx context.Context, _ ratelimit.Slot) error {
+				var k Renewers
+				err := k.Keep(t.Context(), store, permit, func(ctx context.Context, _ ratelimit.Permit) error {
 					time.Sleep(10 * lease)
 					return ctx.Err()
 				})
@@ -232,16 +232,16 @@ func TestKeepInShadow(t *testing.T) {
 
 // shadowed is a store of a limit that is tried out.
 type shadowed struct {
-	renew             func(ratelimit.Slot) (ratelimit.Slot, error)
+	renew             func(ratelimit.Permit) (ratelimit.Permit, error)
 	renewed, released int
 }
 
-func (s *shadowed) Renew(_ context.Context, slot ratelimit.Slot) (ratelimit.Slot, error) {
+func (s *shadowed) Renew(_ context.Context, permit ratelimit.Permit) (ratelimit.Permit, error) {
 	s.renewed++
-	return s.renew(slot)
+	return s.renew(permit)
 }
 
-func (s *shadowed) Release(context.Context, ratelimit.Slot) error {
+func (s *shadowed) Release(context.Context, ratelimit.Permit) error {
 	s.released++
 	return nil
 }

@@ -21,9 +21,9 @@ import (
 // ErrUndefined is a name that no definition is known of.
 var ErrUndefined = errors.New("there is no definition of this limit")
 
-// Desk is a table of limits, with the definitions by which it is read. All methods are safe
+// Inspector is a table of limits, with the definitions by which it is read. All methods are safe
 // for concurrent use.
-type Desk struct {
+type Inspector struct {
 	Pool    *pgxpool.Pool
 	Schema  string           // that holds the table; "" for the connection's search_path
 	Store   *pgstore.Store   // on that table
@@ -31,7 +31,7 @@ type Desk struct {
 }
 
 // Limit returns the definition of a name, without overrides. An error is [ErrUndefined].
-func (d *Desk) Limit(name string) (ratelimit.Limit, error) {
+func (d *Inspector) Limit(name string) (ratelimit.Limit, error) {
 	for _, definition := range d.Catalog.Definitions() {
 		if definition.Name == name {
 			return definition.Limit(), nil
@@ -42,7 +42,7 @@ func (d *Desk) Limit(name string) (ratelimit.Limit, error) {
 
 // InFlight returns the limit of how many at once of a name, without overrides. An error is
 // [ErrUndefined].
-func (d *Desk) InFlight(name string) (ratelimit.InFlight, error) {
+func (d *Inspector) InFlight(name string) (ratelimit.InFlight, error) {
 	for _, limit := range d.Catalog.InFlights() {
 		if limit.Name == name {
 			return limit, nil
@@ -51,8 +51,8 @@ func (d *Desk) InFlight(name string) (ratelimit.InFlight, error) {
 	return ratelimit.InFlight{}, fmt.Errorf("%w: %q", ErrUndefined, name)
 }
 
-// Known returns an [ErrUndefined] of a name that is neither of a limit nor of slots.
-func (d *Desk) Known(name string) error {
+// Known returns an [ErrUndefined] of a name that is neither of a limit nor of permits.
+func (d *Inspector) Known(name string) error {
 	if _, err := d.InFlight(name); err == nil {
 		return nil
 	}
@@ -74,7 +74,7 @@ type Summary struct {
 
 // Limits returns all names that are defined or have rows, in order. It reads no more than
 // [MostCounted] rows of each, along the index.
-func (d *Desk) Limits(ctx context.Context) ([]Summary, error) {
+func (d *Inspector) Limits(ctx context.Context) ([]Summary, error) {
 	names, err := d.Store.Names(ctx)
 	if err != nil {
 		return nil, err
@@ -84,9 +84,9 @@ func (d *Desk) Limits(ctx context.Context) ([]Summary, error) {
 		definitions[definition.Name] = definition
 		names = append(names, definition.Name)
 	}
-	slots := map[string]ratelimit.InFlight{}
+	permits := map[string]ratelimit.InFlight{}
 	for _, limit := range d.Catalog.InFlights() {
-		slots[limit.Name] = limit
+		permits[limit.Name] = limit
 		names = append(names, limit.Name)
 	}
 	slices.Sort(names)
@@ -101,7 +101,7 @@ func (d *Desk) Limits(ctx context.Context) ([]Summary, error) {
 		if definition, ok := definitions[name]; ok {
 			summaries[i].Definition = &definition
 		}
-		if limit, ok := slots[name]; ok {
+		if limit, ok := permits[name]; ok {
 			summaries[i].InFlight = &limit
 		}
 	}
@@ -109,7 +109,7 @@ func (d *Desk) Limits(ctx context.Context) ([]Summary, error) {
 }
 
 // count returns how many rows each name has, counting one more than [MostCounted] at most.
-func (d *Desk) count(ctx context.Context, names []string) ([]int, error) {
+func (d *Inspector) count(ctx context.Context, names []string) ([]int, error) {
 	rows, err := d.Pool.Query(ctx, `SELECT (SELECT count(*)::int4 FROM (SELECT FROM `+d.Table()+` AS r WHERE r.name = n.name LIMIT $2::int4) AS counted)
 FROM unnest($1::text[]) WITH ORDINALITY AS n (name, place) ORDER BY n.place`, names, MostCounted+1)
 	if err != nil {
@@ -123,7 +123,7 @@ FROM unnest($1::text[]) WITH ORDINALITY AS n (name, place) ORDER BY n.place`, na
 }
 
 // CountRows returns how many rows a name has, all of them.
-func (d *Desk) CountRows(ctx context.Context, name string) (n int, err error) {
+func (d *Inspector) CountRows(ctx context.Context, name string) (n int, err error) {
 	if err := d.Pool.QueryRow(ctx, "SELECT count(*)::int8 FROM "+d.Table()+" WHERE name = $1", name).Scan(&n); err != nil {
 		return 0, fmt.Errorf("count rows: %w", err)
 	}
@@ -131,10 +131,10 @@ func (d *Desk) CountRows(ctx context.Context, name string) (n int, err error) {
 }
 
 // View returns the name of a view or function of the catalog for a statement.
-func (d *Desk) View(name string) string { return qualified(d.Schema, name) }
+func (d *Inspector) View(name string) string { return qualified(d.Schema, name) }
 
 // Table returns the table's name for a statement.
-func (d *Desk) Table() string { return qualified(d.Schema, pgstore.Table) }
+func (d *Inspector) Table() string { return qualified(d.Schema, pgstore.Table) }
 
 func qualified(schema, table string) string {
 	if schema == "" {
@@ -157,7 +157,7 @@ const overriddenAtOnce = 1000
 
 // Keys returns the state of each key of a limit that has a row, as [pgstore.Store.Rows]
 // does, but each by the definition that holds for it.
-func (d *Desk) Keys(ctx context.Context, limit ratelimit.Limit, page ratelimit.Page) iter.Seq2[Key, error] {
+func (d *Inspector) Keys(ctx context.Context, limit ratelimit.Limit, page ratelimit.Page) iter.Seq2[Key, error] {
 	return func(yield func(Key, error) bool) {
 		var keys []Key
 		for status, err := range d.Store.Rows(ctx, limit, page) {
@@ -178,7 +178,7 @@ func (d *Desk) Keys(ctx context.Context, limit ratelimit.Limit, page ratelimit.P
 }
 
 // tell tells keys, once those with an override are read by that.
-func (d *Desk) tell(ctx context.Context, keys []Key, yield func(Key, error) bool) bool {
+func (d *Inspector) tell(ctx context.Context, keys []Key, yield func(Key, error) bool) bool {
 	var requests []ratelimit.Request
 	var places []int
 	for i := range keys {
@@ -214,10 +214,10 @@ func shards(requests []ratelimit.Request) int {
 	return requests[0].Limit.Definition().Shards
 }
 
-// SlotKeys returns the keys of a name that have rows of slots, in order, from a prefix on and
+// PermitKeys returns the keys of a name that have rows of permits, in order, from a prefix on and
 // after a key, at most that number of them.
-func (d *Desk) SlotKeys(ctx context.Context, name string, page ratelimit.Page) ([]string, error) {
-	// One step along the index for each key, however many slots it has.
+func (d *Inspector) PermitKeys(ctx context.Context, name string, page ratelimit.Page) ([]string, error) {
+	// One step along the index for each key, however many permits it has.
 	rows, err := d.Pool.Query(ctx, `WITH RECURSIVE next AS (
 	(SELECT r.key FROM `+d.Table()+` AS r WHERE r.name = $1::text AND r.key >= $2::text AND ($3::text = '' OR r.key > $3::text) ORDER BY r.key LIMIT 1)
 	UNION ALL

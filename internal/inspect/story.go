@@ -63,7 +63,7 @@ func (h *Holder) String() string {
 // Story returns the known facts of a limit's key, and the answer for a count. It takes
 // and locks nothing. Errors are [ErrUndefined], [ratelimit.ErrInvalid] for a key that cannot be
 // one, and those of PostgreSQL and pgx.
-func (d *Desk) Story(ctx context.Context, name, key string, count float64, reserve bool) (*Story, error) {
+func (d *Inspector) Story(ctx context.Context, name, key string, count float64, reserve bool) (*Story, error) {
 	limit, err := d.Limit(name)
 	if err != nil {
 		return nil, err
@@ -88,7 +88,7 @@ func (d *Desk) Story(ctx context.Context, name, key string, count float64, reser
 }
 
 // ask asks what a count of 0 gets, and what the count that was asked for.
-func (d *Desk) ask(ctx context.Context, s *Story, asked ratelimit.Request) error {
+func (d *Inspector) ask(ctx context.Context, s *Story, asked ratelimit.Request) error {
 	check := d.Store.Check
 	if s.Reserve {
 		check = d.Store.CheckReserve
@@ -110,7 +110,7 @@ func (d *Desk) ask(ctx context.Context, s *Story, asked ratelimit.Request) error
 // rows reads a key's rows, and for each the transaction that has changed or locked it and is
 // still open: the row's xmax is it, or a subtransaction of it, and either is locked by its
 // process. A server hides other roles' statements from a role without pg_read_all_stats.
-func (d *Desk) rows(ctx context.Context, name, key string) ([]Row, error) {
+func (d *Inspector) rows(ctx context.Context, name, key string) ([]Row, error) {
 	rows, err := d.Pool.Query(ctx, `SELECT r.shard, r.value, r.ts, r.paused,
 	CASE WHEN r.ahead[2] > extract(epoch FROM clock_timestamp()) - 946684800 THEN r.ahead[1] ELSE 0 END,
 	a.pid, coalesce(a.application_name, ''), coalesce(a.usename::text, ''), coalesce(a.state, ''), a.xact_start,
@@ -147,7 +147,7 @@ func scanRow(row pgx.CollectableRow) (r Row, err error) {
 }
 
 // changes returns the newest changes of the definition for a key.
-func (d *Desk) changes(ctx context.Context, name, key string) ([]catalog.Change, error) {
+func (d *Inspector) changes(ctx context.Context, name, key string) ([]catalog.Change, error) {
 	changes, err := d.Catalog.History(ctx, name, changesRead)
 	if err != nil {
 		return nil, err
@@ -184,7 +184,7 @@ func (s *Story) Why() string {
 
 // Holders returns transactions that are open, do nothing, and have rows of the table locked, the
 // oldest first. A server hides others' from a role without pg_read_all_stats.
-func (d *Desk) Holders(ctx context.Context) ([]Holder, error) {
+func (d *Inspector) Holders(ctx context.Context) ([]Holder, error) {
 	rows, err := d.Pool.Query(ctx, `SELECT a.pid, coalesce(a.application_name, ''), coalesce(a.usename::text, ''), a.state, a.xact_start,
 	extract(epoch FROM clock_timestamp() - a.xact_start)::float8
 FROM pg_stat_activity AS a

@@ -13,9 +13,9 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
-// Seen is the states of the shards of limits as they were read last. The zero value is ready to
+// Cache is the states of the shards of limits as they were read last. The zero value is ready to
 // use. It is safe for concurrent use.
-type Seen struct {
+type Cache struct {
 	mu   sync.Mutex
 	seen map[decide.Key]limit
 }
@@ -34,7 +34,7 @@ type limit struct {
 const mostSeen = 4096
 
 // Choose returns the better, as far as is known, of two shards at random among those given.
-func (m *Seen) Choose(a *decide.Ask, among []int) int {
+func (m *Cache) Choose(a *decide.Demand, among []int) int {
 	if len(among) == 1 {
 		return among[0]
 	}
@@ -44,18 +44,18 @@ func (m *Seen) Choose(a *decide.Ask, among []int) int {
 }
 
 // better is the better of two shards.
-func (m *Seen) better(a *decide.Ask, first, second int) int {
+func (m *Cache) better(a *decide.Demand, first, second int) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	seen := m.seen[a.Of()]
+	seen := m.seen[a.KeyOf()]
 	if seen.definition != a.Definition || a.Definition.Better(seen.states[first], seen.states[second]) {
 		return first
 	}
 	return second
 }
 
-// Saw notes the states of all of a's shards, if it has several.
-func (m *Seen) Saw(a *decide.Ask, states []bucket.State) {
+// Observe notes the states of all of a's shards, if it has several.
+func (m *Cache) Observe(a *decide.Demand, states []bucket.State) {
 	if states == nil || !a.Sharded() {
 		return
 	}
@@ -66,17 +66,17 @@ func (m *Seen) Saw(a *decide.Ask, states []bucket.State) {
 
 // Took notes the states that changes left behind, and returns the known states of the shards of
 // all sharded limits of a call then.
-func (m *Seen) Took(call *decide.Call, changes []decide.Change, at time.Time) [][]bucket.State {
+func (m *Cache) Took(call *decide.Call, changes []decide.Change, at time.Time) [][]bucket.State {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	for i := range changes {
-		if a := &call.Asks[changes[i].Ask]; a.Sharded() {
+		if a := &call.Demands[changes[i].Demand]; a.Sharded() {
 			m.states(a, at)[changes[i].Shard] = changes[i].After
 		}
 	}
-	states := make([][]bucket.State, len(call.Asks))
-	for i := range call.Asks {
-		if a := &call.Asks[i]; a.Sharded() {
+	states := make([][]bucket.State, len(call.Demands))
+	for i := range call.Demands {
+		if a := &call.Demands[i]; a.Sharded() {
 			states[i] = slices.Clone(m.states(a, at))
 		}
 	}
@@ -84,26 +84,26 @@ func (m *Seen) Took(call *decide.Call, changes []decide.Change, at time.Time) []
 }
 
 // Refused notes that a call was refused at an instant.
-func (m *Seen) Refused(call *decide.Call, at time.Time) {
+func (m *Cache) Refused(call *decide.Call, at time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for i := range call.Asks {
-		a := &call.Asks[i]
-		if seen, ok := m.seen[a.Of()]; ok && seen.definition == a.Definition {
+	for i := range call.Demands {
+		a := &call.Demands[i]
+		if seen, ok := m.seen[a.KeyOf()]; ok && seen.definition == a.Definition {
 			seen.shortAt, seen.shortHere = at, time.Now()
-			m.seen[a.Of()] = seen
+			m.seen[a.KeyOf()] = seen
 		}
 	}
 }
 
 // Refuse reports whether a call was refused, and would be again by the known states of the
 // shards of its limits. now is an instant that was injected, or nil.
-func (m *Seen) Refuse(call *decide.Call, now *time.Time) bool {
+func (m *Cache) Refuse(call *decide.Call, now *time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	for i := range call.Asks {
-		a := &call.Asks[i]
-		seen := m.seen[a.Of()]
+	for i := range call.Demands {
+		a := &call.Demands[i]
+		seen := m.seen[a.KeyOf()]
 		if seen.shortAt.IsZero() || seen.definition != a.Definition {
 			continue
 		}
@@ -115,13 +115,13 @@ func (m *Seen) Refuse(call *decide.Call, now *time.Time) bool {
 			return true
 		}
 		seen.shortAt, seen.shortHere = time.Time{}, time.Time{}
-		m.seen[a.Of()] = seen
+		m.seen[a.KeyOf()] = seen
 	}
 	return false
 }
 
-// Known returns the known states of a's shards.
-func (m *Seen) Known(a *decide.Ask, at time.Time) []bucket.State {
+// Cached returns the known states of a's shards.
+func (m *Cache) Cached(a *decide.Demand, at time.Time) []bucket.State {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.states(a, at))
@@ -129,8 +129,8 @@ func (m *Seen) Known(a *decide.Ask, at time.Time) []bucket.State {
 
 // states are those of a's shards, full at an instant if none was seen by this
 // definition.
-func (m *Seen) states(a *decide.Ask, at time.Time) []bucket.State {
-	seen := m.seen[a.Of()]
+func (m *Cache) states(a *decide.Demand, at time.Time) []bucket.State {
+	seen := m.seen[a.KeyOf()]
 	if seen.definition == a.Definition {
 		return seen.states
 	}
@@ -140,19 +140,19 @@ func (m *Seen) states(a *decide.Ask, at time.Time) []bucket.State {
 	each := a.Definition.Shard()
 	full := each.Fresh(a.Key, at)
 	seen = limit{definition: a.Definition, states: slices.Repeat([]bucket.State{full}, a.Definition.Shards)}
-	m.seen[a.Of()] = seen
+	m.seen[a.KeyOf()] = seen
 	return seen.states
 }
 
 // Forget forgets the states of a key.
-func (m *Seen) Forget(key decide.Key) {
+func (m *Cache) Forget(key decide.Key) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	delete(m.seen, key)
 }
 
 // Clear forgets all states.
-func (m *Seen) Clear() {
+func (m *Cache) Clear() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	clear(m.seen)

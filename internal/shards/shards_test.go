@@ -20,9 +20,9 @@ func TestChooseBalances(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ask, now := &call.Asks[0], time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
-	spread := func(choose func(*shards.Seen) int) float64 {
-		var memory shards.Seen
+	ask, now := &call.Demands[0], time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
+	spread := func(choose func(*shards.Cache) int) float64 {
+		var memory shards.Cache
 		values := make([]float64, places)
 		for range takes {
 			change := ask.Change(0, choose(&memory), 1)
@@ -32,10 +32,10 @@ func TestChooseBalances(t *testing.T) {
 		}
 		return slices.Max(values) - slices.Min(values)
 	}
-	if got := spread(func(m *shards.Seen) int { return m.Choose(ask, upTo(places)) }); got > most {
+	if got := spread(func(m *shards.Cache) int { return m.Choose(ask, upTo(places)) }); got > most {
 		t.Errorf("a spread of %v, want at most %d", got, most)
 	}
-	if got := spread(func(*shards.Seen) int { return rand.IntN(places) }); got <= most {
+	if got := spread(func(*shards.Cache) int { return rand.IntN(places) }); got <= most {
 		t.Errorf("one choice has a spread of %v, so this test tells nothing", got)
 	}
 }

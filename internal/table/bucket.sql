@@ -84,28 +84,6 @@ WHERE set_config('lock_timeout', '1', true) IS NOT NULL
 	AND r.value + greatest(round(tstzrange_subdiff(u.now, r.ts) * 1000000), 0) * u.rate / u.period >= u.need
 RETURNING r.value, r.ts, clock_timestamp()
 
--- name: grant_alike
--- Is grant for several rows of one limit, from each of which the same is taken: keys is an
--- array. One scan of the index looks all of them up, which costs the server a tenth less
--- than a join with rows of counts. lock_timeout is set where the keys come from, before the
--- first row. Most rows have enough without the refill, which then need not be computed twice.
---
--- $1 name  $2 keys  $3 shard  $4 count  $5 need  $6 capacity
--- $7 rate  $8 period  $9 now: NULL for the database's clock
-UPDATE rate_limits AS r
-SET value = least(r.value + greatest(round(tstzrange_subdiff(u.now, r.ts) * 1000000), 0) * u.rate / u.period, u.capacity) - u.total,
-	ts = greatest(r.ts, u.now)
-FROM (
-	SELECT $1::text AS name, $3::int4 AS shard, $4::float8 AS total, $5::float8 AS need, $6::float8 AS capacity,
-		$7::float8 AS rate, $8::float8 AS period, coalesce($9::timestamptz, CURRENT_TIMESTAMP) AS now
-) AS u
-WHERE (r.xmax = '0'::xid OR pg_visible_in_snapshot(r.xmax::text::xid8, pg_current_snapshot()))
-	AND r.name = u.name AND r.shard = u.shard
-	AND r.key = ANY ((SELECT $2::text[] WHERE set_config('lock_timeout', '1', true) IS NOT NULL)::text[])
-	AND (r.paused > u.now) IS NOT TRUE
-	AND (r.value >= u.need OR r.value + greatest(round(tstzrange_subdiff(u.now, r.ts) * 1000000), 0) * u.rate / u.period >= u.need)
-RETURNING r.value, r.ts, clock_timestamp(), r.key
-
 -- name: grant_many
 -- Is grant for several rows, in the order given. keys to needs are arrays with a value for each
 -- row, and names to periods arrays with one for each limit; definitions counts these from 1.

@@ -27,7 +27,7 @@ func TestCalendarOfAnotherTime(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		change := call.Asks[0].Change(0, 0, 4)
+		change := call.Demands[0].Change(0, 0, 4)
 		refused := func(what string) {
 			t.Helper()
 			var taken Taken

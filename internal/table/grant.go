@@ -64,11 +64,6 @@ func (g *Grant) capacity() float64 {
 // never reports whether a grant needs more than there can be, which statements do not ask.
 func (g *Grant) never() bool { return g.Need > g.capacity() }
 
-// alike reports whether two grants are the same but for the key.
-func (g *Grant) alike(h *Grant) bool {
-	return g.Count == h.Count && g.Need == h.Need && g.Shard == h.Shard && !g.prefetches() && !h.prefetches() && g.Definition == h.Definition
-}
-
 // leased is how long a grant's lease lasts, in microseconds; nil without any.
 func (g *Grant) leased() *float64 {
 	if !g.prefetches() {

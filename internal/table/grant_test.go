@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"reflect"
-	"slices"
 	"testing"
 	"time"
 
@@ -34,7 +33,7 @@ func randomGrants(t *testing.T, random *rand.Rand, limits []ratelimit.Limit, n i
 		if err != nil {
 			t.Fatal(err)
 		}
-		a := &call.Asks[0]
+		a := &call.Demands[0]
 		grants[i] = Grant{Change: a.Change(0, 0, count), Need: count + a.Floor}
 		before[i] = bucket.State{
 			Value: float64(random.IntN(20)) - 6,
@@ -112,120 +111,6 @@ func TestGrantAgrees(t *testing.T) {
 	}
 }
 
-// TestGrantAlikeAgrees: of rows from which the same is taken, in one statement, each has
-// what the algebra takes, or nothing: if it is short, paused, locked or not there. So do
-// the few of which something else is taken.
-func TestGrantAlikeAgrees(t *testing.T) {
-	db := pgtest.New(t)
-	table, now := scanning(New(db.Schema, false, time.Second)), quarterPast
-	random := rand.New(rand.NewPCG(2, 71))
-	for _, limit := range []ratelimit.Limit{
-		ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Minute, Capacity: 20, MaxReserved: 15},
-		ratelimit.FixedWindow{Name: "window", Rate: 7, Period: time.Minute, Capacity: 20, MaxReserved: 15},
-	} {
-		granted := make(map[bool]int)
-		for _, others := range []int{0, 1, 3} {
-			grants, before := alikeGrants(t, random, limit, 40, others)
-			if alike, rest := table.sorts(grants, true); len(alike) != len(grants)-others || len(slices.Concat(rest...)) != others {
-				t.Fatalf("%d of %d grants are alike, want all but %d", len(alike), len(grants), others)
-			}
-			putAll(t, db, table, grants, before)
-			gone := grants[7].Row
-			if _, err := db.Pool.Exec(t.Context(), "DELETE FROM "+db.Schema+".rate_limits WHERE name = $1 AND key = $2", gone.Name, gone.Key.Key); err != nil {
-				t.Fatal(err)
-			}
-			tx, err := db.Pool.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
-			held := grants[9].Row
-			if _, err := tx.Exec(t.Context(), table.common["await"], held.Name, held.Key.Key, held.Shard); err != nil {
-				t.Fatal(err)
-			}
-			if err := table.Decider().Grant(t.Context(), db.Pool, grants, false, &now); err != nil {
-				t.Fatal(err)
-			}
-			if err := tx.Rollback(t.Context()); err != nil {
-				t.Fatal(err)
-			}
-			for i := range grants {
-				g := &grants[i]
-				want, ok := g.Definition.Take(before[i], now, g.Count, g.Floor)
-				ok = ok && g.Row != gone && g.Row != held && !before[i].Paused.After(now)
-				at := g.Definition.Charged(want, now)
-				if at.After(now) { // by the clock, however far the row is ahead
-					at = now
-				}
-				if got := g.Taken; got.OK != ok || ok && (got.After.Value != want.Value || !got.After.TS.Equal(want.TS) || !got.At.Equal(at)) {
-					t.Fatalf("%v of %v with %v: got %v, want %v %v", g.Count, g.Row, before[i], got, want, ok)
-				}
-				granted[ok]++
-			}
-		}
-		if granted[true] < 20 || granted[false] < 20 {
-			t.Errorf("%d taken and %d refused, so this test tells little", granted[true], granted[false])
-		}
-	}
-}
-
-// TestGrantAlikeInAnyOrder: whatever order the server returns rows in, each grant is told
-// what its own row has.
-func TestGrantAlikeInAnyOrder(t *testing.T) {
-	db := pgtest.New(t)
-	table, now := New(db.Schema, false, time.Second), quarterPast
-	limit := ratelimit.TokenBucket{Name: "l", Rate: 1, Period: time.Hour, Capacity: 1000}
-	grants, before := alikeGrants(t, rand.New(rand.NewPCG(1, 1)), limit, 40, 0)
-	var batch pgx.Batch
-	for i := len(grants) - 1; i >= 0; i-- { // so that the last of them are the first in the table
-		before[i] = bucket.State{Value: float64(100 + i), TS: now}
-		table.QueuePut(&batch, grants[i].Row, before[i])
-	}
-	conn, err := db.Pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Release()
-	batch.Queue("SET enable_indexscan = off")
-	batch.Queue("SET enable_bitmapscan = off")
-	if err := conn.SendBatch(t.Context(), &batch).Close(); err != nil {
-		t.Fatal(err)
-	}
-	if err := (plainTable{table}).grant(t.Context(), conn, grants, &now); err != nil {
-		t.Fatal(err)
-	}
-	for i := range grants {
-		if got := grants[i].Taken; !got.OK || got.After.Value != before[i].Value-grants[i].Count {
-			t.Errorf("row %d had %v: got %v", i, before[i].Value, got)
-		}
-	}
-}
-
-// alikeGrants are n grants of a row each, in their order, of which so many are not like
-// the others, and the states in which the rows are to be.
-func alikeGrants(t *testing.T, random *rand.Rand, limit ratelimit.Limit, n, others int) ([]Grant, []bucket.State) {
-	t.Helper()
-	grants, before := make([]Grant, n), make([]bucket.State, n)
-	for i := range grants {
-		count := 5.0
-		if i%11 == 10 && i/11 < others {
-			count = float64(6 + i/11)
-		}
-		call, err := decide.New(false, limit.ForN(fmt.Sprintf("%03d", i), 1))
-		if err != nil {
-			t.Fatal(err)
-		}
-		grants[i] = Grant{Change: call.Asks[0].Change(0, 0, count), Need: count}
-		before[i] = bucket.State{
-			Value: float64(random.IntN(20)) - 6,
-			TS:    quarterPast.Add(time.Minute - time.Duration(random.IntN(300))*time.Second),
-		}
-		if i%8 == 0 {
-			before[i].Paused = quarterPast.Add(time.Duration(random.IntN(3)-1) * time.Second)
-		}
-	}
-	return grants, before
-}
-
 // grantInTurnTo is what became of a grant to a row in a state, that waits for the row.
 func grantInTurnTo(t *testing.T, db *pgtest.DB, table *Table, g *Grant, before bucket.State, now time.Time) Taken {
 	t.Helper()
@@ -268,7 +153,7 @@ func grantPaused(t *testing.T, db *pgtest.DB, table *Table, limit ratelimit.Limi
 		if err != nil {
 			t.Fatal(err)
 		}
-		grants[i] = Grant{Change: call.Asks[0].Change(0, 0, 1), Need: 1}
+		grants[i] = Grant{Change: call.Demands[0].Change(0, 0, 1), Need: 1}
 		d := &grants[i].Definition
 		states[i] = d.Spend(d.Fresh("k", now), now, 2)
 		states[i].Paused = now.Add(lasts)
@@ -304,7 +189,7 @@ func TestGrantPassesOver(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				grants[i] = Grant{Change: call.Asks[0].Change(0, 0, 1), Need: 1}
+				grants[i] = Grant{Change: call.Demands[0].Change(0, 0, 1), Need: 1}
 				states[i] = grants[i].Definition.Fresh("k", now)
 			}
 			putAll(t, db, table, grants, states)

@@ -3,13 +3,10 @@ package table
 import (
 	"context"
 	"errors"
-	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/slots"
@@ -41,75 +38,27 @@ func (t *Table) forGrant(name string, g *Grant, now *time.Time) (sql string, arg
 	return s.with(values{row: g.Row, definition: &g.Definition, count: g.Count, need: g.Need, now: now})
 }
 
-// queue puts into a batch the statements for several grants.
+// queue puts into a batch the statements for several grants: one for each kind.
 func (t *Table) queue(batch *pgx.Batch, grants []Grant, now *time.Time) {
-	alike, others := t.sorts(grants, t.statistics.known(batch))
-	if len(alike) > 0 {
-		g := alike[0]
-		s, _ := t.of(&g.Definition, "grant_alike")
-		sql, args := s.with(values{row: g.Row, definition: &g.Definition, count: g.Count, need: g.Need, now: now, many: &many{grants: alike}})
-		batch.Queue(sql, args...).Query(scanAlike(alike, now))
-	}
-	for _, grants := range others {
+	for _, grants := range byKind(grants) {
 		t.queueMany(batch, grants, "", now)
 	}
 }
 
-// fewAlike is the number of rows that are alike, beside others, below which they are not worth
-// a statement of their own: beginning one costs the server as much as they save.
-const fewAlike = 24
-
-// sorts divides grants into those that take the same from rows of one limit, if that is
-// wanted and has a statement, and the others of each kind; each in the order given.
-func (t *Table) sorts(grants []Grant, scan bool) (alike []*Grant, others [][]*Grant) {
-	var common *Grant
-	if scan {
-		common = usual(grants)
-		if _, scan = t.of(&common.Definition, "grant_alike"); scan {
-			alike = make([]*Grant, 0, len(grants))
-		}
-	}
-	ofKind := func(g *Grant) int {
-		return slices.IndexFunc(others, func(same []*Grant) bool { return same[0].Definition.Statements() == g.Definition.Statements() })
-	}
+// byKind divides grants by their kinds of limits, each in the order given.
+func byKind(grants []Grant) (kinds [][]*Grant) {
 	for i := range grants {
-		switch g := &grants[i]; {
-		case g.never():
-		case scan && g.alike(common):
-			alike = append(alike, g)
-		default:
-			n := ofKind(g)
-			if n < 0 {
-				n, others = len(others), append(others, make([]*Grant, 0, len(grants)-len(alike)))
-			}
-			others[n] = append(others[n], g)
+		g := &grants[i]
+		if g.never() {
+			continue
 		}
-	}
-	if len(alike) == 0 || len(alike) > fewAlike {
-		return alike, others
-	}
-	if n := ofKind(common); n >= 0 {
-		others[n] = append(others[n], alike...)
-		slices.SortFunc(others[n], func(g, h *Grant) int { return g.Row.Compare(h.Row) })
-		alike = nil
-	}
-	return alike, others
-}
-
-// usual is the grant that most of grants are like; any, if there is no such majority.
-func usual(grants []Grant) (usual *Grant) {
-	votes := 0
-	for i := range grants {
-		switch g := &grants[i]; {
-		case votes == 0:
-			usual, votes = g, 1
-		case g.alike(usual):
-			votes++
-		default:
-			votes--
+		n := slices.IndexFunc(kinds, func(same []*Grant) bool { return same[0].Definition.Statements() == g.Definition.Statements() })
+		if n < 0 {
+			n, kinds = len(kinds), append(kinds, make([]*Grant, 0, len(grants)))
 		}
+		kinds[n] = append(kinds[n], g)
 	}
-	return usual
+	return kinds
 }
 
 // scan reads the row that a grant returned, if it did.
@@ -135,12 +84,12 @@ type returned struct {
 }
 
 // fields are where a row of such a grant is read to.
-func (r *returned) fields(g *Grant, more ...any) []any {
+func (r *returned) fields(g *Grant) []any {
 	fields := append(r.into[:0], &r.value, &r.ts, &r.at)
 	if g.Definition.Slotted() {
 		fields = append(fields, &r.slots)
 	}
-	return append(fields, more...)
+	return fields
 }
 
 // tell tells a grant that it was taken.
@@ -154,34 +103,6 @@ func (r *returned) tell(g *Grant, now *time.Time) {
 		g.Taken.prefetched = *r.more
 	}
 	g.Taken.charge(&g.Definition, now)
-}
-
-// scanAlike reads the rows that a statement for grants that are alike returned: those of an
-// index, mostly in its order.
-func scanAlike(grants []*Grant, now *time.Time) func(pgx.Rows) error {
-	return func(rows pgx.Rows) error {
-		var (
-			r    returned
-			key  pgtype.DriverBytes
-			next int
-		)
-		fields := r.fields(grants[0], &key)
-		for rows.Next() {
-			if err := rows.Scan(fields...); err != nil {
-				return err
-			}
-			if next == len(grants) || grants[next].Key.Key != string(key) {
-				i, ok := slices.BinarySearchFunc(grants, string(key), func(g *Grant, key string) int { return strings.Compare(g.Key.Key, key) })
-				if !ok {
-					return fmt.Errorf("key %q was not asked for", key)
-				}
-				next = i
-			}
-			r.tell(grants[next], now)
-			next++
-		}
-		return rows.Err()
-	}
 }
 
 // scanGrants reads the rows that a statement for several grants of like kinds returned, which

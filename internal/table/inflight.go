@@ -11,8 +11,8 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
-// SlotOp is an operation on a slot.
-type SlotOp struct {
+// PermitOp is an operation on a permit.
+type PermitOp struct {
 	Row   decide.Row
 	Lease time.Duration // 0 to release it
 	Fence int64         // by which it is held; 0 to take one that is free
@@ -20,61 +20,61 @@ type SlotOp struct {
 	New   bool          // it may not be there yet
 	Lock  int64         // the advisory lock held by a transaction that changes the row
 
-	Done SlotDone
+	Done PermitDone
 }
 
-// SlotDone is the outcome of a SlotOp.
-type SlotDone struct {
+// PermitDone is the outcome of a PermitOp.
+type PermitDone struct {
 	OK    bool
 	Fence int64
 	At    time.Time // when it was decided
 	Until time.Time
 }
 
-// take reports whether the operation takes a free slot.
-func (op *SlotOp) take() bool { return op.Fence == 0 }
+// take reports whether the operation takes a free permit.
+func (op *PermitOp) take() bool { return op.Fence == 0 }
 
 // done returns the outcome of an operation that returned a fence and an end.
-func (op *SlotOp) done(fence int64, until time.Time) SlotDone {
+func (op *PermitOp) done(fence int64, until time.Time) PermitDone {
 	if fence == 0 { // it was not there
-		return SlotDone{}
+		return PermitDone{}
 	}
-	return SlotDone{OK: true, Fence: fence, At: until.Add(-op.Lease).UTC(), Until: until.UTC()}
+	return PermitDone{OK: true, Fence: fence, At: until.Add(-op.Lease).UTC(), Until: until.UTC()}
 }
 
-// SlotView is a slot as it was read.
-type SlotView struct {
+// PermitView is a permit as it was read.
+type PermitView struct {
 	Number int
 	Fence  int64
 	Until  time.Time
 	Locked bool // by a transaction
 }
 
-// SlotLook is the slots of a key, as far as there are any, at an instant.
-type SlotLook struct {
-	Key   decide.Key
-	Slots []SlotView
-	At    time.Time
+// PermitLook is the permits of a key, as far as there are any, at an instant.
+type PermitLook struct {
+	Key     decide.Key
+	Permits []PermitView
+	At      time.Time
 }
 
 // arguments are those of an operation that is a statement.
-func (op *SlotOp) arguments(now *time.Time) (name string, args []any) {
+func (op *PermitOp) arguments(now *time.Time) (name string, args []any) {
 	args = []any{op.Row.Name, op.Row.Key.Key, int32(op.Row.Shard), micros(op.Lease), now}
 	if op.take() {
-		return "slot_take", args
+		return "permit_take", args
 	}
-	return "slot_keep", append(args, op.Fence, op.Next)
+	return "permit_keep", append(args, op.Fence, op.Next)
 }
 
-// ChangeSlot makes an operation by a statement of its own, which waits for the row.
-func (t *Table) ChangeSlot(ctx context.Context, q Querier, op *SlotOp, now *time.Time) error {
+// ChangePermit makes an operation by a statement of its own, which waits for the row.
+func (t *Table) ChangePermit(ctx context.Context, q Querier, op *PermitOp, now *time.Time) error {
 	name, args := op.arguments(now)
 	return op.scan(q.QueryRow(ctx, t.inflight[name], args...))
 }
 
-// QueueSlot puts into a batch an operation in a caller's transaction, which passes over a slot
+// QueuePermit puts into a batch an operation in a caller's transaction, which passes over a permit
 // to take that another one has.
-func (t *Table) QueueSlot(batch *pgx.Batch, op *SlotOp, now *time.Time) {
+func (t *Table) QueuePermit(batch *pgx.Batch, op *PermitOp, now *time.Time) {
 	name, args := op.arguments(now)
 	sql, guarded := t.inflight[name+"_tx"]
 	if guarded {
@@ -85,14 +85,14 @@ func (t *Table) QueueSlot(batch *pgx.Batch, op *SlotOp, now *time.Time) {
 	batch.Queue(sql, args...).QueryRow(op.scan)
 }
 
-func (op *SlotOp) scan(row pgx.Row) error {
+func (op *PermitOp) scan(row pgx.Row) error {
 	var (
 		fence int64
 		until time.Time
 	)
 	err := row.Scan(&fence, &until)
 	if errors.Is(err, pgx.ErrNoRows) {
-		op.Done = SlotDone{}
+		op.Done = PermitDone{}
 		return nil
 	}
 	if err == nil {
@@ -101,19 +101,19 @@ func (op *SlotOp) scan(row pgx.Row) error {
 	return err
 }
 
-// ChangeSlots makes operations on different rows, each by itself, in one transaction and round
+// ChangePermits makes operations on different rows, each by itself, in one transaction and round
 // trip. If another transaction has a row locked that could not be passed over, nothing has
 // happened, and the error is lock_not_available. Of those to take that may not be there, it makes
 // those that are not.
-func (t *Table) ChangeSlots(ctx context.Context, pool *pgxpool.Pool, ops []*SlotOp, now *time.Time) error {
+func (t *Table) ChangePermits(ctx context.Context, pool *pgxpool.Pool, ops []*PermitOp, now *time.Time) error {
 	return oneTrip(ctx, pool, func(batch *pgx.Batch) {
 		t.queueChange(batch, ops, now)
 		t.queueMake(batch, ops, now)
 	})
 }
 
-// LookAtSlots reads the slots of keys.
-func (t *Table) LookAtSlots(ctx context.Context, pool *pgxpool.Pool, looks []*SlotLook, now *time.Time) error {
+// LookAtPermits reads the permits of keys.
+func (t *Table) LookAtPermits(ctx context.Context, pool *pgxpool.Pool, looks []*PermitLook, now *time.Time) error {
 	return oneTrip(ctx, pool, func(batch *pgx.Batch) {
 		for _, look := range looks {
 			t.queueLook(batch, look, now)
@@ -136,13 +136,13 @@ func oneTrip(ctx context.Context, pool *pgxpool.Pool, queue func(*pgx.Batch)) er
 }
 
 // queueMake is behind queueChange, and leaves rows alone that are there.
-func (t *Table) queueMake(batch *pgx.Batch, ops []*SlotOp, now *time.Time) {
+func (t *Table) queueMake(batch *pgx.Batch, ops []*PermitOp, now *time.Time) {
 	var (
 		names, keys []string
 		numbers     []int32
 		leases      []float64
 	)
-	made := make(map[decide.Row]*SlotOp)
+	made := make(map[decide.Row]*PermitOp)
 	for _, op := range ops {
 		if op.New {
 			names, keys = append(names, op.Row.Name), append(keys, op.Row.Key.Key)
@@ -150,10 +150,10 @@ func (t *Table) queueMake(batch *pgx.Batch, ops []*SlotOp, now *time.Time) {
 			made[op.Row] = op
 		}
 	}
-	if len(made) == 0 { // as nearly always, once a process knows its slots
+	if len(made) == 0 { // as nearly always, once a process knows its permits
 		return
 	}
-	batch.Queue(t.inflight["slot_make"], names, keys, numbers, leases, now).Query(func(rows pgx.Rows) error {
+	batch.Queue(t.inflight["permit_make"], names, keys, numbers, leases, now).Query(func(rows pgx.Rows) error {
 		var (
 			row   decide.Row
 			fence int64
@@ -169,7 +169,7 @@ func (t *Table) queueMake(batch *pgx.Batch, ops []*SlotOp, now *time.Time) {
 	})
 }
 
-func (t *Table) queueChange(batch *pgx.Batch, ops []*SlotOp, now *time.Time) {
+func (t *Table) queueChange(batch *pgx.Batch, ops []*PermitOp, now *time.Time) {
 	n := len(ops)
 	names, keys, numbers := make([]string, n), make([]string, n), make([]int32, n)
 	leases, fences, nexts := make([]float64, n), make([]*int64, n), make([]bool, n)
@@ -178,61 +178,61 @@ func (t *Table) queueChange(batch *pgx.Batch, ops []*SlotOp, now *time.Time) {
 		if !op.take() {
 			fences[i] = &op.Fence
 		}
-		op.Done = SlotDone{}
+		op.Done = PermitDone{}
 	}
-	batch.Queue(t.inflight["slot_change"], names, keys, numbers, leases, fences, nexts, now).Query(func(rows pgx.Rows) error {
+	batch.Queue(t.inflight["permit_change"], names, keys, numbers, leases, fences, nexts, now).Query(func(rows pgx.Rows) error {
 		var (
 			fence, i  int64
 			until, at time.Time
 		)
 		_, err := pgx.ForEachRow(rows, []any{&fence, &until, &at, &i}, func() error {
-			ops[i-1].Done = SlotDone{OK: true, Fence: fence, At: at.UTC(), Until: until.UTC()}
+			ops[i-1].Done = PermitDone{OK: true, Fence: fence, At: at.UTC(), Until: until.UTC()}
 			return nil
 		})
 		return err
 	})
 }
 
-// LookAtSlotsIn reads the slots of a key in a caller's transaction.
-func (t *Table) LookAtSlotsIn(ctx context.Context, q Querier, look *SlotLook, now *time.Time) error {
+// LookAtPermitsIn reads the permits of a key in a caller's transaction.
+func (t *Table) LookAtPermitsIn(ctx context.Context, q Querier, look *PermitLook, now *time.Time) error {
 	var batch pgx.Batch
 	t.queueLook(&batch, look, now)
 	return q.SendBatch(ctx, &batch).Close()
 }
 
-func (t *Table) queueLook(batch *pgx.Batch, look *SlotLook, now *time.Time) {
-	look.Slots = nil
+func (t *Table) queueLook(batch *pgx.Batch, look *PermitLook, now *time.Time) {
+	look.Permits = nil
 	QueueNow(batch, now, &look.At)
-	batch.Queue(t.inflight["slot_look"], look.Key.Name, look.Key.Key).Query(func(rows pgx.Rows) error {
-		var v SlotView
+	batch.Queue(t.inflight["permit_look"], look.Key.Name, look.Key.Key).Query(func(rows pgx.Rows) error {
+		var v PermitView
 		_, err := pgx.ForEachRow(rows, []any{&v.Number, &v.Fence, &v.Until, &v.Locked}, func() error {
 			v.Until = v.Until.UTC()
-			look.Slots = append(look.Slots, v)
+			look.Permits = append(look.Permits, v)
 			return nil
 		})
 		return err
 	})
 }
 
-// HoldsSlot reports whether a slot is held by an operation's fence, even while the row is
+// HoldsPermit reports whether a permit is held by an operation's fence, even while the row is
 // locked.
-func (t *Table) HoldsSlot(ctx context.Context, q Querier, op *SlotOp, now *time.Time) (held bool, err error) {
-	err = q.QueryRow(ctx, t.inflight["slot_find"], op.Row.Name, op.Row.Key.Key, int32(op.Row.Shard), op.Fence, now).Scan(&held)
+func (t *Table) HoldsPermit(ctx context.Context, q Querier, op *PermitOp, now *time.Time) (held bool, err error) {
+	err = q.QueryRow(ctx, t.inflight["permit_find"], op.Row.Name, op.Row.Key.Key, int32(op.Row.Shard), op.Fence, now).Scan(&held)
 	if errors.Is(err, pgx.ErrNoRows) {
 		return false, nil
 	}
 	return held, err
 }
 
-// ResetSlots frees the slots of a key.
-func (t *Table) ResetSlots(ctx context.Context, q Querier, key decide.Key) error {
-	_, err := q.Exec(ctx, t.inflight["slot_reset"], key.Name, key.Key)
+// ResetPermits frees the permits of a key.
+func (t *Table) ResetPermits(ctx context.Context, q Querier, key decide.Key) error {
+	_, err := q.Exec(ctx, t.inflight["permit_reset"], key.Name, key.Key)
 	return err
 }
 
-// PruneSlots deletes slots of a name that are free since before an instant, most of them at
+// PrunePermits deletes permits of a name that are free since before an instant, most of them at
 // most; on a distributed table all.
-func (t *Table) PruneSlots(ctx context.Context, q Querier, name string, before time.Time, most int) (deleted int64, err error) {
-	tag, err := q.Exec(ctx, t.inflight["slot_prune"], name, before, int64(most))
+func (t *Table) PrunePermits(ctx context.Context, q Querier, name string, before time.Time, most int) (deleted int64, err error) {
+	tag, err := q.Exec(ctx, t.inflight["permit_prune"], name, before, int64(most))
 	return tag.RowsAffected(), err
 }

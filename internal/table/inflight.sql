@@ -1,13 +1,13 @@
--- The statements of slots, of which a limit of how many at once has so many for each key. A
--- slot is a row: shard is its number, ts the end of its lease, and value its fence, which grows
+-- The statements of permits, of which a limit of how many at once has so many for each key. A
+-- permit is a row: shard is its number, ts the end of its lease, and value its fence, which grows
 -- each time that it is taken, and is at least the instant of that in microseconds since 1970.
--- A slot that was released has a ts of long ago, so that it is free whatever the clock does.
+-- A permit that was released has a ts of long ago, so that it is free whatever the clock does.
 --
 -- Leases are in microseconds. One that is renewed ends a lease from now, also when the clock
 -- went back.
 
--- name: slot_take
--- Takes a slot whose lease is over, or that was never taken, and returns a row if and only if
+-- name: permit_take
+-- Takes a permit whose lease is over, or that was never taken, and returns a row if and only if
 -- it did. It leaves no predicate lock under SERIALIZABLE, unless it is in a subtransaction.
 --
 -- $1 name  $2 key  $3 number  $4 lease  $5 now: NULL for the database's clock
@@ -19,8 +19,8 @@ SET value = greatest(r.value + 1, excluded.value), ts = excluded.ts
 WHERE round(tstzrange_subdiff(excluded.ts, r.ts) * 1000000) >= $4::float8
 RETURNING value::int8, ts
 
--- name: slot_keep
--- Renews, hands on or releases a slot that is held by a fence, and returns that, or the new
+-- name: permit_keep
+-- Renews, hands on or releases a permit that is held by a fence, and returns that, or the new
 -- one, if and only if it is held. One that is not there it makes, free and with a fence of 0.
 -- paused carries the end of the lease to where the clock cannot be read, and is not kept.
 --
@@ -35,8 +35,8 @@ SET value = CASE WHEN $7::bool THEN greatest(r.value + 1, round(tstzrange_subdif
 WHERE r.value = $6::int8::float8 AND r.ts > excluded.ts
 RETURNING value::int8, ts
 
--- name: slot_change
--- Takes, renews, hands on and releases slots, each by itself, and returns those of which it
+-- name: permit_change
+-- Takes, renews, hands on and releases permits, each by itself, and returns those of which it
 -- was true. It passes over rows that somebody has locked, as grant does.
 --
 -- $1 names  $2 keys  $3 numbers  $4 leases: 0 to release  $5 fences: NULL to take
@@ -56,8 +56,8 @@ WHERE (SELECT set_config('lock_timeout', '1', true)) IS NOT NULL
 	AND CASE WHEN u.fence IS NULL THEN r.ts <= u.now ELSE r.value = u.fence AND r.ts > u.now END
 RETURNING r.value::int8, r.ts, u.now, u.i
 
--- name: slot_make
--- Takes slots that are not there.
+-- name: permit_make
+-- Takes permits that are not there.
 --
 -- $1 names  $2 keys  $3 numbers  $4 leases  $5 now: NULL for the database's clock
 INSERT INTO rate_limits (name, key, shard, value, ts)
@@ -70,8 +70,8 @@ FROM (
 ON CONFLICT (name, key, shard) DO NOTHING
 RETURNING name, key, shard, value::int8, ts
 
--- name: slot_look
--- Reads the slots of a key, and whether somebody has them locked.
+-- name: permit_look
+-- Reads the permits of a key, and whether somebody has them locked.
 --
 -- $1 name  $2 key
 SELECT r.shard, r.value::int8, r.ts,
@@ -79,22 +79,22 @@ SELECT r.shard, r.value::int8, r.ts,
 FROM rate_limits AS r WHERE r.name = $1::text AND r.key = $2::text
 ORDER BY r.shard
 
--- name: slot_find
--- Reads a slot, and whether it is held by a fence.
+-- name: permit_find
+-- Reads a permit, and whether it is held by a fence.
 --
 -- $1 name  $2 key  $3 number  $4 fence  $5 now: NULL for the database's clock
 SELECT value = $4::int8::float8 AND ts > coalesce($5::timestamptz, clock_timestamp()) FROM rate_limits
 WHERE name = $1::text AND key = $2::text AND shard = $3::int4
 
--- name: slot_reset
--- Frees all slots of a key. Their fences grow, so that nobody holds them any more.
+-- name: permit_reset
+-- Frees all permits of a key. Their fences grow, so that nobody holds them any more.
 --
 -- $1 name  $2 key
 UPDATE rate_limits SET value = value + 1, ts = '1970-01-01 00:00:00+00'::timestamptz
 WHERE name = $1::text AND key = $2::text
 
--- name: slot_prune
--- Deletes slots of a name that are free, and were taken so long ago that the next fence is
+-- name: permit_prune
+-- Deletes permits of a name that are free, and were taken so long ago that the next fence is
 -- larger in any case; most of them at most, after a place. It passes over rows that somebody
 -- has locked.
 --
@@ -106,8 +106,8 @@ WITH idle AS (
 )
 DELETE FROM rate_limits AS r USING idle WHERE r.name = $1::text AND r.key = idle.key AND r.shard = idle.shard
 
--- name: slot_prune_each
--- Is slot_prune for a table that is distributed.
+-- name: permit_prune_each
+-- Is permit_prune for a table that is distributed.
 --
 -- $1 name  $2 before  $3 not used
 DELETE FROM rate_limits

@@ -137,7 +137,7 @@ func (a *account) back(r *bucket.Return, now time.Time) {
 		}
 		return
 	case bucket.FixedWindow:
-		if swallowed || !end.IsZero() && (!a.definition.Settle(a.state, now).TS.Equal(r.Taken) || !end.After(t)) {
+		if swallowed || !end.IsZero() && (!a.definition.Refill(a.state, now).TS.Equal(r.Taken) || !end.After(t)) {
 			return
 		}
 	default:
@@ -161,7 +161,7 @@ func (a *account) give(n, most float64, spent bucket.Spent, now time.Time) {
 	a.say(spent, a.at(now))
 	switch {
 	case prefetched && a.definition.Kind == bucket.TokenBucket: // it is settled later
-		a.state.Value += max(0, min(n, a.definition.Capacity-a.definition.Settle(a.state, now).Value-a.owed(now)))
+		a.state.Value += max(0, min(n, a.definition.Capacity-a.definition.Refill(a.state, now).Value-a.owed(now)))
 	case a.owed(now) > 0:
 		a.add(n, most, now)
 	default:
@@ -172,7 +172,7 @@ func (a *account) give(n, most float64, spent bucket.Spent, now time.Time) {
 // add gives back n tokens. A window's row is not settled: while something is out of it, it is
 // that of now, and otherwise what comes in is added as well before or after.
 func (a *account) add(n, most float64, now time.Time) {
-	s, owed := a.definition.Settle(a.state, now), a.owed(now)
+	s, owed := a.definition.Refill(a.state, now), a.owed(now)
 	if a.definition.Kind == bucket.FixedWindow {
 		if s = a.state; owed > 0 {
 			s.Value = min(s.Value, a.definition.Capacity)
@@ -474,7 +474,7 @@ func (h *history) reset() {
 		return
 	}
 	if h.definition.Kind != bucket.SlidingWindow { // whose slots tell what is out
-		h.state = h.definition.Settle(h.state, h.now)
+		h.state = h.definition.Refill(h.state, h.now)
 		h.state.Value = max(h.state.Value, h.definition.Capacity-h.owed(h.now))
 	}
 	h.send(func(b *pgx.Batch) { h.table.QueuePut(b, h.row, h.state) })
@@ -505,7 +505,7 @@ func (h *history) compare() {
 	}
 	want := h.state
 	if h.definition.Kind == bucket.FixedWindow { // which mean the same
-		got, want = h.definition.Settle(got, h.now), h.definition.Settle(want, h.now)
+		got, want = h.definition.Refill(got, h.now), h.definition.Refill(want, h.now)
 	}
 	same := math.Abs(got.Value-want.Value) < 1e-9 && got.TS.Equal(want.TS) && got.Paused.Equal(want.Paused)
 	same = same && math.Abs(out.Tokens-h.out.Tokens) < 1e-9 && (out.Tokens == 0 || out.Until.Equal(h.out.Until))
@@ -517,7 +517,7 @@ func (h *history) compare() {
 	if !same {
 		h.Fatalf("%v, out %v; want %v, %v; at %v", got, out, want, h.out, h.now)
 	}
-	held := h.definition.Settle(got, h.now).Value
+	held := h.definition.Refill(got, h.now).Value
 	for _, l := range h.leases {
 		if l.end.After(h.latest) {
 			held += l.left

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -15,7 +14,6 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
-	"github.com/pgratelimit/ratelimit/internal/traced"
 )
 
 // TestGrantAwaitsItsTurn: a grant that waits for its row stands in the line of those who do, and
@@ -125,76 +123,4 @@ func untilInLine(t *testing.T, conn *pgxpool.Conn, lock int64) (pid int32) {
 		}
 		time.Sleep(time.Millisecond)
 	}
-}
-
-// A session plans the statement of its turn, which takes longer than the turn, before it stands in
-// line, by running it once more. That is done once, and nothing is locked in line: a migration
-// that waits for the table would keep the head of the line from it.
-func TestGrantIsPlannedBeforeItsTurn(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t)
-	config := db.Pool.Config()
-	config.MaxConns = 1
-	var sent planning
-	config.ConnConfig.Tracer = &sent
-	one, err := pgxpool.NewWithConfig(t.Context(), config)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer one.Close()
-	conn, err := db.Pool.Acquire(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer conn.Release()
-	table := New(db.Schema, false, time.Second)
-	prefetching := prefetchingGrant()
-	plain := prefetching
-	plain.Lasts, plain.Prefetch, plain.Out, plain.Count, plain.Need = 0, 0, 0, 1, 1
-	putAll(t, db, table, []Grant{prefetching}, []bucket.State{prefetching.Definition.Fresh("k", time.Now())})
-	lock := Lock(db.Schema, prefetching.Row)
-	for i, test := range []struct {
-		grant   Grant
-		planned bool // before its turn, since it was not yet
-	}{{prefetching, true}, {prefetching, false}, {plain, true}, {plain, false}} {
-		leave := standInFront(t, conn, lock)
-		grants := []Grant{test.grant}
-		done := make(chan error, 1)
-		go func() { done <- table.Decider().Grant(t.Context(), one, grants, true, nil) }()
-		pid := untilInLine(t, conn, lock)
-		var locked bool
-		if err := conn.QueryRow(t.Context(), `SELECT EXISTS (SELECT FROM pg_locks WHERE pid = $1 AND relation = $2::regclass)`,
-			pid, db.Schema+".rate_limits").Scan(&locked); err != nil {
-			t.Fatal(err)
-		}
-		leave()
-		if err := <-done; err != nil {
-			t.Fatal(err)
-		}
-		if planned := sent.planned.Load(); planned != test.planned || !grants[0].Taken.OK {
-			t.Errorf("grant %d: planned before its turn: %v, want %v; took %+v", i, planned, test.planned, grants[0].Taken)
-		}
-		if locked {
-			t.Errorf("grant %d: the table is locked by one that stands in line", i)
-		}
-	}
-}
-
-// planning is a tracer that notes of each batch with a turn whether there is an update before it.
-type planning struct {
-	traced.Statements
-	planned atomic.Bool
-}
-
-func (p *planning) TraceBatchStart(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchStartData) context.Context {
-	updated := false
-	for _, queued := range data.Batch.QueuedQueries {
-		switch {
-		case strings.HasPrefix(queued.SQL, "UPDATE"):
-			updated = true
-		case strings.Contains(queued.SQL, "pg_advisory_xact_lock"):
-			p.planned.Store(updated)
-		}
-	}
-	return ctx
 }

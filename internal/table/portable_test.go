@@ -25,8 +25,8 @@ import (
 
 // plainOnly are the statements that are not sent to a table that is distributed.
 var plainOnly = []string{
-	"bucket.grant", "bucket.grant_in_turn", "bucket.grant_alike", "bucket.grant_many", "bucket.grant_many_in_turn",
-	"window.grant", "window.grant_in_turn", "window.grant_alike", "window.grant_many", "window.grant_many_in_turn",
+	"bucket.grant", "bucket.grant_in_turn", "bucket.grant_many", "bucket.grant_many_in_turn",
+	"window.grant", "window.grant_in_turn", "window.grant_many", "window.grant_many_in_turn",
 	"calendar.grant", "calendar.grant_in_turn", "calendar.prefetch_many", "calendar.prefetch_many_in_turn",
 	"slots.grant", "slots.grant_in_turn", "slots.prefetch_many", "slots.prefetch_many_in_turn",
 	"table.prefetch_many", "table.prefetch_many_in_turn", "table.read", "table.lock", "table.fill", "table.write", "maintenance.delete_listed",

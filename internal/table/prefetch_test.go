@@ -106,7 +106,7 @@ func TestPrefetchLeavesOthersAlone(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			grants = append(grants, Grant{Change: call.Asks[0].Change(0, 0, 1), Need: 1})
+			grants = append(grants, Grant{Change: call.Demands[0].Change(0, 0, 1), Need: 1})
 		}
 		grants[0].Lasts, grants[0].Lowered, grants[0].Prefetch = time.Second, 10, 2
 		d := &grants[0].Definition
@@ -142,7 +142,7 @@ func TestReturnElsewhere(t *testing.T) {
 		given  bool
 	}{
 		{"by the same", func(*bucket.State) {}, true},
-		{"by another", func(s *bucket.State) { *s = otherwise.Settle(*s, now) }, false},
+		{"by another", func(s *bucket.State) { *s = otherwise.Refill(*s, now) }, false},
 		{"by one without them", func(s *bucket.State) { s.Slots = nil }, false},
 	} {
 		row := decide.Row{Key: decide.Key{Name: "sliding", Key: test.key}}
@@ -204,7 +204,7 @@ func TestGrantInTurnWaits(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				grants := []Grant{{Change: call.Asks[0].Change(0, 0, 1), Need: 1, Lasts: lasts, Lowered: 10, Prefetch: 1}}
+				grants := []Grant{{Change: call.Demands[0].Change(0, 0, 1), Need: 1, Lasts: lasts, Lowered: 10, Prefetch: 1}}
 				putAll(t, db, table, grants, []bucket.State{grants[0].Definition.Fresh("", now)})
 				unlock := lockRow(t, db, table, grants[0].Row)
 				if err := table.Decider().Grant(t.Context(), db.Pool, grants, false, &now); err != nil || grants[0].Taken.OK {
@@ -265,7 +265,7 @@ func TestReturnIsHeard(t *testing.T) {
 	if err := table.Read(t.Context(), db.Pool, &rows, &now); err != nil {
 		t.Fatal(err)
 	}
-	if got := d.Settle(rows.States[0], now).Value; got != 10 {
+	if got := d.Refill(rows.States[0], now).Value; got != 10 {
 		t.Errorf("there are %v, want 10", got)
 	}
 }
@@ -323,7 +323,7 @@ func TestReturnWaits(t *testing.T) {
 			if err := table.Read(t.Context(), db.Pool, &rows, &now); err != nil {
 				t.Fatal(err)
 			}
-			if got := d.Settle(rows.States[0], now).Value; got != 7 {
+			if got := d.Refill(rows.States[0], now).Value; got != 7 {
 				t.Errorf("%s, %s: there are %v, want 7", name, d.Name, got)
 			}
 		}

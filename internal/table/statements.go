@@ -107,14 +107,14 @@ const Name = "rate_limits"
 // argument, so that no call waits for a slot that another transaction is about to take or to
 // release: it is passed over. The holder of a slot writes it in any case.
 func (s statements) guarded() {
-	s["slot_take_tx"] = inserted.ReplaceAllString(s["slot_take"], "SELECT $1\nWHERE pg_try_advisory_xact_lock($$6::int8)\nON CONFLICT")
-	s["slot_keep_tx"] = inserted.ReplaceAllString(s["slot_keep"], "SELECT $1\nWHERE pg_try_advisory_xact_lock($$8::int8) IS NOT NULL\nON CONFLICT")
+	s["permit_take_tx"] = inserted.ReplaceAllString(s["permit_take"], "SELECT $1\nWHERE pg_try_advisory_xact_lock($$6::int8)\nON CONFLICT")
+	s["permit_keep_tx"] = inserted.ReplaceAllString(s["permit_keep"], "SELECT $1\nWHERE pg_try_advisory_xact_lock($$8::int8) IS NOT NULL\nON CONFLICT")
 }
 
 // apart replaces expressions that a distributed table does not support.
 func (s statements) apart() {
-	s["slot_prune"] = s["slot_prune_each"]
-	s["slot_look"] = locked.ReplaceAllString(s["slot_look"], "false")
+	s["permit_prune"] = s["permit_prune_each"]
+	s["permit_look"] = locked.ReplaceAllString(s["permit_look"], "false")
 }
 
 // locked is the column that tells whether another transaction has a row locked.

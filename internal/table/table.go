@@ -38,7 +38,6 @@ type Table struct {
 	silence             time.Duration
 	noTurns             atomic.Bool          // the role may not use advisory locks
 	early               atomic.Pointer[bool] // a transaction can free its row before it is on disk; nil if that is not known
-	statistics          statistics
 	kept                keeper
 }
 
@@ -67,7 +66,7 @@ func New(schema string, distributed bool, silence time.Duration) *Table {
 		maps.Copy(t.kinds[kind], own.taking(its))
 	}
 	t.kinds["calendar"]["give"] = t.kinds["window"]["give"] // which counts no edges
-	t.common, t.statistics.sql = common, common["statistics"]
+	t.common = common
 	if distributed {
 		t.inflight.apart()
 	} else {

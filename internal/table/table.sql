@@ -30,14 +30,6 @@ VALUES ($1::text, $2::text, $3::int4, $4::float8, $5::timestamptz, $6::timestamp
 ON CONFLICT (name, key, shard) DO UPDATE
 SET value = excluded.value, ts = excluded.ts, paused = excluded.paused, slots = coalesce(excluded.slots, r.slots)
 
--- name: make
--- Makes a row that is not there.
---
--- $1 name  $2 key  $3 shard  $4 value  $5 ts  $6 slots
-INSERT INTO rate_limits (name, key, shard, value, ts, slots)
-VALUES ($1::text, $2::text, $3::int4, $4::float8, $5::timestamptz, $6::float8[])
-ON CONFLICT (name, key, shard) DO NOTHING
-
 -- name: renew
 -- Writes a sliding window's row anew that has not changed since it was read. The value does
 -- not tell whether a slot that is ahead has been given more, but the newest total does. A
@@ -204,9 +196,3 @@ SELECT set_config('lock_timeout', $1::text, true), set_config('idle_in_transacti
 	set_config('plan_cache_mode', 'force_generic_plan', true),
 	set_config('synchronous_commit', CASE WHEN $3::bool THEN 'off' ELSE current_setting('synchronous_commit') END, true),
 	CASE WHEN pg_advisory_xact_lock($4::int8) IS NOT NULL THEN (date_part('epoch', clock_timestamp() - statement_timestamp()) * 1000000)::int8 * 1000 END
-
--- name: statistics
--- Asks whether PostgreSQL has statistics of the table, which was not tiny when they were made.
-SELECT reltuples >= 1000
-	AND coalesce(pg_stat_get_last_analyze_time(oid), pg_stat_get_last_autoanalyze_time(oid)) IS NOT NULL
-FROM pg_class WHERE oid = 'rate_limits'::regclass

@@ -15,7 +15,7 @@ import (
 // stays locked when it has not, too. A sliding window's reservations do not use it.
 func (t *Table) Take(ctx context.Context, q Querier, reserve bool, c *decide.Change, now *time.Time) (taken Taken, err error) {
 	name, fields := "take"+bare, []any(nil)
-	if _, ok := t.of(&c.Definition, name); !ok || reserve || c.Definition.Stands() {
+	if _, ok := t.of(&c.Definition, name); !ok || reserve || c.Definition.Stepped() {
 		name, fields = "take", []any{&taken.At, &taken.Xid}
 	}
 	sql, args := t.forTake(name, reserve, c, now)

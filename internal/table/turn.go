@@ -8,8 +8,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
 // inTurn runs a transaction that waits for its turn; without one if the role may not use
@@ -53,7 +51,7 @@ func (t *Table) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, n
 		if end.early, err = t.freesEarly(ctx, conn); err != nil {
 			return err
 		}
-		batch = t.beginTurn(conn, g, wait, end.early, now)
+		batch = t.beginTurn(g, wait, end.early)
 	}
 	t.queueGrant(batch, g, now)
 	if !g.Pipelined {
@@ -81,53 +79,13 @@ func (t *Table) acquireFor(ctx context.Context, pool *pgxpool.Pool, g *Grant) (c
 // it waits for the row itself: PostgreSQL wakes all waiters for a row each time that it is free, and
 // all but one find it locked again. Correctness does not depend on it. The grant is told how long it
 // waited. With early, the transaction's COMMIT does not wait for the disk.
-func (t *Table) beginTurn(conn *pgxpool.Conn, g *Grant, wait time.Duration, early bool, now *time.Time) *pgx.Batch {
+func (t *Table) beginTurn(g *Grant, wait time.Duration, early bool) *pgx.Batch {
 	var batch pgx.Batch
 	batch.Queue(beginSQL)
-	turn := func(lock, waited any) {
-		batch.Queue(t.common["turn"], milliseconds(wait), milliseconds(t.silence), early, lock).QueryRow(func(row pgx.Row) error {
-			return row.Scan(nil, nil, nil, nil, waited)
-		})
-	}
-	if !t.plans(conn, g) {
-		none := *g
-		none.Row = decide.Row{}
-		turn(nil, nil)
-		t.queueGrant(&batch, &none, now)
-		batch.Queue("COMMIT") // it has locked the table, for which others would wait behind a migration
-		batch.Queue(beginSQL)
-	}
-	turn(Lock(t.schema, g.Row), &g.Waited)
+	batch.Queue(t.common["turn"], milliseconds(wait), milliseconds(t.silence), early, Lock(t.schema, g.Row)).QueryRow(func(row pgx.Row) error {
+		return row.Scan(nil, nil, nil, nil, &g.Waited)
+	})
 	return &batch
-}
-
-// plansKey is where a connection keeps which grants its session has planned.
-const plansKey = "ratelimit.plans"
-
-// plan is that of the grants of a kind of limit.
-type plan struct {
-	schema     string
-	statements string
-	prefetches bool
-}
-
-// plans reports whether a session need not plan a grant before its turn: it was asked to, or pgx
-// keeps no statement of it. It notes that the session is about to be asked. To plan takes ten times
-// as long as to run. So a session does it before its turn, by running the statement for a row that
-// cannot be: in its turn, all others would wait for it.
-func (t *Table) plans(conn *pgxpool.Conn, g *Grant) bool {
-	data := conn.Conn().PgConn().CustomData()
-	plans, ok := data[plansKey].(map[plan]bool)
-	if !ok {
-		plans = make(map[plan]bool)
-		data[plansKey] = plans
-	}
-	p := plan{t.schema, g.Definition.Statements(), g.prefetches()}
-	if !plans[p] {
-		plans[p] = true
-		return conn.Conn().Config().DefaultQueryExecMode != pgx.QueryExecModeCacheStatement
-	}
-	return true
 }
 
 // queueGrant puts into a batch the statement for a grant that waits for its row.

@@ -89,14 +89,14 @@ func (w *Watch) Start() (now time.Time) {
 	return now
 }
 
-// Tell tells of a verb that has a result.
-func (w *Watch) Tell(result *ratelimit.Result, err error) {
+// Report tells of a verb that has a result.
+func (w *Watch) Report(result *ratelimit.Result, err error) {
 	switch {
 	case w.of == nil:
 	case err == nil && result.OK && w.Became == "":
 		w.granted(result)
 	default:
-		w.tell(result, nil, err)
+		w.report(result, nil, err)
 	}
 }
 
@@ -112,23 +112,23 @@ func (w *Watch) granted(result *ratelimit.Result) {
 	w.of.observe(w.ctx, e)
 }
 
-// Told is Tell of a verb without one, for defer.
-func (w *Watch) Told(err *error) {
+// ReportError is Tell of a verb without one, for defer.
+func (w *Watch) ReportError(err *error) {
 	if w.of != nil {
-		w.tell(nil, nil, *err)
+		w.report(nil, nil, *err)
 	}
 }
 
-// ToldSlot is Tell of a verb of slots.
-func (w *Watch) ToldSlot(slot ratelimit.Slot, err error) {
+// ToldPermit is Tell of a verb of permits.
+func (w *Watch) ReportPermit(permit ratelimit.Permit, err error) {
 	if w.of != nil {
-		its := slot // on the heap only if somebody is told
-		w.tell(nil, &its, err)
+		its := permit // on the heap only if somebody is told
+		w.report(nil, &its, err)
 	}
 }
 
-// ToldReceipt is Tell of a verb that settles a receipt.
-func (w *Watch) ToldReceipt(r *ratelimit.Receipt, result *ratelimit.Result, err error) {
+// ReportReceipt is Tell of a verb that settles a receipt.
+func (w *Watch) ReportReceipt(r *ratelimit.Receipt, result *ratelimit.Result, err error) {
 	if w.of == nil {
 		return
 	}
@@ -138,16 +138,16 @@ func (w *Watch) ToldReceipt(r *ratelimit.Receipt, result *ratelimit.Result, err 
 			w.requests = append(w.requests, limit.ForN(p.Key, p.Tokens))
 		}
 	}
-	w.tell(result, nil, err)
+	w.report(result, nil, err)
 }
 
-func (w *Watch) tell(result *ratelimit.Result, slot *ratelimit.Slot, err error) {
+func (w *Watch) report(result *ratelimit.Result, permit *ratelimit.Permit, err error) {
 	e := ratelimit.Event{
-		Verb: w.verb, Form: w.Form, Outcome: w.Became, Slot: slot,
+		Verb: w.verb, Form: w.Form, Outcome: w.Became, Permit: permit,
 		Queued: w.Queued, Batch: w.Batch, Retries: w.Retries,
 	}
 	if e.Outcome == "" {
-		e.Outcome = w.of.outcome(result, slot, err)
+		e.Outcome = w.of.outcome(result, permit, err)
 	}
 	if isFault(e.Outcome, err) {
 		e.Err, e.ErrorClass = err, w.of.Class(err)
@@ -177,13 +177,13 @@ func (o *Observer) Outcome(result *ratelimit.Result, err error) ratelimit.Outcom
 	return o.outcome(result, nil, err)
 }
 
-func (o *Observer) outcome(result *ratelimit.Result, slot *ratelimit.Slot, err error) ratelimit.Outcome {
+func (o *Observer) outcome(result *ratelimit.Result, permit *ratelimit.Permit, err error) ratelimit.Outcome {
 	switch {
 	case err != nil:
 		return o.outcomeOf(err)
 	case result != nil && !result.OK:
 		return refusal(result)
-	case slot != nil && !slot.OK:
+	case permit != nil && !permit.OK:
 		return ratelimit.OutcomeRefused
 	}
 	return ratelimit.OutcomeGranted

@@ -149,8 +149,18 @@ END
 $$;
 -- +goose StatementEnd
 
--- The lock makes the order of versions that of commits. It is for the time of those who
--- write definitions, and nobody else waits for it.
+-- Makes the order of versions that of commits. A writer takes this lock before any row, and keeps
+-- it until it commits: behind a row's lock two programs that publish would wait for each other.
+-- +goose StatementBegin
+CREATE FUNCTION rate_limit_definitions_turn() RETURNS trigger LANGUAGE plpgsql
+    SET search_path = pg_catalog, pg_temp AS $$
+BEGIN
+    PERFORM pg_advisory_xact_lock(hashtextextended('rate_limit_definitions', TG_RELID::bigint));
+    RETURN NULL;
+END
+$$;
+-- +goose StatementEnd
+
 -- +goose StatementBegin
 CREATE FUNCTION rate_limit_definitions_log() RETURNS trigger LANGUAGE plpgsql
     SECURITY DEFINER SET search_path = pg_catalog, pg_temp AS $$
@@ -159,7 +169,6 @@ DECLARE
     became jsonb;
     log    text := format('INSERT INTO %I.rate_limit_history (name, key, was, became) VALUES ($1, $2, $3, $4)', TG_TABLE_SCHEMA);
 BEGIN
-    PERFORM pg_advisory_xact_lock(hashtextextended('rate_limit_definitions', TG_RELID::bigint));
     IF TG_OP = 'TRUNCATE' THEN
         EXECUTE log USING NULL::text, NULL::text, NULL::jsonb, NULL::jsonb;
         RETURN NULL;
@@ -182,8 +191,27 @@ BEGIN
 END
 $$;
 -- +goose StatementEnd
-REVOKE ALL ON FUNCTION rate_limit_definitions_log() FROM PUBLIC;
 
+-- A trigger of one's own that calls it would write with its owner's rights. Default privileges
+-- may have granted it, besides PostgreSQL to PUBLIC, of which acldefault tells.
+-- +goose StatementBegin
+DO $$
+DECLARE
+    statement text;
+BEGIN
+    FOR statement IN
+        SELECT format('REVOKE ALL ON FUNCTION %s FROM %s', p.oid::regprocedure, CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)
+        FROM pg_proc AS p, aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) AS a
+        WHERE p.oid = 'rate_limit_definitions_log()'::regprocedure AND a.grantee <> p.proowner
+    LOOP
+        EXECUTE statement;
+    END LOOP;
+END
+$$;
+-- +goose StatementEnd
+
+CREATE TRIGGER rate_limit_definitions_turn BEFORE INSERT OR UPDATE OR DELETE OR TRUNCATE ON rate_limit_definitions
+    FOR EACH STATEMENT EXECUTE FUNCTION rate_limit_definitions_turn();
 CREATE TRIGGER rate_limit_definitions_check BEFORE INSERT OR UPDATE ON rate_limit_definitions
     FOR EACH ROW EXECUTE FUNCTION rate_limit_definitions_check();
 CREATE TRIGGER rate_limit_definitions_log AFTER INSERT OR UPDATE OR DELETE ON rate_limit_definitions
@@ -196,3 +224,4 @@ DROP TABLE rate_limit_definitions;
 DROP TABLE rate_limit_history;
 DROP FUNCTION rate_limit_definitions_check();
 DROP FUNCTION rate_limit_definitions_log();
+DROP FUNCTION rate_limit_definitions_turn();

@@ -198,7 +198,21 @@ WHERE r.ts > statement_timestamp()
 GROUP BY r.name, r.key, p.id, a.id, o.id;
 
 COMMENT ON VIEW rate_limits_in_flight IS
-    'What is under way now: keys of which slots are held, how many, and of how many; not_before is the first end of a lease, until the last; mode is what holds for those who ask.';
+    'What is under way now: keys of which permits are held, how many, and of how many; not_before is the first end of a lease, until the last; mode is what holds for those who ask.';
+
+-- Views read as their caller where the server can, so that rights and row-level security of the
+-- tables hold for those who read them.
+-- +goose StatementBegin
+DO $$
+BEGIN
+    IF current_setting('server_version_num')::int >= 150000 THEN
+        ALTER VIEW rate_limits_now SET (security_invoker = true);
+        ALTER VIEW rate_limits_short SET (security_invoker = true);
+        ALTER VIEW rate_limits_in_flight SET (security_invoker = true);
+    END IF;
+END
+$$;
+-- +goose StatementEnd
 
 -- +goose Down
 DROP VIEW rate_limits_in_flight;

@@ -11,7 +11,8 @@
 -- +goose StatementBegin
 DO $migration$
 DECLARE
-	home text := (SELECT quote_ident(n.nspname) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = 'rate_limits'::regclass);
+	statement text;
+	home      text := (SELECT quote_ident(n.nspname) FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace WHERE c.oid = 'rate_limits'::regclass);
 BEGIN
 	EXECUTE replace($functions$
 
@@ -51,7 +52,7 @@ CREATE TYPE @schema@.rate_limit_request AS (
 COMMENT ON TYPE @schema@.rate_limit_request IS
 	'A count of tokens of a limit, with its definition: see rate_limit_request().';
 
-CREATE TYPE @schema@.rate_limit_slot AS (
+CREATE TYPE @schema@.rate_limit_permit AS (
 	ok         boolean,
 	number     integer,
 	fence      bigint,
@@ -61,8 +62,8 @@ CREATE TYPE @schema@.rate_limit_slot AS (
 	shadowed   boolean
 );
 
-COMMENT ON TYPE @schema@.rate_limit_slot IS
-	'One of the slots of a limit of how many at once: whether it is held; its number and fence, by which it is renewed and released; the instant of the decision; the end of the lease; of a refusal, the first end of a lease of another; and whether it is held only in mode shadow, with a fence of 0, since all were.';
+COMMENT ON TYPE @schema@.rate_limit_permit IS
+	'One of the permits of a limit of how many at once: whether it is held; its number and fence, by which it is renewed and released; the instant of the decision; the end of the lease; of a refusal, the first end of a lease of another; and whether it is held only in mode shadow, with a fence of 0, since all were.';
 
 -- The statements, whose arguments are by number. In PL/pgSQL, since a session keeps their plans
 -- then; those of functions in SQL are made for each call before PostgreSQL 18.
@@ -168,7 +169,7 @@ RETURNING value, ts, paused, slots, ahead,
 END
 $body$;
 
-CREATE FUNCTION @schema@.rate_limit_slot_take(text, text, int4, float8, timestamptz, int8)
+CREATE FUNCTION @schema@.rate_limit_permit_take(text, text, int4, float8, timestamptz, int8)
 RETURNS TABLE (fence int8, until timestamptz) LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
 BEGIN
@@ -183,7 +184,7 @@ RETURNING value::int8, ts;
 END
 $body$;
 
-CREATE FUNCTION @schema@.rate_limit_slot_keep(text, text, int4, float8, timestamptz, int8, boolean, int8)
+CREATE FUNCTION @schema@.rate_limit_permit_keep(text, text, int4, float8, timestamptz, int8, boolean, int8)
 RETURNS TABLE (fence int8, until timestamptz) LANGUAGE plpgsql AS $body$
 #variable_conflict use_column
 BEGIN
@@ -624,21 +625,21 @@ BEGIN
 END
 $body$;
 
--- How many slots the catalog says that a key has, for how long one is held, and in which mode.
-CREATE FUNCTION @schema@.rate_limit_named_slots(name text, key text, OUT slots integer, OUT lease interval, OUT mode text, OUT refused_until timestamptz) RETURNS record LANGUAGE plpgsql STABLE AS $body$
+-- How many permits the catalog says that a key has, for how long one is held, and in which mode.
+CREATE FUNCTION @schema@.rate_limit_named_permits(name text, key text, OUT at_once integer, OUT lease interval, OUT mode text, OUT refused_until timestamptz) RETURNS record LANGUAGE plpgsql STABLE AS $body$
 DECLARE
 	now timestamptz := clock_timestamp();
 BEGIN
 	SELECT coalesce(o.at_once, a.at_once, p.at_once), coalesce(o.lease, a.lease, p.lease, interval '30 seconds'),
 		coalesce(o.mode, a.mode), CASE WHEN o.mode IS NOT NULL THEN o.until ELSE a.until END
-	INTO slots, lease, mode, refused_until
+	INTO at_once, lease, mode, refused_until
 	FROM @schema@.rate_limit_definitions AS p
 	LEFT JOIN @schema@.rate_limit_definitions AS a ON a.name = p.name AND a.key IS NULL AND a.kind IS NULL
 		AND a.enabled AND (a.until IS NULL OR a.until > now)
 	LEFT JOIN @schema@.rate_limit_definitions AS o ON o.name = p.name AND o.key = $2
 		AND o.enabled AND (o.until IS NULL OR o.until > now)
 	WHERE p.name = $1 AND p.kind = 'in flight';
-	IF slots IS NULL THEN
+	IF at_once IS NULL THEN
 		RAISE EXCEPTION 'rate limit %: no program has published it as one of how many at once', quote_literal(left($1, 255)) USING ERRCODE = 'undefined_object';
 	END IF;
 END
@@ -659,7 +660,7 @@ BEGIN
 END
 $body$;
 
--- The ID of the advisory lock of a slot, for a store of Go that names a schema, or none.
+-- The ID of the advisory lock of a permit, for a store of Go that names a schema, or none.
 CREATE FUNCTION @schema@.rate_limit_lock(home text, name text, key text, number integer) RETURNS bigint LANGUAGE plpgsql IMMUTABLE AS $body$
 DECLARE
 	bytes bytea := '';
@@ -762,21 +763,21 @@ BEGIN
 END
 $body$;
 
--- A slot is chosen at random, and only if that is not free looked for. What is tried in vain
+-- A permit is chosen at random, and only if that is not free looked for. What is tried in vain
 -- stands behind a savepoint, or its holder would wait for this transaction; and what another
 -- transaction is about to take or to release is passed over, by the locks that it has.
-CREATE FUNCTION @schema@.rate_limit_acquire(name text, key text, slots integer, lease interval DEFAULT '30 seconds')
-RETURNS @schema@.rate_limit_slot LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
+CREATE FUNCTION @schema@.rate_limit_acquire(name text, key text, at_once integer, lease interval DEFAULT '30 seconds')
+RETURNS @schema@.rate_limit_permit LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 DECLARE
 	micros float8 := extract(epoch FROM lease) * 1000000;
-	slot   @schema@.rate_limit_slot;
+	permit   @schema@.rate_limit_permit;
 	tries  integer[];
 	looked boolean := false;
 	held   bigint;
 	fault  text := CASE
 		WHEN name IS NULL OR octet_length(name) NOT BETWEEN 1 AND 255 THEN 'name: must have from 1 to 255 bytes'
 		WHEN key IS NULL OR octet_length(key) > 2048 THEN 'key: must have at most 2048 bytes'
-		WHEN slots IS NULL OR slots NOT BETWEEN 1 AND 10000 THEN format('slots %s: must be from 1 to 10000', slots)
+		WHEN at_once IS NULL OR at_once NOT BETWEEN 1 AND 10000 THEN format('at_once %s: must be from 1 to 10000', at_once)
 		WHEN lease IS NULL OR micros NOT BETWEEN 1000 AND 3153600000000000 OR date_part('year', lease) <> 0 OR date_part('month', lease) <> 0
 			THEN format('lease %s: must be at least a millisecond, without months, and at most 36500 days', lease)
 	END;
@@ -784,16 +785,16 @@ BEGIN
 	IF fault IS NOT NULL THEN
 		RAISE EXCEPTION 'rate limit %: %', quote_literal(left(name, 255)), fault USING ERRCODE = 'invalid_parameter_value';
 	END IF;
-	tries := ARRAY[floor(random() * slots)::integer];
+	tries := ARRAY[floor(random() * at_once)::integer];
 	LOOP
-		FOREACH slot.number IN ARRAY tries LOOP
+		FOREACH permit.number IN ARRAY tries LOOP
 			BEGIN
-				IF pg_try_advisory_xact_lock(@schema@.rate_limit_lock('', name, key, slot.number)) THEN
-					SELECT true, t.fence, t.until - lease, t.until INTO slot.ok, slot.fence, slot.at, slot.until
-						FROM @schema@.rate_limit_slot_take(name, key, slot.number, micros, NULL, @schema@.rate_limit_lock((parse_ident($schema$@schema@$schema$))[1], name, key, slot.number)) AS t;
-					IF slot.ok THEN
-						slot.shadowed := false;
-						RETURN slot;
+				IF pg_try_advisory_xact_lock(@schema@.rate_limit_lock('', name, key, permit.number)) THEN
+					SELECT true, t.fence, t.until - lease, t.until INTO permit.ok, permit.fence, permit.at, permit.until
+						FROM @schema@.rate_limit_permit_take(name, key, permit.number, micros, NULL, @schema@.rate_limit_lock((parse_ident($schema$@schema@$schema$))[1], name, key, permit.number)) AS t;
+					IF permit.ok THEN
+						permit.shadowed := false;
+						RETURN permit;
 					END IF;
 				END IF;
 				RAISE EXCEPTION USING ERRCODE = 'RL000';
@@ -801,44 +802,51 @@ BEGIN
 				NULL; -- it is as it was
 			END;
 		END LOOP;
-		slot.at := clock_timestamp();
+		permit.at := clock_timestamp();
 		EXIT WHEN looked;
 		looked := true;
 		tries := ARRAY(
 			SELECT n.i FROM generate_series(0, $3 - 1) AS n (i)
 			LEFT JOIN @schema@.rate_limits AS l ON l.name = $1 AND l.key = $2 AND l.shard = n.i
-			WHERE l.ts IS NULL OR l.ts <= slot.at ORDER BY random());
+			WHERE l.ts IS NULL OR l.ts <= permit.at ORDER BY random());
 	END LOOP;
-	SELECT count(*), min(l.ts) INTO held, slot.not_before
-		FROM @schema@.rate_limits AS l WHERE l.name = $1 AND l.key = $2 AND l.shard < $3 AND l.ts > slot.at;
-	IF held < slots THEN -- somebody has one and has not committed
-		slot.not_before := slot.at;
+	SELECT count(*), min(l.ts) INTO held, permit.not_before
+		FROM @schema@.rate_limits AS l WHERE l.name = $1 AND l.key = $2 AND l.shard < $3 AND l.ts > permit.at;
+	IF held < at_once THEN -- somebody has one and has not committed
+		permit.not_before := permit.at;
 	END IF;
-	RETURN ROW(false, NULL, NULL, slot.at, NULL, slot.not_before, false)::@schema@.rate_limit_slot;
+	RETURN ROW(false, NULL, NULL, permit.at, NULL, permit.not_before, false)::@schema@.rate_limit_permit;
 END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_renew(name text, key text, number integer, fence bigint, lease interval)
-RETURNS @schema@.rate_limit_slot LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
+RETURNS @schema@.rate_limit_permit LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 DECLARE
 	micros float8 := extract(epoch FROM lease) * 1000000;
-	slot   @schema@.rate_limit_slot;
+	permit   @schema@.rate_limit_permit;
 BEGIN
 	IF name IS NULL OR key IS NULL OR number IS NULL OR fence IS NULL OR fence < 0 THEN
-		RAISE EXCEPTION 'rate limit %: a slot must be one that was acquired', quote_literal(left(name, 255)) USING ERRCODE = 'invalid_parameter_value';
+		RAISE EXCEPTION 'rate limit %: a permit must be one that was acquired', quote_literal(left(name, 255)) USING ERRCODE = 'invalid_parameter_value';
 	ELSIF lease IS NULL OR micros <> 0 AND micros NOT BETWEEN 1000 AND 3153600000000000 OR date_part('year', lease) <> 0 OR date_part('month', lease) <> 0 THEN
 		RAISE EXCEPTION 'rate limit %: lease %: must be at least a millisecond, without months, and at most 36500 days', quote_literal(left(name, 255)), lease USING ERRCODE = 'invalid_parameter_value';
 	END IF;
 	IF fence = 0 THEN -- it was acquired in mode shadow, when all were held
-		RETURN ROW(true, number, fence, clock_timestamp(), NULL, NULL, true)::@schema@.rate_limit_slot;
+		RETURN ROW(true, number, fence, clock_timestamp(), NULL, NULL, true)::@schema@.rate_limit_permit;
+	END IF;
+	-- The row of a token bucket or window has at most 1e12 tokens; a fence is an instant in
+	-- microseconds, which is more. So who may release what is held fills no bucket.
+	IF fence <= 1e12 THEN
+		RETURN ROW(false, number, fence, clock_timestamp(), NULL, NULL, false)::@schema@.rate_limit_permit;
 	END IF;
 	PERFORM pg_try_advisory_xact_lock(@schema@.rate_limit_lock('', name, key, number));
-	SELECT t.fence > 0, number, t.fence, t.until - lease, t.until, false INTO slot.ok, slot.number, slot.fence, slot.at, slot.until, slot.shadowed
-		FROM @schema@.rate_limit_slot_keep(name, key, number, micros, NULL, fence, false, @schema@.rate_limit_lock((parse_ident($schema$@schema@$schema$))[1], name, key, number)) AS t;
-	IF slot.ok THEN
-		RETURN slot;
+	SELECT t.fence > 0, number, t.fence, t.until - lease, t.until, false INTO permit.ok, permit.number, permit.fence, permit.at, permit.until, permit.shadowed
+		FROM @schema@.rate_limit_permit_keep(name, key, number, micros, NULL, fence, false, @schema@.rate_limit_lock((parse_ident($schema$@schema@$schema$))[1], name, key, number)) AS t;
+	IF permit.ok THEN
+		RETURN permit;
+	ELSIF permit.fence = 0 THEN -- it was not there and has been made; of a bucket, it would be empty
+		DELETE FROM @schema@.rate_limits AS l WHERE l.name = $1 AND l.key = $2 AND l.shard = $3 AND l.value = 0;
 	END IF;
-	RETURN ROW(false, number, fence, clock_timestamp(), NULL, NULL, false)::@schema@.rate_limit_slot;
+	RETURN ROW(false, number, fence, clock_timestamp(), NULL, NULL, false)::@schema@.rate_limit_permit;
 END
 $body$;
 
@@ -901,30 +909,30 @@ END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_acquire(name text, key text)
-RETURNS @schema@.rate_limit_slot LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
+RETURNS @schema@.rate_limit_permit LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 DECLARE
-	named record := @schema@.rate_limit_named_slots(name, key);
-	slot  @schema@.rate_limit_slot;
+	named record := @schema@.rate_limit_named_permits(name, key);
+	permit  @schema@.rate_limit_permit;
 BEGIN
 	IF named.mode = 'refuse' THEN
-		slot.at := clock_timestamp();
-		RETURN ROW(false, NULL, NULL, slot.at, NULL, coalesce(named.refused_until, slot.at + interval '1 minute'), false)::@schema@.rate_limit_slot;
+		permit.at := clock_timestamp();
+		RETURN ROW(false, NULL, NULL, permit.at, NULL, coalesce(named.refused_until, permit.at + interval '1 minute'), false)::@schema@.rate_limit_permit;
 	END IF;
-	slot := @schema@.rate_limit_acquire(name, key, named.slots, named.lease);
-	IF named.mode = 'shadow' AND NOT slot.ok THEN
-		slot.ok := true;
-		slot.shadowed := true;
-		slot.number := 0;
-		slot.fence := 0;
+	permit := @schema@.rate_limit_acquire(name, key, named.at_once, named.lease);
+	IF named.mode = 'shadow' AND NOT permit.ok THEN
+		permit.ok := true;
+		permit.shadowed := true;
+		permit.number := 0;
+		permit.fence := 0;
 	END IF;
-	RETURN slot;
+	RETURN permit;
 END
 $body$;
 
 CREATE FUNCTION @schema@.rate_limit_renew(name text, key text, number integer, fence bigint)
-RETURNS @schema@.rate_limit_slot LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
+RETURNS @schema@.rate_limit_permit LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp SET plan_cache_mode = force_generic_plan AS $body$
 DECLARE
-	named record := @schema@.rate_limit_named_slots(name, key);
+	named record := @schema@.rate_limit_named_permits(name, key);
 BEGIN
 	RETURN @schema@.rate_limit_renew(name, key, number, fence, named.lease);
 END
@@ -958,15 +966,21 @@ BEGIN
 END
 $body$;
 
-REVOKE EXECUTE ON FUNCTION
+$functions$, '@schema@', home);
+
+	-- Nobody but the owner may call one until it is granted. Default privileges may have granted
+	-- them, besides PostgreSQL to PUBLIC, of which acldefault tells.
+	FOR statement IN
+		SELECT format('REVOKE ALL ON FUNCTION %s FROM %s', p.oid::regprocedure, CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)
+		FROM unnest(string_to_array(replace($functions$
 	@schema@.rate_limit_bucket_take(text, text, int4, float8, float8, timestamptz, float8, float8, float8, timestamptz),
 	@schema@.rate_limit_window_take(text, text, int4, float8, float8, float8, timestamptz, timestamptz, float8, float8, timestamptz),
 	@schema@.rate_limit_bucket_give(text, text, int4, float8, float8, timestamptz, float8, float8, float8, float8, timestamptz),
 	@schema@.rate_limit_window_give(text, text, int4, float8, float8, float8, timestamptz, timestamptz, float8, float8, timestamptz),
 	@schema@.rate_limit_put(text, text, int4, float8, timestamptz, timestamptz, float8[]),
 	@schema@.rate_limit_touch(text, text, int4, float8, float8, timestamptz, timestamptz, float8[]),
-	@schema@.rate_limit_slot_take(text, text, int4, float8, timestamptz, int8),
-	@schema@.rate_limit_slot_keep(text, text, int4, float8, timestamptz, int8, boolean, int8),
+	@schema@.rate_limit_permit_take(text, text, int4, float8, timestamptz, int8),
+	@schema@.rate_limit_permit_keep(text, text, int4, float8, timestamptz, int8, boolean, int8),
 	@schema@.rate_limit_tick(timestamptz, timestamptz, float8),
 	@schema@.rate_limit_settled(float8, timestamptz, timestamptz, float8, float8, float8),
 	@schema@.rate_limit_slack(float8, float8, float8),
@@ -984,7 +998,7 @@ REVOKE EXECUTE ON FUNCTION
 	@schema@.rate_limit_calls(text, @schema@.rate_limit_request[]),
 	@schema@.rate_limit_or_raise(@schema@.rate_limit_result, text),
 	@schema@.rate_limit_named(text, text, float8, float8),
-	@schema@.rate_limit_named_slots(text, text),
+	@schema@.rate_limit_named_permits(text, text),
 	@schema@.rate_limit_each(text[], text[], float8[], float8[]),
 	@schema@.rate_limit_lock(text, text, text, integer),
 	@schema@.rate_limit_allow(text, text, float8, interval, float8, float8, text, timestamptz, float8),
@@ -1013,10 +1027,13 @@ REVOKE EXECUTE ON FUNCTION
 	@schema@.rate_limit_allow_all(text[], text[], float8[], float8[]),
 	@schema@.rate_limit_take_all(text[], text[], float8[], float8[], text),
 	@schema@.rate_limit_reserve_all(text[], text[], float8[]),
-	@schema@.rate_limit_check_all(text[], text[], float8[], float8[], boolean)
-FROM PUBLIC;
-
-$functions$, '@schema@', home);
+	@schema@.rate_limit_check_all(text[], text[], float8[], float8[], boolean)$functions$, '@schema@', home), E',\n')::regprocedure[]) AS f
+		JOIN pg_proc AS p ON p.oid = f
+		CROSS JOIN aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) AS a
+		WHERE a.grantee <> p.proowner
+	LOOP
+		EXECUTE statement;
+	END LOOP;
 END
 $migration$;
 -- +goose StatementEnd
@@ -1036,8 +1053,8 @@ DROP FUNCTION
 	@schema@.rate_limit_window_give(text, text, int4, float8, float8, float8, timestamptz, timestamptz, float8, float8, timestamptz),
 	@schema@.rate_limit_put(text, text, int4, float8, timestamptz, timestamptz, float8[]),
 	@schema@.rate_limit_touch(text, text, int4, float8, float8, timestamptz, timestamptz, float8[]),
-	@schema@.rate_limit_slot_take(text, text, int4, float8, timestamptz, int8),
-	@schema@.rate_limit_slot_keep(text, text, int4, float8, timestamptz, int8, boolean, int8),
+	@schema@.rate_limit_permit_take(text, text, int4, float8, timestamptz, int8),
+	@schema@.rate_limit_permit_keep(text, text, int4, float8, timestamptz, int8, boolean, int8),
 	@schema@.rate_limit_tick(timestamptz, timestamptz, float8),
 	@schema@.rate_limit_settled(float8, timestamptz, timestamptz, float8, float8, float8),
 	@schema@.rate_limit_slack(float8, float8, float8),
@@ -1055,7 +1072,7 @@ DROP FUNCTION
 	@schema@.rate_limit_calls(text, @schema@.rate_limit_request[]),
 	@schema@.rate_limit_or_raise(@schema@.rate_limit_result, text),
 	@schema@.rate_limit_named(text, text, float8, float8),
-	@schema@.rate_limit_named_slots(text, text),
+	@schema@.rate_limit_named_permits(text, text),
 	@schema@.rate_limit_each(text[], text[], float8[], float8[]),
 	@schema@.rate_limit_lock(text, text, text, integer),
 	@schema@.rate_limit_allow(text, text, float8, interval, float8, float8, text, timestamptz, float8),
@@ -1085,7 +1102,7 @@ DROP FUNCTION
 	@schema@.rate_limit_take_all(text[], text[], float8[], float8[], text),
 	@schema@.rate_limit_reserve_all(text[], text[], float8[]),
 	@schema@.rate_limit_check_all(text[], text[], float8[], float8[], boolean);
-DROP TYPE @schema@.rate_limit_result, @schema@.rate_limit_request, @schema@.rate_limit_slot;
+DROP TYPE @schema@.rate_limit_result, @schema@.rate_limit_request, @schema@.rate_limit_permit;
 $functions$, '@schema@', home);
 END
 $migration$;

@@ -9,7 +9,7 @@ CREATE TABLE rate_limit_refusals (
     times     bigint           NOT NULL, -- refused
     uncertain bigint           NOT NULL, -- of these, at most so many were other keys
     last      timestamptz      NOT NULL, -- when it was refused last
-    retry_at  timestamptz,               -- what it was told then; NULL for a slot
+    retry_at  timestamptz,               -- what it was told then; NULL for a permit
     PRIMARY KEY (name, key, minute)
 );
 CREATE INDEX ON rate_limit_refusals (minute);

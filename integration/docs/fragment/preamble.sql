@@ -1,4 +1,4 @@
--- What the pages take for granted: the tables of a reader's program, and its role.
+-- What the pages take for granted: the tables of a reader's program, and its roles.
 CREATE TABLE messages (sender text NOT NULL, body text NOT NULL);
 CREATE TABLE orders (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, customer text NOT NULL);
 CREATE TABLE jobs (id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, run_at timestamptz NOT NULL);
@@ -10,3 +10,4 @@ CREATE TABLE prompts (
     done    boolean     NOT NULL DEFAULT false
 );
 CREATE ROLE app;
+CREATE ROLE web;

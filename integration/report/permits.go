@@ -1,0 +1,282 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// permitLimit is under attack; its leases are short, so that many of them end.
+var permitLimit = ratelimit.InFlight{Name: "in flight", Limit: 4, Lease: 500 * time.Millisecond}
+
+// held is what a holder believed: that it had a permit from one instant to another, on the clock
+// of the machine, for which it had asked at an instant.
+type held struct {
+	Holder          int
+	Number          int
+	Fence           int64
+	Asked, From, To int64 // microseconds
+	Lost            bool  // and was told so
+}
+
+// beliefs are the last beliefs of holders, each of each permit that it had.
+type beliefs map[belief]held
+
+type belief struct {
+	holder, number int
+	fence          int64
+}
+
+func (b beliefs) note(h held) { b[belief{h.Holder, h.Number, h.Fence}] = h }
+
+// holdPermits holds permits, and notes each 5 ms that it believes to hold one.
+func holdPermits(ctx context.Context, e *env) error {
+	var group sync.WaitGroup
+	for worker := range e.Workers {
+		random := rand.New(rand.NewPCG(e.Seed, uint64(worker)))
+		group.Go(func() {
+			for ctx.Err() == nil {
+				_ = e.store.Permits().Hold(ctx, permitLimit.For(""), func(ctx context.Context, permit ratelimit.Permit) error {
+					h := held{Holder: e.Process*e.Workers + worker, Number: permit.Number, Fence: permit.Fence, Asked: permit.Asked.UnixMicro(), From: time.Now().UnixMicro()}
+					h.To = h.From
+					for end := time.Now().Add(time.Duration(random.IntN(1500)) * time.Millisecond); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+						now := time.Now().UnixMicro() // before it asks: it may be stopped in between
+						if h.Lost = ctx.Err() != nil; h.Lost {
+							break
+						}
+						h.To = now
+						e.out.write(h)
+					}
+					e.out.write(h)
+					return nil
+				})
+			}
+		})
+	}
+	group.Wait()
+	return nil
+}
+
+// attackPermits is all that is done to limits of how many at once.
+func attackPermits(ctx context.Context, l *lab, c *chapter) error {
+	for _, part := range []func(context.Context, *lab, *chapter) error{killHolders, setPermitsClock, waitForPermits, takePermitsOften} {
+		if err := part(ctx, l, c); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+const permitHolders = 8 // processes
+
+// holders are processes that hold permits.
+type holders struct {
+	url, schema string
+	children    []*child
+
+	mu   sync.Mutex
+	last beliefs
+}
+
+// launch starts one more.
+func (h *holders) launch(ctx context.Context) error {
+	number := len(h.children)
+	child, err := start(ctx, task{Job: "permits", URL: h.url, Schema: h.schema, Process: number, Workers: 4, Conns: 4, Seed: uint64(number)}, func(line []byte) error {
+		var one held
+		if err := json.Unmarshal(line, &one); err != nil {
+			return nil // the last line of one that was killed
+		}
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.last.note(one)
+		return nil
+	})
+	if err == nil {
+		h.children = append(h.children, child)
+	}
+	return err
+}
+
+func (h *holders) launchAll(ctx context.Context) error {
+	h.last = beliefs{}
+	for range permitHolders {
+		if err := h.launch(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// killAll kills all that there are, and returns when that was.
+func (h *holders) killAll() time.Time {
+	for _, child := range h.children {
+		_ = child.cmd.Process.Kill()
+	}
+	dead := time.Now()
+	end(h.children)
+	h.children = nil
+	return dead
+}
+
+// killHolders has processes hold permits while some are killed, some stand still past their
+// leases and go on, and the server stands still.
+func killHolders(ctx context.Context, l *lab, c *chapter) error {
+	c.say("Eight processes of four goroutines hold the 4 permits of one key, with leases of 500 ms, and note each 5 ms that they believe to hold one, by the clock of the machine, which is the server's too. Some are killed, some stand still past their leases and go on (SIGSTOP), and so does the server. Then all are killed, and somebody else takes every permit.")
+	schema, pool, err := l.place(ctx, 8)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	h := &holders{url: l.server.URL, schema: schema}
+	if err := h.launchAll(ctx); err != nil {
+		return err
+	}
+	killed, stopped, stalls := 0, 0, 0
+	harm := 0 // each sort in turn, so that none is left out
+	for end := time.Now().Add(l.seconds(60, 10)); time.Now().Before(end) || harm < 4; harm++ {
+		time.Sleep(permitLimit.Lease)
+		victim := h.children[len(h.children)-1-rand.IntN(permitHolders)].cmd.Process
+		switch harm % 4 {
+		case 0:
+			if victim.Kill() == nil {
+				killed++
+				if err := h.launch(ctx); err != nil {
+					return err
+				}
+			}
+		case 1, 2:
+			if victim.Signal(syscall.SIGSTOP) == nil {
+				time.Sleep(2 * permitLimit.Lease)
+				_ = victim.Signal(syscall.SIGCONT)
+				stopped++
+			}
+		case 3:
+			resume, err := l.server.Suspend(ctx)
+			if err != nil {
+				return err
+			}
+			time.Sleep(2 * permitLimit.Lease)
+			if err := resume(); err != nil {
+				return err
+			}
+			stalls++
+		}
+	}
+	dead := h.killAll()
+	store, err := pgstore.New(pool, &pgstore.Config{Schema: schema})
+	if err != nil {
+		return err
+	}
+	free := make(chan time.Duration, 1)
+	go func() { free <- leasesEnd(ctx, pool, schema, dead) }()
+	back, err := takeAllPermits(ctx, store, dead)
+	if err != nil {
+		return err
+	}
+	over := <-free
+	var rows int
+	if err := pool.QueryRow(ctx, "SELECT count(*) FROM "+schema+".rate_limits").Scan(&rows); err != nil {
+		return err
+	}
+	overlaps, lost := h.last.overlaps()
+	c.zero("two believed to hold one permit at a time", overlaps)
+	h.last.judgeFences(c, "")
+	c.happened(count{"permits held", len(h.last)}, count{"told that they have lost theirs", lost}, count{"processes killed", killed}, count{"stood still", stopped}, count{"servers stood still", stalls})
+	c.tell("the leases of those that were killed seen over, by a statement each 100 ms", "%d ms", over.Milliseconds())
+	c.atMost("all permits taken again after everybody was killed", back.Seconds()*1000, 2*over.Seconds()*1000, "ms")
+	c.atMost("rows", float64(rows), float64(permitLimit.Limit), "")
+	return nil
+}
+
+// takeAllPermits takes every permit, and returns how long after an instant it had them.
+func takeAllPermits(ctx context.Context, store *pgstore.Store, dead time.Time) (time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, patient)
+	defer cancel()
+	for range permitLimit.Limit {
+		long := permitLimit
+		long.Lease = time.Hour
+		if _, err := store.Permits().AcquireWait(ctx, long.For("")); err != nil {
+			return 0, fmt.Errorf("taking all permits: %w", err)
+		}
+	}
+	return time.Since(dead), nil
+}
+
+// leasesEnd returns how long after an instant a statement each 100 ms finds no lease of those that
+// were killed then: what the machine allows, whatever else it has to do.
+func leasesEnd(ctx context.Context, pool *pgxpool.Pool, schema string, dead time.Time) time.Duration {
+	held := "SELECT count(*) FROM " + schema + ".rate_limits WHERE ts > clock_timestamp() AND ts < clock_timestamp() + interval '1 minute'"
+	for n := 1; n > 0 && ctx.Err() == nil; {
+		time.Sleep(100 * time.Millisecond)
+		if err := pool.QueryRow(ctx, held).Scan(&n); err != nil {
+			n = 1
+		}
+	}
+	return time.Since(dead)
+}
+
+// byPermit returns the beliefs about each permit, by their beginning.
+func (b beliefs) byPermit() map[int][]held {
+	of := map[int][]held{}
+	for _, h := range b {
+		of[h.Number] = append(of[h.Number], h)
+	}
+	for _, all := range of {
+		slices.SortFunc(all, func(a, b held) int { return int(a.From - b.From) })
+	}
+	return of
+}
+
+// overlaps counts the holders of a permit with overlapping beliefs, and those that lost theirs.
+func (b beliefs) overlaps() (overlaps, lost int) {
+	for _, all := range b.byPermit() {
+		for i, h := range all {
+			if h.Lost {
+				lost++
+			}
+			if i > 0 && h.From < all[i-1].To {
+				overlaps++
+			}
+		}
+	}
+	return overlaps, lost
+}
+
+// judgeFences judges as what holders work on would, which turns smaller fences away: a fence
+// is of one holder, and who asked when another held a permit already has a larger one.
+func (b beliefs) judgeFences(c *chapter, when string) {
+	twice, disorder := 0, 0
+	for _, all := range b.byPermit() {
+		given := map[int64]bool{}
+		for _, h := range all {
+			if given[h.Fence] {
+				twice++
+			}
+			given[h.Fence] = true
+		}
+		// The largest fence of leases that began before an instant.
+		byAsked := slices.Clone(all)
+		slices.SortFunc(byAsked, func(a, b held) int { return int(a.Asked - b.Asked) })
+		largest, next := int64(0), 0
+		for _, h := range byAsked {
+			for ; next < len(all) && all[next].From < h.Asked; next++ {
+				largest = max(largest, all[next].Fence)
+			}
+			if h.Fence <= largest {
+				disorder++
+			}
+		}
+	}
+	c.zero("two had one fence"+when, twice)
+	c.zero("a smaller fence was given after a larger one"+when, disorder)
+}

@@ -1,0 +1,156 @@
+package edge
+
+import (
+	"context"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+)
+
+// PermitStore is the part of a store that a [Limiter] needs for limits in flight.
+type PermitStore interface {
+	Acquire(ctx context.Context, request ratelimit.PermitRequest, rates ...ratelimit.Request) (ratelimit.Permit, error)
+	Release(ctx context.Context, permit ratelimit.Permit) error
+	Keep(ctx context.Context, permit ratelimit.Permit, do func(ctx context.Context, permit ratelimit.Permit) error) error
+}
+
+// InFlight is a policy that holds a permit while a request is handled. Tier may be nil.
+type InFlight[R any] struct {
+	Limit ratelimit.InFlight
+	Key   func(R) (string, error)
+	Tier  func(R) (ratelimit.InFlight, error)
+}
+
+// CheckInFlight notes the faults of limits in flight, beside limits of other kinds, and of the
+// verbs for them.
+func CheckInFlight(f *Faults, permits PermitStore, limits []ratelimit.InFlight, others []ratelimit.Limit) {
+	var names []string
+	for _, l := range others {
+		names = append(names, ratelimit.NameOf(l))
+	}
+	for _, l := range limits {
+		if err := l.Validate(); err != nil {
+			f.Add(err)
+		}
+		if slices.Contains(names, l.Name) {
+			f.Add(&ratelimit.FieldError{Package: f.Package, Limit: l.Name, Field: "Name", Value: l.Name, Reason: "is that of two limits"})
+		}
+		names = append(names, l.Name)
+	}
+	f.Must(permits != nil || len(limits) == 0, "Permits", nil, "must be set for policies in flight: it is the store's Permits()")
+}
+
+// wants returns the permits that r is to have, which nobody has yet.
+func (g *Limiter[R, O]) wants(r R) (wants []ratelimit.Permit, err error) {
+	for _, p := range g.InFlight {
+		limit := p.Limit
+		if p.Tier != nil {
+			if limit, err = p.Tier(r); err != nil {
+				return nil, err
+			}
+			if limit == (ratelimit.InFlight{}) {
+				continue
+			}
+			if limit.Name != p.Limit.Name {
+				return nil, &ratelimit.FieldError{Limit: p.Limit.Name, Field: "Tier", Value: limit.Name, Reason: "must be a copy of the policy's limit, of the same name"}
+			}
+		}
+		key, err := p.Key(r)
+		if err != nil {
+			return nil, err
+		}
+		if g.Catalog != nil {
+			limit = g.Catalog.InFlight(limit, key)
+		}
+		wants = append(wants, ratelimit.Permit{InFlight: limit, Key: key})
+	}
+	return wants, nil
+}
+
+// take takes the permits and the tokens of requests, or nothing, and returns the permit that was
+// asked last. A refusal for want of a permit is an error, a *ratelimit.FullError.
+func (g *Limiter[R, O]) take(ctx context.Context, wants []ratelimit.Permit, requests []ratelimit.Request) (permits []ratelimit.Permit, last *ratelimit.Permit, result ratelimit.Result, err error) {
+	bounded, cancel := context.WithTimeout(ctx, g.Timeout)
+	defer cancel()
+	if len(wants) == 0 {
+		result, err = g.Store.Allow(bounded, requests...)
+		return nil, nil, result, err
+	}
+	for i, w := range wants {
+		var rates []ratelimit.Request
+		if i == len(wants)-1 { // with the last permit, so that none is missing when they grant
+			rates = requests
+		}
+		permit, err := g.Permits.Acquire(bounded, w.InFlight.For(w.Key), rates...)
+		switch {
+		case err == nil && permit.OK:
+			permits, result = append(permits, permit), permit.Rates
+			continue
+		case err == nil && permit.Rates.Request.Limit != nil:
+			result = permit.Rates // which refused
+		case err == nil:
+			err = permit.Err()
+		}
+		g.giveBack(ctx, permits)
+		return nil, &wants[i], result, err
+	}
+	if len(requests) == 0 {
+		result.OK = true
+	}
+	return permits, &permits[len(permits)-1], result, nil
+}
+
+// giveBack releases permits of a request that is not handled. A permit that cannot be released is
+// free when its lease is over.
+func (g *Limiter[R, O]) giveBack(ctx context.Context, permits []ratelimit.Permit) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), g.Timeout)
+	defer cancel()
+	for _, s := range permits {
+		_ = g.Permits.Release(ctx, s)
+	}
+}
+
+// keep runs do while it keeps the permits, and returns the one that its error is about. The context
+// of do ends when one is lost, but in shadow mode, in which nothing is to come of limits.
+func (g *Limiter[R, O]) keep(ctx context.Context, permits []ratelimit.Permit, do func(ctx context.Context)) (of *ratelimit.Permit, err error) {
+	if len(permits) == 0 {
+		do(ctx)
+		return nil, nil
+	}
+	err = g.Permits.Keep(ctx, permits[0], func(kept context.Context, _ ratelimit.Permit) (err error) {
+		if g.Shadow {
+			kept = ctx
+		}
+		of, err = g.keep(kept, permits[1:], do)
+		return err
+	})
+	if err != nil && of == nil {
+		of = &permits[0]
+	}
+	return of, err
+}
+
+// PermitOf returns the permit that a request holds of a policy, by the name of its limit. ctx is
+// that of [Admission.Do].
+func PermitOf(ctx context.Context, policy string) (permit ratelimit.Permit, ok bool) {
+	for c, _ := ctx.Value(chargeKey{}).(*charge); c != nil; c = c.outer {
+		for _, s := range c.permits {
+			if s.InFlight.Name == policy {
+				return s, true
+			}
+		}
+	}
+	return permit, false
+}
+
+// FullWait returns after how long a client is to try again that was refused a permit: nobody knows
+// when one is free, so after wait to twice that; and if its limit's mode refuses, when that ends.
+func FullWait(permit ratelimit.Permit, wait time.Duration) time.Duration {
+	spread := rand.N(wait)
+	if permit.InFlight.Mode == ratelimit.ModeRefuse {
+		wait = permit.NotBefore.Sub(permit.At)
+	}
+	return wait + spread
+}

@@ -1,0 +1,376 @@
+// Package flight is a process's knowledge of the permits of limits of work in flight: which to
+// try, and the waiters for one here. It knows no database. Its knowledge is a guess, which
+// chooses and grants nothing.
+package flight
+
+import (
+	"container/list"
+	"math/rand/v2"
+	"sync"
+	"time"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+)
+
+// mostKeys is how many keys are remembered, beside those of which something is held or
+// waited for here.
+const mostKeys = 16384
+
+// IdleFor is how long a permit must have been free before its row is deleted.
+const IdleFor = time.Minute
+
+const (
+	// turnTime is for how long a permit is handed on within a process, before it is let go:
+	// other processes may wait as well.
+	turnTime = 4 * time.Second
+
+	// attempt is how long a permit that is tried stays chosen, unless somebody says how it went.
+	attempt = time.Minute
+)
+
+// Permits is the knowledge of all keys. The zero value is ready to use. It is safe for concurrent
+// use.
+type Permits struct {
+	mu   sync.Mutex
+	keys map[decide.Key]*keyState
+}
+
+// known is the knowledge of a key.
+type keyState struct {
+	looked bool              // free has been read, and is not just empty
+	free   []Choice          // seen free; the last is the next
+	away   map[int]mark      // permits that are tried or held here
+	line   list.List         // of *Waiter, in the order in which they came
+	came   uint64            // how many have
+	asking int               // callers that are not in line, and may have to go there
+	turns  map[int]time.Time // since when permits are handed on here
+	look   time.Time         // when the first in line is to look again
+}
+
+// mark says that a permit is tried here, or since when it is held, and until when at the latest.
+type mark struct {
+	tried        bool
+	since, until time.Time
+}
+
+// Choice is a permit to try.
+type Choice struct {
+	Number int
+	New    bool // it may not be there yet
+}
+
+// locked locks mu, and returns the knowledge of a key.
+func (s *Permits) locked(key decide.Key) *keyState {
+	s.mu.Lock()
+	return s.of(key)
+}
+
+// of returns the knowledge of a key. It needs mu, as all unexported methods do.
+func (s *Permits) of(key decide.Key) *keyState {
+	k := s.keys[key]
+	if k == nil {
+		if s.keys == nil {
+			s.keys = make(map[decide.Key]*keyState)
+		}
+		if len(s.keys) >= mostKeys {
+			s.forgetIdle(time.Now())
+		}
+		k = &keyState{away: make(map[int]mark)}
+		s.keys[key] = k
+	}
+	return k
+}
+
+func (s *Permits) forgetIdle(now time.Time) {
+	for key, k := range s.keys {
+		for number, m := range k.away {
+			if !m.until.After(now) {
+				delete(k.away, number)
+			}
+		}
+		if len(k.away) == 0 && k.line.Len() == 0 && k.asking == 0 {
+			delete(s.keys, key)
+		}
+	}
+}
+
+// Choose returns a permit to try of so many, which nobody else here is given until [Permits.Taken],
+// [Permits.Missed] or [Permits.Freed]. If nothing is known of the key it is one at random. It
+// returns false when none is known to be free, and somebody has to look.
+func (s *Permits) Choose(key decide.Key, limit int, now time.Time) (Choice, bool) {
+	k := s.locked(key)
+	defer s.mu.Unlock()
+	if !k.looked && len(k.free) == 0 {
+		if n := rand.IntN(limit); !k.isAway(n, now) {
+			k.try(n, now)
+			return Choice{n, true}, true
+		}
+		return Choice{}, false
+	}
+	for len(k.free) > 0 {
+		c := k.free[len(k.free)-1]
+		k.free = k.free[:len(k.free)-1]
+		if c.Number < limit && !k.isAway(c.Number, now) {
+			k.try(c.Number, now)
+			return c, true
+		}
+	}
+	return Choice{}, false
+}
+
+func (k *keyState) try(number int, now time.Time) {
+	k.away[number] = mark{tried: true, until: now.Add(attempt)}
+}
+
+func (k *keyState) isAway(number int, now time.Time) bool {
+	m, ok := k.away[number]
+	if ok && !m.until.After(now) {
+		delete(k.away, number)
+		return false
+	}
+	return ok
+}
+
+// Taken notes that a permit is held here until an instant.
+func (s *Permits) Taken(key decide.Key, number int, until time.Time) {
+	k := s.locked(key)
+	defer s.mu.Unlock()
+	k.away[number] = mark{since: time.Now(), until: until}
+}
+
+// Missed notes that a permit was tried in vain. The other permits seen free are out of date by now.
+func (s *Permits) Missed(key decide.Key, number int) {
+	k := s.locked(key)
+	defer s.mu.Unlock()
+	delete(k.away, number)
+	k.looked, k.free = true, nil
+}
+
+// Freed notes that a permit was released here, and has waiters look.
+func (s *Permits) Freed(key decide.Key, number int) {
+	k := s.locked(key)
+	defer s.mu.Unlock()
+	delete(k.away, number)
+	k.free = append(k.free, Choice{Number: number})
+	k.poke(true)
+}
+
+// Lost notes that a permit is not held here any more, and nothing else.
+func (s *Permits) Lost(key decide.Key, number int) {
+	k := s.locked(key)
+	defer s.mu.Unlock()
+	delete(k.away, number)
+	k.poke(true)
+}
+
+// Observe notes the free permits of a look that began at an instant, and reports whether there are
+// some that no caller here has tried since.
+func (s *Permits) Observe(key decide.Key, free []Choice, begun time.Time) (some bool) {
+	k := s.locked(key)
+	defer s.mu.Unlock()
+	k.looked, k.free = true, k.free[:0]
+	for _, c := range free {
+		if m, ok := k.away[c.Number]; !ok || !m.tried && m.since.Before(begun) {
+			delete(k.away, c.Number) // its lease is over by the database
+			k.free = append(k.free, c)
+		}
+	}
+	rand.Shuffle(len(k.free), func(i, j int) { k.free[i], k.free[j] = k.free[j], k.free[i] })
+	return len(k.free) > 0
+}
+
+// Forget forgets all about a key's permits.
+func (s *Permits) Forget(key decide.Key) {
+	k := s.locked(key)
+	defer s.mu.Unlock()
+	k.looked, k.free = false, nil
+	clear(k.away)
+	k.poke(true)
+}
+
+// Waiter is a caller that waits for a permit of a key.
+type Waiter struct {
+	Limit ratelimit.InFlight
+	Turn  <-chan bool             // has something for the first in line: whether it is worth trying now
+	Got   <-chan ratelimit.Permit // has a permit that was handed on, at most one
+
+	key     decide.Key
+	number  uint64 // in the order of arrival
+	asks    bool
+	turn    chan bool
+	got     chan ratelimit.Permit
+	element *list.Element // nil when it is not in line
+}
+
+// Arrive returns a Waiter, and whether it is to ask for a permit at once; otherwise it is in line.
+// It must [Permits.Leave]. As many ask at once as there are permits, if nobody is in line: more would
+// be refused in any case, and meanwhile be overtaken by callers that come later and ask, too.
+func (s *Permits) Arrive(key decide.Key, limit ratelimit.InFlight) (w *Waiter, asks bool) {
+	k := s.locked(key)
+	defer s.mu.Unlock()
+	k.came++
+	w = &Waiter{Limit: limit, key: key, number: k.came}
+	if k.line.Len() > 0 || k.asking >= limit.Limit {
+		k.enter(w)
+		return w, false
+	}
+	w.asks = true
+	k.asking++
+	return w, true
+}
+
+// Enter has a Waiter in line that has asked in vain, before those who came later.
+func (s *Permits) Enter(w *Waiter) {
+	k := s.locked(w.key)
+	defer s.mu.Unlock()
+	k.asked(w)
+	k.enter(w)
+}
+
+// asked notes that a Waiter asks no more, if it did.
+func (k *keyState) asked(w *Waiter) {
+	if w.asks {
+		w.asks = false
+		k.asking--
+	}
+}
+
+func (k *keyState) enter(w *Waiter) {
+	w.turn, w.got = make(chan bool, 1), make(chan ratelimit.Permit, 1)
+	w.Turn, w.Got = w.turn, w.got
+	before := k.line.Back()
+	for before != nil && before.Value.(*Waiter).number > w.number {
+		before = before.Prev()
+	}
+	if before != nil {
+		w.element = k.line.InsertAfter(w, before)
+		return
+	}
+	w.element = k.line.PushFront(w)
+	k.poke(true)
+}
+
+// First reports whether a Waiter is the first in line. One that was is not any more when somebody
+// enters who came before.
+func (s *Permits) First(w *Waiter) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return w.element != nil && w.element == s.of(w.key).line.Front()
+}
+
+// Leave ends a Waiter, in line or not. If a permit was handed on that it has not read from Got, that
+// is returned, and ok.
+func (s *Permits) Leave(w *Waiter) (permit ratelimit.Permit, ok bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := s.of(w.key)
+	k.asked(w)
+	if w.element != nil {
+		first := w.element == k.line.Front()
+		k.line.Remove(w.element)
+		w.element = nil
+		if first {
+			k.poke(len(k.free) > 0)
+		}
+	}
+	select {
+	case permit = <-w.got:
+		return permit, true
+	default:
+		return permit, false
+	}
+}
+
+// poke tells the first in line that it is, and whether it is worth trying now.
+func (k *keyState) poke(now bool) {
+	first := k.line.Front()
+	if first == nil {
+		return
+	}
+	turn := first.Value.(*Waiter).turn
+	select {
+	case told := <-turn:
+		now = now || told
+	default:
+	}
+	turn <- now // which has room, as nobody else sends
+}
+
+// LookAgain notes when the caller that is first in line then is to look again.
+func (s *Permits) LookAgain(key decide.Key, at time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.of(key).look = at
+}
+
+// Look returns when the first in line is to look.
+func (s *Permits) Look(key decide.Key) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.of(key).look
+}
+
+// HandOn returns the limit by which a permit that is about to be released is to be taken for a
+// waiter here, and true; or false, when there is none, or it is other processes' turn.
+func (s *Permits) HandOn(key decide.Key, number int, now time.Time) (ratelimit.InFlight, bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	k := s.keys[key]
+	if k == nil {
+		return ratelimit.InFlight{}, false
+	}
+	if k.line.Len() == 0 {
+		k.turns = nil
+		return ratelimit.InFlight{}, false
+	}
+	if k.turns == nil {
+		k.turns = make(map[int]time.Time)
+	}
+	since, ok := k.turns[number]
+	if !ok {
+		since = now.Add(-rand.N(turnTime)) // so that they are not all let go at once
+		k.turns[number] = since
+	}
+	limit := k.line.Front().Value.(*Waiter).Limit
+	if now.Sub(since) > turnTime {
+		delete(k.turns, number)
+		return limit, false
+	}
+	return limit, number < limit.Limit
+}
+
+// LetGo notes that a permit was released that is others' to take: nobody here is told.
+func (s *Permits) LetGo(key decide.Key, number int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.of(key).away, number)
+}
+
+// Waiting is how many wait for a permit of a key here.
+func (s *Permits) Waiting(key decide.Key) int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if k := s.keys[key]; k != nil {
+		return k.line.Len()
+	}
+	return 0
+}
+
+// Hand gives a permit that was taken to the first in line, and reports false if there is
+// nobody any more.
+func (s *Permits) Hand(key decide.Key, permit ratelimit.Permit) bool {
+	k := s.locked(key)
+	defer s.mu.Unlock()
+	first := k.line.Front()
+	if first == nil {
+		return false
+	}
+	w := k.line.Remove(first).(*Waiter)
+	w.element = nil
+	permit.InFlight = w.Limit
+	w.got <- permit // it has room, since a waiter that was given a permit is not in line
+	k.away[permit.Number] = mark{since: time.Now(), until: permit.Ends()}
+	k.poke(len(k.free) > 0)
+	return true
+}
