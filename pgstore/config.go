@@ -1,43 +1,42 @@
 package pgstore
 
 import (
-	"errors"
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
-	"github.com/pgratelimit/ratelimit/internal/table"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
 // Table is the table that holds the limits; package migrations makes it.
-const Table = table.Name
+const Table = conn.Table
 
 var (
-	// ErrNoPool is a verb that needs a pool, on a Store that has none.
-	ErrNoPool = errors.New("pgstore: this needs a pool, and New was given nil")
+	// ErrNoPool is the error of a verb that needs a pool, on a Store that has none.
+	ErrNoPool = conn.ErrNoPool
 
-	// ErrOutcomeUnknown is a connection that was lost during COMMIT, when the
-	// server could not be asked afterwards either. The work and its tokens are
-	// there both or neither.
-	ErrOutcomeUnknown = errors.New("pgstore: the connection was lost during commit, and whether it was committed is not known")
+	// ErrOutcomeUnknown is the error of a connection that was lost during COMMIT, when the
+	// server could not be asked afterwards either. The work and its tokens are there both or
+	// neither.
+	ErrOutcomeUnknown = conn.ErrOutcomeUnknown
 
-	// ErrClosed is a decision on its own after Close.
-	ErrClosed = errors.New("pgstore: the store is closed")
+	// ErrClosed is the error of a decision on its own after Close.
+	ErrClosed = conn.ErrClosed
 
-	// ErrLocked is a decision on its own that waited, until its context ended,
-	// for a row that a transaction has locked; or one in a transaction that waited
-	// for longer than the server's lock_timeout. The message names limit and key,
-	// and the error of the context or the server is within reach as well.
-	ErrLocked = errors.New("pgstore: waited for a lock")
+	// ErrLocked is the error of a decision on its own that waited, until its context ended, for
+	// a row that a transaction has locked; or of one in a transaction that waited for longer
+	// than the server's lock_timeout. The message names the limit, and the error of the context
+	// or the server is within reach as well.
+	ErrLocked = conn.ErrLocked
 
-	// ErrNotMigrated is a database that lacks the table, or a column of it, where
+	// ErrNotMigrated is the error of a database that lacks the table, or a column of it, where
 	// the Store looks: the message says where that is.
-	ErrNotMigrated = errors.New("pgstore: table " + Table + " is missing or not up to date; bring it there with `ratelimit migrate up` or migrate.Up")
+	ErrNotMigrated = conn.ErrNotMigrated
 )
 
-const defaultTimeout = 5 * time.Second
+var errNilFunc = &ratelimit.FieldError{Field: "Func", Value: nil, Reason: "must not be nil"}
 
 // NoTimeout as Config.Timeout lets a decision on its own take as long as it does.
-const NoTimeout time.Duration = -1
+const NoTimeout = conn.NoTimeout
 
 // MaxEscrow is the longest Config.Escrow.
 const MaxEscrow = 10 * time.Second

@@ -11,7 +11,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/table"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
 // ResetTx forgets the limit's state for key inside tx: full again, debt and pause gone. A
@@ -35,7 +35,7 @@ func (s *Store) reset(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
 		err = s.refillAll(ctx, tx, a, left)
 	}
 	if err != nil {
-		return s.fault("reset", err)
+		return s.Fault("reset", err)
 	}
 	s.changed(a.KeyOf())
 	s.memory.evict(a.KeyOf())
@@ -90,7 +90,7 @@ func (s *Store) crediting(r ratelimit.Request, status *ratelimit.Status) func(co
 		a := &call.Demands[0]
 		states, at, err := s.credit(ctx, tx, a, r.Count)
 		if err != nil {
-			return s.fault("credit", err)
+			return s.Fault("credit", err)
 		}
 		s.changed(a.KeyOf())
 		s.shards.Observe(a, states)
@@ -130,7 +130,7 @@ func (s *Store) give(ctx context.Context, tx pgx.Tx, a *decide.Demand, shard int
 		*c = a.Change(0, shard+i, 0)
 		gives[i] = table.Give{Change: c, Tokens: n, Most: c.Definition.Capacity, Spent: s.spent(ctx, &c.Definition, c.Key)}
 	}
-	if _, err := s.table.Give(ctx, tx, &pgx.Batch{}, gives, s.clock()); err != nil {
+	if _, err := s.table.Give(ctx, tx, &pgx.Batch{}, gives, s.Clock()); err != nil {
 		return nil, err
 	}
 	for i, n := range counts {
@@ -248,7 +248,7 @@ func (s *Store) resume(ctx context.Context, tx pgx.Tx, call *decide.Call) error 
 func (s *Store) change(ctx context.Context, tx pgx.Tx, a *decide.Demand, to func(*bucket.Definition, bucket.State, bucket.Out, time.Time) bucket.State) error {
 	states, outs, at, err := s.lockEach(ctx, tx, a)
 	if err != nil {
-		return s.fault("edit", err)
+		return s.Fault("edit", err)
 	}
 	var batch pgx.Batch
 	for shard, state := range states {
@@ -256,7 +256,7 @@ func (s *Store) change(ctx context.Context, tx pgx.Tx, a *decide.Demand, to func
 		s.table.QueuePut(&batch, decide.Row{Key: a.KeyOf(), Shard: shard}, states[shard])
 	}
 	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
-		return s.fault("edit", err)
+		return s.Fault("edit", err)
 	}
 	s.changed(a.KeyOf())
 	s.shards.Observe(a, states)
@@ -294,7 +294,7 @@ func (s *Store) Reshard(ctx context.Context, from, to ratelimit.Limit, key strin
 	}
 	err = s.ownTx(ctx, append(before.Rows(), after.Rows()...), func(ctx context.Context, tx pgx.Tx) error {
 		if err := s.reshard(ctx, tx, before, after); err != nil {
-			return s.fault("reshard", err)
+			return s.Fault("reshard", err)
 		}
 		return nil
 	})

@@ -10,8 +10,9 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/batch"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/table"
 	"github.com/pgratelimit/ratelimit/internal/watch"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
 func newEngine(b *base) *engine {
@@ -24,28 +25,28 @@ func newEngine(b *base) *engine {
 }
 
 func (e *engine) newQueue(serve func(context.Context, []*ticket)) *batch.Queue[*pending] {
-	return batch.New(mostTogether, e.config.Timeout, serve, e.work.spawn)
+	return batch.New(conn.MostTogether, e.Timeout, serve, e.Work.Spawn)
 }
 
 // decide decides a call, of a verb that is watched or, with nil, of none. An error is that of
 // a caller who gave up, or of the database.
 func (e *engine) decide(ctx context.Context, w *watch.Watch, p *pending) (ratelimit.Result, error) {
-	if e.pool == nil {
-		return ratelimit.Result{}, ErrNoPool
+	if e.Pool == nil {
+		return ratelimit.Result{}, conn.ErrNoPool
 	}
-	if err := e.work.begin(ctx); err != nil {
+	if err := e.Work.Begin(ctx); err != nil {
 		return ratelimit.Result{}, err
 	}
-	defer e.work.end()
+	defer e.Work.End()
 	if err := ctx.Err(); err != nil { // or it would count as a call that met others at its row
-		return ratelimit.Result{}, e.fault("decide", err)
+		return ratelimit.Result{}, e.Fault("decide", err)
 	}
 	p.began = w.Start()
 	if _, err := e.queueFor(p).Do(ctx, p); err != nil {
 		if row := p.locked.Load(); row != nil {
-			return ratelimit.Result{}, locked(row.Key, err)
+			return ratelimit.Result{}, conn.Locked(row.Name, err)
 		}
-		return ratelimit.Result{}, e.fault("decide", err)
+		return ratelimit.Result{}, e.Fault("decide", err)
 	}
 	if w.On() {
 		w.Add(p.effort)
@@ -113,7 +114,7 @@ func (e *engine) decideAll(ctx context.Context, tickets []*ticket, granting bool
 			t.Value.effort.Retries++
 		}
 	}
-	err := e.retryCounted(ctx, again, func() (err error) {
+	err := e.RetryCounted(ctx, again, func() (err error) {
 		if granting {
 			if left, err = e.grant(ctx, left, await); err != nil {
 				return err
@@ -134,9 +135,9 @@ func (e *engine) decideAll(ctx context.Context, tickets []*ticket, granting bool
 	switch {
 	case err == nil:
 		return append(left, late...)
-	case code(err) == lockNotAvailable && allWait(left):
+	case conn.Code(err) == conn.LockNotAvailable && allWait(left):
 		return append(left, late...)
-	case isOfValues(err) && len(left) > 1:
+	case conn.OfValues(err) && len(left) > 1:
 		half := len(left) / 2
 		return append(e.decideAll(ctx, left[:half:half], granting, await), e.decideAll(ctx, left[half:], granting, await)...)
 	}
@@ -169,8 +170,8 @@ func (e *engine) read(ctx context.Context, tickets []*ticket) (left []*ticket, s
 	snapshot = newSnapshot(tickets)
 	sent := e.sending(tickets)
 	rows := table.Rows{Rows: snapshot.Rows}
-	if err := e.table.Read(ctx, e.pool, &rows, e.clock()); err != nil {
-		return tickets, nil, e.fault("read", err)
+	if err := e.table.Read(ctx, e.Pool, &rows, e.Clock()); err != nil {
+		return tickets, nil, e.Fault("read", err)
 	}
 	snapshot.States, snapshot.Found, snapshot.At = rows.States, rows.Found, rows.At
 	for _, t := range tickets {
@@ -210,13 +211,13 @@ func (e *engine) lock(ctx context.Context, tickets []*ticket, seen *decide.Snaps
 			return snapshot.Changes(), nil
 		},
 	}
-	if err := e.table.Decider().Decide(ctx, e.pool, &d, e.clock()); err != nil {
-		if code(err) == lockNotAvailable && await != nil {
+	if err := e.table.Decider().Decide(ctx, e.Pool, &d, e.Clock()); err != nil {
+		if conn.Code(err) == conn.LockNotAvailable && await != nil {
 			for _, t := range tickets {
 				t.Value.locked.Store(await.of())
 			}
 		}
-		return tickets, e.fault("decide", err)
+		return tickets, e.Fault("decide", err)
 	}
 	for _, t := range decided { // it is in the database now
 		e.tell(t, snapshot, sent)
@@ -395,12 +396,12 @@ func (e *engine) queueOf(row decide.Row) *batch.Queue[*pending] {
 // no connection may wait for it, it looks now and then.
 func (e *engine) serveLocked(ctx context.Context, row decide.Row, tickets []*ticket) {
 	tickets = e.noteAll(tickets)
-	for w := e.lockWait(0); len(tickets) > 0; {
+	for w := e.LockWait(0); len(tickets) > 0; {
 		var left []*ticket
 		if tickets = e.answer(tickets); len(tickets) == 0 {
 			return
 		}
-		_ = w.attempt(ctx, func(p *permit) error { // if ctx is over nobody is left
+		_ = w.Attempt(ctx, func(p *conn.Seat) error { // if ctx is over nobody is left
 			var await *awaiting
 			if p != nil {
 				await = &awaiting{row, p}

@@ -14,9 +14,10 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/batch"
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/escrow"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/internal/traced"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/escrow"
 )
 
 // newTicket is a call on its own that waits to be decided.
@@ -387,9 +388,9 @@ func (o *onSend) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBa
 	return ctx
 }
 
-// TestOrderKeepsItsPermit: a statement that waits for a row when its callers have gone counts among
+// TestPrefetchKeepsItsSeat: a statement that waits for a row when its callers have gone counts among
 // the connections that may.
-func TestOrderKeepsItsPermit(t *testing.T) {
+func TestPrefetchKeepsItsSeat(t *testing.T) {
 	db := pgtest.New(t)
 	store, e := knowing(t, db, false)
 	defer store.Close()
@@ -397,9 +398,9 @@ func TestOrderKeepsItsPermit(t *testing.T) {
 	tx := lockRows(t, db)
 	for waits := false; !waits; {
 		store.givesUp(t, e)
-		permits := len(store.blocking)
-		if waits = pgtest.Blocks(t, db.Pool, tx); waits && permits != 1 {
-			t.Errorf("%d permits are in use, want 1", permits)
+		seated := store.Seated()
+		if waits = pgtest.Blocks(t, db.Pool, tx); waits && seated != 1 {
+			t.Errorf("%d seats are taken, want 1", seated)
 		}
 	}
 	if err := tx.Rollback(t.Context()); err != nil {
@@ -532,7 +533,7 @@ func TestRowsWaitForNoLane(t *testing.T) {
 	// One that was given up before has waited for nothing.
 	over, cancel := context.WithCancel(t.Context())
 	cancel()
-	if _, err := store.Allow(over, limit.For("k")); !errors.Is(err, context.Canceled) || errors.Is(err, ErrLocked) {
+	if _, err := store.Allow(over, limit.For("k")); !errors.Is(err, context.Canceled) || errors.Is(err, conn.ErrLocked) {
 		t.Errorf("given up before: %v, want %v only", err, context.Canceled)
 	}
 	// It is checked there all the same.

@@ -5,7 +5,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/table"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
 // Queued is how many transactions wait for their turn before they begin.
@@ -13,7 +13,7 @@ func (s *Store) Queued() int { return s.runner.turns.Waiting() }
 
 // WaitingForPermits is how many wait for a permit of a key.
 func (s *Store) WaitingForPermits(name, key string) int {
-	return s.flights.known.Waiting(decide.Key{Name: name, Key: key})
+	return s.permits.Waiting(decide.Key{Name: name, Key: key})
 }
 
 // Meet has the transactions of a store stand in line for the rows of limits without shards,
@@ -24,7 +24,7 @@ func (s *Store) Meet(requests ...ratelimit.Request) (locks []int64) {
 	defer m.mu.Unlock()
 	m.last = make(map[int64]time.Time)
 	for _, r := range requests {
-		lock := table.Lock(s.config.Schema, decide.Row{Key: decide.Key{Name: ratelimit.NameOf(r.Limit), Key: r.Key}})
+		lock := table.Lock(s.Schema, decide.Row{Key: decide.Key{Name: ratelimit.NameOf(r.Limit), Key: r.Key}})
 		m.last[lock] = time.Now().Add(time.Hour)
 		locks = append(locks, lock)
 	}

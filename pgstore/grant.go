@@ -8,8 +8,9 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/escrow"
-	"github.com/pgratelimit/ratelimit/internal/table"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/escrow"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
 // grant decides the calls of the groups whose rows have enough for all of them. It writes and
@@ -24,22 +25,22 @@ func (e *engine) grant(ctx context.Context, tickets []*ticket, await *awaiting) 
 	sent := e.cache.Now()
 	wait := await != nil && len(grants) == 1 && grants[0].Row == await.row
 	if wait {
-		await.permit.share()
+		await.seat.Share()
 	}
 	send := func() error {
 		if wait {
-			defer await.permit.leave()
+			defer await.seat.Leave()
 			return e.grantInTurn(ctx, grants)
 		}
-		return e.table.Decider().Grant(ctx, e.pool, grants, false, e.clock())
+		return e.table.Decider().Grant(ctx, e.Pool, grants, false, e.Clock())
 	}
 	gone, err := e.hear(ctx, orders, send, func(err error) { e.arrivedLate(orders, grants, sent, err) })
 	if gone {
-		return tickets, e.fault("take", err)
+		return tickets, e.Fault("take", err)
 	}
-	if err != nil && (wait || code(err) != lockNotAvailable) { // otherwise one was locked in the same moment, and nothing is taken
+	if err != nil && (wait || conn.Code(err) != conn.LockNotAvailable) { // otherwise one was locked in the same moment, and nothing is taken
 		failed(orders, err)
-		return tickets, e.fault("take", err)
+		return tickets, e.Fault("take", err)
 	}
 	for i, group := range groups {
 		var order *escrow.Order
@@ -65,13 +66,13 @@ func (e *engine) grant(ctx context.Context, tickets []*ticket, await *awaiting) 
 func (e *engine) grantInTurn(ctx context.Context, grants []table.Grant) error {
 	g := &grants[0]
 	g.Pipelined = g.Lasts > 0 || e.wasFree(g.Row)
-	err := e.table.Decider().Grant(ctx, e.pool, grants, true, e.clock())
+	err := e.table.Decider().Grant(ctx, e.Pool, grants, true, e.Clock())
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if l := e.rows[g.Row]; l != nil {
 		l.free = err == nil
 		l.ahead = l.free && g.Lasts > 0
-		if g.Waited >= passOver { // others stand in its line
+		if g.Waited >= conn.PassOver { // others stand in its line
 			l.used = time.Now()
 		}
 	}

@@ -9,8 +9,9 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/batch"
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/escrow"
 	"github.com/pgratelimit/ratelimit/internal/watch"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/escrow"
 )
 
 // engine decides calls on their own. They share statements: while one is under way, the
@@ -41,9 +42,6 @@ type engine struct {
 // lanes is how many statements for calls of different keys, and so how many connections,
 // decide at a time. Calls for one limit and key share a lane.
 const lanes = 2
-
-// mostTogether bounds the calls that one statement decides.
-const mostTogether = 1024
 
 // lane is a queue of calls that are decided together.
 type lane struct {
@@ -90,8 +88,8 @@ func finish(t *ticket) {
 
 // awaiting is a row that calls wait for in PostgreSQL, by a connection that may.
 type awaiting struct {
-	row    decide.Row
-	permit *permit // nil on a distributed table, on which every statement waits
+	row  decide.Row
+	seat *conn.Seat // nil on a distributed table, on which every statement waits
 }
 
 // of returns the row; nil of none.

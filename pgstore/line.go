@@ -9,7 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgratelimit/ratelimit/internal/table"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
 // Processes that meet on a row stand in one line for it, as the transactions of one process do
@@ -107,7 +108,7 @@ func (l *line) begin() *pgx.Batch {
 // leave closes a connection whose session may have kept a lock, which the server then gives back.
 func (l *line) leave(ctx context.Context) {
 	if l.owed > 0 && !l.conn.Conn().IsClosed() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTime)
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), conn.RollbackTime)
 		defer cancel()
 		_ = l.conn.Conn().Close(ctx)
 	}

@@ -8,9 +8,10 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/escrow"
-	"github.com/pgratelimit/ratelimit/internal/table"
 	"github.com/pgratelimit/ratelimit/internal/watch"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/escrow"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
 // memory is the layer above the engine with Config.Escrow: calls are answered from prefetched
@@ -25,7 +26,7 @@ func newMemory(e *engine) *memory {
 	m := &memory{base: e.base, engine: e}
 	config := escrow.Config{Lasts: e.config.Escrow, Prefetch: m.prefetch, GiveBack: m.giveBackLater}
 	if e.config.Clock != nil {
-		config.Clock = func() time.Time { return *e.clock() }
+		config.Clock = func() time.Time { return *e.Clock() }
 	}
 	e.cache = escrow.New(config)
 	return m
@@ -234,12 +235,12 @@ func (c *claim) result(rest ratelimit.Result) (result ratelimit.Result) {
 // does not keep that waiting. It goes with the calls for its key that were too late, by the
 // same statement: two would find each other's lock on the row.
 func (m *memory) prefetch(entry *escrow.Entry) {
-	if m.work.begin(context.Background()) != nil {
+	if m.Work.Begin(context.Background()) != nil {
 		entry.Prefetched(false)
 		return
 	}
 	go func() {
-		defer m.work.end()
+		defer m.Work.End()
 		ctx, cancel := context.WithTimeout(context.Background(), m.patience())
 		defer cancel()
 		p := &pending{call: decide.Call{Demands: []decide.Demand{*entry.Ask()}}, prefetch: true, entry: entry}
@@ -251,26 +252,26 @@ func (m *memory) prefetch(entry *escrow.Entry) {
 // patience is when to give up prefetching: a connection that has fallen silent holds up all
 // calls that gather behind it. Other processes' turns at the row take less.
 func (m *memory) patience() time.Duration {
-	late := max(m.config.Escrow, awaited)
-	if m.config.Timeout > 0 {
-		late = min(late, m.config.Timeout)
+	late := max(m.config.Escrow, conn.Awaited)
+	if m.Timeout > 0 {
+		late = min(late, m.Timeout)
 	}
 	return late
 }
 
 const (
-	giveBackTime = defaultTimeout // bounds an attempt to return tokens, and all of them when the store is closed
-	unreachable  = time.Second    // between attempts while there is no connection to be had
+	giveBackTime = conn.DefaultTimeout // bounds an attempt to return tokens, and all of them when the store is closed
+	unreachable  = time.Second         // between attempts while there is no connection to be had
 )
 
 // giveBackLater returns tokens to their rows without keeping the caller waiting.
 func (m *memory) giveBackLater(returns []escrow.Return) {
-	if m.work.begin(context.Background()) != nil { // the store is closed, and nobody will wait for it
+	if m.Work.Begin(context.Background()) != nil { // the store is closed, and nobody will wait for it
 		m.giveBack(returns)
 		return
 	}
 	go func() {
-		defer m.work.end()
+		defer m.Work.End()
 		m.giveBack(returns)
 	}()
 }
@@ -303,10 +304,10 @@ func (m *memory) close() {
 // giveBack returns tokens to their rows, however long others have these locked, as long as
 // they are worth anything. When the store is closed it gives up after a while.
 func (m *memory) giveBack(returns []escrow.Return) {
-	ctx, cancel := table.Outlast(m.work.open, giveBackTime)
+	ctx, cancel := table.Outlast(m.Work.Opened, giveBackTime)
 	defer cancel()
 	begun, absent := time.Now(), false
-	attempt := func(p *permit) error {
+	attempt := func(p *conn.Seat) error {
 		since := time.Since(begun)
 		absent = false
 		returns = slices.DeleteFunc(returns, func(r escrow.Return) bool {
@@ -317,8 +318,8 @@ func (m *memory) giveBack(returns []escrow.Return) {
 		return nil
 	}
 	_ = attempt(nil)
-	for w := m.lockWait(poll); len(returns) > 0; {
-		if absent && sleep(ctx, unreachable) != nil || w.attempt(ctx, attempt) != nil {
+	for w := m.LockWait(conn.Poll); len(returns) > 0; {
+		if absent && conn.Sleep(ctx, unreachable) != nil || w.Attempt(ctx, attempt) != nil {
 			return
 		}
 	}
@@ -330,7 +331,7 @@ func (m *memory) giveBackOnce(ctx context.Context, r *escrow.Return, await bool)
 	defer cancel()
 	back := r.Return
 	back.Known = m.cache.Past(r)
-	done, err := m.table.Return(ctx, m.pool, r.Row, &r.Definition, &back, await, m.clock())
+	done, err := m.table.Return(ctx, m.Pool, r.Row, &r.Definition, &back, await, m.Clock())
 	if done {
 		m.cache.Changed(r.Row.Key)
 	}
@@ -341,7 +342,7 @@ func (m *memory) giveBackOnce(ctx context.Context, r *escrow.Return, await bool)
 // and may succeed another time.
 func (m *memory) again(err error) bool {
 	if table.Unsent(err) {
-		return m.work.open.Err() == nil
+		return m.Work.Opened.Err() == nil
 	}
-	return isForgotten(err) || answered(err) && !isOfValues(err) && !strings.HasPrefix(code(err), "42")
+	return conn.Forgotten(err) || conn.Answered(err) && !conn.OfValues(err) && !strings.HasPrefix(conn.Code(err), "42")
 }

@@ -7,8 +7,9 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/escrow"
-	"github.com/pgratelimit/ratelimit/internal/table"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/escrow"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
 // Grants that prefetch, and calls that are answered by the tokens that another has prefetched:
@@ -65,7 +66,7 @@ func (e *engine) passedOver(ctx context.Context, tickets []*ticket, await *await
 			late, rows.Rows = append(late, t), append(rows.Rows, decide.Row{Key: t.Value.call.Demands[0].KeyOf()})
 		}
 	}
-	if len(late) == 0 || e.table.Read(ctx, e.pool, &rows, e.clock()) != nil { // nobody depends on it
+	if len(late) == 0 || e.table.Read(ctx, e.Pool, &rows, e.Clock()) != nil { // nobody depends on it
 		return nil
 	}
 	n := 0
@@ -131,7 +132,7 @@ func (e *engine) arrived(o *escrow.Order, group []*ticket, g *table.Grant, sent 
 		}
 	}
 	entry := entryOf(group)
-	if entry.Note(count, calls); g.Waited >= passOver { // to take from the row would cost more still
+	if entry.Note(count, calls); g.Waited >= conn.PassOver { // to take from the row would cost more still
 		entry.Contended()
 	}
 	if o.Count == 0 {
@@ -148,7 +149,7 @@ func (e *engine) hear(ctx context.Context, orders []escrow.Order, send func() er
 	}
 	var settled atomic.Bool // by one of the two
 	heard := make(chan error, 1)
-	e.work.spawn(func() {
+	e.Work.Spawn(func() {
 		if err := send(); settled.CompareAndSwap(false, true) {
 			heard <- err
 		} else {
@@ -188,7 +189,7 @@ func (e *engine) arrivedLate(orders []escrow.Order, grants []table.Grant, sent t
 
 // failed notes that the statement of orders has failed.
 func failed(orders []escrow.Order, err error) {
-	if !answered(err) && !table.Unsent(err) {
+	if !conn.Answered(err) && !table.Unsent(err) {
 		return // nobody knows
 	}
 	for i := range orders {

@@ -7,7 +7,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/table"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
 // Prune deletes the rows of the given limits that mean the same as no row, and returns how many
@@ -61,11 +61,11 @@ func (s *Store) pruneName(ctx context.Context, name string) (deleted int64, err 
 // those that are idle by all definitions.
 func (s *Store) pruneAfter(ctx context.Context, name string, after *decide.Row) (listed int, deleted int64, err error) {
 	definitions := s.seen.Of(name)
-	now, err := table.Now(ctx, s.pool, s.clock())
+	now, err := table.Now(ctx, s.Pool, s.Clock())
 	if err != nil {
 		return 0, 0, err
 	}
-	rows, err := s.table.Page(ctx, s.pool, *after, s.table.Batch(), &now, nil)
+	rows, err := s.table.Page(ctx, s.Pool, *after, s.table.Batch(), &now, nil)
 	if err != nil || len(rows.Rows) == 0 {
 		return 0, 0, err
 	}
@@ -75,7 +75,7 @@ func (s *Store) pruneAfter(ctx context.Context, name string, after *decide.Row) 
 			idle.Rows, idle.States = append(idle.Rows, row), append(idle.States, rows.States[i])
 		}
 	}
-	if deleted, err = s.table.DeleteSame(ctx, s.pool, &idle); err == nil {
+	if deleted, err = s.table.DeleteSame(ctx, s.Pool, &idle); err == nil {
 		*after = rows.Rows[len(rows.Rows)-1]
 	}
 	return len(rows.Rows), deleted, err
@@ -85,7 +85,7 @@ func (s *Store) pruneAfter(ctx context.Context, name string, after *decide.Row) 
 // those that the program does not define any more. See [Store.Forget].
 func (s *Store) Names(ctx context.Context) (names []string, err error) {
 	err = s.parts().alone(ctx, "read names", func(ctx context.Context) error {
-		names, err = s.table.Names(ctx, s.pool)
+		names, err = s.table.Names(ctx, s.Pool)
 		return err
 	})
 	return names, err
@@ -96,7 +96,7 @@ func (s *Store) Names(ctx context.Context) (names []string, err error) {
 // keys.
 func (s *Store) Forget(ctx context.Context, name string) (deleted int64, err error) {
 	err = s.parts().alone(ctx, "forget", func(ctx context.Context) error {
-		deleted, err = s.table.Forget(ctx, s.pool, name)
+		deleted, err = s.table.Forget(ctx, s.Pool, name)
 		s.shards.Clear()
 		s.memory.evictAll()
 		return err
@@ -110,13 +110,13 @@ func (s *Store) Forget(ctx context.Context, name string) (deleted int64, err err
 func (s *Store) Ready(ctx context.Context) error {
 	return s.parts().alone(ctx, "look for the table", func(ctx context.Context) error {
 		var version int
-		if err := s.pool.QueryRow(ctx, "SELECT current_setting('server_version_num')::int4").Scan(&version); err != nil {
+		if err := s.Pool.QueryRow(ctx, "SELECT current_setting('server_version_num')::int4").Scan(&version); err != nil {
 			return err
 		}
 		if version < oldestServer {
 			return fmt.Errorf("the server is PostgreSQL %d, and the oldest that the statements run on is %d", version/10_000, oldestServer/10_000)
 		}
-		return s.table.Ready(ctx, s.pool)
+		return s.table.Ready(ctx, s.Pool)
 	})
 }
 

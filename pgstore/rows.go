@@ -14,7 +14,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/table"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
 // CheckEach is [Store.Check] for many requests, each by itself and not all or nothing: the
@@ -27,7 +27,7 @@ func (s *Store) CheckEach(ctx context.Context, requests ...ratelimit.Request) (s
 		return nil, err
 	}
 	if decide.Moded(requests) {
-		return decide.EachByMode(s.now(), requests, func(left []ratelimit.Request) ([]ratelimit.Status, error) {
+		return decide.EachByMode(s.Instant(), requests, func(left []ratelimit.Request) ([]ratelimit.Status, error) {
 			return s.CheckEach(ctx, left...)
 		})
 	}
@@ -39,7 +39,7 @@ func (s *Store) CheckEach(ctx context.Context, requests ...ratelimit.Request) (s
 		return nil, err
 	}
 	err = s.alone(ctx, "check", func(ctx context.Context) error {
-		view, err := s.look(ctx, s.pool, &pgx.Batch{}, &call, all)
+		view, err := s.look(ctx, s.Pool, &pgx.Batch{}, &call, all)
 		if err == nil {
 			statuses = call.CheckedEach(view)
 		}
@@ -121,7 +121,7 @@ func (s *Store) pages(ctx context.Context, name string, shards int, page ratelim
 		for last := false; !last; {
 			var rows *table.Rows
 			err := s.alone(ctx, "list", func(ctx context.Context) (err error) {
-				rows, err = s.table.Page(ctx, s.pool, after, most, nil, s.clock())
+				rows, err = s.table.Page(ctx, s.Pool, after, most, nil, s.Clock())
 				return err
 			})
 			if err != nil {

@@ -14,8 +14,9 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/keyqueue"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
-	"github.com/pgratelimit/ratelimit/internal/table"
 	"github.com/pgratelimit/ratelimit/internal/watch"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
 // Transactions of one process that take from one row queue before they begin, and before they
@@ -63,7 +64,7 @@ func (r *runner) runModes(ctx context.Context, w *watch.Watch, reserve bool, req
 // runByMode is run of requests in modes. A limit that is in ModeShadow and refuses has been
 // asked in vain before the function runs.
 func (r *runner) runByMode(ctx context.Context, w *watch.Watch, reserve bool, requests []ratelimit.Request, do func(pgx.Tx, ratelimit.Result) error) (ratelimit.Result, error) {
-	m, err := decide.NewModes(decide.All, r.now(), requests)
+	m, err := decide.NewModes(decide.All, r.Instant(), requests)
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
@@ -94,7 +95,7 @@ func (r *runner) runWatched(ctx context.Context, w *watch.Watch, reserve bool, r
 	bounded := ctx
 	if _, ok := ctx.Deadline(); !ok {
 		var cancel context.CancelFunc
-		bounded, cancel = context.WithTimeout(ctx, r.config.RetryBudget)
+		bounded, cancel = context.WithTimeout(ctx, r.RetryBudget)
 		defer cancel()
 	}
 	var call decide.Call
@@ -105,8 +106,8 @@ func (r *runner) runWatched(ctx context.Context, w *watch.Watch, reserve bool, r
 				return ratelimit.Result{}, err
 			}
 		}
-		if r.pool == nil {
-			return ratelimit.Result{}, ErrNoPool
+		if r.Pool == nil {
+			return ratelimit.Result{}, conn.ErrNoPool
 		}
 	}
 	spent := false
@@ -114,7 +115,7 @@ func (r *runner) runWatched(ctx context.Context, w *watch.Watch, reserve bool, r
 		c.end(spent)
 	}()
 	rows := &call // which the transaction takes
-	err = r.retryCounted(ctx, func() { w.Retries++ }, func() error {
+	err = r.RetryCounted(ctx, func() { w.Retries++ }, func() error {
 		var places []int
 		var leave func()
 		for again := true; ; again = false {
@@ -130,7 +131,7 @@ func (r *runner) runWatched(ctx context.Context, w *watch.Watch, reserve bool, r
 			var waited bool
 			begun := time.Now()
 			if places, leave, waited, err = r.queue(bounded, rows); err != nil {
-				return r.fault("wait", err)
+				return r.Fault("wait", err)
 			}
 			if waited {
 				w.Queued += time.Since(begun)
@@ -158,7 +159,7 @@ func (r *runner) runWatched(ctx context.Context, w *watch.Watch, reserve bool, r
 		if a.met {
 			r.contended(rows)
 		}
-		result, done = a.result, err == nil || isDone(err)
+		result, done = a.result, err == nil || conn.Done(err)
 		return err
 	})
 	if err == nil && result.OK {
@@ -173,9 +174,9 @@ func (r *runner) runWatched(ctx context.Context, w *watch.Watch, reserve bool, r
 // told is the outcome of an attempt that ended with an error, if that does not tell.
 func (a *attempt) told(err error) ratelimit.Outcome {
 	switch {
-	case errors.Is(err, errCommitted):
+	case errors.Is(err, conn.ErrCommitted):
 		return ratelimit.OutcomeGranted
-	case a.failed && !retriable(err) && !isDone(err):
+	case a.failed && !conn.Retriable(err) && !conn.Done(err):
 		return ratelimit.OutcomeRolledBack
 	}
 	return ""
@@ -188,7 +189,7 @@ func (r *runner) heed(call *decide.Call) {
 	}
 	for i := range call.Demands {
 		row := decide.Row{Key: call.Demands[i].KeyOf()}
-		locks := func() []int64 { return []int64{table.Lock(r.config.Schema, row)} }
+		locks := func() []int64 { return []int64{table.Lock(r.Schema, row)} }
 		if len(r.meetings.lately(locks)) > 0 {
 			r.cache.Of(&call.Demands[i]).Contended()
 		}
@@ -265,13 +266,13 @@ func (a *attempt) run(ctx context.Context) error {
 		return err
 	}
 	if a.claim.all() {
-		return fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
+		return fmt.Errorf("%w: %w", conn.ErrOutcomeUnknown, err)
 	}
 	if rolledBack := a.resolve(ctx, err); rolledBack != nil {
 		return rolledBack
 	}
 	if a.failed {
-		return fmt.Errorf("%w: %w", errCommitted, err)
+		return fmt.Errorf("%w: %w", conn.ErrCommitted, err)
 	}
 	return nil
 }
@@ -280,14 +281,14 @@ func (a *attempt) run(ctx context.Context) error {
 // pool of one would have no other to ask on. A transaction is lost if its outcome is unknown,
 // since its connection is closed.
 func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
-	conn, err := a.base.pool.Acquire(ctx)
+	pooled, err := a.base.Pool.Acquire(ctx)
 	if err != nil {
-		return false, a.base.fault("acquire", err)
+		return false, a.base.Fault("acquire", err)
 	}
-	defer conn.Release() // also when the function panics or ends its goroutine
-	a.conn = conn
+	defer pooled.Release() // also when the function panics or ends its goroutine
+	a.conn = pooled
 	if !a.claim.all() { // whose outcome cannot be read
-		a.incarnation = incarnation(ctx, conn)
+		a.incarnation = incarnation(ctx, pooled)
 	}
 	a.line = a.standing(ctx)
 	tx, err := a.begin(ctx)
@@ -297,12 +298,12 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 			a.ended = a.over()
 		}
 		if tx != nil && !a.over() {
-			end(ctx, tx)
+			conn.End(ctx, tx)
 		}
 		a.line.leave(ctx)
 	}()
 	if err != nil {
-		if retriable(err) {
+		if conn.Retriable(err) {
 			a.meet()
 		}
 		if over := ctx.Err(); over != nil && a.conn.Conn().IsClosed() && !errors.Is(err, over) {
@@ -325,12 +326,12 @@ func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
 		return false, a.became(ctx)
 	}
 	if err := ctx.Err(); err != nil { // pgx would close the connection, which looks as if COMMIT was lost
-		return false, a.base.fault("commit", err)
+		return false, a.base.Fault("commit", err)
 	}
 	if err = tx.Commit(ctx); err == nil {
 		return false, nil
 	}
-	if err = a.base.fault("commit", err); a.conn.Conn().IsClosed() && !answered(err) {
+	if err = a.base.Fault("commit", err); a.conn.Conn().IsClosed() && !conn.Answered(err) {
 		return true, err
 	}
 	return a.again(ctx, tx, err)
@@ -344,14 +345,14 @@ func (a *attempt) over() bool { return a.conn.Conn().PgConn().TxStatus() == 'I' 
 // even if it has begun another since: then its work would be done twice.
 func (a *attempt) again(ctx context.Context, tx pgx.Tx, err error) (lost bool, _ error) {
 	switch {
-	case !retriable(err) && !isForgotten(err):
+	case !conn.Retriable(err) && !conn.Forgotten(err):
 		return false, err
 	case a.claim.all() && a.ended:
-		return false, fmt.Errorf("%w: the function ended the transaction itself: %w", ErrOutcomeUnknown, err)
+		return false, fmt.Errorf("%w: the function ended the transaction itself: %w", conn.ErrOutcomeUnknown, err)
 	case a.claim.all(): // nobody can ask, and a function that has begun another is not found out
 		return false, err
 	case !a.over():
-		end(ctx, tx)
+		conn.End(ctx, tx)
 	}
 	if a.conn.Conn().IsClosed() {
 		return true, err
@@ -361,7 +362,7 @@ func (a *attempt) again(ctx context.Context, tx pgx.Tx, err error) (lost bool, _
 	case unknown != nil:
 		return false, fmt.Errorf("%w: %w", unknown, err)
 	case committed:
-		return false, fmt.Errorf("%w: %w", errCommitted, err)
+		return false, fmt.Errorf("%w: %w", conn.ErrCommitted, err)
 	}
 	return false, err
 }
@@ -370,7 +371,7 @@ func (a *attempt) again(ctx context.Context, tx pgx.Tx, err error) (lost bool, _
 // that was committed.
 func (a *attempt) became(ctx context.Context) error {
 	if a.claim.all() {
-		return fmt.Errorf("%w: the function ended the transaction itself: %w", ErrOutcomeUnknown, pgx.ErrTxClosed)
+		return fmt.Errorf("%w: the function ended the transaction itself: %w", conn.ErrOutcomeUnknown, pgx.ErrTxClosed)
 	}
 	committed, err := a.committed(ctx)
 	if err == nil && !committed {
@@ -382,15 +383,15 @@ func (a *attempt) became(ctx context.Context) error {
 // committed reports, on the connection of a transaction that is over, whether it was
 // committed, also when ctx is over.
 func (a *attempt) committed(ctx context.Context) (bool, error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), conn.RollbackTime)
 	defer cancel()
 	ask := func() (string, error) { return table.Outcome(ctx, a.conn, a.taken.taken[0].Xid, true) }
 	became, err := ask()
-	if isForgotten(err) { // pgx prepares it again
+	if conn.Forgotten(err) { // pgx prepares it again
 		became, err = ask()
 	}
 	if err != nil {
-		return false, fmt.Errorf("%w: %w", ErrOutcomeUnknown, err)
+		return false, fmt.Errorf("%w: %w", conn.ErrOutcomeUnknown, err)
 	}
 	return became == table.Committed, nil
 }
@@ -418,20 +419,20 @@ func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 				return tx, err
 			}
 			if err := tx.Rollback(ctx); err != nil {
-				return tx, b.fault("roll back", err)
+				return tx, b.Fault("roll back", err)
 			}
 			a.line.locks = nil // the next one may take from other rows
 		}
 		view, err := b.look(ctx, a.conn, &pgx.Batch{}, a.call, all)
 		if err != nil {
-			return nil, b.fault("look", err)
+			return nil, b.Fault("look", err)
 		}
 		if changes, ok = a.call.Plan(view); !ok || round == rounds {
 			a.tell(a.call.Refused(view))
 			return nil, nil
 		}
 		if err := b.renew(ctx, a.conn, changes, view.At); err != nil {
-			return nil, b.fault("renew", err)
+			return nil, b.Fault("renew", err)
 		}
 	}
 }
@@ -445,7 +446,7 @@ func (a *attempt) try(ctx context.Context, changes []decide.Change) (pgx.Tx, err
 	}
 	tx, err := a.take(ctx, changes)
 	if err != nil {
-		return tx, a.base.fault("take", err)
+		return tx, a.base.Fault("take", err)
 	}
 	if a.taken.granted() {
 		a.tell(a.taken.result(tx))
@@ -466,7 +467,7 @@ func (a *attempt) tell(result ratelimit.Result) {
 func (a *attempt) beginHeld(ctx context.Context) (pgx.Tx, error) {
 	tx, err := a.conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.Serializable})
 	if err != nil {
-		return nil, a.base.fault("begin", err)
+		return nil, a.base.Fault("begin", err)
 	}
 	a.result = a.claim.result(ratelimit.Result{})
 	return tx, nil
@@ -479,7 +480,7 @@ func (a *attempt) beginFree(ctx context.Context) (pgx.Tx, error) {
 	table.QueueXid(batch, &a.taken.taken[0].Xid)
 	results := a.conn.SendBatch(ctx, batch)
 	if err := results.Close(); err != nil {
-		return results.Tx(), a.base.fault("begin", err)
+		return results.Tx(), a.base.Fault("begin", err)
 	}
 	a.result.OK = true
 	return results.Tx(), nil
@@ -490,7 +491,7 @@ func (a *attempt) beginLocked(ctx context.Context) (pgx.Tx, error) {
 	results := a.conn.SendBatch(ctx, a.line.begin())
 	tx := results.Tx()
 	if err := results.Close(); err != nil {
-		return tx, a.base.fault("begin", err)
+		return tx, a.base.Fault("begin", err)
 	}
 	result, taken, err := a.base.takeLocked(ctx, tx, &pgx.Batch{}, a.call)
 	if err == nil {
@@ -504,7 +505,7 @@ func (a *attempt) beginLocked(ctx context.Context) (pgx.Tx, error) {
 func (a *attempt) take(ctx context.Context, changes []decide.Change) (pgx.Tx, error) {
 	a.taken = try{base: a.base, call: a.call, changes: changes, taken: make([]table.Taken, len(changes))}
 	batch := a.line.begin()
-	now := a.base.clock()
+	now := a.base.Clock()
 	for i := range changes {
 		a.base.table.QueueTake(batch, a.call.Reserve, &changes[i], now, &a.taken.taken[i])
 	}
@@ -544,7 +545,7 @@ func (a *attempt) resolve(ctx context.Context, lost error) error {
 	}
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), left)
 	defer cancel()
-	unknown := fmt.Errorf("%w: %w", ErrOutcomeUnknown, lost)
+	unknown := fmt.Errorf("%w: %w", conn.ErrOutcomeUnknown, lost)
 	for pause := askPause; ; pause = min(2*pause, askSlow) {
 		became, err := a.outcome(ctx)
 		switch {
@@ -555,7 +556,7 @@ func (a *attempt) resolve(ctx context.Context, lost error) error {
 		case err == nil && became == table.Forgotten:
 			return unknown
 		}
-		if sleep(ctx, pause) != nil { // it is in progress still, or there is no server yet
+		if conn.Sleep(ctx, pause) != nil { // it is in progress still, or there is no server yet
 			return unknown
 		}
 	}
@@ -569,7 +570,7 @@ func (a *attempt) resolve(ctx context.Context, lost error) error {
 // proves the commit if no transaction has written it since.
 func (a *attempt) outcome(ctx context.Context) (became string, err error) {
 	xid := a.taken.taken[0].Xid
-	err = a.base.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+	err = a.base.Pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
 		if became, err = table.Outcome(ctx, conn, xid, false); err != nil || became != table.Committed {
 			return err
 		}
@@ -610,7 +611,7 @@ func (a *attempt) locks() (locks []int64) {
 			rows = a.call.Demands[i].Rows()
 		}
 		for _, row := range rows {
-			locks = append(locks, table.Lock(a.base.config.Schema, row))
+			locks = append(locks, table.Lock(a.base.Schema, row))
 		}
 	}
 	return locks

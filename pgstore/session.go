@@ -6,6 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
 // heldShard is the shard from which a transaction took last. Its connection keeps it,
@@ -26,7 +27,7 @@ func (b *base) hold(tx pgx.Tx, row decide.Row) {
 	if reflect.TypeOf(tx).Kind() != reflect.Pointer { // somebody's own, that may not be comparable
 		return
 	}
-	if _, data := session(tx); data != nil {
+	if _, data := conn.Session(tx); data != nil {
 		data[heldKey] = heldShard{b, tx, row.Key, row.Shard}
 	}
 }
@@ -34,7 +35,7 @@ func (b *base) hold(tx pgx.Tx, row decide.Row) {
 // heldBy returns the shard of a limit that a transaction has locked; false if none is
 // known.
 func (b *base) heldBy(tx pgx.Tx, a *decide.Demand) (shard int, ok bool) {
-	_, data := session(tx)
+	_, data := conn.Session(tx)
 	held, ok := data[heldKey].(heldShard)
 	return held.shard, ok && held.by == b && held.tx == tx && held.key == a.KeyOf() && held.shard < a.Definition.Shards
 }

@@ -11,7 +11,8 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
-	"github.com/pgratelimit/ratelimit/internal/table"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
 // SettleTx replaces, inside tx, the tokens that a call took by those really used: one count for
@@ -152,7 +153,7 @@ func (s *Store) settle(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, set
 	case errors.Is(err, ratelimit.ErrSettled), errors.Is(err, ratelimit.ErrInvalid):
 		return ratelimit.Result{}, err
 	}
-	return ratelimit.Result{}, s.fault("settle", err)
+	return ratelimit.Result{}, s.Fault("settle", err)
 }
 
 // owed reports whether a receipt's tokens are to be settled: the transaction that took them was
@@ -171,8 +172,8 @@ func (s *Store) owed(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, befor
 	if taker == "" {
 		return true, nil
 	}
-	conn, _ := session(tx)
-	own := conn != nil && receipt.Conn(r) == conn
+	session, _ := conn.Session(tx)
+	own := session != nil && receipt.Conn(r) == session
 	became, err := table.Outcome(ctx, tx, taker, own)
 	if err != nil || became == table.Aborted {
 		return false, err
@@ -180,7 +181,7 @@ func (s *Store) owed(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, befor
 	if became == table.Committed && !own && !receipt.Read(r) && s.config.Clock == nil {
 		// A crash gives IDs out again, so this may be somebody else's.
 		if same, err := table.UpSince(ctx, tx, receipt.At(r)); err != nil || !same {
-			return false, errors.Join(err, ErrOutcomeUnknown)
+			return false, errors.Join(err, conn.ErrOutcomeUnknown)
 		}
 	}
 	if became == table.InProgress && receipt.Read(r) {
@@ -207,7 +208,7 @@ func (s *Store) make(ctx context.Context, tx pgx.Tx, settlement *decide.Settleme
 		given[i] = table.Give{Change: c, Tokens: max(0, -c.Count), Most: math.MaxFloat64, Spent: s.spent(ctx, &c.Definition, c.Key)}
 	}
 	table.QueueXid(&batch, &xid)
-	if after.At, err = s.table.Give(ctx, tx, &batch, given, s.clock()); err != nil {
+	if after.At, err = s.table.Give(ctx, tx, &batch, given, s.Clock()); err != nil {
 		return after, "", err
 	}
 	s.settled(settlement, given, &after)

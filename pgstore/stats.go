@@ -46,8 +46,8 @@ func (s *Store) Stats() Stats {
 		return Stats{}
 	}
 	stats := Stats{
-		UnderWay:   max(0, s.work.underWay()),
-		Statements: s.counts.statements.Load(), Calls: s.counts.calls.Load(), Retries: s.counts.retries.Load(),
+		UnderWay:   max(0, s.Work.UnderWay()),
+		Statements: s.counts.statements.Load(), Calls: s.counts.calls.Load(), Retries: s.Retries.Load(),
 		LockedRows: s.engine.lockedRows(), Queued: s.runner.turns.Waiting(),
 	}
 	held := s.cache.Held()

@@ -12,6 +12,8 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/wait"
 	"github.com/pgratelimit/ratelimit/internal/watch"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/permits"
 )
 
 // Store is limits in PostgreSQL. It is safe for concurrent use, and any number
@@ -22,7 +24,7 @@ type Store struct {
 	engine  *engine
 	memory  *memory // nil without Config.Escrow
 	runner  *runner
-	flights *flights
+	permits *permits.Permits
 }
 
 // New makes a Store. A nil pool is enough for the verbs that take a
@@ -40,10 +42,10 @@ func New(pool *pgxpool.Pool, config *Config) (*Store, error) {
 		c.RetryBudget = 10 * time.Second
 	}
 	if c.Timeout == 0 {
-		c.Timeout = defaultTimeout
+		c.Timeout = conn.DefaultTimeout
 	}
 	b := newBase(pool, c)
-	s := &Store{base: b, engine: newEngine(b), flights: newFlights(b)}
+	s := &Store{base: b, engine: newEngine(b), permits: permits.New(b.Conn, b.table)}
 	if c.Escrow > 0 && pool != nil {
 		s.memory = newMemory(s.engine)
 	}
@@ -57,7 +59,7 @@ func New(pool *pgxpool.Pool, config *Config) (*Store, error) {
 // called. Close the pool after it. The verbs that take a transaction go on working.
 func (s *Store) Close() {
 	if s.usable() == nil {
-		s.work.close()
+		s.Work.Close()
 		s.table.Close()
 		s.memory.close()
 	}
@@ -218,7 +220,7 @@ func (s *Store) Wait(ctx context.Context, requests ...ratelimit.Request) (rateli
 	if err := s.usable(); err != nil {
 		return ratelimit.Result{}, err
 	}
-	inner, end, err := s.work.whole(ctx)
+	inner, end, err := s.Work.Whole(ctx)
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
@@ -226,7 +228,7 @@ func (s *Store) Wait(ctx context.Context, requests ...ratelimit.Request) (rateli
 	result, err := wait.Wait(inner, s, requests...)
 	var ended *ratelimit.WaitError
 	if ctx.Err() == nil && errors.Is(err, context.Canceled) && errors.As(err, &ended) {
-		ended.Err = ErrClosed
+		ended.Err = conn.ErrClosed
 	}
 	return result, err
 }
@@ -283,7 +285,7 @@ func (s Store) decideWatched(ctx context.Context, w *watch.Watch, verb decide.Ve
 		if err := ctx.Err(); err != nil {
 			return ratelimit.Result{}, err
 		}
-		return decide.ByMode(verb, s.base.now(), requests, func(left []ratelimit.Request) (ratelimit.Result, error) {
+		return decide.ByMode(verb, s.base.Instant(), requests, func(left []ratelimit.Request) (ratelimit.Result, error) {
 			return s.decideWatched(ctx, w, verb, reserve, left)
 		})
 	}

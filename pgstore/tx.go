@@ -10,7 +10,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/table"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
 // rounds bounds how often a call looks again because others changed a row between
@@ -30,7 +30,7 @@ func (b *base) decideIn(ctx context.Context, tx pgx.Tx, verb decide.Verb, reserv
 		return ratelimit.Result{}, err
 	}
 	if decide.Moded(requests) {
-		return decide.ByMode(verb, b.now(), requests, func(left []ratelimit.Request) (ratelimit.Result, error) {
+		return decide.ByMode(verb, b.Instant(), requests, func(left []ratelimit.Request) (ratelimit.Result, error) {
 			return b.decideIn(ctx, tx, verb, reserve, left)
 		})
 	}
@@ -52,7 +52,7 @@ func (b *base) decideIn(ctx context.Context, tx pgx.Tx, verb decide.Verb, reserv
 func (b *base) checkTx(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
 	view, err := b.look(ctx, tx, &pgx.Batch{}, call, all)
 	if err != nil {
-		return ratelimit.Result{}, b.fault("check", err)
+		return ratelimit.Result{}, b.Fault("check", err)
 	}
 	return call.Checked(view), nil
 }
@@ -64,7 +64,7 @@ func (b *base) takeOne(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratel
 	change := call.Demands[0].Change(0, 0, call.Demands[0].Count)
 	var view decide.View
 	for range rounds {
-		taken, err := b.table.Take(ctx, tx, call.Reserve, &change, b.clock())
+		taken, err := b.table.Take(ctx, tx, call.Reserve, &change, b.Clock())
 		if err != nil {
 			return ratelimit.Result{}, b.faultOf(call, err)
 		}
@@ -73,14 +73,14 @@ func (b *base) takeOne(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratel
 			return b.granted(call, []decide.Change{change}, taken.At, taken.Xid, tx), nil
 		}
 		if view, err = b.look(ctx, tx, &pgx.Batch{}, call, all); err != nil {
-			return ratelimit.Result{}, b.fault("look", err)
+			return ratelimit.Result{}, b.Fault("look", err)
 		}
 		changes, ok := call.Plan(view)
 		if !ok {
 			break
 		}
 		if err := b.renew(ctx, tx, changes, view.At); err != nil {
-			return ratelimit.Result{}, b.fault("renew", err)
+			return ratelimit.Result{}, b.Fault("renew", err)
 		}
 		change = changes[0]
 	}
@@ -123,7 +123,7 @@ func (b *base) look(ctx context.Context, q table.Querier, batch *pgx.Batch, call
 			rows.Rows = append(rows.Rows, a.Rows()...)
 		}
 	}
-	b.table.QueueRead(batch, &rows, b.clock())
+	b.table.QueueRead(batch, &rows, b.Clock())
 	if err := q.SendBatch(ctx, batch).Close(); err != nil {
 		return decide.View{}, err
 	}
@@ -157,7 +157,7 @@ func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (r
 		}
 		return b.choose(&call.Demands[i])
 	})
-	ok = ok && !b.shards.Refuse(call, b.clock())
+	ok = ok && !b.shards.Refuse(call, b.Clock())
 	look, undo := all, &pgx.Batch{}
 	for round := 0; ; round++ {
 		switch {
@@ -175,7 +175,7 @@ func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (r
 		}
 		view, err := b.look(ctx, tx, undo, call, look)
 		if err != nil {
-			return ratelimit.Result{}, b.fault("look", err)
+			return ratelimit.Result{}, b.Fault("look", err)
 		}
 		if changes, ok = call.Plan(view); !ok || round == rounds {
 			b.shards.Refused(call, view.At)
@@ -189,14 +189,14 @@ func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (r
 // asked.
 func (b *base) takeDivided(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
 	var batch pgx.Batch
-	batch.Queue("SAVEPOINT " + savepoint)
+	batch.Queue("SAVEPOINT " + table.Savepoint)
 	result, _, err := b.takeLocked(ctx, tx, &batch, call)
 	if err != nil || result.OK {
 		return result, err
 	}
 	b.shards.Refused(call, result.At)
 	if err := tx.SendBatch(ctx, toSavepoint()).Close(); err != nil {
-		return ratelimit.Result{}, b.fault("undo", err)
+		return ratelimit.Result{}, b.Fault("undo", err)
 	}
 	return result, nil
 }
@@ -287,7 +287,7 @@ func (b *base) touch(ctx context.Context, q table.Querier, batch *pgx.Batch, cha
 	for i := range changes {
 		given[i].Change = &changes[i]
 	}
-	at, err := b.table.Give(ctx, q, batch, given, b.clock())
+	at, err := b.table.Give(ctx, q, batch, given, b.Clock())
 	return given, at, err
 }
 
@@ -335,23 +335,21 @@ type try struct {
 	taken   []table.Taken
 }
 
-const savepoint = "ratelimit_take"
-
 // toSavepoint begins a batch that undoes all that is behind the savepoint.
 func toSavepoint() *pgx.Batch {
 	var batch pgx.Batch
-	batch.Queue("ROLLBACK TO SAVEPOINT " + savepoint)
-	batch.Queue("RELEASE SAVEPOINT " + savepoint)
+	batch.Queue("ROLLBACK TO SAVEPOINT " + table.Savepoint)
+	batch.Queue("RELEASE SAVEPOINT " + table.Savepoint)
 	return &batch
 }
 
 func (t *try) send(ctx context.Context, q table.Querier) error {
 	t.before, t.taken = make([]table.Taken, len(t.changes)), make([]table.Taken, len(t.changes))
 	var batch pgx.Batch
-	now := t.base.clock()
+	now := t.base.Clock()
 	for i := range t.changes {
 		if t.saved(i) && (i == 0 || !t.saved(i-1)) {
-			batch.Queue("SAVEPOINT " + savepoint)
+			batch.Queue("SAVEPOINT " + table.Savepoint)
 		}
 		if c := &t.changes[i]; !c.Past.IsZero() {
 			t.base.queueRenew(&batch, c, c.Past)

@@ -105,7 +105,7 @@ CI runs all tests on one version: the newest minor version of what the machine h
 - Services that run PostgreSQL itself. Those that change its storage or its transactions, and
   databases that only speak its protocol, have not been tried.
 - Citus, with ` + "`Config.Portable`" + `. CI holds the shape of its statements to what Citus
-  accepts, and runs them on PostgreSQL: ` + "`go test -run Portable ./internal/table`" + `.
+  accepts, and runs them on PostgreSQL: ` + "`go test -run Portable ./pgstore/internal/table`" + `.
 - PgBouncer in transaction pooling; CI tests that with PgBouncer itself where it is installed:
   ` + "`go test -run PgBouncer ./pgstore`" + `.
 `

@@ -1,7 +1,7 @@
 -- +goose Up
 
 -- The verbs of a limit as SQL functions, for programs that are not in Go, triggers and psql.
--- Made from the statements of internal/table by go test ./internal/table -run Functions -write.
+-- Made from the statements of pgstore/internal/table by go test ./pgstore/internal/table -run Functions -write.
 --
 -- Each runs with the rights of its owner, who needs SELECT, INSERT and UPDATE on rate_limits,
 -- and SELECT on rate_limit_definitions for those by name; nobody else may call one until it is

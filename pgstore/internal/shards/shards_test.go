@@ -9,7 +9,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/shards"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/shards"
 )
 
 // TestChooseBalances throws 100,000 single tokens at 16 shards. One choice

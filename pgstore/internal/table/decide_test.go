@@ -13,6 +13,8 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
+
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
 // decision is one on rows of a limit's keys, of which none is missing.
@@ -116,7 +118,7 @@ func TestDecidePassesOver(t *testing.T) {
 		t.Errorf("got %v, want 10 and 9", got)
 	}
 	d.Await, found = &d.Rows[0], nil
-	if err := table.Decider().Decide(t.Context(), db.Pool, d, &now); !isLocked(err) || found != nil {
+	if err := table.Decider().Decide(t.Context(), db.Pool, d, &now); conn.Code(err) != conn.LockNotAvailable || found != nil {
 		t.Errorf("waiting: %v, want lock_not_available", err)
 	}
 	ended := make(chan error)

@@ -7,6 +7,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
 // unsentError is an error before anything was changed.
@@ -23,29 +25,27 @@ func Unsent(err error) bool {
 
 // acquire returns a connection of a pool, or an error that is Unsent.
 func acquire(ctx context.Context, pool *pgxpool.Pool) (*pgxpool.Conn, error) {
-	conn, err := pool.Acquire(ctx)
+	pooled, err := pool.Acquire(ctx)
 	if err != nil {
 		return nil, unsentError{err}
 	}
-	return conn, nil
+	return pooled, nil
 }
 
 // Release gives a connection back to its pool, after rolling back a transaction that a fault
 // has left open.
-func Release(ctx context.Context, conn *pgxpool.Conn) {
-	rollBack(ctx, conn)
-	conn.Release()
+func Release(ctx context.Context, pooled *pgxpool.Conn) {
+	rollBack(ctx, pooled)
+	pooled.Release()
 }
 
-func rollBack(ctx context.Context, conn *pgxpool.Conn) {
-	if status := conn.Conn().PgConn().TxStatus(); status != 'I' && !conn.Conn().IsClosed() {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), rollbackTime)
+func rollBack(ctx context.Context, pooled *pgxpool.Conn) {
+	if status := pooled.Conn().PgConn().TxStatus(); status != 'I' && !pooled.Conn().IsClosed() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), conn.RollbackTime)
 		defer cancel()
-		_, _ = conn.Exec(ctx, "ROLLBACK") // a connection on which it fails is closed
+		_, _ = pooled.Exec(ctx, "ROLLBACK") // a connection on which it fails is closed
 	}
 }
-
-const rollbackTime = 5 * time.Second
 
 const (
 	keptUnused = time.Second           // for how long a connection is kept without being used
@@ -76,8 +76,8 @@ func (k *keeper) acquire(ctx context.Context, pool *pgxpool.Pool) (session, erro
 	if s := k.take(); s != nil {
 		return *s, nil
 	}
-	conn, err := acquire(ctx, pool)
-	return session{Conn: conn, pool: pool, acquired: time.Now()}, err
+	pooled, err := acquire(ctx, pool)
+	return session{Conn: pooled, pool: pool, acquired: time.Now()}, err
 }
 
 func (k *keeper) take() (s *session) {

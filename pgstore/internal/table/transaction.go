@@ -2,20 +2,10 @@ package table
 
 import (
 	"context"
-	"errors"
 	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
-)
-
-// PassOver is how long a statement waits for a lock that is not to wait for one, since
-// PostgreSQL cannot tell an INSERT or an UPDATE not to wait at all; and Awaited is how long
-// one waits at a time that is to wait for a lock.
-const (
-	PassOver = time.Millisecond
-	Awaited  = time.Second
 )
 
 // pipelined is how long a grant waits for its row that is [Grant.Pipelined] and does not prefetch.
@@ -24,12 +14,6 @@ const (
 const pipelined = 500 * time.Millisecond
 
 const beginSQL = "BEGIN ISOLATION LEVEL READ COMMITTED"
-
-// isLocked reports whether an error is that another transaction has a row locked.
-func isLocked(err error) bool {
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && pgErr.Code == "55P03" // lock_not_available
-}
 
 // HeardFor is how long the answer of a statement that prefetches, or returns, is awaited after its
 // time is over. The server completes it anyway, so the tokens that it takes have to be returned, and
@@ -48,6 +32,9 @@ func Outlast(ctx context.Context, by time.Duration) (context.Context, context.Ca
 	})
 	return longer, func() { stop(); cancel() }
 }
+
+// Savepoint is the name of the savepoint of what may be undone in a caller's transaction.
+const Savepoint = "ratelimit_take"
 
 // QueueBounds puts into a batch, after the BEGIN of a transaction, the longest that
 // it waits for a lock, 0 for any time; and that the server keeps its own for no longer than

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
 // Sessions stand in line for a row by an advisory lock, which a session can have before its
@@ -20,7 +21,7 @@ import (
 // Lock returns the ID of the advisory lock of a row in a schema.
 func Lock(schema string, row decide.Row) int64 {
 	h := fnv.New64a()
-	for _, part := range []string{Name, schema, row.Name, row.Key.Key, strconv.Itoa(row.Shard)} {
+	for _, part := range []string{conn.Table, schema, row.Name, row.Key.Key, strconv.Itoa(row.Shard)} {
 		_, _ = h.Write(binary.AppendUvarint(nil, uint64(len(part)))) // a Hash never fails
 		_, _ = h.Write([]byte(part))
 	}
@@ -65,10 +66,10 @@ const ownSessionSQL = `SELECT pg_backend_pid() WHERE has_function_privilege('pg_
 // advisory locks. A pooler that hands sessions on between transactions has to tell its
 // clients other process IDs than the server's, since it must find the session that they
 // want canceled.
-func OwnSession(ctx context.Context, conn *pgxpool.Conn) (own bool, err error) {
+func OwnSession(ctx context.Context, pooled *pgxpool.Conn) (own bool, err error) {
 	var pid uint32
-	if err = conn.QueryRow(ctx, ownSessionSQL).Scan(&pid); errors.Is(err, pgx.ErrNoRows) {
+	if err = pooled.QueryRow(ctx, ownSessionSQL).Scan(&pid); errors.Is(err, pgx.ErrNoRows) {
 		return false, nil
 	}
-	return err == nil && pid == conn.Conn().PgConn().PID(), err
+	return err == nil && pid == pooled.Conn().PgConn().PID(), err
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgratelimit/ratelimit/internal/bucket"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
 // Querier is implemented by pools, connections and transactions.
@@ -44,9 +45,9 @@ type Table struct {
 // New makes the statements for the table in a schema, "" for the search_path's. The server
 // releases the locks of a transaction after hearing nothing of the client for silence.
 func New(schema string, distributed bool, silence time.Duration) *Table {
-	name := pgx.Identifier{Name}
+	name := pgx.Identifier{conn.Table}
 	if schema != "" {
-		name = pgx.Identifier{schema, Name}
+		name = pgx.Identifier{schema, conn.Table}
 	}
 	in := func(file string) (statements, map[string][]string) {
 		texts, parameters := load(file)

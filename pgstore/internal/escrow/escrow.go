@@ -5,7 +5,7 @@
 //
 // In every stretch of time a limit grants no more than it would without. The tokens in the row
 // and in the memories of all processes are together never more than the capacity; an exhaustive
-// test of a small model shows it. These rules see to it, and the statements of internal/table
+// test of a small model shows it. These rules see to it, and the statements of pgstore/internal/table
 // apply them:
 //
 //   - A statement that prefetches from a token bucket counts with a capacity that is lower by

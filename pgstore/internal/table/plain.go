@@ -7,6 +7,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit/internal/decide"
+
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
 // plainTable decides by statements for several rows, which pass over those that are locked.
@@ -19,18 +21,18 @@ func (t plainTable) Grant(ctx context.Context, pool *pgxpool.Pool, grants []Gran
 	if !prefetches(grants) {
 		return t.grant(ctx, pool, grants, now)
 	}
-	conn, err := acquire(ctx, pool)
+	pooled, err := acquire(ctx, pool)
 	if err != nil {
 		return err
 	}
-	defer conn.Release()
+	defer pooled.Release()
 	ctx, stop := heard(ctx)
 	defer stop()
-	return t.grant(ctx, conn, grants, now)
+	return t.grant(ctx, pooled, grants, now)
 }
 
 func (t plainTable) Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision, now *time.Time) error {
-	lock := func(conn *pgxpool.Conn) (*Rows, error) { return t.lockAll(ctx, conn, d, now) }
+	lock := func(pooled *pgxpool.Conn) (*Rows, error) { return t.lockAll(ctx, pooled, d, now) }
 	return d.run(ctx, pool, lock, t.queueWrite)
 }
 
@@ -39,33 +41,33 @@ func (t plainTable) Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision,
 // another transaction has made one of the missing rows and not committed, the others are made
 // apart. They are in any case before a row is waited for, so that nothing else is
 // locked meanwhile.
-func (t plainTable) lockAll(ctx context.Context, conn *pgxpool.Conn, d *Decision, now *time.Time) (*Rows, error) {
+func (t plainTable) lockAll(ctx context.Context, pooled *pgxpool.Conn, d *Decision, now *time.Time) (*Rows, error) {
 	if d.Await == nil {
-		rows, err := t.lockRows(ctx, conn, d, d.Missing, now)
-		if !isLocked(err) {
+		rows, err := t.lockRows(ctx, pooled, d, d.Missing, now)
+		if conn.Code(err) != conn.LockNotAvailable {
 			return rows, err
 		}
-		rollBack(ctx, conn)
+		rollBack(ctx, pooled)
 	}
-	if err := t.fillApart(ctx, conn, d, d.Missing, now); err != nil {
+	if err := t.fillApart(ctx, pooled, d, d.Missing, now); err != nil {
 		return nil, err
 	}
-	return t.lockRows(ctx, conn, d, nil, now)
+	return t.lockRows(ctx, pooled, d, nil, now)
 }
 
 // fillApart makes rows, half by half where another transaction has made one of them and not committed.
-func (t plainTable) fillApart(ctx context.Context, conn *pgxpool.Conn, d *Decision, rows []decide.Row, now *time.Time) error {
+func (t plainTable) fillApart(ctx context.Context, pooled *pgxpool.Conn, d *Decision, rows []decide.Row, now *time.Time) error {
 	if len(rows) == 0 {
 		return nil
 	}
-	batch := t.begin(PassOver)
+	batch := t.begin(conn.PassOver)
 	t.queueFill(batch, rows, d.definitionsOf(rows), now)
 	batch.Queue("COMMIT")
-	err := conn.SendBatch(ctx, batch).Close()
-	if !isLocked(err) {
+	err := pooled.SendBatch(ctx, batch).Close()
+	if conn.Code(err) != conn.LockNotAvailable {
 		return err
 	}
-	rollBack(ctx, conn)
+	rollBack(ctx, pooled)
 	if len(rows) == 1 {
 		if d.OnLocked != nil {
 			d.OnLocked(rows[0])
@@ -73,18 +75,18 @@ func (t plainTable) fillApart(ctx context.Context, conn *pgxpool.Conn, d *Decisi
 		return nil
 	}
 	half := len(rows) / 2
-	if err := t.fillApart(ctx, conn, d, rows[:half], now); err != nil {
+	if err := t.fillApart(ctx, pooled, d, rows[:half], now); err != nil {
 		return err
 	}
-	return t.fillApart(ctx, conn, d, rows[half:], now)
+	return t.fillApart(ctx, pooled, d, rows[half:], now)
 }
 
 // lockRows begins a transaction that makes missing rows, waits for the awaited one, and locks
 // and reads the rows that no other transaction has locked.
-func (t plainTable) lockRows(ctx context.Context, conn *pgxpool.Conn, d *Decision, missing []decide.Row, now *time.Time) (*Rows, error) {
-	wait := PassOver
+func (t plainTable) lockRows(ctx context.Context, pooled *pgxpool.Conn, d *Decision, missing []decide.Row, now *time.Time) (*Rows, error) {
+	wait := conn.PassOver
 	if d.Await != nil {
-		missing, wait = []decide.Row{*d.Await}, Awaited
+		missing, wait = []decide.Row{*d.Await}, conn.Awaited
 	}
 	batch := t.begin(wait)
 	if len(missing) > 0 {
@@ -96,5 +98,5 @@ func (t plainTable) lockRows(ctx context.Context, conn *pgxpool.Conn, d *Decisio
 	t.QueueBounds(batch, 0) // from here on only locks of the whole table are waited for
 	rows := &Rows{Rows: d.Rows}
 	t.queueLock(batch, rows, now)
-	return rows, conn.SendBatch(ctx, batch).Close()
+	return rows, pooled.SendBatch(ctx, batch).Close()
 }

@@ -17,6 +17,8 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
+
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
 // What a grant prefetches is what it said, or half of what is left if that is less; and what
@@ -211,7 +213,7 @@ func TestGrantInTurnWaits(t *testing.T) {
 					t.Errorf("passing over: %v, %v", grants[0].Taken.OK, err)
 				}
 				begun := time.Now()
-				if err := table.Decider().Grant(t.Context(), db.Pool, grants, true, &now); !isLocked(err) || time.Since(begun) < Awaited {
+				if err := table.Decider().Grant(t.Context(), db.Pool, grants, true, &now); conn.Code(err) != conn.LockNotAvailable || time.Since(begun) < conn.Awaited {
 					t.Errorf("after %v: %v, want lock_not_available", time.Since(begun), err)
 				}
 				unlock()

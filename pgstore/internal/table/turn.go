@@ -8,6 +8,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
 // inTurn runs a transaction that waits for its turn; without one if the role may not use
@@ -26,7 +28,7 @@ func (t *Table) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, n
 	if g.never() {
 		return nil
 	}
-	conn, release, err := t.acquireFor(ctx, pool, g)
+	pooled, release, err := t.acquireFor(ctx, pool, g)
 	if err != nil {
 		return err
 	}
@@ -37,7 +39,7 @@ func (t *Table) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, n
 		last, stop = heard(ctx)
 		defer stop()
 	}
-	wait := Awaited
+	wait := conn.Awaited
 	if g.Pipelined && !g.prefetches() {
 		wait = pipelined
 	}
@@ -48,7 +50,7 @@ func (t *Table) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, n
 	if t.noTurns.Load() {
 		batch = t.begin(wait)
 	} else {
-		if end.early, err = t.freesEarly(ctx, conn); err != nil {
+		if end.early, err = t.freesEarly(ctx, pooled); err != nil {
 			return err
 		}
 		batch = t.beginTurn(g, wait, end.early)
@@ -56,20 +58,20 @@ func (t *Table) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, n
 	t.queueGrant(batch, g, now)
 	if !g.Pipelined {
 		// Without the COMMIT: the server would go on to it when nobody waits any more.
-		if err := conn.SendBatch(ctx, batch).Close(); err != nil {
+		if err := pooled.SendBatch(ctx, batch).Close(); err != nil {
 			return err
 		}
 		batch = &pgx.Batch{}
 	}
 	end.queue(batch)
-	return t.fault(last, conn, &end, conn.SendBatch(last, batch).Close())
+	return t.fault(last, pooled, &end, pooled.SendBatch(last, batch).Close())
 }
 
 // acquireFor returns a connection for a grant, and the end of its use.
-func (t *Table) acquireFor(ctx context.Context, pool *pgxpool.Pool, g *Grant) (conn *pgxpool.Conn, release func(), err error) {
+func (t *Table) acquireFor(ctx context.Context, pool *pgxpool.Pool, g *Grant) (pooled *pgxpool.Conn, release func(), err error) {
 	if !g.prefetches() {
-		conn, err = acquire(ctx, pool)
-		return conn, func() { Release(ctx, conn) }, err
+		pooled, err = acquire(ctx, pool)
+		return pooled, func() { Release(ctx, pooled) }, err
 	}
 	s, err := t.kept.acquire(ctx, pool)
 	return s.Conn, func() { t.kept.release(ctx, s) }, err

@@ -9,6 +9,8 @@ import (
 
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
+
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
 // Return gives tokens of a definition back to a row from memory, with the row locked; done is
@@ -16,14 +18,14 @@ import (
 // distributed table, it waits for the row for [Awaited] first. A missing row is full, and needs
 // nothing back. An error that is [Unsent] is of before anything was changed.
 func (t *Table) Return(ctx context.Context, pool *pgxpool.Pool, row decide.Row, d *bucket.Definition, r *bucket.Return, await bool, now *time.Time) (done bool, err error) {
-	conn, err := acquire(ctx, pool)
+	pooled, err := acquire(ctx, pool)
 	if err != nil {
 		return false, err
 	}
-	defer Release(ctx, conn)
-	wait := PassOver
+	defer Release(ctx, pooled)
+	wait := conn.PassOver
 	if await || t.distributed {
-		wait = Awaited
+		wait = conn.Awaited
 	}
 	var (
 		s     state
@@ -36,7 +38,7 @@ func (t *Table) Return(ctx context.Context, pool *pgxpool.Pool, row decide.Row, 
 		return err
 	})
 	QueueNow(batch, now, &at)
-	if err := conn.SendBatch(ctx, batch).Close(); isLocked(err) {
+	if err := pooled.SendBatch(ctx, batch).Close(); conn.Code(err) == conn.LockNotAvailable {
 		return false, nil
 	} else if err != nil {
 		return false, unsentError{err}
@@ -48,12 +50,12 @@ func (t *Table) Return(ctx context.Context, pool *pgxpool.Pool, row decide.Row, 
 	after, out := d.Return(before, readOut(ahead), r, at)
 	ctx, stop := heard(ctx)
 	defer stop()
-	err = t.write(ctx, conn, row, after, out)
+	err = t.write(ctx, pooled, row, after, out)
 	return err == nil, err
 }
 
 // write writes a row that a transaction has locked, and commits it.
-func (t *Table) write(ctx context.Context, conn *pgxpool.Conn, row decide.Row, s bucket.State, out bucket.Out) error {
+func (t *Table) write(ctx context.Context, pooled *pgxpool.Conn, row decide.Row, s bucket.State, out bucket.Out) error {
 	var ahead []float64
 	if !out.Until.IsZero() {
 		ahead = outNumbers(out)
@@ -61,5 +63,5 @@ func (t *Table) write(ctx context.Context, conn *pgxpool.Conn, row decide.Row, s
 	var batch pgx.Batch
 	batch.Queue(t.common["write_ahead"], row.Name, row.Key.Key, int32(row.Shard), s.Value, s.TS, numbers(&s), ahead)
 	batch.Queue("COMMIT")
-	return conn.SendBatch(ctx, &batch).Close()
+	return pooled.SendBatch(ctx, &batch).Close()
 }

@@ -2,6 +2,7 @@ package table
 
 import (
 	"embed"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 	"maps"
 	"regexp"
 	"strings"
@@ -53,7 +54,7 @@ var parameter = regexp.MustCompile(`\$\d+ (\w+)`)
 func (s statements) in(table string) statements {
 	in := make(statements, len(s))
 	for name, text := range s {
-		in[name] = strings.ReplaceAll(strings.TrimSpace(text), Name, table)
+		in[name] = strings.ReplaceAll(strings.TrimSpace(text), conn.Table, table)
 	}
 	return in
 }
@@ -99,9 +100,6 @@ const bare = "_bare"
 
 // elsewhere replaces expressions that hold only on the node of the row.
 var elsewhere = strings.NewReplacer("xmin::text", "pg_current_xact_id()::text", "xmax = 0", "false")
-
-// Name is the table that holds the limits; package migrations makes it.
-const Name = "rate_limits"
 
 // guarded adds the upserts for callers' transactions. They take an advisory lock, their last
 // argument, so that no call waits for a slot that another transaction is about to take or to

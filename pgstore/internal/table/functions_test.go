@@ -7,6 +7,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
 //go:embed functions.tmpl
@@ -20,7 +22,7 @@ var notations = []struct{ notation, text string }{
 	{`\{\{statement (\S+ \S+) (.*\)) \((.*)\)\}\}\n`, "CREATE FUNCTION @schema@.$2\nRETURNS TABLE ($3) LANGUAGE plpgsql AS $$body$$\n#variable_conflict use_column\nBEGIN\nRETURN QUERY {{$1}};\nEND\n$$body$$;\n"},
 }
 
-const functionsFile = "../../migrations/functions/00001_functions.sql"
+const functionsFile = "../../../migrations/functions/00001_functions.sql"
 
 var write = flag.Bool("write", false, "write the SQL functions")
 
@@ -34,7 +36,7 @@ func TestFunctionsAreOfTheStatements(t *testing.T) {
 	made := regexp.MustCompile(`\{\{(\w+\.sql) (\w+)\}\}`).ReplaceAllStringFunc(functions, func(marker string) string {
 		file, name, _ := strings.Cut(strings.Trim(marker, "{}"), " ")
 		texts, _ := load(file)
-		texts = texts.in("@schema@." + Name)
+		texts = texts.in("@schema@." + conn.Table)
 		if file == "inflight.sql" {
 			texts.guarded()
 		}
@@ -71,6 +73,6 @@ func TestFunctionsAreOfTheStatements(t *testing.T) {
 		t.Fatal(err)
 	}
 	if string(text) != made {
-		t.Errorf("%s is not made of the statements as they are: go test ./internal/table -run Functions -write", functionsFile)
+		t.Errorf("%s is not made of the statements as they are: go test ./pgstore/internal/table -run Functions -write", functionsFile)
 	}
 }

@@ -12,7 +12,7 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/escrow"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/escrow"
 )
 
 var (

@@ -1,0 +1,122 @@
+package conn
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/jackc/pgx/v5/pgconn"
+
+	"github.com/pgratelimit/ratelimit/internal/watch"
+)
+
+// Table is the table that holds the limits.
+const Table = "rate_limits"
+
+// The errors of a Store, which package pgstore exports and documents.
+var (
+	ErrNoPool         = errors.New("pgstore: this needs a pool, and New was given nil")
+	ErrOutcomeUnknown = errors.New("pgstore: the connection was lost during commit, and whether it was committed is not known")
+	ErrClosed         = errors.New("pgstore: the store is closed")
+	ErrLocked         = errors.New("pgstore: waited for a lock")
+	ErrNotMigrated    = errors.New("pgstore: table " + Table + " is missing or not up to date; bring it there with `ratelimit migrate up` or migrate.Up")
+)
+
+// ErrCommitted is a function that failed after it had committed.
+var ErrCommitted = errors.New("pgstore: the function committed the transaction itself, so it is not run again")
+
+// LockNotAvailable is the SQLSTATE of a lock that was waited for as long as lock_timeout.
+const LockNotAvailable = "55P03"
+
+// Fault wraps an error of the database. The original stays within reach of errors.As, 40001 and
+// 40P01 among them.
+func (c *Conn) Fault(doing string, err error) error {
+	switch Code(err) {
+	case "42P01", "42703": // undefined_table, undefined_column
+		where := "the search_path of the connection (Config.Schema names another)"
+		if c.Schema != "" {
+			where = fmt.Sprintf("schema %q, which is Config.Schema", c.Schema)
+		}
+		return fmt.Errorf("%w; looked in %s: %w", ErrNotMigrated, where, err)
+	case "42P05", "26000": // duplicate_prepared_statement, invalid_sql_statement_name
+		return fmt.Errorf("pgstore: %s: %w (behind a pooler in transaction mode, have pgx prepare nothing: default_query_exec_mode=exec in the pool's URL)", doing, err)
+	}
+	return fmt.Errorf("pgstore: %s: %w", doing, err)
+}
+
+// Locked returns the error of a decision that waited for a lock on a row of a limit until its time
+// was over.
+func Locked(limit string, err error) error {
+	return fmt.Errorf("%w: a transaction has locked a row of limit %q: %w", ErrLocked, limit, err)
+}
+
+// Code returns the SQLSTATE of the server's error in err, of any driver, "" if there is none.
+func Code(err error) string {
+	if err == nil {
+		return ""
+	}
+	var state interface{ SQLState() string }
+	if errors.As(err, &state) {
+		return state.SQLState()
+	}
+	return ""
+}
+
+// Class returns the class of an error in a word, for [ratelimit.Event]; "" if it is none of a
+// Store's.
+func Class(err error) string {
+	for _, c := range []struct {
+		is    error
+		class string
+	}{
+		{ErrOutcomeUnknown, watch.OutcomeUnknown},
+		{ErrLocked, "locked"},
+		{ErrNotMigrated, "not_migrated"},
+		{ErrClosed, "closed"},
+		{ErrNoPool, "no_pool"},
+	} {
+		if errors.Is(err, c.is) {
+			return c.class
+		}
+	}
+	if Code(err) == "" && pgconn.SafeToRetry(err) { // nothing was sent
+		return "connection"
+	}
+	return ""
+}
+
+// Retriable reports whether PostgreSQL asks for the transaction to be run again:
+// serialization_failure or deadlock_detected.
+func Retriable(err error) bool {
+	c := Code(err)
+	return c == "40001" || c == "40P01"
+}
+
+// Answered reports whether err is the server's own statement that a request was not carried out,
+// rather than a lost connection: also a pooler's, which states it by an error of class 08 or one
+// that ends the connection.
+func Answered(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" && pgErr.Code[:min(2, len(pgErr.Code))] != "08"
+}
+
+// OfValues reports whether the server did nothing because of the values sent, and not because of a
+// wait, a lack of resources or the state of the server.
+func OfValues(err error) bool {
+	if !Answered(err) || Retriable(err) {
+		return false
+	}
+	class := Code(err)[:min(2, len(Code(err)))]
+	return !slices.Contains([]string{"42", "53", "55", "57"}, class) // the table or a right, resources, a lock, intervention
+}
+
+// Forgotten reports whether the server did nothing, since the connection does not have a statement
+// any more that pgx had prepared.
+func Forgotten(err error) bool {
+	return Code(err) == "26000" && !Done(err) // invalid_sql_statement_name
+}
+
+// Done reports whether an attempt was committed, or may have been.
+func Done(err error) bool {
+	return errors.Is(err, ErrOutcomeUnknown) || errors.Is(err, ErrCommitted)
+}
