@@ -183,6 +183,9 @@ func effectiveWindow(s ratelimit.Status) time.Duration {
 
 func nextToken(d ratelimit.Definition, s ratelimit.Status) time.Duration {
 	if d.Every != 0 {
+		if missing := d.Capacity - s.Value; missing > 0 && missing <= d.Rate {
+			return s.ResetAfter // the next edge that counts, also after the anchor moved
+		}
 		_, to := d.Window(s.Request.Key, s.At)
 		return to.Sub(s.At)
 	}

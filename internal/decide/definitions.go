@@ -147,7 +147,7 @@ func (s *Definitions) NoteAll(limits []ratelimit.Limit) (names map[string]bool, 
 // alike reports whether two definitions fill in the same ticks and rows.
 func alike(d, e bucket.Definition) bool {
 	return d.Kind == e.Kind && d.Period == e.Period && d.Start.Equal(e.Start) && d.Shards == e.Shards && d.Slots == e.Slots &&
-		d.Every == e.Every && d.Zone == e.Zone && d.Anchor == e.Anchor
+		d.Every == e.Every && d.Zone == e.Zone && d.Anchor == e.Anchor && d.Time == e.Time
 }
 
 // covers reports whether every row that is full by e is full by d.
