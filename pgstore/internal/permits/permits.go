@@ -130,7 +130,7 @@ func (f *Permits) Release(ctx context.Context, permit ratelimit.Permit) error {
 	return nil
 }
 
-// GiveBack releases a permit that nobody wants any more.
+// GiveBack releases a permit that no caller wants any more.
 func (f *Permits) GiveBack(ctx context.Context, permit ratelimit.Permit) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), conn.RollbackTime)
 	defer cancel()

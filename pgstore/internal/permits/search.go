@@ -13,7 +13,7 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
-// Acquire takes a permit that nobody holds, or is a refusal.
+// Acquire takes a free permit, or returns a refusal.
 func (f *Permits) Acquire(ctx context.Context, limit ratelimit.InFlight, key decide.Key) (ratelimit.Permit, error) {
 	s := search{Permits: f, limit: limit, look: table.PermitLook{Key: key}}
 	begun := time.Now()
