@@ -66,7 +66,7 @@ func (s *Permits) locked(key decide.Key) *keyState {
 	return s.of(key)
 }
 
-// of returns the knowledge of a key. It needs mu, as all unexported methods do.
+// of returns the knowledge of a key. It needs mu.
 func (s *Permits) of(key decide.Key) *keyState {
 	k := s.keys[key]
 	if k == nil {
@@ -156,7 +156,7 @@ func (s *Permits) Freed(key decide.Key, number int) {
 	k.poke(true)
 }
 
-// Lost notes that a permit is not held here any more, and nothing else.
+// Lost notes that a permit is not held here any more, and wakes the first waiter.
 func (s *Permits) Lost(key decide.Key, number int) {
 	k := s.locked(key)
 	defer s.mu.Unlock()
