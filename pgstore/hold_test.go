@@ -214,6 +214,49 @@ func lineUp(t *testing.T, store permits, inLine func(came int)) (served func(hel
 	}
 }
 
+// When a caller comes with a smaller Limit or Lease, it also holds for those who wait already.
+func TestAcquireWaitGoesByTheNewestLimit(t *testing.T) {
+	t.Parallel()
+	const key = "k"
+	two := ratelimit.InFlight{Name: "two", Limit: 2, Lease: time.Hour}
+	test := func(t *testing.T, store permits, inLine func()) {
+		t.Helper()
+		held := [2]ratelimit.Permit{}
+		for range held {
+			permit := takePermit(t, store, two, key)
+			held[permit.Number] = permit
+		}
+		type answer struct {
+			permit ratelimit.Permit
+			err    error
+		}
+		got := make(chan answer, 1)
+		go func() {
+			permit, err := store.AcquireWait(t.Context(), two.For(key))
+			got <- answer{permit, err}
+		}()
+		inLine()
+		refusedFor(t, store, ratelimit.InFlight{Name: two.Name, Limit: 1, Lease: time.Minute}, key)
+		for _, permit := range []ratelimit.Permit{held[1], held[0]} { // the first of them is to be given to nobody
+			if err := store.Release(t.Context(), permit); err != nil {
+				t.Error(err)
+			}
+		}
+		a := <-got
+		if lease := a.permit.Until.Sub(a.permit.At); a.err != nil || a.permit.Number != 0 || lease != time.Minute || a.permit.InFlight.Lease != time.Minute {
+			t.Errorf("got %v with a lease of %v, and %v, want permit 0 with a lease of a minute", a.permit, lease, a.err)
+		}
+	}
+	holdDatabases(t, func(t *testing.T, store *pgstore.Store, _ *pgtest.DB) {
+		test(t, store.Permits(), func() {
+			eventually(t, "it stands in line", func() bool { return store.WaitingForPermits(two.Name, key) == 1 })
+		})
+	})
+	t.Run("memstore", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) { test(t, memstore.New(nil).Permits(), synctest.Wait) })
+	})
+}
+
 func TestAcquireWaitEnds(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()

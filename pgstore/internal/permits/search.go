@@ -15,6 +15,12 @@ import (
 
 // Acquire takes a free permit, or returns a refusal.
 func (f *Permits) Acquire(ctx context.Context, limit ratelimit.InFlight, key decide.Key) (ratelimit.Permit, error) {
+	f.local.Meet(key, limit)
+	return f.acquire(ctx, limit, key)
+}
+
+// acquire is Acquire by the limit that holds for a waiter.
+func (f *Permits) acquire(ctx context.Context, limit ratelimit.InFlight, key decide.Key) (ratelimit.Permit, error) {
 	s := search{Permits: f, limit: limit, look: table.PermitLook{Key: key}}
 	begun := time.Now()
 	for {
@@ -125,6 +131,7 @@ func (s *search) refused(err error) (ratelimit.Permit, error) {
 // the permit's holder would have to wait for the transaction if it fails. Free permits are read on
 // another connection, since reading in the transaction would abort others under SERIALIZABLE.
 func (f *Permits) AcquireIn(ctx context.Context, tx pgx.Tx, limit ratelimit.InFlight, key decide.Key, before func() (granted bool, err error)) (ratelimit.Permit, error) {
+	f.local.Meet(key, limit)
 	s := search{Permits: f, limit: limit, look: table.PermitLook{Key: key}}
 	for first := true; ; first = false {
 		op, err := s.next(func(look *table.PermitLook) error { return f.lookBeside(ctx, tx, look) })

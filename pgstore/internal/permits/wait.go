@@ -23,16 +23,16 @@ func (f *Permits) Await(ctx context.Context, limit ratelimit.InFlight, key decid
 		}
 	}()
 	if asks {
-		if permit, err := f.Acquire(ctx, limit, key); err != nil || permit.OK {
+		if permit, err := f.acquire(ctx, f.local.Limit(w), key); err != nil || permit.OK {
 			return permit, err
 		}
 		f.local.Enter(w)
 	}
-	return f.inLine(ctx, w, limit, key)
+	return f.inLine(ctx, w, key)
 }
 
 // inLine is Await of a waiter.
-func (f *Permits) inLine(ctx context.Context, w *flight.Waiter, limit ratelimit.InFlight, key decide.Key) (ratelimit.Permit, error) {
+func (f *Permits) inLine(ctx context.Context, w *flight.Waiter, key decide.Key) (ratelimit.Permit, error) {
 	again := time.NewTimer(time.Hour)
 	defer again.Stop()
 	for {
@@ -51,7 +51,7 @@ func (f *Permits) inLine(ctx context.Context, w *flight.Waiter, limit ratelimit.
 		if !f.local.First(w) {
 			continue
 		}
-		permit, err := f.Acquire(ctx, limit, key)
+		permit, err := f.acquire(ctx, f.local.Limit(w), key)
 		if err != nil || permit.OK {
 			return permit, err
 		}
