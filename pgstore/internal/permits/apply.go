@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/batch"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
@@ -30,8 +31,9 @@ func (f *Permits) lock(row decide.Row) int64 { return table.Lock(f.Schema, row) 
 
 // apply has an operation made. A permit that was taken for a caller that gave up is released.
 func (f *Permits) apply(ctx context.Context, op *table.PermitOp) error {
-	if !f.table.PassesOver() {
-		return f.Standalone(ctx, "change a permit", func(ctx context.Context) error { return f.table.ChangePermit(ctx, f.Pool, op, f.Clock()) })
+	ops := f.ops
+	if !f.table.PassesOver() { // a statement waits for its row, so it is for that alone
+		ops = batch.New(1, f.Timeout, f.serve, f.Work.Spawn)
 	}
 	end, err := f.Enter(ctx)
 	if err != nil {
@@ -39,7 +41,7 @@ func (f *Permits) apply(ctx context.Context, op *table.PermitOp) error {
 	}
 	defer end()
 	c := &call{op: op}
-	if _, err = f.ops.Do(ctx, c); err == nil {
+	if _, err = ops.Do(ctx, c); err == nil {
 		if c.err == nil || ctx.Err() == nil {
 			return c.err
 		}
@@ -128,7 +130,12 @@ func (f *Permits) change(ctx context.Context, tickets []*ticket) {
 	for i, t := range tickets {
 		ops[i] = t.Value.op
 	}
-	err := f.Retry(ctx, func() error { return f.table.ChangePermits(ctx, f.Pool, ops, f.Clock()) })
+	err := f.Retry(ctx, func() error {
+		if !f.table.PassesOver() {
+			return f.table.ChangePermit(ctx, f.Pool, ops[0], f.Clock())
+		}
+		return f.table.ChangePermits(ctx, f.Pool, ops, f.Clock())
+	})
 	switch {
 	case err == nil:
 		return
@@ -137,7 +144,7 @@ func (f *Permits) change(ctx context.Context, tickets []*ticket) {
 		f.change(ctx, tickets[:half])
 		f.change(ctx, tickets[half:])
 		return
-	case conn.Code(err) == conn.LockNotAvailable:
+	case conn.Code(err) == conn.LockNotAvailable && f.table.PassesOver():
 		ops[0].Done = table.PermitDone{}
 		return
 	}
@@ -155,13 +162,8 @@ func (f *Permits) finish(t *ticket) {
 	if c.err != nil || !c.takes() || !c.op.Done.OK {
 		return
 	}
-	back := &table.PermitOp{Row: c.op.Row, Fence: c.op.Done.Fence}
-	f.Work.Spawn(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), conn.RollbackTime)
-		defer cancel()
-		_ = f.Retry(ctx, func() error { return f.table.ChangePermits(ctx, f.Pool, []*table.PermitOp{back}, f.Clock()) })
-		f.local.Freed(back.Row.Key, back.Row.Shard)
-	})
+	limit := ratelimit.InFlight{Name: c.op.Row.Name, Lease: c.op.Lease}
+	f.giveBack(permitOf(limit, c.op, time.Now()))
 }
 
 // serveLooks looks at the permits of keys, once for all callers that look at a key.
