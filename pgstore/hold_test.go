@@ -257,6 +257,37 @@ func TestAcquireWaitGoesByTheNewestLimit(t *testing.T) {
 	})
 }
 
+// A process that waits looks at parts of many permits, and finds the one that another has released.
+func TestAcquireWaitAmongMany(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	many := ratelimit.InFlight{Name: "many", Limit: 2500, Lease: time.Hour}
+	if _, err := db.Pool.Exec(t.Context(), "INSERT INTO "+db.Schema+".rate_limits (name, key, shard, value, ts) SELECT 'many', 'k', n, 1, now() + interval '1 hour' FROM generate_series(0, 2499) AS n"); err != nil {
+		t.Fatal(err)
+	}
+	got := make(chan ratelimit.Permit, 1)
+	go func() {
+		permit, err := newStore(t, db).Permits().AcquireWait(t.Context(), many.For("k"))
+		if err != nil {
+			t.Error(err)
+		}
+		got <- permit
+	}()
+	eventually(t, "it looks at the second part", func() (so bool) {
+		err := db.Pool.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM "+db.Schema+".rate_limits WHERE name = 'many' AND shard = 10000 AND value > 0)").Scan(&so)
+		return so && err == nil
+	})
+	if err := newStore(t, db).Permits().Release(t.Context(), ratelimit.Permit{InFlight: many, Key: "k", OK: true, Number: 1234, Fence: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if permit := <-got; permit.Number != 1234 {
+		t.Errorf("got %v, want permit 1234", permit)
+	}
+	if held, err := newStore(t, db).Permits().Held(t.Context(), many, "k"); err != nil || len(held) != many.Limit {
+		t.Errorf("%d permits are held, and %v, want %d", len(held), err, many.Limit)
+	}
+}
+
 func TestAcquireWaitEnds(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()

@@ -209,12 +209,14 @@ func (s *Permits) Lost(key decide.Key, number int) {
 	k.poke(true)
 }
 
-// Observe notes the free permits of a look that began at an instant, and reports whether there are
-// some that no caller here has tried since.
-func (s *Permits) Observe(key decide.Key, free []Choice, begun time.Time) (some bool) {
+// Observe notes the free permits of a look, or of one at a part of them, that began at an instant.
+// It reports whether there are some that no caller here has tried since.
+func (s *Permits) Observe(key decide.Key, free []Choice, part bool, begun time.Time) (some bool) {
 	k := s.locked(key)
 	defer s.mu.Unlock()
-	k.looked, k.free = true, k.free[:0]
+	if k.looked = true; !part {
+		k.free = k.free[:0]
+	}
 	for _, c := range free {
 		if m, ok := k.away[c.Number]; !ok || !m.tried && m.since.Before(begun) {
 			delete(k.away, c.Number) // its lease is over by the database

@@ -32,7 +32,7 @@ func TestNoPermitIsChosenTwice(t *testing.T) {
 	if c, ok := s.Choose(key, 1, now); ok {
 		t.Errorf("got %v after it was tried in vain, want somebody to look", c)
 	}
-	if !s.Observe(key, []Choice{{Number: 0}}, now) {
+	if !s.Observe(key, []Choice{{Number: 0}}, false, now) {
 		t.Error("what was seen free is not worth trying")
 	}
 	if _, ok := s.Choose(key, 1, now); !ok {
@@ -46,17 +46,17 @@ func TestSawBeforeItWasTaken(t *testing.T) {
 	var s Permits
 	begun := time.Now()
 	s.Taken(key, 0, begun.Add(time.Hour))
-	if s.Observe(key, []Choice{{Number: 0}}, begun.Add(-time.Second)) {
+	if s.Observe(key, []Choice{{Number: 0}}, false, begun.Add(-time.Second)) {
 		t.Error("a permit is free that was taken since")
 	}
-	if !s.Observe(key, []Choice{{Number: 0}}, time.Now().Add(time.Second)) {
+	if !s.Observe(key, []Choice{{Number: 0}}, false, time.Now().Add(time.Second)) {
 		t.Error("a permit is not free whose lease is over")
 	}
 }
 
 func TestOnlyThoseOfTheLimitAreChosen(t *testing.T) {
 	var s Permits
-	s.Observe(key, []Choice{{Number: 4}, {Number: 1}}, time.Now())
+	s.Observe(key, []Choice{{Number: 4}, {Number: 1}}, false, time.Now())
 	if c, ok := s.Choose(key, 2, time.Now()); !ok || c.Number != 1 {
 		t.Errorf("got %v and %v, want 1", c, ok)
 	}

@@ -1,8 +1,10 @@
 package permits
 
 import (
+	"cmp"
 	"context"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
@@ -166,21 +168,33 @@ func (f *Permits) finish(t *ticket) {
 	f.giveBack(permitOf(limit, c.op, time.Now()))
 }
 
-// serveLooks looks at the permits of keys, once for all callers that look at a key.
+// lookID is what a look reads: all permits of a key, or a part of those of a limit.
+type lookID struct {
+	key    decide.Key
+	partOf int
+}
+
+func idOf(look *table.PermitLook) lookID { return lookID{look.Key, look.PartOf} }
+
+// serveLooks looks at the permits of keys, once for all callers that look at the same. All processes
+// look at parts of keys in one order, since the first look at a key makes its row for turns.
 func (f *Permits) serveLooks(ctx context.Context, tickets []*batch.Ticket[*lookCall]) {
-	first := make(map[decide.Key]*table.PermitLook)
+	first := make(map[lookID]*table.PermitLook)
 	var looks []*table.PermitLook
 	for _, t := range tickets {
-		if look := t.Value.look; first[look.Key] == nil {
-			first[look.Key] = look
+		if look := t.Value.look; first[idOf(look)] == nil {
+			first[idOf(look)] = look
 			looks = append(looks, look)
 		}
 	}
+	slices.SortFunc(looks, func(a, b *table.PermitLook) int {
+		return cmp.Or(strings.Compare(a.Key.Name, b.Key.Name), strings.Compare(a.Key.Key, b.Key.Key))
+	})
 	err := f.Retry(ctx, func() error { return f.table.LookAtPermits(ctx, f.Pool, looks, f.Clock()) })
 	for _, t := range tickets {
 		if err != nil {
 			t.Value.err = f.Fault("look", err)
-		} else if seen := first[t.Value.look.Key]; seen != t.Value.look {
+		} else if seen := first[idOf(t.Value.look)]; seen != t.Value.look {
 			*t.Value.look = *seen
 		}
 	}

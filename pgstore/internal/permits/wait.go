@@ -8,10 +8,15 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/flight"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
 // lookAgain is how often a process with waiters looks whether a permit is free, on average.
 const lookAgain = 100 * time.Millisecond
+
+// mostLooked is how many permits a limit may have that a process with waiters looks at all of them.
+// Of others it looks at parts, by turns with all processes that wait for the key.
+const mostLooked = 100
 
 // Await takes a permit, and waits for one until ctx is over. Only the first in line looks; the
 // others are handed permits on, or have their turn.
@@ -23,7 +28,7 @@ func (f *Permits) Await(ctx context.Context, limit ratelimit.InFlight, key decid
 		}
 	}()
 	if asks {
-		if permit, err := f.acquire(ctx, f.local.Limit(w), key); err != nil || permit.OK {
+		if permit, err := f.acquire(ctx, search{limit: f.local.Limit(w), look: table.PermitLook{Key: key}}); err != nil || permit.OK {
 			return permit, err
 		}
 		f.local.Enter(w)
@@ -51,7 +56,12 @@ func (f *Permits) inLine(ctx context.Context, w *flight.Waiter, key decide.Key) 
 		if !f.local.First(w) {
 			continue
 		}
-		permit, err := f.acquire(ctx, f.local.Limit(w), key)
+		limit := f.local.Limit(w)
+		s := search{limit: limit, look: table.PermitLook{Key: key}}
+		if limit.Limit > mostLooked {
+			s.look.PartOf = limit.Limit
+		}
+		permit, err := f.acquire(ctx, s)
 		if err != nil || permit.OK {
 			return permit, err
 		}
