@@ -42,7 +42,7 @@ type InFlight struct {
 	Mode Mode `json:"mode,omitempty"`
 
 	// RefusedUntil is the NotBefore of refusals by [ModeRefuse]: when the catalog's override
-	// ends. Zero is [RefusedFor] from the refusal.
+	// ends. Zero, or an instant that is past, is [RefusedFor] from the refusal.
 	RefusedUntil time.Time `json:"refused_until,omitzero"`
 }
 

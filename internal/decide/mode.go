@@ -196,12 +196,19 @@ func (m *Modes) refused(key Key) ratelimit.Status {
 	if r.Mode != ratelimit.ModeRefuse {
 		return s
 	}
-	s.At, s.RetryAfter, s.RetryAt = m.at, ratelimit.RefusedFor, m.at.Add(ratelimit.RefusedFor)
-	if until := r.RefusedUntil; !until.IsZero() {
-		s.RetryAt = bucket.Later(until, m.at.Add(time.Microsecond))
-		s.RetryAfter = s.RetryAt.Sub(m.at)
-	}
+	s.At, s.RetryAt = m.at, refusedUntil(r.RefusedUntil, m.at)
+	s.RetryAfter = s.RetryAt.Sub(m.at)
 	return s
+}
+
+// refusedUntil returns when to ask again after a refusal by ModeRefuse: when the mode ends, or
+// RefusedFor later if that is not known. An end that is past is not known: the caller's request is
+// older than it, and callers that ask the same again must not do so without a pause.
+func refusedUntil(until, at time.Time) time.Time {
+	if until.After(at) {
+		return until
+	}
+	return at.Add(ratelimit.RefusedFor)
 }
 
 // never is the status of a limit that can never grant its count.

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
-	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
 // Modes of limits of how many at once. As with requests, a store knows nothing of them: it is
@@ -13,11 +12,7 @@ import (
 
 // PermitRefused returns the refusal of a permit by ModeRefuse at an instant.
 func PermitRefused(limit ratelimit.InFlight, key string, at time.Time) ratelimit.Permit {
-	permit := ratelimit.Permit{InFlight: limit, Key: key, At: at, NotBefore: at.Add(ratelimit.RefusedFor)}
-	if until := limit.RefusedUntil; !until.IsZero() {
-		permit.NotBefore = bucket.Later(until, at.Add(time.Microsecond))
-	}
-	return permit
+	return ratelimit.Permit{InFlight: limit, Key: key, At: at, NotBefore: refusedUntil(limit.RefusedUntil, at)}
 }
 
 // PermitShadowed returns the permit that a caller has when a store has refused one: in

@@ -520,7 +520,7 @@ BEGIN
 		IF r.mode = 'refuse' THEN
 			r := @schema@.rate_limit_sound(verb, r);
 			now := clock_timestamp();
-			r.refused_until := coalesce(r.refused_until, now + interval '1 minute');
+			r.refused_until := CASE WHEN r.refused_until > now THEN r.refused_until ELSE now + interval '1 minute' END;
 			answer := ROW(false, r.refused_until - now, r.refused_until, 0, 0, r.capacity, interval '0', NULL, now, r.name, r.key, false);
 			IF @schema@.rate_limit_outweighs(worst, answer) THEN
 				worst := answer;
@@ -916,7 +916,7 @@ DECLARE
 BEGIN
 	IF named.mode = 'refuse' THEN
 		permit.at := clock_timestamp();
-		RETURN ROW(false, NULL, NULL, permit.at, NULL, coalesce(named.refused_until, permit.at + interval '1 minute'), false)::@schema@.rate_limit_permit;
+		RETURN ROW(false, NULL, NULL, permit.at, NULL, CASE WHEN named.refused_until > permit.at THEN named.refused_until ELSE permit.at + interval '1 minute' END, false)::@schema@.rate_limit_permit;
 	END IF;
 	permit := @schema@.rate_limit_acquire(name, key, named.at_once, named.lease);
 	IF named.mode = 'shadow' AND NOT permit.ok THEN
