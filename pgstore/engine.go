@@ -25,7 +25,7 @@ func newEngine(b *base) *engine {
 }
 
 func (e *engine) newQueue(serve func(context.Context, []*ticket)) *batch.Queue[*pending] {
-	return batch.New(mostTogether, e.Timeout, serve, e.Work.Spawn)
+	return batch.New(conn.MostTogether, e.Timeout, serve, e.Work.Spawn)
 }
 
 // decide decides a call, of a verb that is watched or, with nil, of none. An error is that of

@@ -13,7 +13,7 @@ func (s *Store) Queued() int { return s.runner.turns.Waiting() }
 
 // WaitingForPermits is how many wait for a permit of a key.
 func (s *Store) WaitingForPermits(name, key string) int {
-	return s.flights.known.Waiting(decide.Key{Name: name, Key: key})
+	return s.permits.Waiting(decide.Key{Name: name, Key: key})
 }
 
 // Meet has the transactions of a store stand in line for the rows of limits without shards,

@@ -19,6 +19,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/internal/traced"
 	"github.com/pgratelimit/ratelimit/memstore"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
 // theRow is that of most tests.
@@ -40,7 +41,7 @@ func gathering(t *testing.T, decide func(context.Context, []*ticket)) (join func
 	t.Helper()
 	first := &pending{}
 	there, leave, decided := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	row := batch.New(mostTogether, 0, func(ctx context.Context, tickets []*ticket) {
+	row := batch.New(conn.MostTogether, 0, func(ctx context.Context, tickets []*ticket) {
 		if tickets[0].Value == first {
 			close(there)
 			<-leave

@@ -3,15 +3,12 @@ package pgstore
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/flight"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
-	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
 // Permits is the verbs of limits of how many at once, which [ratelimit.InFlight] defines. It is safe
@@ -52,7 +49,7 @@ func (s *Store) acquireNow(ctx context.Context, limit ratelimit.InFlight, of dec
 	if limit.Mode == ratelimit.ModeRefuse {
 		return decide.PermitRefused(limit, of.Key, s.Instant()), nil
 	}
-	permit, err := s.flights.acquire(ctx, limit, of)
+	permit, err := s.permits.Acquire(ctx, limit, of)
 	return s.withRates(ctx, decide.PermitShadowed(permit), err, rates)
 }
 
@@ -87,7 +84,7 @@ func (p Permits) AcquireWait(ctx context.Context, request ratelimit.PermitReques
 		return ratelimit.Permit{}, err
 	}
 	defer end()
-	permit, err = s.flights.await(inner, limit, of)
+	permit, err = s.permits.Await(inner, limit, of)
 	if err != nil && ctx.Err() == nil && errors.Is(err, context.Canceled) {
 		return ratelimit.Permit{}, conn.ErrClosed
 	}
@@ -133,7 +130,7 @@ func (p Permits) AcquireTx(ctx context.Context, tx pgx.Tx, request ratelimit.Per
 		granted, err = ask()
 	}
 	if permit = (ratelimit.Permit{InFlight: limit, Key: key}); granted && err == nil {
-		permit, err = s.flights.acquireIn(ctx, tx, limit, of, ask)
+		permit, err = s.permits.AcquireIn(ctx, tx, limit, of, ask)
 		permit = decide.PermitShadowed(permit)
 	}
 	if err != nil {
@@ -161,20 +158,14 @@ func (p Permits) Renew(ctx context.Context, permit ratelimit.Permit) (renewed ra
 	if err := s.held(permit); err != nil {
 		return ratelimit.Permit{}, err
 	}
-	asked := time.Now()
-	op := &table.PermitOp{Row: rowOf(permit), Fence: permit.Fence, Lease: permit.InFlight.LeaseOrDefault()}
-	if !permit.Shadowed {
-		err = decide.PermitLost(&permit, s.flights.hold(ctx, op))
-	}
-	switch {
-	case err != nil:
-		return ratelimit.Permit{}, err
-	case permit.Shadowed:
+	if permit.Shadowed {
 		return permit, nil
 	}
-	permit.At, permit.Until, permit.Asked = op.Done.At, op.Done.Until, asked
-	s.flights.known.Taken(op.Row.Key, permit.Number, permit.Ends())
-	return permit, nil
+	renewed, err = s.permits.Renew(ctx, permit)
+	if err = decide.PermitLost(&permit, err); err == nil && permit.Shadowed {
+		return permit, nil
+	}
+	return renewed, err
 }
 
 // Release releases the permit. If somebody waits for one in this process, the same statement
@@ -188,10 +179,10 @@ func (p Permits) Release(ctx context.Context, permit ratelimit.Permit) (err erro
 	if err := s.held(permit); err != nil {
 		return err
 	}
-	if err := decide.PermitLost(&permit, s.flights.release(ctx, permit)); err != nil {
+	if err := decide.PermitLost(&permit, s.permits.Release(ctx, permit)); err != nil {
 		return err
 	}
-	s.flights.keepers.Released(permit)
+	s.permits.Released(permit)
 	return nil
 }
 
@@ -209,10 +200,10 @@ func (p Permits) ReleaseTx(ctx context.Context, tx pgx.Tx, permit ratelimit.Perm
 	if err := s.held(permit); err != nil {
 		return err
 	}
-	if err := decide.PermitLost(&permit, s.flights.releaseIn(ctx, tx, permit)); err != nil {
+	if err := decide.PermitLost(&permit, s.permits.ReleaseIn(ctx, tx, permit)); err != nil {
 		return err
 	}
-	s.flights.keepers.Released(permit)
+	s.permits.Released(permit)
 	return nil
 }
 
@@ -232,7 +223,7 @@ func (p Permits) Keep(ctx context.Context, permit ratelimit.Permit, do func(ctx 
 	if err := s.usable(); err != nil {
 		return err
 	}
-	return s.flights.keepers.Keep(ctx, p, permit, do)
+	return s.permits.Keep(ctx, p, permit, do)
 }
 
 // Hold is [Permits.AcquireWait] and [Permits.Keep]: it runs do with a permit, for which it waits
@@ -257,16 +248,7 @@ func (p Permits) Held(ctx context.Context, limit ratelimit.InFlight, key string)
 	if err != nil {
 		return nil, err
 	}
-	look := &table.PermitLook{Key: of}
-	if err := s.flights.look(ctx, look); err != nil {
-		return nil, err
-	}
-	for _, v := range look.Permits {
-		if v.Until.After(look.At) {
-			permits = append(permits, ratelimit.Permit{InFlight: limit, Key: key, OK: true, Number: v.Number, Fence: v.Fence, At: look.At.UTC(), Until: v.Until})
-		}
-	}
-	return permits, nil
+	return s.permits.Held(ctx, limit, of)
 }
 
 // Reset frees all permits of the limit for key: their holders find them lost when they
@@ -277,9 +259,7 @@ func (p Permits) Reset(ctx context.Context, limit ratelimit.InFlight, key string
 	if err != nil {
 		return err
 	}
-	err = s.alone(ctx, "reset permits", func(ctx context.Context) error { return s.table.ResetPermits(ctx, s.Pool, of) })
-	s.flights.known.Forget(of)
-	return err
+	return s.permits.Reset(ctx, of)
 }
 
 // Prune deletes the rows of permits of the given limits that have been free for a minute,
@@ -298,19 +278,9 @@ func (p Permits) Prune(ctx context.Context, limits ...ratelimit.InFlight) (delet
 		}
 	}
 	for _, l := range limits {
-		for more := true; more; {
-			err := s.alone(ctx, "prune permits", func(ctx context.Context) error {
-				now, err := table.Now(ctx, s.Pool, s.Clock())
-				if err != nil {
-					return err
-				}
-				n, err := s.table.PrunePermits(ctx, s.Pool, l.Name, now.Add(-flight.IdleFor), s.table.Batch())
-				deleted, more = deleted+n, n >= int64(s.table.Batch())
-				return err
-			})
-			if err != nil {
-				return deleted, err
-			}
+		n, err := s.permits.Prune(ctx, l.Name)
+		if deleted += n; err != nil {
+			return deleted, err
 		}
 	}
 	return deleted, nil
@@ -360,7 +330,7 @@ func (s *Store) withRates(ctx context.Context, permit ratelimit.Permit, err erro
 		permit.Rates = result
 		return permit, nil
 	}
-	s.flights.giveBack(ctx, permit)
+	s.permits.GiveBack(ctx, permit)
 	if err != nil {
 		return ratelimit.Permit{}, err
 	}

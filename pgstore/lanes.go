@@ -43,9 +43,6 @@ type engine struct {
 // decide at a time. Calls for one limit and key share a lane.
 const lanes = 2
 
-// mostTogether bounds the calls that one statement decides.
-const mostTogether = 1024
-
 // lane is a queue of calls that are decided together.
 type lane struct {
 	queue    *batch.Queue[*pending]

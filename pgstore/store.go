@@ -13,6 +13,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/wait"
 	"github.com/pgratelimit/ratelimit/internal/watch"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/permits"
 )
 
 // Store is limits in PostgreSQL. It is safe for concurrent use, and any number
@@ -23,7 +24,7 @@ type Store struct {
 	engine  *engine
 	memory  *memory // nil without Config.Escrow
 	runner  *runner
-	flights *flights
+	permits *permits.Permits
 }
 
 // New makes a Store. A nil pool is enough for the verbs that take a
@@ -44,7 +45,7 @@ func New(pool *pgxpool.Pool, config *Config) (*Store, error) {
 		c.Timeout = conn.DefaultTimeout
 	}
 	b := newBase(pool, c)
-	s := &Store{base: b, engine: newEngine(b), flights: newFlights(b)}
+	s := &Store{base: b, engine: newEngine(b), permits: permits.New(b.Conn, b.table)}
 	if c.Escrow > 0 && pool != nil {
 		s.memory = newMemory(s.engine)
 	}

@@ -189,7 +189,7 @@ func (b *base) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (r
 // asked.
 func (b *base) takeDivided(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
 	var batch pgx.Batch
-	batch.Queue("SAVEPOINT " + savepoint)
+	batch.Queue("SAVEPOINT " + table.Savepoint)
 	result, _, err := b.takeLocked(ctx, tx, &batch, call)
 	if err != nil || result.OK {
 		return result, err
@@ -335,13 +335,11 @@ type try struct {
 	taken   []table.Taken
 }
 
-const savepoint = "ratelimit_take"
-
 // toSavepoint begins a batch that undoes all that is behind the savepoint.
 func toSavepoint() *pgx.Batch {
 	var batch pgx.Batch
-	batch.Queue("ROLLBACK TO SAVEPOINT " + savepoint)
-	batch.Queue("RELEASE SAVEPOINT " + savepoint)
+	batch.Queue("ROLLBACK TO SAVEPOINT " + table.Savepoint)
+	batch.Queue("RELEASE SAVEPOINT " + table.Savepoint)
 	return &batch
 }
 
@@ -351,7 +349,7 @@ func (t *try) send(ctx context.Context, q table.Querier) error {
 	now := t.base.Clock()
 	for i := range t.changes {
 		if t.saved(i) && (i == 0 || !t.saved(i-1)) {
-			batch.Queue("SAVEPOINT " + savepoint)
+			batch.Queue("SAVEPOINT " + table.Savepoint)
 		}
 		if c := &t.changes[i]; !c.Past.IsZero() {
 			t.base.queueRenew(&batch, c, c.Past)

@@ -32,6 +32,9 @@ const (
 	// NoTimeout lets a decision take as long as it does.
 	NoTimeout time.Duration = -1
 
+	// MostTogether bounds the calls that one statement decides.
+	MostTogether = 1024
+
 	// RollbackTime bounds what is done once a context is over, such as a ROLLBACK.
 	RollbackTime = 5 * time.Second
 )
