@@ -104,9 +104,6 @@ func lost(row decide.Row) error {
 
 // Release releases a permit, or hands it on to a waiter here.
 func (f *Permits) Release(ctx context.Context, permit ratelimit.Permit) error {
-	if permit.Shadowed {
-		return nil
-	}
 	row, asked := rowOf(permit), time.Now()
 	op := &table.PermitOp{Row: row, Fence: permit.Fence}
 	next, hands := f.local.HandOn(row.Key, row.Shard, asked)
@@ -139,9 +136,6 @@ func (f *Permits) GiveBack(ctx context.Context, permit ratelimit.Permit) {
 
 // ReleaseIn releases a permit in a caller's transaction.
 func (f *Permits) ReleaseIn(ctx context.Context, tx pgx.Tx, permit ratelimit.Permit) error {
-	if permit.Shadowed {
-		return nil
-	}
 	op := &table.PermitOp{Row: rowOf(permit), Fence: permit.Fence}
 	op.Lock = f.lock(op.Row)
 	var batch pgx.Batch
