@@ -35,7 +35,7 @@ func (s *Store) Permits() Permits { return Permits{s} }
 func (p Permits) Acquire(ctx context.Context, request ratelimit.PermitRequest, rates ...ratelimit.Request) (permit ratelimit.Permit, err error) {
 	s := p.store
 	limit, key := request.Limit, request.Key
-	w := s.parts().watch(ctx, ratelimit.VerbAcquire, ratelimit.FormOwn, rates...)
+	w := s.watch(ctx, ratelimit.VerbAcquire, ratelimit.FormOwn, rates...)
 	defer func() { w.ReportPermit(named(permit, limit, key), err) }()
 	of, err := s.inFlight(limit, key, rates)
 	if err != nil {
@@ -47,7 +47,7 @@ func (p Permits) Acquire(ctx context.Context, request ratelimit.PermitRequest, r
 // acquireNow is Acquire of a limit that has been looked at.
 func (s *Store) acquireNow(ctx context.Context, limit ratelimit.InFlight, of decide.Key, rates []ratelimit.Request) (ratelimit.Permit, error) {
 	if limit.Mode == ratelimit.ModeRefuse {
-		return decide.PermitRefused(limit, of.Key, s.Instant()), nil
+		return decide.PermitRefused(limit, of.Key, s.conn.Instant()), nil
 	}
 	permit, err := s.permits.Acquire(ctx, limit, of)
 	return s.withRates(ctx, permit, err, rates)
@@ -69,7 +69,7 @@ func (s *Store) acquireNow(ctx context.Context, limit ratelimit.InFlight, of dec
 func (p Permits) AcquireWait(ctx context.Context, request ratelimit.PermitRequest, rates ...ratelimit.Request) (permit ratelimit.Permit, err error) {
 	s := p.store
 	limit, key := request.Limit, request.Key
-	w := s.parts().watch(ctx, ratelimit.VerbAcquire, ratelimit.FormOwn, rates...)
+	w := s.watch(ctx, ratelimit.VerbAcquire, ratelimit.FormOwn, rates...)
 	defer func() { w.ReportPermit(named(permit, limit, key), err) }()
 	of, err := s.inFlight(limit, key, rates)
 	if err != nil {
@@ -78,7 +78,7 @@ func (p Permits) AcquireWait(ctx context.Context, request ratelimit.PermitReques
 	if limit.Mode == ratelimit.ModeRefuse { // in which nobody waits
 		return s.acquireNow(ctx, limit, of, rates)
 	}
-	inner, end, err := s.Work.Whole(ctx)
+	inner, end, err := s.conn.Work.Whole(ctx)
 	if err != nil {
 		return ratelimit.Permit{}, err
 	}
@@ -104,7 +104,7 @@ func (p Permits) AcquireWait(ctx context.Context, request ratelimit.PermitReques
 func (p Permits) AcquireTx(ctx context.Context, tx pgx.Tx, request ratelimit.PermitRequest, rates ...ratelimit.Request) (permit ratelimit.Permit, err error) {
 	s := p.store
 	limit, key := request.Limit, request.Key
-	w := s.parts().watch(ctx, ratelimit.VerbAcquire, ratelimit.FormTx, rates...)
+	w := s.watch(ctx, ratelimit.VerbAcquire, ratelimit.FormTx, rates...)
 	defer func() { w.ReportPermit(named(permit, limit, key), err) }()
 	if err := s.usableIn(tx); err != nil {
 		return ratelimit.Permit{}, err
@@ -114,7 +114,7 @@ func (p Permits) AcquireTx(ctx context.Context, tx pgx.Tx, request ratelimit.Per
 		return ratelimit.Permit{}, err
 	}
 	if limit.Mode == ratelimit.ModeRefuse {
-		return decide.PermitRefused(limit, key, s.Instant()), nil
+		return decide.PermitRefused(limit, key, s.conn.Instant()), nil
 	}
 	var result ratelimit.Result
 	ask := func() (granted bool, err error) {
@@ -144,7 +144,7 @@ func (p Permits) AcquireTx(ctx context.Context, tx pgx.Tx, request ratelimit.Per
 // Config.Timeout, and the error is [ErrLocked].
 func (p Permits) Renew(ctx context.Context, permit ratelimit.Permit) (renewed ratelimit.Permit, err error) {
 	s := p.store
-	w := s.parts().watch(ctx, ratelimit.VerbRenew, ratelimit.FormOwn)
+	w := s.watch(ctx, ratelimit.VerbRenew, ratelimit.FormOwn)
 	defer func() { w.ReportPermit(permit, err) }()
 	if err := s.held(permit); err != nil {
 		return ratelimit.Permit{}, err
@@ -158,7 +158,7 @@ func (p Permits) Renew(ctx context.Context, permit ratelimit.Permit) (renewed ra
 // that is locked it waits as [Permits.Renew] does.
 func (p Permits) Release(ctx context.Context, permit ratelimit.Permit) (err error) {
 	s := p.store
-	w := s.parts().watch(ctx, ratelimit.VerbRelease, ratelimit.FormOwn)
+	w := s.watch(ctx, ratelimit.VerbRelease, ratelimit.FormOwn)
 	defer func() { w.ReportPermit(permit, err) }()
 	if err := s.held(permit); err != nil {
 		return err
@@ -176,7 +176,7 @@ func (p Permits) Release(ctx context.Context, permit ratelimit.Permit) (err erro
 // then. At REPEATABLE READ and SERIALIZABLE a permit that was renewed after tx began is a 40001.
 func (p Permits) ReleaseTx(ctx context.Context, tx pgx.Tx, permit ratelimit.Permit) (err error) {
 	s := p.store
-	w := s.parts().watch(ctx, ratelimit.VerbRelease, ratelimit.FormTx)
+	w := s.watch(ctx, ratelimit.VerbRelease, ratelimit.FormTx)
 	defer func() { w.ReportPermit(permit, err) }()
 	if err := s.usableIn(tx); err != nil {
 		return err
@@ -285,11 +285,11 @@ func (s *Store) inFlight(limit ratelimit.InFlight, key string, rates []ratelimit
 		return decide.Key{}, err
 	}
 	if len(rates) > 0 {
-		if _, err := s.call(decide.All, false, rates); err != nil {
+		if _, err := s.known.Call(decide.All, false, rates); err != nil {
 			return decide.Key{}, err
 		}
 	}
-	return decide.Key{Name: limit.Name, Key: key}, s.seen.NoteInFlight(limit.Name)
+	return decide.Key{Name: limit.Name, Key: key}, s.known.Definitions.NoteInFlight(limit.Name)
 }
 
 // held is the error of a permit that nobody can hold.
@@ -300,7 +300,7 @@ func (s *Store) held(permit ratelimit.Permit) error {
 	if err := permit.Validate(); err != nil {
 		return err
 	}
-	return s.seen.NoteInFlight(permit.InFlight.Name)
+	return s.known.Definitions.NoteInFlight(permit.InFlight.Name)
 }
 
 // withRates takes from rate limits for the holder of a permit, which is given back unless they

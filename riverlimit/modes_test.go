@@ -183,7 +183,7 @@ func TestRefusedWhileItWaits(t *testing.T) {
 	asked := 0
 	m := middleware(t, b.store, riverlimit.MiddlewareConfig{Catalog: limits, Limits: func(*rivertype.JobRow) []ratelimit.Request {
 		if asked++; asked == 2 { // it has waited
-			if err := limits.SetAll(t.Context(), "hourly", catalog.Override{Mode: ratelimit.ModeRefuse}); err != nil {
+			if _, err := limits.Set(t.Context(), "hourly", catalog.AllKeys, catalog.Override{Mode: ratelimit.ModeRefuse}); err != nil {
 				t.Error(err)
 			}
 		}

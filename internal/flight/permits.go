@@ -36,7 +36,7 @@ type Permits struct {
 	keys map[decide.Key]*keyState
 }
 
-// known is the knowledge of a key.
+// keyState is the knowledge of a key.
 type keyState struct {
 	looked bool              // free has been read, and is not just empty
 	free   []Choice          // seen free; the last is the next

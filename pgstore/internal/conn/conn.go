@@ -4,11 +4,13 @@ package conn
 
 import (
 	"context"
+	"reflect"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgratelimit/ratelimit"
 )
 
 // Conn is the database of a Store. Its exported fields do not change once it is in use.
@@ -137,4 +139,12 @@ func Session(tx pgx.Tx) (id any, data map[string]any) {
 		return other.Session()
 	}
 	return nil, nil
+}
+
+// UsableIn returns the error of a nil transaction.
+func UsableIn(tx pgx.Tx) error {
+	if v := reflect.ValueOf(tx); tx == nil || v.Kind() == reflect.Pointer && v.IsNil() {
+		return &ratelimit.FieldError{Field: "Tx", Value: nil, Reason: "must not be nil"}
+	}
+	return nil
 }
