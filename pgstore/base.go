@@ -32,6 +32,8 @@ type base struct {
 
 	observer *watch.Observer                          // nil without Config.Observe
 	counts   struct{ statements, calls atomic.Int64 } // for [Store.Stats]
+
+	unanswered atomic.Bool // was the last [Store.Probe]?
 }
 
 func newBase(pool *pgxpool.Pool, config Config) *base {
