@@ -80,9 +80,10 @@ type Definition struct {
 	Start       time.Time     // of a window: an edge; zero for a phase by key
 	Slots       int           // sliding window: into how many its period is cut; otherwise 0
 
-	Every  Unit   // of a fixed window by the calendar; otherwise 0. Period is the longest then
-	Zone   string // the name of its time zone
-	Anchor Date   // the day of one of its edges
+	Every  Unit          // of a fixed window by the calendar; otherwise 0. Period is the longest then
+	Zone   string        // the name of its time zone
+	Anchor Date          // the day of one of its edges
+	Time   time.Duration // of the day, at which edges are: from midnight, by clocks; whole minutes
 }
 
 // bucket is d as the type that has the arithmetic.
@@ -94,7 +95,7 @@ func (d Definition) Limit() Limit {
 	w := FixedWindow{
 		Name: d.Name, Rate: d.Rate, Period: d.Period, Capacity: orNone(d.Capacity),
 		MaxReserved: orNone(d.MaxReserved), Shards: d.Shards, Start: d.Start,
-		Every: d.Every, Zone: d.Zone, Anchor: d.Anchor,
+		Every: d.Every, Zone: d.Zone, Anchor: d.Anchor, Time: d.Time,
 	}
 	if d.Every != 0 {
 		w.Period = 0 // which follows from it
@@ -155,7 +156,7 @@ var shapes = [...]shape{
 }
 
 // calendarFields are those of a quota by the calendar, for the kinds that have none.
-var calendarFields = []lack{{"every", onlyFixed}, {"zone", onlyFixed}, {"anchor", onlyFixed}}
+var calendarFields = []lack{{"every", onlyFixed}, {"zone", onlyFixed}, {"anchor", onlyFixed}, {"time", onlyFixed}}
 
 const onlyFixed = "is for a fixed window only"
 

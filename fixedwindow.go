@@ -14,17 +14,21 @@ import (
 // Rate lets unused windows roll over.
 //
 // With Every in place of Period it is a quota by the calendar, as it is sold: by the
-// day, week, month or year, in a time zone, from a day on.
+// day, week, month, quarter or year, in a time zone, from a day and a time of day on.
 //
 //	FixedWindow{
 //		Name: "quota", Rate: 10_000,
 //		Every: Month, Zone: "Europe/Berlin", Anchor: Date{Year: 2026, Month: time.January, Day: 31},
 //	}
 //
-// Its windows begin with local days, at midnight, or at 01:00 where summer time begins then:
-// with every n-th from the anchor on. In a month that is shorter it is the last day, so those
-// of this one begin on 31 January, 28 February and 31 March. A pause of such a limit leaves its
-// value as it is.
+// Its windows begin on local days, at midnight or at Time, or when summer time leaves that out,
+// at the first instant after it: on every n-th day from the anchor on. In a month that is shorter
+// it is the last day, so those of this one begin on 31 January, 28 February and 31 March. A pause
+// of such a limit leaves its value as it is.
+//
+// Anchor, Zone and Time may change at any time. What a key has used stays used, and the first
+// window that begins after the change refills nothing, unless only the zone moved to the east: so
+// no quota is granted twice, also while programs with both definitions run.
 type FixedWindow struct {
 	// Name is the limit's identity in the database, together with the key.
 	// Required, at most MaxNameLength bytes.
@@ -59,8 +63,8 @@ type FixedWindow struct {
 	// open in the same instant; it is the same on every machine.
 	Start time.Time
 
-	// Every is the unit of the calendar by which the quota is refilled, in place of
-	// Period and Start.
+	// Every is the number of days or months after which the quota is refilled, in place of
+	// Period and Start: Day, Week, Month, Year, or several of one, such as 3 * Month.
 	Every Unit
 
 	// Zone is the name of the time zone in whose days windows begin, such as "Europe/Berlin".
@@ -71,13 +75,18 @@ type FixedWindow struct {
 	// Anchor is a day on which a window begins; the others follow from it, in both
 	// directions. The zero Date means 1 January 2024, a Monday. With Every only.
 	Anchor Date
+
+	// Time is the time of day at which windows begin, as clocks in Zone show it: 9 * time.Hour
+	// is nine in the morning, also on a day whose clocks change. In whole minutes, below 24
+	// hours. Zero means midnight. With Every only.
+	Time time.Duration
 }
 
-// Unit is a unit of the calendar, in which [FixedWindow].Every is given. Its String is a
-// word, such as "month".
+// Unit is a number of days or of months, in which [FixedWindow].Every is given, 100 years at
+// most. Its String is in words, such as "month" or "2 weeks".
 type Unit = bucket.Unit
 
-// The units of the calendar.
+// The units of the calendar, of which several are one: a quarter is 3 * Month.
 const (
 	Day   = bucket.Day
 	Week  = bucket.Week
@@ -92,7 +101,8 @@ type Date = bucket.Date
 // subscription is DateOf(subscribed.In(location)).
 func DateOf(t time.Time) Date { return bucket.DateOf(t) }
 
-// ParseUnit reads a unit as its String writes it, in any case. An error is a *[FieldError].
+// ParseUnit reads a unit as its String writes it, in any case: "month", "3 months". An error is
+// a *[FieldError].
 func ParseUnit(text string) (Unit, error) {
 	if unit, ok := bucket.ParseUnit(strings.ToLower(text)); ok {
 		return unit, nil
@@ -108,9 +118,19 @@ func ParseDate(text string) (Date, error) {
 	return Date{}, &FieldError{Field: "Anchor", Value: text, Reason: badDate}
 }
 
+// ParseTimeOfDay reads a time of day such as "09:00", as the time since midnight. An error is a
+// *[FieldError].
+func ParseTimeOfDay(text string) (time.Duration, error) {
+	if d, ok := bucket.ParseTimeOfDay(text); ok {
+		return d, nil
+	}
+	return 0, &FieldError{Field: "Time", Value: text, Reason: badTime}
+}
+
 const (
-	badUnit = `must be "day", "week", "month" or "year"`
+	badUnit = `must be "day", "week", "month" or "year", or several such as "3 months", and at most 100 years`
 	badDate = `must be a day such as "2026-01-31"`
+	badTime = `must be a time of day such as "09:00"`
 )
 
 // defaultAnchor is a Monday, so that weeks begin with one.
@@ -140,16 +160,20 @@ func (l FixedWindow) Validate() error {
 
 func (l FixedWindow) checkCalendar(f *faults) {
 	if l.Every == 0 {
+		const reason = "is for a quota by the calendar: set Every as well"
 		if l.Zone != "" {
-			f.add("Zone", l.Zone, "is for a quota by the calendar: set Every as well")
+			f.add("Zone", l.Zone, reason)
 		}
 		if !l.Anchor.IsZero() {
-			f.add("Anchor", l.Anchor, "is for a quota by the calendar: set Every as well")
+			f.add("Anchor", l.Anchor, reason)
+		}
+		if l.Time != 0 {
+			f.add("Time", l.Time, reason)
 		}
 		return
 	}
 	if l.Every.Longest() == 0 {
-		f.add("Every", l.Every, "must be Day, Week, Month or Year")
+		f.add("Every", l.Every, "must be a number of days or a number of months, such as Week or 3 * Month, and at most 100 years")
 	}
 	if l.Period != 0 {
 		f.add("Period", l.Period, "is not for a quota by the calendar, which has Every in its place")
@@ -162,6 +186,9 @@ func (l FixedWindow) checkCalendar(f *faults) {
 	}
 	if !l.Anchor.IsZero() && !l.Anchor.Valid() {
 		f.add("Anchor", l.Anchor, "must be a day of the years 1 to 9999")
+	}
+	if l.Time < 0 || l.Time >= 24*time.Hour || l.Time%time.Minute != 0 {
+		f.add("Time", l.Time, "must be a time of day in whole minutes, from 0 to 23h59m")
 	}
 }
 
@@ -176,7 +203,7 @@ func (l FixedWindow) Definition() Definition {
 	}
 	if l.Every != 0 {
 		d.Every, d.Period, d.Start = l.Every, l.Every.Longest(), time.Time{}
-		d.Zone, d.Anchor = cmp.Or(l.Zone, time.UTC.String()), cmp.Or(l.Anchor, defaultAnchor)
+		d.Zone, d.Anchor, d.Time = cmp.Or(l.Zone, time.UTC.String()), cmp.Or(l.Anchor, defaultAnchor), l.Time
 	}
 	return d
 }

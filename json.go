@@ -24,6 +24,7 @@ type definitionJSON struct {
 	Every       string  `json:"every,omitempty"`
 	Zone        string  `json:"zone,omitempty"`
 	Anchor      string  `json:"anchor,omitempty"`
+	Time        string  `json:"time,omitempty"`
 	Capacity    any     `json:"capacity,omitempty"`
 	MaxReserved any     `json:"maxReserved"`
 	Shards      int     `json:"shards"`
@@ -48,6 +49,9 @@ func (d Definition) MarshalJSON() ([]byte, error) {
 	if d.Every != 0 {
 		out.Period, out.Every, out.Zone, out.Anchor = "", d.Every.String(), d.Zone, d.Anchor.String()
 	}
+	if d.Time != 0 {
+		out.Time = bucket.TimeOfDay(d.Time)
+	}
 	if !d.Start.IsZero() {
 		out.Start = d.Start.Format(time.RFC3339Nano)
 	}
@@ -71,8 +75,9 @@ func jsonAmount(v float64) any {
 // duration as Go writes them. Capacity and maxReserved may be "none", and maxReserved
 // "unlimited". They, shards and a window's start, an instant by RFC 3339,
 // may be left out for their defaults. A quota by the calendar is a fixed window with every
-// ("day", "week", "month" or "year") in place of period and start, and if they are not left
-// out, a zone and an anchor, such as "2026-01-31". A sliding window has slots, which may be left
+// ("day", "week", "month", "year", or several, such as "3 months") in place of period and start,
+// and if they are not left out, a zone, an anchor, such as "2026-01-31", and a time of day, such
+// as "09:00". A sliding window has slots, which may be left
 // out too, and no capacity. A field that is unknown, is given
 // twice or has a value that it cannot have is an error that names it: a *FieldError
 // for one, several joined. All of them are [ErrInvalid], and leave d as it was.
@@ -148,9 +153,10 @@ func (r *reader) limit() Limit {
 	w.MaxReserved = r.maxReserved()
 	w.Shards = take[int](r, "shards", "must be a whole number")
 	w.Start = r.start()
-	w.Every = r.unit()
+	w.Every = parsed(r, "every", badUnit, ParseUnit)
 	w.Zone = take[string](r, "zone", "must be the name of a time zone")
-	w.Anchor = r.anchor()
+	w.Anchor = parsed(r, "anchor", badDate, ParseDate)
+	w.Time = parsed(r, "time", badTime, ParseTimeOfDay)
 	slots := take[int](r, "slots", "must be a whole number")
 	shape := shapeOf(kind)
 	for _, lack := range shape.without {
@@ -205,24 +211,18 @@ func ParseKind(text string) (Kind, error) {
 	return 0, &FieldError{Field: "Kind", Value: text, Reason: badKind}
 }
 
-func (r *reader) unit() (unit Unit) {
-	_, given := r.raw["every"]
-	text := take[string](r, "every", badUnit)
-	unit, err := ParseUnit(text)
-	if given && err != nil && !r.faults.have("every") {
-		r.faults.add("every", text, badUnit)
+// parsed reads a field that is a text, which may be left out.
+func parsed[T any](r *reader, name, reason string, parse func(string) (T, error)) (v T) {
+	_, given := r.raw[name]
+	text := take[string](r, name, reason)
+	if !given || r.faults.have(name) {
+		return v
 	}
-	return unit
-}
-
-func (r *reader) anchor() Date {
-	_, given := r.raw["anchor"]
-	text := take[string](r, "anchor", badDate)
-	anchor, err := ParseDate(text)
-	if given && err != nil && !r.faults.have("anchor") {
-		r.faults.add("anchor", text, badDate)
+	v, err := parse(text)
+	if err != nil {
+		r.faults.add(name, text, reason)
 	}
-	return anchor
+	return v
 }
 
 func (r *reader) period() time.Duration {

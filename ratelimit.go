@@ -16,7 +16,7 @@ type Request struct {
 	Key   string `json:"-"`
 	Count float64
 
-	// Floor is the share of the limit's capacity that must be left when Count is taken:
+	// AboveShare is the share of the limit's capacity that must be left when Count is taken:
 	// see Above.
 	AboveShare float64 `json:",omitempty"`
 

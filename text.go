@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/bucket"
 )
 
 // This file is how definitions, requests and answers look in text and in logs.
@@ -36,7 +38,11 @@ func (d Definition) String() string {
 // per returns the time in which the rate is refilled, as text.
 func (d *Definition) per() string {
 	if d.Every != 0 {
-		return fmt.Sprintf("%v in %s from %v", d.Every, quoteShort(d.Zone), d.Anchor)
+		per := fmt.Sprintf("%v in %s from %v", d.Every, quoteShort(d.Zone), d.Anchor)
+		if d.Time != 0 {
+			per += " at " + bucket.TimeOfDay(d.Time)
+		}
+		return per
 	}
 	return span(d.Period)
 }
@@ -136,6 +142,9 @@ func (d Definition) LogValue() slog.Value {
 	}
 	if d.Every != 0 {
 		attrs = append(attrs, slog.String("every", d.Every.String()), slog.String("zone", d.Zone), slog.String("anchor", d.Anchor.String()))
+	}
+	if d.Time != 0 {
+		attrs = append(attrs, slog.String("time", bucket.TimeOfDay(d.Time)))
 	}
 	return slog.GroupValue(attrs...)
 }

@@ -99,7 +99,7 @@ func TestTrade(t *testing.T) {
 func TestEveryImplementation(t *testing.T) {
 	t.Parallel()
 	pgtest.Long(t)
-	o := tiny(`^(granted-one-key|tx-one-key)/4/|^granted-10k-keys/4/UPDATE of many|^refused-one-key/4/|^over-grant|^churn-one-key/.*combined|^locked-row`)
+	o := tiny(`^(granted-one-key|tx-one-key)/4/|^granted-10k-keys/4/UPDATE of many|^refused-one-key/4/|^over-grant|^churn-one-key/.*combined`)
 	o.plotFile = filepath.Join(t.TempDir(), "plot.svg")
 	stdout, stderr, entries := measureTiny(t, o)
 
@@ -271,35 +271,6 @@ func TestNetwork(t *testing.T) {
 	}
 }
 
-// TestPatience: who has no answer in time is late, and nothing else is.
-func TestPatience(t *testing.T) {
-	over, cancel := context.WithCancel(t.Context())
-	cancel()
-	fault := errors.New("fault")
-	patient := func(ctx context.Context, _ string) (bool, error) {
-		<-ctx.Done()
-		return false, ctx.Err()
-	}
-	tests := []struct {
-		name   string
-		ctx    context.Context
-		decide func(context.Context, string) (bool, error)
-		late   bool
-		err    error
-	}{
-		{"no answer", t.Context(), patient, true, nil},
-		{"the round is over", over, patient, false, context.Canceled},
-		{"an error", t.Context(), func(context.Context, string) (bool, error) { return false, fault }, false, fault},
-		{"an answer", t.Context(), func(context.Context, string) (bool, error) { return true, nil }, false, nil},
-	}
-	for _, tt := range tests {
-		r := round{contender: contender{decide: tt.decide}, patience: time.Millisecond}
-		if _, late, err := r.decide(tt.ctx, ""); late != tt.late || !errors.Is(err, tt.err) {
-			t.Errorf("%s: got late %v, %v, want %v, %v", tt.name, late, err, tt.late, tt.err)
-		}
-	}
-}
-
 // TestWarmUp: what happens in it is in no figure.
 func TestWarmUp(t *testing.T) {
 	const warmUp, duration = 150 * time.Millisecond, 50 * time.Millisecond
@@ -326,32 +297,24 @@ func TestWarmUp(t *testing.T) {
 
 // TestCheck judges the same figures twice: with network they are no answer.
 func TestCheck(t *testing.T) {
-	of := func(impl string, p99 time.Duration, late int64, network time.Duration) result {
-		return result{job: job{testCase{name: lockedRow, network: network}, busy, impl}, p99: p99, late: late}
+	of := func(impl string, pace float64, network time.Duration) result {
+		return result{job: job{testCase{name: grantedOneKey, network: network}, busy, impl}, rounds: []float64{pace}}
 	}
-	for _, tt := range []struct {
-		network time.Duration
-		want    map[string]int
-	}{
-		{0, map[string]int{"yes": 4, "no": 2}},
-		{time.Millisecond, map[string]int{"not measured": 3}},
+	for network, want := range map[time.Duration]map[string]int{
+		0:                {"ok": 1, "**no**": 1},
+		time.Millisecond: {},
 	} {
 		got := make(map[string]int)
-		for _, c := range check([]result{
-			of(oursUndisturbed, time.Millisecond, 0, tt.network),
-			of(oursLocked1, 2*time.Millisecond, 0, tt.network),
-			of(oursLocked7, 3*time.Millisecond, 1, tt.network),
-			of(escrowLocked7, time.Millisecond, 0, tt.network),
-		}) {
-			if c.claim == "" {
-				t.Errorf("%s judges nothing in words", c.what)
+		for _, f := range check([]result{of(oursCombined, 15, network), of(goRedisLua, 10, network), of(rueidisLua, 16, network)}).All {
+			if f.Claim == "" {
+				t.Errorf("%s judges nothing in words", f.What)
 			}
-			if strings.HasPrefix(c.what, lockedRow) {
-				got[c.verdict]++
+			if !f.Missing {
+				got[f.Verdict()]++
 			}
 		}
-		if !maps.Equal(got, tt.want) {
-			t.Errorf("with %v of network: got %v, want %v", tt.network, got, tt.want)
+		if !maps.Equal(got, want) {
+			t.Errorf("with %v of network: got %v, want %v", network, got, want)
 		}
 	}
 }
@@ -415,32 +378,11 @@ func TestWrong(t *testing.T) {
 		{"as much as is right", of(oursCombined, 40, 0), false},
 		{"one too many", of(oursCombined, 41, 0), true},
 		{"an error", of(oursTx, 40, 1), true},
-		{"not ours", of(redisRace, 4000, 1), false},
+		{"not ours", of(readCommitted, 4000, 1), false},
 	}
 	for _, tt := range tests {
 		if got := wrong(tt.results) != nil; got != tt.want {
 			t.Errorf("%s: wrong is %v, want %v", tt.name, got, tt.want)
-		}
-	}
-}
-
-func TestFormats(t *testing.T) {
-	tests := []struct{ got, want string }{
-		{thousands(0), "0"},
-		{thousands(999.4), "999"},
-		{thousands(1000), "1,000"},
-		{thousands(1234567), "1,234,567"},
-		{latency(612 * time.Nanosecond), "0.61 µs"},
-		{latency(412 * time.Microsecond), "412 µs"},
-		{latency(2310 * time.Microsecond), "2.31 ms"},
-		{latency(119 * time.Millisecond), "119 ms"},
-		{few(0), "0.00"},
-		{few(0.002), "0.002"},
-		{few(16.5), "16.50"},
-	}
-	for _, tt := range tests {
-		if tt.got != tt.want {
-			t.Errorf("got %q, want %q", tt.got, tt.want)
 		}
 	}
 }

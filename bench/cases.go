@@ -2,13 +2,12 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"regexp"
-	"sync"
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/lab"
 )
 
 // The cases, as --only, --list and the JSON name them.
@@ -22,7 +21,6 @@ const (
 	overGrant     = "over-grant"
 	churnOneKey   = "churn-one-key"
 	churn10k      = "churn-10k-keys"
-	lockedRow     = "locked-row"
 
 	grantedOneKeyFar = "granted-one-key-1ms"
 	txOneKeyFar      = "tx-one-key-1ms"
@@ -43,23 +41,16 @@ const (
 	serverBound    = "UPDATE of many rows, combined"
 	goRedisLua     = "Redis Lua, go-redis"
 	rueidisLua     = "Redis Lua, rueidis"
-	redisRace      = "Redis HMGET, HSET (race)"
-	redisWatch     = "Redis WATCH, MULTI"
 	harness        = "nothing: the harness alone"
 
-	oursTx          = "ours, in the transaction"
-	oursTxEscrow    = "ours, before the transaction, escrow"
-	oursTxLong      = "ours, before the transaction, escrow 1 s"
-	oursTx32        = "ours, in the transaction, 32 shards"
-	oursTx8         = "ours, in the transaction, 8 shards"
-	oursUndisturbed = "ours, combined, no row locked"
-	oursLocked1     = "ours, combined, one row locked"
-	oursLocked7     = "ours, combined, seven rows locked"
-	escrowLocked7   = "ours, escrow, seven rows locked"
+	oursTx       = "ours, in the transaction"
+	oursTxEscrow = "ours, before the transaction, escrow"
+	oursTxLong   = "ours, before the transaction, escrow 1 s"
+	oursTx32     = "ours, in the transaction, 32 shards"
+	oursTx8      = "ours, in the transaction, 8 shards"
 
 	noLimit        = "no limit"
 	bareUpsert     = "no limit, but an upsert of a row of its own"
-	bareLease      = "no limit, one row written each 100 ms"
 	forUpdateTx    = "SELECT FOR UPDATE, in the transaction"
 	serializableTx = "SERIALIZABLE, in the transaction, retried at once"
 )
@@ -79,44 +70,28 @@ var implementations = map[string]opener{
 	serverBound:    openServerBound,
 	goRedisLua:     openGoRedisLua,
 	rueidisLua:     openRueidisLua,
-	redisRace:      openRedisRace,
-	redisWatch:     openRedisWatch,
 	harness:        openHarness,
 
-	oursTx:          openOursTx(1, 0),
-	oursTxEscrow:    openOursTx(1, escrow),
-	oursTxLong:      openOursTx(1, time.Second),
-	oursTx32:        openOursTx(32, 0),
-	oursTx8:         openOursTx(8, 0),
-	oursUndisturbed: openOursLocked(ours{}, 0),
-	oursLocked1:     openOursLocked(ours{}, 1),
-	oursLocked7:     openOursLocked(ours{}, 7),
-	escrowLocked7:   openOursLocked(ours{escrow: escrow}, 7),
+	oursTx:       openOursTx(1, 0),
+	oursTxEscrow: openOursTx(1, escrow),
+	oursTxLong:   openOursTx(1, time.Second),
+	oursTx32:     openOursTx(32, 0),
+	oursTx8:      openOursTx(8, 0),
 
 	noLimit:        openNoLimit,
 	bareUpsert:     openBareUpsert,
-	bareLease:      openBareLease,
 	forUpdateTx:    openNaive(naive{lock: true, work: true}),
 	serializableTx: openNaive(naive{serializable: true, work: true}),
-}
-
-// correct are the implementations that must never grant too much, under any schedule.
-var correct = map[string]bool{
-	oursCombined: true, oursEscrow: true, oursHasty: true, oursPortable: true, portableEscrow: true, oneUpsert: true,
-	oursTxEscrow: true, oursTxLong: true, oursTx: true, oursTx32: true, oursTx8: true,
-	forUpdate: true, serializable: true, forUpdateTx: true, serializableTx: true,
-	goRedisLua: true, rueidisLua: true, redisWatch: true,
 }
 
 // oursAll are the implementations that are this library.
 var oursAll = map[string]bool{
 	oursCombined: true, oursEscrow: true, oursHasty: true, oursPortable: true, portableEscrow: true, oneUpsert: true,
 	oursTxEscrow: true, oursTxLong: true, oursTx: true, oursTx32: true, oursTx8: true,
-	oursUndisturbed: true, oursLocked1: true, oursLocked7: true, escrowLocked7: true,
 }
 
 // needsRedis are those that do not run without it.
-var needsRedis = map[string]bool{goRedisLua: true, rueidisLua: true, redisRace: true, redisWatch: true}
+var needsRedis = map[string]bool{goRedisLua: true, rueidisLua: true}
 
 // openHarness decides nothing: its figure is the cost of the measurement itself.
 func openHarness(context.Context, *env, workload) (contender, error) {
@@ -130,10 +105,6 @@ type opener func(ctx context.Context, e *env, w workload) (contender, error)
 type contender struct {
 	decide func(ctx context.Context, key string) (granted bool, err error)
 	close  func() // may be nil
-
-	// disturb, if it is not nil, starts the disturbance of a round, from before it begins until
-	// end is called.
-	disturb func(ctx context.Context) (end func() error, err error)
 }
 
 // empty asks once for every key, if they are to be empty: it takes the one token, as these
@@ -142,17 +113,13 @@ func (c contender) empty(ctx context.Context, w workload) error {
 	if !w.empty {
 		return nil
 	}
-	var wg sync.WaitGroup
-	faults := make([]error, busy)
-	for i := range busy {
-		wg.Go(func() {
-			for k := i; k < len(w.keys) && faults[i] == nil; k += busy {
-				_, faults[i] = c.decide(ctx, w.keys[k])
-			}
-		})
-	}
-	wg.Wait()
-	if err := errors.Join(faults...); err != nil {
+	err := lab.Each(busy, func(i int) (err error) {
+		for k := i; k < len(w.keys) && err == nil; k += busy {
+			_, err = c.decide(ctx, w.keys[k])
+		}
+		return err
+	})
+	if err != nil {
 		c.close()
 		return fmt.Errorf("taking what is there: %w", err)
 	}
@@ -174,11 +141,7 @@ const (
 	kindThroughput kind = iota
 	kindOverGrant
 	kindChurn
-	kindLocked
 )
-
-// inRounds reports whether it is measured in rounds, of which the median counts.
-func (k kind) inRounds() bool { return k == kindThroughput || k == kindLocked }
 
 // testCase is a workload for several implementations.
 type testCase struct {
@@ -211,11 +174,11 @@ const busy = 64 // goroutines where only one number of them is of interest
 func allCases(levels []int) []testCase {
 	own := []string{
 		oursEscrow, oursCombined, oursHasty, oursPortable, portableEscrow, oneUpsert, plainUpdate, forUpdate, serializable,
-		goRedisLua, rueidisLua, redisRace, redisWatch, harness,
+		goRedisLua, rueidisLua, harness,
 	}
 	own10k := []string{
 		oursEscrow, oursCombined, serverBound, oursPortable, portableEscrow, oneUpsert, plainUpdate, forUpdate, serializable,
-		goRedisLua, rueidisLua, redisRace, redisWatch,
+		goRedisLua, rueidisLua,
 	}
 	refused := []string{oursEscrow, oursCombined, oursPortable, portableEscrow, forUpdate, goRedisLua, rueidisLua, harness}
 	inTx := []string{noLimit, bareUpsert, oursTxEscrow, oursTx, oursTx32, forUpdateTx, serializableTx}
@@ -223,12 +186,11 @@ func allCases(levels []int) []testCase {
 		oursCombined, oursEscrow, oursHasty, oursPortable, portableEscrow, oneUpsert,
 		oursTxEscrow, oursTx, oursTx8, // a shard needs a capacity of one
 		forUpdate, serializable, forUpdateTx, serializableTx, readCommitted,
-		goRedisLua, rueidisLua, redisWatch, redisRace,
+		goRedisLua, rueidisLua,
 	}
 	churning := []string{oursEscrow, oursCombined, oneUpsert}
 	far := []string{oursEscrow, oursCombined, plainUpdate, goRedisLua, rueidisLua}
 	farTx := []string{noLimit, oursTxEscrow, oursTx, oursTx32, forUpdateTx}
-	locked := []string{oursUndisturbed, oursLocked1, oursLocked7, escrowLocked7}
 	one, two := []int{busy}, []int{1, busy}
 	return []testCase{
 		{grantedOneKey, "Granted, one key", "trips", kindThroughput, 1, false, plenty, levels, own, 0},
@@ -240,7 +202,6 @@ func allCases(levels []int) []testCase {
 		{overGrant, "Over-grant: burst 10, 10 a second", "trips", kindOverGrant, 1, false, ten, one, exact, 0},
 		{churnOneKey, "Churn, one key", "writes", kindChurn, 1, false, plenty, one, churning, 0},
 		{churn10k, "Churn, 10,000 keys", "writes", kindChurn, 10_000, false, plenty, one, churning, 0},
-		{lockedRow, "Granted, 1,000 keys, while calls for other keys wait for locked rows", "", kindLocked, 1000, false, plenty, one, locked, 0},
 		{grantedOneKeyFar, "Granted, one key", "trips", kindThroughput, 1, false, plenty, two, far, time.Millisecond},
 		{txOneKeyFar, "Transactions with one INSERT, one key", "retries", kindThroughput, 1, false, plenty, two, farTx, time.Millisecond},
 	}
@@ -274,10 +235,16 @@ func selectJobs(cases []testCase, only *regexp.Regexp) []job {
 // workload returns the workload of an implementation. Each has a limit name of its own, so that
 // none finds another's rows.
 func (c testCase) workload(impl string) workload {
-	w := workload{limit: c.limit, keys: make([]string, c.keys), empty: c.empty, hasty: c.kind == kindChurn}
+	w := workload{limit: c.limit, keys: userKeys(c.keys), empty: c.empty, hasty: c.kind == kindChurn}
 	w.limit.Name = c.name + "/" + impl
-	for i := range w.keys {
-		w.keys[i] = fmt.Sprintf("user-%05d", i)
-	}
 	return w
+}
+
+// userKeys returns so many keys.
+func userKeys(n int) []string {
+	keys := make([]string, n)
+	for i := range keys {
+		keys[i] = fmt.Sprintf("user-%05d", i)
+	}
+	return keys
 }

@@ -2,12 +2,8 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
-	"os"
-	"os/exec"
 	"sync"
 	"time"
 
@@ -15,16 +11,12 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
-	"github.com/pgratelimit/ratelimit/internal/curve"
+	"github.com/pgratelimit/ratelimit/internal/lab"
 	"github.com/pgratelimit/ratelimit/internal/throwaway"
 )
 
-// Processes that ask at the same time are this program, which starts itself: each reads its
-// task from its standard input, writes to its standard output that it is ready, and begins on a
-// second line of input.
-
-// childVariable is set in the environment of such a process.
-const childVariable = "RATELIMIT_BENCH_CHILD"
+// Processes that ask at the same time are children of this program. Each reports that it is ready,
+// begins when its stdin ends, and reports what it measured.
 
 // childTask is the task of a process.
 type childTask struct {
@@ -35,35 +27,32 @@ type childTask struct {
 	Callers            int
 	WarmUp, Round      time.Duration
 	Seed               uint64
-	Record             bool // the intervals of grants
 }
 
-// childReport is the report of a process at its end.
+// childReport is what a process reports: first that it is ready, and at its end the rest.
 type childReport struct {
+	Ready                       bool
 	Decided, Decisions, Granted int64
 	Errors                      int64
 	FirstErr                    string
 	Trips, Statements, Retries  int64
 	Elapsed                     time.Duration
 	Latency                     []byte // a histogram, encoded
-	Served                      []curve.Served
 }
 
-const ready = "ready\n"
-
 // runChild is such a process.
-func runChild(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
-	in := json.NewDecoder(stdin)
+func runChild(ctx context.Context) error {
 	var task childTask
-	if err := in.Decode(&task); err != nil {
-		return fmt.Errorf("reading the task: %w", err)
+	begin, journal, err := lab.Task(ctx, &task)
+	if err != nil {
+		return err
 	}
 	e, err := task.attach()
 	if err != nil {
 		return err
 	}
 	defer e.postgres.closePools()
-	c, err := implementations[task.Impl](ctx, e, task.workload())
+	c, err := implementations[task.Impl](ctx, e, workload{limit: task.Limit, keys: []string{task.Key}})
 	if err != nil {
 		return err
 	}
@@ -71,25 +60,12 @@ func runChild(ctx context.Context, stdin io.Reader, stdout io.Writer) error {
 	if err := task.connect(ctx, e); err != nil {
 		return err
 	}
-	if _, err := io.WriteString(stdout, ready); err != nil {
-		return err
-	}
-	var begin bool
-	if err := in.Decode(&begin); err != nil {
-		return fmt.Errorf("waiting for the others: %w", err)
-	}
-	var served recorder
-	if task.Record {
-		c.decide = served.of(c.decide)
-	}
+	journal.Write(childReport{Ready: true})
+	<-begin.Done()
 	r := round{contender: c, keys: []string{task.Key}, goroutines: task.Callers, warmUp: task.WarmUp, duration: task.Round, seed: task.Seed}
 	report, err := newChildReport(r.run(ctx, e.counts(task.Impl)))
-	report.Served = served.served
-	return errors.Join(err, json.NewEncoder(stdout).Encode(report))
-}
-
-func (task *childTask) workload() workload {
-	return workload{limit: task.Limit, keys: []string{task.Key}}
+	journal.Write(report)
+	return err
 }
 
 // attach is the servers, of which this process starts none.
@@ -124,25 +100,6 @@ func (task *childTask) connect(ctx context.Context, e *env) error {
 	return nil
 }
 
-// recorder notes grants, each with the instants between which it was made.
-type recorder struct {
-	mu     sync.Mutex
-	served []curve.Served
-}
-
-func (r *recorder) of(decide func(context.Context, string) (bool, error)) func(context.Context, string) (bool, error) {
-	return func(ctx context.Context, key string) (bool, error) {
-		from := time.Now()
-		granted, err := decide(ctx, key)
-		if granted && err == nil {
-			r.mu.Lock()
-			defer r.mu.Unlock()
-			r.served = append(r.served, curve.Served{From: from, To: time.Now(), Count: 1})
-		}
-		return granted, err
-	}
-}
-
 func newChildReport(s *sample) (r childReport, err error) {
 	r = childReport{
 		Decided: s.decided, Decisions: s.decisions, Granted: s.granted, Errors: s.errors,
@@ -170,93 +127,46 @@ func (r *childReport) sample() (*sample, error) {
 	return s, err
 }
 
-// child is a process that was started.
-type child struct {
-	cmd    *exec.Cmd
-	stdin  io.WriteCloser
-	tell   *json.Encoder
-	stdout io.ReadCloser
-}
-
-func startChild(ctx context.Context, task *childTask) (c *child, err error) {
-	self, err := os.Executable()
-	if err != nil {
-		return nil, err
-	}
-	c = &child{cmd: exec.CommandContext(ctx, self)}
-	c.cmd.Env = append(os.Environ(), childVariable+"=1")
-	c.cmd.Stderr = os.Stderr
-	if c.stdin, err = c.cmd.StdinPipe(); err != nil {
-		return nil, err
-	}
-	if c.stdout, err = c.cmd.StdoutPipe(); err != nil {
-		return nil, err
-	}
-	if err := c.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("starting another process: %w", err)
-	}
-	c.tell = json.NewEncoder(c.stdin)
-	return c, c.tell.Encode(task)
-}
-
-// waitUntilReady returns when the process is, or has ended before.
-func (c *child) waitUntilReady() error {
-	got := make([]byte, len(ready))
-	if _, err := io.ReadFull(c.stdout, got); err != nil || string(got) != ready {
-		return fmt.Errorf("a process was not ready: %q, %w", got, errors.Join(err, c.end()))
-	}
-	return nil
-}
-
-// report has the process end, and returns its report.
-func (c *child) report() (r childReport, err error) {
-	err = json.NewDecoder(c.stdout).Decode(&r)
-	return r, errors.Join(err, c.end())
-}
-
-func (c *child) end() error {
-	return errors.Join(c.stdin.Close(), c.cmd.Wait())
-}
-
 // crowd is processes, and goroutines in each.
 type crowd struct{ processes, callers int }
 
 func (c crowd) String() string { return fmt.Sprintf("%d × %d", c.processes, c.callers) }
 
-// run has the processes of a crowd do a task at the same time, on some processors.
-func (c crowd) run(ctx context.Context, on *processors, task childTask) ([]childReport, error) {
-	ctx, cancel := context.WithCancel(ctx) // which ends those that are left when one fails
+// run runs a task in the processes of a crowd at the same time, on some processors.
+func (c crowd) run(ctx context.Context, on *processors, task childTask) (reports []childReport, err error) {
+	ctx, cancel := context.WithCancel(ctx) // it ends the others when one fails
 	defer cancel()
 	task.Callers = c.callers
-	children := make([]*child, c.processes)
-	err := on.run(func() (err error) {
-		for i := range children {
+	var (
+		mu       sync.Mutex
+		ready    int
+		children []*lab.Child
+	)
+	read := lab.Reading(&mu, func(r childReport) {
+		if r.Ready {
+			ready++
+		} else {
+			reports = append(reports, r)
+		}
+	})
+	err = on.run(func() error {
+		for i := range c.processes {
 			task.Seed = uint64(i)
-			if children[i], err = startChild(ctx, &task); err != nil {
+			child, err := lab.Start(ctx, task, read)
+			if err != nil {
 				return err
 			}
+			children = append(children, child)
 		}
 		return nil
 	})
-	if err != nil {
-		return nil, err
+	lab.AtWork(children)
+	mu.Lock()
+	if ready < c.processes {
+		cancel()
+		err = errors.Join(err, fmt.Errorf("%d of %d processes were ready", ready, c.processes))
 	}
-	for _, child := range children {
-		if err := child.waitUntilReady(); err != nil {
-			return nil, err
-		}
-	}
-	for _, child := range children {
-		if err := child.tell.Encode(true); err != nil {
-			return nil, err
-		}
-	}
-	reports := make([]childReport, len(children))
-	faults := make([]error, len(children))
-	var wg sync.WaitGroup
-	for i, child := range children {
-		wg.Go(func() { reports[i], faults[i] = child.report() })
-	}
-	wg.Wait()
-	return reports, errors.Join(faults...)
+	mu.Unlock()
+	err = errors.Join(append(lab.End(children), err)...)
+	return reports, err
 }

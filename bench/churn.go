@@ -27,10 +27,9 @@ type churnResult struct {
 
 // measureChurn measures one implementation after another, each on an empty
 // table.
-func measureChurn(ctx context.Context, e *env, o options, jobs []job, p *progress) ([]result, error) {
+func measureChurn(ctx context.Context, e *env, o options, jobs []job) ([]result, error) {
 	var results []result
 	for _, j := range jobs {
-		p.step(j)
 		if _, err := e.postgres.many.Exec(ctx, "TRUNCATE rate_limits"); err != nil {
 			return nil, fmt.Errorf("emptying the table: %w", err)
 		}

@@ -17,12 +17,8 @@ type comparison struct {
 	round  time.Duration
 }
 
-func parseComparison(name, help string, round time.Duration, args []string, stderr io.Writer) (comparison, error) {
-	return parseComparisonWith(name, help, round, args, stderr, func(*flag.FlagSet) {})
-}
-
-// parseComparisonWith is parseComparison with more flags.
-func parseComparisonWith(name, help string, round time.Duration, args []string, stderr io.Writer, more func(*flag.FlagSet)) (c comparison, err error) {
+// parseComparison parses the arguments of a comparison, which may have more flags.
+func parseComparison(name, help string, round time.Duration, args []string, stderr io.Writer, more ...func(*flag.FlagSet)) (c comparison, err error) {
 	flags := flag.NewFlagSet("bench "+name, flag.ContinueOnError)
 	flags.SetOutput(stderr)
 	flags.Usage = func() {
@@ -32,7 +28,9 @@ func parseComparisonWith(name, help string, round time.Duration, args []string, 
 	flags.StringVar(&c.file, "plot", "", "draw the results into this `file`, as SVG")
 	flags.IntVar(&c.rounds, "rounds", 5, "how often each measurement is made")
 	flags.DurationVar(&c.round, "round", round, "how long one takes")
-	more(flags)
+	for _, add := range more {
+		add(flags)
+	}
 	if err := flags.Parse(args); err != nil {
 		return c, err
 	}

@@ -3,258 +3,175 @@ package main
 import (
 	"fmt"
 	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/lab"
 )
 
-// criterion is something that a run must show.
-type criterion struct {
-	claim   string // in words
-	what    string // the figure that shows it
-	wanted  string
-	got     string // "" when it was not measured
-	verdict string
+// measure is a figure of a result, often beside another.
+type measure struct {
+	name string // behind that of the implementation
+	of   func(a, b *result) float64
 }
 
-// check returns the verdict of the results on each criterion.
-func check(results []result) []criterion {
-	c := checker{results: results}
-	c.redis()
-	c.lone()
-	c.escrowed()
-	c.escrowedTx()
-	c.portable()
-	c.bound()
-	c.sharded()
-	c.unsharded()
-	c.flood()
-	c.churned()
-	c.neverOver()
-	c.locked()
-	return c.found
-}
-
-type checker struct {
-	results []result
-	claim   string // that is judged
-	found   []criterion
-}
-
-// find returns nil for jobs that were measured with network before the servers only: the
-// figures wanted are those of one machine.
-func (c *checker) find(name string, goroutines int, impl string) *result {
-	for i := range c.results {
-		r := &c.results[i]
-		if r.name == name && r.goroutines == goroutines && r.impl == impl && r.network == 0 {
-			return r
-		}
-	}
-	return nil
-}
-
-func (c *checker) add(what, wanted, got string, ok bool) {
-	verdict := "no"
-	if ok {
-		verdict = "yes"
-	}
-	c.found = append(c.found, criterion{c.claim, what, wanted, got, verdict})
-}
-
-func (c *checker) missing(what, wanted string) {
-	c.found = append(c.found, criterion{c.claim, what, wanted, "-", "not measured"})
-}
-
-func (c *checker) atLeast(what string, got, wanted float64) {
-	c.add(what, fmt.Sprintf("≥ %g", wanted), fmt.Sprintf("%.2f", got), got >= wanted)
-}
-
-func (c *checker) atMost(what string, got, wanted float64) {
-	c.add(what, fmt.Sprintf("≤ %g", wanted), fmt.Sprintf("%.2f", got), got <= wanted)
-}
+var (
+	pace       = measure{"", throughput}
+	lone       = measure{", time of a call", func(a, b *result) float64 { return throughput(b, a) }} // the inverse of one goroutine's pace
+	p99        = measure{", p99", func(a, b *result) float64 { return float64(a.p99) / float64(b.p99) }}
+	inTurn     = measure{", p99 of the time of 64 calls", func(a, b *result) float64 { return a.p99.Seconds() * b.opsPerSec / busy }}
+	perSecond  = measure{", a second", func(a, _ *result) float64 { return a.opsPerSec }}
+	p50        = measure{", p50 in µs", func(a, _ *result) float64 { return micros(a.p50) }}
+	statements = measure{", statements a second", func(a, _ *result) float64 { return a.statements }}
+	retries    = measure{", retries a transaction", func(a, _ *result) float64 { return a.perDecision }}
+	hot        = measure{", HOT updates in %", func(a, _ *result) float64 { return a.churn.hotPercent }}
+	growth     = measure{", size at the end of that early on", func(a, _ *result) float64 {
+		return float64(a.churn.endBytes) / float64(a.churn.firstBytes)
+	}}
+)
 
 // throughput returns the ratio of a's to b's, round by round, so that changes from round to
 // round affect both.
-func throughput(a, b *result) float64 {
-	ratios := make([]float64, min(len(a.rounds), len(b.rounds)))
+func throughput(a, b *result) float64 { return ratio(a.rounds, b.rounds) }
+
+// ratio is the median of a's to b's, round by round.
+func ratio[T float64 | time.Duration](a, b []T) float64 {
+	ratios := make([]float64, min(len(a), len(b)))
 	for i := range ratios {
-		ratios[i] = a.rounds[i] / b.rounds[i]
+		ratios[i] = float64(a[i]) / max(float64(b[i]), 1e-9)
 	}
 	return median(ratios)
-}
-
-func (c *checker) redis() {
-	c.claim = "Where many ask, decisions keep up with a script in Redis, and on one key are ahead of it"
-	c.ratio(grantedOneKey, 64, oursCombined, goRedisLua, 1.5)
-	c.ratio(grantedOneKey, 64, oursCombined, rueidisLua, 1)
-	c.ratio(grantedOneKey, 256, oursCombined, goRedisLua, 4)
-	c.ratio(grantedOneKey, 256, oursCombined, rueidisLua, 2)
-	c.ratio(granted10k, 64, oursCombined, goRedisLua, 1)
-	c.ratio(granted10k, 256, oursCombined, rueidisLua, 1)
-}
-
-// ratio wants impl to be so many times as fast as another.
-func (c *checker) ratio(name string, goroutines int, impl, other string, wanted float64) {
-	what := fmt.Sprintf("%s, %s: %s / %s", name, plural(goroutines, "goroutine"), impl, other)
-	a, b := c.find(name, goroutines, impl), c.find(name, goroutines, other)
-	if a == nil || b == nil {
-		c.missing(what, fmt.Sprintf("≥ %g", wanted))
-		return
-	}
-	c.atLeast(what, throughput(a, b), wanted)
-}
-
-// lone compares times, which are the inverse of one goroutine's throughput.
-func (c *checker) lone() {
-	c.claim = "A call that meets no other takes little longer than the UPDATE of a row"
-	const what = grantedOneKey + ", 1 goroutine: time of " + oursCombined + " / " + plainUpdate
-	a, b := c.find(grantedOneKey, 1, oursCombined), c.find(grantedOneKey, 1, plainUpdate)
-	if a == nil || b == nil {
-		c.missing(what, "≤ 1.15")
-		return
-	}
-	c.atMost(what, throughput(b, a), 1.15)
-}
-
-func (c *checker) sharded() {
-	c.claim = "Over 32 shards a limit leaves transactions most of their pace, and has none run again"
-	const what = txOneKey + ", 64 goroutines, 32 shards: "
-	ours, none := c.find(txOneKey, busy, oursTx32), c.find(txOneKey, busy, noLimit)
-	if ours == nil || none == nil {
-		c.missing(what+"ours / "+noLimit, "≥ 0.8")
-		return
-	}
-	c.atLeast(what+"ours / "+noLimit, throughput(ours, none), 0.8)
-	c.atMost(what+"p99 of ours / "+noLimit, float64(ours.p99)/float64(none.p99), 2)
-	c.atMost(what+"retries", ours.perDecision, 0)
-}
-
-func (c *checker) escrowed() {
-	c.claim = "What was taken ahead is handed out from memory, and the servers are seldom asked"
-	const what = grantedOneKey + ", 64 goroutines, escrow: "
-	if r := c.find(grantedOneKey, busy, oursEscrow); r == nil {
-		c.missing(what+"a second", "≥ 5,000,000")
-		c.missing(what+"p50", "< 1 µs")
-		c.missing(what+"statements a second", seldom)
-	} else {
-		c.add(what+"a second", "≥ 5,000,000", thousands(r.opsPerSec), r.opsPerSec >= 5e6)
-		c.add(what+"p50", "< 1 µs", latency(r.p50), r.p50 < time.Microsecond)
-		c.seldom(what, r)
-	}
-	c.ratio(grantedOneKey, busy, oursEscrow, rueidisLua, 40)
-	c.ratio(grantedOneKey, 1, oursEscrow, rueidisLua, 50)
-	c.ratio(granted10k, busy, oursEscrow, oursCombined, 0.95)
-}
-
-func (c *checker) escrowedTx() {
-	c.claim = "Transactions whose token was taken ahead go on as if there were no limit"
-	const what = txOneKey + ", 64 goroutines, escrow: "
-	c.ratio(txOneKey, busy, oursTxEscrow, noLimit, 0.97)
-	ours, none := c.find(txOneKey, busy, oursTxEscrow), c.find(txOneKey, busy, noLimit)
-	if ours == nil || none == nil {
-		c.missing(what+"p99 / "+noLimit, "≤ 1.1")
-		c.missing(what+"retries", "≤ 0")
-		return
-	}
-	c.atMost(what+"p99 / "+noLimit, float64(ours.p99)/float64(none.p99), 1.1)
-	c.atMost(what+"retries", ours.perDecision, 0)
-}
-
-func (c *checker) portable() {
-	c.claim = "On what distributes PostgreSQL, calls for one row share statements as well"
-	c.ratio(grantedOneKey, busy, oursPortable, oneUpsert, 10)
-}
-
-func (c *checker) bound() {
-	c.claim = "Where every decision writes a row of its own, most of the time is the server's"
-	c.ratio(granted10k, busy, oursCombined, serverBound, 0.85)
-	c.ratio(granted10k, 256, oursCombined, serverBound, 0.85)
-}
-
-func (c *checker) unsharded() {
-	c.claim = "Transactions that share a row go on at the pace of a lone one, in turn, and none runs again"
-	const what = txOneKey + ", 64 goroutines, 1 row: "
-	many, one := c.find(txOneKey, busy, oursTx), c.find(txOneKey, 1, oursTx)
-	if many == nil || one == nil {
-		c.missing(what+"64 goroutines / 1", "≥ 0.85")
-		return
-	}
-	c.atLeast(what+"64 goroutines / 1", throughput(many, one), 0.85)
-	c.atMost(what+"retries", many.perDecision, 0)
-	lone := time.Duration(float64(time.Second) / one.opsPerSec)
-	c.atMost(what+"p99 / (64 · a lone transaction's time)", float64(many.p99)/float64(busy*lone), 2)
-}
-
-func (c *checker) flood() {
-	c.claim = "A flood that is refused from memory is two million a second, and the server is seldom asked"
-	const what = refusedOneKey + ", 64 goroutines, escrow: "
-	r := c.find(refusedOneKey, busy, oursEscrow)
-	if r == nil {
-		c.missing(what+"a second", "≥ 2,000,000")
-		c.missing(what+"statements a second", seldom)
-		return
-	}
-	c.add(what+"a second", "≥ 2,000,000", thousands(r.opsPerSec), r.opsPerSec >= 2e6)
-	c.seldom(what, r)
 }
 
 // mostAsked is how many statements a second a key is to cost that is decided from memory:
 // four while that lasts.
 const mostAsked = 4 * float64(time.Second) / float64(escrow)
 
-var seldom = fmt.Sprintf("≤ %g", mostAsked)
-
-func (c *checker) seldom(what string, r *result) {
-	c.add(what+"statements a second", seldom, thousands(r.statements), r.statements <= mostAsked)
+// criteria are what a run must show, each with its bound. other, if it is not "", is what impl is
+// compared with, in as many goroutines or in one.
+//
+// There is no bound for how many updates of one statement each are HOT: those that wait for a row,
+// or for the processor, see it as it was before, and keep the versions since then from being
+// cleared away. That is some 99.4 % over minutes, and by chance in a second.
+var criteria = []struct {
+	claim       string // "" for that of the line before
+	name        string
+	goroutines  int
+	impl, other string
+	measure     measure
+	least, most float64 // one of them; 0 for none, but for a most of 0
+	others      int     // 0 for as many
+}{
+	{"Where many ask, decisions keep up with a script in Redis, and on one key are ahead of it", grantedOneKey, busy, oursCombined, goRedisLua, pace, 1.5, 0, 0},
+	{"", grantedOneKey, busy, oursCombined, rueidisLua, pace, 1, 0, 0},
+	{"", grantedOneKey, 256, oursCombined, goRedisLua, pace, 4, 0, 0},
+	{"", grantedOneKey, 256, oursCombined, rueidisLua, pace, 2, 0, 0},
+	{"", granted10k, busy, oursCombined, goRedisLua, pace, 1, 0, 0},
+	{"", granted10k, 256, oursCombined, rueidisLua, pace, 1, 0, 0},
+	{"A call that meets no other takes little longer than the UPDATE of a row", grantedOneKey, 1, oursCombined, plainUpdate, lone, 0, 1.15, 0},
+	{"What was taken ahead is handed out from memory, and the servers are seldom asked", grantedOneKey, busy, oursEscrow, "", perSecond, 5e6, 0, 0},
+	{"", grantedOneKey, busy, oursEscrow, "", p50, 0, 1, 0},
+	{"", grantedOneKey, busy, oursEscrow, "", statements, 0, mostAsked, 0},
+	{"", grantedOneKey, busy, oursEscrow, rueidisLua, pace, 40, 0, 0},
+	{"", grantedOneKey, 1, oursEscrow, rueidisLua, pace, 50, 0, 0},
+	{"", granted10k, busy, oursEscrow, oursCombined, pace, 0.95, 0, 0},
+	{"Transactions whose token was taken ahead go on as if there were no limit", txOneKey, busy, oursTxEscrow, noLimit, pace, 0.97, 0, 0},
+	{"", txOneKey, busy, oursTxEscrow, noLimit, p99, 0, 1.1, 0},
+	{"", txOneKey, busy, oursTxEscrow, "", retries, 0, 0, 0},
+	{"On what distributes PostgreSQL, calls for one row share statements as well", grantedOneKey, busy, oursPortable, oneUpsert, pace, 10, 0, 0},
+	{"Where every decision writes a row of its own, most of the time is the server's", granted10k, busy, oursCombined, serverBound, pace, 0.85, 0, 0},
+	{"", granted10k, 256, oursCombined, serverBound, pace, 0.85, 0, 0},
+	{"Over 32 shards a limit leaves transactions most of their pace, and has none run again", txOneKey, busy, oursTx32, noLimit, pace, 0.8, 0, 0},
+	{"", txOneKey, busy, oursTx32, noLimit, p99, 0, 2, 0},
+	{"", txOneKey, busy, oursTx32, "", retries, 0, 0, 0},
+	{"Transactions that share a row go on at the pace of a lone one, in turn, and none runs again", txOneKey, busy, oursTx, oursTx, pace, 0.85, 0, 1},
+	{"", txOneKey, busy, oursTx, "", retries, 0, 0, 0},
+	{"", txOneKey, busy, oursTx, oursTx, inTurn, 0, 2, 1},
+	{"A flood that is refused from memory is two million a second, and the server is seldom asked", refusedOneKey, busy, oursEscrow, "", perSecond, 2e6, 0, 0},
+	{"", refusedOneKey, busy, oursEscrow, "", statements, 0, mostAsked, 0},
+	{"The table stays small: its updates are HOT, and it does not go on growing", churnOneKey, busy, oursCombined, "", hot, 99, 0, 0},
+	{"", churnOneKey, busy, oursCombined, "", growth, 0, 2, 0},
+	{"", churnOneKey, busy, oneUpsert, "", growth, 0, 2, 0},
+	{"", churn10k, busy, oursCombined, "", hot, 99, 0, 0},
+	{"", churn10k, busy, oursCombined, "", growth, 0, 2, 0},
+	{"", churn10k, busy, oneUpsert, "", growth, 0, 2, 0},
 }
 
-// churned makes no claim of how many updates are HOT of one statement each: those that wait
-// for a row, or for the processor, see it as it was before, and keep the versions since then
-// from being cleared away. That is some 99.4 % over minutes, and by chance in a second.
-func (c *checker) churned() {
-	c.claim = "The table stays small: its updates are HOT, and it does not go on growing"
-	for _, name := range []string{churnOneKey, churn10k} {
-		for _, impl := range []string{oursCombined, oneUpsert} {
-			what := name + ", " + impl + ": "
-			r := c.find(name, busy, impl)
-			if r == nil {
-				c.missing(what+"size at end / early", "≤ 2")
-				continue
+// checker judges figures by their bounds.
+type checker struct{ lab.Findings }
+
+func (c *checker) atLeast(what string, got, wanted float64) {
+	c.Add(what, rounded(got), atLeast(wanted), got >= wanted)
+}
+
+func (c *checker) atMost(what string, got, wanted float64) {
+	c.Add(what, rounded(got), atMost(wanted), got <= wanted)
+}
+
+func atLeast(wanted float64) string { return "at least " + rounded(wanted) }
+func atMost(wanted float64) string  { return "at most " + rounded(wanted) }
+
+func rounded(v float64) string {
+	if v >= 1000 {
+		return thousands(v)
+	}
+	return fmt.Sprintf("%.2f", v)
+}
+
+// check returns the verdict of the results on each criterion.
+func check(results []result) *lab.Findings {
+	find := func(name string, goroutines int, impl string) *result {
+		for i := range results {
+			// The figures wanted are those of one machine.
+			if r := &results[i]; r.name == name && r.goroutines == goroutines && r.impl == impl && r.network == 0 {
+				return r
 			}
-			if impl == oursCombined {
-				c.add(what+"HOT updates", "> 99 %", fmt.Sprintf("%.2f %%", r.churn.hotPercent), r.churn.hotPercent > 99)
-			}
-			c.atMost(what+"size at end / early", float64(r.churn.endBytes)/float64(r.churn.firstBytes), 2)
+		}
+		return nil
+	}
+	var c checker
+	for _, line := range criteria {
+		if line.claim != "" {
+			c.Claim = line.claim
+		}
+		what := fmt.Sprintf("%s, %s: %s%s", line.name, plural(line.goroutines, "goroutine"), line.impl, line.measure.name)
+		a := find(line.name, line.goroutines, line.impl)
+		b := a
+		switch {
+		case line.others > 0:
+			what += " / in " + plural(line.others, "goroutine")
+			b = find(line.name, line.others, line.other)
+		case line.other != "":
+			what += " / " + line.other
+			b = find(line.name, line.goroutines, line.other)
+		}
+		switch measured := a != nil && b != nil; {
+		case !measured && line.least > 0:
+			c.Miss(what, atLeast(line.least))
+		case !measured:
+			c.Miss(what, atMost(line.most))
+		case line.least > 0:
+			c.atLeast(what, line.measure.of(a, b), line.least)
+		default:
+			c.atMost(what, line.measure.of(a, b), line.most)
 		}
 	}
+	c.neverOver(results)
+	return &c.Findings
 }
 
 // neverOver is for all that claim to be correct.
-func (c *checker) neverOver() {
-	c.claim = "Nobody grants too many, but for the races that are there to show it"
+func (c *checker) neverOver(results []result) {
+	c.Claim = "Nobody grants too many, but for the races that are there to show it"
 	const what = "granted too many, by all but the races"
 	measured, tooMany := false, int64(0)
-	for _, r := range c.results {
-		if r.bound != nil && correct[r.impl] {
+	for _, r := range results {
+		if r.bound != nil && r.impl != readCommitted {
 			measured = true
 			tooMany += max(0, r.granted-*r.bound)
 		}
 	}
 	if !measured {
-		c.missing(what, "0")
+		c.Miss(what, "0")
 		return
 	}
-	c.add(what, "0", fmt.Sprint(tooMany), tooMany == 0)
-}
-
-func (c *checker) locked() {
-	c.claim = "Rows that a transaction holds keep nobody waiting who asks for other keys"
-	calm := c.find(lockedRow, busy, oursUndisturbed)
-	for _, impl := range []string{oursLocked1, oursLocked7, escrowLocked7} {
-		what := lockedRow + ", " + impl + ": "
-		r := c.find(lockedRow, busy, impl)
-		if r == nil || calm == nil {
-			c.missing(what+"p99 / with none", "≤ 2")
-			continue
-		}
-		c.atMost(what+"p99 / with none", float64(r.p99)/float64(calm.p99), 2)
-		c.add(what+"too late", "0", fmt.Sprint(r.late), r.late == 0)
-	}
+	c.Zero(what, int(tooMany))
 }

@@ -5,19 +5,23 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"github.com/pgratelimit/ratelimit/internal/lab"
 )
 
 // writeDocs writes the claims of a run, and its whole output, between the marked lines of
 // docs/benchmark.md.
-func writeDocs(dir, report string, checks []criterion) error {
+func writeDocs(dir, report string, checks *lab.Findings) error {
 	file := filepath.Join(dir, "docs", "benchmark.md")
 	text, err := os.ReadFile(file)
 	if err != nil {
 		return fmt.Errorf("reading what to write into: %w", err)
 	}
 	page := string(text)
+	var table strings.Builder
+	checks.Markdown(&table)
 	for _, section := range []struct{ name, text string }{
-		{"claims", claims(checks)},
+		{"claims", table.String()},
 		{"run", "```\n" + strings.Trim(report, "\n") + "\n```\n"},
 	} {
 		if page, err = replaceSection(page, section.name, section.text); err != nil {
@@ -39,17 +43,4 @@ func replaceSection(page, name, text string) (string, error) {
 		return "", fmt.Errorf("there are no lines <!-- bench: %s --> and <!-- end -->", name)
 	}
 	return head + "<!-- bench: " + name + " -->\n" + text + "<!-- end -->\n" + tail, nil
-}
-
-// claims returns a table of the criteria and of the run's figures.
-func claims(checks []criterion) string {
-	var b strings.Builder
-	b.WriteString("| | wanted | got | |\n|---|---|---|---|\n")
-	for i, c := range checks {
-		if i == 0 || c.claim != checks[i-1].claim {
-			fmt.Fprintf(&b, "| **%s** | | | |\n", c.claim)
-		}
-		fmt.Fprintf(&b, "| %s | %s | %s | %s |\n", c.what, c.wanted, c.got, c.verdict)
-	}
-	return b.String()
 }

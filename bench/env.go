@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
-	"slices"
 	"time"
 
 	"github.com/pgratelimit/ratelimit/internal/machine"
@@ -95,6 +94,5 @@ func syncTime() (time.Duration, error) {
 		}
 		times[i] = time.Since(start)
 	}
-	slices.Sort(times)
-	return times[len(times)/2], nil
+	return median(times), nil
 }

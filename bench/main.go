@@ -17,6 +17,8 @@ import (
 	"runtime/pprof"
 	"syscall"
 	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/lab"
 )
 
 const help = `Usage: go run ./bench [flags]
@@ -47,11 +49,6 @@ What is measured:
   churn-one-key, churn-10k-keys       a million decisions: does the table stay
                                       small, and are its updates HOT? It is
                                       vacuumed each minute; early is after two
-  locked-row                          64 goroutines ask for 1,000 keys, while a
-                                      transaction holds the rows of one or seven
-                                      others, each of which one call waits for;
-                                      too late are calls without an answer after
-                                      400 ms, which count as so long in p50, p99
   granted-one-key-1ms, tx-one-key-1ms as above, with 1 ms of network before the
                                       servers: see --network
 
@@ -74,7 +71,7 @@ without is measured and printed. The proxy needs the processor, too.
 
 "bench windows" is another comparison, of kinds of limits: see "bench windows -h". "bench
 escrow" is one of lengths of pgstore.Config.Escrow, "bench processes" of numbers of
-processes, and "bench slots" of limits of how many at once.
+processes, and "bench permits" of limits of how many at once.
 
 Flags:
 `
@@ -82,8 +79,8 @@ Flags:
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	var err error
-	if os.Getenv(childVariable) != "" {
-		err = runChild(ctx, os.Stdin, os.Stdout)
+	if lab.IsChild() {
+		err = runChild(ctx)
 	} else {
 		err = run(ctx, os.Args[1:], os.Stdout, os.Stderr)
 	}
@@ -187,7 +184,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) error {
 			return runTrade(ctx, args[1:], stdout, stderr)
 		case "processes":
 			return runProcesses(ctx, args[1:], stdout, stderr)
-		case "slots":
+		case "permits":
 			return runPermits(ctx, args[1:], stdout, stderr)
 		}
 	}
@@ -233,7 +230,7 @@ func runWith(ctx context.Context, o options, stdout, stderr io.Writer) (err erro
 		return err
 	}
 	defer func() { err = errors.Join(err, stopProfile()) }()
-	results, err := measureAll(ctx, e, o, jobs, newProgress(stderr))
+	results, err := measureAll(ctx, e, o, jobs, stderr)
 	if err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"io"
 	"math/rand/v2"
 	"runtime"
 	"slices"
@@ -23,7 +24,6 @@ type result struct {
 	granted     int64
 	bound       *int64 // of granted; nil where it is of no interest
 	decisions   int64
-	late        int64 // without an answer within patience
 	errors      int64
 	firstErr    error
 	rounds      []float64 // decisions a second, by round
@@ -37,7 +37,7 @@ type sample struct {
 	tally          // after it, too
 	errors   int64 // in the warm-up, too
 	firstErr error
-	latency  *hdrhistogram.Histogram // nanoseconds; calls that gave up waited at least as long
+	latency  *hdrhistogram.Histogram // nanoseconds
 	elapsed  time.Duration           // until the last answer
 	counts   snapshot
 }
@@ -66,26 +66,8 @@ type round struct {
 	goroutines int
 	warmUp     time.Duration
 	duration   time.Duration
-	patience   time.Duration // after which a call gives up; 0 is never
-	enough     int64         // decisions of each goroutine without which it goes on
+	enough     int64 // decisions of each goroutine without which it goes on
 	seed       uint64
-}
-
-// runDisturbed is run with the contender's disturbance, if it has one. A fault of that counts
-// as an error, too.
-func (r *round) runDisturbed(ctx context.Context, c *counts) (*sample, error) {
-	if r.contender.disturb == nil {
-		return r.run(ctx, c), nil
-	}
-	end, err := r.contender.disturb(ctx)
-	if err != nil {
-		return nil, err
-	}
-	s := r.run(ctx, c)
-	if err := end(); err != nil {
-		s.fail(err)
-	}
-	return s, nil
 }
 
 func (r *round) run(ctx context.Context, c *counts) *sample {
@@ -141,10 +123,10 @@ func (r *round) ask(ctx context.Context, start time.Time, i uint64, s *sample) {
 			if len(r.keys) > 1 {
 				key = r.keys[random.IntN(len(r.keys))]
 			}
-			granted, late, err := r.decide(ctx, key)
+			granted, err := r.contender.decide(ctx, key)
 			switch {
 			case err == nil:
-				t.count(granted, late)
+				t.count(granted)
 			case ctx.Err() != nil:
 				return
 			default:
@@ -158,7 +140,7 @@ func (r *round) ask(ctx context.Context, start time.Time, i uint64, s *sample) {
 			s.tally.add(t)
 			_ = s.latency.RecordValues(min(int64(now-begun), longest), t.decisions) // an error is out of range only
 			if now <= end || r.enough > 0 {
-				s.decided += t.decisions - t.late
+				s.decided += t.decisions
 			}
 		}
 		if stride = 1; now-begun < soon {
@@ -167,30 +149,12 @@ func (r *round) ask(ctx context.Context, start time.Time, i uint64, s *sample) {
 	}
 }
 
-// decide asks once. No answer within the round's patience is no error.
-func (r *round) decide(ctx context.Context, key string) (granted, late bool, err error) {
-	if r.patience == 0 {
-		granted, err = r.contender.decide(ctx, key)
-		return granted, false, err
-	}
-	call, cancel := context.WithTimeout(ctx, r.patience)
-	defer cancel()
-	granted, err = r.contender.decide(call, key)
-	if err != nil && call.Err() != nil && ctx.Err() == nil {
-		return false, true, nil
-	}
-	return granted, false, err
-}
-
 // tally is the outcomes of some decisions.
-type tally struct{ decisions, granted, late int64 }
+type tally struct{ decisions, granted int64 }
 
-func (t *tally) count(granted, late bool) {
+func (t *tally) count(granted bool) {
 	t.decisions++
-	switch {
-	case late:
-		t.late++
-	case granted:
+	if granted {
 		t.granted++
 	}
 }
@@ -198,7 +162,6 @@ func (t *tally) count(granted, late bool) {
 func (t *tally) add(other tally) {
 	t.decisions += other.decisions
 	t.granted += other.granted
-	t.late += other.late
 }
 
 func (s *sample) fail(err error) {
@@ -207,31 +170,30 @@ func (s *sample) fail(err error) {
 }
 
 // measureAll measures the jobs, case by case.
-func measureAll(ctx context.Context, e *env, o options, jobs []job, p *progress) ([]result, error) {
+func measureAll(ctx context.Context, e *env, o options, jobs []job, stderr io.Writer) ([]result, error) {
 	if e.redis == nil {
 		jobs = slices.DeleteFunc(slices.Clone(jobs), func(j job) bool { return needsRedis[j.impl] })
 	}
-	p.total(jobs, o)
-	defer p.clear()
 	var results []result
 	for len(jobs) > 0 {
 		n := slices.IndexFunc(jobs, func(j job) bool { return j.name != jobs[0].name })
 		if n < 0 {
 			n = len(jobs)
 		}
-		found, err := measureCase(ctx, e, o, jobs[:n], p)
+		begun := time.Now()
+		found, err := measureCase(ctx, e, o, jobs[:n])
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", jobs[0].name, err)
 		}
 		results = append(results, found...)
-		p.caseDone(jobs[0].name)
+		fmt.Fprintf(stderr, "bench: %s took %v\n", jobs[0].name, time.Since(begun).Round(100*time.Millisecond))
 		jobs = jobs[n:]
 	}
 	return results, nil
 }
 
 // measureCase measures jobs of one case.
-func measureCase(ctx context.Context, e *env, o options, jobs []job, p *progress) ([]result, error) {
+func measureCase(ctx context.Context, e *env, o options, jobs []job) ([]result, error) {
 	if wanted := jobs[0].network; wanted > 0 {
 		far, err := e.behind(ctx, wanted)
 		if err != nil {
@@ -240,7 +202,7 @@ func measureCase(ctx context.Context, e *env, o options, jobs []job, p *progress
 		defer far.network.close()
 		e = far
 	}
-	results, err := measureOn(ctx, e, o, jobs, p)
+	results, err := measureOn(ctx, e, o, jobs)
 	for i := range results {
 		results[i].behind = e.network
 	}
@@ -248,9 +210,9 @@ func measureCase(ctx context.Context, e *env, o options, jobs []job, p *progress
 }
 
 // measureOn measures jobs of one case on these servers.
-func measureOn(ctx context.Context, e *env, o options, jobs []job, p *progress) ([]result, error) {
+func measureOn(ctx context.Context, e *env, o options, jobs []job) ([]result, error) {
 	if jobs[0].kind == kindChurn {
-		return measureChurn(ctx, e, o, jobs, p)
+		return measureChurn(ctx, e, o, jobs)
 	}
 	contenders, err := open(ctx, e, jobs)
 	defer closeAll(contenders)
@@ -267,20 +229,13 @@ func measureOn(ctx context.Context, e *env, o options, jobs []job, p *progress) 
 	for n := range o.rounds {
 		for _, i := range order(n, len(jobs)) {
 			j := jobs[i]
-			p.step(j)
 			r := &round{
 				contender: contenders[j.impl], keys: j.workload(j.impl).keys, goroutines: j.goroutines,
 				warmUp: o.warmUp, duration: o.round, seed: uint64(n),
 			}
-			if j.kind == kindLocked {
-				r.patience = patience
-			}
-			s, err := r.runDisturbed(ctx, e.counts(j.impl))
+			s := r.run(ctx, e.counts(j.impl))
 			if ctx.Err() != nil {
 				return nil, fmt.Errorf("interrupted: %w", ctx.Err())
-			}
-			if err != nil {
-				return nil, fmt.Errorf("%s: %w", j.impl, err)
 			}
 			samples[i] = append(samples[i], s)
 		}
@@ -341,7 +296,6 @@ func summarize(j job, samples []*sample, duration time.Duration) result {
 		p99s = append(p99s, time.Duration(s.latency.ValueAtQuantile(99)))
 		r.granted += s.granted
 		r.decisions += s.decisions
-		r.late += s.late
 		r.errors += s.errors
 		r.firstErr = cmp.Or(r.firstErr, s.firstErr)
 		counted.add(s.counts)

@@ -6,6 +6,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit/internal/lab"
 )
 
 // naive is a limit written by hand: read the tokens, decide in the program, write them back.
@@ -46,7 +48,7 @@ ON CONFLICT DO NOTHING`
 func inTx(ctx context.Context, pool *pgxpool.Pool, level pgx.TxIsoLevel, do func(pgx.Tx) error) error {
 	for {
 		err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, do)
-		if err == nil || !askedToRetry(err) || ctx.Err() != nil {
+		if err == nil || !lab.AskedToRetry(err) || ctx.Err() != nil {
 			return err
 		}
 	}
@@ -57,35 +59,17 @@ func (n naive) take(ctx context.Context, tx pgx.Tx, w workload, key string) (boo
 	if n.lock {
 		sql += ` FOR UPDATE`
 	}
-	var b tokenBucket
-	if err := tx.QueryRow(ctx, sql, w.limit.Name, key).Scan(&b.tokens, &b.ts); err != nil {
+	var tokens float64
+	var ts time.Time
+	if err := tx.QueryRow(ctx, sql, w.limit.Name, key).Scan(&tokens, &ts); err != nil {
 		return false, err
 	}
-	if !b.take(w, time.Now()) {
+	d, elapsed := w.limit.Definition(), max(0, time.Since(ts))
+	tokens = min(d.Capacity, tokens+d.Rate*float64(elapsed)/float64(d.Period))
+	if tokens < 1 {
 		return false, nil
 	}
 	const update = `UPDATE naive_limits SET tokens = $3::float8, ts = $4::timestamptz WHERE name = $1::text AND key = $2::text`
-	_, err := tx.Exec(ctx, update, w.limit.Name, key, b.tokens, b.ts)
+	_, err := tx.Exec(ctx, update, w.limit.Name, key, tokens-1, ts.Add(elapsed))
 	return err == nil, err
-}
-
-// tokenBucket is a token bucket as people write it.
-type tokenBucket struct {
-	tokens float64
-	ts     time.Time
-}
-
-// take takes a token, if there is one.
-func (b *tokenBucket) take(w workload, now time.Time) bool {
-	d := w.limit.Definition()
-	elapsed := max(0, now.Sub(b.ts))
-	b.tokens = min(d.Capacity, b.tokens+d.Rate*float64(elapsed)/float64(d.Period))
-	if now.After(b.ts) {
-		b.ts = now
-	}
-	if b.tokens < 1 {
-		return false
-	}
-	b.tokens--
-	return true
 }

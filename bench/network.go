@@ -51,8 +51,8 @@ func (n *network) before(server string) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	n.closers = append(n.closers, func() { _ = p.close() }) // a listener that is gone is closed, too
-	return p.address(), nil
+	n.closers = append(n.closers, p.close)
+	return p.listener.Addr().String(), nil
 }
 
 func (n *network) close() {

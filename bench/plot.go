@@ -49,8 +49,6 @@ var (
 	navy   = color.RGBA{0x0b, 0x2a, 0x5b, 0xff}
 	red    = color.RGBA{0xc6, 0x28, 0x28, 0xff}
 	orange = color.RGBA{0xef, 0x8a, 0x17, 0xff}
-	pink   = color.RGBA{0xd8, 0x7a, 0x9b, 0xff}
-	brown  = color.RGBA{0x8d, 0x6e, 0x63, 0xff}
 	black  = color.RGBA{0x22, 0x22, 0x22, 0xff}
 	grey   = color.RGBA{0x75, 0x75, 0x75, 0xff}
 	silver = color.RGBA{0xb0, 0xb0, 0xb0, 0xff}
@@ -74,8 +72,6 @@ var looks = []struct {
 	{oneUpsert, look{sky, draw.RingGlyph{}, dashed, 1.2}},
 	{goRedisLua, look{red, draw.CircleGlyph{}, nil, 1.5}},
 	{rueidisLua, look{orange, draw.BoxGlyph{}, nil, 1.5}},
-	{redisRace, look{pink, draw.TriangleGlyph{}, dashed, 1.2}},
-	{redisWatch, look{brown, draw.CrossGlyph{}, dashed, 1.2}},
 	{serverBound, look{black, draw.TriangleGlyph{}, dotted, 1.2}},
 	{plainUpdate, look{black, draw.RingGlyph{}, dotted, 1.2}},
 	{forUpdate, look{grey, draw.PyramidGlyph{}, dashed, 1.2}},
@@ -105,15 +101,11 @@ func drawPlot(file string, results []result, facts []string) error {
 	if len(drawn) == 0 {
 		return fmt.Errorf("nothing to draw: --plot shows %s", strings.Join(panels, ", "))
 	}
-	decisions, err := legendOf(results, grantedOneKey, granted10k, refusedOneKey)
+	legend, err := legendOf(results)
 	if err != nil {
 		return err
 	}
-	transactions, err := legendOf(results, txOneKey)
-	if err != nil {
-		return err
-	}
-	arrange(c, drawn, decisions, transactions, facts)
+	arrange(c, drawn, legend, facts)
 	return writePicture(svg, file)
 }
 
@@ -163,7 +155,7 @@ func withLengths(picture []byte) []byte {
 }
 
 // arrange puts everything in its place.
-func arrange(c draw.Canvas, panels []*plot.Plot, decisions, transactions plot.Legend, facts []string) {
+func arrange(c draw.Canvas, panels []*plot.Plot, legend plot.Legend, facts []string) {
 	title := textStyle(18, black)
 	c.FillText(title, vg.Point{X: c.Min.X, Y: c.Max.Y - titleHeight/2}, "Rate limits side by side on one machine: decisions or transactions a second (log scales)")
 	small := textStyle(9.5, grey)
@@ -171,9 +163,7 @@ func arrange(c draw.Canvas, panels []*plot.Plot, decisions, transactions plot.Le
 		c.FillText(small, vg.Point{X: c.Min.X, Y: c.Min.Y + factHeight*vg.Length(len(facts)-1-i)}, fact)
 	}
 	c = draw.Crop(c, 0, 0, factHeight*vg.Length(len(facts))+panelGap/2, -titleHeight)
-	aside := draw.Crop(c, c.Max.X-c.Min.X-legendWidth+panelGap, 0, 0, 0)
-	decisions.Draw(draw.Crop(aside, 0, 0, 0, -panelGap))
-	transactions.Draw(draw.Crop(aside, 0, 0, 0, -(c.Max.Y-c.Min.Y)/2-panelGap))
+	legend.Draw(draw.Crop(c, c.Max.X-c.Min.X-legendWidth+panelGap, 0, 0, -panelGap))
 
 	c = draw.Crop(c, 0, -legendWidth, 0, 0)
 	tiles := draw.Tiles{Rows: (len(panels) + 1) / 2, Cols: 2, PadX: panelGap, PadY: panelGap}
@@ -189,15 +179,15 @@ func textStyle(size font.Length, c color.Color) draw.TextStyle {
 	return style
 }
 
-// legendOf has all implementations in some cases.
-func legendOf(results []result, names ...string) (plot.Legend, error) {
+// legendOf has all implementations in the panels.
+func legendOf(results []result) (plot.Legend, error) {
 	legend := plot.NewLegend()
 	legend.Top, legend.Left = true, true
 	legend.TextStyle.Font.Size = 10
 	legend.ThumbnailWidth = 0.5 * vg.Inch
 	legend.Padding = 4
 	for _, l := range looks {
-		shown := func(r result) bool { return r.impl == l.impl && slices.Contains(names, r.name) }
+		shown := func(r result) bool { return r.impl == l.impl && slices.Contains(panels, r.name) }
 		if !slices.ContainsFunc(results, shown) {
 			continue
 		}

@@ -15,9 +15,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
-	"github.com/pgratelimit/ratelimit/internal/bucket"
-	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
+	"github.com/pgratelimit/ratelimit/internal/lab"
 	"github.com/pgratelimit/ratelimit/internal/throwaway"
 	"github.com/pgratelimit/ratelimit/migrations"
 	"github.com/pgratelimit/ratelimit/pgstore"
@@ -104,34 +102,19 @@ func (p *postgresServer) closePools() {
 
 // newPool makes a pool of connections that have our schema first in the search_path, and count.
 func (p *postgresServer) newPool(conns int32, synchronousCommit string) (*pgxpool.Pool, error) {
-	config, err := pgxpool.ParseConfig(p.server.URL)
-	if err != nil {
-		return nil, fmt.Errorf("parsing the URL of the server: %w", err)
-	}
-	config.MaxConns = conns
-	config.ConnConfig.DialFunc, config.ConnConfig.Tracer = p.counts.dial, &p.counts.statements
-	maps.Copy(config.ConnConfig.RuntimeParams, map[string]string{
-		"search_path": p.schema, "application_name": p.schema, "synchronous_commit": synchronousCommit,
-	})
-	standard := config.ConnConfig.OnPgError
-	config.ConnConfig.OnPgError = func(conn *pgconn.PgConn, err *pgconn.PgError) bool {
-		if askedToRetry(err) {
-			p.counts.retries.Add(1)
+	return lab.NewPool(p.server.URL, conns, func(config *pgxpool.Config) {
+		config.ConnConfig.DialFunc, config.ConnConfig.Tracer = p.counts.dial, &p.counts.statements
+		maps.Copy(config.ConnConfig.RuntimeParams, map[string]string{
+			"search_path": p.schema, "application_name": p.schema, "synchronous_commit": synchronousCommit,
+		})
+		standard := config.ConnConfig.OnPgError
+		config.ConnConfig.OnPgError = func(conn *pgconn.PgConn, err *pgconn.PgError) bool {
+			if lab.AskedToRetry(err) {
+				p.counts.retries.Add(1)
+			}
+			return standard(conn, err)
 		}
-		return standard(conn, err)
-	}
-	pool, err := pgxpool.NewWithConfig(context.Background(), config)
-	if err != nil {
-		return nil, fmt.Errorf("making a pool: %w", err)
-	}
-	return pool, nil
-}
-
-// askedToRetry reports whether PostgreSQL wants the transaction run again:
-// serialization_failure or deadlock_detected.
-func askedToRetry(err error) bool {
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && (pgErr.Code == "40001" || pgErr.Code == "40P01")
+	})
 }
 
 func (p *postgresServer) makeTables(ctx context.Context) error {
@@ -228,21 +211,30 @@ func (o ours) newStore(ctx context.Context, p *postgresServer, w workload) (*pgs
 	return pgstore.New(pool, &pgstore.Config{Portable: o.portable, Escrow: o.escrow})
 }
 
-// openOneUpsert is a statement for each decision: that of a caller's transaction, in
-// none. Where it is not about speed, its commits do not wait for the disk.
+// upsertSQL is the statement of a token bucket in a caller's transaction, as the store sends it,
+// but that it takes 1 of shard 0, leaves 0 or more, and has no tolerance.
+const upsertSQL = `INSERT INTO rate_limits AS r (name, key, shard, value, ts)
+VALUES ($1::text, $2::text, 0, $3::float8 - 1, clock_timestamp())
+ON CONFLICT (name, key, shard) DO UPDATE
+SET value = least(r.value + greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) * $4::float8 / $5::float8, $3::float8) - 1,
+	ts = greatest(r.ts, excluded.ts)
+WHERE least(r.value + greatest(round(date_part('epoch', excluded.ts - r.ts) * 1000000), 0) * $4::float8 / $5::float8, $3::float8) >= 1
+	AND (r.paused IS NULL OR r.paused <= excluded.ts)
+RETURNING value, ts, paused`
+
+// openOneUpsert sends upsertSQL for each decision, outside of a transaction. In a case that is
+// not about speed, its commits do not wait for the disk.
 func openOneUpsert(ctx context.Context, e *env, w workload) (contender, error) {
 	if err := e.postgres.fillOurs(ctx, w); err != nil {
 		return contender{}, err
 	}
-	pool, statements := e.postgres.many, table.New("", true, time.Second)
+	pool, d := e.postgres.many, w.limit.Definition()
 	if w.hasty {
 		pool = e.postgres.hasty
 	}
-	definition := bucket.Definition(w.limit.Definition())
 	decide := func(ctx context.Context, key string) (bool, error) {
-		change := decide.Change{Row: decide.Row{Key: decide.Key{Name: definition.Name, Key: key}}, Definition: definition, Count: 1}
-		taken, err := statements.Take(ctx, pool, false, &change, nil)
-		return taken.OK, err
+		tag, err := pool.Exec(ctx, upsertSQL, d.Name, key, d.Capacity, d.Rate, float64(d.Period.Microseconds()))
+		return tag.RowsAffected() == 1, err
 	}
 	return contender{decide: decide}, nil
 }

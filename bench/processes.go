@@ -12,7 +12,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
-	"github.com/pgratelimit/ratelimit/internal/curve"
+	"github.com/pgratelimit/ratelimit/internal/lab"
 	"github.com/pgratelimit/ratelimit/internal/throwaway"
 )
 
@@ -31,12 +31,9 @@ plans their first statements.
   statements/s   that PostgreSQL is sent
   least, most    of the processes, a second
 
-"one row written each 100 ms" is the bound of what prefetches for 100 ms: each process writes
-a row that all share, by a bare UPDATE, and begins transactions for 100 ms then.
-
 A process has two connections more than goroutines, but 16 at most, and 4 for Store.Allow.
-After the rounds it floods a limit that binds, with 8 processes, and says how much of what
-the limit allows in any stretch of time was granted: 1 is all, and more is too much.
+Whether several processes are granted too much in any stretch of time is for
+go run ./integration/report --only 'arrivals|memory' to say.
 
 All of it on a throwaway PostgreSQL and Redis. On Linux they have one half of the processors,
 and the processes the other, as where the database has a machine of its own. With --together
@@ -60,7 +57,7 @@ var processCases = []struct {
 	name, title string
 	impls       []string
 }{
-	{processesTx, "Transactions with one INSERT, one key", []string{noLimit, bareLease, oursTxEscrow, oursTxLong, oursTx, oursTx32}},
+	{processesTx, "Transactions with one INSERT, one key", []string{noLimit, oursTxEscrow, oursTxLong, oursTx, oursTx32}},
 	{processesOwn, "Decisions on their own, one key", []string{plainUpdate, oursCombined, oursEscrow, goRedisLua}},
 }
 
@@ -90,7 +87,7 @@ type processesOptions struct {
 
 func parseProcesses(args []string, stderr io.Writer) (o processesOptions, err error) {
 	only := ""
-	o.comparison, err = parseComparisonWith("processes", processesHelp, 15*time.Second, args, stderr, func(flags *flag.FlagSet) {
+	o.comparison, err = parseComparison("processes", processesHelp, 15*time.Second, args, stderr, func(flags *flag.FlagSet) {
 		flags.StringVar(&only, "only", "", "measure only what this `regexp` finds in case/processes × goroutines/implementation")
 		flags.BoolVar(&o.together, "together", false, "have servers and processes share all processors")
 		flags.DurationVar(&o.flush, "flush", 0, "how much longer each flush of the write-ahead log takes, up to 100ms")
@@ -148,26 +145,15 @@ func runProcesses(ctx context.Context, args []string, stdout, stderr io.Writer) 
 			}
 		}
 	}
-	shares, err := floodAll(ctx, e, jobs, o.round)
-	if err != nil {
-		return err
-	}
 	facts, err := e.facts(ctx)
 	if err != nil {
 		return err
 	}
-	if err := printProcesses(stdout, spreads, checkProcesses(spreads, shares), slices.Insert(facts, 1, e.sides())); err != nil {
+	if err := printProcesses(stdout, spreads, checkProcesses(spreads), slices.Insert(facts, 1, e.sides())); err != nil {
 		return err
 	}
 	if o.file != "" {
-		if err := drawProcesses(o.file, spreads); err != nil {
-			return err
-		}
-	}
-	for impl, share := range shares {
-		if share.Share > 1 {
-			return fmt.Errorf("%s: %v", impl, share)
-		}
+		return drawProcesses(o.file, spreads)
 	}
 	return nil
 }
@@ -249,34 +235,7 @@ func (s *spread) measure(ctx context.Context, e *env, n int, duration time.Durat
 	return nil
 }
 
-// binding is a limit of which a flood gets all that it promises.
-var binding = ratelimit.TokenBucket{Rate: 500, Period: time.Second, Capacity: 800}
-
-// floodAll floods a limit with 8 processes, by each implementation that is ours among some
-// jobs, and returns the stretch of time with the largest share of its bound.
-func floodAll(ctx context.Context, e *env, jobs []processesJob, duration time.Duration) (map[string]curve.Worst, error) {
-	worst := make(map[string]curve.Worst)
-	for _, j := range jobs {
-		if _, done := worst[j.impl]; done || !oursAll[j.impl] {
-			continue
-		}
-		j.crowd = crowd{8, 8}
-		task := e.task(j, binding, "flood")
-		task.Record, task.WarmUp, task.Round = true, 0, duration
-		reports, err := j.run(ctx, e.clients, task)
-		if err != nil {
-			return nil, fmt.Errorf("%v: %w", j, err)
-		}
-		var served []curve.Served
-		for _, r := range reports {
-			served = append(served, r.Served...)
-		}
-		worst[j.impl] = curve.JudgeServed(served, curve.Of(binding.Definition()))
-	}
-	return worst, nil
-}
-
-func printProcesses(w io.Writer, spreads []spread, checks []criterion, facts []string) error {
+func printProcesses(w io.Writer, spreads []spread, checks *lab.Findings, facts []string) error {
 	p := &printer{w: w}
 	for i := range spreads {
 		s := &spreads[i]
@@ -317,33 +276,16 @@ func (c *processesChecker) of(name string, processes int, impl string) *spread {
 	return nil
 }
 
-// ratio is the median of a's to b's, round by round.
-func ratio[T float64 | time.Duration](a, b []T) float64 {
-	ratios := make([]float64, min(len(a), len(b)))
-	for i := range ratios {
-		ratios[i] = float64(a[i]) / max(float64(b[i]), 1e-9)
-	}
-	return median(ratios)
-}
-
-func checkProcesses(spreads []spread, shares map[string]curve.Worst) []criterion {
+func checkProcesses(spreads []spread) *lab.Findings {
 	c := &processesChecker{spreads: spreads}
 	c.escrowedTx()
 	c.tx()
 	c.decisions()
-	c.claim = "Never over, in any stretch of time"
-	for _, pc := range processCases {
-		for _, impl := range pc.impls {
-			if worst, ok := shares[impl]; ok {
-				c.atMost("what a flood of 8 processes got of what may be: "+impl, worst.Share, 1)
-			}
-		}
-	}
-	return c.found
+	return &c.Findings
 }
 
 func (c *processesChecker) escrowedTx() {
-	c.claim = "Transactions with tokens from memory, from 200 ms after the first call on"
+	c.Claim = "Transactions with tokens from memory, from 200 ms after the first call on"
 	ours, free := c.of(processesTx, 8, oursTxEscrow), c.of(processesTx, 8, noLimit)
 	if ours != nil && free != nil {
 		c.atLeast("8 processes, as a share of no limit", ratio(ours.pace, free.pace), 0.9)
@@ -356,15 +298,10 @@ func (c *processesChecker) escrowedTx() {
 	if ours, free = c.of(processesTx, 40, oursTxEscrow), c.of(processesTx, 40, noLimit); ours != nil && free != nil {
 		c.atLeast("40 processes, as a share of no limit", ratio(ours.pace, free.pace), 0.8)
 	}
-	for _, processes := range []int{8, 40} {
-		if ours, bound := c.of(processesTx, processes, oursTxEscrow), c.of(processesTx, processes, bareLease); ours != nil && bound != nil {
-			c.atLeast(fmt.Sprintf("%d processes, as a share of those that write one row each 100 ms", processes), ratio(ours.pace, bound.pace), 0.9)
-		}
-	}
 }
 
 func (c *processesChecker) tx() {
-	c.claim = "Transactions that take from the row"
+	c.Claim = "Transactions that take from the row"
 	many, one := c.of(processesTx, 8, oursTx), c.of(processesTx, 1, oursTx)
 	if many == nil || one == nil {
 		return
@@ -376,7 +313,7 @@ func (c *processesChecker) tx() {
 }
 
 func (c *processesChecker) decisions() {
-	c.claim = "Decisions on their own"
+	c.Claim = "Decisions on their own"
 	if ours, updates := c.of(processesOwn, 8, oursCombined), c.of(processesOwn, 8, plainUpdate); ours != nil && updates != nil {
 		bound, share := make([]float64, len(updates.pace)), make([]time.Duration, len(updates.pace))
 		for i, pace := range updates.pace {
@@ -396,7 +333,7 @@ func (c *processesChecker) decisions() {
 // drawProcesses draws two panels of bars for the transactions, a bar for each implementation
 // in 1, 8 and 40 processes.
 func drawProcesses(file string, spreads []spread) error {
-	colors := map[string]color.Color{noLimit: grey, bareLease: silver, oursTxEscrow: sky, oursTxLong: orange, oursTx: blue, oursTx32: navy}
+	colors := map[string]color.Color{noLimit: grey, oursTxEscrow: sky, oursTxLong: orange, oursTx: blue, oursTx32: navy}
 	barsOf := func(value func(*spread) float64) (bars []bar) {
 		for i := range spreads {
 			if s := &spreads[i]; s.name == processesTx && slices.Contains([]int{1, 8, 40}, s.processes) {

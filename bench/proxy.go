@@ -3,11 +3,12 @@ package main
 import (
 	"bytes"
 	"context"
-	"errors"
 	"fmt"
 	"net"
 	"sync"
 	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/lab"
 )
 
 // proxy is a network before a server: it passes on data, either way, half a round trip later.
@@ -35,28 +36,23 @@ func startProxy(target string, network time.Duration) (*proxy, error) {
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	p := &proxy{target: target, oneWay: network / 2, listener: listener, stop: cancel}
-	p.running.Go(func() { p.serve(ctx) })
+	p.running.Go(func() {
+		for {
+			client, err := listener.Accept()
+			if err != nil {
+				return // it was closed
+			}
+			p.running.Go(func() { _ = p.join(ctx, client.(*net.TCPConn)) }) // the client sees that it ended
+		}
+	})
 	return p, nil
 }
 
-func (p *proxy) address() string { return p.listener.Addr().String() }
-
 // close breaks all connections, and returns when nothing is left of them.
-func (p *proxy) close() error {
-	err := p.listener.Close()
+func (p *proxy) close() {
+	_ = p.listener.Close()
 	p.stop()
 	p.running.Wait()
-	return err
-}
-
-func (p *proxy) serve(ctx context.Context) {
-	for {
-		client, err := p.listener.Accept()
-		if err != nil {
-			return // it was closed
-		}
-		p.running.Go(func() { _ = p.join(ctx, client.(*net.TCPConn)) }) // the client sees that it ended
-	}
 }
 
 // join passes on between a client and a connection of its own to the server,
@@ -70,12 +66,8 @@ func (p *proxy) join(ctx context.Context, client *net.TCPConn) error {
 	defer conn.Close()
 	server := conn.(*net.TCPConn)
 	defer context.AfterFunc(ctx, func() { client.Close(); server.Close() })()
-	var faults [2]error
-	var both sync.WaitGroup
-	both.Go(func() { faults[0] = p.pass(server, client) })
-	both.Go(func() { faults[1] = p.pass(client, server) })
-	both.Wait()
-	return errors.Join(faults[:]...)
+	ways := [][2]*net.TCPConn{{server, client}, {client, server}}
+	return lab.Each(len(ways), func(i int) error { return p.pass(ways[i][0], ways[i][1]) })
 }
 
 // chunk is bytes on their way. Without any it is the end of all.

@@ -4,11 +4,9 @@ import (
 	"context"
 	"crypto/tls"
 	_ "embed"
-	"errors"
 	"fmt"
 	"net"
 	"strconv"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 	"github.com/redis/rueidis"
@@ -79,63 +77,3 @@ func openRueidisLua(ctx context.Context, e *env, w workload) (contender, error) 
 	c := contender{decide: decide, close: client.Close}
 	return c, c.empty(ctx, w)
 }
-
-// openRedisRace reads, decides in the program, and writes: two callers that read at the same
-// time take the same token.
-func openRedisRace(_ context.Context, e *env, w workload) (contender, error) {
-	client := e.redis.goRedis()
-	decide := func(ctx context.Context, key string) (bool, error) {
-		key = w.redisKey(key)
-		b, err := readBucket(ctx, client, w, key)
-		if err != nil || !b.take(w, time.Now()) {
-			return false, err
-		}
-		return true, client.HSet(ctx, key, b.fields()).Err()
-	}
-	return contender{decide: decide, close: func() { client.Close() }}, nil
-}
-
-// openRedisWatch is openRedisRace with optimistic locking: run again at once
-// when another has written in between.
-func openRedisWatch(_ context.Context, e *env, w workload) (contender, error) {
-	client := e.redis.goRedis()
-	decide := func(ctx context.Context, key string) (granted bool, err error) {
-		key = w.redisKey(key)
-		attempt := func(tx *redis.Tx) error {
-			b, err := readBucket(ctx, tx, w, key)
-			if granted = err == nil && b.take(w, time.Now()); !granted {
-				return err
-			}
-			_, err = tx.TxPipelined(ctx, func(p redis.Pipeliner) error {
-				return p.HSet(ctx, key, b.fields()).Err()
-			})
-			return err
-		}
-		for {
-			err = client.Watch(ctx, attempt, key)
-			if !errors.Is(err, redis.TxFailedErr) {
-				return granted && err == nil, err
-			}
-			e.redis.counts.retries.Add(1)
-		}
-	}
-	return contender{decide: decide, close: func() { client.Close() }}, nil
-}
-
-type hashReader interface {
-	HMGet(ctx context.Context, key string, fields ...string) *redis.SliceCmd
-}
-
-// readBucket reads a tokenBucket, which is full if it is not there.
-func readBucket(ctx context.Context, r hashReader, w workload, key string) (tokenBucket, error) {
-	full := tokenBucket{w.limit.Definition().Capacity, time.Now()}
-	values, err := r.HMGet(ctx, key, "tokens", "ts").Result()
-	if err != nil || values[0] == nil {
-		return full, err
-	}
-	tokens, err1 := strconv.ParseFloat(fmt.Sprint(values[0]), 64)
-	micros, err2 := strconv.ParseInt(fmt.Sprint(values[1]), 10, 64)
-	return tokenBucket{tokens, time.UnixMicro(micros)}, errors.Join(err1, err2)
-}
-
-func (b tokenBucket) fields() []any { return []any{"tokens", b.tokens, "ts", b.ts.UnixMicro()} }

@@ -9,6 +9,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/lab"
 )
 
 // entry is a result as the JSON has it.
@@ -31,11 +33,6 @@ type entry struct {
 	PingUs     *float64 `json:"pingUs,omitempty"`
 	NearPingUs *float64 `json:"nearPingUs,omitempty"`
 
-	// Of calls beside locked rows only: how many there were, and how many had no
-	// answer when their deadline passed.
-	Decisions *int64 `json:"decisions,omitempty"`
-	Late      *int64 `json:"late,omitempty"`
-
 	// Of churn only: HOT updates, and the bytes of the table and its index.
 	HotPercent *float64 `json:"hotPercent,omitempty"`
 	FirstBytes *int64   `json:"firstBytes,omitempty"`
@@ -50,9 +47,6 @@ func newEntry(r result) entry {
 	}
 	if c := r.churn; c != nil {
 		e.HotPercent, e.FirstBytes, e.EndBytes = &c.hotPercent, &c.firstBytes, &c.endBytes
-	}
-	if r.kind == kindLocked {
-		e.Decisions, e.Late = &r.decisions, &r.late
 	}
 	if n := r.behind; n != nil {
 		e.NetworkUs, e.PingUs, e.NearPingUs = new(micros(n.wanted)), new(micros(n.far)), new(micros(n.near))
@@ -89,7 +83,7 @@ func (p *printer) linef(format string, args ...any) {
 	}
 }
 
-func printReport(w io.Writer, results []result, checks []criterion, facts []string) error {
+func printReport(w io.Writer, results []result, checks *lab.Findings, facts []string) error {
 	p := &printer{w: w}
 	for i, r := range results {
 		if i == 0 || r.name != results[i-1].name {
@@ -109,14 +103,16 @@ func printReport(w io.Writer, results []result, checks []criterion, facts []stri
 }
 
 // criteria prints the criteria of a run.
-func (p *printer) criteria(checks []criterion) {
+func (p *printer) criteria(checks *lab.Findings) {
 	p.linef("\nWhat it must show: ratios in this run, and bounds\n")
-	p.linef("  %-75s %12s %12s", "", "wanted", "got")
-	for i, c := range checks {
-		if i == 0 || c.claim != checks[i-1].claim {
-			p.linef("  %s:", c.claim)
+	p.linef("  %-85s %12s %18s", "", "got", "wanted")
+	claim := ""
+	for _, f := range checks.All {
+		if f.Claim != claim {
+			claim = f.Claim
+			p.linef("  %s:", claim)
 		}
-		p.linef("    %-73s %12s %12s  %s", c.what, c.wanted, c.got, c.verdict)
+		p.linef("    %-83s %12s %18s  %s", f.What, f.Measured, f.Must, strings.Trim(f.Verdict(), "*"))
 	}
 }
 
@@ -143,8 +139,6 @@ func (p *printer) head(r result) {
 		p.linef("  %-50s %12s %9s %9s %9s %12s", "", "a second", "granted", "bound", "too many", "statements/s")
 	case kindChurn:
 		p.linef("  %-50s %12s %9s %9s %9s %9s %9s %12s", "", "a second", "decisions", "writes", "HOT", "early", "at end", "statements/s")
-	case kindLocked:
-		p.linef("  %-50s %12s %9s %9s %9s %9s %12s", "", "a second", "p50", "p99", "calls", "too late", "statements/s")
 	}
 }
 
@@ -161,9 +155,6 @@ func (p *printer) row(r result) {
 	case kindChurn:
 		p.linef("    %-48s %12s %9s %9s %8.2f%% %9s %9s %12s", r.impl, thousands(r.opsPerSec), thousands(float64(r.decisions)),
 			few(r.perDecision), r.churn.hotPercent, kib(r.churn.firstBytes), kib(r.churn.endBytes), statements)
-	case kindLocked:
-		p.linef("    %-48s %12s %9s %9s %9s %9s %12s", r.impl, thousands(r.opsPerSec), latency(r.p50), latency(r.p99),
-			thousands(float64(r.decisions)), thousands(float64(r.late)), statements)
 	}
 	if r.errors > 0 {
 		p.linef("      errors: %d, the first: %v", r.errors, r.firstErr)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/curve"
+	"github.com/pgratelimit/ratelimit/internal/lab"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -77,27 +78,23 @@ func burst(ctx context.Context, store *pgstore.Store, key string) (float64, erro
 	var (
 		mu     sync.Mutex
 		events []curve.Event
-		failed error
-		wg     sync.WaitGroup
 	)
 	end := time.Now().Add(burstFor)
-	for range busy {
-		wg.Go(func() {
-			for time.Now().Before(end) {
-				result, err := store.Allow(ctx, limit.For(key))
-				mu.Lock()
-				if failed = errors.Join(failed, err); result.OK {
-					events = append(events, curve.Event{At: result.At, Count: 1})
-				}
-				mu.Unlock()
-				if err != nil {
-					return
-				}
+	err := lab.Each(busy, func(int) error {
+		for time.Now().Before(end) {
+			result, err := store.Allow(ctx, limit.For(key))
+			if err != nil {
+				return err
 			}
-		})
-	}
-	wg.Wait()
-	return curve.Burst(events, limit.Definition()), failed
+			if result.OK {
+				mu.Lock()
+				events = append(events, curve.Event{At: result.At, Count: 1})
+				mu.Unlock()
+			}
+		}
+		return nil
+	})
+	return curve.Burst(events, limit.Definition()), err
 }
 
 func runTrade(ctx context.Context, args []string, stdout, stderr io.Writer) (err error) {

@@ -226,10 +226,7 @@ PRIMARY KEY (name, key)) WITH (fillfactor = 50, autovacuum_vacuum_threshold = 50
 	if _, err := p.many.Exec(ctx, table); err != nil {
 		return fmt.Errorf("making a table: %w", err)
 	}
-	keys := make([]string, 10_000)
-	for i := range keys {
-		keys[i] = fmt.Sprintf("user-%05d", i)
-	}
+	keys := userKeys(10_000)
 	for n := range rounds {
 		for i := range all {
 			oneKey, each, err := all[i].contenders(p)

@@ -24,7 +24,7 @@ func withMany(tb testing.TB) (c *catalog.Catalog, keys []string) {
 			o.Until = time.Now().Add(time.Hour)
 		}
 		keys = append(keys, fmt.Sprintf("customer %d", i))
-		must(tb, c.SetTx(tb.Context(), nil, "api", keys[i], o))
+		edited(tb)(c.SetTx(tb.Context(), nil, "api", keys[i], o))
 	}
 	must(tb, c.Refresh(tb.Context()))
 	return c, keys

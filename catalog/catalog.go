@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -169,7 +170,7 @@ func (c *Catalog) ForTx(ctx context.Context, tx pgx.Tx, limit ratelimit.Limit, k
 	if err != nil {
 		return request, err
 	}
-	r, err := of.rowsOf(ctx, []string{ratelimit.NameOf(limit)}, &key)
+	r, err := of.rowsOf(ctx, []string{ratelimit.NameOf(limit)}, key)
 	if err != nil {
 		return request, err
 	}
@@ -222,14 +223,10 @@ func (c *Catalog) refresh(ctx context.Context) error {
 
 // see has a reading hold from now on, and logs its rows that cannot be used.
 func (c *Catalog) see(ctx context.Context, r *reading, asked time.Time) {
-	after, names := c.view.Load().with(r, asked)
+	after, told := c.view.Load().with(r, asked)
 	c.view.Store(after)
-	for _, name := range names {
-		if f := after.limits[name]; f != nil {
-			for _, err := range f.ignored {
-				c.config.Logger.WarnContext(ctx, err.Error(), slog.String("limit", name))
-			}
-		}
+	for _, at := range told {
+		c.config.Logger.WarnContext(ctx, after.limits[at.name].faults[at.key].Error(), slog.String("limit", at.name))
 	}
 }
 
@@ -311,7 +308,7 @@ func (c *Catalog) Age() time.Duration {
 // those of how many at once are [Catalog.InFlights].
 func (c *Catalog) Definitions() (definitions []ratelimit.Definition) {
 	for _, f := range c.families() {
-		if f.published != nil && f.published.slots == nil {
+		if f.published != nil && f.published.inFlight == nil {
 			definitions = append(definitions, f.published.Definition)
 		}
 	}
@@ -323,8 +320,8 @@ func (c *Catalog) Definitions() (definitions []ratelimit.Definition) {
 // last, by name.
 func (c *Catalog) InFlights() (limits []ratelimit.InFlight) {
 	for _, f := range c.families() {
-		if f.published != nil && f.published.slots != nil {
-			limits = append(limits, *f.published.slots)
+		if f.published != nil && f.published.inFlight != nil {
+			limits = append(limits, *f.published.inFlight)
 		}
 	}
 	slices.SortFunc(limits, func(a, b ratelimit.InFlight) int { return strings.Compare(a.Name, b.Name) })
@@ -342,12 +339,23 @@ func (c *Catalog) Overrides(name string) (overrides []Entry) {
 	return overrides
 }
 
+// Override returns the override of a limit for one key, or for [AllKeys], as it was read last. It
+// reports false if there is none.
+func (c *Catalog) Override(name, key string) (Entry, bool) {
+	if e := c.families()[name].entry(key); e != nil {
+		return e.Entry, true
+	}
+	return Entry{}, false
+}
+
 // Ignored returns the faults of rows of the catalog, as they were read last: they are not used.
 // The database refuses most invalid rows, but not an override that does not fit its limit, such
 // as a rate below 1 for one whose capacity is its rate.
 func (c *Catalog) Ignored() (faults []error) {
 	for _, f := range c.families() {
-		faults = append(faults, f.ignored...)
+		for _, key := range slices.Sorted(maps.Keys(f.faults)) {
+			faults = append(faults, f.faults[key])
+		}
 	}
 	return faults
 }

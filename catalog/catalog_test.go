@@ -106,6 +106,17 @@ func must(tb testing.TB, err error) {
 	}
 }
 
+// errOf returns the error of an edit.
+func errOf(_ catalog.Edit, err error) error { return err }
+
+// edited is must for an edit.
+func edited(tb testing.TB) func(catalog.Edit, error) {
+	return func(_ catalog.Edit, err error) {
+		tb.Helper()
+		must(tb, err)
+	}
+}
+
 // wantLimit wants what holds for a key, by its Definition.
 func wantLimit(tb testing.TB, c *catalog.Catalog, of ratelimit.Limit, key string, want ratelimit.Limit) {
 	tb.Helper()
@@ -146,42 +157,46 @@ func TestOverrides(t *testing.T) {
 			of   ratelimit.Limit
 			want map[string]ratelimit.Limit
 		}{
-			{"a rate", func() error { return c.Set(ctx, "api", "a", catalog.Override{Rate: 50}) }, api, map[string]ratelimit.Limit{
+			{"a rate", func() error { return errOf(c.Set(ctx, "api", "a", catalog.Override{Rate: 50})) }, api, map[string]ratelimit.Limit{
 				"a": ratelimit.TokenBucket{Name: "api", Rate: 50, Period: time.Minute, Capacity: 20}, "b": api, "": api,
 			}},
-			{"for all", func() error { return c.SetAll(ctx, "api", catalog.Override{Capacity: 30, MaxReserved: 5}) }, api, map[string]ratelimit.Limit{
+			{"for all", func() error {
+				return errOf(c.Set(ctx, "api", catalog.AllKeys, catalog.Override{Capacity: 30, MaxReserved: 5}))
+			}, api, map[string]ratelimit.Limit{
 				"a": ratelimit.TokenBucket{Name: "api", Rate: 50, Period: time.Minute, Capacity: 30, MaxReserved: 5},
 				"b": ratelimit.TokenBucket{Name: "api", Rate: 10, Period: time.Minute, Capacity: 30, MaxReserved: 5},
 			}},
 			{"the empty key", func() error {
-				return c.Set(ctx, "api", "", catalog.Override{Capacity: ratelimit.None, MaxReserved: math.Inf(1)})
+				return errOf(c.Set(ctx, "api", "", catalog.Override{Capacity: ratelimit.None, MaxReserved: math.Inf(1)}))
 			}, api, map[string]ratelimit.Limit{
 				"":  ratelimit.TokenBucket{Name: "api", Rate: 10, Period: time.Minute, Capacity: ratelimit.None},
 				"b": ratelimit.TokenBucket{Name: "api", Rate: 10, Period: time.Minute, Capacity: 30, MaxReserved: 5},
 			}},
-			{"none of all any more", func() error { _, err := c.UnsetAll(ctx, "api"); return err }, api, map[string]ratelimit.Limit{
+			{"none of all any more", func() error { _, err := c.Unset(ctx, "api", catalog.AllKeys); return err }, api, map[string]ratelimit.Limit{
 				"a": ratelimit.TokenBucket{Name: "api", Rate: 50, Period: time.Minute, Capacity: 20}, "b": api,
 			}},
-			{"off", func() error { return c.Set(ctx, "api", "a", catalog.Override{Rate: 50, Off: true}) }, api, map[string]ratelimit.Limit{"a": api}},
+			{"off", func() error { return errOf(c.Set(ctx, "api", "a", catalog.Override{Switch: catalog.Off})) }, api, map[string]ratelimit.Limit{"a": api}},
 			{"over", func() error {
-				return c.Set(ctx, "api", "a", catalog.Override{Rate: 50, Until: time.Now().Add(-time.Second)})
+				return errOf(c.Set(ctx, "api", "a", catalog.Override{Until: time.Now().Add(-time.Second)}))
 			}, api, map[string]ratelimit.Limit{"a": api}},
 			{"not over", func() error {
-				return c.Set(ctx, "api", "a", catalog.Override{Rate: 50, Until: time.Now().Add(time.Hour)})
+				return errOf(c.Set(ctx, "api", "a", catalog.Override{Until: time.Now().Add(time.Hour), Switch: catalog.On}))
 			}, api, map[string]ratelimit.Limit{"a": ratelimit.TokenBucket{Name: "api", Rate: 50, Period: time.Minute, Capacity: 20}}},
 			{"gone", func() error { _, err := c.Unset(ctx, "api", "a"); return err }, api, map[string]ratelimit.Limit{"a": api}},
 			{
-				"a window whose capacity is its rate", func() error { return c.Set(ctx, "sign_up", "a", catalog.Override{Rate: 1000, Period: 2 * time.Hour}) },
+				"a window whose capacity is its rate", func() error {
+					return errOf(c.Set(ctx, "sign_up", "a", catalog.Override{Rate: 1000, Period: 2 * time.Hour}))
+				},
 				signUp,
 				map[string]ratelimit.Limit{"a": ratelimit.FixedWindow{Name: "sign_up", Rate: 1000, Period: 2 * time.Hour}, "b": signUp},
 			},
 			{
-				"a sliding window", func() error { return c.Set(ctx, "strict", "a", catalog.Override{Rate: 5, Slots: 60}) },
+				"a sliding window", func() error { return errOf(c.Set(ctx, "strict", "a", catalog.Override{Rate: 5, Slots: 60})) },
 				strict,
 				map[string]ratelimit.Limit{"a": ratelimit.SlidingWindow{Name: "strict", Rate: 5, Period: time.Minute, Slots: 60}},
 			},
 			{
-				"another version of the program", func() error { return c.SetAll(ctx, "api", catalog.Override{Capacity: 30}) },
+				"another version of the program", func() error { return errOf(c.Set(ctx, "api", catalog.AllKeys, catalog.Override{Capacity: 30})) },
 				ratelimit.TokenBucket{Name: "api", Rate: 7, Period: time.Second},
 				map[string]ratelimit.Limit{
 					"z": ratelimit.TokenBucket{Name: "api", Rate: 7, Period: time.Second, Capacity: 30},
@@ -226,7 +241,7 @@ func TestUntilEndsByItself(t *testing.T) {
 		must(t, c.Publish(t.Context(), api))
 		asked := time.Now()
 		until := asked.Add(300 * time.Millisecond)
-		must(t, c.Set(t.Context(), "api", "a", catalog.Override{Rate: 50, Until: until}))
+		edited(t)(c.Set(t.Context(), "api", "a", catalog.Override{Rate: 50, Until: until}))
 		// The database's clock is read between the question and its answer, and is taken for that
 		// of the question: so the override ends early by as much as both take, on a busy machine.
 		early := time.Since(asked) + 50*time.Millisecond
@@ -252,25 +267,25 @@ func TestHistory(t *testing.T) {
 		ctx := t.Context()
 		must(t, c.Publish(ctx, api))
 		must(t, c.Publish(ctx, api)) // changes nothing
-		must(t, c.Set(ctx, "api", "a", catalog.Override{Rate: 50, Note: "a friend"}))
-		must(t, c.Set(ctx, "api", "a", catalog.Override{Rate: 50, Note: "a friend"}))
-		must(t, c.Set(ctx, "api", "a", catalog.Override{Rate: 60}))
-		if removed, err := c.Unset(ctx, "api", "a"); err != nil || !removed {
-			t.Errorf("unset: got %t, %v", removed, err)
+		edited(t)(c.Set(ctx, "api", "a", catalog.Override{Rate: 50, Note: "a friend"}))
+		edited(t)(c.Set(ctx, "api", "a", catalog.Override{Rate: 50, Note: "a friend"}))
+		edited(t)(c.Set(ctx, "api", "a", catalog.Override{Rate: 60}))
+		if removed, err := c.Unset(ctx, "api", "a"); err != nil || removed.Was == nil {
+			t.Errorf("unset: got %+v, %v", removed, err)
 		}
-		if removed, err := c.Unset(ctx, "api", "a"); err != nil || removed {
-			t.Errorf("unset twice: got %t, %v", removed, err)
+		if removed, err := c.Unset(ctx, "api", "a"); err != nil || removed.Was != nil {
+			t.Errorf("unset twice: got %+v, %v", removed, err)
 		}
 		changes, err := c.History(ctx, "api", 0)
 		must(t, err)
 		var got []string
 		for _, change := range slices.Backward(changes) {
-			got = append(got, fmt.Sprintf("%q %t %t %t", change.Key, change.All, change.Was != nil, change.Became != nil))
+			got = append(got, fmt.Sprintf("%q %t %t", change.Key, change.Was != nil, change.Became != nil))
 			if time.Since(change.At).Abs() > time.Minute || change.Who == "" {
 				t.Errorf("got %+v", change)
 			}
 		}
-		want := []string{`"" true false true`, `"a" false false true`, `"a" false true true`, `"a" false true false`}
+		want := []string{fmt.Sprintf("%q false true", catalog.AllKeys), `"a" false true`, `"a" true true`, `"a" true false`}
 		if !slices.Equal(got, want) {
 			t.Errorf("got %q, want %q", got, want)
 		}
@@ -286,7 +301,7 @@ func TestHistory(t *testing.T) {
 		if n, err := c.PruneHistory(ctx, 0); err != nil || n != 3 {
 			t.Errorf("prune: got %d, %v, want all but the newest", n, err)
 		}
-		must(t, c.Set(ctx, "api", "b", catalog.Override{Rate: 70}))
+		edited(t)(c.Set(ctx, "api", "b", catalog.Override{Rate: 70}))
 		wantLimit(t, c, api, "b", ratelimit.TokenBucket{Name: "api", Rate: 70, Period: time.Minute, Capacity: 20})
 	})
 }
@@ -300,17 +315,17 @@ func TestBadInput(t *testing.T) {
 		before, err := c.History(ctx, "", 0)
 		must(t, err)
 		bad := map[string]error{
-			"Rate -1":          c.Set(ctx, "api", "a", catalog.Override{Rate: -1}),
-			"Rate NaN":         c.Set(ctx, "api", "a", catalog.Override{Rate: math.NaN()}),
-			"Rate 0.5":         c.Set(ctx, "sign_up", "a", catalog.Override{Rate: 0.5}),
-			"Period 1ns":       c.Set(ctx, "api", "a", catalog.Override{Period: 1}),
-			"Capacity 10":      c.Set(ctx, "strict", "a", catalog.Override{Capacity: 10}),
-			"Slots 5":          c.Set(ctx, "api", "a", catalog.Override{Slots: 5}),
-			"Slots 5000":       c.Set(ctx, "strict", "a", catalog.Override{Slots: 5000}),
-			"MaxReserved -2":   c.SetAll(ctx, "api", catalog.Override{MaxReserved: -2}),
-			"Note":             c.Set(ctx, "api", "a", catalog.Override{Note: "\xff"}),
-			"Until":            c.Set(ctx, "api", "a", catalog.Override{Until: time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC)}),
-			"Key":              c.Set(ctx, "api", strings.Repeat("k", ratelimit.MaxKeyLength+1), catalog.Override{Rate: 1}),
+			"Rate -1":          errOf(c.Set(ctx, "api", "a", catalog.Override{Rate: -1})),
+			"Rate NaN":         errOf(c.Set(ctx, "api", "a", catalog.Override{Rate: math.NaN()})),
+			"Rate 0.5":         errOf(c.Set(ctx, "sign_up", "a", catalog.Override{Rate: 0.5})),
+			"Period 1ns":       errOf(c.Set(ctx, "api", "a", catalog.Override{Period: 1})),
+			"Capacity 10":      errOf(c.Set(ctx, "strict", "a", catalog.Override{Capacity: 10})),
+			"Slots 5":          errOf(c.Set(ctx, "api", "a", catalog.Override{Slots: 5})),
+			"Slots 5000":       errOf(c.Set(ctx, "strict", "a", catalog.Override{Slots: 5000})),
+			"MaxReserved -2":   errOf(c.Set(ctx, "api", catalog.AllKeys, catalog.Override{MaxReserved: -2})),
+			"Note":             errOf(c.Set(ctx, "api", "a", catalog.Override{Note: "\xff"})),
+			"Until":            errOf(c.Set(ctx, "api", "a", catalog.Override{Until: time.Date(10_000, 1, 1, 0, 0, 0, 0, time.UTC)})),
+			"Key":              errOf(c.Set(ctx, "api", strings.Repeat("k", ratelimit.MaxKeyLength+1), catalog.Override{Rate: 1})),
 			"is defined twice": c.Publish(ctx, api, api),
 			"Rate 0":           c.Publish(ctx, ratelimit.TokenBucket{Name: "l", Period: time.Second}, signUp),
 		}
@@ -319,7 +334,7 @@ func TestBadInput(t *testing.T) {
 				t.Errorf("%s: got %v", words, err)
 			}
 		}
-		if err := c.Set(ctx, "nobody", "a", catalog.Override{Rate: 1}); !errors.Is(err, catalog.ErrUnknown) || !strings.Contains(err.Error(), "nobody") {
+		if _, err := c.Set(ctx, "nobody", "a", catalog.Override{Rate: 1}); !errors.Is(err, catalog.ErrUnknown) || !strings.Contains(err.Error(), "nobody") {
 			t.Errorf("a limit that nobody has published: got %v", err)
 		}
 		after, err := c.History(ctx, "", 0)
@@ -351,7 +366,7 @@ func TestNew(t *testing.T) {
 		_, err := c.ForTx(t.Context(), nil, api, "a", 1)
 		_, err2 := c.Unset(t.Context(), "api", "a")
 		_, err3 := c.History(t.Context(), "", 0)
-		for _, err := range []error{err, err2, err3, c.Refresh(t.Context()), c.Publish(t.Context(), api), c.Set(t.Context(), "api", "a", catalog.Override{}), c.Ready()} {
+		for _, err := range []error{err, err2, err3, c.Refresh(t.Context()), c.Publish(t.Context(), api), errOf(c.Set(t.Context(), "api", "a", catalog.Override{})), c.Ready()} {
 			if !errors.Is(err, ratelimit.ErrInvalid) {
 				t.Errorf("%s: got %v", name, err)
 			}
@@ -370,7 +385,7 @@ func TestPointers(t *testing.T) {
 	t.Parallel()
 	c, _ := newCatalog(t, nil)
 	must(t, c.Publish(t.Context(), api, signUp, strict))
-	must(t, c.Set(t.Context(), "api", "a", catalog.Override{Rate: 50}))
+	edited(t)(c.Set(t.Context(), "api", "a", catalog.Override{Rate: 50}))
 	limit := api
 	for capacity := 20.0; capacity < 23; capacity++ {
 		limit.Capacity = capacity
@@ -393,9 +408,9 @@ func TestTransactions(t *testing.T) {
 	for _, commit := range []bool{false, true} {
 		tx, err := db.Pool.Begin(ctx)
 		must(t, err)
-		must(t, c.SetTx(ctx, tx, "api", "a", catalog.Override{Rate: 50}))
+		edited(t)(c.SetTx(ctx, tx, "api", "a", catalog.Override{Rate: 50}))
 		must(t, c.PublishTx(ctx, tx, signUp))
-		must(t, c.SetAllTx(ctx, tx, "sign_up", catalog.Override{Rate: 5}))
+		edited(t)(c.SetTx(ctx, tx, "sign_up", catalog.AllKeys, catalog.Override{Rate: 5}))
 		if r, err := c.ForTx(ctx, tx, api, "a", 2); err != nil || r.Limit.Definition() != raised.Definition() || r.Count != 2 {
 			t.Errorf("in the transaction: got %v, %v", r, err)
 		}
@@ -415,9 +430,9 @@ func TestTransactions(t *testing.T) {
 	must(t, err)
 	defer tx.Rollback(ctx)
 	removed, err := c.UnsetTx(ctx, tx, "api", "a")
-	removedAll, err2 := c.UnsetAllTx(ctx, tx, "sign_up")
-	if err != nil || err2 != nil || !removed || !removedAll {
-		t.Errorf("unset: got %t, %v and %t, %v", removed, err, removedAll, err2)
+	removedAll, err2 := c.UnsetTx(ctx, tx, "sign_up", catalog.AllKeys)
+	if err != nil || err2 != nil || removed.Was == nil || removedAll.Was == nil {
+		t.Errorf("unset: got %+v, %v and %+v, %v", removed, err, removedAll, err2)
 	}
 	if r, err := c.ForTx(ctx, tx, api, "a", 1); err != nil || r.Limit.Definition() != api.Definition() {
 		t.Errorf("in the transaction: got %v, %v", r, err)
@@ -506,7 +521,7 @@ func TestVersionsThatAreGivenOutAgain(t *testing.T) {
 	ctx := t.Context()
 	c, _ := newCatalog(t, db)
 	must(t, c.Publish(ctx, api))
-	must(t, c.Set(ctx, "api", "lost", catalog.Override{Rate: 1}))
+	edited(t)(c.Set(ctx, "api", "lost", catalog.Override{Rate: 1}))
 	exec(t, db, "ALTER TABLE rate_limit_definitions DISABLE TRIGGER ALL")
 	exec(t, db, "DELETE FROM rate_limit_definitions WHERE key = 'lost'")
 	exec(t, db, "INSERT INTO rate_limit_definitions (name, key, rate) VALUES ('api', 'kept', 2)")
@@ -527,7 +542,7 @@ func TestVersionsOfAProgram(t *testing.T) {
 	newer := api
 	newer.Rate = 30
 	must(t, old.Publish(ctx, api))
-	must(t, old.Set(ctx, "api", "a", catalog.Override{Capacity: 40}))
+	edited(t)(old.Set(ctx, "api", "a", catalog.Override{Capacity: 40}))
 	for range 3 {
 		must(t, young.Publish(ctx, newer))
 		must(t, old.Publish(ctx, api))
@@ -658,9 +673,9 @@ func TestOverridesOfAQuota(t *testing.T) {
 		ctx := t.Context()
 		quota := ratelimit.FixedWindow{Name: "quota", Rate: 1000, Every: ratelimit.Month, Zone: "Europe/Berlin", Anchor: ratelimit.Date{Year: 2026, Month: 1, Day: 31}}
 		must(t, c.Publish(ctx, quota))
-		must(t, c.Set(ctx, "quota", "a", catalog.Override{Rate: 5000}))
+		edited(t)(c.Set(ctx, "quota", "a", catalog.Override{Rate: 5000}))
 		var fault *ratelimit.FieldError
-		if err := c.Set(ctx, "quota", "a", catalog.Override{Period: time.Hour}); !errors.As(err, &fault) || fault.Field != "Period" {
+		if _, err := c.Set(ctx, "quota", "a", catalog.Override{Period: time.Hour}); !errors.As(err, &fault) || fault.Field != "Period" {
 			t.Errorf("got %v, want a fault of Period", err)
 		}
 		other := another()
@@ -690,9 +705,9 @@ func TestPrune(t *testing.T) {
 	both(t, func(t *testing.T, c *catalog.Catalog, another func() *catalog.Catalog) {
 		ctx := t.Context()
 		must(t, c.Publish(ctx, api, strict))
-		must(t, c.Set(ctx, "api", "a", catalog.Override{Rate: 100, Capacity: 1000, Off: true}))
-		must(t, c.Set(ctx, "api", "b", catalog.Override{Period: time.Hour, Until: time.Now().Add(-time.Hour)}))
-		must(t, c.SetAll(ctx, "api", catalog.Override{MaxReserved: 3}))
+		edited(t)(c.Set(ctx, "api", "a", catalog.Override{Rate: 100, Capacity: 1000, Switch: catalog.Off}))
+		edited(t)(c.Set(ctx, "api", "b", catalog.Override{Period: time.Hour, Until: time.Now().Add(-time.Hour)}))
+		edited(t)(c.Set(ctx, "api", catalog.AllKeys, catalog.Override{MaxReserved: 3}))
 		var got pruned
 		if n, err := another().Prune(ctx, &got, prunedPermits{&got}); err != nil || n != 7 {
 			t.Errorf("got %d, %v", n, err)

@@ -13,8 +13,8 @@
 //
 //	result, err := store.Allow(ctx, limits.For(SendMessage, user))
 //
-// A program publishes its limits at its start. People override them, for one key or for all,
-// by [Catalog.Set] or in psql:
+// A program publishes its limits at its start. People override them, for one key or for [AllKeys],
+// by [Catalog.Set] or in psql; an edit changes the fields that it names, and keeps the rest:
 //
 //	INSERT INTO rate_limit_definitions (name, key, rate, capacity, until, note)
 //	VALUES ('send_message', 'alice', 100, 200, now() + interval '2 days', 'moving house');

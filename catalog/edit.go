@@ -2,7 +2,6 @@ package catalog
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"slices"
 	"strings"
@@ -12,9 +11,6 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 )
-
-// ErrUnknown is the error of an override for a limit that no program has published.
-var ErrUnknown = errors.New("catalog: no program has published a limit of this name")
 
 // alone runs do in a transaction of its own, and has this process see its changes at once.
 func (c *Catalog) alone(ctx context.Context, do func(context.Context, pgx.Tx) error) error {
@@ -75,7 +71,7 @@ func (c *Catalog) publish(ctx context.Context, tx pgx.Tx, all []published) error
 	for i := range all {
 		names[i] = all[i].Name
 	}
-	r, err := to.rowsOf(ctx, names, nil)
+	r, err := to.rowsOf(ctx, names, AllKeys)
 	if err != nil {
 		return err
 	}
@@ -96,98 +92,97 @@ func (c *Catalog) publish(ctx context.Context, tx pgx.Tx, all []published) error
 	return nil
 }
 
-// Set overrides the definition of a limit for one key, in place of an override that is there.
-// It holds in this process when it returns, and in others once they have looked.
+// Set changes the override of a limit for one key, or for [AllKeys]: the fields that o names, and
+// the rest stays. Fields of a key's own override go before those for all keys. A change holds in
+// this process when Set returns, and in others once they have looked. The Edit says what the
+// override was, and what it became; see also [Catalog.Preview].
 //
-// The override must fit the published definition: otherwise the error is
-// [ratelimit.ErrInvalid]. It is [ErrUnknown] if there is none. Other errors are
-// [ErrNotMigrated], and those of PostgreSQL and pgx.
-func (c *Catalog) Set(ctx context.Context, name, key string, o Override) error {
-	return c.alone(ctx, func(ctx context.Context, tx pgx.Tx) error { return c.SetTx(ctx, tx, name, key, o) })
+// What the override becomes must fit the published definition, and replace something:
+// otherwise the error is [ratelimit.ErrInvalid]. It is [ErrUnknown] if no program has published
+// the limit. Other errors are [ErrNotMigrated], and those of PostgreSQL and pgx. Then nothing is
+// changed.
+func (c *Catalog) Set(ctx context.Context, name, key string, o Override) (Edit, error) {
+	return c.edit(ctx, name, key, &o)
 }
 
 // SetTx is [Catalog.Set] inside tx: it holds once that has committed, and processes, this one
-// too, have looked.
-func (c *Catalog) SetTx(ctx context.Context, tx pgx.Tx, name, key string, o Override) error {
-	return c.set(ctx, tx, &Entry{Name: name, Key: key, Override: o})
+// too, have looked. Until then no other edit begins.
+func (c *Catalog) SetTx(ctx context.Context, tx pgx.Tx, name, key string, o Override) (Edit, error) {
+	return c.write(ctx, tx, name, key, &o, nil)
 }
 
-// SetAll is [Catalog.Set] for all keys of a limit. The fields of a key's own override go before
-// it.
-func (c *Catalog) SetAll(ctx context.Context, name string, o Override) error {
-	return c.alone(ctx, func(ctx context.Context, tx pgx.Tx) error { return c.SetAllTx(ctx, tx, name, o) })
-}
-
-// SetAllTx is [Catalog.SetAll] inside tx.
-func (c *Catalog) SetAllTx(ctx context.Context, tx pgx.Tx, name string, o Override) error {
-	return c.set(ctx, tx, &Entry{Name: name, All: true, Override: o})
-}
-
-func (c *Catalog) set(ctx context.Context, tx pgx.Tx, e *Entry) error {
-	to, err := c.inTx(tx)
-	if err != nil {
-		return err
-	}
-	r, err := to.rowsOf(ctx, []string{e.Name}, nil)
-	if err != nil {
-		return err
-	}
-	if len(r.published) == 0 {
-		return &UnknownError{Name: e.Name}
-	}
-	if err := e.check(&r.published[0]); err != nil {
-		return err
-	}
-	e.Until = e.Until.Truncate(time.Microsecond)
-	return to.set(ctx, e)
-}
-
-// UnknownError is an override for a limit that no program has published. It is [ErrUnknown].
-type UnknownError struct{ Name string }
-
-func (e *UnknownError) Error() string {
-	return ErrUnknown.Error() + ": " + strings.ToValidUTF8(e.Name, "?")
-}
-
-// Unwrap makes errors.Is(err, ErrUnknown) true.
-func (e *UnknownError) Unwrap() error { return ErrUnknown }
-
-// Unset removes the override of a limit for one key, so that the definition is that of the code
-// again, or of the override for all keys. It reports false if there was none.
-func (c *Catalog) Unset(ctx context.Context, name, key string) (removed bool, err error) {
-	err = c.alone(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
-		removed, err = c.UnsetTx(ctx, tx, name, key)
-		return err
-	})
-	return removed && err == nil, err
+// Unset removes the override of a limit for one key, or for [AllKeys], so that the definition is
+// that of the code again, or of the override for all keys. Edit.Was is nil if there was none.
+func (c *Catalog) Unset(ctx context.Context, name, key string) (Edit, error) {
+	return c.edit(ctx, name, key, nil)
 }
 
 // UnsetTx is [Catalog.Unset] inside tx.
-func (c *Catalog) UnsetTx(ctx context.Context, tx pgx.Tx, name, key string) (removed bool, err error) {
-	return c.unset(ctx, tx, name, &key)
+func (c *Catalog) UnsetTx(ctx context.Context, tx pgx.Tx, name, key string) (Edit, error) {
+	return c.write(ctx, tx, name, key, nil, nil)
 }
 
-// UnsetAll removes the override of a limit for all keys.
-func (c *Catalog) UnsetAll(ctx context.Context, name string) (removed bool, err error) {
-	err = c.alone(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
-		removed, err = c.UnsetAllTx(ctx, tx, name)
+// Preview returns what Set would do at this moment, or Unset if o is nil, and changes nothing. It
+// reads the catalog. Its errors are those of Set.
+func (c *Catalog) Preview(ctx context.Context, name, key string, o *Override) (Edit, error) {
+	if err := c.Refresh(ctx); err != nil {
+		return Edit{}, err
+	}
+	v := c.view.Load()
+	return v.edited(name, key, o)
+}
+
+// Apply makes an edit that Preview has returned, once somebody has agreed to it. It is
+// [ErrChanged], and changes nothing, if the override is not what it was any more. Other errors
+// are those of Set.
+func (c *Catalog) Apply(ctx context.Context, e *Edit) error {
+	return c.alone(ctx, func(ctx context.Context, tx pgx.Tx) error {
+		_, err := c.write(ctx, tx, e.Name, e.Key, e.by, e)
 		return err
 	})
-	return removed && err == nil, err
 }
 
-// UnsetAllTx is [Catalog.UnsetAll] inside tx.
-func (c *Catalog) UnsetAllTx(ctx context.Context, tx pgx.Tx, name string) (removed bool, err error) {
-	return c.unset(ctx, tx, name, nil)
+// edit makes an edit in a transaction of its own.
+func (c *Catalog) edit(ctx context.Context, name, key string, by *Override) (made Edit, err error) {
+	err = c.alone(ctx, func(ctx context.Context, tx pgx.Tx) (err error) {
+		made, err = c.write(ctx, tx, name, key, by, nil)
+		return err
+	})
+	if err != nil {
+		return Edit{}, err
+	}
+	return made, nil
 }
 
-func (c *Catalog) unset(ctx context.Context, tx pgx.Tx, name string, key *string) (bool, error) {
+// write reads the rows of an edit, once no other edit is under way, and writes what it makes of
+// them; as agreed, unless that is nil.
+func (c *Catalog) write(ctx context.Context, tx pgx.Tx, name, key string, by *Override, agreed *Edit) (Edit, error) {
 	to, err := c.inTx(tx)
 	if err != nil {
-		return false, err
+		return Edit{}, err
 	}
-	n, err := to.unset(ctx, name, key)
-	return n > 0, err
+	unlock, err := to.lock(ctx)
+	if err != nil {
+		return Edit{}, err
+	}
+	defer unlock()
+	r, err := to.rowsOf(ctx, []string{name}, key)
+	if err != nil {
+		return Edit{}, err
+	}
+	v, _ := (*view)(nil).with(r, time.Now())
+	made, err := v.edited(name, key, by)
+	switch {
+	case err != nil:
+		return Edit{}, err
+	case agreed != nil && (!sameOverride(made.Was, agreed.Was) || !sameOverride(made.Became, agreed.Became)):
+		return Edit{}, ErrChanged
+	case !made.Changes():
+		return made, nil
+	case made.Became == nil:
+		return made, to.unset(ctx, place{name, key})
+	}
+	return made, to.set(ctx, &Entry{Name: name, Key: key, Override: *made.Became})
 }
 
 // Forget removes a limit from the catalog, with all its overrides: for one that has left the

@@ -8,10 +8,13 @@ import (
 
 // editor is the catalog as a transaction sees it.
 type editor interface {
-	rowsOf(ctx context.Context, names []string, key *string) (*reading, error)
+	// lock waits until no other edit is under way. Until unlock, or the end of the
+	// transaction, none begins.
+	lock(ctx context.Context) (unlock func(), err error)
+	rowsOf(ctx context.Context, names []string, key string) (*reading, error)
 	publish(ctx context.Context, p *published) error
 	set(ctx context.Context, e *Entry) error
-	unset(ctx context.Context, name string, key *string) (int64, error)
+	unset(ctx context.Context, at place) error
 	forget(ctx context.Context, name string) (int64, error)
 }
 
@@ -20,7 +23,11 @@ type tableEditor struct {
 	tx pgx.Tx
 }
 
-func (t tableEditor) rowsOf(ctx context.Context, names []string, key *string) (*reading, error) {
+func (t tableEditor) lock(ctx context.Context) (func(), error) {
+	return func() {}, t.table.lock(ctx, t.tx)
+}
+
+func (t tableEditor) rowsOf(ctx context.Context, names []string, key string) (*reading, error) {
 	return t.table.rowsOf(ctx, t.tx, names, key)
 }
 
@@ -30,8 +37,8 @@ func (t tableEditor) publish(ctx context.Context, p *published) error {
 
 func (t tableEditor) set(ctx context.Context, e *Entry) error { return t.table.set(ctx, t.tx, e) }
 
-func (t tableEditor) unset(ctx context.Context, name string, key *string) (int64, error) {
-	return t.table.unset(ctx, t.tx, name, key)
+func (t tableEditor) unset(ctx context.Context, at place) error {
+	return t.table.unset(ctx, t.tx, at.name, at.key)
 }
 
 func (t tableEditor) forget(ctx context.Context, name string) (int64, error) {
@@ -40,7 +47,12 @@ func (t tableEditor) forget(ctx context.Context, name string) (int64, error) {
 
 type memoryEditor struct{ *memory }
 
-func (m memoryEditor) rowsOf(_ context.Context, names []string, key *string) (*reading, error) {
+func (m memoryEditor) lock(context.Context) (func(), error) {
+	m.editing.Lock()
+	return m.editing.Unlock, nil
+}
+
+func (m memoryEditor) rowsOf(_ context.Context, names []string, key string) (*reading, error) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return m.memory.rowsOf(names, key), nil
@@ -60,10 +72,11 @@ func (m memoryEditor) set(_ context.Context, e *Entry) error {
 	return nil
 }
 
-func (m memoryEditor) unset(_ context.Context, name string, key *string) (int64, error) {
+func (m memoryEditor) unset(_ context.Context, at place) error {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return m.memory.unset(name, key), nil
+	m.memory.unset(at)
+	return nil
 }
 
 func (m memoryEditor) forget(_ context.Context, name string) (int64, error) {

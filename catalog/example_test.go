@@ -58,7 +58,7 @@ func Example() {
 	// bob 1 of "send_message": ok, 19 of 20 left
 }
 
-// Set, SetAll and Unset are for a page of administrators.
+// Set and Unset are for a page of administrators.
 func ExampleCatalog_Set() {
 	ctx := context.Background()
 	limits, err := catalog.NewInMemory(nil) // in a test; catalog.New in a program
@@ -69,15 +69,16 @@ func ExampleCatalog_Set() {
 		log.Fatal(err)
 	}
 	weekend := catalog.Override{Rate: 100, Until: time.Now().Add(48 * time.Hour), Note: "moving house"}
-	if err := limits.Set(ctx, "send_message", "alice", weekend); err != nil {
+	if _, err := limits.Set(ctx, "send_message", "alice", weekend); err != nil {
 		log.Fatal(err)
 	}
-	if err := limits.SetAll(ctx, "send_message", catalog.Override{MaxReserved: 30}); err != nil {
+	if _, err := limits.Set(ctx, "send_message", catalog.AllKeys, catalog.Override{MaxReserved: 30}); err != nil {
 		log.Fatal(err)
 	}
 	fmt.Println(limits.For(SendMessage, "alice").Limit)
 	fmt.Println(limits.For(SendMessage, "bob").Limit)
-	fmt.Println(limits.Set(ctx, "send_message", "bob", catalog.Override{Rate: -1}))
+	_, err = limits.Set(ctx, "send_message", "bob", catalog.Override{Rate: -1})
+	fmt.Println(err)
 	// Output:
 	// token bucket "send_message": 100 per 1m, capacity 20, max reserved 30
 	// token bucket "send_message": 10 per 1m, capacity 20, max reserved 30
@@ -96,7 +97,7 @@ func ExampleCatalog_Prune() {
 	if err := limits.Publish(ctx, SendMessage); err != nil {
 		log.Fatal(err)
 	}
-	if err := limits.Set(ctx, "send_message", "alice", catalog.Override{Rate: 100, Capacity: 1000}); err != nil {
+	if _, err := limits.Set(ctx, "send_message", "alice", catalog.Override{Rate: 100, Capacity: 1000}); err != nil {
 		log.Fatal(err)
 	}
 	if err := store.Take(ctx, limits.ForN(SendMessage, "alice", 500)); err != nil {
@@ -125,7 +126,7 @@ func ExampleCatalog_History() {
 	if err := limits.Publish(ctx, SendMessage); err != nil {
 		log.Fatal(err)
 	}
-	if err := limits.Set(ctx, "send_message", "alice", catalog.Override{Rate: 100, Note: "moving house"}); err != nil {
+	if _, err := limits.Set(ctx, "send_message", "alice", catalog.Override{Rate: 100, Note: "moving house"}); err != nil {
 		log.Fatal(err)
 	}
 	changes, err := limits.History(ctx, "send_message", 1)

@@ -64,7 +64,7 @@ func TestSilence(t *testing.T) {
 	heard()
 	for c.Publish(ctx, api) != nil && ctx.Err() == nil { // while connections are made
 	}
-	must(t, c.Set(ctx, "api", "a", catalog.Override{Rate: 50}))
+	edited(t)(c.Set(ctx, "api", "a", catalog.Override{Rate: 50}))
 	must(t, c.Ready())
 
 	silent()
@@ -167,7 +167,7 @@ func TestPrivileges(t *testing.T) {
 	db := newDB(t)
 	owner, _ := newCatalog(t, db)
 	must(t, owner.Publish(t.Context(), api))
-	must(t, owner.Set(t.Context(), "api", "a", catalog.Override{Rate: 50}))
+	edited(t)(owner.Set(t.Context(), "api", "a", catalog.Override{Rate: 50}))
 	verbs := []struct {
 		name string
 		may  string // who
@@ -178,15 +178,16 @@ func TestPrivileges(t *testing.T) {
 		{"History", "reader publisher editor", func(ctx context.Context, c *catalog.Catalog) error { _, err := c.History(ctx, "", 5); return err }},
 		{"Publish", "publisher editor", func(ctx context.Context, c *catalog.Catalog) error { return c.Publish(ctx, signUp, strict) }},
 		{"Set", "publisher editor", func(ctx context.Context, c *catalog.Catalog) error {
-			return c.Set(ctx, "api", "b", catalog.Override{Rate: 60, Note: time.Now().String()})
+			return errOf(c.Set(ctx, "api", "b", catalog.Override{Rate: 60, Note: time.Now().String()}))
 		}},
-		{"Unset", "editor", func(ctx context.Context, c *catalog.Catalog) error { _, err := c.Unset(ctx, "api", "b"); return err }},
+		{"Unset", "editor", func(ctx context.Context, c *catalog.Catalog) error { _, err := c.Unset(ctx, "api", "z"); return err }},
 		{"Forget", "editor", func(ctx context.Context, c *catalog.Catalog) error { _, err := c.Forget(ctx, "strict"); return err }},
 		{"PruneHistory", "", func(ctx context.Context, c *catalog.Catalog) error { _, err := c.PruneHistory(ctx, 0); return err }},
 	}
 	for _, role := range []struct{ name, rights string }{
 		{"reader", "SELECT"}, {"publisher", "SELECT, INSERT, UPDATE"}, {"editor", "SELECT, INSERT, UPDATE, DELETE"},
 	} {
+		edited(t)(owner.Set(t.Context(), "api", "z", catalog.Override{Rate: 50}))
 		as := restricted(t, db, role.name, role.rights)
 		c, _ := newCatalog(t, as)
 		for _, verb := range verbs {
@@ -282,15 +283,15 @@ func TestQueryExecModes(t *testing.T) {
 			must(t, c.Publish(ctx, api, signUp, strict))
 			must(t, c.Publish(ctx, api, signUp, strict))
 			until := time.Now().Add(time.Hour)
-			must(t, c.Set(ctx, "api", "a", catalog.Override{Rate: 50, Period: time.Hour, Capacity: ratelimit.None, MaxReserved: 7, Until: until, Note: "n"}))
-			must(t, c.SetAll(ctx, "strict", catalog.Override{Slots: 10, Off: true}))
+			edited(t)(c.Set(ctx, "api", "a", catalog.Override{Rate: 50, Period: time.Hour, Capacity: ratelimit.None, MaxReserved: 7, Until: until, Note: "n"}))
+			edited(t)(c.Set(ctx, "strict", catalog.AllKeys, catalog.Override{Slots: 10, Switch: catalog.Off}))
 			other, _ := newCatalog(t, db)
 			must(t, other.Refresh(ctx))
 			wantLimit(t, other, api, "a", ratelimit.TokenBucket{Name: "api", Rate: 50, Period: time.Hour, Capacity: ratelimit.None, MaxReserved: 7})
-			must(t, c.Set(ctx, "api", "b", catalog.Override{Rate: 5}))
+			edited(t)(c.Set(ctx, "api", "b", catalog.Override{Rate: 5}))
 			must(t, other.Refresh(ctx))
 			wantLimit(t, other, api, "b", ratelimit.TokenBucket{Name: "api", Rate: 5, Period: time.Minute, Capacity: 20})
-			if got := other.Overrides("strict"); len(got) != 1 || !got[0].Off || got[0].Slots != 10 || !got[0].All {
+			if got := other.Overrides("strict"); len(got) != 1 || got[0].Switch != catalog.Off || got[0].Slots != 10 || got[0].Key != catalog.AllKeys {
 				t.Errorf("got %+v", got)
 			}
 			changes, err := c.History(ctx, "", 0)
@@ -300,8 +301,8 @@ func TestQueryExecModes(t *testing.T) {
 			if n, err := c.PruneHistory(ctx, 0); err != nil || n != 5 {
 				t.Errorf("got %d, %v", n, err)
 			}
-			if removed, err := c.UnsetAll(ctx, "strict"); err != nil || !removed {
-				t.Errorf("got %t, %v", removed, err)
+			if removed, err := c.Unset(ctx, "strict", catalog.AllKeys); err != nil || removed.Was == nil {
+				t.Errorf("got %+v, %v", removed, err)
 			}
 		})
 	}

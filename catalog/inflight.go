@@ -12,7 +12,7 @@ import (
 // InFlight is [Catalog.For] for a limit of work in flight. It returns the limit of key: limit
 // itself, or with the AtOnce, the Lease and the Mode of an override.
 //
-//	permit, err := store.Acquire(ctx, limits.InFlight(Calls, org), org)
+//	permit, err := store.Permits().Acquire(ctx, limits.InFlight(Calls, org).For(org))
 //
 // A smaller AtOnce takes no permit away: until the leases end that are there, there may be as many
 // as before. It is a look-up in memory.
@@ -32,7 +32,7 @@ func (c *Catalog) InFlightTx(ctx context.Context, tx pgx.Tx, limit ratelimit.InF
 	if err != nil {
 		return limit, err
 	}
-	r, err := of.rowsOf(ctx, []string{limit.Name}, &key)
+	r, err := of.rowsOf(ctx, []string{limit.Name}, key)
 	if err != nil {
 		return limit, err
 	}

@@ -44,17 +44,17 @@ func TestInFlight(t *testing.T) {
 		if got := c.Definitions(); len(got) != 1 || got[0] != api.Definition() {
 			t.Errorf("got %v, want the limits that are rates", got)
 		}
-		must(t, c.Set(ctx, "calls", "a", catalog.Override{AtOnce: 20, Note: "a large customer"}))
-		must(t, c.SetAll(ctx, "calls", catalog.Override{AtOnce: 5, Lease: 2 * time.Minute}))
-		must(t, c.Set(ctx, "calls", "b", catalog.Override{AtOnce: 30, Off: true}))
-		must(t, c.Set(ctx, "calls", "c", catalog.Override{AtOnce: 30, Until: time.Now().Add(-time.Hour)}))
+		edited(t)(c.Set(ctx, "calls", "a", catalog.Override{AtOnce: 20, Note: "a large customer"}))
+		edited(t)(c.Set(ctx, "calls", catalog.AllKeys, catalog.Override{AtOnce: 5, Lease: 2 * time.Minute}))
+		edited(t)(c.Set(ctx, "calls", "b", catalog.Override{AtOnce: 30, Switch: catalog.Off}))
+		edited(t)(c.Set(ctx, "calls", "c", catalog.Override{AtOnce: 30, Until: time.Now().Add(-time.Hour)}))
 		for _, c := range []*catalog.Catalog{c, another()} {
 			must(t, c.Refresh(ctx))
 			wantInFlight(t, c, "a", 20, 2*time.Minute)
 			wantInFlight(t, c, "b", 5, 2*time.Minute)
 			wantInFlight(t, c, "c", 5, 2*time.Minute)
 		}
-		if removed, err := c.Unset(ctx, "calls", "a"); !removed || err != nil {
+		if removed, err := c.Unset(ctx, "calls", "a"); removed.Was == nil || err != nil {
 			t.Errorf("got %v, %v", removed, err)
 		}
 		wantInFlight(t, c, "a", 5, 2*time.Minute)
@@ -95,7 +95,7 @@ func TestInFlightThatDoesNotFit(t *testing.T) {
 			{"api", "Lease", catalog.Override{Lease: time.Hour}},
 		} {
 			var field *ratelimit.FieldError
-			if err := c.Set(ctx, bad.name, "a", bad.o); !errors.As(err, &field) || field.Field != bad.field || field.Limit != bad.name {
+			if err := errOf(c.Set(ctx, bad.name, "a", bad.o)); !errors.As(err, &field) || field.Field != bad.field || field.Limit != bad.name {
 				t.Errorf("%s of %s: got %v", bad.field, bad.name, err)
 			}
 		}
@@ -148,7 +148,7 @@ func TestInFlightInTransaction(t *testing.T) {
 	c, _ := newCatalog(t, db)
 	err := pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
 		must(t, c.PublishInFlightTx(ctx, tx, calls))
-		must(t, c.SetTx(ctx, tx, "calls", "a", catalog.Override{AtOnce: 3}))
+		edited(t)(c.SetTx(ctx, tx, "calls", "a", catalog.Override{AtOnce: 3}))
 		if got, err := c.InFlightTx(ctx, tx, calls, "a"); err != nil || got.Limit != 3 {
 			t.Errorf("got %v, %v", got, err)
 		}
@@ -169,7 +169,7 @@ func TestViewOfPermits(t *testing.T) {
 	ctx := t.Context()
 	c, _ := newCatalog(t, db)
 	must(t, c.PublishInFlight(ctx, calls, builds))
-	must(t, c.Set(ctx, "calls", "b", catalog.Override{AtOnce: 1, Lease: time.Hour}))
+	edited(t)(c.Set(ctx, "calls", "b", catalog.Override{AtOnce: 1, Lease: time.Hour}))
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
 	must(t, err)
 	t.Cleanup(store.Close)
@@ -185,8 +185,8 @@ func TestViewOfPermits(t *testing.T) {
 			}
 		}
 	}
-	must(t, c.SetAll(ctx, "calls", catalog.Override{Mode: ratelimit.ModeRefuse}))
-	must(t, c.Set(ctx, "calls", "b", catalog.Override{AtOnce: 1, Lease: time.Hour, Mode: ratelimit.ModeEnforce}))
+	edited(t)(c.Set(ctx, "calls", catalog.AllKeys, catalog.Override{Mode: ratelimit.ModeRefuse}))
+	edited(t)(c.Set(ctx, "calls", "b", catalog.Override{AtOnce: 1, Lease: time.Hour, Mode: ratelimit.ModeEnforce}))
 	rows, err := db.Pool.Query(ctx, inSchema(db, "SELECT name, key, at_once, held, not_before, until, overridden, mode FROM rate_limits_in_flight"))
 	must(t, err)
 	var (
@@ -241,10 +241,10 @@ func TestModesInFlight(t *testing.T) {
 		}
 		soon := time.Now().Add(time.Hour).Truncate(time.Microsecond).UTC()
 		want("a", 0, time.Time{})
-		must(t, c.SetAll(ctx, "calls", catalog.Override{Mode: ratelimit.ModeRefuse, Until: soon, Note: "the partner is down"}))
-		must(t, c.Set(ctx, "calls", "b", catalog.Override{Mode: ratelimit.ModeEnforce}))
-		must(t, c.Set(ctx, "calls", "c", catalog.Override{Mode: ratelimit.ModeShadow}))
-		must(t, c.Set(ctx, "calls", "d", catalog.Override{Mode: ratelimit.ModeShadow, Off: true}))
+		edited(t)(c.Set(ctx, "calls", catalog.AllKeys, catalog.Override{Mode: ratelimit.ModeRefuse, Until: soon, Note: "the partner is down"}))
+		edited(t)(c.Set(ctx, "calls", "b", catalog.Override{Mode: ratelimit.ModeEnforce}))
+		edited(t)(c.Set(ctx, "calls", "c", catalog.Override{Mode: ratelimit.ModeShadow}))
+		edited(t)(c.Set(ctx, "calls", "d", catalog.Override{Mode: ratelimit.ModeShadow, Switch: catalog.Off}))
 		want("a", ratelimit.ModeRefuse, soon)
 		want("b", ratelimit.ModeEnforce, time.Time{})
 		want("c", ratelimit.ModeShadow, time.Time{})
@@ -255,12 +255,12 @@ func TestModesInFlight(t *testing.T) {
 				t.Errorf("%q: got %v, %v", key, permit, err)
 			}
 		}
-		if _, err := c.UnsetAll(ctx, "calls"); err != nil {
+		if _, err := c.Unset(ctx, "calls", catalog.AllKeys); err != nil {
 			t.Error(err)
 		}
 		want("a", 0, time.Time{})
 		var field *ratelimit.FieldError
-		if err := c.SetAll(ctx, "calls", catalog.Override{Mode: 9}); !errors.As(err, &field) || field.Field != "Mode" {
+		if err := errOf(c.Set(ctx, "calls", catalog.AllKeys, catalog.Override{Mode: 9})); !errors.As(err, &field) || field.Field != "Mode" {
 			t.Errorf("got %v", err)
 		}
 	})

@@ -10,7 +10,8 @@ import (
 
 // memory is the catalog in memory.
 type memory struct {
-	mu        sync.Mutex
+	editing   sync.Mutex // of one edit, which reads and writes
+	mu        sync.Mutex // of all that follows
 	published map[string]published
 	overrides map[place]Entry
 	changes   []Change
@@ -39,17 +40,17 @@ func (m *memory) read() *reading {
 	return r
 }
 
-// rowsOf is the table's rowsOf. It needs the lock, as all that follows.
-func (m *memory) rowsOf(names []string, key *string) *reading {
+// rowsOf is the table's rowsOf. It needs mu, as do publish, set, unset, forget and log.
+func (m *memory) rowsOf(names []string, key string) *reading {
 	r := &reading{whole: true, at: m.clock()}
 	for _, name := range names {
 		if d, ok := m.published[name]; ok {
 			r.published = append(r.published, d)
 		}
-		if e, ok := m.overrides[place{name: name, all: true}]; ok {
+		if e, ok := m.overrides[place{name, AllKeys}]; ok {
 			r.overrides = append(r.overrides, e)
 		}
-		if e, ok := m.overrides[place{name: name, key: or(key)}]; ok && key != nil {
+		if e, ok := m.overrides[place{name, key}]; ok && key != AllKeys {
 			r.overrides = append(r.overrides, e)
 		}
 	}
@@ -58,32 +59,28 @@ func (m *memory) rowsOf(names []string, key *string) *reading {
 
 func (m *memory) publish(p *published) {
 	was, ok := m.published[p.Name]
-	m.log(place{name: p.Name, all: true}, jsonOf(was, ok), jsonOf(*p, true))
+	m.log(place{p.Name, AllKeys}, jsonOf(was, ok), jsonOf(*p, true))
 	m.published[p.Name] = *p
 }
 
 func (m *memory) set(e Entry) {
-	at := place{name: e.Name, key: e.Key, all: e.All}
+	at := place{e.Name, e.Key}
 	was, ok := m.overrides[at]
 	e.UpdatedAt = m.clock()
 	m.log(at, jsonOf(was.Override, ok), jsonOf(e.Override, true))
 	m.overrides[at] = e
 }
 
-func (m *memory) unset(name string, key *string) int64 {
-	at := place{name: name, key: or(key), all: key == nil}
-	was, ok := m.overrides[at]
-	if !ok {
-		return 0
+func (m *memory) unset(at place) {
+	if was, ok := m.overrides[at]; ok {
+		m.log(at, jsonOf(was.Override, true), nil)
+		delete(m.overrides, at)
 	}
-	m.log(at, jsonOf(was.Override, true), nil)
-	delete(m.overrides, at)
-	return 1
 }
 
 func (m *memory) forget(name string) (n int64) {
 	if d, ok := m.published[name]; ok {
-		m.log(place{name: name, all: true}, jsonOf(d, true), nil)
+		m.log(place{name, AllKeys}, jsonOf(d, true), nil)
 		delete(m.published, name)
 		n++
 	}
@@ -102,7 +99,7 @@ func (m *memory) log(at place, was, became json.RawMessage) {
 		return
 	}
 	m.version++
-	m.changes = append(m.changes, Change{Version: m.version, At: m.clock(), Who: "memory", Name: at.name, Key: at.key, All: at.all, Was: was, Became: became})
+	m.changes = append(m.changes, Change{Version: m.version, At: m.clock(), Who: "memory", Name: at.name, Key: at.key, Was: was, Became: became})
 }
 
 // history returns the changes of a name, or of all, the newest first.
@@ -143,8 +140,8 @@ func jsonOf[T published | Override](v T, ok bool) json.RawMessage {
 	switch v := any(v).(type) {
 	case published:
 		row["kind"] = v.kind()
-		if v.slots != nil {
-			row["at_once"], row["lease"] = v.slots.Limit, v.slots.Lease.String()
+		if v.inFlight != nil {
+			row["at_once"], row["lease"] = v.inFlight.Limit, v.inFlight.Lease.String()
 			break
 		}
 		row["rate"], row["period"], row["shards"] = v.Rate, v.Period.String(), v.Shards
@@ -166,7 +163,7 @@ func jsonOf[T published | Override](v T, ok bool) json.RawMessage {
 		put("mode", v.Mode != 0, v.Mode)
 		put("until", !v.Until.IsZero(), v.Until)
 		put("note", v.Note != "", v.Note)
-		row["enabled"] = !v.Off
+		row["enabled"] = v.Switch != Off
 	}
 	text, _ := json.Marshal(row) // which has nothing that could not be
 	return text

@@ -35,15 +35,15 @@ func TestModes(t *testing.T) {
 		}
 		soon, late := time.Now().Add(time.Hour).Truncate(time.Microsecond).UTC(), time.Now().Add(2*time.Hour).Truncate(time.Microsecond).UTC()
 		want("a", 0, time.Time{})
-		must(t, c.SetAll(ctx, "api", catalog.Override{Mode: ratelimit.ModeRefuse, Until: soon, Note: "the partner is down"}))
+		edited(t)(c.Set(ctx, "api", catalog.AllKeys, catalog.Override{Mode: ratelimit.ModeRefuse, Until: soon, Note: "the partner is down"}))
 		want("a", ratelimit.ModeRefuse, soon)
-		must(t, c.Set(ctx, "api", "a", catalog.Override{Mode: ratelimit.ModeEnforce}))
-		must(t, c.Set(ctx, "api", "b", catalog.Override{Rate: 7}))
-		must(t, c.Set(ctx, "api", "c", catalog.Override{Mode: ratelimit.ModeShadow, Until: late}))
-		must(t, c.Set(ctx, "api", "d", catalog.Override{Mode: ratelimit.ModeRefuse, Until: late}))
-		must(t, c.Set(ctx, "api", "e", catalog.Override{Mode: ratelimit.ModeRefuse}))
-		must(t, c.Set(ctx, "api", "f", catalog.Override{Mode: ratelimit.ModeShadow, Until: time.Now().Add(-time.Hour)}))
-		must(t, c.Set(ctx, "api", "g", catalog.Override{Mode: ratelimit.ModeShadow, Off: true}))
+		edited(t)(c.Set(ctx, "api", "a", catalog.Override{Mode: ratelimit.ModeEnforce}))
+		edited(t)(c.Set(ctx, "api", "b", catalog.Override{Rate: 7}))
+		edited(t)(c.Set(ctx, "api", "c", catalog.Override{Mode: ratelimit.ModeShadow, Until: late}))
+		edited(t)(c.Set(ctx, "api", "d", catalog.Override{Mode: ratelimit.ModeRefuse, Until: late}))
+		edited(t)(c.Set(ctx, "api", "e", catalog.Override{Mode: ratelimit.ModeRefuse}))
+		edited(t)(c.Set(ctx, "api", "f", catalog.Override{Mode: ratelimit.ModeShadow, Until: time.Now().Add(-time.Hour)}))
+		edited(t)(c.Set(ctx, "api", "g", catalog.Override{Mode: ratelimit.ModeShadow, Switch: catalog.Off}))
 		want("a", ratelimit.ModeEnforce, time.Time{})
 		want("b", ratelimit.ModeRefuse, soon)
 		want("c", ratelimit.ModeShadow, time.Time{})
@@ -51,14 +51,14 @@ func TestModes(t *testing.T) {
 		want("e", ratelimit.ModeRefuse, time.Time{})
 		want("f", ratelimit.ModeRefuse, soon)
 		want("g", ratelimit.ModeRefuse, soon)
-		if _, err := c.UnsetAll(ctx, "api"); err != nil {
+		if _, err := c.Unset(ctx, "api", catalog.AllKeys); err != nil {
 			t.Error(err)
 		}
 		want("a", ratelimit.ModeEnforce, time.Time{})
 		want("b", 0, time.Time{})
 		want("f", 0, time.Time{})
 
-		err := c.SetAll(ctx, "api", catalog.Override{Mode: 9})
+		err := errOf(c.Set(ctx, "api", catalog.AllKeys, catalog.Override{Mode: 9}))
 		var field *ratelimit.FieldError
 		if !errors.As(err, &field) || field.Field != "Mode" {
 			t.Errorf("got %v", err)
@@ -87,7 +87,7 @@ func TestKillSwitch(t *testing.T) {
 		must(t, err)
 		return result
 	}
-	must(t, c.SetAll(ctx, "api", catalog.Override{Mode: ratelimit.ModeRefuse}))
+	edited(t)(c.Set(ctx, "api", catalog.AllKeys, catalog.Override{Mode: ratelimit.ModeRefuse}))
 	for range 3 {
 		if got := allow(1); got.OK || got.RetryAfter != ratelimit.RefusedFor || ratelimit.NameOf(got.Request.Limit) != "api" {
 			t.Errorf("got %v", got)
@@ -98,7 +98,7 @@ func TestKillSwitch(t *testing.T) {
 			t.Errorf("there is a row: %v", status)
 		}
 	}
-	must(t, c.SetAll(ctx, "api", catalog.Override{Mode: ratelimit.ModeShadow}))
+	edited(t)(c.Set(ctx, "api", catalog.AllKeys, catalog.Override{Mode: ratelimit.ModeShadow}))
 	shadowed := 0
 	for range 40 {
 		got := allow(1)
@@ -140,9 +140,9 @@ func TestRunnerGoesByTheCatalog(t *testing.T) {
 	db := newDB(t)
 	c, _ := newCatalog(t, db)
 	must(t, c.Publish(t.Context(), api))
-	must(t, c.Set(t.Context(), "api", "alice", catalog.Override{Capacity: 2}))
-	must(t, c.Set(t.Context(), "api", "bob", catalog.Override{Mode: ratelimit.ModeRefuse}))
-	must(t, c.Set(t.Context(), "api", "carol", catalog.Override{Capacity: 1, Mode: ratelimit.ModeShadow}))
+	edited(t)(c.Set(t.Context(), "api", "alice", catalog.Override{Capacity: 2}))
+	edited(t)(c.Set(t.Context(), "api", "bob", catalog.Override{Mode: ratelimit.ModeRefuse}))
+	edited(t)(c.Set(t.Context(), "api", "carol", catalog.Override{Capacity: 1, Mode: ratelimit.ModeShadow}))
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Catalog: c})
 	must(t, err)
 	for key, want := range map[string]int{"alice": 2, "bob": 0, "carol": 3, "dora": 3} {

@@ -11,8 +11,11 @@ import (
 	"github.com/pgratelimit/ratelimit"
 )
 
-// Override replaces fields of a limit's definition. A field that is zero leaves the definition
-// as it is in code.
+// AllKeys stands in place of a key for all keys of a limit. No key can be the same.
+const AllKeys = "\x00all keys"
+
+// Override replaces fields of a limit's definition. A field that is zero is not named by it: the
+// definition stays as it is in code, and an edit keeps what is there.
 //
 // A limit's Shards and Start cannot be overridden: other shards would be full at once, and
 // another start moves no existing row.
@@ -32,10 +35,10 @@ type Override struct {
 	// Slots is into how many a sliding window's period is cut.
 	Slots int
 
-	// AtOnce is the Limit of a [ratelimit.InFlight]: how many slots a key has.
+	// AtOnce is the Limit of a [ratelimit.InFlight]: how many permits a key has.
 	AtOnce int
 
-	// Lease is the Lease of a [ratelimit.InFlight], of slots that are taken from then on.
+	// Lease is the Lease of a [ratelimit.InFlight], of permits that are taken from then on.
 	Lease time.Duration
 
 	// Mode is how calls are treated: [ratelimit.ModeRefuse] refuses all of them, a kill switch;
@@ -48,18 +51,49 @@ type Override struct {
 	// is that of the code again. Zero is never.
 	Until time.Time
 
-	// Off keeps the override, and does not use it.
-	Off bool
+	// Switch is [On] or [Off]: Off keeps the override, and does not use it. A new override is on.
+	Switch Switch
 
 	// Note is for people: why, and for whom.
 	Note string
+
+	// Clear is the fields that an edit takes away from the override, before it sets those that
+	// it names. An Entry has none.
+	Clear Fields
 }
+
+// Switch says whether an override is used. Zero is not named.
+type Switch uint8
+
+// The positions of a Switch.
+const (
+	On Switch = iota + 1
+	Off
+)
+
+// Fields are fields of an Override, for its Clear.
+type Fields uint16
+
+// Every field but Switch, which is On or Off.
+const (
+	FieldRate Fields = 1 << iota
+	FieldPeriod
+	FieldCapacity
+	FieldMaxReserved
+	FieldSlots
+	FieldAtOnce
+	FieldLease
+	FieldMode
+	FieldUntil
+	FieldNote
+
+	AllFields = 1<<iota - 1 // in Clear: what the edit does not name is gone
+)
 
 // Entry is an override in the catalog.
 type Entry struct {
 	Name string // of the limit
-	Key  string // the key, unless it is for All
-	All  bool   // for all keys: the fields that a key's own override does not have
+	Key  string // AllKeys: replaces the fields that a key's own override does not
 	Override
 
 	UpdatedAt time.Time
@@ -72,21 +106,52 @@ type Change struct {
 	At          time.Time
 	Who         string // PostgreSQL's role
 	Name        string // of the limit; "" if all was forgotten by TRUNCATE
-	Key         string
-	All         bool // for all keys, or the definition itself
+	Key         string // AllKeys for all keys, and for the definition itself
 	Was, Became json.RawMessage
 }
 
-// over returns o with the fields of below where it has none.
-func (o Override) over(below *Override) Override {
-	if below == nil {
-		return o
-	}
-	o.Rate, o.Period = cmp.Or(o.Rate, below.Rate), cmp.Or(o.Period, below.Period)
-	o.Capacity, o.MaxReserved = cmp.Or(o.Capacity, below.Capacity), cmp.Or(o.MaxReserved, below.MaxReserved)
-	o.Slots, o.Mode = cmp.Or(o.Slots, below.Slots), cmp.Or(o.Mode, below.Mode)
-	o.AtOnce, o.Lease = cmp.Or(o.AtOnce, below.AtOnce), cmp.Or(o.Lease, below.Lease)
+// replaces reports whether o replaces any field of a limit.
+func (o *Override) replaces() bool {
+	return o.Rate != 0 || o.Period != 0 || o.Capacity != 0 || o.MaxReserved != 0 || o.Slots != 0 ||
+		o.AtOnce != 0 || o.Lease != 0 || o.Mode != 0
+}
+
+// edited returns o with the changes of an edit: first its Clear, then the fields that it names.
+func (o Override) edited(by *Override) Override {
+	o = by.over(o.without(by.Clear))
+	o.Until = cmp.Or(by.Until.UTC().Truncate(time.Microsecond), o.Until)
+	o.Note, o.Switch = cmp.Or(by.Note, o.Note), cmp.Or(by.Switch, o.Switch, On)
 	return o
+}
+
+// without returns o without fields.
+func (o Override) without(fields Fields) Override {
+	for i, zero := range [...]func(){
+		func() { o.Rate = 0 },
+		func() { o.Period = 0 },
+		func() { o.Capacity = 0 },
+		func() { o.MaxReserved = 0 },
+		func() { o.Slots = 0 },
+		func() { o.AtOnce = 0 },
+		func() { o.Lease = 0 },
+		func() { o.Mode = 0 },
+		func() { o.Until = time.Time{} },
+		func() { o.Note = "" },
+	} {
+		if fields&(1<<i) != 0 {
+			zero()
+		}
+	}
+	return o
+}
+
+// over returns below with the fields of a limit that o replaces.
+func (o *Override) over(below Override) Override {
+	below.Rate, below.Period = cmp.Or(o.Rate, below.Rate), cmp.Or(o.Period, below.Period)
+	below.Capacity, below.MaxReserved = cmp.Or(o.Capacity, below.Capacity), cmp.Or(o.MaxReserved, below.MaxReserved)
+	below.Slots, below.Mode = cmp.Or(o.Slots, below.Slots), cmp.Or(o.Mode, below.Mode)
+	below.AtOnce, below.Lease = cmp.Or(o.AtOnce, below.AtOnce), cmp.Or(o.Lease, below.Lease)
+	return below
 }
 
 // follows reports whether a limit's capacity is its rate, as it is by default. In the catalog it
@@ -179,21 +244,21 @@ func (o Override) inFlight(l ratelimit.InFlight) (ratelimit.InFlight, error) {
 // in flight, with a Definition that has the name only.
 type published struct {
 	ratelimit.Definition
-	slots *ratelimit.InFlight // nil for a limit
+	inFlight *ratelimit.InFlight // nil for a limit
 }
 
 // kindInFlight is the table's kind of a [ratelimit.InFlight], which no other limit has.
 const kindInFlight = "in flight"
 
-// slotsOf returns l as it is published, which is without a mode.
+// inFlightOf returns l as it is published, which is without a mode.
 func inFlightOf(l ratelimit.InFlight) published {
 	l.Lease, l.Mode, l.RefusedUntil = l.LeaseOrDefault(), 0, time.Time{}
-	return published{Definition: ratelimit.Definition{Name: l.Name}, slots: &l}
+	return published{Definition: ratelimit.Definition{Name: l.Name}, inFlight: &l}
 }
 
 // kind is the kind as the table has it.
 func (p *published) kind() string {
-	if p.slots != nil {
+	if p.inFlight != nil {
 		return kindInFlight
 	}
 	return p.Kind.String()
@@ -201,10 +266,10 @@ func (p *published) kind() string {
 
 // alike reports whether the two are the same in the table.
 func (p *published) alike(q *published) bool {
-	if p.slots != nil && q.slots != nil {
-		return *p.slots == *q.slots
+	if p.inFlight != nil && q.inFlight != nil {
+		return *p.inFlight == *q.inFlight
 	}
-	return p.slots == nil && q.slots == nil && alike(p.Definition, q.Definition)
+	return p.inFlight == nil && q.inFlight == nil && alike(p.Definition, q.Definition)
 }
 
 // check returns the fault of an override of a published definition.
@@ -218,18 +283,25 @@ func (e *Entry) check(p *published) error {
 	if y := e.Until.UTC().Year(); y < 1 || y > 9999 {
 		return bad("Until", e.Until, "must be in the years 1 to 9999")
 	}
-	if p.slots != nil {
-		limit, err := e.inFlight(*p.slots)
+	if e.Switch > Off {
+		return bad("Switch", e.Switch, "must be On or Off")
+	}
+	key := e.Key
+	if key == AllKeys {
+		key = ""
+	}
+	if p.inFlight != nil {
+		limit, err := e.inFlight(*p.inFlight)
 		if err != nil {
 			return err
 		}
-		return limit.ValidateKey(e.Key)
+		return limit.ValidateKey(key)
 	}
 	limit, err := e.limit(p.Definition)
 	if err != nil {
 		return err
 	}
-	return ratelimit.Request{Limit: limit, Key: e.Key, Mode: e.Mode}.Validate()
+	return ratelimit.Request{Limit: limit, Key: key, Mode: e.Mode}.Validate()
 }
 
 // amount reads an amount as it is stored: NULL for none that is given, 0 for none.
@@ -247,6 +319,22 @@ func stored(v float64) *float64 {
 	}
 	v = orZero(v)
 	return &v
+}
+
+// keyOf returns a key as it is read, which is NULL for all keys.
+func keyOf(p *string) string {
+	if p == nil {
+		return AllKeys
+	}
+	return *p
+}
+
+// keyArg returns a key as an argument, which is NULL for all keys.
+func keyArg(key string) *string {
+	if key == AllKeys {
+		return nil
+	}
+	return &key
 }
 
 // or returns the value of a pointer, or zero.

@@ -76,8 +76,8 @@ func processesAgainstMemory(t *testing.T, limit ratelimit.Limit, r *rand.Rand) {
 		p := processes[r.IntN(2)]
 		switch r.IntN(12) {
 		case 0:
-			o := catalog.Override{Rate: float64(5 + r.IntN(40)), Mode: []ratelimit.Mode{0, 0, ratelimit.ModeEnforce, ratelimit.ModeRefuse, ratelimit.ModeShadow}[r.IntN(5)]}
-			must(t, hands.Set(t.Context(), "l", "k", o))
+			o := catalog.Override{Clear: catalog.AllFields, Rate: float64(5 + r.IntN(40)), Mode: []ratelimit.Mode{0, 0, ratelimit.ModeEnforce, ratelimit.ModeRefuse, ratelimit.ModeShadow}[r.IntN(5)]}
+			edited(t)(hands.Set(t.Context(), "l", "k", o))
 			holds := hands.For(limit, "k").Limit.Definition()
 			if settled() {
 				epoch++
@@ -167,7 +167,7 @@ func TestChangesHoldAfterEscrow(t *testing.T) {
 		}
 	}
 
-	must(t, c.Set(ctx, "hot", "", catalog.Override{Capacity: 50}))
+	edited(t)(c.Set(ctx, "hot", "", catalog.Override{Capacity: 50}))
 	time.Sleep(escrow) // for which tokens that are held may be handed out
 	granted := 0
 	for allow() {
@@ -180,7 +180,7 @@ func TestChangesHoldAfterEscrow(t *testing.T) {
 	for range 1000 {
 		allow() // refused, and remembered
 	}
-	must(t, c.Set(ctx, "hot", "", catalog.Override{Rate: 1e6, Period: time.Second, Capacity: 100}))
+	edited(t)(c.Set(ctx, "hot", "", catalog.Override{Rate: 1e6, Period: time.Second, Capacity: 100}))
 	raised := time.Now()
 	for !allow() {
 		if time.Since(raised) > escrow+5*time.Second {

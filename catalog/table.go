@@ -28,34 +28,40 @@ type querier interface {
 
 // table is the catalog in PostgreSQL.
 type table struct {
-	pool  *pgxpool.Pool
-	names *strings.Replacer // with the schema
+	pool        *pgxpool.Pool
+	definitions string            // the table's name, with the schema
+	names       *strings.Replacer // with the schema
 }
 
 func newTable(pool *pgxpool.Pool, schema string) *table {
 	if schema == "" {
-		return &table{pool, strings.NewReplacer()}
+		return &table{pool, "rate_limit_definitions", strings.NewReplacer()}
 	}
 	in := func(name string) string { return pgx.Identifier{schema, name}.Sanitize() }
-	return &table{pool, strings.NewReplacer(
+	return &table{pool, in("rate_limit_definitions"), strings.NewReplacer(
 		"rate_limit_definitions AS", in("rate_limit_definitions")+" AS",
 		"rate_limit_history AS", in("rate_limit_history")+" AS")}
 }
 
 func (t *table) sql(text string) string { return t.names.Replace(text) }
 
-// columns are those of a definition or override, as scan reads them.
-const columns = `d.name, d.key, d.kind, d.rate, (date_part('epoch', d.period) * 1000000)::int8, d.capacity, d.max_reserved,
-	d.shards, d.start, d.slots, d.every, d.zone, d.anchor::text,
-	d.at_once, (date_part('epoch', d.lease) * 1000000)::int8, d.mode, d.enabled, d.until, coalesce(d.note, ''), d.updated_at`
+// columns are those of a definition or override, as scan reads them: instants and spans are
+// microseconds, so that no DateStyle and no IntervalStyle matters.
+const columns = `d.name, d.key, d.kind, d.rate, (extract(epoch FROM d.period) * 1000000)::int8, d.capacity, d.max_reserved,
+	d.shards, (extract(epoch FROM d.start) * 1000000)::int8, d.slots, d.every, d.zone, to_char(d.anchor, 'YYYY-MM-DD'),
+	d.at_once, (extract(epoch FROM d.lease) * 1000000)::int8, d.mode, d.enabled, (extract(epoch FROM d.until) * 1000000)::int8,
+	coalesce(d.note, ''), (extract(epoch FROM d.updated_at) * 1000000)::int8`
 
-// stored is a row as it is read. All of it can be NULL where there is none.
+// clock is the database's.
+const clock = `(extract(epoch FROM clock_timestamp()) * 1000000)::int8`
+
+// storedRow is a row as it is read. Every field can be NULL where there is no row.
 type storedRow struct {
 	name, key, kind             *string
 	rate, capacity, maxReserved *float64
 	period, lease               *int64
 	shards, slots, atOnce       *int
-	start, until, updatedAt     *time.Time
+	start, until, updatedAt     *int64
 	every, zone, anchor, mode   *string
 	enabled                     *bool
 	note                        string
@@ -78,11 +84,11 @@ func (s *storedRow) addTo(r *reading) {
 			r.published = append(r.published, p)
 			return
 		}
-		r.breaks(*s.name, fmt.Errorf("catalog: a definition is not used: %w", err))
+		r.breaks(place{*s.name, publishedKey}, fmt.Errorf("catalog: a definition is not used: %w", err))
 	default:
 		e, err := s.entry()
 		if err != nil {
-			r.breaks(e.Name, fmt.Errorf("catalog: an override is not used: %w", err))
+			r.breaks(place{e.Name, e.Key}, fmt.Errorf("catalog: an override is not used: %w", err))
 			return
 		}
 		r.overrides = append(r.overrides, e)
@@ -98,8 +104,16 @@ func (s *storedRow) published() (published, error) {
 	return published{Definition: d}, err
 }
 
-// microseconds is a time as it is read, 0 for NULL.
+// microseconds is a span as it is read, 0 for NULL.
 func microseconds(v *int64) time.Duration { return time.Duration(or(v)) * time.Microsecond }
+
+// instant is an instant as it is read, the zero time for NULL.
+func instant(v *int64) time.Time {
+	if v == nil {
+		return time.Time{}
+	}
+	return time.UnixMicro(*v).UTC()
+}
 
 func (s *storedRow) definition() (ratelimit.Definition, error) {
 	kind, err := ratelimit.ParseKind(*s.kind)
@@ -108,7 +122,7 @@ func (s *storedRow) definition() (ratelimit.Definition, error) {
 	}
 	d := ratelimit.Definition{
 		Name: *s.name, Kind: kind, Rate: or(s.rate), Period: microseconds(s.period),
-		Capacity: or(s.rate), MaxReserved: or(s.maxReserved), Shards: or(s.shards), Start: or(s.start).UTC(), Slots: or(s.slots),
+		Capacity: or(s.rate), MaxReserved: or(s.maxReserved), Shards: or(s.shards), Start: instant(s.start), Slots: or(s.slots),
 	}
 	if s.capacity != nil {
 		d.Capacity = *s.capacity
@@ -127,13 +141,16 @@ func (s *storedRow) definition() (ratelimit.Definition, error) {
 
 func (s *storedRow) entry() (e Entry, err error) {
 	e = Entry{
-		Name: *s.name, Key: or(s.key), All: s.key == nil, UpdatedAt: or(s.updatedAt).UTC(),
+		Name: *s.name, Key: keyOf(s.key), UpdatedAt: instant(s.updatedAt),
 		Override: Override{
 			Rate: or(s.rate), Period: microseconds(s.period),
 			Capacity: amount(s.capacity), MaxReserved: amount(s.maxReserved), Slots: or(s.slots),
 			AtOnce: or(s.atOnce), Lease: microseconds(s.lease),
-			Until: or(s.until).UTC(), Off: !or(s.enabled), Note: s.note,
+			Until: instant(s.until), Switch: Off, Note: s.note,
 		},
+	}
+	if or(s.enabled) {
+		e.Switch = On
 	}
 	if s.mode != nil {
 		e.Mode, err = ratelimit.ParseMode(*s.mode)
@@ -143,13 +160,13 @@ func (s *storedRow) entry() (e Entry, err error) {
 
 // poll reads the clock and the newest change, and whether the one that is known is there as it
 // was read.
-const poll = `SELECT clock_timestamp(),
+const poll = `SELECT ` + clock + `,
 	(SELECT h.version FROM rate_limit_history AS h ORDER BY h.version DESC LIMIT 1),
-	(SELECT h.at FROM rate_limit_history AS h WHERE h.version = $1::int8)`
+	(SELECT (extract(epoch FROM h.at) * 1000000)::int8 FROM rate_limit_history AS h WHERE h.version = $1::int8)`
 
 // newest is joined to by queries of rows, so that there is a row in any case, of one snapshot.
-const newest = `(SELECT clock_timestamp() AS now) AS n
-LEFT JOIN (SELECT h.version, h.at FROM rate_limit_history AS h ORDER BY h.version DESC LIMIT 1) AS v ON true`
+const newest = `(SELECT ` + clock + ` AS now) AS n
+LEFT JOIN (SELECT h.version, (extract(epoch FROM h.at) * 1000000)::int8 AS at FROM rate_limit_history AS h ORDER BY h.version DESC LIMIT 1) AS v ON true`
 
 const readAll = `SELECT ` + columns + `, n.now, v.version, v.at
 FROM ` + newest + `
@@ -171,13 +188,13 @@ func (t *table) read(ctx context.Context, known mark) (r *reading, at time.Time,
 	if known.version == 0 {
 		return t.readAll(ctx)
 	}
-	var version *int64
-	var knownAt *time.Time
-	if err := t.pool.QueryRow(ctx, t.sql(poll), known.version).Scan(&at, &version, &knownAt); err != nil {
+	var now, version, knownAt *int64
+	if err := t.pool.QueryRow(ctx, t.sql(poll), known.version).Scan(&now, &version, &knownAt); err != nil {
 		return nil, at, fault("look for changes", err)
 	}
+	at = instant(now)
 	switch {
-	case knownAt == nil || !knownAt.Equal(known.at):
+	case knownAt == nil || *knownAt != known.at:
 		return t.readAll(ctx)
 	case *version == known.version:
 		return nil, at, nil
@@ -197,19 +214,18 @@ func (t *table) readAll(ctx context.Context) (r *reading, at time.Time, err erro
 
 func (t *table) scan(rows pgx.Rows, r *reading, more ...any) error {
 	var (
-		s       storedRow
-		version *int64
-		newest  *time.Time
+		s                    storedRow
+		now, version, newest *int64
 	)
-	_, err := pgx.ForEachRow(rows, s.fields(append([]any{&r.at, &version, &newest}, more...)...), func() error {
-		r.mark = mark{or(version), or(newest)}
+	_, err := pgx.ForEachRow(rows, s.fields(append([]any{&now, &version, &newest}, more...)...), func() error {
+		r.at, r.mark = instant(now), mark{or(version), or(newest)}
 		if len(more) == 2 {
 			name, key := *more[0].(**string), *more[1].(**string)
 			if name == nil {
 				r.whole = true
 				return nil
 			}
-			r.changed = append(r.changed, place{name: *name, key: or(key), all: key == nil})
+			r.changed = append(r.changed, place{*name, keyOf(key)})
 		}
 		s.addTo(r)
 		return nil
@@ -236,18 +252,20 @@ func (t *table) readChanged(ctx context.Context, known mark) (r *reading, at tim
 	return r, r.at, nil
 }
 
-// rowsOf reads the rows of names, in a transaction; key is nil for all keys.
-const rowsOf = `SELECT ` + columns + `, clock_timestamp() FROM rate_limit_definitions AS d
+// rowsOf reads the rows of names without a key, and those of one key.
+const rowsOf = `SELECT ` + columns + `, ` + clock + ` FROM rate_limit_definitions AS d
 WHERE d.name = ANY ($1::text[]) AND (d.key IS NULL OR d.key = $2::text)`
 
-func (t *table) rowsOf(ctx context.Context, q querier, names []string, key *string) (*reading, error) {
-	rows, err := q.Query(ctx, t.sql(rowsOf), names, key)
+func (t *table) rowsOf(ctx context.Context, q querier, names []string, key string) (*reading, error) {
+	rows, err := q.Query(ctx, t.sql(rowsOf), names, keyArg(key))
 	if err != nil {
 		return nil, fault("read definitions", err)
 	}
 	r := &reading{whole: true}
 	var s storedRow
-	_, err = pgx.ForEachRow(rows, s.fields(&r.at), func() error {
+	var now *int64
+	_, err = pgx.ForEachRow(rows, s.fields(&now), func() error {
+		r.at = instant(now)
 		s.addTo(r)
 		return nil
 	})
@@ -275,7 +293,7 @@ const (
 )
 
 func (t *table) publish(ctx context.Context, q querier, p *published) error {
-	if l := p.slots; l != nil {
+	if l := p.inFlight; l != nil {
 		_, err := q.Exec(ctx, t.sql(putPublished), l.Name, nil, p.kind(), nil, nil, nil, nil, nil, nil, nil, true, nil, nil, nil, nil, nil,
 			int32(l.Limit), float64(l.Lease.Microseconds()), nil)
 		return fault("publish", err)
@@ -295,16 +313,16 @@ func (t *table) publish(ctx context.Context, q querier, p *published) error {
 }
 
 func (t *table) set(ctx context.Context, q querier, e *Entry) error {
-	sql, key := putKey, &e.Key
-	if e.All {
-		sql, key = putAll, nil
+	sql := putKey
+	if e.Key == AllKeys {
+		sql = putAll
 	}
 	var mode *string
 	if e.Mode != 0 {
 		mode = notZero(e.Mode.String())
 	}
-	_, err := q.Exec(ctx, t.sql(sql), e.Name, key, nil, notZero(e.Rate), notZero(float64(e.Period.Microseconds())), stored(e.Capacity), stored(e.MaxReserved),
-		nil, nil, notZero(int32(e.Slots)), !e.Off, orNull(e.Until), notZero(e.Note), nil, nil, nil,
+	_, err := q.Exec(ctx, t.sql(sql), e.Name, keyArg(e.Key), nil, notZero(e.Rate), notZero(float64(e.Period.Microseconds())), stored(e.Capacity), stored(e.MaxReserved),
+		nil, nil, notZero(int32(e.Slots)), e.Switch != Off, orNull(e.Until), notZero(e.Note), nil, nil, nil,
 		notZero(int32(e.AtOnce)), notZero(float64(e.Lease.Microseconds())), mode)
 	return fault("set an override", err)
 }
@@ -315,13 +333,22 @@ const (
 	forget   = `DELETE FROM rate_limit_definitions AS d WHERE d.name = $1::text`
 )
 
-func (t *table) unset(ctx context.Context, q querier, name string, key *string) (int64, error) {
+func (t *table) unset(ctx context.Context, q querier, name, key string) error {
 	sql := unsetKey
-	if key == nil {
+	if key == AllKeys {
 		sql = unsetAll
 	}
-	tag, err := q.Exec(ctx, t.sql(sql), name, key)
-	return tag.RowsAffected(), fault("unset an override", err)
+	_, err := q.Exec(ctx, t.sql(sql), name, keyArg(key))
+	return fault("unset an override", err)
+}
+
+// lock is the lock of those who write definitions, which the history's trigger takes. Whoever
+// has it sees what the one before has committed, by the next statement.
+const lock = `SELECT pg_advisory_xact_lock(hashtextextended('rate_limit_definitions', $1::text::regclass::oid::int8))`
+
+func (t *table) lock(ctx context.Context, q querier) error {
+	_, err := q.Exec(ctx, lock, t.definitions)
+	return fault("wait for those who write definitions", err)
 }
 
 func (t *table) forget(ctx context.Context, q querier, name string) (int64, error) {
@@ -329,7 +356,7 @@ func (t *table) forget(ctx context.Context, q querier, name string) (int64, erro
 	return tag.RowsAffected(), fault("forget a limit", err)
 }
 
-const history = `SELECT h.version, h.at, h.who, coalesce(h.name, ''), coalesce(h.key, ''), h.key IS NULL, h.was::text, h.became::text
+const history = `SELECT h.version, (extract(epoch FROM h.at) * 1000000)::int8, h.who, coalesce(h.name, ''), h.key, h.was::text, h.became::text
 FROM rate_limit_history AS h WHERE ($1::text IS NULL OR h.name = $1::text) ORDER BY h.version DESC LIMIT $2::int8`
 
 func (t *table) history(ctx context.Context, name string, most int) ([]Change, error) {
@@ -338,9 +365,10 @@ func (t *table) history(ctx context.Context, name string, most int) ([]Change, e
 		return nil, fault("read the history", err)
 	}
 	changes, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (c Change, err error) {
-		var was, became *string
-		err = row.Scan(&c.Version, &c.At, &c.Who, &c.Name, &c.Key, &c.All, &was, &became)
-		c.At = c.At.UTC()
+		var at *int64
+		var key, was, became *string
+		err = row.Scan(&c.Version, &at, &c.Who, &c.Name, &key, &was, &became)
+		c.At, c.Key = instant(at), keyOf(key)
 		if was != nil {
 			c.Was = json.RawMessage(*was)
 		}

@@ -22,7 +22,7 @@ func TestWritersTakeTurnsBeforeRows(t *testing.T) {
 	for name, write := range map[string]func(context.Context, *catalog.Catalog, *pgtest.DB) error{
 		"publish": func(ctx context.Context, c *catalog.Catalog, _ *pgtest.DB) error { return c.Publish(ctx, named("b")) },
 		"set": func(ctx context.Context, c *catalog.Catalog, _ *pgtest.DB) error {
-			return c.Set(ctx, "b", "k", catalog.Override{Rate: 3})
+			return errOf(c.Set(ctx, "b", "k", catalog.Override{Rate: 3}))
 		},
 		"unset": func(ctx context.Context, c *catalog.Catalog, _ *pgtest.DB) error {
 			_, err := c.Unset(ctx, "b", "k")
@@ -39,10 +39,10 @@ func TestWritersTakeTurnsBeforeRows(t *testing.T) {
 			ctx := t.Context()
 			c, _ := newCatalog(t, db)
 			must(t, c.Publish(ctx, api, ratelimit.TokenBucket{Name: "b", Rate: 10, Period: time.Minute}))
-			must(t, c.Set(ctx, "b", "k", catalog.Override{Rate: 2}))
+			edited(t)(c.Set(ctx, "b", "k", catalog.Override{Rate: 2}))
 			wrote := make(chan error, 1)
 			must(t, pgx.BeginFunc(ctx, db.Pool, func(tx pgx.Tx) error {
-				if err := c.SetTx(ctx, tx, "api", "k", catalog.Override{Rate: 2}); err != nil {
+				if _, err := c.SetTx(ctx, tx, "api", "k", catalog.Override{Rate: 2}); err != nil {
 					return err
 				}
 				go func() { wrote <- write(ctx, c, db) }()
@@ -52,7 +52,7 @@ func TestWritersTakeTurnsBeforeRows(t *testing.T) {
 				if err := c.PublishTx(ctx, tx, named("b")); err != nil {
 					return err
 				}
-				return c.SetTx(ctx, tx, "b", "k", catalog.Override{Rate: 4})
+				return errOf(c.SetTx(ctx, tx, "b", "k", catalog.Override{Rate: 4}))
 			}))
 			must(t, <-wrote)
 		})

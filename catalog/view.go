@@ -5,6 +5,7 @@ import (
 	"maps"
 	"math"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -24,15 +25,15 @@ type view struct {
 // fail-over that has lost changes versions are given out again.
 type mark struct {
 	version int64
-	at      time.Time
+	at      int64 // in microseconds since 1970
 }
 
 // family is the rows of a name.
 type family struct {
 	published *published
 	all       *entry
-	keys      map[string]*entry
-	ignored   []error // the faults of its rows
+	keys      keyed[entry]
+	faults    map[string]error // of rows that are not used, by key
 
 	// bases are the limits in code, which are plans of one name, for which entries remember
 	// their limits.
@@ -61,11 +62,11 @@ type choice struct {
 	limit ratelimit.Limit
 }
 
-// place is a name and a key of rows that are to be forgotten: with all, those without a key.
-type place struct {
-	name, key string
-	all       bool
-}
+// place is a name and a key of rows; with AllKeys, those without a key.
+type place struct{ name, key string }
+
+// publishedKey stands for a key in the fault of a published definition.
+const publishedKey = "\x00published"
 
 // reading is the rows read of the catalog: all, or those that have changed.
 type reading struct {
@@ -73,100 +74,166 @@ type reading struct {
 	changed   []place // unless it is whole
 	published []published
 	overrides []Entry
-	broken    map[string][]error // rows that cannot be, by name
+	broken    map[place]error // rows that cannot be
 	mark      mark
 	at        time.Time // on the clock that decides
 }
 
-// breaks notes that a row of a name cannot be.
-func (r *reading) breaks(name string, err error) {
+// breaks notes that a row cannot be.
+func (r *reading) breaks(at place, err error) {
 	if r.broken == nil {
-		r.broken = map[string][]error{}
+		r.broken = map[place]error{}
 	}
-	r.broken[name] = append(r.broken[name], err)
+	r.broken[at] = err
 }
 
-// with returns the view when a reading was made, which the process asked for at an instant;
-// and the names that it tells of.
-func (v *view) with(r *reading, asked time.Time) (after *view, names []string) {
+// with returns the view after a reading, which the process asked for at an instant, and the
+// places whose faults the reading tells. It copies what has changed, and of the rest of a name
+// no more than a part.
+func (v *view) with(r *reading, asked time.Time) (after *view, told []place) {
 	after = &view{limits: map[string]*family{}, mark: r.mark, at: r.at, read: asked}
 	if v != nil && !r.whole {
 		after.limits = maps.Clone(v.limits)
 	}
-	touched := map[string]*family{}
-	of := func(name string) *family {
-		f := touched[name]
-		if f == nil {
-			f = &family{keys: map[string]*entry{}}
-			if known := after.limits[name]; known != nil {
-				f.published, f.all, f.keys = known.published, known.all, maps.Clone(known.keys)
-			}
-			touched[name], after.limits[name] = f, f
+	touched := map[string]*edition{}
+	of := func(name string) *edition {
+		if touched[name] == nil {
+			touched[name] = after.limits[name].edition()
 		}
-		return f
+		return touched[name]
 	}
-	for _, p := range r.changed {
-		f := of(p.name)
-		if p.all {
-			f.published, f.all = nil, nil
-		} else {
-			delete(f.keys, p.key)
-		}
+	for _, at := range r.changed {
+		of(at.name).remove(at.key)
 	}
 	for i := range r.published {
 		of(r.published[i].Name).published = &r.published[i]
 	}
 	for i := range r.overrides {
-		e := &entry{Entry: r.overrides[i]}
-		switch {
-		case e.Off:
-			e.until = math.MinInt64
-		case !e.Until.IsZero():
-			e.until = e.Until.UnixMicro()
-		}
-		if e.All {
-			of(e.Name).all = e
-		} else {
-			of(e.Name).keys[e.Key] = e
-		}
+		of(r.overrides[i].Name).put(newEntry(&r.overrides[i]))
 	}
-	for name := range r.broken {
-		of(name)
+	for at, err := range r.broken {
+		of(at.name).faulty(at.key, err)
 	}
-	for name, f := range touched {
-		if f.ignored = append(r.broken[name], f.faults()...); f.empty() && len(f.ignored) == 0 {
+	for name, e := range touched {
+		f := e.finish()
+		for _, key := range slices.Sorted(maps.Keys(e.told)) {
+			told = append(told, place{name, key})
+		}
+		if after.limits[name] = f; f.empty() && len(f.faults) == 0 {
 			delete(after.limits, name)
 		}
-		names = append(names, name)
 	}
-	slices.Sort(names)
-	return after, names
+	return after, told
 }
 
-func (f *family) empty() bool { return f.published == nil && f.all == nil && len(f.keys) == 0 }
+func newEntry(of *Entry) *entry {
+	e := &entry{Entry: *of}
+	switch {
+	case e.Switch == Off:
+		e.until = math.MinInt64
+	case !e.Until.IsZero():
+		e.until = e.Until.UnixMicro()
+	}
+	return e
+}
+
+// edition is a changed copy of a family in the making.
+type edition struct {
+	family
+	keys  *draft[entry]
+	was   *published
+	fresh []*entry        // that were put
+	told  map[string]bool // keys of faults that were found
+}
+
+func (f *family) edition() *edition {
+	e := &edition{told: map[string]bool{}}
+	if f != nil {
+		e.was, e.published, e.all, e.faults = f.published, f.published, f.all, maps.Clone(f.faults)
+		e.bases.Store(f.bases.Load())
+		e.keys = f.keys.draft()
+	} else {
+		e.keys = keyed[entry]{}.draft()
+	}
+	return e
+}
+
+// unset removes the override of a key.
+func (e *edition) unset(key string) {
+	delete(e.faults, key)
+	if key == AllKeys {
+		e.all = nil
+	} else {
+		e.keys.set(key, nil)
+	}
+}
+
+// remove removes the rows of a key; those without a key are the definition, too.
+func (e *edition) remove(key string) {
+	e.unset(key)
+	if key == AllKeys {
+		delete(e.faults, publishedKey)
+		e.published = nil
+	}
+}
+
+func (e *edition) put(o *entry) {
+	if o.Key == AllKeys {
+		e.all = o
+	} else {
+		e.keys.set(o.Key, o)
+	}
+	e.fresh = append(e.fresh, o)
+}
+
+func (e *edition) faulty(key string, err error) {
+	if e.faults == nil {
+		e.faults = map[string]error{}
+	}
+	e.faults[key], e.told[key] = err, true
+}
+
+// finish checks the overrides that are new, or all if the definition is, and returns the family.
+func (e *edition) finish() *family {
+	e.family.keys = e.keys.keyed
+	check := e.fresh
+	switch {
+	case e.published == nil: // nothing to be held against
+		maps.DeleteFunc(e.faults, func(key string, _ error) bool { return !e.told[key] })
+		return &e.family
+	case e.was == nil || !e.was.alike(e.published):
+		check = e.entries()
+	}
+	for _, o := range check {
+		delete(e.faults, o.Key)
+		if err := o.check(e.published); err != nil {
+			e.faulty(o.Key, fmt.Errorf("catalog: an override is not used: %w", err))
+		}
+	}
+	return &e.family
+}
+
+func (f *family) empty() bool { return f.published == nil && f.all == nil && f.keys.n == 0 }
+
+// entry returns the override of a key or of AllKeys, nil if there is none.
+func (f *family) entry(key string) *entry {
+	switch {
+	case f == nil:
+		return nil
+	case key == AllKeys:
+		return f.all
+	}
+	return f.keys.get(key)
+}
 
 // entries returns the overrides of a name, that for all keys first.
 func (f *family) entries() (entries []*entry) {
+	f.keys.all(func(e *entry) { entries = append(entries, e) })
+	slices.SortFunc(entries, func(a, b *entry) int { return strings.Compare(a.Key, b.Key) })
 	if f.all != nil {
-		entries = append(entries, f.all)
-	}
-	for _, key := range slices.Sorted(maps.Keys(f.keys)) {
-		entries = append(entries, f.keys[key])
+		entries = slices.Insert(entries, 0, f.all)
 	}
 	return entries
-}
-
-// faults returns the faults of the overrides of a name.
-func (f *family) faults() (faults []error) {
-	if f.published == nil {
-		return nil
-	}
-	for _, e := range f.entries() {
-		if err := e.Entry.check(f.published); err != nil {
-			faults = append(faults, fmt.Errorf("catalog: an override is not used: %w", err))
-		}
-	}
-	return faults
 }
 
 // now is the instant by which overrides end, in microseconds.
@@ -194,7 +261,7 @@ func (v *view) choose(r *ratelimit.Request, clock func() time.Time) {
 	if f == nil {
 		return
 	}
-	all, own := v.used(f.all, clock), v.used(f.keys[r.Key], clock)
+	all, own := v.used(f.all, clock), v.used(f.keys.get(r.Key), clock)
 	if own == nil && all == nil {
 		return
 	}
@@ -246,7 +313,7 @@ func (v *view) inFlight(limit ratelimit.InFlight, key string, clock func() time.
 	if f == nil {
 		return limit
 	}
-	all, own := v.used(f.all, clock), v.used(f.keys[key], clock)
+	all, own := v.used(f.all, clock), v.used(f.keys.get(key), clock)
 	for _, e := range [...]*entry{all, own} {
 		if e == nil {
 			continue
@@ -289,7 +356,7 @@ func (f *family) baseOf(limit ratelimit.Limit, all *entry) *base {
 func (e *entry) make(b *base) ratelimit.Limit {
 	o := e.Override
 	if b.all != nil {
-		o = o.over(&b.all.Override)
+		o = e.over(b.all.Override)
 	}
 	made, err := o.limit(b.limit.Definition())
 	if err != nil {
@@ -325,7 +392,7 @@ func value(limit ratelimit.Limit) ratelimit.Limit {
 // definitions returns every definition that the rows of a name can have: the published one, and
 // each override on it, those that are off or over as well.
 func (f *family) definitions() (limits []ratelimit.Limit) {
-	if f.published == nil || f.published.slots != nil {
+	if f.published == nil || f.published.inFlight != nil {
 		return nil
 	}
 	add := func(o Override) {
@@ -337,7 +404,7 @@ func (f *family) definitions() (limits []ratelimit.Limit) {
 	for _, e := range f.entries() {
 		add(e.Override)
 		if f.all != nil && e != f.all {
-			add(e.over(&f.all.Override))
+			add(e.over(f.all.Override))
 		}
 	}
 	return limits

@@ -123,7 +123,7 @@ func (h *history) step() {
 	h.log = append(h.log, fmt.Sprintf("%v %d %v %s", h.now.Sub(noon), what, request, key))
 	switch what {
 	case 0:
-		o := catalog.Override{Rate: float64(4 + h.rand.IntN(30))}
+		o := catalog.Override{Clear: catalog.AllFields, Rate: float64(4 + h.rand.IntN(30))}
 		if limit.Definition().Kind == ratelimit.KindSlidingWindow {
 			o.Slots = h.rand.IntN(9)
 		}
@@ -138,13 +138,13 @@ func (h *history) step() {
 		}
 		h.log = append(h.log, fmt.Sprintf("%+v", o))
 		if h.rand.IntN(3) == 0 {
-			err = h.c.SetAll(ctx, name, o)
+			err = errOf(h.c.Set(ctx, name, catalog.AllKeys, o))
 		} else {
-			err = h.c.Set(ctx, name, key, o)
+			err = errOf(h.c.Set(ctx, name, key, o))
 		}
 	case 1:
 		if h.rand.IntN(3) == 0 {
-			_, err = h.c.UnsetAll(ctx, name)
+			_, err = h.c.Unset(ctx, name, catalog.AllKeys)
 		} else {
 			_, err = h.c.Unset(ctx, name, key)
 		}

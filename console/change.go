@@ -3,11 +3,8 @@ package console
 import (
 	"context"
 	"fmt"
-	"math"
 	"net/http"
 	"net/url"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
@@ -16,77 +13,108 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/visible"
 )
 
-// An action is a change that a form asks for: its description, for confirmation,
-// and how it is done.
+// An action is a change that a form asks for: what has to be agreed to before, one after the
+// other, and how it is done.
 type action struct {
-	does string // such as "Empty alice of send_message and let nothing through for 1m0s"
+	asks []string // such as "Empty alice of send_message, and let nothing through for 1m"
+	note string
 	do   func(ctx context.Context) error
 }
 
+func ask(text string, do func(ctx context.Context) error) action {
+	return action{asks: []string{text}, do: do}
+}
+
 // actions make the changes by their names in forms. They check the form's values, so that
-// nobody confirms a change that cannot be made.
-var actions = map[string]func(s *site, t target, form url.Values) (action, error){
-	"reset": func(s *site, t target, _ url.Values) (action, error) {
-		return action{"Fill " + t.String() + " up, and forget its pause and its debt", func(ctx context.Context) error {
+// nobody agrees to a change that cannot be made.
+var actions = map[string]func(ctx context.Context, s *site, t target, form url.Values) (action, error){
+	"reset": func(_ context.Context, s *site, t target, _ url.Values) (action, error) {
+		return ask("Fill "+t.String()+" up, and forget its pause and its debt", func(ctx context.Context) error {
 			return s.desk.Store.Reset(ctx, t.limit, t.key)
-		}}, nil
+		}), nil
 	},
-	"credit": func(s *site, t target, form url.Values) (action, error) {
+	"credit": func(_ context.Context, s *site, t target, form url.Values) (action, error) {
 		n, err := number("tokens", form.Get("tokens"))
 		if err == nil && n <= 0 {
-			err = &ratelimit.FieldError{Package: "console", Field: "tokens", Value: n, Reason: "must be positive"}
+			err = bad("tokens", n, "must be positive")
 		}
-		return action{fmt.Sprintf("Give %s to %s", inspect.Amount(n), t), func(ctx context.Context) error {
+		return ask(fmt.Sprintf("Give %s to %s", inspect.Amount(n), t), func(ctx context.Context) error {
 			_, err := s.desk.Store.Credit(ctx, t.limit.ForN(t.key, n))
 			return err
-		}}, err
+		}), err
 	},
-	"pause": func(s *site, t target, form url.Values) (action, error) {
+	"pause": func(_ context.Context, s *site, t target, form url.Values) (action, error) {
 		lasts, err := duration("for", form.Get("for"))
 		if err == nil && lasts <= 0 {
-			err = &ratelimit.FieldError{Package: "console", Field: "for", Value: lasts, Reason: "must be positive"}
+			err = bad("for", lasts, "must be positive")
 		}
-		return action{fmt.Sprintf("Empty %s, and let nothing through for %s", t, lasts), func(ctx context.Context) error {
+		return ask(fmt.Sprintf("Empty %s, and let nothing through for %s", t, inspect.Period(lasts)), func(ctx context.Context) error {
 			_, err := s.desk.Store.Pause(ctx, t.limit, t.key, lasts)
 			return err
-		}}, err
+		}), err
 	},
-	"resume": func(s *site, t target, _ url.Values) (action, error) {
-		return action{"End the pause of " + t.String(), func(ctx context.Context) error {
+	"resume": func(_ context.Context, s *site, t target, _ url.Values) (action, error) {
+		return ask("End the pause of "+t.String(), func(ctx context.Context) error {
 			return s.desk.Store.Resume(ctx, t.limit, t.key)
-		}}, nil
+		}), nil
 	},
-	"set": func(s *site, t target, form url.Values) (action, error) {
-		o, err := override(form)
-		return action{fmt.Sprintf("Override %s: %s", t, inspect.Override(&o)), func(ctx context.Context) error {
-			if t.all {
-				return s.desk.Catalog.SetAll(ctx, t.name, o)
-			}
-			return s.desk.Catalog.Set(ctx, t.name, t.key, o)
-		}}, err
-	},
-	"free": func(s *site, t target, _ url.Values) (action, error) {
-		return action{"Free all permits of " + t.String() + ": their holders find them lost, and may be at work still", func(ctx context.Context) error {
+	"free": func(_ context.Context, s *site, t target, _ url.Values) (action, error) {
+		return ask("Free all permits of "+t.String()+": their holders find them lost, and may be at work still", func(ctx context.Context) error {
 			return s.desk.Store.Permits().Reset(ctx, t.inFlight, t.key)
-		}}, nil
+		}), nil
 	},
-	"unset": func(s *site, t target, _ url.Values) (action, error) {
-		return action{"Remove the override of " + t.String(), func(ctx context.Context) (err error) {
-			if t.all {
-				_, err = s.desk.Catalog.UnsetAll(ctx, t.name)
-			} else {
-				_, err = s.desk.Catalog.Unset(ctx, t.name, t.key)
-			}
-			return err
-		}}, nil
+	"set": func(ctx context.Context, s *site, t target, form url.Values) (action, error) {
+		o, err := editOf(form, time.Now())
+		if err != nil {
+			return action{}, err
+		}
+		return s.edit(ctx, t, &o)
 	},
+	"on": func(ctx context.Context, s *site, t target, _ url.Values) (action, error) {
+		return s.edit(ctx, t, &catalog.Override{Switch: catalog.On})
+	},
+	"off": func(ctx context.Context, s *site, t target, _ url.Values) (action, error) {
+		return s.edit(ctx, t, &catalog.Override{Switch: catalog.Off})
+	},
+	"unset": func(ctx context.Context, s *site, t target, _ url.Values) (action, error) {
+		return s.edit(ctx, t, nil)
+	},
+}
+
+// edit is the action of an edit of the catalog, or of the removal of an override. What grants
+// less than the program has published is asked for once more.
+func (s *site) edit(ctx context.Context, t target, by *catalog.Override) (action, error) {
+	key := t.key
+	if t.all {
+		key = catalog.AllKeys
+	}
+	edit, err := s.desk.Catalog.Preview(ctx, t.name, key, by)
+	if err == nil && !edit.Changes() {
+		err = bad("override", inspect.Edit(&edit), "is so already")
+	}
+	if err != nil {
+		return action{}, err
+	}
+	a := ask("Change the override of "+t.String()+": "+inspect.Edit(&edit), func(ctx context.Context) error {
+		return s.desk.Catalog.Apply(ctx, &edit)
+	})
+	if lower := inspect.Lower(&edit); lower != "" {
+		a.asks = append(a.asks, "Go on although "+lower)
+	}
+	if t.all {
+		reach, err := s.desk.Reach(ctx, &edit)
+		if a.note = "Now " + reach.String() + "."; err != nil { // which keeps nobody from a kill switch
+			a.note = "How many keys it concerns cannot be told: " + err.Error()
+		}
+	}
+	return a, nil
 }
 
 // ofKey are the actions that change a key's rows, and so are not for all keys.
 var ofKey = map[string]bool{"reset": true, "credit": true, "pause": true, "resume": true, "free": true}
 
-// ofPermits are the actions for limits of how many at once.
-var ofPermits = map[string]bool{"free": true, "set": true, "unset": true}
+// ofCatalog are the actions for limits of any kind, and for all keys.
+var ofCatalog = map[string]bool{"set": true, "on": true, "off": true, "unset": true}
 
 // A target is the thing to change: a key, or all keys of a limit.
 type target struct {
@@ -122,37 +150,50 @@ const mostForm = 64 << 10
 
 // confirmPage asks whether a change is to be made.
 type confirmPage struct {
-	Does string
-	Form url.Values // to be posted again
-	Back string
+	Ask, Note string
+	Anew      bool       // what was agreed to is not what would be done now
+	Form      url.Values // to be posted again
+	Back      string
 }
 
-// change makes a change, once it is confirmed.
+// agreed is the field of a form with what was agreed to.
+const agreed = "agreed"
+
+// change makes a change, once all that it asks is agreed to.
 func (s *site) change(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), s.timeout)
 	defer cancel()
-	if !s.edit {
+	if !s.editable {
 		s.fail(w, r, errForbidden)
 		return
 	}
 	r.Body = http.MaxBytesReader(w, r.Body, mostForm)
-	if err := r.ParseForm(); err != nil {
-		s.fail(w, r, &ratelimit.FieldError{Package: "console", Field: "form", Value: r.ContentLength, Reason: err.Error()})
+	if err := readForm(r); err != nil {
+		s.fail(w, r, err)
 		return
 	}
-	t, a, err := s.asked(ctx, r.PostForm)
-	if err == nil && r.PostForm.Get("confirmed") == "yes" {
-		if err = a.do(ctx); err == nil {
-			s.logger.InfoContext(ctx, "console: a change", "action", r.PostForm.Get("action"), "limit", t.name, "all", t.all)
-			http.Redirect(w, r, t.page(s.prefix, r.PostForm.Get("action")), http.StatusSeeOther)
-			return
-		}
-	}
+	form := r.PostForm
+	t, a, err := s.asked(ctx, form)
 	if err != nil {
 		s.fail(w, r, err)
 		return
 	}
-	s.write(w, r, &view{template: "confirm.html", Title: "Are you sure?", Data: confirmPage{a.does, r.PostForm, t.page(s.prefix, "")}})
+	n := 0
+	for n < len(a.asks) && n < len(form[agreed]) && form[agreed][n] == a.asks[n] {
+		n++
+	}
+	if n < len(a.asks) {
+		p := confirmPage{Ask: a.asks[n], Note: a.note, Anew: n < len(form[agreed]), Form: form, Back: t.page(s.prefix, "")}
+		form[agreed] = append(form[agreed][:n:n], a.asks[n])
+		s.write(w, r, &view{template: "confirm.html", Title: "Are you sure?", Data: &p})
+		return
+	}
+	if err := a.do(ctx); err != nil {
+		s.fail(w, r, err)
+		return
+	}
+	s.logger.InfoContext(ctx, "console: a change", "action", form.Get("action"), "limit", t.name, "all", t.all)
+	http.Redirect(w, r, t.page(s.prefix, form.Get("action")), http.StatusSeeOther)
 }
 
 // asked returns the change for which a form asks.
@@ -160,7 +201,12 @@ func (s *site) asked(ctx context.Context, form url.Values) (t target, a action, 
 	if err := s.read(ctx); err != nil {
 		return t, a, err
 	}
-	t = target{name: form.Get("name"), key: form.Get("key"), all: form.Get("all") != ""}
+	// Browsers change ends of lines in what they post, so the page has keys as visible.Text.
+	key, err := visible.Parse(form.Get("key"))
+	if err != nil || key == catalog.AllKeys {
+		return t, a, bad("key", len(form.Get("key")), "(bytes) is no key")
+	}
+	t = target{name: form.Get("name"), key: key, all: form.Get("all") != ""}
 	if t.inFlight, err = s.desk.InFlight(t.name); err != nil {
 		limit, err := s.desk.Limit(t.name)
 		if err != nil {
@@ -170,49 +216,9 @@ func (s *site) asked(ctx context.Context, form url.Values) (t target, a action, 
 	}
 	named := form.Get("action")
 	find, ok := actions[named]
-	if !ok || t.all && ofKey[named] || (t.limit == nil) != ofPermits[named] && named != "set" && named != "unset" {
-		return t, a, &ratelimit.FieldError{Package: "console", Field: "action", Value: named, Reason: "is none of those of the page"}
+	if !ok || t.all && ofKey[named] || (t.limit == nil) != (named == "free") && !ofCatalog[named] {
+		return t, a, bad("action", named, "is none of those of the page")
 	}
-	a, err = find(s, t, form)
+	a, err = find(ctx, s, t, form)
 	return t, a, err
-}
-
-// override reads the fields of an override from a form, where an empty one is left out.
-func override(form url.Values) (o catalog.Override, err error) {
-	read := func(field string, into *float64) {
-		text := strings.TrimSpace(form.Get(field))
-		switch {
-		case text == "" || err != nil:
-		case text == "none":
-			*into = ratelimit.None
-		case text == "unlimited":
-			*into = math.Inf(1)
-		default:
-			*into, err = number(field, text)
-		}
-	}
-	read("rate", &o.Rate)
-	read("capacity", &o.Capacity)
-	read("max_reserved", &o.MaxReserved)
-	if text := form.Get("mode"); text != "" && err == nil {
-		o.Mode, err = ratelimit.ParseMode(text)
-	}
-	if text := form.Get("at_once"); text != "" && err == nil {
-		if o.AtOnce, err = strconv.Atoi(text); err != nil {
-			err = &ratelimit.FieldError{Package: "console", Field: "at_once", Value: text, Reason: "must be a whole number"}
-		}
-	}
-	if text := form.Get("lease"); text != "" && err == nil {
-		o.Lease, err = duration("lease", text)
-	}
-	if text := form.Get("period"); text != "" && err == nil {
-		o.Period, err = duration("period", text)
-	}
-	if text := form.Get("for"); text != "" && err == nil {
-		var lasts time.Duration
-		lasts, err = duration("for", text)
-		o.Until = time.Now().Add(lasts)
-	}
-	o.Note = form.Get("note")
-	return o, err
 }

@@ -3,7 +3,8 @@
 // [http.Handler] to put into a program of your own; the command "ratelimit serve" runs it alone.
 //
 // It needs no JavaScript and nothing from other servers. It shows keys, which may be names of
-// customers, so put your program's own authentication before it, or set [Config.Token].
+// customers, so put your program's own authentication before it, or set [Config.Token]. Without a
+// token name the hosts under which it is reached: see [Config.Hosts].
 package console
 
 import (
@@ -12,13 +13,16 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"log/slog"
+	"net"
 	"net/http"
 	"regexp"
+	"slices"
+	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/catalog"
 	"github.com/pgratelimit/ratelimit/internal/inspect"
 	"github.com/pgratelimit/ratelimit/pgstore"
@@ -47,6 +51,12 @@ type Config struct {
 	// Token is a password that browsers ask for, with any name; "" asks for none.
 	Token string
 
+	// Hosts are the names under which browsers reach the page, without ports. Others are answered
+	// 421, unless there is a Token: a stranger may give a name of his own this server's address,
+	// and so have browsers that reach it ask for what his page wants to know. "localhost" and IP
+	// addresses are always accepted.
+	Hosts []string
+
 	// Timeout bounds a page's wait for the database; 0 is 5 s.
 	Timeout time.Duration
 
@@ -58,6 +68,7 @@ type Config struct {
 type Console struct {
 	guarded bool              // by a token
 	token   [sha256.Size]byte // its hash
+	hosts   map[string]bool   // without a token
 	handler http.Handler
 }
 
@@ -71,11 +82,14 @@ func New(config *Config) (*Console, error) {
 	}
 	s := &site{
 		desk:   &inspect.Inspector{Pool: config.Pool, Schema: config.Schema, Store: config.Store, Catalog: config.Catalog},
-		prefix: config.Prefix, edit: config.Edit,
+		prefix: config.Prefix, editable: config.Edit,
 		timeout: cmp.Or(config.Timeout, defaultTimeout),
 		logger:  cmp.Or(config.Logger, slog.Default()),
 	}
-	c := &Console{handler: routes(s)}
+	c := &Console{handler: routes(s), hosts: map[string]bool{"localhost": true}}
+	for _, host := range config.Hosts {
+		c.hosts[strings.ToLower(host)] = true
+	}
 	if config.Token != "" {
 		c.token = sha256.Sum256([]byte(config.Token))
 		c.guarded = true
@@ -89,9 +103,6 @@ var prefix = regexp.MustCompile(`^(/[\w.~-]+)*$`)
 const defaultTimeout = 5 * time.Second
 
 func (c *Config) check() error {
-	bad := func(field string, value any, reason string) error {
-		return &ratelimit.FieldError{Package: "console", Field: field, Value: value, Reason: reason}
-	}
 	switch {
 	case c.Pool == nil:
 		return bad("Pool", nil, "is required")
@@ -101,6 +112,8 @@ func (c *Config) check() error {
 		return bad("Catalog", nil, "is required")
 	case !prefix.MatchString(c.Prefix):
 		return bad("Prefix", c.Prefix, "must begin with a slash, end without one, and need no escaping")
+	case slices.ContainsFunc(c.Hosts, func(host string) bool { return host == "" || strings.ContainsAny(host, ":/") }):
+		return bad("Hosts", strings.Join(c.Hosts, " "), "must be names without ports, such as limits.example.com")
 	case c.Timeout < 0:
 		return bad("Timeout", c.Timeout, "must not be negative")
 	}
@@ -137,12 +150,25 @@ func (c *Console) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	h.Set("X-Content-Type-Options", "nosniff")
 	h.Set("Referrer-Policy", "same-origin") // addresses of pages have keys in them
 	h.Set("Cache-Control", "no-store")
+	if !c.named(r) {
+		http.Error(w, "this page is not served under the name "+strconv.Quote(r.Host)+": see console.Config.Hosts", http.StatusMisdirectedRequest)
+		return
+	}
 	if !c.knows(r) {
 		h.Set("WWW-Authenticate", `Basic realm="ratelimit", charset="UTF-8"`)
 		http.Error(w, "the token is missing or wrong", http.StatusUnauthorized)
 		return
 	}
 	c.handler.ServeHTTP(w, r)
+}
+
+// named reports whether a request is for a name of this server's.
+func (c *Console) named(r *http.Request) bool {
+	host, _, err := net.SplitHostPort(r.Host)
+	if err != nil {
+		host = strings.Trim(r.Host, "[]")
+	}
+	return c.guarded || c.hosts[strings.ToLower(host)] || net.ParseIP(host) != nil
 }
 
 // knows reports whether a request has the token, if one is wanted.

@@ -19,6 +19,7 @@ import (
 	"github.com/pgratelimit/ratelimit/catalog"
 	"github.com/pgratelimit/ratelimit/console"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/internal/visible"
 	"github.com/pgratelimit/ratelimit/migrations"
 	"github.com/pgratelimit/ratelimit/pgstore"
 	"github.com/pgratelimit/ratelimit/refusals"
@@ -76,6 +77,34 @@ func (s *site) must(err error) {
 	if err != nil {
 		s.Fatal(err)
 	}
+}
+
+func (s *site) edited(_ catalog.Edit, err error) {
+	s.Helper()
+	s.must(err)
+}
+
+// agreements are what a page asks to be agreed to, and was before.
+var agreements = regexp.MustCompile(`<input type="hidden" name="agreed" value="([^"]*)">`)
+
+// agree posts a form as often as the page asks for something, and returns the last answer and
+// what was asked.
+func (s *site) agree(form url.Values) (response *http.Response, page string, asked []string) {
+	s.Helper()
+	for range 4 {
+		if response, page = s.post(form); response.StatusCode != 200 {
+			break
+		}
+		asked = nil
+		for _, found := range agreements.FindAllStringSubmatch(page, -1) {
+			asked = append(asked, html.UnescapeString(found[1]))
+		}
+		form["agreed"] = asked
+		if until := regexp.MustCompile(`name="until" value="([^"]*)"`).FindStringSubmatch(page); until != nil {
+			form.Set("until", html.UnescapeString(until[1]))
+		}
+	}
+	return response, page, asked
 }
 
 // do sends a request, and follows no redirect.
@@ -141,9 +170,9 @@ func TestPagesTellWhatIsThere(t *testing.T) {
 	s.take(5, "bob")
 	_, err := s.store.Pause(t.Context(), api, "carol", time.Hour)
 	s.must(err)
-	s.must(s.catalog.Set(t.Context(), "api", "bob", catalog.Override{Capacity: 40, Note: "moving house"}))
+	s.edited(s.catalog.Set(t.Context(), "api", "bob", catalog.Override{Capacity: 40, Note: "moving house"}))
 
-	s.wants(s.get(200, "/"), "api", api.Definition().String(), "sign up", signUp.Definition().String(), `<td class="n">3`)
+	s.wants(s.get(200, "/"), "api", api.Definition().String(), "sign up", signUp.Definition().String(), `<td class="n" data-label="rows">3`)
 	s.wants(s.get(200, "/limit", "name", "api"), "alice", "in debt", "bob", "overridden", "carol", "paused until", "capacity 40, (moving house)")
 	if page := s.get(200, "/limit", "name", "api", "prefix", "a"); !strings.Contains(page, "alice") || strings.Contains(page, "carol") {
 		t.Errorf("by a prefix: %s", page)
@@ -152,7 +181,7 @@ func TestPagesTellWhatIsThere(t *testing.T) {
 	if s.wants(short, "alice", "carol", "3 keys were looked at"); strings.Contains(short, "key=bob\"") && strings.Count(short, ">bob<") > 1 {
 		t.Errorf("bob is not limited: %s", short)
 	}
-	s.wants(s.get(200, "/key", "name", "api", "key", "alice"), "refused: 1 wanted, -", "would be granted at", "<polyline", "granted</text>", `aria-label="Tokens from now`)
+	s.wants(s.get(200, "/key", "name", "api", "key", "alice"), "refused: 1 wanted, -", "would be granted at", "<polyline", "would be granted.</figcaption>", `aria-label="Tokens from now`)
 	s.wants(s.get(200, "/key", "name", "api", "key", "alice", "count", "2", "reserve", "yes"), "a reservation of 2 would be due at")
 	s.wants(s.get(200, "/key", "name", "api", "key", "carol"), "refused: it is paused until")
 	s.wants(s.get(200, "/key", "name", "api", "key", "dora"), "granted: 1 would be taken of 20", "which means that it is full")
@@ -205,7 +234,7 @@ func TestChanges(t *testing.T) {
 		s.must(err)
 		return result.Status
 	}
-	// change makes a change, which does nothing before it is confirmed.
+	// change makes a change, which does nothing before all that it asks is agreed to.
 	change := func(does string, fields ...string) {
 		t.Helper()
 		form := url.Values{"name": {"api"}, "key": {"alice"}}
@@ -214,14 +243,13 @@ func TestChanges(t *testing.T) {
 		}
 		before := value()
 		response, page := s.post(form)
-		if response.StatusCode != 200 || !strings.Contains(page, does) {
+		if response.StatusCode != 200 || !strings.Contains(html.UnescapeString(page), does) {
 			t.Fatalf("%v: got %s, want %q:\n%s", fields, response.Status, does, page)
 		}
 		if after := value(); after.Value > before.Value+1 || after.Capacity != before.Capacity || after.PausedUntil != before.PausedUntil {
 			t.Fatalf("%v: got %v before it was confirmed, want %v", fields, after, before)
 		}
-		form.Set("confirmed", "yes")
-		response, page = s.post(form)
+		response, page, _ = s.agree(form)
 		if response.StatusCode != http.StatusSeeOther {
 			t.Fatalf("%v, confirmed: got %s:\n%s", fields, response.Status, page)
 		}
@@ -235,7 +263,7 @@ func TestChanges(t *testing.T) {
 	if v := value().Value; v < 5 || v > 6 {
 		t.Errorf("credit: got %v, want 5 and what came in", v)
 	}
-	change("Empty alice of api, and let nothing through for 1h0m0s", "action", "pause", "for", "1h")
+	change("Empty alice of api, and let nothing through for 1h", "action", "pause", "for", "1h")
 	if v := value(); v.Value != 0 || v.PausedUntil.IsZero() {
 		t.Errorf("pause: got %v", v)
 	}
@@ -243,7 +271,7 @@ func TestChanges(t *testing.T) {
 	if v := value(); !v.PausedUntil.IsZero() {
 		t.Errorf("resume: got %v", v)
 	}
-	change("Override alice of api: rate 100, capacity 200, (moving house)", "action", "set", "rate", "100", "capacity", "200", "note", "moving house")
+	change("Change the override of alice of api: none → rate 100, capacity 200, (moving house)", "action", "set", "rate", "100", "capacity", "200", "note", "moving house")
 	if v := value(); v.Capacity != 200 {
 		t.Errorf("set: got %v", v)
 	}
@@ -251,22 +279,88 @@ func TestChanges(t *testing.T) {
 	if v := value(); v.Value != 200 {
 		t.Errorf("reset: got %v", v)
 	}
-	change("Override alice of api: mode refuse", "action", "set", "mode", "refuse")
-	s.wants(s.get(200, "/key", "name", "api", "key", "alice"), "refused: its mode is refuse, until that is changed")
-	change("Override alice of api: mode shadow", "action", "set", "mode", "shadow")
+	change("rate 100, capacity 200, (moving house) → rate 100, capacity 200, mode refuse, (moving house)", "action", "set", "mode", "refuse")
+	s.wants(s.get(200, "/key", "name", "api", "key", "alice"), "refused: its mode is refuse, until that is changed", `<option selected>refuse</option>`, `value="200"`)
+	change("→ rate 100, capacity 20, mode shadow", "action", "set", "mode", "shadow", "was_note", "moving house", "note", "", "was_rate", "100", "rate", "100", "was_capacity", "200", "capacity", "20")
 	s.take(20, "alice")
 	s.wants(s.get(200, "/key", "name", "api", "key", "alice"), "granted, since its mode is shadow: 1 wanted, 0")
-	change("Remove the override of alice of api", "action", "unset")
+	change("→ rate 100, capacity 20, mode shadow, off", "action", "off")
+	change("mode shadow, off → rate 100, capacity 20, mode shadow", "action", "on")
+	change("Change the override of alice of api: rate 100, capacity 20, mode shadow → none", "action", "unset")
 	if v := value(); v.Capacity != 20 {
 		t.Errorf("unset: got %v", v)
 	}
-	change("Override all keys of api: capacity 50, max reserved unlimited", "action", "set", "all", "yes", "capacity", "50", "max_reserved", "unlimited")
+	change("Change the override of all keys of api: none → capacity 50, max reserved unlimited", "action", "set", "all", "yes", "capacity", "50", "max_reserved", "unlimited")
 	if v := value(); v.Capacity != 50 {
 		t.Errorf("set for all: got %v", v)
 	}
-	change("Remove the override of all keys of api", "action", "unset", "all", "yes")
+	change("capacity 50, max reserved unlimited → none", "action", "unset", "all", "yes")
 	if v := value(); v.Capacity != 20 {
 		t.Errorf("unset for all: got %v", v)
+	}
+}
+
+// A form's edit is what somebody has changed in it: what others have changed since it was shown
+// stays.
+func TestFormsNameWhatWasChanged(t *testing.T) {
+	t.Parallel()
+	s := serve(t, editable)
+	s.edited(s.catalog.Set(t.Context(), "api", "alice", catalog.Override{Rate: 100, Capacity: 200}))
+	form := url.Values{
+		"name": {"api"}, "key": {"alice"}, "action": {"set"}, // as it was shown
+		"was_rate": {"100"}, "rate": {"100"}, "was_capacity": {"200"}, "capacity": {""}, "was_until": {""}, "until": {"48h"}, "was_period": {""}, "period": {""},
+	}
+	s.edited(s.catalog.Set(t.Context(), "api", "alice", catalog.Override{Rate: 300, Note: "another tab"}))
+	response, page, asked := s.agree(form)
+	if response.StatusCode != http.StatusSeeOther || len(asked) != 1 {
+		t.Fatalf("got %s, asked %q:\n%s", response.Status, asked, page)
+	}
+	s.must(s.catalog.Refresh(t.Context()))
+	got, _ := s.catalog.Override("api", "alice")
+	left := time.Until(got.Until)
+	if got.Until = (time.Time{}); got.Override != (catalog.Override{Rate: 300, Note: "another tab", Switch: catalog.On}) || left < 47*time.Hour || left > 48*time.Hour {
+		t.Errorf("got %+v, for %v", got.Override, left)
+	}
+}
+
+// What was agreed to is what is done: if the override is another by then, the page asks anew.
+func TestAgreedToSomethingElse(t *testing.T) {
+	t.Parallel()
+	s := serve(t, editable)
+	form := url.Values{"name": {"api"}, "key": {"alice"}, "action": {"set"}, "rate": {"50"}, "agreed": {"Change the override of alice of api: none → rate 50"}}
+	s.edited(s.catalog.Set(t.Context(), "api", "alice", catalog.Override{Capacity: 100}))
+	response, page := s.post(form)
+	if s.wants(page, "It has been changed meanwhile", "capacity 100 → rate 50, capacity 100"); response.StatusCode != 200 {
+		t.Errorf("got %s", response.Status)
+	}
+	s.must(s.catalog.Refresh(t.Context()))
+	if got, _ := s.catalog.Override("api", "alice"); got.Rate != 0 {
+		t.Errorf("it was done: %+v", got)
+	}
+}
+
+// What grants less than the program has published is asked for once more, and an edit for all keys
+// says how many it concerns, and how many would be refused.
+func TestLowerIsAskedAgain(t *testing.T) {
+	t.Parallel()
+	s := serve(t, editable)
+	s.take(15, "alice")
+	s.take(16, "bob")
+	s.take(1, "carol")
+	s.take(1, "own")
+	s.edited(s.catalog.Set(t.Context(), "api", "own", catalog.Override{Capacity: 40}))
+	form := url.Values{"name": {"api"}, "all": {"yes"}, "action": {"set"}, "mode": {"refuse"}}
+	_, page := s.post(form)
+	s.wants(page, "it concerns 4 keys that have rows, of which 4 would be refused now")
+	_, _, asked := s.agree(form)
+	if len(asked) != 2 || asked[1] != "Go on although it grants less than the program has published, by its Mode" {
+		t.Errorf("asked %q", asked)
+	}
+	_, page = s.post(url.Values{"name": {"api"}, "all": {"yes"}, "action": {"set"}, "mode": {"enforce"}, "capacity": {"0.5"}, "max_reserved": {"5"}})
+	s.wants(page, "it concerns 4 keys that have rows, of which 3 would be refused now")
+	_, _, asked = s.agree(url.Values{"name": {"api"}, "all": {"yes"}, "action": {"set"}, "mode": {"enforce"}, "capacity": {"100"}})
+	if len(asked) != 1 {
+		t.Errorf("asked %q", asked)
 	}
 }
 
@@ -278,7 +372,7 @@ func TestPermits(t *testing.T) {
 		t.Fatal(held, err)
 	}
 	s.wants(s.get(200, "/"), `href="/permits?name=calls"`)
-	s.wants(s.get(200, "/permits", "name", "calls"), "org <7>", `<td class="n">1`, fmt.Sprintf("permit %d, fence %d, until", held.Number, held.Fence))
+	s.wants(s.get(200, "/permits", "name", "calls"), "org <7>", `<td class="n" data-label="held">1`, fmt.Sprintf("permit %d, fence %d, until", held.Number, held.Fence))
 	form := url.Values{"name": {"calls"}, "key": {"org <7>"}, "action": {"free"}}
 	response, page := s.post(form)
 	if response.StatusCode != 200 || !strings.Contains(html.UnescapeString(page), "Free all permits of org <7> of calls") {
@@ -287,8 +381,7 @@ func TestPermits(t *testing.T) {
 	if _, err := s.store.Permits().Renew(t.Context(), held); err != nil {
 		t.Errorf("before it was confirmed: %v", err)
 	}
-	form.Set("confirmed", "yes")
-	if response, page = s.post(form); response.StatusCode != http.StatusSeeOther || !strings.HasPrefix(response.Header.Get("Location"), "/permits?") {
+	if response, page, _ = s.agree(form); response.StatusCode != http.StatusSeeOther || !strings.HasPrefix(response.Header.Get("Location"), "/permits?") {
 		t.Errorf("got %s:\n%s", response.Status, page)
 	}
 	if _, err := s.store.Permits().Renew(t.Context(), held); !errors.Is(err, ratelimit.ErrLeaseLost) {
@@ -298,16 +391,16 @@ func TestPermits(t *testing.T) {
 		want   string
 		fields url.Values
 	}{
-		{"3 at once, lease 2m0s", url.Values{"key": {"org <7>"}, "action": {"set"}, "at_once": {"3"}, "lease": {"2m"}}},
+		{"3 at once, lease 2m", url.Values{"key": {"org <7>"}, "action": {"set"}, "at_once": {"3"}, "lease": {"2m"}}},
 		{"5 at once", url.Values{"all": {"yes"}, "action": {"set"}, "at_once": {"5"}}},
 	} {
 		test.fields.Set("name", "calls")
-		test.fields.Set("confirmed", "yes")
-		if response, page := s.post(test.fields); response.StatusCode != http.StatusSeeOther {
+		if response, page, _ := s.agree(test.fields); response.StatusCode != http.StatusSeeOther {
 			t.Errorf("%v: got %s:\n%s", test.fields, response.Status, page)
 		}
 		s.wants(s.get(200, "/permits", "name", "calls"), test.want)
 	}
+	s.wants(s.get(200, "/permits", "name", "calls", "key", "org <7>"), "Override org &lt;7&gt;", `name="at_once" value="3"`, `placeholder="2"`)
 	for _, action := range []string{"reset", "credit", "pause", "resume"} {
 		if response, page := s.post(url.Values{"name": {"calls"}, "key": {"org"}, "action": {action}, "tokens": {"1"}, "for": {"1h"}}); response.StatusCode != http.StatusBadRequest {
 			t.Errorf("%s of permits: got %s:\n%s", action, response.Status, page)
@@ -343,7 +436,7 @@ func TestRefused(t *testing.T) {
 	server := httptest.NewServer(handler)
 	t.Cleanup(server.Close)
 	s.url = server.URL
-	s.wants(s.get(200, "/refused", "limit", "api", "since", "5m"), "<alice>", `<td class="n">2`, `href="/key?name=api&amp;key=%3calice%3e"`)
+	s.wants(s.get(200, "/refused", "limit", "api", "since", "5m"), "<alice>", `<td class="n" data-label="refused">2`, `href="/key?name=api&amp;key=%3calice%3e"`)
 	s.wants(s.get(200, "/refused", "limit", "other"), "No key was refused by other in that time")
 	s.get(400, "/refused", "since", "long")
 	s.get(400, "/refused", "since", "48h")
@@ -368,9 +461,15 @@ func TestBadChanges(t *testing.T) {
 		{400, "Rate", []string{"action", "set", "rate", "-1"}},
 		{400, "must be enforce, shadow or refuse", []string{"action", "set", "mode", "on"}},
 		{400, "period &#34;month&#34;", []string{"action", "set", "period", "month"}},
+		{400, "rate &#34;0&#34;: must not be 0", []string{"action", "set", "rate", "0", "note", "n"}},
+		{400, "names no field", []string{"action", "set"}},
+		{400, "would replace no field", []string{"action", "off"}},
+		{400, "is so already", []string{"action", "unset"}},
+		{400, "Key", []string{"action", "set", "rate", "5", "key", strings.Repeat("k", 3000)}},
+		{400, "key", []string{"action", "set", "rate", "5", "key", catalog.AllKeys}},
 		{404, "no definition of this limit", []string{"action", "reset", "name", "nothing"}},
 	} {
-		form := url.Values{"name": {"api"}, "key": {"alice"}, "confirmed": {"yes"}}
+		form := url.Values{"name": {"api"}, "key": {"alice"}}
 		for i := 0; i < len(test.fields); i += 2 {
 			form.Set(test.fields[i], test.fields[i+1])
 		}
@@ -404,7 +503,7 @@ func TestReadOnly(t *testing.T) {
 			t.Errorf("the page offers a change:\n%s", page)
 		}
 	}
-	response, page := s.post(url.Values{"name": {"api"}, "key": {"alice"}, "action": {"reset"}, "confirmed": {"yes"}})
+	response, page := s.post(url.Values{"name": {"api"}, "key": {"alice"}, "action": {"reset"}, "agreed": {"Fill alice of api up, and forget its pause and its debt"}})
 	if response.StatusCode != http.StatusForbidden || !strings.Contains(page, "not allowed here") {
 		t.Errorf("got %s:\n%s", response.Status, page)
 	}
@@ -417,7 +516,7 @@ func TestReadOnly(t *testing.T) {
 func TestOtherSites(t *testing.T) {
 	t.Parallel()
 	s := serve(t, editable)
-	form := url.Values{"name": {"api"}, "key": {"alice"}, "action": {"pause"}, "for": {"1h"}, "confirmed": {"yes"}}
+	form := url.Values{"name": {"api"}, "key": {"alice"}, "action": {"pause"}, "for": {"1h"}, "agreed": {"Empty alice of api, and let nothing through for 1h"}}
 	for _, header := range [][]string{
 		{"Sec-Fetch-Site", "cross-site"},
 		{"Sec-Fetch-Site", "same-site"},
@@ -453,10 +552,10 @@ func TestHostileKeys(t *testing.T) {
 	s := serve(t, editable)
 	for _, key := range []string{
 		`<script>alert(1)</script>`, `"><img src=x onerror=alert(1)>`, `javascript:alert(1)`, `{{.}}`, "\x1b[31mred", "a\u202eb",
-		"&name=other#x", strings.Repeat("<b>", 600), " ", "",
+		"&name=other#x", strings.Repeat("<b>", 600), " ", "", "a\nb",
 	} {
 		s.take(1, key)
-		s.must(s.catalog.Set(t.Context(), "api", key, catalog.Override{Rate: 5, Note: key}))
+		s.edited(s.catalog.Set(t.Context(), "api", key, catalog.Override{Rate: 5, Note: key}))
 		for _, page := range []string{
 			s.get(200, "/limit", "name", "api"),
 			s.get(200, "/key", "name", "api", "key", key),
@@ -469,12 +568,11 @@ func TestHostileKeys(t *testing.T) {
 				}
 			}
 		}
-		form := url.Values{"name": {"api"}, "key": {key}, "action": {"unset"}}
+		form := url.Values{"name": {"api"}, "key": {visible.Text(key)}, "action": {"unset"}}
 		if response, page := s.post(form); response.StatusCode != 200 || strings.Contains(page, "<script") || strings.Contains(page, "<img") {
 			t.Errorf("key %q: got %s:\n%s", key, response.Status, page)
 		}
-		form.Set("confirmed", "yes")
-		response, _ := s.post(form)
+		response, _, _ := s.agree(form)
 		there, err := response.Location()
 		s.must(err)
 		if there.Host != strings.TrimPrefix(s.url, "http://") || there.Query().Get("key") != key {
@@ -506,6 +604,72 @@ func TestToken(t *testing.T) {
 			if test.status == 200 && path == "/" {
 				s.wants(body, `href="/admin/limits/style.css"`, `href="/admin/limits/limit?name=sign%20up"`)
 			}
+		}
+	}
+}
+
+// Every page answers 200, 400 or 404 to whatever stands in its address.
+func TestBadAddresses(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	s := serve(t)
+	s.take(1, "alice")
+	for _, path := range []string{"/", "/limit", "/key", "/permits", "/refused", "/changes"} {
+		for _, name := range []string{"api", "calls", "none"} {
+			for _, parameter := range []string{"name", "key", "prefix", "after", "count", "reserve", "short", "limit", "since", "refresh", "done", "other"} {
+				for _, value := range []string{"", "a\x00b", "\xff", catalog.AllKeys, strings.Repeat("k", 3000), "1e308", "-1", "1e-300", "NaN", "-1h", "1ns", "2562047h", "\u202e", "%"} {
+					query := url.Values{"name": {name}, "key": {"alice"}}
+					query.Set(parameter, value)
+					request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.url+path+"?"+query.Encode(), nil)
+					s.must(err)
+					if response, page := s.do(request); response.StatusCode != 200 && response.StatusCode != 400 && response.StatusCode != 404 {
+						t.Errorf("%s with %s %q: got %s:\n%s", path, parameter, value, response.Status, page)
+					}
+				}
+			}
+		}
+		for _, query := range []string{"%zz", "name=%zz", "a;b"} {
+			request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.url+path+"?"+query, nil)
+			s.must(err)
+			if response, _ := s.do(request); response.StatusCode != 400 {
+				t.Errorf("%s?%s: got %s, want 400", path, query, response.Status)
+			}
+		}
+	}
+}
+
+// A name that a stranger has given this server's address is none of ours, wherever the page is
+// served.
+func TestHosts(t *testing.T) {
+	t.Parallel()
+	names := map[string]int{
+		"": 200, "localhost": 200, "LOCALHOST:8428": 200, "127.0.0.1": 200, "[::1]:80": 200, "[::1]": 200, "10.0.0.7:80": 200,
+		"limits.example.com": 200, "Limits.Example.com:443": 200, "evil.example": 421, "evil.example:80": 421, "localhost.evil.example": 421, "127.0.0.1.evil.example": 421,
+	}
+	s := serve(t, editable, func(c *console.Config) { c.Hosts = []string{"limits.example.com"} })
+	guarded := serve(t, func(c *console.Config) { c.Token = "secret" })
+	for host, want := range names {
+		for _, method := range []string{http.MethodGet, http.MethodPost} {
+			path, status := "/", want
+			if method == http.MethodPost {
+				path = "/change"
+				if want == 200 {
+					status = 404 // of no limit
+				}
+			}
+			request, err := http.NewRequestWithContext(t.Context(), method, s.url+path, nil)
+			s.must(err)
+			request.Host = host
+			if response, page := s.do(request); response.StatusCode != status {
+				t.Errorf("%s as %q: got %s, want %d:\n%s", method, host, response.Status, status, page)
+			}
+		}
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodGet, guarded.url, nil)
+		s.must(err)
+		request.Host = host
+		request.SetBasicAuth("", "secret") // which browsers give to no other name
+		if response, _ := s.do(request); response.StatusCode != 200 {
+			t.Errorf("with a token, as %q: got %s", host, response.Status)
 		}
 	}
 }
@@ -574,6 +738,8 @@ func TestNew(t *testing.T) {
 		"Prefix { ":  func(c *console.Config) { c.Prefix = "/{limits}" },
 		"Prefix GET": func(c *console.Config) { c.Prefix = "/a b" },
 		"Timeout":    func(c *console.Config) { c.Timeout = -1 },
+		"Hosts :":    func(c *console.Config) { c.Hosts = []string{"limits.example.com:80"} },
+		"Hosts":      func(c *console.Config) { c.Hosts = []string{""} },
 	} {
 		config := whole
 		change(&config)
@@ -600,7 +766,7 @@ func TestCancelled(t *testing.T) {
 	handler, err := console.New(&console.Config{Pool: s.db.Pool, Schema: s.db.Schema, Store: s.store, Catalog: s.catalog, Logger: slog.New(slog.DiscardHandler)})
 	s.must(err)
 	w := httptest.NewRecorder()
-	handler.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, "/", nil))
+	handler.ServeHTTP(w, httptest.NewRequestWithContext(ctx, http.MethodGet, "http://localhost/", nil))
 	if w.Code != http.StatusServiceUnavailable {
 		t.Errorf("got %d", w.Code)
 	}

@@ -24,7 +24,9 @@ func Example() {
 		panic(err)
 	}
 
-	page, err := console.New(&console.Config{Pool: pool, Store: store, Catalog: limits, Prefix: "/limits"})
+	page, err := console.New(&console.Config{
+		Pool: pool, Store: store, Catalog: limits, Prefix: "/limits", Hosts: []string{"example.com"},
+	})
 	if err != nil {
 		panic(err)
 	}

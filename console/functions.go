@@ -17,6 +17,7 @@ var functions = template.FuncMap{
 	"amount":  inspect.Amount,
 	"instant": inspect.Instant,
 	"span":    inspect.Span,
+	"period":  inspect.Period,
 	"text":    visible.Text,
 	"percent": func(share float64) string { return strconv.FormatFloat(math.Round(share*100), 'f', 0, 64) + " %" },
 	"json":    func(text []byte) string { return visible.Text(string(text)) },
@@ -24,6 +25,7 @@ var functions = template.FuncMap{
 	"replaces": func(e *catalog.Entry) string {
 		return inspect.Override(&e.Override)
 	},
+	"forAll":  func(key string) bool { return key == catalog.AllKeys },
 	"address": address,
 }
 

@@ -3,9 +3,7 @@ package console
 import (
 	"context"
 	"errors"
-	"math"
 	"net/http"
-	"strconv"
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
@@ -27,11 +25,31 @@ func (s *site) limits(ctx context.Context, _ *http.Request) (*view, error) {
 	return &view{template: "limits.html", Title: "Limits", Data: all}, err
 }
 
+// overrides are some of the overrides of a limit.
+type overrides struct {
+	Name   string
+	Some   []catalog.Entry
+	More   int            // that are not among them
+	ForAll *catalog.Entry // nil for none
+	Page   string         // of a key
+}
+
+func (s *site) overridesOf(name, page string) overrides {
+	all := s.desk.Catalog.Overrides(name)
+	o := overrides{Name: name, Some: all[:min(len(all), perPage)], Page: s.prefix + page}
+	o.More = len(all) - len(o.Some)
+	if len(all) > 0 && all[0].Key == catalog.AllKeys {
+		o.ForAll = &all[0]
+	}
+	return o
+}
+
 // limitPage is the content of the page of a limit.
 type limitPage struct {
 	Name       string
 	Definition ratelimit.Definition
-	Overrides  []catalog.Entry
+	Overrides  overrides
+	Form       overrideForm // for all keys
 	Prefix     string
 	Short      bool // only keys that are limited now
 	Keys       []inspect.Key
@@ -47,9 +65,10 @@ func (s *site) limit(ctx context.Context, r *http.Request) (*view, error) {
 		return nil, err
 	}
 	p := limitPage{
-		Name: name, Definition: limit.Definition(), Overrides: s.desk.Catalog.Overrides(name),
+		Name: name, Definition: limit.Definition(), Overrides: s.overridesOf(name, "/key"),
 		Prefix: r.FormValue("prefix"), Short: r.FormValue("short") != "",
 	}
+	p.Form = newForm(&p.Definition, nil, p.Overrides.ForAll)
 	if err := p.find(ctx, s.desk, limit, r.FormValue("after")); err != nil {
 		return nil, err
 	}
@@ -84,6 +103,7 @@ type keyPage struct {
 	Count     float64
 	Story     *inspect.Story
 	Picture   *picture
+	Form      overrideForm
 }
 
 // key is the page of a key: the tokens left, why it is refused, and until when.
@@ -99,6 +119,7 @@ func (s *site) key(ctx context.Context, r *http.Request) (*view, error) {
 	if p.Story, err = s.desk.Story(ctx, p.Name, p.Key, p.Count, r.FormValue("reserve") != ""); err != nil {
 		return nil, err
 	}
+	p.Form = newForm(&p.Story.Published, nil, p.Story.ForKey)
 	p.Picture, err = s.draw(ctx, p.Story)
 	return &view{template: "key.html", Title: visible.Text(p.Name) + " · " + visible.Text(p.Key), Data: &p}, err
 }
@@ -106,37 +127,53 @@ func (s *site) key(ctx context.Context, r *http.Request) (*view, error) {
 // permitsPage is the content of the page of a limit of how many at once.
 type permitsPage struct {
 	InFlight  ratelimit.InFlight
-	Overrides []catalog.Entry
+	Overrides overrides
+	All       overrideForm // for all keys
 	Prefix    string
+	Key       string // one key only, unless it is ""
+	One       bool
+	Form      overrideForm // of that key
 	Keys      []permitKey
 	Next      string // the last of the keys, if there may be more; else ""
 }
 
 // permitKey is a key that has or had permits.
 type permitKey struct {
-	Key     string
-	Limit   int // by the definition for the key
-	Permits []ratelimit.Permit
+	Key   string
+	Limit int // by the definition for the key
+	Held  []ratelimit.Permit
 }
 
-// permits is the page of a limit of how many at once, with some of its keys.
+// permits is the page of a limit of how many at once, with some of its keys or with one.
 func (s *site) permits(ctx context.Context, r *http.Request) (*view, error) {
 	limit, err := s.desk.InFlight(r.FormValue("name"))
 	if err != nil {
 		return nil, err
 	}
-	p := permitsPage{InFlight: limit, Overrides: s.desk.Catalog.Overrides(limit.Name), Prefix: r.FormValue("prefix")}
-	keys, err := s.desk.PermitKeys(ctx, limit.Name, ratelimit.Page{Prefix: p.Prefix, After: r.FormValue("after"), Most: perPage})
-	if err != nil {
+	p := permitsPage{
+		InFlight: limit, Overrides: s.overridesOf(limit.Name, "/permits"),
+		Prefix: r.FormValue("prefix"), Key: r.FormValue("key"), One: r.Form.Has("key"),
+	}
+	p.All = newForm(nil, &limit, p.Overrides.ForAll)
+	if err := limit.ValidateKey(p.Key); err != nil {
+		return nil, err
+	}
+	keys := []string{p.Key}
+	if p.One {
+		p.Form = newForm(nil, &limit, nil)
+		if e, ok := s.desk.Catalog.Override(limit.Name, p.Key); ok {
+			p.Form = newForm(nil, &limit, &e)
+		}
+	} else if keys, err = s.desk.PermitKeys(ctx, limit.Name, ratelimit.Page{Prefix: p.Prefix, After: r.FormValue("after"), Most: perPage}); err != nil {
 		return nil, err
 	}
 	for _, key := range keys {
-		held := s.desk.Catalog.InFlight(limit, key)
-		permits, err := s.desk.Store.Permits().Held(ctx, held, key)
+		holds := s.desk.Catalog.InFlight(limit, key)
+		held, err := s.desk.Store.Permits().Held(ctx, holds, key)
 		if err != nil {
 			return nil, err
 		}
-		p.Keys = append(p.Keys, permitKey{key, held.Limit, permits})
+		p.Keys = append(p.Keys, permitKey{key, holds.Limit, held})
 	}
 	if len(keys) == perPage {
 		p.Next = keys[perPage-1]
@@ -175,22 +212,4 @@ func (s *site) refused(ctx context.Context, r *http.Request) (_ *view, err error
 func (s *site) changes(ctx context.Context, _ *http.Request) (*view, error) {
 	all, err := s.desk.Catalog.History(ctx, "", changesOf)
 	return &view{template: "changes.html", Title: "Changes", Data: all}, err
-}
-
-// number reads a number of a form.
-func number(field, text string) (float64, error) {
-	v, err := strconv.ParseFloat(text, 64)
-	if err != nil || math.IsNaN(v) || math.IsInf(v, 0) {
-		return 0, &ratelimit.FieldError{Package: "console", Field: field, Value: text, Reason: "must be a number"}
-	}
-	return v, nil
-}
-
-// duration reads a duration of a form, as Go writes it.
-func duration(field, text string) (time.Duration, error) {
-	d, err := time.ParseDuration(text)
-	if err != nil {
-		return 0, &ratelimit.FieldError{Package: "console", Field: field, Value: text, Reason: `must be a duration, such as "90s" or "2h"`}
-	}
-	return d, nil
 }

@@ -20,10 +20,11 @@ import (
 type picture struct {
 	Line     string  // the points
 	Zero     float64 // where 0 tokens are
+	Debt     bool    // there is something below it
 	Retry    float64 // where the count that was asked for would be granted, if Retries
 	Retries  bool
 	Top, Low string // of the axis
-	From, To string
+	To       time.Duration
 	Text     string // for those who do not see it
 }
 
@@ -57,7 +58,7 @@ func (s *site) draw(ctx context.Context, story *inspect.Story) (*picture, error)
 		return nil, nil
 	}
 	p := &picture{
-		Top: inspect.Amount(top), Low: inspect.Amount(low), From: "now", To: "in " + inspect.Span(to.Sub(from).Round(time.Millisecond)),
+		Top: inspect.Amount(top), Low: inspect.Amount(low), Debt: low < 0, To: to.Sub(from),
 		Text: fmt.Sprintf("Tokens from now, %s, until all %s are there, in %s", inspect.Amount(story.Now.Value), inspect.Amount(story.Now.Capacity), inspect.Span(story.Now.ResetAfter)),
 	}
 	y := func(v float64) float64 { return round(height * (top - v) / (top - low)) }

@@ -25,11 +25,11 @@ var templates = template.Must(template.New("").Funcs(functions).ParseFS(files, "
 
 // site is the pages and their database.
 type site struct {
-	desk    *inspect.Inspector
-	prefix  string
-	edit    bool
-	timeout time.Duration
-	logger  *slog.Logger
+	desk     *inspect.Inspector
+	prefix   string
+	editable bool
+	timeout  time.Duration
+	logger   *slog.Logger
 }
 
 // view is a page: a template, and its data.
@@ -55,7 +55,10 @@ const refreshed = "5"
 func (s *site) show(w http.ResponseWriter, r *http.Request, make func(context.Context, *http.Request) (*view, error)) {
 	ctx, cancel := context.WithTimeout(r.Context(), s.timeout)
 	defer cancel()
-	err := s.read(ctx)
+	err := readForm(r)
+	if err == nil {
+		err = s.read(ctx)
+	}
 	var v *view
 	if err == nil {
 		v, err = make(ctx, r)
@@ -80,7 +83,7 @@ func (s *site) read(ctx context.Context) error {
 }
 
 func (s *site) write(w http.ResponseWriter, r *http.Request, v *view) {
-	v.Prefix, v.Here, v.Edit, v.At = s.prefix, r.URL, s.edit, time.Now()
+	v.Prefix, v.Here, v.Edit, v.At = s.prefix, r.URL, s.editable, time.Now()
 	var page bytes.Buffer
 	if err := templates.ExecuteTemplate(&page, v.template, v); err != nil {
 		s.logger.ErrorContext(r.Context(), "console: write a page", "error", err)
@@ -106,6 +109,8 @@ func (s *site) fail(w http.ResponseWriter, r *http.Request, err error) {
 		status = http.StatusNotFound
 	case errors.Is(err, errForbidden):
 		status = http.StatusForbidden
+	case errors.Is(err, catalog.ErrChanged):
+		status = http.StatusConflict
 	case errors.Is(err, ratelimit.ErrInvalid), errors.Is(err, ratelimit.ErrExceedsCapacity):
 		status = http.StatusBadRequest
 	case errors.As(err, &pgErr) && pgErr.Code == "42501": // insufficient_privilege

@@ -78,11 +78,13 @@ func ExampleClient() {
 
 // One export of a user at a time, over all processes.
 func ExampleInFlightPolicy() {
-	limit, err := grpclimit.New(memstore.New(nil), &grpclimit.Config{
+	store := memstore.New(nil)
+	limit, err := grpclimit.New(store, &grpclimit.Config{
 		InFlight: []grpclimit.InFlightPolicy{{
 			Limit: ratelimit.InFlight{Name: "exports", Limit: 1},
 			Key:   grpclimit.ByMetadata("x-user"),
 		}},
+		Permits: store.Permits(),
 	})
 	if err != nil {
 		log.Fatal(err)

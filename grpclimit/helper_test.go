@@ -58,7 +58,7 @@ type fullStore struct {
 
 // inEach runs a test with memory and with PostgreSQL.
 func inEach(t *testing.T, test func(t *testing.T, store fullStore)) {
-	t.Run("memory", func(t *testing.T) { 
+	t.Run("memory", func(t *testing.T) {
 		store := memstore.New(nil)
 		test(t, fullStore{store, store.Permits()})
 	})
@@ -285,6 +285,9 @@ func (failing) Allow(context.Context, ...ratelimit.Request) (ratelimit.Result, e
 	return ratelimit.Result{}, errDatabase
 }
 
-func (failing) Acquire(context.Context, ratelimit.InFlight, string, ...ratelimit.Request) (ratelimit.Permit, error) {
+// failingPermits are permits that cannot be asked for.
+type failingPermits struct{ ratelimit.Permits }
+
+func (failingPermits) Acquire(context.Context, ratelimit.PermitRequest, ...ratelimit.Request) (ratelimit.Permit, error) {
 	return ratelimit.Permit{}, errDatabase
 }

@@ -39,6 +39,7 @@ func TestInFlight(t *testing.T) {
 		conn := dial(t, e, newLimiter(t, store, grpclimit.Config{
 			Policies: []grpclimit.Policy{{Limit: perMinute, Key: byUser}},
 			InFlight: []grpclimit.InFlightPolicy{{Limit: calls, Key: byUser}},
+			Permits:  store.Permits,
 		}))
 		done := make(chan error, 2)
 		go func() { done <- say(as(t, "ann"), conn, "hello") }()
@@ -73,8 +74,10 @@ func TestInFlight(t *testing.T) {
 
 // A limit that is switched off refuses all calls, and says for how long.
 func TestInFlightRefusedByMode(t *testing.T) {
-	conn := dial(t, &echo{}, newLimiter(t, memstore.New(nil), grpclimit.Config{
+	store := memstore.New(nil)
+	conn := dial(t, &echo{}, newLimiter(t, store, grpclimit.Config{
 		InFlight: []grpclimit.InFlightPolicy{{Limit: calls.In(ratelimit.ModeRefuse), Key: byUser}},
+		Permits:  store.Permits(),
 	}))
 	err := say(as(t, "ann"), conn, "hello")
 	wantCode(t, err, codes.ResourceExhausted)
@@ -88,7 +91,7 @@ func TestInFlightRefusedByMode(t *testing.T) {
 func TestInFlightStream(t *testing.T) {
 	inEach(t, func(t *testing.T, store fullStore) {
 		e, began, end := gated()
-		conn := dial(t, e, newLimiter(t, store, grpclimit.Config{InFlight: []grpclimit.InFlightPolicy{{Limit: calls, Key: byUser}}}))
+		conn := dial(t, e, newLimiter(t, store, grpclimit.Config{InFlight: []grpclimit.InFlightPolicy{{Limit: calls, Key: byUser}}, Permits: store.Permits}))
 		ctx, leave := context.WithCancel(as(t, "ann"))
 		done := make(chan error, 1)
 		go func() { _, err := count(ctx, conn, "hello"); done <- err }()
@@ -126,6 +129,7 @@ func TestInFlightLost(t *testing.T) {
 		var heard []ratelimit.Outcome
 		conn := dial(t, e, newLimiter(t, store, grpclimit.Config{
 			InFlight: []grpclimit.InFlightPolicy{{Limit: short}},
+			Permits:  store.Permits,
 			Observe:  func(_ context.Context, e ratelimit.Event) { heard = append(heard, e.Outcome) },
 		}))
 		_, err := count(t.Context(), conn, "hello")
@@ -191,6 +195,7 @@ func TestInTx(t *testing.T) {
 			return 2, nil
 		}}},
 		InFlight: []grpclimit.InFlightPolicy{{Limit: calls, Key: byUser}},
+		Permits:  store.Permits(),
 		InTx:     func(c *grpclimit.Call) bool { return c.Method == sayMethod },
 		Observe:  func(_ context.Context, e ratelimit.Event) { heard = append(heard, e.Outcome) },
 	}))

@@ -18,12 +18,13 @@ import (
 
 func TestNoTypeShowsKeys(t *testing.T) {
 	var events []any
+	store := memstore.New(nil)
 	config := grpclimit.Config{
 		Policies: []grpclimit.Policy{{Limit: perMinute, Key: byUser}},
 		InFlight: []grpclimit.InFlightPolicy{{Limit: ratelimit.InFlight{Name: "calls", Limit: 1, Lease: time.Minute}, Key: byUser}},
+		Permits:  store.Permits(),
 		Observe:  func(_ context.Context, e ratelimit.Event) { events = append(events, e, &e) },
 	}
-	store := memstore.New(nil)
 	limit := newLimiter(t, store, config)
 	conn := dial(t, &echo{}, limit)
 	say(as(t, leak.Key), conn, "hello")

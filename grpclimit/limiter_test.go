@@ -176,8 +176,8 @@ func TestStoreFails(t *testing.T) {
 		config grpclimit.Config
 	}{
 		{"rates", grpclimit.Config{Policies: []grpclimit.Policy{{Limit: perMinute}}}},
-		{"permits", grpclimit.Config{InFlight: []grpclimit.InFlightPolicy{{Limit: calls}}}},
-		{"both", grpclimit.Config{Policies: []grpclimit.Policy{{Limit: perMinute}}, InFlight: []grpclimit.InFlightPolicy{{Limit: calls}}}},
+		{"permits", grpclimit.Config{InFlight: []grpclimit.InFlightPolicy{{Limit: calls}}, Permits: failingPermits{}}},
+		{"both", grpclimit.Config{Policies: []grpclimit.Policy{{Limit: perMinute}}, InFlight: []grpclimit.InFlightPolicy{{Limit: calls}}, Permits: failingPermits{}}},
 	} {
 		for _, open := range []bool{false, true} {
 			e, config := &echo{}, test.config
@@ -455,7 +455,7 @@ func TestCatalog(t *testing.T) {
 	if err := known.Publish(t.Context(), perMinute); err != nil {
 		t.Fatal(err)
 	}
-	if err := known.Set(t.Context(), perMinute.Name, "ann", catalog.Override{Capacity: 1}); err != nil {
+	if _, err := known.Set(t.Context(), perMinute.Name, "ann", catalog.Override{Capacity: 1}); err != nil {
 		t.Fatal(err)
 	}
 	conn := dial(t, &echo{}, newLimiter(t, memstore.New(nil), grpclimit.Config{Policies: []grpclimit.Policy{{Limit: perMinute, Key: byUser}}, Catalog: known}))
@@ -480,6 +480,7 @@ func TestNewFindsFaults(t *testing.T) {
 		"FullRetryAfter":    {Policies: good, FullRetryAfter: -1},
 		"two limits":        {Policies: good, InFlight: []grpclimit.InFlightPolicy{{Limit: ratelimit.InFlight{Name: "per_minute", Limit: 1}}}},
 		"Limit":             {InFlight: []grpclimit.InFlightPolicy{{}}},
+		"Permits":           {InFlight: []grpclimit.InFlightPolicy{{Limit: calls}}},
 	} {
 		if _, err := grpclimit.New(memstore.New(nil), config); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), want) {
 			t.Errorf("got %v, want ErrInvalid with %q", err, want)

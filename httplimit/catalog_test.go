@@ -43,10 +43,10 @@ func TestCatalog(t *testing.T) {
 	}
 	wantPolicy("alice", `"per_minute";q=3;w=18`)
 	wantPolicy("premium", `"per_minute";q=100;w=600`)
-	if err := limits.Set(t.Context(), "per_minute", "alice", catalog.Override{Rate: 100, Capacity: 50}); err != nil {
+	if _, err := limits.Set(t.Context(), "per_minute", "alice", catalog.Override{Rate: 100, Capacity: 50}); err != nil {
 		t.Fatal(err)
 	}
-	if err := limits.SetAll(t.Context(), "per_minute", catalog.Override{Rate: 20}); err != nil {
+	if _, err := limits.Set(t.Context(), "per_minute", catalog.AllKeys, catalog.Override{Rate: 20}); err != nil {
 		t.Fatal(err)
 	}
 	wantPolicy("alice", `"per_minute";q=50;w=30`)
@@ -80,7 +80,7 @@ func TestModes(t *testing.T) {
 	if err := limits.Publish(ctx, perMinute, strict); err != nil {
 		t.Fatal(err)
 	}
-	if err := limits.SetAll(ctx, "strict", catalog.Override{Mode: ratelimit.ModeShadow}); err != nil {
+	if _, err := limits.Set(ctx, "strict", catalog.AllKeys, catalog.Override{Mode: ratelimit.ModeShadow}); err != nil {
 		t.Fatal(err)
 	}
 	h := newMiddleware(t, memstore.New(newClock().Now), httplimit.Config{Catalog: limits, Policies: []httplimit.Policy{
@@ -96,7 +96,7 @@ func TestModes(t *testing.T) {
 	if text := body(t, resp); strings.Contains(text, "strict") || !strings.Contains(text, "per_minute") {
 		t.Errorf("got %s", text)
 	}
-	if err := limits.SetAll(ctx, "strict", catalog.Override{Mode: ratelimit.ModeRefuse}); err != nil {
+	if _, err := limits.Set(ctx, "strict", catalog.AllKeys, catalog.Override{Mode: ratelimit.ModeRefuse}); err != nil {
 		t.Fatal(err)
 	}
 	resp = serve(h, get("/", "X-User", "bob"))

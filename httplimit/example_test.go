@@ -127,9 +127,11 @@ func ExampleInFlightPolicy() {
 	exports := ratelimit.InFlight{Name: "exports", Limit: 1}
 	perHour := ratelimit.TokenBucket{Name: "exports_per_hour", Rate: 10, Period: time.Hour}
 	user := httplimit.ByHeader("X-User") // which authentication has checked
-	limit, err := httplimit.New(memstore.New(nil), &httplimit.Config{
+	store := memstore.New(nil)
+	limit, err := httplimit.New(store, &httplimit.Config{
 		Policies: []httplimit.Policy{{Limit: perHour, Key: user}},
 		InFlight: []httplimit.InFlightPolicy{{Limit: exports, Key: user}},
+		Permits:  store.Permits(),
 	})
 	if err != nil {
 		log.Fatal(err)

@@ -105,13 +105,13 @@ func (m *Middleware) setDraft11(h http.Header, e ratelimit.Event) {
 
 // full returns a policy in flight with all permits held, and the rest of it, without a time: its
 // end is unknown.
-func (m *Middleware) full(slot ratelimit.Permit) (policy, limit httpsfv.Item) {
-	policy, limit = httpsfv.NewItem(slot.InFlight.Name), httpsfv.NewItem(slot.InFlight.Name)
-	policy.Params.Add("q", int64(slot.InFlight.Limit))
+func (m *Middleware) full(permit ratelimit.Permit) (policy, limit httpsfv.Item) {
+	policy, limit = httpsfv.NewItem(permit.InFlight.Name), httpsfv.NewItem(permit.InFlight.Name)
+	policy.Params.Add("q", int64(permit.InFlight.Limit))
 	policy.Params.Add("qu", "concurrent-requests")
 	limit.Params.Add("r", int64(0))
 	if len(m.config.PartitionSecret) > 0 {
-		pk := m.partition(edge.Identity(slot.InFlight.Name, slot.Key))
+		pk := m.partition(edge.Identity(permit.InFlight.Name, permit.Key))
 		policy.Params.Add("pk", pk)
 		limit.Params.Add("pk", pk)
 	}
@@ -183,6 +183,9 @@ func effectiveWindow(s ratelimit.Status) time.Duration {
 
 func nextToken(d ratelimit.Definition, s ratelimit.Status) time.Duration {
 	if d.Every != 0 {
+		if missing := d.Capacity - s.Value; missing > 0 && missing <= d.Rate {
+			return s.ResetAfter // the next edge that counts, also after the anchor moved
+		}
 		_, to := d.Window(s.Request.Key, s.At)
 		return to.Sub(s.At)
 	}

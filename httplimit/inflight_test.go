@@ -38,7 +38,7 @@ type permitStore struct {
 
 // inEach runs a test with memory and with PostgreSQL.
 func inEach(t *testing.T, test func(t *testing.T, store permitStore)) {
-	t.Run("memory", func(t *testing.T) { 
+	t.Run("memory", func(t *testing.T) {
 		store := memstore.New(nil)
 		test(t, permitStore{store, store.Permits()})
 	})
@@ -124,7 +124,7 @@ func (g *gated) finish(t *testing.T, do func()) {
 	}
 }
 
-// A handler that writes nothing has answered 200, also when it held a slot; only a client that has
+// A handler that writes nothing has answered 200, also when it held a permit; only a client that has
 // gone leaves its outcome unknown.
 func TestInFlightCountsAnEmptyAnswer(t *testing.T) {
 	inEach(t, func(t *testing.T, store permitStore) {
@@ -156,7 +156,7 @@ func TestInFlightCountsAnEmptyAnswer(t *testing.T) {
 
 func TestInFlight(t *testing.T) {
 	inEach(t, func(t *testing.T, store permitStore) {
-		m := newMiddleware(t, store, httplimit.Config{InFlight: callsByUser})
+		m := newMiddleware(t, store, httplimit.Config{Permits: store.Permits, InFlight: callsByUser})
 		g := newGated()
 		h := m.Handler(g)
 		first, second := g.begin(h, get("/", "X-User", "ann")), g.begin(h, get("/", "X-User", "ann"))
@@ -200,6 +200,7 @@ func TestInFlightAllOrNothing(t *testing.T) {
 		m := newMiddleware(t, store, httplimit.Config{
 			Policies: []httplimit.Policy{{Limit: hourly, Key: byUser}},
 			InFlight: append([]httplimit.InFlightPolicy{{Limit: all}}, callsByUser...),
+			Permits:  store.Permits,
 		})
 		g := newGated()
 		h := m.Handler(g)
@@ -255,7 +256,7 @@ func TestInFlightOutlivesItsClient(t *testing.T) {
 	inEach(t, func(t *testing.T, store permitStore) {
 		t.Parallel()
 		limit := ratelimit.InFlight{Name: "calls", Limit: 1, Lease: time.Second} // for which a busy machine does not stop
-		m := newMiddleware(t, store, httplimit.Config{InFlight: []httplimit.InFlightPolicy{{Limit: limit}}})
+		m := newMiddleware(t, store, httplimit.Config{Permits: store.Permits, InFlight: []httplimit.InFlightPolicy{{Limit: limit}}})
 		g := newGated()
 		server := httptest.NewServer(m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 			fmt.Fprint(w, "data: 1\n\n")
@@ -293,7 +294,7 @@ func TestInFlightOutlivesItsClient(t *testing.T) {
 // A connection that was taken over counts until its handler returns.
 func TestInFlightHijacked(t *testing.T) {
 	store := memstore.New(nil)
-	m := newMiddleware(t, store, httplimit.Config{InFlight: []httplimit.InFlightPolicy{{Limit: calls}}})
+	m := newMiddleware(t, store, httplimit.Config{Permits: store.Permits(), InFlight: []httplimit.InFlightPolicy{{Limit: calls}}})
 	server := httptest.NewServer(m.Handler(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		conn, rw, err := w.(http.Hijacker).Hijack()
 		if err != nil {
@@ -330,7 +331,7 @@ func TestInFlightLost(t *testing.T) {
 		for _, shadow := range []bool{false, true} {
 			var heard []ratelimit.Outcome
 			m := newMiddleware(t, store, httplimit.Config{
-				InFlight: []httplimit.InFlightPolicy{{Limit: limit}}, Shadow: shadow,
+				InFlight: []httplimit.InFlightPolicy{{Limit: limit}}, Permits: store.Permits, Shadow: shadow,
 				Observe: func(_ context.Context, e ratelimit.Event) { heard = append(heard, e.Outcome) },
 			})
 			resp := serve(m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -369,7 +370,7 @@ func TestInFlightEvents(t *testing.T) {
 	limits := []ratelimit.InFlight{{Name: "outer", Limit: 3, Lease: 200 * time.Millisecond}, {Name: "inner", Limit: 1, Lease: 200 * time.Millisecond}}
 	var heard []string
 	m := newMiddleware(t, store, httplimit.Config{
-		InFlight: []httplimit.InFlightPolicy{{Limit: limits[0]}, {Limit: limits[1]}},
+		InFlight: []httplimit.InFlightPolicy{{Limit: limits[0]}, {Limit: limits[1]}}, Permits: store.Permits(),
 		Observe: func(ctx context.Context, e ratelimit.Event) {
 			if e.Permit == nil || httplimit.RequestOf(ctx) == nil {
 				t.Errorf("heard %v, want one of a permit and a request", e)
@@ -395,16 +396,16 @@ func TestInFlightEvents(t *testing.T) {
 	}
 }
 
-// failingPermits is a store whose permits cannot be asked for.
-type failingPermits struct{ *memstore.Store }
+// failingPermits are permits that cannot be asked for.
+type failingPermits struct{ ratelimit.Permits }
 
-func (failingPermits) Acquire(context.Context, ratelimit.InFlight, string, ...ratelimit.Request) (ratelimit.Permit, error) {
+func (failingPermits) Acquire(context.Context, ratelimit.PermitRequest, ...ratelimit.Request) (ratelimit.Permit, error) {
 	return ratelimit.Permit{}, errDatabase
 }
 
 func TestInFlightStoreFails(t *testing.T) {
 	for _, open := range []bool{false, true} {
-		m := newMiddleware(t, failingPermits{memstore.New(nil)}, httplimit.Config{InFlight: callsByUser, FailOpen: open})
+		m := newMiddleware(t, memstore.New(nil), httplimit.Config{InFlight: callsByUser, Permits: failingPermits{}, FailOpen: open})
 		next := &answering{}
 		resp := serve(m.Handler(next), get("/", "X-User", "ann"))
 		if served := next.served.Load() == 1; served != open || (resp.StatusCode == 503) == open {
@@ -412,8 +413,11 @@ func TestInFlightStoreFails(t *testing.T) {
 		}
 	}
 	// The database dies between two permits: the first is given back.
-	store := &secondFails{Store: memstore.New(nil)}
-	m := newMiddleware(t, store, httplimit.Config{InFlight: []httplimit.InFlightPolicy{{Limit: calls}, {Limit: ratelimit.InFlight{Name: "b", Limit: 1}}}})
+	store := memstore.New(nil)
+	m := newMiddleware(t, store, httplimit.Config{
+		InFlight: []httplimit.InFlightPolicy{{Limit: calls}, {Limit: ratelimit.InFlight{Name: "b", Limit: 1}}},
+		Permits:  &secondFails{Permits: store.Permits()},
+	})
 	wantStatus(t, serve(m.Handler(&answering{}), get("/")), 503)
 	if n := held(t, store.Permits(), calls, ""); n != 0 {
 		t.Errorf("%d permits are held after a fault", n)
@@ -421,15 +425,15 @@ func TestInFlightStoreFails(t *testing.T) {
 }
 
 type secondFails struct {
-	*memstore.Store
+	ratelimit.Permits
 	n atomic.Int64
 }
 
-func (s *secondFails) Acquire(ctx context.Context, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (ratelimit.Permit, error) {
+func (s *secondFails) Acquire(ctx context.Context, request ratelimit.PermitRequest, rates ...ratelimit.Request) (ratelimit.Permit, error) {
 	if s.n.Add(1) > 1 {
 		return ratelimit.Permit{}, errDatabase
 	}
-	return s.Store.Permits().Acquire(ctx, limit.For(key), rates...)
+	return s.Permits.Acquire(ctx, request, rates...)
 }
 
 // A permit whose lease is over before its handler begins, in a process that was stopped, is
@@ -437,9 +441,9 @@ func (s *secondFails) Acquire(ctx context.Context, limit ratelimit.InFlight, key
 func TestInFlightLostBeforeTheHandler(t *testing.T) {
 	hourly := ratelimit.TokenBucket{Name: "hourly", Rate: 4, Period: time.Hour}
 	for _, open := range []bool{false, true} {
-		store := stopped{memstore.New(nil)}
+		store := memstore.New(nil)
 		m := newMiddleware(t, store, httplimit.Config{
-			Policies: []httplimit.Policy{{Limit: hourly}}, InFlight: []httplimit.InFlightPolicy{{Limit: calls}}, FailOpen: open,
+			Policies: []httplimit.Policy{{Limit: hourly}}, InFlight: []httplimit.InFlightPolicy{{Limit: calls}}, Permits: stopped{store.Permits()}, FailOpen: open,
 		})
 		next := &answering{}
 		resp := serve(m.Handler(next), get("/"))
@@ -451,26 +455,26 @@ func TestInFlightLostBeforeTheHandler(t *testing.T) {
 		if served := next.served.Load() == 1; served != open {
 			t.Errorf("fail open %v: served %v", open, served)
 		}
-		if got := left(t, store.Store, hourly, ""); math.Abs(got-tokens) > 0.01 {
+		if got := left(t, store, hourly, ""); math.Abs(got-tokens) > 0.01 {
 			t.Errorf("fail open %v: %g tokens are left, want %g", open, got, tokens)
 		}
 	}
 }
 
-// stopped is a store of a process that is stopped past the lease after each Acquire.
-type stopped struct{ *memstore.Store }
+// stopped are the permits of a process that is stopped past the lease after each Acquire.
+type stopped struct{ ratelimit.Permits }
 
-func (s stopped) Acquire(ctx context.Context, limit ratelimit.InFlight, key string, rates ...ratelimit.Request) (ratelimit.Permit, error) {
-	permit, err := s.Store.Permits().Acquire(ctx, limit.For(key), rates...)
-	permit.Asked = permit.Asked.Add(-2 * limit.LeaseOrDefault())
-	return permit, errors.Join(err, s.Permits().Reset(ctx, limit, key))
+func (s stopped) Acquire(ctx context.Context, request ratelimit.PermitRequest, rates ...ratelimit.Request) (ratelimit.Permit, error) {
+	permit, err := s.Permits.Acquire(ctx, request, rates...)
+	permit.Asked = permit.Asked.Add(-2 * request.Limit.LeaseOrDefault())
+	return permit, errors.Join(err, s.Reset(ctx, request.Limit, request.Key))
 }
 
 func TestInFlightShadow(t *testing.T) {
 	store := memstore.New(nil)
 	var heard []ratelimit.Event
 	m := newMiddleware(t, store, httplimit.Config{
-		InFlight: callsByUser, Shadow: true,
+		InFlight: callsByUser, Permits: store.Permits(), Shadow: true,
 		Observe: func(_ context.Context, e ratelimit.Event) { heard = append(heard, e) },
 	})
 	g := newGated()
@@ -493,7 +497,7 @@ func TestInFlightShadow(t *testing.T) {
 func TestInFlightModes(t *testing.T) {
 	inEach(t, func(t *testing.T, store permitStore) {
 		mode := ratelimit.ModeShadow
-		m := newMiddleware(t, store, httplimit.Config{InFlight: []httplimit.InFlightPolicy{{
+		m := newMiddleware(t, store, httplimit.Config{Permits: store.Permits, InFlight: []httplimit.InFlightPolicy{{
 			Limit: calls, Key: callsByUser[0].Key,
 			Tier: func(*http.Request) (ratelimit.InFlight, error) {
 				limit := calls.In(mode)
@@ -537,6 +541,7 @@ func TestInFlightReleasedInTransaction(t *testing.T) {
 	var heard []ratelimit.Outcome
 	m := newMiddleware(t, store, httplimit.Config{
 		InFlight: callsByUser,
+		Permits:  store.Permits(),
 		Observe:  func(_ context.Context, e ratelimit.Event) { heard = append(heard, e.Outcome) },
 	})
 	resp := serve(m.Handler(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -559,7 +564,7 @@ func TestInFlightReleasedInTransaction(t *testing.T) {
 }
 
 func TestInFlightTier(t *testing.T) {
-	m := newMiddleware(t, memstore.New(nil), httplimit.Config{InFlight: []httplimit.InFlightPolicy{{
+	m := newMiddleware(t, memstore.New(nil), httplimit.Config{Permits: memstore.New(nil).Permits(), InFlight: []httplimit.InFlightPolicy{{
 		Limit: calls,
 		Tier: func(r *http.Request) (ratelimit.InFlight, error) {
 			limit := calls
@@ -603,8 +608,8 @@ func TestNewFindsFaultsInFlight(t *testing.T) {
 			t.Errorf("got %v, want ErrInvalid with %q", err, want)
 		}
 	}
-	if _, err := httplimit.New(failing{}, &httplimit.Config{InFlight: named("a")}); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), "Acquire") {
-		t.Errorf("a store without permits: got %v", err)
+	if _, err := httplimit.New(memstore.New(nil), &httplimit.Config{InFlight: named("a")}); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), "Permits") {
+		t.Errorf("without permits: got %v", err)
 	}
 }
 
@@ -627,7 +632,7 @@ func TestInFlightNeverMore(t *testing.T) {
 	})
 	var wg sync.WaitGroup
 	for _, s := range []*pgstore.Store{store, other} {
-		h := newMiddleware(t, s, httplimit.Config{InFlight: []httplimit.InFlightPolicy{{Limit: limit}}, Timeout: 20 * time.Second}).Handler(work)
+		h := newMiddleware(t, s, httplimit.Config{InFlight: []httplimit.InFlightPolicy{{Limit: limit}}, Permits: s.Permits(), Timeout: 20 * time.Second}).Handler(work)
 		for range 8 {
 			wg.Go(func() {
 				for range 20 {
@@ -670,7 +675,7 @@ func TestKillServerProcess(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := newMiddleware(t, store, httplimit.Config{InFlight: []httplimit.InFlightPolicy{{Limit: killLimit}}})
+	m := newMiddleware(t, store, httplimit.Config{Permits: store.Permits(), InFlight: []httplimit.InFlightPolicy{{Limit: killLimit}}})
 	serve(m.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		fmt.Println("at work")
 		io.Copy(io.Discard, os.Stdin) // until it is killed, or the test that started it ends
@@ -702,7 +707,7 @@ func TestInFlightKilled(t *testing.T) {
 	if line, err := bufio.NewReader(stdout).ReadString('\n'); err != nil || line != "at work\n" {
 		t.Fatalf("the process said %q, %v", line, err)
 	}
-	m := newMiddleware(t, store, httplimit.Config{InFlight: []httplimit.InFlightPolicy{{Limit: killLimit}}, Timeout: 20 * time.Second})
+	m := newMiddleware(t, store, httplimit.Config{Permits: store.Permits(), InFlight: []httplimit.InFlightPolicy{{Limit: killLimit}}, Timeout: 20 * time.Second})
 	h := m.Handler(&answering{})
 	for end := time.Now().Add(2 * killLimit.Lease); time.Now().Before(end); time.Sleep(killLimit.Lease / 5) {
 		wantStatus(t, serve(h, get("/")), 429) // it renews

@@ -40,8 +40,10 @@ func TestNoTypeShowsKeys(t *testing.T) {
 	}
 	h.ServeHTTP(httptest.NewRecorder(), get("/", "X-Key", leak.Key+strings.Repeat("k", ratelimit.MaxKeyLength)))
 	calls := ratelimit.InFlight{Name: "calls", Limit: 1, Lease: time.Minute}
-	inFlight := newMiddleware(t, memstore.New(nil), httplimit.Config{
+	store := memstore.New(nil)
+	inFlight := newMiddleware(t, store, httplimit.Config{
 		InFlight: []httplimit.InFlightPolicy{{Limit: calls, Key: httplimit.ByHeader("X-Key")}},
+		Permits:  store.Permits(),
 		Observe:  config.Observe,
 	})
 	outer := inFlight.Handler(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
@@ -99,8 +101,8 @@ func TestNoTypeShowsKeys(t *testing.T) {
 	})
 }
 
-// The error of a row that somebody has locked names the key: what is logged of it does
-// not.
+// The error of a row that somebody has locked names the limit and not the key, and so does what is
+// logged of it.
 func TestNoFaultShowsKeys(t *testing.T) {
 	db := pgtest.New(t)
 	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
@@ -129,14 +131,14 @@ func TestNoFaultShowsKeys(t *testing.T) {
 		Logger:   slog.New(slog.NewJSONHandler(&log, nil)),
 	})
 	limit.Handler(&answering{}).ServeHTTP(httptest.NewRecorder(), get("/", "X-Key", leak.Key))
-	if !errors.Is(event.Err, pgstore.ErrLocked) || !strings.Contains(event.Err.Error(), leak.Key) {
-		t.Fatalf("got %v, want %v that names the key", event.Err, pgstore.ErrLocked)
+	if !errors.Is(event.Err, pgstore.ErrLocked) || strings.Contains(event.Err.Error(), leak.Key) {
+		t.Fatalf("got %v, want %v without the key", event.Err, pgstore.ErrLocked)
 	}
-	if text := log.String(); strings.Contains(text, leak.Key) || !strings.Contains(text, `limit \"api\", key \"…\"`) {
+	if text := log.String(); strings.Contains(text, leak.Key) || !strings.Contains(text, `row of limit \"api\"`) {
 		t.Errorf("logged %s", text)
 	}
 	for _, text := range []string{event.String(), event.LogValue().String()} {
-		if strings.Contains(text, leak.Key) || !strings.Contains(text, "locked the row") {
+		if strings.Contains(text, leak.Key) || !strings.Contains(text, "locked a row") {
 			t.Errorf("the event is %s", text)
 		}
 	}

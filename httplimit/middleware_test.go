@@ -238,6 +238,13 @@ func TestFieldsOfAQuota(t *testing.T) {
 	wantFields(429, `"quota";q=3;w=2592000`, `"quota";r=2;t=3600`, "3600", "3600")
 	clock.add(time.Hour)
 	wantFields(200, `"quota";q=3;w=2592000`, `"quota";r=1;t=2588400`, "2588400", "")
+
+	quota.Anchor.Day = 15 // the first 15th does not count
+	h = newMiddleware(t, store, httplimit.Config{
+		Policies: []httplimit.Policy{{Limit: quota}}, Fields: httplimit.Draft11 | httplimit.Triple, Limits: true,
+	}).Handler(&answering{})
+	until := fmt.Sprint(int(time.Date(2026, 5, 14, 22, 0, 0, 0, time.UTC).Sub(clock.Now()).Seconds()))
+	wantFields(200, `"quota";q=3;w=2674800`, `"quota";r=0;t=`+until, until, "")
 }
 
 // Routes of one limit that leave a share of it to others are refused by what is left for them.

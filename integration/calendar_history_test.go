@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"math"
 	"slices"
 	"sync"
 	"testing"
@@ -25,18 +26,23 @@ const (
 	firstKnown, lastBefore = 1990, 2110
 )
 
-// calendarDays are the days of a zone, as daysIn returns them.
+// calendarDays are the days of a zone that begin at a time of day, as daysIn returns them.
 type calendarDays struct {
 	days  []int64
 	first map[int64]int64
 }
 
-var daysByZone sync.Map // of func() calendarDays
+type zoneAndTime struct {
+	zone string
+	at   time.Duration
+}
+
+var daysByZone sync.Map // by zoneAndTime, of func() calendarDays
 
 // edgesByDay returns the edges of a quota by the calendar, in microseconds, by the calculation of
 // TestCalendarEdges.
 func edgesByDay(d bucket.Definition) (edges []int64) {
-	zone, _ := daysByZone.LoadOrStore(d.Zone, sync.OnceValue(func() (z calendarDays) {
+	zone, _ := daysByZone.LoadOrStore(zoneAndTime{d.Zone, d.Time}, sync.OnceValue(func() (z calendarDays) {
 		location, err := time.LoadLocation(d.Zone)
 		if err != nil {
 			panic(err)
@@ -45,7 +51,7 @@ func edgesByDay(d bucket.Definition) (edges []int64) {
 		if err != nil {
 			panic(err)
 		}
-		z.days, z.first = daysIn(stretches)
+		z.days, z.first = daysIn(stretches, d.Time)
 		return z
 	}))
 	z := zone.(func() calendarDays)()
@@ -63,8 +69,9 @@ func quotas() *rapid.Generator[ratelimit.FixedWindow] {
 	return rapid.Custom(func(t *rapid.T) ratelimit.FixedWindow {
 		q := ratelimit.FixedWindow{
 			Name: "a", Rate: magnitude(1, 1e6).Draw(t, "rate"),
-			Every: rapid.SampledFrom([]ratelimit.Unit{ratelimit.Day, ratelimit.Week, ratelimit.Month, ratelimit.Year}).Draw(t, "every"),
+			Every: rapid.SampledFrom([]ratelimit.Unit{ratelimit.Day, ratelimit.Week, ratelimit.Month, ratelimit.Year, 5 * ratelimit.Day, 3 * ratelimit.Month}).Draw(t, "every"),
 			Zone:  rapid.SampledFrom(calendarZones).Draw(t, "zone"),
+			Time:  rapid.SampledFrom(timesOfDay).Draw(t, "time"),
 		}
 		if rapid.Bool().Draw(t, "has an anchor") {
 			q.Anchor = ratelimit.Date{
@@ -110,8 +117,8 @@ func laterByCalendar(t *rapid.T, h *history, back bool) int64 {
 	return min(max(now, time.Date(fromYear, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro()), time.Date(toYear, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro())
 }
 
-func newCalendarHistory(t *rapid.T) *history {
-	h := newHistory(t, quotas().Draw(t, "limit"))
+func newCalendarHistory(t *rapid.T, quota ratelimit.FixedWindow) *history {
+	h := newHistory(t, quota)
 	year := rapid.IntRange(fromYear, toYear-1).Draw(t, "first year")
 	h.now = time.Date(year, 1, 1, 0, 0, 0, 0, time.UTC).UnixMicro() + rapid.Int64Range(0, 366*24*time.Hour.Microseconds()).Draw(t, "first µs")
 	h.state = h.d.Fresh("k", instant(h.now))
@@ -120,18 +127,43 @@ func newCalendarHistory(t *rapid.T) *history {
 	return h
 }
 
+// version is the definition of a program, and its model.
+type version struct {
+	quota ratelimit.FixedWindow
+	d     bucket.Definition
+	exact limit
+}
+
+// versions draws a quota, and one with another anchor, zone and time.
+func versions(t *rapid.T) (both [2]version) {
+	quota := quotas().Draw(t, "limit")
+	for i := range both {
+		d := definition(quota)
+		both[i] = version{quota, d, newLimit(d)}
+		other := quotas().Draw(t, "moved")
+		quota.Anchor, quota.Zone, quota.Time = other.Anchor, other.Zone, other.Time
+	}
+	return both
+}
+
+// use has the program use a definition from now on. The row stays as it is.
+func (h *history) use(v version) { h.d, h.limit, h.exact = v.d, v.quota, v.exact }
+
 // Quotas by the calendar agree with exact arithmetic on edges that were computed day by day: over
 // changes of summer time, leap days and ends of years, while they roll over for several windows,
-// are in debt, paused, and while the clock goes back.
+// are in debt, paused, while the clock goes back, and while their anchor, zone and time change.
 func TestCalendarExact(t *testing.T) {
 	fewer(t, 1)
 	rapid.Check(t, func(t *rapid.T) {
-		h := newCalendarHistory(t)
+		both := versions(t)
+		h := newCalendarHistory(t, both[0].quota)
 		for range rapid.IntRange(1, 40).Draw(t, "steps") {
 			h.now = laterByCalendar(t, h, true)
-			switch rapid.IntRange(0, 10).Draw(t, "do") {
+			switch rapid.IntRange(0, 11).Draw(t, "do") {
 			case 0:
 				h.credit(t, counts(h.d, true).Draw(t, "credit"))
+			case 11:
+				h.use(rapid.SampledFrom(both[:]).Draw(t, "version"))
 			case 1:
 				h.pause(t, laterByCalendar(t, h, true))
 			case 2:
@@ -154,7 +186,7 @@ func TestCalendarCurve(t *testing.T) {
 	fewer(t, 2)
 	worst, touched := 0.0, 0
 	rapid.Check(t, func(t *rapid.T) {
-		h := newCalendarHistory(t)
+		h := newCalendarHistory(t, quotas().Draw(t, "limit"))
 		var grants []curve.Event
 		burst := h.d.Capacity
 		for range 60 {
@@ -198,5 +230,47 @@ func TestCalendarCurve(t *testing.T) {
 	t.Logf("at worst %v of the bound, which %d histories touched", worst, touched)
 	if touched == 0 {
 		t.Errorf("the bound was never touched: at worst %v", worst)
+	}
+}
+
+// While two programs with different anchors, zones and times take from a quota in turn, it refills
+// no sooner than its shortest window after it refilled last, but for the slack of zones: so in no
+// stretch is more granted than by one of them.
+func TestCalendarMoves(t *testing.T) {
+	fewer(t, 1)
+	most := 0
+	rapid.Check(t, func(t *rapid.T) {
+		both, shortest := versions(t), int64(math.MaxInt64)
+		for _, v := range both {
+			for n, edge := range v.exact.edges[1:] {
+				shortest = min(shortest, edge-v.exact.edges[n]-v.exact.slack)
+			}
+		}
+		if shortest <= 0 {
+			t.Skip("where a zone goes over the date line, a day from 02:30 on is shorter than the slack")
+		}
+		h := newCalendarHistory(t, both[0].quota)
+		var grants []curve.Event
+		for range 60 {
+			h.now = laterByCalendar(t, h, false)
+			h.use(rapid.SampledFrom(both[:]).Draw(t, "version"))
+			if n := h.d.Refill(h.state, instant(h.now)).Value; n > h.d.Rate*1e-6 && h.take(t, false, n) {
+				grants = append(grants, curve.Event{At: instant(h.now), Count: n})
+			}
+		}
+		for i, from := range grants {
+			used := 0.0
+			for n, g := range grants[i:] {
+				used += g.Count
+				windows := 1 + g.At.Sub(from.At).Microseconds()/shortest
+				if bound := h.d.Capacity + h.d.Rate*float64(windows); used > bound*(1+1e-9) {
+					t.Fatalf("%v from %v to %v, of which %v are right: %v and %v", used, from.At, g.At, bound, both[0].quota, both[1].quota)
+				}
+				most = max(most, n)
+			}
+		}
+	})
+	if most < 3 {
+		t.Errorf("a quota was granted from %d times at most", most)
 	}
 }

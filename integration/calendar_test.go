@@ -51,10 +51,10 @@ func TestCalendarEdges(t *testing.T) {
 		for name, stretches := range zones {
 			t.Run(name, func(t *testing.T) {
 				t.Parallel()
-				days, first := daysIn(stretches)
 				for limit, beginnings := range quotas {
 					limit.Zone = name
 					d := definition(limit)
+					days, first := daysIn(stretches, limit.Time)
 					want := edgesOf(beginnings, days, first)
 					edges.Add(int64(len(want)))
 					checkEdges(t, &d, want)
@@ -70,38 +70,34 @@ func TestCalendarEdges(t *testing.T) {
 func sold() map[ratelimit.FixedWindow][]int64 {
 	all := map[ratelimit.FixedWindow][]int64{}
 	begin, end := dayOf(time.Date(1989, 1, 1, 0, 0, 0, 0, time.UTC).Unix()), dayOf(time.Date(2052, 1, 1, 0, 0, 0, 0, time.UTC).Unix())
-	for _, every := range []ratelimit.Unit{ratelimit.Day, ratelimit.Week, ratelimit.Month, ratelimit.Year} {
-		for _, anchor := range []ratelimit.Date{
+	for _, every := range []ratelimit.Unit{
+		ratelimit.Day, ratelimit.Week, ratelimit.Month, ratelimit.Year, 2 * ratelimit.Day, 5 * ratelimit.Day, 3 * ratelimit.Month, 2 * ratelimit.Year,
+	} {
+		for i, anchor := range []ratelimit.Date{
 			{}, {Year: 2026, Month: 1, Day: 31}, {Year: 2024, Month: 2, Day: 29}, {Year: 1995, Month: 4, Day: 30}, {Year: 2049, Month: 12, Day: 28},
 		} {
-			if every == ratelimit.Day && !anchor.IsZero() {
-				continue // of which each day is one
-			}
-			limit := ratelimit.FixedWindow{Name: "l", Rate: 1, Capacity: 1e5, Every: every, Anchor: anchor}
-			if every == ratelimit.Year {
-				limit.Capacity = 90
-			}
+			limit := ratelimit.FixedWindow{Name: "l", Rate: 1, Every: every, Anchor: anchor, Time: timesOfDay[i]}
+			limit.Capacity = float64(ratelimit.MaxSpan / every.Longest())
 			all[limit] = beginnings(limit.Definition(), begin, end)
 		}
 	}
 	return all
 }
 
+// timesOfDay are midnight, and times that clocks leave out or show twice in some zones.
+var timesOfDay = []time.Duration{0, 2*time.Hour + 30*time.Minute, 23 * time.Hour, 9 * time.Hour, time.Hour + 30*time.Minute}
+
 // beginnings returns the days from one to another on which windows begin.
 func beginnings(d ratelimit.Definition, begin, end int64) (days []int64) {
-	weekday := time.Date(d.Anchor.Year, d.Anchor.Month, d.Anchor.Day, 0, 0, 0, 0, time.UTC).Weekday()
+	anchor := time.Date(d.Anchor.Year, d.Anchor.Month, d.Anchor.Day, 0, 0, 0, 0, time.UTC)
 	for day := begin; day < end; day++ {
 		date := time.Unix(day*daySeconds, 0).UTC()
 		lastOfMonth := date.AddDate(0, 0, 1).Day() == 1
-		onDay := date.Day() == d.Anchor.Day || lastOfMonth && date.Day() < d.Anchor.Day
-		is := true
-		switch d.Every {
-		case ratelimit.Week:
-			is = date.Weekday() == weekday
-		case ratelimit.Month:
-			is = onDay
-		case ratelimit.Year:
-			is = onDay && date.Month() == d.Anchor.Month
+		is := date.Day() == d.Anchor.Day || lastOfMonth && date.Day() < d.Anchor.Day
+		if months := int(d.Every / ratelimit.Month); months > 0 {
+			is = is && ((date.Year()-anchor.Year())*12+int(date.Month()-anchor.Month()))%months == 0
+		} else {
+			is = (day-dayOf(anchor.Unix()))%int64(d.Every/ratelimit.Day) == 0
 		}
 		if is {
 			days = append(days, day)
@@ -138,7 +134,7 @@ func skipped(day, next int64, first map[int64]int64) bool {
 
 func checkEdges(t *testing.T, d *bucket.Definition, edges []time.Time) {
 	t.Helper()
-	what := fmt.Sprintf("%v in %s from %v", d.Every, d.Zone, d.Anchor)
+	what := fmt.Sprintf("%v in %s from %v at %v", d.Every, d.Zone, d.Anchor, d.Time)
 	for i, edge := range edges[:len(edges)-1] {
 		next := edges[i+1]
 		if !next.After(edge) {
@@ -165,7 +161,8 @@ func checkEdges(t *testing.T, d *bucket.Definition, edges []time.Time) {
 	}
 	around, had := d.Edges(edges[len(edges)/2])
 	for i, edge := range around {
-		if n := len(edges)/2 - (d.Sent() - 4) + i; n >= 0 && n < len(edges) && !edge.Equal(edges[n]) || edge.Before(had[i]) {
+		n := len(edges)/2 - (d.Sent() - 4) + i
+		if n >= 0 && n < len(edges) && !edge.Equal(edges[n]) || n > 0 && n < len(edges) && !had[i].After(edges[n-1]) || edge.Before(had[i]) {
 			t.Fatalf("%s: SQL is told of %v, %d-th of %v", what, edge, i, around)
 		}
 	}

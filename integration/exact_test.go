@@ -19,6 +19,7 @@ type limit struct {
 	period         int64
 	floor          *big.Rat // of a reservation
 	edges          []int64  // of a quota by the calendar, growing
+	slack          int64    // for how long after one of them a row stands on it
 }
 
 // row is the exact model of a limit's two numbers and its pause.
@@ -36,7 +37,10 @@ func newLimit(d bucket.Definition) limit {
 		period:   d.Period.Microseconds(),
 	}
 	if d.Every != 0 {
-		l.edges = edgesByDay(d)
+		l.edges, l.slack = edgesByDay(d), (26 * time.Hour).Microseconds()
+		if d.Every == ratelimit.Day {
+			l.slack = (3 * time.Hour).Microseconds()
+		}
 	}
 	span := new(big.Rat).Mul(l.rate, big.NewRat(ratelimit.MaxSpan.Microseconds(), l.period))
 	l.floor = span.Neg(span)
@@ -54,9 +58,10 @@ func rat(f float64) *big.Rat { return new(big.Rat).SetFloat64(f) }
 func (l limit) settle(r row, now int64) row {
 	came, ts := new(big.Rat), r.ts
 	if l.edges != nil {
-		had, last := l.edgesUpTo(r.ts), l.edgesUpTo(now)
-		came.Mul(l.rate, big.NewRat(int64(max(0, last-had)), 1))
-		ts = max(ts, l.edges[last-1])
+		if had, last := l.hadBy(r.ts), l.edgesUpTo(now); last > had {
+			came.Mul(l.rate, big.NewRat(int64(last-had), 1))
+			ts = l.edges[last-1]
+		}
 	} else if past := now - r.ts; past > 0 && l.window {
 		came.Mul(l.rate, big.NewRat(past/l.period, 1))
 		ts += past / l.period * l.period
@@ -141,12 +146,22 @@ func (l limit) when(r row, missing *big.Rat) int64 {
 	}
 	wait := new(big.Rat).Quo(missing, l.rate)
 	if l.edges != nil {
-		return l.edges[l.edgesUpTo(r.ts)-1+int(ceil(wait))]
+		return l.edges[l.hadBy(r.ts)-1+int(ceil(wait))]
 	}
 	if l.window {
 		return r.ts + ceil(wait)*l.period
 	}
 	return r.ts + ceil(wait.Mul(wait, big.NewRat(l.period, 1)))
+}
+
+// hadBy returns how many edges do not count for a row: those up to its ts, and if it stands on
+// none, one more.
+func (l limit) hadBy(ts int64) int {
+	n := l.edgesUpTo(ts)
+	if ts-l.edges[n-1] > l.slack {
+		n++
+	}
+	return n
 }
 
 // edgesUpTo returns how many edges there are up to an instant.

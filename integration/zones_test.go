@@ -72,10 +72,11 @@ func stretchesOf(location *time.Location, from, to int) (all []stretch, err erro
 }
 
 // daysIn returns the days that clocks show in stretches, as days since 1970, and the first
-// second of each.
-func daysIn(stretches []stretch) (days []int64, first map[int64]int64) {
+// second of each; of days that begin at a time of day.
+func daysIn(stretches []stretch, at time.Duration) (days []int64, first map[int64]int64) {
 	first = map[int64]int64{}
 	for _, s := range stretches {
+		s.offset -= int64(at / time.Second)
 		for d := dayOf(s.from + s.offset); d <= dayOf(s.to-1+s.offset); d++ {
 			if _, known := first[d]; !known {
 				first[d] = max(s.from, d*daySeconds-s.offset)

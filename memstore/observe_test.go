@@ -23,7 +23,7 @@ func TestObserve(t *testing.T) {
 	}})
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 2, Period: time.Hour}
 	requests := []ratelimit.Request{limit.For("a")}
-	slots := ratelimit.InFlight{Name: "s", Limit: 1}
+	jobs := ratelimit.InFlight{Name: "s", Limit: 1}
 	store.Allow(ctx, requests...)
 	store.AllowFunc(ctx, requests, func(pgx.Tx, ratelimit.Result) error { return errors.New("no") })
 	store.AllowFunc(ctx, requests, func(pgx.Tx, ratelimit.Result) error { return nil })
@@ -46,11 +46,11 @@ func TestObserve(t *testing.T) {
 	store.AllowTx(ctx, tx, limit.For("c"))
 	tx.Rollback(ctx)
 	store.AllowTx(ctx, tx, limit.For("c"))
-	slot, _ := store.Permits().AcquireWait(ctx, slots.For("k"))
-	store.Permits().Acquire(ctx, slots.For("k"))
-	slot, _ = store.Permits().Renew(ctx, slot)
-	store.Permits().Release(ctx, slot)
-	store.Permits().Release(ctx, slot)
+	permit, _ := store.Permits().AcquireWait(ctx, jobs.For("k"))
+	store.Permits().Acquire(ctx, jobs.For("k"))
+	permit, _ = store.Permits().Renew(ctx, permit)
+	store.Permits().Release(ctx, permit)
+	store.Permits().Release(ctx, permit)
 	want := []string{
 		"allow memory granted l", "allow runner rolled_back l", "allow runner granted l", "allow memory refused l",
 		"allow runner refused l", "reserve memory granted l", "settle memory granted l", "cancel memory refused l",

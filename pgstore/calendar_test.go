@@ -64,7 +64,7 @@ func TestCalendarGrantsWhatWasSold(t *testing.T) {
 					}
 				}
 				flood()
-				edge := d.Next(c.now())
+				_, edge := (*ratelimit.Definition)(&d).Window("", c.now())
 				for _, windows := range []int{1, 3} {
 					c.set(edge.Add(-time.Microsecond))
 					flood()
@@ -136,8 +136,8 @@ func TestCalendarOfAnotherZone(t *testing.T) {
 		if err != nil || result.OK {
 			t.Errorf("in %s: got %v, %v, want a refusal", zone, result, err)
 		}
-		d := bucket.Definition(quota.Definition())
-		if want := d.Next(c.now()); !result.RetryAt.Equal(want) {
+		d := quota.Definition()
+		if _, want := d.Window("k", c.now()); !result.RetryAt.Equal(want) {
 			t.Errorf("in %s: retry at %v, want %v", zone, result.RetryAt, want)
 		}
 	}

@@ -773,10 +773,11 @@ func (g *generator) limit(name string) ratelimit.Limit {
 		if g.period >= 24*time.Hour && r.IntN(2) == 0 {
 			l = ratelimit.FixedWindow{
 				Name: name, Rate: rate, Capacity: capacity, MaxReserved: debt,
-				Every: pick(r, ratelimit.Day, ratelimit.Day, ratelimit.Week, ratelimit.Month, ratelimit.Year),
+				Every: pick(r, ratelimit.Day, ratelimit.Day, ratelimit.Week, ratelimit.Month, ratelimit.Year, 5*ratelimit.Day, 3*ratelimit.Month),
 				Zone:  pick(r, "", "Europe/Berlin", "America/New_York", "Asia/Beirut", "Pacific/Apia"),
 				Anchor: pick(r, ratelimit.Date{}, ratelimit.Date{Year: 2026, Month: time.January, Day: 31},
 					ratelimit.Date{Year: 2024, Month: time.February, Day: 29}, ratelimit.Date{Year: 2031, Month: time.March, Day: 30}),
+				Time: pick(r, 0, 0, 9*time.Hour, 2*time.Hour+30*time.Minute),
 			}
 		}
 		if slides(name) {

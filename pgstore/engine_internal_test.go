@@ -17,29 +17,31 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/internal/traced"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/engine"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/escrow"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/memory"
 )
 
 // newTicket is a call on its own that waits to be decided.
-func newTicket(t *testing.T, reserve, check bool, requests ...ratelimit.Request) *ticket {
+func newTicket(t *testing.T, reserve, check bool, requests ...ratelimit.Request) *engine.Ticket {
 	t.Helper()
 	call, err := decide.New(reserve, requests...)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return batch.NewTicket(t.Context(), &pending{call: call, check: check})
+	return batch.NewTicket(t.Context(), &engine.Pending{Call: call, Check: check})
 }
 
-func allowTicket(t *testing.T, requests ...ratelimit.Request) *ticket {
+func allowTicket(t *testing.T, requests ...ratelimit.Request) *engine.Ticket {
 	t.Helper()
 	return newTicket(t, false, false, requests...)
 }
 
-func prefetchTicket(t *testing.T, r ratelimit.Request) *ticket {
+func prefetchTicket(t *testing.T, r ratelimit.Request) *engine.Ticket {
 	t.Helper()
 	r.Count = 0
 	ticket := allowTicket(t, r)
-	ticket.Value.prefetch = true
+	ticket.Value.Extra = true
 	return ticket
 }
 
@@ -59,16 +61,16 @@ func TestServeThoseThatAreGone(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Second}
-	gone := func(check bool) *ticket {
+	gone := func(check bool) *engine.Ticket {
 		of := newTicket(t, false, check, limit.For("a"))
 		return batch.NewTicket(ctx, of.Value)
 	}
 	for _, check := range []bool{false, true} {
-		store.engine.serve(t.Context(), &lane{}, []*ticket{gone(check)}, nil)
+		probe(store).Server(nil)(t.Context(), []*engine.Ticket{gone(check)})
 		here := newTicket(t, false, check, limit.For("a"))
-		store.engine.serve(t.Context(), &lane{}, []*ticket{gone(check), here, gone(check)}, nil)
-		if !here.Finished() || here.Value.err == nil {
-			t.Errorf("check %v: got %v, want the error of a server that is not there", check, here.Value.err)
+		probe(store).Server(nil)(t.Context(), []*engine.Ticket{gone(check), here, gone(check)})
+		if !here.Finished() || here.Value.Err == nil {
+			t.Errorf("check %v: got %v, want the error of a server that is not there", check, here.Value.Err)
 		}
 	}
 }
@@ -83,35 +85,35 @@ func TestGroups(t *testing.T) {
 	limit := ratelimit.TokenBucket{Name: "limit", Rate: 10, Period: time.Second, MaxReserved: 4}
 	other := limit
 	other.Rate = 20
-	allow := func(key string, n float64) *ticket { return allowTicket(t, limit.ForN(key, n)) }
-	reserve := func(key string, n float64) *ticket { return newTicket(t, true, false, limit.ForN(key, n)) }
+	allow := func(key string, n float64) *engine.Ticket { return allowTicket(t, limit.ForN(key, n)) }
+	reserve := func(key string, n float64) *engine.Ticket { return newTicket(t, true, false, limit.ForN(key, n)) }
 	tests := []struct {
 		name        string
-		tickets     []*ticket
+		tickets     []*engine.Ticket
 		want        []string // keys of the groups
 		total, need float64  // of the first
 		grouped     int      // calls in the first
 		left        int      // calls in none
 	}{
-		{"alone", []*ticket{allow("a", 3)}, []string{"a"}, 3, 3, 1, 0},
-		{"a reservation may leave a debt", []*ticket{reserve("a", 3)}, []string{"a"}, 3, -1, 1, 0},
-		{"together", []*ticket{allow("a", 3), allow("a", 2)}, []string{"a"}, 5, 5, 2, 0},
-		{"a reservation after a call that must leave none", []*ticket{allow("a", 3), reserve("a", 2)}, []string{"a"}, 5, 3, 2, 0},
-		{"a call that must leave no debt after a reservation", []*ticket{reserve("a", 2), allow("a", 3)}, []string{"a"}, 5, 5, 2, 0},
-		{"what prefetches asks for nothing", []*ticket{prefetchTicket(t, limit.For("a")), reserve("a", 3), prefetchTicket(t, limit.For("a"))}, []string{"a"}, 3, -1, 3, 0},
-		{"but for a row without debt", []*ticket{prefetchTicket(t, limit.For("a"))}, []string{"a"}, 0, 0, 1, 0},
-		{"rows in their one order", []*ticket{allow("c", 1), allow("a", 1), allow("b", 1), allow("a", 1)}, []string{"a", "b", "c"}, 2, 2, 2, 0},
-		{"two definitions", []*ticket{allow("a", 1), allowTicket(t, other.For("a"))}, []string{"a"}, 1, 1, 1, 1},
+		{"alone", []*engine.Ticket{allow("a", 3)}, []string{"a"}, 3, 3, 1, 0},
+		{"a reservation may leave a debt", []*engine.Ticket{reserve("a", 3)}, []string{"a"}, 3, -1, 1, 0},
+		{"together", []*engine.Ticket{allow("a", 3), allow("a", 2)}, []string{"a"}, 5, 5, 2, 0},
+		{"a reservation after a call that must leave none", []*engine.Ticket{allow("a", 3), reserve("a", 2)}, []string{"a"}, 5, 3, 2, 0},
+		{"a call that must leave no debt after a reservation", []*engine.Ticket{reserve("a", 2), allow("a", 3)}, []string{"a"}, 5, 5, 2, 0},
+		{"what prefetches asks for nothing", []*engine.Ticket{prefetchTicket(t, limit.For("a")), reserve("a", 3), prefetchTicket(t, limit.For("a"))}, []string{"a"}, 3, -1, 3, 0},
+		{"but for a row without debt", []*engine.Ticket{prefetchTicket(t, limit.For("a"))}, []string{"a"}, 0, 0, 1, 0},
+		{"rows in their one order", []*engine.Ticket{allow("c", 1), allow("a", 1), allow("b", 1), allow("a", 1)}, []string{"a", "b", "c"}, 2, 2, 2, 0},
+		{"two definitions", []*engine.Ticket{allow("a", 1), allowTicket(t, other.For("a"))}, []string{"a"}, 1, 1, 1, 1},
 		{
 			"what must be read",
-			[]*ticket{newTicket(t, false, true, limit.For("a")), allowTicket(t, limit.For("a"), limit.For("b"))},
+			[]*engine.Ticket{newTicket(t, false, true, limit.For("a")), allowTicket(t, limit.For("a"), limit.For("b"))},
 			nil,
 			0, 0, 0, 2,
 		},
 	}
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
-			groups, grants, left := store.engine.groups(tt.tickets)
+			groups, grants, left := probe(store).Groups(tt.tickets)
 			if len(groups) != len(tt.want) || len(grants) != len(tt.want) || len(left) != tt.left {
 				t.Fatalf("got %d groups, %d grants and %d left, want %d, as many, and %d", len(groups), len(grants), len(left), len(tt.want), tt.left)
 			}
@@ -132,7 +134,7 @@ func TestGroups(t *testing.T) {
 
 // together decides calls in one go, in both ways: with an attempt to grant them by
 // one statement, and without.
-func together(t *testing.T, test func(t *testing.T, db *pgtest.DB, decide func(...*ticket))) {
+func together(t *testing.T, test func(t *testing.T, db *pgtest.DB, decide func(...*engine.Ticket))) {
 	t.Helper()
 	for name, granting := range map[string]bool{"granting": true, "settling": false} {
 		t.Run(name, func(t *testing.T) {
@@ -141,9 +143,9 @@ func together(t *testing.T, test func(t *testing.T, db *pgtest.DB, decide func(.
 			if err != nil {
 				t.Fatal(err)
 			}
-			test(t, db, func(tickets ...*ticket) {
+			test(t, db, func(tickets ...*engine.Ticket) {
 				t.Helper()
-				if left := store.engine.decideAll(t.Context(), tickets, granting, nil); len(left) != 0 {
+				if left := probe(store).DecideAll(t.Context(), tickets, granting, nil); len(left) != 0 {
 					t.Errorf("%d calls wait for a row, want none", len(left))
 				}
 			})
@@ -154,11 +156,11 @@ func together(t *testing.T, test func(t *testing.T, db *pgtest.DB, decide func(.
 // While a new number of shards is rolled out, two definitions can meet in one
 // statement, at a row that is not there yet. Each takes what it says it took.
 func TestCombinedShardCounts(t *testing.T) {
-	together(t, func(t *testing.T, db *pgtest.DB, decide func(...*ticket)) {
+	together(t, func(t *testing.T, db *pgtest.DB, decide func(...*engine.Ticket)) {
 		one := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: 24 * time.Hour}
 		two := one
 		two.Shards = 2
-		tickets := []*ticket{allowTicket(t, one.ForN("k", 2)), allowTicket(t, two.ForN("k", 3))}
+		tickets := []*engine.Ticket{allowTicket(t, one.ForN("k", 2)), allowTicket(t, two.ForN("k", 3))}
 		decide(tickets...)
 		stored := 0.0 // what is missing in the rows
 		for shard, full := range []float64{10, 5} {
@@ -170,8 +172,8 @@ func TestCombinedShardCounts(t *testing.T) {
 			stored += full - value
 		}
 		for _, ticket := range tickets {
-			if p := ticket.Value; p.err != nil || !p.result.OK {
-				t.Errorf("got OK %v, error %v", p.result.OK, p.err)
+			if p := ticket.Value; p.Err != nil || !p.Result.OK {
+				t.Errorf("got OK %v, error %v", p.Result.OK, p.Err)
 			}
 		}
 		// To the one of two shards, 10 tokens in a row are 5.
@@ -184,21 +186,21 @@ func TestCombinedShardCounts(t *testing.T) {
 // A limit's definitions can differ, as those of plans do. A key that has no row
 // is full for each by its own.
 func TestCombinedDefinitions(t *testing.T) {
-	together(t, func(t *testing.T, _ *pgtest.DB, decide func(...*ticket)) {
+	together(t, func(t *testing.T, _ *pgtest.DB, decide func(...*engine.Ticket)) {
 		plain := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: 24 * time.Hour}
 		premium, other := plain, plain
 		premium.Rate = 100
 		other.Name = "other"
-		for name, tickets := range map[string][]*ticket{
+		for name, tickets := range map[string][]*engine.Ticket{
 			"one":     {newTicket(t, false, true, plain.For("a")), allowTicket(t, premium.ForN("a", 50))},
 			"several": {newTicket(t, false, true, plain.For("b")), allowTicket(t, premium.ForN("b", 50), other.For("b"))},
 		} {
 			decide(tickets...)
-			if got := tickets[0].Value; got.err != nil || got.result.Remaining != 10 {
-				t.Errorf("%s: plain has %d left, error %v, want 10", name, got.result.Remaining, got.err)
+			if got := tickets[0].Value; got.Err != nil || got.Result.Remaining != 10 {
+				t.Errorf("%s: plain has %d left, error %v, want 10", name, got.Result.Remaining, got.Err)
 			}
-			if got := tickets[1].Value; got.err != nil || !got.result.OK {
-				t.Errorf("%s: premium got OK %v, error %v", name, got.result.OK, got.err)
+			if got := tickets[1].Value; got.Err != nil || !got.Result.OK {
+				t.Errorf("%s: premium got OK %v, error %v", name, got.Result.OK, got.Err)
 			}
 		}
 	})
@@ -235,55 +237,55 @@ func TestLockedWhileGranting(t *testing.T) {
 		t.Fatal(err)
 	}
 	free, locked := newTicket(t, false, false, limit.For("free")), newTicket(t, false, false, limit.For("locked"))
-	left := store.engine.decideAll(t.Context(), []*ticket{free, locked}, true, nil)
-	if len(left) != 1 || left[0] != locked || locked.Value.locked.Load() == nil {
+	left := probe(store).DecideAll(t.Context(), []*engine.Ticket{free, locked}, true, nil)
+	if len(left) != 1 || left[0] != locked || locked.Value.Waits() == nil {
 		t.Errorf("%d calls wait, want that for the locked row", len(left))
 	}
-	if !free.Finished() || free.Value.err != nil || !free.Value.result.OK {
-		t.Errorf("the other: got OK %v, error %v, want a grant", free.Value.result.OK, free.Value.err)
+	if !free.Finished() || free.Value.Err != nil || !free.Value.Result.OK {
+		t.Errorf("the other: got OK %v, error %v, want a grant", free.Value.Result.OK, free.Value.Err)
 	}
 }
 
-// known is a limit of whose key "k" a store that is knowing knows.
-var known = ratelimit.TokenBucket{Name: "limit", Rate: 1, Period: time.Hour, Capacity: 1000}
+// remembered is a limit of whose key "k" a store that is knowing knows.
+var remembered = ratelimit.TokenBucket{Name: "limit", Rate: 1, Period: time.Hour, Capacity: 1000}
 
-// knowing is a store that prefetches and has taken 10 tokens of known, and what it knows.
+// knowing is a store that prefetches and has taken 10 tokens of remembered, and what it knows.
 func knowing(t *testing.T, db *pgtest.DB, portable bool) (*Store, *escrow.Entry) {
 	t.Helper()
 	store, err := New(db.Pool, &Config{Schema: db.Schema, Escrow: 10 * time.Second, Portable: portable})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if result, err := store.Allow(t.Context(), known.ForN("k", 10)); err != nil || !result.OK {
+	if result, err := store.Allow(t.Context(), remembered.ForN("k", 10)); err != nil || !result.OK {
 		t.Fatalf("%v, %v, want a grant", result, err)
 	}
-	return store, store.cache.Seen(&ratelimit.Request{Limit: known, Key: "k"})
+	return store, store.memory.Remembered(&ratelimit.Request{Limit: remembered, Key: "k"})
 }
 
 // TestPrefetchGoesWithOthers: what is prefetched goes by the same statement as the calls for
 // its row that found nothing held, and is told of it; if nothing can be, it waits for nothing.
 func TestPrefetchGoesWithOthers(t *testing.T) {
-	row := decide.Row{Key: decide.Key{Name: known.Name, Key: "k"}}
-	for name, await := range map[string]*awaiting{"plain": nil, "portable": {row: row}} {
+	row := decide.Row{Key: decide.Key{Name: remembered.Name, Key: "k"}}
+	for name, await := range map[string]*decide.Row{"plain": nil, "portable": &row} {
 		t.Run(name, func(t *testing.T) {
 			sent := &traced.Statements{}
 			db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent }))
 			store, h := knowing(t, db, name == "portable")
 			h.Note(100, 100)
-			var calls []*pending
+			var calls []*engine.Pending
 			for _, n := range []float64{3, 0, 4} {
-				p := allowTicket(t, known.ForN("k", n)).Value
+				p := allowTicket(t, remembered.ForN("k", n)).Value
 				if n != 3 { // a call for the first of several does not know it
-					p.entry = h
+					memory.Keep(p, h, nil)
 				}
 				if n == 0 {
-					p.prefetch = true
+					p.Extra = true
 				}
 				calls = append(calls, p)
 			}
 			sent.Reset()
-			gather(t, func(ctx context.Context, tickets []*ticket) {
-				if left := store.engine.decideAll(ctx, tickets, true, await); len(left) != 0 {
+			gather(t, func(ctx context.Context, tickets []*engine.Ticket) {
+				if left := probe(store).DecideAll(ctx, tickets, true, await); len(left) != 0 {
 					t.Errorf("%d calls wait for a row, want none", len(left))
 				}
 			}, calls...)
@@ -295,8 +297,8 @@ func TestPrefetchGoesWithOthers(t *testing.T) {
 				t.Errorf("%d times something was sent, want %d", n, sends)
 			}
 			for i, p := range calls {
-				if p.err != nil || !p.result.OK {
-					t.Errorf("call %d: OK %v, %v", i, p.result.OK, p.err)
+				if p.Err != nil || !p.Result.OK {
+					t.Errorf("call %d: OK %v, %v", i, p.Result.OK, p.Err)
 				}
 			}
 			var tokens escrow.Tokens
@@ -316,11 +318,11 @@ func TestPrefetchGoesWithOthers(t *testing.T) {
 // gives up while it is under way are put back.
 func TestTokensOfOneWhoLeft(t *testing.T) {
 	for name, test := range map[string]struct {
-		await *awaiting
+		await *decide.Row
 		reads int // before they are decided, in memory with their row locked
 	}{
 		"plain":    {},
-		"portable": {await: &awaiting{row: decide.Row{Key: decide.Key{Name: known.Name, Key: "k"}}}},
+		"portable": {await: &decide.Row{Key: decide.Key{Name: remembered.Name, Key: "k"}}},
 		"locked":   {reads: 1},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -328,14 +330,16 @@ func TestTokensOfOneWhoLeft(t *testing.T) {
 			db := pgtest.New(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = &sends }))
 			store, h := knowing(t, db, name == "portable")
 			h.Note(100, 100)
-			var calls []*pending
+			var calls []*engine.Pending
+			var tokens []*escrow.Tokens
 			for _, n := range []float64{3, 4} {
-				p := allowTicket(t, known.ForN("k", n)).Value
-				p.entry, p.tokens = h, &escrow.Tokens{}
+				p := allowTicket(t, remembered.ForN("k", n)).Value
+				tokens = append(tokens, &escrow.Tokens{})
+				memory.Keep(p, h, tokens[len(tokens)-1])
 				calls = append(calls, p)
 			}
-			join, goOn := gathering(t, func(ctx context.Context, tickets []*ticket) {
-				if left := store.engine.decideAll(ctx, tickets, test.reads == 0, test.await); len(left) != 0 {
+			join, goOn := gathering(t, func(ctx context.Context, tickets []*engine.Ticket) {
+				if left := probe(store).DecideAll(ctx, tickets, test.reads == 0, test.await); len(left) != 0 {
 					t.Errorf("%d calls wait for a row, want none", len(left))
 				}
 			})
@@ -344,10 +348,10 @@ func TestTokensOfOneWhoLeft(t *testing.T) {
 			join(t.Context(), calls[1])
 			sends.after(test.reads, func() { giveUp(); <-gone })
 			goOn()
-			if !calls[1].result.OK || calls[1].tokens.Count != 4 {
-				t.Fatalf("the other: got OK %v, %v, %v tokens, want 4", calls[1].result.OK, calls[1].err, calls[1].tokens.Count)
+			if !calls[1].Result.OK || tokens[1].Count != 4 {
+				t.Fatalf("the other: got OK %v, %v, %v tokens, want 4", calls[1].Result.OK, calls[1].Err, tokens[1].Count)
 			}
-			calls[1].tokens.Spend()
+			tokens[1].Spend()
 			store.Close()
 			var left float64
 			if err := db.Pool.QueryRow(t.Context(), "SELECT value FROM "+db.Schema+".rate_limits").Scan(&left); err != nil || math.Abs(left-986) > 0.01 {
@@ -398,7 +402,7 @@ func TestPrefetchKeepsItsSeat(t *testing.T) {
 	tx := lockRows(t, db)
 	for waits := false; !waits; {
 		store.givesUp(t, e)
-		seated := store.Seated()
+		seated := store.conn.Seated()
 		if waits = pgtest.Blocks(t, db.Pool, tx); waits && seated != 1 {
 			t.Errorf("%d seats are taken, want 1", seated)
 		}
@@ -438,7 +442,12 @@ func TestPrefetchHasItsTurn(t *testing.T) {
 				t.Fatal("it was not prefetched when the row was free")
 			}
 		}
-		store.memory.giveBack(store.cache.Evict(e.Ask().KeyOf())) // and the row has it, before it is locked again
+		store.memory.Evict(e.Ask().KeyOf())
+		for begun := time.Now(); store.conn.Work.UnderWay() > 0; time.Sleep(time.Millisecond) { // the row has it, before it is locked again
+			if time.Since(begun) > 10*time.Second {
+				t.Fatal("the tokens did not return to their row")
+			}
+		}
 	}
 }
 
@@ -450,31 +459,30 @@ func TestPrefetchedRowKeepsItsQueue(t *testing.T) {
 	defer store.Close()
 	row := decide.Row{Key: e.Ask().KeyOf()}
 	queued := func(unused time.Duration) bool {
-		store.engine.mu.Lock()
-		store.engine.rows[row].used = time.Now().Add(-unused)
-		store.engine.mu.Unlock()
-		return store.engine.lockedRows() == 1
+		probe(store).Unused(row, unused)
+		return store.engine.LockedRows() == 1
 	}
-	store.engine.markLocked(row)
-	if queued(contended + time.Second) {
+	store.engine.MarkLocked(row)
+	if queued(engine.Contended + time.Second) {
 		t.Error("a row that was not prefetched from keeps its queue for longer than others")
 	}
-	store.engine.markLocked(row)
+	store.engine.MarkLocked(row)
 	if e.Note(100, 100); !store.prefetches(t.Context(), e) {
 		t.Fatal("nothing was prefetched")
 	}
-	if !queued(prefetched - time.Second) {
+	if !queued(10*time.Second - time.Second) {
 		t.Error("a row that is prefetched from has lost its queue")
 	}
-	if queued(prefetched + time.Second) {
+	if queued(10*time.Second + time.Second) {
 		t.Error("a row that is not locked any more keeps its queue")
 	}
 }
 
 // prefetches reports whether it has tokens of an entry prefetched.
 func (s *Store) prefetches(ctx context.Context, e *escrow.Entry) bool {
-	p := &pending{call: decide.Call{Demands: []decide.Demand{*e.Ask()}}, prefetch: true, entry: e}
-	result, err := s.engine.decide(ctx, nil, p)
+	p := &engine.Pending{Call: decide.Call{Demands: []decide.Demand{*e.Ask()}}, Extra: true}
+	memory.Keep(p, e, nil)
+	result, err := s.engine.Decide(ctx, nil, p)
 	return err == nil && result.OK
 }
 
@@ -506,10 +514,7 @@ func lockRows(t *testing.T, db *pgtest.DB) pgx.Tx {
 
 // idle reports whether nobody waits for the row of an entry.
 func (s *Store) idle(e *escrow.Entry) bool {
-	s.engine.mu.Lock()
-	defer s.engine.mu.Unlock()
-	l := s.engine.rows[decide.Row{Key: e.Ask().KeyOf()}]
-	return l == nil || l.queue == nil || l.queue.Idle()
+	return probe(s).Idle(decide.Row{Key: e.Ask().KeyOf()})
 }
 
 // A call for a row that is waited for does not wait for a lane before.
@@ -523,10 +528,8 @@ func TestRowsWaitForNoLane(t *testing.T) {
 	if _, err := store.Allow(t.Context(), limit.For("k")); err != nil {
 		t.Fatal(err)
 	}
-	for i := range store.engine.lanes {
-		store.engine.lanes[i].queue = store.engine.newQueue(func(ctx context.Context, _ []*ticket) { <-ctx.Done() })
-	}
-	store.engine.shared(theRow)
+	probe(store).Stop()
+	store.engine.Shared(theRow)
 	if result, err := store.Allow(t.Context(), limit.For("k")); err != nil || !result.OK || result.Remaining != 8 {
 		t.Errorf("got %+v, %v, want 8 left", result.Status, err)
 	}
@@ -546,32 +549,34 @@ func TestRowsWaitForNoLane(t *testing.T) {
 // TestPrefetchIsAChange: when a row has changed, by what a transaction holds or was prefetched
 // as well, what was told to those who were refused before is not told again.
 func TestPrefetchIsAChange(t *testing.T) {
-	for name, p := range map[string]*pending{"held": {tokens: &escrow.Tokens{}}, "prefetched": {prefetch: true}} {
+	for name, tokens := range map[string]*escrow.Tokens{"held": {}, "prefetched": nil} {
 		t.Run(name, func(t *testing.T) {
 			db := pgtest.New(t)
 			store, e := knowing(t, db, false)
 			defer store.Close()
-			if result, err := store.Allow(t.Context(), known.ForN("k", 995)); err != nil || result.OK {
+			if result, err := store.Allow(t.Context(), remembered.ForN("k", 995)); err != nil || result.OK {
 				t.Fatalf("%v, %v, want a refusal", result, err)
 			}
-			if _, _, known := e.Refusal(); !known {
+			if _, _, told := e.Refusal(); !told {
 				t.Error("the refusal is not remembered")
 			}
 			e.Note(100, 100)
 			ask := *e.Ask()
-			if p.tokens != nil {
+			if tokens != nil {
 				ask.Count = 1
 			}
-			p.call, p.entry = decide.Call{Demands: []decide.Demand{ask}}, e
-			for i := range store.engine.lanes {
-				store.engine.lanes[i].refusing = false // as if others had been granted what they asked for
-			}
-			if result, err := store.engine.decide(t.Context(), nil, p); err != nil || !result.OK {
+			p := &engine.Pending{Call: decide.Call{Demands: []decide.Demand{ask}}, Extra: tokens == nil}
+			memory.Keep(p, e, tokens)
+			probe(store).Granting() // as if others had been granted what they asked for
+			if result, err := store.engine.Decide(t.Context(), nil, p); err != nil || !result.OK {
 				t.Fatalf("%v, %v", result, err)
 			}
-			if _, _, known := e.Refusal(); known {
+			if _, _, told := e.Refusal(); told {
 				t.Error("the refusal is remembered")
 			}
 		})
 	}
 }
+
+// probe looks into the engine of a store.
+func probe(s *Store) engine.Probe { return engine.Probe{Engine: s.engine} }

@@ -19,6 +19,8 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/internal/traced"
 	"github.com/pgratelimit/ratelimit/memstore"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/engine"
 )
 
 // theRow is that of most tests.
@@ -36,11 +38,11 @@ var gathered = []ratelimit.Limit{
 // gathering returns a function by which calls come to wait for a row in their order, each of which
 // closes a channel when its caller goes on, and one that has them decided together and returns when
 // they are. Errors of those whose context is over are as they should be.
-func gathering(t *testing.T, decide func(context.Context, []*ticket)) (join func(context.Context, *pending) <-chan struct{}, goOn func()) {
+func gathering(t *testing.T, decide func(context.Context, []*engine.Ticket)) (join func(context.Context, *engine.Pending) <-chan struct{}, goOn func()) {
 	t.Helper()
-	first := &pending{}
+	first := &engine.Pending{}
 	there, leave, decided := make(chan struct{}), make(chan struct{}), make(chan struct{})
-	row := batch.New(mostTogether, 0, func(ctx context.Context, tickets []*ticket) {
+	row := batch.New(conn.MostTogether, 0, func(ctx context.Context, tickets []*engine.Ticket) {
 		if tickets[0].Value == first {
 			close(there)
 			<-leave
@@ -53,9 +55,9 @@ func gathering(t *testing.T, decide func(context.Context, []*ticket)) (join func
 	var wg sync.WaitGroup
 	wg.Go(func() { _, _ = row.Do(t.Context(), first) })
 	<-there
-	join = func(ctx context.Context, call *pending) <-chan struct{} {
+	join = func(ctx context.Context, call *engine.Pending) <-chan struct{} {
 		joined, over := make(chan struct{}), make(chan struct{})
-		door := batch.New(1, 0, func(_ context.Context, tickets []*ticket) {
+		door := batch.New(1, 0, func(_ context.Context, tickets []*engine.Ticket) {
 			row.Join(tickets...)
 			close(joined)
 		}, nil)
@@ -72,7 +74,7 @@ func gathering(t *testing.T, decide func(context.Context, []*ticket)) (join func
 }
 
 // gather has calls wait for a row in their order, and then decided together.
-func gather(t *testing.T, decide func(context.Context, []*ticket), calls ...*pending) {
+func gather(t *testing.T, decide func(context.Context, []*engine.Ticket), calls ...*engine.Pending) {
 	t.Helper()
 	join, goOn := gathering(t, decide)
 	for _, call := range calls {
@@ -83,7 +85,7 @@ func gather(t *testing.T, decide func(context.Context, []*ticket), calls ...*pen
 
 // randomCall is a call for a limit that is to be allowed, to reserve, or to take what there
 // is; and how memory answers it.
-func randomCall(t *testing.T, random *rand.Rand, limit ratelimit.Limit, atMost bool) (*pending, func(*memstore.Store) (ratelimit.Result, error)) {
+func randomCall(t *testing.T, random *rand.Rand, limit ratelimit.Limit, atMost bool) (*engine.Pending, func(*memstore.Store) (ratelimit.Result, error)) {
 	t.Helper()
 	r := limit.ForN("k", float64(random.IntN(9)))
 	if random.IntN(8) == 0 {
@@ -109,18 +111,18 @@ func randomCall(t *testing.T, random *rand.Rand, limit ratelimit.Limit, atMost b
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &pending{call: call}, ask
+	return &engine.Pending{Call: call}, ask
 }
 
 // tables has the calls of a test be decided on plain PostgreSQL, and as where tables are
 // distributed: then they wait for their row.
-func tables(t *testing.T, test func(t *testing.T, portable bool, await *awaiting)) {
+func tables(t *testing.T, test func(t *testing.T, portable bool, await *decide.Row)) {
 	t.Helper()
 	for name, portable := range map[string]bool{"plain": false, "portable": true} {
 		t.Run(name, func(t *testing.T) {
-			var await *awaiting
+			var await *decide.Row
 			if portable {
-				await = &awaiting{row: decide.Row{Key: decide.Key{Name: "l", Key: "k"}}}
+				await = &decide.Row{Key: decide.Key{Name: "l", Key: "k"}}
 			}
 			test(t, portable, await)
 		})
@@ -132,7 +134,7 @@ func tables(t *testing.T, test func(t *testing.T, portable bool, await *awaiting
 // that are refused count from what was there, before others took from it.
 func TestGatheredOneAfterAnother(t *testing.T) {
 	pgtest.Long(t)
-	tables(t, func(t *testing.T, portable bool, await *awaiting) {
+	tables(t, func(t *testing.T, portable bool, await *decide.Row) {
 		db := pgtest.New(t)
 		now := time.Date(2026, 3, 14, 12, 0, 0, 0, time.UTC)
 		clock := func() time.Time { return now }
@@ -145,7 +147,7 @@ func TestGatheredOneAfterAnother(t *testing.T) {
 		for history := range 100 {
 			limit := gathered[history%len(gathered)]
 			if await != nil {
-				await.row.Name = ratelimit.NameOf(limit)
+				await.Name = ratelimit.NameOf(limit)
 			}
 			memory := memstore.New(clock)
 			if err := store.Reset(t.Context(), limit, "k"); err != nil {
@@ -162,7 +164,7 @@ func TestGatheredOneAfterAnother(t *testing.T) {
 						t.Fatal(err)
 					}
 				}
-				var calls []*pending
+				var calls []*engine.Pending
 				var wants []ratelimit.Result
 				atMost := random.IntN(4) == 0
 				for range 1 + random.IntN(10) {
@@ -174,16 +176,16 @@ func TestGatheredOneAfterAnother(t *testing.T) {
 					calls, wants = append(calls, call), append(wants, want)
 				}
 				grant := random.IntN(3) > 0
-				gather(t, func(ctx context.Context, tickets []*ticket) {
-					if left := store.engine.decideAll(ctx, tickets, grant, await); len(left) > 0 {
+				gather(t, func(ctx context.Context, tickets []*engine.Ticket) {
+					if left := probe(store).DecideAll(ctx, tickets, grant, await); len(left) > 0 {
 						t.Errorf("%d calls wait for a row, want none", len(left))
 					}
 				}, calls...)
 				for i, call := range calls {
-					if want := wants[i]; call.err != nil || !alike(call.result, want) {
-						t.Fatalf("history %d, batch %d, call %d of %d, %+v:\ngot  %v %+v\nwant %+v", history, batch, i+1, len(calls), call.call, call.err, call.result.Status, want.Status)
+					if want := wants[i]; call.Err != nil || !alike(call.Result, want) {
+						t.Fatalf("history %d, batch %d, call %d of %d, %+v:\ngot  %v %+v\nwant %+v", history, batch, i+1, len(calls), call.Call, call.Err, call.Result.Status, want.Status)
 					}
-					outcomes[fmt.Sprint(call.call.Reserve, call.call.AtMost(), wants[i].OK)]++
+					outcomes[fmt.Sprint(call.Call.Reserve, call.Call.AtMost(), wants[i].OK)]++
 				}
 			}
 		}
@@ -226,16 +228,16 @@ func TestGatheredFault(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var calls []*pending
+	var calls []*engine.Pending
 	for _, n := range []float64{1, 2, 7, 1, 3} {
 		calls = append(calls, allowTicket(t, limit.ForN("k", n)).Value)
 	}
-	gather(t, func(ctx context.Context, tickets []*ticket) {
-		store.engine.decideAll(ctx, tickets, true, &awaiting{row: theRow})
+	gather(t, func(ctx context.Context, tickets []*engine.Ticket) {
+		probe(store).DecideAll(ctx, tickets, true, &theRow)
 	}, calls...)
 	for i, call := range calls {
-		if (call.err != nil) != (i == 2) || call.result.OK != (i != 2) {
-			t.Errorf("call %d: got OK %v, error %v", i, call.result.OK, call.err)
+		if (call.Err != nil) != (i == 2) || call.Result.OK != (i != 2) {
+			t.Errorf("call %d: got OK %v, error %v", i, call.Result.OK, call.Err)
 		}
 	}
 	if check, err := store.Check(t.Context(), limit.For("k")); err != nil || math.Round(check.Value) != 92 {
@@ -253,18 +255,18 @@ func TestGatheredDefinitions(t *testing.T) {
 	basic := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: 24 * time.Hour}
 	premium := basic
 	premium.Rate = 100
-	var calls []*pending
+	var calls []*engine.Pending
 	for _, r := range []ratelimit.Request{basic.ForN("k", 3), premium.ForN("k", 50), basic.ForN("k", 4), premium.ForN("k", 1), basic.ForN("k", 5)} {
 		calls = append(calls, allowTicket(t, r).Value)
 	}
-	gather(t, func(ctx context.Context, tickets []*ticket) {
-		store.engine.serve(ctx, new(lane), tickets, &awaiting{row: theRow})
+	gather(t, func(ctx context.Context, tickets []*engine.Ticket) {
+		probe(store).Server(&theRow)(ctx, tickets)
 	}, calls...)
 	// The basic plan makes the row, with ten tokens, and the premium one finds what is left.
 	for i, want := range []bool{true, false, true, true, false} {
 		got := calls[i]
-		if got.err != nil || got.result.OK != want || got.result.Capacity != got.call.Demands[0].Definition.Capacity {
-			t.Errorf("call %d: got %+v, error %v, want OK %v", i, got.result.Status, got.err, want)
+		if got.Err != nil || got.Result.OK != want || got.Result.Capacity != got.Call.Demands[0].Definition.Capacity {
+			t.Errorf("call %d: got %+v, error %v, want OK %v", i, got.Result.Status, got.Err, want)
 		}
 	}
 }
@@ -280,7 +282,7 @@ func TestGatheredRefusals(t *testing.T) {
 	if _, err := store.Allow(t.Context(), limit.For("k")); err != nil {
 		t.Fatal(err)
 	}
-	row := new(lane)
+	row := probe(store).Server(&theRow)
 	version := func() (version string) {
 		t.Helper()
 		if err := db.Pool.QueryRow(t.Context(), "SELECT concat_ws(' ', xmin, xmax, ctid) FROM "+db.Schema+".rate_limits").Scan(&version); err != nil {
@@ -289,16 +291,16 @@ func TestGatheredRefusals(t *testing.T) {
 		return version
 	}
 	for round, before := 0, ""; round < 3; round++ {
-		var calls []*pending
+		var calls []*engine.Pending
 		for range 5 {
 			calls = append(calls, allowTicket(t, limit.For("k")).Value)
 		}
-		gather(t, func(ctx context.Context, tickets []*ticket) {
-			store.engine.serve(ctx, row, tickets, &awaiting{row: theRow})
+		gather(t, func(ctx context.Context, tickets []*engine.Ticket) {
+			row(ctx, tickets)
 		}, calls...)
 		for _, call := range calls {
-			if call.err != nil || call.result.OK || call.result.RetryAfter <= 0 {
-				t.Errorf("got %+v, error %v, want a refusal", call.result.Status, call.err)
+			if call.Err != nil || call.Result.OK || call.Result.RetryAfter <= 0 {
+				t.Errorf("got %+v, error %v, want a refusal", call.Result.Status, call.Err)
 			}
 		}
 		if after := version(); round > 0 && after != before {
@@ -333,36 +335,14 @@ func TestGatheredGivingUp(t *testing.T) {
 	if _, err := store.Allow(t.Context(), limit.For("k")); err != nil {
 		t.Fatal(err)
 	}
-	join, goOn := gathering(t, func(ctx context.Context, tickets []*ticket) {
-		store.engine.decideAll(ctx, tickets, true, &awaiting{row: theRow})
+	join, goOn := gathering(t, func(ctx context.Context, tickets []*engine.Ticket) {
+		probe(store).DecideAll(ctx, tickets, true, &theRow)
 	})
 	join(ctx, allowTicket(t, limit.ForN("k", 4)).Value)
 	stays := allowTicket(t, limit.ForN("k", 2)).Value
 	join(t.Context(), stays)
 	goOn()
-	if stays.err != nil || !stays.result.OK || stays.result.Remaining != 3 {
-		t.Errorf("got %+v, error %v, want 3 left", stays.result.Status, stays.err)
-	}
-}
-
-// The queues of rows that are not needed any more are forgotten, when there are many.
-func TestRowQueuesAreForgotten(t *testing.T) {
-	store, err := New(nil, &Config{Portable: true})
-	if err != nil {
-		t.Fatal(err)
-	}
-	e := store.engine
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	for i := range manyRows {
-		row := decide.Row{Key: decide.Key{Name: "l", Key: fmt.Sprint(i)}}
-		e.queueOf(row)
-		if i > 0 {
-			e.rows[row].used = time.Now().Add(-2 * contended)
-		}
-	}
-	e.queueOf(decide.Row{Key: decide.Key{Name: "l", Key: "another"}})
-	if len(e.rows) != 2 {
-		t.Errorf("%d queues, want that of the first row and the new one", len(e.rows))
+	if stays.Err != nil || !stays.Result.OK || stays.Result.Remaining != 3 {
+		t.Errorf("got %+v, error %v, want 3 left", stays.Result.Status, stays.Err)
 	}
 }

@@ -329,7 +329,7 @@ func inSavepoint(t *testing.T, tx pgx.Tx, end func(pgx.Tx, context.Context) erro
 	}
 }
 
-// forgetKey forgets a key.
+// mustReset forgets a key.
 func mustReset(t *testing.T, store *pgstore.Store, l ratelimit.Limit, key string) {
 	t.Helper()
 	if err := store.Reset(t.Context(), l, key); err != nil {

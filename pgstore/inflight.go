@@ -3,15 +3,12 @@ package pgstore
 import (
 	"context"
 	"errors"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/internal/flight"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
-	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
 // Permits is the verbs of limits of how many at once, which [ratelimit.InFlight] defines. It is safe
@@ -38,7 +35,7 @@ func (s *Store) Permits() Permits { return Permits{s} }
 func (p Permits) Acquire(ctx context.Context, request ratelimit.PermitRequest, rates ...ratelimit.Request) (permit ratelimit.Permit, err error) {
 	s := p.store
 	limit, key := request.Limit, request.Key
-	w := s.parts().watch(ctx, ratelimit.VerbAcquire, ratelimit.FormOwn, rates...)
+	w := s.watch(ctx, ratelimit.VerbAcquire, ratelimit.FormOwn, rates...)
 	defer func() { w.ReportPermit(named(permit, limit, key), err) }()
 	of, err := s.inFlight(limit, key, rates)
 	if err != nil {
@@ -50,9 +47,9 @@ func (p Permits) Acquire(ctx context.Context, request ratelimit.PermitRequest, r
 // acquireNow is Acquire of a limit that has been looked at.
 func (s *Store) acquireNow(ctx context.Context, limit ratelimit.InFlight, of decide.Key, rates []ratelimit.Request) (ratelimit.Permit, error) {
 	if limit.Mode == ratelimit.ModeRefuse {
-		return decide.PermitRefused(limit, of.Key, s.Instant()), nil
+		return decide.PermitRefused(limit, of.Key, s.conn.Instant()), nil
 	}
-	permit, err := s.flights.acquire(ctx, limit, of)
+	permit, err := s.permits.Acquire(ctx, limit, of)
 	return s.withRates(ctx, decide.PermitShadowed(permit), err, rates)
 }
 
@@ -73,7 +70,7 @@ func (s *Store) acquireNow(ctx context.Context, limit ratelimit.InFlight, of dec
 func (p Permits) AcquireWait(ctx context.Context, request ratelimit.PermitRequest, rates ...ratelimit.Request) (permit ratelimit.Permit, err error) {
 	s := p.store
 	limit, key := request.Limit, request.Key
-	w := s.parts().watch(ctx, ratelimit.VerbAcquire, ratelimit.FormOwn, rates...)
+	w := s.watch(ctx, ratelimit.VerbAcquire, ratelimit.FormOwn, rates...)
 	defer func() { w.ReportPermit(named(permit, limit, key), err) }()
 	of, err := s.inFlight(limit, key, rates)
 	if err != nil {
@@ -82,12 +79,12 @@ func (p Permits) AcquireWait(ctx context.Context, request ratelimit.PermitReques
 	if limit.Mode > ratelimit.ModeEnforce { // in which nobody waits
 		return s.acquireNow(ctx, limit, of, rates)
 	}
-	inner, end, err := s.Work.Whole(ctx)
+	inner, end, err := s.conn.Work.Whole(ctx)
 	if err != nil {
 		return ratelimit.Permit{}, err
 	}
 	defer end()
-	permit, err = s.flights.await(inner, limit, of)
+	permit, err = s.permits.Await(inner, limit, of)
 	if err != nil && ctx.Err() == nil && errors.Is(err, context.Canceled) {
 		return ratelimit.Permit{}, conn.ErrClosed
 	}
@@ -108,7 +105,7 @@ func (p Permits) AcquireWait(ctx context.Context, request ratelimit.PermitReques
 func (p Permits) AcquireTx(ctx context.Context, tx pgx.Tx, request ratelimit.PermitRequest, rates ...ratelimit.Request) (permit ratelimit.Permit, err error) {
 	s := p.store
 	limit, key := request.Limit, request.Key
-	w := s.parts().watch(ctx, ratelimit.VerbAcquire, ratelimit.FormTx, rates...)
+	w := s.watch(ctx, ratelimit.VerbAcquire, ratelimit.FormTx, rates...)
 	defer func() { w.ReportPermit(named(permit, limit, key), err) }()
 	if err := s.usableIn(tx); err != nil {
 		return ratelimit.Permit{}, err
@@ -118,7 +115,7 @@ func (p Permits) AcquireTx(ctx context.Context, tx pgx.Tx, request ratelimit.Per
 		return ratelimit.Permit{}, err
 	}
 	if limit.Mode == ratelimit.ModeRefuse {
-		return decide.PermitRefused(limit, key, s.Instant()), nil
+		return decide.PermitRefused(limit, key, s.conn.Instant()), nil
 	}
 	var result ratelimit.Result
 	ask := func() (granted bool, err error) {
@@ -133,7 +130,7 @@ func (p Permits) AcquireTx(ctx context.Context, tx pgx.Tx, request ratelimit.Per
 		granted, err = ask()
 	}
 	if permit = (ratelimit.Permit{InFlight: limit, Key: key}); granted && err == nil {
-		permit, err = s.flights.acquireIn(ctx, tx, limit, of, ask)
+		permit, err = s.permits.AcquireIn(ctx, tx, limit, of, ask)
 		permit = decide.PermitShadowed(permit)
 	}
 	if err != nil {
@@ -156,25 +153,19 @@ func (p Permits) AcquireTx(ctx context.Context, tx pgx.Tx, request ratelimit.Per
 // Config.Timeout, and the error is [ErrLocked].
 func (p Permits) Renew(ctx context.Context, permit ratelimit.Permit) (renewed ratelimit.Permit, err error) {
 	s := p.store
-	w := s.parts().watch(ctx, ratelimit.VerbRenew, ratelimit.FormOwn)
+	w := s.watch(ctx, ratelimit.VerbRenew, ratelimit.FormOwn)
 	defer func() { w.ReportPermit(permit, err) }()
 	if err := s.held(permit); err != nil {
 		return ratelimit.Permit{}, err
 	}
-	asked := time.Now()
-	op := &table.PermitOp{Row: rowOf(permit), Fence: permit.Fence, Lease: permit.InFlight.LeaseOrDefault()}
-	if !permit.Shadowed {
-		err = decide.PermitLost(&permit, s.flights.hold(ctx, op))
-	}
-	switch {
-	case err != nil:
-		return ratelimit.Permit{}, err
-	case permit.Shadowed:
+	if permit.Shadowed {
 		return permit, nil
 	}
-	permit.At, permit.Until, permit.Asked = op.Done.At, op.Done.Until, asked
-	s.flights.known.Taken(op.Row.Key, permit.Number, permit.Ends())
-	return permit, nil
+	renewed, err = s.permits.Renew(ctx, permit)
+	if err = decide.PermitLost(&permit, err); err == nil && permit.Shadowed {
+		return permit, nil
+	}
+	return renewed, err
 }
 
 // Release releases the permit. If somebody waits for one in this process, the same statement
@@ -183,15 +174,15 @@ func (p Permits) Renew(ctx context.Context, permit ratelimit.Permit) (renewed ra
 // that is locked it waits as [Permits.Renew] does.
 func (p Permits) Release(ctx context.Context, permit ratelimit.Permit) (err error) {
 	s := p.store
-	w := s.parts().watch(ctx, ratelimit.VerbRelease, ratelimit.FormOwn)
+	w := s.watch(ctx, ratelimit.VerbRelease, ratelimit.FormOwn)
 	defer func() { w.ReportPermit(permit, err) }()
 	if err := s.held(permit); err != nil {
 		return err
 	}
-	if err := decide.PermitLost(&permit, s.flights.release(ctx, permit)); err != nil {
+	if err := decide.PermitLost(&permit, s.permits.Release(ctx, permit)); err != nil {
 		return err
 	}
-	s.flights.keepers.Released(permit)
+	s.permits.Released(permit)
 	return nil
 }
 
@@ -201,7 +192,7 @@ func (p Permits) Release(ctx context.Context, permit ratelimit.Permit) (err erro
 // then. At REPEATABLE READ and SERIALIZABLE a permit that was renewed after tx began is a 40001.
 func (p Permits) ReleaseTx(ctx context.Context, tx pgx.Tx, permit ratelimit.Permit) (err error) {
 	s := p.store
-	w := s.parts().watch(ctx, ratelimit.VerbRelease, ratelimit.FormTx)
+	w := s.watch(ctx, ratelimit.VerbRelease, ratelimit.FormTx)
 	defer func() { w.ReportPermit(permit, err) }()
 	if err := s.usableIn(tx); err != nil {
 		return err
@@ -209,10 +200,10 @@ func (p Permits) ReleaseTx(ctx context.Context, tx pgx.Tx, permit ratelimit.Perm
 	if err := s.held(permit); err != nil {
 		return err
 	}
-	if err := decide.PermitLost(&permit, s.flights.releaseIn(ctx, tx, permit)); err != nil {
+	if err := decide.PermitLost(&permit, s.permits.ReleaseIn(ctx, tx, permit)); err != nil {
 		return err
 	}
-	s.flights.keepers.Released(permit)
+	s.permits.Released(permit)
 	return nil
 }
 
@@ -232,7 +223,7 @@ func (p Permits) Keep(ctx context.Context, permit ratelimit.Permit, do func(ctx 
 	if err := s.usable(); err != nil {
 		return err
 	}
-	return s.flights.keepers.Keep(ctx, p, permit, do)
+	return s.permits.Keep(ctx, p, permit, do)
 }
 
 // Hold is [Permits.AcquireWait] and [Permits.Keep]: it runs do with a permit, for which it waits
@@ -257,16 +248,7 @@ func (p Permits) Held(ctx context.Context, limit ratelimit.InFlight, key string)
 	if err != nil {
 		return nil, err
 	}
-	look := &table.PermitLook{Key: of}
-	if err := s.flights.look(ctx, look); err != nil {
-		return nil, err
-	}
-	for _, v := range look.Permits {
-		if v.Until.After(look.At) {
-			permits = append(permits, ratelimit.Permit{InFlight: limit, Key: key, OK: true, Number: v.Number, Fence: v.Fence, At: look.At.UTC(), Until: v.Until})
-		}
-	}
-	return permits, nil
+	return s.permits.Held(ctx, limit, of)
 }
 
 // Reset frees all permits of the limit for key: their holders find them lost when they
@@ -277,9 +259,7 @@ func (p Permits) Reset(ctx context.Context, limit ratelimit.InFlight, key string
 	if err != nil {
 		return err
 	}
-	err = s.alone(ctx, "reset permits", func(ctx context.Context) error { return s.table.ResetPermits(ctx, s.Pool, of) })
-	s.flights.known.Forget(of)
-	return err
+	return s.permits.Reset(ctx, of)
 }
 
 // Prune deletes the rows of permits of the given limits that have been free for a minute,
@@ -298,19 +278,9 @@ func (p Permits) Prune(ctx context.Context, limits ...ratelimit.InFlight) (delet
 		}
 	}
 	for _, l := range limits {
-		for more := true; more; {
-			err := s.alone(ctx, "prune permits", func(ctx context.Context) error {
-				now, err := table.Now(ctx, s.Pool, s.Clock())
-				if err != nil {
-					return err
-				}
-				n, err := s.table.PrunePermits(ctx, s.Pool, l.Name, now.Add(-flight.IdleFor), s.table.Batch())
-				deleted, more = deleted+n, n >= int64(s.table.Batch())
-				return err
-			})
-			if err != nil {
-				return deleted, err
-			}
+		n, err := s.permits.Prune(ctx, l.Name)
+		if deleted += n; err != nil {
+			return deleted, err
 		}
 	}
 	return deleted, nil
@@ -331,14 +301,14 @@ func (s *Store) inFlight(limit ratelimit.InFlight, key string, rates []ratelimit
 		return decide.Key{}, err
 	}
 	if len(rates) > 0 {
-		if _, err := s.call(decide.All, false, rates); err != nil {
+		if _, err := s.known.Call(decide.All, false, rates); err != nil {
 			return decide.Key{}, err
 		}
 	}
-	return decide.Key{Name: limit.Name, Key: key}, s.seen.NoteInFlight(limit.Name)
+	return decide.Key{Name: limit.Name, Key: key}, s.known.Definitions.NoteInFlight(limit.Name)
 }
 
-// held is the error of a permit that nobody can hold.
+// held returns the error of a permit that cannot be held.
 func (s *Store) held(permit ratelimit.Permit) error {
 	if err := s.usable(); err != nil {
 		return err
@@ -346,7 +316,7 @@ func (s *Store) held(permit ratelimit.Permit) error {
 	if err := permit.Validate(); err != nil {
 		return err
 	}
-	return s.seen.NoteInFlight(permit.InFlight.Name)
+	return s.known.Definitions.NoteInFlight(permit.InFlight.Name)
 }
 
 // withRates takes from rate limits for the holder of a permit, which is given back unless they
@@ -360,7 +330,7 @@ func (s *Store) withRates(ctx context.Context, permit ratelimit.Permit, err erro
 		permit.Rates = result
 		return permit, nil
 	}
-	s.flights.giveBack(ctx, permit)
+	s.permits.GiveBack(ctx, permit)
 	if err != nil {
 		return ratelimit.Permit{}, err
 	}

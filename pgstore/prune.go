@@ -3,11 +3,8 @@ package pgstore
 import (
 	"context"
 	"fmt"
-	"math"
 
 	"github.com/pgratelimit/ratelimit"
-	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
 // Prune deletes the rows of the given limits that mean the same as no row, and returns how many
@@ -27,12 +24,12 @@ func (s *Store) Prune(ctx context.Context, limits ...ratelimit.Limit) (deleted i
 	if err := s.usable(); err != nil {
 		return 0, err
 	}
-	names, err := s.seen.NoteAll(limits)
+	names, err := s.known.Definitions.NoteAll(limits)
 	if err != nil {
 		return 0, err
 	}
 	for name := range names {
-		n, err := s.pruneName(ctx, name)
+		n, err := s.editor.Prune(ctx, name)
 		deleted += n
 		if err != nil {
 			return deleted, err
@@ -41,51 +38,11 @@ func (s *Store) Prune(ctx context.Context, limits ...ratelimit.Limit) (deleted i
 	return deleted, nil
 }
 
-func (s *Store) pruneName(ctx context.Context, name string) (deleted int64, err error) {
-	after := decide.Row{Key: decide.Key{Name: name}, Shard: math.MinInt32}
-	for {
-		var listed int
-		err := s.alone(ctx, "prune", func(ctx context.Context) (err error) {
-			var n int64
-			listed, n, err = s.pruneAfter(ctx, name, &after)
-			deleted += n
-			return err
-		})
-		if err != nil || listed < s.table.Batch() {
-			return deleted, err
-		}
-	}
-}
-
-// pruneAfter lists rows of a name after a row, which it moves to the last of them, and deletes
-// those that are idle by all definitions.
-func (s *Store) pruneAfter(ctx context.Context, name string, after *decide.Row) (listed int, deleted int64, err error) {
-	definitions := s.seen.Of(name)
-	now, err := table.Now(ctx, s.Pool, s.Clock())
-	if err != nil {
-		return 0, 0, err
-	}
-	rows, err := s.table.Page(ctx, s.Pool, *after, s.table.Batch(), &now, nil)
-	if err != nil || len(rows.Rows) == 0 {
-		return 0, 0, err
-	}
-	var idle table.Rows
-	for i, row := range rows.Rows {
-		if decide.Idle(definitions, row.Key.Key, rows.States[i], now) {
-			idle.Rows, idle.States = append(idle.Rows, row), append(idle.States, rows.States[i])
-		}
-	}
-	if deleted, err = s.table.DeleteSame(ctx, s.Pool, &idle); err == nil {
-		*after = rows.Rows[len(rows.Rows)-1]
-	}
-	return len(rows.Rows), deleted, err
-}
-
 // Names returns the names of limits that have rows in the table, in order: also of
 // those that the program does not define any more. See [Store.Forget].
 func (s *Store) Names(ctx context.Context) (names []string, err error) {
-	err = s.parts().alone(ctx, "read names", func(ctx context.Context) error {
-		names, err = s.table.Names(ctx, s.Pool)
+	err = s.alone(ctx, "read names", func(ctx context.Context) error {
+		names, err = s.table.Names(ctx, s.conn.Pool)
 		return err
 	})
 	return names, err
@@ -95,28 +52,25 @@ func (s *Store) Names(ctx context.Context) (names []string, err error) {
 // is for a limit that has left the program; for one that is in use it is a reset of all its
 // keys.
 func (s *Store) Forget(ctx context.Context, name string) (deleted int64, err error) {
-	err = s.parts().alone(ctx, "forget", func(ctx context.Context) error {
-		deleted, err = s.table.Forget(ctx, s.Pool, name)
-		s.shards.Clear()
-		s.memory.evictAll()
-		return err
-	})
-	return deleted, err
+	if err := s.usable(); err != nil {
+		return 0, err
+	}
+	return s.editor.Forget(ctx, name)
 }
 
 // Ready fails if the database does not answer, with the error of that, if it is older than
 // PostgreSQL 14, or if the table is not where the Store looks for it or lacks a column,
 // with [ErrNotMigrated]. It is for readiness probes, and reads no row.
 func (s *Store) Ready(ctx context.Context) error {
-	return s.parts().alone(ctx, "look for the table", func(ctx context.Context) error {
+	return s.alone(ctx, "look for the table", func(ctx context.Context) error {
 		var version int
-		if err := s.Pool.QueryRow(ctx, "SELECT current_setting('server_version_num')::int4").Scan(&version); err != nil {
+		if err := s.conn.Pool.QueryRow(ctx, "SELECT current_setting('server_version_num')::int4").Scan(&version); err != nil {
 			return err
 		}
 		if version < oldestServer {
 			return fmt.Errorf("the server is PostgreSQL %d, and the oldest that the statements run on is %d", version/10_000, oldestServer/10_000)
 		}
-		return s.table.Ready(ctx, s.Pool)
+		return s.table.Ready(ctx, s.conn.Pool)
 	})
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/bucket"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/tx"
 )
 
 // CheckEach is [Store.Check] for many requests, each by itself and not all or nothing: the
@@ -27,19 +28,19 @@ func (s *Store) CheckEach(ctx context.Context, requests ...ratelimit.Request) (s
 		return nil, err
 	}
 	if decide.Moded(requests) {
-		return decide.EachByMode(s.Instant(), requests, func(left []ratelimit.Request) ([]ratelimit.Status, error) {
+		return decide.EachByMode(s.conn.Instant(), requests, func(left []ratelimit.Request) ([]ratelimit.Status, error) {
 			return s.CheckEach(ctx, left...)
 		})
 	}
 	call, err := decide.NewChecks(requests...)
 	if err == nil {
-		err = s.seen.NoteCall(&call)
+		err = s.known.Definitions.NoteCall(&call)
 	}
 	if err != nil {
 		return nil, err
 	}
 	err = s.alone(ctx, "check", func(ctx context.Context) error {
-		view, err := s.look(ctx, s.Pool, &pgx.Batch{}, &call, all)
+		view, err := s.taker.Look(ctx, s.conn.Pool, &pgx.Batch{}, &call, tx.All)
 		if err == nil {
 			statuses = call.CheckedEach(view)
 		}
@@ -121,7 +122,7 @@ func (s *Store) pages(ctx context.Context, name string, shards int, page ratelim
 		for last := false; !last; {
 			var rows *table.Rows
 			err := s.alone(ctx, "list", func(ctx context.Context) (err error) {
-				rows, err = s.table.Page(ctx, s.Pool, after, most, nil, s.Clock())
+				rows, err = s.table.Page(ctx, s.conn.Pool, after, most, nil, s.conn.Clock())
 				return err
 			})
 			if err != nil {

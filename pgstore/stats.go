@@ -46,11 +46,11 @@ func (s *Store) Stats() Stats {
 		return Stats{}
 	}
 	stats := Stats{
-		UnderWay:   max(0, s.Work.UnderWay()),
-		Statements: s.counts.statements.Load(), Calls: s.counts.calls.Load(), Retries: s.Retries.Load(),
-		LockedRows: s.engine.lockedRows(), Queued: s.runner.turns.Waiting(),
+		UnderWay:   max(0, s.conn.Work.UnderWay()),
+		Statements: s.engine.Statements.Load(), Calls: s.engine.Calls.Load(), Retries: s.conn.Retries.Load(),
+		LockedRows: s.engine.LockedRows(), Queued: s.runner.Waiting(),
 	}
-	held := s.cache.Held()
+	held := s.memory.Held()
 	for _, name := range slices.Sorted(maps.Keys(held)) {
 		stats.Held = append(stats.Held, Held{name, held[name].Keys, held[name].Tokens})
 	}

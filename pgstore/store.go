@@ -1,6 +1,7 @@
 package pgstore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -13,17 +14,30 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/wait"
 	"github.com/pgratelimit/ratelimit/internal/watch"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/edit"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/engine"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/known"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/memory"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/permits"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/tx"
 )
 
 // Store is limits in PostgreSQL. It is safe for concurrent use, and any number
-// of processes may share the table. It owns no goroutine that outlives a call
+// of processes may share the table. Without Config.Escrow it owns no goroutine that outlives a call
 // and no connection, so it need not be closed; see [Store.Close] for when to.
 type Store struct {
-	*base
-	engine  *engine
-	memory  *memory // nil without Config.Escrow
-	runner  *runner
-	flights *flights
+	conn     *conn.Conn
+	config   Config
+	table    *table.Table
+	known    *known.Known
+	engine   *engine.Engine
+	memory   *memory.Memory // nil without Config.Escrow
+	taker    *tx.Taker
+	runner   *tx.Runner
+	editor   *edit.Editor
+	permits  *permits.Permits
+	observer *watch.Observer // nil without Config.Observe
 }
 
 // New makes a Store. A nil pool is enough for the verbs that take a
@@ -37,18 +51,20 @@ func New(pool *pgxpool.Pool, config *Config) (*Store, error) {
 		return nil, err
 	}
 	c := *config
-	if c.RetryBudget == 0 {
-		c.RetryBudget = 10 * time.Second
-	}
-	if c.Timeout == 0 {
-		c.Timeout = conn.DefaultTimeout
-	}
-	b := newBase(pool, c)
-	s := &Store{base: b, engine: newEngine(b), flights: newFlights(b)}
+	c.RetryBudget = cmp.Or(c.RetryBudget, 10*time.Second)
+	c.Timeout = cmp.Or(c.Timeout, conn.DefaultTimeout)
+	db := &conn.Conn{Pool: pool, Schema: c.Schema, Timeout: c.Timeout, RetryBudget: c.RetryBudget, Now: c.Clock}
+	db.Open()
+	s := &Store{conn: db, config: c, known: &known.Known{}, observer: watch.New(c.Observe, conn.Class)}
+	s.table = table.New(c.Schema, c.Portable, db.Silence())
+	s.engine = engine.New(db, s.table, s.known, s.observer != nil)
 	if c.Escrow > 0 && pool != nil {
-		s.memory = newMemory(s.engine)
+		s.memory = memory.New(db, s.table, s.known, s.engine, c.Escrow)
 	}
-	s.runner = &runner{base: b, memory: s.memory}
+	s.taker = tx.NewTaker(db, s.table, s.known)
+	s.runner = tx.NewRunner(s.taker, s.memory)
+	s.editor = edit.New(db, s.table, s.known, s.memory, s.taker)
+	s.permits = permits.New(db, s.table)
 	return s, nil
 }
 
@@ -58,25 +74,43 @@ func New(pool *pgxpool.Pool, config *Config) (*Store, error) {
 // called. Close the pool after it. The verbs that take a transaction go on working.
 func (s *Store) Close() {
 	if s.usable() == nil {
-		s.Work.Close()
+		s.conn.Work.Close()
 		s.table.Close()
-		s.memory.close()
+		s.memory.Close()
 	}
 }
 
-// parts returns the parts of s; none, if it was not made by New.
-func (s *Store) parts() Store {
-	if s == nil {
-		return Store{}
+// usable returns an error if the Store was not made by New.
+func (s *Store) usable() error {
+	if s == nil || s.conn == nil {
+		return &ratelimit.FieldError{Field: "Store", Value: nil, Reason: "must come from pgstore.New"}
 	}
-	return *s
+	return nil
 }
 
-// usable is the error of a Store that did not come from New.
-func (s *Store) usable() error { return s.parts().base.usable() }
+// usableIn returns the same error, or that of a nil transaction.
+func (s *Store) usableIn(tx pgx.Tx) error {
+	if err := s.usable(); err != nil {
+		return err
+	}
+	return conn.UsableIn(tx)
+}
 
-// usableIn is the error of such a Store, or of a transaction that is none.
-func (s *Store) usableIn(tx pgx.Tx) error { return s.parts().base.usableIn(tx) }
+// alone runs do on the pool, each statement a transaction of its own.
+func (s *Store) alone(ctx context.Context, doing string, do func(context.Context) error) error {
+	if err := s.usable(); err != nil {
+		return err
+	}
+	return s.conn.Standalone(ctx, doing, do)
+}
+
+// watch watches a verb, if the Store is observed.
+func (s *Store) watch(ctx context.Context, verb ratelimit.Verb, form ratelimit.Form, requests ...ratelimit.Request) (w watch.Watch) {
+	if s == nil || s.observer == nil {
+		return w
+	}
+	return s.observer.Begin(ctx, verb, form, requests)
+}
 
 // AllowTx takes the count of each request from its limit inside tx, or refuses and takes from
 // none. The tokens are spent if and only if tx commits; rolling back, to a savepoint before it
@@ -93,7 +127,7 @@ func (s *Store) usableIn(tx pgx.Tx) error { return s.parts().base.usableIn(tx) }
 // by the server's lock_timeout and statement_timeout. A call for a limit with shards leaves a
 // savepoint open, so thousands of them in one transaction become slow.
 func (s *Store) AllowTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.parts().decideTx(ctx, tx, decide.All, false, requests)
+	return s.decideTx(ctx, tx, decide.All, false, requests)
 }
 
 // ReserveTx is like [Store.AllowTx], but goes into debt if need be, down to
@@ -105,20 +139,20 @@ func (s *Store) AllowTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Re
 // reservations is put off further and further. Set MaxReserved to the tokens refilled in the
 // longest time that a job may wait.
 func (s *Store) ReserveTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.parts().decideTx(ctx, tx, decide.All, true, requests)
+	return s.decideTx(ctx, tx, decide.All, true, requests)
 }
 
 // CheckTx returns the result that [Store.AllowTx] would return, in tx and with its changes so
 // far. It takes, locks and writes nothing. Under SERIALIZABLE it reads the limits' rows, as any
 // SELECT does, so a concurrent take of them can fail one of the two transactions with 40001.
 func (s *Store) CheckTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.parts().decideTx(ctx, tx, decide.Look, false, requests)
+	return s.decideTx(ctx, tx, decide.Look, false, requests)
 }
 
 // CheckReserveTx returns the result that [Store.ReserveTx] would return. It is otherwise
 // [Store.CheckTx].
 func (s *Store) CheckReserveTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.parts().decideTx(ctx, tx, decide.Look, true, requests)
+	return s.decideTx(ctx, tx, decide.Look, true, requests)
 }
 
 // Allow is [Store.AllowTx] on its own: it is decided and durable when it returns, and stays
@@ -130,25 +164,25 @@ func (s *Store) CheckReserveTx(ctx context.Context, tx pgx.Tx, requests ...ratel
 // also when it is the caller's own transaction that has the row, for which it
 // would otherwise wait for ever.
 func (s *Store) Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.parts().decide(ctx, decide.All, false, requests)
+	return s.decide(ctx, decide.All, false, requests)
 }
 
 // Reserve is [Store.ReserveTx] on its own. [Store.Cancel] gives a reservation
 // back that is not wanted any more. It waits for a locked row as [Store.Allow] does.
 func (s *Store) Reserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.parts().decide(ctx, decide.All, true, requests)
+	return s.decide(ctx, decide.All, true, requests)
 }
 
 // Check returns the result that [Store.Allow] would return. It takes, locks and writes nothing,
 // and waits for no row.
 func (s *Store) Check(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.parts().decide(ctx, decide.Look, false, requests)
+	return s.decide(ctx, decide.Look, false, requests)
 }
 
 // CheckReserve returns the result that [Store.Reserve] would return. It takes, locks and writes
 // nothing, and waits for no row.
 func (s *Store) CheckReserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.parts().decide(ctx, decide.Look, true, requests)
+	return s.decide(ctx, decide.Look, true, requests)
 }
 
 // TakeTx is [Store.AllowTx] for callers that want an error unless it is granted: a refusal is
@@ -170,15 +204,14 @@ func (s *Store) Take(ctx context.Context, requests ...ratelimit.Request) error {
 // RetryAfter is then the time until there is one. It is for a scheduler that asks how many of
 // 100 jobs it may start now. A count below 1 is [ratelimit.ErrInvalid], and its fraction does
 // not count; one above the capacity takes the tokens available. Of a limit without shards it is
-// one round trip, granted or not. In all else it is [Store.AllowTx].
+// two round trips when granted, and one when refused. In all else it is [Store.AllowTx].
 func (s *Store) AllowAtMostTx(ctx context.Context, tx pgx.Tx, r ratelimit.Request) (ratelimit.Result, error) {
-	return s.parts().decideTx(ctx, tx, decide.AtMost, false, []ratelimit.Request{r})
+	return s.decideTx(ctx, tx, decide.AtMost, false, []ratelimit.Request{r})
 }
 
-// AllowAtMost is [Store.AllowAtMostTx] on its own: one statement when it is granted, unless
-// others take from the row at the same time.
+// AllowAtMost is [Store.AllowAtMostTx] on its own: three round trips when granted.
 func (s *Store) AllowAtMost(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) {
-	return s.parts().decide(ctx, decide.AtMost, false, []ratelimit.Request{r})
+	return s.decide(ctx, decide.AtMost, false, []ratelimit.Request{r})
 }
 
 // AllowFirstTx takes, inside tx, from the first limit in the order of the requests that can
@@ -193,12 +226,12 @@ func (s *Store) AllowAtMost(ctx context.Context, r ratelimit.Request) (ratelimit
 // when it refuses are the rows of all locked until tx ends, in the one order of all
 // calls, so that two of them do not deadlock. In all else it is [Store.AllowTx].
 func (s *Store) AllowFirstTx(ctx context.Context, tx pgx.Tx, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.parts().decideTx(ctx, tx, decide.First, false, requests)
+	return s.decideTx(ctx, tx, decide.First, false, requests)
 }
 
 // AllowFirst is [Store.AllowFirstTx] on its own.
 func (s *Store) AllowFirst(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return s.parts().decide(ctx, decide.First, false, requests)
+	return s.decide(ctx, decide.First, false, requests)
 }
 
 // Wait reserves for all requests, and returns when the reservation is due, for worker loops. It
@@ -219,7 +252,7 @@ func (s *Store) Wait(ctx context.Context, requests ...ratelimit.Request) (rateli
 	if err := s.usable(); err != nil {
 		return ratelimit.Result{}, err
 	}
-	inner, end, err := s.Work.Whole(ctx)
+	inner, end, err := s.conn.Work.Whole(ctx)
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
@@ -258,42 +291,73 @@ func (s *Store) Wait(ctx context.Context, requests ...ratelimit.Request) (rateli
 // begin and before they take a connection from the pool, in order of arrival;
 // with several shards, each has one of its own.
 func (s *Store) AllowFunc(ctx context.Context, requests []ratelimit.Request, do func(tx pgx.Tx, result ratelimit.Result) error) (ratelimit.Result, error) {
-	return s.parts().runner.run(ctx, false, requests, do)
+	return s.run(ctx, false, requests, do)
 }
 
 // ReserveFunc is [Store.AllowFunc] with a reservation: do schedules its work
 // for the result's RetryAt.
 func (s *Store) ReserveFunc(ctx context.Context, requests []ratelimit.Request, do func(tx pgx.Tx, result ratelimit.Result) error) (ratelimit.Result, error) {
-	return s.parts().runner.run(ctx, true, requests, do)
+	return s.run(ctx, true, requests, do)
 }
 
 // decide decides the requests of a verb on their own.
-func (s Store) decide(ctx context.Context, verb decide.Verb, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
-	var w watch.Watch
-	s.later(&w, ctx, verb.Observed(reserve), requests...)
+func (s *Store) decide(ctx context.Context, verb decide.Verb, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+	if err := s.usable(); err != nil {
+		return ratelimit.Result{}, err
+	}
+	var w watch.Watch // whose time begins when it is not answered from memory
+	w.Later(s.observer, ctx, verb.Observed(reserve), ratelimit.FormOwn, requests)
 	result, err := s.decideWatched(ctx, &w, verb, reserve, requests)
 	w.Report(&result, err)
 	return result, err
 }
 
-func (s Store) decideWatched(ctx context.Context, w *watch.Watch, verb decide.Verb, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
-	if err := s.base.usable(); err != nil {
-		return ratelimit.Result{}, err
-	}
+func (s *Store) decideWatched(ctx context.Context, w *watch.Watch, verb decide.Verb, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
 	if decide.Moded(requests) {
 		if err := ctx.Err(); err != nil {
 			return ratelimit.Result{}, err
 		}
-		return decide.ByMode(verb, s.base.Instant(), requests, func(left []ratelimit.Request) (ratelimit.Result, error) {
+		return decide.ByMode(verb, s.conn.Instant(), requests, func(left []ratelimit.Request) (ratelimit.Result, error) {
 			return s.decideWatched(ctx, w, verb, reserve, left)
 		})
 	}
 	if s.memory != nil && verb == decide.All {
-		return s.memory.decide(ctx, w, reserve, requests)
+		return s.memory.Decide(ctx, w, reserve, requests)
 	}
 	call, err := verb.Call(reserve, requests)
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
-	return s.engine.decide(ctx, w, &pending{call: call, check: verb == decide.Look})
+	return s.engine.Decide(ctx, w, &engine.Pending{Call: call, Check: verb == decide.Look})
+}
+
+// decideTx decides the requests of a verb in tx.
+func (s *Store) decideTx(ctx context.Context, tx pgx.Tx, verb decide.Verb, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+	if err := s.usable(); err != nil {
+		return ratelimit.Result{}, err
+	}
+	w := s.watch(ctx, verb.Observed(reserve), ratelimit.FormTx, requests...)
+	result, err := s.taker.Decide(ctx, tx, verb, reserve, requests)
+	w.Report(&result, err)
+	return result, err
+}
+
+// run runs do in a transaction of the runner.
+func (s *Store) run(ctx context.Context, reserve bool, requests []ratelimit.Request, do tx.Func) (result ratelimit.Result, err error) {
+	if err := s.usable(); err != nil {
+		return ratelimit.Result{}, err
+	}
+	requests = decide.Resolved(s.config.Catalog, requests)
+	w := s.watch(ctx, decide.All.Observed(reserve), ratelimit.FormRunner, requests...)
+	observed := &result
+	defer func() { w.Report(observed, err) }() // also when the function panics
+	if do == nil {
+		return ratelimit.Result{}, errNilFunc
+	}
+	ran, err := s.runner.Run(ctx, &w, reserve, requests, do)
+	observed = &ran
+	if err != nil && ran.OK { // it was rolled back, so there is nothing to cancel
+		return ratelimit.Result{}, err
+	}
+	return ran, err
 }

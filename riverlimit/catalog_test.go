@@ -20,7 +20,7 @@ func raised(t *testing.T) *catalog.Catalog {
 		err = limits.Publish(t.Context(), hourly)
 	}
 	if err == nil {
-		err = limits.SetAll(t.Context(), "hourly", catalog.Override{Rate: 60, Capacity: 4})
+		_, err = limits.Set(t.Context(), "hourly", catalog.AllKeys, catalog.Override{Rate: 60, Capacity: 4})
 	}
 	if err != nil {
 		t.Fatal(err)

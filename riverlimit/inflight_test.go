@@ -103,7 +103,7 @@ func TestJobsInFlightByCatalog(t *testing.T) {
 		err = limits.PublishInFlight(t.Context(), threeAtOnce)
 	}
 	if err == nil {
-		err = limits.Set(t.Context(), threeAtOnce.Name, "", catalog.Override{AtOnce: 7})
+		_, err = limits.Set(t.Context(), threeAtOnce.Name, "", catalog.Override{AtOnce: 7})
 	}
 	if err != nil {
 		t.Fatal(err)

@@ -37,10 +37,10 @@ type MiddlewareConfig struct {
 	Limits func(job *rivertype.JobRow) []ratelimit.Request
 
 	// InFlight says which limit of how many at once a job is under, and for which key,
-	// over all workers; a limit without a name means none. The job waits for a slot before
+	// over all workers; a limit without a name means none. The job waits for a permit before
 	// it reserves anything, first come, first served in each process, for MaxWait; then it is
-	// snoozed, for MaxWait on average. It holds the slot until it has ended, in whichever way,
-	// and its context ends with [ratelimit.ErrLeaseLost] as its cause if the slot is lost. See
+	// snoozed, for MaxWait on average. It holds the permit until it has ended, in whichever way,
+	// and its context ends with [ratelimit.ErrLeaseLost] as its cause if the permit is lost. See
 	// [PermitOf]. The default is none.
 	InFlight func(job *rivertype.JobRow) (limit ratelimit.InFlight, key string)
 
@@ -95,7 +95,7 @@ type MiddlewareConfig struct {
 	Jitter time.Duration
 
 	// Observe hears how each fetch of a limited job by River ends, as an event
-	// with [Door], and VerbReserve, or with a Slot VerbAcquire: OutcomeGranted with Passed as
+	// with [Door], and VerbReserve, or with a Permit VerbAcquire: OutcomeGranted with Passed as
 	// the job starts; OutcomeRefused when it is put off, since it is not its turn yet, all slots
 	// are held or it was refused; and the error of a job that is cancelled, or put off by a
 	// fault. [JobOf] returns the job by the context. The store's own Observe hears of the
@@ -211,15 +211,15 @@ func (m *Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner fu
 	return m.inFlight(ctx, job, func(ctx context.Context) error { return m.work(ctx, job, doInner) })
 }
 
-// work is Work of a job that has its slot.
+// work is Work of a job that has its permit.
 func (m *Middleware) work(ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error) error {
 	var requests []ratelimit.Request
 	if m.config.Limits != nil {
 		requests = decide.Resolved(m.config.Catalog, m.config.Limits(job))
 	}
 	if len(requests) == 0 {
-		if slot, ok := PermitOf(ctx); ok {
-			m.observe(ctx, job, ratelimit.Event{Outcome: ratelimit.OutcomeGranted, Permit: &slot})
+		if permit, ok := PermitOf(ctx); ok {
+			m.observe(ctx, job, ratelimit.Event{Outcome: ratelimit.OutcomeGranted, Permit: &permit})
 		}
 		return doInner(ctx)
 	}
@@ -353,7 +353,7 @@ func JobOf(ctx context.Context) *rivertype.JobRow {
 	return job
 }
 
-// observe tells of a job, by the outcome of e, its error, and the requests or the slot.
+// observe tells of a job, by the outcome of e, its error, and the requests or the permit.
 func (m *Middleware) observe(ctx context.Context, job *rivertype.JobRow, e ratelimit.Event) {
 	if m.config.Observe == nil {
 		return

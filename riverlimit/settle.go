@@ -10,6 +10,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/gate"
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
@@ -144,5 +145,5 @@ func hasPaid(r *ratelimit.Receipt, p receipt.Payment) bool {
 // pays reports whether a payment is for r's limit and key, or for its gate.
 func pays(p receipt.Payment, r ratelimit.Request) bool {
 	name := ratelimit.NameOf(r.Limit)
-	return p.Key == r.Key && (p.Name == name || p.Name == name+startSuffix)
+	return p.Key == r.Key && (p.Name == name || p.Name == name+gate.Suffix)
 }

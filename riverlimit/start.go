@@ -13,10 +13,8 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/gate"
 )
-
-// startSuffix ends the names of the gates.
-const startSuffix = ":start"
 
 // Rows returns the requests with which the middleware takes the tokens of r: from the limit,
 // and with HardStart from the gate too, a token bucket of the same name with ":start" after it,
@@ -82,7 +80,7 @@ func (m *Middleware) gate(r ratelimit.Request) ratelimit.Request {
 	}
 	period := m.stretched(d.Period)
 	return ratelimit.TokenBucket{
-		Name: d.Name + startSuffix, Rate: d.Rate, Period: period, Capacity: max(1, capacity),
+		Name: d.Name + gate.Suffix, Rate: d.Rate, Period: period, Capacity: max(1, capacity),
 		MaxReserved: d.Rate * float64(aheadSlacks*m.config.StartSlack) / float64(period),
 	}.ForN(r.Key, r.Count)
 }

@@ -5,17 +5,19 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/catalog"
 	"github.com/pgratelimit/ratelimit/internal/inspect"
 	"github.com/pgratelimit/ratelimit/internal/visible"
+	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
 func catalogCommand(o *options) *cobra.Command {
@@ -25,15 +27,15 @@ func catalogCommand(o *options) *cobra.Command {
 		GroupID: operating,
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			return bad("catalog: want one of ls, set, unset, import, export and history")
+			return bad("catalog: want one of ls, set, on, off, unset, import, export and history")
 		},
 	}
-	c.AddCommand(catalogLs(o), catalogSet(o), catalogUnset(o), catalogImport(o), catalogExport(o), catalogHistory(o))
+	c.AddCommand(catalogLs(o), catalogSet(o), catalogSwitch(o, "on", catalog.On), catalogSwitch(o, "off", catalog.Off), catalogUnset(o), catalogImport(o), catalogExport(o), catalogHistory(o))
 	return c
 }
 
 // onCatalog runs do with the catalog in the database, which has been read.
-func (o *options) onCatalog(cmd *cobra.Command, do func(pool *pgxpool.Pool, c *catalog.Catalog) error) error {
+func (o *options) onCatalog(cmd *cobra.Command, do func(d *inspect.Inspector) error) error {
 	pool, err := connect(cmd.Context(), o.databaseURL)
 	if err != nil {
 		return err
@@ -46,7 +48,10 @@ func (o *options) onCatalog(cmd *cobra.Command, do func(pool *pgxpool.Pool, c *c
 	if err := c.Refresh(cmd.Context()); err != nil {
 		return err
 	}
-	err = do(pool, c)
+	store, err := pgstore.New(pool, &pgstore.Config{Schema: o.schema})
+	if err == nil {
+		err = do(&inspect.Inspector{Pool: pool, Schema: o.schema, Store: store, Catalog: c})
+	}
 	if errors.Is(err, catalog.ErrUnknown) {
 		return badInput{err}
 	}
@@ -60,11 +65,11 @@ func catalogLs(o *options) *cobra.Command {
 		Example: "  ratelimit catalog ls\n  ratelimit catalog ls send_message",
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return o.onCatalog(cmd, func(_ *pgxpool.Pool, c *catalog.Catalog) error {
+			return o.onCatalog(cmd, func(d *inspect.Inspector) error {
 				if len(args) == 0 {
-					return listDefinitions(o.printer(cmd), c)
+					return listDefinitions(o.printer(cmd), d.Catalog)
 				}
-				return listOverrides(o.printer(cmd), c, args[0])
+				return listOverrides(o.printer(cmd), d, args[0])
 			})
 		},
 	}))
@@ -95,17 +100,13 @@ func listDefinitions(p *printer, c *catalog.Catalog) error {
 	return nil
 }
 
-func listOverrides(p *printer, c *catalog.Catalog, name string) error {
-	if err := (&inspect.Inspector{Catalog: c}).Known(name); err != nil {
+func listOverrides(p *printer, d *inspect.Inspector, name string) error {
+	if err := d.Known(name); err != nil {
 		return badInput{err}
 	}
 	t := p.table("OVERRIDE", "KEY")
-	for _, e := range c.Overrides(name) {
-		key := "(all keys)"
-		if !e.All {
-			key = p.key(e.Key)
-		}
-		if err := t.row(overrideOf(&e), visible.Lines(inspect.Override(&e.Override)), key); err != nil {
+	for _, e := range d.Catalog.Overrides(name) {
+		if err := t.row(overrideOf(&e), visible.Lines(inspect.Override(&e.Override)), p.keyOrAll(e.Key)); err != nil {
 			return err
 		}
 	}
@@ -114,14 +115,16 @@ func listOverrides(p *printer, c *catalog.Catalog, name string) error {
 
 // overrideFlags are an override as flags have it.
 type overrideFlags struct {
-	rate                  float64
-	period                time.Duration
+	edited                catalog.Override // the fields that flags name
 	capacity, maxReserved string
-	slots, atOnce         int
-	lease                 time.Duration
 	mode, until           string
-	off, all              bool
-	note                  string
+	cleared               []string
+}
+
+// An editing is an edit of an override, which is confirmed.
+type editing struct {
+	*options
+	all, lower bool
 }
 
 func catalogSet(o *options) *cobra.Command {
@@ -129,97 +132,212 @@ func catalogSet(o *options) *cobra.Command {
 	c := &cobra.Command{
 		Use:   "set LIMIT KEY | set LIMIT --all-keys",
 		Short: "Override a limit's definition, for a key or for all",
-		Long: `Override the definition of a limit for one key, or for all keys, in place of an override that
-is there. What is left out stays as the program has it.`,
-		Example: `  ratelimit catalog set send_message alice --rate 100 --capacity 200 --until 48h --note 'moving house'
-  ratelimit catalog set send_message --all-keys --mode refuse --until 10m`,
-		Args: cobra.RangeArgs(1, 2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			key, err := keyOrAll(args, f.all)
-			if err != nil {
-				return err
-			}
-			override, err := f.override(cmd, time.Now())
-			if err != nil {
-				return err
-			}
-			e := &catalog.Entry{Name: args[0], Key: key, All: f.all, Override: override}
-			return o.onCatalog(cmd, func(_ *pgxpool.Pool, c *catalog.Catalog) error {
-				if o.dryRun {
-					_, err := o.confirmed(cmd, "set "+inspect.Override(&e.Override))
-					return err
-				}
-				if err := setEntry(cmd.Context(), c, e); err != nil {
-					return err
-				}
-				p := o.printer(cmd)
-				if p.json {
-					return p.object(overrideOf(e))
-				}
-				p.say("set: %s", visible.Lines(inspect.Override(&e.Override)))
-				return nil
-			})
-		},
+		Long: `Override the definition of a limit for one key, or for all keys. Of an override that is there
+the fields that are named are changed, and the rest stays; --clear takes fields away. It says
+what was and what it becomes, and asks. With --all-keys it says how many keys that concerns, and
+how many of them would be refused now. What grants less than the program has published is asked
+for once more: where nobody can answer, say --lower.`,
+		Example: `  ratelimit catalog set send_message alice --rate 100 --capacity 200 --until 48h --note 'moving house' --yes
+  ratelimit catalog set send_message alice --until never
+  ratelimit catalog set send_message --all-keys --mode refuse --until 10m --yes --lower`,
 	}
 	flags := c.Flags()
-	flags.Float64Var(&f.rate, "rate", 0, "tokens that are refilled in each period")
-	flags.DurationVar(&f.period, "period", 0, "the period, such as 1m")
+	flags.Float64Var(&f.edited.Rate, "rate", 0, "tokens that are refilled in each period")
+	flags.DurationVar(&f.edited.Period, "period", 0, "the period, such as 1m")
 	flags.StringVar(&f.capacity, "capacity", "", `the most tokens that accumulate, or "none"`)
 	flags.StringVar(&f.maxReserved, "max-reserved", "", `the deepest debt, "none" or "unlimited"`)
-	flags.IntVar(&f.slots, "slots", 0, "of a sliding window")
-	flags.IntVar(&f.atOnce, "at-once", 0, "of a limit of how many at once: slots for each key")
-	flags.DurationVar(&f.lease, "lease", 0, "of a limit of how many at once")
+	flags.IntVar(&f.edited.Slots, "slots", 0, "of a sliding window")
+	flags.IntVar(&f.edited.AtOnce, "at-once", 0, "of a limit of how many at once: permits for each key")
+	flags.DurationVar(&f.edited.Lease, "lease", 0, "of a limit of how many at once")
 	flags.StringVar(&f.mode, "mode", "", `"shadow" decides and refuses nobody, "refuse" refuses all calls, "enforce" is as usual`)
-	flags.StringVar(&f.until, "until", "", "when it ends: an instant such as 2026-12-31T00:00:00Z, or a duration from now such as 48h")
-	flags.BoolVar(&f.off, "off", false, "keep the override, and do not use it")
-	flags.StringVar(&f.note, "note", "", "why, and for whom")
-	flags.BoolVar(&f.all, "all-keys", false, "for all keys that have no override of their own")
-	flags.BoolVar(&o.dryRun, "dry-run", false, "say what would be done, and do nothing")
-	return o.onDatabase(c)
+	flags.StringVar(&f.until, "until", "", `when it ends: an instant such as 2026-12-31T00:00:00Z, a duration from now such as 48h, or "never"`)
+	flags.StringVar(&f.edited.Note, "note", "", "why, and for whom")
+	flags.StringSliceVar(&f.cleared, "clear", nil, `fields that are to be as in the program again, such as "rate,until"`)
+	return o.editing(c, func(cmd *cobra.Command) (*catalog.Override, error) { return f.override(cmd, time.Now()) })
 }
 
-// keyOrAll is the key of LIMIT KEY, or "" with --all-keys.
+func catalogSwitch(o *options, word string, to catalog.Switch) *cobra.Command {
+	return o.editing(&cobra.Command{
+		Use:     word + " LIMIT KEY | " + word + " LIMIT --all-keys",
+		Short:   "Switch an override " + word + ", and keep it as it is",
+		Example: "  ratelimit catalog " + word + " send_message alice --yes",
+	}, func(*cobra.Command) (*catalog.Override, error) { return &catalog.Override{Switch: to}, nil })
+}
+
+func catalogUnset(o *options) *cobra.Command {
+	return o.editing(&cobra.Command{
+		Use:     "unset LIMIT KEY | unset LIMIT --all-keys",
+		Short:   "Remove an override",
+		Example: `  ratelimit catalog unset send_message alice --yes`,
+	}, func(*cobra.Command) (*catalog.Override, error) { return nil, nil })
+}
+
+// editing makes a command of an edit.
+func (o *options) editing(c *cobra.Command, by func(cmd *cobra.Command) (*catalog.Override, error)) *cobra.Command {
+	e := &editing{options: o}
+	c.Args = cobra.RangeArgs(1, 2)
+	c.RunE = func(cmd *cobra.Command, args []string) error {
+		key, err := keyOrAll(args, e.all)
+		if err != nil {
+			return err
+		}
+		override, err := by(cmd)
+		if err != nil {
+			return err
+		}
+		return o.onCatalog(cmd, func(d *inspect.Inspector) error { return e.make(cmd, d, args[0], key, override) })
+	}
+	c.Flags().BoolVar(&e.all, "all-keys", false, "for all keys; fields of a key's own override go before")
+	c.Flags().BoolVar(&e.lower, "lower", false, "do not ask again when it grants less than the program has published")
+	return o.losing(o.onDatabase(c))
+}
+
+// keyOrAll is the key of LIMIT KEY, or AllKeys with --all-keys.
 func keyOrAll(args []string, all bool) (string, error) {
 	if all == (len(args) == 2) {
 		return "", bad("name a key, or say --all-keys")
 	}
 	if all {
-		return "", nil
+		return catalog.AllKeys, nil
 	}
 	return keyOf(args[1])
 }
 
-func (f *overrideFlags) override(cmd *cobra.Command, now time.Time) (catalog.Override, error) {
-	o := catalog.Override{Rate: f.rate, Period: f.period, Slots: f.slots, AtOnce: f.atOnce, Lease: f.lease, Off: f.off, Note: f.note}
-	for name, set := range map[string]bool{"rate": f.rate != 0, "period": f.period != 0, "slots": f.slots != 0, "at-once": f.atOnce != 0, "lease": f.lease != 0} {
-		if cmd.Flags().Changed(name) && !set {
-			return o, bad("--%s 0: must not be 0", name)
+// make makes an edit, once it is confirmed.
+func (e *editing) make(cmd *cobra.Command, d *inspect.Inspector, name, key string, by *catalog.Override) error {
+	edit, err := d.Catalog.Preview(cmd.Context(), name, key, by)
+	if err != nil {
+		return err
+	}
+	p := e.printer(cmd)
+	if edit.Changes() {
+		if ok, err := e.agreed(cmd, d, &edit); !ok {
+			return err
+		}
+		if err := d.Catalog.Apply(cmd.Context(), &edit); err != nil {
+			return err
+		}
+	}
+	switch {
+	case p.json:
+		return p.object(editJSONOf(&edit))
+	case by == nil && edit.Was == nil:
+		p.say("there was none")
+	case !edit.Changes():
+		p.say("it is so already: %s", visible.Lines(inspect.Override(edit.Became)))
+	default:
+		p.say("%s", visible.Lines(inspect.Edit(&edit)))
+	}
+	return nil
+}
+
+// agreed asks whether an edit is to be made, and once more if it grants less than the program
+// has published.
+func (e *editing) agreed(cmd *cobra.Command, d *inspect.Inspector, edit *catalog.Edit) (bool, error) {
+	whose := "all keys"
+	if edit.Key != catalog.AllKeys {
+		whose = "key " + visible.Short(edit.Key, keyWidth)
+	}
+	what := fmt.Sprintf("change the override of %s of %s: %s", whose, visible.Text(edit.Name), visible.Lines(inspect.Edit(edit)))
+	if edit.Key == catalog.AllKeys {
+		what += "; " + reachOf(cmd.Context(), d, edit)
+	}
+	lower := inspect.Lower(edit)
+	if lower != "" {
+		what += "; " + lower
+	}
+	ok, err := e.confirmed(cmd, what)
+	switch {
+	case !ok || lower == "" || e.lower:
+		return ok, err
+	case e.yes:
+		return false, bad("%s: say --lower as well", lower)
+	}
+	return e.confirmed(cmd, "grant less than the program has published")
+}
+
+// reachOf says how many keys an edit for all keys concerns.
+func reachOf(ctx context.Context, d *inspect.Inspector, edit *catalog.Edit) string {
+	ctx, cancel := context.WithTimeout(ctx, checkTimeout)
+	defer cancel()
+	reach, err := d.Reach(ctx, edit)
+	if err != nil { // which keeps nobody from a kill switch
+		return "how many keys it concerns cannot be told: " + err.Error()
+	}
+	return reach.String()
+}
+
+// editJSON is an edit of an override.
+type editJSON struct {
+	Was    *overrideJSON `json:"was"`
+	Became *overrideJSON `json:"became"`
+	Lower  []string      `json:"lower,omitempty"`
+}
+
+func editJSONOf(e *catalog.Edit) editJSON {
+	side := func(o *catalog.Override) *overrideJSON {
+		if o == nil {
+			return nil
+		}
+		return new(overrideOf(&catalog.Entry{Name: e.Name, Key: e.Key, Override: *o}))
+	}
+	return editJSON{side(e.Was), side(e.Became), e.Lower}
+}
+
+// override is the edit that the flags name.
+func (f *overrideFlags) override(cmd *cobra.Command, now time.Time) (*catalog.Override, error) {
+	o := f.edited
+	for name, named := range map[string]bool{
+		"rate": o.Rate != 0, "period": o.Period != 0, "slots": o.Slots != 0, "at-once": o.AtOnce != 0, "lease": o.Lease != 0,
+		"capacity": f.capacity != "", "max-reserved": f.maxReserved != "", "mode": f.mode != "", "until": f.until != "", "note": o.Note != "",
+	} {
+		if flag := cmd.Flags().Lookup(name); flag.Changed && !named {
+			return nil, bad("--%s %s: must not be 0 or empty: --clear %s takes it away", name, flag.Value, name)
 		}
 	}
 	var err error
 	if o.Capacity, err = amountOf("--capacity", f.capacity); err != nil {
-		return o, err
+		return nil, err
 	}
 	if o.MaxReserved, err = amountOf("--max-reserved", f.maxReserved); err != nil {
-		return o, err
+		return nil, err
 	}
 	if f.mode != "" {
 		if o.Mode, err = ratelimit.ParseMode(f.mode); err != nil {
-			return o, bad("--mode %q: must be enforce, shadow or refuse", f.mode)
+			return nil, bad("--mode %q: must be enforce, shadow or refuse", f.mode)
 		}
 	}
-	if f.until == "" {
-		return o, nil
+	for _, name := range f.cleared {
+		i := slices.Index(fieldNames[:], name)
+		if i < 0 {
+			return nil, bad("--clear %q: must be among %s", name, strings.Join(fieldNames[:], ", "))
+		}
+		o.Clear |= 1 << i
+	}
+	return &o, f.end(&o, now)
+}
+
+// fieldNames are the fields of an override in the order of catalog.Fields, as flags.
+var fieldNames = [...]string{"rate", "period", "capacity", "max-reserved", "slots", "at-once", "lease", "mode", "until", "note"}
+
+// end reads when the override ends.
+func (f *overrideFlags) end(o *catalog.Override, now time.Time) (err error) {
+	switch f.until {
+	case "":
+		return nil
+	case "never":
+		o.Clear |= catalog.FieldUntil
+		return nil
 	}
 	if lasts, err := time.ParseDuration(f.until); err == nil {
 		o.Until = now.Add(lasts)
 	} else if o.Until, err = time.Parse(time.RFC3339, f.until); err != nil {
-		return o, bad("--until %q: want an instant such as 2026-12-31T00:00:00Z, or a duration such as 48h", f.until)
+		return bad("--until %q: want an instant such as 2026-12-31T00:00:00Z, a duration such as 48h, or never", f.until)
 	}
 	if !o.Until.After(now) {
-		return o, bad("--until %s: is over", f.until)
+		return bad("--until %s: is over", f.until)
 	}
-	return o, nil
+	return nil
 }
 
 // amountOf reads an amount of a flag; "" is 0.
@@ -239,57 +357,6 @@ func amountOf(flag, text string) (float64, error) {
 	return v, nil
 }
 
-func catalogUnset(o *options) *cobra.Command {
-	var all bool
-	c := &cobra.Command{
-		Use:     "unset LIMIT KEY | unset LIMIT --all-keys",
-		Short:   "Remove an override",
-		Example: `  ratelimit catalog unset send_message alice --yes`,
-		Args:    cobra.RangeArgs(1, 2),
-		RunE: func(cmd *cobra.Command, args []string) error {
-			key, err := keyOrAll(args, all)
-			if err != nil {
-				return err
-			}
-			return o.onCatalog(cmd, func(_ *pgxpool.Pool, c *catalog.Catalog) error {
-				return o.unset(cmd, c, args[0], key, all)
-			})
-		},
-	}
-	c.Flags().BoolVar(&all, "all-keys", false, "the override for all keys")
-	return o.losing(o.onDatabase(c))
-}
-
-func (o *options) unset(cmd *cobra.Command, c *catalog.Catalog, name, key string, all bool) error {
-	what := "for all keys"
-	if !all {
-		what = "of key " + visible.Short(key, keyWidth)
-	}
-	if ok, err := o.confirmed(cmd, fmt.Sprintf("remove the override of %s %s", visible.Text(name), what)); !ok {
-		return err
-	}
-	unset := func() (bool, error) { return c.Unset(cmd.Context(), name, key) }
-	if all {
-		unset = func() (bool, error) { return c.UnsetAll(cmd.Context(), name) }
-	}
-	removed, err := unset()
-	if err != nil {
-		return err
-	}
-	p := o.printer(cmd)
-	if p.json {
-		return p.object(struct {
-			Removed bool `json:"removed"`
-		}{removed})
-	}
-	if removed {
-		p.say("removed")
-	} else {
-		p.say("there was none")
-	}
-	return nil
-}
-
 func catalogImport(o *options) *cobra.Command {
 	return o.losing(o.onDatabase(&cobra.Command{
 		Use:   "import FILE",
@@ -304,11 +371,11 @@ there: all, or on an error none. What the file does not name stays. - is standar
 			if err != nil {
 				return err
 			}
-			return o.onCatalog(cmd, func(pool *pgxpool.Pool, c *catalog.Catalog) error {
+			return o.onCatalog(cmd, func(d *inspect.Inspector) error {
 				if ok, err := o.confirmed(cmd, "write "+f.describe()+" into the catalog"); !ok {
 					return err
 				}
-				err := pgx.BeginFunc(cmd.Context(), pool, func(tx pgx.Tx) error { return f.into(cmd.Context(), tx, c) })
+				err := pgx.BeginFunc(cmd.Context(), d.Pool, func(tx pgx.Tx) error { return f.into(cmd.Context(), tx, d.Catalog) })
 				if err != nil {
 					return err
 				}
@@ -344,12 +411,8 @@ func (e txEditor) PublishInFlight(ctx context.Context, limits ...ratelimit.InFli
 	return e.PublishInFlightTx(ctx, e.tx, limits...)
 }
 
-func (e txEditor) Set(ctx context.Context, name, key string, o catalog.Override) error {
+func (e txEditor) Set(ctx context.Context, name, key string, o catalog.Override) (catalog.Edit, error) {
 	return e.SetTx(ctx, e.tx, name, key, o)
-}
-
-func (e txEditor) SetAll(ctx context.Context, name string, o catalog.Override) error {
-	return e.SetAllTx(ctx, e.tx, name, o)
 }
 
 // into writes the file into a catalog inside tx.
@@ -364,15 +427,15 @@ func catalogExport(o *options) *cobra.Command {
 		Example: `  ratelimit catalog export >limits.jsonl`,
 		Args:    cobra.MaximumNArgs(1),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			return o.onCatalog(cmd, func(_ *pgxpool.Pool, c *catalog.Catalog) error {
+			return o.onCatalog(cmd, func(d *inspect.Inspector) error {
 				only := ""
 				if len(args) == 1 {
 					only = args[0]
-					if err := (&inspect.Inspector{Catalog: c}).Known(only); err != nil {
+					if err := d.Known(only); err != nil {
 						return badInput{err}
 					}
 				}
-				return export(o.printer(cmd), c, only)
+				return export(o.printer(cmd), d.Catalog, only)
 			})
 		},
 	})
@@ -418,12 +481,12 @@ func catalogHistory(o *options) *cobra.Command {
 			if most < 0 {
 				return bad("--most %d: must not be negative", most)
 			}
-			return o.onCatalog(cmd, func(_ *pgxpool.Pool, c *catalog.Catalog) error {
+			return o.onCatalog(cmd, func(d *inspect.Inspector) error {
 				name := ""
 				if len(args) == 1 {
 					name = args[0]
 				}
-				changes, err := c.History(cmd.Context(), name, most)
+				changes, err := d.Catalog.History(cmd.Context(), name, most)
 				if err != nil {
 					return err
 				}
@@ -438,12 +501,8 @@ func catalogHistory(o *options) *cobra.Command {
 func listChanges(p *printer, changes []catalog.Change) error {
 	t := p.table("WHEN", "WHO", "LIMIT", "WAS", "BECAME", "KEY")
 	for _, c := range changes {
-		key := "(all keys)"
-		if !c.All {
-			key = p.key(c.Key)
-		}
 		was, became := visible.JSON(c.Was), visible.JSON(c.Became)
-		if err := t.row(changeJSONOf(c), inspect.Instant(c.At), visible.Text(c.Who), visible.Text(c.Name), was, became, key); err != nil {
+		if err := t.row(changeJSONOf(c), inspect.Instant(c.At), visible.Text(c.Who), visible.Text(c.Name), was, became, p.keyOrAll(c.Key)); err != nil {
 			return err
 		}
 	}

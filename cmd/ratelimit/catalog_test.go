@@ -22,8 +22,8 @@ func TestCatalog(t *testing.T) {
 		t.Helper()
 		return w.program(append([]string{"catalog"}, args...)...).ok(t)
 	}
-	wantIn(t, run("set", "api", "alice", "--rate", "100", "--capacity", "none", "--until", "48h", "--note", "moving house"), "set: rate 100, capacity none, until", "(moving house)")
-	run("set", "api", "--all-keys", "--max-reserved", "unlimited", "--mode", "shadow")
+	wantIn(t, run("set", "api", "alice", "--rate", "100", "--capacity", "none", "--until", "48h", "--note", "moving house", "--yes", "--lower"), "none → rate 100, capacity none, until", "(moving house)")
+	run("set", "api", "--all-keys", "--max-reserved", "unlimited", "--mode", "shadow", "--yes")
 	run("set", "api", "bob", "--rate", "7", "--dry-run")
 	wantIn(t, run("ls"), "2", `token bucket "api"`)
 	wantIn(t, run("ls", "api"), "max reserved unlimited, mode shadow", "(all keys)", "rate 100, capacity none", "alice")
@@ -38,7 +38,7 @@ func TestCatalog(t *testing.T) {
 	}
 
 	w.must(w.catalog.PublishInFlight(t.Context(), ratelimit.InFlight{Name: "exports", Limit: 2, Lease: time.Minute}))
-	wantIn(t, run("set", "exports", "alice", "--at-once", "5", "--lease", "1h"), "set: 5 at once, lease 1h")
+	wantIn(t, run("set", "exports", "alice", "--at-once", "5", "--lease", "1h", "--yes"), "none → 5 at once, lease 1h")
 	wantIn(t, run("ls"), `"exports": 2 at a time`)
 	wantIn(t, run("ls", "exports"), "5 at once", "alice")
 	if l := objects[limitJSON](t, w.program("ls", "--json").ok(t)); l[1].InFlight == nil || l[1].InFlight.Limit != 2 {
@@ -60,12 +60,69 @@ func TestCatalog(t *testing.T) {
 	}
 
 	w.program("catalog", "unset", "api", "alice").wantStatus(t, exitBad, "say --yes")
-	wantIn(t, run("unset", "api", "alice", "--yes"), "removed")
+	wantIn(t, run("unset", "api", "alice", "--yes"), "(moving house) → none")
 	wantIn(t, run("unset", "api", "alice", "--yes"), "there was none")
-	wantIn(t, run("unset", "api", "--all-keys", "--yes"), "removed")
+	wantIn(t, run("unset", "api", "--all-keys", "--yes"), "max reserved unlimited, mode shadow → none")
 	if text := run("ls", "api", "--json"); text != "" {
 		t.Errorf("left: %s", text)
 	}
+}
+
+// An edit changes what it names, says what was and what became, and asks; an edit for all keys says
+// whom it concerns; and what is lower than published is asked for once more.
+func TestCatalogEdits(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	w := newWorld(t)
+	w.must(w.catalog.PublishInFlight(t.Context(), ratelimit.InFlight{Name: "exports", Limit: 2, Lease: time.Minute}))
+	edit := func(args ...string) outcome {
+		t.Helper()
+		return w.program(append([]string{"catalog"}, args...)...)
+	}
+	wantIn(t, edit("set", "api", "alice", "--rate", "100", "--note", "moving house", "--yes").ok(t), "none → rate 100, (moving house)")
+	for _, step := range []struct {
+		args []string
+		want string
+	}{
+		{[]string{"off", "api", "alice"}, "rate 100, (moving house) → rate 100, off, (moving house)"},
+		{[]string{"set", "api", "alice", "--capacity", "300"}, "rate 100, off, (moving house) → rate 100, capacity 300, off, (moving house)"},
+		{[]string{"on", "api", "alice"}, "rate 100, capacity 300, off, (moving house) → rate 100, capacity 300, (moving house)"},
+		{[]string{"set", "api", "alice", "--until", "2126-01-01T00:00:00Z", "--clear", "note,rate"}, "→ capacity 300, until 2126-01-01 00:00:00.000Z"},
+		{[]string{"set", "api", "alice", "--until", "never"}, "until 2126-01-01 00:00:00.000Z → capacity 300"},
+		{[]string{"unset", "api", "alice"}, "capacity 300 → none"},
+	} {
+		before := w.program("catalog", "ls", "api", "--json").ok(t)
+		edit(step.args...).wantStatus(t, exitBad, step.want, "say --yes")
+		edit(append(step.args, "--dry-run")...).wantStatus(t, exitOK, "would change the override of key alice of api: ", step.want)
+		if after := w.program("catalog", "ls", "api", "--json").ok(t); after != before {
+			t.Fatalf("%q: got %s before it was confirmed", step.args, after)
+		}
+		wantIn(t, edit(append(step.args, "--yes")...).ok(t), step.want)
+	}
+	if made := objects[editJSON](t, edit("set", "api", "bob", "--capacity", "40", "--yes", "--json").ok(t)); made[0].Was != nil || made[0].Became.Capacity != 40 {
+		t.Errorf("got %+v", made[0])
+	}
+
+	w.take(api, "short", 19.5)
+	w.take(api, "used", 15)
+	w.take(api, "bob", 1)
+	before := w.program("catalog", "ls", "api", "--json").ok(t)
+	lower := []string{"set", "api", "--all-keys", "--capacity", "4", "--mode", "enforce"}
+	edit(lower...).wantStatus(t, exitBad, "it concerns 3 keys that have rows, of which 1 would be refused now", "it grants less than the program has published, by its Capacity")
+	edit(append(lower, "--yes")...).wantStatus(t, exitBad, "by its Capacity: say --lower as well")
+	if after := w.program("catalog", "ls", "api", "--json").ok(t); after != before {
+		t.Errorf("got %s", after)
+	}
+	edit(append(lower, "--yes", "--lower")...).ok(t)
+	wantIn(t, edit("set", "api", "--all-keys", "--capacity", "4", "--yes").ok(t), "it is so already: capacity 4, mode enforce")
+
+	for _, key := range []string{"a", "a", "b"} {
+		if permit, err := w.store.Permits().Acquire(t.Context(), ratelimit.InFlight{Name: "exports", Limit: 2, Lease: time.Minute}.For(key)); err != nil || !permit.OK {
+			t.Fatal(permit, err)
+		}
+	}
+	edit("set", "exports", "--all-keys", "--at-once", "1").wantStatus(t, exitBad, "it concerns 2 keys that have rows, of which 2 would be refused now", "by its AtOnce")
+	edit("set", "exports", "--all-keys", "--at-once", "3").wantStatus(t, exitBad, "it concerns 2 keys that have rows, of which 0 would be refused now: say --yes")
 }
 
 func TestCatalogRefuses(t *testing.T) {
@@ -78,6 +135,11 @@ func TestCatalogRefuses(t *testing.T) {
 		{[]string{"set", "unknown", "k", "--rate", "5"}, "no program has published"},
 		{[]string{"set", "api", "k", "--rate", "-5"}, "Rate -5"},
 		{[]string{"set", "api", "k", "--rate", "0"}, "--rate 0: must not be 0"},
+		{[]string{"set", "api", "k", "--note", ""}, "--clear note takes it away"},
+		{[]string{"set", "api", "k"}, "names no field"},
+		{[]string{"off", "api", "k"}, "would replace no field"},
+		{[]string{"set", "api", "k", "--clear", "shards"}, `--clear "shards": must be among rate, period`},
+		{[]string{"set", "api", `"\x00all keys"`, "--rate", "5"}, "no key can be this"},
 		{[]string{"set", "api", "k", "--slots", "5"}, "sliding window only"},
 		{[]string{"set", "api", "k", "--at-once", "5"}, "how many at once only"},
 		{[]string{"set", "api", "k", "--lease", "0s"}, "--lease 0"},
@@ -129,9 +191,9 @@ func TestInFlight(t *testing.T) {
 	w := newWorld(t)
 	exports := ratelimit.InFlight{Name: "exports", Limit: 2, Lease: time.Hour}
 	for _, key := range []string{"alice", "alice", "bob\x1b[2J", "carol"} {
-		slot, err := w.store.Permits().Acquire(t.Context(), exports.For(key))
-		if err != nil || !slot.OK {
-			t.Fatalf("%v, %v", slot, err)
+		permit, err := w.store.Permits().Acquire(t.Context(), exports.For(key))
+		if err != nil || !permit.OK {
+			t.Fatalf("%v, %v", permit, err)
 		}
 	}
 	ls := func(args ...string) []permitJSON {
@@ -151,9 +213,9 @@ func TestInFlight(t *testing.T) {
 	first := ls("alice")[0]
 	release := []string{"inflight", "release", "exports", "alice", strconv.Itoa(first.Number), strconv.FormatInt(first.Fence, 10)}
 	w.program(release...).wantStatus(t, exitBad, "say --yes")
-	w.program(append(release, "--dry-run")...).wantStatus(t, exitOK, "would release slot")
+	w.program(append(release, "--dry-run")...).wantStatus(t, exitOK, "would release permit")
 	if got := len(ls("alice")); got != 2 {
-		t.Errorf("%d slots after a dry run, want 2", got)
+		t.Errorf("%d permits after a dry run, want 2", got)
 	}
 	w.program(append(release, "--yes")...).ok(t)
 	if got := ls("alice"); len(got) != 1 || got[0].Number == first.Number {
@@ -165,7 +227,7 @@ func TestInFlight(t *testing.T) {
 		t.Errorf("left: %+v", got)
 	}
 	w.program("inflight", "ls", "api").wantStatus(t, exitBad, "no limit of how many at once")
-	w.program("inflight", "release", "exports", "alice", "x", "1", "--yes").wantStatus(t, exitBad, `slot "x"`)
+	w.program("inflight", "release", "exports", "alice", "x", "1", "--yes").wantStatus(t, exitBad, `permit "x"`)
 }
 
 func doctorOf(t *testing.T, o outcome) map[string]string {

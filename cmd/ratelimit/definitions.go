@@ -155,13 +155,12 @@ func (f *definitionsFile) catalog(ctx context.Context) (*catalog.Catalog, error)
 type editor interface {
 	Publish(ctx context.Context, limits ...ratelimit.Limit) error
 	PublishInFlight(ctx context.Context, limits ...ratelimit.InFlight) error
-	Set(ctx context.Context, name, key string, o catalog.Override) error
-	SetAll(ctx context.Context, name string, o catalog.Override) error
+	Set(ctx context.Context, name, key string, o catalog.Override) (catalog.Edit, error)
 }
 
 func (f *definitionsFile) publish(ctx context.Context, c editor) error {
 	var limits []ratelimit.Limit
-	var slots []ratelimit.InFlight
+	var inFlight []ratelimit.InFlight
 	first := map[string]int{}
 	for _, e := range f.entries {
 		var name string
@@ -169,7 +168,7 @@ func (f *definitionsFile) publish(ctx context.Context, c editor) error {
 		case e.definition != nil:
 			name, limits = e.definition.Name, append(limits, e.definition.Limit())
 		case e.inFlight != nil:
-			name, slots = e.inFlight.Name, append(slots, *e.inFlight)
+			name, inFlight = e.inFlight.Name, append(inFlight, *e.inFlight)
 		default:
 			continue
 		}
@@ -180,7 +179,7 @@ func (f *definitionsFile) publish(ctx context.Context, c editor) error {
 	}
 	err := c.Publish(ctx, limits...)
 	if err == nil {
-		err = c.PublishInFlight(ctx, slots...)
+		err = c.PublishInFlight(ctx, inFlight...)
 	}
 	if err != nil {
 		return fmt.Errorf("%s: %w", f.name, err)
@@ -189,19 +188,13 @@ func (f *definitionsFile) publish(ctx context.Context, c editor) error {
 		if e.override == nil {
 			continue
 		}
-		if err := setEntry(ctx, c, e.override); err != nil {
+		o := e.override.Override
+		o.Clear = catalog.AllFields // in place of one that is there
+		if _, err := c.Set(ctx, e.override.Name, e.override.Key, o); err != nil {
 			return fmt.Errorf("%s:%d: %w", f.name, e.line, err)
 		}
 	}
 	return nil
-}
-
-// setEntry sets an override.
-func setEntry(ctx context.Context, c editor, e *catalog.Entry) error {
-	if e.All {
-		return c.SetAll(ctx, e.Name, e.Override)
-	}
-	return c.Set(ctx, e.Name, e.Key, e.Override)
 }
 
 // overrideJSON is an override as a file has it.
@@ -224,9 +217,9 @@ type overrideJSON struct {
 func overrideOf(e *catalog.Entry) overrideJSON {
 	o := overrideJSON{
 		Name: e.Name, Rate: e.Rate, Period: duration(e.Period), Capacity: amount(e.Capacity), MaxReserved: amount(e.MaxReserved),
-		Slots: e.Slots, AtOnce: e.AtOnce, Lease: duration(e.Lease), Mode: e.Mode, Until: e.Until, Off: e.Off, Note: e.Note,
+		Slots: e.Slots, AtOnce: e.AtOnce, Lease: duration(e.Lease), Mode: e.Mode, Until: e.Until, Off: e.Switch == catalog.Off, Note: e.Note,
 	}
-	if !e.All {
+	if e.Key != catalog.AllKeys {
 		o.Key = &e.Key
 	}
 	return o
@@ -236,12 +229,18 @@ func (o *overrideJSON) entry() (*catalog.Entry, error) {
 	if o.Name == "" {
 		return nil, errors.New(`override: "name" is missing`)
 	}
-	e := &catalog.Entry{Name: o.Name, All: o.Key == nil, Override: catalog.Override{
+	e := &catalog.Entry{Name: o.Name, Key: catalog.AllKeys, Override: catalog.Override{
 		Rate: o.Rate, Period: time.Duration(o.Period), Capacity: float64(o.Capacity), MaxReserved: float64(o.MaxReserved),
-		Slots: o.Slots, AtOnce: o.AtOnce, Lease: time.Duration(o.Lease), Mode: o.Mode, Until: o.Until, Off: o.Off, Note: o.Note,
+		Slots: o.Slots, AtOnce: o.AtOnce, Lease: time.Duration(o.Lease), Mode: o.Mode, Until: o.Until, Switch: catalog.On, Note: o.Note,
 	}}
-	if !e.All {
+	if o.Key != nil && *o.Key == catalog.AllKeys {
+		return nil, errors.New(`override: "key": no key can be this: leave it out for all keys`)
+	}
+	if o.Key != nil {
 		e.Key = *o.Key
+	}
+	if o.Off {
+		e.Switch = catalog.Off
 	}
 	return e, nil
 }

@@ -68,6 +68,7 @@ type finding struct {
 	Verdict string `json:"verdict"`
 	Check   string `json:"check"`
 	Detail  string `json:"detail"`
+	Advice  string `json:"advice,omitempty"` // what to do
 }
 
 // The verdicts.
@@ -79,7 +80,12 @@ const (
 )
 
 func (d *doctor) find(verdict, check, format string, args ...any) {
-	d.findings = append(d.findings, finding{verdict, check, fmt.Sprintf(format, args...)})
+	d.findings = append(d.findings, finding{Verdict: verdict, Check: check, Detail: fmt.Sprintf(format, args...)})
+}
+
+// advise is find with what to do. The advice has a name, by which a test follows it.
+func (d *doctor) advise(_, verdict, check, detail, advice string) {
+	d.findings = append(d.findings, finding{verdict, check, detail, advice})
 }
 
 // warn is find with a warning if something is so, and otherwise fine.
@@ -131,7 +137,7 @@ func (d *doctor) report(p *printer) error {
 		}
 		// All verdicts are as long with colour, so that columns stay in line.
 		verdict := p.paint(colours[f.Verdict], fmt.Sprintf("%-7s", f.Verdict))
-		if err := t.row(f, verdict, f.Check, visible.Lines(f.Detail)); err != nil {
+		if err := t.row(f, verdict, f.Check, visible.Lines(f.Detail+when(f.Advice != "", ": "+f.Advice))); err != nil {
 			return err
 		}
 	}
@@ -162,7 +168,7 @@ func (d *doctor) server(ctx context.Context) error {
 		d.find(fine, "server", "%s", text)
 	}
 	if standby {
-		d.find(failed, "server", "it is a standby, which cannot grant: connect to the primary")
+		d.find(failed, "server", "it is a standby, and only the primary can grant")
 	}
 	return nil
 }
@@ -176,17 +182,17 @@ func (d *doctor) settings(ctx context.Context) error {
 		return err
 	}
 	strict := isolation != "read committed" && isolation != "read uncommitted"
-	detail := "transactions are " + isolation + " by default"
-	if strict {
-		detail += ": a transaction that takes is aborted (40001) when another takes from its row; run it again, as AllowFunc does"
+	if detail := "transactions are " + isolation + " by default"; strict {
+		d.advise("isolation", warning, "isolation", detail+", and one that takes is aborted (40001) when another takes from its row", "run it again, as AllowFunc does")
+	} else {
+		d.find(fine, "isolation", "%s", detail)
 	}
-	d.warn(strict, "isolation", "%s", detail)
 	if readOnly == "on" {
 		d.find(failed, "read only", "transactions are read only by default: nothing can be taken")
 	}
 	d.warn(commit == "off", "durability", "synchronous_commit is %s%s", commit, when(commit == "off", ": after a crash, the last decisions are forgotten and granted again"))
 	if !strings.HasPrefix(dateStyle, "ISO") {
-		d.find(warning, "DateStyle", "is %s: with the query modes exec and simple_protocol every call fails; put datestyle=ISO into the URL", dateStyle)
+		d.advise("date style", warning, "DateStyle", "is "+dateStyle+", with which every call fails in the query modes exec and simple_protocol", "put datestyle=ISO into the URL")
 	}
 	if idle == "0" {
 		d.find(fine, "idle time-out", "idle_in_transaction_session_timeout is not set: a program that hangs in a transaction keeps its rows locked for ever")
@@ -219,7 +225,7 @@ func (d *doctor) pooler(ctx context.Context) error {
 	case pid == conn.Conn().PgConn().PID():
 		d.find(fine, "pooler", "none between here and the server")
 	case prepares:
-		d.find(warning, "pooler", "there is one, and this connection prepares statements: if it pools transactions, put default_query_exec_mode=exec into the URL")
+		d.advise("pooler", warning, "pooler", "there is one, and this connection prepares statements, which fails if it pools transactions", "put default_query_exec_mode=exec into the URL")
 	default:
 		d.find(fine, "pooler", "there is one, and this connection prepares nothing (%s)", mode)
 	}
@@ -251,7 +257,7 @@ func (d *doctor) tables(ctx context.Context) error {
 	d.there = err == nil
 	switch {
 	case errors.Is(err, pgstore.ErrNotMigrated):
-		d.find(failed, "table", "%s", err)
+		d.advise("table", failed, "table", err.Error(), "ratelimit migrate up")
 	case err != nil:
 		return err
 	}
@@ -291,7 +297,7 @@ func (d *doctor) migrations(ctx context.Context, set migrations.Set) error {
 	case applied == 0 && set != "":
 		d.find(fine, check, "not applied, which is a choice")
 	default:
-		d.find(warning, check, "%d of %d are applied: ratelimit migrate up%s", applied, len(all), when(set != "", " --set "+string(set)))
+		d.advise("migrations", warning, check, fmt.Sprintf("%d of %d are applied", applied, len(all)), "ratelimit migrate up"+when(set != "", " --set "+string(set)))
 	}
 	return nil
 }
@@ -308,7 +314,8 @@ FROM unnest(ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']) AS p`, d.Table()).Sca
 		return err
 	}
 	if len(lacks) > 0 {
-		d.find(failed, "rights", "%s lacks %s on the table", user, strings.Join(lacks, ", "))
+		missing := strings.Join(lacks, ", ")
+		d.advise("rights", failed, "rights", user+" lacks "+missing+" on the table", "GRANT "+missing+" ON "+d.Table()+" TO "+pgx.Identifier{user}.Sanitize())
 		return nil
 	}
 	d.find(fine, "rights", "%s may read and write the table", user)
@@ -327,9 +334,14 @@ FROM pg_class AS c WHERE c.oid = $1::regclass`, d.Table()).Scan(&options, &other
 	if err != nil {
 		return err
 	}
-	d.warn(len(others) > 0, "indexes", "%s", cmp.Or(strings.Join(others, ", "), "the primary key only"))
+	if len(others) > 0 {
+		names := strings.Join(others, ", ")
+		d.advise("indexes", warning, "indexes", names+": every take writes into them, and is not HOT if they have value or ts", "if nothing reads by them, DROP INDEX "+names)
+	} else {
+		d.find(fine, "indexes", "the primary key only")
+	}
 	if i := slices.IndexFunc(options, func(o string) bool { return strings.HasPrefix(o, "fillfactor=") }); i < 0 || options[i] > "fillfactor=70" {
-		d.find(warning, "fill factor", "%s: updates find no room on their page; the migration sets fillfactor=50", cmp.Or(strings.Join(options, ", "), "none is set"))
+		d.advise("fill factor", warning, "fill factor", cmp.Or(strings.Join(options, ", "), "none is set")+", and updates find no room on their page", "ALTER TABLE "+d.Table()+" SET (fillfactor = 50)")
 	}
 	return nil
 }
@@ -362,7 +374,8 @@ FROM pg_stat_all_tables AS s WHERE s.relid = $1::regclass`, d.Table()).Scan(&upd
 // transactions looks for those that hold rows, or keep dead ones alive.
 func (d *doctor) transactions(ctx context.Context) error {
 	var sees bool
-	if err := d.Pool.QueryRow(ctx, "SELECT pg_has_role(current_user, 'pg_read_all_stats', 'usage')").Scan(&sees); err != nil {
+	var user string
+	if err := d.Pool.QueryRow(ctx, "SELECT pg_has_role(current_user, 'pg_read_all_stats', 'usage'), current_user::text").Scan(&sees, &user); err != nil {
 		return err
 	}
 	if d.there {
@@ -371,7 +384,11 @@ func (d *doctor) transactions(ctx context.Context) error {
 			return err
 		}
 		for _, h := range holders {
-			d.warn(h.Lasts > idleFor, "transactions", "%s", h.String()+", and holds rows of limits")
+			if detail := h.String() + ", and holds rows of limits"; h.Lasts > idleFor {
+				d.advise("transactions", warning, "transactions", detail, fmt.Sprintf("mend its program; to roll it back, SELECT pg_terminate_backend(%d)", h.PID))
+			} else {
+				d.find(fine, "transactions", "%s", detail)
+			}
 		}
 		if len(holders) == 0 {
 			d.find(fine, "transactions", "none is idle and holds rows of limits")
@@ -385,7 +402,7 @@ func (d *doctor) transactions(ctx context.Context) error {
 	lasts := time.Duration(oldest * float64(time.Second)).Round(time.Millisecond)
 	d.warn(lasts > openFor, "oldest transaction", "%s old%s", lasts, when(lasts > openFor, ": it keeps dead versions of hot rows alive"))
 	if !sees {
-		d.find(unknown, "transactions", "this role does not see those of others: grant it pg_read_all_stats to look")
+		d.advise("statistics", unknown, "transactions", "this role does not see those of others", "to look, GRANT pg_read_all_stats TO "+pgx.Identifier{user}.Sanitize())
 	}
 	return nil
 }
@@ -414,7 +431,7 @@ func (d *doctor) definitions(ctx context.Context) error {
 		}
 	}
 	for _, fault := range published.Ignored() {
-		d.find(warning, "definitions", "a row of the catalog is not used: %s", fault)
+		d.advise("not used", warning, "definitions", "a row of the catalog is not used: "+fault.Error(), "mend it by ratelimit catalog set, or remove it by catalog unset")
 	}
 	if err := d.turns(ctx, published); err != nil {
 		return err
@@ -449,7 +466,7 @@ func (d *doctor) turns(ctx context.Context, c *catalog.Catalog) error {
 	}
 	times := map[string]int{}
 	for _, change := range changes {
-		if change.All && strings.Contains(string(change.Became), `"kind"`) && change.Was != nil && time.Since(change.At) < turnsWithin {
+		if change.Key == catalog.AllKeys && strings.Contains(string(change.Became), `"kind"`) && change.Was != nil && time.Since(change.At) < turnsWithin {
 			times[change.Name]++
 		}
 	}
@@ -461,31 +478,71 @@ func (d *doctor) turns(ctx context.Context, c *catalog.Catalog) error {
 	return nil
 }
 
+// quiet is for how long no row of a name was written, if its limit is gone: a row of a quota by
+// the year has the instant at which the year began.
+const quiet = 400 * 24 * time.Hour
+
 // rowsDisagree tells of rows that no definition has.
 func (d *doctor) rowsDisagree(ctx context.Context) error {
 	limits, err := d.Limits(ctx)
 	if err != nil {
 		return err
 	}
+	known := len(d.Catalog.Definitions()) + len(d.Catalog.InFlights())
 	bad := 0
 	for _, l := range limits {
 		switch {
+		case l.InFlight != nil:
+		case l.GateOf != "":
+			d.find(fine, "definitions", "%s bounds the starts of jobs by %s", visible.Text(l.Name), visible.Text(l.GateOf))
 		case l.Definition == nil:
-			d.find(fine, "definitions", "%s has rows and no definition: permits, or a limit that is gone (ratelimit forget)", visible.Text(l.Name))
+			err = d.undefined(ctx, l.Name)
 		case l.Rows > 0:
-			var beyond bool
-			err := d.Pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM "+d.Table()+" AS r WHERE r.name = $1::text AND r.shard >= $2::int4)", l.Name, l.Definition.Shards).Scan(&beyond)
-			if err != nil {
-				return err
-			}
-			if beyond {
+			var shards *int
+			if shards, err = d.shardsBeyond(ctx, l.Definition); shards != nil {
 				bad++
-				d.find(warning, "definitions", "%s has rows of more shards than the %d that are defined: two versions of a program disagree, or reshard", visible.Text(l.Name), l.Definition.Shards)
+				d.advise("shards", warning, "definitions", fmt.Sprintf("%s has rows of more shards than the %d that are defined", visible.Text(l.Name), l.Definition.Shards),
+					d.reshard(l.Definition, *shards))
 			}
 		}
+		if err != nil {
+			return err
+		}
 	}
-	if bad == 0 {
-		d.find(fine, "definitions", "%s known, and rows agree with them", plural(len(d.Catalog.Definitions()), "definition"))
+	if bad == 0 && known > 0 {
+		d.find(fine, "definitions", "%s known, and rows agree with them", plural(known, "definition"))
+	}
+	return nil
+}
+
+// reshard is the advice for rows of more shards than a limit has: what they hold goes into the
+// others, and what is left of them would be taken for rows of a program that is at work.
+func (d *doctor) reshard(of *ratelimit.Definition, from int) string {
+	return fmt.Sprintf("if no program with more is at work any more, ratelimit reshard %s --all-keys --from %d --to %d, and then DELETE FROM %s WHERE name = '%s' AND shard >= %d",
+		visible.Text(of.Name), from, of.Shards, d.Table(), strings.ReplaceAll(of.Name, "'", "''"), of.Shards)
+}
+
+// shardsBeyond returns how many shards the rows of a limit have, nil if not more than it is
+// defined with.
+func (d *doctor) shardsBeyond(ctx context.Context, of *ratelimit.Definition) (shards *int, err error) {
+	err = d.Pool.QueryRow(ctx, "SELECT max(r.shard) + 1 FROM "+d.Table()+" AS r WHERE r.name = $1::text AND r.shard >= $2::int4", of.Name, of.Shards).Scan(&shards)
+	return shards, err
+}
+
+// undefined tells of a name that has rows and no definition. They may be of a program that
+// publishes nothing: only those that nobody has written for long are of a limit that is gone.
+func (d *doctor) undefined(ctx context.Context, name string) error {
+	var used bool
+	err := d.Pool.QueryRow(ctx, "SELECT EXISTS (SELECT FROM "+d.Table()+" AS r WHERE r.name = $1::text AND r.ts > clock_timestamp() - $2::float8 * interval '1 second')",
+		name, quiet.Seconds()).Scan(&used)
+	switch shown := visible.Text(name); {
+	case err != nil:
+		return err
+	case used:
+		d.advise("undefined", fine, "definitions", shown+" has rows and no definition", "have its program publish it, or give it with --definitions")
+	default:
+		d.advise("gone", fine, "definitions", fmt.Sprintf("%s has rows and no definition, and none was written for %d days", shown, int(quiet.Hours()/24)),
+			"if its limit is gone, ratelimit forget "+shown)
 	}
 	return nil
 }

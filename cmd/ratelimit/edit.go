@@ -369,12 +369,23 @@ it is a reset of all its keys.`,
 	return o.losing(o.onLimits(c))
 }
 
+// stillUsed says of a name that it is known to be in use.
+func stillUsed(d *inspect.Inspector, name string) string {
+	if of, ok := d.GateOf(name); ok {
+		return ", which bounds the starts of jobs by " + visible.Text(of)
+	}
+	if d.Known(name) == nil {
+		return ", which a program has published"
+	}
+	return ""
+}
+
 func (o *options) forget(cmd *cobra.Command, d *inspect.Inspector, name string, fromCatalog bool) error {
 	count, err := d.CountRows(cmd.Context(), name)
 	if err != nil {
 		return err
 	}
-	what := fmt.Sprintf("delete %s of %s", plural(count, "row"), visible.Text(name))
+	what := fmt.Sprintf("delete %s of %s%s", plural(count, "row"), visible.Text(name), stillUsed(d, name))
 	if fromCatalog {
 		what += fmt.Sprintf(", its definition and %s", plural(len(d.Catalog.Overrides(name)), "override"))
 	}

@@ -90,7 +90,7 @@ func notARate(d *inspect.Inspector, name string) error {
 }
 
 func listPermits(cmd *cobra.Command, p *printer, d *inspect.Inspector, name string, keys []string) error {
-	t := p.table("SLOT", "FENCE", "HELD UNTIL", "KEY")
+	t := p.table("PERMIT", "FENCE", "HELD UNTIL", "KEY")
 	for _, key := range keys {
 		permits, err := d.Store.Permits().Held(cmd.Context(), anyPermits(name), key)
 		if err != nil {
@@ -108,7 +108,7 @@ func listPermits(cmd *cobra.Command, p *printer, d *inspect.Inspector, name stri
 
 func inflightRelease(o *options) *cobra.Command {
 	return o.losing(o.onLimits(&cobra.Command{
-		Use:   "release LIMIT KEY SLOT FENCE",
+		Use:   "release LIMIT KEY PERMIT FENCE",
 		Short: "Free a permit, if it is still the one that was listed",
 		Long: `Free a permit that ls has listed, unless it was released or taken by somebody else since. Its
 holder finds it lost when it renews or releases it, and may be at work still.`,

@@ -50,7 +50,7 @@ func (s *limitSources) limits(stdin io.Reader) ([]ratelimit.Limit, error) {
 const limitHelp = `a limit, in the words of its definition: "10 per 1m, capacity 20", "fixed window, 100 per 1h", "sliding window, 100 per 1m, 30 slots", "1000 per month in Europe/Berlin"; may be given several times`
 
 var (
-	limitRate = regexp.MustCompile(`^([0-9.e+]+) (?:per|a|an) (\S+)(?: in (\S+))?$`)
+	limitRate = regexp.MustCompile(`^([0-9.e+]+) (?:per|a|an) ((?:[0-9]+ )?\S+)(?: in (\S+))?$`)
 	limitMore = regexp.MustCompile(`^(?:(capacity|max reserved) (\S+)|([0-9]+) (slots|shards))$`)
 )
 

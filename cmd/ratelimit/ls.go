@@ -104,6 +104,8 @@ func listLimits(cmd *cobra.Command, p *printer, d *inspect.Inspector) error {
 			described = visible.Lines(l.Definition.String())
 		case l.InFlight != nil:
 			described, permits = visible.Lines(l.InFlight.String()), new(inFlightJSONOf(*l.InFlight))
+		case l.GateOf != "":
+			described = visible.Text(l.Name) + ": bounds the starts of jobs by " + visible.Text(l.GateOf)
 		}
 		if err := t.row(limitJSON{l.Name, l.Definition, permits, l.Overrides, l.Rows, more}, rows, fmt.Sprint(l.Overrides), described); err != nil {
 			return err

@@ -55,6 +55,11 @@ func (w *world) must(err error) {
 	}
 }
 
+func (w *world) edited(_ catalog.Edit, err error) {
+	w.Helper()
+	w.must(err)
+}
+
 // take takes tokens, as a program does.
 func (w *world) take(limit ratelimit.Limit, key string, count float64) {
 	w.Helper()
@@ -116,7 +121,7 @@ func TestLs(t *testing.T) {
 	w.take(api, "eu/bob", 19.5)
 	w.take(api, "us/carol", 1)
 	w.take(sharded, "x", 1)
-	w.must(w.catalog.Set(t.Context(), "api", "us/carol", catalog.Override{Capacity: 40}))
+	w.edited(w.catalog.Set(t.Context(), "api", "us/carol", catalog.Override{Capacity: 40}))
 	_, err := w.db.Pool.Exec(t.Context(), `INSERT INTO `+w.db.Schema+`.rate_limits VALUES ('gone', '', 0, 1, now())`)
 	w.must(err)
 
@@ -212,7 +217,7 @@ func TestShow(t *testing.T) {
 	if s := show("api", "alice", "8", "--reserve"); s.OK || !strings.Contains(s.Why, "debt may be at most 5") {
 		t.Errorf("a reservation that is too deep: %+v", s)
 	}
-	w.must(w.catalog.Set(t.Context(), "api", "alice", catalog.Override{Capacity: 10, Note: "abuse\x1b[31m"}))
+	w.edited(w.catalog.Set(t.Context(), "api", "alice", catalog.Override{Capacity: 10, Note: "abuse\x1b[31m"}))
 	text := w.program("show", "api", "alice", "9").ok(t)
 	wantIn(t, text, "holds", "capacity 10", `override  capacity 10, ("abuse\x1b[31m")`, "changed", "refused: 9 wanted, 2", "shard 0: 2")
 	if strings.Contains(text, "\x1b") {
@@ -322,7 +327,7 @@ func TestPrune(t *testing.T) {
 	_, err := w.db.Pool.Exec(t.Context(), `INSERT INTO `+w.db.Schema+`.rate_limits
 SELECT 'api', key, 0, 25, clock_timestamp() - interval '1 hour' FROM unnest(ARRAY['full', 'larger']) AS key`)
 	w.must(err)
-	w.must(w.catalog.Set(t.Context(), "api", "larger", catalog.Override{Capacity: 1000, Rate: 1, Off: true}))
+	w.edited(w.catalog.Set(t.Context(), "api", "larger", catalog.Override{Capacity: 1000, Rate: 1, Switch: catalog.Off}))
 	w.take(api, "used", 5)
 	wantIn(t, w.program("prune").ok(t), "deleted 0 rows") // by an override of one key, all are far from full
 	_, err = w.catalog.Unset(t.Context(), "api", "larger")

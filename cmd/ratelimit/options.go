@@ -151,6 +151,9 @@ func keyOf(argument string) (string, error) {
 	if err != nil {
 		return "", badInput{err}
 	}
+	if key == catalog.AllKeys {
+		return "", bad("key %s: no key can be this", argument)
+	}
 	return key, nil
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 	"golang.org/x/term"
 
+	"github.com/pgratelimit/ratelimit/catalog"
 	"github.com/pgratelimit/ratelimit/internal/visible"
 )
 
@@ -53,6 +54,14 @@ func (p *printer) key(key string) string {
 		return visible.Text(key)
 	}
 	return visible.Short(key, keyWidth)
+}
+
+// keyOrAll shows a key of the catalog.
+func (p *printer) keyOrAll(key string) string {
+	if key == catalog.AllKeys {
+		return "(all keys)"
+	}
+	return p.key(key)
 }
 
 // Colours of the terminal.

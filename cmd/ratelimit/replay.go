@@ -40,8 +40,8 @@ lines that begin with # are passed over. Times are offsets from one instant.
 
 A definition has also capacity and maxReserved (a number or "none"; maxReserved
 also "unlimited"), shards and, if its kind is "fixed window", start. A quota by
-the calendar is a fixed window with "every": "month" in place of period and
-start, a "zone" and an "anchor"; {"base": "2026-01-31T10:00:00Z"}, before all
+the calendar is a fixed window with "every": "month" or "3 months" in place of
+period and start, a "zone", an "anchor" and a "time": "09:00"; {"base": "2026-01-31T10:00:00Z"}, before all
 other lines, says from which instant the scenario counts. Calls do
 allow, reserve, check (with "reserve": true: what reserve would say), at most (as
 many whole tokens as there are, up to the count), settle (with "of": what that

@@ -73,11 +73,7 @@ func (s *server) run(cmd *cobra.Command) error {
 	if err != nil {
 		return asBad(err)
 	}
-	var handler http.Handler = page
-	if at.IP.IsLoopback() {
-		handler = local(handler)
-	}
-	serving := &http.Server{Handler: handler, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(s.config.Logger.Handler(), slog.LevelWarn)}
+	serving := &http.Server{Handler: page, ReadHeaderTimeout: 10 * time.Second, ErrorLog: slog.NewLogLogger(s.config.Logger.Handler(), slog.LevelWarn)}
 	fmt.Fprintf(cmd.OutOrStdout(), "http://%s%s/\n", at, s.config.Prefix)
 	stop := context.AfterFunc(ctx, func() {
 		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
@@ -89,20 +85,4 @@ func (s *server) run(cmd *cobra.Command) error {
 		return err
 	}
 	return nil
-}
-
-// local refuses requests for other names than this machine's, by which the page of a stranger
-// would reach this one: a name of the stranger's may be given this machine's address.
-func local(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		host, _, err := net.SplitHostPort(r.Host)
-		if err != nil {
-			host = r.Host
-		}
-		if ip := net.ParseIP(host); host != "localhost" && (ip == nil || !ip.IsLoopback()) {
-			http.Error(w, "this page is served to this machine only", http.StatusMisdirectedRequest)
-			return
-		}
-		next.ServeHTTP(w, r)
-	})
 }

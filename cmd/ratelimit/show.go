@@ -1,6 +1,7 @@
 package main
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"math"
@@ -22,7 +23,8 @@ func showCommand(o *options) *cobra.Command {
 		Short: "Say why a key is refused and until when, and what a count would get",
 		Long: `Say what a call for COUNT tokens (1 if left out) would get now, why, and until when it
 would be refused; and what is known of the key: the definition that holds for it, who
-changed it, its rows, and a transaction that has them locked. Nothing is taken.`,
+changed it, its rows, and a transaction that has them locked. Nothing is taken. Of a limit of how
+many at once it says which permits are held.`,
 		Example: `  ratelimit show send_message alice
   ratelimit show llm_tokens 'org 7' 40000 --reserve`,
 		GroupID: seeing,
@@ -43,6 +45,13 @@ changed it, its rows, and a transaction that has them locked. Nothing is taken.`
 				return err
 			}
 			defer d.Pool.Close()
+			p := o.printer(cmd)
+			if _, err := d.InFlight(args[0]); err == nil {
+				return showPermits(cmd.Context(), p, d, args[0], key)
+			}
+			if of, ok := d.GateOf(args[0]); ok {
+				return showGate(cmd.Context(), p, d, args[0], of, key)
+			}
 			if _, err := limitOf(d, args[0]); err != nil {
 				return err
 			}
@@ -50,11 +59,10 @@ changed it, its rows, and a transaction that has them locked. Nothing is taken.`
 			if err != nil {
 				return asBad(err)
 			}
-			if p := o.printer(cmd); p.json {
+			if p.json {
 				return p.object(storyJSONOf(story))
-			} else {
-				return p.story(story)
 			}
+			return p.story(story)
 		},
 	}
 	c.Flags().BoolVar(&reserve, "reserve", false, "what a reservation would get, which may go into debt")
@@ -119,53 +127,172 @@ type changeJSON struct {
 
 func changeJSONOf(c catalog.Change) changeJSON {
 	out := changeJSON{Version: c.Version, At: instant(c.At), Who: c.Who, Limit: c.Name, Was: c.Was, Became: c.Became}
-	if !c.All {
+	if c.Key != catalog.AllKeys {
 		out.Key = &c.Key
 	}
 	return out
+}
+
+func changesJSON(changes []catalog.Change) []changeJSON {
+	out := []changeJSON{}
+	for _, c := range changes {
+		out = append(out, changeJSONOf(c))
+	}
+	return out
+}
+
+// overrideJSONOf returns nil for no override.
+func overrideJSONOf(e *catalog.Entry) *overrideJSON {
+	if e == nil {
+		return nil
+	}
+	return new(overrideOf(e))
 }
 
 func storyJSONOf(s *inspect.Story) storyJSON {
 	out := storyJSON{
 		keyJSON: keyJSONOf(inspect.Key{Status: s.Now, Overridden: s.Holds != s.Published}),
 		Count:   s.Answer.Request.Count, Reserve: s.Reserve, OK: s.Answer.OK, Never: s.Never != nil, Why: s.Why(),
-		Definition: s.Holds, Published: s.Published, Rows: []rowJSON{}, Changes: []changeJSON{},
+		Definition: s.Holds, Published: s.Published, Override: overrideJSONOf(s.ForKey), ForAll: overrideJSONOf(s.ForAll),
+		Rows: rowsJSON(s.Rows), Changes: changesJSON(s.Changes),
 	}
 	if s.Never == nil && s.Answer.RetryAfter > 0 {
 		out.RetryAt, out.RetryAfter = instant(s.Answer.RetryAt), s.Answer.RetryAfter.String()
 	}
-	if s.ForKey != nil {
-		out.Override = new(overrideOf(s.ForKey))
-	}
-	if s.ForAll != nil {
-		out.ForAll = new(overrideOf(s.ForAll))
-	}
-	for _, r := range s.Rows {
+	return out
+}
+
+func rowsJSON(rows []inspect.Row) []rowJSON {
+	out := []rowJSON{}
+	for _, r := range rows {
 		row := rowJSON{Shard: r.Shard, Value: r.Value, TS: instant(r.TS), Paused: instant(r.Paused), Ahead: r.Ahead}
 		if h := r.Holder; h != nil {
 			row.LockedBy, row.State, row.Since = h.PID, h.State, instant(h.Since)
 		}
-		out.Rows = append(out.Rows, row)
-	}
-	for _, c := range s.Changes {
-		out.Changes = append(out.Changes, changeJSONOf(c))
+		out = append(out, row)
 	}
 	return out
 }
 
-// story writes a story for people.
-func (p *printer) story(s *inspect.Story) error {
-	w := tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0)
-	line := func(name, format string, args ...any) {
-		fmt.Fprintf(w, "%s\t%s\n", name, visible.Lines(fmt.Sprintf(format, args...)))
-	}
+// facts writes what is known of a key, a line each.
+type facts struct {
+	*tabwriter.Writer
+	p *printer
+}
+
+func (p *printer) facts() facts { return facts{tabwriter.NewWriter(p.out, 0, 0, 2, ' ', 0), p} }
+
+func (f facts) line(name, format string, args ...any) {
+	fmt.Fprintf(f, "%s\t%s\n", name, visible.Lines(fmt.Sprintf(format, args...)))
+}
+
+func (f facts) answer(ok bool, why string) {
 	colour := green
-	if s.Never != nil || !s.Answer.OK {
+	if !ok {
 		colour = red
 	}
+	fmt.Fprintf(f, "answer\t%s\n", f.p.paint(colour, visible.Lines(why)))
+}
+
+func (f facts) overrides(own, all *catalog.Entry) {
+	if own != nil {
+		f.line("override", "%s", inspect.Override(&own.Override))
+	}
+	if all != nil {
+		f.line("for all keys", "%s", inspect.Override(&all.Override))
+	}
+}
+
+func (f facts) rows(rows []inspect.Row) {
+	for _, r := range rows {
+		f.line("row", "shard %d: %s at %s%s", r.Shard, inspect.Amount(r.Value), inspect.Instant(r.TS), aheadOf(r))
+		if r.Holder != nil {
+			f.line("locked by", "%s", r.Holder)
+		}
+	}
+}
+
+func (f facts) changes(changes []catalog.Change) {
+	for _, c := range changes {
+		f.line("changed", "%s", describeChange(c))
+	}
+}
+
+// permitsJSON is what is known of a key of a limit of how many at once.
+type permitsJSON struct {
+	Key       string        `json:"key"`
+	OK        bool          `json:"ok"`
+	Why       string        `json:"why"`
+	Published inFlightJSON  `json:"published"`
+	Holds     inFlightJSON  `json:"definition"`
+	Override  *overrideJSON `json:"override,omitempty"`
+	ForAll    *overrideJSON `json:"overrideForAll,omitempty"`
+	Held      []permitJSON  `json:"held"`
+	Changes   []changeJSON  `json:"changes"`
+}
+
+// showPermits shows a key of a limit of how many at once.
+func showPermits(ctx context.Context, p *printer, d *inspect.Inspector, name, key string) error {
+	s, err := d.PermitStory(ctx, name, key)
+	if err != nil {
+		return asBad(err)
+	}
+	if p.json {
+		out := permitsJSON{
+			Key: key, OK: s.OK(), Why: s.Why(), Published: inFlightJSONOf(s.Published), Holds: inFlightJSONOf(s.Holds),
+			Override: overrideJSONOf(s.ForKey), ForAll: overrideJSONOf(s.ForAll), Held: []permitJSON{}, Changes: changesJSON(s.Changes),
+		}
+		for _, h := range s.Held {
+			out.Held = append(out.Held, permitJSON{name, key, h.Number, h.Fence, instant(h.Until)})
+		}
+		return p.object(out)
+	}
+	f := p.facts()
+	f.line("limit", "%s", s.Published)
+	f.line("key", "%s", p.key(key))
+	f.answer(s.OK(), s.Why())
+	if s.Holds != s.Published {
+		f.line("holds", "%s", s.Holds)
+	}
+	f.overrides(s.ForKey, s.ForAll)
+	for _, h := range s.Held {
+		f.line("held", "permit %d, fence %d, until %s", h.Number, h.Fence, inspect.Instant(h.Until))
+	}
+	f.changes(s.Changes)
+	return f.Flush()
+}
+
+// gateJSON is what is known of a key of a gate.
+type gateJSON struct {
+	Gate string    `json:"gate"`
+	Of   string    `json:"of"`
+	Key  string    `json:"key"`
+	Rows []rowJSON `json:"rows"`
+}
+
+// showGate shows a key of a gate of starts of jobs.
+func showGate(ctx context.Context, p *printer, d *inspect.Inspector, name, of, key string) error {
+	rows, err := d.Rows(ctx, name, key)
+	if err != nil {
+		return err
+	}
+	if p.json {
+		return p.object(gateJSON{name, of, key, rowsJSON(rows)})
+	}
+	f := p.facts()
+	f.line("limit", "%s bounds the starts of River's jobs by %s (HardStart): its definition is the program's own", visible.Text(name), visible.Text(of))
+	f.line("key", "%s", p.key(key))
+	f.rows(rows)
+	return f.Flush()
+}
+
+// story writes a story for people.
+func (p *printer) story(s *inspect.Story) error {
+	f := p.facts()
+	line := f.line
 	line("limit", "%s", s.Published)
 	line("key", "%s", p.key(s.Now.Request.Key))
-	fmt.Fprintf(w, "answer\t%s\n", p.paint(colour, visible.Lines(s.Why())))
+	f.answer(s.Never == nil && s.Answer.OK, s.Why())
 	line("left", "%s of %s, full at %s", inspect.Amount(s.Now.Value), inspect.Amount(s.Now.Capacity), inspect.Instant(s.Now.FullAt()))
 	if !s.Now.PausedUntil.IsZero() {
 		line("paused", "until %s", inspect.Instant(s.Now.PausedUntil))
@@ -173,25 +300,13 @@ func (p *printer) story(s *inspect.Story) error {
 	if s.Holds != s.Published {
 		line("holds", "%s", s.Holds)
 	}
-	if s.ForKey != nil {
-		line("override", "%s", inspect.Override(&s.ForKey.Override))
-	}
-	if s.ForAll != nil {
-		line("for all keys", "%s", inspect.Override(&s.ForAll.Override))
-	}
+	f.overrides(s.ForKey, s.ForAll)
 	if len(s.Rows) == 0 {
 		line("row", "none, so it is full")
 	}
-	for _, r := range s.Rows {
-		line("row", "shard %d: %s at %s%s", r.Shard, inspect.Amount(r.Value), inspect.Instant(r.TS), aheadOf(r))
-		if r.Holder != nil {
-			line("locked by", "%s", r.Holder)
-		}
-	}
-	for _, c := range s.Changes {
-		line("changed", "%s", describeChange(c))
-	}
-	return w.Flush()
+	f.rows(s.Rows)
+	f.changes(s.Changes)
+	return f.Flush()
 }
 
 func aheadOf(r inspect.Row) string {

@@ -16,8 +16,8 @@ import (
 	"time"
 
 	"github.com/chromedp/cdproto/emulation"
-	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/chromedp"
+	"github.com/chromedp/chromedp/kb"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/catalog"
@@ -25,33 +25,44 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/migrations"
 	"github.com/pgratelimit/ratelimit/pgstore"
+	"github.com/pgratelimit/ratelimit/refusals"
 )
 
-var pictures = flag.String("pictures", "", "a directory to write pictures of the page to")
+var pictures = flag.String("pictures", "", "a directory to write pictures of all pages to, in three widths and two palettes")
 
 func TestMain(m *testing.M) { pgtest.Main(m) }
 
-var api = ratelimit.TokenBucket{Name: "api", Rate: 10, Period: time.Minute, Capacity: 20, MaxReserved: 30}
+var (
+	api     = ratelimit.TokenBucket{Name: "api", Rate: 10, Period: time.Minute, Capacity: 20, MaxReserved: 30}
+	monthly = ratelimit.FixedWindow{Name: "documents per month and customer", Rate: 1_000_000, Every: ratelimit.Month, Zone: "Europe/Berlin"}
+	strict  = ratelimit.SlidingWindow{Name: "strict", Rate: 100, Period: time.Hour, Slots: 60}
+	exports = ratelimit.InFlight{Name: "exports", Limit: 3, Lease: time.Minute}
+)
 
 // site is the page on a database of the test's own, which may be changed.
 type site struct {
 	*testing.T
-	store   *pgstore.Store
-	catalog *catalog.Catalog
-	url     string
+	db       *pgtest.DB
+	store    *pgstore.Store
+	catalog  *catalog.Catalog
+	refusals *refusals.Recorder
+	url      string
 }
 
 func serve(t *testing.T) *site {
 	t.Helper()
-	db := pgtest.New(t, pgtest.With(migrations.Catalog))
+	db := pgtest.New(t, pgtest.With(migrations.Catalog), pgtest.With(migrations.Refusals))
 	quiet := slog.New(slog.DiscardHandler)
-	s := &site{T: t}
+	s := &site{T: t, db: db}
 	var err error
-	s.store, err = pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
+	s.refusals, err = refusals.New(db.Pool, &refusals.Config{Schema: db.Schema})
+	s.must(err)
+	s.store, err = pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema, Observe: s.refusals.Observe})
 	s.must(err)
 	s.catalog, err = catalog.New(db.Pool, &catalog.Config{Schema: db.Schema, Logger: quiet})
 	s.must(err)
-	s.must(s.catalog.Publish(t.Context(), api))
+	s.must(s.catalog.Publish(t.Context(), api, monthly, strict))
+	s.must(s.catalog.PublishInFlight(t.Context(), exports))
 	handler, err := console.New(&console.Config{Pool: db.Pool, Schema: db.Schema, Store: s.store, Catalog: s.catalog, Edit: true, Logger: quiet})
 	s.must(err)
 	server := httptest.NewServer(handler)
@@ -65,6 +76,11 @@ func (s *site) must(err error) {
 	if err != nil {
 		s.Fatal(err)
 	}
+}
+
+func (s *site) edited(_ catalog.Edit, err error) {
+	s.Helper()
+	s.must(err)
 }
 
 func (s *site) take(n float64, key string) {
@@ -95,7 +111,7 @@ func browse(t *testing.T) context.Context {
 	t.Cleanup(cancel)
 	ctx, cancel = chromedp.NewContext(ctx)
 	t.Cleanup(cancel)
-	ctx, cancel = context.WithTimeout(ctx, time.Minute)
+	ctx, cancel = context.WithTimeout(ctx, 5*time.Minute)
 	t.Cleanup(cancel)
 	return ctx
 }
@@ -117,11 +133,11 @@ func TestSomebodyPausesAKey(t *testing.T) {
 		chromedp.Navigate(s.url),
 		chromedp.Click(`//a[text()="api"]`), chromedp.WaitVisible(`//a[text()="alice"]`),
 		chromedp.Click(`//a[text()="alice"]`), chromedp.Text(`#why`, &why),
-		chromedp.SetValue(`//button[@value="pause"]/ancestor::fieldset//input`, "1h"), chromedp.Click(`//button[@value="pause"]`),
+		chromedp.SetValue(`input[name="for"]`, "1h"), chromedp.Click(`//button[@value="pause"]`),
 		chromedp.WaitVisible(`//button[text()="Do it"]`), chromedp.Text(`main`, &asked),
 	)
 	if !regexp.MustCompile(`^granted: 1 would be taken of (1[5-9]|20)\b`).MatchString(why) || // with what was refilled
-		!strings.Contains(asked, "Empty alice of api, and let nothing through for 1h0m0s") {
+		!strings.Contains(asked, "Empty alice of api, and let nothing through for 1h") {
 		t.Errorf("got %q and then %q", why, asked)
 	}
 	if result, err := s.store.Check(t.Context(), api.For("alice")); err != nil || !result.OK {
@@ -142,7 +158,7 @@ func TestKeysDoNotRun(t *testing.T) {
 	s, tab := serve(t), browse(t)
 	const key = `"><script>document.title = "taken over"</script><img src=x onerror="document.title = 'taken over'">`
 	s.take(5, key)
-	s.must(s.catalog.Set(t.Context(), "api", key, catalog.Override{Rate: 5, Note: key}))
+	s.edited(s.catalog.Set(t.Context(), "api", key, catalog.Override{Rate: 5, Note: key}))
 	var shown string
 	var titles []string
 	for _, path := range []string{"/limit?name=api", "/changes"} {
@@ -167,7 +183,7 @@ func TestOtherSites(t *testing.T) {
 		w.Header().Set("Content-Type", "text/html")
 		fmt.Fprintf(w, `<iframe src="%[1]s/" name="framed"></iframe>
 <form method="post" action="%[1]s/change"><input name="name" value="api"><input name="key" value="alice">
-<input name="action" value="pause"><input name="for" value="1h"><input name="confirmed" value="yes"><button>Win</button></form>`, s.url)
+<input name="action" value="pause"><input name="for" value="1h"><input name="agreed" value="Empty alice of api, and let nothing through for 1h"><button>Win</button></form>`, s.url)
 	}))
 	t.Cleanup(other.Close)
 	elsewhere := strings.Replace(other.URL, "127.0.0.1", "localhost", 1)
@@ -189,42 +205,134 @@ func TestOtherSites(t *testing.T) {
 	}
 }
 
-// The page fits narrow windows, and has two palettes.
+// Enter in a field presses the button beside it.
+func TestEnter(t *testing.T) {
+	pgtest.Long(t)
+	s, tab := serve(t), browse(t)
+	s.take(5, "alice")
+	s.edited(s.catalog.Set(t.Context(), "api", "alice", catalog.Override{Note: "n", Rate: 9}))
+	for _, test := range []struct{ path, field, text, want string }{
+		{"/key?name=api&key=alice", "tokens", "3", "Give 3 to alice of api"},
+		{"/key?name=api&key=alice", "for", "1h", "Empty alice of api, and let nothing through for 1h"},
+		{"/key?name=api&key=alice", "rate", "99", "rate 9, (n) → rate 99, (n)"},
+		{"/key?name=api&key=alice", "count", "300", "never: "},
+		{"/limit?name=api", "capacity", "50", "Change the override of all keys of api: none → capacity 50"},
+		{"/limit?name=api", "key", "alice", "What would"},
+		{"/limit?name=api", "prefix", "bob", "No such key has a row"},
+		{"/permits?name=exports&key=org", "at_once", "7", "Change the override of org of exports: none → 7 at once"},
+		{"/permits?name=exports", "lease", "2m", "Change the override of all keys of exports: none → lease 2m"},
+	} {
+		var shown string
+		field := `input[name="` + test.field + `"]:not([type=hidden])`
+		s.run(tab, chromedp.Navigate(s.url+test.path), chromedp.SetValue(field, test.text), chromedp.SendKeys(field, kb.Enter))
+		for deadline := time.Now().Add(20 * time.Second); !strings.Contains(shown, test.want) && time.Now().Before(deadline); {
+			if err := chromedp.Run(tab, chromedp.Text(`main`, &shown)); err != nil && tab.Err() != nil {
+				t.Fatal(err) // and not because the page before has gone
+			}
+		}
+		if !strings.Contains(shown, test.want) {
+			t.Errorf("%s in %s: got %q, want %q", test.text, test.field, shown, test.want)
+		}
+	}
+}
+
+// busy fills the site with what people look at.
+func (s *site) busy() {
+	s.Helper()
+	ctx := s.Context()
+	s.take(25, "alice")
+	s.take(5, "bob")
+	s.take(1, "a customer with a long name, who is in the office of Llanfairpwllgwyngyll/team-7/production")
+	_, err := s.store.Pause(ctx, api, "carol", 107*time.Hour+28*time.Minute)
+	s.must(err)
+	s.edited(s.catalog.Set(ctx, "api", "bob", catalog.Override{Rate: 100, Capacity: 40, Note: "moving house"}))
+	s.edited(s.catalog.Set(ctx, "api", "bob", catalog.Override{Until: time.Now().Add(48 * time.Hour)}))
+	s.edited(s.catalog.Set(ctx, "api", catalog.AllKeys, catalog.Override{MaxReserved: 40, Switch: catalog.Off}))
+	s.edited(s.catalog.Set(ctx, "exports", "org 7", catalog.Override{AtOnce: 2, Note: "a large customer"}))
+	for _, r := range []ratelimit.Request{monthly.ForN("acme", 999_999.5), monthly.ForN("other", 12), strict.ForN("alice", 80)} {
+		s.must(s.store.Take(ctx, r))
+	}
+	for range 3 {
+		_, err := s.store.Allow(ctx, api.ForN("alice", 5))
+		s.must(err)
+		_, err = s.store.Permits().Acquire(ctx, s.catalog.InFlight(exports, "org 7").For("org 7"))
+		s.must(err)
+	}
+	s.must(s.refusals.Write(ctx))
+	_, err = s.db.Pool.Exec(ctx, `INSERT INTO `+s.db.Schema+`.rate_limits VALUES ('api:start', 'alice', 0, 3, now()), ('an old limit', 'k', 0, 1, now())`)
+	s.must(err)
+}
+
+// pages are all that the page has, by the names of their pictures.
+var pages = []struct{ name, path string }{
+	{"limits", "/"},
+	{"limit", "/limit?name=api"},
+	{"limit-monthly", "/limit?name=documents+per+month+and+customer"},
+	{"limited-now", "/limit?name=api&short=yes"},
+	{"key", "/key?name=api&key=alice"},
+	{"key-overridden", "/key?name=api&key=bob"},
+	{"key-paused", "/key?name=api&key=carol"},
+	{"key-monthly", "/key?name=documents+per+month+and+customer&key=acme"},
+	{"key-sliding", "/key?name=strict&key=alice&count=90"},
+	{"key-full", "/key?name=api&key=dora&count=21"},
+	{"permits", "/permits?name=exports"},
+	{"permits-key", "/permits?name=exports&key=org+7"},
+	{"refused", "/refused?since=1h"},
+	{"changes", "/changes"},
+	{"error", "/key?name=nothing&key=alice"},
+	{"confirm", ""}, // posted
+}
+
+// overlaps is the first two texts of a page's pictures and rows that lie over each other.
+const overlaps = `(() => {
+	const all = [...document.querySelectorAll(".chart div span, .chart figcaption, th, dt, nav a, .at")].map(e => [e, e.getBoundingClientRect()]).filter(([, r]) => r.width > 0);
+	for (const [a, p] of all) for (const [b, q] of all)
+		if (a !== b && !a.contains(b) && !b.contains(a) && p.left + 1 < q.right && q.left + 1 < p.right && p.top + 1 < q.bottom && q.top + 1 < p.bottom) return a.innerText + " | " + b.innerText;
+	return "" })()`
+
+// All pages fit their windows, from a telephone's to a desk's, in two palettes; no label lies over
+// another; and a form with a field has one button, which Enter presses.
 func TestLooks(t *testing.T) {
 	pgtest.Long(t)
 	s, tab := serve(t), browse(t)
-	s.take(25, "alice")
-	s.take(5, "bob")
-	_, err := s.store.Pause(t.Context(), api, "carol", time.Hour)
-	s.must(err)
-	s.must(s.catalog.Set(t.Context(), "api", "bob", catalog.Override{Rate: 100, Capacity: 40, Note: "moving house"}))
-	grounds := map[string]string{}
-	for _, palette := range []string{"light", "dark"} {
-		var ground string
-		var shot []byte
-		s.run(tab,
-			emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: palette}}),
-			chromedp.EmulateViewport(1000, 900), chromedp.Navigate(s.url+"/key?name=api&key=alice"),
-			chromedp.Evaluate(`getComputedStyle(document.body).backgroundColor`, &ground),
-			chromedp.ActionFunc(func(ctx context.Context) (err error) {
-				shot, err = page.CaptureScreenshot().WithFormat(page.CaptureScreenshotFormatPng).Do(ctx)
-				return err
-			}),
-		)
-		grounds[palette] = ground
-		if *pictures != "" {
-			s.must(os.WriteFile(filepath.Join(*pictures, "console-"+palette+".png"), shot, 0o644))
+	s.busy()
+	grounds := map[string]bool{}
+	for _, p := range pages {
+		s.run(tab, chromedp.Navigate(s.url+p.path))
+		if p.path == "" {
+			s.run(tab, chromedp.Navigate(s.url+"/limit?name=api"), chromedp.SetValue(`select[name="mode"]`, "refuse"),
+				chromedp.Click(`button[value="set"]`), chromedp.WaitVisible(`.main`))
+		}
+		for _, palette := range []string{"light", "dark"} {
+			for _, width := range []int64{360, 1024, 1440} {
+				var ground, over string
+				var wider, several int
+				s.run(tab,
+					emulation.SetEmulatedMedia().WithFeatures([]*emulation.MediaFeature{{Name: "prefers-color-scheme", Value: palette}}),
+					chromedp.EmulateViewport(width, 900),
+					chromedp.Evaluate(`getComputedStyle(document.body).backgroundColor`, &ground),
+					chromedp.Evaluate(`Math.max(...[document.documentElement, ...document.querySelectorAll(".scroll")].map(e => e.scrollWidth - e.clientWidth))`, &wider),
+					chromedp.Evaluate(overlaps, &over),
+					chromedp.Evaluate(`[...document.forms].filter(f => f.querySelector("input:not([type=hidden])") && f.querySelectorAll("button").length !== 1).length`, &several),
+				)
+				grounds[palette+" "+ground] = true
+				if wider > 0 || over != "" || several > 0 {
+					t.Errorf("%s at %d: %d pixels wider than the window, texts over each other %q, %d forms with fields and not one button", p.name, width, wider, over, several)
+				}
+				if *pictures != "" {
+					var shot []byte
+					s.run(tab, chromedp.FullScreenshot(&shot, 100))
+					s.must(os.WriteFile(filepath.Join(*pictures, fmt.Sprintf("%s-%d-%s.png", p.name, width, palette)), shot, 0o644))
+				}
+			}
 		}
 	}
-	if grounds["light"] == grounds["dark"] {
-		t.Errorf("got the same ground %v in both palettes", grounds)
+	if len(grounds) != 2 {
+		t.Errorf("got grounds %v, want one for each palette", grounds)
 	}
-	for _, path := range []string{"/", "/limit?name=api", "/key?name=api&key=alice", "/changes"} {
-		var over int
-		s.run(tab, chromedp.EmulateViewport(360, 800), chromedp.Navigate(s.url+path),
-			chromedp.Evaluate(`document.documentElement.scrollWidth - document.documentElement.clientWidth`, &over))
-		if over > 0 {
-			t.Errorf("%s is %d pixels wider than a narrow window", path, over)
-		}
+	var shown string
+	s.run(tab, chromedp.Navigate(s.url+"/limit?name=documents+per+month+and+customer"), chromedp.Evaluate(`document.querySelector("main").innerHTML`, &shown))
+	if strings.Contains(shown, `name="period"`) || strings.Contains(shown, "Period") {
+		t.Errorf("a quota by the month offers a period")
 	}
 }

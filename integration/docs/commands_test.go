@@ -34,7 +34,7 @@ func TestCommandsAreLookedAt(t *testing.T) {
 		"go run ./integration/report --nothing",
 		"go test -run NoSuchTest ./pgstore",
 		"go test ./pgstore -nothing",
-		"go test -run 'NeverOver|NoSuchTest' ./pgstore",
+		"go test -run 'GrantsWhatThereIs|NoSuchTest' ./pgstore",
 		"go test ./pgstore -run '^$' -bench NoSuchBenchmark",
 		"go test -run NeverOver ./nothing",
 		"go get " + module + "/nothing",

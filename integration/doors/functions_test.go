@@ -470,18 +470,19 @@ func (f *functions) override(ctx context.Context, h *history) (changed bool, err
 	}
 	o := catalog.Override{
 		Rate: pick(h.rand, 0, d.Rate*2, d.Rate/2), Capacity: pick(h.rand, 0, ratelimit.None, max(1, d.Rate*3)),
-		MaxReserved: pick(h.rand, 0, ratelimit.None, d.Rate), Off: h.rand.IntN(5) == 0,
+		MaxReserved: pick(h.rand, 0, ratelimit.None, d.Rate), Switch: pick(h.rand, catalog.On, catalog.On, catalog.On, catalog.Off),
+		Clear: catalog.AllFields,
 	}
 	if h.rand.IntN(4) == 0 {
 		o.Until = h.now.Add(d.Period / 2)
 	}
 	switch h.rand.IntN(4) {
 	case 0:
-		err = f.catalog.SetAll(ctx, d.Name, o)
+		_, err = f.catalog.Set(ctx, d.Name, catalog.AllKeys, o)
 	case 1:
 		_, err = f.catalog.Unset(ctx, d.Name, "a")
 	default:
-		err = f.catalog.Set(ctx, d.Name, "a", o)
+		_, err = f.catalog.Set(ctx, d.Name, "a", o)
 	}
 	if errors.Is(err, ratelimit.ErrInvalid) { // such as a rate below 1, and no capacity
 		err = nil

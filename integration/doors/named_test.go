@@ -68,23 +68,23 @@ func TestNamedHeedsTheCatalog(t *testing.T) {
 			t.Errorf("%s: got %+v, want a capacity of %v", key, a, want)
 		}
 	}
-	set := func(err error) {
+	set := func(_ catalog.Edit, err error) {
 		t.Helper()
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
 	capacity("alice", 3)
-	set(f.catalog.SetAll(ctx, "send_message", catalog.Override{Rate: 10})) // the capacity follows
+	set(f.catalog.Set(ctx, "send_message", catalog.AllKeys, catalog.Override{Rate: 10})) // the capacity follows
 	capacity("alice", 10)
 	set(f.catalog.Set(ctx, "send_message", "alice", catalog.Override{Capacity: 50}))
 	capacity("alice", 50)
 	capacity("bob", 10)
-	set(f.catalog.Set(ctx, "send_message", "alice", catalog.Override{Capacity: 50, Off: true}))
+	set(f.catalog.Set(ctx, "send_message", "alice", catalog.Override{Switch: catalog.Off}))
 	capacity("alice", 10)
-	set(f.catalog.Set(ctx, "send_message", "alice", catalog.Override{Capacity: 50, Until: time.Now().Add(-time.Hour)}))
+	set(f.catalog.Set(ctx, "send_message", "alice", catalog.Override{Switch: catalog.On, Until: time.Now().Add(-time.Hour)}))
 	capacity("alice", 10)
-	set(f.catalog.Set(ctx, "send_message", "alice", catalog.Override{Capacity: 50, Until: time.Now().Add(time.Hour)}))
+	set(f.catalog.Set(ctx, "send_message", "alice", catalog.Override{Until: time.Now().Add(time.Hour)}))
 	capacity("alice", 50)
 
 	// One by hand that no limit can be made of is not used, as in Go.
@@ -306,7 +306,7 @@ func TestNamedAreSafe(t *testing.T) {
 		}
 	}
 	// An override for the key is heeded, whoever calls.
-	if err := f.catalog.Set(t.Context(), "send_message", "alice", catalog.Override{Capacity: 10, Rate: 86400}); err != nil {
+	if _, err := f.catalog.Set(t.Context(), "send_message", "alice", catalog.Override{Capacity: 10, Rate: 86400}); err != nil {
 		t.Fatal(err)
 	}
 	eventually(t, func() bool { return as("SELECT {schema}.rate_limit_take('send_message', 'alice')") == nil })

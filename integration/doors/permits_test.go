@@ -128,7 +128,7 @@ func TestPermitsByName(t *testing.T) {
 	if err := f.catalog.PublishInFlight(ctx, ratelimit.InFlight{Name: "calls", Limit: 1, Lease: time.Hour}); err != nil {
 		t.Fatal(err)
 	}
-	if err := f.catalog.Set(ctx, "calls", "alice", catalog.Override{AtOnce: 2, Lease: time.Minute}); err != nil {
+	if _, err := f.catalog.Set(ctx, "calls", "alice", catalog.Override{AtOnce: 2, Lease: time.Minute}); err != nil {
 		t.Fatal(err)
 	}
 	take := func(key string) (ok bool, lease float64, err error) {
@@ -339,14 +339,15 @@ func TestPermitsByNameInModes(t *testing.T) {
 		t.Fatal(err)
 	}
 	until := time.Now().Add(time.Hour).Truncate(time.Microsecond)
-	err := errors.Join(
-		f.catalog.SetAll(ctx, "calls", catalog.Override{Mode: ratelimit.ModeShadow}),
-		f.catalog.Set(ctx, "calls", "off", catalog.Override{Mode: ratelimit.ModeRefuse}),
-		f.catalog.Set(ctx, "calls", "off for an hour", catalog.Override{Mode: ratelimit.ModeRefuse, Until: until}),
-		f.catalog.Set(ctx, "calls", "enforced", catalog.Override{Mode: ratelimit.ModeEnforce}),
-	)
-	if err != nil {
-		t.Fatal(err)
+	for key, o := range map[string]catalog.Override{
+		catalog.AllKeys:   {Mode: ratelimit.ModeShadow},
+		"off":             {Mode: ratelimit.ModeRefuse},
+		"off for an hour": {Mode: ratelimit.ModeRefuse, Until: until},
+		"enforced":        {Mode: ratelimit.ModeEnforce},
+	} {
+		if _, err := f.catalog.Set(ctx, "calls", key, o); err != nil {
+			t.Fatal(err)
+		}
 	}
 	take := func(key string) (permit ratelimit.Permit) {
 		t.Helper()

@@ -1,69 +1,82 @@
-// Package ent tests that a store takes in ent's transactions. What ent has generated, with the
-// feature sql/execquery, is in package ent/ent.
+// Package ent tests that a store takes in ent's transactions. The test has ent generate a client
+// into a temporary module, and runs testdata/app_test.go there.
 package ent
 
 import (
-	"context"
-	"database/sql"
-	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"testing"
 
-	"entgo.io/ent/dialect"
-	entsql "entgo.io/ent/dialect/sql"
-	"github.com/jackc/pgx/v5/stdlib"
+	"entgo.io/ent"
+	"entgo.io/ent/entc/gen"
+	"entgo.io/ent/entc/load"
+	"entgo.io/ent/schema/field"
 
-	"github.com/pgratelimit/ratelimit/integration/ent/ent"
-	"github.com/pgratelimit/ratelimit/internal/ormtest"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
-	"github.com/pgratelimit/ratelimit/pgstore"
-	"github.com/pgratelimit/ratelimit/sqltx"
 )
 
-func TestMain(m *testing.M) { pgtest.Main(m) }
+// app is the path of the temporary module. It is below ratelimit, whose internal packages its
+// test imports.
+const app = "github.com/pgratelimit/ratelimit/integration/ent/app"
 
-func newApp(t *testing.T) (*ent.Client, ormtest.App[*ent.Tx]) {
-	t.Helper()
-	pool, done := pgtest.Example(ormtest.Schema)
-	t.Cleanup(done)
-	client := ent.NewClient(ent.Driver(entsql.OpenDB(dialect.Postgres, stdlib.OpenDBFromPool(pool))))
-	t.Cleanup(func() { client.Close() })
-	store, err := pgstore.New(pool, nil)
+// Message is a message that somebody sent.
+type Message struct{ ent.Schema }
+
+// Fields are the columns of its table.
+func (Message) Fields() []ent.Field { return []ent.Field{field.String("sender")} }
+
+func TestEnt(t *testing.T) {
+	pgtest.Long(t)
+	dir := t.TempDir()
+	if err := generate(filepath.Join(dir, "ent")); err != nil {
+		t.Fatal(err)
+	}
+	test, err := os.ReadFile("testdata/app_test.go")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return client, ormtest.App[*ent.Tx]{
-		Store: store,
-		InTx: func(ctx context.Context, level sql.IsolationLevel, do func(*ent.Tx) error) error {
-			tx, err := client.BeginTx(ctx, &sql.TxOptions{Isolation: level})
-			if err != nil {
-				return err
-			}
-			if err := do(tx); err != nil {
-				return errors.Join(err, tx.Rollback())
-			}
-			return tx.Commit()
-		},
-		Within: ormtest.Savepoint(func(ctx context.Context, tx *ent.Tx, query string) error {
-			_, err := tx.ExecContext(ctx, query)
-			return err
-		}),
-		Of: func(tx *ent.Tx) sqltx.Tx { return tx },
-		Insert: func(ctx context.Context, tx *ent.Tx, sender string) error {
-			return tx.Message.Create().SetSender(sender).Exec(ctx)
-		},
-		Count: func(ctx context.Context) (int64, error) {
-			n, err := client.Message.Query().Count(ctx)
-			return int64(n), err
-		},
+	here, err := os.Getwd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	work := fmt.Sprintf("go 1.26.0\n\nuse (\n\t.\n\t%q\n)\n\nreplace github.com/pgratelimit/ratelimit => %q\n", here, filepath.Join(here, "../.."))
+	for name, text := range map[string]string{
+		"app_test.go": string(test), "go.mod": "module " + app + "\n\ngo 1.26.0\n", "go.work": work,
+	} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	cmd := exec.CommandContext(t.Context(), "go", "test", ".")
+	cmd.Dir, cmd.Env = dir, append(os.Environ(), "GOWORK=")
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("%v\n%s", err, out)
 	}
 }
 
-func TestEnt(t *testing.T) {
-	_, app := newApp(t)
-	app.Test(t)
-}
-
-func TestNoTransaction(t *testing.T) {
-	client, app := newApp(t)
-	app.TestNoTransaction(t, client)
+// generate has ent generate the client of messages, with the feature sql/execquery, which has
+// transactions run SQL.
+func generate(dir string) error {
+	text, err := load.MarshalSchema(Message{})
+	if err != nil {
+		return err
+	}
+	message, err := load.UnmarshalSchema(text)
+	if err != nil {
+		return err
+	}
+	storage, err := gen.NewStorage("sql")
+	if err != nil {
+		return err
+	}
+	graph, err := gen.NewGraph(&gen.Config{
+		Package: app + "/ent", Schema: app + "/ent/schema", Target: dir,
+		Storage: storage, Features: []gen.Feature{gen.FeatureExecQuery},
+	}, message)
+	if err != nil {
+		return err
+	}
+	return graph.Gen()
 }

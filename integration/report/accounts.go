@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"maps"
 	"math"
@@ -12,7 +11,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
@@ -35,17 +33,11 @@ func newAccount() *account {
 	return &account{counts: map[string]map[string]int{}, faults: map[string]int{}, rolled: map[string]int{}, states: map[int]told{}, byID: map[int64]string{}, moves: map[[2]string]*move{}, begun: time.Now()}
 }
 
-// read enters a line of a journal.
-func (a *account) read(line []byte) error {
-	var t told
-	if err := json.Unmarshal(line, &t); err != nil {
-		return err
-	}
-	a.mu.Lock()
-	defer a.mu.Unlock()
+// note enters what a caller was told, or the state of a process.
+func (a *account) note(t told) {
 	if t.Process > 0 {
 		a.states[t.Process] = t
-		return nil
+		return
 	}
 	if a.counts[t.Verb] == nil {
 		a.counts[t.Verb] = map[string]int{}
@@ -61,7 +53,6 @@ func (a *account) read(line []byte) error {
 		a.byID[t.ID] = t.What
 	}
 	a.add(t.Moves)
-	return nil
 }
 
 func (a *account) add(moves []move) {
@@ -134,7 +125,7 @@ const owed = -1000
 // seed fills the rows of the limits half, so that giving back never meets a full one.
 // Those of sliding windows have no slots, as after another kind of limit, until a call
 // makes some.
-func (l *lab) seed(ctx context.Context, schema string) error {
+func (l *site) seed(ctx context.Context, schema string) error {
 	conn, err := pgx.Connect(ctx, l.server.URL)
 	if err != nil {
 		return err
@@ -180,9 +171,9 @@ type verdict struct {
 }
 
 // audit compares the results with the database.
-func (a *account) audit(ctx context.Context, pool *pgxpool.Pool, schema string) (v verdict, err error) {
+func (a *account) audit(ctx context.Context, p *place) (v verdict, err error) {
 	there := map[int64]int{}
-	rows, err := pool.Query(ctx, "SELECT id, name, key, tokens FROM "+schema+".ledger")
+	rows, err := p.pool.Query(ctx, "SELECT id, name, key, tokens FROM "+p.schema+".ledger")
 	if err != nil {
 		return v, err
 	}
@@ -213,12 +204,12 @@ func (a *account) audit(ctx context.Context, pool *pgxpool.Pool, schema string) 
 			v.twice++
 		}
 	}
-	return v, a.compare(ctx, pool, schema, &v)
+	return v, a.compare(ctx, p, &v)
 }
 
 // compare compares the rows with the tokens taken from them.
-func (a *account) compare(ctx context.Context, pool *pgxpool.Pool, schema string, v *verdict) error {
-	rows, err := pool.Query(ctx, "SELECT name, key, sum(value) FROM "+schema+".rate_limits WHERE key NOT LIKE 'edited%' GROUP BY name, key")
+func (a *account) compare(ctx context.Context, p *place, v *verdict) error {
+	rows, err := p.pool.Query(ctx, "SELECT name, key, sum(value) FROM "+p.schema+".rate_limits WHERE key NOT LIKE 'edited%' GROUP BY name, key")
 	if err != nil {
 		return err
 	}
@@ -254,15 +245,13 @@ type disturbed struct{ rounds, pruned, edits, pauses int }
 
 // disturb prunes, edits other keys of the same limits, and pauses what is in debt, by either
 // form of statements, until it is stopped.
-func (l *lab) disturb(ctx context.Context, schema string) (stop func() (disturbed, error), err error) {
-	pool, err := l.pool(ctx, 4)
+func (l *site) disturb(ctx context.Context, schema string) (stop func() (disturbed, error), err error) {
+	p, err := l.at(schema, 4)
 	if err != nil {
 		return nil, err
 	}
-	var stores [2]*pgstore.Store
-	for i := range stores {
-		if stores[i], err = pgstore.New(pool, &pgstore.Config{Schema: schema, Portable: i == 1}); err != nil {
-			pool.Close()
+	for _, portable := range []bool{false, true} {
+		if _, err := p.store(pgstore.Config{Portable: portable}); err != nil {
 			return nil, err
 		}
 	}
@@ -270,11 +259,11 @@ func (l *lab) disturb(ctx context.Context, schema string) (stop func() (disturbe
 	until, end := context.WithCancel(ctx)
 	done := make(chan error, 1)
 	go func() {
-		defer pool.Close()
+		defer p.close()
 		var err error
 		for err == nil && until.Err() == nil {
 			once, cancel := context.WithTimeout(ctx, time.Minute)
-			err = l.disturbOnce(once, pool, stores[d.rounds/2%len(stores)], schema, &d)
+			err = p.disturbOnce(once, p.stores[d.rounds/2%2], &d)
 			cancel()
 		}
 		done <- err
@@ -286,14 +275,14 @@ func (l *lab) disturb(ctx context.Context, schema string) (stop func() (disturbe
 	}, nil
 }
 
-func (l *lab) disturbOnce(ctx context.Context, pool *pgxpool.Pool, store *pgstore.Store, schema string, d *disturbed) error {
+func (p *place) disturbOnce(ctx context.Context, store *pgstore.Store, d *disturbed) error {
 	d.rounds++
 	now := make([]string, 40)
 	for i := range now {
 		now[i] = oldKey(i - 20)
 	}
 	for _, limit := range aged {
-		if _, err := pool.Exec(ctx, "INSERT INTO "+schema+".rate_limits (name, key, shard, value, ts) SELECT $1::text, k, 0, $2::float8, now() - interval '1 hour' FROM unnest($3::text[]) k ON CONFLICT DO NOTHING",
+		if _, err := p.pool.Exec(ctx, "INSERT INTO "+p.schema+".rate_limits (name, key, shard, value, ts) SELECT $1::text, k, 0, $2::float8, now() - interval '1 hour' FROM unnest($3::text[]) k ON CONFLICT DO NOTHING",
 			ratelimit.NameOf(limit), had(ratelimit.NameOf(limit)), now); err != nil && outcome(err) != "again" { // it can meet a transaction that has one of them
 			return fmt.Errorf("ageing rows: %w", err)
 		}
@@ -341,7 +330,7 @@ func (l *lab) disturbOnce(ctx context.Context, pool *pgxpool.Pool, store *pgstor
 
 // attackAccounts has several processes call everything in every way, and then finds
 // every token again.
-func attackAccounts(ctx context.Context, l *lab, c *chapter) error {
+func attackAccounts(ctx context.Context, l *site, c *chapter) error {
 	const workers = 8
 	var tasks []task
 	for _, level := range []string{"read committed", "repeatable read", "serializable"} {
@@ -364,13 +353,13 @@ func attackAccounts(ctx context.Context, l *lab, c *chapter) error {
 	if err != nil {
 		return err
 	}
-	c.zero("errors that nobody made", a.unexpected(c))
+	c.Zero("errors that nobody made", a.unexpected(c))
 	for _, verb := range slices.Sorted(maps.Keys(a.counts)) {
 		what := ""
 		for _, w := range slices.Sorted(maps.Keys(a.counts[verb])) {
 			what += fmt.Sprintf(", %d %s", a.counts[verb][w], w)
 		}
-		c.tell("told: "+verb, "%s", strings.TrimPrefix(what, ", "))
+		c.Tell("told: "+verb, "%s", strings.TrimPrefix(what, ", "))
 	}
 	var slides int
 	if err := l.ask(ctx, "SELECT count(*) FROM "+a.schema+".rate_limits WHERE slots IS NOT NULL", &slides); err != nil {
@@ -442,7 +431,7 @@ func (a *account) unexpected(c *chapter) (n int) {
 	for i, text := range slices.Sorted(maps.Keys(a.faults)) {
 		n += a.faults[text]
 		if i < most {
-			c.tell("error", "%d × %s", a.faults[text], strings.ReplaceAll(text, "|", "/"))
+			c.Tell("error", "%d × %s", a.faults[text], strings.ReplaceAll(text, "|", "/"))
 		}
 	}
 	return n
@@ -454,13 +443,13 @@ func (v *verdict) lines(c *chapter, slack float64) {
 	if slack > 0 {
 		besides = ", but for what killed clients had under way"
 	}
-	c.tell("limits and keys, tokens gone from them", "%d, %d", v.rows, v.taken)
-	c.atMost("most tokens gone from a limit that nobody took"+besides, max(v.lost, 0), slack, "")
-	c.atMost("most tokens left in a limit that were taken"+besides, max(v.minted, 0), slack, "")
+	c.Tell("limits and keys, tokens gone from them", "%d, %d", v.rows, v.taken)
+	c.AtMost("most tokens gone from a limit that nobody took"+besides, max(v.lost, 0), slack, "")
+	c.AtMost("most tokens left in a limit that were taken"+besides, max(v.minted, 0), slack, "")
 	if v.worst != "" {
-		c.tell("the largest difference", "%s", v.worst)
+		c.Tell("the largest difference", "%s", v.worst)
 	}
-	c.zero("told OK, and not there", v.missing)
-	c.zero("told an error, and there", v.unwelcome)
-	c.zero("there twice", v.twice)
+	c.Zero("told OK, and not there", v.missing)
+	c.Zero("told an error, and there", v.unwelcome)
+	c.Zero("there twice", v.twice)
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -16,6 +15,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/curve"
+	"github.com/pgratelimit/ratelimit/internal/lab"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -53,25 +53,20 @@ type arrival struct {
 func arrive(ctx context.Context, e *env) error { return arriveAll(ctx, e, arrivals) }
 
 func arriveAll(ctx context.Context, e *env, limits []arriving) error {
-	var group sync.WaitGroup
-	errs := make([]error, len(limits)*e.Workers)
-	for i := range errs {
+	return lab.Each(len(limits)*e.Workers, func(i int) (err error) {
 		r := rand.New(rand.NewPCG(e.Seed, uint64(e.Process<<8+i)))
-		group.Go(func() {
-			for ctx.Err() == nil && errs[i] == nil {
-				errs[i] = arriveOnce(r, e, i%len(limits), limits[i%len(limits)])
-			}
-		})
-	}
-	group.Wait()
-	return errors.Join(errs...)
+		for ctx.Err() == nil && err == nil {
+			err = arriveOnce(r, e, i%len(limits), limits[i%len(limits)])
+		}
+		return err
+	})
 }
 
 func arriveOnce(r *rand.Rand, e *env, limit int, of arriving) error {
 	from := time.Now()
 	event, wait, err := arriveAt(r, e.pool, e.store, of)
 	if event.Count > 0 {
-		e.out.write(arrival{limit, event.At, event.Count, from, time.Now()})
+		e.out.Write(arrival{limit, event.At, event.Count, from, time.Now()})
 	}
 	time.Sleep(wait)
 	return err
@@ -116,25 +111,16 @@ func newArrived(limits []arriving) *arrived {
 	return &arrived{limits: limits, events: make([][]curve.Event, len(limits)), served: make([][]curve.Served, len(limits))}
 }
 
-func (a *arrived) add(limit int, event curve.Event) {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.events[limit] = append(a.events[limit], event)
+func (a *arrived) add(one arrival) {
+	a.events[one.Limit] = append(a.events[one.Limit], curve.Event{At: one.At, Count: one.Count})
+	a.served[one.Limit] = append(a.served[one.Limit], curve.Served{From: one.From, To: one.To, Count: one.Count})
 }
 
 // read reads a line of the journal of a process.
-func (a *arrived) read(line []byte) error {
-	var one arrival
-	err := json.Unmarshal(line, &one)
-	a.add(one.Limit, curve.Event{At: one.At, Count: one.Count})
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.served[one.Limit] = append(a.served[one.Limit], curve.Served{From: one.From, To: one.To, Count: one.Count})
-	return err
-}
+func (a *arrived) read(line []byte) error { return lab.Reading(&a.mu, a.add)(line) }
 
 // attackArrivals judges the grants of several processes in all stretches of time.
-func attackArrivals(ctx context.Context, l *lab, c *chapter) error {
+func attackArrivals(ctx context.Context, l *site, c *chapter) error {
 	schema, err := l.schema(ctx)
 	if err != nil {
 		return err
@@ -142,18 +128,12 @@ func attackArrivals(ctx context.Context, l *lab, c *chapter) error {
 	c.say("Three processes, one of which is Portable, take from each limit in every form, while rows are kept locked and processes stand still (SIGSTOP). For every stretch between two grants, wherever it begins and however long it is, the tokens granted are divided by what the limit promises for it; told is the largest share. A second run has one process whose clock, which then decides, is set forward and back.")
 	const reached = 0.85
 	granted := newArrived(arrivals)
-	var children []*child
-	for n := range 3 {
-		child, err := start(ctx, task{
-			Job: "arrive", URL: l.server.URL, Schema: schema, Process: n + 1, Workers: 3, Conns: 10, Seed: uint64(time.Now().UnixNano()), Portable: n == 2,
-		}, granted.read)
-		if err != nil {
-			return err
-		}
-		children = append(children, child)
+	children, err := l.launch(ctx, three(task{Job: "arrive", Schema: schema, Workers: 3, Conns: 10}), granted.read)
+	if err != nil {
+		return err
 	}
 	stalls, err := l.stall(ctx, schema, children, l.seconds(19, 4), func() bool { return granted.reach(reached) })
-	if err := errors.Join(append(end(children), err)...); err != nil {
+	if err := errors.Join(append(lab.End(children), err)...); err != nil {
 		return err
 	}
 	if err := granted.judge(c, "", reached); err != nil {
@@ -186,10 +166,10 @@ func (a *arrived) judge(c *chapter, how string, reached float64) error {
 			return fmt.Errorf("%s%s: nothing was granted", d.Name, how)
 		}
 		worst := curve.Judge(a.events[i], curve.Of(d))
-		c.tell(d.Name+how+", grants judged", "%d", len(a.events[i]))
-		c.atMost(d.Name+how+", largest share", worst.Share, 1+1e-9, "")
+		c.Tell(d.Name+how+", grants judged", "%d", len(a.events[i]))
+		c.AtMost(d.Name+how+", largest share", worst.Share, 1+1e-9, "")
 		if reached > 0 {
-			c.atLeast(d.Name+how+", reached", worst.Share, reached, "")
+			c.AtLeast(d.Name+how+", reached", worst.Share, reached, "")
 		}
 	}
 	return nil
@@ -203,26 +183,26 @@ func (a *arrived) judgeServed(c *chapter) {
 		}
 		d := of.limit.Definition()
 		worst := curve.JudgeServed(a.served[i], curve.Of(d))
-		c.atMost(d.Name+", by callers' own clocks, largest share", worst.Share, 1+1e-9, "")
+		c.AtMost(d.Name+", by callers' own clocks, largest share", worst.Share, 1+1e-9, "")
 	}
 }
 
 // stall stops processes that are at work, and locks rows, in turn: for as long as lasts, and
 // then until both have happened and enough returns true.
-func (l *lab) stall(ctx context.Context, schema string, children []*child, lasts time.Duration, enough func() bool) ([]count, error) {
+func (l *site) stall(ctx context.Context, schema string, children []*lab.Child, lasts time.Duration, enough func() bool) ([]count, error) {
 	stalls := []count{{what: "processes that stood still for 50 to 150 ms"}, {what: "rows that were kept locked for 30 to 100 ms"}}
 	conn, err := pgx.Connect(ctx, l.server.URL)
 	if err != nil {
 		return nil, err
 	}
 	defer conn.Close(ctx)
-	atWork(children)
+	lab.AtWork(children)
 	for more := until(lasts, func() bool { return happened(stalls...) && enough() }); more(); time.Sleep(time.Duration(rand.IntN(100)) * time.Millisecond) {
 		which, n := rand.IntN(len(stalls)), 1
 		if which == 0 {
-			err = children[rand.IntN(len(children))].standStill(time.Duration(50+rand.IntN(100)) * time.Millisecond)
+			err = standStill(children[rand.IntN(len(children))], time.Duration(50+rand.IntN(100))*time.Millisecond)
 		} else {
-			n, err = holdRow(ctx, conn, schema, arrivals[rand.IntN(len(arrivals))].limit, time.Duration(30+rand.IntN(70))*time.Millisecond)
+			n, err = holdRows(ctx, conn, schema, arrivals[rand.IntN(len(arrivals))].limit, []string{arrivalKey}, time.Duration(30+rand.IntN(70))*time.Millisecond)
 		}
 		if err != nil {
 			return nil, err
@@ -233,18 +213,19 @@ func (l *lab) stall(ctx context.Context, schema string, children []*child, lasts
 }
 
 // standStill stops a process for a while.
-func (c *child) standStill(lasts time.Duration) error {
-	if err := c.cmd.Process.Signal(syscall.SIGSTOP); err != nil {
+func standStill(c *lab.Child, lasts time.Duration) error {
+	if err := c.Signal(syscall.SIGSTOP); err != nil {
 		return err
 	}
 	time.Sleep(lasts)
-	return c.cmd.Process.Signal(syscall.SIGCONT)
+	return c.Signal(syscall.SIGCONT)
 }
 
-// holdRow keeps the first row of a limit locked for a while, if there is one: it says how many.
-func holdRow(ctx context.Context, conn *pgx.Conn, schema string, limit ratelimit.Limit, lasts time.Duration) (n int, err error) {
+// holdRows keeps the first row of a limit and some keys locked for a while, of those that are
+// there. It returns how many.
+func holdRows(ctx context.Context, conn *pgx.Conn, schema string, limit ratelimit.Limit, keys []string, lasts time.Duration) (n int, err error) {
 	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		tag, err := tx.Exec(ctx, "SELECT FROM "+schema+".rate_limits WHERE name = $1 AND shard = 0 FOR UPDATE", ratelimit.NameOf(limit))
+		tag, err := tx.Exec(ctx, "SELECT FROM "+schema+".rate_limits WHERE name = $1 AND key = ANY ($2) AND shard = 0 FOR UPDATE", ratelimit.NameOf(limit), keys)
 		n = int(tag.RowsAffected())
 		time.Sleep(lasts)
 		return err
@@ -253,20 +234,20 @@ func holdRow(ctx context.Context, conn *pgx.Conn, schema string, limit ratelimit
 }
 
 // stepClock takes from the limits by a clock that is set forward and back.
-func (l *lab) stepClock(ctx context.Context, c *chapter) error {
-	schema, pool, err := l.place(ctx, 12)
+func (l *site) stepClock(ctx context.Context, c *chapter) error {
+	p, err := l.place(ctx, 12)
 	if err != nil {
 		return err
 	}
-	defer pool.Close()
+	defer p.close()
 	var limits []arriving
 	for _, a := range arrivals {
 		if a.limit.Definition().Shards == 1 {
 			limits = append(limits, a)
 		}
 	}
-	s := stepped{pool: pool, arrived: newArrived(limits)}
-	s.store, err = pgstore.New(pool, &pgstore.Config{Schema: schema, Clock: func() time.Time {
+	s := stepped{pool: p.pool, arrived: newArrived(limits)}
+	s.store, err = p.store(pgstore.Config{Clock: func() time.Time {
 		return time.Now().Add(time.Duration(s.offset.Load()))
 	}})
 	if err != nil {
@@ -274,15 +255,15 @@ func (l *lab) stepClock(ctx context.Context, c *chapter) error {
 	}
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	errs := make([]error, 2*len(limits))
-	var group sync.WaitGroup
-	for i := range errs {
-		group.Go(func() {
-			for ctx.Err() == nil && errs[i] == nil {
-				errs[i] = s.takeOnce(i % len(limits))
+	taken := make(chan error, 1)
+	go func() {
+		taken <- lab.Each(2*len(limits), func(i int) (err error) {
+			for ctx.Err() == nil && err == nil {
+				err = s.takeOnce(i % len(limits))
 			}
+			return err
 		})
-	}
+	}()
 	const reached = 0.5
 	steps := []count{{what: "clock set forward by up to 200 ms"}, {what: "clock set back by up to 200 ms"}}
 	for more := until(l.seconds(10, 4), func() bool { return happened(steps...) && s.reach(reached) }); more(); time.Sleep(50 * time.Millisecond) {
@@ -291,10 +272,9 @@ func (l *lab) stepClock(ctx context.Context, c *chapter) error {
 		s.set(time.Duration(1-2*direction) * time.Duration(1+rand.IntN(200)) * time.Millisecond)
 	}
 	stop()
-	group.Wait()
-	errs = append(errs, s.judge(c, ", clock set", reached))
+	err = <-taken
 	c.happened(steps...)
-	return errors.Join(errs...)
+	return errors.Join(err, s.judge(c, ", clock set", reached))
 }
 
 // stepped takes by a clock that somebody sets when no call is under way.
@@ -318,7 +298,9 @@ func (s *stepped) takeOnce(limit int) error {
 	defer s.setting.RUnlock()
 	event, _, err := arriveAt(rand.New(rand.NewPCG(rand.Uint64(), 0)), s.pool, s.store, s.limits[limit])
 	if err == nil && event.Count > 0 {
-		s.add(limit, event)
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.add(arrival{Limit: limit, At: event.At, Count: event.Count})
 	}
 	return err
 }

@@ -3,7 +3,6 @@ package main
 import (
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math"
@@ -15,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/lab"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -107,59 +107,49 @@ const (
 )
 
 // attackBeside has three processes do everything to the same keys.
-func attackBeside(ctx context.Context, l *lab, c *chapter) error {
+func attackBeside(ctx context.Context, l *site, c *chapter) error {
 	lasts := l.seconds(60, 6)
 	if l.minutes > 0 {
 		lasts = time.Duration(l.minutes * float64(time.Minute))
 	}
 	c.say("Three processes, one of which is Portable, each with a store that takes ahead and one that does not, with Config.Escrow of 10 ms, 100 ms and 1 s in turn, take from the same keys, reserve and cancel, settle for less, credit, pause, resume and reset, and run functions that take up to three times Escrow and sometimes fail. Of the three the worst is told. A limit's share is what was granted in a stretch of time, less all that may have gone back in it, of what it promises, over all stretches. Lost is what of slow limits nobody was granted and no row has, when all stores are closed. Then quotas are granted to the end, again where one falls short, and twice at most; windows are asked for 0.95 of their rates, and stores are closed beside Wait.")
-	b := &besiege{events: map[[2]int][]besideEvent{}, errs: map[string]int{}}
-	schema, err := l.schema(ctx)
+	b := &besiege{events: map[[2]int][]besideEvent{}, errs: map[string]int{}, verbs: [2]map[string]int{{}, {}}}
+	p, err := l.place(ctx, 2)
 	if err != nil {
 		return err
 	}
-	if err := l.useSome(ctx, schema); err != nil {
+	defer p.close()
+	store, err := p.store(pgstore.Config{})
+	if err != nil {
+		return err
+	}
+	if err := useSome(ctx, store); err != nil {
 		return err
 	}
 	for _, escrow := range lasting {
-		if err := l.besiege(ctx, b, task{Job: "beside", URL: l.server.URL, Schema: schema, Workers: 2, Conns: 40, Escrow: escrow}, lasts/3); err != nil {
+		if err := l.besiege(ctx, b, task{Job: "beside", Schema: p.schema, Workers: 2, Conns: 40, Escrow: escrow}, lasts/3); err != nil {
 			return err
 		}
 	}
-	if err := b.judge(ctx, l, schema, c); err != nil {
+	if err := b.judge(ctx, store, c); err != nil {
 		return err
 	}
 	return errors.Join(l.grantQuotas(ctx, c), l.meetWindows(ctx, c), l.closeBesideWait(ctx, c))
 }
 
 // besiege has three processes do it for a while.
-func (l *lab) besiege(ctx context.Context, b *besiege, t task, lasts time.Duration) error {
-	var children []*child
-	for n := range 3 {
-		t.Process, t.Seed, t.Portable = n, rand.Uint64(), n == 2
-		child, err := start(ctx, t, b.read)
-		if err != nil {
-			return errors.Join(append(end(children), err)...)
-		}
-		children = append(children, child)
+func (l *site) besiege(ctx context.Context, b *besiege, t task, lasts time.Duration) error {
+	children, err := l.launch(ctx, three(t), lab.Reading(&b.mu, b.note))
+	if err != nil {
+		return err
 	}
-	atWork(children)
+	lab.AtWork(children)
 	rest(ctx, lasts)
-	return errors.Join(end(children)...)
+	return errors.Join(lab.End(children)...)
 }
 
 // useSome takes from slow limits.
-func (l *lab) useSome(ctx context.Context, schema string) error {
-	pool, err := l.pool(ctx, 1)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	store, err := pgstore.New(pool, &pgstore.Config{Schema: schema})
-	if err != nil {
-		return err
-	}
-	defer store.Close()
+func useSome(ctx context.Context, store *pgstore.Store) error {
 	for _, of := range besiegedLimits {
 		for h := range lasting {
 			if !of.slow {
@@ -181,20 +171,9 @@ type besiege struct {
 	verbs  [2]map[string]int // all, and those from memory
 }
 
-func (b *besiege) read(line []byte) error {
-	var e besideEvent
-	if err := json.Unmarshal(line, &e); err != nil {
-		return err
-	}
-	b.mu.Lock()
-	defer b.mu.Unlock()
+func (b *besiege) note(e besideEvent) {
 	key := [2]int{e.Limit, e.Lasts}
 	b.events[key] = append(b.events[key], e)
-	for i := range b.verbs {
-		if b.verbs[i] == nil {
-			b.verbs[i] = map[string]int{}
-		}
-	}
 	switch {
 	case e.Err != "":
 		b.errs[e.Verb+": "+e.Err]++
@@ -204,22 +183,11 @@ func (b *besiege) read(line []byte) error {
 	default:
 		b.verbs[0][e.Verb]++
 	}
-	return nil
 }
 
 func besideKey(lasts int) string { return lasting[lasts].String() }
 
-func (b *besiege) judge(ctx context.Context, l *lab, schema string, c *chapter) error {
-	pool, err := l.pool(ctx, 2)
-	if err != nil {
-		return err
-	}
-	defer pool.Close()
-	store, err := pgstore.New(pool, &pgstore.Config{Schema: schema})
-	if err != nil {
-		return err
-	}
-	defer store.Close()
+func (b *besiege) judge(ctx context.Context, store *pgstore.Store, c *chapter) error {
 	for i, of := range besiegedLimits {
 		name := ratelimit.NameOf(of.limit)
 		share, lost, granted := 0.0, math.Inf(-1), 0.0
@@ -248,10 +216,10 @@ func (b *besiege) judge(ctx context.Context, l *lab, schema string, c *chapter) 
 			lost = max(lost, (missing-unknown)/max(taken, 1))
 		}
 		if of.slow {
-			c.tell(name+", granted", "%.0f", granted)
-			c.atMost(name+", lost of that at most", max(lost, 0), mostLost, "")
+			c.Tell(name+", granted", "%.0f", granted)
+			c.AtMost(name+", lost of that at most", max(lost, 0), mostLost, "")
 		} else {
-			c.atMost(name+", largest share", share, 1+1e-6, "")
+			c.AtMost(name+", largest share", share, 1+1e-6, "")
 		}
 	}
 	for _, verb := range besideVerbs {
@@ -263,9 +231,9 @@ func (b *besiege) judge(ctx context.Context, l *lab, schema string, c *chapter) 
 	wrong := 0
 	for text, n := range b.errs {
 		wrong += n
-		c.tell("error of "+text, "%d", n)
+		c.Tell("error of "+text, "%d", n)
 	}
-	c.zero("errors", wrong)
+	c.Zero("errors", wrong)
 	return nil
 }
 
@@ -385,7 +353,7 @@ func besides(ctx context.Context, e *env) error {
 		for n := range of.callers(e.Workers) {
 			group.Go(func() { newBesieger(e, i, of, n+1, plain).takeOn(ctx) })
 		}
-		if i%3 == e.Process { // one that edits is enough
+		if i%3 == e.Process-1 { // one that edits is enough
 			group.Go(func() { newBesieger(e, i, of, 0, plain).editOn(ctx) })
 		}
 	}
@@ -516,7 +484,7 @@ func (b *besieger) function(ctx context.Context, request ratelimit.Request, last
 	switch {
 	case errors.Is(err, errRolledBack):
 		b.tell("AllowFunc", request, early, nil, from, begun)
-		b.out.write(b.event("AllowFunc that fails", -request.Count, from, time.Now().Add(late)))
+		b.out.Write(b.event("AllowFunc that fails", -request.Count, from, time.Now().Add(late)))
 	default:
 		b.tell("AllowFunc", request, result, unlessRefused(err), from, begun)
 	}
@@ -536,7 +504,7 @@ func (b *besieger) tell(verb string, request ratelimit.Request, result ratelimit
 	case err != nil:
 		e := b.event(verb, 0, time.Now(), time.Now())
 		e.Unknown, e.Err = request.Count, err.Error()
-		b.out.write(e)
+		b.out.Write(e)
 	case result.OK:
 		at := by
 		if result.At.Before(at) {
@@ -547,7 +515,7 @@ func (b *besieger) tell(verb string, request ratelimit.Request, result ratelimit
 		}
 		e := b.event(verb, request.Count, at, by)
 		e.Memory = by.Sub(from) < 50*time.Microsecond
-		b.out.write(e)
+		b.out.Write(e)
 	}
 }
 
@@ -560,7 +528,7 @@ func (b *besieger) giveBack(verb string, n float64, later time.Duration, give fu
 		e.Err = err.Error()
 		e.Unknown = n
 	}
-	b.out.write(e)
+	b.out.Write(e)
 }
 
 // editOn runs functions that last, resets, and pauses and resumes.

@@ -1,31 +1,22 @@
 package main
 
 import (
-	"bufio"
 	"context"
-	"encoding/json"
-	"errors"
-	"fmt"
-	"io"
-	"os"
-	"os/exec"
-	"sync"
+	"math/rand/v2"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgratelimit/ratelimit/internal/lab"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
-// childVariable holds the task of a child process.
-const childVariable = "RATELIMIT_REPORT_CHILD"
-
-// task is what a child process does until its stdin ends. It writes a journal to its
-// stdout: a line of JSON for each thing that it was told, at once, so that it can be killed.
+// task is what a child process does until its stdin ends. Its journal has an entry for each thing
+// that it was told.
 type task struct {
 	Job         string // the name of one of jobs
 	URL, Schema string
-	Process     int // its number
+	Process     int // its number, from 1
 	Workers     int
 	Conns       int32
 	Isolation   string            // the level of its connections' transactions, if nobody says another
@@ -40,13 +31,13 @@ type task struct {
 
 // jobs are the jobs of children, by name.
 var jobs = map[string]func(context.Context, *env) error{
-	"work":   work,
-	"arrive": arrive,
-	"hoard":  hoard,
-	"beside": besides,
-	"stroll": stroll,
+	"work":    work,
+	"arrive":  arrive,
+	"hoard":   hoard,
+	"beside":  besides,
+	"stroll":  stroll,
 	"permits": holdPermits,
-	"queue":  queueForPermits,
+	"queue":   queueForPermits,
 }
 
 // env is the environment of a child's job.
@@ -54,19 +45,16 @@ type env struct {
 	task
 	pool  *pgxpool.Pool
 	store *pgstore.Store
-	out   *journal
+	out   *lab.Journal
 }
-
-func isChild() bool { return os.Getenv(childVariable) != "" }
 
 func runChild() error {
 	var t task
-	if err := json.Unmarshal([]byte(os.Getenv(childVariable)), &t); err != nil {
+	ctx, journal, err := lab.Task(context.Background(), &t)
+	if err != nil {
 		return err
 	}
-	ctx, end := context.WithCancel(context.Background())
-	defer end()
-	pool, err := newPool(ctx, t.URL, t.Conns, func(c *pgxpool.Config) {
+	pool, err := newPool(t.URL, t.Conns, func(c *pgxpool.Config) {
 		if t.Isolation != "" {
 			c.ConnConfig.RuntimeParams["default_transaction_isolation"] = t.Isolation
 		}
@@ -88,91 +76,44 @@ func runChild() error {
 	if err != nil {
 		return err
 	}
-	go func() {
-		defer end()
-		_, _ = io.Copy(io.Discard, os.Stdin)
-	}()
-	return jobs[t.Job](ctx, &env{t, pool, store, &journal{to: json.NewEncoder(os.Stdout)}})
+	return jobs[t.Job](ctx, &env{t, pool, store, journal})
 }
 
-// journal is the results of a process. It is safe for concurrent use.
-type journal struct {
-	mu sync.Mutex
-	to *json.Encoder
-}
-
-func (j *journal) write(v any) {
-	j.mu.Lock()
-	defer j.mu.Unlock()
-	_ = j.to.Encode(v) // if nobody listens any more there is nobody to tell
-}
-
-// child is a process that was started.
-type child struct {
-	cmd  *exec.Cmd
-	work io.Closer     // ends its work
-	told chan struct{} // is closed when it has been told something
-	done chan error    // of reading its journal to the end, and of the process
-}
-
-// start starts a process, and has each line of its journal read.
-func start(ctx context.Context, t task, read func(line []byte) error) (*child, error) {
-	text, err := json.Marshal(t)
-	if err != nil {
-		return nil, err
-	}
-	cmd := exec.CommandContext(ctx, os.Args[0])
-	cmd.Env = append(os.Environ(), childVariable+"="+string(text))
-	cmd.Stderr = os.Stderr
-	work, err := cmd.StdinPipe()
-	if err != nil {
-		return nil, err
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	c := &child{cmd, work, make(chan struct{}), make(chan error, 1)}
-	first := sync.OnceFunc(func() { close(c.told) })
-	go func() {
-		err := readLines(out, func(line []byte) error {
-			first()
-			return read(line)
-		})
-		first() // nothing comes any more
-		c.done <- errors.Join(err, cmd.Wait())
-	}()
-	return c, nil
-}
-
-// atWork waits until all of some processes have told something.
-func atWork(children []*child) {
-	for _, child := range children {
-		<-child.told
-	}
-}
-
-// end has processes come to their end, and returns the error of each.
-func end(children []*child) (errs []error) {
-	for _, child := range children {
-		_ = child.work.Close() // that of one that was killed is closed
-	}
-	for _, child := range children {
-		errs = append(errs, <-child.done)
-	}
-	return errs
-}
-
-func readLines(from io.Reader, read func(line []byte) error) error {
-	lines := bufio.NewScanner(from)
-	lines.Buffer(nil, 1<<20)
-	for lines.Scan() {
-		if err := read(lines.Bytes()); err != nil {
-			return fmt.Errorf("journal: %w in %q", err, lines.Text())
+// workers calls do again and again in each of its goroutines, until ctx is over.
+func (e *env) workers(ctx context.Context, do func(n int, r *rand.Rand)) error {
+	return lab.Each(e.Workers, func(n int) error {
+		r := rand.New(rand.NewPCG(e.Seed, uint64(n)))
+		for ctx.Err() == nil {
+			do(n, r)
 		}
+		return nil
+	})
+}
+
+// three returns a task for three processes, the last of which is Portable.
+func three(t task) []task {
+	tasks := []task{t, t, t}
+	tasks[2].Portable = true
+	return tasks
+}
+
+// launch starts a child for each task, with numbers from 1 and at the site's server unless the task
+// names another. It has each line of their journals read.
+func (l *site) launch(ctx context.Context, tasks []task, read func(line []byte) error) (children []*lab.Child, err error) {
+	for n, t := range tasks {
+		t.Seed = rand.Uint64()
+		if t.URL == "" {
+			t.URL = l.server.URL
+		}
+		if t.Process == 0 {
+			t.Process = n + 1
+		}
+		child, err := lab.Start(ctx, t, read)
+		if err != nil {
+			lab.End(children)
+			return nil, err
+		}
+		children = append(children, child)
 	}
-	return lines.Err()
+	return children, nil
 }

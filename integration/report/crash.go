@@ -8,10 +8,12 @@ import (
 	"slices"
 	"syscall"
 	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/lab"
 )
 
 // attackCrash kills servers, their processes, and clients.
-func attackCrash(ctx context.Context, l *lab, c *chapter) error {
+func attackCrash(ctx context.Context, l *site, c *chapter) error {
 	c.say("Two processes do the work of the accounts while the server's processes are killed (kill -9 of one backend, which has PostgreSQL recover from its log, and of the first process), while it is restarted, and while single connections are terminated; a third client process is killed itself. fsync is on.")
 	rounds := 4
 	if l.quick {
@@ -33,7 +35,7 @@ func attackCrash(ctx context.Context, l *lab, c *chapter) error {
 		{Conns: 8, Workers: 8, Patience: 5 * time.Second, Isolation: "serializable"},
 	}
 	_, err := l.suffer(ctx, c, attack{tasks: tasks, lasts: l.seconds(45, 12), killed: 1, harm: func(ctx context.Context, s *suffering) error {
-		if err := errors.Join(s.goOn(ctx), s.children[0].cmd.Process.Kill()); err != nil {
+		if err := errors.Join(s.goOn(ctx), s.children[0].Kill()); err != nil {
 			return err
 		}
 		done["client process, kill -9"]++
@@ -53,7 +55,7 @@ func attackCrash(ctx context.Context, l *lab, c *chapter) error {
 	return err
 }
 
-func (l *lab) terminate(ctx context.Context) error {
+func (l *site) terminate(ctx context.Context) error {
 	var n int
 	err := l.ask(ctx, "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()", &n)
 	if err == nil && n == 0 {
@@ -64,9 +66,9 @@ func (l *lab) terminate(ctx context.Context) error {
 
 // killBackend kills a process of the server that has work, and returns when the server
 // has recovered.
-func (l *lab) killBackend(ctx context.Context) error {
+func (l *site) killBackend(ctx context.Context) error {
 	return l.crash(ctx, func() (up func() error, err error) {
-		err = within(ctx, 5*time.Second, "a backend at work is killed", func() bool {
+		err = lab.Within(ctx, 5*time.Second, "a backend at work is killed", func() bool {
 			var pid int
 			err := l.ask(ctx, "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND state <> 'idle' AND pid <> pg_backend_pid() LIMIT 1", &pid)
 			return err == nil && syscall.Kill(pid, syscall.SIGKILL) == nil // it may have ended in between
@@ -76,7 +78,7 @@ func (l *lab) killBackend(ctx context.Context) error {
 }
 
 // crash has the server fall, then the hindrance removed, and returns when it has recovered.
-func (l *lab) crash(ctx context.Context, fall func() (up func() error, err error)) error {
+func (l *site) crash(ctx context.Context, fall func() (up func() error, err error)) error {
 	const crashes = "SELECT stats_reset FROM pg_stat_bgwriter"
 	var reset, again time.Time
 	if err := l.ask(ctx, crashes, &reset); err != nil {
@@ -89,7 +91,7 @@ func (l *lab) crash(ctx context.Context, fall func() (up func() error, err error
 	if err != nil {
 		return err
 	}
-	return within(ctx, time.Minute, "the server has recovered", func() bool {
+	return lab.Within(ctx, time.Minute, "the server has recovered", func() bool {
 		return l.ask(ctx, crashes, &again) == nil && !again.Equal(reset)
 	})
 }

@@ -2,9 +2,7 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -12,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/lab"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -53,7 +52,7 @@ func allowInTx(ctx context.Context, pool *pgxpool.Pool, s *pgstore.Store, r rate
 
 // attackCrossed has calls of two stores use a quota by the calendar up, and counts who is told
 // that a share of it is crossed.
-func attackCrossed(ctx context.Context, l *lab, c *chapter) error {
+func attackCrossed(ctx context.Context, l *site, c *chapter) error {
 	const callers = 32
 	calls := 100_000
 	if l.quick {
@@ -65,40 +64,35 @@ func attackCrossed(ctx context.Context, l *lab, c *chapter) error {
 		if err != nil {
 			return err
 		}
-		pool, err := newPool(ctx, l.server.URL, callers, func(config *pgxpool.Config) {
+		pool, err := newPool(l.server.URL, callers, func(config *pgxpool.Config) {
 			config.ConnConfig.RuntimeParams["synchronous_commit"] = "off"
 		})
 		if err != nil {
 			return err
 		}
-		var stores [2]*pgstore.Store
-		for i := range stores {
-			config := form.config
-			config.Schema = schema
-			if stores[i], err = pgstore.New(pool, &config); err != nil {
+		p := place{schema: schema, pool: pool}
+		for range 2 {
+			if _, err := p.store(form.config); err != nil {
 				return err
 			}
 		}
 		quota := ratelimit.FixedWindow{Name: form.name, Rate: float64(calls), Every: ratelimit.Year, Zone: "Europe/Berlin", Shards: form.shards}
 		begun := time.Now()
 		told, granted, err := useUp(calls, callers, func(i int) (ratelimit.Result, error) {
-			return form.take(ctx, pool, stores[i%2], quota.For(""))
+			return form.take(ctx, pool, p.stores[i%2], quota.For(""))
 		})
 		took := time.Since(begun)
-		for _, store := range stores {
-			store.Close()
-		}
-		pool.Close()
+		p.close()
 		if err != nil {
 			return fmt.Errorf("%s: %w", form.name, err)
 		}
 		text := fmt.Sprintf("%v times of a half, four fifths and all, in %d grants and %.0f s", told, granted, took.Seconds())
 		if form.told {
-			c.tell(form.name+", told", "%s", text)
+			c.Tell(form.name+", told", "%s", text)
 			continue
 		}
-		c.lines = append(c.lines, line{form.name + ", told", text, "[1 1 1]", told == [3]int64{1, 1, 1}})
-		c.atLeast(form.name+", granted", float64(granted), float64(calls), "")
+		c.Add(form.name+", told", text, "[1 1 1]", told == [3]int64{1, 1, 1})
+		c.AtLeast(form.name+", granted", float64(granted), float64(calls), "")
 	}
 	return nil
 }
@@ -109,27 +103,25 @@ func useUp(calls, callers int, take func(i int) (ratelimit.Result, error)) (told
 	var crossed [3]atomic.Int64
 	var grants, left atomic.Int64
 	left.Store(int64(calls))
-	errs := make([]error, callers)
-	var group sync.WaitGroup
-	for i := range errs {
-		group.Go(func() {
-			for errs[i] == nil && left.Add(-1) >= 0 {
-				var result ratelimit.Result
-				result, errs[i] = take(i)
-				if result.OK {
-					grants.Add(1)
-				}
-				for n, share := range []float64{0.5, 0.8, 1} {
-					if result.Crossed(share) {
-						crossed[n].Add(1)
-					}
+	err = lab.Each(callers, func(i int) error {
+		for left.Add(-1) >= 0 {
+			result, err := take(i)
+			if err != nil {
+				return err
+			}
+			if result.OK {
+				grants.Add(1)
+			}
+			for n, share := range []float64{0.5, 0.8, 1} {
+				if result.Crossed(share) {
+					crossed[n].Add(1)
 				}
 			}
-		})
-	}
-	group.Wait()
+		}
+		return nil
+	})
 	for n := range crossed {
 		told[n] = crossed[n].Load()
 	}
-	return told, grants.Load(), errors.Join(errs...)
+	return told, grants.Load(), err
 }

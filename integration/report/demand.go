@@ -2,15 +2,12 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/lab"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -27,7 +24,7 @@ const leastOfPlain = 0.7
 
 // compareDemand compares what those who ask are granted by stores that take ahead with what
 // they are granted by one that does not, at the same time on the same machine.
-func (l *lab) compareDemand(ctx context.Context, c *chapter) error {
+func (l *site) compareDemand(ctx context.Context, c *chapter) error {
 	for _, test := range []struct {
 		name  string
 		moves time.Duration // to the next store
@@ -38,19 +35,16 @@ func (l *lab) compareDemand(ctx context.Context, c *chapter) error {
 		{"one asks for 0.75 of the rate", time.Hour, 0.75},
 	} {
 		shares := make([]met, len(demanded))
-		errs := make([]error, len(demanded))
-		var group sync.WaitGroup
-		for i, limit := range demanded {
-			group.Go(func() { shares[i], errs[i] = l.meetBoth(ctx, limit, test.moves, test.rate) })
-		}
-		group.Wait()
-		if err := errors.Join(errs...); err != nil {
+		if err := lab.Each(len(demanded), func(i int) (err error) {
+			shares[i], err = l.meetBoth(ctx, demanded[i], test.moves, test.rate)
+			return err
+		}); err != nil {
 			return err
 		}
 		for i, limit := range demanded {
 			what := fmt.Sprintf("%s, %s", ratelimit.NameOf(limit), test.name)
-			c.tell(what+": granted of that, with memory and without", "%.3f, %.3f", shares[i].ahead, shares[i].plain)
-			c.atLeast(what+": granted with memory, of that without", shares[i].ahead/shares[i].plain, leastOfPlain, "")
+			c.Tell(what+": granted of that, with memory and without", "%.3f, %.3f", shares[i].ahead, shares[i].plain)
+			c.AtLeast(what+": granted with memory, of that without", shares[i].ahead/shares[i].plain, leastOfPlain, "")
 		}
 	}
 	return nil
@@ -63,19 +57,14 @@ type met struct{ ahead, plain float64 }
 // meetBoth has stores of both kinds meet the same demand. Where those that take ahead fall short
 // it asks again, twice at most, since other work may have held up either kind: tokens that stores
 // hold back are missing each time.
-func (l *lab) meetBoth(ctx context.Context, limit ratelimit.Limit, moves time.Duration, rate float64) (shares met, err error) {
-	meet := func(escrow time.Duration) (float64, error) {
-		lasts := l.seconds(4, 2) // whole periods: what a window grants comes in bursts
-		d := demand{lab: l, limit: limit, escrow: escrow, moves: moves, rate: rate, lasts: lasts}
-		return d.meet(ctx)
-	}
+func (l *site) meetBoth(ctx context.Context, limit ratelimit.Limit, moves time.Duration, rate float64) (shares met, err error) {
+	to, lasts := []*float64{&shares.plain, &shares.ahead}, l.seconds(4, 2) // whole periods: what a window grants comes in bursts
 	for range 3 {
-		var group sync.WaitGroup
-		var errs [2]error
-		group.Go(func() { shares.ahead, errs[0] = meet(100 * time.Millisecond) })
-		group.Go(func() { shares.plain, errs[1] = meet(0) })
-		group.Wait()
-		err = errors.Join(errs[:]...)
+		err = lab.Each(len(to), func(i int) (err error) {
+			d := demand{site: l, limit: limit, escrow: time.Duration(i) * briefly, moves: moves, rate: rate, lasts: lasts}
+			*to[i], err = d.meet(ctx)
+			return err
+		})
 		if err != nil || shares.ahead >= leastOfPlain*shares.plain {
 			break
 		}
@@ -85,7 +74,7 @@ func (l *lab) meetBoth(ctx context.Context, limit ratelimit.Limit, moves time.Du
 
 // demand is the calls for a limit, and the stores that make them.
 type demand struct {
-	*lab
+	*site
 	limit  ratelimit.Limit
 	escrow time.Duration
 	moves  time.Duration
@@ -103,16 +92,15 @@ const settles = time.Second / 2
 // meet has the demand met for a while, and returns which part that was of what the limit
 // grants to a flood, or of what was asked for if that was less.
 func (d *demand) meet(ctx context.Context) (share float64, err error) {
-	schema, pool, err := d.places(ctx)
+	p, err := d.place(ctx, 8)
 	if err != nil {
 		return 0, err
 	}
-	defer pool.Close()
+	defer p.close()
 	for i := range d.stores {
-		if d.stores[i], err = pgstore.New(pool, &pgstore.Config{Schema: schema, Escrow: d.escrow}); err != nil {
+		if d.stores[i], err = p.store(pgstore.Config{Escrow: d.escrow}); err != nil {
 			return 0, err
 		}
-		defer d.stores[i].Close()
 		for range 40 { // so that each has some to give back
 			if _, err := d.stores[i].Allow(ctx, d.limit.For(arrivalKey)); err != nil {
 				return 0, err
@@ -124,27 +112,13 @@ func (d *demand) meet(ctx context.Context) (share float64, err error) {
 		ask, callers = d.steadily, 1
 	}
 	d.begun = time.Now()
-	var group sync.WaitGroup
-	errs := make([]error, callers)
-	for i := range errs {
-		group.Go(func() { errs[i] = ask(ctx) })
-	}
-	group.Wait()
+	err = lab.Each(callers, func(int) error { return ask(ctx) })
 	most := d.perSecond() * d.lasts.Seconds()
 	if d.rate > 0 {
 		most = float64(d.asked.Load())
 	}
-	return float64(d.granted.Load()) / most, errors.Join(errs...)
+	return float64(d.granted.Load()) / most, err
 }
-
-// places is place, but one schema at a time.
-func (d *demand) places(ctx context.Context) (string, *pgxpool.Pool, error) {
-	placing.Lock()
-	defer placing.Unlock()
-	return d.place(ctx, 8)
-}
-
-var placing sync.Mutex
 
 // perSecond returns how many tokens the limit grants to a flood in a second: of a sliding
 // window less than its rate, as a slot more than a period is held against it.

@@ -9,11 +9,12 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/pgratelimit/ratelimit/internal/lab"
 	"github.com/pgratelimit/ratelimit/internal/throwaway"
 )
 
 // attackDisk has the server refuse to write, and its disks be full.
-func attackDisk(ctx context.Context, l *lab, c *chapter) error {
+func attackDisk(ctx context.Context, l *site, c *chapter) error {
 	c.say("Two processes do the work of the accounts, first while default_transaction_read_only goes on and off; then with tables on a small file system that is filled up and emptied again; then with the write-ahead log on such a one, which is the end of the server each time, until there is space again.")
 	rounds := 6
 	if l.quick {
@@ -44,7 +45,7 @@ var two = []task{
 	{Conns: 8, Workers: 8, Patience: 5 * time.Second, Isolation: "repeatable read"},
 }
 
-func (l *lab) readOnly(ctx context.Context, c *chapter, rounds int) error {
+func (l *site) readOnly(ctx context.Context, c *chapter, rounds int) error {
 	defer func() { // it is off by now, unless this failed
 		_ = l.set(context.WithoutCancel(ctx), "default_transaction_read_only", "off")
 	}()
@@ -67,11 +68,11 @@ func (l *lab) readOnly(ctx context.Context, c *chapter, rounds int) error {
 }
 
 // set changes a setting of the running server, and returns when it holds.
-func (l *lab) set(ctx context.Context, name, value string) error {
+func (l *site) set(ctx context.Context, name, value string) error {
 	if err := l.ask(ctx, fmt.Sprintf("ALTER SYSTEM SET %s = '%s'", name, value)); err != nil {
 		return err
 	}
-	return within(ctx, 10*time.Second, name+" is "+value, func() bool {
+	return lab.Within(ctx, 10*time.Second, name+" is "+value, func() bool {
 		var reloaded bool
 		var now string
 		return l.ask(ctx, "SELECT pg_reload_conf(), current_setting('"+name+"')", &reloaded, &now) == nil && now == value
@@ -129,7 +130,7 @@ func fill(disk string) (free func() error, err error) {
 }
 
 // onSmallDisks starts a server whose log and whose tables are on small file systems.
-func (l *lab) onSmallDisks(ctx context.Context) (small *lab, d disks, err error) {
+func (l *site) onSmallDisks(ctx context.Context) (small *site, d disks, err error) {
 	if d, err = newDisks(); err != nil {
 		return nil, d, err
 	}
@@ -147,7 +148,7 @@ func (l *lab) onSmallDisks(ctx context.Context) (small *lab, d disks, err error)
 		d.remove()
 		return nil, d, err
 	}
-	small = &lab{options: l.options, server: server, tablespace: "small"}
+	small = &site{options: l.options, server: server, tablespace: "small"}
 	err = sameOwner(tables, wal)
 	if err == nil {
 		err = small.ask(ctx, "CREATE TABLESPACE small LOCATION '"+tables+"'")
@@ -160,7 +161,7 @@ func (l *lab) onSmallDisks(ctx context.Context) (small *lab, d disks, err error)
 	return small, d, nil
 }
 
-func (l *lab) fullTables(ctx context.Context, c *chapter, d disks, rounds int) error {
+func (l *site) fullTables(ctx context.Context, c *chapter, d disks, rounds int) error {
 	const full = "53100"
 	harm := func(ctx context.Context, s *suffering) error {
 		for range rounds {
@@ -184,7 +185,7 @@ func (l *lab) fullTables(ctx context.Context, c *chapter, d disks, rounds int) e
 	return err
 }
 
-func (l *lab) fullLog(ctx context.Context, c *chapter, d disks, rounds int) error {
+func (l *site) fullLog(ctx context.Context, c *chapter, d disks, rounds int) error {
 	fell := 0
 	_, err := l.suffer(ctx, c, attack{tasks: two, harm: func(ctx context.Context, s *suffering) error {
 		for range rounds {
@@ -196,7 +197,7 @@ func (l *lab) fullLog(ctx context.Context, c *chapter, d disks, rounds int) erro
 				if err != nil {
 					return nil, err
 				}
-				return free, within(ctx, patient, "the server falls", func() bool {
+				return free, lab.Within(ctx, patient, "the server falls", func() bool {
 					return l.ask(ctx, "SELECT pg_switch_wal()") != nil // the rest of the log is used up sooner
 				})
 			})

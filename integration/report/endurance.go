@@ -15,7 +15,7 @@ import (
 )
 
 // attackEndurance has the work of the accounts go on, and looks whether anything grows.
-func attackEndurance(ctx context.Context, l *lab, c *chapter) error {
+func attackEndurance(ctx context.Context, l *site, c *chapter) error {
 	lasts := l.seconds(20*60, 30)
 	if l.minutes > 0 {
 		lasts = time.Duration(l.minutes * float64(time.Minute))
@@ -30,7 +30,7 @@ func attackEndurance(ctx context.Context, l *lab, c *chapter) error {
 		return err
 	}
 	for i, q := range w.quarters {
-		c.tell(fmt.Sprintf("quarter %d: calls measured, p99; rows, table per row; largest heap", i+1), "%d, %.2f ms; %d, %.0f B; %.1f MB",
+		c.Tell(fmt.Sprintf("quarter %d: calls measured, p99; rows, table per row; largest heap", i+1), "%d, %.2f ms; %d, %.0f B; %.1f MB",
 			len(q.took), q.p99(), q.rows, q.perRow(), float64(q.heap)/1e6)
 	}
 	first, second, last := w.quarters[0], w.quarters[1], w.quarters[3]
@@ -38,9 +38,9 @@ func attackEndurance(ctx context.Context, l *lab, c *chapter) error {
 		count{"transactions begun while the snapshot was held, of which it saw none", w.unseen},
 		count{"rounds of Prune and edits beside", w.disturbed.rounds},
 	)
-	c.atMost("p99 of the last quarter, of the first", last.p99()/first.p99(), 3, "×")
-	c.atMost("table per row at the end, of that when the snapshot was released", last.perRow()/second.perRow(), 1, "×")
-	c.atMost("heap at the end, beyond that in the first quarter", float64(last.heap-first.heap)/1e6, 8, "MB")
+	c.AtMost("p99 of the last quarter, of the first", last.p99()/first.p99(), 3, "×")
+	c.AtMost("table per row at the end, of that when the snapshot was released", last.perRow()/second.perRow(), 1, "×")
+	c.AtMost("heap at the end, beyond that in the first quarter", float64(last.heap-first.heap)/1e6, 8, "MB")
 	return nil
 }
 
@@ -67,13 +67,14 @@ func (q *quarter) p99() float64 {
 
 func (q *quarter) perRow() float64 { return float64(q.table) / float64(max(q.rows, 1)) }
 
-func (w *watch) watch(ctx context.Context, l *lab, s *suffering, lasts time.Duration) error {
-	pool, err := l.pool(ctx, 2)
+func (w *watch) watch(ctx context.Context, l *site, s *suffering, lasts time.Duration) error {
+	p, err := l.at(s.schema, 2)
 	if err != nil {
 		return err
 	}
-	defer pool.Close()
-	store, err := pgstore.New(pool, &pgstore.Config{Schema: s.schema})
+	defer p.close()
+	pool := p.pool
+	store, err := p.store(pgstore.Config{})
 	if err != nil {
 		return err
 	}

@@ -17,7 +17,9 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/lab"
 	"github.com/pgratelimit/ratelimit/internal/relay"
+	"github.com/pgratelimit/ratelimit/internal/traced"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -91,42 +93,27 @@ func (h *hooked) observe(ctx context.Context, e ratelimit.Event) {
 }
 
 // conflicted is a tracer of pgx that counts what PostgreSQL asks to be run again.
-type conflicted struct{}
+type conflicted struct{ traced.Statements }
 
-func (conflicted) note(ctx context.Context, err error) {
-	if c, ok := ctx.Value(heardKey{}).(*heard); ok && isConflict(err) {
+func (*conflicted) note(ctx context.Context, err error) {
+	if c, ok := ctx.Value(heardKey{}).(*heard); ok && lab.AskedToRetry(err) {
 		c.mu.Lock()
 		defer c.mu.Unlock()
 		c.conflicts++
 	}
 }
 
-func isConflict(err error) bool {
-	var pgErr *pgconn.PgError
-	return errors.As(err, &pgErr) && (pgErr.Code == "40001" || pgErr.Code == "40P01")
-}
-
-func (conflicted) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
-	return ctx
-}
-
-func (t conflicted) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryEndData) {
+func (t *conflicted) TraceQueryEnd(ctx context.Context, _ *pgx.Conn, data pgx.TraceQueryEndData) {
 	t.note(ctx, data.Err)
 }
 
-func (conflicted) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
-	return ctx
-}
-
-func (conflicted) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
-
-func (t conflicted) TraceBatchEnd(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchEndData) {
+func (t *conflicted) TraceBatchEnd(ctx context.Context, _ *pgx.Conn, data pgx.TraceBatchEndData) {
 	t.note(ctx, data.Err)
 }
 
 // attackHook has stores with Config.Observe suffer, and compares what that was told with what
 // callers were told, and with the rows.
-func attackHook(ctx context.Context, l *lab, c *chapter) error {
+func attackHook(ctx context.Context, l *site, c *chapter) error {
 	c.say("Stores of all kinds (plain, portable, from memory) tell Config.Observe of calls in every form, some with a limit in shadow, while functions fail, panic and are run again, transactions are rolled back, and callers give up. A fourth has a pool that is too small, and two work through a relay that cuts connections, while backends are terminated. Each call has its own context, by which its events are found. What is gone from the rows is compared with what events say was taken: exactly, or where answers were lost within what they say is unknown; and retries with the 40001 that pgx's tracer saw.")
 	f := &faulty{rarely: 150, done: map[string]int{}, turns: map[string]int{}}
 	stores, end, err := l.hookedStores(ctx, f)
@@ -156,7 +143,7 @@ func attackHook(ctx context.Context, l *lab, c *chapter) error {
 
 // hookedStores makes the stores, each with a schema of its own, some behind a relay to which f
 // happens; end closes what they have.
-func (l *lab) hookedStores(ctx context.Context, f *faulty) (stores []*hooked, end func(), err error) {
+func (l *site) hookedStores(ctx context.Context, f *faulty) (stores []*hooked, end func(), err error) {
 	r, err := relayTo(l.server.URL)
 	if err != nil {
 		return nil, nil, err
@@ -186,8 +173,8 @@ func (l *lab) hookedStores(ctx context.Context, f *faulty) (stores []*hooked, en
 		if h.schema, err = l.schema(ctx); err != nil {
 			return nil, nil, err
 		}
-		h.pool, err = newPool(ctx, l.server.URL, s.conns, func(config *pgxpool.Config) {
-			config.ConnConfig.Tracer = conflicted{}
+		h.pool, err = newPool(l.server.URL, s.conns, func(config *pgxpool.Config) {
+			config.ConnConfig.Tracer = &conflicted{}
 			config.ConnConfig.RuntimeParams["application_name"] = s.name
 			if s.cut {
 				relayed(config, r.Address().String())
@@ -212,7 +199,7 @@ func (l *lab) hookedStores(ctx context.Context, f *faulty) (stores []*hooked, en
 
 // observeAll has callers work with all stores, and terminates backends of those that are to
 // suffer that. It returns how many.
-func (l *lab) observeAll(ctx context.Context, stores []*hooked) (killed int, err error) {
+func (l *site) observeAll(ctx context.Context, stores []*hooked) (killed int, err error) {
 	over, stop := context.WithCancel(ctx)
 	defer stop()
 	var group sync.WaitGroup
@@ -379,7 +366,7 @@ func (c *heard) inRun(ctx context.Context, r *rand.Rand) {
 		c.told(result, err)
 		return false
 	}()
-	if panicked || failed != nil && !isConflict(failed) && errors.Is(c.err, failed) {
+	if panicked || failed != nil && !lab.AskedToRetry(failed) && errors.Is(c.err, failed) {
 		c.answer = ratelimit.OutcomeRolledBack
 	}
 }
@@ -439,7 +426,7 @@ func (t *tally) count(c *heard) {
 		t.retries += e.Retries
 		t.retried.low += got
 		t.retried.high += got
-		if isConflict(c.err) { // it gave up, perhaps before it began again
+		if lab.AskedToRetry(c.err) { // it gave up, perhaps before it began again
 			t.retried.low--
 		}
 	}
@@ -467,7 +454,7 @@ func (t *tally) take(c *heard, e *ratelimit.Event) {
 }
 
 // compareHeard compares what was heard of a store with what callers were told, and with its rows.
-func (l *lab) compareHeard(ctx context.Context, c *chapter, h *hooked) error {
+func (l *site) compareHeard(ctx context.Context, c *chapter, h *hooked) error {
 	t := &tally{outcomes: map[ratelimit.Outcome]int{}, gone: map[[2]string]span{}}
 	for _, call := range h.heard {
 		t.count(call)
@@ -489,22 +476,22 @@ func (l *lab) compareHeard(ctx context.Context, c *chapter, h *hooked) error {
 			}
 		}
 	}
-	c.tell(h.name+", calls", "%d, told as %s", t.calls, strings.Trim(fmt.Sprint(t.outcomes), "map[]"))
-	c.zero(h.name+", calls that are told twice, or not at all, and events without a caller", t.twice+t.never+int(h.strays.Load()))
-	c.zero(h.name+", events that differ from the answer", t.otherwise)
+	c.Tell(h.name+", calls", "%d, told as %s", t.calls, strings.Trim(fmt.Sprint(t.outcomes), "map[]"))
+	c.Zero(h.name+", calls that are told twice, or not at all, and events without a caller", t.twice+t.never+int(h.strays.Load()))
+	c.Zero(h.name+", events that differ from the answer", t.otherwise)
 	if t.example != "" {
 		c.fail(t.example)
 	}
-	c.zero(fmt.Sprintf("%s, keys of which more or less is gone than events say (%.0f tokens in all)", h.name, total), wrong)
+	c.Zero(fmt.Sprintf("%s, keys of which more or less is gone than events say (%.0f tokens in all)", h.name, total), wrong)
 	retries := fmt.Sprintf("%g to %g, by the 40001 and 40P01 that it got", t.retried.low, t.retried.high)
-	c.lines = append(c.lines, line{h.name + ", retries of the runner", fmt.Sprint(t.retries), retries, float64(t.retries) >= t.retried.low && float64(t.retries) <= t.retried.high})
+	c.Add(h.name+", retries of the runner", fmt.Sprint(t.retries), retries, float64(t.retries) >= t.retried.low && float64(t.retries) <= t.retried.high)
 	if !h.exact {
-		c.tell(h.name+", tokens of unknown outcomes", "%.0f", width)
+		c.Tell(h.name+", tokens of unknown outcomes", "%.0f", width)
 		c.happened(count{h.name + ", calls that failed", t.outcomes[ratelimit.OutcomeFailed]})
 		return nil
 	}
-	c.zero(h.name+", tokens of unknown outcomes", int(math.Ceil(width)))
-	c.zero(h.name+", retries by Stats that no event has", int(h.store.Stats().Retries)-t.retries)
+	c.Zero(h.name+", tokens of unknown outcomes", int(math.Ceil(width)))
+	c.Zero(h.name+", retries by Stats that no event has", int(h.store.Stats().Retries)-t.retries)
 	if o := h.lacks(); o != "" {
 		c.fail(fmt.Sprintf("%s: no call was told as %s", h.name, o))
 	}

@@ -4,10 +4,12 @@ import (
 	"context"
 	"fmt"
 	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/lab"
 )
 
 // attackPools has the server's time-outs strike, and pools that are too small.
-func attackPools(ctx context.Context, l *lab, c *chapter) error {
+func attackPools(ctx context.Context, l *site, c *chapter) error {
 	timeouts := []struct{ name, code string }{
 		{"statement_timeout", "57014"},
 		{"lock_timeout", "55P03"},
@@ -39,22 +41,22 @@ func attackPools(ctx context.Context, l *lab, c *chapter) error {
 	for _, conns := range []int32{1, 4} {
 		const goroutines = 500
 		a, err := l.suffer(ctx, c, attack{tasks: []task{{Conns: conns, Workers: goroutines}}, lasts: l.seconds(10, 2), harm: func(ctx context.Context, s *suffering) error {
-			return within(ctx, patient, "a call of each goroutine", func() bool { return s.calls() >= goroutines })
+			return lab.Within(ctx, patient, "a call of each goroutine", func() bool { return s.calls() >= goroutines })
 		}})
 		if err != nil {
 			return err
 		}
-		c.atLeast(fmt.Sprintf("calls of %d goroutines with a pool of %d", goroutines, conns), float64(a.calls()), goroutines, "")
-		c.zero("errors among them", a.unexpected(c))
+		c.AtLeast(fmt.Sprintf("calls of %d goroutines with a pool of %d", goroutines, conns), float64(a.calls()), goroutines, "")
+		c.Zero("errors among them", a.unexpected(c))
 	}
 	const connections = 50
 	a, err := l.suffer(ctx, c, attack{tasks: []task{{Conns: 4, Workers: 16, Lifetime: 30 * time.Millisecond}}, lasts: l.seconds(10, 2), harm: func(ctx context.Context, s *suffering) error {
-		return within(ctx, patient, "connections come and go", func() bool { return s.connections() >= connections })
+		return lab.Within(ctx, patient, "connections come and go", func() bool { return s.connections() >= connections })
 	}})
 	if err != nil {
 		return err
 	}
-	c.atLeast("connections that lived 30 ms", float64(a.connections()), connections, "")
-	c.zero("errors on them", a.unexpected(c))
+	c.AtLeast("connections that lived 30 ms", float64(a.connections()), connections, "")
+	c.Zero("errors on them", a.unexpected(c))
 	return nil
 }

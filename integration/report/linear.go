@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"math"
 	"math/rand/v2"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/bucket"
+	"github.com/pgratelimit/ratelimit/internal/lab"
 	"github.com/pgratelimit/ratelimit/internal/slots"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
@@ -77,12 +77,12 @@ var linear = []ratelimit.Limit{
 
 // attackLinear looks for one order of all calls of a row in which each got the answer
 // that the algebra gives.
-func attackLinear(ctx context.Context, l *lab, c *chapter) error {
-	schema, pool, err := l.place(ctx, 12)
+func attackLinear(ctx context.Context, l *site, c *chapter) error {
+	p, err := l.place(ctx, 12)
 	if err != nil {
 		return err
 	}
-	defer pool.Close()
+	defer p.close()
 	c.say("Eight goroutines with two stores call one row. porcupine looks for an order of all calls, each somewhere between its beginning and its end, in which the pure algebra gives every answer that was given; the instant of each decision is told, so the model has nothing to guess.")
 	rounds := 6
 	if l.quick {
@@ -92,7 +92,7 @@ func attackLinear(ctx context.Context, l *lab, c *chapter) error {
 		calls, verdicts := 0, map[porcupine.CheckResult]int{}
 		refused := 0
 		for round := range rounds {
-			history, begin, err := l.history(ctx, pool, schema, limit, fmt.Sprint(round))
+			history, begin, err := p.history(ctx, limit, fmt.Sprint(round))
 			if err != nil {
 				return err
 			}
@@ -105,19 +105,19 @@ func attackLinear(ctx context.Context, l *lab, c *chapter) error {
 			verdicts[porcupine.CheckOperationsTimeout(rowModel(bucket.Definition(limit.Definition()), begin), history, time.Minute)]++
 		}
 		name := ratelimit.NameOf(limit)
-		c.tell(name+", calls in histories", "%d in %d", calls, rounds)
+		c.Tell(name+", calls in histories", "%d in %d", calls, rounds)
 		c.happened(count{name + ", refusals among them", refused})
-		c.zero(name+", histories without such an order", verdicts[porcupine.Illegal])
-		c.zero(name+", histories that were not decided in a minute", verdicts[porcupine.Unknown])
+		c.Zero(name+", histories without such an order", verdicts[porcupine.Illegal])
+		c.Zero(name+", histories that were not decided in a minute", verdicts[porcupine.Unknown])
 	}
 	return nil
 }
 
 // history returns the calls and answers of a row.
-func (l *lab) history(ctx context.Context, pool *pgxpool.Pool, schema string, limit ratelimit.Limit, key string) (history []porcupine.Operation, begin bucket.State, err error) {
+func (p *place) history(ctx context.Context, limit ratelimit.Limit, key string) (history []porcupine.Operation, begin bucket.State, err error) {
 	var stores [2]*pgstore.Store
 	for i := range stores {
-		if stores[i], err = pgstore.New(pool, &pgstore.Config{Schema: schema}); err != nil {
+		if stores[i], err = p.store(pgstore.Config{}); err != nil {
 			return nil, begin, err
 		}
 	}
@@ -125,37 +125,32 @@ func (l *lab) history(ctx context.Context, pool *pgxpool.Pool, schema string, li
 		return nil, begin, err
 	}
 	var totals []float64
-	if err := pool.QueryRow(ctx, "SELECT value, ts, slots FROM "+schema+".rate_limits WHERE name = $1 AND key = $2", ratelimit.NameOf(limit), key).Scan(&begin.Value, &begin.TS, &totals); err != nil {
+	if err := p.pool.QueryRow(ctx, "SELECT value, ts, slots FROM "+p.schema+".rate_limits WHERE name = $1 AND key = $2", ratelimit.NameOf(limit), key).Scan(&begin.Value, &begin.TS, &totals); err != nil {
 		return nil, begin, err
 	}
 	begin.Slots = slots.Read(totals, begin.Value)
 	const clients, each = 8, 60
 	var (
 		mu    sync.Mutex
-		group sync.WaitGroup
-		errs  [clients]error
 		epoch = time.Now()
 	)
-	for client := range clients {
+	err = lab.Each(clients, func(client int) error {
 		r := rand.New(rand.NewPCG(rand.Uint64(), uint64(client)))
-		group.Go(func() {
-			for range each {
-				in := asked{[]string{"allow", "allow", "reserve", "check", "at most"}[r.IntN(5)], float64(1 + r.IntN(4))}
-				called := time.Since(epoch)
-				result, err := askRow(ctx, r, pool, stores[client%2], in, limit.ForN(key, in.count))
-				if err != nil {
-					errs[client] = err
-					return
-				}
-				out := answer{result.OK, result.Taken, result.Value, result.At, result.RetryAt}
-				mu.Lock()
-				history = append(history, porcupine.Operation{ClientId: client, Input: in, Call: int64(called), Output: out, Return: int64(time.Since(epoch))})
-				mu.Unlock()
+		for range each {
+			in := asked{[]string{"allow", "allow", "reserve", "check", "at most"}[r.IntN(5)], float64(1 + r.IntN(4))}
+			called := time.Since(epoch)
+			result, err := askRow(ctx, r, p.pool, stores[client%2], in, limit.ForN(key, in.count))
+			if err != nil {
+				return err
 			}
-		})
-	}
-	group.Wait()
-	return history, begin, errors.Join(errs[:]...)
+			out := answer{result.OK, result.Taken, result.Value, result.At, result.RetryAt}
+			mu.Lock()
+			history = append(history, porcupine.Operation{ClientId: client, Input: in, Call: int64(called), Output: out, Return: int64(time.Since(epoch))})
+			mu.Unlock()
+		}
+		return nil
+	})
+	return history, begin, err
 }
 
 func askRow(ctx context.Context, r *rand.Rand, pool *pgxpool.Pool, store *pgstore.Store, in asked, request ratelimit.Request) (ratelimit.Result, error) {

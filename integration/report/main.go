@@ -23,6 +23,8 @@ import (
 	"regexp"
 	"strings"
 	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/lab"
 )
 
 // sections are the attacks, in the order of the report.
@@ -48,11 +50,11 @@ var sections = []section{
 // section is an attack.
 type section struct {
 	name, title string
-	run         func(context.Context, *lab, *chapter) error
+	run         func(context.Context, *site, *chapter) error
 }
 
 func main() {
-	if isChild() {
+	if lab.IsChild() {
 		exit(runChild())
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt)
@@ -93,7 +95,7 @@ func run(ctx context.Context) error {
 	flag.StringVar(&o.only, "only", "", "the sections whose names match this regular expression")
 	flag.StringVar(&o.skip, "skip", "^$", "all but the sections whose names match this regular expression")
 	flag.Float64Var(&o.minutes, "minutes", 0, "how long endurance takes, by default 20, with --quick half of one; and beside, by default 1, with --quick a tenth")
-	flag.IntVar(&o.pieces, "pieces", 0, "how often slots are taken and released, by default for a minute, with --quick for a tenth")
+	flag.IntVar(&o.pieces, "pieces", 0, "how often permits are taken and released, by default for a minute, with --quick for a tenth")
 	flag.StringVar(&o.bin, "bin", "", "the directory of the server programs; by default the newest found")
 	flag.Parse()
 	only, err := regexp.Compile(o.only)
@@ -104,7 +106,7 @@ func run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("--skip: %w", err)
 	}
-	l, err := newLab(ctx, o)
+	l, err := newSite(ctx, o)
 	if err != nil {
 		return err
 	}

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/lab"
 	"github.com/pgratelimit/ratelimit/internal/relay"
 	"github.com/pgratelimit/ratelimit/internal/traced"
 	"github.com/pgratelimit/ratelimit/pgstore"
@@ -34,8 +34,8 @@ const hoardedAt = 200 * time.Millisecond
 func hoard(ctx context.Context, e *env) error { return arriveAll(ctx, e, hoarded) }
 
 // attackMemory judges the grants of processes that prefetch, in all stretches of time.
-func attackMemory(ctx context.Context, l *lab, c *chapter) error {
-	h := &hoarding{lab: l, granted: newArrived(hoarded), processes: 8}
+func attackMemory(ctx context.Context, l *site, c *chapter) error {
+	h := &hoarding{site: l, granted: newArrived(hoarded), processes: 8}
 	if l.quick {
 		h.processes = 3
 	}
@@ -54,13 +54,13 @@ func attackMemory(ctx context.Context, l *lab, c *chapter) error {
 
 // hoarding is processes that prefetch, and the harm done to them.
 type hoarding struct {
-	*lab
+	*site
 	granted   *arrived
 	processes int // at a time
 
 	schema   string
 	started  int
-	children []*child
+	children []*lab.Child
 
 	relay   *relay.Relay
 	harming atomic.Bool  // some of the messages are late
@@ -69,7 +69,7 @@ type hoarding struct {
 }
 
 func (h *hoarding) run(ctx context.Context) (harmed []count, err error) {
-	if h.schema, err = h.lab.schema(ctx); err != nil {
+	if h.schema, err = h.site.schema(ctx); err != nil {
 		return nil, err
 	}
 	if h.relay, err = relayTo(h.server.URL); err != nil {
@@ -83,18 +83,16 @@ func (h *hoarding) run(ctx context.Context) (harmed []count, err error) {
 		}
 	}
 	harmed, err = h.harm(ctx)
-	return harmed, errors.Join(append(end(h.children), err)...)
+	return harmed, errors.Join(append(lab.End(h.children), err)...)
 }
 
 func (h *hoarding) startOne(ctx context.Context) error {
 	h.started++
-	child, err := start(ctx, task{
-		Job: "hoard", URL: h.server.URL, Schema: h.schema, Process: h.started, Workers: 3, Conns: 10,
-		Seed: rand.Uint64(), Escrow: hoardedAt, Relay: h.relay.Address().String(), Portable: h.started%3 == 0,
-	}, h.granted.read)
-	if err == nil {
-		h.children = append(h.children, child)
-	}
+	started, err := h.launch(ctx, []task{{
+		Job: "hoard", Schema: h.schema, Process: h.started, Workers: 3, Conns: 10,
+		Escrow: hoardedAt, Relay: h.relay.Address().String(), Portable: h.started%3 == 0,
+	}}, h.granted.read)
+	h.children = append(h.children, started...)
 	return err
 }
 
@@ -116,7 +114,7 @@ func (h *hoarding) harm(ctx context.Context) ([]count, error) {
 		return nil, err
 	}
 	defer conn.Close(ctx)
-	atWork(h.children)
+	lab.AtWork(h.children)
 	time.Sleep(2 * time.Second)
 	harmed := []count{
 		{what: "processes that were stopped for 250 to 400 ms"},
@@ -133,11 +131,11 @@ func (h *hoarding) harm(ctx context.Context) ([]count, error) {
 		which, times := n%len(harmed), 1
 		switch which {
 		case 0:
-			err = h.children[rand.IntN(h.processes)].standStill(long)
+			err = standStill(h.children[rand.IntN(h.processes)], long)
 		case 1:
 			err = h.killOne(ctx)
 		case 2:
-			times, err = holdRow(ctx, conn, h.schema, hoarded[rand.IntN(len(hoarded))].limit, long)
+			times, err = holdRows(ctx, conn, h.schema, hoarded[rand.IntN(len(hoarded))].limit, []string{arrivalKey}, long)
 		case 3:
 			err = h.suspend(ctx, long)
 		case 4:
@@ -158,17 +156,17 @@ func (h *hoarding) harm(ctx context.Context) ([]count, error) {
 func (h *hoarding) killOne(ctx context.Context) error {
 	i := rand.IntN(h.processes)
 	victim := h.children[i]
-	if err := victim.cmd.Process.Kill(); err != nil {
+	if err := victim.Kill(); err != nil {
 		return err
 	}
-	<-victim.done // with an error, of course
+	_ = victim.Wait() // with an error, of course
 	h.children = append(h.children[:i], h.children[i+1:]...)
 	return h.startOne(ctx)
 }
 
 // suspend stops the server for a while.
-func (h *hoarding) suspend(ctx context.Context, lasts time.Duration) error {
-	resume, err := h.server.Suspend(ctx)
+func (l *site) suspend(ctx context.Context, lasts time.Duration) error {
+	resume, err := l.server.Suspend(ctx)
 	if err != nil {
 		return err
 	}
@@ -178,38 +176,38 @@ func (h *hoarding) suspend(ctx context.Context, lasts time.Duration) error {
 
 // countStatements floods a key that has enough, and counts what the server is sent for it,
 // when that has found its measure: in the middle one of five stretches.
-func (l *lab) countStatements(ctx context.Context, c *chapter) error {
+func (l *site) countStatements(ctx context.Context, c *chapter) error {
 	schema, err := l.schema(ctx)
 	if err != nil {
 		return err
 	}
 	sent := &traced.Statements{}
-	pool, err := newPool(ctx, l.server.URL, 4, func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent })
+	pool, err := newPool(l.server.URL, 4, func(c *pgxpool.Config) { c.ConnConfig.Tracer = sent })
 	if err != nil {
 		return err
 	}
-	defer pool.Close()
-	store, err := pgstore.New(pool, &pgstore.Config{Schema: schema, Escrow: hoardedAt})
+	p := place{schema: schema, pool: pool}
+	defer p.close()
+	store, err := p.store(pgstore.Config{Escrow: hoardedAt})
 	if err != nil {
 		return err
 	}
-	defer store.Close()
 	limit := ratelimit.TokenBucket{Name: "enough", Rate: 1e9, Period: time.Second, Capacity: 6e10}
 	flood, stop := context.WithCancel(ctx)
 	defer stop()
-	var group sync.WaitGroup
 	var granted atomic.Int64
-	var errs [8]error
-	for i := range errs {
-		group.Go(func() {
-			for flood.Err() == nil && errs[i] == nil {
+	flooded := make(chan error, 1)
+	go func() {
+		flooded <- lab.Each(8, func(int) error {
+			for flood.Err() == nil {
 				if result, err := store.Allow(ctx, limit.For(arrivalKey)); err != nil || !result.OK {
-					errs[i] = fmt.Errorf("got %v, %w", result.OK, err)
+					return fmt.Errorf("got %v, %w", result.OK, err)
 				}
 				granted.Add(1)
 			}
+			return nil
 		})
-	}
+	}()
 	const lasts = 4 * hoardedAt
 	time.Sleep(lasts)
 	var perSecond [2][]float64
@@ -220,11 +218,11 @@ func (l *lab) countStatements(ctx context.Context, c *chapter) error {
 		perSecond[1] = append(perSecond[1], float64(sent.All()-statements)/lasts.Seconds())
 	}
 	stop()
-	group.Wait()
+	err = <-flooded
 	for _, figures := range perSecond {
 		slices.Sort(figures)
 	}
-	c.tell("a key that has enough, granted in a second", "%.0f", perSecond[0][2])
-	c.atMost("a key that has enough, statements a second", perSecond[1][2], 4*float64(time.Second)/float64(hoardedAt), "")
-	return errors.Join(errs[:]...)
+	c.Tell("a key that has enough, granted in a second", "%.0f", perSecond[0][2])
+	c.AtMost("a key that has enough, statements a second", perSecond[1][2], 4*float64(time.Second)/float64(hoardedAt), "")
+	return err
 }

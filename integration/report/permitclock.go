@@ -20,7 +20,7 @@ var fakeTimes = []string{"/usr/lib/*/faketime/libfaketime.so.1", "/usr/local/lib
 
 // setPermitsClock has processes hold permits while the clock of the server is set forward and back
 // by more than leases last.
-func setPermitsClock(ctx context.Context, l *lab, c *chapter) error {
+func setPermitsClock(ctx context.Context, l *site, c *chapter) error {
 	const what = "A server whose clock is set"
 	library := ""
 	for _, glob := range fakeTimes {
@@ -53,27 +53,14 @@ func setPermitsClock(ctx context.Context, l *lab, c *chapter) error {
 	if _, err := conn.Exec(ctx, migrations.UpSQL()); err != nil {
 		return err
 	}
-	h := &holders{url: server.URL, schema: "public"}
-	if err := h.launchAll(ctx); err != nil {
+	h := &holders{site: l, url: server.URL, schema: "public", last: beliefs{}}
+	if err := h.start(ctx, permitHolders); err != nil {
 		return err
 	}
 	defer h.killAll()
-	forward, back := 0, 0
-	for end, was := time.Now().Add(l.seconds(40, 5)), time.Duration(0); time.Now().Before(end); {
-		time.Sleep(permitLimit.Lease)
-		ahead := time.Duration(rand.Int64N(int64(6*permitLimit.Lease))) - 3*permitLimit.Lease
-		if err := clock.set(ahead); err != nil {
-			return err
-		}
-		if err := clock.check(ctx, conn, ahead); err != nil {
-			return err
-		}
-		if ahead > was {
-			forward++
-		} else {
-			back++
-		}
-		was = ahead
+	forward, back, err := clock.wander(ctx, conn, l.seconds(40, 5))
+	if err != nil {
+		return err
 	}
 	h.killAll()
 	h.mu.Lock()
@@ -118,4 +105,22 @@ func (c *setClock) check(ctx context.Context, conn *pgx.Conn, ahead time.Duratio
 		return fmt.Errorf("the server's clock was set %v ahead, and is %v ahead", ahead, at.Sub(before))
 	}
 	return nil
+}
+
+// wander sets the clock forward and back for a while, and counts both.
+func (c *setClock) wander(ctx context.Context, conn *pgx.Conn, lasts time.Duration) (forward, back int, err error) {
+	for end, was := time.Now().Add(lasts), time.Duration(0); time.Now().Before(end); {
+		time.Sleep(permitLimit.Lease)
+		ahead := time.Duration(rand.Int64N(int64(6*permitLimit.Lease))) - 3*permitLimit.Lease
+		if err := errors.Join(c.set(ahead), c.check(ctx, conn, ahead)); err != nil {
+			return 0, 0, err
+		}
+		if ahead > was {
+			forward++
+		} else {
+			back++
+		}
+		was = ahead
+	}
+	return forward, back, nil
 }

@@ -2,17 +2,16 @@ package main
 
 import (
 	"context"
-	"encoding/json"
+	"errors"
 	"fmt"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"sync"
-	"syscall"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/lab"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -41,35 +40,27 @@ func (b beliefs) note(h held) { b[belief{h.Holder, h.Number, h.Fence}] = h }
 
 // holdPermits holds permits, and notes each 5 ms that it believes to hold one.
 func holdPermits(ctx context.Context, e *env) error {
-	var group sync.WaitGroup
-	for worker := range e.Workers {
-		random := rand.New(rand.NewPCG(e.Seed, uint64(worker)))
-		group.Go(func() {
-			for ctx.Err() == nil {
-				_ = e.store.Permits().Hold(ctx, permitLimit.For(""), func(ctx context.Context, permit ratelimit.Permit) error {
-					h := held{Holder: e.Process*e.Workers + worker, Number: permit.Number, Fence: permit.Fence, Asked: permit.Asked.UnixMicro(), From: time.Now().UnixMicro()}
-					h.To = h.From
-					for end := time.Now().Add(time.Duration(random.IntN(1500)) * time.Millisecond); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
-						now := time.Now().UnixMicro() // before it asks: it may be stopped in between
-						if h.Lost = ctx.Err() != nil; h.Lost {
-							break
-						}
-						h.To = now
-						e.out.write(h)
-					}
-					e.out.write(h)
-					return nil
-				})
+	return e.workers(ctx, func(worker int, random *rand.Rand) {
+		_ = e.store.Permits().Hold(ctx, permitLimit.For(""), func(ctx context.Context, permit ratelimit.Permit) error {
+			h := held{Holder: e.Process*e.Workers + worker, Number: permit.Number, Fence: permit.Fence, Asked: permit.Asked.UnixMicro(), From: time.Now().UnixMicro()}
+			h.To = h.From
+			for end := time.Now().Add(time.Duration(random.IntN(1500)) * time.Millisecond); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+				now := time.Now().UnixMicro() // before it asks: it may be stopped in between
+				if h.Lost = ctx.Err() != nil; h.Lost {
+					break
+				}
+				h.To = now
+				e.out.Write(h)
 			}
+			e.out.Write(h)
+			return nil
 		})
-	}
-	group.Wait()
-	return nil
+	})
 }
 
 // attackPermits is all that is done to limits of how many at once.
-func attackPermits(ctx context.Context, l *lab, c *chapter) error {
-	for _, part := range []func(context.Context, *lab, *chapter) error{killHolders, setPermitsClock, waitForPermits, takePermitsOften} {
+func attackPermits(ctx context.Context, l *site, c *chapter) error {
+	for _, part := range []func(context.Context, *site, *chapter) error{killHolders, setPermitsClock, waitForPermits, takePermitsOften} {
 		if err := part(ctx, l, c); err != nil {
 			return err
 		}
@@ -81,121 +72,105 @@ const permitHolders = 8 // processes
 
 // holders are processes that hold permits.
 type holders struct {
+	*site
 	url, schema string
-	children    []*child
+	children    []*lab.Child
 
 	mu   sync.Mutex
 	last beliefs
 }
 
-// launch starts one more.
-func (h *holders) launch(ctx context.Context) error {
-	number := len(h.children)
-	child, err := start(ctx, task{Job: "permits", URL: h.url, Schema: h.schema, Process: number, Workers: 4, Conns: 4, Seed: uint64(number)}, func(line []byte) error {
-		var one held
-		if err := json.Unmarshal(line, &one); err != nil {
-			return nil // the last line of one that was killed
-		}
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		h.last.note(one)
-		return nil
-	})
-	if err == nil {
-		h.children = append(h.children, child)
+// start starts some more.
+func (h *holders) start(ctx context.Context, n int) error {
+	tasks := make([]task, n)
+	for i := range tasks {
+		tasks[i] = task{Job: "permits", URL: h.url, Schema: h.schema, Process: len(h.children) + i + 1, Workers: 4, Conns: 4}
 	}
+	started, err := h.launch(ctx, tasks, lab.Reading(&h.mu, h.last.note))
+	h.children = append(h.children, started...)
 	return err
-}
-
-func (h *holders) launchAll(ctx context.Context) error {
-	h.last = beliefs{}
-	for range permitHolders {
-		if err := h.launch(ctx); err != nil {
-			return err
-		}
-	}
-	return nil
 }
 
 // killAll kills all that there are, and returns when that was.
 func (h *holders) killAll() time.Time {
 	for _, child := range h.children {
-		_ = child.cmd.Process.Kill()
+		_ = child.Kill()
 	}
 	dead := time.Now()
-	end(h.children)
+	lab.End(h.children)
 	h.children = nil
 	return dead
 }
 
 // killHolders has processes hold permits while some are killed, some stand still past their
 // leases and go on, and the server stands still.
-func killHolders(ctx context.Context, l *lab, c *chapter) error {
+func killHolders(ctx context.Context, l *site, c *chapter) error {
 	c.say("Eight processes of four goroutines hold the 4 permits of one key, with leases of 500 ms, and note each 5 ms that they believe to hold one, by the clock of the machine, which is the server's too. Some are killed, some stand still past their leases and go on (SIGSTOP), and so does the server. Then all are killed, and somebody else takes every permit.")
-	schema, pool, err := l.place(ctx, 8)
+	p, err := l.place(ctx, 8)
 	if err != nil {
 		return err
 	}
-	defer pool.Close()
-	h := &holders{url: l.server.URL, schema: schema}
-	if err := h.launchAll(ctx); err != nil {
+	defer p.close()
+	h := &holders{site: l, url: l.server.URL, schema: p.schema, last: beliefs{}}
+	if err := h.start(ctx, permitHolders); err != nil {
 		return err
 	}
-	killed, stopped, stalls := 0, 0, 0
-	harm := 0 // each sort in turn, so that none is left out
-	for end := time.Now().Add(l.seconds(60, 10)); time.Now().Before(end) || harm < 4; harm++ {
-		time.Sleep(permitLimit.Lease)
-		victim := h.children[len(h.children)-1-rand.IntN(permitHolders)].cmd.Process
-		switch harm % 4 {
-		case 0:
-			if victim.Kill() == nil {
-				killed++
-				if err := h.launch(ctx); err != nil {
-					return err
-				}
-			}
-		case 1, 2:
-			if victim.Signal(syscall.SIGSTOP) == nil {
-				time.Sleep(2 * permitLimit.Lease)
-				_ = victim.Signal(syscall.SIGCONT)
-				stopped++
-			}
-		case 3:
-			resume, err := l.server.Suspend(ctx)
-			if err != nil {
-				return err
-			}
-			time.Sleep(2 * permitLimit.Lease)
-			if err := resume(); err != nil {
-				return err
-			}
-			stalls++
-		}
+	harmed, err := h.harm(ctx, l.seconds(60, 10))
+	if err != nil {
+		return err
 	}
 	dead := h.killAll()
-	store, err := pgstore.New(pool, &pgstore.Config{Schema: schema})
+	store, err := p.store(pgstore.Config{})
 	if err != nil {
 		return err
 	}
 	free := make(chan time.Duration, 1)
-	go func() { free <- leasesEnd(ctx, pool, schema, dead) }()
+	go func() { free <- p.leasesEnd(ctx, dead) }()
 	back, err := takeAllPermits(ctx, store, dead)
 	if err != nil {
 		return err
 	}
 	over := <-free
 	var rows int
-	if err := pool.QueryRow(ctx, "SELECT count(*) FROM "+schema+".rate_limits").Scan(&rows); err != nil {
+	if err := p.pool.QueryRow(ctx, "SELECT count(*) FROM "+p.schema+".rate_limits").Scan(&rows); err != nil {
 		return err
 	}
 	overlaps, lost := h.last.overlaps()
-	c.zero("two believed to hold one permit at a time", overlaps)
+	c.Zero("two believed to hold one permit at a time", overlaps)
 	h.last.judgeFences(c, "")
-	c.happened(count{"permits held", len(h.last)}, count{"told that they have lost theirs", lost}, count{"processes killed", killed}, count{"stood still", stopped}, count{"servers stood still", stalls})
-	c.tell("the leases of those that were killed seen over, by a statement each 100 ms", "%d ms", over.Milliseconds())
-	c.atMost("all permits taken again after everybody was killed", back.Seconds()*1000, 2*over.Seconds()*1000, "ms")
-	c.atMost("rows", float64(rows), float64(permitLimit.Limit), "")
+	c.happened(count{"permits held", len(h.last)}, count{"told that they have lost theirs", lost})
+	c.happened(harmed...)
+	c.Tell("the leases of those that were killed seen over, by a statement each 100 ms", "%d ms", over.Milliseconds())
+	c.AtMost("all permits taken again after everybody was killed", back.Seconds()*1000, 2*over.Seconds()*1000, "ms")
+	c.AtMost("rows", float64(rows), float64(permitLimit.Limit), "")
 	return nil
+}
+
+// harm kills and stops processes, and stops the server, for a while: each in turn, so that none is
+// left out.
+func (h *holders) harm(ctx context.Context, lasts time.Duration) (harmed []count, err error) {
+	harmed = []count{{"processes killed", 0}, {"stood still", 0}, {"servers stood still", 0}}
+	for n, end := 0, time.Now().Add(lasts); err == nil && (time.Now().Before(end) || n < 4); n++ {
+		time.Sleep(permitLimit.Lease)
+		victim := h.children[len(h.children)-1-rand.IntN(permitHolders)]
+		which := []int{0, 1, 1, 2}[n%4]
+		switch which {
+		case 0:
+			if err = victim.Kill(); err == nil {
+				err = h.start(ctx, 1)
+			}
+		case 1:
+			err = standStill(victim, 2*permitLimit.Lease)
+		case 2:
+			err = h.suspend(ctx, 2*permitLimit.Lease)
+		}
+		if errors.Is(err, os.ErrProcessDone) { // it was killed before
+			err = nil
+			continue
+		}
+		harmed[which].n++
+	}
+	return harmed, err
 }
 
 // takeAllPermits takes every permit, and returns how long after an instant it had them.
@@ -214,11 +189,11 @@ func takeAllPermits(ctx context.Context, store *pgstore.Store, dead time.Time) (
 
 // leasesEnd returns how long after an instant a statement each 100 ms finds no lease of those that
 // were killed then: what the machine allows, whatever else it has to do.
-func leasesEnd(ctx context.Context, pool *pgxpool.Pool, schema string, dead time.Time) time.Duration {
-	held := "SELECT count(*) FROM " + schema + ".rate_limits WHERE ts > clock_timestamp() AND ts < clock_timestamp() + interval '1 minute'"
+func (p *place) leasesEnd(ctx context.Context, dead time.Time) time.Duration {
+	held := "SELECT count(*) FROM " + p.schema + ".rate_limits WHERE ts > clock_timestamp() AND ts < clock_timestamp() + interval '1 minute'"
 	for n := 1; n > 0 && ctx.Err() == nil; {
 		time.Sleep(100 * time.Millisecond)
-		if err := pool.QueryRow(ctx, held).Scan(&n); err != nil {
+		if err := p.pool.QueryRow(ctx, held).Scan(&n); err != nil {
 			n = 1
 		}
 	}
@@ -277,6 +252,6 @@ func (b beliefs) judgeFences(c *chapter, when string) {
 			}
 		}
 	}
-	c.zero("two had one fence"+when, twice)
-	c.zero("a smaller fence was given after a larger one"+when, disorder)
+	c.Zero("two had one fence"+when, twice)
+	c.Zero("a smaller fence was given after a larger one"+when, disorder)
 }

@@ -2,8 +2,8 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/lab"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -33,26 +34,19 @@ type served struct {
 
 // queueForPermits waits for permits, works with them, and waits again.
 func queueForPermits(ctx context.Context, e *env) error {
-	var group sync.WaitGroup
-	for row := e.Process; row < queueLimit.Limit; row += queueProcesses {
-		group.Go(func() { workBare(ctx, e, row) })
+	for row := e.Process - 1; row < queueLimit.Limit; row += queueProcesses {
+		go workBare(ctx, e, row)
 	}
-	for range e.Workers {
-		group.Go(func() {
-			for ctx.Err() == nil {
-				s := served{Process: e.Process, Asked: time.Now()}
-				_ = e.store.Permits().Hold(ctx, queueLimit.For(""), func(context.Context, ratelimit.Permit) error {
-					s.From = time.Now()
-					time.Sleep(queueWork)
-					s.To = time.Now()
-					e.out.write(s)
-					return nil
-				})
-			}
+	return e.workers(ctx, func(int, *rand.Rand) {
+		s := served{Process: e.Process, Asked: time.Now()}
+		_ = e.store.Permits().Hold(ctx, queueLimit.For(""), func(context.Context, ratelimit.Permit) error {
+			s.From = time.Now()
+			time.Sleep(queueWork)
+			s.To = time.Now()
+			e.out.Write(s)
+			return nil
 		})
-	}
-	group.Wait()
-	return nil
+	})
 }
 
 // workBare does the work of one permit without a limit: between two pieces it commits a row, as
@@ -62,7 +56,7 @@ func workBare(ctx context.Context, e *env, row int) {
 		s := served{Process: e.Process, Bare: true, From: time.Now()}
 		time.Sleep(queueWork)
 		s.To = time.Now()
-		e.out.write(s)
+		e.out.Write(s)
 		_, _ = e.pool.Exec(ctx, "UPDATE "+e.Schema+".bare SET n = n + 1 WHERE row = $1::int4", row)
 	}
 }
@@ -79,48 +73,36 @@ func busyFor(all []served, bare bool, from, to time.Time) (busy time.Duration, p
 }
 
 // waitForPermits has 1,000 wait for 10 permits.
-func waitForPermits(ctx context.Context, l *lab, c *chapter) error {
+func waitForPermits(ctx context.Context, l *site, c *chapter) error {
 	c.say("Then 1,000 in 3 processes wait for 10 permits, and work with them for %v, again and again. Beside them 10 do the same work without a limit, and commit a row of their own between two pieces: that is what the machine lets through.", queueWork)
-	schema, pool, err := l.place(ctx, 4)
+	p, err := l.place(ctx, 4)
 	if err != nil {
 		return err
 	}
-	defer pool.Close()
-	bare := fmt.Sprintf("CREATE TABLE %s.bare WITH (fillfactor = 50) AS SELECT row, 0 AS n FROM generate_series(0, %d) AS row", schema, queueLimit.Limit-1)
-	if _, err := pool.Exec(ctx, bare); err != nil {
+	defer p.close()
+	bare := fmt.Sprintf("CREATE TABLE %s.bare WITH (fillfactor = 50) AS SELECT row, 0 AS n FROM generate_series(0, %d) AS row", p.schema, queueLimit.Limit-1)
+	if _, err := p.pool.Exec(ctx, bare); err != nil {
 		return err
 	}
 	var (
-		mu       sync.Mutex
-		all      []served
-		children []*child
+		mu  sync.Mutex
+		all []served
 	)
-	for process := range queueProcesses {
-		workers := 1000 / queueProcesses
-		if process == 0 {
-			workers += 1000 % queueProcesses
-		}
-		child, err := start(ctx, task{Job: "queue", URL: l.server.URL, Schema: schema, Process: process, Workers: workers, Conns: 8}, func(line []byte) error {
-			var s served
-			if err := json.Unmarshal(line, &s); err != nil {
-				return err
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			all = append(all, s)
-			return nil
-		})
-		if err != nil {
-			return err
-		}
-		children = append(children, child)
+	tasks := make([]task, queueProcesses)
+	for i := range tasks {
+		tasks[i] = task{Job: "queue", Schema: p.schema, Workers: 1000 / queueProcesses, Conns: 8}
 	}
-	atWork(children)
+	tasks[0].Workers += 1000 % queueProcesses
+	children, err := l.launch(ctx, tasks, lab.Reading(&mu, func(s served) { all = append(all, s) }))
+	if err != nil {
+		return err
+	}
+	lab.AtWork(children)
 	time.Sleep(l.seconds(5, 1)) // until all are in line
-	from, before := time.Now(), commits(ctx, pool)
+	from, before := time.Now(), commits(ctx, p.pool)
 	time.Sleep(l.seconds(60, 4))
-	to, after := time.Now(), commits(ctx, pool)
-	end(children)
+	to, after := time.Now(), commits(ctx, p.pool)
+	lab.End(children)
 	lasted := to.Sub(from)
 	busy, pieces := busyFor(all, false, from, to)
 	most, alone := busyFor(all, true, from, to)
@@ -134,15 +116,15 @@ func waitForPermits(ctx context.Context, l *lab, c *chapter) error {
 	share := func(busy time.Duration) float64 {
 		return 100 * busy.Seconds() / lasted.Seconds() / float64(queueLimit.Limit)
 	}
-	c.tell("permits that are waited for are busy", "%.1f %%, and the same work without a limit %.1f %%", share(busy), share(most))
-	c.atLeast("of that without a limit", 100*busy.Seconds()/most.Seconds(), map[bool]float64{false: 90, true: 70}[l.quick], "%")
+	c.Tell("permits that are waited for are busy", "%.1f %%, and the same work without a limit %.1f %%", share(busy), share(most))
+	c.AtLeast("of that without a limit", 100*busy.Seconds()/most.Seconds(), map[bool]float64{false: 90, true: 70}[l.quick], "%")
 	perSecond := float64(pieces) / lasted.Seconds()
-	c.tell("pieces of work", "%.0f a second", perSecond)
+	c.Tell("pieces of work", "%.0f a second", perSecond)
 	// One for each piece, of those without a limit too, three processes that look up to 20 times
 	// a second and try what they see, and the server's own.
-	c.atMost("transactions of the database", float64(after-before)/lasted.Seconds(), perSecond+float64(alone)/lasted.Seconds()+3*60, "a second")
-	c.atMost("longest wait", longest.Seconds(), 60, "s")
-	c.zero("served before somebody in the process who came a second earlier", outOfTurn(all))
+	c.AtMost("transactions of the database", float64(after-before)/lasted.Seconds(), perSecond+float64(alone)/lasted.Seconds()+3*60, "a second")
+	c.AtMost("longest wait", longest.Seconds(), 60, "s")
+	c.Zero("served before somebody in the process who came a second earlier", outOfTurn(all))
 	return nil
 }
 
@@ -151,7 +133,7 @@ func waitForPermits(ctx context.Context, l *lab, c *chapter) error {
 func outOfTurn(all []served) (n int) {
 	const apart = time.Second
 	for process := range queueProcesses {
-		mine := slices.DeleteFunc(slices.Clone(all), func(s served) bool { return s.Process != process })
+		mine := slices.DeleteFunc(slices.Clone(all), func(s served) bool { return s.Process != process+1 })
 		slices.SortFunc(mine, func(a, b served) int { return a.From.Compare(b.From) })
 		var latest time.Time // the arrival of a caller that was served by now, a second before
 		next := 0
@@ -188,25 +170,20 @@ func commits(ctx context.Context, pool *pgxpool.Pool) (n int64) {
 }
 
 // takePermitsOften takes and releases permits for a while, and measures the table after that.
-func takePermitsOften(ctx context.Context, l *lab, c *chapter) error {
+func takePermitsOften(ctx context.Context, l *site, c *chapter) error {
 	const keys, goroutines = 1000, 64
 	c.say("Last, %d goroutines take and release the permits of %d keys.", goroutines, keys)
-	schema, pool, err := l.place(ctx, 4)
+	p, err := l.place(ctx, 4)
 	if err != nil {
 		return err
 	}
-	defer pool.Close()
-	store, err := pgstore.New(pool, &pgstore.Config{Schema: schema})
+	defer p.close()
+	store, err := p.store(pgstore.Config{})
 	if err != nil {
 		return err
 	}
-	defer store.Close()
 	limit := ratelimit.InFlight{Name: "often", Limit: 10}
-	var (
-		taken, refused atomic.Int64
-		group          sync.WaitGroup
-		fault          atomic.Pointer[error]
-	)
+	var taken atomic.Int64
 	// With few updates, those that were not HOT for the sake of one old snapshot would count.
 	inTime := until(l.seconds(60, 2), func() bool { return taken.Load() >= 10*keys })
 	more := func() bool {
@@ -215,40 +192,35 @@ func takePermitsOften(ctx context.Context, l *lab, c *chapter) error {
 		}
 		return inTime()
 	}
-	for worker := range goroutines {
-		group.Go(func() {
-			for n := worker; more() && ctx.Err() == nil && fault.Load() == nil; n += 7 * goroutines {
-				permit, err := store.Permits().Acquire(ctx, limit.For(fmt.Sprint(n%keys)))
-				if err == nil && permit.OK {
-					taken.Add(1)
-					err = store.Permits().Release(ctx, permit)
-				} else if err == nil {
-					refused.Add(1)
-				}
-				if err != nil {
-					fault.Store(&err)
-				}
+	if err := lab.Each(goroutines, func(worker int) error {
+		for n := worker; more() && ctx.Err() == nil; n += 7 * goroutines {
+			permit, err := store.Permits().Acquire(ctx, limit.For(fmt.Sprint(n%keys)))
+			if err == nil && permit.OK {
+				taken.Add(1)
+				err = store.Permits().Release(ctx, permit)
 			}
-		})
-	}
-	group.Wait()
-	if err := fault.Load(); err != nil {
-		return *err
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}); err != nil {
+		return err
 	}
 	store.Close()
-	pool.Reset() // a connection that ends tells its statistics
+	p.pool.Reset() // a connection that ends tells its statistics
 	var rows, bytes, updates, hot int64
-	counted := within(ctx, patient, "the statistics of the table", func() bool {
-		err := pool.QueryRow(ctx, `SELECT (SELECT count(*) FROM `+schema+`.rate_limits), pg_total_relation_size(relid), n_tup_upd, n_tup_hot_upd
-			FROM pg_stat_user_tables WHERE schemaname = $1 AND relname = 'rate_limits'`, schema).Scan(&rows, &bytes, &updates, &hot)
+	counted := lab.Within(ctx, patient, "the statistics of the table", func() bool {
+		err := p.pool.QueryRow(ctx, `SELECT (SELECT count(*) FROM `+p.schema+`.rate_limits), pg_total_relation_size(relid), n_tup_upd, n_tup_hot_upd
+			FROM pg_stat_user_tables WHERE schemaname = $1 AND relname = 'rate_limits'`, p.schema).Scan(&rows, &bytes, &updates, &hot)
 		return err == nil && updates >= 2*taken.Load()-rows
 	})
 	if counted != nil {
 		return counted
 	}
 	c.happened(count{"permits taken and released", int(taken.Load())})
-	c.atMost("rows of them", float64(rows), float64(keys*limit.Limit), "")
-	c.tell("size of the table", "%.1f MB", float64(bytes)/1e6)
-	c.atLeast("heap-only updates (HOT)", 100*float64(hot)/float64(max(updates, 1)), 99, "%")
+	c.AtMost("rows of them", float64(rows), float64(keys*limit.Limit), "")
+	c.Tell("size of the table", "%.1f MB", float64(bytes)/1e6)
+	c.AtLeast("heap-only updates (HOT)", 100*float64(hot)/float64(max(updates, 1)), 99, "%")
 	return nil
 }

@@ -3,15 +3,13 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/url"
 	"os/exec"
-	"slices"
-	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgratelimit/ratelimit/internal/lab"
 	"github.com/pgratelimit/ratelimit/internal/throwaway"
 )
 
@@ -20,7 +18,7 @@ const pooled = 4
 
 // attackPooler has processes work through PgBouncer, whose connections to the server then
 // come to harm.
-func attackPooler(ctx context.Context, l *lab, c *chapter) error {
+func attackPooler(ctx context.Context, l *site, c *chapter) error {
 	c.say("Two processes of eight connections each do the work of the accounts through PgBouncer in transaction pooling, which has %d connections to the server; first undisturbed, then with a relay between PgBouncer and the server that cuts, delays and silences.", pooled)
 	r, err := relayTo(l.server.URL)
 	if err != nil {
@@ -51,7 +49,7 @@ func attackPooler(ctx context.Context, l *lab, c *chapter) error {
 	}
 	var clients, servers int
 	a, err := l.suffer(ctx, c, attack{tasks: tasks, lasts: l.seconds(15, 4), harm: func(ctx context.Context, s *suffering) (err error) {
-		waited := within(ctx, patient, "more connections of clients than of the server", func() bool {
+		waited := lab.Within(ctx, patient, "more connections of clients than of the server", func() bool {
 			clients, servers, err = pools(ctx, bouncer.URL)
 			return err == nil && clients > pooled && s.granted() > 100
 		})
@@ -60,9 +58,9 @@ func attackPooler(ctx context.Context, l *lab, c *chapter) error {
 	if err != nil {
 		return err
 	}
-	c.zero("errors that nobody made", a.unexpected(c))
-	c.atLeast("connections of clients to PgBouncer", float64(clients), pooled+1, "")
-	c.atMost("connections of PgBouncer to the server, for those", float64(servers), pooled, "")
+	c.Zero("errors that nobody made", a.unexpected(c))
+	c.AtLeast("connections of clients to PgBouncer", float64(clients), pooled+1, "")
+	c.AtMost("connections of PgBouncer to the server, for those", float64(servers), pooled, "")
 
 	f := &faulty{rarely: 60, done: map[string]int{}, turns: map[string]int{}}
 	f.interfere(r)
@@ -89,25 +87,18 @@ func pools(ctx context.Context, through string) (clients, servers int, err error
 		return 0, 0, err
 	}
 	defer conn.Close(ctx)
-	rows, err := conn.Query(ctx, "SHOW POOLS")
-	if err != nil {
-		return 0, 0, err
-	}
-	all, err := pgx.CollectRows(rows, pgx.RowToMap)
-	if err != nil {
-		return 0, 0, err
-	}
-	for _, pool := range all {
-		if pool["database"] == "pgbouncer" {
-			continue // the console
+	for what, n := range map[string]*int{"CLIENTS": &clients, "SERVERS": &servers} {
+		rows, err := conn.Query(ctx, "SHOW "+what)
+		if err != nil {
+			return 0, 0, err
 		}
-		for name, value := range pool {
-			n, _ := strconv.Atoi(fmt.Sprint(value)) // others have names
-			switch {
-			case name == "cl_active", name == "cl_waiting":
-				clients += n
-			case slices.Contains([]string{"sv_active", "sv_idle", "sv_used", "sv_tested", "sv_login"}, name):
-				servers += n
+		all, err := pgx.CollectRows(rows, pgx.RowToMap)
+		if err != nil {
+			return 0, 0, err
+		}
+		for _, one := range all {
+			if one["database"] != "pgbouncer" { // the console
+				*n++
 			}
 		}
 	}

@@ -2,8 +2,11 @@ package main
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/lab"
 )
 
 // document is where the report is kept, from the root of the repository.
@@ -19,18 +22,12 @@ type report struct {
 
 // chapter is the findings of a section.
 type chapter struct {
+	lab.Findings
 	title  string
 	took   time.Duration
 	about  []string
-	lines  []line
 	failed []string
 	absent []string // attacks that could not be tried on this machine
-}
-
-// line is one figure.
-type line struct {
-	what, measured, must string
-	ok                   bool
 }
 
 // say adds a sentence about how the section attacks.
@@ -44,43 +41,30 @@ func (c *chapter) fail(reason string) { c.failed = append(c.failed, reason) }
 // notRun adds an attack for which this machine lacks a prerequisite.
 func (c *chapter) notRun(what, why string) { c.absent = append(c.absent, what+" ("+why+")") }
 
-// tell adds a figure that can be any.
-func (c *chapter) tell(what, format string, args ...any) {
-	c.lines = append(c.lines, line{what, fmt.Sprintf(format, args...), "", true})
+// count is how often something happened that has to, a fault for example.
+type count struct {
+	what string
+	n    int
 }
 
-// zero adds a count that must be 0.
-func (c *chapter) zero(what string, n int) {
-	c.lines = append(c.lines, line{what, fmt.Sprint(n), "0", n == 0})
+// happened reports whether everything has.
+func happened(counts ...count) bool {
+	return !slices.ContainsFunc(counts, func(c count) bool { return c.n < 1 })
 }
 
-// happened adds counts of events that must really have happened.
+// happened adds counts of events that must have happened, or nothing was attacked.
 func (c *chapter) happened(counts ...count) {
 	for _, n := range counts {
-		c.lines = append(c.lines, line{n.what, fmt.Sprint(n.n), "at least 1", happened(n)})
+		c.Add(n.what, fmt.Sprint(n.n), "at least 1", happened(n))
 	}
-}
-
-// atMost adds a figure that has an upper bound.
-func (c *chapter) atMost(what string, got, bound float64, unit string) {
-	c.lines = append(c.lines, line{what, figure(got, unit), "at most " + figure(bound, unit), got <= bound})
-}
-
-// atLeast adds a figure that has a lower bound.
-func (c *chapter) atLeast(what string, got, bound float64, unit string) {
-	c.lines = append(c.lines, line{what, figure(got, unit), "at least " + figure(bound, unit), got >= bound})
-}
-
-func figure(v float64, unit string) string {
-	return strings.TrimSpace(fmt.Sprintf("%.6g %s", v, unit))
 }
 
 // reasons are why the section is not passed.
 func (c *chapter) reasons() []string {
 	reasons := c.failed
-	for _, l := range c.lines {
-		if !l.ok {
-			reasons = append(reasons, fmt.Sprintf("%s: %s, must be %s", l.what, l.measured, l.must))
+	for _, f := range c.All {
+		if !f.OK {
+			reasons = append(reasons, fmt.Sprintf("%s: %s, must be %s", f.What, f.Measured, f.Must))
 		}
 	}
 	return reasons
@@ -132,18 +116,5 @@ func (c *chapter) write(b *strings.Builder) {
 	for _, what := range c.absent {
 		fmt.Fprintf(b, "**Not run: %s**\n\n", what)
 	}
-	if len(c.lines) == 0 {
-		return
-	}
-	b.WriteString("| what | measured | must be | |\n|---|---|---|---|\n")
-	for _, l := range c.lines {
-		verdict := ""
-		switch {
-		case !l.ok:
-			verdict = "**FAILED**"
-		case l.must != "":
-			verdict = "ok"
-		}
-		fmt.Fprintf(b, "| %s | %s | %s | %s |\n", l.what, l.measured, l.must, verdict)
-	}
+	c.Markdown(b)
 }

@@ -8,12 +8,13 @@ import (
 	"syscall"
 	"time"
 
+	"github.com/pgratelimit/ratelimit/internal/lab"
 	"github.com/pgratelimit/ratelimit/internal/throwaway"
 )
 
 // attackPromotion kills a primary in the middle of its work, and has its synchronous
 // standby go on.
-func attackPromotion(ctx context.Context, l *lab, c *chapter) error {
+func attackPromotion(ctx context.Context, l *site, c *chapter) error {
 	c.say("Two processes do the work of the accounts on a primary with a synchronous standby (pg_basebackup, synchronous_standby_names). The primary is killed (kill -9) in the middle, the standby is promoted, and the address leads there from then on. What was told OK must be there.")
 	rounds := 3
 	if l.quick {
@@ -40,7 +41,7 @@ func attackPromotion(ctx context.Context, l *lab, c *chapter) error {
 }
 
 // promoteOnce promotes a standby once, and counts the calls that were told OK by it.
-func (l *lab) promoteOnce(ctx context.Context, c *chapter) (after int, err error) {
+func (l *site) promoteOnce(ctx context.Context, c *chapter) (after int, err error) {
 	pair, standby, err := l.withStandby(ctx)
 	if err != nil {
 		return 0, err
@@ -62,11 +63,7 @@ func (l *lab) promoteOnce(ctx context.Context, c *chapter) (after int, err error
 		{Conns: 8, Workers: 8, Relay: r.Address().String(), Patience: 3 * time.Second, Isolation: "serializable"},
 	}, harm: func(ctx context.Context, s *suffering) error {
 		time.Sleep(lasts / 3)
-		pid, err := pair.server.Postmaster(ctx)
-		if err != nil {
-			return err
-		}
-		if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
+		if err := kill(ctx, pair.server, syscall.SIGKILL); err != nil {
 			return err
 		}
 		pair.server = standby
@@ -85,7 +82,7 @@ func (l *lab) promoteOnce(ctx context.Context, c *chapter) (after int, err error
 
 // withStandby starts a primary, which is the server of the lab that it returns, and a
 // standby without which it commits nothing.
-func (l *lab) withStandby(ctx context.Context) (pair *lab, standby *throwaway.Server, err error) {
+func (l *site) withStandby(ctx context.Context) (pair *site, standby *throwaway.Server, err error) {
 	options := throwaway.Options{Fsync: true, BinDir: l.bin, Settings: settings}
 	primary, err := throwaway.StartWith(ctx, options)
 	if err != nil {
@@ -96,10 +93,10 @@ func (l *lab) withStandby(ctx context.Context) (pair *lab, standby *throwaway.Se
 	if err != nil {
 		return nil, nil, errors.Join(err, primary.Close())
 	}
-	pair = &lab{options: l.options, server: primary}
+	pair = &site{options: l.options, server: primary}
 	err = pair.set(ctx, "synchronous_standby_names", "*")
 	if err == nil {
-		err = within(ctx, time.Minute, "the standby is synchronous", func() bool {
+		err = lab.Within(ctx, time.Minute, "the standby is synchronous", func() bool {
 			var n int
 			return pair.ask(ctx, "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync' AND state = 'streaming'", &n) == nil && n == 1
 		})

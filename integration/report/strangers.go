@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"math/rand/v2"
@@ -13,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/lab"
 )
 
 // stranger is a limit of which some keys are locked, and others asked for.
@@ -29,35 +29,28 @@ type sample struct {
 	Micros int64  `json:"m"`
 	Err    string `json:"e,omitempty"`
 	Locked bool   `json:"l,omitempty"` // it asked for a key that is locked now and then
+	Memory bool   `json:"p,omitempty"` // by a store with Config.Escrow
 }
 
 // stroll calls with keys that nobody locks, and, from a few goroutines that wait no
 // longer than a second, with those that somebody does. A call whose time is over loses its
 // connection; the calls for other keys have time enough for new ones on a busy machine.
 func stroll(ctx context.Context, e *env) error {
-	var group sync.WaitGroup
-	for n := range e.Workers {
-		r := rand.New(rand.NewPCG(e.Seed, uint64(n)))
-		group.Go(func() {
-			for ctx.Err() == nil {
-				locked := n < 3
-				key := fmt.Sprint("free ", r.IntN(strangers))
-				if locked {
-					key = fmt.Sprint("locked ", r.IntN(mostLocked))
-				}
-				begun := time.Now()
-				err := strollOnce(r, e, key, locked)
-				s := sample{begun.UnixMicro(), time.Since(begun).Microseconds(), "", locked}
-				if err != nil {
-					s.Err = err.Error()
-				}
-				e.out.write(s)
-				time.Sleep(time.Duration(1+r.IntN(4)) * time.Millisecond)
-			}
-		})
-	}
-	group.Wait()
-	return nil
+	return e.workers(ctx, func(n int, r *rand.Rand) {
+		locked := n < 3
+		key := fmt.Sprint("free ", r.IntN(strangers))
+		if locked {
+			key = fmt.Sprint("locked ", r.IntN(mostLocked))
+		}
+		begun := time.Now()
+		err := strollOnce(r, e, key, locked)
+		s := sample{begun.UnixMicro(), time.Since(begun).Microseconds(), "", locked, e.Escrow > 0}
+		if err != nil {
+			s.Err = err.Error()
+		}
+		e.out.Write(s)
+		time.Sleep(time.Duration(1+r.IntN(4)) * time.Millisecond)
+	})
 }
 
 func strollOnce(r *rand.Rand, e *env, key string, locked bool) error {
@@ -81,8 +74,8 @@ func strollOnce(r *rand.Rand, e *env, key string, locked bool) error {
 }
 
 // attackStrangers keeps rows locked, and looks how long the calls for others take.
-func attackStrangers(ctx context.Context, l *lab, c *chapter) error {
-	c.say("Two processes call with a thousand keys, while a transaction keeps one row, then seven rows, of the same limit locked, for which others ask as well. Rows are held in turn with times without, so that both see the same machine; since that has other work too, what is not within the bound is measured again, up to five times, and all of it is told. The bound is for the best of one row, and of seven.")
+func attackStrangers(ctx context.Context, l *site, c *chapter) error {
+	c.say("Two processes, one of which takes ahead (Config.Escrow), call with a thousand keys, while a transaction keeps one row, then seven rows, of the same limit locked, for which others ask as well. Rows are held in turn with times without, so that both see the same machine; since that has other work too, what is not within the bound is measured again, up to five times, and all of it is told. The bound is for the best of one row, and of seven.")
 	var best []float64
 	for try := 1; ; try++ {
 		ratios, err := l.strangersOnce(ctx, c, fmt.Sprintf("measurement %d, ", try))
@@ -97,52 +90,44 @@ func attackStrangers(ctx context.Context, l *lab, c *chapter) error {
 		}
 		worst := slices.Max(best)
 		if worst <= 2 || try == 5 {
-			c.atMost("p99 of other keys, of the undisturbed one", worst, 2, "×")
+			c.AtMost("p99 of other keys, of the undisturbed one", worst, 2, "×")
 			return nil
 		}
 	}
 }
 
-func (l *lab) strangersOnce(ctx context.Context, c *chapter, which string) (ratios []float64, err error) {
+func (l *site) strangersOnce(ctx context.Context, c *chapter, which string) (ratios []float64, err error) {
 	schema, err := l.schema(ctx)
 	if err != nil {
 		return nil, err
 	}
 	var mu sync.Mutex
 	var samples []sample
-	read := func(line []byte) error {
-		var s sample
-		err := json.Unmarshal(line, &s)
-		mu.Lock()
-		defer mu.Unlock()
-		samples = append(samples, s)
-		return err
-	}
-	var children []*child
-	for n := range 2 {
-		child, err := start(ctx, task{
-			Job: "stroll", URL: l.server.URL, Schema: schema, Process: n + 1, Workers: 10, Conns: 16, Seed: rand.Uint64(),
-		}, read)
-		if err != nil {
-			return nil, err
-		}
-		children = append(children, child)
-	}
-	atWork(children)
-	time.Sleep(time.Second) // until connections are there and statements prepared
-	phases, err := l.phases(ctx, schema, l.seconds(10, 2.5))
-	if err := errors.Join(append(end(children), err)...); err != nil {
+	strolling := task{Job: "stroll", Schema: schema, Workers: 10, Conns: 16}
+	withMemory := strolling
+	withMemory.Escrow = briefly
+	children, err := l.launch(ctx, []task{strolling, withMemory}, lab.Reading(&mu, func(s sample) { samples = append(samples, s) }))
+	if err != nil {
 		return nil, err
 	}
-	undisturbed, calls, failed, _ := judgeStrangers(phases, samples, 0)
-	c.tell(which+"undisturbed: calls, p99", "%d, %.2f ms", calls, undisturbed)
-	c.zero(which+"undisturbed: calls that failed", failed)
-	for _, n := range []int{1, mostLocked} {
-		p99, calls, failed, waited := judgeStrangers(phases, samples, n)
-		c.tell(fmt.Sprintf("%s%d rows held: calls of others, p99", which, n), "%d, %.2f ms", calls, p99)
-		c.zero(fmt.Sprintf("%s%d rows held: calls of others that failed", which, n), failed)
-		c.happened(count{fmt.Sprintf("%s%d rows held: calls that waited for them until their time was over", which, n), waited})
-		ratios = append(ratios, p99/undisturbed)
+	lab.AtWork(children)
+	time.Sleep(time.Second) // until connections are there and statements prepared
+	phases, err := l.phases(ctx, schema, l.seconds(10, 2.5))
+	if err := errors.Join(append(lab.End(children), err)...); err != nil {
+		return nil, err
+	}
+	for i, who := range []string{which, which + "with memory, "} {
+		mine := slices.DeleteFunc(slices.Clone(samples), func(s sample) bool { return s.Memory != (i == 1) })
+		undisturbed, calls, failed, _ := judgeStrangers(phases, mine, 0)
+		c.Tell(who+"undisturbed: calls, p99", "%d, %.2f ms", calls, undisturbed)
+		c.Zero(who+"undisturbed: calls that failed", failed)
+		for _, n := range []int{1, mostLocked} {
+			p99, calls, failed, waited := judgeStrangers(phases, mine, n)
+			c.Tell(fmt.Sprintf("%s%d rows held: calls of others, p99", who, n), "%d, %.2f ms", calls, p99)
+			c.Zero(fmt.Sprintf("%s%d rows held: calls of others that failed", who, n), failed)
+			c.happened(count{fmt.Sprintf("%s%d rows held: calls that waited for them until their time was over", who, n), waited})
+			ratios = append(ratios, p99/undisturbed)
+		}
 	}
 	return ratios, nil
 }
@@ -155,13 +140,22 @@ type phase struct {
 }
 
 // phases keeps rows locked, in turn with times in which none are.
-func (l *lab) phases(ctx context.Context, schema string, holding time.Duration) (phases []phase, err error) {
+func (l *site) phases(ctx context.Context, schema string, holding time.Duration) (phases []phase, err error) {
+	conn, err := pgx.Connect(ctx, l.server.URL)
+	if err != nil {
+		return nil, err
+	}
+	defer conn.Close(ctx)
 	for range 2 {
 		for _, n := range []int{1, mostLocked} {
 			phases = append(phases, phase{0, time.Now(), holding})
 			time.Sleep(holding)
 			begun := time.Now()
-			held, err := l.hold(ctx, schema, n, holding-100*time.Millisecond)
+			keys := make([]string, n)
+			for i := range keys {
+				keys[i] = fmt.Sprint("locked ", i)
+			}
+			held, err := holdRows(ctx, conn, schema, stranger, keys, holding-100*time.Millisecond)
 			if err != nil {
 				return nil, err
 			}
@@ -172,27 +166,6 @@ func (l *lab) phases(ctx context.Context, schema string, holding time.Duration) 
 		}
 	}
 	return phases, nil
-}
-
-// hold keeps rows locked for a while, and says how many.
-func (l *lab) hold(ctx context.Context, schema string, n int, d time.Duration) (held int, err error) {
-	conn, err := pgx.Connect(ctx, l.server.URL)
-	if err != nil {
-		return 0, err
-	}
-	defer conn.Close(ctx)
-	err = pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
-		for key := range n {
-			tag, err := tx.Exec(ctx, "SELECT FROM "+schema+".rate_limits WHERE name = $1 AND key = $2 FOR UPDATE", stranger.Name, fmt.Sprint("locked ", key))
-			if err != nil {
-				return err
-			}
-			held += int(tag.RowsAffected())
-		}
-		time.Sleep(d)
-		return nil
-	})
-	return held, err
 }
 
 // judgeStrangers is the p99, in milliseconds, of the calls of others in the phases in

@@ -101,7 +101,7 @@ func (f *faulty) counts(where string) (counts []count) {
 }
 
 // attackWire has processes work through a network that loses, cuts and delays.
-func attackWire(ctx context.Context, l *lab, c *chapter) error {
+func attackWire(ctx context.Context, l *site, c *chapter) error {
 	r, err := relayTo(l.server.URL)
 	if err != nil {
 		return err

@@ -8,13 +8,13 @@ import (
 	"math/rand/v2"
 	"runtime"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/lab"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -71,26 +71,19 @@ type told struct {
 
 // work calls all verbs, in all forms.
 func work(ctx context.Context, e *env) error {
-	var group sync.WaitGroup
-	for n := range e.Workers {
-		group.Go(func() {
-			w := &worker{env: e, rand: rand.New(rand.NewPCG(e.Seed, uint64(e.Process<<16+n))), id: int64(e.Process)*1e12 + int64(n)*1e8}
-			for ctx.Err() == nil {
-				w.turn()
-			}
-		})
-	}
-	seconds := time.NewTicker(time.Second)
-	defer seconds.Stop()
-	for ctx.Err() == nil {
-		select {
-		case <-ctx.Done():
-		case <-seconds.C:
-			e.out.write(told{Process: e.Process, Heap: heap(), Connections: int(e.pool.Stat().NewConnsCount())})
+	go func() {
+		for rest(ctx, time.Second) {
+			e.out.Write(told{Process: e.Process, Heap: heap(), Connections: int(e.pool.Stat().NewConnsCount())})
 		}
-	}
-	group.Wait()
-	return nil
+	}()
+	workers := make([]worker, e.Workers)
+	return e.workers(ctx, func(n int, r *rand.Rand) {
+		w := &workers[n]
+		if w.id == 0 {
+			*w = worker{env: e, rand: r, id: int64(e.Process)*1e12 + int64(n)*1e8}
+		}
+		w.turn()
+	})
 }
 
 // heap is how much is in use.
@@ -221,7 +214,7 @@ func (w *worker) own(ctx context.Context) {
 	case result.OK:
 		t.What = "ok"
 	}
-	w.out.write(t)
+	w.out.Write(t)
 	if err == nil && result.OK {
 		w.giveBack(ctx, result)
 	}
@@ -245,39 +238,57 @@ func (w *worker) tellOwn(verb string, err error, moves, unknown []move) {
 	if err != nil {
 		t.What, t.Err, t.Moves = "error", err.Error(), unknown
 	}
-	w.out.write(t)
+	w.out.Write(t)
 }
 
+// giveBack gives some of what was taken back, or nothing.
 func (w *worker) giveBack(ctx context.Context, result ratelimit.Result) {
-	switch w.rand.IntN(4) {
-	case 0:
-		if result.Receipt == nil {
-			return
-		}
-		cancelled, err := w.store.Cancel(ctx, result.Receipt)
+	verb, moves, err := w.back(result, giving{
+		cancel: func(r *ratelimit.Receipt) (bool, error) { return w.store.Cancel(ctx, r) },
+		settle: func(r *ratelimit.Receipt, used ...float64) (ratelimit.Result, error) {
+			return w.store.Settle(ctx, r, used...)
+		},
+		credit: func(r ratelimit.Request) (ratelimit.Status, error) { return w.store.Credit(ctx, r) },
+	})
+	if verb != "" {
+		w.tellOwn(verb, err, moves, between(moves))
+	}
+}
+
+// giving is the verbs that give back, in one of their forms.
+type giving struct {
+	cancel func(*ratelimit.Receipt) (bool, error)
+	settle func(*ratelimit.Receipt, ...float64) (ratelimit.Result, error)
+	credit func(ratelimit.Request) (ratelimit.Status, error)
+}
+
+// back gives some of what was taken back by one of the verbs, or by none.
+func (w *worker) back(result ratelimit.Result, by giving) (verb string, moves []move, err error) {
+	choice := w.rand.IntN(4)
+	switch {
+	case choice < 2 && result.Receipt == nil:
+	case choice == 0:
+		cancelled, err := by.cancel(result.Receipt)
 		if err == nil && !cancelled {
 			err = errors.New("nothing was cancelled")
 		}
-		moves := backTo(result, func(float64) float64 { return 0 })
-		w.tellOwn("Cancel", err, moves, between(moves))
-	case 1:
-		if result.Receipt == nil {
-			return
-		}
+		return "Cancel", backTo(result, func(float64) float64 { return 0 }), err
+	case choice == 1:
 		var used []float64
 		moves := backTo(result, func(taken float64) float64 {
 			used = append(used, float64(w.rand.IntN(int(taken)+2)))
 			return used[len(used)-1]
 		})
-		_, err := w.store.Settle(ctx, result.Receipt, used...)
-		w.tellOwn("Settle", err, moves, between(moves))
-	case 2:
+		_, err := by.settle(result.Receipt, used...)
+		return "Settle", moves, err
+	case choice == 2:
 		each := result.Each()
-		s := each[w.rand.IntN(len(each))]
-		moves := []move{{ratelimit.NameOf(s.Request.Limit), s.Request.Key, -1, -1}}
-		_, err := w.store.Credit(ctx, ratelimit.Request{Limit: s.Request.Limit, Key: s.Request.Key, Count: 1})
-		w.tellOwn("Credit", err, moves, between(moves))
+		taken := each[w.rand.IntN(len(each))].Request
+		taken.Count = 1
+		_, err := by.credit(taken)
+		return "Credit", []move{{ratelimit.NameOf(taken.Limit), taken.Key, -1, -1}}, err
 	}
+	return "", nil, nil
 }
 
 // backTo is what replacing what was taken by what was used moves.
@@ -320,7 +331,7 @@ func (w *worker) transaction(ctx context.Context) {
 	tx, err := w.pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
 	if err != nil {
 		t.What, t.Err = "error", err.Error()
-		w.out.write(t)
+		w.out.Write(t)
 		return
 	}
 	moves, err := w.steps(ctx, tx, 1+w.rand.IntN(2))
@@ -346,7 +357,7 @@ func (w *worker) transaction(ctx context.Context) {
 	if err != nil {
 		t.Err = err.Error()
 	}
-	w.out.write(t)
+	w.out.Write(t)
 }
 
 // rollBack gives up soon: the network may have gone silent.
@@ -366,7 +377,7 @@ func outcome(err error) string {
 		return "ok"
 	case errors.Is(err, errRolledBack):
 		return "rolled back"
-	case errors.As(err, &fault) && (fault.Code == "40001" || fault.Code == "40P01"):
+	case lab.AskedToRetry(err):
 		return "again"
 	case errors.Is(err, pgx.ErrTxCommitRollback), errors.As(err, &fault) && fault.Severity == "ERROR":
 		return "error"
@@ -394,7 +405,13 @@ func (w *worker) steps(ctx context.Context, tx pgx.Tx, n int) (moves []move, err
 		if !result.OK {
 			continue
 		}
-		back, err := w.giveBackTx(ctx, tx, result)
+		_, back, err := w.back(result, giving{
+			cancel: func(r *ratelimit.Receipt) (bool, error) { return w.store.CancelTx(ctx, tx, r) },
+			settle: func(r *ratelimit.Receipt, used ...float64) (ratelimit.Result, error) {
+				return w.store.SettleTx(ctx, tx, r, used...)
+			},
+			credit: func(r ratelimit.Request) (ratelimit.Status, error) { return w.store.CreditTx(ctx, tx, r) },
+		})
 		if err != nil {
 			return nil, err
 		}
@@ -416,36 +433,6 @@ func (w *worker) nested(ctx context.Context, tx pgx.Tx) ([]move, error) {
 		return nil, inner.Rollback(ctx)
 	}
 	return moves, inner.Commit(ctx)
-}
-
-func (w *worker) giveBackTx(ctx context.Context, tx pgx.Tx, result ratelimit.Result) (moves []move, err error) {
-	switch w.rand.IntN(5) {
-	case 0:
-		if result.Receipt == nil {
-			return nil, nil
-		}
-		cancelled, err := w.store.CancelTx(ctx, tx, result.Receipt)
-		if err == nil && !cancelled {
-			err = errors.New("nothing was cancelled")
-		}
-		return backTo(result, func(float64) float64 { return 0 }), err
-	case 1:
-		if result.Receipt == nil {
-			return nil, nil
-		}
-		var used []float64
-		moves := backTo(result, func(taken float64) float64 {
-			used = append(used, float64(w.rand.IntN(int(taken)+2)))
-			return used[len(used)-1]
-		})
-		_, err := w.store.SettleTx(ctx, tx, result.Receipt, used...)
-		return moves, err
-	case 2:
-		s := result.Each()[0]
-		_, err := w.store.CreditTx(ctx, tx, ratelimit.Request{Limit: s.Request.Limit, Key: s.Request.Key, Count: 1})
-		return []move{{ratelimit.NameOf(s.Request.Limit), s.Request.Key, -1, -1}}, err
-	}
-	return nil, nil
 }
 
 // behaviours are what functions do that the runner runs, when they have taken and have
@@ -524,7 +511,7 @@ func (w *worker) runner(ctx context.Context) {
 	default:
 		t.What, t.Err = "rolled back", err.Error()
 	}
-	w.out.write(t)
+	w.out.Write(t)
 }
 
 // alone runs do in a goroutine of its own, which do may end. That, and a panic, is an

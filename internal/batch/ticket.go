@@ -125,7 +125,7 @@ func (t *Ticket[T]) fail(p *pending) {
 	}
 }
 
-// settle ends the wait, if nothing has ended it yet, and reports whether it did. The caller is
+// resolve ends the wait, if nothing has ended it yet, and reports whether it did. The caller is
 // woken outside of the lock, for which it would have to wait.
 func (t *Ticket[T]) resolve(s state) bool {
 	t.mu.Lock()

@@ -19,17 +19,17 @@ const (
 	SlidingWindow                 // slot by slot, as taken tokens leave the window
 )
 
-// kinds holds the implementations, by Kind and Unit together, so that one is found by a look-up
-// that the compiler inlines. A value without a kind, which no limit's definition has, is a
-// token bucket.
+// byCalendar is set in the place among kinds of a fixed window by the calendar.
+const byCalendar = 4
+
+// kinds holds the implementations, so that one is found by a look-up that the compiler inlines.
+// A value without a kind, which no limit's definition has, is a token bucket.
 var kinds = func() (all [256]kind) {
 	for i := range all {
 		all[i] = &tokenBucket{}
 	}
 	all[FixedWindow], all[SlidingWindow] = &fixedWindow{}, &slidingWindow{}
-	for u := Day; u <= Year; u += Day {
-		all[FixedWindow|Kind(u)] = &calendar{}
-	}
+	all[FixedWindow|byCalendar] = &calendar{}
 	return all
 }()
 
@@ -64,9 +64,10 @@ type Definition struct {
 	Start       time.Time     // of a window: an edge; zero for a phase by key
 	Slots       int           // sliding window: into how many its period is cut; otherwise 0
 
-	Every  Unit   // of a fixed window by the calendar; otherwise 0. Period is the longest then
-	Zone   string // the name of its time zone
-	Anchor Date   // the day of one of its edges
+	Every  Unit          // of a fixed window by the calendar; otherwise 0. Period is the longest then
+	Zone   string        // the name of its time zone
+	Anchor Date          // the day of one of its edges
+	Time   time.Duration // of the day, at which edges are: from midnight, by clocks; whole minutes
 }
 
 // kind is the behavior in which the kinds of limits differ. Its values have no size. A
@@ -124,13 +125,17 @@ type kind interface {
 	share(d *Definition, states []State, now time.Time, n int) (each, empty State)
 }
 
-// kind returns d's kind. It is short enough for callers that only call a method of it to be
-// inlined.
-func (d *Definition) kind() kind { return kinds[d.Kind|Kind(d.Every)] }
+// kind returns d's kind.
+func (d *Definition) kind() kind {
+	if d.Every != 0 {
+		return kinds[d.Kind|byCalendar]
+	}
+	return kinds[d.Kind]
+}
 
 // Statements returns the names of the SQL statements for the rows of all kinds of limits.
 func Statements() (names []string) {
-	for _, kind := range [...]kind{kinds[TokenBucket], kinds[FixedWindow], kinds[SlidingWindow], kinds[FixedWindow|Kind(Day)]} {
+	for _, kind := range [...]kind{kinds[TokenBucket], kinds[FixedWindow], kinds[SlidingWindow], kinds[FixedWindow|byCalendar]} {
 		names = append(names, kind.statements())
 	}
 	return names
@@ -153,7 +158,7 @@ func (d *Definition) Tick() int64 {
 	return d.kind().next(d, 0)
 }
 
-// Stands reports whether a row's clock stands still between two ticks: not that of a token
+// Stepped reports whether a row's clock stands still between two ticks: not that of a token
 // bucket.
 func (d *Definition) Stepped() bool { return d.Tick() > 1 }
 

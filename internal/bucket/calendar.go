@@ -5,10 +5,14 @@ import (
 	"time"
 )
 
-// calendar is a fixed window whose edges are the first instants of days in a time zone: days,
-// weeks, months or years from the anchor on. They differ in length, so they are counted and not
-// measured: SQL receives the edges around now, and counts as settle does. Nothing moves them,
-// not even a pause, which also leaves the value as it is: a quota was sold.
+// calendar is a fixed window whose edges are instants of days in a time zone: every few days or
+// months from the anchor on. They differ in length, so they are counted and not measured: SQL
+// receives the edges around now, and counts as refill does. Nothing moves them, not even a pause,
+// which also leaves the value as it is: a quota was sold.
+//
+// A row's ts is an edge, unless another definition has written it: one with another anchor, zone
+// or time. Then the first edge after it does not count, and ts stays until an edge counts.
+// Otherwise two definitions in turn would refill a row at the edges of both.
 type calendar struct{ level }
 
 func (*calendar) String() string     { return kinds[FixedWindow].String() }
@@ -27,44 +31,40 @@ func (d *Definition) zone() *zone {
 // edgeDay is the day of the k-th edge, of which the anchor is 0. A month that has not as many
 // days ends one on its last.
 func (d *Definition) edgeDay(k int64) int64 {
-	switch a := d.Anchor; d.Every {
-	case Day:
-		return a.Days() + k
-	case Week:
-		return a.Days() + 7*k
-	case Month:
-		return clamped(a.Year, a.Month+time.Month(k), a.Day)
-	default:
-		return clamped(a.Year+int(k), a.Month, a.Day)
+	days, months := d.Every.split()
+	if a := d.Anchor; months > 0 {
+		return clamped(a.Year, a.Month+time.Month(k*months), a.Day)
 	}
+	return d.Anchor.Days() + k*days
 }
+
+// edge is when the k-th edge is.
+func (d *Definition) edge(z *zone, k int64) int64 { return z.start(d.edgeDay(k), d.timeOfDay()) }
+
+func (d *Definition) timeOfDay() int64 { return int64(d.Time / time.Second) }
 
 // edgeAt is the last edge up to an instant: its number, and when it is.
 func (d *Definition) edgeAt(z *zone, micros int64) (k, at int64) {
-	day := z.day(micros)
-	switch date, a := DateAt(day), d.Anchor; d.Every {
-	case Day:
-		k = day - a.Days()
-	case Week:
-		k = floorDiv(day-a.Days(), 7)
-	case Month:
-		k = int64(date.Year-a.Year)*12 + int64(date.Month-a.Month)
-	default:
-		k = int64(date.Year - a.Year)
+	day, a := floorDiv(z.shown(micros)-d.timeOfDay(), daySeconds), d.Anchor
+	if days, months := d.Every.split(); months > 0 {
+		date := DateAt(day)
+		k = floorDiv(int64(date.Year-a.Year)*12+int64(date.Month-a.Month), months)
+	} else {
+		k = floorDiv(day-a.Days(), days)
 	}
-	for at = z.start(d.edgeDay(k + 1)); at <= micros; at = z.start(d.edgeDay(k + 1)) {
+	for at = d.edge(z, k+1); at <= micros; at = d.edge(z, k+1) {
 		k++
 	}
-	for at = z.start(d.edgeDay(k)); at > micros; at = z.start(d.edgeDay(k)) {
+	for at = d.edge(z, k); at > micros; at = d.edge(z, k) {
 		k--
 	}
 	return k, at
 }
 
 // skipped is how many of the edges up to the k-th there are not, being days that the zone
-// never had.
+// never had. Days that begin at another time than midnight are only shorter.
 func (d *Definition) skipped(z *zone, k int64) int64 {
-	if d.Every != Day || len(z.skipped) == 0 {
+	if d.Every != Day || d.Time != 0 || len(z.skipped) == 0 {
 		return 0
 	}
 	return z.skippedUpTo(d.edgeDay(k)) - z.skippedUpTo(d.Anchor.Days())
@@ -84,44 +84,55 @@ func (d *Definition) after(z *zone, k, n int64) int64 {
 	return l
 }
 
-// slack returns the time after a row's ts within which an edge counts as the one already
-// passed, by the calendar of another time zone: the row of a customer that moves to the west is
-// not refilled again a few hours later. It is shorter than any window, and there is none for
-// days, of which a row may have had one here and not yet there.
-func (d *Definition) slack() int64 { return units[d.Every].slack.Microseconds() }
+// slack returns for how long after an edge a row's ts stands on it: the row was written by the
+// calendar of another time zone, which is behind. For single days it is enough for summer time.
+func (d *Definition) slack() int64 {
+	if d.Every == Day {
+		return (3 * time.Hour).Microseconds()
+	}
+	return zones.Microseconds()
+}
+
+// had is the number of the edge that a row with a ts has had: the last one up to it, or if it
+// does not stand on that, the first one after it, which does not count.
+func (d *Definition) had(z *zone, ts int64) int64 {
+	k, at := d.edgeAt(z, ts)
+	if ts-at > d.slack() {
+		k = d.after(z, k, 1)
+	}
+	return k
+}
 
 func (*calendar) last(d *Definition, _, now int64) int64 {
 	_, at := d.edgeAt(d.zone(), now)
 	return at
 }
 
-func (c *calendar) next(d *Definition, ts int64) int64 { return c.edge(d, ts, 1) }
+func (c *calendar) next(d *Definition, ts int64) int64 { return c.nth(d, ts, 1) }
 
-// edge is the n-th edge that a row has at ts before it.
-func (*calendar) edge(d *Definition, ts, n int64) int64 {
+// nth is the n-th edge that counts for a row with a ts.
+func (*calendar) nth(d *Definition, ts, n int64) int64 {
 	z := d.zone()
-	k, _ := d.edgeAt(z, ts+d.slack())
-	return z.start(d.edgeDay(d.after(z, k, n)))
+	return d.edge(z, d.after(z, d.had(z, ts), n))
 }
 
 func (c *calendar) reach(d *Definition, ts int64, tokens float64) int64 {
-	return c.edge(d, ts, int64(math.Ceil(tokens/d.Rate)))
+	return c.nth(d, ts, int64(math.Ceil(tokens/d.Rate)))
 }
 
 func (c *calendar) fresh(d *Definition, _ string, now time.Time) State {
 	return State{Value: d.Capacity, TS: instant(c.last(d, 0, now.UnixMicro()))}
 }
 
-// settle adds Rate for each edge since ts.
+// refill adds Rate for each edge that counts since ts.
 func (*calendar) refill(d *Definition, s State, now time.Time) State {
 	ts, z := s.TS.UnixMicro(), d.zone()
 	k, last := d.edgeAt(z, now.UnixMicro())
-	had, _ := d.edgeAt(z, ts+d.slack())
-	passed := max(d.between(z, had, k), 0)
-	return State{
-		Value: min(s.Value+float64(passed)*d.Rate, d.Capacity),
-		TS:    instant(max(ts, last)), Paused: s.Paused,
+	passed := d.between(z, d.had(z, ts), k)
+	if passed <= 0 {
+		passed, last = 0, ts
 	}
+	return State{Value: min(s.Value+float64(passed)*d.Rate, d.Capacity), TS: instant(last), Paused: s.Paused}
 }
 
 func (*calendar) pause(_ *Definition, settled State, _ bool, _, until time.Time) State {
@@ -160,7 +171,7 @@ func (d *Definition) past() int {
 func (d *Definition) Sent() int { return d.past() + 1 + spareEdges }
 
 // Edges returns edges of a quota by the calendar around an instant, growing; and beside each
-// the ts from which on a row has had it.
+// the first ts of a row that has had it.
 func (d *Definition) Edges(around time.Time) (edges, had []time.Time) {
 	return d.EdgesFrom(around, d.Sent())
 }
@@ -169,12 +180,13 @@ func (d *Definition) Edges(around time.Time) (edges, had []time.Time) {
 func (d *Definition) EdgesFrom(around time.Time, n int) (edges, had []time.Time) {
 	z := d.zone()
 	k, _ := d.edgeAt(z, around.UnixMicro())
+	k, before := d.edgeAt(z, d.edge(z, k-int64(n-spareEdges)))
 	edges, had = make([]time.Time, n), make([]time.Time, n)
-	k, _ = d.edgeAt(z, z.start(d.edgeDay(k-int64(n-1-spareEdges))))
 	for i := range edges {
-		at := z.start(d.edgeDay(k))
-		edges[i], had[i] = instant(at), instant(at-d.slack())
 		k = d.after(z, k, 1)
+		at := d.edge(z, k)
+		edges[i], had[i] = instant(at), instant(min(before+d.slack()+1, at))
+		before = at
 	}
 	return edges, had
 }
@@ -183,6 +195,5 @@ func (d *Definition) EdgesFrom(around time.Time, n int) (edges, had []time.Time)
 func (c *calendar) plain(d *Definition, s State, now time.Time) bool {
 	z := d.zone()
 	k, _ := d.edgeAt(z, now.UnixMicro())
-	first := z.start(d.edgeDay(k - int64(d.past())))
-	return s.TS.UnixMicro() >= first-d.slack() || s.Value+float64(d.past())*d.Rate >= d.Capacity
+	return d.between(z, d.had(z, s.TS.UnixMicro()), k) <= int64(d.past()) || s.Value+float64(d.past())*d.Rate >= d.Capacity
 }

@@ -4,60 +4,93 @@ import (
 	"fmt"
 	"math"
 	"sort"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 )
 
-// Unit is a unit of the calendar, by which a quota is refilled.
-type Unit uint8
+// Unit is a number of days or of months, after which a quota by the calendar is refilled.
+type Unit int64
 
-// The units of the calendar. Their bits are others than those of a Kind: see kinds.
+// The units of the calendar. A Unit counts days in its lower half and months in its upper half,
+// of which one is 0, so that 3 * Month is three months.
 const (
-	Day Unit = (iota + 1) << 4
-	Week
-	Month
-	Year
+	Day   Unit = 1
+	Week       = 7 * Day
+	Month Unit = 1 << 32
+	Year       = 12 * Month
 )
-
-var units = [...]struct {
-	name    string
-	longest time.Duration // about: with an hour of winter time in it, a month is longer
-	slack   time.Duration // see Definition.slack
-}{
-	Day:   {"day", 24 * time.Hour, 0},
-	Week:  {"week", 7 * 24 * time.Hour, zones},
-	Month: {"month", 31 * 24 * time.Hour, zones},
-	Year:  {"year", 366 * 24 * time.Hour, zones},
-}
 
 // zones is how far apart the clocks of time zones are, from 12 hours behind to 14 ahead.
 const zones = 26 * time.Hour
 
-// ParseUnit returns the unit that has a text as its String.
+// units are the units in their order, the larger ones of each sort first.
+var units = [...]struct {
+	unit Unit
+	name string
+}{{Year, "year"}, {Month, "month"}, {Week, "week"}, {Day, "day"}}
+
+// split returns the number of days or of months that a unit has.
+func (u Unit) split() (days, months int64) { return int64(u % Month), int64(u / Month) }
+
+// Longest returns how long a unit is at most, but for an hour or so of summer time; 0 for one
+// that is no number of days or of months, or may be longer than MaxSpan.
+func (u Unit) Longest() time.Duration {
+	const day = 24 * time.Hour
+	days, months := u.split()
+	if days < 0 || months < 0 || days > 0 && months > 0 {
+		return 0
+	}
+	if days += months/12*366 + months%12*31; days > int64(MaxSpan/day) {
+		return 0
+	}
+	return time.Duration(days) * day
+}
+
+// ParseUnit returns the unit that has a text as its String. It reads "1 month", too.
 func ParseUnit(text string) (u Unit, ok bool) {
-	for u := Day; u <= Year; u += Day {
-		if text == u.String() {
+	n, name := uint64(1), text
+	if number, several, found := strings.Cut(text, " "); found {
+		n, _ = strconv.ParseUint(number, 10, 16) // 0 or too many units, both of which are none
+		name = strings.TrimSuffix(several, "s")
+	}
+	for _, of := range units {
+		if u = Unit(n) * of.unit; name == of.name && u.Longest() > 0 {
 			return u, true
 		}
 	}
 	return 0, false
 }
 
-// String returns the unit in a word, such as "month".
+// String returns the unit in words, such as "month" or "2 weeks".
 func (u Unit) String() string {
-	if u.Longest() == 0 {
-		return fmt.Sprintf("Unit(%d)", uint8(u))
+	days, months := u.split()
+	if days > 0 && months > 0 { // of which there is none
+		return (u - Unit(days)).String() + " and " + Unit(days).String()
 	}
-	return units[u].name
+	for _, of := range units {
+		switch n := u / of.unit; {
+		case n < 1 || u%of.unit != 0:
+		case n == 1:
+			return of.name
+		default:
+			return fmt.Sprintf("%d %ss", n, of.name)
+		}
+	}
+	return fmt.Sprintf("Unit(%d)", int64(u))
 }
 
-// Longest returns how long a unit is at most, but for an hour or so of summer time; 0 for
-// none of the units.
-func (u Unit) Longest() time.Duration {
-	if u > Year {
-		return 0
-	}
-	return units[u].longest
+// TimeOfDay returns a time of day, the time since midnight, as "09:00".
+func TimeOfDay(d time.Duration) string {
+	return fmt.Sprintf("%02d:%02d", int(d/time.Hour), int(d%time.Hour/time.Minute))
+}
+
+// ParseTimeOfDay reads a time of day such as "09:00".
+func ParseTimeOfDay(text string) (d time.Duration, ok bool) {
+	t, err := time.Parse("15:04", text)
+	d = time.Duration(t.Hour())*time.Hour + time.Duration(t.Minute())*time.Minute
+	return d, err == nil && TimeOfDay(d) == text
 }
 
 // Date is a day of the calendar, in no time zone.
@@ -182,11 +215,11 @@ func (z *zone) skippedUpTo(day int64) int64 {
 	return int64(sort.Search(len(z.skipped), func(i int) bool { return z.skipped[i] > day }))
 }
 
-// start returns the first instant, in microseconds, at which a clock in the zone shows a day
-// or a later one: midnight, unless summer time begins then.
-func (z *zone) start(day int64) int64 {
+// start returns the first instant, in microseconds, at which a clock in the zone shows a time, in
+// seconds, of a day, or a later time: midnight for 0, unless summer time begins then.
+func (z *zone) start(day, clock int64) int64 {
 	const farthest = 16 * 60 * 60 // from Greenwich
-	shown := day * daySeconds
+	shown := day*daySeconds + clock
 	at := time.Unix(shown-farthest, 0).In(z.location)
 	for {
 		_, offset := at.Zone()
@@ -198,9 +231,10 @@ func (z *zone) start(day int64) int64 {
 	}
 }
 
-// day is the day that a clock in the zone shows at an instant, in microseconds.
-func (z *zone) day(micros int64) int64 {
+// shown returns the seconds since 1970 that a clock in the zone shows at an instant, in
+// microseconds, as if it were in Greenwich.
+func (z *zone) shown(micros int64) int64 {
 	seconds := floorDiv(micros, 1_000_000)
 	_, offset := time.Unix(seconds, 0).In(z.location).Zone()
-	return floorDiv(seconds+int64(offset), daySeconds)
+	return seconds + int64(offset)
 }

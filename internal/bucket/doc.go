@@ -13,7 +13,7 @@
 //     needs the row to be read, and a reservation that must wait needs a slot of its own.
 //   - [Definition.Tick] is the time between two ticks of a row's clock, in microseconds:
 //     1 for a token bucket, otherwise a period or a slot.
-//   - [Definition.Stands] reports whether the clock stands still between ticks.
+//   - [Definition.Stepped] reports whether the clock stands still between ticks.
 //   - [Definition.Next] is the next tick.
 //   - [Definition.End] is when tokens end that are prefetched: all of them with the window
 //     or slot, or after a time.

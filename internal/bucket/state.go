@@ -41,7 +41,7 @@ func (d *Definition) Fresh(key string, now time.Time) State {
 	return d.kind().fresh(d, key, now)
 }
 
-// Settle brings s to now: it adds the tokens that were refilled since, up to
+// Refill brings s to now: it adds the tokens that were refilled since, up to
 // Capacity. A now before s.TS, from a clock that went back or a caller that is
 // late, neither takes tokens away nor creates any.
 //
@@ -207,15 +207,18 @@ const idleFor = time.Minute
 // Idle reports whether s is full at now, has been for a minute, and is not paused, and so means
 // the same as no row of key. A fixed window with other edges than a fresh row, since it was
 // paused, means that only once it has let an edge pass unused: otherwise, with its edges moved,
-// more could be refilled than in any window.
+// more could be refilled than in any window. By the calendar such a row, which stands on no edge,
+// is kept until one has counted.
 func (d *Definition) Idle(key string, s State, now time.Time) bool {
 	now = now.Add(-idleFor)
-	if !d.Refill(s, now).TS.Equal(d.Fresh(key, now).TS) {
-		now = now.Add(-d.Period)
-	}
 	settled := d.Refill(s, now)
-	if s.TS.After(now) || s.Paused.After(now) {
+	off := settled.TS.Sub(d.Fresh(key, now).TS)
+	switch {
+	case d.Every != 0 && (off < 0 || off.Microseconds() > d.slack()):
 		return false
+	case d.Every == 0 && off != 0:
+		now = now.Add(-d.Period)
+		settled = d.Refill(s, now)
 	}
-	return settled.Value >= d.Capacity
+	return settled.Value >= d.Capacity && !s.TS.After(now) && !s.Paused.After(now)
 }

@@ -147,7 +147,7 @@ func (s *Definitions) NoteAll(limits []ratelimit.Limit) (names map[string]bool, 
 // alike reports whether two definitions fill in the same ticks and rows.
 func alike(d, e bucket.Definition) bool {
 	return d.Kind == e.Kind && d.Period == e.Period && d.Start.Equal(e.Start) && d.Shards == e.Shards && d.Slots == e.Slots &&
-		d.Every == e.Every && d.Zone == e.Zone && d.Anchor == e.Anchor
+		d.Every == e.Every && d.Zone == e.Zone && d.Anchor == e.Anchor && d.Time == e.Time
 }
 
 // covers reports whether every row that is full by e is full by d.
@@ -155,7 +155,7 @@ func covers(e, d bucket.Definition) bool {
 	return alike(e, d) && e.Rate <= d.Rate && e.Capacity >= d.Capacity
 }
 
-// KeyOf is the definitions of a name that were noted.
+// Of is the definitions of a name that were noted.
 func (s *Definitions) Of(name string) []bucket.Definition {
 	s.mu.RLock()
 	defer s.mu.RUnlock()

@@ -239,7 +239,7 @@ func TestIdle(t *testing.T) {
 	}
 }
 
-// Seen is used by all callers of a store at once; the race detector looks.
+// Definitions is used by all callers of a store at once; the race detector looks.
 func TestSeenConcurrently(t *testing.T) {
 	var seen decide.Definitions
 	var wg sync.WaitGroup

@@ -133,7 +133,7 @@ func (m *Modes) left() (requests []ratelimit.Request) {
 }
 
 // Decide decides the call by ask, which grants a call of nothing, until it is granted or
-// refused by a limit that is enforced. Told makes the call's result of that.
+// refused by a limit that is enforced. Report makes the call's result of that.
 func (m *Modes) Decide(ask func([]ratelimit.Request) (ratelimit.Result, error)) (ratelimit.Result, error) {
 	if m.verb == First {
 		return m.decideFirst(ask)
@@ -256,7 +256,7 @@ func (m *Modes) setAside(result ratelimit.Result) (found bool) {
 
 func keyOf(r *ratelimit.Request) Key { return Key{ratelimit.NameOf(r.Limit), r.Key} }
 
-// Told is the result of the call, by the result of Decide, or of the transaction that was
+// Report is the result of the call, by the result of Decide, or of the transaction that was
 // granted the requests of Decide.
 func (m *Modes) Report(result ratelimit.Result) ratelimit.Result {
 	if m.verb == First && result.OK { // which is of no other limit

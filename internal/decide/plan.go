@@ -208,7 +208,7 @@ func (c *Call) Granted(changes []Change, known View) ratelimit.Result {
 	return c.result(statuses)
 }
 
-// tellGranted sets s, which is zero, to the status of one of c's asks, for which changes
+// reportGranted sets s, which is zero, to the status of one of c's asks, for which changes
 // were made.
 func (c *Call) reportGranted(s *ratelimit.Status, i int, changes []Change, known View) {
 	a := &c.Demands[i]
@@ -352,7 +352,7 @@ func Credited(r ratelimit.Request, states []bucket.State, now time.Time) ratelim
 	return status
 }
 
-// result puts the statuses of c's asks, in the order of Asks, together. It does not keep
+// result puts the statuses of c's asks, in the order of Demands, together. It does not keep
 // statuses.
 func (c *Call) result(statuses []ratelimit.Status) ratelimit.Result {
 	if c.AtMost() {
@@ -383,7 +383,7 @@ func outweighs(s, t ratelimit.Status) bool {
 	return s.Remaining < t.Remaining
 }
 
-// tellTaken sets s, which is zero, to the status of a, of one row, when it was taken at now
+// reportTaken sets s, which is zero, to the status of a, of one row, when it was taken at now
 // and left after behind.
 func (a *Demand) reportTaken(s *ratelimit.Status, after bucket.State, now time.Time) {
 	d := &a.Definition
@@ -483,7 +483,7 @@ func (a *Demand) status(ok bool, h holding, now, retryAt time.Time) (s ratelimit
 	return s
 }
 
-// tell sets s, which is zero.
+// report sets s, which is zero.
 func (a *Demand) report(s *ratelimit.Status, ok bool, h *holding, now, retryAt time.Time) {
 	s.Request, s.Capacity = a.Request, a.Definition.Capacity
 	s.At, s.OK = now, ok

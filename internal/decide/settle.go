@@ -144,7 +144,7 @@ func (s *Settlement) Rows() []Row {
 	return rows
 }
 
-// Settle is a change's row in a state once it was settled at now: see
+// Refill is a change's row in a state once it was settled at now: see
 // [bucket.Definition.Charge] and [bucket.Definition.Refund].
 func (c *Change) Refill(state bucket.State, now time.Time) bucket.State {
 	if c.Count > 0 {

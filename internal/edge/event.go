@@ -54,7 +54,7 @@ func (g *Limiter[R, O]) outcome(result *ratelimit.Result, err error) ratelimit.O
 
 type askedKey struct{}
 
-// Asked returns the request that Gate.Observe is told of, by the context that it has; the zero R
+// Asked returns the request that Limiter.Observe is told of, by the context that it has; the zero R
 // for another context.
 func Asked[R any](ctx context.Context) (r R) {
 	r, _ = ctx.Value(askedKey{}).(R)

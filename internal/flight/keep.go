@@ -46,7 +46,7 @@ func (k *Renewers) Released(permit ratelimit.Permit) {
 	}
 }
 
-// keeper keeps one permit.
+// renewer keeps one permit.
 type renewer struct {
 	store  Store
 	cancel context.CancelCauseFunc

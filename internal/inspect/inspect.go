@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/catalog"
+	"github.com/pgratelimit/ratelimit/internal/gate"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
@@ -60,6 +61,16 @@ func (d *Inspector) Known(name string) error {
 	return err
 }
 
+// GateOf returns the limit whose gate a name is: rows by which riverlimit's HardStart bounds
+// starts of jobs. Their definition is the program's own. It reports false if it is none.
+func (d *Inspector) GateOf(name string) (limit string, ok bool) {
+	limit, ok = gate.Of(name)
+	if _, err := d.Limit(limit); !ok || err != nil {
+		return "", false
+	}
+	return limit, d.Known(name) != nil
+}
+
 // MostCounted is up to how many rows of a name are counted.
 const MostCounted = 10_000
 
@@ -68,6 +79,7 @@ type Summary struct {
 	Name       string
 	Definition *ratelimit.Definition // nil if none is known, as of a limit that is gone
 	InFlight   *ratelimit.InFlight   // if it is a limit of how many at once
+	GateOf     string                // the limit whose starts of jobs it is for; "" if it is no gate
 	Overrides  int                   // the one for all keys included
 	Rows       int                   // in the table; MostCounted+1 for more than MostCounted
 }
@@ -104,6 +116,7 @@ func (d *Inspector) Limits(ctx context.Context) ([]Summary, error) {
 		if limit, ok := permits[name]; ok {
 			summaries[i].InFlight = &limit
 		}
+		summaries[i].GateOf, _ = d.GateOf(name)
 	}
 	return summaries, nil
 }
@@ -215,16 +228,9 @@ func shards(requests []ratelimit.Request) int {
 }
 
 // PermitKeys returns the keys of a name that have rows of permits, in order, from a prefix on and
-// after a key, at most that number of them.
+// after a key, at most that number of them. It ends where the prefix does.
 func (d *Inspector) PermitKeys(ctx context.Context, name string, page ratelimit.Page) ([]string, error) {
-	// One step along the index for each key, however many permits it has.
-	rows, err := d.Pool.Query(ctx, `WITH RECURSIVE next AS (
-	(SELECT r.key FROM `+d.Table()+` AS r WHERE r.name = $1::text AND r.key >= $2::text AND ($3::text = '' OR r.key > $3::text) ORDER BY r.key LIMIT 1)
-	UNION ALL
-	SELECT (SELECT r.key FROM `+d.Table()+` AS r WHERE r.name = $1::text AND r.key > n.key ORDER BY r.key LIMIT 1)
-	FROM next AS n WHERE n.key IS NOT NULL
-)
-SELECT key FROM next WHERE key IS NOT NULL AND starts_with(key, $2::text) LIMIT $4::int8`, name, page.Prefix, page.After, orAll(page.Most))
+	rows, err := d.Pool.Query(ctx, d.permitKeys(), name, page.Prefix, page.After, orAll(page.Most))
 	if err != nil {
 		return nil, fmt.Errorf("list keys: %w", err)
 	}
@@ -233,6 +239,18 @@ SELECT key FROM next WHERE key IS NOT NULL AND starts_with(key, $2::text) LIMIT 
 		return nil, fmt.Errorf("list keys: %w", err)
 	}
 	return keys, nil
+}
+
+// permitKeys is one step along the index for each key, however many permits it has, as far as the
+// prefix goes.
+func (d *Inspector) permitKeys() string {
+	return `WITH RECURSIVE next AS (
+	(SELECT r.key FROM ` + d.Table() + ` AS r WHERE r.name = $1::text AND r.key >= $2::text AND ($3::text = '' OR r.key > $3::text) ORDER BY r.key LIMIT 1)
+	UNION ALL
+	SELECT (SELECT r.key FROM ` + d.Table() + ` AS r WHERE r.name = $1::text AND r.key > n.key ORDER BY r.key LIMIT 1)
+	FROM next AS n WHERE starts_with(n.key, $2::text)
+)
+SELECT key FROM next WHERE starts_with(key, $2::text) LIMIT $4::int8`
 }
 
 // orAll is the argument of a LIMIT, which is NULL for no limit.

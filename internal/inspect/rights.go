@@ -51,7 +51,7 @@ rights AS (
 	UNION
 	SELECT r.oid, r.rolname, f.proname, 'f', 'EXECUTE'
 	FROM home AS h JOIN pg_proc AS f ON f.pronamespace = h.oid AND f.proname ~ '^rate_limit' AND f.prosecdef
-		AND (f.proargnames && ARRAY['rate', 'requests', 'slots', 'lease'] OR f.prorettype = 'trigger'::regtype)
+		AND (f.proargnames && ARRAY['rate', 'requests', 'at_once', 'lease'] OR f.prorettype = 'trigger'::regtype)
 	CROSS JOIN roles AS r
 	WHERE NOT (r.oid <> 0 AND pg_has_role(r.oid, f.proowner, 'USAGE')) AND has_function_privilege(r.rolname, f.oid, 'EXECUTE')
 )

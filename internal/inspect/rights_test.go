@@ -16,8 +16,6 @@ import (
 	"github.com/pgratelimit/ratelimit/migrations"
 )
 
-func TestMain(m *testing.M) { pgtest.Main(m) }
-
 // hosted is a schema with all sets, whose default privileges grant all to a role of the web, as
 // those of hosted databases do.
 func hosted(t *testing.T) (db *pgtest.DB, role string) {
@@ -70,7 +68,7 @@ func denied(err error) bool {
 	return errors.As(err, &pgErr) && pgErr.Code == "42501"
 }
 
-// rightsOf returns the rights of a role, as a Desk lists them.
+// rightsOf returns the rights of a role, as an Inspector lists them.
 func rightsOf(t *testing.T, db *pgtest.DB, role string) inspect.Rights {
 	t.Helper()
 	all, err := (&inspect.Inspector{Pool: db.Pool, Schema: db.Schema}).Rights(t.Context())

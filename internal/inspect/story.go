@@ -34,6 +34,64 @@ type Story struct {
 	Changes []catalog.Change // of the key, and for all keys; the newest first
 }
 
+// A PermitStory is the known facts of a key of a limit of how many at once.
+type PermitStory struct {
+	Key       string
+	Published ratelimit.InFlight // the limit
+	Holds     ratelimit.InFlight // that of the key, after overrides
+	ForKey    *catalog.Entry     // the overrides, nil for none; those that are off or over too
+	ForAll    *catalog.Entry
+	Held      []ratelimit.Permit
+	Changes   []catalog.Change // of the key, and for all keys; the newest first
+}
+
+// PermitStory returns the known facts of a key. It takes and locks nothing. Errors are those of
+// Story.
+func (d *Inspector) PermitStory(ctx context.Context, name, key string) (*PermitStory, error) {
+	limit, err := d.InFlight(name)
+	if err != nil {
+		return nil, err
+	}
+	s := &PermitStory{Key: key, Published: limit, Holds: d.Catalog.InFlight(limit, key)}
+	s.ForKey, s.ForAll = d.overrides(name, key)
+	if s.Held, err = d.Store.Permits().Held(ctx, s.Holds, key); err != nil {
+		return nil, err
+	}
+	s.Changes, err = d.changes(ctx, name, key)
+	return s, err
+}
+
+// OK reports whether a permit would be given now.
+func (s *PermitStory) OK() bool {
+	return s.Holds.Mode == ratelimit.ModeShadow || s.Holds.Mode != ratelimit.ModeRefuse && len(s.Held) < s.Holds.Limit
+}
+
+// Why returns what a caller would get now, and the reason, in a sentence.
+func (s *PermitStory) Why() string {
+	held := fmt.Sprintf("%d of %d permits are held", len(s.Held), s.Holds.Limit)
+	switch {
+	case s.Holds.Mode == ratelimit.ModeRefuse:
+		return "refused: " + refusing(s.Holds.RefusedUntil)
+	case len(s.Held) < s.Holds.Limit:
+		return "granted: " + held
+	case s.Holds.Mode == ratelimit.ModeShadow:
+		return "granted, since its mode is shadow: " + held
+	}
+	first := slices.MinFunc(s.Held, func(a, b ratelimit.Permit) int { return a.Until.Compare(b.Until) })
+	return fmt.Sprintf("refused: %s; the first lease ends at %s, unless it is renewed", held, Instant(first.Until))
+}
+
+// overrides returns the override of a key and that for all keys, nil for none.
+func (d *Inspector) overrides(name, key string) (own, all *catalog.Entry) {
+	if e, ok := d.Catalog.Override(name, key); ok {
+		own = &e
+	}
+	if e, ok := d.Catalog.Override(name, catalog.AllKeys); ok {
+		all = &e
+	}
+	return own, all
+}
+
 // A Row is a row of the table as it is stored.
 type Row struct {
 	Shard  int
@@ -70,17 +128,11 @@ func (d *Inspector) Story(ctx context.Context, name, key string, count float64, 
 	}
 	asked := d.Catalog.ForN(limit, key, count)
 	s := &Story{Published: limit.Definition(), Holds: asked.Limit.Definition(), Reserve: reserve}
-	for _, e := range d.Catalog.Overrides(name) {
-		if e.All {
-			s.ForAll = &e
-		} else if e.Key == key {
-			s.ForKey = &e
-		}
-	}
+	s.ForKey, s.ForAll = d.overrides(name, key)
 	if err := d.ask(ctx, s, asked); err != nil {
 		return nil, err
 	}
-	if s.Rows, err = d.rows(ctx, name, key); err != nil {
+	if s.Rows, err = d.Rows(ctx, name, key); err != nil {
 		return nil, err
 	}
 	s.Changes, err = d.changes(ctx, name, key)
@@ -107,10 +159,10 @@ func (d *Inspector) ask(ctx context.Context, s *Story, asked ratelimit.Request) 
 	return err
 }
 
-// rows reads a key's rows, and for each the transaction that has changed or locked it and is
+// Rows reads a key's rows, and for each the transaction that has changed or locked it and is
 // still open: the row's xmax is it, or a subtransaction of it, and either is locked by its
 // process. A server hides other roles' statements from a role without pg_read_all_stats.
-func (d *Inspector) rows(ctx context.Context, name, key string) ([]Row, error) {
+func (d *Inspector) Rows(ctx context.Context, name, key string) ([]Row, error) {
 	rows, err := d.Pool.Query(ctx, `SELECT r.shard, r.value, r.ts, r.paused,
 	CASE WHEN r.ahead[2] > extract(epoch FROM clock_timestamp()) - 946684800 THEN r.ahead[1] ELSE 0 END,
 	a.pid, coalesce(a.application_name, ''), coalesce(a.usename::text, ''), coalesce(a.state, ''), a.xact_start,
@@ -152,7 +204,7 @@ func (d *Inspector) changes(ctx context.Context, name, key string) ([]catalog.Ch
 	if err != nil {
 		return nil, err
 	}
-	changes = slices.DeleteFunc(changes, func(c catalog.Change) bool { return !c.All && c.Key != key })
+	changes = slices.DeleteFunc(changes, func(c catalog.Change) bool { return c.Key != catalog.AllKeys && c.Key != key })
 	return changes[:min(len(changes), mostChanges)], nil
 }
 
@@ -163,10 +215,8 @@ func (s *Story) Why() string {
 	switch {
 	case s.Never != nil:
 		return "never: " + s.Never.Error()
-	case a.Request.Mode == ratelimit.ModeRefuse && a.Request.RefusedUntil.IsZero():
-		return "refused: its mode is refuse, until that is changed"
 	case a.Request.Mode == ratelimit.ModeRefuse:
-		return fmt.Sprintf("refused: its mode is refuse until %s", Instant(a.Request.RefusedUntil))
+		return "refused: " + refusing(a.Request.RefusedUntil)
 	case a.Shadowed:
 		return fmt.Sprintf("granted, since its mode is shadow: %s wanted, %s left", count, Amount(a.Value))
 	case a.OK && a.RetryAfter > 0:
@@ -180,6 +230,14 @@ func (s *Story) Why() string {
 			Amount(a.Value), Amount(s.Holds.MaxReserved), count, Instant(a.RetryAt), Span(a.RetryAfter))
 	}
 	return fmt.Sprintf("refused: %s wanted, %s left; %s would be granted at %s, in %s", count, Amount(a.Value), count, Instant(a.RetryAt), Span(a.RetryAfter))
+}
+
+// refusing says until when a mode refuses.
+func refusing(until time.Time) string {
+	if until.IsZero() {
+		return "its mode is refuse, until that is changed"
+	}
+	return "its mode is refuse until " + Instant(until)
 }
 
 // Holders returns transactions that are open, do nothing, and have rows of the table locked, the

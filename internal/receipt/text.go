@@ -22,14 +22,14 @@ import (
 // A receipt as text is its version and then, in base64 for URLs,
 //
 //	receipt:  transaction  instant  limits  limit…
-//	limit:    name  key  kind  rate  period  capacity  max reserved  shards  start  [slots]  [zone  anchor]  place  payments  payment…
+//	limit:    name  key  kind  rate  period  capacity  max reserved  shards  start  [slots]  [every  zone  anchor  time]  place  payments  payment…
 //	payment:  shard  slot  tokens
 //
 // with whole numbers as varints; texts behind their lengths; instants in microseconds, but a
 // start, which is 0 for none or else 1, seconds and nanoseconds; slots only of a sliding
-// window; zone and anchor, as days since 1970, only of a quota by the calendar, with the unit
-// in the upper bits of its kind; and amounts as varints of their bits from the last to the
-// first, which is short for those that are round.
+// window; every to time only of a quota by the calendar, which a bit of its kind tells, with an
+// anchor in days since 1970 and a time in minutes; and amounts as varints of their bits from the
+// last to the first, which is short for those that are round.
 const version = "1"
 
 // Upper bounds of the fields of a receipt that a call made. (The root package's bounds of these
@@ -47,8 +47,8 @@ const (
 	maxText = 4 << 20
 )
 
-// units are the bits of a kind's number that tell the unit of the calendar.
-const units = bucket.Day | bucket.Week | bucket.Month | bucket.Year
+// byCalendar is the bit of a kind's number that tells a quota by the calendar.
+const byCalendar = 1 << 4
 
 // ErrInvalid is the root package's, to which this one must not point.
 var ErrInvalid = errors.New("ratelimit: invalid")
@@ -231,7 +231,11 @@ func together(payments []Payment) int {
 func (w *writer) limit(p *Payment) {
 	w.string(p.Name)
 	w.string(p.Key)
-	w.uint(uint64(p.Kind) | uint64(p.Every))
+	if kind := uint64(p.Kind); p.Every != 0 {
+		w.uint(kind | byCalendar)
+	} else {
+		w.uint(kind)
+	}
 	w.float(p.Rate)
 	w.uint(uint64(p.Period.Microseconds()))
 	w.float(p.Capacity)
@@ -242,8 +246,10 @@ func (w *writer) limit(p *Payment) {
 		w.uint(uint64(p.Slots))
 	}
 	if p.Every != 0 {
+		w.uint(uint64(p.Every))
 		w.string(p.Zone)
 		w.int(p.Anchor.Days())
+		w.uint(uint64(p.Time / time.Minute))
 	}
 	w.uint(uint64(p.Place))
 }
@@ -333,6 +339,15 @@ func (r *reader) date(field string) bucket.Date {
 	return date
 }
 
+// unit reads a number of days or of months.
+func (r *reader) unit(field string) bucket.Unit {
+	unit := bucket.Unit(r.uint(field, math.MaxInt64))
+	if r.fault == nil && unit.Longest() == 0 {
+		r.fail("has %s %d", field, int64(unit))
+	}
+	return unit
+}
+
 func (r *reader) receipt() *Receipt {
 	taker := ""
 	if xid := r.uint("transaction", math.MaxInt64); xid > 0 {
@@ -358,7 +373,7 @@ func (r *reader) limit(places []bool) (paid []Payment) {
 	name, limit := r.string("name", MaxNameLength), Limit{Key: r.string("key", MaxKeyLength)}
 	kind := r.uint("kind", math.MaxUint8)
 	limit.Definition = bucket.Definition{
-		Name: name, Kind: bucket.Kind(kind) &^ bucket.Kind(units), Every: bucket.Unit(kind) & units, Rate: r.amount("rate", MaxTokens),
+		Name: name, Kind: bucket.Kind(kind) &^ byCalendar, Rate: r.amount("rate", MaxTokens),
 		Period:   time.Duration(r.uint("period", math.MaxInt64/uint64(time.Microsecond))) * time.Microsecond,
 		Capacity: r.amount("capacity", MaxTokens), MaxReserved: r.amount("max reserved", math.Inf(1)),
 		Shards: int(r.uint("shards", MaxShards)), Start: r.start(),
@@ -366,8 +381,10 @@ func (r *reader) limit(places []bool) (paid []Payment) {
 	if limit.Slotted() {
 		limit.Slots = int(r.uint("slots", MaxSlots))
 	}
-	if limit.Every != 0 {
+	if kind&byCalendar != 0 {
+		limit.Every = r.unit("every")
 		limit.Zone, limit.Anchor = r.string("zone", MaxNameLength), r.date("anchor")
+		limit.Time = time.Duration(r.uint("time", 24*60-1)) * time.Minute
 	}
 	place := int(r.uint("place", uint64(len(places))-1))
 	payments := int(r.uint("payments", MaxShards))

@@ -53,7 +53,11 @@ func TestText(t *testing.T) {
 		"several":     several(),
 		"with a slot": receipt.New([]receipt.Payment{{Limit: sliding, Slot: -1 << 62, Tokens: 3}}, nil, "7", nil, decided),
 		"with slots":  receipt.New([]receipt.Payment{{Limit: sliding, Slot: decided.UnixMicro(), Tokens: 3}, {Limit: sliding, Shard: 3, Slot: decided.UnixMicro(), Tokens: 1}}, nil, "7", nil, decided),
-		"no key":      receipt.New([]receipt.Payment{{Limit: &receipt.Limit{Definition: bucket.Definition{Name: "a", Kind: 1, Rate: 1, Period: 1000, Shards: 1}}, Tokens: 1}}, nil, "", nil, time.Time{}),
+		"by the calendar": receipt.New([]receipt.Payment{{Limit: &receipt.Limit{Definition: bucket.Definition{
+			Name: "a", Kind: bucket.FixedWindow, Rate: 1, Period: 93 * 24 * time.Hour, Capacity: 1, MaxReserved: 1, Shards: 1,
+			Every: 3 * bucket.Month, Zone: "Europe/Berlin", Anchor: bucket.Date{Year: 2026, Month: 1, Day: 31}, Time: 9*time.Hour + 30*time.Minute,
+		}}, Tokens: 1}}, nil, "7", nil, decided),
+		"no key": receipt.New([]receipt.Payment{{Limit: &receipt.Limit{Definition: bucket.Definition{Name: "a", Kind: 1, Rate: 1, Period: 1000, Shards: 1}}, Tokens: 1}}, nil, "", nil, time.Time{}),
 	} {
 		t.Run(name, func(t *testing.T) {
 			text := textOf(t, want)

@@ -100,7 +100,7 @@ func (w *Watch) Report(result *ratelimit.Result, err error) {
 	}
 }
 
-// granted is tell of most calls.
+// granted is report of most calls.
 func (w *Watch) granted(result *ratelimit.Result) {
 	var e ratelimit.Event
 	e.Verb, e.Form, e.Outcome = w.verb, w.Form, ratelimit.OutcomeGranted
@@ -112,14 +112,14 @@ func (w *Watch) granted(result *ratelimit.Result) {
 	w.of.observe(w.ctx, e)
 }
 
-// ReportError is Tell of a verb without one, for defer.
+// ReportError is Report of a verb without one, for defer.
 func (w *Watch) ReportError(err *error) {
 	if w.of != nil {
 		w.report(nil, nil, *err)
 	}
 }
 
-// ToldPermit is Tell of a verb of permits.
+// ReportPermit is Report of a verb of permits.
 func (w *Watch) ReportPermit(permit ratelimit.Permit, err error) {
 	if w.of != nil {
 		its := permit // on the heap only if somebody is told

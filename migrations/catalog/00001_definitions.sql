@@ -95,7 +95,7 @@ COMMENT ON COLUMN rate_limit_definitions.capacity IS
 COMMENT ON COLUMN rate_limit_definitions.max_reserved IS
     'The deepest debt, in tokens: 0 for none, Infinity for no bound.';
 COMMENT ON COLUMN rate_limit_definitions.at_once IS
-    'Of a limit of how many at once, the slots of each key; lease is for how long one is held that nobody renews.';
+    'Of a limit of how many at once, the permits of each key; lease is for how long one is held that nobody renews.';
 COMMENT ON COLUMN rate_limit_definitions.mode IS
     'refuse refuses every call; shadow decides and takes, and refuses none; enforce does both, and goes before what the override for all keys says.';
 COMMENT ON COLUMN rate_limit_definitions.enabled IS
@@ -178,6 +178,10 @@ BEGIN
     END IF;
     IF TG_OP <> 'DELETE' THEN
         became := jsonb_strip_nulls(to_jsonb(NEW) - '{id,name,key,updated_at}'::text[]);
+    END IF;
+    -- For people, who can still roll back. Without the key, which may be a customer's name.
+    IF was IS DISTINCT FROM became AND NOT coalesce(became, was) ? 'kind' THEN
+        RAISE NOTICE 'override of limit "%": was %, becomes %', coalesce(NEW.name, OLD.name), coalesce(was::text, 'none'), coalesce(became::text, 'none');
     END IF;
     IF TG_OP = 'UPDATE' AND (OLD.name, OLD.key) IS DISTINCT FROM (NEW.name, NEW.key) THEN
         EXECUTE log USING OLD.name, OLD.key, was, NULL::jsonb;

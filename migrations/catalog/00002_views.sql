@@ -182,7 +182,7 @@ CREATE VIEW rate_limits_short AS SELECT * FROM rate_limits_now WHERE value < 1 O
 COMMENT ON VIEW rate_limits_short IS
     'Who is limited now: keys that are paused, have less than one token, or are refused by their mode. Those in mode shadow would be.';
 
--- A slot is a row, whose ts is the end of its lease. rate_limits_at has none of them, as what is
+-- A permit is a row, whose ts is the end of its lease. rate_limits_at has none of them, as what is
 -- published of them has no shards.
 CREATE VIEW rate_limits_in_flight AS
 SELECT r.name, r.key, coalesce(o.at_once, a.at_once, p.at_once) AS at_once, count(*) AS held,

@@ -4,11 +4,13 @@ package conn
 
 import (
 	"context"
+	"reflect"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgratelimit/ratelimit"
 )
 
 // Conn is the database of a Store. Its exported fields do not change once it is in use.
@@ -22,6 +24,8 @@ type Conn struct {
 	Work    Work
 	Retries atomic.Int64
 
+	unanswered atomic.Bool // was the last Probe?
+
 	seats chan struct{} // has room for the connections that may wait for a locked row
 }
 
@@ -31,6 +35,9 @@ const (
 
 	// NoTimeout lets a decision take as long as it does.
 	NoTimeout time.Duration = -1
+
+	// MostTogether bounds the calls that one statement decides.
+	MostTogether = 1024
 
 	// RollbackTime bounds what is done once a context is over, such as a ROLLBACK.
 	RollbackTime = 5 * time.Second
@@ -134,4 +141,12 @@ func Session(tx pgx.Tx) (id any, data map[string]any) {
 		return other.Session()
 	}
 	return nil, nil
+}
+
+// UsableIn returns the error of a nil transaction.
+func UsableIn(tx pgx.Tx) error {
+	if v := reflect.ValueOf(tx); tx == nil || v.Kind() == reflect.Pointer && v.IsNil() {
+		return &ratelimit.FieldError{Field: "Tx", Value: nil, Reason: "must not be nil"}
+	}
+	return nil
 }

@@ -7,22 +7,27 @@
 -- not before the last one, or is before the first, nothing is counted by them, and the row is
 -- turned away; and so is a row that is behind the first and would not be full by all of those
 -- up to now. The caller reads it, and sends other edges, or writes it anew.
+--
+-- A row that stands on no edge has had the first one after it: see calendar.go. Its ts stays until
+-- an edge counts.
 
 -- name: take
--- Is a bucket's take. excluded.ts is the edge before now, or where that is not known, now: then
--- it is in a row that is made, which has had no edge, and counts by itself.
+-- Is a bucket's take. excluded.ts is the edge before now. Where that is not known it is one of
+-- long ago: then a row that is made is full again whatever it was taken, and the caller has to
+-- take it for one that is turned away.
 --
 -- $1 name  $2 key  $3 shard  $4 capacity  $5 count
 -- $6 now: NULL for the database's clock  $7 edges  $8 had  $9 rate
 -- $10 floor: the lowest value to leave behind
 -- $11 over: an instant by which a pause is known to be over; NULL for none
+-- $12 long_ago: an edge
 INSERT INTO rate_limits AS r (name, key, shard, value, ts)
 VALUES ($1::text, $2::text, $3::int4, $4::float8 - $5::float8,
 	coalesce((($7::timestamptz[])[1 : cardinality($7::timestamptz[]) - 1])[width_bucket(coalesce($6::timestamptz, clock_timestamp()), $7::timestamptz[])],
-		$6::timestamptz, clock_timestamp()))
+		$12::timestamptz))
 ON CONFLICT (name, key, shard) DO UPDATE
 SET value = least(r.value + greatest(width_bucket(excluded.ts, $7::timestamptz[]) - width_bucket(r.ts, $8::timestamptz[]), 0) * $9::float8, $4::float8) - $5::float8,
-	ts = greatest(r.ts, excluded.ts)
+	ts = CASE WHEN width_bucket(excluded.ts, $7::timestamptz[]) > width_bucket(r.ts, $8::timestamptz[]) THEN excluded.ts ELSE r.ts END
 WHERE least(r.value + greatest(width_bucket(excluded.ts, $7::timestamptz[]) - width_bucket(r.ts, $8::timestamptz[]), 0) * $9::float8, $4::float8) - $5::float8
 		>= $10::float8 - greatest(abs(r.value), $5::float8, $4::float8) * 1.4210854715202004e-14
 	AND width_bucket(excluded.ts, $7::timestamptz[]) BETWEEN 1 AND cardinality($7::timestamptz[]) - 1
@@ -38,7 +43,7 @@ RETURNING value, ts, paused,
 -- $7 rate  $8 now: NULL for the database's clock  $9 edges  $10 had
 UPDATE rate_limits AS r
 SET value = least(r.value + greatest(width_bucket(u.now, u.edges) - width_bucket(r.ts, u.had), 0) * u.rate, u.capacity) - u.total,
-	ts = greatest(r.ts, u.edges[width_bucket(u.now, u.edges)])
+	ts = CASE WHEN width_bucket(u.now, u.edges) > width_bucket(r.ts, u.had) THEN u.edges[width_bucket(u.now, u.edges)] ELSE r.ts END
 FROM (
 	SELECT $1::text AS name, $2::text AS key, $3::int4 AS shard, $4::float8 AS total, $5::float8 AS need, $6::float8 AS capacity,
 		$7::float8 AS rate, coalesce($8::timestamptz, CURRENT_TIMESTAMP) AS now, $9::timestamptz[] AS edges, $10::timestamptz[] AS had
@@ -73,7 +78,7 @@ SET (value, ts, ahead) = (
 			FROM (
 				SELECT t.t, least(r.value + greatest(width_bucket(u.now, u.edges) - width_bucket(r.ts, u.had), 0) * u.rate, u.capacity) AS settled,
 					(r.ahead[1] > 0) IS NOT TRUE OR r.ahead[2] <= tstzrange_subdiff(t.t, '2000-01-01 00:00:00+00'::timestamptz) AS forgotten
-				FROM (SELECT greatest(r.ts, u.edges[width_bucket(u.now, u.edges)]) AS t OFFSET 0) AS t OFFSET 0
+				FROM (SELECT CASE WHEN width_bucket(u.now, u.edges) > width_bucket(r.ts, u.had) THEN u.edges[width_bucket(u.now, u.edges)] ELSE r.ts END AS t OFFSET 0) AS t OFFSET 0
 			) AS a OFFSET 0
 		) AS b OFFSET 0
 	) AS c

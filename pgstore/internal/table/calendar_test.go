@@ -14,8 +14,8 @@ import (
 )
 
 // Edges that are not those around the database's clock, since the machine's is years away, grant
-// nothing that they cannot count: of a row that is there nothing, and one that is made begins
-// now.
+// nothing, of a row that is there and of a key that has none. The row that is made is full, as no
+// row is, and stands on an edge once it was taken from by edges of now.
 func TestCalendarOfAnotherTime(t *testing.T) {
 	db := pgtest.New(t)
 	table, ctx := New(db.Schema, false, time.Second), t.Context()
@@ -28,28 +28,27 @@ func TestCalendarOfAnotherTime(t *testing.T) {
 			t.Fatal(err)
 		}
 		change := call.Demands[0].Change(0, 0, 4)
-		take := func() (taken Taken) {
+		refused := func(what string) {
 			t.Helper()
-			args := []any{change.Name, change.Key.Key, int32(0), d.Capacity, change.Count, nil, edges, had, d.Rate, 0.0, nil}
-			if err := taken.scan(db.Pool.QueryRow(ctx, table.kinds["calendar"]["take"].sql, args...), &d, &taken.At, &taken.Xid); err != nil {
-				t.Fatal(err)
+			var taken Taken
+			args := []any{change.Name, change.Key.Key, int32(0), d.Capacity, change.Count, nil, edges, had, d.Rate, 0.0, nil, d.Fresh("", longAgo).TS}
+			if err := taken.scan(db.Pool.QueryRow(ctx, table.kinds["calendar"]["take"].sql, args...), &d, &taken.At, &taken.Xid); err != nil || taken.OK {
+				t.Errorf("%s, %s: took %+v, %v by edges of another time", name, what, taken, err)
 			}
-			return taken
+			g := Grant{Change: change, Need: 4}
+			g.Count = 4
+			args = []any{g.Name, g.Key.Key, int32(0), g.Count, g.Need, d.Capacity, d.Rate, nil, edges, had}
+			if err := g.scan(db.Pool.QueryRow(ctx, table.kinds["calendar"]["grant"].sql, args...), nil); err != nil || g.Taken.OK {
+				t.Errorf("%s, %s: granted %+v, %v by edges of another time", name, what, g.Taken, err)
+			}
 		}
-		if made := take(); !made.OK || made.After.Value != 6 || made.At.Sub(made.After.TS).Abs() > time.Minute {
-			t.Errorf("%s: made %+v, want 6 left now", name, made)
-		}
-		if again := take(); again.OK {
-			t.Errorf("%s: took %+v by edges of another time", name, again)
-		}
-		g := Grant{Change: change, Need: 4}
-		g.Count = 4
-		args := []any{g.Name, g.Key.Key, int32(0), g.Count, g.Need, d.Capacity, d.Rate, nil, edges, had}
-		if err := g.scan(db.Pool.QueryRow(ctx, table.kinds["calendar"]["grant"].sql, args...), nil); err != nil || g.Taken.OK {
-			t.Errorf("%s: granted %+v, %v by edges of another time", name, g.Taken, err)
-		}
-		if taken, err := takeIn(ctx, db, table, &change); err != nil || !taken.OK || taken.After.Value != 2 {
-			t.Errorf("%s: then got %+v, %v, want 2 left", name, taken, err)
+		refused("a new key")
+		for left := 6.0; left >= 2; left -= 4 {
+			taken, err := takeIn(ctx, db, table, &change)
+			if want := d.Fresh("", time.Now()).TS; err != nil || !taken.OK || taken.After.Value != left || !taken.After.TS.Equal(want) {
+				t.Errorf("%s: then got %+v, %v, want %v left since %v", name, taken, err, left, want)
+			}
+			refused("its row")
 		}
 	}
 }

@@ -26,7 +26,7 @@ func (t distributedTable) Grant(ctx context.Context, pool *pgxpool.Pool, grants 
 	if g.Taken = (Taken{}); g.never() { // but as a missing row would grant
 		return nil
 	}
-	if g.prefetches() {
+	if g.TakesExtra() {
 		return t.prefetch(ctx, pool, g, now)
 	}
 	c := g.Change

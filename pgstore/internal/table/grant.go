@@ -27,12 +27,14 @@ type Grant struct {
 	// pipelined.
 	Pipelined bool
 
+	Added any // what the layer keeps with the grant that added to it
+
 	Taken  Taken
 	Waited time.Duration // for its turn, at least, of one that awaits it
 }
 
-// Prefetched is how much a grant, which was taken, took besides.
-func (g *Grant) Prefetched() float64 { return g.Taken.prefetched }
+// Extra returns how much a grant, which was taken, took besides.
+func (g *Grant) Extra() float64 { return g.Taken.prefetched }
 
 // End is when the lease ends, on the database's clock, of a grant that was taken and
 // prefetched.
@@ -41,12 +43,13 @@ func (g *Grant) End() time.Time { return g.ends(g.Taken.After.TS) }
 // ends is when the lease ends of a row that is left at ts.
 func (g *Grant) ends(ts time.Time) time.Time { return g.Definition.End(ts, ts, g.Lasts) }
 
-func (g *Grant) prefetches() bool { return g.Lasts > 0 }
+// TakesExtra reports whether a grant takes more than its calls want, for a lease.
+func (g *Grant) TakesExtra() bool { return g.Lasts > 0 }
 
 // prefetches reports whether one of several grants does.
 func prefetches(grants []Grant) bool {
 	for i := range grants { // each is half a kilobyte
-		if grants[i].prefetches() {
+		if grants[i].TakesExtra() {
 			return true
 		}
 	}
@@ -55,7 +58,7 @@ func prefetches(grants []Grant) bool {
 
 // capacity returns the capacity that a grant counts with.
 func (g *Grant) capacity() float64 {
-	if g.prefetches() {
+	if g.TakesExtra() {
 		return g.Lowered
 	}
 	return g.Definition.Capacity
@@ -66,7 +69,7 @@ func (g *Grant) never() bool { return g.Need > g.capacity() }
 
 // leased is how long a grant's lease lasts, in microseconds; nil without any.
 func (g *Grant) leased() *float64 {
-	if !g.prefetches() {
+	if !g.TakesExtra() {
 		return nil
 	}
 	lasts := micros(g.ends(epoch).Sub(epoch))

@@ -39,8 +39,11 @@ func randomGrants(t *testing.T, random *rand.Rand, limits []ratelimit.Limit, n i
 			Value: float64(random.IntN(20)) - 6,
 			TS:    quarterPast.Add(time.Minute - time.Duration(random.IntN(300))*time.Second),
 		}
-		if sliding {
+		switch {
+		case sliding:
 			before[i] = randomSlots(random, a.Definition)
+		case a.Definition.Every != 0: // on an edge or, mostly, on none
+			before[i].TS = quarterPast.Add(24*time.Hour - time.Duration(random.IntN(200))*time.Hour)
 		}
 	}
 	return grants, before
@@ -81,7 +84,8 @@ func TestGrantAgrees(t *testing.T) {
 	sliding := ratelimit.SlidingWindow{Name: "sliding", Rate: 20, Period: time.Minute, Slots: 6}
 	random := rand.New(rand.NewPCG(3, 14))
 	outcomes := make(map[bool]int)
-	for _, limits := range [][]ratelimit.Limit{{bucket}, {window}, {sliding}, {bucket, window}, {bucket, window, sliding}} {
+	quota := ratelimit.FixedWindow{Name: "quota", Rate: 7, Every: ratelimit.Day, Zone: "Asia/Tokyo", Capacity: 20, MaxReserved: 15}
+	for _, limits := range [][]ratelimit.Limit{{bucket}, {window}, {sliding}, {quota}, {bucket, window}, {bucket, window, sliding, quota}} {
 		for n := range 100 {
 			grants, before := randomGrants(t, random, limits, 1+n%5)
 			putAll(t, db, table, grants, before)
@@ -95,7 +99,7 @@ func TestGrantAgrees(t *testing.T) {
 					t.Fatalf("%v of a %s with %v: got %v, want %v %v", g.Count, g.Definition.Name, before[i], got, want, ok)
 				}
 				waited := grantInTurnTo(t, db, table, g, before[i], now)
-				if waited.OK != ok || ok && waited.After.Value != want.Value {
+				if waited.OK != ok || ok && (waited.After.Value != want.Value || !waited.After.TS.Equal(want.TS)) {
 					t.Fatalf("%v of a %s with %v, in turn: got %v, want %v %v", g.Count, g.Definition.Name, before[i], waited, want, ok)
 				}
 				outcomes[ok]++

@@ -14,7 +14,7 @@ import (
 
 // grant takes the tokens of grants, in the order of their rows, from rows that are not locked.
 func (t *Table) grant(ctx context.Context, q Querier, grants []Grant, now *time.Time) error {
-	if g := &grants[0]; len(grants) == 1 && !g.prefetches() {
+	if g := &grants[0]; len(grants) == 1 && !g.TakesExtra() {
 		if g.never() {
 			return nil
 		}
@@ -99,7 +99,7 @@ func (r *returned) tell(g *Grant, now *time.Time) {
 		g.Taken.After.Slots = slots.Read(r.slots, r.value)
 		r.slots = nil // of which it has a part
 	}
-	if g.prefetches() && r.more != nil {
+	if g.TakesExtra() && r.more != nil {
 		g.Taken.prefetched = *r.more
 	}
 	g.Taken.charge(&g.Definition, now)

@@ -65,6 +65,7 @@ var parameterValues = map[string]func(*values) any{
 	"size":     func(v *values) any { return size(v.definition) },
 	"origin":   func(v *values) any { return origin(v.definition, v.row.Key.Key, v.ts, v.now) },
 	"edges":    func(v *values) any { edges, _ := v.definition.Edges(v.around()); return edges },
+	"long_ago": func(v *values) any { return v.definition.Fresh("", longAgo).TS },
 	"had":      func(v *values) any { _, had := v.definition.Edges(v.around()); return had },
 	"now":      func(v *values) any { return v.now },
 	"count":    func(v *values) any { return v.count },
@@ -155,7 +156,7 @@ type many struct {
 func manyOf(grants []*Grant) *many {
 	m := &many{grants: grants, places: make([]int32, len(grants))}
 	for i, g := range grants {
-		m.prefetch = m.prefetch || g.prefetches()
+		m.prefetch = m.prefetch || g.TakesExtra()
 		if n := len(m.definitions); n == 0 || m.definitions[n-1].Definition != g.Definition || m.definitions[n-1].capacity() != g.capacity() {
 			m.definitions = append(m.definitions, g)
 		}
@@ -212,10 +213,6 @@ func column[T any](grants []*Grant, of func(*Grant) T) []T {
 	}
 	return values
 }
-
-// longAgo is before every instant that a limit is asked about. Edges are counted
-// from there, so that nobody divides a negative time.
-var longAgo = time.Date(300, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // never is a tick that does not come to an end, in microseconds.
 const never = 1e17

@@ -29,6 +29,7 @@ func TestPrefetch(t *testing.T) {
 	tokens := ratelimit.TokenBucket{Name: "bucket", Rate: 7, Period: time.Minute, Capacity: 20}
 	window := ratelimit.FixedWindow{Name: "window", Rate: 7, Period: time.Minute, Capacity: 20}
 	sliding := ratelimit.SlidingWindow{Name: "sliding", Rate: 20, Period: time.Minute, Slots: 6}
+	quota := ratelimit.FixedWindow{Name: "quota", Rate: 7, Every: 2 * ratelimit.Day, Capacity: 20}
 	random := rand.New(rand.NewPCG(3, 14))
 	halves, wholes, nothing := 0, 0, 0
 	plain, distributed := New(db.Schema, false, time.Second), New(db.Schema, true, time.Second)
@@ -40,10 +41,12 @@ func TestPrefetch(t *testing.T) {
 		{plain, []ratelimit.Limit{tokens}, 3},
 		{plain, []ratelimit.Limit{window}, 3},
 		{plain, []ratelimit.Limit{sliding}, 3},
+		{plain, []ratelimit.Limit{quota}, 3},
 		{plain, []ratelimit.Limit{tokens, window}, 3},
 		{plain, []ratelimit.Limit{tokens, window, sliding}, 3},
 		{distributed, []ratelimit.Limit{tokens}, 1},
 		{distributed, []ratelimit.Limit{window}, 1},
+		{distributed, []ratelimit.Limit{quota}, 1},
 	} {
 		for n := range 60 {
 			grants, before := randomGrants(t, random, test.limits, 1+n%test.rows)
@@ -72,7 +75,7 @@ func TestPrefetch(t *testing.T) {
 				}
 				want := max(0, min(g.Prefetch, left.Value/2, g.Definition.Capacity/2))
 				after := g.Definition.Spend(left, now, want)
-				if n := g.Prefetched(); n != want || g.Taken.After.Value != left.Value-want || !reflect.DeepEqual(g.Taken.After.Slots, after.Slots) {
+				if n := g.Extra(); n != want || g.Taken.After.Value != left.Value-want || !g.Taken.After.TS.Equal(after.TS) || !reflect.DeepEqual(g.Taken.After.Slots, after.Slots) {
 					t.Fatalf("%v and %v besides of %v: took %v and left %v, want %v and %v", g.Count, g.Prefetch, before[i], n, g.Taken.After, want, after)
 				}
 				switch want {

@@ -64,6 +64,10 @@ func slotsText(s *bucket.State) *string {
 // epoch is the zero of the seconds in a row's ahead.
 var epoch = time.Date(2000, 1, 1, 0, 0, 0, 0, time.UTC)
 
+// longAgo is before every instant that a limit is asked about. Edges are counted
+// from there, so that nobody divides a negative time.
+var longAgo = time.Date(300, 1, 1, 0, 0, 0, 0, time.UTC)
+
 // readOut returns the tokens out by a row's ahead.
 func readOut(ahead []float64) (out bucket.Out) {
 	if len(ahead) >= 2 {

@@ -2,14 +2,15 @@ package table
 
 import (
 	"embed"
-	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 	"maps"
 	"regexp"
 	"strings"
+
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
-// The statements are in files, each under a line that names it, as they are sent but for the
-// table's schema. So they can be tried in psql:
+// The statements are in files, each under a line that names it. Most are sent as they are written
+// but for the table's schema; some are derived at start (see below). They can be tried in psql:
 //
 //	PREPARE grant_ AS <statement>;
 //	EXECUTE grant_('name', 'key', 0, 1, 1, 10, 10, 60e6, NULL);
@@ -102,8 +103,8 @@ const bare = "_bare"
 var elsewhere = strings.NewReplacer("xmin::text", "pg_current_xact_id()::text", "xmax = 0", "false")
 
 // guarded adds the upserts for callers' transactions. They take an advisory lock, their last
-// argument, so that no call waits for a slot that another transaction is about to take or to
-// release: it is passed over. The holder of a slot writes it in any case.
+// argument, so that no call waits for a permit that another transaction is about to take or to
+// release: it is passed over. The holder of a permit writes it in any case.
 func (s statements) guarded() {
 	s["permit_take_tx"] = inserted.ReplaceAllString(s["permit_take"], "SELECT $1\nWHERE pg_try_advisory_xact_lock($$6::int8)\nON CONFLICT")
 	s["permit_keep_tx"] = inserted.ReplaceAllString(s["permit_keep"], "SELECT $1\nWHERE pg_try_advisory_xact_lock($$8::int8) IS NOT NULL\nON CONFLICT")

@@ -29,7 +29,11 @@ func (t *Taken) scan(row pgx.Row, d *bucket.Definition, more ...any) error {
 	if !d.Slotted() {
 		fields = fields[:3]
 	}
-	return t.scanned(row.Scan(append(fields, more...)...), &s)
+	err := t.scanned(row.Scan(append(fields, more...)...), &s)
+	if !t.After.TS.After(longAgo) { // the row was made by edges that do not reach now: see calendar.sql
+		t.After, t.OK = bucket.State{}, false
+	}
+	return err
 }
 
 // scanned completes the scan of a row, and returns its error.

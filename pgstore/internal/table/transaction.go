@@ -20,7 +20,7 @@ const beginSQL = "BEGIN ISOLATION LEVEL READ COMMITTED"
 // those that it may have returned are lost.
 const HeardFor = 5 * time.Second
 
-// heard is a context for such a statement.
+// heard returns a context for such a statement.
 func heard(ctx context.Context) (context.Context, context.CancelFunc) { return Outlast(ctx, HeardFor) }
 
 // Outlast returns a context that ends a time after ctx has ended, and has no other deadline.
@@ -32,6 +32,9 @@ func Outlast(ctx context.Context, by time.Duration) (context.Context, context.Ca
 	})
 	return longer, func() { stop(); cancel() }
 }
+
+// Savepoint is the name of the savepoint of what may be undone in a caller's transaction.
+const Savepoint = "ratelimit_take"
 
 // QueueBounds puts into a batch, after the BEGIN of a transaction, the longest that
 // it waits for a lock, 0 for any time; and that the server keeps its own for no longer than

@@ -34,13 +34,13 @@ func (t *Table) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, n
 	}
 	defer release()
 	last := ctx // the context of the COMMIT
-	if g.prefetches() {
+	if g.TakesExtra() {
 		var stop context.CancelFunc
 		last, stop = heard(ctx)
 		defer stop()
 	}
 	wait := conn.Awaited
-	if g.Pipelined && !g.prefetches() {
+	if g.Pipelined && !g.TakesExtra() {
 		wait = pipelined
 	}
 	var (
@@ -69,7 +69,7 @@ func (t *Table) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, n
 
 // acquireFor returns a connection for a grant, and the end of its use.
 func (t *Table) acquireFor(ctx context.Context, pool *pgxpool.Pool, g *Grant) (pooled *pgxpool.Conn, release func(), err error) {
-	if !g.prefetches() {
+	if !g.TakesExtra() {
 		pooled, err = acquire(ctx, pool)
 		return pooled, func() { Release(ctx, pooled) }, err
 	}
@@ -92,7 +92,7 @@ func (t *Table) beginTurn(g *Grant, wait time.Duration, early bool) *pgx.Batch {
 
 // queueGrant puts into a batch the statement for a grant that waits for its row.
 func (t *Table) queueGrant(batch *pgx.Batch, g *Grant, now *time.Time) {
-	if g.prefetches() {
+	if g.TakesExtra() {
 		t.queueMany(batch, []*Grant{g}, inTurn, now)
 		return
 	}

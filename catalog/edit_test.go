@@ -1,0 +1,345 @@
+package catalog_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"runtime"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/catalog"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+)
+
+// An edit changes the fields that it names, and keeps the rest. It says what was and what became.
+func TestEditsKeepTheRest(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, c *catalog.Catalog, another func() *catalog.Catalog) {
+		ctx := t.Context()
+		must(t, c.Publish(ctx, api))
+		soon := time.Now().Add(time.Hour).UTC().Truncate(time.Microsecond)
+		for _, key := range []string{"a", "", catalog.AllKeys} {
+			var was *catalog.Override
+			for _, step := range []struct {
+				name   string
+				edit   catalog.Override
+				became catalog.Override
+				lower  []string
+			}{
+				{
+					"a new one is on",
+					catalog.Override{Rate: 100, Capacity: 200, Note: "moving house"},
+					catalog.Override{Rate: 100, Capacity: 200, Note: "moving house", Switch: catalog.On},
+					nil,
+				},
+				{
+					"until alone",
+					catalog.Override{Until: soon},
+					catalog.Override{Rate: 100, Capacity: 200, Until: soon, Note: "moving house", Switch: catalog.On},
+					nil,
+				},
+				{
+					"off alone",
+					catalog.Override{Switch: catalog.Off},
+					catalog.Override{Rate: 100, Capacity: 200, Until: soon, Note: "moving house", Switch: catalog.Off},
+					nil,
+				},
+				{
+					"a field while it is off",
+					catalog.Override{MaxReserved: math.Inf(1), Rate: 1},
+					catalog.Override{Rate: 1, Capacity: 200, MaxReserved: math.Inf(1), Until: soon, Note: "moving house", Switch: catalog.Off},
+					nil,
+				},
+				{
+					"on alone",
+					catalog.Override{Switch: catalog.On},
+					catalog.Override{Rate: 1, Capacity: 200, MaxReserved: math.Inf(1), Until: soon, Note: "moving house", Switch: catalog.On},
+					[]string{"Rate"},
+				},
+				{
+					"fields taken away",
+					catalog.Override{Clear: catalog.FieldUntil | catalog.FieldNote | catalog.FieldCapacity | catalog.FieldRate, Rate: 7, Capacity: ratelimit.None},
+					catalog.Override{Rate: 7, Capacity: ratelimit.None, MaxReserved: math.Inf(1), Switch: catalog.On},
+					[]string{"Rate", "Capacity"},
+				},
+				{
+					"all anew",
+					catalog.Override{Clear: catalog.AllFields, Mode: ratelimit.ModeRefuse, Period: time.Second},
+					catalog.Override{Mode: ratelimit.ModeRefuse, Period: time.Second, Switch: catalog.On},
+					[]string{"Mode"},
+				},
+				{
+					"the same again",
+					catalog.Override{Period: time.Second},
+					catalog.Override{Mode: ratelimit.ModeRefuse, Period: time.Second, Switch: catalog.On},
+					[]string{"Mode"},
+				},
+			} {
+				before, err := c.History(ctx, "", 0)
+				must(t, err)
+				seen, err := c.Preview(ctx, "api", key, &step.edit)
+				must(t, err)
+				made, err := c.Set(ctx, "api", key, step.edit)
+				must(t, err)
+				for _, e := range []catalog.Edit{seen, made} {
+					if e.Name != "api" || e.Key != key || !same(e.Was, was) || !same(e.Became, &step.became) || !slices.Equal(e.Lower, step.lower) || e.Changes() == same(was, &step.became) {
+						t.Errorf("%s: was %+v, became %+v, lower %q; want %+v, %+v, %q", step.name, e.Was, e.Became, e.Lower, was, &step.became, step.lower)
+					}
+				}
+				other := another()
+				must(t, other.Refresh(ctx))
+				if got, ok := other.Override("api", key); !ok || got.Override != step.became || got.Key != key {
+					t.Errorf("%s: got %+v", step.name, got)
+				}
+				after, err := c.History(ctx, "", 0)
+				if want := len(before); err != nil || made.Changes() && len(after) != want+1 || !made.Changes() && len(after) != want {
+					t.Errorf("%s: the history has %d changes more, %v", step.name, len(after)-want, err)
+				}
+				became := step.became
+				was = &became
+			}
+			seen, err := c.Preview(ctx, "api", key, nil)
+			must(t, err)
+			gone, err := c.Unset(ctx, "api", key)
+			if err != nil || !same(gone.Was, was) || gone.Became != nil || !same(seen.Was, was) || seen.Became != nil {
+				t.Errorf("unset: got %+v and %+v, %v", seen, gone, err)
+			}
+			if _, ok := c.Override("api", key); ok {
+				t.Error("it is there still")
+			}
+		}
+	})
+}
+
+func same(a, b *catalog.Override) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return *a == *b
+}
+
+// An edit that names nothing, or leaves nothing, is refused, and so is Preview's.
+func TestEditsOfNothing(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, c *catalog.Catalog, _ func() *catalog.Catalog) {
+		ctx := t.Context()
+		must(t, c.Publish(ctx, api))
+		edited(t)(c.Set(ctx, "api", "a", catalog.Override{Rate: 5}))
+		before, err := c.History(ctx, "", 0)
+		must(t, err)
+		for _, bad := range []struct {
+			key, field string
+			o          catalog.Override
+		}{
+			{"a", "Override", catalog.Override{}},
+			{"a", "Override", catalog.Override{Clear: catalog.FieldRate}},
+			{"b", "Override", catalog.Override{Switch: catalog.Off}},
+			{"b", "Override", catalog.Override{Until: time.Now(), Note: "why"}},
+			{"a", "Switch", catalog.Override{Switch: 3}},
+			{"a", "Clear", catalog.Override{Rate: 5, Clear: catalog.AllFields + 1}},
+			{"a", "Rate", catalog.Override{Rate: -1}},
+		} {
+			var field *ratelimit.FieldError
+			if _, err := c.Preview(ctx, "api", bad.key, &bad.o); !errors.As(err, &field) || field.Field != bad.field {
+				t.Errorf("preview of %+v: got %v", bad.o, err)
+			}
+			if _, err := c.Set(ctx, "api", bad.key, bad.o); !errors.As(err, &field) || field.Field != bad.field || field.Limit != "api" {
+				t.Errorf("%+v: got %v", bad.o, err)
+			}
+		}
+		if err := (ratelimit.Request{Limit: api, Key: catalog.AllKeys, Count: 1}).Validate(); !errors.Is(err, ratelimit.ErrInvalid) {
+			t.Errorf("AllKeys is a key: %v", err)
+		}
+		if after, err := c.History(ctx, "", 0); err != nil || len(after) != len(before) {
+			t.Errorf("the history has grown from %d to %d, %v", len(before), len(after), err)
+		}
+	})
+}
+
+// Edits of different fields that are made at the same time are all kept.
+func TestEditsAtOnce(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, c *catalog.Catalog, another func() *catalog.Catalog) {
+		ctx := t.Context()
+		must(t, c.Publish(ctx, api))
+		edits := []catalog.Override{{Rate: 50}, {Capacity: 60}, {MaxReserved: 70}, {Period: time.Hour}, {Note: "n"}, {Mode: ratelimit.ModeShadow}}
+		var wait sync.WaitGroup
+		for _, key := range []string{"a", catalog.AllKeys} {
+			edited(t)(c.Set(ctx, "api", key, catalog.Override{Rate: 1}))
+			for _, o := range edits {
+				c := another()
+				wait.Go(func() {
+					if _, err := c.Set(ctx, "api", key, o); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+		}
+		wait.Wait()
+		must(t, c.Refresh(ctx))
+		want := catalog.Override{Rate: 50, Capacity: 60, MaxReserved: 70, Period: time.Hour, Note: "n", Mode: ratelimit.ModeShadow, Switch: catalog.On}
+		for _, key := range []string{"a", catalog.AllKeys} {
+			if got, _ := c.Override("api", key); got.Override != want {
+				t.Errorf("%q: got %+v, want %+v", key, got.Override, want)
+			}
+		}
+	})
+}
+
+// Preview's Edit chooses by what would be there, and for all keys leaves those with fields of
+// their own to them.
+func TestPreviewResolves(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, c *catalog.Catalog, _ func() *catalog.Catalog) {
+		ctx := t.Context()
+		must(t, c.Publish(ctx, api))
+		must(t, c.PublishInFlight(ctx, calls))
+		edited(t)(c.Set(ctx, "api", "own", catalog.Override{Capacity: 40}))
+		edit, err := c.Preview(ctx, "api", catalog.AllKeys, &catalog.Override{Capacity: 5})
+		must(t, err)
+		for key, want := range map[string][2]float64{"a": {20, 5}, "own": {40, 40}} {
+			before, after := edit.Resolve(api.For(key))
+			if got := [2]float64{before.Limit.Definition().Capacity, after.Limit.Definition().Capacity}; got != want {
+				t.Errorf("%q: got %v, want %v", key, got, want)
+			}
+		}
+		edited(t)(c.Set(ctx, "calls", "a", catalog.Override{AtOnce: 3}))
+		if edit, err = c.Preview(ctx, "calls", "a", nil); err != nil {
+			t.Fatal(err)
+		}
+		if before, after := edit.InFlight(calls, "a"); before.Limit != 3 || after.Limit != 10 {
+			t.Errorf("got %v and %v", before, after)
+		}
+		wantLimit(t, c, api, "a", api) // nothing was changed
+	})
+}
+
+// Whoever edits by hand is told what was and what it becomes, and can still roll back.
+func TestEditsByHandAreTold(t *testing.T) {
+	t.Parallel()
+	var told []string
+	db := newDB(t, pgtest.WithConfig(func(c *pgxpool.Config) {
+		c.MaxConns = 1
+		c.ConnConfig.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { told = append(told, n.Message) }
+	}))
+	c, _ := newCatalog(t, db)
+	must(t, c.Publish(t.Context(), api))
+	for _, step := range []struct{ sql, want string }{
+		{"INSERT INTO rate_limit_definitions (name, key, rate) VALUES ('api', 'alice', 50)", `override of limit "api": was none, becomes {"rate": 50, "enabled": true}`},
+		{"UPDATE rate_limit_definitions SET enabled = false WHERE key = 'alice'", `override of limit "api": was {"rate": 50, "enabled": true}, becomes {"rate": 50, "enabled": false}`},
+		{"UPDATE rate_limit_definitions SET enabled = false WHERE key = 'alice'", ""},
+		{"DELETE FROM rate_limit_definitions WHERE key = 'alice'", `override of limit "api": was {"rate": 50, "enabled": false}, becomes none`},
+		{"UPDATE rate_limit_definitions SET rate = 11 WHERE kind IS NOT NULL", ""},
+	} {
+		told = nil
+		exec(t, db, step.sql)
+		if got := strings.Join(told, "; "); got != step.want {
+			t.Errorf("%s: told %q, want %q", step.sql, got, step.want)
+		}
+	}
+}
+
+// counted counts the rows that statements return.
+type counted struct{ rows atomic.Int64 }
+
+func (*counted) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+
+func (c *counted) TraceQueryEnd(_ context.Context, _ *pgx.Conn, data pgx.TraceQueryEndData) {
+	if data.CommandTag.Select() {
+		c.rows.Add(data.CommandTag.RowsAffected())
+	}
+}
+
+// A change of one override of 100,000 reads that row, in PostgreSQL and over the network, and
+// copies no more of the others than a part.
+func TestOneChangeOfMany(t *testing.T) {
+	pgtest.Long(t)
+	var count counted
+	db := newDB(t, pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = &count }))
+	ctx := t.Context()
+	c, _ := newCatalog(t, db, func(c *catalog.Config) { c.Timeout = time.Minute })
+	must(t, c.Publish(ctx, api))
+	exec(t, db, `ALTER TABLE rate_limit_definitions DISABLE TRIGGER USER`) // which take a minute
+	exec(t, db, `INSERT INTO rate_limit_definitions (name, key, rate) SELECT 'api', 'key ' || i, i FROM generate_series(1, 100000) AS i`)
+	exec(t, db, `ALTER TABLE rate_limit_definitions ENABLE TRIGGER USER`)
+	exec(t, db, `ANALYZE rate_limit_definitions`)
+	exec(t, db, `ANALYZE rate_limit_history`)
+	reader, _ := newCatalog(t, db, func(c *catalog.Config) { c.Timeout = time.Minute })
+	c = reader
+	must(t, c.Refresh(ctx))
+	edited(t)(c.Set(ctx, "api", "key 8", catalog.Override{Rate: 9})) // the statements are prepared
+	exec(t, db, `UPDATE rate_limit_definitions SET rate = 77 WHERE name = 'api' AND key = 'key 7'`)
+	before := count.rows.Load()
+	var memory [2]runtime.MemStats
+	runtime.ReadMemStats(&memory[0])
+	must(t, c.Refresh(ctx))
+	runtime.ReadMemStats(&memory[1])
+	wantLimit(t, c, api, "key 7", ratelimit.TokenBucket{Name: "api", Rate: 77, Period: time.Minute, Capacity: 20})
+	wantLimit(t, c, api, "key 99999", ratelimit.TokenBucket{Name: "api", Rate: 99999, Period: time.Minute, Capacity: 20})
+	if rows := count.rows.Load() - before; rows != 2 { // the look for changes, and the override
+		t.Errorf("read %d rows, want 2", rows)
+	}
+	if bytes := memory[1].TotalAlloc - memory[0].TotalAlloc; bytes > 400_000 { // all of them are 10 MB
+		t.Errorf("allocated %d bytes", bytes)
+	}
+	if n := len(c.Overrides("api")); n != 100_000 {
+		t.Errorf("got %d overrides", n)
+	}
+}
+
+// The catalog is read and written alike under any DateStyle, in all of pgx's modes.
+func TestDateStyles(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	quota := ratelimit.FixedWindow{Name: "quota", Rate: 1000, Every: ratelimit.Month, Zone: "Europe/Berlin", Anchor: ratelimit.Date{Year: 2026, Month: 3, Day: 1}}
+	started := ratelimit.FixedWindow{Name: "started", Rate: 10, Period: time.Hour, Start: noon}
+	until := time.Date(2031, 2, 3, 4, 5, 6, 789_000, time.UTC)
+	for _, style := range []string{"ISO, MDY", "SQL, DMY", "SQL, MDY", "German", "Postgres, MDY"} {
+		for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
+			t.Run(fmt.Sprint(style, " ", mode), func(t *testing.T) {
+				ctx := t.Context()
+				db := newDB(t, pgtest.WithConfig(func(c *pgxpool.Config) {
+					c.ConnConfig.RuntimeParams["datestyle"], c.ConnConfig.RuntimeParams["intervalstyle"] = style, "sql_standard"
+					c.ConnConfig.DefaultQueryExecMode = mode
+				}))
+				c, l := newCatalog(t, db)
+				must(t, c.Publish(ctx, quota, started))
+				edited(t)(c.Set(ctx, "quota", "a", catalog.Override{Rate: 5000, Until: until}))
+				other, _ := newCatalog(t, db)
+				must(t, other.Refresh(ctx))
+				raised := quota
+				raised.Rate = 5000
+				wantLimit(t, other, quota, "a", raised)
+				if d := other.Definitions(); len(d) != 2 || d[0] != quota.Definition() || !d[1].Start.Equal(noon) {
+					t.Errorf("got %v", d)
+				}
+				edited(t)(c.Set(ctx, "started", catalog.AllKeys, catalog.Override{Period: 2 * time.Hour}))
+				must(t, other.Refresh(ctx)) // what has changed
+				e, _ := other.Override("quota", "a")
+				if !e.Until.Equal(until) || time.Since(e.UpdatedAt).Abs() > time.Minute || len(other.Overrides("started")) != 1 {
+					t.Errorf("got %+v", e)
+				}
+				changes, err := c.History(ctx, "", 0)
+				if err != nil || len(changes) != 4 || time.Since(changes[0].At).Abs() > time.Minute {
+					t.Errorf("got %v, %v", changes, err)
+				}
+				if text := l.String(); strings.Contains(text, "not used") || len(other.Ignored()) > 0 {
+					t.Errorf("ignored %v: %s", other.Ignored(), text)
+				}
+			})
+		}
+	}
+}

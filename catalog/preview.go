@@ -1,0 +1,138 @@
+package catalog
+
+import (
+	"errors"
+	"maps"
+	"strings"
+
+	"github.com/pgratelimit/ratelimit"
+)
+
+// ErrUnknown is the error of an override for a limit that no program has published.
+var ErrUnknown = errors.New("catalog: no program has published a limit of this name")
+
+// UnknownError is an override for a limit that no program has published. It is [ErrUnknown].
+type UnknownError struct{ Name string }
+
+func (e *UnknownError) Error() string {
+	return ErrUnknown.Error() + ": " + strings.ToValidUTF8(e.Name, "?")
+}
+
+// Unwrap makes errors.Is(err, ErrUnknown) true.
+func (e *UnknownError) Unwrap() error { return ErrUnknown }
+
+// An Edit is what a change makes of an override.
+type Edit struct {
+	Name string // of the limit
+	Key  string // or AllKeys
+
+	Was, Became *Override // nil if there was none, or is none any more
+
+	// Lower is the fields by which less is granted from then on than by the published
+	// definition: "Rate", "Capacity", "MaxReserved", "AtOnce", or "Mode" if it is refuse.
+	Lower []string
+
+	by            *Override // nil to remove it
+	before, after *view     // of Preview, for Resolve
+}
+
+// ErrChanged is the error of an edit that was agreed to, of an override that is another by now.
+var ErrChanged = errors.New("catalog: the override has been changed meanwhile")
+
+// Changes reports whether the override differs afterwards.
+func (e *Edit) Changes() bool {
+	return !sameOverride(e.Was, e.Became)
+}
+
+// sameOverride reports whether two overrides are the same, or both none.
+func sameOverride(a, b *Override) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return *a == *b
+}
+
+// Resolve returns r as [Catalog.Resolve] does before and after the edit: of an Edit that
+// [Catalog.Preview] has returned.
+func (e *Edit) Resolve(r ratelimit.Request) (before, after ratelimit.Request) {
+	before, after = r, r
+	e.before.choose(&before, nil)
+	e.after.choose(&after, nil)
+	return before, after
+}
+
+// InFlight returns the limit of a key as [Catalog.InFlight] does before and after the edit.
+func (e *Edit) InFlight(limit ratelimit.InFlight, key string) (before, after ratelimit.InFlight) {
+	return e.before.inFlight(limit, key, nil), e.after.inFlight(limit, key, nil)
+}
+
+// edited returns what an edit makes of the override of a key, or its removal if by is nil.
+func (v *view) edited(name, key string, by *Override) (Edit, error) {
+	f := v.limits[name]
+	made := Edit{Name: name, Key: key, by: by, before: v}
+	if was := f.entry(key); was != nil {
+		made.Was = &was.Override
+	}
+	edition := f.edition()
+	edition.unset(key)
+	if by != nil {
+		if f == nil || f.published == nil {
+			return Edit{}, &UnknownError{Name: name}
+		}
+		var became Override
+		if made.Was != nil {
+			became = *made.Was
+		}
+		became = became.edited(by)
+		e := Entry{Name: name, Key: key, Override: became}
+		if err := e.checkEdit(by, f.published); err != nil {
+			return Edit{}, err
+		}
+		made.Became, made.Lower = &became, f.lower(&became)
+		edition.put(newEntry(&e))
+	}
+	after := *v
+	after.limits = maps.Clone(v.limits)
+	after.limits[name], made.after = edition.finish(), &after
+	return made, nil
+}
+
+// checkEdit returns the fault of what an edit makes.
+func (e *Entry) checkEdit(by *Override, p *published) error {
+	bad := func(field string, value any, reason string) error {
+		return &ratelimit.FieldError{Package: "catalog", Limit: e.Name, Field: field, Value: value, Reason: reason}
+	}
+	if *by == (Override{}) {
+		return bad("Override", "", "names no field")
+	}
+	if by.Clear > AllFields {
+		return bad("Clear", by.Clear, "must be fields of an Override")
+	}
+	if err := e.check(p); err != nil {
+		return err
+	}
+	if !e.replaces() {
+		return bad("Override", "", "would replace no field of the limit: remove it, or name one")
+	}
+	return nil
+}
+
+// lower returns the fields by which an override grants less than the published definition.
+func (f *family) lower(o *Override) (fields []string) {
+	add := func(so bool, field string) {
+		if so && o.Switch != Off {
+			fields = append(fields, field)
+		}
+	}
+	if p := f.published; p.inFlight != nil {
+		made, _ := o.inFlight(*p.inFlight) // which is checked
+		add(made.Limit < p.inFlight.Limit, "AtOnce")
+	} else if limit, err := o.limit(p.Definition); err == nil {
+		d := limit.Definition()
+		add(d.Rate*float64(p.Period) < p.Rate*float64(d.Period), "Rate")
+		add(d.Capacity < p.Capacity, "Capacity")
+		add(d.MaxReserved < p.MaxReserved, "MaxReserved")
+	}
+	add(o.Mode == ratelimit.ModeRefuse, "Mode")
+	return fields
+}

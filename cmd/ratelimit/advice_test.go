@@ -1,0 +1,321 @@
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/catalog"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/internal/throwaway"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// patient is a world and what doctor says in it.
+type patient struct {
+	*world
+	options string // of the database's URL
+	url     string // in place of the world's
+}
+
+// doctor returns the findings of a check.
+func (p *patient) doctor(check string) (found []finding) {
+	p.Helper()
+	url := p.url
+	if url == "" {
+		url = withParameter(p.db.URL, p.options)
+	}
+	o := execute(p.T, "", "doctor", "--json", "--schema", p.db.Schema, "--database-url", url)
+	for _, f := range objects[finding](p.T, o.stdout) {
+		if f.Check == check {
+			found = append(found, f)
+		}
+	}
+	return found
+}
+
+func withParameter(url, parameter string) string {
+	if parameter == "" {
+		return url
+	}
+	if strings.Contains(url, "?") {
+		return url + "&" + parameter
+	}
+	return url + "?" + parameter
+}
+
+// advised returns the advice of a check that holds a text.
+func (p *patient) advised(check, text string) string {
+	p.Helper()
+	for deadline := time.Now().Add(time.Minute); ; {
+		found := p.doctor(check)
+		for _, f := range found {
+			if strings.Contains(f.Advice, text) {
+				return f.Advice
+			}
+		}
+		if time.Now().After(deadline) {
+			p.Fatalf("%s: no advice has %q: %+v", check, text, found)
+		}
+	}
+}
+
+// well wants that a check gives no advice that has a text any more.
+func (p *patient) well(check, text string) {
+	p.Helper()
+	for _, f := range p.doctor(check) {
+		if f.Advice != "" && strings.Contains(f.Advice, text) {
+			p.Errorf("%s: after the advice was followed, doctor says %+v", check, f)
+		}
+	}
+}
+
+// exec runs a statement in the world's schema.
+func (p *patient) exec(sql string) {
+	p.Helper()
+	p.must(pgx.BeginFunc(p.Context(), p.db.Pool, func(tx pgx.Tx) error {
+		_, err := tx.Exec(p.Context(), "SET LOCAL search_path = "+p.db.Schema)
+		if err == nil {
+			_, err = tx.Exec(p.Context(), sql)
+		}
+		return err
+	}))
+}
+
+// after returns what stands in an advice behind a text: the command to run.
+func after(advice, text string) string { return text + advice[strings.Index(advice, text)+len(text):] }
+
+// followed are the pieces of advice that doctor gives, by their names. Each test makes a database
+// ill, follows the advice, and looks what happened: doctor does not give it any more, and nothing
+// that was there is lost.
+var followed = map[string]func(p *patient){
+	"isolation": func(p *patient) {
+		p.options = "default_transaction_isolation=serializable"
+		p.advised("isolation", "AllowFunc")
+		pool, err := pgxpool.New(p.Context(), withParameter(p.db.URL, p.options))
+		p.must(err)
+		defer pool.Close()
+		store, err := pgstore.New(pool, &pgstore.Config{Schema: p.db.Schema})
+		p.must(err)
+		errs := make(chan error)
+		for range 8 {
+			go func() {
+				_, err := store.AllowFunc(p.Context(), []ratelimit.Request{api.For("k")}, func(pgx.Tx, ratelimit.Result) error { return nil })
+				errs <- err
+			}()
+		}
+		for range 8 {
+			p.must(<-errs)
+		}
+	},
+	"date style": func(p *patient) {
+		p.options = "datestyle=SQL"
+		p.advised("DateStyle", "datestyle=ISO")
+		p.options = "datestyle=ISO&default_query_exec_mode=exec"
+		p.well("DateStyle", "")
+		execute(p.T, "", "show", "api", "k", "--schema", p.db.Schema, "--database-url", withParameter(p.db.URL, p.options)).ok(p.T)
+	},
+	"pooler": func(p *patient) {
+		bouncer, err := throwaway.PgBouncer(p.Context(), p.db.URL, 5)
+		if err != nil {
+			p.Skip("no PgBouncer: ", err)
+		}
+		p.Cleanup(func() { _ = bouncer.Close() })
+		p.url = bouncer.URL
+		p.advised("pooler", "default_query_exec_mode=exec")
+		p.url = withParameter(bouncer.URL, "default_query_exec_mode=exec")
+		p.well("pooler", "")
+	},
+	"table": func(p *patient) {
+		empty := pgtest.NewEmpty(p.T)
+		p.world = &world{T: p.T, db: empty}
+		p.program(strings.Fields(after(p.advised("table", "ratelimit migrate up"), "ratelimit "))[1:]...).ok(p.T)
+		p.well("table", "")
+	},
+	"migrations": func(p *patient) {
+		p.world = &world{T: p.T, db: pgtest.NewEmpty(p.T)}
+		p.program("migrate", "up").ok(p.T)
+		p.program("migrate", "up", "--set", "catalog").ok(p.T)
+		p.exec("DELETE FROM " + versions(p) + " WHERE version_id = 2; DROP VIEW rate_limits_in_flight, rate_limits_short, rate_limits_now; DROP FUNCTION rate_limits_at, rate_limits_edges, rate_limits_edge")
+		advice := p.advised("migrations of catalog", "ratelimit migrate up --set catalog")
+		p.program(strings.Fields(advice)[1:]...).ok(p.T)
+		p.well("migrations of catalog", "")
+		p.exec("SELECT * FROM rate_limits_now")
+	},
+	"rights": func(p *patient) {
+		if p.url = p.as("SELECT"); p.url == "" {
+			p.Skip("the user may make no role")
+		}
+		p.exec(after(p.advised("rights", "GRANT "), "GRANT "))
+		p.well("rights", "")
+	},
+	"statistics": func(p *patient) {
+		if p.url = p.as("SELECT, INSERT, UPDATE, DELETE"); p.url == "" {
+			p.Skip("the user may make no role")
+		}
+		p.exec(after(p.advised("transactions", "GRANT "), "GRANT "))
+		p.well("transactions", "GRANT ")
+	},
+	"indexes": func(p *patient) {
+		p.exec("CREATE INDEX by_value ON rate_limits (value)")
+		p.exec(after(p.advised("indexes", "DROP INDEX "), "DROP INDEX "))
+		p.well("indexes", "")
+	},
+	"fill factor": func(p *patient) {
+		p.exec("ALTER TABLE rate_limits RESET (fillfactor)")
+		p.exec(p.advised("fill factor", "ALTER TABLE "))
+		p.well("fill factor", "")
+	},
+	"transactions": func(p *patient) {
+		tx, err := p.db.Pool.Begin(p.Context())
+		p.must(err)
+		defer func() { _ = tx.Rollback(context.Background()) }()
+		p.must(p.store.TakeTx(p.Context(), tx, api.ForN("k", 20)))
+		p.exec(after(p.advised("transactions", "SELECT pg_terminate_backend"), "SELECT pg_terminate_backend"))
+		p.well("transactions", "pg_terminate_backend")
+		if left := p.left(api, "k"); left != 20 {
+			p.Errorf("%d tokens are left of a take that was rolled back, want 20", left)
+		}
+	},
+	"not used": func(p *patient) {
+		p.exec("INSERT INTO rate_limit_definitions (name, key, rate) VALUES ('sharded', 'k', 0.5), ('sharded', 'l', 0.5)")
+		p.advised("definitions", "ratelimit catalog set")
+		p.program("catalog", "set", "sharded", "k", "--capacity", "10", "--yes", "--lower").ok(p.T)
+		p.program("catalog", "unset", "sharded", "l", "--yes").ok(p.T)
+		p.well("definitions", "catalog set")
+		p.must(p.catalog.Refresh(p.Context()))
+		if d := p.catalog.For(sharded, "k").Limit.Definition(); d.Rate != 0.5 || d.Capacity != 10 {
+			p.Errorf("got %v", d)
+		}
+	},
+	"shards": func(p *patient) {
+		four := sharded
+		four.Shards = 4
+		p.must(p.store.Take(p.Context(), four.ForN("k", 6)))
+		p.exec("UPDATE rate_limits SET value = 1 WHERE shard >= 2; INSERT INTO rate_limits VALUES ('sharded', 'k', 3, 1, clock_timestamp()) ON CONFLICT DO NOTHING")
+		before := p.left(four, "k")
+		command, statement, _ := strings.Cut(after(p.advised("definitions", "ratelimit reshard "), "reshard "), ", and then ")
+		p.program(append(strings.Fields(command), "--yes")...).ok(p.T)
+		p.exec(statement)
+		p.well("definitions", "reshard")
+		if left := p.left(sharded, "k"); left != before {
+			p.Errorf("%d tokens are left, want %d", left, before)
+		}
+	},
+	"undefined": func(p *patient) {
+		jobs := ratelimit.TokenBucket{Name: "jobs", Rate: 1, Period: time.Hour, Capacity: 5}
+		p.must(p.store.Take(p.Context(), jobs.ForN("k", 4)))
+		p.advised("definitions", "have its program publish it")
+		p.well("definitions", "forget")
+		p.must(p.catalog.Publish(p.Context(), jobs))
+		p.well("definitions", "publish")
+		if left := p.left(jobs, "k"); left != 1 {
+			p.Errorf("%d tokens are left, want 1", left)
+		}
+	},
+	"gone": func(p *patient) {
+		p.take(api, "k", 15)
+		p.exec("INSERT INTO rate_limits VALUES ('gone', 'a', 0, 1, clock_timestamp() - interval '500 days')")
+		advice := p.advised("definitions", "ratelimit forget ")
+		p.program(append(strings.Fields(after(advice, "forget ")), "--yes")...).ok(p.T)
+		p.well("definitions", "forget")
+		if left := p.left(api, "k"); left != 5 {
+			p.Errorf("%d tokens of another limit are left, want 5", left)
+		}
+	},
+}
+
+// versions returns the name of the table of versions of the set catalog.
+func versions(p *patient) (name string) {
+	p.Helper()
+	p.must(p.db.Pool.QueryRow(p.Context(), "SELECT relname::text FROM pg_class WHERE relnamespace = $1::regnamespace AND relkind = 'r' AND relname LIKE '%catalog%version%'", p.db.Schema).Scan(&name))
+	return name
+}
+
+func TestAdvice(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	source, err := os.ReadFile("doctor.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	given := map[string]bool{}
+	for _, found := range regexp.MustCompile(`d\.advise\("([^"]+)"`).FindAllStringSubmatch(string(source), -1) {
+		given[found[1]] = true
+		if followed[found[1]] == nil {
+			t.Errorf("the advice %q of doctor.go is not followed by a test", found[1])
+		}
+	}
+	for name, follow := range followed {
+		if !given[name] {
+			t.Errorf("doctor gives no advice %q", name)
+		}
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			follow(&patient{world: newWorld(t)})
+		})
+	}
+}
+
+// Permits of a published limit and the gates of starts of jobs are no rows to forget, and show
+// knows both.
+func TestPermitsAndGatesAreKnown(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	exports := ratelimit.InFlight{Name: "exports", Limit: 2, Lease: time.Hour}
+	w.must(w.catalog.PublishInFlight(t.Context(), exports))
+	w.edited(w.catalog.Set(t.Context(), "exports", "bob", catalog.Override{AtOnce: 1, Note: "slow"}))
+	var until time.Time
+	for _, key := range []string{"alice", "bob"} {
+		permit, err := w.store.Permits().Acquire(t.Context(), exports.For(key))
+		if err != nil || !permit.OK {
+			t.Fatal(permit, err)
+		}
+		until = permit.Until
+	}
+	_, err := w.db.Pool.Exec(t.Context(), `INSERT INTO `+w.db.Schema+`.rate_limits VALUES ('api:start', 'alice', 0, 3, now() - interval '500 days'), ('unknown:start', 'alice', 0, 3, now())`)
+	w.must(err)
+	for _, f := range objects[finding](t, w.program("doctor", "--json").ok(t)) {
+		if strings.Contains(f.Advice, "forget") || strings.Contains(f.Detail, "exports") || strings.Contains(f.Detail, "api:start") && !strings.Contains(f.Detail, "bounds the starts of jobs by api") {
+			t.Errorf("doctor says %+v", f)
+		}
+	}
+	wantIn(t, w.program("show", "exports", "alice").ok(t), `"exports": 2 at a time, lease 1h`, "granted: 1 of 2 permits are held", "held     permit ", ", fence ")
+	wantIn(t, w.program("show", "exports", "bob").ok(t), "refused: 1 of 1 permits are held; the first lease ends at "+until.UTC().Format("2006-01-02 15:04:05"), "1 at once, (slow)", "changed")
+	if s := objects[permitsJSON](t, w.program("show", "exports", "bob", "--json").ok(t))[0]; s.OK || len(s.Held) != 1 || s.Holds.Limit != 1 || s.Published.Limit != 2 || s.Override == nil || len(s.Changes) != 2 {
+		t.Errorf("got %+v", s)
+	}
+	wantIn(t, w.program("show", "exports", "nobody").ok(t), "granted: 0 of 2 permits are held")
+	wantIn(t, w.program("show", "api:start", "alice").ok(t), "api:start bounds the starts of River's jobs by api", "shard 0: 3")
+	if g := objects[gateJSON](t, w.program("show", "api:start", "alice", "--json").ok(t))[0]; g.Of != "api" || len(g.Rows) != 1 {
+		t.Errorf("got %+v", g)
+	}
+	w.program("show", "unknown:start", "alice").wantStatus(t, exitBad, "no definition of this limit")
+	wantIn(t, w.program("ls").ok(t), "api:start: bounds the starts of jobs by api")
+	for name, what := range map[string]string{"api:start": ", which bounds the starts of jobs by api", "exports": ", which a program has published"} {
+		w.program("forget", name, "--dry-run").wantStatus(t, exitOK, "would delete", fmt.Sprintf("of %s%s", name, what))
+	}
+}
+
+// Where nothing is published, doctor advises to forget nothing that is in use.
+func TestDoctorWithoutACatalog(t *testing.T) {
+	t.Parallel()
+	w := &world{T: t, db: pgtest.New(t)}
+	store, err := pgstore.New(w.db.Pool, &pgstore.Config{Schema: w.db.Schema})
+	w.must(err)
+	w.must(store.Take(t.Context(), api.For("k"), monthly.For("k")))
+	if permit, err := store.Permits().Acquire(t.Context(), ratelimit.InFlight{Name: "exports", Limit: 1}.For("k")); err != nil || !permit.OK {
+		t.Fatal(permit, err)
+	}
+	if text := w.program("doctor", "--json").ok(t); strings.Contains(text, "forget") || !strings.Contains(text, "publish it") {
+		t.Errorf("got %s", text)
+	}
+}

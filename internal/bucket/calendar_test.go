@@ -1,0 +1,95 @@
+package bucket_test
+
+import (
+	"testing"
+	"time"
+
+	. "github.com/pgratelimit/ratelimit"
+
+	"github.com/pgratelimit/ratelimit/internal/bucket"
+)
+
+// monthly is a quota of 100 by the month from a day of it on.
+func monthly(day int) *bucket.Definition {
+	return definition(FixedWindow{Name: "quota", Rate: 100, Every: Month, Anchor: Date{Year: 2024, Month: 1, Day: day}})
+}
+
+// Two versions of a program with different anchors that take in turn, every day, grant in four
+// years what one of them does: nothing twice, and nothing that is never granted.
+func TestCalendarTwoVersions(t *testing.T) {
+	versions := []*bucket.Definition{monthly(1), monthly(15)}
+	now := time.Date(2024, 1, 1, 12, 0, 0, 0, time.UTC)
+	state, granted := versions[0].Fresh("", now), 0.0
+	for day := range 4*365 + 1 {
+		d := versions[day%2]
+		n := d.Refill(state, now).Value
+		state, _ = d.Take(state, now, n, 0)
+		granted += n
+		now = now.AddDate(0, 0, 1)
+	}
+	if granted != 48*100 {
+		t.Errorf("granted %v in 48 months of 100 each", granted)
+	}
+}
+
+// A row stands on an edge for as long after it as time zones are apart, and single days for
+// summer time. A microsecond later the next edge does not count, and the row's instant stays.
+func TestCalendarSlack(t *testing.T) {
+	day := definition(FixedWindow{Name: "quota", Rate: 100, Every: Day})
+	twoDays := definition(FixedWindow{Name: "quota", Rate: 100, Every: 2 * Day})
+	for _, tt := range []struct {
+		d     *bucket.Definition
+		slack time.Duration
+	}{
+		{monthly(1), 26 * time.Hour}, {twoDays, 26 * time.Hour}, {day, 3 * time.Hour},
+	} {
+		edge := tt.d.Fresh("", time.Date(2026, 6, 10, 12, 0, 0, 0, time.UTC)).TS
+		next, last := tt.d.Next(edge), tt.d.Next(tt.d.Next(edge))
+		on, off := bucket.State{TS: edge.Add(tt.slack)}, bucket.State{TS: edge.Add(tt.slack + time.Microsecond)}
+		for name, got := range map[string]bucket.State{
+			"on, before": tt.d.Refill(on, next.Add(-1)), "off, after": tt.d.Refill(off, last.Add(-1)),
+		} {
+			if got.Value != 0 || !got.TS.Equal(on.TS) && !got.TS.Equal(off.TS) {
+				t.Errorf("%v: %s the edge: %+v, want the row as it is", tt.d.Every, name, got)
+			}
+		}
+		if got := tt.d.Refill(on, next); got.Value != 100 || !got.TS.Equal(next) || !tt.d.Next(on.TS).Equal(next) {
+			t.Errorf("%v: on the edge: %+v, want 100 since %v", tt.d.Every, got, next)
+		}
+		if got := tt.d.Refill(off, last); got.Value != 100 || !got.TS.Equal(last) || !tt.d.Next(off.TS).Equal(last) {
+			t.Errorf("%v: off the edge: %+v, want 100 since %v", tt.d.Every, got, last)
+		}
+	}
+}
+
+// A full row that stands on no edge is not as no row, which would be refilled by the next one,
+// until an edge has counted for it.
+func TestCalendarIdle(t *testing.T) {
+	first, fifteenth := monthly(1), monthly(15)
+	on := func(month time.Month, day int) time.Time { return time.Date(2026, month, day, 12, 0, 0, 0, time.UTC) }
+	row := fifteenth.Fresh("", on(1, 20))
+	paused := fifteenth.Pause(row, on(1, 20), on(4, 20))
+	for _, tt := range []struct {
+		name  string
+		d     *bucket.Definition
+		state bucket.State
+		now   time.Time
+		want  bool
+	}{
+		{"on its edge", fifteenth, row, on(1, 20), true},
+		{"on none", first, row, on(1, 20), false},
+		{"after one that does not count", first, row, on(2, 20), false},
+		{"before one that counts", first, row, time.Date(2026, 3, 1, 0, 0, 59, 0, time.UTC), false},
+		{"after one that counts", first, row, on(3, 1), true},
+		{"hours after an edge, in another zone", first, first.Fresh("", on(2, 1)), on(2, 2), true},
+		{"before its instant", first, bucket.State{Value: 100, TS: on(3, 1)}, on(2, 20), false},
+		{"not full", fifteenth, bucket.State{Value: 99, TS: row.TS}, on(1, 20), false},
+		{"not full then, and now", fifteenth, bucket.State{Value: 99, TS: row.TS}, on(2, 16), true},
+		{"paused", fifteenth, paused, on(4, 19), false},
+		{"paused, and past", fifteenth, paused, on(4, 21), true},
+	} {
+		if got := tt.d.Idle("", tt.state, tt.now); got != tt.want {
+			t.Errorf("%s: Idle() = %v, want %v", tt.name, got, tt.want)
+		}
+	}
+}

@@ -1,0 +1,275 @@
+// Package edit changes rows other than by taking from them: resets, credits, pauses, settlements,
+// other numbers of shards, and pruning.
+package edit
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/known"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/memory"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/tx"
+)
+
+// Editor edits rows. It is safe for concurrent use.
+type Editor struct {
+	*conn.Conn
+	table  *table.Table
+	known  *known.Known
+	memory *memory.Memory // nil without Config.Escrow
+	taker  *tx.Taker
+}
+
+// New returns an Editor; m may be nil.
+func New(c *conn.Conn, t *table.Table, k *known.Known, m *memory.Memory, taker *tx.Taker) *Editor {
+	return &Editor{Conn: c, table: t, known: k, memory: m, taker: taker}
+}
+
+// Edit is an edit of the limits and keys of a call, in a transaction.
+type Edit = func(context.Context, pgx.Tx, *decide.Call) error
+
+// Own makes an edit in a transaction of its own.
+func (e *Editor) Own(ctx context.Context, call *decide.Call, do Edit) error {
+	var rows []decide.Row
+	for i := range call.Demands {
+		rows = append(rows, call.Demands[i].Rows()...)
+	}
+	err := e.own(ctx, rows, func(ctx context.Context, tx pgx.Tx) error { return do(ctx, tx, call) })
+	for i := range call.Demands {
+		e.known.Forget(call.Demands[i].KeyOf()) // again, now that others see it
+	}
+	return err
+}
+
+// own runs do, which locks rows, in a transaction of its own. That tells rows of the tokens that
+// this process has spent from memory. A caller's transaction tells none, since it may be rolled back
+// unnoticed.
+func (e *Editor) own(ctx context.Context, rows []decide.Row, do func(context.Context, pgx.Tx) error) error {
+	told := make(map[decide.Key]bucket.Spent)
+	return e.table.Run(context.WithValue(ctx, e, told), e.Conn, table.OwnTx{
+		Rows: rows,
+		Do:   do,
+		RolledBack: func() {
+			for key, spent := range told {
+				e.memory.Unspent(key, spent)
+			}
+			clear(told)
+		},
+	})
+}
+
+// spent returns the tokens spent from memory that the row of a key is to learn of, once for all of
+// its rows.
+func (e *Editor) spent(ctx context.Context, d *bucket.Definition, key decide.Key) bucket.Spent {
+	told, own := ctx.Value(e).(map[decide.Key]bucket.Spent)
+	if !own || e.memory == nil || d.Slotted() {
+		return bucket.Spent{}
+	}
+	if _, done := told[key]; done {
+		return bucket.Spent{}
+	}
+	told[key] = e.memory.Spent(d, key)
+	return told[key]
+}
+
+// Reset deletes the rows of an edit's limit and key. Rows with tokens in the memories of
+// processes are not deleted, but full less those.
+func (e *Editor) Reset(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
+	a := &call.Demands[0]
+	left, err := e.table.Reset(ctx, tx, a.KeyOf())
+	if err == nil && len(left) > 0 {
+		err = e.refillAll(ctx, tx, a, left)
+	}
+	if err != nil {
+		return e.Fault("reset", err)
+	}
+	e.known.Forget(a.KeyOf())
+	e.memory.Evict(a.KeyOf())
+	return nil
+}
+
+// refillAll fills the rows of some shards of a demand, less the tokens of them that are out.
+func (e *Editor) refillAll(ctx context.Context, tx pgx.Tx, a *decide.Demand, shards []int32) error {
+	changes := make([]decide.Change, len(shards))
+	for i, shard := range shards {
+		changes[i] = a.Change(0, int(shard), 0)
+	}
+	given, _, err := e.taker.Touch(ctx, tx, &pgx.Batch{}, changes)
+	if err != nil {
+		return err
+	}
+	var batch pgx.Batch
+	share := a.Definition.Shard()
+	for i := range given {
+		g := &given[i].Taken
+		if share.Forgets(g.Out, g.At) {
+			e.table.QueueRemove(&batch, changes[i].Row)
+			continue
+		}
+		e.table.QueuePut(&batch, changes[i].Row, share.Full(a.Key, g.After, g.Out, g.At))
+	}
+	return tx.SendBatch(ctx, &batch).Close()
+}
+
+// Credit returns the edit that gives r's count back, and sets the status then.
+func (e *Editor) Credit(r ratelimit.Request, status *ratelimit.Status) Edit {
+	return func(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
+		a := &call.Demands[0]
+		states, at, err := e.credit(ctx, tx, a, r.Count)
+		if err != nil {
+			return e.Fault("credit", err)
+		}
+		e.known.Forget(a.KeyOf())
+		e.known.Shards.Observe(a, states)
+		*status = decide.Credited(r, states, at)
+		return nil
+	}
+}
+
+// credit gives n tokens back to the rows of a demand, and returns the states of those that are
+// known then.
+func (e *Editor) credit(ctx context.Context, tx pgx.Tx, a *decide.Demand, n float64) (states []bucket.State, at time.Time, err error) {
+	shard, counts := 0, []float64{n}
+	if !a.Sharded() {
+		states = make([]bucket.State, 1)
+	} else if held, ok := e.taker.HeldBy(tx, a); ok {
+		shard, states = held, e.known.Shards.Cached(a, time.Time{})
+	} else {
+		if states, _, at, err = e.lockEach(ctx, tx, a); err != nil {
+			return nil, at, err
+		}
+		counts = a.Fill(states, n, at)
+	}
+	given, err := e.give(ctx, tx, a, shard, counts)
+	for i := range given {
+		states[shard+i], at = given[i].Taken.After, given[i].Taken.At.UTC()
+	}
+	return states, at, err
+}
+
+// give gives counts to shards of a demand, from the given one on, and returns the states of their
+// rows then. A sliding window is given to in a second round trip, with the row locked.
+func (e *Editor) give(ctx context.Context, tx pgx.Tx, a *decide.Demand, shard int, counts []float64) ([]table.Give, error) {
+	var batch pgx.Batch
+	changes, gives := make([]decide.Change, len(counts)), make([]table.Give, len(counts))
+	for i, n := range counts {
+		c := &changes[i]
+		*c = a.Change(0, shard+i, 0)
+		gives[i] = table.Give{Change: c, Tokens: n, Most: c.Definition.Capacity, Spent: e.spent(ctx, &c.Definition, c.Key)}
+	}
+	if _, err := e.table.Give(ctx, tx, &pgx.Batch{}, gives, e.Clock()); err != nil {
+		return nil, err
+	}
+	for i, n := range counts {
+		if g := &gives[i]; !g.Given && !g.Taken.Made {
+			g.Taken.After = g.Definition.CreditBeside(g.Taken.After, g.Taken.Out, g.Taken.At, n)
+			e.table.QueuePut(&batch, g.Row, g.Taken.After)
+		}
+	}
+	if batch.Len() == 0 {
+		return gives, nil
+	}
+	return gives, tx.SendBatch(ctx, &batch).Close()
+}
+
+// lockEach locks all rows of a demand, in order, and returns their states, and their tokens that are
+// out.
+func (e *Editor) lockEach(ctx context.Context, q table.Querier, a *decide.Demand) (states []bucket.State, outs []bucket.Out, at time.Time, err error) {
+	changes := make([]decide.Change, a.Definition.Shards)
+	for shard := range changes {
+		changes[shard] = a.Change(0, shard, 0)
+	}
+	given, at, err := e.taker.Touch(ctx, q, &pgx.Batch{}, changes)
+	for i := range given {
+		states, outs = append(states, given[i].Taken.After), append(outs, given[i].Taken.Out)
+	}
+	return states, outs, at, err
+}
+
+// Pause returns the edit that pauses, and sets until to the latest end.
+func (e *Editor) Pause(lasts time.Duration, until *time.Time) Edit {
+	return func(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
+		*until = time.Time{}
+		for i := range call.Demands {
+			a := &call.Demands[i]
+			err := e.change(ctx, tx, a, func(share *bucket.Definition, state bucket.State, _ bucket.Out, at time.Time) bucket.State {
+				after := share.Pause(state, at, at.Add(lasts))
+				if after.Paused.After(*until) {
+					*until = after.Paused
+				}
+				return after
+			})
+			e.memory.Evict(a.KeyOf()) // while the row is locked, so that nothing is prefetched before the pause is seen
+			if err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+}
+
+// Resume ends the pause of an edit's limit and key.
+func (e *Editor) Resume(ctx context.Context, tx pgx.Tx, call *decide.Call) error {
+	a := &call.Demands[0]
+	return e.change(ctx, tx, a, func(share *bucket.Definition, state bucket.State, out bucket.Out, at time.Time) bucket.State {
+		return share.ResumeBeside(a.Key, state, out, at)
+	})
+}
+
+// change changes all rows of a demand.
+func (e *Editor) change(ctx context.Context, tx pgx.Tx, a *decide.Demand, to func(*bucket.Definition, bucket.State, bucket.Out, time.Time) bucket.State) error {
+	states, outs, at, err := e.lockEach(ctx, tx, a)
+	if err != nil {
+		return e.Fault("edit", err)
+	}
+	var batch pgx.Batch
+	for shard, state := range states {
+		states[shard] = to(a.Definition.Shard(), state, outs[shard], at)
+		e.table.QueuePut(&batch, decide.Row{Key: a.KeyOf(), Shard: shard}, states[shard])
+	}
+	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
+		return e.Fault("edit", err)
+	}
+	e.known.Forget(a.KeyOf())
+	e.known.Shards.Observe(a, states)
+	return nil
+}
+
+// Reshard changes the rows of a limit and key from one number of shards to another.
+func (e *Editor) Reshard(ctx context.Context, before, after *decide.Demand) error {
+	err := e.own(ctx, append(before.Rows(), after.Rows()...), func(ctx context.Context, tx pgx.Tx) error {
+		if err := e.reshard(ctx, tx, before, after); err != nil {
+			return e.Fault("reshard", err)
+		}
+		return nil
+	})
+	e.known.Forget(after.KeyOf())
+	e.memory.Evict(after.KeyOf())
+	return err
+}
+
+func (e *Editor) reshard(ctx context.Context, tx pgx.Tx, before, after *decide.Demand) error {
+	states, outs, at, err := e.lockEach(ctx, tx, before)
+	if err != nil {
+		return err
+	}
+	n := after.Definition.Shards
+	share, empty := before.Definition.Share(states, at, n)
+	var batch pgx.Batch
+	for shard := range max(n, len(states)) {
+		state := share
+		if shard >= n {
+			state = empty
+		} else if shard < len(states) {
+			state = after.Definition.Shard().Bounded(share, states[shard], outs[shard], at)
+		}
+		e.table.QueuePut(&batch, decide.Row{Key: after.KeyOf(), Shard: shard}, state)
+	}
+	return tx.SendBatch(ctx, &batch).Close()
+}

@@ -1,0 +1,62 @@
+package edit
+
+import (
+	"context"
+	"math"
+
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
+)
+
+// Prune deletes the rows of a name that mean the same as no row by all definitions of it that are
+// known, in batches.
+func (e *Editor) Prune(ctx context.Context, name string) (deleted int64, err error) {
+	after := decide.Row{Key: decide.Key{Name: name}, Shard: math.MinInt32}
+	for {
+		var listed int
+		err := e.Standalone(ctx, "prune", func(ctx context.Context) (err error) {
+			var n int64
+			listed, n, err = e.pruneAfter(ctx, name, &after)
+			deleted += n
+			return err
+		})
+		if err != nil || listed < e.table.Batch() {
+			return deleted, err
+		}
+	}
+}
+
+// pruneAfter lists rows of a name after a row, which it moves to the last of them, and deletes
+// those that are idle by all definitions.
+func (e *Editor) pruneAfter(ctx context.Context, name string, after *decide.Row) (listed int, deleted int64, err error) {
+	definitions := e.known.Definitions.Of(name)
+	now, err := table.Now(ctx, e.Pool, e.Clock())
+	if err != nil {
+		return 0, 0, err
+	}
+	rows, err := e.table.Page(ctx, e.Pool, *after, e.table.Batch(), &now, nil)
+	if err != nil || len(rows.Rows) == 0 {
+		return 0, 0, err
+	}
+	var idle table.Rows
+	for i, row := range rows.Rows {
+		if decide.Idle(definitions, row.Key.Key, rows.States[i], now) {
+			idle.Rows, idle.States = append(idle.Rows, row), append(idle.States, rows.States[i])
+		}
+	}
+	if deleted, err = e.table.DeleteSame(ctx, e.Pool, &idle); err == nil {
+		*after = rows.Rows[len(rows.Rows)-1]
+	}
+	return len(rows.Rows), deleted, err
+}
+
+// Forget deletes all rows of a name.
+func (e *Editor) Forget(ctx context.Context, name string) (deleted int64, err error) {
+	err = e.Standalone(ctx, "forget", func(ctx context.Context) error {
+		deleted, err = e.table.Forget(ctx, e.Pool, name)
+		e.known.Shards.Clear()
+		e.memory.EvictAll()
+		return err
+	})
+	return deleted, err
+}

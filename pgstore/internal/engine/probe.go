@@ -1,0 +1,68 @@
+package engine
+
+import (
+	"context"
+	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
+)
+
+// Probe lets tests of the packages above decide calls together and look at the queues of rows.
+type Probe struct{ *Engine }
+
+// DecideAll decides calls in one go, and returns those with locked rows. The row that they wait
+// for is await; nil for none.
+func (p Probe) DecideAll(ctx context.Context, tickets []*Ticket, granting bool, await *decide.Row) (locked []*Ticket) {
+	return p.decideAll(ctx, tickets, granting, awaitedRow(await))
+}
+
+// Server returns a function that decides calls as one queue does, one batch after another.
+func (p Probe) Server(await *decide.Row) func(ctx context.Context, tickets []*Ticket) {
+	q := new(queue)
+	return func(ctx context.Context, tickets []*Ticket) { p.serve(ctx, q, tickets, awaitedRow(await)) }
+}
+
+// Groups returns the groups of calls that are granted together, their grants, and the calls in none.
+func (p Probe) Groups(tickets []*Ticket) (groups [][]*Ticket, grants []table.Grant, left []*Ticket) {
+	return p.groups(tickets)
+}
+
+// Stop has the queues that keys share decide nothing any more, and Granting has them try to grant.
+func (p Probe) Stop() {
+	for i := range p.queues {
+		p.queues[i].calls = p.newQueue(func(ctx context.Context, _ []*Ticket) { <-ctx.Done() })
+	}
+}
+
+// Granting has the queues that keys share grant, as if most of their last calls had been granted.
+func (p Probe) Granting() {
+	for i := range p.queues {
+		p.queues[i].refusing = false
+	}
+}
+
+// Unused has the queue of a row be unused for a time.
+func (p Probe) Unused(row decide.Row, since time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.mark(row).used = time.Now().Add(-since)
+}
+
+// Idle reports whether no call waits for a row.
+func (p Probe) Idle(row decide.Row) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	q := p.rows[row]
+	return q == nil || q.calls == nil || q.calls.Idle()
+}
+
+// Waits returns the row that a call waits for; nil for none.
+func (p *Pending) Waits() *decide.Row { return p.locked.Load() }
+
+func awaitedRow(row *decide.Row) *awaited {
+	if row == nil {
+		return nil
+	}
+	return &awaited{row: *row}
+}

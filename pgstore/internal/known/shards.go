@@ -1,0 +1,156 @@
+package known
+
+import (
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/pgratelimit/ratelimit/internal/bucket"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+)
+
+// Shards is the states of the shards of limits as they were read last. The zero value is ready to
+// use. It is safe for concurrent use.
+type Shards struct {
+	mu   sync.Mutex
+	seen map[decide.Key]limit
+}
+
+// limit is the shards of a limit and key.
+type limit struct {
+	definition bucket.Definition
+	states     []bucket.State // one that was never seen counts as full
+
+	// When all shards together were found to have too little: on the database's clock, and on
+	// this machine's. Both are zero when they were not.
+	shortAt, shortHere time.Time
+}
+
+// mostSeen is how many keys' shards are remembered; past it all is forgotten.
+const mostSeen = 4096
+
+// Choose returns the better, as far as is known, of two shards at random among those given.
+func (m *Shards) Choose(a *decide.Demand, among []int) int {
+	if len(among) == 1 {
+		return among[0]
+	}
+	i := rand.IntN(len(among))
+	j := (i + 1 + rand.IntN(len(among)-1)) % len(among)
+	return m.better(a, among[i], among[j])
+}
+
+// better is the better of two shards.
+func (m *Shards) better(a *decide.Demand, first, second int) int {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	seen := m.seen[a.KeyOf()]
+	if seen.definition != a.Definition || a.Definition.Better(seen.states[first], seen.states[second]) {
+		return first
+	}
+	return second
+}
+
+// Observe notes the states of all of a's shards, if it has several.
+func (m *Shards) Observe(a *decide.Demand, states []bucket.State) {
+	if states == nil || !a.Sharded() {
+		return
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	copy(m.states(a, states[0].TS), states)
+}
+
+// Took notes the states that changes left behind, and returns the known states of the shards of
+// all sharded limits of a call then.
+func (m *Shards) Took(call *decide.Call, changes []decide.Change, at time.Time) [][]bucket.State {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i := range changes {
+		if a := &call.Demands[changes[i].Demand]; a.Sharded() {
+			m.states(a, at)[changes[i].Shard] = changes[i].After
+		}
+	}
+	states := make([][]bucket.State, len(call.Demands))
+	for i := range call.Demands {
+		if a := &call.Demands[i]; a.Sharded() {
+			states[i] = slices.Clone(m.states(a, at))
+		}
+	}
+	return states
+}
+
+// Refused notes that a call was refused at an instant.
+func (m *Shards) Refused(call *decide.Call, at time.Time) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i := range call.Demands {
+		a := &call.Demands[i]
+		if seen, ok := m.seen[a.KeyOf()]; ok && seen.definition == a.Definition {
+			seen.shortAt, seen.shortHere = at, time.Now()
+			m.seen[a.KeyOf()] = seen
+		}
+	}
+}
+
+// Refuse reports whether a call was refused, and would be again by the known states of the
+// shards of its limits. now is an instant that was injected, or nil.
+func (m *Shards) Refuse(call *decide.Call, now *time.Time) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	for i := range call.Demands {
+		a := &call.Demands[i]
+		seen := m.seen[a.KeyOf()]
+		if seen.shortAt.IsZero() || seen.definition != a.Definition {
+			continue
+		}
+		at := seen.shortAt.Add(time.Since(seen.shortHere))
+		if now != nil {
+			at = *now
+		}
+		if _, ok := a.Spread(at, seen.states); !ok {
+			return true
+		}
+		seen.shortAt, seen.shortHere = time.Time{}, time.Time{}
+		m.seen[a.KeyOf()] = seen
+	}
+	return false
+}
+
+// Cached returns the known states of a's shards.
+func (m *Shards) Cached(a *decide.Demand, at time.Time) []bucket.State {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return slices.Clone(m.states(a, at))
+}
+
+// states are those of a's shards, full at an instant if none was seen by this
+// definition.
+func (m *Shards) states(a *decide.Demand, at time.Time) []bucket.State {
+	seen := m.seen[a.KeyOf()]
+	if seen.definition == a.Definition {
+		return seen.states
+	}
+	if m.seen == nil || len(m.seen) >= mostSeen {
+		m.seen = make(map[decide.Key]limit)
+	}
+	each := a.Definition.Shard()
+	full := each.Fresh(a.Key, at)
+	seen = limit{definition: a.Definition, states: slices.Repeat([]bucket.State{full}, a.Definition.Shards)}
+	m.seen[a.KeyOf()] = seen
+	return seen.states
+}
+
+// Forget forgets the states of a key.
+func (m *Shards) Forget(key decide.Key) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	delete(m.seen, key)
+}
+
+// Clear forgets all states.
+func (m *Shards) Clear() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	clear(m.seen)
+}

@@ -1,0 +1,250 @@
+// Package permits has the permits of limits of how many at once in PostgreSQL: taken, renewed,
+// released and waited for. It knows no rate limit.
+package permits
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/batch"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/flight"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
+)
+
+// Permits is the permits of limits of how many at once. A permit is tried by its number, which the
+// process remembers; only when it knows of none that is free, it looks. Operations on permits
+// gather while a statement is under way, as calls for tokens do: those of all keys together,
+// since a statement for many costs little more than one for few.
+type Permits struct {
+	*conn.Conn
+	table *table.Table
+
+	ops      *batch.Queue[*call]
+	looks    *batch.Queue[*lookCall] // beside, so that reading many permits delays nobody
+	local    flight.Permits          // what this process knows of them
+	renewers flight.Renewers
+}
+
+// New returns the permits in a table.
+func New(c *conn.Conn, t *table.Table) *Permits {
+	f := &Permits{Conn: c, table: t}
+	f.ops = batch.New(conn.MostTogether, c.Timeout, f.serve, c.Work.Spawn)
+	f.looks = batch.New(conn.MostTogether, c.Timeout, f.serveLooks, c.Work.Spawn)
+	return f
+}
+
+// rowOf is the row of a permit.
+func rowOf(permit ratelimit.Permit) decide.Row {
+	return decide.Row{Key: decide.Key{Name: permit.InFlight.Name, Key: permit.Key}, Shard: permit.Number}
+}
+
+// changeHeld makes an operation on a permit that is held. If a transaction has its row locked, it
+// waits for that.
+func (f *Permits) changeHeld(ctx context.Context, op *table.PermitOp) error {
+	begun := time.Now()
+	ctx = f.holding(ctx)
+	err := f.changeOnce(ctx, op)
+	if !errors.Is(err, errHeld) {
+		return err
+	}
+	ctx, cancel := f.TimedFrom(ctx, begun)
+	defer cancel()
+	for pause := conn.Poll; errors.Is(err, errHeld); pause = min(2*pause, conn.SlowPoll) {
+		if conn.Sleep(ctx, pause) == nil {
+			err = f.changeOnce(ctx, op)
+		}
+		if ctx.Err() != nil && err != nil {
+			return conn.Locked(op.Row.Name, ctx.Err())
+		}
+	}
+	return err
+}
+
+// holding returns the context of operations on permits that are held, also when the Store is
+// closed.
+func (f *Permits) holding(ctx context.Context) context.Context {
+	return f.Work.Part(ctx)
+}
+
+// errHeld is the error of a permit that is held, and locked by a transaction.
+var errHeld = errors.New("pgstore: the permit is locked")
+
+// changeOnce is changeHeld that does not wait.
+func (f *Permits) changeOnce(ctx context.Context, op *table.PermitOp) error {
+	next := *op // a caller that gives up must not share it with the next attempt
+	err := f.apply(ctx, &next)
+	if err != nil {
+		return err
+	}
+	if *op = next; op.Done.OK {
+		return nil
+	}
+	looking, cancel := f.Timed(ctx)
+	defer cancel()
+	held, err := f.table.HoldsPermit(looking, f.Pool, op, f.Clock())
+	switch {
+	case err != nil:
+		return f.Fault("look", err)
+	case held && f.table.PassesOver():
+		return errHeld
+	}
+	return lost(op.Row)
+}
+
+func lost(row decide.Row) error {
+	return fmt.Errorf("pgstore: limit %q, permit %d: %w", row.Name, row.Shard, ratelimit.ErrLeaseLost)
+}
+
+// Release releases a permit, or hands it on to a waiter here.
+func (f *Permits) Release(ctx context.Context, permit ratelimit.Permit) error {
+	if permit.Shadowed {
+		return nil
+	}
+	row, asked := rowOf(permit), time.Now()
+	op := &table.PermitOp{Row: row, Fence: permit.Fence}
+	next, hands := f.local.HandOn(row.Key, row.Shard, asked)
+	if hands {
+		op.Next, op.Lease = true, next.LeaseOrDefault()
+	}
+	err := f.changeHeld(ctx, op)
+	switch {
+	case err != nil:
+		f.local.Lost(row.Key, row.Shard)
+		return err
+	case hands:
+		if taken := permitOf(next, op, asked); !f.local.Hand(row.Key, taken) {
+			f.GiveBack(ctx, taken)
+		}
+	case f.local.Waiting(row.Key) > 0:
+		f.local.LetGo(row.Key, row.Shard)
+	default:
+		f.local.Freed(row.Key, row.Shard)
+	}
+	return nil
+}
+
+// GiveBack releases a permit that its caller does not want. It waits for that until ctx is over, or
+// for a while; the release goes on without it.
+func (f *Permits) GiveBack(ctx context.Context, permit ratelimit.Permit) {
+	ctx, cancel := context.WithTimeout(ctx, conn.RollbackTime)
+	defer cancel()
+	select {
+	case <-f.giveBack(permit):
+	case <-ctx.Done():
+	}
+}
+
+// giveBack releases a permit, and closes done when it has. It tries until the permit is released or
+// its lease is over: a transaction may have the row locked, or the database be away. Close of the
+// Store waits for it no longer than for a ROLLBACK.
+func (f *Permits) giveBack(permit ratelimit.Permit) (done <-chan struct{}) {
+	over := make(chan struct{})
+	f.Work.Spawn(func() {
+		defer close(over)
+		ctx, cancel := context.WithDeadline(context.Background(), permit.Ends())
+		defer cancel()
+		defer context.AfterFunc(f.Work.Opened, func() { time.AfterFunc(conn.RollbackTime, cancel) })()
+		for pause := conn.SlowPoll; ; pause = min(2*pause, slowRetry) {
+			err := f.tryRelease(ctx, permit)
+			if err == nil || errors.Is(err, ratelimit.ErrLeaseLost) || conn.Sleep(ctx, pause) != nil {
+				return
+			}
+		}
+	})
+	return over
+}
+
+// slowRetry is how often a release is tried again, after a while.
+const slowRetry = time.Second
+
+// tryRelease is Release that takes no longer than a ROLLBACK may.
+func (f *Permits) tryRelease(ctx context.Context, permit ratelimit.Permit) error {
+	ctx, cancel := context.WithTimeout(ctx, conn.RollbackTime)
+	defer cancel()
+	return f.Release(ctx, permit)
+}
+
+// ReleaseIn releases a permit in a caller's transaction.
+func (f *Permits) ReleaseIn(ctx context.Context, tx pgx.Tx, permit ratelimit.Permit) error {
+	if permit.Shadowed {
+		return nil
+	}
+	op := &table.PermitOp{Row: rowOf(permit), Fence: permit.Fence}
+	op.Lock = f.lock(op.Row)
+	var batch pgx.Batch
+	f.table.QueuePermit(&batch, op, f.Clock())
+	switch err := tx.SendBatch(ctx, &batch).Close(); {
+	case err != nil:
+		return f.Fault("release a permit", err)
+	case !op.Done.OK:
+		return lost(op.Row)
+	}
+	return nil
+}
+
+// Renew has a permit's lease end a Lease from now, and returns it so.
+func (f *Permits) Renew(ctx context.Context, permit ratelimit.Permit) (ratelimit.Permit, error) {
+	asked := time.Now()
+	op := &table.PermitOp{Row: rowOf(permit), Fence: permit.Fence, Lease: permit.InFlight.LeaseOrDefault()}
+	if err := f.changeHeld(ctx, op); err != nil {
+		return ratelimit.Permit{}, err
+	}
+	permit.At, permit.Until, permit.Asked = op.Done.At, op.Done.Until, asked
+	f.local.Taken(op.Row.Key, permit.Number, permit.Ends())
+	return permit, nil
+}
+
+// Keep runs do while it renews a permit by the verbs of a store.
+func (f *Permits) Keep(ctx context.Context, store flight.Store, permit ratelimit.Permit, do func(context.Context, ratelimit.Permit) error) error {
+	return f.renewers.Keep(ctx, store, permit, do)
+}
+
+// Released notes that a holder has released its permit, or has in a transaction.
+func (f *Permits) Released(permit ratelimit.Permit) { f.renewers.Released(permit) }
+
+// Held returns the permits that are held of a limit's key, by their numbers.
+func (f *Permits) Held(ctx context.Context, limit ratelimit.InFlight, key decide.Key) (held []ratelimit.Permit, err error) {
+	look := &table.PermitLook{Key: key}
+	if err := f.look(ctx, look); err != nil {
+		return nil, err
+	}
+	for _, v := range look.Permits {
+		if v.Until.After(look.At) {
+			held = append(held, ratelimit.Permit{InFlight: limit, Key: key.Key, OK: true, Number: v.Number, Fence: v.Fence, At: look.At.UTC(), Until: v.Until})
+		}
+	}
+	return held, nil
+}
+
+// Reset frees all permits of a key.
+func (f *Permits) Reset(ctx context.Context, key decide.Key) error {
+	err := f.Standalone(ctx, "reset permits", func(ctx context.Context) error { return f.table.ResetPermits(ctx, f.Pool, key) })
+	f.local.Forget(key)
+	return err
+}
+
+// Prune deletes the rows of a name's permits that have been free for a while, in batches.
+func (f *Permits) Prune(ctx context.Context, name string) (deleted int64, err error) {
+	for more := true; more && err == nil; {
+		err = f.Standalone(ctx, "prune permits", func(ctx context.Context) error {
+			now, err := table.Now(ctx, f.Pool, f.Clock())
+			if err != nil {
+				return err
+			}
+			n, err := f.table.PrunePermits(ctx, f.Pool, name, now.Add(-flight.IdleFor), f.table.Batch())
+			deleted, more = deleted+n, n >= int64(f.table.Batch())
+			return err
+		})
+	}
+	return deleted, err
+}
+
+// Waiting returns how many callers of this process wait for a permit of a key.
+func (f *Permits) Waiting(key decide.Key) int { return f.local.Waiting(key) }

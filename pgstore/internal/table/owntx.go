@@ -1,0 +1,107 @@
+package table
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
+)
+
+// OwnTx is a transaction of the Store's own, which locks rows.
+type OwnTx struct {
+	Rows       []decide.Row                               // that Do locks, in any order
+	Do         func(ctx context.Context, tx pgx.Tx) error // may run several times
+	RolledBack func()                                     // is called after each attempt that was rolled back; may be nil
+}
+
+// Run runs a transaction of the Store's own. READ COMMITTED is enough: a take is right at every
+// isolation level, and here no caller asks it again. It waits for rows that are locked as decisions on
+// their own do.
+func (t *Table) Run(ctx context.Context, c *conn.Conn, own OwnTx) error {
+	ctx, done, err := c.Bounded(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	attempt := func(wait time.Duration) error {
+		return c.Retry(ctx, func() error { return t.transact(ctx, c, wait, own.Do, own.RolledBack) })
+	}
+	rows := own.Rows
+	err = attempt(conn.PassOver)
+	for w := c.LockWait(conn.Poll); conn.Code(err) == conn.LockNotAvailable; {
+		ctxErr := w.Attempt(ctx, func(s *conn.Seat) error {
+			wait := conn.PassOver
+			if s != nil && len(rows) == 1 {
+				wait = conn.Awaited
+			} else if s != nil {
+				err = c.Retry(ctx, func() error { return t.awaitOne(ctx, c, rows) })
+			}
+			if err == nil || conn.Code(err) == conn.LockNotAvailable {
+				err = attempt(wait)
+			}
+			return err
+		})
+		if ctx.Err() != nil && errors.Is(ctxErr, ctx.Err()) {
+			return conn.Locked(rows[0].Name, ctx.Err())
+		}
+	}
+	return err
+}
+
+// awaitOne waits until the one of several rows that another transaction has locked is free, and
+// keeps none of them locked meanwhile. It is the first that cannot be locked at once, and moves to
+// the front.
+func (t *Table) awaitOne(ctx context.Context, c *conn.Conn, rows []decide.Row) error {
+	await := func(row decide.Row, wait time.Duration) error {
+		return t.transact(ctx, c, wait, func(ctx context.Context, tx pgx.Tx) error {
+			var batch pgx.Batch
+			t.QueueAwait(&batch, row)
+			return tx.SendBatch(ctx, &batch).Close()
+		}, nil)
+	}
+	for i, row := range rows {
+		if err := await(row, conn.PassOver); conn.Code(err) != conn.LockNotAvailable {
+			if err != nil {
+				return err
+			}
+			continue
+		}
+		rows[0], rows[i] = rows[i], rows[0]
+		return await(row, conn.Awaited)
+	}
+	return nil
+}
+
+// transact runs do in a transaction that waits for a lock no longer than wait.
+func (t *Table) transact(ctx context.Context, c *conn.Conn, wait time.Duration, do func(context.Context, pgx.Tx) error, rolledBack func()) error {
+	if rolledBack == nil {
+		rolledBack = func() {}
+	}
+	pooled, err := c.Pool.Acquire(ctx)
+	if err != nil {
+		return c.Fault("acquire", err)
+	}
+	defer Release(ctx, pooled)
+	var batch pgx.Batch
+	batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+	t.QueueBounds(&batch, wait)
+	results := pooled.SendBatch(ctx, &batch)
+	if err := results.Close(); err != nil {
+		return c.Fault("begin", err)
+	}
+	if err := do(ctx, results.Tx()); err != nil {
+		rolledBack()
+		return err
+	}
+	if err := results.Tx().Commit(ctx); err != nil {
+		if conn.Answered(err) {
+			rolledBack()
+		}
+		return c.Fault("commit", err)
+	}
+	return nil
+}

@@ -1,0 +1,184 @@
+package tx
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/memory"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
+)
+
+// attempt is one run of a transaction.
+type attempt struct {
+	taker      *Taker
+	contention *contention
+	call       *decide.Call
+	shards     []int         // the shard of each limit that is this transaction's alone
+	claim      *memory.Claim // the tokens that are not taken from rows
+	do         Func
+
+	conn        *pgxpool.Conn
+	incarnation string // of the server, as far as it could be read
+	lockAll     bool   // it is decided on all rows of its limits, locked
+	turn        turn
+	result      ratelimit.Result
+	taken       try
+	met         bool // it met others at its rows
+	failed      bool // the function returned an error
+	ended       bool // the function has ended the transaction itself
+}
+
+// outcome returns the attempt's outcome where the error alone does not say.
+func (a *attempt) outcome(err error) ratelimit.Outcome {
+	switch {
+	case errors.Is(err, conn.ErrCommitted):
+		return ratelimit.OutcomeGranted
+	case a.failed && !conn.Retriable(err) && !conn.Done(err):
+		return ratelimit.OutcomeRolledBack
+	}
+	return ""
+}
+
+// run takes, runs the function, and commits. It tells no error if and only if the
+// function did not, and the server has said that the transaction is committed.
+func (a *attempt) run(ctx context.Context) error {
+	lost, err := a.transact(ctx)
+	if !lost {
+		return err
+	}
+	if a.claim.All() {
+		return fmt.Errorf("%w: %w", conn.ErrOutcomeUnknown, err)
+	}
+	if rolledBack := a.resolve(ctx, err); rolledBack != nil {
+		return rolledBack
+	}
+	if a.failed {
+		return fmt.Errorf("%w: %w", conn.ErrCommitted, err)
+	}
+	return nil
+}
+
+// transact runs the transaction on a connection of its own, which it has given back then, or a
+// pool of one would have no other to ask on. A transaction is lost if its outcome is unknown,
+// since its connection is closed.
+func (a *attempt) transact(ctx context.Context) (lost bool, err error) {
+	pooled, err := a.taker.Pool.Acquire(ctx)
+	if err != nil {
+		return false, a.taker.Fault("acquire", err)
+	}
+	defer pooled.Release() // also when the function panics or ends its goroutine
+	a.conn = pooled
+	if !a.claim.All() { // whose outcome cannot be read
+		a.incarnation = incarnation(ctx, pooled)
+	}
+	a.turn = a.turnOf(ctx)
+	tx, err := a.begin(ctx)
+	doing := false
+	defer func() {
+		if doing { // it panicked, or ended its goroutine
+			a.ended = a.over()
+		}
+		if tx != nil && !a.over() {
+			conn.End(ctx, tx)
+		}
+		a.turn.leave(ctx)
+	}()
+	if err != nil {
+		if conn.Retriable(err) {
+			a.meet()
+		}
+		if over := ctx.Err(); over != nil && a.conn.Conn().IsClosed() && !errors.Is(err, over) {
+			err = fmt.Errorf("%w: %w", err, over) // a statement before, for which the connection was closed
+		}
+		return false, err
+	}
+	if err := a.result.Err(); err != nil {
+		return false, err
+	}
+	doing = true
+	err = a.do(tx, a.result)
+	doing, a.failed, a.ended = false, err != nil, a.over()
+	switch {
+	case a.failed:
+		return a.again(ctx, tx, err)
+	case a.conn.Conn().IsClosed():
+		return false, fmt.Errorf("pgstore: the connection was lost before commit: %w", pgx.ErrTxClosed)
+	case a.ended:
+		return false, a.became(ctx)
+	}
+	if err := ctx.Err(); err != nil { // pgx would close the connection, which looks as if COMMIT was lost
+		return false, a.taker.Fault("commit", err)
+	}
+	if err = tx.Commit(ctx); err == nil {
+		return false, nil
+	}
+	if err = a.taker.Fault("commit", err); a.conn.Conn().IsClosed() && !conn.Answered(err) {
+		return true, err
+	}
+	return a.again(ctx, tx, err)
+}
+
+// over reports whether there is no transaction any more on the attempt's connection.
+func (a *attempt) over() bool { return a.conn.Conn().PgConn().TxStatus() == 'I' }
+
+// again returns the results of transact for an error of the function or of COMMIT. An error
+// that asks for another attempt does so in vain if the function has committed the take itself,
+// even if it has begun another since: then its work would be done twice.
+func (a *attempt) again(ctx context.Context, tx pgx.Tx, err error) (lost bool, _ error) {
+	switch {
+	case !conn.Retriable(err) && !conn.Forgotten(err):
+		return false, err
+	case a.claim.All() && a.ended:
+		return false, fmt.Errorf("%w: the function ended the transaction itself: %w", conn.ErrOutcomeUnknown, err)
+	case a.claim.All(): // nobody can ask, and a function that has begun another is not found out
+		return false, err
+	case !a.over():
+		conn.End(ctx, tx)
+	}
+	if a.conn.Conn().IsClosed() {
+		return true, err
+	}
+	committed, unknown := a.committed(ctx)
+	switch {
+	case unknown != nil:
+		return false, fmt.Errorf("%w: %w", unknown, err)
+	case committed:
+		return false, fmt.Errorf("%w: %w", conn.ErrCommitted, err)
+	}
+	return false, err
+}
+
+// became is the error of a function that has ended the transaction itself: none if
+// that was committed.
+func (a *attempt) became(ctx context.Context) error {
+	if a.claim.All() {
+		return fmt.Errorf("%w: the function ended the transaction itself: %w", conn.ErrOutcomeUnknown, pgx.ErrTxClosed)
+	}
+	committed, err := a.committed(ctx)
+	if err == nil && !committed {
+		err = fmt.Errorf("pgstore: the function rolled the transaction back itself: %w", pgx.ErrTxClosed)
+	}
+	return err
+}
+
+// committed reports, on the connection of a transaction that is over, whether it was
+// committed, also when ctx is over.
+func (a *attempt) committed(ctx context.Context) (bool, error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), conn.RollbackTime)
+	defer cancel()
+	ask := func() (string, error) { return table.Outcome(ctx, a.conn, a.taken.taken[0].Xid, true) }
+	became, err := ask()
+	if conn.Forgotten(err) { // pgx prepares it again
+		became, err = ask()
+	}
+	if err != nil {
+		return false, fmt.Errorf("%w: %w", conn.ErrOutcomeUnknown, err)
+	}
+	return became == table.Committed, nil
+}

@@ -1,0 +1,166 @@
+package tx
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
+)
+
+// begin begins a transaction that has made the call's takes, in one round trip if the rows that
+// most likely have enough do. When one does not, all shards are looked at, outside of any
+// transaction, so that reading them disturbs no other; and then a new one tries the shards that
+// had enough. The transaction may be there with an error, too, and is for the caller to end.
+func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
+	b := a.taker
+	if a.claim.All() {
+		return a.beginHeld(ctx)
+	}
+	if len(a.call.Demands) == 0 {
+		return a.beginNoTake(ctx)
+	}
+	if a.lockAll {
+		return a.beginLocked(ctx)
+	}
+	changes, ok := b.known.Guess(a.call, func(i int) int { return a.shards[i] })
+	for round := 0; ; round++ {
+		if ok {
+			tx, err := a.try(ctx, changes)
+			if err != nil || a.result.OK || a.lockAll { // decided on locked rows
+				return tx, err
+			}
+			if err := tx.Rollback(ctx); err != nil {
+				return tx, b.Fault("roll back", err)
+			}
+			a.turn.locks = nil // the next one may take from other rows
+		}
+		view, err := b.Look(ctx, a.conn, &pgx.Batch{}, a.call, All)
+		if err != nil {
+			return nil, b.Fault("look", err)
+		}
+		if changes, ok = a.call.Plan(view); !ok || round == rounds {
+			a.answer(a.call.Refused(view))
+			return nil, nil
+		}
+		if err := b.renew(ctx, a.conn, changes, view.At); err != nil {
+			return nil, b.Fault("renew", err)
+		}
+	}
+}
+
+// try begins a transaction that has made changes, if it could; that it tells.
+func (a *attempt) try(ctx context.Context, changes []decide.Change) (pgx.Tx, error) {
+	if a.call.Divides(changes) { // which is decided as in Taker.takeSeveral
+		a.lockAll = true
+		a.turn = a.turnOf(ctx)
+		return a.beginLocked(ctx)
+	}
+	tx, err := a.take(ctx, changes)
+	if err != nil {
+		return tx, a.taker.Fault("take", err)
+	}
+	if a.taken.granted() {
+		a.answer(a.taken.result(tx))
+	}
+	return tx, nil
+}
+
+// tell makes the result of the rows that of the call.
+func (a *attempt) answer(result ratelimit.Result) {
+	if !a.claim.None() {
+		result = a.claim.Result(result)
+	}
+	a.result = result
+}
+
+// beginHeld begins a transaction with tokens that are held already. It asks the server for
+// nothing, not even for the transaction's ID, without which its outcome cannot be read later.
+func (a *attempt) beginHeld(ctx context.Context) (pgx.Tx, error) {
+	tx, err := a.conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.Serializable})
+	if err != nil {
+		return nil, a.taker.Fault("begin", err)
+	}
+	a.result = a.claim.Result(ratelimit.Result{})
+	return tx, nil
+}
+
+// beginFree begins a transaction that takes nothing, whose ID is asked for.
+func (a *attempt) beginNoTake(ctx context.Context) (pgx.Tx, error) {
+	a.taken = try{taker: a.taker, call: a.call, taken: make([]table.Taken, 1)}
+	batch := a.turn.begin()
+	table.QueueXid(batch, &a.taken.taken[0].Xid)
+	results := a.conn.SendBatch(ctx, batch)
+	if err := results.Close(); err != nil {
+		return results.Tx(), a.taker.Fault("begin", err)
+	}
+	a.result.OK = true
+	return results.Tx(), nil
+}
+
+// beginLocked begins a transaction that decides the call on its rows.
+func (a *attempt) beginLocked(ctx context.Context) (pgx.Tx, error) {
+	results := a.conn.SendBatch(ctx, a.turn.begin())
+	tx := results.Tx()
+	if err := results.Close(); err != nil {
+		return tx, a.taker.Fault("begin", err)
+	}
+	result, taken, err := a.taker.takeLocked(ctx, tx, &pgx.Batch{}, a.call)
+	if err == nil {
+		a.taken = *taken
+		a.answer(result)
+	}
+	return tx, err
+}
+
+// take begins a transaction and tries changes in it, in one round trip.
+func (a *attempt) take(ctx context.Context, changes []decide.Change) (pgx.Tx, error) {
+	a.taken = try{taker: a.taker, call: a.call, changes: changes, taken: make([]table.Taken, len(changes))}
+	batch := a.turn.begin()
+	now := a.taker.Clock()
+	for i := range changes {
+		a.taker.table.QueueTake(batch, a.call.Reserve, &changes[i], now, &a.taken.taken[i])
+	}
+	results := a.conn.SendBatch(ctx, batch)
+	err := results.Close()
+	return results.Tx(), err
+}
+
+// standing returns the place of an attempt in the lines of its rows.
+func (a *attempt) turnOf(ctx context.Context) turn {
+	l := turn{conn: a.conn, contention: a.contention}
+	if a.claim.All() {
+		return l
+	}
+	if locks := a.contention.recent(a.locks); len(locks) > 0 && ownSession(ctx, a.conn) {
+		l.locks = locks
+	}
+	return l
+}
+
+// locks returns the locks of the rows that an attempt asks first: one of each limit, or if
+// they are decided on when they are locked, all.
+func (a *attempt) locks() (locks []int64) {
+	for i := range a.call.Demands {
+		rows := []decide.Row{{Key: a.call.Demands[i].KeyOf(), Shard: a.shards[i]}}
+		if a.lockAll {
+			rows = a.call.Demands[i].Rows()
+		}
+		for _, row := range rows {
+			locks = append(locks, table.Lock(a.taker.Schema, row))
+		}
+	}
+	return locks
+}
+
+// meet notes that an attempt met others at its rows.
+func (a *attempt) meet() {
+	a.met = true
+	if !a.taker.table.PassesOver() { // which has no lines
+		return
+	}
+	for _, lock := range a.locks() {
+		a.contention.met(lock)
+	}
+}

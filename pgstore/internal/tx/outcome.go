@@ -1,0 +1,87 @@
+package tx
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
+)
+
+// incarnationKey is where a connection keeps the incarnation of the server that it is to.
+const incarnationKey = "ratelimit.incarnation"
+
+// incarnation returns that, which is read once for each connection; "" if it cannot be.
+func incarnation(ctx context.Context, conn *pgxpool.Conn) string {
+	data := conn.Conn().PgConn().CustomData()
+	known, ok := data[incarnationKey].(string)
+	if !ok {
+		var err error
+		if known, err = table.Server(ctx, conn); err == nil { // without it, nothing is taken for committed
+			data[incarnationKey] = known
+		}
+	}
+	return known
+}
+
+const (
+	askPause = 5 * time.Millisecond // before the server is asked again, at first
+	askSlow  = time.Second          // and later
+	askLong  = time.Second          // for how long, after the deadline too
+)
+
+// resolve reads the outcome of a transaction with a lost COMMIT: no error if it was committed
+// all the same.
+func (a *attempt) resolve(ctx context.Context, lost error) error {
+	left := askLong
+	if deadline, ok := ctx.Deadline(); ok {
+		left += max(0, time.Until(deadline))
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), left)
+	defer cancel()
+	unknown := fmt.Errorf("%w: %w", conn.ErrOutcomeUnknown, lost)
+	for pause := askPause; ; pause = min(2*pause, askSlow) {
+		became, err := a.readOutcome(ctx)
+		switch {
+		case err == nil && became == table.Committed:
+			return nil
+		case err == nil && became == table.Aborted:
+			return fmt.Errorf("pgstore: the transaction was rolled back: %w", lost)
+		case err == nil && became == table.Forgotten:
+			return unknown
+		}
+		if conn.Sleep(ctx, pause) != nil { // it is in progress still, or there is no server yet
+			return unknown
+		}
+	}
+}
+
+// readOutcome reads, on a new connection, the outcome of the transaction.
+//
+// A commit is believed only in the same incarnation of the same server. A transaction that was
+// open when the server crashed may have left nothing in the log, and then its ID is given out
+// again, to another that may commit. In another incarnation the row itself is read, which
+// proves the commit if no transaction has written it since.
+func (a *attempt) readOutcome(ctx context.Context) (became string, err error) {
+	xid := a.taken.taken[0].Xid
+	err = a.taker.Pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
+		if became, err = table.Outcome(ctx, conn, xid, false); err != nil || became != table.Committed {
+			return err
+		}
+		now, err := table.Server(ctx, conn)
+		if err == nil && now != "" && now == a.incarnation {
+			return nil
+		}
+		wrote := false
+		if err == nil && len(a.taken.changes) > 0 {
+			wrote, err = a.taker.table.Wrote(ctx, conn, &a.taken.changes[0], xid)
+		}
+		if err == nil && !wrote {
+			became = table.Forgotten
+		}
+		return err
+	})
+	return became, err
+}

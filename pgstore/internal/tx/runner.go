@@ -1,0 +1,225 @@
+package tx
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/internal/keyqueue"
+	"github.com/pgratelimit/ratelimit/internal/receipt"
+	"github.com/pgratelimit/ratelimit/internal/watch"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/memory"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
+)
+
+// Runner runs callers' functions in transactions. It is safe for concurrent use.
+//
+// Transactions of one process that take from one row queue before they begin, and before they hold
+// a connection. They would queue for the row in any case, since it stays locked until COMMIT; but in
+// PostgreSQL a transaction that waited has lost, since under SERIALIZABLE the row has changed since
+// its snapshot (40001), and while it waits it keeps a connection from others. A limit with several
+// shards has a place for each, so that every transaction has a shard of its own.
+type Runner struct {
+	*Taker
+	memory     *memory.Memory             // nil without Config.Escrow
+	queues     keyqueue.Queue[decide.Row] // with the number of shards, which differs while a new definition is rolled out
+	contention contention
+}
+
+// NewRunner returns a Runner; m may be nil.
+func NewRunner(t *Taker, m *memory.Memory) *Runner { return &Runner{Taker: t, memory: m} }
+
+// Waiting returns how many transactions wait for their turn before they begin.
+func (r *Runner) Waiting() int { return r.queues.Waiting() }
+
+// Func is a caller's function.
+type Func = func(pgx.Tx, ratelimit.Result) error
+
+// Run takes for requests and runs do in one transaction. It also returns a result whose transaction
+// was rolled back.
+func (r *Runner) Run(ctx context.Context, w *watch.Watch, reserve bool, requests []ratelimit.Request, do Func) (ratelimit.Result, error) {
+	if decide.Moded(requests) {
+		return r.runByMode(ctx, w, reserve, requests, do)
+	}
+	return r.runEnforced(ctx, w, reserve, requests, false, do)
+}
+
+// runByMode runs requests in modes. A limit that is in ModeShadow and refuses has been
+// asked in vain before the function runs.
+func (r *Runner) runByMode(ctx context.Context, w *watch.Watch, reserve bool, requests []ratelimit.Request, do Func) (ratelimit.Result, error) {
+	m, err := decide.NewModes(decide.All, r.Instant(), requests)
+	if err != nil {
+		return ratelimit.Result{}, err
+	}
+	var told ratelimit.Result
+	result, err := m.Decide(func(left []ratelimit.Request) (ratelimit.Result, error) {
+		result, err := r.runEnforced(ctx, w, reserve, left, len(left) == 0, func(tx pgx.Tx, result ratelimit.Result) error {
+			told = m.Report(result)
+			return do(tx, told)
+		})
+		if errors.Is(err, ratelimit.ErrRefused) && !result.OK && result.Request.Limit != nil { // and not the function
+			err = nil
+		}
+		return result, err
+	})
+	switch {
+	case result.OK: // perhaps rolled back
+		return told, err
+	case err != nil:
+		return result, err
+	}
+	told = m.Report(result)
+	return told, told.Err()
+}
+
+// runEnforced runs requests that are all enforced; with noTake there may be none, for a transaction
+// that takes nothing.
+func (r *Runner) runEnforced(ctx context.Context, w *watch.Watch, reserve bool, requests []ratelimit.Request, noTake bool, do Func) (ratelimit.Result, error) {
+	if _, ok := ctx.Deadline(); !ok {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, r.RetryBudget)
+		defer cancel()
+	}
+	u := run{Runner: r, watch: w, do: do, claim: r.memory.ClaimHeld(reserve, requests)}
+	u.rows = &u.call
+	if u.claim.None() {
+		if !noTake {
+			var err error
+			if u.call, err = r.known.Call(decide.All, reserve, requests); err != nil {
+				return ratelimit.Result{}, err
+			}
+		}
+		if r.Pool == nil {
+			return ratelimit.Result{}, conn.ErrNoPool
+		}
+	}
+	defer func() { u.claim.End(u.spent) }() // also when the function panics or ends its goroutine
+	err := r.RetryCounted(ctx, func() { w.Retries++ }, func() error { return u.attempt(ctx) })
+	if err == nil && u.result.OK {
+		receipt.Committed(u.result.Receipt)
+		for i := range u.rows.Demands { // again, now that others see it
+			r.known.Changed(u.rows.Demands[i].KeyOf())
+		}
+	}
+	return u.result, err
+}
+
+// run is one run of a caller's function, in as many attempts as it takes.
+type run struct {
+	*Runner
+	watch *watch.Watch
+	do    Func
+
+	call   decide.Call
+	rows   *decide.Call  // which the transaction takes
+	claim  *memory.Claim // the tokens that are not taken from rows
+	spent  bool          // the claimed tokens are
+	result ratelimit.Result
+}
+
+// attempt makes one attempt, once it is the transaction's turn at its rows.
+func (u *run) attempt(ctx context.Context) (err error) {
+	shards, leave, err := u.enter(ctx)
+	if err != nil {
+		return err
+	}
+	defer leave()
+	a := attempt{taker: u.Taker, contention: &u.contention, call: u.rows, shards: shards, lockAll: u.rows.OnLockedRows(), claim: u.claim, do: u.do}
+	done, w := false, u.watch
+	defer func() { // also when the function panics or ends its goroutine
+		if done = done || a.ended; !done {
+			receipt.RolledBack(a.result.Receipt)
+		}
+		u.spent = u.spent || done
+		if a.ended && w.Became == ratelimit.OutcomeRolledBack { // by the function, perhaps by COMMIT
+			w.Became = ratelimit.OutcomeUnknown
+		}
+	}()
+	w.Became = ratelimit.OutcomeRolledBack // unless the function returns
+	err = a.run(ctx)
+	w.Became = a.outcome(err)
+	if a.met {
+		u.memory.Met(u.rows)
+	}
+	u.result, done = a.result, err == nil || conn.Done(err)
+	return err
+}
+
+// enter claims what memory has of the call by now, and waits for the transaction's turn at the rows
+// of the rest. If it had to wait, and prefetching is worth it by then, it claims once more.
+func (u *run) enter(ctx context.Context) (shards []int, leave func(), err error) {
+	for again := true; ; again = false {
+		if u.claim.None() {
+			u.noteContention()
+			if u.claim, u.result, err = u.memory.Claim(ctx, &u.call); err != nil || u.result.Request.Limit != nil {
+				return nil, nil, cmp.Or(err, u.result.Err())
+			}
+		}
+		if !u.claim.None() {
+			u.rows = &u.claim.Rest
+		}
+		begun := time.Now()
+		shards, leave, waited, err := u.queue(ctx, u.rows)
+		if err != nil {
+			return nil, nil, u.Fault("wait", err)
+		}
+		if waited {
+			u.watch.Queued += time.Since(begun)
+		}
+		if !again || !waited || !u.claim.None() || !u.memory.Worth(&u.call) {
+			return shards, leave, nil
+		}
+		leave()
+	}
+}
+
+// noteContention has memory know that others were met lately at the rows of the call, before it
+// meets them again.
+func (u *run) noteContention() {
+	if u.memory == nil {
+		return
+	}
+	for i := range u.call.Demands {
+		a := &u.call.Demands[i]
+		locks := func() []int64 { return []int64{table.Lock(u.Schema, decide.Row{Key: a.KeyOf()})} }
+		if len(u.contention.recent(locks)) > 0 {
+			u.memory.Contended(a)
+		}
+	}
+}
+
+// queue waits until each of the call's limits has a place for it, and reports whether it had to.
+// All calls wait in one order, so none waits for one that waits for it.
+func (r *Runner) queue(ctx context.Context, call *decide.Call) (shards []int, leave func(), waited bool, err error) {
+	keyOf := func(i int) decide.Row {
+		return decide.Row{Key: call.Demands[i].KeyOf(), Shard: call.Demands[i].Definition.Shards}
+	}
+	leave = func() {
+		for i, shard := range shards {
+			r.queues.Leave(keyOf(i), shard)
+		}
+	}
+	for i := range call.Demands {
+		a := &call.Demands[i]
+		atOnce := false
+		shard, err := r.queues.Enter(ctx, keyOf(i), a.Definition.Shards, func(among []int) int {
+			atOnce = true
+			return r.known.Shards.Choose(a, among)
+		})
+		if !atOnce {
+			waited = true
+			r.memory.Contended(a)
+		}
+		if err != nil {
+			leave()
+			return nil, nil, waited, err
+		}
+		shards = append(shards, shard)
+	}
+	return shards, leave, waited, nil
+}

@@ -1,0 +1,41 @@
+package tx
+
+import (
+	"reflect"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
+)
+
+// heldShard is the shard from which a transaction took last. Its connection keeps it,
+// and nothing else does: a connection that is closed must not stay in memory.
+type heldShard struct {
+	by    *Taker
+	tx    pgx.Tx
+	key   decide.Key
+	shard int
+}
+
+// heldKey is where a connection keeps it.
+const heldKey = "ratelimit.shard"
+
+// hold notes that a transaction has a shard locked. A second step of it on the same
+// limit keeps to that: two transactions that each want another's shard deadlock.
+func (b *Taker) hold(tx pgx.Tx, row decide.Row) {
+	if reflect.TypeOf(tx).Kind() != reflect.Pointer { // a caller's own type, which may not be comparable
+		return
+	}
+	if _, data := conn.Session(tx); data != nil {
+		data[heldKey] = heldShard{b, tx, row.Key, row.Shard}
+	}
+}
+
+// HeldBy returns the shard of a limit that a transaction has locked; false if none is
+// known.
+func (b *Taker) HeldBy(tx pgx.Tx, a *decide.Demand) (shard int, ok bool) {
+	_, data := conn.Session(tx)
+	held, ok := data[heldKey].(heldShard)
+	return held.shard, ok && held.by == b && held.tx == tx && held.key == a.KeyOf() && held.shard < a.Definition.Shards
+}

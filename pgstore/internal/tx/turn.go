@@ -1,0 +1,131 @@
+package tx
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/engine"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
+)
+
+// Processes that meet on a row stand in one line for it, as the transactions of one process do
+// (Runner.queue). The line is an advisory lock of the session, since a transaction must have
+// its turn before it begins: one that waits for the row itself has a snapshot that is out of
+// date by the time it has it, and is run again (40001). PostgreSQL serves the line first come,
+// first served. It is taken in the round trip of BEGIN, and COMMIT gives it back, so that the
+// next transaction begins on the server as soon as the one before has committed.
+//
+// A line is taken for rows on which the process has met others lately, and only on a connection
+// to a session of its own. Correctness does not depend on it: a transaction that does not stand
+// in line is run again.
+
+// contention holds when this process has last met others at a row, by the lock of the row.
+type contention struct {
+	mu   sync.Mutex
+	last map[int64]time.Time
+}
+
+// mostContended is how many are remembered; past it those that are over are forgotten.
+const mostContended = 1024
+
+// met notes that others were met at the row of a lock.
+func (m *contention) met(lock int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	now := time.Now()
+	if len(m.last) >= mostContended {
+		for other, last := range m.last {
+			if now.Sub(last) > engine.Contended {
+				delete(m.last, other)
+			}
+		}
+	}
+	if m.last == nil {
+		m.last = make(map[int64]time.Time)
+	}
+	if _, known := m.last[lock]; known || len(m.last) < mostContended {
+		m.last[lock] = now
+	}
+}
+
+// lately returns those of some locks at whose rows other processes were met lately, ascending,
+// which is the order in which all take them.
+func (m *contention) recent(locks func() []int64) (recent []int64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if len(m.last) == 0 {
+		return nil
+	}
+	for _, lock := range locks() {
+		if last, ok := m.last[lock]; ok && time.Since(last) <= engine.Contended {
+			recent = append(recent, lock)
+		}
+	}
+	slices.Sort(recent)
+	return slices.Compact(recent)
+}
+
+// line is a connection's place in the lines of some rows. The session has the locks before the
+// transaction begins, which then takes them over: its end gives them back, however it ends.
+type turn struct {
+	conn       *pgxpool.Conn
+	contention *contention
+	locks      []int64 // ascending; none for a transaction that stands in no line
+	owed       int     // of them, those that the session may have, and the transaction has not
+}
+
+// begin returns a batch that begins a transaction, after it has had its turn in all lines.
+func (l *turn) begin() *pgx.Batch {
+	var batch pgx.Batch
+	if len(l.locks) == 0 {
+		batch.BeginTx(pgx.TxOptions{IsoLevel: pgx.Serializable})
+		return &batch
+	}
+	// A statement outside of a transaction would become part of the one that is begun behind
+	// it in the same round trip, and the lock is to be had before the snapshot.
+	batch.BeginTx(pgx.TxOptions{})
+	for _, lock := range l.locks {
+		table.QueueLock(&batch, lock, func(waited bool) {
+			if waited {
+				l.contention.met(lock)
+			}
+		})
+	}
+	batch.Queue("COMMIT")
+	batch.Queue("BEGIN ISOLATION LEVEL SERIALIZABLE")
+	for _, lock := range l.locks {
+		table.QueueTakeOver(&batch, lock, func() { l.owed-- })
+	}
+	l.owed = len(l.locks)
+	return &batch
+}
+
+// leave closes a connection whose session may have kept a lock, which the server then gives back.
+func (l *turn) leave(ctx context.Context) {
+	if l.owed > 0 && !l.conn.Conn().IsClosed() {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), conn.RollbackTime)
+		defer cancel()
+		_ = l.conn.Conn().Close(ctx)
+	}
+}
+
+// sessionKey is where a connection keeps whether it has a session of its own.
+const sessionKey = "ratelimit.session"
+
+// ownSession reports that, which is asked once for each connection.
+func ownSession(ctx context.Context, conn *pgxpool.Conn) bool {
+	data := conn.Conn().PgConn().CustomData()
+	own, known := data[sessionKey].(bool)
+	if !known {
+		var err error
+		if own, err = table.OwnSession(ctx, conn); err == nil {
+			data[sessionKey] = own
+		}
+	}
+	return own
+}

@@ -1,0 +1,321 @@
+// Package tx decides calls in transactions: those of callers, and those in which a runner runs a
+// caller's function.
+package tx
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/bucket"
+	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/known"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
+)
+
+// Taker decides calls in callers' transactions. It is safe for concurrent use.
+type Taker struct {
+	*conn.Conn
+	table *table.Table
+	known *known.Known
+}
+
+// NewTaker returns a Taker.
+func NewTaker(c *conn.Conn, t *table.Table, k *known.Known) *Taker {
+	return &Taker{Conn: c, table: t, known: k}
+}
+
+// rounds bounds how often a call looks again because others changed a row between
+// its looking and its taking.
+const rounds = 8
+
+func (b *Taker) Decide(ctx context.Context, tx pgx.Tx, verb decide.Verb, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
+	if err := conn.UsableIn(tx); err != nil {
+		return ratelimit.Result{}, err
+	}
+	if decide.Moded(requests) {
+		return decide.ByMode(verb, b.Instant(), requests, func(left []ratelimit.Request) (ratelimit.Result, error) {
+			return b.Decide(ctx, tx, verb, reserve, left)
+		})
+	}
+	call, err := b.known.Call(verb, reserve, requests)
+	switch {
+	case err != nil:
+		return ratelimit.Result{}, err
+	case verb == decide.Look:
+		return b.checkTx(ctx, tx, &call)
+	case call.OnLockedRows():
+		result, _, err := b.takeLocked(ctx, tx, &pgx.Batch{}, &call)
+		return result, err
+	case len(call.Demands) == 1 && !call.Sharded():
+		return b.takeOne(ctx, tx, &call)
+	}
+	return b.takeSeveral(ctx, tx, &call)
+}
+
+func (b *Taker) checkTx(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
+	view, err := b.Look(ctx, tx, &pgx.Batch{}, call, All)
+	if err != nil {
+		return ratelimit.Result{}, b.Fault("check", err)
+	}
+	return call.Checked(view), nil
+}
+
+// takeOne decides a call for one row. The row itself grants it. When it does not it is read,
+// which gives the refusal or, since it is locked by now, the take to make: its ticks may be its
+// own, or a pause is over.
+func (b *Taker) takeOne(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
+	change := call.Demands[0].Change(0, 0, call.Demands[0].Count)
+	var view decide.View
+	for range rounds {
+		taken, err := b.table.Take(ctx, tx, call.Reserve, &change, b.Clock())
+		if err != nil {
+			return ratelimit.Result{}, b.faultOf(call, err)
+		}
+		if taken.OK {
+			change.After = taken.After
+			return b.granted(call, []decide.Change{change}, taken.At, taken.Xid, tx), nil
+		}
+		if view, err = b.Look(ctx, tx, &pgx.Batch{}, call, All); err != nil {
+			return ratelimit.Result{}, b.Fault("look", err)
+		}
+		changes, ok := call.Plan(view)
+		if !ok {
+			break
+		}
+		if err := b.renew(ctx, tx, changes, view.At); err != nil {
+			return ratelimit.Result{}, b.Fault("renew", err)
+		}
+		change = changes[0]
+	}
+	return call.Refused(view), nil
+}
+
+// renew writes the rows of changes anew that no take can add to, since another
+// definition has written them or they have been added to for long. They mean the same
+// afterwards.
+func (b *Taker) renew(ctx context.Context, q table.Querier, changes []decide.Change, at time.Time) error {
+	var batch pgx.Batch
+	for i := range changes {
+		b.queueRenew(&batch, &changes[i], at)
+	}
+	if batch.Len() == 0 {
+		return nil
+	}
+	return q.SendBatch(ctx, &batch).Close()
+}
+
+// queueRenew puts into a batch the writing of a change's row anew, if no take can add to it.
+func (b *Taker) queueRenew(batch *pgx.Batch, c *decide.Change, at time.Time) {
+	if !c.Definition.Plain(c.Before, at) {
+		as := c.Definition.Refill(c.Before, at)
+		b.table.QueueRenew(batch, c.Row, c.Before, as)
+		c.Before = as
+	}
+}
+
+// All and unsharded choose the limits to look at.
+func All(*decide.Demand) bool         { return true }
+func unsharded(a *decide.Demand) bool { return !a.Sharded() }
+
+// Look reads the states of those of a call's limits for which at is true, after the statements in
+// batch; for the others it returns the known states.
+func (b *Taker) Look(ctx context.Context, q table.Querier, batch *pgx.Batch, call *decide.Call, at func(*decide.Demand) bool) (decide.View, error) {
+	var rows table.Rows
+	for i := range call.Demands {
+		if a := &call.Demands[i]; at(a) {
+			rows.Rows = append(rows.Rows, a.Rows()...)
+		}
+	}
+	b.table.QueueRead(batch, &rows, b.Clock())
+	if err := q.SendBatch(ctx, batch).Close(); err != nil {
+		return decide.View{}, err
+	}
+	view, n := decide.View{States: make([][]bucket.State, len(call.Demands)), At: rows.At}, 0
+	for i := range call.Demands {
+		a := &call.Demands[i]
+		if !at(a) {
+			view.States[i] = b.known.Shards.Cached(a, view.At)
+			continue
+		}
+		last := n + a.Definition.Shards
+		view.States[i] = a.Read(rows.States[n:last], rows.Found[n:last], view.At)
+		b.known.Shards.Observe(a, view.States[i])
+		n = last
+	}
+	return view, nil
+}
+
+// takeSeveral decides a call for several rows. It tries the rows that most likely have enough
+// without looking at them. Only when one refuses, or all shards of a limit have refused lately,
+// does it read them, and refuses by their states or tries again by them. Tokens that several
+// shards of a limit have only together are taken on locked rows, at one instant: the limit must
+// hold by the instant that callers are told.
+func (b *Taker) takeSeveral(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
+	if call.First && len(call.Demands) > 1 {
+		return b.takeFirst(ctx, tx, call)
+	}
+	changes, ok := b.known.Guess(call, func(i int) int {
+		if shard, ok := b.HeldBy(tx, &call.Demands[i]); ok {
+			return shard
+		}
+		return b.known.Choose(&call.Demands[i])
+	})
+	ok = ok && !b.known.Shards.Refuse(call, b.Clock())
+	look, undo := All, &pgx.Batch{}
+	for round := 0; ; round++ {
+		switch {
+		case ok && call.Divides(changes):
+			return b.takeDivided(ctx, tx, call)
+		case ok:
+			t := try{taker: b, call: call, changes: changes}
+			if err := t.send(ctx, tx); err != nil {
+				return ratelimit.Result{}, b.faultOf(call, err)
+			}
+			if t.granted() {
+				return t.result(tx), nil
+			}
+			look, undo = t.undo()
+		}
+		view, err := b.Look(ctx, tx, undo, call, look)
+		if err != nil {
+			return ratelimit.Result{}, b.Fault("look", err)
+		}
+		if changes, ok = call.Plan(view); !ok || round == rounds {
+			b.known.Shards.Refused(call, view.At)
+			return call.Refused(view), nil
+		}
+		look, undo = All, &pgx.Batch{}
+	}
+}
+
+// takeDivided decides a call on its rows, locked, which a refusal leaves as if they had not been
+// asked.
+func (b *Taker) takeDivided(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
+	var batch pgx.Batch
+	batch.Queue("SAVEPOINT " + table.Savepoint)
+	result, _, err := b.takeLocked(ctx, tx, &batch, call)
+	if err != nil || result.OK {
+		return result, err
+	}
+	b.known.Shards.Refused(call, result.At)
+	if err := tx.SendBatch(ctx, toSavepoint()).Close(); err != nil {
+		return ratelimit.Result{}, b.Fault("undo", err)
+	}
+	return result, nil
+}
+
+// takeFirst decides a call that takes from the first limit that can grant. Most often the first
+// can, and is asked alone. If it refuses, the rows of all limits are locked, in the one order,
+// and decide. So that the order holds, the first is asked behind a savepoint.
+func (b *Taker) takeFirst(ctx context.Context, tx pgx.Tx, call *decide.Call) (ratelimit.Result, error) {
+	head, undo := call.Head(), &pgx.Batch{}
+	if changes, ok := b.known.Guess(head, func(i int) int { return b.known.Choose(&head.Demands[i]) }); ok {
+		t := try{taker: b, call: head, changes: changes, behind: true}
+		if err := t.send(ctx, tx); err != nil {
+			return ratelimit.Result{}, b.faultOf(call, err)
+		}
+		if t.granted() {
+			return t.result(tx), nil
+		}
+		_, undo = t.undo()
+	}
+	result, _, err := b.takeLocked(ctx, tx, undo, call)
+	return result, err
+}
+
+// takeLocked decides a call on its rows, all of which it locks and reads in one round trip,
+// after the statements that batch has already; and writes the takes in another. It returns the
+// takes, too.
+func (b *Taker) takeLocked(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, call *decide.Call) (ratelimit.Result, *try, error) {
+	view, made, err := b.lockAll(ctx, tx, batch, call)
+	if err != nil {
+		return ratelimit.Result{}, nil, b.faultOf(call, err)
+	}
+	changes, ok := call.Plan(view)
+	write, t := &pgx.Batch{}, &try{taker: b, call: call, changes: changes, taken: make([]table.Taken, max(len(changes), 1))}
+	if ok {
+		for i := range changes {
+			c := &changes[i]
+			b.table.QueuePut(write, c.Row, c.After)
+			t.taken[i] = table.Taken{OK: true, After: c.After, At: view.At}
+			delete(made, c.Row)
+		}
+		table.QueueXid(write, &t.taken[0].Xid)
+	}
+	for row := range made {
+		b.table.QueueRemove(write, row)
+	}
+	if write.Len() > 0 {
+		if err := tx.SendBatch(ctx, write).Close(); err != nil {
+			return ratelimit.Result{}, nil, b.faultOf(call, err)
+		}
+	}
+	if !ok {
+		return call.Refused(view), t, nil
+	}
+	if call.First {
+		t.call, t.changes = call.Chosen(changes)
+	}
+	return t.result(tx), t, nil
+}
+
+// lockAll locks all rows of a call, and reads them; it returns also those that it has made, full.
+func (b *Taker) lockAll(ctx context.Context, tx pgx.Tx, batch *pgx.Batch, call *decide.Call) (view decide.View, made map[decide.Row]bool, err error) {
+	var changes []decide.Change
+	for _, i := range call.Locking() {
+		for shard := range call.Demands[i].Definition.Shards {
+			changes = append(changes, call.Demands[i].Change(i, shard, 0))
+		}
+	}
+	given, at, err := b.Touch(ctx, tx, batch, changes)
+	if err != nil {
+		return view, nil, err
+	}
+	made = make(map[decide.Row]bool)
+	view = decide.View{States: make([][]bucket.State, len(call.Demands)), At: at}
+	for i, c := range changes {
+		view.States[c.Demand] = append(view.States[c.Demand], given[i].Taken.After)
+		if given[i].Taken.Made {
+			made[c.Row] = true
+		}
+	}
+	b.known.Observe(call, view)
+	return view, made, nil
+}
+
+// Touch locks the rows of changes, after the statements in batch, and reads them. It gives them
+// nothing rather than reads them, so it leaves no predicate locks under SERIALIZABLE.
+func (b *Taker) Touch(ctx context.Context, q table.Querier, batch *pgx.Batch, changes []decide.Change) ([]table.Give, time.Time, error) {
+	given := make([]table.Give, len(changes))
+	for i := range changes {
+		given[i].Change = &changes[i]
+	}
+	at, err := b.table.Give(ctx, q, batch, given, b.Clock())
+	return given, at, err
+}
+
+// granted returns the result of a call with changes made at an instant in tx. xid is the
+// transaction or savepoint that made them.
+func (b *Taker) granted(call *decide.Call, changes []decide.Change, at time.Time, xid string, tx pgx.Tx) ratelimit.Result {
+	session, _ := conn.Session(tx)
+	return b.known.Granted(call, changes, at, xid, session)
+}
+
+// faultOf is fault of a call in a caller's transaction. It names the limit, and also the
+// lock that was waited for, as far as the server says so.
+func (b *Taker) faultOf(call *decide.Call, err error) error {
+	key := call.Demands[0].KeyOf()
+	if conn.Code(err) == conn.LockNotAvailable {
+		return conn.Locked(key.Name, err)
+	}
+	doing := fmt.Sprintf("take from limit %q", key.Name)
+	if n := len(call.Demands) - 1; n > 0 {
+		doing += fmt.Sprintf(", and from %d more", n)
+	}
+	return b.Fault(doing, err)
+}
