@@ -26,30 +26,27 @@ func TestPruneGates(t *testing.T) {
 	}
 	bench := newBench(t)
 	m := middleware(t, bench.store, riverlimit.MiddlewareConfig{Limits: each(limit), HardStart: true, Catalog: limits})
-	asked, pruning := memstore.New(func() time.Time { return now }), memstore.New(func() time.Time { return now })
-	for _, key := range []string{"large", "a"} {
-		gate := m.Rows(limit.ForN(key, 5))[1]
+	store := memstore.New(func() time.Time { return now })
+	for key, count := range map[string]float64{"large": 500, "a": 5} {
+		gate := m.Rows(limit.ForN(key, count))[1]
 		if gate.Overridden != (key == "large") {
 			t.Errorf("the gate of %q: overridden is %t", key, gate.Overridden)
 		}
-		for _, store := range []*memstore.Store{asked, pruning} {
-			if result, err := store.Reserve(ctx, gate); err != nil || !result.OK {
-				t.Fatalf("got %v, %v", result, err)
-			}
+		if result, err := store.Reserve(ctx, gate); err != nil || !result.OK {
+			t.Fatalf("got %v, %v", result, err)
 		}
 	}
-	now = now.Add(64 * time.Second)
 	for _, test := range []struct {
 		after time.Duration
 		most  float64
 		want  int64
-	}{{0, 1000, 0}, {10 * time.Second, 5, 1}, {0, 5, 0}, {time.Hour, 5, 1}} {
+	}{{70 * time.Second, 50, 0}, {45 * time.Second, 50, 1}, {0, 50, 0}, {time.Hour, 50, 1}} {
 		now = now.Add(test.after)
-		if n, err := limits.Prune(ctx, m.Pruner(pruning, test.most), pruning.Permits()); n != test.want || err != nil {
+		if n, err := limits.Prune(ctx, m.Pruner(store, test.most), store.Permits()); n != test.want || err != nil {
 			t.Errorf("after %v more, most %v: pruned %d, %v, want %d", test.after, test.most, n, err, test.want)
 		}
 	}
-	if _, err := limits.Prune(ctx, m.Pruner(pruning, -1), pruning.Permits()); err == nil {
+	if _, err := limits.Prune(ctx, m.Pruner(store, -1), store.Permits()); err == nil {
 		t.Error("a count of -1 is no error")
 	}
 }
