@@ -38,11 +38,11 @@ type InFlight struct {
 	Limit int           `json:"limit"` // permits for each key, 1 to MaxInFlight
 	Lease time.Duration `json:"lease"` // whole microseconds; 0 means DefaultLease
 
-	// Mode says whether a refusal holds; the zero Mode is [ModeEnforce]. See In.
+	// Mode is [ModeRefuse] or [ModeEnforce], which is the zero Mode. See In.
 	Mode Mode `json:"mode,omitempty"`
 
 	// RefusedUntil is the NotBefore of refusals by [ModeRefuse]: when the catalog's override
-	// ends. Zero is [RefusedFor] from the refusal.
+	// ends. Zero, or an instant that is past, is [RefusedFor] from the refusal.
 	RefusedUntil time.Time `json:"refused_until,omitzero"`
 }
 
@@ -65,13 +65,12 @@ func (r PermitRequest) LogValue() slog.Value { return r.Limit.LogValue() }
 
 // In returns l in a mode, in which permits are acquired:
 //
-//	permit, err := store.Permits().Acquire(ctx, Calls.In(ratelimit.ModeShadow).For(org))
+//	permit, err := store.Permits().Acquire(ctx, Calls.In(ratelimit.ModeRefuse).For(org))
 //
-// [ModeRefuse] gives no permit to anybody, also to those who would wait; permits that are held are
-// renewed and released as ever. [ModeShadow] takes permits, and keeps nobody from his work: who
-// would be refused or have to wait has a [Permit] at once that is Shadowed, and a permit whose lease
-// is lost becomes one. Package catalog has modes by name and by key, which are changed while
-// programs run.
+// [ModeRefuse] gives no permit to anybody, also to callers that would wait; permits that are held
+// are renewed and released as ever. [ModeShadow] is [ErrInvalid]: to try a limit out, give it a
+// Limit that is never reached and look at how many permits are held. Package catalog has modes by
+// name and by key, which are changed while programs run.
 func (l InFlight) In(mode Mode) InFlight {
 	l.Mode = mode
 	return l
@@ -98,8 +97,8 @@ func (l InFlight) Validate() error {
 			f.add("Lease", l.Lease, reason)
 		}
 	}
-	if l.Mode > ModeRefuse {
-		f.add("Mode", l.Mode, badMode)
+	if l.Mode == ModeShadow || l.Mode > ModeRefuse {
+		f.add("Mode", l.Mode, "must be enforce or refuse for a limit of how many at once")
 	}
 	return f.err()
 }
@@ -161,11 +160,6 @@ type Permit struct {
 	// free earlier, if it is released, or later, if it is renewed. It is no promise.
 	NotBefore time.Time `json:"not_before,omitzero"`
 
-	// Shadowed is true of a permit that is OK only since its limit is in [ModeShadow]: all were
-	// held, and it has no Fence; or its lease was lost. It holds nothing, and to renew or to
-	// release it does nothing.
-	Shadowed bool `json:"shadowed,omitempty"`
-
 	// Rates is the result of the rate limits that were asked with the permit. When it is a
 	// refusal, so is the Permit; its receipt settles the tokens that were taken.
 	Rates Result `json:"-"`
@@ -196,7 +190,7 @@ func (s Permit) Validate() error {
 	if err := s.InFlight.ValidateKey(s.Key); err != nil {
 		return err
 	}
-	if !s.OK || s.Fence < 1 && !s.Shadowed || s.Number < 0 || s.Number >= MaxInFlight {
+	if !s.OK || s.Fence < 1 || s.Number < 0 || s.Number >= MaxInFlight {
 		return &FieldError{Limit: s.InFlight.Name, Field: "Permit", Value: s, Reason: "must be one that was acquired"}
 	}
 	return nil
@@ -209,19 +203,13 @@ func (s Permit) String() string {
 	if !s.OK {
 		return fmt.Sprintf("no permit of %s", quoteShort(s.InFlight.Name))
 	}
-	if s.Shadowed {
-		return fmt.Sprintf("no permit of %s, in mode shadow", quoteShort(s.InFlight.Name))
-	}
 	return fmt.Sprintf("permit %d of %s, fence %d", s.Number, quoteShort(s.InFlight.Name), s.Fence)
 }
 
 // LogValue is the permit as a group, without the key.
 func (s Permit) LogValue() slog.Value {
 	attrs := []slog.Attr{slog.String("limit", s.InFlight.Name), slog.Bool("ok", s.OK)}
-	if s.Shadowed {
-		attrs = append(attrs, slog.Bool("shadowed", true))
-	}
-	if !s.OK || s.Shadowed {
+	if !s.OK {
 		return slog.GroupValue(append(attrs, slog.Time("not_before", s.NotBefore))...)
 	}
 	return slog.GroupValue(append(attrs, slog.Int("number", s.Number), slog.Int64("fence", s.Fence), slog.Time("until", s.Until))...)

@@ -17,7 +17,8 @@ const (
 	// ModeShadow decides and takes as ModeEnforce does, and keeps nobody from his work: for
 	// trying a limit out. A request that would be refused takes nothing and refuses nothing;
 	// a reservation that would be put off takes its tokens, and puts nothing off. The result
-	// says so: see [Status.Shadowed].
+	// says so: see [Status.Shadowed]. It is for allow, reserve, take and check. AllowAtMost and
+	// AllowFirst enforce such a limit, and an [InFlight] cannot be in it.
 	ModeShadow
 
 	// ModeRefuse refuses, without asking the limit: a kill switch. See
@@ -67,7 +68,7 @@ func (m *Mode) UnmarshalText(text []byte) (err error) {
 // no promise, but when to ask again.
 const RefusedFor = time.Minute
 
-// In returns r in a mode, in all verbs that take or check:
+// In returns r in a mode, in all verbs that take or check (but see [ModeShadow]):
 //
 //	result, err := store.Allow(ctx, SignUp.For(ip), NewLimit.For(ip).In(ratelimit.ModeShadow))
 //

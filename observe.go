@@ -105,7 +105,6 @@ const (
 
 	// OutcomeShadowed is, of a limit in [ModeShadow], that it would have refused the call or put
 	// it off. The call went on as if it had granted; how that ended is the Event's Outcome.
-	// A permit that was not to be had in ModeShadow is granted and [Permit].Shadowed.
 	OutcomeShadowed Outcome = "shadowed"
 
 	// OutcomeTooLarge is [ErrExceedsCapacity].

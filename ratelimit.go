@@ -24,7 +24,7 @@ type Request struct {
 	Mode Mode `json:",omitempty"`
 
 	// RefusedUntil is the RetryAt of refusals by [ModeRefuse]: when the catalog's override is
-	// over. It ends nothing by itself. When it is zero, nobody knows the end, and
+	// over. It ends nothing by itself. When it is zero or past, the end is not known, and
 	// RetryAfter is [RefusedFor].
 	RefusedUntil time.Time `json:",omitzero"`
 }

@@ -224,7 +224,7 @@ func TestModesInFlight(t *testing.T) {
 	t.Parallel()
 	both(t, func(t *testing.T, c *catalog.Catalog, another func() *catalog.Catalog) {
 		ctx := t.Context()
-		must(t, c.PublishInFlight(ctx, calls, builds.In(ratelimit.ModeShadow)))
+		must(t, c.PublishInFlight(ctx, calls, builds.In(ratelimit.ModeRefuse)))
 		if got := c.InFlights(); len(got) != 2 || got[0].Mode != 0 {
 			t.Errorf("published %v, want no mode", got)
 		}
@@ -235,19 +235,22 @@ func TestModesInFlight(t *testing.T) {
 			if got := other.InFlight(calls, key); got.Mode != mode || !got.RefusedUntil.Equal(until) || got.Limit != calls.Limit {
 				t.Errorf("%q: got %v until %v, want %v until %v", key, got, got.RefusedUntil, mode, until)
 			}
-			if got := other.InFlight(calls.In(ratelimit.ModeShadow), key); mode == 0 && got.Mode != ratelimit.ModeShadow {
-				t.Errorf("%q: got %v of a limit that is in shadow in code", key, got)
+			if got := other.InFlight(calls.In(ratelimit.ModeRefuse), key); mode == 0 && got.Mode != ratelimit.ModeRefuse {
+				t.Errorf("%q: got %v of a limit that refuses in code", key, got)
 			}
 		}
 		soon := time.Now().Add(time.Hour).Truncate(time.Microsecond).UTC()
 		want("a", 0, time.Time{})
 		edited(t)(c.Set(ctx, "calls", catalog.AllKeys, catalog.Override{Mode: ratelimit.ModeRefuse, Until: soon, Note: "the partner is down"}))
 		edited(t)(c.Set(ctx, "calls", "b", catalog.Override{Mode: ratelimit.ModeEnforce}))
-		edited(t)(c.Set(ctx, "calls", "c", catalog.Override{Mode: ratelimit.ModeShadow}))
-		edited(t)(c.Set(ctx, "calls", "d", catalog.Override{Mode: ratelimit.ModeShadow, Switch: catalog.Off}))
+		var fault *ratelimit.FieldError
+		if _, err := c.Set(ctx, "calls", "c", catalog.Override{Mode: ratelimit.ModeShadow}); !errors.As(err, &fault) || fault.Field != "Mode" {
+			t.Errorf("in shadow: got %v, want ErrInvalid of Mode", err)
+		}
+		edited(t)(c.Set(ctx, "calls", "d", catalog.Override{Mode: ratelimit.ModeEnforce, Switch: catalog.Off}))
 		want("a", ratelimit.ModeRefuse, soon)
 		want("b", ratelimit.ModeEnforce, time.Time{})
-		want("c", ratelimit.ModeShadow, time.Time{})
+		want("c", ratelimit.ModeRefuse, soon)
 		want("d", ratelimit.ModeRefuse, soon)
 		store := memstore.New(nil)
 		for key, ok := range map[string]bool{"a": false, "b": true} {

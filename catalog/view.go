@@ -318,11 +318,17 @@ func (v *view) inFlight(limit ratelimit.InFlight, key string, clock func() time.
 		if e == nil {
 			continue
 		}
-		if made, err := e.Override.inFlight(limit); err == nil {
+		fields := e.Override
+		fields.Mode = 0 // see below
+		if made, err := fields.inFlight(limit); err == nil {
 			limit = made
 		}
 	}
-	if mode, until := modeOf(own, all); mode != 0 {
+	mode, until := modeOf(own, all)
+	switch mode {
+	case ratelimit.ModeShadow: // by hand, in SQL
+		limit.Mode = ratelimit.ModeEnforce
+	case ratelimit.ModeEnforce, ratelimit.ModeRefuse:
 		limit.Mode, limit.RefusedUntil = mode, until
 	}
 	return limit

@@ -48,7 +48,7 @@ func (p Permits) AcquireWait(ctx context.Context, request ratelimit.PermitReques
 	w := s.own().watch(ctx, ratelimit.VerbAcquire, rates...)
 	w.Start()
 	defer func() { w.ReportPermit(named(permit, limit, key), err) }()
-	if limit.Mode > ratelimit.ModeEnforce { // in which nobody waits
+	if limit.Mode == ratelimit.ModeRefuse { // in which nobody waits
 		return s.own().tryAcquire(ctx, limit, key, rates)
 	}
 	return s.acquireWait(ctx, limit, key, rates)
@@ -106,7 +106,7 @@ func (p Permits) Renew(ctx context.Context, permit ratelimit.Permit) (renewed ra
 		permit.At, permit.Until, permit.Asked = now, now.Add(permit.InFlight.LeaseOrDefault()), asked
 		state.TS = permit.Until
 	})
-	if err = decide.PermitLost(&permit, err); err != nil {
+	if err != nil {
 		return ratelimit.Permit{}, err
 	}
 	return permit, nil
@@ -271,8 +271,7 @@ func (s scope) tryAcquire(ctx context.Context, limit ratelimit.InFlight, key str
 	return permit, err
 }
 
-// takePermit takes a free permit, or with take false only says that there is one. In ModeShadow there
-// always is.
+// takePermit takes a free permit, or with take false only says that there is one.
 func (s scope) takePermit(limit ratelimit.InFlight, key string, take bool) (ratelimit.Permit, error) {
 	asked := time.Now()
 	if err := s.lockOpen(); err != nil {
@@ -302,7 +301,7 @@ func (s scope) takePermit(limit ratelimit.InFlight, key string, take bool) (rate
 		}
 		return permit, nil
 	}
-	return decide.PermitShadowed(permit), nil
+	return permit, nil
 }
 
 // putPermit writes a permit, which is the transaction's from then on.
@@ -322,7 +321,7 @@ func (s scope) hold(ctx context.Context, permit ratelimit.Permit, change func(st
 	if err := permit.Validate(); err != nil {
 		return err
 	}
-	if err := s.seen.NoteInFlight(permit.InFlight.Name); err != nil || permit.Shadowed {
+	if err := s.seen.NoteInFlight(permit.InFlight.Name); err != nil {
 		return err
 	}
 	row := permitRow(permit.InFlight, permit.Key, permit.Number)
@@ -360,7 +359,7 @@ func (s scope) release(ctx context.Context, permit ratelimit.Permit) (err error)
 	w := s.watch(ctx, ratelimit.VerbRelease)
 	defer func() { w.ReportPermit(permit, err) }()
 	err = s.hold(ctx, permit, func(state *bucket.State, _ time.Time) { state.TS = time.Time{} })
-	if err = decide.PermitLost(&permit, err); err != nil {
+	if err != nil {
 		return err
 	}
 	s.flight.Lost(decide.Key{Name: permit.InFlight.Name, Key: permit.Key}, permit.Number)

@@ -181,11 +181,7 @@ func (o *Observer) Observe(ctx context.Context, e ratelimit.Event) {
 func (o *Observer) count(ctx context.Context, e *ratelimit.Event) {
 	verb, form := string(e.Verb), string(e.Form)
 	if e.Permit != nil {
-		result := e.Outcome
-		if e.Permit.Shadowed && e.Verb == ratelimit.VerbAcquire {
-			result = ratelimit.OutcomeShadowed
-		}
-		o.requests.Add(ctx, 1, o.of(label{policy: e.Policy(), result: string(result), verb: verb, form: form}))
+		o.requests.Add(ctx, 1, o.of(label{policy: e.Policy(), result: string(e.Outcome), verb: verb, form: form}))
 		return
 	}
 	switch {

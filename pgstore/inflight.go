@@ -50,7 +50,7 @@ func (s *Store) acquireNow(ctx context.Context, limit ratelimit.InFlight, of dec
 		return decide.PermitRefused(limit, of.Key, s.conn.Instant()), nil
 	}
 	permit, err := s.permits.Acquire(ctx, limit, of)
-	return s.withRates(ctx, decide.PermitShadowed(permit), err, rates)
+	return s.withRates(ctx, permit, err, rates)
 }
 
 // AcquireWait is [Permits.Acquire] that waits for a permit until ctx ends, and then returns the
@@ -63,8 +63,7 @@ func (s *Store) acquireNow(ctx context.Context, limit ratelimit.InFlight, of dec
 // a second, once for all of them, and holds no connection meanwhile. [Store.Close] ends waits
 // with [ErrClosed].
 //
-// In [ratelimit.ModeRefuse] and [ratelimit.ModeShadow] it is Acquire. Callers that wait already
-// have come by the mode of then.
+// In [ratelimit.ModeRefuse] it is Acquire. Callers that wait already have come by the mode of then.
 //
 // Do not call it while you hold a transaction open.
 func (p Permits) AcquireWait(ctx context.Context, request ratelimit.PermitRequest, rates ...ratelimit.Request) (permit ratelimit.Permit, err error) {
@@ -76,7 +75,7 @@ func (p Permits) AcquireWait(ctx context.Context, request ratelimit.PermitReques
 	if err != nil {
 		return ratelimit.Permit{}, err
 	}
-	if limit.Mode > ratelimit.ModeEnforce { // in which nobody waits
+	if limit.Mode == ratelimit.ModeRefuse { // in which nobody waits
 		return s.acquireNow(ctx, limit, of, rates)
 	}
 	inner, end, err := s.conn.Work.Whole(ctx)
@@ -125,15 +124,7 @@ func (p Permits) AcquireTx(ctx context.Context, tx pgx.Tx, request ratelimit.Per
 		result, err = s.decideTx(ctx, tx, decide.All, false, rates)
 		return result.OK, err
 	}
-	granted := true
-	if limit.Mode == ratelimit.ModeShadow { // in which the rates alone can refuse
-		granted, err = ask()
-	}
-	if permit = (ratelimit.Permit{InFlight: limit, Key: key}); granted && err == nil {
-		permit, err = s.permits.AcquireIn(ctx, tx, limit, of, ask)
-		permit = decide.PermitShadowed(permit)
-	}
-	if err != nil {
+	if permit, err = s.permits.AcquireIn(ctx, tx, limit, of, ask); err != nil {
 		return ratelimit.Permit{}, err
 	}
 	permit.Rates = result
@@ -158,14 +149,7 @@ func (p Permits) Renew(ctx context.Context, permit ratelimit.Permit) (renewed ra
 	if err := s.held(permit); err != nil {
 		return ratelimit.Permit{}, err
 	}
-	if permit.Shadowed {
-		return permit, nil
-	}
-	renewed, err = s.permits.Renew(ctx, permit)
-	if err = decide.PermitLost(&permit, err); err == nil && permit.Shadowed {
-		return permit, nil
-	}
-	return renewed, err
+	return s.permits.Renew(ctx, permit)
 }
 
 // Release releases the permit. If somebody waits for one in this process, the same statement
@@ -179,7 +163,7 @@ func (p Permits) Release(ctx context.Context, permit ratelimit.Permit) (err erro
 	if err := s.held(permit); err != nil {
 		return err
 	}
-	if err := decide.PermitLost(&permit, s.permits.Release(ctx, permit)); err != nil {
+	if err := s.permits.Release(ctx, permit); err != nil {
 		return err
 	}
 	s.permits.Released(permit)
@@ -200,7 +184,7 @@ func (p Permits) ReleaseTx(ctx context.Context, tx pgx.Tx, permit ratelimit.Perm
 	if err := s.held(permit); err != nil {
 		return err
 	}
-	if err := decide.PermitLost(&permit, s.permits.ReleaseIn(ctx, tx, permit)); err != nil {
+	if err := s.permits.ReleaseIn(ctx, tx, permit); err != nil {
 		return err
 	}
 	s.permits.Released(permit)

@@ -211,11 +211,11 @@ func TestObserveInModes(t *testing.T) {
 				func() { store.CheckReserve(ctx, both...) }, func(tx pgx.Tx) { store.CheckReserveTx(ctx, tx, both...) },
 			},
 			{
-				"allow_at_most granted spent shadowed",
+				"allow_at_most refused spent refused",
 				func() { store.AllowAtMost(ctx, tried) }, func(tx pgx.Tx) { store.AllowAtMostTx(ctx, tx, tried) },
 			},
 			{
-				"allow_first granted spent shadowed",
+				"allow_first granted many granted",
 				func() { store.AllowFirst(ctx, tried, many.For("k")) }, func(tx pgx.Tx) { store.AllowFirstTx(ctx, tx, tried, many.For("k")) },
 			},
 			{"allow granted spent shadowed many granted", func() { store.AllowFunc(ctx, both, nothing) }, nil},
@@ -269,7 +269,7 @@ func TestObserveInModes(t *testing.T) {
 	}
 }
 
-// Of a permit there is one event in every mode, and a permit in ModeShadow that was not to be had says so.
+// Of a permit there is one event, also of one that is refused by its mode.
 func TestObservePermitsInModes(t *testing.T) {
 	t.Parallel()
 	run := func(t *testing.T, h *heard, store ratelimit.TxPermits[pgx.Tx], begin func(context.Context) (pgx.Tx, error)) {
@@ -284,37 +284,28 @@ func TestObservePermitsInModes(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer tx.Rollback(ctx)
-		shadow, refuse := full.In(ratelimit.ModeShadow), full.In(ratelimit.ModeRefuse)
-		var permit ratelimit.Permit
-		const shadowed, refused = "acquire granted full true", "acquire refused full false"
+		refuse := full.In(ratelimit.ModeRefuse)
+		const refused = "acquire refused full"
 		for _, test := range []struct {
-			want string // verb outcome policy shadowed, of each event
+			want string // verb outcome policy, of each event
 			do   func()
 		}{
-			{shadowed, func() { permit, _ = store.Acquire(ctx, shadow.For("k")) }},
-			{shadowed, func() { store.AcquireWait(ctx, shadow.For("k")) }},
-			{shadowed, func() { store.AcquireTx(ctx, tx, shadow.For("k")) }},
+			{refused, func() { store.Acquire(ctx, full.For("k"), rate.For("k")) }},
 			{refused, func() { store.Acquire(ctx, refuse.For("k")) }},
 			{refused, func() { store.AcquireWait(ctx, refuse.For("k")) }},
 			{refused, func() { store.AcquireTx(ctx, tx, refuse.For("k")) }},
-			{"allow granted plenty_1 false, " + shadowed, func() { store.Acquire(ctx, shadow.For("k"), rate.For("k")) }},
-			{"allow granted plenty_1 false, " + shadowed, func() { store.AcquireTx(ctx, tx, shadow.For("k"), rate.For("k")) }},
+			{"allow granted plenty_1, acquire granted full", func() { store.Acquire(ctx, full.For("another"), rate.For("k")) }},
+			{"allow granted plenty_1, acquire granted full", func() { store.AcquireTx(ctx, tx, full.For("a third"), rate.For("k")) }},
 		} {
 			h.take()
 			test.do()
 			var got []string
 			for _, e := range h.take() {
-				got = append(got, fmt.Sprintf("%s %s %s %t", e.Verb, e.Outcome, e.Policy(), e.Permit != nil && e.Permit.Shadowed))
+				got = append(got, fmt.Sprintf("%s %s %s", e.Verb, e.Outcome, e.Policy()))
 			}
 			if strings.Join(got, ", ") != test.want {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
-		}
-		h.take()
-		_, renewed := store.Renew(ctx, permit)
-		released := store.Release(ctx, permit)
-		if events := h.take(); len(events) != 2 || renewed != nil || released != nil || events[0].Verb != ratelimit.VerbRenew || events[1].Verb != ratelimit.VerbRelease {
-			t.Errorf("renewed and released: %v, %v, told %v", renewed, released, events)
 		}
 	}
 	t.Run("memstore", func(t *testing.T) {

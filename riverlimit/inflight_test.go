@@ -118,38 +118,21 @@ func TestJobsInFlightByCatalog(t *testing.T) {
 	b.eventually(t, 1, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
 }
 
-// Jobs of a limit that is switched off wait until it is on again, and burn no attempt; those of
-// one that is tried out start at once.
-func TestJobsInFlightByMode(t *testing.T) {
+// Jobs of a limit that is switched off wait until it is on again, and burn no attempt.
+func TestJobsInFlightRefusedByMode(t *testing.T) {
 	t.Parallel()
 	b := newBench(t)
-	b.insertPlain(t, 2*threeAtOnce.Limit)
-	started := make(chan bool, 2*threeAtOnce.Limit)
-	m := middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: func(job *rivertype.JobRow) (ratelimit.InFlight, string) {
-		if job.ID == 1 {
-			return threeAtOnce.In(ratelimit.ModeRefuse), ""
-		}
-		return threeAtOnce.In(ratelimit.ModeShadow), ""
+	mode := ratelimit.ModeRefuse
+	m := middleware(t, b.store, riverlimit.MiddlewareConfig{InFlight: func(*rivertype.JobRow) (ratelimit.InFlight, string) {
+		return threeAtOnce.In(mode), ""
 	}})
-	start(t, b.client(t, b.config(func(ctx context.Context, _ *river.Job[callArgs]) error {
-		permit, _ := riverlimit.PermitOf(ctx)
-		started <- permit.Shadowed
-		for len(started) < cap(started)-1 && ctx.Err() == nil {
-			time.Sleep(time.Millisecond)
-		}
-		return ctx.Err()
-	}, m)))
-	b.eventually(t, 2*threeAtOnce.Limit-1, `SELECT count(*) FROM river_job WHERE state = 'completed'`)
-	b.eventually(t, 1, `SELECT count(*) FROM river_job WHERE id = 1 AND state = 'scheduled' AND attempt = 0 AND errors IS NULL AND scheduled_at > now() + interval '30 seconds'`)
-	shadowed := 0
-	for range cap(started) - 1 {
-		if <-started {
-			shadowed++
-		}
+	o := newOne(t, b, m)
+	job := o.work(nil, river.EventKindJobSnoozed, 0)
+	if wait := time.Until(job.ScheduledAt); job.Attempt != 0 || wait < ratelimit.RefusedFor/2 || wait > 2*ratelimit.RefusedFor {
+		t.Errorf("attempt %d, snoozed for %v, want about %v", job.Attempt, wait, ratelimit.RefusedFor)
 	}
-	if shadowed != threeAtOnce.Limit-1 {
-		t.Errorf("%d jobs began without a permit, want %d", shadowed, threeAtOnce.Limit-1)
-	}
+	mode = ratelimit.ModeEnforce
+	o.work(job, river.EventKindJobCompleted, 1)
 }
 
 // A job that asks for nonsense is cancelled, and one whose limit has no name is not limited.

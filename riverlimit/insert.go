@@ -189,16 +189,21 @@ func (r *reservations) insert(ctx context.Context, tx pgx.Tx, order []int) ([]*r
 	return r.in.Client.InsertManyTx(ctx, tx, jobs)
 }
 
-// alike is how many jobs, from the first on, take from its limits and keys.
+// alike is how many jobs, from the first on, take from its limits and keys in its modes.
 func (r *reservations) alike(order []int) int {
 	first, n := r.params[order[0]].Requests, 1
 	same := func(a, b ratelimit.Request) bool {
-		return a.Key == b.Key && a.Limit.Definition() == b.Limit.Definition()
+		return a.Key == b.Key && sameMode(a, b) && a.Limit.Definition() == b.Limit.Definition()
 	}
 	for n < len(order) && slices.EqualFunc(first, r.params[order[n]].Requests, same) {
 		n++
 	}
 	return n
+}
+
+// sameMode reports whether requests are in one mode: the zero Mode is ModeEnforce.
+func sameMode(a, b ratelimit.Request) bool {
+	return max(a.Mode, ratelimit.ModeEnforce) == max(b.Mode, ratelimit.ModeEnforce)
 }
 
 // together makes one reservation for jobs that are alike. Their sum can be more than could ever
@@ -242,7 +247,7 @@ func fitting(jobs int, err error) int {
 func (r *reservations) sum(jobs []int) (sum []ratelimit.Request, counts [][]float64) {
 	var place []int
 	for i, a := range r.params[jobs[0]].Requests {
-		k := slices.IndexFunc(sum, func(b ratelimit.Request) bool { return compareRows(a, b) == 0 })
+		k := slices.IndexFunc(sum, func(b ratelimit.Request) bool { return compareRows(a, b) == 0 && sameMode(a, b) })
 		if k < 0 {
 			k = len(sum)
 			sum = append(sum, r.params[jobs[0]].Requests[i])
@@ -275,7 +280,7 @@ func (in Inserter) inOrder(ctx context.Context, tx pgx.Tx, params []InsertManyPa
 			if err := r.Validate(); err != nil {
 				return nil, err
 			}
-			r.Count = 0
+			r.Count, r.Mode = 0, ratelimit.ModeEnforce // which asks for the row in any case
 			rows = append(rows, r)
 		}
 	}

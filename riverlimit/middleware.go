@@ -143,6 +143,10 @@ func oneOf(limit ratelimit.Limit) []ratelimit.Request {
 // that stops waits for jobs that wait in the worker, as for all others.) A job whose requests
 // can never be granted, or are invalid, is cancelled, with the reason among its errors.
 //
+// A limit in [ratelimit.ModeRefuse] has its jobs snoozed until the mode ends, or for a minute;
+// they keep their reservations. One in [ratelimit.ModeShadow] holds no job back, with HardStart
+// either: it is asked once, and has no gate.
+//
 // Waits follow the database's clock. A worker whose clock differs, by up to an
 // hour, changes nothing.
 type Middleware struct {
@@ -213,10 +217,7 @@ func (m *Middleware) Work(ctx context.Context, job *rivertype.JobRow, doInner fu
 
 // work is Work of a job that has its permit.
 func (m *Middleware) work(ctx context.Context, job *rivertype.JobRow, doInner func(context.Context) error) error {
-	var requests []ratelimit.Request
-	if m.config.Limits != nil {
-		requests = decide.Resolved(m.config.Catalog, m.config.Limits(job))
-	}
+	requests := m.requests(job)
 	if len(requests) == 0 {
 		if permit, ok := PermitOf(ctx); ok {
 			m.observe(ctx, job, ratelimit.Event{Outcome: ratelimit.OutcomeGranted, Permit: &permit})
@@ -236,24 +237,52 @@ func (m *Middleware) work(ctx context.Context, job *rivertype.JobRow, doInner fu
 	return doInner(inner)
 }
 
+// requests returns the job's requests, by what the catalog says now.
+func (m *Middleware) requests(job *rivertype.JobRow) []ratelimit.Request {
+	if m.config.Limits == nil {
+		return nil
+	}
+	return decide.Resolved(m.config.Catalog, m.config.Limits(job))
+}
+
 // hold returns when the job may start, with its reservation, or with an error
-// when it may not start in this round.
+// when it may not start in this round. Limits in ModeShadow are asked, and do not hold it back.
 func (m *Middleware) hold(ctx context.Context, job *rivertype.JobRow, requests []ratelimit.Request) (note, error) {
-	if m.config.HardStart {
-		if err := m.tooNarrow(requests); err != nil {
-			return noteOf(ctx, job), err
-		}
+	holding := slices.DeleteFunc(slices.Clone(requests), func(r ratelimit.Request) bool { return r.Mode == ratelimit.ModeShadow })
+	err := m.refused(ctx, requests)
+	if err == nil && m.config.HardStart {
+		err = m.tooNarrow(holding)
+	}
+	if err != nil {
+		return noteOf(ctx, job), err
 	}
 	n, now, err := m.reserve(ctx, job, requests)
 	if err == nil {
-		n, now, err = m.await(ctx, job, n, now, requests)
+		n, now, err = m.await(ctx, job, n, now, holding)
 	}
 	if err == nil && m.config.HardStart {
 		var passed *ratelimit.Receipt
-		passed, err = m.pass(ctx, m.gates(requests, n, now))
+		passed, err = m.pass(ctx, m.gates(holding, n, now))
 		n = n.keep(passed)
 	}
+	if err == nil { // it may have been switched off while the job waited
+		err = m.refused(ctx, m.requests(job))
+	}
 	return n, err
+}
+
+// refused returns the snooze of a job if one of its limits is in ModeRefuse: until the mode ends,
+// or for RefusedFor. The store is asked for its time, and asks no database.
+func (m *Middleware) refused(ctx context.Context, requests []ratelimit.Request) error {
+	if !slices.ContainsFunc(requests, func(r ratelimit.Request) bool { return r.Mode == ratelimit.ModeRefuse }) {
+		return nil
+	}
+	asked := time.Now()
+	result, err := m.store.CheckReserve(ctx, requests...)
+	if err != nil || result.OK {
+		return err
+	}
+	return decided(result, asked).snooze(jitter(result.RetryAt, m.config.Jitter))
 }
 
 // slides reports whether a request is for a sliding window, which is its own gate.
@@ -291,8 +320,11 @@ func (m *Middleware) reserve(ctx context.Context, job *rivertype.JobRow, request
 
 // await holds the job back until its reservation is due and, if a pause of its
 // limits began after that was made, until the pause is over. now is nil for a
-// reservation that was made earlier.
+// reservation that was made earlier. requests are those that hold the job back.
 func (m *Middleware) await(ctx context.Context, job *rivertype.JobRow, n note, now *instant, requests []ratelimit.Request) (note, *instant, error) {
+	if len(requests) == 0 {
+		return n, now, ctx.Err()
+	}
 	// Of pauses the gate knows, and AttemptedAt is when River's fetch found the
 	// job, on the database's clock. A sliding window has no gate if it is in time.
 	gated := m.config.HardStart && !slices.ContainsFunc(requests, slides)
@@ -337,7 +369,7 @@ func (m *Middleware) again(ctx context.Context, n note, requests []ratelimit.Req
 		return n, nil, err
 	}
 	for _, status := range result.Each() {
-		if status.Request.Mode != ratelimit.ModeShadow && status.PausedUntil.After(n.At) {
+		if status.PausedUntil.After(n.At) {
 			n = n.notBefore(jitter(status.PausedUntil, m.config.Jitter))
 		}
 	}

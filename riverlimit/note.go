@@ -46,9 +46,13 @@ func (p paid) isFor(r ratelimit.Request) bool {
 	return p.Name == ratelimit.NameOf(r.Limit) && p.Key == r.Key
 }
 
-// paidFor returns the payment of a reservation for r, which it was made for.
+// paidFor returns the payment of a reservation for r, which it was made for. In ModeShadow the job
+// starts now and not in the slot that was reserved, so that is not noted.
 func paidFor(r ratelimit.Request, reserved ratelimit.Result) paid {
 	p := paid{Name: ratelimit.NameOf(r.Limit), Key: r.Key}
+	if r.Mode == ratelimit.ModeShadow {
+		return p
+	}
 	for _, payment := range receipt.Payments(reserved.Receipt) {
 		until := time.UnixMicro(payment.Slot).UTC()
 		if payment.Name == p.Name && payment.Key == p.Key && payment.Slot != 0 && (p.Until.IsZero() || until.Before(p.Until)) {

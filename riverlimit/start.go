@@ -44,7 +44,8 @@ func (m *Middleware) scheduled(r ratelimit.Request) ratelimit.Request {
 	}
 	limit.Capacity = capacityOr(limit.Capacity, limit.Rate)
 	limit.Period = m.stretched(limit.Period)
-	return limit.ForN(r.Key, r.Count)
+	r.Limit = limit
+	return r
 }
 
 // aheadSlacks is how many times the slack a gate grants ahead.
@@ -79,10 +80,11 @@ func (m *Middleware) gate(r ratelimit.Request) ratelimit.Request {
 		capacity = max(1, r.Count) // its own would let two windows' worth start at an edge
 	}
 	period := m.stretched(d.Period)
-	return ratelimit.TokenBucket{
+	r.Limit = ratelimit.TokenBucket{
 		Name: d.Name + gate.Suffix, Rate: d.Rate, Period: period, Capacity: max(1, capacity),
 		MaxReserved: d.Rate * float64(aheadSlacks*m.config.StartSlack) / float64(period),
-	}.ForN(r.Key, r.Count)
+	}
+	return r
 }
 
 // pass has the job pay at the gates and returns its receipt if it may start, which it
@@ -201,7 +203,8 @@ func (m *Middleware) tooNarrow(requests []ratelimit.Request) error {
 func atOnce(r ratelimit.Request) ratelimit.Request {
 	d := r.Limit.Definition()
 	d.MaxReserved = 0
-	return d.Limit().ForN(r.Key, r.Count)
+	r.Limit = d.Limit()
+	return r
 }
 
 // ask asks until the gates grant the job an instant, and returns when it asked.

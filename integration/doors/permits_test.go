@@ -340,7 +340,7 @@ func TestPermitsByNameInModes(t *testing.T) {
 	}
 	until := time.Now().Add(time.Hour).Truncate(time.Microsecond)
 	for key, o := range map[string]catalog.Override{
-		catalog.AllKeys:   {Mode: ratelimit.ModeShadow},
+		catalog.AllKeys:   {Mode: ratelimit.ModeRefuse},
 		"off":             {Mode: ratelimit.ModeRefuse},
 		"off for an hour": {Mode: ratelimit.ModeRefuse, Until: until},
 		"enforced":        {Mode: ratelimit.ModeEnforce},
@@ -349,12 +349,13 @@ func TestPermitsByNameInModes(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	inSchema(t, db, "INSERT INTO rate_limit_definitions (name, key, mode) VALUES ('calls', 'in shadow', 'shadow')")
 	take := func(key string) (permit ratelimit.Permit) {
 		t.Helper()
 		var number, fence *int64
 		var notBefore *time.Time
-		err := db.Pool.QueryRow(ctx, "SELECT ok, shadowed, number, fence, at, not_before FROM "+db.Schema+".rate_limit_acquire('calls', $1)", key).
-			Scan(&permit.OK, &permit.Shadowed, &number, &fence, &permit.At, &notBefore)
+		err := db.Pool.QueryRow(ctx, "SELECT ok, number, fence, at, not_before FROM "+db.Schema+".rate_limit_acquire('calls', $1)", key).
+			Scan(&permit.OK, &number, &fence, &permit.At, &notBefore)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -372,21 +373,13 @@ func TestPermitsByNameInModes(t *testing.T) {
 	if got := take("off for an hour"); got.OK || !got.NotBefore.Equal(until) {
 		t.Errorf("got %+v, want a refusal until %v", got, until)
 	}
-	if first, second := take("enforced"), take("enforced"); !first.OK || first.Shadowed || second.OK || second.Shadowed {
-		t.Errorf("got %+v and %+v, want the second refused", first, second)
-	}
-	held, shadowed := take("tried"), take("tried")
-	if !held.OK || held.Shadowed || held.Fence == 0 || !shadowed.OK || !shadowed.Shadowed || shadowed.Fence != 0 {
-		t.Errorf("got %+v and %+v, want the second shadowed", held, shadowed)
-	}
-	for _, call := range []string{"(%s.rate_limit_renew('calls', 'tried', $1, $2)).shadowed", "%s.rate_limit_release('calls', 'tried', $1, $2)"} {
-		var ok bool
-		if err := db.Pool.QueryRow(ctx, "SELECT "+fmt.Sprintf(call, db.Schema), shadowed.Number, shadowed.Fence).Scan(&ok); err != nil || !ok {
-			t.Errorf("%s: got %v, %v", call, ok, err)
+	for _, key := range []string{"enforced", "in shadow"} { // which is not for permits
+		if first, second := take(key), take(key); !first.OK || second.OK {
+			t.Errorf("%s: got %+v and %+v, want the second refused", key, first, second)
 		}
-	}
-	if third := take("tried"); !third.Shadowed {
-		t.Errorf("got %+v: releasing a shadowed permit freed another", third)
+		if err := f.catalog.Refresh(ctx); err != nil || f.catalog.InFlight(one, key).Mode != ratelimit.ModeEnforce {
+			t.Errorf("%s: in Go got %v, %v", key, f.catalog.InFlight(one, key), err)
+		}
 	}
 }
 

@@ -52,12 +52,11 @@ func (v Verb) Call(reserve bool, requests []ratelimit.Request) (Call, error) {
 // were enforced, and if all are granted there is no more to it. When one is refused that is in
 // ModeShadow, it is set aside, and the others are asked again.
 type Modes struct {
-	verb   Verb
-	at     time.Time
-	keys   []Key                     // in the order of the call
-	asked  map[Key]ratelimit.Request // with counts added up
-	aside  map[Key]ratelimit.Status  // of those that are not asked any more
-	passed bool                      // of First: the last one, in ModeShadow, lets the call go on
+	verb  Verb
+	at    time.Time
+	keys  []Key                     // in the order of the call
+	asked map[Key]ratelimit.Request // with counts added up
+	aside map[Key]ratelimit.Status  // of those that are not asked any more
 }
 
 // Moded reports whether one of requests is in another mode than to be enforced.
@@ -89,7 +88,8 @@ func ByMode(verb Verb, at time.Time, requests []ratelimit.Request, ask func([]ra
 	return m.Report(result), nil
 }
 
-// NewModes checks requests, at an instant. Its errors are ErrInvalid.
+// NewModes checks requests, at an instant. Its errors are ErrInvalid. AtMost and First enforce limits
+// in ModeShadow: that a mode from a catalog is not for a verb is no reason to fail its callers.
 func NewModes(verb Verb, at time.Time, requests []ratelimit.Request) (*Modes, error) {
 	if err := badNumber(len(requests), ratelimit.MaxRequests); err != nil {
 		return nil, err
@@ -97,6 +97,9 @@ func NewModes(verb Verb, at time.Time, requests []ratelimit.Request) (*Modes, er
 	m := &Modes{verb: verb, at: at, asked: map[Key]ratelimit.Request{}, aside: map[Key]ratelimit.Status{}}
 	var call Call
 	for i, r := range requests {
+		if (verb == AtMost || verb == First) && r.Mode == ratelimit.ModeShadow {
+			r.Mode = ratelimit.ModeEnforce
+		}
 		had := len(call.Demands)
 		if err := call.add(r); err != nil {
 			return nil, err
@@ -150,31 +153,19 @@ func (m *Modes) Decide(ask func([]ratelimit.Request) (ratelimit.Result, error)) 
 	}
 }
 
-// decideFirst is Decide for a call that takes from the first limit that can grant: it goes
-// past those in ModeRefuse, and no further than to the first in ModeShadow.
+// decideFirst is Decide for a call that takes from the first limit that can grant: it passes over
+// those in ModeRefuse.
 func (m *Modes) decideFirst(ask func([]ratelimit.Request) (ratelimit.Result, error)) (ratelimit.Result, error) {
-	if i := slices.IndexFunc(m.keys, func(key Key) bool { return m.is(key, ratelimit.ModeShadow) }); i >= 0 {
-		m.keys = m.keys[:i+1]
-	}
 	for _, key := range m.keys {
 		if m.is(key, ratelimit.ModeRefuse) {
 			m.aside[key] = m.refused(key)
 		}
 	}
-	left, last := m.left(), m.keys[len(m.keys)-1]
+	left := m.left()
 	if len(left) == 0 {
 		return ratelimit.Result{}, nil
 	}
-	result, err := ask(left)
-	m.passed = m.is(last, ratelimit.ModeShadow) && !result.OK
-	never := errors.Is(err, ratelimit.ErrExceedsCapacity)
-	if m.passed && (never || err == nil && !slices.ContainsFunc(result.Each(), func(s ratelimit.Status) bool { return keyOf(&s.Request) == last })) {
-		m.aside[last] = m.never(last)
-	}
-	if m.passed && never {
-		return ratelimit.Result{}, nil
-	}
-	return result, err
+	return ask(left)
 }
 
 // refuse sets all aside if one of them is in ModeRefuse. The others are not asked.
@@ -196,12 +187,24 @@ func (m *Modes) refused(key Key) ratelimit.Status {
 	if r.Mode != ratelimit.ModeRefuse {
 		return s
 	}
-	s.At, s.RetryAfter, s.RetryAt = m.at, ratelimit.RefusedFor, m.at.Add(ratelimit.RefusedFor)
-	if until := r.RefusedUntil; !until.IsZero() {
-		s.RetryAt = bucket.Later(until, m.at.Add(time.Microsecond))
-		s.RetryAfter = s.RetryAt.Sub(m.at)
-	}
+	s.At, s.RetryAt = m.at, refusedUntil(r.RefusedUntil, m.at)
+	s.RetryAfter = s.RetryAt.Sub(m.at)
 	return s
+}
+
+// refusedUntil returns when to ask again after a refusal by ModeRefuse: when the mode ends, or
+// RefusedFor later if that is not known. An end that is past is not known: the caller's request is
+// older than it, and callers that ask the same again must not do so without a pause.
+func refusedUntil(until, at time.Time) time.Time {
+	if until.After(at) {
+		return until
+	}
+	return at.Add(ratelimit.RefusedFor)
+}
+
+// PermitRefused returns the refusal of a permit by ModeRefuse at an instant.
+func PermitRefused(limit ratelimit.InFlight, key string, at time.Time) ratelimit.Permit {
+	return ratelimit.Permit{InFlight: limit, Key: key, At: at, NotBefore: refusedUntil(limit.RefusedUntil, at)}
 }
 
 // never is the status of a limit that can never grant its count.
@@ -264,19 +267,15 @@ func (m *Modes) Report(result ratelimit.Result) ratelimit.Result {
 		return result
 	}
 	statuses := m.statuses(result)
-	ok := result.OK || m.passed
-	if m.passed { // by the last, which the result is of
-		statuses = statuses[len(statuses)-1:]
-	}
 	told := ratelimit.Result{Receipt: result.Receipt}
-	told.Status = m.main(ok, result, statuses)
+	told.Status = m.main(result, statuses)
 	for i := range statuses {
 		told.Shadowed = told.Shadowed || statuses[i].Shadowed
 	}
 	if len(statuses) > 1 || told.Shadowed {
 		told.Several = statuses
 	}
-	if ok && m.verb != Look {
+	if result.OK && m.verb != Look {
 		told.Receipt = m.receipt(result, statuses)
 	}
 	return told
@@ -306,7 +305,7 @@ func (m *Modes) statuses(result ratelimit.Result) []ratelimit.Status {
 		}
 		s.Request = m.inMode(s.Request)
 		if s.Request.Mode == ratelimit.ModeShadow && !s.At.IsZero() {
-			s.Shadowed = !s.OK || s.RetryAfter > 0 || m.verb == AtMost && s.Taken < wholeOf(s.Request.Count)
+			s.Shadowed = !s.OK || s.RetryAfter > 0
 		}
 		statuses = append(statuses, s)
 	}
@@ -315,7 +314,7 @@ func (m *Modes) statuses(result ratelimit.Result) []ratelimit.Status {
 
 // main is the status of the result: that of the limit that decides, or if none is enforced,
 // whether and when the caller is to go on.
-func (m *Modes) main(ok bool, result ratelimit.Result, statuses []ratelimit.Status) (s ratelimit.Status) {
+func (m *Modes) main(result ratelimit.Result, statuses []ratelimit.Status) (s ratelimit.Status) {
 	decides := func(mode ratelimit.Mode, than func(s, t ratelimit.Status) bool) bool {
 		found := false
 		for _, t := range statuses {
@@ -326,7 +325,7 @@ func (m *Modes) main(ok bool, result ratelimit.Result, statuses []ratelimit.Stat
 		return found
 	}
 	switch {
-	case ok:
+	case result.OK:
 		if decides(ratelimit.ModeEnforce, outweighs) {
 			return s
 		}
@@ -346,17 +345,14 @@ func (m *Modes) main(ok bool, result ratelimit.Result, statuses []ratelimit.Stat
 		decides(ratelimit.ModeRefuse, outweighs)
 		return s
 	}
-	return through(s, m.verb)
+	return through(s)
 }
 
 func sooner(s, t ratelimit.Status) bool { return s.RetryAt.Before(t.RetryAt) }
 
 // through is the status of a limit in ModeShadow that lets a call through.
-func through(s ratelimit.Status, verb Verb) ratelimit.Status {
+func through(s ratelimit.Status) ratelimit.Status {
 	s.OK, s.RetryAfter, s.RetryAt = true, 0, s.At
-	if verb == AtMost {
-		s.Taken = wholeOf(s.Request.Count)
-	}
 	return s
 }
 
@@ -416,7 +412,7 @@ func EachByMode(at time.Time, requests []ratelimit.Request, ask func([]ratelimit
 		s.Request.Mode, s.Request.RefusedUntil = requests[i].Mode, requests[i].RefusedUntil
 		if s.Request.Mode == ratelimit.ModeShadow && !s.OK {
 			s.Shadowed = true
-			s = through(s, Look)
+			s = through(s)
 		}
 		statuses[i] = s
 	}

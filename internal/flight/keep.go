@@ -64,8 +64,7 @@ const retryPause = 50 * time.Millisecond
 const releaseTime = 5 * time.Second
 
 // Keep runs do with a context that ends when the permit is lost, or with ctx, renews it until do
-// has ended, and releases it. In ModeShadow the context is ctx, and it is no error that the permit
-// was lost.
+// has ended, and releases it.
 func (k *Renewers) Keep(ctx context.Context, store Store, permit ratelimit.Permit, do func(context.Context, ratelimit.Permit) error) (err error) {
 	if err := permit.Err(); err != nil {
 		return err
@@ -76,17 +75,12 @@ func (k *Renewers) Keep(ctx context.Context, store Store, permit ratelimit.Permi
 	if do == nil {
 		return &ratelimit.FieldError{Limit: permit.InFlight.Name, Field: "Func", Value: nil, Reason: "must not be nil"}
 	}
-	if permit.Shadowed {
-		return do(ctx, permit)
-	}
 	if !now().before(permit.Ends()) { // it was read, or waited for; it may be held all the same
 		renewed, err := store.Renew(ctx, permit)
 		if err != nil {
 			return err
 		}
-		if permit = renewed; permit.Shadowed {
-			return do(ctx, permit)
-		}
+		permit = renewed
 	}
 	inner, cancel := context.WithCancelCause(ctx)
 	kept := &renewer{store: store, cancel: cancel, permit: permit}
@@ -103,13 +97,10 @@ func (k *Renewers) Keep(ctx context.Context, store Store, permit ratelimit.Permi
 		cancel(nil)
 		<-stopped
 		k.remove(permit)
-		if lost := kept.release(ctx); lost != nil && permit.InFlight.Mode != ratelimit.ModeShadow {
+		if lost := kept.release(ctx); lost != nil {
 			err = errors.Join(err, lost)
 		}
 	}()
-	if permit.InFlight.Mode == ratelimit.ModeShadow {
-		return do(ctx, permit)
-	}
 	return do(&leased{inner, kept}, permit)
 }
 
@@ -209,9 +200,6 @@ func (k *renewer) renewOnce(ctx context.Context) error {
 	ctx, cancel := context.WithDeadline(ctx, permit.Ends())
 	defer cancel()
 	renewed, err := k.store.Renew(ctx, permit)
-	if err == nil && renewed.Shadowed {
-		err = ratelimit.ErrLeaseLost
-	}
 	if err != nil {
 		return err
 	}

@@ -58,12 +58,11 @@ CREATE TYPE @schema@.rate_limit_permit AS (
 	fence      bigint,
 	at         timestamptz,
 	until      timestamptz,
-	not_before timestamptz,
-	shadowed   boolean
+	not_before timestamptz
 );
 
 COMMENT ON TYPE @schema@.rate_limit_permit IS
-	'One of the permits of a limit of how many at once: whether it is held; its number and fence, by which it is renewed and released; the instant of the decision; the end of the lease; of a refusal, the first end of a lease of another; and whether it is held only in mode shadow, with a fence of 0, since all were.';
+	'One of the permits of a limit of how many at once: whether it is held; its number and fence, by which it is renewed and released; the instant of the decision; the end of the lease; and of a refusal, the first end of a lease of another.';
 
 -- The statements, whose arguments are by number. In PL/pgSQL, since a session keeps their plans
 -- then; those of functions in SQL are made for each call before PostgreSQL 18.
@@ -520,7 +519,7 @@ BEGIN
 		IF r.mode = 'refuse' THEN
 			r := @schema@.rate_limit_sound(verb, r);
 			now := clock_timestamp();
-			r.refused_until := coalesce(r.refused_until, now + interval '1 minute');
+			r.refused_until := CASE WHEN r.refused_until > now THEN r.refused_until ELSE now + interval '1 minute' END;
 			answer := ROW(false, r.refused_until - now, r.refused_until, 0, 0, r.capacity, interval '0', NULL, now, r.name, r.key, false);
 			IF @schema@.rate_limit_outweighs(worst, answer) THEN
 				worst := answer;
@@ -793,7 +792,6 @@ BEGIN
 					SELECT true, t.fence, t.until - lease, t.until INTO permit.ok, permit.fence, permit.at, permit.until
 						FROM @schema@.rate_limit_permit_take(name, key, permit.number, micros, NULL, @schema@.rate_limit_lock((parse_ident($schema$@schema@$schema$))[1], name, key, permit.number)) AS t;
 					IF permit.ok THEN
-						permit.shadowed := false;
 						RETURN permit;
 					END IF;
 				END IF;
@@ -815,7 +813,7 @@ BEGIN
 	IF held < at_once THEN -- somebody has one and has not committed
 		permit.not_before := permit.at;
 	END IF;
-	RETURN ROW(false, NULL, NULL, permit.at, NULL, permit.not_before, false)::@schema@.rate_limit_permit;
+	RETURN ROW(false, NULL, NULL, permit.at, NULL, permit.not_before)::@schema@.rate_limit_permit;
 END
 $body$;
 
@@ -825,28 +823,25 @@ DECLARE
 	micros float8 := extract(epoch FROM lease) * 1000000;
 	permit   @schema@.rate_limit_permit;
 BEGIN
-	IF name IS NULL OR key IS NULL OR number IS NULL OR fence IS NULL OR fence < 0 THEN
+	IF name IS NULL OR key IS NULL OR number IS NULL OR fence IS NULL OR fence < 1 THEN
 		RAISE EXCEPTION 'rate limit %: a permit must be one that was acquired', quote_literal(left(name, 255)) USING ERRCODE = 'invalid_parameter_value';
 	ELSIF lease IS NULL OR micros <> 0 AND micros NOT BETWEEN 1000 AND 3153600000000000 OR date_part('year', lease) <> 0 OR date_part('month', lease) <> 0 THEN
 		RAISE EXCEPTION 'rate limit %: lease %: must be at least a millisecond, without months, and at most 36500 days', quote_literal(left(name, 255)), lease USING ERRCODE = 'invalid_parameter_value';
 	END IF;
-	IF fence = 0 THEN -- it was acquired in mode shadow, when all were held
-		RETURN ROW(true, number, fence, clock_timestamp(), NULL, NULL, true)::@schema@.rate_limit_permit;
-	END IF;
 	-- The row of a token bucket or window has at most 1e12 tokens; a fence is an instant in
 	-- microseconds, which is more. So who may release what is held fills no bucket.
 	IF fence <= 1e12 THEN
-		RETURN ROW(false, number, fence, clock_timestamp(), NULL, NULL, false)::@schema@.rate_limit_permit;
+		RETURN ROW(false, number, fence, clock_timestamp(), NULL, NULL)::@schema@.rate_limit_permit;
 	END IF;
 	PERFORM pg_try_advisory_xact_lock(@schema@.rate_limit_lock('', name, key, number));
-	SELECT t.fence > 0, number, t.fence, t.until - lease, t.until, false INTO permit.ok, permit.number, permit.fence, permit.at, permit.until, permit.shadowed
+	SELECT t.fence > 0, number, t.fence, t.until - lease, t.until INTO permit.ok, permit.number, permit.fence, permit.at, permit.until
 		FROM @schema@.rate_limit_permit_keep(name, key, number, micros, NULL, fence, false, @schema@.rate_limit_lock((parse_ident($schema$@schema@$schema$))[1], name, key, number)) AS t;
 	IF permit.ok THEN
 		RETURN permit;
 	ELSIF permit.fence = 0 THEN -- it was not there and has been made; of a bucket, it would be empty
 		DELETE FROM @schema@.rate_limits AS l WHERE l.name = $1 AND l.key = $2 AND l.shard = $3 AND l.value = 0;
 	END IF;
-	RETURN ROW(false, number, fence, clock_timestamp(), NULL, NULL, false)::@schema@.rate_limit_permit;
+	RETURN ROW(false, number, fence, clock_timestamp(), NULL, NULL)::@schema@.rate_limit_permit;
 END
 $body$;
 
@@ -916,16 +911,9 @@ DECLARE
 BEGIN
 	IF named.mode = 'refuse' THEN
 		permit.at := clock_timestamp();
-		RETURN ROW(false, NULL, NULL, permit.at, NULL, coalesce(named.refused_until, permit.at + interval '1 minute'), false)::@schema@.rate_limit_permit;
+		RETURN ROW(false, NULL, NULL, permit.at, NULL, CASE WHEN named.refused_until > permit.at THEN named.refused_until ELSE permit.at + interval '1 minute' END)::@schema@.rate_limit_permit;
 	END IF;
-	permit := @schema@.rate_limit_acquire(name, key, named.at_once, named.lease);
-	IF named.mode = 'shadow' AND NOT permit.ok THEN
-		permit.ok := true;
-		permit.shadowed := true;
-		permit.number := 0;
-		permit.fence := 0;
-	END IF;
-	RETURN permit;
+	RETURN @schema@.rate_limit_acquire(name, key, named.at_once, named.lease);
 END
 $body$;
 

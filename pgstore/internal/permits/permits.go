@@ -104,9 +104,6 @@ func lost(row decide.Row) error {
 
 // Release releases a permit, or hands it on to a waiter here.
 func (f *Permits) Release(ctx context.Context, permit ratelimit.Permit) error {
-	if permit.Shadowed {
-		return nil
-	}
 	row, asked := rowOf(permit), time.Now()
 	op := &table.PermitOp{Row: row, Fence: permit.Fence}
 	next, hands := f.local.HandOn(row.Key, row.Shard, asked)
@@ -173,9 +170,6 @@ func (f *Permits) tryRelease(ctx context.Context, permit ratelimit.Permit) error
 
 // ReleaseIn releases a permit in a caller's transaction.
 func (f *Permits) ReleaseIn(ctx context.Context, tx pgx.Tx, permit ratelimit.Permit) error {
-	if permit.Shadowed {
-		return nil
-	}
 	op := &table.PermitOp{Row: rowOf(permit), Fence: permit.Fence}
 	op.Lock = f.lock(op.Row)
 	var batch pgx.Batch
