@@ -18,7 +18,6 @@ type Claim struct {
 	reserve bool
 	call    *decide.Call    // nil if all is held, of a single limit
 	tokens  []escrow.Tokens // of each limit; zero of one that is not held. Nil if none is
-
 }
 
 // None reports whether nothing of the call was held.
