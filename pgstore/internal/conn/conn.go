@@ -25,6 +25,7 @@ type Conn struct {
 	Retries atomic.Int64
 
 	seats chan struct{} // has room for the connections that may wait for a locked row
+	moves moves
 }
 
 const (
