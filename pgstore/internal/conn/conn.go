@@ -27,6 +27,7 @@ type Conn struct {
 	unanswered atomic.Bool // was the last Probe?
 
 	seats chan struct{} // has room for the connections that may wait for a locked row
+	moves moves
 }
 
 const (

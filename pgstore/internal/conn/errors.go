@@ -28,6 +28,17 @@ var ErrCommitted = errors.New("pgstore: the function committed the transaction i
 // LockNotAvailable is the SQLSTATE of a lock that was waited for as long as lock_timeout.
 const LockNotAvailable = "55P03"
 
+// TimedOut reports whether a statement of the Store's own with a lock_timeout did nothing since a
+// lock was not available in time. When the time is over in the moment in which the lock is had,
+// PostgreSQL takes it for a request to cancel the statement (8 of 250,000 calls on hot rows). It says
+// otherwise of statement_timeout, and a context that asked is over: whoever tries again finds that.
+// A server that speaks another language than English is not understood: its error stays one.
+func TimedOut(err error) bool {
+	var pgErr *pgconn.PgError
+	return Code(err) == LockNotAvailable ||
+		errors.As(err, &pgErr) && pgErr.Code == "57014" && pgErr.Message == "canceling statement due to user request"
+}
+
 // Fault wraps an error of the database. The original stays within reach of errors.As, 40001 and
 // 40P01 among them.
 func (c *Conn) Fault(doing string, err error) error {
@@ -38,7 +49,7 @@ func (c *Conn) Fault(doing string, err error) error {
 			where = fmt.Sprintf("schema %q, which is Config.Schema", c.Schema)
 		}
 		return fmt.Errorf("%w; looked in %s: %w", ErrNotMigrated, where, err)
-	case "42P05", "26000": // duplicate_prepared_statement, invalid_sql_statement_name
+	case "42P05", "26000", "08P01": // duplicate_prepared_statement, invalid_sql_statement_name, protocol_violation: the statement of that name has other parameters
 		return fmt.Errorf("pgstore: %s: %w (behind a pooler in transaction mode, have pgx prepare nothing: default_query_exec_mode=exec in the pool's URL)", doing, err)
 	}
 	return fmt.Errorf("pgstore: %s: %w", doing, err)
@@ -100,14 +111,15 @@ func Answered(err error) bool {
 	return errors.As(err, &pgErr) && pgErr.SeverityUnlocalized == "ERROR" && pgErr.Code[:min(2, len(pgErr.Code))] != "08"
 }
 
-// OfValues reports whether the server did nothing because of the values sent, and not because of a
-// wait, a lack of resources or the state of the server.
+// OfValues reports whether the server did nothing because of the values sent, so that others might
+// do: errors of data and constraints, of a trigger that raises one, and the server's own limits on a
+// statement. Any other error would meet them as well.
 func OfValues(err error) bool {
-	if !Answered(err) || Retriable(err) {
+	code := Code(err)
+	if !Answered(err) || len(code) != 5 || code == "54001" { // statement_too_complex: the depth of the stack
 		return false
 	}
-	class := Code(err)[:min(2, len(Code(err)))]
-	return !slices.Contains([]string{"42", "53", "55", "57"}, class) // the table or a right, resources, a lock, intervention
+	return slices.Contains([]string{"22", "23", "44", "54", "P0"}, code[:2])
 }
 
 // Forgotten reports whether the server did nothing, since the connection does not have a statement

@@ -247,7 +247,7 @@ func (e *Engine) decideAll(ctx context.Context, tickets []*Ticket, granting bool
 	switch {
 	case err == nil:
 		return append(left, late...)
-	case conn.Code(err) == conn.LockNotAvailable && allWait(left):
+	case conn.TimedOut(err) && allWait(left):
 		return append(left, late...)
 	case conn.OfValues(err) && len(left) > 1:
 		half := len(left) / 2

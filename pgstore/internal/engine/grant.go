@@ -41,7 +41,7 @@ func (e *Engine) grant(ctx context.Context, tickets []*Ticket, await *awaited) (
 	if gone {
 		return tickets, e.Fault("take", err)
 	}
-	if err != nil && (wait || conn.Code(err) != conn.LockNotAvailable) { // otherwise one was locked in the same moment, and nothing is taken
+	if err != nil && (wait || !conn.TimedOut(err)) { // otherwise one was locked in the same moment, and nothing is taken
 		e.done(nil, grants, err)
 		return tickets, e.Fault("take", err)
 	}

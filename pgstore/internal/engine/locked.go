@@ -68,7 +68,7 @@ func (e *Engine) lock(ctx context.Context, tickets []*Ticket, before *decide.Sna
 		},
 	}
 	if err := e.table.Decider().Decide(ctx, e.Pool, &d, e.Clock()); err != nil {
-		if conn.Code(err) == conn.LockNotAvailable && await != nil {
+		if conn.TimedOut(err) && await != nil {
 			for _, t := range tickets {
 				t.Value.locked.Store(await.of())
 			}

@@ -263,6 +263,7 @@ func (m *Memory) returnOnce(ctx context.Context, r *escrow.Return, await bool) (
 	back := r.Return
 	back.Known = m.cache.Past(r)
 	done, err := m.table.Return(ctx, m.Pool, r.Row, &r.Definition, &back, await, m.Clock())
+	m.Leave(err)
 	if done {
 		m.cache.Changed(r.Row.Key)
 	}

@@ -87,14 +87,15 @@ func (k *keeper) take() (s *session) {
 	return s
 }
 
-// release keeps a connection, or gives it back to its pool, after rolling back a transaction that a
-// fault has left open.
+// release keeps a connection, or gives it back to its pool: one with a transaction that a fault has
+// left open, after rolling that back, since its server may be the wrong one now.
 func (k *keeper) release(ctx context.Context, s session) {
+	faulty := s.Conn.Conn().PgConn().TxStatus() != 'I'
 	rollBack(ctx, s.Conn)
 	s.used = time.Now()
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.shut || k.kept != nil || s.over() {
+	if faulty || k.shut || k.kept != nil || s.over() {
 		s.Release()
 		return
 	}

@@ -32,7 +32,7 @@ func (t *Table) Run(ctx context.Context, c *conn.Conn, own OwnTx) error {
 	}
 	rows := own.Rows
 	err = attempt(conn.PassOver)
-	for w := c.LockWait(conn.Poll); conn.Code(err) == conn.LockNotAvailable; {
+	for w := c.LockWait(conn.Poll); conn.TimedOut(err); {
 		ctxErr := w.Attempt(ctx, func(s *conn.Seat) error {
 			wait := conn.PassOver
 			if s != nil && len(rows) == 1 {
@@ -40,7 +40,7 @@ func (t *Table) Run(ctx context.Context, c *conn.Conn, own OwnTx) error {
 			} else if s != nil {
 				err = c.Retry(ctx, func() error { return t.awaitOne(ctx, c, rows) })
 			}
-			if err == nil || conn.Code(err) == conn.LockNotAvailable {
+			if err == nil || conn.TimedOut(err) {
 				err = attempt(wait)
 			}
 			return err
@@ -64,7 +64,7 @@ func (t *Table) awaitOne(ctx context.Context, c *conn.Conn, rows []decide.Row) e
 		}, nil)
 	}
 	for i, row := range rows {
-		if err := await(row, conn.PassOver); conn.Code(err) != conn.LockNotAvailable {
+		if err := await(row, conn.PassOver); !conn.TimedOut(err) {
 			if err != nil {
 				return err
 			}

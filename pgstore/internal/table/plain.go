@@ -44,7 +44,7 @@ func (t plainTable) Decide(ctx context.Context, pool *pgxpool.Pool, d *Decision,
 func (t plainTable) lockAll(ctx context.Context, pooled *pgxpool.Conn, d *Decision, now *time.Time) (*Rows, error) {
 	if d.Await == nil {
 		rows, err := t.lockRows(ctx, pooled, d, d.Missing, now)
-		if conn.Code(err) != conn.LockNotAvailable {
+		if !conn.TimedOut(err) {
 			return rows, err
 		}
 		rollBack(ctx, pooled)
@@ -64,7 +64,7 @@ func (t plainTable) fillApart(ctx context.Context, pooled *pgxpool.Conn, d *Deci
 	t.queueFill(batch, rows, d.definitionsOf(rows), now)
 	batch.Queue("COMMIT")
 	err := pooled.SendBatch(ctx, batch).Close()
-	if conn.Code(err) != conn.LockNotAvailable {
+	if !conn.TimedOut(err) {
 		return err
 	}
 	rollBack(ctx, pooled)

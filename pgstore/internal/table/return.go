@@ -38,7 +38,7 @@ func (t *Table) Return(ctx context.Context, pool *pgxpool.Pool, row decide.Row, 
 		return err
 	})
 	QueueNow(batch, now, &at)
-	if err := pooled.SendBatch(ctx, batch).Close(); conn.Code(err) == conn.LockNotAvailable {
+	if err := pooled.SendBatch(ctx, batch).Close(); conn.TimedOut(err) {
 		return false, nil
 	} else if err != nil {
 		return false, unsentError{err}

@@ -1,0 +1,187 @@
+package pgstore_test
+
+import (
+	"context"
+	"errors"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+// failing counts the statements and batches that fail on the server.
+type failing struct{ n atomic.Int64 }
+
+func (f *failing) trace() pgtest.Option {
+	return pgtest.WithConfig(func(c *pgxpool.Config) { c.ConnConfig.Tracer = f })
+}
+
+func (f *failing) end(err error) {
+	if codeOf(err) != "" {
+		f.n.Add(1)
+	}
+}
+
+func (*failing) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	return ctx
+}
+
+func (f *failing) TraceQueryEnd(_ context.Context, _ *pgx.Conn, data pgx.TraceQueryEndData) {
+	f.end(data.Err)
+}
+
+func (*failing) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	return ctx
+}
+func (*failing) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) {}
+func (f *failing) TraceBatchEnd(_ context.Context, _ *pgx.Conn, data pgx.TraceBatchEndData) {
+	f.end(data.Err)
+}
+
+// failOver has the pool's connections lead to a server that is read-only, as an old primary is
+// after a fail-over: those that are made from now on lead to the new one.
+func failOver(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	var all []*pgxpool.Conn
+	for range pool.Config().MaxConns {
+		conn, err := pool.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Release()
+		all = append(all, conn)
+	}
+	for _, conn := range all {
+		if _, err := conn.Exec(t.Context(), "SET default_transaction_read_only = on"); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// After a fail-over two statements fail, one for each queue, however many calls there are. The
+// others are on the new primary, and what was told OK is there.
+func TestFailOver(t *testing.T) {
+	t.Parallel()
+	const calls = 64
+	for name, change := range map[string]func(*pgstore.Config){"plain": unchanged, "portable": portable, "escrow": withEscrow(time.Second)} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var statements failing
+			db := pgtest.New(t, maxConns(10), statements.trace())
+			store := newStore(t, db, change)
+			limit := slow("l", 1000)
+			mustAllow(t, store, limit.For("k"))
+			failOver(t, db.Pool)
+			var granted, failed atomic.Int64
+			together(calls, func(int) {
+				result, err := store.Allow(t.Context(), limit.For("k"))
+				switch {
+				case err == nil && result.OK:
+					granted.Add(1)
+				case codeOf(err) == "25006" && !result.OK:
+					failed.Add(1)
+				default:
+					t.Errorf("got OK %v, error %v", result.OK, err)
+				}
+			})
+			if n := statements.n.Load(); n < 1 || n > 2 {
+				t.Errorf("%d statements failed, want one or two", n)
+			}
+			for range 10 { // on whatever connections there are
+				mustAllow(t, store, limit.For("k"))
+			}
+			if name != "escrow" { // which may hold some
+				wantLeft(t, store, limit.For("k"), float64(1000-1-granted.Load()-10))
+			}
+			if granted.Load()+failed.Load() != calls {
+				t.Errorf("%d granted, %d failed, want %d together", granted.Load(), failed.Load(), calls)
+			}
+		})
+	}
+}
+
+// Each verb on its own leaves an old primary after one error.
+func TestFailOverOfEachVerb(t *testing.T) {
+	t.Parallel()
+	for _, verb := range ownVerbs {
+		t.Run(verb.name, func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.New(t, maxConns(4))
+			store := newStore(t, db)
+			r := slow("l", 1000).For("k")
+			mustAllow(t, store, r)
+			failOver(t, db.Pool)
+			ok, err := verb.do(t.Context(), store, r)
+			switch {
+			case err == nil: // it only reads
+				return
+			case ok || codeOf(err) != "25006":
+				t.Fatalf("got %v, error %v, want code 25006", ok, err)
+			}
+			for range 4 {
+				mustAllow(t, store, r)
+			}
+		})
+	}
+}
+
+// A role that is read-only by a setting is connected anew now and then, and not for each call; and
+// a transaction of the caller's that is read-only says nothing of the server.
+func TestReadOnlyRole(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	readOnly := another(t, db, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on" })
+	const calls = 200
+	store := newStore(t, readOnly)
+	begun, before := time.Now(), readOnly.Pool.Stat().NewConnsCount()
+	for range calls {
+		if result, err := store.Allow(t.Context(), slow("l", 10).For("k")); codeOf(err) != "25006" || result.OK {
+			t.Fatalf("got OK %v, error %v, want code 25006", result.OK, err)
+		}
+	}
+	if got, most := readOnly.Pool.Stat().NewConnsCount()-before, 6+int64(time.Since(begun)/time.Second); got < 1 || got > most {
+		t.Errorf("%d connections for %d calls, want some, and %d at most", got, calls, most)
+	}
+	before = db.Pool.Stat().NewConnsCount()
+	own := newStore(t, db)
+	mustAllow(t, own, slow("l", 10).For("k"))
+	err := pgx.BeginTxFunc(t.Context(), db.Pool, pgx.TxOptions{AccessMode: pgx.ReadOnly}, func(tx pgx.Tx) error {
+		return own.TakeTx(t.Context(), tx, slow("l", 10).For("k"))
+	})
+	if codeOf(err) != "25006" || errors.Is(err, ratelimit.ErrRefused) {
+		t.Fatalf("got %v, want code 25006", err)
+	}
+	mustAllow(t, own, slow("l", 10).For("k"))
+	if got := db.Pool.Stat().NewConnsCount() - before; got > 1 {
+		t.Errorf("%d new connections, want none for a transaction of the caller's", got)
+	}
+}
+
+// A lock_timeout that PostgreSQL reports as a request to cancel, which nobody made, fails no call.
+func TestTimeOutReadAsACancellation(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	store := newStore(t, db)
+	limit := slow("l", 100)
+	result, err := store.Allow(t.Context(), limit.Take("k", 10))
+	mustTake(t, result, err)
+	execIn(t, db, `CREATE SEQUENCE writes;
+		CREATE FUNCTION cancel() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+		BEGIN
+			IF nextval('writes') = 1 THEN
+				RAISE EXCEPTION 'canceling statement due to user request' USING ERRCODE = '57014';
+			END IF;
+			RETURN NEW;
+		END $$;
+		CREATE TRIGGER cancel BEFORE UPDATE ON rate_limits FOR EACH ROW EXECUTE FUNCTION cancel()`)
+	if settled, err := store.Settle(t.Context(), result.Receipt, 1); err != nil || !settled.OK {
+		t.Fatalf("got OK %v, error %v", settled.OK, err)
+	}
+	wantLeft(t, store, limit.For("k"), 99)
+}
