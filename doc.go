@@ -2,7 +2,7 @@
 // is one row with two numbers, and changes in the transaction that does the
 // work: a token is spent if and only if the work commits.
 //
-// This package holds the definitions and the arithmetic. Package pgstore keeps
+// This package holds the definitions, the requests and the results. Package pgstore keeps
 // limits in PostgreSQL, package memstore in memory for tests, and package
 // migrate makes the table.
 //

@@ -61,7 +61,7 @@ func (s *Store) acquireWait(ctx context.Context, limit ratelimit.InFlight, key s
 	w, asks := s.flight.Arrive(decide.Key{Name: limit.Name, Key: key}, limit)
 	defer s.flight.Leave(w)
 	if asks {
-		if permit, err := s.own().tryAcquire(ctx, limit, key, rates); err != nil || permit.OK || permit.NotBefore.IsZero() {
+		if permit, err := s.own().tryAcquire(ctx, s.flight.Limit(w), key, rates); err != nil || permit.OK || permit.NotBefore.IsZero() {
 			return permit, err
 		}
 		s.flight.Enter(w)
@@ -70,7 +70,7 @@ func (s *Store) acquireWait(ctx context.Context, limit ratelimit.InFlight, key s
 	for {
 		freed := s.released()
 		if s.flight.First(w) {
-			permit, err := s.own().tryAcquire(ctx, limit, key, rates)
+			permit, err := s.own().tryAcquire(ctx, s.flight.Limit(w), key, rates)
 			if err != nil || permit.OK || permit.NotBefore.IsZero() {
 				return permit, err
 			}
@@ -231,6 +231,7 @@ func (s scope) noteInFlight(ctx context.Context, limit ratelimit.InFlight, key s
 func (s scope) acquire(ctx context.Context, limit ratelimit.InFlight, key string, rates []ratelimit.Request) (permit ratelimit.Permit, err error) {
 	w := s.watch(ctx, ratelimit.VerbAcquire, rates...)
 	defer func() { w.ReportPermit(named(permit, limit, key), err) }()
+	s.flight.Meet(decide.Key{Name: limit.Name, Key: key}, limit)
 	return s.tryAcquire(ctx, limit, key, rates)
 }
 

@@ -320,3 +320,44 @@ func wantEnds(t *testing.T, store *pgstore.Store) {
 		}
 	}
 }
+
+// A permit that a statement took for a caller who gave up is released, also when a transaction has
+// its row locked by then.
+func TestLockedPermitOfOneWhoLeft(t *testing.T) {
+	t.Parallel()
+	for _, portable := range []bool{false, true} {
+		t.Run(fmt.Sprintf("portable=%v", portable), func(t *testing.T) {
+			t.Parallel()
+			r := newRelay(t)
+			db := pgtest.New(t, maxConns(4), r.through())
+			t.Cleanup(r.Close)
+			store, locker := newStore(t, db, isPortable(portable)), begin(t, beside(t, db), pgx.ReadCommitted)
+			ctx, giveUp := context.WithCancel(t.Context())
+			returned := make(chan struct{})
+			r.interfere(nil, func(n int) relay.Fate {
+				if n == 1 { // it was taken
+					mustExec(t, locker, "SELECT FROM "+db.Schema+".rate_limits FOR UPDATE")
+					giveUp()
+					<-returned
+				}
+				return relay.Pass
+			})
+			permit, err := store.Permits().Acquire(ctx, one.For("k"))
+			if !errors.Is(err, context.Canceled) {
+				t.Errorf("Acquire by a caller that gives up: got %v and %v", permit, err)
+			}
+			close(returned)
+			eventually(t, "the release finds the row locked", func() bool {
+				requests, answers := r.Counted()
+				return requests > 1 && (portable || answers > 1)
+			})
+			if err := locker.Rollback(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+			store.Close() // which waits for the release
+			if permits, err := newStore(t, db).Permits().Held(t.Context(), one, "k"); err != nil || len(permits) > 0 {
+				t.Errorf("got %v, and %v, want no permit that is held by nobody", permits, err)
+			}
+		})
+	}
+}

@@ -127,7 +127,7 @@ type Config struct {
 	// default, nil, has all of them do so.
 	Catalog ratelimit.Catalog
 
-	// Observe hears of every decision and edit, once, when it is in the database: see
+	// Observe is called for every decision and edit, once, when it is in the database: see
 	// [ratelimit.Observe]. A decision in a caller's transaction may still be rolled back.
 	// It must not block, and be safe for concurrent use. The default, nil, costs nothing.
 	Observe ratelimit.Observe

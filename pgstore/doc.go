@@ -39,5 +39,6 @@
 // prepares nothing: exec, cache_describe or simple_protocol. With exec and simple_protocol the
 // connection's DateStyle must be ISO, as it is by default; otherwise every call fails.
 // Decisions on their own use up to two connections of the pool at a time, under any number of
-// callers.
+// callers; beside them rows that others have locked up to four, permits up to two, and
+// Config.Escrow one that prefetches.
 package pgstore

@@ -214,6 +214,80 @@ func lineUp(t *testing.T, store permits, inLine func(came int)) (served func(hel
 	}
 }
 
+// When a caller comes with a smaller Limit or Lease, it also holds for those who wait already.
+func TestAcquireWaitGoesByTheNewestLimit(t *testing.T) {
+	t.Parallel()
+	const key = "k"
+	two := ratelimit.InFlight{Name: "two", Limit: 2, Lease: time.Hour}
+	test := func(t *testing.T, store permits, inLine func()) {
+		t.Helper()
+		held := [2]ratelimit.Permit{}
+		for range held {
+			permit := takePermit(t, store, two, key)
+			held[permit.Number] = permit
+		}
+		type answer struct {
+			permit ratelimit.Permit
+			err    error
+		}
+		got := make(chan answer, 1)
+		go func() {
+			permit, err := store.AcquireWait(t.Context(), two.For(key))
+			got <- answer{permit, err}
+		}()
+		inLine()
+		refusedFor(t, store, ratelimit.InFlight{Name: two.Name, Limit: 1, Lease: time.Minute}, key)
+		for _, permit := range []ratelimit.Permit{held[1], held[0]} { // the first of them is to be given to nobody
+			if err := store.Release(t.Context(), permit); err != nil {
+				t.Error(err)
+			}
+		}
+		a := <-got
+		if lease := a.permit.Until.Sub(a.permit.At); a.err != nil || a.permit.Number != 0 || lease != time.Minute || a.permit.InFlight.Lease != time.Minute {
+			t.Errorf("got %v with a lease of %v, and %v, want permit 0 with a lease of a minute", a.permit, lease, a.err)
+		}
+	}
+	holdDatabases(t, func(t *testing.T, store *pgstore.Store, _ *pgtest.DB) {
+		test(t, store.Permits(), func() {
+			eventually(t, "it stands in line", func() bool { return store.WaitingForPermits(two.Name, key) == 1 })
+		})
+	})
+	t.Run("memstore", func(t *testing.T) {
+		synctest.Test(t, func(t *testing.T) { test(t, memstore.New(nil).Permits(), synctest.Wait) })
+	})
+}
+
+// A process that waits looks at parts of many permits, and finds the one that another has released.
+func TestAcquireWaitAmongMany(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	many := ratelimit.InFlight{Name: "many", Limit: 2500, Lease: time.Hour}
+	if _, err := db.Pool.Exec(t.Context(), "INSERT INTO "+db.Schema+".rate_limits (name, key, shard, value, ts) SELECT 'many', 'k', n, 1, now() + interval '1 hour' FROM generate_series(0, 2499) AS n"); err != nil {
+		t.Fatal(err)
+	}
+	got := make(chan ratelimit.Permit, 1)
+	go func() {
+		permit, err := newStore(t, db).Permits().AcquireWait(t.Context(), many.For("k"))
+		if err != nil {
+			t.Error(err)
+		}
+		got <- permit
+	}()
+	eventually(t, "it looks at the second part", func() (so bool) {
+		err := db.Pool.QueryRow(t.Context(), "SELECT EXISTS (SELECT FROM "+db.Schema+".rate_limits WHERE name = 'many' AND shard = 10000 AND value > 0)").Scan(&so)
+		return so && err == nil
+	})
+	if err := newStore(t, db).Permits().Release(t.Context(), ratelimit.Permit{InFlight: many, Key: "k", OK: true, Number: 1234, Fence: 1}); err != nil {
+		t.Fatal(err)
+	}
+	if permit := <-got; permit.Number != 1234 {
+		t.Errorf("got %v, want permit 1234", permit)
+	}
+	if held, err := newStore(t, db).Permits().Held(t.Context(), many, "k"); err != nil || len(held) != many.Limit {
+		t.Errorf("%d permits are held, and %v, want %d", len(held), err, many.Limit)
+	}
+}
+
 func TestAcquireWaitEnds(t *testing.T) {
 	pgtest.Long(t)
 	t.Parallel()

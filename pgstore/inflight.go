@@ -292,7 +292,7 @@ func (s *Store) inFlight(limit ratelimit.InFlight, key string, rates []ratelimit
 	return decide.Key{Name: limit.Name, Key: key}, s.known.Definitions.NoteInFlight(limit.Name)
 }
 
-// held is the error of a permit that nobody can hold.
+// held returns the error of a permit that cannot be held.
 func (s *Store) held(permit ratelimit.Permit) error {
 	if err := s.usable(); err != nil {
 		return err

@@ -24,7 +24,7 @@ import (
 )
 
 // Store is limits in PostgreSQL. It is safe for concurrent use, and any number
-// of processes may share the table. It owns no goroutine that outlives a call
+// of processes may share the table. Without Config.Escrow it owns no goroutine that outlives a call
 // and no connection, so it need not be closed; see [Store.Close] for when to.
 type Store struct {
 	conn     *conn.Conn
@@ -204,13 +204,12 @@ func (s *Store) Take(ctx context.Context, requests ...ratelimit.Request) error {
 // RetryAfter is then the time until there is one. It is for a scheduler that asks how many of
 // 100 jobs it may start now. A count below 1 is [ratelimit.ErrInvalid], and its fraction does
 // not count; one above the capacity takes the tokens available. Of a limit without shards it is
-// one round trip, granted or not. In all else it is [Store.AllowTx].
+// two round trips when granted, and one when refused. In all else it is [Store.AllowTx].
 func (s *Store) AllowAtMostTx(ctx context.Context, tx pgx.Tx, r ratelimit.Request) (ratelimit.Result, error) {
 	return s.decideTx(ctx, tx, decide.AtMost, false, []ratelimit.Request{r})
 }
 
-// AllowAtMost is [Store.AllowAtMostTx] on its own: one statement when it is granted, unless
-// others take from the row at the same time.
+// AllowAtMost is [Store.AllowAtMostTx] on its own: three round trips when granted.
 func (s *Store) AllowAtMost(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) {
 	return s.decide(ctx, decide.AtMost, false, []ratelimit.Request{r})
 }

@@ -1,6 +1,7 @@
 // Package decide is how every store decides a call: the requests (Call), the state of their
-// rows (View), the tokens to take from each row (Plan), and the result. It is pure. The
-// arithmetic of one row is package bucket's.
+// rows (View), the tokens to take from each row (Plan), and the result. All of it is
+// pure but [Definitions], which remembers what a store has met. The arithmetic of one row is
+// package bucket's.
 package decide
 
 import (

@@ -38,14 +38,15 @@ type Permits struct {
 
 // keyState is the knowledge of a key.
 type keyState struct {
-	looked bool              // free has been read, and is not just empty
-	free   []Choice          // seen free; the last is the next
-	away   map[int]mark      // permits that are tried or held here
-	line   list.List         // of *Waiter, in the order in which they came
-	came   uint64            // how many have
-	asking int               // callers that are not in line, and may have to go there
-	turns  map[int]time.Time // since when permits are handed on here
-	look   time.Time         // when the first in line is to look again
+	looked bool               // free has been read, and is not just empty
+	free   []Choice           // seen free; the last is the next
+	away   map[int]mark       // permits that are tried or held here
+	line   list.List          // of *Waiter, in the order in which they came
+	came   uint64             // how many have
+	asking int                // callers that are not in line, and may have to go there
+	turns  map[int]time.Time  // since when permits are handed on here
+	look   time.Time          // when the first in line is to look again
+	newest ratelimit.InFlight // the limit by which a caller came last
 }
 
 // mark says that a permit is tried here, or since when it is held, and until when at the latest.
@@ -66,7 +67,7 @@ func (s *Permits) locked(key decide.Key) *keyState {
 	return s.of(key)
 }
 
-// of returns the knowledge of a key. It needs mu, as all unexported methods do.
+// of returns the knowledge of a key. It needs mu.
 func (s *Permits) of(key decide.Key) *keyState {
 	k := s.keys[key]
 	if k == nil {
@@ -74,7 +75,7 @@ func (s *Permits) of(key decide.Key) *keyState {
 			s.keys = make(map[decide.Key]*keyState)
 		}
 		if len(s.keys) >= mostKeys {
-			s.forgetIdle(time.Now())
+			s.forgetSome(time.Now())
 		}
 		k = &keyState{away: make(map[int]mark)}
 		s.keys[key] = k
@@ -82,17 +83,61 @@ func (s *Permits) of(key decide.Key) *keyState {
 	return k
 }
 
-func (s *Permits) forgetIdle(now time.Time) {
+// examined is how many keys are examined for each new one: if more than a few of them are idle,
+// the keys become fewer.
+const examined = 8
+
+// forgetSome forgets the idle ones of a few keys at random. To examine all would hold up the callers
+// of all keys, and cost each new key as much as there are keys of which something is held.
+func (s *Permits) forgetSome(now time.Time) {
+	left := examined
 	for key, k := range s.keys {
-		for number, m := range k.away {
-			if !m.until.After(now) {
-				delete(k.away, number)
-			}
-		}
-		if len(k.away) == 0 && k.line.Len() == 0 && k.asking == 0 {
+		if k.idle(now) {
 			delete(s.keys, key)
 		}
+		if left--; left == 0 {
+			return
+		}
 	}
+}
+
+// idle reports whether nothing is held, tried or waited for here.
+func (k *keyState) idle(now time.Time) bool {
+	for number, m := range k.away {
+		if m.until.After(now) {
+			return false
+		}
+		delete(k.away, number)
+	}
+	return k.line.Len() == 0 && k.asking == 0
+}
+
+// Meet notes the limit by which a caller comes. It also holds for those who wait, as far as it is
+// smaller than theirs.
+func (s *Permits) Meet(key decide.Key, limit ratelimit.InFlight) {
+	k := s.locked(key)
+	defer s.mu.Unlock()
+	k.newest = limit
+}
+
+// Limit returns the limit that holds for a Waiter now.
+func (s *Permits) Limit(w *Waiter) ratelimit.InFlight {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.of(w.key).holds(w)
+}
+
+// holds returns a Waiter's limit, with the newest Limit and Lease where they are smaller.
+func (k *keyState) holds(w *Waiter) ratelimit.InFlight {
+	limit := w.limit
+	if k.newest.Limit == 0 { // the key was forgotten, since w does not wait any more
+		return limit
+	}
+	limit.Limit = min(limit.Limit, k.newest.Limit)
+	if k.newest.LeaseOrDefault() < limit.LeaseOrDefault() {
+		limit.Lease = k.newest.Lease
+	}
+	return limit
 }
 
 // Choose returns a permit to try of so many, which nobody else here is given until [Permits.Taken],
@@ -156,7 +201,7 @@ func (s *Permits) Freed(key decide.Key, number int) {
 	k.poke(true)
 }
 
-// Lost notes that a permit is not held here any more, and nothing else.
+// Lost notes that a permit is not held here any more, and wakes the first waiter.
 func (s *Permits) Lost(key decide.Key, number int) {
 	k := s.locked(key)
 	defer s.mu.Unlock()
@@ -164,12 +209,14 @@ func (s *Permits) Lost(key decide.Key, number int) {
 	k.poke(true)
 }
 
-// Observe notes the free permits of a look that began at an instant, and reports whether there are
-// some that no caller here has tried since.
-func (s *Permits) Observe(key decide.Key, free []Choice, begun time.Time) (some bool) {
+// Observe notes the free permits of a look, or of one at a part of them, that began at an instant.
+// It reports whether there are some that no caller here has tried since.
+func (s *Permits) Observe(key decide.Key, free []Choice, part bool, begun time.Time) (some bool) {
 	k := s.locked(key)
 	defer s.mu.Unlock()
-	k.looked, k.free = true, k.free[:0]
+	if k.looked = true; !part {
+		k.free = k.free[:0]
+	}
 	for _, c := range free {
 		if m, ok := k.away[c.Number]; !ok || !m.tried && m.since.Before(begun) {
 			delete(k.away, c.Number) // its lease is over by the database
@@ -191,10 +238,10 @@ func (s *Permits) Forget(key decide.Key) {
 
 // Waiter is a caller that waits for a permit of a key.
 type Waiter struct {
-	Limit ratelimit.InFlight
-	Turn  <-chan bool             // has something for the first in line: whether it is worth trying now
-	Got   <-chan ratelimit.Permit // has a permit that was handed on, at most one
+	Turn <-chan bool             // has something for the first in line: whether it is worth trying now
+	Got  <-chan ratelimit.Permit // has a permit that was handed on, at most one
 
+	limit   ratelimit.InFlight // with which it came
 	key     decide.Key
 	number  uint64 // in the order of arrival
 	asks    bool
@@ -210,7 +257,8 @@ func (s *Permits) Arrive(key decide.Key, limit ratelimit.InFlight) (w *Waiter, a
 	k := s.locked(key)
 	defer s.mu.Unlock()
 	k.came++
-	w = &Waiter{Limit: limit, key: key, number: k.came}
+	k.newest = limit
+	w = &Waiter{limit: limit, key: key, number: k.came}
 	if k.line.Len() > 0 || k.asking >= limit.Limit {
 		k.enter(w)
 		return w, false
@@ -332,7 +380,7 @@ func (s *Permits) HandOn(key decide.Key, number int, now time.Time) (ratelimit.I
 		since = now.Add(-rand.N(turnTime)) // so that they are not all let go at once
 		k.turns[number] = since
 	}
-	limit := k.line.Front().Value.(*Waiter).Limit
+	limit := k.holds(k.line.Front().Value.(*Waiter))
 	if now.Sub(since) > turnTime {
 		delete(k.turns, number)
 		return limit, false
@@ -357,8 +405,8 @@ func (s *Permits) Waiting(key decide.Key) int {
 	return 0
 }
 
-// Hand gives a permit that was taken to the first in line, and reports false if there is
-// nobody any more.
+// Hand gives a permit that was taken to the first in line. It reports false if none waits any more,
+// or the limit is smaller by now than the permit's number.
 func (s *Permits) Hand(key decide.Key, permit ratelimit.Permit) bool {
 	k := s.locked(key)
 	defer s.mu.Unlock()
@@ -366,9 +414,12 @@ func (s *Permits) Hand(key decide.Key, permit ratelimit.Permit) bool {
 	if first == nil {
 		return false
 	}
-	w := k.line.Remove(first).(*Waiter)
+	w := first.Value.(*Waiter)
+	if permit.InFlight = k.holds(w); permit.Number >= permit.InFlight.Limit {
+		return false
+	}
+	k.line.Remove(first)
 	w.element = nil
-	permit.InFlight = w.Limit
 	w.got <- permit // it has room, since a waiter that was given a permit is not in line
 	k.away[permit.Number] = mark{since: time.Now(), until: permit.Ends()}
 	k.poke(len(k.free) > 0)

@@ -32,7 +32,7 @@ func TestNoPermitIsChosenTwice(t *testing.T) {
 	if c, ok := s.Choose(key, 1, now); ok {
 		t.Errorf("got %v after it was tried in vain, want somebody to look", c)
 	}
-	if !s.Observe(key, []Choice{{Number: 0}}, now) {
+	if !s.Observe(key, []Choice{{Number: 0}}, false, now) {
 		t.Error("what was seen free is not worth trying")
 	}
 	if _, ok := s.Choose(key, 1, now); !ok {
@@ -46,17 +46,17 @@ func TestSawBeforeItWasTaken(t *testing.T) {
 	var s Permits
 	begun := time.Now()
 	s.Taken(key, 0, begun.Add(time.Hour))
-	if s.Observe(key, []Choice{{Number: 0}}, begun.Add(-time.Second)) {
+	if s.Observe(key, []Choice{{Number: 0}}, false, begun.Add(-time.Second)) {
 		t.Error("a permit is free that was taken since")
 	}
-	if !s.Observe(key, []Choice{{Number: 0}}, time.Now().Add(time.Second)) {
+	if !s.Observe(key, []Choice{{Number: 0}}, false, time.Now().Add(time.Second)) {
 		t.Error("a permit is not free whose lease is over")
 	}
 }
 
 func TestOnlyThoseOfTheLimitAreChosen(t *testing.T) {
 	var s Permits
-	s.Observe(key, []Choice{{Number: 4}, {Number: 1}}, time.Now())
+	s.Observe(key, []Choice{{Number: 4}, {Number: 1}}, false, time.Now())
 	if c, ok := s.Choose(key, 2, time.Now()); !ok || c.Number != 1 {
 		t.Errorf("got %v and %v, want 1", c, ok)
 	}
@@ -144,7 +144,7 @@ func TestAsksAfterOthers(t *testing.T) {
 		if !asks {
 			t.Errorf("caller %d does not ask", i)
 		}
-		s.forgetIdle(time.Now().Add(time.Hour))
+		s.forgetSome(time.Now().Add(time.Hour))
 		s.Leave(w)
 	}
 	if s.of(key).asking != 0 {
@@ -192,5 +192,51 @@ func TestForgetsKeys(t *testing.T) {
 	}
 	if _, ok := s.keys[held]; !ok {
 		t.Error("one of which a permit is held is not")
+	}
+}
+
+// A new key examines a few others, however many are held: these have an asking caller, and a mark
+// that the examination clears.
+func TestNewKeyExaminesFew(t *testing.T) {
+	var s Permits
+	limit := ratelimit.InFlight{Name: "l", Limit: 1}
+	for i := range mostKeys {
+		k := decide.Key{Name: "l", Key: string(rune(i + 1))}
+		s.Arrive(k, limit)
+		s.Taken(k, 0, time.Now().Add(-time.Hour))
+	}
+	s.Meet(decide.Key{Name: "l", Key: "new"}, limit)
+	cleared := 0
+	for _, k := range s.keys {
+		if k.asking > 0 && len(k.away) == 0 {
+			cleared++
+		}
+	}
+	if cleared == 0 || cleared > examined {
+		t.Errorf("%d keys were examined, want 1 to %d", cleared, examined)
+	}
+}
+
+// A permit that was taken before the Limit became smaller is not handed to a waiter.
+func TestHandGoesByTheNewestLimit(t *testing.T) {
+	var s Permits
+	w := enter(&s, ratelimit.InFlight{Name: "l", Limit: 3, Lease: time.Hour})
+	s.Meet(key, ratelimit.InFlight{Name: "l", Limit: 2})
+	if got := s.Limit(w); got.Limit != 2 || got.LeaseOrDefault() != ratelimit.DefaultLease {
+		t.Errorf("got %v, want the smaller Limit and Lease", got)
+	}
+	if _, ok := s.HandOn(key, 2, time.Now()); ok || s.Hand(key, ratelimit.Permit{Number: 2}) || s.Waiting(key) != 1 {
+		t.Error("permit 2 of 2 is handed on")
+	}
+	if !s.Hand(key, ratelimit.Permit{Number: 1}) {
+		t.Error("permit 1 of 2 is not handed on")
+	}
+	if permit := <-w.Got; permit.InFlight.Limit != 2 {
+		t.Errorf("handed with %v", permit.InFlight)
+	}
+	later := enter(&s, ratelimit.InFlight{Name: "l", Limit: 3, Lease: time.Hour})
+	s.Meet(key, ratelimit.InFlight{Name: "l", Limit: 9, Lease: 2 * time.Hour})
+	if got := s.Limit(later); got.Limit != 3 || got.Lease != time.Hour {
+		t.Errorf("got %v, want its own, which is smaller", got)
 	}
 }

@@ -94,7 +94,7 @@ func (e *Editor) Reset(ctx context.Context, tx pgx.Tx, call *decide.Call) error 
 	return nil
 }
 
-// refillAll fills the rows of some shards of an ask, less the tokens of them that are out.
+// refillAll fills the rows of some shards of a demand, less the tokens of them that are out.
 func (e *Editor) refillAll(ctx context.Context, tx pgx.Tx, a *decide.Demand, shards []int32) error {
 	changes := make([]decide.Change, len(shards))
 	for i, shard := range shards {
@@ -132,7 +132,7 @@ func (e *Editor) Credit(r ratelimit.Request, status *ratelimit.Status) Edit {
 	}
 }
 
-// credit gives n tokens back to the rows of an ask, and returns the states of those that are
+// credit gives n tokens back to the rows of a demand, and returns the states of those that are
 // known then.
 func (e *Editor) credit(ctx context.Context, tx pgx.Tx, a *decide.Demand, n float64) (states []bucket.State, at time.Time, err error) {
 	shard, counts := 0, []float64{n}
@@ -153,7 +153,7 @@ func (e *Editor) credit(ctx context.Context, tx pgx.Tx, a *decide.Demand, n floa
 	return states, at, err
 }
 
-// give gives counts to shards of an ask, from the given one on, and returns the states of their
+// give gives counts to shards of a demand, from the given one on, and returns the states of their
 // rows then. A sliding window is given to in a second round trip, with the row locked.
 func (e *Editor) give(ctx context.Context, tx pgx.Tx, a *decide.Demand, shard int, counts []float64) ([]table.Give, error) {
 	var batch pgx.Batch
@@ -178,7 +178,7 @@ func (e *Editor) give(ctx context.Context, tx pgx.Tx, a *decide.Demand, shard in
 	return gives, tx.SendBatch(ctx, &batch).Close()
 }
 
-// lockEach locks all rows of an ask, in order, and returns their states, and their tokens that are
+// lockEach locks all rows of a demand, in order, and returns their states, and their tokens that are
 // out.
 func (e *Editor) lockEach(ctx context.Context, q table.Querier, a *decide.Demand) (states []bucket.State, outs []bucket.Out, at time.Time, err error) {
 	changes := make([]decide.Change, a.Definition.Shards)
@@ -222,7 +222,7 @@ func (e *Editor) Resume(ctx context.Context, tx pgx.Tx, call *decide.Call) error
 	})
 }
 
-// change changes all rows of an ask.
+// change changes all rows of a demand.
 func (e *Editor) change(ctx context.Context, tx pgx.Tx, a *decide.Demand, to func(*bucket.Definition, bucket.State, bucket.Out, time.Time) bucket.State) error {
 	states, outs, at, err := e.lockEach(ctx, tx, a)
 	if err != nil {

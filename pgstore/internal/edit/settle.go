@@ -98,7 +98,7 @@ func (e *Editor) owed(ctx context.Context, tx pgx.Tx, r *ratelimit.Receipt, befo
 		return false, err
 	}
 	if became == table.Committed && !own && !receipt.Read(r) && e.Now == nil {
-		// A crash gives IDs out again, so this may be somebody else'e.
+		// A crash gives IDs out again, so this may be another transaction's.
 		if same, err := table.UpSince(ctx, tx, receipt.At(r)); err != nil || !same {
 			return false, errors.Join(err, conn.ErrOutcomeUnknown)
 		}

@@ -116,7 +116,7 @@ func Finish(t *Ticket) {
 // a time. Calls for one limit and key share a queue.
 const queues = 2
 
-// New returns an engine. If it is observed, calls are told how long they waited.
+// New returns an engine. With observed, calls learn how long they waited.
 func New(c *conn.Conn, t *table.Table, k *known.Known, observed bool) *Engine {
 	e := &Engine{Conn: c, table: t, known: k, observed: observed, seed: maphash.MakeSeed(), rows: make(map[decide.Row]*queue), many: manyRows}
 	for i := range e.queues {

@@ -19,7 +19,7 @@ const (
 )
 
 // Cache is a process's knowledge of keys, for a moment: the tokens that it holds of one, or
-// that there are too few. It is safe for concurrent use. A call that is answered from memory
+// that there are too few. It is safe for concurrent use. A call that is answered from one lease
 // takes no lock. A nil Cache knows nothing.
 type Cache struct {
 	config Config

@@ -169,8 +169,8 @@ func (e *Entry) tell(t *Tokens, n float64, from *lease, s *stock, left float64, 
 	}
 }
 
-// holds reports whether n tokens are held for a call. If none are, it waits for the row. It
-// needs mu.
+// holds reports whether n tokens are held for a call. If none are, it stops the clock of the
+// demand. It needs mu.
 func (e *Entry) holds(n float64, now moment) bool {
 	left := e.live(now)
 	if left == 0 {
@@ -179,7 +179,7 @@ func (e *Entry) holds(n float64, now moment) bool {
 	return n <= left
 }
 
-// prefetch has somebody prefetch, if nobody does.
+// prefetch begins to prefetch, unless that is under way.
 func (e *Entry) prefetch() {
 	if !e.prefetching.Load() && e.prefetching.CompareAndSwap(false, true) {
 		e.config.Prefetch(e)

@@ -1,6 +1,6 @@
 // Package known has what a process remembers of limits: the definitions that it has met, the states
-// of shards as they were read last, which guide what is tried first, and who is told of a row that
-// has changed. It grants nothing, and knows no statement.
+// of shards as they were read last, which guide what is tried first, and who learns of a row
+// that has changed. It grants nothing, and knows no statement.
 package known
 
 import (

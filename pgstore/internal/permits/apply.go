@@ -1,10 +1,13 @@
 package permits
 
 import (
+	"cmp"
 	"context"
 	"slices"
+	"strings"
 	"time"
 
+	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/batch"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
@@ -30,8 +33,9 @@ func (f *Permits) lock(row decide.Row) int64 { return table.Lock(f.Schema, row) 
 
 // apply has an operation made. A permit that was taken for a caller that gave up is released.
 func (f *Permits) apply(ctx context.Context, op *table.PermitOp) error {
-	if !f.table.PassesOver() {
-		return f.Standalone(ctx, "change a permit", func(ctx context.Context) error { return f.table.ChangePermit(ctx, f.Pool, op, f.Clock()) })
+	ops := f.ops
+	if !f.table.PassesOver() { // a statement waits for its row, so it is for that alone
+		ops = batch.New(1, f.Timeout, f.serve, f.Work.Spawn)
 	}
 	end, err := f.Enter(ctx)
 	if err != nil {
@@ -39,7 +43,7 @@ func (f *Permits) apply(ctx context.Context, op *table.PermitOp) error {
 	}
 	defer end()
 	c := &call{op: op}
-	if _, err = f.ops.Do(ctx, c); err == nil {
+	if _, err = ops.Do(ctx, c); err == nil {
 		if c.err == nil || ctx.Err() == nil {
 			return c.err
 		}
@@ -128,7 +132,12 @@ func (f *Permits) change(ctx context.Context, tickets []*ticket) {
 	for i, t := range tickets {
 		ops[i] = t.Value.op
 	}
-	err := f.Retry(ctx, func() error { return f.table.ChangePermits(ctx, f.Pool, ops, f.Clock()) })
+	err := f.Retry(ctx, func() error {
+		if !f.table.PassesOver() {
+			return f.table.ChangePermit(ctx, f.Pool, ops[0], f.Clock())
+		}
+		return f.table.ChangePermits(ctx, f.Pool, ops, f.Clock())
+	})
 	switch {
 	case err == nil:
 		return
@@ -137,7 +146,7 @@ func (f *Permits) change(ctx context.Context, tickets []*ticket) {
 		f.change(ctx, tickets[:half])
 		f.change(ctx, tickets[half:])
 		return
-	case conn.Code(err) == conn.LockNotAvailable:
+	case conn.Code(err) == conn.LockNotAvailable && f.table.PassesOver():
 		ops[0].Done = table.PermitDone{}
 		return
 	}
@@ -155,30 +164,37 @@ func (f *Permits) finish(t *ticket) {
 	if c.err != nil || !c.takes() || !c.op.Done.OK {
 		return
 	}
-	back := &table.PermitOp{Row: c.op.Row, Fence: c.op.Done.Fence}
-	f.Work.Spawn(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), conn.RollbackTime)
-		defer cancel()
-		_ = f.Retry(ctx, func() error { return f.table.ChangePermits(ctx, f.Pool, []*table.PermitOp{back}, f.Clock()) })
-		f.local.Freed(back.Row.Key, back.Row.Shard)
-	})
+	limit := ratelimit.InFlight{Name: c.op.Row.Name, Lease: c.op.Lease}
+	f.giveBack(permitOf(limit, c.op, time.Now()))
 }
 
-// serveLooks looks at the permits of keys, once for all callers that look at a key.
+// lookID is what a look reads: all permits of a key, or a part of those of a limit.
+type lookID struct {
+	key    decide.Key
+	partOf int
+}
+
+func idOf(look *table.PermitLook) lookID { return lookID{look.Key, look.PartOf} }
+
+// serveLooks looks at the permits of keys, once for all callers that look at the same. All processes
+// look at parts of keys in one order, since the first look at a key makes its row for turns.
 func (f *Permits) serveLooks(ctx context.Context, tickets []*batch.Ticket[*lookCall]) {
-	first := make(map[decide.Key]*table.PermitLook)
+	first := make(map[lookID]*table.PermitLook)
 	var looks []*table.PermitLook
 	for _, t := range tickets {
-		if look := t.Value.look; first[look.Key] == nil {
-			first[look.Key] = look
+		if look := t.Value.look; first[idOf(look)] == nil {
+			first[idOf(look)] = look
 			looks = append(looks, look)
 		}
 	}
+	slices.SortFunc(looks, func(a, b *table.PermitLook) int {
+		return cmp.Or(strings.Compare(a.Key.Name, b.Key.Name), strings.Compare(a.Key.Key, b.Key.Key))
+	})
 	err := f.Retry(ctx, func() error { return f.table.LookAtPermits(ctx, f.Pool, looks, f.Clock()) })
 	for _, t := range tickets {
 		if err != nil {
 			t.Value.err = f.Fault("look", err)
-		} else if seen := first[t.Value.look.Key]; seen != t.Value.look {
+		} else if seen := first[idOf(t.Value.look)]; seen != t.Value.look {
 			*t.Value.look = *seen
 		}
 	}

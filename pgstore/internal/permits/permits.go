@@ -117,7 +117,7 @@ func (f *Permits) Release(ctx context.Context, permit ratelimit.Permit) error {
 		return err
 	case hands:
 		if taken := permitOf(next, op, asked); !f.local.Hand(row.Key, taken) {
-			return f.Release(ctx, taken)
+			f.GiveBack(ctx, taken)
 		}
 	case f.local.Waiting(row.Key) > 0:
 		f.local.LetGo(row.Key, row.Shard)
@@ -127,11 +127,45 @@ func (f *Permits) Release(ctx context.Context, permit ratelimit.Permit) error {
 	return nil
 }
 
-// GiveBack releases a permit that nobody wants any more.
+// GiveBack releases a permit that its caller does not want. It waits for that until ctx is over, or
+// for a while; the release goes on without it.
 func (f *Permits) GiveBack(ctx context.Context, permit ratelimit.Permit) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), conn.RollbackTime)
+	ctx, cancel := context.WithTimeout(ctx, conn.RollbackTime)
 	defer cancel()
-	_ = f.Release(ctx, permit) // or it is free when its lease is over
+	select {
+	case <-f.giveBack(permit):
+	case <-ctx.Done():
+	}
+}
+
+// giveBack releases a permit, and closes done when it has. It tries until the permit is released or
+// its lease is over: a transaction may have the row locked, or the database be away. Close of the
+// Store waits for it no longer than for a ROLLBACK.
+func (f *Permits) giveBack(permit ratelimit.Permit) (done <-chan struct{}) {
+	over := make(chan struct{})
+	f.Work.Spawn(func() {
+		defer close(over)
+		ctx, cancel := context.WithDeadline(context.Background(), permit.Ends())
+		defer cancel()
+		defer context.AfterFunc(f.Work.Opened, func() { time.AfterFunc(conn.RollbackTime, cancel) })()
+		for pause := conn.SlowPoll; ; pause = min(2*pause, slowRetry) {
+			err := f.tryRelease(ctx, permit)
+			if err == nil || errors.Is(err, ratelimit.ErrLeaseLost) || conn.Sleep(ctx, pause) != nil {
+				return
+			}
+		}
+	})
+	return over
+}
+
+// slowRetry is how often a release is tried again, after a while.
+const slowRetry = time.Second
+
+// tryRelease is Release that takes no longer than a ROLLBACK may.
+func (f *Permits) tryRelease(ctx context.Context, permit ratelimit.Permit) error {
+	ctx, cancel := context.WithTimeout(ctx, conn.RollbackTime)
+	defer cancel()
+	return f.Release(ctx, permit)
 }
 
 // ReleaseIn releases a permit in a caller's transaction.

@@ -13,9 +13,16 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
-// Acquire takes a permit that nobody holds, or is a refusal.
+// Acquire takes a free permit, or returns a refusal.
 func (f *Permits) Acquire(ctx context.Context, limit ratelimit.InFlight, key decide.Key) (ratelimit.Permit, error) {
-	s := search{Permits: f, limit: limit, look: table.PermitLook{Key: key}}
+	f.local.Meet(key, limit)
+	return f.acquire(ctx, search{limit: limit, look: table.PermitLook{Key: key}})
+}
+
+// acquire is Acquire by a search, also with the limit that holds for a waiter.
+func (f *Permits) acquire(ctx context.Context, s search) (ratelimit.Permit, error) {
+	s.Permits = f
+	limit, key := s.limit, s.look.Key
 	begun := time.Now()
 	for {
 		op, err := s.next(func(look *table.PermitLook) error { return f.look(ctx, look) })
@@ -57,7 +64,7 @@ func (s *search) next(look func(*table.PermitLook) error) (*table.PermitOp, erro
 			row := decide.Row{Key: s.look.Key, Shard: choice.Number}
 			return &table.PermitOp{Row: row, Lease: s.limit.LeaseOrDefault(), New: choice.New, Lock: s.lock(row)}, nil
 		}
-		seen := table.PermitLook{Key: s.look.Key} // of its own, as a caller that gives up does not wait for it
+		seen := table.PermitLook{Key: s.look.Key, PartOf: s.look.PartOf} // of its own, as a caller that gives up does not wait for it
 		err := look(&seen)
 		if err != nil {
 			return nil, err
@@ -84,12 +91,12 @@ func (s *search) saw() (some bool) {
 			free = append(free, flight.Choice{Number: v.Number})
 		}
 	}
-	for n := range s.limit.Limit {
+	for n := s.look.From; n < min(s.look.To, s.limit.Limit); n++ {
 		if !there[n] && !slices.Contains(s.vain, n) {
 			free = append(free, flight.Choice{Number: n, New: true})
 		}
 	}
-	return s.local.Observe(s.look.Key, free, s.asked)
+	return s.local.Observe(s.look.Key, free, s.look.PartOf > 0, s.asked)
 }
 
 // permitOf is the permit that an operation has taken or renewed.
@@ -125,6 +132,7 @@ func (s *search) refused(err error) (ratelimit.Permit, error) {
 // the permit's holder would have to wait for the transaction if it fails. Free permits are read on
 // another connection, since reading in the transaction would abort others under SERIALIZABLE.
 func (f *Permits) AcquireIn(ctx context.Context, tx pgx.Tx, limit ratelimit.InFlight, key decide.Key, before func() (granted bool, err error)) (ratelimit.Permit, error) {
+	f.local.Meet(key, limit)
 	s := search{Permits: f, limit: limit, look: table.PermitLook{Key: key}}
 	for first := true; ; first = false {
 		op, err := s.next(func(look *table.PermitLook) error { return f.lookBeside(ctx, tx, look) })

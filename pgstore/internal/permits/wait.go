@@ -8,10 +8,15 @@ import (
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 	"github.com/pgratelimit/ratelimit/internal/flight"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
 // lookAgain is how often a process with waiters looks whether a permit is free, on average.
 const lookAgain = 100 * time.Millisecond
+
+// mostLooked is how many permits a limit may have that a process with waiters looks at all of them.
+// Of others it looks at parts, by turns with all processes that wait for the key.
+const mostLooked = 100
 
 // Await takes a permit, and waits for one until ctx is over. Only the first in line looks; the
 // others are handed permits on, or have their turn.
@@ -23,16 +28,16 @@ func (f *Permits) Await(ctx context.Context, limit ratelimit.InFlight, key decid
 		}
 	}()
 	if asks {
-		if permit, err := f.Acquire(ctx, limit, key); err != nil || permit.OK {
+		if permit, err := f.acquire(ctx, search{limit: f.local.Limit(w), look: table.PermitLook{Key: key}}); err != nil || permit.OK {
 			return permit, err
 		}
 		f.local.Enter(w)
 	}
-	return f.inLine(ctx, w, limit, key)
+	return f.inLine(ctx, w, key)
 }
 
 // inLine is Await of a waiter.
-func (f *Permits) inLine(ctx context.Context, w *flight.Waiter, limit ratelimit.InFlight, key decide.Key) (ratelimit.Permit, error) {
+func (f *Permits) inLine(ctx context.Context, w *flight.Waiter, key decide.Key) (ratelimit.Permit, error) {
 	again := time.NewTimer(time.Hour)
 	defer again.Stop()
 	for {
@@ -51,7 +56,12 @@ func (f *Permits) inLine(ctx context.Context, w *flight.Waiter, limit ratelimit.
 		if !f.local.First(w) {
 			continue
 		}
-		permit, err := f.Acquire(ctx, limit, key)
+		limit := f.local.Limit(w)
+		s := search{limit: limit, look: table.PermitLook{Key: key}}
+		if limit.Limit > mostLooked {
+			s.look.PartOf = limit.Limit
+		}
+		permit, err := f.acquire(ctx, s)
 		if err != nil || permit.OK {
 			return permit, err
 		}

@@ -16,8 +16,8 @@ type unsentError struct{ error }
 
 func (e unsentError) Unwrap() error { return e.error }
 
-// Unsent reports whether an error of a grant that prefetches, or of a return, is that there
-// was no connection for it, so that nothing was taken, returned or told.
+// Unsent reports whether an error of a grant that prefetches, or of a return, came before anything
+// was written, so that nothing was taken, returned or reported.
 func Unsent(err error) bool {
 	var unsent unsentError
 	return errors.As(err, &unsent)

@@ -8,6 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
@@ -52,10 +53,20 @@ type PermitView struct {
 
 // PermitLook is the permits of a key, as far as there are any, at an instant.
 type PermitLook struct {
-	Key     decide.Key
-	Permits []PermitView
-	At      time.Time
+	Key    decide.Key
+	PartOf int // the limit of whose permits the next part is read; 0 to read all
+
+	Permits  []PermitView
+	At       time.Time
+	From, To int // the numbers that were read, without To; none if it was another process's turn
 }
+
+const (
+	// PermitPart is how many permits a look reads at most that is of a part, and PermitTurn how
+	// long it takes until a process reads the next one.
+	PermitPart = 1000
+	PermitTurn = 60 * time.Millisecond
+)
 
 // arguments are those of an operation that is a statement.
 func (op *PermitOp) arguments(now *time.Time) (name string, args []any) {
@@ -112,7 +123,7 @@ func (t *Table) ChangePermits(ctx context.Context, pool *pgxpool.Pool, ops []*Pe
 	})
 }
 
-// LookAtPermits reads the permits of keys.
+// LookAtPermits reads the permits of keys, and parts of permits in the order of looks.
 func (t *Table) LookAtPermits(ctx context.Context, pool *pgxpool.Pool, looks []*PermitLook, now *time.Time) error {
 	return oneTrip(ctx, pool, func(batch *pgx.Batch) {
 		for _, look := range looks {
@@ -201,13 +212,37 @@ func (t *Table) LookAtPermitsIn(ctx context.Context, q Querier, look *PermitLook
 }
 
 func (t *Table) queueLook(batch *pgx.Batch, look *PermitLook, now *time.Time) {
-	look.Permits = nil
 	QueueNow(batch, now, &look.At)
+	if look.PartOf > 0 && t.PassesOver() {
+		t.queuePart(batch, look)
+		return
+	}
+	look.Permits, look.From, look.To = nil, 0, ratelimit.MaxInFlight
 	batch.Queue(t.inflight["permit_look"], look.Key.Name, look.Key.Key).Query(func(rows pgx.Rows) error {
 		var v PermitView
 		_, err := pgx.ForEachRow(rows, []any{&v.Number, &v.Fence, &v.Until, &v.Locked}, func() error {
 			v.Until = v.Until.UTC()
 			look.Permits = append(look.Permits, v)
+			return nil
+		})
+		return err
+	})
+}
+
+func (t *Table) queuePart(batch *pgx.Batch, look *PermitLook) {
+	look.Permits, look.From, look.To = nil, 0, 0
+	batch.Queue(t.inflight["permit_look_part"], look.Key.Name, look.Key.Key, look.PartOf, PermitPart, micros(PermitTurn)).Query(func(rows pgx.Rows) error {
+		var (
+			number *int
+			fence  *int64
+			until  *time.Time
+			locked *bool
+		)
+		_, err := pgx.ForEachRow(rows, []any{&look.From, &number, &fence, &until, &locked}, func() error {
+			look.To = look.From + PermitPart
+			if number != nil {
+				look.Permits = append(look.Permits, PermitView{*number, *fence, until.UTC(), *locked})
+			}
 			return nil
 		})
 		return err

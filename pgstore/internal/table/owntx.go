@@ -19,7 +19,7 @@ type OwnTx struct {
 }
 
 // Run runs a transaction of the Store's own. READ COMMITTED is enough: a take is right at every
-// isolation level, and here nobody asks it again. It waits for rows that are locked as decisions on
+// isolation level, and here no caller asks it again. It waits for rows that are locked as decisions on
 // their own do.
 func (t *Table) Run(ctx context.Context, c *conn.Conn, own OwnTx) error {
 	ctx, done, err := c.Bounded(ctx)

@@ -55,6 +55,8 @@ func TestKeptPlans(t *testing.T) {
 		{"find", sql.common["find"], "('a', 'k')", "Scan"},
 		{"reset", sql.common["reset"], "('a', 'k')", "Scan"},
 		{"reset_left", sql.common["reset_left"], "('a', 'k')", "Scan"},
+		{"permit_look", sql.inflight["permit_look"], "('a', 'k')", "Scan"},
+		{"permit_look_part", sql.inflight["permit_look_part"], "('a', 'k', 2000, 1000, 60000)", "Index Scan"},
 		{"names", sql.maintenance["names"], "", "Index Only Scan"},
 		{"page", sql.maintenance["page"], "('a', 'k', 0, 1000, NULL)", "Index Scan"},
 	} {

@@ -9,8 +9,8 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
-// The statements are in files, each under a line that names it, as they are sent but for the
-// table's schema. So they can be tried in psql:
+// The statements are in files, each under a line that names it. Most are sent as they are written
+// but for the table's schema; some are derived at start (see below). They can be tried in psql:
 //
 //	PREPARE grant_ AS <statement>;
 //	EXECUTE grant_('name', 'key', 0, 1, 1, 10, 10, 60e6, NULL);

@@ -20,7 +20,7 @@ const beginSQL = "BEGIN ISOLATION LEVEL READ COMMITTED"
 // those that it may have returned are lost.
 const HeardFor = 5 * time.Second
 
-// heard is a context for such a statement.
+// heard returns a context for such a statement.
 func heard(ctx context.Context) (context.Context, context.CancelFunc) { return Outlast(ctx, HeardFor) }
 
 // Outlast returns a context that ends a time after ctx has ended, and has no other deadline.

@@ -52,7 +52,7 @@ func (a *attempt) begin(ctx context.Context) (pgx.Tx, error) {
 
 // try begins a transaction that has made changes, if it could; that it tells.
 func (a *attempt) try(ctx context.Context, changes []decide.Change) (pgx.Tx, error) {
-	if a.call.Divides(changes) { // which is decided as in base.takeSeveral
+	if a.call.Divides(changes) { // which is decided as in Taker.takeSeveral
 		a.lockAll = true
 		a.turn = a.turnOf(ctx)
 		return a.beginLocked(ctx)

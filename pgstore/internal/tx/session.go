@@ -10,7 +10,7 @@ import (
 )
 
 // heldShard is the shard from which a transaction took last. Its connection keeps it,
-// and nobody else does: a connection that is closed must not stay in memory.
+// and nothing else does: a connection that is closed must not stay in memory.
 type heldShard struct {
 	by    *Taker
 	tx    pgx.Tx
@@ -24,7 +24,7 @@ const heldKey = "ratelimit.shard"
 // hold notes that a transaction has a shard locked. A second step of it on the same
 // limit keeps to that: two transactions that each want another's shard deadlock.
 func (b *Taker) hold(tx pgx.Tx, row decide.Row) {
-	if reflect.TypeOf(tx).Kind() != reflect.Pointer { // somebody's own, that may not be comparable
+	if reflect.TypeOf(tx).Kind() != reflect.Pointer { // a caller's own type, which may not be comparable
 		return
 	}
 	if _, data := conn.Session(tx); data != nil {

@@ -14,7 +14,7 @@ import (
 )
 
 // Processes that meet on a row stand in one line for it, as the transactions of one process do
-// (runner.queue). The line is an advisory lock of the session, since a transaction must have
+// (Runner.queue). The line is an advisory lock of the session, since a transaction must have
 // its turn before it begins: one that waits for the row itself has a snapshot that is out of
 // date by the time it has it, and is run again (40001). PostgreSQL serves the line first come,
 // first served. It is taken in the round trip of BEGIN, and COMMIT gives it back, so that the
@@ -24,7 +24,7 @@ import (
 // to a session of its own. Correctness does not depend on it: a transaction that does not stand
 // in line is run again.
 
-// meetings is where this process has met others lately: when last, by the lock of the row.
+// contention holds when this process has last met others at a row, by the lock of the row.
 type contention struct {
 	mu   sync.Mutex
 	last map[int64]time.Time
