@@ -27,6 +27,11 @@ type Request struct {
 	// over. It ends nothing by itself. When it is zero or past, the end is not known, and
 	// RetryAfter is [RefusedFor].
 	RefusedUntil time.Time `json:",omitzero"`
+
+	// Overridden is true when Limit is that of the key's own override in the catalog, which binds
+	// no other key: Prune heeds it for the rows of this key only. A plan, which is a copy of a
+	// limit with other numbers, can be any key's.
+	Overridden bool `json:",omitempty"`
 }
 
 // Above returns r for a call that leaves a share of the limit's Capacity to others, from 0 to

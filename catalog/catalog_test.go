@@ -712,16 +712,25 @@ func TestPrune(t *testing.T) {
 		if n, err := another().Prune(ctx, &got, prunedPermits{&got}); err != nil || n != 7 {
 			t.Errorf("got %d, %v", n, err)
 		}
-		for _, want := range []ratelimit.Limit{
-			api, strict,
-			ratelimit.TokenBucket{Name: "api", Rate: 100, Period: time.Minute, Capacity: 1000},
-			ratelimit.TokenBucket{Name: "api", Rate: 100, Period: time.Minute, Capacity: 1000, MaxReserved: 3},
-			ratelimit.TokenBucket{Name: "api", Rate: 10, Period: time.Hour, Capacity: 20},
-			ratelimit.TokenBucket{Name: "api", Rate: 10, Period: time.Minute, Capacity: 20, MaxReserved: 3},
-		} {
-			if !slices.Contains(got, want.Definition()) {
-				t.Errorf("did not prune by %v, but by %v", want, got)
+		want := pruned{
+			{Limit: api},
+			{Limit: strict},
+			{Limit: ratelimit.TokenBucket{Name: "api", Rate: 10, Period: time.Minute, Capacity: 20, MaxReserved: 3}},
+			{Limit: ratelimit.TokenBucket{Name: "api", Rate: 100, Period: time.Minute, Capacity: 1000}, Key: "a", Overridden: true},
+			{Limit: ratelimit.TokenBucket{Name: "api", Rate: 100, Period: time.Minute, Capacity: 1000, MaxReserved: 3}, Key: "a", Overridden: true},
+			{Limit: ratelimit.TokenBucket{Name: "api", Rate: 10, Period: time.Hour, Capacity: 20}, Key: "b", Overridden: true},
+			{Limit: ratelimit.TokenBucket{Name: "api", Rate: 10, Period: time.Hour, Capacity: 20, MaxReserved: 3}, Key: "b", Overridden: true},
+		}
+		same := func(a, b ratelimit.Request) bool {
+			return a.Limit.Definition() == b.Limit.Definition() && a.Key == b.Key && a.Overridden == b.Overridden
+		}
+		for _, w := range want {
+			if !slices.ContainsFunc(got, func(r ratelimit.Request) bool { return same(r, w) }) {
+				t.Errorf("did not prune by %v of %q, but by %v", w.Limit, w.Key, got)
 			}
+		}
+		if len(got) != len(want) {
+			t.Errorf("pruned by %d definitions, want %d: %v", len(got), len(want), got)
 		}
 		empty, _ := newCatalog(t, nil)
 		if n, err := empty.Prune(ctx, &got, prunedPermits{&got}); n != 0 || err != nil {
@@ -731,12 +740,13 @@ func TestPrune(t *testing.T) {
 }
 
 // pruned is what a store was told to prune by.
-type pruned []ratelimit.Definition
+type pruned []ratelimit.Request
 
-func (p *pruned) Prune(_ context.Context, limits ...ratelimit.Limit) (int64, error) {
+func (p *pruned) PruneOverridden(_ context.Context, overrides []ratelimit.Request, limits ...ratelimit.Limit) (int64, error) {
 	for _, l := range limits {
-		*p = append(*p, l.Definition())
+		*p = append(*p, ratelimit.Request{Limit: l})
 	}
+	*p = append(*p, overrides...)
 	return 7, nil
 }
 
@@ -745,7 +755,7 @@ type prunedPermits struct{ *pruned }
 
 func (p prunedPermits) Prune(_ context.Context, limits ...ratelimit.InFlight) (int64, error) {
 	for _, l := range limits {
-		*p.pruned = append(*p.pruned, ratelimit.Definition{Name: l.Name})
+		*p.pruned = append(*p.pruned, ratelimit.Request{Limit: ratelimit.TokenBucket{Name: l.Name}})
 	}
 	return 11, nil
 }

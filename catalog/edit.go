@@ -235,7 +235,7 @@ func (c *Catalog) PruneHistory(ctx context.Context, age time.Duration) (deleted 
 // Pruner is the part of a store that [Catalog.Prune] needs: a *pgstore.Store or a
 // *memstore.Store.
 type Pruner interface {
-	Prune(ctx context.Context, limits ...ratelimit.Limit) (deleted int64, err error)
+	PruneOverridden(ctx context.Context, overrides []ratelimit.Request, limits ...ratelimit.Limit) (deleted int64, err error)
 }
 
 // PermitPruner is the same of a store's Permits().
@@ -244,19 +244,26 @@ type PermitPruner interface {
 }
 
 // Prune has a store delete the rows that mean the same as no row, of all limits that the
-// catalog knows, by every definition and override of their name, those that are off or over
-// as well, and free permits: so a cron needs no list of limits, and none of its own plans. It
-// reads the catalog first, and prunes nothing if it cannot. It returns how many rows were deleted.
+// catalog knows, and free permits: so a cron needs no list of limits, and none of its own plans.
+// It goes by every definition of a name, the override for all keys included, and for a key by its
+// own override as well, also those that are off or over. It reads the catalog first, and prunes
+// nothing if it cannot. It returns how many rows were deleted.
+//
+// The catalog knows no gates of package riverlimit: see riverlimit.Middleware.Pruner.
 func (c *Catalog) Prune(ctx context.Context, store Pruner, permits PermitPruner) (deleted int64, err error) {
 	if err := c.Refresh(ctx); err != nil {
 		return 0, err
 	}
-	var limits []ratelimit.Limit
+	var (
+		limits    []ratelimit.Limit
+		overrides []ratelimit.Request
+	)
 	for _, f := range c.families() {
-		limits = append(limits, f.definitions()...)
+		some, own := f.definitions()
+		limits, overrides = append(limits, some...), append(overrides, own...)
 	}
 	if len(limits) > 0 {
-		deleted, err = store.Prune(ctx, limits...)
+		deleted, err = store.PruneOverridden(ctx, overrides, limits...)
 	}
 	if inFlight := c.InFlights(); err == nil && len(inFlight) > 0 {
 		var more int64

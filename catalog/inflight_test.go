@@ -63,7 +63,7 @@ func TestInFlight(t *testing.T) {
 			t.Errorf("got %d changes, %v: %v", len(changes), err, changes)
 		}
 		var by pruned
-		if n, err := c.Prune(ctx, &by, prunedPermits{&by}); n != 18 || err != nil || !slices.ContainsFunc(by, func(d ratelimit.Definition) bool { return d.Name == "builds" }) {
+		if n, err := c.Prune(ctx, &by, prunedPermits{&by}); n != 18 || err != nil || !slices.ContainsFunc(by, func(r ratelimit.Request) bool { return ratelimit.NameOf(r.Limit) == "builds" }) {
 			t.Errorf("pruned %d, %v, by %v", n, err, by)
 		}
 		if removed, err := c.Forget(ctx, "calls"); removed != 4 || err != nil {

@@ -60,6 +60,7 @@ type entry struct {
 type choice struct {
 	base  *base
 	limit ratelimit.Limit
+	own   bool // a key's own: another than the base's
 }
 
 // place is a name and a key of rows; with AllKeys, those without a key.
@@ -268,18 +269,18 @@ func (v *view) choose(r *ratelimit.Request, clock func() time.Time) {
 	if mode, until := modeOf(own, all); mode != 0 {
 		r.Mode, r.RefusedUntil = mode, until
 	}
-	if own == nil {
-		own = all
-	}
 	b := f.baseOf(r.Limit, all)
 	if b == nil {
 		return
 	}
-	if c := own.chosen.Load(); c != nil && c.base == b {
-		r.Limit = c.limit
-	} else {
-		r.Limit = own.make(b)
+	if own == nil {
+		own = all
 	}
+	c := own.chosen.Load()
+	if c == nil || c.base != b {
+		c = own.make(b)
+	}
+	r.Limit, r.Overridden = c.limit, c.own
 }
 
 // modeOf returns the mode of a key's own override or of that for all keys, which are nil if they
@@ -359,17 +360,19 @@ func (f *family) baseOf(limit ratelimit.Limit, all *entry) *base {
 
 // make makes the limit that e makes of a base, and remembers it. If that is none, it is that
 // of the base.
-func (e *entry) make(b *base) ratelimit.Limit {
+func (e *entry) make(b *base) *choice {
 	o := e.Override
 	if b.all != nil {
 		o = e.over(b.all.Override)
 	}
-	made, err := o.limit(b.limit.Definition())
-	if err != nil {
-		made = b.limit
+	numbers := e.without(FieldMode)
+	c := &choice{base: b, own: e.Key != AllKeys && numbers.replaces()}
+	var err error
+	if c.limit, err = o.limit(b.limit.Definition()); err != nil {
+		c.limit, c.own = b.limit, false
 	}
-	e.chosen.Store(&choice{base: b, limit: made})
-	return made
+	e.chosen.Store(c)
+	return c
 }
 
 // value returns a limit that may be a pointer, behind which it may change, as a value; nil
@@ -396,22 +399,27 @@ func value(limit ratelimit.Limit) ratelimit.Limit {
 }
 
 // definitions returns every definition that the rows of a name can have: the published one, and
-// each override on it, those that are off or over as well.
-func (f *family) definitions() (limits []ratelimit.Limit) {
+// each override on it, those that are off or over as well. Those of a key's own override are
+// requests of that key.
+func (f *family) definitions() (limits []ratelimit.Limit, overrides []ratelimit.Request) {
 	if f.published == nil || f.published.inFlight != nil {
-		return nil
+		return nil, nil
 	}
-	add := func(o Override) {
-		if limit, err := o.limit(f.published.Definition); err == nil {
+	limits = append(limits, f.published.Limit())
+	add := func(key string, o Override) {
+		switch limit, err := o.limit(f.published.Definition); {
+		case err != nil:
+		case key == AllKeys:
 			limits = append(limits, limit)
+		default:
+			overrides = append(overrides, ratelimit.Request{Limit: limit, Key: key, Overridden: true})
 		}
 	}
-	add(Override{})
 	for _, e := range f.entries() {
-		add(e.Override)
+		add(e.Key, e.Override)
 		if f.all != nil && e != f.all {
-			add(e.over(f.all.Override))
+			add(e.Key, e.over(f.all.Override))
 		}
 	}
-	return limits
+	return limits, overrides
 }

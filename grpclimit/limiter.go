@@ -151,7 +151,8 @@ type Config struct {
 	Timeout time.Duration
 
 	// FailOpen lets calls through when the limit cannot be asked, such as when the database
-	// is down. Observe hears of it. The default is to answer Unavailable.
+	// is down, each after Timeout. Observe hears of it. The default is to answer Unavailable.
+	// A store of package fallback answers at once, and keeps to the limit from memory.
 	FailOpen bool
 
 	// FailureRetryAfter is the RetryInfo of that Unavailable, spread by up to as much again.

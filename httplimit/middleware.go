@@ -99,7 +99,8 @@ type Config struct {
 	Timeout time.Duration
 
 	// FailOpen lets requests through when the limit cannot be asked, such as when the
-	// database is down. Observe hears of it. The default is to answer 503.
+	// database is down, each after Timeout. Observe hears of it. The default is to answer 503.
+	// A store of package fallback answers at once, and keeps to the limit from memory.
 	FailOpen bool
 
 	// FailureRetryAfter is the Retry-After of that 503, spread by up to as much again.

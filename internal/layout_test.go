@@ -61,6 +61,7 @@ var mayImport = map[string][]string{
 	"internal/inspect":         {".", "catalog", "internal/gate", "internal/visible", "pgstore", pgx},
 	"internal/watch":           {".", "internal/receipt"},
 	"internal/leak":            {},
+	"fallback":                 {".", "internal/bucket", "internal/decide", "internal/receipt", "internal/watch"},
 	"catalog":                  {".", pgx},
 	"console":                  {".", "catalog", "internal/inspect", "internal/visible", "pgstore", "refusals", pgx},
 	"refusals":                 {".", pgx},
@@ -161,7 +162,7 @@ func TestFilesPointOneWay(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out with -short")
 	}
-	for _, dir := range []string{"catalog", "console", "pgstore", "memstore", "internal/decide", "pgstore/internal/escrow", "pgstore/internal/table"} {
+	for _, dir := range []string{"catalog", "console", "fallback", "pgstore", "memstore", "internal/decide", "pgstore/internal/escrow", "pgstore/internal/table"} {
 		t.Run(dir, func(t *testing.T) { filesPointOneWay(t, dir) })
 	}
 }

@@ -201,10 +201,16 @@ func (s *Store) Cancel(ctx context.Context, r *ratelimit.Receipt) (cancelled boo
 // their name that is given or that the store has seen, and that no transaction has. It
 // says how many.
 func (s *Store) Prune(ctx context.Context, limits ...ratelimit.Limit) (int64, error) {
+	return s.PruneOverridden(ctx, nil, limits...)
+}
+
+// PruneOverridden is Prune by overrides as well, each of which binds the rows of its request's
+// key only.
+func (s *Store) PruneOverridden(ctx context.Context, overrides []ratelimit.Request, limits ...ratelimit.Limit) (int64, error) {
 	if err := s.own().usable(ctx); err != nil {
 		return 0, err
 	}
-	names, err := s.seen.NoteAll(limits)
+	names, err := s.seen.NoteAll(overrides, limits)
 	if err != nil {
 		return 0, err
 	}
@@ -212,7 +218,8 @@ func (s *Store) Prune(ctx context.Context, limits ...ratelimit.Limit) (int64, er
 	defer s.mu.Unlock()
 	now, pruned := s.now(), int64(0)
 	for row, state := range s.rows {
-		if names[row.Name] && s.held[row.Key] == nil && decide.Idle(s.seen.Of(row.Name), row.Key.Key, state, now) {
+		of, named := names[row.Name]
+		if named && s.held[row.Key] == nil && s.seen.Idle(row.Key, of, state, now) {
 			delete(s.rows, row)
 			pruned++
 		}

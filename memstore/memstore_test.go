@@ -899,3 +899,31 @@ func BenchmarkAllow(b *testing.B) {
 		}
 	}
 }
+
+// A store that a test has silenced fails in every form, changes nothing, and works again.
+func TestSetSilent(t *testing.T) {
+	s := memstore.New(nil)
+	limit := ratelimit.TokenBucket{Name: "l", Rate: 2, Period: time.Hour}
+	tx, err := s.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tx.Rollback(t.Context())
+	s.SetSilent(true)
+	_, allowed := s.Allow(t.Context(), limit.For("k"))
+	_, acquired := s.Permits().Acquire(t.Context(), ratelimit.InFlight{Name: "f", Limit: 1}.For("k"))
+	_, begun := s.Begin(t.Context())
+	for name, err := range map[string]error{
+		"Allow": allowed, "Acquire": acquired, "Begin": begun,
+		"TakeTx": s.TakeTx(t.Context(), tx, limit.For("k")), "Reset": s.Reset(t.Context(), limit, "k"),
+	} {
+		var state interface{ SQLState() string }
+		if !errors.Is(err, memstore.ErrSilent) || !errors.As(err, &state) || state.SQLState() != "08006" {
+			t.Errorf("%s: %v, want ErrSilent", name, err)
+		}
+	}
+	s.SetSilent(false)
+	if result, err := s.Check(t.Context(), limit.For("k")); err != nil || result.Remaining != 2 {
+		t.Errorf("afterwards %v, %v, want as before", result, err)
+	}
+}

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -23,6 +24,19 @@ import (
 // well.
 var ErrLocked = errors.New("memstore: waited for a transaction")
 
+// ErrSilent is the error of a verb while the store is silent: see [Store.SetSilent]. Its SQLSTATE
+// is that of a lost connection.
+var ErrSilent error = silentError{}
+
+type silentError struct{}
+
+func (silentError) Error() string    { return "memstore: silent, as a test has asked" }
+func (silentError) SQLState() string { return "08006" }
+
+// SetSilent has every verb fail at once with [ErrSilent], or work again. It is for tests of what a
+// program does without its database, such as with package fallback.
+func (s *Store) SetSilent(silent bool) { s.silent.Store(silent) }
+
 // lockTimeout is how long a verb waits without a deadline in its context.
 const lockTimeout = 5 * time.Second
 
@@ -36,6 +50,7 @@ type Store struct {
 	clock   func() time.Time
 	watches *watch.Observer
 	seen    decide.Definitions
+	silent  atomic.Bool
 	flight  flight.Permits // the waiters for one
 	keepers flight.Renewers
 
@@ -194,6 +209,9 @@ func (s scope) usable(ctx context.Context) error {
 	}
 	if s.fault != nil {
 		return s.fault
+	}
+	if s.silent.Load() {
+		return ErrSilent
 	}
 	return ctx.Err()
 }

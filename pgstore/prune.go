@@ -21,15 +21,22 @@ import (
 // A row also remembers that the clock was later once. If the server's clock is set back after a
 // Prune, a limit that was pruned grants its capacity again in the time that then passes twice.
 func (s *Store) Prune(ctx context.Context, limits ...ratelimit.Limit) (deleted int64, err error) {
+	return s.PruneOverridden(ctx, nil, limits...)
+}
+
+// PruneOverridden is Prune by overrides as well, each of which binds the rows of its request's
+// key only. A catalog's Prune names all that it knows. Those that this Store has seen
+// ([ratelimit.Request.Overridden]) need not be named.
+func (s *Store) PruneOverridden(ctx context.Context, overrides []ratelimit.Request, limits ...ratelimit.Limit) (deleted int64, err error) {
 	if err := s.usable(); err != nil {
 		return 0, err
 	}
-	names, err := s.known.Definitions.NoteAll(limits)
+	names, err := s.known.Definitions.NoteAll(overrides, limits)
 	if err != nil {
 		return 0, err
 	}
-	for name := range names {
-		n, err := s.editor.Prune(ctx, name)
+	for name, of := range names {
+		n, err := s.editor.Prune(ctx, name, of)
 		deleted += n
 		if err != nil {
 			return deleted, err

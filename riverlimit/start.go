@@ -28,11 +28,66 @@ import (
 //
 // For the bound on starts, credited tokens count as refilled.
 func (m *Middleware) Rows(r ratelimit.Request) []ratelimit.Request {
-	r = decide.Resolved(m.config.Catalog, []ratelimit.Request{r})[0]
+	return m.rows(decide.Resolved(m.config.Catalog, []ratelimit.Request{r})[0])
+}
+
+// rows returns the requests of one that the catalog has resolved.
+func (m *Middleware) rows(r ratelimit.Request) []ratelimit.Request {
 	if !m.config.HardStart || r.Limit == nil || slides(r) {
 		return []ratelimit.Request{r}
 	}
 	return []ratelimit.Request{m.scheduled(r), m.gate(r)}
+}
+
+// Pruner is the part of a store that prunes: a *pgstore.Store or a *memstore.Store.
+type Pruner interface {
+	PruneOverridden(ctx context.Context, overrides []ratelimit.Request, limits ...ratelimit.Limit) (deleted int64, err error)
+}
+
+// Pruner returns a Pruner that prunes, with the rows of a limit, those of its gate, of which a
+// catalog does not know:
+//
+//	deleted, err := limits.Prune(ctx, middleware.Pruner(store, 10), store.Permits())
+//
+// A gate's capacity is at least the count of the job that asks, so most is the most tokens that
+// one job takes, over all programs that insert jobs.
+func (m *Middleware) Pruner(store Pruner, most float64) Pruner { return gatePruner{store, m, most} }
+
+type gatePruner struct {
+	Pruner
+	of   *Middleware
+	most float64
+}
+
+// PruneOverridden is that of the store, of gates too.
+func (p gatePruner) PruneOverridden(ctx context.Context, overrides []ratelimit.Request, limits ...ratelimit.Limit) (int64, error) {
+	all, own := slices.Clone(limits), slices.Clone(overrides)
+	for _, l := range limits {
+		rows, err := p.rows(ratelimit.Request{Limit: l})
+		if err != nil {
+			return 0, err
+		}
+		for _, r := range rows {
+			all = append(all, r.Limit)
+		}
+	}
+	for _, r := range overrides {
+		rows, err := p.rows(r)
+		if err != nil {
+			return 0, err
+		}
+		own = append(own, rows...)
+	}
+	return p.Pruner.PruneOverridden(ctx, own, all...)
+}
+
+// rows returns the requests of the largest job. A gate that cannot be has no rows.
+func (p gatePruner) rows(r ratelimit.Request) ([]ratelimit.Request, error) {
+	r.Count = p.most
+	if err := r.Validate(); err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(p.of.rows(r), func(r ratelimit.Request) bool { return r.Validate() != nil }), nil
 }
 
 // scheduled returns r as it is reserved. With HardStart it is at the gate's rate, or

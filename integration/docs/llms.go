@@ -74,6 +74,7 @@ const module = "github.com/pgratelimit/ratelimit"
 var reference = []struct{ path, about string }{
 	{"", "definitions of limits, requests, results and errors."},
 	{"/pgstore", "the verbs on PostgreSQL."},
+	{"/fallback", "answers at once while the database is silent."},
 	{"/sqltx", "transactions of database/sql for the verbs."},
 	{"/memstore", "the same verbs in memory, for tests."},
 	{"/migrate", "puts the table in place."},

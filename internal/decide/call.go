@@ -255,6 +255,7 @@ func (c *Call) add(r ratelimit.Request) error {
 		}
 		a.Count += r.Count
 		a.Floor, a.Request.AboveShare = max(a.Floor, floor), max(a.Request.AboveShare, r.AboveShare)
+		a.Overridden = a.Overridden && r.Overridden
 		return nil
 	}
 	c.Demands = append(c.Demands, Demand{Request: r, Definition: d, Floor: floor, index: len(c.Demands)})

@@ -1,6 +1,7 @@
 package decide
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"sync"
@@ -18,11 +19,17 @@ type Definitions struct {
 	inFlight map[string]bool // names of limits of how many at once
 }
 
-// family is the definitions of one name.
+// family is the definitions of one name, or of one key of it.
 type family struct {
+	kind   bucket.Kind
 	all    []bucket.Definition
-	newest bucket.Definition // of those that were called
+	newest bucket.Definition  // of those that were called
+	own    map[string]*family // of a name: by overrides, each of which binds its key only
 }
+
+// mostOwn is of how many keys of a name the overrides are told apart. Those of more keys bind
+// every key, as plans do: then Prune keeps more rows than it must, and forgets nothing.
+const mostOwn = 100_000
 
 // Note remembers the definition of a call, unless the name belongs to a limit of another kind:
 // the two would misread each other's rows. The error is ErrInvalid.
@@ -30,10 +37,13 @@ type family struct {
 // Definitions that differ in Rate and Capacity only are kept as one, the slowest to fill and
 // the largest: a row that is full by that is full by each of them, and so the memory does not
 // grow with the number of plans.
-func (s *Definitions) Note(d bucket.Definition) error {
+func (s *Definitions) Note(d bucket.Definition) error { return s.note(&d, "", false) }
+
+// note is Note for a call of a key, whose own override the definition may be of.
+func (s *Definitions) note(d *bucket.Definition, key string, own bool) error {
 	s.mu.RLock()
 	f := s.byName[d.Name]
-	known := f != nil && (f.newest == d || alike(f.newest, d) && f.covers(d))
+	known := f != nil && f.knows(d, key, own)
 	s.mu.RUnlock()
 	if known {
 		return nil
@@ -44,11 +54,10 @@ func (s *Definitions) Note(d bucket.Definition) error {
 		return inUse(d.Name, "Kind", d.Kind, "limit of how many at once")
 	}
 	f = s.family(d.Name)
-	if len(f.all) > 0 && f.all[0].Kind != d.Kind {
-		return inUse(d.Name, "Kind", d.Kind, f.all[0].Kind.String())
+	if f.kind != 0 && f.kind != d.Kind {
+		return inUse(d.Name, "Kind", d.Kind, f.kind.String())
 	}
-	f.add(d)
-	f.newest = d
+	f.note(d, key, own)
 	return nil
 }
 
@@ -62,8 +71,8 @@ func (s *Definitions) NoteInFlight(name string) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if f := s.byName[name]; f != nil && len(f.all) > 0 {
-		return inUse(name, "Name", name, f.all[0].Kind.String())
+	if f := s.byName[name]; f != nil && f.kind != 0 {
+		return inUse(name, "Name", name, f.kind.String())
 	}
 	if s.inFlight == nil {
 		s.inFlight = make(map[string]bool)
@@ -80,10 +89,12 @@ func inUse(name, field string, value any, kind string) error {
 	}
 }
 
-// NoteCall is Note of the definitions of a call.
+// NoteCall is Note of the definitions of a call. One of a key's own override is none of the
+// name.
 func (s *Definitions) NoteCall(c *Call) error {
 	for i := range c.Demands {
-		if err := s.Note(c.Demands[i].Definition); err != nil {
+		a := &c.Demands[i]
+		if err := s.note(&a.Definition, a.Key, a.Overridden); err != nil {
 			return err
 		}
 	}
@@ -103,6 +114,46 @@ func (s *Definitions) family(name string) *family {
 	return f
 }
 
+// knows reports whether noting a definition would change nothing.
+func (f *family) knows(d *bucket.Definition, key string, own bool) bool {
+	of := f.own[key]
+	switch {
+	case of == nil && own && len(f.own) < mostOwn:
+		return false
+	case of == nil:
+		return f.has(d)
+	case own:
+		return of.has(d)
+	}
+	return alike(of.newest, *d) && f.has(d)
+}
+
+// has reports whether a call by a definition is like the last one, and known.
+func (f *family) has(d *bucket.Definition) bool {
+	return f.newest == *d || alike(f.newest, *d) && f.covers(*d)
+}
+
+// note remembers the definition of a call of a key.
+func (f *family) note(d *bucket.Definition, key string, own bool) {
+	of := f.own[key]
+	if of == nil && own && len(f.own) < mostOwn {
+		if f.own == nil {
+			f.own = make(map[string]*family)
+		}
+		of = &family{}
+		f.own[key] = of
+	}
+	if f.kind = d.Kind; of != nil {
+		of.newest = *d
+	}
+	if of != nil && own {
+		of.add(*d)
+		return
+	}
+	f.add(*d)
+	f.newest = *d
+}
+
 func (f *family) covers(d bucket.Definition) bool {
 	return slices.ContainsFunc(f.all, func(e bucket.Definition) bool { return covers(e, d) })
 }
@@ -118,13 +169,18 @@ func (f *family) add(d bucket.Definition) {
 }
 
 // NoteAll remembers the definitions of the limits that a Prune names, and returns
-// their names. There must be one, and all must be sound.
-func (s *Definitions) NoteAll(limits []ratelimit.Limit) (names map[string]bool, err error) {
+// their names with the overrides that it names. There must be a limit, and all must be sound.
+func (s *Definitions) NoteAll(overrides []ratelimit.Request, limits []ratelimit.Limit) (map[string]Overrides, error) {
 	if len(limits) == 0 {
 		return nil, &ratelimit.FieldError{Field: "Limits", Value: 0, Reason: "there must be at least one"}
 	}
 	for _, l := range limits {
 		if err := (ratelimit.Request{Limit: l}).Validate(); err != nil {
+			return nil, err
+		}
+	}
+	for i := range overrides {
+		if err := overrides[i].Validate(); err != nil {
 			return nil, err
 		}
 	}
@@ -135,14 +191,24 @@ func (s *Definitions) NoteAll(limits []ratelimit.Limit) (names map[string]bool, 
 			return nil, inUse(d.Name, "Kind", d.Kind, "limit of how many at once")
 		}
 	}
-	names = make(map[string]bool, len(limits))
+	names := make(map[string]Overrides, len(limits))
 	for _, l := range limits {
 		d := bucket.Definition(l.Definition())
-		s.family(d.Name).add(d)
-		names[d.Name] = true
+		f := s.family(d.Name)
+		f.add(d)
+		f.kind, names[d.Name] = cmp.Or(f.kind, d.Kind), Overrides{}
+	}
+	for _, r := range overrides {
+		d := bucket.Definition(r.Limit.Definition())
+		if of, ok := names[d.Name]; ok {
+			of[r.Key] = append(of[r.Key], d)
+		}
 	}
 	return names, nil
 }
+
+// Overrides is the definitions of overrides that a Prune names, by key.
+type Overrides map[string][]bucket.Definition
 
 // alike reports whether two definitions fill in the same ticks and rows.
 func alike(d, e bucket.Definition) bool {
@@ -155,34 +221,32 @@ func covers(e, d bucket.Definition) bool {
 	return alike(e, d) && e.Rate <= d.Rate && e.Capacity >= d.Capacity
 }
 
-// Of is the definitions of a name that were noted.
-func (s *Definitions) Of(name string) []bucket.Definition {
+// Idle reports whether the row of a key in a state means the same as no row, by all definitions
+// that bind the key: those of its name that were noted, and those of its own overrides that were
+// noted or are given.
+func (s *Definitions) Idle(at Key, overrides Overrides, state bucket.State, now time.Time) bool {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	if f := s.byName[name]; f != nil {
-		return slices.Clone(f.all)
+	f := s.byName[at.Name]
+	if f == nil {
+		return false
 	}
-	return nil
+	busy := func(d bucket.Definition) bool { return !d.Shard().Idle(at.Key, state, now) }
+	own := f.own[at.Key]
+	return !slices.ContainsFunc(f.all, busy) && (own == nil || !slices.ContainsFunc(own.all, busy)) &&
+		!slices.ContainsFunc(overrides[at.Key], busy)
 }
 
-// Idle reports whether a row in a state means the same as no row, by all of the
-// definitions.
-func Idle(definitions []bucket.Definition, key string, s bucket.State, now time.Time) bool {
-	for i := range definitions {
-		if !definitions[i].Shard().Idle(key, s, now) {
-			return false
-		}
-	}
-	return true
-}
-
-// newest is the definition of a name that was called last.
-func (s *Definitions) newest(name string) (d bucket.Definition, ok bool) {
+// newest is the definition of a key that was called last: of its name, or of its own.
+func (s *Definitions) newest(at Key) (d bucket.Definition, ok bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	f := s.byName[name]
-	if f == nil || f.newest.Shards == 0 {
+	f := s.byName[at.Name]
+	if f == nil {
 		return d, false
 	}
-	return f.newest, true
+	if own := f.own[at.Key]; own != nil {
+		f = own
+	}
+	return f.newest, f.newest.Shards != 0
 }

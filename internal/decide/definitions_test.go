@@ -56,7 +56,7 @@ func TestRefund(t *testing.T) {
 		{"nothing seen", func() {}, asWas},
 		{"as it was", func() { seen.Note(definition(eight)) }, asWas},
 		{"one shard now", func() { seen.Note(definition(one)) }, toOne},
-		{"the old definition named", func() { seen.NoteAll([]Limit{eight}) }, toOne},
+		{"the old definition named", func() { seen.NoteAll(nil, []Limit{eight}) }, toOne},
 		{"rolled back", func() { seen.Note(definition(eight)) }, asWas},
 		{"and forth", func() { seen.Note(definition(one)) }, toOne},
 	}
@@ -156,7 +156,7 @@ func TestSeen(t *testing.T) {
 	}
 	sharded, window := base, FixedWindow{Name: "a", Rate: 10, Period: time.Second}
 	sharded.Shards = 2
-	if _, err := seen.NoteAll([]Limit{sharded, window, window, TokenBucket{Name: "b", Rate: 1, Period: time.Second}}); err != nil {
+	if _, err := seen.NoteAll(nil, []Limit{sharded, window, window, TokenBucket{Name: "b", Rate: 1, Period: time.Second}}); err != nil {
 		t.Fatal(err)
 	}
 	merged := base
@@ -187,9 +187,9 @@ func TestNoteAll(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			var seen decide.Definitions
-			names, err := seen.NoteAll(tt.limits)
+			names, err := seen.NoteAll(nil, tt.limits)
 			if tt.field == "" {
-				if err != nil || len(names) != 2 || !names["a"] || !names["b"] {
+				if err != nil || len(names) != 2 || names["a"] == nil || names["b"] == nil {
 					t.Errorf("NoteAll() = %v, %v, want a and b", names, err)
 				}
 				return
@@ -229,10 +229,10 @@ func TestIdle(t *testing.T) {
 	for _, tt := range tests {
 		t.Run(tt.name, func(t *testing.T) {
 			var seen decide.Definitions
-			if _, err := seen.NoteAll(tt.limits); err != nil {
+			if _, err := seen.NoteAll(nil, tt.limits); err != nil {
 				t.Fatal(err)
 			}
-			if got := decide.Idle(seen.Of("a"), "k", tt.state, tt.now); got != tt.want {
+			if got := seen.Idle(decide.Key{Name: "a", Key: "k"}, nil, tt.state, tt.now); got != tt.want {
 				t.Errorf("Idle() = %v, want %v", got, tt.want)
 			}
 		})
@@ -249,7 +249,7 @@ func TestSeenConcurrently(t *testing.T) {
 			for range 100 {
 				seen.Note(definition(l))
 				seen.Of(l.Name)
-				if _, err := seen.NoteAll([]Limit{l}); err != nil {
+				if _, err := seen.NoteAll(nil, []Limit{l}); err != nil {
 					t.Error(err)
 				}
 			}
@@ -259,4 +259,61 @@ func TestSeenConcurrently(t *testing.T) {
 		})
 	}
 	wg.Wait()
+}
+
+// A definition of a key's own override is none of the name: it neither says by what other keys'
+// receipts are settled, nor which rows of theirs are idle.
+func TestOwnOverrideBindsItsKey(t *testing.T) {
+	base := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
+	raised := TokenBucket{Name: "a", Rate: 10, Period: time.Minute, Capacity: 1000}
+	var seen decide.Definitions
+	for _, r := range []Request{base.For("k"), {Limit: raised, Key: "raised", Count: 1, Overridden: true}} {
+		call := newCall(t, false, r)
+		if err := seen.NoteCall(&call); err != nil {
+			t.Fatal(err)
+		}
+	}
+	receipt := paid(t, base, 3)
+	settlement, err := seen.Settle(receipt, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := settlement.Changes[0].Definition; got != definition(base) {
+		t.Errorf("settled by %v, want %v", got, definition(base))
+	}
+	full := bucket.State{Value: 10, TS: t0}
+	for key, want := range map[string]bool{"k": true, "raised": false, "named": false} {
+		named := decide.Overrides{"named": {definition(raised)}}
+		if got := seen.Idle(decide.Key{Name: "a", Key: key}, named, full, t0.Add(2*time.Minute)); got != want {
+			t.Errorf("the row of %q: idle is %t, want %t", key, got, want)
+		}
+	}
+	call := newCall(t, false, Request{Limit: FixedWindow{Name: "b", Rate: 1, Period: time.Second}, Key: "k", Overridden: true})
+	other := newCall(t, false, TokenBucket{Name: "b", Rate: 1, Period: time.Second}.For("k"))
+	if err := seen.NoteCall(&call); err != nil {
+		t.Fatal(err)
+	}
+	if err := seen.NoteCall(&other); !errors.Is(err, ErrInvalid) {
+		t.Errorf("another kind than the override's: got %v, want ErrInvalid", err)
+	}
+}
+
+// A plan that is called for a key with an override binds every key as any plan, and two requests
+// of one key are an override only if both are.
+func TestPlanBeside(t *testing.T) {
+	base := TokenBucket{Name: "a", Rate: 10, Period: time.Second}
+	plan := TokenBucket{Name: "a", Rate: 10, Period: time.Second, Capacity: 1000}
+	own := Request{Limit: plan, Key: "k", Count: 1, Overridden: true}
+	for name, requests := range map[string][]Request{"after": {plan.For("k")}, "in one call": {own, plan.For("k")}} {
+		var seen decide.Definitions
+		for _, requests := range [][]Request{{base.For("k")}, {own}, requests} {
+			call := newCall(t, false, requests...)
+			if err := seen.NoteCall(&call); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if seen.Idle(decide.Key{Name: "a", Key: "other"}, nil, bucket.State{Value: 10, TS: t0}, t0.Add(90*time.Second)) {
+			t.Errorf("%s: the row of another key is idle, and is not full by the plan", name)
+		}
+	}
 }

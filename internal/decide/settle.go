@@ -72,7 +72,7 @@ func (s *Settlement) add(seen *Definitions, payments []receipt.Payment, used []f
 	if d != bucket.Definition(request.Limit.Definition()) { // in a receipt written by hand
 		return &ratelimit.FieldError{Field: "Receipt", Value: ratelimit.Definition(d), Reason: "must be of limits that can be"}
 	}
-	if newest, ok := seen.newest(p.Name); ok && !alike(newest, d) {
+	if newest, ok := seen.newest(Key{p.Name, p.Key}); ok && !alike(newest, d) {
 		d = newest
 		request.Limit = ratelimit.Definition(d).Limit()
 	}

@@ -24,6 +24,8 @@ type Conn struct {
 	Work    Work
 	Retries atomic.Int64
 
+	unanswered atomic.Bool // was the last Probe?
+
 	seats chan struct{} // has room for the connections that may wait for a locked row
 }
 

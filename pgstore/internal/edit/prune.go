@@ -8,15 +8,15 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
-// Prune deletes the rows of a name that mean the same as no row by all definitions of it that are
-// known, in batches.
-func (e *Editor) Prune(ctx context.Context, name string) (deleted int64, err error) {
+// Prune deletes the rows of a name that mean the same as no row by all definitions that are known
+// of it, and of their keys' overrides, in batches.
+func (e *Editor) Prune(ctx context.Context, name string, overrides decide.Overrides) (deleted int64, err error) {
 	after := decide.Row{Key: decide.Key{Name: name}, Shard: math.MinInt32}
 	for {
 		var listed int
 		err := e.Standalone(ctx, "prune", func(ctx context.Context) (err error) {
 			var n int64
-			listed, n, err = e.pruneAfter(ctx, name, &after)
+			listed, n, err = e.pruneAfter(ctx, overrides, &after)
 			deleted += n
 			return err
 		})
@@ -28,8 +28,7 @@ func (e *Editor) Prune(ctx context.Context, name string) (deleted int64, err err
 
 // pruneAfter lists rows of a name after a row, which it moves to the last of them, and deletes
 // those that are idle by all definitions.
-func (e *Editor) pruneAfter(ctx context.Context, name string, after *decide.Row) (listed int, deleted int64, err error) {
-	definitions := e.known.Definitions.Of(name)
+func (e *Editor) pruneAfter(ctx context.Context, overrides decide.Overrides, after *decide.Row) (listed int, deleted int64, err error) {
 	now, err := table.Now(ctx, e.Pool, e.Clock())
 	if err != nil {
 		return 0, 0, err
@@ -40,7 +39,7 @@ func (e *Editor) pruneAfter(ctx context.Context, name string, after *decide.Row)
 	}
 	var idle table.Rows
 	for i, row := range rows.Rows {
-		if decide.Idle(definitions, row.Key.Key, rows.States[i], now) {
+		if e.known.Definitions.Idle(row.Key, overrides, rows.States[i], now) {
 			idle.Rows, idle.States = append(idle.Rows, row), append(idle.States, rows.States[i])
 		}
 	}

@@ -1,0 +1,218 @@
+package fallback_test
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"runtime"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/fallback"
+	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/internal/relay"
+	"github.com/pgratelimit/ratelimit/pgstore"
+)
+
+var longer = flag.Bool("longer", false, "have the network of TestSilentNetwork be silent for 12 seconds, not 4")
+
+func TestMain(m *testing.M) { pgtest.Main(m) }
+
+// network is stores of several processes, on pools whose connections go through a relay.
+type network struct {
+	*relay.Relay
+	stores []*fallback.Store
+	pools  []*pgxpool.Pool
+}
+
+func newNetwork(t *testing.T, processes int) *network {
+	t.Helper()
+	server, err := pgx.ParseConfig(pgtest.URL(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := relay.New(pgconn.NetworkAddress(server.Host, server.Port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	n := &network{Relay: r}
+	address := r.Address()
+	db := pgtest.New(t)
+	for range processes {
+		config := db.Pool.Config()
+		config.MaxConns = 10
+		config.ConnConfig.Host, config.ConnConfig.Port = address.IP.String(), uint16(address.Port)
+		config.ConnConfig.Fallbacks, config.ConnConfig.TLSConfig = nil, nil
+		pool, err := pgxpool.NewWithConfig(t.Context(), config)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(pool.Close)
+		store, err := pgstore.New(pool, &pgstore.Config{Schema: db.Schema})
+		if err != nil {
+			t.Fatal(err)
+		}
+		n.pools = append(n.pools, pool)
+		n.stores = append(n.stores, newStore(t, store, fallback.Config{Processes: processes}))
+	}
+	t.Cleanup(r.Close) // before the pools, which wait for connections to end
+	return n
+}
+
+func (n *network) silent(yes bool) {
+	if !yes {
+		n.Interfere(nil, nil)
+		return
+	}
+	lost := func(int, []byte) relay.Fate { return relay.Silence }
+	n.Interfere(lost, lost)
+}
+
+// answered is the end of a request.
+type answered struct {
+	at, took time.Duration // since the network fell silent
+	ok       bool
+	err      error
+}
+
+// flood sends 200 requests a second to the stores in turn, as a middleware does with its time-out, until
+// one is answered by the database after the silence. It returns their ends.
+func (n *network) flood(t *testing.T, limit ratelimit.Limit, began time.Time, until func() bool) (ends []answered) {
+	t.Helper()
+	var mu sync.Mutex
+	var calls sync.WaitGroup
+	tick := time.NewTicker(5 * time.Millisecond)
+	defer tick.Stop()
+	for i := 0; !until(); i++ {
+		<-tick.C
+		calls.Go(func() {
+			ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+			defer cancel()
+			asked := time.Now()
+			result, err := n.stores[i%len(n.stores)].Allow(ctx, limit.For("k"))
+			mu.Lock()
+			defer mu.Unlock()
+			ends = append(ends, answered{asked.Sub(began), time.Since(asked), err == nil && result.OK, err})
+		})
+	}
+	calls.Wait()
+	return ends
+}
+
+// A network that loses everything for some seconds: calls are answered at once from the second
+// second on, all processes together keep to the limit, and the database decides again within 1.2
+// seconds once it can be reached.
+func TestSilentNetwork(t *testing.T) {
+	pgtest.Long(t)
+	lasts := 4 * time.Second
+	if *longer {
+		lasts = 12 * time.Second
+	}
+	for _, processes := range []int{1, 3} {
+		t.Run(fmt.Sprint(processes), func(t *testing.T) {
+			n := newNetwork(t, processes)
+			limit := ratelimit.TokenBucket{Name: "api", Rate: 10, Period: time.Second}
+			for _, s := range n.stores {
+				if _, err := s.Check(t.Context(), limit.For("k")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			before := runtime.NumGoroutine()
+			began, most := time.Now(), 0
+			n.silent(true)
+			ends := n.flood(t, limit, began, func() bool {
+				most = max(most, runtime.NumGoroutine())
+				return time.Since(began) > lasts
+			})
+			n.silent(false)
+			back := time.Now()
+			for _, s := range n.stores {
+				n.awaitDatabase(t, s, back)
+			}
+			n.judge(t, ends, lasts, before, most)
+		})
+	}
+}
+
+// awaitDatabase waits until a store's calls are the database's to decide.
+func (n *network) awaitDatabase(t *testing.T, s *fallback.Store, back time.Time) {
+	t.Helper()
+	other := ratelimit.TokenBucket{Name: "other", Rate: 1e6, Period: time.Second}
+	for {
+		silent := s.Stats().Silent
+		if r, err := s.Allow(t.Context(), other.For("k")); err != nil || !r.OK {
+			t.Fatal(r, err)
+		}
+		if !silent {
+			break
+		}
+		time.Sleep(time.Millisecond)
+	}
+	took := time.Since(back)
+	t.Logf("the database decides again after %v", took)
+	if took > 3*time.Second { // 1.2 on a machine that is not busy
+		t.Errorf("the database decides again after %v", took)
+	}
+}
+
+func (n *network) judge(t *testing.T, ends []answered, lasts time.Duration, before, most int) {
+	t.Helper()
+	granted, failed := 0, 0
+	var late []time.Duration
+	for _, e := range ends {
+		if e.ok {
+			granted++
+		}
+		if e.err != nil {
+			failed++
+		}
+		if e.at > 2*time.Second {
+			late = append(late, e.took)
+		}
+	}
+	slices.Sort(late)
+	p99 := late[len(late)*99/100]
+	bound := 10 + int(10*lasts.Seconds())
+	t.Logf("%d requests: granted %d of at most %d, failed %d; p99 after 2 s %v; goroutines %d, at most %d", len(ends), granted, bound, failed, p99, before, most)
+	if granted > bound || granted < bound/3 {
+		t.Errorf("granted %d, want at most %d and not much less", granted, bound)
+	}
+	if p99 > 50*time.Millisecond {
+		t.Errorf("p99 is %v from the third second on, want 50ms", p99)
+	}
+	if most > before+1000 {
+		t.Errorf("%d goroutines, and %d before", most, before)
+	}
+}
+
+// The application has all connections of the pool: that is an error of its own, and no silence.
+func TestPoolInUse(t *testing.T) {
+	t.Parallel()
+	n := newNetwork(t, 1)
+	pool, s := n.pools[0], n.stores[0]
+	for range pool.Config().MaxConns {
+		c, err := pool.Acquire(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer c.Release()
+	}
+	for range 10 {
+		ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+		if _, err := s.Allow(ctx, perSecond.For("k")); !errors.Is(err, fallback.ErrBusy) {
+			t.Errorf("Allow() = %v, want ErrBusy", err)
+		}
+		cancel()
+	}
+	if stats := s.Stats(); stats.Silences > 0 || stats.Busy != 10 {
+		t.Errorf("%+v, want no silence and 10 of a pool in use", stats)
+	}
+}

@@ -1,0 +1,18 @@
+package pgstore
+
+import "context"
+
+// Probe asks the server a statement that needs nothing of it, on a connection that it makes for
+// this and closes, so that neither connections in use nor dead ones of the pool matter. The first
+// answer after a probe that failed has the pool replace its connections, since those may be dead
+// without knowing. Package fallback calls it once a second while the database is silent.
+func (s *Store) Probe(ctx context.Context) error {
+	if err := s.usable(); err != nil {
+		return err
+	}
+	return s.conn.Probe(ctx)
+}
+
+// PoolInUse reports whether all connections of the pool are in use, so that a call has to wait for
+// one. A Store without a pool has none in use.
+func (s *Store) PoolInUse() bool { return s.usable() == nil && s.conn.InUse() }
