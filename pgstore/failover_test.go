@@ -169,17 +169,17 @@ func TestTimeOutReadAsACancellation(t *testing.T) {
 	db := pgtest.New(t)
 	store := newStore(t, db)
 	limit := slow("l", 100)
-	result, err := store.Allow(t.Context(), limit.Take("k", 10))
+	result, err := store.Allow(t.Context(), limit.ForN("k", 10))
 	mustTake(t, result, err)
-	execIn(t, db, `CREATE SEQUENCE writes;
-		CREATE FUNCTION cancel() RETURNS trigger LANGUAGE plpgsql SET search_path FROM CURRENT AS $$
+	execIn(t, db, `CREATE SEQUENCE {schema}.writes;
+		CREATE FUNCTION {schema}.cancel() RETURNS trigger LANGUAGE plpgsql AS $$
 		BEGIN
-			IF nextval('writes') = 1 THEN
+			IF nextval('{schema}.writes') = 1 THEN
 				RAISE EXCEPTION 'canceling statement due to user request' USING ERRCODE = '57014';
 			END IF;
 			RETURN NEW;
 		END $$;
-		CREATE TRIGGER cancel BEFORE UPDATE ON rate_limits FOR EACH ROW EXECUTE FUNCTION cancel()`)
+		CREATE TRIGGER cancel BEFORE UPDATE ON {schema}.rate_limits FOR EACH ROW EXECUTE FUNCTION {schema}.cancel()`)
 	if settled, err := store.Settle(t.Context(), result.Receipt, 1); err != nil || !settled.OK {
 		t.Fatalf("got OK %v, error %v", settled.OK, err)
 	}
