@@ -141,12 +141,12 @@ func (f *Permits) change(ctx context.Context, tickets []*ticket) {
 	switch {
 	case err == nil:
 		return
-	case conn.Answered(err) && len(tickets) > 1:
+	case (conn.OfValues(err) || conn.TimedOut(err)) && len(tickets) > 1:
 		half := len(tickets) / 2
 		f.change(ctx, tickets[:half])
 		f.change(ctx, tickets[half:])
 		return
-	case conn.Code(err) == conn.LockNotAvailable && f.table.PassesOver():
+	case conn.TimedOut(err) && f.table.PassesOver():
 		ops[0].Done = table.PermitDone{}
 		return
 	}

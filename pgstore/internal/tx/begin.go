@@ -67,7 +67,7 @@ func (a *attempt) try(ctx context.Context, changes []decide.Change) (pgx.Tx, err
 	return tx, nil
 }
 
-// tell makes the result of the rows that of the call.
+// answer keeps the result of the call, made from that of its rows.
 func (a *attempt) answer(result ratelimit.Result) {
 	if !a.claim.None() {
 		result = a.claim.Result(result)
@@ -86,7 +86,7 @@ func (a *attempt) beginHeld(ctx context.Context) (pgx.Tx, error) {
 	return tx, nil
 }
 
-// beginFree begins a transaction that takes nothing, whose ID is asked for.
+// beginNoTake begins a transaction that takes nothing, whose ID is asked for.
 func (a *attempt) beginNoTake(ctx context.Context) (pgx.Tx, error) {
 	a.taken = try{taker: a.taker, call: a.call, taken: make([]table.Taken, 1)}
 	batch := a.turn.begin()
@@ -127,7 +127,7 @@ func (a *attempt) take(ctx context.Context, changes []decide.Change) (pgx.Tx, er
 	return results.Tx(), err
 }
 
-// standing returns the place of an attempt in the lines of its rows.
+// turnOf returns the turn of an attempt at its rows.
 func (a *attempt) turnOf(ctx context.Context) turn {
 	l := turn{conn: a.conn, contention: a.contention}
 	if a.claim.All() {

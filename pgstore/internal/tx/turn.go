@@ -30,7 +30,7 @@ type contention struct {
 	last map[int64]time.Time
 }
 
-// mostContended is how many are remembered; past it those that are over are forgotten.
+// mostContended is how many rows are remembered; above it those of long ago are forgotten.
 const mostContended = 1024
 
 // met notes that others were met at the row of a lock.
@@ -53,7 +53,7 @@ func (m *contention) met(lock int64) {
 	}
 }
 
-// lately returns those of some locks at whose rows other processes were met lately, ascending,
+// recent returns those of some locks at whose rows other processes were met lately, ascending,
 // which is the order in which all take them.
 func (m *contention) recent(locks func() []int64) (recent []int64) {
 	m.mu.Lock()
@@ -70,7 +70,7 @@ func (m *contention) recent(locks func() []int64) (recent []int64) {
 	return slices.Compact(recent)
 }
 
-// line is a connection's place in the lines of some rows. The session has the locks before the
+// turn is a connection's place in the lines of some rows. The session has the locks before the
 // transaction begins, which then takes them over: its end gives them back, however it ends.
 type turn struct {
 	conn       *pgxpool.Conn

@@ -33,6 +33,7 @@ func NewTaker(c *conn.Conn, t *table.Table, k *known.Known) *Taker {
 // its looking and its taking.
 const rounds = 8
 
+// Decide decides the requests of a verb in tx.
 func (b *Taker) Decide(ctx context.Context, tx pgx.Tx, verb decide.Verb, reserve bool, requests []ratelimit.Request) (ratelimit.Result, error) {
 	if err := conn.UsableIn(tx); err != nil {
 		return ratelimit.Result{}, err
@@ -306,7 +307,7 @@ func (b *Taker) granted(call *decide.Call, changes []decide.Change, at time.Time
 	return b.known.Granted(call, changes, at, xid, session)
 }
 
-// faultOf is fault of a call in a caller's transaction. It names the limit, and also the
+// faultOf wraps an error of a call in a caller's transaction. It names the limit, and also the
 // lock that was waited for, as far as the server says so.
 func (b *Taker) faultOf(call *decide.Call, err error) error {
 	key := call.Demands[0].KeyOf()
