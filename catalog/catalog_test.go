@@ -759,3 +759,23 @@ func (p prunedPermits) Prune(_ context.Context, limits ...ratelimit.InFlight) (i
 	}
 	return 11, nil
 }
+
+// A quota whose edges the catalog's table has no column for is refused, and nothing is published.
+func TestPublishRefusesUnknownEdges(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, c *catalog.Catalog, _ func() *catalog.Catalog) {
+		for field, limit := range map[string]ratelimit.FixedWindow{
+			"Time":  {Name: "q", Rate: 10, Every: ratelimit.Day, Zone: "UTC", Time: 9 * time.Hour},
+			"Every": {Name: "q", Rate: 10, Every: 3 * ratelimit.Month, Zone: "UTC"},
+		} {
+			err := c.Publish(t.Context(), api, limit)
+			var bad *ratelimit.FieldError
+			if !errors.As(err, &bad) || bad.Field != field || bad.Limit != "q" {
+				t.Errorf("%s: got %v, want an error that names it", field, err)
+			}
+		}
+		if err := c.Refresh(t.Context()); err != nil || len(c.Definitions()) != 0 {
+			t.Errorf("got %v, %v, want nothing published", c.Definitions(), err)
+		}
+	})
+}
