@@ -27,7 +27,6 @@ const None = math.SmallestNonzeroFloat64
 const (
 	MaxTokens     = 1e12           // largest rate, capacity, max reserved and count: above it a float64 tells small counts apart no longer
 	MaxSpan       = bucket.MaxSpan // 100 years: longest period, longest time to fill an empty limit, and longest wait for a reservation
-	MaxShards     = 1024           // most shards of a limit
 	MaxRequests   = 64             // most limits in one call
 	MaxChecks     = 10_000         // most rows that a CheckEach reads: one for each request, or as many as its limit has shards
 	MaxNameLength = 255            // bytes in a limit's name
@@ -274,8 +273,8 @@ func (l fields) check() faults {
 	if reason := badPeriod(l.period); reason != "" {
 		f.add("Period", l.period, reason)
 	}
-	if l.shards < 0 || l.shards > MaxShards {
-		f.add("Shards", l.shards, fmt.Sprintf("must be from 1 to %d (0 means 1)", MaxShards))
+	if reason := badShards(l.shards); reason != "" {
+		f.add("Shards", l.shards, reason)
 	}
 	if f.errs == nil { // the checks below compare fields that are valid by themselves
 		l.checkTogether(&f)
@@ -291,14 +290,8 @@ func (l fields) checkTogether(f *faults) {
 	if l.capacity/l.rate*float64(l.period) > float64(MaxSpan) {
 		f.add("Capacity", l.capacity, fmt.Sprintf("must fill within %v at this rate", MaxSpan))
 	}
-	// With less than a token each, every call would have to take from several
-	// shards, which is slower than one row for all.
-	holds, field := orDefault(l.capacity, l.rate), "Capacity"
-	if holds == 0 {
-		holds, field = orDefault(l.maxReserved, math.Inf(1)), "MaxReserved"
-	}
-	if l.shards > 1 && float64(l.shards) > holds {
-		f.add("Shards", l.shards, fmt.Sprintf("leaves each shard less than one token of %s %g", field, holds))
+	if reason := l.thinShards(); reason != "" {
+		f.add("Shards", l.shards, reason)
 	}
 }
 

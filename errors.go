@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/pgratelimit/ratelimit/internal/receipt"
 )
@@ -108,22 +107,6 @@ func (e *RefusedError) Error() string {
 
 // Unwrap makes errors.Is(err, ErrRefused) true.
 func (e *RefusedError) Unwrap() error { return ErrRefused }
-
-// WaitError is a Wait that ended before its reservation was due, since its context
-// ended, or would have. It is Err, which is mostly a context's error. The reservation was
-// given back; if that failed, the store's error is joined with this one.
-type WaitError struct {
-	Result Result        // of the reservation
-	Wait   time.Duration // that was left
-	Err    error
-}
-
-func (e *WaitError) Error() string {
-	return fmt.Sprintf("ratelimit: limit %s: the wait has %v to go: %v", quoteShort(NameOf(e.Result.Request.Limit)), e.Wait, e.Err)
-}
-
-// Unwrap returns e.Err.
-func (e *WaitError) Unwrap() error { return e.Err }
 
 // quoteShort quotes s for an error message, cut to a length that a log line
 // bears.

@@ -120,12 +120,6 @@ type portion struct {
 	spent    float64        // of that
 }
 
-// shardOf returns one shard's share of a limit.
-func shardOf(limit Limit) *bucket.Definition {
-	d := limit.Definition()
-	return d.bucket().Shard()
-}
-
 // portions returns those of r, in the order of Each.
 func (r Result) portions() []*portion {
 	each := r.Each()
@@ -264,3 +258,19 @@ func (p *portion) mayBe(parts [][]float64, k int) error {
 	}
 	return nil
 }
+
+// WaitError is a Wait that ended before its reservation was due, since its context
+// ended, or would have. It is Err, which is mostly a context's error. The reservation was
+// given back; if that failed, the store's error is joined with this one.
+type WaitError struct {
+	Result Result        // of the reservation
+	Wait   time.Duration // that was left
+	Err    error
+}
+
+func (e *WaitError) Error() string {
+	return fmt.Sprintf("ratelimit: limit %s: the wait has %v to go: %v", quoteShort(NameOf(e.Result.Request.Limit)), e.Wait, e.Err)
+}
+
+// Unwrap returns e.Err.
+func (e *WaitError) Unwrap() error { return e.Err }
