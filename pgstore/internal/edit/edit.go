@@ -65,7 +65,8 @@ func (e *Editor) own(ctx context.Context, rows []decide.Row, do func(context.Con
 }
 
 // spent returns the tokens spent from memory that the row of a key is to learn of, once for all of
-// its rows.
+// its rows. A sliding window's row learns of none, since refunds go to their own slots, with any
+// number of tokens out.
 func (e *Editor) spent(ctx context.Context, d *bucket.Definition, key decide.Key) bucket.Spent {
 	told, own := ctx.Value(e).(map[decide.Key]bucket.Spent)
 	if !own || e.memory == nil || d.Slotted() {
@@ -74,7 +75,7 @@ func (e *Editor) spent(ctx context.Context, d *bucket.Definition, key decide.Key
 	if _, done := told[key]; done {
 		return bucket.Spent{}
 	}
-	told[key] = e.memory.Spent(d, key)
+	told[key] = e.memory.Spent(key)
 	return told[key]
 }
 

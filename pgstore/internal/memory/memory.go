@@ -166,21 +166,11 @@ func (m *Memory) Met(call *decide.Call) {
 }
 
 // Spent takes out the tokens that this process has used from memory and that the row of a key is to
-// learn of: they are not out any more. A sliding window's row learns of none, since refunds go to
-// their own slots, with any number of tokens out.
-func (m *Memory) Spent(d *bucket.Definition, key decide.Key) bucket.Spent {
-	if m == nil || d.Slotted() {
-		return bucket.Spent{}
-	}
-	return m.cache.Spent(key)
-}
+// learn of: they are not out any more.
+func (m *Memory) Spent(key decide.Key) bucket.Spent { return m.cache.Spent(key) }
 
 // Unspent notes that a transaction was rolled back that was to tell a row of spent tokens.
-func (m *Memory) Unspent(key decide.Key, spent bucket.Spent) {
-	if m != nil {
-		m.cache.Unsaid(key, spent)
-	}
-}
+func (m *Memory) Unspent(key decide.Key, spent bucket.Spent) { m.cache.Unsaid(key, spent) }
 
 // Held returns the tokens that are held, by the limits' names.
 func (m *Memory) Held() map[string]escrow.Held {

@@ -165,10 +165,7 @@ func (f *Permits) try(ctx context.Context, tx pgx.Tx, op *table.PermitOp) error 
 	if err := tx.SendBatch(ctx, &batch).Close(); err != nil || op.Done.OK {
 		return err
 	}
-	var undo pgx.Batch
-	undo.Queue("ROLLBACK TO SAVEPOINT " + table.Savepoint)
-	undo.Queue("RELEASE SAVEPOINT " + table.Savepoint)
-	return tx.SendBatch(ctx, &undo).Close()
+	return tx.SendBatch(ctx, table.ToSavepoint()).Close()
 }
 
 // lookBeside looks on another connection, if there is one to be had.

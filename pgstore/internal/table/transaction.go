@@ -36,6 +36,14 @@ func Outlast(ctx context.Context, by time.Duration) (context.Context, context.Ca
 // Savepoint is the name of the savepoint of what may be undone in a caller's transaction.
 const Savepoint = "ratelimit_take"
 
+// ToSavepoint begins a batch that undoes all that is behind the savepoint.
+func ToSavepoint() *pgx.Batch {
+	var batch pgx.Batch
+	batch.Queue("ROLLBACK TO SAVEPOINT " + Savepoint)
+	batch.Queue("RELEASE SAVEPOINT " + Savepoint)
+	return &batch
+}
+
 // QueueBounds puts into a batch, after the BEGIN of a transaction, the longest that
 // it waits for a lock, 0 for any time; and that the server keeps its own for no longer than
 // the Table's silence while it hears nothing of the client.

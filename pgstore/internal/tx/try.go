@@ -32,14 +32,6 @@ type try struct {
 	taken   []table.Taken
 }
 
-// toSavepoint begins a batch that undoes all that is behind the savepoint.
-func toSavepoint() *pgx.Batch {
-	var batch pgx.Batch
-	batch.Queue("ROLLBACK TO SAVEPOINT " + table.Savepoint)
-	batch.Queue("RELEASE SAVEPOINT " + table.Savepoint)
-	return &batch
-}
-
 func (t *try) send(ctx context.Context, q table.Querier) error {
 	t.before, t.taken = make([]table.Taken, len(t.changes)), make([]table.Taken, len(t.changes))
 	var batch pgx.Batch
@@ -95,7 +87,7 @@ func (t *try) result(tx pgx.Tx) ratelimit.Result {
 func (t *try) undo() (look func(*decide.Demand) bool, batch *pgx.Batch) {
 	look, batch = All, &pgx.Batch{}
 	if t.saved(len(t.changes) - 1) {
-		batch = toSavepoint()
+		batch = table.ToSavepoint()
 	}
 	for i := range t.changes {
 		if !t.taken[i].OK && !t.sharded(i) {

@@ -204,7 +204,7 @@ func (b *Taker) takeDivided(ctx context.Context, tx pgx.Tx, call *decide.Call) (
 		return result, err
 	}
 	b.known.Shards.Refused(call, result.At)
-	if err := tx.SendBatch(ctx, toSavepoint()).Close(); err != nil {
+	if err := tx.SendBatch(ctx, table.ToSavepoint()).Close(); err != nil {
 		return ratelimit.Result{}, b.Fault("undo", err)
 	}
 	return result, nil
