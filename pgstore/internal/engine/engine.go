@@ -232,9 +232,14 @@ func (e *Engine) decideAll(ctx context.Context, tickets []*Ticket, granting bool
 				return err
 			}
 			granting = false
-			late = e.lateExtra(ctx, left, await)
+			if e.memory != nil && await == nil {
+				late = e.lateExtra(ctx, left)
+			}
 		}
-		if left = withoutExtra(left, late); len(left) == 0 {
+		if e.memory != nil {
+			left = withoutExtra(left, late)
+		}
+		if len(left) == 0 {
 			return nil
 		}
 		var snapshot *decide.Snapshot
@@ -273,31 +278,22 @@ func (e *Engine) begin(tickets []*Ticket) {
 	}
 }
 
-// observeAll remembers the definitions of calls, most of which are the same, and returns the calls
+// observeAll remembers the definitions of calls, and returns the calls
 // whose definitions can be remembered.
 func (e *Engine) observeAll(tickets []*Ticket) []*Ticket {
-	var last bucket.Definition
 	return slices.DeleteFunc(tickets, func(t *Ticket) bool {
-		call := &t.Value.Call
-		if len(call.Demands) == 1 && call.Demands[0].Definition == last {
-			return false
-		}
-		if t.Value.Err = e.known.Definitions.NoteCall(call); t.Value.Err != nil {
+		t.Value.Err = e.known.Definitions.NoteCall(&t.Value.Call)
+		if t.Value.Err != nil {
 			t.Finish()
-			return true
 		}
-		last = call.Demands[0].Definition
-		return false
+		return t.Value.Err != nil
 	})
 }
 
 // lateExtra returns those of calls for what a Memory adds that were not granted although their rows
 // have enough, and so were passed over, since another transaction had them locked. Without a turn
 // of their own they would hardly ever find a row free from which many processes take.
-func (e *Engine) lateExtra(ctx context.Context, tickets []*Ticket, await *awaited) (late []*Ticket) {
-	if await != nil || e.memory == nil {
-		return nil
-	}
+func (e *Engine) lateExtra(ctx context.Context, tickets []*Ticket) (late []*Ticket) {
 	var rows table.Rows
 	for _, t := range tickets {
 		if t.Value.Extra {

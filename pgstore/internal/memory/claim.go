@@ -11,28 +11,22 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/escrow"
 )
 
-// Claim is the tokens of a call that were held, and the rest of it, for rows. A nil Claim has none.
+// Claim is the tokens of a call that were held, and the rest of it, for rows. It is nil if none were.
 type Claim struct {
 	Rest decide.Call
 
 	reserve bool
 	call    *decide.Call    // nil if all is held, of a single limit
-	tokens  []escrow.Tokens // of each limit; zero of one that is not held. Nil if none is
+	tokens  []escrow.Tokens // of each limit; zero of one that is not held
 }
 
-// None reports whether nothing of the call was held.
-func (c *Claim) None() bool { return c == nil || c.tokens == nil }
-
 // All reports whether all of the call was held.
-func (c *Claim) All() bool { return !c.None() && len(c.Rest.Demands) == 0 }
+func (c *Claim) All() bool { return len(c.Rest.Demands) == 0 }
 
 // claim takes the held tokens of a call out of memory, limit by limit, until [Claim.End]. For
 // several limits, missing tokens are prefetched for later calls: for one, the statement that grants
 // it prefetches.
 func (m *Memory) claim(call *decide.Call) *Claim {
-	if m == nil {
-		return nil
-	}
 	c := &Claim{reserve: call.Reserve, call: call}
 	for i := range call.Demands {
 		a := &call.Demands[i]
@@ -56,13 +50,16 @@ func (m *Memory) claim(call *decide.Call) *Claim {
 			m.entryOf(a).Miss(a.Count)
 		}
 	}
+	if c.tokens == nil {
+		return nil
+	}
 	return c
 }
 
 // ClaimHeld claims the tokens of a transaction's call for one limit that is remembered; nil if they
 // are not held.
 func (m *Memory) ClaimHeld(reserve bool, requests []ratelimit.Request) *Claim {
-	if m == nil || len(requests) != 1 {
+	if len(requests) != 1 {
 		return nil
 	}
 	var t escrow.Tokens
@@ -77,7 +74,7 @@ func (m *Memory) ClaimHeld(reserve bool, requests []ratelimit.Request) *Claim {
 // its result then.
 func (m *Memory) Claim(ctx context.Context, call *decide.Call) (c *Claim, refused ratelimit.Result, err error) {
 	c = m.claim(call)
-	if m == nil || !c.None() || len(call.Demands) != 1 {
+	if c != nil || len(call.Demands) != 1 {
 		return c, refused, nil
 	}
 	a := call.Demands[0]
@@ -103,7 +100,7 @@ func (m *Memory) Claim(ctx context.Context, call *decide.Call) (c *Claim, refuse
 
 // Worth reports whether a call is worth a statement of its own, which prefetches.
 func (m *Memory) Worth(call *decide.Call) bool {
-	if m == nil || len(call.Demands) != 1 {
+	if len(call.Demands) != 1 {
 		return false
 	}
 	a := &call.Demands[0]
@@ -113,9 +110,6 @@ func (m *Memory) Worth(call *decide.Call) bool {
 // End notes that the call or transaction is over that has the tokens: unless they are spent, they
 // are put back.
 func (c *Claim) End(spent bool) {
-	if c.None() {
-		return
-	}
 	for i := range c.tokens {
 		if spent {
 			c.tokens[i].Spend()

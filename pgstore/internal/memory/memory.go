@@ -25,6 +25,7 @@ import (
 type Memory struct {
 	*conn.Conn
 	table  *table.Table
+	known  *known.Known
 	engine *engine.Engine
 	cache  *escrow.Cache
 	lasts  time.Duration // of a lease
@@ -32,7 +33,7 @@ type Memory struct {
 
 // New returns a Memory above an engine, which it serves.
 func New(c *conn.Conn, t *table.Table, k *known.Known, e *engine.Engine, lasts time.Duration) *Memory {
-	m := &Memory{Conn: c, table: t, engine: e, lasts: lasts}
+	m := &Memory{Conn: c, table: t, known: k, engine: e, lasts: lasts}
 	config := escrow.Config{Lasts: lasts, Prefetch: m.prefetch, GiveBack: m.returnLater}
 	if c.Now != nil {
 		config.Clock = func() time.Time { return *c.Clock() }
@@ -57,7 +58,7 @@ func (m *Memory) Decide(ctx context.Context, w *watch.Watch, reserve bool, reque
 		}
 	}
 	p := &engine.Pending{}
-	if p.Call, err = decide.NewIn(p.One[:0], reserve, requests...); err != nil {
+	if p.Call, err = decide.NewIn(&m.known.Definitions, p.One[:0], reserve, requests...); err != nil {
 		return result, err
 	}
 	if entry != nil { // which had been asked already
@@ -65,7 +66,7 @@ func (m *Memory) Decide(ctx context.Context, w *watch.Watch, reserve bool, reque
 		return m.engine.Decide(ctx, w, p)
 	}
 	c := m.claim(&p.Call)
-	if c.None() {
+	if c == nil {
 		if len(p.Call.Demands) == 1 {
 			Keep(p, m.entryOf(&p.Call.Demands[0]), nil)
 		}
