@@ -40,7 +40,7 @@ func New(store ratelimit.Store, config *Config) (*Store, error) {
 		return nil, err
 	}
 	c.setDefaults()
-	s := &Store{detector: newDetector(store, c), store: store, watches: watch.New(c.Observe, class)}
+	s := &Store{detector: newDetector(store, c), store: store, watches: watch.New(c.Observe, nil)}
 	if c.Processes > 0 {
 		s.memory = newMemory(c.Processes, c.Keys)
 	}
