@@ -23,6 +23,16 @@ func takingOf(c *decide.Change, reserve bool) taking {
 	return taking{c, orNull(c.Past)}
 }
 
+// Give is tokens to give to a change's row.
+type Give struct {
+	*decide.Change
+	Tokens, Most float64 // beside tokens that are out no more than leaves room for them; otherwise up to Most
+	Spent        bucket.Spent
+
+	Taken Taken // the row as it is then, before it is settled
+	Given bool  // the tokens, if there are any, are in the row; false for a row with slots, into which the caller puts them
+}
+
 // origin returns an instant from which to count the ticks of a row that had one at ts. By the
 // calendar it is the ts of a full row that is made now: an edge, and if the clocks differ, perhaps
 // not the newest, which makes no difference.

@@ -48,16 +48,6 @@ func (t *Table) QueueTouch(batch *pgx.Batch, c *decide.Change, now *time.Time, t
 	batch.Queue(t.common["touch"], args...).QueryRow(func(row pgx.Row) error { return taken.scanGive(row, now) })
 }
 
-// Give is tokens to give to a change's row.
-type Give struct {
-	*decide.Change
-	Tokens, Most float64 // beside tokens that are out no more than leaves room for them; otherwise up to Most
-	Spent        bucket.Spent
-
-	Taken Taken // the row as it is then, before it is settled
-	Given bool  // the tokens, if there are any, are in the row; false for a row with slots, into which the caller puts them
-}
-
 // Give gives tokens to rows, after the statements that are in batch already, and reports spent
 // ones. It locks each row. A missing row is Made, full. To give nothing, or to a row with slots,
 // only locks and reads it. It leaves no predicate lock under SERIALIZABLE. A distributed table
