@@ -306,6 +306,34 @@ func leftBy(changes []Change) []receipt.Left {
 	return left
 }
 
+// Partly returns the result of a call that was granted, with changes for some of its limits. The
+// others, which the caller lets pass, have taken nothing.
+func (c *Call) Partly(changes []Change, at time.Time, taker string) ratelimit.Result {
+	statuses := make([]ratelimit.Status, len(c.Demands))
+	for i := range statuses {
+		a := &c.Demands[i]
+		statuses[i] = ratelimit.Status{Request: a.Request, Capacity: a.Definition.Capacity, At: at}
+	}
+	for i := range changes {
+		s := &statuses[changes[i].Demand]
+		*s = ratelimit.Status{}
+		c.reportGranted(s, changes[i].Demand, changes[i:i+1], View{At: at})
+	}
+	result := c.result(statuses)
+	if result.OK = true; len(changes) > 0 {
+		result.Receipt = c.Receipt(changes, taker, nil, at)
+	}
+	return result
+}
+
+// RefusedBy returns the result of a call that one of its limits, of one row, has refused in a state;
+// false if the state does not refuse it. It is of that limit alone.
+func (c *Call) RefusedBy(i int, state bucket.State, at time.Time) (ratelimit.Result, bool) {
+	alone := Call{Demands: c.Demands[i : i+1]}
+	result := alone.Checked(View{States: [][]bucket.State{{state}}, At: at})
+	return result, !result.OK
+}
+
 // Checked returns the result that the call would get.
 func (c *Call) Checked(v View) ratelimit.Result {
 	statuses := make([]ratelimit.Status, len(c.Demands))
