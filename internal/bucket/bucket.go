@@ -129,14 +129,6 @@ func (d *Definition) kind() kind {
 	return kinds[d.Kind]
 }
 
-// Statements returns the names of the SQL statements for the rows of all kinds of limits.
-func Statements() (names []string) {
-	for _, kind := range [...]kind{kinds[TokenBucket], kinds[FixedWindow], kinds[SlidingWindow], kinds[FixedWindow|byCalendar]} {
-		names = append(names, kind.statements())
-	}
-	return names
-}
-
 // Statements returns the name of the SQL statements for the rows of such a limit.
 func (d *Definition) Statements() string { return d.kind().statements() }
 

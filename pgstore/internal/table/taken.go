@@ -30,7 +30,7 @@ func (t *Taken) scan(row pgx.Row, d *bucket.Definition, more ...any) error {
 		fields = fields[:3]
 	}
 	err := t.scanned(row.Scan(append(fields, more...)...), &s)
-	if !t.After.TS.After(longAgo) { // the row was made by edges that do not reach now: see calendar.sql
+	if !t.After.TS.After(longAgo) { // the row was made by edges that do not reach now: see calendarTake
 		t.After, t.OK = bucket.State{}, false
 	}
 	return err

@@ -44,11 +44,13 @@ func ToSavepoint() *pgx.Batch {
 	return &batch
 }
 
+const boundsSQL = `SELECT set_config('lock_timeout', $1::text, true), set_config('idle_in_transaction_session_timeout', $2::text, true)`
+
 // QueueBounds puts into a batch, after the BEGIN of a transaction, the longest that
 // it waits for a lock, 0 for any time; and that the server keeps its own for no longer than
 // the Table's silence while it hears nothing of the client.
 func (t *Table) QueueBounds(batch *pgx.Batch, wait time.Duration) {
-	batch.Queue(t.common["bounds"], milliseconds(wait), milliseconds(t.silence))
+	batch.Queue(boundsSQL, milliseconds(wait), milliseconds(t.silence))
 }
 
 // milliseconds returns the value of a setting.
