@@ -36,7 +36,5 @@ func calendarGrant(g *Grant, now *time.Time) []any {
 // many for each.
 func calendarPrefetch(m *many, now *time.Time) []any {
 	edges, had := m.edges(around(now))
-	leases := m.leases()
-	args := append(m.args(), m.capacities(), m.rates(), edges, had, int32(m.sent()), now)
-	return append(append(args, leases[1:]...), leases[0])
+	return append(append(m.args(), m.capacities(), m.rates(), edges, had, int32(m.sent()), now), m.leases()...)
 }

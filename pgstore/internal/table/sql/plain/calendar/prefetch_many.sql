@@ -23,7 +23,7 @@ FROM (
 		($9::timestamptz[])[(a.definition - 1) * $11::int4 + 1 : a.definition * $11::int4] AS edges,
 		($10::timestamptz[])[(a.definition - 1) * $11::int4 + 1 : a.definition * $11::int4] AS had,
 		coalesce($12::timestamptz, CURRENT_TIMESTAMP) AS now,
-		CASE WHEN ($17::float8[])[a.i] IS NOT NULL THEN coalesce(($13::float8[])[a.i], 0) END AS prefetch, ($14::float8[])[a.i] AS out, ($15::float8[])[a.i] AS spent, ($16::timestamptz[])[a.i] AS spent_end
+		CASE WHEN ($13::float8[])[a.i] IS NOT NULL THEN coalesce(($14::float8[])[a.i], 0) END AS prefetch, ($15::float8[])[a.i] AS out, ($16::float8[])[a.i] AS spent, ($17::timestamptz[])[a.i] AS spent_end
 	FROM unnest($1::text[], $2::int4[]) WITH ORDINALITY AS a (key, definition, i)
 	WHERE a.i BETWEEN 1 AND 1000000000
 ) AS u
