@@ -21,7 +21,7 @@ type QueuedTake struct{ queued *tx.Queued }
 //	if err != nil {
 //		return err
 //	}
-//	batch.Queue("INSERT INTO messages (author, body) VALUES ($1, $2)", user, body)
+//	batch.Queue("INSERT INTO messages (sender, body) VALUES ($1, $2)", user, body)
 //	if err := tx.SendBatch(ctx, &batch).Close(); err != nil {
 //		return err // ErrRefused: nothing behind the take was done
 //	}

@@ -307,21 +307,27 @@ func leftBy(changes []Change) []receipt.Left {
 }
 
 // Partly returns the result of a call that was granted, with changes for some of its limits. The
-// others, which the caller lets pass, have taken nothing.
-func (c *Call) Partly(changes []Change, at time.Time, taker string) ratelimit.Result {
+// others, which the caller lets pass, have taken nothing, and have no place in the receipt.
+func (c *Call) Partly(changes []Change, at time.Time, taker string, conn any) ratelimit.Result {
 	statuses := make([]ratelimit.Status, len(c.Demands))
 	for i := range statuses {
 		a := &c.Demands[i]
 		statuses[i] = ratelimit.Status{Request: a.Request, Capacity: a.Definition.Capacity, At: at}
 	}
+	var some Call
 	for i := range changes {
-		s := &statuses[changes[i].Demand]
-		*s = ratelimit.Status{}
-		c.reportGranted(s, changes[i].Demand, changes[i:i+1], View{At: at})
+		of := changes[i].Demand
+		statuses[of] = ratelimit.Status{}
+		c.reportGranted(&statuses[of], of, changes[i:i+1], View{At: at})
+		some.Demands, changes[i].Demand = append(some.Demands, c.Demands[of]), i
 	}
 	result := c.result(statuses)
 	if result.OK = true; len(changes) > 0 {
-		result.Receipt = c.Receipt(changes, taker, nil, at)
+		places := slices.SortedFunc(slices.Values(UpTo(len(changes))), func(i, j int) int { return some.Demands[i].index - some.Demands[j].index })
+		for place, i := range places {
+			some.Demands[i].index = place
+		}
+		result.Receipt = some.Receipt(changes, taker, conn, at)
 	}
 	return result
 }

@@ -1,6 +1,7 @@
 package table
 
 import (
+	"cmp"
 	"errors"
 	"math"
 	"strconv"
@@ -14,37 +15,6 @@ import (
 	"github.com/pgratelimit/ratelimit/internal/decide"
 )
 
-// A must is a take whose refusal is an error, so that nothing behind it in the same round trip is
-// done. Its error is that of a cast, 22P02, of a text that has the mark of the take and the state
-// that decided: value, ts, now and the end of a pause. (A NULL in a NOT NULL column would write the
-// key into the server's log.) It has no second way, so unlike a take it turns nothing away: a pause
-// that is over by its clock is, and a window counts from the edges of its row.
-type must struct {
-	taking
-	mark string
-}
-
-// bucketMust returns the arguments of a bucket's take, with the mark.
-func bucketMust(m must, now *time.Time) []any {
-	args := bucketTake(m.taking, now)
-	args[len(args)-1] = m.mark
-	return args
-}
-
-// windowMust returns the arguments of a window's take, with the mark.
-func windowMust(m must, now *time.Time) []any {
-	args := windowTake(m.taking, now)
-	args[len(args)-1] = m.mark
-	return args
-}
-
-// calendarMust returns the arguments of a calendar's take, with the mark. If now is not among the
-// edges that were sent, the error has the mark and no state.
-func calendarMust(m must, now *time.Time) []any {
-	args := calendarTake(m.taking, now)
-	return append(args[:len(args)-2], m.mark)
-}
-
 // Unqueueable returns the field, and its value, for which no take of a limit can be in a caller's
 // batch; "" if one can.
 func (t *Table) Unqueueable(d *bucket.Definition) (field string, value any) {
@@ -57,9 +27,10 @@ func (t *Table) Unqueueable(d *bucket.Definition) (field string, value any) {
 	return "", nil
 }
 
-// QueueMust puts a take into a batch whose refusal is an error with a mark, or with none no error. done
-// gets the error of the statement, once taken is set, and returns the one to tell.
-func (t *Table) QueueMust(batch *pgx.Batch, c *decide.Change, mark string, now *time.Time, taken *Taken, done func(error) error) {
+// QueueMust puts a take into a batch whose refusal is an error with a mark, or with none no error.
+// Once taken is set, done gets the connection and the error of the statement, and returns the error
+// to report.
+func (t *Table) QueueMust(batch *pgx.Batch, c *decide.Change, mark string, now *time.Time, taken *Taken, done func(session any, err error) error) {
 	k, take := t.of(&c.Definition), takingOf(c, false)
 	sql, args := k.take.sql, []any(nil)
 	if mark == "" {
@@ -67,13 +38,31 @@ func (t *Table) QueueMust(batch *pgx.Batch, c *decide.Change, mark string, now *
 	} else {
 		sql, args = k.must.sql, k.must.args(must{take, mark}, now)
 	}
-	batch.Queue(sql, args...).QueryRow(func(row pgx.Row) error {
-		err := taken.scan(row, &c.Definition, &taken.At, &taken.Xid)
+	batch.Queue(sql, args...).Query(func(rows pgx.Rows) error {
+		err := taken.scan(first{rows}, &c.Definition, &taken.At, &taken.Xid)
 		if err == nil && taken.OK {
 			taken.charge(&c.Definition, now)
 		}
-		return done(err)
+		if c := rows.Conn(); c != nil {
+			return done(c, err)
+		}
+		return done(nil, err)
 	})
+}
+
+// first is the first row of some.
+type first struct{ pgx.Rows }
+
+func (f first) Scan(into ...any) error {
+	defer f.Close()
+	if !f.Next() {
+		return cmp.Or(f.Err(), pgx.ErrNoRows)
+	}
+	if err := f.Rows.Scan(into...); err != nil {
+		return err
+	}
+	f.Close()
+	return f.Err()
 }
 
 // Refusal returns the state and the instant of the refusal with a mark, if err is that. The

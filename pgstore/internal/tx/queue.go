@@ -68,7 +68,7 @@ func (q *Queued) queue(batch *pgx.Batch, requests []ratelimit.Request) (err erro
 	number := queuedTakes.Add(1)
 	for i := range q.call.Demands {
 		a := &q.call.Demands[i]
-		if field, value := q.taker.table.Unqueueable(a.Definition); field != "" {
+		if field, value := q.taker.table.Unqueueable(&a.Definition); field != "" {
 			return &ratelimit.FieldError{Limit: a.Definition.Name, Field: field, Value: value, Reason: "cannot be taken from in a batch: use AllowTx"}
 		}
 		q.changes = append(q.changes, a.Change(i, 0, a.Count))
@@ -81,13 +81,13 @@ func (q *Queued) queue(batch *pgx.Batch, requests []ratelimit.Request) (err erro
 		if q.modes != nil && q.modes.InShadow(q.call.Demands[i].KeyOf()) {
 			mark = ""
 		}
-		q.taker.table.QueueMust(batch, &q.changes[i], mark, now, &q.taken[i], func(err error) error { return q.done(i, err) })
+		q.taker.table.QueueMust(batch, &q.changes[i], mark, now, &q.taken[i], func(session any, err error) error { return q.done(i, session, err) })
 	}
 	return nil
 }
 
-// done notes the end of a statement, and of the last one the result.
-func (q *Queued) done(i int, err error) error {
+// done notes the end of a statement on a connection, and of the last one the result.
+func (q *Queued) done(i int, session any, err error) error {
 	if err != nil {
 		refusal := q.Err(err)
 		if refusal == err {
@@ -111,7 +111,7 @@ func (q *Queued) done(i int, err error) error {
 			q.taker.known.Changed(q.changes[i].Key)
 		}
 	}
-	q.Result = q.call.Partly(changes, at.UTC(), xid)
+	q.Result = q.call.Partly(changes, at.UTC(), xid, session)
 	if q.modes != nil {
 		q.Result = q.modes.Report(q.Result)
 	}
