@@ -121,6 +121,9 @@ func NewModes(verb Verb, at time.Time, requests []ratelimit.Request) (*Modes, er
 	return m, nil
 }
 
+// InShadow reports whether the requests for a limit and key are in ModeShadow.
+func (m *Modes) InShadow(key Key) bool { return m.is(key, ratelimit.ModeShadow) }
+
 func (m *Modes) is(key Key, mode ratelimit.Mode) bool { return m.asked[key].Mode == mode }
 
 // left returns the requests that are asked, without modes.

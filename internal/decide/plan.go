@@ -306,6 +306,40 @@ func leftBy(changes []Change) []receipt.Left {
 	return left
 }
 
+// Partly returns the result of a call that was granted, with changes for some of its limits. The
+// others, which the caller lets pass, have taken nothing, and have no place in the receipt.
+func (c *Call) Partly(changes []Change, at time.Time, taker string, conn any) ratelimit.Result {
+	statuses := make([]ratelimit.Status, len(c.Demands))
+	for i := range statuses {
+		a := &c.Demands[i]
+		statuses[i] = ratelimit.Status{Request: a.Request, Capacity: a.Definition.Capacity, At: at}
+	}
+	var some Call
+	for i := range changes {
+		of := changes[i].Demand
+		statuses[of] = ratelimit.Status{}
+		c.reportGranted(&statuses[of], of, changes[i:i+1], View{At: at})
+		some.Demands, changes[i].Demand = append(some.Demands, c.Demands[of]), i
+	}
+	result := c.result(statuses)
+	if result.OK = true; len(changes) > 0 {
+		places := slices.SortedFunc(slices.Values(UpTo(len(changes))), func(i, j int) int { return some.Demands[i].index - some.Demands[j].index })
+		for place, i := range places {
+			some.Demands[i].index = place
+		}
+		result.Receipt = some.Receipt(changes, taker, conn, at)
+	}
+	return result
+}
+
+// RefusedBy returns the result of a call that one of its limits, of one row, has refused in a state;
+// false if the state does not refuse it. It is of that limit alone.
+func (c *Call) RefusedBy(i int, state bucket.State, at time.Time) (ratelimit.Result, bool) {
+	alone := Call{Demands: c.Demands[i : i+1]}
+	result := alone.Checked(View{States: [][]bucket.State{{state}}, At: at})
+	return result, !result.OK
+}
+
 // Checked returns the result that the call would get.
 func (c *Call) Checked(v View) ratelimit.Result {
 	statuses := make([]ratelimit.Status, len(c.Demands))

@@ -33,6 +33,16 @@ type Give struct {
 	Given bool  // the tokens, if there are any, are in the row; false for a row with slots, into which the caller puts them
 }
 
+// A must is a take whose refusal is an error, so that nothing behind it in the same round trip is
+// done. Its error is that of a cast, 22P02, of a text that has the mark of the take and the state
+// that decided: value, ts, now and the end of a pause. (A NULL in a NOT NULL column would write the
+// key into the server's log.) It has no second way, so unlike a take it turns nothing away: a pause
+// that is over by its clock is, and a window counts from the edges of its row.
+type must struct {
+	taking
+	mark string
+}
+
 // origin returns an instant from which to count the ticks of a row that had one at ts. By the
 // calendar it is the ts of a full row that is made now: an edge, and if the clocks differ, perhaps
 // not the newest, which makes no difference.

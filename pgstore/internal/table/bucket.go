@@ -27,6 +27,13 @@ func bucketTake(c taking, now *time.Time) []any {
 	return []any{c.Name, c.Key.Key, int32(c.Shard), d.Capacity, c.Count, now, d.Rate, micros(d.Period), c.Floor, c.over}
 }
 
+// bucketMust returns the arguments of a bucket's take, with the mark.
+func bucketMust(m must, now *time.Time) []any {
+	args := bucketTake(m.taking, now)
+	args[len(args)-1] = m.mark
+	return args
+}
+
 // bucketGive returns the arguments of a give, which gives tokens back and reports spent ones. It does
 // not refill the row, since the refill can be added before or after. If tokens are out (ahead has their
 // number, and their latest end in seconds since 2000), it leaves room for them and for the refill

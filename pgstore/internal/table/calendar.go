@@ -24,6 +24,13 @@ func calendarTake(c taking, now *time.Time) []any {
 	return []any{c.Name, c.Key.Key, int32(c.Shard), d.Capacity, c.Count, now, edges, had, d.Rate, c.Floor, c.over, d.Fresh("", longAgo).TS}
 }
 
+// calendarMust returns the arguments of a calendar's take, with the mark. If now is not among the
+// edges that were sent, the error has the mark and no state.
+func calendarMust(m must, now *time.Time) []any {
+	args := calendarTake(m.taking, now)
+	return append(args[:len(args)-2], m.mark)
+}
+
 // calendarGrant returns the arguments of a bucket's grant.
 func calendarGrant(g *Grant, now *time.Time) []any {
 	d := &g.Definition

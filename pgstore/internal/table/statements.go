@@ -63,6 +63,7 @@ func with[T any](sql string, args func(T, *time.Time) []any) statement[T] {
 
 // kind is the statements that differ by the kind of limit. One that a kind does not have has no text.
 type kind struct {
+	must                                statement[must]
 	take, takeBare                      statement[taking] // bare computes nothing, which a distributed table does several times faster
 	give                                statement[*Give]
 	grant, grantInTurn                  statement[*Grant]
@@ -74,18 +75,21 @@ func kinds(in func(folder string) texts) map[string]*kind {
 	bucket, window, calendar, slots := in("bucket"), in("window"), in("calendar"), in("slots")
 	return map[string]*kind{
 		"bucket": {
+			must: with(bucket["take_must"], bucketMust),
 			take: with(bucket["take"], bucketTake), takeBare: with(bucket["take_bare"], bucketTake), give: with(bucket["give"], bucketGive),
 			grant: with(bucket["grant"], bucketGrant), grantInTurn: with(bucket["grant_in_turn"], bucketGrant),
 			grantMany: with(bucket["grant_many"], bucketMany),
 			prefetch:  with(bucket["prefetch_many"], bucketPrefetch), prefetchInTurn: with(bucket["prefetch_many_in_turn"], bucketPrefetch),
 		},
 		"window": {
+			must: with(window["take_must"], windowMust),
 			take: with(window["take"], windowTake), give: with(window["give"], windowGive),
 			grant: with(window["grant"], bucketGrant), grantInTurn: with(window["grant_in_turn"], bucketGrant),
 			grantMany: with(window["grant_many"], bucketMany),
 			prefetch:  with(bucket["prefetch_many"], bucketPrefetch), prefetchInTurn: with(bucket["prefetch_many_in_turn"], bucketPrefetch),
 		},
 		"calendar": {
+			must: with(calendar["take_must"], calendarMust),
 			take: with(calendar["take"], calendarTake), give: with(window["give"], windowGive), // which counts no edges
 			grant: with(calendar["grant"], calendarGrant), grantInTurn: with(calendar["grant_in_turn"], calendarGrant),
 			prefetch: with(calendar["prefetch_many"], calendarPrefetch), prefetchInTurn: with(calendar["prefetch_many_in_turn"], calendarPrefetch),

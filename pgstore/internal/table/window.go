@@ -17,6 +17,13 @@ func windowTake(c taking, now *time.Time) []any {
 	}
 }
 
+// windowMust returns the arguments of a window's take, with the mark.
+func windowMust(m must, now *time.Time) []any {
+	args := windowTake(m.taking, now)
+	args[len(args)-1] = m.mark
+	return args
+}
+
 // windowGive returns the arguments of a bucket's give. Tokens that are out end with their window, and
 // until then nothing comes in. The instant in the proposed ahead is now, since the proposed ts is
 // an edge.
