@@ -58,7 +58,7 @@ var mayImport = map[string][]string{
 	"internal/gate":            {},
 	"internal/chart":           {"internal/visible"},
 	"internal/trial":           {".", "internal/chart", "memstore"},
-	"internal/inspect":         {".", "catalog", "internal/gate", "internal/visible", "pgstore", pgx},
+	"internal/inspect":         {".", "catalog", "internal/edge", "internal/gate", "internal/visible", "pgstore", pgx},
 	"internal/watch":           {".", "internal/receipt"},
 	"internal/leak":            {},
 	"fallback":                 {".", "internal/bucket", "internal/decide", "internal/receipt", "internal/watch"},

@@ -210,6 +210,9 @@ func (e *editing) make(cmd *cobra.Command, d *inspect.Inspector, name, key strin
 		return err
 	}
 	p := e.printer(cmd)
+	if key != catalog.AllKeys && by != nil {
+		e.note(cmd, d, name, key)
+	}
 	if edit.Changes() {
 		if ok, err := e.agreed(cmd, d, &edit); !ok {
 			return err

@@ -236,6 +236,65 @@ func TestShow(t *testing.T) {
 	w.program("show", "api", strings.Repeat("k", 2049)).wantStatus(t, exitBad, "Key")
 }
 
+// An override or a pause of what no call of the limit can have as its key is told, when it is made and
+// afterwards, with the key to write.
+func TestKeysOfAnotherShape(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	w := newWorld(t)
+	exports := ratelimit.InFlight{Name: "exports", Limit: 2, Lease: time.Hour}
+	w.must(w.catalog.PublishInFlight(t.Context(), exports))
+	if text := w.program("show", "api", "192.0.2.1").ok(t); strings.Contains(text, "unlike") {
+		t.Errorf("without rows: got %s", text)
+	}
+	for i := range 300 { // of FirstOf: users, and then addresses
+		w.take(api, ratelimit.Key("0", "user "+strconv.Itoa(i)), 1)
+	}
+	w.take(api, "1:198.51.100.7/32", 1)
+	hash := strings.Repeat("A", 43)
+	w.take(sharded, hash, 1)
+	if permit, err := w.store.Permits().Acquire(t.Context(), exports.For("198.51.100.7/32")); err != nil || !permit.OK {
+		t.Fatal(permit, err)
+	}
+	for _, test := range []struct{ limit, key, write string }{
+		{"api", "192.0.2.1", "1:192.0.2.1/32"},
+		{"api", "192.0.2.1/32", "1:192.0.2.1/32"},
+		{"api", "alice", "0:alice"},
+		{"api", "1:192.0.2.1", ""},
+		{"api", "1:192.0.2.1/32", "none"},
+		{"api", "0:alice", "none"},
+		{"sharded", "sk_live", "W_Uo7EB4atmMR4KMRborfzM80uV81E951YjKuZ3erBw"},
+		{"sharded", strings.Repeat("B", 43), "none"},
+		{"monthly", "192.0.2.1", "none"},
+		{"exports", "192.0.2.1", "192.0.2.1/32"},
+		{"exports", "198.51.100.7/32", "none"},
+	} {
+		text := w.program("show", test.limit, test.key).ok(t)
+		switch unlike := strings.Contains(text, "unlike"); {
+		case test.write == "none":
+			if unlike {
+				t.Errorf("%s of %s: got %s", test.key, test.limit, text)
+			}
+		case !unlike || test.write != "" && !strings.Contains(text, "): write "+test.write+"\n"):
+			t.Errorf("%s of %s: got %s, want to write %q", test.key, test.limit, text, test.write)
+		}
+	}
+	const told = "key 192.0.2.1: rows of the limit have keys such as 1:198.51.100.7/32 (text:IPv4/32, text:text), and this is another shape (address): write 1:192.0.2.1/32\n"
+	for _, args := range [][]string{
+		{"catalog", "set", "api", "192.0.2.1", "--rate", "20", "--yes"}, {"catalog", "off", "api", "192.0.2.1", "--yes"},
+		{"pause", "api", "192.0.2.1", "1h", "--dry-run"}, {"reset", "api", "192.0.2.1", "--dry-run"}, {"credit", "api", "192.0.2.1", "1", "--yes"},
+	} {
+		o := w.program(args...)
+		o.wantStatus(t, exitOK)
+		if args[1] != "off" && !strings.Contains(o.stderr, told) {
+			t.Errorf("%q: got %q, want %q", args, o.stderr, told)
+		}
+	}
+	if s := objects[storyJSON](t, w.program("show", "sharded", "sk_live", "--json").ok(t))[0]; !strings.Contains(s.Unlike, "(hash)") {
+		t.Errorf("got %+v", s)
+	}
+}
+
 // A transaction that has a key's row locked, and waits for nothing, is named.
 func TestShowNamesTheHolder(t *testing.T) {
 	t.Parallel()
@@ -269,8 +328,8 @@ func TestEdits(t *testing.T) {
 	for _, key := range []string{"a", "b"} {
 		w.take(api, key, 15)
 	}
-	wantIn(t, w.program("credit", "api", "a", "3").ok(t), "credited a: 8")
-	w.program("credit", "api", "a", "-3").wantStatus(t, exitBad)
+	wantIn(t, w.program("credit", "api", "a", "3", "--yes").ok(t), "credited a: 8")
+	w.program("credit", "--yes", "--", "api", "a", "-3").wantStatus(t, exitBad, "Count -3")
 
 	for _, test := range []struct {
 		args []string
@@ -278,6 +337,8 @@ func TestEdits(t *testing.T) {
 	}{
 		{[]string{"reset", "api", "a", "b"}, "reset 2 keys of api"},
 		{[]string{"reset", "api", "a"}, "reset key a of api, which has 8"},
+		{[]string{"credit", "api", "a", "2"}, "give 2 to key a of api, which has 8"},
+		{[]string{"resume", "api", "a"}, "end the pause of key a of api"},
 		{[]string{"pause", "api", "a", "b", "1h"}, "pause for 1h0m0s 2 keys of api"},
 		{[]string{"forget", "api"}, "delete 2 rows of api"},
 		{[]string{"reshard", "api", "a", "--from", "1", "--to", "2"}, "reshard key a of api from 1 to 2"},
@@ -296,7 +357,7 @@ func TestEdits(t *testing.T) {
 	if w.left(api, "a") != 0 || w.left(api, "b") != 0 {
 		t.Error("not paused")
 	}
-	if got := objects[keyJSON](t, w.program("resume", "api", "a", "--json").ok(t)); len(got) != 1 || got[0].Key != "a" || got[0].PausedUntil != "" {
+	if got := objects[keyJSON](t, w.program("resume", "api", "a", "--json", "--yes").ok(t)); len(got) != 1 || got[0].Key != "a" || got[0].PausedUntil != "" {
 		t.Errorf("got %+v", got)
 	}
 	w.program("reset", "api", "a", "--yes").ok(t)
@@ -319,6 +380,50 @@ func TestEdits(t *testing.T) {
 	if w.left(sharded, "a") != 5 {
 		t.Error("half done")
 	}
+}
+
+// An incident has a list: of more keys than one call has, in the form in which they are printed.
+func TestKeysFromStandardInput(t *testing.T) {
+	pgtest.Long(t)
+	t.Parallel()
+	w := newWorld(t)
+	list := "\n-\r\n" + `"-"` + "\n" + `"a\nb"` + "\n" + `""` + "\n"
+	keys := []string{"-", "a\nb", ""}
+	for i := range 2*ratelimit.MaxRequests + 2 {
+		keys = append(keys, "k"+strconv.Itoa(i))
+		list += keys[len(keys)-1] + "\n" + keys[len(keys)-1] + "\n" // twice is once
+	}
+	list = strings.Replace(list, "-\r\n", "k0\r\n", 1)
+	for _, key := range keys {
+		w.take(api, key, 19)
+	}
+	feed := func(args ...string) outcome {
+		t.Helper()
+		return execute(t, list, append(args, "--schema", w.db.Schema, "--database-url", w.db.URL)...)
+	}
+	for _, test := range []struct {
+		args []string
+		want int64
+	}{
+		{[]string{"credit", "api", "-", "4"}, 5},
+		{[]string{"pause", "api", "-", "1h"}, 0},
+		{[]string{"resume", "api", "-"}, 0},
+		{[]string{"reset", "api", "-"}, 20},
+	} {
+		feed(test.args...).wantStatus(t, exitBad, "133 keys of api", "say --yes")
+		if got := strings.Count(feed(append(test.args, "--yes")...).ok(t), "\n"); got != len(keys) {
+			t.Errorf("%q: told of %d keys, want %d", test.args, got, len(keys))
+		}
+		for _, key := range keys {
+			if left := w.left(api, key); left != test.want {
+				t.Errorf("%q: %q has %d left, want %d", test.args, key, left, test.want)
+			}
+		}
+	}
+	list = "fine\n" + strings.Repeat("k", 2049) + "\n"
+	feed("reset", "api", "-", "--yes").wantStatus(t, exitBad, "Key")
+	list = "fine\n\"\n"
+	feed("reset", "api", "-", "--yes").wantStatus(t, exitBad, "<stdin>:2: ")
 }
 
 func TestPrune(t *testing.T) {

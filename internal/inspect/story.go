@@ -31,6 +31,7 @@ type Story struct {
 	Never   error            // of a count that can never be granted: ErrExceedsCapacity, or ErrInvalid for a bad count
 
 	Rows    []Row
+	Unlike  *Unlike          // nil if the key looks like those of the limit's rows
 	Changes []catalog.Change // of the key, and for all keys; the newest first
 }
 
@@ -42,6 +43,7 @@ type PermitStory struct {
 	ForKey    *catalog.Entry     // the overrides, nil for none; those that are off or over too
 	ForAll    *catalog.Entry
 	Held      []ratelimit.Permit
+	Unlike    *Unlike          // nil if the key looks like those of the limit's rows
 	Changes   []catalog.Change // of the key, and for all keys; the newest first
 }
 
@@ -55,6 +57,9 @@ func (d *Inspector) PermitStory(ctx context.Context, name, key string) (*PermitS
 	s := &PermitStory{Key: key, Published: limit, Holds: d.Catalog.InFlight(limit, key)}
 	s.ForKey, s.ForAll = d.overrides(name, key)
 	if s.Held, err = d.Store.Permits().Held(ctx, s.Holds, key); err != nil {
+		return nil, err
+	}
+	if s.Unlike, err = d.unlike(ctx, name, key); err != nil {
 		return nil, err
 	}
 	s.Changes, err = d.changes(ctx, name, key)
@@ -133,6 +138,9 @@ func (d *Inspector) Story(ctx context.Context, name, key string, count float64, 
 		return nil, err
 	}
 	if s.Rows, err = d.Rows(ctx, name, key); err != nil {
+		return nil, err
+	}
+	if s.Unlike, err = d.unlike(ctx, name, key); err != nil {
 		return nil, err
 	}
 	s.Changes, err = d.changes(ctx, name, key)
