@@ -10,11 +10,14 @@ import (
 	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/erase"
 	"github.com/pgratelimit/ratelimit/internal/inspect"
 	"github.com/pgratelimit/ratelimit/internal/visible"
+	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
 func isInvalid(err error) bool {
@@ -323,11 +326,11 @@ When definitions are from a file, it must have all plans of a limit, as override
 				return err
 			}
 			defer d.Pool.Close()
-			what := "delete the rows that mean the same as no row"
-			if history > 0 {
-				what += fmt.Sprintf(", and changes of the catalog that are older than %s", history)
-			}
 			if history > 0 || o.dryRun { // without the history, nothing is lost
+				what, err := wouldPrune(cmd.Context(), d, history)
+				if err != nil {
+					return err
+				}
 				if ok, err := o.confirmed(cmd, what); !ok {
 					return err
 				}
@@ -358,6 +361,27 @@ When definitions are from a file, it must have all plans of a limit, as override
 	}
 	c.Flags().DurationVar(&history, "history-age", 0, "delete changes of the catalog that are older, too")
 	return o.losing(o.onLimits(c))
+}
+
+// A counting counts what a store would prune.
+type counting struct{ store *pgstore.Store }
+
+func (c counting) PruneOverridden(ctx context.Context, overrides []ratelimit.Request, limits ...ratelimit.Limit) (int64, error) {
+	return c.store.Prunable(ctx, overrides, limits...)
+}
+
+func (c counting) Prune(ctx context.Context, limits ...ratelimit.InFlight) (int64, error) {
+	return c.store.Permits().Prunable(ctx, limits...)
+}
+
+// wouldPrune says what would be pruned.
+func wouldPrune(ctx context.Context, d *inspect.Inspector, history time.Duration) (string, error) {
+	rows, err := d.Catalog.Prune(ctx, counting{d.Store}, counting{d.Store})
+	what := fmt.Sprintf("delete %s that %s the same as no row", plural(int(rows), "row"), when(rows == 1, "means")+when(rows != 1, "mean"))
+	if history > 0 {
+		what += fmt.Sprintf(", and changes of the catalog that are older than %s", history)
+	}
+	return what, err
 }
 
 func reshardCommand(o *options) *cobra.Command {
@@ -498,5 +522,54 @@ func (o *options) forget(cmd *cobra.Command, d *inspect.Inspector, name string, 
 	if fromCatalog {
 		p.say("deleted %s of the catalog", plural(int(definitions), "row"))
 	}
+	return nil
+}
+
+func eraseCommand(o *options) *cobra.Command {
+	return o.losing(o.onDatabase(&cobra.Command{
+		Use:   "erase KEY...",
+		Short: "Delete all that is known of keys, in all limits",
+		Long: `Delete keys from all tables: their rows in all limits, their overrides, the history of these, and
+their refusals. It is for who must forget a person, once no program calls with the key any more. Of
+what is made of several parts or of a hash, name each key: see "ratelimit key".` + fromInput,
+		Example: `  ratelimit erase ann@example.com --dry-run`,
+		GroupID: operating,
+		Args:    cobra.MinimumNArgs(1),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			keys, err := o.keysOf(cmd, args)
+			if err != nil {
+				return err
+			}
+			pool, err := connect(cmd.Context(), o.databaseURL)
+			if err != nil {
+				return err
+			}
+			defer pool.Close()
+			return asBad(pgx.BeginFunc(cmd.Context(), pool, func(tx pgx.Tx) error { return o.erase(cmd, tx, keys) }))
+		},
+	}))
+}
+
+func (o *options) erase(cmd *cobra.Command, tx pgx.Tx, keys []string) error {
+	of, err := erase.Count(cmd.Context(), tx, o.schema, keys...)
+	if err != nil {
+		return err
+	}
+	what := plural(len(keys), "key")
+	if len(keys) == 1 {
+		what = "key " + visible.Short(keys[0], keyWidth)
+	}
+	if ok, err := o.confirmed(cmd, fmt.Sprintf("erase %s: %s", what, of)); !ok {
+		return err
+	}
+	erased, err := erase.Keys(cmd.Context(), tx, o.schema, keys...)
+	if err != nil {
+		return err
+	}
+	p := o.printer(cmd)
+	if p.json {
+		return p.object(erased)
+	}
+	p.say("erased %s", erased)
 	return nil
 }

@@ -342,7 +342,7 @@ func TestEdits(t *testing.T) {
 		{[]string{"pause", "api", "a", "b", "1h"}, "pause for 1h0m0s 2 keys of api"},
 		{[]string{"forget", "api"}, "delete 2 rows of api"},
 		{[]string{"reshard", "api", "a", "--from", "1", "--to", "2"}, "reshard key a of api from 1 to 2"},
-		{[]string{"prune", "--history-age", "1ns"}, "delete the rows that mean the same as no row, and changes of the catalog that are older than 1ns"},
+		{[]string{"prune", "--history-age", "1ns"}, "delete 0 rows that mean the same as no row, and changes of the catalog that are older than 1ns"},
 	} {
 		o := w.program(test.args...)
 		o.wantStatus(t, exitBad, "say --yes, or --dry-run to see")
@@ -437,8 +437,19 @@ SELECT 'api', key, 0, 25, clock_timestamp() - interval '1 hour' FROM unnest(ARRA
 	wantIn(t, w.program("prune").ok(t), "deleted 1 row") // that of the override is far from full by it
 	_, err = w.catalog.Unset(t.Context(), "api", "larger")
 	w.must(err)
-	wantIn(t, w.program("prune", "--dry-run").stderr, "would delete the rows")
-	wantIn(t, w.program("prune", "--history-age", "1h", "--yes").ok(t), "deleted 1 row", "deleted 0 changes")
+	exports := ratelimit.InFlight{Name: "exports", Limit: 2, Lease: time.Hour}
+	w.must(w.catalog.PublishInFlight(t.Context(), exports))
+	if permit, err := w.store.Permits().Acquire(t.Context(), exports.For("held")); err != nil || !permit.OK {
+		t.Fatal(permit, err)
+	}
+	_, err = w.db.Pool.Exec(t.Context(), `INSERT INTO `+w.db.Schema+`.rate_limits
+SELECT 'exports', 'free', n, 1, clock_timestamp() - interval '1 hour' FROM generate_series(0, 1) AS n`)
+	w.must(err)
+	for range 2 { // which deletes nothing
+		wantIn(t, w.program("prune", "--dry-run").stderr, "would delete 3 rows that mean the same as no row\n")
+	}
+	wantIn(t, w.program("prune", "--history-age", "1h").stderr, "this would delete 3 rows that mean the same as no row, and changes of the catalog")
+	wantIn(t, w.program("prune", "--history-age", "1h", "--yes").ok(t), "deleted 3 rows", "deleted 0 changes")
 	if w.left(api, "used") != 15 {
 		t.Error("a row that is used was deleted")
 	}

@@ -13,10 +13,8 @@ import (
 	"github.com/pgratelimit/ratelimit/catalog"
 )
 
-const (
-	changesRead = 1000 // changes of a name that a story looks through
-	mostChanges = 5    // the most of them
-)
+// mostChanges is how many changes a story has at most.
+const mostChanges = 5
 
 // A Story is the known facts of a limit's key: why it was refused, and until when.
 type Story struct {
@@ -206,14 +204,12 @@ func scanRow(row pgx.CollectableRow) (r Row, err error) {
 	return r, err
 }
 
-// changes returns the newest changes of the definition for a key.
+// changes returns the newest changes of the definition for a key. A file of definitions has none.
 func (d *Inspector) changes(ctx context.Context, name, key string) ([]catalog.Change, error) {
-	changes, err := d.Catalog.History(ctx, name, changesRead)
-	if err != nil {
-		return nil, err
+	if d.Catalog.InMemory() {
+		return nil, nil
 	}
-	changes = slices.DeleteFunc(changes, func(c catalog.Change) bool { return c.Key != catalog.AllKeys && c.Key != key })
-	return changes[:min(len(changes), mostChanges)], nil
+	return d.Catalog.KeyHistory(ctx, name, key, mostChanges)
 }
 
 // Why returns the answer to the count that was asked for, and its reason, in a sentence.

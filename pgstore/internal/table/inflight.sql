@@ -140,6 +140,13 @@ WITH idle AS (
 )
 DELETE FROM rate_limits AS r USING idle WHERE r.name = $1::text AND r.key = idle.key AND r.shard = idle.shard
 
+-- name: permit_prunable
+-- Counts what permit_prune deletes.
+--
+-- $1 name  $2 before
+SELECT count(*) FROM rate_limits
+WHERE name = $1::text AND ts <= $2::timestamptz AND value < round(date_part('epoch', $2::timestamptz) * 1000000)
+
 -- name: permit_prune_each
 -- Is permit_prune for a table that is distributed.
 --
