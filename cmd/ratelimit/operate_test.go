@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/catalog"
+	"github.com/pgratelimit/ratelimit/erase"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
 	"github.com/pgratelimit/ratelimit/migrations"
 	"github.com/pgratelimit/ratelimit/pgstore"
@@ -120,13 +121,14 @@ func TestLs(t *testing.T) {
 	w.take(api, "eu/alice", 5)
 	w.take(api, "eu/bob", 19.5)
 	w.take(api, "us/carol", 1)
+	_, err := w.db.Pool.Exec(t.Context(), `INSERT INTO `+w.db.Schema+`.rate_limits VALUES ('gone', '', 0, 1, now());
+INSERT INTO `+w.db.Schema+`.rate_limits SELECT 'api', key, 0, 20, now() FROM unnest(ARRAY['eu/a full one', 'eu/z']) AS key`)
+	w.must(err)
 	w.take(sharded, "x", 1)
 	w.edited(w.catalog.Set(t.Context(), "api", "us/carol", catalog.Override{Capacity: 40}))
-	_, err := w.db.Pool.Exec(t.Context(), `INSERT INTO `+w.db.Schema+`.rate_limits VALUES ('gone', '', 0, 1, now())`)
-	w.must(err)
 
 	limits := objects[limitJSON](t, w.program("ls", "--json").ok(t))
-	if len(limits) != 4 || limits[0].Name != "api" || limits[0].Rows != 3 || limits[0].Overrides != 1 || limits[1].Definition != nil {
+	if len(limits) != 4 || limits[0].Name != "api" || limits[0].Rows != 5 || limits[0].Overrides != 1 || limits[1].Definition != nil {
 		t.Errorf("got %+v", limits)
 	}
 	wantIn(t, w.program("ls").ok(t), `token bucket "api": 10 per 1h, capacity 20`, "gone: no definition is known", "Europe/Berlin")
@@ -455,6 +457,58 @@ SELECT 'exports', 'free', n, 1, clock_timestamp() - interval '1 hour' FROM gener
 	}
 }
 
+// A key is erased from all tables once somebody has agreed, who is told what there is in each.
+func TestErase(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, key := range []string{"ann", "bob", "carol"} {
+		w.take(api, key, 5)
+		w.take(monthly, key, 1)
+		w.edited(w.catalog.Set(t.Context(), "api", key, catalog.Override{Capacity: 40}))
+	}
+	const there = "rows of limits: 2, overrides: 1, changes in the history: 1, refusals: 0"
+	w.program("erase", "ann").wantStatus(t, exitBad, "this would erase key ann: "+there)
+	w.program("erase", "ann", "--dry-run").wantStatus(t, exitOK, "would erase key ann: "+there)
+	if got := objects[erase.Counts](t, w.program("erase", "ann", "--yes", "--json").ok(t))[0]; got != (erase.Counts{Rows: 2, Overrides: 1, Changes: 2}) {
+		t.Errorf("got %+v", got)
+	}
+	wantIn(t, execute(t, "bob\nnobody\n", "erase", "-", "--yes", "--schema", w.db.Schema, "--database-url", w.db.URL).ok(t), "erased rows of limits: 2, overrides: 1")
+	for _, list := range [][]string{{"ls", "api"}, {"catalog", "ls", "api"}, {"catalog", "history"}} {
+		text := w.program(list...).ok(t)
+		if strings.Contains(text, "ann") || strings.Contains(text, "bob") || !strings.Contains(text, "carol") {
+			t.Errorf("%q: got %s", list, text)
+		}
+	}
+	w.program("erase", "", "--yes").wantStatus(t, exitBad, "Key", "must not be empty")
+}
+
+// The key that a door makes, of what is known of a client.
+func TestKey(t *testing.T) {
+	t.Parallel()
+	for _, test := range []struct{ args, stdin, want string }{
+		{"--address 192.0.2.1", "", "192.0.2.1/32"},
+		{"--address ::ffff:192.0.2.1 --ipv4-bits 24", "", "192.0.2.0/24"},
+		{"--address 2001:db8::1 --place 1", "", `1:2001\:db8\:\:/64`},
+		{"--address alice 192.0.2.1", "", "alice:192.0.2.1/32"},
+		{"alice a:b", "", `alice:a\:b`},
+		{"a:b", "", "a:b"},
+		{"--hashed -", "sk_live\n", "W_Uo7EB4atmMR4KMRborfzM80uV81E951YjKuZ3erBw"},
+		{"--hashed sk_live --place 0", "", "0:W_Uo7EB4atmMR4KMRborfzM80uV81E951YjKuZ3erBw"},
+		{"--shape 1:192.0.2.1/32", "", "text:IPv4/32"},
+	} {
+		o := execute(t, test.stdin, append([]string{"key"}, strings.Fields(test.args)...)...)
+		if o.ok(t) != test.want+"\n" {
+			t.Errorf("%s: got %q, want %q", test.args, o.stdout, test.want)
+		}
+	}
+	for args, want := range map[string]string{
+		"--address alice": "no part is an address", "--address 192.0.2.1 --ipv4-bits 33": "IPv4Bits 33", "-": "must be one line",
+		strings.Repeat("k", 2049): "2049 bytes",
+	} {
+		execute(t, "a\nb\n", append([]string{"key"}, strings.Fields(args)...)...).wantStatus(t, exitBad, want)
+	}
+}
+
 // What strangers have chosen does no harm to a terminal or a spreadsheet, and what is printed can
 // be given back.
 func TestHostileKeys(t *testing.T) {
@@ -587,7 +641,7 @@ func TestDefinitionsFromAFile(t *testing.T) {
 		"an array": "[\n" + `{"name": "api", "kind": "token bucket", "rate": 10, "period": "1h", "capacity": 20},` + "\n" + `{"name": "b", "kind": "token bucket", "rate": 10, "period": "1h"}` + "\n]",
 		"lines":    "# mine\n" + `{"limit": {"name": "api", "kind": "token bucket", "rate": 10, "period": "1h"}}` + "\n" + `{"override": {"name": "api", "key": "alice", "capacity": 20, "note": "moved"}}`,
 	} {
-		if s := objects[storyJSON](t, w.program("show", "api", "alice", "--json", "--definitions", writeFile(t, text)).ok(t))[0]; s.Remaining != 15 || s.Capacity != 20 {
+		if s := objects[storyJSON](t, w.program("show", "api", "alice", "--json", "--definitions", writeFile(t, text)).ok(t))[0]; len(s.Changes) > 0 || s.Remaining != 15 || s.Capacity != 20 {
 			t.Errorf("%s: got %+v", name, s)
 		}
 	}
