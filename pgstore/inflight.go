@@ -8,8 +8,8 @@ import (
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/decide"
-	"github.com/pgratelimit/ratelimit/pgstore/internal/permits"
 	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/permits"
 )
 
 // Permits is the verbs of limits of how many at once, which [ratelimit.InFlight] defines. It is safe

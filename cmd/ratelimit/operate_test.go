@@ -283,8 +283,11 @@ func TestKeysOfAnotherShape(t *testing.T) {
 	}
 	const told = "key 192.0.2.1: rows of the limit have keys such as 1:198.51.100.7/32 (text:IPv4/32, text:text), and this is another shape (address): write 1:192.0.2.1/32\n"
 	for _, args := range [][]string{
-		{"catalog", "set", "api", "192.0.2.1", "--rate", "20", "--yes"}, {"catalog", "off", "api", "192.0.2.1", "--yes"},
-		{"pause", "api", "192.0.2.1", "1h", "--dry-run"}, {"reset", "api", "192.0.2.1", "--dry-run"}, {"credit", "api", "192.0.2.1", "1", "--yes"},
+		{"catalog", "set", "api", "192.0.2.1", "--rate", "20", "--yes"},
+		{"catalog", "off", "api", "192.0.2.1", "--yes"},
+		{"pause", "api", "192.0.2.1", "1h", "--dry-run"},
+		{"reset", "api", "192.0.2.1", "--dry-run"},
+		{"credit", "api", "192.0.2.1", "1", "--yes"},
 	} {
 		o := w.program(args...)
 		o.wantStatus(t, exitOK)
