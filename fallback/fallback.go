@@ -144,14 +144,14 @@ func (s *Store) Cancel(ctx context.Context, r *ratelimit.Receipt) (cancelled boo
 		return false, err
 	}
 	switch {
+	case !receipt.Pays(r): // which asks nobody
+		return s.store.Cancel(ctx, r)
 	case s.memory.granted(r):
 		_, err := s.memory.settle(ctx, r, nil)
 		if errors.Is(err, ratelimit.ErrSettled) {
 			return false, nil
 		}
 		return err == nil, err
-	case len(receipt.Payments(r)) == 0: // which asks nobody
-		return s.store.Cancel(ctx, r)
 	}
 	return ask(ctx, s, ratelimit.VerbCancel, nil, func() (bool, error) { return s.store.Cancel(ctx, r) })
 }

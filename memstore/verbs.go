@@ -200,7 +200,7 @@ func (s scope) change(a *decide.Demand, now time.Time, to func(*bucket.Definitio
 }
 
 func (s scope) cancel(ctx context.Context, r *ratelimit.Receipt) (cancelled bool, err error) {
-	if len(receipt.Payments(r)) == 0 {
+	if !receipt.Pays(r) {
 		return false, s.usable(ctx)
 	}
 	w := s.watch(ctx, ratelimit.VerbCancel)

@@ -276,6 +276,13 @@ func (t *Table) ResetPermits(ctx context.Context, q Querier, key decide.Key) err
 	return err
 }
 
+// PrunablePermits returns how many permits of a name PrunePermits deletes, if at once as many as there
+// are.
+func (t *Table) PrunablePermits(ctx context.Context, q Querier, name string, before time.Time) (n int64, err error) {
+	err = q.QueryRow(ctx, t.inflight["permit_prunable"], name, before).Scan(&n)
+	return n, err
+}
+
 // PrunePermits deletes permits of a name that are free since before an instant, most of them at
 // most; on a distributed table all. They were taken so long ago that the next fence is larger.
 func (t *Table) PrunePermits(ctx context.Context, q Querier, name string, before time.Time, most int) (deleted int64, err error) {
