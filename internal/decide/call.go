@@ -158,7 +158,7 @@ func NewAtMost(r ratelimit.Request) (Call, error) {
 		return Call{}, err
 	}
 	d, asked := bucket.Definition(r.Limit.Definition()), r.Count
-	if r.Count = wholeOf(asked); r.Count < 1 {
+	if r.Count = wholeTokens(asked); r.Count < 1 {
 		return Call{}, &ratelimit.FieldError{Limit: d.Name, Field: "Count", Value: asked, Reason: "must be at least 1, since whole tokens are taken"}
 	}
 	floor := kept(&r, &d)
@@ -171,8 +171,8 @@ func NewAtMost(r ratelimit.Request) (Call, error) {
 	return Call{Demands: []Demand{{Request: r, Definition: d, Floor: floor}}, asked: asked}, nil
 }
 
-// wholeOf is how many whole tokens a count has.
-func wholeOf(count float64) float64 { return math.Floor(count) }
+// wholeTokens is how many whole tokens a count has.
+func wholeTokens(count float64) float64 { return math.Floor(count) }
 
 // NewFirst is the call that takes from the first of the limits that can grant. Those
 // that never can are left out; its errors, if there is no other, are those of New.

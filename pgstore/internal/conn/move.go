@@ -10,11 +10,11 @@ const (
 	lastMove  = time.Second
 )
 
-// Leave has the pool's connections closed, those in use when they are given back, if err says that
+// LeaveReadOnly has the pool's connections closed, those in use when they are given back, if err says that
 // the server is read-only: after a fail-over they lead to the old primary, and connections that are
 // made from now on to the new one. A pool that comes to a read-only server again is moved once a
 // second in the end, and not for each call: its role may be read-only by a setting.
-func (c *Conn) Leave(err error) {
+func (c *Conn) LeaveReadOnly(err error) {
 	if c.Pool != nil && Code(err) == "25006" { // read_only_sql_transaction
 		c.moves.once(time.Now(), c.Pool.Reset)
 	}

@@ -37,7 +37,7 @@ func (c *Conn) RetryCounted(ctx context.Context, again func(), attempt func() er
 		if err == nil {
 			return nil
 		}
-		c.Leave(err)
+		c.LeaveReadOnly(err)
 		if Forgotten(err) && forgotten < mostForgotten && ctx.Err() == nil {
 			forgotten++
 			continue

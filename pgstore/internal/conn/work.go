@@ -10,7 +10,7 @@ import (
 // Work counts the calls that Close waits for. All calls pass here, and each writes this one number
 // twice; a lock and a sync.WaitGroup would write shared memory four times.
 type Work struct {
-	under          atomic.Int64 // how much is under way; by closing less when nothing more is to begin
+	underWay       atomic.Int64 // how much is under way; by closing less when nothing more is to begin
 	closing, ended sync.Once
 	over           chan struct{} // closed when nothing is under way then
 
@@ -27,16 +27,16 @@ func (w *Work) open() {
 
 // Begin counts a call, which must End unless there is an error: ErrClosed.
 func (w *Work) Begin(ctx context.Context) error {
-	if w.under.Add(1) > 0 || ctx.Value(w) != nil {
+	if w.underWay.Add(1) > 0 || ctx.Value(w) != nil {
 		return nil
 	}
 	w.End()
 	return ErrClosed
 }
 
-// Whole begins something of several parts, such as a wait. Its context ends when the Store is
+// BeginSpan begins something of several parts, such as a wait. Its context ends when the Store is
 // closed, but its parts, which have w in theirs, begin all the same.
-func (w *Work) Whole(ctx context.Context) (_ context.Context, end func(), err error) {
+func (w *Work) BeginSpan(ctx context.Context) (_ context.Context, end func(), err error) {
 	if err := w.Begin(ctx); err != nil {
 		return nil, nil, err
 	}
@@ -50,14 +50,14 @@ func (w *Work) Part(ctx context.Context) context.Context { return context.WithVa
 
 // End ends a call that has begun.
 func (w *Work) End() {
-	if w.under.Add(-1) == closing {
+	if w.underWay.Add(-1) == closing {
 		w.ended.Do(func() { close(w.over) })
 	}
 }
 
 // Spawn starts a goroutine for work that was begun.
 func (w *Work) Spawn(f func()) {
-	w.under.Add(1)
+	w.underWay.Add(1)
 	go func() {
 		defer w.End()
 		f()
@@ -66,7 +66,7 @@ func (w *Work) Spawn(f func()) {
 
 // UnderWay returns how much is under way, also when nothing more is to begin.
 func (w *Work) UnderWay() int64 {
-	n := w.under.Load()
+	n := w.underWay.Load()
 	if n < 0 {
 		n -= closing
 	}
@@ -77,7 +77,7 @@ func (w *Work) UnderWay() int64 {
 func (w *Work) Close() {
 	w.closing.Do(func() {
 		w.shut()
-		w.under.Add(closing + 1)
+		w.underWay.Add(closing + 1)
 		w.End()
 	})
 	<-w.over

@@ -82,7 +82,7 @@ type Pending struct {
 	Check bool
 	Extra bool // it is there for what a Memory adds to a grant, and wants no result
 
-	Held any // what a Memory keeps with the call
+	Attachment any // what a Memory keeps with the call
 
 	// Granted, if it is set, is called with what a row has granted, and the state that the call
 	// left, before the caller is answered; and Abandoned if the caller had left by then.
@@ -166,7 +166,7 @@ func (e *Engine) queueFor(p *Pending) *batch.Queue[*Pending] {
 	switch {
 	case e.table.PassesOver():
 		if row, ok := e.lockedRow(p); ok {
-			return e.enter(row, p)
+			return e.queueForLocked(row, p)
 		}
 		return e.queues[maphash.Comparable(e.seed, call.Demands[0].KeyOf())%queues].calls
 	case p.Check || len(call.Demands) > 1 || call.Sharded():
@@ -178,19 +178,19 @@ func (e *Engine) queueFor(p *Pending) *batch.Queue[*Pending] {
 // serve decides the calls of a queue, but for those that go on in the queue of a locked row. await
 // is the awaited row; nil for none.
 func (e *Engine) serve(ctx context.Context, q *queue, tickets []*Ticket, await *awaited) {
-	tickets = e.answerHeld(e.observeAll(tickets))
+	tickets = e.answerFromMemory(e.observeAll(tickets))
 	if len(tickets) == 0 {
 		return
 	}
 	if q.refusing {
 		tickets = e.decideExtra(ctx, tickets, await)
 	}
-	e.await(e.decideAll(ctx, tickets, !q.refusing, await))
+	e.requeue(e.decideAll(ctx, tickets, !q.refusing, await))
 	q.refusing = mostRefused(tickets)
 }
 
-// answerHeld has the Memory answer the calls that it can, and returns the others.
-func (e *Engine) answerHeld(tickets []*Ticket) []*Ticket {
+// answerFromMemory has the Memory answer the calls that it can, and returns the others.
+func (e *Engine) answerFromMemory(tickets []*Ticket) []*Ticket {
 	if e.memory == nil || len(tickets) == 0 {
 		return tickets
 	}
@@ -209,7 +209,7 @@ func (e *Engine) decideExtra(ctx context.Context, tickets []*Ticket, await *awai
 		}
 	}
 	if len(extra) > 0 {
-		e.await(e.decideAll(ctx, extra, true, await))
+		e.requeue(e.decideAll(ctx, extra, true, await))
 	}
 	return others
 }
@@ -219,7 +219,7 @@ func (e *Engine) decideExtra(ctx context.Context, tickets []*Ticket, await *awai
 // only the one at fault fails.
 func (e *Engine) decideAll(ctx context.Context, tickets []*Ticket, granting bool, await *awaited) (locked []*Ticket) {
 	left := tickets
-	var late []*Ticket // for what a Memory adds
+	var stillLocked []*Ticket // for what a Memory adds
 	e.begin(left)
 	again := func() {
 		for _, t := range left {
@@ -232,9 +232,9 @@ func (e *Engine) decideAll(ctx context.Context, tickets []*Ticket, granting bool
 				return err
 			}
 			granting = false
-			late = e.lateExtra(ctx, left, await)
+			stillLocked = e.stillLockedExtra(ctx, left, await)
 		}
-		if left = withoutExtra(left, late); len(left) == 0 {
+		if left = withoutExtra(left, stillLocked); len(left) == 0 {
 			return nil
 		}
 		var snapshot *decide.Snapshot
@@ -246,9 +246,9 @@ func (e *Engine) decideAll(ctx context.Context, tickets []*Ticket, granting bool
 	})
 	switch {
 	case err == nil:
-		return append(left, late...)
+		return append(left, stillLocked...)
 	case conn.TimedOut(err) && allWait(left):
-		return append(left, late...)
+		return append(left, stillLocked...)
 	case conn.OfValues(err) && len(left) > 1:
 		half := len(left) / 2
 		return append(e.decideAll(ctx, left[:half:half], granting, await), e.decideAll(ctx, left[half:], granting, await)...)
@@ -257,7 +257,7 @@ func (e *Engine) decideAll(ctx context.Context, tickets []*Ticket, granting bool
 		t.Value.Result, t.Value.Err = ratelimit.Result{}, err
 		t.Finish()
 	}
-	return late
+	return stillLocked
 }
 
 // begin notes that calls are about to be decided together.
@@ -291,38 +291,38 @@ func (e *Engine) observeAll(tickets []*Ticket) []*Ticket {
 	})
 }
 
-// lateExtra returns those of calls for what a Memory adds that were not granted although their rows
+// stillLockedExtra returns those of calls for what a Memory adds that were not granted although their rows
 // have enough, and so were passed over, since another transaction had them locked. Without a turn
 // of their own they would hardly ever find a row free from which many processes take.
-func (e *Engine) lateExtra(ctx context.Context, tickets []*Ticket, await *awaited) (late []*Ticket) {
+func (e *Engine) stillLockedExtra(ctx context.Context, tickets []*Ticket, await *awaited) (stillLocked []*Ticket) {
 	if await != nil || e.memory == nil {
 		return nil
 	}
 	var rows table.Rows
 	for _, t := range tickets {
 		if t.Value.Extra {
-			late, rows.Rows = append(late, t), append(rows.Rows, decide.Row{Key: t.Value.Call.Demands[0].KeyOf()})
+			stillLocked, rows.Rows = append(stillLocked, t), append(rows.Rows, decide.Row{Key: t.Value.Call.Demands[0].KeyOf()})
 		}
 	}
-	if len(late) == 0 || e.table.Read(ctx, e.Pool, &rows, e.Clock()) != nil { // no caller depends on it
+	if len(stillLocked) == 0 || e.table.Read(ctx, e.Pool, &rows, e.Clock()) != nil { // no caller depends on it
 		return nil
 	}
 	n := 0
-	for i, t := range late {
+	for i, t := range stillLocked {
 		definition := &t.Value.Call.Demands[0].Definition
 		if rows.Found[i] && definition.Refill(rows.States[i], rows.At).Value >= 2 { // half of which is to be had
 			t.Value.locked.Store(&rows.Rows[i])
-			late[n] = t
+			stillLocked[n] = t
 			n++
 		}
 	}
-	return late[:n]
+	return stillLocked[:n]
 }
 
-// withoutExtra returns the calls that want a result. Others are dropped unless they are late.
-func withoutExtra(tickets, late []*Ticket) []*Ticket {
+// withoutExtra returns the calls that want a result. Others are dropped unless they are in stillLocked.
+func withoutExtra(tickets, stillLocked []*Ticket) []*Ticket {
 	return slices.DeleteFunc(slices.Clone(tickets), func(t *Ticket) bool {
-		if t.Value.Extra && !slices.Contains(late, t) {
+		if t.Value.Extra && !slices.Contains(stillLocked, t) {
 			t.Finish()
 		}
 		return t.Value.Extra

@@ -34,7 +34,7 @@ func (e *Engine) grant(ctx context.Context, tickets []*Ticket, await *awaited) (
 	}
 	gone := false
 	if extra {
-		gone, err = e.sendWhole(ctx, send, func(err error) { e.done(nil, grants, err) })
+		gone, err = e.sendToEnd(ctx, send, func(err error) { e.done(nil, grants, err) })
 	} else {
 		err = send()
 	}
@@ -83,9 +83,9 @@ func (e *Engine) done(groups [][]*Ticket, grants []table.Grant, err error) {
 	}
 }
 
-// sendWhole sends a statement that takes for a Memory. If all callers give up before its end, its
+// sendToEnd sends a statement that takes for a Memory. If all callers give up before its end, its
 // answer is awaited all the same, and late is called with its error: gone is true then.
-func (e *Engine) sendWhole(ctx context.Context, send func() error, late func(error)) (gone bool, err error) {
+func (e *Engine) sendToEnd(ctx context.Context, send func() error, late func(error)) (gone bool, err error) {
 	var ended atomic.Bool // by one of the two
 	answer := make(chan error, 1)
 	e.Work.Spawn(func() {

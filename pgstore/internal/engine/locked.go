@@ -13,7 +13,7 @@ import (
 // read answers checks, and refuses calls that cannot be granted. It returns the others, and the
 // rows as it has read them.
 func (e *Engine) read(ctx context.Context, tickets []*Ticket) (left []*Ticket, snapshot *decide.Snapshot, err error) {
-	tickets = e.answerHeld(slices.DeleteFunc(tickets, (*Ticket).Gone))
+	tickets = e.answerFromMemory(slices.DeleteFunc(tickets, (*Ticket).Gone))
 	if len(tickets) == 0 {
 		return nil, nil, nil
 	}
@@ -51,14 +51,14 @@ func (e *Engine) refused(p *Pending, view decide.View) {
 // lock decides calls with their rows locked, from the reading to the writing. It returns those with
 // rows that another transaction has locked.
 func (e *Engine) lock(ctx context.Context, tickets []*Ticket, before *decide.Snapshot, await *awaited) (left []*Ticket, err error) {
-	tickets = e.answerHeld(slices.DeleteFunc(tickets, (*Ticket).Gone))
+	tickets = e.answerFromMemory(slices.DeleteFunc(tickets, (*Ticket).Gone))
 	if len(tickets) == 0 {
 		return nil, nil
 	}
 	snapshot := newSnapshot(tickets)
 	var decided []*Ticket
 	d := table.Decision{
-		Rows: snapshot.Rows, Definitions: snapshot.Definitions, Missing: e.missing(snapshot, before, await), Await: await.of(),
+		Rows: snapshot.Rows, Definitions: snapshot.Definitions, Missing: e.missing(snapshot, before, await), Await: await.rowOrNil(),
 		OnLocked: e.MarkLocked,
 		Decide: func(rows *table.Rows) ([]int, error) {
 			snapshot.States, snapshot.Found, snapshot.At = rows.States, rows.Found, rows.At
@@ -70,7 +70,7 @@ func (e *Engine) lock(ctx context.Context, tickets []*Ticket, before *decide.Sna
 	if err := e.table.Decider().Decide(ctx, e.Pool, &d, e.Clock()); err != nil {
 		if conn.TimedOut(err) && await != nil {
 			for _, t := range tickets {
-				t.Value.locked.Store(await.of())
+				t.Value.locked.Store(await.rowOrNil())
 			}
 		}
 		return tickets, e.Fault("decide", err)

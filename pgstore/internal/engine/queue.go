@@ -36,8 +36,8 @@ type awaited struct {
 	seat *conn.Seat // nil on a distributed table, on which every statement waits
 }
 
-// of returns the row; nil for none.
-func (a *awaited) of() *decide.Row {
+// rowOrNil returns the row; nil for none.
+func (a *awaited) rowOrNil() *decide.Row {
 	if a == nil {
 		return nil
 	}
@@ -122,8 +122,8 @@ func (e *Engine) lockedRow(p *Pending) (row decide.Row, ok bool) {
 	return row, false
 }
 
-// await moves calls to the queues of the rows that they wait for.
-func (e *Engine) await(tickets []*Ticket) {
+// requeue moves calls to the queues of the rows that they wait for.
+func (e *Engine) requeue(tickets []*Ticket) {
 	if len(tickets) == 0 {
 		return
 	}
@@ -132,12 +132,12 @@ func (e *Engine) await(tickets []*Ticket) {
 	for _, t := range tickets {
 		row := *t.Value.locked.Load()
 		e.mark(row)
-		e.enter(row, t.Value).Join(t)
+		e.queueForLocked(row, t.Value).Join(t)
 	}
 }
 
-// enter returns the queue of a row, for a call that waits for it. It needs mu.
-func (e *Engine) enter(row decide.Row, p *Pending) *batch.Queue[*Pending] {
+// queueForLocked returns the queue of a row, for a call that waits for it. It needs mu.
+func (e *Engine) queueForLocked(row decide.Row, p *Pending) *batch.Queue[*Pending] {
 	p.locked.Store(&row)
 	if e.memory != nil && !p.Extra {
 		e.memory.Waits(p)
@@ -167,7 +167,7 @@ func (e *Engine) serveLocked(ctx context.Context, row decide.Row, tickets []*Tic
 	tickets = e.observeAll(tickets)
 	for w := e.LockWait(0); len(tickets) > 0; {
 		var left []*Ticket
-		if tickets = e.answerHeld(tickets); len(tickets) == 0 {
+		if tickets = e.answerFromMemory(tickets); len(tickets) == 0 {
 			return
 		}
 		_ = w.Attempt(ctx, func(s *conn.Seat) error { // if ctx is over no caller is left
@@ -189,6 +189,6 @@ func (e *Engine) serveLocked(ctx context.Context, row decide.Row, tickets []*Tic
 				others = append(others, t)
 			}
 		}
-		e.await(others)
+		e.requeue(others)
 	}
 }

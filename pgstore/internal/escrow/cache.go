@@ -55,8 +55,8 @@ func (m *Cache) set(name, key string) (s *set, tag uint32) {
 	return &m.sets[hash%sets], uint32(hash >> 32)
 }
 
-// entry returns the entry of a key; nil if none is remembered.
-func (m *Cache) entry(name, key string) *Entry {
+// lookup returns the entry of a key; nil if none is remembered.
+func (m *Cache) lookup(name, key string) *Entry {
 	if m == nil {
 		return nil
 	}
@@ -65,39 +65,39 @@ func (m *Cache) entry(name, key string) *Entry {
 		if s.tags[i].Load() != tag {
 			continue
 		}
-		if e := s.entries[i].Load(); e != nil && e.ask.Key == key && e.ask.Definition.Name == name {
+		if e := s.entries[i].Load(); e != nil && e.template.Key == key && e.template.Definition.Name == name {
 			return e
 		}
 	}
 	return nil
 }
 
-// Seen returns the entry of a request's key, if the request is for a limit that was found
+// Find returns the entry of a request's key, if the request is for a limit that was found
 // sound before; else nil.
-func (m *Cache) Seen(r *ratelimit.Request) *Entry {
-	e := m.entry(ratelimit.NameOf(r.Limit), r.Key)
+func (m *Cache) Find(r *ratelimit.Request) *Entry {
+	e := m.lookup(ratelimit.NameOf(r.Limit), r.Key)
 	if e == nil || e.limit == nil || e.limit != r.Limit {
 		return nil
 	}
 	return e
 }
 
-// Of returns the entry of an ask's key, which begins to be remembered; nil if it is not.
-func (m *Cache) Of(a *decide.Demand) *Entry {
+// FindOrAdd returns the entry of an ask's key, which begins to be remembered; nil if it is not.
+func (m *Cache) FindOrAdd(a *decide.Demand) *Entry {
 	if m == nil || a.Sharded() {
 		return nil
 	}
-	if e := m.entry(a.Definition.Name, a.Key); e != nil && e.ask.Definition == a.Definition {
+	if e := m.lookup(a.Definition.Name, a.Key); e != nil && e.template.Definition == a.Definition {
 		return e
 	}
-	return m.remember(a)
+	return m.add(a)
 }
 
-func (m *Cache) remember(a *decide.Demand) *Entry {
+func (m *Cache) add(a *decide.Demand) *Entry {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	before := m.entry(a.Definition.Name, a.Key)
-	if before != nil && before.ask.Definition == a.Definition {
+	before := m.lookup(a.Definition.Name, a.Key)
+	if before != nil && before.template.Definition == a.Definition {
 		return before
 	}
 	s, tag := m.set(a.Definition.Name, a.Key)
@@ -119,10 +119,10 @@ func (m *Cache) remember(a *decide.Demand) *Entry {
 }
 
 func (m *Cache) newEntry(a *decide.Demand) *Entry {
-	e := &Entry{config: &m.config, ask: *a, least: leastOf(&a.Definition), lowered: Lowered(&a.Definition, m.config.Lasts)}
+	e := &Entry{config: &m.config, template: *a, least: leastOf(&a.Definition), lowered: Lowered(&a.Definition, m.config.Lasts)}
 	e.demand.begun = m.config.moment().mono
-	e.ask.Count, e.ask.Request.AboveShare, e.ask.Floor = 0, 0, 0
-	e.paid = e.ask.Paid()
+	e.template.Count, e.template.Request.AboveShare, e.template.Floor = 0, 0, 0
+	e.paid = e.template.Paid()
 	if reflect.TypeOf(a.Limit).Kind() != reflect.Pointer {
 		e.limit = a.Limit
 	}
@@ -131,7 +131,7 @@ func (m *Cache) newEntry(a *decide.Demand) *Entry {
 
 // Evict takes out the tokens held of a key, which are to be returned, and forgets its state.
 func (m *Cache) Evict(key decide.Key) []Return {
-	e := m.entry(key.Name, key.Key)
+	e := m.lookup(key.Name, key.Key)
 	if e == nil {
 		return nil
 	}
@@ -142,35 +142,37 @@ func (m *Cache) Evict(key decide.Key) []Return {
 // then, as far as GiveBack had returned.
 func (m *Cache) EvictAll() (returns []Return) {
 	m.each(func(e *Entry) {
-		e.ringing.Lock()
-		defer e.ringing.Unlock()
+		e.firing.Lock()
+		defer e.firing.Unlock()
 		returns = append(returns, e.evict()...)
 	})
 	return returns
 }
 
-// Spent takes out the tokens that the row of a key is to be told of, which were spent.
-func (m *Cache) Spent(key decide.Key) (spent bucket.Spent) {
-	e := m.entry(key.Name, key.Key)
+// TakeSpent takes out the tokens that the row of a key is to be told of, which were spent.
+func (m *Cache) TakeSpent(key decide.Key) (spent bucket.Spent) {
+	e := m.lookup(key.Name, key.Key)
 	if e == nil {
 		return spent
 	}
 	now := m.config.moment()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.live(now)
-	return e.untold(now)
+	e.sweep(now)
+	return e.takeSpent(now)
 }
 
-// Unsaid notes that the row of a key did not learn of the tokens that [Cache.Spent] took out.
-func (m *Cache) Unsaid(key decide.Key, spent bucket.Spent) { m.entry(key.Name, key.Key).unsaid(spent) }
+// RestoreSpent notes that the row of a key did not learn of the tokens that [Cache.TakeSpent] took out.
+func (m *Cache) RestoreSpent(key decide.Key, spent bucket.Spent) {
+	m.lookup(key.Name, key.Key).restoreSpent(spent)
+}
 
-// Past returns an instant that is past when a return is sent now. It is on the database's
+// DatabaseTime returns an instant that is past when a return is sent now. It is on the database's
 // clock, but does not go back with that.
-func (m *Cache) Past(r *Return) time.Time { return r.lease.databaseAt(m.config.moment()) }
+func (m *Cache) DatabaseTime(r *Return) time.Time { return r.lease.databaseAt(m.config.moment()) }
 
-// Changed forgets the state of a key that a statement has changed.
-func (m *Cache) Changed(key decide.Key) { m.entry(key.Name, key.Key).Changed() }
+// RowChanged forgets the state of a key that a statement has changed.
+func (m *Cache) Changed(key decide.Key) { m.lookup(key.Name, key.Key).RowChanged() }
 
 func (m *Cache) each(do func(*Entry)) {
 	if m == nil {
@@ -196,8 +198,8 @@ func (m *Cache) Held() map[string]Held {
 	all := make(map[string]Held)
 	m.each(func(e *Entry) {
 		if left := e.held(); left > 0 {
-			h := all[e.ask.Definition.Name]
-			all[e.ask.Definition.Name] = Held{h.Keys + 1, h.Tokens + left}
+			h := all[e.template.Definition.Name]
+			all[e.template.Definition.Name] = Held{h.Keys + 1, h.Tokens + left}
 		}
 	})
 	return all
@@ -207,5 +209,5 @@ func (e *Entry) held() float64 {
 	now := e.config.moment()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.live(now)
+	return e.sweep(now)
 }

@@ -50,34 +50,34 @@ func (c *Config) margin() time.Duration { return c.Lasts / 16 }
 
 // Entry is a process's knowledge of one key. A nil Entry is of a key that is not remembered.
 type Entry struct {
-	config  *Config
-	ask     decide.Demand   // an allow of nothing; sound, so that a request that is like it need not be checked
-	paid    *receipt.Limit  // the ask's in receipts
-	limit   ratelimit.Limit // of the ask, to compare; nil if that can change
-	lowered float64         // capacity; 0 if nothing can be prefetched
-	least   float64         // count that is handed out
+	config   *Config
+	template decide.Demand   // an allow of nothing; sound, so that a request that is like it need not be checked
+	paid     *receipt.Limit  // the ask's in receipts
+	limit    ratelimit.Limit // of the ask, to compare; nil if that can change
+	lowered  float64         // capacity; 0 if nothing can be prefetched
+	least    float64         // count that is handed out
 
 	stock       atomic.Pointer[stock]   // nil if nothing is held
 	refusal     atomic.Pointer[refusal] // nil if none is known
 	prefetching atomic.Bool
-	scarce      atomic.Int64 // until then, on the monotonic clock, prefetching without being asked is not worth it
+	scarceUntil atomic.Int64 // until then, on the monotonic clock, prefetching without being asked is not worth it
 
-	mu      sync.Mutex
-	leases  []*lease // oldest first
-	demand  demand
-	wanted  float64       // when something was prefetched last
-	takes   time.Duration // to prefetch, lately: from the order to the arrival,
-	served  time.Duration // and of that, from its turn at the row on
-	epoch   int           // of the leases that are handed out: an edit begins another
-	changes int           // how often a statement is known to have changed the row
-	used    float64       // since the timer was set
-	spent   float64       // of leases that the row counts as out beside last, and not told yet
-	last    *lease        // that was prefetched, with the latest end
-	returns []Return
-	ringing sync.Mutex // held while the timer rings, until its returns are under way; taken before mu
-	timer   *time.Timer
-	ticking bool
-	ticked  moment // when the timer was set
+	mu         sync.Mutex
+	leases     []*lease // oldest first
+	demand     demand
+	wanted     float64       // when something was prefetched last
+	latency    time.Duration // to prefetch, lately: from the order to the arrival,
+	service    time.Duration // and of that, from its turn at the row on
+	epoch      int           // of the leases that are handed out: an edit begins another
+	changes    int           // how often a statement is known to have changed the row
+	usedLately float64       // since the timer was set
+	spent      float64       // of leases that the row counts as out beside last, and not told yet
+	last       *lease        // that was prefetched, with the latest end
+	returns    []Return
+	firing     sync.Mutex // held while the timer rings, until its returns are under way; taken before mu
+	timer      *time.Timer
+	timerSet   bool
+	timerSetAt moment // when the timer was set
 }
 
 // stock is the tokens that are handed out without a lock. It is immutable, but for the rest of
@@ -90,26 +90,26 @@ type stock struct {
 	last   *lease
 }
 
-// Of steady demand, planned is the share of the time until the end of a lease in which the held
+// Of steady demand, usedBy is the share of the time until the end of a lease in which the held
 // tokens are used up, so that none are left to be returned.
-const planned = 0.9
+const usedBy = 0.9
 
 // ahead is how long before the held tokens are used up, or end, more is prefetched: as long as
 // that takes lately from its turn on, and a quarter of the time that they last, since it may take
 // longer. Were the wait for the turn to count, processes that wait would order sooner, which only
 // makes the line longer.
-func (e *Entry) ahead() time.Duration { return e.served + e.config.Lasts/4 }
+func (e *Entry) ahead() time.Duration { return e.service + e.config.Lasts/4 }
 
 // leastOf returns the least count that is handed out: less cannot be told from nothing.
 func leastOf(d *bucket.Definition) float64 {
 	return max(exact.Tolerance(d.Capacity, 0, 0), 1e-300)
 }
 
-// Ask returns an ask of the entry's key, that of an allow of nothing.
-func (e *Entry) Ask() *decide.Demand { return &e.ask }
+// Template returns an ask of the entry's key, that of an allow of nothing.
+func (e *Entry) Template() *decide.Demand { return &e.template }
 
-// Prefetches reports whether the entry's key can be prefetched from.
-func (e *Entry) Prefetches() bool { return e != nil && e.lowered > 0 }
+// CanPrefetch reports whether the entry's key can be prefetched from.
+func (e *Entry) CanPrefetch() bool { return e != nil && e.lowered > 0 }
 
 // Tokens are tokens that were taken from memory, or that a statement granted which
 // prefetched, too. The zero Tokens are none.
@@ -151,20 +151,20 @@ func (e *Entry) Take(n float64, transaction bool, t *Tokens) bool {
 		if took > 0 {
 			s.calls.Add(1)
 			t.part = part{s.lease, n}
-			e.tell(t, n, s.lease, s, left, now)
+			e.complete(t, n, s.lease, s, left, now)
 			return true
 		}
 	}
 	return e.takeOfSeveral(n, now, transaction, t)
 }
 
-// tell completes tokens that were taken from a lease, the last of them, and has more
+// complete completes tokens that were taken from a lease, the last of them, and has more
 // prefetched if it is time.
-func (e *Entry) tell(t *Tokens, n float64, from *lease, s *stock, left float64, now moment) {
+func (e *Entry) complete(t *Tokens, n float64, from *lease, s *stock, left float64, now moment) {
 	t.Entry, t.Count, t.At = e, n, from.databaseAt(now)
-	t.After = e.ask.Definition.Refill(s.last.after, t.At)
+	t.After = e.template.Definition.Refill(s.last.after, t.At)
 	t.After.Value += left
-	if (left < s.low || now.since(s.last.sent) > s.fresh) && now.mono >= time.Duration(e.scarce.Load()) {
+	if (left < s.low || now.since(s.last.sent) > s.fresh) && now.mono >= time.Duration(e.scarceUntil.Load()) {
 		e.prefetch()
 	}
 }
@@ -172,9 +172,9 @@ func (e *Entry) tell(t *Tokens, n float64, from *lease, s *stock, left float64, 
 // holds reports whether n tokens are held for a call. If none are, it stops the clock of the
 // demand. It needs mu.
 func (e *Entry) holds(n float64, now moment) bool {
-	left := e.live(now)
+	left := e.sweep(now)
 	if left == 0 {
-		e.demand.stop(now)
+		e.demand.block(now)
 	}
 	return n <= left
 }
@@ -216,14 +216,14 @@ func (e *Entry) takeOfSeveral(n float64, now moment, transaction bool, t *Tokens
 	last, s := parts[len(parts)-1].lease, e.stock.Load()
 	last.calls.Add(1)
 	t.part, t.more = parts[0], parts[1:]
-	e.tell(t, n, last, s, s.left.load()+s.others, now)
+	e.complete(t, n, last, s, s.left.load()+s.others, now)
 	return true
 }
 
 // inOneWindow returns the leases that n tokens can be taken from: all, or those that count
 // in one window or slot, since that is when a call is told that it takes. It needs mu.
 func (e *Entry) inOneWindow(n float64) []*lease {
-	if !e.ask.Definition.Stepped() {
+	if !e.template.Definition.Stepped() {
 		return e.leases
 	}
 	for _, first := range e.leases {
@@ -241,14 +241,14 @@ func (e *Entry) inOneWindow(n float64) []*lease {
 	return nil
 }
 
-// live takes out the leases that are over, counts the tokens used of all, and returns those
+// sweep takes out the leases that are over, counts the tokens used of all, and returns those
 // left in the others. It needs mu.
-func (e *Entry) live(now moment) (left float64) {
+func (e *Entry) sweep(now moment) (left float64) {
 	n := 0
 	for _, l := range e.leases {
 		e.account(l, now)
 		if l.over(now) {
-			e.end(l, now)
+			e.endLease(l, now)
 			continue
 		}
 		left += l.left.load()
@@ -266,10 +266,10 @@ func (e *Entry) live(now moment) (left float64) {
 // account counts the tokens used of a lease since they were counted last. It needs mu.
 func (e *Entry) account(l *lease, now moment) {
 	had := l.unspent()
-	used := l.seen - had
-	l.seen = had
-	e.used += used
-	if e.counts(l.counted, now) {
+	used := l.accounted - had
+	l.accounted = had
+	e.usedLately += used
+	if e.counts(l.outUntil, now) {
 		e.spent += used
 	}
 	e.demand.add(used, int(l.calls.Swap(0)), now, e.config.Lasts)
@@ -279,39 +279,39 @@ func (e *Entry) account(l *lease, now moment) {
 // lease, the end of which is reported with its spent tokens: in the same window or slot, or if
 // the clock does not stand still, for certain until a grace after that instant. It needs mu.
 func (e *Entry) counts(until time.Time, now moment) bool {
-	switch d := &e.ask.Definition; {
+	switch d := &e.template.Definition; {
 	case e.last == nil:
 		return false
 	case d.Stepped():
-		return until.Equal(e.last.counted)
+		return until.Equal(e.last.outUntil)
 	default:
 		return e.last.databaseAt(now).Before(d.Counted(until))
 	}
 }
 
-// untold takes out the tokens that the row is to be told of, which were spent, and the
+// takeSpent takes out the tokens that the row is to be told of, which were spent, and the
 // instant until which it counts them as out. It needs mu.
-func (e *Entry) untold(now moment) bucket.Spent {
-	if !e.telling(now) {
+func (e *Entry) takeSpent(now moment) bucket.Spent {
+	if !e.unreported(now) {
 		e.spent = min(e.spent, 0)
 		return bucket.Spent{}
 	}
-	told := bucket.Spent{Spent: e.spent, SpentEnd: e.last.counted}
+	told := bucket.Spent{Spent: e.spent, SpentEnd: e.last.outUntil}
 	e.spent = 0
 	return told
 }
 
-// telling reports whether there is anything to tell the row: it was spent, and is counted. It
+// unreported reports whether there is anything to tell the row: it was spent, and is counted. It
 // needs mu.
-func (e *Entry) telling(now moment) bool {
+func (e *Entry) unreported(now moment) bool {
 	if e.spent <= 0 || e.last == nil {
 		return false
 	}
-	return e.last.databaseAt(now).Before(e.ask.Definition.Counted(e.last.counted))
+	return e.last.databaseAt(now).Before(e.template.Definition.Counted(e.last.outUntil))
 }
 
-// unsaid notes that the row did not learn of the tokens that a statement was to report.
-func (e *Entry) unsaid(told bucket.Spent) {
+// restoreSpent notes that the row did not learn of the tokens that a statement was to report.
+func (e *Entry) restoreSpent(told bucket.Spent) {
 	if e == nil || told.Spent == 0 {
 		return
 	}
@@ -320,20 +320,20 @@ func (e *Entry) unsaid(told bucket.Spent) {
 	defer e.mu.Unlock()
 	if e.counts(told.SpentEnd, now) {
 		e.spent += told.Spent
-		e.tick()
+		e.setTimer()
 	}
 }
 
-// end has the rest of a lease returned to its row, unless that has abundance. Tokens that
+// endLease has the rest of a lease returned to its row, unless that has abundance. Tokens that
 // transactions still have of it are accounted for when they end. It needs mu.
-func (e *Entry) end(l *lease, now moment) {
+func (e *Entry) endLease(l *lease, now moment) {
 	l.ended.Store(true)
 	if n, _ := l.left.take(math.Inf(1), true); n > 0 {
-		l.seen -= n
+		l.accounted -= n
 		switch {
 		case !e.abundant():
 			e.returns = append(e.returns, e.returnOf(l, n))
-		case e.counts(l.counted, now):
+		case e.counts(l.outUntil, now):
 			e.spent += n
 		}
 	}
@@ -342,8 +342,8 @@ func (e *Entry) end(l *lease, now moment) {
 
 func (e *Entry) returnOf(l *lease, n float64) Return {
 	return Return{
-		Row: decide.Row{Key: e.ask.KeyOf()}, Definition: e.ask.Definition,
-		Return: bucket.Return{Count: n, Taken: l.after.TS, End: l.end}, lease: l,
+		Row: decide.Row{Key: e.template.KeyOf()}, Definition: e.template.Definition,
+		Return: bucket.Return{Count: n, Taken: l.after.TS, End: l.fullUntil}, lease: l,
 	}
 }
 
@@ -358,7 +358,7 @@ func (e *Entry) restock() {
 		first++
 	}
 	ahead := e.ahead()
-	s := &stock{lease: e.leases[first], low: e.wanted * min(float64(ahead)/(planned*float64(e.config.Lasts)), 1), fresh: last.lasts - ahead, last: last}
+	s := &stock{lease: e.leases[first], low: e.wanted * min(float64(ahead)/(usedBy*float64(e.config.Lasts)), 1), fresh: last.lasts - ahead, last: last}
 	for _, l := range e.leases[first+1:] {
 		s.others += l.left.load()
 	}
@@ -369,18 +369,18 @@ func (e *Entry) restock() {
 func (t *Tokens) Spend() {
 	t.each(func(p part) {
 		if p.lease.out.add(-p.count); p.lease.ended.Load() {
-			t.Entry.settle(p.lease)
+			t.Entry.accountLate(p.lease)
 		}
 	})
 }
 
-// settle accounts for a lease that has ended, and of which a transaction had some until now.
-func (e *Entry) settle(l *lease) {
+// accountLate accounts for a lease that has ended, and of which a transaction had some until now.
+func (e *Entry) accountLate(l *lease) {
 	now := e.config.moment()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.account(l, now)
-	e.tick()
+	e.setTimer()
 }
 
 // PutBack puts the tokens back, since the transaction was rolled back: into memory, or if
@@ -392,11 +392,11 @@ func (t *Tokens) PutBack() {
 	}
 	now := e.config.moment()
 	e.mu.Lock()
-	e.live(now)
+	e.sweep(now)
 	t.each(func(p part) { e.putBack(p, now) })
 	e.restock()
-	returns := e.due(now)
-	e.tick()
+	returns := e.takeDue(now)
+	e.setTimer()
 	e.mu.Unlock()
 	if len(returns) > 0 {
 		e.config.GiveBack(returns)
@@ -432,9 +432,9 @@ func (e *Entry) putBack(p part, now moment) {
 	e.returns = append(e.returns, r)
 }
 
-// due takes out the returns of tokens that a caller was told of, which do not wait for the
+// takeDue takes out the returns of tokens that a caller was told of, which do not wait for the
 // timer. It needs mu.
-func (e *Entry) due(now moment) (returns []Return) {
+func (e *Entry) takeDue(now moment) (returns []Return) {
 	e.returns = slices.DeleteFunc(e.returns, func(r Return) bool {
 		if r.End.IsZero() {
 			returns = append(returns, r)
@@ -442,7 +442,7 @@ func (e *Entry) due(now moment) (returns []Return) {
 		return r.End.IsZero()
 	})
 	if len(returns) > 0 { // their count leaves no room for them
-		returns[0].Spent = e.untold(now)
+		returns[0].Spent = e.takeSpent(now)
 	}
 	return returns
 }
@@ -461,7 +461,7 @@ func (e *Entry) insert(l *lease) {
 
 // Result tells the result of the call that got the tokens.
 func (t *Tokens) Result(reserve bool, result *ratelimit.Result) {
-	t.Entry.ask.Held(t.Entry.paid, t.Count, reserve, &t.After, t.At, result)
+	t.Entry.template.Held(t.Entry.paid, t.Count, reserve, &t.After, t.At, result)
 }
 
 // Balance returns the state of the limit of tokens; nil of none.
@@ -472,37 +472,37 @@ func (t *Tokens) Balance() *decide.Balance {
 	return &decide.Balance{State: t.After, At: t.At}
 }
 
-// Order is a statement that is to prefetch.
-type Order struct {
+// Prefetch is a statement that is to prefetch.
+type Prefetch struct {
 	Entry        *Entry
 	Count        float64 // tokens to prefetch, if there are twice as many
 	Capacity     float64 // to count with
 	bucket.Spent         // to tell the row of
 	epoch        int
 	lasting      float64       // of the tokens that are held then, those that can be used until they end
-	given        time.Duration // on the monotonic clock
+	begun        time.Duration // on the monotonic clock
 }
 
-// Order says how much is to be prefetched from a key by a statement that is about to be sent,
+// Prefetch says how much is to be prefetched from a key by a statement that is about to be sent,
 // which takes a number of tokens if the row has as many as it needs. It is the zero Order if
 // it is not worth it.
-func (e *Entry) Order(takes, need float64) (o Order) {
-	if !e.Prefetches() || need > e.lowered {
+func (e *Entry) Plan(takes, need float64) (o Prefetch) {
+	if !e.CanPrefetch() || need > e.lowered {
 		return o
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	now, lasts := e.config.moment(), e.config.Lasts
-	left := e.live(now)
+	left := e.sweep(now)
 	if left == 0 {
-		e.demand.stop(now)
+		e.demand.block(now)
 	}
 	if len(e.leases) == 0 && !e.demand.enough(now) {
 		return o
 	}
 	pace := e.demand.want(takes, now, lasts) / float64(lasts)
-	lasting := planned * pace * float64(usable(&e.ask.Definition, time.Unix(0, 0), time.Unix(0, 0), lasts))
-	left = max(0, min(left, pace*float64(e.remains(now)))-pace*float64(e.takes)) // when more arrives
+	lasting := usedBy * pace * float64(usable(&e.template.Definition, time.Unix(0, 0), time.Unix(0, 0), lasts))
+	left = max(0, min(left, pace*float64(e.remains(now)))-pace*float64(e.latency)) // when more arrives
 	want := lasting - left
 	if want >= 1 && e.abundant() { // nobody else lacks them, and the next order may have to wait
 		want += lasting
@@ -511,8 +511,8 @@ func (e *Entry) Order(takes, need float64) (o Order) {
 	if min(want, e.spare(need, now)) < 1 {
 		return o
 	}
-	o = Order{Entry: e, Count: min(want, e.lowered), Capacity: e.lowered, epoch: e.epoch, lasting: lasting, given: now.mono}
-	o.Spent = e.untold(now)
+	o = Prefetch{Entry: e, Count: min(want, e.lowered), Capacity: e.lowered, epoch: e.epoch, lasting: lasting, begun: now.mono}
+	o.Spent = e.takeSpent(now)
 	return o
 }
 
@@ -533,59 +533,59 @@ func (e *Entry) spare(need float64, now moment) float64 {
 		return math.Inf(1)
 	}
 	last := e.leases[len(e.leases)-1]
-	return (e.ask.Definition.Refill(last.after, last.databaseAt(now)).Value - need) / 2
+	return (e.template.Definition.Refill(last.after, last.databaseAt(now)).Value - need) / 2
 }
 
 // Failed notes that the statement of an order has told the row nothing.
-func (o *Order) Failed() {
+func (o *Prefetch) Failed() {
 	if o != nil {
-		o.Entry.unsaid(o.Spent)
+		o.Entry.restoreSpent(o.Spent)
 	}
 }
 
-// Arrived adds the tokens of an order. It returns the arrival, by which the calls that waited
+// Receive adds the tokens of an order. It returns the arrival, by which the calls that waited
 // for it have tokens that they can put back.
-func (o *Order) Arrived(l Lease) *Arrival {
+func (o *Prefetch) Receive(l Lease) *Received {
 	e, now := o.Entry, o.Entry.config.moment()
 	e.mu.Lock()
-	e.forget()                                        // it was of the row as it was before
-	counts := e.ask.Definition.Charged(l.After, l.At) // later than At if the clock has gone back
+	e.rowChanged()                                         // it was of the row as it was before
+	counts := e.template.Definition.Charged(l.After, l.At) // later than At if the clock has gone back
 	had := &lease{
-		after: l.After, at: counts, sent: e.config.sent(l.Sent, l.At), epoch: o.epoch, seen: l.Count + l.Out,
-		lasts: usable(&e.ask.Definition, l.After.TS, counts, e.config.Lasts),
+		after: l.After, at: counts, sent: e.config.sent(l.Sent, l.At), epoch: o.epoch, accounted: l.Count + l.Out,
+		lasts: usable(&e.template.Definition, l.After.TS, counts, e.config.Lasts),
 	}
-	had.counted = l.End
-	had.end = l.End.Add(time.Duration(e.ask.Definition.Slots) * e.ask.Definition.SlotWidth()) // a slot can be returned to for longer
+	had.outUntil = l.End
+	had.fullUntil = l.End.Add(time.Duration(e.template.Definition.Slots) * e.template.Definition.SlotWidth()) // a slot can be returned to for longer
 	had.left.add(l.Count)
 	had.out.add(l.Out)
-	left := e.live(now)
-	e.takes = (e.takes + now.mono - o.given) / 2
-	e.served = (e.served + max(now.mono-had.sent.mono, 0)) / 2
-	e.latest(had)
+	left := e.sweep(now)
+	e.latency = (e.latency + now.mono - o.begun) / 2
+	e.service = (e.service + max(now.mono-had.sent.mono, 0)) / 2
+	e.noteLatest(had)
 	switch {
 	case e.epoch != o.epoch || had.over(now):
-		e.end(had, now)
+		e.endLease(had, now)
 	default:
 		if e.wanted = min(left+l.Count, o.lasting); l.Count < o.Count/2 {
-			e.waitFor(now)
+			e.backOff(now)
 		}
 		e.insert(had)
 		e.restock()
 	}
-	e.tick()
+	e.setTimer()
 	e.mu.Unlock()
-	return &Arrival{e, had}
+	return &Received{e, had}
 }
 
-// latest has the end of a lease reported with the tokens spent from now on, if it is the
+// noteLatest has the end of a lease reported with the tokens spent from now on, if it is the
 // latest. Tokens spent before are reported with it, unless the row may have begun to count anew
 // with it. It needs mu.
-func (e *Entry) latest(had *lease) {
+func (e *Entry) noteLatest(had *lease) {
 	last := e.last
-	if last != nil && had.counted.Before(last.counted) {
+	if last != nil && had.outUntil.Before(last.outUntil) {
 		return
 	}
-	if e.last = had; last != nil && !had.at.Before(e.ask.Definition.Counted(last.counted)) {
+	if e.last = had; last != nil && !had.at.Before(e.template.Definition.Counted(last.outUntil)) {
 		e.spent = 0
 	}
 }
@@ -593,74 +593,74 @@ func (e *Entry) latest(had *lease) {
 // Granted returns tokens that the row granted to a transaction, which took nothing besides
 // for this memory.
 func (e *Entry) Granted(n float64, after bucket.State, at time.Time) Tokens {
-	return (&Arrival{e, &lease{after: after, at: at, epoch: -1}}).Tokens(n, after)
+	return (&Received{e, &lease{after: after, at: at, epoch: -1}}).Tokens(n, after)
 }
 
-// Arrival is the tokens that an order has brought.
-type Arrival struct {
+// Received is the tokens that an order has brought.
+type Received struct {
 	entry *Entry
 	lease *lease
 }
 
 // Tokens returns those of a call that the order's statement granted.
-func (a *Arrival) Tokens(n float64, after bucket.State) Tokens {
+func (a *Received) Tokens(n float64, after bucket.State) Tokens {
 	return Tokens{Entry: a.entry, Count: n, At: a.lease.at, After: after, part: part{a.lease, n}}
 }
 
-// waitFor has nobody prefetch without being asked for a while, since there is little.
-func (e *Entry) waitFor(now moment) { e.scarce.Store(int64(now.mono + e.config.Lasts/4)) }
+// backOff has nobody prefetch without being asked for a while, since there is little.
+func (e *Entry) backOff(now moment) { e.scarceUntil.Store(int64(now.mono + e.config.Lasts/4)) }
 
 // Prefetched notes that the prefetching is over that the cache's prefetch was called for.
 func (e *Entry) Prefetched(ok bool) {
 	if !ok {
-		e.waitFor(e.config.moment())
+		e.backOff(e.config.moment())
 	}
 	e.prefetching.Store(false)
 }
 
-// Note notes that n tokens were handed out by the row, to a number of calls.
-func (e *Entry) Note(n float64, calls int) {
+// CountDemand notes that n tokens were handed out by the row, to a number of calls.
+func (e *Entry) CountDemand(n float64, calls int) {
 	if e == nil {
 		return
 	}
 	now := e.config.moment()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.demand.goOn(now)
+	e.demand.unblock(now)
 	e.demand.add(n, calls, now, e.config.Lasts)
 }
 
 // Contended notes that a call met others at the row: it waited for them, or was run again.
 // Such calls are worth prefetching for sooner.
 func (e *Entry) Contended() {
-	if !e.Prefetches() {
+	if !e.CanPrefetch() {
 		return
 	}
 	now := e.config.moment()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.demand.meet(now, e.config.Lasts)
+	e.demand.contend(now, e.config.Lasts)
 }
 
 // Miss notes that n tokens are taken from the row, since they are not held, and has more
 // prefetched if it is time.
 func (e *Entry) Miss(n float64) {
-	if !e.Prefetches() {
+	if !e.CanPrefetch() {
 		return
 	}
 	now := e.config.moment()
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.demand.add(n, 1, now, e.config.Lasts)
-	if now.mono >= time.Duration(e.scarce.Load()) && e.demand.want(0, now, e.config.Lasts) >= 1 {
+	if now.mono >= time.Duration(e.scarceUntil.Load()) && e.demand.want(0, now, e.config.Lasts) >= 1 {
 		e.prefetch()
 	}
 }
 
-// Worth reports whether it is worth to prefetch, which a call that finds nothing held does
+// WorthPrefetching reports whether it is worth to prefetch, which a call that finds nothing held does
 // then by its own statement.
-func (e *Entry) Worth() bool {
-	if !e.Prefetches() {
+func (e *Entry) WorthPrefetching() bool {
+	if !e.CanPrefetch() {
 		return false
 	}
 	e.mu.Lock()
@@ -670,18 +670,18 @@ func (e *Entry) Worth() bool {
 	return len(e.leases) > 0 || e.demand.enough(now)
 }
 
-// Changed forgets the known state of the row, which a statement has changed. Leases stay.
-func (e *Entry) Changed() {
+// RowChanged forgets the known state of the row, which a statement has changed. Leases stay.
+func (e *Entry) RowChanged() {
 	if e == nil {
 		return
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.forget()
+	e.rowChanged()
 }
 
-// forget is Changed. It needs mu.
-func (e *Entry) forget() {
+// rowChanged is Changed. It needs mu.
+func (e *Entry) rowChanged() {
 	e.changes++
 	e.refusal.Store(nil)
 }
@@ -691,15 +691,15 @@ func (e *Entry) evict() (returns []Return) {
 	now := e.config.moment()
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.forget()
-	e.live(now)
+	e.rowChanged()
+	e.sweep(now)
 	e.epoch++
 	for _, l := range e.leases {
-		e.end(l, now)
+		e.endLease(l, now)
 	}
 	e.leases = nil
 	e.restock()
-	e.say(now)
+	e.reportSpent(now)
 	returns, e.returns = e.returns, nil
 	return returns
 }
@@ -710,7 +710,7 @@ func (e *Entry) discard() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.returns = append(returns, e.returns...)
-	e.tick()
+	e.setTimer()
 }
 
 func (e *Entry) idle(now moment) bool {
@@ -720,16 +720,16 @@ func (e *Entry) idle(now moment) bool {
 	return len(e.leases)+len(e.returns) == 0 && !e.prefetching.Load() && e.demand.over(now, e.config.Lasts) && (r == nil || r.over(now, e.config.Lasts))
 }
 
-// tick sets the timer: four times during a lease, and before one ends. It needs mu.
-func (e *Entry) tick() {
-	if e.ticking {
+// setTimer sets the timer: four times during a lease, and before one ends. It needs mu.
+func (e *Entry) setTimer() {
+	if e.timerSet {
 		return
 	}
 	now := e.config.moment()
-	if len(e.leases)+len(e.returns) == 0 && !e.telling(now) {
+	if len(e.leases)+len(e.returns) == 0 && !e.unreported(now) {
 		return
 	}
-	e.ticking, e.used, e.ticked = true, 0, now
+	e.timerSet, e.usedLately, e.timerSetAt = true, 0, now
 	next := e.config.Lasts / 4
 	if len(e.returns) > 0 {
 		next = 0
@@ -738,28 +738,28 @@ func (e *Entry) tick() {
 		next = min(next, max(l.lasts-now.since(l.sent)-e.config.margin(), 0))
 	}
 	if e.timer == nil {
-		e.timer = time.AfterFunc(next, e.ring)
+		e.timer = time.AfterFunc(next, e.onTimer)
 	} else {
 		e.timer.Reset(next)
 	}
 }
 
-// ring returns the tokens that are not needed.
-func (e *Entry) ring() {
-	e.ringing.Lock()
-	defer e.ringing.Unlock()
+// onTimer returns the tokens that are not needed.
+func (e *Entry) onTimer() {
+	e.firing.Lock()
+	defer e.firing.Unlock()
 	e.mu.Lock()
 	now := e.config.moment()
-	e.live(now)
-	past := max(now.since(e.ticked), 1)
-	needed := max(0, e.used) * float64(e.config.Lasts) / float64(past)
+	e.sweep(now)
+	past := max(now.since(e.timerSetAt), 1)
+	needed := max(0, e.usedLately) * float64(e.config.Lasts) / float64(past)
 	if e.demand.contended(now) { // to have it again costs more than to keep it until it ends
 		needed = max(needed, e.demand.want(0, now, e.config.Lasts))
 	}
 	e.release(needed, now)
 	returns := e.returns
-	e.returns, e.ticking = nil, false
-	e.tick()
+	e.returns, e.timerSet = nil, false
+	e.setTimer()
 	e.mu.Unlock()
 	if len(returns) > 0 {
 		e.config.GiveBack(returns)
@@ -770,8 +770,8 @@ func (e *Entry) ring() {
 // its last lease took. The rest of a lease is not returned to such a row: the next order, or
 // others, would wait while it is written, for tokens that none of them lacks. It needs mu.
 func (e *Entry) abundant() bool {
-	inflow := e.ask.Definition.Capacity - e.lowered
-	return inflow > 0 && e.last != nil && e.last.after.Value >= e.ask.Definition.Capacity-2*inflow
+	inflow := e.template.Definition.Capacity - e.lowered
+	return inflow > 0 && e.last != nil && e.last.after.Value >= e.template.Definition.Capacity-2*inflow
 }
 
 // release has the rest of leases returned that are about to end, and tokens beyond those
@@ -792,11 +792,11 @@ func (e *Entry) release(needed float64, now moment) {
 		l := e.leases[i]
 		if now.since(l.sent)+2*e.config.margin() >= l.lasts {
 			left -= l.left.load()
-			e.end(l, now)
+			e.endLease(l, now)
 			continue
 		}
 		took, _ := l.left.take(max(0, left-keep), true)
-		l.seen -= took
+		l.accounted -= took
 		left -= took
 		if took > 0 {
 			e.returns = append(e.returns, e.returnOf(l, took))
@@ -808,13 +808,13 @@ func (e *Entry) release(needed float64, now moment) {
 	e.leases = kept
 	e.restock()
 	if len(e.returns) > 0 || len(kept) == 0 && !e.abundant() {
-		e.say(now)
+		e.reportSpent(now)
 	}
 }
 
-// say has the spent tokens reported to the row, with a return if there is one. It needs mu.
-func (e *Entry) say(now moment) {
-	told := e.untold(now)
+// reportSpent has the spent tokens reported to the row, with a return if there is one. It needs mu.
+func (e *Entry) reportSpent(now moment) {
+	told := e.takeSpent(now)
 	if told.Spent == 0 {
 		return
 	}

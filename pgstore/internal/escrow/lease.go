@@ -65,17 +65,17 @@ type lease struct {
 	calls atomic.Int64 // that were handed out of it, and are not counted yet
 	_     [48]byte     // a line of a processor's cache is not shared with fields that are only read
 
-	out   amount       // taken by transactions that have not ended
-	after bucket.State // the row as the statement left it
-	at    time.Time    // from which it counts, on the database's clock
-	sent  moment
-	lasts time.Duration // from sent on
-	epoch int           // of its entry: an edit begins another
-	ended atomic.Bool   // it is not among its entry's leases any more
-	seen  float64       // of left and out, when they were counted last; needs the entry's lock
+	out       amount       // taken by transactions that have not ended
+	after     bucket.State // the row as the statement left it
+	at        time.Time    // from which it counts, on the database's clock
+	sent      moment
+	lasts     time.Duration // from sent on
+	epoch     int           // of its entry: an edit begins another
+	ended     atomic.Bool   // it is not among its entry's leases any more
+	accounted float64       // of left and out, when they were counted last; needs the entry's lock
 
-	counted time.Time // until then the row counts it as out,
-	end     time.Time // and until then it can be returned in full
+	outUntil  time.Time // until then the row counts it as out,
+	fullUntil time.Time // and until then it can be returned in full
 }
 
 // take takes n of the tokens left, or all of them if some will do. A transaction's tokens are

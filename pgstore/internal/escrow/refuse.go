@@ -34,14 +34,14 @@ func (e *Entry) Refused(state bucket.State, at, sent time.Time, changes int) {
 // Refuse returns the result of an allow of n tokens that the row cannot grant by its known
 // state; false if it may, or the state is not known.
 func (e *Entry) Refuse(n float64) (ratelimit.Result, bool) {
-	if e == nil || !(n >= e.least && n <= e.ask.Definition.Capacity) {
+	if e == nil || !(n >= e.least && n <= e.template.Definition.Capacity) {
 		return ratelimit.Result{}, false
 	}
 	state, at, ok := e.Refusal()
 	if !ok {
 		return ratelimit.Result{}, false
 	}
-	return e.ask.Refused(n, state, at)
+	return e.template.Refused(n, state, at)
 }
 
 // Refusal is the row that refused a call lately, and the instant now, on the database's

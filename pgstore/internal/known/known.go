@@ -64,7 +64,7 @@ func (k *Known) Granted(call *decide.Call, changes []decide.Change, at time.Time
 	}
 	view := decide.View{At: at.UTC()}
 	if call.Sharded() {
-		view.States = k.Shards.Took(call, changes, view.At)
+		view.States = k.Shards.Taken(call, changes, view.At)
 	}
 	return call.Receipted(changes, view, xid, session)
 }

@@ -82,13 +82,13 @@ func (m *Memory) Claim(ctx context.Context, call *decide.Call) (c *Claim, refuse
 	}
 	a := call.Demands[0]
 	tokens, entry := &escrow.Tokens{}, m.entryOf(&a)
-	if !m.Worth(call) {
-		entry.Note(a.Count, 1)
+	if !m.WorthPrefetching(call) {
+		entry.CountDemand(a.Count, 1)
 		return c, refused, nil // the transaction takes from the row
 	}
 	a.Floor = 0 // debt is the row's to give
 	p := &engine.Pending{Call: decide.Call{Demands: []decide.Demand{a}}}
-	Keep(p, entry, tokens)
+	Attach(p, entry, tokens)
 	result, err := m.engine.Decide(ctx, nil, p)
 	switch {
 	case err != nil:
@@ -101,13 +101,13 @@ func (m *Memory) Claim(ctx context.Context, call *decide.Call) (c *Claim, refuse
 	return nil, result, nil
 }
 
-// Worth reports whether a call is worth a statement of its own, which prefetches.
-func (m *Memory) Worth(call *decide.Call) bool {
+// WorthPrefetching reports whether a call is worth a statement of its own, which prefetches.
+func (m *Memory) WorthPrefetching(call *decide.Call) bool {
 	if m == nil || len(call.Demands) != 1 {
 		return false
 	}
 	a := &call.Demands[0]
-	return a.Count > 0 && a.Count <= a.Definition.Capacity && m.entryOf(a).Worth()
+	return a.Count > 0 && a.Count <= a.Definition.Capacity && m.entryOf(a).WorthPrefetching()
 }
 
 // End notes that the call or transaction is over that has the tokens: unless they are spent, they
@@ -143,9 +143,9 @@ func (c *Claim) Result(rest ratelimit.Result) (result ratelimit.Result) {
 }
 
 // granted keeps the tokens that a row has granted to a transaction, which may put them back.
-func (h *held) granted(count float64, after bucket.State, at time.Time) {
-	if h.arrival != nil {
-		*h.tokens = h.arrival.Tokens(count, after)
+func (h *attachment) granted(count float64, after bucket.State, at time.Time) {
+	if h.received != nil {
+		*h.tokens = h.received.Tokens(count, after)
 		return
 	}
 	*h.tokens = h.entry.Granted(count, after, at)

@@ -14,39 +14,39 @@ import (
 // What grants do for memory: it prefetches with them, and answers calls by the tokens that another
 // call has prefetched. Memory is the engine's [engine.Memory].
 
-// held is what memory keeps with a call.
-type held struct {
-	entry   *escrow.Entry  // of its key; nil if that is not remembered
-	tokens  *escrow.Tokens // of a call for a transaction, which may put them back; else nil
-	arrival *escrow.Arrival
+// attachment is what memory keeps with a call.
+type attachment struct {
+	entry    *escrow.Entry  // of its key; nil if that is not remembered
+	tokens   *escrow.Tokens // of a call for a transaction, which may put them back; else nil
+	received *escrow.Received
 
 	// Before the last statement was sent: the entry's changes, and the instant.
 	changes int
 	sent    time.Time
 }
 
-// Keep has memory keep an entry with a call, and the tokens that a transaction may put back; nil for
+// Attach has memory keep an entry with a call, and the tokens that a transaction may put back; nil for
 // none.
-func Keep(p *engine.Pending, entry *escrow.Entry, tokens *escrow.Tokens) {
-	h := &held{entry: entry, tokens: tokens}
-	p.Held = h
+func Attach(p *engine.Pending, entry *escrow.Entry, tokens *escrow.Tokens) {
+	h := &attachment{entry: entry, tokens: tokens}
+	p.Attachment = h
 	if tokens != nil {
 		p.Granted, p.Abandoned = h.granted, tokens.PutBack
 	}
 }
 
-// heldOf returns what memory keeps with a call; the zero value if that is nothing.
-func heldOf(p *engine.Pending) *held {
-	if h, ok := p.Held.(*held); ok {
+// attachmentOf returns what memory keeps with a call; the zero value if that is nothing.
+func attachmentOf(p *engine.Pending) *attachment {
+	if h, ok := p.Attachment.(*attachment); ok {
 		return h
 	}
-	return &held{}
+	return &attachment{}
 }
 
-// addition is what a grant takes besides its calls.
-type addition struct {
-	order escrow.Order
-	sent  time.Time
+// sentPrefetch is what a grant takes besides its calls.
+type sentPrefetch struct {
+	prefetch escrow.Prefetch
+	sent     time.Time
 }
 
 // Answer answers calls for which enough has been prefetched since they arrived, and returns the
@@ -55,12 +55,12 @@ func (m *Memory) Answer(calls []*engine.Ticket) (left []*engine.Ticket) {
 	sent := m.cache.Now()
 	return slices.DeleteFunc(calls, func(t *engine.Ticket) bool {
 		p := t.Value
-		h := heldOf(p)
+		h := attachmentOf(p)
 		if h.entry == nil {
 			return false
 		}
 		if p.Extra {
-			return m.enough(t, h)
+			return m.finishExtra(t, h)
 		}
 		var tokens escrow.Tokens
 		if !h.entry.Take(p.Call.Demands[0].Count, h.tokens != nil, &tokens) {
@@ -76,9 +76,9 @@ func (m *Memory) Answer(calls []*engine.Ticket) (left []*engine.Ticket) {
 	})
 }
 
-// enough answers a call that prefetches, if there is no need any more, or no more to be had.
-func (m *Memory) enough(t *engine.Ticket, h *held) bool {
-	order := h.entry.Order(0, 0)
+// finishExtra answers a call that prefetches, if there is no need any more, or no more to be had.
+func (m *Memory) finishExtra(t *engine.Ticket, h *attachment) bool {
+	order := h.entry.Plan(0, 0)
 	order.Failed() // it is not sent
 	if order.Count > 0 {
 		return false
@@ -89,29 +89,29 @@ func (m *Memory) enough(t *engine.Ticket, h *held) bool {
 
 // Add has a grant prefetch for a key from which this process takes much.
 func (m *Memory) Add(calls []*engine.Ticket, g *table.Grant) {
-	order := entryOf(calls).Order(g.Count, g.Need)
+	order := entryOf(calls).Plan(g.Count, g.Need)
 	if order.Count == 0 {
 		return
 	}
 	g.Prefetch, g.Lowered, g.Lasts, g.Spent = order.Count, order.Capacity, m.lasts, order.Spent
 	for _, t := range calls {
-		if heldOf(t.Value).tokens != nil {
+		if attachmentOf(t.Value).tokens != nil {
 			g.Out += t.Value.Call.Demands[0].Count
 		}
 	}
-	g.Added = &addition{order, m.cache.Now()}
+	g.Added = &sentPrefetch{order, m.cache.Now()}
 }
 
 // Done takes the tokens in that a grant has prefetched, and notes how much its calls took. The
 // tokens of transactions that did not begin, since their callers had gone, are put into memory, too.
 func (m *Memory) Done(calls []*engine.Ticket, g *table.Grant, err error) {
-	added, _ := g.Added.(*addition)
+	added, _ := g.Added.(*sentPrefetch)
 	switch {
 	case err != nil && !conn.Answered(err) && !table.Unsent(err): // whether it was done is not known
 		return
 	case err != nil || !g.Taken.OK:
 		if added != nil {
-			added.order.Failed()
+			added.prefetch.Failed()
 		}
 		return
 	}
@@ -121,10 +121,10 @@ func (m *Memory) Done(calls []*engine.Ticket, g *table.Grant, err error) {
 	if added == nil {
 		return
 	}
-	arrival := added.order.Arrived(m.leaseOf(g, added.sent))
+	arrival := added.prefetch.Receive(m.leaseOf(g, added.sent))
 	for _, t := range calls {
-		if h := heldOf(t.Value); h.tokens != nil {
-			h.arrival = arrival
+		if h := attachmentOf(t.Value); h.tokens != nil {
+			h.received = arrival
 		}
 	}
 	if calls == nil && g.Out > 0 {
@@ -146,7 +146,7 @@ func (m *Memory) note(calls []*engine.Ticket, g *table.Grant) {
 		}
 	}
 	entry := entryOf(calls)
-	entry.Note(count, n)
+	entry.CountDemand(count, n)
 	if g.Waited >= conn.PassOver { // to take from the row would cost more still
 		entry.Contended()
 	}
@@ -162,18 +162,18 @@ func (m *Memory) leaseOf(g *table.Grant, sent time.Time) escrow.Lease {
 
 // Refused remembers the row that refused a call.
 func (m *Memory) Refused(p *engine.Pending, state bucket.State, at time.Time) {
-	if h := heldOf(p); h.entry != nil {
+	if h := attachmentOf(p); h.entry != nil {
 		h.entry.Refused(state, at, h.sent, h.changes)
 	}
 }
 
 // Waits notes that a call waits for its row.
-func (m *Memory) Waits(p *engine.Pending) { heldOf(p).entry.Contended() }
+func (m *Memory) Waits(p *engine.Pending) { attachmentOf(p).entry.Contended() }
 
 // entryOf returns the entry of the key of a group of calls; nil if none of them has it.
 func entryOf(calls []*engine.Ticket) *escrow.Entry {
 	for _, t := range calls {
-		if entry := heldOf(t.Value).entry; entry != nil {
+		if entry := attachmentOf(t.Value).entry; entry != nil {
 			return entry
 		}
 	}

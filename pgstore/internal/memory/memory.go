@@ -61,13 +61,13 @@ func (m *Memory) Decide(ctx context.Context, w *watch.Watch, reserve bool, reque
 		return result, err
 	}
 	if entry != nil { // which had been asked already
-		Keep(p, entry, nil)
+		Attach(p, entry, nil)
 		return m.engine.Decide(ctx, w, p)
 	}
 	c := m.claim(&p.Call)
 	if c.None() {
 		if len(p.Call.Demands) == 1 {
-			Keep(p, m.entryOf(&p.Call.Demands[0]), nil)
+			Attach(p, m.entryOf(&p.Call.Demands[0]), nil)
 		}
 		return m.engine.Decide(ctx, w, p)
 	}
@@ -90,7 +90,7 @@ func (m *Memory) Remembered(r *ratelimit.Request) *escrow.Entry {
 	if r.AboveShare != 0 {
 		return nil
 	}
-	return m.cache.Seen(r)
+	return m.cache.Find(r)
 }
 
 // entryOf returns the entry of a demand's key, and begins to remember it; nil if only the row
@@ -99,7 +99,7 @@ func (m *Memory) entryOf(a *decide.Demand) *escrow.Entry {
 	if m == nil || a.RowOnly() {
 		return nil
 	}
-	return m.cache.Of(a)
+	return m.cache.FindOrAdd(a)
 }
 
 // answer answers a call for n tokens of one key, if they are held, or it is known that there are too
@@ -129,8 +129,8 @@ func (m *Memory) prefetch(entry *escrow.Entry) {
 		defer m.Work.End()
 		ctx, cancel := context.WithTimeout(context.Background(), m.patience())
 		defer cancel()
-		p := &engine.Pending{Call: decide.Call{Demands: []decide.Demand{*entry.Ask()}}, Extra: true}
-		Keep(p, entry, nil)
+		p := &engine.Pending{Call: decide.Call{Demands: []decide.Demand{*entry.Template()}}, Extra: true}
+		Attach(p, entry, nil)
 		result, err := m.engine.Decide(ctx, nil, p)
 		entry.Prefetched(err == nil && result.OK)
 	}()
@@ -151,26 +151,26 @@ func (m *Memory) Contended(a *decide.Demand) {
 	m.entryOf(a).Contended()
 }
 
-// Met notes that other processes took from the rows of a call at the same time, and are done: calls
+// NoteShared notes that other processes took from the rows of a call at the same time, and are done: calls
 // that prefetch need not find that out again.
-func (m *Memory) Met(call *decide.Call) {
+func (m *Memory) NoteShared(call *decide.Call) {
 	if m == nil {
 		return
 	}
 	for i := range call.Demands {
-		if entry := m.cache.Of(&call.Demands[i]); entry.Prefetches() {
+		if entry := m.cache.FindOrAdd(&call.Demands[i]); entry.CanPrefetch() {
 			entry.Contended()
 			m.engine.Shared(decide.Row{Key: call.Demands[i].KeyOf()})
 		}
 	}
 }
 
-// Spent takes out the tokens that this process has used from memory and that the row of a key is to
+// TakeSpent takes out the tokens that this process has used from memory and that the row of a key is to
 // learn of: they are not out any more.
-func (m *Memory) Spent(key decide.Key) bucket.Spent { return m.cache.Spent(key) }
+func (m *Memory) TakeSpent(key decide.Key) bucket.Spent { return m.cache.TakeSpent(key) }
 
-// Unspent notes that a transaction was rolled back that was to tell a row of spent tokens.
-func (m *Memory) Unspent(key decide.Key, spent bucket.Spent) { m.cache.Unsaid(key, spent) }
+// RestoreSpent notes that a transaction was rolled back that was to tell a row of spent tokens.
+func (m *Memory) RestoreSpent(key decide.Key, spent bucket.Spent) { m.cache.RestoreSpent(key, spent) }
 
 // Held returns the tokens that are held, by the limits' names.
 func (m *Memory) Held() map[string]escrow.Held {
@@ -251,18 +251,18 @@ func (m *Memory) returnOnce(ctx context.Context, r *escrow.Return, await bool) (
 	ctx, cancel := context.WithTimeout(ctx, returnTime)
 	defer cancel()
 	back := r.Return
-	back.Known = m.cache.Past(r)
+	back.Known = m.cache.DatabaseTime(r)
 	done, err := m.table.Return(ctx, m.Pool, r.Row, &r.Definition, &back, await, m.Clock())
-	m.Leave(err)
+	m.LeaveReadOnly(err)
 	if done {
 		m.cache.Changed(r.Row.Key)
 	}
-	return done || err != nil && !m.again(err), err
+	return done || err != nil && !m.retriable(err), err
 }
 
-// again reports whether a failed operation is worth another attempt: it was certainly not done, and
+// retriable reports whether a failed operation is worth another attempt: it was certainly not done, and
 // may succeed another time.
-func (m *Memory) again(err error) bool {
+func (m *Memory) retriable(err error) bool {
 	if table.Unsent(err) {
 		return m.Work.Opened.Err() == nil
 	}

@@ -136,15 +136,15 @@ func (u *run) attempt(ctx context.Context) (err error) {
 			receipt.RolledBack(a.result.Receipt)
 		}
 		u.spent = u.spent || done
-		if a.ended && w.Became == ratelimit.OutcomeRolledBack { // by the function, perhaps by COMMIT
-			w.Became = ratelimit.OutcomeUnknown
+		if a.ended && w.Outcome == ratelimit.OutcomeRolledBack { // by the function, perhaps by COMMIT
+			w.Outcome = ratelimit.OutcomeUnknown
 		}
 	}()
-	w.Became = ratelimit.OutcomeRolledBack // unless the function returns
+	w.Outcome = ratelimit.OutcomeRolledBack // unless the function returns
 	err = a.run(ctx)
-	w.Became = a.outcome(err)
+	w.Outcome = a.outcome(err)
 	if a.met {
-		u.memory.Met(u.rows)
+		u.memory.NoteShared(u.rows)
 	}
 	u.result, done = a.result, err == nil || conn.Done(err)
 	return err
@@ -171,7 +171,7 @@ func (u *run) enter(ctx context.Context) (shards []int, leave func(), err error)
 		if waited {
 			u.watch.Queued += time.Since(begun)
 		}
-		if !again || !waited || !u.claim.None() || !u.memory.Worth(&u.call) {
+		if !again || !waited || !u.claim.None() || !u.memory.WorthPrefetching(&u.call) {
 			return shards, leave, nil
 		}
 		leave()
