@@ -85,18 +85,16 @@ func (r *Runner) runEnforced(ctx context.Context, w *watch.Watch, reserve bool, 
 		ctx, cancel = context.WithTimeout(ctx, r.RetryBudget)
 		defer cancel()
 	}
-	u := run{Runner: r, watch: w, do: do, claim: r.memory.ClaimHeld(reserve, requests)}
+	u := run{Runner: r, watch: w, do: do}
 	u.rows = &u.call
-	if u.claim.None() {
-		if !noTake {
-			var err error
-			if u.call, err = r.known.Call(decide.All, reserve, requests); err != nil {
-				return ratelimit.Result{}, err
-			}
+	if !noTake {
+		var err error
+		if u.call, err = r.known.Call(decide.All, reserve, requests); err != nil {
+			return ratelimit.Result{}, err
 		}
-		if r.Pool == nil {
-			return ratelimit.Result{}, conn.ErrNoPool
-		}
+	}
+	if r.Pool == nil {
+		return ratelimit.Result{}, conn.ErrNoPool
 	}
 	defer func() { u.claim.End(u.spent) }() // also when the function panics or ends its goroutine
 	err := r.RetryCounted(ctx, func() { w.Retries++ }, func() error { return u.attempt(ctx) })
