@@ -128,8 +128,7 @@ func (m *Cache) TakeSpent(key decide.Key) (report bucket.Spent) {
 	if e == nil {
 		return report
 	}
-	now := m.config.moment()
-	e.mu.Lock()
+	now := e.lock()
 	defer e.mu.Unlock()
 	e.sweep(now)
 	return e.spent.take(now)

@@ -54,6 +54,12 @@ func leastOf(d *bucket.Definition) float64 {
 	return max(exact.Tolerance(d.Capacity, 0, 0), 1e-300)
 }
 
+// lock locks mu, and returns the moment.
+func (e *Entry) lock() moment {
+	e.mu.Lock()
+	return e.config.moment()
+}
+
 // Template returns a demand for 0 tokens of the entry's key.
 func (e *Entry) Template() *decide.Demand { return &e.template }
 
@@ -130,8 +136,7 @@ func (e *Entry) CountDemand(n float64, calls int) {
 	if e == nil {
 		return
 	}
-	now := e.config.moment()
-	e.mu.Lock()
+	now := e.lock()
 	defer e.mu.Unlock()
 	e.demand.unblock(now)
 	e.demand.add(n, calls, now, e.config.Lasts)
@@ -143,8 +148,7 @@ func (e *Entry) Contended() {
 	if !e.CanPrefetch() {
 		return
 	}
-	now := e.config.moment()
-	e.mu.Lock()
+	now := e.lock()
 	defer e.mu.Unlock()
 	e.demand.contend(now, e.config.Lasts)
 }
@@ -155,8 +159,7 @@ func (e *Entry) Miss(n float64) {
 	if !e.CanPrefetch() {
 		return
 	}
-	now := e.config.moment()
-	e.mu.Lock()
+	now := e.lock()
 	defer e.mu.Unlock()
 	e.demand.add(n, 1, now, e.config.Lasts)
 	if e.demand.want(0, now, e.config.Lasts) >= 1 {
@@ -170,8 +173,7 @@ func (e *Entry) WorthPrefetching() bool {
 	if !e.CanPrefetch() {
 		return false
 	}
-	now := e.config.moment()
-	e.mu.Lock()
+	now := e.lock()
 	defer e.mu.Unlock()
 	e.demand.roll(now, e.config.Lasts)
 	return len(e.leases) > 0 || e.demand.enough(now)
@@ -190,8 +192,7 @@ func (e *Entry) evict() []Return {
 	if e == nil {
 		return nil
 	}
-	now := e.config.moment()
-	e.mu.Lock()
+	now := e.lock()
 	defer e.mu.Unlock()
 	e.RowChanged()
 	e.epoch++
@@ -231,8 +232,7 @@ func (e *Entry) setTimer() {
 func (e *Entry) onTimer() {
 	e.firing.Lock()
 	defer e.firing.Unlock()
-	e.mu.Lock()
-	now, lasts := e.config.moment(), e.config.Lasts
+	now, lasts := e.lock(), e.config.Lasts
 	e.sweep(now)
 	needed := max(0, e.used) * float64(lasts) / float64(max(now.since(e.timerSetAt), 1))
 	if e.demand.contended(now) {

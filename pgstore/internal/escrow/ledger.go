@@ -1,6 +1,7 @@
 package escrow
 
 import (
+	"cmp"
 	"math"
 	"slices"
 	"sync/atomic"
@@ -117,14 +118,10 @@ func (g *ledger) account(l *lease, now moment) {
 
 // insert puts a lease among the others by age, if it is not there.
 func (g *ledger) insert(l *lease) {
-	if slices.Contains(g.leases, l) {
-		return
+	if !slices.Contains(g.leases, l) {
+		g.leases = append(g.leases, l)
+		slices.SortStableFunc(g.leases, func(a, b *lease) int { return cmp.Compare(a.sent.mono, b.sent.mono) })
 	}
-	i := len(g.leases)
-	for i > 0 && g.leases[i-1].sent.mono > l.sent.mono {
-		i--
-	}
-	g.leases = slices.Insert(g.leases, i, l)
 }
 
 // endLease returns the rest of a lease to its row, unless that has abundance. The caller removes

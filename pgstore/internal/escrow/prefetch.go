@@ -27,9 +27,8 @@ func (e *Entry) Plan(takes, need float64) (p Prefetch) {
 	if !e.CanPrefetch() || need > e.lowered {
 		return p
 	}
-	e.mu.Lock()
+	now, lasts := e.lock(), e.config.Lasts
 	defer e.mu.Unlock()
-	now, lasts := e.config.moment(), e.config.Lasts
 	left := e.remaining(now)
 	if len(e.leases) == 0 && !e.demand.enough(now) {
 		return p
@@ -65,8 +64,7 @@ func (e *Entry) restoreSpent(report bucket.Spent) {
 	if e == nil || report.Spent == 0 {
 		return
 	}
-	now := e.config.moment()
-	e.mu.Lock()
+	now := e.lock()
 	defer e.mu.Unlock()
 	e.spent.add(report.Spent, report.SpentEnd, now)
 	e.setTimer()
@@ -75,8 +73,8 @@ func (e *Entry) restoreSpent(report bucket.Spent) {
 // Receive adds the prefetched tokens to the entry. If they came late, or were planned before an
 // edit, they go back instead.
 func (p *Prefetch) Receive(l Lease) {
-	e, now := p.Entry, p.Entry.config.moment()
-	e.mu.Lock()
+	e := p.Entry
+	now := e.lock()
 	defer e.mu.Unlock()
 	e.RowChanged()
 	d := &e.template.Definition

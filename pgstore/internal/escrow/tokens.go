@@ -56,8 +56,8 @@ func (t *Tokens) Spend() {
 		if p.lease.out.add(-p.count); !p.lease.ended.Load() {
 			return
 		}
-		e, now := t.Entry, t.Entry.config.moment()
-		e.mu.Lock()
+		e := t.Entry
+		now := e.lock()
 		defer e.mu.Unlock()
 		e.account(p.lease, now)
 		e.setTimer()
@@ -71,8 +71,7 @@ func (t *Tokens) PutBack() {
 	if e == nil {
 		return
 	}
-	now := e.config.moment()
-	e.mu.Lock()
+	now := e.lock()
 	e.sweep(now)
 	refunds := len(e.returns)
 	t.each(func(p part) { e.putBack(p, now) })
