@@ -10,8 +10,8 @@ import (
 	"github.com/pgratelimit/ratelimit/pgstore/internal/table"
 )
 
-// read answers checks, and refuses calls that cannot be granted. It returns the others, and the
-// rows as it has read them.
+// read answers checks, and refuses calls that cannot be granted. It returns the other calls, and the
+// rows as read.
 func (e *Engine) read(ctx context.Context, tickets []*Ticket) (left []*Ticket, snapshot *decide.Snapshot, err error) {
 	tickets = e.answerFromMemory(slices.DeleteFunc(tickets, (*Ticket).Gone))
 	if len(tickets) == 0 {
@@ -41,15 +41,15 @@ func (e *Engine) read(ctx context.Context, tickets []*Ticket) (left []*Ticket, s
 	return left, snapshot, nil
 }
 
-// refused tells the Memory of a call's row that refused it.
+// refused reports the row that refused a call to the Memory.
 func (e *Engine) refused(p *Pending, view decide.View) {
 	if e.memory != nil {
 		e.memory.Refused(p, view.States[0][0], view.At)
 	}
 }
 
-// lock decides calls with their rows locked, from the reading to the writing. It returns those with
-// rows that another transaction has locked.
+// lock locks the rows of calls, decides the calls and writes the rows. It returns the calls whose rows
+// another transaction has locked.
 func (e *Engine) lock(ctx context.Context, tickets []*Ticket, before *decide.Snapshot, await *awaited) (left []*Ticket, err error) {
 	tickets = e.answerFromMemory(slices.DeleteFunc(tickets, (*Ticket).Gone))
 	if len(tickets) == 0 {
@@ -127,8 +127,8 @@ func newSnapshot(tickets []*Ticket) *decide.Snapshot {
 	return decide.NewSnapshot(calls)
 }
 
-// missing returns the rows of a snapshot that were not found on the one that was read, but for the
-// awaited one and those that another transaction is known to have made.
+// missing returns the rows of a snapshot that the one read before did not find. It leaves out the
+// awaited row and rows that another transaction has locked lately: they exist by now.
 func (e *Engine) missing(snapshot, before *decide.Snapshot, await *awaited) (rows []decide.Row) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

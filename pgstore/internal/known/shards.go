@@ -17,7 +17,7 @@ type Shards struct {
 	cached map[decide.Key]limit
 }
 
-// limit is the shards of a limit and key.
+// limit holds the shards of a limit and key.
 type limit struct {
 	definition bucket.Definition
 	states     []bucket.State // one that was never seen counts as full
@@ -30,7 +30,7 @@ type limit struct {
 // mostCached is how many keys' shards are remembered; past it all is forgotten.
 const mostCached = 4096
 
-// Choose returns the better, as far as is known, of two shards at random among those given.
+// Choose picks two of the given shards at random, and returns the better one by their known states.
 func (m *Shards) Choose(a *decide.Demand, among []int) int {
 	if len(among) == 1 {
 		return among[0]
@@ -40,7 +40,7 @@ func (m *Shards) Choose(a *decide.Demand, among []int) int {
 	return m.better(a, among[i], among[j])
 }
 
-// better is the better of two shards.
+// better returns the better of two shards; the first if their states are not known.
 func (m *Shards) better(a *decide.Demand, first, second int) int {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -61,8 +61,8 @@ func (m *Shards) Observe(a *decide.Demand, states []bucket.State) {
 	copy(m.states(a, states[0].TS), states)
 }
 
-// Taken notes the states that changes left behind, and returns the known states of the shards of
-// all sharded limits of a call then.
+// Taken notes the states that a call's changes left behind, and returns the known states of the shards
+// of its sharded limits.
 func (m *Shards) Taken(call *decide.Call, changes []decide.Change, at time.Time) [][]bucket.State {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -80,7 +80,7 @@ func (m *Shards) Taken(call *decide.Call, changes []decide.Change, at time.Time)
 	return states
 }
 
-// Refused notes that a call was refused at an instant.
+// Refused notes that all shards of a call's limits together were refused at an instant.
 func (m *Shards) Refused(call *decide.Call, at time.Time) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -93,8 +93,8 @@ func (m *Shards) Refused(call *decide.Call, at time.Time) {
 	}
 }
 
-// Refuse reports whether a call was refused, and would be again by the known states of the
-// shards of its limits. now is an instant that was injected, or nil.
+// Refuse reports whether a call was refused before, and would be again by the known states of its
+// shards. now is an injected instant, or nil.
 func (m *Shards) Refuse(call *decide.Call, now *time.Time) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -117,15 +117,15 @@ func (m *Shards) Refuse(call *decide.Call, now *time.Time) bool {
 	return false
 }
 
-// Cached returns the known states of a's shards.
+// Cached returns the known states of a's shards; full ones at an instant if they are not known.
 func (m *Shards) Cached(a *decide.Demand, at time.Time) []bucket.State {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	return slices.Clone(m.states(a, at))
 }
 
-// states are those of a's shards, full at an instant if none was seen by this
-// definition.
+// states returns the states of a's shards, and adds them, full at an instant, if none are known under
+// this definition. It needs mu.
 func (m *Shards) states(a *decide.Demand, at time.Time) []bucket.State {
 	seen := m.cached[a.KeyOf()]
 	if seen.definition == a.Definition {
