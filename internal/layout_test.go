@@ -32,14 +32,15 @@ const (
 // mayImport is what the packages of the root module may import besides the standard
 // library: packages of the module by their directories, and others by their paths.
 var mayImport = map[string][]string{
-	".":                        {"internal/bucket", "internal/exact", "internal/receipt"},
+	".":                        {"internal/bucket", "internal/exact", "internal/receipt", "internal/valid"},
 	"internal/exact":           {},
+	"internal/valid":           {"internal/exact"},
 	"internal/bucket":          {"internal/exact", "internal/slots"},
 	"internal/receipt":         {"internal/bucket"},
 	"internal/slots":           {},
 	"internal/batch":           {},
 	"internal/keyqueue":        {},
-	"internal/decide":          {".", "internal/bucket", "internal/exact", "internal/receipt"},
+	"internal/decide":          {".", "internal/bucket", "internal/exact", "internal/receipt", "internal/valid"},
 	"internal/curve":           {"."},
 	"internal/flight":          {".", "internal/decide"},
 	"pgstore/internal/escrow":  {".", "internal/bucket", "internal/exact", "internal/decide", "internal/receipt"},

@@ -218,8 +218,11 @@ func refusal(r *ratelimit.Result) ratelimit.Outcome {
 	return ratelimit.OutcomeRefused
 }
 
-// OutcomeUnknown is the class of an error after which nobody knows whether it is committed.
-const OutcomeUnknown = "outcome_unknown"
+// The classes that decide what is told.
+const (
+	OutcomeUnknown = "outcome_unknown" // nobody knows whether it is committed
+	Silent         = "silent"          // nobody was asked, since the database is known to be silent
+)
 
 // Class returns the class of an error, of which there are few.
 func (o *Observer) Class(err error) string {
@@ -235,6 +238,10 @@ func (o *Observer) Class(err error) string {
 }
 
 func class(err error) string {
+	var own interface{ ErrorClass() string } // of package fallback
+	if errors.As(err, &own) {
+		return own.ErrorClass()
+	}
 	for _, c := range []struct {
 		is    error
 		class string

@@ -230,9 +230,14 @@ func (e *Engine) decideAll(ctx context.Context, tickets []*Ticket, granting bool
 				return err
 			}
 			granting = false
-			stillLocked = e.stillLockedExtra(ctx, left, await)
+			if e.memory != nil && await == nil {
+				stillLocked = e.stillLockedExtra(ctx, left)
+			}
 		}
-		if left = withoutExtra(left, stillLocked); len(left) == 0 {
+		if e.memory != nil {
+			left = withoutExtra(left, stillLocked)
+		}
+		if len(left) == 0 {
 			return nil
 		}
 		var snapshot *decide.Snapshot
@@ -274,28 +279,19 @@ func (e *Engine) begin(tickets []*Ticket) {
 // observeAll remembers the definitions of calls, and returns the calls whose definitions agree with
 // those of before. The others are finished with an error.
 func (e *Engine) observeAll(tickets []*Ticket) []*Ticket {
-	var last bucket.Definition
 	return slices.DeleteFunc(tickets, func(t *Ticket) bool {
-		call := &t.Value.Call
-		if len(call.Demands) == 1 && call.Demands[0].Definition == last {
-			return false
-		}
-		if t.Value.Err = e.known.Definitions.NoteCall(call); t.Value.Err != nil {
+		t.Value.Err = e.known.Definitions.NoteCall(&t.Value.Call)
+		if t.Value.Err != nil {
 			t.Finish()
-			return true
 		}
-		last = call.Demands[0].Definition
-		return false
+		return t.Value.Err != nil
 	})
 }
 
 // stillLockedExtra returns the Memory's own calls whose rows have enough, and still granted nothing:
 // another transaction had them locked. These calls wait for a turn at the row, since they would
 // hardly ever find it unlocked while many processes take from it.
-func (e *Engine) stillLockedExtra(ctx context.Context, tickets []*Ticket, await *awaited) (stillLocked []*Ticket) {
-	if await != nil || e.memory == nil {
-		return nil
-	}
+func (e *Engine) stillLockedExtra(ctx context.Context, tickets []*Ticket) (stillLocked []*Ticket) {
 	var rows table.Rows
 	for _, t := range tickets {
 		if t.Value.Extra {

@@ -20,7 +20,7 @@ func (e *Engine) grant(ctx context.Context, tickets []*Ticket, await *awaited) (
 	if len(groups) == 0 {
 		return left, nil
 	}
-	extra := e.add(groups, grants)
+	extra := e.memory != nil && e.add(groups, grants)
 	wait := await != nil && len(grants) == 1 && grants[0].Row == await.row
 	if wait {
 		await.seat.Share()
@@ -41,11 +41,17 @@ func (e *Engine) grant(ctx context.Context, tickets []*Ticket, await *awaited) (
 	if gone {
 		return tickets, e.Fault("take", err)
 	}
-	if err != nil && (wait || !conn.TimedOut(err)) { // TimedOut: a row was locked in the same moment, and nothing is taken
-		e.done(nil, grants, err)
+	failed := err != nil && (wait || !conn.TimedOut(err)) // TimedOut: a row was locked in the same moment, and nothing is taken
+	if e.memory != nil {
+		if failed {
+			e.done(nil, grants, err)
+		} else {
+			e.done(groups, grants, nil)
+		}
+	}
+	if failed {
 		return tickets, e.Fault("take", err)
 	}
-	e.done(groups, grants, nil)
 	for i, group := range groups {
 		if grants[i].Taken.OK {
 			e.answerGroup(group, &grants[i])
@@ -59,9 +65,6 @@ func (e *Engine) grant(ctx context.Context, tickets []*Ticket, await *awaited) (
 
 // add lets the Memory add its tokens to grants, and reports whether it added any.
 func (e *Engine) add(groups [][]*Ticket, grants []table.Grant) (extra bool) {
-	if e.memory == nil {
-		return false
-	}
 	for i := range grants {
 		e.memory.Add(groups[i], &grants[i])
 		extra = extra || grants[i].TakesExtra()
@@ -71,9 +74,6 @@ func (e *Engine) add(groups [][]*Ticket, grants []table.Grant) (extra bool) {
 
 // done reports the outcome of grants to the Memory. groups is nil if all callers gave up.
 func (e *Engine) done(groups [][]*Ticket, grants []table.Grant, err error) {
-	if e.memory == nil {
-		return
-	}
 	for i := range grants {
 		var group []*Ticket
 		if groups != nil {

@@ -37,7 +37,7 @@ func (k *Known) Forget(key decide.Key) {
 
 // Call returns the call of a verb, and remembers the definitions of its limits.
 func (k *Known) Call(verb decide.Verb, reserve bool, requests []ratelimit.Request) (decide.Call, error) {
-	call, err := verb.Call(reserve, requests)
+	call, err := verb.Call(&k.Definitions, reserve, requests)
 	if err != nil {
 		return decide.Call{}, err
 	}

@@ -10,27 +10,21 @@ import (
 )
 
 // Claim holds the tokens of a call that were held, until [Claim.End], and the rest of the call, for
-// rows. A nil Claim has no tokens.
+// rows. It is nil if no tokens were held.
 type Claim struct {
 	Rest decide.Call
 
 	call   *decide.Call
-	tokens []escrow.Tokens // of each limit; zero if they were not held. Nil if none were
+	tokens []escrow.Tokens // of each limit; zero if they were not held
 }
 
-// None reports whether nothing of the call was held.
-func (c *Claim) None() bool { return c == nil || c.tokens == nil }
-
 // All reports whether all of the call was held.
-func (c *Claim) All() bool { return !c.None() && len(c.Rest.Demands) == 0 }
+func (c *Claim) All() bool { return len(c.Rest.Demands) == 0 }
 
 // claim takes the held tokens of a call out of memory. For a call with several limits it has the
 // missing tokens prefetched for later calls; the statement that grants a single limit prefetches by
 // itself.
 func (m *Memory) claim(call *decide.Call) *Claim {
-	if m == nil {
-		return nil
-	}
 	c := &Claim{call: call}
 	for i := range call.Demands {
 		a := &call.Demands[i]
@@ -46,9 +40,10 @@ func (m *Memory) claim(call *decide.Call) *Claim {
 		}
 		c.tokens[i] = t
 	}
-	if c.tokens != nil {
-		c.Rest = call.Remainder(c.balances())
+	if c.tokens == nil {
+		return nil
 	}
+	c.Rest = call.Remainder(c.balances())
 	return c
 }
 
@@ -57,7 +52,7 @@ func (m *Memory) claim(call *decide.Call) *Claim {
 // call: refused is its result.
 func (m *Memory) Claim(ctx context.Context, call *decide.Call) (c *Claim, refused ratelimit.Result, err error) {
 	c = m.claim(call)
-	if m == nil || !c.None() || len(call.Demands) != 1 {
+	if c != nil || len(call.Demands) != 1 {
 		return c, refused, nil
 	}
 	a := call.Demands[0]
@@ -83,7 +78,7 @@ func (m *Memory) Claim(ctx context.Context, call *decide.Call) (c *Claim, refuse
 
 // WorthPrefetching reports whether a call should have a statement of its own, which prefetches.
 func (m *Memory) WorthPrefetching(call *decide.Call) bool {
-	if m == nil || len(call.Demands) != 1 {
+	if len(call.Demands) != 1 {
 		return false
 	}
 	a := &call.Demands[0]
@@ -92,9 +87,6 @@ func (m *Memory) WorthPrefetching(call *decide.Call) bool {
 
 // End ends the claim with its call or transaction: the tokens are spent or put back.
 func (c *Claim) End(spent bool) {
-	if c.None() {
-		return
-	}
 	for i := range c.tokens {
 		if spent {
 			c.tokens[i].Spend()

@@ -22,6 +22,7 @@ import (
 type Memory struct {
 	*conn.Conn
 	table  *table.Table
+	known  *known.Known
 	engine *engine.Engine
 	cache  *escrow.Cache
 	lasts  time.Duration // of a lease
@@ -29,7 +30,7 @@ type Memory struct {
 
 // New returns a Memory above an engine, which it serves.
 func New(c *conn.Conn, t *table.Table, k *known.Known, e *engine.Engine, lasts time.Duration) *Memory {
-	m := &Memory{Conn: c, table: t, engine: e, lasts: lasts}
+	m := &Memory{Conn: c, table: t, known: k, engine: e, lasts: lasts}
 	config := escrow.Config{Lasts: lasts, Prefetch: m.prefetch, GiveBack: m.returnLater}
 	if c.Now != nil {
 		config.Clock = func() time.Time { return *c.Clock() }
@@ -53,7 +54,7 @@ func (m *Memory) Decide(ctx context.Context, w *watch.Watch, reserve bool, reque
 		}
 	}
 	p := &engine.Pending{}
-	if p.Call, err = decide.NewIn(p.One[:0], reserve, requests...); err != nil {
+	if p.Call, err = decide.NewIn(&m.known.Definitions, p.One[:0], reserve, requests...); err != nil {
 		return result, err
 	}
 	if len(p.Call.Demands) > 1 {
@@ -73,7 +74,7 @@ func (m *Memory) Decide(ctx context.Context, w *watch.Watch, reserve bool, reque
 // rest on rows.
 func (m *Memory) decideSeveral(ctx context.Context, w *watch.Watch, call *decide.Call) (ratelimit.Result, error) {
 	c := m.claim(call)
-	if c.None() {
+	if c == nil {
 		return m.engine.Decide(ctx, w, &engine.Pending{Call: *call})
 	}
 	if c.All() {
@@ -116,7 +117,7 @@ func (m *Memory) Remembered(r *ratelimit.Request) *escrow.Entry {
 // entryOf returns the entry of a demand's key, and adds it if it is missing; nil if only the row
 // decides the demand.
 func (m *Memory) entryOf(a *decide.Demand) *escrow.Entry {
-	if m == nil || a.RowOnly() {
+	if a.RowOnly() {
 		return nil
 	}
 	return m.cache.FindOrAdd(a)
@@ -154,9 +155,6 @@ func (m *Memory) Contended(a *decide.Demand) {
 // NoteShared notes that other processes took from the rows of a call at the same time, and are done.
 // Calls that prefetch wait in the rows' queues from now on.
 func (m *Memory) NoteShared(call *decide.Call) {
-	if m == nil {
-		return
-	}
 	for i := range call.Demands {
 		if entry := m.entryOf(&call.Demands[i]); entry.CanPrefetch() {
 			entry.Contended()
