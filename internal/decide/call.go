@@ -39,7 +39,7 @@ type Demand struct {
 
 // Met returns the definition of a request's limit, if that was found valid before: [Definitions] do.
 type Met interface {
-	of(r *ratelimit.Request) (d bucket.Definition, ok bool)
+	of(r ratelimit.Request) (d bucket.Definition, ok bool)
 }
 
 // Key names a limit's state: all rows that have this name and key.
@@ -246,7 +246,7 @@ func (c *Call) add(met Met, r *ratelimit.Request) error {
 	var d bucket.Definition
 	noted := false
 	if met != nil {
-		d, noted = met.of(r)
+		d, noted = met.of(*r)
 	}
 	if !noted || !sound(r, &d) {
 		if err := r.Validate(); err != nil {
