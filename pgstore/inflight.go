@@ -79,7 +79,7 @@ func (p Permits) AcquireWait(ctx context.Context, request ratelimit.PermitReques
 	if limit.Mode == ratelimit.ModeRefuse { // in which nobody waits
 		return s.acquireNow(ctx, limit, of, rates)
 	}
-	inner, end, err := s.conn.Work.Whole(ctx)
+	inner, end, err := s.conn.Work.BeginSpan(ctx)
 	if err != nil {
 		return ratelimit.Permit{}, err
 	}

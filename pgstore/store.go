@@ -252,7 +252,7 @@ func (s *Store) Wait(ctx context.Context, requests ...ratelimit.Request) (rateli
 	if err := s.usable(); err != nil {
 		return ratelimit.Result{}, err
 	}
-	inner, end, err := s.conn.Work.Whole(ctx)
+	inner, end, err := s.conn.Work.BeginSpan(ctx)
 	if err != nil {
 		return ratelimit.Result{}, err
 	}
@@ -306,7 +306,7 @@ func (s *Store) decide(ctx context.Context, verb decide.Verb, reserve bool, requ
 		return ratelimit.Result{}, err
 	}
 	var w watch.Watch // whose time begins when it is not answered from memory
-	w.Later(s.observer, ctx, verb.Observed(reserve), ratelimit.FormOwn, requests)
+	w.BeginLater(s.observer, ctx, verb.Observed(reserve), ratelimit.FormOwn, requests)
 	result, err := s.decideWatched(ctx, &w, verb, reserve, requests)
 	w.Report(&result, err)
 	return result, err

@@ -39,7 +39,7 @@ type Demand struct {
 
 // Met returns the definition of a request's limit, if that was found valid before: [Definitions] do.
 type Met interface {
-	of(r *ratelimit.Request) (d bucket.Definition, ok bool)
+	of(r ratelimit.Request) (d bucket.Definition, ok bool)
 }
 
 // Key names a limit's state: all rows that have this name and key.
@@ -166,7 +166,7 @@ func NewAtMost(r ratelimit.Request) (Call, error) {
 		return Call{}, err
 	}
 	d, asked := bucket.Definition(r.Limit.Definition()), r.Count
-	if r.Count = wholeOf(asked); r.Count < 1 {
+	if r.Count = wholeTokens(asked); r.Count < 1 {
 		return Call{}, &ratelimit.FieldError{Limit: d.Name, Field: "Count", Value: asked, Reason: "must be at least 1, since whole tokens are taken"}
 	}
 	floor := kept(&r, &d)
@@ -179,8 +179,8 @@ func NewAtMost(r ratelimit.Request) (Call, error) {
 	return Call{Demands: []Demand{{Request: r, Definition: d, Floor: floor}}, asked: asked}, nil
 }
 
-// wholeOf is how many whole tokens a count has.
-func wholeOf(count float64) float64 { return math.Floor(count) }
+// wholeTokens is how many whole tokens a count has.
+func wholeTokens(count float64) float64 { return math.Floor(count) }
 
 // NewFirst is the call that takes from the first of the limits that can grant. Those
 // that never can are left out; its errors, if there is no other, are those of New.
@@ -246,7 +246,7 @@ func (c *Call) add(met Met, r *ratelimit.Request) error {
 	var d bucket.Definition
 	noted := false
 	if met != nil {
-		d, noted = met.of(r)
+		d, noted = met.of(*r)
 	}
 	if !noted || !sound(r, &d) {
 		if err := r.Validate(); err != nil {

@@ -103,7 +103,7 @@ func inUse(name, field string, value any, kind string) error {
 // of returns the definition of a request's limit, if it was called and needs neither be validated
 // nor noted again. A limit of which the key has another definition does, and so does one behind a
 // pointer, since it may have changed.
-func (s *Definitions) of(r *ratelimit.Request) (d bucket.Definition, ok bool) {
+func (s *Definitions) of(r ratelimit.Request) (d bucket.Definition, ok bool) {
 	if r.Overridden {
 		return d, false
 	}

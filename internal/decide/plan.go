@@ -119,12 +119,12 @@ func (c *Call) ask(i int, v View) *Demand {
 		return a
 	}
 	some := *a
-	some.Count = max(1, min(a.Count, a.whole(v.States[i], v.At)))
+	some.Count = max(1, min(a.Count, a.wholeTokens(v.States[i], v.At)))
 	return &some
 }
 
-// whole is how many whole tokens there are in a's shards together.
-func (a *Demand) whole(states []bucket.State, now time.Time) float64 {
+// wholeTokens is how many whole tokens there are in a's shards together.
+func (a *Demand) wholeTokens(states []bucket.State, now time.Time) float64 {
 	if len(states) == 1 {
 		return a.Definition.Whole(states[0], now, a.Floor)
 	}

@@ -74,7 +74,7 @@ func (g *Grant) scan(row pgx.Row, now *time.Time) error {
 		return nil
 	}
 	if err == nil {
-		r.tell(g, now)
+		r.report(g, now)
 	}
 	return err
 }
@@ -97,8 +97,8 @@ func (r *returned) fields(g *Grant) []any {
 	return fields
 }
 
-// tell tells a grant that it was taken.
-func (r *returned) tell(g *Grant, now *time.Time) {
+// report tells a grant that it was taken.
+func (r *returned) report(g *Grant, now *time.Time) {
 	g.Taken = Taken{OK: true, After: bucket.State{Value: r.value, TS: r.ts}, At: r.at}
 	if r.slots != nil {
 		g.Taken.After.Slots = slots.Read(r.slots, r.value)
@@ -127,7 +127,7 @@ func scanGrants(grants []*Grant, prefetch bool, now *time.Time) func(pgx.Rows) e
 			if err := rows.Scan(fields...); err != nil {
 				return err
 			}
-			r.tell(grants[i-1], now)
+			r.report(grants[i-1], now)
 		}
 		return rows.Err()
 	}

@@ -127,7 +127,7 @@ func (op *PermitOp) scan(row pgx.Row) error {
 func (t *Table) ChangePermits(ctx context.Context, pool *pgxpool.Pool, ops []*PermitOp, now *time.Time) error {
 	return oneTrip(ctx, pool, func(batch *pgx.Batch) {
 		t.queueChange(batch, ops, now)
-		t.queueMake(batch, ops, now)
+		t.queueCreate(batch, ops, now)
 	})
 }
 
@@ -154,8 +154,8 @@ func oneTrip(ctx context.Context, pool *pgxpool.Pool, queue func(*pgx.Batch)) er
 	return conn.SendBatch(ctx, &batch).Close()
 }
 
-// queueMake is behind queueChange, and leaves rows alone that are there.
-func (t *Table) queueMake(batch *pgx.Batch, ops []*PermitOp, now *time.Time) {
+// queueCreate is behind queueChange, and leaves rows alone that are there.
+func (t *Table) queueCreate(batch *pgx.Batch, ops []*PermitOp, now *time.Time) {
 	var (
 		names, keys []string
 		numbers     []int32

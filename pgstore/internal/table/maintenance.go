@@ -28,7 +28,7 @@ func (t *Table) Page(ctx context.Context, q Querier, after decide.Row, most int,
 		page.States = append(page.States, read)
 		return nil
 	})
-	page.At = told(now, page.At).UTC()
+	page.At = instant(now, page.At).UTC()
 	return &page, err
 }
 

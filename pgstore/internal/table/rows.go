@@ -49,7 +49,7 @@ func (r *Rows) scan(now *time.Time) func(pgx.Rows) error {
 			r.States[i-1], r.Found[i-1] = s.get()
 			return nil
 		})
-		r.At = told(now, r.At).UTC()
+		r.At = instant(now, r.At).UTC()
 		return err
 	}
 }

@@ -15,13 +15,15 @@ const pipelined = 500 * time.Millisecond
 
 const beginSQL = "BEGIN ISOLATION LEVEL READ COMMITTED"
 
-// HeardFor is how long the answer of a statement that prefetches, or returns, is awaited after its
+// OutlastTime is how long the answer of a statement that prefetches, or returns, is awaited after its
 // time is over. The server completes it anyway, so the tokens that it takes have to be returned, and
 // those that it may have returned are lost.
-const HeardFor = 5 * time.Second
+const OutlastTime = 5 * time.Second
 
-// heard returns a context for such a statement.
-func heard(ctx context.Context) (context.Context, context.CancelFunc) { return Outlast(ctx, HeardFor) }
+// outlast returns a context for such a statement.
+func outlast(ctx context.Context) (context.Context, context.CancelFunc) {
+	return Outlast(ctx, OutlastTime)
+}
 
 // Outlast returns a context that ends a time after ctx has ended, and has no other deadline.
 func Outlast(ctx context.Context, by time.Duration) (context.Context, context.CancelFunc) {

@@ -36,7 +36,7 @@ func (t *Table) grantInTurn(ctx context.Context, pool *pgxpool.Pool, g *Grant, n
 	last := ctx // the context of the COMMIT
 	if g.TakesExtra() {
 		var stop context.CancelFunc
-		last, stop = heard(ctx)
+		last, stop = outlast(ctx)
 		defer stop()
 	}
 	wait := conn.Awaited

@@ -87,7 +87,6 @@ func (r *Runner) runEnforced(ctx context.Context, w *watch.Watch, reserve bool, 
 	}
 	u := run{Runner: r, watch: w, do: do}
 	if r.memory != nil {
-		u.claim = r.memory.ClaimHeld(reserve, requests)
 		defer func() { // also when the function panics or ends its goroutine
 			if u.claim != nil {
 				u.claim.End(u.spent)
@@ -95,16 +94,14 @@ func (r *Runner) runEnforced(ctx context.Context, w *watch.Watch, reserve bool, 
 		}()
 	}
 	u.rows = &u.call
-	if u.claim == nil {
-		if !noTake {
-			var err error
-			if u.call, err = r.known.Call(decide.All, reserve, requests); err != nil {
-				return ratelimit.Result{}, err
-			}
+	if !noTake {
+		var err error
+		if u.call, err = r.known.Call(decide.All, reserve, requests); err != nil {
+			return ratelimit.Result{}, err
 		}
-		if r.Pool == nil {
-			return ratelimit.Result{}, conn.ErrNoPool
-		}
+	}
+	if r.Pool == nil {
+		return ratelimit.Result{}, conn.ErrNoPool
 	}
 	err := r.RetryCounted(ctx, func() { w.Retries++ }, func() error { return u.attempt(ctx) })
 	if err == nil && u.result.OK {
@@ -143,15 +140,15 @@ func (u *run) attempt(ctx context.Context) (err error) {
 			receipt.RolledBack(a.result.Receipt)
 		}
 		u.spent = u.spent || done
-		if a.ended && w.Became == ratelimit.OutcomeRolledBack { // by the function, perhaps by COMMIT
-			w.Became = ratelimit.OutcomeUnknown
+		if a.ended && w.Outcome == ratelimit.OutcomeRolledBack { // by the function, perhaps by COMMIT
+			w.Outcome = ratelimit.OutcomeUnknown
 		}
 	}()
-	w.Became = ratelimit.OutcomeRolledBack // unless the function returns
+	w.Outcome = ratelimit.OutcomeRolledBack // unless the function returns
 	err = a.run(ctx)
-	w.Became = a.outcome(err)
+	w.Outcome = a.outcome(err)
 	if a.met && u.memory != nil {
-		u.memory.Met(u.rows)
+		u.memory.NoteShared(u.rows)
 	}
 	u.result, done = a.result, err == nil || conn.Done(err)
 	return err
@@ -175,7 +172,7 @@ func (u *run) enter(ctx context.Context) (shards []int, leave func(), err error)
 			u.rows = &u.claim.Rest
 		}
 		shards, leave, waited, err := u.wait(ctx)
-		if err != nil || !again || !waited || u.claim != nil || !u.memory.Worth(&u.call) {
+		if err != nil || !again || !waited || u.claim != nil || !u.memory.WorthPrefetching(&u.call) {
 			return shards, leave, err
 		}
 		leave()
