@@ -108,7 +108,8 @@ COMMENT ON COLUMN rate_limit_definitions.until IS
 CREATE TABLE rate_limit_history (
     version bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at      timestamptz NOT NULL DEFAULT clock_timestamp(),
-    who     text        NOT NULL DEFAULT session_user,
+    role    text        NOT NULL DEFAULT session_user,
+    who     text        DEFAULT nullif(current_setting('ratelimit.who', true), ''),
     name    text        COLLATE "C",
     key     text        COLLATE "C",
     was     jsonb,
@@ -119,6 +120,8 @@ CREATE INDEX rate_limit_history_name ON rate_limit_history (name, version);
 
 COMMENT ON TABLE rate_limit_history IS
     'Changes of rate_limit_definitions: who changed what, when, from what and to what. Delete old rows as you like, but never the newest.';
+COMMENT ON COLUMN rate_limit_history.who IS
+    'Who made the change, as its program says by the setting ratelimit.who; NULL if it does not. role is PostgreSQL''s.';
 COMMENT ON COLUMN rate_limit_history.name IS
     'The limit''s name; NULL when the table was truncated.';
 
