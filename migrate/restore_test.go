@@ -2,10 +2,13 @@ package migrate_test
 
 import (
 	"context"
+	"crypto/rand"
+	"errors"
 	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -35,14 +38,14 @@ type dumped struct {
 }
 
 // newDumped makes a database, with the tables of all sets if they are wanted.
-func newDumped(t *testing.T, role, name string, migrated bool) dumped {
+func newDumped(t *testing.T, server, role, name string, migrated bool) dumped {
 	t.Helper()
-	admin, err := pgx.Connect(t.Context(), pgtest.URL(t))
+	admin, err := pgx.Connect(t.Context(), server)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { admin.Close(context.Background()) })
-	u, err := url.Parse(pgtest.URL(t))
+	u, err := url.Parse(server)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,6 +77,15 @@ func newDumped(t *testing.T, role, name string, migrated bool) dumped {
 		}
 	}
 	return d
+}
+
+// withLogin is asProgram of a role that can connect.
+func withLogin(t *testing.T) (db *pgtest.DB, role string) {
+	t.Helper()
+	db = pgtest.NewEmpty(t)
+	_, role = asProgram(t, db)
+	execute(t, db.Pool, "ALTER ROLE "+role+" LOGIN PASSWORD 'secret'")
+	return db, role
 }
 
 // rows returns the rows of a table, one in a line.
@@ -158,10 +170,8 @@ func run(t *testing.T, name string, args ...string) {
 // from there, and a process that has read the catalog before learns of what has come.
 func TestDumpAndRestore(t *testing.T) {
 	pgtest.Long(t)
-	db := pgtest.NewEmpty(t)
-	_, role := asProgram(t, db)
-	execute(t, db.Pool, "ALTER ROLE "+role+" LOGIN PASSWORD 'secret'")
-	source := newDumped(t, role, role+"_source", true)
+	db, role := withLogin(t)
+	source := newDumped(t, db.URL, role, role+"_source", true)
 	source.inUse(t)
 	for name, way := range map[string]struct {
 		migrated bool
@@ -177,7 +187,7 @@ func TestDumpAndRestore(t *testing.T) {
 		}, "pg_restore"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			target := newDumped(t, role, role+"_"+name, way.migrated)
+			target := newDumped(t, db.URL, role, role+"_"+name, way.migrated)
 			var running *catalog.Catalog
 			if way.migrated {
 				running = target.catalogOf(t)
@@ -240,5 +250,114 @@ func wantEdits(t *testing.T, d dumped, running *catalog.Catalog) {
 	after, err := editor.History(ctx, "", 3)
 	if err != nil || len(after) != 3 || after[2].Version <= before[0].Version {
 		t.Errorf("got %v, %v, want three changes after version %d", after, err, before[0].Version)
+	}
+}
+
+// After a restore to an older point what was granted since can be granted again. A permit that was
+// taken since is lost, one that was given back since is held until its lease ends, and fences grow.
+func TestRestoreToAnOlderPoint(t *testing.T) {
+	pgtest.Long(t)
+	db, role := withLogin(t)
+	ctx := t.Context()
+	d := newDumped(t, db.URL, role, role+"_older", true)
+	d.inUse(t)
+	store, err := pgstore.New(d.pool, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	acquire := func(key string) ratelimit.Permit {
+		t.Helper()
+		permit, err := store.Permits().Acquire(ctx, exports.For(key))
+		if err != nil || !permit.OK {
+			t.Fatalf("got %v, %v, want a permit", permit, err)
+		}
+		return permit
+	}
+	before := acquire("eve")
+	file := filepath.Join(t.TempDir(), "limits.sql")
+	run(t, "pg_dump", "--data-only", "--table", "*.rate_limit*", "--exclude-table", "*.rate_limits*_version", "--dbname", d.url, "--file", file)
+	then := d.rows(t, "rate_limits")
+
+	if err := store.Permits().Release(ctx, before); err != nil {
+		t.Fatal(err)
+	}
+	since := acquire("eve")
+	if result, err := store.Allow(ctx, perMinute.ForN("new", 10)); err != nil || !result.OK {
+		t.Fatal(result, err)
+	}
+	running := d.catalogOf(t)
+	if _, err := running.Unset(ctx, perMinute.Name, "ann"); err != nil {
+		t.Fatal(err)
+	}
+	tables := "limits." + strings.Join(restored, ", limits.")
+	run(t, "psql", "--no-psqlrc", "--quiet", "--set", "ON_ERROR_STOP=1", "--single-transaction", "--dbname", d.url, "--command", "TRUNCATE "+tables, "--file", file)
+
+	if now := d.rows(t, "rate_limits"); !slices.Equal(now, then) {
+		t.Errorf("got %s, want %s", now, then)
+	}
+	if result, err := store.Allow(ctx, perMinute.ForN("new", 10)); err != nil || !result.OK {
+		t.Errorf("what was granted since: got %v, %v, want that it is granted again", result, err)
+	}
+	if _, err := store.Permits().Renew(ctx, since); !errors.Is(err, ratelimit.ErrLeaseLost) {
+		t.Errorf("a permit that was taken since: got %v, want %v", err, ratelimit.ErrLeaseLost)
+	}
+	if held, err := store.Permits().Held(ctx, exports, "eve"); err != nil || len(held) != 1 || held[0].Fence != before.Fence {
+		t.Errorf("got %v, %v, want that the permit which was given back is held", held, err)
+	}
+	if err := store.Permits().Reset(ctx, exports, "eve"); err != nil {
+		t.Fatal(err)
+	}
+	if after := acquire("eve"); after.Fence <= since.Fence {
+		t.Errorf("got the fence %d after %d", after.Fence, since.Fence)
+	}
+	wantEdits(t, d, running)
+}
+
+// After a switch to a logical replica limits are as they were, edits go on although the history's
+// sequence stayed behind, and nothing is left to migrate.
+func TestSwitchToALogicalReplica(t *testing.T) {
+	pgtest.Long(t)
+	ctx := t.Context()
+	server, err := throwaway.StartWith(ctx, throwaway.Options{Settings: map[string]string{"wal_level": "logical"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { server.Close() })
+	admin, err := pgx.Connect(ctx, server.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { admin.Close(context.Background()) })
+	var level string
+	if err := admin.QueryRow(ctx, "SHOW wal_level").Scan(&level); err != nil || level != "logical" {
+		t.Skipf("wal_level of DATABASE_URL is %q, %v", level, err)
+	}
+	role := "ratelimit_role_" + strings.ToLower(rand.Text())
+	if _, err := admin.Exec(ctx, "CREATE ROLE "+role+" SUPERUSER LOGIN PASSWORD 'secret'"); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if _, err := admin.Exec(context.Background(), "DROP ROLE "+role); err != nil {
+			t.Error(err)
+		}
+	})
+	old, replica := newDumped(t, server.URL, role, role+"_old", true), newDumped(t, server.URL, role, role+"_replica", true)
+	running := replica.catalogOf(t)
+	old.inUse(t)
+	execute(t, old.pool, "CREATE PUBLICATION limits FOR TABLE limits."+strings.Join(restored, ", limits."))
+	execute(t, old.pool, "SELECT pg_create_logical_replication_slot('limits', 'pgoutput')") // one server would wait for itself
+	execute(t, replica.pool, "CREATE SUBSCRIPTION limits CONNECTION '"+old.url+"' PUBLICATION limits WITH (create_slot = false)")
+	same := func() bool {
+		return !slices.ContainsFunc(restored, func(table string) bool { return !slices.Equal(old.rows(t, table), replica.rows(t, table)) })
+	}
+	for deadline := time.Now().Add(time.Minute); !same(); time.Sleep(20 * time.Millisecond) {
+		if time.Now().After(deadline) {
+			t.Fatal("the replica did not catch up")
+		}
+	}
+	execute(t, replica.pool, "DROP SUBSCRIPTION limits")
+	wantEdits(t, replica, running)
+	if up, err := migrate.Up(ctx, replica.pool, &migrate.Config{Schema: "limits"}); err != nil || len(up) != 0 {
+		t.Errorf("got %v, %v, want nothing to migrate", up, err)
 	}
 }
