@@ -303,6 +303,9 @@ func TestNoTypeShowsKeys(t *testing.T) {
 	leak.Check(t, ".", map[string]any{
 		"Config": refusals.Config{}, "Recorder": r, "Query": refusals.Query{Limit: "api"}, "Key": refusals.Key{Limit: "api", Key: leak.Key, Times: 3},
 	})
+	bare := newRecorder(t, pgtest.New(t))
+	refuse(bare, "api", leak.Key, 1)
+	leak.Errors(t, ".", map[string]leak.Provoked{"ErrNotMigrated": {Is: refusals.ErrNotMigrated, Err: bare.Write(t.Context())}})
 }
 
 func Example() {
