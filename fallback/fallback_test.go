@@ -608,6 +608,24 @@ func TestNoTypeShowsKeys(t *testing.T) {
 		"Store": s, "Config": fallback.Config{}, "Stats": s.Stats(),
 		"Change": fallback.Change{Silent: true}, "SilentError": &fallback.SilentError{Err: io.EOF},
 	})
+	synctest.Test(t, func(t *testing.T) {
+		allow := func(s *fallback.Store) error {
+			ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
+			defer cancel()
+			_, err := s.Allow(ctx, perSecond.For(leak.Key))
+			return err
+		}
+		busy, silent := newDatabase(), memstore.New(nil)
+		busy.inUse = true
+		busy.set(hang, works)
+		dead := newStore(t, silent, fallback.Config{})
+		silence(t, silent, dead)
+		err := allow(dead)
+		leak.Errors(t, ".", map[string]leak.Provoked{
+			"ErrSilent": {Is: fallback.ErrSilent, Err: err}, "SilentError": {Err: err},
+			"ErrBusy": {Is: fallback.ErrBusy, Err: allow(newStore(t, busy, fallback.Config{}))},
+		})
+	})
 }
 
 func Example() {

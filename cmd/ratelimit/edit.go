@@ -471,11 +471,12 @@ it is a reset of all its keys.`,
 				return err
 			}
 			defer d.Pool.Close()
+			o.sayWho(cmd)
 			return o.forget(cmd, d, args[0], fromCatalog)
 		},
 	}
 	c.Flags().BoolVar(&fromCatalog, "catalog", false, "forget its definition and its overrides, too")
-	return o.losing(o.onLimits(c))
+	return o.losing(o.audited(o.onLimits(c)))
 }
 
 // stillUsed says of a name that it is known to be in use.
