@@ -65,10 +65,12 @@ UPDATE rate_limits SET value = value WHERE name = $1::text AND key = $2::text RE
 SELECT value, ts, paused, slots, shard FROM rate_limits WHERE name = $1::text AND key = $2::text
 
 -- name: await
--- Waits for one row, locks it, and reads it.
+-- Waits for one row, locks it, and reads it. At stricter levels it finds nothing, since it would
+-- leave a predicate lock.
 --
 -- $1 name  $2 key  $3 shard
-SELECT value, ts, paused, slots, ahead FROM rate_limits WHERE name = $1::text AND key = $2::text AND shard = $3::int4 FOR UPDATE
+SELECT value, ts, paused, slots, ahead FROM rate_limits WHERE name = $1::text AND key = $2::text AND shard = $3::int4
+	AND current_setting('transaction_isolation') LIKE 'read %committed' FOR UPDATE
 
 -- name: write_ahead
 -- Writes a row that is locked, and its tokens that are out. Slots that are NULL stay.
@@ -187,12 +189,14 @@ SELECT set_config('lock_timeout', $1::text, true), set_config('idle_in_transacti
 
 -- name: turn
 -- Is bounds, and then waits for an advisory lock, which is the transaction's until it ends. It
--- returns for how long it waited, in nanoseconds. With early, the transaction's COMMIT does not
--- wait for the disk. The statements of the transaction find one row by its key, for which a plan
--- for any values is as good: a session would make five for theirs before it made that one.
+-- returns for how long it waited, in nanoseconds. From then on another bound holds. With early, the
+-- transaction's COMMIT does not wait for the disk. The statements of the transaction find one row by
+-- its key, for which a plan for any values is as good: a session would make five for theirs before
+-- it made that one.
 --
--- $1 wait  $2 silence  $3 early  $4 lock
+-- $1 turn  $2 silence  $3 early  $4 lock  $5 wait
 SELECT set_config('lock_timeout', $1::text, true), set_config('idle_in_transaction_session_timeout', $2::text, true),
 	set_config('plan_cache_mode', 'force_generic_plan', true),
 	set_config('synchronous_commit', CASE WHEN $3::bool THEN 'off' ELSE current_setting('synchronous_commit') END, true),
-	CASE WHEN pg_advisory_xact_lock($4::int8) IS NOT NULL THEN (date_part('epoch', clock_timestamp() - statement_timestamp()) * 1000000)::int8 * 1000 END
+	CASE WHEN pg_advisory_xact_lock($4::int8) IS NOT NULL THEN (date_part('epoch', clock_timestamp() - statement_timestamp()) * 1000000)::int8 * 1000 END,
+	set_config('lock_timeout', $5::text, true)
