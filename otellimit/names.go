@@ -48,6 +48,11 @@ const (
 	// MetricCatalogAge is since when a process has not heard of the catalog. s
 	MetricCatalogAge = "ratelimit.catalog.age"
 
+	// MetricDead is how many old versions of rows the database keeps, and MetricSnapshot how many
+	// transactions have begun since the oldest snapshot that keeps them. {version}, {transaction}
+	MetricDead     = "ratelimit.versions.dead"
+	MetricSnapshot = "ratelimit.snapshot.age"
+
 	AttrPolicy = "ratelimit.policy" // the name of the limit
 	AttrResult = "ratelimit.result" // a ratelimit.Outcome
 	AttrVerb   = "ratelimit.verb"

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit/internal/decide"
+	"github.com/pgratelimit/ratelimit/pgstore/internal/conn"
 )
 
 // Page reads rows of a row's name after it, most of them at most, in order; with idle only those
@@ -65,6 +66,17 @@ func (t *Table) Names(ctx context.Context, q Querier) ([]string, error) {
 		return nil, err
 	}
 	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+// Versions reads how many dead versions the table has, and what has the oldest snapshot: its kind
+// and name, and how many transactions have begun since. All are zero if nothing has one.
+func (t *Table) Versions(ctx context.Context, q Querier) (dead int64, kind, who string, since int64, err error) {
+	name := pgx.Identifier{conn.Table}
+	if t.schema != "" {
+		name = pgx.Identifier{t.schema, conn.Table}
+	}
+	err = q.QueryRow(ctx, t.maintenance["versions"], name.Sanitize()).Scan(&dead, &kind, &who, &since)
+	return dead, kind, who, since, err
 }
 
 // Forget deletes all rows of a name.

@@ -45,6 +45,22 @@ WHERE name = $1::text AND (key, shard) > ($2::text, $3::int4)
 ORDER BY key, shard
 LIMIT $4::int8
 
+-- name: versions
+-- Reads how many dead versions the table has, and what has the oldest snapshot of those that keep
+-- them: of no row if nothing has one. Logical slots keep those of the system's tables only, and
+-- VACUUM keeps none.
+--
+-- $1 table
+SELECT coalesce((SELECT n_dead_tup FROM pg_stat_all_tables WHERE relid = $1::text::regclass), 0), coalesce(h.kind, ''), coalesce(h.who, ''), coalesce(h.since, 0)
+FROM (SELECT) AS one LEFT JOIN (
+	SELECT 'transaction' AS kind, pid::text AS who, age(backend_xmin)::int8 AS since FROM pg_stat_activity
+	WHERE pid <> pg_backend_pid() AND datname = current_database() AND backend_xmin IS NOT NULL AND backend_type <> 'autovacuum worker'
+	UNION ALL SELECT 'standby', application_name, age(backend_xmin) FROM pg_stat_replication WHERE backend_xmin IS NOT NULL
+	UNION ALL SELECT 'replication slot', slot_name, age(xmin) FROM pg_replication_slots WHERE xmin IS NOT NULL
+	UNION ALL SELECT 'prepared transaction', gid, age(transaction) FROM pg_prepared_xacts WHERE database = current_database()
+	ORDER BY since DESC LIMIT 1
+) AS h ON true
+
 -- name: forget
 -- $1 name
 DELETE FROM rate_limits WHERE name = $1::text
