@@ -57,6 +57,11 @@ const (
 	MetricSilences = "ratelimit.fallback.silences"
 	MetricBusy     = "ratelimit.fallback.pool_in_use"
 
+	// MetricDead is how many old versions of rows the database keeps, and MetricSnapshot how many
+	// transactions have begun since the oldest snapshot that keeps them. {version}, {transaction}
+	MetricDead     = "ratelimit.versions.dead"
+	MetricSnapshot = "ratelimit.snapshot.age"
+
 	AttrPolicy = "ratelimit.policy" // the name of the limit
 	AttrResult = "ratelimit.result" // a ratelimit.Outcome
 	AttrVerb   = "ratelimit.verb"
