@@ -81,19 +81,19 @@ func (s *Store) Stats() Stats {
 	return stats
 }
 
-// Allow is the store's Allow, and during a silence memory's or a [SilentError].
+// Allow returns the store's Allow, and during a silence memory's or a [SilentError].
 func (s *Store) Allow(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return s.decide(ctx, decide.All, requests, ratelimit.Store.Allow)
 }
 
-// AllowAtMost is the store's AllowAtMost, and during a silence memory's or a [SilentError].
+// AllowAtMost returns the store's AllowAtMost, and during a silence memory's or a [SilentError].
 func (s *Store) AllowAtMost(ctx context.Context, r ratelimit.Request) (ratelimit.Result, error) {
 	return s.decide(ctx, decide.AtMost, []ratelimit.Request{r}, func(store ratelimit.Store, ctx context.Context, _ ...ratelimit.Request) (ratelimit.Result, error) {
 		return store.AllowAtMost(ctx, r)
 	})
 }
 
-// AllowFirst is the store's AllowFirst, and during a silence memory's or a [SilentError].
+// AllowFirst returns the store's AllowFirst, and during a silence memory's or a [SilentError].
 func (s *Store) AllowFirst(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return s.decide(ctx, decide.First, requests, ratelimit.Store.AllowFirst)
 }
@@ -104,12 +104,12 @@ func (s *Store) Take(ctx context.Context, requests ...ratelimit.Request) error {
 	return err
 }
 
-// Check is the store's Check, and during a silence memory's or a [SilentError].
+// Check returns the store's Check, and during a silence memory's or a [SilentError].
 func (s *Store) Check(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return s.decide(ctx, decide.Look, requests, ratelimit.Store.Check)
 }
 
-// Reserve is the store's Reserve, and during a silence a [SilentError].
+// Reserve returns the store's Reserve, and during a silence a [SilentError].
 func (s *Store) Reserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	result, err := ask(ctx, s, ratelimit.VerbReserve, requests, func() (ratelimit.Result, error) { return s.store.Reserve(ctx, requests...) })
 	if err == nil {
@@ -118,12 +118,12 @@ func (s *Store) Reserve(ctx context.Context, requests ...ratelimit.Request) (rat
 	return result, err
 }
 
-// Wait is the store's Wait, and during a silence a [SilentError].
+// Wait returns the store's Wait, and during a silence a [SilentError].
 func (s *Store) Wait(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return ask(ctx, s, ratelimit.VerbReserve, requests, func() (ratelimit.Result, error) { return s.store.Wait(ctx, requests...) })
 }
 
-// CheckReserve is the store's CheckReserve, and during a silence a [SilentError].
+// CheckReserve returns the store's CheckReserve, and during a silence a [SilentError].
 func (s *Store) CheckReserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
 	return ask(ctx, s, ratelimit.VerbCheck, requests, func() (ratelimit.Result, error) { return s.store.CheckReserve(ctx, requests...) })
 }
@@ -156,23 +156,23 @@ func (s *Store) Cancel(ctx context.Context, r *ratelimit.Receipt) (cancelled boo
 	return ask(ctx, s, ratelimit.VerbCancel, nil, func() (bool, error) { return s.store.Cancel(ctx, r) })
 }
 
-// Credit is the store's Credit, and during a silence a [SilentError].
+// Credit returns the store's Credit, and during a silence a [SilentError].
 func (s *Store) Credit(ctx context.Context, r ratelimit.Request) (ratelimit.Status, error) {
 	return ask(ctx, s, ratelimit.VerbCredit, []ratelimit.Request{r}, func() (ratelimit.Status, error) { return s.store.Credit(ctx, r) })
 }
 
-// Pause is the store's Pause, and during a silence a [SilentError].
+// Pause returns the store's Pause, and during a silence a [SilentError].
 func (s *Store) Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (until time.Time, err error) {
 	return ask(ctx, s, ratelimit.VerbPause, of(limit, key), func() (time.Time, error) { return s.store.Pause(ctx, limit, key, lasts) })
 }
 
-// Resume is the store's Resume, and during a silence a [SilentError].
+// Resume returns the store's Resume, and during a silence a [SilentError].
 func (s *Store) Resume(ctx context.Context, limit ratelimit.Limit, key string) error {
 	_, err := ask(ctx, s, ratelimit.VerbResume, of(limit, key), func() (none struct{}, _ error) { return none, s.store.Resume(ctx, limit, key) })
 	return err
 }
 
-// Reset is the store's Reset, and during a silence a [SilentError].
+// Reset returns the store's Reset, and during a silence a [SilentError].
 func (s *Store) Reset(ctx context.Context, limit ratelimit.Limit, key string) error {
 	_, err := ask(ctx, s, ratelimit.VerbReset, of(limit, key), func() (none struct{}, _ error) { return none, s.store.Reset(ctx, limit, key) })
 	return err
