@@ -2,16 +2,19 @@ package pgstore_test
 
 import (
 	"errors"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
+	"github.com/pgratelimit/ratelimit/memstore"
 	"github.com/pgratelimit/ratelimit/pgstore"
 )
 
 // What a limit holds, and owes, is the same with another number of shards.
-func TestReshard(t *testing.T) {
+func TestChangeOfShards(t *testing.T) {
 	t.Parallel()
 	ctx, now := t.Context(), time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	db := pgtest.New(t)
@@ -49,7 +52,7 @@ func TestReshard(t *testing.T) {
 				}
 			}
 			now = now.Add(test.wait)
-			if err := store.Reshard(ctx, from, to, "k"); err != nil {
+			if _, err := store.Change(ctx, from, to, "k"); err != nil {
 				t.Fatal(err)
 			}
 			result, err := store.Check(ctx, to.For("k"))
@@ -57,20 +60,24 @@ func TestReshard(t *testing.T) {
 				t.Errorf("value = %v, %v, want %v", result.Value, err, test.value)
 			}
 			var rows, highest int
-			sql := `SELECT count(*), max(shard) FROM ` + db.Schema + `.rate_limits WHERE name = 'l' AND key = 'k'`
+			sql := `SELECT count(*), coalesce(max(shard), -1) FROM ` + db.Schema + `.rate_limits WHERE name = 'l' AND key = 'k'`
 			if err := db.Pool.QueryRow(ctx, sql).Scan(&rows, &highest); err != nil {
 				t.Fatal(err)
 			}
 			// Those that are not used any more are empty: full ones, or none, would be
 			// granted by who has the old definition.
-			if want := max(test.from, test.to); rows != want || highest != want-1 {
+			want := max(test.from, test.to)
+			if test.take == 0 { // full by either
+				want = 0
+			}
+			if rows != want || highest != want-1 {
 				t.Errorf("%d rows up to shard %d, want %d", rows, highest, want)
 			}
 		})
 	}
 }
 
-func TestReshardKeepsPause(t *testing.T) {
+func TestChangeOfShardsKeepsPause(t *testing.T) {
 	t.Parallel()
 	ctx, now := t.Context(), time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 	db := pgtest.New(t)
@@ -96,7 +103,7 @@ func TestReshardKeepsPause(t *testing.T) {
 		t.Run(test.name, func(t *testing.T) {
 			until := now.Add(time.Hour)
 			wantPaused(t, store, test.from, "k", now, until)
-			if err := store.Reshard(ctx, test.from, test.to, "k"); err != nil {
+			if _, err := store.Change(ctx, test.from, test.to, "k"); err != nil {
 				t.Fatal(err)
 			}
 			now = until.Add(-time.Microsecond)
@@ -111,21 +118,34 @@ func TestReshardKeepsPause(t *testing.T) {
 	}
 }
 
-func TestReshardInvalid(t *testing.T) {
+// A definition of another name or kind, or a malformed one, is an error that names both, and
+// changes nothing.
+func TestChangeInvalid(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
-	store, err := pgstore.New(db.Pool, &pgstore.Config{Schema: db.Schema})
-	if err != nil {
-		t.Fatal(err)
-	}
-	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Second}
-	faster := limit
-	faster.Rate, faster.Shards = 20, 2
-	bad := limit
-	bad.Shards = 11 // more than there are tokens
-	for name, to := range map[string]ratelimit.Limit{"another rate": faster, "too many": bad, "none": nil} {
-		if err := store.Reshard(t.Context(), limit, to, ""); !errors.Is(err, ratelimit.ErrInvalid) {
-			t.Errorf("%s: got %v, want ErrInvalid", name, err)
+	store := newStore(t, db)
+	limit := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Hour}
+	mustAllow(t, store, limit.ForN("k", 4))
+	before, other, many := tableOf(t, db), limit, limit
+	other.Name = "m"
+	many.Shards = 11 // more than there are tokens
+	for name, test := range map[string]struct {
+		from, to ratelimit.Limit
+		want     string
+	}{
+		"another name": {limit, other, `limit "l": Name "m": must be the name`},
+		"another kind": {limit, ratelimit.FixedWindow{Name: "l", Rate: 10, Period: time.Hour}, `limit "l": Kind fixed window: must be that of the definition that is replaced, token bucket`},
+		"too many":     {limit, many, "Shards"},
+		"no from":      {nil, limit, "Limit"},
+		"no to":        {limit, (*ratelimit.TokenBucket)(nil), "Limit"},
+	} {
+		_, err := store.Change(t.Context(), test.from, test.to, "k")
+		_, inMemory := memstore.New(nil).Change(t.Context(), test.from, test.to, "k")
+		if !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), test.want) || err.Error() != inMemory.Error() {
+			t.Errorf("%s: got %v and in memory %v, want %q", name, err, inMemory, test.want)
 		}
+	}
+	if after := tableOf(t, db); !slices.Equal(after, before) {
+		t.Errorf("the table is %v, want %v", after, before)
 	}
 }
