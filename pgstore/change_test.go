@@ -1,11 +1,14 @@
 package pgstore_test
 
 import (
+	"context"
 	"errors"
 	"slices"
 	"strings"
 	"testing"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/pgratelimit/ratelimit"
 	"github.com/pgratelimit/ratelimit/internal/pgtest"
@@ -147,5 +150,155 @@ func TestChangeInvalid(t *testing.T) {
 	}
 	if after := tableOf(t, db); !slices.Equal(after, before) {
 		t.Errorf("the table is %v, want %v", after, before)
+	}
+}
+
+// What support does with quotas, by the month and by the hour, in memory and in every form of the
+// database: docs/calendar.md has the table.
+func TestChangeOfQuotas(t *testing.T) {
+	t.Parallel()
+	quota := func(rate float64) ratelimit.FixedWindow {
+		return ratelimit.FixedWindow{Name: "quota", Rate: rate, Every: ratelimit.Month}
+	}
+	hourly := func(rate float64) ratelimit.FixedWindow {
+		return ratelimit.FixedWindow{Name: "quota", Rate: rate, Period: time.Hour, Start: noon}
+	}
+	anchored := func(day int) ratelimit.FixedWindow {
+		l := quota(100)
+		l.Anchor = ratelimit.Date{Year: 2026, Month: time.June, Day: day}
+		return l
+	}
+	at := func(day int) time.Time { return time.Date(2026, 6, day, 12, 30, 0, 0, time.UTC) }
+	change := func(t *testing.T, v verbs, from, to ratelimit.Limit) {
+		t.Helper()
+		if _, err := v.Change(t.Context(), from, to, "acme"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	wantLeft := func(t *testing.T, v verbs, l ratelimit.Limit, want float64) {
+		t.Helper()
+		if got, err := v.Check(t.Context(), l.ForN("acme", 0)); err != nil || got.Value != want {
+			t.Errorf("%v left, %v, want %v", got.Value, err, want)
+		}
+	}
+	type story struct {
+		name string
+		tell func(t *testing.T, c *clock, v verbs)
+	}
+	changed := func(name string, from, to ratelimit.Limit, used, want float64) story {
+		return story{name, func(t *testing.T, c *clock, v verbs) {
+			mustAllow(t, v, from.ForN("acme", used))
+			c.add(time.Minute)
+			change(t, v, from, to)
+			wantLeft(t, v, to, want)
+		}}
+	}
+	for _, s := range []story{
+		changed("a month used up, raised", quota(100), quota(200), 100, 100),
+		changed("a month cut", quota(200), quota(100), 50, 50),
+		changed("a month cut below what was used", quota(200), quota(100), 150, 0),
+		changed("an hour used up, raised", hourly(100), hourly(200), 100, 100),
+		changed("an hour cut", hourly(200), hourly(100), 50, 50),
+		changed("an hour cut below what was used", hourly(200), hourly(100), 150, 0),
+		{"the anchor moves from the 1st to the 15th", func(t *testing.T, c *clock, v verbs) {
+			mustAllow(t, v, anchored(1).ForN("acme", 60))
+			c.set(at(20))
+			change(t, v, anchored(1), anchored(15))
+			wantLeft(t, v, anchored(15), 40)
+		}},
+		{"the anchor is set to tomorrow each day", func(t *testing.T, c *clock, v verbs) {
+			now, granted := anchored(1), 0.0
+			for day := 10; day < 17; day++ {
+				c.set(at(day))
+				for {
+					if result, err := v.Allow(t.Context(), now.ForN("acme", 10)); err != nil {
+						t.Fatal(err)
+					} else if !result.OK {
+						break
+					}
+					granted += 10
+				}
+				change(t, v, now, anchored(day+1))
+				now = anchored(day + 1)
+			}
+			if granted != 100 {
+				t.Errorf("%v were granted in a week, want 100", granted)
+			}
+		}},
+		{"a key that has used nothing", func(t *testing.T, _ *clock, v verbs) {
+			change(t, v, quota(100), quota(200))
+			wantLeft(t, v, quota(200), 200)
+		}},
+	} {
+		t.Run(s.name, func(t *testing.T) {
+			t.Parallel()
+			c := newClock()
+			c.set(at(10))
+			s.tell(t, c, memstore.New(c.now))
+			for _, form := range forms {
+				if form.remember > 0 || form.sql {
+					continue
+				}
+				t.Run(form.name, func(t *testing.T) {
+					db, c := pgtest.New(t), newClock()
+					c.set(at(10))
+					store := newStore(t, db, onClock(c), form.configure)
+					if !form.inTx {
+						s.tell(t, c, store)
+						return
+					}
+					s.tell(t, c, txVerbs{store, begin(t, db, form.level)})
+				})
+			}
+		})
+	}
+}
+
+// A change that is rolled back did not happen.
+func TestChangeRolledBack(t *testing.T) {
+	t.Parallel()
+	db, c := pgtest.New(t), newClock()
+	memory := memstore.New(c.now)
+	store := newStore(t, db, onClock(c))
+	small, large := ratelimit.TokenBucket{Name: "l", Rate: 10, Period: time.Hour}, ratelimit.TokenBucket{Name: "l", Rate: 30, Period: time.Hour}
+	for name, s := range map[string]struct {
+		verbs
+		change func(tx pgx.Tx) (ratelimit.Status, error)
+		begin  func(ctx context.Context) (pgx.Tx, error)
+	}{
+		"memory":   {memory, func(tx pgx.Tx) (ratelimit.Status, error) { return memory.ChangeTx(t.Context(), tx, small, large, "k") }, memory.Begin},
+		"postgres": {store, func(tx pgx.Tx) (ratelimit.Status, error) { return store.ChangeTx(t.Context(), tx, small, large, "k") }, db.Pool.Begin},
+	} {
+		mustAllow(t, s, small.ForN("k", 10))
+		tx, err := s.begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if status, err := s.change(tx); err != nil || status.Value != 20 {
+			t.Errorf("%s: %v left in the transaction, %v, want 20", name, status.Value, err)
+		}
+		if err := tx.Rollback(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if result, err := s.Check(t.Context(), large.For("k")); err != nil || result.OK {
+			t.Errorf("%s: %v left, %v, want none", name, result.Value, err)
+		}
+	}
+}
+
+// A process that still has the old definition cuts what a raise has added to the old capacity.
+func TestChangeIsCutByTheOldDefinition(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	store, late := newStore(t, db), newStore(t, db)
+	small, large := slowWindow("l", 50), slowWindow("l", 1000)
+	large.Start = small.Start
+	mustAllow(t, store, small.ForN("acme", 50))
+	if status, err := store.Change(t.Context(), small, large, "acme"); err != nil || status.Value != 950 {
+		t.Fatalf("%v left, %v, want 950", status.Value, err)
+	}
+	mustAllow(t, late, small.For("acme"))
+	if left := leftOf(t, store, large, "acme"); left != 49 {
+		t.Errorf("%v left, want 49", left)
 	}
 }

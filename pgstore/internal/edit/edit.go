@@ -245,7 +245,9 @@ func (e *Editor) rewrite(ctx context.Context, tx pgx.Tx, a *decide.Demand, to fu
 }
 
 // Change changes the rows of a key from one definition to another, and returns the status then. A
-// key without rows is left without: it is full by either.
+// key without rows is left without: it is full by either. The tokens that this process holds in memory
+// are not returned, as those of others are not: they count as used, and a row that was cut would be
+// filled by them, up to the old capacity.
 func (e *Editor) Change(ctx context.Context, tx pgx.Tx, before, after *decide.Demand) (status ratelimit.Status, err error) {
 	states, outs, made, at, err := e.lockEach(ctx, tx, before)
 	if err != nil {
@@ -264,7 +266,6 @@ func (e *Editor) Change(ctx context.Context, tx pgx.Tx, before, after *decide.De
 		return status, e.Fault("change", err)
 	}
 	e.known.Forget(after.KeyOf())
-	e.memory.Evict(after.KeyOf())
 	return decide.Shown(after.Limit, after.Key, states[:after.Definition.Shards], at.UTC()), nil
 }
 
