@@ -200,6 +200,15 @@ func TestChangeOfQuotas(t *testing.T) {
 		changed("an hour used up, raised", hourly(100), hourly(200), 100, 100),
 		changed("an hour cut", hourly(200), hourly(100), 50, 50),
 		changed("an hour cut below what was used", hourly(200), hourly(100), 150, 0),
+		{"in debt", func(t *testing.T, _ *clock, v verbs) {
+			if result, err := v.Reserve(t.Context(), quota(100).ForN("acme", 130)); err != nil || !result.OK {
+				t.Fatal(result, err)
+			}
+			change(t, v, quota(100), quota(50))
+			wantLeft(t, v, quota(50), -30)
+			change(t, v, quota(50), quota(60))
+			wantLeft(t, v, quota(60), -20)
+		}},
 		{"the anchor moves from the 1st to the 15th", func(t *testing.T, c *clock, v verbs) {
 			mustAllow(t, v, anchored(1).ForN("acme", 60))
 			c.set(at(20))

@@ -112,16 +112,16 @@ func (s *Store) Resume(ctx context.Context, limit ratelimit.Limit, key string) e
 //   - A sliding window keeps the counts of its slots. If the slots are others, all are in the newest.
 //   - With other Shards the rows share what all had. A receipt from before goes back to its shards
 //     as far as there is room in them, so a settlement can give back less, and never more.
-//   - Of the tokens that processes hold in memory by [Config.Escrow] no more are granted besides. A
-//     window of another length begins when they end.
+//   - Tokens that processes hold in memory by [Config.Escrow] count as used. A window of another
+//     length begins when they end.
 //
 // A key without a row is full by either definition, and is left so. A definition of another name
 // or kind is [ratelimit.ErrInvalid], and changes nothing: its rows mean something else.
 //
 // A process that still takes by the old definition cuts what a raise has added to the old capacity,
 // and with other Shards processes with the one and the other refill side by side, by up to the
-// rate. So let all processes have a larger definition first, or call ChangeTx again; and [Store.Pause]
-// a key whose Shards change for as long as the roll-out takes.
+// rate. So raise when all processes have the new definition, and cut before they have it; and
+// [Store.Pause] a key whose Shards change for as long as the roll-out takes.
 func (s *Store) ChangeTx(ctx context.Context, tx pgx.Tx, from, to ratelimit.Limit, key string) (status ratelimit.Status, err error) {
 	return s.change(ctx, ratelimit.FormTx, s.usableIn(tx), from, to, key, func(before, after *decide.Demand) (ratelimit.Status, error) {
 		return s.editor.Change(ctx, tx, before, after)
