@@ -5,6 +5,8 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -309,5 +311,40 @@ func TestChangeIsCutByTheOldDefinition(t *testing.T) {
 	mustAllow(t, late, small.For("acme"))
 	if left := leftOf(t, store, large, "acme"); left != 49 {
 		t.Errorf("%v left, want 49", left)
+	}
+}
+
+// Takes beside changes, by whichever definition, get no more than the last capacity together.
+func TestChangeBesideTakes(t *testing.T) {
+	t.Parallel()
+	for _, shards := range []int{1, 4} {
+		db := pgtest.New(t)
+		limits := make([]ratelimit.Limit, 5)
+		for i := range limits {
+			limits[i] = shardedSlow("l", float64(40*(i+1)), shards)
+		}
+		store, granted := newStore(t, db), atomic.Int64{}
+		var group sync.WaitGroup
+		for i := range 4 {
+			group.Go(func() {
+				for n := range 60 {
+					result, err := store.Allow(t.Context(), limits[(n/12+i%2)%len(limits)].For("k"))
+					if err != nil {
+						t.Error(err)
+					} else if result.OK {
+						granted.Add(1)
+					}
+				}
+			})
+		}
+		for i := range limits[1:] {
+			if _, err := store.Change(t.Context(), limits[i], limits[i+1], "k"); err != nil {
+				t.Error(err)
+			}
+		}
+		group.Wait()
+		if left := leftOf(t, store, limits[4], "k"); float64(granted.Load())+left > 200+1e-6 {
+			t.Errorf("%d shards: %d were granted, and %v are left, of 200", shards, granted.Load(), left)
+		}
 	}
 }

@@ -824,7 +824,7 @@ func (g *generator) next(m *model) op {
 			return g.change(was, g.limits[i])
 		}
 	}
-	if g.rand.IntN(20) == 0 {
+	if g.rand.IntN(25) == 0 {
 		was := pick(g.rand, g.limits...)
 		for now := g.limit(was.Definition().Name); ; now = g.limit(was.Definition().Name) {
 			if now.Definition().Kind == was.Definition().Kind {

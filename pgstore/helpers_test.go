@@ -244,7 +244,8 @@ func mustTake(t *testing.T, result ratelimit.Result, err error) ratelimit.Result
 
 func mustAllow(t *testing.T, store interface {
 	Allow(context.Context, ...ratelimit.Request) (ratelimit.Result, error)
-}, requests ...ratelimit.Request) {
+}, requests ...ratelimit.Request,
+) {
 	t.Helper()
 	if result, err := store.Allow(t.Context(), requests...); err != nil || !result.OK {
 		t.Fatalf("got OK %v, error %v", result.OK, err)
