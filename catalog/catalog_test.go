@@ -281,7 +281,7 @@ func TestHistory(t *testing.T) {
 		var got []string
 		for _, change := range slices.Backward(changes) {
 			got = append(got, fmt.Sprintf("%q %t %t", change.Key, change.Was != nil, change.Became != nil))
-			if time.Since(change.At).Abs() > time.Minute || change.Who == "" {
+			if time.Since(change.At).Abs() > time.Minute || change.Role == "" || change.Who != "" {
 				t.Errorf("got %+v", change)
 			}
 		}
@@ -292,13 +292,25 @@ func TestHistory(t *testing.T) {
 		if was := string(changes[1].Was); !strings.Contains(was, `"note"`) || !strings.Contains(was, "a friend") || !strings.Contains(was, "50") {
 			t.Errorf("what was: got %s", was)
 		}
+		edited(t)(c.Set(ctx, "api", "b", catalog.Override{Rate: 70}))
+		of, err := c.KeyHistory(ctx, "api", "b", 0)
+		must(t, err)
+		if len(of) != 2 || of[0].Key != "b" || of[1].Key != catalog.AllKeys {
+			t.Errorf("of one key: got %+v, want its own change and that for all keys", of)
+		}
+		if of, err := c.KeyHistory(ctx, "other", "b", 0); err != nil || len(of) != 0 {
+			t.Errorf("of another limit: got %+v, %v", of, err)
+		}
+		if _, err := c.Unset(ctx, "api", "b"); err != nil {
+			t.Error(err)
+		}
 		if changes, err = c.History(ctx, "", 2); err != nil || len(changes) != 2 || changes[0].Became != nil {
 			t.Errorf("the newest two: got %+v, %v", changes, err)
 		}
 		if n, err := c.PruneHistory(ctx, time.Hour); err != nil || n != 0 {
 			t.Errorf("prune: got %d, %v", n, err)
 		}
-		if n, err := c.PruneHistory(ctx, 0); err != nil || n != 3 {
+		if n, err := c.PruneHistory(ctx, 0); err != nil || n != 5 {
 			t.Errorf("prune: got %d, %v, want all but the newest", n, err)
 		}
 		edited(t)(c.Set(ctx, "api", "b", catalog.Override{Rate: 70}))
@@ -778,4 +790,61 @@ func TestPublishRefusesUnknownEdges(t *testing.T) {
 			t.Errorf("got %v, %v, want nothing published", c.Definitions(), err)
 		}
 	})
+}
+
+// The history has who made a change, as the program says, beside the role: of every edit, in a
+// transaction of its own or of the caller's, and in SQL.
+func TestWho(t *testing.T) {
+	t.Parallel()
+	both(t, func(t *testing.T, c *catalog.Catalog, _ func() *catalog.Catalog) {
+		as := func(who string) context.Context { return catalog.WithWho(t.Context(), who) }
+		must(t, c.Publish(as("deploy"), api))
+		must(t, c.PublishInFlight(as("deploy"), ratelimit.InFlight{Name: "exports", Limit: 3}))
+		edited(t)(c.Set(as("ann"), "api", "a", catalog.Override{Rate: 50}))
+		edited(t)(c.Set(t.Context(), "api", "a", catalog.Override{Rate: 60}))
+		preview, err := c.Preview(t.Context(), "api", "a", &catalog.Override{Rate: 70})
+		must(t, err)
+		must(t, c.Apply(as("bob"), &preview))
+		edited(t)(c.Unset(as("ann \"the boss\" 'o"), "api", "a"))
+		_, err = c.Forget(as("eve"), "api")
+		must(t, err)
+		changes, err := c.History(t.Context(), "", 0)
+		must(t, err)
+		var got []string
+		for _, change := range slices.Backward(changes) {
+			got = append(got, change.Who)
+			if change.Role == "" {
+				t.Errorf("%+v has no role", change)
+			}
+		}
+		if want := []string{"deploy", "deploy", "ann", "", "bob", "ann \"the boss\" 'o", "eve"}; !slices.Equal(got, want) {
+			t.Errorf("got %q, want %q", got, want)
+		}
+		for _, who := range []string{strings.Repeat("x", 256), "\xff", "a\x00"} {
+			if err := c.Publish(as(who), api); !errors.Is(err, ratelimit.ErrInvalid) || !strings.Contains(err.Error(), "Who") {
+				t.Errorf("%q: got %v, want Who to be invalid", who, err)
+			}
+		}
+		if after, err := c.History(t.Context(), "", 0); err != nil || len(after) != len(changes) {
+			t.Errorf("got %v, %v: an invalid name changed something", after, err)
+		}
+	})
+}
+
+func TestWhoInTransactions(t *testing.T) {
+	t.Parallel()
+	db := newDB(t)
+	c, _ := newCatalog(t, db)
+	must(t, c.Publish(t.Context(), api))
+	must(t, pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+		_, err := c.SetTx(catalog.WithWho(t.Context(), "ann"), tx, "api", "a", catalog.Override{Rate: 50})
+		return err
+	}))
+	exec(t, db, "BEGIN; SET LOCAL ratelimit.who = 'bob'; UPDATE rate_limit_definitions SET rate = 60 WHERE key = 'a'; COMMIT")
+	exec(t, db, "UPDATE rate_limit_definitions SET rate = 70 WHERE key = 'a'") // on a connection that has had the setting
+	changes, err := c.History(t.Context(), "api", 3)
+	must(t, err)
+	if len(changes) != 3 || changes[2].Who != "ann" || changes[1].Who != "bob" || changes[0].Who != "" || changes[0].Role == "" {
+		t.Errorf("got %+v, want ann, bob and nobody", changes)
+	}
 }

@@ -188,11 +188,12 @@ func (s *site) change(w http.ResponseWriter, r *http.Request) {
 		s.write(w, r, &view{template: "confirm.html", Title: "Are you sure?", Data: &p})
 		return
 	}
-	if err := a.do(ctx); err != nil {
+	who := s.who(r)
+	if err := a.do(catalog.WithWho(ctx, who)); err != nil {
 		s.fail(w, r, err)
 		return
 	}
-	s.logger.InfoContext(ctx, "console: a change", "action", form.Get("action"), "limit", t.name, "all", t.all)
+	s.logger.InfoContext(ctx, "console: a change", "who", who, "action", form.Get("action"), "limit", t.name, "all", t.all)
 	http.Redirect(w, r, t.page(s.prefix, form.Get("action")), http.StatusSeeOther)
 }
 

@@ -32,14 +32,15 @@ const (
 // mayImport is what the packages of the root module may import besides the standard
 // library: packages of the module by their directories, and others by their paths.
 var mayImport = map[string][]string{
-	".":                        {"internal/bucket", "internal/exact", "internal/receipt"},
+	".":                        {"internal/bucket", "internal/exact", "internal/receipt", "internal/valid"},
 	"internal/exact":           {},
+	"internal/valid":           {"internal/exact"},
 	"internal/bucket":          {"internal/exact", "internal/slots"},
 	"internal/receipt":         {"internal/bucket"},
 	"internal/slots":           {},
 	"internal/batch":           {},
 	"internal/keyqueue":        {},
-	"internal/decide":          {".", "internal/bucket", "internal/exact", "internal/receipt"},
+	"internal/decide":          {".", "internal/bucket", "internal/exact", "internal/receipt", "internal/valid"},
 	"internal/curve":           {"."},
 	"internal/flight":          {".", "internal/decide"},
 	"pgstore/internal/escrow":  {".", "internal/bucket", "internal/exact", "internal/decide", "internal/receipt"},
@@ -58,13 +59,14 @@ var mayImport = map[string][]string{
 	"internal/gate":            {},
 	"internal/chart":           {"internal/visible"},
 	"internal/trial":           {".", "internal/chart", "memstore"},
-	"internal/inspect":         {".", "catalog", "internal/gate", "internal/visible", "pgstore", pgx},
+	"internal/inspect":         {".", "catalog", "internal/edge", "internal/gate", "internal/visible", "pgstore", pgx},
 	"internal/watch":           {".", "internal/receipt"},
 	"internal/leak":            {},
 	"fallback":                 {".", "internal/bucket", "internal/decide", "internal/receipt", "internal/watch"},
 	"catalog":                  {".", pgx},
 	"console":                  {".", "catalog", "internal/inspect", "internal/visible", "pgstore", "refusals", pgx},
 	"refusals":                 {".", pgx},
+	"erase":                    {".", pgx},
 	"memstore":                 {".", "internal/bucket", "internal/decide", "internal/flight", "internal/receipt", "internal/wait", "internal/watch", pgx},
 	"migrations":               {},
 	"pgstore":                  {".", "internal/bucket", "internal/decide", "internal/flight", "internal/receipt", "internal/wait", "internal/watch", "pgstore/internal/conn", "pgstore/internal/edit", "pgstore/internal/engine", "pgstore/internal/known", "pgstore/internal/memory", "pgstore/internal/permits", "pgstore/internal/table", "pgstore/internal/tx", pgx},
@@ -157,12 +159,13 @@ func isModule(dir string) bool {
 }
 
 // Inside these packages, too, the arrows between files point one way: a file uses what
-// others declare, and none of those uses, in however many steps, what it declares.
+// others declare, and none of those uses, in however many steps, what it declares. (Package escrow is
+// one type, the entry of a key, whose methods stand in several files by subject.)
 func TestFilesPointOneWay(t *testing.T) {
 	if testing.Short() {
 		t.Skip("left out with -short")
 	}
-	for _, dir := range []string{"catalog", "console", "fallback", "pgstore", "memstore", "internal/decide", "pgstore/internal/escrow", "pgstore/internal/table"} {
+	for _, dir := range []string{"catalog", "console", "fallback", "pgstore", "memstore", "internal/decide", "pgstore/internal/table"} {
 		t.Run(dir, func(t *testing.T) { filesPointOneWay(t, dir) })
 	}
 }

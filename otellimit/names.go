@@ -7,10 +7,12 @@ const (
 	scope = "github.com/pgratelimit/ratelimit/otellimit"
 
 	// MetricRequests counts, by policy, result, verb and form, the calls of limits: a call for
-	// two limits counts once for each. {request}
+	// two limits counts once for each. Those of form tx are counted when they are decided, also if
+	// the caller's transaction is rolled back later. {request}
 	MetricRequests = "ratelimit.requests"
 
-	// MetricTokens counts the tokens that were taken, by policy. Tokens given back are
+	// MetricTokens counts the tokens that were taken, by policy; in a caller's transaction when
+	// that is decided. Tokens given back are
 	// MetricTokensReturned. {token}
 	MetricTokens         = "ratelimit.tokens"
 	MetricTokensReturned = "ratelimit.tokens.returned"
@@ -47,6 +49,13 @@ const (
 
 	// MetricCatalogAge is since when a process has not heard of the catalog. s
 	MetricCatalogAge = "ratelimit.catalog.age"
+
+	// MetricSilent is 1 while a fallback.Store knows its database to be silent, and else 0.
+	// MetricSilences counts the silences that began, and MetricBusy the calls that found all
+	// connections of the pool in use. {silence}, {request}
+	MetricSilent   = "ratelimit.fallback.silent"
+	MetricSilences = "ratelimit.fallback.silences"
+	MetricBusy     = "ratelimit.fallback.pool_in_use"
 
 	AttrPolicy = "ratelimit.policy" // the name of the limit
 	AttrResult = "ratelimit.result" // a ratelimit.Outcome

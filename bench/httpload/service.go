@@ -239,7 +239,7 @@ func (s *service) orderInTx(m *httplimit.Middleware) http.Handler {
 		case err != nil:
 			http.Error(w, err.Error(), http.StatusInternalServerError)
 		default:
-			m.SetFields(w.Header(), result)
+			m.Granted(w, r, result)
 			w.WriteHeader(http.StatusCreated)
 		}
 	})

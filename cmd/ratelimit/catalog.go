@@ -36,6 +36,7 @@ func catalogCommand(o *options) *cobra.Command {
 
 // onCatalog runs do with the catalog in the database, which has been read.
 func (o *options) onCatalog(cmd *cobra.Command, do func(d *inspect.Inspector) error) error {
+	o.sayWho(cmd)
 	pool, err := connect(cmd.Context(), o.databaseURL)
 	if err != nil {
 		return err
@@ -189,7 +190,7 @@ func (o *options) editing(c *cobra.Command, by func(cmd *cobra.Command) (*catalo
 	}
 	c.Flags().BoolVar(&e.all, "all-keys", false, "for all keys; fields of a key's own override go before")
 	c.Flags().BoolVar(&e.lower, "lower", false, "do not ask again when it grants less than the program has published")
-	return o.losing(o.onDatabase(c))
+	return o.losing(o.audited(o.onDatabase(c)))
 }
 
 // keyOrAll is the key of LIMIT KEY, or AllKeys with --all-keys.
@@ -210,6 +211,9 @@ func (e *editing) make(cmd *cobra.Command, d *inspect.Inspector, name, key strin
 		return err
 	}
 	p := e.printer(cmd)
+	if key != catalog.AllKeys && by != nil {
+		e.note(cmd, d, name, key)
+	}
 	if edit.Changes() {
 		if ok, err := e.agreed(cmd, d, &edit); !ok {
 			return err
@@ -358,7 +362,7 @@ func amountOf(flag, text string) (float64, error) {
 }
 
 func catalogImport(o *options) *cobra.Command {
-	return o.losing(o.onDatabase(&cobra.Command{
+	return o.losing(o.audited(o.onDatabase(&cobra.Command{
 		Use:   "import FILE",
 		Short: "Write definitions and overrides from a file into the catalog",
 		Long: `Write definitions and overrides from a file, as export prints them, in place of those that are
@@ -383,7 +387,7 @@ there: all, or on an error none. What the file does not name stays. - is standar
 				return nil
 			})
 		},
-	}))
+	})))
 }
 
 // describe counts the entries of the file.
@@ -473,20 +477,17 @@ func export(p *printer, c *catalog.Catalog, only string) error {
 func catalogHistory(o *options) *cobra.Command {
 	var most int
 	c := &cobra.Command{
-		Use:     "history [LIMIT]",
+		Use:     "history [LIMIT [KEY]]",
 		Short:   "List changes of definitions and overrides, the newest first",
-		Example: `  ratelimit catalog history send_message`,
-		Args:    cobra.MaximumNArgs(1),
+		Long:    "List changes of definitions and overrides, the newest first; of a key those of its override, and those for all keys.",
+		Example: "  ratelimit catalog history send_message\n  ratelimit catalog history send_message alice",
+		Args:    cobra.MaximumNArgs(2),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			if most < 0 {
 				return bad("--most %d: must not be negative", most)
 			}
 			return o.onCatalog(cmd, func(d *inspect.Inspector) error {
-				name := ""
-				if len(args) == 1 {
-					name = args[0]
-				}
-				changes, err := d.Catalog.History(cmd.Context(), name, most)
+				changes, err := historyOf(cmd.Context(), d.Catalog, args, most)
 				if err != nil {
 					return err
 				}
@@ -498,11 +499,26 @@ func catalogHistory(o *options) *cobra.Command {
 	return o.listing(o.onDatabase(c))
 }
 
+// historyOf reads the history of [LIMIT [KEY]].
+func historyOf(ctx context.Context, c *catalog.Catalog, args []string, most int) ([]catalog.Change, error) {
+	switch len(args) {
+	case 0:
+		return c.History(ctx, "", most)
+	case 1:
+		return c.History(ctx, args[0], most)
+	}
+	key, err := keyOf(args[1])
+	if err != nil {
+		return nil, err
+	}
+	return c.KeyHistory(ctx, args[0], key, most)
+}
+
 func listChanges(p *printer, changes []catalog.Change) error {
 	t := p.table("WHEN", "WHO", "LIMIT", "WAS", "BECAME", "KEY")
 	for _, c := range changes {
 		was, became := visible.JSON(c.Was), visible.JSON(c.Became)
-		if err := t.row(changeJSONOf(c), inspect.Instant(c.At), visible.Text(c.Who), visible.Text(c.Name), was, became, p.keyOrAll(c.Key)); err != nil {
+		if err := t.row(changeJSONOf(c), inspect.Instant(c.At), inspect.By(&c), visible.Text(c.Name), was, became, p.keyOrAll(c.Key)); err != nil {
 			return err
 		}
 	}

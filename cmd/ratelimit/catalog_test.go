@@ -4,6 +4,7 @@ import (
 	"context"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -37,7 +38,13 @@ func TestCatalog(t *testing.T) {
 		t.Errorf("got %+v", history)
 	}
 
+	history = objects[changeJSON](t, run("history", "api", "alice", "--json"))
+	if len(history) != 3 || len(objects[changeJSON](t, run("history", "api", "bob", "--json"))) != 2 {
+		t.Errorf("of one key: got %+v", history)
+	}
+
 	w.must(w.catalog.PublishInFlight(t.Context(), ratelimit.InFlight{Name: "exports", Limit: 2, Lease: time.Minute}))
+	w.program("catalog", "set", "exports", "alice", "--mode", "shadow", "--yes").wantStatus(t, exitBad, `Mode shadow: must be enforce or refuse for a limit of how many at once`)
 	wantIn(t, run("set", "exports", "alice", "--at-once", "5", "--lease", "1h", "--yes"), "none → 5 at once, lease 1h")
 	wantIn(t, run("ls"), `"exports": 2 at a time`)
 	wantIn(t, run("ls", "exports"), "5 at once", "alice")
@@ -125,6 +132,34 @@ func TestCatalogEdits(t *testing.T) {
 	edit("set", "exports", "--all-keys", "--at-once", "3").wantStatus(t, exitBad, "it concerns 2 keys that have rows, of which 0 would be refused now: say --yes")
 }
 
+// The history has whom --who names with each command that edits the catalog.
+func TestCatalogWho(t *testing.T) {
+	t.Setenv("RATELIMIT_WHO", "the environment")
+	w := newWorld(t)
+	limits := writeFile(t, w.program("catalog", "export", "api").ok(t)+`{"override": {"name": "api", "key": "imported", "rate": 3}}`)
+	for _, args := range [][]string{
+		{"catalog", "set", "api", "k", "--rate", "50", "--who", "ann"},
+		{"catalog", "off", "api", "k", "--who", "bob"},
+		{"catalog", "unset", "api", "k"},
+		{"catalog", "import", limits, "--who", "carol"},
+		{"forget", "api", "--catalog", "--who", "dan"},
+	} {
+		w.program(append(args, "--yes")...).ok(t)
+	}
+	w.program("catalog", "import", limits, "--yes", "--who", "a\xffb").wantStatus(t, exitBad, "Who")
+	var who []string
+	for _, c := range objects[changeJSON](t, w.program("catalog", "history", "api", "--json").ok(t)) {
+		if who = append(who, c.Who); c.Role == "" {
+			t.Errorf("%+v has no role", c)
+		}
+	}
+	want := []string{"dan", "carol", "the environment", "bob", "ann"}
+	if who = slices.Compact(who); !slices.Equal(who[:5], want) {
+		t.Errorf("got %q, want %q", who, want)
+	}
+	wantIn(t, w.program("catalog", "history", "api").ok(t), "ann (", "the environment (")
+}
+
 func TestCatalogRefuses(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -152,6 +187,7 @@ func TestCatalogRefuses(t *testing.T) {
 		{[]string{"ls", "unknown"}, "no definition of this limit"},
 		{[]string{"export", "unknown"}, "no definition of this limit"},
 		{[]string{"history", "--most", "-1"}, "--most -1"},
+		{[]string{"history", "api", `"`}, "begins with a quote"},
 	} {
 		o := w.program(append([]string{"catalog"}, test.args...)...)
 		o.wantStatus(t, exitBad, test.want)

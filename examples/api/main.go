@@ -205,7 +205,7 @@ func (o orders) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	case err != nil:
 		http.Error(w, "the order could not be placed", http.StatusInternalServerError)
 	default:
-		o.limit.SetFields(w.Header(), result)
+		o.limit.Granted(w, r, result)
 		w.WriteHeader(http.StatusCreated)
 		fmt.Fprintln(w, "ordered")
 	}

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/pgratelimit/ratelimit"
+	"github.com/pgratelimit/ratelimit/internal/watch"
 )
 
 // Store is the part of a store that a [Limiter] needs.
@@ -104,9 +105,23 @@ func (g *Limiter[R, O]) Answers(ctx context.Context, r R, err error) (e ratelimi
 	return e, true
 }
 
-// fault is the log's message of an event that is a fault, "" of any other.
+// Granted tells Observe of what a handler took in a transaction of its own, once that has committed,
+// by the store's answer or, where that is not known, by the requests; and returns the event.
+func (g *Limiter[R, O]) Granted(ctx context.Context, r R, result ratelimit.Result, requests []ratelimit.Request) ratelimit.Event {
+	e := ratelimit.Event{
+		Verb: ratelimit.VerbAllow, Door: g.Package, Outcome: ratelimit.OutcomeGranted, Passed: true,
+		Result: result, Requests: requests,
+	}
+	g.tell(ctx, r, e)
+	return e
+}
+
+// fault returns the log's message of an event that is a fault, "" of any other. A silence has one
+// line of package fallback, and none for each request.
 func fault(ctx context.Context, e *ratelimit.Event) string {
 	switch {
+	case e.ErrorClass == watch.Silent:
+		return ""
 	case e.Outcome == ratelimit.OutcomeLost:
 		return "a permit was lost while its request was handled"
 	case e.Verb == ratelimit.VerbSettle:
