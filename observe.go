@@ -60,6 +60,7 @@ const (
 	VerbPause       Verb = "pause"
 	VerbResume      Verb = "resume"
 	VerbReset       Verb = "reset"
+	VerbChange      Verb = "change"
 	VerbAcquire     Verb = "acquire" // of a permit, as the two that follow
 	VerbRenew       Verb = "renew"
 	VerbRelease     Verb = "release"

@@ -178,6 +178,11 @@ func (s *Store) Reset(ctx context.Context, limit ratelimit.Limit, key string) er
 	return err
 }
 
+// Change is the store's Change, and during a silence a [SilentError].
+func (s *Store) Change(ctx context.Context, from, to ratelimit.Limit, key string) (ratelimit.Status, error) {
+	return ask(ctx, s, ratelimit.VerbChange, of(to, key), func() (ratelimit.Status, error) { return s.store.Change(ctx, from, to, key) })
+}
+
 func of(limit ratelimit.Limit, key string) []ratelimit.Request {
 	return []ratelimit.Request{{Limit: limit, Key: key}}
 }

@@ -89,8 +89,9 @@ func TestPrivileges(t *testing.T) {
 			_, err2 := store.Pause(ctx, limit, "a", time.Minute)
 			return errors.Join(err, err2, store.Resume(ctx, limit, "a"))
 		}},
-		{"Reshard", false, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error {
-			return store.Reshard(ctx, limit, shardedSlow("l", 100, 2), "r")
+		{"Change", false, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error {
+			_, err := store.Change(ctx, limit, shardedSlow("l", 100, 2), "a")
+			return err
 		}},
 		{"Check, CheckEach, Names and Rows", false, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error {
 			_, err := store.Check(ctx, limit.For("a"))
@@ -108,6 +109,10 @@ func TestPrivileges(t *testing.T) {
 		}},
 		{"Prune", true, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error {
 			_, err := store.Prune(ctx, limit)
+			return err
+		}},
+		{"Change of a key without a row", true, func(ctx context.Context, store *pgstore.Store, _ pgx.Tx) error {
+			_, err := store.Change(ctx, limit, shardedSlow("l", 100, 2), "none")
 			return err
 		}},
 		{"AllowTx that is refused, with rows that were not there", true, func(ctx context.Context, store *pgstore.Store, tx pgx.Tx) error {

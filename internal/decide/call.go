@@ -330,6 +330,25 @@ func BadPage(limit ratelimit.Limit, page ratelimit.Page) error {
 	return nil
 }
 
+// NewChange returns calls that ask nothing of a key of a limit, by its definition as it was and as it
+// is to be. These must have one name and kind, or the one would misread the other's rows.
+func NewChange(from, to ratelimit.Limit, key string) (before, after Call, err error) {
+	if before, err = New(false, ratelimit.Request{Limit: from, Key: key}); err != nil {
+		return before, after, err
+	}
+	if after, err = New(false, ratelimit.Request{Limit: to, Key: key}); err != nil {
+		return before, after, err
+	}
+	a, b := &before.Demands[0].Definition, &after.Demands[0].Definition
+	switch {
+	case a.Name != b.Name:
+		err = &ratelimit.FieldError{Limit: a.Name, Field: "Name", Value: b.Name, Reason: "must be the name of the definition that is replaced"}
+	case a.Kind != b.Kind:
+		err = &ratelimit.FieldError{Limit: a.Name, Field: "Kind", Value: b.Kind, Reason: "must be that of the definition that is replaced, " + a.Kind.String() + ": give a limit of another kind a name of its own"}
+	}
+	return before, after, err
+}
+
 // BadPause returns the error of a pause that cannot be: for no time, or for longer than
 // MaxSpan.
 func BadPause(limit ratelimit.Limit, lasts time.Duration) error {
