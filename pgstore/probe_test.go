@@ -3,6 +3,7 @@ package pgstore_test
 import (
 	"context"
 	"errors"
+	"io"
 	"strings"
 	"testing"
 	"time"
@@ -37,6 +38,10 @@ func TestProbe(t *testing.T) {
 	defer cancel()
 	if err := s.store.Probe(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("through a silent network: Probe() = %v, want its deadline", err)
+	}
+	r.interfere(nil, func(int) relay.Fate { return relay.Cut }) // as by a balancer without a server
+	if err := s.store.Probe(t.Context()); !errors.Is(err, io.ErrUnexpectedEOF) {
+		t.Errorf("on a connection that ends: Probe() = %v, want io.ErrUnexpectedEOF", err)
 	}
 	r.interfere(nil, nil)
 	opened := s.Pool.Stat().NewConnsCount()

@@ -3,6 +3,7 @@ package conn
 import (
 	"context"
 	"fmt"
+	"io"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -52,7 +53,9 @@ func probe(ctx context.Context, pool *pgxpool.Pool) error {
 		defer cancel()
 		_ = own.Close(ctx)
 	}()
-	_, err = own.PgConn().Exec(ctx, "SELECT 1").ReadAll()
+	if _, err = own.PgConn().Exec(ctx, "SELECT 1").ReadAll(); err != nil && own.IsClosed() && Code(err) == "" {
+		return fmt.Errorf("%w: %w", io.ErrUnexpectedEOF, err) // pgx may say no more than that it is closed
+	}
 	return err
 }
 
