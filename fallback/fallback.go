@@ -111,21 +111,21 @@ func (s *Store) Check(ctx context.Context, requests ...ratelimit.Request) (ratel
 
 // Reserve returns the store's Reserve, and during a silence a [SilentError].
 func (s *Store) Reserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	result, err := ask(ctx, s, ratelimit.VerbReserve, requests, func() (ratelimit.Result, error) { return s.store.Reserve(ctx, requests...) })
-	if err == nil {
-		s.memory.note(&result)
-	}
-	return result, err
+	return s.noted(ask(ctx, s, ratelimit.VerbReserve, requests, func() (ratelimit.Result, error) { return s.store.Reserve(ctx, requests...) }))
 }
 
 // Wait returns the store's Wait, and during a silence a [SilentError].
 func (s *Store) Wait(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return ask(ctx, s, ratelimit.VerbReserve, requests, func() (ratelimit.Result, error) { return s.store.Wait(ctx, requests...) })
+	result, err := ask(ctx, s, ratelimit.VerbReserve, requests, func() (ratelimit.Result, error) { return s.store.Wait(ctx, requests...) })
+	if err == nil {
+		s.memory.note(&result, result.RetryAfter) // which it has slept
+	}
+	return result, err
 }
 
 // CheckReserve returns the store's CheckReserve, and during a silence a [SilentError].
 func (s *Store) CheckReserve(ctx context.Context, requests ...ratelimit.Request) (ratelimit.Result, error) {
-	return ask(ctx, s, ratelimit.VerbCheck, requests, func() (ratelimit.Result, error) { return s.store.CheckReserve(ctx, requests...) })
+	return s.noted(ask(ctx, s, ratelimit.VerbCheck, requests, func() (ratelimit.Result, error) { return s.store.CheckReserve(ctx, requests...) }))
 }
 
 // Settle settles what memory granted in memory. Otherwise it is the store's Settle, and during a
@@ -134,7 +134,7 @@ func (s *Store) Settle(ctx context.Context, r *ratelimit.Receipt, used ...float6
 	if s.usable() == nil && s.memory.granted(r) {
 		return s.memory.settle(ctx, r, append([]float64{}, used...))
 	}
-	return ask(ctx, s, ratelimit.VerbSettle, nil, func() (ratelimit.Result, error) { return s.store.Settle(ctx, r, used...) })
+	return s.noted(ask(ctx, s, ratelimit.VerbSettle, nil, func() (ratelimit.Result, error) { return s.store.Settle(ctx, r, used...) }))
 }
 
 // Cancel cancels what memory granted in memory. Otherwise it is the store's Cancel, and during a
@@ -163,12 +163,19 @@ func (s *Store) Credit(ctx context.Context, r ratelimit.Request) (ratelimit.Stat
 
 // Pause returns the store's Pause, and during a silence a [SilentError].
 func (s *Store) Pause(ctx context.Context, limit ratelimit.Limit, key string, lasts time.Duration) (until time.Time, err error) {
-	return ask(ctx, s, ratelimit.VerbPause, of(limit, key), func() (time.Time, error) { return s.store.Pause(ctx, limit, key, lasts) })
+	until, err = ask(ctx, s, ratelimit.VerbPause, of(limit, key), func() (time.Time, error) { return s.store.Pause(ctx, limit, key, lasts) })
+	if err == nil {
+		s.memory.pause(limit, key, lasts)
+	}
+	return until, err
 }
 
 // Resume returns the store's Resume, and during a silence a [SilentError].
 func (s *Store) Resume(ctx context.Context, limit ratelimit.Limit, key string) error {
 	_, err := ask(ctx, s, ratelimit.VerbResume, of(limit, key), func() (none struct{}, _ error) { return none, s.store.Resume(ctx, limit, key) })
+	if err == nil {
+		s.memory.resume(limit, key)
+	}
 	return err
 }
 
@@ -185,6 +192,14 @@ func (s *Store) Change(ctx context.Context, from, to ratelimit.Limit, key string
 
 func of(limit ratelimit.Limit, key string) []ratelimit.Request {
 	return []ratelimit.Request{{Limit: limit, Key: key}}
+}
+
+// noted returns what ask has, and memory heeds it.
+func (s *Store) noted(result ratelimit.Result, err error) (ratelimit.Result, error) {
+	if err == nil {
+		s.memory.note(&result, 0)
+	}
+	return result, err
 }
 
 // ask asks the store, unless the database is silent.
@@ -217,7 +232,7 @@ func (s *Store) decide(ctx context.Context, verb decide.Verb, requests []ratelim
 		if err == nil {
 			if asked(&result) {
 				s.answered()
-				s.memory.note(&result)
+				s.memory.note(&result, 0)
 			}
 			return result, nil
 		}

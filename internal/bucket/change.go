@@ -8,7 +8,8 @@ import (
 
 // Change returns the rows of key at now when the definition to replaces d, by which states, one of
 // each shard, were written. What was used stays used: the value is as much more or less as the
-// capacity is, but a cut leaves no debt, and debt stays. A pause stays, and nothing is refilled
+// capacity is, but a cut leaves no debt, and debt stays. Tokens that are out count as unused: a row
+// that was cut owes them until they come back. A pause stays, and nothing is refilled
 // by an edge that is past. The rows share the tokens of all, and none has more than fits beside
 // the tokens of it that are out; outs may be nil. Rows that only d has are empty: to a program
 // that still has d a missing one would be full.
@@ -43,7 +44,8 @@ func (*level) change(d, to *Definition, key string, states []State, out Out, now
 			each.TS = s.TS
 		}
 	}
-	left := min(to.Capacity, max(each.Value+(to.Capacity-d.Capacity), min(each.Value, 0)))
+	total := each.Value + out.Tokens // which may come back
+	left := min(to.Capacity, max(total+(to.Capacity-d.Capacity), min(total, 0))) - out.Tokens
 	each.Value, each.TS = left/float64(to.Shards), d.begins(to, key, each, out, now)
 	return each, State{TS: each.TS, Paused: each.Paused}
 }

@@ -38,7 +38,7 @@ func TestChange(t *testing.T) {
 		{"a pause stays", tokens(10, 20), tokens(10, 50), paused(row(0, t9), t9), bucket.Out{}, paused(row(30, t9), t9)},
 		{"a clock that went back", tokens(10, 20), tokens(10, 50), row(4, t5), bucket.Out{}, row(34, t5)},
 		{"beside tokens that are out", tokens(10, 20), tokens(10, 50), row(0, t0), bucket.Out{Tokens: 18, Until: t4}, row(31, t3)},
-		{"more are out than the cut leaves", tokens(10, 20), tokens(10, 10), row(0, t0), bucket.Out{Tokens: 18, Until: t4}, row(0, t3)},
+		{"more are out than the cut leaves", tokens(10, 20), tokens(10, 10), row(0, t0), bucket.Out{Tokens: 18, Until: t4}, row(-8, t3)},
 
 		{"a window is raised", ten, window(30, 10*d, t0), row(2, t0), bucket.Out{}, row(22, t0)},
 		{"its next edge is past", window(10, 2*d, t0), window(30, 2*d, t0), row(2, t0), bucket.Out{}, row(30, t2)},

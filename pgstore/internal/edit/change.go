@@ -31,8 +31,7 @@ type Marked struct {
 
 // Change changes the rows of a key from one definition to another, and returns the status then. A
 // key without rows is left without: it is full by either. The tokens that this process holds in memory
-// are not returned, as those of others are not: they count as used, and a row that was cut would be
-// filled by them, up to the old capacity.
+// are not returned first, as those of others are not: the row owes them.
 func (e *Editor) Change(ctx context.Context, tx pgx.Tx, before, after *decide.Demand) (ratelimit.Status, error) {
 	r := Replacement{Before: before, After: after, By: after}
 	at, err := e.replace(ctx, tx, &r)

@@ -262,4 +262,3 @@ func (e *Editor) rewrite(ctx context.Context, tx pgx.Tx, a *decide.Demand, to fu
 	e.known.Shards.Observe(a, states)
 	return nil
 }
-
